@@ -1,0 +1,398 @@
+package auth
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/coreos/go-oidc/v3/oidc"
+	"github.com/golang-jwt/jwt/v5"
+
+	"example.org/slipway/oci"
+)
+
+// The methods an Identity can be proved by.
+const (
+	MethodHTPasswd = "htpasswd"
+	MethodOIDC     = "oidc"
+	MethodMTLS     = "mtls"
+	MethodToken    = "token"
+)
+
+const (
+	// tokenCacheSize bounds the remembered tokens: about 10 MB.
+	tokenCacheSize = 20_000
+	// tokenCacheTTL bounds how long an issuer's withdrawn key still counts.
+	tokenCacheTTL = 15 * time.Minute
+)
+
+// Identity is who makes a request. The zero value is an anonymous client.
+// Identities are shared between requests and never change.
+type Identity struct {
+	// Name is the subject, empty for an anonymous client.
+	Name string
+	// Groups the subject is in, without "group:".
+	Groups []string
+	// Method is how the identity was proved, empty for an anonymous client.
+	Method string
+	// Expires is when the proof ends; zero: with the request.
+	Expires time.Time
+
+	limited bool    // a token: only scopes count
+	foreign bool    // an external service's token: scopes count whatever the rules say
+	scopes  []scope // what the token is for
+}
+
+// Anonymous tells whether nobody in particular is asking. That may be with a
+// token: token services give tokens to anonymous clients.
+func (id *Identity) Anonymous() bool { return id == nil || id.Name == "" }
+
+// verifier checks the tokens of one issuer. An error that is an *oci.Error is
+// answered as it is, any other means that the token is no good.
+type verifier interface {
+	verify(ctx context.Context, token string) (*Identity, error)
+}
+
+var (
+	_ verifier = (*issuer)(nil)
+	_ verifier = (*external)(nil)
+	_ verifier = (*oidcIssuer)(nil)
+)
+
+// Auth authenticates and authorizes requests. Safe for concurrent use.
+type Auth struct {
+	clock     func() time.Time
+	log       *slog.Logger
+	audit     *AuditLog
+	open      bool
+	grants    *grants
+	anonymous *Identity // what every anonymous client shares
+
+	htpasswd  *htpasswd           // nil: not configured
+	mtls      *mtls               // nil: not configured
+	issuer    *issuer             // nil: no built-in token service
+	verifiers map[string]verifier // by iss claim
+	tokens    *expiring[*Identity]
+	hasOIDC   bool
+
+	challenge challenge
+}
+
+// New checks the configuration and reads the files it names. It does not talk
+// to OIDC issuers. Errors name the configuration key, or the file and line,
+// and never hold a secret. The caller closes the Auth.
+func New(cfg Config, opts *Options) (*Auth, error) {
+	o := opts.orDefault()
+	a := &Auth{
+		clock: o.Clock, log: o.Logger, audit: o.Audit, anonymous: &Identity{},
+		verifiers: map[string]verifier{}, tokens: newExpiring[*Identity](tokenCacheSize),
+	}
+	rules, err := compileRules(cfg.Access)
+	if err != nil {
+		return nil, err
+	}
+	a.grants = rules
+	mode, err := cfg.tokenMode(len(rules.anonymous) > 0)
+	if err != nil {
+		return nil, err
+	}
+	if err := a.addMethods(cfg, mode, o); err != nil {
+		return nil, err
+	}
+	methods := a.htpasswd != nil || a.hasOIDC || a.mtls != nil || mode == tokenExternal
+	switch {
+	case !methods && len(rules.anonymous) == 0 && (len(cfg.Access) > 0 || mode == tokenBuiltin):
+		return nil, errors.New("auth: nobody could get in: configure a method (htpasswd, oidc, mtls, token) or grant something to anonymous")
+	case !methods && len(cfg.Access) == 0:
+		a.open = true
+	case len(cfg.Access) == 0:
+		a.grants = everything()
+	}
+	a.challenge = newChallenge(cfg, mode)
+	return a, nil
+}
+
+// addMethods sets up what cfg configures.
+func (a *Auth) addMethods(cfg Config, mode tokenMode, o Options) (err error) {
+	if cfg.HTPasswd != nil {
+		if a.htpasswd, err = newHTPasswd(cfg.HTPasswd.Path, newFailures(cfg.MaxFailuresPerMinute), o); err != nil {
+			return fmt.Errorf("auth.htpasswd: %w", err)
+		}
+	}
+	if cfg.MTLS != nil {
+		if a.mtls, err = newMTLS(cfg.MTLS); err != nil {
+			return err
+		}
+	}
+	switch mode {
+	case tokenBuiltin:
+		if a.issuer, err = newIssuer(cfg.Token, o); err != nil {
+			return fmt.Errorf("auth.token: %w", err)
+		}
+		err = a.addVerifier(a.issuer.name, a.issuer)
+	case tokenExternal:
+		e, errNew := newExternal(cfg.Token, o)
+		if errNew != nil {
+			return errNew
+		}
+		err = a.addVerifier(e.issuer, e)
+	}
+	if err != nil {
+		return err
+	}
+	names := map[string]bool{}
+	for i, c := range cfg.OIDC {
+		v, err := newOIDCIssuer(c, o)
+		if err != nil {
+			return fmt.Errorf("auth.oidc[%d]: %w", i, err)
+		}
+		if names[v.cfg.Name] {
+			return fmt.Errorf("auth.oidc[%d]: the name %q is used twice", i, v.cfg.Name)
+		}
+		names[v.cfg.Name] = true
+		if err := a.addVerifier(c.Issuer, v); err != nil {
+			return err
+		}
+		a.hasOIDC = true
+	}
+	return nil
+}
+
+func (a *Auth) addVerifier(issuer string, v verifier) error {
+	if a.verifiers[issuer] != nil {
+		return fmt.Errorf("auth: the issuer %q is configured twice", issuer)
+	}
+	a.verifiers[issuer] = v
+	return nil
+}
+
+// Open tells that neither methods nor rules are configured: everything is
+// allowed to everybody.
+func (a *Auth) Open() bool { return a.open }
+
+// Close releases what the Auth holds. It is idempotent. The audit log belongs
+// to who opened it.
+func (a *Auth) Close() error { return nil }
+
+// takesHeader tells whether any method looks at the Authorization header.
+func (a *Auth) takesHeader() bool { return a.htpasswd != nil || len(a.verifiers) > 0 }
+
+// Authenticate returns who makes the request. Credentials in the Authorization
+// header go before a client certificate; a request with neither is anonymous,
+// which is no error. The identity is never nil without an error.
+//
+// Errors are *oci.Error: UNAUTHORIZED (answer it with [Auth.Challenge]),
+// TOOMANYREQUESTS (with a *RetryError as cause), UNAVAILABLE when an identity
+// provider cannot be asked. The request's context bounds the call.
+func (a *Auth) Authenticate(r *http.Request) (*Identity, error) {
+	if h := r.Header["Authorization"]; len(h) > 0 && a.takesHeader() {
+		if len(h) > 1 {
+			return nil, &oci.Error{Code: oci.CodeUnauthorized, Message: "more than one Authorization header"}
+		}
+		return a.header(r, h[0])
+	}
+	if a.mtls != nil {
+		if id := a.mtls.identity(r.TLS); id != nil {
+			return id, nil
+		}
+	}
+	return a.anonymous, nil
+}
+
+// header authenticates by an Authorization header.
+func (a *Auth) header(r *http.Request, h string) (*Identity, error) {
+	c, err := parseAuthorization(h)
+	if err != nil {
+		return nil, &oci.Error{Code: oci.CodeUnauthorized, Message: err.Error()}
+	}
+	if c.bearer {
+		id, err := a.bearer(r.Context(), c.secret)
+		if err != nil {
+			return nil, a.tokenError(r, err)
+		}
+		return id, nil
+	}
+	if c.user == "" && c.secret == "" { // podman without credentials
+		return a.anonymous, nil
+	}
+	return a.password(r, c.user, c.secret)
+}
+
+// password authenticates by user and password, where the password may be an
+// OIDC token.
+func (a *Auth) password(r *http.Request, name, secret string) (*Identity, error) {
+	id, err := a.checkPassword(r, name, secret)
+	if err == nil {
+		return id, nil
+	}
+	var known string
+	if a.htpasswd != nil {
+		// A name nobody has may be a password typed into the wrong field.
+		if _, _, ok := a.htpasswd.lookup(name); ok {
+			known = name
+		}
+	}
+	var wire *oci.Error
+	if !errors.As(err, &wire) {
+		wire = &oci.Error{Code: oci.CodeUnauthorized, Message: errWrongPassword.Error(), Err: err}
+	}
+	e := eventOf(r, "login")
+	e.Subject, e.Outcome, e.Reason = known, "failure", string(wire.Code)
+	a.audit.Record(e)
+	return nil, wire
+}
+
+func (a *Auth) checkPassword(r *http.Request, name, secret string) (*Identity, error) {
+	if a.hasOIDC {
+		if _, ok := a.verifiers[issuerOf(secret)].(*oidcIssuer); ok {
+			return a.bearer(r.Context(), secret)
+		}
+	}
+	if a.htpasswd == nil {
+		return nil, errWrongPassword
+	}
+	return a.htpasswd.verify(r.Context(), clientAddr(r), name, secret)
+}
+
+var errUnknownIssuer = errors.New("the token's issuer is not known here")
+
+// bearer authenticates by a token, from the cache when it was seen before.
+func (a *Auth) bearer(ctx context.Context, token string) (*Identity, error) {
+	key := sha256.Sum256([]byte(token))
+	if id, ok := a.tokens.get(key, a.clock()); ok {
+		return id, nil
+	}
+	v := a.verifiers[issuerOf(token)]
+	if v == nil {
+		return nil, errUnknownIssuer
+	}
+	id, err := v.verify(ctx, token)
+	if err != nil {
+		return nil, err
+	}
+	now := a.clock()
+	until := now.Add(tokenCacheTTL)
+	if id.Expires.Before(until) {
+		until = id.Expires
+	}
+	a.tokens.put(key, id, until, now)
+	return id, nil
+}
+
+// tokenError is what a client is told about a token that is no good. Expiry is
+// everyday and not recorded.
+func (a *Auth) tokenError(r *http.Request, err error) error {
+	var wire *oci.Error
+	var expired *oidc.TokenExpiredError
+	if errors.As(err, &wire) {
+		return wire
+	}
+	if errors.Is(err, jwt.ErrTokenExpired) || errors.As(err, &expired) {
+		return &oci.Error{Code: oci.CodeUnauthorized, Message: "the token has expired", Err: err}
+	}
+	e := eventOf(r, "login")
+	e.Outcome, e.Reason = "failure", "token"
+	a.audit.Record(e)
+	return &oci.Error{Code: oci.CodeUnauthorized, Message: "the token is not valid", Err: err}
+}
+
+// issuerOf returns the iss claim of a JWT without any verification, or "". It
+// only chooses who verifies.
+func issuerOf(token string) string {
+	_, rest, ok := strings.Cut(token, ".")
+	payload, signature, ok2 := strings.Cut(rest, ".")
+	if !ok || !ok2 || signature == "" || len(token) > maxCredentialBytes {
+		return ""
+	}
+	b, err := base64.RawURLEncoding.DecodeString(payload)
+	if err != nil {
+		return ""
+	}
+	var c struct {
+		Issuer string `json:"iss"`
+	}
+	if json.Unmarshal(b, &c) != nil {
+		return ""
+	}
+	return c.Issuer
+}
+
+// Allowed tells whether id may do all of act on repo. Catalog and Admin ignore
+// repo. A nil id is anonymous.
+func (a *Auth) Allowed(id *Identity, repo string, act Action) bool {
+	if a.open {
+		return true
+	}
+	if act == 0 {
+		return false
+	}
+	missing := act &^ a.grants.toAnonymous(repo, act)
+	if missing == 0 {
+		return true
+	}
+	if id == nil || id.Name == "" && !id.limited {
+		return false
+	}
+	if id.limited && inScopes(id.scopes, repo, missing) != missing {
+		return false
+	}
+	return id.foreign || a.grants.to(id, repo, missing) == missing
+}
+
+// Listed tells whether the catalogue shows repo to id: the repositories it may
+// pull, whatever single repository its token is for. An external token service
+// that lets somebody list the catalogue lets them list all of it.
+func (a *Auth) Listed(id *Identity, repo string) bool {
+	if a.open || a.grants.toAnonymous(repo, Pull) == Pull {
+		return true
+	}
+	if id == nil {
+		return false
+	}
+	if id.foreign {
+		return inScopes(id.scopes, "", Catalog) == Catalog
+	}
+	return a.grants.to(id, repo, Pull) == Pull
+}
+
+// PingAllowed tells whether GET /v2/ is answered 200 rather than 401 with a
+// challenge. The package comment has the reasons.
+func (a *Auth) PingAllowed(id *Identity) bool {
+	if a.open || id != nil && (id.Name != "" || id.limited) {
+		return true
+	}
+	return !a.takesHeader() && len(a.grants.anonymous) > 0
+}
+
+// Refuse returns the answer to a request of id that Allowed turned down, and
+// the challenge to send with it, which is empty unless other credentials could
+// help:
+//
+//   - 401 UNAUTHORIZED to anonymous clients, and for a token that lacks scope
+//     which another token could have;
+//   - 403 DENIED to everybody else, and recorded in the audit log.
+func (a *Auth) Refuse(r *http.Request, id *Identity, repo string, act Action) (*oci.Error, string) {
+	anonymous := id.Anonymous()
+	wider := id != nil && id.limited && (id.foreign || a.grants.to(id, repo, act) == act)
+	if (anonymous || wider) && (a.takesHeader() || a.mtls != nil) {
+		msg := "authentication required"
+		if wider {
+			msg = "the token does not allow " + act.String()
+		}
+		return &oci.Error{Code: oci.CodeUnauthorized, Message: msg}, a.Challenge(r, repo, act)
+	}
+	e := eventOf(r, "denied")
+	e.Action, e.Repo, e.Outcome = act.String(), repo, "denied"
+	if !anonymous {
+		e.Subject, e.Method = id.Name, id.Method
+	}
+	a.audit.Record(e)
+	return &oci.Error{Code: oci.CodeDenied, Message: "you are not allowed to " + act.String()}, ""
+}

@@ -1,0 +1,70 @@
+package auth
+
+import (
+	"crypto/sha256"
+	"sync"
+	"time"
+)
+
+// cacheKey is a SHA-256 sum or HMAC; the secret it was made of is not kept.
+type cacheKey = [sha256.Size]byte
+
+// cacheShards keeps many cores from meeting at one lock.
+const cacheShards = 16
+
+// expiring is a bounded map whose entries have an end. Safe for concurrent use.
+type expiring[V any] struct {
+	perShard int
+	shards   [cacheShards]struct {
+		mu sync.RWMutex
+		m  map[cacheKey]expiringEntry[V]
+	}
+}
+
+type expiringEntry[V any] struct {
+	value V
+	until time.Time
+}
+
+// newExpiring returns a cache of at most size entries.
+func newExpiring[V any](size int) *expiring[V] {
+	c := &expiring[V]{perShard: max(size/cacheShards, 1)}
+	for i := range c.shards {
+		c.shards[i].m = map[cacheKey]expiringEntry[V]{}
+	}
+	return c
+}
+
+// get returns the entry that is still valid at now.
+func (c *expiring[V]) get(key cacheKey, now time.Time) (value V, ok bool) {
+	s := &c.shards[key[0]%cacheShards]
+	s.mu.RLock()
+	e, ok := s.m[key]
+	s.mu.RUnlock()
+	if !ok || !now.Before(e.until) {
+		return value, false
+	}
+	return e.value, true
+}
+
+// put stores an entry. A full shard first loses what has expired, else any
+// entry: what is dropped is only verified once more.
+func (c *expiring[V]) put(key cacheKey, value V, until, now time.Time) {
+	s := &c.shards[key[0]%cacheShards]
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.m) >= c.perShard {
+		for k, e := range s.m {
+			if !now.Before(e.until) {
+				delete(s.m, k)
+			}
+		}
+	}
+	if len(s.m) >= c.perShard {
+		for k := range s.m {
+			delete(s.m, k)
+			break
+		}
+	}
+	s.m[key] = expiringEntry[V]{value, until}
+}

@@ -1,0 +1,109 @@
+package auth
+
+import (
+	"crypto/sha256"
+	"net/http"
+	"strings"
+)
+
+// TokenPath is where [Auth.TokenHandler] is to be served.
+const TokenPath = "/token"
+
+// challenge is how clients are told to authenticate.
+type challenge struct {
+	bearer     bool
+	basicRealm string
+	realm      string // the token service's URL; empty: made from the request
+	path       string // of the token service, when realm is empty
+	service    string
+}
+
+func newChallenge(cfg Config, mode tokenMode) challenge {
+	c := challenge{bearer: mode != tokenNone, basicRealm: DefaultName, service: DefaultName}
+	if cfg.HTPasswd != nil {
+		c.basicRealm = or(cfg.HTPasswd.Realm, DefaultName)
+	}
+	if cfg.Token != nil {
+		c.realm, c.service = cfg.Token.Realm, or(cfg.Token.Service, DefaultName)
+	}
+	c.path = TokenPath
+	if mode == tokenExternal && cfg.Token.AutoRedirect {
+		c.realm, c.path = "", or(cfg.Token.AutoRedirectPath, "/auth/token")
+	}
+	return c
+}
+
+// Challenge returns the WWW-Authenticate value for a request that needs other
+// credentials to do act on repo. With act 0 (GET /v2/) it names no scope. It
+// is Bearer when there is a token service, which every client understands,
+// and Basic otherwise.
+func (a *Auth) Challenge(r *http.Request, repo string, act Action) string {
+	c := &a.challenge
+	if !c.bearer {
+		return "Basic realm=" + quote(c.basicRealm)
+	}
+	realm := c.realm
+	if realm == "" {
+		realm = origin(r) + c.path
+	}
+	value := "Bearer realm=" + quote(realm) + ",service=" + quote(c.service)
+	if act&Push != 0 {
+		act |= Pull // a push looks first for what is there
+	}
+	var scopes []string
+	if onRepo := act & repositoryActions; onRepo != 0 && repo != "" {
+		scopes = append(scopes, scope{repo, onRepo}.String())
+	}
+	if onRegistry := act & registryActions; onRegistry != 0 {
+		scopes = append(scopes, scope{"", onRegistry}.String())
+	}
+	if len(scopes) > 0 {
+		value += ",scope=" + quote(strings.Join(scopes, " "))
+	}
+	if e := a.tokenProblem(r); e != "" {
+		value += ",error=" + quote(e)
+	}
+	return value
+}
+
+// basicChallenge is what the token endpoint itself answers with.
+func (a *Auth) basicChallenge() string { return "Basic realm=" + quote(a.challenge.basicRealm) }
+
+// tokenProblem tells what RFC 6750 calls the request's token: insufficient_scope
+// when it is valid, invalid_token when not, nothing when there is none.
+func (a *Auth) tokenProblem(r *http.Request) string {
+	c, err := parseAuthorization(r.Header.Get("Authorization"))
+	if err != nil || !c.bearer {
+		return ""
+	}
+	if _, ok := a.tokens.get(sha256.Sum256([]byte(c.secret)), a.clock()); ok {
+		return "insufficient_scope"
+	}
+	return "invalid_token"
+}
+
+// origin is the URL of this server as the client named it. X-Forwarded-Proto
+// is believed: it comes back only to who sent it.
+func origin(r *http.Request) string {
+	scheme := "http"
+	if r.TLS != nil || strings.EqualFold(r.Header.Get("X-Forwarded-Proto"), "https") {
+		scheme = "https"
+	}
+	return scheme + "://" + r.Host
+}
+
+// quote returns s as a quoted string of a header, without what cannot be in one.
+func quote(s string) string {
+	b := []byte{'"'}
+	for i := 0; i < len(s); i++ {
+		switch c := s[i]; {
+		case c < ' ' || c == 0x7f:
+			continue
+		case c == '"' || c == '\\':
+			b = append(b, '\\', c)
+		default:
+			b = append(b, c)
+		}
+	}
+	return string(append(b, '"'))
+}

@@ -1,0 +1,103 @@
+package auth
+
+import (
+	"net/http"
+	"net/netip"
+	"sync"
+	"time"
+)
+
+const (
+	failureWindow = time.Minute
+	// maxFailureAddrs bounds the memory for addresses: about 5 MB.
+	maxFailureAddrs = 1 << 16
+)
+
+// failures counts wrong passwords by client address in windows of a minute.
+// Safe for concurrent use.
+type failures struct {
+	max int // per window; negative: unlimited
+
+	mu sync.Mutex
+	m  map[netip.Addr]failureCount
+}
+
+type failureCount struct {
+	since time.Time
+	n     int
+}
+
+func newFailures(perMinute int) *failures {
+	if perMinute == 0 {
+		perMinute = DefaultMaxFailuresPerMinute
+	}
+	return &failures{max: perMinute, m: map[netip.Addr]failureCount{}}
+}
+
+// blocked returns how long addr has to wait before it may try again, or 0.
+func (f *failures) blocked(addr netip.Addr, now time.Time) time.Duration {
+	if f.max < 0 {
+		return 0
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	c, ok := f.m[addr]
+	if !ok || c.n < f.max {
+		return 0
+	}
+	return max(failureWindow-now.Sub(c.since), 0)
+}
+
+// add counts a failure.
+func (f *failures) add(addr netip.Addr, now time.Time) {
+	if f.max < 0 {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	c, ok := f.m[addr]
+	if !ok || now.Sub(c.since) >= failureWindow {
+		if !ok && len(f.m) >= maxFailureAddrs {
+			f.evict(now)
+		}
+		c = failureCount{since: now}
+	}
+	c.n++
+	f.m[addr] = c
+}
+
+// evict makes room: windows that are over, or one in two if none are.
+func (f *failures) evict(now time.Time) {
+	for a, c := range f.m {
+		if now.Sub(c.since) >= failureWindow {
+			delete(f.m, a)
+		}
+	}
+	if len(f.m) < maxFailureAddrs {
+		return
+	}
+	left := len(f.m) / 2
+	for a := range f.m {
+		if left--; left < 0 {
+			return
+		}
+		delete(f.m, a)
+	}
+}
+
+// clientAddr returns what failures of r are counted under: its IPv4 address
+// or the /64 of its IPv6 address, which is what one customer commonly has.
+// Addresses that are neither share the zero value.
+func clientAddr(r *http.Request) netip.Addr {
+	ap, err := netip.ParseAddrPort(r.RemoteAddr)
+	if err != nil {
+		return netip.Addr{}
+	}
+	a := ap.Addr().Unmap().WithZone("")
+	if a.Is6() {
+		if p, err := a.Prefix(64); err == nil {
+			return p.Addr()
+		}
+	}
+	return a
+}

@@ -1,0 +1,219 @@
+package auth
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Action is a set of actions.
+type Action uint8
+
+// The actions.
+const (
+	// Pull reads blobs, manifests, tags and referrers of a repository.
+	Pull Action = 1 << iota
+	// Push writes blobs, manifests and tags of a repository.
+	Push
+	// Delete removes blobs, manifests and tags of a repository.
+	Delete
+	// Catalog lists repositories. It is not tied to a repository.
+	Catalog
+	// Admin manages the registry. It is not tied to a repository.
+	Admin
+
+	repositoryActions = Pull | Push | Delete
+	registryActions   = Catalog | Admin
+	allActions        = repositoryActions | registryActions
+)
+
+// actionNames in the order they are written in scopes and logs.
+func actionNames() [5]string { return [5]string{"pull", "push", "delete", "catalog", "admin"} }
+
+// String returns the actions' names with commas between, "pull,push".
+func (a Action) String() string {
+	var names []string
+	for i, name := range actionNames() {
+		if a&(1<<i) != 0 {
+			names = append(names, name)
+		}
+	}
+	return strings.Join(names, ",")
+}
+
+// actionNamed returns the action of that name, 0 for an unknown one. It does
+// not know "*", which means different things in different places.
+func actionNamed(name string) Action {
+	for i, n := range actionNames() {
+		if n == name {
+			return 1 << i
+		}
+	}
+	return 0
+}
+
+// grant is a compiled Rule.
+type grant struct {
+	patterns      []pattern
+	actions       Action
+	anonymous     bool // granted to everybody
+	authenticated bool // granted to everybody with a name
+	users, groups map[string]bool
+}
+
+// actionsOn returns those of want that the grant gives on repo, whoever asks.
+func (g *grant) actionsOn(repo string, want Action) Action {
+	got := g.actions & want & registryActions
+	if onRepo := g.actions & want & repositoryActions; onRepo != 0 {
+		for i := range g.patterns {
+			if g.patterns[i].match(repo) {
+				return got | onRepo
+			}
+		}
+	}
+	return got
+}
+
+// covers tells whether id is a subject of the grant.
+func (g *grant) covers(id *Identity) bool {
+	if g.anonymous {
+		return true
+	}
+	if id.Name == "" {
+		return false
+	}
+	if g.authenticated || g.users[id.Name] {
+		return true
+	}
+	for _, group := range id.Groups {
+		if g.groups[group] {
+			return true
+		}
+	}
+	return false
+}
+
+// grants are the compiled rules. They never change.
+type grants struct {
+	all       []*grant
+	anonymous []*grant        // those of all that everybody has
+	groups    map[string]bool // every group that some rule names
+}
+
+// compileRules returns the rules in the form requests are checked against.
+func compileRules(rules []Rule) (*grants, error) {
+	gs := &grants{groups: map[string]bool{}}
+	for i, r := range rules {
+		g, err := compileRule(r)
+		if err != nil {
+			return nil, fmt.Errorf("auth.access[%d]: %w", i, err)
+		}
+		gs.all = append(gs.all, g)
+		if g.anonymous {
+			gs.anonymous = append(gs.anonymous, g)
+		}
+		for name := range g.groups {
+			gs.groups[name] = true
+		}
+	}
+	return gs, nil
+}
+
+// everything is the rule set of a configuration with methods but no rules.
+func everything() *grants {
+	all, _ := parsePattern("**")
+	return &grants{all: []*grant{{patterns: []pattern{all}, actions: allActions, authenticated: true}}}
+}
+
+func compileRule(r Rule) (*grant, error) {
+	g := &grant{users: map[string]bool{}, groups: map[string]bool{}}
+	whole := false // some pattern is "**"
+	for _, s := range r.Repositories {
+		p, err := parsePattern(s)
+		if err != nil {
+			return nil, err
+		}
+		g.patterns = append(g.patterns, p)
+		whole = whole || s == "**"
+	}
+	if err := g.addSubjects(r.Subjects); err != nil {
+		return nil, err
+	}
+	for _, name := range r.Actions {
+		a := actionNamed(name)
+		if name == "*" {
+			a = repositoryActions
+			if whole {
+				a |= Catalog
+			}
+		}
+		if a == 0 {
+			return nil, fmt.Errorf("unknown action %q; there are pull, push, delete, catalog, admin and *", name)
+		}
+		g.actions |= a
+	}
+	if g.actions == 0 {
+		return nil, fmt.Errorf("no actions")
+	}
+	if g.actions&repositoryActions != 0 && len(g.patterns) == 0 {
+		return nil, fmt.Errorf("no repositories for %s", g.actions&repositoryActions)
+	}
+	return g, nil
+}
+
+func (g *grant) addSubjects(subjects []string) error {
+	if len(subjects) == 0 {
+		return fmt.Errorf("no subjects")
+	}
+	for _, s := range subjects {
+		group, isGroup := strings.CutPrefix(s, "group:")
+		switch {
+		case s == "" || isGroup && group == "":
+			return fmt.Errorf("empty subject")
+		case s == "anonymous":
+			g.anonymous = true
+		case s == "*":
+			g.authenticated = true
+		case isGroup:
+			g.groups[group] = true
+		default:
+			g.users[s] = true
+		}
+	}
+	return nil
+}
+
+// toAnonymous returns those of want that everybody has on repo.
+func (gs *grants) toAnonymous(repo string, want Action) Action {
+	return sum(gs.anonymous, nil, repo, want)
+}
+
+// to returns those of want that id has on repo.
+func (gs *grants) to(id *Identity, repo string, want Action) Action {
+	return sum(gs.all, id, repo, want)
+}
+
+// sum adds up grants until all of want is found. A nil id is covered by every grant.
+func sum(list []*grant, id *Identity, repo string, want Action) Action {
+	var got Action
+	for _, g := range list {
+		if g.actions&want&^got == 0 || id != nil && !g.covers(id) {
+			continue
+		}
+		if got |= g.actionsOn(repo, want); got == want {
+			break
+		}
+	}
+	return got
+}
+
+// known returns those of groups that some rule names. Only these travel in
+// tokens: people can be in hundreds of groups, and headers are bounded.
+func (gs *grants) known(groups []string) []string {
+	var out []string
+	for _, g := range groups {
+		if gs.groups[g] {
+			out = append(out, g)
+		}
+	}
+	return out
+}

@@ -1,0 +1,354 @@
+package auth
+
+import (
+	"bufio"
+	"context"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/netip"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/crypto/bcrypt"
+
+	"example.org/slipway/oci"
+)
+
+const (
+	// htpasswdCheck is how often a use looks whether the file changed.
+	htpasswdCheck = time.Second
+	// verifiedTTL is how long a correct password need not be hashed again.
+	verifiedTTL = 5 * time.Minute
+	// verifiedMax bounds the remembered passwords: about 1 MB.
+	verifiedMax = 10_000
+	// maxHTPasswdBytes bounds the file: 70 bytes a user, 200,000 users.
+	maxHTPasswdBytes = 16 << 20
+	// maxBcryptCost bounds the work of one login: cost 16 takes about 4 s.
+	maxBcryptCost = 16
+	// bcryptQueue is how many logins may wait for each one that is computed.
+	bcryptQueue = 64
+)
+
+// errWrongPassword is the answer to unknown users and to wrong passwords.
+var errWrongPassword = errors.New("wrong user name or password")
+
+// htpasswd checks passwords against a file that may change. Safe for
+// concurrent use.
+type htpasswd struct {
+	path     string
+	log      *slog.Logger
+	clock    func() time.Time
+	failures *failures
+	secret   [32]byte      // keys the remembered passwords, lives in RAM only
+	slots    chan struct{} // one element per bcrypt computation under way
+	waiting  atomic.Int64
+
+	nextCheck atomic.Int64 // Unix nanoseconds
+	current   atomic.Pointer[userFile]
+
+	mu      sync.Mutex  // one reload at a time
+	refused os.FileInfo // the last version of the file that was not accepted
+}
+
+// userFile is one version of the file. What was verified against it is
+// forgotten with it.
+type userFile struct {
+	info     os.FileInfo
+	users    map[string]user
+	costs    []int // every user's, in the order of names
+	verified *expiring[*Identity]
+}
+
+type user struct {
+	hash []byte
+	id   *Identity
+}
+
+// newHTPasswd reads the file. Errors name line and user, never a hash.
+func newHTPasswd(path string, f *failures, o Options) (*htpasswd, error) {
+	h := &htpasswd{
+		path: path, log: o.Logger, clock: o.Clock, failures: f,
+		// All cores but one: serving must go on while passwords are hashed.
+		slots: make(chan struct{}, max(runtime.GOMAXPROCS(0)-1, 1)),
+	}
+	if _, err := rand.Read(h.secret[:]); err != nil {
+		return nil, err
+	}
+	file, err := h.load()
+	if err != nil {
+		return nil, err
+	}
+	h.current.Store(file)
+	h.nextCheck.Store(o.Clock().Add(htpasswdCheck).UnixNano())
+	return h, nil
+}
+
+// load reads the file as it is now. The FileInfo is taken before the bytes, so
+// a write that comes between is seen as a change at the next check.
+func (h *htpasswd) load() (*userFile, error) {
+	f, err := os.Open(h.path)
+	if err != nil {
+		return nil, fmt.Errorf("open htpasswd file: %w", err)
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, fmt.Errorf("stat htpasswd file: %w", err)
+	}
+	file := &userFile{info: info, verified: newExpiring[*Identity](verifiedMax)}
+	if file.users, err = parseHTPasswd(f); err != nil {
+		return file, fmt.Errorf("htpasswd file %s: %w", h.path, err)
+	}
+	var names []string
+	for name := range file.users {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		cost, err := bcrypt.Cost(file.users[name].hash)
+		if err != nil {
+			return file, fmt.Errorf("htpasswd file %s: user %q: unreadable bcrypt cost", h.path, name)
+		}
+		file.costs = append(file.costs, cost)
+	}
+	return file, nil
+}
+
+// parseHTPasswd reads user:hash lines. Empty lines and lines that begin with
+// "#" are skipped.
+func parseHTPasswd(r io.Reader) (map[string]user, error) {
+	users := map[string]user{}
+	in := bufio.NewScanner(io.LimitReader(r, maxHTPasswdBytes+1))
+	read := 0
+	for n := 1; in.Scan(); n++ {
+		if read += len(in.Bytes()) + 1; read > maxHTPasswdBytes {
+			return nil, fmt.Errorf("line %d: the file has more than %d bytes", n, maxHTPasswdBytes)
+		}
+		line := strings.TrimSpace(in.Text())
+		if line == "" || line[0] == '#' {
+			continue
+		}
+		name, hash, ok := strings.Cut(line, ":")
+		// A line that begins with "$" is a hash whose user is missing, and a
+		// line without a colon may be one; neither may be shown.
+		if !ok || name == "" || name[0] == '$' {
+			return nil, fmt.Errorf("line %d: not of the form user:hash", n)
+		}
+		if err := checkBcrypt(hash); err != nil {
+			return nil, fmt.Errorf("line %d: user %q: %w", n, name, err)
+		}
+		if _, twice := users[name]; twice {
+			return nil, fmt.Errorf("line %d: user %q is there twice", n, name)
+		}
+		users[name] = user{[]byte(hash), &Identity{Name: name, Method: MethodHTPasswd}}
+	}
+	if err := in.Err(); err != nil {
+		return nil, fmt.Errorf("read lines: %w", err)
+	}
+	return users, nil
+}
+
+var (
+	errNotBcrypt  = errors.New(`the password is not hashed with bcrypt; make the entry with "htpasswd -B"`)
+	errBadBcrypt  = errors.New("the bcrypt hash is damaged")
+	errBcryptCost = fmt.Errorf("the bcrypt cost is not between %d and %d", bcrypt.MinCost, maxBcryptCost)
+)
+
+// checkBcrypt tells what is wrong with a hash: $2y$NN$ and 53 characters.
+func checkBcrypt(hash string) error {
+	if len(hash) < 4 || hash[:2] != "$2" || strings.IndexByte("aby", hash[2]) < 0 || hash[3] != '$' {
+		return errNotBcrypt
+	}
+	if len(hash) != 60 || hash[6] != '$' || strings.Trim(hash[4:6], "0123456789") != "" {
+		return errBadBcrypt
+	}
+	cost, err := strconv.Atoi(hash[4:6])
+	if err != nil || cost < bcrypt.MinCost || cost > maxBcryptCost {
+		return errBcryptCost
+	}
+	for _, c := range []byte(hash[7:]) {
+		if strings.IndexByte(bcryptAlphabet, c) < 0 {
+			return errBadBcrypt
+		}
+	}
+	return nil
+}
+
+const bcryptAlphabet = "./ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+
+// file returns the users, after a look at the disk if the last one is old. A
+// changed file that cannot be used leaves the old users in place and is logged
+// once.
+func (h *htpasswd) file() *userFile {
+	now := h.clock().UnixNano()
+	if due := h.nextCheck.Load(); now >= due && h.nextCheck.CompareAndSwap(due, now+int64(htpasswdCheck)) {
+		h.reload()
+	}
+	return h.current.Load()
+}
+
+func (h *htpasswd) reload() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	old := h.current.Load()
+	info, err := os.Stat(h.path)
+	if err == nil && sameVersion(info, old.info) {
+		h.refused = nil
+		return
+	}
+	if err == nil && h.refused != nil && sameVersion(info, h.refused) {
+		return
+	}
+	file, err := h.load()
+	if err != nil {
+		var seen os.FileInfo = missingFile{}
+		if file != nil {
+			seen = file.info
+		}
+		if h.refused == nil || !sameVersion(seen, h.refused) {
+			h.log.Error("htpasswd file not usable, the users before the change stay", "error", err)
+		}
+		h.refused = seen
+		return
+	}
+	h.refused = nil
+	h.current.Store(file)
+	h.log.Info("htpasswd file read again", "path", h.path, "users", len(file.users))
+}
+
+// missingFile stands for a file that is not there, so that it too is logged once.
+type missingFile struct{ os.FileInfo }
+
+func sameVersion(a, b os.FileInfo) bool {
+	_, noA := a.(missingFile)
+	_, noB := b.(missingFile)
+	if noA || noB {
+		return noA && noB
+	}
+	return a.Size() == b.Size() && a.ModTime().Equal(b.ModTime()) && os.SameFile(a, b)
+}
+
+// verify returns the user's identity. Errors: errWrongPassword, or an
+// *oci.Error TOOMANYREQUESTS with a *RetryError when addr has failed too often
+// or too many logins wait.
+func (h *htpasswd) verify(ctx context.Context, addr netip.Addr, name, password string) (*Identity, error) {
+	key := h.key(name, password)
+	if id, ok := h.file().verified.get(key, h.clock()); ok {
+		return id, nil
+	}
+	if err := h.checkBlocked(addr); err != nil {
+		return nil, err
+	}
+	if err := h.acquire(ctx); err != nil {
+		return nil, err
+	}
+	defer func() { <-h.slots }()
+	// Both may have changed while waiting: the same credentials were verified
+	// for a parallel request, or the address has used up its attempts.
+	file := h.current.Load()
+	if id, ok := file.verified.get(key, h.clock()); ok {
+		return id, nil
+	}
+	if err := h.checkBlocked(addr); err != nil {
+		return nil, err
+	}
+	u, known := file.users[name]
+	hash := u.hash
+	if !known {
+		hash = h.decoy(file, name)
+	}
+	err := bcrypt.CompareHashAndPassword(hash, []byte(password))
+	now := h.clock()
+	if err != nil || !known {
+		h.failures.add(addr, now)
+		return nil, errWrongPassword
+	}
+	file.verified.put(key, u.id, now.Add(verifiedTTL), now)
+	return u.id, nil
+}
+
+func (h *htpasswd) checkBlocked(addr netip.Addr) error {
+	wait := h.failures.blocked(addr, h.clock())
+	if wait == 0 {
+		return nil
+	}
+	return &oci.Error{
+		Code:    oci.CodeTooManyRequests,
+		Message: "too many wrong passwords from your address; wait a minute",
+		Err:     &RetryError{After: wait},
+	}
+}
+
+// acquire waits for the right to compute one hash.
+func (h *htpasswd) acquire(ctx context.Context) error {
+	if h.waiting.Add(1) > int64(cap(h.slots)*bcryptQueue) {
+		h.waiting.Add(-1)
+		return &oci.Error{
+			Code:    oci.CodeTooManyRequests,
+			Message: "too many logins at once; try again",
+			Err:     &RetryError{After: time.Second},
+		}
+	}
+	defer h.waiting.Add(-1)
+	select {
+	case h.slots <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return &oci.Error{Code: oci.CodeUnavailable, Message: "the login was given up", Err: context.Cause(ctx)}
+	}
+}
+
+// key is what a verified password is remembered by.
+func (h *htpasswd) key(name, password string) cacheKey {
+	mac := hmac.New(sha256.New, h.secret[:])
+	var n [8]byte
+	binary.LittleEndian.PutUint64(n[:], uint64(len(name)))
+	mac.Write(n[:])
+	io.WriteString(mac, name)
+	io.WriteString(mac, password)
+	return cacheKey(mac.Sum(nil))
+}
+
+// decoy returns a hash to compare an unknown user's password with, so that it
+// takes as long as for a known one. Its cost is that of one of the users,
+// always the same for the same name: where costs differ, neither an average
+// nor a changing one would do.
+func (h *htpasswd) decoy(file *userFile, name string) []byte {
+	sum := h.key(name, "")
+	cost := bcrypt.DefaultCost
+	if len(file.costs) > 0 {
+		cost = file.costs[binary.LittleEndian.Uint64(sum[:])%uint64(len(file.costs))]
+	}
+	hash := fmt.Appendf(nil, "$2y$%02d$", cost)
+	for i := range 53 {
+		hash = append(hash, bcryptAlphabet[sum[i%len(sum)]%64])
+	}
+	return hash
+}
+
+// lookup returns a user's identity and hash without a password.
+func (h *htpasswd) lookup(name string) (*Identity, []byte, bool) {
+	u, ok := h.file().users[name]
+	return u.id, u.hash, ok
+}
+
+// RetryError is the cause of a TOOMANYREQUESTS answer.
+type RetryError struct {
+	// After is how long the client should wait: the Retry-After header.
+	After time.Duration
+}
+
+// Error implements error.
+func (e *RetryError) Error() string { return "retry after " + e.After.String() }

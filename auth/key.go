@@ -1,0 +1,160 @@
+package auth
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/elliptic"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	"github.com/golang-jwt/jwt/v5"
+)
+
+// signingKey signs and verifies the tokens of the built-in service.
+type signingKey struct {
+	id      string // the kid header
+	method  jwt.SigningMethod
+	private crypto.Signer
+	bind    []byte // keys the binding of refresh tokens to a password
+}
+
+// newSigningKey wraps an Ed25519 or P-256 key.
+func newSigningKey(private any) (*signingKey, error) {
+	k := &signingKey{}
+	switch p := private.(type) {
+	case ed25519.PrivateKey:
+		k.private, k.method = p, jwt.SigningMethodEdDSA
+	case *ecdsa.PrivateKey:
+		if p.Curve != elliptic.P256() {
+			return nil, fmt.Errorf("the key is on %s, only P-256 is used", p.Curve.Params().Name)
+		}
+		k.private, k.method = p, jwt.SigningMethodES256
+	default:
+		return nil, fmt.Errorf("a %T cannot sign tokens, use Ed25519 or P-256", private)
+	}
+	public, err := x509.MarshalPKIXPublicKey(k.private.Public())
+	if err != nil {
+		return nil, fmt.Errorf("encode public key: %w", err)
+	}
+	sum := sha256.Sum256(public)
+	k.id = base64.RawURLEncoding.EncodeToString(sum[:16])
+	secret, err := x509.MarshalPKCS8PrivateKey(private)
+	if err != nil {
+		return nil, fmt.Errorf("encode private key: %w", err)
+	}
+	mac := hmac.New(sha256.New, secret)
+	mac.Write([]byte("slipway refresh token binding"))
+	k.bind = mac.Sum(nil)
+	return k, nil
+}
+
+// binding ties a refresh token to a user's password hash without telling it.
+func (k *signingKey) binding(name string, hash []byte) string {
+	mac := hmac.New(sha256.New, k.bind)
+	fmt.Fprintf(mac, "%d:%s%s", len(name), name, hash)
+	return base64.RawURLEncoding.EncodeToString(mac.Sum(nil)[:16])
+}
+
+// loadKeys reads the keys of a PEM file, which is created when absent. With an
+// empty path it makes a key that lives as long as the process.
+func loadKeys(path string, log *slog.Logger) ([]*signingKey, error) {
+	if path == "" {
+		log.Info("token key is kept in memory only: tokens end with the process")
+		_, private, err := ed25519.GenerateKey(rand.Reader)
+		if err != nil {
+			return nil, fmt.Errorf("make token key: %w", err)
+		}
+		k, err := newSigningKey(private)
+		return []*signingKey{k}, err
+	}
+	b, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		if err := createKey(path); err != nil {
+			return nil, fmt.Errorf("create token key: %w", err)
+		}
+		log.Info("token key created", "path", path)
+		b, err = os.ReadFile(path)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read token key: %w", err)
+	}
+	if info, err := os.Stat(path); err == nil && info.Mode().Perm()&0o077 != 0 {
+		log.Warn("token key is accessible to others than its owner", "path", path, "mode", info.Mode().Perm().String())
+	}
+	keys, err := parseKeys(b)
+	if err != nil {
+		return nil, fmt.Errorf("token key %s: %w", path, err)
+	}
+	return keys, nil
+}
+
+// parseKeys returns the private keys of PEM data, at least one.
+func parseKeys(b []byte) ([]*signingKey, error) {
+	var keys []*signingKey
+	for block, rest := pem.Decode(b); block != nil; block, rest = pem.Decode(rest) {
+		var private any
+		var err error
+		switch block.Type {
+		case "PRIVATE KEY":
+			private, err = x509.ParsePKCS8PrivateKey(block.Bytes)
+		case "EC PRIVATE KEY":
+			private, err = x509.ParseECPrivateKey(block.Bytes)
+		default: // EC PARAMETERS, certificates
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("key %d cannot be parsed", len(keys)+1)
+		}
+		k, err := newSigningKey(private)
+		if err != nil {
+			return nil, err
+		}
+		keys = append(keys, k)
+	}
+	if len(keys) == 0 {
+		return nil, errors.New("no private key in the file")
+	}
+	return keys, nil
+}
+
+// createKey writes a new Ed25519 key. It appears complete or not at all, and a
+// key that another process put there meanwhile wins.
+func createKey(path string) error {
+	_, private, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		return err
+	}
+	der, err := x509.MarshalPKCS8PrivateKey(private)
+	if err != nil {
+		return err
+	}
+	dir := filepath.Dir(path)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(dir, ".token-key-*") // mode 0600
+	if err != nil {
+		return err
+	}
+	defer os.Remove(f.Name())
+	err = pem.Encode(f, &pem.Block{Type: "PRIVATE KEY", Bytes: der})
+	err = errors.Join(err, f.Sync(), f.Close())
+	if err != nil {
+		return err
+	}
+	if err := os.Link(f.Name(), path); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return nil
+}

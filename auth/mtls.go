@@ -1,0 +1,47 @@
+package auth
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"strings"
+)
+
+// mtls makes identities of verified client certificates.
+type mtls struct{ subject string }
+
+func newMTLS(c *MTLSConfig) (*mtls, error) {
+	switch c.Subject {
+	case "", "cn", "uri", "dns":
+		return &mtls{c.Subject}, nil
+	}
+	return nil, fmt.Errorf("auth.mtls.subject: %q is not one of cn, uri, dns", c.Subject)
+}
+
+// identity returns the identity of a connection, or nil without a verified
+// certificate that names somebody.
+func (m *mtls) identity(state *tls.ConnectionState) *Identity {
+	if state == nil || len(state.VerifiedChains) == 0 || len(state.VerifiedChains[0]) == 0 {
+		return nil
+	}
+	cert := state.VerifiedChains[0][0]
+	name := m.name(cert)
+	// Names with this prefix belong to OIDC users.
+	if !printable(name) || strings.HasPrefix(name, "oidc:") {
+		return nil
+	}
+	return &Identity{Name: name, Groups: cert.Subject.OrganizationalUnit, Method: MethodMTLS, Expires: cert.NotAfter}
+}
+
+func (m *mtls) name(cert *x509.Certificate) string {
+	if cn := cert.Subject.CommonName; m.subject == "cn" || m.subject == "" && cn != "" {
+		return cn
+	}
+	if len(cert.URIs) > 0 && m.subject != "dns" {
+		return cert.URIs[0].String()
+	}
+	if len(cert.DNSNames) > 0 && m.subject != "uri" {
+		return cert.DNSNames[0]
+	}
+	return ""
+}

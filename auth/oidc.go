@@ -1,0 +1,228 @@
+package auth
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/coreos/go-oidc/v3/oidc"
+
+	"example.org/slipway/oci"
+)
+
+const (
+	// issuerTimeout bounds one request to an issuer.
+	issuerTimeout = 10 * time.Second
+	// issuerInterval is the least time between two requests for one document
+	// of an issuer. Tokens with invented key ids cannot make us ask more often.
+	issuerInterval = 10 * time.Second
+	// maxIssuerDocument bounds discovery documents and key sets, in bytes.
+	maxIssuerDocument = 1 << 20
+)
+
+// oidcIssuer verifies the tokens of one OpenID Connect issuer. Safe for
+// concurrent use.
+type oidcIssuer struct {
+	cfg       OIDCConfig // with defaults filled in
+	audiences []string
+	clock     func() time.Time
+	client    *http.Client
+	documents *documents
+
+	mu       sync.Mutex // discovery is done once
+	verifier *oidc.IDTokenVerifier
+}
+
+// newOIDCIssuer checks the configuration; it does not talk to the issuer.
+func newOIDCIssuer(cfg OIDCConfig, o Options) (*oidcIssuer, error) {
+	if err := cfg.check(); err != nil {
+		return nil, err
+	}
+	if cfg.Name == "" {
+		u, err := url.Parse(cfg.Issuer)
+		if err != nil {
+			return nil, err
+		}
+		cfg.Name = u.Hostname()
+	}
+	cfg.UsernameClaim = or(cfg.UsernameClaim, "sub")
+	cfg.GroupsClaim = or(cfg.GroupsClaim, "groups")
+	next := o.HTTPClient.Transport
+	if next == nil {
+		next = http.DefaultTransport
+	}
+	d := &documents{next: next, clock: o.Clock, kept: map[string]document{}}
+	client := *o.HTTPClient
+	client.Transport = d
+	if client.Timeout == 0 {
+		client.Timeout = issuerTimeout
+	}
+	return &oidcIssuer{cfg: cfg, audiences: cfg.audiences(), clock: o.Clock, client: &client, documents: d}, nil
+}
+
+// verify implements verifier. Errors: UNAVAILABLE while the issuer cannot be
+// asked; anything else means that the token is no good.
+func (i *oidcIssuer) verify(ctx context.Context, token string) (*Identity, error) {
+	v, err := i.discovered(ctx)
+	if err != nil {
+		return nil, i.unavailable(err)
+	}
+	t, err := v.Verify(ctx, token)
+	if err != nil {
+		if i.documents.failing.Load() {
+			return nil, i.unavailable(err)
+		}
+		return nil, err
+	}
+	if !slices.ContainsFunc(t.Audience, func(a string) bool { return slices.Contains(i.audiences, a) }) {
+		return nil, errors.New("the token is meant for another audience")
+	}
+	var claims map[string]any
+	if err := t.Claims(&claims); err != nil {
+		return nil, errors.New("the token's claims are malformed")
+	}
+	return i.identity(claims, t.Expiry)
+}
+
+func (i *oidcIssuer) unavailable(err error) error {
+	return &oci.Error{
+		Code:    oci.CodeUnavailable,
+		Message: "the identity provider " + i.cfg.Name + " cannot be asked at the moment; try again",
+		// Only the beginning: the text may quote a whole error page.
+		Err: fmt.Errorf("ask issuer %s: %.300s", i.cfg.Issuer, err.Error()),
+	}
+}
+
+// discovered returns the verifier, after discovery at the first use. A failure
+// is not kept, but documents sees to it that the issuer is asked again only
+// after a while.
+func (i *oidcIssuer) discovered(ctx context.Context) (*oidc.IDTokenVerifier, error) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.verifier != nil {
+		return i.verifier, nil
+	}
+	// The outcome serves all requests, so the end of this one must not stop it.
+	ctx = oidc.ClientContext(context.WithoutCancel(ctx), i.client)
+	p, err := oidc.NewProvider(ctx, i.cfg.Issuer)
+	if err != nil {
+		return nil, err
+	}
+	i.verifier = p.VerifierContext(ctx, &oidc.Config{
+		SkipClientIDCheck: true, // there may be several audiences: see verify
+		Now:               i.clock,
+	})
+	return i.verifier, nil
+}
+
+// identity makes an identity of verified claims.
+func (i *oidcIssuer) identity(claims map[string]any, expires time.Time) (*Identity, error) {
+	for name, want := range i.cfg.RequiredClaims {
+		if !slices.Contains(texts(claims[name]), want) {
+			return nil, fmt.Errorf("the token's claim %q is not as required", name)
+		}
+	}
+	name, _ := claims[i.cfg.UsernameClaim].(string)
+	if !printable(name) {
+		return nil, fmt.Errorf("the token has no usable claim %q", i.cfg.UsernameClaim)
+	}
+	// Whoever can enter any address at the issuer could take another's name.
+	if verified, ok := claims["email_verified"]; ok && i.cfg.UsernameClaim == "email" && verified != true && verified != "true" {
+		return nil, errors.New("the token's email address is not verified")
+	}
+	return &Identity{
+		Name:   "oidc:" + i.cfg.Name + ":" + name,
+		Groups: texts(claims[i.cfg.GroupsClaim]), Method: MethodOIDC, Expires: expires,
+	}, nil
+}
+
+// texts returns a claim that is a string or a list of strings.
+func texts(claim any) []string {
+	switch c := claim.(type) {
+	case string:
+		return []string{c}
+	case []any:
+		var out []string
+		for _, e := range c {
+			if s, ok := e.(string); ok {
+				out = append(out, s)
+			}
+		}
+		return out
+	}
+	return nil
+}
+
+// printable tells whether s can be a subject's name.
+func printable(s string) bool {
+	for i := 0; i < len(s); i++ {
+		if s[i] < ' ' || s[i] == 0x7f {
+			return false
+		}
+	}
+	return s != "" && len(s) <= 512
+}
+
+// documents is a RoundTripper for an issuer's few documents. It asks for each
+// at most once per issuerInterval and repeats the last answer, or error, in
+// between. Bodies are bounded.
+type documents struct {
+	next    http.RoundTripper
+	clock   func() time.Time
+	failing atomic.Bool // the last request for any document failed
+
+	mu   sync.Mutex // held while asking: all who wait want the same answer
+	kept map[string]document
+}
+
+type document struct {
+	asked  time.Time
+	status int
+	header http.Header
+	body   []byte
+	err    error
+}
+
+// RoundTrip implements http.RoundTripper.
+func (d *documents) RoundTrip(r *http.Request) (*http.Response, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	key := r.URL.String()
+	doc, ok := d.kept[key]
+	if now := d.clock(); !ok || now.Sub(doc.asked) >= issuerInterval {
+		doc = d.fetch(r)
+		doc.asked = now
+		d.failing.Store(doc.err != nil || doc.status >= 400)
+		d.kept[key] = doc
+	}
+	if doc.err != nil {
+		return nil, doc.err
+	}
+	return &http.Response{
+		Status: fmt.Sprintf("%d %s", doc.status, http.StatusText(doc.status)), StatusCode: doc.status,
+		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+		Header: doc.header.Clone(), Body: io.NopCloser(bytes.NewReader(doc.body)),
+		ContentLength: int64(len(doc.body)), Request: r,
+	}, nil
+}
+
+func (d *documents) fetch(r *http.Request) document {
+	resp, err := d.next.RoundTrip(r)
+	if err != nil {
+		return document{err: err}
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxIssuerDocument+1))
+	if err == nil && len(body) > maxIssuerDocument {
+		err = fmt.Errorf("the document has more than %d bytes", maxIssuerDocument)
+	}
+	return document{status: resp.StatusCode, header: resp.Header, body: body, err: err}
+}

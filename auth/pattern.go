@@ -1,0 +1,118 @@
+package auth
+
+import (
+	"fmt"
+	"strings"
+)
+
+// pattern is a compiled repository pattern. A segment is a glob over one path
+// segment, or "**" for any number of them.
+type pattern struct {
+	exact    string   // the whole pattern when it has no wildcard
+	segments []string // otherwise its segments
+}
+
+// parsePattern compiles s. It refuses what no repository name can match, which
+// is then a mistake and not a rule.
+func parsePattern(s string) (pattern, error) {
+	if s == "" {
+		return pattern{}, fmt.Errorf("empty repository pattern")
+	}
+	segments := strings.Split(s, "/")
+	for _, seg := range segments {
+		if seg == "" {
+			return pattern{}, fmt.Errorf("repository pattern %q has an empty segment", s)
+		}
+	}
+	for i := 0; i < len(s); i++ {
+		c := s[i]
+		if !('a' <= c && c <= 'z' || '0' <= c && c <= '9') && strings.IndexByte("._-/*?", c) < 0 {
+			return pattern{}, fmt.Errorf("repository pattern %q has a character that no repository name has", s)
+		}
+	}
+	if !strings.ContainsAny(s, "*?") {
+		return pattern{exact: s}, nil
+	}
+	return pattern{segments: segments}, nil
+}
+
+// match tells whether the pattern matches all of name. It takes at most
+// len(name) * len(pattern) steps and does not allocate: for "**" as for "*"
+// only the last one met can still take more, so there is one place to go back
+// to and never a tree of them.
+func (p *pattern) match(name string) bool {
+	if p.exact != "" {
+		return p.exact == name
+	}
+	if name == "" {
+		return false
+	}
+	si, pos := 0, 0        // the segments of pattern and name to compare next
+	retry, taken := -1, 0  // after the last "**": the pattern's next segment, and the name's
+	for pos <= len(name) { // pos == len(name)+1 is behind the last segment
+		if si < len(p.segments) && p.segments[si] == "**" {
+			si++
+			retry, taken = si, pos
+			continue
+		}
+		end := segmentEnd(name, pos)
+		switch {
+		case si < len(p.segments) && glob(p.segments[si], name[pos:end]):
+			si++
+			pos = end + 1
+		case retry >= 0:
+			taken = segmentEnd(name, taken) + 1
+			si, pos = retry, taken
+		default:
+			return false
+		}
+	}
+	for si < len(p.segments) && p.segments[si] == "**" {
+		si++
+	}
+	return si == len(p.segments)
+}
+
+// segmentEnd returns where the segment that begins at pos ends.
+func segmentEnd(name string, pos int) int {
+	if i := strings.IndexByte(name[pos:], '/'); i >= 0 {
+		return pos + i
+	}
+	return len(name)
+}
+
+// glob tells whether pat with its "*" and "?" matches all of s.
+func glob(pat, s string) bool {
+	pi, i := 0, 0
+	retry, taken := -1, 0
+	for i < len(s) {
+		switch {
+		case pi < len(pat) && pat[pi] == '*':
+			pi++
+			retry, taken = pi, i
+		case pi < len(pat) && (pat[pi] == '?' || pat[pi] == s[i]):
+			pi++
+			i++
+		case retry >= 0:
+			taken++
+			pi, i = retry, taken
+		default:
+			return false
+		}
+	}
+	for pi < len(pat) && pat[pi] == '*' {
+		pi++
+	}
+	return pi == len(pat)
+}
+
+// CompilePattern returns the function that tells whether a repository name
+// matches a pattern as rules have them: "*" stands for any characters within a
+// segment, "?" for one, the segment "**" for any number of segments.
+func CompilePattern(s string) (func(repo string) bool, error) {
+	p, err := parsePattern(s)
+	if err != nil {
+		return nil, err
+	}
+	return p.match, nil
+}

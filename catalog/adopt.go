@@ -1,0 +1,136 @@
+package catalog
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	"example.org/slipway/oci"
+)
+
+// AdoptRow is something found in a storage that another registry wrote: exactly
+// one of Blob, Manifest and Tag is set.
+type AdoptRow struct {
+	Repo string
+	// Blob is a layer or config of the repository whose object is in the store.
+	Blob *Blob
+	// Manifest of the repository; Named is all it names, whether it is there or not.
+	Manifest *Manifest
+	Named    []oci.Descriptor
+	// Tag that points at the manifest Target.
+	Tag    string
+	Target oci.Digest
+	// At is when the manifest or tag was pushed.
+	At time.Time
+}
+
+// Adopted counts what a call of Adopt changed.
+type Adopted struct{ Blobs, Manifests, Tags int }
+
+// Adopt records many rows with one commit. Unlike a push it takes manifests
+// whose contents are missing: those are recorded as named, so that they are
+// served once they come. What is recorded already stays as it is, and a tag is
+// moved only by a push that is later than its own. Tags come after their
+// manifests; one whose manifest is not recorded is passed over. Everything is
+// queued for the collector as after a push.
+func (c *Catalog) Adopt(ctx context.Context, rows []AdoptRow) (n Adopted, err error) {
+	err = c.db.write(ctx, func(t *tx) error {
+		a := adoption{t: t, now: c.now(), repos: map[string]int64{}}
+		a.due = a.now + c.grace.Milliseconds()
+		for i := range rows {
+			if err := a.row(&rows[i]); err != nil {
+				return err
+			}
+		}
+		n = a.n
+		return nil
+	})
+	return n, err
+}
+
+// adoption is one transaction of Adopt.
+type adoption struct {
+	t        *tx
+	now, due int64
+	repos    map[string]int64
+	n        Adopted
+}
+
+func (a *adoption) row(row *AdoptRow) error {
+	repoID, ok := a.repos[row.Repo]
+	if !ok {
+		var err error
+		if repoID, err = a.t.repository(row.Repo, a.now); err != nil {
+			return err
+		}
+		a.repos[row.Repo] = repoID
+	}
+	switch {
+	case row.Blob != nil:
+		return a.blob(repoID, *row.Blob)
+	case row.Manifest != nil:
+		return a.manifest(repoID, row)
+	}
+	return a.tag(repoID, row)
+}
+
+func (a *adoption) blob(repoID int64, b Blob) error {
+	id, err := a.t.store(b, a.now)
+	if err != nil {
+		return err
+	}
+	var n int
+	if err := a.t.row(`SELECT COUNT(*) FROM links WHERE repo_id = ? AND blob_id = ?`, []any{repoID, id}, &n); err != nil || n > 0 {
+		return err
+	}
+	a.n.Blobs++
+	return a.t.link(repoID, id, a.now, a.due)
+}
+
+func (a *adoption) manifest(repoID int64, row *AdoptRow) error {
+	var n int
+	err := a.t.row(`SELECT COUNT(*) FROM manifests m JOIN blobs b ON b.id = m.blob_id AND b.state = 1 WHERE m.repo_id = ? AND b.digest = ?`,
+		[]any{repoID, string(row.Manifest.Digest)}, &n)
+	if err != nil || n > 0 {
+		return err
+	}
+	var annotations any
+	if len(row.Manifest.Annotations) > 0 {
+		b, err := json.Marshal(row.Manifest.Annotations)
+		if err != nil {
+			return err
+		}
+		annotations = string(b)
+	}
+	id, blobID, err := a.t.insertManifest(repoID, NewManifest{Manifest: *row.Manifest}, annotations, row.At.UnixMilli())
+	if err != nil {
+		return err
+	}
+	a.n.Manifests++
+	if err := a.t.nameOptional(repoID, id, row.Named, a.now); err != nil {
+		return err
+	}
+	return a.t.enqueue(gcManifest, repoID, blobID, a.due)
+}
+
+func (a *adoption) tag(repoID int64, row *AdoptRow) error {
+	var id int64
+	err := a.t.row(`SELECT m.id FROM manifests m JOIN blobs b ON b.id = m.blob_id WHERE m.repo_id = ? AND b.digest = ?`,
+		[]any{repoID, string(row.Target)}, &id)
+	if err == ErrNotFound {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	var newer int
+	at := row.At.UnixMilli()
+	err = a.t.row(`SELECT COUNT(*) FROM tags WHERE repo_id = ? AND name = ? AND (updated_at >= ? OR manifest_id = ?)`,
+		[]any{repoID, row.Tag, at, id}, &newer)
+	if err != nil || newer > 0 {
+		return err
+	}
+	a.n.Tags++
+	_, err = a.t.setTag(repoID, id, row.Tag, at, a.due)
+	return err
+}

@@ -1,0 +1,165 @@
+// Package catalog records what exists: repositories, tags, manifests, which
+// blob is visible in which repository, uploads under way, and what may have
+// become garbage.
+//
+// It is one SQL schema and one set of queries. SQLite is the default: write-ahead
+// log, synchronous=FULL, one writer that commits many callers' changes with one
+// fsync (group commit), and a few readers beside it. A method that changes
+// something returns when the change is durable.
+//
+// Small contents and manifests live in the catalogue itself (see InlineMax):
+// their bytes and their row then cost one shared fsync instead of several.
+// Larger ones are objects in an object store, which this package never touches.
+//
+// Times are taken from Options.Clock and stored in milliseconds.
+package catalog
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"example.org/slipway/oci"
+)
+
+// InlineMax is the largest blob in bytes that is kept in the catalogue instead
+// of the object store. SQLite reads and writes values of this size faster than
+// a file system does files, and an image of tiny layers then costs one fsync per
+// blob. docs/bench.md#small-pushes has the measurement.
+const InlineMax = 16 << 10
+
+// Errors that callers branch on.
+var (
+	// ErrNotFound: the repository, tag, manifest, blob or upload is not there.
+	ErrNotFound = errors.New("not in the catalogue")
+	// ErrNoRepository: the repository itself is not there.
+	ErrNoRepository = errors.New("repository is not in the catalogue")
+	// ErrReferenced: a manifest of the repository still names the blob.
+	ErrReferenced = errors.New("still referenced by a manifest")
+	// ErrNotStored: a link was asked for a blob whose content is not, or no
+	// longer, in the store; the content must be written first.
+	ErrNotStored = errors.New("content is not stored")
+)
+
+// MissingError names the content that a manifest needs and its repository lacks.
+type MissingError struct{ Digests []oci.Digest }
+
+// Error implements error.
+func (e *MissingError) Error() string { return "manifest names content that is not there" }
+
+// Blob is a content as the catalogue knows it.
+type Blob struct {
+	Digest oci.Digest
+	// Size in bytes.
+	Size int64
+	// Content holds the bytes of an inline blob; nil for an object in the store.
+	Content []byte
+}
+
+// Manifest is a manifest of a repository.
+type Manifest struct {
+	Digest    oci.Digest
+	MediaType string
+	// ArtifactType as the referrers API reports it; may be empty.
+	ArtifactType string
+	// Subject's digest, empty without one.
+	Subject     oci.Digest
+	Annotations map[string]string
+	Content     []byte
+}
+
+// NewManifest is a manifest to record together with what it names.
+type NewManifest struct {
+	Manifest
+	// Blobs that must be visible in the repository.
+	Blobs []oci.Digest
+	// Manifests that must be in the repository.
+	Manifests []oci.Digest
+	// Optional contents are recorded as named, but may be absent: foreign
+	// layers, and platforms an index may lack.
+	Optional []oci.Descriptor
+	// Tags that are to point at the manifest.
+	Tags []string
+	// Immutable tells of a tag whether it may be moved once it exists.
+	Immutable func(tag string) bool
+}
+
+// ImmutableError names the tag that may not be moved or removed.
+type ImmutableError struct{ Tag string }
+
+// Error implements error.
+func (e *ImmutableError) Error() string { return "tag " + e.Tag + " is immutable" }
+
+// Upload is an upload that outlives a request.
+type Upload struct {
+	ID, Repo string
+	// Size in bytes that are safely held.
+	Size int64
+	// State of the object store's upload; empty while Content holds the bytes.
+	State string
+	// Hash is the marshalled sha256 state over Size bytes.
+	Hash []byte
+	// Content holds the bytes of an upload that is still small.
+	Content []byte
+	// Intent is the digest about to be published, or empty.
+	Intent    oci.Digest
+	UpdatedAt time.Time
+}
+
+// Options of Open. The zero value works.
+type Options struct {
+	// Clock tells the time; default time.Now.
+	Clock func() time.Time
+	// Readers is how many connections read at once; default 4.
+	Readers int
+	// Grace is how long something unreferenced is kept at least, counted from
+	// the change that made it so; default 1 h.
+	Grace time.Duration
+}
+
+func (o *Options) withDefaults() Options {
+	var v Options
+	if o != nil {
+		v = *o
+	}
+	if v.Clock == nil {
+		v.Clock = time.Now
+	}
+	if v.Readers <= 0 {
+		v.Readers = 4
+	}
+	if v.Grace <= 0 {
+		v.Grace = time.Hour
+	}
+	return v
+}
+
+// Catalog is an open catalogue. All methods may run concurrently.
+type Catalog struct {
+	db    *database
+	opts  Options
+	grace time.Duration
+}
+
+// Open opens the SQLite catalogue at path and brings its schema up to date. An
+// absent file is created.
+func Open(ctx context.Context, path string, o *Options) (*Catalog, error) {
+	opts := o.withDefaults()
+	db, err := openSQLite(ctx, path, opts.Readers)
+	if err != nil {
+		return nil, err
+	}
+	return &Catalog{db: db, opts: opts, grace: opts.Grace}, nil
+}
+
+// Close waits for writes under way and closes the catalogue.
+func (c *Catalog) Close() error { return c.db.close() }
+
+func (c *Catalog) now() int64 { return c.opts.Clock().UnixMilli() }
+
+func fromMillis(ms int64) time.Time {
+	if ms == 0 {
+		return time.Time{}
+	}
+	return time.UnixMilli(ms).UTC()
+}

@@ -1,0 +1,269 @@
+package catalog
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"time"
+
+	"example.org/slipway/oci"
+)
+
+// Unlinked is a blob or manifest that a collection step removed from a
+// repository.
+type Unlinked struct {
+	Repo   string
+	Digest oci.Digest
+	// Manifest tells that it was a manifest.
+	Manifest bool
+}
+
+// Collected is the outcome of one collection step.
+type Collected struct {
+	// Examined is how many queued candidates were looked at; 0: none is due.
+	Examined int
+	// Unlinked are the blobs and manifests taken out of repositories.
+	Unlinked []Unlinked
+	// Dropped are contents that no repository shows any more and whose rows,
+	// being inline or absent, are gone with this step.
+	Dropped []Blob
+	// Objects are contents whose objects must now be deleted from the store,
+	// and then given to Forget.
+	Objects []Blob
+}
+
+// CollectOptions say what a collection step may take.
+type CollectOptions struct {
+	// Max candidates in this step; default 256.
+	Max int
+	// Before: candidates due before this time are looked at.
+	Before time.Time
+	// Untagged also takes manifests without a tag, that no index names, and
+	// whose subject, if they have one, is gone.
+	Untagged bool
+	// Keep vetoes the removal of a blob from a repository, for contents a
+	// client has just been told are there. They are asked for again at the
+	// returned time.
+	Keep func(repo string, d oci.Digest) (until time.Time, keep bool)
+	// DryRun reports what would be taken and changes nothing. After continues
+	// a dry run behind the candidate of the step before.
+	DryRun bool
+	After  *Candidate
+}
+
+// Candidate is a place in the collector's queue.
+type Candidate struct {
+	kind            int
+	repoID, blobID  int64
+	due             int64
+	repo            string
+	digest          oci.Digest
+	size            int64
+	inline, present bool
+}
+
+var errDryRun = errors.New("dry run")
+
+// Collect looks at the candidates that are due and removes those that nothing
+// needs. Its cost depends on their number and not on the catalogue's size. last
+// is the last candidate looked at, for dry runs.
+func (c *Catalog) Collect(ctx context.Context, o CollectOptions) (out Collected, last *Candidate, err error) {
+	if o.Max <= 0 {
+		o.Max = 256
+	}
+	err = c.db.write(ctx, func(t *tx) error {
+		out, last = Collected{}, nil
+		candidates, err := t.due(o)
+		if err != nil {
+			return err
+		}
+		out.Examined = len(candidates)
+		for i := range candidates {
+			last = &candidates[i]
+			if err := c.collectOne(t, last, o, &out); err != nil {
+				return err
+			}
+		}
+		if o.DryRun {
+			t.dirty = true
+			return errDryRun // undoes everything
+		}
+		return nil
+	})
+	if errors.Is(err, errDryRun) {
+		err = nil
+	}
+	return out, last, err
+}
+
+func (t *tx) due(o CollectOptions) ([]Candidate, error) {
+	after := Candidate{due: -1}
+	if o.After != nil {
+		after = *o.After
+	}
+	var out []Candidate
+	err := t.rows(`SELECT q.kind, q.repo_id, q.blob_id, q.due_at, COALESCE(r.name, ''), COALESCE(b.digest, ''), COALESCE(b.size, 0), b.content IS NOT NULL, COALESCE(b.state, 0) <> 0
+		FROM gc_queue q LEFT JOIN repositories r ON r.id = q.repo_id LEFT JOIN blobs b ON b.id = q.blob_id
+		WHERE q.due_at < ? AND (q.due_at, q.kind, q.repo_id, q.blob_id) > (?, ?, ?, ?)
+		ORDER BY q.due_at, q.kind, q.repo_id, q.blob_id LIMIT ?`,
+		[]any{o.Before.UnixMilli(), after.due, after.kind, after.repoID, after.blobID, o.Max}, func(r *sql.Rows) error {
+			var d Candidate
+			err := r.Scan(&d.kind, &d.repoID, &d.blobID, &d.due, &d.repo, &d.digest, &d.size, &d.inline, &d.present)
+			out = append(out, d)
+			return err
+		})
+	return out, err
+}
+
+func (c *Catalog) collectOne(t *tx, d *Candidate, o CollectOptions, out *Collected) error {
+	if _, err := t.exec(`DELETE FROM gc_queue WHERE kind = ? AND repo_id = ? AND blob_id = ?`, d.kind, d.repoID, d.blobID); err != nil {
+		return err
+	}
+	var err error
+	switch {
+	case d.digest == "": // its content went by way of another repository
+	case d.kind == gcBlob:
+		err = c.collectBlob(t, d, o, out)
+	case o.Untagged:
+		err = c.collectManifest(t, d, o, out)
+	}
+	if err != nil {
+		return err
+	}
+	return t.dropRepository(d.repoID)
+}
+
+func (c *Catalog) collectBlob(t *tx, d *Candidate, o CollectOptions, out *Collected) error {
+	needed, linked, err := t.blobNeeded(d)
+	if err != nil || needed {
+		return err
+	}
+	if linked {
+		if o.Keep != nil {
+			if until, keep := o.Keep(d.repo, d.digest); keep {
+				return t.enqueue(gcBlob, d.repoID, d.blobID, until.UnixMilli())
+			}
+		}
+		if _, err := t.exec(`DELETE FROM links WHERE repo_id = ? AND blob_id = ?`, d.repoID, d.blobID); err != nil {
+			return err
+		}
+		out.Unlinked = append(out.Unlinked, Unlinked{Repo: d.repo, Digest: d.digest})
+	}
+	return t.dropContent(d, out)
+}
+
+// blobNeeded tells whether a manifest of the repository names the blob, or is
+// it, and whether the repository shows it.
+func (t *tx) blobNeeded(d *Candidate) (needed, linked bool, err error) {
+	err = t.row(`SELECT EXISTS (SELECT 1 FROM refs WHERE repo_id = ? AND blob_id = ?) OR EXISTS (SELECT 1 FROM manifests WHERE repo_id = ? AND blob_id = ?),
+		EXISTS (SELECT 1 FROM links WHERE repo_id = ? AND blob_id = ?)`,
+		[]any{d.repoID, d.blobID, d.repoID, d.blobID, d.repoID, d.blobID}, &needed, &linked)
+	return needed, linked, err
+}
+
+// dropContent removes a content that nothing shows or names any more.
+func (t *tx) dropContent(d *Candidate, out *Collected) error {
+	var used bool
+	err := t.row(`SELECT EXISTS (SELECT 1 FROM links WHERE blob_id = ?) OR EXISTS (SELECT 1 FROM manifests WHERE blob_id = ?)
+		OR EXISTS (SELECT 1 FROM refs WHERE blob_id = ?)`, []any{d.blobID, d.blobID, d.blobID}, &used)
+	if err != nil || used {
+		return err
+	}
+	b := Blob{Digest: d.digest, Size: d.size}
+	if d.inline || !d.present {
+		n, err := t.exec(`DELETE FROM blobs WHERE id = ? AND state <> 2`, d.blobID)
+		if err == nil && n > 0 && d.present {
+			out.Dropped = append(out.Dropped, b)
+		}
+		return err
+	}
+	n, err := t.exec(`UPDATE blobs SET state = 2 WHERE id = ? AND state = 1`, d.blobID)
+	if err == nil && n > 0 {
+		out.Objects = append(out.Objects, b)
+	}
+	return err
+}
+
+// dropRepository removes a repository that holds nothing any more.
+func (t *tx) dropRepository(repoID int64) error {
+	_, err := t.exec(`DELETE FROM repositories WHERE id = ? AND NOT EXISTS (SELECT 1 FROM links WHERE repo_id = ?)
+		AND NOT EXISTS (SELECT 1 FROM manifests WHERE repo_id = ?) AND NOT EXISTS (SELECT 1 FROM gc_queue WHERE repo_id = ?)`,
+		repoID, repoID, repoID, repoID)
+	return err
+}
+
+func (c *Catalog) collectManifest(t *tx, d *Candidate, o CollectOptions, out *Collected) error {
+	var id int64
+	var kept bool
+	err := t.row(`SELECT m.id, EXISTS (SELECT 1 FROM tags WHERE manifest_id = m.id)
+		OR EXISTS (SELECT 1 FROM refs WHERE repo_id = m.repo_id AND blob_id = m.blob_id)
+		OR EXISTS (SELECT 1 FROM manifests s JOIN blobs b ON b.id = s.blob_id WHERE s.repo_id = m.repo_id AND b.digest = m.subject)
+		FROM manifests m WHERE m.repo_id = ? AND m.blob_id = ?`, []any{d.repoID, d.blobID}, &id, &kept)
+	if err == ErrNotFound || kept {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if o.Keep != nil {
+		if until, keep := o.Keep(d.repo, d.digest); keep {
+			return t.enqueue(gcManifest, d.repoID, d.blobID, until.UnixMilli())
+		}
+	}
+	out.Unlinked = append(out.Unlinked, Unlinked{Repo: d.repo, Digest: d.digest, Manifest: true})
+	return t.removeManifest(d.repoID, id, d.blobID, c.now()+c.grace.Milliseconds())
+}
+
+// QueueUntagged queues every manifest without a tag, for the first collection
+// after the policy was switched on. It reads all manifests.
+func (c *Catalog) QueueUntagged(ctx context.Context) error {
+	return c.db.write(ctx, func(t *tx) error {
+		_, err := t.exec(`INSERT INTO gc_queue (kind, repo_id, blob_id, due_at)
+			SELECT 1, m.repo_id, m.blob_id, m.created_at + ? FROM manifests m WHERE NOT EXISTS (SELECT 1 FROM tags WHERE manifest_id = m.id)
+			ON CONFLICT DO NOTHING`, c.grace.Milliseconds())
+		return err
+	})
+}
+
+// Deleting returns contents whose objects a collection began to delete.
+func (c *Catalog) Deleting(ctx context.Context, n int) ([]Blob, error) {
+	var out []Blob
+	err := c.db.rows(ctx, `SELECT digest, size FROM blobs WHERE state = 2 LIMIT ?`, []any{n}, func(r *sql.Rows) error {
+		var b Blob
+		err := r.Scan(&b.Digest, &b.Size)
+		out = append(out, b)
+		return err
+	})
+	return out, err
+}
+
+// IsDeleting tells whether a content's object is still to be deleted: a push
+// may have brought the content back since.
+func (c *Catalog) IsDeleting(ctx context.Context, d oci.Digest) (bool, error) {
+	var n int
+	err := c.db.row(ctx, `SELECT COUNT(*) FROM blobs WHERE digest = ? AND state = 2`, []any{string(d)}, &n)
+	return n > 0, err
+}
+
+// Forget drops the rows of contents whose objects are deleted.
+func (c *Catalog) Forget(ctx context.Context, digests ...oci.Digest) error {
+	return c.db.write(ctx, func(t *tx) error {
+		for _, d := range digests {
+			// A manifest may have named it meanwhile as content that may be absent.
+			if _, err := t.exec(`DELETE FROM blobs WHERE digest = ? AND state = 2 AND NOT EXISTS (SELECT 1 FROM refs WHERE blob_id = blobs.id)`, string(d)); err != nil {
+				return err
+			}
+			if _, err := t.exec(`UPDATE blobs SET state = 0 WHERE digest = ? AND state = 2`, string(d)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// GCDue returns how many candidates are due before a time.
+func (c *Catalog) GCDue(ctx context.Context, before time.Time) (int64, error) {
+	var n int64
+	err := c.db.row(ctx, `SELECT COUNT(*) FROM gc_queue WHERE due_at < ?`, []any{before.UnixMilli()}, &n)
+	return n, err
+}

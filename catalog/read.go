@@ -1,0 +1,192 @@
+package catalog
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"example.org/slipway/oci"
+)
+
+// States of a blob row; see the schema.
+const (
+	stateAbsent   = 0
+	stateLive     = 1
+	stateDeleting = 2
+)
+
+// Blob returns a blob that is visible in a repository. Manifests are not: they
+// are not served as blobs. Errors: ErrNotFound.
+func (c *Catalog) Blob(ctx context.Context, repo string, d oci.Digest) (Blob, error) {
+	b := Blob{Digest: d}
+	err := c.db.row(ctx, `SELECT b.size, b.content FROM repositories r
+		JOIN blobs b ON b.digest = ? AND b.state = 1
+		JOIN links l ON l.repo_id = r.id AND l.blob_id = b.id
+		WHERE r.name = ?`, []any{string(d), repo}, &b.Size, &b.Content)
+	return b, err
+}
+
+// StoredBlob returns a content that is stored, whichever repository shows it.
+// Errors: ErrNotFound.
+func (c *Catalog) StoredBlob(ctx context.Context, d oci.Digest) (Blob, error) {
+	b := Blob{Digest: d}
+	err := c.db.row(ctx, `SELECT size, content FROM blobs WHERE digest = ? AND state = 1`,
+		[]any{string(d)}, &b.Size, &b.Content)
+	return b, err
+}
+
+const manifestColumns = `b.digest, m.media_type, m.artifact_type, COALESCE(m.subject, ''), COALESCE(m.annotations, ''), b.content`
+
+func scanManifest(scan func(...any) error) (Manifest, error) {
+	var m Manifest
+	var annotations string
+	if err := scan(&m.Digest, &m.MediaType, &m.ArtifactType, &m.Subject, &annotations, &m.Content); err != nil {
+		return m, err
+	}
+	if annotations != "" {
+		if err := json.Unmarshal([]byte(annotations), &m.Annotations); err != nil {
+			return m, fmt.Errorf("annotations of manifest %s: %w", m.Digest, err)
+		}
+	}
+	return m, nil
+}
+
+// Manifest returns a manifest of a repository by digest. Errors: ErrNotFound.
+func (c *Catalog) Manifest(ctx context.Context, repo string, d oci.Digest) (Manifest, error) {
+	s, err := c.db.reader(ctx, `SELECT `+manifestColumns+` FROM repositories r
+		JOIN blobs b ON b.digest = ?
+		JOIN manifests m ON m.repo_id = r.id AND m.blob_id = b.id
+		WHERE r.name = ?`)
+	if err != nil {
+		return Manifest{}, err
+	}
+	m, err := scanManifest(s.QueryRowContext(ctx, string(d), repo).Scan)
+	return m, notFound(err)
+}
+
+// Tag returns the manifest a tag points at. Errors: ErrNotFound.
+func (c *Catalog) Tag(ctx context.Context, repo, tag string) (Manifest, error) {
+	s, err := c.db.reader(ctx, `SELECT `+manifestColumns+` FROM repositories r
+		JOIN tags t ON t.repo_id = r.id AND t.name = ?
+		JOIN manifests m ON m.id = t.manifest_id
+		JOIN blobs b ON b.id = m.blob_id
+		WHERE r.name = ?`)
+	if err != nil {
+		return Manifest{}, err
+	}
+	m, err := scanManifest(s.QueryRowContext(ctx, tag, repo).Scan)
+	return m, notFound(err)
+}
+
+// Repositories lists at most n repository names behind last, in byte order.
+func (c *Catalog) Repositories(ctx context.Context, last string, n int) ([]string, error) {
+	return c.names(ctx, `SELECT name FROM repositories WHERE name > ? ORDER BY name LIMIT ?`, last, n)
+}
+
+// HasRepository tells whether a repository exists.
+func (c *Catalog) HasRepository(ctx context.Context, repo string) (bool, error) {
+	_, err := c.repoID(ctx, repo)
+	if err == ErrNoRepository {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+func (c *Catalog) repoID(ctx context.Context, repo string) (id int64, err error) {
+	err = c.db.row(ctx, `SELECT id FROM repositories WHERE name = ?`, []any{repo}, &id)
+	if err == ErrNotFound {
+		err = ErrNoRepository
+	}
+	return id, err
+}
+
+// Tags lists at most n tags of a repository behind last, in byte order.
+// Errors: ErrNoRepository.
+func (c *Catalog) Tags(ctx context.Context, repo, last string, n int) ([]string, error) {
+	id, err := c.repoID(ctx, repo)
+	if err != nil {
+		return nil, err
+	}
+	return c.names(ctx, `SELECT name FROM tags WHERE repo_id = ? AND name > ? ORDER BY name LIMIT ?`, id, last, n)
+}
+
+func (c *Catalog) names(ctx context.Context, query string, args ...any) ([]string, error) {
+	var names []string
+	err := c.db.rows(ctx, query, args, func(r *sql.Rows) error {
+		var s string
+		err := r.Scan(&s)
+		names = append(names, s)
+		return err
+	})
+	return names, err
+}
+
+// Referrers lists the manifests of a repository whose subject is d, of one
+// artifact type or, with "", of all. Their Content is left out.
+func (c *Catalog) Referrers(ctx context.Context, repo string, d oci.Digest, artifactType string) ([]oci.Descriptor, error) {
+	var out []oci.Descriptor
+	err := c.db.rows(ctx, `SELECT b.digest, m.media_type, m.artifact_type, COALESCE(m.subject, ''), COALESCE(m.annotations, ''), NULL, b.size
+		FROM repositories r
+		JOIN manifests m ON m.repo_id = r.id AND m.subject = ?
+		JOIN blobs b ON b.id = m.blob_id
+		WHERE r.name = ? AND (? = '' OR m.artifact_type = ?) ORDER BY m.id`,
+		[]any{string(d), repo, artifactType, artifactType}, func(r *sql.Rows) error {
+			var size int64
+			m, err := scanManifest(func(dest ...any) error { return r.Scan(append(dest, &size)...) })
+			out = append(out, oci.Descriptor{MediaType: m.MediaType, Digest: m.Digest, Size: size,
+				ArtifactType: m.ArtifactType, Annotations: m.Annotations})
+			return err
+		})
+	return out, err
+}
+
+// TagInfo is a tag with what retention rules judge it by.
+type TagInfo struct {
+	Name     string
+	Digest   oci.Digest
+	Updated  time.Time
+	LastPull time.Time // zero: never
+}
+
+// TagInfos returns all tags of a repository, newest first.
+func (c *Catalog) TagInfos(ctx context.Context, repo string) ([]TagInfo, error) {
+	var out []TagInfo
+	err := c.db.rows(ctx, `SELECT t.name, b.digest, t.updated_at, t.pulled_at FROM repositories r
+		JOIN tags t ON t.repo_id = r.id
+		JOIN manifests m ON m.id = t.manifest_id
+		JOIN blobs b ON b.id = m.blob_id
+		WHERE r.name = ? ORDER BY t.updated_at DESC, t.name DESC`, []any{repo}, func(r *sql.Rows) error {
+		var t TagInfo
+		var updated, pulled int64
+		err := r.Scan(&t.Name, &t.Digest, &updated, &pulled)
+		t.Updated, t.LastPull = fromMillis(updated), fromMillis(pulled)
+		out = append(out, t)
+		return err
+	})
+	return out, err
+}
+
+// Counts are the sizes of the catalogue's tables, for metrics and reports.
+type Counts struct {
+	Repositories, Blobs, Manifests, Tags, Links, Uploads, GCQueue int64
+	// Bytes is the sum of the sizes of all stored contents.
+	Bytes int64
+}
+
+// Counts counts everything. It reads whole tables: seconds for millions of rows.
+func (c *Catalog) Counts(ctx context.Context) (Counts, error) {
+	var n Counts
+	err := c.db.row(ctx, `SELECT (SELECT COUNT(*) FROM repositories), (SELECT COUNT(*) FROM blobs WHERE state = 1),
+		(SELECT COUNT(*) FROM manifests), (SELECT COUNT(*) FROM tags), (SELECT COUNT(*) FROM links),
+		(SELECT COUNT(*) FROM uploads), (SELECT COUNT(*) FROM gc_queue), (SELECT COALESCE(SUM(size), 0) FROM blobs WHERE state = 1)`,
+		nil, &n.Repositories, &n.Blobs, &n.Manifests, &n.Tags, &n.Links, &n.Uploads, &n.GCQueue, &n.Bytes)
+	return n, err
+}
+
+// Ping answers whether the catalogue can be read.
+func (c *Catalog) Ping(ctx context.Context) error {
+	var one int
+	return c.db.row(ctx, `SELECT 1`, nil, &one)
+}

@@ -1,0 +1,240 @@
+package catalog
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+
+	"example.org/slipway/oci"
+)
+
+// Shown is where a content was visible, for whoever must forget it now.
+type Shown struct {
+	// Links are the repositories that showed it as a blob, Manifests those that
+	// have it as a manifest.
+	Links, Manifests []string
+}
+
+// MarkAbsent records that a content is not here any more, whatever the
+// catalogue said: no repository shows it from now on, and the next push brings
+// it back. What names it still does, so that nothing else of the images that
+// need it is collected. inline tells where the caller found the content to be;
+// ErrNotFound is returned if that has changed.
+func (c *Catalog) MarkAbsent(ctx context.Context, d oci.Digest, inline bool) (Shown, error) {
+	var s Shown
+	err := c.db.write(ctx, func(t *tx) error {
+		var id int64
+		err := t.row(`SELECT id FROM blobs WHERE digest = ? AND state = 1 AND (content IS NOT NULL) = ?`, []any{string(d), inline}, &id)
+		if err != nil {
+			return err
+		}
+		if s, err = t.shown(id); err != nil {
+			return err
+		}
+		// Queued, so that the collector drops the row, and repositories that
+		// held nothing else, if nothing names the content.
+		due := c.now() + c.grace.Milliseconds()
+		for _, q := range []struct {
+			query string
+			args  []any
+		}{
+			{`UPDATE blobs SET state = 0, content = NULL WHERE id = ?`, []any{id}},
+			{`INSERT INTO gc_queue (kind, repo_id, blob_id, due_at) SELECT 0, repo_id, blob_id, ? FROM links WHERE blob_id = ?
+				ON CONFLICT (kind, repo_id, blob_id) DO UPDATE SET due_at = excluded.due_at`, []any{due, id}},
+			{`DELETE FROM links WHERE blob_id = ?`, []any{id}},
+		} {
+			if _, err := t.exec(q.query, q.args...); err != nil {
+				return err
+			}
+		}
+		return t.enqueueLeak(id, due)
+	})
+	return s, err
+}
+
+func (t *tx) shown(blobID int64) (s Shown, err error) {
+	for _, q := range []struct {
+		query string
+		names *[]string
+	}{
+		{`SELECT r.name FROM links l JOIN repositories r ON r.id = l.repo_id WHERE l.blob_id = ?`, &s.Links},
+		{`SELECT r.name FROM manifests m JOIN repositories r ON r.id = m.repo_id WHERE m.blob_id = ?`, &s.Manifests},
+	} {
+		err := t.rows(q.query, []any{blobID}, func(r *sql.Rows) error {
+			var name string
+			err := r.Scan(&name)
+			*q.names = append(*q.names, name)
+			return err
+		})
+		if err != nil {
+			return s, err
+		}
+	}
+	return s, nil
+}
+
+// SetContent puts verified bytes into the row of a stored content. Errors:
+// ErrNotFound.
+func (c *Catalog) SetContent(ctx context.Context, d oci.Digest, content []byte) (Shown, error) {
+	return c.correct(ctx, d, `UPDATE blobs SET content = ?, size = ? WHERE id = ?`, content, len(content))
+}
+
+// SetSize corrects the size in bytes of a stored content. Errors: ErrNotFound.
+func (c *Catalog) SetSize(ctx context.Context, d oci.Digest, size int64) (Shown, error) {
+	return c.correct(ctx, d, `UPDATE blobs SET size = ? WHERE id = ?`, size)
+}
+
+func (c *Catalog) correct(ctx context.Context, d oci.Digest, query string, args ...any) (s Shown, err error) {
+	err = c.db.write(ctx, func(t *tx) error {
+		var id int64
+		if err := t.row(`SELECT id FROM blobs WHERE digest = ? AND state = 1`, []any{string(d)}, &id); err != nil {
+			return err
+		}
+		if s, err = t.shown(id); err != nil {
+			return err
+		}
+		_, err := t.exec(query, append(args[:len(args):len(args)], id)...)
+		return err
+	})
+	return s, err
+}
+
+// enqueueLeak queues a content for the collector on behalf of no repository.
+func (t *tx) enqueueLeak(blobID, due int64) error { return t.enqueue(gcBlob, 0, blobID, due) }
+
+// QueueLeak queues a leak for the collector, if it still is one.
+func (c *Catalog) QueueLeak(ctx context.Context, l Leak) (done bool, err error) {
+	err = c.db.write(ctx, func(t *tx) error {
+		done = false
+		var n int
+		err := t.row(`SELECT COUNT(*) FROM blobs WHERE id = ? AND digest = ? AND `+leaked, []any{l.ID, string(l.Digest)}, &n)
+		if err != nil || n == 0 {
+			return err
+		}
+		done = true
+		return t.enqueueLeak(l.ID, c.now()+c.grace.Milliseconds())
+	})
+	return done, err
+}
+
+// still tells whether a manifest is there as it was read.
+func (t *tx) still(m ManifestRow) (bool, error) {
+	var n int
+	err := t.row(`SELECT COUNT(*) FROM manifests WHERE id = ? AND repo_id = ? AND blob_id = ?`, []any{m.ID, m.repoID, m.blobID}, &n)
+	return n > 0, err
+}
+
+// AddRefs records contents as named by a manifest. done is false when the
+// manifest is gone.
+func (c *Catalog) AddRefs(ctx context.Context, m ManifestRow, named []oci.Descriptor) (done bool, err error) {
+	err = c.db.write(ctx, func(t *tx) (err error) {
+		if done, err = t.still(m); err != nil || !done {
+			return err
+		}
+		return t.nameOptional(m.repoID, m.ID, named, c.now())
+	})
+	return done, err
+}
+
+// DropRefs takes back that a manifest names contents.
+func (c *Catalog) DropRefs(ctx context.Context, m ManifestRow, digests []oci.Digest) (done bool, err error) {
+	err = c.db.write(ctx, func(t *tx) (err error) {
+		if done, err = t.still(m); err != nil || !done {
+			return err
+		}
+		due := c.now() + c.grace.Milliseconds()
+		for _, d := range digests {
+			var id int64
+			if err := t.row(`SELECT id FROM blobs WHERE digest = ?`, []any{string(d)}, &id); err != nil {
+				return err
+			}
+			if _, err := t.exec(`DELETE FROM refs WHERE repo_id = ? AND blob_id = ? AND manifest_id = ?`, m.repoID, id, m.ID); err != nil {
+				return err
+			}
+			for _, kind := range []int{gcBlob, gcManifest} {
+				if err := t.enqueue(kind, m.repoID, id, due); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+	return done, err
+}
+
+// LinkNamed makes a stored content visible in the repository of a manifest
+// that names it. done is false when either is gone.
+func (c *Catalog) LinkNamed(ctx context.Context, m ManifestRow, d oci.Digest) (done bool, err error) {
+	err = c.db.write(ctx, func(t *tx) error {
+		done = false
+		var id int64
+		err := t.row(`SELECT b.id FROM refs f JOIN blobs b ON b.id = f.blob_id
+			WHERE f.manifest_id = ? AND f.repo_id = ? AND b.digest = ? AND b.state = 1`, []any{m.ID, m.repoID, string(d)}, &id)
+		if err == ErrNotFound {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		done = true
+		now := c.now()
+		return t.link(m.repoID, id, now, now+c.grace.Milliseconds())
+	})
+	return done, err
+}
+
+// DeleteDangling deletes a row that points nowhere, if it still does.
+func (c *Catalog) DeleteDangling(ctx context.Context, d Dangling) (done bool, err error) {
+	for _, rel := range relations() {
+		if rel.table != d.Table {
+			continue
+		}
+		where := fmt.Sprintf(`(%s, %s, %s) = (?, ?, ?) AND (%s)`, rel.keys[0], rel.keys[1], rel.keys[2], rel.bad)
+		err = c.db.write(ctx, func(t *tx) error {
+			done = false
+			if d.Table == "manifests" {
+				done, err = c.deleteDanglingManifest(t, where, d.key[:])
+				return err
+			}
+			n, err := t.exec(`DELETE FROM `+rel.table+` WHERE `+where, d.key[:]...)
+			done = n > 0
+			if err != nil || !done || d.Table == "gc_queue" {
+				return err
+			}
+			// For the collector to drop the repository if that was all it held.
+			_, err = t.exec(`INSERT INTO gc_queue (kind, repo_id, blob_id, due_at) SELECT 0, id, 0, ? FROM repositories WHERE id = ?
+				ON CONFLICT DO NOTHING`, c.now()+c.grace.Milliseconds(), d.key[0])
+			return err
+		})
+		return done, err
+	}
+	return false, fmt.Errorf("no table %q", d.Table)
+}
+
+// deleteDanglingManifest also deletes what hangs on the manifest, and queues
+// what it named.
+func (c *Catalog) deleteDanglingManifest(t *tx, where string, key []any) (bool, error) {
+	var id, repoID, blobID int64
+	err := t.row(`SELECT id, repo_id, blob_id FROM manifests WHERE `+where, key, &id, &repoID, &blobID)
+	if err == ErrNotFound {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	due := c.now() + c.grace.Milliseconds()
+	if err := t.removeManifest(repoID, id, blobID, due); err != nil {
+		return false, err
+	}
+	var n int
+	if err := t.row(`SELECT COUNT(*) FROM repositories WHERE id = ?`, []any{repoID}, &n); err != nil || n > 0 {
+		return true, err
+	}
+	// What was queued for a repository that does not exist is queued for none.
+	if _, err := t.exec(`INSERT INTO gc_queue (kind, repo_id, blob_id, due_at) SELECT 0, 0, blob_id, due_at FROM gc_queue WHERE repo_id = ? AND kind = 0
+		ON CONFLICT (kind, repo_id, blob_id) DO UPDATE SET due_at = excluded.due_at`, repoID); err != nil {
+		return false, err
+	}
+	_, err = t.exec(`DELETE FROM gc_queue WHERE repo_id = ?`, repoID)
+	return true, err
+}

@@ -1,0 +1,458 @@
+package catalog
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+
+	"example.org/slipway/oci"
+)
+
+// Kinds of rows in gc_queue.
+const (
+	gcBlob     = 0
+	gcManifest = 1
+)
+
+// enqueue notes that something of a repository may have become garbage. What is
+// queued already keeps its place but is looked at later, so that a change of
+// mind within the grace period always wins.
+func (t *tx) enqueue(kind int, repoID, blobID, due int64) error {
+	_, err := t.exec(`INSERT INTO gc_queue (kind, repo_id, blob_id, due_at) VALUES (?, ?, ?, ?)
+		ON CONFLICT (kind, repo_id, blob_id) DO UPDATE SET due_at = excluded.due_at`, kind, repoID, blobID, due)
+	return err
+}
+
+// repository returns a repository's id and makes the repository where needed.
+func (t *tx) repository(name string, now int64) (int64, error) {
+	id, err := t.findRepository(name)
+	if err != ErrNoRepository {
+		return id, err
+	}
+	return t.insert(`INSERT INTO repositories (name, created_at) VALUES (?, ?) RETURNING id`, name, now)
+}
+
+func (t *tx) findRepository(name string) (id int64, err error) {
+	err = t.row(`SELECT id FROM repositories WHERE name = ?`, []any{name}, &id)
+	if err == ErrNotFound {
+		err = ErrNoRepository
+	}
+	return id, err
+}
+
+// store records a content as stored and returns its id. content is nil for an
+// object in the store. A content that is there already stays as it is.
+func (t *tx) store(b Blob, now int64) (int64, error) {
+	var id int64
+	var state int
+	err := t.row(`SELECT id, state FROM blobs WHERE digest = ?`, []any{string(b.Digest)}, &id, &state)
+	switch {
+	case err == ErrNotFound:
+		return t.insert(`INSERT INTO blobs (digest, size, state, content, created_at) VALUES (?, ?, 1, ?, ?) RETURNING id`,
+			string(b.Digest), b.Size, b.Content, now)
+	case err != nil || state == stateLive:
+		return id, err
+	}
+	_, err = t.exec(`UPDATE blobs SET state = 1, size = ?, content = ?, created_at = ? WHERE id = ?`, b.Size, b.Content, now, id)
+	return id, err
+}
+
+func (t *tx) link(repoID, blobID, now, due int64) error {
+	n, err := t.exec(`INSERT INTO links (repo_id, blob_id, created_at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING`, repoID, blobID, now)
+	if err != nil {
+		return err
+	}
+	if n == 0 { // known; keep it for another grace period if it waits for the collector
+		_, err = t.exec(`UPDATE gc_queue SET due_at = ? WHERE kind = 0 AND repo_id = ? AND blob_id = ?`, due, repoID, blobID)
+		return err
+	}
+	return t.enqueue(gcBlob, repoID, blobID, due)
+}
+
+// PutBlob records a stored content and makes it visible in a repository. With
+// uploadID it ends that upload in the same transaction. A nil Content says that
+// the object is in the store, durably.
+func (c *Catalog) PutBlob(ctx context.Context, repo string, b Blob, uploadID string) error {
+	return c.db.write(ctx, func(t *tx) error {
+		now := c.now()
+		repoID, err := t.repository(repo, now)
+		if err != nil {
+			return err
+		}
+		blobID, err := t.store(b, now)
+		if err != nil {
+			return err
+		}
+		if err := t.endUpload(uploadID); err != nil {
+			return err
+		}
+		return t.link(repoID, blobID, now, now+c.grace.Milliseconds())
+	})
+}
+
+// LinkBlob makes a content that is stored already visible in a repository, and
+// ends an upload as PutBlob does. Errors: ErrNotStored.
+func (c *Catalog) LinkBlob(ctx context.Context, repo string, d oci.Digest, uploadID string) (Blob, error) {
+	b := Blob{Digest: d}
+	err := c.db.write(ctx, func(t *tx) error {
+		blobID, err := t.liveBlob(&b)
+		if err != nil {
+			return err
+		}
+		now := c.now()
+		repoID, err := t.repository(repo, now)
+		if err != nil {
+			return err
+		}
+		if err := t.endUpload(uploadID); err != nil {
+			return err
+		}
+		return t.link(repoID, blobID, now, now+c.grace.Milliseconds())
+	})
+	return b, err
+}
+
+func (t *tx) liveBlob(b *Blob) (id int64, err error) {
+	err = t.row(`SELECT id, size FROM blobs WHERE digest = ? AND state = 1`, []any{string(b.Digest)}, &id, &b.Size)
+	if err == ErrNotFound {
+		err = ErrNotStored
+	}
+	return id, err
+}
+
+// MountBlob makes a blob of one repository visible in another. Errors:
+// ErrNotFound when it is not visible in from.
+func (c *Catalog) MountBlob(ctx context.Context, to, from string, d oci.Digest) (Blob, error) {
+	b := Blob{Digest: d}
+	err := c.db.write(ctx, func(t *tx) error {
+		var blobID int64
+		err := t.row(`SELECT b.id, b.size FROM repositories r
+			JOIN blobs b ON b.digest = ? AND b.state = 1
+			JOIN links l ON l.repo_id = r.id AND l.blob_id = b.id
+			WHERE r.name = ?`, []any{string(d), from}, &blobID, &b.Size)
+		if err != nil {
+			return err
+		}
+		now := c.now()
+		repoID, err := t.repository(to, now)
+		if err != nil {
+			return err
+		}
+		return t.link(repoID, blobID, now, now+c.grace.Milliseconds())
+	})
+	return b, err
+}
+
+// DeleteBlob takes a blob out of a repository. Its content goes once no
+// repository shows it. Errors: ErrNotFound, ErrReferenced.
+func (c *Catalog) DeleteBlob(ctx context.Context, repo string, d oci.Digest) error {
+	return c.db.write(ctx, func(t *tx) error {
+		var repoID, blobID int64
+		var refs int
+		err := t.row(`SELECT r.id, b.id, EXISTS (SELECT 1 FROM refs f WHERE f.repo_id = r.id AND f.blob_id = b.id)
+			FROM repositories r
+			JOIN blobs b ON b.digest = ? AND b.state = 1
+			JOIN links l ON l.repo_id = r.id AND l.blob_id = b.id
+			WHERE r.name = ?`, []any{string(d), repo}, &repoID, &blobID, &refs)
+		if err != nil {
+			return err
+		}
+		if refs != 0 {
+			return ErrReferenced
+		}
+		if _, err := t.exec(`DELETE FROM links WHERE repo_id = ? AND blob_id = ?`, repoID, blobID); err != nil {
+			return err
+		}
+		// No grace here for the link itself, but for the content: another push
+		// may be about to mount or name it.
+		return t.enqueue(gcBlob, repoID, blobID, c.now()+c.grace.Milliseconds())
+	})
+}
+
+// PutManifest records a manifest, what it names, and its tags. replaced are
+// the tags that pointed elsewhere before. Errors: *MissingError, *ImmutableError.
+func (c *Catalog) PutManifest(ctx context.Context, repo string, m NewManifest) (replaced []string, err error) {
+	var annotations any
+	if len(m.Annotations) > 0 {
+		b, err := json.Marshal(m.Annotations)
+		if err != nil {
+			return nil, err
+		}
+		annotations = string(b)
+	}
+	err = c.db.write(ctx, func(t *tx) error {
+		replaced = nil
+		repoID, named, err := t.checkManifest(repo, m)
+		if err != nil {
+			return err
+		}
+		now := c.now()
+		due := now + c.grace.Milliseconds()
+		if repoID == 0 {
+			if repoID, err = t.repository(repo, now); err != nil {
+				return err
+			}
+		}
+		id, blobID, err := t.insertManifest(repoID, m, annotations, now)
+		if err != nil {
+			return err
+		}
+		for _, b := range named {
+			if _, err := t.exec(`INSERT INTO refs (repo_id, blob_id, manifest_id) VALUES (?, ?, ?) ON CONFLICT DO NOTHING`, repoID, b, id); err != nil {
+				return err
+			}
+		}
+		if err := t.nameOptional(repoID, id, m.Optional, now); err != nil {
+			return err
+		}
+		for _, tag := range m.Tags {
+			moved, err := t.setTag(repoID, id, tag, now, due)
+			if err != nil {
+				return err
+			}
+			if moved {
+				replaced = append(replaced, tag)
+			}
+		}
+		if len(m.Tags) > 0 {
+			return nil
+		}
+		return t.enqueue(gcManifest, repoID, blobID, due)
+	})
+	return replaced, err
+}
+
+// checkManifest does all that can fail before anything is written: it returns
+// the ids of the repository (0: new) and of everything the manifest names.
+func (t *tx) checkManifest(repo string, m NewManifest) (repoID int64, named []int64, err error) {
+	repoID, err = t.findRepository(repo)
+	if err != nil && err != ErrNoRepository {
+		return 0, nil, err
+	}
+	var missing []oci.Digest
+	find := func(query string, digests []oci.Digest) error {
+		for _, d := range digests {
+			var id int64
+			switch err := t.row(query, []any{string(d), repoID}, &id); err {
+			case nil:
+				named = append(named, id)
+			case ErrNotFound:
+				missing = append(missing, d)
+			default:
+				return err
+			}
+		}
+		return nil
+	}
+	err = find(`SELECT b.id FROM blobs b JOIN links l ON l.blob_id = b.id WHERE b.digest = ? AND b.state = 1 AND l.repo_id = ?`, m.Blobs)
+	if err != nil {
+		return 0, nil, err
+	}
+	// An index may also name plain blobs.
+	err = find(`SELECT b.id FROM blobs b WHERE b.digest = ?1 AND b.state = 1 AND (EXISTS (SELECT 1 FROM manifests m WHERE m.blob_id = b.id AND m.repo_id = ?2)
+		OR EXISTS (SELECT 1 FROM links l WHERE l.blob_id = b.id AND l.repo_id = ?2))`, m.Manifests)
+	if err != nil {
+		return 0, nil, err
+	}
+	if len(missing) > 0 {
+		return 0, nil, &MissingError{missing}
+	}
+	if m.Immutable != nil && repoID != 0 {
+		for _, tag := range m.Tags {
+			if err := t.checkImmutable(repoID, m.Digest, tag, m.Immutable); err != nil {
+				return 0, nil, err
+			}
+		}
+	}
+	return repoID, named, nil
+}
+
+func (t *tx) checkImmutable(repoID int64, d oci.Digest, tag string, immutable func(string) bool) error {
+	if !immutable(tag) {
+		return nil
+	}
+	var at string
+	err := t.row(`SELECT b.digest FROM tags t JOIN manifests m ON m.id = t.manifest_id JOIN blobs b ON b.id = m.blob_id
+		WHERE t.repo_id = ? AND t.name = ?`, []any{repoID, tag}, &at)
+	if err == ErrNotFound || (err == nil && at == string(d)) {
+		return nil
+	}
+	if err == nil {
+		err = &ImmutableError{tag}
+	}
+	return err
+}
+
+func (t *tx) insertManifest(repoID int64, m NewManifest, annotations any, now int64) (id, blobID int64, err error) {
+	blobID, err = t.store(Blob{Digest: m.Digest, Size: int64(len(m.Content)), Content: m.Content}, now)
+	if err != nil {
+		return 0, 0, err
+	}
+	// The same bytes may have been pushed as a blob too large for the
+	// catalogue; a manifest is always read from here.
+	if _, err = t.exec(`UPDATE blobs SET content = ? WHERE id = ? AND content IS NULL`, m.Content, blobID); err != nil {
+		return 0, 0, err
+	}
+	var subject any
+	if m.Subject != "" {
+		subject = string(m.Subject)
+	}
+	id, err = t.insert(`INSERT INTO manifests (repo_id, blob_id, media_type, artifact_type, subject, annotations, created_at, pulled_at)
+		VALUES (?, ?, ?, ?, ?, ?, ?, 0)
+		ON CONFLICT (repo_id, blob_id) DO UPDATE SET media_type = excluded.media_type RETURNING id`,
+		repoID, blobID, m.MediaType, m.ArtifactType, subject, annotations, now)
+	return id, blobID, err
+}
+
+// nameOptional records contents that are named but need not be here, so that
+// they are kept if they come, or are here already.
+func (t *tx) nameOptional(repoID, manifestID int64, named []oci.Descriptor, now int64) error {
+	for _, d := range named {
+		var id int64
+		err := t.row(`SELECT id FROM blobs WHERE digest = ?`, []any{string(d.Digest)}, &id)
+		if err == ErrNotFound {
+			id, err = t.insert(`INSERT INTO blobs (digest, size, state, content, created_at) VALUES (?, ?, 0, NULL, ?) RETURNING id`,
+				string(d.Digest), d.Size, now)
+		}
+		if err != nil {
+			return err
+		}
+		if _, err := t.exec(`INSERT INTO refs (repo_id, blob_id, manifest_id) VALUES (?, ?, ?) ON CONFLICT DO NOTHING`, repoID, id, manifestID); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// setTag points a tag at a manifest and tells whether it pointed elsewhere.
+func (t *tx) setTag(repoID, manifestID int64, tag string, now, due int64) (moved bool, err error) {
+	var before, beforeBlob int64
+	err = t.row(`SELECT t.manifest_id, m.blob_id FROM tags t JOIN manifests m ON m.id = t.manifest_id WHERE t.repo_id = ? AND t.name = ?`,
+		[]any{repoID, tag}, &before, &beforeBlob)
+	if err != nil && err != ErrNotFound {
+		return false, err
+	}
+	_, err = t.exec(`INSERT INTO tags (repo_id, name, manifest_id, updated_at, pulled_at) VALUES (?, ?, ?, ?, 0)
+		ON CONFLICT (repo_id, name) DO UPDATE SET manifest_id = excluded.manifest_id, updated_at = excluded.updated_at`,
+		repoID, tag, manifestID, now)
+	if err != nil || before == 0 || before == manifestID {
+		return false, err
+	}
+	return true, t.enqueue(gcManifest, repoID, beforeBlob, due)
+}
+
+// DeleteTag removes a tag. Errors: ErrNotFound, *ImmutableError.
+func (c *Catalog) DeleteTag(ctx context.Context, repo, tag string, immutable func(string) bool) error {
+	return c.db.write(ctx, func(t *tx) error {
+		var repoID, blobID int64
+		err := t.row(`SELECT t.repo_id, m.blob_id FROM repositories r JOIN tags t ON t.repo_id = r.id
+			JOIN manifests m ON m.id = t.manifest_id WHERE r.name = ? AND t.name = ?`, []any{repo, tag}, &repoID, &blobID)
+		if err != nil {
+			return err
+		}
+		if immutable != nil && immutable(tag) {
+			return &ImmutableError{tag}
+		}
+		if _, err := t.exec(`DELETE FROM tags WHERE repo_id = ? AND name = ?`, repoID, tag); err != nil {
+			return err
+		}
+		return t.enqueue(gcManifest, repoID, blobID, c.now()+c.grace.Milliseconds())
+	})
+}
+
+// DeleteManifest removes a manifest and the tags that point at it, which it
+// returns. Errors: ErrNotFound, *ImmutableError.
+func (c *Catalog) DeleteManifest(ctx context.Context, repo string, d oci.Digest, immutable func(string) bool) (tags []string, err error) {
+	err = c.db.write(ctx, func(t *tx) error {
+		var repoID, id, blobID int64
+		err := t.row(`SELECT m.repo_id, m.id, m.blob_id FROM repositories r JOIN blobs b ON b.digest = ?
+			JOIN manifests m ON m.repo_id = r.id AND m.blob_id = b.id WHERE r.name = ?`, []any{string(d), repo}, &repoID, &id, &blobID)
+		if err != nil {
+			return err
+		}
+		if tags, err = t.tagsOf(id); err != nil {
+			return err
+		}
+		for _, tag := range tags {
+			if immutable != nil && immutable(tag) {
+				return &ImmutableError{tag}
+			}
+		}
+		return t.removeManifest(repoID, id, blobID, c.now()+c.grace.Milliseconds())
+	})
+	return tags, err
+}
+
+func (t *tx) tagsOf(manifestID int64) ([]string, error) {
+	var tags []string
+	err := t.rows(`SELECT name FROM tags WHERE manifest_id = ? ORDER BY name`, []any{manifestID}, func(r *sql.Rows) error {
+		var s string
+		err := r.Scan(&s)
+		tags = append(tags, s)
+		return err
+	})
+	return tags, err
+}
+
+// removeManifest deletes a manifest's rows and queues what it named, the
+// manifests that refer to it, and its own content.
+func (t *tx) removeManifest(repoID, id, blobID, due int64) error {
+	queue := []struct {
+		query string
+		args  []any
+	}{
+		{`INSERT INTO gc_queue (kind, repo_id, blob_id, due_at) SELECT 0, repo_id, blob_id, ? FROM refs WHERE manifest_id = ?
+			ON CONFLICT (kind, repo_id, blob_id) DO UPDATE SET due_at = excluded.due_at`, []any{due, id}},
+		// Children and referrers lose what may have kept them.
+		{`INSERT INTO gc_queue (kind, repo_id, blob_id, due_at) SELECT 1, m.repo_id, m.blob_id, ? FROM refs f
+			JOIN manifests m ON m.repo_id = f.repo_id AND m.blob_id = f.blob_id WHERE f.manifest_id = ?
+			ON CONFLICT (kind, repo_id, blob_id) DO UPDATE SET due_at = excluded.due_at`, []any{due, id}},
+		{`INSERT INTO gc_queue (kind, repo_id, blob_id, due_at) SELECT 1, m.repo_id, m.blob_id, ? FROM manifests m
+			WHERE m.repo_id = ? AND m.subject = (SELECT digest FROM blobs WHERE id = ?)
+			ON CONFLICT (kind, repo_id, blob_id) DO UPDATE SET due_at = excluded.due_at`, []any{due, repoID, blobID}},
+		{`DELETE FROM refs WHERE manifest_id = ?`, []any{id}},
+		{`DELETE FROM tags WHERE manifest_id = ?`, []any{id}},
+		{`DELETE FROM manifests WHERE id = ?`, []any{id}},
+	}
+	for _, q := range queue {
+		if _, err := t.exec(q.query, q.args...); err != nil {
+			return err
+		}
+	}
+	return t.enqueue(gcBlob, repoID, blobID, due)
+}
+
+// Pull is the time something was last pulled.
+type Pull struct {
+	Repo string
+	// Ref is a tag or a digest.
+	Ref string
+	At  int64 // Unix milliseconds
+}
+
+// RecordPulls writes the times of last pulls, many at a time. What is gone by
+// now is passed over.
+func (c *Catalog) RecordPulls(ctx context.Context, pulls []Pull) error {
+	return c.db.write(ctx, func(t *tx) error {
+		for _, p := range pulls {
+			repoID, err := t.findRepository(p.Repo)
+			if errors.Is(err, ErrNoRepository) {
+				continue
+			}
+			if err != nil {
+				return err
+			}
+			if oci.IsDigest(p.Ref) {
+				_, err = t.exec(`UPDATE manifests SET pulled_at = ? WHERE repo_id = ? AND blob_id = (SELECT id FROM blobs WHERE digest = ?) AND pulled_at < ?`,
+					p.At, repoID, p.Ref, p.At)
+			} else {
+				_, err = t.exec(`UPDATE tags SET pulled_at = ? WHERE repo_id = ? AND name = ? AND pulled_at < ?`, p.At, repoID, p.Ref, p.At)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}

@@ -1,0 +1,376 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"example.org/slipway/oci"
+)
+
+// ResolveBlob implements [oci.Reader] by HEAD, or by a GET whose body is left
+// unread where the registry has no HEAD or tells no size.
+func (c *Client) ResolveBlob(ctx context.Context, repo string, d oci.Digest) (oci.Descriptor, error) {
+	if err := checkBlob(repo, d); err != nil {
+		return oci.Descriptor{}, err
+	}
+	l := c.blobCall(http.MethodHead, repo, d)
+	l.accept = []int{http.StatusMethodNotAllowed}
+	for _, l.method = range []string{http.MethodHead, http.MethodGet} {
+		resp, err := c.do(ctx, l)
+		if err != nil {
+			return oci.Descriptor{}, err
+		}
+		_ = resp.Body.Close()
+		if resp.StatusCode == http.StatusOK && resp.ContentLength >= 0 {
+			return blobDescriptor(d, resp.ContentLength), nil
+		}
+	}
+	return oci.Descriptor{}, fmt.Errorf("GET %s: the registry does not tell the blob's size", bare(l.url))
+}
+
+// GetBlob implements [oci.Reader].
+func (c *Client) GetBlob(ctx context.Context, repo string, d oci.Digest) (oci.Content, error) {
+	return c.GetBlobRange(ctx, repo, d, 0, -1)
+}
+
+// GetBlobRange implements [oci.Reader]. The content is checked against the
+// digest when the range is the whole blob; a part of one cannot be.
+func (c *Client) GetBlobRange(ctx context.Context, repo string, d oci.Digest, off, n int64) (oci.Content, error) {
+	if err := checkBlob(repo, d); err != nil {
+		return nil, err
+	}
+	if off < 0 {
+		return nil, oci.Errorf(oci.CodeRangeInvalid, "a range cannot begin at %d", off)
+	}
+	r := &blobReader{c: c, ctx: ctx, repo: repo, pos: off, end: -1, tries: c.tries - 1}
+	r.desc.Digest = d
+	if n >= 0 {
+		r.end = off + n
+		if r.end < off { // the sum is beyond int64
+			r.end = -1
+		}
+	}
+	if n == 0 { // HTTP has no empty ranges
+		desc, err := c.ResolveBlob(ctx, repo, d)
+		if err != nil {
+			return nil, err
+		}
+		if off >= desc.Size {
+			return nil, oci.Errorf(oci.CodeRangeInvalid, "the range begins at %d of %d bytes", off, desc.Size)
+		}
+		r.desc = desc
+		return r, nil
+	}
+	if err := r.open(); err != nil {
+		return nil, err
+	}
+	if off == 0 && r.end == r.desc.Size {
+		r.sum = d.Algorithm().Hash()
+		if r.end == 0 { // there will be no last byte to check at
+			if err := r.check(); err != nil {
+				_ = r.Close()
+				return nil, err
+			}
+		}
+	}
+	return r, nil
+}
+
+func checkBlob(repo string, d oci.Digest) error {
+	if err := oci.CheckName(repo); err != nil {
+		return err
+	}
+	return oci.CheckDigest(d)
+}
+
+func blobDescriptor(d oci.Digest, size int64) oci.Descriptor {
+	return oci.Descriptor{MediaType: oci.MediaTypeOctetStream, Digest: d, Size: size}
+}
+
+func (c *Client) blobCall(method, repo string, d oci.Digest) call {
+	return call{
+		method:   method,
+		url:      c.url(oci.Request{Kind: oci.KindBlob, Repo: repo, Ref: string(d)}, nil),
+		scopes:   pull(repo),
+		retry:    retryAll,
+		notFound: oci.CodeBlobUnknown,
+	}
+}
+
+// resumeProgress is how many bytes a connection must deliver to be good for
+// the count of tries. Without it a registry that delivers a byte per
+// connection would be asked for ever.
+const resumeProgress = 1 << 20
+
+// blobReader is an open blob. It reads connection after connection.
+type blobReader struct {
+	c    *Client
+	ctx  context.Context // spans the handle's life, as oci.Reader says
+	repo string
+	desc oci.Descriptor
+
+	body   io.ReadCloser // nil when there is no connection
+	pos    int64         // in the blob, of the next byte
+	end    int64         // behind the last byte to read; -1 before it is known
+	sum    hash.Hash     // of a whole blob; nil for a part
+	fresh  int64         // bytes since the last resume
+	tries  int           // resumes left
+	failed error         // the error all further reads return
+}
+
+// Descriptor implements [oci.Content].
+func (r *blobReader) Descriptor() oci.Descriptor { return r.desc }
+
+// Close implements [oci.Content].
+func (r *blobReader) Close() error {
+	if r.failed == nil {
+		r.failed = errors.New("read of a closed blob")
+	}
+	if r.body == nil {
+		return nil
+	}
+	err := r.body.Close()
+	r.body = nil
+	return err
+}
+
+// Read implements [oci.Content].
+func (r *blobReader) Read(p []byte) (int, error) {
+	if r.failed != nil {
+		return 0, r.failed
+	}
+	if r.pos == r.end || r.end < 0 {
+		return 0, io.EOF
+	}
+	if len(p) == 0 {
+		return 0, nil
+	}
+	if left := r.end - r.pos; int64(len(p)) > left {
+		p = p[:left]
+	}
+	for {
+		n, err := r.body.Read(p)
+		if n > 0 {
+			return r.took(p[:n])
+		}
+		if err == nil {
+			continue
+		}
+		if err == io.EOF {
+			err = io.ErrUnexpectedEOF
+		}
+		if r.failed = r.resume(err); r.failed != nil {
+			return 0, r.failed
+		}
+	}
+}
+
+// took accounts for bytes read. The last bytes of a blob that is not what its
+// digest says are withheld, so that a reader who knows the size notices too.
+func (r *blobReader) took(p []byte) (int, error) {
+	r.pos += int64(len(p))
+	r.fresh += int64(len(p))
+	if r.sum == nil {
+		return len(p), nil
+	}
+	_, _ = r.sum.Write(p) // a hash does not fail
+	if r.pos == r.end {
+		if r.failed = r.check(); r.failed != nil {
+			return 0, r.failed
+		}
+	}
+	return len(p), nil
+}
+
+// check compares the content with its digest.
+func (r *blobReader) check() error {
+	got := fmt.Sprintf("%s:%x", r.desc.Digest.Algorithm(), r.sum.Sum(nil))
+	if got == string(r.desc.Digest) {
+		return nil
+	}
+	return oci.Errorf(oci.CodeDigestInvalid, "blob %s of %s: the registry delivered %d bytes with digest %s", r.desc.Digest, r.repo, r.pos, got)
+}
+
+// resume opens a new connection in place of a broken one, within bounds.
+func (r *blobReader) resume(broken error) error {
+	_ = r.body.Close()
+	r.body = nil
+	pauses := r.c.pauses()
+	if r.fresh >= resumeProgress {
+		r.tries = r.c.tries - 1
+	}
+	for {
+		if err := r.ctx.Err(); err != nil {
+			return r.fail(err)
+		}
+		if r.tries <= 0 {
+			return r.fail(broken)
+		}
+		r.tries--
+		pause := pauses.NextBackOff()
+		r.c.log.WarnContext(r.ctx, "broken blob download is continued", "repo", r.repo, "digest", r.desc.Digest, "off", r.pos, "pause", pause, "err", redact(broken))
+		if err := sleep(r.ctx, pause); err != nil {
+			return r.fail(err)
+		}
+		r.fresh = 0
+		err := r.open()
+		if err == nil {
+			return nil
+		}
+		var answered *oci.Error
+		if errors.As(err, &answered) || errors.Is(err, errRange) {
+			return r.fail(err) // do has repeated it where that is useful
+		}
+		broken = err
+	}
+}
+
+func (r *blobReader) fail(err error) error {
+	return fmt.Errorf("read blob %s of %s at byte %d: %w", r.desc.Digest, r.repo, r.pos, redact(err))
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// errRange is an answer that is not the part of the blob that was asked for.
+var errRange = errors.New("the registry delivers another part of the blob than it was asked for")
+
+// open connects, with the next byte at r.pos. The first time it finds out the
+// blob's size and r.end; later answers must agree.
+func (r *blobReader) open() error {
+	l := r.c.blobCall(http.MethodGet, r.repo, r.desc.Digest)
+	if r.pos > 0 || r.end >= 0 {
+		rng := "bytes=" + strconv.FormatInt(r.pos, 10) + "-"
+		if r.end >= 0 {
+			rng += strconv.FormatInt(r.end-1, 10)
+		}
+		l.header = http.Header{"Range": {rng}}
+	}
+	resp, err := r.c.do(r.ctx, l)
+	if err != nil {
+		return err
+	}
+	if err := r.accept(resp); err != nil {
+		_ = resp.Body.Close()
+		return err
+	}
+	r.body = resp.Body
+	return nil
+}
+
+// accept checks what part of which size an answer has.
+func (r *blobReader) accept(resp *http.Response) error {
+	var begin, total int64
+	switch resp.StatusCode {
+	case http.StatusOK: // the registry ignores ranges, or was asked for everything
+		total = resp.ContentLength
+	case http.StatusPartialContent:
+		var last int64
+		var ok bool
+		begin, last, total, ok = parseContentRange(resp.Header.Get("Content-Range"))
+		if !ok || begin != r.pos || r.end >= 0 && last >= r.end {
+			return fmt.Errorf("%w: %q at %d", errRange, resp.Header.Get("Content-Range"), r.pos)
+		}
+	default:
+		return fmt.Errorf("GET %s: unexpected status %d", bare(resp.Request.URL), resp.StatusCode)
+	}
+	if err := r.setSize(total); err != nil {
+		return err
+	}
+	if begin < r.pos {
+		if _, err := io.CopyN(io.Discard, resp.Body, r.pos-begin); err != nil {
+			return fmt.Errorf("skip to byte %d: %w", r.pos, err)
+		}
+	}
+	return nil
+}
+
+// setSize takes note of the blob's size, or compares it with the known one.
+func (r *blobReader) setSize(total int64) error {
+	if r.desc.MediaType != "" { // known
+		if total >= 0 && total != r.desc.Size {
+			return fmt.Errorf("%w: its size was %d bytes and is now %d", errRange, r.desc.Size, total)
+		}
+		return nil
+	}
+	if total < 0 {
+		desc, err := r.c.ResolveBlob(r.ctx, r.repo, r.desc.Digest)
+		if err != nil {
+			return err
+		}
+		total = desc.Size
+	}
+	if (r.pos > 0 || r.end >= 0) && r.pos >= total {
+		return oci.Errorf(oci.CodeRangeInvalid, "the range begins at %d of %d bytes", r.pos, total)
+	}
+	r.desc = blobDescriptor(r.desc.Digest, total)
+	if r.end < 0 || r.end > total {
+		r.end = total
+	}
+	return nil
+}
+
+// parseContentRange reads "bytes 0-9/10"; total is -1 when it is "*".
+func parseContentRange(s string) (first, last, total int64, ok bool) {
+	s, ok = strings.CutPrefix(s, "bytes ")
+	span, size, slash := strings.Cut(s, "/")
+	from, to, dash := strings.Cut(span, "-")
+	if !ok || !slash || !dash {
+		return 0, 0, 0, false
+	}
+	a, err1 := strconv.ParseUint(from, 10, 63)
+	b, err2 := strconv.ParseUint(to, 10, 63)
+	total = -1
+	if size != "*" {
+		n, err := strconv.ParseUint(size, 10, 63)
+		if err != nil || b >= n {
+			return 0, 0, 0, false
+		}
+		total = int64(n)
+	}
+	if err1 != nil || err2 != nil || b < a {
+		return 0, 0, 0, false
+	}
+	return int64(a), int64(b), total, true
+}
+
+// WriteTo implements [oci.Content].
+func (r *blobReader) WriteTo(w io.Writer) (int64, error) {
+	buf := r.c.bufs.Get().(*[]byte)
+	defer r.c.bufs.Put(buf)
+	var total int64
+	for {
+		n, err := r.Read(*buf)
+		if n > 0 {
+			m, werr := w.Write((*buf)[:n])
+			total += int64(m)
+			if werr != nil {
+				return total, werr
+			}
+			if m < n {
+				return total, io.ErrShortWrite
+			}
+		}
+		if err == io.EOF {
+			return total, nil
+		}
+		if err != nil {
+			return total, err
+		}
+	}
+}

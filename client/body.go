@@ -1,0 +1,165 @@
+package client
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net/http"
+	"sync"
+
+	"example.org/slipway/oci"
+)
+
+// body is a request's body. Authentication may send a request twice, so net/http
+// is given a GetBody: it rewinds a body that can be rewound, and hands out one
+// that was not yet read. To make the latter likely, a large stream waits for
+// "100 Continue" before it is sent.
+type body struct {
+	size int64 // of src in bytes; negative when unknown
+
+	mu    sync.Mutex // guards what follows
+	src   io.Reader
+	seek  io.Seeker // nil when src cannot be rewound
+	start int64     // where src stood at first
+	sent  int64     // bytes of src that the current reader has handed out
+	turn  int       // readers of earlier turns are dead
+	err   error     // why src could not be read
+}
+
+// errStale ends a reader whose request was given up.
+var errStale = errors.New("the request that read this body was given up")
+
+// newBody returns a body of r, which may be nil. size is negative when unknown.
+func newBody(r io.Reader, size int64) (*body, error) {
+	if r == nil {
+		r = http.NoBody
+	}
+	b := &body{size: size, src: r}
+	if s, ok := r.(io.Seeker); ok {
+		if at, err := s.Seek(0, io.SeekCurrent); err == nil { // a pipe is a Seeker that cannot
+			b.seek, b.start = s, at
+		}
+	}
+	if size == 0 { // net/http will not read it at all
+		return b, b.ended()
+	}
+	return b, nil
+}
+
+// bytesBody returns a body of bytes in RAM.
+func bytesBody(p []byte) (*body, error) { return newBody(bytes.NewReader(p), int64(len(p))) }
+
+// attach makes b the body of a request.
+func (b *body) attach(req *http.Request) error {
+	if b.size == 0 {
+		req.Body, req.ContentLength = http.NoBody, 0
+		req.GetBody = func() (io.ReadCloser, error) { return http.NoBody, nil }
+		return nil
+	}
+	rc, err := b.reader()
+	if err != nil {
+		return err
+	}
+	req.Body, req.GetBody, req.ContentLength = rc, b.reader, b.size
+	if b.size < 0 || b.size > 1<<20 { // below 1 MiB the extra round trip costs more than it saves
+		req.Header.Set("Expect", "100-continue")
+	}
+	return nil
+}
+
+// stop keeps net/http from the source: it may go on reading a body after the
+// request was answered, when the caller has the source back.
+func (b *body) stop() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.turn++
+}
+
+// reader starts a new turn.
+func (b *body) reader() (io.ReadCloser, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.sent > 0 {
+		if b.seek == nil {
+			return nil, errors.New("the stream was already read from and cannot be rewound")
+		}
+		if _, err := b.seek.Seek(b.start, io.SeekStart); err != nil {
+			return nil, err
+		}
+	}
+	b.sent, b.err = 0, nil
+	b.turn++
+	return &bodyReader{b: b, turn: b.turn}, nil
+}
+
+// count returns how many bytes the last turn handed out.
+func (b *body) count() int64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.sent
+}
+
+// cause returns why the stream could not be read, or nil.
+func (b *body) cause() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.err
+}
+
+// bodyReader is one turn. The lock is held while the source is read: a turn
+// that began may only end once the one before it has let go of the source.
+type bodyReader struct {
+	b    *body
+	turn int
+}
+
+func (r *bodyReader) Close() error { return nil }
+
+func (r *bodyReader) Read(p []byte) (int, error) {
+	b := r.b
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch {
+	case r.turn != b.turn:
+		return 0, errStale
+	case b.err != nil:
+		return 0, b.err
+	case len(p) == 0:
+		return 0, nil
+	}
+	if b.size >= 0 && int64(len(p)) > b.size-b.sent {
+		if b.size == b.sent {
+			return 0, io.EOF
+		}
+		p = p[:b.size-b.sent]
+	}
+	n, err := b.src.Read(p)
+	b.sent += int64(n)
+	switch {
+	case err == io.EOF && b.size >= 0 && b.sent < b.size:
+		b.err = oci.Errorf(oci.CodeSizeInvalid, "the content ended after %d bytes of %d", b.sent, b.size)
+		return n, b.err
+	case err != nil && err != io.EOF:
+		b.err = err
+	case err == nil && b.sent == b.size:
+		// Look for more before the last bytes are on the wire: a content
+		// longer than was said must not be stored in part.
+		if err = b.ended(); err != nil {
+			return 0, err
+		}
+	}
+	return n, err
+}
+
+// ended checks that nothing follows the promised bytes.
+func (b *body) ended() error {
+	var more [1]byte
+	n, err := io.ReadFull(b.src, more[:])
+	switch {
+	case n > 0:
+		b.err = oci.Errorf(oci.CodeSizeInvalid, "the content has more than %d bytes", b.size)
+	case err != io.EOF:
+		b.err = err
+	}
+	return b.err
+}

@@ -1,0 +1,270 @@
+// Package client is an [oci.Registry] over HTTP: it speaks the OCI
+// Distribution 1.1 protocol to any registry.
+//
+// What it promises beyond the protocol:
+//
+//   - A blob whose connection breaks is continued by a Range request, and a
+//     whole blob is checked against its digest and size before its last bytes
+//     are handed out.
+//   - A manifest is checked against its digest.
+//   - Idempotent requests are repeated with growing pauses; Retry-After is
+//     honoured. Requests that carry a stream are never repeated once the
+//     stream was read from.
+//   - Credentials go to the registry and to the token service it names, and to
+//     nobody else: not to where a redirect leads.
+//   - Errors are [oci.Error] values wherever the registry answered, and name
+//     the request without its query, which may hold signatures.
+//
+// [Copy] copies images between any two registries. Choosing among mirrors and
+// caching are left to others.
+package client
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+
+	"oras.land/oras-go/v2/registry/remote/auth"
+	"oras.land/oras-go/v2/registry/remote/credentials"
+
+	"example.org/slipway/oci"
+)
+
+// Credential is what a registry or its token service is shown. The zero value
+// means none. A RefreshToken is exchanged for access tokens (OAuth2); an
+// AccessToken is sent to the registry as it is.
+type Credential struct {
+	Username, Password string
+	RefreshToken       string
+	AccessToken        string
+}
+
+// CredentialFunc returns the credential for a registry, named host[:port].
+// It may be called concurrently.
+type CredentialFunc func(ctx context.Context, host string) (Credential, error)
+
+// Options configure a Client. The zero value is an anonymous client.
+type Options struct {
+	// Credential is asked when the registry wants credentials. It goes before
+	// Username and Password, and those go before DockerConfig.
+	Credential CredentialFunc
+	// Username and Password are a fixed credential for this registry.
+	Username, Password string
+	// DockerConfig takes credentials from Docker's config.json (in
+	// $DOCKER_CONFIG or ~/.docker) and the credential helpers it names.
+	DockerConfig bool
+
+	// Transport sends the requests; nil makes one of the TLS fields below,
+	// which must be empty when Transport is set.
+	Transport http.RoundTripper
+	// InsecureSkipVerify accepts any server certificate.
+	InsecureSkipVerify bool
+	// RootCAs verify the server; nil means the system's.
+	RootCAs *x509.CertPool
+	// Certificates are presented to a server that asks for one.
+	Certificates []tls.Certificate
+
+	// UserAgent defaults to "slipway".
+	UserAgent string
+	// Retries is how often a request is repeated and a broken blob is
+	// continued without progress; 0 means 4, negative never.
+	Retries int
+	// RetryWait is the first pause before a repetition, 0 means 500 ms. Each
+	// further pause is twice as long, up to RetryMaxWait, give or take half.
+	RetryWait time.Duration
+	// RetryMaxWait bounds a pause, 0 means 30 s. A registry whose Retry-After
+	// is longer is not asked again.
+	RetryMaxWait time.Duration
+	// StallTimeout is how long a blob may deliver no byte before its
+	// connection is given up and continued on another one; 0 means 1 min,
+	// negative for ever.
+	StallTimeout time.Duration
+	// Logger gets a line for each repetition; nil discards.
+	Logger *slog.Logger
+}
+
+// Defaults and limits.
+const (
+	defaultRetries      = 4
+	defaultRetryWait    = 500 * time.Millisecond
+	defaultRetryMaxWait = 30 * time.Second
+	defaultStall        = time.Minute
+	defaultUserAgent    = "slipway"
+
+	// maxErrorBody is how many bytes of an error answer are read.
+	maxErrorBody = 64 << 10
+	// maxListBody is how many bytes one page of a list may have. Registries
+	// that do not page answer with everything: 32 MiB are 250,000 long tags.
+	maxListBody = 32 << 20
+	// maxPages is how many pages of a list are followed in one call.
+	maxPages = 1000
+	// copyBuffer is the size in bytes of the buffers of Content.WriteTo.
+	copyBuffer = 128 << 10
+)
+
+// Client is one registry. It is safe for concurrent use.
+type Client struct {
+	base   *url.URL
+	auth   *auth.Client
+	log    *slog.Logger
+	own    *http.Transport // closed by Close; nil when the caller's is used
+	tries  int             // at least 1
+	wait   time.Duration
+	most   time.Duration
+	stall  time.Duration // 0: never
+	upload *uploads
+	bufs   sync.Pool // *[]byte of copyBuffer bytes
+
+	// referrers is held while the index of a referrers tag is rewritten. It is
+	// a channel and not a mutex so that waiting for it ends with the context.
+	referrers chan struct{}
+}
+
+var _ oci.Registry = (*Client)(nil)
+
+// New returns a client for the registry at baseURL, such as
+// "https://registry.example.com" or "http://localhost:5000". A path in it
+// comes before /v2/. No request is made; see [Client.Ping].
+func New(baseURL string, o *Options) (*Client, error) {
+	if o == nil {
+		o = &Options{}
+	}
+	base, err := parseBase(baseURL)
+	if err != nil {
+		return nil, err
+	}
+	c := &Client{
+		base:      base,
+		log:       o.Logger,
+		tries:     1 + max(0, orDefault(o.Retries, defaultRetries)),
+		wait:      orDefault(o.RetryWait, defaultRetryWait),
+		most:      orDefault(o.RetryMaxWait, defaultRetryMaxWait),
+		stall:     max(0, orDefault(o.StallTimeout, defaultStall)),
+		upload:    newUploads(maxUploads),
+		referrers: make(chan struct{}, 1),
+	}
+	c.bufs.New = func() any { b := make([]byte, copyBuffer); return &b }
+	if c.log == nil {
+		c.log = slog.New(slog.DiscardHandler)
+	}
+	transport, err := c.transport(o)
+	if err != nil {
+		return nil, err
+	}
+	creds, err := credential(base.Host, o)
+	if err != nil {
+		return nil, err
+	}
+	agent := orDefault(o.UserAgent, defaultUserAgent)
+	c.auth = &auth.Client{
+		Client:     &http.Client{Transport: transport, CheckRedirect: checkRedirect},
+		Header:     http.Header{"User-Agent": {agent}},
+		Credential: creds,
+		Cache:      auth.NewCache(),
+		ClientID:   defaultUserAgent,
+	}
+	return c, nil
+}
+
+// Close closes idle connections. Requests under way are not disturbed.
+func (c *Client) Close() error {
+	if c.own != nil {
+		c.own.CloseIdleConnections()
+	}
+	return nil
+}
+
+// URL returns the address that the client was made with, without credentials.
+func (c *Client) URL() string { return c.base.String() }
+
+// Ping asks the registry whether it speaks the protocol and takes the
+// credentials.
+func (c *Client) Ping(ctx context.Context) error {
+	resp, err := c.do(ctx, call{method: http.MethodGet, url: c.url(oci.Request{Kind: oci.KindPing}, nil), retry: retryAll, notFound: oci.CodeUnsupported})
+	if err != nil {
+		return err
+	}
+	return resp.Body.Close()
+}
+
+func orDefault[T comparable](v, def T) T {
+	var zero T
+	if v == zero {
+		return def
+	}
+	return v
+}
+
+// parseBase checks a base URL. Its errors never contain the URL, because
+// people put passwords there.
+func parseBase(s string) (*url.URL, error) {
+	u, err := url.Parse(s)
+	if err != nil {
+		return nil, errors.New("the registry's URL is malformed")
+	}
+	switch {
+	case u.User != nil:
+		return nil, errors.New("the registry's URL has a user name; give credentials as options")
+	case u.Scheme != "http" && u.Scheme != "https" || u.Host == "":
+		return nil, fmt.Errorf("registry URL %q: want http://host or https://host", u.Redacted())
+	case u.RawQuery != "" || u.Fragment != "":
+		return nil, errors.New("the registry's URL has a query or fragment")
+	}
+	return &url.URL{Scheme: u.Scheme, Host: strings.ToLower(u.Host), Path: strings.TrimRight(u.Path, "/")}, nil
+}
+
+// transport returns the caller's transport, or makes one and remembers it.
+func (c *Client) transport(o *Options) (http.RoundTripper, error) {
+	if o.Transport != nil {
+		if o.InsecureSkipVerify || o.RootCAs != nil || len(o.Certificates) > 0 {
+			return nil, errors.New("a transport and TLS options exclude each other: set TLS in the transport")
+		}
+		return o.Transport, nil
+	}
+	t := &http.Transport{
+		Proxy:                 http.ProxyFromEnvironment,
+		ForceAttemptHTTP2:     true,
+		MaxIdleConnsPerHost:   64,
+		IdleConnTimeout:       90 * time.Second,
+		TLSHandshakeTimeout:   10 * time.Second,
+		ExpectContinueTimeout: time.Second,
+		DisableCompression:    true, // digests are of the bytes as stored
+		TLSClientConfig: &tls.Config{
+			MinVersion:         tls.VersionTLS12,
+			InsecureSkipVerify: o.InsecureSkipVerify,
+			RootCAs:            o.RootCAs,
+			Certificates:       o.Certificates,
+		},
+	}
+	c.own = t
+	return t, nil
+}
+
+// credential picks the source of credentials; nil means anonymous.
+func credential(host string, o *Options) (auth.CredentialFunc, error) {
+	switch {
+	case o.Credential != nil:
+		ask := o.Credential
+		return func(ctx context.Context, host string) (auth.Credential, error) {
+			cr, err := ask(ctx, host)
+			return auth.Credential(cr), err
+		}, nil
+	case o.Username != "" || o.Password != "":
+		return auth.StaticCredential(host, auth.Credential{Username: o.Username, Password: o.Password}), nil
+	case o.DockerConfig:
+		store, err := credentials.NewStoreFromDocker(credentials.StoreOptions{})
+		if err != nil {
+			return nil, fmt.Errorf("read docker credentials: %w", err)
+		}
+		return credentials.Credential(store), nil
+	}
+	return nil, nil
+}

@@ -1,0 +1,459 @@
+package client
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+
+	"example.org/slipway/oci"
+)
+
+// CopyImage names images to copy.
+type CopyImage struct {
+	// From is the repository at the source.
+	From string
+	// To is the repository at the destination; "" means the same name.
+	To string
+	// References are tags and digests, copied in this order. None means all
+	// tags, in the source's order.
+	References []string
+}
+
+// CopyOptions say what to copy and how. The zero value copies every tag of
+// every repository of the source.
+type CopyOptions struct {
+	// Images to copy, in this order; none means all repositories.
+	Images []CopyImage
+	// Referrers copies signatures, SBOMs and whatever else refers to a copied
+	// manifest, and what refers to those.
+	Referrers bool
+	// Parallel is how many blobs of a manifest are copied at once, 0 means 4.
+	Parallel int
+	// ContinueOnError goes on with the next reference after an error. All
+	// errors are returned at the end, joined.
+	ContinueOnError bool
+	// Progress is called after every step, never twice at the same time. It
+	// delays the copy.
+	Progress func(CopyProgress)
+	// Logger gets a line for each reference; nil discards.
+	Logger *slog.Logger
+}
+
+// CopyProgress is how far a copy has come.
+type CopyProgress struct {
+	// Repo and Reference are in hand, as the source calls them.
+	Repo, Reference string
+	// References that are done, and that failed.
+	References, Failed int64
+	// Manifests and Blobs that were sent, and Bytes of blobs, also of those
+	// that are under way.
+	Manifests, Blobs, Bytes int64
+	// Mounted blobs came from another repository of the destination.
+	Mounted int64
+	// Present manifests and blobs were there already.
+	Present int64
+	// Foreign layers are not at the source either; they live elsewhere.
+	Foreign int64
+}
+
+const (
+	defaultParallel = 4
+	// copyPage is how many names are listed at a time.
+	copyPage = 1000
+	// maxCopyDepth bounds indexes in indexes and referrers of referrers.
+	maxCopyDepth = 16
+	// copyStep is how many bytes of a blob make a call of Progress.
+	copyStep = 4 << 20
+)
+
+// Copy copies images from one registry to another, blobs before the manifests
+// that need them, manifests before the indexes. What the destination has is
+// not sent again, so a copy that was interrupted is resumed by repeating it.
+// A manifest that the destination has is taken to be complete.
+//
+// References are copied one after the other. An error says which repository
+// and reference could not be copied. The progress returned is the final one.
+func Copy(ctx context.Context, dst, src oci.Registry, o CopyOptions) (CopyProgress, error) {
+	c := &copier{dst: dst, src: src, o: o, held: make(map[oci.Digest]string), done: make(map[doneKey]bool)}
+	if c.o.Parallel <= 0 {
+		c.o.Parallel = defaultParallel
+	}
+	if c.o.Logger == nil {
+		c.o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if d, ok := dst.(*Client); ok {
+		if s, ok := src.(*Client); ok && *d.base == *s.base {
+			c.same = true
+		}
+	}
+	err := c.run(ctx)
+	return c.progress, err
+}
+
+// copier is one call of Copy.
+type copier struct {
+	dst, src oci.Registry
+	o        CopyOptions
+	same     bool // source and destination are one registry, so it can mount
+
+	mu       sync.Mutex // guards what follows
+	progress CopyProgress
+	held     map[oci.Digest]string // blob to a repository of the destination
+	done     map[doneKey]bool      // blobs and manifests that are at the destination
+}
+
+type doneKey struct {
+	repo   string
+	digest oci.Digest
+}
+
+// step changes the progress and shows it.
+func (c *copier) step(change func(*CopyProgress)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	change(&c.progress)
+	if c.o.Progress != nil {
+		c.o.Progress(c.progress)
+	}
+}
+
+func (c *copier) run(ctx context.Context) error {
+	images := c.o.Images
+	if len(images) == 0 {
+		repos, err := all(func(last string) ([]string, bool, error) { return c.src.Repositories(ctx, last, copyPage) })
+		if err != nil {
+			return fmt.Errorf("list repositories: %w", err)
+		}
+		for _, r := range repos {
+			images = append(images, CopyImage{From: r})
+		}
+	}
+	var errs []error
+	for _, im := range images {
+		if im.To == "" {
+			im.To = im.From
+		}
+		err := c.image(ctx, im)
+		if err == nil {
+			continue
+		}
+		errs = append(errs, err)
+		if !c.o.ContinueOnError || ctx.Err() != nil {
+			break
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// all collects a paged list.
+func all(page func(last string) ([]string, bool, error)) ([]string, error) {
+	var names []string
+	for last := ""; ; last = names[len(names)-1] {
+		some, more, err := page(last)
+		if err != nil {
+			return nil, err
+		}
+		names = append(names, some...)
+		if !more || len(some) == 0 || some[len(some)-1] == last {
+			return names, nil
+		}
+	}
+}
+
+// image copies the references of one repository.
+func (c *copier) image(ctx context.Context, im CopyImage) error {
+	refs := im.References
+	if len(refs) == 0 {
+		var err error
+		refs, err = all(func(last string) ([]string, bool, error) { return c.src.Tags(ctx, im.From, last, copyPage) })
+		if err != nil {
+			c.step(func(p *CopyProgress) { p.Repo, p.Failed = im.From, p.Failed+1 })
+			return fmt.Errorf("list tags of %s: %w", im.From, err)
+		}
+	}
+	var errs []error
+	for _, ref := range refs {
+		c.step(func(p *CopyProgress) { p.Repo, p.Reference = im.From, ref })
+		err := c.reference(ctx, im, ref)
+		if err == nil {
+			c.step(func(p *CopyProgress) { p.References++ })
+			c.o.Logger.InfoContext(ctx, "image is copied", "repo", im.From, "ref", ref, "to", im.To)
+			continue
+		}
+		c.step(func(p *CopyProgress) { p.Failed++ })
+		sep := ":"
+		if oci.IsDigest(ref) {
+			sep = "@"
+		}
+		errs = append(errs, fmt.Errorf("copy %s%s%s: %w", im.From, sep, ref, err))
+		if !c.o.ContinueOnError || ctx.Err() != nil {
+			break
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// reference copies one tag or digest. A tag is resolved once, so that it may
+// move meanwhile.
+func (c *copier) reference(ctx context.Context, im CopyImage, ref string) error {
+	desc, err := c.src.ResolveManifest(ctx, im.From, ref)
+	if err != nil {
+		return err
+	}
+	if oci.IsDigest(ref) {
+		return c.manifest(ctx, im, desc, "", 0)
+	}
+	there, err := c.dst.ResolveManifest(ctx, im.To, ref)
+	switch {
+	case err == nil && there.Digest == desc.Digest:
+		ref = "" // it is tagged
+	case err != nil && !oci.HasCode(err, oci.CodeManifestUnknown):
+		return err
+	}
+	return c.manifest(ctx, im, desc, ref, 0)
+}
+
+// manifest copies a manifest with all that it needs, tags it, and copies what
+// refers to it.
+func (c *copier) manifest(ctx context.Context, im CopyImage, desc oci.Descriptor, tag string, depth int) error {
+	if depth > maxCopyDepth {
+		return oci.Errorf(oci.CodeManifestInvalid, "manifests are nested more than %d deep", maxCopyDepth)
+	}
+	if c.isDone(im.To, desc.Digest) && tag == "" {
+		return nil
+	}
+	_, err := c.dst.ResolveManifest(ctx, im.To, string(desc.Digest))
+	present := err == nil
+	if !present && !oci.HasCode(err, oci.CodeManifestUnknown) {
+		return err
+	}
+	if present && tag == "" {
+		c.step(func(p *CopyProgress) { p.Present++ })
+	}
+	if !present || tag != "" || c.o.Referrers && isIndex(desc.MediaType) {
+		m, err := c.src.GetManifest(ctx, im.From, string(desc.Digest))
+		if err != nil {
+			return err
+		}
+		if err := c.send(ctx, im, m, tag, present, depth); err != nil {
+			return err
+		}
+	}
+	c.setDone(im.To, desc.Digest)
+	if !c.o.Referrers {
+		return nil
+	}
+	referrers, err := c.src.Referrers(ctx, im.From, desc.Digest, "")
+	if err != nil {
+		return fmt.Errorf("referrers of %s: %w", desc.Digest, err)
+	}
+	for _, r := range referrers {
+		if err := c.manifest(ctx, im, r, "", depth+1); err != nil {
+			return fmt.Errorf("referrer %s: %w", r.Digest, err)
+		}
+	}
+	return nil
+}
+
+// send copies what a manifest needs, and then puts it.
+func (c *copier) send(ctx context.Context, im CopyImage, m *oci.Manifest, tag string, present bool, depth int) error {
+	manifests, blobs, err := needs(m)
+	if err != nil {
+		return err
+	}
+	if !present || c.o.Referrers {
+		for _, d := range manifests {
+			if err := c.manifest(ctx, im, d, "", depth+1); err != nil {
+				return fmt.Errorf("manifest %s: %w", d.Digest, err)
+			}
+		}
+	}
+	if present && tag == "" {
+		return nil
+	}
+	if !present {
+		g, ctx := errgroup.WithContext(ctx)
+		g.SetLimit(c.o.Parallel)
+		for _, d := range blobs {
+			g.Go(func() error {
+				if err := c.blob(ctx, im, d); err != nil {
+					return fmt.Errorf("blob %s: %w", d.Digest, err)
+				}
+				return nil
+			})
+		}
+		if err := g.Wait(); err != nil {
+			return err
+		}
+	}
+	put := oci.PutManifest{Bytes: m.Bytes, MediaType: m.MediaType, Digest: m.Digest}
+	if tag != "" {
+		put.Tags = []string{tag}
+		if m.Digest == oci.SHA256(m.Bytes) {
+			put.Digest = "" // is the default, and lets a client do with one request
+		}
+	}
+	if _, err := c.dst.PutManifest(ctx, im.To, put); err != nil {
+		return err
+	}
+	c.step(func(p *CopyProgress) { p.Manifests++ })
+	return nil
+}
+
+func isIndex(mediaType string) bool {
+	return mediaType == oci.MediaTypeOCIIndex || mediaType == oci.MediaTypeDockerIndex
+}
+
+// isManifest tells whether a registry keeps content of this type as manifest.
+// Build caches are indexes whose entries are layers.
+func isManifest(mediaType string) bool {
+	return isIndex(mediaType) || mediaType == oci.MediaTypeOCIManifest ||
+		mediaType == oci.MediaTypeDockerManifest || mediaType == mediaTypeOCIArtifact
+}
+
+// needs returns what must be at a registry before a manifest, each once.
+func needs(m *oci.Manifest) (manifests, blobs []oci.Descriptor, err error) {
+	if m.MediaType == oci.MediaTypeDockerManifestV1 || m.MediaType == oci.MediaTypeDockerManifestV1S {
+		return nil, nil, oci.Errorf(oci.CodeUnsupported, "manifest %s has Docker's schema 1, which is not copied", m.Digest)
+	}
+	if !isManifest(m.MediaType) {
+		return nil, nil, nil // its own business
+	}
+	var parsed struct {
+		Manifests []oci.Descriptor `json:"manifests"`
+		Config    *oci.Descriptor  `json:"config"`
+		Layers    []oci.Descriptor `json:"layers"`
+		Blobs     []oci.Descriptor `json:"blobs"`
+	}
+	if err := json.Unmarshal(m.Bytes, &parsed); err != nil {
+		return nil, nil, &oci.Error{Code: oci.CodeManifestInvalid, Message: "manifest " + string(m.Digest) + " is malformed", Err: err}
+	}
+	list := slices.Concat(parsed.Manifests, parsed.Layers, parsed.Blobs)
+	if parsed.Config != nil {
+		list = slices.Insert(list, 0, *parsed.Config)
+	}
+	seen := make(map[oci.Digest]bool, len(list))
+	for _, d := range list {
+		if err := oci.CheckDigest(d.Digest); err != nil {
+			return nil, nil, err
+		}
+		switch {
+		case seen[d.Digest]:
+			continue
+		case isIndex(m.MediaType) && isManifest(d.MediaType):
+			manifests = append(manifests, d)
+		default:
+			blobs = append(blobs, d)
+		}
+		seen[d.Digest] = true
+	}
+	return manifests, blobs, nil
+}
+
+// isForeign tells whether a layer may be missing at a registry.
+func isForeign(d oci.Descriptor) bool {
+	return len(d.URLs) > 0 || strings.Contains(d.MediaType, "nondistributable") || strings.Contains(d.MediaType, "rootfs.foreign")
+}
+
+func (c *copier) isDone(repo string, d oci.Digest) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.done[doneKey{repo, d}]
+}
+
+func (c *copier) setDone(repo string, d oci.Digest) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.done[doneKey{repo, d}] = true
+}
+
+// blob brings one blob to the destination.
+func (c *copier) blob(ctx context.Context, im CopyImage, d oci.Descriptor) error {
+	if c.isDone(im.To, d.Digest) {
+		return nil
+	}
+	_, err := c.dst.ResolveBlob(ctx, im.To, d.Digest)
+	switch {
+	case err == nil:
+		c.step(func(p *CopyProgress) { p.Present++ })
+	case !oci.HasCode(err, oci.CodeBlobUnknown):
+		return err
+	case c.mount(ctx, im, d.Digest):
+		c.step(func(p *CopyProgress) { p.Mounted++ })
+	default:
+		content, err := c.src.GetBlob(ctx, im.From, d.Digest)
+		if oci.HasCode(err, oci.CodeBlobUnknown) && isForeign(d) {
+			c.step(func(p *CopyProgress) { p.Foreign++ })
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if err := c.push(ctx, im.To, content); err != nil {
+			return err
+		}
+		c.step(func(p *CopyProgress) { p.Blobs++ })
+	}
+	c.setDone(im.To, d.Digest)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.held[d.Digest] = im.To
+	return nil
+}
+
+// mount tries to take a blob from another repository of the destination. If
+// that does not work, for whatever reason, the blob is sent.
+func (c *copier) mount(ctx context.Context, im CopyImage, d oci.Digest) bool {
+	c.mu.Lock()
+	from := c.held[d]
+	c.mu.Unlock()
+	if from == "" && c.same {
+		from = im.From
+	}
+	if from == "" || from == im.To {
+		return false
+	}
+	_, err := c.dst.MountBlob(ctx, im.To, from, d)
+	return err == nil
+}
+
+func (c *copier) push(ctx context.Context, to string, content oci.Content) error {
+	defer func() { _ = content.Close() }() // it was read to its end, or push failed already
+	r := &progressReader{r: content, c: c}
+	defer r.flush()
+	desc := content.Descriptor()
+	_, err := c.dst.PushBlob(ctx, to, desc.Digest, desc.Size, r)
+	return err
+}
+
+// progressReader counts what is read of a blob.
+type progressReader struct {
+	r    io.Reader
+	c    *copier
+	news int64 // bytes not shown yet
+}
+
+func (r *progressReader) Read(p []byte) (int, error) {
+	n, err := r.r.Read(p)
+	r.news += int64(n)
+	if r.news >= copyStep {
+		r.flush()
+	}
+	return n, err
+}
+
+func (r *progressReader) flush() {
+	n := r.news
+	r.news = 0
+	if n > 0 {
+		r.c.step(func(p *CopyProgress) { p.Bytes += n })
+	}
+}

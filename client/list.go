@@ -1,0 +1,244 @@
+package client
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"oras.land/oras-go/v2/registry/remote/auth"
+
+	"example.org/slipway/oci"
+)
+
+// Repositories implements [oci.Lister] by Docker's catalogue.
+func (c *Client) Repositories(ctx context.Context, last string, n int) ([]string, bool, error) {
+	l := c.listCall(oci.Request{Kind: oci.KindCatalog}, []string{auth.ScopeRegistryCatalog})
+	l.notFound = oci.CodeUnsupported
+	return c.list(ctx, l, last, n)
+}
+
+// Tags implements [oci.Lister].
+func (c *Client) Tags(ctx context.Context, repo, last string, n int) ([]string, bool, error) {
+	if err := oci.CheckName(repo); err != nil {
+		return nil, false, err
+	}
+	return c.list(ctx, c.listCall(oci.Request{Kind: oci.KindTags, Repo: repo}, pull(repo)), last, n)
+}
+
+func (c *Client) listCall(r oci.Request, scopes []string) call {
+	return call{method: http.MethodGet, url: c.url(r, nil), scopes: scopes, retry: retryAll, notFound: oci.CodeNameUnknown}
+}
+
+// list returns a page of names. Not all registries page, sort, or look at last
+// and n, so the answer is brought into the form that is promised.
+func (c *Client) list(ctx context.Context, l call, last string, n int) ([]string, bool, error) {
+	if n < 0 {
+		return nil, false, oci.Errorf(oci.CodePaginationNumber, "a page cannot have %d names", n)
+	}
+	q := url.Values{"n": {strconv.Itoa(n)}}
+	if last != "" {
+		q.Set("last", last)
+	}
+	l.url.RawQuery = q.Encode()
+	var names []string
+	var next *url.URL
+	for pages := 0; ; pages++ {
+		page, link, err := c.namesPage(ctx, l)
+		if err != nil {
+			return nil, false, err
+		}
+		names, next = append(names, page...), link
+		if next == nil || len(names) > 0 || n == 0 {
+			break
+		}
+		if pages == maxPages {
+			return nil, false, fmt.Errorf("GET %s: %d empty pages", bare(l.url), pages)
+		}
+		l.url = next
+	}
+	whole := next == nil && (last == "" || slices.Contains(names, last))
+	if !whole && len(names) <= n {
+		// The registry pages. Its order is kept even if it is another one:
+		// going on behind the last name then misses none.
+		return names, next != nil, nil
+	}
+	slices.Sort(names)
+	names = slices.DeleteFunc(names, func(s string) bool { return s <= last })
+	if len(names) > n {
+		return names[:n:n], true, nil
+	}
+	return names, next != nil, nil
+}
+
+// namesPage gets one page of a catalogue or tag list.
+func (c *Client) namesPage(ctx context.Context, l call) ([]string, *url.URL, error) {
+	var page struct {
+		Repositories []string `json:"repositories"`
+		Tags         []string `json:"tags"`
+	}
+	resp, err := c.getJSON(ctx, l, maxListBody, &page)
+	if err != nil {
+		return nil, nil, err
+	}
+	next, err := c.nextPage(l.url, resp)
+	return append(page.Repositories, page.Tags...), next, err
+}
+
+// getJSON gets a JSON document of at most limit bytes.
+func (c *Client) getJSON(ctx context.Context, l call, limit int64, v any) (http.Header, error) {
+	resp, err := c.do(ctx, l)
+	if err != nil {
+		return nil, err
+	}
+	b, err := readAll(resp, limit)
+	if err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(b, v); err != nil {
+		return nil, fmt.Errorf("GET %s: %w", bare(l.url), err)
+	}
+	return resp.Header, nil
+}
+
+// nextPage returns where the Link header leads, nil at the end of a list.
+func (c *Client) nextPage(from *url.URL, h http.Header) (*url.URL, error) {
+	link := parseLink(h.Values("Link"))
+	if link == "" {
+		return nil, nil
+	}
+	u, err := c.location(from, link)
+	if err != nil {
+		return nil, fmt.Errorf("GET %s: %w", bare(from), err)
+	}
+	return u, nil
+}
+
+// parseLink returns the target of the link with rel="next" (RFC 8288), or "".
+func parseLink(values []string) string {
+	for _, s := range values {
+		for {
+			_, rest, ok := strings.Cut(s, "<")
+			if !ok {
+				break
+			}
+			target, rest, ok := strings.Cut(rest, ">")
+			if !ok {
+				break
+			}
+			params := rest
+			if i := strings.IndexByte(rest, '<'); i >= 0 { // parameters of the next link are not ours
+				params = rest[:i]
+			}
+			if isNext(params) {
+				return target
+			}
+			s = rest
+		}
+	}
+	return ""
+}
+
+// isNext finds rel=next among a link's parameters. Some registries send a link
+// without any, which can be nothing else.
+func isNext(params string) bool {
+	params = strings.Trim(params, " ,;")
+	if params == "" {
+		return true
+	}
+	for p := range strings.SplitSeq(params, ";") {
+		k, v, _ := strings.Cut(strings.Trim(p, " ,"), "=")
+		if strings.EqualFold(strings.TrimSpace(k), "rel") && strings.EqualFold(strings.Trim(strings.TrimSpace(v), `"`), "next") {
+			return true
+		}
+	}
+	return false
+}
+
+// Referrers implements [oci.Lister] by the referrers API, or by the referrers
+// tag where the registry has no such API.
+func (c *Client) Referrers(ctx context.Context, repo string, d oci.Digest, artifactType string) ([]oci.Descriptor, error) {
+	if err := checkBlob(repo, d); err != nil {
+		return nil, err
+	}
+	l := c.listCall(oci.Request{Kind: oci.KindReferrers, Repo: repo, Ref: string(d)}, pull(repo))
+	if artifactType != "" {
+		l.url.RawQuery = url.Values{"artifactType": {artifactType}}.Encode()
+	}
+	l.header = http.Header{"Accept": {ocispec.MediaTypeImageIndex}}
+	l.accept = []int{http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusNotImplemented}
+	var all []oci.Descriptor
+	for pages := 0; l.url != nil; pages++ {
+		if pages == maxPages {
+			return nil, fmt.Errorf("GET %s: more than %d pages", bare(l.url), maxPages)
+		}
+		page, next, ok, err := c.referrersPage(ctx, l, artifactType)
+		if err != nil {
+			return nil, err
+		}
+		if !ok && pages == 0 {
+			index, err := c.taggedReferrers(ctx, repo, d)
+			if err != nil {
+				return nil, err
+			}
+			return ofType(index.Manifests, artifactType), nil
+		}
+		if !ok {
+			return nil, fmt.Errorf("GET %s: page %d of the referrers is missing", bare(l.url), pages+1)
+		}
+		all, l.url = append(all, page...), next
+	}
+	return all, nil
+}
+
+// referrersPage gets one page of referrers of a type. ok is false when the
+// registry has no referrers API.
+func (c *Client) referrersPage(ctx context.Context, l call, artifactType string) (page []oci.Descriptor, next *url.URL, ok bool, err error) {
+	resp, err := c.do(ctx, l)
+	if err != nil {
+		return nil, nil, false, err
+	}
+	// SPEC: the answer of a registry with the API has the index's media type.
+	// Others answer with a page of their web interface.
+	if resp.StatusCode != http.StatusOK || contentType(resp.Header) != ocispec.MediaTypeImageIndex {
+		finish(resp)
+		return nil, nil, false, nil
+	}
+	b, err := readAll(resp, maxListBody)
+	if err != nil {
+		return nil, nil, false, err
+	}
+	var index ocispec.Index
+	if err := json.Unmarshal(b, &index); err != nil {
+		return nil, nil, false, fmt.Errorf("GET %s: %w", bare(l.url), err)
+	}
+	page = index.Manifests
+	if !slices.Contains(splitList(resp.Header.Values("OCI-Filters-Applied")), "artifactType") {
+		page = ofType(page, artifactType)
+	}
+	next, err = c.nextPage(l.url, resp.Header)
+	return page, next, true, err
+}
+
+func splitList(values []string) []string {
+	var list []string
+	for _, v := range values {
+		for s := range strings.SplitSeq(v, ",") {
+			list = append(list, strings.TrimSpace(s))
+		}
+	}
+	return list
+}
+
+// ofType returns the descriptors of an artifact type, all of them for "".
+func ofType(list []oci.Descriptor, artifactType string) []oci.Descriptor {
+	if artifactType == "" {
+		return list
+	}
+	return slices.DeleteFunc(slices.Clone(list), func(d oci.Descriptor) bool { return d.ArtifactType != artifactType })
+}

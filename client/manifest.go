@@ -1,0 +1,392 @@
+package client
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"mime"
+	"net/http"
+	"net/url"
+	"slices"
+
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"example.org/slipway/oci"
+)
+
+// acceptManifests are the manifest types asked for. The last one is for
+// artifacts with types of their own.
+const acceptManifests = oci.MediaTypeOCIManifest + ", " + oci.MediaTypeOCIIndex + ", " +
+	oci.MediaTypeDockerManifest + ", " + oci.MediaTypeDockerIndex + ", " +
+	mediaTypeOCIArtifact + ", " +
+	oci.MediaTypeDockerManifestV1S + ";q=0.5, " + oci.MediaTypeDockerManifestV1 + ";q=0.4, */*;q=0.1"
+
+// mediaTypeOCIArtifact was part of OCI Image 1.1 release candidates.
+const mediaTypeOCIArtifact = "application/vnd.oci.artifact.manifest.v1+json"
+
+func checkReference(repo, ref string) error {
+	if err := oci.CheckName(repo); err != nil {
+		return err
+	}
+	if oci.IsDigest(ref) {
+		return oci.CheckDigest(oci.Digest(ref))
+	}
+	return oci.CheckTag(ref)
+}
+
+func (c *Client) manifestCall(method, repo, ref string, q url.Values) call {
+	return call{
+		method:   method,
+		url:      c.url(oci.Request{Kind: oci.KindManifest, Repo: repo, Ref: ref}, q),
+		header:   http.Header{"Accept": {acceptManifests}},
+		scopes:   pull(repo),
+		retry:    retryAll,
+		notFound: oci.CodeManifestUnknown,
+	}
+}
+
+// ResolveManifest implements [oci.Reader] by HEAD, or by a GET where the
+// registry has no HEAD or does not say all that a descriptor needs.
+func (c *Client) ResolveManifest(ctx context.Context, repo, ref string) (oci.Descriptor, error) {
+	if err := checkReference(repo, ref); err != nil {
+		return oci.Descriptor{}, err
+	}
+	l := c.manifestCall(http.MethodHead, repo, ref, nil)
+	l.accept = []int{http.StatusMethodNotAllowed}
+	resp, err := c.do(ctx, l)
+	if err != nil {
+		return oci.Descriptor{}, err
+	}
+	_ = resp.Body.Close()
+	desc := oci.Descriptor{
+		MediaType: contentType(resp.Header),
+		Digest:    oci.Digest(resp.Header.Get("Docker-Content-Digest")),
+		Size:      resp.ContentLength,
+	}
+	if desc.Digest == "" && oci.IsDigest(ref) {
+		desc.Digest = oci.Digest(ref)
+	}
+	known := resp.StatusCode == http.StatusOK && desc.MediaType != "" && desc.Size >= 0 && oci.ValidDigest(desc.Digest)
+	if known && (!oci.IsDigest(ref) || string(desc.Digest) == ref) {
+		return desc, nil
+	}
+	m, err := c.GetManifest(ctx, repo, ref)
+	if err != nil {
+		return oci.Descriptor{}, err
+	}
+	return m.Descriptor, nil
+}
+
+// contentType returns an answer's media type without parameters, or "" when it
+// has none or one that says nothing about a manifest.
+func contentType(h http.Header) string {
+	t, _, err := mime.ParseMediaType(h.Get("Content-Type"))
+	if err != nil {
+		return ""
+	}
+	switch t {
+	case "application/json", oci.MediaTypeOctetStream, "text/plain", "text/html":
+		return ""
+	}
+	return t
+}
+
+// GetManifest implements [oci.Reader].
+func (c *Client) GetManifest(ctx context.Context, repo, ref string) (*oci.Manifest, error) {
+	if err := checkReference(repo, ref); err != nil {
+		return nil, err
+	}
+	l := c.manifestCall(http.MethodGet, repo, ref, nil)
+	resp, err := c.do(ctx, l)
+	if err != nil {
+		return nil, err
+	}
+	b, err := readAll(resp, oci.MaxManifestSize)
+	if err != nil {
+		return nil, fmt.Errorf("manifest %s of %s: %w", ref, repo, err)
+	}
+	m := &oci.Manifest{Bytes: b}
+	m.Size = int64(len(b))
+	if m.MediaType, err = manifestType(contentType(resp.Header), b); err != nil {
+		return nil, fmt.Errorf("manifest %s of %s: %w", ref, repo, err)
+	}
+	want := oci.Digest(ref)
+	if !oci.IsDigest(ref) {
+		want = oci.Digest(resp.Header.Get("Docker-Content-Digest"))
+		if m.MediaType == oci.MediaTypeDockerManifestV1S && oci.ValidDigest(want) {
+			m.Digest = want // it is of the signed part only
+			return m, nil
+		}
+	}
+	m.Digest, err = verify(b, want)
+	if err != nil {
+		return nil, fmt.Errorf("manifest %s of %s: %w", ref, repo, err)
+	}
+	return m, nil
+}
+
+// verify returns the digest of b, which must be want; where there is no want,
+// the sha256 digest.
+func verify(b []byte, want oci.Digest) (oci.Digest, error) {
+	if !oci.ValidDigest(want) {
+		return oci.SHA256(b), nil
+	}
+	if got := want.Algorithm().FromBytes(b); got != want {
+		return "", oci.Errorf(oci.CodeDigestInvalid, "its digest is %s and should be %s", got, want)
+	}
+	return want, nil
+}
+
+// manifestType returns a manifest's media type from the Content-Type and the
+// manifest's own field. SPEC: a client should reject a manifest where they
+// differ.
+func manifestType(header string, b []byte) (string, error) {
+	var m struct {
+		MediaType     string          `json:"mediaType"`
+		SchemaVersion int             `json:"schemaVersion"`
+		Manifests     json.RawMessage `json:"manifests"`
+		Config        json.RawMessage `json:"config"`
+	}
+	err := json.Unmarshal(b, &m)
+	switch {
+	case err != nil && header != "":
+		return header, nil // a type of its own, which need not be JSON
+	case err != nil:
+		return "", &oci.Error{Code: oci.CodeManifestInvalid, Message: "it has no media type and is no JSON", Err: err}
+	case header != "" && m.MediaType != "" && header != m.MediaType:
+		return "", oci.Errorf(oci.CodeManifestInvalid, "it is served as %q and says it is %q", header, m.MediaType)
+	case header != "":
+		return header, nil
+	case m.MediaType != "":
+		return m.MediaType, nil
+	case m.SchemaVersion == 1:
+		return oci.MediaTypeDockerManifestV1, nil
+	case m.Manifests != nil: // SPEC: mediaType is optional in OCI manifests
+		return oci.MediaTypeOCIIndex, nil
+	case m.Config != nil:
+		return oci.MediaTypeOCIManifest, nil
+	}
+	return "", oci.Errorf(oci.CodeManifestInvalid, "it has no media type")
+}
+
+// maxTagQuery is how many bytes of tags one PUT carries; URLs longer than
+// about 8 KiB are refused by common proxies.
+const maxTagQuery = 4 << 10
+
+// PutManifest implements [oci.Writer]. A manifest with one tag and no digest
+// is put under the tag. Otherwise it is put under its digest with all tags as
+// parameters, and tags that the registry did not take that way are put one by
+// one: with such a registry not all of them may be there after an error.
+//
+// For a manifest with a subject, where the registry has no referrers API, the
+// index under the referrers tag is updated.
+func (c *Client) PutManifest(ctx context.Context, repo string, m oci.PutManifest) (oci.PutResult, error) {
+	if err := checkPut(repo, &m); err != nil {
+		return oci.PutResult{}, err
+	}
+	res := oci.PutResult{Descriptor: oci.Descriptor{MediaType: m.MediaType, Digest: m.Digest, Size: int64(len(m.Bytes))}}
+	if res.Digest == "" {
+		res.Digest = oci.SHA256(m.Bytes)
+	}
+	ref, q := string(res.Digest), url.Values{}
+	if m.Digest == "" && len(m.Tags) == 1 {
+		ref = m.Tags[0]
+		res.Tags = m.Tags[:1:1]
+	} else {
+		for size, i := 0, 0; i < len(m.Tags) && size < maxTagQuery; i++ {
+			q.Add("tag", m.Tags[i])
+			size += len(m.Tags[i]) + len("&tag=")
+		}
+	}
+	h, err := c.put(ctx, repo, ref, q, m, res.Digest)
+	if err != nil {
+		return oci.PutResult{}, err
+	}
+	for _, tag := range h.Values("OCI-Tag") {
+		if slices.Contains(m.Tags, tag) && !slices.Contains(res.Tags, tag) {
+			res.Tags = append(res.Tags, tag)
+		}
+	}
+	for _, tag := range m.Tags {
+		if slices.Contains(res.Tags, tag) {
+			continue
+		}
+		if _, err := c.put(ctx, repo, tag, nil, m, res.Digest); err != nil {
+			return oci.PutResult{}, err
+		}
+		res.Tags = append(res.Tags, tag)
+	}
+	res.Subject, err = c.noteSubject(ctx, repo, m, res.Descriptor, oci.Digest(h.Get("OCI-Subject")))
+	return res, err
+}
+
+// checkPut refuses what no registry would take, and fills in the media type.
+func checkPut(repo string, m *oci.PutManifest) error {
+	if err := oci.CheckName(repo); err != nil {
+		return err
+	}
+	for _, tag := range m.Tags {
+		if err := oci.CheckTag(tag); err != nil {
+			return err
+		}
+	}
+	if len(m.Bytes) > oci.MaxManifestSize {
+		return &oci.Error{Code: oci.CodeSizeInvalid, Status: http.StatusRequestEntityTooLarge,
+			Message: fmt.Sprintf("the manifest has %d bytes, at most %d are allowed", len(m.Bytes), oci.MaxManifestSize)}
+	}
+	if m.Digest != "" {
+		if err := oci.CheckDigest(m.Digest); err != nil {
+			return err
+		}
+		if _, err := verify(m.Bytes, m.Digest); err != nil {
+			return err
+		}
+	}
+	if m.MediaType != "" {
+		return nil
+	}
+	var err error
+	m.MediaType, err = manifestType("", m.Bytes)
+	return err
+}
+
+// put puts a manifest under one reference and returns the answer's header.
+func (c *Client) put(ctx context.Context, repo, ref string, q url.Values, m oci.PutManifest, d oci.Digest) (http.Header, error) {
+	b, err := bytesBody(m.Bytes)
+	if err != nil {
+		return nil, err
+	}
+	l := c.manifestCall(http.MethodPut, repo, ref, q)
+	l.header = http.Header{"Content-Type": {m.MediaType}}
+	l.scopes, l.body, l.notFound = push(repo), b, oci.CodeNameUnknown
+	resp, err := c.do(ctx, l)
+	if err != nil {
+		return nil, err
+	}
+	finish(resp)
+	// A registry may name a manifest by sha256 that was pushed by sha512.
+	got := oci.Digest(resp.Header.Get("Docker-Content-Digest"))
+	if oci.ValidDigest(got) && got.Algorithm() == d.Algorithm() && got != d {
+		return nil, oci.Errorf(oci.CodeDigestInvalid, "the registry stored manifest %s of %s as %s", d, repo, got)
+	}
+	return resp.Header, nil
+}
+
+// noteSubject returns the subject of a manifest that was put. Where the
+// registry did not say that it keeps referrers, this client does.
+func (c *Client) noteSubject(ctx context.Context, repo string, m oci.PutManifest, desc oci.Descriptor, told oci.Digest) (oci.Digest, error) {
+	if told != "" {
+		return told, nil
+	}
+	var parsed struct {
+		Subject      *oci.Descriptor   `json:"subject"`
+		ArtifactType string            `json:"artifactType"`
+		Config       *oci.Descriptor   `json:"config"`
+		Annotations  map[string]string `json:"annotations"`
+	}
+	if err := json.Unmarshal(m.Bytes, &parsed); err != nil || parsed.Subject == nil {
+		return "", nil // not JSON, so it has no subject; or it is without one
+	}
+	if !oci.ValidDigest(parsed.Subject.Digest) {
+		return "", nil // the registry took it for something else
+	}
+	desc.ArtifactType = parsed.ArtifactType
+	if desc.ArtifactType == "" && parsed.Config != nil {
+		desc.ArtifactType = parsed.Config.MediaType // SPEC: as the referrers API does
+	}
+	desc.Annotations = parsed.Annotations
+	return parsed.Subject.Digest, c.addReferrer(ctx, repo, parsed.Subject.Digest, desc)
+}
+
+// DeleteBlob implements [oci.Deleter].
+func (c *Client) DeleteBlob(ctx context.Context, repo string, d oci.Digest) error {
+	if err := checkBlob(repo, d); err != nil {
+		return err
+	}
+	return c.delete(ctx, repo, c.blobCall(http.MethodDelete, repo, d))
+}
+
+// DeleteManifest implements [oci.Deleter].
+func (c *Client) DeleteManifest(ctx context.Context, repo string, d oci.Digest) error {
+	if err := checkBlob(repo, d); err != nil {
+		return err
+	}
+	return c.delete(ctx, repo, c.manifestCall(http.MethodDelete, repo, string(d), nil))
+}
+
+// DeleteTag implements [oci.Deleter].
+func (c *Client) DeleteTag(ctx context.Context, repo, tag string) error {
+	if err := oci.CheckName(repo); err != nil {
+		return err
+	}
+	if err := oci.CheckTag(tag); err != nil {
+		return err
+	}
+	return c.delete(ctx, repo, c.manifestCall(http.MethodDelete, repo, tag, nil))
+}
+
+// delete sends a DELETE. A connection that broke is not tried again: the
+// second answer would be that there is no such thing.
+func (c *Client) delete(ctx context.Context, repo string, l call) error {
+	l.scopes, l.retry = remove(repo), retryStatus
+	resp, err := c.do(ctx, l)
+	if err != nil {
+		return err
+	}
+	finish(resp)
+	return nil
+}
+
+// addReferrer enters a manifest into the index under the subject's referrers
+// tag. SPEC: "Referrers Tag Schema"; the registry offers nothing that would
+// keep two clients from overwriting each other's entry.
+func (c *Client) addReferrer(ctx context.Context, repo string, subject oci.Digest, desc oci.Descriptor) error {
+	select {
+	case c.referrers <- struct{}{}:
+		defer func() { <-c.referrers }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	tag := oci.ReferrersTag(subject)
+	index, err := c.taggedReferrers(ctx, repo, subject)
+	if err != nil {
+		return fmt.Errorf("update referrers of %s: %w", subject, err)
+	}
+	if slices.ContainsFunc(index.Manifests, func(d oci.Descriptor) bool { return d.Digest == desc.Digest }) {
+		return nil
+	}
+	index.SchemaVersion = 2
+	index.MediaType = ocispec.MediaTypeImageIndex
+	index.Manifests = append(index.Manifests, desc)
+	b, err := json.Marshal(index)
+	if err != nil {
+		return fmt.Errorf("update referrers of %s: %w", subject, err)
+	}
+	m := oci.PutManifest{Bytes: b, MediaType: ocispec.MediaTypeImageIndex}
+	if _, err := c.put(ctx, repo, tag, nil, m, oci.SHA256(b)); err != nil {
+		return fmt.Errorf("update referrers of %s: %w", subject, err)
+	}
+	return nil
+}
+
+// taggedReferrers returns the index under the subject's referrers tag, an
+// empty one where there is none.
+func (c *Client) taggedReferrers(ctx context.Context, repo string, subject oci.Digest) (*ocispec.Index, error) {
+	index := &ocispec.Index{Manifests: []oci.Descriptor{}}
+	m, err := c.GetManifest(ctx, repo, oci.ReferrersTag(subject))
+	if err != nil {
+		var e *oci.Error
+		if errors.As(err, &e) && e.Status == http.StatusNotFound {
+			return index, nil
+		}
+		return nil, err
+	}
+	if m.MediaType != ocispec.MediaTypeImageIndex {
+		return nil, oci.Errorf(oci.CodeManifestInvalid, "the referrers tag of %s names a %q and no index", subject, m.MediaType)
+	}
+	if err := json.Unmarshal(m.Bytes, index); err != nil {
+		return nil, fmt.Errorf("referrers index of %s: %w", subject, err)
+	}
+	return index, nil
+}

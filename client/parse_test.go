@@ -1,0 +1,97 @@
+package client
+
+import (
+	"net/http"
+	"testing"
+	"time"
+)
+
+func TestParseLink(t *testing.T) {
+	for in, want := range map[string]string{
+		`</v2/_catalog?last=b&n=2>; rel="next"`: "/v2/_catalog?last=b&n=2",
+		`</x>; rel=next`:                        "/x",
+		`</x>`:                                  "/x",
+		`</p>; rel="prev", </n>; rel="next"`:    "/n",
+		`</p>; rel="prev"`:                      "",
+		`</x>; title="a"; REL="Next"`:           "/x",
+		`/x; rel=next`:                          "",
+		`<`:                                     "",
+		``:                                      "",
+	} {
+		if got := parseLink([]string{in}); got != want {
+			t.Errorf("parseLink(%q): got %q, want %q", in, got, want)
+		}
+	}
+}
+
+func TestParseRetryAfter(t *testing.T) {
+	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	for in, want := range map[string]time.Duration{
+		"":    0,
+		"7":   7 * time.Second,
+		"-7":  0,
+		"x":   0,
+		"1.5": 0,
+		now.Add(time.Minute).Format(http.TimeFormat):  time.Minute,
+		now.Add(-time.Minute).Format(http.TimeFormat): 0,
+	} {
+		if got := parseRetryAfter(in, now); got != want {
+			t.Errorf("parseRetryAfter(%q): got %v, want %v", in, got, want)
+		}
+	}
+}
+
+func TestUploadsAreBounded(t *testing.T) {
+	u := newUploads(2)
+	u.put("r", "a", upload{size: 1})
+	u.put("r", "b", upload{size: 2})
+	u.get("r", "a")
+	u.put("r", "c", upload{size: 3})
+	for id, want := range map[string]bool{"a": true, "b": false, "c": true} {
+		if _, got := u.get("r", id); got != want {
+			t.Errorf("upload %s: got %t, want %t", id, got, want)
+		}
+	}
+	u.drop("r", "a")
+	u.drop("r", "c")
+	if len(u.byKey) != 0 || u.order.Len() != 0 {
+		t.Errorf("got %d and %d entries left", len(u.byKey), u.order.Len())
+	}
+}
+
+func FuzzHeaders(f *testing.F) {
+	f.Add("bytes 0-9/10")
+	f.Add("bytes 5-9/*")
+	f.Add("0-0")
+	f.Add("bytes=0-4")
+	f.Add(`</v2/a?n=1>; rel="next"`)
+	f.Add("Fri, 02 Jan 2026 03:04:05 GMT")
+	f.Fuzz(func(t *testing.T, s string) {
+		if first, last, total, ok := parseContentRange(s); ok {
+			if first < 0 || last < first || total != -1 && last >= total {
+				t.Errorf("parseContentRange(%q): got %d-%d/%d", s, first, last, total)
+			}
+		}
+		if n, ok := parseUploadRange(s); ok && n < 1 {
+			t.Errorf("parseUploadRange(%q): got %d", s, n)
+		}
+		if d := parseRetryAfter(s, time.Unix(0, 0)); d < 0 {
+			t.Errorf("parseRetryAfter(%q): got %v", s, d)
+		}
+		_ = parseLink([]string{s})
+	})
+}
+
+func FuzzManifestType(f *testing.F) {
+	f.Add("", []byte(`{"mediaType":"x/y"}`))
+	f.Add("x/y", []byte(`{"schemaVersion":1}`))
+	f.Fuzz(func(t *testing.T, header string, b []byte) {
+		got, err := manifestType(header, b)
+		if (err == nil) != (got != "") {
+			t.Errorf("got %q and %v", got, err)
+		}
+		if err == nil && header != "" && got != header {
+			t.Errorf("got %q, want the header's %q", got, header)
+		}
+	})
+}

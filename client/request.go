@@ -1,0 +1,325 @@
+package client
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+	"oras.land/oras-go/v2/registry/remote/auth"
+	"oras.land/oras-go/v2/registry/remote/errcode"
+
+	"example.org/slipway/oci"
+)
+
+// retry says when a request may be sent again.
+type retry uint8
+
+const (
+	// retryNone: the request has effects or carries a stream.
+	retryNone retry = iota
+	// retryStatus: only when the registry answered that it did nothing.
+	retryStatus
+	// retryAll: also when the connection broke.
+	retryAll
+)
+
+// call is a request to make.
+type call struct {
+	method string
+	url    *url.URL
+	header http.Header // may be nil; is not changed
+	body   *body       // may be nil
+	scopes []string    // of a token, as hints that save a round trip
+	retry  retry
+	// notFound is what a 404 means where the registry gives no better code.
+	notFound oci.Code
+	// accept are statuses, besides 2xx, that are no error.
+	accept []int
+}
+
+// url builds the URL of a request.
+func (c *Client) url(r oci.Request, q url.Values) *url.URL {
+	u := *c.base
+	u.Path += r.Path()
+	u.RawQuery = q.Encode()
+	return &u
+}
+
+func pull(repo string) []string { return []string{auth.ScopeRepository(repo, auth.ActionPull)} }
+
+func push(repo string) []string {
+	return []string{auth.ScopeRepository(repo, auth.ActionPull, auth.ActionPush)}
+}
+
+func remove(repo string) []string { return []string{auth.ScopeRepository(repo, auth.ActionDelete)} }
+
+// do makes a request, again where that is allowed and useful. The caller
+// closes the answer's body. An answer that is neither 2xx nor accepted is an
+// error.
+func (c *Client) do(ctx context.Context, l call) (*http.Response, error) {
+	var last error
+	op := func() (*http.Response, error) {
+		resp, after, err := c.once(ctx, l)
+		last = err
+		switch {
+		case err == nil:
+			return resp, nil
+		case after < 0 || ctx.Err() != nil:
+			return nil, backoff.Permanent(err)
+		case after > 0:
+			return nil, &backoff.RetryAfterError{Duration: after}
+		}
+		return nil, err
+	}
+	resp, err := backoff.Retry(ctx, op,
+		backoff.WithBackOff(c.pauses()),
+		backoff.WithMaxTries(uint(c.tries)),
+		backoff.WithMaxElapsedTime(0), // the tries and ctx are the bounds
+		backoff.WithNotify(func(_ error, pause time.Duration) {
+			c.log.WarnContext(ctx, "request to registry is repeated", "method", l.method, "url", bare(l.url), "pause", pause, "err", last)
+		}))
+	if err == nil {
+		return resp, nil
+	}
+	if ctxErr := ctx.Err(); ctxErr != nil && !errors.Is(last, ctxErr) {
+		return nil, fmt.Errorf("%w (after %w)", ctxErr, last)
+	}
+	return nil, last
+}
+
+// pauses returns the pauses between tries.
+func (c *Client) pauses() *backoff.ExponentialBackOff {
+	b := backoff.NewExponentialBackOff()
+	b.InitialInterval, b.MaxInterval, b.Multiplier = c.wait, c.most, 2
+	return b
+}
+
+// once makes a request once. after tells the caller whether to do it again:
+// negative never, 0 after the usual pause, positive after that time.
+func (c *Client) once(ctx context.Context, l call) (resp *http.Response, after time.Duration, err error) {
+	ctx = auth.AppendScopesForHost(ctx, c.base.Host, l.scopes...)
+	if c.stall > 0 && (l.method == http.MethodGet || l.method == http.MethodHead) {
+		var guard *stallGuard
+		guard, ctx = newStallGuard(ctx, c.stall)
+		defer func() { guard.answered(&resp, &err) }()
+	}
+	req, err := http.NewRequestWithContext(ctx, l.method, l.url.String(), nil)
+	if err != nil {
+		return nil, -1, redact(err)
+	}
+	for k, v := range l.header {
+		req.Header[k] = v
+	}
+	// Digests are of the bytes as stored: nobody may compress them on the way.
+	req.Header.Set("Accept-Encoding", "identity")
+	if l.body != nil {
+		if err := l.body.attach(req); err != nil {
+			return nil, -1, fmt.Errorf("%s %s: %w", l.method, bare(l.url), err)
+		}
+		defer l.body.stop()
+	}
+	resp, err = c.auth.Do(req)
+	if err != nil {
+		after = -1
+		if l.retry == retryAll && retryable(err) {
+			after = 0
+		}
+		return nil, after, c.sendError(l, err)
+	}
+	if resp.StatusCode/100 == 2 || slices.Contains(l.accept, resp.StatusCode) {
+		return resp, 0, nil
+	}
+	return nil, c.retryAfter(l, resp), answerError(l, resp)
+}
+
+// retryAfter tells when a request that was answered by an error may be made
+// again, as once does.
+func (c *Client) retryAfter(l call, resp *http.Response) time.Duration {
+	if l.retry == retryNone {
+		return -1
+	}
+	switch resp.StatusCode {
+	case http.StatusTooManyRequests, http.StatusServiceUnavailable:
+	case http.StatusRequestTimeout, http.StatusInternalServerError, http.StatusBadGateway, http.StatusGatewayTimeout:
+		if l.retry != retryAll {
+			return -1
+		}
+	default:
+		return -1
+	}
+	after := parseRetryAfter(resp.Header.Get("Retry-After"), time.Now())
+	if after > c.most {
+		return -1
+	}
+	return after
+}
+
+// parseRetryAfter reads a Retry-After header, seconds or a date; 0 means that
+// there is none or it is past.
+func parseRetryAfter(s string, now time.Time) time.Duration {
+	if n, err := strconv.ParseUint(s, 10, 31); err == nil {
+		return time.Duration(n) * time.Second
+	}
+	if t, err := http.ParseTime(s); err == nil {
+		return max(0, t.Sub(now))
+	}
+	return 0
+}
+
+// retryable tells whether a request that got no answer may succeed later:
+// not when credentials are missing or refused, a redirect was not followed, or
+// the server is the wrong one.
+func retryable(err error) bool {
+	var token *errcode.ErrorResponse
+	var cert *tls.CertificateVerificationError
+	var dns *net.DNSError
+	switch {
+	case errors.As(err, &token):
+		return token.StatusCode == http.StatusTooManyRequests || token.StatusCode >= 500
+	case errors.As(err, &cert), errors.As(err, &dns) && dns.IsNotFound:
+		return false
+	case errors.Is(err, auth.ErrBasicCredentialNotFound), errors.Is(err, errRedirect):
+		return false
+	}
+	var sent *url.Error // the request, or one for a token, reached for the network
+	return errors.As(err, &sent)
+}
+
+// sendError says which request got no answer, and why.
+func (c *Client) sendError(l call, err error) error {
+	if l.body != nil {
+		if cause := l.body.cause(); cause != nil { // it was the caller's stream that broke
+			err = cause
+		}
+	}
+	var token *errcode.ErrorResponse
+	if errors.As(err, &token) {
+		err = &oci.Error{Code: oci.UnmarshalError(token.StatusCode, nil).Code, Status: token.StatusCode,
+			Message: fmt.Sprintf("the token service answered %d", token.StatusCode)}
+	} else if errors.Is(err, auth.ErrBasicCredentialNotFound) {
+		err = &oci.Error{Code: oci.CodeUnauthorized, Message: "the registry wants a user name and password, and there are none", Err: auth.ErrBasicCredentialNotFound}
+	}
+	var u *url.Error
+	if errors.As(err, &u) && l.url.Host == hostOf(u.URL) {
+		err = u.Err // its URL would be said twice
+	}
+	return fmt.Errorf("%s %s: %w", l.method, bare(l.url), redact(err))
+}
+
+func hostOf(s string) string {
+	u, err := url.Parse(s)
+	if err != nil {
+		return ""
+	}
+	return u.Host
+}
+
+// answerError makes an error of an answer and closes it.
+func answerError(l call, resp *http.Response) error {
+	defer resp.Body.Close()
+	b, err := io.ReadAll(io.LimitReader(resp.Body, maxErrorBody))
+	if err != nil {
+		b = nil // the status says enough
+	}
+	e := oci.UnmarshalError(resp.StatusCode, b)
+	if resp.StatusCode == http.StatusNotFound && l.notFound != "" && !aboutContent(e.Code) {
+		// Registries also say NAME_UNKNOWN, NOT_FOUND or nothing.
+		e.Code = l.notFound
+	}
+	return fmt.Errorf("%s %s: %d: %w", l.method, bare(l.url), resp.StatusCode, e)
+}
+
+// aboutContent tells whether a code says what it is that is missing.
+func aboutContent(c oci.Code) bool {
+	switch c {
+	case oci.CodeBlobUnknown, oci.CodeManifestUnknown, oci.CodeManifestBlobUnknown, oci.CodeBlobUploadUnknown:
+		return true
+	}
+	return false
+}
+
+// bare returns a URL as it may be logged: without its query, which holds
+// upload states and signatures.
+func bare(u *url.URL) string {
+	return (&url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path}).String()
+}
+
+var queries = regexp.MustCompile(`(https?://[^\s"?]*)\?[^\s"]*`)
+
+// redacted is an error whose text has lost the queries of its URLs.
+type redacted struct{ err error }
+
+func redact(err error) error     { return redacted{err} }
+func (r redacted) Error() string { return queries.ReplaceAllString(r.err.Error(), "$1") }
+func (r redacted) Unwrap() error { return r.err }
+
+var errRedirect = errors.New("redirect is not followed")
+
+// checkRedirect bounds redirects. That Authorization does not leave the
+// registry's origin is seen to by auth.Client, on every hop.
+func checkRedirect(req *http.Request, via []*http.Request) error {
+	if len(via) >= 10 {
+		return fmt.Errorf("%w: there were %d before it", errRedirect, len(via))
+	}
+	if via[len(via)-1].URL.Scheme == "https" && req.URL.Scheme != "https" {
+		return fmt.Errorf("%w: it leads from https to %s", errRedirect, req.URL.Scheme)
+	}
+	return nil
+}
+
+// location resolves a Location or Link against the request that it answers and
+// insists on the registry's own host. A proxy that ends TLS makes registries
+// answer with http: the client's own scheme is kept.
+func (c *Client) location(from *url.URL, s string) (*url.URL, error) {
+	if s == "" {
+		return nil, errors.New("the registry answered without a Location")
+	}
+	ref, err := url.Parse(s)
+	if err != nil {
+		return nil, errors.New("the registry answered with a malformed Location")
+	}
+	u := from.ResolveReference(ref)
+	if !strings.EqualFold(hostPort(u.Host, u.Scheme), hostPort(c.base.Host, u.Scheme)) {
+		return nil, fmt.Errorf("the registry refers to another host, %q", u.Host)
+	}
+	return &url.URL{Scheme: c.base.Scheme, Host: c.base.Host, Path: u.Path, RawPath: u.RawPath, RawQuery: u.RawQuery}, nil
+}
+
+// hostPort returns a host without the port that its scheme has anyhow.
+func hostPort(host, scheme string) string {
+	if scheme == "http" {
+		return strings.TrimSuffix(host, ":80")
+	}
+	return strings.TrimSuffix(host, ":443")
+}
+
+// readAll reads a body of at most limit bytes and closes it.
+func readAll(resp *http.Response, limit int64) ([]byte, error) {
+	defer resp.Body.Close()
+	b, err := io.ReadAll(io.LimitReader(resp.Body, limit+1))
+	if err != nil {
+		return nil, fmt.Errorf("read answer of %s: %w", bare(resp.Request.URL), redact(err))
+	}
+	if int64(len(b)) > limit {
+		return nil, oci.Errorf(oci.CodeSizeInvalid, "the registry's answer is larger than %d bytes", limit)
+	}
+	return b, nil
+}
+
+// finish reads what is left of an answer nobody needs, so that its connection
+// can be used again, and closes it.
+func finish(resp *http.Response) {
+	_, _ = io.CopyN(io.Discard, resp.Body, maxErrorBody) // a broken connection is not reused, that is all
+	_ = resp.Body.Close()
+}

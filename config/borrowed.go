@@ -1,0 +1,58 @@
+package config
+
+// note stands in for the tags of field on a struct of another package.
+type note struct {
+	doc, example, min string
+	enum              []string
+	secret            bool
+}
+
+// borrowed describes the sections whose structs belong to the packages that
+// use them, by type and key.
+var borrowed = map[string]note{
+	"auth.Config.htpasswd":                {doc: "User names and passwords from a file."},
+	"auth.HTPasswdConfig.realm":           {doc: "Name that clients show when they ask for a password. Empty means slipway."},
+	"auth.HTPasswdConfig.path":            {doc: "File of bcrypt entries, made by htpasswd -B. It is read again when it changes.", example: "/etc/slipway/htpasswd"},
+	"auth.Config.token":                   {doc: "The built-in token service, or an external one that rootcertbundle or jwks describes."},
+	"auth.TokenConfig.builtin":            {doc: "Switches the built-in service on or off. Unset: off when an external one is described."},
+	"auth.TokenConfig.realm":              {doc: "URL where clients fetch tokens. Needed for an external service; empty means what each request says."},
+	"auth.TokenConfig.service":            {doc: "Audience of the tokens. Needed for an external service; empty means slipway."},
+	"auth.TokenConfig.issuer":             {doc: "Issuer of the tokens. Needed for an external service; empty means slipway."},
+	"auth.TokenConfig.key":                {doc: "PEM file of the built-in service's private keys: the first signs, all verify. It is made when it is not there. Replicas must share it."},
+	"auth.TokenConfig.expiration":         {doc: "Lifetime of the built-in service's access tokens, from 1m to 24h. 0 means 5m."},
+	"auth.TokenConfig.refresh_expiration": {doc: "Lifetime of its refresh tokens. 0 means 90d; negative gives none."},
+	"auth.TokenConfig.rootcertbundle":     {doc: "PEM file of certificates that the external service's keys are, or are certified by."},
+	"auth.TokenConfig.jwks":               {doc: "File of the external service's public keys."},
+	"auth.TokenConfig.signingalgorithms":  {doc: "Algorithms accepted from the external service. Empty means RS, PS, ES (256, 384, 512) and EdDSA."},
+	"auth.TokenConfig.autoredirect":       {doc: "Makes the external service's realm from the request's host and autoredirectpath."},
+	"auth.TokenConfig.autoredirectpath":   {doc: "Path for autoredirect. Empty means /auth/token."},
+	"auth.Config.oidc":                    {doc: "OpenID Connect issuers whose tokens are accepted."},
+	"auth.OIDCConfig.name":                {doc: "Name of the issuer in subjects, oidc:<name>:<user>. Empty means the issuer's host.", example: "corp"},
+	"auth.OIDCConfig.issuer":              {doc: "URL of the issuer, https but for loopback.", example: "https://id.example.com"},
+	"auth.OIDCConfig.audience":            {doc: "What a token's aud must be, or one of audiences. One is needed.", example: "registry"},
+	"auth.OIDCConfig.audiences":           {doc: "More of them."},
+	"auth.OIDCConfig.username_claim":      {doc: "Claim with the name of the user. Empty means sub."},
+	"auth.OIDCConfig.groups_claim":        {doc: "Claim with the groups of the user. Empty means groups."},
+	"auth.OIDCConfig.required_claims":     {doc: "Claims that a token must have with these values."},
+	"auth.Config.mtls":                    {doc: "Makes users of verified client certificates. Their organizational units are the groups."},
+	"auth.MTLSConfig.subject":             {doc: "cn, uri or dns: which name of the certificate is the user. Empty means the first of these it has."},
+	"auth.Config.access":                  {doc: "Rules. They add up; without any, whoever proves who they are may do everything."},
+	"auth.Rule.repositories":              {doc: "Patterns of repositories: * stands for any characters within a path segment, ? for one, the segment ** for any number of segments.", example: "team/**"},
+	"auth.Rule.subjects":                  {doc: "Who: anonymous, * for everybody who proved who they are, a user, oidc:<name>:<user>, group:<group>.", example: "group:team"},
+	"auth.Rule.actions":                   {doc: "What: pull, push, delete, * for these three, catalog, admin.", example: "pull"},
+	"auth.Config.max_failures_per_minute": {doc: "Wrong passwords an address may send per minute before it is answered 429. 0 means 20; negative means no limit."},
+
+	"notify.Endpoint.name":              {doc: "Name in logs and metrics.", example: "listener"},
+	"notify.Endpoint.disabled":          {doc: "True sends nothing."},
+	"notify.Endpoint.url":               {doc: "URL that events are posted to.", example: "https://listener.example.com/events"},
+	"notify.Endpoint.headers":           {doc: "Headers added to each request, each with a list of values.", example: "Authorization: [\"Bearer ${file:/run/secrets/listener}\"]", secret: true},
+	"notify.Endpoint.timeout":           {doc: "Longest time a request may take. 0 means 5s.", min: "0s"},
+	"notify.Endpoint.threshold":         {doc: "Deliveries in a row that may fail and be tried again at once. 0 means 10.", min: "0"},
+	"notify.Endpoint.backoff":           {doc: "First pause after that; each further one is twice as long. 0 means 1s.", min: "0s"},
+	"notify.Endpoint.ignoredmediatypes": {doc: "Deprecated: write ignore.mediatypes."},
+	"notify.Endpoint.ignore":            {doc: "Events that are not sent."},
+	"notify.Endpoint.format":            {doc: "docker, the envelope of Distribution, or cloudevents. Empty means docker.", enum: []string{"", "docker", "cloudevents"}},
+	"notify.Endpoint.secret":            {doc: "Signs each body: the header X-Slipway-Signature is sha256= and the HMAC-SHA256 of the body in hex. Empty signs nothing.", example: "${file:/run/secrets/webhook}", secret: true},
+	"notify.Ignore.mediatypes":          {doc: "Media types of targets whose events are not sent."},
+	"notify.Ignore.actions":             {doc: "Actions whose events are not sent: push, pull, mount, delete."},
+}

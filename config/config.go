@@ -1,0 +1,167 @@
+package config
+
+import (
+	"log/slog"
+	"net/http"
+	"reflect"
+	"time"
+
+	"example.org/slipway/auth"
+	"example.org/slipway/notify"
+)
+
+// Version is the version of the file's shape, Distribution's.
+const Version = "0.1"
+
+// Config is the whole configuration. Make one with Default, Parse or Load: the
+// zero value lacks the defaults.
+//
+// Printed, logged or marshalled it shows no secret: see Redacted.
+type Config struct {
+	Version       string        `yaml:"version" default:"0.1" enum:"0.1" doc:"Version of the shape of this file. A file must begin with it."`
+	Log           Log           `yaml:"log" doc:"What is logged, how and where to."`
+	Storage       Storage       `yaml:"storage" doc:"Where content is kept, for how long, and who may delete it."`
+	HTTP          HTTP          `yaml:"http" doc:"The server that clients talk to."`
+	Auth          auth.Config   `yaml:"auth" doc:"Who may do what. Without any of it everything is allowed, and then http.addr must be a loopback address or http.insecure_open_to_network be true."`
+	Notifications Notifications `yaml:"notifications" doc:"Whom to tell of pushes, pulls and deletes."`
+	Health        Health        `yaml:"health" doc:"Checks behind /readyz and /debug/health."`
+	Validation    Validation    `yaml:"validation" doc:"What a manifest must satisfy to be accepted."`
+	Catalog       Catalog       `yaml:"catalog" doc:"The list of repositories, /v2/_catalog."`
+	Tracing       Tracing       `yaml:"tracing" doc:"OpenTelemetry traces. The standard OTEL_ variables are respected only when tracing is enabled here or by OTEL_TRACES_EXPORTER=otlp."`
+
+	places map[string]place
+}
+
+// Log configures logging. Operational lines go to standard error.
+type Log struct {
+	Level     string            `yaml:"level" default:"info" enum:"error|warn|info|debug" doc:"Least important line that is logged: error, warn, info or debug."`
+	Formatter string            `yaml:"formatter" default:"text" enum:"text|json|logstash" doc:"Form of a log line: text, json or logstash."`
+	Fields    map[string]string `yaml:"fields" doc:"Fields added to every log line." example:"environment: staging"`
+	AccessLog AccessLog         `yaml:"accesslog" doc:"One line for each request."`
+	Audit     Audit             `yaml:"audit" doc:"A log of its own for logins, refusals, pushes and deletes."`
+}
+
+// SlogLevel returns the level for log/slog.
+func (l *Log) SlogLevel() slog.Level {
+	var lv slog.Level
+	if err := lv.UnmarshalText([]byte(l.Level)); err != nil {
+		return slog.LevelInfo // Validate has refused it
+	}
+	return lv
+}
+
+// AccessLog configures the log of requests.
+type AccessLog struct {
+	Disabled bool   `yaml:"disabled" doc:"True writes no access log."`
+	Format   string `yaml:"format" default:"clf" enum:"clf|trace|json" doc:"clf is the Combined Log Format, trace a record that slipway can replay, json one object a line."`
+	File     string `yaml:"file" doc:"File to append to. Empty means standard output."`
+}
+
+// Audit configures the audit log.
+type Audit struct {
+	File string `yaml:"file" doc:"File to append to, created with mode 0600. Empty writes no audit log." example:"/var/log/slipway/audit.log"`
+}
+
+// Notifications configures events.
+type Notifications struct {
+	Events    Events            `yaml:"events" doc:"What an event holds."`
+	Endpoints []notify.Endpoint `yaml:"endpoints" doc:"Where events are sent, each to every endpoint that does not ignore it."`
+}
+
+// Events configures the content of events.
+type Events struct {
+	IncludeReferences bool `yaml:"includereferences" doc:"Lists in a manifest's event the blobs and manifests it refers to."`
+}
+
+// Health configures health checks.
+type Health struct {
+	StorageDriver StorageCheck `yaml:"storagedriver" doc:"Checks that the storage answers."`
+	File          []FileCheck  `yaml:"file" doc:"Files whose existence makes the server unhealthy, to take it out of rotation by hand."`
+	HTTP          []HTTPCheck  `yaml:"http" doc:"URLs that must answer a HEAD request."`
+	TCP           []TCPCheck   `yaml:"tcp" doc:"Addresses that must accept a connection."`
+}
+
+// StorageCheck configures the check of the storage.
+type StorageCheck struct {
+	Enabled   bool          `yaml:"enabled" doc:"Runs the check."`
+	Interval  time.Duration `yaml:"interval" default:"10s" min:"1ms" doc:"Time between two checks."`
+	Threshold int           `yaml:"threshold" default:"1" min:"0" doc:"Failures in a row that make the server unhealthy. 0 means 1."`
+}
+
+// FileCheck configures a check for a file's existence.
+type FileCheck struct {
+	File      string        `yaml:"file" doc:"Path of the file." example:"/var/lib/registry/out-of-rotation"`
+	Interval  time.Duration `yaml:"interval" default:"10s" min:"1ms" doc:"Time between two checks."`
+	Threshold int           `yaml:"threshold" default:"1" min:"0" doc:"Failures in a row that make the server unhealthy. 0 means 1."`
+}
+
+// HTTPCheck configures a check of a URL.
+type HTTPCheck struct {
+	URI        string        `yaml:"uri" doc:"URL to ask." example:"https://backend.example.com/healthy"`
+	Headers    http.Header   `yaml:"headers" secret:"true" doc:"Headers added to the request, each with a list of values."`
+	StatusCode int           `yaml:"statuscode" default:"200" min:"100" doc:"Status that means healthy."`
+	Timeout    time.Duration `yaml:"timeout" default:"5s" min:"0s" doc:"Longest time a check may take. 0 means no limit."`
+	Interval   time.Duration `yaml:"interval" default:"10s" min:"1ms" doc:"Time between two checks."`
+	Threshold  int           `yaml:"threshold" default:"1" min:"0" doc:"Failures in a row that make the server unhealthy. 0 means 1."`
+}
+
+// TCPCheck configures a check of an address.
+type TCPCheck struct {
+	Addr      string        `yaml:"addr" doc:"Address, HOST:PORT." example:"backend.example.com:6379"`
+	Timeout   time.Duration `yaml:"timeout" default:"5s" min:"0s" doc:"Longest time a check may take. 0 means no limit."`
+	Interval  time.Duration `yaml:"interval" default:"10s" min:"1ms" doc:"Time between two checks."`
+	Threshold int           `yaml:"threshold" default:"1" min:"0" doc:"Failures in a row that make the server unhealthy. 0 means 1."`
+}
+
+// Validation configures what pushed manifests must satisfy.
+type Validation struct {
+	Disabled  bool              `yaml:"disabled" doc:"True switches off the rest of this section."`
+	Manifests ManifestsChecking `yaml:"manifests" doc:"Checks of manifests."`
+}
+
+// ManifestsChecking configures the checks of manifests.
+type ManifestsChecking struct {
+	URLs    URLRules   `yaml:"urls" doc:"URLs of foreign layers. Without allow and deny a manifest with URLs is refused."`
+	Indexes IndexRules `yaml:"indexes" doc:"Whether the manifests an index lists must be there."`
+}
+
+// URLRules are regular expressions for the URLs in manifests.
+type URLRules struct {
+	Allow []string `yaml:"allow" doc:"Regular expressions; each URL must match one of them."`
+	Deny  []string `yaml:"deny" doc:"Regular expressions; no URL may match one of them."`
+}
+
+// IndexRules say which entries of an index must exist.
+type IndexRules struct {
+	Platforms    string     `yaml:"platforms" default:"all" enum:"all|none|list" doc:"all: every manifest of an index must be there before the index; none: none needs to; list: those of platformlist."`
+	PlatformList []Platform `yaml:"platformlist" doc:"The platforms for platforms: list."`
+}
+
+// Platform names a platform of an index.
+type Platform struct {
+	OS           string `yaml:"os" doc:"Operating system." example:"linux"`
+	Architecture string `yaml:"architecture" doc:"Processor architecture." example:"amd64"`
+}
+
+// Catalog configures the list of repositories.
+type Catalog struct {
+	MaxEntries int `yaml:"maxentries" default:"1000" min:"1" doc:"Most repositories in one answer."`
+}
+
+// Tracing configures OpenTelemetry.
+type Tracing struct {
+	Enabled     bool              `yaml:"enabled" doc:"Sends traces by OTLP over HTTP."`
+	Endpoint    string            `yaml:"endpoint" default:"http://localhost:4318/v1/traces" doc:"Full URL of the collector."`
+	Headers     map[string]Secret `yaml:"headers" doc:"Headers added to each request to the collector." example:"Authorization: \"Bearer ${file:/run/secrets/collector}\""`
+	SampleRatio float64           `yaml:"sample_ratio" default:"1" min:"0" doc:"Share of requests traced, from 0 to 1, where the client has not decided."`
+	ServiceName string            `yaml:"service_name" default:"slipway" doc:"Name of this server in traces."`
+	Timeout     time.Duration     `yaml:"timeout" default:"10s" min:"0s" doc:"Longest time sending may take."`
+}
+
+// Default returns the configuration that holds without a file: a registry on
+// loopback, on the file system. Each call returns a new one.
+func Default() *Config {
+	c := new(Config)
+	setDefaults(reflect.ValueOf(c).Elem())
+	return c
+}

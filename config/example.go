@@ -1,0 +1,165 @@
+package config
+
+import (
+	"reflect"
+	"strings"
+
+	"go.yaml.in/yaml/v4"
+)
+
+// exampleWidth is where comments are wrapped, in columns.
+const exampleWidth = 90
+
+// Example returns a configuration file with every key, its meaning and its
+// default. Read back it is Default. What has no default (optional sections,
+// entries of lists) is shown in comments.
+func Example() string {
+	w := &exampleWriter{}
+	w.comment(0, "Configuration of the Slipway registry server, with every key and its default.")
+	w.comment(0, "Keys that are commented out have none.")
+	w.b.WriteByte('\n')
+	w.section(reflect.ValueOf(Default()).Elem(), "", 0)
+	return w.b.String()
+}
+
+type exampleWriter struct {
+	b strings.Builder
+	// off is set below what is commented out, where off holds its indentation.
+	off   bool
+	offAt int
+}
+
+// line writes one line at a depth; below what is commented out the "# " stands
+// where that begins, so that removing it leaves correct YAML.
+func (w *exampleWriter) line(depth int, s string) {
+	if w.off {
+		w.b.WriteString(strings.Repeat("  ", w.offAt) + "# " + strings.Repeat("  ", depth-w.offAt) + s + "\n")
+		return
+	}
+	w.b.WriteString(strings.Repeat("  ", depth) + s + "\n")
+}
+
+// comment writes wrapped text.
+func (w *exampleWriter) comment(depth int, text string) {
+	line := "#"
+	for word := range strings.FieldsSeq(text) {
+		if len(line)+1+len(word)+2*depth > exampleWidth && line != "#" {
+			w.line(depth, line)
+			line = "#"
+		}
+		line += " " + word
+	}
+	if line != "#" {
+		w.line(depth, line)
+	}
+}
+
+func (w *exampleWriter) section(v reflect.Value, path string, depth int) {
+	for i, f := range fieldsOf(v.Type()) {
+		if depth == 0 && i > 0 {
+			w.b.WriteByte('\n')
+		}
+		if f.typ == reflect.TypeFor[ForeignOnly]() {
+			continue
+		}
+		at := join(path, f.key)
+		doc := f.doc
+		if fv := v.FieldByIndex(f.index); !w.off && f.example != "" && fv.Kind() == reflect.String && fv.Len() == 0 {
+			doc += " Example: " + f.example
+		}
+		w.comment(depth, doc)
+		w.key(v.FieldByIndex(f.index), f, at, depth)
+	}
+}
+
+// key writes a key with its value.
+func (w *exampleWriter) key(v reflect.Value, f field, path string, depth int) {
+	head := f.key + ":"
+	switch shapeOf(f.typ) {
+	case shapeSection:
+		w.sectionKey(v, f, path, depth)
+	case shapeMap:
+		if !w.off || f.example == "" {
+			w.line(depth, head+" {}")
+		}
+		w.sample(depth, func() {
+			if f.example != "" {
+				w.line(depth, head)
+				w.line(depth+1, f.example)
+			}
+		})
+	case shapeList:
+		if !w.off || f.example == "" {
+			w.line(depth, head+" []")
+		}
+		w.sample(depth, func() { w.listSample(f, path, depth) })
+	case shapePresent:
+		w.sample(depth, func() { w.line(depth, head) })
+	default:
+		if v.Kind() == reflect.Pointer { // optional: no default
+			w.sample(depth, func() {
+				w.line(depth, head+" "+quoteScalar(reflect.New(deref(f.typ)).Elem(), f.example))
+			})
+			return
+		}
+		if w.off && v.IsZero() && f.example != "" {
+			w.line(depth, head+" "+quoteScalar(v, f.example))
+			return
+		}
+		w.line(depth, head+" "+quoteScalar(v, ""))
+	}
+}
+
+func (w *exampleWriter) sectionKey(v reflect.Value, f field, path string, depth int) {
+	if v.Kind() != reflect.Pointer {
+		w.line(depth, f.key+":")
+		w.section(v, path, depth+1)
+		return
+	}
+	w.sample(depth, func() {
+		elem := reflect.New(deref(f.typ)).Elem()
+		setDefaults(elem)
+		w.line(depth, f.key+":")
+		w.section(elem, path, depth+1)
+	})
+}
+
+// sample runs fn with all it writes commented out.
+func (w *exampleWriter) sample(depth int, fn func()) {
+	if !w.off {
+		w.off, w.offAt = true, depth
+		defer func() { w.off = false }()
+	}
+	fn()
+}
+
+// listSample writes a list with one entry.
+func (w *exampleWriter) listSample(f field, path string, depth int) {
+	elem := reflect.New(deref(f.typ).Elem()).Elem()
+	if shapeOf(elem.Type()) != shapeSection {
+		if f.example != "" {
+			w.line(depth, f.key+":")
+			w.line(depth+1, "- "+quoteScalar(elem, f.example))
+		}
+		return
+	}
+	setDefaults(elem)
+	w.line(depth, f.key+":")
+	w.line(depth+1, "-")
+	w.section(elem, path+"[]", depth+2)
+}
+
+// quoteScalar writes a scalar as YAML, or text in its place if there is one.
+func quoteScalar(v reflect.Value, text string) string {
+	if text == "" {
+		text = formatScalar(v)
+	}
+	if v.Kind() != reflect.String && v.Type() != typeDuration && v.Type() != typeSize || text == Version {
+		return text
+	}
+	b, err := yaml.Dump(text)
+	if err != nil {
+		return `""` // no text fails to dump
+	}
+	return strings.TrimSpace(string(b))
+}

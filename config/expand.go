@@ -1,0 +1,99 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+)
+
+// maxSecretBytes bounds a file named by ${file:...}. A key or token is far
+// smaller; a wrong path to something big must not fill the memory.
+const maxSecretBytes = 64 << 10
+
+// readSecretFile reads a small regular file.
+func readSecretFile(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !st.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is not a regular file", path)
+	}
+	b, err := io.ReadAll(io.LimitReader(f, maxSecretBytes+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(b) > maxSecretBytes {
+		return nil, fmt.Errorf("%s is larger than %d bytes", path, maxSecretBytes)
+	}
+	return b, nil
+}
+
+// expander replaces ${file:...} and ${env:...} in texts.
+type expander struct {
+	env      map[string]string
+	readFile func(string) ([]byte, error)
+}
+
+var errUnclosed = errors.New("${file: or ${env: without a closing brace")
+
+// expand returns s with its references replaced. Its errors name files and
+// variables, never what they hold.
+func (x *expander) expand(s string) (string, error) {
+	var b strings.Builder
+	for {
+		i := strings.Index(s, "${")
+		if i < 0 {
+			b.WriteString(s)
+			return b.String(), nil
+		}
+		kind := ""
+		for _, k := range []string{"file:", "env:"} {
+			if strings.HasPrefix(s[i+2:], k) {
+				kind = k
+			}
+		}
+		if kind == "" {
+			b.WriteString(s[:i+2])
+			s = s[i+2:]
+			continue
+		}
+		if i > 0 && s[i-1] == '$' { // "$${file:" is the text "${file:"
+			b.WriteString(s[:i-1] + "${")
+			s = s[i+2:]
+			continue
+		}
+		end := strings.IndexByte(s[i:], '}')
+		if end < 0 {
+			return "", errUnclosed
+		}
+		val, err := x.lookup(kind, s[i+2+len(kind):i+end])
+		if err != nil {
+			return "", err
+		}
+		b.WriteString(s[:i] + val)
+		s = s[i+end+1:]
+	}
+}
+
+func (x *expander) lookup(kind, name string) (string, error) {
+	if kind == "env:" {
+		val, ok := x.env[name]
+		if !ok {
+			return "", fmt.Errorf("environment variable %s is not set", name)
+		}
+		return val, nil
+	}
+	b, err := x.readFile(name)
+	if err != nil {
+		return "", fmt.Errorf("read the file it names: %w", err)
+	}
+	return strings.TrimSuffix(strings.TrimSuffix(string(b), "\n"), "\r"), nil
+}

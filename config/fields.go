@@ -1,0 +1,192 @@
+package config
+
+import (
+	"encoding"
+	"reflect"
+	"strings"
+	"time"
+)
+
+// field is one key of a section, as the tags of its struct field tell:
+//
+//	yaml     the key
+//	doc      what it does, with its unit
+//	default  its value when nobody sets it
+//	enum     the words it may be, split by '|'
+//	min      its smallest value (a number, size or duration)
+//	example  a value to show in the documentation when there is no default
+//	secret   "true" when it must not be shown
+//
+// A struct of another package has notes in borrowed instead.
+//
+// The file, the environment, the flags, the defaults, the JSON Schema and the
+// annotated example all come from this one description.
+type field struct {
+	key     string
+	index   []int
+	typ     reflect.Type
+	doc     string
+	def     string
+	enum    []string
+	min     string
+	example string
+	secret  bool
+}
+
+var (
+	typeDuration = reflect.TypeFor[time.Duration]()
+	typeSize     = reflect.TypeFor[Size]()
+	typePresent  = reflect.TypeFor[Present]()
+	typeText     = reflect.TypeFor[encoding.TextUnmarshaler]()
+)
+
+// fieldsOf lists the keys of a section in the order of the struct. Fields of an
+// embedded or inlined struct count as the section's own.
+func fieldsOf(t reflect.Type) []field {
+	var fs []field
+	for i := range t.NumField() {
+		sf := t.Field(i)
+		key, opts, _ := strings.Cut(sf.Tag.Get("yaml"), ",")
+		if !sf.IsExported() || key == "-" {
+			continue
+		}
+		if sf.Type.Kind() == reflect.Struct && (opts == "inline" || sf.Anonymous && key == "") {
+			for _, f := range fieldsOf(sf.Type) {
+				f.index = append([]int{i}, f.index...)
+				fs = append(fs, f)
+			}
+			continue
+		}
+		if key == "" {
+			key = strings.ToLower(sf.Name)
+		}
+		f := field{
+			key: key, index: []int{i}, typ: sf.Type,
+			doc: sf.Tag.Get("doc"), def: sf.Tag.Get("default"),
+			min: sf.Tag.Get("min"), example: sf.Tag.Get("example"),
+			secret: sf.Tag.Get("secret") == "true" || isSecret(sf.Type),
+		}
+		if e := sf.Tag.Get("enum"); e != "" {
+			f.enum = strings.Split(e, "|")
+		}
+		if n, ok := borrowed[t.String()+"."+key]; ok {
+			f.doc, f.example, f.min, f.enum, f.secret = n.doc, n.example, n.min, n.enum, n.secret
+		}
+		fs = append(fs, f)
+	}
+	return fs
+}
+
+// shape is how a type is written in YAML.
+type shape int
+
+const (
+	shapeSection shape = iota // a struct
+	shapeMap                  // a map with free keys
+	shapeList
+	shapeScalar
+	shapePresent
+)
+
+// shapeOf tells a type's shape; pointers count as what they point at.
+func shapeOf(t reflect.Type) shape {
+	t = deref(t)
+	switch {
+	case t == typePresent:
+		return shapePresent
+	case reflect.PointerTo(t).Implements(typeText):
+		return shapeScalar
+	}
+	switch t.Kind() {
+	case reflect.Struct:
+		return shapeSection
+	case reflect.Map:
+		return shapeMap
+	case reflect.Slice:
+		return shapeList
+	default:
+		return shapeScalar
+	}
+}
+
+func deref(t reflect.Type) reflect.Type {
+	for t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	return t
+}
+
+// isSecret tells whether a type holds secrets.
+func isSecret(t reflect.Type) bool {
+	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Map || t.Kind() == reflect.Slice {
+		t = t.Elem()
+	}
+	return t == reflect.TypeFor[Secret]()
+}
+
+// join appends a key to a path.
+func join(path, key string) string {
+	if path == "" {
+		return key
+	}
+	return path + "." + key
+}
+
+// ownKeys lists the keys that mean something in the section at path: fields and
+// short forms.
+func ownKeys(t reflect.Type, path string) []string {
+	var keys []string
+	for _, f := range fieldsOf(t) {
+		keys = append(keys, f.key)
+	}
+	for _, a := range aliases {
+		if parent, key := splitKey(a.from); parent == path {
+			keys = append(keys, key)
+		}
+	}
+	return keys
+}
+
+// knownKeys lists the keys that may stand in the section at path: ownKeys, and
+// those of Distribution that have no meaning here.
+func knownKeys(t reflect.Type, path string) []string {
+	keys := ownKeys(t, path)
+	for _, k := range foreignKeys {
+		if parent, key := splitKey(k.path); parent == path {
+			keys = append(keys, key)
+		}
+	}
+	return keys
+}
+
+// splitKey splits a path into its section and the last key.
+func splitKey(path string) (parent, key string) {
+	if i := strings.LastIndexByte(path, '.'); i >= 0 {
+		return path[:i], path[i+1:]
+	}
+	return "", path
+}
+
+// elsewhere finds the one key of that name in another section, so that a
+// misplaced key can be named by its full path. It returns "" when there is
+// none, or more than one.
+func elsewhere(t reflect.Type, key string) string {
+	var found []string
+	var walk func(t reflect.Type, path string)
+	walk = func(t reflect.Type, path string) {
+		for _, f := range fieldsOf(t) {
+			at := join(path, f.key)
+			if f.key == key {
+				found = append(found, at)
+			}
+			if shapeOf(f.typ) == shapeSection {
+				walk(deref(f.typ), at)
+			}
+		}
+	}
+	walk(t, "")
+	if len(found) != 1 {
+		return ""
+	}
+	return found[0]
+}

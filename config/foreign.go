@@ -1,0 +1,120 @@
+package config
+
+// fate is what happens to a key of Distribution that has no meaning here.
+type fate int
+
+const (
+	// ignored: the key changes nothing a client or an operator relies on.
+	ignored fate = iota
+	// refused: going on without it would be dangerous or a surprise.
+	refused
+	// refusedAlways: as refused, also when the key stands there empty, because
+	// its presence alone chooses something.
+	refusedAlways
+)
+
+// foreignKey is a key of Distribution's configuration without a field of ours.
+// Such a key below which nothing is asked for (node.inert) is never mentioned.
+type foreignKey struct {
+	path   string
+	fate   fate
+	why    string
+	silent []string // values that hold here anyway
+	// trigger, when set, is the entry that makes a refused section matter.
+	trigger string
+}
+
+const useFilesystem = " is not in this version; use filesystem"
+
+// foreignKeys lists them all; what lies below them is free.
+var foreignKeys = []foreignKey{
+	{path: "log.hooks", why: "log hooks are not supported: collect the log on standard error instead"},
+	{path: "log.reportcaller", why: "ignored: log lines do not name their place in the source"},
+
+	{path: "storage.s3", fate: refusedAlways, why: "storage driver s3" + useFilesystem},
+	{path: "storage.s3aws", fate: refusedAlways, why: "storage driver s3aws" + useFilesystem},
+	{path: "storage.swift", fate: refusedAlways, why: "storage driver swift" + useFilesystem},
+	{path: "storage.azure", fate: refusedAlways, why: "storage driver azure" + useFilesystem},
+	{path: "storage.gcs", fate: refusedAlways, why: "storage driver gcs" + useFilesystem},
+	{path: "storage.oss", fate: refusedAlways, why: "storage driver oss" + useFilesystem},
+	{path: "storage.filesystem.maxthreads", why: "ignored: file operations need no limit of their own; http.ratelimit bounds the load"},
+	{path: "storage.cache.blobdescriptor", silent: []string{"inmemory"}, why: "ignored: descriptors are always kept in memory"},
+	{path: "storage.cache.layerinfo", silent: []string{"inmemory"}, why: "ignored: descriptors are always kept in memory"},
+	{path: "storage.cache.blobdescriptorsize", why: "ignored: storage.memory is the one budget of the memory cache"},
+	{path: "storage.tag.concurrencylimit", why: "ignored: the tags of a manifest are found without walking the repository"},
+
+	{path: "auth.none", silent: []string{"none"}, why: "ignored: it is what holds when no other key stands below auth"},
+	{path: "auth.silly", fate: refusedAlways, why: "the silly provider checks no password and is not supported; use htpasswd or token"},
+
+	{path: "http.tls.letsencrypt", fate: refused, why: "certificates are not fetched from Let's Encrypt in this version; give http.tls.certificate and http.tls.key, or let a proxy in front do it"},
+
+	{path: "validation.enabled", silent: []string{"true", "yes", "on"}, why: "deprecated and ignored"},
+	{path: "middleware", fate: refused, why: "middleware is not supported; without it clients would reach other content, or other hosts, than meant"},
+	{path: "policy", fate: refused, why: "repository class policies are not supported, and leaving them out would accept what they forbid"},
+	{path: "proxy", fate: refused, trigger: "remoteurl", why: "pulling through from another registry is not in this version; without it this registry would be an empty one"},
+	{path: "redis", why: "ignored: no Redis is needed; what Distribution keeps there is kept in memory"},
+	{path: "reporting", why: "ignored: errors are not reported to Bugsnag or New Relic"},
+	{path: "compatibility", why: "ignored: there is no signing key; manifests of schema 1 are neither made nor converted"},
+}
+
+// alias is a short or an old name of a key.
+type alias struct{ from, to, doc string }
+
+// aliases are resolved while a layer is read, so that a flag that uses one
+// name outweighs a file that uses the other.
+var aliases = []alias{
+	{"storage.root", "storage.filesystem.rootdirectory", "Short for filesystem.rootdirectory."},
+	{"loglevel", "log.level", "Deprecated: write log.level."},
+}
+
+// scalarForms are sections that may be given as one word that names their only
+// entry, as in REGISTRY_AUTH=htpasswd. The word takes the place of the rivals,
+// and leaves the rest of the section as it is.
+var scalarForms = map[string][]string{
+	"auth":    {"htpasswd", "token", "silly", "none"},
+	"storage": {"filesystem", "inmemory", "s3", "s3aws", "swift", "azure", "gcs", "oss"},
+}
+
+// aliasOf returns the key that path is another name of, or path itself.
+func aliasOf(path string) string {
+	for _, a := range aliases {
+		if a.from == path {
+			return a.to
+		}
+	}
+	return path
+}
+
+// foreign finds the entry for a path.
+func foreign(path string) (foreignKey, bool) {
+	for _, k := range foreignKeys {
+		if k.path == path {
+			return k, true
+		}
+	}
+	return foreignKey{}, false
+}
+
+// judge reports a foreign key.
+func (k foreignKey) judge(n *node, at place, r *report) {
+	for _, s := range k.silent {
+		if n.kind == scalarNode && n.text == s {
+			return
+		}
+	}
+	// "enabled: false" is no wish for nothing but one to switch off: say that
+	// it does not.
+	if k.path == "validation.enabled" {
+		r.warn(at, k.path, "deprecated and ignored: validation stays on; write validation.disabled: true to switch it off")
+		return
+	}
+	switch {
+	case k.fate == refusedAlways:
+		r.problem(at, k.path, k.why)
+	case n.inert() || k.trigger != "" && n.kind == dictNode && (n.child(k.trigger) == nil || n.child(k.trigger).inert()):
+	case k.fate == refused:
+		r.problem(at, k.path, k.why)
+	default:
+		r.warn(at, k.path, k.why)
+	}
+}

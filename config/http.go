@@ -1,0 +1,151 @@
+package config
+
+import (
+	"crypto/tls"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+)
+
+// HTTP configures the server.
+type HTTP struct {
+	Addr                  string        `yaml:"addr" default:"127.0.0.1:5000" doc:"Address to listen on: HOST:PORT, or the path of a socket when net is unix. An empty host means all interfaces."`
+	Net                   string        `yaml:"net" default:"tcp" enum:"tcp|unix" doc:"Kind of address: tcp or unix."`
+	InsecureOpenToNetwork bool          `yaml:"insecure_open_to_network" doc:"Must be true to listen beyond loopback with an empty auth section: everybody who reaches the address can then read, push and, where enabled, delete."`
+	Prefix                string        `yaml:"prefix" doc:"Path before /v2/, beginning and ending with a slash. Empty means none." example:"/registry/"`
+	Host                  string        `yaml:"host" doc:"URL under which clients reach the server, used in the URLs it makes. Empty means what each request says." example:"https://registry.example.com"`
+	Secret                Secret        `yaml:"secret" doc:"Signs the state of uploads. Replicas behind one address must share it. Empty means a random one." example:"${file:/run/secrets/http}"`
+	RelativeURLs          bool          `yaml:"relativeurls" doc:"Makes Location headers without scheme and host."`
+	DrainTimeout          time.Duration `yaml:"draintimeout" default:"60s" min:"0s" doc:"How long requests may take to end when the server stops. 0 means not at all."`
+	TLS                   TLS           `yaml:"tls" doc:"Encryption. Empty means plain HTTP."`
+	Headers               http.Header   `yaml:"headers" doc:"Headers added to every answer, each with a list of values." example:"X-Content-Type-Options: [nosniff]"`
+	Debug                 Debug         `yaml:"debug" doc:"A second server with metrics, health and profiles, without a password."`
+	HTTP2                 HTTP2         `yaml:"http2" doc:"HTTP/2 over TLS."`
+	H2C                   H2C           `yaml:"h2c" doc:"HTTP/2 without TLS, for some load balancers."`
+	RateLimit             RateLimit     `yaml:"ratelimit" doc:"What one client may do. A client is a user, or an address when it sends no credentials. More is answered 429 with Retry-After."`
+	Limits                Limits        `yaml:"limits" doc:"What one request may take."`
+}
+
+// TLS configures encryption.
+type TLS struct {
+	Certificate  string   `yaml:"certificate" doc:"PEM file of the certificate and those that lead to its root." example:"/etc/slipway/tls.crt"`
+	Key          string   `yaml:"key" doc:"PEM file of its private key." example:"/etc/slipway/tls.key"`
+	ClientCAs    []string `yaml:"clientcas" doc:"PEM files of the authorities whose client certificates are accepted. Empty asks for none."`
+	ClientAuth   string   `yaml:"clientauth" default:"require-and-verify-client-cert" enum:"request-client-cert|require-any-client-cert|verify-client-cert-if-given|require-and-verify-client-cert" doc:"What is done about client certificates when there are clientcas."`
+	MinimumTLS   string   `yaml:"minimumtls" default:"tls1.2" enum:"tls1.0|tls1.1|tls1.2|tls1.3" doc:"Oldest version accepted: tls1.0 to tls1.3."`
+	CipherSuites []string `yaml:"ciphersuites" doc:"Names of the cipher suites for TLS 1.2 and older. Empty means Go's choice." example:"TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256"`
+}
+
+// Enabled tells whether the server speaks TLS.
+func (t *TLS) Enabled() bool { return t.Certificate != "" || t.Key != "" }
+
+// MinVersion returns minimumtls as crypto/tls numbers it.
+func (t *TLS) MinVersion() uint16 {
+	switch t.MinimumTLS {
+	case "tls1.0":
+		return tls.VersionTLS10
+	case "tls1.1":
+		return tls.VersionTLS11
+	case "tls1.3":
+		return tls.VersionTLS13
+	default:
+		return tls.VersionTLS12
+	}
+}
+
+// ClientAuthType returns clientauth for crypto/tls, which is
+// tls.NoClientCert when there are no clientcas.
+func (t *TLS) ClientAuthType() tls.ClientAuthType {
+	if len(t.ClientCAs) == 0 {
+		return tls.NoClientCert
+	}
+	switch t.ClientAuth {
+	case "request-client-cert":
+		return tls.RequestClientCert
+	case "require-any-client-cert":
+		return tls.RequireAnyClientCert
+	case "verify-client-cert-if-given":
+		return tls.VerifyClientCertIfGiven
+	default:
+		return tls.RequireAndVerifyClientCert
+	}
+}
+
+// CipherSuiteIDs returns the numbers of the cipher suites, nil for Go's choice.
+func (t *TLS) CipherSuiteIDs() []uint16 {
+	var ids []uint16
+	for _, name := range t.CipherSuites {
+		if s, _ := cipherSuite(name); s != nil {
+			ids = append(ids, s.ID)
+		}
+	}
+	return ids
+}
+
+// cipherSuite finds a cipher suite by its name.
+func cipherSuite(name string) (suite *tls.CipherSuite, insecure bool) {
+	for _, s := range tls.CipherSuites() {
+		if s.Name == name {
+			return s, false
+		}
+	}
+	for _, s := range tls.InsecureCipherSuites() {
+		if s.Name == name {
+			return s, true
+		}
+	}
+	return nil, false
+}
+
+// Debug configures the second server.
+type Debug struct {
+	Addr       string     `yaml:"addr" doc:"Address to listen on, HOST:PORT. Empty starts no second server." example:"127.0.0.1:5001"`
+	Prometheus Prometheus `yaml:"prometheus" doc:"Metrics."`
+}
+
+// Prometheus configures the metrics.
+type Prometheus struct {
+	Enabled bool   `yaml:"enabled" doc:"Serves metrics."`
+	Path    string `yaml:"path" default:"/metrics" doc:"Path of the metrics."`
+}
+
+// HTTP2 configures HTTP/2 over TLS.
+type HTTP2 struct {
+	Disabled bool `yaml:"disabled" doc:"True speaks HTTP/1.1 only."`
+}
+
+// H2C configures HTTP/2 without TLS.
+type H2C struct {
+	Enabled bool `yaml:"enabled" doc:"Speaks it."`
+}
+
+// RateLimit bounds what one client may do.
+type RateLimit struct {
+	RequestsPerSecond float64 `yaml:"requests_per_second" default:"0" min:"0" doc:"Requests per second in the long run. 0 means no limit."`
+	Burst             int     `yaml:"burst" default:"0" min:"0" doc:"Requests that may come at once. 0 means twice requests_per_second."`
+	Uploads           int     `yaml:"uploads" default:"0" min:"0" doc:"Uploads a client may send at the same time. 0 means no limit."`
+	MaxConnections    int     `yaml:"max_connections" default:"0" min:"0" doc:"Connections the server holds open in all. 0 means no limit."`
+}
+
+// Limits bounds what requests may take.
+type Limits struct {
+	ManifestBytes   Size          `yaml:"manifest_bytes" default:"4MiB" min:"1KiB" doc:"Largest manifest, in bytes."`
+	UploadSessions  int           `yaml:"upload_sessions" default:"10000" min:"1" doc:"Unfinished uploads the registry keeps in all. The oldest has to end or be purged before there can be more."`
+	BodyIdleTimeout time.Duration `yaml:"body_idle_timeout" default:"60s" min:"1s" doc:"Longest pause in a request's or an answer's body before the connection is closed."`
+}
+
+// beyondLoopback tells whether an address can be reached from other machines.
+// A name other than localhost may resolve to anything, so it counts as if.
+func beyondLoopback(network, addr string) bool {
+	if network == "unix" {
+		return false
+	}
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		return false // checked and reported elsewhere
+	}
+	host, _, _ = strings.Cut(host, "%")
+	ip := net.ParseIP(host)
+	return !strings.EqualFold(host, "localhost") && (ip == nil || !ip.IsLoopback())
+}

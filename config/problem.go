@@ -1,0 +1,160 @@
+package config
+
+import (
+	"strconv"
+	"strings"
+)
+
+// Problem is one thing wrong with a configuration.
+type Problem struct {
+	// Where it stands: "config.yml:12", or the name of a variable or flag.
+	// Empty when the value was set by a program.
+	Where string
+	// Key is the full key, like http.tls.key or notifications.endpoints[0].url.
+	// Empty when the text could not be read at all.
+	Key string
+	// Message says what is wrong. It never contains the value.
+	Message string
+}
+
+// Error implements error.
+func (p Problem) Error() string { return joinParts(p.Where, p.Key, p.Message) }
+
+// Problems is the error that lists everything wrong with a configuration.
+type Problems []Problem
+
+// Error implements error, one problem a line.
+func (ps Problems) Error() string {
+	lines := make([]string, len(ps))
+	for i, p := range ps {
+		lines[i] = p.Error()
+	}
+	return strings.Join(lines, "\n")
+}
+
+// Warning is a key that works but does not do what its author may think.
+type Warning struct {
+	// Where and Key are as those of a Problem.
+	Where, Key string
+	// Reason says what the key does or does not do.
+	Reason string
+}
+
+// String returns the warning as one line.
+func (w Warning) String() string { return joinParts(w.Where, w.Key, w.Reason) }
+
+// Warnings lists what a server should log when it starts.
+type Warnings []Warning
+
+func joinParts(parts ...string) string {
+	var b strings.Builder
+	for _, p := range parts {
+		if p == "" {
+			continue
+		}
+		if b.Len() > 0 {
+			b.WriteString(": ")
+		}
+		b.WriteString(p)
+	}
+	return b.String()
+}
+
+// place is where a value comes from: a line of a file, or something named.
+type place struct {
+	name string
+	line int // 0 when name has no lines
+}
+
+func (p place) String() string {
+	if p.line == 0 {
+		return p.name
+	}
+	return p.name + ":" + strconv.Itoa(p.line)
+}
+
+// report collects what is found while a configuration is read.
+type report struct {
+	problems Problems
+	warnings Warnings
+}
+
+// maxProblems bounds what is reported of a file that is no configuration.
+const maxProblems = 200
+
+func (r *report) problem(at place, key, message string) {
+	if len(r.problems) == maxProblems {
+		r.problems = append(r.problems, Problem{Message: "there are more problems; these are the first"})
+	}
+	if len(r.problems) > maxProblems {
+		return
+	}
+	r.problems = append(r.problems, Problem{Where: at.String(), Key: key, Message: message})
+}
+
+func (r *report) warn(at place, key, reason string) {
+	if len(r.warnings) >= maxProblems {
+		return
+	}
+	r.warnings = append(r.warnings, Warning{Where: at.String(), Key: key, Reason: reason})
+}
+
+// err returns the problems as an error, or nil.
+func (r *report) err() error {
+	if len(r.problems) == 0 {
+		return nil
+	}
+	return r.problems
+}
+
+// nearest returns the candidate that word was probably meant to be, or "".
+// Words may differ in a third of their letters, in two at least when they have
+// four, and in three at most: "adr" is "addr", but "net" is not "key".
+func nearest(word string, candidates []string) string {
+	word = strings.ToLower(word)
+	limit := max(1, len(word)/3)
+	if len(word) >= 4 {
+		limit = min(max(2, limit), 3)
+	}
+	best, bestDist := "", limit+1
+	for _, c := range candidates {
+		if d := distance(word, strings.ToLower(c)); d < bestDist {
+			best, bestDist = c, d
+		}
+	}
+	return best
+}
+
+// maxSuggest bounds the words that are compared, in bytes: no key is longer,
+// and the comparison takes the product of both lengths.
+const maxSuggest = 64
+
+// distance counts the letters to insert, remove, replace or swap with their
+// neighbour to get from a to b (restricted Damerau-Levenshtein).
+func distance(a, b string) int {
+	if len(a) > maxSuggest || len(b) > maxSuggest {
+		return maxSuggest
+	}
+	rows := make([][]int, len(a)+1)
+	for i := range rows {
+		rows[i] = make([]int, len(b)+1)
+		rows[i][0] = i
+	}
+	for j := range rows[0] {
+		rows[0][j] = j
+	}
+	for i := 1; i <= len(a); i++ {
+		for j := 1; j <= len(b); j++ {
+			cost := 1
+			if a[i-1] == b[j-1] {
+				cost = 0
+			}
+			d := min(rows[i-1][j]+1, rows[i][j-1]+1, rows[i-1][j-1]+cost)
+			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
+				d = min(d, rows[i-2][j-2]+1)
+			}
+			rows[i][j] = d
+		}
+	}
+	return rows[len(a)][len(b)]
+}

@@ -1,0 +1,93 @@
+package config
+
+import "time"
+
+// Storage configures where content is kept and when it goes away.
+type Storage struct {
+	FileSystem        FileSystem      `yaml:"filesystem" doc:"Keeps content in a directory. storage.root is short for its rootdirectory."`
+	InMemory          Present         `yaml:"inmemory" doc:"Keeps content in memory instead, for tests: it is gone when the server stops."`
+	Memory            Size            `yaml:"memory" default:"64MiB" min:"0" doc:"Memory for recently read content, in bytes. 0 switches the cache off. What is often asked for and small is kept first."`
+	Delete            Delete          `yaml:"delete" doc:"Deleting by clients."`
+	Cache             ForeignOnly     `yaml:"cache" doc:"Distribution's descriptor cache. Its keys change nothing here."`
+	Tag               ForeignOnly     `yaml:"tag" doc:"Distribution's lookup of tags. Its keys change nothing here."`
+	Redirect          Redirect        `yaml:"redirect" doc:"Sending clients to the storage itself, where the driver can."`
+	Maintenance       Maintenance     `yaml:"maintenance" doc:"Upload purging and read-only mode."`
+	GC                GC              `yaml:"gc" doc:"Garbage collection, which runs while the registry serves."`
+	ImmutableTags     []ImmutableTags `yaml:"immutable_tags" doc:"Tags that cannot be moved or deleted once they are set."`
+	Retention         []Retention     `yaml:"retention" doc:"Tags that are removed by themselves. The first rule whose repositories match decides; a tag stays if one of its keep_ keys holds it."`
+	RetentionInterval time.Duration   `yaml:"retention_interval" default:"24h" min:"1m" doc:"Time between two runs of the retention rules."`
+}
+
+// FileSystem configures the filesystem driver.
+type FileSystem struct {
+	RootDirectory string `yaml:"rootdirectory" default:"/var/lib/registry" doc:"Directory for all content."`
+}
+
+// ForeignOnly is a section of Distribution of which no key means anything here.
+// Its known keys are accepted, and warned of where they ask for something.
+type ForeignOnly struct{}
+
+// Delete configures deleting by clients.
+type Delete struct {
+	Enabled bool `yaml:"enabled" doc:"Lets clients delete manifests, tags and blobs, if they have the right to."`
+}
+
+// Redirect configures redirects.
+type Redirect struct {
+	Disable bool `yaml:"disable" doc:"True sends all content through this server. The filesystem driver always does."`
+}
+
+// Maintenance configures upkeep.
+type Maintenance struct {
+	UploadPurging UploadPurging `yaml:"uploadpurging" doc:"Removes uploads that nobody continued."`
+	ReadOnly      ReadOnly      `yaml:"readonly" doc:"Refuses every write, for the time of a backup."`
+}
+
+// UploadPurging configures the removal of old uploads.
+type UploadPurging struct {
+	Enabled  bool          `yaml:"enabled" default:"true" doc:"Removes them."`
+	Age      time.Duration `yaml:"age" default:"168h" min:"1m" doc:"Time after which an upload counts as given up."`
+	Interval time.Duration `yaml:"interval" default:"24h" min:"1s" doc:"Time between two runs."`
+	DryRun   bool          `yaml:"dryrun" doc:"True only logs what would be removed."`
+}
+
+// ReadOnly configures read-only mode.
+type ReadOnly struct {
+	Enabled bool `yaml:"enabled" doc:"Refuses pushes and deletes."`
+}
+
+// GC configures garbage collection.
+type GC struct {
+	Disabled bool          `yaml:"disabled" doc:"True frees no space. What is deleted meanwhile is freed once it is switched on again."`
+	Interval time.Duration `yaml:"interval" default:"1h" min:"1s" doc:"Time between two runs."`
+	Grace    time.Duration `yaml:"grace" default:"24h" doc:"How long content stays after the last reference to it has gone, or after it came without one. It must be longer than any push takes; at least 5m."`
+	Untagged string        `yaml:"untagged" default:"keep" enum:"keep|delete" doc:"What happens to manifests without a tag that no other manifest refers to. keep, as clients may pull them by digest; delete removes them after the grace period."`
+}
+
+// MinGrace is the shortest grace period of garbage collection. A push sends its
+// blobs minutes before the manifest that refers to them.
+const MinGrace = 5 * time.Minute
+
+// ImmutableTags protects tags. A tag is protected if one rule matches both its
+// repository and its name.
+type ImmutableTags struct {
+	Repositories []string `yaml:"repositories" doc:"Patterns of repositories: * stands for any characters within a path segment, ? for one, the segment ** for any number of segments. Empty means all." example:"team/**"`
+	Tags         []string `yaml:"tags" doc:"Regular expressions that must match a tag as a whole. Empty means all." example:"v[0-9]+\\.[0-9]+\\.[0-9]+"`
+}
+
+// Retention is a rule for tags that go away by themselves.
+type Retention struct {
+	Repositories     []string      `yaml:"repositories" doc:"Patterns of repositories, as in immutable_tags. Empty means all." example:"ci/**"`
+	KeepNewest       int           `yaml:"keep_newest" min:"0" doc:"Keeps this many of the tags pushed last. 0 keeps none for that reason." example:"10"`
+	KeepTags         []string      `yaml:"keep_tags" doc:"Keeps tags that one of these regular expressions matches as a whole." example:"main"`
+	KeepYounger      time.Duration `yaml:"keep_younger" min:"0s" doc:"Keeps tags pushed within this time." example:"30d"`
+	KeepPulledWithin time.Duration `yaml:"keep_pulled_within" min:"0s" doc:"Keeps tags pulled within this time." example:"90d"`
+}
+
+// Driver returns the name of the storage driver: filesystem or inmemory.
+func (s *Storage) Driver() string {
+	if s.InMemory {
+		return "inmemory"
+	}
+	return "filesystem"
+}

@@ -1,0 +1,292 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"go.yaml.in/yaml/v4"
+)
+
+// Limits of a configuration file. A file within them takes little memory,
+// whatever its aliases say.
+const (
+	// MaxFileBytes is the largest configuration file that is read, in bytes.
+	MaxFileBytes = 1 << 20
+	// maxNodes bounds the values of a file after its aliases are expanded.
+	maxNodes = 100_000
+	// maxDepth bounds the nesting; the deepest key we know lies 6 deep.
+	maxDepth = 64
+)
+
+type nodeKind int
+
+const (
+	nullNode nodeKind = iota
+	scalarNode
+	listNode
+	dictNode
+)
+
+func (k nodeKind) String() string {
+	return [...]string{"nothing", "a single value", "a list", "a section"}[k]
+}
+
+// node is a value before it has a type. Unlike a yaml.Node it has no aliases
+// and knows which source it came from, so that layers can be laid over it.
+type node struct {
+	kind    nodeKind
+	text    string // of a scalar
+	items   []*node
+	entries []entry
+	at      place
+}
+
+type entry struct {
+	key string
+	at  place
+	val *node
+}
+
+func (n *node) child(key string) *node {
+	for _, e := range n.entries {
+		if e.key == key {
+			return e.val
+		}
+	}
+	return nil
+}
+
+// put sets an entry, in place of the one of that name if there is one.
+func (n *node) put(key string, at place, val *node) {
+	for i := range n.entries {
+		if n.entries[i].key == key {
+			n.entries[i] = entry{key, at, val}
+			return
+		}
+	}
+	n.entries = append(n.entries, entry{key, at, val})
+}
+
+// remove takes an entry out and returns it.
+func (n *node) remove(key string) (entry, bool) {
+	for i, e := range n.entries {
+		if e.key == key {
+			n.entries = append(n.entries[:i:i], n.entries[i+1:]...)
+			return e, true
+		}
+	}
+	return entry{}, false
+}
+
+// inert tells whether a value asks for nothing: it is empty or false, or a
+// section that says disabled: true, or consists of such values only.
+func (n *node) inert() bool {
+	switch n.kind {
+	case nullNode:
+		return true
+	case scalarNode:
+		on, isBool := parseBool(n.text)
+		return n.text == "" || isBool && !on
+	case listNode:
+		for _, it := range n.items {
+			if !it.inert() {
+				return false
+			}
+		}
+		return true
+	}
+	if d := n.child("disabled"); d != nil && d.kind == scalarNode {
+		if off, _ := parseBool(d.text); off {
+			return true
+		}
+	}
+	for _, e := range n.entries {
+		if !e.val.inert() {
+			return false
+		}
+	}
+	return true
+}
+
+// parseTree reads one YAML document. An empty one is a null node.
+func parseTree(text []byte, name string, r *report) *node {
+	var doc yaml.Node
+	err := yaml.Load(text, &doc, yaml.WithPlugin(depthLimit{}))
+	if err != nil {
+		if len(strings.TrimSpace(string(text))) == 0 || doc.Kind == 0 && onlyComments(text) {
+			return &node{at: place{name: name, line: 1}}
+		}
+		at, msg := yamlFault(err, name)
+		r.problem(at, "", msg)
+		return nil
+	}
+	b := treeBuilder{name: name, report: r, left: maxNodes}
+	return b.build(&doc, 0)
+}
+
+// onlyComments tells whether a text holds no YAML value at all.
+func onlyComments(text []byte) bool {
+	for line := range strings.Lines(string(text)) {
+		line = strings.TrimSpace(line)
+		if line != "" && line != "---" && line != "..." && !strings.HasPrefix(line, "#") {
+			return false
+		}
+	}
+	return true
+}
+
+// depthLimit makes the YAML parser give up on nesting that no configuration has.
+type depthLimit struct{}
+
+// CheckDepth implements yaml.LoaderLimitsPlugin.
+func (depthLimit) CheckDepth(depth int, _ *yaml.DepthContext) error {
+	if depth > maxDepth {
+		return fmt.Errorf("nested deeper than %d levels", maxDepth)
+	}
+	return nil
+}
+
+// CheckAlias implements yaml.LoaderLimitsPlugin. Aliases are expanded, and
+// counted, by treeBuilder.
+func (depthLimit) CheckAlias(int, int) error { return nil }
+
+// yamlFault finds the line of a YAML error and its text, without the values
+// that the parser quotes in some of them.
+func yamlFault(err error, name string) (place, string) {
+	at := place{name: name}
+	var le *yaml.LoadError
+	if !errors.As(err, &le) {
+		return at, "not valid YAML"
+	}
+	at.line = max(le.Mark.Line, 1)
+	msg := le.Message
+	if i := strings.IndexAny(msg, `'"`); i >= 0 && strings.Contains(msg, "anchor") {
+		msg = "unknown or misplaced anchor"
+	}
+	return at, "not valid YAML: " + msg
+}
+
+// treeBuilder turns a yaml.Node into a node, aliases expanded into copies.
+type treeBuilder struct {
+	name   string
+	report *report
+	left   int // values that may still be made
+}
+
+// build returns nil after it reported why the document cannot be used.
+func (b *treeBuilder) build(y *yaml.Node, depth int) *node {
+	for y.Kind == yaml.AliasNode || y.Kind == yaml.DocumentNode {
+		if y.Kind == yaml.DocumentNode {
+			if len(y.Content) == 0 {
+				return &node{at: place{b.name, 1}}
+			}
+			y = y.Content[0]
+			continue
+		}
+		if y.Alias == nil {
+			b.report.problem(place{b.name, y.Line}, "", "unknown or misplaced anchor")
+			return nil
+		}
+		y = y.Alias
+	}
+	at := place{b.name, max(y.Line, 1)}
+	if b.left--; b.left < 0 {
+		b.report.problem(at, "", fmt.Sprintf("more than %d values, counting what aliases repeat", maxNodes))
+		return nil
+	}
+	if depth > maxDepth {
+		b.report.problem(at, "", fmt.Sprintf("nested deeper than %d levels, counting what aliases repeat", maxDepth))
+		return nil
+	}
+	switch y.Kind {
+	case yaml.SequenceNode:
+		return b.list(y, at, depth)
+	case yaml.MappingNode:
+		n := &node{kind: dictNode, at: at}
+		if !b.dict(y, n, depth) {
+			return nil
+		}
+		return n
+	default:
+		if y.Tag == "!!null" {
+			return &node{at: at}
+		}
+		return &node{kind: scalarNode, text: y.Value, at: at}
+	}
+}
+
+func (b *treeBuilder) list(y *yaml.Node, at place, depth int) *node {
+	n := &node{kind: listNode, at: at}
+	for _, c := range y.Content {
+		item := b.build(c, depth+1)
+		if item == nil {
+			return nil
+		}
+		n.items = append(n.items, item)
+	}
+	return n
+}
+
+// dict adds the entries of a mapping to n, those merged by "<<" last: they do
+// not replace what is there.
+func (b *treeBuilder) dict(y *yaml.Node, n *node, depth int) bool {
+	seen := make(map[string]int, len(y.Content)/2)
+	var merges []*yaml.Node
+	for i := 0; i+1 < len(y.Content); i += 2 {
+		k := y.Content[i]
+		for k.Kind == yaml.AliasNode && k.Alias != nil {
+			k = k.Alias
+		}
+		at := place{b.name, max(y.Content[i].Line, 1)}
+		if k.Kind != yaml.ScalarNode {
+			b.report.problem(at, "", "a key must be a single word")
+			return false
+		}
+		if k.Value == "<<" && k.Style&(yaml.SingleQuotedStyle|yaml.DoubleQuotedStyle) == 0 {
+			merges = append(merges, y.Content[i+1])
+			continue
+		}
+		if first, dup := seen[k.Value]; dup {
+			b.report.problem(at, k.Value, fmt.Sprintf("the key stands twice in one section, first in line %d", first))
+			continue
+		}
+		seen[k.Value] = at.line
+		val := b.build(y.Content[i+1], depth+1)
+		if val == nil {
+			return false
+		}
+		n.entries = append(n.entries, entry{k.Value, at, val})
+	}
+	for _, m := range merges {
+		if !b.merge(m, n, seen, depth) {
+			return false
+		}
+	}
+	return true
+}
+
+// merge adds what "<<" names, a section or a list of them, to n.
+func (b *treeBuilder) merge(y *yaml.Node, n *node, seen map[string]int, depth int) bool {
+	src := b.build(y, depth+1)
+	if src == nil {
+		return false
+	}
+	sources := []*node{src}
+	if src.kind == listNode {
+		sources = src.items
+	}
+	for _, s := range sources {
+		if s.kind != dictNode {
+			b.report.problem(s.at, "", `"<<" must name a section, or a list of sections`)
+			return false
+		}
+		for _, e := range s.entries {
+			if _, have := seen[e.key]; !have {
+				seen[e.key] = e.at.line
+				n.entries = append(n.entries, e)
+			}
+		}
+	}
+	return true
+}

@@ -1,0 +1,331 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"reflect"
+	"regexp"
+	"regexp/syntax"
+	"slices"
+	"strconv"
+	"strings"
+
+	"example.org/slipway/auth"
+)
+
+// Validate checks what a single key cannot tell by its type: ranges, patterns,
+// addresses, and what belongs together. Load and Parse have done it; call it
+// after changing a Config by hand. The error is Problems.
+//
+// Files named by the configuration are not opened.
+func (c *Config) Validate() error {
+	v := &validator{report: new(report), c: c}
+	v.values()
+	v.relations()
+	return v.err()
+}
+
+// validator collects what is wrong with the values of a Config.
+type validator struct {
+	*report
+	c *Config
+}
+
+// placeOf finds where a key was set, or else the section it would stand in. A
+// default has no place.
+func (v *validator) placeOf(key string) place {
+	for key != "" {
+		if at, ok := v.c.places[key]; ok {
+			return at
+		}
+		key = key[:max(0, strings.LastIndexAny(key, ".["))]
+	}
+	return place{}
+}
+
+func (v *validator) bad(key, message string) { v.problem(v.placeOf(key), key, message) }
+
+// check reports err, if there is one, for key.
+func (v *validator) check(key string, err error) {
+	if err != nil {
+		v.bad(key, err.Error())
+	}
+}
+
+// values checks each value by itself.
+func (v *validator) values() {
+	c := v.c
+	v.tags(reflect.ValueOf(c).Elem(), "")
+	v.httpValues(&c.HTTP)
+	v.storageValues(&c.Storage)
+	v.healthValues(&c.Health)
+
+	names := make(map[string]bool)
+	for i, e := range c.Notifications.Endpoints {
+		key := fmt.Sprintf("notifications.endpoints[%d]", i)
+		if e.Name == "" {
+			v.bad(key+".name", "is missing")
+		} else if names[e.Name] {
+			v.bad(key+".name", "is the name of another endpoint too")
+		}
+		names[e.Name] = true
+		v.check(key+".url", checkURL(e.URL))
+	}
+	v.regexps("validation.manifests.urls.allow", c.Validation.Manifests.URLs.Allow)
+	v.regexps("validation.manifests.urls.deny", c.Validation.Manifests.URLs.Deny)
+	if c.Tracing.Enabled {
+		v.check("tracing.endpoint", checkURL(c.Tracing.Endpoint))
+	}
+	if c.Tracing.SampleRatio > 1 {
+		v.bad("tracing.sample_ratio", "must be between 0 and 1")
+	}
+	for i, r := range c.Auth.Access {
+		v.patterns(fmt.Sprintf("auth.access[%d].repositories", i), r.Repositories)
+	}
+}
+
+func (v *validator) httpValues(h *HTTP) {
+	v.check("http.addr", checkAddr(h.Net, h.Addr))
+	if h.Prefix != "" && (!strings.HasPrefix(h.Prefix, "/") || !strings.HasSuffix(h.Prefix, "/")) {
+		v.bad("http.prefix", "must begin and end with a slash")
+	}
+	if h.Host != "" {
+		v.check("http.host", checkURL(h.Host))
+	}
+	if h.Debug.Addr != "" {
+		v.check("http.debug.addr", checkAddr("tcp", h.Debug.Addr))
+	}
+	if !strings.HasPrefix(h.Debug.Prometheus.Path, "/") {
+		v.bad("http.debug.prometheus.path", "must begin with a slash")
+	}
+	for i, name := range h.TLS.CipherSuites {
+		if s, _ := cipherSuite(name); s == nil {
+			v.bad(fmt.Sprintf("http.tls.ciphersuites[%d]", i), "is no cipher suite there is")
+		}
+	}
+}
+
+func (v *validator) storageValues(s *Storage) {
+	if s.Driver() == "filesystem" && s.FileSystem.RootDirectory == "" {
+		v.bad("storage.filesystem.rootdirectory", "must not be empty")
+	}
+	if s.GC.Grace < MinGrace {
+		v.bad("storage.gc.grace", "must be at least "+formatDuration(MinGrace)+", or the blobs of running pushes would go")
+	}
+	for i, r := range s.ImmutableTags {
+		key := fmt.Sprintf("storage.immutable_tags[%d]", i)
+		v.patterns(key+".repositories", r.Repositories)
+		v.regexps(key+".tags", r.Tags)
+	}
+	for i, r := range s.Retention {
+		key := fmt.Sprintf("storage.retention[%d]", i)
+		v.patterns(key+".repositories", r.Repositories)
+		v.regexps(key+".keep_tags", r.KeepTags)
+	}
+}
+
+func (v *validator) healthValues(h *Health) {
+	for i, f := range h.File {
+		if f.File == "" {
+			v.bad(fmt.Sprintf("health.file[%d].file", i), "is missing")
+		}
+	}
+	for i, u := range h.HTTP {
+		v.check(fmt.Sprintf("health.http[%d].uri", i), checkURL(u.URI))
+	}
+	for i, t := range h.TCP {
+		v.check(fmt.Sprintf("health.tcp[%d].addr", i), checkAddr("tcp", t.Addr))
+	}
+}
+
+// relations checks what belongs together.
+func (v *validator) relations() {
+	c := v.c
+	if t := &c.HTTP.TLS; (t.Certificate == "") != (t.Key == "") {
+		missing, given := "http.tls.key", "http.tls.certificate"
+		if t.Certificate == "" {
+			missing, given = given, missing
+		}
+		v.bad(missing, "is missing: "+given+" alone gives no encryption")
+	} else if !t.Enabled() && len(t.ClientCAs) > 0 {
+		v.bad("http.tls.clientcas", "needs http.tls.certificate and http.tls.key: there are no client certificates without TLS")
+	}
+	if c.openToNetwork() && !c.HTTP.InsecureOpenToNetwork {
+		v.bad("http.addr", "is reachable from other machines, and nobody is asked for a password: "+
+			"configure auth, or listen on 127.0.0.1, or say http.insecure_open_to_network: true")
+	}
+	if c.Storage.InMemory {
+		if at, ok := c.places["storage.filesystem"]; ok {
+			v.problem(at, "storage.filesystem", "stands beside storage.inmemory: choose one storage driver")
+		}
+	}
+	if ix := c.Validation.Manifests.Indexes; ix.Platforms == "list" && len(ix.PlatformList) == 0 {
+		v.bad("validation.manifests.indexes.platformlist", "is missing: platforms: list needs it")
+	}
+	for i, r := range c.Storage.Retention {
+		if r.KeepNewest == 0 && len(r.KeepTags) == 0 && r.KeepYounger == 0 && r.KeepPulledWithin == 0 {
+			v.bad(fmt.Sprintf("storage.retention[%d]", i), "keeps nothing, so it would remove every tag: set one of its keep_ keys")
+		}
+	}
+	if c.Auth.HTPasswd != nil && c.Auth.HTPasswd.Path == "" {
+		v.bad("auth.htpasswd.path", "is missing")
+	}
+	if c.Auth.MTLS != nil && len(c.HTTP.TLS.ClientCAs) == 0 {
+		v.bad("auth.mtls", "needs http.tls.clientcas, which say whose certificates count")
+	}
+}
+
+// openToNetwork tells whether somebody on another machine may do everything
+// without proving who they are. Client certificates that are required and
+// verified prove it.
+func (c *Config) openToNetwork() bool {
+	verified := c.HTTP.TLS.Enabled() && len(c.HTTP.TLS.ClientCAs) > 0 &&
+		c.HTTP.TLS.ClientAuth == "require-and-verify-client-cert"
+	return noAuth(&c.Auth) && !verified && beyondLoopback(c.HTTP.Net, c.HTTP.Addr)
+}
+
+// noAuth tells whether a configuration lets everybody do everything: it has
+// neither a method nor a rule.
+func noAuth(a *auth.Config) bool {
+	return a.HTPasswd == nil && a.Token == nil && len(a.OIDC) == 0 && a.MTLS == nil && len(a.Access) == 0
+}
+
+// warnings finds what is valid and yet hardly meant.
+func (v *validator) warnings() {
+	h := &v.c.HTTP
+	warn := func(key, reason string) { v.warn(v.placeOf(key), key, reason) }
+	if h.Debug.Addr != "" && beyondLoopback("tcp", h.Debug.Addr) {
+		warn("http.debug.addr", "metrics and profiles are reachable from other machines without a password")
+	}
+	if v.c.Auth.HTPasswd != nil && !h.TLS.Enabled() && beyondLoopback(h.Net, h.Addr) {
+		warn("auth.htpasswd", "passwords cross the network in clear unless a proxy in front speaks TLS")
+	}
+	for i, name := range h.TLS.CipherSuites {
+		if _, insecure := cipherSuite(name); insecure {
+			warn(fmt.Sprintf("http.tls.ciphersuites[%d]", i), "this cipher suite has known weaknesses")
+		}
+	}
+	if h.TLS.MinimumTLS == "tls1.0" || h.TLS.MinimumTLS == "tls1.1" {
+		warn("http.tls.minimumtls", "this version of TLS has known weaknesses")
+	}
+}
+
+// tags checks the enum and min tags of all fields below x.
+func (v *validator) tags(x reflect.Value, path string) {
+	switch shapeOf(x.Type()) {
+	case shapeSection:
+		if x.Kind() == reflect.Pointer {
+			if x.IsNil() {
+				return
+			}
+			x = x.Elem()
+		}
+		for _, f := range fieldsOf(x.Type()) {
+			fv, key := x.FieldByIndex(f.index), join(path, f.key)
+			v.tag(fv, f, key)
+			v.tags(fv, key)
+		}
+	case shapeList:
+		for i := range x.Len() {
+			v.tags(x.Index(i), fmt.Sprintf("%s[%d]", path, i))
+		}
+	}
+}
+
+func (v *validator) tag(x reflect.Value, f field, key string) {
+	if len(f.enum) > 0 && !slices.Contains(f.enum, x.String()) {
+		v.bad(key, "must be "+oneOf(f.enum))
+	}
+	if f.min == "" {
+		return
+	}
+	least := reflect.New(f.typ).Elem()
+	if msg := setScalar(f.min, least, f); msg != "" {
+		v.bad(key, "has a limit that cannot be read: "+msg)
+		return
+	}
+	if below(x, least) {
+		v.bad(key, "must be at least "+formatScalar(least))
+	}
+}
+
+// below compares numbers of the same type.
+func below(x, least reflect.Value) bool {
+	if x.CanFloat() {
+		return x.Float() < least.Float()
+	}
+	return x.CanInt() && x.Int() < least.Int()
+}
+
+func oneOf(words []string) string {
+	if len(words) == 1 {
+		return words[0]
+	}
+	if words[0] == "" {
+		return "empty, " + oneOf(words[1:])
+	}
+	return strings.Join(words[:len(words)-1], ", ") + " or " + words[len(words)-1]
+}
+
+func (v *validator) regexps(key string, exprs []string) {
+	for i, e := range exprs {
+		if _, err := regexp.Compile(e); err != nil {
+			msg := "is not a regular expression"
+			var se *syntax.Error
+			if errors.As(err, &se) { // its code only: the rest quotes the value
+				msg += ": " + string(se.Code)
+			}
+			v.bad(fmt.Sprintf("%s[%d]", key, i), msg)
+		}
+	}
+}
+
+func (v *validator) patterns(key string, patterns []string) {
+	for i, p := range patterns {
+		v.check(fmt.Sprintf("%s[%d]", key, i), checkPattern(p))
+	}
+}
+
+// checkPattern refuses a repository pattern that no repository can match, which
+// is then a mistake and not a pattern.
+func checkPattern(p string) error {
+	if p == "" || strings.HasPrefix(p, "/") || strings.HasSuffix(p, "/") || strings.Contains(p, "//") {
+		return errors.New("matches no repository: a part between slashes is empty")
+	}
+	for _, r := range p {
+		if !strings.ContainsRune("abcdefghijklmnopqrstuvwxyz0123456789._-/*?", r) {
+			return errors.New("matches no repository: it has a character that no repository name has")
+		}
+	}
+	return nil
+}
+
+func checkAddr(network, addr string) error {
+	if addr == "" {
+		return errors.New("is missing")
+	}
+	if network == "unix" {
+		return nil
+	}
+	_, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return errors.New("must be HOST:PORT")
+	}
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || strings.HasPrefix(port, "+") || n > 65535 {
+		return errors.New("must end with a port from 0 to 65535")
+	}
+	return nil
+}
+
+func checkURL(s string) error {
+	if s == "" {
+		return errors.New("is missing")
+	}
+	u, err := url.Parse(s)
+	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+		return errors.New("must be an http or https URL")
+	}
+	return nil
+}

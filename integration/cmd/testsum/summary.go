@@ -1,0 +1,240 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"regexp"
+	"strings"
+)
+
+// event is a line of `go test -json`; see `go doc test2json`.
+type event struct {
+	Action      string
+	Package     string
+	ImportPath  string // of build output instead of Package
+	Test        string
+	Output      string
+	Elapsed     float64 // seconds
+	FailedBuild string
+}
+
+// test is a test that has started, or a package (with an empty name).
+type test struct {
+	pkg, name string
+	result    string // "pass", "fail", "skip", or "" while it runs
+	output    []string
+}
+
+func (t *test) String() string {
+	if t.name == "" {
+		return t.pkg
+	}
+	return t.pkg + "." + t.name
+}
+
+type key struct{ pkg, name string }
+
+// summary collects the events of all packages.
+type summary struct {
+	out      io.Writer
+	expected []*regexp.Regexp
+
+	tests map[key]*test
+	order []*test             // in the order in which they started
+	build map[string][]string // compiler output by import path
+}
+
+func newSummary(out io.Writer, expected []*regexp.Regexp) *summary {
+	return &summary{out: out, expected: expected, tests: map[key]*test{}, build: map[string][]string{}}
+}
+
+// read reads events until the input ends. A line that is not an event, such as
+// a message of the go command itself, is passed on.
+func (s *summary) read(r io.Reader) error {
+	lines := bufio.NewReader(r)
+	for {
+		line, err := lines.ReadBytes('\n')
+		if len(line) > 0 {
+			var e event
+			if json.Unmarshal(line, &e) != nil || e.Action == "" {
+				fmt.Fprintf(s.out, "%s\n", strings.TrimRight(string(line), "\n"))
+			} else {
+				s.add(e)
+			}
+		}
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("read test events: %w", err)
+		}
+	}
+}
+
+func (s *summary) add(e event) {
+	switch e.Action {
+	case "build-output", "build-fail":
+		s.build[e.ImportPath] = append(s.build[e.ImportPath], e.Output)
+		return
+	}
+	t := s.tests[key{e.Package, e.Test}]
+	if t == nil {
+		t = &test{pkg: e.Package, name: e.Test}
+		s.tests[key{e.Package, e.Test}] = t
+		s.order = append(s.order, t)
+	}
+	switch e.Action {
+	case "output":
+		t.output = append(t.output, e.Output)
+	case "pass", "fail", "skip":
+		t.result = e.Action
+		if e.FailedBuild != "" {
+			t.output = append(t.output, s.build[e.FailedBuild]...)
+		}
+		s.progress(t, e.Elapsed)
+		if t.result == "pass" {
+			t.output = nil // only failures and skips are printed later
+		}
+	}
+}
+
+// progress prints a line for each finished package and each failed test.
+func (s *summary) progress(t *test, seconds float64) {
+	switch {
+	case t.name != "" && t.result == "fail":
+		fmt.Fprintf(s.out, "FAIL  %s\n", t)
+	case t.name != "" || t.result == "skip": // "skip" of a package: it has no tests
+	default:
+		fmt.Fprintf(s.out, "%-4s  %s (%.1f s)\n", t.result, t, seconds)
+	}
+}
+
+// finish prints failures, skips and totals, and returns whether all is well.
+func (s *summary) finish() bool {
+	s.settle()
+	var passed, failed, skipped, unexpected int
+	for _, t := range s.order {
+		switch {
+		case t.result == "fail" && s.isFailure(t):
+			failed++
+			fmt.Fprintf(s.out, "\n=== FAIL: %s\n%s", t, strings.Join(t.output, ""))
+		case t.name == "":
+		case t.result == "pass":
+			passed++
+		case t.result == "skip":
+			skipped++
+			if !s.skip(t) {
+				unexpected++
+			}
+		}
+	}
+	if unexpected > 0 {
+		fmt.Fprintf(s.out, "\n%d skipped for a reason that is not expected: this counts as a failure\n", unexpected)
+	}
+	fmt.Fprintf(s.out, "%d passed, %d failed, %d skipped\n", passed, failed, skipped)
+	return failed == 0 && unexpected == 0 && passed > 0
+}
+
+// settle makes failures of the tests that never ended: a panic, a time limit
+// or a killed go command leaves them without a result.
+func (s *summary) settle() {
+	for _, t := range s.order {
+		if t.result == "" {
+			t.result = "fail"
+			t.output = append(t.output, "testsum: it did not end\n")
+		}
+	}
+}
+
+// isFailure tells whether a failed test counts: each test does, a package only
+// when none of its tests failed. Of a package whose tests did not end, which
+// the package's own output explains, both are printed.
+func (s *summary) isFailure(t *test) bool {
+	if t.name != "" {
+		return true
+	}
+	for _, other := range s.order {
+		if other.pkg == t.pkg && other.name != "" && other.result == "fail" {
+			if len(t.output) > 0 {
+				fmt.Fprintf(s.out, "\n=== output of %s\n%s", t, strings.Join(t.output, ""))
+			}
+			return false
+		}
+	}
+	return true
+}
+
+// skip prints a skipped test with its reason and tells whether it is expected.
+func (s *summary) skip(t *test) bool {
+	line := t.String() + ": " + skipReason(t.output)
+	for _, re := range s.expected {
+		if re.MatchString(line) {
+			fmt.Fprintf(s.out, "skip  %s\n", line)
+			return true
+		}
+	}
+	fmt.Fprintf(s.out, "SKIP  %s (not expected)\n", line)
+	return false
+}
+
+// location is what testing puts before a message: "    file_test.go:12: ".
+var location = regexp.MustCompile(`^\s+\S+\.go:\d+: `)
+
+// skipReason returns the last message of a test's output.
+func skipReason(output []string) string {
+	for i := len(output) - 1; i >= 0; i-- {
+		if loc := location.FindString(output[i]); loc != "" {
+			return strings.TrimSpace(strings.Join(append([]string{output[i][len(loc):]}, continued(output[i+1:])...), " "))
+		}
+	}
+	return "no reason given"
+}
+
+// continued returns the further lines of a message, which testing indents.
+func continued(output []string) []string {
+	var lines []string
+	for _, o := range output {
+		if !strings.HasPrefix(o, "        ") {
+			break
+		}
+		lines = append(lines, strings.TrimSpace(o))
+	}
+	return lines
+}
+
+// readExpected returns the patterns of the file, none for an empty name, and
+// one for each tool that may be absent.
+func readExpected(file, tools string) ([]*regexp.Regexp, error) {
+	var patterns []*regexp.Regexp
+	for _, name := range strings.FieldsFunc(tools, func(r rune) bool { return r == ',' || r == ' ' }) {
+		patterns = append(patterns, regexp.MustCompile(`: tool not installed: `+regexp.QuoteMeta(name)+`( |$)`))
+	}
+	if file == "" {
+		return patterns, nil
+	}
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	n := 0
+	for line := range strings.Lines(string(b)) {
+		n++
+		line = strings.TrimSpace(line)
+		if line == "" || strings.HasPrefix(line, "#") {
+			continue
+		}
+		pattern, why, ok := strings.Cut(line, " ## ")
+		if !ok || strings.TrimSpace(why) == "" {
+			return nil, fmt.Errorf("%s:%d: no reason; want REGEXP ## REASON", file, n)
+		}
+		re, err := regexp.Compile(strings.TrimSpace(pattern))
+		if err != nil {
+			return nil, fmt.Errorf("%s:%d: %w", file, n, err)
+		}
+		patterns = append(patterns, re)
+	}
+	return patterns, nil
+}

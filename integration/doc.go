@@ -1,0 +1,25 @@
+// Package integration tests the slipway binary from outside: with the clients
+// people use (docker with both of its image stores, containerd, podman,
+// skopeo, buildah, crane, regctl, helm), and with faults (kill -9, power cuts,
+// full disks, clients that lie, hang or disappear).
+//
+// Everything here talks to a real server process on a loopback port with a
+// root directory of its own. The package shares no code with the product, so
+// that a mistake in the product's idea of the protocol cannot hide itself.
+//
+// scripts/setup.sh test installs what the tests run; a test whose tool is
+// absent skips with the reason, and scripts/test.sh fails on every skip that
+// expected-skips.txt does not list.
+//
+// Environment:
+//
+//	SLIPWAY_BIN               the binary under test; default: built from ../cmd/slipway
+//	SLIPWAY_TOOLS             directory whose bin/ holds the Go-built clients
+//	SLIPWAY_SEED              seed of the random workloads; default: the clock, logged
+//	SLIPWAY_KILL_ROUNDS       rounds of kill -9, default 20
+//	SLIPWAY_POWERCUT_ROUNDS   rounds of power cuts, default 5
+//	SLIPWAY_CONFORMANCE_V1    path of the v1.1.1 conformance suite's test binary
+//	SLIPWAY_CONFORMANCE_V2    path of the newer conformance suite's program
+//	SLIPWAY_TEST_REGISTRY_CMD command of another registry to run the client
+//	                          tests against, with {root} and {addr} replaced
+package integration

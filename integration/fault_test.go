@@ -1,0 +1,148 @@
+package integration
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+
+	"example.org/slipway/integration/internal/blockfs"
+	"example.org/slipway/integration/internal/proc"
+	"example.org/slipway/integration/internal/slipway"
+	"example.org/slipway/integration/internal/workload"
+)
+
+// pushers is how many clients push at once while a fault strikes.
+const pushers = 4
+
+// TestKill kills the server at random moments while clients push, and checks
+// that everything it had acknowledged is still there.
+func TestKill(t *testing.T) {
+	rounds := number(t, "SLIPWAY_KILL_ROUNDS", 20)
+	const perStore = 10 // rounds on one store: enough to pile up leftovers
+	random := seeded(t)
+	for first := 0; first < rounds; first += perStore {
+		killRounds(t, random, min(perStore, rounds-first))
+	}
+}
+
+// killRounds runs rounds of kill and restart on a store of their own.
+func killRounds(t *testing.T, random *rand.Rand, rounds int) {
+	t.Helper()
+	ledger := &workload.Ledger{}
+	s := slipway.Start(t, t.TempDir(), nil)
+	for i := range rounds {
+		load := workload.Start(s.Client, ledger, fmt.Sprintf("kill/r%d", i), pushers, random.Uint64())
+		pause(10*time.Millisecond, 600*time.Millisecond, random)
+		load.ExpectErrors()
+		s.Kill()
+		if err := load.Stop(); err != nil {
+			t.Fatalf("round %d: before the kill: %v", i, err)
+		}
+		restart := s.Restart()
+		if err := ledger.Settle(t.Context(), s.Client); err != nil {
+			t.Fatalf("round %d: after the kill: %v", i, err)
+		}
+		s.Stop()
+		s.Run("fsck")
+		t.Logf("round %d: %d acknowledged on this store, ready after %s", i, ledger.Acknowledged(), restart.Round(time.Millisecond))
+		if i < rounds-1 {
+			s.Restart()
+		}
+	}
+	if ledger.Acknowledged() == 0 {
+		t.Error("nothing was acknowledged in any round: the test has tested nothing")
+	}
+}
+
+// TestPowerCut takes copies of the disk while clients push, as it would be
+// found after a loss of power, and checks that a server on the copy has
+// everything that was acknowledged when the copy was made.
+func TestPowerCut(t *testing.T) {
+	rounds := number(t, "SLIPWAY_POWERCUT_ROUNDS", 5)
+	const perDisk = 5 // rounds on one disk, which fills up meanwhile
+	random := seeded(t)
+	lab := blockfs.NewLab(t)
+	for first := 0; first < rounds; first += perDisk {
+		powerCuts(t, lab, random, min(perDisk, rounds-first))
+	}
+}
+
+// powerCuts runs rounds on a disk of their own, under one load.
+func powerCuts(t *testing.T, lab *blockfs.Lab, random *rand.Rand, rounds int) {
+	t.Helper()
+	disk := lab.NewDisk(t, 2<<30)
+	ledger := &workload.Ledger{}
+	s := slipway.Start(t, filepath.Join(disk.Dir, "root"), nil)
+	for i := range rounds {
+		load := workload.Start(s.Client, ledger, fmt.Sprintf("cut/r%d", i), pushers, random.Uint64())
+		pause(50*time.Millisecond, 800*time.Millisecond, random)
+		acknowledged := ledger.Mark()
+		after := disk.Cut(t)
+		// What was begun until here may be on the copy; nothing later can be.
+		if err := load.Stop(); err != nil {
+			t.Fatalf("round %d: while the disk was copied: %v", i, err)
+		}
+		survivor := slipway.Start(t, filepath.Join(after.Dir, "root"), nil)
+		if err := ledger.Check(t.Context(), survivor.Client, acknowledged); err != nil {
+			t.Fatalf("round %d: after the power cut: %v", i, err)
+		}
+		survivor.Stop()
+		survivor.Run("fsck")
+		after.Discard(t)
+		t.Logf("round %d: %d acknowledged on this disk", i, ledger.Acknowledged())
+	}
+	if ledger.Acknowledged() == 0 {
+		t.Error("nothing was acknowledged in any round: the test has tested nothing")
+	}
+	s.Stop()
+	disk.Discard(t)
+}
+
+// number returns an environment variable's number.
+func number(t *testing.T, name string, def int) int {
+	t.Helper()
+	v := os.Getenv(name)
+	if v == "" {
+		return def
+	}
+	n, err := strconv.Atoi(v)
+	if err != nil || n < 1 {
+		t.Fatalf("%s=%q is not a positive number", name, v)
+	}
+	return n
+}
+
+// seeded returns the source of the test's random choices and logs its seed.
+func seeded(t *testing.T) *rand.Rand {
+	t.Helper()
+	seed := uint64(time.Now().UnixNano())
+	if v := os.Getenv("SLIPWAY_SEED"); v != "" {
+		var err error
+		if seed, err = strconv.ParseUint(v, 10, 64); err != nil {
+			t.Fatalf("SLIPWAY_SEED=%q is not a number", v)
+		}
+	}
+	t.Logf("SLIPWAY_SEED=%d", seed)
+	return rand.New(rand.NewPCG(seed, 0))
+}
+
+// pause waits for a random time: here the passing of time is what is wanted,
+// as a fault has to strike at any moment of the load.
+func pause(least, most time.Duration, random *rand.Rand) {
+	<-time.After(least + time.Duration(random.Int64N(int64(most-least))))
+}
+
+// settled waits until the server has no more descriptors open than before,
+// give or take the few that its own work opens and closes.
+func settled(t *testing.T, s *slipway.Server, before int) {
+	t.Helper()
+	const slack = 10
+	proc.Poll(t, 30*time.Second, "descriptors closed", func() bool {
+		n, err := s.Process.OpenFiles()
+		return err == nil && n <= before+slack
+	})
+}

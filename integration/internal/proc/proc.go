@@ -1,0 +1,192 @@
+// Package proc runs the long-lived child processes of a test: servers and
+// container daemons.
+//
+// A process is a direct child whose end is waited for, never guessed from
+// signal 0, because an ended process may remain a zombie for seconds. Its
+// output goes to a file, so that a grandchild that inherits the descriptor
+// cannot keep Wait from returning, and is printed when the test fails. The
+// kernel kills the child when the test process dies.
+package proc
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// Process is a started child process. Its methods may be called concurrently.
+type Process struct {
+	// Name is the program's base name.
+	Name string
+
+	pid  int
+	log  string
+	done chan struct{} // closed when the process has been waited for
+	err  error         // result of Wait; read only after done is closed
+}
+
+// Start starts cmd with its output appended to logFile, and kills it at the
+// end of the test if it is still running then. When the test has failed by
+// that time, the end of the log is printed.
+func Start(t testing.TB, cmd *exec.Cmd, logFile string) *Process {
+	t.Helper()
+	out, err := os.OpenFile(logFile, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		t.Fatalf("open log of %s: %v", cmd.Path, err)
+	}
+	defer out.Close()
+	cmd.Stdout, cmd.Stderr = out, out
+	p := &Process{Name: filepath.Base(cmd.Path), log: logFile, done: make(chan struct{})}
+	started := make(chan error)
+	go p.run(cmd, started)
+	if err := <-started; err != nil {
+		t.Fatalf("start %s: %v", cmd.Path, err)
+	}
+	t.Cleanup(func() {
+		p.Kill()
+		if t.Failed() {
+			t.Logf("output of %s (pid %d, %s):\n%s", p.Name, p.pid, p.State(), p.Log(16<<10))
+		}
+	})
+	return p
+}
+
+// run starts the command and waits for it on one locked thread: the kernel
+// sends Pdeathsig when the thread that started the child ends.
+func (p *Process) run(cmd *exec.Cmd, started chan<- error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
+	if err := cmd.Start(); err != nil {
+		started <- err
+		return
+	}
+	p.pid = cmd.Process.Pid
+	started <- nil
+	p.err = cmd.Wait()
+	close(p.done)
+}
+
+// Pid returns the process id.
+func (p *Process) Pid() int { return p.pid }
+
+// Exited is closed when the process has ended and was waited for.
+func (p *Process) Exited() <-chan struct{} { return p.done }
+
+// State describes in words whether the process runs or how it ended.
+func (p *Process) State() string {
+	select {
+	case <-p.done:
+		if p.err != nil {
+			return p.err.Error()
+		}
+		return "exited with status 0"
+	default:
+		return "running"
+	}
+}
+
+// Signal sends a signal unless the process has ended.
+func (p *Process) Signal(s syscall.Signal) {
+	select {
+	case <-p.done: // the pid may belong to somebody else by now
+	default:
+		_ = syscall.Kill(p.pid, s) // ESRCH: it ended meanwhile, which Wait will see
+	}
+}
+
+// Kill ends the process with SIGKILL and returns when it is gone.
+func (p *Process) Kill() {
+	p.Signal(syscall.SIGKILL)
+	<-p.done
+}
+
+// Stop asks the process to end with SIGTERM and returns how it ended. A
+// process that is still there after the grace period is killed and reported
+// as an error.
+func (p *Process) Stop(grace time.Duration) error {
+	p.Signal(syscall.SIGTERM)
+	select {
+	case <-p.done:
+		return p.err
+	case <-time.After(grace):
+		p.Kill()
+		return fmt.Errorf("%s did not end within %s of SIGTERM", p.Name, grace)
+	}
+}
+
+// Log returns the last n bytes of the process's output.
+func (p *Process) Log(n int) string {
+	b, err := os.ReadFile(p.log)
+	if err != nil {
+		return err.Error()
+	}
+	if len(b) > n {
+		b = append([]byte("[...]\n"), b[len(b)-n:]...)
+	}
+	return string(b)
+}
+
+// PeakRSS returns the largest resident set the process has had, in bytes.
+func (p *Process) PeakRSS() (int64, error) { return p.status("VmHWM:") }
+
+// RSS returns the process's resident set, in bytes.
+func (p *Process) RSS() (int64, error) { return p.status("VmRSS:") }
+
+func (p *Process) status(key string) (int64, error) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.pid))
+	if err != nil {
+		return 0, err
+	}
+	for line := range bytes.Lines(b) {
+		if f := strings.Fields(string(line)); len(f) == 3 && f[0] == key {
+			kib, err := strconv.ParseInt(f[1], 10, 64)
+			return kib << 10, err
+		}
+	}
+	return 0, fmt.Errorf("no %s in the status of pid %d", key, p.pid)
+}
+
+// OpenFiles returns how many descriptors the process has open.
+func (p *Process) OpenFiles() (int, error) {
+	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.pid))
+	return len(entries), err
+}
+
+// Gone tells whether the process with the id has ended; a zombie, which only
+// waits for its parent to notice, counts as ended.
+func Gone(pid int) bool {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return true
+	}
+	// pid (name) state ...: the name may hold spaces and parentheses.
+	if i := bytes.LastIndexByte(b, ')'); i >= 0 && i+2 < len(b) {
+		return b[i+2] == 'Z' || b[i+2] == 'X'
+	}
+	return false
+}
+
+// Poll calls ok every few milliseconds until it returns true, and fails the
+// test with what it was waiting for when the deadline passes first.
+func Poll(t testing.TB, deadline time.Duration, what string, ok func() bool) {
+	t.Helper()
+	end := time.Now().Add(deadline)
+	for wait := 2 * time.Millisecond; !ok(); wait = min(wait*2, 100*time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%s: not within %s", what, deadline)
+		}
+		<-time.After(wait)
+	}
+}

@@ -1,0 +1,134 @@
+// Package suite runs the conformance suites of the OCI distribution
+// specification, where they are installed, against a fresh server.
+//
+// The suites are not part of this repository and not installed by
+// scripts/setup.sh, because the project that publishes them offers no module
+// to install: build them from its sources and name the programs in
+// SLIPWAY_CONFORMANCE_V1 and SLIPWAY_CONFORMANCE_V2, or lay them into the tools
+// directory as conformance-v1.1.1.test and conformance.
+package suite
+
+import (
+	"encoding/xml"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"example.org/slipway/integration/internal/slipway"
+	"example.org/slipway/integration/internal/tool"
+)
+
+// TestConformanceV1 runs the suite of release 1.1.1 of the specification. It
+// has 79 specs; 5 of them skip themselves, as they are alternatives of others.
+func TestConformanceV1(t *testing.T) {
+	program := find(t, "SLIPWAY_CONFORMANCE_V1", "conformance-v1.1.1.test")
+	s := slipway.Start(t, t.TempDir(), nil)
+	dir := t.TempDir()
+	env := tool.NewEnv(dir,
+		"OCI_ROOT_URL=http://"+s.Addr,
+		"OCI_NAMESPACE=myorg/myrepo",
+		"OCI_CROSSMOUNT_NAMESPACE=myorg/other",
+		"OCI_TEST_PULL=1", "OCI_TEST_PUSH=1", "OCI_TEST_CONTENT_DISCOVERY=1", "OCI_TEST_CONTENT_MANAGEMENT=1",
+		"OCI_HIDE_SKIPPED_WORKFLOWS=0", "OCI_DEBUG=0", "OCI_REPORT_DIR="+dir)
+	run(t, env, program, 74)
+	s.Stop()
+	s.Run("fsck")
+}
+
+// TestConformanceV2 runs the rewritten suite, about 850 checks, which covers
+// sha512, sparse ranges and error cases that the first does not.
+func TestConformanceV2(t *testing.T) {
+	program := find(t, "SLIPWAY_CONFORMANCE_V2", "conformance")
+	s := slipway.Start(t, t.TempDir(), nil)
+	dir := t.TempDir()
+	env := tool.NewEnv(dir,
+		"OCI_REGISTRY="+s.Addr, "OCI_TLS=disabled", "OCI_VERSION=1.1",
+		"OCI_REPO1=conformance/repo1", "OCI_REPO2=conformance/repo2",
+		"OCI_RESULTS_DIR="+dir, "OCI_LOG=error")
+	run(t, env, program, 800)
+	s.Stop()
+	s.Run("fsck")
+}
+
+// find returns the path of a suite's program or skips the test.
+func find(t *testing.T, variable, name string) string {
+	t.Helper()
+	if path := os.Getenv(variable); path != "" {
+		return path
+	}
+	path := filepath.Join(tool.Dir(), name)
+	if _, err := os.Stat(path); err != nil {
+		t.Skipf("conformance suite not installed: set %s", variable)
+	}
+	return path
+}
+
+// run runs a suite and fails the test for each of its failures, and when fewer
+// checks passed than there must be: a suite that stopped early proves nothing.
+func run(t *testing.T, env *tool.Env, program string, minPassed int) {
+	t.Helper()
+	_, err := env.Try(t.Context(), program)
+	r, readErr := readJUnit(filepath.Join(env.Dir(), "junit.xml"))
+	if readErr != nil {
+		t.Fatalf("%v; the suite: %v", readErr, err)
+	}
+	for _, c := range r.Cases {
+		switch c.Status {
+		case "passed", "skipped", "disabled":
+		default:
+			t.Errorf("%s: %s\n%.4000s", c.Name, c.Status, c.Failure+c.SystemErr)
+		}
+	}
+	t.Logf("%d passed, %d failed, %d skipped, %d disabled", r.passed(), r.Failures+r.Errors, r.Skipped, r.Disabled)
+	if r.passed() < minPassed || r.Failures+r.Errors > 0 {
+		t.Errorf("%d checks passed and %d failed, want at least %d and none", r.passed(), r.Failures+r.Errors, minPassed)
+	}
+	if err != nil && !t.Failed() {
+		t.Errorf("the suite failed without naming a check: %v", err)
+	}
+}
+
+// report is a test suite of a JUnit report.
+type report struct {
+	Tests    int `xml:"tests,attr"`
+	Failures int `xml:"failures,attr"`
+	Errors   int `xml:"errors,attr"`
+	Skipped  int `xml:"skipped,attr"`
+	Disabled int `xml:"disabled,attr"`
+	Cases    []struct {
+		Name      string `xml:"name,attr"`
+		Status    string `xml:"status,attr"`
+		Failure   string `xml:"failure"`
+		SystemErr string `xml:"system-err"`
+	} `xml:"testcase"`
+}
+
+// passed counts the checks that passed. The first suite reports the writing
+// of its own report as one more test.
+func (r *report) passed() int {
+	n := r.Tests - r.Failures - r.Errors - r.Skipped - r.Disabled
+	for _, c := range r.Cases {
+		if c.Name == "html custom reporter" {
+			n--
+		}
+	}
+	return n
+}
+
+func readJUnit(path string) (*report, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	var doc struct {
+		Suites []report `xml:"testsuite"`
+	}
+	if err := xml.Unmarshal(b, &doc); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	if len(doc.Suites) != 1 {
+		return nil, fmt.Errorf("%s: %d suites, want 1", path, len(doc.Suites))
+	}
+	return &doc.Suites[0], nil
+}

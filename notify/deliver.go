@@ -1,0 +1,299 @@
+package notify
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+)
+
+const (
+	// batch is how many durable events are looked at at a time.
+	batch = 32
+	// queuePause is the wait after a queue could not be read or written.
+	queuePause = time.Second
+	// maxAnswer is how many bytes of an answer are read, so that its
+	// connection can be used again.
+	maxAnswer = 64 << 10
+	userAgent = "slipway"
+)
+
+// endpoint is a webhook.
+type endpoint struct {
+	cfg    Endpoint
+	client *http.Client
+	wake   chan struct{} // has one when something may be queued
+}
+
+func newEndpoint(cfg Endpoint, transport http.RoundTripper) *endpoint {
+	return &endpoint{
+		cfg:    cfg,
+		client: &http.Client{Transport: transport, CheckRedirect: checkRedirect},
+		wake:   make(chan struct{}, 1),
+	}
+}
+
+// checkRedirect follows redirects that keep the method and the host. Others
+// would lose the body, or show headers and events to somebody who is not in
+// the configuration; they count as a failure.
+func checkRedirect(req *http.Request, via []*http.Request) error {
+	first := via[0]
+	if len(via) >= 5 || req.Method != first.Method || req.URL.Scheme != first.URL.Scheme || !strings.EqualFold(req.URL.Host, first.URL.Host) {
+		return http.ErrUseLastResponse
+	}
+	return nil
+}
+
+func (e *endpoint) nudge() {
+	select {
+	case e.wake <- struct{}{}:
+	default:
+	}
+}
+
+// worker delivers the events of one endpoint, one at a time.
+type worker struct {
+	n  *Notifier
+	ep *endpoint
+
+	durable, pulls []queued // read ahead, the oldest first
+	failures       int      // in a row
+	refused        int      // of them, how often the event at hand was refused
+	pauses         *backoff.ExponentialBackOff
+}
+
+// queued is an item with its event.
+type queued struct {
+	item  Item
+	from  Queue
+	event Event
+}
+
+func (w *worker) run(ctx context.Context) {
+	w.pauses = backoff.NewExponentialBackOff()
+	w.pauses.InitialInterval, w.pauses.MaxInterval, w.pauses.Multiplier = w.ep.cfg.Backoff, w.n.o.MaxBackoff, 2
+	for ctx.Err() == nil {
+		q, ok, err := w.head(ctx)
+		switch {
+		case err != nil && ctx.Err() == nil:
+			w.n.o.Logger.ErrorContext(ctx, "notification queue is not readable", "endpoint", w.ep.cfg.Name, "err", err)
+			sleep(ctx, queuePause)
+		case err == nil && !ok:
+			select {
+			case <-w.ep.wake:
+			case <-ctx.Done():
+			}
+		case err == nil:
+			w.handle(ctx, q)
+		}
+	}
+	w.leave()
+}
+
+// leave counts the pulls that end with the process.
+func (w *worker) leave() {
+	lost, _ := w.n.pulls.Len(context.Background(), w.ep.cfg.Name) // RAM does not fail
+	if lost > 0 {
+		w.n.o.Logger.Info("pull notifications wait for the next run, or are lost with the process", "endpoint", w.ep.cfg.Name, "events", lost)
+	}
+}
+
+// head returns the oldest event of both queues.
+func (w *worker) head(ctx context.Context) (queued, bool, error) {
+	var err error
+	if w.durable, err = w.refill(ctx, w.durable, w.n.queue); err != nil {
+		return queued{}, false, err
+	}
+	if w.pulls, err = w.refill(ctx, w.pulls, w.n.pulls); err != nil {
+		return queued{}, false, err
+	}
+	switch {
+	case len(w.durable) == 0 && len(w.pulls) == 0:
+		return queued{}, false, nil
+	case len(w.durable) == 0 || len(w.pulls) > 0 && w.pulls[0].event.Time.Before(w.durable[0].event.Time):
+		return w.pulls[0], true, nil
+	}
+	return w.durable[0], true, nil
+}
+
+// refill reads ahead when nothing is left. An item that is no event, which
+// only another program can have put there, is removed.
+func (w *worker) refill(ctx context.Context, have []queued, from Queue) ([]queued, error) {
+	if len(have) > 0 {
+		return have, nil
+	}
+	for {
+		items, err := from.Next(ctx, w.ep.cfg.Name, batch)
+		if err != nil {
+			return nil, err
+		}
+		for _, it := range items {
+			e, err := unmarshalEvent(it.Payload)
+			if err == nil {
+				have = append(have, queued{item: it, from: from, event: e})
+				continue
+			}
+			w.n.metrics.event(typeDropped, w.ep.cfg.Name)
+			w.n.o.Logger.ErrorContext(ctx, "notification is dropped", "endpoint", w.ep.cfg.Name, "err", err)
+			if err := from.Delete(ctx, w.ep.cfg.Name, it.ID); err != nil {
+				return nil, err
+			}
+		}
+		if len(have) > 0 || len(items) == 0 {
+			return have, nil
+		}
+	}
+}
+
+// handle delivers an event once, and waits if that went wrong too often.
+func (w *worker) handle(ctx context.Context, q queued) {
+	status, after, err := w.post(ctx, q.event)
+	w.count(status, err)
+	if err == nil {
+		if w.failures >= w.ep.cfg.Threshold {
+			w.n.o.Logger.InfoContext(ctx, "notification endpoint is back", "endpoint", w.ep.cfg.Name, "failures", w.failures)
+		}
+		w.failures = 0
+		w.pauses.Reset()
+		w.done(ctx, q)
+		return
+	}
+	w.failures++
+	if isRefusal(status) {
+		w.refused++
+	} else {
+		w.refused = 0
+	}
+	if w.refused >= w.ep.cfg.Threshold {
+		// It will never be taken, and would hold up all others for ever.
+		w.n.metrics.event(typeDropped, w.ep.cfg.Name)
+		w.n.o.Logger.ErrorContext(ctx, "notification is dropped", "endpoint", w.ep.cfg.Name, "event", q.event.ID, "err", err)
+		w.done(ctx, q)
+		return
+	}
+	if w.failures == w.ep.cfg.Threshold {
+		w.n.o.Logger.WarnContext(ctx, "notification endpoint is down", "endpoint", w.ep.cfg.Name, "failures", w.failures, "err", err)
+	}
+	var pause time.Duration
+	if w.failures >= w.ep.cfg.Threshold {
+		pause = w.pauses.NextBackOff()
+	}
+	sleep(ctx, max(pause, min(after, maxRetryAfter)))
+}
+
+// isRefusal tells whether a status is about the event and not the endpoint.
+func isRefusal(status int) bool {
+	return status == http.StatusBadRequest || status == http.StatusRequestEntityTooLarge || status == http.StatusUnprocessableEntity
+}
+
+func (w *worker) count(status int, err error) {
+	name := w.ep.cfg.Name
+	if status != 0 {
+		w.n.metrics.answered(status, name)
+	}
+	switch {
+	case err == nil:
+		w.n.metrics.event(typeSuccesses, name)
+	case status != 0:
+		w.n.metrics.event(typeFailures, name)
+	default:
+		w.n.metrics.event(typeErrors, name)
+	}
+}
+
+// done removes an event from its queue. While that does not work nothing else
+// is delivered, as the event would come again out of order.
+func (w *worker) done(ctx context.Context, q queued) {
+	w.refused = 0
+	if q.from == w.n.pulls {
+		w.pulls = w.pulls[1:]
+	} else {
+		w.durable = w.durable[1:]
+	}
+	for {
+		// The event was delivered: that is noted also when ctx has ended.
+		noted, cancel := context.WithTimeout(context.WithoutCancel(ctx), w.ep.cfg.Timeout)
+		err := q.from.Delete(noted, w.ep.cfg.Name, q.item.ID)
+		cancel()
+		if err == nil {
+			return
+		}
+		w.n.metrics.event(typeErrors, w.ep.cfg.Name)
+		w.n.o.Logger.ErrorContext(ctx, "delivered notification stays queued", "endpoint", w.ep.cfg.Name, "event", q.event.ID, "err", err)
+		if ctx.Err() != nil {
+			return
+		}
+		sleep(ctx, queuePause)
+	}
+}
+
+// post sends an event. status is 0 without an answer; after is how long the
+// endpoint asks to be left alone.
+func (w *worker) post(ctx context.Context, e Event) (status int, after time.Duration, err error) {
+	cfg := &w.ep.cfg
+	body, contentType, err := w.n.encode(e, cfg.Format)
+	if err != nil {
+		return 0, 0, fmt.Errorf("encode event %s: %w", e.ID, err)
+	}
+	// A delivery under way is finished when ctx ends: cut off, it would most
+	// likely be made twice.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cfg.Timeout)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, cfg.URL, bytes.NewReader(body))
+	if err != nil {
+		return 0, 0, errors.New("post event: malformed URL")
+	}
+	req.Header.Set("User-Agent", userAgent)
+	for k, v := range cfg.Headers {
+		req.Header[http.CanonicalHeaderKey(k)] = v
+	}
+	req.Header.Set("Content-Type", contentType)
+	if cfg.Secret != "" {
+		req.Header.Set(SignatureHeader, Sign(cfg.Secret, body))
+	}
+	resp, err := w.ep.client.Do(req)
+	if err != nil {
+		var u *url.Error
+		if errors.As(err, &u) {
+			err = u.Err // without the URL, which may hold a token
+		}
+		return 0, 0, fmt.Errorf("post event: %w", err)
+	}
+	defer resp.Body.Close()
+	_, _ = io.CopyN(io.Discard, resp.Body, maxAnswer) // the status is what counts
+	if resp.StatusCode/100 == 2 {
+		return resp.StatusCode, 0, nil
+	}
+	return resp.StatusCode, retryAfter(resp.Header.Get("Retry-After"), time.Now()), fmt.Errorf("post event: the endpoint answered %d", resp.StatusCode)
+}
+
+// retryAfter reads a Retry-After header, seconds or a date; 0 without one.
+func retryAfter(s string, now time.Time) time.Duration {
+	if n, err := strconv.ParseUint(s, 10, 31); err == nil {
+		return time.Duration(n) * time.Second
+	}
+	if t, err := http.ParseTime(s); err == nil {
+		return max(0, t.Sub(now))
+	}
+	return 0
+}
+
+func sleep(ctx context.Context, d time.Duration) {
+	if d <= 0 {
+		return
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}

@@ -1,0 +1,250 @@
+// Package notify tells webhooks what happens in a registry.
+//
+// An [Event] is published once and delivered to every endpoint that wants it,
+// in the form of Distribution's notifications or of CloudEvents. What changes
+// the registry (push, mount, tag, delete) goes through a durable [Queue] and
+// is delivered at least once: a receiver recognises a repetition by the
+// event's id. Pulls, of which there are many and which nobody must act on, go
+// through a bounded queue in RAM and are dropped and counted when it is full
+// or the process ends.
+//
+// Each endpoint gets its events one after the other in the order in which they
+// were published. One that is down or slow holds up neither Publish nor the
+// other endpoints.
+//
+// Where events come from and how the durable queue is stored is left to
+// others. The URLs of webhooks come from the configuration only.
+package notify
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"example.org/slipway/oci"
+)
+
+// Action is what happened.
+type Action string
+
+// The actions.
+const (
+	ActionPush   Action = "push"
+	ActionPull   Action = "pull"
+	ActionMount  Action = "mount"
+	ActionDelete Action = "delete"
+	// ActionTag is a tag that was pointed at a manifest already there.
+	// Distribution's format has no such action and calls it a push.
+	ActionTag Action = "tag"
+)
+
+// Event is something that happened to a manifest, a blob or a tag.
+type Event struct {
+	// ID is unique; Publish makes one when it is empty.
+	ID string `json:"id"`
+	// Time defaults to the time of Publish.
+	Time   time.Time `json:"time"`
+	Action Action    `json:"action"`
+	// Repo is the repository; FromRepo is where a mounted blob came from.
+	Repo     string `json:"repo"`
+	FromRepo string `json:"fromRepo,omitempty"`
+	// Tag that was used, if any.
+	Tag string `json:"tag,omitempty"`
+	// Blob tells that Digest is a blob's and not a manifest's.
+	Blob bool `json:"blob,omitempty"`
+	// Digest is empty when only a tag was deleted.
+	Digest    oci.Digest `json:"digest,omitempty"`
+	MediaType string     `json:"mediaType,omitempty"`
+	// Size in bytes.
+	Size int64 `json:"size,omitempty"`
+	// References are what a manifest refers to. They are delivered only with
+	// Options.IncludeReferences.
+	References []oci.Descriptor `json:"references,omitempty"`
+	// Actor defaults to the one in the context of Publish.
+	Actor *oci.Actor `json:"actor,omitempty"`
+}
+
+// Options configure a Notifier. The zero value works.
+type Options struct {
+	// ExternalURL is where clients find the registry, such as
+	// "https://registry.example.com"; events then carry links.
+	ExternalURL string
+	// Addr and InstanceID identify this registry process in events.
+	Addr, InstanceID string
+	// IncludeReferences delivers Event.References.
+	IncludeReferences bool
+	// PullQueue is how many pulls wait per endpoint, 0 means 1000.
+	PullQueue int
+	// MaxBackoff bounds the wait before a delivery is tried again, 0 means
+	// 5 min. A longer Retry-After is honoured up to 1 h.
+	MaxBackoff time.Duration
+	// Transport sends requests; nil makes one.
+	Transport http.RoundTripper
+	// Logger gets a line when an endpoint goes down or comes back, and for an
+	// event that is lost; nil discards.
+	Logger *slog.Logger
+	// Now is the clock for Event.Time, nil means time.Now.
+	Now func() time.Time
+}
+
+const (
+	defaultPullQueue  = 1000
+	defaultMaxBackoff = 5 * time.Minute
+	maxRetryAfter     = time.Hour
+)
+
+// Notifier delivers events. It is safe for concurrent use.
+type Notifier struct {
+	o         Options
+	queue     Queue
+	pulls     *MemQueue
+	endpoints []*endpoint
+	metrics   *metrics
+	own       *http.Transport // nil when the caller's is used
+	running   atomic.Bool
+}
+
+// New returns a notifier for the endpoints that are not disabled. queue holds
+// what must not be lost. Nothing is delivered before Run.
+func New(endpoints []Endpoint, queue Queue, o *Options) (*Notifier, error) {
+	n := &Notifier{queue: queue, metrics: newMetrics()}
+	if o != nil {
+		n.o = *o
+	}
+	if n.o.PullQueue <= 0 {
+		n.o.PullQueue = defaultPullQueue
+	}
+	if n.o.MaxBackoff <= 0 {
+		n.o.MaxBackoff = defaultMaxBackoff
+	}
+	if n.o.Logger == nil {
+		n.o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if n.o.Now == nil {
+		n.o.Now = time.Now
+	}
+	n.pulls = NewMemQueue(n.o.PullQueue)
+	transport := n.o.Transport
+	if transport == nil {
+		n.own = &http.Transport{
+			Proxy:               http.ProxyFromEnvironment,
+			ForceAttemptHTTP2:   true,
+			MaxIdleConnsPerHost: 2,
+			IdleConnTimeout:     90 * time.Second,
+			TLSHandshakeTimeout: 10 * time.Second,
+		}
+		transport = n.own
+	}
+	names := make(map[string]bool)
+	for i, cfg := range endpoints {
+		if err := cfg.check(); err != nil {
+			return nil, fmt.Errorf("notification endpoint %d %q: %w", i, cfg.Name, err)
+		}
+		if names[cfg.Name] {
+			return nil, fmt.Errorf("notification endpoint %d: the name %q is taken", i, cfg.Name)
+		}
+		names[cfg.Name] = true
+		if cfg.Disabled {
+			continue
+		}
+		n.endpoints = append(n.endpoints, newEndpoint(cfg, transport))
+	}
+	n.metrics.pending(n)
+	return n, nil
+}
+
+// Publish queues an event for every endpoint that wants it. It returns an
+// error when a durable queue could not take the event; a pull that finds its
+// queue full is dropped and counted.
+func (n *Notifier) Publish(ctx context.Context, e Event) error {
+	if err := n.complete(ctx, &e); err != nil {
+		return err
+	}
+	var payload []byte
+	var errs []error
+	for _, ep := range n.endpoints {
+		if !ep.cfg.wants(e) {
+			continue
+		}
+		if payload == nil {
+			var err error
+			if payload, err = e.marshal(); err != nil {
+				return fmt.Errorf("publish event: %w", err)
+			}
+		}
+		n.metrics.event(typeEvents, ep.cfg.Name)
+		if e.Action == ActionPull {
+			if err := n.pulls.Append(ctx, ep.cfg.Name, payload); err != nil {
+				n.metrics.event(typeDropped, ep.cfg.Name)
+			}
+		} else if err := n.queue.Append(ctx, ep.cfg.Name, payload); err != nil {
+			n.metrics.event(typeErrors, ep.cfg.Name)
+			errs = append(errs, fmt.Errorf("publish event to %s: %w", ep.cfg.Name, err))
+		}
+		ep.nudge()
+	}
+	return errors.Join(errs...)
+}
+
+// complete fills in what the publisher left out.
+func (n *Notifier) complete(ctx context.Context, e *Event) error {
+	switch e.Action {
+	case ActionPush, ActionPull, ActionMount, ActionDelete, ActionTag:
+	default:
+		return fmt.Errorf("publish event: unknown action %q", e.Action)
+	}
+	if e.ID == "" {
+		e.ID = newID()
+	}
+	if e.Time.IsZero() {
+		e.Time = n.o.Now()
+	}
+	if e.Actor == nil {
+		e.Actor = oci.ActorFrom(ctx)
+	}
+	if !n.o.IncludeReferences {
+		e.References = nil
+	}
+	return nil
+}
+
+// newID returns a random UUID (RFC 9562, version 4), which is what receivers
+// know from Distribution.
+func newID() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // never fails, says its documentation
+	b[6] = b[6]&0x0f | 0x40
+	b[8] = b[8]&0x3f | 0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+}
+
+// Run delivers events until ctx ends. A delivery under way is then finished,
+// which takes at most the endpoint's timeout. What the durable queue holds
+// stays there for the next Run.
+func (n *Notifier) Run(ctx context.Context) error {
+	if !n.running.CompareAndSwap(false, true) {
+		return errors.New("the notifier is running already")
+	}
+	defer n.running.Store(false)
+	var wg sync.WaitGroup
+	for _, ep := range n.endpoints {
+		wg.Go(func() { (&worker{n: n, ep: ep}).run(ctx) })
+	}
+	wg.Wait()
+	<-ctx.Done() // also without endpoints
+	if n.own != nil {
+		n.own.CloseIdleConnections()
+	}
+	return nil
+}
+
+// Metrics returns the notifier's collectors.
+func (n *Notifier) Metrics() []prometheus.Collector { return n.metrics.all() }

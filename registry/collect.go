@@ -1,0 +1,216 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"example.org/slipway/cache"
+	"example.org/slipway/catalog"
+	"example.org/slipway/oci"
+)
+
+// CollectOptions of [Registry.Collect]. The zero value collects what is due.
+type CollectOptions struct {
+	// DryRun reports what would go and changes nothing. What only the removal
+	// of something else sets free is not in the report.
+	DryRun bool
+	// Now also takes what has not yet waited out its grace period. It is safe
+	// only while nobody pushes.
+	Now bool
+	// Untagged takes manifests nothing points at, whatever the policy says, and
+	// looks at all manifests to find those the queue does not name.
+	Untagged bool
+	// Progress, if not nil, is called after each step.
+	Progress func(CollectReport)
+}
+
+// CollectReport is what a collection did, or would do.
+type CollectReport struct {
+	// Examined candidates.
+	Examined int
+	// Manifests and Blobs taken out of repositories.
+	Manifests, Blobs int
+	// Contents deleted from the catalogue and the object store, and their bytes.
+	Contents int
+	Bytes    int64
+	// Digests of the contents that went, only in a dry run.
+	Digests []oci.Digest `json:",omitempty"`
+	Took    time.Duration
+}
+
+// collector lets one collection run at a time.
+type collector struct {
+	mu sync.Mutex
+	// objects is held for reading while a backup needs every object to stay.
+	objects sync.RWMutex
+}
+
+// Collect removes what nothing needs any more, while pushes and pulls go on.
+// Its cost grows with what has changed since the last run, not with the store.
+// It may be cut off at any point and is continued by the next run.
+func (r *Registry) Collect(ctx context.Context, o CollectOptions) (CollectReport, error) {
+	r.collects.mu.Lock()
+	defer r.collects.mu.Unlock()
+	r.collects.objects.Lock()
+	defer r.collects.objects.Unlock()
+	start := time.Now()
+	var rep CollectReport
+	err := r.collect(ctx, o, &rep)
+	rep.Took = time.Since(start)
+	if !o.DryRun {
+		r.metrics.collected(rep, err)
+	}
+	return rep, err
+}
+
+func (r *Registry) collect(ctx context.Context, o CollectOptions, rep *CollectReport) error {
+	if err := r.deletable(); err != nil && !o.DryRun {
+		return err
+	}
+	if !o.DryRun {
+		if err := r.finishDeleting(ctx, rep); err != nil {
+			return err
+		}
+	}
+	if o.Untagged && !o.DryRun {
+		if err := r.cat.QueueUntagged(ctx); err != nil {
+			return fmt.Errorf("find untagged manifests: %w", err)
+		}
+	}
+	step := catalog.CollectOptions{Before: r.collectBefore(o), Untagged: o.Untagged || r.opts.DeleteUntagged, DryRun: o.DryRun}
+	if !o.Now {
+		step.Keep = r.keep
+	}
+	for ctx.Err() == nil {
+		out, last, err := r.cat.Collect(ctx, step)
+		if err != nil {
+			return fmt.Errorf("collect garbage: %w", err)
+		}
+		if out.Examined == 0 {
+			return nil
+		}
+		rep.add(out, o.DryRun)
+		if o.DryRun {
+			step.After = last
+		} else if err := r.apply(ctx, out); err != nil {
+			return err
+		}
+		if o.Progress != nil {
+			o.Progress(*rep)
+		}
+	}
+	return ctx.Err()
+}
+
+// collectBefore is the time up to which candidates are due.
+func (r *Registry) collectBefore(o CollectOptions) time.Time {
+	now := r.opts.Clock()
+	if o.Now {
+		return now.Add(r.opts.Grace + time.Second)
+	}
+	return now
+}
+
+// keep holds back what a client was told is there within the grace period. What
+// clients were told before a restart is not known, so nothing is taken until a
+// grace period after the start.
+func (r *Registry) keep(repo string, d oci.Digest) (time.Time, bool) {
+	now := r.opts.Clock()
+	if t := r.started.Add(r.opts.Grace); t.After(now) {
+		return t, true
+	}
+	return r.seen.until(seenKey{repo, d}, now, r.opts.Grace)
+}
+
+func (rep *CollectReport) add(out catalog.Collected, dryRun bool) {
+	rep.Examined += out.Examined
+	for _, u := range out.Unlinked {
+		if u.Manifest {
+			rep.Manifests++
+		} else {
+			rep.Blobs++
+		}
+	}
+	for _, list := range [][]catalog.Blob{out.Dropped, out.Objects} {
+		for _, b := range list {
+			rep.Contents++
+			rep.Bytes += b.Size
+			if dryRun {
+				rep.Digests = append(rep.Digests, b.Digest)
+			}
+		}
+	}
+}
+
+// apply makes RAM and the object store follow what a step removed.
+func (r *Registry) apply(ctx context.Context, out catalog.Collected) error {
+	for _, u := range out.Unlinked {
+		if u.Manifest {
+			r.ram.Drop(cache.Key{Kind: kindManifest, Repo: u.Repo, Ref: string(u.Digest)})
+		} else {
+			r.ram.Drop(linkKey(u.Repo, u.Digest))
+		}
+	}
+	for _, b := range out.Dropped {
+		r.ram.Drop(cache.Key{Kind: kindContent, Ref: string(b.Digest)})
+	}
+	return r.deleteObjects(ctx, out.Objects)
+}
+
+// finishDeleting goes on with deletions that an earlier run, or process, began.
+func (r *Registry) finishDeleting(ctx context.Context, rep *CollectReport) error {
+	for {
+		left, err := r.cat.Deleting(ctx, 256)
+		if err != nil {
+			return fmt.Errorf("look for unfinished deletions: %w", err)
+		}
+		if len(left) == 0 {
+			return nil
+		}
+		rep.add(catalog.Collected{Objects: left}, false)
+		if err := r.deleteObjects(ctx, left); err != nil {
+			return err
+		}
+	}
+}
+
+// deleteObjects deletes contents marked as being deleted. A push of the same
+// content either finds the mark gone, or brings the content back: then it is
+// left alone. The locks make the two exclude each other.
+func (r *Registry) deleteObjects(ctx context.Context, blobs []catalog.Blob) error {
+	if len(blobs) == 0 {
+		return nil
+	}
+	digests := make([]oci.Digest, len(blobs))
+	for i, b := range blobs {
+		digests[i] = b.Digest
+	}
+	defer r.digests.lockAll(digests)()
+	var gone []oci.Digest
+	var errs []error
+	for _, d := range digests {
+		deleting, err := r.cat.IsDeleting(ctx, d)
+		if err != nil {
+			return fmt.Errorf("check %s before it is deleted: %w", d, err)
+		}
+		if !deleting {
+			continue
+		}
+		if err := r.store.Delete(ctx, BlobKey(d)); err != nil {
+			errs = append(errs, err)
+			continue // stays marked; the next run tries again
+		}
+		r.ram.Drop(cache.Key{Kind: kindContent, Ref: string(d)})
+		gone = append(gone, d)
+	}
+	if len(gone) > 0 {
+		errs = append(errs, r.cat.Forget(ctx, gone...))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("delete objects: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,262 @@
+package registry
+
+import (
+	"context"
+	"crypto/sha512"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"example.org/slipway/catalog"
+	"example.org/slipway/oci"
+)
+
+// PushBlob implements oci.Writer.
+func (r *Registry) PushBlob(ctx context.Context, repo string, d oci.Digest, size int64, body io.Reader) (oci.Descriptor, error) {
+	st, err := r.StartUpload(ctx, repo)
+	if err != nil {
+		return oci.Descriptor{}, err
+	}
+	desc, err := r.CommitUpload(ctx, repo, st.ID, 0, size, body, d)
+	if err != nil && !oci.HasCode(err, oci.CodeBlobUploadUnknown) {
+		// The caller has no id to continue with.
+		if cancelErr := r.CancelUpload(ctx, repo, st.ID); cancelErr != nil && !oci.HasCode(cancelErr, oci.CodeBlobUploadUnknown) {
+			r.log.Warn("free an upload", "upload", st.ID, "repo", repo, "err", cancelErr)
+		}
+	}
+	return desc, err
+}
+
+// CommitUpload implements oci.Writer.
+func (r *Registry) CommitUpload(ctx context.Context, repo, id string, off, size int64, body io.Reader, d oci.Digest) (oci.Descriptor, error) {
+	u, err := r.uploads.acquire(ctx, repo, id)
+	if err != nil {
+		return oci.Descriptor{}, err
+	}
+	defer u.mu.Unlock()
+	if err := oci.CheckDigest(d); err != nil {
+		return oci.Descriptor{}, err
+	}
+	intent := r.intend(ctx, u, size, d)
+	err = r.receive(ctx, u, off, size, body, d)
+	if intentErr := intent(); err == nil {
+		err = intentErr
+	}
+	switch {
+	case err == nil:
+	case oci.HasCode(err, oci.CodeRangeInvalid):
+		return oci.Descriptor{}, err
+	case isStorageFull(err):
+		r.drop(ctx, u)
+		return oci.Descriptor{}, err
+	default: // the client may go on from where it broke off
+		if parkErr := r.park(ctx, u); parkErr != nil {
+			r.log.Warn("keep an upload that broke off", "upload", u.id, "err", parkErr)
+		}
+		return oci.Descriptor{}, err
+	}
+	desc, err := r.publish(ctx, u, d)
+	if err != nil {
+		r.drop(ctx, u)
+		return oci.Descriptor{}, err
+	}
+	r.finish(u)
+	return desc, r.emit(ctx, Event{Action: ActionPush, Repo: repo, Descriptor: desc})
+}
+
+// intend records, while the body still comes in, that the upload is about to be
+// published as d, if it will be an object in the store. A crash between writing
+// the object and recording it then leaves nothing that recovery does not know.
+// The returned function waits for the record.
+func (r *Registry) intend(ctx context.Context, u *upload, size int64, d oci.Digest) (wait func() error) {
+	if u.state == "" && size >= 0 && u.size+size <= catalog.InlineMax {
+		return func() error { return nil }
+	}
+	done := make(chan error, 1)
+	row, err := u.row(d)
+	if err != nil {
+		done <- err
+	} else {
+		r.uploads.mu.Lock()
+		u.saved = true // from here on drop must remove the row
+		r.uploads.mu.Unlock()
+		r.background.Add(1)
+		go func() {
+			defer r.background.Done()
+			done <- r.cat.SaveUploads(context.WithoutCancel(ctx), row)
+		}()
+	}
+	return func() error {
+		if err := <-done; err != nil {
+			return storeError("record what is being published", err)
+		}
+		return nil
+	}
+}
+
+// finish forgets an upload that has become a blob.
+func (r *Registry) finish(u *upload) {
+	u.gone = true
+	r.uploads.mu.Lock()
+	delete(r.uploads.byID, u.id)
+	r.uploads.mu.Unlock()
+}
+
+// publish checks the upload's digest and makes it a blob of its repository.
+// u.mu is held. On error the caller drops the upload.
+func (r *Registry) publish(ctx context.Context, u *upload, d oci.Digest) (oci.Descriptor, error) {
+	// From here on the outcome must not depend on whether the client waits.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Minute)
+	defer cancel()
+	if u.hash == nil {
+		u.setHash(algorithm(d))
+	}
+	if u.alg != algorithm(d) && u.obj == nil && u.state == "" {
+		u.setHash(algorithm(d))
+		u.hash.Write(u.buf)
+	}
+	if u.alg != algorithm(d) {
+		return r.publishVerified(ctx, u, d)
+	}
+	if got := oci.Digest(u.alg + ":" + hex.EncodeToString(u.hash.Sum(nil))); got != d {
+		return oci.Descriptor{}, digestMismatch(d, got, u.size)
+	}
+	return r.record(ctx, u, d)
+}
+
+func digestMismatch(want, got oci.Digest, size int64) error {
+	return oci.Errorf(oci.CodeDigestInvalid, "the %d bytes received have digest %s, not %s", size, got, want)
+}
+
+func (u *upload) savedID() string {
+	if u.saved {
+		return u.id
+	}
+	return ""
+}
+
+// record makes the upload, whose digest is known to be right, a durable blob.
+func (r *Registry) record(ctx context.Context, u *upload, d oci.Digest) (oci.Descriptor, error) {
+	desc := blobDescriptor(d, u.size)
+	r.uploads.mu.Lock()
+	rowID := u.savedID()
+	r.uploads.mu.Unlock()
+	if u.obj == nil && u.state == "" {
+		content := u.buf
+		if content == nil {
+			content = []byte{}
+		}
+		if err := r.cat.PutBlob(ctx, u.repo, catalog.Blob{Digest: d, Size: u.size, Content: content}, rowID); err != nil {
+			return desc, storeError("record the blob", err)
+		}
+		r.keepContent(d, content)
+		return desc, nil
+	}
+	// The content may be here already. It was received and checked all the
+	// same: knowing a digest must not be enough to be given the content.
+	_, err := r.cat.LinkBlob(ctx, u.repo, d, rowID)
+	if err == nil {
+		r.drop(ctx, u)
+		return desc, nil
+	}
+	if !errors.Is(err, catalog.ErrNotStored) {
+		return desc, storeError("record the blob", err)
+	}
+	if err := r.openObject(ctx, u, 0, false); err != nil {
+		return desc, storeError("continue the upload", err)
+	}
+	defer r.digests.lock(d)()
+	err = u.obj.Commit(ctx, BlobKey(d))
+	u.obj, u.state = nil, ""
+	if err != nil {
+		return desc, storeError("store the blob", err)
+	}
+	if err := r.cat.PutBlob(ctx, u.repo, catalog.Blob{Digest: d, Size: u.size}, rowID); err != nil {
+		// Nobody knows of the object; the upload's row names it, so recovery
+		// would find it. Take it away now if that works.
+		if known, knownErr := r.cat.Known(ctx, d); knownErr == nil && !known {
+			err = errors.Join(err, r.store.Delete(ctx, BlobKey(d)))
+		}
+		return desc, storeError("record the blob", err)
+	}
+	return desc, nil
+}
+
+// publishVerified is for a client that sent chunks before it said that it would
+// use sha512: the sum must be computed from the store. The bytes lie under a key
+// of their own until they are known to be right.
+func (r *Registry) publishVerified(ctx context.Context, u *upload, d oci.Digest) (oci.Descriptor, error) {
+	if err := r.openObject(ctx, u, 0, false); err != nil {
+		return oci.Descriptor{}, storeError("continue the upload", err)
+	}
+	key := verifyKey(u.id)
+	err := u.obj.Commit(ctx, key)
+	u.obj, u.state = nil, ""
+	if err != nil {
+		return oci.Descriptor{}, storeError("store the upload", err)
+	}
+	defer func() {
+		if err := r.store.Delete(ctx, key); err != nil {
+			r.log.Warn("remove a checked upload", "key", key, "err", err)
+		}
+	}()
+	src, err := r.store.Get(ctx, key, 0, -1)
+	if err != nil {
+		return oci.Descriptor{}, storeError("read the upload back", err)
+	}
+	defer src.Close()
+	dst, err := r.store.NewUpload(ctx, u.size)
+	if err != nil {
+		return oci.Descriptor{}, storeError("store the blob", err)
+	}
+	u.obj = dst // dropped with the upload if anything below fails
+	sum := sha512.New()
+	if _, err := io.Copy(io.MultiWriter(dst, sum), io.LimitReader(src, u.size)); err != nil {
+		return oci.Descriptor{}, storeError("store the blob", err)
+	}
+	if got := oci.Digest("sha512:" + hex.EncodeToString(sum.Sum(nil))); got != d {
+		return oci.Descriptor{}, digestMismatch(d, got, u.size)
+	}
+	return r.record(ctx, u, d)
+}
+
+// MountBlob implements oci.Writer.
+func (r *Registry) MountBlob(ctx context.Context, to, from string, d oci.Digest) (oci.Descriptor, error) {
+	if err := r.writable(); err != nil {
+		return oci.Descriptor{}, err
+	}
+	for _, name := range []string{to, from} {
+		if err := oci.CheckName(name); err != nil {
+			return oci.Descriptor{}, err
+		}
+	}
+	b, err := r.cat.MountBlob(ctx, to, from, d)
+	if errors.Is(err, catalog.ErrNotFound) {
+		return oci.Descriptor{}, blobUnknown(from, d)
+	}
+	if err != nil {
+		return oci.Descriptor{}, storeError(fmt.Sprintf("mount blob %s", d), err)
+	}
+	desc := blobDescriptor(d, b.Size)
+	return desc, r.emit(ctx, Event{Action: ActionMount, Repo: to, FromRepo: from, Descriptor: desc})
+}
+
+// DeleteBlob implements oci.Deleter.
+func (r *Registry) DeleteBlob(ctx context.Context, repo string, d oci.Digest) error {
+	if err := r.deletable(); err != nil {
+		return err
+	}
+	err := r.cat.DeleteBlob(ctx, repo, d)
+	switch {
+	case errors.Is(err, catalog.ErrNotFound):
+		return blobUnknown(repo, d)
+	case errors.Is(err, catalog.ErrReferenced):
+		return oci.Errorf(oci.CodeDenied, "a manifest of %s needs blob %s; delete the manifest first", repo, d)
+	case err != nil:
+		return storeError(fmt.Sprintf("delete blob %s", d), err)
+	}
+	r.ram.Drop(linkKey(repo, d))
+	return r.emit(ctx, Event{Action: ActionDelete, Repo: repo, Descriptor: oci.Descriptor{Digest: d}})
+}

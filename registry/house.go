@@ -1,0 +1,162 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"syscall"
+	"time"
+
+	"example.org/slipway/catalog"
+	"example.org/slipway/objstore"
+)
+
+// isFull recognises a full disk under the catalogue: the driver gives SQLite's
+// message (SQLITE_FULL), or the system's error.
+func isFull(err error) bool {
+	var full interface{ Code() int }
+	const sqliteFull = 13
+	return errors.Is(err, syscall.ENOSPC) || (errors.As(err, &full) && full.Code()&0xff == sqliteFull)
+}
+
+// saveOpen gives uploads that have been open for a while a row in the
+// catalogue. It runs from a timer, which it sets again while uploads without a
+// row remain.
+func (us *uploads) saveOpen() {
+	open := us.unsaved(us.r.opts.Clock().Add(-saveAfter))
+	var rows []catalog.Upload
+	var saved []*upload
+	for _, u := range open {
+		if !u.mu.TryLock() {
+			continue // a request holds it and will save it
+		}
+		if !u.gone {
+			if row, err := u.row(""); err == nil {
+				rows, saved = append(rows, row), append(saved, u)
+				continue // stays locked until it is saved
+			}
+		}
+		u.mu.Unlock()
+	}
+	var err error
+	if len(rows) > 0 {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		err = us.r.cat.SaveUploads(ctx, rows...)
+		cancel()
+	}
+	us.mu.Lock()
+	for _, u := range saved {
+		u.saved = err == nil
+		u.mu.Unlock()
+	}
+	left := false
+	for _, u := range us.byID {
+		left = left || !u.saved
+	}
+	us.timer = nil
+	if left && !us.closed {
+		us.timer = time.AfterFunc(saveAfter, us.saveOpen)
+	}
+	us.mu.Unlock()
+	if err != nil {
+		us.r.log.Error("record open uploads", "err", err)
+	}
+}
+
+func (us *uploads) unsaved(before time.Time) []*upload {
+	us.mu.Lock()
+	defer us.mu.Unlock()
+	var out []*upload
+	for _, u := range us.byID {
+		if !u.saved && !u.touched.After(before) {
+			out = append(out, u)
+		}
+		if len(out) == 1000 {
+			break
+		}
+	}
+	return out
+}
+
+// saveAll saves every open upload before the process ends. Requests have ended
+// by then.
+func (us *uploads) saveAll(ctx context.Context) error {
+	us.mu.Lock()
+	us.closed = true
+	if us.timer != nil {
+		us.timer.Stop()
+	}
+	us.mu.Unlock()
+	for {
+		open := us.unsaved(us.r.opts.Clock())
+		if len(open) == 0 {
+			return nil
+		}
+		var rows []catalog.Upload
+		for _, u := range open {
+			u.mu.Lock()
+			row, err := u.row("")
+			u.mu.Unlock()
+			if err != nil {
+				return fmt.Errorf("save upload %s: %w", u.id, err)
+			}
+			rows = append(rows, row)
+		}
+		if err := us.r.cat.SaveUploads(ctx, rows...); err != nil {
+			return fmt.Errorf("save open uploads: %w", err)
+		}
+		us.mu.Lock()
+		for _, u := range open {
+			u.saved = true
+		}
+		us.mu.Unlock()
+	}
+}
+
+// purge drops uploads nobody continued for too long, lets idle ones go from
+// RAM, and removes what a crash left in the store without a row.
+func (us *uploads) purge(ctx context.Context) error {
+	now := us.r.opts.Clock()
+	us.mu.Lock()
+	for id, u := range us.byID {
+		if u.saved && now.Sub(u.touched) > idleAfter && u.mu.TryLock() {
+			u.gone = true // for a request that found it a moment ago
+			delete(us.byID, id)
+			u.mu.Unlock()
+		}
+	}
+	us.mu.Unlock()
+	stale, err := us.r.cat.StaleUploads(ctx, now.Add(-us.r.opts.UploadMaxAge), 1000)
+	if err != nil {
+		return err
+	}
+	for _, row := range stale {
+		u, err := us.restore(row)
+		if err != nil {
+			u = &upload{id: row.ID, repo: row.Repo, state: row.State, saved: true}
+		}
+		if !u.mu.TryLock() {
+			continue
+		}
+		us.r.drop(ctx, u)
+		u.mu.Unlock()
+	}
+	return us.sweep(ctx, now.Add(-us.r.opts.UploadMaxAge))
+}
+
+// sweep asks the store for uploads the catalogue does not know.
+func (us *uploads) sweep(ctx context.Context, before time.Time) error {
+	sweeper, ok := us.r.store.(objstore.UploadSweeper)
+	if !ok {
+		return nil
+	}
+	states, err := us.r.cat.UploadStates(ctx)
+	if err != nil {
+		return err
+	}
+	n, size, err := sweeper.SweepUploads(ctx, before, func(state string) bool { return states[state] })
+	if n > 0 {
+		us.r.log.Info("removed parts of uploads that a crash left behind", "uploads", n, "bytes", size)
+	}
+	return err
+}

@@ -1,0 +1,164 @@
+package registry
+
+import (
+	"context"
+	"hash/maphash"
+	"sync"
+	"time"
+
+	"example.org/slipway/catalog"
+	"example.org/slipway/oci"
+)
+
+// seenKey names content a client was told is there.
+type seenKey struct {
+	repo   string
+	digest oci.Digest
+}
+
+// maxSeen bounds each generation of seen, about 15 MB.
+const maxSeen = 100_000
+
+// seen remembers for at least a grace period what clients were told is there,
+// because they now leave its upload out and name it in a manifest a moment
+// later. The collector asks it before it takes anything. Keeping it in RAM
+// spares a write per HEAD; after a restart the collector waits a grace period.
+type seen struct {
+	mu        sync.Mutex
+	now, past map[seenKey]time.Time
+	// full says since when a generation was too small to tell: then all is kept.
+	full    time.Time
+	rotated time.Time
+}
+
+func (s *seen) add(k seenKey, at time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.now == nil {
+		s.now = map[seenKey]time.Time{}
+		s.rotated = at
+	}
+	if _, known := s.now[k]; !known && len(s.now) >= maxSeen {
+		s.full = at
+		return
+	}
+	s.now[k] = at
+}
+
+// rotate forgets what is older than two grace periods.
+func (s *seen) rotate(at time.Time, grace time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.now == nil || at.Sub(s.rotated) < grace {
+		return
+	}
+	s.past, s.now, s.rotated = s.now, nil, at
+	if len(s.past) == 0 {
+		s.past = nil
+	}
+}
+
+// until returns the time up to which content must be kept; keep is false when
+// nobody was told of it lately.
+func (s *seen) until(k seenKey, at time.Time, grace time.Duration) (t time.Time, keep bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	last, ok := s.now[k]
+	if !ok {
+		last, ok = s.past[k]
+	}
+	if s.full.After(last) {
+		last, ok = s.full, true
+	}
+	t = last.Add(grace)
+	return t, ok && t.After(at)
+}
+
+// digestLocks serialise, for one digest, publishing its object and deleting it.
+// A push holds one lock, the collector takes several in order of index.
+type digestLocks struct {
+	stripes [256]sync.Mutex
+}
+
+var stripeSeed = maphash.MakeSeed()
+
+func stripe(d oci.Digest) int { return int(maphash.String(stripeSeed, string(d)) % 256) }
+
+func (l *digestLocks) lock(d oci.Digest) (unlock func()) {
+	m := &l.stripes[stripe(d)]
+	m.Lock()
+	return m.Unlock
+}
+
+// lockAll locks the stripes of all digests, lowest first, so that two callers
+// cannot wait for each other.
+func (l *digestLocks) lockAll(digests []oci.Digest) (unlock func()) {
+	var held [256]bool
+	for _, d := range digests {
+		held[stripe(d)] = true
+	}
+	for i := range held {
+		if held[i] {
+			l.stripes[i].Lock()
+		}
+	}
+	return func() {
+		for i := range held {
+			if held[i] {
+				l.stripes[i].Unlock()
+			}
+		}
+	}
+}
+
+// pullKey is a tag or digest of a repository.
+type pullKey struct{ repo, ref string }
+
+// maxPulls is how many times of pulls wait in RAM before they are written
+// early; about 2 MB.
+const maxPulls = 20_000
+
+// pulls collects the times of last pulls, to be written once a minute: a read
+// must never cost a write.
+type pulls struct {
+	mu      sync.Mutex
+	pending map[pullKey]int64 // Unix milliseconds
+}
+
+func (p *pulls) note(repo, ref string, at time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	k := pullKey{repo, ref}
+	if _, known := p.pending[k]; known || len(p.pending) < maxPulls {
+		p.pending[k] = at.UnixMilli()
+	}
+}
+
+// flushPulls writes the pending times, in steps that hold up no push for long.
+func (r *Registry) flushPulls(ctx context.Context) error {
+	r.pulls.mu.Lock()
+	pending := r.pulls.pending
+	if len(pending) > 0 {
+		r.pulls.pending = map[pullKey]int64{}
+	}
+	r.pulls.mu.Unlock()
+	const step = 200
+	batch := make([]catalog.Pull, 0, step)
+	write := func() error {
+		if len(batch) == 0 {
+			return nil
+		}
+		err := r.cat.RecordPulls(ctx, batch)
+		batch = batch[:0]
+		return err
+	}
+	for k, at := range pending {
+		batch = append(batch, catalog.Pull{Repo: k.repo, Ref: k.ref, At: at})
+		if len(batch) == step {
+			if err := write(); err != nil {
+				return err
+			}
+		}
+	}
+	return write()
+}

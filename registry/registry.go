@@ -1,0 +1,277 @@
+// Package registry is the stored registry: an [oci.Registry] whose contents lie
+// in an object store and whose facts lie in a catalogue.
+//
+// A pull is one straight line: RAM, else catalogue and object store. A push
+// hashes while it writes, and is answered when the bytes and the catalogue row
+// are durable. Nothing is visible in part at any time. Garbage is collected
+// while everything goes on (see [Registry.Collect]); DESIGN.md has the protocol
+// between pushes and the collector, and what a crash leaves behind.
+package registry
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"example.org/slipway/cache"
+	"example.org/slipway/catalog"
+	"example.org/slipway/objstore"
+	"example.org/slipway/oci"
+)
+
+// Actions of an [Event], as Distribution's notifications name them.
+const (
+	ActionPush   = "push"
+	ActionPull   = "pull"
+	ActionMount  = "mount"
+	ActionDelete = "delete"
+)
+
+// Event is something that happened to a repository.
+type Event struct {
+	Action string
+	Repo   string
+	// Tag is set where the request named one.
+	Tag string
+	// Descriptor of the manifest or blob; of a deletion only the digest.
+	Descriptor oci.Descriptor
+	// References are the contents a pushed manifest names.
+	References []oci.Descriptor
+	// FromRepo is where a mounted blob came from.
+	FromRepo string
+	Time     time.Time
+}
+
+// Options of New. The zero value works.
+type Options struct {
+	// Logger; default slog.Default.
+	Logger *slog.Logger
+	// Clock tells the time; default time.Now.
+	Clock func() time.Time
+	// MemoryBytes bounds the RAM kept for manifests, small blobs and hot rows;
+	// default 16 MiB.
+	MemoryBytes int64
+	// MaxUploads is how many uploads may be open at once; default 100,000.
+	MaxUploads int
+	// UploadMaxAge is how long an upload nobody continues is kept; default
+	// 168 h, as Distribution's.
+	UploadMaxAge time.Duration
+	// MaxManifestBytes; default oci.MaxManifestSize.
+	MaxManifestBytes int64
+	// MissingPlatforms tells whether an index of a repository may name a
+	// manifest that is not there; default: none may.
+	MissingPlatforms func(repo string, d oci.Descriptor) bool
+	// Immutable tells whether a tag, once it exists, may not be moved or
+	// removed; default: every tag may.
+	Immutable func(repo, tag string) bool
+	// ForeignURL tells whether a manifest may name content at this URL;
+	// default: any.
+	ForeignURL func(url string) bool
+	// OnEvent is called after each push, mount, delete and, with PullEvents,
+	// pull. An error makes the request fail, so that no event is lost once the
+	// client has its answer. It must not call the registry.
+	OnEvent func(ctx context.Context, e Event) error
+	// PullEvents says that OnEvent wants pulls too.
+	PullEvents bool
+	// Grace is how long unreferenced content is kept; the catalogue must have
+	// been opened with the same. Default 1 h.
+	Grace time.Duration
+	// DeleteUntagged makes the collector take manifests nothing points at.
+	DeleteUntagged bool
+	// Delete disabled answers UNSUPPORTED to every deletion.
+	DeleteDisabled bool
+	// ReadOnly answers UNSUPPORTED to every write.
+	ReadOnly bool
+}
+
+func (o *Options) withDefaults() Options {
+	var v Options
+	if o != nil {
+		v = *o
+	}
+	if v.Logger == nil {
+		v.Logger = slog.Default()
+	}
+	if v.Clock == nil {
+		v.Clock = time.Now
+	}
+	if v.MemoryBytes == 0 {
+		v.MemoryBytes = 16 << 20
+	}
+	if v.MaxUploads <= 0 {
+		v.MaxUploads = 100_000
+	}
+	if v.UploadMaxAge <= 0 {
+		v.UploadMaxAge = 168 * time.Hour
+	}
+	if v.MaxManifestBytes <= 0 {
+		v.MaxManifestBytes = oci.MaxManifestSize
+	}
+	if v.Grace <= 0 {
+		v.Grace = time.Hour
+	}
+	return v
+}
+
+// Registry is a stored registry. All methods may run concurrently.
+type Registry struct {
+	cat   *catalog.Catalog
+	store objstore.Store
+	opts  Options
+	log   *slog.Logger
+	ram   *cache.RAM
+
+	uploads  uploads
+	pulls    pulls
+	seen     seen
+	digests  digestLocks
+	collects collector
+	metrics  metrics
+	started  time.Time
+
+	background sync.WaitGroup
+	stop       chan struct{}
+	stopOnce   sync.Once
+}
+
+var _ oci.Registry = (*Registry)(nil)
+
+// New returns a registry over an open catalogue and object store, which it does
+// not close. It first settles what a crash left behind, which takes time in
+// proportion to the uploads that were being published, and not to the store.
+func New(ctx context.Context, cat *catalog.Catalog, store objstore.Store, o *Options) (*Registry, error) {
+	r := &Registry{cat: cat, store: store, opts: o.withDefaults(), stop: make(chan struct{})}
+	r.log = r.opts.Logger
+	r.ram = cache.NewRAM(r.opts.MemoryBytes)
+	r.uploads.init(r)
+	r.pulls.pending = map[pullKey]int64{}
+	r.metrics.init(r)
+	r.started = r.opts.Clock()
+	if err := r.recover(ctx); err != nil {
+		return nil, fmt.Errorf("recover after the last run: %w", err)
+	}
+	r.background.Add(1)
+	go r.keepHouse()
+	return r, nil
+}
+
+// Close ends the background work and saves what is only in RAM: the state of
+// open uploads, and the times of last pulls.
+func (r *Registry) Close(ctx context.Context) error {
+	r.stopOnce.Do(func() { close(r.stop) })
+	r.background.Wait()
+	err := r.uploads.saveAll(ctx)
+	if err2 := r.flushPulls(ctx); err == nil {
+		err = err2
+	}
+	return err
+}
+
+// keepHouse does the small regular work.
+func (r *Registry) keepHouse() {
+	defer r.background.Done()
+	minute := time.NewTicker(time.Minute)
+	defer minute.Stop()
+	for {
+		select {
+		case <-r.stop:
+			return
+		case <-minute.C:
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			if err := r.flushPulls(ctx); err != nil {
+				r.log.Error("record the times of last pulls", "err", err)
+			}
+			if err := r.uploads.purge(ctx); err != nil {
+				r.log.Error("purge old uploads", "err", err)
+			}
+			r.seen.rotate(r.opts.Clock(), r.opts.Grace)
+			cancel()
+		}
+	}
+}
+
+// recover settles the publications that were under way when the process ended:
+// an object nobody recorded is removed, and contents whose deletion began are
+// left to the collector.
+func (r *Registry) recover(ctx context.Context) error {
+	left, err := r.cat.Intents(ctx)
+	if err != nil {
+		return err
+	}
+	for _, u := range left {
+		known, err := r.cat.Known(ctx, u.Intent)
+		if err != nil {
+			return err
+		}
+		if !known {
+			if err := r.store.Delete(ctx, BlobKey(u.Intent)); err != nil {
+				return err
+			}
+		}
+		if err := r.store.Delete(ctx, verifyKey(u.ID)); err != nil {
+			return err
+		}
+		if u.State != "" {
+			if err := r.store.Abandon(ctx, u.State); err != nil {
+				return err
+			}
+		}
+		if err := r.cat.DeleteUploads(ctx, u.ID); err != nil {
+			return err
+		}
+		r.log.Info("dropped an upload that was cut off while being published", "repo", u.Repo, "upload", u.ID, "digest", u.Intent)
+	}
+	return r.uploads.sweep(ctx, r.started)
+}
+
+// Ready answers nil when the registry can serve.
+func (r *Registry) Ready(ctx context.Context) error {
+	if err := r.cat.Ping(ctx); err != nil {
+		return fmt.Errorf("read the catalogue: %w", err)
+	}
+	return nil
+}
+
+// Metrics returns the registry's Prometheus collectors.
+func (r *Registry) Metrics() []prometheus.Collector { return r.metrics.collectors() }
+
+// BlobKey is the object key of a blob: Distribution's path, so that a
+// Distribution storage can be adopted in place.
+func BlobKey(d oci.Digest) string {
+	alg, hex := d.Algorithm().String(), d.Encoded()
+	return "docker/registry/v2/blobs/" + alg + "/" + hex[:2] + "/" + hex + "/data"
+}
+
+// verifyKey is where an upload lies while its digest is being computed from the
+// store, when it could not be computed on the way in.
+func verifyKey(uploadID string) string { return "slipway/verify/" + uploadID }
+
+func (r *Registry) emit(ctx context.Context, e Event) error {
+	if r.opts.OnEvent == nil {
+		return nil
+	}
+	e.Time = r.opts.Clock()
+	if err := r.opts.OnEvent(ctx, e); err != nil {
+		return fmt.Errorf("record the %s event: %w", e.Action, err)
+	}
+	return nil
+}
+
+// writable answers UNSUPPORTED while the registry is read-only.
+func (r *Registry) writable() error {
+	if r.opts.ReadOnly {
+		return &oci.Error{Code: oci.CodeUnsupported, Message: "the registry is read-only (storage.maintenance.readonly)"}
+	}
+	return nil
+}
+
+func (r *Registry) deletable() error {
+	if r.opts.DeleteDisabled {
+		return &oci.Error{Code: oci.CodeUnsupported, Message: "deleting is switched off (storage.delete.enabled)"}
+	}
+	return r.writable()
+}

@@ -1,0 +1,172 @@
+#!/usr/bin/env bash
+# Installs what building, testing and demonstrating Slipway need on Debian 12.
+#
+#   scripts/setup.sh build   checks for Go, make and git; installs nothing
+#   scripts/setup.sh test    real clients and tools of the integration tests
+#   scripts/setup.sh demo    what `make demo` runs
+#
+# A rerun with everything in place takes well under a second and uses no
+# network. Go-built clients go to ${SLIPWAY_TOOLS:-~/.cache/slipway/tools}/bin,
+# Debian packages through apt-get (root only; no service is started).
+#
+# `test` goes on when a tool cannot be installed and says so at the end: the
+# tests that need the tool are then skipped, which scripts/test.sh counts as a
+# failure unless SLIPWAY_ALLOW_SKIP names the tool.
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+tools=${SLIPWAY_TOOLS:-${XDG_CACHE_HOME:-$HOME/.cache}/slipway/tools}
+bin=$tools/bin
+export DEBIAN_FRONTEND=noninteractive
+# Debian keeps daemons where an ordinary user's PATH does not look.
+PATH=$PATH:/usr/sbin:/sbin
+
+missing=()
+work=
+trap '[ -z "$work" ] || rm -rf "$work"' EXIT
+
+say() { printf 'setup: %s\n' "$*"; }
+warn() { printf 'setup: %s\n' "$*" >&2; }
+
+usage() {
+	echo "usage: scripts/setup.sh build|test|demo" >&2
+	exit 2
+}
+
+# check_go stops unless the Go toolchain is the one go.mod asks for, or newer.
+# `go env GOVERSION` in the module answers with the toolchain that would build
+# it, so with GOTOOLCHAIN=auto an older Go fetches the right one here.
+check_go() {
+	local want have
+	want=$(awk '$1 == "go" { print $2; exit }' "$root/go.mod")
+	if ! command -v go >/dev/null; then
+		warn "Go is not installed; Slipway needs Go $want or newer (https://go.dev/doc/install)"
+		exit 1
+	fi
+	if ! have=$(cd "$root" && go env GOVERSION 2>&1); then
+		warn "Go $want or newer is needed: $have"
+		exit 1
+	fi
+	have=${have#go}
+	have=${have%%[- ]*}
+	if [ "$(printf '%s\n' "$want" "$have" | sort -V | head -n 1)" != "$want" ]; then
+		warn "Go $want or newer is needed, found $have; install a newer Go or set GOTOOLCHAIN=auto"
+		exit 1
+	fi
+}
+
+check_build() {
+	local c
+	check_go
+	for c in make git; do
+		if ! command -v "$c" >/dev/null; then
+			warn "$c is not installed: apt-get install $c"
+			exit 1
+		fi
+	done
+}
+
+# apt_need takes COMMAND:PACKAGE pairs and installs the packages whose command
+# is absent. The package lists are refreshed only when the first try fails,
+# which it does on a machine that has none or old ones.
+apt_need() {
+	local pair packages=()
+	for pair; do
+		command -v "${pair%%:*}" >/dev/null || packages+=("${pair#*:}")
+	done
+	apt_install "${packages[@]}"
+	for pair; do
+		command -v "${pair%%:*}" >/dev/null || missing+=("${pair%%:*}")
+	done
+}
+
+apt_install() {
+	[ $# -gt 0 ] || return 0
+	if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
+		warn "not installed, and only root on Debian can install them here: $*"
+		return 0
+	fi
+	say "installing $*"
+	if ! apt-get install -y -qq --no-install-recommends "$@" </dev/null >/dev/null 2>&1; then
+		say "refreshing the package lists"
+		apt-get update -qq </dev/null || warn "apt-get update failed"
+		apt-get install -y -qq --no-install-recommends "$@" </dev/null >/dev/null ||
+			warn "apt-get install $* failed"
+	fi
+}
+
+# installed NAME PACKAGE VERSION TAGS tells whether $bin/NAME is that program at
+# that version with those build tags. It reads what the linker recorded in the
+# binary, so no stamp can disagree with what lies there.
+installed() {
+	local name=$1 package=$2 version=$3 tags=$4 info
+	[ -x "$bin/$name" ] || return 1
+	info=$(go version -m "$bin/$name" 2>/dev/null) || return 1
+	grep -Fqx "	path	$package" <<<"$info" || return 1
+	grep -q "^	mod	[^	]*	$version\(	\|\$\)" <<<"$info" || return 1
+	[ -z "$tags" ] || grep -Fqx "	build	-tags=$tags" <<<"$info"
+}
+
+# go_tool NAME PACKAGE VERSION [CGO_ENABLED [TAGS]] installs one Go program.
+# It builds beside $bin and renames, so that an interrupted build leaves no
+# half of a program behind.
+go_tool() {
+	local name=$1 package=$2 version=$3 cgo=${4:-0} tags=${5:-} started=$SECONDS
+	installed "$name" "$package" "$version" "$tags" && return 0
+	say "building $name $version"
+	mkdir -p "$bin"
+	work=$(mktemp -d "$tools/build.XXXXXX")
+	if (cd "$work" && CGO_ENABLED=$cgo GOBIN=$work GOFLAGS=-buildvcs=false \
+		go install ${tags:+-tags "$tags"} "$package@$version" </dev/null) >"$work/log" 2>&1; then
+		mv -f "$work/$name" "$bin/$name"
+		say "built $name in $((SECONDS - started)) s"
+	else
+		warn "building $name $version failed:"
+		tail -n 20 "$work/log" >&2
+		missing+=("$name")
+	fi
+	rm -rf "$work"
+}
+
+setup_test() {
+	check_build
+	apt_need dockerd:docker.io docker:docker.io podman:podman skopeo:skopeo \
+		buildah:buildah runc:runc mkfs.ext4:e2fsprogs mkfs.xfs:xfsprogs \
+		mount:mount gcc:gcc pkg-config:pkg-config
+	pkg-config --exists libseccomp 2>/dev/null || apt_install libseccomp-dev
+
+	go_tool crane github.com/google/go-containerregistry/cmd/crane v0.22.1
+	go_tool regctl github.com/regclient/regclient/cmd/regctl v0.11.7
+	go_tool containerd github.com/containerd/containerd/v2/cmd/containerd v2.4.2
+	go_tool containerd-shim-runc-v2 github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2 v2.4.2
+	go_tool ctr github.com/containerd/containerd/v2/cmd/ctr v2.4.2
+	# moby's containerd store needs runc 1.2 or newer; Debian 12 has 1.1.
+	go_tool runc github.com/opencontainers/runc v1.5.2 1 seccomp
+	# The btrfs graph driver is the only part of dockerd that needs cgo.
+	go_tool dockerd github.com/moby/moby/v2/cmd/dockerd v2.0.0-beta.24 0 exclude_graphdriver_btrfs
+	go_tool helm helm.sh/helm/v3/cmd/helm v3.22.0
+
+	if [ ${#missing[@]} -gt 0 ]; then
+		warn "NOT INSTALLED: ${missing[*]}; the tests that need them will be reported as failures"
+		return 0
+	fi
+	say "everything for make test is in place"
+}
+
+setup_demo() {
+	check_build
+	apt_need mmdebstrap:mmdebstrap skopeo:skopeo podman:podman runc:runc
+	if [ ${#missing[@]} -gt 0 ]; then
+		warn "NOT INSTALLED: ${missing[*]}; make demo needs them"
+		return 1
+	fi
+	say "everything for make demo is in place"
+}
+
+[ $# = 1 ] || usage
+case $1 in
+build) check_build ;;
+test) setup_test ;;
+demo) setup_demo ;;
+*) usage ;;
+esac

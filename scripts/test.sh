@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Runs every test of the project and ends with the line
+#
+#   N passed, N failed, N skipped
+#
+# First the product's own tests under the race detector, then the integration
+# tests against a binary built from the same sources. It fails if a test fails
+# or skips for a reason that integration/expected-skips.txt does not list.
+# scripts/setup.sh test installs what the integration tests run.
+#
+#   GOTEST_FLAGS          more flags for both runs of go test, such as -short
+#   SLIPWAY_ALLOW_SKIP    tools whose absence is accepted, such as "helm dockerd"
+#   SLIPWAY_KILL_ROUNDS, SLIPWAY_POWERCUT_ROUNDS   longer fault tests; they need
+#   SLIPWAY_TEST_TIMEOUT  limit of each integration package, default 20m
+set -euo pipefail
+exec </dev/null
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+export GOFLAGS=${GOFLAGS:--buildvcs=false}
+
+cd "$root"
+CGO_ENABLED=0 go build -o "$work/slipway" ./cmd/slipway
+(cd integration && CGO_ENABLED=0 go build -o "$work/testsum" ./cmd/testsum)
+export SLIPWAY_BIN=$work/slipway
+
+# all runs the tests of both modules; the second runs even if the first fails.
+all() {
+	local status=0
+	# shellcheck disable=SC2086 # the flags are words
+	go test -json -race -timeout 8m ${GOTEST_FLAGS:-} ./... || status=1
+	# One package at a time: the daemons and the disk are enough load, and a
+	# result kept from an earlier run would not have met this binary.
+	# shellcheck disable=SC2086
+	(cd integration && go test -json -count 1 -p 1 -timeout "${SLIPWAY_TEST_TIMEOUT:-20m}" ${GOTEST_FLAGS:-} ./...) || status=1
+	return $status
+}
+
+all | "$work/testsum" -expected-skips integration/expected-skips.txt

@@ -1,0 +1,271 @@
+package serve
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/pprof"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"github.com/coreos/go-systemd/v22/daemon"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"example.org/slipway/config"
+)
+
+// newHTTPServer makes the registry's HTTP server. Bodies have deadlines of their
+// own in package server; here are those of everything around them.
+func newHTTPServer(h *config.HTTP, log *slog.Logger, handler http.Handler) *http.Server {
+	srv := &http.Server{
+		Handler:           handler,
+		ReadHeaderTimeout: 30 * time.Second,
+		IdleTimeout:       3 * time.Minute,
+		MaxHeaderBytes:    64 << 10,
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+	}
+	var p http.Protocols
+	p.SetHTTP1(true)
+	p.SetHTTP2(h.TLS.Enabled() && !h.HTTP2.Disabled)
+	p.SetUnencryptedHTTP2(h.H2C.Enabled)
+	srv.Protocols = &p
+	return srv
+}
+
+// bind opens the registry's listener.
+func (s *Server) bind() (err error) {
+	h := &s.cfg.HTTP
+	if h.Net == "unix" {
+		if err := removeStaleSocket(h.Addr); err != nil {
+			return err
+		}
+	}
+	if s.listen, err = net.Listen(h.Net, h.Addr); err != nil {
+		return fmt.Errorf("listen (http.addr): %w", err)
+	}
+	if h.RateLimit.MaxConnections > 0 {
+		s.listen = limitConnections(s.listen, h.RateLimit.MaxConnections)
+	}
+	if !h.TLS.Enabled() {
+		return nil
+	}
+	if s.certs, err = loadCertificates(&h.TLS, s.log); err != nil {
+		return err
+	}
+	tc, err := s.certs.tlsConfig(&h.TLS)
+	if err != nil {
+		return err
+	}
+	if !h.HTTP2.Disabled {
+		tc.NextProtos = []string{"h2", "http/1.1"}
+	}
+	s.http.TLSConfig = tc
+	s.listen = tls.NewListener(s.listen, tc)
+	return nil
+}
+
+// removeStaleSocket removes a socket nobody listens on any more.
+func removeStaleSocket(path string) error {
+	fi, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if fi.Mode()&fs.ModeSocket == 0 {
+		return fmt.Errorf("%s exists and is not a socket", path)
+	}
+	if c, err := net.DialTimeout("unix", path, time.Second); err == nil {
+		c.Close()
+		return fmt.Errorf("another process listens on %s", path)
+	}
+	return os.Remove(path)
+}
+
+// limited is a listener with a bound on open connections.
+type limited struct {
+	net.Listener
+	slots chan struct{}
+}
+
+func limitConnections(l net.Listener, n int) net.Listener {
+	return &limited{l, make(chan struct{}, n)}
+}
+
+// Accept waits for a free place before it takes a connection from the kernel's
+// queue, so that clients wait there instead of being refused.
+func (l *limited) Accept() (net.Conn, error) {
+	l.slots <- struct{}{}
+	c, err := l.Listener.Accept()
+	if err != nil {
+		<-l.slots
+		return nil, err
+	}
+	return &limitedConn{Conn: c, release: func() { <-l.slots }}, nil
+}
+
+type limitedConn struct {
+	net.Conn
+	closed  atomic.Bool
+	release func()
+}
+
+func (c *limitedConn) Close() error {
+	err := c.Conn.Close()
+	if c.closed.CompareAndSwap(false, true) {
+		c.release()
+	}
+	return err
+}
+
+// bindDebug opens the second listener: metrics, health and profiles.
+func (s *Server) bindDebug() (err error) {
+	d := &s.cfg.HTTP.Debug
+	if d.Addr == "" {
+		return nil
+	}
+	s.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	mux := http.NewServeMux()
+	if d.Prometheus.Enabled {
+		path := d.Prometheus.Path
+		if path == "" {
+			path = "/metrics"
+		}
+		mux.Handle("GET "+path, promhttp.HandlerFor(s.metrics, promhttp.HandlerOpts{}))
+	}
+	mux.HandleFunc("GET /livez", s.health.live)
+	mux.HandleFunc("GET /readyz", s.health.ready)
+	mux.HandleFunc("GET /debug/health", s.health.ready)
+	mux.HandleFunc("/debug/pprof/", pprof.Index)
+	mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
+	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
+	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
+	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
+	if s.debugLn, err = net.Listen("tcp", d.Addr); err != nil {
+		return fmt.Errorf("listen (http.debug.addr): %w", err)
+	}
+	s.debug = &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second,
+		ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug)}
+	return nil
+}
+
+// certificates are the server's certificate and the client authorities, read
+// again when their files change.
+type certificates struct {
+	cfg     *config.TLS
+	log     *slog.Logger
+	current atomic.Pointer[loadedCert]
+	stop    chan struct{}
+	done    chan struct{}
+}
+
+type loadedCert struct {
+	cert    tls.Certificate
+	clients *x509.CertPool
+	stamp   string
+}
+
+// certCheck is how often certificate files are looked at.
+const certCheck = 10 * time.Second
+
+func loadCertificates(cfg *config.TLS, log *slog.Logger) (*certificates, error) {
+	c := &certificates{cfg: cfg, log: log, stop: make(chan struct{}), done: make(chan struct{})}
+	l, err := c.load()
+	if err != nil {
+		return nil, err
+	}
+	c.current.Store(l)
+	go c.watch()
+	return c, nil
+}
+
+func (c *certificates) load() (*loadedCert, error) {
+	l := &loadedCert{stamp: c.stamp()}
+	var err error
+	if l.cert, err = tls.LoadX509KeyPair(c.cfg.Certificate, c.cfg.Key); err != nil {
+		return nil, fmt.Errorf("load http.tls.certificate and key: %w", err)
+	}
+	if len(c.cfg.ClientCAs) > 0 {
+		l.clients = x509.NewCertPool()
+	}
+	for _, file := range c.cfg.ClientCAs {
+		pem, err := os.ReadFile(file)
+		if err != nil {
+			return nil, fmt.Errorf("load http.tls.clientcas: %w", err)
+		}
+		if !l.clients.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("load http.tls.clientcas: %s holds no PEM certificate", file)
+		}
+	}
+	return l, nil
+}
+
+// stamp changes when one of the files does.
+func (c *certificates) stamp() string {
+	var s string
+	for _, file := range append([]string{c.cfg.Certificate, c.cfg.Key}, c.cfg.ClientCAs...) {
+		if fi, err := os.Stat(file); err == nil {
+			s += fmt.Sprintf("%d/%d;", fi.ModTime().UnixNano(), fi.Size())
+		}
+	}
+	return s
+}
+
+func (c *certificates) watch() {
+	defer close(c.done)
+	tick := time.NewTicker(certCheck)
+	defer tick.Stop()
+	for {
+		select {
+		case <-c.stop:
+			return
+		case <-tick.C:
+		}
+		if c.stamp() == c.current.Load().stamp {
+			continue
+		}
+		l, err := c.load()
+		if err != nil { // a renewal caught half way: the old one serves on
+			c.log.Error("certificates changed but cannot be loaded; the old ones stay in use", "err", err)
+			continue
+		}
+		c.current.Store(l)
+		c.log.Info("certificates reloaded")
+	}
+}
+
+func (c *certificates) close() {
+	close(c.stop)
+	<-c.done
+}
+
+func (c *certificates) tlsConfig(cfg *config.TLS) (*tls.Config, error) {
+	base := &tls.Config{MinVersion: cfg.MinVersion(), CipherSuites: cfg.CipherSuiteIDs()}
+	if len(cfg.ClientCAs) > 0 {
+		base.ClientAuth = cfg.ClientAuthType()
+	}
+	outer := base.Clone()
+	outer.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) {
+		l := c.current.Load()
+		t := base.Clone()
+		t.NextProtos = outer.NextProtos
+		t.Certificates = []tls.Certificate{l.cert}
+		t.ClientCAs = l.clients
+		return t, nil
+	}
+	return outer, nil
+}
+
+// notifySystemd tells the service manager, if there is one.
+func notifySystemd(state string) {
+	// Without a service manager there is nobody to tell, which is no error.
+	_, _ = daemon.SdNotify(false, state)
+}

@@ -1,0 +1,133 @@
+package serve
+
+import (
+	"fmt"
+	"regexp"
+
+	"example.org/slipway/auth"
+	"example.org/slipway/config"
+	"example.org/slipway/oci"
+)
+
+// repositories compiles patterns; none at all match every repository.
+func repositories(patterns []string) (func(repo string) bool, error) {
+	if len(patterns) == 0 {
+		return func(string) bool { return true }, nil
+	}
+	var list []func(string) bool
+	for _, p := range patterns {
+		match, err := auth.CompilePattern(p)
+		if err != nil {
+			return nil, fmt.Errorf("pattern %q: %w", p, err)
+		}
+		list = append(list, match)
+	}
+	return func(repo string) bool {
+		for _, match := range list {
+			if match(repo) {
+				return true
+			}
+		}
+		return false
+	}, nil
+}
+
+// wholeMatches compiles regular expressions that must match a text as a whole.
+func wholeMatches(exprs []string) ([]*regexp.Regexp, error) {
+	var list []*regexp.Regexp
+	for _, e := range exprs {
+		re, err := regexp.Compile(`^(?:` + e + `)$`)
+		if err != nil {
+			return nil, fmt.Errorf("expression %q: %w", e, err)
+		}
+		list = append(list, re)
+	}
+	return list, nil
+}
+
+func anyMatches(list []*regexp.Regexp, s string) bool {
+	for _, re := range list {
+		if re.MatchString(s) {
+			return true
+		}
+	}
+	return false
+}
+
+func immutableTags(rules []config.ImmutableTags) (func(repo, tag string) bool, error) {
+	type rule struct {
+		repos func(string) bool
+		tags  []*regexp.Regexp
+	}
+	var list []rule
+	for i, c := range rules {
+		repos, err := repositories(c.Repositories)
+		if err != nil {
+			return nil, fmt.Errorf("storage.immutable_tags.%d.repositories: %w", i, err)
+		}
+		tags, err := wholeMatches(c.Tags)
+		if err != nil {
+			return nil, fmt.Errorf("storage.immutable_tags.%d.tags: %w", i, err)
+		}
+		list = append(list, rule{repos, tags})
+	}
+	if len(list) == 0 {
+		return nil, nil
+	}
+	return func(repo, tag string) bool {
+		for _, r := range list {
+			if r.repos(repo) && (len(r.tags) == 0 || anyMatches(r.tags, tag)) {
+				return true
+			}
+		}
+		return false
+	}, nil
+}
+
+// missingPlatforms tells which manifests of an index need not be there.
+func missingPlatforms(rules config.IndexRules) func(string, oci.Descriptor) bool {
+	switch rules.Platforms {
+	case "none":
+		return func(string, oci.Descriptor) bool { return true }
+	case "list":
+		return func(_ string, d oci.Descriptor) bool {
+			for _, p := range rules.PlatformList {
+				if d.Platform != nil && d.Platform.OS == p.OS && d.Platform.Architecture == p.Architecture {
+					return false
+				}
+			}
+			return true
+		}
+	}
+	return nil
+}
+
+// foreignURLs tells which URLs a layer that lies elsewhere may have. Without
+// rules every URL may be: nothing here ever fetches it.
+func foreignURLs(rules config.URLRules) (func(string) bool, error) {
+	if len(rules.Allow) == 0 && len(rules.Deny) == 0 {
+		return nil, nil
+	}
+	compile := func(key string, exprs []string) ([]*regexp.Regexp, error) {
+		var list []*regexp.Regexp
+		for _, e := range exprs {
+			re, err := regexp.Compile(e)
+			if err != nil {
+				return nil, fmt.Errorf("validation.manifests.urls.%s: %w", key, err)
+			}
+			list = append(list, re)
+		}
+		return list, nil
+	}
+	allow, err := compile("allow", rules.Allow)
+	if err != nil {
+		return nil, err
+	}
+	deny, err := compile("deny", rules.Deny)
+	if err != nil {
+		return nil, err
+	}
+	return func(u string) bool {
+		return (len(allow) == 0 || anyMatches(allow, u)) && !anyMatches(deny, u)
+	}, nil
+}

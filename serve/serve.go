@@ -1,0 +1,389 @@
+// Package serve is the composition root of the registry server: it chooses the
+// drivers the configuration names, wires catalogue, store, registry, access
+// control and listeners together, and runs them.
+package serve
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"example.org/slipway/auth"
+	"example.org/slipway/catalog"
+	"example.org/slipway/config"
+	"example.org/slipway/objstore"
+	"example.org/slipway/objstore/fsstore"
+	"example.org/slipway/objstore/memstore"
+	"example.org/slipway/oci"
+	"example.org/slipway/registry"
+	"example.org/slipway/server"
+	"example.org/slipway/trace"
+)
+
+// Options of New beside the configuration.
+type Options struct {
+	// Logger; default slog.Default.
+	Logger *slog.Logger
+	// Stdout is where the access log goes that names no file; default os.Stdout.
+	Stdout *os.File
+}
+
+// Server is a registry server that is ready to run.
+type Server struct {
+	cfg   *config.Config
+	log   *slog.Logger
+	root  *root
+	auth  *auth.Auth
+	audit *auth.AuditLog
+	// access is nil without an access log.
+	access *trace.Writer
+
+	http, debug     *http.Server
+	listen, debugLn net.Listener
+	admin           *adminServer
+	notifier        *notifier
+	certs           *certificates
+	tracing         func(context.Context) error
+	metrics         *prometheus.Registry
+	health          *health
+
+	closeOnce sync.Once
+	closeErr  error
+}
+
+// New opens everything the configuration names and binds the listeners, so that
+// whatever is wrong is known now. The caller runs the server and closes it.
+func New(ctx context.Context, cfg *config.Config, o *Options) (_ *Server, err error) {
+	if o == nil {
+		o = &Options{}
+	}
+	s := &Server{cfg: cfg, log: o.Logger, metrics: prometheus.NewRegistry()}
+	if s.log == nil {
+		s.log = slog.Default()
+	}
+	defer func() {
+		if err != nil {
+			s.Close()
+		}
+	}()
+	if err := s.openLogs(o); err != nil {
+		return nil, err
+	}
+	if s.notifier, err = newNotifier(cfg, s.log); err != nil {
+		return nil, err
+	}
+	if s.root, err = openRoot(ctx, cfg, s.log, s.notifier.hook()); err != nil {
+		return nil, err
+	}
+	if err := s.notifier.start(s.root.cat); err != nil {
+		return nil, err
+	}
+	if s.auth, err = auth.New(cfg.Auth, &auth.Options{Logger: s.log, Audit: s.audit, Dir: s.root.dir}); err != nil {
+		return nil, fmt.Errorf("set up auth: %w", err)
+	}
+	if s.tracing, err = startTracing(ctx, cfg); err != nil {
+		return nil, err
+	}
+	return s, s.setUpHTTP()
+}
+
+func (s *Server) openLogs(o *Options) (err error) {
+	if s.cfg.Log.Audit.File != "" {
+		if s.audit, err = auth.OpenAuditLog(s.cfg.Log.Audit.File, nil); err != nil {
+			return fmt.Errorf("open the audit log: %w", err)
+		}
+	}
+	al := s.cfg.Log.AccessLog
+	if al.Disabled {
+		return nil
+	}
+	format, err := trace.ParseFormat(al.Format)
+	if err != nil {
+		return fmt.Errorf("log.accesslog.format: %w", err)
+	}
+	if al.File == "" {
+		out := o.Stdout
+		if out == nil {
+			out = os.Stdout
+		}
+		s.access = trace.NewWriter(keepOpen{out}, format)
+		return nil
+	}
+	f, err := openLogFile(al.File)
+	if err != nil {
+		return fmt.Errorf("open the access log: %w", err)
+	}
+	s.access = trace.NewWriter(f, format)
+	return nil
+}
+
+// keepOpen hides Close: standard output is not ours to close.
+type keepOpen struct{ f *os.File }
+
+func (k keepOpen) Write(p []byte) (int, error) { return k.f.Write(p) }
+
+// root is a data root that this process has to itself.
+type root struct {
+	dir   string
+	lock  *lockFile
+	cat   *catalog.Catalog
+	store objstore.Store
+	reg   *registry.Registry
+}
+
+// Names within a data root.
+const (
+	catalogName = "catalog.db"
+	adminSocket = "admin.sock"
+)
+
+// openRoot locks and opens the data root of a configuration.
+func openRoot(ctx context.Context, cfg *config.Config, log *slog.Logger, onEvent func(context.Context, registry.Event) error) (_ *root, err error) {
+	r := &root{dir: cfg.Storage.FileSystem.RootDirectory}
+	if cfg.Storage.Driver() == "inmemory" {
+		if r.dir, err = os.MkdirTemp("", "slipway-inmemory-"); err != nil {
+			return nil, err
+		}
+	}
+	defer func() {
+		if err != nil {
+			r.close(ctx)
+		}
+	}()
+	if err := os.MkdirAll(r.dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make the data directory: %w", err)
+	}
+	if r.lock, err = lockRoot(r.dir); err != nil {
+		return nil, err
+	}
+	if cfg.Storage.Driver() == "inmemory" {
+		r.lock.removeDir = true
+		r.store = memstore.New(nil)
+	} else if r.store, err = fsstore.New(r.dir, nil); err != nil {
+		return nil, fmt.Errorf("open the object store: %w", err)
+	}
+	grace := cfg.Storage.GC.Grace
+	if r.cat, err = catalog.Open(ctx, filepath.Join(r.dir, catalogName), &catalog.Options{Grace: grace}); err != nil {
+		return nil, err
+	}
+	opts, err := registryOptions(cfg, log)
+	if err != nil {
+		return nil, err
+	}
+	opts.OnEvent = onEvent
+	opts.PullEvents = onEvent != nil && wantsPulls(cfg)
+	if r.reg, err = registry.New(ctx, r.cat, r.store, opts); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+func (r *root) close(ctx context.Context) error {
+	var errs []error
+	if r.reg != nil {
+		errs = append(errs, r.reg.Close(ctx))
+	}
+	if r.cat != nil {
+		errs = append(errs, r.cat.Close())
+	}
+	if r.store != nil {
+		errs = append(errs, r.store.Close())
+	}
+	if r.lock != nil {
+		errs = append(errs, r.lock.release())
+	}
+	return errors.Join(errs...)
+}
+
+// registryOptions translates the configuration for the registry.
+func registryOptions(cfg *config.Config, log *slog.Logger) (*registry.Options, error) {
+	st := &cfg.Storage
+	o := &registry.Options{
+		Logger:           log,
+		MemoryBytes:      int64(st.Memory),
+		MaxUploads:       cfg.HTTP.Limits.UploadSessions,
+		UploadMaxAge:     st.Maintenance.UploadPurging.Age,
+		MaxManifestBytes: int64(cfg.HTTP.Limits.ManifestBytes),
+		Grace:            st.GC.Grace,
+		DeleteUntagged:   st.GC.Untagged == "delete",
+		DeleteDisabled:   !st.Delete.Enabled,
+		ReadOnly:         st.Maintenance.ReadOnly.Enabled,
+	}
+	if !st.Maintenance.UploadPurging.Enabled {
+		o.UploadMaxAge = 100 * 365 * 24 * time.Hour
+	}
+	var err error
+	if o.Immutable, err = immutableTags(st.ImmutableTags); err != nil {
+		return nil, err
+	}
+	if cfg.Validation.Disabled {
+		o.MissingPlatforms = func(string, oci.Descriptor) bool { return true }
+		return o, nil
+	}
+	o.MissingPlatforms = missingPlatforms(cfg.Validation.Manifests.Indexes)
+	o.ForeignURL, err = foreignURLs(cfg.Validation.Manifests.URLs)
+	return o, err
+}
+
+// setUpHTTP makes the handlers and binds the listeners.
+func (s *Server) setUpHTTP() error {
+	h := &s.cfg.HTTP
+	so := &server.Options{
+		Auth: s.auth, Logger: s.log, Headers: http.Header(h.Headers), Host: h.Host,
+		Prefix: trimPrefix(h.Prefix), MaxCatalog: s.cfg.Catalog.MaxEntries,
+		MaxManifestBytes: int64(h.Limits.ManifestBytes), IdleTimeout: h.Limits.BodyIdleTimeout,
+		RequestsPerSecond: h.RateLimit.RequestsPerSecond, Burst: h.RateLimit.Burst,
+		MaxUploadsPerClient: h.RateLimit.Uploads, WithActor: s.notifier.hook() != nil,
+	}
+	if h.RelativeURLs {
+		so.Host = ""
+	}
+	if s.audit != nil {
+		so.Audit = s.audit
+	}
+	if s.access != nil {
+		so.AccessLog = s.access
+	}
+	if name, err := os.Hostname(); err == nil {
+		so.Name = name
+	}
+	if th := s.auth.TokenHandler(); th != nil {
+		so.Token, so.TokenPath = th, "/token"
+	}
+	handler := server.New(s.root.reg, so)
+	s.metrics.MustRegister(handler.Metrics()...)
+	s.metrics.MustRegister(s.root.reg.Metrics()...)
+	s.metrics.MustRegister(s.notifier.metrics()...)
+	s.health = newHealth(s.cfg, s.root.reg, s.log)
+	s.http = newHTTPServer(h, s.log, traced(s.cfg, handler))
+	if err := s.bind(); err != nil {
+		return err
+	}
+	if err := s.bindDebug(); err != nil {
+		return err
+	}
+	var err error
+	s.admin, err = newAdminServer(s)
+	return err
+}
+
+// Addr is where the registry listens.
+func (s *Server) Addr() net.Addr { return s.listen.Addr() }
+
+// DebugAddr is where metrics and health listen, or nil.
+func (s *Server) DebugAddr() net.Addr {
+	if s.debugLn == nil {
+		return nil
+	}
+	return s.debugLn.Addr()
+}
+
+// Run serves until ctx ends, then lets requests under way finish for at most
+// http.draintimeout. It returns nil after a clean end.
+func (s *Server) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var wg sync.WaitGroup
+	failed := make(chan error, 4)
+	run := func(what string, f func() error) {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			if err := f(); err != nil && !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, context.Canceled) {
+				failed <- fmt.Errorf("%s: %w", what, err)
+			}
+		}()
+	}
+	run("serve", func() error { return s.http.Serve(s.listen) })
+	if s.debug != nil {
+		run("serve metrics", func() error { return s.debug.Serve(s.debugLn) })
+	}
+	run("serve administration", s.admin.serve)
+	run("send notifications", func() error { return s.notifier.run(ctx) })
+	run("background work", func() error { s.runJobs(ctx); return nil })
+	run("health checks", func() error { s.health.run(ctx); return nil })
+	notifySystemd("READY=1")
+	s.log.Info("serving", "addr", s.listen.Addr().String(), "root", s.root.dir, "tls", s.certs != nil, "auth", !s.auth.Open())
+	var err error
+	select {
+	case <-ctx.Done():
+	case err = <-failed:
+	}
+	notifySystemd("STOPPING=1")
+	err = errors.Join(err, s.drain())
+	cancel()
+	wg.Wait()
+	return err
+}
+
+// drain ends the listeners. Uploads under way may finish; what is left then can
+// be continued after the restart.
+func (s *Server) drain() error {
+	wait := s.cfg.HTTP.DrainTimeout
+	s.log.Info("stopping; requests under way may finish", "within", wait)
+	ctx, cancel := context.WithTimeout(context.Background(), wait)
+	defer cancel()
+	s.health.stopping()
+	err := s.http.Shutdown(ctx)
+	if err != nil { // the time is over
+		s.log.Warn("requests were cut off", "err", err)
+		err = s.http.Close()
+	}
+	s.admin.stop()
+	if s.debug != nil {
+		err = errors.Join(err, s.debug.Close())
+	}
+	return err
+}
+
+// Close releases everything. It is idempotent.
+func (s *Server) Close() error {
+	s.closeOnce.Do(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		var errs []error
+		if s.http != nil {
+			errs = append(errs, s.http.Close())
+		}
+		for _, l := range []net.Listener{s.listen, s.debugLn} {
+			if l != nil {
+				l.Close() // already closed after Run
+			}
+		}
+		if s.admin != nil {
+			s.admin.stop()
+		}
+		if s.notifier != nil {
+			s.notifier.close()
+		}
+		if s.root != nil {
+			errs = append(errs, s.root.close(ctx))
+		}
+		if s.auth != nil {
+			errs = append(errs, s.auth.Close())
+		}
+		if s.certs != nil {
+			s.certs.close()
+		}
+		if s.access != nil {
+			errs = append(errs, s.access.Close())
+		}
+		if s.audit != nil {
+			errs = append(errs, s.audit.Close())
+		}
+		if s.tracing != nil {
+			errs = append(errs, s.tracing(ctx))
+		}
+		s.closeErr = errors.Join(errs...)
+	})
+	return s.closeErr
+}

@@ -1,0 +1,66 @@
+package serve
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"os"
+
+	"go.opentelemetry.io/contrib/instrumentation/net/http/otelhttp"
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+
+	"example.org/slipway/config"
+)
+
+func tracingEnabled(cfg *config.Config) bool {
+	return cfg.Tracing.Enabled || os.Getenv("OTEL_TRACES_EXPORTER") == "otlp"
+}
+
+// startTracing sets up OpenTelemetry where it is asked for; it is off otherwise,
+// and then costs nothing. The returned function, nil when off, sends what is
+// left.
+func startTracing(ctx context.Context, cfg *config.Config) (func(context.Context) error, error) {
+	if !tracingEnabled(cfg) {
+		return nil, nil
+	}
+	t := &cfg.Tracing
+	var opts []otlptracehttp.Option
+	// The standard variables win over the default of the configuration.
+	if os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT") == "" && os.Getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") == "" {
+		opts = append(opts, otlptracehttp.WithEndpointURL(t.Endpoint))
+	}
+	if len(t.Headers) > 0 {
+		headers := map[string]string{}
+		for k, v := range t.Headers {
+			headers[k] = v.Reveal()
+		}
+		opts = append(opts, otlptracehttp.WithHeaders(headers))
+	}
+	if t.Timeout > 0 {
+		opts = append(opts, otlptracehttp.WithTimeout(t.Timeout))
+	}
+	exp, err := otlptracehttp.New(ctx, opts...)
+	if err != nil {
+		return nil, fmt.Errorf("set up tracing: %w", err)
+	}
+	provider := sdktrace.NewTracerProvider(
+		sdktrace.WithBatcher(exp),
+		sdktrace.WithSampler(sdktrace.ParentBased(sdktrace.TraceIDRatioBased(t.SampleRatio))),
+		sdktrace.WithResource(resource.NewSchemaless(attribute.String("service.name", t.ServiceName))))
+	otel.SetTracerProvider(provider)
+	otel.SetTextMapPropagator(propagation.TraceContext{})
+	return provider.Shutdown, nil
+}
+
+// traced wraps the handler where tracing is on.
+func traced(cfg *config.Config, h http.Handler) http.Handler {
+	if !tracingEnabled(cfg) {
+		return h
+	}
+	return otelhttp.NewHandler(h, "registry")
+}

@@ -1,0 +1,329 @@
+package server
+
+import (
+	"errors"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"example.org/slipway/oci"
+)
+
+// contentHeaders sets what blobs and manifests have in common.
+func contentHeaders(h http.Header, d oci.Digest, size int64) {
+	h["Content-Length"] = []string{strconv.FormatInt(size, 10)}
+	h["Docker-Content-Digest"] = []string{string(d)}
+	h["Etag"] = []string{etag(d)}
+	h["X-Content-Type-Options"] = noSniff
+}
+
+// etag is a content's entity tag: contents never change, so the digest serves.
+func etag(d oci.Digest) string { return `"` + string(d) + `"` }
+
+// notModified tells whether If-None-Match holds the content's tag.
+func notModified(r *http.Request, d oci.Digest) bool {
+	list := r.Header["If-None-Match"]
+	for _, v := range list {
+		for _, tag := range strings.Split(v, ",") {
+			tag = strings.TrimPrefix(strings.TrimSpace(tag), "W/")
+			if tag == "*" || tag == etag(d) || tag == string(d) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func (q *request) answerNotModified(d oci.Digest) error {
+	h := q.w.Header()
+	h["Docker-Content-Digest"] = []string{string(d)}
+	h["Etag"] = []string{etag(d)}
+	q.w.WriteHeader(http.StatusNotModified)
+	return nil
+}
+
+// getBlob answers GET /v2/<name>/blobs/<digest>. SPEC: end-2.
+func (s *Server) getBlob(q *request) error {
+	d := oci.Digest(q.Ref)
+	if len(q.r.Header["Range"]) > 0 || len(q.r.Header["If-None-Match"]) > 0 {
+		return s.getBlobWith(q, d)
+	}
+	c, err := s.reg.GetBlob(q.ctx(), q.Repo, d)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	h := q.w.Header()
+	contentHeaders(h, d, c.Descriptor().Size)
+	h["Content-Type"] = octetStream
+	h["Accept-Ranges"] = acceptBytes
+	return sendContent(q.w, c)
+}
+
+// sendContent sends a body. Errors of the source are told apart from those of
+// the client by where the count stops.
+func sendContent(w *response, c oci.Content) error {
+	if _, err := c.WriteTo(w); err != nil {
+		var e *oci.Error
+		if errors.As(err, &e) {
+			return err
+		}
+		return errClientGone
+	}
+	return nil
+}
+
+// getBlobWith answers conditional requests and ranges.
+func (s *Server) getBlobWith(q *request, d oci.Digest) error {
+	desc, err := s.reg.ResolveBlob(q.ctx(), q.Repo, d)
+	if err != nil {
+		return err
+	}
+	if notModified(q.r, d) {
+		return q.answerNotModified(d)
+	}
+	rng := rangeAll
+	off, n := int64(0), desc.Size
+	if v := q.r.Header.Get("If-Range"); v == "" || v == etag(d) {
+		off, n, rng = parseRange(q.r.Header.Get("Range"), desc.Size)
+	}
+	h := q.w.Header()
+	h["Accept-Ranges"] = acceptBytes
+	if rng == rangeBad {
+		h["Content-Range"] = []string{"bytes */" + strconv.FormatInt(desc.Size, 10)}
+		return oci.Errorf(oci.CodeRangeInvalid, "the blob has %d bytes, which %q does not fit", desc.Size, q.r.Header.Get("Range"))
+	}
+	var c oci.Content
+	if rng == rangeAll {
+		c, err = s.reg.GetBlob(q.ctx(), q.Repo, d)
+	} else {
+		c, err = s.reg.GetBlobRange(q.ctx(), q.Repo, d, off, n)
+	}
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	contentHeaders(h, d, n)
+	h["Content-Type"] = octetStream
+	if rng == rangePart {
+		h["Content-Range"] = []string{"bytes " + strconv.FormatInt(off, 10) + "-" + strconv.FormatInt(off+n-1, 10) + "/" + strconv.FormatInt(desc.Size, 10)}
+		q.w.WriteHeader(http.StatusPartialContent)
+	}
+	return sendContent(q.w, c)
+}
+
+// Outcomes of parseRange.
+const (
+	rangeAll  = iota // no range, or one to be ignored: the whole content
+	rangePart        // a part of the content
+	rangeBad         // a range outside the content
+)
+
+// parseRange reads a Range header for a content of size bytes. Several ranges at
+// once, other units and what is malformed are ignored, as RFC 9110 section 14.2
+// allows. A range whose end lies before its begin is answered 416, which tells
+// a client more than the whole content would.
+func parseRange(v string, size int64) (off, n int64, outcome int) {
+	spec, ok := strings.CutPrefix(v, "bytes=")
+	if !ok || strings.ContainsRune(spec, ',') {
+		return 0, size, rangeAll
+	}
+	first, last, ok := strings.Cut(strings.TrimSpace(spec), "-")
+	if !ok {
+		return 0, size, rangeAll
+	}
+	if first == "" { // the last n bytes
+		n, ok := parseCount(last)
+		switch {
+		case !ok:
+			return 0, size, rangeAll
+		case n == 0 || size == 0:
+			return 0, 0, rangeBad
+		}
+		n = min(n, size)
+		return size - n, n, rangePart
+	}
+	off, ok = parseCount(first)
+	if !ok {
+		return 0, size, rangeAll
+	}
+	end := size - 1
+	if last != "" {
+		if end, ok = parseCount(last); !ok {
+			return 0, size, rangeAll
+		}
+		end = min(end, size-1)
+	}
+	if off > end {
+		return 0, 0, rangeBad
+	}
+	return off, end - off + 1, rangePart
+}
+
+// parseCount reads digits and nothing else: no sign, no space.
+func parseCount(s string) (int64, bool) {
+	if s == "" || len(s) > 18 {
+		return 0, false
+	}
+	var n int64
+	for i := 0; i < len(s); i++ {
+		if s[i] < '0' || s[i] > '9' {
+			return 0, false
+		}
+		n = n*10 + int64(s[i]-'0')
+	}
+	return n, true
+}
+
+// headBlob answers HEAD /v2/<name>/blobs/<digest>. SPEC: end-2.
+func (s *Server) headBlob(q *request) error {
+	d := oci.Digest(q.Ref)
+	desc, err := s.reg.ResolveBlob(q.ctx(), q.Repo, d)
+	if err != nil {
+		return err
+	}
+	if notModified(q.r, d) {
+		return q.answerNotModified(d)
+	}
+	h := q.w.Header()
+	contentHeaders(h, d, desc.Size)
+	h["Content-Type"] = octetStream
+	h["Accept-Ranges"] = acceptBytes
+	q.w.WriteHeader(http.StatusOK)
+	return nil
+}
+
+// deleteBlob answers DELETE /v2/<name>/blobs/<digest>. SPEC: end-10.
+func (s *Server) deleteBlob(q *request) error {
+	if err := s.reg.DeleteBlob(q.ctx(), q.Repo, oci.Digest(q.Ref)); err != nil {
+		return err
+	}
+	s.audit(q, "delete", q.Ref)
+	return q.accepted()
+}
+
+func (q *request) accepted() error {
+	q.w.Header()["Content-Length"] = zero
+	q.w.WriteHeader(http.StatusAccepted)
+	return nil
+}
+
+// getManifest answers GET /v2/<name>/manifests/<reference>. SPEC: end-3.
+func (s *Server) getManifest(q *request) error {
+	m, err := s.reg.GetManifest(q.ctx(), q.Repo, q.Ref)
+	if err != nil {
+		return err
+	}
+	if notModified(q.r, m.Digest) {
+		return q.answerNotModified(m.Digest)
+	}
+	h := q.w.Header()
+	contentHeaders(h, m.Digest, m.Size)
+	h["Content-Type"] = []string{m.MediaType}
+	_, err = q.w.Write(m.Bytes)
+	return ignoreClient(err)
+}
+
+// headManifest answers HEAD /v2/<name>/manifests/<reference>. SPEC: end-3.
+func (s *Server) headManifest(q *request) error {
+	desc, err := s.reg.ResolveManifest(q.ctx(), q.Repo, q.Ref)
+	if err != nil {
+		return err
+	}
+	if notModified(q.r, desc.Digest) {
+		return q.answerNotModified(desc.Digest)
+	}
+	h := q.w.Header()
+	contentHeaders(h, desc.Digest, desc.Size)
+	h["Content-Type"] = []string{desc.MediaType}
+	q.w.WriteHeader(http.StatusOK)
+	return nil
+}
+
+// putManifest answers PUT /v2/<name>/manifests/<reference>. SPEC: end-7. Several
+// tags come as ?tag= parameters beside a digest.
+func (s *Server) putManifest(q *request) error {
+	b, err := s.readManifest(q)
+	if err != nil {
+		return err
+	}
+	put := oci.PutManifest{Bytes: b, MediaType: q.r.Header.Get("Content-Type")}
+	query := q.r.URL.Query()
+	if oci.IsDigest(q.Ref) {
+		put.Digest = oci.Digest(q.Ref)
+		put.Tags = query["tag"]
+	} else {
+		put.Tags = append([]string{q.Ref}, query["tag"]...)
+	}
+	const maxTags = 100 // each is a row in one transaction
+	if len(put.Tags) > maxTags {
+		return oci.Errorf(oci.CodeTagInvalid, "%d tags at once, at most %d are allowed", len(put.Tags), maxTags)
+	}
+	res, err := s.reg.PutManifest(q.ctx(), q.Repo, put)
+	if err != nil {
+		return err
+	}
+	s.audit(q, "push", auditRef(res))
+	h := q.w.Header()
+	h["Location"] = []string{s.location(oci.Request{Kind: oci.KindManifest, Repo: q.Repo, Ref: string(res.Digest)}.Path())}
+	h["Docker-Content-Digest"] = []string{string(res.Digest)}
+	if res.Subject != "" {
+		h["Oci-Subject"] = []string{string(res.Subject)}
+	}
+	if len(query["tag"]) > 0 {
+		h["Oci-Tag"] = res.Tags
+	}
+	h["Content-Length"] = zero
+	q.w.WriteHeader(http.StatusCreated)
+	return nil
+}
+
+func auditRef(res oci.PutResult) string {
+	if len(res.Tags) == 0 {
+		return string(res.Digest)
+	}
+	return strings.Join(res.Tags, ",") + "@" + string(res.Digest)
+}
+
+// readManifest reads a body that must not be larger than a manifest may be.
+func (s *Server) readManifest(q *request) ([]byte, error) {
+	most := s.opts.MaxManifestBytes
+	tooLarge := &oci.Error{Code: oci.CodeManifestInvalid, Status: http.StatusRequestEntityTooLarge,
+		Message: "the manifest is larger than the " + strconv.FormatInt(most, 10) + " bytes that are allowed"}
+	if q.r.ContentLength > most {
+		return nil, tooLarge
+	}
+	src, _, done := s.body(q)
+	defer done()
+	if src == nil {
+		return nil, oci.Errorf(oci.CodeManifestInvalid, "the request has no body")
+	}
+	b, err := io.ReadAll(io.LimitReader(src, most+1))
+	if err != nil {
+		var e *oci.Error
+		if errors.As(err, &e) {
+			return nil, err
+		}
+		return nil, oci.Errorf(oci.CodeManifestInvalid, "the body broke off after %d bytes: %w", len(b), err)
+	}
+	if int64(len(b)) > most {
+		return nil, tooLarge
+	}
+	return b, nil
+}
+
+// deleteManifest answers DELETE /v2/<name>/manifests/<reference>. SPEC: end-9.
+func (s *Server) deleteManifest(q *request) error {
+	var err error
+	if oci.IsDigest(q.Ref) {
+		err = s.reg.DeleteManifest(q.ctx(), q.Repo, oci.Digest(q.Ref))
+	} else {
+		err = s.reg.DeleteTag(q.ctx(), q.Repo, q.Ref)
+	}
+	if err != nil {
+		return err
+	}
+	s.audit(q, "delete", q.Ref)
+	return q.accepted()
+}

@@ -1,0 +1,113 @@
+package server
+
+import (
+	"net"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+)
+
+// limiter bounds what each client address does: requests per second, and things
+// at once. Its memory is bounded by forgetting addresses that have been idle.
+type limiter struct {
+	perSecond rate.Limit
+	burst     int
+	most      int
+
+	mu      sync.Mutex
+	clients map[string]*clientLimit
+	swept   time.Time
+}
+
+type clientLimit struct {
+	bucket *rate.Limiter
+	now    int // things under way
+	seen   time.Time
+}
+
+// newLimiter returns a limiter; nil, which allows everything, when there is
+// nothing to limit.
+func newLimiter(perSecond float64, burst, most int) *limiter {
+	if perSecond <= 0 && most <= 0 {
+		return nil
+	}
+	if burst <= 0 {
+		burst = max(1, int(perSecond))
+	}
+	return &limiter{perSecond: rate.Limit(perSecond), burst: burst, most: most, clients: map[string]*clientLimit{}}
+}
+
+// client returns the entry of an address. IPv6 addresses count by their /64,
+// which is what one host has. mu is held.
+func (l *limiter) client(addr string, at time.Time) *clientLimit {
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		host = addr
+	}
+	if ip := net.ParseIP(host); ip != nil && ip.To4() == nil {
+		host = ip.Mask(net.CIDRMask(64, 128)).String()
+	}
+	l.sweep(at)
+	c := l.clients[host]
+	if c == nil {
+		c = &clientLimit{}
+		if l.perSecond > 0 {
+			c.bucket = rate.NewLimiter(l.perSecond, l.burst)
+		}
+		l.clients[host] = c
+	}
+	c.seen = at
+	return c
+}
+
+// sweep forgets, once a minute, addresses whose bucket is full again.
+func (l *limiter) sweep(at time.Time) {
+	const every = time.Minute
+	if at.Sub(l.swept) < every {
+		return
+	}
+	l.swept = at
+	for host, c := range l.clients {
+		if c.now == 0 && at.Sub(c.seen) > every && (c.bucket == nil || c.bucket.TokensAt(at) >= float64(l.burst)) {
+			delete(l.clients, host)
+		}
+	}
+}
+
+// allow takes a request's token.
+func (l *limiter) allow(addr string, at time.Time) bool {
+	if l == nil || l.perSecond <= 0 {
+		return true
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.client(addr, at).bucket.AllowN(at, 1)
+}
+
+// enter begins something of which a client may do only so many at once.
+func (l *limiter) enter(addr string) bool {
+	if l == nil || l.most <= 0 {
+		return true
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	c := l.client(addr, time.Now())
+	if c.now >= l.most {
+		return false
+	}
+	c.now++
+	return true
+}
+
+// leave ends it.
+func (l *limiter) leave(addr string) {
+	if l == nil || l.most <= 0 {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if c := l.client(addr, time.Now()); c.now > 0 {
+		c.now--
+	}
+}

@@ -1,0 +1,149 @@
+package server
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/url"
+	"strconv"
+
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"example.org/slipway/oci"
+)
+
+// page reads ?n= and ?last=. n is -1 when the client left it out.
+func page(query url.Values) (last string, n int, err error) {
+	last = query.Get("last")
+	v, ok := query["n"]
+	if !ok {
+		return last, -1, nil
+	}
+	n, err = strconv.Atoi(v[0])
+	if err != nil || n < 0 {
+		return "", 0, oci.Errorf(oci.CodePaginationNumber, "n=%.20q is not a number of names", v[0])
+	}
+	return last, n, nil
+}
+
+func nextLink(path string, keep url.Values) string {
+	return "<" + path + "?" + keep.Encode() + `>; rel="next"`
+}
+
+func (q *request) sendJSON(v any) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	h := q.w.Header()
+	if h.Get("Content-Type") == "" {
+		h["Content-Type"] = jsonType
+	}
+	h["X-Content-Type-Options"] = noSniff
+	h["Content-Length"] = []string{strconv.Itoa(len(b))}
+	_, err = q.w.Write(b)
+	return ignoreClient(err)
+}
+
+// names sends a page of names under a JSON key.
+func (s *Server) sendNames(q *request, head map[string]any, key string, names []string, more bool, n int) error {
+	if names == nil {
+		names = []string{} // "tags": null breaks clients
+	}
+	head[key] = names
+	if more && len(names) > 0 {
+		keep := url.Values{"last": {names[len(names)-1]}, "n": {strconv.Itoa(n)}}
+		q.w.Header()["Link"] = []string{nextLink(s.location(q.Path()), keep)}
+	}
+	return q.sendJSON(head)
+}
+
+// listTags answers GET /v2/<name>/tags/list. SPEC: end-8a, end-8b.
+func (s *Server) listTags(q *request) error {
+	last, n, err := page(q.r.URL.Query())
+	if err != nil {
+		return err
+	}
+	if n < 0 || n > s.opts.MaxList {
+		n = s.opts.MaxList
+	}
+	tags, more, err := s.reg.Tags(q.ctx(), q.Repo, last, n)
+	if err != nil {
+		return err
+	}
+	return s.sendNames(q, map[string]any{"name": q.Repo}, "tags", tags, more && n > 0, n)
+}
+
+// listRepositories answers GET /v2/_catalog with the repositories the client may
+// pull from.
+func (s *Server) listRepositories(q *request) error {
+	last, n, err := page(q.r.URL.Query())
+	if err != nil {
+		return err
+	}
+	if n < 0 || n > s.opts.MaxCatalog {
+		n = s.opts.MaxCatalog
+	}
+	var names []string
+	more := n > 0
+	for more && len(names) < n {
+		// One page from the registry may hold little that this client may see.
+		var batch []string
+		batch, more, err = s.reg.Repositories(q.ctx(), last, n)
+		if err != nil {
+			return err
+		}
+		for i, name := range batch {
+			last = name
+			if s.open || s.opts.Auth.Listed(q.id, name) {
+				if names = append(names, name); len(names) == n {
+					more = more || i+1 < len(batch)
+					break
+				}
+			}
+		}
+	}
+	return s.sendNames(q, map[string]any{}, "repositories", names, more, n)
+}
+
+// maxReferrers bounds one answer; an index of that many descriptors stays well
+// below the 4 MiB that clients must accept.
+const maxReferrers = 2000
+
+// listReferrers answers GET /v2/<name>/referrers/<digest>. SPEC: end-12a, end-12b.
+func (s *Server) listReferrers(q *request) error {
+	query := q.r.URL.Query()
+	artifactType := query.Get("artifactType")
+	list, err := s.reg.Referrers(q.ctx(), q.Repo, oci.Digest(q.Ref), artifactType)
+	if err != nil {
+		return err
+	}
+	if last := query.Get("last"); last != "" {
+		for i, d := range list {
+			if string(d.Digest) == last {
+				list = list[i+1:]
+				break
+			}
+		}
+	}
+	h := q.w.Header()
+	if len(list) > maxReferrers {
+		list = list[:maxReferrers]
+		keep := url.Values{"last": {string(list[maxReferrers-1].Digest)}}
+		if artifactType != "" {
+			keep.Set("artifactType", artifactType)
+		}
+		h["Link"] = []string{nextLink(s.location(q.Path()), keep)}
+	}
+	if artifactType != "" {
+		h["Oci-Filters-Applied"] = []string{"artifactType"}
+	}
+	h["Content-Type"] = []string{oci.MediaTypeOCIIndex}
+	if list == nil {
+		list = []oci.Descriptor{}
+	}
+	index := ocispec.Index{MediaType: oci.MediaTypeOCIIndex, Manifests: list}
+	index.SchemaVersion = 2
+	return q.sendJSON(index)
+}
+
+var _ http.Handler = (*Server)(nil)

@@ -1,0 +1,95 @@
+package server
+
+import (
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"example.org/slipway/oci"
+)
+
+// metrics are Distribution's, so that dashboards made for it go on working. The
+// children of the vectors are looked up once per combination and then cached:
+// looking them up by label costs more than serving a small blob from RAM.
+type metrics struct {
+	requests *prometheus.CounterVec
+	duration *prometheus.HistogramVec
+	sent     *prometheus.CounterVec
+	received *prometheus.CounterVec
+	inFlight prometheus.Gauge
+
+	mu    sync.RWMutex
+	cells map[cellKey]*cell
+}
+
+type cellKey struct {
+	kind   oci.Kind
+	method uint8
+	status int
+}
+
+type cell struct {
+	requests       prometheus.Counter
+	duration       prometheus.Observer
+	sent, received prometheus.Counter
+}
+
+func newMetrics() *metrics {
+	return &metrics{
+		requests: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "registry_http_requests_total",
+			Help: "HTTP requests by endpoint, method and status."}, []string{"code", "handler", "method"}),
+		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "registry_http_request_duration_seconds",
+			Help: "How long HTTP requests took.", Buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 60}},
+			[]string{"handler", "method"}),
+		sent: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "registry_http_response_bytes_total",
+			Help: "Body bytes sent."}, []string{"handler"}),
+		received: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "registry_http_request_bytes_total",
+			Help: "Body bytes received."}, []string{"handler"}),
+		inFlight: prometheus.NewGauge(prometheus.GaugeOpts{Name: "registry_http_in_flight_requests",
+			Help: "HTTP requests being served."}),
+		cells: map[cellKey]*cell{},
+	}
+}
+
+func (m *metrics) collectors() []prometheus.Collector {
+	return []prometheus.Collector{m.requests, m.duration, m.sent, m.received, m.inFlight}
+}
+
+func (m *metrics) observe(kind oci.Kind, method string, status int, took time.Duration, received, sent int64) {
+	c := m.cell(cellKey{kind, uint8(methodIndex(method)), status})
+	c.requests.Inc()
+	c.duration.Observe(took.Seconds())
+	if sent > 0 {
+		c.sent.Add(float64(sent))
+	}
+	if received > 0 {
+		c.received.Add(float64(received))
+	}
+}
+
+func (m *metrics) cell(k cellKey) *cell {
+	m.mu.RLock()
+	c := m.cells[k]
+	m.mu.RUnlock()
+	if c != nil {
+		return c
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	method := "other" // a client may send any word: the label set stays closed
+	if int(k.method) < len(methods) {
+		method = strings.ToLower(methods[k.method])
+	}
+	handler := k.kind.String()
+	c = &cell{
+		requests: m.requests.WithLabelValues(strconv.Itoa(k.status), handler, method),
+		duration: m.duration.WithLabelValues(handler, method),
+		sent:     m.sent.WithLabelValues(handler),
+		received: m.received.WithLabelValues(handler),
+	}
+	m.cells[k] = c
+	return c
+}

@@ -1,0 +1,285 @@
+package server
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"example.org/slipway/auth"
+	"example.org/slipway/oci"
+	"example.org/slipway/trace"
+)
+
+// response counts what is sent, and gives each piece of a body a deadline of its
+// own, so that a client may be slow but not stand still. It forwards ReadFrom,
+// without which net/http could not use sendfile.
+type response struct {
+	http.ResponseWriter
+	idle     time.Duration
+	status   int
+	written  int64
+	deadline bool // a write deadline is set
+	// clientGone says that the body was cut short, so that nothing can be
+	// answered any more.
+	clientGone bool
+}
+
+var responsePool = sync.Pool{New: func() any { return new(response) }}
+
+func newResponse(w http.ResponseWriter, idle time.Duration) *response {
+	r := responsePool.Get().(*response)
+	*r = response{ResponseWriter: w, idle: idle}
+	return r
+}
+
+func (w *response) release() {
+	w.ResponseWriter = nil
+	responsePool.Put(w)
+}
+
+// Unwrap lets http.ResponseController through.
+func (w *response) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+// WriteHeader implements http.ResponseWriter.
+func (w *response) WriteHeader(status int) {
+	if w.status == 0 && status >= 200 {
+		w.status = status
+	}
+	w.ResponseWriter.WriteHeader(status)
+}
+
+// bigWrite is the size in bytes from which a write can block on a slow client:
+// smaller ones fit the socket's buffer.
+const bigWrite = 64 << 10
+
+func (w *response) extend(n int64) {
+	if n >= bigWrite {
+		_ = http.NewResponseController(w.ResponseWriter).SetWriteDeadline(time.Now().Add(w.idle))
+		w.deadline = true
+	}
+}
+
+// Write implements io.Writer.
+func (w *response) Write(p []byte) (int, error) {
+	if w.status == 0 {
+		w.status = http.StatusOK
+	}
+	w.extend(int64(len(p)))
+	n, err := w.ResponseWriter.Write(p)
+	w.written += int64(n)
+	return n, err
+}
+
+// piece is how much of a file is handed to the kernel under one deadline. 1 MiB
+// in 60 s lets a client be as slow as 17 KB/s, and costs one more system call a
+// megabyte.
+const piece = 1 << 20
+
+// ReadFrom implements io.ReaderFrom for files and parts of files.
+func (w *response) ReadFrom(src io.Reader) (int64, error) {
+	rf, ok := w.ResponseWriter.(io.ReaderFrom)
+	if !ok {
+		return io.Copy(struct{ io.Writer }{w}, src)
+	}
+	if w.status == 0 {
+		w.status = http.StatusOK
+	}
+	rest, file := int64(1)<<62, src
+	if lr, ok := src.(*io.LimitedReader); ok {
+		rest, file = lr.N, lr.R
+		defer func(n int64) { lr.N -= w.written - n }(w.written)
+	}
+	var total int64
+	for rest > 0 {
+		part := io.LimitedReader{R: file, N: min(rest, piece)}
+		want := part.N
+		w.extend(want)
+		n, err := rf.ReadFrom(&part)
+		total += n
+		w.written += n
+		rest -= n
+		if err != nil || n < want {
+			return total, err
+		}
+	}
+	return total, nil
+}
+
+// finish takes back the deadline, which would otherwise hit the connection's
+// next request.
+func (w *response) finish() {
+	if w.deadline && !w.clientGone {
+		_ = http.NewResponseController(w.ResponseWriter).SetWriteDeadline(time.Time{})
+	}
+	if w.status == 0 {
+		w.status = http.StatusOK
+	}
+}
+
+// body is a request's body that a client may send slowly but must not stop
+// sending.
+type body struct {
+	src  io.Reader
+	rc   *http.ResponseController
+	idle time.Duration
+	n    *int64
+}
+
+// Read implements io.Reader.
+func (b *body) Read(p []byte) (int, error) {
+	_ = b.rc.SetReadDeadline(time.Now().Add(b.idle))
+	n, err := b.src.Read(p)
+	*b.n += int64(n)
+	if err != nil && errors.Is(err, context.DeadlineExceeded) || isTimeout(err) {
+		err = &oci.Error{Code: oci.CodeBlobUploadInvalid, Status: http.StatusRequestTimeout,
+			Message: "the body stood still for " + b.idle.String(), Err: err}
+	}
+	return n, err
+}
+
+func isTimeout(err error) bool {
+	var ne net.Error
+	return errors.As(err, &ne) && ne.Timeout()
+}
+
+// body returns the request's body, its size (negative: unknown) and a function
+// to be called when it has been read.
+func (s *Server) body(q *request) (io.Reader, int64, func()) {
+	if q.r.ContentLength == 0 || q.r.Body == nil || q.r.Body == http.NoBody {
+		return nil, 0, func() {}
+	}
+	rc := http.NewResponseController(q.w.ResponseWriter)
+	b := &body{src: q.r.Body, rc: rc, idle: s.opts.IdleTimeout, n: &q.bodyRead}
+	return b, q.r.ContentLength, func() { _ = rc.SetReadDeadline(time.Time{}) }
+}
+
+// ignoreClient drops errors of writing to a client: it has gone, and nobody is
+// left to be told.
+func ignoreClient(err error) error {
+	if err == nil {
+		return nil
+	}
+	return errClientGone
+}
+
+// errClientGone says that the answer could not be sent.
+var errClientGone = errors.New("the client is gone")
+
+// fail answers with an error.
+func (s *Server) fail(q *request, err error) {
+	if errors.Is(err, errClientGone) || q.w.status != 0 {
+		// The body is cut short. net/http closes the connection of an answer
+		// that is shorter than its Content-Length, so the client notices.
+		q.w.clientGone = true
+		if !errors.Is(err, errClientGone) {
+			s.log.Warn("answer cut short", "method", q.r.Method, "uri", q.r.URL.Path, "err", err)
+		}
+		return
+	}
+	var e *oci.Error
+	if !errors.As(err, &e) {
+		e = &oci.Error{Code: oci.CodeUnknown, Message: "the registry failed; its log tells why", Err: err}
+	}
+	status := e.HTTPStatus()
+	if status >= 500 && !errors.Is(err, context.Canceled) {
+		s.log.Error("request failed", "method", q.r.Method, "uri", q.r.URL.Path, "status", status, "request", requestID(q.r), "err", fullError(err))
+	}
+	h := q.w.Header()
+	if status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable {
+		if h.Get("Retry-After") == "" {
+			h.Set("Retry-After", "1")
+		}
+	}
+	b := oci.MarshalErrors(e)
+	h["Content-Type"] = jsonType
+	h["X-Content-Type-Options"] = noSniff
+	h["Content-Length"] = []string{strconv.Itoa(len(b))}
+	q.w.WriteHeader(status)
+	if q.r.Method != http.MethodHead {
+		if _, err := q.w.Write(b); err != nil {
+			q.w.clientGone = true
+		}
+	}
+}
+
+// fullError adds the cause that a client does not see.
+func fullError(err error) string {
+	msg := err.Error()
+	if cause := errors.Unwrap(err); cause != nil && !strings.Contains(msg, cause.Error()) {
+		msg += ": " + cause.Error()
+	}
+	return msg
+}
+
+// requestID returns the id a proxy gave the request, or a new one.
+func requestID(r *http.Request) string {
+	const most = 64
+	if id := r.Header.Get("X-Request-Id"); id != "" && len(id) <= most && oci.ValidTag(id) {
+		return id
+	}
+	var b [8]byte
+	rand.Read(b[:]) // never fails
+	return hex.EncodeToString(b[:])
+}
+
+// logAccess writes the request to the access log.
+func (s *Server) logAccess(q *request, start time.Time) {
+	host, _, err := net.SplitHostPort(q.r.RemoteAddr)
+	if err != nil {
+		host = q.r.RemoteAddr
+	}
+	rec := trace.Record{Host: s.opts.Name, Duration: s.opts.Clock().Sub(start), Method: q.r.Method, RemoteAddr: host,
+		URI: q.r.URL.RequestURI(), Proto: q.r.Proto, UserAgent: q.r.UserAgent(), Referer: q.r.Referer(),
+		Status: q.w.status, Written: max(q.w.written, q.bodyRead), Time: start}
+	if q.id != nil {
+		rec.User = q.id.Name
+	}
+	if q.actor != nil {
+		rec.ID = q.actor.RequestID
+	} else {
+		rec.ID = requestID(q.r)
+	}
+	s.opts.AccessLog.Write(&rec)
+}
+
+// audit records a change.
+func (s *Server) audit(q *request, event, ref string) {
+	if s.opts.Audit == nil {
+		return
+	}
+	e := auth.Event{Event: event, Outcome: "success", Addr: q.r.RemoteAddr, Repo: q.Repo, Reference: ref, Action: q.r.Method}
+	if q.id != nil {
+		e.Subject, e.Method = q.id.Name, q.id.Method
+	}
+	if q.actor != nil {
+		e.RequestID = q.actor.RequestID
+	}
+	s.opts.Audit.Record(e)
+}
+
+// withoutPrefix returns u without a path prefix; a path that lacks it becomes
+// one that is not found.
+func withoutPrefix(u *url.URL, prefix string) *url.URL {
+	v := *u
+	rest, ok := strings.CutPrefix(u.Path, prefix)
+	if !ok {
+		rest = ""
+	}
+	v.Path = rest
+	if u.RawPath != "" {
+		v.RawPath = strings.TrimPrefix(u.RawPath, prefix)
+	}
+	return &v
+}
+
+// location makes a Location value of a path below /v2/.
+func (s *Server) location(path string) string { return s.opts.Host + s.opts.Prefix + path }

@@ -1,0 +1,334 @@
+// Package server puts an [oci.Registry] behind HTTP: the distribution protocol
+// with its headers, errors and conditional requests, access control, limits,
+// metrics and the access log.
+//
+// The handler takes the path apart itself (oci.Parse) and never through a
+// ServeMux, which would answer unclean paths with redirects. Bodies that lie in
+// RAM are written in one piece, files are handed to the kernel (sendfile), which
+// the response writer here takes care not to prevent.
+package server
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"example.org/slipway/auth"
+	"example.org/slipway/oci"
+	"example.org/slipway/trace"
+)
+
+// Authorizer decides who asks and what they may do; *auth.Auth is one.
+type Authorizer interface {
+	// Open tells that everybody may do everything.
+	Open() bool
+	Authenticate(r *http.Request) (*auth.Identity, error)
+	Allowed(id *auth.Identity, repo string, act auth.Action) bool
+	// Listed tells whether the catalogue shows repo to id.
+	Listed(id *auth.Identity, repo string) bool
+	// PingAllowed tells whether GET /v2/ answers 200.
+	PingAllowed(id *auth.Identity) bool
+	// Refuse returns the answer to a request that Allowed turned down, and the
+	// challenge to send with it.
+	Refuse(r *http.Request, id *auth.Identity, repo string, act auth.Action) (*oci.Error, string)
+	// Challenge is the WWW-Authenticate value for credentials that are no good.
+	Challenge(r *http.Request, repo string, act auth.Action) string
+}
+
+// Auditor records changes; *auth.AuditLog is one.
+type Auditor interface{ Record(auth.Event) }
+
+// AccessLog takes a record of every request; *trace.Writer is one. The record
+// is reused after Write returns.
+type AccessLog interface{ Write(*trace.Record) }
+
+// Options of New. The zero value serves everybody.
+type Options struct {
+	// Auth; nil: everybody may do everything.
+	Auth Authorizer
+	// Token serves the built-in token service at TokenPath; nil: none.
+	Token     http.Handler
+	TokenPath string
+	// Logger; default slog.Default.
+	Logger *slog.Logger
+	// AccessLog; nil: none.
+	AccessLog AccessLog
+	// Audit; nil: none.
+	Audit Auditor
+	// Name of this server in the access log; default "slipway".
+	Name string
+	// Headers are added to every answer.
+	Headers http.Header
+	// Host, as scheme://host, makes Locations absolute; default: paths only,
+	// which pass through any proxy.
+	Host string
+	// Prefix is a path before /v2/, without a closing slash.
+	Prefix string
+	// MaxList is how many names a page of a list has at most; default 10,000
+	// for tags. The catalogue's pages are at most MaxCatalog, default 1,000.
+	MaxList, MaxCatalog int
+	// MaxManifestBytes; default oci.MaxManifestSize.
+	MaxManifestBytes int64
+	// IdleTimeout is how long a client may neither send nor take a byte in the
+	// middle of a body; default 60 s.
+	IdleTimeout time.Duration
+	// RequestsPerSecond and Burst limit each client address; 0: no limit.
+	RequestsPerSecond float64
+	Burst             int
+	// WithActor puts who asks into the context of reads too, for pull events.
+	WithActor bool
+	// MaxUploadsPerClient bounds the uploads one address sends at once; 0: no limit.
+	MaxUploadsPerClient int
+	// Clock; default time.Now.
+	Clock func() time.Time
+}
+
+// Server is the http.Handler of a registry.
+type Server struct {
+	reg     oci.Registry
+	opts    Options
+	log     *slog.Logger
+	open    bool
+	metrics *metrics
+	limits  *limiter
+	sending *limiter
+}
+
+// New returns the handler of a registry.
+func New(reg oci.Registry, o *Options) *Server {
+	s := &Server{reg: reg}
+	if o != nil {
+		s.opts = *o
+	}
+	v := &s.opts
+	if v.Logger == nil {
+		v.Logger = slog.Default()
+	}
+	if v.Name == "" {
+		v.Name = "slipway"
+	}
+	if v.MaxList <= 0 {
+		v.MaxList = 10_000
+	}
+	if v.MaxCatalog <= 0 {
+		v.MaxCatalog = 1_000
+	}
+	if v.MaxManifestBytes <= 0 {
+		v.MaxManifestBytes = oci.MaxManifestSize
+	}
+	if v.IdleTimeout <= 0 {
+		v.IdleTimeout = 60 * time.Second
+	}
+	if v.Clock == nil {
+		v.Clock = time.Now
+	}
+	s.log = v.Logger
+	s.open = v.Auth == nil || v.Auth.Open()
+	s.metrics = newMetrics()
+	s.limits = newLimiter(v.RequestsPerSecond, v.Burst, 0)
+	s.sending = newLimiter(0, 0, v.MaxUploadsPerClient)
+	return s
+}
+
+// Metrics returns the server's Prometheus collectors.
+func (s *Server) Metrics() []prometheus.Collector { return s.metrics.collectors() }
+
+// Shared header values: a slice of one string each, so that setting a header
+// allocates nothing. Nobody may change them.
+var (
+	apiVersion  = []string{"registry/2.0"}
+	octetStream = []string{oci.MediaTypeOctetStream}
+	acceptBytes = []string{"bytes"}
+	noSniff     = []string{"nosniff"}
+	jsonType    = []string{"application/json"}
+	zero        = []string{"0"}
+)
+
+// request is a request on its way through the server.
+type request struct {
+	oci.Request
+	w *response
+	r *http.Request
+	// id is who asks, nil while nobody may know.
+	id *auth.Identity
+	// bodyRead counts the bytes of the request's body.
+	bodyRead int64
+	actor    *oci.Actor
+}
+
+// ServeHTTP implements http.Handler.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	start := s.opts.Clock()
+	s.metrics.inFlight.Inc()
+	rw := newResponse(w, s.opts.IdleTimeout)
+	q := request{w: rw, r: r}
+	for k, v := range s.opts.Headers {
+		w.Header()[k] = v
+	}
+	if err := s.serve(&q); err != nil {
+		s.fail(&q, err)
+	}
+	rw.finish()
+	s.metrics.inFlight.Dec()
+	s.metrics.observe(q.Kind, r.Method, rw.status, s.opts.Clock().Sub(start), q.bodyRead, rw.written)
+	if s.opts.AccessLog != nil {
+		s.logAccess(&q, start)
+	}
+	rw.release()
+}
+
+// serve answers a request, or returns the error to answer it with.
+func (s *Server) serve(q *request) error {
+	u := q.r.URL
+	if s.opts.Prefix != "" {
+		u = withoutPrefix(u, s.opts.Prefix)
+	}
+	req, ok, err := oci.Parse(u)
+	if !ok {
+		return s.serveOther(q, u.Path)
+	}
+	q.Request = req
+	q.w.Header()["Docker-Distribution-Api-Version"] = apiVersion
+	if !s.limits.allow(q.r.RemoteAddr, s.opts.Clock()) {
+		return tooMany("this address sends more requests per second than http.ratelimit allows")
+	}
+	if !s.open {
+		if q.id, err = s.opts.Auth.Authenticate(q.r); err != nil {
+			s.challengeFor(q, err)
+			return err
+		}
+	}
+	if err != nil { // malformed, and now nobody unknown learns more than that
+		return err
+	}
+	h := handlers[q.Kind][methodIndex(q.r.Method)]
+	if h.serve == nil {
+		q.w.Header().Set("Allow", allowed(q.Kind))
+		return &oci.Error{Code: oci.CodeUnsupported, Message: q.r.Method + " is not a method of this endpoint"}
+	}
+	if err := s.authorize(q, q.Repo, h.action); err != nil {
+		return err
+	}
+	if h.writes || s.opts.WithActor {
+		s.setActor(q)
+	}
+	return h.serve(s, q)
+}
+
+// authorize checks that the client may do act on repo.
+func (s *Server) authorize(q *request, repo string, act auth.Action) error {
+	if s.open || act == 0 || s.opts.Auth.Allowed(q.id, repo, act) {
+		return nil
+	}
+	err, challenge := s.opts.Auth.Refuse(q.r, q.id, repo, act)
+	if challenge != "" {
+		q.w.Header().Set("WWW-Authenticate", challenge)
+	}
+	return err
+}
+
+// challengeFor adds the challenge to a 401 of Authenticate.
+func (s *Server) challengeFor(q *request, err error) {
+	var e *oci.Error
+	if errors.As(err, &e) && e.HTTPStatus() == http.StatusUnauthorized {
+		act := handlers[q.Kind][methodIndex(q.r.Method)].action
+		q.w.Header().Set("WWW-Authenticate", s.opts.Auth.Challenge(q.r, q.Repo, act))
+	}
+}
+
+// ctx is the context for calls to the registry.
+func (q *request) ctx() context.Context {
+	if q.actor == nil {
+		return q.r.Context()
+	}
+	return oci.WithActor(q.r.Context(), q.actor)
+}
+
+func (s *Server) setActor(q *request) {
+	q.actor = &oci.Actor{Addr: q.r.RemoteAddr, UserAgent: q.r.UserAgent(), Host: q.r.Host, Method: q.r.Method,
+		RequestID: requestID(q.r), Time: s.opts.Clock()}
+	if q.id != nil {
+		q.actor.Name = q.id.Name
+	}
+}
+
+// handler is what an endpoint does and what it takes to be allowed to.
+type handler struct {
+	serve  func(*Server, *request) error
+	action auth.Action
+	writes bool
+}
+
+// Methods in the order of the handler table.
+var methods = [...]string{"GET", "HEAD", "PUT", "POST", "PATCH", "DELETE"}
+
+func methodIndex(m string) int {
+	for i := range methods {
+		if methods[i] == m {
+			return i
+		}
+	}
+	return len(methods)
+}
+
+// handlers is the table of endpoints: kind of path by method. The last column
+// is for all other methods and stays empty.
+var handlers = [oci.KindExtension + 1][len(methods) + 1]handler{
+	oci.KindPing:    {{(*Server).ping, 0, false}, {(*Server).ping, 0, false}},
+	oci.KindCatalog: {{(*Server).listRepositories, auth.Catalog, false}},
+	oci.KindBlob: {{(*Server).getBlob, auth.Pull, false}, {(*Server).headBlob, auth.Pull, false},
+		5: {(*Server).deleteBlob, auth.Delete, true}},
+	oci.KindManifest: {{(*Server).getManifest, auth.Pull, false}, {(*Server).headManifest, auth.Pull, false},
+		2: {(*Server).putManifest, auth.Push, true}, 5: {(*Server).deleteManifest, auth.Delete, true}},
+	oci.KindUploads: {3: {(*Server).startUpload, auth.Push, true}},
+	oci.KindUpload: {{(*Server).uploadStatus, auth.Push, false}, 2: {(*Server).commitUpload, auth.Push, true},
+		4: {(*Server).appendUpload, auth.Push, true}, 5: {(*Server).cancelUpload, auth.Push, true}},
+	oci.KindTags:      {{(*Server).listTags, auth.Pull, false}},
+	oci.KindReferrers: {{(*Server).listReferrers, auth.Pull, false}},
+}
+
+func allowed(k oci.Kind) string {
+	var list []string
+	for i, m := range methods {
+		if handlers[k][i].serve != nil {
+			list = append(list, m)
+		}
+	}
+	return strings.Join(list, ", ")
+}
+
+// ping answers GET /v2/. SPEC: end-1.
+func (s *Server) ping(q *request) error {
+	if !s.open && !s.opts.Auth.PingAllowed(q.id) {
+		err, challenge := s.opts.Auth.Refuse(q.r, q.id, "", 0)
+		if challenge == "" {
+			challenge = s.opts.Auth.Challenge(q.r, "", 0)
+		}
+		q.w.Header().Set("WWW-Authenticate", challenge)
+		return err
+	}
+	h := q.w.Header()
+	h["Content-Type"] = jsonType
+	h["Content-Length"] = []string{"2"}
+	_, err := q.w.Write([]byte("{}"))
+	return ignoreClient(err)
+}
+
+// serveOther answers paths outside /v2/.
+func (s *Server) serveOther(q *request, path string) error {
+	if s.opts.Token != nil && path == s.opts.TokenPath {
+		if !s.limits.allow(q.r.RemoteAddr, s.opts.Clock()) {
+			return tooMany("this address sends more requests per second than http.ratelimit allows")
+		}
+		s.opts.Token.ServeHTTP(q.w, q.r)
+		return nil
+	}
+	return &oci.Error{Code: oci.CodeNameUnknown, Message: "this is a container registry; its API is below /v2/"}
+}
+
+func tooMany(msg string) error { return &oci.Error{Code: oci.CodeTooManyRequests, Message: msg} }

@@ -1,0 +1,246 @@
+// Package trace records registry requests, one [Record] each, in the ten-field
+// form of the IBM registry traces (Anwar et al., FAST'18) or in Combined Log
+// Format, so that an access log is a trace that can be analysed and replayed.
+package trace
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strconv"
+	"sync"
+	"time"
+)
+
+// Record is one request to a registry.
+type Record struct {
+	// Host is the registry server that answered.
+	Host string
+	// Duration from the arrival of the request to the end of the answer.
+	Duration time.Duration
+	// Method is the HTTP method.
+	Method string
+	// RemoteAddr is the client's address without a port.
+	RemoteAddr string
+	// User is the authenticated user, empty for none. Combined Log Format only.
+	User string
+	// URI is the request's path and query, with the leading slash.
+	URI string
+	// Proto is the HTTP version. Combined Log Format only.
+	Proto string
+	// UserAgent and Referer are the request's headers.
+	UserAgent, Referer string
+	// Status is the HTTP status of the answer.
+	Status int
+	// Written is the number of body bytes sent, or received where the request
+	// carried the content (PUT, PATCH, POST).
+	Written int64
+	// ID identifies the request.
+	ID string
+	// Time the request arrived.
+	Time time.Time
+}
+
+// Format is how records are written.
+type Format string
+
+// The formats.
+const (
+	// FormatCLF is the Combined Log Format of Apache and nginx.
+	FormatCLF Format = "clf"
+	// FormatTrace is one JSON object of the ten fields per line.
+	FormatTrace Format = "trace"
+)
+
+// ParseFormat checks a format's name; "" and "combined" mean FormatCLF, "json"
+// FormatTrace.
+func ParseFormat(s string) (Format, error) {
+	switch s {
+	case "", "clf", "combined":
+		return FormatCLF, nil
+	case "trace", "json":
+		return FormatTrace, nil
+	}
+	return "", fmt.Errorf("unknown access log format %q: use clf or trace", s)
+}
+
+// AppendCLF appends the record as a line of Combined Log Format.
+func (r *Record) AppendCLF(b []byte) []byte {
+	b = appendToken(b, r.RemoteAddr)
+	b = append(b, " - "...)
+	b = appendToken(b, r.User)
+	b = append(b, " ["...)
+	b = r.Time.AppendFormat(b, "02/Jan/2006:15:04:05 -0700")
+	b = append(b, "] \""...)
+	b = appendEscaped(b, r.Method)
+	b = append(b, ' ')
+	b = appendEscaped(b, r.URI)
+	b = append(b, ' ')
+	b = appendEscaped(b, r.Proto)
+	b = append(b, "\" "...)
+	b = strconv.AppendInt(b, int64(r.Status), 10)
+	b = append(b, ' ')
+	b = strconv.AppendInt(b, r.Written, 10)
+	b = append(b, " \""...)
+	b = appendOrDash(b, r.Referer)
+	b = append(b, "\" \""...)
+	b = appendOrDash(b, r.UserAgent)
+	return append(b, "\"\n"...)
+}
+
+func appendOrDash(b []byte, s string) []byte {
+	if s == "" {
+		return append(b, '-')
+	}
+	return appendEscaped(b, s)
+}
+
+// appendToken appends a field that stands between spaces without quotes.
+func appendToken(b []byte, s string) []byte {
+	if s == "" {
+		return append(b, '-')
+	}
+	for i := 0; i < len(s); i++ {
+		if s[i] == ' ' {
+			b = append(b, `\x20`...)
+		} else {
+			b = appendEscaped(b, s[i:i+1])
+		}
+	}
+	return b
+}
+
+// appendEscaped escapes as Apache does, so that a client cannot forge a line.
+func appendEscaped(b []byte, s string) []byte {
+	const hexDigits = "0123456789abcdef"
+	for i := 0; i < len(s); i++ {
+		switch c := s[i]; {
+		case c == '"' || c == '\\':
+			b = append(b, '\\', c)
+		case c < 0x20 || c >= 0x7f:
+			b = append(b, '\\', 'x', hexDigits[c>>4], hexDigits[c&15])
+		default:
+			b = append(b, c)
+		}
+	}
+	return b
+}
+
+// wire is the ten-field form.
+type wire struct {
+	Host       string  `json:"host"`
+	Duration   float64 `json:"http.request.duration"`
+	Method     string  `json:"http.request.method"`
+	RemoteAddr string  `json:"http.request.remoteaddr"`
+	URI        string  `json:"http.request.uri"`
+	UserAgent  string  `json:"http.request.useragent"`
+	Status     int     `json:"http.response.status"`
+	Written    int64   `json:"http.response.written"`
+	ID         string  `json:"id"`
+	Timestamp  string  `json:"timestamp"`
+}
+
+// AppendTrace appends the record as a line of JSON with the ten fields: the
+// duration in seconds, the URI without its leading slash and query, the time in
+// UTC with milliseconds.
+func (r *Record) AppendTrace(b []byte) []byte {
+	uri := r.URI
+	for i := 0; i < len(uri); i++ {
+		if uri[i] == '?' {
+			uri = uri[:i]
+			break
+		}
+	}
+	if len(uri) > 0 && uri[0] == '/' {
+		uri = uri[1:]
+	}
+	line, err := json.Marshal(wire{r.Host, r.Duration.Seconds(), r.Method, r.RemoteAddr, uri, r.UserAgent,
+		r.Status, r.Written, r.ID, r.Time.UTC().Format("2006-01-02T15:04:05.000Z")})
+	if err != nil { // strings and finite numbers always marshal
+		return b
+	}
+	return append(append(b, line...), '\n')
+}
+
+// Writer writes records to a log. All methods may run concurrently.
+type Writer struct {
+	format Format
+	mu     sync.Mutex
+	buf    *bufio.Writer
+	dst    io.Writer
+	line   []byte
+	err    error
+	stop   chan struct{}
+	done   chan struct{}
+	once   sync.Once
+}
+
+// flushEvery bounds how long a record may wait in the buffer.
+const flushEvery = time.Second
+
+// NewWriter writes records to w, buffered for at most a second. Close flushes;
+// it closes w if that is an io.Closer.
+func NewWriter(w io.Writer, f Format) *Writer {
+	t := &Writer{format: f, dst: w, buf: bufio.NewWriterSize(w, 64<<10), stop: make(chan struct{}), done: make(chan struct{})}
+	go t.flushLoop()
+	return t
+}
+
+func (t *Writer) flushLoop() {
+	defer close(t.done)
+	tick := time.NewTicker(flushEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			t.mu.Lock()
+			t.keep(t.buf.Flush())
+			t.mu.Unlock()
+		case <-t.stop:
+			return
+		}
+	}
+}
+
+func (t *Writer) keep(err error) {
+	if t.err == nil {
+		t.err = err
+	}
+}
+
+// Write adds a record. A log that cannot be written must not stop the registry:
+// the first error is kept for Close, and Err tells it.
+func (t *Writer) Write(r *Record) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.format == FormatTrace {
+		t.line = r.AppendTrace(t.line[:0])
+	} else {
+		t.line = r.AppendCLF(t.line[:0])
+	}
+	_, err := t.buf.Write(t.line)
+	t.keep(err)
+}
+
+// Err returns the first error of writing, if any.
+func (t *Writer) Err() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.err
+}
+
+// Close flushes what is buffered.
+func (t *Writer) Close() error {
+	t.once.Do(func() {
+		close(t.stop)
+		<-t.done
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.keep(t.buf.Flush())
+		if c, ok := t.dst.(io.Closer); ok {
+			t.keep(c.Close())
+		}
+	})
+	return t.Err()
+}
