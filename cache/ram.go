@@ -6,8 +6,10 @@ package cache
 
 import (
 	"hash/maphash"
+	"strings"
 	"sync"
 	"sync/atomic"
+	"unique"
 )
 
 // Key names a cached value: a kind chosen by the user of the cache, and two
@@ -121,6 +123,9 @@ func (c *RAM) Put(k Key, v any, size int64, epoch uint64) {
 	for s.bytes+cost > s.limit && s.evict() {
 		c.evictions.Add(1)
 	}
+	// The caller's strings are usually parts of a longer one, which the table
+	// would keep alive.
+	k.Repo, k.Ref = unique.Make(k.Repo).Value(), strings.Clone(k.Ref)
 	e := &entry{key: k, value: v, cost: cost, next: s.head}
 	if s.head != nil {
 		s.head.prev = e

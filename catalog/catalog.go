@@ -110,7 +110,8 @@ type Upload struct {
 type Options struct {
 	// Clock tells the time; default time.Now.
 	Clock func() time.Time
-	// Readers is how many connections read at once; default 4.
+	// Readers is how many connections read at once; default 2.
+	// Hot rows are in RAM above the catalogue, and each costs about 0.7 MB.
 	Readers int
 	// Grace is how long something unreferenced is kept at least, counted from
 	// the change that made it so; default 1 h.
@@ -126,7 +127,7 @@ func (o *Options) withDefaults() Options {
 		v.Clock = time.Now
 	}
 	if v.Readers <= 0 {
-		v.Readers = 4
+		v.Readers = 2
 	}
 	if v.Grace <= 0 {
 		v.Grace = time.Hour

@@ -56,7 +56,7 @@ func scanManifest(scan func(...any) error) (Manifest, error) {
 // Manifest returns a manifest of a repository by digest. Errors: ErrNotFound.
 func (c *Catalog) Manifest(ctx context.Context, repo string, d oci.Digest) (Manifest, error) {
 	s, err := c.db.reader(ctx, `SELECT `+manifestColumns+` FROM repositories r
-		JOIN blobs b ON b.digest = ?
+		JOIN blobs b ON b.digest = ? AND b.state = 1
 		JOIN manifests m ON m.repo_id = r.id AND m.blob_id = b.id
 		WHERE r.name = ?`)
 	if err != nil {
@@ -71,7 +71,7 @@ func (c *Catalog) Tag(ctx context.Context, repo, tag string) (Manifest, error) {
 	s, err := c.db.reader(ctx, `SELECT `+manifestColumns+` FROM repositories r
 		JOIN tags t ON t.repo_id = r.id AND t.name = ?
 		JOIN manifests m ON m.id = t.manifest_id
-		JOIN blobs b ON b.id = m.blob_id
+		JOIN blobs b ON b.id = m.blob_id AND b.state = 1
 		WHERE r.name = ?`)
 	if err != nil {
 		return Manifest{}, err
@@ -130,7 +130,7 @@ func (c *Catalog) Referrers(ctx context.Context, repo string, d oci.Digest, arti
 	err := c.db.rows(ctx, `SELECT b.digest, m.media_type, m.artifact_type, COALESCE(m.subject, ''), COALESCE(m.annotations, ''), NULL, b.size
 		FROM repositories r
 		JOIN manifests m ON m.repo_id = r.id AND m.subject = ?
-		JOIN blobs b ON b.id = m.blob_id
+		JOIN blobs b ON b.id = m.blob_id AND b.state = 1
 		WHERE r.name = ? AND (? = '' OR m.artifact_type = ?) ORDER BY m.id`,
 		[]any{string(d), repo, artifactType, artifactType}, func(r *sql.Rows) error {
 			var size int64

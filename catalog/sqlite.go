@@ -64,7 +64,7 @@ func openSQLite(ctx context.Context, path string, readers int) (*database, error
 	f.Close()
 	// cache_size is in KiB when negative: the writer's covers the hot pages of
 	// a push, readers hardly ever read because hot rows are in RAM above us.
-	w, err := sql.Open("sqlite", dsn(path, "cache_size(-4096)", "wal_autocheckpoint(4000)"))
+	w, err := sql.Open("sqlite", dsn(path, "cache_size(-2048)", "wal_autocheckpoint(2000)"))
 	if err != nil {
 		return nil, fmt.Errorf("open catalogue %s: %w", path, err)
 	}
@@ -81,7 +81,7 @@ func openSQLite(ctx context.Context, path string, readers int) (*database, error
 		w.Close()
 		return nil, fmt.Errorf("open catalogue %s: %w", path, err)
 	}
-	if db.readers, err = sql.Open("sqlite", dsn(path, "cache_size(-1024)", "query_only(1)")); err != nil {
+	if db.readers, err = sql.Open("sqlite", dsn(path, "cache_size(-512)", "query_only(1)")); err != nil {
 		w.Close()
 		return nil, fmt.Errorf("open catalogue %s: %w", path, err)
 	}

@@ -16,7 +16,10 @@
 // only), the file, the default. In a variable's name the levels are joined by
 // '_', an entry of a list is its index: SLIPWAY_HTTP_TLS_CLIENTCAS_0. A
 // variable can hold a whole list or section as YAML. Sections that the file
-// lacks are created.
+// lacks are created. An empty variable is one that is not set, but for a text,
+// which it empties. A variable that names no key is an error when it begins
+// with SLIPWAY_ and the name of a section, and at most a warning otherwise, for
+// Kubernetes and others put variables of their own there.
 //
 // # Values
 //

@@ -106,7 +106,7 @@ type Debug struct {
 
 // Prometheus configures the metrics.
 type Prometheus struct {
-	Enabled bool   `yaml:"enabled" doc:"Serves metrics."`
+	Enabled bool   `yaml:"enabled" default:"true" doc:"Serves metrics."`
 	Path    string `yaml:"path" default:"/metrics" doc:"Path of the metrics."`
 }
 
@@ -131,7 +131,7 @@ type RateLimit struct {
 // Limits bounds what requests may take.
 type Limits struct {
 	ManifestBytes   Size          `yaml:"manifest_bytes" default:"4MiB" min:"1KiB" doc:"Largest manifest, in bytes."`
-	UploadSessions  int           `yaml:"upload_sessions" default:"10000" min:"1" doc:"Unfinished uploads the registry keeps in all. The oldest has to end or be purged before there can be more."`
+	UploadSessions  int           `yaml:"upload_sessions" default:"100000" min:"1" doc:"Unfinished uploads the registry keeps in all. The oldest has to end or be purged before there can be more."`
 	BodyIdleTimeout time.Duration `yaml:"body_idle_timeout" default:"60s" min:"1s" doc:"Longest pause in a request's or an answer's body before the connection is closed."`
 }
 

@@ -29,7 +29,7 @@ type ForeignOnly struct{}
 
 // Delete configures deleting by clients.
 type Delete struct {
-	Enabled bool `yaml:"enabled" doc:"Lets clients delete manifests, tags and blobs, if they have the right to."`
+	Enabled bool `yaml:"enabled" default:"true" doc:"Lets clients delete manifests, tags and blobs, if they have the right to."`
 }
 
 // Redirect configures redirects.

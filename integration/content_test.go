@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -137,7 +138,7 @@ func TestArtifacts(t *testing.T) {
 	if all, _ := referrers(""); len(all.Manifests) != 2 {
 		t.Fatalf("referrers: %+v, want 2", all.Manifests)
 	}
-	list, header := referrers("?artifactType=" + artifactType)
+	list, header := referrers("?artifactType=" + url.QueryEscape(artifactType))
 	if len(list.Manifests) != 1 || header.Get("OCI-Filters-Applied") != "artifactType" {
 		t.Fatalf("referrers filtered by type: %+v with OCI-Filters-Applied %q", list.Manifests, header.Get("OCI-Filters-Applied"))
 	}
@@ -156,7 +157,7 @@ func TestArtifacts(t *testing.T) {
 	if err := s.Client.DeleteManifest(t.Context(), "app", d.Digest); err != nil {
 		t.Fatal(err)
 	}
-	if list, _ := referrers("?artifactType=" + artifactType); len(list.Manifests) != 0 {
+	if list, _ := referrers("?artifactType=" + url.QueryEscape(artifactType)); len(list.Manifests) != 0 {
 		t.Errorf("referrers after the deletion: %+v", list.Manifests)
 	}
 }

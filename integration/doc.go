@@ -13,11 +13,13 @@
 //
 // Environment:
 //
-//	SLIPWAY_BIN               the binary under test; default: built from ../cmd/slipway
+//	SLIPWAY_BIN               absolute path of the binary under test; default: built
+//	                          from ../cmd/slipway
 //	SLIPWAY_TOOLS             directory whose bin/ holds the Go-built clients
 //	SLIPWAY_SEED              seed of the random workloads; default: the clock, logged
 //	SLIPWAY_KILL_ROUNDS       rounds of kill -9, default 20
 //	SLIPWAY_POWERCUT_ROUNDS   rounds of power cuts, default 5
+//	SLIPWAY_ALLOW_SKIP        tools whose absence scripts/test.sh accepts
 //	SLIPWAY_CONFORMANCE_V1    path of the v1.1.1 conformance suite's test binary
 //	SLIPWAY_CONFORMANCE_V2    path of the newer conformance suite's program
 //	SLIPWAY_TEST_REGISTRY_CMD command of another registry to run the client

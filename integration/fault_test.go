@@ -25,16 +25,17 @@ func TestKill(t *testing.T) {
 	const perStore = 10 // rounds on one store: enough to pile up leftovers
 	random := seeded(t)
 	for first := 0; first < rounds; first += perStore {
-		killRounds(t, random, min(perStore, rounds-first))
+		killRounds(t, random, first, min(perStore, rounds-first))
 	}
 }
 
-// killRounds runs rounds of kill and restart on a store of their own.
-func killRounds(t *testing.T, random *rand.Rand, rounds int) {
+// killRounds runs rounds of kill and restart, counted from first, on a store of
+// their own.
+func killRounds(t *testing.T, random *rand.Rand, first, rounds int) {
 	t.Helper()
 	ledger := &workload.Ledger{}
 	s := slipway.Start(t, t.TempDir(), nil)
-	for i := range rounds {
+	for i := first; i < first+rounds; i++ {
 		load := workload.Start(s.Client, ledger, fmt.Sprintf("kill/r%d", i), pushers, random.Uint64())
 		pause(10*time.Millisecond, 600*time.Millisecond, random)
 		load.ExpectErrors()
@@ -49,7 +50,7 @@ func killRounds(t *testing.T, random *rand.Rand, rounds int) {
 		s.Stop()
 		s.Run("fsck")
 		t.Logf("round %d: %d acknowledged on this store, ready after %s", i, ledger.Acknowledged(), restart.Round(time.Millisecond))
-		if i < rounds-1 {
+		if i < first+rounds-1 {
 			s.Restart()
 		}
 	}
@@ -67,17 +68,18 @@ func TestPowerCut(t *testing.T) {
 	random := seeded(t)
 	lab := blockfs.NewLab(t)
 	for first := 0; first < rounds; first += perDisk {
-		powerCuts(t, lab, random, min(perDisk, rounds-first))
+		powerCuts(t, lab, random, first, min(perDisk, rounds-first))
 	}
 }
 
-// powerCuts runs rounds on a disk of their own, under one load.
-func powerCuts(t *testing.T, lab *blockfs.Lab, random *rand.Rand, rounds int) {
+// powerCuts runs rounds, counted from first, on a disk of their own and under
+// one server.
+func powerCuts(t *testing.T, lab *blockfs.Lab, random *rand.Rand, first, rounds int) {
 	t.Helper()
 	disk := lab.NewDisk(t, 2<<30)
 	ledger := &workload.Ledger{}
 	s := slipway.Start(t, filepath.Join(disk.Dir, "root"), nil)
-	for i := range rounds {
+	for i := first; i < first+rounds; i++ {
 		load := workload.Start(s.Client, ledger, fmt.Sprintf("cut/r%d", i), pushers, random.Uint64())
 		pause(50*time.Millisecond, 800*time.Millisecond, random)
 		acknowledged := ledger.Mark()

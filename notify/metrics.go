@@ -3,6 +3,7 @@ package notify
 import (
 	"context"
 	"math"
+	"net/http"
 	"strconv"
 	"time"
 
@@ -15,7 +16,7 @@ const (
 	typeSuccesses = "Successes" // delivered
 	typeFailures  = "Failures"  // deliveries answered by an error status
 	typeErrors    = "Errors"    // deliveries that got no answer, queue errors
-	typeDropped   = "Dropped"   // lost: queue full, refused for good, process ended
+	typeDropped   = "Dropped"   // lost: queue of pulls full, refused for good, unreadable
 )
 
 // metrics are the collectors. The label endpoint takes names from the
@@ -62,7 +63,8 @@ func (m *metrics) pending(n *Notifier) {
 func (m *metrics) event(kind, endpoint string) { m.events.WithLabelValues(kind, endpoint).Inc() }
 
 func (m *metrics) answered(status int, endpoint string) {
-	m.status.WithLabelValues(strconv.Itoa(status), endpoint).Inc()
+	// "200 OK", as Distribution labels it.
+	m.status.WithLabelValues(strconv.Itoa(status)+" "+http.StatusText(status), endpoint).Inc()
 }
 
 func (m *metrics) all() []prometheus.Collector {

@@ -207,6 +207,7 @@ func (n *Notifier) complete(ctx context.Context, e *Event) error {
 	if e.Time.IsZero() {
 		e.Time = n.o.Now()
 	}
+	e.Time = e.Time.UTC()
 	if e.Actor == nil {
 		e.Actor = oci.ActorFrom(ctx)
 	}

@@ -151,11 +151,8 @@ func (r *Registry) apply(ctx context.Context, out catalog.Collected) error {
 		if u.Manifest {
 			r.ram.Drop(cache.Key{Kind: kindManifest, Repo: u.Repo, Ref: string(u.Digest)})
 		} else {
-			r.ram.Drop(linkKey(u.Repo, u.Digest))
+			r.ram.Drop(blobKey(u.Repo, u.Digest))
 		}
-	}
-	for _, b := range out.Dropped {
-		r.ram.Drop(cache.Key{Kind: kindContent, Ref: string(b.Digest)})
 	}
 	return r.deleteObjects(ctx, out.Objects)
 }
@@ -203,7 +200,6 @@ func (r *Registry) deleteObjects(ctx context.Context, blobs []catalog.Blob) erro
 			errs = append(errs, err)
 			continue // stays marked; the next run tries again
 		}
-		r.ram.Drop(cache.Key{Kind: kindContent, Ref: string(d)})
 		gone = append(gone, d)
 	}
 	if len(gone) > 0 {

@@ -2,7 +2,6 @@ package registry
 
 import (
 	"context"
-	"crypto/sha512"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -39,6 +38,9 @@ func (r *Registry) CommitUpload(ctx context.Context, repo, id string, off, size 
 	if err := oci.CheckDigest(d); err != nil {
 		return oci.Descriptor{}, err
 	}
+	if err := u.checkOffset(off); err != nil {
+		return oci.Descriptor{}, err
+	}
 	intent := r.intend(ctx, u, size, d)
 	err = r.receive(ctx, u, off, size, body, d)
 	if intentErr := intent(); err == nil {
@@ -46,8 +48,6 @@ func (r *Registry) CommitUpload(ctx context.Context, repo, id string, off, size 
 	}
 	switch {
 	case err == nil:
-	case oci.HasCode(err, oci.CodeRangeInvalid):
-		return oci.Descriptor{}, err
 	case isStorageFull(err):
 		r.drop(ctx, u)
 		return oci.Descriptor{}, err
@@ -63,7 +63,7 @@ func (r *Registry) CommitUpload(ctx context.Context, repo, id string, off, size 
 		return oci.Descriptor{}, err
 	}
 	r.finish(u)
-	return desc, r.emit(ctx, Event{Action: ActionPush, Repo: repo, Descriptor: desc})
+	return desc, r.emit(ctx, Event{Action: ActionPush, Repo: repo, Blob: true, Descriptor: desc})
 }
 
 // intend records, while the body still comes in, that the upload is about to be
@@ -151,13 +151,13 @@ func (r *Registry) record(ctx context.Context, u *upload, d oci.Digest) (oci.Des
 		if err := r.cat.PutBlob(ctx, u.repo, catalog.Blob{Digest: d, Size: u.size, Content: content}, rowID); err != nil {
 			return desc, storeError("record the blob", err)
 		}
-		r.keepContent(d, content)
 		return desc, nil
 	}
 	// The content may be here already. It was received and checked all the
 	// same: knowing a digest must not be enough to be given the content.
 	_, err := r.cat.LinkBlob(ctx, u.repo, d, rowID)
 	if err == nil {
+		r.keepRow(u) // it is gone already
 		r.drop(ctx, u)
 		return desc, nil
 	}
@@ -171,21 +171,39 @@ func (r *Registry) record(ctx context.Context, u *upload, d oci.Digest) (oci.Des
 	err = u.obj.Commit(ctx, BlobKey(d))
 	u.obj, u.state = nil, ""
 	if err != nil {
+		r.unpublish(ctx, u, d)
 		return desc, storeError("store the blob", err)
 	}
 	if err := r.cat.PutBlob(ctx, u.repo, catalog.Blob{Digest: d, Size: u.size}, rowID); err != nil {
-		// Nobody knows of the object; the upload's row names it, so recovery
-		// would find it. Take it away now if that works.
-		if known, knownErr := r.cat.Known(ctx, d); knownErr == nil && !known {
-			err = errors.Join(err, r.store.Delete(ctx, BlobKey(d)))
-		}
+		r.unpublish(ctx, u, d)
 		return desc, storeError("record the blob", err)
 	}
 	return desc, nil
 }
 
+// unpublish takes away an object that may be in the store, but not in the
+// catalogue. Where that cannot be done now, the upload's row, which names the
+// digest, is left for recovery.
+func (r *Registry) unpublish(ctx context.Context, u *upload, d oci.Digest) {
+	known, err := r.cat.Known(ctx, d)
+	if err == nil && !known {
+		err = r.store.Delete(ctx, BlobKey(d))
+	}
+	if err != nil {
+		r.keepRow(u)
+		r.log.Warn("take back a blob that could not be recorded; the next start will", "digest", d, "err", err)
+	}
+}
+
+// keepRow makes drop leave the upload's row alone.
+func (r *Registry) keepRow(u *upload) {
+	r.uploads.mu.Lock()
+	u.saved = false
+	r.uploads.mu.Unlock()
+}
+
 // publishVerified is for a client that sent chunks before it said that it would
-// use sha512: the sum must be computed from the store. The bytes lie under a key
+// use another digest than sha256: the sum must be computed from the store. The bytes lie under a key
 // of their own until they are known to be right.
 func (r *Registry) publishVerified(ctx context.Context, u *upload, d oci.Digest) (oci.Descriptor, error) {
 	if err := r.openObject(ctx, u, 0, false); err != nil {
@@ -212,11 +230,11 @@ func (r *Registry) publishVerified(ctx context.Context, u *upload, d oci.Digest)
 		return oci.Descriptor{}, storeError("store the blob", err)
 	}
 	u.obj = dst // dropped with the upload if anything below fails
-	sum := sha512.New()
+	sum := newHash(algorithm(d))
 	if _, err := io.Copy(io.MultiWriter(dst, sum), io.LimitReader(src, u.size)); err != nil {
 		return oci.Descriptor{}, storeError("store the blob", err)
 	}
-	if got := oci.Digest("sha512:" + hex.EncodeToString(sum.Sum(nil))); got != d {
+	if got := oci.Digest(algorithm(d) + ":" + hex.EncodeToString(sum.Sum(nil))); got != d {
 		return oci.Descriptor{}, digestMismatch(d, got, u.size)
 	}
 	return r.record(ctx, u, d)
@@ -240,7 +258,7 @@ func (r *Registry) MountBlob(ctx context.Context, to, from string, d oci.Digest)
 		return oci.Descriptor{}, storeError(fmt.Sprintf("mount blob %s", d), err)
 	}
 	desc := blobDescriptor(d, b.Size)
-	return desc, r.emit(ctx, Event{Action: ActionMount, Repo: to, FromRepo: from, Descriptor: desc})
+	return desc, r.emit(ctx, Event{Action: ActionMount, Repo: to, Blob: true, FromRepo: from, Descriptor: desc})
 }
 
 // DeleteBlob implements oci.Deleter.
@@ -257,6 +275,6 @@ func (r *Registry) DeleteBlob(ctx context.Context, repo string, d oci.Digest) er
 	case err != nil:
 		return storeError(fmt.Sprintf("delete blob %s", d), err)
 	}
-	r.ram.Drop(linkKey(repo, d))
-	return r.emit(ctx, Event{Action: ActionDelete, Repo: repo, Descriptor: oci.Descriptor{Digest: d}})
+	r.ram.Drop(blobKey(repo, d))
+	return r.emit(ctx, Event{Action: ActionDelete, Repo: repo, Blob: true, Descriptor: oci.Descriptor{Digest: d}})
 }

@@ -16,9 +16,15 @@ import (
 const (
 	kindTag      = iota // repo, tag -> oci.Digest
 	kindManifest        // repo, digest -> *oci.Manifest
-	kindLink            // repo, digest -> int64, the blob's size
-	kindContent         // "", digest -> []byte
+	kindBlob            // repo, digest -> *ramBlob
 )
+
+// ramBlob is a blob of a repository. content is nil for one larger than
+// ramBlobMax.
+type ramBlob struct {
+	size    int64
+	content []byte
+}
 
 // ramBlobMax is the largest blob in bytes whose content is kept in RAM: configs
 // and the small layers whose cost is all in opening them. Larger ones come from
@@ -36,53 +42,64 @@ func manifestUnknown(repo, ref string) error {
 // ResolveBlob implements oci.Reader. It is what a pusher asks before it leaves
 // an upload out, so the blob is kept for a grace period from now on.
 func (r *Registry) ResolveBlob(ctx context.Context, repo string, d oci.Digest) (oci.Descriptor, error) {
-	size, err := r.blobSize(ctx, repo, d)
+	b, err := r.blob(ctx, repo, d)
 	if err != nil {
 		return oci.Descriptor{}, err
 	}
 	r.seen.add(seenKey{repo, d}, r.opts.Clock())
-	return blobDescriptor(d, size), nil
+	return blobDescriptor(d, b.size), nil
 }
 
 func blobDescriptor(d oci.Digest, size int64) oci.Descriptor {
 	return oci.Descriptor{MediaType: oci.MediaTypeOctetStream, Digest: d, Size: size}
 }
 
-// blobSize looks a blob up in a repository.
-func (r *Registry) blobSize(ctx context.Context, repo string, d oci.Digest) (int64, error) {
-	k := cache.Key{Kind: kindLink, Repo: repo, Ref: string(d)}
-	if v, ok := r.ram.Get(k); ok {
-		return v.(int64), nil
-	}
-	epoch := r.ram.Epoch(k)
-	b, err := r.cat.Blob(ctx, repo, d)
-	if errors.Is(err, catalog.ErrNotFound) {
-		return 0, blobUnknown(repo, d)
-	}
-	if err != nil {
-		return 0, fmt.Errorf("look up blob %s: %w", d, err)
-	}
-	r.ram.Put(k, b.Size, 0, epoch)
-	if b.Content != nil {
-		r.keepContent(d, b.Content)
-	}
-	return b.Size, nil
+// blobKey is the key under which RAM keeps a blob of a repository.
+func blobKey(repo string, d oci.Digest) cache.Key {
+	return cache.Key{Kind: kindBlob, Repo: repo, Ref: string(d)}
 }
 
-// keepContent takes a blob's bytes into RAM. Contents are named by what they
-// are, so they can never be out of date.
-func (r *Registry) keepContent(d oci.Digest, b []byte) {
-	k := cache.Key{Kind: kindContent, Ref: string(d)}
-	r.ram.Put(k, b, int64(len(b)), r.ram.Epoch(k))
+// blob looks a blob up in a repository. The result has the content of a small
+// one.
+func (r *Registry) blob(ctx context.Context, repo string, d oci.Digest) (*ramBlob, error) {
+	k := blobKey(repo, d)
+	if v, ok := r.ram.Get(k); ok {
+		return v.(*ramBlob), nil
+	}
+	epoch := r.ram.Epoch(k)
+	row, err := r.cat.Blob(ctx, repo, d)
+	if errors.Is(err, catalog.ErrNotFound) {
+		return nil, blobUnknown(repo, d)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look up blob %s: %w", d, err)
+	}
+	switch {
+	case row.Size == 0:
+		row.Content = []byte{}
+	case row.Content == nil && row.Size <= ramBlobMax:
+		if row.Content, err = r.readObject(ctx, d, row.Size); err != nil {
+			return nil, r.lost(ctx, repo, d, err)
+		}
+	}
+	if row.Content != nil && int64(len(row.Content)) != row.Size {
+		return nil, r.lost(ctx, repo, d, fmt.Errorf("%d bytes are stored, the catalogue says %d", len(row.Content), row.Size))
+	}
+	b := &ramBlob{row.Size, row.Content}
+	r.ram.Put(k, b, ramBlobBytes+int64(len(b.content)), epoch)
+	return b, nil
 }
+
+// ramBlobBytes is what a ramBlob costs beside its content.
+const ramBlobBytes = 32
 
 // GetBlob implements oci.Reader.
 func (r *Registry) GetBlob(ctx context.Context, repo string, d oci.Digest) (oci.Content, error) {
-	size, err := r.blobSize(ctx, repo, d)
+	b, err := r.blob(ctx, repo, d)
 	if err != nil {
 		return nil, err
 	}
-	c, err := r.openBlob(ctx, d, size, 0, size)
+	c, err := r.openBlob(ctx, repo, d, b, 0, b.size)
 	if err == nil && r.opts.PullEvents {
 		err = r.pulledBlob(ctx, repo, c)
 	}
@@ -90,7 +107,7 @@ func (r *Registry) GetBlob(ctx context.Context, repo string, d oci.Digest) (oci.
 }
 
 func (r *Registry) pulledBlob(ctx context.Context, repo string, c oci.Content) error {
-	err := r.emit(ctx, Event{Action: ActionPull, Repo: repo, Descriptor: c.Descriptor()})
+	err := r.emit(ctx, Event{Action: ActionPull, Repo: repo, Blob: true, Descriptor: c.Descriptor()})
 	if err != nil {
 		c.Close()
 	}
@@ -99,69 +116,47 @@ func (r *Registry) pulledBlob(ctx context.Context, repo string, c oci.Content) e
 
 // GetBlobRange implements oci.Reader.
 func (r *Registry) GetBlobRange(ctx context.Context, repo string, d oci.Digest, off, n int64) (oci.Content, error) {
-	size, err := r.blobSize(ctx, repo, d)
+	b, err := r.blob(ctx, repo, d)
 	if err != nil {
 		return nil, err
 	}
+	size := b.size
 	if off < 0 || off >= size {
 		return nil, oci.Errorf(oci.CodeRangeInvalid, "range begins at byte %d of a blob of %d bytes", off, size)
 	}
 	if n < 0 || n > size-off {
 		n = size - off
 	}
-	return r.openBlob(ctx, d, size, off, n)
+	return r.openBlob(ctx, repo, d, b, off, n)
 }
 
-func (r *Registry) openBlob(ctx context.Context, d oci.Digest, size, off, n int64) (oci.Content, error) {
-	if size <= ramBlobMax {
-		b, err := r.smallBlob(ctx, d, size)
-		if err != nil {
-			return nil, err
-		}
-		return &ramContent{digest: d, size: size, rest: b[off : off+n]}, nil
+func (r *Registry) openBlob(ctx context.Context, repo string, d oci.Digest, b *ramBlob, off, n int64) (oci.Content, error) {
+	size := b.size
+	if b.content != nil {
+		return &ramContent{digest: d, size: size, rest: b.content[off : off+n]}, nil
 	}
 	obj, err := r.store.Get(ctx, BlobKey(d), off, n)
 	if err != nil {
-		return nil, r.lost(d, err)
+		return nil, r.lost(ctx, repo, d, err)
 	}
 	if got := obj.Info().Size; got != size {
 		obj.Close()
-		return nil, r.lost(d, fmt.Errorf("the object has %d bytes, the catalogue says %d", got, size))
+		return nil, r.lost(ctx, repo, d, fmt.Errorf("the object has %d bytes, the catalogue says %d", got, size))
 	}
 	return &storeContent{Object: obj, digest: d}, nil
 }
 
-// lost reports a blob the catalogue knows and the store cannot give.
-func (r *Registry) lost(d oci.Digest, err error) error {
+// lost reports a blob the catalogue knows and the store cannot give, unless it
+// was deleted since the catalogue was asked.
+func (r *Registry) lost(ctx context.Context, repo string, d oci.Digest, err error) error {
 	if errors.Is(err, context.Canceled) {
 		return err
 	}
+	if _, gone := r.cat.Blob(ctx, repo, d); errors.Is(gone, catalog.ErrNotFound) {
+		return blobUnknown(repo, d)
+	}
 	r.log.Error("blob cannot be read; run slipway fsck", "digest", d, "err", err)
 	return &oci.Error{Code: oci.CodeUnknown, Message: fmt.Sprintf("blob %s cannot be read from the store", d), Err: err}
-}
-
-// smallBlob returns a blob's bytes, from RAM if they are there.
-func (r *Registry) smallBlob(ctx context.Context, d oci.Digest, size int64) ([]byte, error) {
-	if v, ok := r.ram.Get(cache.Key{Kind: kindContent, Ref: string(d)}); ok {
-		return v.([]byte), nil
-	}
-	b, err := r.cat.StoredBlob(ctx, d)
-	if errors.Is(err, catalog.ErrNotFound) {
-		return nil, blobUnknown("", d) // deleted since the look-up
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read blob %s: %w", d, err)
-	}
-	if b.Content == nil {
-		if b.Content, err = r.readObject(ctx, d, size); err != nil {
-			return nil, r.lost(d, err)
-		}
-	}
-	if int64(len(b.Content)) != size {
-		return nil, r.lost(d, fmt.Errorf("%d bytes are stored, the catalogue says %d", len(b.Content), size))
-	}
-	r.keepContent(d, b.Content)
-	return b.Content, nil
 }
 
 func (r *Registry) readObject(ctx context.Context, d oci.Digest, size int64) ([]byte, error) {

@@ -37,6 +37,8 @@ type Event struct {
 	Repo   string
 	// Tag is set where the request named one.
 	Tag string
+	// Blob tells that Descriptor is a blob's and not a manifest's.
+	Blob bool
 	// Descriptor of the manifest or blob; of a deletion only the digest.
 	Descriptor oci.Descriptor
 	// References are the contents a pushed manifest names.

@@ -33,6 +33,15 @@ type RetentionRule struct {
 	KeepPulledWithin time.Duration
 }
 
+// RetainOptions of [Registry.Retain]. The zero value removes what is due.
+type RetainOptions struct {
+	// DryRun reports what would go and changes nothing.
+	DryRun bool
+	// Now also removes images that a client may just have been told of. It is
+	// safe only while nobody pushes.
+	Now bool
+}
+
 // TagDecision is what became of a tag, and why.
 type TagDecision struct {
 	Repo, Tag string
@@ -101,12 +110,12 @@ func CheckRetention(rules []RetentionRule) error {
 // of their own: they go with the image. A tag pushed again, or whose manifest
 // a client has just been told of, is left for the next time; as for the
 // collector, that is everything within a grace period of the start.
-func (r *Registry) Retain(ctx context.Context, rules []RetentionRule, dryRun bool) (RetentionReport, error) {
+func (r *Registry) Retain(ctx context.Context, rules []RetentionRule, o RetainOptions) (RetentionReport, error) {
 	var rep RetentionReport
 	if err := CheckRetention(rules); err != nil {
 		return rep, err
 	}
-	if err := r.deletable(); err != nil && !dryRun {
+	if err := r.deletable(); err != nil && !o.DryRun {
 		return rep, err
 	}
 	if err := r.flushPulls(ctx); err != nil {
@@ -129,7 +138,7 @@ func (r *Registry) Retain(ctx context.Context, rules []RetentionRule, dryRun boo
 				continue
 			}
 			rep.Repositories++
-			if err := r.retainIn(ctx, repo, about, dryRun, &rep); err != nil {
+			if err := r.retainIn(ctx, repo, about, o, &rep); err != nil {
 				return rep, fmt.Errorf("apply the retention rules to %s: %w", repo, err)
 			}
 		}
@@ -145,7 +154,7 @@ func (r *Registry) Retain(ctx context.Context, rules []RetentionRule, dryRun boo
 var attached = regexp.MustCompile(`^sha256-([0-9a-f]{64})(\.(sig|att|sbom))?$`)
 
 // retainIn applies the rules to one repository.
-func (r *Registry) retainIn(ctx context.Context, repo string, rules []RetentionRule, dryRun bool, rep *RetentionReport) error {
+func (r *Registry) retainIn(ctx context.Context, repo string, rules []RetentionRule, o RetainOptions, rep *RetentionReport) error {
 	tags, err := r.cat.RetentionInfos(ctx, repo)
 	if err != nil {
 		return err
@@ -171,7 +180,7 @@ func (r *Registry) retainIn(ctx context.Context, repo string, rules []RetentionR
 		}
 		rank++
 		if d.Reason == "" {
-			if d, err = r.retire(ctx, d, t, dryRun, rep); err != nil {
+			if d, err = r.retire(ctx, d, t, o, rep); err != nil {
 				return err
 			}
 		}
@@ -181,7 +190,7 @@ func (r *Registry) retainIn(ctx context.Context, repo string, rules []RetentionR
 		rep.add(d)
 	}
 	for _, t := range hung {
-		if err := r.retainHung(ctx, repo, t, going, dryRun, rep); err != nil {
+		if err := r.retainHung(ctx, repo, t, going, o, rep); err != nil {
 			return err
 		}
 	}
@@ -189,7 +198,7 @@ func (r *Registry) retainIn(ctx context.Context, repo string, rules []RetentionR
 }
 
 // retainHung removes a tag that belongs to an image if the image is gone.
-func (r *Registry) retainHung(ctx context.Context, repo string, t catalog.TagInfo, going map[oci.Digest]bool, dryRun bool, rep *RetentionReport) error {
+func (r *Registry) retainHung(ctx context.Context, repo string, t catalog.TagInfo, going map[oci.Digest]bool, o RetainOptions, rep *RetentionReport) error {
 	d := TagDecision{Repo: repo, Tag: t.Name, Digest: t.Digest}
 	image := oci.Digest("sha256:" + attached.FindStringSubmatch(t.Name)[1])
 	immutable := r.immutableIn(repo)
@@ -199,10 +208,10 @@ func (r *Registry) retainHung(ctx context.Context, repo string, t catalog.TagInf
 		return err
 	case immutable != nil && immutable(t.Name):
 		d.Reason = "immutable"
-	case err == nil && !(dryRun && going[image]):
+	case err == nil && !(o.DryRun && going[image]):
 		d.Reason = "belongs to " + image.String()
 	default:
-		if d, err = r.retire(ctx, d, t, dryRun, rep); err != nil {
+		if d, err = r.retire(ctx, d, t, o, rep); err != nil {
 			return err
 		}
 	}
@@ -232,15 +241,19 @@ func keepReason(rules []RetentionRule, t catalog.TagInfo, rank int, now time.Tim
 }
 
 // retire removes a tag that no rule keeps, and tells what came of it.
-func (r *Registry) retire(ctx context.Context, d TagDecision, t catalog.TagInfo, dryRun bool, rep *RetentionReport) (TagDecision, error) {
+func (r *Registry) retire(ctx context.Context, d TagDecision, t catalog.TagInfo, o RetainOptions, rep *RetentionReport) (TagDecision, error) {
 	d.Removed, d.Reason = true, "no rule keeps it"
-	if dryRun {
+	if o.DryRun {
 		return d, nil
 	}
-	manifests, err := r.cat.RetireTag(ctx, d.Repo, t, func(m oci.Digest) bool {
-		_, keep := r.keep(d.Repo, m)
-		return keep
-	})
+	var keep func(oci.Digest) bool
+	if !o.Now {
+		keep = func(m oci.Digest) bool {
+			_, keep := r.keep(d.Repo, m)
+			return keep
+		}
+	}
+	manifests, err := r.cat.RetireTag(ctx, d.Repo, t, keep)
 	switch {
 	case errors.Is(err, catalog.ErrChanged):
 		d.Removed, d.Reason = false, "pushed or removed meanwhile"

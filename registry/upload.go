@@ -17,7 +17,6 @@ import (
 	"sync"
 	"time"
 
-	"example.org/slipway/cache"
 	"example.org/slipway/catalog"
 	"example.org/slipway/objstore"
 	"example.org/slipway/oci"
@@ -51,6 +50,10 @@ type uploads struct {
 	r    *Registry
 	mu   sync.Mutex
 	byID map[string]*upload
+	// restoring is held from reading an upload's row until it is in byID. As a
+	// row is deleted before the upload leaves byID, a row read under it is never
+	// that of an upload that has ended. It is locked before mu.
+	restoring sync.Mutex
 	// timer saves uploads that stay open; see saveAfter.
 	timer  *time.Timer
 	closed bool
@@ -105,18 +108,10 @@ func (us *uploads) add(u *upload) error {
 
 // find returns an upload of a repository, from the catalogue if need be.
 func (us *uploads) find(ctx context.Context, repo, id string) (*upload, error) {
-	us.mu.Lock()
-	u := us.byID[id]
-	us.mu.Unlock()
+	u := us.inRAM(id)
 	if u == nil {
-		row, err := us.r.cat.Upload(ctx, repo, id)
-		if errors.Is(err, catalog.ErrNotFound) {
-			return nil, uploadUnknown(repo, id)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("look up upload %s: %w", id, err)
-		}
-		if u, err = us.restore(row); err != nil {
+		var err error
+		if u, err = us.fromCatalog(ctx, repo, id); err != nil {
 			return nil, err
 		}
 	}
@@ -124,6 +119,28 @@ func (us *uploads) find(ctx context.Context, repo, id string) (*upload, error) {
 		return nil, uploadUnknown(repo, id)
 	}
 	return u, nil
+}
+
+func (us *uploads) inRAM(id string) *upload {
+	us.mu.Lock()
+	defer us.mu.Unlock()
+	return us.byID[id]
+}
+
+func (us *uploads) fromCatalog(ctx context.Context, repo, id string) (*upload, error) {
+	us.restoring.Lock()
+	defer us.restoring.Unlock()
+	if u := us.inRAM(id); u != nil {
+		return u, nil
+	}
+	row, err := us.r.cat.Upload(ctx, repo, id)
+	if errors.Is(err, catalog.ErrNotFound) {
+		return nil, uploadUnknown(repo, id)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look up upload %s: %w", id, err)
+	}
+	return us.restore(row)
 }
 
 func uploadUnknown(repo, id string) error {
@@ -156,13 +173,13 @@ func algorithm(d oci.Digest) string {
 	return "sha256"
 }
 
-func (u *upload) setHash(alg string) {
-	u.alg = alg
+func (u *upload) setHash(alg string) { u.alg, u.hash = alg, newHash(alg) }
+
+func newHash(alg string) hash.Hash {
 	if alg == "sha512" {
-		u.hash = sha512.New()
-	} else {
-		u.alg, u.hash = "sha256", sha256.New()
+		return sha512.New()
 	}
+	return sha256.New()
 }
 
 // acquire finds an upload and holds it for the caller alone.
@@ -221,6 +238,9 @@ func (r *Registry) AppendUpload(ctx context.Context, repo, id string, off, size 
 // park closes what the upload holds open and saves where it stands. It runs
 // also when the client has gone, hence the context of its own.
 func (r *Registry) park(ctx context.Context, u *upload) error {
+	if u.gone { // the store lost it: a row would bring back what cannot go on
+		return nil
+	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
 	if u.obj != nil {
@@ -291,16 +311,23 @@ var bufferPool = sync.Pool{New: func() any { b := make([]byte, 256<<10); return 
 // receive adds a request's body to the upload. u.mu is held. want is the digest
 // the upload is to have, where it is known, so that the right sum is computed.
 func (r *Registry) receive(ctx context.Context, u *upload, off, size int64, body io.Reader, want oci.Digest) error {
-	if off != oci.AtEnd && off != u.size {
-		return oci.Errorf(oci.CodeRangeInvalid, "the chunk begins at byte %d, the upload stands at %d", off, u.size)
+	if err := u.checkOffset(off); err != nil {
+		return err
 	}
 	if body == nil || size == 0 {
-		return nil
+		return checkLength(size, 0)
 	}
 	if u.hash == nil {
 		u.setHash(algorithm(want))
 	}
 	return r.copyBody(ctx, u, size, body)
+}
+
+func (u *upload) checkOffset(off int64) error {
+	if off != oci.AtEnd && off != u.size {
+		return oci.Errorf(oci.CodeRangeInvalid, "the chunk begins at byte %d, the upload stands at %d", off, u.size)
+	}
+	return nil
 }
 
 func (r *Registry) copyBody(ctx context.Context, u *upload, size int64, body io.Reader) error {
@@ -314,6 +341,12 @@ func (r *Registry) copyBody(ctx context.Context, u *upload, size int64, body io.
 	}
 	var got int64
 	for {
+		if size >= 0 && got == size {
+			return checkEnd(body, size)
+		}
+		if size >= 0 && size-got < int64(len(buf)) {
+			buf = buf[:size-got]
+		}
 		n, err := body.Read(buf)
 		if n > 0 {
 			got += int64(n)
@@ -322,7 +355,7 @@ func (r *Registry) copyBody(ctx context.Context, u *upload, size int64, body io.
 			}
 		}
 		switch {
-		case err == io.EOF || (err == nil && size >= 0 && got == size):
+		case err == io.EOF:
 			return checkLength(size, got)
 		case err != nil:
 			return bodyError(err, size, got)
@@ -331,10 +364,26 @@ func (r *Registry) copyBody(ctx context.Context, u *upload, size int64, body io.
 }
 
 func checkLength(size, got int64) error {
-	if size >= 0 && got != size {
+	if size > 0 && got != size {
 		return oci.Errorf(oci.CodeSizeInvalid, "the body has %d bytes, %d were announced", got, size)
 	}
 	return nil
+}
+
+// checkEnd makes sure that nothing follows the announced bytes, which a client
+// would believe to be stored.
+func checkEnd(body io.Reader, size int64) error {
+	var one [1]byte
+	for {
+		switch n, err := body.Read(one[:]); {
+		case n > 0:
+			return oci.Errorf(oci.CodeSizeInvalid, "the body has more than the %d bytes that were announced", size)
+		case err == io.EOF:
+			return nil
+		case err != nil:
+			return bodyError(err, size, size)
+		}
+	}
 }
 
 // bodyError describes a body that broke off.
@@ -418,7 +467,6 @@ func (r *Registry) drop(ctx context.Context, u *upload) {
 	defer cancel()
 	u.gone = true
 	r.uploads.mu.Lock()
-	delete(r.uploads.byID, u.id)
 	saved := u.saved
 	r.uploads.mu.Unlock()
 	var errs []error
@@ -432,12 +480,8 @@ func (r *Registry) drop(ctx context.Context, u *upload) {
 	if saved {
 		errs = append(errs, r.cat.DeleteUploads(ctx, u.id))
 	}
+	r.finish(u) // last: while it is in RAM nobody restores it from its row
 	if err := errors.Join(errs...); err != nil {
 		r.log.Warn("free an upload", "upload", u.id, "repo", u.repo, "err", err)
 	}
-}
-
-// linkKey is the key under which RAM keeps that a repository shows a blob.
-func linkKey(repo string, d oci.Digest) cache.Key {
-	return cache.Key{Kind: kindLink, Repo: repo, Ref: string(d)}
 }

@@ -47,6 +47,7 @@ type Server struct {
 	// access is nil without an access log.
 	access *trace.Writer
 
+	handler         *server.Server
 	http, debug     *http.Server
 	listen, debugLn net.Listener
 	admin           *adminServer
@@ -78,9 +79,7 @@ func New(ctx context.Context, cfg *config.Config, o *Options) (_ *Server, err er
 	if err := s.openLogs(o); err != nil {
 		return nil, err
 	}
-	if s.notifier, err = newNotifier(cfg, s.log); err != nil {
-		return nil, err
-	}
+	s.notifier = newNotifier(cfg, s.log)
 	if s.root, err = openRoot(ctx, cfg, s.log, s.notifier.hook()); err != nil {
 		return nil, err
 	}
@@ -180,7 +179,7 @@ func openRoot(ctx context.Context, cfg *config.Config, log *slog.Logger, onEvent
 		return nil, err
 	}
 	opts.OnEvent = onEvent
-	opts.PullEvents = onEvent != nil && wantsPulls(cfg)
+	opts.PullEvents = onEvent != nil
 	if r.reg, err = registry.New(ctx, r.cat, r.store, opts); err != nil {
 		return nil, err
 	}
@@ -259,12 +258,12 @@ func (s *Server) setUpHTTP() error {
 	if th := s.auth.TokenHandler(); th != nil {
 		so.Token, so.TokenPath = th, "/token"
 	}
-	handler := server.New(s.root.reg, so)
-	s.metrics.MustRegister(handler.Metrics()...)
+	s.handler = server.New(s.root.reg, so)
+	s.metrics.MustRegister(s.handler.Metrics()...)
 	s.metrics.MustRegister(s.root.reg.Metrics()...)
 	s.metrics.MustRegister(s.notifier.metrics()...)
 	s.health = newHealth(s.cfg, s.root.reg, s.log)
-	s.http = newHTTPServer(h, s.log, traced(s.cfg, handler))
+	s.http = newHTTPServer(h, s.log, traced(s.cfg, s.handler))
 	if err := s.bind(); err != nil {
 		return err
 	}
@@ -310,6 +309,7 @@ func (s *Server) Run(ctx context.Context) error {
 	run("serve administration", s.admin.serve)
 	run("send notifications", func() error { return s.notifier.run(ctx) })
 	run("background work", func() error { s.runJobs(ctx); return nil })
+	run("memory", func() error { keepSmall(ctx, s.handler.Served); return nil })
 	run("health checks", func() error { s.health.run(ctx); return nil })
 	notifySystemd("READY=1")
 	s.log.Info("serving", "addr", s.listen.Addr().String(), "root", s.root.dir, "tls", s.certs != nil, "auth", !s.auth.Open())
@@ -361,9 +361,6 @@ func (s *Server) Close() error {
 		}
 		if s.admin != nil {
 			s.admin.stop()
-		}
-		if s.notifier != nil {
-			s.notifier.close()
 		}
 		if s.root != nil {
 			errs = append(errs, s.root.close(ctx))

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net/http"
-	"os"
 
 	"go.opentelemetry.io/contrib/instrumentation/net/http/otelhttp"
 	"go.opentelemetry.io/otel"
@@ -17,23 +16,15 @@ import (
 	"example.org/slipway/config"
 )
 
-func tracingEnabled(cfg *config.Config) bool {
-	return cfg.Tracing.Enabled || os.Getenv("OTEL_TRACES_EXPORTER") == "otlp"
-}
-
 // startTracing sets up OpenTelemetry where it is asked for; it is off otherwise,
 // and then costs nothing. The returned function, nil when off, sends what is
 // left.
 func startTracing(ctx context.Context, cfg *config.Config) (func(context.Context) error, error) {
-	if !tracingEnabled(cfg) {
+	if !cfg.Tracing.Enabled {
 		return nil, nil
 	}
 	t := &cfg.Tracing
-	var opts []otlptracehttp.Option
-	// The standard variables win over the default of the configuration.
-	if os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT") == "" && os.Getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") == "" {
-		opts = append(opts, otlptracehttp.WithEndpointURL(t.Endpoint))
-	}
+	opts := []otlptracehttp.Option{otlptracehttp.WithEndpointURL(t.Endpoint)}
 	if len(t.Headers) > 0 {
 		headers := map[string]string{}
 		for k, v := range t.Headers {
@@ -59,7 +50,7 @@ func startTracing(ctx context.Context, cfg *config.Config) (func(context.Context
 
 // traced wraps the handler where tracing is on.
 func traced(cfg *config.Config, h http.Handler) http.Handler {
-	if !tracingEnabled(cfg) {
+	if !cfg.Tracing.Enabled {
 		return h
 	}
 	return otelhttp.NewHandler(h, "registry")

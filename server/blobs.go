@@ -3,9 +3,12 @@ package server
 import (
 	"errors"
 	"io"
+	"net"
 	"net/http"
+	"os"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"example.org/slipway/oci"
 )
@@ -58,20 +61,28 @@ func (s *Server) getBlob(q *request) error {
 	contentHeaders(h, d, c.Descriptor().Size)
 	h["Content-Type"] = octetStream
 	h["Accept-Ranges"] = acceptBytes
-	return sendContent(q.w, c)
+	return q.sendContent(c)
 }
 
-// sendContent sends a body. Errors of the source are told apart from those of
-// the client by where the count stops.
-func sendContent(w *response, c oci.Content) error {
-	if _, err := c.WriteTo(w); err != nil {
-		var e *oci.Error
-		if errors.As(err, &e) {
-			return err
-		}
+// sendContent sends a body. A client that went away is nobody's fault; a source
+// that broke off is for the log.
+func (q *request) sendContent(c oci.Content) error {
+	_, err := c.WriteTo(q.w)
+	if err != nil && (q.ctx().Err() != nil || fromNetwork(err)) {
 		return errClientGone
 	}
-	return nil
+	return err
+}
+
+// fromNetwork tells whether an error came from the client's connection. The type
+// does not tell: sendfile reports a bad disk as the connection's error, too.
+func fromNetwork(err error) bool {
+	for _, e := range []error{syscall.EPIPE, syscall.ECONNRESET, syscall.ECONNABORTED, syscall.ETIMEDOUT, net.ErrClosed, os.ErrDeadlineExceeded, io.ErrClosedPipe} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
 }
 
 // getBlobWith answers conditional requests and ranges.
@@ -110,7 +121,7 @@ func (s *Server) getBlobWith(q *request, d oci.Digest) error {
 		h["Content-Range"] = []string{"bytes " + strconv.FormatInt(off, 10) + "-" + strconv.FormatInt(off+n-1, 10) + "/" + strconv.FormatInt(desc.Size, 10)}
 		q.w.WriteHeader(http.StatusPartialContent)
 	}
-	return sendContent(q.w, c)
+	return q.sendContent(c)
 }
 
 // Outcomes of parseRange.

@@ -73,6 +73,10 @@ func (s *Server) listTags(q *request) error {
 	return s.sendNames(q, map[string]any{"name": q.Repo}, "tags", tags, more && n > 0, n)
 }
 
+// catalogBatch is how many names the catalogue is read in at least: a client
+// that may see few of them must not cost a query each.
+const catalogBatch = 200
+
 // listRepositories answers GET /v2/_catalog with the repositories the client may
 // pull from.
 func (s *Server) listRepositories(q *request) error {
@@ -88,7 +92,7 @@ func (s *Server) listRepositories(q *request) error {
 	for more && len(names) < n {
 		// One page from the registry may hold little that this client may see.
 		var batch []string
-		batch, more, err = s.reg.Repositories(q.ctx(), last, n)
+		batch, more, err = s.reg.Repositories(q.ctx(), last, max(n, catalogBatch))
 		if err != nil {
 			return err
 		}

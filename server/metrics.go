@@ -4,6 +4,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -20,6 +21,7 @@ type metrics struct {
 	sent     *prometheus.CounterVec
 	received *prometheus.CounterVec
 	inFlight prometheus.Gauge
+	served   atomic.Int64
 
 	mu    sync.RWMutex
 	cells map[cellKey]*cell
@@ -59,6 +61,7 @@ func (m *metrics) collectors() []prometheus.Collector {
 }
 
 func (m *metrics) observe(kind oci.Kind, method string, status int, took time.Duration, received, sent int64) {
+	m.served.Add(1)
 	c := m.cell(cellKey{kind, uint8(methodIndex(method)), status})
 	c.requests.Inc()
 	c.duration.Observe(took.Seconds())

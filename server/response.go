@@ -24,10 +24,11 @@ import (
 // without which net/http could not use sendfile.
 type response struct {
 	http.ResponseWriter
-	idle     time.Duration
-	status   int
-	written  int64
-	deadline bool // a write deadline is set
+	idle    time.Duration
+	status  int
+	written int64
+	// since is how many bytes were written under the present deadline.
+	since int64
 	// clientGone says that the body was cut short, so that nothing can be
 	// answered any more.
 	clientGone bool
@@ -52,26 +53,43 @@ func (w *response) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 // WriteHeader implements http.ResponseWriter.
 func (w *response) WriteHeader(status int) {
 	if w.status == 0 && status >= 200 {
-		w.status = status
+		w.begin(status)
 	}
 	w.ResponseWriter.WriteHeader(status)
 }
 
-// bigWrite is the size in bytes from which a write can block on a slow client:
-// smaller ones fit the socket's buffer.
-const bigWrite = 64 << 10
+// begin notes the status and gives the answer its first deadline. Small answers
+// need one too: a client that sends requests and reads nothing fills the socket
+// with them. net/http takes the deadline back when the answer is out.
+func (w *response) begin(status int) {
+	w.status = status
+	w.setDeadline()
+}
 
+func (w *response) setDeadline() {
+	w.since = 0
+	_ = http.NewResponseController(w.ResponseWriter).SetWriteDeadline(time.Now().Add(w.idle))
+}
+
+// awaitBody bounds the wait for the next bytes of the request's body.
+func (w *response) awaitBody() {
+	_ = http.NewResponseController(w.ResponseWriter).SetReadDeadline(time.Now().Add(w.idle))
+}
+
+// deadlineBytes is how much may be written under one deadline.
+const deadlineBytes = 64 << 10
+
+// extend gives the next n bytes a new deadline once the last is used up.
 func (w *response) extend(n int64) {
-	if n >= bigWrite {
-		_ = http.NewResponseController(w.ResponseWriter).SetWriteDeadline(time.Now().Add(w.idle))
-		w.deadline = true
+	if w.since += n; w.since >= deadlineBytes {
+		w.setDeadline()
 	}
 }
 
 // Write implements io.Writer.
 func (w *response) Write(p []byte) (int, error) {
 	if w.status == 0 {
-		w.status = http.StatusOK
+		w.begin(http.StatusOK)
 	}
 	w.extend(int64(len(p)))
 	n, err := w.ResponseWriter.Write(p)
@@ -91,7 +109,7 @@ func (w *response) ReadFrom(src io.Reader) (int64, error) {
 		return io.Copy(struct{ io.Writer }{w}, src)
 	}
 	if w.status == 0 {
-		w.status = http.StatusOK
+		w.begin(http.StatusOK)
 	}
 	rest, file := int64(1)<<62, src
 	if lr, ok := src.(*io.LimitedReader); ok {
@@ -114,14 +132,10 @@ func (w *response) ReadFrom(src io.Reader) (int64, error) {
 	return total, nil
 }
 
-// finish takes back the deadline, which would otherwise hit the connection's
-// next request.
+// finish settles the status of an answer that nobody wrote.
 func (w *response) finish() {
-	if w.deadline && !w.clientGone {
-		_ = http.NewResponseController(w.ResponseWriter).SetWriteDeadline(time.Time{})
-	}
 	if w.status == 0 {
-		w.status = http.StatusOK
+		w.begin(http.StatusOK)
 	}
 }
 
@@ -132,6 +146,8 @@ type body struct {
 	rc   *http.ResponseController
 	idle time.Duration
 	n    *int64
+	// ended says that all of the body was read.
+	ended bool
 }
 
 // Read implements io.Reader.
@@ -139,6 +155,13 @@ func (b *body) Read(p []byte) (int, error) {
 	_ = b.rc.SetReadDeadline(time.Now().Add(b.idle))
 	n, err := b.src.Read(p)
 	*b.n += int64(n)
+	if err == io.EOF {
+		// net/http now watches the connection for its end. A deadline that
+		// hits this watch would cancel the request, however busy we are.
+		b.ended = true
+		_ = b.rc.SetReadDeadline(time.Time{})
+		return n, err
+	}
 	if err != nil && errors.Is(err, context.DeadlineExceeded) || isTimeout(err) {
 		err = &oci.Error{Code: oci.CodeBlobUploadInvalid, Status: http.StatusRequestTimeout,
 			Message: "the body stood still for " + b.idle.String(), Err: err}
@@ -152,14 +175,19 @@ func isTimeout(err error) bool {
 }
 
 // body returns the request's body, its size (negative: unknown) and a function
-// to be called when it has been read.
+// to be called when nothing more is read from it: what the client still sends
+// must then come in time, too.
 func (s *Server) body(q *request) (io.Reader, int64, func()) {
 	if q.r.ContentLength == 0 || q.r.Body == nil || q.r.Body == http.NoBody {
 		return nil, 0, func() {}
 	}
 	rc := http.NewResponseController(q.w.ResponseWriter)
 	b := &body{src: q.r.Body, rc: rc, idle: s.opts.IdleTimeout, n: &q.bodyRead}
-	return b, q.r.ContentLength, func() { _ = rc.SetReadDeadline(time.Time{}) }
+	return b, q.r.ContentLength, func() {
+		if !b.ended {
+			q.w.awaitBody()
+		}
+	}
 }
 
 // ignoreClient drops errors of writing to a client: it has gone, and nobody is

@@ -138,6 +138,9 @@ func New(reg oci.Registry, o *Options) *Server {
 // Metrics returns the server's Prometheus collectors.
 func (s *Server) Metrics() []prometheus.Collector { return s.metrics.collectors() }
 
+// Served returns how many requests were answered.
+func (s *Server) Served() int64 { return s.metrics.served.Load() }
+
 // Shared header values: a slice of one string each, so that setting a header
 // allocates nothing. Nobody may change them.
 var (
@@ -167,6 +170,11 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.metrics.inFlight.Inc()
 	rw := newResponse(w, s.opts.IdleTimeout)
 	q := request{w: rw, r: r}
+	if r.ContentLength != 0 {
+		// Also where nobody reads the body: net/http wants to see its end
+		// before it sends the answer.
+		rw.awaitBody()
+	}
 	for k, v := range s.opts.Headers {
 		w.Header()[k] = v
 	}
@@ -198,10 +206,12 @@ func (s *Server) serve(q *request) error {
 		return tooMany("this address sends more requests per second than http.ratelimit allows")
 	}
 	if !s.open {
-		if q.id, err = s.opts.Auth.Authenticate(q.r); err != nil {
-			s.challengeFor(q, err)
-			return err
+		id, authErr := s.opts.Auth.Authenticate(q.r)
+		if authErr != nil {
+			s.challengeFor(q, authErr)
+			return authErr
 		}
+		q.id = id
 	}
 	if err != nil { // malformed, and now nobody unknown learns more than that
 		return err

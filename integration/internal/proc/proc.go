@@ -53,7 +53,7 @@ func Start(t testing.TB, cmd *exec.Cmd, logFile string) *Process {
 	t.Cleanup(func() {
 		p.Kill()
 		if t.Failed() {
-			t.Logf("output of %s (pid %d, %s):\n%s", p.Name, p.pid, p.State(), p.Log(16<<10))
+			t.Logf("output of %s (pid %d, %s):\n%s", p.Name, p.pid, p.State(), p.Log(8<<10))
 		}
 	})
 	return p

@@ -148,7 +148,7 @@ func (e *Env) Try(ctx context.Context, name string, args ...string) (string, err
 // sockets below it (at most 107 bytes), removed at the end of the test.
 func ShortTempDir(t testing.TB) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("/tmp", "sw")
+	dir, err := os.MkdirTemp("/tmp", "swt")
 	if err != nil {
 		t.Fatal(err)
 	}

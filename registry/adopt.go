@@ -1,0 +1,474 @@
+package registry
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"example.org/slipway/catalog"
+	"example.org/slipway/objstore"
+	"example.org/slipway/oci"
+)
+
+// AdoptOptions of [Adopt]. The zero value works.
+type AdoptOptions struct {
+	// DryRun reports what would be adopted and records nothing.
+	DryRun bool
+	// Verify also reads every blob and checks its digest. Manifests are always
+	// checked.
+	Verify bool
+	// Progress, if not nil, is called about ten times a second and at the end.
+	// It delays the adoption.
+	Progress func(AdoptReport)
+	// Logger; default slog.Default.
+	Logger *slog.Logger
+}
+
+// Reasons why something in a storage is not adopted as it is.
+const (
+	AdoptMissingBlob = "blob-missing"     // a link to a blob that is not in the storage
+	AdoptCorrupt     = "content-corrupt"  // a content that does not have its digest
+	AdoptIncomplete  = "image-incomplete" // a manifest that names what its repository lacks; it is adopted
+	AdoptSchema1     = "schema1"          // a manifest of Docker's old schema
+	AdoptMalformed   = "malformed"        // a manifest, link or name that cannot be read
+	AdoptDangling    = "tag-dangling"     // a tag whose manifest is not adopted
+)
+
+// AdoptNote is something that was not adopted as it is.
+type AdoptNote struct {
+	// Reason is one of the constants.
+	Reason string
+	Repo   string
+	// Ref is a digest or tag.
+	Ref    string
+	Detail string
+}
+
+// AdoptReport is what was found and adopted.
+type AdoptReport struct {
+	Repositories int
+	// Blobs, Manifests and Tags that were found, each in each repository.
+	Blobs, Manifests, Tags int
+	// New ones of these; the others were in the catalogue before. 0 in a dry run.
+	NewBlobs, NewManifests, NewTags int
+	// Bytes of the contents that were not in the catalogue before.
+	Bytes int64
+	// Counts of notes by reason.
+	Counts map[string]int
+	// Notes, at most 1000.
+	Notes []AdoptNote
+	Took  time.Duration
+}
+
+const (
+	// adoptBatch is how many rows share a transaction.
+	adoptBatch = 500
+	// adoptParallel is how many requests to the store are under way at once.
+	adoptParallel = 8
+	// adoptManifests is how many manifests are in RAM at once: at 4 MiB each
+	// at most, and usually a few KB.
+	adoptManifests = 32
+)
+
+// Adopt records in the catalogue what a Distribution registry wrote into the
+// store: repositories, tags, manifests and blobs. No blob is moved and nothing
+// is changed or deleted, so that Distribution can go on using the storage; but
+// not while this registry deletes from it.
+//
+// It can be run again, and then adds what is new; what was deleted here and is
+// still linked there comes back. Layers that no manifest names are adopted too,
+// and collected like those of a push that was never finished. No registry may
+// serve from the catalogue meanwhile.
+func Adopt(ctx context.Context, cat *catalog.Catalog, store objstore.Store, o AdoptOptions) (AdoptReport, error) {
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+	a := &adopter{cat: cat, store: store, o: o}
+	a.rep.Counts = map[string]int{}
+	began := time.Now()
+	err := a.run(ctx)
+	a.rep.Took = time.Since(began)
+	if o.Progress != nil {
+		o.Progress(a.rep)
+	}
+	if err != nil {
+		err = fmt.Errorf("adopt the storage: %w", err)
+	}
+	return a.rep, err
+}
+
+// adopter is one run of Adopt. It works on one repository at a time and keeps
+// the digests and tags of that one in RAM.
+type adopter struct {
+	cat   *catalog.Catalog
+	store objstore.Store
+	o     AdoptOptions
+	rep   AdoptReport
+	shown time.Time
+
+	repo      string
+	layers    []oci.Digest        // links still to be looked up
+	present   map[oci.Digest]bool // blobs and manifests
+	manifests map[oci.Digest]bool
+	revisions []adoptLink
+	tags      []adoptLink
+}
+
+// adoptLink is a link file of Distribution's.
+type adoptLink struct {
+	// ref is a digest, or the name of a tag.
+	ref string
+	key string
+	at  time.Time
+}
+
+// Kinds of links.
+const (
+	linkNone = iota
+	linkLayer
+	linkRevision
+	linkTag
+)
+
+// parseLink takes the key of a link file apart. The keys are, behind
+// docker/registry/v2/repositories/:
+//
+//	<name>/_layers/<algorithm>/<hex>/link
+//	<name>/_manifests/revisions/<algorithm>/<hex>/link
+//	<name>/_manifests/tags/<tag>/current/link
+//
+// Other files are passed over: uploads, and the history of tags.
+func parseLink(key string) (kind int, repo, ref string) {
+	rest, ok := strings.CutPrefix(key, repositoryPrefix)
+	i := strings.Index(rest, "/_")
+	if !ok || i < 0 {
+		return linkNone, "", ""
+	}
+	repo = rest[:i]
+	p := strings.Split(rest[i+1:], "/")
+	switch {
+	case len(p) == 4 && p[0] == "_layers" && p[3] == "link":
+		return linkLayer, repo, p[1] + ":" + p[2]
+	case len(p) == 5 && p[0] == "_manifests" && p[1] == "revisions" && p[4] == "link":
+		return linkRevision, repo, p[2] + ":" + p[3]
+	case len(p) == 5 && p[0] == "_manifests" && p[1] == "tags" && p[3] == "current" && p[4] == "link":
+		return linkTag, repo, p[2]
+	}
+	return linkNone, repo, ""
+}
+
+func (a *adopter) run(ctx context.Context) error {
+	for info, err := range a.store.List(ctx, repositoryPrefix, "") {
+		if err != nil {
+			return err
+		}
+		kind, repo, ref := parseLink(info.Key)
+		if kind == linkNone {
+			continue
+		}
+		if repo != a.repo { // all links of a repository follow one another
+			if err := a.finishRepo(ctx); err != nil {
+				return err
+			}
+			a.repo, a.present, a.manifests = repo, map[oci.Digest]bool{}, map[oci.Digest]bool{}
+			if oci.ValidName(repo) {
+				a.rep.Repositories++
+			} else {
+				a.note(AdoptMalformed, "", "its name is not one of a repository")
+			}
+		}
+		if !oci.ValidName(repo) {
+			continue
+		}
+		if err := a.take(ctx, kind, adoptLink{ref, info.Key, info.ModTime}); err != nil {
+			return err
+		}
+	}
+	return a.finishRepo(ctx)
+}
+
+// take sorts a link in.
+func (a *adopter) take(ctx context.Context, kind int, l adoptLink) error {
+	valid := oci.ValidTag(l.ref)
+	if kind != linkTag {
+		valid = oci.ValidDigest(oci.Digest(l.ref))
+	}
+	if !valid {
+		a.note(AdoptMalformed, l.ref, "link "+l.key+" is for no valid digest or tag")
+		return nil
+	}
+	switch kind {
+	case linkRevision:
+		a.revisions = append(a.revisions, l)
+	case linkTag:
+		a.tags = append(a.tags, l)
+	case linkLayer:
+		if a.layers = append(a.layers, oci.Digest(l.ref)); len(a.layers) == adoptBatch {
+			return a.adoptLayers(ctx)
+		}
+	}
+	return nil
+}
+
+func (a *adopter) finishRepo(ctx context.Context) error {
+	err := a.adoptLayers(ctx)
+	if err == nil {
+		err = a.adoptRevisions(ctx)
+	}
+	if err == nil {
+		err = a.adoptTags(ctx)
+	}
+	a.layers, a.revisions, a.tags = nil, nil, nil
+	if err != nil {
+		return fmt.Errorf("repository %s: %w", a.repo, err)
+	}
+	return nil
+}
+
+func (a *adopter) note(reason, ref, detail string) {
+	a.o.Logger.Warn("not adopted as it is", "reason", reason, "repo", a.repo, "ref", ref, "detail", detail)
+	a.rep.Counts[reason]++
+	if len(a.rep.Notes) < maxProblems {
+		a.rep.Notes = append(a.rep.Notes, AdoptNote{reason, a.repo, ref, detail})
+	}
+}
+
+// record writes rows to the catalogue, unless this is a dry run.
+func (a *adopter) record(ctx context.Context, rows []catalog.AdoptRow) error {
+	if len(rows) > 0 && !a.o.DryRun {
+		n, err := a.cat.Adopt(ctx, rows)
+		if err != nil {
+			return err
+		}
+		a.rep.NewBlobs += n.Blobs
+		a.rep.NewManifests += n.Manifests
+		a.rep.NewTags += n.Tags
+	}
+	if now := time.Now(); a.o.Progress != nil && now.Sub(a.shown) >= progressEvery {
+		a.shown = now
+		a.o.Progress(a.rep)
+	}
+	return nil
+}
+
+// each calls fn for 0 to n-1, some at a time.
+func each(ctx context.Context, n int, fn func(ctx context.Context, i int) error) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(adoptParallel)
+	for i := range n {
+		g.Go(func() error { return fn(ctx, i) })
+	}
+	return g.Wait()
+}
+
+// adoptLayers looks up the blobs of the links collected so far and records
+// those that are in the storage.
+func (a *adopter) adoptLayers(ctx context.Context) error {
+	digests := a.layers
+	a.layers = nil
+	known, err := a.cat.Presence(ctx, digests)
+	if err != nil {
+		return err
+	}
+	found := make([]foundBlob, len(digests))
+	err = each(ctx, len(digests), func(ctx context.Context, i int) error {
+		return a.findBlob(ctx, digests[i], known[digests[i]], &found[i])
+	})
+	if err != nil {
+		return err
+	}
+	var rows []catalog.AdoptRow
+	for i, d := range digests {
+		f := found[i]
+		switch {
+		case f.reason != "":
+			a.note(f.reason, d.String(), f.detail)
+			continue
+		case known[d] == catalog.Unknown || known[d] == catalog.Deleting:
+			a.rep.Bytes += f.size
+		}
+		a.rep.Blobs++
+		a.present[d] = true
+		rows = append(rows, catalog.AdoptRow{Repo: a.repo, Blob: &catalog.Blob{Digest: d, Size: f.size}})
+	}
+	return a.record(ctx, rows)
+}
+
+// foundBlob is a blob in the storage, or why it is not adopted.
+type foundBlob struct {
+	size           int64
+	reason, detail string
+}
+
+func (a *adopter) findBlob(ctx context.Context, d oci.Digest, is catalog.Presence, f *foundBlob) error {
+	if is == catalog.Inline || (is == catalog.Object && !a.o.Verify) {
+		return nil // the catalogue knows its size
+	}
+	info, err := a.store.Stat(ctx, BlobKey(d))
+	if errors.Is(err, objstore.ErrNotExist) {
+		f.reason, f.detail = AdoptMissingBlob, "the repository links a blob that is not in the storage"
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	f.size = info.Size
+	if !a.o.Verify {
+		return nil
+	}
+	obj, err := a.store.Get(ctx, BlobKey(d), 0, -1)
+	if err != nil {
+		return err
+	}
+	defer obj.Close()
+	_, match, err := hashCopy(ctx, nil, obj, d, func(int) {})
+	if err == nil && !match {
+		f.reason, f.detail = AdoptCorrupt, fmt.Sprintf("the %d bytes of the blob do not have its digest", info.Size)
+	}
+	return err
+}
+
+// adoptRevisions reads and records the repository's manifests.
+func (a *adopter) adoptRevisions(ctx context.Context) error {
+	for _, l := range a.revisions { // an index may come before what it names
+		a.present[oci.Digest(l.ref)] = true
+	}
+	for left := a.revisions; len(left) > 0; {
+		batch := left[:min(len(left), adoptManifests)]
+		left = left[len(batch):]
+		found := make([]foundManifest, len(batch))
+		err := each(ctx, len(batch), func(ctx context.Context, i int) error {
+			return a.findManifest(ctx, oci.Digest(batch[i].ref), &found[i])
+		})
+		if err != nil {
+			return err
+		}
+		var rows []catalog.AdoptRow
+		for i, l := range batch {
+			if f := &found[i]; f.reason != "" {
+				a.note(f.reason, l.ref, f.detail)
+				delete(a.present, oci.Digest(l.ref))
+			} else {
+				a.manifests[oci.Digest(l.ref)] = true
+				rows = append(rows, a.manifestRow(l, f))
+			}
+		}
+		if err := a.record(ctx, rows); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// foundManifest is a manifest in the storage, or why it is not adopted.
+type foundManifest struct {
+	content        []byte
+	doc            document
+	reason, detail string
+}
+
+// manifestRow is what is recorded of a manifest. What it names and the
+// repository lacks is noted.
+func (a *adopter) manifestRow(l adoptLink, f *foundManifest) catalog.AdoptRow {
+	a.rep.Manifests++
+	m := &catalog.Manifest{Digest: oci.Digest(l.ref), MediaType: f.doc.MediaType, ArtifactType: f.doc.artifactType(),
+		Annotations: f.doc.Annotations, Content: f.content}
+	if f.doc.Subject != nil {
+		m.Subject = f.doc.Subject.Digest
+	}
+	named := f.doc.names()
+	for _, d := range unique(named.blobs, named.manifests) {
+		if !a.present[d.Digest] {
+			a.note(AdoptIncomplete, l.ref, fmt.Sprintf("it names %s, which the repository does not have", d.Digest))
+		}
+	}
+	return catalog.AdoptRow{Repo: a.repo, Manifest: m, Named: named.all(), At: l.at}
+}
+
+func (a *adopter) findManifest(ctx context.Context, d oci.Digest, f *foundManifest) error {
+	b, err := a.readSmall(ctx, BlobKey(d), oci.MaxManifestSize)
+	switch {
+	case errors.Is(err, objstore.ErrNotExist):
+		f.reason, f.detail = AdoptMissingBlob, "the manifest is not in the storage"
+	case errors.Is(err, errTooLarge):
+		f.reason, f.detail = AdoptMalformed, err.Error()
+	case err != nil:
+		return err
+	case d.Algorithm().FromBytes(b) != d:
+		f.reason, f.detail = AdoptCorrupt, fmt.Sprintf("the %d bytes of the manifest do not have its digest", len(b))
+	case isSchema1(b):
+		f.reason, f.detail = AdoptSchema1, "it is of Docker's manifest schema 1, which no current client pulls"
+	default:
+		f.content = b
+		if f.doc, err = parseManifest(b, ""); err != nil {
+			f.reason, f.detail = AdoptMalformed, err.Error()
+		}
+	}
+	return nil
+}
+
+func isSchema1(b []byte) bool {
+	var doc struct {
+		SchemaVersion int `json:"schemaVersion"`
+	}
+	return json.Unmarshal(b, &doc) == nil && doc.SchemaVersion == 1
+}
+
+// adoptTags reads and records the repository's tags.
+func (a *adopter) adoptTags(ctx context.Context) error {
+	for left := a.tags; len(left) > 0; {
+		batch := left[:min(len(left), adoptBatch)]
+		left = left[len(batch):]
+		targets := make([]string, len(batch))
+		err := each(ctx, len(batch), func(ctx context.Context, i int) error {
+			b, err := a.readSmall(ctx, batch[i].key, 256)
+			if errors.Is(err, objstore.ErrNotExist) || errors.Is(err, errTooLarge) {
+				err = nil // noted as a link to nothing valid
+			}
+			targets[i] = strings.TrimSpace(string(b))
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		var rows []catalog.AdoptRow
+		for i, l := range batch {
+			d := oci.Digest(targets[i])
+			switch {
+			case !oci.ValidDigest(d):
+				a.note(AdoptMalformed, l.ref, fmt.Sprintf("the tag's link holds %.80q, which is no digest", targets[i]))
+			case !a.manifests[d]:
+				a.note(AdoptDangling, l.ref, fmt.Sprintf("manifest %s of the tag is not adopted", d))
+			default:
+				a.rep.Tags++
+				rows = append(rows, catalog.AdoptRow{Repo: a.repo, Tag: l.ref, Target: d, At: l.at})
+			}
+		}
+		if err := a.record(ctx, rows); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// errTooLarge is returned for an object that is larger than it may be.
+var errTooLarge = errors.New("the object is too large")
+
+func (a *adopter) readSmall(ctx context.Context, key string, most int64) ([]byte, error) {
+	obj, err := a.store.Get(ctx, key, 0, -1)
+	if err != nil {
+		return nil, err
+	}
+	defer obj.Close()
+	if n := obj.Info().Size; n > most {
+		return nil, fmt.Errorf("%w: %d bytes, at most %d are expected", errTooLarge, n, most)
+	}
+	return io.ReadAll(obj)
+}

@@ -1,0 +1,383 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"iter"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"example.org/slipway/catalog"
+	"example.org/slipway/objstore"
+	"example.org/slipway/objstore/fsstore"
+	"example.org/slipway/oci"
+)
+
+// CatalogFile is the catalogue's name in a data root and in a backup, beside
+// the directories of the objects.
+const CatalogFile = "catalog.db"
+
+const (
+	// backupMarker is a file that says that a directory is a backup. It is also
+	// what programs lock that write or read the backup.
+	backupMarker  = "slipway-backup"
+	backupFormat  = "format 1\n"
+	catalogUnborn = CatalogFile + ".new"
+)
+
+// BackupOptions of [Registry.Backup]. The zero value works.
+type BackupOptions struct {
+	// Parallel is how many objects are copied at once; default 4.
+	Parallel int
+	// Progress, if not nil, is called about ten times a second and at the end,
+	// never twice at the same time. It delays the copy.
+	Progress func(BackupReport)
+}
+
+// BackupReport is how far a backup or a restore has come.
+type BackupReport struct {
+	// Objects and Bytes that are where they belong, of the totals.
+	Objects, ObjectsTotal int64
+	Bytes, BytesTotal     int64
+	// Copied objects and bytes; the others were there already.
+	Copied, CopiedBytes int64
+	// Pruned objects, which the new backup does not need.
+	Pruned int64
+	// Damaged contents, at most 1000: they are missing at the source, or do not
+	// have their digest. DamagedTotal counts all.
+	Damaged      []oci.Digest `json:",omitempty"`
+	DamagedTotal int64
+	Took         time.Duration
+}
+
+// Backup copies the registry, as it is at one moment, into the directory dir,
+// while it serves. Collection of garbage waits meanwhile. Every byte is checked
+// against its digest on the way.
+//
+// dir is made if it is missing; else it must be empty or hold an earlier backup,
+// of which only what is new is copied. The catalogue is exchanged at the end, in
+// one step, so that after an interruption the earlier backup is still whole;
+// objects only it needed are then removed. If contents are damaged at the
+// source the backup is not exchanged either, and an error says so: repair the
+// registry with Fsck and begin again.
+func (r *Registry) Backup(ctx context.Context, dir string, o BackupOptions) (BackupReport, error) {
+	t := newTransfer(r.store, o.Parallel, o.Progress)
+	err := r.backup(ctx, dir, t)
+	if err != nil {
+		err = fmt.Errorf("back up to %s: %w", dir, err)
+	}
+	return t.finish(), err
+}
+
+func (r *Registry) backup(ctx context.Context, dir string, t *transfer) (err error) {
+	lock, err := claimBackup(dir)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, lock.Close()) }()
+	if err := lockPatiently(ctx, r.collects.objects.TryRLock); err != nil {
+		return err
+	}
+	defer r.collects.objects.RUnlock()
+	dst, err := fsstore.New(dir, nil)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, dst.Close()) }()
+	// What an interrupted backup left. The lock says that no other one runs.
+	if _, _, err := dst.SweepUploads(ctx, time.Now().Add(time.Hour), func(string) bool { return false }); err != nil {
+		return err
+	}
+	unborn := filepath.Join(dir, catalogUnborn)
+	if err := os.Remove(unborn); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := r.cat.Backup(ctx, unborn); err != nil {
+		return err
+	}
+	t.dst = dst
+	if err := withSnapshot(ctx, unborn, func(s *catalog.Snapshot) error { return t.copyAll(ctx, s) }); err != nil {
+		return errors.Join(err, os.Remove(unborn))
+	}
+	if n := t.rep.DamagedTotal; n > 0 {
+		return errors.Join(fmt.Errorf("%d contents of the registry are damaged, the first is %s; run slipway fsck --repair", n, t.rep.Damaged[0]), os.Remove(unborn))
+	}
+	if err := renameDurably(unborn, filepath.Join(dir, CatalogFile)); err != nil {
+		return err
+	}
+	return withSnapshot(ctx, filepath.Join(dir, CatalogFile), func(s *catalog.Snapshot) error { return t.prune(ctx, s) })
+}
+
+// withSnapshot calls fn with the catalogue's copy at path open.
+func withSnapshot(ctx context.Context, path string, fn func(*catalog.Snapshot) error) error {
+	s, err := catalog.OpenSnapshot(ctx, path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(fn(s), s.Close())
+}
+
+// claimBackup makes dir a backup's directory if it is none, and locks it for
+// one writer.
+func claimBackup(dir string) (*os.File, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	marker := filepath.Join(dir, backupMarker)
+	if _, err := os.Stat(marker); errors.Is(err, fs.ErrNotExist) {
+		if err := checkEmpty(dir); err != nil {
+			return nil, fmt.Errorf("it holds no earlier backup: %w", err)
+		}
+	} else if err != nil {
+		return nil, err
+	}
+	f, err := os.OpenFile(marker, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := lockMarker(f, syscall.LOCK_EX); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	// A log beside the catalogue says that somebody serves from the backup, or
+	// did. It belongs to the old catalogue and would spoil the new one.
+	for _, suffix := range []string{"-wal", "-journal"} {
+		if _, err := os.Stat(filepath.Join(dir, CatalogFile+suffix)); err == nil {
+			return nil, errors.Join(fmt.Errorf("%s%s is there: a registry serves from the backup or did; give another directory", CatalogFile, suffix), f.Close())
+		}
+	}
+	return f, nil
+}
+
+// lockMarker locks a marker and checks, or writes, what it says.
+func lockMarker(f *os.File, how int) error {
+	err := syscall.Flock(int(f.Fd()), how|syscall.LOCK_NB)
+	if errors.Is(err, syscall.EWOULDBLOCK) {
+		return errors.New("another program writes or reads this backup")
+	}
+	if err != nil {
+		return err
+	}
+	b, err := io.ReadAll(io.LimitReader(f, 100))
+	switch {
+	case err != nil:
+		return err
+	case string(b) == backupFormat:
+		return nil
+	case how == syscall.LOCK_EX && strings.HasPrefix(backupFormat, string(b)): // a crash cut it short
+		if _, err := f.WriteAt([]byte(backupFormat), 0); err != nil {
+			return err
+		}
+		return f.Sync()
+	}
+	return fmt.Errorf("%s is not of a format this program knows: %.40q", backupMarker, b)
+}
+
+// checkEmpty refuses a directory that holds anything but what a new file
+// system has.
+func checkEmpty(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if e.Name() != "lost+found" {
+			return fmt.Errorf("directory %s is not empty: it holds %s", dir, e.Name())
+		}
+	}
+	return nil
+}
+
+// renameDurably renames a file that is durable itself.
+func renameDurably(from, to string) error {
+	if err := os.Rename(from, to); err != nil {
+		return err
+	}
+	d, err := os.Open(filepath.Dir(to))
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// RestoreOptions of [Restore]. The zero value works.
+type RestoreOptions struct {
+	// Parallel and Progress as in BackupOptions.
+	Parallel int
+	Progress func(BackupReport)
+	// AllowDamaged restores what it can of a backup that is damaged. Run Fsck
+	// with Repair before the registry is used.
+	AllowDamaged bool
+}
+
+// Restore makes the directory root a data root that holds what the backup in
+// dir holds. root must be missing or empty, and nobody may use it meanwhile.
+// Every byte is checked against its digest. The catalogue comes last, so that
+// a root with a catalogue is whole.
+func Restore(ctx context.Context, dir, root string, o RestoreOptions) (BackupReport, error) {
+	t := newTransfer(nil, o.Parallel, o.Progress)
+	err := restore(ctx, dir, root, o.AllowDamaged, t)
+	if err != nil {
+		err = fmt.Errorf("restore %s to %s: %w", dir, root, err)
+	}
+	return t.finish(), err
+}
+
+func restore(ctx context.Context, dir, root string, allowDamaged bool, t *transfer) (err error) {
+	src, lock, err := openBackup(dir)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, src.Close(), lock.Close()) }()
+	if err := os.MkdirAll(root, 0o700); err != nil {
+		return err
+	}
+	if err := checkEmpty(root); err != nil {
+		return fmt.Errorf("a backup is only restored into an empty directory: %w", err)
+	}
+	dst, err := fsstore.New(root, nil)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, dst.Close()) }()
+	t.src, t.dst = src, dst
+	err = withSnapshot(ctx, filepath.Join(dir, CatalogFile), func(s *catalog.Snapshot) error {
+		complaints, err := s.Integrity(ctx, false, 1)
+		if err == nil && len(complaints) > 0 {
+			err = fmt.Errorf("the backup's catalogue is damaged: %s", complaints[0])
+		}
+		if err != nil {
+			return err
+		}
+		return t.copyAll(ctx, s)
+	})
+	if err != nil {
+		return err
+	}
+	if n := t.rep.DamagedTotal; n > 0 && !allowDamaged {
+		return fmt.Errorf("%d contents of the backup are damaged, the first is %s; empty %s and restore with damage allowed to get the others", n, t.rep.Damaged[0], root)
+	}
+	unborn := filepath.Join(root, catalogUnborn)
+	if err := copyFile(filepath.Join(dir, CatalogFile), unborn); err != nil {
+		return err
+	}
+	return renameDurably(unborn, filepath.Join(root, CatalogFile))
+}
+
+// openBackup opens a backup's objects for reading and keeps writers away.
+func openBackup(dir string) (store objstore.Store, lock *os.File, err error) {
+	if _, err := os.Stat(filepath.Join(dir, CatalogFile)); err != nil {
+		return nil, nil, fmt.Errorf("no complete backup is there: %w", err)
+	}
+	if lock, err = os.Open(filepath.Join(dir, backupMarker)); err != nil {
+		return nil, nil, fmt.Errorf("no backup is there: %w", err)
+	}
+	if err := lockMarker(lock, syscall.LOCK_SH); err != nil {
+		return nil, nil, errors.Join(err, lock.Close())
+	}
+	fsys, err := fsstore.New(dir, nil)
+	if err != nil {
+		return nil, nil, errors.Join(err, lock.Close())
+	}
+	return readOnly{fsys}, lock, nil
+}
+
+// copyFile copies a file durably; the new one is only for its owner.
+func copyFile(from, to string) (err error) {
+	src, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer src.Close()
+	dst, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(dst, src)
+	return errors.Join(err, dst.Sync(), dst.Close())
+}
+
+// OpenBackup opens a backup as a registry that can be read but not written, so
+// that repositories and tags can be copied out of it into a registry that is
+// running. It works on a copy of the backup's catalogue in the directory for
+// temporary files, which close removes. close must be called.
+func OpenBackup(ctx context.Context, dir string, log *slog.Logger) (r *Registry, close func(context.Context) error, err error) {
+	store, lock, err := openBackup(dir)
+	if err != nil {
+		return nil, nil, fmt.Errorf("open backup %s: %w", dir, err)
+	}
+	var cat *catalog.Catalog
+	tmp := ""
+	close = func(ctx context.Context) error {
+		var errs []error
+		if r != nil {
+			errs = append(errs, r.Close(ctx))
+		}
+		if cat != nil {
+			errs = append(errs, cat.Close())
+		}
+		errs = append(errs, store.Close(), lock.Close())
+		if tmp != "" {
+			errs = append(errs, os.RemoveAll(tmp))
+		}
+		return errors.Join(errs...)
+	}
+	fail := func(err error) (*Registry, func(context.Context) error, error) {
+		return nil, nil, errors.Join(fmt.Errorf("open backup %s: %w", dir, err), close(ctx))
+	}
+	if tmp, err = os.MkdirTemp("", "slipway-backup-"); err != nil {
+		return fail(err)
+	}
+	path := filepath.Join(tmp, CatalogFile)
+	if err := copyFile(filepath.Join(dir, CatalogFile), path); err != nil {
+		return fail(err)
+	}
+	if cat, err = catalog.Open(ctx, path, nil); err != nil {
+		return fail(err)
+	}
+	if r, err = New(ctx, cat, store, &Options{Logger: log, ReadOnly: true}); err != nil {
+		r = nil
+		return fail(err)
+	}
+	return r, close, nil
+}
+
+// errReadOnly is returned for a write to a backup.
+var errReadOnly = errors.New("a backup is not written to")
+
+// readOnly is a store that is only read. It hides the abilities of the one
+// below, such as sweeping uploads.
+type readOnly struct{ store objstore.Store }
+
+var _ objstore.Store = readOnly{}
+
+func (s readOnly) Get(ctx context.Context, key string, off, n int64) (objstore.Object, error) {
+	return s.store.Get(ctx, key, off, n)
+}
+
+func (s readOnly) Stat(ctx context.Context, key string) (objstore.Info, error) {
+	return s.store.Stat(ctx, key)
+}
+
+func (s readOnly) List(ctx context.Context, prefix, after string) iter.Seq2[objstore.Info, error] {
+	return s.store.List(ctx, prefix, after)
+}
+
+func (s readOnly) Put(context.Context, string, []byte, bool) error { return errReadOnly }
+func (s readOnly) Delete(context.Context, string) error            { return errReadOnly }
+func (s readOnly) Abandon(context.Context, string) error           { return errReadOnly }
+func (s readOnly) Close() error                                    { return s.store.Close() }
+
+func (s readOnly) NewUpload(context.Context, int64) (objstore.Upload, error) {
+	return nil, errReadOnly
+}
+
+func (s readOnly) Resume(context.Context, string, int64) (objstore.Upload, error) {
+	return nil, errReadOnly
+}

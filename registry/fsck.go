@@ -1,0 +1,423 @@
+package registry
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"example.org/slipway/cache"
+	"example.org/slipway/catalog"
+	"example.org/slipway/oci"
+)
+
+// ProblemKind says what is wrong.
+type ProblemKind string
+
+// The kinds of problems, and what a repair does.
+const (
+	// ProblemCatalog: the catalogue's file is damaged. Nothing at all is
+	// repaired then; restore a backup.
+	ProblemCatalog ProblemKind = "catalogue-damaged"
+	// ProblemDangling: a row of the catalogue points at a row that is not
+	// there. Repair deletes it.
+	ProblemDangling ProblemKind = "dangling-row"
+	// ProblemMissing: the object of a content is not in the store. Repair
+	// records that the content is absent, so that a push brings it back.
+	ProblemMissing ProblemKind = "content-missing"
+	// ProblemCorrupt: a content does not have its digest. Repair moves it into
+	// quarantine and records that it is absent.
+	ProblemCorrupt ProblemKind = "content-corrupt"
+	// ProblemUnreadable: the store failed to give a content, twice. It is left
+	// alone: the next try may succeed.
+	ProblemUnreadable ProblemKind = "content-unreadable"
+	// ProblemSize: a content has its digest, but not the size the catalogue
+	// says. Repair corrects the catalogue.
+	ProblemSize ProblemKind = "size-wrong"
+	// ProblemNotInline: a manifest's bytes are not in the catalogue. Repair
+	// reads them from the object.
+	ProblemNotInline ProblemKind = "manifest-not-inline"
+	// ProblemManifest: a manifest has its digest and yet is no manifest. There
+	// is no repair but to delete it.
+	ProblemManifest ProblemKind = "manifest-malformed"
+	// ProblemRefs: what the catalogue records as named by a manifest is not
+	// what the manifest names. Repair follows the manifest.
+	ProblemRefs ProblemKind = "references-wrong"
+	// ProblemUnlinked: a manifest names a content that is stored, but its
+	// repository does not show. Repair shows it.
+	ProblemUnlinked ProblemKind = "content-not-linked"
+	// ProblemIncomplete: a manifest needs a content that is not here. Push the
+	// image again.
+	ProblemIncomplete ProblemKind = "image-incomplete"
+	// ProblemOrphan: the store has an object the catalogue does not know.
+	// Repair deletes it.
+	ProblemOrphan ProblemKind = "object-unknown"
+	// ProblemDuplicate: the store has an object of a content that is in the
+	// catalogue. Repair deletes it.
+	ProblemDuplicate ProblemKind = "object-duplicate"
+	// ProblemLeak: a content that nothing shows or names is not queued for the
+	// collector. Repair queues it.
+	ProblemLeak ProblemKind = "content-leaked"
+)
+
+// Problem is one thing that Fsck found.
+type Problem struct {
+	Kind ProblemKind
+	// Repo, Digest, and Key of the object, where the problem has them.
+	Repo   string     `json:",omitempty"`
+	Digest oci.Digest `json:",omitempty"`
+	Key    string     `json:",omitempty"`
+	// Detail is a phrase for a person.
+	Detail string
+	// Hurts are the images that cannot be pulled because of it, as repo:tag or
+	// repo@digest; at most 100.
+	Hurts []string `json:",omitempty"`
+	// Repaired tells that it is a problem no more.
+	Repaired bool
+}
+
+// Limits of a report.
+const (
+	maxProblems = 1000
+	maxHurts    = 100
+)
+
+// FsckOptions of [Registry.Fsck]. The zero value checks everything and repairs
+// nothing.
+type FsckOptions struct {
+	// Quick looks at the sizes of objects and does not read them.
+	Quick bool
+	// Repair mends what can be mended. See the kinds of problems.
+	Repair bool
+	// Parallel is how many contents are read at once; default 4.
+	Parallel int
+	// Progress, if not nil, is called about ten times a second and at the end,
+	// never twice at the same time. It delays the check.
+	Progress func(FsckReport)
+}
+
+// FsckReport is how far a check has come, and what it found.
+type FsckReport struct {
+	// Contents and Bytes that were checked, of the totals at the start. A quick
+	// check counts the bytes of objects it did not read.
+	Contents, ContentsTotal int64
+	Bytes, BytesTotal       int64
+	// Manifests that were checked.
+	Manifests, ManifestsTotal int64
+	// Objects of the store that were looked up in the catalogue.
+	Objects int64
+	// Counts of problems by kind, and how many of each were repaired.
+	Counts, Repaired map[ProblemKind]int
+	// Problems, at most 1000; the counts go on.
+	Problems []Problem
+	Took     time.Duration
+}
+
+// Clean tells whether no problem remains.
+func (rep *FsckReport) Clean() bool {
+	for kind, n := range rep.Counts {
+		if n > rep.Repaired[kind] {
+			return false
+		}
+	}
+	return true
+}
+
+// fsck is one run of Fsck.
+type fsck struct {
+	r      *Registry
+	o      FsckOptions
+	start  time.Time
+	extent catalog.Extent
+	// shared says that Distribution's links lie in the same store, so that
+	// objects this catalogue does not know may be needed all the same.
+	shared bool
+	began  time.Time // for the report, by the wall clock
+
+	mu    sync.Mutex // guards what follows
+	rep   FsckReport
+	shown time.Time
+}
+
+// Fsck compares the catalogue with itself, with the contents, and with the
+// object store, while the registry serves. What changes during the check is not
+// taken for a problem: each finding is confirmed while nothing can change it.
+// Memory is bounded, whatever the size of the registry.
+//
+// Objects in the storage of a Distribution registry, adopted in place, are never
+// deleted as long as its directory of repositories is there.
+func (r *Registry) Fsck(ctx context.Context, o FsckOptions) (FsckReport, error) {
+	if o.Parallel <= 0 {
+		o.Parallel = 4
+	}
+	if o.Repair {
+		if err := r.writable(); err != nil {
+			return FsckReport{}, err
+		}
+	}
+	f := &fsck{r: r, o: o, start: r.opts.Clock(), began: time.Now()}
+	f.rep.Counts, f.rep.Repaired = map[ProblemKind]int{}, map[ProblemKind]int{}
+	err := f.run(ctx)
+	f.rep.Took = time.Since(f.began)
+	f.shown = time.Time{}
+	f.step(func(*FsckReport) {})
+	return f.report(), err
+}
+
+func (f *fsck) run(ctx context.Context) (err error) {
+	if f.extent, err = f.r.cat.Extent(ctx); err != nil {
+		return fmt.Errorf("count the contents: %w", err)
+	}
+	f.rep.ContentsTotal, f.rep.BytesTotal, f.rep.ManifestsTotal = f.extent.Contents, f.extent.Bytes, f.extent.Manifests
+	if f.shared, err = f.distribution(ctx); err != nil {
+		return err
+	}
+	// In an order in which a repair leaves nothing to those before it.
+	for _, part := range []struct {
+		doing string
+		check func(context.Context) error
+	}{
+		{"check the catalogue's file", f.checkCatalog},
+		{"check the catalogue's rows", f.checkRows},
+		{"check contents", f.checkContents},
+		{"check manifests", f.checkManifests},
+		{"check the object store", f.checkObjects},
+		{"look for leaked contents", f.checkLeaks},
+	} {
+		if err := part.check(ctx); err != nil {
+			return fmt.Errorf("%s: %w", part.doing, err)
+		}
+	}
+	return nil
+}
+
+// report returns a copy of the report as it stands.
+func (f *fsck) report() FsckReport {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.copyReport()
+}
+
+func (f *fsck) copyReport() FsckReport {
+	rep := f.rep
+	rep.Counts, rep.Repaired = map[ProblemKind]int{}, map[ProblemKind]int{}
+	for k, n := range f.rep.Counts {
+		rep.Counts[k] = n
+	}
+	for k, n := range f.rep.Repaired {
+		rep.Repaired[k] = n
+	}
+	return rep
+}
+
+// step changes the report and shows it now and then.
+func (f *fsck) step(change func(*FsckReport)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	change(&f.rep)
+	if now := time.Now(); f.o.Progress != nil && now.Sub(f.shown) >= progressEvery {
+		f.shown = now
+		f.o.Progress(f.copyReport())
+	}
+}
+
+// progressEvery is how often progress is shown.
+const progressEvery = 100 * time.Millisecond
+
+// found adds a problem to the report, repaired first if that is wanted. repair
+// tells whether it mended the problem; nil says that nothing can.
+func (f *fsck) found(ctx context.Context, p Problem, repair func(context.Context) (bool, error)) error {
+	if f.o.Repair && repair != nil {
+		done, err := repair(ctx)
+		if err != nil {
+			return fmt.Errorf("repair %s %s: %w", p.Kind, p.Digest, err)
+		}
+		p.Repaired = done
+	}
+	f.note(p)
+	return nil
+}
+
+// note adds a problem to the report.
+func (f *fsck) note(p Problem) {
+	f.r.log.Warn("fsck found a problem", "kind", p.Kind, "repo", p.Repo, "digest", p.Digest, "key", p.Key, "detail", p.Detail, "repaired", p.Repaired)
+	f.step(func(rep *FsckReport) {
+		rep.Counts[p.Kind]++
+		if p.Repaired {
+			rep.Repaired[p.Kind]++
+		}
+		if len(rep.Problems) < maxProblems {
+			rep.Problems = append(rep.Problems, p)
+		}
+	})
+}
+
+// settle confirms a problem with a content while no push publishes it and no
+// collector deletes it, and repairs it before anything else can happen to it.
+// Backups need every object to stay, so a repair waits for them.
+func (f *fsck) settle(ctx context.Context, p Problem, confirm, repair func(context.Context) (bool, error)) error {
+	real := false
+	err := func() (err error) {
+		if f.o.Repair && repair != nil {
+			if err := lockPatiently(ctx, f.r.collects.objects.TryLock); err != nil {
+				return err
+			}
+			defer f.r.collects.objects.Unlock()
+		}
+		defer f.r.digests.lock(p.Digest)()
+		if real, err = confirm(ctx); err != nil || !real || !f.o.Repair || repair == nil {
+			return err
+		}
+		p.Repaired, err = repair(ctx)
+		return err
+	}()
+	if err != nil {
+		return fmt.Errorf("settle %s %s: %w", p.Kind, p.Digest, err)
+	}
+	if real {
+		f.note(p)
+	}
+	return nil
+}
+
+// lockPatiently takes a lock that may be held for minutes, unless ctx ends.
+func lockPatiently(ctx context.Context, try func() bool) error {
+	if err := ctx.Err(); err != nil || try() {
+		return err
+	}
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for !try() {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		}
+	}
+	return nil
+}
+
+func (f *fsck) checkCatalog(ctx context.Context) error {
+	complaints, err := f.r.cat.Integrity(ctx, f.o.Quick, 100)
+	if err != nil {
+		return err
+	}
+	for _, c := range complaints {
+		if err := f.found(ctx, Problem{Kind: ProblemCatalog, Detail: c}, nil); err != nil {
+			return err
+		}
+	}
+	if len(complaints) > 0 {
+		f.o.Repair = false // on rows that may not be what they seem
+	}
+	return nil
+}
+
+func (f *fsck) checkRows(ctx context.Context) error {
+	const page = 500
+	var after *catalog.Dangling
+	for {
+		rows, err := f.r.cat.Dangling(ctx, after, page)
+		if err != nil {
+			return err
+		}
+		for _, row := range rows {
+			p := Problem{Kind: ProblemDangling, Repo: row.Repo, Digest: row.Digest, Detail: row.String() + " points at nothing"}
+			err := f.found(ctx, p, func(ctx context.Context) (bool, error) {
+				done, err := f.r.cat.DeleteDangling(ctx, row)
+				f.r.ram.Drop(blobKey(row.Repo, row.Digest))
+				f.r.ram.Drop(cache.Key{Kind: kindManifest, Repo: row.Repo, Ref: string(row.Digest)})
+				f.r.ram.Drop(cache.Key{Kind: kindTag, Repo: row.Repo, Ref: row.Tag})
+				return done, err
+			})
+			if err != nil {
+				return err
+			}
+		}
+		if len(rows) < page {
+			return nil
+		}
+		after = &rows[len(rows)-1]
+	}
+}
+
+func (f *fsck) checkContents(ctx context.Context) error {
+	const page = 500
+	for after := int64(0); ; {
+		list, err := f.r.cat.Contents(ctx, after, page)
+		if err != nil {
+			return err
+		}
+		g, gctx := errgroup.WithContext(ctx)
+		g.SetLimit(f.o.Parallel)
+		for _, c := range list {
+			after = c.ID
+			if c.ID > f.extent.LastContent {
+				break
+			}
+			g.Go(func() error {
+				if err := f.checkContent(gctx, c); err != nil {
+					return err
+				}
+				f.step(func(rep *FsckReport) { rep.Contents++ })
+				return nil
+			})
+		}
+		if err := g.Wait(); err != nil {
+			return err
+		}
+		if len(list) < page || after > f.extent.LastContent {
+			return nil
+		}
+	}
+}
+
+func (f *fsck) checkLeaks(ctx context.Context) error {
+	const page = 500
+	for after := int64(0); ; {
+		list, err := f.r.cat.Leaks(ctx, after, page)
+		if err != nil {
+			return err
+		}
+		for _, l := range list {
+			after = l.ID
+			p := Problem{Kind: ProblemLeak, Digest: l.Digest, Detail: fmt.Sprintf("%d bytes that nothing needs", l.Size)}
+			err := f.found(ctx, p, func(ctx context.Context) (bool, error) { return f.r.cat.QueueLeak(ctx, l) })
+			if err != nil {
+				return err
+			}
+		}
+		if len(list) < page {
+			return nil
+		}
+	}
+}
+
+// hurts lists the images that need a content.
+func (f *fsck) hurts(ctx context.Context, d oci.Digest) ([]string, error) {
+	uses, err := f.r.cat.Uses(ctx, d, maxHurts)
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for _, u := range uses {
+		if u.Tag != "" {
+			out = append(out, u.Repo+":"+u.Tag)
+		} else {
+			out = append(out, u.Repo+"@"+u.Manifest.String())
+		}
+	}
+	return out, nil
+}
+
+// forget drops from RAM what is known of a content wherever it was shown.
+func (f *fsck) forget(d oci.Digest, s catalog.Shown) {
+	for _, repo := range s.Links {
+		f.r.ram.Drop(blobKey(repo, d))
+	}
+	for _, repo := range s.Manifests {
+		f.r.ram.Drop(cache.Key{Kind: kindManifest, Repo: repo, Ref: string(d)})
+	}
+}

@@ -1,0 +1,458 @@
+package registry_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"example.org/slipway/objstore"
+	"example.org/slipway/objstore/memstore"
+	"example.org/slipway/oci"
+	"example.org/slipway/registry"
+)
+
+// overwrite puts an object into the store as if it had been there for long.
+func (b *bed) overwrite(key string, data []byte) {
+	b.t.Helper()
+	if err := b.store.Put(b.t.Context(), key, data, false); err != nil {
+		b.t.Fatal(err)
+	}
+	b.clock.Add(time.Second)
+}
+
+func (b *bed) fsck(o registry.FsckOptions) registry.FsckReport {
+	b.t.Helper()
+	rep, err := b.Fsck(b.t.Context(), o)
+	if err != nil {
+		b.t.Fatalf("fsck %+v: %v", o, err)
+	}
+	return rep
+}
+
+// kinds sums a report up: "kind" or "kind repaired", sorted.
+func kinds(rep registry.FsckReport) []string {
+	out := []string{}
+	for _, p := range rep.Problems {
+		s := string(p.Kind)
+		if p.Repaired {
+			s += " repaired"
+		}
+		out = append(out, s)
+	}
+	slices.Sort(out)
+	return out
+}
+
+// planted is what a test of fsck may break: two images in two repositories
+// that share their large layer.
+type planted struct {
+	*bed
+	a, b                 oci.Descriptor // manifests
+	config, small, large oci.Descriptor
+}
+
+func plant(t *testing.T) *planted {
+	p := &planted{bed: newBed(t, nil, registry.Options{Grace: time.Hour})}
+	p.a, p.config, p.small, p.large = p.pushImage("a", 1, "v1")
+	if _, err := p.MountBlob(t.Context(), "b", "a", p.large.Digest); err != nil {
+		t.Fatal(err)
+	}
+	config := p.pushBlob("b", []byte(`{"of":"b"}`))
+	child := p.pushManifest("b", imageOf(config, p.large))
+	p.b = p.pushManifest("b", indexOf(child), "v2")
+	p.clock.Add(time.Minute)
+	return p
+}
+
+func quote(d oci.Digest) string { return "'" + string(d) + "'" }
+
+// TestFsckFinds breaks the registry in one way at a time. want is what a check
+// finds, mended what the repair says, and left what a check after it finds.
+func TestFsckFinds(t *testing.T) {
+	tests := []struct {
+		name               string
+		break_             func(p *planted)
+		want, mended, left []string
+		// heal pushes again what is gone; then nothing is left.
+		heal func(p *planted)
+	}{
+		{name: "nothing", break_: func(*planted) {}},
+		{
+			name:   "object missing",
+			break_: func(p *planted) { p.delete(registry.BlobKey(p.large.Digest)) },
+			want:   []string{"content-missing"},
+			mended: []string{"content-missing repaired", "image-incomplete", "image-incomplete"},
+			left:   []string{"image-incomplete", "image-incomplete"},
+			heal:   func(p *planted) { p.pushBlob("a", content(1+1<<32, 100_000)); p.mustRepair("content-not-linked repaired") },
+		},
+		{
+			name:   "object corrupt",
+			break_: func(p *planted) { p.overwrite(registry.BlobKey(p.large.Digest), content(9, 100_000)) },
+			want:   []string{"content-corrupt"},
+			mended: []string{"content-corrupt repaired", "image-incomplete", "image-incomplete"},
+			left:   []string{"image-incomplete", "image-incomplete"},
+			heal:   func(p *planted) { p.pushBlob("b", content(1+1<<32, 100_000)); p.mustRepair("content-not-linked repaired") },
+		},
+		{
+			name:   "object cut short",
+			break_: func(p *planted) { p.overwrite(registry.BlobKey(p.large.Digest), content(1+1<<32, 100_000)[:999]) },
+			want:   []string{"content-corrupt"},
+			mended: []string{"content-corrupt repaired", "image-incomplete", "image-incomplete"},
+			left:   []string{"image-incomplete", "image-incomplete"},
+		},
+		{
+			name:   "inline content corrupt",
+			break_: func(p *planted) { p.sql(`UPDATE blobs SET content = zeroblob(5000) WHERE digest = ` + quote(p.small.Digest)) },
+			want:   []string{"content-corrupt"},
+			mended: []string{"content-corrupt repaired", "image-incomplete"},
+			left:   []string{"image-incomplete"},
+			heal:   func(p *planted) { p.pushBlob("a", content(1, 5000)) },
+		},
+		{
+			name:   "manifest corrupt",
+			break_: func(p *planted) { p.sql(`UPDATE blobs SET content = replace(content, 'layers', 'lasers') WHERE digest = ` + quote(p.a.Digest)) },
+			want:   []string{"content-corrupt"},
+			mended: []string{"content-corrupt repaired", "image-incomplete"},
+			left:   []string{"image-incomplete"},
+			heal:   func(p *planted) { p.pushManifest("a", imageOf(p.config, p.small, p.large), "v1") },
+		},
+		{
+			name: "manifest corrupt beside a good object",
+			break_: func(p *planted) {
+				m, err := p.GetManifest(p.t.Context(), "a", "v1")
+				if err != nil {
+					p.t.Fatal(err)
+				}
+				p.overwrite(registry.BlobKey(p.a.Digest), m.Bytes)
+				p.sql(`UPDATE blobs SET content = x'00' WHERE digest = ` + quote(p.a.Digest))
+			},
+			want:   []string{"content-corrupt", "object-duplicate"},
+			mended: []string{"content-corrupt repaired", "object-duplicate repaired"},
+		},
+		{
+			name: "manifest not inline",
+			break_: func(p *planted) {
+				m, err := p.GetManifest(p.t.Context(), "a", "v1")
+				if err != nil {
+					p.t.Fatal(err)
+				}
+				p.overwrite(registry.BlobKey(p.a.Digest), m.Bytes)
+				p.sql(`UPDATE blobs SET content = NULL WHERE digest = ` + quote(p.a.Digest))
+			},
+			want:   []string{"manifest-not-inline"},
+			mended: []string{"manifest-not-inline repaired", "object-duplicate repaired"},
+		},
+		{
+			name:   "sizes wrong",
+			break_: func(p *planted) { p.sql(`UPDATE blobs SET size = size + 1 WHERE digest IN (` + quote(p.large.Digest) + `, ` + quote(p.small.Digest) + `)`) },
+			want:   []string{"size-wrong", "size-wrong"},
+			mended: []string{"size-wrong repaired", "size-wrong repaired"},
+		},
+		{
+			name:   "references missing",
+			break_: func(p *planted) { p.sql(`DELETE FROM refs WHERE blob_id = (SELECT id FROM blobs WHERE digest = ` + quote(p.large.Digest) + `)`) },
+			want:   []string{"references-wrong", "references-wrong"},
+			mended: []string{"references-wrong repaired", "references-wrong repaired"},
+		},
+		{
+			name: "references to too much",
+			break_: func(p *planted) {
+				p.sql(`INSERT INTO refs (repo_id, blob_id, manifest_id) SELECT m.repo_id, b.id, m.id FROM manifests m, blobs b
+					WHERE m.blob_id = (SELECT id FROM blobs WHERE digest = ` + quote(p.b.Digest) + `) AND b.digest = ` + quote(p.small.Digest))
+			},
+			want:   []string{"references-wrong"},
+			mended: []string{"references-wrong repaired"},
+		},
+		{
+			name:   "links missing",
+			break_: func(p *planted) { p.sql(`DELETE FROM links WHERE blob_id = (SELECT id FROM blobs WHERE digest = ` + quote(p.large.Digest) + `)`) },
+			want:   []string{"content-not-linked", "content-not-linked"},
+			mended: []string{"content-not-linked repaired", "content-not-linked repaired"},
+		},
+		{
+			name: "rows that dangle",
+			break_: func(p *planted) {
+				p.sql(`INSERT INTO links (repo_id, blob_id, created_at) VALUES (1, 777, 0), (777, 1, 0)`,
+					`INSERT INTO refs (repo_id, blob_id, manifest_id) VALUES (1, 777, 1), (1, 1, 777)`,
+					`INSERT INTO tags (repo_id, name, manifest_id, updated_at, pulled_at) VALUES (1, 'ghost', 777, 0, 0), (777, 'ghost', 1, 0, 0)`,
+					`INSERT INTO manifests (id, repo_id, blob_id, media_type, artifact_type, created_at, pulled_at) VALUES (1000, 777, 1, '', '', 0, 0), (1001, 1, 777, '', '', 0, 0)`,
+					`INSERT INTO tags (repo_id, name, manifest_id, updated_at, pulled_at) VALUES (777, 'gone', 1000, 0, 0)`,
+					`INSERT INTO gc_queue (kind, repo_id, blob_id, due_at) VALUES (0, 777, 1, 0), (5, 1, 1, 0)`)
+			},
+			want: slices.Repeat([]string{"dangling-row"}, 11),
+			// One tag goes with its manifest.
+			mended: slices.Repeat([]string{"dangling-row repaired"}, 10),
+		},
+		{
+			name: "orphans",
+			break_: func(p *planted) {
+				p.overwrite(registry.BlobKey(oci.SHA256([]byte("orphan"))), []byte("orphan"))
+				p.overwrite("docker/registry/v2/blobs/sha256/ab/strange", []byte("x"))
+				p.overwrite("slipway/verify/0123", []byte("x"))
+			},
+			want:   []string{"object-unknown", "object-unknown"},
+			mended: []string{"object-unknown", "object-unknown repaired"},
+			left:   []string{"object-unknown"},
+		},
+		{
+			name:   "leaks",
+			break_: func(p *planted) { p.sql(`INSERT INTO blobs (digest, size, state, content, created_at) VALUES (` + quote(oci.SHA256([]byte("leak"))) + `, 4, 1, 'leak', 0)`) },
+			want:   []string{"content-leaked"},
+			mended: []string{"content-leaked repaired"},
+		},
+		{
+			name: "manifest that is none",
+			break_: func(p *planted) {
+				doc := []byte(`{"schemaVersion":2,"mediaType":"application/vnd.oci.image.manifest.v1+json"}`)
+				p.sql(`INSERT INTO blobs (id, digest, size, state, content, created_at) VALUES (500, `+quote(oci.SHA256(doc))+fmt.Sprintf(`, %d, 1, x'%x', 0)`, len(doc), doc),
+					`INSERT INTO manifests (repo_id, blob_id, media_type, artifact_type, created_at, pulled_at) VALUES (1, 500, '', '', 0, 0)`)
+			},
+			want:   []string{"manifest-malformed"},
+			mended: []string{"manifest-malformed"},
+			left:   []string{"manifest-malformed"},
+		},
+		{
+			name: "child of an index deleted",
+			break_: func(p *planted) {
+				m, err := p.GetManifest(p.t.Context(), "b", "v2")
+				if err != nil {
+					p.t.Fatal(err)
+				}
+				var doc image
+				if err := json.Unmarshal(m.Bytes, &doc); err != nil {
+					p.t.Fatal(err)
+				}
+				if err := p.DeleteManifest(p.t.Context(), "b", doc.Manifests[0].Digest); err != nil {
+					p.t.Fatal(err)
+				}
+			},
+			want:   []string{"image-incomplete"},
+			mended: []string{"image-incomplete"},
+			left:   []string{"image-incomplete"},
+		},
+		{
+			name: "catalogue's index damaged",
+			break_: func(p *planted) {
+				p.sql(`PRAGMA writable_schema = ON`,
+					`CREATE TEMP TABLE kept AS SELECT * FROM sqlite_master WHERE name = 'links_blob'`,
+					`DELETE FROM sqlite_master WHERE name = 'links_blob'`)
+				p.sql(`INSERT INTO links (repo_id, blob_id, created_at) SELECT 1, id, 0 FROM blobs WHERE id NOT IN (SELECT blob_id FROM links WHERE repo_id = 1) AND state = 1`)
+				p.delete(registry.BlobKey(p.large.Digest)) // not repaired either
+			},
+		},
+	}
+	for _, test := range tests {
+		if strings.HasPrefix(test.name, "catalogue") {
+			continue // TestFsckDamagedCatalog
+		}
+		t.Run(test.name, func(t *testing.T) {
+			p := plant(t)
+			contents(t, p) // into RAM
+			test.break_(p)
+			wanted := func(doing string, got registry.FsckReport, want []string) {
+				t.Helper()
+				if diff := cmp.Diff(append([]string{}, want...), kinds(got)); diff != "" {
+					t.Errorf("%s (-want +got):\n%s\n%+v", doing, diff, got.Problems)
+				}
+			}
+			wanted("check", p.fsck(registry.FsckOptions{}), test.want)
+			rep := p.fsck(registry.FsckOptions{Repair: true})
+			wanted("repair", rep, test.mended)
+			left := p.fsck(registry.FsckOptions{})
+			wanted("check after the repair", left, test.left)
+			if left.Clean() != (len(test.left) == 0) {
+				t.Errorf("Clean is %v with %v", left.Clean(), kinds(left))
+			}
+			if test.heal != nil {
+				test.heal(p)
+				wanted("check after the push", p.fsck(registry.FsckOptions{}), nil)
+				contents(t, p)
+			}
+		})
+	}
+}
+
+func (p *planted) delete(key string) {
+	p.t.Helper()
+	if err := p.store.Delete(p.t.Context(), key); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+func (p *planted) mustRepair(want ...string) {
+	p.t.Helper()
+	if got := kinds(p.fsck(registry.FsckOptions{Repair: true})); !slices.Equal(got, want) {
+		p.t.Errorf("repaired %v, want %v", got, want)
+	}
+}
+
+// TestFsckQuarantine follows a corrupt blob: what is hurt, what clients see,
+// where the bytes are.
+func TestFsckQuarantine(t *testing.T) {
+	p := plant(t)
+	ctx := t.Context()
+	contents(t, p)
+	bad := content(9, 100_000)
+	p.overwrite(registry.BlobKey(p.large.Digest), bad)
+	var last registry.FsckReport
+	rep := p.fsck(registry.FsckOptions{Repair: true, Parallel: 2, Progress: func(r registry.FsckReport) { last = r }})
+	if diff := cmp.Diff(rep, last); diff != "" {
+		t.Errorf("the last progress is not the report (-report +progress):\n%s", diff)
+	}
+	if rep.Contents != rep.ContentsTotal || rep.Bytes != rep.BytesTotal || rep.Manifests != rep.ManifestsTotal || rep.Manifests != 3 {
+		t.Errorf("the report does not add up: %+v", rep)
+	}
+	i := slices.IndexFunc(rep.Problems, func(p registry.Problem) bool { return p.Kind == registry.ProblemCorrupt })
+	if got := rep.Problems[i]; got.Digest != p.large.Digest || got.Key != registry.BlobKey(p.large.Digest) ||
+		!slices.Contains(got.Hurts, "a:v1") || !slices.Contains(got.Hurts, "b:v2") {
+		t.Errorf("got %+v, want it to hurt a:v1 and b:v2", got)
+	}
+	for _, repo := range []string{"a", "b"} {
+		if _, err := p.ResolveBlob(ctx, repo, p.large.Digest); !oci.HasCode(err, oci.CodeBlobUnknown) {
+			t.Errorf("HEAD in %s: %v", repo, err)
+		}
+	}
+	if _, err := p.GetManifest(ctx, "a", "v1"); err != nil {
+		t.Errorf("the manifest went too: %v", err)
+	}
+	obj, err := p.store.Get(ctx, "slipway/quarantine/sha256/"+p.large.Digest.Encoded(), 0, -1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer obj.Close()
+	var kept bytes.Buffer
+	if _, err := obj.WriteTo(&kept); err != nil || !bytes.Equal(kept.Bytes(), bad) {
+		t.Errorf("the quarantine holds %d bytes (%v), want the corrupt object", kept.Len(), err)
+	}
+	if _, err := p.store.Stat(ctx, registry.BlobKey(p.large.Digest)); err == nil {
+		t.Error("the corrupt object is still there")
+	}
+	p.pushBlob("a", content(1+1<<32, 100_000))
+	if b, err := readBlob(ctx, p, "a", p.large.Digest); err != nil || oci.SHA256(b) != p.large.Digest {
+		t.Errorf("after the push: %v", err)
+	}
+}
+
+func TestFsckQuickReadsNoObjects(t *testing.T) {
+	p := plant(t)
+	p.overwrite(registry.BlobKey(p.large.Digest), content(9, 100_000)) // of the right size
+	if rep := p.fsck(registry.FsckOptions{Quick: true}); len(rep.Problems) > 0 || rep.Bytes != rep.BytesTotal {
+		t.Errorf("got %+v, want nothing found and all bytes counted", rep)
+	}
+	p.overwrite(registry.BlobKey(p.large.Digest), content(9, 10))
+	if got := kinds(p.fsck(registry.FsckOptions{Quick: true})); !slices.Equal(got, []string{"content-corrupt"}) {
+		t.Errorf("got %v", got)
+	}
+}
+
+func TestFsckDamagedCatalog(t *testing.T) {
+	p := plant(t)
+	p.delete(registry.BlobKey(p.large.Digest))
+	// Rows that an index does not have: it is taken out of the schema, and put
+	// back after they were added.
+	p.sql(`PRAGMA writable_schema = ON`,
+		`CREATE TABLE kept AS SELECT type, name, tbl_name, rootpage, sql FROM sqlite_master WHERE name = 'links_blob'`,
+		`DELETE FROM sqlite_master WHERE name = 'links_blob'`)
+	p.sql(`INSERT INTO links (repo_id, blob_id, created_at) SELECT 1, id, 0 FROM blobs WHERE true ON CONFLICT DO NOTHING`)
+	p.sql(`PRAGMA writable_schema = ON`, `INSERT INTO sqlite_master SELECT * FROM kept`)
+	rep := p.fsck(registry.FsckOptions{Repair: true})
+	if rep.Counts[registry.ProblemCatalog] == 0 || rep.Counts[registry.ProblemMissing] != 1 || len(rep.Repaired) != 0 {
+		t.Errorf("got %v with %v repaired, want the damage found and nothing repaired", rep.Counts, rep.Repaired)
+	}
+}
+
+func TestFsckKeepsDistributionsObjects(t *testing.T) {
+	p := plant(t)
+	key := registry.BlobKey(oci.SHA256([]byte("orphan")))
+	p.overwrite("docker/registry/v2/repositories/x/_layers/sha256/"+p.large.Digest.Encoded()+"/link", []byte(p.large.Digest))
+	p.overwrite(key, []byte("orphan"))
+	m, err := p.GetManifest(t.Context(), "a", "v1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.overwrite(registry.BlobKey(p.a.Digest), m.Bytes)
+	p.mustRepair("object-unknown")
+	for _, key := range []string{key, registry.BlobKey(p.a.Digest)} {
+		if _, err := p.store.Stat(t.Context(), key); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// flaky is a store whose Get fails.
+type flaky struct {
+	objstore.Store
+	mu    sync.Mutex
+	fails int
+}
+
+func (s *flaky) Get(ctx context.Context, key string, off, n int64) (objstore.Object, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.fails > 0 {
+		s.fails--
+		return nil, fmt.Errorf("the network is down")
+	}
+	return s.Store.Get(ctx, key, off, n)
+}
+
+func TestFsckUnreadable(t *testing.T) {
+	store := &flaky{Store: memstore.New(nil)}
+	b := newBed(t, store, registry.Options{})
+	_, _, _, large := b.pushImage("a", 1, "v1")
+	for fails, want := range map[int][]string{1: {}, 2: {"content-unreadable"}} {
+		store.fails = fails
+		if got := kinds(b.fsck(registry.FsckOptions{Repair: true})); !slices.Equal(got, want) {
+			t.Errorf("after %d failures: %v, want %v", fails, got, want)
+		}
+	}
+	if _, err := readBlob(t.Context(), b, "a", large.Digest); err != nil {
+		t.Errorf("the blob was taken away: %v", err)
+	}
+}
+
+// TestFsckWhileServing checks and repairs while clients push, delete and collect: what is under way must not be taken for a problem.
+func TestFsckWhileServing(t *testing.T) {
+	b := newDiskBed(t)
+	ctx, stop := context.WithCancel(t.Context())
+	var busy sync.WaitGroup
+	for w := range 3 {
+		busy.Go(func() {
+			repo := fmt.Sprintf("w%d", w)
+			for i := uint64(0); ctx.Err() == nil; i++ {
+				m, _, _, _ := b.pushImage(repo, i<<8|uint64(w), "latest")
+				if i%2 == 0 {
+					if err := b.DeleteManifest(b.t.Context(), repo, m.Digest); err != nil {
+						t.Errorf("delete: %v", err)
+					}
+				}
+			}
+		})
+	}
+	busy.Go(func() {
+		for ctx.Err() == nil {
+			b.clock.Add(30 * time.Minute)
+			if _, err := b.Collect(b.t.Context(), registry.CollectOptions{Untagged: true}); err != nil {
+				t.Errorf("collect: %v", err)
+			}
+		}
+	})
+	for range 10 {
+		rep := b.fsck(registry.FsckOptions{Repair: true})
+		if len(rep.Problems) > 0 {
+			t.Errorf("found %+v", rep.Problems)
+			break
+		}
+	}
+	stop()
+	busy.Wait()
+	contents(t, b)
+}

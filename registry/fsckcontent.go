@@ -1,0 +1,386 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"example.org/slipway/catalog"
+	"example.org/slipway/objstore"
+	"example.org/slipway/oci"
+)
+
+const (
+	blobPrefix       = "docker/registry/v2/blobs/"
+	repositoryPrefix = "docker/registry/v2/repositories/"
+)
+
+// quarantineKey is where fsck keeps a content that does not have its digest,
+// for whoever wants to find out what happened to it.
+func quarantineKey(d oci.Digest) string {
+	return "slipway/quarantine/" + d.Algorithm().String() + "/" + d.Encoded()
+}
+
+// digestOfKey is the inverse of BlobKey.
+func digestOfKey(key string) (oci.Digest, bool) {
+	parts := strings.Split(strings.TrimPrefix(key, blobPrefix), "/")
+	if len(parts) != 4 {
+		return "", false
+	}
+	d := oci.Digest(parts[0] + ":" + parts[2])
+	return d, oci.ValidDigest(d) && BlobKey(d) == key
+}
+
+// readError is an error of the source of a copy, not of its destination.
+type readError struct{ err error }
+
+func (e *readError) Error() string { return e.err.Error() }
+func (e *readError) Unwrap() error { return e.err }
+
+// hashCopy reads src to its end, writes it to dst unless that is nil, and tells
+// how many bytes there were and whether they have the digest d. step is called
+// with the bytes of each read. An error of src is a *readError.
+func hashCopy(ctx context.Context, dst io.Writer, src io.Reader, d oci.Digest, step func(n int)) (n int64, match bool, err error) {
+	sum := d.Algorithm().Hash()
+	p := bufferPool.Get().(*[]byte)
+	defer bufferPool.Put(p)
+	for {
+		if err := ctx.Err(); err != nil {
+			return n, false, err
+		}
+		got, err := src.Read(*p)
+		if got > 0 {
+			n += int64(got)
+			sum.Write((*p)[:got])
+			step(got)
+			if dst != nil {
+				if _, err := dst.Write((*p)[:got]); err != nil {
+					return n, false, err
+				}
+			}
+		}
+		switch {
+		case err == io.EOF:
+			return n, fmt.Sprintf("%x", sum.Sum(nil)) == d.Encoded(), nil
+		case err != nil:
+			return n, false, &readError{err}
+		}
+	}
+}
+
+// distribution tells whether Distribution's links lie in the same store.
+func (f *fsck) distribution(ctx context.Context) (bool, error) {
+	for _, err := range f.r.store.List(ctx, repositoryPrefix, "") {
+		if err != nil {
+			return false, fmt.Errorf("look for the repositories of another registry: %w", err)
+		}
+		return true, nil
+	}
+	return false, nil
+}
+
+func (f *fsck) checkContent(ctx context.Context, c catalog.StoredContent) error {
+	switch {
+	case !oci.ValidDigest(c.Digest):
+		return f.found(ctx, Problem{Kind: ProblemCorrupt, Digest: c.Digest, Detail: "the catalogue has a digest that is none"}, nil)
+	case c.Inline:
+		return f.checkInline(ctx, c)
+	}
+	return f.checkObject(ctx, c)
+}
+
+// checkInline checks a content whose bytes are in the catalogue. They are so
+// few that a quick check does it too.
+func (f *fsck) checkInline(ctx context.Context, c catalog.StoredContent) error {
+	b, err := f.r.cat.StoredBlob(ctx, c.Digest)
+	if errors.Is(err, catalog.ErrNotFound) || (err == nil && b.Content == nil) {
+		return nil // gone by now
+	}
+	if err != nil {
+		return err
+	}
+	f.step(func(rep *FsckReport) { rep.Bytes += int64(len(b.Content)) })
+	same := func(ctx context.Context) (bool, error) {
+		now, err := f.r.cat.StoredBlob(ctx, c.Digest)
+		if errors.Is(err, catalog.ErrNotFound) {
+			return false, nil
+		}
+		return err == nil && now.Size == b.Size && string(now.Content) == string(b.Content), err
+	}
+	p := Problem{Digest: c.Digest}
+	if c.Digest.Algorithm().FromBytes(b.Content) == c.Digest {
+		if b.Size == int64(len(b.Content)) {
+			return nil
+		}
+		p.Kind, p.Detail = ProblemSize, fmt.Sprintf("it has %d bytes, the catalogue says %d", len(b.Content), b.Size)
+		return f.settle(ctx, p, same, func(ctx context.Context) (bool, error) {
+			return f.setSize(ctx, c.Digest, int64(len(b.Content)))
+		})
+	}
+	p.Kind, p.Detail = ProblemCorrupt, fmt.Sprintf("the %d bytes in the catalogue do not have the digest", len(b.Content))
+	if p.Hurts, err = f.hurts(ctx, c.Digest); err != nil {
+		return err
+	}
+	return f.settle(ctx, p, same, func(ctx context.Context) (bool, error) {
+		if done, err := f.takeInline(ctx, c.Digest); done || err != nil {
+			return done, err
+		}
+		if err := f.r.store.Put(ctx, quarantineKey(c.Digest), b.Content, false); err != nil {
+			return false, fmt.Errorf("put it into quarantine: %w", err)
+		}
+		return f.absent(ctx, c.Digest, true)
+	})
+}
+
+// corrected makes RAM follow a change of a content's row.
+func (f *fsck) corrected(d oci.Digest, s catalog.Shown, err error) (bool, error) {
+	if errors.Is(err, catalog.ErrNotFound) {
+		return false, nil
+	}
+	if err == nil {
+		f.forget(d, s)
+	}
+	return err == nil, err
+}
+
+func (f *fsck) setSize(ctx context.Context, d oci.Digest, size int64) (bool, error) {
+	s, err := f.r.cat.SetSize(ctx, d, size)
+	return f.corrected(d, s, err)
+}
+
+// absent records that a content is not here any more.
+func (f *fsck) absent(ctx context.Context, d oci.Digest, inline bool) (bool, error) {
+	s, err := f.r.cat.MarkAbsent(ctx, d, inline)
+	return f.corrected(d, s, err)
+}
+
+// takeInline reads a content from its object into the catalogue, if there is an
+// object and it is right.
+func (f *fsck) takeInline(ctx context.Context, d oci.Digest) (bool, error) {
+	info, err := f.r.store.Stat(ctx, BlobKey(d))
+	if errors.Is(err, objstore.ErrNotExist) || (err == nil && info.Size > f.r.opts.MaxManifestBytes) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	b, err := f.r.readObject(ctx, d, info.Size)
+	if err != nil || d.Algorithm().FromBytes(b) != d {
+		return false, ctx.Err() // it is no help
+	}
+	s, err := f.r.cat.SetContent(ctx, d, b)
+	return f.corrected(d, s, err)
+}
+
+// examined is what was found of an object.
+type examined struct {
+	info  objstore.Info
+	match bool // or not read, its size being right
+	err   error
+}
+
+// examine reads an object, or in a quick check looks at its size.
+func (f *fsck) examine(ctx context.Context, c catalog.StoredContent, step func(int)) (x examined) {
+	key := BlobKey(c.Digest)
+	if f.o.Quick {
+		x.info, x.err = f.r.store.Stat(ctx, key)
+		if x.err != nil || x.info.Size == c.Size {
+			x.match = true
+			step(int(c.Size))
+			return x
+		}
+	}
+	obj, err := f.r.store.Get(ctx, key, 0, -1)
+	if err != nil {
+		x.err = err
+		return x
+	}
+	defer obj.Close()
+	x.info = obj.Info()
+	_, x.match, x.err = hashCopy(ctx, nil, obj, c.Digest, step)
+	return x
+}
+
+// checkObject checks a content that is an object in the store.
+func (f *fsck) checkObject(ctx context.Context, c catalog.StoredContent) error {
+	x := f.examine(ctx, c, func(n int) { f.step(func(rep *FsckReport) { rep.Bytes += int64(n) }) })
+	if x.err != nil && !errors.Is(x.err, objstore.ErrNotExist) && ctx.Err() == nil {
+		x = f.examine(ctx, c, func(int) {})
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if x.err == nil && x.match && x.info.Size == c.Size {
+		return nil
+	}
+	p := Problem{Digest: c.Digest, Key: BlobKey(c.Digest)}
+	same := func(ctx context.Context) (bool, error) { return f.sameObject(ctx, c, x) }
+	switch {
+	case x.err == nil && x.match:
+		p.Kind, p.Detail = ProblemSize, fmt.Sprintf("it has %d bytes, the catalogue says %d", x.info.Size, c.Size)
+		return f.settle(ctx, p, same, func(ctx context.Context) (bool, error) {
+			return f.setSize(ctx, c.Digest, x.info.Size)
+		})
+	case x.err == nil:
+		p.Kind, p.Detail = ProblemCorrupt, fmt.Sprintf("the %d bytes of the object do not have the digest; the catalogue says %d bytes", x.info.Size, c.Size)
+	case errors.Is(x.err, objstore.ErrNotExist):
+		p.Kind, p.Detail = ProblemMissing, fmt.Sprintf("the object of %d bytes is not in the store", c.Size)
+	default:
+		p.Kind, p.Detail = ProblemUnreadable, x.err.Error()
+	}
+	var err error
+	if p.Hurts, err = f.hurts(ctx, c.Digest); err != nil {
+		return err
+	}
+	switch p.Kind {
+	case ProblemCorrupt:
+		return f.quarantine(ctx, p, same)
+	case ProblemMissing:
+		return f.settle(ctx, p, same, func(ctx context.Context) (bool, error) { return f.absent(ctx, c.Digest, false) })
+	}
+	return f.settle(ctx, p, same, nil)
+}
+
+// sameObject tells whether the content is still meant to be in the store, and
+// its object still is the one that was examined, or still missing.
+func (f *fsck) sameObject(ctx context.Context, c catalog.StoredContent, x examined) (bool, error) {
+	is, err := f.r.cat.Presence(ctx, []oci.Digest{c.Digest})
+	if err != nil || is[c.Digest] != catalog.Object {
+		return false, err
+	}
+	info, err := f.r.store.Stat(ctx, BlobKey(c.Digest))
+	switch {
+	case errors.Is(err, objstore.ErrNotExist):
+		return errors.Is(x.err, objstore.ErrNotExist), nil
+	case x.err != nil && !errors.Is(x.err, objstore.ErrNotExist):
+		return true, nil // it could not be read, and perhaps not described
+	case err != nil:
+		return false, err
+	}
+	return x.err == nil && info.Size == x.info.Size && info.ModTime.Equal(x.info.ModTime), nil
+}
+
+// quarantine moves a corrupt object away. The copy is made before anything is
+// locked, since it may be large.
+func (f *fsck) quarantine(ctx context.Context, p Problem, same func(context.Context) (bool, error)) error {
+	if !f.o.Repair {
+		return f.settle(ctx, p, same, nil)
+	}
+	if err := f.copyAside(ctx, p.Digest); err != nil {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		p.Detail += "; it cannot be copied into quarantine: " + err.Error()
+		return f.settle(ctx, p, same, nil)
+	}
+	moved := false
+	err := f.settle(ctx, p, same, func(ctx context.Context) (_ bool, err error) {
+		if moved, err = f.absent(ctx, p.Digest, false); err != nil || !moved {
+			return moved, err
+		}
+		if err := f.r.store.Delete(ctx, p.Key); err != nil {
+			// Now an object that nobody knows: found again further on.
+			f.r.log.Warn("remove an object after its copy went into quarantine", "key", p.Key, "err", err)
+		}
+		return true, nil
+	})
+	if err == nil && !moved {
+		err = f.r.store.Delete(ctx, quarantineKey(p.Digest))
+	}
+	return err
+}
+
+// copyAside copies a corrupt object into quarantine.
+func (f *fsck) copyAside(ctx context.Context, d oci.Digest) (err error) {
+	src, err := f.r.store.Get(ctx, BlobKey(d), 0, -1)
+	if err != nil {
+		return err
+	}
+	defer src.Close()
+	dst, err := f.r.store.NewUpload(ctx, src.Info().Size)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, dst.Cancel(ctx)) }()
+	if _, _, err := hashCopy(ctx, dst, src, d, func(int) {}); err != nil {
+		return err
+	}
+	return dst.Commit(ctx, quarantineKey(d))
+}
+
+// checkObjects compares the store with the catalogue, a batch at a time.
+func (f *fsck) checkObjects(ctx context.Context) error {
+	const batch = 500
+	infos := make([]objstore.Info, 0, batch)
+	for info, err := range f.r.store.List(ctx, blobPrefix, "") {
+		if err != nil {
+			return err
+		}
+		infos = append(infos, info)
+		if len(infos) == batch {
+			if err := f.lookUp(ctx, infos); err != nil {
+				return err
+			}
+			infos = infos[:0]
+		}
+	}
+	return f.lookUp(ctx, infos)
+}
+
+func (f *fsck) lookUp(ctx context.Context, infos []objstore.Info) error {
+	digests := make([]oci.Digest, 0, len(infos))
+	for _, info := range infos {
+		if d, ok := digestOfKey(info.Key); ok {
+			digests = append(digests, d)
+		}
+	}
+	is, err := f.r.cat.Presence(ctx, digests)
+	if err != nil {
+		return err
+	}
+	for _, info := range infos {
+		if info.ModTime.After(f.start) {
+			continue // a push under way
+		}
+		d, ok := digestOfKey(info.Key)
+		switch {
+		case !ok:
+			err = f.found(ctx, Problem{Kind: ProblemOrphan, Key: info.Key, Detail: "its key is not one of this registry; it is left alone"}, nil)
+		case is[d] == catalog.Unknown:
+			err = f.surplus(ctx, Problem{Kind: ProblemOrphan, Digest: d, Key: info.Key, Detail: fmt.Sprintf("%d bytes of %s", info.Size, info.ModTime.UTC().Format(time.RFC3339))}, is[d])
+		case is[d] == catalog.Inline && !f.shared:
+			err = f.surplus(ctx, Problem{Kind: ProblemDuplicate, Digest: d, Key: info.Key, Detail: fmt.Sprintf("%d bytes that are in the catalogue", info.Size)}, is[d])
+		}
+		if err != nil {
+			return err
+		}
+	}
+	f.step(func(rep *FsckReport) { rep.Objects += int64(len(infos)) })
+	return nil
+}
+
+// surplus reports, and deletes, an object that is not needed.
+func (f *fsck) surplus(ctx context.Context, p Problem, was catalog.Presence) error {
+	confirm := func(ctx context.Context) (bool, error) {
+		is, err := f.r.cat.Presence(ctx, []oci.Digest{p.Digest})
+		if err != nil || is[p.Digest] != was {
+			return false, err
+		}
+		_, err = f.r.store.Stat(ctx, p.Key)
+		if errors.Is(err, objstore.ErrNotExist) {
+			return false, nil
+		}
+		return err == nil, err
+	}
+	if f.shared {
+		p.Detail += "; kept, because the links of a Distribution registry lie in the same storage"
+		return f.settle(ctx, p, confirm, nil)
+	}
+	return f.settle(ctx, p, confirm, func(ctx context.Context) (bool, error) {
+		err := f.r.store.Delete(ctx, p.Key)
+		return err == nil, err
+	})
+}

@@ -1,0 +1,229 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sync/errgroup"
+
+	"example.org/slipway/catalog"
+	"example.org/slipway/oci"
+)
+
+func (f *fsck) checkManifests(ctx context.Context) error {
+	const page = 500
+	for after := int64(0); ; {
+		list, err := f.r.cat.ManifestRows(ctx, after, page)
+		if err != nil {
+			return err
+		}
+		g, gctx := errgroup.WithContext(ctx)
+		g.SetLimit(f.o.Parallel)
+		for _, m := range list {
+			after = m.ID
+			if m.ID > f.extent.LastManifest {
+				break
+			}
+			g.Go(func() error {
+				if err := f.checkManifest(gctx, m); err != nil {
+					return fmt.Errorf("manifest %s of %s: %w", m.Digest, m.Repo, err)
+				}
+				f.step(func(rep *FsckReport) { rep.Manifests++ })
+				return nil
+			})
+		}
+		if err := g.Wait(); err != nil {
+			return err
+		}
+		if len(list) < page || after > f.extent.LastManifest {
+			return nil
+		}
+	}
+}
+
+// names are the contents a manifest names, by what must be there for the image
+// to be whole.
+type names struct {
+	// blobs must be shown by the manifest's repository.
+	blobs []oci.Descriptor
+	// manifests of an index.
+	manifests []oci.Descriptor
+	// foreign layers may be here or elsewhere.
+	foreign []oci.Descriptor
+}
+
+func (doc *document) names() names {
+	n := names{manifests: unique(doc.Manifests)}
+	if doc.Config != nil {
+		n.blobs = append(n.blobs, *doc.Config)
+	}
+	for _, list := range [][]oci.Descriptor{doc.Layers, doc.Blobs} {
+		for _, l := range list {
+			if foreign(l) {
+				n.foreign = append(n.foreign, l)
+			} else {
+				n.blobs = append(n.blobs, l)
+			}
+		}
+	}
+	n.blobs = unique(n.blobs)
+	return n
+}
+
+// unique returns the descriptors with each digest once.
+func unique(lists ...[]oci.Descriptor) []oci.Descriptor {
+	var out []oci.Descriptor
+	seen := map[oci.Digest]bool{}
+	for _, list := range lists {
+		for _, d := range list {
+			if !seen[d.Digest] {
+				seen[d.Digest] = true
+				out = append(out, d)
+			}
+		}
+	}
+	return out
+}
+
+// all returns everything that is named, each digest once.
+func (n names) all() []oci.Descriptor { return unique(n.blobs, n.manifests, n.foreign) }
+
+// checkManifest checks that a manifest is one, and that the catalogue records
+// what it names.
+func (f *fsck) checkManifest(ctx context.Context, m catalog.ManifestRow) error {
+	content, ok, err := f.manifestContent(ctx, m)
+	if err != nil || !ok {
+		return err
+	}
+	p := Problem{Repo: m.Repo, Digest: m.Digest}
+	doc, err := parseManifest(content, m.MediaType)
+	if err != nil {
+		p.Kind, p.Detail = ProblemManifest, err.Error()
+		return f.found(ctx, p, nil)
+	}
+	named := doc.names()
+	refs, ok, err := f.checkRefs(ctx, m, named)
+	if err != nil || !ok {
+		return err
+	}
+	for _, d := range named.blobs {
+		if err := f.checkNamedBlob(ctx, m, d.Digest, refs); err != nil {
+			return err
+		}
+	}
+	for _, d := range named.manifests {
+		ref, known := refs[d.Digest]
+		if !known || !ref.Stored || ref.Manifest || ref.Linked {
+			continue // here, or a platform that never was
+		}
+		if f.r.opts.MissingPlatforms != nil && f.r.opts.MissingPlatforms(m.Repo, d) {
+			continue
+		}
+		if err := f.incomplete(ctx, m, fmt.Sprintf("the index names manifest %s, which was deleted", d.Digest)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// manifestContent returns a manifest's verified bytes. ok is false when the
+// manifest is gone, or what is wrong with its bytes has been reported.
+func (f *fsck) manifestContent(ctx context.Context, m catalog.ManifestRow) (content []byte, ok bool, err error) {
+	for range 2 { // a push may bring it back between the two questions
+		b, err := f.r.cat.StoredBlob(ctx, m.Digest)
+		if err == nil {
+			return f.verifiedManifest(ctx, m, b)
+		}
+		if !errors.Is(err, catalog.ErrNotFound) {
+			return nil, false, err
+		}
+		if _, there, err := f.r.cat.RefsOf(ctx, m); err != nil || !there {
+			return nil, false, err
+		}
+	}
+	return nil, false, f.incomplete(ctx, m, "the manifest itself is not here any more")
+}
+
+func (f *fsck) verifiedManifest(ctx context.Context, m catalog.ManifestRow, b catalog.Blob) ([]byte, bool, error) {
+	if b.Content != nil {
+		return b.Content, oci.ValidDigest(m.Digest) && m.Digest.Algorithm().FromBytes(b.Content) == m.Digest, nil
+	}
+	p := Problem{Kind: ProblemNotInline, Repo: m.Repo, Digest: m.Digest, Detail: "the manifest's bytes are not in the catalogue"}
+	done := false
+	err := f.found(ctx, p, func(ctx context.Context) (_ bool, err error) {
+		done, err = f.takeInline(ctx, m.Digest)
+		return done, err
+	})
+	if err != nil || !done {
+		return nil, false, err
+	}
+	b, err = f.r.cat.StoredBlob(ctx, m.Digest)
+	return b.Content, err == nil, err
+}
+
+// checkRefs compares what a manifest names with what is recorded. It returns
+// what is recorded, after the repair if there was one.
+func (f *fsck) checkRefs(ctx context.Context, m catalog.ManifestRow, n names) (map[oci.Digest]catalog.Ref, bool, error) {
+	refs, ok, err := f.refs(ctx, m)
+	if err != nil || !ok {
+		return nil, false, err
+	}
+	var lacking []oci.Descriptor
+	wanted := map[oci.Digest]bool{}
+	for _, d := range n.all() {
+		wanted[d.Digest] = true
+		if _, known := refs[d.Digest]; !known {
+			lacking = append(lacking, d)
+		}
+	}
+	var surplus []oci.Digest
+	for d := range refs {
+		if !wanted[d] {
+			surplus = append(surplus, d)
+		}
+	}
+	p := Problem{Kind: ProblemRefs, Repo: m.Repo, Digest: m.Digest}
+	if len(lacking) > 0 {
+		p.Detail = fmt.Sprintf("%d contents it names are not recorded, the first is %s", len(lacking), lacking[0].Digest)
+		err = f.found(ctx, p, func(ctx context.Context) (bool, error) { return f.r.cat.AddRefs(ctx, m, lacking) })
+	}
+	if err == nil && len(surplus) > 0 {
+		p.Detail = fmt.Sprintf("%d contents are recorded that it does not name, the first is %s", len(surplus), surplus[0])
+		err = f.found(ctx, p, func(ctx context.Context) (bool, error) { return f.r.cat.DropRefs(ctx, m, surplus) })
+	}
+	if err != nil || len(lacking) == 0 {
+		return refs, err == nil, err
+	}
+	return f.refs(ctx, m)
+}
+
+func (f *fsck) refs(ctx context.Context, m catalog.ManifestRow) (map[oci.Digest]catalog.Ref, bool, error) {
+	list, ok, err := f.r.cat.RefsOf(ctx, m)
+	out := make(map[oci.Digest]catalog.Ref, len(list))
+	for _, ref := range list {
+		out[ref.Digest] = ref
+	}
+	return out, ok, err
+}
+
+// checkNamedBlob checks that a manifest's repository shows a blob it needs.
+func (f *fsck) checkNamedBlob(ctx context.Context, m catalog.ManifestRow, d oci.Digest, refs map[oci.Digest]catalog.Ref) error {
+	ref, known := refs[d]
+	switch {
+	case !known || ref.Linked:
+		return nil
+	case !ref.Stored:
+		return f.incomplete(ctx, m, fmt.Sprintf("it needs blob %s, which is not here", d))
+	}
+	p := Problem{Kind: ProblemUnlinked, Repo: m.Repo, Digest: d, Detail: fmt.Sprintf("manifest %s needs it, the repository does not show it", m.Digest)}
+	return f.found(ctx, p, func(ctx context.Context) (bool, error) { return f.r.cat.LinkNamed(ctx, m, d) })
+}
+
+func (f *fsck) incomplete(ctx context.Context, m catalog.ManifestRow, detail string) error {
+	hurts, err := f.hurts(ctx, m.Digest)
+	if err != nil {
+		return err
+	}
+	return f.found(ctx, Problem{Kind: ProblemIncomplete, Repo: m.Repo, Digest: m.Digest, Detail: detail, Hurts: hurts}, nil)
+}

@@ -1,0 +1,204 @@
+package registry_test
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"example.org/slipway/oci"
+	"example.org/slipway/registry"
+)
+
+const day = 24 * time.Hour
+
+// TestRetainRules pushes one image a day with the tags d9 (first) to d0 (last),
+// "stable" as the third, and pulls d7 now; the rules are then applied.
+func TestRetainRules(t *testing.T) {
+	all := []string{"apps/web"}
+	tests := []struct {
+		name  string
+		rules []registry.RetentionRule
+		want  string // what stays
+	}{
+		{"no rule for the repository", []registry.RetentionRule{{Repositories: []string{"other/*"}, KeepNewest: 1}}, "d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 stable"},
+		{"newest", []registry.RetentionRule{{Repositories: all, KeepNewest: 3}}, "d0 d1 stable"},
+		{"newest more than there are", []registry.RetentionRule{{Repositories: all, KeepNewest: 30}}, "d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 stable"},
+		{"by name", []registry.RetentionRule{{Repositories: all, KeepTags: []*regexp.Regexp{regexp.MustCompile("^stable$"), regexp.MustCompile("^d[45]$")}}}, "d4 d5 stable"},
+		// stable is as old as d2; the clock has moved on by a day since d0.
+		{"younger", []registry.RetentionRule{{Repositories: all, KeepYounger: 3*day + time.Hour}}, "d0 d1 d2 stable"},
+		{"pulled", []registry.RetentionRule{{Repositories: all, KeepPulledWithin: day}}, "d7 d8"},
+		{"clauses of a rule", []registry.RetentionRule{{Repositories: all, KeepNewest: 1, KeepPulledWithin: day}}, "d0 d7 d8"},
+		{"any rule", []registry.RetentionRule{
+			{Repositories: []string{"**"}, KeepNewest: 1},
+			{Repositories: []string{"apps/*"}, KeepTags: []*regexp.Regexp{regexp.MustCompile("stable")}},
+		}, "d0 stable"},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			b := newBed(t, nil, registry.Options{Grace: time.Hour})
+			for i := range 10 {
+				m, _, _, _ := b.pushImage("apps/web", uint64(i), fmt.Sprintf("d%d", 9-i))
+				if i == 7 {
+					raw, err := b.GetManifest(t.Context(), "apps/web", string(m.Digest))
+					if err != nil {
+						t.Fatal(err)
+					}
+					if _, err := b.PutManifest(t.Context(), "apps/web", oci.PutManifest{Bytes: raw.Bytes, Tags: []string{"stable"}}); err != nil {
+						t.Fatal(err)
+					}
+				}
+				b.clock.Add(day)
+			}
+			old, err := b.ResolveManifest(t.Context(), "apps/web", "d8")
+			if err != nil {
+				t.Fatal(err)
+			}
+			// The pull of d2's manifest above, by digest, is three days old by now.
+			for _, ref := range []string{"d7", string(old.Digest)} {
+				if _, err := b.GetManifest(t.Context(), "apps/web", ref); err != nil {
+					t.Fatal(err)
+				}
+			}
+			dry, err := b.Retain(t.Context(), test.rules, registry.RetainOptions{DryRun: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			before, _, _ := b.Tags(t.Context(), "apps/web", "", 100)
+			if len(before) != 11 {
+				t.Fatalf("a dry run left %v", before)
+			}
+			rep, err := b.Retain(t.Context(), test.rules, registry.RetainOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			tags, _, err := b.Tags(t.Context(), "apps/web", "", 100)
+			if got := strings.Join(tags, " "); err != nil || got != test.want {
+				t.Errorf("left %q, want %q (%v)", got, test.want, err)
+			}
+			if diff := cmp.Diff(dry.Decisions, rep.Decisions); diff != "" {
+				t.Errorf("the dry run decided otherwise (-dry +real):\n%s", diff)
+			}
+			if rep.Repositories > 0 && (rep.Kept != len(tags) || rep.Removed != 11-len(tags)) {
+				t.Errorf("report %+v does not fit %v", rep, tags)
+			}
+		})
+	}
+}
+
+func TestRetainFreesSpace(t *testing.T) {
+	b := newBed(t, nil, registry.Options{Grace: time.Hour})
+	ctx := t.Context()
+	// An index with two platforms, one of which has a tag of its own, a
+	// signature of the index, and a signature in the manner of cosign.
+	amd, _, _, _ := b.pushImage("a/x", 1)
+	arm, _, _, _ := b.pushImage("a/x", 2, "arm")
+	index := b.pushManifest("a/x", indexOf(amd, arm), "old")
+	config := b.pushBlob("a/x", []byte("{}"))
+	sig := imageOf(config)
+	sig.Subject = &index
+	signature := b.pushManifest("a/x", sig)
+	hung := "sha256-" + index.Digest.Encoded() + ".sig"
+	b.pushImage("a/x", 3, hung)
+	b.clock.Add(2 * time.Hour)
+	b.pushImage("a/x", 4, "new")
+	b.clock.Add(2 * time.Hour)
+
+	rules := []registry.RetentionRule{{Repositories: []string{"a/x"}, KeepNewest: 1, KeepTags: []*regexp.Regexp{regexp.MustCompile("^arm$")}}}
+	dry, err := b.Retain(ctx, rules, registry.RetainOptions{DryRun: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if dry.Removed != 2 || dry.Kept != 2 {
+		t.Errorf("dry run: %+v; old and its signature's tag should go", dry)
+	}
+	rep, err := b.Retain(ctx, rules, registry.RetainOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// index, amd, its signature, and the image under the hung tag
+	if rep.Removed != 2 || rep.Manifests != 4 {
+		t.Errorf("got %+v, want 2 tags and 4 manifests removed", rep)
+	}
+	for _, d := range []oci.Digest{index.Digest, amd.Digest, signature.Digest} {
+		if _, err := b.ResolveManifest(ctx, "a/x", string(d)); !oci.HasCode(err, oci.CodeManifestUnknown) {
+			t.Errorf("manifest %s is still there (%v)", d, err)
+		}
+	}
+	b.clock.Add(2 * time.Hour)
+	if _, err := b.Collect(ctx, registry.CollectOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	n, err := b.cat.Counts(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n.Manifests != 2 || n.Blobs != 8 {
+		t.Errorf("%d manifests and %d contents are left, want arm and new with their 6 blobs", n.Manifests, n.Blobs)
+	}
+	if got := contents(t, b); len(got) != 10 {
+		t.Errorf("%d things can be read, want 2 tags, 2 manifests, 6 blobs", len(got))
+	}
+}
+
+func TestRetainLeavesAlone(t *testing.T) {
+	b := newBed(t, nil, registry.Options{Grace: time.Hour, Immutable: func(_, tag string) bool { return tag == "v1" }})
+	ctx := t.Context()
+	b.pushImage("a", 1, "v1")
+	told, _, _, _ := b.pushImage("a", 2, "told")
+	b.clock.Add(2 * time.Hour)
+	b.pushImage("a", 3, "new")
+	rules := []registry.RetentionRule{{Repositories: []string{"a"}, KeepNewest: 1}}
+	// A client asks for the manifest, perhaps to name it in an index.
+	if _, err := b.ResolveManifest(ctx, "a", string(told.Digest)); err != nil {
+		t.Fatal(err)
+	}
+	rep, err := b.Retain(ctx, rules, registry.RetainOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if rep.Removed != 0 || rep.Kept != 3 {
+		t.Errorf("got %+v, want everything kept", rep)
+	}
+	if rep, err = b.Retain(ctx, rules, registry.RetainOptions{Now: true}); err != nil || rep.Removed != 1 {
+		t.Errorf("got %+v and %v, want the tag told removed", rep, err)
+	}
+	if tags, _, _ := b.Tags(ctx, "a", "", 10); strings.Join(tags, " ") != "new v1" {
+		t.Errorf("left %v", tags)
+	}
+}
+
+func TestRetentionPatterns(t *testing.T) {
+	tests := []struct {
+		pattern, repo string
+		want          bool
+	}{
+		{"a", "a", true}, {"a", "b", false}, {"a", "a/b", false},
+		{"*", "a", true}, {"*", "a/b", false},
+		{"a/*", "a/b", true}, {"a/*", "a", false}, {"a/*", "a/b/c", false},
+		{"a/b*", "a/bcd", true}, {"a/*-dev", "a/x-dev", true}, {"a/*-dev", "a/x-prod", false},
+		{"**", "a/b/c", true}, {"a/**", "a", true}, {"a/**", "a/b/c", true}, {"a/**", "b/a", false},
+		{"**/x", "x", true}, {"**/x", "a/b/x", true}, {"**/x", "a/x/b", false},
+		{"a/**/x", "a/x", true}, {"a/**/x", "a/x/b/x", true}, {"a/**/x/*/y", "a/x/x/b/y", true},
+	}
+	for _, test := range tests {
+		b := newBed(t, nil, registry.Options{})
+		b.pushManifest(test.repo, indexOf(), "t")
+		rep, err := b.Retain(t.Context(), []registry.RetentionRule{{Repositories: []string{test.pattern}, KeepNewest: 1}}, registry.RetainOptions{DryRun: true})
+		if err != nil || (rep.Repositories == 1) != test.want {
+			t.Errorf("pattern %q and repository %q: %+v, %v; want match %v", test.pattern, test.repo, rep, err, test.want)
+		}
+	}
+	for _, rule := range []registry.RetentionRule{
+		{KeepNewest: 1}, {Repositories: []string{"a"}}, {Repositories: []string{"A"}, KeepNewest: 1},
+		{Repositories: []string{"a//b"}, KeepNewest: 1}, {Repositories: []string{"a**"}, KeepNewest: 1},
+		{Repositories: []string{"a"}, KeepNewest: -1}, {Repositories: []string{"[a]"}, KeepNewest: 1},
+	} {
+		if err := registry.CheckRetention([]registry.RetentionRule{rule}); err == nil {
+			t.Errorf("rule %+v is taken", rule)
+		}
+	}
+}

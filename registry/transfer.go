@@ -1,0 +1,184 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"example.org/slipway/catalog"
+	"example.org/slipway/objstore"
+	"example.org/slipway/oci"
+)
+
+// transfer copies the objects of a snapshot from one store to another.
+type transfer struct {
+	src, dst objstore.Store
+	parallel int
+	progress func(BackupReport)
+	began    time.Time
+
+	mu    sync.Mutex // guards what follows
+	rep   BackupReport
+	shown time.Time
+}
+
+func newTransfer(src objstore.Store, parallel int, progress func(BackupReport)) *transfer {
+	if parallel <= 0 {
+		parallel = 4
+	}
+	return &transfer{src: src, parallel: parallel, progress: progress, began: time.Now()}
+}
+
+// step changes the report and shows it now and then.
+func (t *transfer) step(change func(*BackupReport)) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	change(&t.rep)
+	if now := time.Now(); t.progress != nil && now.Sub(t.shown) >= progressEvery {
+		t.shown = now
+		t.progress(t.rep)
+	}
+}
+
+// finish shows and returns the final report. Nothing runs any more.
+func (t *transfer) finish() BackupReport {
+	t.rep.Took = time.Since(t.began)
+	t.shown = time.Time{}
+	t.step(func(*BackupReport) {})
+	return t.rep
+}
+
+// copyAll copies the objects that the destination lacks. Those that are damaged
+// at the source are noted, and the others copied all the same.
+func (t *transfer) copyAll(ctx context.Context, s *catalog.Snapshot) error {
+	objects, bytes, err := s.ObjectTotals(ctx)
+	if err != nil {
+		return fmt.Errorf("count the objects: %w", err)
+	}
+	t.step(func(rep *BackupReport) { rep.ObjectsTotal, rep.BytesTotal = objects, bytes })
+	const page = 500
+	for after := int64(0); ; {
+		list, err := s.Objects(ctx, after, page)
+		if err != nil {
+			return fmt.Errorf("list the objects: %w", err)
+		}
+		g, gctx := errgroup.WithContext(ctx)
+		g.SetLimit(t.parallel)
+		for _, c := range list {
+			after = c.ID
+			g.Go(func() error {
+				if err := t.copyObject(gctx, c); err != nil {
+					return fmt.Errorf("copy %s: %w", c.Digest, err)
+				}
+				return nil
+			})
+		}
+		if err := g.Wait(); err != nil {
+			return err
+		}
+		if len(list) < page {
+			return nil
+		}
+	}
+}
+
+func (t *transfer) copyObject(ctx context.Context, c catalog.StoredContent) (err error) {
+	if !oci.ValidDigest(c.Digest) {
+		t.damaged(c.Digest)
+		return nil
+	}
+	key := BlobKey(c.Digest)
+	info, err := t.dst.Stat(ctx, key)
+	if err == nil && info.Size == c.Size {
+		t.step(func(rep *BackupReport) { rep.Objects, rep.Bytes = rep.Objects+1, rep.Bytes+c.Size })
+		return nil
+	}
+	if err != nil && !errors.Is(err, objstore.ErrNotExist) {
+		return err
+	}
+	src, err := t.src.Get(ctx, key, 0, -1)
+	if errors.Is(err, objstore.ErrNotExist) {
+		t.damaged(c.Digest)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer src.Close()
+	dst, err := t.dst.NewUpload(ctx, c.Size)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, dst.Cancel(ctx)) }()
+	n, match, err := hashCopy(ctx, dst, src, c.Digest, func(n int) {
+		t.step(func(rep *BackupReport) { rep.Bytes, rep.CopiedBytes = rep.Bytes+int64(n), rep.CopiedBytes+int64(n) })
+	})
+	var unreadable *readError
+	if errors.As(err, &unreadable) && ctx.Err() == nil || err == nil && (!match || n != c.Size) {
+		t.step(func(rep *BackupReport) { rep.Bytes, rep.CopiedBytes = rep.Bytes-n, rep.CopiedBytes-n })
+		t.damaged(c.Digest)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if err := dst.Commit(ctx, key); err != nil {
+		return err
+	}
+	t.step(func(rep *BackupReport) { rep.Objects, rep.Copied = rep.Objects+1, rep.Copied+1 })
+	return nil
+}
+
+func (t *transfer) damaged(d oci.Digest) {
+	t.step(func(rep *BackupReport) {
+		rep.DamagedTotal++
+		if len(rep.Damaged) < maxProblems {
+			rep.Damaged = append(slices.Clip(rep.Damaged), d)
+		}
+	})
+}
+
+// prune removes the objects that the snapshot does not name.
+func (t *transfer) prune(ctx context.Context, s *catalog.Snapshot) error {
+	const batch = 500
+	keys := make([]string, 0, batch)
+	flush := func() error {
+		digests := make([]oci.Digest, 0, len(keys))
+		for _, key := range keys {
+			if d, ok := digestOfKey(key); ok {
+				digests = append(digests, d)
+			}
+		}
+		is, err := s.Presence(ctx, digests)
+		if err != nil {
+			return err
+		}
+		for _, d := range digests {
+			if is[d] == catalog.Object {
+				continue
+			}
+			if err := t.dst.Delete(ctx, BlobKey(d)); err != nil {
+				return err
+			}
+			t.step(func(rep *BackupReport) { rep.Pruned++ })
+		}
+		keys = keys[:0]
+		return nil
+	}
+	for info, err := range t.dst.List(ctx, blobPrefix, "") {
+		if err != nil {
+			return fmt.Errorf("look for objects the backup does not need: %w", err)
+		}
+		if keys = append(keys, info.Key); len(keys) == batch {
+			if err := flush(); err != nil {
+				return err
+			}
+		}
+	}
+	return flush()
+}

@@ -1,0 +1,118 @@
+package serve
+
+import (
+	"bufio"
+	"context"
+	"os"
+	"runtime/debug"
+	"runtime/metrics"
+	"strconv"
+	"strings"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// The heap may grow far beyond what is live while that is little, so that the
+// collector runs rarely, and hardly beyond it when caches have filled, so that
+// the process stays small. Most of a full heap is cached content without
+// pointers, which costs the collector nothing to mark (docs/bench.md#memory).
+const (
+	gcPercent = 300
+	// minLimit is the least soft limit of Go's memory, in bytes.
+	minLimit = 24 << 20
+	// baseLimit is what the runtime needs beside the live heap: its own tables,
+	// stacks, and room for some garbage.
+	baseLimit = 11 << 20
+)
+
+// idleFor is how long no request may have come before memory is given back.
+const idleFor = 5 * time.Second
+
+// keepSmall holds the process's memory down until ctx ends: it bounds the heap
+// by what is live, drops pages of the executable that are no longer used, and
+// after each burst of requests gives back what the burst left behind. served
+// returns how many requests were served so far. GOGC and GOMEMLIMIT in the
+// environment switch the first off.
+func keepSmall(ctx context.Context, served func() int64) {
+	tune := os.Getenv("GOGC") == "" && os.Getenv("GOMEMLIMIT") == ""
+	if tune {
+		defer debug.SetMemoryLimit(debug.SetMemoryLimit(minLimit))
+		defer debug.SetGCPercent(debug.SetGCPercent(gcPercent))
+	}
+	debug.FreeOSMemory()
+	dropUnusedPages()
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	var seen, trimmed int64
+	var idle time.Duration
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if tune {
+			debug.SetMemoryLimit(max(minLimit, liveHeap()*17/16+baseLimit))
+		}
+		n := served()
+		if n != seen {
+			seen, idle = n, 0
+			dropUnusedPages()
+			continue
+		}
+		if idle += time.Second; idle >= idleFor && trimmed != n {
+			trimmed = n
+			debug.FreeOSMemory()
+			dropUnusedPages()
+		}
+	}
+}
+
+// liveHeap is what the last collection found in use, in bytes.
+func liveHeap() int64 {
+	s := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}
+	metrics.Read(s)
+	if s[0].Value.Kind() != metrics.KindUint64 {
+		return 0
+	}
+	return int64(s[0].Value.Uint64())
+}
+
+// dropUnusedPages unmaps the pages of the executable that were read so far. They
+// stay in the page cache, and those in use come back with a minor fault each (16
+// pages a fault, under a millisecond in all); the rest is what package
+// initialisation and rare work touched once. Only read-only mappings are
+// dropped, where nothing can be lost.
+func dropUnusedPages() {
+	exe, err := os.Readlink("/proc/self/exe")
+	if err != nil {
+		return
+	}
+	f, err := os.Open("/proc/self/maps")
+	if err != nil {
+		return
+	}
+	defer f.Close()
+	for sc := bufio.NewScanner(f); sc.Scan(); {
+		// start-end perms offset dev inode path
+		fields := strings.Fields(sc.Text())
+		if len(fields) < 6 || fields[5] != exe || fields[1][1] == 'w' {
+			continue
+		}
+		from, to, ok := strings.Cut(fields[0], "-")
+		start, err1 := strconv.ParseUint(from, 16, 64)
+		end, err2 := strconv.ParseUint(to, 16, 64)
+		if !ok || err1 != nil || err2 != nil || end <= start {
+			continue
+		}
+		_ = unix.Madvise(mapping(uintptr(start), int(end-start)), unix.MADV_DONTNEED)
+	}
+}
+
+// mapping is a mapping of the executable as a slice. It is only ever given to
+// madvise and never read through.
+func mapping(start uintptr, n int) []byte {
+	return unsafe.Slice((*byte)(*(*unsafe.Pointer)(unsafe.Pointer(&start))), n)
+}
