@@ -170,7 +170,9 @@ func (t *tx) dropContent(d *Candidate, out *Collected) error {
 		return err
 	}
 	b := Blob{Digest: d.digest, Size: d.size}
-	if d.inline || !d.present {
+	// A manifest too large for a blob to be inline may have been pushed as a
+	// blob, too: then there is an object that must go with it.
+	if (d.inline && d.size <= InlineMax) || !d.present {
 		n, err := t.exec(`DELETE FROM blobs WHERE id = ? AND state <> 2`, d.blobID)
 		if err == nil && n > 0 && d.present {
 			out.Dropped = append(out.Dropped, b)
@@ -187,7 +189,7 @@ func (t *tx) dropContent(d *Candidate, out *Collected) error {
 // dropRepository removes a repository that holds nothing any more.
 func (t *tx) dropRepository(repoID int64) error {
 	_, err := t.exec(`DELETE FROM repositories WHERE id = ? AND NOT EXISTS (SELECT 1 FROM links WHERE repo_id = ?)
-		AND NOT EXISTS (SELECT 1 FROM manifests WHERE repo_id = ?) AND NOT EXISTS (SELECT 1 FROM gc_queue WHERE repo_id = ?)`,
+		AND NOT EXISTS (SELECT 1 FROM manifests WHERE repo_id = ?) AND NOT EXISTS (SELECT 1 FROM gc_queue WHERE kind IN (0, 1) AND repo_id = ?)`,
 		repoID, repoID, repoID, repoID)
 	return err
 }

@@ -58,7 +58,8 @@ type AdoptReport struct {
 	Blobs, Manifests, Tags int
 	// New ones of these; the others were in the catalogue before. 0 in a dry run.
 	NewBlobs, NewManifests, NewTags int
-	// Bytes of the contents that were not in the catalogue before.
+	// Bytes of the blobs that were not in the catalogue before, counted for each
+	// repository in a dry run.
 	Bytes int64
 	// Counts of notes by reason.
 	Counts map[string]int

@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -259,4 +260,57 @@ func contents(t testing.TB, r oci.Registry) map[string]string {
 		}
 	}
 	return out
+}
+
+// churn pushes and deletes images in so many repositories w0, w1 ... and runs the
+// collector, all at once, until stop is called, which waits for the end. Image
+// n of a repository has the tag t<n> and is deleted again if n is divisible by
+// 3. pushed counts those that are acknowledged.
+func (b *bed) churn(writers int) (pushed []atomic.Uint64, stop func()) {
+	pushed = make([]atomic.Uint64, writers)
+	ctx, cancel := context.WithCancel(b.t.Context())
+	var busy sync.WaitGroup
+	for w := range writers {
+		busy.Go(func() {
+			for i := uint64(1); ctx.Err() == nil; i++ {
+				repo := fmt.Sprintf("w%d", w)
+				m, _, _, _ := b.pushImage(repo, i<<8|uint64(w), fmt.Sprintf("t%d", i))
+				if i%3 == 0 {
+					if err := b.DeleteManifest(b.t.Context(), repo, m.Digest); err != nil {
+						b.t.Errorf("delete: %v", err)
+					}
+				}
+				pushed[w].Store(i)
+			}
+		})
+	}
+	busy.Go(func() {
+		tick := time.NewTicker(time.Millisecond)
+		defer tick.Stop()
+		at := make([]uint64, writers)
+		for {
+			for w := range at {
+				// Two more of each since the clock was moved: so a push sees the
+				// clock move once, by less than the grace period.
+				for pushed[w].Load() < at[w]+2 {
+					select {
+					case <-tick.C:
+					case <-ctx.Done():
+						return
+					}
+				}
+			}
+			b.clock.Add(40 * time.Minute)
+			for w := range at {
+				at[w] = pushed[w].Load()
+			}
+			if _, err := b.Collect(b.t.Context(), registry.CollectOptions{Untagged: true}); err != nil {
+				b.t.Errorf("collect: %v", err)
+			}
+		}
+	})
+	return pushed, func() {
+		cancel()
+		busy.Wait()
+	}
 }

@@ -81,12 +81,20 @@ func (r *Registry) collect(ctx context.Context, o CollectOptions, rep *CollectRe
 		}
 	}
 	step := catalog.CollectOptions{Before: r.collectBefore(o), Untagged: o.Untagged || r.opts.DeleteUntagged, DryRun: o.DryRun}
-	if !o.Now {
+	switch {
+	case o.Now:
+	case o.DryRun:
 		step.Keep = r.keep
+	default:
+		step.Keep = r.keepOrCondemn
 	}
 	for ctx.Err() == nil {
+		if o.Now { // also what this run queues
+			step.Before = r.collectBefore(o)
+		}
 		out, last, err := r.cat.Collect(ctx, step)
 		if err != nil {
+			r.seen.settle()
 			return fmt.Errorf("collect garbage: %w", err)
 		}
 		if out.Examined == 0 {
@@ -125,6 +133,16 @@ func (r *Registry) keep(repo string, d oci.Digest) (time.Time, bool) {
 	return r.seen.until(seenKey{repo, d}, now, r.opts.Grace)
 }
 
+// keepOrCondemn is keep for a step that takes what it does not keep. From its
+// answer until apply nobody is told that the content is there.
+func (r *Registry) keepOrCondemn(repo string, d oci.Digest) (time.Time, bool) {
+	now := r.opts.Clock()
+	if t := r.started.Add(r.opts.Grace); t.After(now) {
+		return t, true
+	}
+	return r.seen.untilOrCondemn(seenKey{repo, d}, now, r.opts.Grace)
+}
+
 func (rep *CollectReport) add(out catalog.Collected, dryRun bool) {
 	rep.Examined += out.Examined
 	for _, u := range out.Unlinked {
@@ -154,6 +172,7 @@ func (r *Registry) apply(ctx context.Context, out catalog.Collected) error {
 			r.ram.Drop(blobKey(u.Repo, u.Digest))
 		}
 	}
+	r.seen.settle()
 	return r.deleteObjects(ctx, out.Objects)
 }
 

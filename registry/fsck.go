@@ -226,15 +226,19 @@ func (f *fsck) step(change func(*FsckReport)) {
 // progressEvery is how often progress is shown.
 const progressEvery = 100 * time.Millisecond
 
-// found adds a problem to the report, repaired first if that is wanted. repair
-// tells whether it mended the problem; nil says that nothing can.
+// found adds a problem to the report, repaired first if that is wanted and
+// possible: repair is nil where it is not. A repair that finds nothing to do
+// says that the problem has gone, by itself or with another one.
 func (f *fsck) found(ctx context.Context, p Problem, repair func(context.Context) (bool, error)) error {
 	if f.o.Repair && repair != nil {
 		done, err := repair(ctx)
 		if err != nil {
 			return fmt.Errorf("repair %s %s: %w", p.Kind, p.Digest, err)
 		}
-		p.Repaired = done
+		if !done {
+			return nil
+		}
+		p.Repaired = true
 	}
 	f.note(p)
 	return nil

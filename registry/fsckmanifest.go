@@ -150,13 +150,15 @@ func (f *fsck) verifiedManifest(ctx context.Context, m catalog.ManifestRow, b ca
 		return b.Content, oci.ValidDigest(m.Digest) && m.Digest.Algorithm().FromBytes(b.Content) == m.Digest, nil
 	}
 	p := Problem{Kind: ProblemNotInline, Repo: m.Repo, Digest: m.Digest, Detail: "the manifest's bytes are not in the catalogue"}
-	done := false
-	err := f.found(ctx, p, func(ctx context.Context) (_ bool, err error) {
-		done, err = f.takeInline(ctx, m.Digest)
-		return done, err
-	})
-	if err != nil || !done {
-		return nil, false, err
+	var err error
+	if f.o.Repair {
+		if p.Repaired, err = f.takeInline(ctx, m.Digest); err != nil {
+			return nil, false, err
+		}
+	}
+	f.note(p)
+	if !p.Repaired {
+		return nil, false, nil
 	}
 	b, err = f.r.cat.StoredBlob(ctx, m.Digest)
 	return b.Content, err == nil, err

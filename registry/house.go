@@ -23,7 +23,12 @@ func isFull(err error) bool {
 // catalogue. It runs from a timer, which it sets again while uploads without a
 // row remain.
 func (us *uploads) saveOpen() {
-	open := us.unsaved(us.r.opts.Clock().Add(-saveAfter))
+	done := us.beginSaving()
+	if done == nil {
+		return
+	}
+	defer us.r.background.Done()
+	open := us.unsaved(us.r.opts.Clock().Add(-saveAfter), done)
 	var rows []catalog.Upload
 	var saved []*upload
 	for _, u := range open {
@@ -49,6 +54,10 @@ func (us *uploads) saveOpen() {
 		u.saved = err == nil
 		u.mu.Unlock()
 	}
+	for _, u := range open {
+		u.saving = nil
+	}
+	close(done)
 	left := false
 	for _, u := range us.byID {
 		left = left || !u.saved
@@ -63,12 +72,26 @@ func (us *uploads) saveOpen() {
 	}
 }
 
-func (us *uploads) unsaved(before time.Time) []*upload {
+// beginSaving makes Close wait for saveOpen; it returns nil after Close.
+func (us *uploads) beginSaving() chan struct{} {
+	us.mu.Lock()
+	defer us.mu.Unlock()
+	if us.closed {
+		return nil
+	}
+	us.r.background.Add(1)
+	return make(chan struct{})
+}
+
+// unsaved returns uploads without a row that were there before. They are marked
+// as being saved until saving is closed.
+func (us *uploads) unsaved(before time.Time, saving chan struct{}) []*upload {
 	us.mu.Lock()
 	defer us.mu.Unlock()
 	var out []*upload
 	for _, u := range us.byID {
 		if !u.saved && !u.touched.After(before) {
+			u.saving = saving
 			out = append(out, u)
 		}
 		if len(out) == 1000 {
@@ -78,17 +101,21 @@ func (us *uploads) unsaved(before time.Time) []*upload {
 	return out
 }
 
-// saveAll saves every open upload before the process ends. Requests have ended
-// by then.
-func (us *uploads) saveAll(ctx context.Context) error {
+// close ends saveOpen.
+func (us *uploads) close() {
 	us.mu.Lock()
+	defer us.mu.Unlock()
 	us.closed = true
 	if us.timer != nil {
 		us.timer.Stop()
 	}
-	us.mu.Unlock()
+}
+
+// saveAll saves every open upload before the process ends. Requests have ended
+// by then, and close was called.
+func (us *uploads) saveAll(ctx context.Context) error {
 	for {
-		open := us.unsaved(us.r.opts.Clock())
+		open := us.unsaved(us.r.opts.Clock(), nil)
 		if len(open) == 0 {
 			return nil
 		}
@@ -131,17 +158,38 @@ func (us *uploads) purge(ctx context.Context) error {
 		return err
 	}
 	for _, row := range stale {
-		u, err := us.restore(row)
-		if err != nil {
-			u = &upload{id: row.ID, repo: row.Repo, state: row.State, saved: true}
+		if err := us.purgeOne(ctx, row); err != nil {
+			return err
 		}
-		if !u.mu.TryLock() {
-			continue
-		}
-		us.r.drop(ctx, u)
-		u.mu.Unlock()
 	}
 	return us.sweep(ctx, now.Add(-us.r.opts.UploadMaxAge))
+}
+
+// purgeOne drops an upload whose row is old, unless it has been continued since
+// the row was read.
+func (us *uploads) purgeOne(ctx context.Context, row catalog.Upload) error {
+	us.restoring.Lock()
+	defer us.restoring.Unlock()
+	u := us.inRAM(row.ID)
+	if u == nil && row.Intent != "" {
+		return us.r.settle(ctx, row)
+	}
+	if u == nil {
+		u = &upload{id: row.ID, repo: row.Repo, state: row.State, saved: true}
+	}
+	if !u.mu.TryLock() {
+		return nil
+	}
+	defer u.mu.Unlock()
+	now, err := us.r.cat.Upload(ctx, row.Repo, row.ID)
+	if errors.Is(err, catalog.ErrNotFound) || (err == nil && now.UpdatedAt.After(row.UpdatedAt)) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	us.r.drop(ctx, u)
+	return nil
 }
 
 // sweep asks the store for uploads the catalogue does not know.

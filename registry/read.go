@@ -42,12 +42,29 @@ func manifestUnknown(repo, ref string) error {
 // ResolveBlob implements oci.Reader. It is what a pusher asks before it leaves
 // an upload out, so the blob is kept for a grace period from now on.
 func (r *Registry) ResolveBlob(ctx context.Context, repo string, d oci.Digest) (oci.Descriptor, error) {
-	b, err := r.blob(ctx, repo, d)
-	if err != nil {
-		return oci.Descriptor{}, err
+	for {
+		b, err := r.blob(ctx, repo, d)
+		if err != nil {
+			return oci.Descriptor{}, err
+		}
+		wait := r.seen.add(seenKey{repo, d}, r.opts.Clock())
+		if wait == nil {
+			return blobDescriptor(d, b.size), nil
+		}
+		if err := await(ctx, wait); err != nil {
+			return oci.Descriptor{}, err
+		}
 	}
-	r.seen.add(seenKey{repo, d}, r.opts.Clock())
-	return blobDescriptor(d, b.size), nil
+}
+
+// await waits for a channel to be closed.
+func await(ctx context.Context, done <-chan struct{}) error {
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 func blobDescriptor(d oci.Digest, size int64) oci.Descriptor {
@@ -175,14 +192,22 @@ func (r *Registry) readObject(ctx context.Context, d oci.Digest, size int64) ([]
 
 // ResolveManifest implements oci.Reader.
 func (r *Registry) ResolveManifest(ctx context.Context, repo, ref string) (oci.Descriptor, error) {
-	m, err := r.manifest(ctx, repo, ref)
-	if err != nil {
-		return oci.Descriptor{}, err
+	for {
+		m, err := r.manifest(ctx, repo, ref)
+		if err != nil {
+			return oci.Descriptor{}, err
+		}
+		if !oci.IsDigest(ref) { // what a tag points at is kept anyway
+			return m.Descriptor, nil
+		}
+		wait := r.seen.add(seenKey{repo, m.Digest}, r.opts.Clock())
+		if wait == nil {
+			return m.Descriptor, nil
+		}
+		if err := await(ctx, wait); err != nil {
+			return oci.Descriptor{}, err
+		}
 	}
-	if oci.IsDigest(ref) { // what a tag points at is kept anyway
-		r.seen.add(seenKey{repo, m.Digest}, r.opts.Clock())
-	}
-	return m.Descriptor, nil
 }
 
 // GetManifest implements oci.Reader.
@@ -210,7 +235,11 @@ func (r *Registry) manifest(ctx context.Context, repo, ref string) (*oci.Manifes
 	}
 	tagKey := cache.Key{Kind: kindTag, Repo: repo, Ref: ref}
 	if v, ok := r.ram.Get(tagKey); ok {
-		return r.manifestByDigest(ctx, repo, v.(string))
+		m, err := r.manifestByDigest(ctx, repo, v.(string))
+		if !oci.HasCode(err, oci.CodeManifestUnknown) {
+			return m, err
+		}
+		// The tag has just been moved, and what it pointed at deleted.
 	}
 	epoch := r.ram.Epoch(tagKey)
 	row, err := r.cat.Tag(ctx, repo, ref)

@@ -29,11 +29,26 @@ type seen struct {
 	// full says since when a generation was too small to tell: then all is kept.
 	full    time.Time
 	rotated time.Time
+	// condemned is what the present step of a collection takes away. RAM may
+	// still have it until settled is closed.
+	condemned map[seenKey]bool
+	settled   chan struct{}
 }
 
-func (s *seen) add(k seenKey, at time.Time) {
+// add notes what a client is about to be told. If the collector has just decided
+// to take it, add returns a channel that is closed when that is done, after
+// which the caller must look again.
+func (s *seen) add(k seenKey, at time.Time) (wait <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.condemned[k] {
+		return s.settled
+	}
+	s.note(k, at)
+	return nil
+}
+
+func (s *seen) note(k seenKey, at time.Time) {
 	if s.now == nil {
 		s.now = map[seenKey]time.Time{}
 		s.rotated = at
@@ -63,6 +78,35 @@ func (s *seen) rotate(at time.Time, grace time.Duration) {
 func (s *seen) until(k seenKey, at time.Time, grace time.Duration) (t time.Time, keep bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.last(k, at, grace)
+}
+
+// untilOrCondemn is until for a collector that takes what need not be kept, and
+// calls settle when RAM has followed.
+func (s *seen) untilOrCondemn(k seenKey, at time.Time, grace time.Duration) (t time.Time, keep bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if t, keep = s.last(k, at, grace); keep {
+		return t, true
+	}
+	if s.settled == nil {
+		s.condemned, s.settled = map[seenKey]bool{}, make(chan struct{})
+	}
+	s.condemned[k] = true
+	return t, false
+}
+
+// settle ends a step of the collector.
+func (s *seen) settle() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.settled != nil {
+		close(s.settled)
+		s.condemned, s.settled = nil, nil
+	}
+}
+
+func (s *seen) last(k seenKey, at time.Time, grace time.Duration) (t time.Time, keep bool) {
 	last, ok := s.now[k]
 	if !ok {
 		last, ok = s.past[k]

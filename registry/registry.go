@@ -10,6 +10,7 @@ package registry
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -165,6 +166,7 @@ func New(ctx context.Context, cat *catalog.Catalog, store objstore.Store, o *Opt
 // open uploads, and the times of last pulls.
 func (r *Registry) Close(ctx context.Context) error {
 	r.stopOnce.Do(func() { close(r.stop) })
+	r.uploads.close()
 	r.background.Wait()
 	err := r.uploads.saveAll(ctx)
 	if err2 := r.flushPulls(ctx); err == nil {
@@ -205,29 +207,63 @@ func (r *Registry) recover(ctx context.Context) error {
 		return err
 	}
 	for _, u := range left {
-		known, err := r.cat.Known(ctx, u.Intent)
-		if err != nil {
+		if err := r.settle(ctx, u); err != nil {
 			return err
 		}
-		if !known {
-			if err := r.store.Delete(ctx, BlobKey(u.Intent)); err != nil {
-				return err
-			}
-		}
-		if err := r.store.Delete(ctx, verifyKey(u.ID)); err != nil {
-			return err
-		}
-		if u.State != "" {
-			if err := r.store.Abandon(ctx, u.State); err != nil {
-				return err
-			}
-		}
-		if err := r.cat.DeleteUploads(ctx, u.ID); err != nil {
-			return err
-		}
-		r.log.Info("dropped an upload that was cut off while being published", "repo", u.Repo, "upload", u.ID, "digest", u.Intent)
 	}
 	return r.uploads.sweep(ctx, r.started)
+}
+
+// settle removes what the publication of an upload left behind. The upload
+// itself goes on where the client was last told it stood, if its bytes are there.
+func (r *Registry) settle(ctx context.Context, u catalog.Upload) error {
+	// A push of the same content must not come between question and deletion.
+	defer r.digests.lock(u.Intent)()
+	known, err := r.cat.Known(ctx, u.Intent)
+	if err != nil {
+		return err
+	}
+	if !known {
+		if err := r.store.Delete(ctx, BlobKey(u.Intent)); err != nil {
+			return err
+		}
+	}
+	if err := r.store.Delete(ctx, verifyKey(u.ID)); err != nil {
+		return err
+	}
+	log := r.log.With("repo", u.Repo, "upload", u.ID, "digest", u.Intent)
+	if kept, err := r.reopen(ctx, &u); err != nil || kept {
+		log.Info("kept an upload whose end was cut off", "bytes", u.Size)
+		return err
+	}
+	if u.State != "" {
+		if err := r.store.Abandon(ctx, u.State); err != nil {
+			return err
+		}
+	}
+	log.Info("dropped an upload that was cut off while being published")
+	return r.cat.DeleteUploads(ctx, u.ID)
+}
+
+// reopen makes an upload that was being published one that can be continued.
+func (r *Registry) reopen(ctx context.Context, u *catalog.Upload) (bool, error) {
+	if u.Size == 0 {
+		return false, nil
+	}
+	if u.State != "" {
+		obj, err := r.store.Resume(ctx, u.State, u.Size)
+		if errors.Is(err, objstore.ErrNotExist) {
+			return false, nil
+		}
+		if err != nil {
+			return false, err
+		}
+		if u.State, err = obj.Suspend(ctx); err != nil {
+			return false, err
+		}
+	}
+	u.Intent = ""
+	return true, r.cat.SaveUploads(ctx, *u)
 }
 
 // Ready answers nil when the registry can serve.

@@ -42,6 +42,9 @@ type upload struct {
 	// guarded by uploads.mu
 	saved   bool // has a row in the catalogue
 	touched time.Time
+	// saving is closed when saveOpen, which holds mu for the length of a commit,
+	// has let go of it; nil while it does not hold it.
+	saving chan struct{}
 }
 
 // uploads are the uploads known in RAM. One that is not may still have a row in
@@ -140,6 +143,9 @@ func (us *uploads) fromCatalog(ctx context.Context, repo, id string) (*upload, e
 	if err != nil {
 		return nil, fmt.Errorf("look up upload %s: %w", id, err)
 	}
+	if row.Intent != "" { // kept for recovery only
+		return nil, uploadUnknown(repo, id)
+	}
 	return us.restore(row)
 }
 
@@ -193,6 +199,18 @@ func (us *uploads) acquire(ctx context.Context, repo, id string) (*upload, error
 			return nil, err
 		}
 		if !u.mu.TryLock() {
+			saving := us.savingOf(u)
+			if saving != nil {
+				if err := await(ctx, saving); err != nil {
+					return nil, err
+				}
+				continue
+			}
+			// saveOpen may have let go between the two looks.
+			if u.mu.TryLock() {
+				u.mu.Unlock()
+				continue
+			}
 			return nil, &oci.Error{Code: oci.CodeBlobUploadInvalid, Status: http.StatusConflict, Message: "another request is writing to this upload; ask for its status and continue from there"}
 		}
 		if !u.gone {
@@ -200,6 +218,12 @@ func (us *uploads) acquire(ctx context.Context, repo, id string) (*upload, error
 		}
 		u.mu.Unlock() // it left RAM between find and here: look again
 	}
+}
+
+func (us *uploads) savingOf(u *upload) <-chan struct{} {
+	us.mu.Lock()
+	defer us.mu.Unlock()
+	return u.saving
 }
 
 // UploadStatus implements oci.Writer.

@@ -2,34 +2,64 @@ package serve
 
 import (
 	"context"
+	"sync"
 	"time"
 
 	"example.org/slipway/registry"
 )
 
-// runJobs does the regular work of a server until ctx ends.
+// runJobs does the regular work of a server until ctx ends: collections, and
+// the retention rules.
 func (s *Server) runJobs(ctx context.Context) {
-	gc := &s.cfg.Storage.GC
-	if gc.Disabled || s.cfg.Storage.Maintenance.ReadOnly.Enabled {
+	st := &s.cfg.Storage
+	if st.Maintenance.ReadOnly.Enabled {
 		return
 	}
-	tick := time.NewTicker(gc.Interval)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
-		rep, err := s.root.reg.Collect(ctx, registry.CollectOptions{})
-		switch {
-		case ctx.Err() != nil:
-			return
-		case err != nil:
-			s.log.Error("garbage collection failed; it goes on at the next run", "err", err)
-		case rep.Examined > 0:
-			s.log.Info("garbage collected", "examined", rep.Examined, "manifests", rep.Manifests, "blobs", rep.Blobs,
-				"deleted", rep.Contents, "bytes", rep.Bytes, "dur", rep.Took)
-		}
+	var wg sync.WaitGroup
+	every := func(interval time.Duration, job func()) {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			tick := time.NewTicker(interval)
+			defer tick.Stop()
+			for {
+				select {
+				case <-ctx.Done():
+					return
+				case <-tick.C:
+					job()
+				}
+			}
+		}()
+	}
+	if !st.GC.Disabled {
+		every(st.GC.Interval, func() { s.collectGarbage(ctx) })
+	}
+	if len(st.Retention) > 0 {
+		every(st.RetentionInterval, func() { s.applyRetention(ctx) })
+	}
+	wg.Wait()
+}
+
+func (s *Server) collectGarbage(ctx context.Context) {
+	rep, err := s.root.reg.Collect(ctx, registry.CollectOptions{})
+	switch {
+	case ctx.Err() != nil:
+	case err != nil:
+		s.log.Error("garbage collection failed; it goes on at the next run", "err", err)
+	case rep.Examined > 0:
+		s.log.Info("garbage collected", "examined", rep.Examined, "manifests", rep.Manifests, "blobs", rep.Blobs,
+			"deleted", rep.Contents, "bytes", rep.Bytes, "dur", rep.Took)
+	}
+}
+
+func (s *Server) applyRetention(ctx context.Context) {
+	rep, err := retain(ctx, s.cfg, s.root.reg, RetainArgs{})
+	switch {
+	case ctx.Err() != nil:
+	case err != nil:
+		s.log.Error("retention failed; it is tried again at the next run", "err", err)
+	case rep.Removed > 0:
+		s.log.Info("retention removed tags", "repositories", rep.Repositories, "kept", rep.Kept, "removed", rep.Removed, "manifests", rep.Manifests)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"example.org/slipway/auth"
 	"example.org/slipway/config"
 	"example.org/slipway/oci"
+	"example.org/slipway/registry"
 )
 
 // repositories compiles patterns; none at all match every repository.
@@ -130,4 +131,22 @@ func foreignURLs(rules config.URLRules) (func(string) bool, error) {
 	return func(u string) bool {
 		return (len(allow) == 0 || anyMatches(allow, u)) && !anyMatches(deny, u)
 	}, nil
+}
+
+// retentionRules translates the configured rules.
+func retentionRules(rules []config.Retention) ([]registry.RetentionRule, error) {
+	var list []registry.RetentionRule
+	for i, c := range rules {
+		tags, err := wholeMatches(c.KeepTags)
+		if err != nil {
+			return nil, fmt.Errorf("storage.retention.%d.keep_tags: %w", i, err)
+		}
+		repos := c.Repositories
+		if len(repos) == 0 {
+			repos = []string{"**"}
+		}
+		list = append(list, registry.RetentionRule{Repositories: repos, KeepNewest: c.KeepNewest, KeepTags: tags,
+			KeepYounger: c.KeepYounger, KeepPulledWithin: c.KeepPulledWithin})
+	}
+	return list, registry.CheckRetention(list)
 }

@@ -139,23 +139,39 @@ type root struct {
 	reg   *registry.Registry
 }
 
-// Names within a data root.
-const (
-	catalogName = "catalog.db"
-	adminSocket = "admin.sock"
-)
+// adminSocket is the administration socket's name within a data root.
+const adminSocket = "admin.sock"
 
 // openRoot locks and opens the data root of a configuration.
 func openRoot(ctx context.Context, cfg *config.Config, log *slog.Logger, onEvent func(context.Context, registry.Event) error) (_ *root, err error) {
+	r, err := openStorage(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	opts, err := registryOptions(cfg, log)
+	if err == nil {
+		opts.OnEvent = onEvent
+		opts.PullEvents = onEvent != nil
+		r.reg, err = registry.New(ctx, r.cat, r.store, opts)
+	}
+	if err != nil {
+		return nil, errors.Join(err, r.close(ctx))
+	}
+	return r, nil
+}
+
+// openStorage locks a data root and opens its catalogue and object store.
+func openStorage(ctx context.Context, cfg *config.Config) (_ *root, err error) {
+	inMemory := cfg.Storage.Driver() == "inmemory"
 	r := &root{dir: cfg.Storage.FileSystem.RootDirectory}
-	if cfg.Storage.Driver() == "inmemory" {
+	if inMemory { // the catalogue needs a file all the same
 		if r.dir, err = os.MkdirTemp("", "slipway-inmemory-"); err != nil {
 			return nil, err
 		}
 	}
 	defer func() {
 		if err != nil {
-			r.close(ctx)
+			err = errors.Join(err, r.close(ctx))
 		}
 	}()
 	if err := os.MkdirAll(r.dir, 0o700); err != nil {
@@ -164,26 +180,29 @@ func openRoot(ctx context.Context, cfg *config.Config, log *slog.Logger, onEvent
 	if r.lock, err = lockRoot(r.dir); err != nil {
 		return nil, err
 	}
-	if cfg.Storage.Driver() == "inmemory" {
-		r.lock.removeDir = true
+	r.lock.removeDir = inMemory
+	if inMemory {
 		r.store = memstore.New(nil)
 	} else if r.store, err = fsstore.New(r.dir, nil); err != nil {
 		return nil, fmt.Errorf("open the object store: %w", err)
 	}
-	grace := cfg.Storage.GC.Grace
-	if r.cat, err = catalog.Open(ctx, filepath.Join(r.dir, catalogName), &catalog.Options{Grace: grace}); err != nil {
-		return nil, err
+	r.cat, err = catalog.Open(ctx, filepath.Join(r.dir, registry.CatalogFile), &catalog.Options{Grace: cfg.Storage.GC.Grace})
+	return r, err
+}
+
+// AdoptInPlace makes the storage directory of a Distribution registry the data
+// root of a configuration, without moving anything.
+func AdoptInPlace(ctx context.Context, cfg *config.Config, o registry.AdoptOptions) (registry.AdoptReport, error) {
+	dir := cfg.Storage.FileSystem.RootDirectory
+	if _, err := os.Stat(filepath.Join(dir, "docker", "registry", "v2")); err != nil {
+		return registry.AdoptReport{}, fmt.Errorf("%s holds no Distribution storage: %w", dir, err)
 	}
-	opts, err := registryOptions(cfg, log)
+	r, err := openStorage(ctx, cfg)
 	if err != nil {
-		return nil, err
+		return registry.AdoptReport{}, err
 	}
-	opts.OnEvent = onEvent
-	opts.PullEvents = onEvent != nil
-	if r.reg, err = registry.New(ctx, r.cat, r.store, opts); err != nil {
-		return nil, err
-	}
-	return r, nil
+	rep, err := registry.Adopt(ctx, r.cat, r.store, o)
+	return rep, errors.Join(err, r.close(ctx))
 }
 
 func (r *root) close(ctx context.Context) error {

@@ -15,8 +15,8 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
 	err := rootCommand().ExecuteContext(ctx)
+	stop()
 	if err == nil {
 		return
 	}
@@ -44,6 +44,7 @@ func rootCommand() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(serveCommand(), versionCommand())
+	root.AddCommand(serveCommand(), gcCommand(), fsckCommand(), backupCommand(), restoreCommand(),
+		retentionCommand(), importCommand(), configCommand(), versionCommand())
 	return root
 }

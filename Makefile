@@ -1,0 +1,39 @@
+# The two commands are `make demo` and `make test`; the rest is for working here.
+GO      ?= go
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+LDFLAGS  = -s -w -X main.version=$(VERSION)
+FUZZTIME ?= 60s
+
+.PHONY: demo test run build bench lint fuzz clean
+
+demo: build
+	scripts/setup.sh demo
+	scripts/demo.sh
+
+test: setup-build
+	scripts/setup.sh test
+	scripts/test.sh
+
+run: build
+	bin/slipway serve --root slipway-data --addr 127.0.0.1:5000
+
+build: setup-build
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/slipway ./cmd/slipway
+
+bench: build
+	scripts/setup.sh test
+	scripts/bench.sh
+
+lint: setup-build
+	scripts/lint.sh
+
+# Each fuzzer in turn, for FUZZTIME.
+fuzz:
+	scripts/fuzz.sh $(FUZZTIME)
+
+clean:
+	rm -rf bin
+
+.PHONY: setup-build
+setup-build:
+	@scripts/setup.sh build

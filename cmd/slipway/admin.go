@@ -1,0 +1,207 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"example.org/slipway/registry"
+	"example.org/slipway/serve"
+)
+
+// withAdmin runs f on the data root, through the server that uses it if one does.
+func withAdmin(cmd *cobra.Command, f *configFlags, do func(*serve.Admin) error) (err error) {
+	cfg, err := f.load()
+	if err != nil {
+		return err
+	}
+	a, err := serve.OpenAdmin(cmd.Context(), cfg, slog.Default())
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, a.Close(cmd.Context())) }()
+	return do(a)
+}
+
+// printReport prints a report as JSON or by the given function.
+func printReport(w io.Writer, asJSON bool, rep any, text func()) error {
+	if !asJSON {
+		text()
+		return nil
+	}
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	return enc.Encode(rep)
+}
+
+func gcCommand() *cobra.Command {
+	var f configFlags
+	var args serve.GCArgs
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "gc",
+		Short: "Delete content that nothing needs any more",
+		Long: `Delete content that nothing needs any more. A running server does this by itself
+and goes on serving; with one, the command asks it to do it now.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return withAdmin(cmd, &f, func(a *serve.Admin) error {
+				p := newProgress("collecting")
+				rep, err := a.Collect(cmd.Context(), args, func(r registry.CollectReport) {
+					p.show("%d examined, %d contents, %s", r.Examined, r.Contents, size(r.Bytes))
+				})
+				p.end()
+				if err != nil {
+					return err
+				}
+				return printReport(cmd.OutOrStdout(), asJSON, rep, func() { printCollected(cmd.OutOrStdout(), args, rep) })
+			})
+		},
+	}
+	f.add(cmd, false)
+	cmd.Flags().BoolVar(&args.DryRun, "dry-run", false, "only tell what would be deleted")
+	cmd.Flags().BoolVar(&args.Now, "now", false, "do not wait for the grace period; only while nobody pushes")
+	cmd.Flags().BoolVar(&args.Untagged, "untagged", false, "also delete manifests without a tag that no other manifest names")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the report as JSON")
+	return cmd
+}
+
+func printCollected(w io.Writer, args serve.GCArgs, rep registry.CollectReport) {
+	verb := "deleted"
+	if args.DryRun {
+		verb = "would delete"
+		for _, d := range rep.Digests {
+			fmt.Fprintln(w, d)
+		}
+	}
+	fmt.Fprintf(w, "%s %d contents of %s, %d manifests and %d blobs out of repositories, in %s\n",
+		verb, rep.Contents, size(rep.Bytes), rep.Manifests, rep.Blobs, rep.Took.Round(1e6))
+}
+
+func fsckCommand() *cobra.Command {
+	var f configFlags
+	var args serve.FsckArgs
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "fsck",
+		Short: "Verify every digest, link and object; repair on demand",
+		Long: `Verify every digest, link and object, also while a server uses the data directory.
+Exit status 0: clean, or all was repaired; 4: problems remain.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return withAdmin(cmd, &f, func(a *serve.Admin) error {
+				p := newProgress("checking")
+				rep, err := a.Fsck(cmd.Context(), args, func(r registry.FsckReport) {
+					p.share(r.Bytes, r.BytesTotal, "%d of %d contents, %d objects", r.Contents, r.ContentsTotal, r.Objects)
+				})
+				p.end()
+				if err != nil {
+					return err
+				}
+				if err := printReport(cmd.OutOrStdout(), asJSON, rep, func() { printFsck(cmd.OutOrStdout(), rep) }); err != nil {
+					return err
+				}
+				if !rep.Clean() {
+					return exitCode{4, errors.New("problems remain; slipway fsck --repair mends what can be mended")}
+				}
+				return nil
+			})
+		},
+	}
+	f.add(cmd, false)
+	cmd.Flags().BoolVar(&args.Quick, "quick", false, "compare sizes only, do not read contents")
+	cmd.Flags().BoolVar(&args.Repair, "repair", false, "mend what can be mended; damaged contents are set aside so that they can be pushed again")
+	cmd.Flags().IntVar(&args.Parallel, "parallel", 0, "contents read at once (default 4)")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the report as JSON")
+	return cmd
+}
+
+func printFsck(w io.Writer, rep registry.FsckReport) {
+	for _, pr := range rep.Problems {
+		state := ""
+		if pr.Repaired {
+			state = " (repaired)"
+		}
+		fmt.Fprintf(w, "%s%s: %s %s %s %s\n", pr.Kind, state, pr.Repo, pr.Digest, pr.Key, pr.Detail)
+		for _, h := range pr.Hurts {
+			fmt.Fprintf(w, "    cannot be pulled: %s\n", h)
+		}
+	}
+	for kind, n := range rep.Counts {
+		fmt.Fprintf(w, "%d %s, %d repaired\n", n, kind, rep.Repaired[kind])
+	}
+	fmt.Fprintf(w, "checked %d contents of %s, %d manifests, %d objects in %s\n",
+		rep.Contents, size(rep.Bytes), rep.Manifests, rep.Objects, rep.Took.Round(1e6))
+}
+
+func backupCommand() *cobra.Command {
+	var f configFlags
+	cmd := &cobra.Command{
+		Use:   "backup DIR",
+		Short: "Copy the registry into a directory while it serves",
+		Long: `Copy the registry, as it is at one moment, into a directory, while it serves. Into an
+earlier backup only what is new is copied; until the end that one stays whole.`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			dir, err := filepath.Abs(args[0])
+			if err != nil {
+				return err
+			}
+			return withAdmin(cmd, &f, func(a *serve.Admin) error {
+				p := newProgress("copying")
+				rep, err := a.Backup(cmd.Context(), serve.BackupArgs{Dir: dir}, func(r registry.BackupReport) {
+					p.share(r.Bytes, r.BytesTotal, "%d of %d objects", r.Objects, r.ObjectsTotal)
+				})
+				p.end()
+				if err == nil {
+					printTransfer(cmd.OutOrStdout(), "backed up", rep)
+				}
+				return err
+			})
+		},
+	}
+	f.add(cmd, false)
+	return cmd
+}
+
+func printTransfer(w io.Writer, verb string, rep registry.BackupReport) {
+	fmt.Fprintf(w, "%s %d objects of %s (%d copied, %s) in %s\n", verb, rep.Objects, size(rep.Bytes), rep.Copied, size(rep.CopiedBytes), rep.Took.Round(1e6))
+}
+
+func retentionCommand() *cobra.Command {
+	var f configFlags
+	var args serve.RetainArgs
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "retention",
+		Short: "Apply the retention rules of the configuration",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return withAdmin(cmd, &f, func(a *serve.Admin) error {
+				rep, err := a.Retain(cmd.Context(), args)
+				if err != nil {
+					return err
+				}
+				return printReport(cmd.OutOrStdout(), asJSON, rep, func() {
+					for _, d := range rep.Decisions {
+						verb := "keep"
+						if d.Removed {
+							verb = "remove"
+						}
+						fmt.Fprintf(cmd.OutOrStdout(), "%-6s %s:%s  %s\n", verb, d.Repo, d.Tag, d.Reason)
+					}
+					fmt.Fprintf(cmd.OutOrStdout(), "%d tags kept, %d removed, %d manifests removed\n", rep.Kept, rep.Removed, rep.Manifests)
+				})
+			})
+		},
+	}
+	f.add(cmd, false)
+	cmd.Flags().BoolVar(&args.DryRun, "dry-run", false, "only tell what would be removed, and why")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the report as JSON")
+	return cmd
+}

@@ -1,0 +1,55 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"example.org/slipway/config"
+)
+
+func configCommand() *cobra.Command {
+	cmd := &cobra.Command{Use: "config", Short: "Check and explain configuration files"}
+	var f configFlags
+	check := &cobra.Command{
+		Use:   "check [FILE]",
+		Short: "Check a configuration file, with the environment laid over it",
+		Args:  cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 1 {
+				f.file = args[0]
+			}
+			cfg, err := f.load()
+			if err != nil {
+				return err
+			}
+			out, err := cfg.Redacted()
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s", out)
+			return err
+		},
+	}
+	f.add(check, true)
+	schema := &cobra.Command{
+		Use:   "schema",
+		Short: "Print the JSON Schema of the configuration file",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s\n", config.Schema())
+			return err
+		},
+	}
+	example := &cobra.Command{
+		Use:   "example",
+		Short: "Print a configuration file with every key, its default and meaning",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, err := fmt.Fprint(cmd.OutOrStdout(), config.Example())
+			return err
+		},
+	}
+	cmd.AddCommand(check, schema, example)
+	return cmd
+}

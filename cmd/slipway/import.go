@@ -1,0 +1,212 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"example.org/slipway/client"
+	"example.org/slipway/oci"
+	"example.org/slipway/registry"
+	"example.org/slipway/serve"
+)
+
+// importFlags of slipway import.
+type importFlags struct {
+	configFlags
+	inPlace, dryRun, verify bool
+	plainHTTP, insecure     bool
+	userFile, to            string
+	referrers               bool
+	parallel                int
+}
+
+func importCommand() *cobra.Command {
+	var f importFlags
+	cmd := &cobra.Command{
+		Use:   "import {--in-place DIR | REGISTRY[/REPOSITORY[:TAG]]...}",
+		Short: "Adopt a Distribution storage, or copy images from another registry",
+		Long: `With --in-place, adopt the storage directory of a Distribution registry as the data
+directory: nothing is moved or changed, and "slipway serve --root DIR" serves it.
+
+Otherwise copy repositories with all their tags, one repository, or one tag from
+another registry; also while a server uses the data directory. What is here already
+is not sent again, so an import that broke off is continued by repeating it.`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if f.inPlace {
+				return adopt(cmd, &f, args)
+			}
+			if len(args) == 0 {
+				return errors.New("name a registry to import from, or use --in-place DIR")
+			}
+			return withAdmin(cmd, &f.configFlags, func(a *serve.Admin) error { return importFrom(cmd, &f, a.Registry(), args) })
+		},
+	}
+	f.add(cmd, false)
+	fl := cmd.Flags()
+	fl.BoolVar(&f.inPlace, "in-place", false, "adopt the Distribution storage in the given directory")
+	fl.BoolVar(&f.dryRun, "dry-run", false, "with --in-place: only tell what would be adopted")
+	fl.BoolVar(&f.verify, "verify", false, "with --in-place: read every blob and check its digest")
+	fl.BoolVar(&f.plainHTTP, "plain-http", false, "the source speaks HTTP (the default for this machine's own addresses)")
+	fl.BoolVar(&f.insecure, "insecure", false, "do not check the source's certificate")
+	fl.StringVar(&f.userFile, "credentials", "", "file with user:password for the source (default: docker's own configuration)")
+	fl.StringVar(&f.to, "to", "", "repository to copy to, where one repository is imported")
+	fl.BoolVar(&f.referrers, "referrers", true, "copy signatures and other referrers as well")
+	fl.IntVar(&f.parallel, "parallel", 0, "blobs copied at once (default 4)")
+	return cmd
+}
+
+func adopt(cmd *cobra.Command, f *importFlags, args []string) error {
+	if len(args) > 1 || (len(args) == 1) == (f.root != "") {
+		return errors.New("name one directory: slipway import --in-place DIR")
+	}
+	if len(args) == 1 {
+		f.root = args[0]
+	}
+	cfg, err := f.load()
+	if err != nil {
+		return err
+	}
+	p := newProgress("adopting")
+	rep, err := serve.AdoptInPlace(cmd.Context(), cfg, registry.AdoptOptions{DryRun: f.dryRun, Verify: f.verify, Progress: func(r registry.AdoptReport) {
+		p.show("%d repositories, %d manifests, %d tags, %d blobs", r.Repositories, r.Manifests, r.Tags, r.Blobs)
+	}})
+	p.end()
+	if err != nil {
+		return err
+	}
+	w := cmd.OutOrStdout()
+	for _, n := range rep.Notes {
+		fmt.Fprintf(w, "%s: %s %s %s\n", n.Reason, n.Repo, n.Ref, n.Detail)
+	}
+	fmt.Fprintf(w, "found %d repositories, %d manifests, %d tags, %d blobs; new are %d manifests, %d tags, %d blobs, %s; took %s\n",
+		rep.Repositories, rep.Manifests, rep.Tags, rep.Blobs, rep.NewManifests, rep.NewTags, rep.NewBlobs, size(rep.Bytes), rep.Took.Round(1e6))
+	return nil
+}
+
+func importFrom(cmd *cobra.Command, f *importFlags, dst oci.Registry, sources []string) error {
+	for _, s := range sources {
+		src, images, err := f.source(s)
+		if err != nil {
+			return err
+		}
+		err = copyImages(cmd.Context(), cmd.OutOrStdout(), dst, src, client.CopyOptions{Images: images, Referrers: f.referrers, Parallel: f.parallel, ContinueOnError: true, Logger: slog.Default()})
+		src.Close()
+		if err != nil {
+			return fmt.Errorf("import from %s: %w", s, err)
+		}
+	}
+	return nil
+}
+
+// source takes REGISTRY[/REPOSITORY[:TAG|@DIGEST]] apart and opens it.
+func (f *importFlags) source(s string) (*client.Client, []client.CopyImage, error) {
+	scheme := "https"
+	if rest, ok := strings.CutPrefix(s, "http://"); ok {
+		scheme, s = "http", rest
+	}
+	s = strings.TrimPrefix(s, "https://")
+	host, path, _ := strings.Cut(s, "/")
+	name := host
+	if i := strings.LastIndexByte(host, ':'); i > 0 {
+		name = host[:i]
+	}
+	if f.plainHTTP || name == "localhost" || strings.HasPrefix(name, "127.") || name == "[::1]" {
+		scheme = "http"
+	}
+	o := &client.Options{DockerConfig: f.userFile == "", InsecureSkipVerify: f.insecure, Logger: slog.Default()}
+	if f.userFile != "" {
+		b, err := os.ReadFile(f.userFile)
+		if err != nil {
+			return nil, nil, err
+		}
+		user, pass, ok := strings.Cut(strings.TrimSpace(string(b)), ":")
+		if !ok {
+			return nil, nil, fmt.Errorf("%s does not hold user:password", f.userFile)
+		}
+		o.Username, o.Password = user, pass
+	}
+	c, err := client.New(scheme+"://"+host, o)
+	if err != nil || path == "" {
+		return c, nil, err
+	}
+	img := client.CopyImage{From: path, To: f.to}
+	if repo, d, ok := strings.Cut(path, "@"); ok {
+		img.From, img.References = repo, []string{d}
+	} else if i := strings.LastIndexByte(path, ':'); i > 0 {
+		img.From, img.References = path[:i], []string{path[i+1:]}
+	}
+	return c, []client.CopyImage{img}, nil
+}
+
+func copyImages(ctx context.Context, w io.Writer, dst, src oci.Registry, o client.CopyOptions) error {
+	p := newProgress("copying")
+	o.Progress = func(c client.CopyProgress) {
+		p.show("%s:%s, %d references, %d blobs, %s", c.Repo, c.Reference, c.References, c.Blobs, size(c.Bytes))
+	}
+	rep, err := client.Copy(ctx, dst, src, o)
+	p.end()
+	fmt.Fprintf(w, "copied %d references: %d manifests and %d blobs sent (%s), %d were here, %d failed\n",
+		rep.References, rep.Manifests, rep.Blobs, size(rep.Bytes), rep.Present, rep.Failed)
+	return err
+}
+
+func restoreCommand() *cobra.Command {
+	var f configFlags
+	var damaged bool
+	cmd := &cobra.Command{
+		Use:   "restore BACKUP",
+		Short: "Restore a backup into an empty data directory, or merge it into a running registry",
+		Long: `Restore a backup. Into an empty data directory everything comes back as it was. Where
+the data directory holds something already, also while a server uses it, the backup's
+images are added; tags that both have are set to what the backup says.`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			dir, err := filepath.Abs(args[0])
+			if err != nil {
+				return err
+			}
+			cfg, err := f.load()
+			if err != nil {
+				return err
+			}
+			root := cfg.Storage.FileSystem.RootDirectory
+			if entries, err := os.ReadDir(root); err != nil || len(entries) == 0 {
+				return restoreInto(cmd, dir, root, damaged)
+			}
+			return withAdmin(cmd, &f, func(a *serve.Admin) error { return merge(cmd, a.Registry(), dir) })
+		},
+	}
+	f.add(cmd, false)
+	cmd.Flags().BoolVar(&damaged, "allow-damaged", false, "restore what can be restored of a damaged backup; run fsck --repair afterwards")
+	return cmd
+}
+
+func restoreInto(cmd *cobra.Command, dir, root string, damaged bool) error {
+	p := newProgress("restoring")
+	rep, err := registry.Restore(cmd.Context(), dir, root, registry.RestoreOptions{AllowDamaged: damaged, Progress: func(r registry.BackupReport) {
+		p.share(r.Bytes, r.BytesTotal, "%d of %d objects", r.Objects, r.ObjectsTotal)
+	}})
+	p.end()
+	if err == nil {
+		printTransfer(cmd.OutOrStdout(), "restored", rep)
+	}
+	return err
+}
+
+func merge(cmd *cobra.Command, dst oci.Registry, dir string) (err error) {
+	src, closeBackup, err := registry.OpenBackup(cmd.Context(), dir, slog.Default())
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, closeBackup(cmd.Context())) }()
+	return copyImages(cmd.Context(), cmd.OutOrStdout(), dst, src, client.CopyOptions{Referrers: true, ContinueOnError: true})
+}

@@ -1,0 +1,124 @@
+package slipway_test
+
+import (
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+const module = "example.org/slipway"
+
+// layout is the architecture: each package, and which packages of this module
+// it may import. A change here is a change of the architecture; say why in
+// docs/architecture.md.
+var layout = map[string][]string{
+	"oci":               {},
+	"oci/ocitest":       {"oci"},
+	"objstore":          {},
+	"objstore/objtest":  {"objstore"},
+	"objstore/fsstore":  {"objstore"},
+	"objstore/memstore": {"objstore"},
+	"catalog":           {"oci"},
+	"cache":             {},
+	"trace":             {},
+	"auth":              {"oci"},
+	"notify":            {"oci"},
+	"client":            {"oci"},
+	"registry":          {"oci", "objstore", "objstore/fsstore", "catalog", "cache"},
+	"server":            {"oci", "auth", "trace"},
+	"config":            {"auth", "notify"},
+	// The composition root: the only package that knows concrete drivers.
+	"serve": {"oci", "objstore", "objstore/fsstore", "objstore/memstore", "catalog", "registry",
+		"server", "auth", "notify", "client", "config", "trace"},
+	"cmd/slipway": {"serve", "config", "registry", "client", "oci"},
+}
+
+// fence is a third-party module and the only packages that may use it.
+type fence struct {
+	module string
+	where  []string
+	why    string
+}
+
+var fences = []fence{
+	{"modernc.org/sqlite", []string{"catalog"}, "SQL stays behind the catalogue's methods"},
+	{"database/sql", []string{"catalog"}, "SQL stays behind the catalogue's methods"},
+	{"github.com/pressly/goose", []string{"catalog"}, "migrations belong to the schema"},
+	{"github.com/spf13/cobra", []string{"cmd/slipway"}, "the command line is thin"},
+	{"oras.land/oras-go", []string{"client"}, "the token flow belongs to the client"},
+	{"github.com/coreos/go-oidc", []string{"auth"}, "who asks is decided in one place"},
+	{"github.com/golang-jwt/jwt", []string{"auth"}, "who asks is decided in one place"},
+	{"golang.org/x/crypto/bcrypt", []string{"auth"}, "who asks is decided in one place"},
+	{"go.yaml.in/yaml", []string{"config", "auth", "notify"}, "configuration is read in one place"},
+	{"go.opentelemetry.io", []string{"serve"}, "tracing wraps the handler and nothing else knows it"},
+	{"net/http/pprof", []string{"serve"}, "it is served on the debug port only"},
+	{"testing", []string{"oci/ocitest", "objstore/objtest"}, "test support is not product code"},
+}
+
+func TestLayout(t *testing.T) {
+	seen := map[string]bool{}
+	err := filepath.WalkDir(".", func(file string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() {
+			if file != "." && (d.Name() == "testdata" || strings.HasPrefix(d.Name(), ".") || hasGoMod(file)) {
+				return filepath.SkipDir
+			}
+			return nil
+		}
+		pkg := path.Dir(filepath.ToSlash(file))
+		if pkg == "." || !strings.HasSuffix(file, ".go") || strings.HasSuffix(file, "_test.go") {
+			return nil
+		}
+		seen[pkg] = true
+		return checkFile(t, pkg, file)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for pkg := range layout {
+		if !seen[pkg] {
+			t.Errorf("the layout table has package %s, which has no files", pkg)
+		}
+	}
+}
+
+// hasGoMod tells whether a directory is a module of its own.
+func hasGoMod(dir string) bool {
+	_, err := os.Stat(filepath.Join(dir, "go.mod"))
+	return err == nil
+}
+
+func checkFile(t *testing.T, pkg, file string) error {
+	f, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ImportsOnly)
+	if err != nil {
+		return err
+	}
+	allowed, ok := layout[pkg]
+	if !ok {
+		t.Errorf("%s: package %s is not in the layout table", file, pkg)
+	}
+	for _, spec := range f.Imports {
+		imp, err := strconv.Unquote(spec.Path.Value)
+		if err != nil {
+			return err
+		}
+		if dep, ok := strings.CutPrefix(imp, module+"/"); ok && !slices.Contains(allowed, dep) {
+			t.Errorf("%s imports %s; the layout allows %s only %v", file, dep, pkg, allowed)
+		}
+		for _, f := range fences {
+			if (imp == f.module || strings.HasPrefix(imp, f.module+"/")) && !slices.Contains(f.where, pkg) {
+				t.Errorf("%s imports %s, which only %v may: %s", file, imp, f.where, f.why)
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,322 @@
+package registry_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"example.org/slipway/objstore"
+	"example.org/slipway/objstore/memstore"
+	"example.org/slipway/oci"
+	"example.org/slipway/registry"
+)
+
+func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
+
+// readBackup returns everything in a backup.
+func readBackup(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	r, done, err := registry.OpenBackup(t.Context(), dir, quiet())
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := contents(t, r)
+	if _, err := r.PushBlob(t.Context(), "a", oci.SHA256(nil), 0, bytes.NewReader(nil)); !oci.HasCode(err, oci.CodeUnsupported) {
+		t.Errorf("a push into a backup: %v", err)
+	}
+	if err := done(context.Background()); err != nil {
+		t.Errorf("close the backup: %v", err)
+	}
+	return got
+}
+
+// files lists a directory tree.
+func files(t *testing.T, dir string) []string {
+	t.Helper()
+	var out []string
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err == nil && !d.IsDir() {
+			rel, _ := filepath.Rel(dir, path)
+			out = append(out, rel)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func TestBackupAndRestore(t *testing.T) {
+	b := newDiskBed(t)
+	ctx := t.Context()
+	_, _, _, large := b.pushImage("a/b", 1, "v1")
+	first, _, _, _ := b.pushImage("c", 2, "v1", "v2")
+	b.pushManifest("c", indexOf(first), "multi")
+	// An upload under way, and one that left its bytes in the staging directory.
+	if _, err := b.StartUpload(ctx, "c"); err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(t.TempDir(), "backup")
+	rep, err := b.Backup(ctx, dir, registry.BackupOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if rep.Objects != 2 || rep.Copied != 2 || rep.Bytes != 200_000 || rep.Bytes != rep.BytesTotal || rep.CopiedBytes != 200_000 {
+		t.Errorf("got %+v, want the two large layers copied", rep)
+	}
+	want := contents(t, b)
+	if diff := cmp.Diff(want, readBackup(t, dir)); diff != "" {
+		t.Errorf("the backup is not the registry (-registry +backup):\n%s", diff)
+	}
+	for _, f := range files(t, dir) {
+		if strings.HasPrefix(f, "_staging/") || strings.HasSuffix(f, "-wal") {
+			t.Errorf("the backup holds %s", f)
+		}
+		info, err := os.Stat(filepath.Join(dir, f))
+		if err != nil || info.Mode().Perm()&0o077 != 0 {
+			t.Errorf("%s has mode %v (%v)", f, info.Mode(), err)
+		}
+	}
+
+	// The second time only what is new is copied, and what is gone is removed.
+	b.pushImage("d", 3, "new")
+	tags, _, _ := b.Tags(ctx, "a/b", "", 10)
+	if err := b.DeleteManifest(ctx, "a/b", oci.Digest(want["a/b:"+tags[0]])); err != nil {
+		t.Fatal(err)
+	}
+	b.clock.Add(2 * time.Hour)
+	if _, err := b.Collect(ctx, registry.CollectOptions{Now: true}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Collect(ctx, registry.CollectOptions{Now: true}); err != nil {
+		t.Fatal(err)
+	}
+	if rep, err = b.Backup(ctx, dir, registry.BackupOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if rep.Copied != 1 || rep.Objects != 2 || rep.Pruned != 1 {
+		t.Errorf("got %+v, want 1 copied, 1 kept, 1 pruned", rep)
+	}
+	if _, err := os.Stat(filepath.Join(dir, registry.BlobKey(large.Digest))); err == nil {
+		t.Error("the object of a deleted blob is still in the backup")
+	}
+
+	root := filepath.Join(t.TempDir(), "restored")
+	if rep, err = registry.Restore(ctx, dir, root, registry.RestoreOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if rep.Copied != 2 || rep.Bytes != rep.BytesTotal {
+		t.Errorf("restored %+v", rep)
+	}
+	restored := openDiskBed(t, root)
+	if diff := cmp.Diff(contents(t, b), contents(t, restored)); diff != "" {
+		t.Errorf("the restored registry is another one (-original +restored):\n%s", diff)
+	}
+	if rep := restored.fsck(registry.FsckOptions{}); !rep.Clean() {
+		t.Errorf("the restored registry has problems: %+v", rep.Problems)
+	}
+	restored.pushImage("e", 5, "works")
+}
+
+func TestBackupRefuses(t *testing.T) {
+	b := newDiskBed(t)
+	ctx := t.Context()
+	b.pushImage("a", 1, "v1")
+	full := t.TempDir()
+	if err := os.WriteFile(filepath.Join(full, "precious"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Backup(ctx, full, registry.BackupOptions{}); err == nil || !strings.Contains(err.Error(), "precious") {
+		t.Errorf("a backup into a directory with other things: %v", err)
+	}
+	if _, err := b.Backup(ctx, b.root, registry.BackupOptions{}); err == nil {
+		t.Error("a backup into the data root itself is made")
+	}
+	dir := t.TempDir()
+	if _, err := b.Backup(ctx, dir, registry.BackupOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := registry.Restore(ctx, dir, full, registry.RestoreOptions{}); err == nil || !strings.Contains(err.Error(), "precious") {
+		t.Errorf("a restore into a directory with other things: %v", err)
+	}
+	if _, err := registry.Restore(ctx, full, t.TempDir(), registry.RestoreOptions{}); err == nil || !strings.Contains(err.Error(), "no complete backup") {
+		t.Errorf("a restore of no backup: %v", err)
+	}
+	_, done, err := registry.OpenBackup(ctx, dir, quiet())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Backup(ctx, dir, registry.BackupOptions{}); err == nil || !strings.Contains(err.Error(), "another program") {
+		t.Errorf("a backup while it is read: %v", err)
+	}
+	if err := done(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, registry.CatalogFile+"-wal"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Backup(ctx, dir, registry.BackupOptions{}); err == nil || !strings.Contains(err.Error(), "serves from the backup") {
+		t.Errorf("a backup over one that is served from: %v", err)
+	}
+}
+
+func TestRestoreDamaged(t *testing.T) {
+	b := newDiskBed(t)
+	ctx := t.Context()
+	_, _, _, large := b.pushImage("a", 1, "v1")
+	b.pushImage("a", 2, "v2")
+	dir := t.TempDir()
+	if _, err := b.Backup(ctx, dir, registry.BackupOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, registry.BlobKey(large.Digest)), content(9, 100_000), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	root := t.TempDir()
+	rep, err := registry.Restore(ctx, dir, root, registry.RestoreOptions{})
+	if err == nil || rep.DamagedTotal != 1 || rep.Damaged[0] != large.Digest {
+		t.Errorf("got %+v and %v, want the damage reported", rep, err)
+	}
+	if _, err := os.Stat(filepath.Join(root, registry.CatalogFile)); err == nil {
+		t.Error("the root has a catalogue all the same")
+	}
+	root = t.TempDir()
+	if _, err := registry.Restore(ctx, dir, root, registry.RestoreOptions{AllowDamaged: true}); err != nil {
+		t.Fatal(err)
+	}
+	restored := openDiskBed(t, root)
+	restored.fsck(registry.FsckOptions{Repair: true})
+	if _, err := readBlob(ctx, restored, "a", large.Digest); !oci.HasCode(err, oci.CodeBlobUnknown) {
+		t.Errorf("the damaged blob: %v", err)
+	}
+}
+
+// failing is a store whose Get fails after some calls.
+type failing struct {
+	objstore.Store
+	left atomic.Int64
+}
+
+func (s *failing) Get(ctx context.Context, key string, off, n int64) (objstore.Object, error) {
+	if s.left.Add(-1) < 0 {
+		return nil, fmt.Errorf("read %s: the power is out", key)
+	}
+	return s.Store.Get(ctx, key, off, n)
+}
+
+func TestBackupInterrupted(t *testing.T) {
+	store := &failing{Store: memstore.New(nil)}
+	store.left.Store(1 << 40)
+	b := newBed(t, store, registry.Options{})
+	ctx := t.Context()
+	b.pushImage("a", 1, "v1")
+	dir := t.TempDir()
+	if _, err := b.Backup(ctx, dir, registry.BackupOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	want := readBackup(t, dir)
+	if len(want) != 5 {
+		t.Fatalf("the first backup holds %d things", len(want))
+	}
+	for i := range uint64(5) {
+		b.pushImage("a", 2+i, "v1")
+	}
+	for left := range int64(3) {
+		store.left.Store(left)
+		rep, err := b.Backup(ctx, dir, registry.BackupOptions{Parallel: 1})
+		if err == nil {
+			t.Fatalf("a backup that could read %d objects succeeds: %+v", left, rep)
+		}
+		if diff := cmp.Diff(want, readBackup(t, dir)); diff != "" {
+			t.Fatalf("after an interruption the earlier backup is another one:\n%s", diff)
+		}
+	}
+	// What a killed process leaves.
+	if err := os.WriteFile(filepath.Join(dir, "catalog.db.new"), []byte("SQL"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	store.left.Store(1 << 40)
+	var last registry.BackupReport
+	rep, err := b.Backup(ctx, dir, registry.BackupOptions{Progress: func(r registry.BackupReport) { last = r }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if rep.Copied >= 5 || rep.Objects != 6 {
+		t.Errorf("got %+v, want only what the interrupted ones left to do", rep)
+	}
+	if diff := cmp.Diff(rep, last); diff != "" {
+		t.Errorf("the last progress is not the report:\n%s", diff)
+	}
+	store.left.Store(1 << 40)
+	if diff := cmp.Diff(contents(t, b), readBackup(t, dir)); diff != "" {
+		t.Errorf("the backup is not the registry (-registry +backup):\n%s", diff)
+	}
+}
+
+func TestBackupOfDamagedRegistry(t *testing.T) {
+	p := plant(t)
+	ctx := t.Context()
+	dir := t.TempDir()
+	p.overwrite(registry.BlobKey(p.large.Digest), content(9, 100_000))
+	rep, err := p.Backup(ctx, dir, registry.BackupOptions{})
+	if err == nil || !strings.Contains(err.Error(), "fsck") || rep.DamagedTotal != 1 {
+		t.Errorf("got %+v and %v, want the damage reported", rep, err)
+	}
+	p.fsck(registry.FsckOptions{Repair: true})
+	if _, err := p.Backup(ctx, dir, registry.BackupOptions{}); err != nil {
+		t.Errorf("after the repair: %v", err)
+	}
+}
+
+// TestBackupWhileServing backs up again and again while four clients push and
+// delete and the collector runs. Every backup must be whole in itself, and hold
+// what was acknowledged before it began.
+func TestBackupWhileServing(t *testing.T) {
+	b := newDiskBed(t)
+	pushed, stop := b.churn(4)
+	dir := t.TempDir()
+	for range 4 {
+		before := make([]uint64, len(pushed))
+		for w := range pushed {
+			before[w] = pushed[w].Load()
+		}
+		if _, err := b.Backup(t.Context(), dir, registry.BackupOptions{}); err != nil {
+			t.Error(err)
+			break
+		}
+		got := readBackup(t, dir) // complains of whatever cannot be read
+		for w, n := range before {
+			for i := uint64(1); i <= n; i++ {
+				if _, ok := got[fmt.Sprintf("w%d:t%d", w, i)]; !ok && i%3 != 0 {
+					t.Errorf("w%d:t%d was pushed before the backup and is not in it", w, i)
+				}
+			}
+		}
+	}
+	stop()
+	root := t.TempDir()
+	if _, err := b.Backup(t.Context(), dir, registry.BackupOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := registry.Restore(t.Context(), dir, root, registry.RestoreOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	restored := openDiskBed(t, root)
+	if diff := cmp.Diff(contents(t, b), contents(t, restored)); diff != "" {
+		t.Errorf("the restored registry is another one (-original +restored):\n%.2000s", diff)
+	}
+	if rep := restored.fsck(registry.FsckOptions{}); !rep.Clean() {
+		t.Errorf("the restored registry has problems: %+v", rep.Problems)
+	}
+}

@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Runs every fuzzer of the module, one after the other.
+#   scripts/fuzz.sh [TIME]   time for each, default 60s
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+export GOFLAGS=${GOFLAGS:--buildvcs=false}
+time=${1:-60s}
+while read -r file name; do
+	echo "fuzz: $name in $(dirname "$file")"
+	go test "./$(dirname "$file")" -run '^$' -fuzz "^$name\$" -fuzztime "$time"
+done < <(git grep -E '^func Fuzz[A-Za-z0-9_]+\(' -- '*_test.go' ':!integration' | sed -E 's/^([^:]+):func (Fuzz[A-Za-z0-9_]+).*/\1 \2/')
