@@ -332,6 +332,14 @@ func isStorageFull(err error) bool {
 // 128 MiB uploads, larger ones gain nothing (docs/bench.md#push).
 var bufferPool = sync.Pool{New: func() any { b := make([]byte, 256<<10); return &b }}
 
+// checkOffset refuses a chunk that does not begin where the upload stands.
+func (u *upload) checkOffset(off int64) error {
+	if off != oci.AtEnd && off != u.size {
+		return oci.Errorf(oci.CodeRangeInvalid, "the chunk begins at byte %d, the upload stands at %d", off, u.size)
+	}
+	return nil
+}
+
 // receive adds a request's body to the upload. u.mu is held. want is the digest
 // the upload is to have, where it is known, so that the right sum is computed.
 func (r *Registry) receive(ctx context.Context, u *upload, off, size int64, body io.Reader, want oci.Digest) error {
@@ -345,13 +353,6 @@ func (r *Registry) receive(ctx context.Context, u *upload, off, size int64, body
 		u.setHash(algorithm(want))
 	}
 	return r.copyBody(ctx, u, size, body)
-}
-
-func (u *upload) checkOffset(off int64) error {
-	if off != oci.AtEnd && off != u.size {
-		return oci.Errorf(oci.CodeRangeInvalid, "the chunk begins at byte %d, the upload stands at %d", off, u.size)
-	}
-	return nil
 }
 
 func (r *Registry) copyBody(ctx context.Context, u *upload, size int64, body io.Reader) error {
