@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"strings"
 	"time"
 
@@ -97,7 +98,7 @@ func Adopt(ctx context.Context, cat *catalog.Catalog, store objstore.Store, o Ad
 	err := a.run(ctx)
 	a.rep.Took = time.Since(began)
 	if o.Progress != nil {
-		o.Progress(a.rep)
+		o.Progress(a.report())
 	}
 	if err != nil {
 		err = fmt.Errorf("adopt the storage: %w", err)
@@ -254,9 +255,16 @@ func (a *adopter) record(ctx context.Context, rows []catalog.AdoptRow) error {
 	}
 	if now := time.Now(); a.o.Progress != nil && now.Sub(a.shown) >= progressEvery {
 		a.shown = now
-		a.o.Progress(a.rep)
+		a.o.Progress(a.report())
 	}
 	return nil
+}
+
+// report returns a copy of the report as it stands.
+func (a *adopter) report() AdoptReport {
+	rep := a.rep
+	rep.Counts = maps.Clone(a.rep.Counts)
+	return rep
 }
 
 // each calls fn for 0 to n-1, some at a time.

@@ -127,7 +127,7 @@ func withSnapshot(ctx context.Context, path string, fn func(*catalog.Snapshot) e
 // claimBackup makes dir a backup's directory if it is none, and locks it for
 // one writer.
 func claimBackup(dir string) (*os.File, error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	if err := makeDir(dir); err != nil {
 		return nil, err
 	}
 	marker := filepath.Join(dir, backupMarker)
@@ -199,7 +199,19 @@ func renameDurably(from, to string) error {
 	if err := os.Rename(from, to); err != nil {
 		return err
 	}
-	d, err := os.Open(filepath.Dir(to))
+	return syncDir(filepath.Dir(to))
+}
+
+// makeDir makes a directory, if it is missing, and its name durable.
+func makeDir(dir string) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	return syncDir(filepath.Dir(dir))
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
 	if err != nil {
 		return err
 	}
@@ -235,7 +247,7 @@ func restore(ctx context.Context, dir, root string, allowDamaged bool, t *transf
 		return err
 	}
 	defer func() { err = errors.Join(err, src.Close(), lock.Close()) }()
-	if err := os.MkdirAll(root, 0o700); err != nil {
+	if err := makeDir(root); err != nil {
 		return err
 	}
 	if err := checkEmpty(root); err != nil {

@@ -284,16 +284,16 @@ func TestBackupOfDamagedRegistry(t *testing.T) {
 // what was acknowledged before it began.
 func TestBackupWhileServing(t *testing.T) {
 	b := newDiskBed(t)
-	pushed, stop := b.churn(4)
+	c := b.churn(4)
 	dir := t.TempDir()
-	for range 4 {
-		before := make([]uint64, len(pushed))
-		for w := range pushed {
-			before[w] = pushed[w].Load()
+	c.until(func() {
+		before := make([]uint64, len(c.pushed))
+		for w := range c.pushed {
+			before[w] = c.pushed[w].Load()
 		}
 		if _, err := b.Backup(t.Context(), dir, registry.BackupOptions{}); err != nil {
 			t.Error(err)
-			break
+			return
 		}
 		got := readBackup(t, dir) // complains of whatever cannot be read
 		for w, n := range before {
@@ -303,8 +303,8 @@ func TestBackupWhileServing(t *testing.T) {
 				}
 			}
 		}
-	}
-	stop()
+	})
+	c.stop()
 	root := t.TempDir()
 	if _, err := b.Backup(t.Context(), dir, registry.BackupOptions{}); err != nil {
 		t.Fatal(err)
@@ -318,5 +318,60 @@ func TestBackupWhileServing(t *testing.T) {
 	}
 	if rep := restored.fsck(registry.FsckOptions{}); !rep.Clean() {
 		t.Errorf("the restored registry has problems: %+v", rep.Problems)
+	}
+}
+
+// hooked is a store that calls a function before it reads.
+type hooked struct {
+	objstore.Store
+	onGet atomic.Pointer[func()]
+}
+
+func (s *hooked) Get(ctx context.Context, key string, off, n int64) (objstore.Object, error) {
+	if f := s.onGet.Swap(nil); f != nil {
+		(*f)()
+	}
+	return s.Store.Get(ctx, key, off, n)
+}
+
+// TestBackupHoldsCollection deletes everything, and lets the collector run,
+// while a backup is about to read its first object.
+func TestBackupHoldsCollection(t *testing.T) {
+	store := &hooked{Store: memstore.New(nil)}
+	b := newBed(t, store, registry.Options{})
+	m1, _, _, _ := b.pushImage("a", 1, "v1")
+	m2, _, _, large := b.pushImage("a", 2, "v2")
+	want := contents(t, b)
+	b.clock.Add(3 * time.Hour)
+	collected := make(chan error, 1)
+	deleteAll := func() {
+		for _, m := range []oci.Descriptor{m1, m2} {
+			if err := b.DeleteManifest(t.Context(), "a", m.Digest); err != nil {
+				t.Error(err)
+			}
+		}
+		go func() {
+			_, err := b.Collect(t.Context(), registry.CollectOptions{Now: true})
+			collected <- err
+		}()
+		select { // a collection of so little takes milliseconds
+		case <-collected:
+			t.Error("the collector runs during a backup")
+		case <-time.After(300 * time.Millisecond):
+		}
+	}
+	store.onGet.Store(&deleteAll)
+	dir := t.TempDir()
+	if _, err := b.Backup(t.Context(), dir, registry.BackupOptions{Parallel: 1}); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, readBackup(t, dir)); diff != "" {
+		t.Errorf("the backup is not the registry as it was (-registry +backup):\n%s", diff)
+	}
+	if err := <-collected; err != nil {
+		t.Error(err)
+	}
+	if _, err := store.Stat(t.Context(), registry.BlobKey(large.Digest)); err == nil {
+		t.Error("the collector took nothing after the backup")
 	}
 }

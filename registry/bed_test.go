@@ -262,55 +262,86 @@ func contents(t testing.TB, r oci.Registry) map[string]string {
 	return out
 }
 
-// churn pushes and deletes images in so many repositories w0, w1 ... and runs the
-// collector, all at once, until stop is called, which waits for the end. Image
-// n of a repository has the tag t<n> and is deleted again if n is divisible by
-// 3. pushed counts those that are acknowledged.
-func (b *bed) churn(writers int) (pushed []atomic.Uint64, stop func()) {
-	pushed = make([]atomic.Uint64, writers)
+// churn is a registry in use: clients push and delete images in the
+// repositories w0, w1 ... and the collector runs, all at once. Image n of a
+// repository has the tag t<n> and is deleted again if n is divisible by 3.
+type churn struct {
+	*bed
+	ctx  context.Context // ends with stop
+	stop func()          // waits for the end
+	// pushed are the images of each repository that are acknowledged.
+	pushed []atomic.Uint64
+	// collected are the contents the collector took.
+	collected atomic.Int64
+}
+
+func (b *bed) churn(writers int) *churn {
 	ctx, cancel := context.WithCancel(b.t.Context())
+	c := &churn{bed: b, ctx: ctx, pushed: make([]atomic.Uint64, writers)}
 	var busy sync.WaitGroup
 	for w := range writers {
-		busy.Go(func() {
-			for i := uint64(1); ctx.Err() == nil; i++ {
-				repo := fmt.Sprintf("w%d", w)
-				m, _, _, _ := b.pushImage(repo, i<<8|uint64(w), fmt.Sprintf("t%d", i))
-				if i%3 == 0 {
-					if err := b.DeleteManifest(b.t.Context(), repo, m.Digest); err != nil {
-						b.t.Errorf("delete: %v", err)
-					}
-				}
-				pushed[w].Store(i)
-			}
-		})
+		busy.Go(func() { c.write(w) })
 	}
-	busy.Go(func() {
-		tick := time.NewTicker(time.Millisecond)
-		defer tick.Stop()
-		at := make([]uint64, writers)
-		for {
-			for w := range at {
-				// Two more of each since the clock was moved: so a push sees the
-				// clock move once, by less than the grace period.
-				for pushed[w].Load() < at[w]+2 {
-					select {
-					case <-tick.C:
-					case <-ctx.Done():
-						return
-					}
-				}
-			}
-			b.clock.Add(40 * time.Minute)
-			for w := range at {
-				at[w] = pushed[w].Load()
-			}
-			if _, err := b.Collect(b.t.Context(), registry.CollectOptions{Untagged: true}); err != nil {
-				b.t.Errorf("collect: %v", err)
-			}
-		}
-	})
-	return pushed, func() {
+	busy.Go(c.collect)
+	c.stop = func() {
 		cancel()
 		busy.Wait()
+	}
+	return c
+}
+
+// until calls round until the collector has taken contents in the midst of it,
+// and at least 3 times.
+func (c *churn) until(round func()) {
+	c.t.Helper()
+	deadline := time.Now().Add(30 * time.Second)
+	for n := 1; n <= 3 || c.collected.Load() < 20; n++ {
+		if round(); c.t.Failed() {
+			return
+		}
+		if time.Now().After(deadline) {
+			c.t.Fatalf("the collector took only %d contents in %d rounds", c.collected.Load(), n)
+		}
+	}
+}
+
+func (c *churn) write(w int) {
+	repo := fmt.Sprintf("w%d", w)
+	for i := uint64(1); c.ctx.Err() == nil; i++ {
+		m, _, _, _ := c.pushImage(repo, i<<8|uint64(w), fmt.Sprintf("t%d", i))
+		if i%3 == 0 {
+			if err := c.DeleteManifest(c.t.Context(), repo, m.Digest); err != nil {
+				c.t.Errorf("delete: %v", err)
+			}
+		}
+		c.pushed[w].Store(i)
+	}
+}
+
+func (c *churn) collect() {
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	at := make([]uint64, len(c.pushed))
+	for {
+		for w := range at {
+			// Two more of each since the clock was moved: so a push sees the
+			// clock move once, by less than the grace period.
+			for c.pushed[w].Load() < at[w]+2 {
+				select {
+				case <-tick.C:
+				case <-c.ctx.Done():
+					return
+				}
+			}
+		}
+		c.clock.Add(40 * time.Minute)
+		for w := range at {
+			at[w] = c.pushed[w].Load()
+		}
+		rep, err := c.Collect(c.t.Context(), registry.CollectOptions{Untagged: true})
+		if err != nil {
+			c.t.Errorf("collect: %v", err)
+		}
+		c.collected.Add(int64(rep.Contents))
 	}
 }

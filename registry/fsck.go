@@ -3,6 +3,7 @@ package registry
 import (
 	"context"
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
@@ -202,13 +203,7 @@ func (f *fsck) report() FsckReport {
 
 func (f *fsck) copyReport() FsckReport {
 	rep := f.rep
-	rep.Counts, rep.Repaired = map[ProblemKind]int{}, map[ProblemKind]int{}
-	for k, n := range f.rep.Counts {
-		rep.Counts[k] = n
-	}
-	for k, n := range f.rep.Repaired {
-		rep.Repaired[k] = n
-	}
+	rep.Counts, rep.Repaired = maps.Clone(f.rep.Counts), maps.Clone(f.rep.Repaired)
 	return rep
 }
 
@@ -260,7 +255,8 @@ func (f *fsck) note(p Problem) {
 
 // settle confirms a problem with a content while no push publishes it and no
 // collector deletes it, and repairs it before anything else can happen to it.
-// Backups need every object to stay, so a repair waits for them.
+// Backups need every object to stay, so a repair waits for them. Locks are
+// taken in the collector's order: collector.objects, then the digest's.
 func (f *fsck) settle(ctx context.Context, p Problem, confirm, repair func(context.Context) (bool, error)) error {
 	real := false
 	err := func() (err error) {

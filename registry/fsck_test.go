@@ -427,14 +427,12 @@ func TestFsckUnreadable(t *testing.T) {
 // collector runs: what is under way must not be taken for a problem.
 func TestFsckWhileServing(t *testing.T) {
 	b := newDiskBed(t)
-	_, stop := b.churn(3)
-	for range 10 {
-		rep := b.fsck(registry.FsckOptions{Repair: true})
-		if len(rep.Problems) > 0 {
+	c := b.churn(3)
+	c.until(func() {
+		if rep := b.fsck(registry.FsckOptions{Repair: true}); len(rep.Problems) > 0 {
 			t.Errorf("found %+v", rep.Problems)
-			break
 		}
-	}
-	stop()
+	})
+	c.stop()
 	contents(t, b)
 }

@@ -32,10 +32,16 @@ type ramBlob struct {
 const ramBlobMax = 64 << 10
 
 func blobUnknown(repo string, d oci.Digest) error {
+	if err := oci.CheckName(repo); err != nil { // here, where it costs hits nothing
+		return err
+	}
 	return oci.Errorf(oci.CodeBlobUnknown, "repository %s has no blob %s", repo, d)
 }
 
 func manifestUnknown(repo, ref string) error {
+	if err := oci.CheckName(repo); err != nil {
+		return err
+	}
 	return oci.Errorf(oci.CodeManifestUnknown, "repository %s has no manifest %s", repo, ref)
 }
 

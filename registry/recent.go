@@ -165,6 +165,8 @@ const maxPulls = 20_000
 // pulls collects the times of last pulls, to be written once a minute: a read
 // must never cost a write.
 type pulls struct {
+	// full asks for an early flush.
+	full    chan struct{}
 	mu      sync.Mutex
 	pending map[pullKey]int64 // Unix milliseconds
 }
@@ -173,8 +175,12 @@ func (p *pulls) note(repo, ref string, at time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	k := pullKey{repo, ref}
-	if _, known := p.pending[k]; known || len(p.pending) < maxPulls {
-		p.pending[k] = at.UnixMilli()
+	p.pending[k] = at.UnixMilli()
+	if len(p.pending) >= maxPulls {
+		select {
+		case p.full <- struct{}{}:
+		default: // asked for already
+		}
 	}
 }
 

@@ -152,6 +152,7 @@ func New(ctx context.Context, cat *catalog.Catalog, store objstore.Store, o *Opt
 	r.ram = cache.NewRAM(r.opts.MemoryBytes)
 	r.uploads.init(r)
 	r.pulls.pending = map[pullKey]int64{}
+	r.pulls.full = make(chan struct{}, 1)
 	r.metrics.init(r)
 	r.started = r.opts.Clock()
 	if err := r.recover(ctx); err != nil {
@@ -184,6 +185,12 @@ func (r *Registry) keepHouse() {
 		select {
 		case <-r.stop:
 			return
+		case <-r.pulls.full:
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			if err := r.flushPulls(ctx); err != nil {
+				r.log.Error("record the times of last pulls", "err", err)
+			}
+			cancel()
 		case <-minute.C:
 			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 			if err := r.flushPulls(ctx); err != nil {

@@ -21,7 +21,8 @@ type RetentionRule struct {
 	// any part of a name between slashes, "**" any number of such parts, also
 	// none. At least one.
 	Repositories []string
-	// KeepNewest keeps so many tags of each repository, those pushed last.
+	// KeepNewest keeps so many tags of each repository, those pushed last,
+	// whether or not another clause keeps them too.
 	KeepNewest int
 	// KeepTags keeps the tags that one of the expressions matches, anywhere
 	// unless it is anchored.

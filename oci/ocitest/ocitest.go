@@ -6,7 +6,6 @@ package ocitest
 import (
 	"bytes"
 	"cmp"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -72,7 +71,6 @@ func Run(t *testing.T, open func(t *testing.T) oci.Registry, o *Options) {
 		{"Race for one upload", (*suite).raceUpload},
 		{"Race for one tag", (*suite).raceTag},
 		{"Race of push and delete", (*suite).racePushDelete},
-		{"Contexts", (*suite).contexts},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			c.run(&suite{T: t, r: open(t), o: opts})
@@ -248,17 +246,4 @@ func (s *suite) wantNoManifest(repo, ref string) {
 	s.wantCode(err, "resolve the absent manifest "+ref, oci.CodeManifestUnknown)
 	_, err = s.r.GetManifest(s.Context(), repo, ref)
 	s.wantCode(err, "get the absent manifest "+ref, oci.CodeManifestUnknown)
-}
-
-// contexts checks that a context that has ended ends calls, too.
-func (s *suite) contexts() {
-	data := random(1, s.o.LargeSize)
-	desc := s.push(repo, data)
-	ctx, cancel := context.WithCancel(s.Context())
-	cancel()
-	if _, err := s.r.PushBlob(ctx, repo, oci.SHA256([]byte("x")), 1, bytes.NewReader([]byte("x"))); err == nil {
-		s.Error("push a blob: got no error from a context that has ended")
-	}
-	s.wantNoBlob(repo, oci.SHA256([]byte("x")))
-	s.wantBlob(repo, desc.Digest, data)
 }

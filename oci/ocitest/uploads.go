@@ -153,10 +153,13 @@ func (r *brokenReader) Read(p []byte) (int, error) {
 func (s *suite) uploadBrokenOff() {
 	for _, size := range []int{5000, 40 << 10, s.o.LargeSize} {
 		for _, announced := range []bool{true, false} {
-			data := random(uint64(size), size)
+			seed, total := uint64(size), int64(-1)
+			if announced {
+				seed++
+			}
+			data := random(seed, size)
 			id := s.start(repo)
 			s.append(id, 0, data[:100], 100)
-			total := int64(-1)
 			if announced {
 				total = int64(size - 100)
 			}
