@@ -40,7 +40,10 @@ type database struct {
 
 // change is one caller's part of a group commit.
 type change struct {
-	fn     func(*tx) error
+	fn func(*tx) error
+	// lazy says that the change need not survive a power cut, only the end of
+	// this process.
+	lazy   bool
 	err    error
 	result chan struct{}
 }
@@ -50,6 +53,8 @@ type tx struct {
 	ctx   context.Context
 	conn  *sql.Conn
 	stmts map[string]*sql.Stmt
+	// lazy is the mode the connection is in; see sync.
+	lazy bool
 	// dirty tells that the present change has written something, so that its
 	// failure must undo the whole batch.
 	dirty bool
@@ -133,10 +138,20 @@ var errClosed = errors.New("the catalogue is closed")
 // it is durable. fn may run twice and must not have effects outside tx. An error
 // of fn undoes what it wrote and nothing else.
 func (db *database) write(ctx context.Context, fn func(*tx) error) error {
+	return db.submit(ctx, &change{fn: fn, result: make(chan struct{})})
+}
+
+// writeLazy is write for changes that need not survive a power cut: it returns
+// when they would survive the end of this process. A later write makes them
+// durable too.
+func (db *database) writeLazy(ctx context.Context, fn func(*tx) error) error {
+	return db.submit(ctx, &change{fn: fn, lazy: true, result: make(chan struct{})})
+}
+
+func (db *database) submit(ctx context.Context, ch *change) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	ch := &change{fn: fn, result: make(chan struct{})}
 	select {
 	case db.writes <- ch:
 	case <-db.closing:
@@ -198,7 +213,10 @@ func (db *database) runWriter() {
 // or the commit itself fails, all are undone and run again one by one, so that
 // each is judged by its own outcome.
 func (t *tx) runBatch(batch []*change) {
-	err := t.begin()
+	err := t.sync(batch)
+	if err == nil {
+		err = t.begin()
+	}
 	for _, ch := range batch {
 		if err != nil {
 			break
@@ -221,6 +239,28 @@ func (t *tx) runBatch(batch []*change) {
 	for _, ch := range batch {
 		t.runBatch([]*change{ch})
 	}
+}
+
+// sync makes the commit of a batch wait for the disk unless all of it is lazy.
+// Under synchronous=NORMAL SQLite writes to the log and does not sync it; the
+// next commit under FULL syncs all of it.
+func (t *tx) sync(batch []*change) error {
+	lazy := true
+	for _, ch := range batch {
+		lazy = lazy && ch.lazy
+	}
+	if lazy == t.lazy {
+		return nil
+	}
+	mode := "PRAGMA synchronous = FULL"
+	if lazy {
+		mode = "PRAGMA synchronous = NORMAL"
+	}
+	if _, err := t.conn.ExecContext(t.ctx, mode); err != nil {
+		return fmt.Errorf("set how commits are synced: %w", err)
+	}
+	t.lazy = lazy
+	return nil
 }
 
 func (t *tx) begin() error {

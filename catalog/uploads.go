@@ -18,9 +18,18 @@ func scanUpload(scan func(...any) error) (Upload, error) {
 	return u, err
 }
 
-// SaveUploads records uploads as they stand, new or changed.
+// SaveUploads records uploads as they stand, new or changed. Those with an
+// intent are durable when it returns. The others survive the end of the process
+// but perhaps not a power cut: what a client must not lose then is not an
+// upload it has still to finish, and a chunk should not cost an fsync.
 func (c *Catalog) SaveUploads(ctx context.Context, uploads ...Upload) error {
-	return c.db.write(ctx, func(t *tx) error {
+	write := c.db.writeLazy
+	for _, u := range uploads {
+		if u.Intent != "" {
+			write = c.db.write
+		}
+	}
+	return write(ctx, func(t *tx) error {
 		for _, u := range uploads {
 			_, err := t.exec(`INSERT INTO uploads (`+uploadColumns+`) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 				ON CONFLICT (id) DO UPDATE SET size = excluded.size, state = excluded.state, hash = excluded.hash,

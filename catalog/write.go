@@ -434,7 +434,7 @@ type Pull struct {
 // RecordPulls writes the times of last pulls, many at a time. What is gone by
 // now is passed over.
 func (c *Catalog) RecordPulls(ctx context.Context, pulls []Pull) error {
-	return c.db.write(ctx, func(t *tx) error {
+	return c.db.writeLazy(ctx, func(t *tx) error {
 		for _, p := range pulls {
 			repoID, err := t.findRepository(p.Repo)
 			if errors.Is(err, ErrNoRepository) {
