@@ -112,6 +112,14 @@ func migrate(ctx context.Context, db *sql.DB) error {
 	if err != nil {
 		return err
 	}
+	have, err := p.GetDBVersion(ctx)
+	if err != nil {
+		return err
+	}
+	if sources := p.ListSources(); have > sources[len(sources)-1].Version {
+		return fmt.Errorf("its schema is version %d, made by a newer slipway; this one knows version %d: use the newer one, or restore a backup",
+			have, sources[len(sources)-1].Version)
+	}
 	_, err = p.Up(ctx)
 	return err
 }

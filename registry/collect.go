@@ -122,13 +122,13 @@ func (r *Registry) collectBefore(o CollectOptions) time.Time {
 	return now
 }
 
-// keep holds back what a client was told is there within the grace period. What
-// clients were told before a restart is not known, so nothing is taken until a
+// keep holds back what a client was told is there within the grace period. After
+// a crash the last minute of that is not known, so nothing is taken until a
 // grace period after the start.
 func (r *Registry) keep(repo string, d oci.Digest) (time.Time, bool) {
 	now := r.opts.Clock()
-	if t := r.started.Add(r.opts.Grace); t.After(now) {
-		return t, true
+	if r.holdBack.After(now) {
+		return r.holdBack, true
 	}
 	return r.seen.until(seenKey{repo, d}, now, r.opts.Grace)
 }
@@ -137,8 +137,8 @@ func (r *Registry) keep(repo string, d oci.Digest) (time.Time, bool) {
 // answer until apply nobody is told that the content is there.
 func (r *Registry) keepOrCondemn(repo string, d oci.Digest) (time.Time, bool) {
 	now := r.opts.Clock()
-	if t := r.started.Add(r.opts.Grace); t.After(now) {
-		return t, true
+	if r.holdBack.After(now) {
+		return r.holdBack, true
 	}
 	return r.seen.untilOrCondemn(seenKey{repo, d}, now, r.opts.Grace)
 }

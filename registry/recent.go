@@ -22,10 +22,14 @@ const maxSeen = 100_000
 // seen remembers for at least a grace period what clients were told is there,
 // because they now leave its upload out and name it in a manifest a moment
 // later. The collector asks it before it takes anything. Keeping it in RAM
-// spares a write per HEAD; after a restart the collector waits a grace period.
+// spares a write per HEAD: once a minute, and at the end, what is still known
+// goes to the collector's queue in one write. After a crash the collector waits
+// a grace period.
 type seen struct {
 	mu        sync.Mutex
 	now, past map[seenKey]time.Time
+	// unsaved is what is new since the last write to the queue.
+	unsaved map[seenKey]time.Time
 	// full says since when a generation was too small to tell: then all is kept.
 	full    time.Time
 	rotated time.Time
@@ -53,11 +57,38 @@ func (s *seen) note(k seenKey, at time.Time) {
 		s.now = map[seenKey]time.Time{}
 		s.rotated = at
 	}
+	if s.unsaved == nil {
+		s.unsaved = map[seenKey]time.Time{}
+	}
 	if _, known := s.now[k]; !known && len(s.now) >= maxSeen {
 		s.full = at
 		return
 	}
-	s.now[k] = at
+	s.now[k], s.unsaved[k] = at, at
+}
+
+// flushSeen writes to the collector's queue what clients were told of since the
+// last time.
+func (r *Registry) flushSeen(ctx context.Context) error {
+	r.seen.mu.Lock()
+	unsaved := r.seen.unsaved
+	r.seen.unsaved = nil
+	r.seen.mu.Unlock()
+	const step = 200
+	list := make([]catalog.Postponed, 0, min(step, len(unsaved)))
+	for k, at := range unsaved {
+		list = append(list, catalog.Postponed{Repo: k.repo, Digest: k.digest, Until: at.Add(r.opts.Grace)})
+		if len(list) == step {
+			if err := r.cat.Postpone(ctx, list); err != nil {
+				return err
+			}
+			list = list[:0]
+		}
+	}
+	if len(list) == 0 {
+		return nil
+	}
+	return r.cat.Postpone(ctx, list)
 }
 
 // rotate forgets what is older than two grace periods.

@@ -13,6 +13,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -134,6 +136,8 @@ type Registry struct {
 	digests  digestLocks
 	collects collector
 	metrics  metrics
+	// holdBack is until when the collector takes nothing; see keep.
+	holdBack time.Time
 	started  time.Time
 
 	background sync.WaitGroup
@@ -169,9 +173,9 @@ func (r *Registry) Close(ctx context.Context) error {
 	r.stopOnce.Do(func() { close(r.stop) })
 	r.uploads.close()
 	r.background.Wait()
-	err := r.uploads.saveAll(ctx)
-	if err2 := r.flushPulls(ctx); err == nil {
-		err = err2
+	err := errors.Join(r.uploads.saveAll(ctx), r.flushPulls(ctx), r.flushSeen(ctx))
+	if err == nil {
+		err = r.cat.End(ctx)
 	}
 	return err
 }
@@ -196,6 +200,9 @@ func (r *Registry) keepHouse() {
 			if err := r.flushPulls(ctx); err != nil {
 				r.log.Error("record the times of last pulls", "err", err)
 			}
+			if err := r.flushSeen(ctx); err != nil {
+				r.log.Error("postpone what clients were told of", "err", err)
+			}
 			if err := r.uploads.purge(ctx); err != nil {
 				r.log.Error("purge old uploads", "err", err)
 			}
@@ -209,6 +216,13 @@ func (r *Registry) keepHouse() {
 // an object nobody recorded is removed, and contents whose deletion began are
 // left to the collector.
 func (r *Registry) recover(ctx context.Context) error {
+	crashed, rebooted, err := r.cat.Begin(ctx, bootID())
+	if err != nil {
+		return err
+	}
+	if crashed { // what clients were told of last is not known
+		r.holdBack = r.started.Add(r.opts.Grace)
+	}
 	left, err := r.cat.Intents(ctx)
 	if err != nil {
 		return err
@@ -218,7 +232,38 @@ func (r *Registry) recover(ctx context.Context) error {
 			return err
 		}
 	}
+	if rebooted {
+		if err := r.dropUnsynced(ctx); err != nil {
+			return err
+		}
+	}
 	return r.uploads.sweep(ctx, r.started)
+}
+
+// dropUnsynced ends the uploads of before a power cut: the digest of what was
+// received is known, but some of the bytes may never have reached the disk.
+func (r *Registry) dropUnsynced(ctx context.Context) error {
+	list, err := r.cat.DropStoredUploads(ctx)
+	if err != nil {
+		return err
+	}
+	for _, u := range list {
+		if err := r.store.Abandon(ctx, u.State); err != nil {
+			return err
+		}
+		r.log.Info("dropped an upload that was under way when the machine went down", "repo", u.Repo, "upload", u.ID, "bytes", u.Size)
+	}
+	return nil
+}
+
+// bootID tells one run of the machine from another. Where it cannot be read
+// every start counts as one after a reboot, which only costs unfinished uploads.
+func bootID() string {
+	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return time.Now().String()
+	}
+	return strings.TrimSpace(string(b))
 }
 
 // settle removes what the publication of an upload left behind. The upload

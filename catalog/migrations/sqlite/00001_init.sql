@@ -105,7 +105,14 @@ CREATE TABLE queue (
 );
 CREATE INDEX queue_name ON queue (name, id);
 
+-- Facts about the data root as a whole.
+CREATE TABLE settings (
+    name  TEXT PRIMARY KEY,
+    value TEXT NOT NULL
+) WITHOUT ROWID;
+
 -- +goose Down
+DROP TABLE settings;
 DROP TABLE queue;
 DROP TABLE gc_queue;
 DROP TABLE uploads;

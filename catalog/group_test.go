@@ -1,0 +1,275 @@
+package catalog
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"example.org/slipway/oci"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func openTest(t testing.TB, o *Options) *Catalog {
+	t.Helper()
+	c, err := Open(t.Context(), filepath.Join(t.TempDir(), "catalog.db"), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			t.Errorf("close: %v", err)
+		}
+	})
+	return c
+}
+
+// hold makes the writer busy until the returned function is called.
+func (db *database) hold(t *testing.T) (release func()) {
+	t.Helper()
+	held, free := make(chan struct{}), make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := db.write(t.Context(), func(*tx) error { close(held); <-free; return nil }); err != nil {
+			t.Errorf("the change that holds the writer: %v", err)
+		}
+	})
+	<-held
+	return func() { close(free); wg.Wait() }
+}
+
+// queued waits until n changes are in line.
+func (db *database) queued(n int) {
+	for len(db.writes) < n {
+		// The others need the processor, and nothing tells when they are here.
+		ch := make(chan struct{})
+		go close(ch)
+		<-ch
+	}
+}
+
+// put is a change that can be seen afterwards.
+func put(t *tx, i int) error {
+	_, err := t.exec(`INSERT INTO queue (name, payload) VALUES ('test', ?)`, []byte(fmt.Sprint(i)))
+	return err
+}
+
+func (c *Catalog) testRows(t *testing.T) map[string]int {
+	t.Helper()
+	items, err := c.QueueNext(t.Context(), "test", 10_000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]int{}
+	for _, it := range items {
+		out[string(it.Payload)]++
+	}
+	return out
+}
+
+// TestGroupCommit: changes that wait are committed together.
+func TestGroupCommit(t *testing.T) {
+	c := openTest(t, nil)
+	const n = 200
+	release := c.db.hold(t)
+	var ran, early atomic.Int64
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() {
+			err := c.db.write(t.Context(), func(t *tx) error { ran.Add(1); return put(t, i) })
+			if err != nil {
+				t.Errorf("change %d: %v", i, err)
+			}
+			if ran.Load() < n { // answered before the others had their turn
+				early.Add(1)
+			}
+		})
+	}
+	c.db.queued(n)
+	release()
+	wg.Wait()
+	if early.Load() > 0 || ran.Load() != n {
+		t.Errorf("%d of %d changes were committed before the rest; %d ran", early.Load(), n, ran.Load())
+	}
+	if got := len(c.testRows(t)); got != n {
+		t.Errorf("%d of %d changes are there", got, n)
+	}
+}
+
+// TestGroupCommitFailures: a change that fails undoes what it wrote and nothing
+// else, whether it fails before or after it wrote.
+func TestGroupCommitFailures(t *testing.T) {
+	c := openTest(t, nil)
+	const n = 60
+	sentinel := errors.New("this change fails")
+	release := c.db.hold(t)
+	var wg sync.WaitGroup
+	var runs [n]atomic.Int64
+	for i := range n {
+		wg.Go(func() {
+			err := c.db.write(t.Context(), func(t *tx) error {
+				runs[i].Add(1)
+				if i%10 == 3 {
+					return sentinel
+				}
+				if err := put(t, i); err != nil {
+					return err
+				}
+				if i%10 == 7 {
+					return sentinel
+				}
+				if i%10 == 8 { // a statement that SQLite refuses
+					_, err := t.exec(`INSERT INTO repositories (name, created_at) VALUES (NULL, 0)`)
+					return err
+				}
+				return nil
+			})
+			switch bad := i%10 == 3 || i%10 == 7; {
+			case bad && !errors.Is(err, sentinel):
+				t.Errorf("change %d: got %v", i, err)
+			case i%10 == 8 && err == nil:
+				t.Errorf("change %d: got no error", i)
+			case !bad && i%10 != 8 && err != nil:
+				t.Errorf("change %d: %v", i, err)
+			}
+		})
+	}
+	c.db.queued(n)
+	release()
+	wg.Wait()
+	rows := c.testRows(t)
+	for i := range n {
+		want := 1
+		if r := i % 10; r == 3 || r == 7 || r == 8 {
+			want = 0
+		}
+		if got := rows[fmt.Sprint(i)]; got != want {
+			t.Errorf("change %d is there %d times, want %d", i, got, want)
+		}
+		if got := runs[i].Load(); got > 2 {
+			t.Errorf("change %d ran %d times", i, got)
+		}
+	}
+}
+
+// TestDryRunAmongPushes: a dry run undoes itself while pushes share its commit.
+func TestDryRunAmongPushes(t *testing.T) {
+	c := openTest(t, nil)
+	d := func(i int) oci.Digest { return oci.SHA256([]byte(fmt.Sprint(i))) }
+	if err := c.PutBlob(t.Context(), "old", Blob{Digest: d(-1), Size: 1, Content: []byte("x")}, ""); err != nil {
+		t.Fatal(err)
+	}
+	release := c.db.hold(t)
+	var wg sync.WaitGroup
+	for i := range 40 {
+		wg.Go(func() {
+			if i%4 == 0 {
+				out, _, err := c.Collect(t.Context(), CollectOptions{Before: c.opts.Clock().Add(24 * 3600e9), DryRun: true})
+				if err != nil || len(out.Dropped) == 0 {
+					t.Errorf("dry run: %+v, %v", out, err)
+				}
+				return
+			}
+			if err := c.PutBlob(t.Context(), "new", Blob{Digest: d(i), Size: 1, Content: []byte("x")}, ""); err != nil {
+				t.Errorf("put: %v", err)
+			}
+		})
+	}
+	c.db.queued(40)
+	release()
+	wg.Wait()
+	for i := -1; i < 40; i++ {
+		repo := "new"
+		if i < 0 {
+			repo = "old"
+		} else if i%4 == 0 {
+			continue
+		}
+		if _, err := c.Blob(t.Context(), repo, d(i)); err != nil {
+			t.Errorf("blob %d: %v", i, err)
+		}
+	}
+}
+
+// TestCloseWaits: a change that was accepted is durable, one that was refused
+// left nothing.
+func TestCloseWaits(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "catalog.db")
+	c, err := Open(t.Context(), path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const n = 200
+	var wg sync.WaitGroup
+	var accepted [n]bool
+	release := c.db.hold(t)
+	for i := range n {
+		wg.Go(func() {
+			err := c.db.write(context.Background(), func(t *tx) error { return put(t, i) })
+			accepted[i] = err == nil
+			if err != nil && !errors.Is(err, errClosed) {
+				t.Errorf("change %d: %v", i, err)
+			}
+		})
+	}
+	c.db.queued(n / 2)
+	var closed sync.WaitGroup
+	for range 2 {
+		closed.Go(func() {
+			if err := c.Close(); err != nil {
+				t.Errorf("close: %v", err)
+			}
+		})
+	}
+	release()
+	wg.Wait()
+	closed.Wait()
+	if err := c.db.write(context.Background(), func(t *tx) error { return nil }); !errors.Is(err, errClosed) {
+		t.Errorf("a change after Close: got %v", err)
+	}
+	if c, err = Open(t.Context(), path, nil); err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	rows := c.testRows(t)
+	count := 0
+	for i := range n {
+		if got := rows[fmt.Sprint(i)] == 1; got != accepted[i] {
+			t.Errorf("change %d: accepted %v, there %v", i, accepted[i], got)
+		}
+		if accepted[i] {
+			count++
+		}
+	}
+	if count < n/2 {
+		t.Errorf("only %d changes were accepted, %d were in line before Close", count, n/2)
+	}
+}
+
+// TestWriteCancelled: a context that has ended before the change is one that
+// does not happen; one that ends meanwhile does not make the outcome unknown.
+func TestWriteCancelled(t *testing.T) {
+	c := openTest(t, nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	release := c.db.hold(t)
+	done := make(chan error)
+	go func() { done <- c.db.write(ctx, func(t *tx) error { return put(t, 1) }) }()
+	c.db.queued(1)
+	cancel()
+	release()
+	if err := <-done; err != nil {
+		t.Errorf("a change under way when the context ended: %v", err)
+	}
+	if err := c.db.write(ctx, func(t *tx) error { return put(t, 2) }); !errors.Is(err, context.Canceled) {
+		t.Errorf("a change after the context ended: got %v", err)
+	}
+	if rows := c.testRows(t); rows["1"] != 1 || rows["2"] != 0 {
+		t.Errorf("got %v", rows)
+	}
+}

@@ -1,0 +1,91 @@
+#!/usr/bin/env bash
+# Regenerates the documents that are made from the program.
+#   scripts/gen-docs.sh           writes docs/config.md
+#   scripts/gen-docs.sh --check   fails if what is there is not current
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+export GOFLAGS=${GOFLAGS:--buildvcs=false}
+
+# config_md prints docs/config.md.
+config_md() {
+	cat <<-'MD'
+		<!-- Made by scripts/gen-docs.sh. Change that, or the doc tags in package config. -->
+		# Configuration
+
+		`slipway serve` runs without a configuration: it then keeps its data in
+		`./slipway-data`, serves on 127.0.0.1:5000, and has metrics and health on
+		127.0.0.1:5001. `--config FILE` names a YAML file. A file starts from the
+		defaults below, in which the data directory is `/var/lib/registry` and nothing
+		listens for metrics. The administration commands (`gc`, `fsck`, `backup`,
+		`restore`, `retention`, `import`) take the same `--config` or `--root`.
+
+		The shape is that of Distribution's `config.yml`, and such a file works as it is.
+		A key of Distribution's that has no meaning here is a warning. One whose absence
+		would change what clients reach (a storage driver, `proxy`, `middleware`) is an
+		error. Any other unknown key is an error with its line and the key that was
+		probably meant.
+
+		```
+		slipway config check FILE      checks a file with the environment laid over it, and
+		                               prints the outcome without its secrets
+		slipway config example         prints the file below
+		slipway config schema          prints a JSON Schema for editors
+		```
+
+		`config check` does not open the files that a configuration names (certificates,
+		htpasswd), but for `${file:...}`; `serve` reads them all before it serves.
+
+		## Where a value comes from
+
+		The first of these that has it:
+
+		1. a flag: `--root`, `--addr`, `--debug-addr`
+		2. an environment variable `SLIPWAY_A_B`, such as `SLIPWAY_HTTP_ADDR`
+		3. an environment variable `REGISTRY_A_B`, as Distribution has them
+		4. for `tracing` only: the `OTEL_` variables of OpenTelemetry
+		5. the file
+		6. the default
+
+		In a variable's name the levels are joined by `_`, and the entry of a list is its
+		number: `SLIPWAY_HTTP_TLS_CLIENTCAS_0`. A variable can hold a whole list or section
+		as YAML: `SLIPWAY_STORAGE_IMMUTABLE_TAGS='[{tags: [v1]}]'`.
+
+		## How values are written
+
+		- A duration as in Go, and with days: `90s`, `1h30m`, `7d`.
+		- A size as a number of bytes or with a unit: `64MiB`. `k`, `m`, `g`, `t` and `kb`,
+		  `mb`, `gb`, `tb` are powers of 1024, as in Distribution.
+		- `${file:/run/secrets/x}` in a text stands for the content of that file without
+		  its last line break, `${env:NAME}` for an environment variable.
+
+		## When a change takes effect
+
+		The htpasswd file, the certificate and its key, and the client authorities are read
+		again when they change. Everything else needs a restart.
+
+		Complete files for common cases are in [deploy/examples](../deploy/examples);
+		[operating.md](operating.md) explains them.
+
+		## Every key, its default and meaning
+	MD
+	printf '\n```yaml\n'
+	CGO_ENABLED=0 go run ./cmd/slipway config example
+	printf '```\n'
+}
+
+case ${1:-} in
+'')
+	config_md >docs/config.md.new
+	mv docs/config.md.new docs/config.md
+	;;
+--check)
+	if ! diff -u docs/config.md <(config_md) >&2; then
+		echo "docs/config.md is not current: run scripts/gen-docs.sh" >&2
+		exit 1
+	fi
+	;;
+*)
+	echo "usage: scripts/gen-docs.sh [--check]" >&2
+	exit 2
+	;;
+esac
