@@ -121,7 +121,7 @@ type Validation struct {
 
 // ManifestsChecking configures the checks of manifests.
 type ManifestsChecking struct {
-	URLs    URLRules   `yaml:"urls" doc:"URLs of foreign layers. Without allow and deny a manifest with URLs is refused."`
+	URLs    URLRules   `yaml:"urls" doc:"URLs of foreign layers. Without allow and deny every URL may stand in a manifest: nothing here fetches it."`
 	Indexes IndexRules `yaml:"indexes" doc:"Whether the manifests an index lists must be there."`
 }
 

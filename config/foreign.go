@@ -37,6 +37,8 @@ var foreignKeys = []foreignKey{
 	{path: "storage.azure", fate: refusedAlways, why: "storage driver azure" + useFilesystem},
 	{path: "storage.gcs", fate: refusedAlways, why: "storage driver gcs" + useFilesystem},
 	{path: "storage.oss", fate: refusedAlways, why: "storage driver oss" + useFilesystem},
+	{path: "storage.maintenance.uploadpurging.interval", why: "ignored: old uploads are looked for every minute, which costs one query"},
+	{path: "storage.maintenance.uploadpurging.dryrun", fate: refused, silent: []string{"false"}, why: "purging has no dry run here: set storage.maintenance.uploadpurging.enabled to false to keep old uploads"},
 	{path: "storage.filesystem.maxthreads", why: "ignored: file operations need no limit of their own; http.ratelimit bounds the load"},
 	{path: "storage.cache.blobdescriptor", silent: []string{"inmemory"}, why: "ignored: descriptors are always kept in memory"},
 	{path: "storage.cache.layerinfo", silent: []string{"inmemory"}, why: "ignored: descriptors are always kept in memory"},

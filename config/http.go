@@ -14,16 +14,16 @@ type HTTP struct {
 	Net                   string        `yaml:"net" default:"tcp" enum:"tcp|unix" doc:"Kind of address: tcp or unix."`
 	InsecureOpenToNetwork bool          `yaml:"insecure_open_to_network" doc:"Must be true to listen beyond loopback with an empty auth section: everybody who reaches the address can then read, push and, where enabled, delete."`
 	Prefix                string        `yaml:"prefix" doc:"Path before /v2/, beginning and ending with a slash. Empty means none." example:"/registry/"`
-	Host                  string        `yaml:"host" doc:"URL under which clients reach the server, used in the URLs it makes. Empty means what each request says." example:"https://registry.example.com"`
-	Secret                Secret        `yaml:"secret" doc:"Signs the state of uploads. Replicas behind one address must share it. Empty means a random one." example:"${file:/run/secrets/http}"`
-	RelativeURLs          bool          `yaml:"relativeurls" doc:"Makes Location headers without scheme and host."`
+	Host                  string        `yaml:"host" doc:"URL under which clients reach the server, put before the paths of Location headers and into notifications. Empty sends paths only, which pass through any proxy." example:"https://registry.example.com"`
+	Secret                Secret        `yaml:"secret" doc:"Accepted from Distribution's files. Nothing here is signed with it: the state of uploads is in the catalogue." example:"${file:/run/secrets/http}"`
+	RelativeURLs          bool          `yaml:"relativeurls" doc:"Makes Location headers without scheme and host, as they are anyway while host is empty."`
 	DrainTimeout          time.Duration `yaml:"draintimeout" default:"60s" min:"0s" doc:"How long requests may take to end when the server stops. 0 means not at all."`
 	TLS                   TLS           `yaml:"tls" doc:"Encryption. Empty means plain HTTP."`
 	Headers               http.Header   `yaml:"headers" doc:"Headers added to every answer, each with a list of values." example:"X-Content-Type-Options: [nosniff]"`
 	Debug                 Debug         `yaml:"debug" doc:"A second server with metrics, health and profiles, without a password."`
 	HTTP2                 HTTP2         `yaml:"http2" doc:"HTTP/2 over TLS."`
 	H2C                   H2C           `yaml:"h2c" doc:"HTTP/2 without TLS, for some load balancers."`
-	RateLimit             RateLimit     `yaml:"ratelimit" doc:"What one client may do. A client is a user, or an address when it sends no credentials. More is answered 429 with Retry-After."`
+	RateLimit             RateLimit     `yaml:"ratelimit" doc:"What one client may do. A client is an address, or the /64 of an IPv6 address. More is answered 429 with Retry-After."`
 	Limits                Limits        `yaml:"limits" doc:"What one request may take."`
 }
 
@@ -123,7 +123,7 @@ type H2C struct {
 // RateLimit bounds what one client may do.
 type RateLimit struct {
 	RequestsPerSecond float64 `yaml:"requests_per_second" default:"0" min:"0" doc:"Requests per second in the long run. 0 means no limit."`
-	Burst             int     `yaml:"burst" default:"0" min:"0" doc:"Requests that may come at once. 0 means twice requests_per_second."`
+	Burst             int     `yaml:"burst" default:"0" min:"0" doc:"Requests that may come at once. 0 means as many as requests_per_second."`
 	Uploads           int     `yaml:"uploads" default:"0" min:"0" doc:"Uploads a client may send at the same time. 0 means no limit."`
 	MaxConnections    int     `yaml:"max_connections" default:"0" min:"0" doc:"Connections the server holds open in all. 0 means no limit."`
 }

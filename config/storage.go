@@ -40,15 +40,13 @@ type Redirect struct {
 // Maintenance configures upkeep.
 type Maintenance struct {
 	UploadPurging UploadPurging `yaml:"uploadpurging" doc:"Removes uploads that nobody continued."`
-	ReadOnly      ReadOnly      `yaml:"readonly" doc:"Refuses every write, for the time of a backup."`
+	ReadOnly      ReadOnly      `yaml:"readonly" doc:"Refuses every write. Backups do not need it."`
 }
 
 // UploadPurging configures the removal of old uploads.
 type UploadPurging struct {
-	Enabled  bool          `yaml:"enabled" default:"true" doc:"Removes them."`
-	Age      time.Duration `yaml:"age" default:"168h" min:"1m" doc:"Time after which an upload counts as given up."`
-	Interval time.Duration `yaml:"interval" default:"24h" min:"1s" doc:"Time between two runs."`
-	DryRun   bool          `yaml:"dryrun" doc:"True only logs what would be removed."`
+	Enabled bool          `yaml:"enabled" default:"true" doc:"Removes them."`
+	Age     time.Duration `yaml:"age" default:"168h" min:"1m" doc:"Time after which an upload counts as given up."`
 }
 
 // ReadOnly configures read-only mode.
