@@ -115,7 +115,7 @@ func New(cfg Config, opts *Options) (*Auth, error) {
 	case len(cfg.Access) == 0:
 		a.grants = everything()
 	}
-	a.challenge = newChallenge(cfg, mode)
+	a.challenge = newChallenge(cfg, mode, o)
 	return a, nil
 }
 

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// TokenPath is where [Auth.TokenHandler] is to be served.
+// TokenPath is where [Auth.TokenHandler] is to be served, below Options.Prefix.
 const TokenPath = "/token"
 
 // challenge is how clients are told to authenticate.
@@ -18,7 +18,7 @@ type challenge struct {
 	service    string
 }
 
-func newChallenge(cfg Config, mode tokenMode) challenge {
+func newChallenge(cfg Config, mode tokenMode, o Options) challenge {
 	c := challenge{bearer: mode != tokenNone, basicRealm: DefaultName, service: DefaultName}
 	if cfg.HTPasswd != nil {
 		c.basicRealm = or(cfg.HTPasswd.Realm, DefaultName)
@@ -26,7 +26,10 @@ func newChallenge(cfg Config, mode tokenMode) challenge {
 	if cfg.Token != nil {
 		c.realm, c.service = cfg.Token.Realm, or(cfg.Token.Service, DefaultName)
 	}
-	c.path = TokenPath
+	c.path = o.Prefix + TokenPath
+	if c.realm == "" && o.Host != "" {
+		c.realm = o.Host + c.path
+	}
 	if mode == tokenExternal && cfg.Token.AutoRedirect {
 		c.realm, c.path = "", or(cfg.Token.AutoRedirectPath, "/auth/token")
 	}

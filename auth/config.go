@@ -147,6 +147,10 @@ type Options struct {
 	Clock func() time.Time
 	// Dir is where a token key is created that has no path of its own.
 	Dir string
+	// Host, as scheme://host, and Prefix, a path without a closing slash, are
+	// where clients find this server and with it the built-in token service.
+	// Default: the host each request names, and no prefix.
+	Host, Prefix string
 	// HTTPClient reaches OIDC issuers. Default: http.DefaultTransport with a
 	// timeout of 10 s.
 	HTTPClient *http.Client

@@ -15,7 +15,7 @@ var borrowed = map[string]note{
 	"auth.HTPasswdConfig.path":            {doc: "File of bcrypt entries, made by htpasswd -B. It is read again when it changes.", example: "/etc/slipway/htpasswd"},
 	"auth.Config.token":                   {doc: "The built-in token service, or an external one that rootcertbundle or jwks describes."},
 	"auth.TokenConfig.builtin":            {doc: "Switches the built-in service on or off. Unset: off when an external one is described."},
-	"auth.TokenConfig.realm":              {doc: "URL where clients fetch tokens. Needed for an external service; empty means what each request says."},
+	"auth.TokenConfig.realm":              {doc: "URL where clients fetch tokens. Needed for an external service; empty means /token below http.host, or below the host each request names."},
 	"auth.TokenConfig.service":            {doc: "Audience of the tokens. Needed for an external service; empty means slipway."},
 	"auth.TokenConfig.issuer":             {doc: "Issuer of the tokens. Needed for an external service; empty means slipway."},
 	"auth.TokenConfig.key":                {doc: "PEM file of the built-in service's private keys: the first signs, all verify. It is made when it is not there. Replicas must share it."},

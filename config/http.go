@@ -14,7 +14,7 @@ type HTTP struct {
 	Net                   string        `yaml:"net" default:"tcp" enum:"tcp|unix" doc:"Kind of address: tcp or unix."`
 	InsecureOpenToNetwork bool          `yaml:"insecure_open_to_network" doc:"Must be true to listen beyond loopback with an empty auth section: everybody who reaches the address can then read, push and, where enabled, delete."`
 	Prefix                string        `yaml:"prefix" doc:"Path before /v2/, beginning and ending with a slash. Empty means none." example:"/registry/"`
-	Host                  string        `yaml:"host" doc:"URL under which clients reach the server, put before the paths of Location headers and into notifications. Empty sends paths only, which pass through any proxy." example:"https://registry.example.com"`
+	Host                  string        `yaml:"host" doc:"URL under which clients reach the server, put before the paths of Location headers and into notifications, and where clients are sent for tokens. Empty sends paths only, which pass through any proxy." example:"https://registry.example.com"`
 	Secret                Secret        `yaml:"secret" doc:"Accepted from Distribution's files. Nothing here is signed with it: the state of uploads is in the catalogue." example:"${file:/run/secrets/http}"`
 	RelativeURLs          bool          `yaml:"relativeurls" doc:"Makes Location headers without scheme and host, as they are anyway while host is empty."`
 	DrainTimeout          time.Duration `yaml:"draintimeout" default:"60s" min:"0s" doc:"How long requests may take to end when the server stops. 0 means not at all."`

@@ -24,10 +24,11 @@ import (
 // the directories of the objects.
 const CatalogFile = "catalog.db"
 
+// BackupMarker is a file that says that a directory is a backup. It is also what
+// programs lock that write or read the backup.
+const BackupMarker = "slipway-backup"
+
 const (
-	// backupMarker is a file that says that a directory is a backup. It is also
-	// what programs lock that write or read the backup.
-	backupMarker  = "slipway-backup"
 	backupFormat  = "format 1\n"
 	catalogUnborn = CatalogFile + ".new"
 )
@@ -130,7 +131,7 @@ func claimBackup(dir string) (*os.File, error) {
 	if err := makeDir(dir); err != nil {
 		return nil, err
 	}
-	marker := filepath.Join(dir, backupMarker)
+	marker := filepath.Join(dir, BackupMarker)
 	if _, err := os.Stat(marker); errors.Is(err, fs.ErrNotExist) {
 		if err := checkEmpty(dir); err != nil {
 			return nil, fmt.Errorf("it holds no earlier backup: %w", err)
@@ -176,7 +177,7 @@ func lockMarker(f *os.File, how int) error {
 		}
 		return f.Sync()
 	}
-	return fmt.Errorf("%s is not of a format this program knows: %.40q", backupMarker, b)
+	return fmt.Errorf("%s is not of a format this program knows: %.40q", BackupMarker, b)
 }
 
 // checkEmpty refuses a directory that holds anything but what a new file
@@ -287,7 +288,7 @@ func openBackup(dir string) (store objstore.Store, lock *os.File, err error) {
 	if _, err := os.Stat(filepath.Join(dir, CatalogFile)); err != nil {
 		return nil, nil, fmt.Errorf("no complete backup is there: %w", err)
 	}
-	if lock, err = os.Open(filepath.Join(dir, backupMarker)); err != nil {
+	if lock, err = os.Open(filepath.Join(dir, BackupMarker)); err != nil {
 		return nil, nil, fmt.Errorf("no backup is there: %w", err)
 	}
 	if err := lockMarker(lock, syscall.LOCK_SH); err != nil {

@@ -48,7 +48,7 @@ func (r *Registry) CommitUpload(ctx context.Context, repo, id string, off, size 
 	}
 	switch {
 	case err == nil:
-	case isStorageFull(err):
+	case isStorageFull(err) || isUnknown(err):
 		r.drop(ctx, u)
 		return oci.Descriptor{}, err
 	default: // the client may go on from where it broke off
@@ -203,8 +203,8 @@ func (r *Registry) keepRow(u *upload) {
 }
 
 // publishVerified is for a client that sent chunks before it said that it would
-// use another digest than sha256: the sum must be computed from the store. The bytes lie under a key
-// of their own until they are known to be right.
+// use another digest than sha256: the sum must be computed from the store. The
+// bytes lie under a key of their own until they are known to be right.
 func (r *Registry) publishVerified(ctx context.Context, u *upload, d oci.Digest) (oci.Descriptor, error) {
 	if err := r.openObject(ctx, u, 0, false); err != nil {
 		return oci.Descriptor{}, storeError("continue the upload", err)
@@ -212,32 +212,41 @@ func (r *Registry) publishVerified(ctx context.Context, u *upload, d oci.Digest)
 	key := verifyKey(u.id)
 	err := u.obj.Commit(ctx, key)
 	u.obj, u.state = nil, ""
-	if err != nil {
-		return oci.Descriptor{}, storeError("store the upload", err)
+	if err == nil {
+		err = r.copyVerified(ctx, u, key, d)
 	}
-	defer func() {
-		if err := r.store.Delete(ctx, key); err != nil {
-			r.log.Warn("remove a checked upload", "key", key, "err", err)
-		}
-	}()
+	// Before the upload's row goes, which tells recovery of the copy.
+	if delErr := r.store.Delete(ctx, key); delErr != nil {
+		r.keepRow(u)
+		err = errors.Join(err, fmt.Errorf("remove the checked copy: %w", delErr))
+	}
+	if err != nil {
+		return oci.Descriptor{}, storeError("check the upload", err)
+	}
+	return r.record(ctx, u, d)
+}
+
+// copyVerified makes the upload a copy of what lies under key, if that has the
+// digest d.
+func (r *Registry) copyVerified(ctx context.Context, u *upload, key string, d oci.Digest) error {
 	src, err := r.store.Get(ctx, key, 0, -1)
 	if err != nil {
-		return oci.Descriptor{}, storeError("read the upload back", err)
+		return fmt.Errorf("read the upload back: %w", err)
 	}
 	defer src.Close()
 	dst, err := r.store.NewUpload(ctx, u.size)
 	if err != nil {
-		return oci.Descriptor{}, storeError("store the blob", err)
+		return fmt.Errorf("copy the upload: %w", err)
 	}
 	u.obj = dst // dropped with the upload if anything below fails
 	sum := newHash(algorithm(d))
 	if _, err := io.Copy(io.MultiWriter(dst, sum), io.LimitReader(src, u.size)); err != nil {
-		return oci.Descriptor{}, storeError("store the blob", err)
+		return fmt.Errorf("copy the upload: %w", err)
 	}
 	if got := oci.Digest(algorithm(d) + ":" + hex.EncodeToString(sum.Sum(nil))); got != d {
-		return oci.Descriptor{}, digestMismatch(d, got, u.size)
+		return digestMismatch(d, got, u.size)
 	}
-	return r.record(ctx, u, d)
+	return nil
 }
 
 // MountBlob implements oci.Writer.

@@ -31,8 +31,10 @@ const (
 	// ProblemCorrupt: a content does not have its digest. Repair moves it into
 	// quarantine and records that it is absent.
 	ProblemCorrupt ProblemKind = "content-corrupt"
-	// ProblemUnreadable: the store failed to give a content, twice. It is left
-	// alone: the next try may succeed.
+	// ProblemUnreadable: the store failed to give a content, twice. Where that is
+	// an error of the disk (EIO), and the store can move what it cannot read,
+	// repair moves it into quarantine and records that it is absent. Otherwise it
+	// is left alone: the next try may succeed.
 	ProblemUnreadable ProblemKind = "content-unreadable"
 	// ProblemSize: a content has its digest, but not the size the catalogue
 	// says. Repair corrects the catalogue.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"syscall"
 	"time"
 
 	"example.org/slipway/catalog"
@@ -18,7 +19,8 @@ const (
 	repositoryPrefix = "docker/registry/v2/repositories/"
 )
 
-// quarantineKey is where fsck keeps a content that does not have its digest,
+// quarantineKey is where fsck keeps a content that does not have its digest, or
+// that cannot be read,
 // for whoever wants to find out what happened to it.
 func quarantineKey(d oci.Digest) string {
 	return "slipway/quarantine/" + d.Algorithm().String() + "/" + d.Encoded()
@@ -238,10 +240,29 @@ func (f *fsck) checkObject(ctx context.Context, c catalog.StoredContent) error {
 	switch p.Kind {
 	case ProblemCorrupt:
 		return f.quarantine(ctx, p, same)
+	case ProblemUnreadable:
+		return f.settle(ctx, p, same, f.setAside(c.Digest, x.err))
 	case ProblemMissing:
 		return f.settle(ctx, p, same, func(ctx context.Context) (bool, error) { return f.absent(ctx, c.Digest, false) })
 	}
 	return f.settle(ctx, p, same, nil)
+}
+
+// setAside returns the repair for an object that cannot be read: nil where there
+// is none.
+func (f *fsck) setAside(d oci.Digest, because error) func(context.Context) (bool, error) {
+	m, ok := f.r.store.(objstore.Mover)
+	if !ok || !errors.Is(because, syscall.EIO) {
+		return nil
+	}
+	return func(ctx context.Context) (bool, error) {
+		// Moved first: an object that the catalogue does not know would be
+		// deleted, and this one may be readable again on another day.
+		if err := m.Move(ctx, BlobKey(d), quarantineKey(d)); err != nil {
+			return false, err
+		}
+		return f.absent(ctx, d, false)
+	}
 }
 
 // sameObject tells whether the content is still meant to be in the store, and

@@ -247,7 +247,7 @@ func (r *Registry) AppendUpload(ctx context.Context, repo, id string, off, size 
 	if rangeErr := (*oci.Error)(nil); errors.As(err, &rangeErr) && rangeErr.Code == oci.CodeRangeInvalid {
 		return oci.UploadStatus{ID: id, Size: u.size}, err
 	}
-	if isStorageFull(err) { // what came would only keep the disk full
+	if isStorageFull(err) || isUnknown(err) { // what came would only keep the disk full
 		r.drop(ctx, u)
 		return oci.UploadStatus{}, err
 	}
@@ -262,9 +262,6 @@ func (r *Registry) AppendUpload(ctx context.Context, repo, id string, off, size 
 // park closes what the upload holds open and saves where it stands. It runs
 // also when the client has gone, hence the context of its own.
 func (r *Registry) park(ctx context.Context, u *upload) error {
-	if u.gone { // the store lost it: a row would bring back what cannot go on
-		return nil
-	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
 	if u.obj != nil {
@@ -327,6 +324,9 @@ func isStorageFull(err error) bool {
 	var e *oci.Error
 	return errors.As(err, &e) && e.Status == http.StatusInsufficientStorage
 }
+
+// isUnknown recognises that the store has lost an upload's bytes.
+func isUnknown(err error) bool { return oci.HasCode(err, oci.CodeBlobUploadUnknown) }
 
 // bufferPool holds the buffers between socket and store. 256 KiB: measured on
 // 128 MiB uploads, larger ones gain nothing (docs/bench.md#push).
@@ -451,8 +451,7 @@ func (r *Registry) openObject(ctx context.Context, u *upload, more int64, known 
 	}
 	if u.state != "" {
 		u.obj, err = r.store.Resume(ctx, u.state, u.size)
-		if errors.Is(err, objstore.ErrNotExist) {
-			r.drop(ctx, u)
+		if errors.Is(err, objstore.ErrNotExist) { // the caller drops it
 			return uploadUnknown(u.repo, u.id)
 		}
 		return err

@@ -1,20 +1,19 @@
 package serve
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
-	"sync"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -22,7 +21,6 @@ import (
 	"example.org/slipway/config"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
-	"example.org/slipway/server"
 )
 
 // GCArgs of [Admin.Collect]; see registry.CollectOptions.
@@ -53,11 +51,32 @@ type Admin struct {
 	reg   oci.Registry
 }
 
-// OpenAdmin opens the data root of a configuration.
-func OpenAdmin(ctx context.Context, cfg *config.Config, log *slog.Logger) (*Admin, error) {
+// AdminOptions of OpenAdmin. The zero value works.
+type AdminOptions struct {
+	// Create makes the data root where there is none; default: an error, since
+	// there would be nothing to look after.
+	Create bool
+	// Logger; default slog.Default.
+	Logger *slog.Logger
+}
+
+// OpenAdmin opens the data root of a configuration. The caller closes it.
+func OpenAdmin(ctx context.Context, cfg *config.Config, o *AdminOptions) (*Admin, error) {
+	if o == nil {
+		o = &AdminOptions{}
+	}
+	log := o.Logger
+	if log == nil {
+		log = slog.Default()
+	}
+	if cfg.Storage.Driver() == "inmemory" {
+		return nil, errors.New("storage.inmemory keeps nothing on disk to look after; configure storage.filesystem")
+	}
 	dir := cfg.Storage.FileSystem.RootDirectory
-	if _, err := os.Stat(dir); err != nil {
-		return nil, fmt.Errorf("open the data directory: %w", err)
+	if !o.Create {
+		if err := checkRoot(dir); err != nil {
+			return nil, err
+		}
 	}
 	a := &Admin{cfg: cfg}
 	r, err := openRoot(ctx, cfg, log, nil)
@@ -80,6 +99,22 @@ func OpenAdmin(ctx context.Context, cfg *config.Config, log *slog.Logger) (*Admi
 	return a, nil
 }
 
+// checkRoot refuses a directory that is no data root, where opening it would
+// only litter.
+func checkRoot(dir string) error {
+	_, err := os.Stat(filepath.Join(dir, registry.CatalogFile))
+	if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTDIR) {
+		return err
+	}
+	if _, err := os.Stat(dir); err != nil {
+		return fmt.Errorf("the data directory %s is not there; name the right one (storage.filesystem.rootdirectory, --root)", dir)
+	}
+	if _, err := os.Stat(filepath.Join(dir, distributionDir)); err == nil {
+		return fmt.Errorf("%s is the storage of a Distribution registry; adopt it first: slipway import --in-place %s", dir, dir)
+	}
+	return fmt.Errorf("%s is not a data directory, it has no %s; name the right one (storage.filesystem.rootdirectory, --root)", dir, registry.CatalogFile)
+}
+
 // dialIn connects to a socket in a directory whose path may be too long for a
 // socket address.
 func dialIn(ctx context.Context, dir, name string) (net.Conn, error) {
@@ -90,6 +125,9 @@ func dialIn(ctx context.Context, dir, name string) (net.Conn, error) {
 	defer d.Close()
 	var dialer net.Dialer
 	c, err := dialer.DialContext(ctx, "unix", fdPath(d, name))
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ECONNREFUSED) {
+		return nil, fmt.Errorf("%w, which is no server: wait until that command has ended", inUse(dir))
+	}
 	if err != nil {
 		return nil, fmt.Errorf("reach the server that uses %s: %w", dir, err)
 	}
@@ -141,14 +179,54 @@ func (a *Admin) Backup(ctx context.Context, args BackupArgs, progress func(regis
 	if a.local == nil {
 		return remote(ctx, a, "backup", args, progress)
 	}
-	return backup(ctx, a.local.reg, args, progress)
+	return backup(ctx, a.local, args, progress)
 }
 
-func backup(ctx context.Context, r *registry.Registry, args BackupArgs, progress func(registry.BackupReport)) (registry.BackupReport, error) {
+func backup(ctx context.Context, r *root, args BackupArgs, progress func(registry.BackupReport)) (registry.BackupReport, error) {
 	if !filepath.IsAbs(args.Dir) {
 		return registry.BackupReport{}, fmt.Errorf("the backup directory %q is not an absolute path", args.Dir)
 	}
-	return r.Backup(ctx, args.Dir, registry.BackupOptions{Progress: progress})
+	inside, err := within(args.Dir, r.dir)
+	if err != nil {
+		return registry.BackupReport{}, err
+	}
+	if inside {
+		return registry.BackupReport{}, fmt.Errorf("the backup directory %s is in the data directory, and would be lost with it; choose another, on another disk", args.Dir)
+	}
+	return r.reg.Backup(ctx, args.Dir, registry.BackupOptions{Progress: progress})
+}
+
+// within tells whether path, which may not exist yet, lies in dir or is it.
+func within(path, dir string) (bool, error) {
+	top, err := os.Stat(dir)
+	if err != nil {
+		return false, err
+	}
+	// What exists of the path decides, with its links followed.
+	for {
+		real, err := filepath.EvalSymlinks(path)
+		if err == nil {
+			path = real
+			break
+		}
+		if !errors.Is(err, fs.ErrNotExist) || path == filepath.Dir(path) {
+			return false, err
+		}
+		path = filepath.Dir(path)
+	}
+	for {
+		fi, err := os.Stat(path)
+		if err != nil {
+			return false, err
+		}
+		if os.SameFile(fi, top) {
+			return true, nil
+		}
+		if path == filepath.Dir(path) {
+			return false, nil
+		}
+		path = filepath.Dir(path)
+	}
 }
 
 // Retain applies the retention rules of the configuration.
@@ -190,13 +268,15 @@ func remote[A, R any](ctx context.Context, a *Admin, what string, args A, progre
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		return rep, fmt.Errorf("the server answered %s; is it of another version?", resp.Status)
+		return rep, fmt.Errorf("the server that uses the data directory answered %s; is it of another version?", resp.Status)
 	}
-	sc := bufio.NewScanner(resp.Body)
-	sc.Buffer(nil, 64<<20) // a report may list many problems
-	for sc.Scan() {
+	for dec := json.NewDecoder(resp.Body); ; {
 		var l line[R]
-		if err := json.Unmarshal(sc.Bytes(), &l); err != nil {
+		err := dec.Decode(&l)
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) && ctx.Err() == nil {
+			return rep, errors.New("the server ended before the work was done")
+		}
+		if err != nil {
 			return rep, fmt.Errorf("read the server's answer: %w", err)
 		}
 		switch {
@@ -210,132 +290,4 @@ func remote[A, R any](ctx context.Context, a *Admin, what string, args A, progre
 			return rep, nil
 		}
 	}
-	if err := sc.Err(); err != nil {
-		return rep, fmt.Errorf("read the server's answer: %w", err)
-	}
-	return rep, errors.New("the server ended before it was done")
-}
-
-// adminServer serves administration on a socket in the data root, to the user
-// the server runs as and to root. Beside the tasks it has the whole registry,
-// without access control.
-type adminServer struct {
-	ln   net.Listener
-	srv  *http.Server
-	once sync.Once
-}
-
-func newAdminServer(s *Server) (*adminServer, error) {
-	dir, err := os.Open(s.root.dir)
-	if err != nil {
-		return nil, err
-	}
-	defer dir.Close()
-	path := fdPath(dir, adminSocket)
-	// The lock on the data root says that nobody else uses a socket found here.
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("remove the old administration socket: %w", err)
-	}
-	ln, err := net.Listen("unix", path)
-	if err != nil {
-		return nil, fmt.Errorf("listen for administration: %w", err)
-	}
-	ln.(*net.UnixListener).SetUnlinkOnClose(false) // the path names this process's descriptor
-	if err := os.Chmod(path, 0o600); err != nil {
-		ln.Close()
-		return nil, err
-	}
-	mux := http.NewServeMux()
-	reg := s.root.reg
-	mux.Handle("POST /admin/gc", task(func(ctx context.Context, a GCArgs, p func(registry.CollectReport)) (registry.CollectReport, error) {
-		return collect(ctx, reg, a, p)
-	}))
-	mux.Handle("POST /admin/fsck", task(func(ctx context.Context, a FsckArgs, p func(registry.FsckReport)) (registry.FsckReport, error) {
-		return fsck(ctx, reg, a, p)
-	}))
-	mux.Handle("POST /admin/backup", task(func(ctx context.Context, a BackupArgs, p func(registry.BackupReport)) (registry.BackupReport, error) {
-		return backup(ctx, reg, a, p)
-	}))
-	mux.Handle("POST /admin/retention", task(func(ctx context.Context, a RetainArgs, _ func(registry.RetentionReport)) (registry.RetentionReport, error) {
-		return retain(ctx, s.cfg, reg, a)
-	}))
-	api := server.New(reg, &server.Options{Logger: s.log})
-	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if len(r.URL.Path) >= 7 && r.URL.Path[:7] == "/admin/" {
-			mux.ServeHTTP(w, r)
-			return
-		}
-		api.ServeHTTP(w, r)
-	})
-	return &adminServer{ln: ownerOnly{ln}, srv: &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second,
-		ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelWarn)}}, nil
-}
-
-func (a *adminServer) serve() error { return a.srv.Serve(a.ln) }
-
-// stop ends the tasks under way: all of them can be cut off at any point.
-func (a *adminServer) stop() { a.once.Do(func() { a.srv.Close(); a.ln.Close() }) }
-
-// ownerOnly accepts connections of this process's user and of root; the mode of
-// the socket says the same, but only from the moment it is set.
-type ownerOnly struct{ net.Listener }
-
-// Accept implements net.Listener.
-func (l ownerOnly) Accept() (net.Conn, error) {
-	for {
-		c, err := l.Listener.Accept()
-		if err != nil {
-			return nil, err
-		}
-		if allowedPeer(c) {
-			return c, nil
-		}
-		c.Close()
-	}
-}
-
-func allowedPeer(c net.Conn) bool {
-	raw, err := c.(*net.UnixConn).SyscallConn()
-	if err != nil {
-		return false
-	}
-	var cred *unix.Ucred
-	var credErr error
-	err = raw.Control(func(fd uintptr) { cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
-	return err == nil && credErr == nil && (cred.Uid == 0 || int(cred.Uid) == os.Geteuid())
-}
-
-// task serves one kind of administration work as lines of JSON.
-func task[A, R any](do func(context.Context, A, func(R)) (R, error)) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		var args A
-		if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<20)).Decode(&args); err != nil {
-			http.Error(w, err.Error(), http.StatusBadRequest)
-			return
-		}
-		w.Header().Set("Content-Type", "application/x-ndjson")
-		enc := json.NewEncoder(w)
-		flush := http.NewResponseController(w).Flush
-		var last time.Time
-		send := func(l line[R]) {
-			// The client's going ends the context, which ends the task.
-			_ = enc.Encode(l)
-			_ = flush()
-		}
-		var mu sync.Mutex
-		rep, err := do(r.Context(), args, func(p R) {
-			mu.Lock()
-			defer mu.Unlock()
-			const often = 100 * time.Millisecond
-			if time.Since(last) >= often {
-				last = time.Now()
-				send(line[R]{Progress: &p})
-			}
-		})
-		l := line[R]{Report: &rep}
-		if err != nil {
-			l.Error = err.Error()
-		}
-		send(l)
-	})
 }

@@ -61,7 +61,8 @@ func newHealth(cfg *config.Config, reg *registry.Registry, log *slog.Logger) *he
 		})
 	}
 	for _, c := range cfg.Health.HTTP {
-		client := &http.Client{Timeout: c.Timeout}
+		// Each check takes a new connection: an old one tells little.
+		client := &http.Client{Timeout: c.Timeout, Transport: &http.Transport{DisableKeepAlives: true, Proxy: http.ProxyFromEnvironment}}
 		add("http "+c.URI, c.Interval, c.Threshold, func(ctx context.Context) error { return headURL(ctx, client, c) })
 	}
 	return h

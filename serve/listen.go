@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/http/pprof"
 	"os"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -56,7 +57,7 @@ func (s *Server) bind() (err error) {
 	if !h.TLS.Enabled() {
 		return nil
 	}
-	if s.certs, err = loadCertificates(&h.TLS, s.log); err != nil {
+	if s.certs, err = loadCertificates(&h.TLS, s.log, s.certCheck); err != nil {
 		return err
 	}
 	tc, err := s.certs.tlsConfig(&h.TLS)
@@ -93,17 +94,30 @@ func removeStaleSocket(path string) error {
 // limited is a listener with a bound on open connections.
 type limited struct {
 	net.Listener
-	slots chan struct{}
+	slots     chan struct{}
+	closed    chan struct{}
+	closeOnce sync.Once
 }
 
 func limitConnections(l net.Listener, n int) net.Listener {
-	return &limited{l, make(chan struct{}, n)}
+	return &limited{Listener: l, slots: make(chan struct{}, n), closed: make(chan struct{})}
+}
+
+// Close implements net.Listener. It also ends an Accept that waits for a place,
+// without which http.Server could not stop while all places are taken.
+func (l *limited) Close() error {
+	l.closeOnce.Do(func() { close(l.closed) })
+	return l.Listener.Close()
 }
 
 // Accept waits for a free place before it takes a connection from the kernel's
 // queue, so that clients wait there instead of being refused.
 func (l *limited) Accept() (net.Conn, error) {
-	l.slots <- struct{}{}
+	select {
+	case l.slots <- struct{}{}:
+	case <-l.closed:
+		return nil, net.ErrClosed
+	}
 	c, err := l.Listener.Accept()
 	if err != nil {
 		<-l.slots
@@ -162,6 +176,7 @@ func (s *Server) bindDebug() (err error) {
 type certificates struct {
 	cfg     *config.TLS
 	log     *slog.Logger
+	every   time.Duration
 	current atomic.Pointer[loadedCert]
 	stop    chan struct{}
 	done    chan struct{}
@@ -173,11 +188,11 @@ type loadedCert struct {
 	stamp   string
 }
 
-// certCheck is how often certificate files are looked at.
-const certCheck = 10 * time.Second
-
-func loadCertificates(cfg *config.TLS, log *slog.Logger) (*certificates, error) {
-	c := &certificates{cfg: cfg, log: log, stop: make(chan struct{}), done: make(chan struct{})}
+func loadCertificates(cfg *config.TLS, log *slog.Logger, every time.Duration) (*certificates, error) {
+	if every <= 0 {
+		every = 10 * time.Second
+	}
+	c := &certificates{cfg: cfg, log: log, every: every, stop: make(chan struct{}), done: make(chan struct{})}
 	l, err := c.load()
 	if err != nil {
 		return nil, err
@@ -221,20 +236,25 @@ func (c *certificates) stamp() string {
 
 func (c *certificates) watch() {
 	defer close(c.done)
-	tick := time.NewTicker(certCheck)
+	tick := time.NewTicker(c.every)
 	defer tick.Stop()
+	var refused string // files that cannot be loaded, complained about once
 	for {
 		select {
 		case <-c.stop:
 			return
 		case <-tick.C:
 		}
-		if c.stamp() == c.current.Load().stamp {
+		stamp := c.stamp()
+		if stamp == c.current.Load().stamp {
 			continue
 		}
 		l, err := c.load()
 		if err != nil { // a renewal caught half way: the old one serves on
-			c.log.Error("certificates changed but cannot be loaded; the old ones stay in use", "err", err)
+			if stamp != refused {
+				c.log.Error("certificates changed but cannot be loaded; the old ones stay in use", "err", err)
+			}
+			refused = stamp
 			continue
 		}
 		c.current.Store(l)

@@ -30,12 +30,14 @@ func lockRoot(dir string) (*lockFile, error) {
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		f.Close()
 		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, fmt.Errorf("%w: %s", ErrInUse, dir)
+			return nil, inUse(dir)
 		}
 		return nil, fmt.Errorf("lock the data directory %s: %w", dir, err)
 	}
 	return &lockFile{f: f, dir: dir}, nil
 }
+
+func inUse(dir string) error { return fmt.Errorf("%w: %s", ErrInUse, dir) }
 
 func (l *lockFile) release() error {
 	err := l.f.Close()
@@ -51,5 +53,5 @@ func openLogFile(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, fs.FileMode(0o640))
 }
 
-// trimPrefix turns the configured "/registry/" into what goes before "/v2/".
-func trimPrefix(p string) string { return strings.TrimRight(p, "/") }
+// noSlash turns the configured "/registry/" or URL into what goes before "/v2/".
+func noSlash(p string) string { return strings.TrimRight(p, "/") }

@@ -21,7 +21,7 @@ import (
 const (
 	gcPercent = 300
 	// minLimit is the least soft limit of Go's memory, in bytes.
-	minLimit = 24 << 20
+	minLimit = 28 << 20
 	// baseLimit is what the runtime needs beside the live heap: its own tables,
 	// stacks, and room for some garbage.
 	baseLimit = 11 << 20

@@ -50,8 +50,12 @@ func (n *notifier) start(cat *catalog.Catalog) (err error) {
 		return nil
 	}
 	host, _ := os.Hostname() // only a label in events
+	external := noSlash(n.cfg.HTTP.Host)
+	if external != "" {
+		external += noSlash(n.cfg.HTTP.Prefix)
+	}
 	n.n, err = notify.New(n.cfg.Notifications.Endpoints, queue{cat}, &notify.Options{
-		ExternalURL: n.cfg.HTTP.Host, Addr: host, Logger: n.log,
+		ExternalURL: external, Addr: host, Logger: n.log,
 		IncludeReferences: n.cfg.Notifications.Events.IncludeReferences,
 	})
 	if err != nil {

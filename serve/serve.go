@@ -35,6 +35,9 @@ type Options struct {
 	Logger *slog.Logger
 	// Stdout is where the access log goes that names no file; default os.Stdout.
 	Stdout *os.File
+	// CertificateCheck is how often the certificate files are looked at;
+	// default 10 s.
+	CertificateCheck time.Duration
 }
 
 // Server is a registry server that is ready to run.
@@ -56,6 +59,9 @@ type Server struct {
 	tracing         func(context.Context) error
 	metrics         *prometheus.Registry
 	health          *health
+	certCheck       time.Duration
+	// requests and admin tasks under way, which Close waits for.
+	requests gate
 
 	closeOnce sync.Once
 	closeErr  error
@@ -67,7 +73,7 @@ func New(ctx context.Context, cfg *config.Config, o *Options) (_ *Server, err er
 	if o == nil {
 		o = &Options{}
 	}
-	s := &Server{cfg: cfg, log: o.Logger, metrics: prometheus.NewRegistry()}
+	s := &Server{cfg: cfg, log: o.Logger, metrics: prometheus.NewRegistry(), certCheck: o.CertificateCheck}
 	if s.log == nil {
 		s.log = slog.Default()
 	}
@@ -86,7 +92,8 @@ func New(ctx context.Context, cfg *config.Config, o *Options) (_ *Server, err er
 	if err := s.notifier.start(s.root.cat); err != nil {
 		return nil, err
 	}
-	if s.auth, err = auth.New(cfg.Auth, &auth.Options{Logger: s.log, Audit: s.audit, Dir: s.root.dir}); err != nil {
+	ao := &auth.Options{Logger: s.log, Audit: s.audit, Dir: s.root.dir, Host: noSlash(cfg.HTTP.Host), Prefix: noSlash(cfg.HTTP.Prefix)}
+	if s.auth, err = auth.New(cfg.Auth, ao); err != nil {
 		return nil, fmt.Errorf("set up auth: %w", err)
 	}
 	if s.tracing, err = startTracing(ctx, cfg); err != nil {
@@ -174,6 +181,10 @@ func openStorage(ctx context.Context, cfg *config.Config) (_ *root, err error) {
 			err = errors.Join(err, r.close(ctx))
 		}
 	}()
+	if _, err := os.Stat(filepath.Join(r.dir, registry.BackupMarker)); err == nil {
+		// Its catalogue may be hard-linked with those of other backups.
+		return nil, fmt.Errorf("%s is a backup, which nobody may write to; restore it first: slipway restore %s --root DIR", r.dir, r.dir)
+	}
 	if err := os.MkdirAll(r.dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the data directory: %w", err)
 	}
@@ -190,12 +201,15 @@ func openStorage(ctx context.Context, cfg *config.Config) (_ *root, err error) {
 	return r, err
 }
 
+// distributionDir is where a Distribution registry keeps everything.
+const distributionDir = "docker/registry/v2"
+
 // AdoptInPlace makes the storage directory of a Distribution registry the data
 // root of a configuration, without moving anything.
 func AdoptInPlace(ctx context.Context, cfg *config.Config, o registry.AdoptOptions) (registry.AdoptReport, error) {
 	dir := cfg.Storage.FileSystem.RootDirectory
-	if _, err := os.Stat(filepath.Join(dir, "docker", "registry", "v2")); err != nil {
-		return registry.AdoptReport{}, fmt.Errorf("%s holds no Distribution storage: %w", dir, err)
+	if _, err := os.Stat(filepath.Join(dir, distributionDir)); err != nil {
+		return registry.AdoptReport{}, fmt.Errorf("%s holds no Distribution storage, which has %s in it: %w", dir, distributionDir, err)
 	}
 	r, err := openStorage(ctx, cfg)
 	if err != nil {
@@ -236,6 +250,9 @@ func registryOptions(cfg *config.Config, log *slog.Logger) (*registry.Options, e
 		DeleteDisabled:   !st.Delete.Enabled,
 		ReadOnly:         st.Maintenance.ReadOnly.Enabled,
 	}
+	if o.MemoryBytes == 0 {
+		o.MemoryBytes = -1 // no cache; to the registry 0 is its default
+	}
 	if !st.Maintenance.UploadPurging.Enabled {
 		o.UploadMaxAge = 100 * 365 * 24 * time.Hour
 	}
@@ -256,8 +273,8 @@ func registryOptions(cfg *config.Config, log *slog.Logger) (*registry.Options, e
 func (s *Server) setUpHTTP() error {
 	h := &s.cfg.HTTP
 	so := &server.Options{
-		Auth: s.auth, Logger: s.log, Headers: http.Header(h.Headers), Host: h.Host,
-		Prefix: trimPrefix(h.Prefix), MaxCatalog: s.cfg.Catalog.MaxEntries,
+		Auth: s.auth, Logger: s.log, Headers: http.Header(h.Headers), Host: noSlash(h.Host),
+		Prefix: noSlash(h.Prefix), MaxCatalog: s.cfg.Catalog.MaxEntries,
 		MaxManifestBytes: int64(h.Limits.ManifestBytes), IdleTimeout: h.Limits.BodyIdleTimeout,
 		RequestsPerSecond: h.RateLimit.RequestsPerSecond, Burst: h.RateLimit.Burst,
 		MaxUploadsPerClient: h.RateLimit.Uploads, WithActor: s.notifier.hook() != nil,
@@ -275,14 +292,14 @@ func (s *Server) setUpHTTP() error {
 		so.Name = name
 	}
 	if th := s.auth.TokenHandler(); th != nil {
-		so.Token, so.TokenPath = th, "/token"
+		so.Token, so.TokenPath = th, auth.TokenPath
 	}
 	s.handler = server.New(s.root.reg, so)
 	s.metrics.MustRegister(s.handler.Metrics()...)
 	s.metrics.MustRegister(s.root.reg.Metrics()...)
 	s.metrics.MustRegister(s.notifier.metrics()...)
 	s.health = newHealth(s.cfg, s.root.reg, s.log)
-	s.http = newHTTPServer(h, s.log, traced(s.cfg, s.handler))
+	s.http = newHTTPServer(h, s.log, s.requests.guard(traced(s.cfg, s.handler)))
 	if err := s.bind(); err != nil {
 		return err
 	}
@@ -381,6 +398,9 @@ func (s *Server) Close() error {
 		if s.admin != nil {
 			s.admin.stop()
 		}
+		// Nobody may still use what is closed next, and no other process may
+		// open the data root while somebody here writes to it.
+		errs = append(errs, s.requests.shut(ctx))
 		if s.root != nil {
 			errs = append(errs, s.root.close(ctx))
 		}

@@ -27,6 +27,8 @@ type response struct {
 	idle    time.Duration
 	status  int
 	written int64
+	// awaiting says that the request's body has not been read to its end.
+	awaiting bool
 	// since is how many bytes were written under the present deadline.
 	since int64
 	// clientGone says that the body was cut short, so that nothing can be
@@ -68,11 +70,16 @@ func (w *response) begin(status int) {
 
 func (w *response) setDeadline() {
 	w.since = 0
-	_ = http.NewResponseController(w.ResponseWriter).SetWriteDeadline(time.Now().Add(w.idle))
+	d := w.idle
+	if w.awaiting { // net/http may wait for the rest of the body first
+		d += w.idle
+	}
+	_ = http.NewResponseController(w.ResponseWriter).SetWriteDeadline(time.Now().Add(d))
 }
 
 // awaitBody bounds the wait for the next bytes of the request's body.
 func (w *response) awaitBody() {
+	w.awaiting = true
 	_ = http.NewResponseController(w.ResponseWriter).SetReadDeadline(time.Now().Add(w.idle))
 }
 
@@ -91,13 +98,20 @@ func (w *response) Write(p []byte) (int, error) {
 	if w.status == 0 {
 		w.begin(http.StatusOK)
 	}
-	w.extend(int64(len(p)))
-	n, err := w.ResponseWriter.Write(p)
-	w.written += int64(n)
-	return n, err
+	total := 0
+	for {
+		part := p[total:min(total+piece, len(p))]
+		w.extend(int64(len(part)))
+		n, err := w.ResponseWriter.Write(part)
+		w.written += int64(n)
+		total += n
+		if err != nil || total == len(p) {
+			return total, err
+		}
+	}
 }
 
-// piece is how much of a file is handed to the kernel under one deadline. 1 MiB
+// piece is how much of a body is written under one deadline. 1 MiB
 // in 60 s lets a client be as slow as 17 KB/s, and costs one more system call a
 // megabyte.
 const piece = 1 << 20
@@ -146,8 +160,7 @@ type body struct {
 	rc   *http.ResponseController
 	idle time.Duration
 	n    *int64
-	// ended says that all of the body was read.
-	ended bool
+	w    *response
 }
 
 // Read implements io.Reader.
@@ -158,7 +171,7 @@ func (b *body) Read(p []byte) (int, error) {
 	if err == io.EOF {
 		// net/http now watches the connection for its end. A deadline that
 		// hits this watch would cancel the request, however busy we are.
-		b.ended = true
+		b.w.awaiting = false
 		_ = b.rc.SetReadDeadline(time.Time{})
 		return n, err
 	}
@@ -182,9 +195,9 @@ func (s *Server) body(q *request) (io.Reader, int64, func()) {
 		return nil, 0, func() {}
 	}
 	rc := http.NewResponseController(q.w.ResponseWriter)
-	b := &body{src: q.r.Body, rc: rc, idle: s.opts.IdleTimeout, n: &q.bodyRead}
+	b := &body{src: q.r.Body, rc: rc, idle: s.opts.IdleTimeout, n: &q.bodyRead, w: q.w}
 	return b, q.r.ContentLength, func() {
-		if !b.ended {
+		if q.w.awaiting {
 			q.w.awaitBody()
 		}
 	}
@@ -219,8 +232,14 @@ func (s *Server) fail(q *request, err error) {
 	}
 	status := e.HTTPStatus()
 	if status >= 500 && !errors.Is(err, context.Canceled) {
-		s.log.Error("request failed", "method", q.r.Method, "uri", q.r.URL.Path, "status", status, "request", requestID(q.r), "err", fullError(err))
+		s.log.Error("request failed", "method", q.r.Method, "uri", q.r.URL.Path, "status", status, "request", q.requestID(), "err", fullError(err))
 	}
+	s.answer(q, e)
+}
+
+// answer sends an error to the client.
+func (s *Server) answer(q *request, e *oci.Error) {
+	status := e.HTTPStatus()
 	h := q.w.Header()
 	if status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable {
 		if h.Get("Retry-After") == "" {
@@ -248,6 +267,14 @@ func fullError(err error) string {
 	return msg
 }
 
+// requestID is the request's id, the same in all logs.
+func (q *request) requestID() string {
+	if q.idText == "" {
+		q.idText = requestID(q.r)
+	}
+	return q.idText
+}
+
 // requestID returns the id a proxy gave the request, or a new one.
 func requestID(r *http.Request) string {
 	const most = 64
@@ -267,15 +294,11 @@ func (s *Server) logAccess(q *request, start time.Time) {
 	}
 	rec := trace.Record{Host: s.opts.Name, Duration: s.opts.Clock().Sub(start), Method: q.r.Method, RemoteAddr: host,
 		URI: q.r.URL.RequestURI(), Proto: q.r.Proto, UserAgent: q.r.UserAgent(), Referer: q.r.Referer(),
-		Status: q.w.status, Written: max(q.w.written, q.bodyRead), Time: start}
+		Status: q.w.status, Written: q.w.written, Received: q.bodyRead, Time: start}
 	if q.id != nil {
 		rec.User = q.id.Name
 	}
-	if q.actor != nil {
-		rec.ID = q.actor.RequestID
-	} else {
-		rec.ID = requestID(q.r)
-	}
+	rec.ID = q.requestID()
 	s.opts.AccessLog.Write(&rec)
 }
 

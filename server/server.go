@@ -11,8 +11,10 @@ package server
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/http"
+	"runtime/debug"
 	"strings"
 	"time"
 
@@ -162,6 +164,10 @@ type request struct {
 	// bodyRead counts the bytes of the request's body.
 	bodyRead int64
 	actor    *oci.Actor
+	// idText is the request's id once somebody needed it.
+	idText string
+	// abort says that the connection is to be cut off.
+	abort bool
 }
 
 // ServeHTTP implements http.Handler.
@@ -178,7 +184,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	for k, v := range s.opts.Headers {
 		w.Header()[k] = v
 	}
-	if err := s.serve(&q); err != nil {
+	if err := s.serveSafely(&q); err != nil {
 		s.fail(&q, err)
 	}
 	rw.finish()
@@ -188,6 +194,34 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.logAccess(&q, start)
 	}
 	rw.release()
+	if q.abort {
+		panic(http.ErrAbortHandler)
+	}
+}
+
+// serveSafely is serve, but a panic costs this request only: it is logged with
+// its stack, answered if that is still possible, and counted as any failure.
+func (s *Server) serveSafely(q *request) error {
+	defer func() {
+		p := recover()
+		if p == nil {
+			return
+		}
+		if p != http.ErrAbortHandler {
+			s.log.Error("panic in a request", "method", q.r.Method, "uri", q.r.URL.Path, "request", q.requestID(),
+				"panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+			if q.w.status == 0 {
+				s.answer(q, &oci.Error{Code: oci.CodeUnknown, Message: "the registry failed; its log tells why"})
+				return
+			}
+		}
+		// The client must not take what it got so far for a whole answer.
+		q.abort = true
+		if q.w.status == 0 {
+			q.w.status = http.StatusInternalServerError
+		}
+	}()
+	return s.serve(q)
 }
 
 // serve answers a request, or returns the error to answer it with.
@@ -261,7 +295,7 @@ func (q *request) ctx() context.Context {
 
 func (s *Server) setActor(q *request) {
 	q.actor = &oci.Actor{Addr: q.r.RemoteAddr, UserAgent: q.r.UserAgent(), Host: q.r.Host, Method: q.r.Method,
-		RequestID: requestID(q.r), Time: s.opts.Clock()}
+		RequestID: q.requestID(), Time: s.opts.Clock()}
 	if q.id != nil {
 		q.actor.Name = q.id.Name
 	}

@@ -33,9 +33,12 @@ type Record struct {
 	UserAgent, Referer string
 	// Status is the HTTP status of the answer.
 	Status int
-	// Written is the number of body bytes sent, or received where the request
-	// carried the content (PUT, PATCH, POST).
+	// Written is the number of body bytes sent. The ten-field form has the
+	// content's size in its place, which is Received where that is not 0.
 	Written int64
+	// Received is the number of body bytes that came with the request (PUT,
+	// PATCH, POST). Ten-field form only.
+	Received int64
 	// ID identifies the request.
 	ID string
 	// Time the request arrived.
@@ -142,8 +145,8 @@ type wire struct {
 }
 
 // AppendTrace appends the record as a line of JSON with the ten fields: the
-// duration in seconds, the URI without its leading slash and query, the time in
-// UTC with milliseconds.
+// duration in seconds, the URI without its leading slash and query, the size of
+// the content, whichever way it went, the time in UTC with milliseconds.
 func (r *Record) AppendTrace(b []byte) []byte {
 	uri := r.URI
 	for i := 0; i < len(uri); i++ {
@@ -155,8 +158,12 @@ func (r *Record) AppendTrace(b []byte) []byte {
 	if len(uri) > 0 && uri[0] == '/' {
 		uri = uri[1:]
 	}
+	content := r.Received
+	if content == 0 {
+		content = r.Written
+	}
 	line, err := json.Marshal(wire{r.Host, r.Duration.Seconds(), r.Method, r.RemoteAddr, uri, r.UserAgent,
-		r.Status, r.Written, r.ID, r.Time.UTC().Format("2006-01-02T15:04:05.000Z")})
+		r.Status, content, r.ID, r.Time.UTC().Format("2006-01-02T15:04:05.000Z")})
 	if err != nil { // strings and finite numbers always marshal
 		return b
 	}

@@ -1,12 +1,17 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"path/filepath"
+	"slices"
+	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -14,17 +19,23 @@ import (
 	"example.org/slipway/serve"
 )
 
-// withAdmin runs f on the data root, through the server that uses it if one does.
-func withAdmin(cmd *cobra.Command, f *configFlags, do func(*serve.Admin) error) (err error) {
+// withAdmin runs do on the data root, through the server that uses it if one
+// does. With create there need not be one yet.
+func withAdmin(cmd *cobra.Command, f *configFlags, create bool, do func(*serve.Admin) error) (err error) {
 	cfg, err := f.load()
 	if err != nil {
 		return err
 	}
-	a, err := serve.OpenAdmin(cmd.Context(), cfg, slog.Default())
+	a, err := serve.OpenAdmin(cmd.Context(), cfg, &serve.AdminOptions{Create: create, Logger: slog.Default()})
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, a.Close(cmd.Context())) }()
+	defer func() {
+		// Also after an interrupt: closing saves what is only in RAM.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(cmd.Context()), time.Minute)
+		defer cancel()
+		err = errors.Join(err, a.Close(ctx))
+	}()
 	return do(a)
 }
 
@@ -50,7 +61,7 @@ func gcCommand() *cobra.Command {
 and goes on serving; with one, the command asks it to do it now.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return withAdmin(cmd, &f, func(a *serve.Admin) error {
+			return withAdmin(cmd, &f, false, func(a *serve.Admin) error {
 				p := newProgress("collecting")
 				rep, err := a.Collect(cmd.Context(), args, func(r registry.CollectReport) {
 					p.show("%d examined, %d contents, %s", r.Examined, r.Contents, size(r.Bytes))
@@ -94,7 +105,7 @@ func fsckCommand() *cobra.Command {
 Exit status 0: clean, or all was repaired; 4: problems remain.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return withAdmin(cmd, &f, func(a *serve.Admin) error {
+			return withAdmin(cmd, &f, false, func(a *serve.Admin) error {
 				p := newProgress("checking")
 				rep, err := a.Fsck(cmd.Context(), args, func(r registry.FsckReport) {
 					p.share(r.Bytes, r.BytesTotal, "%d of %d contents, %d objects", r.Contents, r.ContentsTotal, r.Objects)
@@ -127,13 +138,14 @@ func printFsck(w io.Writer, rep registry.FsckReport) {
 		if pr.Repaired {
 			state = " (repaired)"
 		}
-		fmt.Fprintf(w, "%s%s: %s %s %s %s\n", pr.Kind, state, pr.Repo, pr.Digest, pr.Key, pr.Detail)
+		what := strings.Join(slices.DeleteFunc([]string{pr.Repo, string(pr.Digest), pr.Key, pr.Detail}, func(s string) bool { return s == "" }), " ")
+		fmt.Fprintf(w, "%s%s: %s\n", pr.Kind, state, what)
 		for _, h := range pr.Hurts {
 			fmt.Fprintf(w, "    cannot be pulled: %s\n", h)
 		}
 	}
-	for kind, n := range rep.Counts {
-		fmt.Fprintf(w, "%d %s, %d repaired\n", n, kind, rep.Repaired[kind])
+	for _, kind := range slices.Sorted(maps.Keys(rep.Counts)) {
+		fmt.Fprintf(w, "%d %s, %d repaired\n", rep.Counts[kind], kind, rep.Repaired[kind])
 	}
 	fmt.Fprintf(w, "checked %d contents of %s, %d manifests, %d objects in %s\n",
 		rep.Contents, size(rep.Bytes), rep.Manifests, rep.Objects, rep.Took.Round(1e6))
@@ -152,7 +164,7 @@ earlier backup only what is new is copied; until the end that one stays whole.`,
 			if err != nil {
 				return err
 			}
-			return withAdmin(cmd, &f, func(a *serve.Admin) error {
+			return withAdmin(cmd, &f, false, func(a *serve.Admin) error {
 				p := newProgress("copying")
 				rep, err := a.Backup(cmd.Context(), serve.BackupArgs{Dir: dir}, func(r registry.BackupReport) {
 					p.share(r.Bytes, r.BytesTotal, "%d of %d objects", r.Objects, r.ObjectsTotal)
@@ -182,7 +194,7 @@ func retentionCommand() *cobra.Command {
 		Short: "Apply the retention rules of the configuration",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return withAdmin(cmd, &f, func(a *serve.Admin) error {
+			return withAdmin(cmd, &f, false, func(a *serve.Admin) error {
 				rep, err := a.Retain(cmd.Context(), args)
 				if err != nil {
 					return err

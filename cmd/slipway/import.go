@@ -47,7 +47,7 @@ is not sent again, so an import that broke off is continued by repeating it.`,
 			if len(args) == 0 {
 				return errors.New("name a registry to import from, or use --in-place DIR")
 			}
-			return withAdmin(cmd, &f.configFlags, func(a *serve.Admin) error { return importFrom(cmd, &f, a.Registry(), args) })
+			return withAdmin(cmd, &f.configFlags, true, func(a *serve.Admin) error { return importFrom(cmd, &f, a.Registry(), args) })
 		},
 	}
 	f.add(cmd, false)
@@ -182,7 +182,7 @@ images are added; tags that both have are set to what the backup says.`,
 			if entries, err := os.ReadDir(root); err != nil || len(entries) == 0 {
 				return restoreInto(cmd, dir, root, damaged)
 			}
-			return withAdmin(cmd, &f, func(a *serve.Admin) error { return merge(cmd, a.Registry(), dir) })
+			return withAdmin(cmd, &f, false, func(a *serve.Admin) error { return merge(cmd, a.Registry(), dir) })
 		},
 	}
 	f.add(cmd, false)

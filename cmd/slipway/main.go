@@ -15,10 +15,15 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // a second signal ends the process at once
 	err := rootCommand().ExecuteContext(ctx)
+	interrupted := ctx.Err() != nil
 	stop()
 	if err == nil {
 		return
+	}
+	if interrupted && errors.Is(err, context.Canceled) {
+		err = errors.New("interrupted")
 	}
 	fmt.Fprintln(os.Stderr, "slipway:", err)
 	var code exitCode
@@ -46,5 +51,29 @@ func rootCommand() *cobra.Command {
 	}
 	root.AddCommand(serveCommand(), gcCommand(), fsckCommand(), backupCommand(), restoreCommand(),
 		retentionCommand(), importCommand(), configCommand(), versionCommand())
+	root.SetFlagErrorFunc(withHint)
+	hintAtHelp(root)
 	return root
+}
+
+// withHint adds to a usage error where the usage is told.
+func withHint(cmd *cobra.Command, err error) error {
+	return fmt.Errorf("%w; see %s --help", err, cmd.CommandPath())
+}
+
+// hintAtHelp makes wrong arguments of all commands come with a hint.
+func hintAtHelp(cmd *cobra.Command) {
+	for _, c := range cmd.Commands() {
+		hintAtHelp(c)
+		check := c.Args
+		if check == nil {
+			continue
+		}
+		c.Args = func(cmd *cobra.Command, args []string) error {
+			if err := check(cmd, args); err != nil {
+				return withHint(cmd, err)
+			}
+			return nil
+		}
+	}
 }

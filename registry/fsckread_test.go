@@ -1,0 +1,68 @@
+package registry_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"testing"
+
+	"example.org/slipway/objstore"
+	"example.org/slipway/objstore/fsstore"
+	"example.org/slipway/registry"
+)
+
+// badSector is a store on a disk that cannot read one object.
+type badSector struct {
+	*fsstore.Store
+	key string
+}
+
+func (s *badSector) Get(ctx context.Context, key string, off, n int64) (objstore.Object, error) {
+	if key == s.key {
+		return nil, fmt.Errorf("read object %s: %w", key, syscall.EIO)
+	}
+	return s.Store.Get(ctx, key, off, n)
+}
+
+// TestFsckBadSector: what the disk cannot read is named, moved aside by a
+// repair, and comes back with a push.
+func TestFsckBadSector(t *testing.T) {
+	root := t.TempDir()
+	disk, err := fsstore.New(root, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { disk.Close() })
+	store := &badSector{Store: disk}
+	b := newBed(t, store, registry.Options{})
+	_, _, _, large := b.pushImage("a", 1, "v1")
+	data, err := readBlob(t.Context(), b, "a", large.Digest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	store.key = registry.BlobKey(large.Digest)
+	for _, repair := range []bool{false, true} {
+		rep := b.fsck(registry.FsckOptions{Repair: repair})
+		if len(rep.Problems) == 0 {
+			t.Fatalf("repair %t: nothing found", repair)
+		}
+		if p := rep.Problems[0]; p.Kind != registry.ProblemUnreadable || p.Digest != large.Digest || p.Repaired != repair {
+			t.Errorf("repair %t: %+v", repair, p)
+		}
+	}
+	aside := filepath.Join(root, "slipway", "quarantine", "sha256", large.Digest.Encoded())
+	if got, err := os.ReadFile(aside); err != nil || !slices.Equal(got, data) {
+		t.Errorf("in quarantine: %d bytes, %v", len(got), err)
+	}
+	store.key = ""
+	b.pushBlob("a", data)
+	if got, err := readBlob(t.Context(), b, "a", large.Digest); err != nil || !slices.Equal(got, data) {
+		t.Errorf("after the push: %d bytes, %v", len(got), err)
+	}
+	if got := kinds(b.fsck(registry.FsckOptions{})); len(got) > 0 {
+		t.Errorf("after the push: %v", got)
+	}
+}

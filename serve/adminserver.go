@@ -1,0 +1,163 @@
+package serve
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"example.org/slipway/registry"
+	"example.org/slipway/server"
+)
+
+// adminServer serves administration on a socket in the data root, to the user
+// the server runs as and to root. Beside the tasks it has the whole registry,
+// without access control.
+type adminServer struct {
+	ln     net.Listener
+	srv    *http.Server
+	cancel context.CancelFunc // ends the tasks
+	once   sync.Once
+}
+
+func newAdminServer(s *Server) (*adminServer, error) {
+	dir, err := os.Open(s.root.dir)
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	path := fdPath(dir, adminSocket)
+	// The lock on the data root says that nobody else uses a socket found here.
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("remove the old administration socket: %w", err)
+	}
+	ln, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, fmt.Errorf("listen for administration: %w", err)
+	}
+	ln.(*net.UnixListener).SetUnlinkOnClose(false) // the path names this process's descriptor
+	if err := os.Chmod(path, 0o600); err != nil {
+		ln.Close()
+		return nil, err
+	}
+	mux := http.NewServeMux()
+	reg := s.root.reg
+	mux.Handle("POST /admin/gc", task(func(ctx context.Context, a GCArgs, p func(registry.CollectReport)) (registry.CollectReport, error) {
+		return collect(ctx, reg, a, p)
+	}))
+	mux.Handle("POST /admin/fsck", task(func(ctx context.Context, a FsckArgs, p func(registry.FsckReport)) (registry.FsckReport, error) {
+		return fsck(ctx, reg, a, p)
+	}))
+	mux.Handle("POST /admin/backup", task(func(ctx context.Context, a BackupArgs, p func(registry.BackupReport)) (registry.BackupReport, error) {
+		return backup(ctx, s.root, a, p)
+	}))
+	mux.Handle("POST /admin/retention", task(func(ctx context.Context, a RetainArgs, _ func(registry.RetentionReport)) (registry.RetentionReport, error) {
+		return retain(ctx, s.cfg, reg, a)
+	}))
+	api := server.New(reg, &server.Options{Logger: s.log})
+	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasPrefix(r.URL.Path, "/admin/") {
+			mux.ServeHTTP(w, r)
+			return
+		}
+		api.ServeHTTP(w, r)
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	return &adminServer{ln: ownerOnly{ln}, cancel: cancel, srv: &http.Server{Handler: s.requests.guard(h), ReadHeaderTimeout: 10 * time.Second,
+		BaseContext: func(net.Listener) context.Context { return ctx },
+		ErrorLog:    slog.NewLogLogger(s.log.Handler(), slog.LevelError)}}, nil
+}
+
+func (a *adminServer) serve() error { return a.srv.Serve(a.ln) }
+
+// stop ends the tasks under way: all of them can be cut off at any point. It
+// does not wait for them; the gate does.
+func (a *adminServer) stop() {
+	a.once.Do(func() {
+		a.cancel()
+		a.srv.Close()
+		a.ln.Close()
+	})
+}
+
+// ownerOnly accepts connections of this process's user and of root; the mode of
+// the socket says the same, but only from the moment it is set.
+type ownerOnly struct{ net.Listener }
+
+// Accept implements net.Listener.
+func (l ownerOnly) Accept() (net.Conn, error) {
+	for {
+		c, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		if allowedPeer(c) {
+			return c, nil
+		}
+		c.Close()
+	}
+}
+
+func allowedPeer(c net.Conn) bool {
+	raw, err := c.(*net.UnixConn).SyscallConn()
+	if err != nil {
+		return false
+	}
+	var cred *unix.Ucred
+	var credErr error
+	err = raw.Control(func(fd uintptr) { cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	return err == nil && credErr == nil && (cred.Uid == 0 || int(cred.Uid) == os.Geteuid())
+}
+
+// clientPatience is how long a client may leave the answer unread. One that is
+// stopped must not hold up the task, which may hold up others.
+const clientPatience = 10 * time.Second
+
+// task serves one kind of administration work as lines of JSON.
+func task[A, R any](do func(context.Context, A, func(R)) (R, error)) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var args A
+		dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<20))
+		dec.DisallowUnknownFields() // of another version: what it limits must not be ignored
+		if err := dec.Decode(&args); err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		w.Header().Set("Content-Type", "application/x-ndjson")
+		enc := json.NewEncoder(w)
+		rc := http.NewResponseController(w)
+		ctx, cancel := context.WithCancel(r.Context())
+		defer cancel()
+		var last time.Time
+		send := func(l line[R]) {
+			_ = rc.SetWriteDeadline(time.Now().Add(clientPatience)) // a socket has deadlines
+			if err := errors.Join(enc.Encode(l), rc.Flush()); err != nil {
+				cancel() // nobody is left to be told
+			}
+		}
+		var mu sync.Mutex
+		rep, err := do(ctx, args, func(p R) {
+			mu.Lock()
+			defer mu.Unlock()
+			const often = 100 * time.Millisecond
+			if time.Since(last) >= often {
+				last = time.Now()
+				send(line[R]{Progress: &p})
+			}
+		})
+		l := line[R]{Report: &rep}
+		if err != nil {
+			l.Error = err.Error()
+		}
+		send(l)
+	})
+}

@@ -1,0 +1,48 @@
+package serve
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"sync"
+)
+
+// gate keeps account of the requests under way, so that what they use is not
+// closed under them: http.Server.Close cuts connections and waits for nobody.
+type gate struct {
+	// mu is read-locked by each request and locked for good by shut.
+	mu   sync.RWMutex
+	once sync.Once
+	done chan struct{}
+}
+
+// guard wraps a handler.
+func (g *gate) guard(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !g.mu.TryRLock() {
+			w.Header().Set("Connection", "close")
+			http.Error(w, "the server is stopping", http.StatusServiceUnavailable)
+			return
+		}
+		defer g.mu.RUnlock()
+		h.ServeHTTP(w, r)
+	})
+}
+
+// shut refuses what still comes, and waits until nothing is under way or ctx
+// ends. It is idempotent.
+func (g *gate) shut(ctx context.Context) error {
+	g.once.Do(func() {
+		g.done = make(chan struct{})
+		go func() {
+			g.mu.Lock()
+			close(g.done)
+		}()
+	})
+	select {
+	case <-g.done:
+		return nil
+	case <-ctx.Done():
+		return errors.New("requests do not end although their connections are closed")
+	}
+}

@@ -1,0 +1,131 @@
+package serve
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"example.org/slipway/config"
+)
+
+// TestTaskClientGone wants a task to end with its client, and the gate to wait
+// for it.
+func TestTaskClientGone(t *testing.T) {
+	ended := make(chan error, 1)
+	var g gate
+	srv := httptest.NewServer(g.guard(task(func(ctx context.Context, _ GCArgs, progress func(int)) (int, error) {
+		progress(1)
+		<-ctx.Done()
+		ended <- ctx.Err()
+		return 0, ctx.Err()
+	})))
+	defer srv.Close()
+	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "tcp", srv.Listener.Addr().String())
+	}}
+	defer transport.CloseIdleConnections()
+	a := &Admin{http: &http.Client{Transport: transport}}
+	ctx, cancel := context.WithCancel(t.Context())
+	_, err := remote(ctx, a, "gc", GCArgs{}, func(n int) {
+		short, stop := context.WithTimeout(t.Context(), time.Millisecond)
+		defer stop()
+		if err := g.shut(short); err == nil {
+			t.Error("the gate was shut while a task was under way")
+		}
+		cancel()
+	})
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("the client got %v, want context.Canceled", err)
+	}
+	if err := <-ended; err == nil {
+		t.Error("the task's context has no error")
+	}
+	if err := g.shut(t.Context()); err != nil {
+		t.Errorf("shut: %v", err)
+	}
+	resp, err := srv.Client().Post(srv.URL, "application/json", strings.NewReader("{}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if resp.StatusCode != http.StatusServiceUnavailable {
+		t.Errorf("after the gate was shut: got %s, want 503", resp.Status)
+	}
+}
+
+// TestCloseWaits wants the data root to stay locked until nobody uses it any
+// more, or another process could open it meanwhile.
+func TestCloseWaits(t *testing.T) {
+	cfg, _, err := config.Parse(strings.NewReader("version: 0.1"), &config.Options{Overrides: []config.Override{
+		{Key: "storage.filesystem.rootdirectory", Value: t.TempDir()}, {Key: "http.addr", Value: "127.0.0.1:0"},
+		{Key: "log.accesslog.disabled", Value: "true"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := New(t.Context(), cfg, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	entered, release := make(chan struct{}), make(chan struct{})
+	go s.requests.guard(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		close(entered)
+		<-release
+	})).ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/", nil))
+	<-entered
+	closed := make(chan error, 1)
+	go func() { closed <- s.Close() }()
+	select {
+	case err := <-closed:
+		t.Fatalf("Close returned %v while a request was under way", err)
+	case <-time.After(100 * time.Millisecond): // long for a Close that does not wait
+	}
+	if _, err := New(t.Context(), cfg, nil); !errors.Is(err, ErrInUse) {
+		t.Errorf("another server meanwhile: got %v, want ErrInUse", err)
+	}
+	close(release)
+	if err := <-closed; err != nil {
+		t.Errorf("Close: %v", err)
+	}
+	if s, err = New(t.Context(), cfg, nil); err != nil {
+		t.Fatalf("after Close: %v", err)
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestRemoteErrors wants each way an answer can go wrong to be told apart.
+func TestRemoteErrors(t *testing.T) {
+	for _, c := range []struct {
+		name, answer, want string
+	}{
+		{"task failed", `{"report":7,"error":"the disk is full"}`, "the disk is full"},
+		{"cut off", `{"progress":1}` + "\n", "ended before"},
+		{"cut off in a line", `{"progress":1}` + "\n" + `{"repo`, "ended before"},
+		{"nonsense", `hello`, "read the server's answer"},
+		{"other version", "", "version"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				if c.answer == "" {
+					http.NotFound(w, nil)
+				}
+				w.Write([]byte(c.answer))
+			}))
+			defer srv.Close()
+			transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+				return (&net.Dialer{}).DialContext(ctx, "tcp", srv.Listener.Addr().String())
+			}}
+			defer transport.CloseIdleConnections()
+			_, err := remote[GCArgs, int](t.Context(), &Admin{http: &http.Client{Transport: transport}}, "gc", GCArgs{}, nil)
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got %v, want an error with %q", err, c.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,140 @@
+package server
+
+import (
+	"fmt"
+	"regexp"
+	"strconv"
+	"testing"
+	"time"
+)
+
+// oneRange is RFC 9110's byte range of one part.
+var oneRange = regexp.MustCompile(`^bytes=\s*(\d*)-(\d*)\s*$`)
+
+func FuzzParseRange(f *testing.F) {
+	for _, v := range []string{"bytes=0-0", "bytes=-5", "bytes=5-", "bytes=9-3", "bytes=0-1,3-4", "bytes=", "bytes=--1", "lines=1-2", "bytes= 1-2 ", "bytes=1- 2"} {
+		f.Add(v, int64(10))
+	}
+	f.Add("bytes=0-", int64(0))
+	f.Add("bytes=-0", int64(1))
+	f.Add("bytes=9223372036854775807-", int64(1)<<62)
+	f.Fuzz(func(t *testing.T, v string, size int64) {
+		if size < 0 {
+			return
+		}
+		off, n, outcome := parseRange(v, size)
+		switch outcome {
+		case rangeAll:
+			if off != 0 || n != size {
+				t.Errorf("parseRange(%q, %d): the whole is %d, %d", v, size, off, n)
+			}
+		case rangePart:
+			if off < 0 || n < 1 || off > size-n {
+				t.Errorf("parseRange(%q, %d) = %d, %d: not within the content", v, size, off, n)
+			}
+		}
+		m := oneRange.FindStringSubmatch(v)
+		if m == nil {
+			if outcome != rangeAll {
+				t.Errorf("parseRange(%q, %d): got outcome %d for what is not one range", v, size, outcome)
+			}
+			return
+		}
+		first, err1 := strconv.ParseInt(m[1], 10, 63)
+		last, err2 := strconv.ParseInt(m[2], 10, 63)
+		switch {
+		case m[1] == "" && m[2] == "", len(m[1]) > 18, len(m[2]) > 18:
+			return // malformed or immense
+		case m[1] == "" && err2 == nil && last > 0 && size > 0:
+			if outcome != rangePart || n != min(last, size) || off+n != size {
+				t.Errorf("parseRange(%q, %d) = %d, %d, %d: not the last %d", v, size, off, n, outcome, last)
+			}
+		case err1 == nil && first < size && (m[2] == "" || last >= first):
+			end := size - 1
+			if m[2] != "" {
+				end = min(end, last)
+			}
+			if outcome != rangePart || off != first || off+n-1 != end {
+				t.Errorf("parseRange(%q, %d) = %d, %d, %d: want %d to %d", v, size, off, n, outcome, first, end)
+			}
+		default:
+			if outcome != rangeBad {
+				t.Errorf("parseRange(%q, %d) = %d, %d, %d: want a bad range", v, size, off, n, outcome)
+			}
+		}
+	})
+}
+
+var contentRange = regexp.MustCompile(`^(\d{1,18})-(\d{1,18})$`)
+
+func FuzzParseContentRange(f *testing.F) {
+	for _, v := range []string{"0-0", "0-9", "5-4", "bytes 0-9/10", "bytes 0-9/*", "-", "a-b", "0-99999999999999999999", "+0-1", "0--1", "0-1-2", " 1-2 "} {
+		f.Add(v)
+	}
+	f.Fuzz(func(t *testing.T, v string) {
+		off, n, err := parseContentRange(v)
+		if err == nil && (off < 0 || n < 1 || off+n < n) {
+			t.Errorf("parseContentRange(%q) = %d, %d", v, off, n)
+		}
+		m := contentRange.FindStringSubmatch(v)
+		if m == nil {
+			return
+		}
+		first, _ := strconv.ParseInt(m[1], 10, 64)
+		last, _ := strconv.ParseInt(m[2], 10, 64)
+		if ok := last >= first; ok != (err == nil) || (ok && (off != first || n != last-first+1)) {
+			t.Errorf("parseContentRange(%q) = %d, %d, %v", v, off, n, err)
+		}
+		for _, form := range []string{"bytes %s/*", "bytes %s/123", " %s "} {
+			off2, n2, err2 := parseContentRange(fmt.Sprintf(form, v))
+			if off2 != off || n2 != n || (err == nil) != (err2 == nil) {
+				t.Errorf("parseContentRange(%q) = %d, %d, %v, without the frame %d, %d, %v", fmt.Sprintf(form, v), off2, n2, err2, off, n, err)
+			}
+		}
+	})
+}
+
+// TestLimiterForgets: memory is bounded by who was there lately, and an address
+// cannot win tokens by being forgotten.
+func TestLimiterForgets(t *testing.T) {
+	l := newLimiter(0.001, 2, 1)
+	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	for i := range 10_000 {
+		if !l.allow(fmt.Sprintf("10.0.%d.%d:1", i/256, i%256), now) {
+			t.Fatal("the first request of an address is refused")
+		}
+	}
+	const addr = "10.1.0.1:1"
+	if !l.allow(addr, now) || !l.allow(addr, now) || l.allow(addr, now) {
+		t.Error("want two requests and no more")
+	}
+	if l.allow("10.1.0.1:2", now) {
+		t.Error("another port of the same address is not another client")
+	}
+	now = now.Add(2 * time.Minute)
+	if l.allow(addr, now) {
+		t.Error("waiting two minutes gave a token that takes a quarter of an hour")
+	}
+	now = now.Add(time.Hour)
+	if !l.allow(addr, now) {
+		t.Error("an hour gave no token")
+	}
+	if len(l.clients) > 1 {
+		t.Errorf("%d addresses are remembered after an hour", len(l.clients))
+	}
+	// A host of IPv6 has a /64.
+	if !l.allow("[2001:db8::1]:1", now) || !l.allow("[2001:db8::2]:1", now) || l.allow("[2001:db8::3]:1", now) {
+		t.Error("addresses of one /64 are not one client")
+	}
+	if !l.allow("[2001:db8:0:1::1]:1", now) {
+		t.Error("another /64 is not another client")
+	}
+	if !l.enter(addr) || l.enter(addr) {
+		t.Error("want one at once")
+	}
+	l.leave(addr)
+	l.leave(addr) // one too many
+	if !l.enter(addr) || l.enter(addr) {
+		t.Error("want one at once, also after leaving twice")
+	}
+}
