@@ -21,7 +21,7 @@ build: setup-build
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/slipway ./cmd/slipway
 
 bench: build
-	scripts/setup.sh test
+	scripts/setup.sh bench
 	scripts/bench.sh
 
 lint: setup-build

@@ -97,8 +97,12 @@ const (
 	Deleting
 )
 
-// Presence looks up digests. Those that are Unknown are left out of the result.
+// Presence looks up digests. Those that are Unknown are left out of the result,
+// which is final, as that of Known.
 func (c *Catalog) Presence(ctx context.Context, digests []oci.Digest) (map[oci.Digest]Presence, error) {
+	if err := c.db.settled(ctx); err != nil {
+		return nil, err
+	}
 	return c.db.presence(ctx, digests)
 }
 

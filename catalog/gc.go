@@ -240,8 +240,11 @@ func (c *Catalog) Deleting(ctx context.Context, n int) ([]Blob, error) {
 }
 
 // IsDeleting tells whether a content's object is still to be deleted: a push
-// may have brought the content back since.
+// may have brought the content back since. The answer is final, as that of Known.
 func (c *Catalog) IsDeleting(ctx context.Context, d oci.Digest) (bool, error) {
+	if err := c.db.settled(ctx); err != nil {
+		return false, err
+	}
 	var n int
 	err := c.db.row(ctx, `SELECT COUNT(*) FROM blobs WHERE digest = ? AND state = 2`, []any{string(d)}, &n)
 	return n > 0, err

@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"os"
 	"sync"
+	"sync/atomic"
 
 	"github.com/pressly/goose/v3"
 	_ "modernc.org/sqlite" // the driver "sqlite"
@@ -22,6 +23,9 @@ var migrations embed.FS
 // one is bounded by the work of the others, about 50 us each.
 const maxBatch = 256
 
+// autocheckpoint lets the log grow to 2,000 pages before it is copied back.
+const autocheckpoint = "wal_autocheckpoint(2000)"
+
 // database is one writer connection with group commit and a pool of readers.
 type database struct {
 	readers *sql.DB
@@ -33,6 +37,10 @@ type database struct {
 
 	writes chan *change
 	done   chan struct{} // closed when the writer has ended
+	log    string        // path of the write-ahead log
+	// doubt is set from a commit that failed to one that was synced: the failed
+	// one may still be found in the log. See settled.
+	doubt atomic.Bool
 
 	closeOnce sync.Once
 	closing   chan struct{}
@@ -53,6 +61,11 @@ type tx struct {
 	ctx   context.Context
 	conn  *sql.Conn
 	stmts map[string]*sql.Stmt
+	log   string       // path of the write-ahead log
+	doubt *atomic.Bool // of the database
+	// torn tells that a commit failed, so that the log on the disk may have
+	// gaps; see mend.
+	torn bool
 	// lazy is the mode the connection is in; see sync.
 	lazy bool
 	// dirty tells that the present change has written something, so that its
@@ -69,14 +82,18 @@ func openSQLite(ctx context.Context, path string, readers int) (*database, error
 	f.Close()
 	// cache_size is in KiB when negative: the writer's covers the hot pages of
 	// a push, readers hardly ever read because hot rows are in RAM above us.
-	w, err := sql.Open("sqlite", dsn(path, "cache_size(-2048)", "wal_autocheckpoint(2000)"))
+	w, err := sql.Open("sqlite", dsn(path, "cache_size(-2048)", autocheckpoint))
 	if err != nil {
 		return nil, fmt.Errorf("open catalogue %s: %w", path, err)
 	}
 	w.SetMaxOpenConns(1)
 	db := &database{
-		writer: w, stmts: map[string]*sql.Stmt{},
+		writer: w, log: path + "-wal", stmts: map[string]*sql.Stmt{},
 		writes: make(chan *change, maxBatch), done: make(chan struct{}), closing: make(chan struct{}),
+	}
+	if err := mendBeforeUse(ctx, w, db.log); err != nil {
+		w.Close()
+		return nil, fmt.Errorf("make the log of catalogue %s durable: %w", path, err)
 	}
 	if err := migrate(ctx, w); err != nil {
 		w.Close()
@@ -181,7 +198,7 @@ func (db *database) submit(ctx context.Context, ch *change) error {
 // runWriter is the only goroutine that writes.
 func (db *database) runWriter() {
 	defer close(db.done)
-	t := &tx{ctx: context.Background(), conn: db.conn, stmts: map[string]*sql.Stmt{}}
+	t := &tx{ctx: context.Background(), conn: db.conn, stmts: map[string]*sql.Stmt{}, log: db.log, doubt: &db.doubt}
 	defer func() {
 		for _, s := range t.stmts {
 			s.Close()
@@ -221,7 +238,10 @@ func (db *database) runWriter() {
 // or the commit itself fails, all are undone and run again one by one, so that
 // each is judged by its own outcome.
 func (t *tx) runBatch(batch []*change) {
-	err := t.sync(batch)
+	err := t.mend()
+	if err == nil {
+		err = t.sync(batch)
+	}
 	if err == nil {
 		err = t.begin()
 	}
@@ -251,7 +271,8 @@ func (t *tx) runBatch(batch []*change) {
 
 // sync makes the commit of a batch wait for the disk unless all of it is lazy.
 // Under synchronous=NORMAL SQLite writes to the log and does not sync it; the
-// next commit under FULL syncs all of it.
+// next commit under FULL syncs all of it. A checkpoint syncs the log too, and
+// keeps it to itself when that fails: so none follows a lazy commit.
 func (t *tx) sync(batch []*change) error {
 	lazy := true
 	for _, ch := range batch {
@@ -260,9 +281,9 @@ func (t *tx) sync(batch []*change) error {
 	if lazy == t.lazy {
 		return nil
 	}
-	mode := "PRAGMA synchronous = FULL"
+	mode := "PRAGMA synchronous = FULL; PRAGMA " + autocheckpoint
 	if lazy {
-		mode = "PRAGMA synchronous = NORMAL"
+		mode = "PRAGMA synchronous = NORMAL; PRAGMA wal_autocheckpoint(0)"
 	}
 	if _, err := t.conn.ExecContext(t.ctx, mode); err != nil {
 		return fmt.Errorf("set how commits are synced: %w", err)
@@ -278,6 +299,13 @@ func (t *tx) begin() error {
 
 func (t *tx) commit() error {
 	_, err := t.stmtExec("COMMIT")
+	switch {
+	case err != nil:
+		t.torn = true
+		t.doubt.Store(true)
+	case !t.lazy:
+		t.doubt.Store(false)
+	}
 	return err
 }
 

@@ -104,8 +104,12 @@ func (c *Catalog) uploads(ctx context.Context, query string, args ...any) ([]Upl
 }
 
 // Known tells whether a digest has a row that says its content is, or is about
-// to be removed from, the store.
+// to be removed from, the store. A negative answer is final: no change that was
+// refused can come back and make it untrue.
 func (c *Catalog) Known(ctx context.Context, d oci.Digest) (bool, error) {
+	if err := c.db.settled(ctx); err != nil {
+		return false, err
+	}
 	var n int
 	err := c.db.row(ctx, `SELECT COUNT(*) FROM blobs WHERE digest = ? AND state <> 0`, []any{string(d)}, &n)
 	return n > 0, err

@@ -4,4 +4,9 @@ go 1.26.6
 
 require github.com/google/go-cmp v0.7.0
 
+require (
+	github.com/hanwen/go-fuse/v2 v2.12.1 // indirect
+	golang.org/x/sys v0.49.0 // indirect
+)
+
 replace example.org/slipway => ../

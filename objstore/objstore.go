@@ -122,6 +122,14 @@ type UploadSweeper interface {
 	SweepUploads(ctx context.Context, before time.Time, keep func(state string) bool) (n int, bytes int64, err error)
 }
 
+// Mover is the optional ability to give an object another key without reading
+// it, as for one whose bytes cannot be read any more.
+type Mover interface {
+	// Move gives an object another key, durably, in place of an object that has
+	// it. Errors: ErrNotExist.
+	Move(ctx context.Context, from, to string) error
+}
+
 // Redirector is the optional ability to let clients read an object from the
 // store itself.
 type Redirector interface {

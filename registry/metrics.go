@@ -10,6 +10,7 @@ type metrics struct {
 	gcDeleted prometheus.Counter
 	gcBytes   prometheus.Counter
 	gcSeconds prometheus.Histogram
+	gcLast    prometheus.Gauge
 	all       []prometheus.Collector
 }
 
@@ -22,7 +23,9 @@ func (m *metrics) init(r *Registry) {
 		Help: "Bytes of the contents deleted by garbage collection."})
 	m.gcSeconds = prometheus.NewHistogram(prometheus.HistogramOpts{Name: "slipway_registry_gc_duration_seconds",
 		Help: "How long garbage collections took.", Buckets: prometheus.ExponentialBuckets(0.01, 4, 8)})
-	m.all = []prometheus.Collector{m.gcRuns, m.gcDeleted, m.gcBytes, m.gcSeconds}
+	m.gcLast = prometheus.NewGauge(prometheus.GaugeOpts{Name: "slipway_registry_gc_last_success_timestamp_seconds",
+		Help: "When garbage was last collected without an error; 0 since the start: not yet."})
+	m.all = []prometheus.Collector{m.gcRuns, m.gcDeleted, m.gcBytes, m.gcSeconds, m.gcLast}
 	counter := func(name, help string, get func() int64) {
 		m.all = append(m.all, prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, func() float64 { return float64(get()) }))
 	}
@@ -46,6 +49,8 @@ func (m *metrics) collected(rep CollectReport, err error) {
 	result := "ok"
 	if err != nil {
 		result = "error"
+	} else {
+		m.gcLast.SetToCurrentTime()
 	}
 	m.gcRuns.WithLabelValues(result).Inc()
 	m.gcDeleted.Add(float64(rep.Contents))

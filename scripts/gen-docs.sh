@@ -27,13 +27,11 @@ config_md() {
 
 		```
 		slipway config check FILE      checks a file with the environment laid over it, and
-		                               prints the outcome without its secrets
+		                               opens the files it names (certificates, htpasswd)
+		slipway config show FILE       prints the outcome without its secrets
 		slipway config example         prints the file below
 		slipway config schema          prints a JSON Schema for editors
 		```
-
-		`config check` does not open the files that a configuration names (certificates,
-		htpasswd), but for `${file:...}`; `serve` reads them all before it serves.
 
 		## Where a value comes from
 

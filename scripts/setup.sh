@@ -4,6 +4,7 @@
 #   scripts/setup.sh build   checks for Go, make and git; installs nothing
 #   scripts/setup.sh test    real clients and tools of the integration tests
 #   scripts/setup.sh demo    what `make demo` runs
+#   scripts/setup.sh bench   the servers `make bench` compares with
 #
 # A rerun with everything in place takes well under a second and uses no
 # network. Go-built clients go to ${SLIPWAY_TOOLS:-~/.cache/slipway/tools}/bin,
@@ -29,7 +30,7 @@ say() { printf 'setup: %s\n' "$*"; }
 warn() { printf 'setup: %s\n' "$*" >&2; }
 
 usage() {
-	echo "usage: scripts/setup.sh build|test|demo" >&2
+	echo "usage: scripts/setup.sh build|test|demo|bench" >&2
 	exit 2
 }
 
@@ -163,10 +164,26 @@ setup_demo() {
 	say "everything for make demo is in place"
 }
 
+# setup_bench installs the servers there is a package of. What is missing is
+# reported by the benchmark as not measured.
+setup_bench() {
+	local policy=/usr/sbin/policy-rc.d
+	check_build
+	( # Both packages would start their server, one of them on Slipway's port.
+		if [ "$(id -u)" = 0 ] && [ ! -e $policy ]; then
+			trap 'rm -f $policy' EXIT
+			printf '#!/bin/sh\nexit 101\n' >$policy
+			chmod 755 $policy
+		fi
+		apt_need nginx:nginx-light docker-registry:docker-registry
+	)
+}
+
 [ $# = 1 ] || usage
 case $1 in
 build) check_build ;;
 test) setup_test ;;
 demo) setup_demo ;;
+bench) setup_bench ;;
 *) usage ;;
 esac

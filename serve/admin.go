@@ -78,6 +78,9 @@ func OpenAdmin(ctx context.Context, cfg *config.Config, o *AdminOptions) (*Admin
 			return nil, err
 		}
 	}
+	if err := checkOwner(dir); err != nil {
+		return nil, err
+	}
 	a := &Admin{cfg: cfg}
 	r, err := openRoot(ctx, cfg, log, nil)
 	if err == nil {

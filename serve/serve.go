@@ -47,8 +47,9 @@ type Server struct {
 	root  *root
 	auth  *auth.Auth
 	audit *auth.AuditLog
-	// access is nil without an access log.
-	access *trace.Writer
+	// access is nil without an access log, accessFile where it is no file.
+	access     *trace.Writer
+	accessFile *logFile
 
 	handler         *server.Server
 	http, debug     *http.Server
@@ -124,12 +125,24 @@ func (s *Server) openLogs(o *Options) (err error) {
 		s.access = trace.NewWriter(keepOpen{out}, format)
 		return nil
 	}
-	f, err := openLogFile(al.File)
-	if err != nil {
+	if s.accessFile, err = openLogFile(al.File); err != nil {
 		return fmt.Errorf("open the access log: %w", err)
 	}
-	s.access = trace.NewWriter(f, format)
+	s.access = trace.NewWriter(s.accessFile, format)
 	return nil
+}
+
+// ReopenLogs opens the access and audit log files again by name, after a log
+// rotation moved them away.
+func (s *Server) ReopenLogs() error {
+	var errs []error
+	if s.accessFile != nil {
+		errs = append(errs, s.accessFile.reopen())
+	}
+	if s.audit != nil {
+		errs = append(errs, s.audit.Reopen())
+	}
+	return errors.Join(errs...)
 }
 
 // keepOpen hides Close: standard output is not ours to close.
@@ -151,7 +164,10 @@ const adminSocket = "admin.sock"
 
 // openRoot locks and opens the data root of a configuration.
 func openRoot(ctx context.Context, cfg *config.Config, log *slog.Logger, onEvent func(context.Context, registry.Event) error) (_ *root, err error) {
-	r, err := openStorage(ctx, cfg)
+	if err := checkAdopted(cfg); err != nil {
+		return nil, err
+	}
+	r, err := openStorage(ctx, cfg, "")
 	if err != nil {
 		return nil, err
 	}
@@ -167,8 +183,25 @@ func openRoot(ctx context.Context, cfg *config.Config, log *slog.Logger, onEvent
 	return r, nil
 }
 
+// checkAdopted refuses a Distribution storage without a catalogue: it would look
+// empty, and pushes to it would be unknown to Distribution.
+func checkAdopted(cfg *config.Config) error {
+	dir := cfg.Storage.FileSystem.RootDirectory
+	if cfg.Storage.Driver() != "filesystem" {
+		return nil
+	}
+	if _, err := os.Stat(filepath.Join(dir, registry.CatalogFile)); err == nil {
+		return nil
+	}
+	if _, err := os.Stat(filepath.Join(dir, distributionDir)); err == nil {
+		return fmt.Errorf("%s is the storage of a Distribution registry; adopt it first: slipway import --in-place %s", dir, dir)
+	}
+	return nil
+}
+
 // openStorage locks a data root and opens its catalogue and object store.
-func openStorage(ctx context.Context, cfg *config.Config) (_ *root, err error) {
+// catalogDir is where the catalogue is, "" for the root itself.
+func openStorage(ctx context.Context, cfg *config.Config, catalogDir string) (_ *root, err error) {
 	inMemory := cfg.Storage.Driver() == "inmemory"
 	r := &root{dir: cfg.Storage.FileSystem.RootDirectory}
 	if inMemory { // the catalogue needs a file all the same
@@ -197,7 +230,10 @@ func openStorage(ctx context.Context, cfg *config.Config) (_ *root, err error) {
 	} else if r.store, err = fsstore.New(r.dir, nil); err != nil {
 		return nil, fmt.Errorf("open the object store: %w", err)
 	}
-	r.cat, err = catalog.Open(ctx, filepath.Join(r.dir, registry.CatalogFile), &catalog.Options{Grace: cfg.Storage.GC.Grace})
+	if catalogDir == "" {
+		catalogDir = r.dir
+	}
+	r.cat, err = catalog.Open(ctx, filepath.Join(catalogDir, registry.CatalogFile), &catalog.Options{Grace: cfg.Storage.GC.Grace})
 	return r, err
 }
 
@@ -211,7 +247,18 @@ func AdoptInPlace(ctx context.Context, cfg *config.Config, o registry.AdoptOptio
 	if _, err := os.Stat(filepath.Join(dir, distributionDir)); err != nil {
 		return registry.AdoptReport{}, fmt.Errorf("%s holds no Distribution storage, which has %s in it: %w", dir, distributionDir, err)
 	}
-	r, err := openStorage(ctx, cfg)
+	if err := checkOwner(dir); err != nil {
+		return registry.AdoptReport{}, err
+	}
+	catalogDir := ""
+	if _, err := os.Stat(filepath.Join(dir, registry.CatalogFile)); o.DryRun && err != nil {
+		// A catalogue left here by a dry run would make the storage look adopted.
+		if catalogDir, err = os.MkdirTemp("", "slipway-adopt-"); err != nil {
+			return registry.AdoptReport{}, err
+		}
+		defer os.RemoveAll(catalogDir)
+	}
+	r, err := openStorage(ctx, cfg, catalogDir)
 	if err != nil {
 		return registry.AdoptReport{}, err
 	}
@@ -298,6 +345,7 @@ func (s *Server) setUpHTTP() error {
 	s.metrics.MustRegister(s.handler.Metrics()...)
 	s.metrics.MustRegister(s.root.reg.Metrics()...)
 	s.metrics.MustRegister(s.notifier.metrics()...)
+	s.metrics.MustRegister(freeSpace(s.root.dir))
 	s.health = newHealth(s.cfg, s.root.reg, s.log)
 	s.http = newHTTPServer(h, s.log, s.requests.guard(traced(s.cfg, s.handler)))
 	if err := s.bind(); err != nil {
@@ -348,7 +396,11 @@ func (s *Server) Run(ctx context.Context) error {
 	run("memory", func() error { keepSmall(ctx, s.handler.Served); return nil })
 	run("health checks", func() error { s.health.run(ctx); return nil })
 	notifySystemd("READY=1")
-	s.log.Info("serving", "addr", s.listen.Addr().String(), "root", s.root.dir, "tls", s.certs != nil, "auth", !s.auth.Open())
+	attrs := []any{"addr", s.listen.Addr().String(), "root", s.root.dir, "tls", s.certs != nil, "auth", !s.auth.Open()}
+	if s.debugLn != nil {
+		attrs = append(attrs, "debug", s.debugLn.Addr().String())
+	}
+	s.log.Info("serving", attrs...)
 	var err error
 	select {
 	case <-ctx.Done():

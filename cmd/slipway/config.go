@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"example.org/slipway/config"
+	"example.org/slipway/serve"
 )
 
 func configCommand() *cobra.Command {
@@ -23,6 +24,27 @@ func configCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if err := serve.CheckFiles(cfg); err != nil {
+				return err
+			}
+			_, err = fmt.Fprintln(cmd.OutOrStdout(), "configuration is good")
+			return err
+		},
+	}
+	f.add(check, true)
+	var g configFlags
+	show := &cobra.Command{
+		Use:   "show [FILE]",
+		Short: "Print the configuration with defaults and environment, without secrets",
+		Args:  cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 1 {
+				g.file = args[0]
+			}
+			cfg, err := g.load()
+			if err != nil {
+				return err
+			}
 			out, err := cfg.Redacted()
 			if err != nil {
 				return err
@@ -31,7 +53,7 @@ func configCommand() *cobra.Command {
 			return err
 		},
 	}
-	f.add(check, true)
+	g.add(show, true)
 	schema := &cobra.Command{
 		Use:   "schema",
 		Short: "Print the JSON Schema of the configuration file",
@@ -50,6 +72,6 @@ func configCommand() *cobra.Command {
 			return err
 		},
 	}
-	cmd.AddCommand(check, schema, example)
+	cmd.AddCommand(check, show, schema, example)
 	return cmd
 }

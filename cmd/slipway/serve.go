@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"os/signal"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -85,6 +87,18 @@ func runServer(ctx context.Context, cfg *config.Config) error {
 	if err != nil {
 		return err
 	}
+	hup := make(chan os.Signal, 1)
+	signal.Notify(hup, syscall.SIGHUP)
+	reopened := make(chan struct{})
+	go func() {
+		defer close(reopened)
+		for range hup {
+			if err := s.ReopenLogs(); err != nil {
+				log.Error("open the logs again after a rotation", "err", err)
+			}
+		}
+	}()
+	defer func() { signal.Stop(hup); close(hup); <-reopened }()
 	err = s.Run(ctx)
 	if closeErr := s.Close(); err == nil {
 		err = closeErr

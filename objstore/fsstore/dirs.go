@@ -155,10 +155,10 @@ func (s *Store) release(l *lease) {
 	}
 }
 
-// place makes the staging file id the object key, durably. The file's data
-// must be durable already. With ifAbsent the error is EEXIST if there is
-// something under the key.
-func (s *Store) place(id, key string, ifAbsent bool) (err error) {
+// place makes the file name in the directory from the object key, durably. The
+// file's data must be durable already. With ifAbsent the error is EEXIST if
+// there is something under the key.
+func (s *Store) place(from int, name, key string, ifAbsent bool) (err error) {
 	dir, base := split(key)
 	l := s.dirs.acquire(dir)
 	defer func() {
@@ -170,19 +170,19 @@ func (s *Store) place(id, key string, ifAbsent bool) (err error) {
 	for range placeAttempts {
 		var fd int
 		if fd, err = s.makeDir(l, dir); err == nil {
-			if err = s.rename(id, fd, base, ifAbsent); err == nil {
+			if err = s.rename(from, name, fd, base, ifAbsent); err == nil {
 				err = s.syncDirs(l, fd)
 			}
 			closeDir(fd)
 		}
 		// ENOENT: another process removed a directory that was still empty.
-		// Or the staging file is gone, which the attempts bound.
+		// Or the file itself is gone, which the attempts bound.
 		if err != unix.ENOENT {
 			break
 		}
 		var st unix.Stat_t
-		if unix.Fstatat(s.staging, id, &st, unix.AT_SYMLINK_NOFOLLOW) == unix.ENOENT {
-			return fmt.Errorf("upload: %w", objstore.ErrNotExist)
+		if unix.Fstatat(from, name, &st, unix.AT_SYMLINK_NOFOLLOW) == unix.ENOENT {
+			return fmt.Errorf("file %s: %w", name, objstore.ErrNotExist)
 		}
 	}
 	return err
@@ -212,22 +212,22 @@ func (s *Store) makeDir(l *lease, dir string) (fd int, err error) {
 	return openat(pfd, base, unix.O_RDONLY|unix.O_DIRECTORY, 0)
 }
 
-// rename moves the staging file id to base in the directory dirfd.
-func (s *Store) rename(id string, dirfd int, base string, ifAbsent bool) error {
+// rename moves the file name in the directory from to base in dirfd.
+func (s *Store) rename(from int, name string, dirfd int, base string, ifAbsent bool) error {
 	if !ifAbsent {
-		return unix.Renameat(s.staging, id, dirfd, base)
+		return unix.Renameat(from, name, dirfd, base)
 	}
-	err := unix.Renameat2(s.staging, id, dirfd, base, unix.RENAME_NOREPLACE)
+	err := unix.Renameat2(from, name, dirfd, base, unix.RENAME_NOREPLACE)
 	if err != unix.EINVAL && err != unix.ENOSYS {
 		return err
 	}
 	// NFS has no RENAME_NOREPLACE. A kill between the two calls leaves a
 	// second name of the object in _staging, which does no harm: nobody
 	// writes to it, and SweepUploads removes it.
-	if err := unix.Linkat(s.staging, id, dirfd, base, 0); err != nil {
+	if err := unix.Linkat(from, name, dirfd, base, 0); err != nil {
 		return err
 	}
-	return ignore(unix.Unlinkat(s.staging, id, 0), unix.ENOENT)
+	return ignore(unix.Unlinkat(from, name, 0), unix.ENOENT)
 }
 
 // syncDirs makes the entries of the lease's directory fd durable, and that

@@ -83,7 +83,8 @@ type Options struct {
 	FileMode fs.FileMode
 }
 
-// Store is an [objstore.Store] and [objstore.UploadSweeper] in a directory.
+// Store is an [objstore.Store], [objstore.UploadSweeper] and [objstore.Mover] in
+// a directory.
 // It holds two descriptors, one more for each open object or upload that was
 // written to or resumed, and a few during a call.
 type Store struct {
@@ -100,6 +101,7 @@ type Store struct {
 var (
 	_ objstore.Store         = (*Store)(nil)
 	_ objstore.UploadSweeper = (*Store)(nil)
+	_ objstore.Mover         = (*Store)(nil)
 )
 
 // New opens the store in the directory root, and makes it if it is missing.
@@ -333,6 +335,36 @@ func (s *Store) Delete(ctx context.Context, key string) error {
 	closeDir(fd)
 	if ignore(err, unix.ENOENT) != nil {
 		return fmt.Errorf("delete object %s: %w", key, err)
+	}
+	s.tidy(dir)
+	return nil
+}
+
+// Move gives an object another key. See [objstore.Mover].
+func (s *Store) Move(ctx context.Context, from, to string) error {
+	if err := errors.Join(s.beginKey(ctx, from), s.beginKey(ctx, to)); err != nil {
+		return err
+	}
+	dir, base := split(from)
+	fd, err := s.paths.openDir(dir)
+	if err == nil {
+		var st unix.Stat_t
+		if err = unix.Fstatat(fd, base, &st, unix.AT_SYMLINK_NOFOLLOW); err == nil && st.Mode&unix.S_IFMT != unix.S_IFREG {
+			err = unix.ENOENT
+		}
+		if err == nil {
+			err = s.place(fd, base, to, false)
+		}
+		if err == nil {
+			err = fsync(fd)
+		}
+		closeDir(fd)
+	}
+	if notThere(err) {
+		err = objstore.ErrNotExist
+	}
+	if err != nil {
+		return fmt.Errorf("move object %s to %s: %w", from, to, spaceError(err))
 	}
 	s.tidy(dir)
 	return nil

@@ -257,7 +257,7 @@ func (u *upload) Commit(ctx context.Context, key string) error {
 func (u *upload) commit(key string, ifAbsent bool) error {
 	err := u.sync()
 	if err == nil {
-		err = u.s.place(u.id, key, ifAbsent)
+		err = u.s.place(u.s.staging, u.id, key, ifAbsent)
 	}
 	if err != nil {
 		return errors.Join(spaceError(err), u.drop())

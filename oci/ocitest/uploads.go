@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"time"
 
 	"example.org/slipway/oci"
 )
@@ -186,7 +187,9 @@ func (s *suite) uploadBrokenOff() {
 // the other side may still be busy with one that was given up here.
 func (s *suite) settled(id string) int64 {
 	s.Helper()
-	for range 1000 {
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); <-tick.C {
 		st, err := s.r.UploadStatus(s.Context(), repo, id)
 		if err == nil {
 			return st.Size

@@ -38,17 +38,9 @@ type Process struct {
 // that time, the end of the log is printed.
 func Start(t testing.TB, cmd *exec.Cmd, logFile string) *Process {
 	t.Helper()
-	out, err := os.OpenFile(logFile, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	p, err := Launch(cmd, logFile)
 	if err != nil {
-		t.Fatalf("open log of %s: %v", cmd.Path, err)
-	}
-	defer out.Close()
-	cmd.Stdout, cmd.Stderr = out, out
-	p := &Process{Name: filepath.Base(cmd.Path), log: logFile, done: make(chan struct{})}
-	started := make(chan error)
-	go p.run(cmd, started)
-	if err := <-started; err != nil {
-		t.Fatalf("start %s: %v", cmd.Path, err)
+		t.Fatal(err)
 	}
 	t.Cleanup(func() {
 		p.Kill()
@@ -57,6 +49,23 @@ func Start(t testing.TB, cmd *exec.Cmd, logFile string) *Process {
 		}
 	})
 	return p
+}
+
+// Launch starts cmd with its output appended to logFile. The caller ends it.
+func Launch(cmd *exec.Cmd, logFile string) (*Process, error) {
+	out, err := os.OpenFile(logFile, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open log of %s: %w", cmd.Path, err)
+	}
+	defer out.Close()
+	cmd.Stdout, cmd.Stderr = out, out
+	p := &Process{Name: filepath.Base(cmd.Path), log: logFile, done: make(chan struct{})}
+	started := make(chan error)
+	go p.run(cmd, started)
+	if err := <-started; err != nil {
+		return nil, fmt.Errorf("start %s: %w", cmd.Path, err)
+	}
+	return p, nil
 }
 
 // run starts the command and waits for it on one locked thread: the kernel

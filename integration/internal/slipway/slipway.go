@@ -251,11 +251,20 @@ func moduleRoot() (string, error) {
 	return "", errors.New("no cmd/slipway above the test; set SLIPWAY_BIN")
 }
 
-// FreeAddr returns a loopback address that nothing listens on. The port lies
-// below the range from which the kernel takes the ports of outgoing
-// connections, so that none of those can take it meanwhile.
+// FreeAddr returns a loopback address that nothing listens on.
 func FreeAddr(t testing.TB) string {
 	t.Helper()
+	addr, err := FindAddr()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return addr
+}
+
+// FindAddr returns a loopback address that nothing listens on. The port lies
+// below the range from which the kernel takes the ports of outgoing
+// connections, so that none of those can take it meanwhile.
+func FindAddr() (string, error) {
 	for range 100 {
 		addr := fmt.Sprintf("127.0.0.1:%d", 20000+rand.IntN(10000))
 		l, err := net.Listen("tcp", addr)
@@ -263,11 +272,10 @@ func FreeAddr(t testing.TB) string {
 			continue
 		}
 		if err != nil {
-			t.Fatalf("look for a free port: %v", err)
+			return "", fmt.Errorf("look for a free port: %w", err)
 		}
 		l.Close()
-		return addr
+		return addr, nil
 	}
-	t.Fatal("no free port found")
-	return ""
+	return "", errors.New("no free port found")
 }

@@ -46,20 +46,26 @@ func Built(t testing.TB, name string) string {
 }
 
 // System returns the path of a program of the operating system, or skips the
-// test. The distribution's directories come before PATH, where another
-// version of the same program may lie.
+// test.
 func System(t testing.TB, name string) string {
 	t.Helper()
-	for _, dir := range []string{"/usr/sbin", "/usr/bin", "/sbin", "/bin"} {
-		if path := filepath.Join(dir, name); executable(path) {
-			return path
-		}
-	}
-	path, err := exec.LookPath(name)
+	path, err := Find(name)
 	if err != nil {
 		t.Skipf("tool not installed: %s (scripts/setup.sh test installs it)", name)
 	}
 	return path
+}
+
+// Find returns the path of a program of the operating system. The
+// distribution's directories come before PATH, where another version of the
+// same program may lie. It fails with exec.ErrNotFound.
+func Find(name string) (string, error) {
+	for _, dir := range []string{"/usr/sbin", "/usr/bin", "/sbin", "/bin"} {
+		if path := filepath.Join(dir, name); executable(path) {
+			return path, nil
+		}
+	}
+	return exec.LookPath(name)
 }
 
 func executable(path string) bool {

@@ -121,12 +121,14 @@ func (c *Client) expect(ctx context.Context, status int, method, path string, he
 		return nil, err
 	}
 	if resp.Status != status {
-		return nil, newStatusError(method, path, resp)
+		return nil, Unexpected(method, path, resp)
 	}
 	return resp, nil
 }
 
-func newStatusError(method, path string, resp *Response) *StatusError {
+// Unexpected returns the error of an answer that has another status than is
+// needed.
+func Unexpected(method, path string, resp *Response) *StatusError {
 	e := &StatusError{Method: method, Path: path, Status: resp.Status, Body: string(resp.Body)}
 	var body struct{ Errors []struct{ Code string } }
 	if json.Unmarshal(resp.Body, &body) == nil {
@@ -249,7 +251,7 @@ func (c *Client) CheckBlob(ctx context.Context, repo, digest string, sizeBytes i
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
 		body, _ := io.ReadAll(io.LimitReader(resp.Body, 4096)) // the status is what matters
-		return newStatusError(http.MethodGet, path, &Response{resp.StatusCode, resp.Header, body})
+		return Unexpected(http.MethodGet, path, &Response{resp.StatusCode, resp.Header, body})
 	}
 	h := sha256.New()
 	n, err := io.Copy(h, resp.Body)

@@ -28,6 +28,10 @@ type Load struct {
 
 	// calm is set while every request should succeed.
 	calm atomic.Bool
+	// judge, if not nil, decides on errors instead; drained ends the workers
+	// after their step.
+	judge   atomic.Pointer[func(error) error]
+	drained atomic.Bool
 
 	mu   sync.Mutex
 	errs []error
@@ -59,6 +63,19 @@ func Start(client *wire.Client, ledger *Ledger, prefix string, workers int, seed
 // is no surprise, it only ends the worker that met it.
 func (l *Load) ExpectErrors() { l.calm.Store(false) }
 
+// Judge lets the workers go on with their next image after an error for which
+// judge returns nil. What it returns otherwise ends the worker and is reported.
+// It may be called from several goroutines at once.
+func (l *Load) Judge(judge func(error) error) { l.judge.Store(&judge) }
+
+// Drain ends each worker when it is done with its present image, and returns
+// the errors that were met.
+func (l *Load) Drain() error {
+	l.drained.Store(true)
+	l.wg.Wait()
+	return l.Stop()
+}
+
 // Stop ends the workers, cutting off their requests, and returns the errors
 // that were met before ExpectErrors.
 func (l *Load) Stop() error {
@@ -89,12 +106,17 @@ type worker struct {
 }
 
 func (w *worker) run(ctx context.Context) {
-	for ctx.Err() == nil {
+	for ctx.Err() == nil && !w.load.drained.Load() {
 		// Read before the request fails, not after: the fault may come between.
 		calm := w.load.calm.Load()
 		err := w.step(ctx)
 		if err == nil {
 			continue
+		}
+		if judge := w.load.judge.Load(); judge != nil && w.load.calm.Load() {
+			if err = (*judge)(err); err == nil {
+				continue
+			}
 		}
 		if calm && w.load.calm.Load() {
 			w.load.mu.Lock()
@@ -187,7 +209,7 @@ func (w *worker) mount(ctx context.Context, d wire.Descriptor) error {
 	case http.StatusAccepted:
 		return nil
 	}
-	return fmt.Errorf("mount %s: status %d: %s", d.Digest, resp.Status, resp.Body)
+	return wire.Unexpected(http.MethodPost, path, resp)
 }
 
 // pushManifest pushes the manifest under a tag of its own, and every third one

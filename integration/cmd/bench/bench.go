@@ -1,0 +1,195 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+// bench is a run of some scenarios.
+type bench struct {
+	specs   []*spec
+	dir     string // of everything on disk; removed at the end
+	log     io.Writer
+	rounds  int
+	slice   time.Duration
+	results *Results
+
+	begin  time.Time
+	failed bool // something that is there could not be measured
+	serial int  // of directories and of content that must be new
+	fleet  *fleet
+	large  map[int]*image
+}
+
+// run runs scenarios one after the other. A scenario that fails does not keep
+// the others from running; an error is returned for those that did.
+func (b *bench) run(ctx context.Context, list []*scenario) error {
+	var errs []error
+	for i, sc := range list {
+		if !sc.serving {
+			b.stopFleet()
+		}
+		b.logf("== %s (%d of %d): %s", sc.name, i+1, len(list), sc.title)
+		err := sc.run(b, ctx, sc)
+		if ctx.Err() != nil {
+			err = ctx.Err()
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("scenario %s: %w", sc.name, err))
+			b.logf("scenario %s failed: %v", sc.name, err)
+		}
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	b.stopFleet()
+	b.results.Run.TookSec = time.Since(b.begin).Seconds()
+	return errors.Join(errs...)
+}
+
+// logf prints progress with the time since the start.
+func (b *bench) logf(format string, args ...any) {
+	took := time.Since(b.begin).Round(time.Second)
+	fmt.Fprintf(b.log, "%4ds  %s\n", int(took.Seconds()), fmt.Sprintf(format, args...))
+}
+
+// available returns the servers of a scenario that can be started.
+func (b *bench) available(sc *scenario) []*spec {
+	var out []*spec
+	for _, name := range sc.rows(b.results) {
+		i := slices.IndexFunc(b.specs, func(s *spec) bool { return s.name == name })
+		if i >= 0 && b.specs[i].binary != "" {
+			out = append(out, b.specs[i])
+		}
+	}
+	return out
+}
+
+// drop leaves a server out of the rest of the run: it failed where it had to
+// be prepared.
+func (b *bench) drop(s *spec, err error) {
+	b.logf("%s is left out from here on: %v", s.name, err)
+	b.failed = true
+	s.binary, s.why = "", "failed: "+firstLine(err)
+	for i := range b.results.Run.Servers {
+		if b.results.Run.Servers[i].Name == s.name {
+			b.results.Run.Servers[i].Missing = s.why
+		}
+	}
+}
+
+func firstLine(err error) string {
+	text, _, _ := strings.Cut(err.Error(), "\n")
+	return text
+}
+
+// newDir returns the path of a directory that is not there yet.
+func (b *bench) newDir() string { return filepath.Join(b.dir, fmt.Sprintf("d%d", b.newSerial())) }
+
+func (b *bench) newSerial() int {
+	b.serial++
+	return b.serial
+}
+
+// start starts servers, each on a directory of its own. One that does not start
+// is dropped.
+func (b *bench) start(ctx context.Context, list []*spec) ([]*server, error) {
+	var out []*server
+	for _, sp := range list {
+		s, err := startServer(ctx, sp, b.newDir())
+		if ctx.Err() != nil {
+			if err == nil {
+				out = append(out, s)
+			}
+			b.stop(out...)
+			return nil, ctx.Err()
+		}
+		if err != nil {
+			b.drop(sp, err)
+			continue
+		}
+		out = append(out, s)
+	}
+	if len(out) == 0 {
+		return nil, errors.New("no server could be started")
+	}
+	return out, nil
+}
+
+// stop ends servers and removes their directories.
+func (b *bench) stop(servers ...*server) {
+	for _, s := range servers {
+		s.stop()
+		if err := os.RemoveAll(s.dir); err != nil {
+			b.logf("remove the directory of %s: %v", s.name, err)
+		}
+	}
+}
+
+// interleave measures a case on each server once a round, in an order that is
+// reversed from round to round, so that what drifts on the machine meets all
+// alike. It returns an error only when ctx has ended: a server that fails is
+// recorded as that.
+func (b *bench) interleave(ctx context.Context, sc *scenario, cas string, servers []*server,
+	do func(ctx context.Context, s *server) (Sample, error)) error {
+	order := slices.Clone(servers)
+	for round := 1; round <= b.rounds; round++ {
+		for _, s := range order {
+			sample, err := do(ctx, s)
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			b.record(sc, cas, s.name, round, sample, err)
+		}
+		slices.Reverse(order)
+	}
+	return nil
+}
+
+// record keeps a sample and prints it.
+func (b *bench) record(sc *scenario, cas, server string, round int, s Sample, err error) {
+	if err != nil {
+		s = Sample{Err: firstLine(err)}
+		b.failed = true
+	}
+	s.Scenario, s.Case, s.Server, s.Round = sc.name, cas, server, round
+	b.results.Samples = append(b.results.Samples, s)
+	head := fmt.Sprintf("%-9s %-30s %d/%d  %-23s", sc.name, cas, round, b.rounds, server)
+	if err != nil {
+		b.logf("%s FAILED: %v", head, err)
+		return
+	}
+	for _, m := range sc.columns() {
+		head += fmt.Sprintf("  %s %s", figure(m.of(s)), m.title)
+	}
+	b.logf("%s", head)
+}
+
+// slices measures a load on servers for the time of a slice each. A tenth of
+// that goes before, unmeasured, so that connections and caches are there.
+func (b *bench) slices(ctx context.Context, sc *scenario, cas string, servers []*server, clients int,
+	do func(s *server) func(ctx context.Context, w *worker, i int) (int64, error)) error {
+	return b.interleave(ctx, sc, cas, servers, func(ctx context.Context, s *server) (Sample, error) {
+		l := load{clients: clients, least: b.slice / 10, do: do(s)}
+		if _, err := l.run(ctx); err != nil {
+			return Sample{}, err
+		}
+		l.least = b.slice
+		return measure(ctx, s, l)
+	})
+}
+
+// largeOf returns the image with one layer of a size, which is made only once.
+func (b *bench) largeOf(size int) *image {
+	if b.large[size] == nil {
+		b.large[size] = largeImage(size)
+	}
+	return b.large[size]
+}

@@ -1,0 +1,250 @@
+// Command bench measures Slipway beside other registries, and beside a web
+// server that serves the same bytes as files, which is the limit.
+//
+// It starts every server itself on free loopback ports with directories of
+// their own, alternates between them, and reports medians with their spread.
+// What it compares is the CPU time of the server's processes, which other work
+// on the machine disturbs less than it does rates; how busy everything else was
+// stands beside every figure.
+//
+// Servers: the slipway binary (-bin) and other builds of it (-variant);
+// nginx and docker-registry where they are installed; and where these
+// variables of the environment name them
+//
+//	SLIPWAY_BENCH_ZOT            a zot binary
+//	SLIPWAY_BENCH_DISTRIBUTION   a Distribution 3 binary ("registry")
+//
+// Raw results go to a file of JSON lines (-out), from which the report, the
+// pictures and the check can be made again (-from). The exit status is 1 if
+// something could not be measured that should have been, or if -check finds a
+// target missed.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// options are the command line.
+type options struct {
+	binary, scenarios, dir string
+	rounds                 int
+	slice                  time.Duration
+	scale                  float64
+	full, check            bool
+	out, from, doc, img    string
+	commit, command        string
+	variants               []variant
+}
+
+func parse(args []string) (*options, error) {
+	o := &options{}
+	fl := flag.NewFlagSet("bench", flag.ContinueOnError)
+	fl.StringVar(&o.binary, "bin", os.Getenv("SLIPWAY_BIN"), "slipway `binary` to measure (default $SLIPWAY_BIN)")
+	fl.StringVar(&o.scenarios, "scenario", "", "`names` of the scenarios to run, separated by commas (default all: "+scenarioNames()+")")
+	fl.StringVar(&o.dir, "dir", "/var/tmp", "`directory` for the servers' data; on the disk to measure, and open to every user down from /")
+	fl.IntVar(&o.rounds, "rounds", 5, "`number` of rounds")
+	fl.DurationVar(&o.slice, "slice", 800*time.Millisecond, "`time` of one measurement")
+	fl.Float64Var(&o.scale, "scale", 1, "`factor` of the amounts of content, for a quick look")
+	fl.BoolVar(&o.full, "full", false, "also what takes long at the other registries: their memory, and 10,000 tags")
+	fl.BoolVar(&o.check, "check", false, "compare with the targets")
+	fl.StringVar(&o.out, "out", "", "`file` for the raw results")
+	fl.StringVar(&o.from, "from", "", "`file` of raw results to report on, instead of measuring")
+	fl.StringVar(&o.doc, "doc", "", "Markdown `file` to write the report into, between its marks (default: print it)")
+	fl.StringVar(&o.img, "img", "", "`directory` for the pictures")
+	fl.StringVar(&o.commit, "commit", "unknown", "`commit` that is measured, for the report")
+	fl.StringVar(&o.command, "command", "bench "+strings.Join(args, " "), "`command` that reproduces the run, for the report")
+	fl.Func("variant", "`NAME=BINARY` of another build of slipway to measure as well; may be repeated", func(s string) error {
+		name, binary, ok := strings.Cut(s, "=")
+		if !ok || name == "" || binary == "" {
+			return errors.New("want NAME=BINARY")
+		}
+		binary, err := filepath.Abs(binary)
+		o.variants = append(o.variants, variant{name, binary})
+		return err
+	})
+	if err := fl.Parse(args); err != nil {
+		return nil, err
+	}
+	switch {
+	case fl.NArg() > 0:
+		return nil, fmt.Errorf("unknown argument %q", fl.Arg(0))
+	case o.from == "" && o.binary == "":
+		return nil, errors.New("which slipway? Give -bin or SLIPWAY_BIN")
+	case o.rounds < 1 || o.slice <= 0 || o.scale <= 0:
+		return nil, errors.New("-rounds, -slice and -scale must be above 0")
+	}
+	return o, nil
+}
+
+func scenarioNames() string {
+	var names []string
+	for _, sc := range scenarios() {
+		names = append(names, sc.name)
+	}
+	return strings.Join(names, ",")
+}
+
+// chosen returns the scenarios of a list of names, in their own order.
+func chosen(names string) ([]*scenario, error) {
+	if names == "" {
+		return scenarios(), nil
+	}
+	wanted := map[string]bool{}
+	for name := range strings.SplitSeq(names, ",") {
+		if scenarioNamed(name) == nil {
+			return nil, fmt.Errorf("no scenario %q; there are %s", name, scenarioNames())
+		}
+		wanted[name] = true
+	}
+	var out []*scenario
+	for _, sc := range scenarios() {
+		if wanted[sc.name] {
+			out = append(out, sc)
+		}
+	}
+	return out, nil
+}
+
+func main() {
+	o, err := parse(os.Args[1:])
+	if errors.Is(err, flag.ErrHelp) {
+		return
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(2)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	good, err := o.run(ctx)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+	}
+	if err != nil || !good {
+		stop()
+		os.Exit(1)
+	}
+}
+
+// run measures, or reads what was measured, and reports. It returns whether all
+// is well.
+func (o *options) run(ctx context.Context) (good bool, err error) {
+	var r *Results
+	good = true
+	if o.from != "" {
+		if r, err = o.read(); err != nil {
+			return false, err
+		}
+	} else {
+		var measured error
+		if r, good, measured = o.measure(ctx); r == nil {
+			return false, measured
+		}
+		if o.out != "" {
+			if err := writeResults(o.out, r); err != nil {
+				return false, errors.Join(measured, fmt.Errorf("write results: %w", err))
+			}
+		}
+		if measured != nil { // part of the results: shown, but no document is made of it
+			o.doc, o.img = "", ""
+			_, err := o.report(r)
+			return false, errors.Join(measured, err)
+		}
+	}
+	met, err := o.report(r)
+	return good && (met || !o.check), err
+}
+
+func (o *options) read() (*Results, error) {
+	f, err := os.Open(o.from)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return readResults(f)
+}
+
+// report writes the report and the pictures, and returns whether the targets
+// are met.
+func (o *options) report(r *Results) (met bool, err error) {
+	var verdict strings.Builder
+	met = check(&verdict, r)
+	text := report(r, verdict.String())
+	if o.img != "" {
+		if err := writePlots(o.img, plots(r)); err != nil {
+			return met, fmt.Errorf("write pictures: %w", err)
+		}
+	}
+	if o.doc == "" {
+		fmt.Println(text)
+		return met, nil
+	}
+	fmt.Print(verdict.String())
+	doc, err := os.ReadFile(o.doc)
+	if err != nil {
+		return met, err
+	}
+	changed, err := replaceMarked(string(doc), text)
+	if err != nil {
+		return met, fmt.Errorf("%s: %w", o.doc, err)
+	}
+	return met, os.WriteFile(o.doc, []byte(changed), 0o644)
+}
+
+// measure runs the scenarios. It returns no results if none was begun.
+func (o *options) measure(ctx context.Context) (r *Results, good bool, err error) {
+	list, err := chosen(o.scenarios)
+	if err != nil {
+		return nil, false, err
+	}
+	if o.binary, err = filepath.Abs(o.binary); err != nil {
+		return nil, false, err
+	}
+	if _, err := exec.LookPath(o.binary); err != nil {
+		return nil, false, err
+	}
+	dir, err := os.MkdirTemp(o.dir, "slipway-bench-")
+	if err != nil {
+		return nil, false, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	if err := os.Chmod(dir, 0o755); err != nil { // nginx reads as nobody
+		return nil, false, err
+	}
+	b := &bench{
+		specs: specs(o.binary, o.variants), dir: dir, log: os.Stderr, rounds: o.rounds, slice: o.slice,
+		begin: time.Now(), large: map[int]*image{},
+		results: &Results{Run: Run{Date: time.Now(), Commit: o.commit, Command: o.command, Machine: thisMachine(dir),
+			Rounds: o.rounds, SliceSec: o.slice.Seconds(), Full: o.full, Scale: newScale(o.scale)}},
+	}
+	for _, s := range b.specs {
+		rs := RunServer{Name: s.name, Missing: s.why}
+		for _, v := range o.variants {
+			rs.Variant = rs.Variant || v.name == s.name
+		}
+		if s.binary != "" {
+			rs.Version = s.readVersion(ctx)
+		}
+		b.results.Run.Servers = append(b.results.Run.Servers, rs)
+	}
+	b.logf("measuring on %s", b.results.Run.Machine)
+	err = b.run(ctx, list)
+	return b.results, !b.failed, err
+}
+
+// newScale returns the amounts of content, multiplied by a factor.
+func newScale(factor float64) Scale {
+	// Hundreds, as tags are stored and pages read by the hundred.
+	n := func(full int) int { return max(2, int(float64(full)*factor/100)) * 100 }
+	return Scale{Images: n(300), MemImages: n(1500), Tags: n(1_000_000), Repos: n(100_000), StoreBlobs: [2]int{n(10_000), n(200_000)}, GarbageEach: 100}
+}

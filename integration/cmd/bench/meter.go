@@ -1,0 +1,186 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+	"unsafe"
+)
+
+// meter reads what processes have used. Server and client are read from the
+// kernel's CPU clock of each process, in nanoseconds and with the threads that
+// have ended; the rest of the machine from /proc/stat, in ticks of 10 ms.
+type meter struct {
+	pids []int // the server's processes
+
+	begin          time.Time
+	server, client time.Duration
+	machine        time.Duration
+}
+
+// usage is what was used between the start of a meter and its reading.
+type usage struct {
+	Elapsed        time.Duration
+	Server, Client time.Duration // CPU time
+	// OtherCPUs is how many CPUs everything else on the machine kept busy.
+	OtherCPUs float64
+}
+
+// startMeter begins to measure a server, whose first process is pid.
+func startMeter(pid int) (*meter, error) {
+	m := &meter{}
+	var err error
+	if m.pids, err = family(pid); err != nil {
+		return nil, err
+	}
+	if m.server, m.client, m.machine, err = m.read(); err != nil {
+		return nil, err
+	}
+	m.begin = time.Now()
+	return m, nil
+}
+
+// stop returns what was used since the start.
+func (m *meter) stop() (usage, error) {
+	u := usage{Elapsed: time.Since(m.begin)}
+	server, client, machine, err := m.read()
+	if err != nil {
+		return usage{}, err
+	}
+	u.Server, u.Client = server-m.server, client-m.client
+	// Ticks and clocks are not the same, so the difference can fall below 0.
+	u.OtherCPUs = max(0, (machine-m.machine-u.Server-u.Client).Seconds()/u.Elapsed.Seconds())
+	return u, nil
+}
+
+func (m *meter) read() (server, client, machine time.Duration, err error) {
+	for _, pid := range m.pids {
+		t, err := cpuTime(pid)
+		if err != nil {
+			return 0, 0, 0, err
+		}
+		server += t
+	}
+	if client, err = cpuTime(os.Getpid()); err != nil {
+		return 0, 0, 0, err
+	}
+	stat, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return 0, 0, 0, err
+	}
+	machine, err = busyTime(stat)
+	return server, client, machine, err
+}
+
+// cpuTime returns the CPU time a process has used, user and system. The clock's
+// id is made of the process's as in clock_getcpuclockid(3).
+func cpuTime(pid int) (time.Duration, error) {
+	const cpuClockSched = 2
+	var ts syscall.Timespec
+	_, _, errno := syscall.Syscall(syscall.SYS_CLOCK_GETTIME, uintptr(^pid<<3|cpuClockSched), uintptr(unsafe.Pointer(&ts)), 0)
+	if errno != 0 {
+		return 0, fmt.Errorf("read the CPU clock of process %d: %w", pid, errno)
+	}
+	return time.Duration(ts.Nano()), nil
+}
+
+// busyTime returns the time that all CPUs were not idle, from /proc/stat. Time
+// stolen by the hypervisor counts as busy: it was not ours.
+func busyTime(stat []byte) (time.Duration, error) {
+	line, _, _ := strings.Cut(string(stat), "\n")
+	f := strings.Fields(line)
+	// cpu user nice system idle iowait irq softirq steal ...; guest time is in user.
+	if len(f) < 9 || f[0] != "cpu" {
+		return 0, errors.New("/proc/stat does not begin with the sum of all CPUs")
+	}
+	var ticks int64
+	for _, i := range []int{1, 2, 3, 6, 7, 8} {
+		n, err := strconv.ParseInt(f[i], 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("parse /proc/stat: %w", err)
+		}
+		ticks += n
+	}
+	const tick = 10 * time.Millisecond // USER_HZ is 100 on Linux, whatever the kernel's own rate
+	return time.Duration(ticks) * tick, nil
+}
+
+// family returns a process and its children: a server such as nginx works in
+// those.
+func family(pid int) ([]int, error) {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, err
+	}
+	pids := []int{pid}
+	for _, e := range entries {
+		child, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		if parent, ok := parentOf(child); ok && parent == pid {
+			pids = append(pids, child)
+		}
+	}
+	return pids, nil
+}
+
+// parentOf returns the parent of a process; not ok when it has ended.
+func parentOf(pid int) (parent int, ok bool) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, false
+	}
+	// pid (name) state ppid ...: the name may hold spaces and parentheses.
+	f := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
+	if len(f) < 2 {
+		return 0, false
+	}
+	parent, err = strconv.Atoi(f[1])
+	return parent, err == nil
+}
+
+// memory returns the resident set of processes and the largest each has had,
+// in bytes. Pages that several share are counted in each.
+func memory(pids []int) (rss, peak int64, err error) {
+	for _, pid := range pids {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+		if err != nil {
+			return 0, 0, err
+		}
+		now, most, err := residentSet(b)
+		if err != nil {
+			return 0, 0, fmt.Errorf("status of process %d: %w", pid, err)
+		}
+		rss, peak = rss+now, peak+most
+	}
+	return rss, peak, nil
+}
+
+// residentSet reads VmRSS and VmHWM from a process's status.
+func residentSet(status []byte) (rss, peak int64, err error) {
+	for line := range bytes.Lines(status) {
+		f := strings.Fields(string(line))
+		if len(f) != 3 || (f[0] != "VmRSS:" && f[0] != "VmHWM:") {
+			continue
+		}
+		kib, err := strconv.ParseInt(f[1], 10, 64)
+		if err != nil {
+			return 0, 0, err
+		}
+		if f[0] == "VmRSS:" {
+			rss = kib << 10
+		} else {
+			peak = kib << 10
+		}
+	}
+	if rss == 0 || peak == 0 {
+		return 0, 0, errors.New("no resident set")
+	}
+	return rss, peak, nil
+}

@@ -1,0 +1,194 @@
+package faultfs
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// pageSize is the unit in which the kernel writes back, in bytes.
+const pageSize = 4096
+
+type fileID struct{ dev, ino uint64 }
+
+// unsynced is what one file's pages hold on the disk while something else is in
+// the page cache. The methods work on nil, where nothing is kept.
+//
+// It does what Linux does: a page is written to the disk by a successful fsync.
+// After a failed one the page is clean, though the disk has the old content:
+// the next fsync passes it over, and only another write to the page gives it a
+// new chance. Names and sizes are durable at once here.
+type unsynced struct {
+	mu    sync.Mutex
+	disk  *os.File // the backing file; nil while there is no page
+	pages map[int64]*page
+}
+
+// page is a page whose content on the disk differs from the page cache's.
+type page struct {
+	old  []byte // on the disk; bytes beyond the file's end are 0
+	lost bool   // an fsync of it failed, and it was not written since
+}
+
+// lossesOf returns what is kept of an open file.
+func (f *FS) lossesOf(h *file) *unsynced {
+	fd, _ := h.LoopbackFile.PassthroughFd()
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		panic(fmt.Sprintf("faultfs: fstat of an open descriptor: %v", err))
+	}
+	f.lossMu.Lock()
+	defer f.lossMu.Unlock()
+	id := fileID{st.Dev, st.Ino}
+	u := f.losses[id]
+	if u == nil {
+		u = &unsynced{pages: map[int64]*page{}}
+		f.losses[id] = u
+	}
+	return u
+}
+
+// write carries out a write of n bytes at off, to a file that is open as fd,
+// after it has kept what the disk holds there.
+func (u *unsynced) write(fd int, off, n int64, do func() syscall.Errno) syscall.Errno {
+	if u == nil {
+		return do()
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.disk == nil {
+		// The handle itself may be for writing only.
+		disk, err := os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", fd), os.O_RDWR, 0)
+		if err != nil {
+			return syscall.EIO
+		}
+		u.disk = disk
+	}
+	for i := off / pageSize; i*pageSize < off+n; i++ {
+		if p := u.pages[i]; p != nil {
+			p.lost = false
+			continue
+		}
+		old := make([]byte, pageSize)
+		if _, err := u.disk.ReadAt(old, i*pageSize); err != nil && err != io.EOF {
+			return syscall.EIO
+		}
+		u.pages[i] = &page{old: old}
+	}
+	return do()
+}
+
+// sync is an fsync and whether it succeeded.
+func (u *unsynced) sync(ok bool) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for i, p := range u.pages {
+		switch {
+		case !ok:
+			p.lost = true
+		case !p.lost:
+			delete(u.pages, i)
+		}
+	}
+	u.shut()
+}
+
+// truncate forgets pages beyond the file's new end.
+func (u *unsynced) truncate(size int64) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for i := range u.pages {
+		if i*pageSize >= size {
+			delete(u.pages, i)
+		}
+	}
+	u.shut()
+}
+
+// released is the end of a handle. A file without a name is gone.
+func (u *unsynced) released() {
+	if u == nil {
+		return
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.disk == nil {
+		return
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(u.disk.Fd()), &st); err == nil && st.Nlink == 0 {
+		clear(u.pages)
+		u.shut()
+	}
+}
+
+// shut closes the backing file when it is not needed. u.mu is held.
+func (u *unsynced) shut() {
+	if u.disk != nil && len(u.pages) == 0 {
+		_ = u.disk.Close() // nothing of it is to be durable
+		u.disk = nil
+	}
+}
+
+// Loss is what a power cut took.
+type Loss struct {
+	// Lost pages were those of a failed fsync, Dropped ones were not yet
+	// synced.
+	Lost, Dropped int
+}
+
+// PowerCut unmounts and gives the backing directory the content that a loss of
+// power leaves: pages whose fsync failed have their old content, and those that
+// were not synced have the old or the new one, by chance. The server must have
+// been killed.
+func (f *FS) PowerCut(random *rand.Rand) (Loss, error) {
+	var loss Loss
+	if !f.opts.Volatile {
+		return loss, errors.New("the file system is not volatile")
+	}
+	if err := f.Close(); err != nil {
+		return loss, err
+	}
+	f.lossMu.Lock()
+	defer f.lossMu.Unlock()
+	var errs []error
+	for _, u := range f.losses {
+		u.mu.Lock()
+		for i, p := range u.pages {
+			if !p.lost && random.IntN(2) == 0 {
+				continue
+			}
+			if p.lost {
+				loss.Lost++
+			} else {
+				loss.Dropped++
+			}
+			errs = append(errs, u.revert(i, p))
+		}
+		clear(u.pages)
+		u.shut()
+		u.mu.Unlock()
+	}
+	return loss, errors.Join(errs...)
+}
+
+// revert writes back what the disk had of a page, without making the file any
+// longer. u.mu is held.
+func (u *unsynced) revert(i int64, p *page) error {
+	st, err := u.disk.Stat()
+	if err != nil {
+		return err
+	}
+	n := min(pageSize, st.Size()-i*pageSize)
+	if n <= 0 {
+		return nil
+	}
+	_, err = u.disk.WriteAt(p.old[:n], i*pageSize)
+	return err
+}

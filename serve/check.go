@@ -1,0 +1,45 @@
+package serve
+
+import (
+	"fmt"
+	"log/slog"
+
+	"example.org/slipway/auth"
+	"example.org/slipway/config"
+	"example.org/slipway/notify"
+)
+
+// CheckFiles opens what a valid configuration names (certificates, password
+// files, keys, rules) and tells what is wrong with it. It changes nothing.
+func CheckFiles(cfg *config.Config) error {
+	if _, err := registryOptions(cfg, slog.New(slog.DiscardHandler)); err != nil {
+		return err
+	}
+	if _, err := retentionRules(cfg.Storage.Retention); err != nil {
+		return err
+	}
+	if cfg.HTTP.TLS.Enabled() {
+		c := &certificates{cfg: &cfg.HTTP.TLS}
+		if _, err := c.load(); err != nil {
+			return err
+		}
+	}
+	if t := cfg.Auth.Token; t != nil && t.Key != "" {
+		// auth.New would make a key that is absent.
+		token := *t
+		token.Key = ""
+		cfg = &config.Config{Auth: cfg.Auth, Notifications: cfg.Notifications}
+		cfg.Auth.Token = &token
+	}
+	a, err := auth.New(cfg.Auth, nil)
+	if err != nil {
+		return fmt.Errorf("auth: %w", err)
+	}
+	if err := a.Close(); err != nil {
+		return err
+	}
+	if _, err := notify.New(cfg.Notifications.Endpoints, notify.NewMemQueue(1), nil); err != nil {
+		return fmt.Errorf("notifications: %w", err)
+	}
+	return nil
+}
