@@ -125,10 +125,33 @@ func (c *RAM) Epoch(k Key) uint64 {
 // a quarter of its shard (a 64th of the whole) is not taken.
 func (c *RAM) Put(k Key, v any, size int64, epoch uint64) {
 	s, h := c.shard(&k)
-	cost := size + entryBytes
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.epoch != epoch || cost > s.limit/4 {
+	if s.epoch == epoch {
+		c.put(s, h, k, v, size)
+	}
+}
+
+// Replace makes v the value of a key that the caller has just changed. epoch was
+// taken before the change. If something of the shard was dropped or replaced
+// since, the order of the changes is not known, and the key is only dropped.
+func (c *RAM) Replace(k Key, v any, size int64, epoch uint64) {
+	s, h := c.shard(&k)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e := s.find(&k, h); e != nil {
+		s.remove(e)
+	}
+	if s.epoch == epoch {
+		c.put(s, h, k, v, size)
+	}
+	s.epoch++
+}
+
+// put adds an entry. s.mu is held.
+func (c *RAM) put(s *shard, h uint64, k Key, v any, size int64) {
+	cost := size + entryBytes
+	if cost > s.limit/4 {
 		return
 	}
 	if old := s.entries[h]; old != nil { // the same key, or one with its hash

@@ -154,16 +154,33 @@ func (r *Registry) PutManifest(ctx context.Context, repo string, m oci.PutManife
 	if err != nil {
 		return oci.PutResult{}, err
 	}
+	keep := r.beforePut(repo, d, m.Tags)
 	if _, err = r.cat.PutManifest(ctx, repo, row); err != nil {
 		return oci.PutResult{}, putError(repo, err)
 	}
-	for _, tag := range m.Tags {
-		r.ram.Drop(cache.Key{Kind: kindTag, Repo: repo, Ref: tag})
-	}
-	r.ram.Drop(cache.Key{Kind: kindManifest, Repo: repo, Ref: string(d)})
+	keep(&oci.Manifest{Bytes: m.Bytes, Descriptor: oci.Descriptor{MediaType: doc.MediaType, Digest: d, Size: int64(len(m.Bytes)), ArtifactType: row.ArtifactType}})
 	res := oci.PutResult{Tags: m.Tags, Subject: row.Subject}
 	res.Descriptor = oci.Descriptor{MediaType: doc.MediaType, Digest: d, Size: int64(len(m.Bytes)), ArtifactType: row.ArtifactType}
 	return res, r.emitPush(ctx, repo, doc, res)
+}
+
+// beforePut prepares RAM for a manifest about to be recorded: what was just
+// pushed is soon pulled. The returned function is called when it is durable.
+func (r *Registry) beforePut(repo string, d oci.Digest, tags []string) (keep func(*oci.Manifest)) {
+	keys := []cache.Key{{Kind: kindManifest, Repo: repo, Ref: string(d)}}
+	for _, tag := range tags {
+		keys = append(keys, cache.Key{Kind: kindTag, Repo: repo, Ref: tag})
+	}
+	epochs := make([]uint64, len(keys))
+	for i, k := range keys {
+		epochs[i] = r.ram.Epoch(k)
+	}
+	return func(m *oci.Manifest) {
+		r.ram.Replace(keys[0], m, ramManifestBytes+int64(len(m.Bytes)), epochs[0])
+		for i, k := range keys[1:] {
+			r.ram.Replace(k, string(d), ramTagBytes, epochs[i+1])
+		}
+	}
 }
 
 func (r *Registry) emitPush(ctx context.Context, repo string, doc document, res oci.PutResult) error {

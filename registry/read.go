@@ -113,8 +113,12 @@ func (r *Registry) blob(ctx context.Context, repo string, d oci.Digest) (*ramBlo
 	return b, nil
 }
 
-// ramBlobBytes is what a ramBlob costs beside its content.
-const ramBlobBytes = 32
+// What values in RAM cost beside their content, in bytes.
+const (
+	ramBlobBytes     = 32  // ramBlob
+	ramManifestBytes = 210 // oci.Manifest
+	ramTagBytes      = 96  // a digest as text
+)
 
 // GetBlob implements oci.Reader.
 func (r *Registry) GetBlob(ctx context.Context, repo string, d oci.Digest) (oci.Content, error) {
@@ -252,7 +256,7 @@ func (r *Registry) manifest(ctx context.Context, repo, ref string) (*oci.Manifes
 	if err != nil {
 		return nil, r.manifestError(ctx, repo, ref, err)
 	}
-	r.ram.Put(tagKey, string(row.Digest), 16, epoch)
+	r.ram.Put(tagKey, string(row.Digest), ramTagBytes, epoch)
 	// Only the tag is kept: the epoch of the manifest's own key was not taken
 	// before the read, so the manifest may be gone by now.
 	return asManifest(row), nil
@@ -269,7 +273,7 @@ func (r *Registry) manifestByDigest(ctx context.Context, repo, d string) (*oci.M
 		return nil, r.manifestError(ctx, repo, d, err)
 	}
 	m := asManifest(row)
-	r.ram.Put(k, m, int64(len(m.Bytes))+200, epoch)
+	r.ram.Put(k, m, ramManifestBytes+int64(len(m.Bytes)), epoch)
 	return m, nil
 }
 

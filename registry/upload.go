@@ -247,14 +247,16 @@ func (r *Registry) AppendUpload(ctx context.Context, repo, id string, off, size 
 	if rangeErr := (*oci.Error)(nil); errors.As(err, &rangeErr) && rangeErr.Code == oci.CodeRangeInvalid {
 		return oci.UploadStatus{ID: id, Size: u.size}, err
 	}
+	if !isStorageFull(err) && !isUnknown(err) {
+		// What came is kept whether or not the request went wrong, so that the
+		// client can go on from there.
+		if saveErr := r.park(ctx, u); err == nil {
+			err = saveErr
+		}
+	}
 	if isStorageFull(err) || isUnknown(err) { // what came would only keep the disk full
 		r.drop(ctx, u)
 		return oci.UploadStatus{}, err
-	}
-	// What came is kept whether or not the request went wrong, so that the
-	// client can go on from there.
-	if saveErr := r.park(ctx, u); err == nil {
-		err = saveErr
 	}
 	return oci.UploadStatus{ID: id, Size: u.size}, err
 }
