@@ -28,6 +28,10 @@ const entryBytes = 230
 // shardCount spreads lock contention; a power of two.
 const shardCount = 16
 
+// epochCount is how many slots of keys have a count of changes of their own; a
+// multiple of shardCount, so that a slot belongs to one shard. 32 KB.
+const epochCount = 4096
+
 // RAM is a table of values bounded by the sum of their costs in bytes. A value
 // that was asked for since the eviction hand last passed survives one more
 // round (the SIEVE policy: Zhang et al., NSDI'24), which keeps one-time reads
@@ -38,6 +42,10 @@ const shardCount = 16
 type RAM struct {
 	seed   maphash.Seed
 	shards [shardCount]shard
+	// epochs count the changes of the keys of each slot, so that a value read
+	// before a change cannot be put after it. Their number makes it rare that
+	// the change of one key spoils the fill of another.
+	epochs [epochCount]atomic.Uint64
 
 	hits, misses, evictions atomic.Int64
 }
@@ -51,9 +59,6 @@ type shard struct {
 	// head is the newest entry, hand where eviction goes on (nil: at the tail).
 	head, tail, hand *entry
 	bytes, limit     int64
-	// epoch changes with every Drop, so that a value read before it cannot be
-	// put after it.
-	epoch uint64
 }
 
 type entry struct {
@@ -114,26 +119,24 @@ func (c *RAM) Get(k Key) (any, bool) {
 // Epoch is taken before a value is read from where it is stored, and given to
 // Put with the value.
 func (c *RAM) Epoch(k Key) uint64 {
-	s, _ := c.shard(&k)
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	return s.epoch
+	_, h := c.shard(&k)
+	return c.epochs[h%epochCount].Load()
 }
 
-// Put adds a value that costs size bytes, unless something of its shard was
-// dropped since epoch: then the value may be out of date. A value larger than
+// Put adds a value that costs size bytes, unless something of its slot changed
+// since epoch: then the value may be out of date. A value larger than
 // a quarter of its shard (a 64th of the whole) is not taken.
 func (c *RAM) Put(k Key, v any, size int64, epoch uint64) {
 	s, h := c.shard(&k)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.epoch == epoch {
+	if c.epochs[h%epochCount].Load() == epoch {
 		c.put(s, h, k, v, size)
 	}
 }
 
 // Replace makes v the value of a key that the caller has just changed. epoch was
-// taken before the change. If something of the shard was dropped or replaced
+// taken before the change. If something of the slot was dropped or replaced
 // since, the order of the changes is not known, and the key is only dropped.
 func (c *RAM) Replace(k Key, v any, size int64, epoch uint64) {
 	s, h := c.shard(&k)
@@ -142,10 +145,9 @@ func (c *RAM) Replace(k Key, v any, size int64, epoch uint64) {
 	if e := s.find(&k, h); e != nil {
 		s.remove(e)
 	}
-	if s.epoch == epoch {
+	if c.epochs[h%epochCount].Add(1) == epoch+1 {
 		c.put(s, h, k, v, size)
 	}
-	s.epoch++
 }
 
 // put adds an entry. s.mu is held.
@@ -214,13 +216,13 @@ func (s *shard) remove(e *entry) {
 	s.bytes -= e.cost
 }
 
-// Drop forgets a value, and every value of its shard that is being read at this
+// Drop forgets a value, and every value of its slot that is being read at this
 // moment. It is called after the change that made the value untrue is durable.
 func (c *RAM) Drop(k Key) {
 	s, h := c.shard(&k)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.epoch++
+	c.epochs[h%epochCount].Add(1)
 	if e := s.find(&k, h); e != nil {
 		s.remove(e)
 	}

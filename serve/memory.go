@@ -14,17 +14,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The heap may grow far beyond what is live while that is little, so that the
-// collector runs rarely, and hardly beyond it when caches have filled, so that
-// the process stays small. Most of a full heap is cached content without
-// pointers, which costs the collector nothing to mark (docs/bench.md#memory).
+// A registry whose caches are small stays within smallLimit, where the collector
+// still runs rarely. One whose caches have grown beyond what that can hold gets
+// room for half as much garbage as is live; collecting more often would cost
+// more than serving (docs/bench.md: HEAD by number of tags).
 const (
 	gcPercent = 300
-	// minLimit is the least soft limit of Go's memory, in bytes.
-	minLimit = 28 << 20
-	// baseLimit is what the runtime needs beside the live heap: its own tables,
-	// stacks, and room for some garbage.
-	baseLimit = 11 << 20
+	// smallLimit is the least soft limit of Go's memory, in bytes: with the
+	// executable and SQLite below 40 MB of resident memory.
+	smallLimit = 28 << 20
+	// runtimeBytes is what the runtime needs beside the heap: its tables and
+	// stacks. Measured: 9 MB.
+	runtimeBytes = 9 << 20
+	// leastRoom is the least room for garbage within smallLimit, in bytes.
+	leastRoom = 3 << 20
 )
 
 // idleFor is how long no request may have come before memory is given back.
@@ -38,7 +41,7 @@ const idleFor = 5 * time.Second
 func keepSmall(ctx context.Context, served func() int64) {
 	tune := os.Getenv("GOGC") == "" && os.Getenv("GOMEMLIMIT") == ""
 	if tune {
-		defer debug.SetMemoryLimit(debug.SetMemoryLimit(minLimit))
+		defer debug.SetMemoryLimit(debug.SetMemoryLimit(smallLimit))
 		defer debug.SetGCPercent(debug.SetGCPercent(gcPercent))
 	}
 	debug.FreeOSMemory()
@@ -54,7 +57,7 @@ func keepSmall(ctx context.Context, served func() int64) {
 		case <-tick.C:
 		}
 		if tune {
-			debug.SetMemoryLimit(max(minLimit, liveHeap()*17/16+baseLimit))
+			debug.SetMemoryLimit(memoryLimit(liveHeap()))
 		}
 		n := served()
 		if n != seen {
@@ -68,6 +71,14 @@ func keepSmall(ctx context.Context, served func() int64) {
 			dropUnusedPages()
 		}
 	}
+}
+
+// memoryLimit is the soft limit for so many bytes of live heap.
+func memoryLimit(live int64) int64 {
+	if live+runtimeBytes+leastRoom <= smallLimit {
+		return smallLimit
+	}
+	return live*3/2 + runtimeBytes + leastRoom
 }
 
 // liveHeap is what the last collection found in use, in bytes.
