@@ -65,6 +65,30 @@ func TestModel(t *testing.T) {
 					t.Fatalf("found %v, which was read before the drop", v)
 				}
 			},
+			"replace": func(t *rapid.T) {
+				k := keys.Draw(t, "key")
+				epoch := c.Epoch(k)
+				changed := rapid.SampledFrom([]string{"no", "dropped", "replaced"}).Draw(t, "meanwhile")
+				switch changed {
+				case "dropped":
+					c.Drop(k)
+				case "replaced":
+					c.Replace(k, -1, 0, epoch)
+				}
+				next++
+				c.Replace(k, next, 100, epoch)
+				delete(model, k)
+				if v, ok := c.Get(k); ok != (changed == "no") || (ok && v != next) {
+					t.Fatalf("replaced by %d, meanwhile %s: got %v, %v", next, changed, v, ok)
+				} else if ok {
+					model[k] = next
+				}
+				c.Put(k, -2, 0, epoch)
+				if v, ok := c.Get(k); ok && v == -2 {
+					t.Fatal("found a value that was read before it was replaced")
+				}
+				delete(epochs, k) // the model does not know which slots are shared
+			},
 			"": func(t *rapid.T) {
 				found := int64(0)
 				for k := range model {
@@ -87,7 +111,7 @@ func TestModel(t *testing.T) {
 }
 
 // TestEpochs: readers look a value up in a slow place and put it, writers change
-// the slow place and then drop. What was dropped is never served again.
+// the slow place and then drop or replace. What was changed is never served again.
 func TestEpochs(t *testing.T) {
 	c := cache.NewRAM(1 << 20)
 	const keys, rounds = 4, 3000
@@ -99,8 +123,13 @@ func TestEpochs(t *testing.T) {
 	for i := range keys {
 		writers.Go(func() {
 			for v := int64(1); v <= rounds; v++ {
+				epoch := c.Epoch(key(i))
 				truth[i].Store(v)
-				c.Drop(key(i))
+				if i%2 == 0 {
+					c.Drop(key(i))
+				} else {
+					c.Replace(key(i), v, 100, epoch)
+				}
 				dropped[i].Store(v) // from here on nothing older may be served
 			}
 		})

@@ -44,6 +44,8 @@ type CollectReport struct {
 // collector lets one collection run at a time.
 type collector struct {
 	mu sync.Mutex
+	// queued says that manifests without a tag were looked for once; under mu.
+	queued bool
 	// objects is held for reading while a backup needs every object to stay.
 	objects sync.RWMutex
 }
@@ -75,7 +77,10 @@ func (r *Registry) collect(ctx context.Context, o CollectOptions, rep *CollectRe
 			return err
 		}
 	}
-	if o.Untagged && !o.DryRun {
+	// The policy may have been switched on since manifests lost their tags.
+	policy := r.opts.DeleteUntagged && !r.collects.queued
+	if (o.Untagged || policy) && !o.DryRun {
+		r.collects.queued = true
 		if err := r.cat.QueueUntagged(ctx); err != nil {
 			return fmt.Errorf("find untagged manifests: %w", err)
 		}

@@ -258,6 +258,11 @@ func (r *Registry) AppendUpload(ctx context.Context, repo, id string, off, size 
 		r.drop(ctx, u)
 		return oci.UploadStatus{}, err
 	}
+	if err == nil && len(u.buf) > 0 {
+		// Its bytes are in the catalogue now. Many open uploads must not add up
+		// to much RAM.
+		r.finish(u)
+	}
 	return oci.UploadStatus{ID: id, Size: u.size}, err
 }
 
@@ -466,7 +471,7 @@ func (r *Registry) openObject(ctx context.Context, u *upload, more int64, known 
 	if err != nil {
 		return err
 	}
-	if len(u.buf) > 0 {
+	if err == nil && len(u.buf) > 0 {
 		if _, err := obj.Write(u.buf); err != nil {
 			return errors.Join(err, obj.Cancel(ctx))
 		}
