@@ -64,6 +64,7 @@ type shard struct {
 type entry struct {
 	key        Key
 	hash       uint64
+	repo       unique.Handle[string] // keeps the one copy of key.Repo
 	value      any
 	cost       int64
 	prev, next *entry // prev is newer
@@ -164,8 +165,9 @@ func (c *RAM) put(s *shard, h uint64, k Key, v any, size int64) {
 	}
 	// The caller's strings are usually parts of a longer one, which the table
 	// would keep alive.
-	k.Repo, k.Ref = unique.Make(k.Repo).Value(), strings.Clone(k.Ref)
-	e := &entry{key: k, hash: h, value: v, cost: cost, next: s.head}
+	repo := unique.Make(k.Repo)
+	k.Repo, k.Ref = repo.Value(), strings.Clone(k.Ref)
+	e := &entry{key: k, hash: h, repo: repo, value: v, cost: cost, next: s.head}
 	if s.head != nil {
 		s.head.prev = e
 	}

@@ -258,17 +258,10 @@ func (c *Catalog) Forget(ctx context.Context, digests ...oci.Digest) error {
 			if _, err := t.exec(`DELETE FROM blobs WHERE digest = ? AND state = 2 AND NOT EXISTS (SELECT 1 FROM refs WHERE blob_id = blobs.id)`, string(d)); err != nil {
 				return err
 			}
-			if _, err := t.exec(`UPDATE blobs SET state = 0 WHERE digest = ? AND state = 2`, string(d)); err != nil {
+			if _, err := t.exec(`UPDATE blobs SET state = 0, content = NULL WHERE digest = ? AND state = 2`, string(d)); err != nil {
 				return err
 			}
 		}
 		return nil
 	})
-}
-
-// GCDue returns how many candidates are due before a time.
-func (c *Catalog) GCDue(ctx context.Context, before time.Time) (int64, error) {
-	var n int64
-	err := c.db.row(ctx, `SELECT COUNT(*) FROM gc_queue WHERE due_at < ?`, []any{before.UnixMilli()}, &n)
-	return n, err
 }

@@ -10,10 +10,10 @@ import (
 	"os"
 )
 
-// A failed fsync of the log leaves two things that SQLite does not deal with.
+// A failed fsync leaves three things that SQLite does not deal with.
 //
-// First, the kernel may have marked pages of the log clean that never reached
-// the disk. The next fsync passes them over and succeeds. What the failed commit
+// First, the kernel may have marked pages clean that never reached the disk. The
+// next fsync passes them over and succeeds. In the log, what the failed commit
 // itself wrote does not matter, as the next one is written over it; but lazy
 // commits before it count as done. Everything committed behind such a gap would
 // be lost with the power, as recovery reads the log only up to the gap. Hence
@@ -22,10 +22,16 @@ import (
 // page cache, takes it for a good one, and goes on behind it. Hence
 // mendBeforeUse.
 //
-// Second, the refused commit may be whole in the log. It comes back at the next
+// Second, a checkpoint that readers stop half way counts the pages it has copied
+// into the catalogue's file as done, and leaves their fsync to the one that goes
+// on. When that fails, a third one copies and syncs only its own part, and then
+// the log is begun anew. Hence mend, for the file too, before there is a third.
+// A process that finds the log after a crash copies all of it.
+//
+// Third, the refused commit may be whole in the log. It comes back at the next
 // start unless something was committed over it. Hence settled.
 
-// mend makes durable what is in the log, before a batch, if it may not be.
+// mend makes durable what SQLite takes to be, before a batch, if it may not be.
 func (t *tx) mend() error {
 	if !t.torn {
 		return nil
@@ -34,10 +40,15 @@ func (t *tx) mend() error {
 		return err
 	}
 	defer t.rollback()
-	if err := rewrite(t.log); err != nil {
+	if err := rewriteLog(t.log); err != nil {
 		return fmt.Errorf("make the catalogue's log durable after a failure: %w", err)
 	}
-	t.torn = false
+	if t.fileTorn {
+		if err := rewrite(t.file); err != nil {
+			return fmt.Errorf("make the catalogue durable after a failure: %w", err)
+		}
+	}
+	t.torn, t.fileTorn = false, false
 	return nil
 }
 
@@ -51,15 +62,13 @@ func mendBeforeUse(ctx context.Context, db *sql.DB, log string) error {
 	if _, err := conn.ExecContext(ctx, "BEGIN IMMEDIATE"); err != nil {
 		return err
 	}
-	err = rewrite(log)
+	err = rewriteLog(log)
 	_, err2 := conn.ExecContext(ctx, "ROLLBACK")
 	return errors.Join(err, err2)
 }
 
-// rewrite writes a file's bytes over themselves, so that each page is one to be
-// written back, and syncs it. Others may read the file meanwhile. A file that is
-// not there, or empty, needs nothing.
-func rewrite(path string) (err error) {
+// rewriteLog is rewrite for the log, which may not be there.
+func rewriteLog(path string) error {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -67,7 +76,13 @@ func rewrite(path string) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, f.Close()) }()
+	return errors.Join(rewrite(f), f.Close())
+}
+
+// rewrite writes a file's bytes over themselves, so that each page is one to be
+// written back, and syncs it. Others may read the file meanwhile. An empty file
+// needs nothing.
+func rewrite(f *os.File) error {
 	buf := make([]byte, 256<<10)
 	for off := int64(0); ; {
 		n, err := f.ReadAt(buf, off)
@@ -85,6 +100,43 @@ func rewrite(path string) (err error) {
 			return f.Sync()
 		}
 	}
+}
+
+const (
+	// checkpointPages is how large the log may grow before it is copied into
+	// the catalogue's file, in pages of 4 KiB.
+	checkpointPages = 2000
+	// checkpointEvery is after how many batches the size of the log is looked
+	// at. That costs 9 us.
+	checkpointEvery = 8
+)
+
+// checkpoint copies the log into the catalogue's file when it has become large.
+// SQLite would do so by itself, and hide its failures.
+//
+// It waits for a batch that was synced: the checkpoint itself syncs the log, and
+// when it finds nothing to sync there it finds nothing to lose.
+func (t *tx) checkpoint() {
+	if t.batches++; t.lazy || t.torn || t.batches < checkpointEvery {
+		return
+	}
+	t.batches = 0
+	pages, copied, err := t.walCheckpoint("NOOP")
+	if err == nil && pages-copied >= checkpointPages {
+		_, _, err = t.walCheckpoint("PASSIVE")
+	}
+	if err != nil {
+		// No change depends on it: the log has everything, and is mended first.
+		t.torn, t.fileTorn = true, true
+	}
+}
+
+// walCheckpoint returns how many pages the log has, and how many of them are in
+// the catalogue's file.
+func (t *tx) walCheckpoint(mode string) (pages, copied int, err error) {
+	var busy int
+	err = t.row("PRAGMA wal_checkpoint("+mode+")", nil, &busy, &pages, &copied)
+	return pages, copied, err
 }
 
 // settled returns nil when no commit that was refused can come back any more.

@@ -2,6 +2,7 @@ package catalog
 
 import (
 	"bytes"
+	"context"
 	"os"
 	"path/filepath"
 	"testing"
@@ -13,7 +14,7 @@ import (
 // TestRewrite: a file has the same bytes afterwards, whatever its size.
 func TestRewrite(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
-	if err := rewrite(path); err != nil {
+	if err := rewriteLog(path); err != nil {
 		t.Errorf("without a file: %v", err)
 	}
 	for _, size := range []int{0, 1, 256 << 10, 600_000} {
@@ -21,7 +22,7 @@ func TestRewrite(t *testing.T) {
 		if err := os.WriteFile(path, want, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if err := rewrite(path); err != nil {
+		if err := rewriteLog(path); err != nil {
 			t.Errorf("%d bytes: %v", size, err)
 		}
 		if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, want) {
@@ -41,7 +42,7 @@ func TestMend(t *testing.T) {
 		if seen.torn {
 			t.Error("the log is not mended after a batch")
 		}
-		seen.torn = true // the writer waits for the next batch
+		seen.torn, seen.fileTorn = true, true // the writer waits for the next batch
 	}
 	if got := len(c.testRows(t)); got != 3 {
 		t.Errorf("%d changes, want 3", got)
@@ -77,22 +78,68 @@ func TestSettled(t *testing.T) {
 	}
 }
 
-// TestNoCheckpointWhileLazy: a checkpoint hides that it could not sync the log,
-// so it must find nothing in it that is not synced.
-func TestNoCheckpointWhileLazy(t *testing.T) {
+// TestCheckpoint: the log does not grow for ever, and is not copied while it is
+// not synced: a checkpoint syncs it too, and its failure there would be final.
+func TestCheckpoint(t *testing.T) {
 	c := openTest(t, nil)
-	for _, lazy := range []bool{false, true, true, false} {
-		var pages int
-		look := func(t *tx) error { return t.row("PRAGMA wal_autocheckpoint", nil, &pages) }
-		write := c.db.write
-		if lazy {
-			write = c.db.writeLazy
+	large := make([]byte, 1<<20)
+	fill := func(write func(context.Context, func(*tx) error) error, batches int) (pages, copied int) {
+		t.Helper()
+		for range batches {
+			err := write(t.Context(), func(t *tx) error {
+				_, err := t.exec(`INSERT INTO queue (name, payload) VALUES ('large', ?)`, large)
+				return err
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
 		}
-		if err := write(t.Context(), look); err != nil {
+		// In a change of its own, after the writer has made its checkpoint.
+		err := c.db.writeLazy(t.Context(), func(t *tx) (err error) {
+			pages, copied, err = t.walCheckpoint("NOOP")
+			return err
+		})
+		if err != nil {
 			t.Fatal(err)
 		}
-		if want := map[bool]int{false: 2000, true: 0}[lazy]; pages != want {
-			t.Errorf("lazy %t: a checkpoint after %d pages, want %d", lazy, pages, want)
+		return pages, copied
+	}
+	if pages, copied := fill(c.db.writeLazy, 2*checkpointEvery); copied > 0 || pages < checkpointPages {
+		t.Errorf("of %d pages that were not synced %d were copied", pages, copied)
+	}
+	for range 3 {
+		if pages, copied := fill(c.db.write, 2*checkpointEvery); copied == 0 || pages > 4*checkpointEvery*300 {
+			t.Errorf("of %d pages %d were copied", pages, copied)
 		}
+	}
+}
+
+// TestCloseTorn: a catalogue that cannot be mended leaves its log to the next
+// process.
+func TestCloseTorn(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "catalog.db")
+	c, err := Open(t.Context(), path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var seen *tx
+	if err := c.db.write(t.Context(), func(t *tx) error { seen = t; return put(t, 1) }); err != nil {
+		t.Fatal(err)
+	}
+	seen.torn, seen.log = true, filepath.Dir(path) // which cannot be written to
+	if err := c.Close(); err == nil {
+		t.Error("closed as if nothing had happened")
+	}
+	if fi, err := os.Stat(path + "-wal"); err != nil || fi.Size() == 0 {
+		t.Errorf("the log: %v, %v", fi, err)
+	}
+	t.Cleanup(func() { c.db.conn.Close(); c.db.writer.Close(); c.db.file.Close() })
+	again, err := Open(t.Context(), path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer again.Close()
+	if got := len(again.testRows(t)); got != 1 {
+		t.Errorf("%d changes, want 1", got)
 	}
 }

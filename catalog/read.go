@@ -85,15 +85,6 @@ func (c *Catalog) Repositories(ctx context.Context, last string, n int) ([]strin
 	return c.names(ctx, `SELECT name FROM repositories WHERE name > ? ORDER BY name LIMIT ?`, last, n)
 }
 
-// HasRepository tells whether a repository exists.
-func (c *Catalog) HasRepository(ctx context.Context, repo string) (bool, error) {
-	_, err := c.repoID(ctx, repo)
-	if err == ErrNoRepository {
-		return false, nil
-	}
-	return err == nil, err
-}
-
 func (c *Catalog) repoID(ctx context.Context, repo string) (id int64, err error) {
 	err = c.db.row(ctx, `SELECT id FROM repositories WHERE name = ?`, []any{repo}, &id)
 	if err == ErrNotFound {
@@ -187,6 +178,6 @@ func (c *Catalog) Counts(ctx context.Context) (Counts, error) {
 
 // Ping answers whether the catalogue can be read.
 func (c *Catalog) Ping(ctx context.Context) error {
-	var one int
-	return c.db.row(ctx, `SELECT 1`, nil, &one)
+	var n int
+	return c.db.row(ctx, `SELECT COUNT(*) FROM (SELECT id FROM repositories LIMIT 1)`, nil, &n)
 }

@@ -23,9 +23,6 @@ var migrations embed.FS
 // one is bounded by the work of the others, about 50 us each.
 const maxBatch = 256
 
-// autocheckpoint lets the log grow to 2,000 pages before it is copied back.
-const autocheckpoint = "wal_autocheckpoint(2000)"
-
 // database is one writer connection with group commit and a pool of readers.
 type database struct {
 	readers *sql.DB
@@ -37,7 +34,12 @@ type database struct {
 
 	writes chan *change
 	done   chan struct{} // closed when the writer has ended
-	log    string        // path of the write-ahead log
+	// file is the catalogue's file. It must not be closed before SQLite's own
+	// descriptors of it: that would end their locks.
+	file *os.File
+	log  string // path of the write-ahead log
+	// torn is why mending failed when the writer ended.
+	torn error
 	// doubt is set from a commit that failed to one that was synced: the failed
 	// one may still be found in the log. See settled.
 	doubt atomic.Bool
@@ -61,11 +63,13 @@ type tx struct {
 	ctx   context.Context
 	conn  *sql.Conn
 	stmts map[string]*sql.Stmt
+	file  *os.File     // the catalogue's
 	log   string       // path of the write-ahead log
 	doubt *atomic.Bool // of the database
-	// torn tells that a commit failed, so that the log on the disk may have
-	// gaps; see mend.
-	torn bool
+	// torn tells that a commit or checkpoint failed, so that the log on the disk
+	// may have gaps, and fileTorn that the catalogue's file may too; see mend.
+	torn, fileTorn bool
+	batches        int // since the last look at the size of the log
 	// lazy is the mode the connection is in; see sync.
 	lazy bool
 	// dirty tells that the present change has written something, so that its
@@ -79,38 +83,46 @@ func openSQLite(ctx context.Context, path string, readers int) (*database, error
 	if err != nil {
 		return nil, fmt.Errorf("open catalogue: %w", err)
 	}
-	f.Close()
-	// cache_size is in KiB when negative: the writer's covers the hot pages of
-	// a push, readers hardly ever read because hot rows are in RAM above us.
-	w, err := sql.Open("sqlite", dsn(path, "cache_size(-2048)", autocheckpoint))
-	if err != nil {
-		return nil, fmt.Errorf("open catalogue %s: %w", path, err)
-	}
-	w.SetMaxOpenConns(1)
 	db := &database{
-		writer: w, log: path + "-wal", stmts: map[string]*sql.Stmt{},
+		file: f, log: path + "-wal", stmts: map[string]*sql.Stmt{},
 		writes: make(chan *change, maxBatch), done: make(chan struct{}), closing: make(chan struct{}),
 	}
+	if err := db.open(ctx, path, readers); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	go db.runWriter()
+	return db, nil
+}
+
+// open opens the connections.
+func (db *database) open(ctx context.Context, path string, readers int) error {
+	// cache_size is in KiB when negative: the writer's covers the hot pages of
+	// a push, readers hardly ever read because hot rows are in RAM above us.
+	w, err := sql.Open("sqlite", dsn(path, "cache_size(-2048)", "wal_autocheckpoint(0)"))
+	if err != nil {
+		return fmt.Errorf("open catalogue %s: %w", path, err)
+	}
+	w.SetMaxOpenConns(1)
+	db.writer = w
 	if err := mendBeforeUse(ctx, w, db.log); err != nil {
 		w.Close()
-		return nil, fmt.Errorf("make the log of catalogue %s durable: %w", path, err)
+		return fmt.Errorf("make the log of catalogue %s durable: %w", path, err)
 	}
 	if err := migrate(ctx, w); err != nil {
 		w.Close()
-		return nil, fmt.Errorf("bring catalogue %s up to date: %w", path, err)
+		return fmt.Errorf("bring catalogue %s up to date: %w", path, err)
 	}
 	if db.conn, err = w.Conn(ctx); err != nil {
 		w.Close()
-		return nil, fmt.Errorf("open catalogue %s: %w", path, err)
+		return fmt.Errorf("open catalogue %s: %w", path, err)
 	}
 	if db.readers, err = sql.Open("sqlite", dsn(path, "cache_size(-512)", "query_only(1)")); err != nil {
 		w.Close()
-		return nil, fmt.Errorf("open catalogue %s: %w", path, err)
+		return fmt.Errorf("open catalogue %s: %w", path, err)
 	}
 	db.readers.SetMaxOpenConns(readers)
 	db.readers.SetMaxIdleConns(readers)
-	go db.runWriter()
-	return db, nil
+	return nil
 }
 
 // dsn makes the data source name. synchronous=FULL is what makes a commit in
@@ -151,7 +163,13 @@ func (db *database) close() error {
 			s.Close()
 		}
 		db.mu.Unlock()
-		err = errors.Join(db.readers.Close(), db.conn.Close(), db.writer.Close())
+		if db.torn != nil {
+			// Closing the last connection would copy the log into the file and
+			// remove it. As after a crash, the next process finds it instead.
+			err = errors.Join(db.torn, db.readers.Close())
+			return
+		}
+		err = errors.Join(db.readers.Close(), db.conn.Close(), db.writer.Close(), db.file.Close())
 	})
 	return err
 }
@@ -198,8 +216,9 @@ func (db *database) submit(ctx context.Context, ch *change) error {
 // runWriter is the only goroutine that writes.
 func (db *database) runWriter() {
 	defer close(db.done)
-	t := &tx{ctx: context.Background(), conn: db.conn, stmts: map[string]*sql.Stmt{}, log: db.log, doubt: &db.doubt}
+	t := &tx{ctx: context.Background(), conn: db.conn, stmts: map[string]*sql.Stmt{}, file: db.file, log: db.log, doubt: &db.doubt}
 	defer func() {
+		db.torn = t.mend()
 		for _, s := range t.stmts {
 			s.Close()
 		}
@@ -231,6 +250,7 @@ func (db *database) runWriter() {
 		for _, ch := range batch {
 			close(ch.result)
 		}
+		t.checkpoint()
 	}
 }
 
@@ -250,7 +270,7 @@ func (t *tx) runBatch(batch []*change) {
 			break
 		}
 		t.dirty = false
-		if ch.err = ch.fn(t); ch.err != nil && t.dirty {
+		if ch.err = ch.fn(t); ch.err != nil && (t.dirty || !isVerdict(ch.err)) {
 			err = ch.err
 		}
 	}
@@ -269,10 +289,23 @@ func (t *tx) runBatch(batch []*change) {
 	}
 }
 
+// isVerdict tells an answer of this package from a failure to get one. After a
+// failure SQLite may have ended the transaction by itself, and what the others
+// would do then would no longer be undone together.
+func isVerdict(err error) bool {
+	var missing *MissingError
+	var immutable *ImmutableError
+	for _, v := range []error{ErrNotFound, ErrNoRepository, ErrReferenced, ErrNotStored} {
+		if errors.Is(err, v) {
+			return true
+		}
+	}
+	return errors.As(err, &missing) || errors.As(err, &immutable)
+}
+
 // sync makes the commit of a batch wait for the disk unless all of it is lazy.
 // Under synchronous=NORMAL SQLite writes to the log and does not sync it; the
-// next commit under FULL syncs all of it. A checkpoint syncs the log too, and
-// keeps it to itself when that fails: so none follows a lazy commit.
+// next commit under FULL syncs all of it.
 func (t *tx) sync(batch []*change) error {
 	lazy := true
 	for _, ch := range batch {
@@ -281,9 +314,9 @@ func (t *tx) sync(batch []*change) error {
 	if lazy == t.lazy {
 		return nil
 	}
-	mode := "PRAGMA synchronous = FULL; PRAGMA " + autocheckpoint
+	mode := "PRAGMA synchronous = FULL"
 	if lazy {
-		mode = "PRAGMA synchronous = NORMAL; PRAGMA wal_autocheckpoint(0)"
+		mode = "PRAGMA synchronous = NORMAL"
 	}
 	if _, err := t.conn.ExecContext(t.ctx, mode); err != nil {
 		return fmt.Errorf("set how commits are synced: %w", err)

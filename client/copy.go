@@ -62,6 +62,8 @@ type CopyProgress struct {
 	Present int64
 	// Foreign layers are not at the source either; they live elsewhere.
 	Foreign int64
+	// Absent manifests are named by an index that the source has without them.
+	Absent int64
 }
 
 const (
@@ -271,7 +273,14 @@ func (c *copier) send(ctx context.Context, im CopyImage, m *oci.Manifest, tag st
 	}
 	if !present || c.o.Referrers {
 		for _, d := range manifests {
-			if err := c.manifest(ctx, im, d, "", depth+1); err != nil {
+			err := c.manifest(ctx, im, d, "", depth+1)
+			if oci.HasCode(err, oci.CodeManifestUnknown) {
+				// The source lacks this platform. Whether an index may, the
+				// destination decides.
+				c.step(func(p *CopyProgress) { p.Absent++ })
+				continue
+			}
+			if err != nil {
 				return fmt.Errorf("manifest %s: %w", d.Digest, err)
 			}
 		}

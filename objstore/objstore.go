@@ -129,11 +129,3 @@ type Mover interface {
 	// it. Errors: ErrNotExist.
 	Move(ctx context.Context, from, to string) error
 }
-
-// Redirector is the optional ability to let clients read an object from the
-// store itself.
-type Redirector interface {
-	// RedirectURL returns a URL that serves the object to anybody until it
-	// expires.
-	RedirectURL(ctx context.Context, key string, expires time.Duration) (string, error)
-}

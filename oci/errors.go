@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 )
 
 // Code is an error code of the distribution specification ("Error Codes"), or
@@ -73,10 +74,15 @@ type Error struct {
 	Err error
 }
 
-// Errorf returns an Error with a formatted message. A %w operand becomes its cause.
+// Errorf returns an Error with a formatted message. A %w operand at the end
+// becomes its cause, and no part of the message, which goes to the client.
 func Errorf(code Code, format string, args ...any) *Error {
 	err := fmt.Errorf(format, args...)
-	return &Error{Code: code, Message: err.Error(), Err: errors.Unwrap(err)}
+	e := &Error{Code: code, Message: err.Error(), Err: errors.Unwrap(err)}
+	if e.Err != nil {
+		e.Message = strings.TrimSuffix(strings.TrimSuffix(e.Message, e.Err.Error()), ": ")
+	}
+	return e
 }
 
 // Error implements error.

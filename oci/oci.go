@@ -148,8 +148,8 @@ type Writer interface {
 	// Errors: BLOB_UPLOAD_UNKNOWN, RANGE_INVALID (off elsewhere), SIZE_INVALID.
 	AppendUpload(ctx context.Context, repo, id string, off, size int64, r io.Reader) (UploadStatus, error)
 	// CommitUpload adds the bytes of r as AppendUpload does, then makes the
-	// upload the blob d. Errors: as AppendUpload, and DIGEST_INVALID, after
-	// which the upload is gone.
+	// upload the blob d. Errors: as AppendUpload, and DIGEST_INVALID: when the
+	// bytes have another digest the upload is gone, when d is malformed it stays.
 	CommitUpload(ctx context.Context, repo, id string, off, size int64, r io.Reader, d Digest) (Descriptor, error)
 	// CancelUpload ends an upload and frees its space. Errors: BLOB_UPLOAD_UNKNOWN.
 	CancelUpload(ctx context.Context, repo, id string) error

@@ -30,14 +30,14 @@ func (r *Registry) PushBlob(ctx context.Context, repo string, d oci.Digest, size
 
 // CommitUpload implements oci.Writer.
 func (r *Registry) CommitUpload(ctx context.Context, repo, id string, off, size int64, body io.Reader, d oci.Digest) (oci.Descriptor, error) {
+	if err := oci.CheckDigest(d); err != nil {
+		return oci.Descriptor{}, err
+	}
 	u, err := r.uploads.acquire(ctx, repo, id)
 	if err != nil {
 		return oci.Descriptor{}, err
 	}
 	defer u.mu.Unlock()
-	if err := oci.CheckDigest(d); err != nil {
-		return oci.Descriptor{}, err
-	}
 	if err := u.checkOffset(off); err != nil {
 		return oci.Descriptor{}, err
 	}
@@ -185,6 +185,8 @@ func (r *Registry) record(ctx context.Context, u *upload, d oci.Digest) (oci.Des
 // catalogue. Where that cannot be done now, the upload's row, which names the
 // digest, is left for recovery.
 func (r *Registry) unpublish(ctx context.Context, u *upload, d oci.Digest) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+	defer cancel()
 	known, err := r.cat.Known(ctx, d)
 	if err == nil && !known {
 		err = r.store.Delete(ctx, BlobKey(d))
@@ -216,7 +218,9 @@ func (r *Registry) publishVerified(ctx context.Context, u *upload, d oci.Digest)
 		err = r.copyVerified(ctx, u, key, d)
 	}
 	// Before the upload's row goes, which tells recovery of the copy.
-	if delErr := r.store.Delete(ctx, key); delErr != nil {
+	cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+	defer cancel()
+	if delErr := r.store.Delete(cleanup, key); delErr != nil {
 		r.keepRow(u)
 		err = errors.Join(err, fmt.Errorf("remove the checked copy: %w", delErr))
 	}

@@ -121,7 +121,13 @@ func (us *uploads) saveAll(ctx context.Context) error {
 		}
 		var rows []catalog.Upload
 		for _, u := range open {
-			u.mu.Lock()
+			for !u.mu.TryLock() { // a request that drain could not end
+				select {
+				case <-ctx.Done():
+					return fmt.Errorf("save upload %s, which is in use: %w", u.id, ctx.Err())
+				case <-time.After(10 * time.Millisecond):
+				}
+			}
 			row, err := u.row("")
 			u.mu.Unlock()
 			if err != nil {

@@ -48,17 +48,28 @@ func manifestUnknown(repo, ref string) error {
 // ResolveBlob implements oci.Reader. It is what a pusher asks before it leaves
 // an upload out, so the blob is kept for a grace period from now on.
 func (r *Registry) ResolveBlob(ctx context.Context, repo string, d oci.Digest) (oci.Descriptor, error) {
+	if err := r.promise(ctx, repo, d); err != nil {
+		return oci.Descriptor{}, err
+	}
+	b, err := r.blob(ctx, repo, d)
+	if err != nil {
+		r.seen.forget(seenKey{repo, d})
+		return oci.Descriptor{}, err
+	}
+	return blobDescriptor(d, b.size), nil
+}
+
+// promise notes that a client is about to be told of content, before the content
+// is looked up: what the collector takes after that was found to be promised,
+// and what it is taking at this moment is waited for.
+func (r *Registry) promise(ctx context.Context, repo string, d oci.Digest) error {
 	for {
-		b, err := r.blob(ctx, repo, d)
-		if err != nil {
-			return oci.Descriptor{}, err
-		}
 		wait := r.seen.add(seenKey{repo, d}, r.opts.Clock())
 		if wait == nil {
-			return blobDescriptor(d, b.size), nil
+			return nil
 		}
 		if err := await(ctx, wait); err != nil {
-			return oci.Descriptor{}, err
+			return err
 		}
 	}
 }
@@ -202,22 +213,20 @@ func (r *Registry) readObject(ctx context.Context, d oci.Digest, size int64) ([]
 
 // ResolveManifest implements oci.Reader.
 func (r *Registry) ResolveManifest(ctx context.Context, repo, ref string) (oci.Descriptor, error) {
-	for {
-		m, err := r.manifest(ctx, repo, ref)
-		if err != nil {
-			return oci.Descriptor{}, err
-		}
-		if !oci.IsDigest(ref) { // what a tag points at is kept anyway
-			return m.Descriptor, nil
-		}
-		wait := r.seen.add(seenKey{repo, m.Digest}, r.opts.Clock())
-		if wait == nil {
-			return m.Descriptor, nil
-		}
-		if err := await(ctx, wait); err != nil {
+	byDigest := oci.IsDigest(ref) // what a tag points at is kept anyway
+	if byDigest {
+		if err := r.promise(ctx, repo, oci.Digest(ref)); err != nil {
 			return oci.Descriptor{}, err
 		}
 	}
+	m, err := r.manifest(ctx, repo, ref)
+	if err != nil {
+		if byDigest {
+			r.seen.forget(seenKey{repo, oci.Digest(ref)})
+		}
+		return oci.Descriptor{}, err
+	}
+	return m.Descriptor, nil
 }
 
 // GetManifest implements oci.Reader.

@@ -76,19 +76,38 @@ func (r *Registry) flushSeen(ctx context.Context) error {
 	r.seen.mu.Unlock()
 	const step = 200
 	list := make([]catalog.Postponed, 0, min(step, len(unsaved)))
+	var err error
 	for k, at := range unsaved {
 		list = append(list, catalog.Postponed{Repo: k.repo, Digest: k.digest, Until: at.Add(r.opts.Grace)})
-		if len(list) == step {
-			if err := r.cat.Postpone(ctx, list); err != nil {
-				return err
-			}
+		if len(list) == step && err == nil {
+			err = r.cat.Postpone(ctx, list)
 			list = list[:0]
 		}
 	}
-	if len(list) == 0 {
-		return nil
+	if err == nil && len(list) > 0 {
+		err = r.cat.Postpone(ctx, list)
 	}
-	return r.cat.Postpone(ctx, list)
+	if err != nil { // the next time, then
+		r.seen.mu.Lock()
+		defer r.seen.mu.Unlock()
+		if r.seen.unsaved == nil {
+			r.seen.unsaved = map[seenKey]time.Time{}
+		}
+		for k, at := range unsaved {
+			if r.seen.unsaved[k].Before(at) {
+				r.seen.unsaved[k] = at
+			}
+		}
+	}
+	return err
+}
+
+// complete tells whether all that clients were told within a grace period is
+// known, so that it can be handed on to the next process.
+func (s *seen) complete(at time.Time, grace time.Duration) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return !s.full.Add(grace).After(at)
 }
 
 // rotate forgets what is older than two grace periods.
@@ -125,6 +144,14 @@ func (s *seen) untilOrCondemn(k seenKey, at time.Time, grace time.Duration) (t t
 	}
 	s.condemned[k] = true
 	return t, false
+}
+
+// forget takes a note back: the content turned out not to be there.
+func (s *seen) forget(k seenKey) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.now, k)
+	delete(s.unsaved, k)
 }
 
 // settle ends a step of the collector.

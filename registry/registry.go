@@ -87,7 +87,7 @@ type Options struct {
 	Grace time.Duration
 	// DeleteUntagged makes the collector take manifests nothing points at.
 	DeleteUntagged bool
-	// Delete disabled answers UNSUPPORTED to every deletion.
+	// DeleteDisabled answers UNSUPPORTED to every deletion.
 	DeleteDisabled bool
 	// ReadOnly answers UNSUPPORTED to every write.
 	ReadOnly bool
@@ -174,7 +174,7 @@ func (r *Registry) Close(ctx context.Context) error {
 	r.uploads.close()
 	r.background.Wait()
 	err := errors.Join(r.uploads.saveAll(ctx), r.flushPulls(ctx), r.flushSeen(ctx))
-	if err == nil {
+	if err == nil && r.seen.complete(r.opts.Clock(), r.opts.Grace) {
 		err = r.cat.End(ctx)
 	}
 	return err
@@ -323,6 +323,9 @@ func (r *Registry) Ready(ctx context.Context) error {
 	if err := r.cat.Ping(ctx); err != nil {
 		return fmt.Errorf("read the catalogue: %w", err)
 	}
+	if _, err := r.store.Stat(ctx, "slipway/ready"); err != nil && !errors.Is(err, objstore.ErrNotExist) {
+		return fmt.Errorf("reach the object store: %w", err)
+	}
 	return nil
 }
 
@@ -345,6 +348,12 @@ func (r *Registry) emit(ctx context.Context, e Event) error {
 		return nil
 	}
 	e.Time = r.opts.Clock()
+	if e.Action != ActionPull {
+		// The change is made: a client that hangs up must not keep it secret.
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+		defer cancel()
+	}
 	if err := r.opts.OnEvent(ctx, e); err != nil {
 		return fmt.Errorf("record the %s event: %w", e.Action, err)
 	}

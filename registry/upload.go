@@ -471,7 +471,7 @@ func (r *Registry) openObject(ctx context.Context, u *upload, more int64, known 
 	if err != nil {
 		return err
 	}
-	if err == nil && len(u.buf) > 0 {
+	if len(u.buf) > 0 {
 		if _, err := obj.Write(u.buf); err != nil {
 			return errors.Join(err, obj.Cancel(ctx))
 		}

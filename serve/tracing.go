@@ -6,7 +6,6 @@ import (
 	"net/http"
 
 	"go.opentelemetry.io/contrib/instrumentation/net/http/otelhttp"
-	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
 	"go.opentelemetry.io/otel/propagation"
@@ -17,9 +16,8 @@ import (
 )
 
 // startTracing sets up OpenTelemetry where it is asked for; it is off otherwise,
-// and then costs nothing. The returned function, nil when off, sends what is
-// left.
-func startTracing(ctx context.Context, cfg *config.Config) (func(context.Context) error, error) {
+// and then costs nothing: the provider is nil. Its Shutdown sends what is left.
+func startTracing(ctx context.Context, cfg *config.Config) (*sdktrace.TracerProvider, error) {
 	if !cfg.Tracing.Enabled {
 		return nil, nil
 	}
@@ -39,19 +37,16 @@ func startTracing(ctx context.Context, cfg *config.Config) (func(context.Context
 	if err != nil {
 		return nil, fmt.Errorf("set up tracing: %w", err)
 	}
-	provider := sdktrace.NewTracerProvider(
+	return sdktrace.NewTracerProvider(
 		sdktrace.WithBatcher(exp),
 		sdktrace.WithSampler(sdktrace.ParentBased(sdktrace.TraceIDRatioBased(t.SampleRatio))),
-		sdktrace.WithResource(resource.NewSchemaless(attribute.String("service.name", t.ServiceName))))
-	otel.SetTracerProvider(provider)
-	otel.SetTextMapPropagator(propagation.TraceContext{})
-	return provider.Shutdown, nil
+		sdktrace.WithResource(resource.NewSchemaless(attribute.String("service.name", t.ServiceName)))), nil
 }
 
 // traced wraps the handler where tracing is on.
-func traced(cfg *config.Config, h http.Handler) http.Handler {
-	if !cfg.Tracing.Enabled {
+func traced(provider *sdktrace.TracerProvider, h http.Handler) http.Handler {
+	if provider == nil {
 		return h
 	}
-	return otelhttp.NewHandler(h, "registry")
+	return otelhttp.NewHandler(h, "registry", otelhttp.WithTracerProvider(provider), otelhttp.WithPropagators(propagation.TraceContext{}))
 }

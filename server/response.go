@@ -31,9 +31,6 @@ type response struct {
 	awaiting bool
 	// since is how many bytes were written under the present deadline.
 	since int64
-	// clientGone says that the body was cut short, so that nothing can be
-	// answered any more.
-	clientGone bool
 }
 
 var responsePool = sync.Pool{New: func() any { return new(response) }}
@@ -215,15 +212,22 @@ func ignoreClient(err error) error {
 // errClientGone says that the answer could not be sent.
 var errClientGone = errors.New("the client is gone")
 
+// statusClientGone is what logs and metrics have for a request whose client left
+// before there was an answer, as in nginx.
+const statusClientGone = 499
+
 // fail answers with an error.
 func (s *Server) fail(q *request, err error) {
 	if errors.Is(err, errClientGone) || q.w.status != 0 {
 		// The body is cut short. net/http closes the connection of an answer
 		// that is shorter than its Content-Length, so the client notices.
-		q.w.clientGone = true
 		if !errors.Is(err, errClientGone) {
 			s.log.Warn("answer cut short", "method", q.r.Method, "uri", q.r.URL.Path, "err", err)
 		}
+		return
+	}
+	if errors.Is(err, context.Canceled) && q.r.Context().Err() != nil {
+		q.w.status = statusClientGone // and nobody to tell it to
 		return
 	}
 	var e *oci.Error
@@ -231,7 +235,7 @@ func (s *Server) fail(q *request, err error) {
 		e = &oci.Error{Code: oci.CodeUnknown, Message: "the registry failed; its log tells why", Err: err}
 	}
 	status := e.HTTPStatus()
-	if status >= 500 && !errors.Is(err, context.Canceled) {
+	if status >= 500 {
 		s.log.Error("request failed", "method", q.r.Method, "uri", q.r.URL.Path, "status", status, "request", q.requestID(), "err", fullError(err))
 	}
 	s.answer(q, e)
@@ -252,9 +256,7 @@ func (s *Server) answer(q *request, e *oci.Error) {
 	h["Content-Length"] = []string{strconv.Itoa(len(b))}
 	q.w.WriteHeader(status)
 	if q.r.Method != http.MethodHead {
-		if _, err := q.w.Write(b); err != nil {
-			q.w.clientGone = true
-		}
+		_, _ = q.w.Write(b) // an error says that nobody listens any more
 	}
 }
 

@@ -210,10 +210,16 @@ func (t *Writer) flushLoop() {
 	}
 }
 
+// keep notes an error. What was in the buffer is lost, and later records are
+// written again: a disk that was full may have room by now.
 func (t *Writer) keep(err error) {
+	if err == nil {
+		return
+	}
 	if t.err == nil {
 		t.err = err
 	}
+	t.buf.Reset(t.dst)
 }
 
 // Write adds a record. A log that cannot be written must not stop the registry:
