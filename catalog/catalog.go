@@ -17,6 +17,7 @@ package catalog
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"example.org/slipway/oci"
@@ -147,10 +148,20 @@ type Catalog struct {
 func Open(ctx context.Context, path string, o *Options) (*Catalog, error) {
 	opts := o.withDefaults()
 	db, err := openSQLite(ctx, path, opts.Readers)
+	if isDamaged(err) {
+		err = fmt.Errorf("the catalogue %s is damaged; restore a backup (slipway restore): %w", path, err)
+	}
 	if err != nil {
 		return nil, err
 	}
 	return &Catalog{db: db, opts: opts, grace: opts.Grace}, nil
+}
+
+// isDamaged recognises SQLite's SQLITE_CORRUPT and SQLITE_NOTADB.
+func isDamaged(err error) bool {
+	var coded interface{ Code() int }
+	const corrupt, notADatabase = 11, 26
+	return errors.As(err, &coded) && (coded.Code()&0xff == corrupt || coded.Code()&0xff == notADatabase)
 }
 
 // Close waits for writes under way and closes the catalogue.

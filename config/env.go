@@ -51,7 +51,8 @@ func (o *overlay) applyVar(name, prefix, rest, value string) {
 		o.normalize()
 		return
 	}
-	if kubernetesVar.MatchString(name) || value == "" {
+	// REGISTRY_AUTH_FILE is where podman, skopeo and buildah keep credentials.
+	if kubernetesVar.MatchString(name) || value == "" || name == "REGISTRY_AUTH_FILE" {
 		return
 	}
 	hint := ""

@@ -48,6 +48,7 @@ func rootCommand() *cobra.Command {
 		Short:         "Container-image distribution: a registry and its tools in one binary",
 		SilenceUsage:  true,
 		SilenceErrors: true,
+		Version:       longVersion(),
 	}
 	root.AddCommand(serveCommand(), gcCommand(), fsckCommand(), backupCommand(), restoreCommand(),
 		retentionCommand(), importCommand(), configCommand(), versionCommand())
