@@ -43,7 +43,12 @@ var (
 )
 
 // MissingError names the content that a manifest needs and its repository lacks.
-type MissingError struct{ Digests []oci.Digest }
+type MissingError struct {
+	// Digests are the first 100 of them.
+	Digests []oci.Digest
+	// Total is how many there are in all.
+	Total int
+}
 
 // Error implements error.
 func (e *MissingError) Error() string { return "manifest names content that is not there" }
@@ -83,6 +88,18 @@ type NewManifest struct {
 	Tags []string
 	// Immutable tells of a tag whether it may be moved once it exists.
 	Immutable func(tag string) bool
+}
+
+// MediaTypeError says that a repository holds a manifest already, under another
+// media type than it was pushed with.
+type MediaTypeError struct {
+	// Stored is the media type it has.
+	Stored string
+}
+
+// Error implements error.
+func (e *MediaTypeError) Error() string {
+	return "manifest is stored with the media type " + e.Stored
 }
 
 // ImmutableError names the tag that may not be moved or removed.

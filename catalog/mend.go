@@ -25,31 +25,46 @@ import (
 // Second, a checkpoint that readers stop half way counts the pages it has copied
 // into the catalogue's file as done, and leaves their fsync to the one that goes
 // on. When that fails, a third one copies and syncs only its own part, and then
-// the log is begun anew. Hence mend, for the file too, before there is a third.
-// A process that finds the log after a crash copies all of it.
+// the log is begun anew. Hence mendFile, before there is a third; until then the
+// log goes on growing. A process that finds it after a crash copies all of it.
 //
 // Third, the refused commit may be whole in the log. It comes back at the next
 // start unless something was committed over it. Hence settled.
 
-// mend makes durable what SQLite takes to be, before a batch, if it may not be.
+// mend makes durable what is in the log, before a batch, if it may not be.
 func (t *tx) mend() error {
 	if !t.torn {
 		return nil
 	}
-	if err := t.begin(); err != nil { // keeps everybody else from writing
+	err := t.alone(func() error { return rewriteLog(t.log) })
+	if err != nil {
+		return fmt.Errorf("make the catalogue's log durable after a failure: %w", err)
+	}
+	t.torn = false
+	return nil
+}
+
+// mendFile makes durable what was copied into the catalogue's file, before a
+// checkpoint, if it may not be.
+func (t *tx) mendFile() error {
+	if !t.fileTorn {
+		return nil
+	}
+	err := t.alone(func() error { return rewrite(t.file) })
+	if err != nil {
+		return fmt.Errorf("make the catalogue durable after a failure: %w", err)
+	}
+	t.fileTorn = false
+	return nil
+}
+
+// alone runs do while nobody else writes.
+func (t *tx) alone(do func() error) error {
+	if err := t.begin(); err != nil {
 		return err
 	}
 	defer t.rollback()
-	if err := rewriteLog(t.log); err != nil {
-		return fmt.Errorf("make the catalogue's log durable after a failure: %w", err)
-	}
-	if t.fileTorn {
-		if err := rewrite(t.file); err != nil {
-			return fmt.Errorf("make the catalogue durable after a failure: %w", err)
-		}
-	}
-	t.torn, t.fileTorn = false, false
-	return nil
+	return do()
 }
 
 // mendBeforeUse makes durable what the process before left in the log.
@@ -109,26 +124,43 @@ const (
 	// checkpointEvery is after how many batches the size of the log is looked
 	// at. That costs 9 us.
 	checkpointEvery = 8
+	// lazyPages is how large the log may grow by lazy changes alone. It is more
+	// than checkpointPages, as most often a change comes that is synced anyway.
+	lazyPages = 6000
 )
 
 // checkpoint copies the log into the catalogue's file when it has become large.
 // SQLite would do so by itself, and hide its failures.
 //
 // It waits for a batch that was synced: the checkpoint itself syncs the log, and
-// when it finds nothing to sync there it finds nothing to lose.
+// when it finds nothing to sync there it finds nothing to lose. When none comes
+// for long, it makes the next batch one.
 func (t *tx) checkpoint() {
-	if t.batches++; t.lazy || t.torn || t.batches < checkpointEvery {
+	synced := !t.lazy && !t.syncNext
+	if t.batches++; t.torn || t.batches < checkpointEvery || !synced && t.batches%checkpointEvery != 0 {
 		return
 	}
-	t.batches = 0
 	pages, copied, err := t.walCheckpoint("NOOP")
-	if err == nil && pages-copied >= checkpointPages {
-		_, _, err = t.walCheckpoint("PASSIVE")
+	if synced {
+		t.batches = 0
+		if err == nil && pages-copied >= checkpointPages {
+			_, _, err = t.walCheckpoint("PASSIVE")
+		}
+	} else if err == nil && pages-copied >= lazyPages {
+		t.syncNext = true
 	}
-	if err != nil {
+	if isIOError(err) {
 		// No change depends on it: the log has everything, and is mended first.
 		t.torn, t.fileTorn = true, true
 	}
+}
+
+// isIOError tells an fsync that failed, and other failures of the disk, from a
+// lack of room, which takes nothing away.
+func isIOError(err error) bool {
+	var coded interface{ Code() int }
+	const sqliteIOErr = 10 // the rest of the code says in which call
+	return errors.As(err, &coded) && coded.Code()&0xff == sqliteIOErr
 }
 
 // walCheckpoint returns how many pages the log has, and how many of them are in
@@ -145,14 +177,16 @@ func (db *database) settled(ctx context.Context) error {
 	if !db.doubt.Load() {
 		return nil
 	}
-	err := db.write(ctx, func(t *tx) error {
-		// Nobody reads it. It changes the first page, also when it stays the
-		// same, so there is something to commit.
-		_, err := t.exec("PRAGMA user_version = 1")
-		return err
-	})
+	err := db.write(ctx, (*tx).touch)
 	if err != nil {
 		return fmt.Errorf("commit over what was refused before: %w", err)
 	}
 	return nil
+}
+
+// touch makes a transaction have something to commit. Nobody reads what it
+// writes; it changes the first page, also when that stays the same.
+func (t *tx) touch() error {
+	_, err := t.exec("PRAGMA user_version = 1")
+	return err
 }

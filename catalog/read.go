@@ -114,23 +114,80 @@ func (c *Catalog) names(ctx context.Context, query string, args ...any) ([]strin
 	return names, err
 }
 
-// Referrers lists the manifests of a repository whose subject is d, of one
-// artifact type or, with "", of all. Their Content is left out.
-func (c *Catalog) Referrers(ctx context.Context, repo string, d oci.Digest, artifactType string) ([]oci.Descriptor, error) {
-	var out []oci.Descriptor
-	err := c.db.rows(ctx, `SELECT b.digest, m.media_type, m.artifact_type, COALESCE(m.subject, ''), COALESCE(m.annotations, ''), NULL, b.size
+// Limits of what Referrers returns.
+const (
+	// MaxReferrersBytes is about how many bytes of artifact types and
+	// annotations a page has; a single manifest may have more.
+	MaxReferrersBytes = 4 << 20
+	// MaxListedAnnotations is how many bytes of JSON a manifest's annotations
+	// may have to be listed; larger ones are left out.
+	MaxListedAnnotations = 64 << 10
+)
+
+// Referrers lists at most n manifests of a repository whose subject is d, of one
+// artifact type or, with "", of all, by digest and behind the digest last. more
+// tells whether some remain; a page ends early at MaxReferrersBytes. Their
+// Content is left out.
+func (c *Catalog) Referrers(ctx context.Context, repo string, d oci.Digest, artifactType, last string, n int) (list []oci.Descriptor, more bool, err error) {
+	// First what is small: SQLite would sort the annotations along.
+	// CROSS JOIN keeps it from walking all blobs in the order of their digests.
+	var total int64
+	err = c.db.rows(ctx, `SELECT b.digest, b.size, m.media_type, octet_length(m.artifact_type),
+		CASE WHEN octet_length(m.annotations) <= ? THEN octet_length(m.annotations) ELSE 0 END
 		FROM repositories r
-		JOIN manifests m ON m.repo_id = r.id AND m.subject = ?
-		JOIN blobs b ON b.id = m.blob_id AND b.state = 1
-		WHERE r.name = ? AND (? = '' OR m.artifact_type = ?) ORDER BY m.id`,
-		[]any{string(d), repo, artifactType, artifactType}, func(r *sql.Rows) error {
-			var size int64
-			m, err := scanManifest(func(dest ...any) error { return r.Scan(append(dest, &size)...) })
-			out = append(out, oci.Descriptor{MediaType: m.MediaType, Digest: m.Digest, Size: size,
-				ArtifactType: m.ArtifactType, Annotations: m.Annotations})
-			return err
+		CROSS JOIN manifests m ON m.repo_id = r.id AND m.subject = ?
+		CROSS JOIN blobs b ON b.id = m.blob_id AND b.state = 1
+		WHERE r.name = ? AND (? = '' OR m.artifact_type = ?) AND b.digest > ? ORDER BY b.digest LIMIT ?`,
+		[]any{MaxListedAnnotations, string(d), repo, artifactType, artifactType, last, n + 1}, func(r *sql.Rows) error {
+			var e oci.Descriptor
+			var typeBytes, annotationBytes int64
+			if err := r.Scan(&e.Digest, &e.Size, &e.MediaType, &typeBytes, &annotationBytes); err != nil {
+				return err
+			}
+			total += typeBytes + annotationBytes
+			if more = more || len(list) == n || (len(list) > 0 && total > MaxReferrersBytes); !more {
+				list = append(list, e)
+			}
+			return nil
 		})
-	return out, err
+	if err != nil || len(list) == 0 {
+		return nil, false, err
+	}
+	return list, more, c.describe(ctx, repo, d, artifactType, last, list)
+}
+
+// describe fills in the artifact types and annotations of a page of referrers
+// behind last.
+func (c *Catalog) describe(ctx context.Context, repo string, d oci.Digest, artifactType, last string, list []oci.Descriptor) error {
+	at := make(map[oci.Digest]*oci.Descriptor, len(list))
+	for i := range list {
+		at[list[i].Digest] = &list[i]
+	}
+	return c.db.rows(ctx, `SELECT b.digest, m.artifact_type,
+		CASE WHEN octet_length(m.annotations) <= ? THEN m.annotations ELSE '' END
+		FROM repositories r
+		CROSS JOIN manifests m ON m.repo_id = r.id AND m.subject = ?
+		CROSS JOIN blobs b ON b.id = m.blob_id
+		WHERE r.name = ? AND (? = '' OR m.artifact_type = ?) AND b.digest > ? AND b.digest <= ?`,
+		[]any{MaxListedAnnotations, string(d), repo, artifactType, artifactType, last, string(list[len(list)-1].Digest)}, func(r *sql.Rows) error {
+			var digest oci.Digest
+			var artifactType, annotations string
+			if err := r.Scan(&digest, &artifactType, &annotations); err != nil {
+				return err
+			}
+			e := at[digest]
+			if e == nil { // pushed since
+				return nil
+			}
+			e.ArtifactType = artifactType
+			if annotations == "" {
+				return nil
+			}
+			if err := json.Unmarshal([]byte(annotations), &e.Annotations); err != nil {
+				return fmt.Errorf("annotations of manifest %s: %w", digest, err)
+			}
+			return nil
+		})
 }
 
 // TagInfo is a tag with what retention rules judge it by.

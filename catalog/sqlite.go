@@ -23,6 +23,10 @@ var migrations embed.FS
 // one is bounded by the work of the others, about 50 us each.
 const maxBatch = 256
 
+// logLimit, in bytes, is what the log's file is cut to when it begins anew. What
+// is below stays, as writing over it is cheaper than growing.
+const logLimit = "journal_size_limit(16777216)"
+
 // database is one writer connection with group commit and a pool of readers.
 type database struct {
 	readers *sql.DB
@@ -69,7 +73,9 @@ type tx struct {
 	// torn tells that a commit or checkpoint failed, so that the log on the disk
 	// may have gaps, and fileTorn that the catalogue's file may too; see mend.
 	torn, fileTorn bool
-	batches        int // since the last look at the size of the log
+	batches        int // since the last look at the size of the log after a sync
+	// syncNext tells that the next batch is to be synced, lazy or not; see checkpoint.
+	syncNext bool
 	// lazy is the mode the connection is in; see sync.
 	lazy bool
 	// dirty tells that the present change has written something, so that its
@@ -98,7 +104,7 @@ func openSQLite(ctx context.Context, path string, readers int) (*database, error
 func (db *database) open(ctx context.Context, path string, readers int) error {
 	// cache_size is in KiB when negative: the writer's covers the hot pages of
 	// a push, readers hardly ever read because hot rows are in RAM above us.
-	w, err := sql.Open("sqlite", dsn(path, "cache_size(-2048)", "wal_autocheckpoint(0)"))
+	w, err := sql.Open("sqlite", dsn(path, "cache_size(-2048)", "wal_autocheckpoint(0)", logLimit))
 	if err != nil {
 		return fmt.Errorf("open catalogue %s: %w", path, err)
 	}
@@ -218,7 +224,7 @@ func (db *database) runWriter() {
 	defer close(db.done)
 	t := &tx{ctx: context.Background(), conn: db.conn, stmts: map[string]*sql.Stmt{}, file: db.file, log: db.log, doubt: &db.doubt}
 	defer func() {
-		db.torn = t.mend()
+		db.torn = errors.Join(t.mend(), t.mendFile())
 		for _, s := range t.stmts {
 			s.Close()
 		}
@@ -258,12 +264,16 @@ func (db *database) runWriter() {
 // or the commit itself fails, all are undone and run again one by one, so that
 // each is judged by its own outcome.
 func (t *tx) runBatch(batch []*change) {
-	err := t.mend()
-	if err == nil {
-		err = t.sync(batch)
+	if err := t.mend(); err != nil {
+		fail(batch, err)
+		return
 	}
+	err := t.sync(batch)
 	if err == nil {
 		err = t.begin()
+	}
+	if err == nil && t.syncNext {
+		err = t.touch() // a commit of nothing is not synced
 	}
 	for _, ch := range batch {
 		if err != nil {
@@ -284,8 +294,18 @@ func (t *tx) runBatch(batch []*change) {
 		batch[0].err = err
 		return
 	}
-	for _, ch := range batch {
+	for i, ch := range batch {
+		if err := t.mend(); err != nil { // once for all that are left
+			fail(batch[i:], err)
+			return
+		}
 		t.runBatch([]*change{ch})
+	}
+}
+
+func fail(batch []*change, err error) {
+	for _, ch := range batch {
+		ch.err = err
 	}
 }
 
@@ -307,7 +327,7 @@ func isVerdict(err error) bool {
 // Under synchronous=NORMAL SQLite writes to the log and does not sync it; the
 // next commit under FULL syncs all of it.
 func (t *tx) sync(batch []*change) error {
-	lazy := true
+	lazy := !t.syncNext
 	for _, ch := range batch {
 		lazy = lazy && ch.lazy
 	}
@@ -333,11 +353,12 @@ func (t *tx) begin() error {
 func (t *tx) commit() error {
 	_, err := t.stmtExec("COMMIT")
 	switch {
-	case err != nil:
+	case isIOError(err):
 		t.torn = true
 		t.doubt.Store(true)
-	case !t.lazy:
+	case err == nil && !t.lazy:
 		t.doubt.Store(false)
+		t.syncNext = false
 	}
 	return err
 }

@@ -171,7 +171,8 @@ func (c *Catalog) DeleteBlob(ctx context.Context, repo string, d oci.Digest) err
 }
 
 // PutManifest records a manifest, what it names, and its tags. replaced are
-// the tags that pointed elsewhere before. Errors: *MissingError, *ImmutableError.
+// the tags that pointed elsewhere before. Errors: *MissingError,
+// *ImmutableError, *MediaTypeError.
 func (c *Catalog) PutManifest(ctx context.Context, repo string, m NewManifest) (replaced []string, err error) {
 	var annotations any
 	if len(m.Annotations) > 0 {
@@ -181,9 +182,13 @@ func (c *Catalog) PutManifest(ctx context.Context, repo string, m NewManifest) (
 		}
 		annotations = string(b)
 	}
+	var conflict *MediaTypeError
 	err = c.db.write(ctx, func(t *tx) error {
-		replaced = nil
+		replaced, conflict = nil, nil
 		repoID, named, err := t.checkManifest(repo, m)
+		if errors.As(err, &conflict) {
+			return nil // nothing was written, so the changes beside this one go on
+		}
 		if err != nil {
 			return err
 		}
@@ -198,10 +203,8 @@ func (c *Catalog) PutManifest(ctx context.Context, repo string, m NewManifest) (
 		if err != nil {
 			return err
 		}
-		for _, b := range named {
-			if _, err := t.exec(`INSERT INTO refs (repo_id, blob_id, manifest_id) VALUES (?, ?, ?) ON CONFLICT DO NOTHING`, repoID, b, id); err != nil {
-				return err
-			}
+		if err := t.name(repoID, id, named); err != nil {
+			return err
 		}
 		if err := t.nameOptional(repoID, id, m.Optional, now); err != nil {
 			return err
@@ -220,8 +223,14 @@ func (c *Catalog) PutManifest(ctx context.Context, repo string, m NewManifest) (
 		}
 		return t.enqueue(gcManifest, repoID, blobID, due)
 	})
+	if err == nil && conflict != nil {
+		err = conflict
+	}
 	return replaced, err
 }
+
+// maxMissing is how many digests a MissingError names.
+const maxMissing = 100
 
 // checkManifest does all that can fail before anything is written: it returns
 // the ids of the repository (0: new) and of everything the manifest names.
@@ -230,33 +239,52 @@ func (t *tx) checkManifest(repo string, m NewManifest) (repoID int64, named []in
 	if err != nil && err != ErrNoRepository {
 		return 0, nil, err
 	}
-	var missing []oci.Digest
+	if repoID != 0 {
+		if err := t.checkMediaType(repoID, m); err != nil {
+			return 0, nil, err
+		}
+	}
+	var missing MissingError
+	// One statement for all digests: a manifest may name thousands, and this is
+	// the only writer.
 	find := func(query string, digests []oci.Digest) error {
-		for _, d := range digests {
+		if len(digests) == 0 {
+			return nil
+		}
+		list, err := json.Marshal(digests)
+		if err != nil {
+			return err
+		}
+		return t.rows(query, []any{string(list), repoID}, func(r *sql.Rows) error {
+			var d oci.Digest
 			var id int64
-			switch err := t.row(query, []any{string(d), repoID}, &id); err {
-			case nil:
-				named = append(named, id)
-			case ErrNotFound:
-				missing = append(missing, d)
-			default:
+			if err := r.Scan(&d, &id); err != nil {
 				return err
 			}
-		}
-		return nil
+			if id != 0 {
+				named = append(named, id)
+				return nil
+			}
+			if missing.Total++; missing.Total <= maxMissing {
+				missing.Digests = append(missing.Digests, d)
+			}
+			return nil
+		})
 	}
-	err = find(`SELECT b.id FROM blobs b JOIN links l ON l.blob_id = b.id WHERE b.digest = ? AND b.state = 1 AND l.repo_id = ?`, m.Blobs)
+	err = find(`SELECT e.value, COALESCE((SELECT b.id FROM blobs b JOIN links l ON l.blob_id = b.id AND l.repo_id = ?2
+		WHERE b.digest = e.value AND b.state = 1), 0) FROM json_each(?1) e ORDER BY e.key`, m.Blobs)
 	if err != nil {
 		return 0, nil, err
 	}
 	// An index may also name plain blobs.
-	err = find(`SELECT b.id FROM blobs b WHERE b.digest = ?1 AND b.state = 1 AND (EXISTS (SELECT 1 FROM manifests m WHERE m.blob_id = b.id AND m.repo_id = ?2)
-		OR EXISTS (SELECT 1 FROM links l WHERE l.blob_id = b.id AND l.repo_id = ?2))`, m.Manifests)
+	err = find(`SELECT e.value, COALESCE((SELECT b.id FROM blobs b WHERE b.digest = e.value AND b.state = 1
+		AND (EXISTS (SELECT 1 FROM manifests m WHERE m.blob_id = b.id AND m.repo_id = ?2)
+		OR EXISTS (SELECT 1 FROM links l WHERE l.blob_id = b.id AND l.repo_id = ?2))), 0) FROM json_each(?1) e ORDER BY e.key`, m.Manifests)
 	if err != nil {
 		return 0, nil, err
 	}
-	if len(missing) > 0 {
-		return 0, nil, &MissingError{missing}
+	if missing.Total > 0 {
+		return 0, nil, &missing
 	}
 	if m.Immutable != nil && repoID != 0 {
 		for _, tag := range m.Tags {
@@ -266,6 +294,21 @@ func (t *tx) checkManifest(repo string, m NewManifest) (repoID int64, named []in
 		}
 	}
 	return repoID, named, nil
+}
+
+// checkMediaType refuses a manifest that is there with another media type: whoever
+// pulls it by digest or by an immutable tag is to see the same for ever.
+func (t *tx) checkMediaType(repoID int64, m NewManifest) error {
+	var stored string
+	err := t.row(`SELECT m.media_type FROM blobs b JOIN manifests m ON m.repo_id = ? AND m.blob_id = b.id WHERE b.digest = ?`,
+		[]any{repoID, string(m.Digest)}, &stored)
+	switch {
+	case err == ErrNotFound:
+		return nil
+	case err == nil && stored != m.MediaType:
+		return &MediaTypeError{stored}
+	}
+	return err
 }
 
 func (t *tx) checkImmutable(repoID int64, d oci.Digest, tag string, immutable func(string) bool) error {
@@ -300,29 +343,56 @@ func (t *tx) insertManifest(repoID int64, m NewManifest, annotations any, now in
 	}
 	id, err = t.insert(`INSERT INTO manifests (repo_id, blob_id, media_type, artifact_type, subject, annotations, created_at, pulled_at)
 		VALUES (?, ?, ?, ?, ?, ?, ?, 0)
-		ON CONFLICT (repo_id, blob_id) DO UPDATE SET media_type = excluded.media_type RETURNING id`,
+		ON CONFLICT (repo_id, blob_id) DO NOTHING RETURNING id`,
 		repoID, blobID, m.MediaType, m.ArtifactType, subject, annotations, now)
+	if err == ErrNotFound { // it is there
+		err = t.row(`SELECT id FROM manifests WHERE repo_id = ? AND blob_id = ?`, []any{repoID, blobID}, &id)
+	}
 	return id, blobID, err
+}
+
+// name records that a manifest names contents.
+func (t *tx) name(repoID, manifestID int64, blobIDs []int64) error {
+	if len(blobIDs) == 0 {
+		return nil
+	}
+	list, err := json.Marshal(blobIDs)
+	if err != nil {
+		return err
+	}
+	_, err = t.exec(`INSERT INTO refs (repo_id, blob_id, manifest_id) SELECT ?, e.value, ? FROM json_each(?) e WHERE true
+		ON CONFLICT DO NOTHING`, repoID, manifestID, string(list))
+	return err
 }
 
 // nameOptional records contents that are named but need not be here, so that
 // they are kept if they come, or are here already.
 func (t *tx) nameOptional(repoID, manifestID int64, named []oci.Descriptor, now int64) error {
-	for _, d := range named {
-		var id int64
-		err := t.row(`SELECT id FROM blobs WHERE digest = ?`, []any{string(d.Digest)}, &id)
-		if err == ErrNotFound {
-			id, err = t.insert(`INSERT INTO blobs (digest, size, state, content, created_at) VALUES (?, ?, 0, NULL, ?) RETURNING id`,
-				string(d.Digest), d.Size, now)
-		}
-		if err != nil {
-			return err
-		}
-		if _, err := t.exec(`INSERT INTO refs (repo_id, blob_id, manifest_id) VALUES (?, ?, ?) ON CONFLICT DO NOTHING`, repoID, id, manifestID); err != nil {
-			return err
-		}
+	if len(named) == 0 {
+		return nil
 	}
-	return nil
+	type content struct {
+		Digest oci.Digest `json:"digest"`
+		Size   int64      `json:"size"`
+	}
+	contents := make([]content, len(named))
+	for i, d := range named {
+		contents[i] = content{d.Digest, d.Size}
+	}
+	list, err := json.Marshal(contents)
+	if err != nil {
+		return err
+	}
+	if _, err = t.exec(`INSERT INTO blobs (digest, size, state, content, created_at)
+		SELECT e.value ->> 'digest', e.value ->> 'size', 0, NULL, ? FROM json_each(?) e WHERE true
+		ON CONFLICT (digest) DO NOTHING`, now, string(list)); err != nil {
+		return err
+	}
+	// CROSS JOIN: look up each blob, do not walk the table.
+	_, err = t.exec(`INSERT INTO refs (repo_id, blob_id, manifest_id)
+		SELECT ?, b.id, ? FROM json_each(?) e CROSS JOIN blobs b ON b.digest = e.value ->> 'digest' WHERE true
+		ON CONFLICT DO NOTHING`, repoID, manifestID, string(list))
+	return err
 }
 
 // setTag points a tag at a manifest and tells whether it pointed elsewhere.

@@ -253,14 +253,29 @@ func (c *copier) manifest(ctx context.Context, im CopyImage, desc oci.Descriptor
 	if !c.o.Referrers {
 		return nil
 	}
-	referrers, err := c.src.Referrers(ctx, im.From, desc.Digest, "")
-	if err != nil {
-		return fmt.Errorf("referrers of %s: %w", desc.Digest, err)
-	}
-	for _, r := range referrers {
-		if err := c.manifest(ctx, im, r, "", depth+1); err != nil {
-			return fmt.Errorf("referrer %s: %w", r.Digest, err)
+	return c.referrers(ctx, im, desc.Digest, depth)
+}
+
+// referrersPage is how many referrers are asked for at once: practically all,
+// because a [Client] reads the whole list for each page.
+const referrersPage = 100_000
+
+// referrers copies what refers to a manifest.
+func (c *copier) referrers(ctx context.Context, im CopyImage, subject oci.Digest, depth int) error {
+	for last, more := "", true; more; {
+		var list []oci.Descriptor
+		var err error
+		list, more, err = c.src.Referrers(ctx, im.From, subject, "", last, referrersPage)
+		if err != nil {
+			return fmt.Errorf("referrers of %s: %w", subject, err)
 		}
+		for _, r := range list {
+			if err := c.manifest(ctx, im, r, "", depth+1); err != nil {
+				return fmt.Errorf("referrer %s: %w", r.Digest, err)
+			}
+			last = string(r.Digest)
+		}
+		more = more && len(list) > 0
 	}
 	return nil
 }

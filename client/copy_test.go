@@ -175,7 +175,7 @@ func pageOf(names []string, last string) ([]string, bool, error) {
 	return names[:min(1, len(names))], len(names) > 1, nil
 }
 
-func (m *memRegistry) Referrers(_ context.Context, repo string, d oci.Digest, _ string) ([]oci.Descriptor, error) {
+func (m *memRegistry) Referrers(_ context.Context, repo string, d oci.Digest, _, last string, n int) ([]oci.Descriptor, bool, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var list []oci.Descriptor
@@ -185,7 +185,9 @@ func (m *memRegistry) Referrers(_ context.Context, repo string, d oci.Digest, _ 
 			list = append(list, got.Descriptor)
 		}
 	}
-	return list, nil
+	slices.SortFunc(list, func(a, b oci.Descriptor) int { return strings.Compare(string(a.Digest), string(b.Digest)) })
+	list = slices.DeleteFunc(list, func(d oci.Descriptor) bool { return string(d.Digest) <= last })
+	return list[:min(1, n, len(list))], len(list) > 1, nil // pages of one, so that paging is exercised
 }
 
 func pushBlob(t testing.TB, r oci.Registry, repo, content string) oci.Descriptor {

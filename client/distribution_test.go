@@ -171,7 +171,7 @@ func distributionManifests(t *testing.T, c *client.Client) {
 		t.Errorf("got repositories %q, %v", names, err)
 	}
 	sig := image(t, c, "m", &img, []string{"sig"})
-	list, err := c.Referrers(ctx, "m", img.Digest, "application/vnd.oci.image.config.v1+json")
+	list, _, err := c.Referrers(ctx, "m", img.Digest, "application/vnd.oci.image.config.v1+json", "", 10)
 	if err != nil || len(list) != 1 || list[0].Digest != sig.Digest {
 		t.Errorf("got referrers %+v, %v", list, err)
 	}

@@ -161,8 +161,27 @@ func isNext(params string) bool {
 }
 
 // Referrers implements [oci.Lister] by the referrers API, or by the referrers
-// tag where the registry has no such API.
-func (c *Client) Referrers(ctx context.Context, repo string, d oci.Digest, artifactType string) ([]oci.Descriptor, error) {
+// tag where the registry has no such API. Registries page in orders of their
+// own, so each call reads the whole list: ask for many at once.
+func (c *Client) Referrers(ctx context.Context, repo string, d oci.Digest, artifactType, last string, n int) ([]oci.Descriptor, bool, error) {
+	all, err := c.allReferrers(ctx, repo, d, artifactType)
+	if err != nil {
+		return nil, false, err
+	}
+	slices.SortStableFunc(all, func(a, b oci.Descriptor) int { return strings.Compare(string(a.Digest), string(b.Digest)) })
+	all = slices.CompactFunc(all, func(a, b oci.Descriptor) bool { return a.Digest == b.Digest })
+	i := 0
+	for i < len(all) && string(all[i].Digest) <= last {
+		i++
+	}
+	all = all[i:]
+	if n = max(n, 0); len(all) > n {
+		return all[:n], n > 0, nil
+	}
+	return all, false, nil
+}
+
+func (c *Client) allReferrers(ctx context.Context, repo string, d oci.Digest, artifactType string) ([]oci.Descriptor, error) {
 	if err := checkBlob(repo, d); err != nil {
 		return nil, err
 	}

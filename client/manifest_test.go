@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 
@@ -212,8 +213,9 @@ func TestSubject(t *testing.T) {
 			{MediaType: oci.MediaTypeOCIManifest, Digest: oci.SHA256(put.Bytes), Size: int64(len(put.Bytes)), ArtifactType: "application/x-sig", Annotations: map[string]string{"k": "v"}},
 			{MediaType: oci.MediaTypeOCIManifest, Digest: oci.SHA256(another.Bytes), Size: int64(len(another.Bytes)), ArtifactType: "application/x-sig", Annotations: map[string]string{"k": "v"}},
 		}
+		slices.SortFunc(want, func(a, b oci.Descriptor) int { return strings.Compare(string(a.Digest), string(b.Digest)) })
 		for artifactType, want := range map[string][]oci.Descriptor{"": want, "application/x-sig": want, "application/other": nil} {
-			got, err := c.Referrers(ctx, "a", digest, artifactType)
+			got, _, err := c.Referrers(ctx, "a", digest, artifactType, "", 10)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -228,10 +230,12 @@ func TestSubject(t *testing.T) {
 }
 
 func TestReferrersAPI(t *testing.T) {
+	entries := 0
 	page := func(types ...string) string {
 		var list []oci.Descriptor
 		for _, typ := range types {
-			list = append(list, oci.Descriptor{MediaType: oci.MediaTypeOCIManifest, Digest: digest, Size: 1, ArtifactType: typ})
+			entries++
+			list = append(list, oci.Descriptor{MediaType: oci.MediaTypeOCIManifest, Digest: oci.SHA256(fmt.Append(nil, entries)), Size: 1, ArtifactType: typ})
 		}
 		b, err := json.Marshal(map[string]any{"schemaVersion": 2, "manifests": list})
 		if err != nil {
@@ -260,11 +264,45 @@ func TestReferrersAPI(t *testing.T) {
 		}, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, err := dial(t, tt.script.serve(t).URL, nil).Referrers(t.Context(), "a", digest, "x/sig")
-			if err != nil || len(got) != tt.want {
-				t.Errorf("got %+v, %v, want %d", got, err, tt.want)
+			got, more, err := dial(t, tt.script.serve(t).URL, nil).Referrers(t.Context(), "a", digest, "x/sig", "", 10)
+			if err != nil || more || len(got) != tt.want {
+				t.Errorf("got %+v, %v, %v, want %d", got, more, err, tt.want)
 			}
 		})
+	}
+}
+
+// TestReferrersPage: whatever order a registry lists in, pages are by digest.
+func TestReferrersPage(t *testing.T) {
+	var list []oci.Descriptor
+	for _, i := range []string{"3", "1", "2", "1"} {
+		list = append(list, oci.Descriptor{MediaType: "m", Digest: oci.Digest("sha256:" + strings.Repeat(i, 64)), Size: 1})
+	}
+	b, err := json.Marshal(map[string]any{"schemaVersion": 2, "manifests": list})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := serve(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", oci.MediaTypeOCIIndex)
+		_, _ = w.Write(b)
+	})
+	for _, tt := range []struct {
+		last string
+		n    int
+		want string
+		more bool
+	}{
+		{"", 10, "123", false}, {"", 3, "123", false}, {"", 2, "12", true}, {string(list[1].Digest), 1, "2", true},
+		{"sha256:15", 5, "23", false}, {string(list[0].Digest), 5, "", false}, {"", 0, "", false},
+	} {
+		page, more, err := dial(t, s.URL, nil).Referrers(t.Context(), "a", digest, "", tt.last, tt.n)
+		got := ""
+		for _, d := range page {
+			got += string(d.Digest[len("sha256:")])
+		}
+		if err != nil || got != tt.want || more != tt.more {
+			t.Errorf("%d behind %q: got %q, %v, %v", tt.n, tt.last, got, more, err)
+		}
 	}
 }
 

@@ -14,7 +14,7 @@ type Storage struct {
 	Maintenance       Maintenance     `yaml:"maintenance" doc:"Upload purging and read-only mode."`
 	GC                GC              `yaml:"gc" doc:"Garbage collection, which runs while the registry serves."`
 	ImmutableTags     []ImmutableTags `yaml:"immutable_tags" doc:"Tags that cannot be moved or deleted once they are set."`
-	Retention         []Retention     `yaml:"retention" doc:"Tags that are removed by themselves. The first rule whose repositories match decides; a tag stays if one of its keep_ keys holds it."`
+	Retention         []Retention     `yaml:"retention" doc:"Tags that are removed by themselves. A tag stays if a keep_ key of any rule for its repository holds it, or if no rule is for its repository."`
 	RetentionInterval time.Duration   `yaml:"retention_interval" default:"24h" min:"1m" doc:"Time between two runs of the retention rules."`
 }
 

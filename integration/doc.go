@@ -1,7 +1,7 @@
 // Package integration tests the slipway binary from outside: with the clients
 // people use (docker with both of its image stores, containerd, podman,
 // skopeo, buildah, crane, regctl, helm), and with faults (kill -9, power cuts,
-// full disks, clients that lie, hang or disappear).
+// full disks, disks that fail, clients that lie, hang or disappear).
 //
 // Everything here talks to a real server process on a loopback port with a
 // root directory of its own. The package shares no code with the product, so

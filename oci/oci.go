@@ -181,8 +181,11 @@ type Lister interface {
 	Tags(ctx context.Context, repo, last string, n int) (tags []string, more bool, err error)
 	// Referrers lists the manifests whose subject is d, of one artifact type
 	// or, with "", of all. A subject nobody refers to has no referrers, which
-	// is no error. The descriptors carry artifactType and annotations.
-	Referrers(ctx context.Context, repo string, d Digest, artifactType string) ([]Descriptor, error)
+	// is no error. The descriptors carry artifactType and annotations. They
+	// are sorted by digest, each is there once, and last is a digest, which
+	// need not be one of them. A page may be shorter than n although there are
+	// more, but not empty then.
+	Referrers(ctx context.Context, repo string, d Digest, artifactType, last string, n int) (list []Descriptor, more bool, err error)
 }
 
 // Registry is a whole registry.

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -27,6 +28,13 @@ const CatalogFile = "catalog.db"
 // BackupMarker is a file that says that a directory is a backup. It is also what
 // programs lock that write or read the backup.
 const BackupMarker = "slipway-backup"
+
+// LockFile is a file in a data root that a program locks while it uses that.
+const LockFile = "slipway.lock"
+
+// RestoreMarker is a file in a data root that says that a restore into it has
+// begun. Without a catalogue beside it, the restore did not come to its end.
+const RestoreMarker = "slipway-restore"
 
 const (
 	backupFormat  = "format 1\n"
@@ -180,16 +188,30 @@ func lockMarker(f *os.File, how int) error {
 	return fmt.Errorf("%s is not of a format this program knows: %.40q", BackupMarker, b)
 }
 
-// checkEmpty refuses a directory that holds anything but what a new file
-// system has.
-func checkEmpty(dir string) error {
+// ErrNotEmpty is returned for a directory that should hold nothing.
+var ErrNotEmpty = errors.New("the directory is not empty")
+
+// CheckRestorable returns an error unless a backup may be restored into the
+// directory root: unless it is missing or holds nothing but a lock and what a
+// new file system has. Errors: ErrNotEmpty.
+func CheckRestorable(root string) error {
+	err := checkEmpty(root, LockFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// checkEmpty refuses a directory that holds anything but what a new file system
+// has and the allowed names.
+func checkEmpty(dir string, allowed ...string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return err
 	}
 	for _, e := range entries {
-		if e.Name() != "lost+found" {
-			return fmt.Errorf("directory %s is not empty: it holds %s", dir, e.Name())
+		if e.Name() != "lost+found" && !slices.Contains(allowed, e.Name()) {
+			return fmt.Errorf("%w: %s holds %s", ErrNotEmpty, dir, e.Name())
 		}
 	}
 	return nil
@@ -203,12 +225,13 @@ func renameDurably(from, to string) error {
 	return syncDir(filepath.Dir(to))
 }
 
-// makeDir makes a directory, if it is missing, and its name durable.
+// makeDir makes a directory, and what is missing above it, each name durable.
 func makeDir(dir string) error {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	abs, err := filepath.Abs(dir)
+	if err != nil {
 		return err
 	}
-	return syncDir(filepath.Dir(dir))
+	return fsstore.MakeDir(abs, 0o700)
 }
 
 func syncDir(dir string) error {
@@ -227,33 +250,36 @@ type RestoreOptions struct {
 	// AllowDamaged restores what it can of a backup that is damaged. Run Fsck
 	// with Repair before the registry is used.
 	AllowDamaged bool
+	// Claim, if not nil, keeps others away from root until it is released. It is
+	// called when root is there, before anything in it is looked at.
+	Claim func() (release func() error, err error)
 }
 
 // Restore makes the directory root a data root that holds what the backup in
 // dir holds. root must be missing or empty, and nobody may use it meanwhile.
 // Every byte is checked against its digest. The catalogue comes last, so that
-// a root with a catalogue is whole.
+// a root with a catalogue is whole; one that has [RestoreMarker] and none is not,
+// and must be emptied. Errors: ErrNotEmpty.
 func Restore(ctx context.Context, dir, root string, o RestoreOptions) (BackupReport, error) {
 	t := newTransfer(nil, o.Parallel, o.Progress)
-	err := restore(ctx, dir, root, o.AllowDamaged, t)
+	err := restore(ctx, dir, root, o, t)
 	if err != nil {
 		err = fmt.Errorf("restore %s to %s: %w", dir, root, err)
 	}
 	return t.finish(), err
 }
 
-func restore(ctx context.Context, dir, root string, allowDamaged bool, t *transfer) (err error) {
+func restore(ctx context.Context, dir, root string, o RestoreOptions, t *transfer) (err error) {
 	src, lock, err := openBackup(dir)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, src.Close(), lock.Close()) }()
-	if err := makeDir(root); err != nil {
+	release, err := claimRoot(root, o.Claim)
+	if err != nil {
 		return err
 	}
-	if err := checkEmpty(root); err != nil {
-		return fmt.Errorf("a backup is only restored into an empty directory: %w", err)
-	}
+	defer func() { err = errors.Join(err, release()) }()
 	dst, err := fsstore.New(root, nil)
 	if err != nil {
 		return err
@@ -273,14 +299,39 @@ func restore(ctx context.Context, dir, root string, allowDamaged bool, t *transf
 	if err != nil {
 		return err
 	}
-	if n := t.rep.DamagedTotal; n > 0 && !allowDamaged {
+	if n := t.rep.DamagedTotal; n > 0 && !o.AllowDamaged {
 		return fmt.Errorf("%d contents of the backup are damaged, the first is %s; empty %s and restore with damage allowed to get the others", n, t.rep.Damaged[0], root)
 	}
 	unborn := filepath.Join(root, catalogUnborn)
 	if err := copyFile(filepath.Join(dir, CatalogFile), unborn); err != nil {
 		return err
 	}
-	return renameDurably(unborn, filepath.Join(root, CatalogFile))
+	if err := renameDurably(unborn, filepath.Join(root, CatalogFile)); err != nil {
+		return err
+	}
+	return os.Remove(filepath.Join(root, RestoreMarker)) // beside a catalogue it means nothing
+}
+
+// claimRoot makes the directory to restore into, claims and marks it.
+func claimRoot(root string, claim func() (func() error, error)) (release func() error, err error) {
+	if err := makeDir(root); err != nil {
+		return nil, err
+	}
+	release = func() error { return nil }
+	if claim != nil {
+		if release, err = claim(); err != nil {
+			return nil, err
+		}
+	}
+	if err = CheckRestorable(root); err != nil {
+		err = fmt.Errorf("a backup is only restored into an empty directory: %w", err)
+	} else if err = os.WriteFile(filepath.Join(root, RestoreMarker), nil, 0o600); err == nil {
+		err = syncDir(root)
+	}
+	if err != nil {
+		return nil, errors.Join(err, release())
+	}
+	return release, nil
 }
 
 // openBackup opens a backup's objects for reading and keeps writers away.

@@ -238,7 +238,7 @@ func contents(t testing.TB, r oci.Registry) map[string]string {
 		for _, c := range doc.Manifests {
 			manifest(repo, string(c.Digest))
 		}
-		referrers, err := r.Referrers(ctx, repo, m.Digest, "")
+		referrers, _, err := r.Referrers(ctx, repo, m.Digest, "", "", 1000)
 		if err != nil {
 			t.Errorf("referrers of %s: %v", m.Digest, err)
 		}

@@ -43,23 +43,35 @@ type CollectReport struct {
 
 // collector lets one collection run at a time.
 type collector struct {
-	mu sync.Mutex
+	// objects is held for reading while a backup needs every object to stay,
+	// perhaps for hours. It is taken before all others.
+	objects sync.RWMutex
+	mu      sync.Mutex
 	// queued says that manifests without a tag were looked for once; under mu.
 	queued bool
-	// objects is held for reading while a backup needs every object to stay.
-	objects sync.RWMutex
+	// condemning is held from the first keepOrCondemn of a step until settle,
+	// which would else settle what another step condemned.
+	condemning sync.Mutex
+	// checking is held by the one run of Fsck there may be.
+	checking sync.Mutex
 }
 
 // Collect removes what nothing needs any more, while pushes and pulls go on.
 // Its cost grows with what has changed since the last run, not with the store.
 // It may be cut off at any point and is continued by the next run.
 func (r *Registry) Collect(ctx context.Context, o CollectOptions) (CollectReport, error) {
-	r.collects.mu.Lock()
-	defer r.collects.mu.Unlock()
-	r.collects.objects.Lock()
-	defer r.collects.objects.Unlock()
 	start := time.Now()
 	var rep CollectReport
+	if !o.DryRun {
+		if err := lockPatiently(ctx, r.collects.objects.TryLock); err != nil {
+			return rep, fmt.Errorf("wait for a backup, repair or collection to end: %w", err)
+		}
+		defer r.collects.objects.Unlock()
+	}
+	if err := lockPatiently(ctx, r.collects.mu.TryLock); err != nil {
+		return rep, fmt.Errorf("wait for another collection to end: %w", err)
+	}
+	defer r.collects.mu.Unlock()
 	err := r.collect(ctx, o, &rep)
 	rep.Took = time.Since(start)
 	if !o.DryRun {
@@ -97,9 +109,8 @@ func (r *Registry) collect(ctx context.Context, o CollectOptions, rep *CollectRe
 		if o.Now { // also what this run queues
 			step.Before = r.collectBefore(o)
 		}
-		out, last, err := r.cat.Collect(ctx, step)
+		out, last, err := r.step(ctx, step)
 		if err != nil {
-			r.seen.settle()
 			return fmt.Errorf("collect garbage: %w", err)
 		}
 		if out.Examined == 0 {
@@ -108,7 +119,7 @@ func (r *Registry) collect(ctx context.Context, o CollectOptions, rep *CollectRe
 		rep.add(out, o.DryRun)
 		if o.DryRun {
 			step.After = last
-		} else if err := r.apply(ctx, out); err != nil {
+		} else if err := r.deleteObjects(ctx, out.Objects); err != nil {
 			return err
 		}
 		if o.Progress != nil {
@@ -139,7 +150,7 @@ func (r *Registry) keep(repo string, d oci.Digest) (time.Time, bool) {
 }
 
 // keepOrCondemn is keep for a step that takes what it does not keep. From its
-// answer until apply nobody is told that the content is there.
+// answer until settle nobody is told that the content is there.
 func (r *Registry) keepOrCondemn(repo string, d oci.Digest) (time.Time, bool) {
 	now := r.opts.Clock()
 	if r.holdBack.After(now) {
@@ -168,8 +179,16 @@ func (rep *CollectReport) add(out catalog.Collected, dryRun bool) {
 	}
 }
 
-// apply makes RAM and the object store follow what a step removed.
-func (r *Registry) apply(ctx context.Context, out catalog.Collected) error {
+// step takes one step in the catalogue and makes RAM follow what it removed.
+// The objects are left to the caller.
+func (r *Registry) step(ctx context.Context, o catalog.CollectOptions) (catalog.Collected, *catalog.Candidate, error) {
+	r.collects.condemning.Lock()
+	defer r.collects.condemning.Unlock()
+	defer r.seen.settle()
+	out, last, err := r.cat.Collect(ctx, o)
+	if err != nil || o.DryRun {
+		return out, last, err
+	}
 	for _, u := range out.Unlinked {
 		if u.Manifest {
 			r.ram.Drop(cache.Key{Kind: kindManifest, Repo: u.Repo, Ref: string(u.Digest)})
@@ -177,8 +196,7 @@ func (r *Registry) apply(ctx context.Context, out catalog.Collected) error {
 			r.ram.Drop(blobKey(u.Repo, u.Digest))
 		}
 	}
-	r.seen.settle()
-	return r.deleteObjects(ctx, out.Objects)
+	return out, last, nil
 }
 
 // finishDeleting goes on with deletions that an earlier run, or process, began.
@@ -218,6 +236,11 @@ func (r *Registry) deleteObjects(ctx context.Context, blobs []catalog.Blob) erro
 			return fmt.Errorf("check %s before it is deleted: %w", d, err)
 		}
 		if !deleting {
+			continue
+		}
+		if !oci.ValidDigest(d) { // of a damaged catalogue; there is no such object
+			r.log.Warn("dropped a content whose digest is none", "digest", d)
+			gone = append(gone, d)
 			continue
 		}
 		if err := r.store.Delete(ctx, BlobKey(d)); err != nil {

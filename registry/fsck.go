@@ -2,6 +2,7 @@ package registry
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"sync"
@@ -147,7 +148,8 @@ type fsck struct {
 // Fsck compares the catalogue with itself, with the contents, and with the
 // object store, while the registry serves. What changes during the check is not
 // taken for a problem: each finding is confirmed while nothing can change it.
-// Memory is bounded, whatever the size of the registry.
+// Memory is bounded, whatever the size of the registry. One check runs at a
+// time; a second one gets an error.
 //
 // Objects in the storage of a Distribution registry, adopted in place, are never
 // deleted as long as its directory of repositories is there.
@@ -160,6 +162,10 @@ func (r *Registry) Fsck(ctx context.Context, o FsckOptions) (FsckReport, error) 
 			return FsckReport{}, err
 		}
 	}
+	if !r.collects.checking.TryLock() {
+		return FsckReport{}, errors.New("a check is under way already")
+	}
+	defer r.collects.checking.Unlock()
 	f := &fsck{r: r, o: o, start: r.opts.Clock(), began: time.Now()}
 	f.rep.Counts, f.rep.Repaired = map[ProblemKind]int{}, map[ProblemKind]int{}
 	err := f.run(ctx)

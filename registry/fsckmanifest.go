@@ -92,6 +92,9 @@ func (n names) all() []oci.Descriptor { return unique(n.blobs, n.manifests, n.fo
 // checkManifest checks that a manifest is one, and that the catalogue records
 // what it names.
 func (f *fsck) checkManifest(ctx context.Context, m catalog.ManifestRow) error {
+	if !oci.ValidDigest(m.Digest) {
+		return f.found(ctx, Problem{Kind: ProblemManifest, Repo: m.Repo, Digest: m.Digest, Detail: "the catalogue has a digest that is none"}, nil)
+	}
 	content, ok, err := f.manifestContent(ctx, m)
 	if err != nil || !ok {
 		return err
@@ -147,7 +150,7 @@ func (f *fsck) manifestContent(ctx context.Context, m catalog.ManifestRow) (cont
 
 func (f *fsck) verifiedManifest(ctx context.Context, m catalog.ManifestRow, b catalog.Blob) ([]byte, bool, error) {
 	if b.Content != nil {
-		return b.Content, oci.ValidDigest(m.Digest) && m.Digest.Algorithm().FromBytes(b.Content) == m.Digest, nil
+		return b.Content, m.Digest.Algorithm().FromBytes(b.Content) == m.Digest, nil
 	}
 	p := Problem{Kind: ProblemNotInline, Repo: m.Repo, Digest: m.Digest, Detail: "the manifest's bytes are not in the catalogue"}
 	var err error

@@ -1,14 +1,14 @@
 package registry
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
-
-	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"example.org/slipway/cache"
 	"example.org/slipway/catalog"
@@ -25,11 +25,68 @@ type document struct {
 	MediaType     string            `json:"mediaType"`
 	ArtifactType  string            `json:"artifactType"`
 	Config        *oci.Descriptor   `json:"config"`
-	Layers        []oci.Descriptor  `json:"layers"`
-	Blobs         []oci.Descriptor  `json:"blobs"`
-	Manifests     []oci.Descriptor  `json:"manifests"`
+	Layers        descriptors       `json:"layers"`
+	Blobs         descriptors       `json:"blobs"`
+	Manifests     descriptors       `json:"manifests"`
 	Subject       *oci.Descriptor   `json:"subject"`
 	Annotations   map[string]string `json:"annotations"`
+}
+
+// Limits of what a manifest may hold, so that a small document cannot take much
+// memory or keep the catalogue's writer busy.
+const (
+	// maxDescriptors in a manifest's list; only one kind of list is allowed.
+	maxDescriptors = 10_000
+	// maxValues is how many JSON values a manifest has at most: 25 for each of
+	// 10,000 descriptors. A value may take a hundred times its bytes of memory.
+	maxValues = 250_000
+)
+
+// descriptors is a list that stops being read when it is too long.
+type descriptors []oci.Descriptor
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (l *descriptors) UnmarshalJSON(b []byte) error {
+	*l = nil
+	dec := json.NewDecoder(bytes.NewReader(b))
+	switch t, err := dec.Token(); {
+	case err != nil:
+		return err
+	case t == nil:
+		return nil
+	case t != json.Delim('['):
+		return errors.New("a list of descriptors is not an array")
+	}
+	list := descriptors{} // an empty list is not an absent one
+	for dec.More() {
+		if len(list) == maxDescriptors {
+			return fmt.Errorf("a list has more than %d descriptors, which is the limit", maxDescriptors)
+		}
+		var d oci.Descriptor
+		if err := dec.Decode(&d); err != nil {
+			return err
+		}
+		list = append(list, d)
+	}
+	*l = list
+	return nil
+}
+
+// tooManyValues tells whether a JSON document has more than maxValues values. It
+// counts what separates and opens them, and allocates nothing.
+func tooManyValues(b []byte) bool {
+	n, quoted := 1, false
+	for i := 0; i < len(b); i++ {
+		switch c := b[i]; {
+		case quoted && c == '\\':
+			i++
+		case c == '"':
+			quoted = !quoted
+		case !quoted && (c == ',' || c == '[' || c == '{'):
+			n++
+		}
+	}
+	return n > maxValues
 }
 
 func manifestInvalid(format string, args ...any) error {
@@ -40,8 +97,11 @@ func manifestInvalid(format string, args ...any) error {
 // empty.
 func parseManifest(b []byte, contentType string) (document, error) {
 	var doc document
+	if tooManyValues(b) {
+		return doc, manifestInvalid("the manifest has more than %d JSON values, which is the limit", maxValues)
+	}
 	if err := json.Unmarshal(b, &doc); err != nil {
-		return doc, manifestInvalid("the manifest is not valid JSON: %v", err)
+		return doc, manifestInvalid("the manifest cannot be read: %v", err)
 	}
 	mediaType, _, _ := strings.Cut(contentType, ";")
 	mediaType = strings.TrimSpace(mediaType)
@@ -134,6 +194,20 @@ func foreign(d oci.Descriptor) bool {
 	return len(d.URLs) > 0 || strings.Contains(d.MediaType, ".nondistributable.") || strings.Contains(d.MediaType, ".foreign.")
 }
 
+// parse reads a pushed manifest, large ones a few at a time.
+func (r *Registry) parse(ctx context.Context, m oci.PutManifest) (document, error) {
+	const large = 256 << 10
+	if len(m.Bytes) > large {
+		select {
+		case r.parsing <- struct{}{}:
+			defer func() { <-r.parsing }()
+		case <-ctx.Done():
+			return document{}, ctx.Err()
+		}
+	}
+	return parseManifest(m.Bytes, m.MediaType)
+}
+
 // PutManifest implements oci.Writer.
 func (r *Registry) PutManifest(ctx context.Context, repo string, m oci.PutManifest) (oci.PutResult, error) {
 	if err := r.checkPut(repo, m); err != nil {
@@ -146,7 +220,7 @@ func (r *Registry) PutManifest(ctx context.Context, repo string, m oci.PutManife
 		}
 		d = m.Digest
 	}
-	doc, err := parseManifest(m.Bytes, m.MediaType)
+	doc, err := r.parse(ctx, m)
 	if err != nil {
 		return oci.PutResult{}, err
 	}
@@ -228,10 +302,13 @@ func (r *Registry) checkPut(repo string, m oci.PutManifest) error {
 func putError(repo string, err error) error {
 	var missing *catalog.MissingError
 	var immutable *catalog.ImmutableError
+	var mediaType *catalog.MediaTypeError
 	switch {
+	case errors.As(err, &mediaType):
+		return manifestInvalid("repository %s holds this manifest with the media type %s; it cannot be changed", repo, mediaType.Stored)
 	case errors.As(err, &missing):
 		return &oci.Error{Code: oci.CodeManifestBlobUnknown, Detail: missing.Digests,
-			Message: fmt.Sprintf("the manifest names %d contents that repository %s does not hold, the first is %s; push them first", len(missing.Digests), repo, missing.Digests[0])}
+			Message: fmt.Sprintf("the manifest names %d contents that repository %s does not hold, the first is %s; push them first", missing.Total, repo, missing.Digests[0])}
 	case errors.As(err, &immutable):
 		return immutableError(immutable)
 	}
@@ -256,7 +333,7 @@ func (r *Registry) manifestRow(repo string, d oci.Digest, doc document, m oci.Pu
 	if doc.Config != nil {
 		row.Blobs = append(row.Blobs, doc.Config.Digest)
 	}
-	for _, l := range append(doc.Layers, doc.Blobs...) {
+	for _, l := range slices.Concat(doc.Layers, doc.Blobs) {
 		if !foreign(l) {
 			row.Blobs = append(row.Blobs, l.Digest)
 			continue
@@ -275,7 +352,18 @@ func (r *Registry) manifestRow(repo string, d oci.Digest, doc document, m oci.Pu
 			row.Manifests = append(row.Manifests, c.Digest)
 		}
 	}
+	row.Blobs, row.Manifests, row.Optional = once(row.Blobs), once(row.Manifests), unique(row.Optional)
 	return row, nil
+}
+
+// once returns the digests in their order, each once.
+func once(list []oci.Digest) []oci.Digest {
+	seen := make(map[oci.Digest]bool, len(list))
+	return slices.DeleteFunc(list, func(d oci.Digest) bool {
+		again := seen[d]
+		seen[d] = true
+		return again
+	})
 }
 
 // DeleteManifest implements oci.Deleter.
@@ -324,32 +412,83 @@ func deleteError(repo, ref string, err error) error {
 	return storeError(fmt.Sprintf("delete %s of %s", ref, repo), err)
 }
 
+// maxReferrers bounds a page of referrers, beside catalog.MaxReferrersBytes. With
+// short annotations it stays well below the 4 MiB that clients must accept.
+const maxReferrers = 2000
+
 // Referrers implements oci.Lister. What a client without the referrers API has
-// listed under the fallback tag is listed too.
-func (r *Registry) Referrers(ctx context.Context, repo string, d oci.Digest, artifactType string) ([]oci.Descriptor, error) {
-	list, err := r.cat.Referrers(ctx, repo, d, artifactType)
-	if err != nil {
-		return nil, fmt.Errorf("list the referrers of %s: %w", d, err)
+// listed under the fallback tag is listed too. A page ends early at 2,000
+// manifests or about 4 MiB. Annotations of more than 64 KiB are left out.
+func (r *Registry) Referrers(ctx context.Context, repo string, d oci.Digest, artifactType, last string, n int) ([]oci.Descriptor, bool, error) {
+	if n = min(n, maxReferrers); n <= 0 {
+		return nil, false, nil
 	}
+	list, more, err := r.cat.Referrers(ctx, repo, d, artifactType, last, n)
+	if err != nil {
+		return nil, false, fmt.Errorf("list the referrers of %s: %w", d, err)
+	}
+	tagged, err := r.taggedReferrers(ctx, repo, d)
+	if err != nil {
+		return nil, false, err
+	}
+	end := "" // of what the catalogue has told: what sorts behind it is for a later page
+	if more {
+		end = string(list[len(list)-1].Digest)
+	}
+	for _, e := range tagged {
+		at := string(e.Digest)
+		if at > last && (end == "" || at < end) && (artifactType == "" || e.ArtifactType == artifactType) {
+			list = append(list, e)
+		}
+	}
+	// The sort is stable: of the same digest the catalogue's entry stays.
+	slices.SortStableFunc(list, func(a, b oci.Descriptor) int { return strings.Compare(string(a.Digest), string(b.Digest)) })
+	list = slices.CompactFunc(list, func(a, b oci.Descriptor) bool { return a.Digest == b.Digest })
+	fits, err := fitting(list, n)
+	if err != nil {
+		return nil, false, fmt.Errorf("list the referrers of %s: %w", d, err)
+	}
+	return list[:fits], more || fits < len(list), nil
+}
+
+// fitting tells how many descriptors fit on a page, at least one if there are
+// any. It takes annotations off that are too large to be listed.
+func fitting(list []oci.Descriptor, n int) (int, error) {
+	total := 0
+	for i := range list[:min(n, len(list))] {
+		annotations, err := json.Marshal(list[i].Annotations)
+		if err != nil {
+			return 0, err
+		}
+		if len(annotations) > catalog.MaxListedAnnotations {
+			list[i].Annotations = nil
+		}
+		b, err := json.Marshal(list[i])
+		if err != nil {
+			return 0, err
+		}
+		if total += len(b); total > catalog.MaxReferrersBytes && i > 0 {
+			return i, nil
+		}
+	}
+	return min(n, len(list)), nil
+}
+
+// taggedReferrers returns what the index under the fallback tag of d lists.
+func (r *Registry) taggedReferrers(ctx context.Context, repo string, d oci.Digest) ([]oci.Descriptor, error) {
 	m, err := r.manifest(ctx, repo, oci.ReferrersTag(d))
 	if oci.HasCode(err, oci.CodeManifestUnknown) {
-		return list, nil
+		return nil, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	var index ocispec.Index
-	if m.MediaType != oci.MediaTypeOCIIndex || json.Unmarshal(m.Bytes, &index) != nil {
-		return list, nil // somebody's own tag of that name
+	if m.MediaType != oci.MediaTypeOCIIndex {
+		return nil, nil // somebody's own tag of that name
 	}
-	known := map[oci.Digest]bool{}
-	for _, e := range list {
-		known[e.Digest] = true
+	index, err := parseManifest(m.Bytes, m.MediaType)
+	if err != nil {
+		return nil, nil // an index from before these checks, which lists nothing
 	}
-	for _, e := range index.Manifests {
-		if !known[e.Digest] && (artifactType == "" || e.ArtifactType == artifactType) {
-			list = append(list, e)
-		}
-	}
-	return list, nil
+	return index.Manifests, nil
 }

@@ -130,10 +130,13 @@ type Registry struct {
 	log   *slog.Logger
 	ram   *cache.RAM
 
-	uploads  uploads
-	pulls    pulls
-	seen     seen
-	digests  digestLocks
+	uploads uploads
+	pulls   pulls
+	seen    seen
+	digests digestLocks
+	// parsing bounds how many large manifests are decoded at once; each takes
+	// up to 48 MiB for a moment.
+	parsing  chan struct{}
 	collects collector
 	metrics  metrics
 	// holdBack is until when the collector takes nothing; see keep.
@@ -151,7 +154,7 @@ var _ oci.Registry = (*Registry)(nil)
 // not close. It first settles what a crash left behind, which takes time in
 // proportion to the uploads that were being published, and not to the store.
 func New(ctx context.Context, cat *catalog.Catalog, store objstore.Store, o *Options) (*Registry, error) {
-	r := &Registry{cat: cat, store: store, opts: o.withDefaults(), stop: make(chan struct{})}
+	r := &Registry{cat: cat, store: store, opts: o.withDefaults(), stop: make(chan struct{}), parsing: make(chan struct{}, 4)}
 	r.log = r.opts.Logger
 	r.ram = cache.NewRAM(r.opts.MemoryBytes)
 	r.uploads.init(r)

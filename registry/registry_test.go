@@ -45,7 +45,7 @@ func TestPushAndPull(t *testing.T) {
 	if _, err := b.PushBlob(ctx, "a/b", wrong, 20_000, bytes.NewReader(content(3, 20_000))); !oci.HasCode(err, oci.CodeDigestInvalid) {
 		t.Errorf("a blob with a wrong digest: %v", err)
 	}
-	list, err := b.Referrers(ctx, "a/b", m.Digest, "")
+	list, _, err := b.Referrers(ctx, "a/b", m.Digest, "", "", 10)
 	if err != nil || len(list) != 1 || list[0].Digest != referrer.Digest {
 		t.Errorf("referrers: %+v, %v", list, err)
 	}

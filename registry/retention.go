@@ -4,9 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path"
 	"regexp"
-	"strings"
+	"slices"
 	"time"
 
 	"example.org/slipway/cache"
@@ -17,10 +16,8 @@ import (
 // RetentionRule says which tags of some repositories are kept. A tag is kept if
 // any clause keeps it; a clause with its zero value keeps nothing.
 type RetentionRule struct {
-	// Repositories are patterns of the repositories the rule is about: "*" is
-	// any part of a name between slashes, "**" any number of such parts, also
-	// none. At least one.
-	Repositories []string
+	// Repositories tells which repositories the rule is about. Required.
+	Repositories func(repo string) bool
 	// KeepNewest keeps so many tags of each repository, those pushed last,
 	// whether or not another clause keeps them too.
 	KeepNewest int
@@ -81,13 +78,8 @@ func (rep *RetentionReport) add(d TagDecision) {
 // CheckRetention returns what is wrong with rules, or nil.
 func CheckRetention(rules []RetentionRule) error {
 	for i, r := range rules {
-		if len(r.Repositories) == 0 {
+		if r.Repositories == nil {
 			return fmt.Errorf("retention rule %d names no repositories", i+1)
-		}
-		for _, p := range r.Repositories {
-			if err := checkPattern(p); err != nil {
-				return fmt.Errorf("retention rule %d: %w", i+1, err)
-			}
 		}
 		if r.KeepNewest < 0 || r.KeepYounger < 0 || r.KeepPulledWithin < 0 {
 			return fmt.Errorf("retention rule %d has a negative number or time", i+1)
@@ -107,10 +99,12 @@ func CheckRetention(rules []RetentionRule) error {
 //
 // A tag is kept if a clause of any rule for its repository keeps it, if no rule
 // is about its repository, or if it is immutable. Tags that signing tools hang
-// on an image, sha256-<hex> with or without .sig, .att or .sbom, are no images
-// of their own: they go with the image. A tag pushed again, or whose manifest
-// a client has just been told of, is left for the next time; as for the
-// collector, that is everything within a grace period of the start.
+// on an image, sha256-<hex> with or without .sig, .att or .sbom, stay as long as
+// the repository has the image, and go in the run that removes it. Where their
+// image is in another repository they are tags like any other. A tag pushed
+// again, or whose manifest a client has just been told of, is left for the next
+// time; as for the collector, that is everything within a grace period of the
+// start.
 func (r *Registry) Retain(ctx context.Context, rules []RetentionRule, o RetainOptions) (RetentionReport, error) {
 	var rep RetentionReport
 	if err := CheckRetention(rules); err != nil {
@@ -131,7 +125,7 @@ func (r *Registry) Retain(ctx context.Context, rules []RetentionRule, o RetainOp
 		for _, repo := range names {
 			var about []RetentionRule
 			for _, rule := range rules {
-				if rule.about(repo) {
+				if rule.Repositories(repo) {
 					about = append(about, rule)
 				}
 			}
@@ -154,70 +148,107 @@ func (r *Registry) Retain(ctx context.Context, rules []RetentionRule, o RetainOp
 // belongs to an image.
 var attached = regexp.MustCompile(`^sha256-([0-9a-f]{64})(\.(sig|att|sbom))?$`)
 
+// retaining is one run of Retain in one repository.
+type retaining struct {
+	r         *Registry
+	repo      string
+	rules     []RetentionRule
+	o         RetainOptions
+	rep       *RetentionReport
+	immutable func(tag string) bool // or nil
+	// gone are the manifests that this run removed or, in a dry run, would.
+	gone map[oci.Digest]bool
+}
+
 // retainIn applies the rules to one repository.
 func (r *Registry) retainIn(ctx context.Context, repo string, rules []RetentionRule, o RetainOptions, rep *RetentionReport) error {
 	tags, err := r.cat.RetentionInfos(ctx, repo)
 	if err != nil {
 		return err
 	}
+	run := &retaining{r: r, repo: repo, rules: rules, o: o, rep: rep, immutable: r.immutableIn(repo), gone: map[oci.Digest]bool{}}
 	now := r.opts.Clock()
-	immutable := r.immutableIn(repo)
-	going := map[oci.Digest]bool{} // images whose every tag goes
+	stays := map[oci.Digest]bool{} // images some tag of which stays
 	var hung []catalog.TagInfo
 	rank := 0
 	for _, t := range tags {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if attached.MatchString(t.Name) {
+		belongs, err := run.belongs(ctx, t)
+		if err != nil {
+			return err
+		}
+		if belongs {
 			hung = append(hung, t)
 			continue
 		}
-		d := TagDecision{Repo: repo, Tag: t.Name, Digest: t.Digest}
-		if immutable != nil && immutable(t.Name) {
-			d.Reason = "immutable"
-		} else {
-			d.Reason = keepReason(rules, t, rank, now)
+		d, err := run.decide(ctx, t, keepReason(rules, t, rank, now))
+		if err != nil {
+			return err
 		}
 		rank++
-		if d.Reason == "" {
-			if d, err = r.retire(ctx, d, t, o, rep); err != nil {
-				return err
-			}
+		if !d.Removed {
+			stays[t.Digest] = true
+			delete(run.gone, t.Digest)
+		} else if o.DryRun && !stays[t.Digest] {
+			run.gone[t.Digest] = true
 		}
-		if _, known := going[t.Digest]; !known || !d.Removed {
-			going[t.Digest] = d.Removed
-		}
-		rep.add(d)
 	}
-	for _, t := range hung {
-		if err := r.retainHung(ctx, repo, t, going, o, rep); err != nil {
+	// Oldest first: what belongs to a signature was pushed after it.
+	for _, t := range slices.Backward(hung) {
+		reason := ""
+		if image := imageOf(t); !run.gone[image] {
+			reason = "belongs to " + image.String()
+		}
+		d, err := run.decide(ctx, t, reason)
+		if err != nil {
 			return err
+		}
+		if d.Removed && o.DryRun {
+			run.gone[t.Digest] = true
 		}
 	}
 	return nil
 }
 
-// retainHung removes a tag that belongs to an image if the image is gone.
-func (r *Registry) retainHung(ctx context.Context, repo string, t catalog.TagInfo, going map[oci.Digest]bool, o RetainOptions, rep *RetentionReport) error {
-	d := TagDecision{Repo: repo, Tag: t.Name, Digest: t.Digest}
-	image := oci.Digest("sha256:" + attached.FindStringSubmatch(t.Name)[1])
-	immutable := r.immutableIn(repo)
-	_, err := r.cat.Manifest(ctx, repo, image)
-	switch {
-	case err != nil && !errors.Is(err, catalog.ErrNotFound):
-		return err
-	case immutable != nil && immutable(t.Name):
+// imageOf is the image that an attached tag belongs to by its name.
+func imageOf(t catalog.TagInfo) oci.Digest {
+	return oci.Digest("sha256:" + attached.FindStringSubmatch(t.Name)[1])
+}
+
+// belongs tells whether a tag is attached to an image of its own repository.
+// Signatures may be kept in a repository of their own, where their images never
+// are: that says nothing about the images.
+func (run *retaining) belongs(ctx context.Context, t catalog.TagInfo) (bool, error) {
+	if !attached.MatchString(t.Name) {
+		return false, nil
+	}
+	image := imageOf(t)
+	if run.gone[image] {
+		return true, nil
+	}
+	_, err := run.r.cat.Manifest(ctx, run.repo, image)
+	if errors.Is(err, catalog.ErrNotFound) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// decide removes a tag unless there is a reason to keep it, and reports that.
+func (run *retaining) decide(ctx context.Context, t catalog.TagInfo, keep string) (TagDecision, error) {
+	d := TagDecision{Repo: run.repo, Tag: t.Name, Digest: t.Digest, Reason: keep}
+	if run.immutable != nil && run.immutable(t.Name) {
 		d.Reason = "immutable"
-	case err == nil && !(o.DryRun && going[image]):
-		d.Reason = "belongs to " + image.String()
-	default:
-		if d, err = r.retire(ctx, d, t, o, rep); err != nil {
-			return err
+	}
+	if d.Reason == "" {
+		var err error
+		if d, err = run.retire(ctx, d, t); err != nil {
+			return d, err
 		}
 	}
-	rep.add(d)
-	return nil
+	run.rep.add(d)
+	return d, nil
 }
 
 // keepReason returns why one of the rules keeps a tag, or "". rank counts the
@@ -241,20 +272,14 @@ func keepReason(rules []RetentionRule, t catalog.TagInfo, rank int, now time.Tim
 	return ""
 }
 
-// retire removes a tag that no rule keeps, and tells what came of it.
-func (r *Registry) retire(ctx context.Context, d TagDecision, t catalog.TagInfo, o RetainOptions, rep *RetentionReport) (TagDecision, error) {
+// retire removes a tag that nothing keeps, and tells what came of it.
+func (run *retaining) retire(ctx context.Context, d TagDecision, t catalog.TagInfo) (TagDecision, error) {
 	d.Removed, d.Reason = true, "no rule keeps it"
-	if o.DryRun {
+	if run.o.DryRun {
 		return d, nil
 	}
-	var keep func(oci.Digest) bool
-	if !o.Now {
-		keep = func(m oci.Digest) bool {
-			_, keep := r.keep(d.Repo, m)
-			return keep
-		}
-	}
-	manifests, err := r.cat.RetireTag(ctx, d.Repo, t, keep)
+	r := run.r
+	manifests, err := r.retireTag(ctx, d.Repo, t, run.o.Now)
 	switch {
 	case errors.Is(err, catalog.ErrChanged):
 		d.Removed, d.Reason = false, "pushed or removed meanwhile"
@@ -265,15 +290,12 @@ func (r *Registry) retire(ctx context.Context, d TagDecision, t catalog.TagInfo,
 	case err != nil:
 		return d, storeError("remove tag "+d.Tag, err)
 	}
-	rep.Manifests += len(manifests)
-	r.ram.Drop(cache.Key{Kind: kindTag, Repo: d.Repo, Ref: d.Tag})
-	for _, m := range manifests {
-		r.ram.Drop(cache.Key{Kind: kindManifest, Repo: d.Repo, Ref: string(m)})
-	}
+	run.rep.Manifests += len(manifests)
 	if err := r.emit(ctx, Event{Action: ActionDelete, Repo: d.Repo, Tag: d.Tag}); err != nil {
 		return d, err
 	}
 	for _, m := range manifests {
+		run.gone[m] = true
 		if err := r.emit(ctx, Event{Action: ActionDelete, Repo: d.Repo, Descriptor: oci.Descriptor{Digest: m}}); err != nil {
 			return d, err
 		}
@@ -281,55 +303,25 @@ func (r *Registry) retire(ctx context.Context, d TagDecision, t catalog.TagInfo,
 	return d, nil
 }
 
-func checkPattern(p string) error {
-	for _, seg := range strings.Split(p, "/") {
-		if seg == "" || strings.Trim(seg, "abcdefghijklmnopqrstuvwxyz0123456789._-*") != "" {
-			return fmt.Errorf("repository pattern %q can match no repository", p)
-		}
-		if seg != "**" && strings.Contains(seg, "**") {
-			return fmt.Errorf("repository pattern %q: ** must stand alone between slashes", p)
-		}
-	}
-	return nil
-}
-
-func (r *RetentionRule) about(repo string) bool {
-	for _, p := range r.Repositories {
-		if matchRepository(strings.Split(p, "/"), strings.Split(repo, "/")) {
-			return true
+// retireTag removes a tag and what only that kept, unless a client was told of
+// it lately. Meanwhile nobody is told that what goes is there.
+func (r *Registry) retireTag(ctx context.Context, repo string, t catalog.TagInfo, now bool) (manifests []oci.Digest, err error) {
+	var keep func(oci.Digest) bool
+	if !now {
+		r.collects.condemning.Lock()
+		defer r.collects.condemning.Unlock()
+		defer r.seen.settle()
+		keep = func(m oci.Digest) bool {
+			_, keep := r.keepOrCondemn(repo, m)
+			return keep
 		}
 	}
-	return false
-}
-
-// matchRepository tells whether a pattern matches a name, both split at their
-// slashes. After a "**" was met, only the last one can need another try, so
-// the work is at most the product of the two lengths.
-func matchRepository(pattern, name []string) bool {
-	p, n := 0, 0
-	retry, taken := -1, 0 // behind the last "**" in the pattern, and where it ends in the name
-	for n < len(name) {
-		if p < len(pattern) && pattern[p] == "**" {
-			p++
-			retry, taken = p, n
-			continue
-		}
-		ok := false
-		if p < len(pattern) {
-			ok, _ = path.Match(pattern[p], name[n]) // checkPattern lets nothing through that is malformed
-		}
-		switch {
-		case ok:
-			p, n = p+1, n+1
-		case retry >= 0:
-			taken++
-			p, n = retry, taken
-		default:
-			return false
-		}
+	if manifests, err = r.cat.RetireTag(ctx, repo, t, keep); err != nil {
+		return nil, err
 	}
-	for p < len(pattern) && pattern[p] == "**" {
-		p++
+	r.ram.Drop(cache.Key{Kind: kindTag, Repo: repo, Ref: t.Name})
+	for _, m := range manifests {
+		r.ram.Drop(cache.Key{Kind: kindManifest, Repo: repo, Ref: string(m)})
 	}
-	return p == len(pattern)
+	return manifests, nil
 }

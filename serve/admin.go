@@ -69,21 +69,26 @@ func OpenAdmin(ctx context.Context, cfg *config.Config, o *AdminOptions) (*Admin
 	if log == nil {
 		log = slog.Default()
 	}
-	if cfg.Storage.Driver() == "inmemory" {
-		return nil, errors.New("storage.inmemory keeps nothing on disk to look after; configure storage.filesystem")
+	dir, err := diskRoot(cfg)
+	if err != nil {
+		return nil, err
 	}
-	dir := cfg.Storage.FileSystem.RootDirectory
 	if !o.Create {
 		if err := checkRoot(dir); err != nil {
 			return nil, err
 		}
 	}
-	if err := checkOwner(dir); err != nil {
+	// Through a server that uses the directory nobody writes as another user.
+	if err := checkOwner(dir); err != nil && !rootInUse(dir) {
 		return nil, err
 	}
 	a := &Admin{cfg: cfg}
-	r, err := openRoot(ctx, cfg, log, nil)
+	n := newNotifier(cfg, log) // only queues: the next server delivers
+	r, err := openRoot(ctx, cfg, log, n.hook())
 	if err == nil {
+		if err := n.start(r.cat); err != nil {
+			return nil, errors.Join(err, r.close(ctx))
+		}
 		a.local, a.reg = r, r.reg
 		return a, nil
 	}
@@ -102,6 +107,14 @@ func OpenAdmin(ctx context.Context, cfg *config.Config, o *AdminOptions) (*Admin
 	return a, nil
 }
 
+// diskRoot is the directory of a configuration that keeps its data in one.
+func diskRoot(cfg *config.Config) (string, error) {
+	if cfg.Storage.Driver() == "inmemory" {
+		return "", errors.New("storage.inmemory keeps nothing on disk to look after; configure storage.filesystem")
+	}
+	return cfg.Storage.FileSystem.RootDirectory, nil
+}
+
 // checkRoot refuses a directory that is no data root, where opening it would
 // only litter.
 func checkRoot(dir string) error {
@@ -111,6 +124,9 @@ func checkRoot(dir string) error {
 	}
 	if _, err := os.Stat(dir); err != nil {
 		return fmt.Errorf("the data directory %s is not there; name the right one (storage.filesystem.rootdirectory, --root)", dir)
+	}
+	if err := checkRestored(dir); err != nil {
+		return err
 	}
 	if _, err := os.Stat(filepath.Join(dir, distributionDir)); err == nil {
 		return fmt.Errorf("%s is the storage of a Distribution registry; adopt it first: slipway import --in-place %s", dir, dir)

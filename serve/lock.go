@@ -4,13 +4,17 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/user"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sys/unix"
+
+	"example.org/slipway/registry"
 )
 
 // ErrInUse says that another process serves the data root.
@@ -19,30 +23,63 @@ var ErrInUse = errors.New("the data directory is in use by another slipway proce
 // lockFile keeps a data root to one process. The kernel releases it with the
 // process, however that ends.
 type lockFile struct {
-	f         *os.File
+	f         *os.File // registry.LockFile
+	root      *os.File // the directory, locked as well: the file can be removed
 	dir       string
 	removeDir bool // an in-memory root's directory goes with it
 }
 
 func lockRoot(dir string) (*lockFile, error) {
-	f, err := os.OpenFile(filepath.Join(dir, "slipway.lock"), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	root, err := os.OpenFile(dir, os.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return nil, fmt.Errorf("lock the data directory: %w", err)
 	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		f.Close()
-		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, inUse(dir)
-		}
-		return nil, fmt.Errorf("lock the data directory %s: %w", dir, err)
+	switch err := flock(root); err {
+	case nil:
+	case unix.EBADF, unix.EINVAL, unix.ENOLCK, unix.ENOSYS, unix.EOPNOTSUPP:
+		// The file alone has to do: NFS, for one, locks only what is open for
+		// writing, and a directory never is.
+	default:
+		root.Close()
+		return nil, lockError(dir, err)
 	}
-	return &lockFile{f: f, dir: dir}, nil
+	f, err := os.OpenFile(filepath.Join(dir, registry.LockFile), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		root.Close()
+		return nil, fmt.Errorf("lock the data directory: %w", err)
+	}
+	if err := flock(f); err != nil {
+		f.Close()
+		root.Close()
+		return nil, lockError(dir, err)
+	}
+	return &lockFile{f: f, root: root, dir: dir}, nil
+}
+
+func flock(f *os.File) error { return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) }
+
+// lockError says why dir could not be locked.
+func lockError(dir string, err error) error {
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return inUse(dir)
+	}
+	return fmt.Errorf("lock the data directory %s: %w", dir, err)
+}
+
+// rootInUse tells whether a process uses a data root, without touching it.
+func rootInUse(dir string) bool {
+	root, err := os.OpenFile(dir, os.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return false
+	}
+	defer root.Close()
+	return errors.Is(flock(root), unix.EWOULDBLOCK)
 }
 
 func inUse(dir string) error { return fmt.Errorf("%w: %s", ErrInUse, dir) }
 
 func (l *lockFile) release() error {
-	err := l.f.Close()
+	err := errors.Join(l.f.Close(), l.root.Close())
 	if l.removeDir {
 		err = errors.Join(err, os.RemoveAll(l.dir))
 	}
@@ -60,7 +97,11 @@ func checkOwner(dir string) error {
 	if !ok || os.Geteuid() != 0 || st.Uid == 0 {
 		return nil
 	}
-	return fmt.Errorf("%s belongs to user %d; run this as that user, so that the server can read what it writes: sudo -u '#%d' slipway ...", dir, st.Uid, st.Uid)
+	name := "#" + strconv.Itoa(int(st.Uid))
+	if u, err := user.LookupId(name[1:]); err == nil {
+		name = u.Username
+	}
+	return fmt.Errorf("%s belongs to user %s and no server uses it; run this as that user, so that a server can read what it writes: sudo -u '%s' slipway ...", dir, name, name)
 }
 
 // logFile is a log that can be rotated.

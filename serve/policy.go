@@ -141,9 +141,9 @@ func retentionRules(rules []config.Retention) ([]registry.RetentionRule, error) 
 		if err != nil {
 			return nil, fmt.Errorf("storage.retention.%d.keep_tags: %w", i, err)
 		}
-		repos := c.Repositories
-		if len(repos) == 0 {
-			repos = []string{"**"}
+		repos, err := repositories(c.Repositories)
+		if err != nil {
+			return nil, fmt.Errorf("storage.retention.%d.repositories: %w", i, err)
 		}
 		list = append(list, registry.RetentionRule{Repositories: repos, KeepNewest: c.KeepNewest, KeepTags: tags,
 			KeepYounger: c.KeepYounger, KeepPulledWithin: c.KeepPulledWithin})

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
 	"example.org/slipway/auth"
 	"example.org/slipway/catalog"
@@ -57,7 +58,7 @@ type Server struct {
 	admin           *adminServer
 	notifier        *notifier
 	certs           *certificates
-	tracing         func(context.Context) error
+	tracing         *sdktrace.TracerProvider // nil when off
 	metrics         *prometheus.Registry
 	health          *health
 	certCheck       time.Duration
@@ -184,7 +185,8 @@ func openRoot(ctx context.Context, cfg *config.Config, log *slog.Logger, onEvent
 }
 
 // checkAdopted refuses a Distribution storage without a catalogue: it would look
-// empty, and pushes to it would be unknown to Distribution.
+// empty, and pushes to it would be unknown to Distribution. Likewise what an
+// interrupted restore left, which would look empty too.
 func checkAdopted(cfg *config.Config) error {
 	dir := cfg.Storage.FileSystem.RootDirectory
 	if cfg.Storage.Driver() != "filesystem" {
@@ -192,6 +194,9 @@ func checkAdopted(cfg *config.Config) error {
 	}
 	if _, err := os.Stat(filepath.Join(dir, registry.CatalogFile)); err == nil {
 		return nil
+	}
+	if err := checkRestored(dir); err != nil {
+		return err
 	}
 	if _, err := os.Stat(filepath.Join(dir, distributionDir)); err == nil {
 		return fmt.Errorf("%s is the storage of a Distribution registry; adopt it first: slipway import --in-place %s", dir, dir)
@@ -246,6 +251,9 @@ func AdoptInPlace(ctx context.Context, cfg *config.Config, o registry.AdoptOptio
 	dir := cfg.Storage.FileSystem.RootDirectory
 	if _, err := os.Stat(filepath.Join(dir, distributionDir)); err != nil {
 		return registry.AdoptReport{}, fmt.Errorf("%s holds no Distribution storage, which has %s in it: %w", dir, distributionDir, err)
+	}
+	if err := checkRestored(dir); err != nil {
+		return registry.AdoptReport{}, err
 	}
 	if err := checkOwner(dir); err != nil {
 		return registry.AdoptReport{}, err
@@ -347,7 +355,7 @@ func (s *Server) setUpHTTP() error {
 	s.metrics.MustRegister(s.notifier.metrics()...)
 	s.metrics.MustRegister(freeSpace(s.root.dir))
 	s.health = newHealth(s.cfg, s.root.reg, s.log)
-	s.http = newHTTPServer(h, s.log, s.requests.guard(traced(s.cfg, s.handler)))
+	s.http = newHTTPServer(h, s.log, s.requests.guard(traced(s.tracing, s.handler)))
 	if err := s.bind(); err != nil {
 		return err
 	}
@@ -469,7 +477,7 @@ func (s *Server) Close() error {
 			errs = append(errs, s.audit.Close())
 		}
 		if s.tracing != nil {
-			errs = append(errs, s.tracing(ctx))
+			errs = append(errs, s.tracing.Shutdown(ctx))
 		}
 		s.closeErr = errors.Join(errs...)
 	})

@@ -117,22 +117,13 @@ const maxReferrers = 2000
 func (s *Server) listReferrers(q *request) error {
 	query := q.r.URL.Query()
 	artifactType := query.Get("artifactType")
-	list, err := s.reg.Referrers(q.ctx(), q.Repo, oci.Digest(q.Ref), artifactType)
+	list, more, err := s.reg.Referrers(q.ctx(), q.Repo, oci.Digest(q.Ref), artifactType, query.Get("last"), maxReferrers)
 	if err != nil {
 		return err
 	}
-	if last := query.Get("last"); last != "" {
-		for i, d := range list {
-			if string(d.Digest) == last {
-				list = list[i+1:]
-				break
-			}
-		}
-	}
 	h := q.w.Header()
-	if len(list) > maxReferrers {
-		list = list[:maxReferrers]
-		keep := url.Values{"last": {string(list[maxReferrers-1].Digest)}}
+	if more && len(list) > 0 {
+		keep := url.Values{"last": {string(list[len(list)-1].Digest)}}
 		if artifactType != "" {
 			keep.Set("artifactType", artifactType)
 		}

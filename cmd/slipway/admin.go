@@ -214,6 +214,7 @@ func retentionCommand() *cobra.Command {
 	}
 	f.add(cmd, false)
 	cmd.Flags().BoolVar(&args.DryRun, "dry-run", false, "only tell what would be removed, and why")
+	cmd.Flags().BoolVar(&args.Now, "now", false, "also remove what a client may just have been told of; only while nobody pushes")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the report as JSON")
 	return cmd
 }

@@ -11,8 +11,13 @@ import (
 
 func configCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "config", Short: "Check and explain configuration files"}
+	cmd.AddCommand(configCheckCommand(), configShowCommand(), configSchemaCommand(), configExampleCommand())
+	return cmd
+}
+
+func configCheckCommand() *cobra.Command {
 	var f configFlags
-	check := &cobra.Command{
+	cmd := &cobra.Command{
 		Use:   "check [FILE]",
 		Short: "Check a configuration file, with the environment laid over it",
 		Args:  cobra.MaximumNArgs(1),
@@ -31,17 +36,21 @@ func configCommand() *cobra.Command {
 			return err
 		},
 	}
-	f.add(check, true)
-	var g configFlags
-	show := &cobra.Command{
+	f.add(cmd, true)
+	return cmd
+}
+
+func configShowCommand() *cobra.Command {
+	var f configFlags
+	cmd := &cobra.Command{
 		Use:   "show [FILE]",
 		Short: "Print the configuration with defaults and environment, without secrets",
 		Args:  cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 1 {
-				g.file = args[0]
+				f.file = args[0]
 			}
-			cfg, err := g.load()
+			cfg, err := f.load()
 			if err != nil {
 				return err
 			}
@@ -53,8 +62,12 @@ func configCommand() *cobra.Command {
 			return err
 		},
 	}
-	g.add(show, true)
-	schema := &cobra.Command{
+	f.add(cmd, true)
+	return cmd
+}
+
+func configSchemaCommand() *cobra.Command {
+	return &cobra.Command{
 		Use:   "schema",
 		Short: "Print the JSON Schema of the configuration file",
 		Args:  cobra.NoArgs,
@@ -63,7 +76,10 @@ func configCommand() *cobra.Command {
 			return err
 		},
 	}
-	example := &cobra.Command{
+}
+
+func configExampleCommand() *cobra.Command {
+	return &cobra.Command{
 		Use:   "example",
 		Short: "Print a configuration file with every key, its default and meaning",
 		Args:  cobra.NoArgs,
@@ -72,6 +88,4 @@ func configCommand() *cobra.Command {
 			return err
 		},
 	}
-	cmd.AddCommand(check, show, schema, example)
-	return cmd
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"example.org/slipway/client"
+	"example.org/slipway/config"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 	"example.org/slipway/serve"
@@ -115,11 +118,10 @@ func (f *importFlags) source(s string) (*client.Client, []client.CopyImage, erro
 	}
 	s = strings.TrimPrefix(s, "https://")
 	host, path, _ := strings.Cut(s, "/")
-	name := host
-	if i := strings.LastIndexByte(host, ':'); i > 0 {
-		name = host[:i]
+	if path == "" && f.to != "" {
+		return nil, nil, fmt.Errorf("--to names a repository, and %s is a whole registry: name the repository to copy, %s/REPOSITORY", s, host)
 	}
-	if f.plainHTTP || name == "localhost" || strings.HasPrefix(name, "127.") || name == "[::1]" {
+	if f.plainHTTP || isLocal(host) {
 		scheme = "http"
 	}
 	o := &client.Options{DockerConfig: f.userFile == "", InsecureSkipVerify: f.insecure, Logger: slog.Default()}
@@ -147,16 +149,29 @@ func (f *importFlags) source(s string) (*client.Client, []client.CopyImage, erro
 	return c, []client.CopyImage{img}, nil
 }
 
+// isLocal tells whether a host, with or without port, is this machine.
+func isLocal(host string) bool {
+	name := (&url.URL{Host: host}).Hostname()
+	return name == "localhost" || net.ParseIP(name).IsLoopback()
+}
+
 func copyImages(ctx context.Context, w io.Writer, dst, src oci.Registry, o client.CopyOptions) error {
 	p := newProgress("copying")
-	o.Progress = func(c client.CopyProgress) {
-		p.show("%s:%s, %d references, %d blobs, %s", c.Repo, c.Reference, c.References, c.Blobs, size(c.Bytes))
-	}
+	o.Progress = p.copied
 	rep, err := client.Copy(ctx, dst, src, o)
 	p.end()
+	printCopied(w, rep)
+	return err
+}
+
+// copied shows how far a copy of images is.
+func (p *progress) copied(c client.CopyProgress) {
+	p.show("%s:%s, %d references, %d blobs, %s", c.Repo, c.Reference, c.References, c.Blobs, size(c.Bytes))
+}
+
+func printCopied(w io.Writer, rep client.CopyProgress) {
 	fmt.Fprintf(w, "copied %d references: %d manifests and %d blobs sent (%s), %d were here, %d failed\n",
 		rep.References, rep.Manifests, rep.Blobs, size(rep.Bytes), rep.Present, rep.Failed)
-	return err
 }
 
 func restoreCommand() *cobra.Command {
@@ -178,11 +193,7 @@ images are added; tags that both have are set to what the backup says.`,
 			if err != nil {
 				return err
 			}
-			root := cfg.Storage.FileSystem.RootDirectory
-			if entries, err := os.ReadDir(root); err != nil || len(entries) == 0 {
-				return restoreInto(cmd, dir, root, damaged)
-			}
-			return withAdmin(cmd, &f, false, func(a *serve.Admin) error { return merge(cmd, a.Registry(), dir) })
+			return restore(cmd, cfg, dir, damaged)
 		},
 	}
 	f.add(cmd, false)
@@ -190,23 +201,22 @@ images are added; tags that both have are set to what the backup says.`,
 	return cmd
 }
 
-func restoreInto(cmd *cobra.Command, dir, root string, damaged bool) error {
-	p := newProgress("restoring")
-	rep, err := registry.Restore(cmd.Context(), dir, root, registry.RestoreOptions{AllowDamaged: damaged, Progress: func(r registry.BackupReport) {
-		p.share(r.Bytes, r.BytesTotal, "%d of %d objects", r.Objects, r.ObjectsTotal)
-	}})
-	p.end()
-	if err == nil {
-		printTransfer(cmd.OutOrStdout(), "restored", rep)
+func restore(cmd *cobra.Command, cfg *config.Config, dir string, damaged bool) error {
+	restoring, copying := newProgress("restoring"), newProgress("copying")
+	rep, err := serve.Restore(cmd.Context(), cfg, dir, serve.RestoreOptions{
+		AllowDamaged: damaged,
+		Progress: func(r registry.BackupReport) {
+			restoring.share(r.Bytes, r.BytesTotal, "%d of %d objects", r.Objects, r.ObjectsTotal)
+		},
+		MergeProgress: copying.copied,
+	})
+	restoring.end()
+	copying.end()
+	switch {
+	case rep.Merged && (err == nil || rep.Copied.Failed > 0):
+		printCopied(cmd.OutOrStdout(), rep.Copied)
+	case err == nil:
+		printTransfer(cmd.OutOrStdout(), "restored", rep.Restored)
 	}
 	return err
-}
-
-func merge(cmd *cobra.Command, dst oci.Registry, dir string) (err error) {
-	src, closeBackup, err := registry.OpenBackup(cmd.Context(), dir, slog.Default())
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, closeBackup(cmd.Context())) }()
-	return copyImages(cmd.Context(), cmd.OutOrStdout(), dst, src, client.CopyOptions{Referrers: true, ContinueOnError: true})
 }

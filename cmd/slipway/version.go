@@ -25,13 +25,13 @@ func versionCommand() *cobra.Command {
 
 // longVersion is the version with what it was built from and for.
 func longVersion() string {
-	text := version
+	commit := "unknown"
 	if bi, ok := debug.ReadBuildInfo(); ok {
 		for _, s := range bi.Settings {
 			if s.Key == "vcs.revision" {
-				text += " (commit " + s.Value + ")"
+				commit = s.Value
 			}
 		}
 	}
-	return fmt.Sprintf("%s %s %s/%s", text, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	return fmt.Sprintf("%s (commit %s, %s, %s/%s)", version, commit, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }

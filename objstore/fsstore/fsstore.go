@@ -121,7 +121,7 @@ func New(root string, opts *Options) (*Store, error) {
 	if s.root, err = filepath.Abs(root); err != nil {
 		return nil, fmt.Errorf("resolve store directory: %w", err)
 	}
-	if err := makeRoot(s.root, fs.FileMode(s.dirMode)); err != nil {
+	if err := MakeDir(s.root, fs.FileMode(s.dirMode)); err != nil {
 		return nil, fmt.Errorf("make store directory: %w", err)
 	}
 	if s.paths, err = newResolver(s.root); err != nil {
@@ -133,12 +133,13 @@ func New(root string, opts *Options) (*Store, error) {
 	return s, nil
 }
 
-// makeRoot makes dir and its missing parents, each one durable.
-func makeRoot(dir string, mode fs.FileMode) error {
+// MakeDir makes the directory dir and its missing parents, each one durable.
+// mode is before the umask. What is there already is left as it is.
+func MakeDir(dir string, mode fs.FileMode) error {
 	err := os.Mkdir(dir, mode)
 	parent := filepath.Dir(dir)
 	if errors.Is(err, fs.ErrNotExist) && parent != dir {
-		if err := makeRoot(parent, mode); err != nil {
+		if err := MakeDir(parent, mode); err != nil {
 			return err
 		}
 		err = os.Mkdir(dir, mode)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"time"
 
@@ -21,9 +22,11 @@ const (
 	writebackStep = 8 << 20
 	// minReserve is the smallest sizeHint, in bytes, that is reserved on the disk.
 	minReserve = 1 << 20
-	// maxReserve bounds what is reserved, in bytes: the hint is a client's
-	// claim, and a claim must not fill the disk before any byte came.
-	maxReserve = 1 << 30
+	// The reservation runs ahead of what has arrived by as many bytes as that,
+	// within these bounds: the hint is a client's claim, and a claim must not
+	// fill the disk before the bytes come.
+	minAhead = 8 << 20
+	maxAhead = 1 << 30
 	// sweepBatch is the number of staging files SweepUploads reads at once.
 	sweepBatch = 1024
 )
@@ -35,9 +38,9 @@ type upload struct {
 	id   string
 	f    *os.File // nil before the first Write
 	size int64
-	hint int64 // bytes to reserve, 0 for none or when it is done
+	hint int64 // bytes to reserve in all, 0 for none
 
-	reserved int64 // bytes reserved on the disk, from the file's beginning
+	reserved int64 // up to where the disk is reserved, 0 when nothing is
 	started  int64 // bytes whose writeback was started
 	lost     error // what made the upload unusable
 }
@@ -49,7 +52,7 @@ var errUploadDone = errors.New("upload was committed, suspended or cancelled")
 func (s *Store) newUpload(sizeHint int64) *upload {
 	u := &upload{s: s, id: rand.Text()}
 	if sizeHint >= minReserve {
-		u.hint = min(sizeHint, maxReserve)
+		u.hint = sizeHint
 	}
 	return u
 }
@@ -169,12 +172,13 @@ func (u *upload) Write(p []byte) (int, error) {
 	if err := u.open(); err != nil {
 		return 0, fmt.Errorf("open upload: %w", spaceError(err))
 	}
-	if err := u.reserve(); err != nil {
-		return 0, fmt.Errorf("reserve %d bytes for upload: %w", u.hint, spaceError(err))
+	if err := u.reserve(u.size + int64(len(p))); err != nil {
+		return 0, fmt.Errorf("reserve disk for upload of %d bytes at %d: %w", u.hint, u.size, spaceError(err))
 	}
 	n, err := u.f.WriteAt(p, u.size)
 	u.size += int64(n)
 	if err != nil {
+		err = errors.Join(err, u.giveBack())
 		return n, fmt.Errorf("write upload at %d: %w", u.size, spaceError(err))
 	}
 	// The last page is left out while it is not full.
@@ -202,23 +206,55 @@ func (u *upload) open() error {
 	return nil
 }
 
-// reserve takes the expected size from the disk, so that a lack of space is
-// found before gigabytes were received.
-func (u *upload) reserve() error {
-	if u.hint == 0 {
+// reserve takes from the disk what the bytes up to end need and some of what is
+// announced to follow. That the rest cannot fit is found before gigabytes were
+// received.
+func (u *upload) reserve(end int64) error {
+	// What one that has no reservation has so far is already in its file.
+	from := max(u.reserved, u.size)
+	to := min(u.hint, end+min(max(end, minAhead), maxAhead))
+	if end <= u.reserved || to <= from {
 		return nil
 	}
+	if u.reserved == 0 && u.hint-u.size > u.available() {
+		return unix.ENOSPC
+	}
 	err := retry(func() error {
-		return unix.Fallocate(int(u.f.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, u.hint)
+		return unix.Fallocate(int(u.f.Fd()), unix.FALLOC_FL_KEEP_SIZE, from, to-from)
 	})
-	if err == unix.ENOSPC || err == unix.EDQUOT || err == unix.EFBIG {
-		// Give back what it got: others need it.
-		return errors.Join(err, u.f.Truncate(u.size))
+	switch err {
+	case nil:
+		u.reserved = to
+	case unix.ENOSPC, unix.EDQUOT, unix.EFBIG:
+		u.reserved = to // it may have got a part
+		return errors.Join(err, u.giveBack())
+	default:
+		u.hint = 0 // not supported by the file system is no error
 	}
-	if err == nil {
-		u.reserved = u.hint
+	return nil
+}
+
+// available returns the free bytes of the disk, which are plenty if it does not
+// tell.
+func (u *upload) available() int64 {
+	var st unix.Statfs_t
+	err := retry(func() error { return unix.Fstatfs(int(u.f.Fd()), &st) })
+	if err != nil || st.Blocks == 0 || st.Bsize <= 0 || st.Bavail > uint64(math.MaxInt64/st.Bsize) {
+		return math.MaxInt64
 	}
-	u.hint = 0 // not supported by the file system is no error
+	return int64(st.Bavail) * st.Bsize
+}
+
+// giveBack returns to the disk what is reserved beyond the size: others need it.
+func (u *upload) giveBack() error {
+	if u.reserved <= u.size {
+		return nil
+	}
+	// Also at the same size it releases the blocks behind it.
+	if err := u.f.Truncate(u.size); err != nil {
+		return fmt.Errorf("give back reserved disk: %w", err)
+	}
+	u.reserved = 0
 	return nil
 }
 
@@ -229,6 +265,9 @@ func (u *upload) Suspend(context.Context) (string, error) {
 		return "", u.lost
 	}
 	err := u.open()
+	if err == nil {
+		err = u.giveBack() // it may take days to go on
+	}
 	if err == nil {
 		err = u.f.Close() // network file systems report a failed write here
 	}

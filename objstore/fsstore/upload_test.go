@@ -159,6 +159,51 @@ func TestReservedSpaceIsReturned(t *testing.T) {
 	}
 }
 
+// TestReservationFollows: an announced size holds no more of the disk than what
+// has arrived warrants, while the upload is open and even less when it is not.
+func TestReservationFollows(t *testing.T) {
+	const slack = 64 << 10
+	ctx, root := t.Context(), t.TempDir()
+	s := open(t, root)
+	u, err := s.NewUpload(ctx, 1<<30)
+	must(t, err)
+	check := func(when string, limit int64) {
+		t.Helper()
+		files, err := filepath.Glob(filepath.Join(root, "_staging", "*"))
+		must(t, err)
+		if len(files) != 1 {
+			t.Fatalf("staging files: %q, want one", files)
+		}
+		var st unix.Stat_t
+		must(t, unix.Stat(files[0], &st))
+		if n := st.Blocks * 512; n > limit+slack {
+			t.Errorf("%s: %d bytes of the disk are held, want at most %d", when, n, limit)
+		}
+	}
+	write := func(data []byte) {
+		t.Helper()
+		_, err := u.Write(data)
+		must(t, err)
+	}
+	write([]byte("x"))
+	check("open with one byte", 8<<20)
+	data := objtest.Content(1, 1<<20)
+	for range 20 {
+		write(data)
+		check("open", max(u.Size()+8<<20, 2*u.Size()))
+	}
+	size := u.Size()
+	state := suspend(t, u)
+	check("suspended", size)
+	u, err = s.Resume(ctx, state, 1)
+	must(t, err)
+	write(data)
+	must(t, u.Commit(ctx, "x"))
+	if got := read(t, s, "x"); !bytes.Equal(got, append([]byte("x"), data...)) {
+		t.Error("upload that was suspended with a reservation has other bytes")
+	}
+}
+
 // smallDisk mounts a tmpfs of the given bytes.
 func smallDisk(t *testing.T, size string) string {
 	t.Helper()

@@ -48,7 +48,7 @@ func (s *suite) referrers() {
 	s.must(s.r.DeleteManifest(s.Context(), repo, idx.Digest), "delete a referrer")
 	s.must(s.r.DeleteManifest(s.Context(), repo, subject.Digest), "delete the subject")
 	s.wantReferrers(subject.Digest, "", sbom)
-	list, err := s.r.Referrers(s.Context(), "other", subject.Digest, "")
+	list, _, err := s.r.Referrers(s.Context(), "other", subject.Digest, "", "", 10)
 	if err != nil || len(list) > 0 {
 		s.Errorf("referrers in another repository: got %v, %v", list, err)
 	}
@@ -65,11 +65,27 @@ func (s *suite) putWithSubject(doc document, subject oci.Digest) oci.Descriptor 
 	return oci.Descriptor{MediaType: doc.MediaType, Digest: res.Digest, Size: res.Size}
 }
 
-// wantReferrers compares without regard to order.
+// wantReferrers reads the list whole and in pages of one.
 func (s *suite) wantReferrers(d oci.Digest, artifactType string, want ...oci.Descriptor) {
 	s.Helper()
-	got, err := s.r.Referrers(s.Context(), repo, d, artifactType)
+	got, more, err := s.r.Referrers(s.Context(), repo, d, artifactType, "", 100)
 	s.must(err, "list referrers of type %q", artifactType)
+	if more {
+		s.Errorf("referrers of type %q: says there are more", artifactType)
+	}
+	var paged []oci.Descriptor
+	for last, more := "", true; more && len(paged) <= len(got); {
+		var page []oci.Descriptor
+		page, more, err = s.r.Referrers(s.Context(), repo, d, artifactType, last, 1)
+		s.must(err, "list referrers of type %q behind %q", artifactType, last)
+		if paged = append(paged, page...); more {
+			if len(page) != 1 || string(page[0].Digest) <= last {
+				s.Fatalf("referrers behind %q: got %v and more", last, page)
+			}
+			last = string(page[0].Digest)
+		}
+	}
+	s.equal(append([]oci.Descriptor{}, paged...), append([]oci.Descriptor{}, got...), "referrers of type %q in pages of one", artifactType)
 	byDigest := func(list []oci.Descriptor) map[oci.Digest]oci.Descriptor {
 		m := map[oci.Digest]oci.Descriptor{}
 		for _, d := range list {

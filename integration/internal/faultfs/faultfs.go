@@ -96,8 +96,9 @@ func Mount(t testing.TB, backing string, opts *Options) *FS {
 	}
 	second := time.Second
 	f.server, err = fs.Mount(f.Dir, &node{LoopbackNode: root.(*fs.LoopbackNode), f: f}, &fs.Options{
-		EntryTimeout: &second,
-		AttrTimeout:  &second,
+		// Names are looked up each time: an operation that was carried out and
+		// yet failed has left the kernel with the wrong idea.
+		AttrTimeout: &second,
 		MountOptions: fuse.MountOptions{
 			Name: "faultfs", FsName: backing, DirectMountStrict: true,
 			DisabledCapabilities: fuse.CAP_PASSTHROUGH,

@@ -1,0 +1,90 @@
+package registry_test
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"example.org/slipway/registry"
+)
+
+// TestCollectBehindBackup wants a collection that waits for a backup to end with
+// its context, and a dry run not to wait.
+func TestCollectBehindBackup(t *testing.T) {
+	b := newDiskBed(t)
+	b.pushImage("a", 1, "v1")
+	copying, goOn := make(chan struct{}, 1), make(chan struct{})
+	done := make(chan error, 1)
+	go func() {
+		_, err := b.Backup(t.Context(), filepath.Join(t.TempDir(), "deep", "er"), registry.BackupOptions{Progress: func(registry.BackupReport) {
+			select {
+			case copying <- struct{}{}:
+			default:
+			}
+			<-goOn
+		}})
+		done <- err
+	}()
+	<-copying
+	if _, err := b.Collect(t.Context(), registry.CollectOptions{DryRun: true}); err != nil {
+		t.Errorf("dry run: %v", err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
+	defer cancel()
+	if _, err := b.Collect(ctx, registry.CollectOptions{}); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v, want the end of the context", err)
+	}
+	close(goOn)
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if _, err := b.Collect(t.Context(), registry.CollectOptions{}); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestFsckOneAtATime(t *testing.T) {
+	b := newBed(t, nil, registry.Options{})
+	b.pushImage("a", 1, "v1")
+	asked := false
+	b.fsck(registry.FsckOptions{Progress: func(registry.FsckReport) {
+		if asked {
+			return
+		}
+		asked = true
+		if _, err := b.Fsck(t.Context(), registry.FsckOptions{}); err == nil || !strings.Contains(err.Error(), "under way already") {
+			t.Errorf("a second check: got %v", err)
+		}
+	}})
+	if !asked {
+		t.Error("there was no progress")
+	}
+	b.fsck(registry.FsckOptions{})
+}
+
+// TestMalformedDigests has digests in the catalogue that are none.
+func TestMalformedDigests(t *testing.T) {
+	for _, bad := range []string{"", "sha256", "sha256:", "sha256:0", "nosuch:00", strings.Repeat("x", 71)} {
+		b := newBed(t, nil, registry.Options{})
+		m, _, _, _ := b.pushImage("a", 1, "v1")
+		b.sql("UPDATE blobs SET content = NULL, digest = '" + bad + "' WHERE digest = " + quote(m.Digest))
+		for _, o := range []registry.FsckOptions{{}, {Repair: true}} {
+			if rep := b.fsck(o); rep.Counts[registry.ProblemManifest] != 1 {
+				t.Errorf("digest %q: got %v, want a malformed manifest", bad, rep.Counts)
+			}
+		}
+
+		b = newBed(t, nil, registry.Options{})
+		_, _, _, large := b.pushImage("a", 1, "v1")
+		b.sql("UPDATE blobs SET state = 2, digest = '" + bad + "' WHERE digest = " + quote(large.Digest))
+		if rep, err := b.Collect(t.Context(), registry.CollectOptions{}); err != nil || rep.Contents != 1 {
+			t.Errorf("digest %q: collect: got %+v, %v", bad, rep, err)
+		}
+		if left, err := b.cat.Deleting(t.Context(), 1); err != nil || len(left) > 0 {
+			t.Errorf("digest %q: %v and %v are left", bad, left, err)
+		}
+	}
+}

@@ -1,0 +1,112 @@
+package serve
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	"example.org/slipway/client"
+	"example.org/slipway/config"
+	"example.org/slipway/registry"
+)
+
+// RestoreOptions of Restore. The zero value works.
+type RestoreOptions struct {
+	// AllowDamaged restores what can be restored of a damaged backup into an
+	// empty root.
+	AllowDamaged bool
+	// Progress, if not nil, is told how far a restore into an empty root is,
+	// MergeProgress how far a merge is.
+	Progress      func(registry.BackupReport)
+	MergeProgress func(client.CopyProgress)
+	// Logger; default slog.Default.
+	Logger *slog.Logger
+}
+
+// RestoreReport is what Restore did.
+type RestoreReport struct {
+	// Merged tells that the root held something, and so the backup's images were
+	// added to it: Copied counts these. Otherwise Restored counts objects.
+	Merged   bool
+	Restored registry.BackupReport
+	Copied   client.CopyProgress
+}
+
+// Restore restores the backup in the directory dir. Into a data root that is
+// missing or empty everything comes back as it was; to any other the backup's
+// images are added, through the server that uses it if one does. The report
+// says how far it came also when there is an error.
+func Restore(ctx context.Context, cfg *config.Config, dir string, o RestoreOptions) (rep RestoreReport, err error) {
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+	root, err := diskRoot(cfg)
+	if err != nil {
+		return rep, err
+	}
+	if err := checkOwner(root); err != nil {
+		return rep, err
+	}
+	err = registry.CheckRestorable(root)
+	switch {
+	case errors.Is(err, registry.ErrNotEmpty):
+		rep.Merged = true
+		rep.Copied, err = merge(ctx, cfg, dir, o)
+		return rep, err
+	case err != nil:
+		return rep, fmt.Errorf("look into the data directory: %w", err)
+	}
+	rep.Restored, err = registry.Restore(ctx, dir, root, registry.RestoreOptions{AllowDamaged: o.AllowDamaged, Progress: o.Progress,
+		Claim: func() (func() error, error) {
+			l, err := lockRoot(root)
+			if err != nil {
+				return nil, err
+			}
+			return l.release, nil
+		}})
+	return rep, err
+}
+
+// merge adds a backup's images to a data root.
+func merge(ctx context.Context, cfg *config.Config, dir string, o RestoreOptions) (_ client.CopyProgress, err error) {
+	a, err := OpenAdmin(ctx, cfg, &AdminOptions{Logger: o.Logger})
+	if err != nil {
+		return client.CopyProgress{}, err
+	}
+	// Also after an interrupt: closing saves what is only in RAM.
+	closing := func(f func(context.Context) error) {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+		defer cancel()
+		err = errors.Join(err, f(ctx))
+	}
+	defer closing(a.Close)
+	src, closeBackup, err := registry.OpenBackup(ctx, dir, o.Logger)
+	if err != nil {
+		return client.CopyProgress{}, err
+	}
+	defer closing(closeBackup)
+	return client.Copy(ctx, a.Registry(), src, client.CopyOptions{Referrers: true, ContinueOnError: true, Progress: o.MergeProgress})
+}
+
+// checkRestored refuses a directory into which a restore has not come to its
+// end. Errors: ErrInUse while it is under way.
+func checkRestored(dir string) error {
+	if _, err := os.Stat(filepath.Join(dir, registry.CatalogFile)); err == nil {
+		return nil
+	}
+	if _, err := os.Stat(filepath.Join(dir, registry.RestoreMarker)); err != nil {
+		return nil // also where it cannot be looked at; whoever opens the root will say so
+	}
+	l, err := lockRoot(dir) // held as long as the restore is under way
+	if err != nil {
+		return err
+	}
+	if err := l.release(); err != nil {
+		return err
+	}
+	return fmt.Errorf("a restore into %s was interrupted; empty that directory and run slipway restore again", dir)
+}
