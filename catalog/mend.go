@@ -143,14 +143,15 @@ func (t *tx) checkpoint() {
 	pages, copied, err := t.walCheckpoint("NOOP")
 	if synced {
 		t.batches = 0
-		if err == nil && pages-copied >= checkpointPages {
+		if err == nil && pages-copied >= checkpointPages && t.mendFile() == nil {
 			_, _, err = t.walCheckpoint("PASSIVE")
 		}
 	} else if err == nil && pages-copied >= lazyPages {
 		t.syncNext = true
 	}
 	if isIOError(err) {
-		// No change depends on it: the log has everything, and is mended first.
+		// No change depends on it: the log has everything, and another attempt
+		// follows when both are mended.
 		t.torn, t.fileTorn = true, true
 	}
 }
