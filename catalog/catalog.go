@@ -26,7 +26,7 @@ import (
 // InlineMax is the largest blob in bytes that is kept in the catalogue instead
 // of the object store. SQLite reads and writes values of this size faster than
 // a file system does files, and an image of tiny layers then costs one fsync per
-// blob. docs/bench.md#small-pushes has the measurement.
+// blob. docs/bench.md has the pushes of small images per second.
 const InlineMax = 16 << 10
 
 // Errors that callers branch on.

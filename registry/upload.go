@@ -335,8 +335,9 @@ func isStorageFull(err error) bool {
 // isUnknown recognises that the store has lost an upload's bytes.
 func isUnknown(err error) bool { return oci.HasCode(err, oci.CodeBlobUploadUnknown) }
 
-// bufferPool holds the buffers between socket and store. 256 KiB: measured on
-// 128 MiB uploads, larger ones gain nothing (docs/bench.md#push).
+// bufferPool holds the buffers between socket and store: 256 KiB, so that the
+// system calls weigh little beside the hash, and many uploads at once take
+// little memory.
 var bufferPool = sync.Pool{New: func() any { b := make([]byte, 256<<10); return &b }}
 
 // checkOffset refuses a chunk that does not begin where the upload stands.
