@@ -58,8 +58,8 @@ is not sent again, so an import that broke off is continued by repeating it.`,
 	fl.BoolVar(&f.inPlace, "in-place", false, "adopt the Distribution storage in the given directory")
 	fl.BoolVar(&f.dryRun, "dry-run", false, "with --in-place: only tell what would be adopted")
 	fl.BoolVar(&f.verify, "verify", false, "with --in-place: read every blob and check its digest")
-	fl.BoolVar(&f.plainHTTP, "plain-http", false, "the source speaks HTTP (the default for this machine's own addresses)")
-	fl.BoolVar(&f.insecure, "insecure", false, "do not check the source's certificate")
+	fl.BoolVar(&f.plainHTTP, "plain-http", false, "the source speaks HTTP (the default for this machine's own addresses, unless the source is written with https://)")
+	fl.BoolVar(&f.insecure, "insecure", false, "the source speaks HTTPS, and its certificate is not checked")
 	fl.StringVar(&f.userFile, "credentials", "", "file with user:password for the source (default: docker's own configuration)")
 	fl.StringVar(&f.to, "to", "", "repository to copy to, where one repository is imported")
 	fl.BoolVar(&f.referrers, "referrers", true, "copy signatures and other referrers as well")
@@ -112,17 +112,22 @@ func importFrom(cmd *cobra.Command, f *importFlags, dst oci.Registry, sources []
 
 // source takes REGISTRY[/REPOSITORY[:TAG|@DIGEST]] apart and opens it.
 func (f *importFlags) source(s string) (*client.Client, []client.CopyImage, error) {
-	scheme := "https"
-	if rest, ok := strings.CutPrefix(s, "http://"); ok {
-		scheme, s = "http", rest
+	scheme := ""
+	for _, known := range []string{"http", "https", "docker"} {
+		if rest, ok := strings.CutPrefix(s, known+"://"); ok {
+			scheme, s = known, rest
+		}
 	}
-	s = strings.TrimPrefix(s, "https://")
 	host, path, _ := strings.Cut(s, "/")
 	if path == "" && f.to != "" {
 		return nil, nil, fmt.Errorf("--to names a repository, and %s is a whole registry: name the repository to copy, %s/REPOSITORY", s, host)
 	}
-	if f.plainHTTP || isLocal(host) {
+	switch {
+	case scheme == "http" || scheme == "https":
+	case f.plainHTTP || isLocal(host) && !f.insecure:
 		scheme = "http"
+	default:
+		scheme = "https"
 	}
 	o := &client.Options{DockerConfig: f.userFile == "", InsecureSkipVerify: f.insecure, Logger: slog.Default()}
 	if f.userFile != "" {
