@@ -198,10 +198,14 @@ func checkAdopted(cfg *config.Config) error {
 	if err := checkRestored(dir); err != nil {
 		return err
 	}
-	if _, err := os.Stat(filepath.Join(dir, distributionDir)); err == nil {
-		return fmt.Errorf("%s is the storage of a Distribution registry; adopt it first: slipway import --in-place %s", dir, dir)
+	if _, err := os.Stat(filepath.Join(dir, distributionDir)); err != nil {
+		return nil
 	}
-	return nil
+	// Distribution keeps its links in repositories; we have none.
+	if _, err := os.Stat(filepath.Join(dir, distributionDir, "repositories")); err != nil {
+		return fmt.Errorf("%s holds blobs and no %s: the catalogue is lost; restore a backup (slipway restore)", dir, registry.CatalogFile)
+	}
+	return fmt.Errorf("%s is the storage of a Distribution registry; adopt it first: slipway import --in-place %s", dir, dir)
 }
 
 // openStorage locks a data root and opens its catalogue and object store.

@@ -118,6 +118,9 @@ Exit status 0: clean, or all was repaired; 4: problems remain.`,
 					return err
 				}
 				if !rep.Clean() {
+					if args.Repair {
+						return exitCode{4, errors.New("problems remain that cannot be mended here; push the images named above again, or delete their tags")}
+					}
 					return exitCode{4, errors.New("problems remain; slipway fsck --repair mends what can be mended")}
 				}
 				return nil
