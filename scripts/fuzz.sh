@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs every fuzzer of the module, one after the other.
-#   scripts/fuzz.sh [TIME]   time for each, default 60s
+#   scripts/fuzz.sh [TIME]   time for each, default 60s, or a number of runs: 500x
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export GOFLAGS=${GOFLAGS:--buildvcs=false}
