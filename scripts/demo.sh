@@ -10,13 +10,13 @@
 # Root only, for podman. Ports are free loopback ports that the kernel chooses.
 # Nothing is left behind, whether or not it succeeds.
 #
-#   SLIPWAY_DEMO_MIRROR   Debian mirror, default http://deb.debian.org/debian
+#   SLIPWAY_DEMO_MIRROR   Debian mirror, default the one mmdebstrap knows
 set -euo pipefail
 exec </dev/null
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 slipway=$root/bin/slipway
-mirror=${SLIPWAY_DEMO_MIRROR:-http://deb.debian.org/debian}
+mirror=${SLIPWAY_DEMO_MIRROR:-}
 # Debian keeps daemons where an ordinary user's PATH does not look. Its own
 # versions come first: what the demo says of podman holds for them.
 PATH=/usr/sbin:/usr/bin:/sbin:/bin:$PATH
@@ -135,7 +135,7 @@ make_image() {
 	mmdebstrap --quiet --mode=root --variant=extract --skip=output/dev,chroot/mount \
 		--include=busybox-static,python3.11-minimal \
 		--customize-hook='rm -rf "$1"/etc/hostname "$1"/etc/resolv.conf "$1"/usr/share/doc "$1"/usr/share/man' \
-		bookworm "$work/base.tar" "$mirror"
+		bookworm "$work/base.tar" ${mirror:+"$mirror"}
 	cat >"$work/app/app/hello.py" <<-'PY'
 		import os, sys
 		files = sum(len(f) for d, _, f in os.walk("/") if not d.startswith(("/proc", "/sys", "/dev")))

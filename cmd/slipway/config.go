@@ -16,35 +16,25 @@ func configCommand() *cobra.Command {
 }
 
 func configCheckCommand() *cobra.Command {
-	var f configFlags
-	cmd := &cobra.Command{
-		Use:   "check [FILE]",
-		Short: "Check a configuration file, with the environment laid over it",
-		Args:  cobra.MaximumNArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) == 1 {
-				f.file = args[0]
-			}
-			cfg, err := f.load()
-			if err != nil {
-				return err
-			}
-			if err := serve.CheckFiles(cfg); err != nil {
-				return err
-			}
-			_, err = fmt.Fprintln(cmd.OutOrStdout(), "configuration is good")
-			return err
-		},
-	}
-	f.add(cmd, true)
-	return cmd
+	return configFileCommand("check [FILE]", "Check a configuration file, with the environment laid over it", func(cfg *config.Config) (string, error) {
+		return "configuration is good\n", serve.CheckFiles(cfg)
+	})
 }
 
 func configShowCommand() *cobra.Command {
+	return configFileCommand("show [FILE]", "Print the configuration with defaults and environment, without secrets", func(cfg *config.Config) (string, error) {
+		out, err := cfg.Redacted()
+		return string(out), err
+	})
+}
+
+// configFileCommand is a command that loads the configuration, from FILE where
+// one is given, and prints what do makes of it.
+func configFileCommand(use, short string, do func(*config.Config) (string, error)) *cobra.Command {
 	var f configFlags
 	cmd := &cobra.Command{
-		Use:   "show [FILE]",
-		Short: "Print the configuration with defaults and environment, without secrets",
+		Use:   use,
+		Short: short,
 		Args:  cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 1 {
@@ -54,11 +44,11 @@ func configShowCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			out, err := cfg.Redacted()
+			out, err := do(cfg)
 			if err != nil {
 				return err
 			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s", out)
+			_, err = fmt.Fprint(cmd.OutOrStdout(), out)
 			return err
 		},
 	}
