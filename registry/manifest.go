@@ -241,18 +241,18 @@ func (r *Registry) PutManifest(ctx context.Context, repo string, m oci.PutManife
 // beforePut prepares RAM for a manifest about to be recorded: what was just
 // pushed is soon pulled. The returned function is called when it is durable.
 func (r *Registry) beforePut(repo string, d oci.Digest, tags []string) (keep func(*oci.Manifest)) {
-	keys := []cache.Key{{Kind: kindManifest, Repo: repo, Ref: string(d)}}
+	keys := []cache.Key{manifestKey(repo, string(d))}
 	for _, tag := range tags {
-		keys = append(keys, cache.Key{Kind: kindTag, Repo: repo, Ref: tag})
+		keys = append(keys, tagKey(repo, tag))
 	}
 	epochs := make([]uint64, len(keys))
 	for i, k := range keys {
 		epochs[i] = r.ram.Epoch(k)
 	}
 	return func(m *oci.Manifest) {
-		r.ram.Replace(keys[0], m, ramManifestBytes+int64(len(m.Bytes)), epochs[0])
+		r.ram.Replace(keys[0], epochs[0], manifestHead(m), m.Bytes)
 		for i, k := range keys[1:] {
-			r.ram.Replace(k, string(d), ramTagBytes, epochs[i+1])
+			r.ram.Replace(k, epochs[i+1], []byte(d))
 		}
 	}
 }

@@ -6,30 +6,10 @@ import (
 	"fmt"
 	"io"
 
-	"example.org/slipway/cache"
 	"example.org/slipway/catalog"
 	"example.org/slipway/objstore"
 	"example.org/slipway/oci"
 )
-
-// Kinds of keys in RAM.
-const (
-	kindTag      = iota // repo, tag -> oci.Digest
-	kindManifest        // repo, digest -> *oci.Manifest
-	kindBlob            // repo, digest -> *ramBlob
-)
-
-// ramBlob is a blob of a repository. content is nil for one larger than
-// ramBlobMax.
-type ramBlob struct {
-	size    int64
-	content []byte
-}
-
-// ramBlobMax is the largest blob in bytes whose content is kept in RAM: configs
-// and the small layers whose cost is all in opening them. Larger ones come from
-// the object store, where the page cache and sendfile serve them.
-const ramBlobMax = 64 << 10
 
 func blobUnknown(repo string, d oci.Digest) error {
 	if err := oci.CheckName(repo); err != nil { // here, where it costs hits nothing
@@ -88,48 +68,36 @@ func blobDescriptor(d oci.Digest, size int64) oci.Descriptor {
 	return oci.Descriptor{MediaType: oci.MediaTypeOctetStream, Digest: d, Size: size}
 }
 
-// blobKey is the key under which RAM keeps a blob of a repository.
-func blobKey(repo string, d oci.Digest) cache.Key {
-	return cache.Key{Kind: kindBlob, Repo: repo, Ref: string(d)}
-}
-
 // blob looks a blob up in a repository. The result has the content of a small
 // one.
-func (r *Registry) blob(ctx context.Context, repo string, d oci.Digest) (*ramBlob, error) {
+func (r *Registry) blob(ctx context.Context, repo string, d oci.Digest) (ramBlob, error) {
 	k := blobKey(repo, d)
 	if v, ok := r.ram.Get(k); ok {
-		return v.(*ramBlob), nil
+		return ramBlobOf(v), nil
 	}
 	epoch := r.ram.Epoch(k)
 	row, err := r.cat.Blob(ctx, repo, d)
 	if errors.Is(err, catalog.ErrNotFound) {
-		return nil, blobUnknown(repo, d)
+		return ramBlob{}, blobUnknown(repo, d)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("look up blob %s: %w", d, err)
+		return ramBlob{}, fmt.Errorf("look up blob %s: %w", d, err)
 	}
 	switch {
 	case row.Size == 0:
 		row.Content = []byte{}
 	case row.Content == nil && row.Size <= ramBlobMax:
 		if row.Content, err = r.readObject(ctx, d, row.Size); err != nil {
-			return nil, r.lost(ctx, repo, d, err)
+			return ramBlob{}, r.lost(ctx, repo, d, err)
 		}
 	}
 	if row.Content != nil && int64(len(row.Content)) != row.Size {
-		return nil, r.lost(ctx, repo, d, fmt.Errorf("%d bytes are stored, the catalogue says %d", len(row.Content), row.Size))
+		return ramBlob{}, r.lost(ctx, repo, d, fmt.Errorf("%d bytes are stored, the catalogue says %d", len(row.Content), row.Size))
 	}
-	b := &ramBlob{row.Size, row.Content}
-	r.ram.Put(k, b, ramBlobBytes+int64(len(b.content)), epoch)
+	b := ramBlob{row.Size, row.Content}
+	r.ram.Put(k, epoch, b.head(), b.content)
 	return b, nil
 }
-
-// What values in RAM cost beside their content, in bytes.
-const (
-	ramBlobBytes     = 32  // ramBlob
-	ramManifestBytes = 210 // oci.Manifest
-	ramTagBytes      = 96  // a digest as text
-)
 
 // GetBlob implements oci.Reader.
 func (r *Registry) GetBlob(ctx context.Context, repo string, d oci.Digest) (oci.Content, error) {
@@ -168,7 +136,7 @@ func (r *Registry) GetBlobRange(ctx context.Context, repo string, d oci.Digest, 
 	return r.openBlob(ctx, repo, d, b, off, n)
 }
 
-func (r *Registry) openBlob(ctx context.Context, repo string, d oci.Digest, b *ramBlob, off, n int64) (oci.Content, error) {
+func (r *Registry) openBlob(ctx context.Context, repo string, d oci.Digest, b ramBlob, off, n int64) (oci.Content, error) {
 	size := b.size
 	if b.content != nil {
 		return &ramContent{digest: d, size: size, rest: b.content[off : off+n]}, nil
@@ -245,44 +213,44 @@ func (r *Registry) GetManifest(ctx context.Context, repo, ref string) (*oci.Mani
 			return nil, err
 		}
 	}
-	return m, nil
+	return &m, nil
 }
 
-func (r *Registry) manifest(ctx context.Context, repo, ref string) (*oci.Manifest, error) {
+func (r *Registry) manifest(ctx context.Context, repo, ref string) (oci.Manifest, error) {
 	if oci.IsDigest(ref) {
 		return r.manifestByDigest(ctx, repo, ref)
 	}
-	tagKey := cache.Key{Kind: kindTag, Repo: repo, Ref: ref}
-	if v, ok := r.ram.Get(tagKey); ok {
-		m, err := r.manifestByDigest(ctx, repo, v.(string))
+	k := tagKey(repo, ref)
+	if v, ok := r.ram.Get(k); ok {
+		m, err := r.manifestByDigest(ctx, repo, string(v))
 		if !oci.HasCode(err, oci.CodeManifestUnknown) {
 			return m, err
 		}
 		// The tag has just been moved, and what it pointed at deleted.
 	}
-	epoch := r.ram.Epoch(tagKey)
+	epoch := r.ram.Epoch(k)
 	row, err := r.cat.Tag(ctx, repo, ref)
 	if err != nil {
-		return nil, r.manifestError(ctx, repo, ref, err)
+		return oci.Manifest{}, r.manifestError(ctx, repo, ref, err)
 	}
-	r.ram.Put(tagKey, string(row.Digest), ramTagBytes, epoch)
+	r.ram.Put(k, epoch, []byte(row.Digest))
 	// Only the tag is kept: the epoch of the manifest's own key was not taken
 	// before the read, so the manifest may be gone by now.
 	return asManifest(row), nil
 }
 
-func (r *Registry) manifestByDigest(ctx context.Context, repo, d string) (*oci.Manifest, error) {
-	k := cache.Key{Kind: kindManifest, Repo: repo, Ref: d}
+func (r *Registry) manifestByDigest(ctx context.Context, repo, d string) (oci.Manifest, error) {
+	k := manifestKey(repo, d)
 	if v, ok := r.ram.Get(k); ok {
-		return v.(*oci.Manifest), nil
+		return manifestOf(oci.Digest(d), v), nil
 	}
 	epoch := r.ram.Epoch(k)
 	row, err := r.cat.Manifest(ctx, repo, oci.Digest(d))
 	if err != nil {
-		return nil, r.manifestError(ctx, repo, d, err)
+		return oci.Manifest{}, r.manifestError(ctx, repo, d, err)
 	}
 	m := asManifest(row)
-	r.ram.Put(k, m, ramManifestBytes+int64(len(m.Bytes)), epoch)
+	r.ram.Put(k, epoch, manifestHead(&m), m.Bytes)
 	return m, nil
 }
 
@@ -293,8 +261,8 @@ func (r *Registry) manifestError(ctx context.Context, repo, ref string, err erro
 	return fmt.Errorf("look up manifest %s of %s: %w", ref, repo, err)
 }
 
-func asManifest(row catalog.Manifest) *oci.Manifest {
-	return &oci.Manifest{
+func asManifest(row catalog.Manifest) oci.Manifest {
+	return oci.Manifest{
 		Descriptor: oci.Descriptor{MediaType: row.MediaType, Digest: row.Digest, Size: int64(len(row.Content)), ArtifactType: row.ArtifactType},
 		Bytes:      row.Content,
 	}

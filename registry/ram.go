@@ -1,0 +1,86 @@
+package registry
+
+import (
+	"encoding/binary"
+
+	"example.org/slipway/cache"
+	"example.org/slipway/oci"
+)
+
+// Kinds of keys in RAM, and the values under them. A value is bytes: what the
+// garbage collector would have to follow it would follow all the time.
+const (
+	kindTag      = iota // repo, tag -> the digest as text
+	kindManifest        // repo, digest -> media type and artifact type, each behind its length; the manifest
+	kindBlob            // repo, digest -> size; the content of a small blob
+)
+
+// ramBlob is a blob of a repository. content is nil for one larger than
+// ramBlobMax. It may lie in RAM and is not to be changed, nor to be kept.
+type ramBlob struct {
+	size    int64
+	content []byte
+}
+
+// ramBlobMax is the largest blob in bytes whose content is kept in RAM: configs
+// and the small layers whose cost is all in opening them. Larger ones come from
+// the object store, where the page cache and sendfile serve them.
+const ramBlobMax = 64 << 10
+
+func tagKey(repo, tag string) cache.Key {
+	return cache.Key{Kind: kindTag, Repo: repo, Ref: tag}
+}
+
+func manifestKey(repo, d string) cache.Key {
+	return cache.Key{Kind: kindManifest, Repo: repo, Ref: d}
+}
+
+// blobKey is the key under which RAM keeps a blob of a repository.
+func blobKey(repo string, d oci.Digest) cache.Key {
+	return cache.Key{Kind: kindBlob, Repo: repo, Ref: string(d)}
+}
+
+func (b ramBlob) head() []byte { return binary.AppendUvarint(nil, uint64(b.size)) }
+
+func ramBlobOf(value []byte) ramBlob {
+	size, n := binary.Uvarint(value)
+	b := ramBlob{size: int64(size), content: value[n:]}
+	if int64(len(b.content)) != b.size { // only the size was put
+		b.content = nil
+	}
+	return b
+}
+
+// manifestHead is what precedes a manifest's bytes. The digest is in the key.
+func manifestHead(m *oci.Manifest) []byte {
+	b := make([]byte, 0, len(m.MediaType)+len(m.ArtifactType)+4)
+	for _, s := range []string{m.MediaType, m.ArtifactType} {
+		b = binary.AppendUvarint(b, uint64(len(s)))
+		b = append(b, s...)
+	}
+	return b
+}
+
+func manifestOf(d oci.Digest, value []byte) oci.Manifest {
+	field := func() string {
+		size, n := binary.Uvarint(value)
+		s := value[n : n+int(size)]
+		value = value[n+int(size):]
+		return typeName(s)
+	}
+	m := oci.Manifest{Descriptor: oci.Descriptor{Digest: d}}
+	m.MediaType, m.ArtifactType = field(), field()
+	m.Bytes, m.Size = value, int64(len(value))
+	return m
+}
+
+// typeName returns a media type as a string, which for the usual ones costs no
+// memory.
+func typeName(b []byte) string {
+	for _, usual := range [...]string{"", oci.MediaTypeOCIManifest, oci.MediaTypeOCIIndex, oci.MediaTypeDockerManifest, oci.MediaTypeDockerIndex} {
+		if string(b) == usual {
+			return usual
+		}
+	}
+	return string(b)
+}
