@@ -109,7 +109,7 @@ func New(cfg Config, opts *Options) (*Auth, error) {
 	methods := a.htpasswd != nil || a.hasOIDC || a.mtls != nil || mode == tokenExternal
 	switch {
 	case !methods && len(rules.anonymous) == 0 && (len(cfg.Access) > 0 || mode == tokenBuiltin):
-		return nil, errors.New("auth: nobody could get in: configure a method (htpasswd, oidc, mtls, token) or grant something to anonymous")
+		return nil, mistake("auth", "nobody could get in: configure a method (htpasswd, oidc, mtls, token) or grant something to anonymous")
 	case !methods && len(cfg.Access) == 0:
 		a.open = true
 	case len(cfg.Access) == 0:
@@ -123,7 +123,7 @@ func New(cfg Config, opts *Options) (*Auth, error) {
 func (a *Auth) addMethods(cfg Config, mode tokenMode, o Options) (err error) {
 	if cfg.HTPasswd != nil {
 		if a.htpasswd, err = newHTPasswd(cfg.HTPasswd.Path, newFailures(cfg.MaxFailuresPerMinute), o); err != nil {
-			return fmt.Errorf("auth.htpasswd: %w", err)
+			return mistake("auth.htpasswd", "%w", err)
 		}
 	}
 	if cfg.MTLS != nil {
@@ -134,31 +134,32 @@ func (a *Auth) addMethods(cfg Config, mode tokenMode, o Options) (err error) {
 	switch mode {
 	case tokenBuiltin:
 		if a.issuer, err = newIssuer(cfg.Token, o); err != nil {
-			return fmt.Errorf("auth.token: %w", err)
+			return mistake("auth.token", "%w", err)
 		}
 		err = a.addVerifier(a.issuer.name, a.issuer)
 	case tokenExternal:
 		e, errNew := newExternal(cfg.Token, o)
 		if errNew != nil {
-			return errNew
+			return mistake("auth.token", "%w", errNew)
 		}
 		err = a.addVerifier(e.issuer, e)
 	}
 	if err != nil {
-		return err
+		return mistake("auth.token", "%w", err)
 	}
 	names := map[string]bool{}
 	for i, c := range cfg.OIDC {
+		key := fmt.Sprintf("auth.oidc[%d]", i)
 		v, err := newOIDCIssuer(c, o)
 		if err != nil {
-			return fmt.Errorf("auth.oidc[%d]: %w", i, err)
+			return mistake(key, "%w", err)
 		}
 		if names[v.cfg.Name] {
-			return fmt.Errorf("auth.oidc[%d]: the name %q is used twice", i, v.cfg.Name)
+			return mistake(key, "the name %q is used twice", v.cfg.Name)
 		}
 		names[v.cfg.Name] = true
 		if err := a.addVerifier(c.Issuer, v); err != nil {
-			return err
+			return mistake(key, "%w", err)
 		}
 		a.hasOIDC = true
 	}
@@ -167,7 +168,7 @@ func (a *Auth) addMethods(cfg Config, mode tokenMode, o Options) (err error) {
 
 func (a *Auth) addVerifier(issuer string, v verifier) error {
 	if a.verifiers[issuer] != nil {
-		return fmt.Errorf("auth: the issuer %q is configured twice", issuer)
+		return fmt.Errorf("the issuer %q is configured twice", issuer)
 	}
 	a.verifiers[issuer] = v
 	return nil

@@ -1,6 +1,7 @@
 package auth
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -137,6 +138,29 @@ type Rule struct {
 	Actions []string `yaml:"actions"`
 }
 
+// ConfigError is a mistake in a Config, or in a file that it names.
+type ConfigError struct {
+	// Key is where the mistake is, such as auth.token.realm or auth.access[2].
+	Key string
+	Err error
+}
+
+// Error implements error.
+func (e *ConfigError) Error() string { return e.Key + ": " + e.Err.Error() }
+
+// Unwrap returns Err.
+func (e *ConfigError) Unwrap() error { return e.Err }
+
+// mistake makes a ConfigError, of the innermost key that err tells already.
+func mistake(key, format string, args ...any) error {
+	err := fmt.Errorf(format, args...)
+	var inner *ConfigError
+	if errors.As(err, &inner) {
+		return inner
+	}
+	return &ConfigError{key, err}
+}
+
 // Options are what New needs from its surroundings. The zero value works.
 type Options struct {
 	// Logger for operational messages. Default: discarded.
@@ -196,7 +220,7 @@ func (c *Config) tokenMode(anonymous bool) (tokenMode, error) {
 	external := t.RootCertBundle != "" || t.JWKS != ""
 	switch {
 	case t.Builtin != nil && *t.Builtin && external:
-		return 0, fmt.Errorf("auth.token: builtin excludes rootcertbundle and jwks, which describe an external service")
+		return 0, mistake("auth.token", "builtin excludes rootcertbundle and jwks, which describe an external service")
 	case t.Builtin != nil && *t.Builtin:
 		return tokenBuiltin, t.checkBuiltin()
 	case external:
@@ -204,18 +228,18 @@ func (c *Config) tokenMode(anonymous bool) (tokenMode, error) {
 	case t.Builtin != nil:
 		return tokenNone, nil
 	}
-	return 0, fmt.Errorf("auth.token: set builtin: true, or rootcertbundle or jwks for an external service")
+	return 0, mistake("auth.token", "set builtin: true, or rootcertbundle or jwks for an external service")
 }
 
 func (t *TokenConfig) checkBuiltin() error {
 	if t.Expiration != 0 && (t.Expiration < time.Minute || t.Expiration > 24*time.Hour) {
-		return fmt.Errorf("auth.token.expiration: %v is not between 1m and 24h", t.Expiration)
+		return mistake("auth.token.expiration", "%v is not between 1m and 24h", t.Expiration)
 	}
 	if t.Realm == "" {
 		return nil
 	}
 	if u, err := url.Parse(t.Realm); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-		return fmt.Errorf("auth.token.realm: %q is not an http or https URL", t.Realm)
+		return mistake("auth.token.realm", "%q is not an http or https URL", t.Realm)
 	}
 	return nil
 }
@@ -225,11 +249,11 @@ func (t *TokenConfig) checkExternal() error {
 		{"service", t.Service}, {"issuer", t.Issuer},
 	} {
 		if f.value == "" {
-			return fmt.Errorf("auth.token.%s: required for an external token service", f.name)
+			return mistake("auth.token."+f.name, "required for an external token service")
 		}
 	}
 	if t.Realm == "" && !t.AutoRedirect {
-		return fmt.Errorf("auth.token.realm: required for an external token service without autoredirect")
+		return mistake("auth.token.realm", "required for an external token service without autoredirect")
 	}
 	return nil
 }

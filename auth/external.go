@@ -44,7 +44,7 @@ func newExternal(c *TokenConfig, o Options) (*external, error) {
 	if len(c.SigningAlgorithms) > 0 {
 		for _, alg := range c.SigningAlgorithms {
 			if !slices.Contains(e.algorithms, alg) {
-				return nil, fmt.Errorf("auth.token.signingalgorithms: %q is not one of %s", alg, strings.Join(e.algorithms, ", "))
+				return nil, mistake("auth.token.signingalgorithms", "%q is not one of %s", alg, strings.Join(e.algorithms, ", "))
 			}
 		}
 		e.algorithms = c.SigningAlgorithms

@@ -105,7 +105,7 @@ func compileRules(rules []Rule) (*grants, error) {
 	for i, r := range rules {
 		g, err := compileRule(r)
 		if err != nil {
-			return nil, fmt.Errorf("auth.access[%d]: %w", i, err)
+			return nil, mistake(fmt.Sprintf("auth.access[%d]", i), "%w", err)
 		}
 		gs.all = append(gs.all, g)
 		if g.anonymous {

@@ -3,7 +3,6 @@ package auth
 import (
 	"crypto/tls"
 	"crypto/x509"
-	"fmt"
 	"strings"
 )
 
@@ -15,7 +14,7 @@ func newMTLS(c *MTLSConfig) (*mtls, error) {
 	case "", "cn", "uri", "dns":
 		return &mtls{c.Subject}, nil
 	}
-	return nil, fmt.Errorf("auth.mtls.subject: %q is not one of cn, uri, dns", c.Subject)
+	return nil, mistake("auth.mtls.subject", "%q is not one of cn, uri, dns", c.Subject)
 }
 
 // identity returns the identity of a connection, or nil without a verified

@@ -2,8 +2,10 @@ package config
 
 import (
 	"crypto/tls"
+	"errors"
 	"net"
 	"net/http"
+	"net/netip"
 	"strings"
 	"time"
 )
@@ -20,6 +22,7 @@ type HTTP struct {
 	DrainTimeout          time.Duration `yaml:"draintimeout" default:"60s" min:"0s" doc:"How long requests may take to end when the server stops. 0 means not at all."`
 	TLS                   TLS           `yaml:"tls" doc:"Encryption. Empty means plain HTTP."`
 	Headers               http.Header   `yaml:"headers" doc:"Headers added to every answer, each with a list of values." example:"X-Content-Type-Options: [nosniff]"`
+	TrustedProxies        []string      `yaml:"trusted_proxies" doc:"Addresses and networks of the proxies in front, and unix for those that come through a unix socket. From them the client's address is taken from X-Forwarded-For: the right-most address that is not one of these. It counts for limits, logs and events. Empty believes nobody." example:"10.0.0.0/8"`
 	Debug                 Debug         `yaml:"debug" doc:"A second server with metrics, health and profiles, without a password."`
 	HTTP2                 HTTP2         `yaml:"http2" doc:"HTTP/2 over TLS."`
 	H2C                   H2C           `yaml:"h2c" doc:"HTTP/2 without TLS, for some load balancers."`
@@ -70,6 +73,35 @@ func (t *TLS) ClientAuthType() tls.ClientAuthType {
 	default:
 		return tls.RequireAndVerifyClientCert
 	}
+}
+
+// Proxies returns trusted_proxies as networks, and whether the peers of a unix
+// socket are among them.
+func (h *HTTP) Proxies() (networks []netip.Prefix, unix bool) {
+	for _, s := range h.TrustedProxies {
+		if s == proxyUnix {
+			unix = true
+		} else if p, err := parseProxy(s); err == nil { // Validate has refused the others
+			networks = append(networks, p)
+		}
+	}
+	return networks, unix
+}
+
+// proxyUnix stands for the peers of a unix socket.
+const proxyUnix = "unix"
+
+// parseProxy reads an address or a network. IPv4 within IPv6 counts as IPv4.
+func parseProxy(s string) (netip.Prefix, error) {
+	if a, err := netip.ParseAddr(s); err == nil && a.Zone() == "" {
+		a = a.Unmap()
+		return netip.PrefixFrom(a, a.BitLen()), nil
+	}
+	p, err := netip.ParsePrefix(s)
+	if err != nil || p.Addr().Is4In6() {
+		return p, errors.New("must be an address (192.0.2.1), a network (10.0.0.0/8) or unix")
+	}
+	return p.Masked(), nil
 }
 
 // CipherSuiteIDs returns the numbers of the cipher suites, nil for Go's choice.
@@ -131,8 +163,9 @@ type RateLimit struct {
 // Limits bounds what requests may take.
 type Limits struct {
 	ManifestBytes   Size          `yaml:"manifest_bytes" default:"4MiB" min:"1KiB" doc:"Largest manifest, in bytes."`
-	UploadSessions  int           `yaml:"upload_sessions" default:"100000" min:"1" doc:"Unfinished uploads the registry keeps in all. The oldest has to end or be purged before there can be more."`
+	UploadSessions  int           `yaml:"upload_sessions" default:"100000" min:"1" doc:"Unfinished uploads the registry keeps in all. The oldest has to end or be purged before there can be more. One client may hold a quarter of them."`
 	BodyIdleTimeout time.Duration `yaml:"body_idle_timeout" default:"60s" min:"1s" doc:"Longest pause in a request's or an answer's body before the connection is closed."`
+	BodyMinRate     Size          `yaml:"body_min_rate" default:"1KiB" min:"0" doc:"Least bytes a second of a request's body, on average over body_idle_timeout. 0 asks for one byte in that time."`
 }
 
 // beyondLoopback tells whether an address can be reached from other machines.

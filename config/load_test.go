@@ -318,7 +318,7 @@ tracing:
 	s.RetentionInterval = 6 * time.Hour
 	want.HTTP.Addr, want.HTTP.InsecureOpenToNetwork = "0.0.0.0:5000", true
 	want.HTTP.RateLimit = config.RateLimit{RequestsPerSecond: 2.5, Burst: 7, Uploads: 3, MaxConnections: 9}
-	want.HTTP.Limits = config.Limits{ManifestBytes: 8 << 20, UploadSessions: 11, BodyIdleTimeout: 5 * time.Second}
+	want.HTTP.Limits = config.Limits{ManifestBytes: 8 << 20, UploadSessions: 11, BodyIdleTimeout: 5 * time.Second, BodyMinRate: 1 << 10}
 	want.Tracing.Enabled, want.Tracing.Endpoint = true, "https://otel.example.com/v1/traces"
 	want.Tracing.Headers = map[string]config.Secret{"Authorization": "hush"}
 	want.Tracing.SampleRatio = 0.25

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"example.org/slipway/config"
+	"github.com/google/go-cmp/cmp"
 	"go.yaml.in/yaml/v4"
 )
 
@@ -117,5 +118,18 @@ health: {http: [{uri: "http://h", headers: {Authorization: [hush]}}]}
 	}
 	if got := config.Secret("").String(); got != "" {
 		t.Errorf("an empty secret: got %q, want nothing", got)
+	}
+}
+
+func TestProxies(t *testing.T) {
+	h := config.HTTP{TrustedProxies: []string{"10.1.2.3/8", "192.0.2.1", "::ffff:192.0.2.2", "unix", "2001:db8::1"}}
+	got, unix := h.Proxies()
+	want := []string{"10.0.0.0/8", "192.0.2.1/32", "192.0.2.2/32", "2001:db8::1/128"}
+	var text []string
+	for _, p := range got {
+		text = append(text, p.String())
+	}
+	if d := cmp.Diff(want, text); d != "" || !unix {
+		t.Errorf("unix %v, networks (-want +got):\n%s", unix, d)
 	}
 }

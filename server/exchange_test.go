@@ -56,6 +56,59 @@ func (b *bed) run(t *testing.T, list []exchange) {
 	}
 }
 
+// rangeExchanges are the range and conditional requests to a content of the
+// digits 0 to 9 that has the headers whole.
+func rangeExchanges(target, etag string, whole map[string]string) []exchange {
+	const data = "0123456789"
+	part := func(v string, n int) map[string]string {
+		return map[string]string{"Content-Range": "bytes " + v + "/10", "Content-Length": fmt.Sprint(n), "Docker-Content-Digest": whole["Docker-Content-Digest"]}
+	}
+	bad := map[string]string{"Content-Range": "bytes */10"}
+	get := func(name, header string, status int, want map[string]string, body string) exchange {
+		e := exchange{name: name, method: "GET", target: target, headers: []string{header}, status: status, want: want, wantBody: body}
+		if status == 416 {
+			e.code = oci.CodeRangeInvalid
+		}
+		return e
+	}
+	return []exchange{
+		{name: "whole", method: "GET", target: target, status: 200, want: whole, wantBody: data},
+		{name: "head", method: "HEAD", target: target, status: 200, want: whole},
+		get("first byte", "Range: bytes=0-0", 206, part("0-0", 1), "0"),
+		get("middle", "Range: bytes=2-4", 206, part("2-4", 3), "234"),
+		get("to the end", "Range: bytes=7-", 206, part("7-9", 3), "789"),
+		get("beyond the end", "Range: bytes=7-99", 206, part("7-9", 3), "789"),
+		get("far beyond the end", "Range: bytes=7-999999999999999999", 206, part("7-9", 3), "789"),
+		get("suffix", "Range: bytes=-3", 206, part("7-9", 3), "789"),
+		get("long suffix", "Range: bytes=-99", 206, part("0-9", 10), data),
+		get("spaces around", "Range: bytes= 1-2 ", 206, part("1-2", 2), "12"),
+		get("behind the end", "Range: bytes=10-", 416, bad, ""),
+		get("far behind the end", "Range: bytes=999999999999999999-", 416, bad, ""),
+		get("no suffix", "Range: bytes=-0", 416, bad, ""),
+		get("backwards", "Range: bytes=5-3", 416, bad, ""),
+		get("two ranges", "Range: bytes=0-0,2-3", 200, whole, data),
+		get("another unit", "Range: lines=0-1", 200, whole, data),
+		get("no number", "Range: bytes=a-b", 200, whole, data),
+		get("a sign", "Range: bytes=+1-2", 200, whole, data),
+		get("two signs", "Range: bytes=--2", 200, whole, data),
+		get("an overflow", "Range: bytes=0-99999999999999999999999", 200, whole, data),
+		get("no range", "Range: bytes=", 200, whole, data),
+		get("only a dash", "Range: bytes=-", 200, whole, data),
+
+		get("if-range holds", "Range: bytes=0-0\r\nIf-Range: "+etag, 206, part("0-0", 1), "0"),
+		get("if-range fails", "Range: bytes=0-0\r\nIf-Range: \"other\"", 200, whole, data),
+		get("if-range is weak", "Range: bytes=0-0\r\nIf-Range: W/"+etag, 200, whole, data),
+		get("if-range is a date", "Range: bytes=0-0\r\nIf-Range: Wed, 21 Oct 2015 07:28:00 GMT", 200, whole, data),
+		get("if-range fails, bad range", "Range: bytes=99-\r\nIf-Range: \"other\"", 200, whole, data),
+
+		get("if-none-match holds", "If-None-Match: \"x\", W/"+etag, 304, map[string]string{"Etag": etag, "Content-Length": ""}, ""),
+		get("if-none-match, any", "If-None-Match: *", 304, nil, ""),
+		get("if-none-match fails", "If-None-Match: \"x\"", 200, whole, data),
+		get("if-none-match before range", "If-None-Match: "+etag+"\r\nRange: bytes=99-", 304, nil, ""),
+		{name: "head, if-none-match", method: "HEAD", target: target, headers: []string{"If-None-Match: " + etag}, status: 304},
+	}
+}
+
 func TestBlobExchanges(t *testing.T) {
 	b := newBed(t, setup{})
 	data := random(1, 100_000)
@@ -66,58 +119,12 @@ func TestBlobExchanges(t *testing.T) {
 	etag := `"` + string(small) + `"`
 	whole := map[string]string{"Content-Length": "10", "Docker-Content-Digest": string(small), "Etag": etag,
 		"Content-Type": "application/octet-stream", "Accept-Ranges": "bytes", "Content-Range": "", "X-Content-Type-Options": "nosniff"}
-	part := func(v string, n int) map[string]string {
-		return map[string]string{"Content-Range": "bytes " + v + "/10", "Content-Length": fmt.Sprint(n), "Docker-Content-Digest": string(small)}
-	}
-	bad := map[string]string{"Content-Range": "bytes */10"}
-	get := func(name, header string, status int, want map[string]string, body string) exchange {
-		e := exchange{name: name, method: "GET", target: smallPath, headers: []string{header}, status: status, want: want, wantBody: body}
-		if status == 416 {
-			e.code = oci.CodeRangeInvalid
-		}
-		return e
-	}
-	b.run(t, []exchange{
-		{name: "whole", method: "GET", target: smallPath, status: 200, want: whole, wantBody: "0123456789"},
-		{name: "head", method: "HEAD", target: smallPath, status: 200, want: whole},
+	b.run(t, append(rangeExchanges(smallPath, etag, whole), []exchange{
 		{name: "large", method: "GET", target: path, status: 200, want: map[string]string{"Content-Length": "100000"}, wantBody: string(data)},
 		{name: "empty", method: "GET", target: "/v2/a/b/blobs/" + string(empty), status: 200, want: map[string]string{"Content-Length": "0"}},
 		{name: "empty, range", method: "GET", target: "/v2/a/b/blobs/" + string(empty), headers: []string{"Range: bytes=0-"}, status: 416, code: oci.CodeRangeInvalid},
 		{name: "large, range", method: "GET", target: path, headers: []string{"Range: bytes=65530-70000"}, status: 206, wantBody: string(data[65530:70001]),
 			want: map[string]string{"Content-Range": "bytes 65530-70000/100000", "Content-Length": "4471"}},
-
-		get("first byte", "Range: bytes=0-0", 206, part("0-0", 1), "0"),
-		get("middle", "Range: bytes=2-4", 206, part("2-4", 3), "234"),
-		get("to the end", "Range: bytes=7-", 206, part("7-9", 3), "789"),
-		get("beyond the end", "Range: bytes=7-99", 206, part("7-9", 3), "789"),
-		get("far beyond the end", "Range: bytes=7-999999999999999999", 206, part("7-9", 3), "789"),
-		get("suffix", "Range: bytes=-3", 206, part("7-9", 3), "789"),
-		get("long suffix", "Range: bytes=-99", 206, part("0-9", 10), "0123456789"),
-		get("spaces around", "Range: bytes= 1-2 ", 206, part("1-2", 2), "12"),
-		get("behind the end", "Range: bytes=10-", 416, bad, ""),
-		get("far behind the end", "Range: bytes=999999999999999999-", 416, bad, ""),
-		get("no suffix", "Range: bytes=-0", 416, bad, ""),
-		get("backwards", "Range: bytes=5-3", 416, bad, ""),
-		get("two ranges", "Range: bytes=0-0,2-3", 200, whole, "0123456789"),
-		get("another unit", "Range: lines=0-1", 200, whole, "0123456789"),
-		get("no number", "Range: bytes=a-b", 200, whole, "0123456789"),
-		get("a sign", "Range: bytes=+1-2", 200, whole, "0123456789"),
-		get("two signs", "Range: bytes=--2", 200, whole, "0123456789"),
-		get("an overflow", "Range: bytes=0-99999999999999999999999", 200, whole, "0123456789"),
-		get("no range", "Range: bytes=", 200, whole, "0123456789"),
-		get("only a dash", "Range: bytes=-", 200, whole, "0123456789"),
-
-		get("if-range holds", "Range: bytes=0-0\r\nIf-Range: "+etag, 206, part("0-0", 1), "0"),
-		get("if-range fails", "Range: bytes=0-0\r\nIf-Range: \"other\"", 200, whole, "0123456789"),
-		get("if-range is weak", "Range: bytes=0-0\r\nIf-Range: W/"+etag, 200, whole, "0123456789"),
-		get("if-range is a date", "Range: bytes=0-0\r\nIf-Range: Wed, 21 Oct 2015 07:28:00 GMT", 200, whole, "0123456789"),
-		get("if-range fails, bad range", "Range: bytes=99-\r\nIf-Range: \"other\"", 200, whole, "0123456789"),
-
-		get("if-none-match holds", "If-None-Match: \"x\", W/"+etag, 304, map[string]string{"Etag": etag, "Content-Length": ""}, ""),
-		get("if-none-match, any", "If-None-Match: *", 304, nil, ""),
-		get("if-none-match fails", "If-None-Match: \"x\"", 200, whole, "0123456789"),
-		get("if-none-match before range", "If-None-Match: "+etag+"\r\nRange: bytes=99-", 304, nil, ""),
-		{name: "head, if-none-match", method: "HEAD", target: smallPath, headers: []string{"If-None-Match: " + etag}, status: 304},
 
 		{name: "unknown", method: "GET", target: "/v2/a/b/blobs/" + string(oci.SHA256([]byte("?"))), status: 404, code: oci.CodeBlobUnknown},
 		{name: "unknown, head", method: "HEAD", target: "/v2/a/b/blobs/" + string(oci.SHA256([]byte("?"))), status: 404, code: oci.CodeBlobUnknown},
@@ -131,7 +138,7 @@ func TestBlobExchanges(t *testing.T) {
 		{name: "delete", method: "DELETE", target: smallPath, status: 202, want: map[string]string{"Content-Length": "0"}},
 		{name: "deleted", method: "GET", target: smallPath, status: 404, code: oci.CodeBlobUnknown},
 		{name: "delete again", method: "DELETE", target: smallPath, status: 404, code: oci.CodeBlobUnknown},
-	})
+	}...))
 }
 
 func TestUploadExchanges(t *testing.T) {
@@ -403,7 +410,7 @@ func TestMethods(t *testing.T) {
 		"/v2/a/blobs/uploads/abcde": "GET, PUT, PATCH, DELETE",
 		"/v2/a/tags/list":           "GET",
 		"/v2/a/referrers/" + d:      "GET",
-		"/v2/a/_ext/x":              "",
+		"/v2/a/_oci/ext/discover":   "GET",
 	} {
 		for _, method := range []string{"GET", "HEAD", "PUT", "POST", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND"} {
 			if slices.Contains(strings.Split(allow, ", "), method) {

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -97,6 +98,46 @@ func TestHangingBodies(t *testing.T) {
 		t.Errorf("after two appends of 10 bytes that hung: got Range %q", got)
 	}
 	b.ask("HEAD", "/v2/a/blobs/"+string(d), nil).want(t, "what hung", 404, nil)
+}
+
+// TestTricklingBody: a body of which a byte comes now and then must not hold its
+// upload for longer than one that stands still, and keeps what came.
+func TestTricklingBody(t *testing.T) {
+	b := newBed(t, setup{server: server.Options{IdleTimeout: idle, MinBodyRate: 1 << 10}})
+	loc := b.startUpload("a")
+	c := b.dial()
+	c.send("PATCH %s HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n", loc)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		tick := time.NewTicker(idle / 10)
+		defer tick.Stop()
+		for range tick.C {
+			if _, err := c.Write([]byte("x")); err != nil {
+				return
+			}
+		}
+	}()
+	got := c.receive("PATCH")
+	got.want(t, "a byte now and then", 408, nil)
+	c.wantClosed("a byte now and then")
+	c.Close()
+	<-ended
+	if r := b.uploaded(loc); r == "0-0" || len(r) > len("0-99") {
+		t.Errorf("what came is not kept: got Range %q", r)
+	}
+
+	// One that is just fast enough is left alone.
+	data := random(2, 1000)
+	c = b.dial()
+	c.send("POST /v2/a/blobs/uploads/?digest=%s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n", oci.SHA256(data), len(data))
+	tick := time.NewTicker(idle / 3)
+	defer tick.Stop()
+	for part := range slices.Chunk(data, 160) {
+		<-tick.C
+		c.send("%s", part)
+	}
+	c.receive("POST").want(t, "slow, but fast enough", 201, nil)
 }
 
 // TestSlowButAlive: a body that comes slowly, but comes, and an answer that

@@ -75,13 +75,14 @@ func (l *limiter) sweep(at time.Time) {
 	}
 }
 
-// allow takes a request's token.
-func (l *limiter) allow(addr string, at time.Time) bool {
+// allow takes a request's token. The clock is read only where there is a limit.
+func (l *limiter) allow(addr string, clock func() time.Time) bool {
 	if l == nil || l.perSecond <= 0 {
 		return true
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	at := clock()
 	return l.client(addr, at).bucket.AllowN(at, 1)
 }
 

@@ -151,20 +151,32 @@ func (w *response) finish() {
 }
 
 // body is a request's body that a client may send slowly but must not stop
-// sending.
+// sending: each time it has had us wait for idle, at least so many bytes must
+// have come. A byte now and then would hold an upload for as long as it likes.
+// Time that we do not wait, because the disk is slow, does not count.
 type body struct {
 	src  io.Reader
 	rc   *http.ResponseController
 	idle time.Duration
 	n    *int64
 	w    *response
+	// least is how many bytes make left full again, due how many of them lack.
+	least, due int64
+	// left is what remains of idle.
+	left time.Duration
 }
 
 // Read implements io.Reader.
 func (b *body) Read(p []byte) (int, error) {
-	_ = b.rc.SetReadDeadline(time.Now().Add(b.idle))
+	began := time.Now()
+	_ = b.rc.SetReadDeadline(began.Add(b.left))
 	n, err := b.src.Read(p)
 	*b.n += int64(n)
+	if b.due -= int64(n); b.due <= 0 {
+		b.left, b.due = b.idle, b.least
+	} else {
+		b.left -= time.Since(began)
+	}
 	if err == io.EOF {
 		// net/http now watches the connection for its end. A deadline that
 		// hits this watch would cancel the request, however busy we are.
@@ -174,7 +186,7 @@ func (b *body) Read(p []byte) (int, error) {
 	}
 	if err != nil && errors.Is(err, context.DeadlineExceeded) || isTimeout(err) {
 		err = &oci.Error{Code: oci.CodeBlobUploadInvalid, Status: http.StatusRequestTimeout,
-			Message: "the body stood still for " + b.idle.String(), Err: err}
+			Message: "the body stood still, or nearly so, for " + b.idle.String(), Err: err}
 	}
 	return n, err
 }
@@ -192,7 +204,9 @@ func (s *Server) body(q *request) (io.Reader, int64, func()) {
 		return nil, 0, func() {}
 	}
 	rc := http.NewResponseController(q.w.ResponseWriter)
-	b := &body{src: q.r.Body, rc: rc, idle: s.opts.IdleTimeout, n: &q.bodyRead, w: q.w}
+	b := &body{src: q.r.Body, rc: rc, idle: s.opts.IdleTimeout, n: &q.bodyRead, w: q.w, left: s.opts.IdleTimeout,
+		least: max(1, int64(float64(s.opts.MinBodyRate)*s.opts.IdleTimeout.Seconds()))}
+	b.due = b.least
 	return b, q.r.ContentLength, func() {
 		if q.w.awaiting {
 			q.w.awaitBody()
