@@ -1,12 +1,16 @@
 package server_test
 
 import (
+	"context"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"net/http/httptest"
+	"net/url"
 	"os"
 	"path/filepath"
 	"regexp"
+	"sort"
 	"strings"
 	"testing"
 
@@ -18,10 +22,10 @@ import (
 	"example.org/slipway/server"
 )
 
-// newAuthBed is a registry where anybody may pull from public/, alice does
+// newAuth makes rules by which anybody may pull from public/, alice does
 // everything below alice/ and may pull from shared, and bob may only pull from
 // shared.
-func newAuthBed(t *testing.T, cfg auth.Config) *bed {
+func newAuth(t *testing.T, cfg auth.Config) *auth.Auth {
 	t.Helper()
 	var lines strings.Builder
 	for _, user := range []string{"alice", "bob"} {
@@ -52,6 +56,13 @@ func newAuthBed(t *testing.T, cfg auth.Config) *bed {
 			t.Error(err)
 		}
 	})
+	return a
+}
+
+// newAuthBed is a registry with the rules of newAuth.
+func newAuthBed(t *testing.T, cfg auth.Config) *bed {
+	t.Helper()
+	a := newAuth(t, cfg)
 	o := server.Options{Auth: a}
 	if h := a.TokenHandler(); h != nil {
 		o.Token, o.TokenPath = h, "/token"
@@ -145,6 +156,65 @@ func TestCatalogAccess(t *testing.T) {
 	}
 }
 
+// TestCatalogWork: one request looks at so many names and no more, whoever asks,
+// and what it tells of where it stopped names no repository.
+func TestCatalogWork(t *testing.T) {
+	off := false
+	a := newAuth(t, auth.Config{Token: &auth.TokenConfig{Builtin: &off}})
+	reg := &manyRepositories{names: []string{"alice/a"}}
+	for i := range 100_000 {
+		reg.names = append(reg.names, fmt.Sprintf("hidden/%06d", i))
+	}
+	reg.names = append(reg.names, "public/a", "shared")
+	h := server.New(reg, &server.Options{Auth: a})
+	var got []string
+	target, pages := "/v2/_catalog?n=50", 0
+	for ; target != ""; pages++ {
+		before := reg.listed
+		r := httptest.NewRequest("GET", target, nil)
+		r.SetBasicAuth("alice", "alice's password")
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, r)
+		var page struct{ Repositories []string }
+		if err := json.Unmarshal(w.Body.Bytes(), &page); err != nil || w.Code != 200 || page.Repositories == nil {
+			t.Fatalf("%s: %d %s", target, w.Code, w.Body)
+		}
+		if work := reg.listed - before; work > 10_200 {
+			t.Errorf("%s looked at %d names", target, work)
+		}
+		if strings.Contains(w.Header().Get("Link"), "hidden") {
+			t.Errorf("the link tells of a hidden repository: %s", w.Header().Get("Link"))
+		}
+		got = append(got, page.Repositories...)
+		target, _, _ = strings.Cut(strings.TrimPrefix(w.Header().Get("Link"), "<"), ">")
+	}
+	if strings.Join(got, " ") != "alice/a public/a shared" || pages < 9 {
+		t.Errorf("got %q in %d pages", got, pages)
+	}
+	for _, last := range []string{"~place.", "~place.xyz", "~place." + strings.Repeat("A", 60), "~place.%"} {
+		r := httptest.NewRequest("GET", "/v2/_catalog?last="+url.QueryEscape(last), nil)
+		r.SetBasicAuth("alice", "alice's password")
+		w := httptest.NewRecorder()
+		if h.ServeHTTP(w, r); w.Code != 400 {
+			t.Errorf("last=%s: got %d, want 400", last, w.Code)
+		}
+	}
+}
+
+// manyRepositories only lists names, which are sorted, and counts them.
+type manyRepositories struct {
+	oci.Registry
+	names  []string
+	listed int
+}
+
+func (m *manyRepositories) Repositories(_ context.Context, last string, n int) (names []string, more bool, err error) {
+	rest := m.names[sort.Search(len(m.names), func(i int) bool { return m.names[i] > last }):]
+	n = min(n, len(rest))
+	m.listed += n
+	return rest[:n], n < len(rest), nil
+}
+
 // TestTokenFlow is what docker does: it is refused, fetches a token, and comes
 // back.
 func TestTokenFlow(t *testing.T) {
@@ -188,9 +258,11 @@ func TestRateLimits(t *testing.T) {
 	got.wantError(t, "the fourth", 429, oci.CodeTooManyRequests)
 	got.want(t, "the fourth", 429, map[string]string{"Retry-After": "1"})
 
-	b = newBed(t, setup{server: server.Options{MaxUploadsPerClient: 2}, registry: registry.Options{MaxUploads: 3}})
+	b = newBed(t, setup{server: server.Options{MaxUploadsPerClient: 2}, registry: registry.Options{MaxUploads: 9, MaxUploadsPerClient: 3}})
 	locs := []string{b.startUpload("a"), b.startUpload("a"), b.startUpload("a")}
-	b.ask("POST", "/v2/a/blobs/uploads/", []byte{}).wantError(t, "more open uploads than there may be", 429, oci.CodeTooManyRequests)
+	more := b.ask("POST", "/v2/a/blobs/uploads/", []byte{})
+	more.wantError(t, "more open uploads than one client may have", 429, oci.CodeTooManyRequests)
+	more.want(t, "more open uploads than one client may have", 429, map[string]string{"Retry-After": "1"})
 	var hanging []*conn
 	for _, loc := range locs[:2] {
 		c := b.dial()

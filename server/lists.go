@@ -1,10 +1,15 @@
 package server
 
 import (
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/rand"
+	"encoding/base64"
 	"encoding/json"
 	"net/http"
 	"net/url"
 	"strconv"
+	"strings"
 
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
@@ -73,9 +78,15 @@ func (s *Server) listTags(q *request) error {
 	return s.sendNames(q, map[string]any{"name": q.Repo}, "tags", tags, more && n > 0, n)
 }
 
-// catalogBatch is how many names the catalogue is read in at least: a client
-// that may see few of them must not cost a query each.
-const catalogBatch = 200
+const (
+	// catalogBatch is how many names the catalogue is read in at least: a client
+	// that may see few of them must not cost a query each.
+	catalogBatch = 200
+	// catalogScan is about how many names one request looks at, some 20 ms of
+	// work: a client that may see few of many must not hold the server up. Its
+	// page is short then, or empty, and has a link to go on from.
+	catalogScan = 10_000
+)
 
 // listRepositories answers GET /v2/_catalog with the repositories the client may
 // pull from.
@@ -84,18 +95,25 @@ func (s *Server) listRepositories(q *request) error {
 	if err != nil {
 		return err
 	}
+	if last, err = s.places.open(last); err != nil {
+		return err
+	}
 	if n < 0 || n > s.opts.MaxCatalog {
 		n = s.opts.MaxCatalog
 	}
 	var names []string
-	more := n > 0
+	more, looked := n > 0, 0
 	for more && len(names) < n {
+		if looked >= catalogScan {
+			return s.sendShortPage(q, names, last, n)
+		}
 		// One page from the registry may hold little that this client may see.
 		var batch []string
 		batch, more, err = s.reg.Repositories(q.ctx(), last, max(n, catalogBatch))
 		if err != nil {
 			return err
 		}
+		looked += len(batch)
 		for i, name := range batch {
 			last = name
 			if s.open || s.opts.Auth.Listed(q.id, name) {
@@ -107,6 +125,57 @@ func (s *Server) listRepositories(q *request) error {
 		}
 	}
 	return s.sendNames(q, map[string]any{}, "repositories", names, more, n)
+}
+
+// sendShortPage ends a page of the catalogue behind a repository that the client
+// may not know of, whose name is therefore sealed.
+func (s *Server) sendShortPage(q *request, names []string, last string, n int) error {
+	if names == nil {
+		names = []string{}
+	}
+	keep := url.Values{"last": {s.places.seal(last)}, "n": {strconv.Itoa(n)}}
+	q.w.Header()["Link"] = []string{nextLink(s.location(q.Path()), keep)}
+	return q.sendJSON(map[string]any{"repositories": names})
+}
+
+// places seals names that clients hand back and must not read. The key lives as
+// long as the process: a list that a restart cuts off is begun again.
+type places struct{ aead cipher.AEAD }
+
+// sealMark begins a sealed name, and nothing a client would make up.
+const sealMark = "~place."
+
+func newPlaces() places {
+	var key [32]byte
+	rand.Read(key[:]) // never fails
+	block, err := aes.NewCipher(key[:])
+	if err == nil {
+		var p places
+		if p.aead, err = cipher.NewGCMWithRandomNonce(block); err == nil {
+			return p
+		}
+	}
+	panic(err) // of the length of the key, which is right
+}
+
+func (p places) seal(name string) string {
+	return sealMark + base64.RawURLEncoding.EncodeToString(p.aead.Seal(nil, nil, []byte(name), nil))
+}
+
+// open returns the name that was sealed, and others as they are.
+func (p places) open(s string) (string, error) {
+	sealed, ok := strings.CutPrefix(s, sealMark)
+	if !ok {
+		return s, nil
+	}
+	b, err := base64.RawURLEncoding.DecodeString(sealed)
+	if err == nil {
+		b, err = p.aead.Open(nil, nil, b, nil)
+	}
+	if err != nil {
+		return "", oci.Errorf(oci.CodePaginationNumber, "last=%.20q is of before the server was restarted; begin the list again", s)
+	}
+	return string(b), nil
 }
 
 // maxReferrers bounds one answer; an index of that many descriptors stays well
