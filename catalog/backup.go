@@ -101,10 +101,24 @@ func (s *Snapshot) Objects(ctx context.Context, after int64, n int) ([]StoredCon
 	return s.db.contents(ctx, `SELECT id, digest, size, 0, 0 FROM blobs WHERE id > ? AND state = 1 AND content IS NULL ORDER BY id LIMIT ?`, after, n)
 }
 
-// ObjectTotals counts what Objects returns, and its bytes.
-func (s *Snapshot) ObjectTotals(ctx context.Context) (n, bytes int64, err error) {
-	err = s.db.row(ctx, `SELECT COUNT(*), COALESCE(SUM(size), 0) FROM blobs WHERE state = 1 AND content IS NULL`, nil, &n, &bytes)
-	return n, bytes, err
+// Totals are how many contents a snapshot has, and where.
+type Totals struct {
+	// Manifests and Blobs: each content counts once, as a manifest if any
+	// repository has it as one.
+	Manifests, Blobs int64
+	// Inline contents are in the snapshot itself, Objects in the store; with
+	// their bytes.
+	Inline, InlineBytes, Objects, ObjectBytes int64
+}
+
+// Totals counts the contents. It reads the whole table of blobs.
+func (s *Snapshot) Totals(ctx context.Context) (n Totals, err error) {
+	err = s.db.row(ctx, `SELECT COALESCE(SUM(content IS NOT NULL), 0), COALESCE(SUM(CASE WHEN content IS NOT NULL THEN size END), 0),
+		COALESCE(SUM(content IS NULL), 0), COALESCE(SUM(CASE WHEN content IS NULL THEN size END), 0),
+		(SELECT COUNT(DISTINCT blob_id) FROM manifests) FROM blobs WHERE state = 1`, nil,
+		&n.Inline, &n.InlineBytes, &n.Objects, &n.ObjectBytes, &n.Manifests)
+	n.Blobs = max(0, n.Inline+n.Objects-n.Manifests)
+	return n, err
 }
 
 // Presence looks up digests; see [Catalog.Presence].

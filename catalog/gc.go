@@ -30,6 +30,11 @@ type Collected struct {
 	// Objects are contents whose objects must now be deleted from the store,
 	// and then given to Forget.
 	Objects []Blob
+	// Freed, in a dry run, is what nothing needs any more once the rest has gone:
+	// it would become due a grace period later. Cut tells that there may be more
+	// of it than was looked at.
+	Freed *Collected
+	Cut   bool
 }
 
 // CollectOptions say what a collection step may take.
@@ -45,8 +50,10 @@ type CollectOptions struct {
 	// client has just been told are there. They are asked for again at the
 	// returned time.
 	Keep func(repo string, d oci.Digest) (until time.Time, keep bool)
-	// DryRun reports what would be taken and changes nothing. After continues
-	// a dry run behind the candidate of the step before.
+	// DryRun reports what would be taken, and what that would free, and changes
+	// nothing. With Untagged its first step also looks for manifests as
+	// QueueUntagged does. After continues a dry run behind the candidate of the
+	// step before; what only several steps together free is not found.
 	DryRun bool
 	After  *Candidate
 }
@@ -73,6 +80,11 @@ func (c *Catalog) Collect(ctx context.Context, o CollectOptions) (out Collected,
 	}
 	err = c.db.write(ctx, func(t *tx) error {
 		out, last = Collected{}, nil
+		if o.DryRun && o.Untagged && o.After == nil {
+			if err := c.queueUntagged(t); err != nil {
+				return err
+			}
+		}
 		candidates, err := t.due(o)
 		if err != nil {
 			return err
@@ -86,6 +98,9 @@ func (c *Catalog) Collect(ctx context.Context, o CollectOptions) (out Collected,
 		}
 		if o.DryRun {
 			t.dirty = true
+			if err := c.follow(t, o, &out); err != nil {
+				return err
+			}
 			return errDryRun // undoes everything
 		}
 		return nil
@@ -96,8 +111,39 @@ func (c *Catalog) Collect(ctx context.Context, o CollectOptions) (out Collected,
 	return out, last, err
 }
 
+// dueFreed is the due time, in a dry run, of what it has freed. It comes before
+// all others, so that it can be told from them.
+const dueFreed = -1
+
+// follow looks at what a dry run has freed, and what that frees in turn, for as
+// long as other changes may wait for it.
+func (c *Catalog) follow(t *tx, o CollectOptions, out *Collected) error {
+	out.Cut = out.Examined == o.Max
+	out.Freed = &Collected{}
+	o.Before, o.After = time.UnixMilli(0), &Candidate{due: dueFreed - 1}
+	for left := max(o.Max-out.Examined, minFollow); left > 0; {
+		o.Max = left
+		candidates, err := t.due(o)
+		if err != nil || len(candidates) == 0 {
+			return err
+		}
+		for i := range candidates {
+			if err := c.collectOne(t, &candidates[i], o, out.Freed); err != nil {
+				return err
+			}
+		}
+		out.Freed.Examined += len(candidates)
+		left -= len(candidates)
+	}
+	out.Cut = true
+	return nil
+}
+
+// minFollow is how many freed candidates a dry run looks at in any case.
+const minFollow = 1024
+
 func (t *tx) due(o CollectOptions) ([]Candidate, error) {
-	after := Candidate{due: -1}
+	after := Candidate{due: dueFreed}
 	if o.After != nil {
 		after = *o.After
 	}
@@ -161,19 +207,29 @@ func (t *tx) blobNeeded(d *Candidate) (needed, linked bool, err error) {
 	return needed, linked, err
 }
 
-// dropContent removes a content that nothing shows or names any more.
+// dropContent removes a content that no repository shows any more. Where some
+// still name it, as a foreign layer or a platform that may be absent, its row
+// stays and says that it is not here: to name a digest must not keep what belongs
+// to another repository.
 func (t *tx) dropContent(d *Candidate, out *Collected) error {
-	var used bool
-	err := t.row(`SELECT EXISTS (SELECT 1 FROM links WHERE blob_id = ?) OR EXISTS (SELECT 1 FROM manifests WHERE blob_id = ?)
-		OR EXISTS (SELECT 1 FROM refs WHERE blob_id = ?)`, []any{d.blobID, d.blobID, d.blobID}, &used)
-	if err != nil || used {
+	var shown, named bool
+	err := t.row(`SELECT EXISTS (SELECT 1 FROM links WHERE blob_id = ?) OR EXISTS (SELECT 1 FROM manifests WHERE blob_id = ?),
+		EXISTS (SELECT 1 FROM refs WHERE blob_id = ?)`, []any{d.blobID, d.blobID, d.blobID}, &shown, &named)
+	if err != nil || shown || named && !d.present {
+		return err
+	}
+	if err := t.dropGearLayer(d.digest); err != nil {
 		return err
 	}
 	b := Blob{Digest: d.digest, Size: d.size}
 	// A manifest too large for a blob to be inline may have been pushed as a
 	// blob, too: then there is an object that must go with it.
 	if (d.inline && d.size <= InlineMax) || !d.present {
-		n, err := t.exec(`DELETE FROM blobs WHERE id = ? AND state <> 2`, d.blobID)
+		query := `DELETE FROM blobs WHERE id = ? AND state <> 2`
+		if named {
+			query = `UPDATE blobs SET state = 0, content = NULL WHERE id = ? AND state = 1`
+		}
+		n, err := t.exec(query, d.blobID)
 		if err == nil && n > 0 && d.present {
 			out.Dropped = append(out.Dropped, b)
 		}
@@ -213,18 +269,24 @@ func (c *Catalog) collectManifest(t *tx, d *Candidate, o CollectOptions, out *Co
 		}
 	}
 	out.Unlinked = append(out.Unlinked, Unlinked{Repo: d.repo, Digest: d.digest, Manifest: true})
-	return t.removeManifest(d.repoID, id, d.blobID, c.now()+c.grace.Milliseconds())
+	due := c.now() + c.grace.Milliseconds()
+	if o.DryRun {
+		due = dueFreed
+	}
+	return t.removeManifest(d.repoID, id, d.blobID, due)
 }
 
 // QueueUntagged queues every manifest without a tag, for the first collection
 // after the policy was switched on. It reads all manifests.
 func (c *Catalog) QueueUntagged(ctx context.Context) error {
-	return c.db.write(ctx, func(t *tx) error {
-		_, err := t.exec(`INSERT INTO gc_queue (kind, repo_id, blob_id, due_at)
-			SELECT 1, m.repo_id, m.blob_id, m.created_at + ? FROM manifests m WHERE NOT EXISTS (SELECT 1 FROM tags WHERE manifest_id = m.id)
-			ON CONFLICT DO NOTHING`, c.grace.Milliseconds())
-		return err
-	})
+	return c.db.write(ctx, c.queueUntagged)
+}
+
+func (c *Catalog) queueUntagged(t *tx) error {
+	_, err := t.exec(`INSERT INTO gc_queue (kind, repo_id, blob_id, due_at)
+		SELECT 1, m.repo_id, m.blob_id, m.created_at + ? FROM manifests m WHERE NOT EXISTS (SELECT 1 FROM tags WHERE manifest_id = m.id)
+		ON CONFLICT DO NOTHING`, c.grace.Milliseconds())
+	return err
 }
 
 // Deleting returns contents whose objects a collection began to delete.

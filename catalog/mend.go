@@ -8,6 +8,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"syscall"
 )
 
 // A failed fsync leaves three things that SQLite does not deal with.
@@ -42,6 +43,16 @@ func (t *tx) mend() error {
 	}
 	t.torn = false
 	return nil
+}
+
+// explain adds to the failure of a commit that there was no room, if that was it.
+// Of a write SQLite says so. Of an fsync, where file systems that allocate late
+// find out, it drops the system's error; the fsync that mends the log has it too.
+func (t *tx) explain(err error) error {
+	if mendErr := t.mend(); errors.Is(mendErr, syscall.ENOSPC) || errors.Is(mendErr, syscall.EDQUOT) {
+		return fmt.Errorf("%w: %w", err, mendErr)
+	}
+	return err
 }
 
 // mendFile makes durable what was copied into the catalogue's file, before a

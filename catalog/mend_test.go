@@ -3,9 +3,11 @@ package catalog
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 )
 
@@ -50,6 +52,33 @@ func TestMend(t *testing.T) {
 	}
 	if got := len(c.testRows(t)); got != 3 {
 		t.Errorf("%d changes, want 3", got)
+	}
+}
+
+// fsyncFailed is what the driver makes of a failed fsync of the log.
+type fsyncFailed struct{}
+
+func (fsyncFailed) Error() string { return "disk I/O error" }
+func (fsyncFailed) Code() int     { return 10 | 4<<8 } // SQLITE_IOERR_FSYNC
+
+// TestNoRoomInFsync: a commit whose fsync found no room says so, and when there
+// is room again the next one goes through.
+func TestNoRoomInFsync(t *testing.T) {
+	c := openTest(t, nil)
+	for full, want := range map[string]bool{"/dev/full": true, c.db.log: false} {
+		var writer *tx
+		err := c.db.write(t.Context(), func(x *tx) error {
+			writer, x.torn, x.log = x, true, full
+			x.dirty = true
+			return fsyncFailed{}
+		})
+		if !errors.As(err, new(fsyncFailed)) || errors.Is(err, syscall.ENOSPC) != want {
+			t.Errorf("log at %s: got %v, want ENOSPC %t", full, err, want)
+		}
+		writer.log = c.db.log // it waits for the next change
+		if err := c.db.write(t.Context(), func(x *tx) error { return put(x, 1) }); err != nil {
+			t.Errorf("with room again: %v", err)
+		}
 	}
 }
 

@@ -291,7 +291,7 @@ func (t *tx) runBatch(batch []*change) {
 	}
 	t.rollback()
 	if len(batch) == 1 {
-		batch[0].err = err
+		batch[0].err = t.explain(err)
 		return
 	}
 	for i, ch := range batch {

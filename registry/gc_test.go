@@ -3,6 +3,7 @@ package registry_test
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"math/rand/v2"
 	"runtime"
 	"sync"
@@ -10,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"example.org/slipway/catalog"
+	"example.org/slipway/objstore"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 )
@@ -139,4 +142,114 @@ func manifestNaming(t *testing.T, d oci.Digest) []byte {
 		t.Fatal(err)
 	}
 	return raw
+}
+
+// TestForeignLayerPinsNothing: who names the digest of another repository's
+// content as a foreign layer does not keep that content from the collector.
+func TestForeignLayerPinsNothing(t *testing.T) {
+	b := newBed(t, nil, registry.Options{})
+	image, config, small, large := b.pushImage("a", 1, "v1")
+	own := b.pushBlob("b", []byte("{}"))
+	var layers []oci.Descriptor
+	for _, d := range []oci.Descriptor{config, small, large} {
+		d.MediaType, d.URLs = "application/vnd.oci.image.layer.nondistributable.v1.tar", []string{"https://a.test/x"}
+		layers = append(layers, d)
+	}
+	b.pushManifest("b", imageOf(own, layers...), "v1")
+	if err := b.DeleteManifest(t.Context(), "a", image.Digest); err != nil {
+		t.Fatal(err)
+	}
+	collect := func() registry.CollectReport {
+		t.Helper()
+		b.clock.Add(2 * time.Hour)
+		rep, err := b.Collect(t.Context(), registry.CollectOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return rep
+	}
+	if rep := collect(); rep.Contents != 4 {
+		t.Errorf("collected %d contents, want the manifest, the config and both layers", rep.Contents)
+	}
+	for _, d := range []oci.Descriptor{image, config, small, large} {
+		if _, err := b.cat.StoredBlob(t.Context(), d.Digest); !errors.Is(err, catalog.ErrNotFound) {
+			t.Errorf("%s of %d bytes is still stored: %v", d.Digest, d.Size, err)
+		}
+	}
+	if _, err := b.store.Stat(t.Context(), registry.BlobKey(large.Digest)); !errors.Is(err, objstore.ErrNotExist) {
+		t.Errorf("the object of the large layer: %v", err)
+	}
+	if _, err := b.GetManifest(t.Context(), "b", "v1"); err != nil {
+		t.Errorf("the image with the foreign layers: %v", err)
+	}
+	if rep, err := b.Fsck(t.Context(), registry.FsckOptions{}); err != nil || !rep.Clean() {
+		t.Errorf("fsck: %v, %+v", err, rep.Problems)
+	}
+	// They may still come, and are then kept.
+	b.pushBlob("b", content(1, 5000))
+	b.pushBlob("b", content(1+1<<32, 100_000))
+	collect()
+	for _, d := range []oci.Descriptor{small, large} {
+		if _, err := readBlob(t.Context(), b, "b", d.Digest); err != nil {
+			t.Errorf("a foreign layer that came: %v", err)
+		}
+	}
+}
+
+// TestDryRunFollows: a dry run tells of all that goes, also of what is free only
+// once something else has gone, and changes nothing.
+func TestDryRunFollows(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		now  bool
+	}{{"in its time", false}, {"now", true}} {
+		t.Run(tc.name, func(t *testing.T) {
+			b := newBed(t, nil, registry.Options{})
+			// An index of two images and a signature of it, all without a tag;
+			// one of the layers is also of an image that stays.
+			one, _, shared, _ := b.pushImage("a", 1)
+			two, _, _, _ := b.pushImage("a", 2)
+			index := b.pushManifest("a", indexOf(one, two))
+			signature := imageOf(b.pushBlob("a", []byte("{}")))
+			signature.Subject = &index
+			b.pushManifest("a", signature)
+			b.pushManifest("a", imageOf(b.pushBlob("a", []byte("[]")), shared), "v1")
+			b.clock.Add(2 * time.Hour)
+			for range 2 { // untagged manifests leave the queue under a policy that keeps them
+				if _, err := b.Collect(t.Context(), registry.CollectOptions{}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			o := registry.CollectOptions{DryRun: true, Untagged: true, Now: tc.now}
+			var dry registry.CollectReport
+			for range 2 { // it changes nothing
+				var err error
+				if dry, err = b.Collect(t.Context(), o); err != nil || dry.AtLeast {
+					t.Fatalf("got %+v, %v", dry, err)
+				}
+			}
+			if !tc.now && dry.FreedContents == 0 {
+				t.Errorf("nothing is told to follow: %+v", dry)
+			}
+			var real registry.CollectReport
+			for o.DryRun = false; ; b.clock.Add(2 * time.Hour) {
+				rep, err := b.Collect(t.Context(), o)
+				if err != nil {
+					t.Fatal(err)
+				}
+				real.Manifests, real.Blobs, real.Contents, real.Bytes = real.Manifests+rep.Manifests, real.Blobs+rep.Blobs, real.Contents+rep.Contents, real.Bytes+rep.Bytes
+				if rep.Examined == 0 {
+					break
+				}
+			}
+			got := [4]int64{int64(dry.Manifests + dry.FreedManifests), int64(dry.Blobs + dry.FreedBlobs), int64(dry.Contents + dry.FreedContents), dry.Bytes + dry.FreedBytes}
+			want := [4]int64{int64(real.Manifests), int64(real.Blobs), int64(real.Contents), real.Bytes}
+			if got != want || real.Manifests != 4 {
+				t.Errorf("manifests, blobs, contents, bytes: told %v, went %v", got, want)
+			}
+			if tc.now && len(dry.Digests) != real.Contents {
+				t.Errorf("told of %d digests, %d contents went", len(dry.Digests), real.Contents)
+			}
+		})
+	}
 }
