@@ -69,6 +69,20 @@ type AdoptReport struct {
 	Took  time.Duration
 }
 
+// Lacks tells of what the report notes that an image may be missing because of
+// it, by reason. A link to a blob that is not there is none of it, if no image
+// needs the blob: Distribution's garbage collector leaves such links. Nor is a
+// manifest of the old schema, unless a tag names it.
+func (rep *AdoptReport) Lacks() map[string]int {
+	lacks := map[string]int{}
+	for _, reason := range []string{AdoptCorrupt, AdoptIncomplete, AdoptMalformed, AdoptDangling} {
+		if n := rep.Counts[reason]; n > 0 {
+			lacks[reason] = n
+		}
+	}
+	return lacks
+}
+
 const (
 	// adoptBatch is how many rows share a transaction.
 	adoptBatch = 500

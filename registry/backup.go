@@ -52,18 +52,29 @@ type BackupOptions struct {
 
 // BackupReport is how far a backup or a restore has come.
 type BackupReport struct {
-	// Objects and Bytes that are where they belong, of the totals.
-	Objects, ObjectsTotal int64
-	Bytes, BytesTotal     int64
+	// Manifests and Blobs in the backup, wherever their bytes lie.
+	Manifests int64 `json:"manifests"`
+	Blobs     int64 `json:"blobs"`
+	// Inline contents, which are in the catalogue and copied with it, and their
+	// bytes: manifests and small blobs.
+	Inline      int64 `json:"inline"`
+	InlineBytes int64 `json:"inline_bytes"`
+	// Objects and Bytes that are where they belong, of the totals. They are the
+	// contents that are not in the catalogue.
+	Objects      int64 `json:"objects"`
+	ObjectsTotal int64 `json:"objects_total"`
+	Bytes        int64 `json:"bytes"`
+	BytesTotal   int64 `json:"bytes_total"`
 	// Copied objects and bytes; the others were there already.
-	Copied, CopiedBytes int64
+	Copied      int64 `json:"copied"`
+	CopiedBytes int64 `json:"copied_bytes"`
 	// Pruned objects, which the new backup does not need.
-	Pruned int64
+	Pruned int64 `json:"pruned"`
 	// Damaged contents, at most 1000: they are missing at the source, or do not
 	// have their digest. DamagedTotal counts all.
-	Damaged      []oci.Digest `json:",omitempty"`
-	DamagedTotal int64
-	Took         time.Duration
+	Damaged      []oci.Digest  `json:"damaged,omitempty"`
+	DamagedTotal int64         `json:"damaged_total"`
+	Took         time.Duration `json:"took"`
 }
 
 // Backup copies the registry, as it is at one moment, into the directory dir,

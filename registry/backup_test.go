@@ -375,3 +375,32 @@ func TestBackupHoldsCollection(t *testing.T) {
 		t.Error("the collector took nothing after the backup")
 	}
 }
+
+// TestBackupTellsOfAll: also what lies in the catalogue, where an image of small
+// contents lies whole.
+func TestBackupTellsOfAll(t *testing.T) {
+	b := newDiskBed(t)
+	small := b.pushBlob("a", content(1, 500))
+	m := b.pushManifest("a", imageOf(b.pushBlob("a", []byte("{}")), small), "v1")
+	if _, err := b.MountBlob(t.Context(), "b", "a", small.Digest); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	rep, err := b.Backup(t.Context(), dir, registry.BackupOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := registry.BackupReport{Manifests: 1, Blobs: 2, Inline: 3, InlineBytes: 502 + m.Size, Took: rep.Took}
+	if d := cmp.Diff(want, rep); d != "" {
+		t.Errorf("report (-want +got):\n%s", d)
+	}
+	b.pushBlob("a", content(2, 50_000))
+	if rep, err = b.Backup(t.Context(), dir, registry.BackupOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	want = registry.BackupReport{Manifests: 1, Blobs: 3, Inline: 3, InlineBytes: 502 + m.Size, Objects: 1, ObjectsTotal: 1, Bytes: 50_000,
+		BytesTotal: 50_000, Copied: 1, CopiedBytes: 50_000, Took: rep.Took}
+	if d := cmp.Diff(want, rep); d != "" {
+		t.Errorf("with an object (-want +got):\n%s", d)
+	}
+}

@@ -14,8 +14,7 @@ import (
 
 // CollectOptions of [Registry.Collect]. The zero value collects what is due.
 type CollectOptions struct {
-	// DryRun reports what would go and changes nothing. What only the removal
-	// of something else sets free is not in the report.
+	// DryRun reports what would go and changes nothing.
 	DryRun bool
 	// Now also takes what has not yet waited out its grace period. It is safe
 	// only while nobody pushes.
@@ -30,15 +29,27 @@ type CollectOptions struct {
 // CollectReport is what a collection did, or would do.
 type CollectReport struct {
 	// Examined candidates.
-	Examined int
+	Examined int `json:"examined"`
 	// Manifests and Blobs taken out of repositories.
-	Manifests, Blobs int
+	Manifests int `json:"manifests"`
+	Blobs     int `json:"blobs"`
 	// Contents deleted from the catalogue and the object store, and their bytes.
-	Contents int
-	Bytes    int64
+	Contents int   `json:"contents"`
+	Bytes    int64 `json:"bytes"`
 	// Digests of the contents that went, only in a dry run.
-	Digests []oci.Digest `json:",omitempty"`
-	Took    time.Duration
+	Digests []oci.Digest `json:"digests,omitempty"`
+	// Freed, only in a dry run, is what nothing needs any more once the rest has
+	// gone, and what goes a grace period later. With Now it goes in the same run,
+	// and is counted above instead.
+	FreedManifests int   `json:"freed_manifests,omitempty"`
+	FreedBlobs     int   `json:"freed_blobs,omitempty"`
+	FreedContents  int   `json:"freed_contents,omitempty"`
+	FreedBytes     int64 `json:"freed_bytes,omitempty"`
+	// AtLeast tells that a dry run did not follow all that would be freed.
+	AtLeast bool `json:"at_least,omitempty"`
+	// Wait is how long nothing is taken because the clock was set ahead.
+	Wait time.Duration `json:"wait,omitempty"`
+	Took time.Duration `json:"took"`
 }
 
 // collector lets one collection run at a time.
@@ -84,6 +95,12 @@ func (r *Registry) collect(ctx context.Context, o CollectOptions, rep *CollectRe
 	if err := r.deletable(); err != nil && !o.DryRun {
 		return err
 	}
+	// What is due must not be judged by a clock that has just been set; it stays
+	// in the queue, as new due times would be wrong when the clock is set back.
+	if rep.Wait = r.lookAtClock(); rep.Wait > 0 && !o.Now {
+		return nil
+	}
+	rep.Wait = 0
 	if !o.DryRun {
 		if err := r.finishDeleting(ctx, rep); err != nil {
 			return err
@@ -98,6 +115,9 @@ func (r *Registry) collect(ctx context.Context, o CollectOptions, rep *CollectRe
 		}
 	}
 	step := catalog.CollectOptions{Before: r.collectBefore(o), Untagged: o.Untagged || r.opts.DeleteUntagged, DryRun: o.DryRun}
+	if o.DryRun {
+		step.Max = dryStep
+	}
 	switch {
 	case o.Now:
 	case o.DryRun:
@@ -118,6 +138,7 @@ func (r *Registry) collect(ctx context.Context, o CollectOptions, rep *CollectRe
 		}
 		rep.add(out, o.DryRun)
 		if o.DryRun {
+			rep.addFreed(out, o.Now)
 			step.After = last
 		} else if err := r.deleteObjects(ctx, out.Objects); err != nil {
 			return err
@@ -127,6 +148,30 @@ func (r *Registry) collect(ctx context.Context, o CollectOptions, rep *CollectRe
 		}
 	}
 	return ctx.Err()
+}
+
+// dryStep is how many candidates a dry run looks at in one transaction, with what
+// they free: more of them show more of that, but pushes wait meanwhile, for about
+// half a second.
+const dryStep = 4096
+
+// addFreed counts what a step of a dry run frees; now says that a real run would
+// take it too.
+func (rep *CollectReport) addFreed(out catalog.Collected, now bool) {
+	rep.AtLeast = rep.AtLeast || out.Cut
+	if out.Freed == nil {
+		return
+	}
+	if now {
+		rep.add(*out.Freed, true)
+		return
+	}
+	var freed CollectReport
+	freed.add(*out.Freed, false)
+	rep.FreedManifests += freed.Manifests
+	rep.FreedBlobs += freed.Blobs
+	rep.FreedContents += freed.Contents
+	rep.FreedBytes += freed.Bytes
 }
 
 // collectBefore is the time up to which candidates are due.

@@ -62,6 +62,7 @@ func (r *Registry) CommitUpload(ctx context.Context, repo, id string, off, size 
 		r.drop(ctx, u)
 		return oci.Descriptor{}, err
 	}
+	u.followed(d)
 	r.finish(u)
 	return desc, r.emit(ctx, Event{Action: ActionPush, Repo: repo, Blob: true, Descriptor: desc})
 }
@@ -99,8 +100,9 @@ func (r *Registry) intend(ctx context.Context, u *upload, size int64, d oci.Dige
 // finish forgets an upload that has become a blob.
 func (r *Registry) finish(u *upload) {
 	u.gone = true
+	u.unfollow()
 	r.uploads.mu.Lock()
-	delete(r.uploads.byID, u.id)
+	r.uploads.remove(u)
 	r.uploads.mu.Unlock()
 }
 

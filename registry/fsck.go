@@ -68,18 +68,18 @@ const (
 
 // Problem is one thing that Fsck found.
 type Problem struct {
-	Kind ProblemKind
+	Kind ProblemKind `json:"kind"`
 	// Repo, Digest, and Key of the object, where the problem has them.
-	Repo   string     `json:",omitempty"`
-	Digest oci.Digest `json:",omitempty"`
-	Key    string     `json:",omitempty"`
+	Repo   string     `json:"repo,omitempty"`
+	Digest oci.Digest `json:"digest,omitempty"`
+	Key    string     `json:"key,omitempty"`
 	// Detail is a phrase for a person.
-	Detail string
+	Detail string `json:"detail"`
 	// Hurts are the images that cannot be pulled because of it, as repo:tag or
 	// repo@digest; at most 100.
-	Hurts []string `json:",omitempty"`
+	Hurts []string `json:"hurts,omitempty"`
 	// Repaired tells that it is a problem no more.
-	Repaired bool
+	Repaired bool `json:"repaired"`
 }
 
 // Limits of a report.
@@ -95,6 +95,8 @@ type FsckOptions struct {
 	Quick bool
 	// Repair mends what can be mended. See the kinds of problems.
 	Repair bool
+	// EmptyQuarantine first removes for good what earlier repairs moved aside.
+	EmptyQuarantine bool
 	// Parallel is how many contents are read at once; default 4.
 	Parallel int
 	// Progress, if not nil, is called about ten times a second and at the end,
@@ -106,17 +108,26 @@ type FsckOptions struct {
 type FsckReport struct {
 	// Contents and Bytes that were checked, of the totals at the start. A quick
 	// check counts the bytes of objects it did not read.
-	Contents, ContentsTotal int64
-	Bytes, BytesTotal       int64
+	Contents      int64 `json:"contents"`
+	ContentsTotal int64 `json:"contents_total"`
+	Bytes         int64 `json:"bytes"`
+	BytesTotal    int64 `json:"bytes_total"`
 	// Manifests that were checked.
-	Manifests, ManifestsTotal int64
+	Manifests      int64 `json:"manifests"`
+	ManifestsTotal int64 `json:"manifests_total"`
 	// Objects of the store that were looked up in the catalogue.
-	Objects int64
+	Objects int64 `json:"objects"`
 	// Counts of problems by kind, and how many of each were repaired.
-	Counts, Repaired map[ProblemKind]int
+	Counts   map[ProblemKind]int `json:"counts"`
+	Repaired map[ProblemKind]int `json:"repaired"`
 	// Problems, at most 1000; the counts go on.
-	Problems []Problem
-	Took     time.Duration
+	Problems []Problem `json:"problems"`
+	// Quarantined contents lie aside at the end, with their bytes; so many were
+	// removed before.
+	Quarantined        int64         `json:"quarantined"`
+	QuarantinedBytes   int64         `json:"quarantined_bytes"`
+	QuarantinedRemoved int64         `json:"quarantined_removed"`
+	Took               time.Duration `json:"took"`
 }
 
 // Clean tells whether no problem remains.
@@ -157,7 +168,7 @@ func (r *Registry) Fsck(ctx context.Context, o FsckOptions) (FsckReport, error) 
 	if o.Parallel <= 0 {
 		o.Parallel = 4
 	}
-	if o.Repair {
+	if o.Repair || o.EmptyQuarantine {
 		if err := r.writable(); err != nil {
 			return FsckReport{}, err
 		}
@@ -183,6 +194,11 @@ func (f *fsck) run(ctx context.Context) (err error) {
 	if f.shared, err = f.distribution(ctx); err != nil {
 		return err
 	}
+	if f.o.EmptyQuarantine {
+		if err := f.emptyQuarantine(ctx); err != nil {
+			return fmt.Errorf("empty the quarantine: %w", err)
+		}
+	}
 	// In an order in which a repair leaves nothing to those before it.
 	for _, part := range []struct {
 		doing string
@@ -194,6 +210,7 @@ func (f *fsck) run(ctx context.Context) (err error) {
 		{"check manifests", f.checkManifests},
 		{"check the object store", f.checkObjects},
 		{"look for leaked contents", f.checkLeaks},
+		{"look into the quarantine", f.countQuarantine},
 	} {
 		if err := part.check(ctx); err != nil {
 			return fmt.Errorf("%s: %w", part.doing, err)

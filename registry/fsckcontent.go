@@ -23,7 +23,7 @@ const (
 // that cannot be read,
 // for whoever wants to find out what happened to it.
 func quarantineKey(d oci.Digest) string {
-	return "slipway/quarantine/" + d.Algorithm().String() + "/" + d.Encoded()
+	return quarantinePrefix + d.Algorithm().String() + "/" + d.Encoded()
 }
 
 // digestOfKey is the inverse of BlobKey.
@@ -330,6 +330,36 @@ func (f *fsck) copyAside(ctx context.Context, d oci.Digest) (err error) {
 		return err
 	}
 	return dst.Commit(ctx, quarantineKey(d))
+}
+
+// quarantinePrefix begins the keys of what lies in quarantine.
+const quarantinePrefix = "slipway/quarantine/"
+
+// countQuarantine counts what lies in quarantine.
+func (f *fsck) countQuarantine(ctx context.Context) error {
+	for info, err := range f.r.store.List(ctx, quarantinePrefix, "") {
+		if err != nil {
+			return err
+		}
+		f.step(func(rep *FsckReport) {
+			rep.Quarantined, rep.QuarantinedBytes = rep.Quarantined+1, rep.QuarantinedBytes+info.Size
+		})
+	}
+	return nil
+}
+
+// emptyQuarantine removes what lies in quarantine.
+func (f *fsck) emptyQuarantine(ctx context.Context) error {
+	for info, err := range f.r.store.List(ctx, quarantinePrefix, "") {
+		if err == nil {
+			err = f.r.store.Delete(ctx, info.Key)
+		}
+		if err != nil {
+			return err
+		}
+		f.step(func(rep *FsckReport) { rep.QuarantinedRemoved++ })
+	}
+	return nil
 }
 
 // checkObjects compares the store with the catalogue, a batch at a time.

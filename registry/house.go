@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"syscall"
 	"time"
 
 	"example.org/slipway/catalog"
 	"example.org/slipway/objstore"
+	"example.org/slipway/oci"
 )
 
 // isFull recognises a full disk under the catalogue: the driver gives SQLite's
@@ -16,7 +18,7 @@ import (
 func isFull(err error) bool {
 	var full interface{ Code() int }
 	const sqliteFull = 13
-	return errors.Is(err, syscall.ENOSPC) || (errors.As(err, &full) && full.Code()&0xff == sqliteFull)
+	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || (errors.As(err, &full) && full.Code()&0xff == sqliteFull)
 }
 
 // saveOpen gives uploads that have been open for a while a row in the
@@ -69,6 +71,41 @@ func (us *uploads) saveOpen() {
 	us.mu.Unlock()
 	if err != nil {
 		us.r.log.Error("record open uploads", "err", err)
+	}
+}
+
+// clientOf is the address whose share of the uploads a request uses: for IPv6
+// the /64, which is what one host has. It is zero where nobody says who asks.
+func clientOf(ctx context.Context) netip.Addr {
+	actor := oci.ActorFrom(ctx)
+	if actor == nil {
+		return netip.Addr{}
+	}
+	ap, err := netip.ParseAddrPort(actor.Addr)
+	a := ap.Addr()
+	if err != nil { // one that a proxy named lacks a port
+		if a, err = netip.ParseAddr(actor.Addr); err != nil {
+			return netip.Addr{}
+		}
+	}
+	if a = a.Unmap().WithZone(""); a.Is6() {
+		p, _ := a.Prefix(64) // IPv6 has that many bits
+		return p.Addr()
+	}
+	return a
+}
+
+// remove lets an upload go from RAM. us.mu is held.
+func (us *uploads) remove(u *upload) {
+	if us.byID[u.id] != u {
+		return // it was never there, or has left
+	}
+	delete(us.byID, u.id)
+	if !u.client.IsValid() {
+		return
+	}
+	if us.ofClient[u.client]--; us.ofClient[u.client] == 0 {
+		delete(us.ofClient, u.client)
 	}
 }
 
@@ -151,10 +188,11 @@ func (us *uploads) saveAll(ctx context.Context) error {
 func (us *uploads) purge(ctx context.Context) error {
 	now := us.r.opts.Clock()
 	us.mu.Lock()
-	for id, u := range us.byID {
+	for _, u := range us.byID {
 		if u.saved && now.Sub(u.touched) > idleAfter && u.mu.TryLock() {
 			u.gone = true // for a request that found it a moment ago
-			delete(us.byID, id)
+			us.remove(u)
+			u.unfollow()
 			u.mu.Unlock()
 		}
 	}

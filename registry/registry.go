@@ -57,11 +57,18 @@ type Options struct {
 	Logger *slog.Logger
 	// Clock tells the time; default time.Now.
 	Clock func() time.Time
+	// Steady tells the time since a moment of its own choice and, other than
+	// Clock, is never set. Default: the system's monotonic clock, and with a
+	// Clock that Clock.
+	Steady func() time.Duration
 	// MemoryBytes bounds the RAM kept for manifests, small blobs and hot rows;
 	// default 16 MiB.
 	MemoryBytes int64
 	// MaxUploads is how many uploads may be open at once; default 100,000.
 	MaxUploads int
+	// MaxUploadsPerClient is how many of them may be of one client address (see
+	// oci.Actor); default a quarter of MaxUploads, and at least one.
+	MaxUploadsPerClient int
 	// UploadMaxAge is how long an upload nobody continues is kept; default
 	// 168 h, as Distribution's.
 	UploadMaxAge time.Duration
@@ -82,6 +89,8 @@ type Options struct {
 	OnEvent func(ctx context.Context, e Event) error
 	// PullEvents says that OnEvent wants pulls too.
 	PullEvents bool
+	// Tap watches blobs while they come in; default: nobody does.
+	Tap Tap
 	// Grace is how long unreferenced content is kept; the catalogue must have
 	// been opened with the same. Default 1 h.
 	Grace time.Duration
@@ -101,6 +110,13 @@ func (o *Options) withDefaults() Options {
 	if v.Logger == nil {
 		v.Logger = slog.Default()
 	}
+	if v.Steady == nil {
+		begin, clock := time.Now(), v.Clock
+		v.Steady = func() time.Duration { return time.Since(begin) }
+		if clock != nil {
+			v.Steady = func() time.Duration { return clock().Sub(begin) }
+		}
+	}
 	if v.Clock == nil {
 		v.Clock = time.Now
 	}
@@ -109,6 +125,9 @@ func (o *Options) withDefaults() Options {
 	}
 	if v.MaxUploads <= 0 {
 		v.MaxUploads = 100_000
+	}
+	if v.MaxUploadsPerClient <= 0 {
+		v.MaxUploadsPerClient = max(1, v.MaxUploads/4)
 	}
 	if v.UploadMaxAge <= 0 {
 		v.UploadMaxAge = 168 * time.Hour
@@ -138,6 +157,7 @@ type Registry struct {
 	// up to 48 MiB for a moment.
 	parsing  chan struct{}
 	collects collector
+	clock    clockWatch
 	metrics  metrics
 	// holdBack is until when the collector takes nothing; see keep.
 	holdBack time.Time
@@ -162,6 +182,8 @@ func New(ctx context.Context, cat *catalog.Catalog, store objstore.Store, o *Opt
 	r.pulls.full = make(chan struct{}, 1)
 	r.metrics.init(r)
 	r.started = r.opts.Clock()
+	r.clock = clockWatch{now: r.opts.Clock, steady: r.opts.Steady, grace: r.opts.Grace}
+	r.clock.look()
 	if err := r.recover(ctx); err != nil {
 		return nil, fmt.Errorf("recover after the last run: %w", err)
 	}
@@ -209,6 +231,7 @@ func (r *Registry) keepHouse() {
 			if err := r.uploads.purge(ctx); err != nil {
 				r.log.Error("purge old uploads", "err", err)
 			}
+			r.lookAtClock()
 			r.seen.rotate(r.opts.Clock(), r.opts.Grace)
 			cancel()
 		}

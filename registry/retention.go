@@ -42,11 +42,12 @@ type RetainOptions struct {
 
 // TagDecision is what became of a tag, and why.
 type TagDecision struct {
-	Repo, Tag string
-	Digest    oci.Digest
-	Removed   bool
+	Repo    string     `json:"repo"`
+	Tag     string     `json:"tag"`
+	Digest  oci.Digest `json:"digest"`
+	Removed bool       `json:"removed"`
 	// Reason is a phrase such as "one of the 3 newest".
-	Reason string
+	Reason string `json:"reason"`
 }
 
 // maxDecisions is how many decisions a report lists; about 20 MB.
@@ -54,14 +55,17 @@ const maxDecisions = 100_000
 
 // RetentionReport is what Retain did, or would do.
 type RetentionReport struct {
+	// Rules there are.
+	Rules int `json:"rules"`
 	// Repositories that some rule is about.
-	Repositories int
+	Repositories int `json:"repositories"`
 	// Kept and Removed tags of these.
-	Kept, Removed int
+	Kept    int `json:"kept"`
+	Removed int `json:"removed"`
 	// Manifests removed because nothing else needed them. 0 in a dry run.
-	Manifests int
+	Manifests int `json:"manifests"`
 	// Decisions on tags, at most 100,000; the counts go on.
-	Decisions []TagDecision
+	Decisions []TagDecision `json:"decisions"`
 }
 
 func (rep *RetentionReport) add(d TagDecision) {
@@ -106,7 +110,7 @@ func CheckRetention(rules []RetentionRule) error {
 // time; as for the collector, that is everything within a grace period of the
 // start.
 func (r *Registry) Retain(ctx context.Context, rules []RetentionRule, o RetainOptions) (RetentionReport, error) {
-	var rep RetentionReport
+	rep := RetentionReport{Rules: len(rules)}
 	if err := CheckRetention(rules); err != nil {
 		return rep, err
 	}

@@ -56,11 +56,14 @@ func (t *transfer) finish() BackupReport {
 // copyAll copies the objects that the destination lacks. Those that are damaged
 // at the source are noted, and the others copied all the same.
 func (t *transfer) copyAll(ctx context.Context, s *catalog.Snapshot) error {
-	objects, bytes, err := s.ObjectTotals(ctx)
+	n, err := s.Totals(ctx)
 	if err != nil {
-		return fmt.Errorf("count the objects: %w", err)
+		return fmt.Errorf("count the contents: %w", err)
 	}
-	t.step(func(rep *BackupReport) { rep.ObjectsTotal, rep.BytesTotal = objects, bytes })
+	t.step(func(rep *BackupReport) {
+		rep.Manifests, rep.Blobs, rep.Inline, rep.InlineBytes = n.Manifests, n.Blobs, n.Inline, n.InlineBytes
+		rep.ObjectsTotal, rep.BytesTotal = n.Objects, n.ObjectBytes
+	})
 	const page = 500
 	for after := int64(0); ; {
 		list, err := s.Objects(ctx, after, page)

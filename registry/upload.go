@@ -13,6 +13,7 @@ import (
 	"hash"
 	"io"
 	"net/http"
+	"net/netip"
 	"strings"
 	"sync"
 	"time"
@@ -30,17 +31,22 @@ type upload struct {
 
 	// mu is held for the length of a request that writes; the others answer
 	// that the upload is busy.
-	mu    sync.Mutex
-	size  int64
-	alg   string // of hash: "sha256" or "sha512"
-	hash  hash.Hash
-	buf   []byte          // the bytes, while they are few
-	obj   objstore.Upload // open during a request
-	state string          // of the object store's upload between requests
-	gone  bool
+	mu   sync.Mutex
+	size int64
+	alg  string // of hash: "sha256" or "sha512"
+	hash hash.Hash
+	// hashing is closed when the piece that hashPiece handed over is in hash.
+	hashing chan struct{}
+	buf     []byte          // the bytes, while they are few
+	obj     objstore.Upload // open during a request
+	state   string          // of the object store's upload between requests
+	gone    bool
+	// follower watches the bytes come in, nil if nobody does.
+	follower Follower
 
 	// guarded by uploads.mu
-	saved   bool // has a row in the catalogue
+	client  netip.Addr // whose share it counts in; zero: nobody's
+	saved   bool       // has a row in the catalogue
 	touched time.Time
 	// saving is closed when saveOpen, which holds mu for the length of a commit,
 	// has let go of it; nil while it does not hold it.
@@ -53,6 +59,8 @@ type uploads struct {
 	r    *Registry
 	mu   sync.Mutex
 	byID map[string]*upload
+	// ofClient counts those in byID by client.
+	ofClient map[netip.Addr]int
 	// restoring is held from reading an upload's row until it is in byID. As a
 	// row is deleted before the upload leaves byID, a row read under it is never
 	// that of an upload that has ended. It is locked before mu.
@@ -73,6 +81,7 @@ const idleAfter = 5 * time.Minute
 func (us *uploads) init(r *Registry) {
 	us.r = r
 	us.byID = map[string]*upload{}
+	us.ofClient = map[netip.Addr]int{}
 }
 
 // StartUpload implements oci.Writer.
@@ -84,6 +93,7 @@ func (r *Registry) StartUpload(ctx context.Context, repo string) (oci.UploadStat
 		return oci.UploadStatus{}, err
 	}
 	u := r.newUpload(repo)
+	u.client = clientOf(ctx)
 	if err := r.uploads.add(u); err != nil {
 		return oci.UploadStatus{}, err
 	}
@@ -101,6 +111,12 @@ func (us *uploads) add(u *upload) error {
 	defer us.mu.Unlock()
 	if len(us.byID) >= us.r.opts.MaxUploads {
 		return oci.Errorf(oci.CodeTooManyRequests, "%d uploads are open; finish or cancel some first", len(us.byID))
+	}
+	if u.client.IsValid() {
+		if n := us.ofClient[u.client]; n >= us.r.opts.MaxUploadsPerClient {
+			return oci.Errorf(oci.CodeTooManyRequests, "%d uploads of this address are open; finish or cancel some first", n)
+		}
+		us.ofClient[u.client]++
 	}
 	us.byID[u.id] = u
 	if us.timer == nil && !us.closed {
@@ -364,16 +380,21 @@ func (r *Registry) receive(ctx context.Context, u *upload, off, size int64, body
 }
 
 func (r *Registry) copyBody(ctx context.Context, u *upload, size int64, body io.Reader) error {
-	var buf []byte
+	var bufs [2][]byte // one is filled and stored while the other is hashed
 	if size >= 0 && size <= catalog.InlineMax {
-		buf = make([]byte, size)
+		bufs[0] = make([]byte, size)
+		bufs[1] = bufs[0]
 	} else {
-		p := bufferPool.Get().(*[]byte)
-		defer bufferPool.Put(p)
-		buf = *p
+		for i := range bufs {
+			p := bufferPool.Get().(*[]byte)
+			defer bufferPool.Put(p)
+			bufs[i] = *p
+		}
+		defer u.hashed() // before the buffers go back
 	}
 	var got int64
-	for {
+	for i := 0; ; i++ {
+		buf := bufs[i%2]
 		if size >= 0 && got == size {
 			return checkEnd(body, size)
 		}
@@ -448,7 +469,8 @@ func (r *Registry) writeUpload(ctx context.Context, u *upload, p []byte, rest in
 	_, err := u.obj.Write(p)
 	n := u.obj.Size() - before // after an error, what of p is in the upload
 	u.size += n
-	u.hash.Write(p[:n])
+	u.hashPiece(p[:n], rest == 0)
+	r.follow(u, p[:n])
 	return err
 }
 
@@ -476,6 +498,7 @@ func (r *Registry) openObject(ctx context.Context, u *upload, more int64, known 
 		if _, err := obj.Write(u.buf); err != nil {
 			return errors.Join(err, obj.Cancel(ctx))
 		}
+		r.follow(u, u.buf)
 	}
 	u.obj, u.buf = obj, nil
 	return nil

@@ -2,6 +2,7 @@ package registry_test
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"os"
@@ -370,4 +371,38 @@ func TestCancelledStays(t *testing.T) {
 		wg.Wait()
 	}
 	n.wantClean(0)
+}
+
+// TestUploadsOfOneClient: a client cannot use up what there is for all.
+func TestUploadsOfOneClient(t *testing.T) {
+	r := openPlain(t, memstore.New(nil), &registry.Options{MaxUploads: 8}) // a quarter of it each
+	as := func(addr string) context.Context { return oci.WithActor(t.Context(), &oci.Actor{Addr: addr}) }
+	begin := func(addr string, want bool) string {
+		t.Helper()
+		st, err := r.StartUpload(as(addr), "a")
+		if want != (err == nil) || err != nil && !oci.HasCode(err, oci.CodeTooManyRequests) {
+			t.Errorf("an upload of %s: %v", addr, err)
+		}
+		return st.ID
+	}
+	first := begin("203.0.113.1:1000", true)
+	begin("203.0.113.1", true) // through a proxy
+	begin("203.0.113.1:1002", false)
+	begin("[::ffff:203.0.113.1]:1003", false)
+	begin("203.0.113.2:1000", true)
+	begin("[2001:db8::1]:1", true)
+	begin("[2001:db8::2]:1", true)
+	begin("[2001:db8::3]:1", false)
+	begin("[2001:db8:0:1::3]:1", true)
+	for range 2 { // nobody is known, so there is no share to use up
+		if _, err := r.StartUpload(t.Context(), "a"); err != nil {
+			t.Error(err)
+		}
+	}
+	begin("198.51.100.1:1", false) // now all are open
+	if err := r.CancelUpload(t.Context(), "a", first); err != nil {
+		t.Fatal(err)
+	}
+	begin("203.0.113.1:1000", true)
+	begin("203.0.113.1:1000", false)
 }

@@ -78,20 +78,30 @@ and goes on serving; with one, the command asks it to do it now.`,
 	cmd.Flags().BoolVar(&args.DryRun, "dry-run", false, "only tell what would be deleted")
 	cmd.Flags().BoolVar(&args.Now, "now", false, "do not wait for the grace period; only while nobody pushes")
 	cmd.Flags().BoolVar(&args.Untagged, "untagged", false, "also delete manifests without a tag that no other manifest names")
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print the report as JSON")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the report as JSON; durations are in nanoseconds")
 	return cmd
 }
 
 func printCollected(w io.Writer, args serve.GCArgs, rep registry.CollectReport) {
-	verb := "deleted"
+	verb, least := "deleted", ""
+	if rep.AtLeast {
+		least = " at least"
+	}
 	if args.DryRun {
-		verb = "would delete"
+		verb = "would delete" + least
 		for _, d := range rep.Digests {
 			fmt.Fprintln(w, d)
 		}
 	}
+	if rep.Wait > 0 {
+		fmt.Fprintf(w, "the clock was set ahead, or the machine slept: nothing is collected for another %s, so that all has its grace period\n", rep.Wait.Round(time.Second))
+	}
 	fmt.Fprintf(w, "%s %d contents of %s, %d manifests and %d blobs out of repositories, in %s\n",
 		verb, rep.Contents, size(rep.Bytes), rep.Manifests, rep.Blobs, rep.Took.Round(1e6))
+	if rep.FreedManifests+rep.FreedBlobs+rep.FreedContents > 0 {
+		fmt.Fprintf(w, "a grace period after that would follow what then nothing needs:%s %d contents of %s, %d manifests and %d blobs out of repositories\n",
+			least, rep.FreedContents, size(rep.FreedBytes), rep.FreedManifests, rep.FreedBlobs)
+	}
 }
 
 func fsckCommand() *cobra.Command {
@@ -130,8 +140,9 @@ Exit status 0: clean, or all was repaired; 4: problems remain.`,
 	f.add(cmd, false)
 	cmd.Flags().BoolVar(&args.Quick, "quick", false, "compare sizes only, do not read contents")
 	cmd.Flags().BoolVar(&args.Repair, "repair", false, "mend what can be mended; damaged contents are set aside so that they can be pushed again")
+	cmd.Flags().BoolVar(&args.EmptyQuarantine, "empty-quarantine", false, "first remove for good what earlier repairs set aside")
 	cmd.Flags().IntVar(&args.Parallel, "parallel", 0, "contents read at once (default 4)")
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print the report as JSON")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the report as JSON; durations are in nanoseconds")
 	return cmd
 }
 
@@ -149,6 +160,12 @@ func printFsck(w io.Writer, rep registry.FsckReport) {
 	}
 	for _, kind := range slices.Sorted(maps.Keys(rep.Counts)) {
 		fmt.Fprintf(w, "%d %s, %d repaired\n", rep.Counts[kind], kind, rep.Repaired[kind])
+	}
+	if rep.QuarantinedRemoved > 0 {
+		fmt.Fprintf(w, "removed %d contents from quarantine\n", rep.QuarantinedRemoved)
+	}
+	if rep.Quarantined > 0 {
+		fmt.Fprintf(w, "%d contents of %s are in quarantine; --empty-quarantine removes them\n", rep.Quarantined, size(rep.QuarantinedBytes))
 	}
 	fmt.Fprintf(w, "checked %d contents of %s, %d manifests, %d objects in %s\n",
 		rep.Contents, size(rep.Bytes), rep.Manifests, rep.Objects, rep.Took.Round(1e6))
@@ -185,7 +202,9 @@ earlier backup only what is new is copied; until the end that one stays whole.`,
 }
 
 func printTransfer(w io.Writer, verb string, rep registry.BackupReport) {
-	fmt.Fprintf(w, "%s %d objects of %s (%d copied, %s) in %s\n", verb, rep.Objects, size(rep.Bytes), rep.Copied, size(rep.CopiedBytes), rep.Took.Round(1e6))
+	fmt.Fprintf(w, "%s %d manifests and %d blobs, %s in all: %d contents in the catalogue (%s), %d objects (%s; %d of them copied now, %s) in %s\n",
+		verb, rep.Manifests, rep.Blobs, size(rep.InlineBytes+rep.Bytes), rep.Inline, size(rep.InlineBytes),
+		rep.Objects, size(rep.Bytes), rep.Copied, size(rep.CopiedBytes), rep.Took.Round(1e6))
 }
 
 func retentionCommand() *cobra.Command {
@@ -210,6 +229,10 @@ func retentionCommand() *cobra.Command {
 						}
 						fmt.Fprintf(cmd.OutOrStdout(), "%-6s %s:%s  %s\n", verb, d.Repo, d.Tag, d.Reason)
 					}
+					if rep.Rules == 0 {
+						fmt.Fprintln(cmd.OutOrStdout(), "no retention rules are configured, so every tag stays; add them as storage.retention to the file that --config names (see slipway config example)")
+						return
+					}
 					fmt.Fprintf(cmd.OutOrStdout(), "%d tags kept, %d removed, %d manifests removed\n", rep.Kept, rep.Removed, rep.Manifests)
 				})
 			})
@@ -218,6 +241,6 @@ func retentionCommand() *cobra.Command {
 	f.add(cmd, false)
 	cmd.Flags().BoolVar(&args.DryRun, "dry-run", false, "only tell what would be removed, and why")
 	cmd.Flags().BoolVar(&args.Now, "now", false, "also remove what a client may just have been told of; only while nobody pushes")
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print the report as JSON")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the report as JSON; durations are in nanoseconds")
 	return cmd
 }

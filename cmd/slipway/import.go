@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -38,6 +39,7 @@ func importCommand() *cobra.Command {
 		Short: "Adopt a Distribution storage, or copy images from another registry",
 		Long: `With --in-place, adopt the storage directory of a Distribution registry as the data
 directory: nothing is moved or changed, and "slipway serve --root DIR" serves it.
+Exit status 1 tells that images in it are damaged; the others are adopted all the same.
 
 Otherwise copy repositories with all their tags, one repository, or one tag from
 another registry; also while a server uses the data directory. What is here already
@@ -92,7 +94,15 @@ func adopt(cmd *cobra.Command, f *importFlags, args []string) error {
 	}
 	fmt.Fprintf(w, "found %d repositories, %d manifests, %d tags, %d blobs; new are %d manifests, %d tags, %d blobs, %s; took %s\n",
 		rep.Repositories, rep.Manifests, rep.Tags, rep.Blobs, rep.NewManifests, rep.NewTags, rep.NewBlobs, size(rep.Bytes), rep.Took.Round(1e6))
-	return nil
+	var lacks []string
+	for reason, n := range rep.Lacks() {
+		lacks = append(lacks, fmt.Sprintf("%d %s", n, reason))
+	}
+	if len(lacks) == 0 {
+		return nil
+	}
+	slices.Sort(lacks)
+	return fmt.Errorf("the storage is damaged, and what it lacks is not adopted (%s; listed above); push these images again, or delete their tags", strings.Join(lacks, ", "))
 }
 
 func importFrom(cmd *cobra.Command, f *importFlags, dst oci.Registry, sources []string) error {

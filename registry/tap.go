@@ -1,0 +1,74 @@
+package registry
+
+import (
+	"bytes"
+	"context"
+	"io"
+
+	"example.org/slipway/catalog"
+	"example.org/slipway/objstore"
+	"example.org/slipway/oci"
+)
+
+// Tap watches blobs while they come in, so that work on one can go along with
+// its upload instead of beginning when it has ended.
+type Tap interface {
+	// Follow is asked once the first bytes of a blob that will be an object of
+	// the store are there; nil: this one is of no interest.
+	Follow(repo string, head []byte) Follower
+}
+
+// Follower follows one upload. Its methods are called one after the other, must
+// not block and must not fail the push. After Published or Dropped, exactly one
+// of which ends each Follower, no other is called.
+type Follower interface {
+	// Write takes the next bytes. It must not keep p.
+	Write(p []byte)
+	// Published tells that the bytes have become the blob d.
+	Published(d oci.Digest, size int64)
+	// Dropped tells that they will not, or not by way of this process.
+	Dropped()
+}
+
+// follow shows the tap bytes that were added to the upload. u.mu is held.
+func (r *Registry) follow(u *upload, p []byte) {
+	if u.follower == nil {
+		if r.opts.Tap == nil || u.size != int64(len(p)) { // not the first bytes
+			return
+		}
+		if u.follower = r.opts.Tap.Follow(u.repo, p); u.follower == nil {
+			return
+		}
+	}
+	u.follower.Write(p)
+}
+
+// followed ends what follows the upload: it has become a blob. u.mu is held.
+func (u *upload) followed(d oci.Digest) {
+	if u.follower != nil {
+		u.follower.Published(d, u.size)
+		u.follower = nil
+	}
+}
+
+// unfollow ends what follows an upload that leaves memory. u.mu is held.
+func (u *upload) unfollow() {
+	if u.follower != nil {
+		u.follower.Dropped()
+		u.follower = nil
+	}
+}
+
+// OpenBlob opens a stored blob from a byte on, whichever repository shows it:
+// for work on contents, and never for clients. Errors: catalog.ErrNotFound.
+func OpenBlob(ctx context.Context, cat *catalog.Catalog, store objstore.Store, d oci.Digest, off int64) (io.ReadCloser, int64, error) {
+	b, err := cat.StoredBlob(ctx, d)
+	if err != nil {
+		return nil, 0, err
+	}
+	if b.Content != nil {
+		return io.NopCloser(bytes.NewReader(b.Content[min(off, int64(len(b.Content))):])), b.Size, nil
+	}
+	obj, err := store.Get(ctx, BlobKey(d), off, -1)
+	return obj, b.Size, err
+}
