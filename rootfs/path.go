@@ -1,0 +1,110 @@
+package rootfs
+
+import (
+	"errors"
+	"fmt"
+	"path"
+	"strings"
+)
+
+// What Linux takes, in bytes: PATH_MAX counts a closing NUL. No real image
+// comes near maxDepth; it spares consumers that recurse.
+const (
+	maxPath    = 4095
+	maxSegment = 255
+	maxDepth   = 256
+)
+
+const (
+	whiteoutPrefix = ".wh."
+	// aufsPrefix begins AUFS's own files, such as .wh..wh.plnk; of these only
+	// opaqueName means something in an image.
+	aufsPrefix = ".wh..wh."
+	opaqueName = ".wh..wh..opq"
+)
+
+var (
+	errNUL      = errors.New("name holds a NUL byte")
+	errEscapes  = errors.New("name leaves the root directory")
+	errWhiteout = errors.New("malformed whiteout name")
+)
+
+// CleanPath gives the form of [Entry].Path to the name of a member or the target
+// of a hard link: relative to the root, with "." and ".." resolved by text as
+// container runtimes do. A leading '/' is dropped and the empty name is the
+// root, ".". An Entry read by [Reader] has CleanPath(Path) == Path.
+//
+// A name that leads out of the root ("../x", "/../x", "a/../../x") is an error,
+// as in Docker; containerd would confine it, but no archiver writes such names.
+// So is a name with a NUL byte, of more than 4,095 bytes, with a segment of more
+// than 255, or deeper than 256 directories.
+func CleanPath(name string) (string, error) {
+	p, err := resolve(name)
+	if err != nil {
+		return "", err
+	}
+	return p, checkShape(p)
+}
+
+// resolve is CleanPath without the bounds that hold for what can be stored.
+func resolve(name string) (string, error) {
+	if strings.IndexByte(name, 0) >= 0 {
+		return "", errNUL
+	}
+	p := path.Clean(strings.TrimLeft(name, "/"))
+	if p == ".." || strings.HasPrefix(p, "../") {
+		return "", errEscapes
+	}
+	return p, nil
+}
+
+func checkShape(p string) error {
+	if len(p) > maxPath {
+		return fmt.Errorf("name of %d bytes; Linux allows %d", len(p), maxPath)
+	}
+	depth := 0
+	for seg := range strings.SplitSeq(p, "/") {
+		if len(seg) > maxSegment {
+			return fmt.Errorf("name with a segment of %d bytes; Linux allows %d", len(seg), maxSegment)
+		}
+		if depth++; depth > maxDepth {
+			return fmt.Errorf("name with more than %d segments", maxDepth)
+		}
+	}
+	return nil
+}
+
+// parsePath cleans the name of a member and reads what it says of the layers
+// below. It returns Whiteout or Opaque with the path concerned, or 0 and the
+// path of an ordinary entry; the path "" means that the member is AUFS's own
+// and to be ignored.
+func parsePath(name string) (string, Type, error) {
+	p, err := resolve(name)
+	if err != nil {
+		return "", 0, err
+	}
+	if !strings.Contains(p, whiteoutPrefix) {
+		return p, 0, checkShape(p)
+	}
+	dir, base := path.Split(p)
+	kind := Type(0)
+	switch rest, isWhiteout := strings.CutPrefix(base, whiteoutPrefix); {
+	case base == opaqueName:
+		p, kind = path.Clean(dir), Opaque
+	case strings.HasPrefix(base, aufsPrefix):
+		return "", 0, nil
+	case isWhiteout && (rest == "" || rest == "." || rest == ".."):
+		return "", 0, errWhiteout
+	case isWhiteout:
+		p, kind = dir+rest, Whiteout
+	}
+	for seg := range strings.SplitSeq(dir, "/") {
+		if strings.HasPrefix(seg, aufsPrefix) {
+			return "", 0, nil
+		}
+		if strings.HasPrefix(seg, whiteoutPrefix) {
+			return "", 0, fmt.Errorf("directory %q is a whiteout", seg)
+		}
+	}
+	return p, kind, checkShape(p)
+}
