@@ -1,0 +1,358 @@
+package gear
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"example.org/slipway/rootfs"
+)
+
+// ErrConflict is returned, wrapped, for a layer that no runtime could unpack:
+// a path in what is no directory, a hard link to itself or to a directory.
+var ErrConflict = errors.New("layer contradicts itself")
+
+const (
+	// maxLinks is how many symbolic links a path may lead through, as in Linux.
+	maxLinks = 40
+	// How many names of directories may be looked up behind symbolic links in a
+	// layer: so many, and stepsEach for each entry so far. Without a bound a
+	// layer of a few megabytes could cost hours.
+	stepsFree = 1 << 20
+	stepsEach = 16
+)
+
+// Builder makes the index of a layer from its entries in the order of the
+// archive, as unpacking it would: a later entry takes the place of an earlier
+// one, two directories merge, what is no directory removes what lay below its
+// path, symbolic links among the parents of a path are followed as far as the
+// layer itself made them, and a hard link to what the layer has made so far is
+// another name for that, whatever becomes of its first name.
+//
+// Whiteouts concern the layers below only, wherever they stand. A directory
+// that takes the place of a whiteout is opaque.
+type Builder struct {
+	limits Limits
+	nodes  []node
+	at     map[string]int32 // the latest node of each path
+	files  []File           // in order of first appearance
+	fileAt map[Name]int32
+
+	// dir is a directory whose path is known to lead through no symbolic link:
+	// the last one that was found to be so, because the next entry most often
+	// lies in the same.
+	dir   string
+	walk  []level // for use by resolveDir
+	steps int     // behind symbolic links so far
+}
+
+// node is what an entry of the archive made. One that was replaced stays,
+// because it may have other names.
+type node struct {
+	Entry // File is the place in Builder.files
+	// of is the node whose other name this is, or -1.
+	of int32
+	// Times, counted in entries from 1; 0 is never. Something made at a path
+	// at a time before a directory above it was cleared is gone.
+	made, whiteout, opaque, cleared int32
+}
+
+// NewBuilder begins a layer. Limits bound the entries added; nil is the default.
+func NewBuilder(limits *Limits) *Builder {
+	return &Builder{limits: limits.orDefault(), at: map[string]int32{}, fileAt: map[Name]int32{}, dir: "."}
+}
+
+// Add adds an entry. f is the content of a File and means nothing for others.
+// Errors: ErrConflict, ErrInvalid, ErrTooLarge.
+func (b *Builder) Add(e rootfs.Entry, f File) error {
+	if err := b.add(e, f); err != nil {
+		return fmt.Errorf("entry %q: %w", e.Path, err)
+	}
+	return nil
+}
+
+func (b *Builder) add(e rootfs.Entry, f File) error {
+	if len(b.nodes) >= b.limits.Entries {
+		return fmt.Errorf("%w: more than %d entries", ErrTooLarge, b.limits.Entries)
+	}
+	if err := checkAdded(&e, f); err != nil {
+		return err
+	}
+	if e.Path != "." {
+		p := e.Path
+		dir, err := b.resolveDir(parent(p))
+		if err != nil {
+			return err
+		}
+		if dir != parent(p) {
+			e.Path = join(dir, p[strings.LastIndexByte(p, '/')+1:])
+			if err := validPath(e.Path); err != nil {
+				return fmt.Errorf("%w: symbolic links lead to %q: %w", ErrConflict, e.Path, err)
+			}
+		}
+	}
+	if e.Type == rootfs.Whiteout || e.Type == rootfs.Opaque {
+		return b.addWhiteout(e)
+	}
+	n := node{Entry: Entry{Entry: e, File: -1}, of: -1, made: b.now()}
+	var old *node
+	if i, ok := b.live(e.Path); ok {
+		old = &b.nodes[i]
+		n.whiteout, n.opaque, n.cleared = old.whiteout, old.opaque, old.cleared
+		if old.made > 0 && old.Type == rootfs.Dir && e.Type == rootfs.Dir {
+			n.Xattrs = mergeXattrs(old.Xattrs, e.Xattrs)
+		}
+	}
+	switch e.Type {
+	case rootfs.File:
+		n.File = b.file(f)
+	case rootfs.HardLink:
+		if err := b.link(&n); err != nil {
+			return err
+		}
+	}
+	if e.Type != rootfs.Dir {
+		n.cleared, n.opaque = n.made, 0
+	}
+	b.put(n)
+	return nil
+}
+
+// checkAdded checks what the caller promised.
+func checkAdded(e *rootfs.Entry, f File) error {
+	kind, err := e.Type, validPath(e.Path)
+	if err == nil && kind == rootfs.HardLink {
+		if err = validPath(e.Link); err == nil && e.Link == "." {
+			err = errors.New("a hard link to the root")
+		}
+		// Unlike that of an index, a hard link of an archive has metadata.
+		file := *e
+		file.Type, file.Link = rootfs.File, ""
+		e = &file
+	}
+	if err == nil {
+		err = checkFields(e)
+	}
+	if err == nil && kind == rootfs.File && (f.Size != e.Size || int64(len(f.Chunks)) != chunksOf(f.Size)) {
+		err = fmt.Errorf("has %d bytes, its content %d and %d chunks", e.Size, f.Size, len(f.Chunks))
+	}
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	return nil
+}
+
+// now is the time of the entry being added.
+func (b *Builder) now() int32 { return int32(len(b.nodes)) + 1 }
+
+// put makes n the node of its path.
+func (b *Builder) put(n node) {
+	if n.Type != rootfs.Dir && (n.Path == b.dir || within(b.dir, n.Path)) {
+		b.dir = "."
+	}
+	b.at[n.Path] = int32(len(b.nodes))
+	b.nodes = append(b.nodes, n)
+}
+
+func (b *Builder) addWhiteout(e rootfs.Entry) error {
+	n := node{Entry: Entry{Entry: rootfs.Entry{Path: e.Path}, File: -1}, of: -1}
+	i, ok := b.live(e.Path)
+	if ok {
+		n = b.nodes[i]
+		if e.Type == rootfs.Opaque && n.made > 0 && n.Type != rootfs.Dir {
+			return fmt.Errorf("%w: it is not a directory", ErrConflict)
+		}
+	}
+	if e.Type == rootfs.Whiteout {
+		n.whiteout = b.now()
+	} else {
+		n.opaque = b.now()
+	}
+	if !ok {
+		b.put(n)
+		return nil
+	}
+	b.nodes[i] = n // which keeps other names of it valid
+	b.nodes = append(b.nodes, node{of: -1})
+	return nil
+}
+
+// live finds the latest node of a path, unless it was removed with a directory
+// above it. It may be of a whiteout only: then its made is 0.
+func (b *Builder) live(path string) (int32, bool) {
+	i, ok := b.at[path]
+	if !ok {
+		return 0, false
+	}
+	n := &b.nodes[i]
+	last := max(n.made, n.whiteout, n.opaque)
+	for dir := parent(path); dir != "."; dir = parent(dir) {
+		if d, ok := b.at[dir]; ok && b.nodes[d].cleared > last {
+			return 0, false
+		}
+	}
+	return i, true
+}
+
+// level is a directory on the way to another one. What was made in it before
+// the time cleared is gone.
+type level struct {
+	path    string
+	cleared int32
+}
+
+// resolveDir follows the symbolic links in the path of a directory.
+func (b *Builder) resolveDir(dir string) (string, error) {
+	if dir == "." || dir == b.dir {
+		return dir, nil
+	}
+	above := append(b.walk[:0], level{path: "."})
+	defer func() { b.walk = above }()
+	links := 0
+	for rest, more := dir, true; more; {
+		var name string
+		name, rest, more = strings.Cut(rest, "/")
+		if links > 0 {
+			b.steps++
+		}
+		if b.steps > stepsFree+stepsEach*len(b.nodes) || len(above) > maxDepth {
+			return "", fmt.Errorf("%w: symbolic links lead through too many directories", ErrConflict)
+		}
+		up := above[len(above)-1]
+		if name == ".." && len(above) > 1 {
+			above = above[:len(above)-1]
+		}
+		if name == "" || name == "." || name == ".." {
+			continue
+		}
+		next := level{cleared: up.cleared}
+		if links > 0 {
+			next.path = join(up.path, name)
+		} else if next.path = dir; more {
+			next.path = dir[:len(dir)-len(rest)-1]
+		}
+		target, ok := b.descend(&next)
+		if !ok {
+			above = append(above, next)
+			continue
+		}
+		if target.Type != rootfs.Symlink {
+			return "", fmt.Errorf("%w: %q is not a directory", ErrConflict, next.path)
+		}
+		if links++; links > maxLinks {
+			return "", fmt.Errorf("%w: more than %d symbolic links lead there", ErrConflict, maxLinks)
+		}
+		if strings.HasPrefix(target.Link, "/") {
+			above = above[:1]
+		}
+		if rest = target.Link + "/" + rest; !more {
+			rest, more = target.Link, true
+		}
+	}
+	if links == 0 {
+		b.dir = dir
+		return dir, nil
+	}
+	return above[len(above)-1].path, nil
+}
+
+// descend tells whether there is anything but a directory at a path, and what.
+// It brings the time up to date otherwise.
+func (b *Builder) descend(l *level) (*node, bool) {
+	i, ok := b.at[l.path]
+	if !ok {
+		return nil, false
+	}
+	n := &b.nodes[i]
+	gone := max(n.made, n.whiteout, n.opaque) < l.cleared
+	l.cleared = max(l.cleared, n.cleared)
+	if gone || n.made == 0 || n.Type == rootfs.Dir {
+		return nil, false
+	}
+	if n.of >= 0 {
+		n = &b.nodes[n.of]
+	}
+	return n, true
+}
+
+// link finds what a hard link is a name of.
+func (b *Builder) link(n *node) error {
+	dir, err := b.resolveDir(parent(n.Link))
+	if err != nil {
+		return err
+	}
+	target := join(dir, n.Link[strings.LastIndexByte(n.Link, '/')+1:])
+	if err := validPath(target); err != nil {
+		return fmt.Errorf("%w: symbolic links lead to %q: %w", ErrConflict, target, err)
+	}
+	from := rootfs.Entry{Mode: n.Mode, UID: n.UID, GID: n.GID, Sec: n.Sec, Nsec: n.Nsec, Xattrs: n.Xattrs}
+	n.Entry = Entry{Entry: rootfs.Entry{Path: n.Path, Type: rootfs.HardLink, Link: target}, File: -1}
+	if target == n.Path {
+		return fmt.Errorf("%w: a hard link to itself", ErrConflict)
+	}
+	i, ok := b.live(target)
+	if !ok || b.nodes[i].made == 0 {
+		return nil // it may come later, or be in a layer below
+	}
+	t := &b.nodes[i]
+	switch {
+	case t.Type == rootfs.Dir:
+		return fmt.Errorf("%w: a hard link to the directory %q", ErrConflict, target)
+	case t.Type == rootfs.HardLink && t.of < 0:
+		n.Link = t.Link // a name of a file that is not in this layer
+		if n.Link == n.Path {
+			return fmt.Errorf("%w: a hard link to itself", ErrConflict)
+		}
+		return nil
+	case t.Type == rootfs.HardLink:
+		n.of = t.of
+	default:
+		n.of = i
+	}
+	// What a runtime does to the new name, it does to the file.
+	t = &b.nodes[n.of]
+	t.Mode, t.UID, t.GID, t.Sec, t.Nsec = from.Mode, from.UID, from.GID, from.Sec, from.Nsec
+	t.Xattrs = mergeXattrs(t.Xattrs, from.Xattrs)
+	return nil
+}
+
+// file returns the place of a content.
+func (b *Builder) file(f File) int32 {
+	i, ok := b.fileAt[f.Name]
+	if !ok {
+		i = int32(len(b.files))
+		b.fileAt[f.Name] = i
+		b.files = append(b.files, f)
+	}
+	return i
+}
+
+// mergeXattrs returns old with those of set in place of those of the same name.
+func mergeXattrs(old, set []rootfs.Xattr) []rootfs.Xattr {
+	switch {
+	case len(old) == 0:
+		return set
+	case len(set) == 0:
+		return old
+	}
+	out := make([]rootfs.Xattr, 0, len(old)+len(set))
+	for len(old) > 0 && len(set) > 0 {
+		switch c := strings.Compare(old[0].Name, set[0].Name); {
+		case c < 0:
+			out, old = append(out, old[0]), old[1:]
+		default:
+			if c == 0 {
+				old = old[1:]
+			}
+			out, set = append(out, set[0]), set[1:]
+		}
+	}
+	return slices.Concat(out, old, set)
+}
+
+// knows tells whether a file added has this content.
+func (b *Builder) knows(n Name) bool {
+	_, ok := b.fileAt[n]
+	return ok
+}

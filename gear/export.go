@@ -1,0 +1,259 @@
+package gear
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+)
+
+// FileSource is where the contents of files come from: a file store, or a
+// server asked for many files at once.
+type FileSource interface {
+	// Fetch calls deliver exactly once for each of files, i being its place
+	// there, in any order but never two calls at a time. Content is good for
+	// the length of the call only and need not have been verified. An error of
+	// deliver ends the fetch and is in the chain of the error returned; nil
+	// means every file was delivered. Fetch may run concurrently; ctx bounds
+	// the whole of it. One Fetch should cost one round trip.
+	Fetch(ctx context.Context, files []File, deliver func(i int, content io.Reader) error) error
+}
+
+// ExportOptions adjust an export.
+type ExportOptions struct {
+	// Parallel is how many fetches run at a time; default 4, enough to hide a
+	// round trip and to keep the disk and two cores busy.
+	Parallel int
+	// Progress, when set, is told the state after every file and once at the
+	// end. Calls do not overlap.
+	Progress func(ExportProgress)
+	// Lost, when set, is told of each owner, mode, attribute or device that the
+	// file system or the privileges of the process do not allow, and the export
+	// goes on without it. By default that is an error, because the tree would
+	// not be the image's. Calls do not overlap.
+	Lost func(path, what string, err error)
+}
+
+// ExportProgress is how far an export is. Files and Bytes count regular files
+// as written, each path once; Fetched counts the bytes asked of the source.
+type ExportProgress struct {
+	Files, TotalFiles int
+	Bytes, TotalBytes int64
+	Fetched, ToFetch  int64
+}
+
+const (
+	// A batch is what one Fetch asks for. Its bounds keep all fetches busy to
+	// the end while an image of 2 GB still needs some thirty round trips only.
+	batchBytes = 64 << 20
+	batchFiles = 4096
+
+	defaultParallel = 4
+)
+
+// Export writes the tree of a flattened index, one without whiteouts, into
+// dir, which is made or must be empty. Content, modes, owners, times, extended
+// attributes, hard links and devices become those of the index; content is
+// verified, fetched once however many paths hold it, and long runs of zeros
+// become holes. Directories that are needed but not described are as in
+// [Flatten]; a root that is not described is left as it is.
+//
+// No name of the index leads out of dir, whatever symbolic links the tree
+// holds. When Export fails, dir stays behind incomplete, for inspection, and is
+// good for nothing else. Devices, foreign owners and attributes outside "user."
+// need root.
+func Export(ctx context.Context, x *Index, src FileSource, dir string, opts *ExportOptions) error {
+	if opts == nil {
+		opts = &ExportOptions{}
+	}
+	p, err := planExport(x)
+	if err != nil {
+		return fmt.Errorf("export: %w", err)
+	}
+	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
+		return fmt.Errorf("export: %w", err)
+	}
+	root, err := openTree(dir)
+	if err != nil {
+		return fmt.Errorf("export: %w", err)
+	}
+	defer root.close()
+	if err := root.takeEmpty(); err != nil {
+		return fmt.Errorf("export: %w", err)
+	}
+	w := &exporter{plan: p, src: src, opts: opts, dir: dir}
+	w.progress.TotalFiles = p.files
+	w.progress.TotalBytes, w.progress.ToFetch = p.bytes, p.toFetch
+	if err := w.run(ctx, root); err != nil {
+		return fmt.Errorf("export to %s is incomplete: %w", dir, err)
+	}
+	return nil
+}
+
+// exporter is one export under way.
+type exporter struct {
+	plan *exportPlan
+	src  FileSource
+	opts *ExportOptions
+	dir  string
+
+	mu       sync.Mutex // guards progress, and the calls of Progress and Lost
+	progress ExportProgress
+}
+
+// run makes directories first so that everything has its place, then all that
+// has content or is a node of its own, then links to these, and what
+// directories are like last: their times would not survive anything earlier,
+// and their modes might forbid it.
+func (w *exporter) run(ctx context.Context, root *tree) error {
+	for _, d := range w.plan.dirs {
+		if err := w.makeDir(ctx, root, d.Path); err != nil {
+			return err
+		}
+	}
+	if err := w.fill(ctx); err != nil {
+		return err
+	}
+	for _, l := range w.plan.links {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := root.link(l.Link, l.Path); err != nil {
+			return err
+		}
+	}
+	for _, d := range slices.Backward(w.plan.dirs) {
+		if err := w.finishDir(ctx, root, d); err != nil {
+			return err
+		}
+	}
+	w.report(func(*ExportProgress) {})
+	return nil
+}
+
+// fill makes everything but directories and hard links.
+func (w *exporter) fill(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	parallel := w.opts.Parallel
+	if parallel <= 0 {
+		parallel = defaultParallel
+	}
+	batches := make(chan []content)
+	g.Go(func() error {
+		defer close(batches)
+		for _, b := range w.plan.batches() {
+			select {
+			case batches <- b:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		return nil
+	})
+	for range parallel {
+		g.Go(func() error {
+			return w.onTree(func(t *tree) error {
+				buf := make([]byte, copyBuffer)
+				for b := range batches {
+					if err := w.fetch(ctx, t, b, buf); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		})
+	}
+	g.Go(func() error {
+		return w.onTree(func(t *tree) error {
+			for _, e := range w.plan.nodes {
+				if err := ctx.Err(); err != nil {
+					return err
+				}
+				if err := w.makeNode(t, e); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	})
+	return g.Wait()
+}
+
+// onTree runs f with a view of the tree of its own: views are not shared
+// between goroutines.
+func (w *exporter) onTree(f func(*tree) error) error {
+	t, err := openTree(w.dir)
+	if err != nil {
+		return err
+	}
+	defer t.close()
+	return f(t)
+}
+
+// fetch has one batch delivered and written.
+func (w *exporter) fetch(ctx context.Context, t *tree, batch []content, buf []byte) error {
+	files := make([]File, len(batch))
+	for i, c := range batch {
+		files[i] = *c.file
+	}
+	done := make([]bool, len(batch))
+	left := len(batch)
+	err := w.src.Fetch(ctx, files, func(i int, r io.Reader) error {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if i < 0 || i >= len(batch) || done[i] {
+			return fmt.Errorf("source delivers file %d of %d, which is not wanted", i, len(batch))
+		}
+		done[i] = true
+		left--
+		return w.writeContent(ctx, t, batch[i], r, buf)
+	})
+	if err != nil {
+		return fmt.Errorf("fetch contents: %w", err)
+	}
+	if left > 0 {
+		for i := range batch {
+			if !done[i] {
+				return fmt.Errorf("fetch contents: source left out %d of %d files, the first is %x for %q",
+					left, len(batch), batch[i].file.Name, batch[i].entries[0].Path)
+			}
+		}
+	}
+	return nil
+}
+
+// report changes the progress and tells it.
+func (w *exporter) report(change func(*ExportProgress)) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	change(&w.progress)
+	if w.opts.Progress != nil {
+		w.opts.Progress(w.progress)
+	}
+}
+
+// lose decides about something that could not be given to an entry: nil when
+// the caller of Export is content to go without it.
+func (w *exporter) lose(e *Entry, what string, err error) error {
+	if err == nil {
+		return nil
+	}
+	forbidden := errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES)
+	if w.opts.Lost != nil && (forbidden || errors.Is(err, unix.ENOTSUP)) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.opts.Lost(e.Path, what, err)
+		return nil
+	}
+	if forbidden && unix.Geteuid() != 0 {
+		return fmt.Errorf("%s of %q: %w (an export in full needs root)", what, e.Path, err)
+	}
+	return fmt.Errorf("%s of %q: %w", what, e.Path, err)
+}

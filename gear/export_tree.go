@@ -1,0 +1,182 @@
+package gear
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"example.org/slipway/rootfs"
+)
+
+// tree is a directory tree that is entered segment by segment, never through a
+// symbolic link: whatever the tree holds, no path leads out of it. (openat2
+// would do that too, but older kernels and some sandboxes do not have it, and
+// one way is enough.) It keeps the directories above the last path
+// open, so that a walk in order opens each directory once. Not for concurrent
+// use.
+type tree struct {
+	name string // as given, for errors
+	open []openDir
+}
+
+// openDir is a directory on the way to the last path; that of the root has no
+// name.
+type openDir struct {
+	name string
+	fd   int
+}
+
+// openTree opens the directory at path, through symbolic links if it must: the
+// path is the caller's.
+func openTree(path string) (*tree, error) {
+	fd, err := openat(unix.AT_FDCWD, path, unix.O_RDONLY|unix.O_DIRECTORY)
+	if err != nil {
+		return nil, fmt.Errorf("open directory %q: %w", path, err)
+	}
+	return &tree{name: path, open: []openDir{{fd: fd}}}, nil
+}
+
+func (t *tree) close() {
+	for _, d := range t.open {
+		unix.Close(d.fd)
+	}
+	t.open = nil
+}
+
+func (t *tree) root() int { return t.open[0].fd }
+
+// parent gives the directory path lies in, good until the next call, and the
+// name it has there.
+func (t *tree) parent(path string) (fd int, name string, err error) {
+	depth := 1
+	for {
+		seg, rest, more := strings.Cut(path, "/")
+		if !more {
+			t.leave(depth)
+			return t.open[depth-1].fd, seg, nil
+		}
+		if depth == len(t.open) || t.open[depth].name != seg {
+			t.leave(depth)
+			fd, err := openat(t.open[depth-1].fd, seg, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW)
+			if err != nil {
+				return -1, "", fmt.Errorf("enter directory %q: %w", seg, err)
+			}
+			t.open = append(t.open, openDir{seg, fd})
+		}
+		depth++
+		path = rest
+	}
+}
+
+// leave closes what is open below depth.
+func (t *tree) leave(depth int) {
+	for _, d := range t.open[depth:] {
+		unix.Close(d.fd)
+	}
+	t.open = t.open[:depth]
+}
+
+// takeEmpty fails unless the tree is empty, and makes sure that nothing made in
+// it inherits an access control list.
+func (t *tree) takeEmpty() error {
+	fd, err := openat(t.root(), ".", unix.O_RDONLY|unix.O_DIRECTORY)
+	if err != nil {
+		return fmt.Errorf("open directory %q: %w", t.name, err)
+	}
+	d := os.NewFile(uintptr(fd), t.name)
+	defer d.Close()
+	names, err := d.Readdirnames(1)
+	if len(names) > 0 {
+		return fmt.Errorf("directory %q is not empty: it holds %q", t.name, names[0])
+	}
+	if !errors.Is(err, io.EOF) {
+		return fmt.Errorf("read directory %q: %w", t.name, err)
+	}
+	err = unix.Fremovexattr(fd, "system.posix_acl_default")
+	if err != nil && !errors.Is(err, unix.ENODATA) && !errors.Is(err, unix.ENOTSUP) {
+		return fmt.Errorf("take the default access control list from %q: %w", t.name, err)
+	}
+	return nil
+}
+
+// link makes path a further name of what is at target.
+func (t *tree) link(target, path string) error {
+	from, oldName, err := t.parent(target)
+	if err == nil {
+		// The next call closes what is not on its way.
+		from, err = unix.FcntlInt(uintptr(from), unix.F_DUPFD_CLOEXEC, 0)
+	}
+	if err != nil {
+		return fmt.Errorf("hard link %q to %q: %w", path, target, err)
+	}
+	defer unix.Close(from)
+	to, newName, err := t.parent(path)
+	if err == nil {
+		err = unix.Linkat(from, oldName, to, newName, 0)
+	}
+	if err != nil {
+		return fmt.Errorf("hard link %q to %q: %w", path, target, err)
+	}
+	return nil
+}
+
+// openat opens a file and, unlike the system call, is not stopped by signals,
+// as it would be on a file system in user space.
+func openat(dir int, name string, flags int) (int, error) {
+	for {
+		fd, err := unix.Openat(dir, name, flags|unix.O_CLOEXEC, 0o600)
+		if !errors.Is(err, unix.EINTR) {
+			return fd, err
+		}
+	}
+}
+
+// setMeta gives an entry its owner, attributes, mode and times. It is name in
+// the directory dir; fd is the entry itself, or -1 of those that opening does
+// something to. The order matters: a change of owner takes the setuid bit and
+// security.capability away, attributes may need a mode that permits writing,
+// and anything changes the times.
+func (w *exporter) setMeta(dir int, name string, fd int, e *Entry) error {
+	err := unix.Fchownat(dir, name, int(e.UID), int(e.GID), unix.AT_SYMLINK_NOFOLLOW)
+	if err := w.lose(e, fmt.Sprintf("owner %d:%d", e.UID, e.GID), err); err != nil {
+		return err
+	}
+	for _, x := range e.Xattrs {
+		if fd >= 0 {
+			err = unix.Fsetxattr(fd, x.Name, []byte(x.Value), 0)
+		} else {
+			err = unix.Lsetxattr(procPath(dir, name), x.Name, []byte(x.Value), 0)
+		}
+		if err := w.lose(e, "attribute "+strconv.Quote(x.Name), err); err != nil {
+			return err
+		}
+	}
+	mode := e.Mode & 0o7777
+	switch {
+	case e.Type == rootfs.Symlink:
+		err = nil
+	case fd >= 0:
+		err = unix.Fchmod(fd, mode)
+	default:
+		err = unix.Fchmodat(dir, name, mode, 0)
+	}
+	if err := w.lose(e, fmt.Sprintf("mode %#o", mode), err); err != nil {
+		return err
+	}
+	ts := unix.Timespec{Sec: e.Sec, Nsec: int64(e.Nsec)}
+	if err := unix.UtimesNanoAt(dir, name, []unix.Timespec{ts, ts}, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return fmt.Errorf("time of %q: %w", e.Path, err)
+	}
+	return nil
+}
+
+// procPath is a path to name in an open directory, for the calls that have no
+// form with a descriptor. Only name itself is looked up.
+func procPath(dir int, name string) string {
+	return "/proc/self/fd/" + strconv.Itoa(dir) + "/" + name
+}

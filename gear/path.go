@@ -1,0 +1,81 @@
+package gear
+
+import (
+	"errors"
+	"strings"
+)
+
+// Bounds of a path, those of package rootfs: what Linux takes in bytes (PATH_MAX
+// counts a closing NUL, NAME_MAX), and a depth that spares whatever recurses.
+const (
+	maxPath    = 4095
+	maxSegment = 255
+	maxDepth   = 256
+)
+
+// ComparePaths orders paths as a walk of the tree meets them: the root, then
+// each directory before what lies in it, and the names in a directory by their
+// bytes. All that lies below a directory follows it without a gap.
+func ComparePaths(a, b string) int {
+	n := min(len(a), len(b))
+	i := 0
+	for i < n && a[i] == b[i] {
+		i++
+	}
+	switch {
+	case i == len(a) && i == len(b):
+		return 0
+	case a == "." || i == len(a):
+		return -1
+	case b == "." || i == len(b):
+		return 1
+	case a[i] == '/':
+		return -1
+	case b[i] == '/':
+		return 1
+	case a[i] < b[i]:
+		return -1
+	}
+	return 1
+}
+
+// within tells whether path lies below the directory dir, which is not the root.
+func within(path, dir string) bool {
+	return len(path) > len(dir) && path[len(dir)] == '/' && path[:len(dir)] == dir
+}
+
+// parent returns the directory that holds path; that of the root is the root.
+func parent(path string) string {
+	if i := strings.LastIndexByte(path, '/'); i >= 0 {
+		return path[:i]
+	}
+	return "."
+}
+
+// validPath tells whether a path has the form that rootfs.Entry promises.
+func validPath(p string) error {
+	if p == "." {
+		return nil
+	}
+	if p == "" || len(p) > maxPath {
+		return errors.New("path is empty or too long")
+	}
+	start, depth := 0, 0
+	for i := 0; i <= len(p); i++ {
+		if i < len(p) && p[i] != '/' {
+			if p[i] == 0 {
+				return errors.New("path has a NUL")
+			}
+			continue
+		}
+		switch p[start:i] {
+		case "", ".", "..":
+			return errors.New("path is not clean")
+		}
+		if depth++; i-start > maxSegment || depth > maxDepth {
+			return errors.New("path has a segment that is too long, or too many")
+		}
+		start = i + 1
+	}
+	return nil
+}

@@ -1,0 +1,449 @@
+package gear
+
+import (
+	"bufio"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+)
+
+// streamMagic begins a stream; its last byte is the version.
+const streamMagic = "SLGSTRM\x01"
+
+// StreamSlots is how many dictionaries a stream has at once.
+const StreamSlots = 16
+
+// maxFailure is the longest text of a failure in bytes.
+const maxFailure = 1 << 10
+
+// Types of records.
+const (
+	recordDict    = 1
+	recordFile    = 2
+	recordMissing = 3
+	recordFailure = 4
+	recordEnd     = 5
+)
+
+// StreamFile describes a content in a stream.
+type StreamFile struct {
+	Name Name
+	// Size in bytes of the content.
+	Size     int64
+	Encoding Encoding
+	// Stored is how many bytes are sent for it.
+	Stored int64
+}
+
+// StreamWriter writes a stream of contents as they are stored. It does not
+// buffer. It is used by one goroutine.
+type StreamWriter struct {
+	w     io.Writer
+	buf   []byte
+	left  int64 // bytes of the present content still to be written
+	count uint64
+	begun bool
+	// slots have the dictionaries the reader holds; used tells when each was
+	// needed last.
+	slots [StreamSlots]Name
+	used  [StreamSlots]uint64
+}
+
+// NewStreamWriter begins a stream with the first record.
+func NewStreamWriter(w io.Writer) *StreamWriter { return &StreamWriter{w: w} }
+
+// flush writes what is in buf, after the magic if it is the first.
+func (s *StreamWriter) flush() error {
+	if s.left > 0 {
+		return fmt.Errorf("stream record while %d bytes of a content are missing", s.left)
+	}
+	if !s.begun {
+		if _, err := io.WriteString(s.w, streamMagic); err != nil {
+			return err
+		}
+		s.begun = true
+	}
+	_, err := s.w.Write(s.buf)
+	return err
+}
+
+// Begin announces a content; its bytes follow through Write: a chunk table goes
+// before its chunks. The content of ZstdDict needs dict, of which id is the
+// SHA-256: it is sent if the reader does not hold it.
+func (s *StreamWriter) Begin(f StreamFile, id Name, dict []byte) error {
+	if err := CheckStored(f.Size, f.Encoding, f.Stored); err != nil {
+		return err
+	}
+	slot := byte(0)
+	if f.Encoding == ZstdDict {
+		var err error
+		if slot, err = s.slot(id, dict); err != nil {
+			return err
+		}
+	}
+	s.count++
+	s.buf = append(s.buf[:0], recordFile)
+	s.buf = append(s.buf, f.Name[:]...)
+	s.buf = binary.LittleEndian.AppendUint64(s.buf, uint64(f.Size))
+	s.buf = append(s.buf, byte(f.Encoding), slot)
+	s.buf = binary.LittleEndian.AppendUint64(s.buf, uint64(f.Stored))
+	err := s.flush()
+	s.left = f.Stored
+	return err
+}
+
+// slot returns where the reader has a dictionary, and sends it if need be.
+func (s *StreamWriter) slot(id Name, dict []byte) (byte, error) {
+	oldest := 0
+	for i := range s.slots {
+		if s.used[i] > 0 && s.slots[i] == id {
+			s.used[i] = s.count + 1
+			return byte(i), nil
+		}
+		if s.used[i] < s.used[oldest] {
+			oldest = i
+		}
+	}
+	if len(dict) == 0 || len(dict) > MaxDict {
+		return 0, fmt.Errorf("dictionary of %d bytes: %w", len(dict), ErrFormat)
+	}
+	s.buf = append(s.buf[:0], recordDict, byte(oldest))
+	s.buf = binary.LittleEndian.AppendUint32(s.buf, uint32(len(dict)))
+	s.buf = append(s.buf, dict...)
+	if err := s.flush(); err != nil {
+		return 0, err
+	}
+	s.slots[oldest], s.used[oldest] = id, s.count+1
+	return byte(oldest), nil
+}
+
+// Write sends bytes of the content announced by Begin.
+func (s *StreamWriter) Write(p []byte) (int, error) {
+	if int64(len(p)) > s.left {
+		return 0, fmt.Errorf("%d bytes too many for a content of the stream", int64(len(p))-s.left)
+	}
+	n, err := s.w.Write(p)
+	s.left -= int64(n)
+	return n, err
+}
+
+// Missing says that there is no such content, or none the reader may have.
+func (s *StreamWriter) Missing(name Name) error {
+	s.count++
+	s.buf = append(append(s.buf[:0], recordMissing), name[:]...)
+	return s.flush()
+}
+
+// Failure says why a content cannot be sent now. The text is shown to the
+// reader, and cut to 1,024 bytes.
+func (s *StreamWriter) Failure(name Name, text string) error {
+	s.count++
+	text = text[:min(len(text), maxFailure)]
+	s.buf = append(append(s.buf[:0], recordFailure), name[:]...)
+	s.buf = binary.LittleEndian.AppendUint16(s.buf, uint16(len(text)))
+	s.buf = append(s.buf, text...)
+	return s.flush()
+}
+
+// End ends the stream: without it the reader takes it for cut off.
+func (s *StreamWriter) End() error {
+	s.buf = binary.LittleEndian.AppendUint64(append(s.buf[:0], recordEnd), s.count)
+	return s.flush()
+}
+
+// StreamItem is one answer of a stream.
+type StreamItem struct {
+	Name Name
+	// Missing: there is no such content, or none the reader may have.
+	Missing bool
+	// Failure, if not empty, is why the content could not be sent.
+	Failure string
+	// Size in bytes of the content.
+	Size int64
+	// Chunks are the SHA-256 of each chunk of a content of LargeFile bytes or
+	// more, as the sender tells; whoever has the layer's index compares.
+	Chunks []Name
+
+	s      *StreamReader
+	small  []byte
+	chunks []Chunk
+}
+
+// StreamReader reads a stream and verifies the contents. It holds at most one
+// content, or chunk, and StreamSlots dictionaries. It is used by one goroutine.
+type StreamReader struct {
+	r     *bufio.Reader
+	begun bool
+	done  bool
+	count uint64
+	plain *FrameDecoder
+	dicts [StreamSlots]*FrameDecoder
+	item  *StreamItem
+	// in and out are reused: what Next returned is valid until the next call.
+	in, out []byte
+	left    int64 // unread bytes of the present item's chunks
+}
+
+// NewStreamReader returns a reader of the stream.
+func NewStreamReader(r io.Reader) *StreamReader {
+	return &StreamReader{r: bufio.NewReaderSize(r, 64<<10)}
+}
+
+// Next returns the next answer, in the order of the request. A content smaller
+// than LargeFile is verified by then; a larger one by its WriteTo. The item is
+// valid until the next call. After the last one it returns io.EOF; a stream
+// that is cut off is io.ErrUnexpectedEOF, one that is malformed ErrFormat, and
+// one whose content has another name ErrContent.
+func (s *StreamReader) Next() (*StreamItem, error) {
+	if s.done {
+		return nil, io.EOF
+	}
+	if s.left > 0 { // nobody wanted it
+		n, err := io.CopyN(io.Discard, s.r, s.left)
+		if s.left -= n; err != nil {
+			return nil, unexpected(err)
+		}
+	}
+	if !s.begun {
+		var magic [len(streamMagic)]byte
+		if _, err := io.ReadFull(s.r, magic[:]); err != nil {
+			return nil, unexpected(err)
+		}
+		if string(magic[:]) != streamMagic {
+			return nil, fmt.Errorf("not a Gear stream of version 1: %w", ErrFormat)
+		}
+		s.begun = true
+	}
+	for {
+		kind, err := s.r.ReadByte()
+		if err != nil {
+			return nil, unexpected(err)
+		}
+		if kind == recordDict {
+			if err := s.readDict(); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		return s.record(kind)
+	}
+}
+
+func (s *StreamReader) record(kind byte) (*StreamItem, error) {
+	if kind == recordEnd {
+		b, err := s.fixed(8)
+		if err != nil {
+			return nil, err
+		}
+		if n := binary.LittleEndian.Uint64(b); n != s.count {
+			return nil, fmt.Errorf("stream of %d answers ends after %d: %w", n, s.count, ErrFormat)
+		}
+		s.done = true
+		return nil, io.EOF
+	}
+	s.count++
+	it := &StreamItem{s: s}
+	s.item = it
+	var err error
+	switch kind {
+	case recordFile:
+		err = s.readFile(it)
+	case recordMissing:
+		it.Missing = true
+		err = s.readName(it)
+	case recordFailure:
+		if err = s.readName(it); err == nil {
+			it.Failure, err = s.readFailure()
+		}
+	default:
+		err = fmt.Errorf("stream record of type %d: %w", kind, ErrFormat)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return it, nil
+}
+
+// fixed reads n bytes, at most the size of the reader's buffer.
+func (s *StreamReader) fixed(n int) ([]byte, error) {
+	b, err := s.r.Peek(n)
+	if err != nil {
+		return nil, unexpected(err)
+	}
+	_, err = s.r.Discard(n)
+	return b, err
+}
+
+func (s *StreamReader) readName(it *StreamItem) error {
+	b, err := s.fixed(len(it.Name))
+	copy(it.Name[:], b)
+	return err
+}
+
+func (s *StreamReader) readFailure() (string, error) {
+	b, err := s.fixed(2)
+	if err != nil {
+		return "", err
+	}
+	n := int(binary.LittleEndian.Uint16(b))
+	if n > maxFailure {
+		return "", fmt.Errorf("failure of %d bytes: %w", n, ErrFormat)
+	}
+	b, err = s.fixed(n)
+	if n == 0 {
+		return "unknown", err
+	}
+	return string(b), err
+}
+
+func (s *StreamReader) readDict() error {
+	b, err := s.fixed(5)
+	if err != nil {
+		return err
+	}
+	slot, n := int(b[0]), binary.LittleEndian.Uint32(b[1:])
+	if slot >= StreamSlots || n == 0 || n > MaxDict {
+		return fmt.Errorf("dictionary %d of %d bytes: %w", slot, n, ErrFormat)
+	}
+	dict, err := appendRead(nil, s.r, int(n))
+	if err != nil {
+		return err
+	}
+	s.dicts[slot], err = NewFrameDecoder(dict)
+	return err
+}
+
+func (s *StreamReader) readFile(it *StreamItem) error {
+	b, err := s.fixed(len(it.Name) + 18)
+	if err != nil {
+		return err
+	}
+	b = b[copy(it.Name[:], b):]
+	size, stored := binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint64(b[10:])
+	encoding, slot := Encoding(b[8]), int(b[9])
+	if size > MaxFile || stored > 2*MaxFile {
+		return fmt.Errorf("content of %d bytes in %d: %w", size, stored, ErrFormat)
+	}
+	it.Size = int64(size)
+	if err := CheckStored(it.Size, encoding, int64(stored)); err != nil {
+		return err
+	}
+	if slot >= StreamSlots || (slot != 0 && encoding != ZstdDict) || (encoding == ZstdDict && s.dicts[slot] == nil) {
+		return fmt.Errorf("content with dictionary %d, which was not sent: %w", slot, ErrFormat)
+	}
+	if encoding == Chunked {
+		return s.readTable(it, int64(stored))
+	}
+	if s.in, err = appendRead(s.in[:0], s.r, int(stored)); err != nil {
+		return err
+	}
+	it.small = s.in
+	switch encoding {
+	case Zstd:
+		it.small, err = s.decode(s.in, int(size))
+	case ZstdDict:
+		it.small, err = s.dicts[slot].Decode(s.out, s.in, int(size))
+		s.keep(it.small)
+	}
+	if err == nil && sha256.Sum256(it.small) != it.Name {
+		err = fmt.Errorf("content %x: %w", it.Name, ErrContent)
+	}
+	return err
+}
+
+// ErrContent is returned, wrapped, for bytes whose SHA-256 is not their name.
+var ErrContent = errors.New("content does not match its name")
+
+func (s *StreamReader) decode(frame []byte, size int) (out []byte, err error) {
+	if s.plain == nil {
+		if s.plain, err = NewFrameDecoder(nil); err != nil {
+			return nil, err
+		}
+	}
+	out, err = s.plain.Decode(s.out, frame, size)
+	s.keep(out)
+	return out, err
+}
+
+// keep reuses the larger buffer.
+func (s *StreamReader) keep(out []byte) {
+	if cap(out) > cap(s.out) {
+		s.out = out
+	}
+}
+
+func (s *StreamReader) readTable(it *StreamItem, stored int64) error {
+	n := ChunkCount(it.Size) * ChunkEntry
+	table, err := appendRead(nil, s.r, n)
+	if err != nil {
+		return err
+	}
+	if it.chunks, err = ParseChunkTable(table, it.Size, stored); err != nil {
+		return err
+	}
+	it.Chunks = make([]Name, len(it.chunks))
+	for i, c := range it.chunks {
+		it.Chunks[i] = c.Name
+	}
+	s.left = stored - int64(n)
+	return nil
+}
+
+// Bytes are the verified content of an item smaller than LargeFile, valid until
+// the next call of Next; nil of another.
+func (it *StreamItem) Bytes() []byte { return it.small }
+
+// WriteTo writes the content. That of LargeFile bytes or more can be written
+// once: each chunk after it was verified by the table, and the whole by its
+// name at the end, so that what was written is not to be used after an error.
+func (it *StreamItem) WriteTo(w io.Writer) (int64, error) {
+	if it.chunks == nil {
+		n, err := w.Write(it.small)
+		return int64(n), err
+	}
+	s := it.s
+	if s.item != it {
+		return 0, errors.New("stream item is used after the next one was read")
+	}
+	whole := sha256.New()
+	var done int64
+	for i, c := range it.chunks {
+		chunk, err := s.readChunk(c, ChunkLen(it.Size, i))
+		if err != nil {
+			return done, fmt.Errorf("chunk %d of content %x: %w", i, it.Name, err)
+		}
+		whole.Write(chunk)
+		n, err := w.Write(chunk)
+		done += int64(n)
+		if err != nil {
+			return done, err
+		}
+	}
+	if Name(whole.Sum(nil)) != it.Name {
+		return done, fmt.Errorf("content %x: %w", it.Name, ErrContent)
+	}
+	return done, nil
+}
+
+func (s *StreamReader) readChunk(c Chunk, size int) ([]byte, error) {
+	if s.left < int64(c.Stored) {
+		return nil, errors.New("read before")
+	}
+	var err error
+	s.left -= int64(c.Stored)
+	if s.in, err = appendRead(s.in[:0], s.r, int(c.Stored)); err != nil {
+		return nil, err
+	}
+	chunk := s.in
+	if len(chunk) < size {
+		if chunk, err = s.decode(chunk, size); err != nil {
+			return nil, err
+		}
+	}
+	if sha256.Sum256(chunk) != c.Name {
+		return nil, ErrContent
+	}
+	return chunk, nil
+}
