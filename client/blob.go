@@ -20,7 +20,11 @@ func (c *Client) ResolveBlob(ctx context.Context, repo string, d oci.Digest) (oc
 	if err := checkBlob(repo, d); err != nil {
 		return oci.Descriptor{}, err
 	}
-	l := c.blobCall(http.MethodHead, repo, d)
+	return c.resolve(ctx, c.blobCall(http.MethodHead, repo, d), d)
+}
+
+// resolve asks by l for the size of the content d.
+func (c *Client) resolve(ctx context.Context, l call, d oci.Digest) (oci.Descriptor, error) {
 	l.accept = []int{http.StatusMethodNotAllowed}
 	for _, l.method = range []string{http.MethodHead, http.MethodGet} {
 		resp, err := c.do(ctx, l)
@@ -46,10 +50,15 @@ func (c *Client) GetBlobRange(ctx context.Context, repo string, d oci.Digest, of
 	if err := checkBlob(repo, d); err != nil {
 		return nil, err
 	}
+	return c.openRange(ctx, repo, d, off, n, func(method string) call { return c.blobCall(method, repo, d) })
+}
+
+// openRange opens a part of the content d, for which get makes the calls.
+func (c *Client) openRange(ctx context.Context, repo string, d oci.Digest, off, n int64, get func(method string) call) (oci.Content, error) {
 	if off < 0 {
 		return nil, oci.Errorf(oci.CodeRangeInvalid, "a range cannot begin at %d", off)
 	}
-	r := &blobReader{c: c, ctx: ctx, repo: repo, pos: off, end: -1, tries: c.tries - 1}
+	r := &blobReader{c: c, ctx: ctx, repo: repo, get: get, pos: off, end: -1, tries: c.tries - 1}
 	r.desc.Digest = d
 	if n >= 0 {
 		r.end = off + n
@@ -58,7 +67,7 @@ func (c *Client) GetBlobRange(ctx context.Context, repo string, d oci.Digest, of
 		}
 	}
 	if n == 0 { // HTTP has no empty ranges
-		desc, err := c.ResolveBlob(ctx, repo, d)
+		desc, err := c.resolve(ctx, get(http.MethodHead), d)
 		if err != nil {
 			return nil, err
 		}
@@ -71,16 +80,26 @@ func (c *Client) GetBlobRange(ctx context.Context, repo string, d oci.Digest, of
 	if err := r.open(); err != nil {
 		return nil, err
 	}
-	if off == 0 && r.end == r.desc.Size {
-		r.sum = d.Algorithm().Hash()
-		if r.end == 0 { // there will be no last byte to check at
-			if err := r.check(); err != nil {
-				_ = r.Close()
-				return nil, err
-			}
-		}
+	if err := r.verify(); err != nil {
+		return nil, err
 	}
 	return r, nil
+}
+
+// verify has a content that is read from its begin to its end checked.
+func (r *blobReader) verify() error {
+	if r.pos != 0 || r.end != r.desc.Size {
+		return nil
+	}
+	r.sum = r.desc.Digest.Algorithm().Hash()
+	if r.end > 0 {
+		return nil
+	}
+	if err := r.check(); err != nil { // there will be no last byte to check at
+		_ = r.Close()
+		return err
+	}
+	return nil
 }
 
 func checkBlob(repo string, d oci.Digest) error {
@@ -114,6 +133,7 @@ type blobReader struct {
 	c    *Client
 	ctx  context.Context // spans the handle's life, as oci.Reader says
 	repo string
+	get  func(method string) call // makes a call for the content
 	desc oci.Descriptor
 
 	body   io.ReadCloser // nil when there is no connection
@@ -253,7 +273,7 @@ var errRange = errors.New("the registry delivers another part of the blob than i
 // open connects, with the next byte at r.pos. The first time it finds out the
 // blob's size and r.end; later answers must agree.
 func (r *blobReader) open() error {
-	l := r.c.blobCall(http.MethodGet, r.repo, r.desc.Digest)
+	l := r.get(http.MethodGet)
 	if r.pos > 0 || r.end >= 0 {
 		rng := "bytes=" + strconv.FormatInt(r.pos, 10) + "-"
 		if r.end >= 0 {
@@ -265,6 +285,11 @@ func (r *blobReader) open() error {
 	if err != nil {
 		return err
 	}
+	return r.begin(resp)
+}
+
+// begin reads on from an answer, or closes it.
+func (r *blobReader) begin(resp *http.Response) error {
 	if err := r.accept(resp); err != nil {
 		_ = resp.Body.Close()
 		return err
@@ -309,7 +334,7 @@ func (r *blobReader) setSize(total int64) error {
 		return nil
 	}
 	if total < 0 {
-		desc, err := r.c.ResolveBlob(r.ctx, r.repo, r.desc.Digest)
+		desc, err := r.c.resolve(r.ctx, r.get(http.MethodHead), r.desc.Digest)
 		if err != nil {
 			return err
 		}

@@ -95,3 +95,18 @@ func FuzzManifestType(f *testing.F) {
 		}
 	})
 }
+
+func FuzzGearName(f *testing.F) {
+	f.Add("sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855")
+	f.Add("sha256:E3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855")
+	f.Add("sha512:")
+	f.Fuzz(func(t *testing.T, s string) {
+		name, err := parseGearName(s)
+		if err == nil && string(gearDigest(name)) != s {
+			t.Errorf("parseGearName(%q) = %x", s, name)
+		}
+		if err != nil && name != [32]byte{} {
+			t.Errorf("parseGearName(%q) = %x, %v", s, name, err)
+		}
+	})
+}

@@ -42,6 +42,8 @@ type call struct {
 	body   *body       // may be nil
 	scopes []string    // of a token, as hints that save a round trip
 	retry  retry
+	// stalls says that an answer may stand still on the way, as that of a GET.
+	stalls bool
 	// notFound is what a 404 means where the registry gives no better code.
 	notFound oci.Code
 	// accept are statuses, besides 2xx, that are no error.
@@ -109,7 +111,7 @@ func (c *Client) pauses() *backoff.ExponentialBackOff {
 // negative never, 0 after the usual pause, positive after that time.
 func (c *Client) once(ctx context.Context, l call) (resp *http.Response, after time.Duration, err error) {
 	ctx = auth.AppendScopesForHost(ctx, c.base.Host, l.scopes...)
-	if c.stall > 0 && (l.method == http.MethodGet || l.method == http.MethodHead) {
+	if c.stall > 0 && (l.stalls || l.method == http.MethodGet || l.method == http.MethodHead) {
 		var guard *stallGuard
 		guard, ctx = newStallGuard(ctx, c.stall)
 		defer func() { guard.answered(&resp, &err) }()

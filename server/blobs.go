@@ -15,9 +15,10 @@ import (
 
 // contentHeaders sets what blobs and manifests have in common.
 func contentHeaders(h http.Header, d oci.Digest, size int64) {
-	h["Content-Length"] = []string{strconv.FormatInt(size, 10)}
-	h["Docker-Content-Digest"] = []string{string(d)}
-	h["Etag"] = []string{etag(d)}
+	v := &[3]string{strconv.FormatInt(size, 10), string(d), etag(d)} // one allocation for all
+	h["Content-Length"] = v[0:1:1]
+	h["Docker-Content-Digest"] = v[1:2:2]
+	h["Etag"] = v[2:3:3]
 	h["X-Content-Type-Options"] = noSniff
 }
 
@@ -64,10 +65,15 @@ func (s *Server) getBlob(q *request) error {
 	return q.sendContent(c)
 }
 
-// sendContent sends a body. A client that went away is nobody's fault; a source
-// that broke off is for the log.
+// sendContent sends a body.
 func (q *request) sendContent(c oci.Content) error {
 	_, err := c.WriteTo(q.w)
+	return q.sendError(err)
+}
+
+// sendError sorts the errors of sending a body. A client that went away is
+// nobody's fault; a source that broke off is for the log.
+func (q *request) sendError(err error) error {
 	if err != nil && (q.ctx().Err() != nil || fromNetwork(err)) {
 		return errClientGone
 	}
@@ -94,16 +100,9 @@ func (s *Server) getBlobWith(q *request, d oci.Digest) error {
 	if notModified(q.r, d) {
 		return q.answerNotModified(d)
 	}
-	rng := rangeAll
-	off, n := int64(0), desc.Size
-	if v := q.r.Header.Get("If-Range"); v == "" || v == etag(d) {
-		off, n, rng = parseRange(q.r.Header.Get("Range"), desc.Size)
-	}
-	h := q.w.Header()
-	h["Accept-Ranges"] = acceptBytes
+	off, n, rng := q.wantedRange(d, desc.Size)
 	if rng == rangeBad {
-		h["Content-Range"] = []string{"bytes */" + strconv.FormatInt(desc.Size, 10)}
-		return oci.Errorf(oci.CodeRangeInvalid, "the blob has %d bytes, which %q does not fit", desc.Size, q.r.Header.Get("Range"))
+		return q.badRange(desc.Size)
 	}
 	var c oci.Content
 	if rng == rangeAll {
@@ -115,13 +114,36 @@ func (s *Server) getBlobWith(q *request, d oci.Digest) error {
 		return err
 	}
 	defer c.Close()
+	h := q.w.Header()
 	contentHeaders(h, d, n)
 	h["Content-Type"] = octetStream
+	h["Accept-Ranges"] = acceptBytes
 	if rng == rangePart {
-		h["Content-Range"] = []string{"bytes " + strconv.FormatInt(off, 10) + "-" + strconv.FormatInt(off+n-1, 10) + "/" + strconv.FormatInt(desc.Size, 10)}
-		q.w.WriteHeader(http.StatusPartialContent)
+		q.beginPart(off, n, desc.Size)
 	}
 	return q.sendContent(c)
+}
+
+// wantedRange reads Range and If-Range for the content d of size bytes.
+func (q *request) wantedRange(d oci.Digest, size int64) (off, n int64, outcome int) {
+	if v := q.r.Header.Get("If-Range"); v != "" && v != etag(d) {
+		return 0, size, rangeAll
+	}
+	return parseRange(q.r.Header.Get("Range"), size)
+}
+
+// badRange makes the answer to a range that a content of size bytes lacks.
+func (q *request) badRange(size int64) error {
+	h := q.w.Header()
+	h["Accept-Ranges"] = acceptBytes
+	h["Content-Range"] = []string{"bytes */" + strconv.FormatInt(size, 10)}
+	return oci.Errorf(oci.CodeRangeInvalid, "the content has %d bytes, which %q does not fit", size, q.r.Header.Get("Range"))
+}
+
+// beginPart begins the answer of n bytes from off on, of size.
+func (q *request) beginPart(off, n, size int64) {
+	q.w.Header()["Content-Range"] = []string{"bytes " + strconv.FormatInt(off, 10) + "-" + strconv.FormatInt(off+n-1, 10) + "/" + strconv.FormatInt(size, 10)}
+	q.w.WriteHeader(http.StatusPartialContent)
 }
 
 // Outcomes of parseRange.

@@ -29,6 +29,7 @@ type metrics struct {
 
 type cellKey struct {
 	kind   oci.Kind
+	ext    extEndpoint
 	method uint8
 	status int
 }
@@ -60,9 +61,9 @@ func (m *metrics) collectors() []prometheus.Collector {
 	return []prometheus.Collector{m.requests, m.duration, m.sent, m.received, m.inFlight}
 }
 
-func (m *metrics) observe(kind oci.Kind, method string, status int, took time.Duration, received, sent int64) {
+func (m *metrics) observe(kind oci.Kind, ext extEndpoint, method string, status int, took time.Duration, received, sent int64) {
 	m.served.Add(1)
-	c := m.cell(cellKey{kind, uint8(methodIndex(method)), status})
+	c := m.cell(cellKey{kind, ext, uint8(methodIndex(method)), status})
 	c.requests.Inc()
 	c.duration.Observe(took.Seconds())
 	if sent > 0 {
@@ -87,6 +88,9 @@ func (m *metrics) cell(k cellKey) *cell {
 		method = strings.ToLower(methods[k.method])
 	}
 	handler := k.kind.String()
+	if k.kind == oci.KindExtension {
+		handler = k.ext.String()
+	}
 	c = &cell{
 		requests: m.requests.WithLabelValues(strconv.Itoa(k.status), handler, method),
 		duration: m.duration.WithLabelValues(handler, method),

@@ -99,34 +99,35 @@ func FuzzParseContentRange(f *testing.F) {
 func TestLimiterForgets(t *testing.T) {
 	l := newLimiter(0.001, 2, 1)
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	clock := func() time.Time { return now }
 	for i := range 10_000 {
-		if !l.allow(fmt.Sprintf("10.0.%d.%d:1", i/256, i%256), now) {
+		if !l.allow(fmt.Sprintf("10.0.%d.%d:1", i/256, i%256), clock) {
 			t.Fatal("the first request of an address is refused")
 		}
 	}
 	const addr = "10.1.0.1:1"
-	if !l.allow(addr, now) || !l.allow(addr, now) || l.allow(addr, now) {
+	if !l.allow(addr, clock) || !l.allow(addr, clock) || l.allow(addr, clock) {
 		t.Error("want two requests and no more")
 	}
-	if l.allow("10.1.0.1:2", now) {
+	if l.allow("10.1.0.1:2", clock) {
 		t.Error("another port of the same address is not another client")
 	}
 	now = now.Add(2 * time.Minute)
-	if l.allow(addr, now) {
+	if l.allow(addr, clock) {
 		t.Error("waiting two minutes gave a token that takes a quarter of an hour")
 	}
 	now = now.Add(time.Hour)
-	if !l.allow(addr, now) {
+	if !l.allow(addr, clock) {
 		t.Error("an hour gave no token")
 	}
 	if len(l.clients) > 1 {
 		t.Errorf("%d addresses are remembered after an hour", len(l.clients))
 	}
 	// A host of IPv6 has a /64.
-	if !l.allow("[2001:db8::1]:1", now) || !l.allow("[2001:db8::2]:1", now) || l.allow("[2001:db8::3]:1", now) {
+	if !l.allow("[2001:db8::1]:1", clock) || !l.allow("[2001:db8::2]:1", clock) || l.allow("[2001:db8::3]:1", clock) {
 		t.Error("addresses of one /64 are not one client")
 	}
-	if !l.allow("[2001:db8:0:1::1]:1", now) {
+	if !l.allow("[2001:db8:0:1::1]:1", clock) {
 		t.Error("another /64 is not another client")
 	}
 	if !l.enter(addr) || l.enter(addr) {

@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"net/netip"
 	"runtime/debug"
 	"strings"
 	"time"
@@ -56,6 +57,8 @@ type Options struct {
 	// Token serves the built-in token service at TokenPath; nil: none.
 	Token     http.Handler
 	TokenPath string
+	// Gear serves the Gear extension; nil: none.
+	Gear Gear
 	// Logger; default slog.Default.
 	Logger *slog.Logger
 	// AccessLog; nil: none.
@@ -79,6 +82,9 @@ type Options struct {
 	// IdleTimeout is how long a client may neither send nor take a byte in the
 	// middle of a body; default 60 s.
 	IdleTimeout time.Duration
+	// MinBodyRate is how many bytes a second of a request's body must come, on
+	// average over IdleTimeout; 0: a byte in that time is enough.
+	MinBodyRate int64
 	// RequestsPerSecond and Burst limit each client address; 0: no limit.
 	RequestsPerSecond float64
 	Burst             int
@@ -86,6 +92,11 @@ type Options struct {
 	WithActor bool
 	// MaxUploadsPerClient bounds the uploads one address sends at once; 0: no limit.
 	MaxUploadsPerClient int
+	// TrustedProxies are the peers whose X-Forwarded-For is believed: the client
+	// is then the right-most address there that is not one of them. Default: none.
+	TrustedProxies []netip.Prefix
+	// TrustUnixPeers makes every peer of a unix socket a trusted proxy.
+	TrustUnixPeers bool
 	// Clock; default time.Now.
 	Clock func() time.Time
 }
@@ -99,6 +110,9 @@ type Server struct {
 	metrics *metrics
 	limits  *limiter
 	sending *limiter
+	// proxied says that there may be trusted proxies.
+	proxied bool
+	places  places
 }
 
 // New returns the handler of a registry.
@@ -132,6 +146,8 @@ func New(reg oci.Registry, o *Options) *Server {
 	s.log = v.Logger
 	s.open = v.Auth == nil || v.Auth.Open()
 	s.metrics = newMetrics()
+	s.places = newPlaces()
+	s.proxied = len(v.TrustedProxies) > 0 || v.TrustUnixPeers
 	s.limits = newLimiter(v.RequestsPerSecond, v.Burst, 0)
 	s.sending = newLimiter(0, 0, v.MaxUploadsPerClient)
 	return s
@@ -157,8 +173,9 @@ var (
 // request is a request on its way through the server.
 type request struct {
 	oci.Request
-	w *response
-	r *http.Request
+	ext extension // of a request of oci.KindExtension
+	w   *response
+	r   *http.Request
 	// id is who asks, nil while nobody may know.
 	id *auth.Identity
 	// bodyRead counts the bytes of the request's body.
@@ -174,6 +191,9 @@ type request struct {
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	start := s.opts.Clock()
 	s.metrics.inFlight.Inc()
+	if s.proxied {
+		r = s.throughProxy(r)
+	}
 	rw := newResponse(w, s.opts.IdleTimeout)
 	q := request{w: rw, r: r}
 	if r.ContentLength != 0 {
@@ -189,7 +209,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	rw.finish()
 	s.metrics.inFlight.Dec()
-	s.metrics.observe(q.Kind, r.Method, rw.status, s.opts.Clock().Sub(start), q.bodyRead, rw.written)
+	s.metrics.observe(q.Kind, q.ext.endpoint, r.Method, rw.status, s.opts.Clock().Sub(start), q.bodyRead, rw.written)
 	if s.opts.AccessLog != nil {
 		s.logAccess(&q, start)
 	}
@@ -235,8 +255,11 @@ func (s *Server) serve(q *request) error {
 		return s.serveOther(q, u.Path)
 	}
 	q.Request = req
+	if req.Kind == oci.KindExtension {
+		err = s.parseExtension(q)
+	}
 	q.w.Header()["Docker-Distribution-Api-Version"] = apiVersion
-	if !s.limits.allow(q.r.RemoteAddr, s.opts.Clock()) {
+	if !s.limits.allow(q.r.RemoteAddr, s.opts.Clock) {
 		return tooMany("this address sends more requests per second than http.ratelimit allows")
 	}
 	if !s.open {
@@ -250,9 +273,9 @@ func (s *Server) serve(q *request) error {
 	if err != nil { // malformed, and now nobody unknown learns more than that
 		return err
 	}
-	h := handlers[q.Kind][methodIndex(q.r.Method)]
+	h := q.handlers()[methodIndex(q.r.Method)]
 	if h.serve == nil {
-		q.w.Header().Set("Allow", allowed(q.Kind))
+		q.w.Header().Set("Allow", allowed(q.handlers()))
 		return &oci.Error{Code: oci.CodeUnsupported, Message: q.r.Method + " is not a method of this endpoint"}
 	}
 	if err := s.authorize(q, q.Repo, h.action); err != nil {
@@ -280,7 +303,7 @@ func (s *Server) authorize(q *request, repo string, act auth.Action) error {
 func (s *Server) challengeFor(q *request, err error) {
 	var e *oci.Error
 	if errors.As(err, &e) && e.HTTPStatus() == http.StatusUnauthorized {
-		act := handlers[q.Kind][methodIndex(q.r.Method)].action
+		act := q.handlers()[methodIndex(q.r.Method)].action
 		q.w.Header().Set("WWW-Authenticate", s.opts.Auth.Challenge(q.r, q.Repo, act))
 	}
 }
@@ -320,9 +343,13 @@ func methodIndex(m string) int {
 	return len(methods)
 }
 
-// handlers is the table of endpoints: kind of path by method. The last column
-// is for all other methods and stays empty.
-var handlers = [oci.KindExtension + 1][len(methods) + 1]handler{
+// methodHandlers are the handlers of an endpoint by method. The last is for all
+// other methods and stays empty.
+type methodHandlers [len(methods) + 1]handler
+
+// handlers is the table of endpoints by kind of path. Extensions have a table of
+// their own.
+var handlers = [oci.KindExtension]methodHandlers{
 	oci.KindPing:    {{(*Server).ping, 0, false}, {(*Server).ping, 0, false}},
 	oci.KindCatalog: {{(*Server).listRepositories, auth.Catalog, false}},
 	oci.KindBlob: {{(*Server).getBlob, auth.Pull, false}, {(*Server).headBlob, auth.Pull, false},
@@ -336,10 +363,18 @@ var handlers = [oci.KindExtension + 1][len(methods) + 1]handler{
 	oci.KindReferrers: {{(*Server).listReferrers, auth.Pull, false}},
 }
 
-func allowed(k oci.Kind) string {
+// handlers returns what may be done with the request's path.
+func (q *request) handlers() *methodHandlers {
+	if q.Kind == oci.KindExtension {
+		return &extensions[q.ext.endpoint]
+	}
+	return &handlers[q.Kind]
+}
+
+func allowed(h *methodHandlers) string {
 	var list []string
 	for i, m := range methods {
-		if handlers[k][i].serve != nil {
+		if h[i].serve != nil {
 			list = append(list, m)
 		}
 	}
@@ -348,12 +383,7 @@ func allowed(k oci.Kind) string {
 
 // ping answers GET /v2/. SPEC: end-1.
 func (s *Server) ping(q *request) error {
-	if !s.open && !s.opts.Auth.PingAllowed(q.id) {
-		err, challenge := s.opts.Auth.Refuse(q.r, q.id, "", 0)
-		if challenge == "" {
-			challenge = s.opts.Auth.Challenge(q.r, "", 0)
-		}
-		q.w.Header().Set("WWW-Authenticate", challenge)
+	if err := s.admit(q); err != nil {
 		return err
 	}
 	h := q.w.Header()
@@ -363,10 +393,23 @@ func (s *Server) ping(q *request) error {
 	return ignoreClient(err)
 }
 
+// admit checks that the client may know what the registry can do.
+func (s *Server) admit(q *request) error {
+	if s.open || s.opts.Auth.PingAllowed(q.id) {
+		return nil
+	}
+	err, challenge := s.opts.Auth.Refuse(q.r, q.id, "", 0)
+	if challenge == "" {
+		challenge = s.opts.Auth.Challenge(q.r, "", 0)
+	}
+	q.w.Header().Set("WWW-Authenticate", challenge)
+	return err
+}
+
 // serveOther answers paths outside /v2/.
 func (s *Server) serveOther(q *request, path string) error {
 	if s.opts.Token != nil && path == s.opts.TokenPath {
-		if !s.limits.allow(q.r.RemoteAddr, s.opts.Clock()) {
+		if !s.limits.allow(q.r.RemoteAddr, s.opts.Clock) {
 			return tooMany("this address sends more requests per second than http.ratelimit allows")
 		}
 		s.opts.Token.ServeHTTP(q.w, q.r)

@@ -1,0 +1,253 @@
+package client
+
+import (
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+
+	"example.org/slipway/oci"
+)
+
+// Media types of the Gear extension.
+const (
+	// MediaTypeGearIndex is the index of a layer.
+	MediaTypeGearIndex = "application/vnd.slipway.gear.index.v1"
+	// MediaTypeGearStream is a framed stream of files.
+	MediaTypeGearStream = "application/vnd.slipway.gear.stream.v1"
+)
+
+// GearInfo is what a registry offers of the Gear extension.
+type GearInfo struct {
+	Version int `json:"version"`
+	// Index and Stream are the media types the registry speaks.
+	Index  []string   `json:"index"`
+	Stream []string   `json:"stream"`
+	Limits GearLimits `json:"limits"`
+}
+
+// GearLimits are the limits of one request.
+type GearLimits struct {
+	// Names is how many a list has at most, ProfileNames that of a profile.
+	Names        int `json:"names"`
+	ProfileNames int `json:"profile_names"`
+	// FileBytes is the size of the largest file, UploadBytes that of a stream
+	// of files that is uploaded.
+	FileBytes   int64 `json:"file_bytes"`
+	UploadBytes int64 `json:"upload_bytes"`
+}
+
+// GearPendingError says that a layer has no index, and whether one will come. It
+// wraps the registry's BLOB_UNKNOWN.
+type GearPendingError struct {
+	// RetryAfter is when to ask again; 0: the conversion has failed.
+	RetryAfter time.Duration
+	// Reason tells why it failed, where the registry says so.
+	Reason string
+	// Err is the error of the answer.
+	Err error
+}
+
+// Error implements error.
+func (e *GearPendingError) Error() string {
+	if e.RetryAfter > 0 {
+		return fmt.Sprintf("%v (ask again in %v)", e.Err, e.RetryAfter)
+	}
+	return fmt.Sprintf("%v: %s", e.Err, e.Reason)
+}
+
+// Unwrap returns the error of the answer.
+func (e *GearPendingError) Unwrap() error { return e.Err }
+
+// GearInfo asks the registry what it offers of the extension. Errors:
+// UNSUPPORTED if that is nothing.
+func (c *Client) GearInfo(ctx context.Context) (*GearInfo, error) {
+	l := call{method: http.MethodGet, url: c.url(oci.Request{Kind: oci.KindExtension, Ref: gearPath}, nil), retry: retryAll, notFound: oci.CodeUnsupported}
+	var info GearInfo
+	if _, err := c.getJSON(ctx, l, maxErrorBody, &info); err != nil {
+		return nil, err
+	}
+	return &info, nil
+}
+
+// GearLayer opens the index of a layer, and tells its name, by which it is
+// checked as a blob is by its digest. ctx spans the handle's life. Errors:
+// *GearPendingError, BLOB_UNKNOWN.
+func (c *Client) GearLayer(ctx context.Context, repo string, layer oci.Digest) (oci.Content, [32]byte, error) {
+	var name [32]byte
+	if err := checkBlob(repo, layer); err != nil {
+		return nil, name, err
+	}
+	get := func(method string) call { return c.gearCall(method, repo, "layers/"+string(layer)) }
+	l := get(http.MethodGet)
+	l.accept = []int{http.StatusNotFound}
+	resp, err := c.do(ctx, l)
+	if err != nil {
+		return nil, name, err
+	}
+	if resp.StatusCode == http.StatusNotFound {
+		return nil, name, pendingError(resp.Header, answerError(l, resp))
+	}
+	s := resp.Header.Get("Slipway-Gear-Name")
+	name, err = parseGearName(s)
+	if err != nil {
+		_ = resp.Body.Close()
+		return nil, name, fmt.Errorf("GET %s: the answer does not name its content: %w", bare(l.url), err)
+	}
+	r := &blobReader{c: c, ctx: ctx, repo: repo, get: get, end: -1, tries: c.tries - 1}
+	r.desc.Digest = oci.Digest(s)
+	if err := r.begin(resp); err != nil {
+		return nil, name, err
+	}
+	r.desc.MediaType = MediaTypeGearIndex
+	if err := r.verify(); err != nil {
+		return nil, name, err
+	}
+	return r, name, nil
+}
+
+// pendingError finds out whether err, the 404 of a layer's index, says more than
+// that there is none.
+func pendingError(h http.Header, err error) error {
+	var e *oci.Error
+	if !errors.As(err, &e) {
+		return err
+	}
+	var detail struct{ State, Reason string }
+	if raw, ok := e.Detail.(json.RawMessage); ok {
+		_ = json.Unmarshal(raw, &detail) // another registry's detail is none to us
+	}
+	after := parseRetryAfter(h.Get("Retry-After"), time.Now())
+	if after == 0 && detail.State != "failed" {
+		return err
+	}
+	return &GearPendingError{RetryAfter: after, Reason: detail.Reason, Err: err}
+}
+
+// GearFile opens n bytes of a file from off; n < 0 means up to its end. It is
+// continued and checked as by [Client.GetBlobRange]. Errors: BLOB_UNKNOWN,
+// RANGE_INVALID.
+func (c *Client) GearFile(ctx context.Context, repo string, name [32]byte, off, n int64) (oci.Content, error) {
+	if err := oci.CheckName(repo); err != nil {
+		return nil, err
+	}
+	d := gearDigest(name)
+	return c.openRange(ctx, repo, d, off, n, func(method string) call { return c.gearCall(method, repo, "files/"+string(d)) })
+}
+
+// GearFetch opens the framed stream of files, in the order of names. What it
+// holds is for package gear to decode and to check. A stream that breaks off
+// ends in an error that is not io.EOF. ctx spans the stream's life. Errors:
+// SIZE_INVALID for more names than GearInfo allows.
+func (c *Client) GearFetch(ctx context.Context, repo string, names [][32]byte) (io.ReadCloser, error) {
+	return c.gearStream(ctx, repo, "application/octet-stream", binaryNames(names))
+}
+
+// GearFetchProfile is GearFetch of the names of an image's profile. Errors:
+// MANIFEST_UNKNOWN if it has none.
+func (c *Client) GearFetchProfile(ctx context.Context, repo string, manifest oci.Digest) (io.ReadCloser, error) {
+	if err := oci.CheckDigest(manifest); err != nil {
+		return nil, err
+	}
+	return c.gearStream(ctx, repo, "application/json", []byte(`{"profile":"`+string(manifest)+`"}`))
+}
+
+func (c *Client) gearStream(ctx context.Context, repo, mediaType string, list []byte) (io.ReadCloser, error) {
+	resp, err := c.postList(ctx, repo, "fetch", mediaType, list, false)
+	if err != nil {
+		return nil, err
+	}
+	if got := resp.Header.Get("Content-Type"); got != MediaTypeGearStream {
+		_ = resp.Body.Close()
+		return nil, fmt.Errorf("POST %s: the answer is %q and no stream of files", bare(resp.Request.URL), got)
+	}
+	return resp.Body, nil
+}
+
+// GearProfile returns which files a container of an image opens first, in that
+// order. Errors: MANIFEST_UNKNOWN if that is not known.
+func (c *Client) GearProfile(ctx context.Context, repo string, manifest oci.Digest) ([][32]byte, error) {
+	if err := checkBlob(repo, manifest); err != nil {
+		return nil, err
+	}
+	var list struct {
+		Names []gearName `json:"names"`
+	}
+	if _, err := c.getJSON(ctx, c.gearCall(http.MethodGet, repo, "profiles/"+string(manifest)), maxListBody, &list); err != nil {
+		return nil, err
+	}
+	names := make([][32]byte, len(list.Names))
+	for i, name := range list.Names {
+		names[i] = name
+	}
+	return names, nil
+}
+
+// gearPath is where the extension is.
+const gearPath = "_slipway/gear"
+
+// gearCall is a call that reads.
+func (c *Client) gearCall(method, repo, path string) call {
+	return call{
+		method: method,
+		url:    c.url(oci.Request{Kind: oci.KindExtension, Repo: repo, Ref: gearPath + "/" + path}, nil),
+		scopes: pull(repo),
+		retry:  retryAll,
+	}
+}
+
+// postList posts a list of names, which may be done again. writes tells that it
+// takes the right to push.
+func (c *Client) postList(ctx context.Context, repo, path, mediaType string, list []byte, writes bool) (*http.Response, error) {
+	if err := oci.CheckName(repo); err != nil {
+		return nil, err
+	}
+	b, err := bytesBody(list)
+	if err != nil {
+		return nil, err
+	}
+	l := c.gearCall(http.MethodPost, repo, path)
+	l.body, l.header = b, http.Header{"Content-Type": {mediaType}}
+	if l.stalls = true; writes {
+		l.scopes = push(repo)
+	}
+	return c.do(ctx, l)
+}
+
+// gearName is a name as JSON has it.
+type gearName [32]byte
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (n *gearName) UnmarshalText(b []byte) error {
+	name, err := parseGearName(string(b))
+	*n = name
+	return err
+}
+
+// parseGearName reads "sha256:" and 64 digits.
+func parseGearName(s string) (name [32]byte, err error) {
+	digits, ok := strings.CutPrefix(s, "sha256:")
+	if err := oci.CheckDigest(oci.Digest(s)); err != nil || !ok {
+		return name, oci.Errorf(oci.CodeDigestInvalid, "%.80q is not a file's name", s)
+	}
+	_, err = hex.Decode(name[:], []byte(digits))
+	return name, err
+}
+
+func gearDigest(name [32]byte) oci.Digest {
+	return oci.Digest("sha256:" + hex.EncodeToString(name[:]))
+}
+
+// binaryNames is a list of names as a body.
+func binaryNames(names [][32]byte) []byte {
+	b := make([]byte, 0, len(names)*32)
+	for i := range names {
+		b = append(b, names[i][:]...)
+	}
+	return b
+}

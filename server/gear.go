@@ -1,0 +1,261 @@
+package server
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+
+	"example.org/slipway/auth"
+	"example.org/slipway/oci"
+)
+
+// Gear is what the Gear extension serves: layers as indexes and files. A name is
+// the SHA-256 of a content. repo is always a valid repository name, for which the
+// client has the rights; whether the repository may see a layer or a file is for
+// the implementation to say.
+//
+// All methods may run concurrently, and ctx bounds each call. What a repository
+// does not have, and what it has but this one may not see, is BLOB_UNKNOWN: the
+// client gets one and the same answer. Errors of another kind than [oci.Error]
+// are answered with status 500.
+type Gear interface {
+	// Layer opens the index of a layer. Errors: BLOB_UNKNOWN, and
+	// *GearPendingError for a layer of the repository that has no index (yet).
+	Layer(ctx context.Context, repo string, layer oci.Digest) (GearContent, error)
+	// File opens a file. Errors: BLOB_UNKNOWN.
+	File(ctx context.Context, repo string, name [32]byte) (GearContent, error)
+	// Fetch writes the files as one framed stream, in the order of names, of
+	// which there are at most 100,000. w holds back up to 64 KiB; it is an
+	// http.Flusher, which the implementation may use before it waits for
+	// something slow. An error before anything was sent is answered as an
+	// error, a later one cuts the connection.
+	Fetch(ctx context.Context, repo string, names [][32]byte, w io.Writer) error
+	// Missing tells of each name whether the repository needs it uploaded:
+	// the result has an element for each of names.
+	Missing(ctx context.Context, repo string, names [][32]byte) ([]bool, error)
+	// PutFile stores a file of size bytes, negative if unknown. Errors:
+	// DIGEST_INVALID if the content is another one than name says, and
+	// SIZE_INVALID; in both cases nothing is stored.
+	PutFile(ctx context.Context, repo string, name [32]byte, size int64, body io.Reader) error
+	// PutFiles stores the files of a framed stream and tells how many they
+	// were. After an error some may be stored.
+	PutFiles(ctx context.Context, repo string, stream io.Reader) (int, error)
+	// Profile returns which files a container of an image opens first, in
+	// that order. No names, or MANIFEST_UNKNOWN: none is known.
+	Profile(ctx context.Context, repo string, manifest oci.Digest) ([][32]byte, error)
+	// ReportProfile takes in which files a container opened, at most 20,000.
+	// Whoever may pull may report: what the names are is to be checked.
+	// Errors: MANIFEST_UNKNOWN.
+	ReportProfile(ctx context.Context, repo string, manifest oci.Digest, names [][32]byte) error
+}
+
+// GearContent is an open content. It must be closed and is not safe for
+// concurrent use.
+type GearContent interface {
+	// Name is the content's SHA-256.
+	Name() [32]byte
+	// Size in bytes.
+	Size() int64
+	// WriteRange writes the n bytes from off on, which lie within the content:
+	// all in one Write if they are in RAM, through w's ReadFrom if they are in
+	// a file as they are. ctx is the one that the content was opened with.
+	WriteRange(ctx context.Context, w io.Writer, off, n int64) error
+	// Close may be called again.
+	Close() error
+}
+
+// GearPendingError says that a layer has no index, and whether one will come.
+type GearPendingError struct {
+	// RetryAfter is when to ask again; 0: the conversion has failed.
+	RetryAfter time.Duration
+	// Reason tells the client why it failed.
+	Reason string
+}
+
+// Error implements error.
+func (e *GearPendingError) Error() string {
+	if e.RetryAfter > 0 {
+		return "the layer is being converted"
+	}
+	return "the layer could not be converted: " + e.Reason
+}
+
+// Limits of the extension, which GET /v2/_slipway/gear tells.
+const (
+	// maxGearNames is how many names a list has at most: 3.2 MB of them.
+	maxGearNames = 100_000
+	// maxProfileNames is how many a profile has at most. A container opens a
+	// few hundred to a few thousand files while it starts.
+	maxProfileNames = 20_000
+	// maxGearFile is the size in bytes of the largest file.
+	maxGearFile = 64 << 30
+	// maxGearUpload is the size in bytes of the longest stream of files that
+	// is taken in one request, which would all be sent again if it broke.
+	maxGearUpload = 1 << 30
+)
+
+// Media types of the extension.
+const (
+	gearIndexType  = "application/vnd.slipway.gear.index.v1"
+	gearStreamType = "application/vnd.slipway.gear.stream.v1"
+)
+
+// extension is what the path of a request of oci.KindExtension means.
+type extension struct {
+	endpoint extEndpoint
+	// arg is the digest at the end of the path.
+	arg oci.Digest
+	// name is the same where it is a file's.
+	name [32]byte
+}
+
+// extEndpoint is a kind of path of an extension.
+type extEndpoint uint8
+
+const (
+	extUnknown  extEndpoint = iota
+	extDiscover             // _oci/ext/discover
+	gearInfo                // _slipway/gear
+	gearLayer               // _slipway/gear/layers/<digest>
+	gearFile                // _slipway/gear/files/<name>
+	gearFiles               // _slipway/gear/files
+	gearFetch               // _slipway/gear/fetch
+	gearQuery               // _slipway/gear/query
+	gearProfile             // _slipway/gear/profiles/<digest>
+)
+
+// String returns the endpoint's name in metrics.
+func (e extEndpoint) String() string {
+	return [...]string{"extension", "extension", "gear_info", "gear_layer", "gear_file", "gear_files", "gear_fetch", "gear_query", "gear_profile"}[e]
+}
+
+// extensions is the table of the extensions' endpoints, as handlers is of the
+// others. Those without an action see to access themselves.
+var extensions = [gearProfile + 1]methodHandlers{
+	extDiscover: {{(*Server).discover, 0, false}},
+	gearInfo:    {{(*Server).gearInfo, 0, false}},
+	gearLayer:   {{(*Server).getGearLayer, auth.Pull, false}, {(*Server).getGearLayer, auth.Pull, false}},
+	gearFile: {{(*Server).getGearFile, auth.Pull, false}, {(*Server).getGearFile, auth.Pull, false},
+		2: {(*Server).putGearFile, auth.Push, true}},
+	gearFiles:   {3: {(*Server).putGearFiles, auth.Push, true}},
+	gearFetch:   {3: {(*Server).fetchGear, auth.Pull, false}},
+	gearQuery:   {3: {(*Server).queryGear, auth.Push, false}},
+	gearProfile: {{(*Server).getGearProfile, auth.Pull, false}, 3: {(*Server).reportGearProfile, auth.Pull, true}},
+}
+
+// findExtension returns the endpoint of an extension's path, and the digest at
+// its end.
+func findExtension(repo, path string) (e extEndpoint, arg string) {
+	switch path {
+	case "_oci/ext/discover":
+		return extDiscover, ""
+	case "_slipway/gear":
+		return gearInfo, ""
+	}
+	path, ok := strings.CutPrefix(path, "_slipway/gear/")
+	if !ok || repo == "" {
+		return extUnknown, ""
+	}
+	switch path {
+	case "files":
+		return gearFiles, ""
+	case "fetch":
+		return gearFetch, ""
+	case "query":
+		return gearQuery, ""
+	}
+	if arg, ok = strings.CutPrefix(path, "layers/"); ok {
+		return gearLayer, arg
+	}
+	if arg, ok = strings.CutPrefix(path, "files/"); ok {
+		return gearFile, arg
+	}
+	if arg, ok = strings.CutPrefix(path, "profiles/"); ok {
+		return gearProfile, arg
+	}
+	return extUnknown, ""
+}
+
+// parseExtension finds out what the path of an extension means.
+func (s *Server) parseExtension(q *request) error {
+	e, arg := findExtension(q.Repo, q.Ref)
+	switch {
+	case e == extUnknown:
+		return &oci.Error{Code: oci.CodeNameUnknown, Message: "this registry has no such extension endpoint; /v2/_oci/ext/discover tells which there are"}
+	case s.opts.Gear == nil && e != extDiscover:
+		return &oci.Error{Code: oci.CodeUnsupported, Status: http.StatusNotFound, Message: "this registry does not offer the Gear extension"}
+	}
+	q.ext = extension{endpoint: e, arg: oci.Digest(arg)}
+	switch e {
+	case gearLayer, gearProfile:
+		return oci.CheckDigest(q.ext.arg)
+	case gearFile:
+		var ok bool
+		if q.ext.name, ok = parseName(arg); !ok {
+			return errName(arg)
+		}
+	}
+	return nil
+}
+
+// admitReader checks that the client may read what concerns a repository, or the
+// registry if none is named.
+func (s *Server) admitReader(q *request) error {
+	if q.Repo == "" {
+		return s.admit(q)
+	}
+	return s.authorize(q, q.Repo, auth.Pull)
+}
+
+// discovered is an extension as the OCI extension discovery describes it.
+type discovered struct {
+	Name        string   `json:"name"`
+	URL         string   `json:"url"`
+	Description string   `json:"description"`
+	Endpoints   []string `json:"endpoints"`
+}
+
+// discover answers GET /v2/_oci/ext/discover and /v2/<name>/_oci/ext/discover.
+func (s *Server) discover(q *request) error {
+	if err := s.admitReader(q); err != nil {
+		return err
+	}
+	list := []discovered{}
+	if s.opts.Gear != nil {
+		d := discovered{Name: "_slipway", URL: "https://example.org/slipway/docs/formats/gear-api.md",
+			Description: "layers as an index and files that are fetched one by one",
+			Endpoints:   []string{"_slipway/gear"}}
+		if q.Repo != "" {
+			d.Endpoints = append(d.Endpoints, "_slipway/gear/layers/<digest>", "_slipway/gear/files/<name>", "_slipway/gear/files",
+				"_slipway/gear/fetch", "_slipway/gear/query", "_slipway/gear/profiles/<digest>")
+		}
+		list = append(list, d)
+	}
+	return q.sendJSON(map[string]any{"extensions": list})
+}
+
+// gearOffer is what a server offers of the extension.
+type gearOffer struct {
+	Version int        `json:"version"`
+	Index   []string   `json:"index"`
+	Stream  []string   `json:"stream"`
+	Limits  gearLimits `json:"limits"`
+}
+
+type gearLimits struct {
+	Names        int   `json:"names"`
+	ProfileNames int   `json:"profile_names"`
+	FileBytes    int64 `json:"file_bytes"`
+	UploadBytes  int64 `json:"upload_bytes"`
+}
+
+// gearInfo answers GET /v2/_slipway/gear and /v2/<name>/_slipway/gear.
+func (s *Server) gearInfo(q *request) error {
+	if err := s.admitReader(q); err != nil {
+		return err
+	}
+	return q.sendJSON(gearOffer{Version: 1, Index: []string{gearIndexType}, Stream: []string{gearStreamType},
+		Limits: gearLimits{maxGearNames, maxProfileNames, maxGearFile, maxGearUpload}})
+}

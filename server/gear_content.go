@@ -1,0 +1,164 @@
+package server
+
+import (
+	"encoding/hex"
+	"errors"
+	"math"
+	"net/http"
+	"strconv"
+	"time"
+
+	"example.org/slipway/oci"
+)
+
+// Shared header values of the extension, as those in server.go.
+var (
+	indexType  = []string{gearIndexType}
+	streamType = []string{gearStreamType}
+	// Contents never change. Where access is controlled, a cache that several
+	// clients share must not answer in our place.
+	publicForever  = []string{"public, max-age=31536000, immutable"}
+	privateForever = []string{"private, max-age=31536000, immutable"}
+	noStore        = []string{"no-store"}
+)
+
+// What is not there and what may not be seen is answered in the same words.
+var (
+	errNoLayer   = &oci.Error{Code: oci.CodeBlobUnknown, Message: "the repository has no such layer, or no index of it"}
+	errNoFile    = &oci.Error{Code: oci.CodeBlobUnknown, Message: "the repository has no such file"}
+	errNoProfile = &oci.Error{Code: oci.CodeManifestUnknown, Message: "the repository has no such image, or no profile of it"}
+)
+
+// unless returns err, or absent if err says that something is not there.
+func unless(err error, absent *oci.Error) error {
+	for _, code := range []oci.Code{oci.CodeBlobUnknown, oci.CodeManifestUnknown, oci.CodeNameUnknown} {
+		if oci.HasCode(err, code) {
+			return absent
+		}
+	}
+	return err
+}
+
+// getGearLayer answers GET and HEAD .../gear/layers/<digest>.
+func (s *Server) getGearLayer(q *request) error {
+	c, err := s.opts.Gear.Layer(q.ctx(), q.Repo, q.ext.arg)
+	if err != nil {
+		var pending *GearPendingError
+		if errors.As(err, &pending) {
+			return q.pending(pending)
+		}
+		return unless(err, errNoLayer)
+	}
+	defer c.Close()
+	name := c.Name()
+	d := string(appendName(nil, name))
+	q.w.Header()["Slipway-Gear-Name"] = []string{d}
+	return s.sendGear(q, c, oci.Digest(d), indexType)
+}
+
+// pendingDetail is the detail of the error of a layer that has no index.
+type pendingDetail struct {
+	// State is "converting" or "failed".
+	State  string `json:"state"`
+	Reason string `json:"reason,omitempty"`
+}
+
+// pending makes the answer for a layer that has no index.
+func (q *request) pending(p *GearPendingError) error {
+	h := q.w.Header()
+	h["Cache-Control"] = noStore
+	if p.RetryAfter <= 0 {
+		return &oci.Error{Code: oci.CodeBlobUnknown, Message: "the layer has no index: its conversion failed", Detail: pendingDetail{"failed", p.Reason}}
+	}
+	seconds := min((p.RetryAfter-1)/time.Second+1, math.MaxInt32)
+	h["Retry-After"] = []string{strconv.FormatInt(int64(seconds), 10)}
+	return &oci.Error{Code: oci.CodeBlobUnknown, Message: "the layer has no index yet: it is being converted", Detail: pendingDetail{"converting", p.Reason}}
+}
+
+// getGearFile answers GET and HEAD .../gear/files/<name>.
+func (s *Server) getGearFile(q *request) error {
+	c, err := s.opts.Gear.File(q.ctx(), q.Repo, q.ext.name)
+	if err != nil {
+		return unless(err, errNoFile)
+	}
+	defer c.Close()
+	return s.sendGear(q, c, q.ext.arg, octetStream)
+}
+
+// sendGear answers GET and HEAD of an open content with the digest d.
+func (s *Server) sendGear(q *request, c GearContent, d oci.Digest, mediaType []string) error {
+	h := q.w.Header()
+	if s.open {
+		h["Cache-Control"] = publicForever
+	} else {
+		h["Cache-Control"] = privateForever
+	}
+	if notModified(q.r, d) {
+		return q.answerNotModified(d)
+	}
+	size := c.Size()
+	off, n, outcome := int64(0), size, rangeAll
+	if q.r.Method == http.MethodGet && len(q.r.Header["Range"]) > 0 {
+		off, n, outcome = q.wantedRange(d, size)
+	}
+	if outcome == rangeBad {
+		h["Cache-Control"] = noStore
+		return q.badRange(size)
+	}
+	contentHeaders(h, d, n)
+	h["Content-Type"] = mediaType
+	h["Accept-Ranges"] = acceptBytes
+	if outcome == rangePart {
+		q.beginPart(off, n, size)
+	}
+	if q.r.Method == http.MethodHead || n == 0 {
+		q.w.WriteHeader(http.StatusOK)
+		return nil
+	}
+	err := q.sendError(c.WriteRange(q.ctx(), q.w, off, n))
+	if err != nil && q.w.status == 0 {
+		// It will be answered as an error, which nobody may keep.
+		for _, k := range []string{"Etag", "Docker-Content-Digest", "Slipway-Gear-Name", "Accept-Ranges"} {
+			delete(h, k)
+		}
+		h["Cache-Control"] = noStore
+	}
+	return err
+}
+
+// parseName reads the name of a file, "sha256:" and 64 lower-case hex digits.
+func parseName[T string | []byte](s T) (name [32]byte, ok bool) {
+	const prefix = "sha256:"
+	if len(s) != len(prefix)+2*len(name) || string(s[:len(prefix)]) != prefix {
+		return name, false
+	}
+	s = s[len(prefix):]
+	for i := range name {
+		hi, lo := hexDigit(s[2*i]), hexDigit(s[2*i+1])
+		if hi > 15 || lo > 15 {
+			return [32]byte{}, false
+		}
+		name[i] = hi<<4 | lo
+	}
+	return name, true
+}
+
+// hexDigit returns the value of a digit, or more than 15.
+func hexDigit(c byte) byte {
+	switch {
+	case c >= '0' && c <= '9':
+		return c - '0'
+	case c >= 'a' && c <= 'f':
+		return c - 'a' + 10
+	}
+	return 255
+}
+
+// appendName appends the form that parseName reads.
+func appendName(b []byte, name [32]byte) []byte {
+	return hex.AppendEncode(append(b, "sha256:"...), name[:])
+}
+
+func errName(s string) error {
+	return oci.Errorf(oci.CodeDigestInvalid, "%.80q is not a file's name: sha256, a colon, and 64 digits of lower-case hex", s)
+}

@@ -1,0 +1,258 @@
+package server
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"example.org/slipway/oci"
+)
+
+// nameRequest is a body that lists names.
+type nameRequest struct {
+	names [][32]byte
+	// profile stands for the names of an image's profile; "": names are given.
+	profile oci.Digest
+	// binary says that the list was not JSON.
+	binary bool
+}
+
+// namesOf reads a request's list of at most most names, and looks up the profile
+// that may stand for it.
+func (s *Server) namesOf(q *request, most int) (nameRequest, error) {
+	list, err := s.readNames(q, most)
+	if err != nil || list.profile == "" {
+		return list, err
+	}
+	list.names, err = s.profile(q, list.profile)
+	return list, err
+}
+
+// profile returns the names of a profile, at least one.
+func (s *Server) profile(q *request, manifest oci.Digest) ([][32]byte, error) {
+	names, err := s.opts.Gear.Profile(q.ctx(), q.Repo, manifest)
+	if err == nil && len(names) == 0 {
+		return nil, errNoProfile
+	}
+	return names, unless(err, errNoProfile)
+}
+
+// readNames reads a body that lists names. Memory is taken as they come, whatever
+// Content-Length promises, and no more than for most names.
+func (s *Server) readNames(q *request, most int) (nameRequest, error) {
+	kind, _, _ := strings.Cut(q.r.Header.Get("Content-Type"), ";")
+	kind = strings.ToLower(strings.TrimSpace(kind))
+	if kind != oci.MediaTypeOctetStream && kind != "application/json" {
+		return nameRequest{}, errMediaType(oci.MediaTypeOctetStream + " or application/json")
+	}
+	src, size, done := s.body(q)
+	defer done()
+	if src == nil {
+		src = http.NoBody
+	}
+	if kind == oci.MediaTypeOctetStream {
+		names, err := readBinaryNames(src, size, most)
+		return nameRequest{names: names, binary: true}, err
+	}
+	return readJSONNames(src, size, most)
+}
+
+func errMediaType(want string) error {
+	return &oci.Error{Code: oci.CodeUnsupported, Status: http.StatusUnsupportedMediaType, Message: "this endpoint takes bodies of the Content-Type " + want}
+}
+
+func errTooManyNames(most int) error {
+	return &oci.Error{Code: oci.CodeSizeInvalid, Status: http.StatusRequestEntityTooLarge,
+		Message: "the list has more than " + strconv.Itoa(most) + " names; split it into several requests", Detail: map[string]int{"names": most}}
+}
+
+// brokeOff explains why a body could not be read.
+func brokeOff(err error) error {
+	var e *oci.Error
+	if errors.As(err, &e) {
+		return err
+	}
+	return oci.Errorf(oci.CodeSizeInvalid, "the body broke off: %w", err)
+}
+
+// nameBlock is how many names are read at once: 32 KiB.
+const nameBlock = 1024
+
+// readBinaryNames reads a list of 32 bytes a name. size is that of the list in
+// bytes, negative if unknown.
+func readBinaryNames(r io.Reader, size int64, most int) ([][32]byte, error) {
+	const width = int64(len([32]byte{}))
+	if size > int64(most)*width {
+		return nil, errTooManyNames(most)
+	}
+	block := int64(nameBlock)
+	if size >= 0 {
+		block = min(block, size/width+1) // one more, for the end to be seen
+	}
+	buf := make([]byte, block*width)
+	names := make([][32]byte, 0, block)
+	for {
+		n, err := io.ReadFull(r, buf)
+		if err != nil && err != io.EOF && err != io.ErrUnexpectedEOF {
+			return nil, brokeOff(err)
+		}
+		if len(names)+n/int(width) > most {
+			return nil, errTooManyNames(most)
+		}
+		if n%int(width) != 0 {
+			return nil, oci.Errorf(oci.CodeSizeInvalid, "the list is not of whole names of %d bytes each", width)
+		}
+		for p := buf[:n]; len(p) > 0; p = p[width:] {
+			names = append(names, [32]byte(p))
+		}
+		if err != nil {
+			return names, nil
+		}
+	}
+}
+
+// readJSONNames reads {"names":[...]} or {"profile":"..."}. size is that of the
+// body in bytes, negative if unknown.
+func readJSONNames(r io.Reader, size int64, most int) (nameRequest, error) {
+	limit := int64(most)*80 + 4096 // a name has 74 bytes with its quotes and comma
+	if size > limit {
+		return nameRequest{}, errTooManyNames(most)
+	}
+	b, err := io.ReadAll(io.LimitReader(r, limit+1))
+	if err != nil {
+		return nameRequest{}, brokeOff(err)
+	}
+	if int64(len(b)) > limit {
+		return nameRequest{}, errTooManyNames(most)
+	}
+	var body struct {
+		Names   *jsonNames  `json:"names"`
+		Profile *oci.Digest `json:"profile"`
+	}
+	if err := json.Unmarshal(b, &body); err != nil {
+		var e *oci.Error
+		if errors.As(err, &e) {
+			return nameRequest{}, e
+		}
+		return nameRequest{}, errNameBody
+	}
+	switch {
+	case (body.Names == nil) == (body.Profile == nil):
+		return nameRequest{}, errNameBody
+	case body.Profile != nil:
+		return nameRequest{profile: *body.Profile}, oci.CheckDigest(*body.Profile)
+	case len(*body.Names) > most:
+		return nameRequest{}, errTooManyNames(most)
+	}
+	return nameRequest{names: *body.Names}, nil
+}
+
+var errNameBody = &oci.Error{Code: oci.CodeUnsupported, Status: http.StatusBadRequest,
+	Message: `the body is not what this endpoint takes: {"names":["sha256:..."]} or {"profile":"<manifest digest>"}`}
+
+// jsonNames reads a list of names without a string for each.
+type jsonNames [][32]byte
+
+// UnmarshalJSON implements json.Unmarshaler. That b is JSON was seen to.
+func (l *jsonNames) UnmarshalJSON(b []byte) error {
+	if len(b) == 0 || b[0] != '[' {
+		return errNameBody
+	}
+	*l = (*l)[:0] // the last of two members of one name counts
+	const quoted = len(`"sha256:"`) + 64
+	for b = b[1:]; ; b = b[quoted:] {
+		for len(b) > 0 && (b[0] == ' ' || b[0] == '\t' || b[0] == '\r' || b[0] == '\n' || b[0] == ',') {
+			b = b[1:]
+		}
+		if len(b) == 0 || b[0] == ']' {
+			return nil
+		}
+		if len(b) < quoted || b[0] != '"' || b[quoted-1] != '"' {
+			return errName(string(b[:min(len(b), quoted)]))
+		}
+		name, ok := parseName(b[1 : quoted-1])
+		if !ok {
+			return errName(string(b[1 : quoted-1]))
+		}
+		*l = append(*l, name)
+	}
+}
+
+// sendNameList sends {"<key>":["sha256:...",...]}.
+func (q *request) sendNameList(key string, names [][32]byte) error {
+	b := make([]byte, 0, len(key)+8+74*len(names))
+	b = append(append(append(b, `{"`...), key...), `":[`...)
+	for i, name := range names {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = append(appendName(append(b, '"'), name), '"')
+	}
+	return q.sendBytes(http.StatusOK, jsonType, append(b, "]}"...))
+}
+
+func (q *request) sendBytes(status int, mediaType []string, b []byte) error {
+	h := q.w.Header()
+	h["Content-Type"] = mediaType
+	h["X-Content-Type-Options"] = noSniff
+	h["Content-Length"] = []string{strconv.Itoa(len(b))}
+	q.w.WriteHeader(status)
+	_, err := q.w.Write(b)
+	return ignoreClient(err)
+}
+
+// queryGear answers POST .../gear/query, in the form of the request.
+func (s *Server) queryGear(q *request) error {
+	list, err := s.namesOf(q, maxGearNames)
+	if err != nil {
+		return err
+	}
+	missing, err := s.opts.Gear.Missing(q.ctx(), q.Repo, list.names)
+	if err != nil {
+		return err
+	}
+	if len(missing) != len(list.names) {
+		return errors.New("a query is answered for another number of names")
+	}
+	var lack [][32]byte
+	for i, name := range list.names {
+		if missing[i] {
+			lack = append(lack, name)
+		}
+	}
+	if !list.binary {
+		return q.sendNameList("missing", lack)
+	}
+	b := make([]byte, 0, len(lack)*len([32]byte{}))
+	for _, name := range lack {
+		b = append(b, name[:]...)
+	}
+	return q.sendBytes(http.StatusOK, octetStream, b)
+}
+
+// getGearProfile answers GET .../gear/profiles/<digest>.
+func (s *Server) getGearProfile(q *request) error {
+	names, err := s.profile(q, q.ext.arg)
+	if err != nil {
+		return err
+	}
+	return q.sendNameList("names", names)
+}
+
+// reportGearProfile answers POST .../gear/profiles/<digest>.
+func (s *Server) reportGearProfile(q *request) error {
+	list, err := s.readNames(q, maxProfileNames)
+	if err != nil {
+		return err
+	}
+	if len(list.names) == 0 {
+		return oci.Errorf(oci.CodeSizeInvalid, "a profile has at least one name")
+	}
+	if err := s.opts.Gear.ReportProfile(q.ctx(), q.Repo, q.ext.arg, list.names); err != nil {
+		return unless(err, errNoProfile)
+	}
+	return q.accepted()
+}

@@ -1,0 +1,137 @@
+package server
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"regexp"
+	"slices"
+	"testing"
+	"testing/iotest"
+
+	"example.org/slipway/oci"
+)
+
+// wantOCI checks that an error is one for a client.
+func wantOCI(t *testing.T, err error) {
+	t.Helper()
+	var e *oci.Error
+	if !errors.As(err, &e) || e.HTTPStatus() >= 500 {
+		t.Errorf("the client's fault is told as %v", err)
+	}
+}
+
+func FuzzBinaryNames(f *testing.F) {
+	f.Add([]byte(nil), int64(0))
+	f.Add(make([]byte, 32), int64(-1))
+	f.Add(make([]byte, 33), int64(33))
+	f.Add(make([]byte, 96), int64(1000))
+	f.Add(make([]byte, 320), int64(-1))
+	f.Fuzz(func(t *testing.T, b []byte, size int64) {
+		const most = 5
+		names, err := readBinaryNames(iotest.HalfReader(bytes.NewReader(b)), size, most)
+		if err != nil {
+			wantOCI(t, err)
+			if size < 0 && len(b)%32 == 0 && len(b) <= most*32 {
+				t.Errorf("%d bytes: %v", len(b), err)
+			}
+			return
+		}
+		if len(names) > most {
+			t.Errorf("got %d names", len(names))
+		}
+		var back []byte
+		for _, n := range names {
+			back = append(back, n[:]...)
+		}
+		if !bytes.Equal(back, b) {
+			t.Errorf("got %x of %x", back, b)
+		}
+	})
+}
+
+var plainName = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
+
+func FuzzJSONNames(f *testing.F) {
+	const one = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+	for _, s := range []string{`{"names":["` + one + `" , "` + one + `"]}`, `{"profile":"` + one + `"}`, `{"names":[]}`, `{"names":["x"]}`, `{"names":[[]]}`,
+		`{"names":["\u0073ha256:"]}`, `{"names":null}`, `[]`, ``, `{"names":["` + one + `"],"names":[]}`, `{"NAMES":["` + one + `",{"x":"` + one + `"}]}`} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		const most = 3
+		got, err := readJSONNames(bytes.NewReader(b), int64(len(b)), most)
+		if err != nil {
+			wantOCI(t, err)
+			return
+		}
+		if len(got.names) > most || (got.profile != "") == (got.names != nil) && len(got.names) > 0 || got.binary {
+			t.Errorf("got %+v", got)
+		}
+		// What is taken means the same to encoding/json.
+		var want struct {
+			Names   []string
+			Profile string
+		}
+		if err := json.Unmarshal(b, &want); err != nil {
+			t.Fatalf("taken, but %v", err)
+		}
+		if got.profile != "" && string(got.profile) != want.Profile {
+			t.Errorf("got profile %q, want %q", got.profile, want.Profile)
+		}
+		list := []string{}
+		for _, n := range got.names {
+			list = append(list, string(appendName(nil, n)))
+		}
+		if got.profile == "" && !slices.Equal(list, append([]string{}, want.Names...)) {
+			t.Errorf("got %q, want %q", list, want.Names)
+		}
+	})
+}
+
+func FuzzParseName(f *testing.F) {
+	f.Add("sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855")
+	f.Add("sha256:E3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855")
+	f.Add("sha256:")
+	f.Fuzz(func(t *testing.T, s string) {
+		name, ok := parseName(s)
+		if ok != plainName.MatchString(s) {
+			t.Errorf("parseName(%q): %v", s, ok)
+		}
+		if ok && string(appendName(nil, name)) != s {
+			t.Errorf("parseName(%q) = %x", s, name)
+		}
+	})
+}
+
+// TestNamesFailInReading: a list that cannot be read to its end is none.
+func TestNamesFailInReading(t *testing.T) {
+	broken := io.MultiReader(bytes.NewReader(make([]byte, 64)), iotest.ErrReader(errors.New("reset")))
+	if names, err := readBinaryNames(broken, -1, 10); names != nil || err == nil {
+		t.Errorf("binary: got %d names, %v", len(names), err)
+	} else {
+		wantOCI(t, err)
+	}
+	_, err := readJSONNames(iotest.ErrReader(errors.New("reset")), -1, 10)
+	wantOCI(t, err)
+}
+
+// TestNamesTakeMemoryAsTheyCome: a length that is promised costs nothing.
+func TestNamesTakeMemoryAsTheyCome(t *testing.T) {
+	r := &firstRead{}
+	_, _ = readBinaryNames(r, maxGearNames*32, maxGearNames)
+	if most := nameBlock * 32; r.size > most {
+		t.Errorf("the first read has room for %d bytes, want at most %d", r.size, most)
+	}
+	if n := testing.AllocsPerRun(10, func() { _, _ = readBinaryNames(bytes.NewReader(make([]byte, 32)), 32, maxGearNames) }); n > 5 {
+		t.Errorf("a list of one name takes %v allocations", n)
+	}
+}
+
+type firstRead struct{ size int }
+
+func (r *firstRead) Read(p []byte) (int, error) {
+	r.size = max(r.size, len(p))
+	return 0, io.ErrClosedPipe
+}
