@@ -1,0 +1,131 @@
+package dedup
+
+import (
+	"context"
+	"io"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
+
+	"example.org/slipway/oci"
+)
+
+// Registry is what is needed of a registry; every [oci.Registry] has it.
+type Registry interface {
+	GetManifest(ctx context.Context, repo, ref string) (*oci.Manifest, error)
+	GetBlob(ctx context.Context, repo string, d oci.Digest) (oci.Content, error)
+	Repositories(ctx context.Context, last string, n int) (names []string, more bool, err error)
+	Tags(ctx context.Context, repo, last string, n int) (tags []string, more bool, err error)
+}
+
+// listPage is how many names are asked for at once.
+const listPage = 1000
+
+// AddRegistry adds the tagged images of all repositories of a registry, each
+// repository a series. host is how the registry is called in messages. reg must
+// stay open until the analysis is done. The error is for a registry that cannot
+// be listed; an image that cannot be read becomes a [Problem].
+func (s *Set) AddRegistry(ctx context.Context, reg Registry, host string) error {
+	for last := ""; ; {
+		names, more, err := reg.Repositories(ctx, last, listPage)
+		if err != nil {
+			return err
+		}
+		for _, repo := range names {
+			if err := s.AddRepository(ctx, reg, host, repo, nil); err != nil && !oci.HasCode(err, oci.CodeNameUnknown) {
+				return err
+			}
+			last = repo
+		}
+		if !more || len(names) == 0 {
+			return nil
+		}
+	}
+}
+
+// AddRepository adds images of one repository by tag or digest; without refs,
+// all that are tagged. Several tags of one image are one image, called by the
+// first of them. Errors are as of [Set.AddRegistry].
+func (s *Set) AddRepository(ctx context.Context, reg Registry, host, repo string, refs []string) error {
+	if refs == nil {
+		var err error
+		if refs, err = allTags(ctx, reg, repo); err != nil {
+			return err
+		}
+	}
+	const atOnce = 8
+	heads := make([]*oci.Manifest, len(refs))
+	errs := make([]error, len(refs))
+	var g errgroup.Group
+	g.SetLimit(atOnce)
+	for i, ref := range refs {
+		g.Go(func() error {
+			heads[i], errs[i] = reg.GetManifest(ctx, repo, ref)
+			return nil
+		})
+	}
+	_ = g.Wait() // the errors are in errs
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	p := &repository{reg: reg, host: host, repo: repo, read: heads}
+	defer func() { p.read = nil }()
+	seen := map[oci.Digest]bool{}
+	for i, ref := range refs {
+		if errs[i] != nil {
+			s.problems = append(s.problems, Problem{Where: p.String() + ":" + ref, Images: []string{repo + "/" + ref}, Err: errs[i].Error()})
+			continue
+		}
+		if d := heads[i].Digest; !seen[d] {
+			seen[d] = true
+			s.addReference(ctx, p, repo, ref, heads[i].Descriptor)
+		}
+	}
+	return ctx.Err()
+}
+
+func allTags(ctx context.Context, reg Registry, repo string) (tags []string, err error) {
+	for last := ""; ; {
+		page, more, err := reg.Tags(ctx, repo, last, listPage)
+		if err != nil {
+			return nil, err
+		}
+		tags = append(tags, page...)
+		if !more || len(page) == 0 {
+			return tags, nil
+		}
+		last = page[len(page)-1]
+	}
+}
+
+// repository is a repository of a registry.
+type repository struct {
+	reg        Registry
+	host, repo string
+	// read are manifests that were read already; only while images are added.
+	read []*oci.Manifest
+}
+
+var _ place = (*repository)(nil)
+
+func (r *repository) String() string { return r.host + "/" + r.repo }
+
+func (r *repository) manifest(ctx context.Context, d oci.Descriptor) ([]byte, error) {
+	for _, m := range r.read {
+		if m != nil && m.Digest == d.Digest {
+			return m.Bytes, nil
+		}
+	}
+	m, err := r.reg.GetManifest(ctx, r.repo, string(d.Digest))
+	if err != nil {
+		return nil, err
+	}
+	return readChecked(strings.NewReader(string(m.Bytes)), d)
+}
+
+func (r *repository) blob(ctx context.Context, d oci.Descriptor) (io.ReadCloser, error) {
+	return r.reg.GetBlob(ctx, r.repo, d.Digest)
+}
+
+// look trusts a registry to have what its manifests name.
+func (r *repository) look(oci.Descriptor) error { return nil }
