@@ -75,40 +75,51 @@ func (c *Client) GearInfo(ctx context.Context) (*GearInfo, error) {
 	return &info, nil
 }
 
-// GearLayer opens the index of a layer, and tells its name, by which it is
-// checked as a blob is by its digest. ctx spans the handle's life. Errors:
-// *GearPendingError, BLOB_UNKNOWN.
-func (c *Client) GearLayer(ctx context.Context, repo string, layer oci.Digest) (oci.Content, [32]byte, error) {
-	var name [32]byte
+// GearLayer is what a registry says of the index of a layer.
+type GearLayer struct {
+	// Name is the SHA-256 of the index.
+	Name [32]byte
+	// DiffID is that of the uncompressed layer; zero if it is not known.
+	DiffID [32]byte
+}
+
+// GearLayer opens the index of a layer, which is checked by its name as a blob is
+// by its digest. ctx spans the handle's life. Errors: *GearPendingError,
+// BLOB_UNKNOWN.
+func (c *Client) GearLayer(ctx context.Context, repo string, layer oci.Digest) (oci.Content, GearLayer, error) {
+	var l GearLayer
 	if err := checkBlob(repo, layer); err != nil {
-		return nil, name, err
+		return nil, l, err
 	}
 	get := func(method string) call { return c.gearCall(method, repo, "layers/"+string(layer)) }
-	l := get(http.MethodGet)
-	l.accept = []int{http.StatusNotFound}
-	resp, err := c.do(ctx, l)
+	ask := get(http.MethodGet)
+	ask.accept = []int{http.StatusNotFound}
+	resp, err := c.do(ctx, ask)
 	if err != nil {
-		return nil, name, err
+		return nil, l, err
 	}
 	if resp.StatusCode == http.StatusNotFound {
-		return nil, name, pendingError(resp.Header, answerError(l, resp))
+		return nil, l, pendingError(resp.Header, answerError(ask, resp))
 	}
 	s := resp.Header.Get("Slipway-Gear-Name")
-	name, err = parseGearName(s)
+	l.Name, err = parseGearName(s)
+	if id := resp.Header.Get("Slipway-Gear-Diff-Id"); err == nil && id != "" {
+		l.DiffID, err = parseGearName(id)
+	}
 	if err != nil {
 		_ = resp.Body.Close()
-		return nil, name, fmt.Errorf("GET %s: the answer does not name its content: %w", bare(l.url), err)
+		return nil, l, fmt.Errorf("GET %s: the answer does not name its content: %w", bare(ask.url), err)
 	}
 	r := &blobReader{c: c, ctx: ctx, repo: repo, get: get, end: -1, tries: c.tries - 1}
 	r.desc.Digest = oci.Digest(s)
 	if err := r.begin(resp); err != nil {
-		return nil, name, err
+		return nil, l, err
 	}
 	r.desc.MediaType = MediaTypeGearIndex
 	if err := r.verify(); err != nil {
-		return nil, name, err
+		return nil, l, err
 	}
-	return r, name, nil
+	return r, l, nil
 }
 
 // pendingError finds out whether err, the 404 of a layer's index, says more than

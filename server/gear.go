@@ -23,7 +23,7 @@ import (
 type Gear interface {
 	// Layer opens the index of a layer. Errors: BLOB_UNKNOWN, and
 	// *GearPendingError for a layer of the repository that has no index (yet).
-	Layer(ctx context.Context, repo string, layer oci.Digest) (GearContent, error)
+	Layer(ctx context.Context, repo string, layer oci.Digest) (GearIndex, error)
 	// File opens a file. Errors: BLOB_UNKNOWN.
 	File(ctx context.Context, repo string, name [32]byte) (GearContent, error)
 	// Fetch writes the files as one framed stream, in the order of names, of
@@ -64,6 +64,14 @@ type GearContent interface {
 	WriteRange(ctx context.Context, w io.Writer, off, n int64) error
 	// Close may be called again.
 	Close() error
+}
+
+// GearIndex is the open index of a layer.
+type GearIndex interface {
+	GearContent
+	// DiffID is the SHA-256 of the uncompressed layer; zero: not known. Who has
+	// the image's configuration compares.
+	DiffID() [32]byte
 }
 
 // GearPendingError says that a layer has no index, and whether one will come.

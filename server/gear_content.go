@@ -53,6 +53,9 @@ func (s *Server) getGearLayer(q *request) error {
 	name := c.Name()
 	d := string(appendName(nil, name))
 	q.w.Header()["Slipway-Gear-Name"] = []string{d}
+	if id := c.DiffID(); id != ([32]byte{}) {
+		q.w.Header()["Slipway-Gear-Diff-Id"] = []string{string(appendName(nil, id))}
+	}
 	return s.sendGear(q, c, oci.Digest(d), indexType)
 }
 

@@ -157,9 +157,9 @@ func TestGearClientLayers(t *testing.T) {
 	layer, soon, failed := oci.SHA256([]byte("layer")), oci.SHA256([]byte("soon")), oci.SHA256([]byte("failed"))
 	index := random(1, 100_000)
 	want := m.addLayer("alice/app", layer, index)
-	got, n, err := c.GearLayer(ctx, "alice/app", layer)
-	if s := readContent(t, got, err); s != string(index) || n != want {
-		t.Errorf("got %d bytes, name %x", len(s), n)
+	got, l, err := c.GearLayer(ctx, "alice/app", layer)
+	if s := readContent(t, got, err); s != string(index) || l.Name != want || l.DiffID != reversed(want) {
+		t.Errorf("got %d bytes, name %x", len(s), l.Name)
 	}
 	if d := got.Descriptor(); d.MediaType != client.MediaTypeGearIndex || d.Size != 100_000 || string(d.Digest) != digestOf(want) {
 		t.Errorf("got %+v", d)

@@ -104,7 +104,7 @@ func (c *memGearContent) Close() error {
 	return nil
 }
 
-func (m *memGear) Layer(ctx context.Context, repo string, layer oci.Digest) (server.GearContent, error) {
+func (m *memGear) Layer(ctx context.Context, repo string, layer oci.Digest) (server.GearIndex, error) {
 	m.mu.Lock()
 	n, ok := m.layers[repo][layer]
 	p := m.pending[layer]
@@ -116,7 +116,21 @@ func (m *memGear) Layer(ctx context.Context, repo string, layer oci.Digest) (ser
 		// What other repositories hold must make no difference.
 		return nil, oci.Errorf(oci.CodeBlobUnknown, "%s is not in %s but in others", layer, repo)
 	}
-	return m.File(ctx, repo, n)
+	c, err := m.File(ctx, repo, n)
+	if err != nil {
+		return nil, err
+	}
+	return memGearIndex{c}, nil
+}
+
+// memGearIndex has the diff ID of its name's bytes in reverse.
+type memGearIndex struct{ server.GearContent }
+
+func (x memGearIndex) DiffID() [32]byte { return reversed(x.Name()) }
+
+func reversed(n name) name {
+	slices.Reverse(n[:])
+	return n
 }
 
 func (m *memGear) File(_ context.Context, repo string, n name) (server.GearContent, error) {
