@@ -1,0 +1,177 @@
+package catalog
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"example.org/slipway/oci"
+)
+
+func gearDigest(c string) oci.Digest { return oci.Digest("sha256:" + strings.Repeat(c, 64)) }
+
+// gearPack is a pack of contents of 10 bytes each.
+func gearPack(id byte, names ...byte) NewGearPack {
+	p := NewGearPack{Digest: GearName{id}, Size: 1000}
+	for i, n := range names {
+		p.Files = append(p.Files, GearFile{Name: GearName{n}, Size: 20, Off: int64(12 + 10*i), Stored: 10, Encoding: 1})
+		p.Bytes += 10
+	}
+	return p
+}
+
+func gearLayer(d oci.Digest, names ...byte) *NewGearLayer {
+	l := &NewGearLayer{GearLayer: GearLayer{Digest: d, Index: GearName{names[0]}, Files: int64(len(names)), Bytes: 99}}
+	for _, n := range names {
+		l.Names = append(l.Names, GearName{n})
+	}
+	return l
+}
+
+func gearStep(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A layer's contents are visible where the layer is, and go with it.
+func TestGearLayerLife(t *testing.T) {
+	now := time.UnixMilli(1e12)
+	c := openTest(t, &Options{Clock: func() time.Time { return now }, Grace: time.Second})
+	ctx := t.Context()
+	a, b := gearDigest("a"), gearDigest("b")
+	gearStep(t, c.PutBlob(ctx, "x", Blob{Digest: a, Size: 1, Content: []byte("1")}, ""))
+	gearStep(t, c.PutBlob(ctx, "y", Blob{Digest: b, Size: 1, Content: []byte("1")}, ""))
+	gearStep(t, c.RecordGear(ctx, GearRecord{Packs: []NewGearPack{gearPack(1, 1, 2, 3)}, Layer: gearLayer(a, 1, 2, 3)}))
+	gearStep(t, c.RecordGear(ctx, GearRecord{Packs: []NewGearPack{gearPack(2, 3, 4)}, Layer: gearLayer(b, 3, 4)}))
+	got, err := c.GearLayer(ctx, a)
+	if diff := cmp.Diff(gearLayer(a, 1, 2, 3).GearLayer, got); diff != "" || err != nil {
+		t.Errorf("layer, %v (-want +got):\n%s", err, diff)
+	}
+	ask := []GearName{{4}, {3}, {1}, {9}, {3}}
+	for repo, want := range map[string][]bool{"x": {false, true, true, false, true}, "y": {true, true, false, false, true}, "z": {false, false, false, false, false}} {
+		if got, err := c.GearVisible(ctx, repo, ask); err != nil || !slices.Equal(got, want) {
+			t.Errorf("visible in %s: %v, %v, want %v", repo, got, err, want)
+		}
+	}
+	// 3 lies in the first pack; its copy in the second is dead.
+	packs, err := c.GearPacks(ctx, 0, 10)
+	gearStep(t, err)
+	if len(packs) != 2 || packs[0].LiveFiles != 3 || packs[1].LiveFiles != 1 || packs[1].LiveBytes != 10 || packs[1].Bytes != 20 {
+		t.Errorf("packs %+v", packs)
+	}
+	if err := c.RecordGear(ctx, GearRecord{Layer: gearLayer(b, 3, 9)}); err != nil {
+		t.Errorf("a layer that is known: %v", err)
+	}
+	gearStep(t, c.DeleteBlob(ctx, "x", a))
+	now = now.Add(time.Minute)
+	_, _, err = c.Collect(ctx, CollectOptions{Before: now, Keep: func(repo string, _ oci.Digest) (time.Time, bool) { return now, repo == "y" }})
+	gearStep(t, err)
+	if _, err := c.GearLayer(ctx, a); !errors.Is(err, ErrNotFound) {
+		t.Errorf("the layer of a blob that is gone: %v", err)
+	}
+	for {
+		n, err := c.CollectGear(ctx, 2)
+		gearStep(t, err)
+		if n == 0 {
+			break
+		}
+	}
+	packs, err = c.GearPacks(ctx, 0, 10)
+	if err != nil || packs[0].LiveFiles != 1 || packs[0].LiveBytes != 10 {
+		t.Errorf("packs %+v, %v, want only 3 alive in the first", packs, err)
+	}
+	if err := c.MoveGear(ctx, "", nil, []int64{packs[0].ID}, now); !errors.Is(err, ErrGearStale) {
+		t.Errorf("emptying a pack with something alive: %v", err)
+	}
+	gearStep(t, c.MoveGear(ctx, "", []NewGearPack{gearPack(7, 3)}, []int64{packs[0].ID}, now.Add(time.Minute)))
+	if f, err := c.GearFile(ctx, GearName{3}); err != nil || f.Pack != (GearName{7}) {
+		t.Errorf("after the move: %+v, %v", f, err)
+	}
+	if gone, err := c.DeletingGear(ctx, 9); err != nil || len(gone) != 0 {
+		t.Errorf("deleted before it is due: %x, %v", gone, err)
+	}
+	now = now.Add(time.Hour)
+	gone, err := c.DeletingGear(ctx, 9)
+	if err != nil || !slices.Equal(gone, []GearName{{1}}) {
+		t.Errorf("due: %x, %v", gone, err)
+	}
+	if err := c.IntendGear(ctx, "w", GearName{1}); !errors.Is(err, ErrGearDeleting) {
+		t.Errorf("intent for a pack that is being deleted: %v", err)
+	}
+	gearStep(t, c.ForgetGear(ctx, gone...))
+	gearStep(t, c.IntendGear(ctx, "w", GearName{1}))
+}
+
+func TestGearIntents(t *testing.T) {
+	c := openTest(t, nil)
+	ctx := t.Context()
+	gearStep(t, c.RecordGear(ctx, GearRecord{Packs: []NewGearPack{gearPack(1, 1)}}))
+	for _, p := range []byte{1, 2, 3} {
+		gearStep(t, c.IntendGear(ctx, "w", GearName{p}))
+	}
+	gearStep(t, c.IntendGear(ctx, "v", GearName{3}))
+	gearStep(t, c.EndGearIntents(ctx, "w"))
+	// 1 is recorded, and v still wants 3.
+	if gone, err := c.DeletingGear(ctx, 9); err != nil || !slices.Equal(gone, []GearName{{2}}) {
+		t.Errorf("left over: %x, %v", gone, err)
+	}
+	if w, err := c.GearWriters(ctx); err != nil || !slices.Equal(w, []string{"v"}) {
+		t.Errorf("writers %v, %v", w, err)
+	}
+}
+
+func TestGearLost(t *testing.T) {
+	c := openTest(t, nil)
+	ctx := t.Context()
+	a := gearDigest("a")
+	gearStep(t, c.PutBlob(ctx, "x", Blob{Digest: a, Size: 1, Content: []byte("1")}, ""))
+	gearStep(t, c.RecordGear(ctx, GearRecord{Packs: []NewGearPack{gearPack(1, 1, 2)}, Layer: gearLayer(a, 1, 2)}))
+	gearStep(t, c.LoseGear(ctx, GearName{1}, GearName{9})) // it does not lie there
+	gearStep(t, c.LoseGear(ctx, GearName{2}, GearName{1}))
+	if f, err := c.GearFile(ctx, GearName{2}); err != nil || f.Pack != (GearName{}) || !f.Live {
+		t.Errorf("lost: %+v, %v", f, err)
+	}
+	if got, err := c.GearLayersOf(ctx, GearName{2}, 5); err != nil || !slices.Equal(got, []oci.Digest{a}) {
+		t.Errorf("layers: %v, %v", got, err)
+	}
+	gearStep(t, c.RecordGear(ctx, GearRecord{Packs: []NewGearPack{gearPack(3, 1, 2)}}))
+	if f, err := c.GearFile(ctx, GearName{2}); err != nil || f.Pack != (GearName{3}) || !f.Live {
+		t.Errorf("made again: %+v, %v", f, err)
+	}
+	n, err := c.GearCounts(ctx)
+	if diff := cmp.Diff(GearCounts{Packs: 2, PackBytes: 2000, LiveFiles: 2, LiveBytes: 20, Layers: 1}, n); diff != "" || err != nil {
+		t.Errorf("counts, %v (-want +got):\n%s", err, diff)
+	}
+}
+
+func TestGearJobs(t *testing.T) {
+	now := time.UnixMilli(1e12)
+	c := openTest(t, &Options{Clock: func() time.Time { return now }})
+	ctx := t.Context()
+	a, b := gearDigest("a"), gearDigest("b")
+	for _, d := range []oci.Digest{a, b} {
+		gearStep(t, c.PutBlob(ctx, "x", Blob{Digest: d, Size: 1, Content: []byte("1")}, ""))
+	}
+	gearStep(t, c.QueueGear(ctx, b, gearDigest("c"), a, b)) // there is no c
+	gearStep(t, c.DeferGearJob(ctx, b, "bad luck", now.Add(time.Minute)))
+	check := func(want ...GearJob) {
+		t.Helper()
+		got, err := c.GearJobs(ctx, 9)
+		if diff := cmp.Diff(want, got); diff != "" || err != nil {
+			t.Errorf("jobs, %v (-want +got):\n%s", err, diff)
+		}
+	}
+	check(GearJob{Digest: a})
+	now = now.Add(time.Hour)
+	check(GearJob{Digest: a}, GearJob{Digest: b, Attempts: 1, Failure: "bad luck"})
+	gearStep(t, c.EndGearJob(ctx, a))
+	gearStep(t, c.RecordGear(ctx, GearRecord{Packs: []NewGearPack{gearPack(1, 1)}, Layer: gearLayer(a, 1)}))
+	gearStep(t, c.QueueGear(ctx, a))
+	check(GearJob{Digest: b, Attempts: 1, Failure: "bad luck"})
+}

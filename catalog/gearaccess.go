@@ -1,0 +1,125 @@
+package catalog
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+
+	"example.org/slipway/oci"
+)
+
+// GearRepositories returns the repositories that show a layer.
+func (c *Catalog) GearRepositories(ctx context.Context, d oci.Digest) ([]string, error) {
+	return c.names(ctx, `SELECT r.name FROM blobs b JOIN links k ON k.blob_id = b.id JOIN repositories r ON r.id = k.repo_id
+		WHERE b.digest = ? ORDER BY r.name`, string(d))
+}
+
+// GrantGear lets a repository that shows the layer of a Gear image use it.
+func (c *Catalog) GrantGear(ctx context.Context, repo string, d oci.Digest) error {
+	return c.db.write(ctx, func(t *tx) error {
+		_, err := t.exec(`INSERT INTO gear_grants (layer_id, repo_id)
+			SELECT l.id, k.repo_id FROM gear_layers l JOIN links k ON k.blob_id = l.blob_id JOIN repositories r ON r.id = k.repo_id
+			WHERE l.digest = ? AND r.name = ? ON CONFLICT DO NOTHING`, string(d), repo)
+		return err
+	})
+}
+
+// CopyGearGrant lets a repository use the layer of a Gear image, if another one,
+// from which it was mounted, may. Of other layers it changes nothing.
+func (c *Catalog) CopyGearGrant(ctx context.Context, from, to string, d oci.Digest) error {
+	granted, err := c.GearGranted(ctx, from, d)
+	if err != nil || !granted {
+		return err
+	}
+	return c.GrantGear(ctx, to, d)
+}
+
+// GearGranted tells whether a repository may use the layer of a Gear image.
+func (c *Catalog) GearGranted(ctx context.Context, repo string, d oci.Digest) (bool, error) {
+	var granted bool
+	err := c.db.row(ctx, `SELECT EXISTS (SELECT 1 FROM gear_layers l JOIN gear_grants g ON g.layer_id = l.id JOIN repositories r ON r.id = g.repo_id
+		WHERE l.digest = ? AND r.name = ?)`, []any{string(d), repo}, &granted)
+	return granted, err
+}
+
+// GearJob returns what is known of the conversion of a layer that is queued or
+// has failed. Errors: ErrNotFound.
+func (c *Catalog) GearJob(ctx context.Context, d oci.Digest) (GearJob, error) {
+	j := GearJob{Digest: d}
+	err := c.db.row(ctx, `SELECT attempts, failure FROM gear_jobs WHERE digest = ?`, []any{string(d)}, &j.Attempts, &j.Failure)
+	return j, err
+}
+
+// FailedGear returns at most n conversions that failed, behind the digest last.
+func (c *Catalog) FailedGear(ctx context.Context, last oci.Digest, n int) ([]GearJob, error) {
+	var out []GearJob
+	err := c.db.rows(ctx, `SELECT digest, attempts, failure FROM gear_jobs WHERE attempts > 0 AND digest > ? ORDER BY digest LIMIT ?`,
+		[]any{string(last), n}, func(r *sql.Rows) error {
+			var j GearJob
+			err := r.Scan(&j.Digest, &j.Attempts, &j.Failure)
+			out = append(out, j)
+			return err
+		})
+	return out, err
+}
+
+// GearQueue counts the conversions that wait for their first attempt, and those
+// that have failed.
+func (c *Catalog) GearQueue(ctx context.Context) (waiting, failed int64, err error) {
+	err = c.db.row(ctx, `SELECT COALESCE(SUM(CASE WHEN attempts = 0 THEN 1 ELSE 0 END), 0), COALESCE(SUM(CASE WHEN attempts > 0 THEN 1 ELSE 0 END), 0) FROM gear_jobs`,
+		nil, &waiting, &failed)
+	return waiting, failed, err
+}
+
+// RequeueGear asks for the conversion of layers now, also of those that are
+// converted or have failed. Layers that are not here are passed over.
+func (c *Catalog) RequeueGear(ctx context.Context, layers ...oci.Digest) error {
+	return c.db.write(ctx, func(t *tx) error {
+		for _, d := range layers {
+			_, err := t.exec(`INSERT INTO gear_jobs (digest, due_at, attempts, failure) SELECT digest, ?, 0, '' FROM blobs WHERE digest = ? AND state = 1
+				ON CONFLICT (digest) DO UPDATE SET due_at = excluded.due_at, attempts = 0, failure = ''`, c.now(), string(d))
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// GearLayerLost tells whether a content of a layer was found damaged.
+func (c *Catalog) GearLayerLost(ctx context.Context, d oci.Digest) (bool, error) {
+	var lost bool
+	err := c.db.row(ctx, `SELECT EXISTS (SELECT 1 FROM gear_layers l JOIN gear_layer_files lf ON lf.layer_id = l.id JOIN gear_files f ON f.id = lf.file_id
+		WHERE l.digest = ? AND f.pack_id = 0)`, []any{string(d)}, &lost)
+	return lost, err
+}
+
+// GearProfile returns the profile of an image, or nil.
+func (c *Catalog) GearProfile(ctx context.Context, manifest oci.Digest) ([]byte, error) {
+	var data []byte
+	err := c.db.row(ctx, `SELECT data FROM gear_profiles WHERE digest = ?`, []any{string(manifest)}, &data)
+	if errors.Is(err, ErrNotFound) {
+		return nil, nil
+	}
+	return data, err
+}
+
+// ChangeGearProfile replaces the profile of an image by what change makes of it.
+// change gets nil for none, may be called twice and must have no other effect.
+// The change survives the end of the process, but perhaps not a power cut: what
+// is lost is learnt again.
+func (c *Catalog) ChangeGearProfile(ctx context.Context, manifest oci.Digest, change func(old []byte) ([]byte, error)) error {
+	return c.db.writeLazy(ctx, func(t *tx) error {
+		var old []byte
+		if err := t.row(`SELECT data FROM gear_profiles WHERE digest = ?`, []any{string(manifest)}, &old); err != nil && !errors.Is(err, ErrNotFound) {
+			return err
+		}
+		data, err := change(old)
+		if err != nil {
+			return err
+		}
+		_, err = t.exec(`INSERT INTO gear_profiles (digest, data, updated_at) VALUES (?, ?, ?)
+			ON CONFLICT (digest) DO UPDATE SET data = excluded.data, updated_at = excluded.updated_at`, string(manifest), data, c.now())
+		return err
+	})
+}

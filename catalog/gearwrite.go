@@ -1,0 +1,526 @@
+package catalog
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"time"
+
+	"example.org/slipway/oci"
+)
+
+// GearRecord is one change of the Gear part.
+type GearRecord struct {
+	// Writer whose intents for Packs end with this change.
+	Writer string
+	// Packs whose objects are durable.
+	Packs []NewGearPack
+	// Layer that is converted, or nil.
+	Layer *NewGearLayer
+	// Repo, Staged and Until are contents that a client uploaded into a
+	// repository, and how long they are kept without an index that holds them.
+	Repo   string
+	Staged []GearName
+	Until  time.Time
+}
+
+// IntendGear records that a writer is about to make the object of a pack.
+// Errors: ErrGearDeleting.
+func (c *Catalog) IntendGear(ctx context.Context, writer string, pack GearName) error {
+	return c.db.write(ctx, func(t *tx) error {
+		var deleting bool
+		err := t.row(`SELECT EXISTS (SELECT 1 FROM gear_packs WHERE digest = ? AND state = 3)`, []any{pack[:]}, &deleting)
+		if err == nil && deleting {
+			return ErrGearDeleting
+		}
+		if err == nil {
+			_, err = t.exec(`INSERT INTO gear_intents (pack, writer, created_at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING`, pack[:], writer, c.now())
+		}
+		return err
+	})
+}
+
+// GearWriters returns the writers that have intents.
+func (c *Catalog) GearWriters(ctx context.Context) ([]string, error) {
+	return c.names(ctx, `SELECT DISTINCT writer FROM gear_intents`)
+}
+
+// EndGearIntents ends all intents of a writer that will not record what it
+// made. Packs that nobody else has or wants are given to DeletingGear.
+func (c *Catalog) EndGearIntents(ctx context.Context, writer string) error {
+	return c.db.write(ctx, func(t *tx) error {
+		if _, err := t.exec(`INSERT INTO gear_packs (digest, size, bytes, dense, state, live_files, live_bytes, created_at, due_at)
+			SELECT i.pack, 0, 0, 0, 3, 0, 0, ?, 0 FROM gear_intents i WHERE i.writer = ?
+			AND NOT EXISTS (SELECT 1 FROM gear_intents o WHERE o.pack = i.pack AND o.writer <> i.writer)
+			ON CONFLICT (digest) DO NOTHING`, c.now(), writer); err != nil {
+			return err
+		}
+		_, err := t.exec(`DELETE FROM gear_intents WHERE writer = ?`, writer)
+		return err
+	})
+}
+
+// RecordGear records packs, and what holds their contents, in one change. A
+// content that another pack has already keeps its place. Errors: ErrNotStored
+// if the layer's blob is not here, ErrNoRepository, ErrGearStale if a name of
+// the layer is of no content any more.
+func (c *Catalog) RecordGear(ctx context.Context, rec GearRecord) error {
+	return c.db.write(ctx, func(t *tx) error {
+		var blobID, repoID int64
+		if rec.Layer != nil {
+			err := t.row(`SELECT id FROM blobs WHERE digest = ? AND state = 1`, []any{string(rec.Layer.Digest)}, &blobID)
+			if errors.Is(err, ErrNotFound) {
+				return ErrNotStored
+			}
+			if err != nil {
+				return err
+			}
+		}
+		if len(rec.Staged) > 0 {
+			err := t.row(`SELECT id FROM repositories WHERE name = ?`, []any{rec.Repo}, &repoID)
+			if errors.Is(err, ErrNotFound) {
+				return ErrNoRepository
+			}
+			if err != nil {
+				return err
+			}
+		}
+		for _, p := range rec.Packs {
+			if _, err := t.putGearPack(c.now(), rec.Writer, p); err != nil {
+				return err
+			}
+		}
+		if rec.Layer != nil {
+			if err := t.putGearLayer(c.now(), blobID, rec.Layer); err != nil {
+				return err
+			}
+		}
+		return t.stageGear(repoID, rec.Staged, rec.Until.UnixMilli())
+	})
+}
+
+// putGearPack records a pack. Its contents are dead until something needs them.
+func (t *tx) putGearPack(now int64, writer string, p NewGearPack) (id int64, err error) {
+	var state int
+	switch err := t.row(`SELECT id, state FROM gear_packs WHERE digest = ?`, []any{p.Digest[:]}, &id, &state); {
+	case errors.Is(err, ErrNotFound):
+		id, err = t.insert(`INSERT INTO gear_packs (digest, size, bytes, dense, state, live_files, live_bytes, created_at, due_at)
+			VALUES (?, ?, ?, ?, 1, 0, 0, ?, ?) RETURNING id`, p.Digest[:], p.Size, p.Bytes, p.Dense, now, toMillis(p.NotBefore))
+		if err != nil {
+			return 0, err
+		}
+	case err != nil:
+		return 0, err
+	case state == 3: // only if its writer had no intent
+		return 0, ErrGearDeleting
+	case state == 2:
+		if _, err := t.exec(`UPDATE gear_packs SET state = 1, due_at = 0, dense = ? WHERE id = ?`, p.Dense, id); err != nil {
+			return 0, err
+		}
+	}
+	for files := p.Files; len(files) > 0; {
+		n := min(len(files), 16)
+		if n < 16 {
+			n = 1
+		}
+		args := make([]any, 0, 6*n)
+		for i := range files[:n] {
+			f := &files[i]
+			args = append(args, f.Name[:], f.Size, id, f.Off, f.Stored, f.Encoding)
+		}
+		files = files[n:]
+		if _, err := t.exec(`INSERT INTO gear_files (name, size, pack_id, off, stored, encoding, live) VALUES `+marks("(?, ?, ?, ?, ?, ?, 0)", n)+`
+			ON CONFLICT (name) DO UPDATE SET size = excluded.size, pack_id = excluded.pack_id, off = excluded.off, stored = excluded.stored, encoding = excluded.encoding
+			WHERE gear_files.pack_id = 0`, args...); err != nil {
+			return 0, err
+		}
+	}
+	if _, err := t.exec(`DELETE FROM gear_intents WHERE pack = ? AND writer = ?`, p.Digest[:], writer); err != nil {
+		return 0, err
+	}
+	return id, t.countGear(id)
+}
+
+// toMillis is the reverse of fromMillis.
+func toMillis(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return t.UnixMilli()
+}
+
+// countGear counts what lives in a pack.
+func (t *tx) countGear(packID int64) error {
+	_, err := t.exec(`UPDATE gear_packs SET live_files = (SELECT COUNT(*) FROM gear_files WHERE pack_id = ? AND live = 1),
+		live_bytes = (SELECT COALESCE(SUM(stored), 0) FROM gear_files WHERE pack_id = ? AND live = 1) WHERE id = ?`, packID, packID, packID)
+	return err
+}
+
+func (t *tx) putGearLayer(now, blobID int64, l *NewGearLayer) error {
+	// Converted before, or by another: the same contents. But what was lost may
+	// have come with the packs.
+	var known bool
+	if err := t.row(`SELECT EXISTS (SELECT 1 FROM gear_layers WHERE digest = ?)`, []any{string(l.Digest)}, &known); err != nil || known {
+		return err
+	}
+	ids, err := t.reviveGear(l.Names)
+	if err != nil {
+		return err
+	}
+	id, err := t.insert(`INSERT INTO gear_layers (digest, blob_id, index_name, files, bytes, diff_id, embedded, created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?) RETURNING id`,
+		string(l.Digest), blobID, l.Index[:], l.Files, l.Bytes, l.DiffID[:], l.Embedded, now)
+	if err != nil {
+		return err
+	}
+	for len(ids) > 0 {
+		n := min(len(ids), lookUp)
+		if n < lookUp {
+			n = 1
+		}
+		args := make([]any, 0, 2*n)
+		for _, f := range ids[:n] {
+			args = append(args, f, id)
+		}
+		ids = ids[n:]
+		if _, err := t.exec(`INSERT INTO gear_layer_files (file_id, layer_id) VALUES `+marks("(?, ?)", n)+` ON CONFLICT DO NOTHING`, args...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (t *tx) stageGear(repoID int64, names []GearName, until int64) error {
+	if len(names) == 0 {
+		return nil
+	}
+	ids, err := t.reviveGear(names)
+	if err != nil {
+		return err
+	}
+	for _, id := range ids {
+		if _, err := t.exec(`INSERT INTO gear_staged (file_id, repo_id, expires_at) VALUES (?, ?, ?)
+			ON CONFLICT (file_id, repo_id) DO UPDATE SET expires_at = excluded.expires_at`, id, repoID, until); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// reviveGear makes contents live and returns their ids.
+func (t *tx) reviveGear(names []GearName) ([]int64, error) {
+	ids := make([]int64, 0, len(names))
+	var dead []int64
+	packs := map[int64]*gearDelta{}
+	err := byNames(names, `SELECT id, pack_id, stored, live FROM gear_files WHERE name IN (%s) AND pack_id <> 0`, nil, func(query string, args []any) error {
+		return t.rows(query, args, func(r *sql.Rows) error {
+			var id, pack, stored int64
+			var live bool
+			if err := r.Scan(&id, &pack, &stored, &live); err != nil {
+				return err
+			}
+			ids = append(ids, id)
+			if !live {
+				dead = append(dead, id)
+				addGear(packs, pack, 1, stored)
+			}
+			return nil
+		})
+	})
+	if err != nil {
+		return nil, err
+	}
+	if len(ids) != len(names) {
+		return nil, fmt.Errorf("%d of %d contents are not there: %w", len(names)-len(ids), len(names), ErrGearStale)
+	}
+	return ids, t.setGearLive(dead, 1, packs)
+}
+
+// gearDelta is by how much a pack's counts change.
+type gearDelta struct{ files, bytes int64 }
+
+func addGear(packs map[int64]*gearDelta, pack, files, bytes int64) {
+	d := packs[pack]
+	if d == nil {
+		d = &gearDelta{}
+		packs[pack] = d
+	}
+	d.files += files
+	d.bytes += bytes
+}
+
+func (t *tx) setGearLive(ids []int64, live int, packs map[int64]*gearDelta) error {
+	if err := t.byIDs(`UPDATE gear_files SET live = ? WHERE id IN (%s)`, []any{live}, ids); err != nil {
+		return err
+	}
+	for id, d := range packs {
+		if _, err := t.exec(`UPDATE gear_packs SET live_files = live_files + ?, live_bytes = live_bytes + ? WHERE id = ?`, d.files, d.bytes, id); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// byIDs runs a change for ids, lookUp at a time.
+func (t *tx) byIDs(query string, before []any, ids []int64) error {
+	for len(ids) > 0 {
+		n := min(len(ids), lookUp)
+		if n < lookUp {
+			n = 1
+		}
+		args := append(make([]any, 0, len(before)+n), before...)
+		for _, id := range ids[:n] {
+			args = append(args, id)
+		}
+		ids = ids[n:]
+		if _, err := t.exec(fmt.Sprintf(query, marks("?", n)), args...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// MoveGear replaces old packs by new ones that hold their live contents. Dead
+// contents that were not moved are forgotten. The old packs' objects may be
+// deleted from due on. Errors: ErrGearStale if a live content was left out.
+func (c *Catalog) MoveGear(ctx context.Context, writer string, packs []NewGearPack, old []int64, due time.Time) error {
+	return c.db.write(ctx, func(t *tx) error {
+		isOld := map[int64]bool{}
+		for _, id := range old {
+			isOld[id] = true
+		}
+		for _, p := range packs {
+			files := p.Files
+			p.Files = nil
+			id, err := t.putGearPack(c.now(), writer, p)
+			if err != nil {
+				return err
+			}
+			if isOld[id] { // nothing could be saved
+				delete(isOld, id)
+				if _, err := t.exec(`UPDATE gear_packs SET dense = ? WHERE id = ?`, p.Dense, id); err != nil {
+					return err
+				}
+			}
+			for i := range files {
+				if err := t.moveGearFile(id, &files[i], isOld); err != nil {
+					return err
+				}
+			}
+			if err := t.countGear(id); err != nil {
+				return err
+			}
+		}
+		for id := range isOld {
+			if err := t.emptyGearPack(id, due.UnixMilli()); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// moveGearFile gives a content its new place, unless it has another meanwhile.
+func (t *tx) moveGearFile(pack int64, f *GearFile, old map[int64]bool) error {
+	var id, at int64
+	err := t.row(`SELECT id, pack_id FROM gear_files WHERE name = ?`, []any{f.Name[:]}, &id, &at)
+	if errors.Is(err, ErrNotFound) || (err == nil && at != 0 && !old[at]) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	_, err = t.exec(`UPDATE gear_files SET pack_id = ?, off = ?, stored = ?, encoding = ? WHERE id = ?`, pack, f.Off, f.Stored, f.Encoding, id)
+	return err
+}
+
+// emptyGearPack takes a pack out of use.
+func (t *tx) emptyGearPack(id, due int64) error {
+	var live bool
+	if err := t.row(`SELECT EXISTS (SELECT 1 FROM gear_files WHERE pack_id = ? AND live = 1)`, []any{id}, &live); err != nil {
+		return err
+	}
+	if live {
+		return ErrGearStale
+	}
+	if _, err := t.exec(`DELETE FROM gear_files WHERE pack_id = ?`, id); err != nil {
+		return err
+	}
+	_, err := t.exec(`UPDATE gear_packs SET state = 2, due_at = ?, live_files = 0, live_bytes = 0 WHERE id = ? AND state = 1`, due, id)
+	return err
+}
+
+// LoseGear records that a content's bytes in a pack are damaged: it is as good
+// as absent until a pack that has it is recorded. A content that lies elsewhere
+// by now is left alone.
+func (c *Catalog) LoseGear(ctx context.Context, name, pack GearName) error {
+	return c.db.write(ctx, func(t *tx) error {
+		var id, packID, stored int64
+		var live bool
+		err := t.row(`SELECT f.id, f.pack_id, f.stored, f.live FROM gear_files f JOIN gear_packs p ON p.id = f.pack_id WHERE f.name = ? AND p.digest = ?`,
+			[]any{name[:], pack[:]}, &id, &packID, &stored, &live)
+		if errors.Is(err, ErrNotFound) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if !live {
+			_, err := t.exec(`DELETE FROM gear_files WHERE id = ?`, id)
+			return err
+		}
+		if _, err := t.exec(`UPDATE gear_files SET pack_id = 0, off = 0, stored = 0 WHERE id = ?`, id); err != nil {
+			return err
+		}
+		_, err = t.exec(`UPDATE gear_packs SET live_files = live_files - 1, live_bytes = live_bytes - ? WHERE id = ?`, stored, packID)
+		return err
+	})
+}
+
+// dropGearLayer takes away with a blob what Gear knows of it: the index of a
+// layer, whose contents are released by CollectGear, or the profile of an image.
+func (t *tx) dropGearLayer(d oci.Digest) error {
+	for _, query := range []string{`UPDATE gear_layers SET digest = NULL, blob_id = 0 WHERE digest = ?`,
+		`DELETE FROM gear_jobs WHERE digest = ?`, `DELETE FROM gear_profiles WHERE digest = ?`} {
+		if _, err := t.exec(query, string(d)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// CollectGear releases at most n contents of layers whose blobs are gone, and of
+// clients that never sent an index. It returns how many it looked at; 0: there
+// is nothing to do.
+func (c *Catalog) CollectGear(ctx context.Context, n int) (examined int, err error) {
+	err = c.db.write(ctx, func(t *tx) error {
+		examined = 0
+		var layer int64
+		err := t.row(`SELECT id FROM gear_layers WHERE digest IS NULL ORDER BY id LIMIT 1`, nil, &layer)
+		if errors.Is(err, ErrNotFound) {
+			return t.expireGear(c.now(), n, &examined)
+		}
+		if err != nil {
+			return err
+		}
+		ids, err := t.ids(`SELECT file_id FROM gear_layer_files WHERE layer_id = ? LIMIT ?`, layer, n)
+		if err != nil {
+			return err
+		}
+		examined = max(len(ids), 1)
+		if len(ids) < n {
+			for _, query := range []string{`DELETE FROM gear_grants WHERE layer_id = ?`, `DELETE FROM gear_layers WHERE id = ?`} {
+				if _, err := t.exec(query, layer); err != nil {
+					return err
+				}
+			}
+		}
+		if err := t.byIDs(`DELETE FROM gear_layer_files WHERE layer_id = ? AND file_id IN (%s)`, []any{layer}, ids); err != nil {
+			return err
+		}
+		return t.releaseGear(ids)
+	})
+	return examined, err
+}
+
+// expireGear ends the uploads of clients that never sent an index.
+func (t *tx) expireGear(now int64, n int, examined *int) error {
+	var ids, repos []int64
+	err := t.rows(`SELECT file_id, repo_id FROM gear_staged WHERE expires_at <= ? ORDER BY expires_at LIMIT ?`, []any{now, n}, func(r *sql.Rows) error {
+		var id, repo int64
+		err := r.Scan(&id, &repo)
+		ids, repos = append(ids, id), append(repos, repo)
+		return err
+	})
+	if err != nil || len(ids) == 0 {
+		return err
+	}
+	*examined = len(ids)
+	for i, id := range ids {
+		if _, err := t.exec(`DELETE FROM gear_staged WHERE file_id = ? AND repo_id = ?`, id, repos[i]); err != nil {
+			return err
+		}
+	}
+	return t.releaseGear(ids)
+}
+
+func (t *tx) ids(query string, args ...any) ([]int64, error) {
+	var out []int64
+	err := t.rows(query, args, func(r *sql.Rows) error {
+		var id int64
+		err := r.Scan(&id)
+		out = append(out, id)
+		return err
+	})
+	return out, err
+}
+
+// releaseGear makes contents dead that nothing needs any more.
+func (t *tx) releaseGear(ids []int64) error {
+	var dead []int64
+	packs := map[int64]*gearDelta{}
+	for _, id := range ids {
+		var pack, stored int64
+		err := t.row(`SELECT pack_id, stored FROM gear_files f WHERE id = ? AND live = 1
+			AND NOT EXISTS (SELECT 1 FROM gear_layer_files lf WHERE lf.file_id = f.id) AND NOT EXISTS (SELECT 1 FROM gear_staged s WHERE s.file_id = f.id)`,
+			[]any{id}, &pack, &stored)
+		if errors.Is(err, ErrNotFound) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if pack == 0 {
+			if _, err := t.exec(`DELETE FROM gear_files WHERE id = ?`, id); err != nil {
+				return err
+			}
+			continue
+		}
+		dead = append(dead, id)
+		addGear(packs, pack, -1, -stored)
+	}
+	return t.setGearLive(dead, 0, packs)
+}
+
+// DeletingGear returns at most n packs whose objects are to be deleted now, and
+// then given to ForgetGear. None of them has a content or a writer.
+func (c *Catalog) DeletingGear(ctx context.Context, n int) ([]GearName, error) {
+	var out []GearName
+	// A commit that was refused may have had the contents still there.
+	if err := c.db.settled(ctx); err != nil {
+		return nil, err
+	}
+	var due bool
+	err := c.db.row(ctx, `SELECT EXISTS (SELECT 1 FROM gear_packs WHERE state = 2 AND due_at <= ?)`, []any{c.now()}, &due)
+	if err == nil && due {
+		err = c.db.write(ctx, func(t *tx) error {
+			_, err := t.exec(`UPDATE gear_packs SET state = 3 WHERE state = 2 AND due_at <= ?
+				AND NOT EXISTS (SELECT 1 FROM gear_intents i WHERE i.pack = gear_packs.digest)`, c.now())
+			return err
+		})
+	}
+	if err != nil {
+		return nil, err
+	}
+	err = c.db.rows(ctx, `SELECT digest FROM gear_packs WHERE state = 3 ORDER BY id LIMIT ?`, []any{n}, func(r *sql.Rows) error {
+		var digest GearName
+		var raw sql.RawBytes
+		err := r.Scan(&raw)
+		copy(digest[:], raw)
+		out = append(out, digest)
+		return err
+	})
+	return out, err
+}
+
+// ForgetGear drops the rows of packs whose objects are deleted.
+func (c *Catalog) ForgetGear(ctx context.Context, packs ...GearName) error {
+	return c.db.write(ctx, func(t *tx) error {
+		for _, p := range packs {
+			if _, err := t.exec(`DELETE FROM gear_packs WHERE digest = ? AND state = 3`, p[:]); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}

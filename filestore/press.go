@@ -1,0 +1,289 @@
+package filestore
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/klauspost/compress/zstd"
+	"golang.org/x/sync/semaphore"
+
+	"example.org/slipway/catalog"
+	"example.org/slipway/gear"
+)
+
+// pressBudget is how many bytes before compression are under way in one press;
+// the same number again may be held compressed. Twice the largest piece at
+// least, so that two workers always have something to do.
+const pressBudget = 4 * gear.LargeFile
+
+// codec compresses pieces.
+type codec struct {
+	// whole is for contents below gear.LargeFile and for chunks, dict for small
+	// contents if dictFrame is not nil.
+	whole, dict *zstd.Encoder
+	// dictFrame is the dictionary as stored.
+	dictFrame []byte
+}
+
+// smallFile is the size in bytes below which a content is compressed with the
+// dictionary. Above, it gains little, and training on such contents costs much.
+// It must not be more than zstd's block of 128 KiB.
+const smallFile = 128 << 10
+
+func newEncoder(level zstd.EncoderLevel, workers int, more ...zstd.EOption) (*zstd.Encoder, error) {
+	// No checksum: names and chunk digests are better ones.
+	return zstd.NewWriter(nil, append(more, zstd.WithEncoderLevel(level), zstd.WithEncoderCRC(false),
+		zstd.WithEncoderConcurrency(workers))...)
+}
+
+// encode returns the stored form of a piece. What it returns is in buf, or is
+// raw itself.
+func (c *codec) encode(raw, buf []byte) ([]byte, gear.Encoding) {
+	z, e := c.whole, gear.Zstd
+	if c.dictFrame != nil && len(raw) < smallFile {
+		z, e = c.dict, gear.ZstdDict
+	}
+	if len(raw) == 0 {
+		return raw, gear.Plain
+	}
+	if out := z.EncodeAll(raw, buf[:0]); len(out) < len(raw) {
+		return out, e
+	}
+	return raw, gear.Plain
+}
+
+// piece is a content, or a chunk of one, on its way through a press.
+type piece struct {
+	file    *gear.File
+	content *held
+	chunk   int // of a large content
+
+	encoding      gear.Encoding
+	raw, buf, out []byte
+	err           error
+	done          chan struct{}
+}
+
+// held is a content that is released when nobody holds it any more.
+type held struct {
+	gear.Content
+	holders atomic.Int32
+}
+
+func (h *held) drop() {
+	if h.holders.Add(-1) == 0 {
+		h.Release()
+	}
+}
+
+// press compresses contents with several workers and appends them to packs in
+// the order in which they came.
+type press struct {
+	s      *Store
+	writer string
+	codec  *codec
+	roll   bool // to a new pack when one is full
+
+	ctx    context.Context
+	cancel context.CancelFunc
+	budget *semaphore.Weighted
+	work   chan *piece // to the workers
+	order  chan *piece // to the one who appends
+	wg     sync.WaitGroup
+	buffer sync.Pool
+
+	failed atomic.Pointer[error]
+	// packs that are finished, and the present one; the appender's, and after
+	// close the caller's.
+	packs []catalog.NewGearPack
+	pack  *packWriter
+	// closed tells that close was called, intended that a pack may have been
+	// announced.
+	closed, intended bool
+	// of the present large content
+	start  int64
+	chunks []gear.Chunk
+}
+
+func (s *Store) newPress(ctx context.Context, writer string, c *codec) *press {
+	p := &press{s: s, writer: writer, codec: c, budget: semaphore.NewWeighted(pressBudget),
+		work: make(chan *piece), order: make(chan *piece, 1024)}
+	p.ctx, p.cancel = context.WithCancel(ctx)
+	p.buffer.New = func() any { return new([]byte) }
+	for range s.opts.Workers {
+		p.wg.Go(p.compress)
+	}
+	p.wg.Go(p.appendAll)
+	return p
+}
+
+// put hands a content over. It returns an earlier failure.
+func (p *press) put(f *gear.File, c gear.Content) error {
+	h := &held{Content: c}
+	h.holders.Store(1)
+	defer h.drop()
+	if f.Size < gear.LargeFile {
+		return p.send(&piece{file: f, content: h}, f.Size)
+	}
+	n := gear.ChunkCount(f.Size)
+	if len(f.Chunks) != n || f.Size > gear.MaxFile {
+		return fmt.Errorf("content %x of %d bytes has %d chunks", f.Name, f.Size, len(f.Chunks))
+	}
+	for i := range n {
+		if err := p.send(&piece{file: f, content: h, chunk: i}, int64(gear.ChunkLen(f.Size, i))); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// send hands a piece over, which takes size bytes of the budget.
+func (p *press) send(x *piece, size int64) error {
+	if err := p.failure(); err != nil {
+		return err
+	}
+	if err := p.budget.Acquire(p.ctx, size); err != nil {
+		if failed := p.failure(); failed != nil {
+			return failed
+		}
+		return err
+	}
+	x.raw = p.slice(size)
+	x.done = make(chan struct{})
+	x.content.holders.Add(1)
+	p.order <- x // the appender takes all, whatever fails
+	p.work <- x
+	return nil
+}
+
+// slice returns a buffer of size bytes.
+func (p *press) slice(size int64) []byte {
+	b := *p.buffer.Get().(*[]byte)
+	if int64(cap(b)) < size {
+		b = make([]byte, size)
+	}
+	return b[:size]
+}
+
+func (p *press) failure() error {
+	if e := p.failed.Load(); e != nil {
+		return *e
+	}
+	return nil
+}
+
+// fail keeps the first failure and stops the rest.
+func (p *press) fail(err error) {
+	if p.failed.CompareAndSwap(nil, &err) {
+		p.cancel()
+	}
+}
+
+// compress is a worker.
+func (p *press) compress() {
+	for x := range p.work {
+		off := int64(x.chunk) * gear.ChunkSize
+		if n, err := x.content.ReadAt(x.raw, off); n < len(x.raw) {
+			x.err = fmt.Errorf("read content %x: %w", x.file.Name, err)
+		} else {
+			x.buf = p.slice(0)
+			x.out, x.encoding = p.codec.encode(x.raw, x.buf)
+			if x.encoding != gear.Plain {
+				x.buf = x.out
+			}
+		}
+		close(x.done)
+	}
+}
+
+// appendAll writes the pieces in order. After a failure it goes on to take them,
+// so that nobody waits for it.
+func (p *press) appendAll() {
+	for x := range p.order {
+		<-x.done
+		err := x.err
+		if err == nil && p.failure() == nil {
+			err = p.append(x)
+		}
+		if err != nil {
+			p.fail(err)
+		}
+		x.content.drop()
+		p.budget.Release(int64(len(x.raw)))
+		p.buffer.Put(&x.raw)
+		if x.buf != nil {
+			p.buffer.Put(&x.buf)
+		}
+	}
+}
+
+// append writes a piece to the pack.
+func (p *press) append(x *piece) error {
+	if p.pack == nil {
+		pack, err := p.s.newPack(p.ctx, p.codec.dictFrame)
+		if err != nil {
+			return err
+		}
+		p.pack = pack
+	}
+	if x.chunk == 0 {
+		p.start, p.chunks = p.pack.off, p.chunks[:0]
+	}
+	if err := p.pack.write(x.out); err != nil {
+		return err
+	}
+	encoding := x.encoding
+	if x.file.Size >= gear.LargeFile {
+		p.chunks = append(p.chunks, gear.Chunk{Stored: uint32(len(x.out)), Name: x.file.Chunks[x.chunk]})
+		if x.chunk < len(x.file.Chunks)-1 {
+			return nil
+		}
+		if err := p.pack.write(gear.AppendChunkTable(nil, p.chunks)); err != nil {
+			return err
+		}
+		encoding = gear.Chunked
+	}
+	if err := p.pack.add(x.file.Name, x.file.Size, encoding, p.start); err != nil {
+		return err
+	}
+	if p.roll && p.pack.full() {
+		return p.finish()
+	}
+	return nil
+}
+
+// finish ends the present pack, if there is one.
+func (p *press) finish() error {
+	if p.pack == nil {
+		return nil
+	}
+	p.intended = true
+	pack, err := p.pack.finish(p.ctx, p.writer)
+	if p.pack = nil; err != nil {
+		return err
+	}
+	p.packs = append(p.packs, pack)
+	return nil
+}
+
+// close waits for what is under way, ends the last pack and returns all of them,
+// or the first failure. Packs that are finished stay.
+func (p *press) close() ([]catalog.NewGearPack, error) {
+	p.closed = true
+	close(p.work)
+	close(p.order)
+	p.wg.Wait()
+	if p.failure() == nil {
+		if err := p.finish(); err != nil {
+			p.fail(err)
+		}
+	}
+	if p.pack != nil {
+		p.pack.cancel(p.ctx)
+		p.pack = nil
+	}
+	p.cancel()
+	return p.packs, p.failure()
+}

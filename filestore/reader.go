@@ -1,0 +1,361 @@
+package filestore
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+
+	"example.org/slipway/catalog"
+	"example.org/slipway/gear"
+	"example.org/slipway/objstore"
+)
+
+// place is where a content lies.
+type place struct {
+	size, off, stored int64
+	pack              gear.Name
+	encoding          gear.Encoding
+}
+
+func placeOf(f *catalog.GearFile) place {
+	return place{f.Size, f.Off, f.Stored, f.Pack, gear.Encoding(f.Encoding)}
+}
+
+// table is where the chunk table of a chunked content lies.
+func (p place) table() (off, n int64) {
+	n = int64(gear.ChunkCount(p.size)) * gear.ChunkEntry
+	return p.off + p.stored - n, n
+}
+
+// dictionary is a pack's, as stored and ready to decode with.
+type dictionary struct {
+	stored  []byte
+	decoder *gear.FrameDecoder
+}
+
+// tries is how often a content is looked up anew when its pack has gone, or is
+// read again when it seems damaged, before that is believed.
+const tries = 3
+
+// find looks a content up. Errors: ErrNotFound, ErrLost.
+func (s *Store) find(ctx context.Context, name gear.Name) (place, error) {
+	if p, ok := s.places.get(name); ok {
+		return p, nil
+	}
+	f, err := s.cat.GearFile(ctx, name)
+	if err != nil {
+		return place{}, fmt.Errorf("content %x: %w", name, err)
+	}
+	if f.Pack == (gear.Name{}) {
+		return place{}, fmt.Errorf("content %x: %w", name, ErrLost)
+	}
+	p := placeOf(&f)
+	s.places.put(name, p, 1)
+	return p, nil
+}
+
+// File is a content to be read. It holds nothing open. It is used by one
+// goroutine at a time.
+type File struct {
+	s      *Store
+	name   gear.Name
+	at     place
+	chunks []gear.Chunk // once they were read
+}
+
+// Open finds a content. Errors: ErrNotFound, ErrLost.
+func (s *Store) Open(ctx context.Context, name gear.Name) (*File, error) {
+	p, err := s.find(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	return &File{s: s, name: name, at: p}, nil
+}
+
+// Size in bytes of the content.
+func (f *File) Size() int64 { return f.at.size }
+
+// read calls do until it succeeds: where the content lies may change between two
+// calls. An error of do that says that bytes are not what was written makes the
+// content lost when it comes again.
+func (f *File) read(ctx context.Context, do func() error) error {
+	var err error
+	for range tries {
+		if err = do(); err == nil {
+			return nil
+		}
+		if !errors.Is(err, objstore.ErrNotExist) && !isDamage(err) {
+			return err
+		}
+		f.s.places.drop(f.name)
+		p, err := f.s.find(ctx, f.name)
+		if err != nil {
+			return err
+		}
+		if p.pack != f.at.pack {
+			f.chunks = nil
+		}
+		f.at = p
+	}
+	return f.s.damaged(ctx, f.name, f.at.pack, err)
+}
+
+// isDamage tells that bytes are not what was written from a failure to read.
+func isDamage(err error) bool {
+	return errors.Is(err, gear.ErrFormat) || errors.Is(err, gear.ErrContent) || errors.Is(err, errPack) || errors.Is(err, errShort)
+}
+
+var errShort = errors.New("the pack is too short")
+
+// damaged records that a content is lost.
+func (s *Store) damaged(ctx context.Context, name, pack gear.Name, found error) error {
+	e := &CorruptError{Pack: hex.EncodeToString(pack[:]), Name: hex.EncodeToString(name[:]), Err: found}
+	s.places.drop(name)
+	s.log.Error("content is damaged", "name", e.Name, "pack", e.Pack, "err", found)
+	err := s.cat.LoseGear(context.WithoutCancel(ctx), name, pack)
+	if s.opts.OnCorrupt != nil {
+		s.opts.OnCorrupt(e)
+	}
+	if err != nil {
+		return errors.Join(e, fmt.Errorf("record that content %s is lost: %w", e.Name, err))
+	}
+	return e
+}
+
+// Content returns the verified content, which must be smaller than
+// gear.LargeFile and must not be changed. Errors: *CorruptError, ErrLost.
+func (f *File) Content(ctx context.Context) ([]byte, error) {
+	if f.at.encoding == gear.Chunked {
+		return nil, fmt.Errorf("content of %d bytes is not read whole", f.at.size)
+	}
+	if b, ok := f.s.cache.Get(f.name); ok {
+		return b, nil
+	}
+	var out []byte
+	err := f.read(ctx, func() error {
+		stored, err := f.s.readPack(ctx, f.at.pack, f.at.off, f.at.stored)
+		if err == nil {
+			out, err = f.s.decode(ctx, f.name, f.at, stored, nil)
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	f.s.cache.Put(f.name, out)
+	return out, nil
+}
+
+// readPack reads n bytes of a pack.
+func (s *Store) readPack(ctx context.Context, pack gear.Name, off, n int64) ([]byte, error) {
+	o, err := s.objs.Get(ctx, packKey(pack), off, n)
+	if err != nil {
+		return nil, fmt.Errorf("read pack: %w", err)
+	}
+	defer o.Close()
+	if o.Info().Size < off+n { // before there is memory for it
+		return nil, fmt.Errorf("%d bytes at %d of %d: %w", n, off, o.Info().Size, errShort)
+	}
+	b := make([]byte, n)
+	if _, err := io.ReadFull(o, b); err != nil {
+		return nil, fmt.Errorf("read pack: %w", short(err))
+	}
+	return b, nil
+}
+
+// short makes the end of an object that should go on errShort.
+func short(err error) error {
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return errShort
+	}
+	return err
+}
+
+// decode makes the content, which is not chunked, of its stored bytes, and
+// verifies it. The result may be in buf, or be stored.
+func (s *Store) decode(ctx context.Context, name gear.Name, p place, stored, buf []byte) (out []byte, err error) {
+	switch p.encoding {
+	case gear.Plain:
+		out = stored
+	case gear.Zstd:
+		out, err = s.plain.Decode(buf, stored, int(p.size))
+	case gear.ZstdDict:
+		var d *dictionary
+		if d, err = s.dict(ctx, p.pack); err == nil {
+			out, err = d.decoder.Decode(buf, stored, int(p.size))
+		}
+	default:
+		err = fmt.Errorf("encoding %d: %w", p.encoding, gear.ErrFormat)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if sha256.Sum256(out) != name {
+		return nil, gear.ErrContent
+	}
+	return out, nil
+}
+
+// dict returns a pack's dictionary.
+func (s *Store) dict(ctx context.Context, pack gear.Name) (*dictionary, error) {
+	if d, ok := s.dicts.get(pack); ok {
+		return d, nil
+	}
+	header, err := s.readPack(ctx, pack, 0, headerSize)
+	if err != nil {
+		return nil, err
+	}
+	n, err := dictLen(header)
+	if err != nil {
+		return nil, err
+	}
+	stored, err := s.readPack(ctx, pack, headerSize, int64(n))
+	if err != nil {
+		return nil, err
+	}
+	d := &dictionary{stored: stored}
+	if d.decoder, err = gear.NewFrameDecoder(stored); err != nil {
+		return nil, err
+	}
+	s.dicts.put(pack, d, 1)
+	return d, nil
+}
+
+// dictsInRAM is how many packs' dictionaries are kept ready; each takes about
+// 0.5 MB.
+const dictsInRAM = 2 * hotShards
+
+// Chunks are the SHA-256 of the chunks of a content of gear.LargeFile bytes or
+// more, and nil of a smaller one. Errors: *CorruptError, ErrLost.
+func (f *File) Chunks(ctx context.Context) ([]gear.Name, error) {
+	if f.at.encoding != gear.Chunked {
+		return nil, nil
+	}
+	if err := f.read(ctx, func() error { return f.readTable(ctx) }); err != nil {
+		return nil, err
+	}
+	names := make([]gear.Name, len(f.chunks))
+	for i, c := range f.chunks {
+		names[i] = c.Name
+	}
+	return names, nil
+}
+
+func (f *File) readTable(ctx context.Context) error {
+	if f.chunks != nil {
+		return nil
+	}
+	off, n := f.at.table()
+	key := tableName(f.name, f.at.pack)
+	raw, cached := f.s.cache.Get(key)
+	if !cached {
+		var err error
+		if raw, err = f.s.readPack(ctx, f.at.pack, off, n); err != nil {
+			return err
+		}
+	}
+	chunks, err := gear.ParseChunkTable(raw, f.at.size, f.at.stored)
+	if err != nil {
+		return err
+	}
+	if !cached {
+		f.s.cache.Put(key, raw)
+	}
+	f.chunks = chunks
+	return nil
+}
+
+// tableName is what a content's chunk table is called in the cache. It is no
+// content's name, being made of two hashes.
+func tableName(name, pack gear.Name) gear.Name {
+	for i := range name {
+		name[i] ^= ^pack[i]
+	}
+	return name
+}
+
+// WriteRange writes n bytes of the content from off to w, each chunk once it is
+// verified, and tells how many it wrote; n < 0 means to the end. A range that
+// ends behind the content is cut. Of a large content only the chunks that the
+// range touches are read. Errors: *CorruptError, ErrLost.
+func (f *File) WriteRange(ctx context.Context, w io.Writer, off, n int64) (int64, error) {
+	if off < 0 {
+		return 0, fmt.Errorf("offset %d is negative", off)
+	}
+	off = min(off, f.at.size)
+	if n < 0 || n > f.at.size-off {
+		n = f.at.size - off
+	}
+	if n == 0 {
+		return 0, nil
+	}
+	if f.at.encoding != gear.Chunked {
+		b, err := f.Content(ctx)
+		if err != nil {
+			return 0, err
+		}
+		k, err := w.Write(b[off : off+n])
+		return int64(k), err
+	}
+	end, at := off+n, off
+	err := f.read(ctx, func() error {
+		return f.eachChunk(ctx, at, end, func(i int, chunk []byte) error {
+			begin := int64(i) * gear.ChunkSize
+			k, err := w.Write(chunk[at-begin : min(end-begin, int64(len(chunk)))])
+			at += int64(k)
+			return err
+		})
+	})
+	return at - off, err
+}
+
+// eachChunk reads the chunks that hold the bytes from off to end, with one read
+// of the pack, and gives each to do when it is verified. It is good for the
+// length of the call.
+func (f *File) eachChunk(ctx context.Context, off, end int64, do func(i int, chunk []byte) error) error {
+	if err := f.readTable(ctx); err != nil {
+		return err
+	}
+	first, last := int(off/gear.ChunkSize), int((end-1)/gear.ChunkSize)
+	from, length := f.at.off, int64(0)
+	for i, c := range f.chunks[:last+1] {
+		if i < first {
+			from += int64(c.Stored)
+		} else {
+			length += int64(c.Stored)
+		}
+	}
+	o, err := f.s.objs.Get(ctx, packKey(f.at.pack), from, length)
+	if err != nil {
+		return fmt.Errorf("read pack: %w", err)
+	}
+	defer o.Close()
+	var in, out []byte
+	for i := first; i <= last; i++ {
+		c, size := f.chunks[i], gear.ChunkLen(f.at.size, i)
+		if in = in[:0]; cap(in) < int(c.Stored) {
+			in = make([]byte, gear.ChunkSize)
+		}
+		in = in[:c.Stored]
+		if _, err := io.ReadFull(o, in); err != nil {
+			return fmt.Errorf("read pack: %w", short(err))
+		}
+		chunk := in
+		if len(in) < size {
+			if out, err = f.s.plain.Decode(out, in, size); err != nil {
+				return err
+			}
+			chunk = out
+		}
+		if sha256.Sum256(chunk) != c.Name {
+			return fmt.Errorf("chunk %d: %w", i, gear.ErrContent)
+		}
+		if err := do(i, chunk); err != nil {
+			return err
+		}
+	}
+	return nil
+}
