@@ -133,20 +133,33 @@ func (b *bench) stop(servers ...*server) {
 	}
 }
 
-// interleave measures a case on each server once a round, in an order that is
-// reversed from round to round, so that what drifts on the machine meets all
-// alike. It returns an error only when ctx has ended: a server that fails is
-// recorded as that.
-func (b *bench) interleave(ctx context.Context, sc *scenario, cas string, servers []*server,
-	do func(ctx context.Context, s *server) (Sample, error)) error {
-	order := slices.Clone(servers)
+// arm is one of the things that take turns.
+type arm struct {
+	cas string
+	s   *server
+}
+
+// arms are a case on each of some servers.
+func arms(cas string, servers []*server) []arm {
+	var out []arm
+	for _, s := range servers {
+		out = append(out, arm{cas, s})
+	}
+	return out
+}
+
+// interleave measures each arm once a round, in an order that is reversed from
+// round to round, so that what drifts on the machine meets all alike. It returns
+// an error only when ctx has ended: a server that fails is recorded as that.
+func (b *bench) interleave(ctx context.Context, sc *scenario, list []arm, do func(ctx context.Context, a arm) (Sample, error)) error {
+	order := slices.Clone(list)
 	for round := 1; round <= b.rounds; round++ {
-		for _, s := range order {
-			sample, err := do(ctx, s)
+		for _, a := range order {
+			sample, err := do(ctx, a)
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
-			b.record(sc, cas, s.name, round, sample, err)
+			b.record(sc, a.cas, a.s.name, round, sample, err)
 		}
 		slices.Reverse(order)
 	}
@@ -172,17 +185,17 @@ func (b *bench) record(sc *scenario, cas, server string, round int, s Sample, er
 	b.logf("%s", head)
 }
 
-// slices measures a load on servers for the time of a slice each. A tenth of
-// that goes before, unmeasured, so that connections and caches are there.
-func (b *bench) slices(ctx context.Context, sc *scenario, cas string, servers []*server, clients int,
-	do func(s *server) func(ctx context.Context, w *worker, i int) (int64, error)) error {
-	return b.interleave(ctx, sc, cas, servers, func(ctx context.Context, s *server) (Sample, error) {
-		l := load{clients: clients, least: b.slice / 10, do: do(s)}
+// slices measures a load on each arm for the time of a slice. A tenth of that
+// goes before, unmeasured, so that connections and caches are there.
+func (b *bench) slices(ctx context.Context, sc *scenario, list []arm, clients int,
+	do func(a arm) func(ctx context.Context, w *worker, i int) (int64, error)) error {
+	return b.interleave(ctx, sc, list, func(ctx context.Context, a arm) (Sample, error) {
+		l := load{clients: clients, least: b.slice / 10, do: do(a)}
 		if _, err := l.run(ctx); err != nil {
 			return Sample{}, err
 		}
 		l.least = b.slice
-		return measure(ctx, s, l)
+		return measure(ctx, a.s, l)
 	})
 }
 

@@ -35,7 +35,8 @@ func runPush(b *bench, ctx context.Context, sc *scenario) error {
 }
 
 func (b *bench) pushSmall(ctx context.Context, sc *scenario, cas string, servers []*server, clients int, mode pushMode) error {
-	return b.interleave(ctx, sc, cas, servers, func(ctx context.Context, s *server) (Sample, error) {
+	return b.interleave(ctx, sc, arms(cas, servers), func(ctx context.Context, a arm) (Sample, error) {
+		s := a.s
 		set := b.newSerial()
 		// What the server before has left to be written is not to be waited for.
 		syscall.Sync()
@@ -71,7 +72,8 @@ func runPushLarge(b *bench, ctx context.Context, sc *scenario) error {
 		{"128 MiB", 128 << 20, 1, 1, pushMode{}},
 		{caseChunked, 128 << 20, 1, 1, pushMode{chunk: 16 << 20}},
 	} {
-		err := b.interleave(ctx, sc, c.name, servers, func(ctx context.Context, s *server) (Sample, error) {
+		err := b.interleave(ctx, sc, arms(c.name, servers), func(ctx context.Context, a arm) (Sample, error) {
+			s := a.s
 			images := make([]*image, c.count)
 			for i := range images {
 				n := b.newSerial()

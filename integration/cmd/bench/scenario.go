@@ -64,8 +64,8 @@ func scenarios() []*scenario {
 		},
 		{
 			name: "head", title: "HEAD of a manifest by tag", serving: true, servers: readers, run: runHead,
-			about: "HEAD of a manifest by tag with 10 clients: of many repositories with one tag each, and of one repository with more and more tags, " +
-				"each with a manifest of its own. Every tag was asked for once before. Registries that take long to store tags get 1,000 at most.",
+			about: "HEAD of a manifest by tag with 10 clients: of many repositories with one tag each, and of repositories with few and with many tags, " +
+				"each tag with a manifest of its own. Every tag was asked for once before, and all were stored before the first was measured. Registries that take long to store tags get 1,000 at most.",
 			main: cpuMs, more: []metric{perSecond, p50, p99, rssMB},
 		},
 		{

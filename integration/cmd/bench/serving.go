@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"path/filepath"
+	"slices"
 )
 
 // fleet is the servers whose pulls are compared, all holding the same content.
@@ -125,9 +126,9 @@ func runPull(b *bench, ctx context.Context, sc *scenario) error {
 		return err
 	}
 	for _, clients := range []int{1, 4, 10} {
-		err := b.slices(ctx, sc, caseClients(clients), f.of(sc, b.results), clients, func(s *server) func(context.Context, *worker, int) (int64, error) {
+		err := b.slices(ctx, sc, arms(caseClients(clients), f.of(sc, b.results)), clients, func(a arm) func(context.Context, *worker, int) (int64, error) {
 			return func(ctx context.Context, w *worker, i int) (int64, error) {
-				return s.pull(ctx, f.images[i%len(f.images)], &w.buf)
+				return a.s.pull(ctx, f.images[i%len(f.images)], &w.buf)
 			}
 		})
 		if err != nil {
@@ -160,57 +161,57 @@ func runHead(b *bench, ctx context.Context, sc *scenario) error {
 	if err := b.needImages(ctx, f); err != nil {
 		return err
 	}
-	err = b.slices(ctx, sc, caseClients(headClients), f.of(sc, b.results), headClients, func(s *server) func(context.Context, *worker, int) (int64, error) {
+	err = b.slices(ctx, sc, arms(caseClients(headClients), f.of(sc, b.results)), headClients, func(a arm) func(context.Context, *worker, int) (int64, error) {
 		return func(ctx context.Context, _ *worker, i int) (int64, error) {
 			im := f.images[i%len(f.images)]
-			return 0, s.head(ctx, im.repo, imageTag, im.manifest.digest)
+			return 0, a.s.head(ctx, im.repo, imageTag, im.manifest.digest)
 		}
 	})
 	if err != nil {
 		return err
 	}
-	for _, n := range tagCounts {
-		if err := b.headTags(ctx, sc, f, n); err != nil {
-			return err
-		}
-	}
-	return nil
+	return b.headTags(ctx, sc, f)
 }
 
-// headTags asks for the tags of a repository with n of them.
-func (b *bench) headTags(ctx context.Context, sc *scenario, f *fleet, n int) error {
+// headTags asks for the tags of repositories with few and with many of them. The
+// sizes take turns as the servers do: what is compared is one with another.
+func (b *bench) headTags(ctx context.Context, sc *scenario, f *fleet) error {
+	var list []arm
+	sets := map[string]*tagSet{}
+	for _, n := range tagCounts {
+		servers, err := b.needTags(ctx, sc, f, n)
+		if err != nil {
+			return err
+		}
+		sets[caseTags(n)] = f.tags[n]
+		list = append(list, arms(caseTags(n), servers)...)
+	}
+	list = slices.DeleteFunc(list, func(a arm) bool { return a.s.binary == "" }) // dropped meanwhile
+	return b.slices(ctx, sc, list, headClients, func(a arm) func(context.Context, *worker, int) (int64, error) {
+		set := sets[a.cas]
+		return func(ctx context.Context, _ *worker, i int) (int64, error) {
+			// Any order will do that does not follow the one of the list.
+			k := rand.New(rand.NewPCG(uint64(i), uint64(set.n))).IntN(set.n)
+			return 0, a.s.head(ctx, set.image.repo, tagName(k), set.digests[k])
+		}
+	})
+}
+
+// needTags makes sure that the servers have the repository with n tags, and
+// returns which do.
+func (b *bench) needTags(ctx context.Context, sc *scenario, f *fleet, n int) ([]*server, error) {
 	var servers []*server
 	for _, s := range f.of(sc, b.results) {
 		if s.name != nameAccessLog && (s.quick || n <= slowTags || b.results.Run.Full) {
 			servers = append(servers, s)
 		}
 	}
-	set := f.tags[n]
-	if set == nil {
-		set = newTagSet(n)
-		f.tags[n] = set
-		err := b.prepare(ctx, servers, fmt.Sprintf("storing %d tags in one repository", n), func(s *server) error { return s.storeTags(ctx, set) })
-		if err != nil {
-			return err
-		}
+	if f.tags[n] != nil {
+		return servers, nil
 	}
-	return b.slices(ctx, sc, caseTags(n), notDropped(servers), headClients, func(s *server) func(context.Context, *worker, int) (int64, error) {
-		return func(ctx context.Context, _ *worker, i int) (int64, error) {
-			// Any order will do that does not follow the one of the list.
-			k := rand.New(rand.NewPCG(uint64(i), uint64(n))).IntN(n)
-			return 0, s.head(ctx, set.image.repo, tagName(k), set.digests[k])
-		}
-	})
-}
-
-func notDropped(servers []*server) []*server {
-	var out []*server
-	for _, s := range servers {
-		if s.binary != "" {
-			out = append(out, s)
-		}
-	}
-	return out
+	set := newTagSet(n)
+	f.tags[n] = set
+	return servers, b.prepare(ctx, servers, fmt.Sprintf("storing %d tags in one repository", n), func(s *server) error { return s.storeTags(ctx, set) })
 }
 
 // storeTags puts a repository with many tags into a server, and asks for each
@@ -270,9 +271,9 @@ func runBlob(b *bench, ctx context.Context, sc *scenario) error {
 	}
 	for _, size := range blobSizes {
 		im := b.largeOf(size)
-		err := b.slices(ctx, sc, caseSize(size), f.of(sc, b.results), blobClients, func(s *server) func(context.Context, *worker, int) (int64, error) {
+		err := b.slices(ctx, sc, arms(caseSize(size), f.of(sc, b.results)), blobClients, func(a arm) func(context.Context, *worker, int) (int64, error) {
 			return func(ctx context.Context, w *worker, _ int) (int64, error) {
-				return int64(size), s.download(ctx, im.repo, im.blobs[0], w.chunk)
+				return int64(size), a.s.download(ctx, im.repo, im.blobs[0], w.chunk)
 			}
 		})
 		if err != nil {
