@@ -31,13 +31,19 @@ var layout = map[string][]string{
 	"auth":              {"oci"},
 	"notify":            {"oci"},
 	"client":            {"oci"},
+	"dedup":             {"oci", "rootfs"},
+	"rootfs":            {},
+	"gear":              {"oci", "rootfs"},
+	"filestore":         {"gear", "objstore", "catalog"},
+	"gearregistry":      {"oci", "catalog", "filestore", "gear", "rootfs", "registry", "objstore"},
+	"gearclient":        {"oci", "client", "gear", "rootfs"},
 	"registry":          {"oci", "objstore", "objstore/fsstore", "catalog", "cache"},
 	"server":            {"oci", "auth", "trace"},
 	"config":            {"auth", "notify"},
 	// The composition root: the only package that knows concrete drivers.
 	"serve": {"oci", "objstore", "objstore/fsstore", "objstore/memstore", "catalog", "registry",
-		"server", "auth", "notify", "client", "config", "trace"},
-	"cmd/slipway": {"serve", "config", "registry", "client", "oci"},
+		"server", "auth", "notify", "client", "config", "trace", "rootfs", "gear", "filestore", "gearregistry"},
+	"cmd/slipway": {"serve", "config", "registry", "client", "oci", "dedup", "gear", "gearclient", "gearregistry"},
 }
 
 // fence is a third-party module and the only packages that may use it.
@@ -58,6 +64,7 @@ var fences = []fence{
 	{"golang.org/x/crypto/bcrypt", []string{"auth"}, "who asks is decided in one place"},
 	{"go.yaml.in/yaml", []string{"config", "auth", "notify"}, "configuration is read in one place"},
 	{"go.opentelemetry.io", []string{"serve"}, "tracing wraps the handler and nothing else knows it"},
+	{"gonum.org/v1/plot", []string{"dedup"}, "charts are drawn of what dedup finds, and a server draws none"},
 	{"net/http/pprof", []string{"serve"}, "it is served on the debug port only"},
 	{"testing", []string{"oci/ocitest", "objstore/objtest"}, "test support is not product code"},
 }

@@ -193,6 +193,9 @@ func (c *Catalog) collectBlob(t *tx, d *Candidate, o CollectOptions, out *Collec
 		if _, err := t.exec(`DELETE FROM links WHERE repo_id = ? AND blob_id = ?`, d.repoID, d.blobID); err != nil {
 			return err
 		}
+		if err := t.revokeGear(d.repoID, d.blobID); err != nil {
+			return err
+		}
 		out.Unlinked = append(out.Unlinked, Unlinked{Repo: d.repo, Digest: d.digest})
 	}
 	return t.dropContent(d, out)
@@ -245,8 +248,9 @@ func (t *tx) dropContent(d *Candidate, out *Collected) error {
 // dropRepository removes a repository that holds nothing any more.
 func (t *tx) dropRepository(repoID int64) error {
 	_, err := t.exec(`DELETE FROM repositories WHERE id = ? AND NOT EXISTS (SELECT 1 FROM links WHERE repo_id = ?)
-		AND NOT EXISTS (SELECT 1 FROM manifests WHERE repo_id = ?) AND NOT EXISTS (SELECT 1 FROM gc_queue WHERE kind IN (0, 1) AND repo_id = ?)`,
-		repoID, repoID, repoID, repoID)
+		AND NOT EXISTS (SELECT 1 FROM manifests WHERE repo_id = ?) AND NOT EXISTS (SELECT 1 FROM gc_queue WHERE kind IN (0, 1) AND repo_id = ?)
+		AND NOT EXISTS (SELECT 1 FROM gear_staged WHERE repo_id = ?)`,
+		repoID, repoID, repoID, repoID, repoID)
 	return err
 }
 

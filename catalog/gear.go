@@ -208,10 +208,11 @@ func (c *Catalog) GearLayer(ctx context.Context, d oci.Digest) (GearLayer, error
 	return l, err
 }
 
-// GearLayersOf returns at most n layers that hold a content.
+// GearLayersOf returns at most n layers that hold a content: first those that
+// have its bytes, then those of Gear images, which have them only of their index.
 func (c *Catalog) GearLayersOf(ctx context.Context, name GearName, n int) ([]oci.Digest, error) {
 	list, err := c.names(ctx, `SELECT l.digest FROM gear_files f JOIN gear_layer_files lf ON lf.file_id = f.id JOIN gear_layers l ON l.id = lf.layer_id
-		WHERE f.name = ? AND l.digest IS NOT NULL LIMIT ?`, name[:], n)
+		WHERE f.name = ? AND l.digest IS NOT NULL ORDER BY l.embedded, l.id LIMIT ?`, name[:], n)
 	out := make([]oci.Digest, len(list))
 	for i, d := range list {
 		out[i] = oci.Digest(d)
@@ -278,6 +279,15 @@ type GearJob struct {
 	// Attempts that failed so far, and why the last one did.
 	Attempts int
 	Failure  string
+	// Due is when the next attempt is.
+	Due time.Time
+}
+
+func scanGearJob(r *sql.Rows) (j GearJob, err error) {
+	var due int64
+	err = r.Scan(&j.Digest, &j.Attempts, &j.Failure, &due)
+	j.Due = fromMillis(due)
+	return j, err
 }
 
 // QueueGear asks for the conversion of layers. Those that are converted or
@@ -301,9 +311,8 @@ func (c *Catalog) QueueGear(ctx context.Context, layers ...oci.Digest) error {
 // GearJobs returns at most n conversions that are due, oldest first.
 func (c *Catalog) GearJobs(ctx context.Context, n int) ([]GearJob, error) {
 	var out []GearJob
-	err := c.db.rows(ctx, `SELECT digest, attempts, failure FROM gear_jobs WHERE due_at <= ? ORDER BY due_at, id LIMIT ?`, []any{c.now(), n}, func(r *sql.Rows) error {
-		var j GearJob
-		err := r.Scan(&j.Digest, &j.Attempts, &j.Failure)
+	err := c.db.rows(ctx, `SELECT digest, attempts, failure, due_at FROM gear_jobs WHERE due_at <= ? ORDER BY due_at, id LIMIT ?`, []any{c.now(), n}, func(r *sql.Rows) error {
+		j, err := scanGearJob(r)
 		out = append(out, j)
 		return err
 	})

@@ -38,25 +38,34 @@ func (c *Catalog) CopyGearGrant(ctx context.Context, from, to string, d oci.Dige
 func (c *Catalog) GearGranted(ctx context.Context, repo string, d oci.Digest) (bool, error) {
 	var granted bool
 	err := c.db.row(ctx, `SELECT EXISTS (SELECT 1 FROM gear_layers l JOIN gear_grants g ON g.layer_id = l.id JOIN repositories r ON r.id = g.repo_id
+		JOIN links k ON k.repo_id = g.repo_id AND k.blob_id = l.blob_id
 		WHERE l.digest = ? AND r.name = ?)`, []any{string(d), repo}, &granted)
 	return granted, err
+}
+
+// revokeGear ends what GrantGear allowed, when a repository does not show the
+// blob any more: whoever pushes it again has to have the right to its files anew.
+func (t *tx) revokeGear(repoID, blobID int64) error {
+	_, err := t.exec(`DELETE FROM gear_grants WHERE repo_id = ? AND layer_id IN (SELECT id FROM gear_layers WHERE blob_id = ?)`, repoID, blobID)
+	return err
 }
 
 // GearJob returns what is known of the conversion of a layer that is queued or
 // has failed. Errors: ErrNotFound.
 func (c *Catalog) GearJob(ctx context.Context, d oci.Digest) (GearJob, error) {
 	j := GearJob{Digest: d}
-	err := c.db.row(ctx, `SELECT attempts, failure FROM gear_jobs WHERE digest = ?`, []any{string(d)}, &j.Attempts, &j.Failure)
+	var due int64
+	err := c.db.row(ctx, `SELECT attempts, failure, due_at FROM gear_jobs WHERE digest = ?`, []any{string(d)}, &j.Attempts, &j.Failure, &due)
+	j.Due = fromMillis(due)
 	return j, err
 }
 
 // FailedGear returns at most n conversions that failed, behind the digest last.
 func (c *Catalog) FailedGear(ctx context.Context, last oci.Digest, n int) ([]GearJob, error) {
 	var out []GearJob
-	err := c.db.rows(ctx, `SELECT digest, attempts, failure FROM gear_jobs WHERE attempts > 0 AND digest > ? ORDER BY digest LIMIT ?`,
+	err := c.db.rows(ctx, `SELECT digest, attempts, failure, due_at FROM gear_jobs WHERE attempts > 0 AND digest > ? ORDER BY digest LIMIT ?`,
 		[]any{string(last), n}, func(r *sql.Rows) error {
-			var j GearJob
-			err := r.Scan(&j.Digest, &j.Attempts, &j.Failure)
+			j, err := scanGearJob(r)
 			out = append(out, j)
 			return err
 		})
@@ -86,6 +95,21 @@ func (c *Catalog) RequeueGear(ctx context.Context, layers ...oci.Digest) error {
 	})
 }
 
+// QueueLostGear asks for the conversion of the layers that hold contents whose
+// bytes were found damaged, unless it was asked for already.
+func (c *Catalog) QueueLostGear(ctx context.Context) error {
+	const lost = `FROM gear_files f JOIN gear_layer_files lf ON lf.file_id = f.id JOIN gear_layers l ON l.id = lf.layer_id
+		JOIN blobs b ON b.id = l.blob_id AND b.state = 1 WHERE f.pack_id = 0 AND l.digest IS NOT NULL AND NOT EXISTS (SELECT 1 FROM gear_jobs j WHERE j.digest = l.digest)`
+	var any bool
+	if err := c.db.row(ctx, `SELECT EXISTS (SELECT 1 `+lost+`)`, nil, &any); err != nil || !any {
+		return err
+	}
+	return c.db.write(ctx, func(t *tx) error {
+		_, err := t.exec(`INSERT INTO gear_jobs (digest, due_at, attempts, failure) SELECT DISTINCT l.digest, ?, 0, '' `+lost, c.now())
+		return err
+	})
+}
+
 // GearLayerLost tells whether a content of a layer was found damaged.
 func (c *Catalog) GearLayerLost(ctx context.Context, d oci.Digest) (bool, error) {
 	var lost bool
@@ -105,6 +129,7 @@ func (c *Catalog) GearProfile(ctx context.Context, manifest oci.Digest) ([]byte,
 }
 
 // ChangeGearProfile replaces the profile of an image by what change makes of it.
+// It does nothing when the image is gone, with which profiles go.
 // change gets nil for none, may be called twice and must have no other effect.
 // The change survives the end of the process, but perhaps not a power cut: what
 // is lost is learnt again.
@@ -118,8 +143,8 @@ func (c *Catalog) ChangeGearProfile(ctx context.Context, manifest oci.Digest, ch
 		if err != nil {
 			return err
 		}
-		_, err = t.exec(`INSERT INTO gear_profiles (digest, data, updated_at) VALUES (?, ?, ?)
-			ON CONFLICT (digest) DO UPDATE SET data = excluded.data, updated_at = excluded.updated_at`, string(manifest), data, c.now())
+		_, err = t.exec(`INSERT INTO gear_profiles (digest, data, updated_at) SELECT digest, ?, ? FROM blobs WHERE digest = ? AND state = 1
+			ON CONFLICT (digest) DO UPDATE SET data = excluded.data, updated_at = excluded.updated_at`, data, c.now(), string(manifest))
 		return err
 	})
 }

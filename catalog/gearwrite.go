@@ -62,9 +62,9 @@ func (c *Catalog) EndGearIntents(ctx context.Context, writer string) error {
 }
 
 // RecordGear records packs, and what holds their contents, in one change. A
-// content that another pack has already keeps its place. Errors: ErrNotStored
-// if the layer's blob is not here, ErrNoRepository, ErrGearStale if a name of
-// the layer is of no content any more.
+// content that another pack has already keeps its place. A repository is made if
+// it is not there, as by PutBlob. Errors: ErrNotStored if the layer's blob is not
+// here, ErrGearStale if a name of the layer is of no content any more.
 func (c *Catalog) RecordGear(ctx context.Context, rec GearRecord) error {
 	return c.db.write(ctx, func(t *tx) error {
 		var blobID, repoID int64
@@ -78,11 +78,8 @@ func (c *Catalog) RecordGear(ctx context.Context, rec GearRecord) error {
 			}
 		}
 		if len(rec.Staged) > 0 {
-			err := t.row(`SELECT id FROM repositories WHERE name = ?`, []any{rec.Repo}, &repoID)
-			if errors.Is(err, ErrNotFound) {
-				return ErrNoRepository
-			}
-			if err != nil {
+			var err error // a push to a new repository may begin with its files
+			if repoID, err = t.repository(rec.Repo, c.now()); err != nil {
 				return err
 			}
 		}
@@ -438,6 +435,9 @@ func (t *tx) expireGear(now int64, n int, examined *int) error {
 	*examined = len(ids)
 	for i, id := range ids {
 		if _, err := t.exec(`DELETE FROM gear_staged WHERE file_id = ? AND repo_id = ?`, id, repos[i]); err != nil {
+			return err
+		}
+		if err := t.dropRepository(repos[i]); err != nil {
 			return err
 		}
 	}

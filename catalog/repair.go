@@ -42,6 +42,7 @@ func (c *Catalog) MarkAbsent(ctx context.Context, d oci.Digest, inline bool) (Sh
 			{`INSERT INTO gc_queue (kind, repo_id, blob_id, due_at) SELECT 0, repo_id, blob_id, ? FROM links WHERE blob_id = ?
 				ON CONFLICT (kind, repo_id, blob_id) DO UPDATE SET due_at = excluded.due_at`, []any{due, id}},
 			{`DELETE FROM links WHERE blob_id = ?`, []any{id}},
+			{`DELETE FROM gear_grants WHERE layer_id IN (SELECT id FROM gear_layers WHERE blob_id = ?)`, []any{id}},
 		} {
 			if _, err := t.exec(q.query, q.args...); err != nil {
 				return err

@@ -164,6 +164,9 @@ func (c *Catalog) DeleteBlob(ctx context.Context, repo string, d oci.Digest) err
 		if _, err := t.exec(`DELETE FROM links WHERE repo_id = ? AND blob_id = ?`, repoID, blobID); err != nil {
 			return err
 		}
+		if err := t.revokeGear(repoID, blobID); err != nil {
+			return err
+		}
 		// No grace here for the link itself, but for the content: another push
 		// may be about to mount or name it.
 		return t.enqueue(gcBlob, repoID, blobID, c.now()+c.grace.Milliseconds())

@@ -21,6 +21,7 @@ type Config struct {
 	Version       string        `yaml:"version" default:"0.1" enum:"0.1" doc:"Version of the shape of this file. A file must begin with it."`
 	Log           Log           `yaml:"log" doc:"What is logged, how and where to."`
 	Storage       Storage       `yaml:"storage" doc:"Where content is kept, for how long, and who may delete it."`
+	Gear          Gear          `yaml:"gear" doc:"Conversion of images to Gear form: an index and files that are stored once."`
 	HTTP          HTTP          `yaml:"http" doc:"The server that clients talk to."`
 	Auth          auth.Config   `yaml:"auth" doc:"Who may do what. Without any of it everything is allowed, and then http.addr must be a loopback address or http.insecure_open_to_network be true."`
 	Notifications Notifications `yaml:"notifications" doc:"Whom to tell of pushes, pulls and deletes."`
@@ -53,7 +54,7 @@ func (l *Log) SlogLevel() slog.Level {
 // AccessLog configures the log of requests.
 type AccessLog struct {
 	Disabled bool   `yaml:"disabled" doc:"True writes no access log."`
-	Format   string `yaml:"format" default:"clf" enum:"clf|trace|json" doc:"clf is the Combined Log Format, trace a record that slipway can replay, json one object a line."`
+	Format   string `yaml:"format" default:"clf" enum:"clf|trace|json" doc:"clf is the Combined Log Format. trace is one JSON object a line, with the ten fields of the published registry traces; json is another name for it."`
 	File     string `yaml:"file" doc:"File to append to. Empty means standard output."`
 }
 

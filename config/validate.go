@@ -35,9 +35,9 @@ type validator struct {
 
 // placeOf finds where a key was set, or else the section it would stand in. A
 // default has no place.
-func (v *validator) placeOf(key string) place {
+func (c *Config) placeOf(key string) place {
 	for key != "" {
-		if at, ok := v.c.places[key]; ok {
+		if at, ok := c.places[key]; ok {
 			return at
 		}
 		key = key[:max(0, strings.LastIndexAny(key, ".["))]
@@ -45,7 +45,13 @@ func (v *validator) placeOf(key string) place {
 	return place{}
 }
 
-func (v *validator) bad(key, message string) { v.problem(v.placeOf(key), key, message) }
+// Problem makes a problem with a key, in the place where that was set, of what
+// only those who use the configuration find.
+func (c *Config) Problem(key, message string) Problem {
+	return Problem{Where: c.placeOf(key).String(), Key: key, Message: message}
+}
+
+func (v *validator) bad(key, message string) { v.problem(v.c.placeOf(key), key, message) }
 
 // check reports err, if there is one, for key.
 func (v *validator) check(key string, err error) {
@@ -60,6 +66,7 @@ func (v *validator) values() {
 	v.tags(reflect.ValueOf(c).Elem(), "")
 	v.httpValues(&c.HTTP)
 	v.storageValues(&c.Storage)
+	v.gearValues(&c.Gear)
 	v.healthValues(&c.Health)
 
 	names := make(map[string]bool)
@@ -100,6 +107,12 @@ func (v *validator) httpValues(h *HTTP) {
 	if !strings.HasPrefix(h.Debug.Prometheus.Path, "/") {
 		v.bad("http.debug.prometheus.path", "must begin with a slash")
 	}
+	for i, s := range h.TrustedProxies {
+		if s != proxyUnix {
+			_, err := parseProxy(s)
+			v.check(fmt.Sprintf("http.trusted_proxies[%d]", i), err)
+		}
+	}
 	for i, name := range h.TLS.CipherSuites {
 		if s, _ := cipherSuite(name); s == nil {
 			v.bad(fmt.Sprintf("http.tls.ciphersuites[%d]", i), "is no cipher suite there is")
@@ -123,6 +136,15 @@ func (v *validator) storageValues(s *Storage) {
 		key := fmt.Sprintf("storage.retention[%d]", i)
 		v.patterns(key+".repositories", r.Repositories)
 		v.regexps(key+".keep_tags", r.KeepTags)
+	}
+}
+
+func (v *validator) gearValues(g *Gear) {
+	for i, r := range g.Rules {
+		v.patterns(fmt.Sprintf("gear.rules[%d].repositories", i), r.Repositories)
+	}
+	if g.Settle.Share > 100 {
+		v.bad("gear.settle.share", "must be at most 100")
 	}
 }
 
@@ -195,7 +217,7 @@ func noAuth(a *auth.Config) bool {
 // warnings finds what is valid and yet hardly meant.
 func (v *validator) warnings() {
 	h := &v.c.HTTP
-	warn := func(key, reason string) { v.warn(v.placeOf(key), key, reason) }
+	warn := func(key, reason string) { v.warn(v.c.placeOf(key), key, reason) }
 	if h.Debug.Addr != "" && beyondLoopback("tcp", h.Debug.Addr) {
 		warn("http.debug.addr", "metrics and profiles are reachable from other machines without a password")
 	}

@@ -30,11 +30,7 @@ func (c *claims) take(w *Writer, names []gear.Name) []bool {
 	defer c.mu.Unlock()
 	mine := make([]bool, len(names))
 	for i, n := range names {
-		if !w.names[n] {
-			w.names[n] = true
-			w.order = append(w.order, n)
-			c.pins[n]++
-		}
+		c.add(w, n)
 		switch owner := c.by[n]; owner {
 		case nil:
 			c.by[n] = w
@@ -45,6 +41,22 @@ func (c *claims) take(w *Writer, names []gear.Name) []bool {
 		}
 	}
 	return mine
+}
+
+// pin notes that w relies on a name, which it brings without a claim.
+func (c *claims) pin(w *Writer, name gear.Name) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.add(w, name)
+}
+
+// add notes that w relies on a name. c.mu is held.
+func (c *claims) add(w *Writer, name gear.Name) {
+	if !w.names[name] && !w.ended {
+		w.names[name] = true
+		w.order = append(w.order, name)
+		c.pins[name]++
+	}
 }
 
 // giveBack ends w's claim on names that are here already.

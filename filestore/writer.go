@@ -96,6 +96,15 @@ func (w *Writer) Put(_ context.Context, f gear.File, c gear.Content) error {
 	return w.press.put(&f, c)
 }
 
+// Keep puts a content that was not asked for with Missing. It is written whether
+// or not it is here already, or on its way by another writer: the time it takes
+// tells nothing of either, and the end of this writer waits for no other. What
+// was here keeps its place.
+func (w *Writer) Keep(ctx context.Context, f gear.File, c gear.Content) error {
+	w.s.claims.pin(w, f.Name)
+	return w.Put(ctx, f, c)
+}
+
 var errEnded = errors.New("the writer has ended")
 
 // PutIndex writes the layer's index, which is a content like others.

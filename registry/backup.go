@@ -119,12 +119,20 @@ func (r *Registry) backup(ctx context.Context, dir string, t *transfer) (err err
 	if err := os.Remove(unborn); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	if err := r.cat.Backup(ctx, unborn); err != nil {
-		return err
-	}
 	t.dst = dst
-	if err := withSnapshot(ctx, unborn, func(s *catalog.Snapshot) error { return t.copyAll(ctx, s) }); err != nil {
-		return errors.Join(err, os.Remove(unborn))
+	for try := 1; ; try++ {
+		if err := r.cat.Backup(ctx, unborn); err != nil {
+			return err
+		}
+		if err := withSnapshot(ctx, unborn, func(s *catalog.Snapshot) error { return t.copyAll(ctx, s) }); err != nil {
+			return errors.Join(err, os.Remove(unborn))
+		}
+		if try == packTries || !t.again() {
+			break
+		}
+		if err := os.Remove(unborn); err != nil {
+			return err
+		}
 	}
 	if n := t.rep.DamagedTotal; n > 0 {
 		return errors.Join(fmt.Errorf("%d contents of the registry are damaged, the first is %s; run slipway fsck --repair", n, t.rep.Damaged[0]), os.Remove(unborn))

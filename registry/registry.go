@@ -199,6 +199,7 @@ func (r *Registry) Close(ctx context.Context) error {
 	r.uploads.close()
 	r.background.Wait()
 	err := errors.Join(r.uploads.saveAll(ctx), r.flushPulls(ctx), r.flushSeen(ctx))
+	r.uploads.unfollow()
 	if err == nil && r.seen.complete(r.opts.Clock(), r.opts.Grace) {
 		err = r.cat.End(ctx)
 	}

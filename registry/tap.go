@@ -20,7 +20,8 @@ type Tap interface {
 
 // Follower follows one upload. Its methods are called one after the other, must
 // not block and must not fail the push. After Published or Dropped, exactly one
-// of which ends each Follower, no other is called.
+// of which ends each Follower at the latest when the registry is closed, no other
+// is called.
 type Follower interface {
 	// Write takes the next bytes. It must not keep p.
 	Write(p []byte)
@@ -56,6 +57,19 @@ func (u *upload) unfollow() {
 	if u.follower != nil {
 		u.follower.Dropped()
 		u.follower = nil
+	}
+}
+
+// unfollow ends what follows uploads when the registry is closed: they may be
+// continued after a restart, but not here.
+func (us *uploads) unfollow() {
+	us.mu.Lock()
+	defer us.mu.Unlock()
+	for _, u := range us.byID {
+		if u.mu.TryLock() { // else by the request that could not be ended
+			u.unfollow()
+			u.mu.Unlock()
+		}
 	}
 }
 

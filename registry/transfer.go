@@ -25,6 +25,7 @@ type transfer struct {
 	mu    sync.Mutex // guards what follows
 	rep   BackupReport
 	shown time.Time
+	gone  int // packs that were not at the source any more
 }
 
 func newTransfer(src objstore.Store, parallel int, progress func(BackupReport)) *transfer {
@@ -60,10 +61,17 @@ func (t *transfer) copyAll(ctx context.Context, s *catalog.Snapshot) error {
 	if err != nil {
 		return fmt.Errorf("count the contents: %w", err)
 	}
+	packs, packBytes, err := s.PackTotals(ctx)
+	if err != nil {
+		return fmt.Errorf("count the packs: %w", err)
+	}
 	t.step(func(rep *BackupReport) {
 		rep.Manifests, rep.Blobs, rep.Inline, rep.InlineBytes = n.Manifests, n.Blobs, n.Inline, n.InlineBytes
-		rep.ObjectsTotal, rep.BytesTotal = n.Objects, n.ObjectBytes
+		rep.ObjectsTotal, rep.BytesTotal = n.Objects+packs, n.ObjectBytes+packBytes
 	})
+	if err := t.copyPacks(ctx, s); err != nil { // first, because they may be replaced meanwhile
+		return err
+	}
 	const page = 500
 	for after := int64(0); ; {
 		list, err := s.Objects(ctx, after, page)
@@ -183,5 +191,8 @@ func (t *transfer) prune(ctx context.Context, s *catalog.Snapshot) error {
 			}
 		}
 	}
-	return flush()
+	if err := flush(); err != nil {
+		return err
+	}
+	return t.prunePacks(ctx, s)
 }

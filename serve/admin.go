@@ -28,8 +28,8 @@ type GCArgs struct{ DryRun, Now, Untagged bool }
 
 // FsckArgs of [Admin.Fsck]; see registry.FsckOptions.
 type FsckArgs struct {
-	Quick, Repair bool
-	Parallel      int
+	Quick, Repair, EmptyQuarantine bool
+	Parallel                       int
 }
 
 // BackupArgs of [Admin.Backup].
@@ -186,11 +186,11 @@ func (a *Admin) Fsck(ctx context.Context, args FsckArgs, progress func(registry.
 	if a.local == nil {
 		return remote(ctx, a, "fsck", args, progress)
 	}
-	return fsck(ctx, a.local.reg, args, progress)
+	return fsckAll(ctx, a.local, args, progress)
 }
 
 func fsck(ctx context.Context, r *registry.Registry, args FsckArgs, progress func(registry.FsckReport)) (registry.FsckReport, error) {
-	return r.Fsck(ctx, registry.FsckOptions{Quick: args.Quick, Repair: args.Repair, Parallel: args.Parallel, Progress: progress})
+	return r.Fsck(ctx, registry.FsckOptions{Quick: args.Quick, Repair: args.Repair, EmptyQuarantine: args.EmptyQuarantine, Parallel: args.Parallel, Progress: progress})
 }
 
 // Backup copies everything into a directory.

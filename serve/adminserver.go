@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"example.org/slipway/gearregistry"
 	"example.org/slipway/registry"
 	"example.org/slipway/server"
 )
@@ -55,13 +56,28 @@ func newAdminServer(s *Server) (*adminServer, error) {
 		return collect(ctx, reg, a, p)
 	}))
 	mux.Handle("POST /admin/fsck", task(func(ctx context.Context, a FsckArgs, p func(registry.FsckReport)) (registry.FsckReport, error) {
-		return fsck(ctx, reg, a, p)
+		return fsckAll(ctx, s.root, a, p)
 	}))
 	mux.Handle("POST /admin/backup", task(func(ctx context.Context, a BackupArgs, p func(registry.BackupReport)) (registry.BackupReport, error) {
 		return backup(ctx, s.root, a, p)
 	}))
 	mux.Handle("POST /admin/retention", task(func(ctx context.Context, a RetainArgs, _ func(registry.RetentionReport)) (registry.RetentionReport, error) {
 		return retain(ctx, s.cfg, reg, a)
+	}))
+	mux.Handle("POST /admin/convert", task(func(ctx context.Context, a ConvertArgs, p func(ConvertReport)) (ConvertReport, error) {
+		if err := gearWritable(s.cfg); err != nil {
+			return ConvertReport{}, err
+		}
+		return convertAll(ctx, s.root.gear, a, p)
+	}))
+	mux.Handle("POST /admin/status", task(func(ctx context.Context, _ struct{}, _ func(gearregistry.Status)) (gearregistry.Status, error) {
+		return s.root.gear.Status(ctx)
+	}))
+	mux.Handle("POST /admin/settle", task(func(ctx context.Context, a SettleArgs, _ func(SettleReport)) (SettleReport, error) {
+		if err := gearWritable(s.cfg); err != nil {
+			return SettleReport{}, err
+		}
+		return settle(ctx, s.root.gear, a)
 	}))
 	api := server.New(reg, &server.Options{Logger: s.log})
 	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

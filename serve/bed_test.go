@@ -211,10 +211,11 @@ func (s *instance) pushBlob(repo, content string, edits ...func(*http.Request)) 
 	return d
 }
 
-// imageOf is a manifest of one layer, with the layer as its config.
+// imageOf is a manifest of one layer, which is no file tree, with the layer as its
+// config.
 func imageOf(layer string) string {
 	d := digestOf(layer)
-	return fmt.Sprintf(`{"schemaVersion":2,"mediaType":%q,"config":{"mediaType":"application/vnd.oci.image.config.v1+json","digest":%q,"size":%d},"layers":[{"mediaType":"application/vnd.oci.image.layer.v1.tar","digest":%q,"size":%d}]}`,
+	return fmt.Sprintf(`{"schemaVersion":2,"mediaType":%q,"config":{"mediaType":"application/vnd.oci.image.config.v1+json","digest":%q,"size":%d},"layers":[{"mediaType":"application/vnd.example.text","digest":%q,"size":%d}]}`,
 		oci.MediaTypeOCIManifest, d, len(layer), d, len(layer))
 }
 

@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 
@@ -8,6 +9,15 @@ import (
 	"example.org/slipway/config"
 	"example.org/slipway/notify"
 )
+
+// authProblem says where in the configuration the mistake is that auth.New found.
+func authProblem(cfg *config.Config, err error) error {
+	var m *auth.ConfigError
+	if errors.As(err, &m) {
+		return cfg.Problem(m.Key, m.Err.Error())
+	}
+	return fmt.Errorf("set up auth: %w", err)
+}
 
 // CheckFiles opens what a valid configuration names (certificates, password
 // files, keys, rules) and tells what is wrong with it. It changes nothing.
@@ -24,6 +34,7 @@ func CheckFiles(cfg *config.Config) error {
 			return err
 		}
 	}
+	whole := cfg
 	if t := cfg.Auth.Token; t != nil && t.Key != "" {
 		// auth.New would make a key that is absent.
 		token := *t
@@ -33,7 +44,7 @@ func CheckFiles(cfg *config.Config) error {
 	}
 	a, err := auth.New(cfg.Auth, nil)
 	if err != nil {
-		return fmt.Errorf("auth: %w", err)
+		return authProblem(whole, err)
 	}
 	if err := a.Close(); err != nil {
 		return err

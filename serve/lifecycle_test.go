@@ -99,6 +99,8 @@ func TestNewErrors(t *testing.T) {
 		{"port taken", setup{keep: true, yaml: "http: {addr: \"" + busy.Addr().String() + "\"}"}, nil, []string{"http.addr", busy.Addr().String()}},
 		{"debug port taken", setup{keep: true, yaml: "http: {addr: \"127.0.0.1:0\", debug: {addr: \"" + busy.Addr().String() + "\"}}"}, nil, []string{"http.debug.addr", busy.Addr().String()}},
 		{"no certificate", setup{yaml: "http: {tls: {certificate: /missing.crt, key: /missing.key}}"}, nil, []string{"http.tls.certificate", "/missing.crt"}},
+		{"bad rule", setup{yaml: "auth: {access: [{repositories: [a], subjects: [anonymous], actions: [eat]}]}"}, nil, []string{"auth.access[0]", "eat"}},
+		{"bad key set", setup{yaml: "auth: {token: {realm: \"http://a/\", service: s, issuer: i, jwks: " + file + "}}"}, nil, []string{"auth.token", file}},
 		{"no htpasswd", setup{yaml: "auth: {htpasswd: {path: /missing}}"}, nil, []string{"auth.htpasswd", "/missing"}},
 		{"no audit log", setup{yaml: "log: {audit: {file: " + file + "/audit}}"}, nil, []string{"audit log", file}},
 		{"no access log", setup{yaml: "log: {accesslog: {file: " + file + "/access}}"}, nil, []string{"access log", file}},
@@ -115,6 +117,9 @@ func TestNewErrors(t *testing.T) {
 			}
 			if c.is != nil && !errors.Is(err, c.is) {
 				t.Errorf("got %v, want %v", err, c.is)
+			}
+			if _, err := os.Stat(filepath.Join(dir, "root")); err == nil {
+				t.Errorf("a start that failed has made a data directory")
 			}
 			for _, w := range append(c.want, "") {
 				if !strings.Contains(err.Error(), w) || strings.Contains(err.Error(), "\n") {

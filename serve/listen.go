@@ -40,8 +40,8 @@ func newHTTPServer(h *config.HTTP, log *slog.Logger, handler http.Handler) *http
 	return srv
 }
 
-// bind opens the registry's listener.
-func (s *Server) bind() (err error) {
+// listenAll opens the listeners. Who connects waits until the server runs.
+func (s *Server) listenAll() (err error) {
 	h := &s.cfg.HTTP
 	if h.Net == "unix" {
 		if err := removeStaleSocket(h.Addr); err != nil {
@@ -54,6 +54,18 @@ func (s *Server) bind() (err error) {
 	if h.RateLimit.MaxConnections > 0 {
 		s.listen = limitConnections(s.listen, h.RateLimit.MaxConnections)
 	}
+	if h.Debug.Addr == "" {
+		return nil
+	}
+	if s.debugLn, err = net.Listen("tcp", h.Debug.Addr); err != nil {
+		return fmt.Errorf("listen (http.debug.addr): %w", err)
+	}
+	return nil
+}
+
+// encrypt puts TLS on the registry's listener, if it is configured.
+func (s *Server) encrypt() (err error) {
+	h := &s.cfg.HTTP
 	if !h.TLS.Enabled() {
 		return nil
 	}
@@ -140,12 +152,12 @@ func (c *limitedConn) Close() error {
 	return err
 }
 
-// bindDebug opens the second listener: metrics, health and profiles.
-func (s *Server) bindDebug() (err error) {
-	d := &s.cfg.HTTP.Debug
-	if d.Addr == "" {
-		return nil
+// setUpDebug makes the second server: metrics, health and profiles.
+func (s *Server) setUpDebug() {
+	if s.debugLn == nil {
+		return
 	}
+	d := &s.cfg.HTTP.Debug
 	s.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	mux := http.NewServeMux()
 	if d.Prometheus.Enabled {
@@ -163,12 +175,8 @@ func (s *Server) bindDebug() (err error) {
 	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
 	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
-	if s.debugLn, err = net.Listen("tcp", d.Addr); err != nil {
-		return fmt.Errorf("listen (http.debug.addr): %w", err)
-	}
 	s.debug = &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second,
 		ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug)}
-	return nil
 }
 
 // certificates are the server's certificate and the client authorities, read

@@ -22,7 +22,7 @@ const (
 	gcPercent = 300
 	// smallLimit is the least soft limit of Go's memory, in bytes: with the
 	// executable and SQLite below 40 MB of resident memory.
-	smallLimit = 22 << 20
+	smallLimit = 19 << 20
 	// runtimeBytes is what the runtime needs beside the heap: its tables and
 	// stacks. Measured: 6 to 7 MB.
 	runtimeBytes = 7 << 20

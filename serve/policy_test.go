@@ -34,7 +34,7 @@ func TestRateLimit(t *testing.T) {
 }
 
 func TestUploadLimits(t *testing.T) {
-	s := start(t, setup{yaml: "http: {ratelimit: {uploads: 1}, limits: {upload_sessions: 2, manifest_bytes: 1KiB}}"})
+	s := start(t, setup{yaml: "http: {ratelimit: {uploads: 1}, limits: {upload_sessions: 8, manifest_bytes: 1KiB}}"})
 	u := s.rawUpload("POST", "/v2/a/blobs/uploads/?digest="+digestOf("ab"), 2, "a")
 	s.inFlight(1)
 	s.want(429, "POST", "/v2/a/blobs/uploads/?digest="+digestOf("x"), "x")

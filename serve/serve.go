@@ -21,6 +21,8 @@ import (
 	"example.org/slipway/auth"
 	"example.org/slipway/catalog"
 	"example.org/slipway/config"
+	"example.org/slipway/filestore"
+	"example.org/slipway/gearregistry"
 	"example.org/slipway/objstore"
 	"example.org/slipway/objstore/fsstore"
 	"example.org/slipway/objstore/memstore"
@@ -84,6 +86,14 @@ func New(ctx context.Context, cfg *config.Config, o *Options) (_ *Server, err er
 			s.Close()
 		}
 	}()
+	// What is cheap to find wrong comes first: a start that fails because of it
+	// leaves no data directory behind.
+	if err := CheckFiles(cfg); err != nil {
+		return nil, err
+	}
+	if err := s.listenAll(); err != nil {
+		return nil, err
+	}
 	if err := s.openLogs(o); err != nil {
 		return nil, err
 	}
@@ -96,7 +106,7 @@ func New(ctx context.Context, cfg *config.Config, o *Options) (_ *Server, err er
 	}
 	ao := &auth.Options{Logger: s.log, Audit: s.audit, Dir: s.root.dir, Host: noSlash(cfg.HTTP.Host), Prefix: noSlash(cfg.HTTP.Prefix)}
 	if s.auth, err = auth.New(cfg.Auth, ao); err != nil {
-		return nil, fmt.Errorf("set up auth: %w", err)
+		return nil, authProblem(cfg, err)
 	}
 	if s.tracing, err = startTracing(ctx, cfg); err != nil {
 		return nil, err
@@ -157,6 +167,8 @@ type root struct {
 	lock  *lockFile
 	cat   *catalog.Catalog
 	store objstore.Store
+	files *filestore.Store
+	gear  *gearregistry.Service
 	reg   *registry.Registry
 }
 
@@ -174,8 +186,12 @@ func openRoot(ctx context.Context, cfg *config.Config, log *slog.Logger, onEvent
 	}
 	opts, err := registryOptions(cfg, log)
 	if err == nil {
-		opts.OnEvent = onEvent
+		err = r.openGear(cfg, log)
+	}
+	if err == nil {
+		opts.OnEvent = gearEvents(r.gear, onEvent)
 		opts.PullEvents = onEvent != nil
+		opts.Tap = r.gear
 		r.reg, err = registry.New(ctx, r.cat, r.store, opts)
 	}
 	if err != nil {
@@ -280,6 +296,9 @@ func AdoptInPlace(ctx context.Context, cfg *config.Config, o registry.AdoptOptio
 
 func (r *root) close(ctx context.Context) error {
 	var errs []error
+	if r.gear != nil {
+		r.gear.Close()
+	}
 	if r.reg != nil {
 		errs = append(errs, r.reg.Close(ctx))
 	}
@@ -328,16 +347,17 @@ func registryOptions(cfg *config.Config, log *slog.Logger) (*registry.Options, e
 	return o, err
 }
 
-// setUpHTTP makes the handlers and binds the listeners.
+// setUpHTTP makes the handlers and the servers on the listeners.
 func (s *Server) setUpHTTP() error {
 	h := &s.cfg.HTTP
 	so := &server.Options{
 		Auth: s.auth, Logger: s.log, Headers: http.Header(h.Headers), Host: noSlash(h.Host),
 		Prefix: noSlash(h.Prefix), MaxCatalog: s.cfg.Catalog.MaxEntries,
-		MaxManifestBytes: int64(h.Limits.ManifestBytes), IdleTimeout: h.Limits.BodyIdleTimeout,
+		MaxManifestBytes: int64(h.Limits.ManifestBytes), IdleTimeout: h.Limits.BodyIdleTimeout, MinBodyRate: int64(h.Limits.BodyMinRate),
 		RequestsPerSecond: h.RateLimit.RequestsPerSecond, Burst: h.RateLimit.Burst,
 		MaxUploadsPerClient: h.RateLimit.Uploads, WithActor: s.notifier.hook() != nil,
 	}
+	so.TrustedProxies, so.TrustUnixPeers = h.Proxies()
 	if h.RelativeURLs {
 		so.Host = ""
 	}
@@ -353,19 +373,19 @@ func (s *Server) setUpHTTP() error {
 	if th := s.auth.TokenHandler(); th != nil {
 		so.Token, so.TokenPath = th, auth.TokenPath
 	}
+	so.Gear = gearAPI{s.root.gear}
 	s.handler = server.New(s.root.reg, so)
 	s.metrics.MustRegister(s.handler.Metrics()...)
 	s.metrics.MustRegister(s.root.reg.Metrics()...)
+	s.metrics.MustRegister(s.root.gear.Metrics()...)
 	s.metrics.MustRegister(s.notifier.metrics()...)
 	s.metrics.MustRegister(freeSpace(s.root.dir))
 	s.health = newHealth(s.cfg, s.root.reg, s.log)
 	s.http = newHTTPServer(h, s.log, s.requests.guard(traced(s.tracing, s.handler)))
-	if err := s.bind(); err != nil {
+	if err := s.encrypt(); err != nil {
 		return err
 	}
-	if err := s.bindDebug(); err != nil {
-		return err
-	}
+	s.setUpDebug()
 	var err error
 	s.admin, err = newAdminServer(s)
 	return err
@@ -404,6 +424,9 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	run("serve administration", s.admin.serve)
 	run("send notifications", func() error { return s.notifier.run(ctx) })
+	if !s.cfg.Storage.Maintenance.ReadOnly.Enabled {
+		run("convert", func() error { return s.root.gear.Run(ctx) })
+	}
 	run("background work", func() error { s.runJobs(ctx); return nil })
 	run("memory", func() error { keepSmall(ctx, s.handler.Served); return nil })
 	run("health checks", func() error { s.health.run(ctx); return nil })

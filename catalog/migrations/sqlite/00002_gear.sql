@@ -81,6 +81,7 @@ CREATE TABLE gear_staged (
     PRIMARY KEY (file_id, repo_id)
 ) WITHOUT ROWID;
 CREATE INDEX gear_staged_expiry ON gear_staged (expires_at);
+CREATE INDEX gear_staged_repo ON gear_staged (repo_id);
 
 -- A writer is about to make a pack's object, so that one that a crash leaves
 -- behind is known without a look at the store.

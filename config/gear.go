@@ -1,0 +1,28 @@
+package config
+
+import "time"
+
+// Gear configures the conversion of images to Gear form.
+type Gear struct {
+	Convert       string        `yaml:"convert" default:"async" enum:"off|async|sync" doc:"When pushed images are converted: async, while they are pushed and soon after; sync, before the push of the manifest is answered; off, only when slipway convert asks for it. A failed conversion never fails a push."`
+	Rules         []GearRule    `yaml:"rules" doc:"Exceptions for some repositories. The first rule for a repository holds."`
+	SyncTimeout   time.Duration `yaml:"sync_timeout" default:"5m" min:"1s" doc:"Longest time that the push of a manifest waits with convert: sync. The conversion goes on behind it."`
+	Workers       int           `yaml:"workers" default:"2" min:"1" doc:"Layers converted at once, those being pushed included."`
+	MaxEntries    int           `yaml:"max_entries" default:"1000000" min:"1" doc:"Most files, directories and links in a layer. One with more stays as it is."`
+	MaxLayerBytes Size          `yaml:"max_layer_bytes" default:"256GiB" min:"1" doc:"Largest uncompressed layer. One that is larger stays as it is."`
+	Settle        Settle        `yaml:"settle" doc:"Rewriting of what was stored quickly into what takes less space, which also frees the space of deleted files."`
+	StagedFor     time.Duration `yaml:"staged_for" default:"24h" min:"1m" doc:"How long files that clients upload wait for the image that holds them."`
+}
+
+// GearRule is an exception for some repositories.
+type GearRule struct {
+	Repositories []string `yaml:"repositories" doc:"Patterns of repositories, as in storage.immutable_tags. Empty means all." example:"scratch/**"`
+	Convert      string   `yaml:"convert" default:"off" enum:"off|async|sync" doc:"As gear.convert, for these repositories."`
+}
+
+// Settle configures the rewriting of packs.
+type Settle struct {
+	Disabled bool          `yaml:"disabled" doc:"True leaves everything as it was stored first."`
+	Interval time.Duration `yaml:"interval" default:"1m" min:"1s" doc:"Time between two looks for something to rewrite."`
+	Share    int           `yaml:"share" default:"50" min:"1" doc:"Share of one processor's time that rewriting may take, in percent, at most 100."`
+}

@@ -1,0 +1,332 @@
+package gearregistry
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"crypto/sha512"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"slices"
+	"strings"
+
+	"example.org/slipway/catalog"
+	"example.org/slipway/filestore"
+	"example.org/slipway/gear"
+	"example.org/slipway/oci"
+	"example.org/slipway/registry"
+	"example.org/slipway/rootfs"
+)
+
+// Follow implements registry.Tap: it converts a layer while it is uploaded.
+func (s *Service) Follow(repo string, head []byte) registry.Follower {
+	if !isLayer(head) || s.opts.Mode(repo) == Off {
+		return nil
+	}
+	select {
+	case s.slots <- struct{}{}:
+	default:
+		return nil // the queue will have it
+	}
+	if !s.begin() {
+		<-s.slots
+		return nil
+	}
+	c := &conversion{since: s.opts.Clock()}
+	f := newFollower(followerMemory/cap(s.slots), func(ctx context.Context, d oci.Digest, off int64) (io.ReadCloser, error) {
+		body, _, err := s.blobs.OpenBlob(ctx, d, off)
+		return body, err
+	}, func(d oci.Digest, size int64) bool {
+		c.progress(0, size)
+		return s.start(d, c)
+	})
+	go func() {
+		defer s.work.Done()
+		defer func() { <-s.slots }()
+		s.followUpload(f, c)
+	}()
+	return f
+}
+
+// followUpload converts what a follower reads. A failure is nobody's business
+// yet: if an image needs the layer, the queue has it and says why it fails.
+func (s *Service) followUpload(f *follower, c *conversion) {
+	body := f.reader(s.ctx, s.opts.Patience)
+	err := s.convert(s.ctx, body, gear.Want{}, c, func() (oci.Digest, int64, error) {
+		d, size, err := f.published(s.ctx)
+		if err == nil {
+			// Another upload of it may have been faster, and have ended.
+			var todo bool
+			if todo, err = s.todo(s.ctx, d); err == nil && !todo {
+				err = errTaken
+			}
+		}
+		return d, size, err
+	})
+	if closeErr := body.Close(); closeErr != nil {
+		s.log.Warn("close a layer", "err", closeErr)
+	}
+	d := f.giveUp()
+	if d == "" {
+		return
+	}
+	if errors.Is(err, filestore.ErrRetry) { // one that brought some of its files has failed
+		err = s.convertStored(s.ctx, d, c)
+	}
+	if err == nil || errors.Is(err, errTaken) {
+		err = s.cat.EndGearJob(s.ctx, d)
+	}
+	if err != nil && s.ctx.Err() == nil {
+		s.log.Debug("convert a layer while it is pushed", "layer", d, "err", err)
+	}
+	s.end(d)
+	s.wake() // the queue may have it
+}
+
+// isLayer tells whether the first bytes of a blob may be those of a layer:
+// gzip, zstd, also with a skippable frame first as of pzstd, or tar.
+func isLayer(head []byte) bool {
+	const ustarAt = 257
+	return bytes.HasPrefix(head, []byte{0x1f, 0x8b}) || bytes.HasPrefix(head, []byte{0x28, 0xb5, 0x2f, 0xfd}) ||
+		len(head) >= 4 && head[0]&0xf0 == 0x50 && string(head[1:4]) == "\x2a\x4d\x18" ||
+		len(head) >= ustarAt+5 && string(head[ustarAt:ustarAt+5]) == "ustar"
+}
+
+// convert converts the layer that body reads and records the outcome. done is
+// called when it was read, and returns the blob it is.
+func (s *Service) convert(ctx context.Context, body io.Reader, want gear.Want, c *conversion, done func() (oci.Digest, int64, error)) error {
+	began := s.opts.Clock()
+	w, err := s.files.NewWriter(ctx)
+	if err != nil {
+		return err
+	}
+	defer w.Abort(ctx)
+	out, err := gear.Convert(ctx, body, want, w, &gear.ConvertOptions{
+		MemoryBytes: conversionMemory / int64(cap(s.slots)), TempDir: s.opts.TempDir, Layer: s.opts.Layer, Index: s.opts.Index,
+		Progress: func(bytes, _ int64) { c.progress(bytes, 0) },
+	})
+	if err != nil {
+		return err
+	}
+	d, size, err := done()
+	if err != nil {
+		return err
+	}
+	got := oci.Digest("sha256:" + hex.EncodeToString(out.Sums.Digest[:]))
+	if out.Sums.Compressed != size || strings.HasPrefix(string(d), "sha256:") && got != d {
+		return fmt.Errorf("layer %s of %d bytes was read as %s of %d bytes", d, size, got, out.Sums.Compressed)
+	}
+	if holdsIndex(out.Index) {
+		w.Abort(ctx) // what a node needs is the index in it, and not a file that holds it
+		return s.takeIndex(ctx, d, out.Sums.DiffID)
+	}
+	if err := commitIndex(ctx, w, out.Index, catalog.GearLayer{Digest: d, Bytes: total(out.Index), DiffID: out.Sums.DiffID}); err != nil {
+		return err
+	}
+	s.metrics.converted.Inc()
+	s.metrics.readBytes.Add(float64(out.Sums.Uncompressed))
+	s.metrics.newBytes.Add(float64(out.NewBytes))
+	s.metrics.took.Observe(s.opts.Clock().Sub(began).Seconds())
+	return nil
+}
+
+// commitIndex encodes and records an index.
+func commitIndex(ctx context.Context, w *filestore.Writer, x *gear.Index, l catalog.GearLayer) error {
+	var buf bytes.Buffer
+	if err := x.Encode(&buf); err != nil {
+		return fmt.Errorf("encode the index of %s: %w", l.Digest, err)
+	}
+	if _, err := w.PutIndex(ctx, buf.Bytes()); err != nil {
+		return fmt.Errorf("store the index of %s: %w", l.Digest, err)
+	}
+	return w.Commit(ctx, l)
+}
+
+// total is the size in bytes of all distinct contents.
+func total(x *gear.Index) (n int64) {
+	for i := range x.Files {
+		n += x.Files[i].Size
+	}
+	return n
+}
+
+// holdsIndex tells whether a layer looks like that of a Gear image.
+func holdsIndex(x *gear.Index) bool {
+	_, ok := x.Lookup(".slipway/index")
+	return ok && len(x.Entries) == 3
+}
+
+// takeIndex records the index in the layer of a Gear image as that layer's, if a
+// repository that shows the layer may read every file of it already. It counts in
+// such repositories only. Errors: errForeign if there is none, whether or not the
+// files are somewhere else: to be told that would be to be told what others have.
+func (s *Service) takeIndex(ctx context.Context, d oci.Digest, diffID [32]byte) error {
+	x, err := s.embedded(ctx, d)
+	if err != nil {
+		return err
+	}
+	names := stored(x)
+	repos, err := s.cat.GearRepositories(ctx, d)
+	if err != nil {
+		return err
+	}
+	var granted []string
+	for _, repo := range repos {
+		may, err := s.mayAll(ctx, repo, names)
+		if err != nil {
+			return err
+		}
+		if may {
+			granted = append(granted, repo)
+		}
+	}
+	if len(granted) == 0 {
+		return errForeign
+	}
+	w, err := s.files.NewWriter(ctx)
+	if err != nil {
+		return err
+	}
+	defer w.Abort(ctx)
+	missing, err := w.Missing(ctx, names)
+	if err != nil {
+		return err
+	}
+	for i := range missing {
+		if missing[i] {
+			return fmt.Errorf("file %x of the Gear image in %s is damaged: %w", names[i], d, filestore.ErrLost)
+		}
+	}
+	if err := commitIndex(ctx, w, x, catalog.GearLayer{Digest: d, Bytes: total(x), DiffID: diffID, Embedded: true}); err != nil {
+		return err
+	}
+	s.metrics.converted.Inc()
+	for _, repo := range granted {
+		if err := s.cat.GrantGear(ctx, repo, d); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// errForeign is why the layer of a Gear image is of no use in a repository.
+var errForeign = errors.New("the Gear image holds files that the repository does not; convert the original image in it")
+
+// embedded reads the index in the layer of a Gear image. That its bytes are still
+// those that were pushed is checked, as the index decides who is given what.
+func (s *Service) embedded(ctx context.Context, d oci.Digest) (*gear.Index, error) {
+	body, _, err := s.blobs.OpenBlob(ctx, d, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer body.Close()
+	sum := newSum(d)
+	x, err := gear.ReadImageLayer(ctx, io.TeeReader(body, sum), s.opts.Index)
+	if err != nil {
+		return nil, err
+	}
+	if err := sum.check(body); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// sum computes the digest of a blob of which the digest is known.
+type sum struct {
+	hash.Hash
+	want oci.Digest
+}
+
+func newSum(d oci.Digest) *sum {
+	if strings.HasPrefix(string(d), "sha512:") {
+		return &sum{sha512.New(), d}
+	}
+	return &sum{sha256.New(), d}
+}
+
+// check reads the rest of the blob and compares. Errors: *gear.MismatchError.
+func (s *sum) check(rest io.Reader) error {
+	if _, err := io.Copy(s, rest); err != nil {
+		return err
+	}
+	alg, _, _ := strings.Cut(string(s.want), ":")
+	if got := oci.Digest(alg + ":" + hex.EncodeToString(s.Sum(nil))); got != s.want {
+		return &gear.MismatchError{What: "digest", Want: s.want, Got: got}
+	}
+	return nil
+}
+
+// mayAll tells whether a repository may read all files of a Gear image by other
+// ways than that image. Else whoever knows an index could make himself an image
+// of other people's files.
+func (s *Service) mayAll(ctx context.Context, repo string, names []gear.Name) (bool, error) {
+	may, err := s.cat.GearVisible(ctx, repo, names)
+	return err == nil && !slices.Contains(may, false), err
+}
+
+// permanent tells whether a conversion would fail the same way again, if the
+// layer's bytes are those that were pushed.
+func permanent(err error) bool {
+	var format *rootfs.FormatError
+	var limit *rootfs.LimitError
+	return errors.As(err, &format) || errors.As(err, &limit) ||
+		errors.Is(err, gear.ErrConflict) || errors.Is(err, gear.ErrTooLarge) || errors.Is(err, gear.ErrInvalid) || errors.Is(err, gear.ErrNotGear)
+}
+
+// intact tells whether a stored layer still is what was pushed.
+func (s *Service) intact(ctx context.Context, d oci.Digest) error {
+	body, _, err := s.blobs.OpenBlob(ctx, d, 0)
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	return newSum(d).check(body)
+}
+
+// grantOne lets a repository use the layer of a Gear image that is known already.
+func (s *Service) grantOne(ctx context.Context, repo string, l catalog.GearLayer) error {
+	if granted, err := s.cat.GearGranted(ctx, repo, l.Digest); err != nil || granted {
+		return err
+	}
+	x, err := s.index(ctx, l.Index)
+	if err != nil {
+		return err
+	}
+	may, err := s.mayAll(ctx, repo, stored(x))
+	if err != nil {
+		return err
+	}
+	if !may {
+		s.log.Info("a Gear image was pushed whose files are not in its repository", "repo", repo, "layer", l.Digest)
+		return nil
+	}
+	return s.cat.GrantGear(ctx, repo, l.Digest)
+}
+
+// index reads an index.
+func (s *Service) index(ctx context.Context, name gear.Name) (*gear.Index, error) {
+	c, err := s.open(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	var buf bytes.Buffer
+	if err := c.WriteRange(ctx, &buf, 0, c.Size()); err != nil {
+		return nil, err
+	}
+	return gear.Decode(&buf, s.opts.Index)
+}
+
+// stored are the contents of an index that the file store has: all but the empty
+// one.
+func stored(x *gear.Index) []gear.Name {
+	names := make([]gear.Name, 0, len(x.Files))
+	for i := range x.Files {
+		if x.Files[i].Size > 0 {
+			names = append(names, x.Files[i].Name)
+		}
+	}
+	return names
+}

@@ -1,0 +1,130 @@
+package registry
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
+
+	"example.org/slipway/catalog"
+	"example.org/slipway/objstore"
+)
+
+// packPrefix is where package filestore keeps its packs. To a backup they are
+// objects whose name says their digest; what is in them is not known here.
+const packPrefix = "slipway/gear/packs/"
+
+// packTries is how often a backup starts again with a newer snapshot because
+// packs were replaced, and their objects deleted, before they were copied.
+const packTries = 5
+
+// copyPacks copies the packs that the destination lacks. One that is damaged or
+// gone at the source stops nothing: what was in it is made again from the
+// layers. Those that are gone are counted.
+func (t *transfer) copyPacks(ctx context.Context, s *catalog.Snapshot) error {
+	const page = 200
+	for after := int64(0); ; {
+		list, err := s.Packs(ctx, after, page)
+		if err != nil {
+			return fmt.Errorf("list the packs: %w", err)
+		}
+		g, gctx := errgroup.WithContext(ctx)
+		g.SetLimit(t.parallel)
+		for _, p := range list {
+			after = p.ID
+			g.Go(func() error {
+				if err := t.copyPack(gctx, p); err != nil {
+					return fmt.Errorf("copy pack %x: %w", p.Digest, err)
+				}
+				return nil
+			})
+		}
+		if err := g.Wait(); err != nil {
+			return err
+		}
+		if len(list) < page {
+			return nil
+		}
+	}
+}
+
+func (t *transfer) copyPack(ctx context.Context, p catalog.PackObject) (err error) {
+	key := packPrefix + hex.EncodeToString(p.Digest[:])
+	info, err := t.dst.Stat(ctx, key)
+	if err == nil && info.Size == p.Size {
+		t.step(func(rep *BackupReport) { rep.Objects, rep.Bytes = rep.Objects+1, rep.Bytes+p.Size })
+		return nil
+	}
+	if err != nil && !errors.Is(err, objstore.ErrNotExist) {
+		return err
+	}
+	src, err := t.src.Get(ctx, key, 0, -1)
+	if errors.Is(err, objstore.ErrNotExist) {
+		t.step(func(*BackupReport) { t.gone++ })
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer src.Close()
+	dst, err := t.dst.NewUpload(ctx, p.Size)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, dst.Cancel(ctx)) }()
+	// Each content in it is checked whenever it is read, so a pack with a
+	// damaged one is worth keeping.
+	n, err := io.Copy(dst, src)
+	t.step(func(rep *BackupReport) { rep.Bytes, rep.CopiedBytes = rep.Bytes+n, rep.CopiedBytes+n })
+	if err != nil {
+		return err
+	}
+	if err := dst.Commit(ctx, key); err != nil {
+		return err
+	}
+	t.step(func(rep *BackupReport) { rep.Objects, rep.Copied = rep.Objects+1, rep.Copied+1 })
+	return nil
+}
+
+// prunePacks removes the packs that the snapshot does not name.
+func (t *transfer) prunePacks(ctx context.Context, s *catalog.Snapshot) error {
+	for info, err := range t.dst.List(ctx, packPrefix, "") {
+		if err != nil {
+			return fmt.Errorf("look for packs the backup does not need: %w", err)
+		}
+		b, err := hex.DecodeString(strings.TrimPrefix(info.Key, packPrefix))
+		var digest catalog.GearName
+		if err != nil || len(b) != len(digest) {
+			continue // not ours
+		}
+		copy(digest[:], b)
+		if has, err := s.HasPack(ctx, digest); err != nil || has {
+			if err != nil {
+				return err
+			}
+			continue
+		}
+		if err := t.dst.Delete(ctx, info.Key); err != nil {
+			return err
+		}
+		t.step(func(rep *BackupReport) { rep.Pruned++ })
+	}
+	return nil
+}
+
+// again tells whether packs were replaced while they were copied, and makes
+// ready for another copy.
+func (t *transfer) again() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.gone == 0 {
+		return false
+	}
+	copied, bytes := t.rep.Copied, t.rep.CopiedBytes
+	t.gone, t.rep = 0, BackupReport{Copied: copied, CopiedBytes: bytes}
+	return true
+}

@@ -1,0 +1,125 @@
+package serve
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	"example.org/slipway/config"
+	"example.org/slipway/filestore"
+	"example.org/slipway/gear"
+	"example.org/slipway/gearregistry"
+	"example.org/slipway/oci"
+	"example.org/slipway/registry"
+	"example.org/slipway/rootfs"
+	"example.org/slipway/server"
+)
+
+// gearTemp is the directory in a data root for large files during their
+// conversion. It is emptied at every start.
+const gearTemp = "slipway/gear/tmp"
+
+// openGear opens the Gear side of a data root.
+func (r *root) openGear(cfg *config.Config, log *slog.Logger) error {
+	mode, err := gearModes(&cfg.Gear)
+	if err != nil {
+		return err
+	}
+	temp := filepath.Join(r.dir, gearTemp)
+	if err := errors.Join(os.RemoveAll(temp), os.MkdirAll(temp, 0o700)); err != nil {
+		return fmt.Errorf("make a directory for temporary files: %w", err)
+	}
+	r.files, err = filestore.New(r.cat, r.store, &filestore.Options{Log: log, OnCorrupt: func(e *filestore.CorruptError) { r.gear.Remake(e) }})
+	if err != nil {
+		return err
+	}
+	o := &gearregistry.Options{
+		Logger: log, Mode: mode, SyncTimeout: cfg.Gear.SyncTimeout, Workers: cfg.Gear.Workers, TempDir: temp,
+		Layer:     &rootfs.Options{MaxEntries: int64(cfg.Gear.MaxEntries), MaxBytes: int64(cfg.Gear.MaxLayerBytes)},
+		Index:     &gear.Limits{Entries: cfg.Gear.MaxEntries},
+		StagedFor: cfg.Gear.StagedFor, SettleEvery: cfg.Gear.Settle.Interval, SettleShare: cfg.Gear.Settle.Share,
+		ReadOnly: cfg.Storage.Maintenance.ReadOnly.Enabled,
+	}
+	if cfg.Gear.Settle.Disabled {
+		o.SettleEvery = 0
+	}
+	r.gear = gearregistry.New(r.cat, storedBlobs{r}, r.files, o)
+	return nil
+}
+
+// gearModes compiles when which repository is converted.
+func gearModes(c *config.Gear) (func(repo string) gearregistry.Mode, error) {
+	modes := map[string]gearregistry.Mode{"off": gearregistry.Off, "async": gearregistry.Async, "sync": gearregistry.Sync}
+	type rule struct {
+		repos func(string) bool
+		mode  gearregistry.Mode
+	}
+	var rules []rule
+	for i, r := range c.Rules {
+		repos, err := repositories(r.Repositories)
+		if err != nil {
+			return nil, fmt.Errorf("gear.rules.%d.repositories: %w", i, err)
+		}
+		rules = append(rules, rule{repos, modes[r.Convert]})
+	}
+	return func(repo string) gearregistry.Mode {
+		for _, r := range rules {
+			if r.repos(repo) {
+				return r.mode
+			}
+		}
+		return modes[c.Convert]
+	}, nil
+}
+
+// storedBlobs opens the blobs of a data root.
+type storedBlobs struct{ r *root }
+
+func (b storedBlobs) OpenBlob(ctx context.Context, d oci.Digest, off int64) (io.ReadCloser, int64, error) {
+	return registry.OpenBlob(ctx, b.r.cat, b.r.store, d, off)
+}
+
+// gearEvents has the Gear side take in an event after others did: it may wait for
+// conversions, longer than ctx lasts, and what others record must neither be
+// late nor fail because of that.
+func gearEvents(g *gearregistry.Service, next func(context.Context, registry.Event) error) func(context.Context, registry.Event) error {
+	return func(ctx context.Context, e registry.Event) error {
+		var err error
+		if next != nil {
+			err = next(ctx, e)
+		}
+		g.OnEvent(ctx, e)
+		return err
+	}
+}
+
+// gearAPI serves the Gear side over HTTP.
+type gearAPI struct{ *gearregistry.Service }
+
+var _ server.Gear = gearAPI{}
+
+// Layer implements server.Gear.
+func (g gearAPI) Layer(ctx context.Context, repo string, d oci.Digest) (server.GearIndex, error) {
+	c, err := g.Service.Layer(ctx, repo, d)
+	var pending *gearregistry.PendingError
+	if errors.As(err, &pending) {
+		return nil, &server.GearPendingError{RetryAfter: pending.RetryAfter, Reason: pending.Reason}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// File implements server.Gear.
+func (g gearAPI) File(ctx context.Context, repo string, name [32]byte) (server.GearContent, error) {
+	c, err := g.Service.File(ctx, repo, name)
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
+}

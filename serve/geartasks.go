@@ -1,0 +1,221 @@
+package serve
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"example.org/slipway/config"
+	"example.org/slipway/filestore"
+	"example.org/slipway/gearregistry"
+	"example.org/slipway/oci"
+	"example.org/slipway/registry"
+)
+
+// ConvertArgs of [Admin.Convert].
+type ConvertArgs struct {
+	// Again also converts layers whose conversion has failed before.
+	Again bool
+}
+
+// ConvertReport is how far a conversion of everything is.
+type ConvertReport struct {
+	// Queued layers had no index at the beginning.
+	Queued int `json:"queued"`
+	// Waiting layers, and those being converted.
+	Waiting int64                 `json:"waiting"`
+	Active  []gearregistry.Active `json:"active"`
+	// Converted layers since the beginning, Failed all that cannot be converted.
+	Converted int64 `json:"converted"`
+	Failed    int64 `json:"failed"`
+	// Failures are some of these.
+	Failures []gearregistry.Failure `json:"failures"`
+	Took     time.Duration          `json:"took"`
+}
+
+// SettleArgs of [Admin.Settle].
+type SettleArgs struct {
+	// All packs, also those that have not changed since they were settled.
+	All bool
+}
+
+// SettleReport is what settling did to the packs.
+type SettleReport struct {
+	PacksBefore     int64         `json:"packs_before"`
+	PackBytesBefore int64         `json:"pack_bytes_before"`
+	Packs           int64         `json:"packs"`
+	PackBytes       int64         `json:"pack_bytes"`
+	Took            time.Duration `json:"took"`
+}
+
+// Kinds of problems of the Gear side, beside those of package registry.
+const (
+	// ProblemGear: a pack or a content in it is damaged. Repair records the
+	// content as lost, and it is made again from a layer that holds it.
+	ProblemGear registry.ProblemKind = "gear-damaged"
+	// ProblemGearUnknown: the store has a pack the catalogue does not know.
+	// Repair deletes it.
+	ProblemGearUnknown registry.ProblemKind = "gear-pack-unknown"
+)
+
+const (
+	// watchEvery is the time between two looks at how far work is.
+	watchEvery = 200 * time.Millisecond
+	// maxGearProblems is how many problems of packs a report lists; the counts
+	// go on. As many as of package registry.
+	maxGearProblems = 1000
+)
+
+// Convert converts the layers of all images that have no index.
+func (a *Admin) Convert(ctx context.Context, args ConvertArgs, progress func(ConvertReport)) (ConvertReport, error) {
+	if a.local == nil {
+		return remote(ctx, a, "convert", args, progress)
+	}
+	if err := gearWritable(a.cfg); err != nil {
+		return ConvertReport{}, err
+	}
+	// No server works off the queue.
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = a.local.gear.Run(ctx) }) // ends with ctx and has no errors
+	defer wg.Wait()
+	defer cancel()
+	return convertAll(ctx, a.local.gear, args, progress)
+}
+
+func convertAll(ctx context.Context, g *gearregistry.Service, args ConvertArgs, progress func(ConvertReport)) (rep ConvertReport, err error) {
+	began := time.Now()
+	before, err := g.Status(ctx)
+	if err != nil {
+		return rep, err
+	}
+	n, err := g.QueueAll(ctx, args.Again)
+	if err != nil {
+		return rep, fmt.Errorf("queue the layers: %w", err)
+	}
+	for {
+		st, err := g.Status(ctx)
+		if err != nil {
+			return rep, err
+		}
+		rep = ConvertReport{Queued: n, Waiting: st.Waiting, Active: st.Active, Converted: max(0, st.Layers-before.Layers),
+			Failed: st.Failed, Failures: st.Failures, Took: time.Since(began)}
+		if st.Waiting == 0 && len(st.Active) == 0 {
+			return rep, nil
+		}
+		if progress != nil {
+			progress(rep)
+		}
+		select {
+		case <-ctx.Done():
+			return rep, ctx.Err()
+		case <-time.After(watchEvery):
+		}
+	}
+}
+
+// GearStatus tells the state of the Gear side.
+func (a *Admin) GearStatus(ctx context.Context) (gearregistry.Status, error) {
+	if a.local == nil {
+		return remote[struct{}, gearregistry.Status](ctx, a, "status", struct{}{}, nil)
+	}
+	return a.local.gear.Status(ctx)
+}
+
+// Settle rewrites packs, and frees the space of contents that nothing needs.
+func (a *Admin) Settle(ctx context.Context, args SettleArgs) (SettleReport, error) {
+	if a.local == nil {
+		return remote[SettleArgs, SettleReport](ctx, a, "settle", args, nil)
+	}
+	if err := gearWritable(a.cfg); err != nil {
+		return SettleReport{}, err
+	}
+	return settle(ctx, a.local.gear, args)
+}
+
+// gearWritable refuses work on packs where nothing may be changed.
+func gearWritable(cfg *config.Config) error {
+	if cfg.Storage.Maintenance.ReadOnly.Enabled {
+		return errors.New("storage.maintenance.readonly is enabled, so nothing is converted or settled")
+	}
+	return nil
+}
+
+func settle(ctx context.Context, g *gearregistry.Service, args SettleArgs) (rep SettleReport, err error) {
+	began := time.Now()
+	before, err := g.Status(ctx)
+	if err == nil {
+		err = g.Settle(ctx, args.All)
+	}
+	if err != nil {
+		return rep, err
+	}
+	after, err := g.Status(ctx)
+	return SettleReport{before.Packs, before.PackBytes, after.Packs, after.PackBytes, time.Since(began)}, err
+}
+
+// gearCheck adds to a report what is wrong with packs.
+type gearCheck struct {
+	rep    *registry.FsckReport
+	repair bool
+	listed int
+	// pack is the last pack that is damaged as such, at is where rep lists it,
+	// or -1.
+	pack string
+	at   int
+}
+
+func (g *gearCheck) found(p filestore.Problem) {
+	out := registry.Problem{Kind: ProblemGear, Key: "slipway/gear/packs/" + p.Pack, Detail: p.What, Repaired: g.repair}
+	switch {
+	case p.Orphan:
+		out.Kind = ProblemGearUnknown
+	case p.Name != "":
+		out.Digest = oci.Digest("sha256:" + p.Name)
+		if g.repair && p.Pack == g.pack { // then that is what the pack suffers from
+			g.repaired(ProblemGear)
+			if g.at >= 0 {
+				g.rep.Problems[g.at].Repaired = true
+			}
+			g.pack = ""
+		}
+	default:
+		g.pack, out.Repaired = p.Pack, false
+	}
+	g.rep.Counts[out.Kind]++
+	if out.Repaired {
+		g.repaired(out.Kind)
+	}
+	at := -1
+	if g.listed < maxGearProblems {
+		g.listed++
+		at = len(g.rep.Problems)
+		g.rep.Problems = append(g.rep.Problems, out)
+	}
+	if p.Name == "" && !p.Orphan {
+		g.at = at
+	}
+}
+
+func (g *gearCheck) repaired(kind registry.ProblemKind) { g.rep.Repaired[kind]++ }
+
+// fsckAll checks everything, packs included: those last, so that what a repair
+// makes room for has been made.
+func fsckAll(ctx context.Context, r *root, args FsckArgs, progress func(registry.FsckReport)) (registry.FsckReport, error) {
+	rep, err := fsck(ctx, r.reg, args, progress)
+	if err != nil {
+		return rep, err
+	}
+	began := time.Now()
+	g := &gearCheck{rep: &rep, repair: args.Repair}
+	n, err := r.files.Verify(ctx, filestore.VerifyOptions{Contents: !args.Quick, Repair: args.Repair, Found: g.found})
+	rep.Objects += int64(n.Packs)
+	rep.Bytes, rep.BytesTotal = rep.Bytes+n.Bytes, rep.BytesTotal+n.Bytes
+	rep.Took += time.Since(began)
+	if err != nil {
+		return rep, fmt.Errorf("check the packs of Gear files: %w", err)
+	}
+	return rep, nil
+}
