@@ -51,7 +51,8 @@ func rootCommand() *cobra.Command {
 		Version:       longVersion(),
 	}
 	root.AddCommand(serveCommand(), gcCommand(), fsckCommand(), backupCommand(), restoreCommand(),
-		retentionCommand(), importCommand(), configCommand(), versionCommand())
+		retentionCommand(), importCommand(), convertCommand(), inspectCommand(), exportCommand(), commitCommand(),
+		statusCommand(), settleCommand(), dedupCommand(), configCommand(), versionCommand())
 	root.SetFlagErrorFunc(withHint)
 	hintAtHelp(root)
 	return root

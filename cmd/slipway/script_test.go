@@ -42,6 +42,7 @@ func TestScripts(t *testing.T) {
 			"freeport": freePort,
 			"ready":    ready,
 			"push":     push,
+			"pushdirs": pushDirs,
 			"pull":     pull,
 			"damage":   damage,
 			"disttree": distTree,

@@ -1,0 +1,113 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"example.org/slipway/gearclient"
+)
+
+// commitFlags of slipway commit.
+type commitFlags struct {
+	remote remoteFlags
+	layers bool
+	json   bool
+	o      gearclient.CommitOptions
+}
+
+func commitCommand() *cobra.Command {
+	var f commitFlags
+	cmd := &cobra.Command{
+		Use:   "commit UPPER-DIR BASE-IMAGE {NEW-TAG | NEW-IMAGE}",
+		Short: "Make a new image of a base image and an overlay's upper directory",
+		Long: `Make a Gear image of a base image and of what the upper directory of an overlay mounted on
+it says, and push it to the base image's repository, or to another one of the same registry.
+Only the files that the repository lacks are sent.
+
+With --layers, make an ordinary image instead, which runs anywhere: the base image's layers
+and one more. Stop what writes to the directory first. Reading it needs root.`,
+		Args: cobra.ExactArgs(3),
+		RunE: func(cmd *cobra.Command, args []string) error { return runCommit(cmd, &f, args[0], args[1], args[2]) },
+	}
+	f.remote.add(cmd)
+	f.remote.addPlatform(cmd)
+	fl := cmd.Flags()
+	fl.StringVar(&f.o.Upper.Merged, "merged", "", "mount point of the overlay, where that was mounted with redirect_dir or metacopy")
+	fl.BoolVar(&f.o.Upper.UserXattr, "userxattr", false, "the overlay was mounted with userxattr")
+	fl.BoolVar(&f.layers, "layers", false, "make an ordinary image: the base image's layers and a new one")
+	fl.StringVar(&f.o.Author, "author", "", "author to record in the image")
+	fl.StringVar(&f.o.Comment, "message", "", "comment to record in the image's history")
+	fl.BoolVar(&f.json, "json", false, "print what was pushed as JSON")
+	return cmd
+}
+
+// target reads where a new image goes: a tag, or an image of the same registry.
+func (f *commitFlags) target(base *remoteImage, arg string) error {
+	if !strings.ContainsAny(arg, "/:@") {
+		f.o.Repo, f.o.Tag = base.repo, arg
+		return nil
+	}
+	r, err := f.remote.open(arg)
+	if err != nil {
+		return err
+	}
+	defer r.close()
+	if r.reg.URL() != base.reg.URL() {
+		return fmt.Errorf("%s is in another registry than the base image; commit to %s and copy it from there (slipway import)", arg, base.host)
+	}
+	f.o.Repo, f.o.Tag = r.repo, r.ref
+	return nil
+}
+
+func runCommit(cmd *cobra.Command, f *commitFlags, dir, image, to string) error {
+	platform, err := f.remote.platform()
+	if err != nil {
+		return err
+	}
+	r, err := f.remote.open(image)
+	if err != nil {
+		return err
+	}
+	defer r.close()
+	if err := f.target(r, to); err != nil {
+		return err
+	}
+	base, err := r.gear.One(cmd.Context(), r.repo, r.ref, platform)
+	if err != nil {
+		return err
+	}
+	p := newProgress("uploading")
+	var files int
+	var bytes int64
+	f.o.Progress = func(n int, b int64) {
+		files, bytes = n, b
+		p.show("%d files, %s", n, size(b))
+	}
+	f.o.Upper.Skipped = func(path, why string) { slog.Warn("left out of the image", "path", path, "reason", why) }
+	commit := func(ctx context.Context) (gearclient.Pushed, error) {
+		if f.layers {
+			return r.gear.CommitLayer(ctx, dir, base, f.o)
+		}
+		return r.gear.Commit(ctx, dir, base, f.o)
+	}
+	out, err := commit(cmd.Context())
+	p.end()
+	r.waiting.end()
+	if err != nil {
+		return err
+	}
+	return printReport(cmd.OutOrStdout(), f.json, out, func() {
+		w := cmd.OutOrStdout()
+		if f.layers {
+			fmt.Fprintf(w, "%s: %s and a layer of %s\n", out.Platform, base.Name(), size(out.LayerBytes))
+		} else {
+			printPushed(w, out)
+			fmt.Fprintf(w, "sent %d files of %s\n", files, size(bytes))
+		}
+		fmt.Fprintf(w, "%s/%s:%s is %s\n", r.host, out.Repo, out.Tag, out.Digest)
+	})
+}

@@ -1,0 +1,216 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"io/fs"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"example.org/slipway/gearclient"
+)
+
+// inspectFlags of slipway inspect.
+type inspectFlags struct {
+	remote     remoteFlags
+	tree, json bool
+	top, tags  int
+}
+
+// inspected is a report as JSON.
+type inspected struct {
+	*gearclient.Report
+	Tree []gearclient.Node `json:"tree,omitempty"`
+}
+
+func inspectCommand() *cobra.Command {
+	var f inspectFlags
+	cmd := &cobra.Command{
+		Use:   "inspect IMAGE [IMAGE...]",
+		Short: "Tell what an image consists of, and what it shares with others",
+		Long: `Tell what REGISTRY/REPOSITORY:TAG consists of, layer by layer and as a whole, and what files
+it shares with the other images named, or, if there are none, with other tags of its repository.
+No contents of files are fetched. The registry must be one that slipway serve runs.`,
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error { return runInspect(cmd, &f, args) },
+	}
+	f.remote.add(cmd)
+	f.remote.addPlatform(cmd)
+	fl := cmd.Flags()
+	fl.BoolVar(&f.tree, "tree", false, "also list all entries with their sizes")
+	fl.IntVar(&f.top, "top", 10, "how many of the largest files and of the duplicates to list")
+	fl.IntVar(&f.tags, "tags", 10, "how many other tags to compare with, if no other image is named; 0: none")
+	fl.BoolVar(&f.json, "json", false, "print JSON")
+	return cmd
+}
+
+func runInspect(cmd *cobra.Command, f *inspectFlags, args []string) error {
+	ctx := cmd.Context()
+	platform, err := f.remote.platform()
+	if err != nil {
+		return err
+	}
+	var first *gearclient.Report
+	var others []gearclient.Other
+	for i, arg := range args {
+		rep, err := f.inspect(ctx, arg, platform, len(args) == 1)
+		if err != nil {
+			return err
+		}
+		if i == 0 {
+			first = rep
+		} else {
+			others = append(others, gearclient.Other{Name: arg, Index: rep.Index()})
+		}
+	}
+	if len(others) > 0 {
+		first.CompareAll(others)
+	}
+	w := cmd.OutOrStdout()
+	if f.json {
+		out := inspected{Report: first}
+		if f.tree {
+			out.Tree = slices.Collect(gearclient.Tree(first.Index()))
+		}
+		enc := json.NewEncoder(w)
+		enc.SetIndent("", "  ")
+		return enc.Encode(out)
+	}
+	printInspected(w, first)
+	if f.tree {
+		printTree(w, first)
+	}
+	return nil
+}
+
+func (f *inspectFlags) inspect(ctx context.Context, arg string, platform *gearclient.Platform, alone bool) (*gearclient.Report, error) {
+	r, err := f.remote.open(arg)
+	if err != nil {
+		return nil, err
+	}
+	defer r.close()
+	img, err := r.gear.One(ctx, r.repo, r.ref, platform)
+	if err != nil {
+		return nil, err
+	}
+	rep, err := r.gear.Inspect(ctx, img, gearclient.InspectOptions{Top: f.top})
+	if err == nil && alone && f.tags > 0 {
+		err = r.gear.CompareTags(ctx, rep, img, f.tags)
+	}
+	return rep, err
+}
+
+func printInspected(w io.Writer, r *gearclient.Report) {
+	kind := ""
+	if r.Gear {
+		kind = ", a Gear image"
+		if r.Original != "" {
+			kind += " of " + string(r.Original)
+		}
+	}
+	fmt.Fprintf(w, "%s for %s%s\n%s\n\n", r.Image, r.Platform, kind, r.Digest)
+	for i, l := range r.Layers {
+		fmt.Fprintf(w, "layer %d %s, %s stored\n    %s\n", i+1, l.Digest, size(l.Stored), stats(&l.Stats))
+	}
+	fmt.Fprintf(w, "as a whole, index of %s\n    %s\n", size(r.IndexBytes), stats(&r.Whole))
+	if len(r.Duplicates) > 0 {
+		fmt.Fprintln(w, "\nsame content at several paths:")
+	}
+	for _, d := range r.Duplicates {
+		more := ""
+		const few = 3
+		if n := len(d.Paths) - few; n > 0 {
+			more = fmt.Sprintf(" and %d more", n)
+		}
+		fmt.Fprintf(w, "    %10s  %d times: %s%s\n", size(d.Size), len(d.Paths), printable(strings.Join(d.Paths[:min(few, len(d.Paths))], ", ")), more)
+	}
+	if len(r.Largest) > 0 {
+		fmt.Fprintln(w, "\nlargest files:")
+	}
+	for _, l := range r.Largest {
+		fmt.Fprintf(w, "    %10s  %s\n", size(l.Size), printable(l.Path))
+	}
+	if len(r.Shared) > 0 {
+		fmt.Fprintln(w, "\nshared with:")
+	}
+	share := func(s *gearclient.Shared, with string) {
+		percent := int64(0)
+		if r.Whole.DistinctBytes > 0 {
+			percent = s.Bytes * 100 / r.Whole.DistinctBytes
+		}
+		fmt.Fprintf(w, "    %10s (%3d %%) in %d files  %s\n", size(s.Bytes), percent, s.Files, with)
+	}
+	for i := range r.Shared {
+		share(&r.Shared[i], r.Shared[i].With)
+	}
+	if r.SharedAny != nil {
+		share(r.SharedAny, "any of them")
+	}
+	for _, s := range r.Skipped {
+		fmt.Fprintf(w, "not compared with %s\n", s)
+	}
+}
+
+func stats(s *gearclient.Stats) string {
+	text := fmt.Sprintf("%d directories, %d files of %s", s.Dirs, s.Files, size(s.Bytes))
+	for _, n := range []struct {
+		count int
+		what  string
+	}{{s.Symlinks, "symbolic links"}, {s.HardLinks, "hard links"}, {s.Special, "devices, fifos and sockets"}, {s.Whiteouts, "whiteouts"}, {s.Opaque, "opaque directories"}} {
+		if n.count > 0 {
+			text += fmt.Sprintf(", %d %s", n.count, n.what)
+		}
+	}
+	return text + fmt.Sprintf("; distinct: %d files of %s", s.Distinct, size(s.DistinctBytes))
+}
+
+// printable keeps control characters of a name away from the terminal.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 || r == '\ufffd' {
+			return '?'
+		}
+		return r
+	}, s)
+}
+
+func printTree(w io.Writer, r *gearclient.Report) {
+	fmt.Fprintln(w)
+	for n := range gearclient.Tree(r.Index()) {
+		name := n.Path[strings.LastIndexByte(n.Path, '/')+1:]
+		if n.Type == "directory" {
+			name += "/"
+		}
+		if n.Link != "" {
+			name += " -> " + n.Link
+		}
+		fmt.Fprintf(w, "%s %5d:%-5d %10s  %s%s\n", modeText(&n), n.UID, n.GID, size(n.Size), strings.Repeat("  ", n.Depth), printable(name))
+	}
+}
+
+// modeText is a mode as ls writes it.
+func modeText(n *gearclient.Node) string {
+	kind := map[string]string{"directory": "d", "symlink": "l", "hardlink": "h", "chardev": "c", "blockdev": "b", "fifo": "p", "socket": "s"}[n.Type]
+	if kind == "" {
+		kind = "-"
+	}
+	text := []byte(fs.FileMode(n.Mode & 0o777).String()[1:])
+	for i, bit := range []struct {
+		mask    uint32
+		yes, no byte
+	}{{0o4000, 's', 'S'}, {0o2000, 's', 'S'}, {0o1000, 't', 'T'}} {
+		at := 3*i + 2
+		switch {
+		case n.Mode&bit.mask == 0:
+		case text[at] == 'x':
+			text[at] = bit.yes
+		default:
+			text[at] = bit.no
+		}
+	}
+	return kind + string(text)
+}

@@ -1,0 +1,83 @@
+package main
+
+import (
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"example.org/slipway/gearregistry"
+	"example.org/slipway/serve"
+)
+
+func statusCommand() *cobra.Command {
+	var f configFlags
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Tell the state of the conversion to Gear",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return withAdmin(cmd, &f, false, func(a *serve.Admin) error {
+				st, err := a.GearStatus(cmd.Context())
+				if err != nil {
+					return err
+				}
+				return printReport(cmd.OutOrStdout(), asJSON, st, func() { printStatus(cmd.OutOrStdout(), st) })
+			})
+		},
+	}
+	f.add(cmd, false)
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the state as JSON; durations are in nanoseconds")
+	return cmd
+}
+
+func printStatus(w io.Writer, st gearregistry.Status) {
+	fmt.Fprintf(w, "%d layers are converted; they hold %d files, stored in %s\n", st.Layers, st.Files, size(st.StoredBytes))
+	fmt.Fprintf(w, "%d packs of %s\n", st.Packs, size(st.PackBytes))
+	fmt.Fprintf(w, "%d layers wait, %d are being converted, %d have failed\n", st.Waiting, len(st.Active), st.Failed)
+	for _, a := range st.Active {
+		of := ""
+		if a.Size > 0 {
+			of = fmt.Sprintf(" of %s (%d %%)", size(a.Size), a.Bytes*100/a.Size)
+		}
+		fmt.Fprintf(w, "    %s: %s%s in %s\n", a.Layer, size(a.Bytes), of, a.Took.Round(1e8))
+	}
+	printFailures(w, st.Failures)
+}
+
+func printFailures(w io.Writer, list []gearregistry.Failure) {
+	for _, l := range list {
+		fmt.Fprintf(w, "failed: %s, %d attempts: %s\n", l.Layer, l.Attempts, l.Reason)
+	}
+}
+
+func settleCommand() *cobra.Command {
+	var f configFlags
+	var args serve.SettleArgs
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "settle",
+		Short: "Rewrite packs of Gear files so that they take less space",
+		Long: `Rewrite packs of Gear files, as they were stored quickly, into dense ones, and free the
+space of what nothing needs. A running server does this by itself; with one, the command asks
+it to do it now. Replaced packs are deleted some minutes later, when nobody reads them.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return withAdmin(cmd, &f, false, func(a *serve.Admin) error {
+				rep, err := a.Settle(cmd.Context(), args)
+				if err != nil {
+					return err
+				}
+				return printReport(cmd.OutOrStdout(), asJSON, rep, func() {
+					fmt.Fprintf(cmd.OutOrStdout(), "%d packs of %s are now %d of %s, in %s\n",
+						rep.PacksBefore, size(rep.PackBytesBefore), rep.Packs, size(rep.PackBytes), rep.Took.Round(1e6))
+				})
+			})
+		},
+	}
+	f.add(cmd, false)
+	cmd.Flags().BoolVar(&args.All, "all", false, "also what does not fill a pack yet")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the report as JSON; durations are in nanoseconds")
+	return cmd
+}

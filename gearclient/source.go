@@ -1,0 +1,173 @@
+package gearclient
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"example.org/slipway/gear"
+)
+
+// MissingError says that a registry does not have a content of an image, or none
+// that the image's repository may see.
+type MissingError struct {
+	Image, Path string
+	Name        gear.Name
+}
+
+// Error names the file and the image.
+func (e *MissingError) Error() string {
+	return fmt.Sprintf("the registry lacks the content of /%s of %s (sha256:%x); slipway fsck tells what is damaged there, a new push of the original image brings it back",
+		e.Path, e.Image, e.Name)
+}
+
+// Source is the contents of an image. It may be used concurrently.
+type Source struct {
+	c   *Client
+	img *Image
+	x   *gear.Index
+}
+
+var _ gear.FileSource = (*Source)(nil)
+
+// Files returns the contents of an image whose index is x.
+func (c *Client) Files(img *Image, x *gear.Index) *Source { return &Source{c, img, x} }
+
+// Fetch implements [gear.FileSource]. A stream that breaks is continued with the
+// first file it did not deliver, a large file where it stopped. Errors:
+// *MissingError.
+func (s *Source) Fetch(ctx context.Context, files []gear.File, deliver func(i int, content io.Reader) error) error {
+	info, err := s.c.offered(ctx)
+	if err != nil {
+		return err
+	}
+	var ask []int
+	for i := range files {
+		if files[i].Size > 0 {
+			ask = append(ask, i)
+		} else if err := deliver(i, bytes.NewReader(nil)); err != nil {
+			return err
+		}
+	}
+	failures := 0
+	for len(ask) > 0 {
+		n, err := s.stream(ctx, files, ask[:min(len(ask), info.Limits.Names)], deliver)
+		ask = ask[n:]
+		if err == nil {
+			continue
+		}
+		if n > 0 {
+			failures = 0
+		}
+		var broken *brokenError
+		if failures++; !errors.As(err, &broken) || ctx.Err() != nil || failures > streamTries {
+			return err
+		}
+		if err := pause(ctx, s.c.opts.RetryWait<<(failures-1)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// brokenError is what may go better the next time.
+type brokenError struct{ err error }
+
+func (e *brokenError) Error() string { return fmt.Sprintf("stream of files: %v", e.err) }
+func (e *brokenError) Unwrap() error { return e.err }
+
+// stream delivers those files that ask has the places of, and returns how many
+// it did.
+func (s *Source) stream(ctx context.Context, files []gear.File, ask []int, deliver func(i int, content io.Reader) error) (int, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	names := make([]gear.Name, len(ask))
+	for k, i := range ask {
+		names[k] = files[i].Name
+	}
+	body, err := s.c.reg.GearFetch(ctx, s.img.Repo, names)
+	if err != nil {
+		return 0, fmt.Errorf("fetch %d files of %s: %w", len(ask), s.img.Name(), err)
+	}
+	defer body.Close()
+	in := gear.NewStreamReader(body)
+	for k, i := range ask {
+		it, err := in.Next()
+		if errors.Is(err, io.EOF) {
+			err = fmt.Errorf("it ends after %d of %d: %w", k, len(ask), io.ErrUnexpectedEOF)
+		}
+		if err != nil {
+			return k, &brokenError{err}
+		}
+		f := &files[i]
+		switch {
+		case it.Name != f.Name:
+			return k, fmt.Errorf("the registry sent file %x where %x was asked for", it.Name, f.Name)
+		case it.Missing:
+			return k, &MissingError{s.img.Name(), pathOf(s.x, f.Name), f.Name}
+		case it.Failure != "":
+			return k, &brokenError{fmt.Errorf("the registry cannot send /%s of %s: %s", pathOf(s.x, f.Name), s.img.Name(), it.Failure)}
+		case it.Size != f.Size:
+			return k, fmt.Errorf("file %x has %d bytes in the registry, %d in the index: %w", f.Name, it.Size, f.Size, gear.ErrContent)
+		case it.Size < gear.LargeFile:
+			err = deliver(i, bytes.NewReader(it.Bytes()))
+		default:
+			err = s.large(ctx, it, func(r io.Reader) error { return deliver(i, r) })
+		}
+		if err != nil {
+			return k, err
+		}
+	}
+	return len(ask), nil
+}
+
+// large delivers a large file from the stream, and from where that breaks by
+// itself.
+func (s *Source) large(ctx context.Context, it *gear.StreamItem, deliver func(io.Reader) error) error {
+	pr, pw := io.Pipe()
+	sent := make(chan struct{})
+	go func() {
+		defer close(sent)
+		_, err := it.WriteTo(pw)
+		pw.CloseWithError(err)
+	}()
+	r := &largeReader{ctx: ctx, s: s, name: it.Name, size: it.Size, from: pr}
+	err := deliver(r)
+	pr.Close()
+	<-sent
+	if r.rest != nil {
+		err = errors.Join(err, r.rest.Close())
+	}
+	return err
+}
+
+// largeReader reads a content from a stream, and on in another way when the
+// stream breaks.
+type largeReader struct {
+	ctx       context.Context // the stream's
+	s         *Source
+	name      gear.Name
+	size, off int64
+	from      io.Reader
+	rest      io.Closer
+}
+
+// Read implements io.Reader.
+func (r *largeReader) Read(p []byte) (int, error) {
+	n, err := r.from.Read(p)
+	r.off += int64(n)
+	if err == nil || n > 0 {
+		return n, nil
+	}
+	if r.off >= r.size || r.rest != nil || r.ctx.Err() != nil {
+		return 0, err
+	}
+	rest, err := r.s.c.reg.GearFile(r.ctx, r.s.img.Repo, r.name, r.off, -1)
+	if err != nil {
+		return 0, fmt.Errorf("go on with file %x at byte %d: %w", r.name, r.off, err)
+	}
+	r.from, r.rest = rest, rest
+	return r.Read(p)
+}
