@@ -3,7 +3,7 @@
 #
 # It starts `bin/slipway serve` on an empty directory, makes an image from Debian
 # packages, pushes it with skopeo, pulls and runs it with podman, pushes it again,
-# kills the registry with SIGKILL and starts it anew, checks every digest, and
+# converts it and writes its tree back from index and files, kills the registry with SIGKILL and starts it anew, checks every digest, and
 # prints how long each step took. `make demo` builds bin/slipway and installs the
 # clients (scripts/setup.sh demo) first.
 #
@@ -215,11 +215,22 @@ uploads=$(awk '/"PUT .*\/manifests\// { n++ } n == 1 && /"POST .*\/blobs\/upload
 echo "no upload, because every blob is there"
 end "no upload: the registry has every blob" "$took"
 
+begin "convert it to a Gear image"
+"$slipway" convert "$ref" | tee "$work/convert"
+end "$(sed -n 's/.*, in a layer of \(.*\)/index of \1/p' "$work/convert")"
+
+begin "write its tree back from the Gear image"
+"$slipway" export "$ref-gear" "$work/tree"
+output=$(chroot "$work/tree" /usr/bin/python3.11 /app/hello.py)
+echo "$output"
+[[ $output == "Hello from Python 3."* ]] || die "the program in the exported tree said something else"
+end "$output"
+
 begin "list its tags"
 tags=$(skopeo_ list-tags --tls-verify=false "docker://${ref%:*}")
 echo "$tags"
-[ "$(tr -d ' \n' <<<"$tags")" = "{\"Repository\":\"${ref%:*}\",\"Tags\":[\"1\"]}" ] || die "the tags are others"
-end "1 tag"
+[ "$(tr -d ' \n' <<<"$tags")" = "{\"Repository\":\"${ref%:*}\",\"Tags\":[\"1\",\"1-gear\"]}" ] || die "the tags are others"
+end "2 tags"
 
 begin "kill -9 the registry and start it again"
 { kill -KILL "$pid" && ! wait "$pid"; } 2>/dev/null

@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# Measures the Gear side of Slipway on a set of images, and checks it against its
+# targets.
+#
+#   scripts/bench-gear.sh            everything; writes the results into
+#                                    docs/bench-gear.md, the pictures into docs/img
+#                                    and the raw figures into bin/bench-gear.json
+#   scripts/bench-gear.sh FLAG...    what the flags say (-h lists them), printed; a
+#                                    quick look: -quick -scenario storage,oracle
+#   scripts/bench-gear.sh -from bin/bench-gear.json -doc docs/bench-gear.md -img docs/img
+#                                    writes the document again from raw figures
+#
+#   SLIPWAY_CORPUS   directory of OCI layouts SERIES/VERSION; without it a small
+#                    set is generated, on which savings and rates mean little
+#   SLIPWAY_BIN      binary to measure, default bin/slipway
+#
+# A scenario that is measured alone with -out bin/bench-gear.json leaves what the
+# file has of the others. The oracle needs root and umoci, serving nginx. The exit
+# status is 1 if something could not be measured or, where targets are checked, if
+# one is missed.
+set -euo pipefail
+
+here=$PWD
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+export GOFLAGS=${GOFLAGS:--buildvcs=false}
+export SLIPWAY_BIN=${SLIPWAY_BIN:-$root/bin/slipway}
+
+if [ ! -x "$SLIPWAY_BIN" ]; then
+	echo "bench-gear: $SLIPWAY_BIN is not there: make build" >&2
+	exit 1
+fi
+(cd "$root/integration" && CGO_ENABLED=0 go build -o "$work/gearbench" ./cmd/gearbench)
+
+cd "$here"
+if [ $# -eq 0 ]; then
+	cd "$root"
+	mkdir -p bin
+	set -- -check -command "make bench-gear" -out bin/bench-gear.json -doc docs/bench-gear.md -img docs/img
+fi
+commit=$(git -C "$root" describe --always --dirty 2>/dev/null || echo unknown)
+"$work/gearbench" -commit "$commit" "$@"
