@@ -259,7 +259,7 @@ func (a *Auth) checkPassword(r *http.Request, name, secret string) (*Identity, e
 	if a.htpasswd == nil {
 		return nil, errWrongPassword
 	}
-	return a.htpasswd.verify(r.Context(), clientAddr(r), name, secret)
+	return a.htpasswd.verify(r.Context(), oci.ClientOf(r.RemoteAddr), name, secret)
 }
 
 var errUnknownIssuer = errors.New("the token's issuer is not known here")

@@ -1,7 +1,6 @@
 package auth
 
 import (
-	"net/http"
 	"net/netip"
 	"sync"
 	"time"
@@ -83,25 +82,4 @@ func (f *failures) evict(now time.Time) {
 		}
 		delete(f.m, a)
 	}
-}
-
-// clientAddr returns what failures of r are counted under: its IPv4 address
-// or the /64 of its IPv6 address, which is what one customer commonly has. One
-// that a proxy has named lacks a port. Addresses that are neither share the zero
-// value.
-func clientAddr(r *http.Request) netip.Addr {
-	ap, err := netip.ParseAddrPort(r.RemoteAddr)
-	a := ap.Addr()
-	if err != nil {
-		if a, err = netip.ParseAddr(r.RemoteAddr); err != nil {
-			return netip.Addr{}
-		}
-	}
-	a = a.Unmap().WithZone("")
-	if a.Is6() {
-		if p, err := a.Prefix(64); err == nil {
-			return p.Addr()
-		}
-	}
-	return a
 }

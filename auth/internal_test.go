@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
-	"net/http/httptest"
 	"net/netip"
 	"runtime"
 	"strings"
@@ -403,22 +402,6 @@ func TestFailuresForgetAndStayBounded(t *testing.T) {
 	}
 	if len(f.m) > maxFailureAddrs {
 		t.Errorf("%d addresses are kept, at most %d should be", len(f.m), maxFailureAddrs)
-	}
-}
-
-func TestClientAddr(t *testing.T) {
-	for in, want := range map[string]string{
-		"192.0.2.7:1234":            "192.0.2.7",
-		"[::ffff:192.0.2.7]:1":      "192.0.2.7",
-		"[2001:db8:1:2:3:4:5:6]:80": "2001:db8:1:2::",
-		"[fe80::1%eth0]:80":         "fe80::",
-		"@":                         "invalid IP",
-	} {
-		r := httptest.NewRequest("GET", "/", nil)
-		r.RemoteAddr = in
-		if got := clientAddr(r).String(); got != want {
-			t.Errorf("%q: got %s, want %s", in, got, want)
-		}
 	}
 }
 

@@ -152,6 +152,7 @@ func TestGearLost(t *testing.T) {
 
 func TestGearJobs(t *testing.T) {
 	now := time.UnixMilli(1e12)
+	due := now
 	c := openTest(t, &Options{Clock: func() time.Time { return now }})
 	ctx := t.Context()
 	a, b := gearDigest("a"), gearDigest("b")
@@ -167,11 +168,11 @@ func TestGearJobs(t *testing.T) {
 			t.Errorf("jobs, %v (-want +got):\n%s", err, diff)
 		}
 	}
-	check(GearJob{Digest: a})
+	check(GearJob{Digest: a, Due: due})
 	now = now.Add(time.Hour)
-	check(GearJob{Digest: a}, GearJob{Digest: b, Attempts: 1, Failure: "bad luck"})
+	check(GearJob{Digest: a, Due: due}, GearJob{Digest: b, Attempts: 1, Failure: "bad luck", Due: due.Add(time.Minute)})
 	gearStep(t, c.EndGearJob(ctx, a))
 	gearStep(t, c.RecordGear(ctx, GearRecord{Packs: []NewGearPack{gearPack(1, 1)}, Layer: gearLayer(a, 1)}))
 	gearStep(t, c.QueueGear(ctx, a))
-	check(GearJob{Digest: b, Attempts: 1, Failure: "bad luck"})
+	check(GearJob{Digest: b, Attempts: 1, Failure: "bad luck", Due: due.Add(time.Minute)})
 }

@@ -163,7 +163,7 @@ type RateLimit struct {
 // Limits bounds what requests may take.
 type Limits struct {
 	ManifestBytes   Size          `yaml:"manifest_bytes" default:"4MiB" min:"1KiB" doc:"Largest manifest, in bytes."`
-	UploadSessions  int           `yaml:"upload_sessions" default:"100000" min:"1" doc:"Unfinished uploads the registry keeps in all. The oldest has to end or be purged before there can be more. One client may hold a quarter of them."`
+	UploadSessions  int           `yaml:"upload_sessions" default:"100000" min:"1" doc:"Unfinished uploads in memory. One leaves it when it ends, when nobody has asked for it for 5 minutes, and after a few bytes; it can be continued all the same. One client may hold a quarter of them."`
 	BodyIdleTimeout time.Duration `yaml:"body_idle_timeout" default:"60s" min:"1s" doc:"Longest pause in a request's or an answer's body before the connection is closed."`
 	BodyMinRate     Size          `yaml:"body_min_rate" default:"1KiB" min:"0" doc:"Least bytes a second of a request's body, on average over body_idle_timeout. 0 asks for one byte in that time."`
 }

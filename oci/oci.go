@@ -14,6 +14,7 @@ package oci
 import (
 	"context"
 	"io"
+	"net/netip"
 	"time"
 
 	"github.com/opencontainers/go-digest"
@@ -201,7 +202,8 @@ type Registry interface {
 type Actor struct {
 	// Name is the authenticated subject, empty for an anonymous client.
 	Name string
-	// Addr is the client's address, host:port.
+	// Addr is the client's address, host:port, or without a port where a proxy
+	// named it.
 	Addr string
 	// UserAgent is the client's User-Agent.
 	UserAgent string
@@ -223,5 +225,24 @@ func WithActor(ctx context.Context, a *Actor) context.Context {
 // ActorFrom returns the context's actor, or nil.
 func ActorFrom(ctx context.Context) *Actor {
 	a, _ := ctx.Value(actorKey{}).(*Actor)
+	return a
+}
+
+// ClientOf is what the client at an address, with or without a port, is counted
+// under wherever clients have a share or a limit: its IPv4 address, or the /64 of
+// its IPv6 address, which is what one host or customer commonly has. It is zero
+// for what is no IP address, such as the peer of a unix socket.
+func ClientOf(addr string) netip.Addr {
+	ap, err := netip.ParseAddrPort(addr)
+	a := ap.Addr()
+	if err != nil {
+		if a, err = netip.ParseAddr(addr); err != nil {
+			return netip.Addr{}
+		}
+	}
+	if a = a.Unmap().WithZone(""); a.Is6() {
+		p, _ := a.Prefix(64) // IPv6 has that many bits
+		return p.Addr()
+	}
 	return a
 }

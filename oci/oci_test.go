@@ -192,3 +192,20 @@ func TestErrors(t *testing.T) {
 		t.Errorf("got %s", b)
 	}
 }
+
+func TestClientOf(t *testing.T) {
+	for in, want := range map[string]string{
+		"192.0.2.7:1234":            "192.0.2.7",
+		"192.0.2.7":                 "192.0.2.7",
+		"[::ffff:192.0.2.7]:1":      "192.0.2.7",
+		"[2001:db8:1:2:3:4:5:6]:80": "2001:db8:1:2::",
+		"2001:db8:1:2:3:4:5:6":      "2001:db8:1:2::",
+		"[fe80::1%eth0]:80":         "fe80::",
+		"@":                         "invalid IP",
+		"":                          "invalid IP",
+	} {
+		if got := oci.ClientOf(in).String(); got != want {
+			t.Errorf("%q: got %s, want %s", in, got, want)
+		}
+	}
+}

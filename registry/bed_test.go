@@ -90,7 +90,7 @@ func openDiskBed(t testing.TB, root string) *bed {
 func (b *bed) open(o registry.Options) {
 	b.t.Helper()
 	var err error
-	b.cat, err = catalog.Open(b.t.Context(), filepath.Join(b.root, registry.CatalogFile), &catalog.Options{Clock: b.clock.Now})
+	b.cat, err = catalog.Open(b.t.Context(), filepath.Join(b.root, registry.CatalogFile), &catalog.Options{Clock: b.clock.Now, Grace: o.Grace})
 	if err != nil {
 		b.t.Fatal(err)
 	}

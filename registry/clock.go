@@ -5,48 +5,60 @@ import (
 	"time"
 )
 
-// clockWatch notices that the clock was set ahead. Grace periods are measured
-// with it: after such a step all that waits for the collector looks as if it had
-// waited long enough. The machine's sleep looks the same, and is treated so.
+// clockWatch tells the time by which grace periods are judged. They begin at
+// what the clock says, as they must outlive the process. A clock that is set
+// ahead makes all that waits for the collector look as if it had waited long
+// enough, and so does the sleep of the machine. Hence the judging time is never
+// further ahead of a clock that nobody sets than the clock was at any moment of
+// the last grace period: what began then has its whole grace period, and no more
+// than that, however often the clock is set.
 type clockWatch struct {
 	now    func() time.Time
 	steady func() time.Duration
 	grace  time.Duration
 
 	mu sync.Mutex
-	// offset is how far now was ahead of steady when it was last trusted.
-	offset time.Duration
-	begun  bool
-	// until, on steady, is when all that was there at the last step has waited
-	// for a grace period, whatever the clock says.
-	until time.Duration
+	// leads are by how much now was ahead of steady in the last grace period,
+	// oldest first. A lead that a later one fell below is left out, so the first
+	// is the least.
+	leads []lead
 }
 
-// look compares the clock with one that nobody sets. step is how far it was set
-// ahead since the last look, or zero; wait is how long grace periods must not be
-// believed. What is less than a tenth of a grace period does not matter, unless
-// it adds up to more.
-func (c *clockWatch) look() (step, wait time.Duration) {
+// lead is by how much the clock was ahead, and when that was seen last.
+type lead struct{ by, until time.Duration }
+
+// look compares the two clocks. at is the time to judge by; step is how far the
+// clock was set ahead since the last look. Leads that differ by less than a
+// thousandth of a grace period are taken for the least of them.
+func (c *clockWatch) look() (at time.Time, step time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	steady := c.steady()
-	offset := time.Duration(c.now().UnixNano()) - steady
-	switch ahead := offset - c.offset; {
-	case !c.begun:
-		c.offset, c.until, c.begun = offset, steady, true
-	case ahead < 0:
-		c.offset = offset
-	case ahead > c.grace/10:
-		c.offset, step, c.until = offset, ahead, steady+c.grace
+	by := time.Duration(c.now().UnixNano()) - steady
+	n := len(c.leads)
+	for n > 0 && c.leads[n-1].by > by {
+		n--
 	}
-	return step, max(0, c.until-steady)
+	c.leads = c.leads[:n]
+	if n > 0 {
+		c.leads[n-1].until = steady // it may have been so until a moment ago
+		step = by - c.leads[n-1].by
+	}
+	if n == 0 || step > c.grace/1000 {
+		c.leads = append(c.leads, lead{by, steady})
+	}
+	for len(c.leads) > 1 && c.leads[0].until+c.grace <= steady {
+		c.leads = c.leads[1:]
+	}
+	return time.Unix(0, int64(c.leads[0].by+steady)), step
 }
 
-// lookAtClock is look, told to the operator.
-func (r *Registry) lookAtClock() (wait time.Duration) {
-	step, wait := r.clock.look()
-	if step > 0 {
-		r.log.Warn("the clock was set ahead, or the machine slept; no garbage is collected until a grace period has passed", "by", step, "wait", wait)
+// judgingTime is the time by which grace periods are judged. Steps of the clock
+// that matter are told to the operator.
+func (r *Registry) judgingTime() time.Time {
+	at, step := r.clock.look()
+	if step > r.opts.Grace/10 {
+		r.log.Warn("the clock was set ahead, or the machine slept; for garbage collection that time has not passed", "by", step)
 	}
-	return wait
+	return at
 }

@@ -7,7 +7,8 @@ import (
 	"example.org/slipway/registry"
 )
 
-// TestClockSetAhead: whatever the clock says, content has its grace period.
+// TestClockSetAhead: whatever the clock says, content has its grace period, and
+// no more than that.
 func TestClockSetAhead(t *testing.T) {
 	const grace = time.Hour
 	for _, tc := range []struct {
@@ -15,55 +16,113 @@ func TestClockSetAhead(t *testing.T) {
 		// steps are what the clock is set by, each after a minute, before the
 		// push and after it.
 		before, after []time.Duration
-		held          bool // a collection then says that it waits
+		back          time.Duration // by how much the clock is behind in the end
 	}{
-		{"an honest clock", nil, nil, false},
-		{"a year ahead", nil, []time.Duration{365 * 24 * time.Hour}, true},
-		{"a little ahead", nil, []time.Duration{5 * time.Minute}, false},
-		{"ahead in small steps", nil, []time.Duration{5 * time.Minute, 5 * time.Minute, 50 * time.Minute}, true},
-		{"back, and ahead again", []time.Duration{-24 * time.Hour}, []time.Duration{24 * time.Hour}, true},
-		{"back", nil, []time.Duration{-24 * time.Hour}, false},
+		{name: "an honest clock"},
+		{name: "a year ahead", after: []time.Duration{365 * 24 * time.Hour}},
+		{name: "a little ahead", after: []time.Duration{5 * time.Minute}},
+		{name: "ahead in small steps", after: []time.Duration{5 * time.Minute, 5 * time.Minute, 50 * time.Minute}},
+		{name: "ahead before the push", before: []time.Duration{365 * 24 * time.Hour}},
+		{name: "ahead before and after", before: []time.Duration{24 * time.Hour}, after: []time.Duration{24 * time.Hour}},
+		{name: "ahead, and back again", after: []time.Duration{24 * time.Hour, -24 * time.Hour}},
+		{name: "back, and ahead again", before: []time.Duration{-24 * time.Hour}, after: []time.Duration{24 * time.Hour}},
+		{name: "back", after: []time.Duration{-24 * time.Hour}, back: 24 * time.Hour},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			steady := newFakeClock()
-			b := newBed(t, nil, registry.Options{Grace: grace, Steady: func() time.Duration { return steady.Now().Sub(time.Unix(0, 0)) }})
-			pass := func(d time.Duration) { b.clock.Add(d); steady.Add(d) }
-			collect := func() registry.CollectReport {
-				t.Helper()
-				rep, err := b.Collect(t.Context(), registry.CollectOptions{})
-				if err != nil {
-					t.Fatal(err)
-				}
-				return rep
-			}
+			b := newSteadyBed(t, grace)
+			b.collect()
 			for _, step := range tc.before {
-				pass(time.Minute)
+				b.pass(time.Minute)
 				b.clock.Add(step)
-				collect()
+				b.collect()
 			}
-			pass(2 * grace) // what came before is forgotten
-			collect()
 			b.pushBlob("a", content(1, 50_000))
-			var rep registry.CollectReport
+			left := grace
 			for _, step := range tc.after {
-				pass(time.Minute)
+				b.pass(time.Minute)
+				left -= time.Minute
 				b.clock.Add(step)
-				rep = collect()
+				if n := b.collect(); n != 0 {
+					t.Errorf("after the clock was set by %s: got %d contents collected, want none", step, n)
+				}
 			}
-			if rep.Contents != 0 || (rep.Wait > 0) != tc.held {
-				t.Errorf("after the clock was set: got %d contents collected, wait %v, want none, wait %v", rep.Contents, rep.Wait, tc.held)
+			b.pass(left - time.Minute)
+			if n := b.collect(); n != 0 {
+				t.Errorf("before the grace period was over: got %d contents collected, want none", n)
 			}
-			pass(grace - 10*time.Minute)
-			if rep := collect(); rep.Contents != 0 {
-				t.Errorf("collected before its grace period was over")
-			}
-			pass(12 * time.Minute)
-			if back := tc.after != nil && tc.after[0] < 0; back {
-				pass(24 * time.Hour) // its due time was written down before
-			}
-			if rep := collect(); rep.Contents != 1 {
-				t.Errorf("after the grace period: got %d contents collected, wait %v, want 1", rep.Contents, rep.Wait)
+			b.pass(2 * time.Minute)
+			b.pass(tc.back) // the due time was written down before
+			if n := b.collect(); n != 1 {
+				t.Errorf("after the grace period: got %d contents collected, want 1", n)
 			}
 		})
 	}
+}
+
+// TestMachineSleeps: a machine that sleeps more often than once in a grace
+// period collects all the same.
+func TestMachineSleeps(t *testing.T) {
+	b := newSteadyBed(t, 24*time.Hour)
+	b.pushBlob("a", content(1, 50_000))
+	awake, collected := 0, 0
+	for ; collected == 0 && awake < 200; awake++ {
+		if awake%16 == 15 {
+			b.clock.Add(8 * time.Hour)
+		}
+		b.pass(time.Hour)
+		collected = b.collect()
+	}
+	if awake < 24 || awake > 25 {
+		t.Errorf("got %d contents collected after %d hours awake, want 1 after 24", collected, awake)
+	}
+}
+
+// TestPromiseOutlivesStep: what a client was told of stays for a grace period of
+// time that passed, also where it had waited for the collector before.
+func TestPromiseOutlivesStep(t *testing.T) {
+	const grace = time.Hour
+	b := newSteadyBed(t, grace)
+	d := b.pushBlob("a", content(1, 50_000)).Digest
+	b.pass(grace - time.Minute)
+	if _, err := b.ResolveBlob(t.Context(), "a", d); err != nil {
+		t.Fatal(err)
+	}
+	b.clock.Add(365 * 24 * time.Hour)
+	b.pass(grace - time.Minute)
+	if n := b.collect(); n != 0 {
+		t.Errorf("within a grace period of the answer: got %d contents collected, want none", n)
+	}
+	b.pass(2 * time.Minute)
+	if n := b.collect(); n != 1 {
+		t.Errorf("after it: got %d contents collected, want 1", n)
+	}
+}
+
+// steadyBed is a registry with a second clock, which is never set.
+type steadyBed struct {
+	*bed
+	steady *fakeClock
+}
+
+func newSteadyBed(t *testing.T, grace time.Duration) *steadyBed {
+	b := &steadyBed{steady: newFakeClock()}
+	begin := b.steady.Now()
+	b.bed = newBed(t, nil, registry.Options{Grace: grace, Steady: func() time.Duration { return b.steady.Now().Sub(begin) }})
+	return b
+}
+
+// pass lets time pass on both clocks.
+func (b *steadyBed) pass(d time.Duration) {
+	b.clock.Add(d)
+	b.steady.Add(d)
+}
+
+// collect returns how many contents a collection took.
+func (b *steadyBed) collect() int {
+	b.t.Helper()
+	rep, err := b.Collect(b.t.Context(), registry.CollectOptions{})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return rep.Contents
 }

@@ -46,10 +46,8 @@ type CollectReport struct {
 	FreedContents  int   `json:"freed_contents,omitempty"`
 	FreedBytes     int64 `json:"freed_bytes,omitempty"`
 	// AtLeast tells that a dry run did not follow all that would be freed.
-	AtLeast bool `json:"at_least,omitempty"`
-	// Wait is how long nothing is taken because the clock was set ahead.
-	Wait time.Duration `json:"wait,omitempty"`
-	Took time.Duration `json:"took"`
+	AtLeast bool          `json:"at_least,omitempty"`
+	Took    time.Duration `json:"took"`
 }
 
 // collector lets one collection run at a time.
@@ -95,12 +93,6 @@ func (r *Registry) collect(ctx context.Context, o CollectOptions, rep *CollectRe
 	if err := r.deletable(); err != nil && !o.DryRun {
 		return err
 	}
-	// What is due must not be judged by a clock that has just been set; it stays
-	// in the queue, as new due times would be wrong when the clock is set back.
-	if rep.Wait = r.lookAtClock(); rep.Wait > 0 && !o.Now {
-		return nil
-	}
-	rep.Wait = 0
 	if !o.DryRun {
 		if err := r.finishDeleting(ctx, rep); err != nil {
 			return err
@@ -114,20 +106,23 @@ func (r *Registry) collect(ctx context.Context, o CollectOptions, rep *CollectRe
 			return fmt.Errorf("find untagged manifests: %w", err)
 		}
 	}
-	step := catalog.CollectOptions{Before: r.collectBefore(o), Untagged: o.Untagged || r.opts.DeleteUntagged, DryRun: o.DryRun}
+	// One time for the whole run: what a step postpones must not be due in the
+	// next, which would never end.
+	now := r.judgingTime()
+	step := catalog.CollectOptions{Before: now, Untagged: o.Untagged || r.opts.DeleteUntagged, DryRun: o.DryRun}
 	if o.DryRun {
 		step.Max = dryStep
 	}
 	switch {
 	case o.Now:
 	case o.DryRun:
-		step.Keep = r.keep
+		step.Keep = func(repo string, d oci.Digest) (time.Time, bool) { return r.keep(repo, d, now) }
 	default:
-		step.Keep = r.keepOrCondemn
+		step.Keep = func(repo string, d oci.Digest) (time.Time, bool) { return r.keepOrCondemn(repo, d, now) }
 	}
 	for ctx.Err() == nil {
 		if o.Now { // also what this run queues
-			step.Before = r.collectBefore(o)
+			step.Before = r.opts.Clock().Add(r.opts.Grace + time.Second)
 		}
 		out, last, err := r.step(ctx, step)
 		if err != nil {
@@ -174,20 +169,10 @@ func (rep *CollectReport) addFreed(out catalog.Collected, now bool) {
 	rep.FreedBytes += freed.Bytes
 }
 
-// collectBefore is the time up to which candidates are due.
-func (r *Registry) collectBefore(o CollectOptions) time.Time {
-	now := r.opts.Clock()
-	if o.Now {
-		return now.Add(r.opts.Grace + time.Second)
-	}
-	return now
-}
-
 // keep holds back what a client was told is there within the grace period. After
 // a crash the last minute of that is not known, so nothing is taken until a
 // grace period after the start.
-func (r *Registry) keep(repo string, d oci.Digest) (time.Time, bool) {
-	now := r.opts.Clock()
+func (r *Registry) keep(repo string, d oci.Digest, now time.Time) (time.Time, bool) {
 	if r.holdBack.After(now) {
 		return r.holdBack, true
 	}
@@ -196,8 +181,7 @@ func (r *Registry) keep(repo string, d oci.Digest) (time.Time, bool) {
 
 // keepOrCondemn is keep for a step that takes what it does not keep. From its
 // answer until settle nobody is told that the content is there.
-func (r *Registry) keepOrCondemn(repo string, d oci.Digest) (time.Time, bool) {
-	now := r.opts.Clock()
+func (r *Registry) keepOrCondemn(repo string, d oci.Digest, now time.Time) (time.Time, bool) {
 	if r.holdBack.After(now) {
 		return r.holdBack, true
 	}

@@ -38,6 +38,7 @@ func (r *Registry) CommitUpload(ctx context.Context, repo, id string, off, size 
 		return oci.Descriptor{}, err
 	}
 	defer u.mu.Unlock()
+	defer r.letGo(u)
 	if err := u.checkOffset(off); err != nil {
 		return oci.Descriptor{}, err
 	}
@@ -97,7 +98,7 @@ func (r *Registry) intend(ctx context.Context, u *upload, size int64, d oci.Dige
 	}
 }
 
-// finish forgets an upload that has become a blob.
+// finish forgets an upload that has become a blob, or that its row has all of.
 func (r *Registry) finish(u *upload) {
 	u.gone = true
 	u.unfollow()

@@ -74,25 +74,13 @@ func (us *uploads) saveOpen() {
 	}
 }
 
-// clientOf is the address whose share of the uploads a request uses: for IPv6
-// the /64, which is what one host has. It is zero where nobody says who asks.
+// clientOf is whose share of the uploads a request uses. It is zero where nobody
+// says who asks.
 func clientOf(ctx context.Context) netip.Addr {
-	actor := oci.ActorFrom(ctx)
-	if actor == nil {
-		return netip.Addr{}
+	if actor := oci.ActorFrom(ctx); actor != nil {
+		return oci.ClientOf(actor.Addr)
 	}
-	ap, err := netip.ParseAddrPort(actor.Addr)
-	a := ap.Addr()
-	if err != nil { // one that a proxy named lacks a port
-		if a, err = netip.ParseAddr(actor.Addr); err != nil {
-			return netip.Addr{}
-		}
-	}
-	if a = a.Unmap().WithZone(""); a.Is6() {
-		p, _ := a.Prefix(64) // IPv6 has that many bits
-		return p.Addr()
-	}
-	return a
+	return netip.Addr{}
 }
 
 // remove lets an upload go from RAM. us.mu is held.

@@ -31,8 +31,9 @@ type seen struct {
 	// unsaved is what is new since the last write to the queue.
 	unsaved map[seenKey]time.Time
 	// full says since when a generation was too small to tell: then all is kept.
-	full    time.Time
-	rotated time.Time
+	full time.Time
+	// rotated is when now became empty, on a clock that nobody sets.
+	rotated time.Duration
 	// condemned is what the present step of a collection takes away. RAM may
 	// still have it until settled is closed.
 	condemned map[seenKey]bool
@@ -55,7 +56,6 @@ func (s *seen) add(k seenKey, at time.Time) (wait <-chan struct{}) {
 func (s *seen) note(k seenKey, at time.Time) {
 	if s.now == nil {
 		s.now = map[seenKey]time.Time{}
-		s.rotated = at
 	}
 	if s.unsaved == nil {
 		s.unsaved = map[seenKey]time.Time{}
@@ -111,15 +111,11 @@ func (s *seen) complete(at time.Time, grace time.Duration) bool {
 }
 
 // rotate forgets what is older than two grace periods.
-func (s *seen) rotate(at time.Time, grace time.Duration) {
+func (s *seen) rotate(steady, grace time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.now == nil || at.Sub(s.rotated) < grace {
-		return
-	}
-	s.past, s.now, s.rotated = s.now, nil, at
-	if len(s.past) == 0 {
-		s.past = nil
+	if steady-s.rotated >= grace {
+		s.past, s.now, s.rotated = s.now, nil, steady
 	}
 }
 

@@ -64,7 +64,8 @@ type Options struct {
 	// MemoryBytes bounds the RAM kept for manifests, small blobs and hot rows;
 	// default 16 MiB.
 	MemoryBytes int64
-	// MaxUploads is how many uploads may be open at once; default 100,000.
+	// MaxUploads is how many uploads may be open in RAM at once; default 100,000.
+	// Those that only have a row in the catalogue do not count.
 	MaxUploads int
 	// MaxUploadsPerClient is how many of them may be of one client address (see
 	// oci.Actor); default a quarter of MaxUploads, and at least one.
@@ -200,7 +201,7 @@ func (r *Registry) Close(ctx context.Context) error {
 	r.background.Wait()
 	err := errors.Join(r.uploads.saveAll(ctx), r.flushPulls(ctx), r.flushSeen(ctx))
 	r.uploads.unfollow()
-	if err == nil && r.seen.complete(r.opts.Clock(), r.opts.Grace) {
+	if err == nil && r.seen.complete(r.judgingTime(), r.opts.Grace) {
 		err = r.cat.End(ctx)
 	}
 	return err
@@ -232,8 +233,8 @@ func (r *Registry) keepHouse() {
 			if err := r.uploads.purge(ctx); err != nil {
 				r.log.Error("purge old uploads", "err", err)
 			}
-			r.lookAtClock()
-			r.seen.rotate(r.opts.Clock(), r.opts.Grace)
+			r.judgingTime() // so that no step goes unnoticed for long
+			r.seen.rotate(r.opts.Steady(), r.opts.Grace)
 			cancel()
 		}
 	}

@@ -171,7 +171,7 @@ func (r *Registry) retainIn(ctx context.Context, repo string, rules []RetentionR
 		return err
 	}
 	run := &retaining{r: r, repo: repo, rules: rules, o: o, rep: rep, immutable: r.immutableIn(repo), gone: map[oci.Digest]bool{}}
-	now := r.opts.Clock()
+	now := r.judgingTime()
 	stays := map[oci.Digest]bool{} // images some tag of which stays
 	var hung []catalog.TagInfo
 	rank := 0
@@ -315,8 +315,9 @@ func (r *Registry) retireTag(ctx context.Context, repo string, t catalog.TagInfo
 		r.collects.condemning.Lock()
 		defer r.collects.condemning.Unlock()
 		defer r.seen.settle()
+		at := r.judgingTime()
 		keep = func(m oci.Digest) bool {
-			_, keep := r.keepOrCondemn(repo, m)
+			_, keep := r.keepOrCondemn(repo, m, at)
 			return keep
 		}
 	}

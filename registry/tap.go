@@ -34,7 +34,7 @@ type Follower interface {
 // follow shows the tap bytes that were added to the upload. u.mu is held.
 func (r *Registry) follow(u *upload, p []byte) {
 	if u.follower == nil {
-		if r.opts.Tap == nil || u.size != int64(len(p)) { // not the first bytes
+		if r.opts.Tap == nil || len(p) == 0 || u.size != int64(len(p)) { // not the first bytes
 			return
 		}
 		if u.follower = r.opts.Tap.Follow(u.repo, p); u.follower == nil {

@@ -41,6 +41,7 @@ type upload struct {
 	obj     objstore.Upload // open during a request
 	state   string          // of the object store's upload between requests
 	gone    bool
+	inRow   bool // nothing has come since the row was written
 	// follower watches the bytes come in, nil if nobody does.
 	follower Follower
 
@@ -170,7 +171,7 @@ func uploadUnknown(repo, id string) error {
 }
 
 func (us *uploads) restore(row catalog.Upload) (*upload, error) {
-	u := &upload{id: row.ID, repo: row.Repo, size: row.Size, state: row.State, buf: row.Content, saved: true, touched: us.r.opts.Clock()}
+	u := &upload{id: row.ID, repo: row.Repo, size: row.Size, state: row.State, buf: row.Content, inRow: true, saved: true, touched: us.r.opts.Clock()}
 	if len(row.Hash) > 0 {
 		alg, state, _ := bytes.Cut(row.Hash, []byte{'\n'})
 		u.setHash(string(alg))
@@ -249,7 +250,16 @@ func (r *Registry) UploadStatus(ctx context.Context, repo, id string) (oci.Uploa
 		return oci.UploadStatus{}, err
 	}
 	defer u.mu.Unlock()
+	defer r.letGo(u)
 	return oci.UploadStatus{ID: id, Size: u.size}, nil
+}
+
+// letGo ends a request about an upload whose bytes are in the catalogue: there
+// may be any number of these, which must not add up to much RAM. u.mu is held.
+func (r *Registry) letGo(u *upload) {
+	if u.inRow && len(u.buf) > 0 {
+		r.finish(u)
+	}
 }
 
 // AppendUpload implements oci.Writer.
@@ -259,6 +269,7 @@ func (r *Registry) AppendUpload(ctx context.Context, repo, id string, off, size 
 		return oci.UploadStatus{}, err
 	}
 	defer u.mu.Unlock()
+	defer r.letGo(u)
 	err = r.receive(ctx, u, off, size, body, "")
 	if rangeErr := (*oci.Error)(nil); errors.As(err, &rangeErr) && rangeErr.Code == oci.CodeRangeInvalid {
 		return oci.UploadStatus{ID: id, Size: u.size}, err
@@ -273,11 +284,6 @@ func (r *Registry) AppendUpload(ctx context.Context, repo, id string, off, size 
 	if isStorageFull(err) || isUnknown(err) { // what came would only keep the disk full
 		r.drop(ctx, u)
 		return oci.UploadStatus{}, err
-	}
-	if err == nil && len(u.buf) > 0 {
-		// Its bytes are in the catalogue now. Many open uploads must not add up
-		// to much RAM.
-		r.finish(u)
 	}
 	return oci.UploadStatus{ID: id, Size: u.size}, err
 }
@@ -323,6 +329,7 @@ func (r *Registry) save(ctx context.Context, u *upload, intent oci.Digest) error
 	if err := r.cat.SaveUploads(ctx, row); err != nil {
 		return err
 	}
+	u.inRow = true
 	r.uploads.mu.Lock()
 	u.saved, u.touched = true, r.opts.Clock()
 	r.uploads.mu.Unlock()
@@ -376,6 +383,7 @@ func (r *Registry) receive(ctx context.Context, u *upload, off, size int64, body
 	if u.hash == nil {
 		u.setHash(algorithm(want))
 	}
+	u.inRow = false
 	return r.copyBody(ctx, u, size, body)
 }
 

@@ -406,3 +406,56 @@ func TestUploadsOfOneClient(t *testing.T) {
 	begin("203.0.113.1:1000", true)
 	begin("203.0.113.1:1000", false)
 }
+
+// TestSmallUploadsLeaveRAM: between requests the bytes of an upload are in the
+// catalogue only, whatever was asked about it. Uploads of which a few bytes have
+// come are not counted, so there may be any number.
+func TestSmallUploadsLeaveRAM(t *testing.T) {
+	data := []byte("some bytes")
+	d := oci.SHA256(data)
+	for _, tc := range []struct {
+		name string
+		ask  func(ctx context.Context, r *registry.Registry, id string) error
+		fail bool
+	}{
+		{"status", func(ctx context.Context, r *registry.Registry, id string) error {
+			st, err := r.UploadStatus(ctx, "a", id)
+			if err == nil && st.Size != 4 {
+				err = fmt.Errorf("the upload stands at %d, want 4", st.Size)
+			}
+			return err
+		}, false},
+		{"a chunk that begins elsewhere", func(ctx context.Context, r *registry.Registry, id string) error {
+			_, err := r.AppendUpload(ctx, "a", id, 7, 3, bytes.NewReader(data[7:]))
+			return err
+		}, true},
+		{"a last chunk that begins elsewhere", func(ctx context.Context, r *registry.Registry, id string) error {
+			_, err := r.CommitUpload(ctx, "a", id, 7, 3, bytes.NewReader(data[7:]), d)
+			return err
+		}, true},
+		{"a last chunk that breaks off", func(ctx context.Context, r *registry.Registry, id string) error {
+			_, err := r.CommitUpload(ctx, "a", id, 4, 6, bytes.NewReader(nil), d)
+			return err
+		}, true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			r := openPlain(t, memstore.New(nil), &registry.Options{})
+			st, err := r.StartUpload(t.Context(), "a")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := r.AppendUpload(t.Context(), "a", st.ID, 0, 4, bytes.NewReader(data[:4])); err != nil {
+				t.Fatal(err)
+			}
+			if err := tc.ask(t.Context(), r, st.ID); tc.fail != (err != nil) {
+				t.Fatal(err)
+			}
+			if n := r.UploadsInRAM(); n != 0 {
+				t.Errorf("got %d uploads in RAM, want none", n)
+			}
+			if _, err := r.CommitUpload(t.Context(), "a", st.ID, 4, 6, bytes.NewReader(data[4:]), d); err != nil {
+				t.Errorf("the rest: %v", err)
+			}
+		})
+	}
+}

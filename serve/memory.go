@@ -23,9 +23,6 @@ const (
 	// smallLimit is the least soft limit of Go's memory, in bytes: with the
 	// executable and SQLite below 40 MB of resident memory.
 	smallLimit = 19 << 20
-	// runtimeBytes is what the runtime needs beside the heap: its tables and
-	// stacks. Measured: 6 to 7 MB.
-	runtimeBytes = 7 << 20
 	// leastRoom is the least room for garbage, in bytes: some 1,500 requests.
 	leastRoom = 4 << 20
 )
@@ -57,7 +54,7 @@ func keepSmall(ctx context.Context, served func() int64) {
 			return
 		case <-tick.C:
 		}
-		if l := memoryLimit(liveHeap()); tune && l != limit { // setting it stops the world
+		if l := memoryLimit(memoryInUse()); tune && l != limit { // setting it stops the world
 			limit = l
 			debug.SetMemoryLimit(limit)
 		}
@@ -75,19 +72,32 @@ func keepSmall(ctx context.Context, served func() int64) {
 	}
 }
 
-// memoryLimit is the soft limit for so many bytes of live heap.
-func memoryLimit(live int64) int64 {
-	return max(smallLimit, live*5/4+runtimeBytes+leastRoom)
+// memoryLimit is the soft limit for so many bytes of live heap, and so many that
+// the limit counts beside the heap and that no collection gives back: the
+// runtime's tables, and the stacks of what may be thousands of connections.
+func memoryLimit(live, beside int64) int64 {
+	return max(smallLimit, live*5/4+beside+leastRoom)
 }
 
-// liveHeap is what the last collection found in use, in bytes.
-func liveHeap() int64 {
-	s := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}
-	metrics.Read(s)
-	if s[0].Value.Kind() != metrics.KindUint64 {
-		return 0
+// memoryInUse is what the last collection found in use, and what the process has
+// beside the heap, in bytes.
+func memoryInUse() (live, beside int64) {
+	s := []metrics.Sample{
+		{Name: "/gc/heap/live:bytes"},
+		{Name: "/memory/classes/total:bytes"},
+		{Name: "/memory/classes/heap/objects:bytes"},
+		{Name: "/memory/classes/heap/unused:bytes"},
+		{Name: "/memory/classes/heap/free:bytes"},
+		{Name: "/memory/classes/heap/released:bytes"},
 	}
-	return int64(s[0].Value.Uint64())
+	metrics.Read(s)
+	var v [6]int64
+	for i := range s {
+		if s[i].Value.Kind() == metrics.KindUint64 {
+			v[i] = int64(s[i].Value.Uint64())
+		}
+	}
+	return v[0], max(0, v[1]-v[2]-v[3]-v[4]-v[5])
 }
 
 // dropUnusedPages unmaps the pages of the executable that were read so far. They

@@ -1,11 +1,13 @@
 package server
 
 import (
-	"net"
+	"net/netip"
 	"sync"
 	"time"
 
 	"golang.org/x/time/rate"
+
+	"example.org/slipway/oci"
 )
 
 // limiter bounds what each client address does: requests per second, and things
@@ -16,7 +18,7 @@ type limiter struct {
 	most      int
 
 	mu      sync.Mutex
-	clients map[string]*clientLimit
+	clients map[netip.Addr]*clientLimit
 	swept   time.Time
 }
 
@@ -35,27 +37,20 @@ func newLimiter(perSecond float64, burst, most int) *limiter {
 	if burst <= 0 {
 		burst = max(1, int(perSecond))
 	}
-	return &limiter{perSecond: rate.Limit(perSecond), burst: burst, most: most, clients: map[string]*clientLimit{}}
+	return &limiter{perSecond: rate.Limit(perSecond), burst: burst, most: most, clients: map[netip.Addr]*clientLimit{}}
 }
 
-// client returns the entry of an address. IPv6 addresses count by their /64,
-// which is what one host has. mu is held.
+// client returns the entry of an address. mu is held.
 func (l *limiter) client(addr string, at time.Time) *clientLimit {
-	host, _, err := net.SplitHostPort(addr)
-	if err != nil {
-		host = addr
-	}
-	if ip := net.ParseIP(host); ip != nil && ip.To4() == nil {
-		host = ip.Mask(net.CIDRMask(64, 128)).String()
-	}
+	who := oci.ClientOf(addr)
 	l.sweep(at)
-	c := l.clients[host]
+	c := l.clients[who]
 	if c == nil {
 		c = &clientLimit{}
 		if l.perSecond > 0 {
 			c.bucket = rate.NewLimiter(l.perSecond, l.burst)
 		}
-		l.clients[host] = c
+		l.clients[who] = c
 	}
 	c.seen = at
 	return c
@@ -68,9 +63,9 @@ func (l *limiter) sweep(at time.Time) {
 		return
 	}
 	l.swept = at
-	for host, c := range l.clients {
+	for who, c := range l.clients {
 		if c.now == 0 && at.Sub(c.seen) > every && (c.bucket == nil || c.bucket.TokensAt(at) >= float64(l.burst)) {
-			delete(l.clients, host)
+			delete(l.clients, who)
 		}
 	}
 }

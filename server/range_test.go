@@ -127,6 +127,9 @@ func TestLimiterForgets(t *testing.T) {
 	if !l.allow("[2001:db8::1]:1", clock) || !l.allow("[2001:db8::2]:1", clock) || l.allow("[2001:db8::3]:1", clock) {
 		t.Error("addresses of one /64 are not one client")
 	}
+	if !l.allow("[fe80::1%eth0]:1", clock) || !l.allow("[fe80::2%eth0]:1", clock) || l.allow("[fe80::3%eth0]:1", clock) {
+		t.Error("link-local addresses are not one client")
+	}
 	if !l.allow("[2001:db8:0:1::1]:1", clock) {
 		t.Error("another /64 is not another client")
 	}

@@ -93,9 +93,6 @@ func printCollected(w io.Writer, args serve.GCArgs, rep registry.CollectReport) 
 			fmt.Fprintln(w, d)
 		}
 	}
-	if rep.Wait > 0 {
-		fmt.Fprintf(w, "the clock was set ahead, or the machine slept: nothing is collected for another %s, so that all has its grace period\n", rep.Wait.Round(time.Second))
-	}
 	fmt.Fprintf(w, "%s %d contents of %s, %d manifests and %d blobs out of repositories, in %s\n",
 		verb, rep.Contents, size(rep.Bytes), rep.Manifests, rep.Blobs, rep.Took.Round(1e6))
 	if rep.FreedManifests+rep.FreedBlobs+rep.FreedContents > 0 {
