@@ -4,7 +4,7 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 LDFLAGS  = -s -w -X main.version=$(VERSION)
 FUZZTIME ?= 60s
 
-.PHONY: demo test run build bench lint fuzz clean
+.PHONY: demo test run build bench bench-gear lint fuzz clean
 
 demo: build
 	scripts/setup.sh demo
@@ -23,6 +23,10 @@ build: setup-build
 bench: build
 	scripts/setup.sh bench
 	scripts/bench.sh
+
+bench-gear: build
+	scripts/setup.sh bench
+	scripts/bench-gear.sh
 
 lint: setup-build
 	scripts/lint.sh

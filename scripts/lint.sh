@@ -15,7 +15,7 @@ scripts/gen-docs.sh --check
 # Every direct dependency is explained, at its version.
 awk '$1 == "require" && $2 != "(" { print $2, $3, $4 $5 } $1 ~ /\./ && $2 ~ /^v[0-9]/ { print $1, $2, $3 $4 }' go.mod integration/go.mod |
 	while read -r module version comment; do
-		if [ "$comment" != //indirect ] && ! grep -Fq "| $module | $version |" docs/dependencies.md; then
+		if [ "$comment" != //indirect ] && [ "$module" != example.org/slipway ] && ! grep -Fq "| $module | $version |" docs/dependencies.md; then
 			echo "docs/dependencies.md lacks $module $version" >&2
 			exit 1
 		fi

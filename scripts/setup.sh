@@ -24,7 +24,8 @@ PATH=$PATH:/usr/sbin:/sbin
 
 missing=()
 work=
-trap '[ -z "$work" ] || rm -rf "$work"' EXIT
+policy= # the file that keeps servers from being started, if it was made here
+trap '[ -z "$work" ] || rm -rf "$work"; [ -z "$policy" ] || rm -f "$policy"' EXIT
 
 say() { printf 'setup: %s\n' "$*"; }
 warn() { printf 'setup: %s\n' "$*" >&2; }
@@ -96,6 +97,20 @@ apt_install() {
 	fi
 }
 
+# apt_quiet is apt_need for servers, which their packages would start at once,
+# one of them on Slipway's port.
+apt_quiet() {
+	local file=/usr/sbin/policy-rc.d
+	if [ "$(id -u)" = 0 ] && [ ! -e $file ]; then
+		policy=$file
+		printf '#!/bin/sh\nexit 101\n' >$file
+		chmod 755 $file
+	fi
+	apt_need "$@"
+	[ -z "$policy" ] || rm -f "$policy"
+	policy=
+}
+
 # installed NAME PACKAGE VERSION TAGS tells whether $bin/NAME is that program at
 # that version with those build tags. It reads what the linker recorded in the
 # binary, so no stamp can disagree with what lies there.
@@ -132,8 +147,9 @@ go_tool() {
 setup_test() {
 	check_build
 	apt_need dockerd:docker.io docker:docker.io podman:podman skopeo:skopeo \
-		buildah:buildah runc:runc mkfs.ext4:e2fsprogs mkfs.xfs:xfsprogs \
+		buildah:buildah umoci:umoci runc:runc mkfs.ext4:e2fsprogs mkfs.xfs:xfsprogs \
 		mount:mount gcc:gcc pkg-config:pkg-config
+	apt_quiet docker-registry:docker-registry
 	pkg-config --exists libseccomp 2>/dev/null || apt_install libseccomp-dev
 
 	go_tool crane github.com/google/go-containerregistry/cmd/crane v0.22.1
@@ -167,16 +183,8 @@ setup_demo() {
 # setup_bench installs the servers there is a package of. What is missing is
 # reported by the benchmark as not measured.
 setup_bench() {
-	local policy=/usr/sbin/policy-rc.d
 	check_build
-	( # Both packages would start their server, one of them on Slipway's port.
-		if [ "$(id -u)" = 0 ] && [ ! -e $policy ]; then
-			trap 'rm -f $policy' EXIT
-			printf '#!/bin/sh\nexit 101\n' >$policy
-			chmod 755 $policy
-		fi
-		apt_need nginx:nginx-light docker-registry:docker-registry
-	)
+	apt_quiet nginx:nginx-light docker-registry:docker-registry
 }
 
 [ $# = 1 ] || usage

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"example.org/slipway/integration/internal/measure"
 )
 
 // bench is a run of some scenarios.
@@ -180,7 +182,7 @@ func (b *bench) record(sc *scenario, cas, server string, round int, s Sample, er
 		return
 	}
 	for _, m := range sc.columns() {
-		head += fmt.Sprintf("  %s %s", figure(m.of(s)), m.title)
+		head += fmt.Sprintf("  %s %s", measure.Figure(m.of(s)), m.title)
 	}
 	b.logf("%s", head)
 }
@@ -195,7 +197,7 @@ func (b *bench) slices(ctx context.Context, sc *scenario, list []arm, clients in
 			return Sample{}, err
 		}
 		l.least = b.slice
-		return measure(ctx, a.s, l)
+		return measureLoad(ctx, a.s, l)
 	})
 }
 

@@ -3,6 +3,8 @@ package main
 import (
 	"fmt"
 	"io"
+
+	"example.org/slipway/integration/internal/measure"
 )
 
 // target is something the project promises of its speed or size.
@@ -19,7 +21,7 @@ type target struct {
 // value is a figure to check.
 type value struct {
 	figure float64
-	spread spread
+	spread measure.Spread
 }
 
 // ratio compares two servers in one case.
@@ -42,7 +44,7 @@ func growth(scenario, cas, base string, m metric) func(*Results) (value, bool) {
 func worst(scenario, cas string, m metric) func(*Results) (value, bool) {
 	return func(r *Results) (value, bool) {
 		s := m.spread(r.group(scenario, cas, nameSlipway))
-		return value{s.max, s}, s.n > 0
+		return value{s.Max, s}, s.N > 0
 	}
 }
 
@@ -97,7 +99,7 @@ func check(w io.Writer, r *Results) bool {
 		}
 		v, ok := t.value(r)
 		if !ok {
-			fmt.Fprintf(w, "----  %-9s %s: not measured (%s %s)\n", t.scenario, t.what, relation, figure(t.limit))
+			fmt.Fprintf(w, "----  %-9s %s: not measured (%s %s)\n", t.scenario, t.what, relation, measure.Figure(t.limit))
 			continue
 		}
 		verdict := "PASS"
@@ -105,7 +107,7 @@ func check(w io.Writer, r *Results) bool {
 			verdict, good = "FAIL", false
 		}
 		fmt.Fprintf(w, "%s  %-9s %s: %s (%s %s; rounds %s to %s)\n", verdict, t.scenario, t.what,
-			figure(v.figure), relation, figure(t.limit), figure(v.spread.min), figure(v.spread.max))
+			measure.Figure(v.figure), relation, measure.Figure(t.limit), measure.Figure(v.spread.Min), measure.Figure(v.spread.Max))
 	}
 	return good
 }

@@ -15,8 +15,9 @@ const (
 	manifestType = "application/vnd.oci.image.manifest.v1+json"
 	indexType    = "application/vnd.oci.image.index.v1+json"
 	configType   = "application/vnd.oci.image.config.v1+json"
-	layerType    = "application/vnd.oci.image.layer.v1.tar"
-	binaryType   = "application/octet-stream"
+	// Noise is no file tree, and nobody should take it for one and convert it.
+	layerType  = "application/vnd.example.noise"
+	binaryType = "application/octet-stream"
 )
 
 // imageTag is the tag of every image; each image has a repository of its own.

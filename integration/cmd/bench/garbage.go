@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	"example.org/slipway/integration/internal/measure"
 	"example.org/slipway/integration/internal/wire"
 )
 
@@ -70,7 +71,7 @@ func (b *bench) timeCollection(ctx context.Context, s *server) (Sample, error) {
 		return Sample{}, err
 	}
 	syscall.Sync()
-	m, err := startMeter(s.process.Pid())
+	m, err := measure.StartMeter(s.process.Pid())
 	if err != nil {
 		return Sample{}, err
 	}
@@ -78,16 +79,16 @@ func (b *bench) timeCollection(ctx context.Context, s *server) (Sample, error) {
 	if err != nil {
 		return Sample{}, err
 	}
-	u, err := m.stop()
+	u, err := m.Stop()
 	if err != nil {
 		return Sample{}, err
 	}
 	if rep.Contents != n {
 		return Sample{}, fmt.Errorf("%d contents were deleted, want %d", rep.Contents, n)
 	}
-	sample := u.sample()
+	sample := usageSample(u)
 	sample.Ops, sample.Seconds = 1, rep.Took.Seconds()
-	sample.RSS, sample.PeakRSS, err = memory(m.pids)
+	sample.RSS, sample.PeakRSS, err = measure.Memory(m.PIDs)
 	return sample, err
 }
 

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"example.org/slipway/integration/internal/measure"
 )
 
 // load is what clients do at the same time during a measurement.
@@ -87,10 +89,10 @@ func (l load) run(ctx context.Context) (outcome, error) {
 	return o, nil
 }
 
-// measure puts a load on a server and returns what it cost. The caller fills in
+// measureLoad puts a load on a server and returns what it cost. The caller fills in
 // what was measured.
-func measure(ctx context.Context, s *server, l load) (Sample, error) {
-	m, err := startMeter(s.process.Pid())
+func measureLoad(ctx context.Context, s *server, l load) (Sample, error) {
+	m, err := measure.StartMeter(s.process.Pid())
 	if err != nil {
 		return Sample{}, err
 	}
@@ -98,18 +100,18 @@ func measure(ctx context.Context, s *server, l load) (Sample, error) {
 	if err != nil {
 		return Sample{}, err
 	}
-	u, err := m.stop()
+	u, err := m.Stop()
 	if err != nil {
 		return Sample{}, err
 	}
-	sample := u.sample()
+	sample := usageSample(u)
 	sample.Ops, sample.Bytes = o.ops, o.bytes
 	sample.P50, sample.P99 = milliseconds(quantile(o.took, 0.50)), milliseconds(quantile(o.took, 0.99))
-	sample.RSS, sample.PeakRSS, err = memory(m.pids)
+	sample.RSS, sample.PeakRSS, err = measure.Memory(m.PIDs)
 	return sample, err
 }
 
-func (u usage) sample() Sample {
+func usageSample(u measure.Usage) Sample {
 	return Sample{Seconds: u.Elapsed.Seconds(), ServerCPU: u.Server.Seconds(), ClientCPU: u.Client.Seconds(), OtherCPUs: u.OtherCPUs}
 }
 

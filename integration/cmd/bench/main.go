@@ -32,6 +32,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"example.org/slipway/integration/internal/measure"
 )
 
 // options are the command line.
@@ -194,7 +196,7 @@ func (o *options) report(r *Results) (met bool, err error) {
 	if err != nil {
 		return met, err
 	}
-	changed, err := replaceMarked(string(doc), text)
+	changed, err := marks().Replace(string(doc), text)
 	if err != nil {
 		return met, fmt.Errorf("%s: %w", o.doc, err)
 	}
@@ -224,7 +226,7 @@ func (o *options) measure(ctx context.Context) (r *Results, good bool, err error
 	b := &bench{
 		specs: specs(o.binary, o.variants), dir: dir, log: os.Stderr, rounds: o.rounds, slice: o.slice,
 		begin: time.Now(), large: map[int]*image{},
-		results: &Results{Run: Run{Date: time.Now(), Commit: o.commit, Command: o.command, Machine: thisMachine(dir),
+		results: &Results{Run: Run{Date: time.Now(), Commit: o.commit, Command: o.command, Machine: measure.ThisMachine(dir),
 			Rounds: o.rounds, SliceSec: o.slice.Seconds(), Full: o.full, Scale: newScale(o.scale)}},
 	}
 	for _, s := range b.specs {

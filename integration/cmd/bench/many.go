@@ -10,7 +10,8 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
-	"time"
+
+	"example.org/slipway/integration/internal/measure"
 )
 
 const (
@@ -99,12 +100,10 @@ func (b *bench) timeStart(ctx context.Context, sp *spec, dir, cas string) (Sampl
 			return Sample{}, err
 		}
 	}
-	m := &meter{}
-	var err error
-	if _, m.client, m.machine, err = m.read(); err != nil {
+	m, err := measure.NewMeter()
+	if err != nil {
 		return Sample{}, err
 	}
-	m.begin = time.Now()
 	s, err := startServer(ctx, sp, dir)
 	if err != nil {
 		return Sample{}, err
@@ -116,12 +115,12 @@ func (b *bench) timeStart(ctx context.Context, sp *spec, dir, cas string) (Sampl
 			return Sample{}, err
 		}
 	}
-	m.pids = []int{s.process.Pid()} // all it has used so far counts
-	u, err := m.stop()
+	m.PIDs = []int{s.process.Pid()} // all it has used so far counts
+	u, err := m.Stop()
 	if err != nil {
 		return Sample{}, err
 	}
-	sample := u.sample()
+	sample := usageSample(u)
 	sample.Ops = 1
 	sample.RSS, sample.PeakRSS, err = s.memory()
 	return sample, err
@@ -198,7 +197,7 @@ func (b *bench) readPages(ctx context.Context, sc *scenario, s *server, list, pa
 			if at > 0 {
 				last = name(at - 1)
 			}
-			sample, err := measure(ctx, s, load{clients: 1, least: b.slice / 2, do: func(ctx context.Context, w *worker, _ int) (int64, error) {
+			sample, err := measureLoad(ctx, s, load{clients: 1, least: b.slice / 2, do: func(ctx context.Context, w *worker, _ int) (int64, error) {
 				names, err := s.page(ctx, path, list, pageSize, last, &w.buf)
 				if err != nil {
 					return 0, err

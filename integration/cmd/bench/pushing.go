@@ -40,7 +40,7 @@ func (b *bench) pushSmall(ctx context.Context, sc *scenario, cas string, servers
 		set := b.newSerial()
 		// What the server before has left to be written is not to be waited for.
 		syscall.Sync()
-		return measure(ctx, s, load{clients: clients, least: b.slice, do: func(ctx context.Context, _ *worker, i int) (int64, error) {
+		return measureLoad(ctx, s, load{clients: clients, least: b.slice, do: func(ctx context.Context, _ *worker, i int) (int64, error) {
 			im := smallImage(set, i)
 			return im.bytes(), s.pushImage(ctx, im, mode)
 		}})
@@ -80,7 +80,7 @@ func runPushLarge(b *bench, ctx context.Context, sc *scenario) error {
 				images[i] = b.largeOf(c.size).another(fmt.Sprintf("bench/push-%d", n), uint64(n))
 			}
 			syscall.Sync()
-			return measure(ctx, s, load{clients: c.clients, limit: c.count, do: func(ctx context.Context, _ *worker, i int) (int64, error) {
+			return measureLoad(ctx, s, load{clients: c.clients, limit: c.count, do: func(ctx context.Context, _ *worker, i int) (int64, error) {
 				return images[i].bytes(), s.pushImage(ctx, images[i], c.mode)
 			}})
 		})
@@ -143,7 +143,7 @@ func (b *bench) memoryRound(ctx context.Context, sc *scenario, sp *spec, round i
 		if err != nil {
 			return err
 		}
-		sample, err := measure(ctx, s, load{clients: memoryClients, limit: n, do: half.do(s)})
+		sample, err := measureLoad(ctx, s, load{clients: memoryClients, limit: n, do: half.do(s)})
 		b.record(sc, half.name, sp.name, round, sample, err)
 		if err == nil {
 			select {

@@ -1,49 +1,20 @@
 package main
 
 import (
-	"errors"
 	"fmt"
-	"math"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
+
+	"example.org/slipway/integration/internal/measure"
 )
 
-// The generated part of the document lies between these lines.
-const (
-	markBegin = "<!-- bench:begin (scripts/bench.sh writes what is between the two marks) -->"
-	markEnd   = "<!-- bench:end -->"
-)
-
-// replaceMarked puts a text between the two marks of a document.
-func replaceMarked(doc, text string) (string, error) {
-	head, rest, ok := strings.Cut(doc, markBegin)
-	_, tail, ok2 := strings.Cut(rest, markEnd)
-	if !ok || !ok2 {
-		return "", errors.New("the document lacks the marks between which results are written")
+// marks are the lines between which the generated part of the document lies.
+func marks() measure.Marks {
+	return measure.Marks{
+		Begin: "<!-- bench:begin (scripts/bench.sh writes what is between the two marks) -->",
+		End:   "<!-- bench:end -->",
 	}
-	return head + markBegin + "\n\n" + strings.TrimSpace(text) + "\n\n" + markEnd + tail, nil
-}
-
-// figure formats a number with three significant digits and no exponent.
-func figure(f float64) string {
-	if f == 0 || math.IsNaN(f) || math.IsInf(f, 0) {
-		return strconv.FormatFloat(f, 'f', -1, 64)
-	}
-	digits := 2 - int(math.Floor(math.Log10(math.Abs(f))))
-	return strconv.FormatFloat(f, 'f', max(0, digits), 64)
-}
-
-// String formats the spread as "median (min to max)".
-func (s spread) String() string {
-	switch s.n {
-	case 0:
-		return "-"
-	case 1:
-		return figure(s.median)
-	}
-	return fmt.Sprintf("%s (%s to %s)", figure(s.median), figure(s.min), figure(s.max))
 }
 
 // report writes the results as the Markdown of the document.
@@ -55,7 +26,7 @@ func report(r *Results, verdict string) string {
 		run.Date.UTC().Format("2 January 2006 15:04 UTC"), (time.Duration(run.TookSec) * time.Second).String())
 	fmt.Fprintf(&b, "- Machine: %s\n- Client: %s, on the same machine\n", run.Machine, run.Machine.Go)
 	fmt.Fprintf(&b, "- %d rounds of %s s each; %d small images (memory: %d); %d tags in one repository and %d repositories (start, lists); stores of %d and %d blobs, %d of garbage (gc)\n",
-		run.Rounds, figure(run.SliceSec), run.Scale.Images, run.Scale.MemImages, run.Scale.Tags, run.Scale.Repos,
+		run.Rounds, measure.Figure(run.SliceSec), run.Scale.Images, run.Scale.MemImages, run.Scale.Tags, run.Scale.Repos,
 		run.Scale.StoreBlobs[0], run.Scale.StoreBlobs[1], run.Scale.GarbageEach)
 	for _, s := range run.Servers {
 		if s.Missing != "" {
@@ -113,7 +84,7 @@ func figures(b *strings.Builder, r *Results, sc *scenario) {
 				if i == 0 || m.title == perSecond.title || m.title == otherCPUs.title {
 					fmt.Fprintf(b, " %s |", s)
 				} else {
-					fmt.Fprintf(b, " %s |", figure(s.median))
+					fmt.Fprintf(b, " %s |", measure.Figure(s.Median))
 				}
 			}
 			b.WriteString("\n")
@@ -128,7 +99,7 @@ func ratios(b *strings.Builder, r *Results, sc *scenario) {
 		for _, name := range slices.DeleteFunc(sc.rows(r), func(s string) bool { return s == nameSlipway }) {
 			c, ok := sc.main.compare(r.group(sc.name, cas, nameSlipway), r.group(sc.name, cas, name))
 			if ok {
-				rows = append(rows, fmt.Sprintf("| %s | %s | %s | %s |", cas, name, figure(c.ofMedians), c.rounds))
+				rows = append(rows, fmt.Sprintf("| %s | %s | %s | %s |", cas, name, measure.Figure(c.ofMedians), c.rounds))
 			}
 		}
 	}

@@ -6,19 +6,20 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"os"
 	"slices"
 	"time"
+
+	"example.org/slipway/integration/internal/measure"
 )
 
 // Run says how, when and on what results were measured.
 type Run struct {
-	Date    time.Time `json:"date"`
-	Commit  string    `json:"commit"`
-	Command string    `json:"command"`
-	Machine Machine   `json:"machine"`
-	Rounds  int       `json:"rounds"`
+	Date    time.Time       `json:"date"`
+	Commit  string          `json:"commit"`
+	Command string          `json:"command"`
+	Machine measure.Machine `json:"machine"`
+	Rounds  int             `json:"rounds"`
 	// SliceSec is how long one measurement lasts, in seconds.
 	SliceSec float64 `json:"slice_sec"`
 	// TookSec is how long everything took, in seconds; 0 while it runs.
@@ -184,30 +185,13 @@ var (
 	otherCPUs = metric{"other CPUs", func(s Sample) float64 { return s.OtherCPUs }}
 )
 
-// spread is the median of some figures, and the least and greatest.
-type spread struct {
-	n                int
-	median, min, max float64
-}
-
-// spreadOf returns the spread of the finite figures; its n is 0 without any.
-func spreadOf(figures []float64) spread {
-	v := slices.DeleteFunc(slices.Clone(figures), func(f float64) bool { return math.IsNaN(f) || math.IsInf(f, 0) })
-	n := len(v)
-	if n == 0 {
-		return spread{}
-	}
-	slices.Sort(v)
-	return spread{n, (v[(n-1)/2] + v[n/2]) / 2, v[0], v[n-1]}
-}
-
 // spread of a metric over the rounds.
-func (m metric) spread(samples []Sample) spread {
+func (m metric) spread(samples []Sample) measure.Spread {
 	v := make([]float64, len(samples))
 	for i, s := range samples {
 		v[i] = m.of(s)
 	}
-	return spreadOf(v)
+	return measure.SpreadOf(v)
 }
 
 // comparison is one server's figure divided by another's.
@@ -215,17 +199,17 @@ type comparison struct {
 	// ofMedians is the ratio of the medians.
 	ofMedians float64
 	// rounds is the spread of the ratios within each round.
-	rounds spread
+	rounds measure.Spread
 }
 
 // compare divides a metric of a by that of b; ok is false when either was not
 // measured.
 func (m metric) compare(a, b []Sample) (c comparison, ok bool) {
 	sa, sb := m.spread(a), m.spread(b)
-	if sa.n == 0 || sb.n == 0 || sb.median == 0 {
+	if sa.N == 0 || sb.N == 0 || sb.Median == 0 {
 		return comparison{}, false
 	}
-	c.ofMedians = sa.median / sb.median
+	c.ofMedians = sa.Median / sb.Median
 	var ratios []float64
 	for _, x := range a {
 		for _, y := range b {
@@ -234,6 +218,6 @@ func (m metric) compare(a, b []Sample) (c comparison, ok bool) {
 			}
 		}
 	}
-	c.rounds = spreadOf(ratios)
+	c.rounds = measure.SpreadOf(ratios)
 	return c, true
 }

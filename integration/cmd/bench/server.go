@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"example.org/slipway/integration/internal/measure"
 	"example.org/slipway/integration/internal/proc"
 	"example.org/slipway/integration/internal/slipway"
 	"example.org/slipway/integration/internal/tool"
@@ -321,9 +322,9 @@ func (s *server) stop() {
 // memory returns the server's resident set and the largest it has had, in
 // bytes.
 func (s *server) memory() (rss, peak int64, err error) {
-	pids, err := family(s.process.Pid())
+	pids, err := measure.Family(s.process.Pid())
 	if err != nil {
 		return 0, 0, err
 	}
-	return memory(pids)
+	return measure.Memory(pids)
 }

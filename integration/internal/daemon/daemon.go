@@ -8,6 +8,7 @@
 package daemon
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -137,6 +138,11 @@ func (c *Containerd) socket() string { return filepath.Join(c.env.Dir(), "c.sock
 func (c *Containerd) Run(t testing.TB, args ...string) string {
 	t.Helper()
 	return c.env.Run(t, c.ctr, append([]string{"-a", c.socket()}, args...)...)
+}
+
+// Try runs a ctr command and returns its output.
+func (c *Containerd) Try(ctx context.Context, args ...string) (string, error) {
+	return c.env.Try(ctx, c.ctr, append([]string{"-a", c.socket()}, args...)...)
 }
 
 // RunFailing runs a ctr command that must fail and returns its output.

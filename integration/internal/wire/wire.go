@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -26,6 +27,7 @@ const requestTimeout = 2 * time.Minute
 // concurrently.
 type Client struct {
 	base string
+	auth string // value of the Authorization header, empty for none
 	http *http.Client
 }
 
@@ -43,6 +45,22 @@ func New(addr string) *Client {
 			},
 		},
 	}
+}
+
+// As returns a client of the same registry that sends a user's password with
+// each request.
+func (c *Client) As(user, password string) *Client {
+	as := *c
+	as.auth = "Basic " + base64.StdEncoding.EncodeToString([]byte(user+":"+password))
+	return &as
+}
+
+// send sends a request.
+func (c *Client) send(req *http.Request) (*http.Response, error) {
+	if c.auth != "" {
+		req.Header.Set("Authorization", c.auth)
+	}
+	return c.http.Do(req)
 }
 
 // Close ends the client's idle connections.
@@ -95,7 +113,7 @@ func (c *Client) Do(ctx context.Context, method, path string, header http.Header
 	for k, v := range header {
 		req.Header[k] = v
 	}
-	resp, err := c.http.Do(req)
+	resp, err := c.send(req)
 	if err != nil {
 		return nil, err
 	}
@@ -244,7 +262,7 @@ func (c *Client) CheckBlob(ctx context.Context, repo, digest string, sizeBytes i
 	if err != nil {
 		return err
 	}
-	resp, err := c.http.Do(req)
+	resp, err := c.send(req)
 	if err != nil {
 		return err
 	}

@@ -1,4 +1,4 @@
-package main
+package measure
 
 import (
 	"os"
@@ -21,9 +21,9 @@ type Machine struct {
 	Go   string `json:"go"`
 }
 
-// thisMachine describes the machine and the disk below dir. What it cannot find
+// ThisMachine describes the machine and the disk below dir. What it cannot find
 // out is "unknown": a description is no reason to fail.
-func thisMachine(dir string) Machine {
+func ThisMachine(dir string) Machine {
 	m := Machine{CPU: "unknown", Cores: runtime.NumCPU(), Kernel: "unknown", OS: "unknown", Disk: "unknown", Go: runtime.Version()}
 	if v, ok := field("/proc/cpuinfo", "model name", ":"); ok {
 		m.CPU = v

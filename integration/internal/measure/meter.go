@@ -1,4 +1,4 @@
-package main
+package measure
 
 import (
 	"bytes"
@@ -12,30 +12,43 @@ import (
 	"unsafe"
 )
 
-// meter reads what processes have used. Server and client are read from the
+// Meter reads what processes have used. Server and client are read from the
 // kernel's CPU clock of each process, in nanoseconds and with the threads that
 // have ended; the rest of the machine from /proc/stat, in ticks of 10 ms.
-type meter struct {
-	pids []int // the server's processes
+type Meter struct {
+	// PIDs are the server's processes.
+	PIDs []int
 
 	begin          time.Time
 	server, client time.Duration
 	machine        time.Duration
 }
 
-// usage is what was used between the start of a meter and its reading.
-type usage struct {
+// Usage is what was used between the start of a meter and its reading.
+type Usage struct {
 	Elapsed        time.Duration
 	Server, Client time.Duration // CPU time
 	// OtherCPUs is how many CPUs everything else on the machine kept busy.
 	OtherCPUs float64
 }
 
-// startMeter begins to measure a server, whose first process is pid.
-func startMeter(pid int) (*meter, error) {
-	m := &meter{}
+// NewMeter begins to measure a server that starts later: its processes, all of
+// whose use counts, go into PIDs.
+func NewMeter() (*Meter, error) {
+	m := &Meter{}
 	var err error
-	if m.pids, err = family(pid); err != nil {
+	if _, m.client, m.machine, err = m.read(); err != nil {
+		return nil, err
+	}
+	m.begin = time.Now()
+	return m, nil
+}
+
+// StartMeter begins to measure a server, whose first process is pid.
+func StartMeter(pid int) (*Meter, error) {
+	m := &Meter{}
+	var err error
+	if m.PIDs, err = Family(pid); err != nil {
 		return nil, err
 	}
 	if m.server, m.client, m.machine, err = m.read(); err != nil {
@@ -45,12 +58,12 @@ func startMeter(pid int) (*meter, error) {
 	return m, nil
 }
 
-// stop returns what was used since the start.
-func (m *meter) stop() (usage, error) {
-	u := usage{Elapsed: time.Since(m.begin)}
+// Stop returns what was used since the start.
+func (m *Meter) Stop() (Usage, error) {
+	u := Usage{Elapsed: time.Since(m.begin)}
 	server, client, machine, err := m.read()
 	if err != nil {
-		return usage{}, err
+		return Usage{}, err
 	}
 	u.Server, u.Client = server-m.server, client-m.client
 	// Ticks and clocks are not the same, so the difference can fall below 0.
@@ -58,15 +71,15 @@ func (m *meter) stop() (usage, error) {
 	return u, nil
 }
 
-func (m *meter) read() (server, client, machine time.Duration, err error) {
-	for _, pid := range m.pids {
-		t, err := cpuTime(pid)
+func (m *Meter) read() (server, client, machine time.Duration, err error) {
+	for _, pid := range m.PIDs {
+		t, err := CPUTime(pid)
 		if err != nil {
 			return 0, 0, 0, err
 		}
 		server += t
 	}
-	if client, err = cpuTime(os.Getpid()); err != nil {
+	if client, err = CPUTime(os.Getpid()); err != nil {
 		return 0, 0, 0, err
 	}
 	stat, err := os.ReadFile("/proc/stat")
@@ -77,9 +90,9 @@ func (m *meter) read() (server, client, machine time.Duration, err error) {
 	return server, client, machine, err
 }
 
-// cpuTime returns the CPU time a process has used, user and system. The clock's
+// CPUTime returns the CPU time a process has used, user and system. The clock's
 // id is made of the process's as in clock_getcpuclockid(3).
-func cpuTime(pid int) (time.Duration, error) {
+func CPUTime(pid int) (time.Duration, error) {
 	const cpuClockSched = 2
 	var ts syscall.Timespec
 	_, _, errno := syscall.Syscall(syscall.SYS_CLOCK_GETTIME, uintptr(^pid<<3|cpuClockSched), uintptr(unsafe.Pointer(&ts)), 0)
@@ -110,9 +123,9 @@ func busyTime(stat []byte) (time.Duration, error) {
 	return time.Duration(ticks) * tick, nil
 }
 
-// family returns a process and its children: a server such as nginx works in
+// Family returns a process and its children: a server such as nginx works in
 // those.
-func family(pid int) ([]int, error) {
+func Family(pid int) ([]int, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return nil, err
@@ -145,9 +158,9 @@ func parentOf(pid int) (parent int, ok bool) {
 	return parent, err == nil
 }
 
-// memory returns the resident set of processes and the largest each has had,
+// Memory returns the resident set of processes and the largest each has had,
 // in bytes. Pages that several share are counted in each.
-func memory(pids []int) (rss, peak int64, err error) {
+func Memory(pids []int) (rss, peak int64, err error) {
 	for _, pid := range pids {
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 		if err != nil {

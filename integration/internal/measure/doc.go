@@ -1,0 +1,4 @@
+// Package measure is what the benchmarks have in common: CPU time and memory of
+// other processes, a description of the machine, medians with their spread, and
+// pictures of them.
+package measure
