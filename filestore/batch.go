@@ -107,7 +107,7 @@ func (s *Store) window(ctx context.Context, names []gear.Name, o *StreamOptions)
 			may = append(may, n)
 		}
 	}
-	places, err := s.findAll(ctx, may)
+	places, lost, err := s.findAll(ctx, may)
 	if err != nil {
 		w.err = err
 		return w
@@ -115,7 +115,9 @@ func (s *Store) window(ctx context.Context, names []gear.Name, o *StreamOptions)
 	var total int64
 	for i, n := range names {
 		it := item{name: n}
-		if p, ok := places[n]; ok && allowed[i] {
+		if lost[n] && allowed[i] {
+			it.known, it.err = true, ErrLost
+		} else if p, ok := places[n]; ok && allowed[i] {
 			it.at, it.known = p, true
 			if p.encoding != gear.Chunked {
 				total += p.stored
@@ -128,7 +130,7 @@ func (s *Store) window(ctx context.Context, names []gear.Name, o *StreamOptions)
 	}
 	var read []*item
 	for i := range w.items {
-		if it := &w.items[i]; it.known && it.at.encoding != gear.Chunked {
+		if it := &w.items[i]; it.known && it.err == nil && it.at.encoding != gear.Chunked {
 			read = append(read, it)
 		}
 	}
@@ -136,9 +138,10 @@ func (s *Store) window(ctx context.Context, names []gear.Name, o *StreamOptions)
 	return w
 }
 
-// findAll looks contents up; those that are not here are left out.
-func (s *Store) findAll(ctx context.Context, names []gear.Name) (map[gear.Name]place, error) {
-	places := make(map[gear.Name]place, len(names))
+// findAll looks contents up; those that are not here are left out, and those that
+// wait for being made again are lost.
+func (s *Store) findAll(ctx context.Context, names []gear.Name) (places map[gear.Name]place, lost map[gear.Name]bool, err error) {
+	places = make(map[gear.Name]place, len(names))
 	ask := make([]gear.Name, 0, len(names))
 	for _, n := range names {
 		if p, ok := s.places.get(n); ok {
@@ -149,12 +152,18 @@ func (s *Store) findAll(ctx context.Context, names []gear.Name) (map[gear.Name]p
 	}
 	files, err := s.cat.GearFiles(ctx, ask)
 	for i := range files {
-		if f := &files[i]; f.Pack != (gear.Name{}) {
-			places[f.Name] = placeOf(f)
-			s.places.put(f.Name, placeOf(f), 1)
+		f := &files[i]
+		if f.Pack == (gear.Name{}) {
+			if lost == nil {
+				lost = map[gear.Name]bool{}
+			}
+			lost[f.Name] = true
+			continue
 		}
+		places[f.Name] = placeOf(f)
+		s.places.put(f.Name, placeOf(f), 1)
 	}
-	return places, err
+	return places, lost, err
 }
 
 // readAll reads the stored bytes of contents, neighbours together.
@@ -206,7 +215,9 @@ func (s *Store) sendFailure(ctx context.Context, out *gear.StreamWriter, name ge
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	s.log.Error("read a content for a batch", "name", fmt.Sprintf("%x", name), "err", err)
+	if !errors.Is(err, ErrLost) { // of which the log speaks already
+		s.log.Error("read a content for a batch", "name", fmt.Sprintf("%x", name), "err", err)
+	}
 	return out.Failure(name, "the content cannot be read") // the rest is for the log
 }
 

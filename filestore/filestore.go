@@ -25,6 +25,9 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/klauspost/compress/zstd"
+	"golang.org/x/sync/semaphore"
+
 	"example.org/slipway/catalog"
 	"example.org/slipway/gear"
 	"example.org/slipway/objstore"
@@ -112,6 +115,12 @@ type Store struct {
 	writers  atomic.Int64
 
 	claims claims
+	// budget bounds what all presses have under way, in bytes, which is in
+	// buffers. fresh compresses for all writers: it has a window
+	// of some MiB for each worker.
+	budget  *semaphore.Weighted
+	buffers buffers
+	fresh   *zstd.Encoder
 	// settling is held by the one Settle there may be.
 	settling sync.Mutex
 	// deleting is held while objects of packs are deleted. It is taken last.
@@ -149,12 +158,16 @@ func New(cat *catalog.Catalog, objs objstore.Store, o *Options) (*Store, error) 
 	s.places = newHot[place](int64(s.opts.Locations))
 	s.dicts = newHot[*dictionary](dictsInRAM)
 	s.claims.init()
+	s.budget = semaphore.NewWeighted(pressBudget)
 	var token [8]byte
 	if _, err := rand.Read(token[:]); err != nil {
 		return nil, fmt.Errorf("make a name for this process: %w", err)
 	}
 	s.instance = hex.EncodeToString(token[:])
 	var err error
+	if s.fresh, err = newEncoder(freshLevel, s.opts.Workers); err != nil {
+		return nil, err
+	}
 	if s.plain, err = gear.NewFrameDecoder(nil); err != nil {
 		return nil, err
 	}

@@ -3,6 +3,7 @@ package filestore
 import (
 	"context"
 	"fmt"
+	"math/bits"
 	"sync"
 	"sync/atomic"
 
@@ -13,9 +14,10 @@ import (
 	"example.org/slipway/gear"
 )
 
-// pressBudget is how many bytes before compression are under way in one press;
-// the same number again may be held compressed. Twice the largest piece at
-// least, so that two workers always have something to do.
+// pressBudget is how many bytes before compression are under way in all presses
+// of a store together; the same number again may be held compressed. Twice the
+// largest piece at least, so that two workers always have something to do. What
+// is under way is compressed and appended without waiting for another press.
 const pressBudget = 4 * gear.LargeFile
 
 // codec compresses pieces.
@@ -38,11 +40,12 @@ func newEncoder(level zstd.EncoderLevel, workers int, more ...zstd.EOption) (*zs
 		zstd.WithEncoderConcurrency(workers))...)
 }
 
-// encode returns the stored form of a piece. What it returns is in buf, or is
-// raw itself.
-func (c *codec) encode(raw, buf []byte) ([]byte, gear.Encoding) {
+// encode returns the stored form of a piece of a content of size bytes. What it
+// returns is in buf, or is raw itself. Chunks have no dictionary, however short
+// the last one is.
+func (c *codec) encode(size int64, raw, buf []byte) ([]byte, gear.Encoding) {
 	z, e := c.whole, gear.Zstd
-	if c.dictFrame != nil && len(raw) < smallFile {
+	if c.dictFrame != nil && size < smallFile {
 		z, e = c.dict, gear.ZstdDict
 	}
 	if len(raw) == 0 {
@@ -78,6 +81,35 @@ func (h *held) drop() {
 	}
 }
 
+// buffers are used again and again, each for pieces of more than half its size:
+// small pieces must not hold large buffers.
+type buffers struct{ class [32]sync.Pool }
+
+// leastClass is the class of the smallest buffers, of 512 bytes.
+const leastClass = 9
+
+// room is how large a buffer of a class is: for 1<<class bytes, and for what
+// becomes of them when they are compressed and do not get smaller, which is 3
+// bytes a block of 128 KiB and the header.
+func room(class int) int { return 1<<class + 1<<class>>15 + 64 }
+
+// get returns a buffer of size bytes, of at most gear.LargeFile.
+func (p *buffers) get(size int64) []byte {
+	k := max(bits.Len64(uint64(max(size, 1)-1)), leastClass)
+	if b, ok := p.class[k].Get().(*[]byte); ok {
+		return (*b)[:size]
+	}
+	return make([]byte, size, room(k))
+}
+
+// put gives a buffer back.
+func (p *buffers) put(b []byte) {
+	k := bits.Len(uint(cap(b))) - 1
+	if k >= leastClass && k < len(p.class) && cap(b) >= room(k) {
+		p.class[k].Put(&b)
+	}
+}
+
 // press compresses contents with several workers and appends them to packs in
 // the order in which they came.
 type press struct {
@@ -92,7 +124,6 @@ type press struct {
 	work   chan *piece // to the workers
 	order  chan *piece // to the one who appends
 	wg     sync.WaitGroup
-	buffer sync.Pool
 
 	failed atomic.Pointer[error]
 	// packs that are finished, and the present one; the appender's, and after
@@ -108,10 +139,9 @@ type press struct {
 }
 
 func (s *Store) newPress(ctx context.Context, writer string, c *codec) *press {
-	p := &press{s: s, writer: writer, codec: c, budget: semaphore.NewWeighted(pressBudget),
+	p := &press{s: s, writer: writer, codec: c, budget: s.budget,
 		work: make(chan *piece), order: make(chan *piece, 1024)}
 	p.ctx, p.cancel = context.WithCancel(ctx)
-	p.buffer.New = func() any { return new([]byte) }
 	for range s.opts.Workers {
 		p.wg.Go(p.compress)
 	}
@@ -150,21 +180,12 @@ func (p *press) send(x *piece, size int64) error {
 		}
 		return err
 	}
-	x.raw = p.slice(size)
+	x.raw = p.s.buffers.get(size)
 	x.done = make(chan struct{})
 	x.content.holders.Add(1)
 	p.order <- x // the appender takes all, whatever fails
 	p.work <- x
 	return nil
-}
-
-// slice returns a buffer of size bytes.
-func (p *press) slice(size int64) []byte {
-	b := *p.buffer.Get().(*[]byte)
-	if int64(cap(b)) < size {
-		b = make([]byte, size)
-	}
-	return b[:size]
 }
 
 func (p *press) failure() error {
@@ -188,8 +209,8 @@ func (p *press) compress() {
 		if n, err := x.content.ReadAt(x.raw, off); n < len(x.raw) {
 			x.err = fmt.Errorf("read content %x: %w", x.file.Name, err)
 		} else {
-			x.buf = p.slice(0)
-			x.out, x.encoding = p.codec.encode(x.raw, x.buf)
+			x.buf = p.s.buffers.get(int64(len(x.raw)))
+			x.out, x.encoding = p.codec.encode(x.file.Size, x.raw, x.buf)
 			if x.encoding != gear.Plain {
 				x.buf = x.out
 			}
@@ -212,10 +233,8 @@ func (p *press) appendAll() {
 		}
 		x.content.drop()
 		p.budget.Release(int64(len(x.raw)))
-		p.buffer.Put(&x.raw)
-		if x.buf != nil {
-			p.buffer.Put(&x.buf)
-		}
+		p.s.buffers.put(x.raw)
+		p.s.buffers.put(x.buf)
 	}
 }
 

@@ -45,12 +45,8 @@ var _ gear.Sink = (*Writer)(nil)
 
 // NewWriter begins to write. ctx bounds the life of the writer.
 func (s *Store) NewWriter(ctx context.Context) (*Writer, error) {
-	z, err := newEncoder(freshLevel, s.opts.Workers)
-	if err != nil {
-		return nil, err
-	}
 	w := &Writer{s: s, id: s.newWriterID(), names: map[gear.Name]bool{}, waits: map[*Writer]bool{}, recorded: make(chan struct{})}
-	w.press = s.newPress(ctx, w.id, &codec{whole: z})
+	w.press = s.newPress(ctx, w.id, &codec{whole: s.fresh})
 	w.press.roll = true
 	return w, nil
 }

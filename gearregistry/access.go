@@ -228,13 +228,32 @@ func (s *Service) Fetch(ctx context.Context, repo string, names []gear.Name, w i
 }
 
 // Missing tells which files a repository needs uploaded: those it may not read,
-// wherever else they are.
+// wherever else they are, and those that were found damaged.
 func (s *Service) Missing(ctx context.Context, repo string, names []gear.Name) ([]bool, error) {
-	may, err := s.visible(ctx, repo, names)
-	for i := range may {
-		may[i] = !may[i] && names[i] != gear.Empty().Name // which nobody needs to send
+	out, err := s.visible(ctx, repo, names)
+	if err != nil {
+		return nil, err
 	}
-	return may, err
+	var ask []gear.Name
+	for i, may := range out {
+		if out[i] = !may && names[i] != gear.Empty().Name; may { // the empty one nobody needs to send
+			ask = append(ask, names[i])
+		}
+	}
+	files, err := s.cat.GearFiles(ctx, ask)
+	if err != nil {
+		return nil, fmt.Errorf("look up files: %w", err)
+	}
+	lost := map[gear.Name]bool{}
+	for i := range files {
+		if files[i].Pack == (gear.Name{}) {
+			lost[files[i].Name] = true
+		}
+	}
+	for i, n := range names {
+		out[i] = out[i] || lost[n]
+	}
+	return out, nil
 }
 
 // open opens a file whoever may read it.

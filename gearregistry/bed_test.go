@@ -455,7 +455,7 @@ func (b *bed) pending(repo string, d oci.Digest, reason string) {
 func (b *bed) collect() {
 	b.t.Helper()
 	b.pass(2 * time.Minute)
-	_, err := b.reg.Collect(context.Background(), registry.CollectOptions{Now: true, Untagged: true})
+	_, err := b.reg.Collect(context.Background(), registry.CollectOptions{Now: true})
 	b.must(err)
 	b.must(b.files.Housekeep(context.Background()))
 }

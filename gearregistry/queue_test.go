@@ -385,7 +385,7 @@ func TestDeterministic(t *testing.T) {
 		store := memstore.New(nil)
 		b := newBed(t, setup{store: store, gear: gearregistry.Options{Workers: workers}})
 		var out []string
-		for i := range 6 {
+		for i := range 3 {
 			files := []file{{"common", content(99, 60_000)}}
 			for j := range 40 {
 				files = append(files, file{fmt.Sprint(j), bytes.Repeat(content(uint64(i*50+j), 100), 100+20*j)})
