@@ -3,6 +3,9 @@
 // skopeo, buildah, crane, regctl, helm), and with faults (kill -9, power cuts,
 // full disks, disks that fail, clients that lie, hang or disappear).
 //
+// What Gear makes of images is compared with what others unpack: containerd,
+// umoci and tar (gear_oracle_test.go), and the overlay that a commit was made of.
+//
 // Everything here talks to a real server process on a loopback port with a
 // root directory of its own. The package shares no code with the product, so
 // that a mistake in the product's idea of the protocol cannot hide itself.
@@ -19,6 +22,8 @@
 //	SLIPWAY_SEED              seed of the random workloads; default: the clock, logged
 //	SLIPWAY_KILL_ROUNDS       rounds of kill -9, default 20
 //	SLIPWAY_POWERCUT_ROUNDS   rounds of power cuts, default 5
+//	SLIPWAY_GEARKILL_ROUNDS   rounds of kill -9 during conversions, default 20
+//	SLIPWAY_GEARCUT_ROUNDS    rounds of power cuts during conversions, default 5
 //	SLIPWAY_ALLOW_SKIP        tools whose absence scripts/test.sh accepts
 //	SLIPWAY_CONFORMANCE_V1    path of the v1.1.1 conformance suite's test binary
 //	SLIPWAY_CONFORMANCE_V2    path of the newer conformance suite's program
