@@ -345,6 +345,23 @@ func TestDamagedChunk(t *testing.T) {
 	b.check(large, text(2, 100))
 }
 
+// The dictionary of a pack is for small contents only, and not for the short last
+// chunk of a large one, which is read without it.
+func TestSettleShortTail(t *testing.T) {
+	b := newBed(t, nil)
+	large := text(7, 5<<20+700)
+	contents := [][]byte{large}
+	for i := range 300 {
+		contents = append(contents, text(uint64(100+i), 2000))
+	}
+	b.add("one", contents...)
+	if rep := b.settle(true); rep.Written != 1 {
+		t.Fatalf("settled into %d packs, want 1", rep.Written)
+	}
+	b.check(contents...)
+	b.verify()
+}
+
 // Settling goes on without what is damaged.
 func TestSettleDamaged(t *testing.T) {
 	b := newBed(t, nil)
