@@ -83,7 +83,7 @@ func (s *Service) pending(ctx context.Context, repo string, d oci.Digest) error 
 	job, err := s.cat.GearJob(ctx, d)
 	switch {
 	case errors.Is(err, catalog.ErrNotFound) && s.opts.Mode(repo) == Off:
-		return &PendingError{Reason: "conversion is off for " + repo + " (gear.convert); slipway convert does it once"}
+		return &PendingError{Reason: "conversion is off for " + repo + " (gear.convert); slipway convert --all does it once, for all images"}
 	case errors.Is(err, catalog.ErrNotFound) && s.opts.ReadOnly:
 		return &PendingError{Reason: "the registry is read-only, so that nothing is converted"}
 	case errors.Is(err, catalog.ErrNotFound):
