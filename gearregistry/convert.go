@@ -77,7 +77,7 @@ func (s *Service) followUpload(f *follower, c *conversion) {
 		err = s.convertStored(s.ctx, d, c)
 	}
 	if err == nil || errors.Is(err, errTaken) {
-		err = s.cat.EndGearJob(s.ctx, d)
+		err = s.finished(s.ctx, d)
 	}
 	if err != nil && s.ctx.Err() == nil {
 		s.log.Debug("convert a layer while it is pushed", "layer", d, "err", err)

@@ -333,7 +333,9 @@ func (s *Service) convertQueued(d oci.Digest, attempts int, c *conversion) {
 	if ctx.Err() != nil { // the next start takes it up
 		return
 	}
-	if err == nil || errors.Is(err, errGone) {
+	if err == nil {
+		err = s.finished(ctx, d)
+	} else if errors.Is(err, errGone) {
 		err = s.cat.EndGearJob(ctx, d)
 	} else {
 		err = s.failed(ctx, j, err)
@@ -448,4 +450,18 @@ func (s *Service) remake(ctx context.Context, e *filestore.CorruptError) error {
 	s.log.Warn("a damaged file will be made again from its layer", "file", e.Name, "pack", e.Pack, "layers", layers)
 	s.wake()
 	return nil
+}
+
+// finished forgets the job of a layer that was converted. Contents that were
+// found damaged while it was have asked for another one, which was taken for the
+// same.
+func (s *Service) finished(ctx context.Context, d oci.Digest) error {
+	if err := s.cat.EndGearJob(ctx, d); err != nil {
+		return err
+	}
+	lost, err := s.cat.GearLayerLost(ctx, d)
+	if err != nil || !lost {
+		return err
+	}
+	return s.cat.RequeueGear(ctx, d)
 }
