@@ -30,7 +30,7 @@ export SLIPWAY_BIN=$work/slipway
 all() {
 	local status=0
 	# shellcheck disable=SC2086 # the flags are words
-	go test -json -race -timeout 8m ${GOTEST_FLAGS:-} ./... || status=1
+	go test -json -race -timeout 15m ${GOTEST_FLAGS:-} ./... || status=1
 	# One package at a time: the daemons and the disk are enough load, and a
 	# result kept from an earlier run would not have met this binary.
 	# shellcheck disable=SC2086
