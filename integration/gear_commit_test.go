@@ -26,8 +26,8 @@ import (
 func TestGearCommit(t *testing.T) {
 	tool.NeedRoot(t)
 	s := slipway.Start(t, t.TempDir(), nil)
-	pushed(t, s.Client, "work/base", "v1", imagetest.Compose(runtime.GOARCH, runConfig(), commitBase()))
-	convert(t, s, "work/base:v1")
+	pushed(t, s.Client, "team/base", "v1", imagetest.Compose(runtime.GOARCH, runConfig(), commitBase()))
+	convert(t, s, "team/base:v1")
 	for _, c := range []struct{ name, base, options string }{
 		{"plain", "v1", "redirect_dir=off,metacopy=off,index=off"},
 		{"on a Gear image", "v1-gear", "redirect_dir=off,metacopy=off,index=off"},
@@ -114,10 +114,10 @@ func check(t *testing.T, errs ...error) {
 }
 
 func commitOne(t *testing.T, s *slipway.Server, from, options string) {
-	lower := s.Export("work/base:" + from)
+	lower := s.Export("team/base:" + from)
 	upper, merged := overlay(t, lower, options)
 	fresh := change(t, merged)
-	args := []string{"commit", upper, s.Addr + "/work/base:" + from}
+	args := []string{"commit", upper, s.Addr + "/team/base:" + from}
 	if strings.Contains(options, "redirect_dir=on") {
 		args = append(args, "--merged="+merged)
 	}
@@ -126,7 +126,7 @@ func commitOne(t *testing.T, s *slipway.Server, from, options string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	equalTrees(t, "what was committed", merged, s.Export("work/base:changed"))
+	equalTrees(t, "what was committed", merged, s.Export("team/base:changed"))
 
 	// The new contents are in, with two indexes at most: that of the changes is
 	// made here and not kept, that of the whole is a layer's.
@@ -151,15 +151,15 @@ func commitOne(t *testing.T, s *slipway.Server, from, options string) {
 	if got := uploadedBytes(t, s) - sent; got != 0 || !strings.Contains(out, "sent 0 files") {
 		t.Errorf("the second time %d bytes were uploaded, and it says %q", got, out)
 	}
-	equalTrees(t, "what was committed again", merged, s.Export("work/base:changed-again"))
+	equalTrees(t, "what was committed again", merged, s.Export("team/base:changed-again"))
 
 	if _, err := slipway.Program(t.Context(), t, append(args, "--layers", "layered")...); err != nil {
 		t.Fatal(err)
 	}
-	equalTrees(t, "what was committed as a layer", merged, s.Export("work/base:layered"))
+	equalTrees(t, "what was committed as a layer", merged, s.Export("team/base:layered"))
 	layeredRuns(t, s, merged)
 	for _, tag := range []string{"changed", "layered"} {
-		_, _, config := image(t, s, "work/base", tag)
+		_, _, config := image(t, s, "team/base", tag)
 		b, err := json.Marshal(config["config"])
 		if err != nil {
 			t.Fatal(err)
@@ -168,7 +168,7 @@ func commitOne(t *testing.T, s *slipway.Server, from, options string) {
 			t.Errorf("the configuration of %s lacks that of its base: %s", tag, b)
 		}
 	}
-	check(t, s.Client.DeleteManifest(t.Context(), "work/base", "changed"), s.Client.DeleteManifest(t.Context(), "work/base", "changed-again"))
+	check(t, s.Client.DeleteManifest(t.Context(), "team/base", "changed"), s.Client.DeleteManifest(t.Context(), "team/base", "changed-again"))
 }
 
 // layeredRuns compares the mount with what containerd makes of the image that
@@ -176,7 +176,7 @@ func commitOne(t *testing.T, s *slipway.Server, from, options string) {
 func layeredRuns(t *testing.T, s *slipway.Server, merged string) {
 	t.Helper()
 	c := daemon.StartContainerd(t)
-	ref := s.Addr + "/work/base:layered"
+	ref := s.Addr + "/team/base:layered"
 	c.Run(t, pullArgs(ref)...)
 	dir := t.TempDir()
 	t.Cleanup(func() { blockfs.UnmountBelow(t, dir) })
