@@ -8,8 +8,6 @@ import (
 	"io"
 	"strings"
 
-	"golang.org/x/sync/errgroup"
-
 	"example.org/slipway/catalog"
 	"example.org/slipway/objstore"
 )
@@ -26,30 +24,12 @@ const packTries = 5
 // gone at the source stops nothing: what was in it is made again from the
 // layers. Those that are gone are counted.
 func (t *transfer) copyPacks(ctx context.Context, s *catalog.Snapshot) error {
-	const page = 200
-	for after := int64(0); ; {
-		list, err := s.Packs(ctx, after, page)
-		if err != nil {
-			return fmt.Errorf("list the packs: %w", err)
+	return inPages(ctx, t.parallel, "packs", s.Packs, func(p catalog.PackObject) int64 { return p.ID }, func(ctx context.Context, p catalog.PackObject) error {
+		if err := t.copyPack(ctx, p); err != nil {
+			return fmt.Errorf("copy pack %x: %w", p.Digest, err)
 		}
-		g, gctx := errgroup.WithContext(ctx)
-		g.SetLimit(t.parallel)
-		for _, p := range list {
-			after = p.ID
-			g.Go(func() error {
-				if err := t.copyPack(gctx, p); err != nil {
-					return fmt.Errorf("copy pack %x: %w", p.Digest, err)
-				}
-				return nil
-			})
-		}
-		if err := g.Wait(); err != nil {
-			return err
-		}
-		if len(list) < page {
-			return nil
-		}
-	}
+		return nil
+	})
 }
 
 func (t *transfer) copyPack(ctx context.Context, p catalog.PackObject) (err error) {

@@ -72,27 +72,33 @@ func (t *transfer) copyAll(ctx context.Context, s *catalog.Snapshot) error {
 	if err := t.copyPacks(ctx, s); err != nil { // first, because they may be replaced meanwhile
 		return err
 	}
+	return inPages(ctx, t.parallel, "objects", s.Objects, func(c catalog.StoredContent) int64 { return c.ID }, func(ctx context.Context, c catalog.StoredContent) error {
+		if err := t.copyObject(ctx, c); err != nil {
+			return fmt.Errorf("copy %s: %w", c.Digest, err)
+		}
+		return nil
+	})
+}
+
+// inPages does something with each row of a list that is read in pages by id,
+// with so many rows at once.
+func inPages[T any](ctx context.Context, parallel int, what string, list func(ctx context.Context, after int64, n int) ([]T, error), id func(T) int64, do func(context.Context, T) error) error {
 	const page = 500
 	for after := int64(0); ; {
-		list, err := s.Objects(ctx, after, page)
+		rows, err := list(ctx, after, page)
 		if err != nil {
-			return fmt.Errorf("list the objects: %w", err)
+			return fmt.Errorf("list the %s: %w", what, err)
 		}
 		g, gctx := errgroup.WithContext(ctx)
-		g.SetLimit(t.parallel)
-		for _, c := range list {
-			after = c.ID
-			g.Go(func() error {
-				if err := t.copyObject(gctx, c); err != nil {
-					return fmt.Errorf("copy %s: %w", c.Digest, err)
-				}
-				return nil
-			})
+		g.SetLimit(parallel)
+		for _, row := range rows {
+			after = id(row)
+			g.Go(func() error { return do(gctx, row) })
 		}
 		if err := g.Wait(); err != nil {
 			return err
 		}
-		if len(list) < page {
+		if len(rows) < page {
 			return nil
 		}
 	}
