@@ -1,19 +1,14 @@
 package dedup
 
 import (
-	"bytes"
+	"encoding/xml"
 	"fmt"
-	"image/color"
 	"math"
 	"os"
 	"path/filepath"
 	"strconv"
-
-	"gonum.org/v1/plot"
-	"gonum.org/v1/plot/text"
-	"gonum.org/v1/plot/vg"
-	"gonum.org/v1/plot/vg/draw"
-	"gonum.org/v1/plot/vg/vgsvg"
+	"strings"
+	"unicode/utf8"
 )
 
 // WriteSVG draws the report into a directory, which is made if it is missing:
@@ -24,11 +19,7 @@ func (r *Report) WriteSVG(dir string) error {
 		return err
 	}
 	for name, c := range r.charts() {
-		b, err := c.draw()
-		if err != nil {
-			return fmt.Errorf("draw %s: %w", name, err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, name), b, 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(c.svg()), 0o644); err != nil {
 			return err
 		}
 	}
@@ -86,105 +77,121 @@ type bar struct {
 	strong bool
 }
 
-// Lengths of a chart.
+// Lengths of a chart in pixels.
 const (
-	chartWidth = 18 * vg.Centimeter // more where names are long
-	barHeight  = 0.62 * vg.Centimeter
-	chartRest  = 3 * vg.Centimeter // title, axis, margins
-	margin     = 0.25 * vg.Centimeter
-	// wider is by how much the viewer's font may be wider than the one that
-	// texts are measured with; an SVG file only names its font.
-	wider = 1.35
+	plotWidth = 480
+	barHeight = 16
+	barStep   = 24
+	margin    = 10
+	chartTop  = 40 // the title
+	chartFoot = 60 // the numbers and the name of the axis
+	fontSize  = 13
+	// charWidth is room for a character of the viewer's font: an SVG file only
+	// names its font.
+	charWidth = 8
 )
 
-// draw returns the chart as SVG.
-func (c chart) draw() ([]byte, error) {
-	p := plot.New()
-	p.Title.Text, p.X.Label.Text = c.title, c.axis
-	p.Title.Padding, p.X.Label.Padding = margin, margin
-	for _, style := range []*text.Style{&p.Title.TextStyle, &p.X.Label.TextStyle, &p.X.Tick.Label} {
-		style.Font.Variant = "Sans"
-	}
-	most, least := 0.0, 0.0
-	var names, labels vg.Length
+// svg returns the picture.
+func (c chart) svg() string {
+	var names, labels int
 	for _, b := range c.bars {
-		most, least = max(most, b.value), min(least, b.value)
-		names = max(names, p.X.Tick.Label.Width(b.name)*wider)
-		labels = max(labels, p.X.Tick.Label.Width(b.label)*wider)
+		names, labels = max(names, utf8.RuneCountInString(b.name)), max(labels, utf8.RuneCountInString(b.label))
 	}
-	p.HideY()
-	p.Y.Min, p.Y.Max = -0.6, float64(len(c.bars))-0.4
-	p.X.Min, p.X.Max, p.X.Tick.Marker = least, max(most, 1e-9), plainTicks{}
-	if c.log {
-		p.X.Scale, p.X.Tick.Marker = plot.LogScale{}, decades{}
-		p.X.Min, p.X.Max = 1, max(most, 10)
-	}
-	p.Add(c)
-	canvas := vgsvg.New(max(chartWidth, names+labels+chartWidth/2), chartRest+barHeight*vg.Length(len(c.bars)))
-	p.Draw(draw.Crop(draw.New(canvas), names+2*margin, -labels-2*margin, margin, -margin))
-	var out bytes.Buffer
-	if _, err := canvas.WriteTo(&out); err != nil {
-		return nil, err
-	}
-	return out.Bytes(), nil
-}
+	left := float64(names*charWidth + 2*margin)
+	width := int(left) + plotWidth + labels*charWidth + 2*margin
+	bottom := float64(chartTop + barStep*len(c.bars))
+	height := int(bottom) + chartFoot
+	x := c.newAxis(left, left+plotWidth)
 
-var _ plot.Plotter = chart{}
-
-// Plot implements [plot.Plotter].
-func (c chart) Plot(canvas draw.Canvas, p *plot.Plot) {
-	const halfBar = 0.36 // of the distance of two bars
-	x, y := p.Transforms(&canvas)
-	zero := x(max(p.X.Min, 0))
-	if c.log {
-		zero = x(p.X.Min)
-	}
-	style := p.X.Tick.Label
-	style.XAlign, style.YAlign = draw.XLeft, text.YCenter
-	for i, b := range c.bars {
-		at := float64(len(c.bars) - 1 - i)
-		value := b.value
+	var s strings.Builder
+	fmt.Fprintf(&s, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %d %d" font-family="sans-serif" font-size="%d">`+"\n",
+		width, height, width, height, fontSize)
+	s.WriteString(`<rect width="100%" height="100%" fill="#ffffff"/>` + "\n")
+	writeText(&s, left, 24, "start", c.title)
+	for _, t := range x.ticks {
+		at := x.at(t)
+		fmt.Fprintf(&s, `<line x1="%.1f" y1="%d" x2="%.1f" y2="%.1f" stroke="#dddddd"/>`+"\n", at, chartTop, at, bottom)
+		label := strconv.FormatFloat(t, 'g', 6, 64)
 		if c.log {
-			value = max(value, p.X.Min)
+			label = thousands(int64(t))
 		}
-		fill := color.NRGBA{R: 0x7f, G: 0xa8, B: 0xc9, A: 0xff}
+		writeText(&s, at, bottom+18, "middle", label)
+	}
+	writeText(&s, left+plotWidth/2, bottom+42, "middle", c.axis)
+	for i, b := range c.bars {
+		y := float64(chartTop + barStep*i + (barStep-barHeight)/2)
+		from, to := x.at(0), x.at(b.value)
+		fill := "#7fa8c9"
 		if b.strong {
-			fill = color.NRGBA{R: 0x1f, G: 0x5f, B: 0x8b, A: 0xff}
+			fill = "#1f5f8b"
 		}
-		lower, upper, end := y(at-halfBar), y(at+halfBar), x(value)
-		canvas.FillPolygon(fill, []vg.Point{{X: zero, Y: lower}, {X: end, Y: lower}, {X: end, Y: upper}, {X: zero, Y: upper}})
-		canvas.FillText(style, vg.Point{X: max(end, zero) + margin/2, Y: y(at)}, b.label)
-		canvas.FillText(style, vg.Point{X: margin, Y: y(at)}, b.name)
+		fmt.Fprintf(&s, `<rect x="%.1f" y="%.1f" width="%.1f" height="%d" fill="%s"/>`+"\n", min(from, to), y, max(from, to)-min(from, to), barHeight, fill)
+		writeText(&s, left-margin, y+barHeight-4, "end", b.name)
+		writeText(&s, max(from, to)+margin/2, y+barHeight-4, "start", b.label)
+	}
+	s.WriteString("</svg>\n")
+	return s.String()
+}
+
+func writeText(s *strings.Builder, x, y float64, anchor, text string) {
+	fmt.Fprintf(s, `<text x="%.1f" y="%.1f" text-anchor="%s" fill="#222222">`, x, y, anchor)
+	_ = xml.EscapeText(s, []byte(text)) // a strings.Builder takes everything
+	s.WriteString("</text>\n")
+}
+
+// axis is the scale of a chart. Its ends are its first and last tick.
+type axis struct {
+	ticks    []float64
+	log      bool
+	from, to float64 // pixels
+}
+
+// newAxis returns the axis on which all bars of the chart fit. One that is not
+// logarithmic holds 0.
+func (c chart) newAxis(from, to float64) axis {
+	a := axis{log: c.log, from: from, to: to}
+	var least, most float64
+	for _, b := range c.bars {
+		least, most = min(least, b.value), max(most, b.value)
+	}
+	if c.log {
+		for v := 1.0; ; v *= 10 {
+			a.ticks = append(a.ticks, v)
+			if len(a.ticks) > 1 && !(v < most) {
+				return a
+			}
+		}
+	}
+	if most == least {
+		most = 1
+	}
+	step := tickStep(most - least)
+	// Whole steps, multiplied: adding them up would add up their error too.
+	for i := math.Floor(least / step); ; i++ {
+		a.ticks = append(a.ticks, i*step)
+		if !(i*step < most) { // what is no number ends it too
+			return a
+		}
 	}
 }
 
-// plainTicks are gonum's ticks without zeros at the end of their labels.
-type plainTicks struct{}
-
-var _ plot.Ticker = plainTicks{}
-
-// Ticks implements [plot.Ticker].
-func (plainTicks) Ticks(least, most float64) []plot.Tick {
-	ticks := plot.DefaultTicks{}.Ticks(least, most)
-	for i, t := range ticks {
-		if !t.IsMinor() {
-			ticks[i].Label = strconv.FormatFloat(math.Round(t.Value*1e9)/1e9, 'g', -1, 64)
+// tickStep is the distance of an axis's ticks: a power of ten, or two or five
+// times one, so that there are about five.
+func tickStep(span float64) float64 {
+	step := math.Pow(10, math.Floor(math.Log10(span/5)))
+	for _, f := range []float64{1, 2, 5} {
+		if span/(f*step) <= 6 {
+			return f * step
 		}
 	}
-	return ticks
+	return 10 * step
 }
 
-// decades are ticks at the powers of ten.
-type decades struct{}
-
-var _ plot.Ticker = decades{}
-
-// Ticks implements [plot.Ticker].
-func (decades) Ticks(least, most float64) (ticks []plot.Tick) {
-	for v := 1.0; v <= most; v *= 10 {
-		if v >= least {
-			ticks = append(ticks, plot.Tick{Value: v, Label: thousands(int64(v))})
-		}
+// at returns the place of a value in pixels.
+func (a axis) at(v float64) float64 {
+	first, last := a.ticks[0], a.ticks[len(a.ticks)-1]
+	if a.log {
+		v, first, last = math.Log(max(v, first)), math.Log(first), math.Log(last)
 	}
-	return ticks
+	return a.from + (a.to-a.from)*(v-first)/(last-first)
 }
