@@ -74,7 +74,7 @@ check_build() {
 apt_need() {
 	local pair packages=()
 	for pair; do
-		command -v "${pair%%:*}" >/dev/null || packages+=("${pair#*:}")
+		command -v "${pair%%:*}" >/dev/null || [[ " ${packages[*]} " == *" ${pair#*:} "* ]] || packages+=("${pair#*:}")
 	done
 	apt_install "${packages[@]}"
 	for pair; do
@@ -148,7 +148,7 @@ setup_test() {
 	check_build
 	apt_need dockerd:docker.io docker:docker.io podman:podman skopeo:skopeo \
 		buildah:buildah umoci:umoci runc:runc mkfs.ext4:e2fsprogs mkfs.xfs:xfsprogs \
-		mount:mount gcc:gcc pkg-config:pkg-config
+		mount:mount gcc:gcc pkg-config:pkg-config fsck.erofs:erofs-utils
 	apt_quiet docker-registry:docker-registry
 	pkg-config --exists libseccomp 2>/dev/null || apt_install libseccomp-dev
 

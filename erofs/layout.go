@@ -1,0 +1,209 @@
+package erofs
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+)
+
+// The image, in blocks of 4,096 bytes; integers are little endian.
+//
+//	block 0            1,024 zeros, superblock (128 bytes), zeros
+//	block 1 ...        metadata: inodes in slots of 32 bytes, in the order of a
+//	                   walk by breadth, each followed by its extended attributes
+//	                   and a tail of data
+//	after the last     data blocks of directories and symbolic links
+//
+// Inodes of one directory lie side by side, so that listing it reads few
+// blocks. The root is first and has number 0: the superblock has 16 bits for it.
+const (
+	blockSize = 4096
+	slotSize  = 32
+	metaBlock = 1 // where the metadata begin
+)
+
+// layout is how an inode says where its data are.
+type layout uint8
+
+const (
+	// plain: in whole blocks, or none.
+	plain layout = 0
+	// inline: all but the last block in whole blocks, the rest behind the inode.
+	inline layout = 2
+	// chunked: behind the inode is a table with a place for each chunk.
+	chunked layout = 4
+)
+
+// maxInlineDir is the longest part of a directory, in bytes, that is put behind
+// its inode. An inode with such a tail may not cross a block, so that long ones
+// leave gaps, on average tail²/8,192 bytes; as a block of its own a part of t
+// bytes wastes 4,096 - t. 3,000 is where the two are equal.
+const maxInlineDir = 3000
+
+// place is what the plan knows of a node that has an inode.
+type place struct {
+	slot   uint64 // number of the inode, which is its place
+	size   int64  // of the data
+	block  uint32 // where the data blocks begin
+	nlink  uint32
+	xattrs uint32 // length of the extended attributes
+	layout layout
+}
+
+// plan is the layout of an image.
+type plan struct {
+	nodes []Node
+	// children holds the entries of all directories: those of node i, sorted by
+	// name, are children[first[i]:first[i+1]].
+	children []int32
+	first    []int32
+	order    []int32 // the nodes with an inode, as they lie in the image
+	places   []place
+	blocks   uint32 // in the image
+}
+
+func newPlan(nodes []Node) (*plan, error) {
+	if err := check(nodes); err != nil {
+		return nil, err
+	}
+	p := &plan{nodes: nodes}
+	if err := p.sortChildren(); err != nil {
+		return nil, err
+	}
+	p.places = make([]place, len(nodes))
+	p.walk()
+	return p, p.lay()
+}
+
+// sortChildren groups the nodes by directory.
+func (p *plan) sortChildren() error {
+	p.first = make([]int32, len(p.nodes)+1)
+	for i := range p.nodes[1:] {
+		p.first[p.nodes[i+1].Parent+1]++
+	}
+	for i := range p.nodes {
+		p.first[i+1] += p.first[i]
+	}
+	next := slices.Clone(p.first)
+	p.children = make([]int32, len(p.nodes)-1)
+	for i := range p.nodes[1:] {
+		at := &next[p.nodes[i+1].Parent]
+		p.children[*at] = int32(i + 1)
+		*at++
+	}
+	byName := func(a, b int32) int { return cmp.Compare(p.nodes[a].Name, p.nodes[b].Name) }
+	for i := range p.nodes {
+		c := p.children[p.first[i]:p.first[i+1]]
+		if !slices.IsSortedFunc(c, byName) {
+			slices.SortFunc(c, byName)
+		}
+		for j := 1; j < len(c); j++ {
+			if byName(c[j-1], c[j]) == 0 {
+				return &Error{path(p.nodes, int(c[j])), errors.New("is there twice")}
+			}
+		}
+	}
+	return nil
+}
+
+// inode is the node that has the inode of node i.
+func (p *plan) inode(i int32) int32 {
+	if to := p.nodes[i].Link; to != 0 {
+		return to
+	}
+	return i
+}
+
+// walk finds the order of the inodes and counts their names.
+func (p *plan) walk() {
+	p.order = append(make([]int32, 0, len(p.nodes)), 0)
+	p.places[0].nlink = 2 // itself and its "."
+	for at := 0; at < len(p.order); at++ {
+		dir := p.order[at]
+		for _, c := range p.children[p.first[dir]:p.first[dir+1]] {
+			c = p.inode(c)
+			pl := &p.places[c]
+			if pl.nlink == 0 {
+				p.order = append(p.order, c)
+			}
+			pl.nlink++
+			if p.nodes[c].Mode&TypeMask == Dir {
+				pl.nlink++            // its "."
+				p.places[dir].nlink++ // its ".."
+			}
+		}
+	}
+}
+
+// lay gives the inodes and the blocks their places.
+func (p *plan) lay() error {
+	pos := int64(0) // within the metadata, in bytes
+	for _, i := range p.order {
+		n, pl := &p.nodes[i], &p.places[i]
+		pl.xattrs = uint32(xattrsSize(n.Xattrs))
+		head := int64(inodeSize) + int64(pl.xattrs)
+		tail := p.layData(i, head)
+		pos = (pos + slotSize - 1) &^ (slotSize - 1)
+		if pl.layout == inline && pos%blockSize+head+tail > blockSize {
+			pos = (pos + blockSize - 1) &^ (blockSize - 1)
+		}
+		pl.slot = uint64(pos / slotSize)
+		pos += head + tail
+	}
+	next := metaBlock + (pos+blockSize-1)/blockSize
+	for _, i := range p.order {
+		pl := &p.places[i]
+		if n := pl.dataBlocks(); n > 0 {
+			pl.block = uint32(next) // checked below
+			next += n
+		}
+	}
+	if next > math.MaxUint32 {
+		return fmt.Errorf("a tree that needs %d blocks is too large", next)
+	}
+	p.blocks = uint32(next)
+	return nil
+}
+
+// layData decides where the data of a node go and returns the length of what
+// goes behind its inode, whose length with extended attributes is head.
+func (p *plan) layData(i int32, head int64) (tail int64) {
+	n, pl := &p.nodes[i], &p.places[i]
+	longest := int64(0)
+	switch n.Mode & TypeMask {
+	case File:
+		pl.size = n.Size
+		if n.Size > 0 {
+			pl.layout = chunked
+			return chunkEntry
+		}
+		return 0
+	case Symlink:
+		pl.size, longest = int64(len(n.Target)), blockSize
+	case Dir:
+		pl.size, longest = p.dirSize(i), maxInlineDir
+	default:
+		return 0
+	}
+	// The kernel wants an inode with a tail in one block when it is that of a
+	// symbolic link; so do older ones for directories.
+	tail = pl.size % blockSize
+	if tail > 0 && tail <= longest && head+tail <= blockSize {
+		pl.layout = inline
+		return tail
+	}
+	return 0
+}
+
+// dataBlocks is how many blocks of their own the data take.
+func (pl *place) dataBlocks() int64 {
+	switch pl.layout {
+	case plain:
+		return (pl.size + blockSize - 1) / blockSize
+	case inline:
+		return pl.size / blockSize
+	}
+	return 0
+}

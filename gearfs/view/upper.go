@@ -1,0 +1,75 @@
+package view
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// PrepareUpper makes the directories an overlay writes to, and gives upper, if
+// it is new, the owner, mode, time and attributes of lower, the root of the tree
+// below: the overlay shows the root of the upper directory instead.
+func PrepareUpper(lower, upper, work string) error {
+	if err := os.MkdirAll(work, 0o700); err != nil {
+		return fmt.Errorf("prepare upper directory: %w", err)
+	}
+	err := os.Mkdir(upper, 0o700)
+	if errors.Is(err, os.ErrExist) {
+		return nil
+	}
+	if err == nil {
+		err = copyRoot(lower, upper)
+	}
+	if err != nil {
+		return fmt.Errorf("prepare upper directory %s: %w", upper, err)
+	}
+	return nil
+}
+
+// copyRoot copies what stat and attributes say of a directory.
+func copyRoot(from, to string) error {
+	var st unix.Stat_t
+	if err := unix.Stat(from, &st); err != nil {
+		return &os.PathError{Op: "stat", Path: from, Err: err}
+	}
+	if err := os.Chown(to, int(st.Uid), int(st.Gid)); err != nil {
+		return err
+	}
+	if err := copyXattrs(from, to); err != nil {
+		return err
+	}
+	if err := unix.Chmod(to, st.Mode&0o7777); err != nil {
+		return &os.PathError{Op: "chmod", Path: to, Err: err}
+	}
+	if err := unix.UtimesNano(to, []unix.Timespec{st.Mtim, st.Mtim}); err != nil {
+		return &os.PathError{Op: "utimes", Path: to, Err: err}
+	}
+	return nil
+}
+
+// copyXattrs copies all attributes but the marks of overlayfs. Escaped ones are
+// copied as they are: the overlay looks for them in any of its layers.
+func copyXattrs(from, to string) error {
+	list := make([]byte, 64<<10) // the most that Linux lists
+	n, err := unix.Listxattr(from, list)
+	if err != nil && !errors.Is(err, unix.ENOTSUP) {
+		return &os.PathError{Op: "listxattr", Path: from, Err: err}
+	}
+	value := make([]byte, 64<<10) // the longest there is
+	for name := range strings.SplitSeq(string(list[:max(n, 0)]), "\x00") {
+		if name == "" || strings.HasPrefix(name, marks) && !strings.HasPrefix(name, escapedMarks) {
+			continue
+		}
+		n, err := unix.Getxattr(from, name, value)
+		if err == nil {
+			err = unix.Setxattr(to, name, value[:n], 0)
+		}
+		if err != nil {
+			return fmt.Errorf("attribute %q: %w", name, err)
+		}
+	}
+	return nil
+}
