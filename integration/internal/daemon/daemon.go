@@ -21,6 +21,7 @@ import (
 
 	"example.org/slipway/integration/internal/blockfs"
 	"example.org/slipway/integration/internal/proc"
+	"example.org/slipway/integration/internal/tasks"
 	"example.org/slipway/integration/internal/tool"
 )
 
@@ -108,8 +109,9 @@ disabled_plugins = ["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.images", 
   address = %q
 `
 
-// StartContainerd starts the Go-built containerd.
-func StartContainerd(t testing.TB) *Containerd {
+// StartContainerd starts the Go-built containerd, with other snapshotters than
+// its own if there are any.
+func StartContainerd(t testing.TB, proxies ...Proxy) *Containerd {
 	t.Helper()
 	tool.NeedRoot(t)
 	containerd := tool.Built(t, "containerd")
@@ -122,6 +124,12 @@ func StartContainerd(t testing.TB) *Containerd {
 	config := filepath.Join(dir, "config.toml")
 	text := fmt.Sprintf(containerdConfig, filepath.Join(dir, "root"), filepath.Join(dir, "state"),
 		c.socket(), c.socket()+".ttrpc")
+	if len(proxies) > 0 {
+		text += unpackOverlayfs
+	}
+	for _, p := range proxies {
+		text += p.config()
+	}
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -131,6 +139,9 @@ func StartContainerd(t testing.TB) *Containerd {
 	})
 	return c
 }
+
+// Socket returns the path of containerd's socket.
+func (c *Containerd) Socket() string { return c.socket() }
 
 func (c *Containerd) socket() string { return filepath.Join(c.env.Dir(), "c.sock") }
 
@@ -143,6 +154,13 @@ func (c *Containerd) Run(t testing.TB, args ...string) string {
 // Try runs a ctr command and returns its output.
 func (c *Containerd) Try(ctx context.Context, args ...string) (string, error) {
 	return c.env.Try(ctx, c.ctr, append([]string{"-a", c.socket()}, args...)...)
+}
+
+// Tasks returns a runner of tasks on images that a snapshotter of containerd
+// holds.
+func (c *Containerd) Tasks(t testing.TB, snapshotter string) *tasks.Ctr {
+	t.Helper()
+	return &tasks.Ctr{Program: c.ctr, Socket: c.socket(), Snapshotter: snapshotter, Env: c.env.Vars(), Dir: t.TempDir()}
 }
 
 // RunFailing runs a ctr command that must fail and returns its output.

@@ -1,0 +1,234 @@
+package snapshotter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/containerd/containerd/v2/core/mount"
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/containerd/v2/core/snapshots/storage"
+	"github.com/containerd/continuity/fs"
+	"github.com/containerd/errdefs"
+)
+
+// Prepare makes an active snapshot on parent. When containerd is about to
+// unpack a layer into it and Lower has the layer, the answer is
+// errdefs.ErrAlreadyExists, and the layer is there under its chain ID.
+func (s *Snapshotter) Prepare(ctx context.Context, key, parent string, opts ...snapshots.Opt) ([]mount.Mount, error) {
+	return s.create(ctx, snapshots.KindActive, key, parent, opts)
+}
+
+// View makes a snapshot that shows parent read-only.
+func (s *Snapshotter) View(ctx context.Context, key, parent string, opts ...snapshots.Opt) ([]mount.Mount, error) {
+	return s.create(ctx, snapshots.KindView, key, parent, opts)
+}
+
+func (s *Snapshotter) create(ctx context.Context, kind snapshots.Kind, key, parent string, opts []snapshots.Opt) ([]mount.Mount, error) {
+	var info snapshots.Info
+	for _, o := range opts {
+		if err := o(&info); err != nil {
+			return nil, err
+		}
+	}
+	target := info.Labels[snapshots.LabelSnapshotRef]
+	if kind == snapshots.KindActive && target != "" && s.lower != nil {
+		claimed, err := s.claim(ctx, key, parent, info.Labels, opts)
+		if err != nil {
+			return nil, err
+		}
+		if claimed {
+			return nil, fmt.Errorf("layer %s needs no unpacking: %w", target, errdefs.ErrAlreadyExists)
+		}
+	}
+	n := snapshot{key: key, kind: kind, labels: info.Labels}
+	if err := s.below(ctx, &n, parent); err != nil {
+		return nil, fmt.Errorf("parent %s of snapshot %s: %w", parent, key, err)
+	}
+	owner, err := s.owner(ctx, &n)
+	if err != nil {
+		return nil, fmt.Errorf("owner of the root directory of snapshot %s: %w", key, err)
+	}
+	if err := s.record(ctx, &n, parent, owner, opts); err != nil {
+		return nil, fmt.Errorf("make snapshot %s: %w", key, err)
+	}
+	mounts, err := s.mounts(ctx, &n)
+	if err != nil {
+		return nil, errors.Join(err, s.Remove(context.WithoutCancel(ctx), key))
+	}
+	return mounts, nil
+}
+
+// snapshot is what mounting a snapshot needs to know of it.
+type snapshot struct {
+	id     string
+	key    string
+	kind   snapshots.Kind
+	labels map[string]string
+	lowers []string // ids of the ordinary snapshots below, nearest first
+	chain  string   // the claimed chain below those, or ""
+}
+
+// below finds out what is under a snapshot whose parent is given.
+func (s *Snapshotter) below(ctx context.Context, n *snapshot, parent string) error {
+	return s.meta.WithTransaction(ctx, false, func(ctx context.Context) error {
+		return n.follow(ctx, parent)
+	})
+}
+
+// follow is below inside of a transaction.
+func (n *snapshot) follow(ctx context.Context, parent string) error {
+	n.lowers, n.chain = nil, ""
+	for parent != "" {
+		id, info, usage, err := storage.GetInfo(ctx, parent)
+		if err != nil {
+			return err
+		}
+		if isClaimed(usage) {
+			n.chain = parent // and so is everything below
+			return nil
+		}
+		n.lowers = append(n.lowers, id)
+		parent = info.Parent
+	}
+	return nil
+}
+
+// unpacks tells whether containerd prepared the snapshot to unpack a layer.
+func (n *snapshot) unpacks() bool { return n.labels[snapshots.LabelSnapshotRef] != "" }
+
+// container tells whether the snapshot may become the root of a container
+// that Lower should hear of. Views that containerd takes for a moment, to
+// compare two trees, are none: they need no profile fetched.
+func (n *snapshot) container() bool {
+	if n.chain == "" || n.unpacks() {
+		return false
+	}
+	return n.kind == snapshots.KindActive || !strings.HasSuffix(n.key, "-view-key") && !strings.Contains(n.key, "-parent-view-")
+}
+
+// owner is who owns the root directory of a new snapshot: the root of the
+// user ids that the container gets, else who owns that of the parent. It is
+// nil when root does.
+func (s *Snapshotter) owner(ctx context.Context, n *snapshot) (*ids, error) {
+	if mapped, err := mappedRoot(n.labels); err != nil || mapped != nil {
+		if err == nil && n.chain != "" {
+			err = fmt.Errorf("image %s is served lazily, and that takes no mapped user ids; run the container without a user namespace, or pull the image for the overlayfs snapshotter: %w", n.chain, errdefs.ErrNotImplemented)
+		}
+		return mapped, err
+	}
+	switch {
+	case len(n.lowers) > 0:
+		return ownerOf(s.upper(n.lowers[0]))
+	case n.chain != "":
+		layers, err := s.layers(ctx, n.chain)
+		if err != nil {
+			return nil, err
+		}
+		return ownerOf(layers.Lower[0])
+	}
+	return nil, nil
+}
+
+// record makes directory and record of a snapshot, the directory first. A
+// crash in between leaves a directory that no record knows.
+func (s *Snapshotter) record(ctx context.Context, n *snapshot, parent string, owner *ids, opts []snapshots.Opt) error {
+	var made string
+	err := s.meta.WithTransaction(ctx, true, func(ctx context.Context) (err error) {
+		// Inside of the transaction, so that no cleaning sees it half made.
+		made, err = os.MkdirTemp(s.dir(), "new-")
+		if err != nil {
+			return err
+		}
+		sn, err := storage.CreateSnapshot(ctx, n.kind, n.key, parent, opts...)
+		if err != nil {
+			return err
+		}
+		// What is below cannot have changed but by going and coming back.
+		if err := n.follow(ctx, parent); err != nil {
+			return err
+		}
+		n.id = sn.ID
+		if err := s.fill(made, n, owner); err != nil {
+			return err
+		}
+		if err := s.retire(n.id); err != nil {
+			return fmt.Errorf("clear what a crash left: %w", err)
+		}
+		if err := os.Rename(made, s.path(n.id)); err != nil {
+			return err
+		}
+		made = s.path(n.id)
+		return syncDir(s.dir())
+	})
+	if err != nil && made != "" {
+		err = errors.Join(err, os.RemoveAll(made))
+	}
+	return err
+}
+
+// fill makes what is in a snapshot's directory. Modes are set after making,
+// because they must not depend on the umask.
+func (s *Snapshotter) fill(dir string, n *snapshot, owner *ids) error {
+	upper := filepath.Join(dir, "fs")
+	err := mkdirMode(upper, 0o755)
+	if err == nil && owner != nil {
+		err = os.Lchown(upper, owner.uid, owner.gid)
+	}
+	if err == nil && n.kind == snapshots.KindActive {
+		err = mkdirMode(filepath.Join(dir, "work"), 0o711)
+	}
+	if err == nil && n.chain != "" {
+		err = mkdirMode(filepath.Join(dir, "mnt"), 0o700)
+	}
+	if err == nil && n.container() {
+		// A symbolic link, because it is whole as soon as it is there.
+		err = os.Symlink(n.key, s.container(dir))
+	}
+	return err
+}
+
+func mkdirMode(dir string, mode os.FileMode) error {
+	if err := os.Mkdir(dir, mode); err != nil {
+		return err
+	}
+	return os.Chmod(dir, mode)
+}
+
+// syncDir makes what was made or renamed in a directory durable.
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// Commit makes an active snapshot a layer with a name. Labels are those given
+// now; as with all snapshotters they are not inherited.
+func (s *Snapshotter) Commit(ctx context.Context, name, key string, opts ...snapshots.Opt) error {
+	id, _, _, err := s.get(ctx, key)
+	if err != nil {
+		return fmt.Errorf("commit snapshot %s: %w", key, err)
+	}
+	defer s.ids.lock(id)()
+	du, err := fs.DiskUsage(ctx, s.upper(id))
+	if err != nil {
+		return fmt.Errorf("commit snapshot %s: usage: %w", key, err)
+	}
+	err = s.meta.WithTransaction(ctx, true, func(ctx context.Context) error {
+		_, err := storage.CommitActive(ctx, key, name, snapshots.Usage(du), opts...)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("commit snapshot %s as %s: %w", key, name, err)
+	}
+	// The commit stands; what fails now is done again at the next cleaning.
+	if err := s.letGo(context.WithoutCancel(ctx), id); err != nil {
+		s.log.Warn("committed snapshot stays mounted for now", "snapshot", name, "error", err)
+	}
+	return nil
+}
