@@ -1,0 +1,169 @@
+package poolfs
+
+import (
+	"bytes"
+	"encoding/binary"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func rawRequest(op opcode, node uint64, body []byte) []byte {
+	b := make([]byte, inHeaderLen, inHeaderLen+len(body))
+	binary.LittleEndian.PutUint32(b, uint32(inHeaderLen+len(body)))
+	binary.LittleEndian.PutUint32(b[4:], uint32(op))
+	binary.LittleEndian.PutUint64(b[8:], 2)
+	binary.LittleEndian.PutUint64(b[16:], node)
+	return append(b, body...)
+}
+
+// FuzzParse feeds the decoder of requests. It must neither panic nor accept what is shorter than it says.
+func FuzzParse(f *testing.F) {
+	name := bytes.Repeat([]byte("ab"), 31)
+	for _, b := range [][]byte{
+		nil,
+		rawRequest(opLookup, rootNode, []byte("ab\x00")),
+		rawRequest(opLookup, dirBase+1, append(name, 0)),
+		rawRequest(opLookup, dirBase+1, name),
+		rawRequest(opLookup, rootNode, make([]byte, 300)),
+		rawRequest(opRead, fileBit, make([]byte, 40)),
+		rawRequest(opRead, fileBit, make([]byte, 39)),
+		rawRequest(opInit, 0, bytes.Repeat([]byte{0xff}, 64)),
+		rawRequest(opInit, 0, bytes.Repeat([]byte{0xff}, 16)),
+		rawRequest(opRelease, 1, make([]byte, 24)),
+		rawRequest(opInterrupt, 0, make([]byte, 8)),
+		rawRequest(opBatchForget, 0, make([]byte, 3)),
+		rawRequest(99, 0, nil),
+	} {
+		f.Add(b)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var r request
+		if err := parse(b, &r); err != nil {
+			return
+		}
+		if int(binary.LittleEndian.Uint32(b)) != len(b) {
+			t.Fatalf("accepted a request of %d bytes that says %d", len(b), binary.LittleEndian.Uint32(b))
+		}
+		if r.op != opLookup {
+			return
+		}
+		node, digest, ok := r.lookupNode()
+		if !ok {
+			return
+		}
+		if !isDir(node) && (node != NodeID(digest) || PathOf(digest)[3:] != string(r.name[:r.nameLen])) {
+			t.Fatalf("name %q below %x became %x, node %x", r.name[:r.nameLen], r.node, digest, node)
+		}
+	})
+}
+
+func TestParseLookup(t *testing.T) {
+	for _, tt := range []struct {
+		node uint64
+		name string
+		ok   bool
+	}{
+		{rootNode, "00", true}, {rootNode, "ff", true}, {rootNode, "FF", false}, {rootNode, "f", false}, {rootNode, "fff", false},
+		{rootNode, "", false}, {rootNode, "0g", false}, {rootNode, "..", false},
+		{dirBase, string(bytes.Repeat([]byte("0a"), 31)), true}, {dirBase, string(bytes.Repeat([]byte("0A"), 31)), false},
+		{dirBase, string(bytes.Repeat([]byte("0a"), 30)), false}, {dirBase, string(bytes.Repeat([]byte("0a"), 32)), false},
+		{dirEnd, string(bytes.Repeat([]byte("0a"), 31)), false}, {fileBit, "00", false},
+	} {
+		var r request
+		if err := parse(rawRequest(opLookup, tt.node, append([]byte(tt.name), 0)), &r); err != nil {
+			t.Errorf("%x %q: %v", tt.node, tt.name, err)
+		}
+		if _, _, ok := r.lookupNode(); ok != tt.ok {
+			t.Errorf("%x %q: can exist: %v, want %v", tt.node, tt.name, ok, tt.ok)
+		}
+	}
+}
+
+func TestStateLog(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state")
+	want := snapshot{minor: 40, flags: 5, inited: true, lastID: 9, backing: map[uint64]int32{1: 7}, opens: map[uint64]uint64{100: 1, 101: 2}}
+	live := func() snapshot { return want }
+	l, s, err := openState(path, 42, live)
+	if err != nil || s.inited {
+		t.Fatalf("new: %+v, %v", s, err)
+	}
+	for _, r := range []struct {
+		kind recordKind
+		a, b uint64
+	}{{recInit, 40, 5}, {recBacking, 1, 7}, {recBacking, 2, 9}, {recOpen, 1, 100}, {recOpen, 3, 102}, {recClosed, 2, 0},
+		{recOpen, 2, 101}, {recRelease, 0, 102}} {
+		if err := l.append(r.kind, r.a, r.b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	opts := cmp.AllowUnexported(snapshot{})
+	reopen := func(what string) {
+		t.Helper()
+		if err := l.close(); err != nil {
+			t.Fatal(err)
+		}
+		if l, s, err = openState(path, 42, live); err != nil {
+			t.Fatal(err)
+		}
+		if d := cmp.Diff(want, s, opts); d != "" {
+			t.Errorf("%s (-want +got):\n%s", what, d)
+		}
+	}
+	reopen("written")
+	if err := l.compact(); err != nil {
+		t.Fatal(err)
+	}
+	reopen("compacted")
+	whole, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A torn record, and one with a wrong sum, are dropped, and the log goes on behind the last good one.
+	for _, tail := range [][]byte{{'O'}, make([]byte, recordLen), bytes.Repeat([]byte{'R'}, recordLen-1), bytes.Repeat([]byte{'R'}, 3*recordLen)} {
+		if err := os.WriteFile(path, append(bytes.Clone(whole), tail...), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		reopen("torn")
+		if err := l.append(recLastID, 3, 0); err != nil {
+			t.Fatal(err)
+		}
+		reopen("torn and gone on")
+	}
+	// The state of another connection is no state.
+	if err := l.close(); err != nil {
+		t.Fatal(err)
+	}
+	if l, s, err = openState(path, 43, live); err != nil || s.inited || len(s.opens) != 0 {
+		t.Errorf("another connection: %+v, %v", s, err)
+	}
+	if fi, err := os.Stat(path); err != nil || fi.Size() != recordLen {
+		t.Errorf("another connection: %v, %v, want one record", fi.Size(), err)
+	}
+}
+
+// FuzzState feeds the reader of the log: whatever is in the file, what is taken must be taken again.
+func FuzzState(f *testing.F) {
+	var r [2 * recordLen]byte
+	putRecord(r[:recordLen], recConn, 1, 0)
+	putRecord(r[recordLen:], recOpen, 5, 6)
+	f.Add(r[:])
+	f.Add(r[:recordLen+3])
+	f.Fuzz(func(t *testing.T, b []byte) {
+		read := func(b []byte) (snapshot, int) {
+			s := snapshot{backing: map[uint64]int32{}, opens: map[uint64]uint64{}}
+			n := parseState(b, 1, &s)
+			return s, n
+		}
+		s, n := read(b)
+		if n*recordLen > len(b) {
+			t.Fatalf("%d records in %d bytes", n, len(b))
+		}
+		again, m := read(b[:n*recordLen])
+		if n != m || !cmp.Equal(s, again, cmp.AllowUnexported(snapshot{})) {
+			t.Fatalf("read again: %d and %d records", n, m)
+		}
+	})
+}

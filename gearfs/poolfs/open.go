@@ -1,0 +1,238 @@
+package poolfs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"golang.org/x/sys/unix"
+)
+
+// open answers OPEN: at once if the inode is in use or known to the kernel, else in a goroutine that waits for the
+// backend.
+func (s *Server) open(r *request) {
+	s.stats.opens.Add(1)
+	t := &s.table
+	t.mu.Lock()
+	if ino := t.inodes[r.node]; ino != nil && (ino.backing > 0 || ino.content != nil) {
+		t.hold(ino)
+		tell := s.o.Opened != nil && s.identify(ino)
+		name := ino.name
+		s.answerOpen(r.unique, ino)
+		if tell {
+			s.o.Opened(name)
+		}
+		return
+	}
+	t.unlock()
+	ctx, cancel := context.WithCancelCause(s.base)
+	o := s.begin(r, ctx, cancel)
+	go s.openSlowly(o, r.node)
+}
+
+func (s *Server) openSlowly(o *op, node uint64) {
+	defer s.end(o)
+	s.stats.waiting.Add(1)
+	defer s.stats.waiting.Add(-1)
+	t := &s.table
+	t.mu.Lock()
+	ino, err := s.join(o.ctx, node, false)
+	if !o.claim() {
+		if err == nil {
+			t.letGo(ino)
+		}
+		t.unlock()
+		return
+	}
+	if err == nil {
+		s.answerOpen(o.unique, ino)
+		return
+	}
+	t.unlock()
+	// A resent request may have been counted by the predecessor.
+	t.released(o.unique &^ uniqueResend)
+	s.openFailed(o.unique, node, err)
+}
+
+func (s *Server) openFailed(unique, node uint64, err error) {
+	s.stats.failed.Add(1)
+	if !errors.Is(err, errKilled) {
+		s.log.Warn("open", "node", fmt.Sprintf("%x", node), "err", err)
+	}
+	s.fail(unique, errnoOf(err))
+}
+
+// answerOpen counts a file handle of an inode that is held and ready, and answers. It takes over the lock and the hold.
+func (s *Server) answerOpen(unique uint64, ino *inode) {
+	t := &s.table
+	fh := unique &^ uniqueResend
+	err := t.opened(fh, ino)
+	backing, node := ino.backing, ino.node
+	t.letGo(ino)
+	t.unlock()
+	if err != nil {
+		s.openFailed(unique, node, err)
+		return
+	}
+	flags := uint32(openKeepCache | openNoFlush)
+	if backing > 0 {
+		flags = openPassthrough | openNoFlush
+		s.stats.passthrough.Add(1)
+	} else {
+		s.stats.cached.Add(1)
+	}
+	var b [openAnswerLen]byte
+	putOpen(b[:], fh, flags, backing)
+	if !s.answer(unique, b[:]) {
+		t.released(fh) // the request is gone, so nobody will release it
+	}
+}
+
+// join waits until an inode can be used: until it has a backing file or its content is open, or with needContent until
+// its content is open. It returns it held. The lock is held before and after, but not meanwhile.
+func (s *Server) join(ctx context.Context, node uint64, needContent bool) (*inode, error) {
+	t := &s.table
+	ino := t.get(node)
+	t.hold(ino)
+	if ino.content != nil || ino.backing > 0 && !needContent {
+		return ino, nil
+	}
+	if ino.backing > 0 {
+		t.letGo(ino)
+		return nil, errors.New("a read of a file that the kernel reads itself")
+	}
+	if ino.flight == nil {
+		if err := s.launch(ino); err != nil {
+			t.letGo(ino)
+			return nil, err
+		}
+	}
+	f := ino.flight
+	f.waiters++
+	t.unlock()
+	select {
+	case <-f.done:
+	case <-ctx.Done():
+	}
+	t.mu.Lock()
+	f.waiters--
+	err := f.err
+	if !f.over {
+		err = context.Cause(ctx)
+		if f.waiters == 0 {
+			f.over = true
+			ino.flight = nil
+			f.cancel(errAbandoned)
+		}
+	}
+	if err == nil && ino.content == nil && needContent {
+		err = errors.New("a read of a file that the kernel reads itself")
+	}
+	if err != nil {
+		t.letGo(ino)
+		return nil, err
+	}
+	return ino, nil
+}
+
+// identify finds out which content an inode is. The lock is held.
+func (s *Server) identify(ino *inode) bool {
+	if !ino.named {
+		ino.name, ino.size, ino.named = s.resolver.Resolve(ino.node)
+	}
+	return ino.named
+}
+
+// launch starts the opening of a content. The lock is held.
+func (s *Server) launch(ino *inode) error {
+	if s.refuse {
+		return errors.New("no worker serves the pool")
+	}
+	if !s.identify(ino) {
+		return fmt.Errorf("no image refers to the content any more: %w", fs.ErrNotExist)
+	}
+	if err := context.Cause(s.base); err != nil {
+		return err
+	}
+	name := ino.name
+	ctx, cancel := watched(s.base, s.o.Bound)
+	f := &flight{done: make(chan struct{}), cancel: cancel}
+	ino.flight = f
+	// The waiters get their answer at the bound whether Open returns or not.
+	stop := context.AfterFunc(ctx, func() { s.deliver(ino, f, nil, context.Cause(ctx)) })
+	s.work.Add(1)
+	go func() {
+		defer s.work.Done()
+		c, err := s.backend.Open(ctx, name)
+		if err == nil && c == nil {
+			err = errors.New("the backend opened nothing")
+		}
+		stop()
+		s.deliver(ino, f, c, err)
+		cancel(errDone)
+	}()
+	return nil
+}
+
+// deliver ends a flight with a content or an error. What comes too late is closed.
+func (s *Server) deliver(ino *inode, f *flight, c Content, err error) {
+	t := &s.table
+	t.mu.Lock()
+	defer t.unlock()
+	if f.over {
+		if c != nil {
+			t.closing = append(t.closing, c)
+		}
+		return
+	}
+	f.over, f.err = true, err
+	ino.flight = nil
+	close(f.done)
+	if err != nil {
+		return // those who waited let go of the inode
+	}
+	file := c.File()
+	if ino.opens > 0 || file == nil || !t.passthrough() {
+		ino.content = c // a mode is kept as long as the inode is open
+		return
+	}
+	if err := t.register(ino, file); err != nil {
+		s.log.Warn("FUSE passthrough", "err", err)
+		ino.content = c
+		return
+	}
+	t.closing = append(t.closing, c)
+}
+
+func (s *Server) release(r *request) {
+	s.table.released(r.fh)
+	s.fail(r.unique, 0)
+}
+
+// Evict says that the file of a content is about to be deleted or was. The kernel is made to let go of it, at once if
+// no process has it open, else with its last user; a later open asks the backend again.
+func (s *Server) Evict(name [32]byte) { s.table.evictNode(NodeID(name)) }
+
+// startRead answers READ in a goroutine: even a complete file may have to wait for the disk.
+func (s *Server) startRead(r *request) {
+	s.stats.reads.Add(1)
+	ctx, cancel := watched(s.base, s.o.Bound)
+	o := s.begin(r, ctx, cancel)
+	go s.serveRead(o, r.node, r.off, r.size)
+}
+
+// endRead answers a read that cannot be answered with data.
+func (s *Server) endRead(o *op, node uint64, err error) {
+	if !o.claim() {
+		return
+	}
+	if !errors.Is(err, errKilled) {
+		s.log.Warn("read", "node", fmt.Sprintf("%x", node), "err", err)
+	}
+	errno := errnoOf(err)
+	if errno == unix.ENOENT {
+		errno = unix.EIO // a read is not the place to learn that a file is missing
+	}
+	s.fail(o.unique, errno)
+}
