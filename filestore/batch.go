@@ -7,18 +7,36 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"sync"
+	"time"
 
+	"example.org/slipway/catalog"
 	"example.org/slipway/gear"
 	"example.org/slipway/objstore"
 )
 
-// Bounds of what Stream reads ahead. Two windows are in RAM at once.
+// Bounds of what Stream does at once.
 const (
-	windowFiles = 1000
-	windowBytes = 8 << 20
+	// planNames is how many contents are looked up at once.
+	planNames = gear.StreamRun
+	// batchBytes is about how many bytes are read together and sent by one write.
+	// They are to stay in the processor's cache in between.
+	batchBytes = 512 << 10
+	// alongBytes is the longest content, as stored, that is read together with
+	// others.
+	alongBytes = batchBytes / 2
+	// headRoom is what a window's buffer has before the contents for what the
+	// stream says of them, so that both are one write.
+	headRoom = 56 << 10
 	// mergeGap in bytes: reading that much for nothing is cheaper than another
-	// request, also with a disk.
+	// request, where each range of a pack is one.
 	mergeGap = 64 << 10
+	// slowWindow is how long a window may take to be read before the next one is
+	// read while it is sent. Where the bytes are in RAM already, handing them from
+	// one goroutine to another costs more than it saves.
+	slowWindow = 4 * time.Millisecond
+	// openPacks is how many packs a batch keeps open.
+	openPacks = 8
 )
 
 // StreamOptions of Stream. The zero value works.
@@ -29,214 +47,509 @@ type StreamOptions struct {
 }
 
 // Stream writes contents as a Gear stream, in the order of names, each as it is
-// stored: the reader verifies. Reads are planned ahead, so that neighbours in a
-// pack cost one. An error means that the stream was cut off; a content that
-// cannot be read is a record in the stream.
+// stored: the reader verifies. Neighbours in a pack are read and sent together.
+// An error means that the stream was cut off; a content that cannot be read is a
+// record in the stream.
 func (s *Store) Stream(ctx context.Context, w io.Writer, names []gear.Name, o *StreamOptions) error {
-	if o == nil {
-		o = &StreamOptions{}
+	b := s.batches.take(s, w, names)
+	defer s.batches.give(b)
+	in, out := &b.in, &b.out
+	if o != nil {
+		in.allow = o.Allow
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	windows := make(chan *window)
-	go func() {
-		defer close(windows)
-		for rest := names; len(rest) > 0; {
-			win := s.window(ctx, rest, o)
-			select {
-			case windows <- win:
-			case <-ctx.Done():
-				return
-			}
-			if win.err != nil {
-				return
-			}
-			rest = rest[len(win.items):]
+	next := in.read(ctx)
+	for next != nil {
+		if next.err != nil {
+			return fmt.Errorf("plan a batch: %w", next.err)
 		}
-	}()
-	defer func() {
-		cancel()
-		for range windows { // until the goroutine has ended
+		win := next
+		var ahead chan *window
+		if win.took > slowWindow {
+			ahead = make(chan *window, 1)
+			go func() { ahead <- in.read(ctx) }()
 		}
-	}()
-	out := gear.NewStreamWriter(w)
-	for win := range windows {
-		if win.err != nil {
-			return fmt.Errorf("plan a batch: %w", win.err)
+		err := out.send(ctx, win)
+		s.windows.give(win.buf)
+		if ahead != nil {
+			next = <-ahead
+		} else if err == nil {
+			next = in.read(ctx)
 		}
-		for i := range win.items {
-			if err := s.send(ctx, out, &win.items[i]); err != nil {
-				return fmt.Errorf("send a batch: %w", err)
-			}
+		if err != nil {
+			return fmt.Errorf("send a batch: %w", err)
 		}
 	}
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	return out.End()
+	out.out = out.enc.AppendEnd(out.out[:0])
+	return out.flush(nil)
 }
 
-// item is a content on its way into a stream.
-type item struct {
-	name   gear.Name
-	at     place
-	known  bool
-	stored []byte // nil of one that is too large to be read ahead
-	err    error
+// batch is what a call of Stream needs, which is some 300 KB for 1,000 names.
+type batch struct {
+	in  batchReader
+	out batchWriter
 }
 
-// window is a run of the names asked for.
+// batches are lent to calls of Stream. The zero value is ready.
+type batches struct{ pool sync.Pool }
+
+func (p *batches) take(s *Store, w io.Writer, names []gear.Name) *batch {
+	b, ok := p.pool.Get().(*batch)
+	if !ok {
+		b = &batch{}
+	}
+	b.in.s, b.in.rest = s, names
+	b.out.s, b.out.w = s, w
+	return b
+}
+
+func (p *batches) give(b *batch) {
+	in, out := &b.in, &b.out
+	in.close()
+	*in = batchReader{plans: in.plans, along: in.along[:0], open: in.open[:0]}
+	*out = batchWriter{out: out.out[:0]}
+	if cap(out.out) > headRoom { // it had a dictionary
+		out.out = nil
+	}
+	p.pool.Put(b)
+}
+
+// windowBuffers are lent to windows. The zero value is ready.
+type windowBuffers struct{ pool sync.Pool }
+
+// take returns a buffer of the size that all windows have.
+func (p *windowBuffers) take() *[headRoom + batchBytes + alongBytes]byte {
+	if b, ok := p.pool.Get().(*[headRoom + batchBytes + alongBytes]byte); ok {
+		return b
+	}
+	return new([headRoom + batchBytes + alongBytes]byte)
+}
+
+func (p *windowBuffers) give(b *[headRoom + batchBytes + alongBytes]byte) {
+	if b != nil {
+		p.pool.Put(b)
+	}
+}
+
+// window is a run of the names asked for, and what is stored of them.
 type window struct {
-	items []item
+	items []entry
+	buf   *[headRoom + batchBytes + alongBytes]byte
+	took  time.Duration
 	err   error
+	// dicts are those that contents in buf need.
+	dicts []*dictionary
 }
 
-// window looks up and reads the first of names.
-func (s *Store) window(ctx context.Context, names []gear.Name, o *StreamOptions) *window {
+// entry is a content on its way into a stream.
+type entry struct {
+	name gear.Name
+	at   place
+	how  sending
+	pos  int // of its bytes in the window's buffer
+	dict int // the one it needs, in the window's dicts; -1: none
+}
+
+// sending is how a content gets into a stream.
+type sending uint8
+
+const (
+	asMissing sending = iota
+	asUnknown         // not yet looked up
+	asLost
+	// alone: because it is large, or could not be read with others.
+	alone
+	// along: with its neighbours in the window's buffer.
+	along
+)
+
+// batchReader looks up and reads windows.
+type batchReader struct {
+	s     *Store
+	allow func(ctx context.Context, names []gear.Name) ([]bool, error)
+	// rest of the names are not looked up yet; of planned they are.
+	rest    []gear.Name
+	planned []entry
+	// plans take turns, as a window may still be sent from one when the next is
+	// made.
+	plans [2][]entry
+	turn  int
+	along []int32    // in planned, in the order of packs
+	open  []openPack // the one used last at the end
+}
+
+type openPack struct {
+	id gear.Name
+	o  objstore.ReadAtCloser
+}
+
+func (b *batchReader) close() {
+	for _, p := range b.open {
+		_ = p.o.Close() // it was only read
+	}
+}
+
+// read makes the next window; nil: there is none.
+func (b *batchReader) read(ctx context.Context) *window {
+	began := time.Now() // of the disk and not of Options.Clock
 	w := &window{}
-	names = names[:min(len(names), windowFiles)]
-	allowed := slices.Repeat([]bool{true}, len(names))
-	if o.Allow != nil {
-		if allowed, w.err = o.Allow(ctx, names); w.err != nil {
+	if len(b.planned) == 0 {
+		if len(b.rest) == 0 {
+			return nil
+		}
+		if w.err = b.plan(ctx); w.err != nil {
 			return w
 		}
 	}
-	// What is not allowed is not even looked up, so that the time tells nothing.
-	may := make([]gear.Name, 0, len(names))
-	for i, n := range names {
-		if allowed[i] {
-			may = append(may, n)
+	pos, n := headRoom, 0
+	b.along = b.along[:0]
+	for n < len(b.planned) && pos < headRoom+batchBytes {
+		it := &b.planned[n]
+		n++
+		if it.how == along {
+			it.pos = pos
+			pos += int(it.at.stored)
+			b.along = append(b.along, int32(n-1))
 		}
 	}
-	places, lost, err := s.findAll(ctx, may)
-	if err != nil {
-		w.err = err
-		return w
+	w.items, b.planned = b.planned[:n], b.planned[n:]
+	if len(b.along) > 0 {
+		w.buf = b.s.windows.take()
+		b.readAlong(ctx, w, w.buf[:pos])
 	}
-	var total int64
-	for i, n := range names {
-		it := item{name: n}
-		if lost[n] && allowed[i] {
-			it.known, it.err = true, ErrLost
-		} else if p, ok := places[n]; ok && allowed[i] {
-			it.at, it.known = p, true
-			if p.encoding != gear.Chunked {
-				total += p.stored
-			}
-		}
-		w.items = append(w.items, it)
-		if total >= windowBytes {
-			break
-		}
-	}
-	var read []*item
-	for i := range w.items {
-		if it := &w.items[i]; it.known && it.err == nil && it.at.encoding != gear.Chunked {
-			read = append(read, it)
-		}
-	}
-	s.readAll(ctx, read)
+	w.took = time.Since(began)
 	return w
 }
 
-// findAll looks contents up; those that are not here are left out, and those that
-// wait for being made again are lost.
-func (s *Store) findAll(ctx context.Context, names []gear.Name) (places map[gear.Name]place, lost map[gear.Name]bool, err error) {
-	places = make(map[gear.Name]place, len(names))
-	ask := make([]gear.Name, 0, len(names))
-	for _, n := range names {
-		if p, ok := s.places.get(n); ok {
-			places[n] = p
-		} else {
-			ask = append(ask, n)
+// plan looks up the first of the rest of the names.
+func (b *batchReader) plan(ctx context.Context) error {
+	names := b.rest[:min(len(b.rest), planNames)]
+	b.rest = b.rest[len(names):]
+	var allowed []bool
+	if b.allow != nil {
+		var err error
+		if allowed, err = b.allow(ctx, names); err != nil {
+			return err
 		}
 	}
-	files, err := s.cat.GearFiles(ctx, ask)
-	for i := range files {
-		f := &files[i]
-		if f.Pack == (gear.Name{}) {
-			if lost == nil {
-				lost = map[gear.Name]bool{}
-			}
-			lost[f.Name] = true
-			continue
+	b.turn = 1 - b.turn
+	items := slices.Grow(b.plans[b.turn][:0], len(names))[:len(names)]
+	b.plans[b.turn], b.planned = items, items
+	for i, n := range names {
+		items[i] = entry{name: n}
+		// What is not allowed is not even looked up, so that the time tells nothing.
+		if allowed == nil || allowed[i] {
+			items[i].how = asUnknown
 		}
-		places[f.Name] = placeOf(f)
-		s.places.put(f.Name, placeOf(f), 1)
 	}
-	return places, lost, err
+	if b.s.places.locate(items) == 0 {
+		return nil
+	}
+	return b.lookUp(ctx, items)
 }
 
-// readAll reads the stored bytes of contents, neighbours together.
-func (s *Store) readAll(ctx context.Context, items []*item) {
-	slices.SortFunc(items, func(a, b *item) int {
-		return cmp.Or(slices.Compare(a.at.pack[:], b.at.pack[:]), cmp.Compare(a.at.off, b.at.off))
-	})
-	for len(items) > 0 {
-		first := items[0].at
-		end := first.off + first.stored
-		n := 1
-		for n < len(items) && items[n].at.pack == first.pack && items[n].at.off <= end+mergeGap {
-			end = max(end, items[n].at.off+items[n].at.stored)
-			n++
-		}
-		run := items[:n]
-		items = items[n:]
-		b, err := s.readPack(ctx, first.pack, first.off, end-first.off)
-		for _, it := range run {
-			if it.err = err; err == nil {
-				off := it.at.off - first.off
-				it.stored = b[off : off+it.at.stored : off+it.at.stored]
-			}
+// lookUp asks the catalogue for what is unknown.
+func (b *batchReader) lookUp(ctx context.Context, items []entry) error {
+	var names []gear.Name
+	for i := range items {
+		if items[i].how == asUnknown {
+			names = append(names, items[i].name)
 		}
 	}
-}
-
-// send writes one record. Its error is that of the stream.
-func (s *Store) send(ctx context.Context, out *gear.StreamWriter, it *item) error {
-	if !it.known {
-		return out.Missing(it.name)
-	}
-	if it.err == nil && it.stored != nil {
-		var d *dictionary
-		if it.at.encoding == gear.ZstdDict {
-			d, it.err = s.dict(ctx, it.at.pack)
-		}
-		if it.err == nil {
-			return sendStored(out, it.name, it.at, it.stored, d)
-		}
-	}
-	if it.err != nil && !errors.Is(it.err, objstore.ErrNotExist) && !isDamage(it.err) {
-		return s.sendFailure(ctx, out, it.name, it.err)
-	}
-	return s.sendAlone(ctx, out, it)
-}
-
-func (s *Store) sendFailure(ctx context.Context, out *gear.StreamWriter, name gear.Name, err error) error {
-	if ctx.Err() != nil {
-		return ctx.Err()
-	}
-	if !errors.Is(err, ErrLost) { // of which the log speaks already
-		s.log.Error("read a content for a batch", "name", fmt.Sprintf("%x", name), "err", err)
-	}
-	return out.Failure(name, "the content cannot be read") // the rest is for the log
-}
-
-func sendStored(out *gear.StreamWriter, name gear.Name, at place, stored []byte, d *dictionary) error {
-	var dict []byte
-	if d != nil {
-		dict = d.stored
-	}
-	f := gear.StreamFile{Name: name, Size: at.size, Encoding: at.encoding, Stored: at.stored}
-	if err := out.Begin(f, at.pack, dict); err != nil {
+	files, err := b.s.cat.GearFiles(ctx, names)
+	if err != nil {
 		return err
 	}
-	_, err := out.Write(stored)
-	return err
+	rows := make(map[gear.Name]*catalog.GearFile, len(files))
+	for i := range files {
+		rows[files[i].Name] = &files[i]
+	}
+	for i := range items {
+		it := &items[i]
+		if it.how != asUnknown {
+			continue
+		}
+		f := rows[it.name]
+		switch {
+		case f == nil:
+			it.how = asMissing
+		case f.Pack == (gear.Name{}):
+			it.how = asLost
+		default:
+			it.found(placeOf(f))
+			b.s.places.put(it.name, it.at) // in this order
+		}
+	}
+	return nil
+}
+
+// found notes where a content is.
+func (it *entry) found(p place) {
+	it.at, it.how = p, along
+	if p.encoding == gear.Chunked || p.stored > alongBytes {
+		it.how = alone
+	}
+}
+
+// readAlong reads what the window's buffer is to hold. What cannot be read is
+// left to be sent alone, which finds out why.
+func (b *batchReader) readAlong(ctx context.Context, w *window, buf []byte) {
+	order := func(i, j int32) int {
+		x, y := &w.items[i].at, &w.items[j].at
+		if x.pack == y.pack {
+			return cmp.Or(cmp.Compare(x.off, y.off), cmp.Compare(x.stored, y.stored))
+		}
+		return slices.Compare(x.pack[:], y.pack[:])
+	}
+	if !slices.IsSortedFunc(b.along, order) {
+		slices.SortFunc(b.along, order)
+	}
+	for list := (alongside{w.items, b.along}); list.len() > 0; {
+		pack, n, needs := list.at(0).at.pack, 0, false
+		for n < list.len() && list.at(n).at.pack == pack {
+			needs = needs || list.at(n).at.encoding == gear.ZstdDict
+			n++
+		}
+		of := list.first(n)
+		list = list.behind(n)
+		if needs {
+			d, err := b.s.dict(ctx, pack)
+			if err != nil {
+				of.leave()
+				continue
+			}
+			w.dicts = append(w.dicts, d)
+		}
+		for i := range n {
+			if of.at(i).dict = -1; of.at(i).at.encoding == gear.ZstdDict {
+				of.at(i).dict = len(w.dicts) - 1
+			}
+		}
+		if b.s.opener != nil {
+			b.readPlaces(ctx, pack, of, buf)
+		} else {
+			b.readRanges(ctx, pack, of, buf)
+		}
+	}
+}
+
+// alongside are some of a window's contents, in the order of packs.
+type alongside struct {
+	items []entry
+	order []int32
+}
+
+func (l alongside) len() int               { return len(l.order) }
+func (l alongside) at(i int) *entry        { return &l.items[l.order[i]] }
+func (l alongside) first(n int) alongside  { return alongside{l.items, l.order[:n]} }
+func (l alongside) behind(n int) alongside { return alongside{l.items, l.order[n:]} }
+
+// leave leaves contents to be sent alone.
+func (l alongside) leave() {
+	for i := range l.order {
+		l.at(i).how = alone
+	}
+}
+
+// adjacent returns how many of the first are one behind the other both in their
+// pack and in the window, and how many bytes they are.
+func (l alongside) adjacent() (count int, bytes int64) {
+	first := l.at(0)
+	for count, bytes = 1, first.at.stored; count < l.len(); count++ {
+		it := l.at(count)
+		if it.at.off != first.at.off+bytes || int64(it.pos) != int64(first.pos)+bytes {
+			break
+		}
+		bytes += it.at.stored
+	}
+	return count, bytes
+}
+
+// readPlaces reads contents of one pack where a read costs no request.
+func (b *batchReader) readPlaces(ctx context.Context, pack gear.Name, list alongside, buf []byte) {
+	o, err := b.pack(ctx, pack)
+	if err != nil {
+		list.leave()
+		return
+	}
+	for list.len() > 0 {
+		n, length := list.adjacent()
+		first := list.at(0)
+		if _, err := o.ReadAt(buf[first.pos:first.pos+int(length)], first.at.off); err != nil {
+			list.first(n).leave()
+		}
+		list = list.behind(n)
+	}
+}
+
+// pack opens a pack, unless it is open.
+func (b *batchReader) pack(ctx context.Context, id gear.Name) (io.ReaderAt, error) {
+	for i := len(b.open) - 1; i >= 0; i-- {
+		if p := b.open[i]; p.id == id {
+			b.open = append(slices.Delete(b.open, i, i+1), p)
+			return p.o, nil
+		}
+	}
+	o, err := b.s.opener.OpenAt(ctx, packKey(id))
+	if err != nil {
+		return nil, err
+	}
+	if len(b.open) == openPacks {
+		_ = b.open[0].o.Close()
+		b.open = slices.Delete(b.open, 0, 1)
+	}
+	b.open = append(b.open, openPack{id, o})
+	return o, nil
+}
+
+// readRanges reads contents of one pack with few requests.
+func (b *batchReader) readRanges(ctx context.Context, pack gear.Name, list alongside, buf []byte) {
+	for list.len() > 0 {
+		end, n := list.at(0).at.off, 0
+		for n < list.len() && list.at(n).at.off <= end+mergeGap {
+			end = max(end, list.at(n).at.off+list.at(n).at.stored)
+			n++
+		}
+		if err := b.readRange(ctx, pack, end, list.first(n), buf); err != nil {
+			list.first(n).leave()
+		}
+		list = list.behind(n)
+	}
+}
+
+// readRange reads contents, and what lies between them, up to end.
+func (b *batchReader) readRange(ctx context.Context, pack gear.Name, end int64, list alongside, buf []byte) error {
+	off := list.at(0).at.off
+	o, err := b.s.objs.Get(ctx, packKey(pack), off, end-off)
+	if err != nil {
+		return err
+	}
+	defer o.Close()
+	for i := range list.len() {
+		it := list.at(i)
+		place := buf[it.pos : it.pos+int(it.at.stored)]
+		if it.at.off < off { // asked for twice, so the one before is the same
+			copy(place, buf[list.at(i-1).pos:])
+			continue
+		}
+		if _, err := io.CopyN(io.Discard, o, it.at.off-off); err != nil {
+			return err
+		}
+		if _, err := io.ReadFull(o, place); err != nil {
+			return err
+		}
+		off = it.at.off + it.at.stored
+	}
+	return nil
+}
+
+// batchWriter sends windows.
+type batchWriter struct {
+	s   *Store
+	w   io.Writer
+	enc gear.StreamEncoder
+	out []byte // records that go before what is sent next
+}
+
+// flush sends what is in out, and bytes behind it.
+func (b *batchWriter) flush(bytes []byte) error {
+	for _, p := range [][]byte{b.out, bytes} {
+		if len(p) == 0 {
+			continue
+		}
+		if _, err := b.w.Write(p); err != nil {
+			return err
+		}
+	}
+	b.out = b.out[:0]
+	return nil
+}
+
+// send sends a window. Its error is that of the stream.
+func (b *batchWriter) send(ctx context.Context, w *window) error {
+	for i := 0; i < len(w.items); {
+		switch it := &w.items[i]; it.how {
+		case asMissing:
+			b.out = b.enc.AppendMissing(b.out, it.name)
+			i++
+		case asLost:
+			b.fail(it.name, ErrLost)
+			i++
+		case alone:
+			if err := b.flush(nil); err != nil {
+				return err
+			}
+			if err := b.sendAlone(ctx, it); err != nil {
+				return err
+			}
+			i++
+		case along:
+			n, err := b.sendRun(w, i)
+			if err != nil {
+				return err
+			}
+			i += n
+		}
+	}
+	return b.flush(nil)
+}
+
+// sendRun sends the contents from the i-th on that are along, as one record.
+func (b *batchWriter) sendRun(w *window, i int) (n int, err error) {
+	items, held := w.items[i:], -1
+	for ; n < len(items) && items[n].how == along; n++ {
+		it := &items[n]
+		if it.dict < 0 || it.dict == held {
+			continue
+		}
+		if held = it.dict; b.enc.HasDict(it.at.pack) {
+			continue
+		}
+		if n > 0 {
+			break // a dictionary goes between two records
+		}
+		if b.out, err = b.enc.AppendDict(b.out, it.at.pack, w.dicts[held].stored); err != nil {
+			return 0, err
+		}
+	}
+	// What is before the bytes in the buffer was sent, and makes room.
+	start, end := items[0].pos, items[n-1].pos+int(items[n-1].at.stored)
+	if head := len(b.out) + b.enc.ContentsLen(n); head <= start {
+		before := append(w.buf[start-head:start-head:start], b.out...)
+		b.out = b.out[:0]
+		if _, err = b.enc.AppendContents(before, n, describe(items)); err == nil {
+			_, err = b.w.Write(w.buf[start-head : end])
+		}
+		return n, err
+	}
+	if b.out, err = b.enc.AppendContents(b.out, n, describe(items)); err != nil {
+		return 0, err
+	}
+	return n, b.flush(w.buf[start:end])
+}
+
+// describe returns what a stream says of items.
+func describe(items []entry) func(i int) gear.StreamFile {
+	return func(i int) gear.StreamFile { return streamFile(items[i].name, &items[i].at) }
+}
+
+func streamFile(name gear.Name, at *place) gear.StreamFile {
+	return gear.StreamFile{Name: name, Size: at.size, Encoding: at.encoding, Stored: at.stored, Dict: at.pack}
+}
+
+// fail says that a content cannot be sent.
+func (b *batchWriter) fail(name gear.Name, err error) {
+	if !errors.Is(err, ErrLost) { // of which the log speaks already
+		b.s.log.Error("read a content for a batch", "name", fmt.Sprintf("%x", name), "err", err)
+	}
+	b.out = b.enc.AppendFailure(b.out, name, "the content cannot be read") // the rest is for the log
 }
 
 // sendAlone sends a content that is large, or whose pack has gone.
-func (s *Store) sendAlone(ctx context.Context, out *gear.StreamWriter, it *item) error {
-	f := &File{s: s, name: it.name, at: it.at}
+func (b *batchWriter) sendAlone(ctx context.Context, it *entry) error {
+	s, f := b.s, &File{s: b.s, name: it.name, at: it.at}
 	var stored []byte
 	var d *dictionary
 	var o objstore.Object
@@ -255,18 +568,27 @@ func (s *Store) sendAlone(ctx context.Context, out *gear.StreamWriter, it *item)
 		return err
 	})
 	if err != nil {
-		return s.sendFailure(ctx, out, it.name, err)
+		if ctx.Err() == nil {
+			b.fail(it.name, err)
+		}
+		return ctx.Err()
 	}
-	if f.at.encoding != gear.Chunked {
-		return sendStored(out, it.name, f.at, stored, d)
+	if o != nil {
+		defer o.Close()
+		stored = gear.AppendChunkTable(nil, f.chunks)
 	}
-	defer o.Close()
-	if err := out.Begin(gear.StreamFile{Name: it.name, Size: f.at.size, Encoding: gear.Chunked, Stored: f.at.stored}, gear.Name{}, nil); err != nil {
+	if d != nil && !b.enc.HasDict(f.at.pack) {
+		if b.out, err = b.enc.AppendDict(b.out, f.at.pack, d.stored); err != nil {
+			return err
+		}
+	}
+	one := func(int) gear.StreamFile { return streamFile(it.name, &f.at) }
+	if b.out, err = b.enc.AppendContents(b.out, 1, one); err != nil {
 		return err
 	}
-	if _, err := out.Write(gear.AppendChunkTable(nil, f.chunks)); err != nil {
+	if err := b.flush(stored); err != nil || o == nil {
 		return err
 	}
-	_, err = o.WriteTo(out)
+	_, err = o.WriteTo(b.w)
 	return err
 }

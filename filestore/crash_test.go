@@ -67,9 +67,9 @@ func TestCrash(t *testing.T) {
 	}
 }
 
-func layersOfLife() map[string][][]byte {
-	return map[string][][]byte{"one": many(1, 40), "two": append(many(1, 20), noise(3, 300<<10), text(4, 4<<20))}
-}
+var layersOfLife = sync.OnceValue(func() map[string][][]byte {
+	return map[string][][]byte{"one": many(1, 40), "two": append(many(1, 20), noise(3, 300<<10), noise(4, 4<<20))}
+})
 
 func life(b *bed) error {
 	one, two := b.push("one"), b.push("two")
@@ -126,7 +126,7 @@ func crashAt(t *testing.T, n int, mode string) (crashed bool) {
 	for l, contents := range layersOfLife() {
 		must(t, b.convert(b.push(l), l, contents))
 	}
-	b.check(append(append(many(1, 40), noise(3, 300<<10)), text(4, 4<<20))...)
+	b.check(slices.Concat(layersOfLife()["one"], layersOfLife()["two"][20:])...)
 	b.settle(true)
 	b.pass(time.Hour)
 	must(t, b.s.Housekeep(b.ctx))

@@ -87,8 +87,8 @@ type Options struct {
 	PackSize int64
 	// Cache of small contents; default 16 MiB of RAM.
 	Cache Cache
-	// Locations is how many contents' places are kept in RAM; default 32,768,
-	// at about 200 bytes each.
+	// Locations is how many contents' places are kept in RAM; default 65,536,
+	// at about 95 bytes each.
 	Locations int
 	// DeleteAfter is how long a replaced pack stays for readers that have begun;
 	// default 10 min. One that comes too late looks the content up again.
@@ -105,10 +105,16 @@ type Store struct {
 	opts Options
 	log  *slog.Logger
 
+	// opener is objs if that has the ability, or nil.
+	opener objstore.Opener
+
 	cache  Cache
-	places *hot[place]
+	places *placeTable
 	dicts  *hot[*dictionary]
 	plain  *gear.FrameDecoder
+
+	windows windowBuffers
+	batches batches
 
 	// instance makes the names of writers those of this process.
 	instance string
@@ -121,6 +127,8 @@ type Store struct {
 	budget  *semaphore.Weighted
 	buffers buffers
 	fresh   *zstd.Encoder
+	// dense has encoders for settling, until the collector takes them.
+	dense sync.Pool
 	// settling is held by the one Settle there may be.
 	settling sync.Mutex
 	// deleting is held while objects of packs are deleted. It is taken last.
@@ -146,7 +154,7 @@ func New(cat *catalog.Catalog, objs objstore.Store, o *Options) (*Store, error) 
 		s.opts.PackSize = 64 << 20
 	}
 	if s.opts.Locations <= 0 {
-		s.opts.Locations = 32 << 10
+		s.opts.Locations = 64 << 10
 	}
 	if s.opts.DeleteAfter <= 0 {
 		s.opts.DeleteAfter = 10 * time.Minute
@@ -155,7 +163,8 @@ func New(cat *catalog.Catalog, objs objstore.Store, o *Options) (*Store, error) 
 		s.cache = &contentCache{newHot[[]byte](16 << 20)}
 	}
 	s.log = s.opts.Log
-	s.places = newHot[place](int64(s.opts.Locations))
+	s.opener, _ = objs.(objstore.Opener)
+	s.places = newPlaceTable(s.opts.Locations)
 	s.dicts = newHot[*dictionary](dictsInRAM)
 	s.claims.init()
 	s.budget = semaphore.NewWeighted(pressBudget)
@@ -165,7 +174,7 @@ func New(cat *catalog.Catalog, objs objstore.Store, o *Options) (*Store, error) 
 	}
 	s.instance = hex.EncodeToString(token[:])
 	var err error
-	if s.fresh, err = newEncoder(freshLevel, s.opts.Workers); err != nil {
+	if s.fresh, err = newEncoder(freshLevel, gear.LargeFile, s.opts.Workers); err != nil {
 		return nil, err
 	}
 	if s.plain, err = gear.NewFrameDecoder(nil); err != nil {

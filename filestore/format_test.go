@@ -83,7 +83,7 @@ func TestTrainIsDeterministic(t *testing.T) {
 	}
 	var first []byte
 	for i := range 5 {
-		d := train(samples, zstd.SpeedBetterCompression)
+		d := train(bytes.Join(samples, nil), samples, zstd.SpeedBetterCompression)
 		if len(d) < segment {
 			t.Fatalf("dictionary of %d bytes", len(d))
 		}
@@ -96,13 +96,14 @@ func TestTrainIsDeterministic(t *testing.T) {
 	}
 	same := slices.Repeat([][]byte{[]byte("the same")}, 100) // too little to choose from
 	for i, few := range [][][]byte{nil, samples[:5], make([][]byte, 100), same} {
-		if d := train(few, zstd.SpeedBetterCompression); d != nil {
+		if d := train(bytes.Join(few, nil), few, zstd.SpeedBetterCompression); d != nil {
 			t.Errorf("samples %d: a dictionary of %d bytes", i, len(d))
 		}
 	}
 	// Whether a dictionary can be made of these is the library's to say; it is
 	// no failure if not.
-	train(slices.Repeat([][]byte{bytes.Repeat([]byte("same"), 2000)}, 100), zstd.SpeedBetterCompression)
+	equal := slices.Repeat([][]byte{bytes.Repeat([]byte("same"), 2000)}, 100)
+	train(bytes.Join(equal, nil), equal, zstd.SpeedBetterCompression)
 }
 
 func TestHot(t *testing.T) {
@@ -138,7 +139,8 @@ func TestHot(t *testing.T) {
 	}
 	for i := range 1000 {
 		h.put(at(i), i, int64(1+i%5))
-		if s := h.shard(at(i)); s.cost > s.limit || len(s.at)+len(s.free) != len(s.slots) {
+		n := at(i)
+		if s, _ := h.shard(&n); s.cost > s.limit || len(s.at)+len(s.free) != len(s.slots) {
 			t.Fatalf("after %d: cost %d of %d, %d+%d slots of %d", i, s.cost, s.limit, len(s.at), len(s.free), len(s.slots))
 		}
 	}

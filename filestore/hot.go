@@ -1,6 +1,7 @@
 package filestore
 
 import (
+	"encoding/binary"
 	"sync"
 
 	"example.org/slipway/gear"
@@ -17,8 +18,10 @@ type hot[V any] struct {
 }
 
 type hotShard[V any] struct {
-	mu    sync.Mutex
-	at    map[gear.Name]int32
+	mu sync.Mutex
+	// at finds a slot by the beginning of a name. Two names that begin alike, of
+	// which one had to look for years, displace each other.
+	at    map[uint64]int32
 	slots []hotSlot[V]
 	free  []int32
 	hand  int
@@ -36,21 +39,24 @@ type hotSlot[V any] struct {
 func newHot[V any](limit int64) *hot[V] {
 	h := &hot[V]{}
 	for i := range h.shards {
-		h.shards[i].at = map[gear.Name]int32{}
+		h.shards[i].at = map[uint64]int32{}
 		h.shards[i].limit = limit / hotShards
 	}
 	return h
 }
 
-// shard relies on names being hashes.
-func (h *hot[V]) shard(name gear.Name) *hotShard[V] { return &h.shards[name[7]%hotShards] }
+// shard returns where a name belongs, and what it is found by there. Names are
+// hashes.
+func (h *hot[V]) shard(name *gear.Name) (*hotShard[V], uint64) {
+	return &h.shards[name[8]%hotShards], binary.LittleEndian.Uint64(name[:])
+}
 
 func (h *hot[V]) get(name gear.Name) (v V, ok bool) {
-	s := h.shard(name)
+	s, k := h.shard(&name)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	i, ok := s.at[name]
-	if !ok {
+	i, ok := s.at[k]
+	if !ok || s.slots[i].name != name {
 		return v, false
 	}
 	s.slots[i].asked = true
@@ -60,10 +66,10 @@ func (h *hot[V]) get(name gear.Name) (v V, ok bool) {
 // put adds a value of a cost of at least 1, unless that is more than half of
 // what its shard may hold.
 func (h *hot[V]) put(name gear.Name, v V, cost int64) {
-	s := h.shard(name)
+	s, k := h.shard(&name)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if i, ok := s.at[name]; ok {
+	if i, ok := s.at[k]; ok {
 		s.remove(i)
 	}
 	if cost > s.limit/2 {
@@ -79,7 +85,7 @@ func (h *hot[V]) put(name gear.Name, v V, cost int64) {
 		s.slots = append(s.slots, hotSlot[V]{})
 	}
 	s.slots[i] = hotSlot[V]{name: name, value: v, cost: cost}
-	s.at[name] = i
+	s.at[k] = i
 	s.cost += cost
 }
 
@@ -100,17 +106,17 @@ func (s *hotShard[V]) evict() {
 
 func (s *hotShard[V]) remove(i int32) {
 	e := &s.slots[i]
-	delete(s.at, e.name)
+	delete(s.at, binary.LittleEndian.Uint64(e.name[:]))
 	s.cost -= e.cost
 	*e = hotSlot[V]{}
 	s.free = append(s.free, i)
 }
 
 func (h *hot[V]) drop(name gear.Name) {
-	s := h.shard(name)
+	s, k := h.shard(&name)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if i, ok := s.at[name]; ok {
+	if i, ok := s.at[k]; ok && s.slots[i].name == name {
 		s.remove(i)
 	}
 }

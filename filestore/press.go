@@ -22,22 +22,26 @@ const pressBudget = 4 * gear.LargeFile
 
 // codec compresses pieces.
 type codec struct {
-	// whole is for contents below gear.LargeFile and for chunks, dict for small
-	// contents if dictFrame is not nil.
-	whole, dict *zstd.Encoder
-	// dictFrame is the dictionary as stored.
+	// whole is for contents below gear.LargeFile and for chunks, small for small
+	// contents, if it is not nil.
+	whole, small *zstd.Encoder
+	// dictFrame is the dictionary of small as stored, or nil.
 	dictFrame []byte
 }
 
 // smallFile is the size in bytes below which a content is compressed with the
-// dictionary. Above, it gains little, and training on such contents costs much.
+// dictionary, if there is one. Above, it gains little, and training on such contents costs much.
 // It must not be more than zstd's block of 128 KiB.
 const smallFile = 128 << 10
 
-func newEncoder(level zstd.EncoderLevel, workers int, more ...zstd.EOption) (*zstd.Encoder, error) {
+// newEncoder makes an encoder of pieces of up to window bytes, a power of two, of
+// so many at once. A larger window would change nothing but the memory, which is
+// that of the window and of the level's tables for each worker: 34 MiB with the
+// best level.
+func newEncoder(level zstd.EncoderLevel, window, workers int, more ...zstd.EOption) (*zstd.Encoder, error) {
 	// No checksum: names and chunk digests are better ones.
 	return zstd.NewWriter(nil, append(more, zstd.WithEncoderLevel(level), zstd.WithEncoderCRC(false),
-		zstd.WithEncoderConcurrency(workers))...)
+		zstd.WithWindowSize(window), zstd.WithLowerEncoderMem(true), zstd.WithEncoderConcurrency(workers))...)
 }
 
 // encode returns the stored form of a piece of a content of size bytes. What it
@@ -45,8 +49,11 @@ func newEncoder(level zstd.EncoderLevel, workers int, more ...zstd.EOption) (*zs
 // the last one is.
 func (c *codec) encode(size int64, raw, buf []byte) ([]byte, gear.Encoding) {
 	z, e := c.whole, gear.Zstd
-	if c.dictFrame != nil && size < smallFile {
-		z, e = c.dict, gear.ZstdDict
+	if c.small != nil && size < smallFile {
+		z = c.small
+		if c.dictFrame != nil {
+			e = gear.ZstdDict
+		}
 	}
 	if len(raw) == 0 {
 		return raw, gear.Plain
@@ -63,10 +70,17 @@ type piece struct {
 	content *held
 	chunk   int // of a large content
 
+	size          int64
 	encoding      gear.Encoding
-	raw, buf, out []byte
+	raw, buf, out []byte // raw and buf are from the store's buffers
 	err           error
 	done          chan struct{}
+}
+
+// inMemory is a content of which pieces may be used where they lie.
+type inMemory interface {
+	// Peek returns n bytes from off on, or nil if they do not lie together.
+	Peek(off, n int64) []byte
 }
 
 // held is a content that is released when nobody holds it any more.
@@ -180,7 +194,7 @@ func (p *press) send(x *piece, size int64) error {
 		}
 		return err
 	}
-	x.raw = p.s.buffers.get(size)
+	x.size = size
 	x.done = make(chan struct{})
 	x.content.holders.Add(1)
 	p.order <- x // the appender takes all, whatever fails
@@ -205,18 +219,33 @@ func (p *press) fail(err error) {
 // compress is a worker.
 func (p *press) compress() {
 	for x := range p.work {
-		off := int64(x.chunk) * gear.ChunkSize
-		if n, err := x.content.ReadAt(x.raw, off); n < len(x.raw) {
+		if raw, err := p.read(x); err != nil {
 			x.err = fmt.Errorf("read content %x: %w", x.file.Name, err)
 		} else {
-			x.buf = p.s.buffers.get(int64(len(x.raw)))
-			x.out, x.encoding = p.codec.encode(x.file.Size, x.raw, x.buf)
+			x.buf = p.s.buffers.get(x.size)
+			x.out, x.encoding = p.codec.encode(x.file.Size, raw, x.buf)
 			if x.encoding != gear.Plain {
 				x.buf = x.out
 			}
 		}
 		close(x.done)
 	}
+}
+
+// read returns the bytes of a piece, which stay until its content is released.
+func (p *press) read(x *piece) ([]byte, error) {
+	off := int64(x.chunk) * gear.ChunkSize
+	if m, ok := x.content.Content.(inMemory); ok {
+		if raw := m.Peek(off, x.size); raw != nil {
+			return raw, nil
+		}
+	}
+	x.raw = p.s.buffers.get(x.size)
+	n, err := x.content.ReadAt(x.raw, off)
+	if n == len(x.raw) {
+		err = nil
+	}
+	return x.raw, err
 }
 
 // appendAll writes the pieces in order. After a failure it goes on to take them,
@@ -232,7 +261,7 @@ func (p *press) appendAll() {
 			p.fail(err)
 		}
 		x.content.drop()
-		p.budget.Release(int64(len(x.raw)))
+		p.budget.Release(x.size)
 		p.s.buffers.put(x.raw)
 		p.s.buffers.put(x.buf)
 	}

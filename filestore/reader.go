@@ -1,12 +1,14 @@
 package filestore
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 
 	"example.org/slipway/catalog"
 	"example.org/slipway/gear"
@@ -53,7 +55,7 @@ func (s *Store) find(ctx context.Context, name gear.Name) (place, error) {
 		return place{}, fmt.Errorf("content %x: %w", name, ErrLost)
 	}
 	p := placeOf(&f)
-	s.places.put(name, p, 1)
+	s.places.put(name, p)
 	return p, nil
 }
 
@@ -73,6 +75,16 @@ func (s *Store) Open(ctx context.Context, name gear.Name) (*File, error) {
 		return nil, err
 	}
 	return &File{s: s, name: name, at: p}, nil
+}
+
+// Cached returns a content that is in RAM, verified, which must not be changed or
+// kept; nil: it is not there.
+func (s *Store) Cached(name gear.Name) []byte {
+	b, ok := s.cache.Get(name)
+	if !ok {
+		return nil
+	}
+	return b
 }
 
 // Size in bytes of the content.
@@ -164,6 +176,44 @@ func (s *Store) readPack(ctx context.Context, pack gear.Name, off, n int64) ([]b
 		return nil, fmt.Errorf("read pack: %w", short(err))
 	}
 	return b, nil
+}
+
+// windowBytes is how many bytes of contents that are next to each other are read
+// at once.
+const windowBytes = 8 << 20
+
+// item is a content whose stored bytes are to be read.
+type item struct {
+	name   gear.Name
+	at     place
+	known  bool
+	stored []byte
+	err    error
+}
+
+// readAll reads the stored bytes of contents, neighbours together.
+func (s *Store) readAll(ctx context.Context, items []*item) {
+	slices.SortFunc(items, func(a, b *item) int {
+		return cmp.Or(slices.Compare(a.at.pack[:], b.at.pack[:]), cmp.Compare(a.at.off, b.at.off))
+	})
+	for len(items) > 0 {
+		first := items[0].at
+		end := first.off + first.stored
+		n := 1
+		for n < len(items) && items[n].at.pack == first.pack && items[n].at.off <= end+mergeGap {
+			end = max(end, items[n].at.off+items[n].at.stored)
+			n++
+		}
+		run := items[:n]
+		items = items[n:]
+		b, err := s.readPack(ctx, first.pack, first.off, end-first.off)
+		for _, it := range run {
+			if it.err = err; err == nil {
+				off := it.at.off - first.off
+				it.stored = b[off : off+it.at.stored : off+it.at.stored]
+			}
+		}
+	}
 }
 
 // short makes the end of an object that should go on errShort.

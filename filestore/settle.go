@@ -17,6 +17,9 @@ import (
 const (
 	denseLevel = zstd.SpeedBestCompression
 	smallLevel = zstd.SpeedBetterCompression
+	// denseWorkers is how many workers compress with the best level, which takes
+	// some 40 MB for each. Settling is in no hurry.
+	denseWorkers = 1
 )
 
 // SettleOptions of Settle. The zero value works.
@@ -88,6 +91,12 @@ func wasteful(p *catalog.GearPack) bool {
 	return p.LiveFiles == 0 || p.Bytes-p.LiveBytes > p.Bytes/4
 }
 
+// settled tells that a pack is as it should be. That a group fills more than half
+// a pack and dense ones take a fifth less than others is why it need not be large.
+func (s *Store) settled(p *catalog.GearPack) bool {
+	return p.Dense && !wasteful(p) && p.Size >= s.opts.PackSize/3
+}
+
 // nextGroup returns the first packs that are to be settled together.
 // Packs to skip, and those to be left alone for now, are passed over.
 func (s *Store) nextGroup(ctx context.Context, all bool, skip map[int64]bool) ([]catalog.GearPack, error) {
@@ -103,10 +112,13 @@ func (s *Store) nextGroup(ctx context.Context, all bool, skip map[int64]bool) ([
 		for i := range page {
 			p := &page[i]
 			after = p.ID
-			if skip[p.ID] || p.NotBefore.After(now) || (p.Dense && !wasteful(p) && p.Size >= s.opts.PackSize/2) {
+			if skip[p.ID] || p.NotBefore.After(now) || s.settled(p) {
 				continue
 			}
 			if len(group) > 0 && live+p.LiveBytes > s.opts.PackSize/8*9 {
+				if p.LiveBytes > live { // what is small waits for more of its kind
+					return []catalog.GearPack{*p}, nil
+				}
 				return group, nil
 			}
 			group = append(group, *p)
@@ -193,6 +205,7 @@ func (s *Store) writeDense(ctx context.Context, writer string, files []catalog.G
 	if err != nil {
 		return nil, err
 	}
+	defer s.dense.Put(c.whole)
 	press := s.newPress(ctx, writer, c)
 	err = s.eachStored(ctx, files, func(it *item) error {
 		f := &gear.File{Name: it.name, Size: it.at.size}
@@ -241,8 +254,10 @@ func (s *Store) denseCodec(ctx context.Context, files []catalog.GearFile) (*code
 		}
 	}
 	samples := make([][]byte, 0, len(chosen))
+	all := make([]byte, 0, taken)
 	err := s.eachStored(ctx, chosen, func(it *item) error {
-		b := make([]byte, it.at.size)
+		b := all[len(all):][:it.at.size:it.at.size]
+		all = all[:len(all)+len(b)]
 		_, err := (&packed{ctx: ctx, s: s, it: *it}).ReadAt(b, 0)
 		samples = append(samples, b)
 		return err
@@ -250,13 +265,21 @@ func (s *Store) denseCodec(ctx context.Context, files []catalog.GearFile) (*code
 	if err != nil {
 		return nil, err
 	}
-	dict := train(samples, smallLevel)
-	c := &codec{}
-	if c.whole, err = newEncoder(denseLevel, s.opts.Workers); err != nil || dict == nil {
-		return c, err
+	dict := train(all, samples, smallLevel)
+	c := &codec{} // the encoders take their memory when they are first used
+	if c.small, err = newEncoder(smallLevel, 2*dictSize, s.opts.Workers); err != nil {
+		return nil, err
 	}
-	c.dictFrame = c.whole.EncodeAll(dict, nil)
-	c.dict, err = newEncoder(smallLevel, s.opts.Workers, zstd.WithEncoderDict(dict))
+	if dict != nil {
+		c.dictFrame = c.small.EncodeAll(dict, nil)
+		if c.small, err = newEncoder(smallLevel, 2*dictSize, s.opts.Workers, zstd.WithEncoderDict(dict)); err != nil {
+			return nil, err
+		}
+	}
+	var ok bool
+	if c.whole, ok = s.dense.Get().(*zstd.Encoder); !ok {
+		c.whole, err = newEncoder(denseLevel, gear.LargeFile, denseWorkers)
+	}
 	return c, err
 }
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"io"
 	"slices"
 	"strings"
@@ -360,6 +361,30 @@ func TestSettleShortTail(t *testing.T) {
 	}
 	b.check(contents...)
 	b.verify()
+}
+
+// Each pack is rewritten once, wherever the large ones come.
+func TestSettleOnce(t *testing.T) {
+	const unit = 4 << 10 // a sixteenth of a pack
+	for _, sizes := range [][]int{{3, 15, 3, 15, 6, 5}, {9, 8, 9, 8}, {11, 8, 1, 1, 1, 17, 2, 11}, {1, 40, 1, 40}} {
+		b := newBed(t, &filestore.Options{PackSize: 16 * unit})
+		var all [][]byte
+		for i, size := range sizes {
+			content := noise(uint64(i), size*unit)
+			b.add(fmt.Sprint("layer", i), content)
+			all = append(all, content)
+		}
+		fresh := b.verify()
+		first, second := b.settle(false), b.settle(true)
+		if replaced := first.Replaced + second.Replaced; replaced != fresh {
+			t.Errorf("%d: replaced %d packs, want each of %d once", sizes, replaced, fresh)
+		}
+		if again := b.settle(true); again.Replaced > 0 {
+			t.Errorf("%d: settled again: %+v", sizes, again)
+		}
+		b.check(all...)
+		b.verify()
+	}
 }
 
 // Settling goes on without what is damaged.

@@ -27,14 +27,15 @@ const (
 // the pack it is in. It is the lowest of the range for private use.
 const dictID = 32768
 
-// train makes a dictionary of contents smaller than smallFile. The result is a
-// function of samples alone; that of the compression library's own trainer is
-// not. It returns nil if a dictionary makes no sense.
-func train(samples [][]byte, level zstd.EncoderLevel) []byte {
+// train makes a dictionary of contents smaller than smallFile, which lie one
+// after the other in all. The result is a function of samples alone; that of the
+// compression library's own trainer is not. It returns nil if a dictionary makes
+// no sense.
+func train(all []byte, samples [][]byte, level zstd.EncoderLevel) []byte {
 	if len(samples) < minSamples {
 		return nil
 	}
-	text := cover(samples)
+	text := cover(all, samples)
 	if len(text) < segment {
 		return nil
 	}
@@ -53,8 +54,8 @@ func gramHash(b []byte) uint32 {
 // each gram counted once (the COVER algorithm: Liao, Petri, Moffat, Wirth,
 // "Effective Construction of Relative Lempel-Ziv Dictionaries", WWW'16). The
 // best come last, where matches are cheapest.
-func cover(samples [][]byte) []byte {
-	weights, all := weigh(samples)
+func cover(all []byte, samples [][]byte) []byte {
+	weights := weigh(samples)
 	epochs := dictSize / segment
 	length := max(len(all)/epochs, segment)
 	seen := make([]uint16, 1<<gramBits)
@@ -81,10 +82,9 @@ func cover(samples [][]byte) []byte {
 	return dict[tail:]
 }
 
-// weigh counts in how many samples each gram is; one sample is no reason. It
-// also returns the samples in one.
-func weigh(samples [][]byte) (weights []uint32, all []byte) {
-	weights = make([]uint32, 1<<gramBits)
+// weigh counts in how many samples each gram is; one sample is no reason.
+func weigh(samples [][]byte) []uint32 {
+	weights := make([]uint32, 1<<gramBits)
 	last := make([]int32, 1<<gramBits)
 	for i, s := range samples {
 		for j := 0; j+gram <= len(s); j++ {
@@ -93,14 +93,13 @@ func weigh(samples [][]byte) (weights []uint32, all []byte) {
 				weights[h]++
 			}
 		}
-		all = append(all, s...)
 	}
 	for i, w := range weights {
 		if w < 2 {
 			weights[i] = 0
 		}
 	}
-	return weights, all
+	return weights
 }
 
 // bestSegment returns where the segment of the greatest weight begins, or -1 if

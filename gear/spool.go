@@ -152,6 +152,19 @@ func (c *memContent) ReadAt(p []byte, off int64) (n int, err error) {
 	return n, err
 }
 
+// Peek returns n bytes from off on where they lie, until c is released, or nil if
+// that is in more than one block.
+func (c *memContent) Peek(off, n int64) []byte {
+	if off < 0 || n < 0 || n > c.size-off {
+		return nil
+	}
+	at := int64(c.off) + off
+	if at%blockSize+n > blockSize {
+		return nil
+	}
+	return c.blocks[at/blockSize].data[at%blockSize:][:n:n]
+}
+
 // Release gives the blocks back.
 func (c *memContent) Release() {
 	c.release.Do(func() {

@@ -20,138 +20,19 @@ const maxFailure = 1 << 10
 
 // Types of records.
 const (
-	recordDict    = 1
-	recordFile    = 2
-	recordMissing = 3
-	recordFailure = 4
-	recordEnd     = 5
+	recordDict     = 1
+	recordContents = 2
+	recordMissing  = 3
+	recordFailure  = 4
+	recordEnd      = 5
 )
 
-// StreamFile describes a content in a stream.
-type StreamFile struct {
-	Name Name
-	// Size in bytes of the content.
-	Size     int64
-	Encoding Encoding
-	// Stored is how many bytes are sent for it.
-	Stored int64
-}
+// StreamRun is how many contents a record has at most.
+const StreamRun = 1024
 
-// StreamWriter writes a stream of contents as they are stored. It does not
-// buffer. It is used by one goroutine.
-type StreamWriter struct {
-	w     io.Writer
-	buf   []byte
-	left  int64 // bytes of the present content still to be written
-	count uint64
-	begun bool
-	// slots have the dictionaries the reader holds; used tells when each was
-	// needed last.
-	slots [StreamSlots]Name
-	used  [StreamSlots]uint64
-}
-
-// NewStreamWriter begins a stream with the first record.
-func NewStreamWriter(w io.Writer) *StreamWriter { return &StreamWriter{w: w} }
-
-// flush writes what is in buf, after the magic if it is the first.
-func (s *StreamWriter) flush() error {
-	if s.left > 0 {
-		return fmt.Errorf("stream record while %d bytes of a content are missing", s.left)
-	}
-	if !s.begun {
-		if _, err := io.WriteString(s.w, streamMagic); err != nil {
-			return err
-		}
-		s.begun = true
-	}
-	_, err := s.w.Write(s.buf)
-	return err
-}
-
-// Begin announces a content; its bytes follow through Write: a chunk table goes
-// before its chunks. The content of ZstdDict needs dict, of which id is the
-// SHA-256: it is sent if the reader does not hold it.
-func (s *StreamWriter) Begin(f StreamFile, id Name, dict []byte) error {
-	if err := CheckStored(f.Size, f.Encoding, f.Stored); err != nil {
-		return err
-	}
-	slot := byte(0)
-	if f.Encoding == ZstdDict {
-		var err error
-		if slot, err = s.slot(id, dict); err != nil {
-			return err
-		}
-	}
-	s.count++
-	s.buf = append(s.buf[:0], recordFile)
-	s.buf = append(s.buf, f.Name[:]...)
-	s.buf = binary.LittleEndian.AppendUint64(s.buf, uint64(f.Size))
-	s.buf = append(s.buf, byte(f.Encoding), slot)
-	s.buf = binary.LittleEndian.AppendUint64(s.buf, uint64(f.Stored))
-	err := s.flush()
-	s.left = f.Stored
-	return err
-}
-
-// slot returns where the reader has a dictionary, and sends it if need be.
-func (s *StreamWriter) slot(id Name, dict []byte) (byte, error) {
-	oldest := 0
-	for i := range s.slots {
-		if s.used[i] > 0 && s.slots[i] == id {
-			s.used[i] = s.count + 1
-			return byte(i), nil
-		}
-		if s.used[i] < s.used[oldest] {
-			oldest = i
-		}
-	}
-	if len(dict) == 0 || len(dict) > MaxDict {
-		return 0, fmt.Errorf("dictionary of %d bytes: %w", len(dict), ErrFormat)
-	}
-	s.buf = append(s.buf[:0], recordDict, byte(oldest))
-	s.buf = binary.LittleEndian.AppendUint32(s.buf, uint32(len(dict)))
-	s.buf = append(s.buf, dict...)
-	if err := s.flush(); err != nil {
-		return 0, err
-	}
-	s.slots[oldest], s.used[oldest] = id, s.count+1
-	return byte(oldest), nil
-}
-
-// Write sends bytes of the content announced by Begin.
-func (s *StreamWriter) Write(p []byte) (int, error) {
-	if int64(len(p)) > s.left {
-		return 0, fmt.Errorf("%d bytes too many for a content of the stream", int64(len(p))-s.left)
-	}
-	n, err := s.w.Write(p)
-	s.left -= int64(n)
-	return n, err
-}
-
-// Missing says that there is no such content, or none the reader may have.
-func (s *StreamWriter) Missing(name Name) error {
-	s.count++
-	s.buf = append(append(s.buf[:0], recordMissing), name[:]...)
-	return s.flush()
-}
-
-// Failure says why a content cannot be sent now. The text is shown to the
-// reader, and cut to 1,024 bytes.
-func (s *StreamWriter) Failure(name Name, text string) error {
-	s.count++
-	text = text[:min(len(text), maxFailure)]
-	s.buf = append(append(s.buf[:0], recordFailure), name[:]...)
-	s.buf = binary.LittleEndian.AppendUint16(s.buf, uint16(len(text)))
-	s.buf = append(s.buf, text...)
-	return s.flush()
-}
-
-// End ends the stream: without it the reader takes it for cut off.
-func (s *StreamWriter) End() error {
-	s.buf = binary.LittleEndian.AppendUint64(append(s.buf[:0], recordEnd), s.count)
-	return s.flush()
-}
+// runEntry is the length in bytes of a content's entry in a record: name, size,
+// encoding, slot, stored length.
+const runEntry = 32 + 8 + 1 + 1 + 8
 
 // StreamItem is one answer of a stream.
 type StreamItem struct {
@@ -181,6 +62,8 @@ type StreamReader struct {
 	plain *FrameDecoder
 	dicts [StreamSlots]*FrameDecoder
 	item  *StreamItem
+	// run are the entries of the present record whose contents come next.
+	run []byte
 	// in and out are reused: what Next returned is valid until the next call.
 	in, out []byte
 	left    int64 // unread bytes of the present item's chunks
@@ -216,6 +99,9 @@ func (s *StreamReader) Next() (*StreamItem, error) {
 		}
 		s.begun = true
 	}
+	if len(s.run) > 0 {
+		return s.content()
+	}
 	for {
 		kind, err := s.r.ReadByte()
 		if err != nil {
@@ -243,13 +129,17 @@ func (s *StreamReader) record(kind byte) (*StreamItem, error) {
 		s.done = true
 		return nil, io.EOF
 	}
+	if kind == recordContents {
+		if err := s.readRun(); err != nil {
+			return nil, err
+		}
+		return s.content()
+	}
 	s.count++
 	it := &StreamItem{s: s}
 	s.item = it
 	var err error
 	switch kind {
-	case recordFile:
-		err = s.readFile(it)
 	case recordMissing:
 		it.Missing = true
 		err = s.readName(it)
@@ -261,6 +151,37 @@ func (s *StreamReader) record(kind byte) (*StreamItem, error) {
 		err = fmt.Errorf("stream record of type %d: %w", kind, ErrFormat)
 	}
 	if err != nil {
+		return nil, err
+	}
+	return it, nil
+}
+
+// readRun reads the entries of a record of contents.
+func (s *StreamReader) readRun() error {
+	b, err := s.fixed(2)
+	if err != nil {
+		return err
+	}
+	n := int(binary.LittleEndian.Uint16(b))
+	if n == 0 || n > StreamRun {
+		return fmt.Errorf("stream record of %d contents: %w", n, ErrFormat)
+	}
+	if b, err = s.fixed(n * runEntry); err != nil {
+		return err
+	}
+	s.run = append(s.run[:0], b...)
+	return nil
+}
+
+// content reads the next content of the present record.
+func (s *StreamReader) content() (*StreamItem, error) {
+	s.count++
+	it := &StreamItem{s: s}
+	s.item = it
+	entry := s.run[:runEntry]
+	s.run = s.run[runEntry:]
+	if err := s.readFile(it, entry); err != nil {
+		s.run = nil
 		return nil, err
 	}
 	return it, nil
@@ -315,11 +236,7 @@ func (s *StreamReader) readDict() error {
 	return err
 }
 
-func (s *StreamReader) readFile(it *StreamItem) error {
-	b, err := s.fixed(len(it.Name) + 18)
-	if err != nil {
-		return err
-	}
+func (s *StreamReader) readFile(it *StreamItem, b []byte) error {
 	b = b[copy(it.Name[:], b):]
 	size, stored := binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint64(b[10:])
 	encoding, slot := Encoding(b[8]), int(b[9])
@@ -336,6 +253,7 @@ func (s *StreamReader) readFile(it *StreamItem) error {
 	if encoding == Chunked {
 		return s.readTable(it, int64(stored))
 	}
+	var err error
 	if s.in, err = appendRead(s.in[:0], s.r, int(stored)); err != nil {
 		return err
 	}

@@ -56,8 +56,8 @@ func streamed(t testing.TB) (stream []byte, contents [][]byte) {
 	put := func(content []byte, e gear.Encoding, stored, dict []byte, id gear.Name) {
 		t.Helper()
 		contents = append(contents, content)
-		f := gear.StreamFile{Name: sha256.Sum256(content), Size: int64(len(content)), Encoding: e, Stored: int64(len(stored))}
-		if err := w.Begin(f, id, dict); err != nil {
+		f := gear.StreamFile{Name: sha256.Sum256(content), Size: int64(len(content)), Encoding: e, Stored: int64(len(stored)), Dict: id}
+		if err := w.Begin(f, dict); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := w.Write(stored); err != nil {
@@ -139,6 +139,87 @@ func read(r *gear.StreamReader) (items int, err error) {
 	}
 }
 
+// TestStreamRun: several contents in one record, also with dictionaries.
+func TestStreamRun(t *testing.T) {
+	var enc gear.StreamEncoder
+	dict := dictOf(t, letters(1, 8000))
+	id := gear.Name{7}
+	var files []gear.StreamFile
+	var stored []byte
+	var contents [][]byte
+	add := func(content []byte, e gear.Encoding, z []byte) {
+		f := gear.StreamFile{Name: sha256.Sum256(content), Size: int64(len(content)), Encoding: e, Stored: int64(len(z))}
+		if e == gear.ZstdDict {
+			f.Dict = id
+		}
+		files, stored, contents = append(files, f), append(stored, z...), append(contents, content)
+	}
+	one, two := letters(1, 600), letters(2, 600)
+	plain, dense := frame(t, one, nil), frame(t, two, dict)
+	for i := range gear.StreamRun {
+		switch i % 3 {
+		case 0:
+			c := letters(uint64(i), 50+i)
+			add(c, gear.Plain, c)
+		case 1:
+			add(one, gear.Zstd, plain)
+		case 2:
+			add(two, gear.ZstdDict, dense)
+		}
+	}
+	describe := func(i int) gear.StreamFile { return files[i] }
+	if _, err := enc.AppendContents(nil, len(files)+1, describe); !errors.Is(err, gear.ErrFormat) {
+		t.Errorf("one too many: %v", err)
+	}
+	if _, err := enc.AppendContents(nil, 0, describe); !errors.Is(err, gear.ErrFormat) {
+		t.Errorf("none: %v", err)
+	}
+	enc = gear.StreamEncoder{}
+	if _, err := enc.AppendContents(nil, len(files), describe); err == nil {
+		t.Error("contents whose dictionary was not sent")
+	}
+	enc = gear.StreamEncoder{}
+	stream, err := enc.AppendDict(nil, id, frame(t, dict, nil))
+	if err != nil || !enc.HasDict(id) || enc.HasDict(gear.Name{8}) {
+		t.Fatalf("dictionary: %v", err)
+	}
+	for range 2 { // the dictionary stays
+		want := len(stream) + enc.ContentsLen(len(files))
+		if stream, err = enc.AppendContents(stream, len(files), describe); err != nil || len(stream) != want {
+			t.Fatalf("%d bytes, want %d: %v", len(stream), want, err)
+		}
+		stream = append(stream, stored...)
+		stream = enc.AppendMissing(stream, gear.Name{1})
+	}
+	stream = enc.AppendEnd(stream)
+	r := gear.NewStreamReader(bytes.NewReader(stream))
+	for range 2 {
+		for i, want := range contents {
+			it, err := r.Next()
+			if err != nil || !bytes.Equal(it.Bytes(), want) {
+				t.Fatalf("content %d: got %+v, %v", i, it, err)
+			}
+		}
+		if it, err := r.Next(); err != nil || !it.Missing {
+			t.Fatalf("got %+v, %v; want a missing one", it, err)
+		}
+	}
+	if _, err := r.Next(); err != io.EOF {
+		t.Errorf("end: %v", err)
+	}
+}
+
+// TestStreamRunBounds: a record has at least one content, and not too many.
+func TestStreamRunBounds(t *testing.T) {
+	for _, n := range []uint16{0, gear.StreamRun + 1, 0xffff} {
+		b := binary.LittleEndian.AppendUint16([]byte("SLGSTRM\x01\x02"), n)
+		b = append(b, make([]byte, 1<<16)...)
+		if _, err := gear.NewStreamReader(bytes.NewReader(b)).Next(); !errors.Is(err, gear.ErrFormat) {
+			t.Errorf("%d contents: got %v, want ErrFormat", n, err)
+		}
+	}
+}
+
 func TestStreamSkipsWhatIsNotRead(t *testing.T) {
 	stream, contents := streamed(t)
 	r := gear.NewStreamReader(bytes.NewReader(stream))
@@ -172,7 +253,7 @@ func TestStreamDamaged(t *testing.T) {
 	var out bytes.Buffer
 	w := gear.NewStreamWriter(&out)
 	z := frame(t, content, nil)
-	err := w.Begin(gear.StreamFile{Name: sha256.Sum256(content), Size: 3000, Encoding: gear.Zstd, Stored: int64(len(z))}, gear.Name{}, nil)
+	err := w.Begin(gear.StreamFile{Name: sha256.Sum256(content), Size: 3000, Encoding: gear.Zstd, Stored: int64(len(z))}, nil)
 	if err == nil {
 		_, err = w.Write(z)
 	}
@@ -199,10 +280,10 @@ func TestStreamDamaged(t *testing.T) {
 
 func TestStreamWriterRefuses(t *testing.T) {
 	w := gear.NewStreamWriter(io.Discard)
-	if err := w.Begin(gear.StreamFile{Size: 5, Encoding: gear.Plain, Stored: 4}, gear.Name{}, nil); !errors.Is(err, gear.ErrFormat) {
+	if err := w.Begin(gear.StreamFile{Size: 5, Encoding: gear.Plain, Stored: 4}, nil); !errors.Is(err, gear.ErrFormat) {
 		t.Errorf("wrong length: %v", err)
 	}
-	if err := w.Begin(gear.StreamFile{Size: 5, Encoding: gear.Plain, Stored: 5}, gear.Name{}, nil); err != nil {
+	if err := w.Begin(gear.StreamFile{Size: 5, Encoding: gear.Plain, Stored: 5}, nil); err != nil {
 		t.Fatal(err)
 	}
 	if err := w.End(); err == nil {
@@ -238,7 +319,7 @@ func FuzzStream(f *testing.F) {
 	small := letters(3, 500)
 	dict := dictOf(f, letters(3, 8000))
 	z := frame(f, small, dict)
-	if err := w.Begin(gear.StreamFile{Name: sha256.Sum256(small), Size: 500, Encoding: gear.ZstdDict, Stored: int64(len(z))}, gear.Name{9}, frame(f, dict, nil)); err != nil {
+	if err := w.Begin(gear.StreamFile{Name: sha256.Sum256(small), Size: 500, Encoding: gear.ZstdDict, Stored: int64(len(z)), Dict: gear.Name{9}}, frame(f, dict, nil)); err != nil {
 		f.Fatal(err)
 	}
 	if _, err := w.Write(z); err != nil {
@@ -249,7 +330,7 @@ func FuzzStream(f *testing.F) {
 	}
 	f.Add(out.Bytes())
 	// A large content of which only the beginning is there.
-	head := append(bytes.Clone(out.Bytes()[:8]), 2)
+	head := append(bytes.Clone(out.Bytes()[:8]), 2, 1, 0)
 	head = append(head, make([]byte, 32)...)
 	head = binary.LittleEndian.AppendUint64(head, 1<<40)
 	head = append(head, byte(gear.Chunked), 0)

@@ -102,7 +102,7 @@ func (u *uploader) small(ctx context.Context, name gear.Name, content []byte) er
 		stored, f.Encoding = content, gear.Plain
 	}
 	f.Stored = int64(len(stored))
-	if err := u.w.Begin(f, gear.Name{}, nil); err != nil {
+	if err := u.w.Begin(f, nil); err != nil {
 		return err
 	}
 	if _, err := u.w.Write(stored); err != nil {

@@ -3,6 +3,7 @@ package gearregistry
 import (
 	"cmp"
 	"context"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -34,9 +35,57 @@ func (e *PendingError) Error() string {
 	return "the layer could not be converted: " + e.Reason
 }
 
-// Layer opens the index of a layer that a repository shows. Errors:
-// BLOB_UNKNOWN, *PendingError.
+// holdFor is how long a request for an index in the making is held: most layers
+// are converted in that time, and their clients need not ask again.
+const holdFor = 2 * time.Second
+
+// Layer opens the index of a layer that a repository shows. If it is in the
+// making, Layer waits for it for at most two seconds. Errors: BLOB_UNKNOWN,
+// *PendingError.
 func (s *Service) Layer(ctx context.Context, repo string, d oci.Digest) (*Content, error) {
+	_, changed := s.isActive(d) // before the look, so that no end is missed
+	c, err := s.layer(ctx, repo, d)
+	if !inTheMaking(err) {
+		return c, err
+	}
+	t := time.NewTimer(holdFor)
+	defer t.Stop()
+	idle := s.unattended()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-s.ctx.Done():
+			return nil, err
+		case <-t.C:
+			return nil, err
+		case <-idle:
+			// Nobody works off the queue, but what is active ends by itself.
+			if active, _ := s.isActive(d); !active {
+				return s.layer(ctx, repo, d)
+			}
+			idle = nil
+			continue
+		case <-changed:
+		}
+		var active bool
+		if active, changed = s.isActive(d); active && s.earlyIndex(d) == nil {
+			continue // another one's end
+		}
+		if c, err = s.layer(ctx, repo, d); !inTheMaking(err) {
+			return c, err
+		}
+	}
+}
+
+// inTheMaking tells whether an index is worth waiting for.
+func inTheMaking(err error) bool {
+	var p *PendingError
+	return errors.As(err, &p) && p.RetryAfter > 0
+}
+
+// layer is Layer without waiting.
+func (s *Service) layer(ctx context.Context, repo string, d oci.Digest) (*Content, error) {
 	if _, err := s.cat.Blob(ctx, repo, d); errors.Is(err, catalog.ErrNotFound) || errors.Is(err, catalog.ErrNoRepository) {
 		return nil, oci.Errorf(oci.CodeBlobUnknown, "%s has no layer %s", repo, d)
 	} else if err != nil {
@@ -44,6 +93,9 @@ func (s *Service) Layer(ctx context.Context, repo string, d oci.Digest) (*Conten
 	}
 	l, err := s.cat.GearLayer(ctx, d)
 	if errors.Is(err, catalog.ErrNotFound) {
+		if c := s.earlyIndex(d); c != nil {
+			return c, nil
+		}
 		return nil, s.pending(ctx, repo, d)
 	}
 	if err != nil {
@@ -149,7 +201,8 @@ func (s *Service) likeLayer(ctx context.Context, d oci.Digest) (bool, error) {
 
 // File opens a file that a repository may read. Errors: BLOB_UNKNOWN.
 func (s *Service) File(ctx context.Context, repo string, name gear.Name) (*Content, error) {
-	if !s.seen.has(repo, name) {
+	names, may := [1]gear.Name{name}, [1]bool{}
+	if s.seen.has(repo, names[:], may[:]) > 0 {
 		may, err := s.visible(ctx, repo, []gear.Name{name})
 		if err != nil {
 			return nil, err
@@ -167,29 +220,43 @@ func (s *Service) File(ctx context.Context, repo string, name gear.Name) (*Conte
 
 var errNoFile = &oci.Error{Code: oci.CodeBlobUnknown, Message: "the repository has no such file"}
 
-// visible tells which files a repository may read.
+// visible tells which files a repository may read. Those that are being stored are
+// waited for.
 func (s *Service) visible(ctx context.Context, repo string, names []gear.Name) ([]bool, error) {
+	return s.look(ctx, repo, names, true)
+}
+
+// look is visible, which waits if it may.
+func (s *Service) look(ctx context.Context, repo string, names []gear.Name, wait bool) ([]bool, error) {
 	out := make([]bool, len(names))
-	at := make([]int, 0, len(names))
-	ask := make([]gear.Name, 0, len(names))
-	for i, n := range names {
-		if out[i] = s.seen.has(repo, n); !out[i] {
-			at, ask = append(at, i), append(ask, n)
-		}
-	}
-	if len(ask) == 0 {
+	unknown := s.seen.has(repo, names, out)
+	if unknown == 0 {
 		return out, nil
+	}
+	at, ask := make([]int, 0, unknown), make([]gear.Name, 0, unknown)
+	for i, known := range out {
+		if !known {
+			at, ask = append(at, i), append(ask, names[i])
+		}
 	}
 	began, epoch, refused := time.Now(), s.seen.epoch(), false
 	may, err := s.cat.GearVisible(ctx, repo, ask)
 	if err != nil {
 		return nil, fmt.Errorf("look up who may read files: %w", err)
 	}
+	s.seen.add(repo, ask, may, epoch)
 	for i, ok := range may {
-		if out[at[i]] = ok; ok {
-			s.seen.add(repo, ask[i], epoch)
-		}
+		out[at[i]] = ok
 		refused = refused || !ok
+	}
+	if refused && wait {
+		came, err := s.arriving(ctx, repo, ask)
+		if err != nil {
+			return nil, err
+		}
+		if came {
+			return s.look(ctx, repo, names, false)
+		}
 	}
 	if refused {
 		return out, hush(ctx, began, len(ask))
@@ -258,11 +325,14 @@ func (s *Service) Missing(ctx context.Context, repo string, names []gear.Name) (
 
 // open opens a file whoever may read it.
 func (s *Service) open(ctx context.Context, name gear.Name) (*Content, error) {
+	if b := s.files.Cached(name); b != nil {
+		return &Content{name: name, size: int64(len(b)), small: b}, nil
+	}
 	f, err := s.files.Open(ctx, name)
 	if err != nil {
 		return nil, err
 	}
-	c := &Content{name: name, file: f}
+	c := &Content{name: name, size: f.Size(), file: f}
 	if f.Size() < gear.LargeFile {
 		if c.small, err = f.Content(ctx); err != nil {
 			return nil, err
@@ -275,8 +345,9 @@ func (s *Service) open(ctx context.Context, name gear.Name) (*Content, error) {
 type Content struct {
 	name   gear.Name
 	diffID [32]byte
-	file   *filestore.File
-	small  []byte // all of it, if it is small
+	size   int64
+	file   *filestore.File // nil if it was in RAM
+	small  []byte          // all of it, if it is small
 }
 
 // Name is the content's SHA-256.
@@ -286,7 +357,7 @@ func (c *Content) Name() gear.Name { return c.name }
 func (c *Content) DiffID() [32]byte { return c.diffID }
 
 // Size in bytes.
-func (c *Content) Size() int64 { return c.file.Size() }
+func (c *Content) Size() int64 { return c.size }
 
 // WriteRange writes the n bytes from off on, which lie within the content.
 func (c *Content) WriteRange(ctx context.Context, w io.Writer, off, n int64) error {
@@ -325,32 +396,80 @@ const (
 type visible struct {
 	clock    func() time.Time
 	mu       sync.RWMutex
-	now, old map[seenKey]struct{}
+	now, old seen
 	turn     time.Time
 	changes  uint64
 }
 
-type seenKey struct {
-	repo string
-	name gear.Name
+// seen has the files of each repository.
+type seen struct {
+	repos map[string]*seenFiles
+	n     int
 }
 
-func (v *visible) init(clock func() time.Time) {
-	v.clock, v.now, v.turn = clock, map[seenKey]struct{}{}, clock()
+// seenFiles are files in the order in which they were added, in which they are
+// mostly asked for again.
+type seenFiles struct {
+	names []gear.Name
+	// at finds a file by the beginning of its name: two that begin alike displace
+	// each other.
+	at map[uint64]int32
 }
 
-func (v *visible) has(repo string, name gear.Name) bool {
-	k := seenKey{repo, name}
+// find returns where a file is, which may be the hint; -1: nowhere.
+func (f *seenFiles) find(name *gear.Name, hint int) int {
+	if f == nil {
+		return -1
+	}
+	if hint < len(f.names) && f.names[hint] == *name {
+		return hint
+	}
+	i, ok := f.at[binary.LittleEndian.Uint64(name[:])]
+	if !ok || f.names[i] != *name {
+		return -1
+	}
+	return int(i)
+}
+
+func (s *seen) add(repo string, name *gear.Name) {
+	f := s.repos[repo]
+	if f == nil {
+		f = &seenFiles{at: map[uint64]int32{}}
+		if s.repos == nil {
+			s.repos = map[string]*seenFiles{}
+		}
+		s.repos[repo] = f
+	}
+	if f.find(name, 0) < 0 {
+		f.at[binary.LittleEndian.Uint64(name[:])] = int32(len(f.names))
+		f.names = append(f.names, *name)
+		s.n++
+	}
+}
+
+func (v *visible) init(clock func() time.Time) { v.clock, v.turn = clock, clock() }
+
+// has tells of names, of which out has as many elements, which a repository is
+// known to may read, and of how many that is not known.
+func (v *visible) has(repo string, names []gear.Name, out []bool) (unknown int) {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
 	if v.clock().Sub(v.turn) > seenFor {
-		return false // the next add turns
+		return len(names) // the next add turns
 	}
-	_, ok := v.now[k]
-	if !ok {
-		_, ok = v.old[k]
+	now, old := v.now.repos[repo], v.old.repos[repo]
+	next, nextOld := 0, 0
+	for i := range names {
+		if k := now.find(&names[i], next); k >= 0 {
+			out[i], next = true, k+1
+		} else if k := old.find(&names[i], nextOld); k >= 0 {
+			out[i], nextOld = true, k+1
+		} else {
+			out[i] = false
+			unknown++
+		}
 	}
-	return ok
+	return unknown
 }
 
 // epoch is taken before a look-up and given to add with what it said.
@@ -360,25 +479,30 @@ func (v *visible) epoch() uint64 {
 	return v.changes
 }
 
-func (v *visible) add(repo string, name gear.Name, epoch uint64) {
+// add takes in which of the names a repository may read.
+func (v *visible) add(repo string, names []gear.Name, may []bool, epoch uint64) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.changes != epoch {
 		return
 	}
-	now := v.clock()
-	switch {
-	case now.Sub(v.turn) > seenFor: // also what is in now may be older than that
-		v.now, v.old, v.turn = map[seenKey]struct{}{}, nil, now
-	case len(v.now) >= seenEntries:
-		v.now, v.old = map[seenKey]struct{}{}, v.now
+	if now := v.clock(); now.Sub(v.turn) > seenFor { // also what is in now may be older than that
+		v.now, v.old, v.turn = seen{}, seen{}, now
 	}
-	v.now[seenKey{repo, name}] = struct{}{}
+	for i := range names {
+		if !may[i] {
+			continue
+		}
+		if v.now.n >= seenEntries {
+			v.now, v.old = seen{}, v.now
+		}
+		v.now.add(repo, &names[i])
+	}
 }
 
 func (v *visible) forget() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.changes++
-	v.now, v.old = map[seenKey]struct{}{}, nil
+	v.now, v.old = seen{}, seen{}
 }

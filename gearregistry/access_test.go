@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -46,7 +47,7 @@ func stream(t testing.TB, contents ...[]byte) []byte {
 	var out bytes.Buffer
 	w := gear.NewStreamWriter(&out)
 	for _, c := range contents {
-		if err := w.Begin(gear.StreamFile{Name: name(c), Size: int64(len(c)), Encoding: gear.Plain, Stored: int64(len(c))}, gear.Name{}, nil); err != nil {
+		if err := w.Begin(gear.StreamFile{Name: name(c), Size: int64(len(c)), Encoding: gear.Plain, Stored: int64(len(c))}, nil); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := w.Write(c); err != nil {
@@ -547,4 +548,49 @@ func TestMany(t *testing.T) {
 	}
 	wg.Wait()
 	b.quiet()
+}
+
+// TestLayerIsHeld: a request for an index in the making waits for it, but not for
+// long, and not when its client has left.
+func TestLayerIsHeld(t *testing.T) {
+	b := newBed(t, setup{})
+	reached, release := make(chan struct{}, 1), make(chan struct{})
+	defer b.fault(nil)
+	b.fault(func(_, key string) error {
+		if strings.HasPrefix(key, "slipway/gear/packs/") {
+			select {
+			case reached <- struct{}{}:
+			default:
+			}
+			<-release
+		}
+		return nil
+	})
+	_, d := b.push(ours, layer(1, 5, 3000))
+	<-reached
+	ctx, cancel := context.WithCancel(t.Context())
+	left := make(chan error, 1)
+	go func() {
+		_, err := b.svc.Layer(ctx, ours, d)
+		left <- err
+	}()
+	cancel()
+	if err := <-left; !errors.Is(err, context.Canceled) {
+		t.Errorf("whose client left: got %v", err)
+	}
+	began := time.Now()
+	b.pending(ours, d, "")
+	if took := time.Since(began); took < time.Second {
+		t.Errorf("held for %v only", took)
+	}
+	held := make(chan error, 1)
+	go func() {
+		_, err := b.svc.Layer(t.Context(), ours, d)
+		held <- err
+	}()
+	close(release)
+	if err := <-held; err != nil {
+		t.Errorf("held until the index was there: got %v", err)
+	}
+	b.readable(ours, d)
 }

@@ -46,16 +46,21 @@ func (s *Service) Follow(repo string, head []byte) registry.Follower {
 	go func() {
 		defer s.work.Done()
 		defer func() { <-s.slots }()
-		s.followUpload(f, c)
+		behind := f.behind
+		if s.opts.Mode(repo) == Sync { // who pushes waits for the files as well
+			behind = nil
+		}
+		s.followUpload(f, c, behind)
 	}()
 	return f
 }
 
 // followUpload converts what a follower reads. A failure is nobody's business
 // yet: if an image needs the layer, the queue has it and says why it fails.
-func (s *Service) followUpload(f *follower, c *conversion) {
+func (s *Service) followUpload(f *follower, c *conversion, behind func() bool) {
+	s.follow(1)
 	body := f.reader(s.ctx, s.opts.Patience)
-	err := s.convert(s.ctx, body, gear.Want{}, c, func() (oci.Digest, int64, error) {
+	err := s.convert(s.ctx, body, gear.Want{}, c, behind, func() (oci.Digest, int64, error) {
 		d, size, err := f.published(s.ctx)
 		if err == nil {
 			// Another upload of it may have been faster, and have ended.
@@ -66,6 +71,7 @@ func (s *Service) followUpload(f *follower, c *conversion) {
 		}
 		return d, size, err
 	})
+	s.follow(-1)
 	if closeErr := body.Close(); closeErr != nil {
 		s.log.Warn("close a layer", "err", closeErr)
 	}
@@ -73,9 +79,18 @@ func (s *Service) followUpload(f *follower, c *conversion) {
 	if d == "" {
 		return
 	}
-	if errors.Is(err, filestore.ErrRetry) { // one that brought some of its files has failed
-		err = s.convertStored(s.ctx, d, c)
+	if errors.Is(err, errEarly) && s.attended() {
+		// The files come from the queue, behind the indexes of other layers.
+		if err = s.cat.QueueGear(s.ctx, d); err == nil {
+			s.end(d)
+			s.wake()
+			return
+		}
 	}
+	if errors.Is(err, filestore.ErrRetry) || errors.Is(err, errEarly) { // one that brought some of its files has failed
+		err = s.convertStored(s.ctx, d, c, nil)
+	}
+	s.endEarly(d)
 	if err == nil || errors.Is(err, errTaken) {
 		err = s.finished(s.ctx, d)
 	}
@@ -96,15 +111,17 @@ func isLayer(head []byte) bool {
 }
 
 // convert converts the layer that body reads and records the outcome. done is
-// called when it was read, and returns the blob it is.
-func (s *Service) convert(ctx context.Context, body io.Reader, want gear.Want, c *conversion, done func() (oci.Digest, int64, error)) error {
+// called when it was read, and returns the blob it is. Once behind, if not nil,
+// is true, no more files are stored. Errors: errEarly if that was so.
+func (s *Service) convert(ctx context.Context, body io.Reader, want gear.Want, c *conversion, behind func() bool, done func() (oci.Digest, int64, error)) error {
 	began := s.opts.Clock()
 	w, err := s.files.NewWriter(ctx)
 	if err != nil {
 		return err
 	}
 	defer w.Abort(ctx)
-	out, err := gear.Convert(ctx, body, want, w, &gear.ConvertOptions{
+	sink := &leading{Writer: w, behind: behind}
+	out, err := gear.Convert(ctx, body, want, sink, &gear.ConvertOptions{
 		MemoryBytes: conversionMemory / int64(cap(s.slots)), TempDir: s.opts.TempDir, Layer: s.opts.Layer, Index: s.opts.Index,
 		Progress: func(bytes, _ int64) { c.progress(bytes, 0) },
 	})
@@ -118,6 +135,9 @@ func (s *Service) convert(ctx context.Context, body io.Reader, want gear.Want, c
 	got := oci.Digest("sha256:" + hex.EncodeToString(out.Sums.Digest[:]))
 	if out.Sums.Compressed != size || strings.HasPrefix(string(d), "sha256:") && got != d {
 		return fmt.Errorf("layer %s of %d bytes was read as %s of %d bytes", d, size, got, out.Sums.Compressed)
+	}
+	if sink.alone && !holdsIndex(out.Index) {
+		return s.announce(d, out)
 	}
 	if holdsIndex(out.Index) {
 		w.Abort(ctx) // what a node needs is the index in it, and not a file that holds it

@@ -105,6 +105,13 @@ func (f *follower) published(ctx context.Context) (oci.Digest, int64, error) {
 	return f.blob, f.size, nil
 }
 
+// behind tells that the conversion is slower than the upload.
+func (f *follower) behind() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.full || len(f.waiting) > f.limit/2
+}
+
 // giveUp says that nobody reads any more, and returns the blob whose conversion
 // was claimed until now, or "".
 func (f *follower) giveUp() oci.Digest {

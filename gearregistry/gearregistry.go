@@ -107,7 +107,14 @@ type Service struct {
 	// active are the layers being converted, by digest; a layer that is still
 	// being uploaded is not in it yet.
 	active map[oci.Digest]*conversion
-	// changed is closed and made anew whenever a conversion ends.
+	// early are the indexes of layers whose files are not stored yet.
+	early map[oci.Digest]*early
+	// announced is when the last of them came; follows counts the uploads that
+	// are followed.
+	announced time.Time
+	follows   int
+	// changed is closed and made anew whenever a conversion ends or an index is
+	// there.
 	changed chan struct{}
 	closed  bool
 	// runs counts the calls of Run at work; idle is closed when there is none.
@@ -143,7 +150,7 @@ func (c *conversion) progress(bytes, size int64) {
 // New returns the service. It reads nothing; Run does the work that no request
 // asks for.
 func New(cat *catalog.Catalog, blobs Blobs, files *filestore.Store, o *Options) *Service {
-	s := &Service{cat: cat, blobs: blobs, files: files, active: map[oci.Digest]*conversion{},
+	s := &Service{cat: cat, blobs: blobs, files: files, active: map[oci.Digest]*conversion{}, early: map[oci.Digest]*early{},
 		changed: make(chan struct{}), queued: make(chan struct{}, 1), mounts: make(chan struct{}, 64), idle: make(chan struct{})}
 	close(s.idle)
 	if o != nil {
@@ -226,6 +233,13 @@ func (s *Service) unattended() <-chan struct{} {
 	return s.idle
 }
 
+// attended tells whether somebody works off the queue.
+func (s *Service) attended() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.runs > 0
+}
+
 // Close ends the conversions under way, which the next start takes up again. The
 // catalogue and the store must stay open until it returns.
 func (s *Service) Close() {
@@ -263,6 +277,11 @@ func (s *Service) end(d oci.Digest) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.active, d)
+	s.tell()
+}
+
+// tell wakes those who wait for a change. s.mu is held.
+func (s *Service) tell() {
 	close(s.changed)
 	s.changed = make(chan struct{})
 }

@@ -255,16 +255,23 @@ func (s *Service) workQueue(ctx context.Context) {
 // drainQueue begins the conversions that are due, as slots become free.
 func (s *Service) drainQueue(ctx context.Context) {
 	for ctx.Err() == nil && !s.pausing() {
-		jobs, err := s.cat.GearJobs(ctx, 2*cap(s.slots)) // no more than half are active
+		waiting := s.earlyWaiting()
+		jobs, err := s.cat.GearJobs(ctx, max(64, 2*cap(s.slots))) // no more than half are active
 		if err != nil {
 			if ctx.Err() == nil {
 				s.log.Error("read the queue of conversions", "err", err)
 			}
 			return
 		}
+		if len(jobs) == 0 { // their layers are gone
+			for _, d := range waiting {
+				s.endEarly(d)
+			}
+		}
+		s.indexesFirst(jobs)
 		begun := false
 		for _, j := range jobs {
-			if active, _ := s.isActive(j.Digest); active {
+			if active, _ := s.isActive(j.Digest); active || s.filesLater(j.Digest) {
 				continue
 			}
 			select {
@@ -316,6 +323,12 @@ func (s *Service) pausing() bool {
 // failed, and records how that went.
 func (s *Service) convertQueued(d oci.Digest, attempts int, c *conversion) {
 	ctx := s.ctx
+	follows := false
+	defer func() {
+		if !follows {
+			s.endEarly(d)
+		}
+	}()
 	// The queue was read a while ago. Since this layer became active nobody else
 	// changes its job but by asking for it again.
 	j, err := s.cat.GearJob(ctx, d)
@@ -323,14 +336,14 @@ func (s *Service) convertQueued(d oci.Digest, attempts int, c *conversion) {
 		return
 	}
 	for n := 0; err == nil && n < atOnce; n++ {
-		if err = s.convertStored(ctx, d, c); err == nil {
+		if err = s.convertStored(ctx, d, c, &j); err == nil {
 			break
 		}
 		if errors.Is(err, filestore.ErrRetry) && n < atOnce-1 && ctx.Err() == nil {
 			err = nil
 		}
 	}
-	if ctx.Err() != nil { // the next start takes it up
+	if follows = errors.Is(err, errEarly); follows || ctx.Err() != nil { // the next look, or start, takes it up
 		return
 	}
 	if err == nil {
@@ -392,9 +405,9 @@ func (s *Service) todo(ctx context.Context, d oci.Digest) (bool, error) {
 	return s.cat.GearLayerLost(ctx, d)
 }
 
-// convertStored converts a layer that is stored, if that is still to do. Errors:
-// errGone.
-func (s *Service) convertStored(ctx context.Context, d oci.Digest, c *conversion) error {
+// convertStored converts a layer that is stored, if that is still to do. j is its
+// job, or nil if its files are wanted at once. Errors: errGone, errEarly.
+func (s *Service) convertStored(ctx context.Context, d oci.Digest, c *conversion, j *catalog.GearJob) error {
 	if todo, err := s.todo(ctx, d); err != nil || !todo {
 		return err
 	}
@@ -407,9 +420,16 @@ func (s *Service) convertStored(ctx context.Context, d oci.Digest, c *conversion
 	}
 	defer body.Close()
 	c.progress(0, size)
-	err = s.convert(ctx, body, gear.Want{Digest: d}, c, func() (oci.Digest, int64, error) { return d, size, nil })
-	if errors.Is(err, catalog.ErrNotStored) {
+	var behind func() bool
+	if j != nil && s.indexFirst(*j, size) {
+		behind = func() bool { return true }
+	}
+	err = s.convert(ctx, body, gear.Want{Digest: d}, c, behind, func() (oci.Digest, int64, error) { return d, size, nil })
+	switch {
+	case errors.Is(err, catalog.ErrNotStored):
 		return errGone
+	case errors.Is(err, errEarly) && s.earlyIndex(d) == nil: // too many
+		return s.convertStored(ctx, d, c, nil)
 	}
 	return err
 }

@@ -129,3 +129,17 @@ type Mover interface {
 	// it. Errors: ErrNotExist.
 	Move(ctx context.Context, from, to string) error
 }
+
+// Opener is the optional ability to read an object at many places without a
+// request for each.
+type Opener interface {
+	// OpenAt opens an object. What it returns may be read concurrently and must
+	// be closed; a read behind the object's end is io.EOF. Errors: ErrNotExist.
+	OpenAt(ctx context.Context, key string) (ReadAtCloser, error)
+}
+
+// ReadAtCloser is an object open for reads at places.
+type ReadAtCloser interface {
+	io.ReaderAt
+	io.Closer
+}

@@ -72,9 +72,14 @@ type BackupReport struct {
 	Pruned int64 `json:"pruned"`
 	// Damaged contents, at most 1000: they are missing at the source, or do not
 	// have their digest. DamagedTotal counts all.
-	Damaged      []oci.Digest  `json:"damaged,omitempty"`
-	DamagedTotal int64         `json:"damaged_total"`
-	Took         time.Duration `json:"took"`
+	Damaged      []oci.Digest `json:"damaged,omitempty"`
+	DamagedTotal int64        `json:"damaged_total"`
+	// UnreadPacks are packs of Gear files, at most 1000, that the source has and
+	// that could not be read. They are left out, and what is in them is made again
+	// from the layers. UnreadPacksTotal counts all.
+	UnreadPacks      []string      `json:"unread_packs,omitempty"`
+	UnreadPacksTotal int64         `json:"unread_packs_total"`
+	Took             time.Duration `json:"took"`
 }
 
 // Backup copies the registry, as it is at one moment, into the directory dir,

@@ -124,10 +124,14 @@ type FsckReport struct {
 	Problems []Problem `json:"problems"`
 	// Quarantined contents lie aside at the end, with their bytes; so many were
 	// removed before.
-	Quarantined        int64         `json:"quarantined"`
-	QuarantinedBytes   int64         `json:"quarantined_bytes"`
-	QuarantinedRemoved int64         `json:"quarantined_removed"`
-	Took               time.Duration `json:"took"`
+	Quarantined        int64 `json:"quarantined"`
+	QuarantinedBytes   int64 `json:"quarantined_bytes"`
+	QuarantinedRemoved int64 `json:"quarantined_removed"`
+	// RebuiltPacks of Gear files, with so many files, were unknown to the catalogue
+	// and are recorded now.
+	RebuiltPacks int64         `json:"rebuilt_packs"`
+	RebuiltFiles int64         `json:"rebuilt_files"`
+	Took         time.Duration `json:"took"`
 }
 
 // Clean tells whether no problem remains.

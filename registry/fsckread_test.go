@@ -3,6 +3,7 @@ package registry_test
 import (
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,15 +18,27 @@ import (
 // badSector is a store on a disk that cannot read one object.
 type badSector struct {
 	*fsstore.Store
-	key string
+	key  string
+	late bool // it can be opened
 }
 
 func (s *badSector) Get(ctx context.Context, key string, off, n int64) (objstore.Object, error) {
+	if key == s.key && s.late {
+		o, err := s.Store.Get(ctx, key, off, n)
+		return unreadable{o}, err
+	}
 	if key == s.key {
 		return nil, fmt.Errorf("read object %s: %w", key, syscall.EIO)
 	}
 	return s.Store.Get(ctx, key, off, n)
 }
+
+// unreadable is an object of which nothing can be read.
+type unreadable struct{ objstore.Object }
+
+func (o unreadable) Read([]byte) (int, error) { return 0, syscall.EIO }
+
+func (o unreadable) WriteTo(io.Writer) (int64, error) { return 0, syscall.EIO }
 
 // TestFsckBadSector: what the disk cannot read is named, moved aside by a
 // repair, and comes back with a push.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"example.org/slipway/catalog"
@@ -20,9 +21,10 @@ const packPrefix = "slipway/gear/packs/"
 // packs were replaced, and their objects deleted, before they were copied.
 const packTries = 5
 
-// copyPacks copies the packs that the destination lacks. One that is damaged or
-// gone at the source stops nothing: what was in it is made again from the
-// layers. Those that are gone are counted.
+// copyPacks copies the packs that the destination lacks. One that is damaged,
+// cannot be read or is gone at the source stops nothing: what was in it is made
+// again from the layers. Those that are gone are counted, and those that cannot be
+// read reported.
 func (t *transfer) copyPacks(ctx context.Context, s *catalog.Snapshot) error {
 	return inPages(ctx, t.parallel, "packs", s.Packs, func(p catalog.PackObject) int64 { return p.ID }, func(ctx context.Context, p catalog.PackObject) error {
 		if err := t.copyPack(ctx, p); err != nil {
@@ -48,7 +50,7 @@ func (t *transfer) copyPack(ctx context.Context, p catalog.PackObject) (err erro
 		return nil
 	}
 	if err != nil {
-		return err
+		return t.unread(ctx, key, err)
 	}
 	defer src.Close()
 	dst, err := t.dst.NewUpload(ctx, p.Size)
@@ -58,7 +60,11 @@ func (t *transfer) copyPack(ctx context.Context, p catalog.PackObject) (err erro
 	defer func() { err = errors.Join(err, dst.Cancel(ctx)) }()
 	// Each content in it is checked whenever it is read, so a pack with a
 	// damaged one is worth keeping.
-	n, err := io.Copy(dst, src)
+	n, err := io.Copy(dst, packSource{src})
+	var unreadable *readError
+	if errors.As(err, &unreadable) {
+		return t.unread(ctx, key, err)
+	}
 	t.step(func(rep *BackupReport) { rep.Bytes, rep.CopiedBytes = rep.Bytes+n, rep.CopiedBytes+n })
 	if err != nil {
 		return err
@@ -67,6 +73,31 @@ func (t *transfer) copyPack(ctx context.Context, p catalog.PackObject) (err erro
 		return err
 	}
 	t.step(func(rep *BackupReport) { rep.Objects, rep.Copied = rep.Objects+1, rep.Copied+1 })
+	return nil
+}
+
+// packSource tells errors of reading a pack from those of writing it.
+type packSource struct{ src io.Reader }
+
+func (p packSource) Read(b []byte) (int, error) {
+	n, err := p.src.Read(b)
+	if err != nil && err != io.EOF {
+		err = &readError{err}
+	}
+	return n, err
+}
+
+// unread notes that a pack could not be read, unless that is because ctx is done.
+func (t *transfer) unread(ctx context.Context, key string, err error) error {
+	if ctx.Err() != nil {
+		return err
+	}
+	t.step(func(rep *BackupReport) {
+		rep.UnreadPacksTotal++
+		if len(rep.UnreadPacks) < maxProblems {
+			rep.UnreadPacks = append(slices.Clip(rep.UnreadPacks), key)
+		}
+	})
 	return nil
 }
 

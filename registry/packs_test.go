@@ -7,10 +7,12 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"example.org/slipway/catalog"
 	"example.org/slipway/objstore"
+	"example.org/slipway/objstore/fsstore"
 	"example.org/slipway/objstore/memstore"
 	"example.org/slipway/registry"
 )
@@ -74,6 +76,42 @@ func TestBackupOfPacks(t *testing.T) {
 		t.Errorf("restore: got %+v, %v; want all objects but one", rep, err)
 	}
 	wantFile(t, filepath.Join(root, here), "a pack")
+}
+
+// TestBackupBadSector: a pack that the disk cannot read is reported, and stops
+// nothing.
+func TestBackupBadSector(t *testing.T) {
+	for _, when := range []string{"opened", "read"} {
+		t.Run(when, func(t *testing.T) {
+			root := t.TempDir()
+			disk, err := fsstore.New(root, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { disk.Close() })
+			store := &badSector{Store: disk, late: when == "read"}
+			b := newBed(t, store, registry.Options{})
+			b.pushImage("app", 1, "v1")
+			good, bad := b.putPack("a pack", 1), b.putPack("another pack", 2)
+			store.key = bad
+			dir := filepath.Join(t.TempDir(), "backup")
+			rep, err := b.Backup(t.Context(), dir, registry.BackupOptions{})
+			if err != nil || rep.ObjectsTotal != rep.Objects+1 || rep.UnreadPacksTotal != 1 || !slices.Equal(rep.UnreadPacks, []string{bad}) || rep.DamagedTotal != 0 {
+				t.Errorf("backup: got %+v, %v; want all objects but %s", rep, err, bad)
+			}
+			wantFile(t, filepath.Join(dir, good), "a pack")
+			if _, err := os.Stat(filepath.Join(dir, bad)); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("the pack that cannot be read: got %v, want it not to be there", err)
+			}
+			// Once the disk can, the next backup has it.
+			store.key = ""
+			rep, err = b.Backup(t.Context(), dir, registry.BackupOptions{})
+			if err != nil || rep.ObjectsTotal != rep.Objects || rep.UnreadPacksTotal != 0 {
+				t.Errorf("next backup: got %+v, %v; want all objects", rep, err)
+			}
+			wantFile(t, filepath.Join(dir, bad), "another pack")
+		})
+	}
 }
 
 // TestBackupWhileSettling: of a pack that is replaced during the copy, what

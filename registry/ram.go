@@ -13,7 +13,27 @@ const (
 	kindTag      = iota // repo, tag -> the digest as text
 	kindManifest        // repo, digest -> media type and artifact type, each behind its length; the manifest
 	kindBlob            // repo, digest -> size; the content of a small blob
+	kindContent         // "", SHA-256 in 32 bytes -> a content that others keep here
 )
+
+// Memory is RAM for what was read recently. A registry and others that keep
+// contents may share it, and with it one budget. All methods may run concurrently.
+type Memory struct{ ram *cache.RAM }
+
+// NewMemory returns a memory of at most so many bytes; 0 or less keeps nothing.
+func NewMemory(bytes int64) *Memory { return &Memory{cache.NewRAM(bytes)} }
+
+// Get returns a content by its SHA-256. It is for use at once, and must not be
+// changed or kept.
+func (m *Memory) Get(name [32]byte) ([]byte, bool) {
+	return m.ram.Get(cache.Key{Kind: kindContent, Ref: string(name[:])})
+}
+
+// Put keeps a copy of a content, unless that is larger than a 64th of the memory.
+func (m *Memory) Put(name [32]byte, content []byte) {
+	k := cache.Key{Kind: kindContent, Ref: string(name[:])}
+	m.ram.Put(k, m.ram.Epoch(k), content) // contents do not change
+}
 
 // ramBlob is a blob of a repository. content is nil for one larger than
 // ramBlobMax. It may lie in RAM and is not to be changed, nor to be kept.

@@ -64,6 +64,8 @@ type Options struct {
 	// MemoryBytes bounds the RAM kept for manifests, small blobs and hot rows;
 	// default 16 MiB.
 	MemoryBytes int64
+	// Memory is used instead, if it is not nil, and shared with others.
+	Memory *Memory
 	// MaxUploads is how many uploads may be open in RAM at once; default 100,000.
 	// Those that only have a row in the catalogue do not count.
 	MaxUploads int
@@ -177,7 +179,10 @@ var _ oci.Registry = (*Registry)(nil)
 func New(ctx context.Context, cat *catalog.Catalog, store objstore.Store, o *Options) (*Registry, error) {
 	r := &Registry{cat: cat, store: store, opts: o.withDefaults(), stop: make(chan struct{}), parsing: make(chan struct{}, 4)}
 	r.log = r.opts.Logger
-	r.ram = cache.NewRAM(r.opts.MemoryBytes)
+	if r.opts.Memory == nil {
+		r.opts.Memory = NewMemory(r.opts.MemoryBytes)
+	}
+	r.ram = r.opts.Memory.ram
 	r.uploads.init(r)
 	r.pulls.pending = map[pullKey]int64{}
 	r.pulls.full = make(chan struct{}, 1)

@@ -29,7 +29,10 @@ type GCArgs struct{ DryRun, Now, Untagged bool }
 // FsckArgs of [Admin.Fsck]; see registry.FsckOptions.
 type FsckArgs struct {
 	Quick, Repair, EmptyQuarantine bool
-	Parallel                       int
+	// Rebuild first records the packs of Gear files that the catalogue does not
+	// know.
+	Rebuild  bool
+	Parallel int
 }
 
 // BackupArgs of [Admin.Backup].

@@ -23,8 +23,9 @@ import (
 // conversion. It is emptied at every start.
 const gearTemp = "slipway/gear/tmp"
 
-// openGear opens the Gear side of a data root.
-func (r *root) openGear(cfg *config.Config, log *slog.Logger) error {
+// openGear opens the Gear side of a data root. Small files that are often asked
+// for are kept in memory.
+func (r *root) openGear(cfg *config.Config, log *slog.Logger, memory *registry.Memory) error {
 	mode, err := gearModes(&cfg.Gear)
 	if err != nil {
 		return err
@@ -33,7 +34,7 @@ func (r *root) openGear(cfg *config.Config, log *slog.Logger) error {
 	if err := errors.Join(os.RemoveAll(temp), os.MkdirAll(temp, 0o700)); err != nil {
 		return fmt.Errorf("make a directory for temporary files: %w", err)
 	}
-	r.files, err = filestore.New(r.cat, r.store, &filestore.Options{Log: log, OnCorrupt: func(e *filestore.CorruptError) { r.gear.Remake(e) }})
+	r.files, err = filestore.New(r.cat, r.store, &filestore.Options{Log: log, Cache: memory, OnCorrupt: func(e *filestore.CorruptError) { r.gear.Remake(e) }})
 	if err != nil {
 		return err
 	}

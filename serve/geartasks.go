@@ -201,9 +201,28 @@ func (g *gearCheck) found(p filestore.Problem) {
 
 func (g *gearCheck) repaired(kind registry.ProblemKind) { g.rep.Repaired[kind]++ }
 
+// rebuild records the packs that the catalogue does not know, and then checks
+// everything.
+func rebuild(ctx context.Context, r *root, args FsckArgs, progress func(registry.FsckReport)) (registry.FsckReport, error) {
+	began := time.Now()
+	// Those that are damaged the check finds again, among the unknown ones.
+	packs, files, err := r.files.Rebuild(ctx, func(filestore.Problem) {})
+	if err != nil {
+		return registry.FsckReport{}, fmt.Errorf("record the packs that the catalogue does not know: %w", err)
+	}
+	took := time.Since(began)
+	args.Rebuild = false
+	rep, err := fsckAll(ctx, r, args, progress)
+	rep.RebuiltPacks, rep.RebuiltFiles, rep.Took = int64(packs), int64(files), rep.Took+took
+	return rep, err
+}
+
 // fsckAll checks everything, packs included: those last, so that what a repair
 // makes room for has been made.
 func fsckAll(ctx context.Context, r *root, args FsckArgs, progress func(registry.FsckReport)) (registry.FsckReport, error) {
+	if args.Rebuild {
+		return rebuild(ctx, r, args, progress)
+	}
 	rep, err := fsck(ctx, r.reg, args, progress)
 	if err != nil {
 		return rep, err

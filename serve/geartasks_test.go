@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -162,6 +163,52 @@ func TestGearFsck(t *testing.T) {
 	}
 	if rep, err := a.Fsck(t.Context(), serve.FsckArgs{}, nil); err != nil || !rep.Clean() {
 		t.Errorf("in the end: got %+v, %v", rep, err)
+	}
+}
+
+// TestGearRebuild: packs that a new catalogue does not know are recorded, and the
+// conversion writes no others.
+func TestGearRebuild(t *testing.T) {
+	for _, through := range []string{"a server", "none"} {
+		t.Run(through, func(t *testing.T) {
+			s := start(t, setup{yaml: gearOff})
+			layer := tarOf(t, "a", strings.Repeat("first ", 9000))
+			s.pushLayer("team/app", "v1", layer)
+			if err := s.stop(); err != nil {
+				t.Fatal(err)
+			}
+			catalogue := readFile(t, filepath.Join(s.root, registry.CatalogFile))
+			a, closeAdmin := openAdmin(t, s.cfg)
+			wantAll(t, a, 1)
+			closeAdmin()
+			before := packs(t, s.root)
+			writeFile(t, filepath.Join(s.root, registry.CatalogFile), catalogue)
+			if through == "a server" {
+				s = start(t, setup{root: s.root, yaml: gearOff})
+			}
+			a, _ = openAdmin(t, s.cfg)
+			rep, err := a.Fsck(t.Context(), serve.FsckArgs{Rebuild: true}, nil)
+			if err != nil || !rep.Clean() || rep.RebuiltPacks != 1 || rep.RebuiltFiles != 2 {
+				t.Fatalf("rebuild: got %+v, %v; want one pack with 2 files", rep, err)
+			}
+			rep, err = a.Fsck(t.Context(), serve.FsckArgs{Rebuild: true, Repair: true}, nil)
+			if err != nil || !rep.Clean() || rep.RebuiltPacks != 0 || len(rep.Repaired) != 0 {
+				t.Errorf("once more: got %+v, %v; want nothing to do", rep, err)
+			}
+			wantAll(t, a, 1)
+			if got := packs(t, s.root); len(before) != 1 || !slices.Equal(got, before) {
+				t.Errorf("packs after the conversion: got %q, want %q", got, before)
+			}
+		})
+	}
+}
+
+// wantAll converts everything, and wants so many layers then.
+func wantAll(t *testing.T, a *serve.Admin, layers int64) {
+	t.Helper()
+	rep, err := a.Convert(t.Context(), serve.ConvertArgs{}, nil)
+	if err != nil || rep.Converted != layers || rep.Failed != 0 {
+		t.Fatalf("convert: got %+v, %v; want %d layers", rep, err, layers)
 	}
 }
 

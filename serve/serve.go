@@ -186,7 +186,8 @@ func openRoot(ctx context.Context, cfg *config.Config, log *slog.Logger, onEvent
 	}
 	opts, err := registryOptions(cfg, log)
 	if err == nil {
-		err = r.openGear(cfg, log)
+		opts.Memory = registry.NewMemory(opts.MemoryBytes)
+		err = r.openGear(cfg, log, opts.Memory)
 	}
 	if err == nil {
 		opts.OnEvent = gearEvents(r.gear, onEvent)

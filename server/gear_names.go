@@ -7,9 +7,18 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"sync"
 
 	"example.org/slipway/oci"
 )
+
+// nameBuffer is what a list of names is read into, when it is of usual length.
+type nameBuffer struct {
+	names [4 * nameBlock][32]byte
+	block [nameBlock * 32]byte
+}
+
+var nameBuffers = sync.Pool{New: func() any { return new(nameBuffer) }}
 
 // nameRequest is a body that lists names.
 type nameRequest struct {
@@ -18,6 +27,16 @@ type nameRequest struct {
 	profile oci.Digest
 	// binary says that the list was not JSON.
 	binary bool
+	// buf is what names may lie in, to be released.
+	buf *nameBuffer
+}
+
+// release ends the use of the names.
+func (l *nameRequest) release() {
+	if l.buf != nil {
+		nameBuffers.Put(l.buf)
+		l.buf, l.names = nil, nil
+	}
 }
 
 // namesOf reads a request's list of at most most names, and looks up the profile
@@ -54,8 +73,13 @@ func (s *Server) readNames(q *request, most int) (nameRequest, error) {
 		src = http.NoBody
 	}
 	if kind == oci.MediaTypeOctetStream {
-		names, err := readBinaryNames(src, size, most)
-		return nameRequest{names: names, binary: true}, err
+		list := nameRequest{binary: true, buf: nameBuffers.Get().(*nameBuffer)}
+		var err error
+		list.names, err = readBinaryNames(src, size, most, list.buf)
+		if err != nil {
+			list.release()
+		}
+		return list, err
 	}
 	return readJSONNames(src, size, most)
 }
@@ -78,24 +102,20 @@ func brokeOff(err error) error {
 	return oci.Errorf(oci.CodeSizeInvalid, "the body broke off: %w", err)
 }
 
-// nameBlock is how many names are read at once: 32 KiB.
+// nameBlock is how many names are read at once: 32 KiB. Four times as many are
+// kept for the next request.
 const nameBlock = 1024
 
 // readBinaryNames reads a list of 32 bytes a name. size is that of the list in
-// bytes, negative if unknown.
-func readBinaryNames(r io.Reader, size int64, most int) ([][32]byte, error) {
+// bytes, negative if unknown. The result may lie in b.
+func readBinaryNames(r io.Reader, size int64, most int, b *nameBuffer) ([][32]byte, error) {
 	const width = int64(len([32]byte{}))
 	if size > int64(most)*width {
 		return nil, errTooManyNames(most)
 	}
-	block := int64(nameBlock)
-	if size >= 0 {
-		block = min(block, size/width+1) // one more, for the end to be seen
-	}
-	buf := make([]byte, block*width)
-	names := make([][32]byte, 0, block)
+	names := b.names[:0]
 	for {
-		n, err := io.ReadFull(r, buf)
+		n, err := io.ReadFull(r, b.block[:])
 		if err != nil && err != io.EOF && err != io.ErrUnexpectedEOF {
 			return nil, brokeOff(err)
 		}
@@ -105,7 +125,7 @@ func readBinaryNames(r io.Reader, size int64, most int) ([][32]byte, error) {
 		if n%int(width) != 0 {
 			return nil, oci.Errorf(oci.CodeSizeInvalid, "the list is not of whole names of %d bytes each", width)
 		}
-		for p := buf[:n]; len(p) > 0; p = p[width:] {
+		for p := b.block[:n]; len(p) > 0; p = p[width:] {
 			names = append(names, [32]byte(p))
 		}
 		if err != nil {
@@ -210,6 +230,7 @@ func (s *Server) queryGear(q *request) error {
 	if err != nil {
 		return err
 	}
+	defer list.release()
 	missing, err := s.opts.Gear.Missing(q.ctx(), q.Repo, list.names)
 	if err != nil {
 		return err

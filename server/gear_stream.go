@@ -13,6 +13,7 @@ func (s *Server) fetchGear(q *request) error {
 	if err != nil {
 		return err
 	}
+	defer list.release()
 	w := newStreamWriter(q)
 	defer w.release()
 	if err := s.opts.Gear.Fetch(q.ctx(), q.Repo, list.names, w); err != nil {

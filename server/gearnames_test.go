@@ -30,7 +30,7 @@ func FuzzBinaryNames(f *testing.F) {
 	f.Add(make([]byte, 320), int64(-1))
 	f.Fuzz(func(t *testing.T, b []byte, size int64) {
 		const most = 5
-		names, err := readBinaryNames(iotest.HalfReader(bytes.NewReader(b)), size, most)
+		names, err := readBinaryNames(iotest.HalfReader(bytes.NewReader(b)), size, most, new(nameBuffer))
 		if err != nil {
 			wantOCI(t, err)
 			if size < 0 && len(b)%32 == 0 && len(b) <= most*32 {
@@ -108,7 +108,7 @@ func FuzzParseName(f *testing.F) {
 // TestNamesFailInReading: a list that cannot be read to its end is none.
 func TestNamesFailInReading(t *testing.T) {
 	broken := io.MultiReader(bytes.NewReader(make([]byte, 64)), iotest.ErrReader(errors.New("reset")))
-	if names, err := readBinaryNames(broken, -1, 10); names != nil || err == nil {
+	if names, err := readBinaryNames(broken, -1, 10, new(nameBuffer)); names != nil || err == nil {
 		t.Errorf("binary: got %d names, %v", len(names), err)
 	} else {
 		wantOCI(t, err)
@@ -120,11 +120,12 @@ func TestNamesFailInReading(t *testing.T) {
 // TestNamesTakeMemoryAsTheyCome: a length that is promised costs nothing.
 func TestNamesTakeMemoryAsTheyCome(t *testing.T) {
 	r := &firstRead{}
-	_, _ = readBinaryNames(r, maxGearNames*32, maxGearNames)
+	_, _ = readBinaryNames(r, maxGearNames*32, maxGearNames, new(nameBuffer))
 	if most := nameBlock * 32; r.size > most {
 		t.Errorf("the first read has room for %d bytes, want at most %d", r.size, most)
 	}
-	if n := testing.AllocsPerRun(10, func() { _, _ = readBinaryNames(bytes.NewReader(make([]byte, 32)), 32, maxGearNames) }); n > 5 {
+	buf := new(nameBuffer)
+	if n := testing.AllocsPerRun(10, func() { _, _ = readBinaryNames(bytes.NewReader(make([]byte, 32)), 32, maxGearNames, buf) }); n > 5 {
 		t.Errorf("a list of one name takes %v allocations", n)
 	}
 }

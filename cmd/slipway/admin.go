@@ -137,6 +137,7 @@ Exit status 0: clean, or all was repaired; 4: problems remain.`,
 	f.add(cmd, false)
 	cmd.Flags().BoolVar(&args.Quick, "quick", false, "compare sizes only, do not read contents")
 	cmd.Flags().BoolVar(&args.Repair, "repair", false, "mend what can be mended; damaged contents are set aside so that they can be pushed again")
+	cmd.Flags().BoolVar(&args.Rebuild, "rebuild", false, "first record packs of Gear files that the catalogue does not know, so that a conversion need not make them again")
 	cmd.Flags().BoolVar(&args.EmptyQuarantine, "empty-quarantine", false, "first remove for good what earlier repairs set aside")
 	cmd.Flags().IntVar(&args.Parallel, "parallel", 0, "contents read at once (default 4)")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the report as JSON; durations are in nanoseconds")
@@ -160,6 +161,9 @@ func printFsck(w io.Writer, rep registry.FsckReport) {
 	}
 	if rep.QuarantinedRemoved > 0 {
 		fmt.Fprintf(w, "removed %d contents from quarantine\n", rep.QuarantinedRemoved)
+	}
+	if rep.RebuiltPacks > 0 {
+		fmt.Fprintf(w, "recorded %d packs with %d Gear files; slipway convert --all makes them part of the layers\n", rep.RebuiltPacks, rep.RebuiltFiles)
 	}
 	if rep.Quarantined > 0 {
 		fmt.Fprintf(w, "%d contents of %s are in quarantine; --empty-quarantine removes them\n", rep.Quarantined, size(rep.QuarantinedBytes))
@@ -202,6 +206,9 @@ func printTransfer(w io.Writer, verb string, rep registry.BackupReport) {
 	fmt.Fprintf(w, "%s %d manifests and %d blobs, %s in all: %d contents in the catalogue (%s), %d objects (%s; %d of them copied now, %s) in %s\n",
 		verb, rep.Manifests, rep.Blobs, size(rep.InlineBytes+rep.Bytes), rep.Inline, size(rep.InlineBytes),
 		rep.Objects, size(rep.Bytes), rep.Copied, size(rep.CopiedBytes), rep.Took.Round(1e6))
+	if rep.UnreadPacksTotal > 0 {
+		fmt.Fprintf(w, "%d packs of Gear files could not be read and are left out, the first is %s; look at the disk, and run slipway fsck --repair\n", rep.UnreadPacksTotal, rep.UnreadPacks[0])
+	}
 }
 
 func retentionCommand() *cobra.Command {

@@ -102,6 +102,7 @@ var (
 	_ objstore.Store         = (*Store)(nil)
 	_ objstore.UploadSweeper = (*Store)(nil)
 	_ objstore.Mover         = (*Store)(nil)
+	_ objstore.Opener        = (*Store)(nil)
 )
 
 // New opens the store in the directory root, and makes it if it is missing.
@@ -227,6 +228,18 @@ func (s *Store) Get(ctx context.Context, key string, off, n int64) (objstore.Obj
 		end = off + n
 	}
 	return &object{f: os.NewFile(uintptr(fd), key), info: info, off: off, end: end, bufs: &s.bufs}, nil
+}
+
+// OpenAt opens an object for reads at places. See [objstore.Opener].
+func (s *Store) OpenAt(ctx context.Context, key string) (objstore.ReadAtCloser, error) {
+	if err := s.beginKey(ctx, key); err != nil {
+		return nil, err
+	}
+	fd, _, err := s.open(key, unix.O_RDONLY|unix.O_NONBLOCK) // as Get
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), key), nil
 }
 
 // Stat describes an object. See [objstore.Store].

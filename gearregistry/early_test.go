@@ -1,0 +1,127 @@
+package gearregistry_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	"example.org/slipway/catalog"
+	"example.org/slipway/gear"
+	"example.org/slipway/objstore/objtest"
+	"example.org/slipway/oci"
+	"example.org/slipway/registry"
+)
+
+// heldPacks lets no pack become an object until release is called. reached is
+// closed when one waits.
+func heldPacks(b *bed) (reached <-chan struct{}, release func()) {
+	at, gate := make(chan struct{}), make(chan struct{})
+	first := true
+	b.fault(func(op, key string) error {
+		if op == objtest.OpCommit && strings.Contains(key, "gear/packs") {
+			if first {
+				first = false
+				close(at)
+			}
+			<-gate
+		}
+		return nil
+	})
+	return at, func() { b.fault(nil); close(gate) }
+}
+
+// TestIndexBeforeFiles: the index of a layer is given out while its files are
+// being stored. Who asks for one of these waits for it, and nobody else does.
+func TestIndexBeforeFiles(t *testing.T) {
+	b := newBed(t, setup{})
+	reached, release := heldPacks(b)
+	data := layer(1, 10, 600_000)
+	d := oci.SHA256(data)
+	ctx := context.Background()
+	b.must(b.cat.PutBlob(ctx, ours, catalog.Blob{Digest: d, Size: int64(len(data))}, ""))
+	put(b, registry.BlobKey(d), data)
+	b.must(b.svc.Queue(ctx, ours, []oci.Digest{d}))
+	<-reached
+	x, err := b.index(ours, d)
+	b.must(err)
+	early, err := b.svc.Layer(ctx, ours, d)
+	b.must(err)
+	if _, err := b.cat.GearLayer(ctx, d); !errors.Is(err, catalog.ErrNotFound) {
+		t.Fatalf("the layer is recorded: %v", err)
+	}
+	if len(x.Files) != 10 || early.Size() == 0 {
+		t.Fatalf("an index of %d files, %d bytes", len(x.Files), early.Size())
+	}
+	if _, err := b.svc.File(ctx, theirs, x.Files[0].Name); err == nil {
+		t.Error("a repository without the layer was given a file")
+	}
+	stopped, stop := context.WithCancel(ctx)
+	stop()
+	if _, err := b.svc.File(stopped, ours, x.Files[0].Name); err == nil {
+		t.Error("a file that is not stored was given out")
+	}
+	type result struct {
+		name gear.Name
+		err  error
+	}
+	results := make(chan result)
+	for _, f := range x.Files {
+		go func() {
+			_, err := b.read(ours, f.Name)
+			results <- result{f.Name, err}
+		}()
+	}
+	select {
+	case r := <-results:
+		t.Errorf("file %x was there before it was stored: %v", r.name, r.err)
+	default:
+	}
+	release()
+	for range x.Files {
+		if r := <-results; r.err != nil {
+			t.Errorf("file %x: %v", r.name, r.err)
+		}
+	}
+	b.quiet()
+	stored, err := b.svc.Layer(ctx, ours, d)
+	b.must(err)
+	if stored.Name() != early.Name() || stored.DiffID() != early.DiffID() {
+		t.Errorf("the index became %x, and was %x", stored.Name(), early.Name())
+	}
+	if n := b.opens(d); n != 2 {
+		t.Errorf("the layer was opened %d times, want 2", n)
+	}
+	b.readable(ours, d)
+}
+
+// TestCrashBeforeFiles: the process ends between the index and the files.
+func TestCrashBeforeFiles(t *testing.T) {
+	b := newBed(t, setup{})
+	failing := errors.New("the process is about to end")
+	at := make(chan struct{}, 100)
+	b.fault(func(op, key string) error {
+		if op == objtest.OpCommit && strings.Contains(key, "gear/packs") {
+			at <- struct{}{}
+			return failing
+		}
+		return nil
+	})
+	data := layer(2, 10, 600_000)
+	d := oci.SHA256(data)
+	ctx := context.Background()
+	b.must(b.cat.PutBlob(ctx, ours, catalog.Blob{Digest: d, Size: int64(len(data))}, ""))
+	put(b, registry.BlobKey(d), data)
+	b.must(b.svc.Queue(ctx, ours, []oci.Digest{d}))
+	<-at
+	b.quiet()
+	// The files did not come: nor is there an index.
+	b.pending(ours, d, "may pass")
+	b.close()
+	b.fault(nil)
+	b.open()
+	b.must(b.cat.RequeueGear(ctx, d))
+	b.svc.Wake()
+	b.eventually("the layer", func() bool { _, err := b.cat.GearLayer(ctx, d); return err == nil })
+	b.readable(ours, d)
+}
