@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"example.org/slipway/integration/internal/corpus"
 	"example.org/slipway/integration/internal/measure"
 )
 
@@ -33,15 +34,15 @@ type bench struct {
 func newBench(o *options, dir, trees string) (*bench, error) {
 	b := &bench{binary: o.binary, dir: dir, trees: trees, log: os.Stderr, rounds: o.rounds, quick: o.quick,
 		results: &Results{}, begin: time.Now()}
-	corpus, set := o.corpus, o.corpusName
-	if corpus == "" {
+	layouts, set := o.corpus, o.corpusName
+	if layouts == "" {
 		set = "a small generated set: savings and rates on it mean little"
-		corpus = filepath.Join(dir, "generated")
-		if err := generate(corpus); err != nil {
+		layouts = filepath.Join(dir, "generated")
+		if err := generate(layouts); err != nil {
 			return nil, fmt.Errorf("generate images: %w", err)
 		}
 	}
-	all, err := readCorpus(corpus)
+	all, err := corpus.Read(layouts)
 	if err != nil {
 		return nil, err
 	}
@@ -51,7 +52,7 @@ func newBench(o *options, dir, trees string) (*bench, error) {
 	}
 	series := map[string]bool{}
 	for _, im := range b.images {
-		series[im.series] = true
+		series[im.Series] = true
 	}
 	b.run = Run{Commit: o.commit, Command: o.command, Machine: measure.ThisMachine(dir), Rounds: o.rounds, Quick: o.quick,
 		Set: fmt.Sprintf("%d images in %d series (%s)", len(b.images), len(series), set)}

@@ -91,15 +91,15 @@ func (b *bench) convertAll(ctx context.Context, images []*image, workers, procs 
 	defer b.drop(s)
 	o := &outcome{indexes: map[string]string{}}
 	for _, im := range images {
-		for _, l := range im.layers {
-			if _, err := s.pushBlob(ctx, im.repo(), l.Digest, im.blob(l.Digest)); err != nil {
+		for _, l := range im.Layers {
+			if _, err := s.pushBlob(ctx, im.Repo(), l.Digest, im.Blob(l.Digest)); err != nil {
 				return nil, err
 			}
-			if o.indexes[l.Digest], err = s.waitIndex(ctx, im.repo(), l.Digest); err != nil {
+			if o.indexes[l.Digest], err = s.waitIndex(ctx, im.Repo(), l.Digest); err != nil {
 				return nil, err
 			}
 		}
-		if _, err := s.pushImage(ctx, im, im.repo(), im.version); err != nil {
+		if _, err := s.pushImage(ctx, im, im.Repo(), im.Version); err != nil {
 			return nil, err
 		}
 	}

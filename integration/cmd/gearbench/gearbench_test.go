@@ -16,6 +16,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"example.org/slipway/integration/internal/corpus"
 	"example.org/slipway/integration/internal/slipway"
 	"example.org/slipway/integration/internal/tool"
 	"example.org/slipway/integration/internal/wire"
@@ -146,7 +147,7 @@ func TestFill(t *testing.T) {
 }
 
 func TestCorpus(t *testing.T) {
-	all, err := readCorpus(smallSet(t))
+	all, err := corpus.Read(smallSet(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -163,10 +164,10 @@ func TestCorpus(t *testing.T) {
 	if few := fewer(all, 2); len(few) != 2 || few[1] != all[1] {
 		t.Errorf("two of three are %v", few)
 	}
-	if p := pairs(all); len(p) != 1 || newBytes(p[0][0], p[0][1]) != p[0][1].layers[2].Size {
+	if p := pairs(all); len(p) != 1 || newBytes(p[0][0], p[0][1]) != p[0][1].Layers[2].Size {
 		t.Errorf("pairs %v", p)
 	}
-	if _, err := readCorpus(t.TempDir()); err == nil {
+	if _, err := corpus.Read(t.TempDir()); err == nil {
 		t.Error("an empty directory is a set of images")
 	}
 }
@@ -175,7 +176,7 @@ func TestCompareVersions(t *testing.T) {
 	want := []string{"1.2", "1.10", "1.10-a", "1.10-b2", "1.10-b10", "2", "a"}
 	got := slices.Clone(want)
 	slices.Reverse(got)
-	slices.SortFunc(got, compareVersions)
+	slices.SortFunc(got, corpus.CompareVersions)
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("order (-want +got):\n%s", diff)
 	}

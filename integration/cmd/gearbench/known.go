@@ -28,9 +28,9 @@ const knownText = "One thing is left out: the time of the root directory of imag
 func newKnown(l *loaded, im *image) (*known, error) {
 	k := &known{}
 	var layers []*gear.Index
-	for _, d := range im.layers {
+	for _, d := range im.Layers {
 		layers = append(layers, l.indexes[d.Digest])
-		root, err := beginsWithRoot(im.blob(d.Digest))
+		root, err := beginsWithRoot(im.Blob(d.Digest))
 		if err != nil {
 			return nil, err
 		}

@@ -96,10 +96,10 @@ func (b *bench) compare(ctx context.Context, l *loaded, umoci string, im *image,
 		return 0, nil, err
 	}
 	got, want := filepath.Join(dir, "got"), filepath.Join(dir, "want")
-	ref := l.addr + "/" + im.repo() + ":" + im.version
+	ref := l.addr + "/" + im.Repo() + ":" + im.Version
 	for _, args := range [][]string{
 		{b.binary, "export", ref, got},
-		{umoci, "raw", "unpack", "--image", im.dir + ":" + im.version, want},
+		{umoci, "raw", "unpack", "--image", im.Dir + ":" + im.Version, want},
 	} {
 		cmd := exec.CommandContext(ctx, args[0], args[1:]...)
 		cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + dir}

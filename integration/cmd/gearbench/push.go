@@ -113,23 +113,23 @@ func (s *server) location(resp *http.Response) (string, error) {
 // was answered.
 func (s *server) pushImage(ctx context.Context, im *image, repo, tag string) (answered time.Time, err error) {
 	slots := make(chan struct{}, pushedAtOnce)
-	errs := make([]error, len(im.layers))
+	errs := make([]error, len(im.Layers))
 	var wg sync.WaitGroup
-	for i, l := range im.layers {
+	for i, l := range im.Layers {
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()
-			_, errs[i] = s.pushBlob(ctx, repo, l.Digest, im.blob(l.Digest))
+			_, errs[i] = s.pushBlob(ctx, repo, l.Digest, im.Blob(l.Digest))
 		})
 	}
 	wg.Wait()
 	if err := errors.Join(errs...); err != nil {
 		return answered, fmt.Errorf("push %s: %w", im, err)
 	}
-	if _, err := s.pushBlob(ctx, repo, im.config.Digest, im.blob(im.config.Digest)); err != nil {
+	if _, err := s.pushBlob(ctx, repo, im.Config.Digest, im.Blob(im.Config.Digest)); err != nil {
 		return answered, fmt.Errorf("push %s: %w", im, err)
 	}
-	if err := s.putManifest(ctx, repo, tag, im.manifestType, im.manifest); err != nil {
+	if err := s.putManifest(ctx, repo, tag, im.ManifestType, im.Manifest); err != nil {
 		return answered, fmt.Errorf("push %s: %w", im, err)
 	}
 	return time.Now(), nil

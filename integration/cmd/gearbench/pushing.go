@@ -70,7 +70,7 @@ func runPush(b *bench, ctx context.Context) error {
 		name string
 		im   *image
 	}{{caseImage, several}, {caseLayer, single}} {
-		a := After{Case: x.name, Image: x.im.String(), Layers: len(x.im.layers), Bytes: x.im.bytes()}
+		a := After{Case: x.name, Image: x.im.String(), Layers: len(x.im.Layers), Bytes: x.im.Bytes()}
 		for range b.rounds {
 			if err := b.after(ctx, x.im, &a); err != nil {
 				return err
@@ -97,11 +97,11 @@ func runPush(b *bench, ctx context.Context) error {
 // pushedBytes, and an image of the one layer that is.
 func (b *bench) pushed() (several, single *image, err error) {
 	far := func(n int64) int64 { return max(n-pushedBytes, pushedBytes-n) }
-	list := slices.DeleteFunc(slices.Clone(b.images), func(im *image) bool { return len(im.layers) < 3 })
+	list := slices.DeleteFunc(slices.Clone(b.images), func(im *image) bool { return len(im.Layers) < 3 })
 	if len(list) == 0 {
 		return nil, nil, errors.New("no image has three layers")
 	}
-	several = slices.MinFunc(list, func(x, y *image) int { return cmp.Compare(far(x.bytes()), far(y.bytes())) })
+	several = slices.MinFunc(list, func(x, y *image) int { return cmp.Compare(far(x.Bytes()), far(y.Bytes())) })
 	src := slices.MinFunc(distinct(b.images), func(x, y source) int { return cmp.Compare(far(x.Size), far(y.Size)) })
 	single, err = b.imageOf(src)
 	return several, single, err
@@ -109,7 +109,7 @@ func (b *bench) pushed() (several, single *image, err error) {
 
 // imageOf makes an image of one layer of another image.
 func (b *bench) imageOf(src source) (*image, error) {
-	text, err := os.ReadFile(src.im.blob(src.im.config.Digest))
+	text, err := os.ReadFile(src.im.Blob(src.im.Config.Digest))
 	if err != nil {
 		return nil, err
 	}
@@ -121,7 +121,7 @@ func (b *bench) imageOf(src source) (*image, error) {
 	if err := json.Unmarshal(text, &config); err != nil {
 		return nil, err
 	}
-	at := slices.IndexFunc(src.im.layers, func(l wire.Descriptor) bool { return l.Digest == src.Digest })
+	at := slices.IndexFunc(src.im.Layers, func(l wire.Descriptor) bool { return l.Digest == src.Digest })
 	if at >= len(config.RootFS.DiffIDs) {
 		return nil, fmt.Errorf("the configuration of %s has %d diff IDs", src.im, len(config.RootFS.DiffIDs))
 	}
@@ -136,14 +136,14 @@ func newImage(dir, name string, layer wire.Descriptor, path, diffID string) (*im
 	if err != nil {
 		return nil, err
 	}
-	im := &image{series: name, version: "one layer", dir: dir, manifestType: manifestType, manifest: manifest, config: c, layers: []wire.Descriptor{layer}}
-	if err := os.MkdirAll(strings.TrimSuffix(im.blob("sha256:"), "/"), 0o755); err != nil {
+	im := &image{Series: name, Version: "one layer", Dir: dir, ManifestType: manifestType, Manifest: manifest, Config: c, Layers: []wire.Descriptor{layer}}
+	if err := os.MkdirAll(strings.TrimSuffix(im.Blob("sha256:"), "/"), 0o755); err != nil {
 		return nil, err
 	}
-	if err := os.WriteFile(im.blob(c.Digest), config, 0o644); err != nil {
+	if err := os.WriteFile(im.Blob(c.Digest), config, 0o644); err != nil {
 		return nil, err
 	}
-	return im, os.Symlink(path, im.blob(layer.Digest))
+	return im, os.Symlink(path, im.Blob(layer.Digest))
 }
 
 // after pushes an image to a new server and waits for its indexes.
@@ -161,7 +161,7 @@ func (b *bench) after(ctx context.Context, im *image, a *After) error {
 			return err
 		}
 		pushed = answered.Sub(began)
-		_, err = s.waitIndexes(ctx, "bench/push", im.layers)
+		_, err = s.waitIndexes(ctx, "bench/push", im.Layers)
 		index = time.Since(answered)
 		return err
 	})
@@ -177,19 +177,19 @@ func (b *bench) after(ctx context.Context, im *image, a *After) error {
 // for their size, the fewest first, one of each series.
 func pairs(images []*image) [][2]*image {
 	best := map[string][2]*image{}
-	share := func(p [2]*image) float64 { return float64(newBytes(p[0], p[1])) / float64(p[0].bytes()) }
+	share := func(p [2]*image) float64 { return float64(newBytes(p[0], p[1])) / float64(p[0].Bytes()) }
 	for i, next := range images {
-		if i == 0 || images[i-1].series != next.series || newBytes(images[i-1], next) == 0 {
+		if i == 0 || images[i-1].Series != next.Series || newBytes(images[i-1], next) == 0 {
 			continue
 		}
 		p := [2]*image{images[i-1], next}
-		if old, ok := best[next.series]; !ok || share(p) < share(old) {
-			best[next.series] = p
+		if old, ok := best[next.Series]; !ok || share(p) < share(old) {
+			best[next.Series] = p
 		}
 	}
 	out := slices.Collect(maps.Values(best))
 	slices.SortFunc(out, func(a, b [2]*image) int {
-		return cmp.Or(cmp.Compare(share(a), share(b)), strings.Compare(a[0].series, b[0].series))
+		return cmp.Or(cmp.Compare(share(a), share(b)), strings.Compare(a[0].Series, b[0].Series))
 	})
 	return out[:min(nextPairs, len(out))]
 }
@@ -197,8 +197,8 @@ func pairs(images []*image) [][2]*image {
 // newBytes is the size of the layers that an image has and the one before has
 // not.
 func newBytes(before, im *image) (n int64) {
-	for _, l := range im.layers {
-		if !slices.ContainsFunc(before.layers, func(o wire.Descriptor) bool { return o.Digest == l.Digest }) {
+	for _, l := range im.Layers {
+		if !slices.ContainsFunc(before.Layers, func(o wire.Descriptor) bool { return o.Digest == l.Digest }) {
 			n += l.Size
 		}
 	}
@@ -207,7 +207,7 @@ func newBytes(before, im *image) (n int64) {
 
 // next measures an image and then its next version, with a new server each time.
 func (b *bench) next(ctx context.Context, im, next *image) (*Next, error) {
-	out := &Next{Image: im.String(), Next: next.String(), Bytes: im.bytes(), New: newBytes(im, next)}
+	out := &Next{Image: im.String(), Next: next.String(), Bytes: im.Bytes(), New: newBytes(im, next)}
 	for range b.rounds {
 		if err := b.nextOnce(ctx, im, next, out); err != nil {
 			return nil, err
@@ -229,10 +229,10 @@ func (b *bench) nextOnce(ctx context.Context, im, next *image, out *Next) error 
 		to *[]float64
 	}{{im, &out.Full}, {next, &out.Again}} {
 		work, err := s.measured(func() error {
-			if _, err := s.pushImage(ctx, x.im, x.im.repo(), x.im.version); err != nil {
+			if _, err := s.pushImage(ctx, x.im, x.im.Repo(), x.im.Version); err != nil {
 				return err
 			}
-			_, err := s.waitIndexes(ctx, x.im.repo(), x.im.layers)
+			_, err := s.waitIndexes(ctx, x.im.Repo(), x.im.Layers)
 			return err
 		})
 		if err != nil {

@@ -50,7 +50,7 @@ func (b *bench) ranges(ctx context.Context) (*ServingCase, error) {
 	if _, err := s.pushImage(ctx, im, repo, "1"); err != nil {
 		return nil, err
 	}
-	layer := im.layers[0].Digest
+	layer := im.Layers[0].Digest
 	if _, err := s.waitIndex(ctx, repo, layer); err != nil {
 		return nil, err
 	}

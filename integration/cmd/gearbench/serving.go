@@ -113,7 +113,7 @@ func (l *loaded) choose(images []*image, least, most int64) []fileAt {
 			f := &x.Files[i]
 			if f.Size >= least && f.Size <= most && !seen[f.Name] {
 				seen[f.Name] = true
-				out = append(out, fileAt{src.im.repo(), f.Name, f.Size})
+				out = append(out, fileAt{src.im.Repo(), f.Name, f.Size})
 			}
 		}
 	}
@@ -228,7 +228,7 @@ func (b *bench) fetches(ctx context.Context, l *loaded, web *server, cas string)
 			continue
 		}
 		file := fmt.Sprintf("fetch%d", i)
-		s.url, s.static = l.gear(im.repo(), "fetch"), "http://"+web.addr+"/"+file
+		s.url, s.static = l.gear(im.Repo(), "fetch"), "http://"+web.addr+"/"+file
 		data, err := l.verifiedFetch(ctx, s.url, octets, s.names)
 		if err != nil {
 			return nil, err

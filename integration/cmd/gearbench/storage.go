@@ -116,10 +116,10 @@ func (b *bench) unload() {
 func (b *bench) pushAll(ctx context.Context, l *loaded) error {
 	work, err := l.measured(func() error {
 		for i, im := range b.images {
-			if _, err := l.pushImage(ctx, im, im.repo(), im.version); err != nil {
+			if _, err := l.pushImage(ctx, im, im.Repo(), im.Version); err != nil {
 				return err
 			}
-			names, err := l.waitIndexes(ctx, im.repo(), im.layers)
+			names, err := l.waitIndexes(ctx, im.Repo(), im.Layers)
 			if err != nil {
 				return fmt.Errorf("image %s: %w", im, err)
 			}
@@ -133,7 +133,7 @@ func (b *bench) pushAll(ctx context.Context, l *loaded) error {
 	}
 	l.push = work
 	for _, src := range distinct(b.images) {
-		body, err := l.read(ctx, l.gear(src.im.repo(), "layers/"+src.Digest))
+		body, err := l.read(ctx, l.gear(src.im.Repo(), "layers/"+src.Digest))
 		if err != nil {
 			return err
 		}
@@ -244,8 +244,8 @@ func runStorage(b *bench, ctx context.Context) error {
 	}
 	groups := map[[2]string][]*image{}
 	for _, im := range b.images {
-		c := b.category(im.series)
-		groups[[2]string{c, im.series}] = append(groups[[2]string{c, im.series}], im)
+		c := b.category(im.Series)
+		groups[[2]string{c, im.Series}] = append(groups[[2]string{c, im.Series}], im)
 		groups[[2]string{c, ""}] = append(groups[[2]string{c, ""}], im)
 	}
 	for key, images := range groups {

@@ -1,0 +1,58 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"time"
+
+	"example.org/slipway/integration/internal/measure"
+)
+
+// Run says how, when and on what a scenario was measured.
+type Run struct {
+	Date    time.Time       `json:"date"`
+	Commit  string          `json:"commit"`
+	Command string          `json:"command"`
+	Machine measure.Machine `json:"machine"`
+	Rounds  int             `json:"rounds"`
+	TookSec float64         `json:"took_sec"`
+	Quick   bool            `json:"quick,omitempty"`
+	Links   []Link          `json:"links"`
+}
+
+// Results are everything that was measured; a scenario that was not is nil.
+type Results struct {
+	Start *Start `json:"start,omitempty"`
+	Bytes *Bytes `json:"bytes,omitempty"`
+	Local *Local `json:"local,omitempty"`
+}
+
+// fill takes from old what was not measured this time.
+func (r *Results) fill(old *Results) {
+	if r.Start == nil {
+		r.Start = old.Start
+	}
+	if r.Bytes == nil {
+		r.Bytes = old.Bytes
+	}
+	if r.Local == nil {
+		r.Local = old.Local
+	}
+}
+
+func writeResults(path string, r *Results) error {
+	b, err := json.MarshalIndent(r, "", " ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, append(b, '\n'), 0o644)
+}
+
+func readResults(path string) (*Results, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	r := &Results{}
+	return r, json.Unmarshal(b, r)
+}

@@ -1,0 +1,199 @@
+// Package corpus reads a set of real images: OCI layouts SERIES/VERSION below a
+// directory, with one image each.
+package corpus
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"example.org/slipway/integration/internal/wire"
+)
+
+// Image is one image of the set.
+type Image struct {
+	Series, Version string
+	// Dir is its layout.
+	Dir string
+	// Digest, ManifestType and Manifest are those of its manifest.
+	Digest, ManifestType string
+	Manifest             []byte
+	Config               wire.Descriptor
+	Layers               []wire.Descriptor
+}
+
+// String returns SERIES/VERSION.
+func (im *Image) String() string { return im.Series + "/" + im.Version }
+
+// Repo is the repository an image is pushed to, with its version as the tag.
+func (im *Image) Repo() string { return "bench/" + im.Series }
+
+// Blob is the path of a blob.
+func (im *Image) Blob(digest string) string {
+	return filepath.Join(im.Dir, "blobs", strings.ReplaceAll(digest, ":", string(filepath.Separator)))
+}
+
+// Bytes is the size of all layers, those that occur twice counted twice.
+func (im *Image) Bytes() (n int64) {
+	for _, l := range im.Layers {
+		n += l.Size
+	}
+	return n
+}
+
+// Read reads the layouts SERIES/VERSION below a directory, in order of
+// series and then of version, in which runs of digits count as numbers. Names
+// that begin with a point are passed over.
+func Read(dir string) ([]*Image, error) {
+	series, err := names(dir)
+	if err != nil {
+		return nil, fmt.Errorf("read the images: %w", err)
+	}
+	var out []*Image
+	for _, s := range series {
+		versions, err := names(filepath.Join(dir, s))
+		if err != nil {
+			return nil, fmt.Errorf("read the images: %w", err)
+		}
+		slices.SortFunc(versions, CompareVersions)
+		for _, v := range versions {
+			im, err := ReadLayout(filepath.Join(dir, s, v))
+			if err != nil {
+				return nil, fmt.Errorf("image %s/%s: %w", s, v, err)
+			}
+			im.Series, im.Version = s, v
+			out = append(out, im)
+		}
+	}
+	if len(out) == 0 {
+		return nil, errors.New("there is no image")
+	}
+	return out, nil
+}
+
+// names returns the directories in a directory, also those that links lead to.
+func names(dir string) ([]string, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for _, e := range entries {
+		if e.Name()[0] == '.' {
+			continue
+		}
+		fi, err := os.Stat(filepath.Join(dir, e.Name()))
+		if err != nil {
+			return nil, err
+		}
+		if fi.IsDir() {
+			out = append(out, e.Name())
+		}
+	}
+	return out, nil
+}
+
+// CompareVersions compares names piece by piece, numbers as numbers.
+func CompareVersions(a, b string) int {
+	for a != "" && b != "" {
+		x, y := piece(a), piece(b)
+		a, b = a[len(x):], b[len(y):]
+		m, errM := strconv.Atoi(x)
+		n, errN := strconv.Atoi(y)
+		c := strings.Compare(x, y)
+		if errM == nil && errN == nil && m != n {
+			c = m - n
+		}
+		if c != 0 {
+			return c
+		}
+	}
+	return strings.Compare(a, b)
+}
+
+// piece is what a name begins with: digits, or anything else up to a digit.
+func piece(s string) string {
+	digit := func(c byte) bool { return c >= '0' && c <= '9' }
+	n := 1
+	for n < len(s) && digit(s[n]) == digit(s[0]) {
+		n++
+	}
+	return s[:n]
+}
+
+// ReadLayout reads a layout that holds one image.
+func ReadLayout(dir string) (*Image, error) {
+	im := &Image{Dir: dir}
+	b, err := os.ReadFile(filepath.Join(dir, "index.json"))
+	if err != nil {
+		return nil, err
+	}
+	var index, doc wire.Document
+	if err := json.Unmarshal(b, &index); err != nil {
+		return nil, err
+	}
+	if len(index.Manifests) != 1 {
+		return nil, fmt.Errorf("the layout holds %d images, want one", len(index.Manifests))
+	}
+	top := index.Manifests[0]
+	im.Digest, im.ManifestType = top.Digest, top.MediaType
+	if im.Manifest, err = os.ReadFile(im.Blob(top.Digest)); err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(im.Manifest, &doc); err != nil {
+		return nil, err
+	}
+	if doc.Config == nil || len(doc.Layers) == 0 {
+		return nil, errors.New("the manifest is not that of an image")
+	}
+	im.Config, im.Layers = *doc.Config, doc.Layers
+	return im, nil
+}
+
+// Configuration is how an image's containers are started.
+type Configuration struct {
+	Env, Entrypoint, Cmd []string
+	WorkingDir, User     string
+}
+
+// Configuration reads the image's configuration.
+func (im *Image) Configuration() (Configuration, error) {
+	b, err := os.ReadFile(im.Blob(im.Config.Digest))
+	if err != nil {
+		return Configuration{}, err
+	}
+	var doc struct{ Config Configuration }
+	if err := json.Unmarshal(b, &doc); err != nil {
+		return Configuration{}, fmt.Errorf("configuration of %s: %w", im, err)
+	}
+	return doc.Config, nil
+}
+
+// ChainID names the tree of all layers, by the rule of the OCI image format.
+func (im *Image) ChainID() (string, error) {
+	b, err := os.ReadFile(im.Blob(im.Config.Digest))
+	if err != nil {
+		return "", err
+	}
+	var doc struct {
+		RootFS struct {
+			DiffIDs []string `json:"diff_ids"`
+		}
+	}
+	if err := json.Unmarshal(b, &doc); err != nil {
+		return "", fmt.Errorf("configuration of %s: %w", im, err)
+	}
+	if len(doc.RootFS.DiffIDs) != len(im.Layers) {
+		return "", fmt.Errorf("configuration of %s: %d layers, the manifest has %d", im, len(doc.RootFS.DiffIDs), len(im.Layers))
+	}
+	chain := doc.RootFS.DiffIDs[0]
+	for _, id := range doc.RootFS.DiffIDs[1:] {
+		chain = wire.Digest([]byte(chain + " " + id))
+	}
+	return chain, nil
+}

@@ -1,0 +1,143 @@
+// Package netdelay forwards TCP connections as if the way to their target took
+// longer, where the kernel has no netem.
+//
+// Half of the round trip is added in each direction to every piece of data, by
+// the time it came in: pieces that follow each other keep their distance, so the
+// bandwidth stays what it was, and connections do not wait for each other. The
+// handshake counts as well: the kernel accepts at once, so what a client sends
+// within the first round trip of a connection is taken as sent at its end.
+//
+// What this does not imitate: TCP's own reaction to a long way, such as the
+// growth of its window at the start. Transfers are faster than on a real network
+// for everybody.
+package netdelay
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"sync"
+	"time"
+)
+
+const (
+	// pieceBytes is the most that is read at once.
+	pieceBytes = 32 << 10
+	// queueBytes is the most that is on its way in one direction of a
+	// connection: 30 ms at 4 Gbit/s, more than any shaped link needs.
+	queueBytes = 16 << 20
+)
+
+// Proxy forwards the connections of one listener.
+type Proxy struct {
+	// Target is the address that connections are forwarded to.
+	Target string
+	// RTT is what is added to a round trip.
+	RTT time.Duration
+}
+
+// Serve forwards connections until the context ends or the listener fails. It
+// closes the listener and returns when all connections have ended.
+func (p *Proxy) Serve(ctx context.Context, l net.Listener) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stop := context.AfterFunc(ctx, func() { l.Close() })
+	defer stop()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for {
+		conn, err := l.Accept()
+		if err != nil {
+			cancel()
+			if errors.Is(err, net.ErrClosed) {
+				return nil
+			}
+			return err
+		}
+		wg.Go(func() { p.forward(ctx, conn, time.Now()) })
+	}
+}
+
+// forward serves one connection, which was accepted then.
+func (p *Proxy) forward(ctx context.Context, near net.Conn, accepted time.Time) {
+	defer near.Close()
+	var d net.Dialer
+	far, err := d.DialContext(ctx, "tcp", p.Target)
+	if err != nil {
+		return // the client sees its connection closed
+	}
+	defer far.Close()
+	stop := context.AfterFunc(ctx, func() {
+		near.Close()
+		far.Close()
+	})
+	defer stop()
+	var wg sync.WaitGroup
+	wg.Go(func() { pipe(far, near, p.RTT/2, accepted.Add(p.RTT)) })
+	wg.Go(func() { pipe(near, far, p.RTT/2, time.Time{}) })
+	wg.Wait()
+}
+
+// piece is some data and when it may be passed on.
+type piece struct {
+	data []byte
+	due  time.Time
+}
+
+// pipe passes on what comes from src, delayed; what comes before opened is taken
+// as having come then. The end of src is passed on in its turn; if dst fails,
+// src is not read any more.
+func pipe(dst, src net.Conn, delay time.Duration, opened time.Time) {
+	queue := make(chan piece, queueBytes/pieceBytes)
+	gone := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		defer close(gone)
+		deliver(dst, queue)
+	})
+	defer wg.Wait()
+	defer close(queue)
+	for {
+		b := make([]byte, pieceBytes)
+		n, err := src.Read(b)
+		came := time.Now()
+		if came.Before(opened) {
+			came = opened
+		}
+		if n > 0 {
+			select {
+			case queue <- piece{b[:n], came.Add(delay)}:
+			case <-gone:
+				return
+			}
+		}
+		if err != nil {
+			if err == io.EOF {
+				select {
+				case queue <- piece{nil, came.Add(delay)}:
+				case <-gone:
+				}
+				return
+			}
+			dst.Close()
+			return
+		}
+	}
+}
+
+// deliver writes pieces when they are due, and passes on the end of the data.
+func deliver(dst net.Conn, queue <-chan piece) {
+	for p := range queue {
+		time.Sleep(time.Until(p.due))
+		if p.data == nil {
+			if c, ok := dst.(*net.TCPConn); ok {
+				_ = c.CloseWrite() // fails if the other side has gone, which ends the pipe there
+			}
+			return
+		}
+		if _, err := dst.Write(p.data); err != nil {
+			return
+		}
+	}
+}

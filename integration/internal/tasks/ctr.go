@@ -1,0 +1,190 @@
+package tasks
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// Ctr runs tasks through containerd's command-line client.
+type Ctr struct {
+	// Program is ctr; Socket is containerd's.
+	Program, Socket string
+	// Snapshotter that holds the images.
+	Snapshotter string
+	// Env of ctr itself; nil: this process's.
+	Env []string
+	// Dir is for small files of the runs; it must be there.
+	Dir string
+	// Done, if set, is called at the moment a task is done, before its container
+	// is ended and removed.
+	Done func()
+	// Running, if set, is called when a service has answered, with the first
+	// process of its container, which runs until Running returns.
+	Running func(pid int) error
+}
+
+// Result is the outcome of one task.
+type Result struct {
+	// Output of the command, or the answer of the service.
+	Output string
+	// Took is the time from the start of ctr to the end of the command or to the
+	// service's right answer.
+	Took time.Duration
+}
+
+// Run starts a container of an image that was pulled, waits until the task is
+// done and removes the container. The output is checked. A container is named
+// id, which must be free; extra arguments go to ctr run.
+func (c *Ctr) Run(ctx context.Context, image, id string, task Task, extra ...string) (r Result, err error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*task.Timeout+time.Minute)
+	defer cancel()
+	// Docker gives a container such a file; postgres looks up localhost in it.
+	hosts := filepath.Join(c.Dir, "hosts")
+	if err := os.WriteFile(hosts, []byte("127.0.0.1 localhost\n"), 0o644); err != nil {
+		return r, err
+	}
+	pidFile := filepath.Join(c.Dir, id+".pid")
+	defer os.Remove(pidFile)
+	args := append([]string{"-a", c.Socket, "run", "--rm", "--snapshotter", c.Snapshotter, "--pid-file", pidFile,
+		"--mount", "type=bind,src=" + hosts + ",dst=/etc/hosts,options=rbind:ro"}, extra...)
+	args = append(append(args, image, id), task.Args...)
+	cmd := exec.Command(c.Program, args...)
+	cmd.Env = c.Env
+	out := &buffer{}
+	cmd.Stdout, cmd.Stderr = out, out
+	cmd.WaitDelay = 5 * time.Second
+	begin := time.Now()
+	if err := cmd.Start(); err != nil {
+		return r, err
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	if task.Probe == nil {
+		return c.command(ctx, id, task, begin, ended, out)
+	}
+	r, err = c.service(ctx, pidFile, task, begin, ended)
+	err = errors.Join(err, c.end(id, ended))
+	if err != nil {
+		return r, fmt.Errorf("%w; the container printed:\n%s", err, out.String())
+	}
+	return r, task.Check(r.Output)
+}
+
+// command waits for the end of a task that has one.
+func (c *Ctr) command(ctx context.Context, id string, task Task, begin time.Time, ended <-chan error, out *buffer) (Result, error) {
+	select {
+	case err := <-ended:
+		r := Result{Output: out.String(), Took: time.Since(begin)}
+		c.done()
+		if err != nil {
+			return r, fmt.Errorf("task %s: %w; it printed:\n%s", task, err, r.Output)
+		}
+		return r, task.Check(r.Output)
+	case <-ctx.Done():
+		err := fmt.Errorf("task %s: %w", task, ctx.Err())
+		return Result{Output: out.String()}, errors.Join(err, c.end(id, ended))
+	}
+}
+
+// service makes the requests to a service until one is answered.
+func (c *Ctr) service(ctx context.Context, pidFile string, task Task, begin time.Time, ended chan error) (Result, error) {
+	pid, err := waitForPid(ctx, pidFile, ended)
+	if err != nil {
+		return Result{}, fmt.Errorf("task %s: %w", task, err)
+	}
+	dial, done, err := DialIn(pid)
+	if err != nil {
+		return Result{}, fmt.Errorf("task %s: %w", task, err)
+	}
+	defer done()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() { // a service that ends by itself answers no more
+		select {
+		case err := <-ended:
+			ended <- err
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	answer, err := task.Probe(ctx, dial)
+	r := Result{Output: answer, Took: time.Since(begin)}
+	c.done()
+	if err == nil && c.Running != nil {
+		err = c.Running(pid)
+	}
+	if err != nil {
+		return r, fmt.Errorf("task %s: %w", task, err)
+	}
+	return r, nil
+}
+
+func (c *Ctr) done() {
+	if c.Done != nil {
+		c.Done()
+	}
+}
+
+// waitForPid reads the id of a container's process as soon as there is one.
+func waitForPid(ctx context.Context, file string, ended chan error) (int, error) {
+	for {
+		b, err := os.ReadFile(file)
+		if pid, convErr := strconv.Atoi(strings.TrimSpace(string(b))); err == nil && convErr == nil {
+			return pid, nil
+		}
+		select {
+		case err := <-ended:
+			ended <- err
+			return 0, fmt.Errorf("the container ended before it had begun: %v", err)
+		case <-ctx.Done():
+			return 0, ctx.Err()
+		case <-time.After(time.Millisecond):
+		}
+	}
+}
+
+// end kills a container and waits until ctr has removed it.
+func (c *Ctr) end(id string, ended <-chan error) error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	for {
+		kill := exec.CommandContext(ctx, c.Program, "-a", c.Socket, "task", "kill", "--all", "--signal", strconv.Itoa(int(syscall.SIGKILL)), id)
+		kill.Env = c.Env
+		said, killErr := kill.CombinedOutput()
+		select {
+		case <-ended: // killed, which is no success of ctr's
+			return nil
+		case <-time.After(2 * time.Second): // not started when the signal came
+		case <-ctx.Done():
+			return fmt.Errorf("end container %s: %w: %v: %s", id, ctx.Err(), killErr, said)
+		}
+	}
+}
+
+// buffer is a bytes.Buffer for two streams.
+type buffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
