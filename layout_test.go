@@ -37,13 +37,21 @@ var layout = map[string][]string{
 	"filestore":         {"gear", "objstore", "catalog"},
 	"gearregistry":      {"oci", "catalog", "filestore", "gear", "rootfs", "registry", "objstore"},
 	"gearclient":        {"oci", "client", "gear", "rootfs"},
+	"erofs":             {},
+	"gearfs/view":       {"erofs", "gear", "rootfs"},
+	"gearfs/poolfs":     {},
+	"snapshotter":       {"gearfs/view"},
+	"gearfs/cachedir":   {"gear"},
+	"gearfs":            {"gear", "rootfs", "gearfs/view", "gearfs/cachedir", "gearfs/poolfs"},
 	"registry":          {"oci", "objstore", "objstore/fsstore", "catalog", "cache"},
 	"server":            {"oci", "auth", "trace"},
 	"config":            {"auth", "notify"},
 	// The composition root: the only package that knows concrete drivers.
 	"serve": {"oci", "objstore", "objstore/fsstore", "objstore/memstore", "catalog", "registry",
 		"server", "auth", "notify", "client", "config", "trace", "rootfs", "gear", "filestore", "gearregistry"},
-	"cmd/slipway": {"serve", "config", "registry", "client", "oci", "dedup", "gear", "gearclient", "gearregistry"},
+	// The composition root of the node side.
+	"agent":       {"oci", "client", "config", "gear", "gearclient", "gearfs", "gearfs/cachedir", "gearfs/poolfs", "gearfs/view", "snapshotter"},
+	"cmd/slipway": {"serve", "agent", "config", "registry", "client", "oci", "dedup", "gear", "gearclient", "gearregistry"},
 }
 
 // fence is a third-party module and the only packages that may use it.
@@ -64,7 +72,9 @@ var fences = []fence{
 	{"golang.org/x/crypto/bcrypt", []string{"auth"}, "who asks is decided in one place"},
 	{"go.yaml.in/yaml", []string{"config", "auth", "notify"}, "configuration is read in one place"},
 	{"go.opentelemetry.io", []string{"serve"}, "tracing wraps the handler and nothing else knows it"},
-	{"gonum.org/v1/plot", []string{"dedup"}, "charts are drawn of what dedup finds, and a server draws none"},
+	{"github.com/containerd", []string{"snapshotter", "agent"}, "containerd is met at one place of the node"},
+	{"google.golang.org/grpc", []string{"snapshotter", "agent"}, "only containerd speaks it"},
+	{"github.com/moby/sys/mountinfo", []string{"snapshotter"}, "who else mounts a snapshot is its question"},
 	{"net/http/pprof", []string{"serve"}, "it is served on the debug port only"},
 	{"testing", []string{"oci/ocitest", "objstore/objtest"}, "test support is not product code"},
 }

@@ -30,7 +30,7 @@ type Config struct {
 	Catalog       Catalog       `yaml:"catalog" doc:"The list of repositories, /v2/_catalog."`
 	Tracing       Tracing       `yaml:"tracing" doc:"OpenTelemetry traces. The standard OTEL_ variables are respected only when tracing is enabled here or by OTEL_TRACES_EXPORTER=otlp."`
 
-	places map[string]place
+	places places
 }
 
 // Log configures logging. Operational lines go to standard error.

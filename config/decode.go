@@ -10,12 +10,12 @@ import (
 	"time"
 )
 
-// decoder fills a Config from a tree.
+// decoder fills a configuration from a tree.
 type decoder struct {
 	*report
 	root   reflect.Type
 	expand *expander
-	places map[string]place // of every key that was set
+	places places // of every key that was set
 }
 
 // maxSuggested bounds the unknown keys for which a known one is sought: a file

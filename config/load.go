@@ -46,6 +46,19 @@ func (eof) Read([]byte) (int, error) { return 0, io.EOF }
 
 // Parse is Load for text that is not in a file. It reads at most MaxFileBytes.
 func Parse(r io.Reader, o *Options) (*Config, Warnings, error) {
+	opts, rep, root, err := readTree(r, o)
+	if err != nil {
+		return nil, nil, err
+	}
+	c := build(root, opts, rep)
+	if err := rep.err(); err != nil {
+		return nil, rep.warnings, err
+	}
+	return c, rep.warnings, nil
+}
+
+// readTree reads a file and completes the options.
+func readTree(r io.Reader, o *Options) (*Options, *report, *node, error) {
 	var opts Options
 	if o != nil {
 		opts = *o
@@ -58,22 +71,18 @@ func Parse(r io.Reader, o *Options) (*Config, Warnings, error) {
 	}
 	text, err := io.ReadAll(io.LimitReader(r, MaxFileBytes+1))
 	if err != nil {
-		return nil, nil, fmt.Errorf("read configuration: %w", err)
+		return nil, nil, nil, fmt.Errorf("read configuration: %w", err)
 	}
 	rep := new(report)
 	if len(text) > MaxFileBytes {
 		rep.problem(place{name: opts.Name}, "", fmt.Sprintf("larger than %d bytes", MaxFileBytes))
-		return nil, nil, rep.err()
+		return nil, nil, nil, rep.err()
 	}
 	root := parseTree(text, opts.Name, rep)
 	if root == nil {
-		return nil, nil, rep.err()
+		return nil, nil, nil, rep.err()
 	}
-	c := build(root, &opts, rep)
-	if err := rep.err(); err != nil {
-		return nil, rep.warnings, err
-	}
-	return c, rep.warnings, nil
+	return &opts, rep, root, nil
 }
 
 // build makes a Config of the file's tree and the layers above it.
@@ -82,20 +91,20 @@ func build(root *node, o *Options, rep *report) *Config {
 		rep.problem(root.at, "version", `is missing: begin the file with "version: 0.1"`)
 	}
 	env := envMap(o.Env)
-	layers := &overlay{report: rep, root: root}
+	layers := &overlay{report: rep, root: root, typ: reflect.TypeFor[Config]()}
 	layers.normalize()
 	layers.applyEnv(env)
 	layers.applyOverrides(o.Overrides)
 
 	c := Default()
-	c.places = make(map[string]place)
+	c.places = places{}
 	d := &decoder{
 		report: rep, root: reflect.TypeFor[Config](), places: c.places,
 		expand: &expander{env: env, readFile: o.ReadFile},
 	}
 	d.value(root, reflect.ValueOf(c).Elem(), field{}, "")
 	decoded := len(rep.problems) == 0
-	v := &validator{report: rep, c: c}
+	v := &validator{report: rep, places: c.places, c: c}
 	v.values()
 	if decoded {
 		// Of a file with unknown keys one cannot tell what goes together: the

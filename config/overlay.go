@@ -179,6 +179,7 @@ func typeAt(steps []step) reflect.Type {
 type overlay struct {
 	*report
 	root *node
+	typ  reflect.Type // of the configuration
 }
 
 // set puts a value, given as text, at a route.
@@ -338,7 +339,7 @@ func (o *overlay) applyOverrides(overrides []Override) {
 	slices.SortStableFunc(sorted, func(a, b Override) int { return compareNames(a.Key, b.Key) })
 	for _, ov := range sorted {
 		at := place{name: cmp.Or(ov.Source, "flag")}
-		rt, ok := flagRouter.find(reflect.TypeFor[Config](), nil, ov.Key)
+		rt, ok := flagRouter.find(o.typ, nil, ov.Key)
 		if !ok {
 			o.problem(at, "", "unknown key "+ov.Key)
 			continue

@@ -15,8 +15,11 @@ import (
 // Redacted returns the configuration as a YAML file in which each secret, each
 // header sent to another server and each password in a URL reads "******".
 func (c Config) Redacted() ([]byte, error) {
-	n := redactValue(reflect.ValueOf(c), false)
-	b, err := yaml.Dump(n)
+	return redactedYAML(reflect.ValueOf(c))
+}
+
+func redactedYAML(v reflect.Value) ([]byte, error) {
+	b, err := yaml.Dump(redactValue(v, false))
 	if err != nil {
 		return nil, fmt.Errorf("write configuration: %w", err)
 	}

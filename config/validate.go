@@ -21,23 +21,27 @@ import (
 //
 // Files named by the configuration are not opened.
 func (c *Config) Validate() error {
-	v := &validator{report: new(report), c: c}
+	v := &validator{report: new(report), places: c.places, c: c}
 	v.values()
 	v.relations()
 	return v.err()
 }
 
-// validator collects what is wrong with the values of a Config.
+// validator collects what is wrong with the values of a configuration.
 type validator struct {
 	*report
-	c *Config
+	places places
+	c      *Config // nil for an agent's
 }
 
-// placeOf finds where a key was set, or else the section it would stand in. A
+// places are where keys were set.
+type places map[string]place
+
+// of finds where a key was set, or else the section it would stand in. A
 // default has no place.
-func (c *Config) placeOf(key string) place {
+func (p places) of(key string) place {
 	for key != "" {
-		if at, ok := c.places[key]; ok {
+		if at, ok := p[key]; ok {
 			return at
 		}
 		key = key[:max(0, strings.LastIndexAny(key, ".["))]
@@ -48,10 +52,10 @@ func (c *Config) placeOf(key string) place {
 // Problem makes a problem with a key, in the place where that was set, of what
 // only those who use the configuration find.
 func (c *Config) Problem(key, message string) Problem {
-	return Problem{Where: c.placeOf(key).String(), Key: key, Message: message}
+	return Problem{Where: c.places.of(key).String(), Key: key, Message: message}
 }
 
-func (v *validator) bad(key, message string) { v.problem(v.c.placeOf(key), key, message) }
+func (v *validator) bad(key, message string) { v.problem(v.places.of(key), key, message) }
 
 // check reports err, if there is one, for key.
 func (v *validator) check(key string, err error) {
@@ -217,7 +221,7 @@ func noAuth(a *auth.Config) bool {
 // warnings finds what is valid and yet hardly meant.
 func (v *validator) warnings() {
 	h := &v.c.HTTP
-	warn := func(key, reason string) { v.warn(v.c.placeOf(key), key, reason) }
+	warn := func(key, reason string) { v.warn(v.places.of(key), key, reason) }
 	if h.Debug.Addr != "" && beyondLoopback("tcp", h.Debug.Addr) {
 		warn("http.debug.addr", "metrics and profiles are reachable from other machines without a password")
 	}

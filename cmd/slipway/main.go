@@ -52,7 +52,8 @@ func rootCommand() *cobra.Command {
 	}
 	root.AddCommand(serveCommand(), gcCommand(), fsckCommand(), backupCommand(), restoreCommand(),
 		retentionCommand(), importCommand(), convertCommand(), inspectCommand(), exportCommand(), commitCommand(),
-		statusCommand(), settleCommand(), dedupCommand(), configCommand(), versionCommand())
+		statusCommand(), settleCommand(), dedupCommand(), configCommand(), versionCommand(),
+		agentCommand(), mountCommand(), umountCommand(), runCommand(), profileCommand())
 	root.SetFlagErrorFunc(withHint)
 	hintAtHelp(root)
 	return root

@@ -98,6 +98,9 @@ func (b *bench) convertAll(ctx context.Context, images []*image, workers, procs 
 			if o.indexes[l.Digest], err = s.waitIndex(ctx, im.Repo(), l.Digest); err != nil {
 				return nil, err
 			}
+			if err := s.waitStored(ctx); err != nil { // the order decides which pack has a file
+				return nil, err
+			}
 		}
 		if _, err := s.pushImage(ctx, im, im.Repo(), im.Version); err != nil {
 			return nil, err

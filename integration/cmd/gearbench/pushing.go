@@ -232,8 +232,10 @@ func (b *bench) nextOnce(ctx context.Context, im, next *image, out *Next) error 
 			if _, err := s.pushImage(ctx, x.im, x.im.Repo(), x.im.Version); err != nil {
 				return err
 			}
-			_, err := s.waitIndexes(ctx, x.im.Repo(), x.im.Layers)
-			return err
+			if _, err := s.waitIndexes(ctx, x.im.Repo(), x.im.Layers); err != nil {
+				return err
+			}
+			return s.waitStored(ctx)
 		})
 		if err != nil {
 			return err

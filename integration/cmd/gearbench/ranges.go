@@ -54,6 +54,9 @@ func (b *bench) ranges(ctx context.Context) (*ServingCase, error) {
 	if _, err := s.waitIndex(ctx, repo, layer); err != nil {
 		return nil, err
 	}
+	if err := s.waitStored(ctx); err != nil {
+		return nil, err
+	}
 	index, err := s.read(ctx, s.gear(repo, "layers/"+layer))
 	if err != nil {
 		return nil, err

@@ -152,11 +152,28 @@ func (s *server) command(ctx context.Context, out any, args ...string) error {
 type status struct {
 	Layers, Files, Packs, Waiting, Failed int64
 	PackBytes                             int64 `json:"pack_bytes"`
+	Active                                []struct{ Layer string }
 }
 
 func (s *server) status(ctx context.Context) (st status, err error) {
 	err = s.command(ctx, &st, "status")
 	return st, err
+}
+
+// waitStored waits until no conversion is under way or to come: the files of a
+// layer may be stored after its index is there.
+func (s *server) waitStored(ctx context.Context) error {
+	for {
+		st, err := s.status(ctx)
+		if err != nil || st.Waiting == 0 && len(st.Active) == 0 {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
 }
 
 // startNginx starts nginx on a directory of files; an error that wraps

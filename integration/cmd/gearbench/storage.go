@@ -124,6 +124,9 @@ func (b *bench) pushAll(ctx context.Context, l *loaded) error {
 				return fmt.Errorf("image %s: %w", im, err)
 			}
 			maps.Copy(l.names, names)
+			if err := l.waitStored(ctx); err != nil {
+				return err
+			}
 			b.logf("pushed and converted %d of %d: %s", i+1, len(b.images), im)
 		}
 		return nil

@@ -1,0 +1,350 @@
+// Package agent is the node side put together: it learns from containerd or from
+// people which images are to run, fetches their indexes, mounts their trees and
+// has their files come, from the registry to the cache that all share.
+//
+// It runs as two processes, or as one under systemd. The keeper holds the
+// descriptor of the FUSE pool and the listening sockets, does nothing else, and
+// starts the worker, which does everything; when the worker dies, the next one
+// goes on where it stopped, and no container notices more than a pause. Under
+// systemd the descriptor lies in systemd's store instead.
+//
+// Everything that containers need is in the kernel (mounts) and on disk (files,
+// indexes, image files), so containers that have their files go on without the
+// agent, and come back after a reboot without the registry.
+package agent
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"example.org/slipway/config"
+	"example.org/slipway/gearfs"
+	"example.org/slipway/gearfs/cachedir"
+	"example.org/slipway/gearfs/poolfs"
+	"example.org/slipway/gearfs/view"
+	"example.org/slipway/snapshotter"
+)
+
+// Agent is the worker.
+type Agent struct {
+	cfg   *config.Agent
+	log   *slog.Logger
+	lay   layout
+	began time.Time
+
+	keys    *keychain
+	regs    *registries
+	cache   *cachedir.Dir
+	files   *gearfs.Service
+	chains  *chains
+	mounts  *mounts
+	pool    *poolfs.Server
+	snaps   *snapshotter.Snapshotter
+	cri     *imageProxy
+	api     *http.Server
+	metrics *http.Server
+	support *view.Support
+
+	listeners Listeners
+	cancel    context.CancelFunc
+
+	poolCtx    context.Context // ends the serving of the pool
+	stopPool   context.CancelFunc
+	poolServed bool
+	poolEnded  chan struct{}
+
+	closing sync.Once
+	closed  error
+}
+
+// layout is where everything lies.
+type layout struct {
+	cache, images, chains, trees, snapshots, mounts string // on disk
+	run, pool, views, state, keys, api              string // gone with a reboot
+}
+
+func layoutOf(cfg *config.Agent) layout {
+	root, run := cfg.Root, cfg.Run
+	return layout{
+		cache: filepath.Join(root, "cache"), images: filepath.Join(root, "images"), chains: filepath.Join(root, "chains"),
+		trees: filepath.Join(root, "trees"), snapshots: filepath.Join(root, "snapshots"), mounts: filepath.Join(root, "mounts"),
+		run: run, pool: filepath.Join(run, "pool"), views: filepath.Join(run, "trees"), state: filepath.Join(run, "pool.state"),
+		keys: filepath.Join(run, "keys.json"), api: filepath.Join(run, "agent.sock"),
+	}
+}
+
+// makeDirs makes the directories. They are root's alone: who could look into
+// them would see the files of all images. Mounts of snapshots pass through bind
+// mounts of containerd's, which need no way in.
+func (l *layout) makeDirs() error {
+	for _, dir := range []string{l.cache, l.images, l.chains, l.trees, l.snapshots, l.mounts, l.run, l.pool, l.views} {
+		if dir == l.pool {
+			if _, mounted, err := view.Mounted(dir); err == nil && mounted {
+				continue
+			}
+		}
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return fmt.Errorf("directory of the agent: %w", err)
+		}
+	}
+	return nil
+}
+
+// New makes the worker of a pool: dev is its descriptor. What a worker before it
+// left is taken over. The listeners become the worker's.
+func New(ctx context.Context, cfg *config.Agent, dev *os.File, ls Listeners, log *slog.Logger) (_ *Agent, err error) {
+	run, cancel := context.WithCancel(context.Background())
+	a := &Agent{cfg: cfg, log: log, lay: layoutOf(cfg), began: time.Now(), listeners: ls, cancel: cancel, poolEnded: make(chan struct{})}
+	a.poolCtx, a.stopPool = context.WithCancel(context.Background())
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, a.Close())
+		}
+	}()
+	if err := a.lay.makeDirs(); err != nil {
+		return nil, err
+	}
+	if a.keys, err = openKeychain(a.lay.keys); err != nil {
+		log.Warn("credentials of images", "err", err)
+	}
+	a.regs = newRegistries(cfg.Registries, a.keys, nil, log)
+	if err := a.openFiles(); err != nil {
+		return nil, err
+	}
+	tier, err := view.ParseTier(cfg.Kernel.Tier)
+	if err != nil {
+		return nil, err
+	}
+	if a.support, err = probe(ctx, a.lay.mounts, tier, log); err != nil {
+		return nil, err
+	}
+	a.chains = &chains{
+		records: &records{dir: a.lay.chains}, trees: a.lay.trees, mounts: a.lay.views, pool: a.lay.pool,
+		files: a.files, cache: a.cache, regs: a.regs, support: a.support, log: log, ctx: run,
+		opts:    chainOptions{cfg.Fetch.ConvertTimeout, cfg.Fetch.Background, cfg.Fetch.BackgroundDelay},
+		mounted: map[string]snapshotter.Layers{}, later: map[string]*time.Timer{},
+	}
+	a.chains.pulls = newPulls(run, &a.chains.work, cfg.Fetch.ConvertTimeout, nil, log, a.files.ObserveLink)
+	if a.pool, err = poolfs.New(dev, a.files, a.files, &poolfs.Options{
+		State: a.lay.state, Bound: cfg.Fetch.OpenTimeout, NoPassthrough: !cfg.Kernel.Passthrough, Opened: func(n [32]byte) { a.cache.Touch(n) }, Log: log}); err != nil {
+		return nil, err
+	}
+	if a.mounts, err = openMounts(a.lay.mounts, a.chains); err != nil {
+		return nil, err
+	}
+	a.chains.inUse = a.mounts.uses
+	if cfg.CRI.Address != "" {
+		if a.cri, err = newImageProxy(cfg.CRI.Containerd, a.keys, log); err != nil {
+			return nil, err
+		}
+	}
+	return a, nil
+}
+
+// openFiles opens the cache and the file service on it.
+func (a *Agent) openFiles() (err error) {
+	policy := cachedir.LRU
+	if a.cfg.Cache.Policy == "fifo" {
+		policy = cachedir.FIFO
+	}
+	a.cache, err = cachedir.Open(a.lay.cache, &cachedir.Options{MaxBytes: int64(a.cfg.Cache.MaxBytes), Policy: policy, Logger: a.log})
+	if err != nil {
+		return fmt.Errorf("cache: %w", err)
+	}
+	mode := gearfs.Mode(a.cfg.Fetch.Mode)
+	if a.cfg.Fetch.Mode == "auto" {
+		mode = gearfs.Auto
+	}
+	a.files, err = gearfs.New(a.lay.images, a.cache, a.regs.dial, &gearfs.Options{
+		Streams: a.cfg.Fetch.Streams, Bound: a.cfg.Fetch.OpenTimeout, PrefetchWait: a.cfg.Fetch.ProfileTimeout,
+		BackgroundRate: int64(a.cfg.Fetch.BackgroundRate), RecordFor: a.cfg.Profiles.Duration, Mode: mode, Logger: a.log,
+	})
+	if err != nil {
+		return fmt.Errorf("file service: %w", err)
+	}
+	return nil
+}
+
+// probe finds out what the kernel can do. What cannot be done lazily is unpacked.
+func probe(ctx context.Context, dir string, tier view.Tier, log *slog.Logger) (*view.Support, error) {
+	s, err := view.Probe(ctx, dir, tier)
+	if err != nil {
+		return nil, fmt.Errorf("try what the kernel can do: %w", err)
+	}
+	if s.Tier == view.FUSE {
+		s.Tier = view.Plain
+	}
+	level := slog.LevelInfo
+	if s.Tier == view.Plain {
+		level = slog.LevelWarn
+	}
+	log.Log(ctx, level, "images are mounted in this way", "tier", s.Tier, "reasons", s.Reasons)
+	return s, nil
+}
+
+// errPoolGone says that somebody has unmounted the pool.
+var errPoolGone = errors.New("it was unmounted")
+
+// Run serves until ctx ends, and then closes. ready is called once everything
+// answers.
+func (a *Agent) Run(ctx context.Context, ready func()) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var work sync.WaitGroup
+	serve := func(what string, do func() error) {
+		work.Add(1)
+		go func() {
+			defer work.Done()
+			if err := do(); err != nil && ctx.Err() == nil {
+				cancel(fmt.Errorf("%s: %w", what, err))
+			}
+		}()
+	}
+	// The pool goes first and ends last: all else may open files in it.
+	a.poolServed = true
+	serve("pool", a.servePool)
+	var err error
+	if a.snaps, err = snapshotter.New(a.lay.snapshots, a.chains, &snapshotter.Options{Logger: a.log}); err == nil {
+		a.startServers(serve)
+		debug.FreeOSMemory()
+		ready()
+		<-ctx.Done()
+		err = context.Cause(ctx)
+		if errors.Is(err, context.Canceled) {
+			err = nil
+		}
+	}
+	cancel(nil)
+	err = errors.Join(err, a.Close())
+	work.Wait()
+	return err
+}
+
+// servePool serves the pool until Close.
+func (a *Agent) servePool() error {
+	defer close(a.poolEnded)
+	if err := a.pool.Serve(a.poolCtx); a.poolCtx.Err() == nil {
+		return cmp.Or(err, errPoolGone)
+	}
+	return nil
+}
+
+func (a *Agent) startServers(serve func(string, func() error)) {
+	if l := a.listeners.Snapshots; l != nil {
+		serve("snapshots", func() error { return a.snaps.Serve(l) })
+	}
+	if l := a.listeners.API; l != nil {
+		a.api = &http.Server{Handler: a.apiHandler(), ReadHeaderTimeout: 10 * time.Second}
+		serve("local API", func() error { return serveHTTP(a.api, l) })
+	}
+	if l := a.listeners.CRI; l != nil && a.cri != nil {
+		serve("image service", func() error { return a.cri.serve(l) })
+	}
+	if l := a.listeners.Metrics; l != nil {
+		a.metrics = &http.Server{Handler: a.metricsHandler(), ReadHeaderTimeout: 10 * time.Second}
+		serve("metrics", func() error { return serveHTTP(a.metrics, l) })
+	}
+	go keepSmall(a.chains.ctx)
+}
+
+func serveHTTP(s *http.Server, l net.Listener) error {
+	if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
+
+// keepSmall gives memory back that bursts of work leave behind.
+func keepSmall(ctx context.Context) {
+	tick := time.NewTicker(time.Minute)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			debug.FreeOSMemory()
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// Close ends everything but the mounts, which containers use.
+func (a *Agent) Close() error {
+	a.closing.Do(func() { a.closed = a.close() })
+	return a.closed
+}
+
+// shutdown is how long calls of the local API that are being answered may take
+// when the agent ends.
+const shutdown = 3 * time.Second
+
+// close ends what may ask for files first, the pool next, and last what gets the
+// files: an open that waits is left to the next worker and does not fail.
+func (a *Agent) close() error {
+	var errs []error
+	end := func(err error) { errs = append(errs, err) }
+	end(a.stopAnswering())
+	a.cancel()
+	if a.chains != nil {
+		a.chains.close()
+	}
+	a.stopPool()
+	if a.poolServed {
+		<-a.poolEnded
+	}
+	if a.pool != nil {
+		end(a.pool.Close())
+	}
+	if a.files != nil {
+		end(a.files.Close())
+	}
+	if a.cache != nil {
+		end(a.cache.Close())
+	}
+	if a.regs != nil {
+		a.regs.close()
+	}
+	return errors.Join(errs...)
+}
+
+// stopAnswering ends the servers. Calls being answered are waited for, but not
+// for long.
+func (a *Agent) stopAnswering() error {
+	ctx, cancel := context.WithTimeout(context.Background(), shutdown)
+	defer cancel()
+	ends := make(chan error, 2)
+	go func() {
+		if a.api == nil {
+			ends <- nil
+		} else if err := a.api.Shutdown(ctx); err != nil {
+			ends <- a.api.Close()
+		} else {
+			ends <- nil
+		}
+	}()
+	go func() {
+		if a.snaps == nil {
+			ends <- nil
+		} else {
+			ends <- a.snaps.Close()
+		}
+	}()
+	var errs []error
+	if a.cri != nil {
+		errs = append(errs, a.cri.close())
+	}
+	if a.metrics != nil {
+		errs = append(errs, a.metrics.Close())
+	}
+	return errors.Join(append(errs, <-ends, <-ends)...)
+}

@@ -1,0 +1,286 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"example.org/slipway/config"
+	"example.org/slipway/gear"
+	"example.org/slipway/gearfs"
+	"example.org/slipway/gearfs/poolfs"
+)
+
+// Status is the state of an agent.
+type Status struct {
+	PID     int       `json:"pid"`
+	Started time.Time `json:"started"`
+	Root    string    `json:"root"`
+	// Tier is how images are mounted, Reasons what came of each that was tried.
+	Tier    string   `json:"tier"`
+	Reasons []string `json:"reasons"`
+	// Snapshotter is the socket for containerd.
+	Snapshotter string        `json:"snapshotter"`
+	Mounts      []MountStatus `json:"mounts"`
+	Pool        poolfs.Stats  `json:"pool"`
+	gearfs.Status
+}
+
+// MountStatus is an image mounted without containerd.
+type MountStatus struct {
+	Image string `json:"image"`
+	Dir   string `json:"dir"`
+	Upper string `json:"upper,omitempty"`
+	Chain string `json:"chain"`
+}
+
+// ProfileAnswer is the start-up profile that is known of an image.
+type ProfileAnswer struct {
+	Image string         `json:"image"`
+	Chain string         `json:"chain"`
+	Files []ProfileEntry `json:"files"`
+	Bytes int64          `json:"bytes"`
+}
+
+// ProfileEntry is a file of a profile.
+type ProfileEntry struct {
+	Name string `json:"name"`
+	Path string `json:"path"`
+	Size int64  `json:"size"`
+}
+
+const (
+	apiMount   = "/v1/mount"
+	apiUmount  = "/v1/umount"
+	apiStatus  = "/v1/status"
+	apiProfile = "/v1/profile"
+	apiVerify  = "/v1/verify"
+	// maxAPI bounds what is read of a request or answer, in bytes.
+	maxAPI = 64 << 20
+)
+
+func (a *Agent) apiHandler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET "+apiStatus, answer(func(*http.Request, struct{}) (Status, error) { return a.status(), nil }))
+	mux.HandleFunc("POST "+apiMount, answer(func(r *http.Request, req MountRequest) (*MountAnswer, error) { return a.mounts.mount(r.Context(), req) }))
+	mux.HandleFunc("POST "+apiUmount, answer(func(_ *http.Request, req MountRequest) (struct{}, error) { return struct{}{}, a.mounts.umount(req.Dir) }))
+	mux.HandleFunc("GET "+apiExplain, answer(func(r *http.Request, _ struct{}) (Explanation, error) { return a.explain(r.URL.Query().Get("image")) }))
+	mux.HandleFunc("GET "+apiProfile, answer(func(r *http.Request, _ struct{}) (*ProfileAnswer, error) {
+		return a.profile(r.URL.Query().Get("image"))
+	}))
+	mux.HandleFunc("DELETE "+apiProfile, answer(func(r *http.Request, _ struct{}) (struct{}, error) {
+		return struct{}{}, a.dropProfile(r.URL.Query().Get("image"))
+	}))
+	mux.HandleFunc("POST "+apiVerify, answer(func(r *http.Request, _ struct{}) (VerifyAnswer, error) { return a.verify(r.Context()) }))
+	return mux
+}
+
+// answer makes a handler of a function from JSON to JSON.
+func answer[In, Out any](do func(*http.Request, In) (Out, error)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		var in In
+		if r.Method == http.MethodPost {
+			err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxAPI)).Decode(&in)
+			if err != nil && !errors.Is(err, io.EOF) {
+				http.Error(w, err.Error(), http.StatusBadRequest)
+				return
+			}
+		}
+		out, err := do(r, in)
+		switch {
+		case errors.Is(err, fs.ErrNotExist) || errors.Is(err, gearfs.ErrUnknown):
+			http.Error(w, err.Error(), http.StatusNotFound)
+		case err != nil:
+			http.Error(w, err.Error(), http.StatusUnprocessableEntity)
+		default:
+			w.Header().Set("Content-Type", "application/json")
+			_ = json.NewEncoder(w).Encode(out) // who asked is gone
+		}
+	}
+}
+
+func (a *Agent) status() Status {
+	s := Status{PID: os.Getpid(), Started: a.began, Root: a.cfg.Root, Tier: a.support.Tier.String(), Reasons: a.support.Reasons,
+		Snapshotter: a.cfg.Address, Pool: a.pool.Stats(), Status: a.files.Status()}
+	for _, m := range a.mounts.list() {
+		s.Mounts = append(s.Mounts, MountStatus{m.Image, m.Dir, m.Upper, m.Chain})
+	}
+	return s
+}
+
+// find returns the chain of an image, given by its name, by the end of its chain
+// ID, or by a container.
+func (a *Agent) find(name string) (gearfs.ImageStatus, error) {
+	st := a.files.Status()
+	for _, c := range st.Containers {
+		if name != "" && (c.ID == name || strings.HasSuffix(c.ID, "/"+name) || c.ID == "mount:"+name) {
+			name = c.Chain
+		}
+	}
+	var found []gearfs.ImageStatus
+	for i := range st.Images {
+		if img := &st.Images[i]; img.Ref == name || img.Chain == name || len(name) >= 8 && strings.HasPrefix(strings.TrimPrefix(img.Chain, "sha256:"), name) {
+			found = append(found, *img)
+		}
+	}
+	switch len(found) {
+	case 0:
+		return gearfs.ImageStatus{}, fmt.Errorf("no image or container %q is known here: %w", name, fs.ErrNotExist)
+	case 1:
+		return found[0], nil
+	}
+	// Of a tag that moved, the one that was pulled last.
+	last := found[0]
+	for _, img := range found[1:] {
+		if img.Added.After(last.Added) {
+			last = img
+		}
+	}
+	return last, nil
+}
+
+func (a *Agent) profile(image string) (*ProfileAnswer, error) {
+	img, err := a.find(image)
+	if err != nil {
+		return nil, err
+	}
+	names, err := a.files.Profile(img.Chain)
+	if err != nil {
+		return nil, err
+	}
+	x, err := a.files.Index(img.Chain)
+	if err != nil {
+		return nil, err
+	}
+	paths := make(map[gear.Name]string, len(x.Files))
+	sizes := make(map[gear.Name]int64, len(x.Files))
+	for i := range x.Entries {
+		if e := &x.Entries[i]; e.File >= 0 {
+			f := &x.Files[e.File]
+			if _, ok := paths[f.Name]; !ok {
+				paths[f.Name], sizes[f.Name] = e.Path, f.Size
+			}
+		}
+	}
+	out := &ProfileAnswer{Image: img.Ref, Chain: img.Chain, Files: []ProfileEntry{}}
+	for _, n := range names {
+		out.Files = append(out.Files, ProfileEntry{fmt.Sprintf("sha256:%x", n), paths[n], sizes[n]})
+		out.Bytes += sizes[n]
+	}
+	return out, nil
+}
+
+func (a *Agent) dropProfile(image string) error {
+	img, err := a.find(image)
+	if err != nil {
+		return err
+	}
+	return a.files.SetProfile(img.Chain, nil)
+}
+
+// VerifyAnswer tells what a check of the cache found.
+type VerifyAnswer struct {
+	Files   int `json:"files"`
+	Damaged int `json:"damaged"`
+}
+
+func (a *Agent) verify(ctx context.Context) (v VerifyAnswer, err error) {
+	v.Files, v.Damaged, err = a.cache.Verify(ctx, nil)
+	return v, err
+}
+
+// Caller calls the API of an agent on this machine.
+type Caller struct{ http *http.Client }
+
+// ErrNoAgent is in the chain of errors when no agent answers.
+var ErrNoAgent = errors.New("no agent is running here")
+
+// NewCaller returns a Caller of the agent with a configuration.
+func NewCaller(cfg *config.Agent) *Caller {
+	socket := filepath.Join(cfg.Run, "agent.sock")
+	return &Caller{&http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		var d net.Dialer
+		c, err := d.DialContext(ctx, "unix", socket)
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ECONNREFUSED) {
+			err = fmt.Errorf("%w: %w", ErrNoAgent, err)
+		}
+		return c, err
+	}}}}
+}
+
+// Status asks for the state.
+func (c *Caller) Status(ctx context.Context) (s Status, err error) {
+	return s, c.call(ctx, http.MethodGet, apiStatus, nil, &s)
+}
+
+// Mount asks for an image at a directory.
+func (c *Caller) Mount(ctx context.Context, req MountRequest) (m MountAnswer, err error) {
+	return m, c.call(ctx, http.MethodPost, apiMount, req, &m)
+}
+
+// Umount takes a mount away.
+func (c *Caller) Umount(ctx context.Context, dir string) error {
+	return c.call(ctx, http.MethodPost, apiUmount, MountRequest{Dir: dir}, nil)
+}
+
+// Profile asks for the profile of an image or container.
+func (c *Caller) Profile(ctx context.Context, image string) (p ProfileAnswer, err error) {
+	return p, c.call(ctx, http.MethodGet, apiProfile+"?image="+url.QueryEscape(image), nil, &p)
+}
+
+// DropProfile has a profile forgotten on this node.
+func (c *Caller) DropProfile(ctx context.Context, image string) error {
+	return c.call(ctx, http.MethodDelete, apiProfile+"?image="+url.QueryEscape(image), nil, nil)
+}
+
+// Verify has every file of the cache read and compared with its name.
+func (c *Caller) Verify(ctx context.Context) (v VerifyAnswer, err error) {
+	return v, c.call(ctx, http.MethodPost, apiVerify, nil, &v)
+}
+
+func (c *Caller) call(ctx context.Context, method, path string, in, out any) error {
+	var body io.Reader = http.NoBody
+	if in != nil {
+		b, err := json.Marshal(in)
+		if err != nil {
+			return err
+		}
+		body = bytes.NewReader(b)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, "http://agent"+path, body)
+	if err != nil {
+		return err
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return fmt.Errorf("ask the agent: %w", err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(io.LimitReader(resp.Body, maxAPI))
+	if err != nil {
+		return fmt.Errorf("answer of the agent: %w", err)
+	}
+	if resp.StatusCode != http.StatusOK {
+		return errors.New(strings.TrimSpace(string(b)))
+	}
+	if out == nil {
+		return nil
+	}
+	if err := json.Unmarshal(b, out); err != nil {
+		return fmt.Errorf("answer of the agent: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,256 @@
+package agent
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"strings"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"example.org/slipway/client"
+)
+
+// maxCRI is the largest message passed on, in bytes; kubelet's own limit.
+const maxCRI = 16 << 20
+
+// imageProxy passes every call of kubelet on to containerd as it is, and learns
+// on the way which credential an image is pulled with: nothing else tells a
+// snapshotter. It implements no service, so that it fits any version of either.
+type imageProxy struct {
+	keys *keychain
+	log  *slog.Logger
+	srv  *grpc.Server
+	conn *grpc.ClientConn
+}
+
+// newImageProxy makes a proxy to the socket of containerd.
+func newImageProxy(containerd string, keys *keychain, log *slog.Logger) (*imageProxy, error) {
+	conn, err := grpc.NewClient("unix://"+containerd,
+		grpc.WithTransportCredentials(insecure.NewCredentials()), // a socket of this machine
+		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(rawCodec{}), grpc.MaxCallRecvMsgSize(maxCRI), grpc.MaxCallSendMsgSize(maxCRI)))
+	if err != nil {
+		return nil, fmt.Errorf("reach containerd at %s: %w", containerd, err)
+	}
+	p := &imageProxy{keys: keys, log: log, conn: conn}
+	p.srv = grpc.NewServer(grpc.ForceServerCodecV2(rawCodec{}), grpc.UnknownServiceHandler(p.pass),
+		grpc.MaxRecvMsgSize(maxCRI), grpc.MaxSendMsgSize(maxCRI))
+	return p, nil
+}
+
+// serve answers kubelet on l until close.
+func (p *imageProxy) serve(l net.Listener) error {
+	if err := p.srv.Serve(l); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+		return fmt.Errorf("serve the image service on %s: %w", l.Addr(), err)
+	}
+	return nil
+}
+
+func (p *imageProxy) close() error {
+	p.srv.Stop()
+	return p.conn.Close()
+}
+
+// pass carries one call.
+func (p *imageProxy) pass(_ any, in grpc.ServerStream) error {
+	method, ok := grpc.MethodFromServerStream(in)
+	if !ok {
+		return status.Error(codes.Internal, "the call has no method")
+	}
+	ctx, cancel := context.WithCancel(in.Context())
+	defer cancel()
+	if md, ok := metadata.FromIncomingContext(ctx); ok {
+		ctx = metadata.NewOutgoingContext(ctx, md.Copy())
+	}
+	out, err := p.conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, method)
+	if err != nil {
+		return err
+	}
+	requests := make(chan error, 1)
+	go func() { requests <- p.forward(method, in, out) }()
+	err = p.backward(out, in)
+	cancel()
+	if sent := <-requests; err == nil && sent != nil && !errors.Is(sent, context.Canceled) && status.Code(sent) != codes.Canceled {
+		err = sent
+	}
+	return err
+}
+
+func (p *imageProxy) forward(method string, in grpc.ServerStream, out grpc.ClientStream) error {
+	for {
+		var m rawMessage
+		if err := in.RecvMsg(&m); errors.Is(err, io.EOF) {
+			return out.CloseSend()
+		} else if err != nil {
+			return err
+		}
+		if strings.HasSuffix(method, ".ImageService/PullImage") {
+			p.learn(m.data)
+		}
+		if err := out.SendMsg(&m); err != nil {
+			return nil // backward gets the reason
+		}
+	}
+}
+
+func (p *imageProxy) backward(out grpc.ClientStream, in grpc.ServerStream) error {
+	headed := false
+	for {
+		var m rawMessage
+		err := out.RecvMsg(&m)
+		if !headed {
+			headed = true
+			if md, herr := out.Header(); herr == nil {
+				if err := in.SendHeader(md); err != nil {
+					return err
+				}
+			}
+		}
+		if err != nil {
+			in.SetTrailer(out.Trailer())
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
+			return err
+		}
+		if err := in.SendMsg(&m); err != nil {
+			return err
+		}
+	}
+}
+
+// learn takes the credential out of a PullImageRequest.
+func (p *imageProxy) learn(request []byte) {
+	image, cred, err := pullRequest(request)
+	if err != nil {
+		p.log.Warn("a pull of kubelet's could not be read; if its image needs a pull secret, its files cannot be fetched", "err", err)
+		return
+	}
+	if cred == (client.Credential{}) || image == "" {
+		return
+	}
+	ref, err := parseReference(image)
+	if err == nil {
+		err = p.keys.learn(ref, cred)
+	}
+	if err != nil {
+		p.log.Warn("the credential of a pull is not kept", "image", image, "err", err)
+	}
+}
+
+// errWire says that bytes are no message of the wanted form.
+var errWire = errors.New("malformed message")
+
+// pullRequest reads image and credential of a PullImageRequest of the CRI, v1:
+// image = 1 {image = 1}, auth = 2 {username = 1, password = 2, auth = 3,
+// server_address = 4, identity_token = 5, registry_token = 6}.
+func pullRequest(b []byte) (image string, c client.Credential, err error) {
+	err = eachText(b, func(n protowire.Number, v []byte) error {
+		switch n {
+		case 1:
+			return eachText(v, func(n protowire.Number, v []byte) error {
+				if n == 1 {
+					image = string(v)
+				}
+				return nil
+			})
+		case 2:
+			return eachText(v, func(n protowire.Number, v []byte) error {
+				switch n {
+				case 1:
+					c.Username = string(v)
+				case 2:
+					c.Password = string(v)
+				case 3:
+					if user, pass, ok := decodeBasic(string(v)); ok {
+						c.Username, c.Password = user, pass
+					}
+				case 5:
+					c.RefreshToken = string(v)
+				case 6:
+					c.AccessToken = string(v)
+				}
+				return nil
+			})
+		}
+		return nil
+	})
+	return image, c, err
+}
+
+// eachText calls do with each field of a message that is a text or a message.
+func eachText(b []byte, do func(protowire.Number, []byte) error) error {
+	for len(b) > 0 {
+		num, typ, n := protowire.ConsumeTag(b)
+		if n < 0 {
+			return errWire
+		}
+		b = b[n:]
+		if typ != protowire.BytesType {
+			if n = protowire.ConsumeFieldValue(num, typ, b); n < 0 {
+				return errWire
+			}
+			b = b[n:]
+			continue
+		}
+		v, n := protowire.ConsumeBytes(b)
+		if n < 0 {
+			return errWire
+		}
+		if err := do(num, v); err != nil {
+			return err
+		}
+		b = b[n:]
+	}
+	return nil
+}
+
+// decodeBasic reads the base64 of user:password, as docker's configuration has
+// it.
+func decodeBasic(s string) (user, pass string, ok bool) {
+	b, err := base64.StdEncoding.DecodeString(s)
+	if err != nil {
+		return "", "", false
+	}
+	user, pass, ok = strings.Cut(strings.TrimRight(string(b), "\x00"), ":")
+	return user, pass, ok
+}
+
+// rawMessage is a message that is passed on as it is.
+type rawMessage struct{ data []byte }
+
+// rawCodec neither encodes nor decodes. It bears the name of the codec whose
+// messages it carries.
+type rawCodec struct{}
+
+// Marshal implements encoding.CodecV2.
+func (rawCodec) Marshal(v any) (mem.BufferSlice, error) {
+	m, ok := v.(*rawMessage)
+	if !ok {
+		return nil, fmt.Errorf("pass on a %T", v)
+	}
+	return mem.BufferSlice{mem.SliceBuffer(m.data)}, nil
+}
+
+// Unmarshal implements encoding.CodecV2.
+func (rawCodec) Unmarshal(data mem.BufferSlice, v any) error {
+	m, ok := v.(*rawMessage)
+	if !ok {
+		return fmt.Errorf("pass on a %T", v)
+	}
+	m.data = data.Materialize()
+	return nil
+}
+
+// Name implements encoding.CodecV2.
+func (rawCodec) Name() string { return "proto" }

@@ -1,0 +1,254 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"example.org/slipway/config"
+	"example.org/slipway/gearfs/poolfs"
+	"example.org/slipway/gearfs/view"
+)
+
+// Listeners are the sockets of an agent. Those that are not configured are nil.
+type Listeners struct {
+	Snapshots, API, CRI, Metrics net.Listener
+}
+
+// socketNames are the sockets in the order in which a keeper hands them over.
+var socketNames = []string{"snapshots", "api", "cri", "metrics"}
+
+func (l *Listeners) all() []*net.Listener {
+	return []*net.Listener{&l.Snapshots, &l.API, &l.CRI, &l.Metrics}
+}
+
+// Close closes them.
+func (l *Listeners) Close() error {
+	var errs []error
+	for _, ln := range l.all() {
+		if *ln != nil {
+			errs = append(errs, (*ln).Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Listen opens the sockets of an agent. They are root's alone.
+func Listen(cfg *config.Agent) (_ Listeners, err error) {
+	var ls Listeners
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, ls.Close())
+		}
+	}()
+	lay := layoutOf(cfg)
+	if err := lay.makeDirs(); err != nil {
+		return ls, err
+	}
+	for i, path := range []string{cfg.Address, lay.api, cfg.CRI.Address} {
+		if path == "" {
+			continue
+		}
+		if *ls.all()[i], err = listenUnix(path); err != nil {
+			return ls, err
+		}
+	}
+	if cfg.Metrics.Addr != "" {
+		if ls.Metrics, err = net.Listen("tcp", cfg.Metrics.Addr); err != nil {
+			return ls, fmt.Errorf("metrics.addr: %w", err)
+		}
+	}
+	return ls, nil
+}
+
+// listenUnix listens on a socket, in place of one that nobody answers on.
+func listenUnix(path string) (net.Listener, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return nil, err
+	}
+	switch st, err := os.Lstat(path); {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return nil, err
+	case st.Mode().Type() != fs.ModeSocket:
+		return nil, fmt.Errorf("%s is in the way: it is no socket", path)
+	default:
+		if c, err := net.DialTimeout("unix", path, time.Second); err == nil {
+			_ = c.Close()
+			return nil, fmt.Errorf("%s is served already: is another agent running?", path)
+		}
+		if err := os.Remove(path); err != nil {
+			return nil, err
+		}
+	}
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return l, nil
+}
+
+// files are copies of the descriptors, for another process.
+func (l *Listeners) files() (fds []*os.File, names []string, err error) {
+	for i, ln := range l.all() {
+		f, ok := (*ln).(interface{ File() (*os.File, error) })
+		if !ok {
+			continue
+		}
+		fd, err := f.File()
+		if err != nil {
+			return fds, names, err
+		}
+		fds, names = append(fds, fd), append(names, socketNames[i])
+	}
+	return fds, names, nil
+}
+
+// InheritListeners takes over the sockets that a keeper handed to this process.
+func InheritListeners(names []string) (_ Listeners, err error) {
+	var ls Listeners
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, ls.Close())
+		}
+	}()
+	for i, name := range names {
+		fd := poolfs.WorkerFD + 1 + i
+		unix.CloseOnExec(fd)
+		f := os.NewFile(uintptr(fd), name)
+		if f == nil {
+			return ls, fmt.Errorf("descriptor %d is not there", fd)
+		}
+		l, err := net.FileListener(f)
+		if err = errors.Join(err, f.Close()); err != nil {
+			return ls, fmt.Errorf("socket for %s: %w", name, err)
+		}
+		if u, ok := l.(*net.UnixListener); ok {
+			u.SetUnlinkOnClose(false) // the next worker goes on with it
+		}
+		placed := false
+		for k, known := range socketNames {
+			if known == name {
+				*ls.all()[k], placed = l, true
+			}
+		}
+		if !placed {
+			return ls, errors.Join(fmt.Errorf("socket %q has no use", name), l.Close())
+		}
+	}
+	return ls, nil
+}
+
+// MountPool mounts the pool of an agent, in place of one that a process left
+// behind that is gone, and returns its descriptor.
+func MountPool(cfg *config.Agent, log *slog.Logger) (*os.File, error) {
+	lay := layoutOf(cfg)
+	if _, there, err := view.Mounted(lay.pool); err != nil {
+		return nil, err
+	} else if there {
+		log.Warn("the pool of an agent that is gone is replaced; containers that were running then must be started again to fetch further files", "pool", lay.pool)
+		if err := poolfs.Teardown(lay.pool); err != nil {
+			return nil, fmt.Errorf("take away the pool of an agent that is gone: %w", err)
+		}
+	}
+	if err := os.Remove(lay.state); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	dev, err := poolfs.Mount(lay.pool, nil)
+	if err != nil {
+		return nil, fmt.Errorf("mount the pool: %w", err)
+	}
+	return dev, nil
+}
+
+// Keep mounts the pool, opens the sockets, and keeps a worker running until ctx
+// ends. worker makes the command of a worker that was handed the sockets with
+// these names. While containers use files of the agent it goes on in spite of
+// ctx, until stop ends, too: they would get errors.
+func Keep(ctx, stop context.Context, cfg *config.Agent, worker func(sockets []string) *exec.Cmd, log *slog.Logger) error {
+	ls, err := Listen(cfg)
+	if err != nil {
+		return err
+	}
+	defer ls.Close()
+	fds, names, err := ls.files()
+	defer func() {
+		for _, f := range fds {
+			_ = f.Close()
+		}
+	}()
+	if err != nil {
+		return err
+	}
+	dev, err := MountPool(cfg, log)
+	if err != nil {
+		return err
+	}
+	defer dev.Close()
+	lay := layoutOf(cfg)
+	told := false
+	h := poolfs.NewHolder(dev, func() *exec.Cmd {
+		cmd := worker(names)
+		cmd.ExtraFiles = fds
+		return cmd
+	}, &poolfs.HolderOptions{State: lay.state, Bound: cfg.Fetch.OpenTimeout, Log: log, Busy: func() bool {
+		users := usersOf(cfg.Root)
+		if users == 0 || stop.Err() != nil {
+			return false
+		}
+		if !told {
+			told = true
+			log.Warn("containers still use files of the agent, which goes on until they are gone; a second signal ends it at once", "containers", users)
+		}
+		return true
+	}})
+	err = h.Run(ctx)
+	if errors.Is(err, context.Canceled) {
+		err = nil
+	}
+	return errors.Join(err, release(cfg, log))
+}
+
+// release unmounts the pool and the trees if no container uses them.
+func release(cfg *config.Agent, log *slog.Logger) error {
+	if n := usersOf(cfg.Root); n > 0 {
+		log.Warn("the pool stays mounted, as containers use it; they fetch no further files", "containers", n)
+		return nil
+	}
+	lay := layoutOf(cfg)
+	return errors.Join(poolfs.Teardown(lay.pool), view.UnmountBelow(lay.views))
+}
+
+// usersOf counts the overlays of an agent: the root file systems of containers.
+func usersOf(root string) int {
+	list, err := view.Mounts("/")
+	if err != nil {
+		return 1 // not known, so none may be harmed
+	}
+	cache := filepath.Join(root, "cache")
+	n := 0
+	for i := range list {
+		if list[i].Type != "overlay" {
+			continue
+		}
+		for _, d := range list[i].Layers().Data {
+			if filepath.Dir(d) == cache {
+				n++
+				break
+			}
+		}
+	}
+	return n
+}

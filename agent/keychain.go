@@ -1,0 +1,113 @@
+package agent
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"example.org/slipway/client"
+)
+
+// maxKeys bounds the credentials that are kept; each is of one repository.
+const maxKeys = 4096
+
+// keychain holds the credentials that images were pulled with, by repository,
+// as containerd's callers tell them. It is kept in a file of root's on a tmpfs:
+// an agent that starts again goes on fetching, and a reboot forgets them.
+type keychain struct {
+	file string
+
+	mu    sync.Mutex
+	keys  map[string]client.Credential
+	order []string // the oldest first
+}
+
+// keyFile is the form of the file.
+type keyFile struct {
+	Keys []keyEntry `json:"keys"`
+}
+
+type keyEntry struct {
+	Repo       string            `json:"repository"`
+	Credential client.Credential `json:"credential"`
+}
+
+// openKeychain reads what is in file, which need not be there. A file that is
+// not good is left out: then images are fetched as if nobody had logged in.
+func openKeychain(file string) (*keychain, error) {
+	k := &keychain{file: file, keys: map[string]client.Credential{}}
+	b, err := os.ReadFile(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return k, nil
+	}
+	if err != nil {
+		return k, fmt.Errorf("read credentials of images: %w", err)
+	}
+	var f keyFile
+	if err := json.Unmarshal(b, &f); err != nil {
+		return k, fmt.Errorf("%s is damaged, and images must be pulled again to log in", file) // err might quote a secret
+	}
+	for _, e := range f.Keys[:min(len(f.Keys), maxKeys)] {
+		k.put(e.Repo, e.Credential)
+	}
+	return k, nil
+}
+
+// credential returns the credential for an image and whether there is one.
+func (k *keychain) credential(ref reference) (client.Credential, bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	c, ok := k.keys[ref.host+"/"+ref.repo]
+	return c, ok
+}
+
+// learn keeps the credential that an image is being pulled with.
+func (k *keychain) learn(ref reference, c client.Credential) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	repo := ref.host + "/" + ref.repo
+	if old, ok := k.keys[repo]; ok && old == c {
+		return nil
+	}
+	k.put(repo, c)
+	return k.save()
+}
+
+func (k *keychain) put(repo string, c client.Credential) {
+	if _, ok := k.keys[repo]; !ok {
+		if len(k.order) >= maxKeys {
+			delete(k.keys, k.order[0])
+			k.order = k.order[1:]
+		}
+		k.order = append(k.order, repo)
+	}
+	k.keys[repo] = c
+}
+
+func (k *keychain) save() error {
+	var f keyFile
+	for _, repo := range k.order {
+		f.Keys = append(f.Keys, keyEntry{repo, k.keys[repo]})
+	}
+	b, err := json.Marshal(f)
+	if err != nil {
+		return fmt.Errorf("keep the credential of an image: %w", err)
+	}
+	tmp, err := os.CreateTemp(filepath.Dir(k.file), ".keys-") // mode 0600
+	if err != nil {
+		return fmt.Errorf("keep the credential of an image: %w", err)
+	}
+	defer os.Remove(tmp.Name())
+	_, err = tmp.Write(b)
+	if err = errors.Join(err, tmp.Close()); err == nil {
+		err = os.Rename(tmp.Name(), k.file)
+	}
+	if err != nil {
+		return fmt.Errorf("keep the credential of an image: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,330 @@
+package agent
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"example.org/slipway/gearclient"
+	"example.org/slipway/gearfs/view"
+	"example.org/slipway/oci"
+	"example.org/slipway/snapshotter"
+)
+
+// MountRequest asks for an image at a directory, without containerd.
+type MountRequest struct {
+	Image string `json:"image"`
+	// Dir must exist and is where the tree is to be.
+	Dir string `json:"dir"`
+	// Upper takes what is written; empty mounts read-only. Beside it the kernel
+	// needs a directory of its own, Upper with ".work" behind it.
+	Upper    string `json:"upper,omitempty"`
+	Platform string `json:"platform,omitempty"`
+}
+
+// MountAnswer tells what was mounted.
+type MountAnswer struct {
+	Image    string          `json:"image"`
+	Manifest oci.Digest      `json:"manifest"`
+	Chain    string          `json:"chain"`
+	Config   json.RawMessage `json:"config"`
+}
+
+// mountRecord is what is kept of such a mount.
+type mountRecord struct {
+	Image string `json:"image"`
+	Dir   string `json:"dir"`
+	Upper string `json:"upper,omitempty"`
+	Chain string `json:"chain"`
+}
+
+// key is what the container of a mount is called.
+func (r *mountRecord) key() string { return "mount:" + r.Dir }
+
+// mounts are the images mounted without containerd.
+type mounts struct {
+	dir    string
+	chains *chains
+
+	// claiming is held while chains are claimed that no record holds yet, so that
+	// they are not taken for left over.
+	claiming sync.RWMutex
+	mu       sync.Mutex
+	all      map[string]*mountRecord // by directory
+}
+
+// openMounts reads back what is mounted; what no longer is, is forgotten.
+func openMounts(dir string, c *chains) (*mounts, error) {
+	m := &mounts{dir: dir, chains: c, all: map[string]*mountRecord{}}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		name := filepath.Join(dir, e.Name())
+		b, err := os.ReadFile(name)
+		var r mountRecord
+		if err == nil {
+			err = json.Unmarshal(b, &r)
+		}
+		if err != nil || m.file(r.Dir) != name {
+			c.log.Warn("record of a mount is damaged", "file", name, "err", err)
+			continue
+		}
+		if mnt, there, err := view.Mounted(r.Dir); err == nil && there && mnt.Type == "overlay" {
+			m.all[r.Dir] = &r
+			if err := c.files.Adopt(r.key(), r.Chain); err != nil {
+				c.log.Warn("a mount is found again, but its image is not", "dir", r.Dir, "err", err)
+			}
+			continue
+		}
+		if err := m.forget(&r); err != nil {
+			c.log.Warn("a mount that is gone is not forgotten", "dir", r.Dir, "err", err)
+		}
+	}
+	return m, nil
+}
+
+func (m *mounts) file(dir string) string {
+	sum := sha256.Sum256([]byte(dir))
+	return filepath.Join(m.dir, hex.EncodeToString(sum[:16])+".json")
+}
+
+// mount mounts an image at a directory.
+func (m *mounts) mount(ctx context.Context, req MountRequest) (*MountAnswer, error) {
+	if err := checkMount(&req); err != nil {
+		return nil, err
+	}
+	img, l, r, err := m.reserve(ctx, &req)
+	if err != nil {
+		return nil, err
+	}
+	if err := m.overlay(ctx, r); err != nil {
+		m.mu.Lock()
+		delete(m.all, r.Dir)
+		m.mu.Unlock()
+		return nil, errors.Join(err, m.forget(r))
+	}
+	return &MountAnswer{Image: req.Image, Manifest: img.Manifest.Digest, Chain: l.ChainID, Config: img.Config}, nil
+}
+
+// reserve claims the layers of an image and notes that they are for a directory.
+func (m *mounts) reserve(ctx context.Context, req *MountRequest) (*gearclient.Image, *snapshotter.Layer, *mountRecord, error) {
+	m.claiming.RLock()
+	defer m.claiming.RUnlock()
+	img, l, err := m.claim(ctx, req.Image, req.Platform)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	r := &mountRecord{Image: req.Image, Dir: req.Dir, Upper: req.Upper, Chain: l.ChainID}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.all[r.Dir] != nil {
+		return nil, nil, nil, fmt.Errorf("%s is in use already", r.Dir)
+	}
+	m.all[r.Dir] = r
+	return img, l, r, nil
+}
+
+func checkMount(req *MountRequest) error {
+	if !filepath.IsAbs(req.Dir) || req.Upper != "" && !filepath.IsAbs(req.Upper) {
+		return errors.New("directories must be absolute paths")
+	}
+	req.Dir = filepath.Clean(req.Dir)
+	st, err := os.Stat(req.Dir)
+	if err != nil {
+		return err
+	}
+	if !st.IsDir() {
+		return fmt.Errorf("%s is no directory", req.Dir)
+	}
+	if mnt, there, err := view.Mounted(req.Dir); err != nil {
+		return err
+	} else if there {
+		return fmt.Errorf("%s is mounted at %s already (slipway umount takes it away)", mnt.Source, req.Dir)
+	}
+	return nil
+}
+
+// claim makes the layers of an image available.
+func (m *mounts) claim(ctx context.Context, image, platform string) (*gearclient.Image, *snapshotter.Layer, error) {
+	ref, err := parseReference(image)
+	if err != nil {
+		return nil, nil, err
+	}
+	reg, err := m.chains.regs.of(ref)
+	if err != nil {
+		return nil, nil, err
+	}
+	var p *gearclient.Platform
+	if platform != "" {
+		parsed, err := gearclient.ParsePlatform(platform)
+		if err != nil {
+			return nil, nil, err
+		}
+		p = &parsed
+	}
+	var img *gearclient.Image
+	err = reg.try(ctx, func(at *place) (err error) {
+		img, err = at.gear.One(ctx, reg.repo(ref.repo), ref.ref, p)
+		return err
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	if len(img.Layers) == 0 || len(img.Layers) != len(img.DiffIDs) {
+		return nil, nil, fmt.Errorf("%s has %d layers, and its configuration lists %d", image, len(img.Layers), len(img.DiffIDs))
+	}
+	var digests []string
+	for _, d := range img.Layers {
+		digests = append(digests, string(d.Digest))
+	}
+	l := &snapshotter.Layer{Manifest: string(img.Manifest.Digest), ImageRef: image}
+	for i, d := range digests {
+		l.Parent, l.Digest, l.DiffID, l.Layers = l.ChainID, d, string(img.DiffIDs[i]), digests[i:]
+		l.ChainID = chainID(l.Parent, l.DiffID)
+		ok, err := m.chains.claim(ctx, *l, false)
+		if err != nil {
+			return nil, nil, err
+		}
+		if !ok {
+			return nil, nil, fmt.Errorf("layer %s of %s has no index: its registry does not offer Gear, or has not converted it (slipway status tells there)", d, image)
+		}
+	}
+	return img, l, nil
+}
+
+// chainID names a layer together with those below it, as the image specification
+// says.
+func chainID(parent, diffID string) string {
+	if parent == "" {
+		return diffID
+	}
+	return string(oci.SHA256([]byte(parent + " " + diffID)))
+}
+
+// overlay mounts what a record says.
+func (m *mounts) overlay(ctx context.Context, r *mountRecord) error {
+	layers, err := m.chains.Mount(ctx, r.Chain)
+	if err != nil {
+		return err
+	}
+	o := view.OverlayOptions{Lower: layers.Lower, Data: layers.Data, Metacopy: layers.Metacopy}
+	if r.Upper != "" {
+		o.Upper, o.Work = r.Upper, r.Upper+".work"
+		if err := view.PrepareUpper(layers.Lower[0], o.Upper, o.Work); err != nil {
+			return err
+		}
+	}
+	b, err := json.MarshalIndent(r, "", " ")
+	if err != nil {
+		return err
+	}
+	if err := writeSynced(m.file(r.Dir), append(b, '\n')); err != nil {
+		return err
+	}
+	if err := view.Overlay(r.Dir, o); err != nil {
+		return err
+	}
+	err = m.chains.Started(ctx, snapshotter.Container{Key: r.key(), Chain: r.Chain, Mount: r.Dir})
+	if err != nil {
+		_, uerr := view.Unmount(r.Dir)
+		return errors.Join(err, uerr)
+	}
+	return nil
+}
+
+// umount takes a mount away, and what was only kept for it. The upper directory
+// and the files stay.
+func (m *mounts) umount(dir string) error {
+	m.mu.Lock()
+	r := m.all[filepath.Clean(dir)]
+	m.mu.Unlock()
+	if r == nil {
+		return fmt.Errorf("no image is mounted at %s by this agent: %w", dir, fs.ErrNotExist)
+	}
+	lazy, err := view.Unmount(r.Dir)
+	if err != nil {
+		return fmt.Errorf("unmount %s: %w", r.Dir, err)
+	}
+	if lazy {
+		m.chains.log.Info("a mount is still in use and goes when it is not", "dir", r.Dir)
+	}
+	if err := m.chains.Stopped(context.Background(), r.key()); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	delete(m.all, r.Dir)
+	m.mu.Unlock()
+	return m.forget(r)
+}
+
+// forget removes the record of a mount, and its chain and those below if nothing
+// else has them.
+func (m *mounts) forget(r *mountRecord) error {
+	m.claiming.Lock()
+	defer m.claiming.Unlock()
+	if err := os.Remove(m.file(r.Dir)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	line, err := m.chains.records.line(r.Chain)
+	if err != nil {
+		return nil //nolint:nilerr // what is not known needs no removal
+	}
+	all, err := m.chains.records.all(func(string, error) {})
+	if err != nil {
+		return err
+	}
+	slices.Reverse(line)
+	gone := map[string]bool{}
+	mounted := m.list()
+	for _, rec := range line {
+		used := rec.Snapshot
+		for i := range mounted {
+			used = used || mounted[i].Chain == rec.Chain
+		}
+		for _, o := range all {
+			used = used || o.Parent == rec.Chain && !gone[o.Chain]
+		}
+		if used {
+			return nil
+		}
+		gone[rec.Chain] = true
+		if err := m.chains.drop(rec.Chain); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// uses tells whether a chain is a part of what is mounted.
+func (m *mounts) uses(chain string) bool {
+	for _, r := range m.list() {
+		line, err := m.chains.records.line(r.Chain)
+		if err != nil || slices.ContainsFunc(line, func(rec *chainRecord) bool { return rec.Chain == chain }) {
+			return true // or not known
+		}
+	}
+	return false
+}
+
+// list returns the mounts, by directory.
+func (m *mounts) list() []mountRecord {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var out []mountRecord
+	for _, r := range m.all {
+		out = append(out, *r)
+	}
+	slices.SortFunc(out, func(a, b mountRecord) int { return strings.Compare(a.Dir, b.Dir) })
+	return out
+}

@@ -1,0 +1,168 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"example.org/slipway/client"
+	"example.org/slipway/gear"
+	"example.org/slipway/oci"
+)
+
+const (
+	// pullStreams is how many indexes are fetched at a time.
+	pullStreams = 8
+	// pullKeep is how long a fetched index waits for its layer to be asked for.
+	pullKeep = time.Minute
+	// noGearFor is how long a registry without Gear is not asked again.
+	noGearFor = time.Minute
+)
+
+// pulls fetch the indexes of layers. containerd asks for one layer after the
+// other; all of an image are fetched with the first.
+type pulls struct {
+	limits *gear.Limits
+	// wait is how long a layer that is being converted is waited for.
+	convertWait time.Duration
+	log         *slog.Logger
+	observe     func(registry string, rtt time.Duration, bytes int64, took time.Duration)
+
+	ctx   context.Context
+	work  *sync.WaitGroup
+	slots chan struct{}
+
+	mu   sync.Mutex
+	all  map[pullKey]*pull
+	none map[string]time.Time // registries without Gear, until when
+}
+
+type pullKey struct {
+	reg    *registry // one for each credential
+	repo   string
+	digest oci.Digest
+}
+
+// pull is an index being fetched.
+type pull struct {
+	done   chan struct{}
+	x      *gear.Index // nil: there is none
+	diffID string      // "" if the registry does not tell
+	err    error
+}
+
+func newPulls(ctx context.Context, work *sync.WaitGroup, convertWait time.Duration, limits *gear.Limits, log *slog.Logger,
+	observe func(string, time.Duration, int64, time.Duration)) *pulls {
+	return &pulls{limits: limits, convertWait: convertWait, log: log, observe: observe, ctx: ctx, work: work,
+		slots: make(chan struct{}, pullStreams), all: map[pullKey]*pull{}, none: map[string]time.Time{}}
+}
+
+// begin starts to fetch an index unless that is under way.
+func (p *pulls) begin(reg *registry, ref reference, d oci.Digest) *pull {
+	key := pullKey{reg, ref.repo, d}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if had := p.all[key]; had != nil {
+		return had
+	}
+	q := &pull{done: make(chan struct{})}
+	p.all[key] = q
+	p.work.Add(1)
+	go func() {
+		defer p.work.Done()
+		p.fetch(reg, ref, d, q)
+		close(q.done)
+		time.AfterFunc(pullKeep, func() { p.forget(key, q) })
+	}()
+	return q
+}
+
+func (p *pulls) forget(key pullKey, q *pull) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.all[key] == q {
+		delete(p.all, key)
+	}
+}
+
+// wait returns the index of a layer, nil if the registry has none, and the diff
+// ID of what it was made of if the registry tells.
+func (p *pulls) wait(ctx context.Context, reg *registry, ref reference, d oci.Digest) (*gear.Index, string, error) {
+	q := p.begin(reg, ref, d)
+	select {
+	case <-q.done:
+		p.forget(pullKey{reg, ref.repo, d}, q)
+		return q.x, q.diffID, q.err
+	case <-ctx.Done():
+		return nil, "", ctx.Err()
+	}
+}
+
+func (p *pulls) fetch(reg *registry, ref reference, d oci.Digest, q *pull) {
+	p.mu.Lock()
+	until := p.none[reg.host]
+	p.mu.Unlock()
+	if time.Now().Before(until) {
+		return
+	}
+	select {
+	case p.slots <- struct{}{}:
+		defer func() { <-p.slots }()
+	case <-p.ctx.Done():
+		q.err = p.ctx.Err()
+		return
+	}
+	q.err = reg.try(p.ctx, func(at *place) (err error) {
+		q.x, q.diffID, err = p.layer(at, reg.repo(ref.repo), d)
+		return err
+	})
+	switch { // another kind of registry, whose images are unpacked
+	case oci.HasCode(q.err, oci.CodeUnsupported):
+		p.mu.Lock()
+		p.none[reg.host] = time.Now().Add(noGearFor)
+		p.mu.Unlock()
+		q.err = nil
+	case oci.HasCode(q.err, oci.CodeNameUnknown):
+		q.err = nil
+	}
+}
+
+// layer reads the index of a layer at one place, nil if it has none.
+func (p *pulls) layer(at *place, repo string, d oci.Digest) (*gear.Index, string, error) {
+	began := time.Now()
+	for {
+		asked := time.Now()
+		r, l, err := at.reg.GearLayer(p.ctx, repo, d)
+		var pending *client.GearPendingError
+		switch {
+		case errors.As(err, &pending) && pending.RetryAfter > 0 && time.Since(began) < p.convertWait:
+			select {
+			case <-time.After(min(pending.RetryAfter, p.convertWait)):
+				continue
+			case <-p.ctx.Done():
+				return nil, "", p.ctx.Err()
+			}
+		case errors.As(err, &pending):
+			p.log.Info("a layer is unpacked, as the registry has not converted it", "layer", d, "repository", repo, "reason", pending)
+			return nil, "", nil
+		case oci.HasCode(err, oci.CodeBlobUnknown):
+			return nil, "", nil
+		case err != nil:
+			return nil, "", err
+		}
+		rtt := time.Since(asked)
+		x, err := gear.Decode(r, p.limits)
+		if err = errors.Join(err, r.Close()); err != nil {
+			return nil, "", fmt.Errorf("index of layer %s from %s: %w", d, at.url, err)
+		}
+		p.observe(at.url, rtt, r.Descriptor().Size, time.Since(asked)-rtt)
+		diffID := ""
+		if l.DiffID != ([32]byte{}) {
+			diffID = fmt.Sprintf("sha256:%x", l.DiffID)
+		}
+		return x, diffID, nil
+	}
+}

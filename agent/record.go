@@ -1,0 +1,264 @@
+package agent
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"example.org/slipway/gear"
+	"example.org/slipway/gearfs"
+)
+
+// chainRecord is what is kept of a claimed layer: with those below it, all that
+// is needed to mount it without the registry.
+type chainRecord struct {
+	Version int    `json:"version"`
+	Chain   string `json:"chain"`
+	Parent  string `json:"parent,omitempty"`
+	Digest  string `json:"digest"`
+	Ref     string `json:"ref"`
+	// Index is the SHA-256 of the layer's index, which lies beside the record.
+	Index   string             `json:"index"`
+	Sources []gearfs.SourceRef `json:"sources"`
+	// Layers are the digests of all layers of the chain, the lowest first.
+	Layers []string `json:"layers"`
+	// Snapshot tells that a snapshot of containerd's stands for it; others are
+	// there for mounts without containerd.
+	Snapshot bool `json:"snapshot,omitempty"`
+	// Image is the name of the compiled image file, once there is one.
+	Image string `json:"image,omitempty"`
+}
+
+const (
+	chainVersion   = 1
+	maxChainRecord = 1 << 20 // bytes
+)
+
+// errNoRecord says that a chain is not known.
+var errNoRecord = errors.New("layer is not known here")
+
+// records are the directory of chain records.
+type records struct {
+	dir    string
+	limits *gear.Limits
+}
+
+// path is the directory of a chain's record. Chain IDs come from containerd.
+func (r *records) path(chain string) (string, error) {
+	alg, hex, ok := strings.Cut(chain, ":")
+	if !ok || len(hex) < 32 || len(chain) > 200 || strings.Trim(alg, "abcdefghijklmnopqrstuvwxyz0123456789") != "" ||
+		strings.Trim(hex, "0123456789abcdef") != "" {
+		return "", fmt.Errorf("%.80q is no chain ID", chain)
+	}
+	return filepath.Join(r.dir, alg+"-"+hex), nil
+}
+
+// load reads a record. Errors: errNoRecord.
+func (r *records) load(chain string) (*chainRecord, error) {
+	dir, err := r.path(chain)
+	if err != nil {
+		return nil, err
+	}
+	b, err := os.ReadFile(filepath.Join(dir, "record.json"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%s: %w", chain, errNoRecord)
+	}
+	if err != nil {
+		return nil, err
+	}
+	rec, err := parseChainRecord(b)
+	if err == nil && rec.Chain != chain {
+		err = fmt.Errorf("it is of %s", rec.Chain)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("record of layer %s in %s: %w", chain, dir, err)
+	}
+	return rec, nil
+}
+
+func parseChainRecord(b []byte) (*chainRecord, error) {
+	if len(b) > maxChainRecord {
+		return nil, errors.New("too large")
+	}
+	var rec chainRecord
+	if err := json.Unmarshal(b, &rec); err != nil {
+		return nil, err
+	}
+	if rec.Version != chainVersion {
+		return nil, fmt.Errorf("version %d", rec.Version)
+	}
+	if rec.Image != "" && rec.Image != filepath.Base(rec.Image) {
+		return nil, fmt.Errorf("image file %q", rec.Image)
+	}
+	return &rec, nil
+}
+
+// create makes a record and the layer's index durable.
+func (r *records) create(rec *chainRecord, x *gear.Index) error {
+	dir, err := r.path(rec.Chain)
+	if err != nil {
+		return err
+	}
+	var enc bytes.Buffer
+	if err := x.Encode(&enc); err != nil {
+		return err
+	}
+	sum := sha256.Sum256(enc.Bytes())
+	rec.Version, rec.Index = chainVersion, hex.EncodeToString(sum[:])
+	tmp := dir + ".new"
+	if err := os.RemoveAll(tmp); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(tmp, 0o700); err != nil {
+		return err
+	}
+	if err := writeSynced(filepath.Join(tmp, "index"), enc.Bytes()); err != nil {
+		return err
+	}
+	if err := r.write(tmp, rec); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		return err
+	}
+	if err := os.Rename(tmp, dir); err != nil {
+		return err
+	}
+	return syncDir(r.dir)
+}
+
+// update replaces a record.
+func (r *records) update(rec *chainRecord) error {
+	dir, err := r.path(rec.Chain)
+	if err != nil {
+		return err
+	}
+	return r.write(dir, rec)
+}
+
+func (r *records) write(dir string, rec *chainRecord) error {
+	b, err := json.MarshalIndent(rec, "", " ")
+	if err != nil {
+		return err
+	}
+	name := filepath.Join(dir, "record.json")
+	if err := writeSynced(name+".new", append(b, '\n')); err != nil {
+		return err
+	}
+	if err := os.Rename(name+".new", name); err != nil {
+		return err
+	}
+	return syncDir(dir)
+}
+
+// index reads back a layer's index.
+func (r *records) index(rec *chainRecord) (*gear.Index, error) {
+	dir, err := r.path(rec.Chain)
+	if err != nil {
+		return nil, err
+	}
+	b, err := os.ReadFile(filepath.Join(dir, "index"))
+	if err != nil {
+		return nil, err
+	}
+	if sum := sha256.Sum256(b); hex.EncodeToString(sum[:]) != rec.Index {
+		return nil, fmt.Errorf("index of layer %s is damaged on disk; remove the image and pull it again", rec.Digest)
+	}
+	return gear.Decode(bytes.NewReader(b), r.limits)
+}
+
+// line returns the records of a chain and of all below it, the lowest first.
+func (r *records) line(chain string) ([]*chainRecord, error) {
+	var out []*chainRecord
+	for chain != "" {
+		rec, err := r.load(chain)
+		if err != nil {
+			return nil, err
+		}
+		if len(out) > 1000 {
+			return nil, fmt.Errorf("the layers below %s have no end", chain)
+		}
+		out = append(out, rec)
+		chain = rec.Parent
+	}
+	slices.Reverse(out)
+	return out, nil
+}
+
+// remove forgets a chain; one that is not known is no error.
+func (r *records) remove(chain string) error {
+	dir, err := r.path(chain)
+	if err != nil {
+		return nil //nolint:nilerr // never was a record's name
+	}
+	// The record goes first: without it the rest is a leftover.
+	if err := os.Remove(filepath.Join(dir, "record.json")); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return os.RemoveAll(dir)
+}
+
+// all lists the records that can be read. What was left by a crash is removed,
+// what is damaged is passed to bad.
+func (r *records) all(bad func(dir string, err error)) ([]*chainRecord, error) {
+	entries, err := os.ReadDir(r.dir)
+	if err != nil {
+		return nil, err
+	}
+	var out []*chainRecord
+	for _, e := range entries {
+		chain := strings.Replace(e.Name(), "-", ":", 1)
+		if dir, err := r.path(chain); err != nil || filepath.Base(dir) != e.Name() {
+			if strings.HasSuffix(e.Name(), ".new") {
+				err = os.RemoveAll(filepath.Join(r.dir, e.Name()))
+			}
+			if err != nil {
+				bad(e.Name(), err)
+			}
+			continue
+		}
+		rec, err := r.load(chain)
+		switch {
+		case errors.Is(err, errNoRecord):
+			err = r.remove(chain)
+			fallthrough
+		case err != nil:
+			if err != nil {
+				bad(e.Name(), err)
+			}
+		default:
+			out = append(out, rec)
+		}
+	}
+	return out, nil
+}
+
+func writeSynced(name string, b []byte) error {
+	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(b)
+	if err == nil {
+		err = f.Sync()
+	}
+	return errors.Join(err, f.Close())
+}
+
+func syncDir(dir string) error {
+	f, err := os.OpenFile(dir, os.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}

@@ -1,0 +1,64 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+
+	"example.org/slipway/config"
+	"example.org/slipway/gearfs/poolfs"
+)
+
+// RunWorker is the worker of a keeper, which handed over the sockets with these
+// names. It serves until ctx ends.
+func RunWorker(ctx context.Context, cfg *config.Agent, sockets []string, log *slog.Logger, ready func()) error {
+	dev, err := poolfs.Inherited(poolName)
+	if err != nil {
+		return fmt.Errorf("a worker is started by slipway agent only: %w", err)
+	}
+	defer dev.Close()
+	ls, err := InheritListeners(sockets)
+	if err != nil {
+		return err
+	}
+	a, err := New(ctx, cfg, dev, ls, log)
+	if err != nil {
+		return errors.Join(err, ls.Close())
+	}
+	return a.Run(ctx, ready)
+}
+
+// poolName is what systemd keeps the descriptor of the pool under.
+const poolName = "pool"
+
+// RunStored is an agent of one process below systemd, which keeps the descriptor
+// of the pool when the agent dies or is restarted.
+func RunStored(ctx context.Context, cfg *config.Agent, log *slog.Logger, ready func()) error {
+	dev, err := poolfs.Inherited(poolName)
+	if errors.Is(err, fs.ErrNotExist) {
+		lay := layoutOf(cfg)
+		if err := lay.makeDirs(); err != nil {
+			return err
+		}
+		if dev, err = MountPool(cfg, log); err != nil {
+			return err
+		}
+		if stored, err := poolfs.Store(dev, poolName); err != nil || !stored {
+			log.Warn("systemd does not keep the pool; a container that waits for a file when the agent dies gets an error (FileDescriptorStoreMax= in the unit)", "err", err)
+		}
+	} else if err != nil {
+		return err
+	}
+	defer dev.Close()
+	ls, err := Listen(cfg)
+	if err != nil {
+		return err
+	}
+	a, err := New(ctx, cfg, dev, ls, log)
+	if err != nil {
+		return errors.Join(err, ls.Close())
+	}
+	return a.Run(ctx, ready)
+}

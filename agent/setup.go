@@ -1,0 +1,229 @@
+package agent
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	"example.org/slipway/config"
+)
+
+// Change is a file that a set-up writes, or a step that a person must take.
+type Change struct {
+	// File is what is written; empty for a step.
+	File string `json:"file,omitempty"`
+	// Content is what it is to hold.
+	Content string `json:"content,omitempty"`
+	// Say tells what the change is for, or what is to be done.
+	Say string `json:"say"`
+}
+
+// Paths are where the programs of a node have their settings; tests have others.
+type Paths struct {
+	Containerd     string // default /etc/containerd/config.toml
+	ContainerdDir  string // files it imports; default /etc/containerd/conf.d
+	Hosts          string // its registries; default /etc/containerd/certs.d
+	Docker         string // default /etc/docker/daemon.json
+	KubeletDropIn  string // default /etc/systemd/system/kubelet.service.d/10-slipway.conf
+	SnapshotterKey string // name of the snapshotter; default slipway
+}
+
+func (p *Paths) defaults() {
+	def := func(s *string, d string) {
+		if *s == "" {
+			*s = d
+		}
+	}
+	def(&p.Containerd, "/etc/containerd/config.toml")
+	def(&p.ContainerdDir, "/etc/containerd/conf.d")
+	def(&p.Hosts, "/etc/containerd/certs.d")
+	def(&p.Docker, "/etc/docker/daemon.json")
+	def(&p.KubeletDropIn, "/etc/systemd/system/kubelet.service.d/10-slipway.conf")
+	def(&p.SnapshotterKey, "slipway")
+}
+
+const managed = "# Written by slipway agent setup; slipway agent setup --undo removes it.\n"
+
+// SetupContainerd tells containerd of the agent: a file that its configuration
+// imports, and one for each registry that the agent has at another place.
+func SetupContainerd(cfg *config.Agent, p Paths) []Change {
+	p.defaults()
+	var b strings.Builder
+	fmt.Fprintf(&b, "%sversion = 3\n\n[proxy_plugins.%s]\n  type = \"snapshot\"\n  address = %q\n  [proxy_plugins.%s.exports]\n    root = %q\n    enable_remote_snapshot_annotations = \"true\"\n\n",
+		managed, p.SnapshotterKey, cfg.Address, p.SnapshotterKey, filepath.Join(cfg.Root, "snapshots"))
+	fmt.Fprintf(&b, "[plugins.\"io.containerd.cri.v1.images\"]\n  snapshotter = %q\n  disable_snapshot_annotations = false\n\n", p.SnapshotterKey)
+	for _, name := range []string{"overlayfs", p.SnapshotterKey} {
+		fmt.Fprintf(&b, "[[plugins.\"io.containerd.transfer.v1.local\".unpack_config]]\n  platform = %q\n  snapshotter = %q\n  differ = \"walking\"\n\n", "linux/"+runtime.GOARCH, name)
+	}
+	out := []Change{{File: filepath.Join(p.ContainerdDir, "slipway.toml"), Content: b.String(), Say: "containerd: the agent as snapshotter " + p.SnapshotterKey}}
+	out = append(out, hosts(cfg, p.Hosts)...)
+	out = append(out, Change{Say: fmt.Sprintf("%s must import it: imports = [%q] near its top, then restart containerd", p.Containerd, filepath.Join(p.ContainerdDir, "*.toml"))})
+	return out
+}
+
+// hosts are containerd's settings of the registries that are elsewhere than their
+// names say, so that names of images stay as they are.
+func hosts(cfg *config.Agent, dir string) []Change {
+	var out []Change
+	for i := range cfg.Registries {
+		r := &cfg.Registries[i]
+		if len(r.URLs) == 1 && r.URLs[0] == "https://"+r.Host && r.Prefix == "" && r.CA == "" && !r.InsecureSkipVerify && r.Certificate == "" {
+			continue // as containerd does by itself
+		}
+		server := "https://" + r.Host
+		if r.Host == "docker.io" {
+			server = "https://registry-1.docker.io"
+		}
+		var b strings.Builder
+		fmt.Fprintf(&b, "%sserver = %q\n", managed, server)
+		for _, u := range r.URLs {
+			if r.Prefix != "" {
+				u = strings.TrimSuffix(u, "/") + "/v2/" + strings.TrimSuffix(r.Prefix, "/")
+			}
+			fmt.Fprintf(&b, "\n[host.%q]\n  capabilities = [\"pull\", \"resolve\"]\n", u)
+			if r.Prefix != "" {
+				b.WriteString("  override_path = true\n")
+			}
+			if r.CA != "" {
+				fmt.Fprintf(&b, "  ca = %q\n", r.CA)
+			}
+			if r.Certificate != "" {
+				fmt.Fprintf(&b, "  client = [[%q, %q]]\n", r.Certificate, r.Key)
+			}
+			if r.InsecureSkipVerify {
+				b.WriteString("  skip_verify = true\n")
+			}
+		}
+		out = append(out, Change{File: filepath.Join(dir, r.Host, "hosts.toml"), Content: b.String(), Say: "containerd: images of " + r.Host + " come from " + strings.Join(r.URLs, ", ")})
+	}
+	return out
+}
+
+// SetupDocker tells Docker Engine, from 29 on, to keep images with containerd and
+// the agent. What stands in its configuration stays.
+func SetupDocker(cfg *config.Agent, p Paths) ([]Change, error) {
+	p.defaults()
+	settings := map[string]any{}
+	b, err := os.ReadFile(p.Docker)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return nil, err
+	case len(bytes.TrimSpace(b)) > 0:
+		if err := json.Unmarshal(b, &settings); err != nil {
+			return nil, fmt.Errorf("%s: %w", p.Docker, err)
+		}
+	}
+	features, _ := settings["features"].(map[string]any)
+	if features == nil {
+		features = map[string]any{}
+	}
+	features["containerd-snapshotter"] = true
+	settings["features"], settings["storage-driver"] = features, p.SnapshotterKey
+	var mirrors []string
+	for i := range cfg.Registries {
+		if r := &cfg.Registries[i]; r.Host == "docker.io" && r.Prefix == "" {
+			mirrors = append(mirrors, r.URLs...)
+		}
+	}
+	if len(mirrors) > 0 {
+		settings["registry-mirrors"] = mirrors
+	}
+	out, err := json.MarshalIndent(settings, "", "  ")
+	if err != nil {
+		return nil, err
+	}
+	changes := []Change{{File: p.Docker, Content: string(out) + "\n", Say: "Docker: images are kept with containerd, by snapshotter " + p.SnapshotterKey}}
+	return append(changes, Change{Say: "Docker's containerd needs the agent too (slipway agent setup --containerd); then restart docker"}), nil
+}
+
+// SetupKubernetes has kubelet pull through the agent, which so learns the
+// credentials of pull secrets.
+func SetupKubernetes(cfg *config.Agent, p Paths) ([]Change, error) {
+	p.defaults()
+	if cfg.CRI.Address == "" {
+		return nil, errors.New("cri.address is not set in the agent's configuration; kubelet pulls through that socket")
+	}
+	unit := managed + "[Service]\nEnvironment=\"KUBELET_EXTRA_ARGS=--image-service-endpoint=unix://" + cfg.CRI.Address + "\"\n"
+	return append(SetupContainerd(cfg, p),
+		Change{File: p.KubeletDropIn, Content: unit, Say: "kubelet: images are pulled by way of the agent"},
+		Change{Say: "then systemctl daemon-reload && systemctl restart containerd kubelet"}), nil
+}
+
+// backupSuffix is put behind the name of a file of somebody else's that is
+// changed.
+const backupSuffix = ".before-slipway"
+
+// Apply writes the files of a set-up. A file that was there and is not ours is
+// kept beside it, once.
+func Apply(changes []Change) error {
+	for _, c := range changes {
+		if c.File == "" {
+			continue
+		}
+		old, err := os.ReadFile(c.File)
+		if err == nil && string(old) == c.Content {
+			continue
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		if err == nil && !strings.HasPrefix(string(old), managed) {
+			if _, serr := os.Lstat(c.File + backupSuffix); errors.Is(serr, fs.ErrNotExist) {
+				if err := writeFile(c.File+backupSuffix, string(old)); err != nil {
+					return err
+				}
+			}
+		}
+		if err := os.MkdirAll(filepath.Dir(c.File), 0o755); err != nil {
+			return err
+		}
+		if err := writeFile(c.File, c.Content); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Undo takes back what Apply did: files that were there before come back, others
+// go. A file that somebody has changed since is left alone, and is an error.
+func Undo(changes []Change) error {
+	var errs []error
+	for _, c := range changes {
+		if c.File == "" {
+			continue
+		}
+		now, err := os.ReadFile(c.File)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			continue
+		case err != nil:
+			errs = append(errs, err)
+			continue
+		case string(now) != c.Content && !strings.HasPrefix(string(now), managed):
+			errs = append(errs, fmt.Errorf("%s was changed since and is left alone", c.File))
+			continue
+		}
+		err = os.Rename(c.File+backupSuffix, c.File)
+		if errors.Is(err, fs.ErrNotExist) {
+			err = os.Remove(c.File)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// writeFile replaces a file; others may read it, as those programs' own.
+func writeFile(name, content string) error {
+	tmp := name + ".new"
+	if err := os.WriteFile(tmp, []byte(content), 0o644); err != nil {
+		return err
+	}
+	return os.Rename(tmp, name)
+}

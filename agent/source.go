@@ -1,0 +1,94 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+
+	"example.org/slipway/gear"
+	"example.org/slipway/gearclient"
+	"example.org/slipway/gearfs"
+	"example.org/slipway/oci"
+)
+
+// source is an image's repository at a place.
+type source struct {
+	p        *place
+	repo     string
+	manifest oci.Digest
+	files    *gearclient.Source
+}
+
+var _ gearfs.Source = (*source)(nil)
+
+// dial makes a source of what was written down of it.
+func (r *registries) dial(ref gearfs.SourceRef) (gearfs.Source, error) {
+	name, err := parseReference(ref.Credential)
+	if err != nil {
+		return nil, err
+	}
+	reg, err := r.of(name)
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range reg.places {
+		if p.url == ref.Registry {
+			img := &gearclient.Image{Repo: ref.Repo, Ref: ref.Manifest}
+			return &source{p, ref.Repo, oci.Digest(ref.Manifest), p.gear.Files(img, &gear.Index{})}, nil
+		}
+	}
+	return nil, fmt.Errorf("registry %s is at %s no more, says the configuration", name.host, ref.Registry)
+}
+
+// refs are the sources of an image of a registry.
+func (r *registry) refs(ref reference, manifest string) []gearfs.SourceRef {
+	var out []gearfs.SourceRef
+	for _, p := range r.places {
+		out = append(out, gearfs.SourceRef{Registry: p.url, Repo: r.repo(ref.repo), Manifest: manifest, Credential: ref.host + "/" + ref.repo})
+	}
+	return out
+}
+
+// Fetch implements [gear.FileSource].
+func (s *source) Fetch(ctx context.Context, files []gear.File, deliver func(int, io.Reader) error) error {
+	err := s.files.Fetch(ctx, files, deliver)
+	var missing *gearclient.MissingError
+	switch {
+	case errors.As(err, &missing):
+		return fmt.Errorf("%w: %w", fs.ErrNotExist, err)
+	case len(files) == 1:
+		return gone(err, oci.CodeBlobUnknown)
+	}
+	return err
+}
+
+// Range implements gearfs.Source.
+func (s *source) Range(ctx context.Context, f gear.File, off, n int64) (io.ReadCloser, error) {
+	r, err := s.p.reg.GearFile(ctx, s.repo, f.Name, off, n)
+	if err != nil {
+		return nil, gone(err, oci.CodeBlobUnknown)
+	}
+	return r, nil
+}
+
+// Profile implements gearfs.Source.
+func (s *source) Profile(ctx context.Context) ([]gear.Name, error) {
+	names, err := s.p.reg.GearProfile(ctx, s.repo, s.manifest)
+	return names, gone(err, oci.CodeManifestUnknown)
+}
+
+// ReportProfile implements gearfs.Source.
+func (s *source) ReportProfile(ctx context.Context, names []gear.Name) error {
+	return gone(s.p.reg.GearReportProfile(ctx, s.repo, s.manifest, names), oci.CodeManifestUnknown)
+}
+
+// gone makes an error of the registry's that something is not there one of
+// gearfs' kind.
+func gone(err error, code oci.Code) error {
+	if oci.HasCode(err, code) {
+		return fmt.Errorf("%w: %w", fs.ErrNotExist, err)
+	}
+	return err
+}

@@ -1,0 +1,294 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/coreos/go-systemd/v22/daemon"
+	"github.com/spf13/cobra"
+
+	"example.org/slipway/agent"
+	"example.org/slipway/config"
+)
+
+// agentFlags are the flags of all commands that have to do with an agent.
+type agentFlags struct {
+	file, root, address string
+}
+
+func (f *agentFlags) add(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&f.file, "config", "", "configuration file (see slipway agent config)")
+	cmd.Flags().StringVar(&f.root, "root", "", "directory of the agent (default /var/lib/slipway-agent)")
+}
+
+// load reads the configuration and logs its warnings.
+func (f *agentFlags) load() (*config.Agent, error) {
+	var over []config.Override
+	set := func(key, value, flag string) {
+		if value != "" {
+			over = append(over, config.Override{Key: key, Value: value, Source: flag})
+		}
+	}
+	root, err := absolute(f.root)
+	if err != nil {
+		return nil, err
+	}
+	set("root", root, "--root")
+	set("address", f.address, "--address")
+	cfg, warnings, err := config.LoadAgent(f.file, over)
+	for _, w := range warnings {
+		slog.Warn("configuration", "warning", w.String())
+	}
+	return cfg, err
+}
+
+func agentCommand() *cobra.Command {
+	var f agentFlags
+	var worker string
+	cmd := &cobra.Command{
+		Use:   "agent",
+		Short: "Run the node agent: containers start before their image is here",
+		Long: `Run the node agent. containerd uses it as a proxy snapshotter (slipway agent setup
+--containerd writes the settings); slipway mount uses it without containerd. It needs root.
+
+When it is told to end while containers use its files, it goes on until they are gone; a
+second signal ends it at once. kill -9 of the worker it starts disturbs no container.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cfg, err := f.load()
+			if err != nil {
+				return err
+			}
+			log := agentLogger(cfg, cmd.ErrOrStderr())
+			switch {
+			case cmd.Flags().Changed("worker"):
+				return runWorker(cmd.Context(), cfg, worker, log)
+			case os.Getenv("NOTIFY_SOCKET") != "":
+				return agent.RunStored(cmd.Context(), cfg, log, func() { _, _ = daemon.SdNotify(false, daemon.SdNotifyReady) })
+			default:
+				return keepAgent(cmd.Context(), cfg, &f, log)
+			}
+		},
+	}
+	f.add(cmd)
+	cmd.Flags().StringVar(&f.address, "address", "", "socket for containerd (default snapshotter.sock in the run directory)")
+	cmd.Flags().StringVar(&worker, "worker", "", "")
+	if err := cmd.Flags().MarkHidden("worker"); err != nil {
+		panic(err) // the flag is there
+	}
+	cmd.AddCommand(agentStatusCommand(), agentExplainCommand(), agentConfigCommand(), agentVerifyCommand(), agentSetupCommand())
+	return cmd
+}
+
+func agentLogger(cfg *config.Agent, w io.Writer) *slog.Logger {
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(cfg.Log.Level)); err != nil {
+		level = slog.LevelInfo // the configuration was checked
+	}
+	o := &slog.HandlerOptions{Level: level}
+	if cfg.Log.Formatter == "json" {
+		return slog.New(slog.NewJSONHandler(w, o))
+	}
+	return slog.New(slog.NewTextHandler(w, o))
+}
+
+// keepAgent is the keeper: it starts workers, this same program.
+func keepAgent(ctx context.Context, cfg *config.Agent, f *agentFlags, log *slog.Logger) error {
+	if os.Geteuid() != 0 {
+		return errors.New("the agent mounts file systems and must be root")
+	}
+	// The first signal ended ctx and gave signals back to their defaults; the
+	// second one is to end it too, but in order.
+	stop, ended := context.WithCancel(context.Background())
+	defer ended()
+	context.AfterFunc(ctx, func() {
+		again := make(chan os.Signal, 1)
+		signal.Notify(again, os.Interrupt, syscall.SIGTERM)
+		go func() {
+			select {
+			case <-again:
+				ended()
+			case <-stop.Done():
+			}
+		}()
+	})
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	return agent.Keep(ctx, stop, cfg, func(sockets []string) *exec.Cmd {
+		args := []string{"agent", "--worker=" + strings.Join(sockets, ","), "--root", cfg.Root, "--address", cfg.Address}
+		if f.file != "" {
+			args = append(args, "--config", f.file)
+		}
+		cmd := exec.Command(self, args...)
+		cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+		// A signal for the terminal's foreground is the keeper's to pass on.
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+		return cmd
+	}, log)
+}
+
+func runWorker(ctx context.Context, cfg *config.Agent, sockets string, log *slog.Logger) error {
+	var names []string
+	if sockets != "" {
+		names = strings.Split(sockets, ",")
+	}
+	return agent.RunWorker(ctx, cfg, names, log, func() {
+		log.Info("agent is ready", "root", cfg.Root, "snapshotter", cfg.Address)
+	})
+}
+
+// callFlags are the flags of commands that ask a running agent.
+type callFlags struct {
+	agentFlags
+	json bool
+}
+
+func (f *callFlags) add(cmd *cobra.Command) {
+	f.agentFlags.add(cmd)
+	cmd.Flags().BoolVar(&f.json, "json", false, "print the answer as JSON; durations are in nanoseconds")
+}
+
+func (f *callFlags) caller() (*agent.Caller, error) {
+	cfg, err := f.load()
+	if err != nil {
+		return nil, err
+	}
+	return agent.NewCaller(cfg), nil
+}
+
+// withAgentHint tells how an agent is started where none runs.
+func withAgentHint(err error) error {
+	if errors.Is(err, agent.ErrNoAgent) {
+		return fmt.Errorf("%w; start one with slipway agent, or name its directory with --root", err)
+	}
+	return err
+}
+
+func agentStatusCommand() *cobra.Command {
+	var f callFlags
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Show images, containers, and what was fetched for them",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, err := f.caller()
+			if err != nil {
+				return err
+			}
+			s, err := c.Status(cmd.Context())
+			if err != nil {
+				return withAgentHint(err)
+			}
+			return printReport(cmd.OutOrStdout(), f.json, s, func() { printAgent(cmd.OutOrStdout(), &s) })
+		},
+	}
+	f.add(cmd)
+	return cmd
+}
+
+func printAgent(w io.Writer, s *agent.Status) {
+	fmt.Fprintf(w, "agent %d in %s, since %s; images are mounted in the way %q\n", s.PID, s.Root, s.Started.Format(time.DateTime), s.Tier)
+	fmt.Fprintf(w, "cache: %d files of %s", s.Cache.Files, size(s.Cache.Bytes))
+	if s.Cache.MaxBytes > 0 {
+		fmt.Fprintf(w, ", of at most %s", size(s.Cache.MaxBytes))
+	}
+	fmt.Fprintln(w)
+	for i := range s.Images {
+		img := &s.Images[i]
+		fmt.Fprintf(w, "image %s (%.19s)\n  %d of %d files here, %s of %s", orElse(img.Ref, "without a name"), img.Chain, img.LocalFiles, img.Files, size(img.LocalBytes), size(img.Bytes))
+		if img.Decision.Mode != "" {
+			fmt.Fprintf(w, "; %s: %s", img.Decision.Mode, img.Decision.Reason)
+		}
+		fmt.Fprintf(w, "\n  fetched %s on demand, %s of the profile, %s in the background; %d waits, %s in all\n",
+			size(img.DemandBytes), size(img.ProfileBytes), size(img.BackgroundBytes), img.Stalls, img.Stalled.Round(time.Millisecond))
+	}
+	for i := range s.Containers {
+		c := &s.Containers[i]
+		fmt.Fprintf(w, "container %s of %.19s, since %s\n", c.ID, c.Chain, c.Started.Format(time.DateTime))
+	}
+	for i := range s.Sources {
+		if src := &s.Sources[i]; src.Error != "" {
+			fmt.Fprintf(w, "source %s: %d failures in a row, %d wrong contents; last: %s\n", src.Source, src.Failures, src.Lies, src.Error)
+		}
+	}
+}
+
+func orElse(s, or string) string {
+	if s == "" {
+		return or
+	}
+	return s
+}
+
+func agentExplainCommand() *cobra.Command {
+	var f callFlags
+	cmd := &cobra.Command{
+		Use:   "explain {IMAGE | CONTAINER}",
+		Short: "Tell how an image or container is started, and why so",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := f.caller()
+			if err != nil {
+				return err
+			}
+			x, err := c.Explain(cmd.Context(), args[0])
+			if err != nil {
+				return withAgentHint(err)
+			}
+			return printReport(cmd.OutOrStdout(), f.json, x, func() {
+				for _, line := range x.Lines {
+					fmt.Fprintln(cmd.OutOrStdout(), line)
+				}
+			})
+		},
+	}
+	f.add(cmd)
+	return cmd
+}
+
+func agentVerifyCommand() *cobra.Command {
+	var f callFlags
+	cmd := &cobra.Command{
+		Use:   "verify",
+		Short: "Read every file of the cache, and remove those that have changed",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, err := f.caller()
+			if err != nil {
+				return err
+			}
+			v, err := c.Verify(cmd.Context())
+			if err != nil {
+				return withAgentHint(err)
+			}
+			return printReport(cmd.OutOrStdout(), f.json, v, func() {
+				fmt.Fprintf(cmd.OutOrStdout(), "%d files read, %d were damaged and are gone; they are fetched again when they are needed\n", v.Files, v.Damaged)
+			})
+		},
+	}
+	f.add(cmd)
+	return cmd
+}
+
+func agentConfigCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "config",
+		Short: "Print an agent's configuration file with every key, its default and meaning",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, err := fmt.Fprint(cmd.OutOrStdout(), config.AgentExample())
+			return err
+		},
+	}
+}

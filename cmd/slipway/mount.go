@@ -1,0 +1,245 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"example.org/slipway/agent"
+	"example.org/slipway/config"
+)
+
+// absolute makes a path absolute; an empty one stays empty.
+func absolute(path string) (string, error) {
+	if path == "" {
+		return "", nil
+	}
+	return filepath.Abs(path)
+}
+
+// ensure returns the running agent of a configuration, or starts one, which then
+// goes on by itself: mounts need it as long as they are there.
+func ensure(ctx context.Context, f *agentFlags) (*agent.Caller, error) {
+	cfg, err := f.load()
+	if err != nil {
+		return nil, err
+	}
+	c := agent.NewCaller(cfg)
+	if _, err := c.Status(ctx); !errors.Is(err, agent.ErrNoAgent) {
+		return c, err
+	}
+	if os.Geteuid() != 0 {
+		return nil, errors.New("mounting needs root")
+	}
+	return c, startAgent(ctx, c, cfg, f)
+}
+
+// agentStart bounds how long an agent may take until it answers.
+const agentStart = 30 * time.Second
+
+func startAgent(ctx context.Context, c *agent.Caller, cfg *config.Agent, f *agentFlags) error {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(cfg.Root, 0o700); err != nil {
+		return err
+	}
+	name := filepath.Join(cfg.Root, "agent.log")
+	log, err := os.OpenFile(name, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	args := []string{"agent", "--root", cfg.Root}
+	if f.file != "" {
+		file, err := filepath.Abs(f.file)
+		if err != nil {
+			return err
+		}
+		args = append(args, "--config", file)
+	}
+	cmd := exec.Command(self, args...)
+	cmd.Stdout, cmd.Stderr, cmd.Dir = log, log, "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("start an agent: %w", err)
+	}
+	gone := make(chan error, 1)
+	go func() { gone <- cmd.Wait() }()
+	ctx, cancel := context.WithTimeout(ctx, agentStart)
+	defer cancel()
+	for {
+		if _, err := c.Status(ctx); err == nil {
+			return nil
+		}
+		select {
+		case err := <-gone:
+			return fmt.Errorf("the agent ended at once: %w; %s tells why", err, name)
+		case <-ctx.Done():
+			return fmt.Errorf("the agent does not answer: %w; %s tells why", ctx.Err(), name)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+func mountCommand() *cobra.Command {
+	var f agentFlags
+	var upper, platform string
+	cmd := &cobra.Command{
+		Use:   "mount IMAGE DIR",
+		Short: "Mount an image; its files come when they are opened",
+		Long: `Mount the file tree of REGISTRY/REPOSITORY:TAG at a directory that exists. The registry must
+be one that slipway serve runs, or a mirror that the agent's configuration names. Files are
+fetched when they are opened and kept for all images. The agent that does that is started if
+none runs for --root. slipway umount takes the mount away.`,
+		Example: "  slipway mount --root /tmp/state 127.0.0.1:5000/team/app:1 /mnt\n  slipway mount --root /tmp/state --rw /tmp/changes 127.0.0.1:5000/team/app:1 /mnt",
+		Args:    cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			began := time.Now()
+			dir, err := filepath.Abs(args[1])
+			if err != nil {
+				return err
+			}
+			if upper, err = absolute(upper); err != nil {
+				return err
+			}
+			c, err := ensure(cmd.Context(), &f)
+			if err != nil {
+				return err
+			}
+			m, err := c.Mount(cmd.Context(), agent.MountRequest{Image: args[0], Dir: dir, Upper: upper, Platform: platform})
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s (%s) is mounted at %s after %s\n", m.Image, m.Manifest, dir, time.Since(began).Round(time.Millisecond))
+			return err
+		},
+	}
+	f.add(cmd)
+	cmd.Flags().StringVar(&upper, "rw", "", "directory for what is written (default: the mount is read-only)")
+	cmd.Flags().StringVar(&platform, "platform", "", "os/architecture[/variant] (default: Linux on this machine's architecture)")
+	return cmd
+}
+
+func umountCommand() *cobra.Command {
+	var f agentFlags
+	cmd := &cobra.Command{
+		Use:   "umount DIR",
+		Short: "Take away what slipway mount mounted; fetched files and changes stay",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			dir, err := filepath.Abs(args[0])
+			if err != nil {
+				return err
+			}
+			cfg, err := f.load()
+			if err != nil {
+				return err
+			}
+			return withAgentHint(agent.NewCaller(cfg).Umount(cmd.Context(), dir))
+		},
+	}
+	f.add(cmd)
+	return cmd
+}
+
+// runFlags of slipway run.
+type runFlags struct {
+	agentFlags
+	platform, runtime string
+	env               []string
+	workdir           string
+	host              bool
+}
+
+func runCommand() *cobra.Command {
+	var f runFlags
+	cmd := &cobra.Command{
+		Use:   "run IMAGE [-- COMMAND [ARGUMENT...]]",
+		Short: "Run a command in a container of an image, through runc",
+		Long: `Mount an image as slipway mount does, run its command or another one in a container, and
+take everything away again but the fetched files. It is for trying an image out; what it
+writes is lost. The exit status is the command's.`,
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error { return runContainer(cmd, &f, args[0], args[1:]) },
+	}
+	f.add(cmd)
+	fl := cmd.Flags()
+	fl.StringVar(&f.platform, "platform", "", "os/architecture[/variant] (default: Linux on this machine's architecture)")
+	fl.StringVar(&f.runtime, "runtime", "runc", "program that runs containers")
+	fl.StringArrayVarP(&f.env, "env", "e", nil, "NAME=VALUE for its environment, may be repeated")
+	fl.StringVarP(&f.workdir, "workdir", "w", "", "directory to start in (default: the image's)")
+	fl.BoolVar(&f.host, "host-network", false, "use this machine's network (default: loopback only)")
+	return cmd
+}
+
+func runContainer(cmd *cobra.Command, f *runFlags, image string, command []string) (err error) {
+	runtime, err := exec.LookPath(f.runtime)
+	if err != nil {
+		return fmt.Errorf("%w; install runc, or name another runtime with --runtime", err)
+	}
+	ctx := cmd.Context()
+	c, err := ensure(ctx, &f.agentFlags)
+	if err != nil {
+		return err
+	}
+	cfg, err := f.load()
+	if err != nil {
+		return err
+	}
+	parent := filepath.Join(cfg.Root, "run-once")
+	if err := os.MkdirAll(parent, 0o700); err != nil {
+		return err
+	}
+	bundle, err := os.MkdirTemp(parent, "c")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(bundle)) }()
+	root := filepath.Join(bundle, "rootfs")
+	if err := os.Mkdir(root, 0o755); err != nil {
+		return err
+	}
+	m, err := c.Mount(ctx, agent.MountRequest{Image: image, Dir: root, Upper: filepath.Join(bundle, "upper"), Platform: f.platform})
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if uerr := c.Umount(context.WithoutCancel(ctx), root); uerr != nil { // what is mounted must not be deleted
+			err = errors.Join(err, uerr)
+			bundle = filepath.Join(bundle, "nothing")
+		}
+	}()
+	spec, err := agent.RuntimeSpec(m.Config, agent.RunOptions{Root: root, Command: command, Env: f.env, WorkingDir: f.workdir, HostNetwork: f.host})
+	if err != nil {
+		return err
+	}
+	b, err := json.MarshalIndent(spec, "", " ")
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(bundle, "config.json"), b, 0o600); err != nil {
+		return err
+	}
+	id := "slipway-" + strings.ToLower(filepath.Base(bundle))
+	run := exec.CommandContext(ctx, runtime, "--root", filepath.Join(cfg.Run, "runc"), "run", "--bundle", bundle, id)
+	run.Stdin, run.Stdout, run.Stderr = cmd.InOrStdin(), cmd.OutOrStdout(), cmd.ErrOrStderr()
+	run.Cancel = func() error { return run.Process.Signal(syscall.SIGTERM) }
+	run.WaitDelay = 10 * time.Second
+	err = run.Run()
+	var status *exec.ExitError
+	if errors.As(err, &status) && status.ExitCode() > 0 {
+		return exitCode{status.ExitCode(), fmt.Errorf("the command ended with status %d", status.ExitCode())}
+	}
+	return err
+}

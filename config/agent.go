@@ -1,0 +1,224 @@
+package config
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"reflect"
+	"strings"
+	"time"
+)
+
+// Agent is the configuration of the node agent. Make one with ParseAgent or
+// LoadAgent: the zero value lacks the defaults. Its file is written as the
+// server's is, but has no version and no variables of the environment are laid
+// over it.
+type Agent struct {
+	Root       string          `yaml:"root" default:"/var/lib/slipway-agent" doc:"Directory of the agent: files, indexes and containers' own changes. It must not lie on an overlay or a network file system."`
+	Run        string          `yaml:"run" doc:"Directory for sockets, mounts and what need not outlive a reboot, best on a tmpfs. Empty means /run/slipway-agent for the usual root, else a directory run in the root."`
+	Address    string          `yaml:"address" doc:"Socket that containerd calls as a proxy snapshotter. Empty means snapshotter.sock in run." example:"/run/slipway-agent/snapshotter.sock"`
+	Log        AgentLog        `yaml:"log" doc:"What is logged. Lines go to standard error."`
+	Metrics    AgentMetrics    `yaml:"metrics" doc:"Metrics and health over HTTP."`
+	Registries []AgentRegistry `yaml:"registries" doc:"Registries that need settings. Any other is reached by HTTPS under the name in the image, this machine's own addresses by HTTP, with the credentials of docker's configuration."`
+	Cache      AgentCache      `yaml:"cache" doc:"The files that all images share."`
+	Fetch      AgentFetch      `yaml:"fetch" doc:"How files come here."`
+	Profiles   AgentProfiles   `yaml:"profiles" doc:"Start-up profiles: which files a container opens first."`
+	CRI        AgentCRI        `yaml:"cri" doc:"Proxy between kubelet and containerd's image service, which learns the credentials of image pull secrets."`
+	Kernel     AgentKernel     `yaml:"kernel" doc:"What the kernel is used for. Everything is tried out at start."`
+
+	places places
+}
+
+// AgentLog configures the agent's log.
+type AgentLog struct {
+	Level     string `yaml:"level" default:"info" enum:"error|warn|info|debug" doc:"Least important line that is logged: error, warn, info or debug."`
+	Formatter string `yaml:"formatter" default:"text" enum:"text|json" doc:"Form of a log line: text or json."`
+}
+
+// AgentMetrics configures the agent's metrics.
+type AgentMetrics struct {
+	Addr string `yaml:"addr" doc:"Address to serve /metrics and /healthz on, of this machine only. Empty serves none." example:"127.0.0.1:5002"`
+}
+
+// AgentRegistry says how a registry is reached.
+type AgentRegistry struct {
+	Host                   string   `yaml:"host" doc:"Name of the registry in images, with its port if it has one." example:"registry.example.com"`
+	URLs                   []string `yaml:"urls" doc:"Where Slipway serves its images, the first that answers being used. Empty means https and the host." example:"https://registry.example.com"`
+	Prefix                 string   `yaml:"prefix" doc:"Put before the repository there, as for a mirror that has several registries." example:"docker.io/"`
+	CA                     string   `yaml:"ca" doc:"PEM file of the authorities that its certificate may come from. Empty means the system's."`
+	Certificate            string   `yaml:"certificate" doc:"PEM file of this node's certificate."`
+	Key                    string   `yaml:"key" doc:"PEM file of its key."`
+	InsecureSkipVerify     bool     `yaml:"insecure_skip_verify" doc:"True accepts any certificate."`
+	InsecureAllowPlaintext bool     `yaml:"insecure_allow_plaintext" doc:"True allows http URLs of other machines, which then carry passwords and images readable for all between."`
+	Username               string   `yaml:"username" doc:"User to log in as. Empty means docker's configuration and the credential helpers that it names."`
+	Password               string   `yaml:"password" secret:"true" doc:"Password of the user." example:"${file:/run/secrets/registry}"`
+}
+
+// AgentCache configures the cache of files.
+type AgentCache struct {
+	MaxBytes Size   `yaml:"max_bytes" default:"20GiB" min:"0" doc:"Most bytes of files kept. What running containers need goes last. 0 means no limit."`
+	Policy   string `yaml:"policy" default:"lru" enum:"lru|fifo" doc:"What goes first: lru, what was longest not opened; fifo, what came first."`
+}
+
+// AgentFetch configures fetching.
+type AgentFetch struct {
+	Mode            string        `yaml:"mode" default:"auto" enum:"auto|lazy|eager" doc:"lazy starts a container with its profile's files; eager with all files; auto decides for each image by its size, the speed of the link and the profile."`
+	OpenTimeout     time.Duration `yaml:"open_timeout" default:"60s" min:"1s" doc:"How long the open of a file that is not here may go without progress before it fails with EIO."`
+	ProfileTimeout  time.Duration `yaml:"profile_timeout" default:"10s" min:"0s" doc:"Longest time that the start of a container waits for its profile's files. They go on coming behind it."`
+	Streams         int           `yaml:"streams" default:"4" min:"1" doc:"Requests to one registry at a time."`
+	Background      bool          `yaml:"background" default:"true" doc:"Fetches the rest of the image of a running container, so that it needs the registry no more."`
+	BackgroundDelay time.Duration `yaml:"background_delay" default:"5s" min:"0s" doc:"How long after a container's start that begins."`
+	BackgroundRate  Size          `yaml:"background_rate" default:"0" min:"0" doc:"Bytes per second that it may take. 0 means no limit."`
+	ConvertTimeout  time.Duration `yaml:"convert_timeout" default:"2s" min:"0s" doc:"How long a pull waits for a layer that the registry is still converting. After that the layer is unpacked in the ordinary way."`
+}
+
+// AgentProfiles configures start-up profiles.
+type AgentProfiles struct {
+	Record   bool          `yaml:"record" default:"true" doc:"Tells the registry which files containers open first."`
+	Duration time.Duration `yaml:"duration" default:"20s" min:"1s" doc:"How long after the start of a container that is watched."`
+}
+
+// AgentKernel configures what the kernel is used for.
+type AgentKernel struct {
+	Tier        string `yaml:"tier" default:"auto" enum:"auto|full|metacopy|loop|plain" doc:"auto takes the best way to mount images that works; the others force one. plain is ordinary unpacking, of everything."`
+	Passthrough bool   `yaml:"passthrough" default:"true" doc:"Lets the kernel read a fetched file itself, where it can."`
+}
+
+// AgentCRI configures the proxy of the image service.
+type AgentCRI struct {
+	Address    string `yaml:"address" doc:"Socket for kubelet's --image-service-endpoint. Empty switches the proxy off." example:"/run/slipway-agent/cri.sock"`
+	Containerd string `yaml:"containerd" default:"/run/containerd/containerd.sock" doc:"Socket of containerd, to which every call is passed on."`
+}
+
+// LoadAgent reads the file at path and lays overrides over it. An empty path
+// stands for an empty file. The error is Problems when the configuration is
+// wrong; warnings may come with or without one.
+func LoadAgent(path string, overrides []Override) (*Agent, Warnings, error) {
+	if path == "" {
+		return ParseAgent(eof{}, &Options{Name: "agent", Overrides: overrides})
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, nil, fmt.Errorf("read configuration: %w", err)
+	}
+	defer f.Close()
+	return ParseAgent(f, &Options{Name: path, Overrides: overrides})
+}
+
+// ParseAgent is LoadAgent for text that is not in a file.
+func ParseAgent(r io.Reader, o *Options) (*Agent, Warnings, error) {
+	opts, rep, root, err := readTree(r, o)
+	if err != nil {
+		return nil, nil, err
+	}
+	a := &Agent{places: places{}}
+	setDefaults(reflect.ValueOf(a).Elem())
+	layers := &overlay{report: rep, root: root, typ: reflect.TypeFor[Agent]()}
+	layers.applyOverrides(opts.Overrides)
+	d := &decoder{report: rep, root: reflect.TypeFor[Agent](), places: a.places, expand: &expander{env: envMap(opts.Env), readFile: opts.ReadFile}}
+	d.value(root, reflect.ValueOf(a).Elem(), field{}, "")
+	v := &validator{report: rep, places: a.places}
+	v.tags(reflect.ValueOf(a).Elem(), "")
+	v.agent(a)
+	if err := rep.err(); err != nil {
+		return nil, rep.warnings, err
+	}
+	a.complete()
+	return a, rep.warnings, nil
+}
+
+// complete fills in what depends on other keys.
+func (a *Agent) complete() {
+	if a.Run == "" {
+		a.Run = a.Root + "/run"
+		if a.Root == "/var/lib/slipway-agent" {
+			a.Run = "/run/slipway-agent"
+		}
+	}
+	if a.Address == "" {
+		a.Address = a.Run + "/snapshotter.sock"
+	}
+	for i := range a.Registries {
+		if r := &a.Registries[i]; len(r.URLs) == 0 {
+			r.URLs = []string{"https://" + r.Host}
+		}
+	}
+}
+
+func (v *validator) agent(a *Agent) {
+	if !strings.HasPrefix(a.Root, "/") {
+		v.bad("root", "must be an absolute path")
+	}
+	if a.Run != "" && !strings.HasPrefix(a.Run, "/") {
+		v.bad("run", "must be an absolute path")
+	}
+	if a.Metrics.Addr != "" {
+		v.check("metrics.addr", checkAddr("tcp", a.Metrics.Addr))
+		if beyondLoopback("tcp", a.Metrics.Addr) {
+			v.bad("metrics.addr", "is reachable from other machines, and nobody is asked for a password: listen on 127.0.0.1, or put a proxy in front")
+		}
+	}
+	hosts := map[string]bool{}
+	for i := range a.Registries {
+		r, key := &a.Registries[i], fmt.Sprintf("registries[%d]", i)
+		switch {
+		case r.Host == "":
+			v.bad(key+".host", "is missing")
+		case strings.Contains(r.Host, "/"):
+			v.bad(key+".host", "must be a name as in images, without a scheme or path; urls says where it is")
+		case hosts[r.Host]:
+			v.bad(key+".host", "has settings already")
+		}
+		hosts[r.Host] = true
+		for j, u := range r.URLs {
+			at := fmt.Sprintf("%s.urls[%d]", key, j)
+			v.check(at, checkURL(u))
+			if rest, plain := strings.CutPrefix(u, "http://"); plain && !r.InsecureAllowPlaintext && beyondLoopback("tcp", hostPort(rest)) {
+				v.bad(at, "would carry images and passwords in the clear: use https, or say insecure_allow_plaintext: true")
+			}
+		}
+		if (r.Certificate == "") != (r.Key == "") {
+			v.bad(key+".certificate", "and key go together: one of them is missing")
+		}
+		if (r.Username == "") != (r.Password == "") {
+			v.bad(key+".username", "and password go together: one of them is missing")
+		}
+	}
+}
+
+// hostPort is the address in what follows the scheme of a URL.
+func hostPort(rest string) string {
+	host, _, _ := strings.Cut(rest, "/")
+	if i := strings.LastIndexByte(host, ':'); i < 0 || strings.HasSuffix(host, "]") {
+		return host + ":80"
+	}
+	return host
+}
+
+// AgentExample returns an agent's configuration file with every key, its
+// meaning and its default.
+func AgentExample() string {
+	w := &exampleWriter{}
+	w.comment(0, "Configuration of the Slipway node agent, with every key and its default.")
+	w.comment(0, "Keys that are commented out have none.")
+	w.b.WriteByte('\n')
+	a := &Agent{}
+	setDefaults(reflect.ValueOf(a).Elem())
+	w.section(reflect.ValueOf(a).Elem(), "", 0)
+	return w.b.String()
+}
+
+// Redacted returns the configuration as a YAML file without its secrets.
+func (a Agent) Redacted() ([]byte, error) { return redactedYAML(reflect.ValueOf(a)) }
+
+// String implements fmt.Stringer with Redacted.
+func (a Agent) String() string {
+	b, err := a.Redacted()
+	if err != nil {
+		return err.Error()
+	}
+	return string(b)
+}
+
+// GoString implements fmt.GoStringer with Redacted.
+func (a Agent) GoString() string { return a.String() }

@@ -1,0 +1,109 @@
+package cachedir
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"example.org/slipway/gear"
+)
+
+// mapMagic begins the bitmap of a partial file; its last byte is the version.
+const mapMagic = "SLGPMAP\x01"
+
+// mapHeader is the length in bytes of what comes before the bits:
+//
+//	0   8   magic
+//	8   32  name of the file
+//	40  8   its size, little endian
+//	48  32  SHA-256 of the digests of its chunks, one after the other
+//	80  4   CRC-32C of all before, little endian
+//	84      a bit for each chunk, the low ones of a byte first
+const mapHeader = 84
+
+// mapRecord is the bitmap of a partial file. The bits have no checksum: they say
+// which chunks are worth comparing.
+type mapRecord struct {
+	name gear.Name
+	size int64
+	sum  gear.Name
+	bits bitmap
+}
+
+func (m mapRecord) append(b []byte) []byte {
+	at := len(b)
+	b = append(b, mapMagic...)
+	b = append(b, m.name[:]...)
+	b = binary.LittleEndian.AppendUint64(b, uint64(m.size))
+	b = append(b, m.sum[:]...)
+	b = binary.LittleEndian.AppendUint32(b, crc32.Checksum(b[at:], crc32.MakeTable(crc32.Castagnoli)))
+	return append(b, m.bits...)
+}
+
+// parseMap reads a bitmap.
+func parseMap(b []byte) (mapRecord, error) {
+	var m mapRecord
+	if len(b) < mapHeader || string(b[:8]) != mapMagic {
+		return m, errors.New("not a bitmap of version 1")
+	}
+	if binary.LittleEndian.Uint32(b[80:]) != crc32.Checksum(b[:80], crc32.MakeTable(crc32.Castagnoli)) {
+		return m, errors.New("bitmap with a wrong checksum")
+	}
+	size := binary.LittleEndian.Uint64(b[40:])
+	if size < gear.LargeFile || size > gear.MaxFile {
+		return m, fmt.Errorf("bitmap of a file of %d bytes", size)
+	}
+	n := gear.ChunkCount(int64(size))
+	if len(b)-mapHeader != (n+7)/8 {
+		return m, fmt.Errorf("bitmap of %d chunks in %d bytes", n, len(b)-mapHeader)
+	}
+	m = mapRecord{name: gear.Name(b[8:40]), size: int64(size), sum: gear.Name(b[48:80]), bits: b[mapHeader:]}
+	for i := n; i < 8*len(m.bits); i++ {
+		if m.bits.get(i) {
+			return mapRecord{}, fmt.Errorf("bitmap of %d chunks has chunk %d", n, i)
+		}
+	}
+	return m, nil
+}
+
+// loadPartials finds the partial files and counts their space. One without a
+// bitmap is removed, and the other way round.
+func (d *Dir) loadPartials() error {
+	dir := filepath.Join(d.root, partialDir)
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		base, isMap := strings.CutSuffix(e.Name(), bitmapSuffix)
+		name, ok := parseName(base)
+		other := base + bitmapSuffix
+		if isMap {
+			other = base
+		}
+		var st unix.Stat_t
+		if ok {
+			ok = unix.Lstat(filepath.Join(dir, other), &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFREG
+		}
+		if !ok || d.files.get(&name) != nil {
+			if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return err
+			}
+			continue
+		}
+		if isMap { // st is that of the chunks
+			p := &Partial{d: d, stamp: stampOf(max(st.Mtim.Sec, st.Atim.Sec)), bytes: st.Blocks * 512}
+			p.f.Name, p.f.Size = name, st.Size
+			d.partials[name] = p
+			d.partial += p.bytes
+		}
+	}
+	return nil
+}

@@ -1,0 +1,440 @@
+package cachedir
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"example.org/slipway/gear"
+)
+
+// ErrMissing is returned, wrapped, for bytes of a partial file that are not there
+// yet.
+var ErrMissing = errors.New("chunk is not there yet")
+
+// Partial is a large file of which some chunks are there. All who ask for the
+// same file share one. What a chunk holds is compared with its digest before it
+// counts: when it arrives, and, since a crash may have lost some of it, when it
+// is used for the first time after a start. It may be used concurrently.
+type Partial struct {
+	d   *Dir
+	f   gear.File
+	sum gear.Name // of the list of chunks
+
+	// Guarded by d.mu. stamp is when it was closed last.
+	refs  int
+	stamp uint32
+	bytes int64 // disk space as it is counted in d.partial
+
+	// finish is held while the whole is hashed and published. Before mu.
+	finish sync.Mutex
+	// mu guards all below; after finish and before d.mu.
+	mu        sync.Mutex
+	data, bm  *os.File // nil while nobody has it open
+	have      bitmap   // what the bitmap on disk says
+	good      bitmap   // what was compared
+	left      int      // chunks that are not good
+	published bool
+	broken    error
+}
+
+// bitmap has a bit for each chunk.
+type bitmap []byte
+
+func (b bitmap) get(i int) bool { return b[i/8]>>(i%8)&1 != 0 }
+
+func (b bitmap) set(i int, to bool) {
+	b[i/8] &^= 1 << (i % 8)
+	if to {
+		b[i/8] |= 1 << (i % 8)
+	}
+}
+
+// partialPath is where the chunks of a file are; the bitmap is beside them.
+func (d *Dir) partialPath(name gear.Name) string {
+	return filepath.Join(d.root, partialDir, hex.EncodeToString(name[:]))
+}
+
+const bitmapSuffix = ".map"
+
+// Partial opens a large file for its chunks to be put there, whatever is there of
+// it. Each handle must be closed. Errors: fs.ErrExist, wrapped, when the whole
+// file is there; gear.ErrContent when the file is open with other chunks.
+func (d *Dir) Partial(f gear.File) (*Partial, error) {
+	if f.Size < gear.LargeFile || f.Size > gear.MaxFile || len(f.Chunks) != gear.ChunkCount(f.Size) {
+		return nil, fmt.Errorf("file %x of %d bytes has %d chunks: %w", f.Name, f.Size, len(f.Chunks), gear.ErrContent)
+	}
+	sum := chunksSum(f.Chunks)
+	d.mu.Lock()
+	if d.files.get(&f.Name) != nil {
+		d.mu.Unlock()
+		return nil, fmt.Errorf("file %x: %w", f.Name, fs.ErrExist)
+	}
+	p := d.partials[f.Name]
+	if p != nil && p.refs == 0 && (p.f.Size != f.Size || p.sum != sum && p.sum != gear.Name{}) {
+		d.dropPartial(p) // of an index that is not believed any more
+		p = nil
+	}
+	if p == nil {
+		p = &Partial{d: d}
+		d.partials[f.Name] = p
+	}
+	if p.refs == 0 {
+		p.f, p.sum = f, sum
+	}
+	same := p.f.Size == f.Size && p.sum == sum
+	if same {
+		p.refs++
+	}
+	d.mu.Unlock()
+	if !same {
+		return nil, fmt.Errorf("file %x is open with other chunks: %w", f.Name, gear.ErrContent)
+	}
+	if err := p.open(); err != nil {
+		p.Close()
+		return nil, err
+	}
+	return p, nil
+}
+
+// chunksSum identifies a list of chunks.
+func chunksSum(chunks []gear.Name) gear.Name {
+	h := sha256.New()
+	for i := range chunks {
+		h.Write(chunks[i][:])
+	}
+	return gear.Name(h.Sum(nil))
+}
+
+// open opens the two files unless they are.
+func (p *Partial) open() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.data != nil || p.published {
+		return p.broken
+	}
+	path := p.d.partialPath(p.f.Name)
+	data, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	bm, err := os.OpenFile(path+bitmapSuffix, os.O_RDWR|os.O_CREATE, 0o600)
+	if err == nil {
+		err = p.load(data, bm)
+	}
+	if err != nil {
+		_ = data.Close()
+		if bm != nil {
+			_ = bm.Close()
+		}
+		return fmt.Errorf("open partial file %x: %w", p.f.Name, err)
+	}
+	p.data, p.bm = data, bm
+	return nil
+}
+
+// load reads the bitmap, or begins anew if it is not that of the file.
+func (p *Partial) load(data, bm *os.File) error {
+	if p.good != nil { // it was open before
+		return nil
+	}
+	n := len(p.f.Chunks)
+	p.good, p.left = make(bitmap, (n+7)/8), n
+	raw, err := io.ReadAll(io.LimitReader(bm, mapHeader+int64(len(p.good))+1))
+	if err != nil {
+		return err
+	}
+	m, err := parseMap(raw)
+	if err == nil && m.name == p.f.Name && m.size == p.f.Size && m.sum == p.sum {
+		p.have = m.bits
+		return data.Truncate(p.f.Size)
+	}
+	p.have = make(bitmap, len(p.good))
+	if err := data.Truncate(0); err != nil {
+		return err
+	}
+	if err := data.Truncate(p.f.Size); err != nil {
+		return err
+	}
+	if err := bm.Truncate(0); err != nil {
+		return err
+	}
+	_, err = bm.WriteAt(mapRecord{p.f.Name, p.f.Size, p.sum, p.have}.append(nil), 0)
+	return err
+}
+
+// Close gives the handle back. What is there stays.
+func (p *Partial) Close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	d := p.d
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	p.refs--
+	p.stamp = d.stamp()
+	if p.refs > 0 || p.data == nil {
+		return
+	}
+	_ = p.data.Close()
+	if p.bm != nil {
+		_ = p.bm.Close()
+	}
+	p.data, p.bm = nil, nil
+	if p.broken != nil && d.partials[p.f.Name] == p {
+		d.dropPartial(p)
+	}
+}
+
+// File is the content.
+func (p *Partial) File() gear.File { return p.f }
+
+// Missing lists the chunks of the n bytes from off that are not there.
+func (p *Partial) Missing(off, n int64) []int {
+	if n <= 0 || off >= p.f.Size || off < 0 {
+		return nil
+	}
+	var out []int
+	for i := int(off / gear.ChunkSize); i <= int((min(off+n, p.f.Size)-1)/gear.ChunkSize); i++ {
+		if !p.ready(i) {
+			out = append(out, i)
+		}
+	}
+	return out
+}
+
+// Left is how many chunks have not come, or have not been compared since the
+// start.
+func (p *Partial) Left() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.left
+}
+
+// ready tells whether a chunk is there, and compares it if that was not done yet.
+func (p *Partial) ready(i int) bool {
+	p.mu.Lock()
+	good, have, data := p.good.get(i), p.have.get(i), p.data
+	p.mu.Unlock()
+	if good || !have {
+		return good
+	}
+	buf := make([]byte, gear.ChunkLen(p.f.Size, i))
+	_, err := data.ReadAt(buf, int64(i)*gear.ChunkSize)
+	ok := err == nil && sha256.Sum256(buf) == p.f.Chunks[i]
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.good.get(i) {
+		return true
+	}
+	if ok {
+		p.good.set(i, true)
+		p.left--
+		return true
+	}
+	if !p.have.get(i) {
+		return false
+	}
+	// Lost in a crash, or damaged: blocks that a new copy leaves out must be zero.
+	if err := unix.Fallocate(int(data.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(i)*gear.ChunkSize, int64(len(buf))); err != nil {
+		p.broken = fmt.Errorf("clear chunk %d of partial file %x: %w", i, p.f.Name, err)
+		return false
+	}
+	p.have.set(i, false)
+	return false
+}
+
+// PutChunk adds a chunk. One that is there already is ignored. Errors:
+// gear.ErrContent for bytes that are not the chunk's; ErrFull.
+func (p *Partial) PutChunk(i int, b []byte) error {
+	if i < 0 || i >= len(p.f.Chunks) || len(b) != gear.ChunkLen(p.f.Size, i) {
+		return fmt.Errorf("chunk %d of file %x with %d bytes: %w", i, p.f.Name, len(b), gear.ErrContent)
+	}
+	if got := sha256.Sum256(b); got != p.f.Chunks[i] {
+		return fmt.Errorf("chunk %d of file %x has the name %x: %w", i, p.f.Name, got, gear.ErrContent)
+	}
+	if p.ready(i) {
+		return nil
+	}
+	p.mu.Lock()
+	data, broken := p.data, p.broken
+	p.mu.Unlock()
+	if broken != nil {
+		return broken
+	}
+	if data == nil {
+		return fs.ErrClosed
+	}
+	// Two writers of one chunk write the same bytes.
+	if _, err := p.d.writeSparse(int(data.Fd()), b, int64(i)*gear.ChunkSize); err != nil {
+		return fmt.Errorf("partial file %x: %w", p.f.Name, err)
+	}
+	if err := p.put(i); err != nil {
+		return fmt.Errorf("bitmap of partial file %x: %w", p.f.Name, err)
+	}
+	return p.account()
+}
+
+// put notes that a chunk was written.
+func (p *Partial) put(i int) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.good.get(i) {
+		return nil
+	}
+	p.good.set(i, true)
+	p.have.set(i, true)
+	p.left--
+	if p.bm == nil {
+		return nil
+	}
+	return p.d.withRoom(0, func() error {
+		_, err := p.bm.WriteAt(p.have[i/8:i/8+1], mapHeader+int64(i/8))
+		return err
+	})
+}
+
+// account counts the disk space it takes by now.
+func (p *Partial) account() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.data == nil || p.published {
+		return nil
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(p.data.Fd()), &st); err != nil {
+		return fmt.Errorf("stat partial file %x: %w", p.f.Name, err)
+	}
+	d := p.d
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.partial += st.Blocks*512 - p.bytes
+	p.bytes = st.Blocks * 512
+	d.trim(0)
+	return nil
+}
+
+// ReadAt reads bytes whose chunks are there, and io.EOF at the end of the file.
+// Errors: ErrMissing, with the number of bytes before the first missing chunk.
+func (p *Partial) ReadAt(b []byte, off int64) (int, error) {
+	if off < 0 {
+		return 0, fs.ErrInvalid
+	}
+	if off >= p.f.Size {
+		return 0, io.EOF
+	}
+	want := b[:min(int64(len(b)), p.f.Size-off)]
+	missing := p.Missing(off, int64(len(want)))
+	if len(missing) > 0 {
+		want = want[:max(0, int64(missing[0])*gear.ChunkSize-off)]
+	}
+	p.mu.Lock()
+	data, broken := p.data, p.broken
+	p.mu.Unlock()
+	if broken != nil {
+		return 0, broken
+	}
+	if data == nil {
+		return 0, fs.ErrClosed
+	}
+	n, err := data.ReadAt(want, off)
+	switch {
+	case n == len(want) && len(missing) > 0:
+		return n, fmt.Errorf("chunk %d of file %x: %w", missing[0], p.f.Name, ErrMissing)
+	case n == len(want) && n < len(b):
+		return n, io.EOF
+	case n == len(want):
+		return n, nil
+	case errors.Is(err, io.EOF):
+		err = io.ErrUnexpectedEOF // cut by somebody
+	}
+	return n, err
+}
+
+// Complete publishes the file when all chunks are there. It reads the whole of
+// it, since chunks that are what an index says need not be the content that it
+// names. The handle stays usable. Errors: ErrMissing; gear.ErrContent, after
+// which nothing can be read from it any more.
+func (p *Partial) Complete(ctx context.Context) error {
+	p.finish.Lock()
+	defer p.finish.Unlock()
+	p.mu.Lock()
+	published, left, data, broken := p.published, p.left, p.data, p.broken
+	p.mu.Unlock()
+	switch {
+	case broken != nil:
+		return broken
+	case published:
+		return nil
+	case left > 0:
+		return fmt.Errorf("%d chunks of file %x: %w", left, p.f.Name, ErrMissing)
+	case data == nil:
+		return fs.ErrClosed
+	}
+	got, err := p.hash(ctx, data)
+	if err != nil {
+		return err
+	}
+	if got != p.f.Name {
+		err := fmt.Errorf("file %x, all chunks of which are as its index says, has the name %x: %w", p.f.Name, got, gear.ErrContent)
+		p.mu.Lock()
+		p.broken = err
+		p.mu.Unlock()
+		return err
+	}
+	return p.publish(data)
+}
+
+// hash returns the SHA-256 of the whole.
+func (p *Partial) hash(ctx context.Context, data *os.File) (gear.Name, error) {
+	h := sha256.New()
+	r := io.NewSectionReader(data, 0, p.f.Size)
+	buf := make([]byte, readBuffer)
+	for {
+		if err := ctx.Err(); err != nil {
+			return gear.Name{}, err
+		}
+		n, err := r.Read(buf)
+		h.Write(buf[:n])
+		if errors.Is(err, io.EOF) {
+			return gear.Name(h.Sum(nil)), nil
+		}
+		if err != nil {
+			return gear.Name{}, fmt.Errorf("read partial file %x: %w", p.f.Name, err)
+		}
+	}
+}
+
+func (p *Partial) publish(data *os.File) error {
+	d, from := p.d, p.d.partialPath(p.f.Name)
+	link := func(to string) error {
+		return unix.Renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, to, unix.RENAME_NOREPLACE)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	// The chunks are removed if the file had been published by another.
+	err := d.publish(p.f.Name, int(data.Fd()), link, func() { d.dropPartial(p) })
+	p.published = err == nil
+	return err
+}
+
+// dropPartial removes a partial file. Whoever has it open can go on. mu is held.
+func (d *Dir) dropPartial(p *Partial) {
+	d.partial -= p.bytes
+	p.bytes = 0
+	delete(d.partials, p.f.Name)
+	path := d.partialPath(p.f.Name)
+	for _, path := range []string{path + bitmapSuffix, path} {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			d.log.Error("partial file cannot be removed", "err", err)
+		}
+	}
+}

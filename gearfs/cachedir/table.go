@@ -1,0 +1,141 @@
+package cachedir
+
+import (
+	"encoding/binary"
+
+	"example.org/slipway/gear"
+)
+
+// entry is a complete file: 40 bytes, without pointers, so that the garbage
+// collector does not look into them.
+type entry struct {
+	name gear.Name
+	// blocks of 512 bytes that it takes; freeEntry for an entry not in use.
+	blocks uint32
+	// stamp is when it was used last, or published, in seconds since 1970; of an
+	// entry not in use, the next one of those.
+	stamp uint32
+}
+
+const (
+	// freeEntry marks an entry that is not in use; no file takes 2 TiB.
+	freeEntry = 1<<32 - 1
+	// pageEntries is how many entries are allocated together: 40 KiB. A slice
+	// that doubles would leave up to half of it unused.
+	pageEntries = 1024
+	// noEntry ends the list of entries not in use.
+	noEntry = 1<<32 - 1
+)
+
+// table finds files by name. Per file it takes 40 bytes and 5 to 11 for the slot.
+type table struct {
+	pages []*[pageEntries]entry
+	// slots are open addressing by the first 8 bytes of the name, mixed with mix,
+	// since whoever makes an image can choose contents whose names share some
+	// bits. They hold the number of an entry plus 1, or 0.
+	slots []uint32
+	mix   uint64
+	// n files are in it, top entries have ever been, free is the first of those
+	// not in use any more.
+	n, top int
+	free   uint32
+}
+
+// newTable returns a table; mix is random.
+func newTable(mix uint64) *table {
+	return &table{slots: make([]uint32, 256), mix: mix | 1, free: noEntry}
+}
+
+func (t *table) entry(id uint32) *entry { return &t.pages[id/pageEntries][id%pageEntries] }
+
+// home is the slot where a name belongs.
+func (t *table) home(name *gear.Name) int {
+	h := (binary.LittleEndian.Uint64(name[:]) ^ t.mix) * (t.mix<<1 | 1)
+	return int(h>>32) & (len(t.slots) - 1)
+}
+
+// find returns the slot of a name, or the empty one where it would be.
+func (t *table) find(name *gear.Name) (slot int, ok bool) {
+	for i := t.home(name); ; i = (i + 1) & (len(t.slots) - 1) {
+		id := t.slots[i]
+		if id == 0 {
+			return i, false
+		}
+		if t.entry(id-1).name == *name {
+			return i, true
+		}
+	}
+}
+
+// get returns a file's entry, or nil.
+func (t *table) get(name *gear.Name) *entry {
+	i, ok := t.find(name)
+	if !ok {
+		return nil
+	}
+	return t.entry(t.slots[i] - 1)
+}
+
+// add adds a file that is not there.
+func (t *table) add(name *gear.Name, blocks, stamp uint32) {
+	if t.n*4 >= len(t.slots)*3 {
+		t.grow()
+	}
+	id := t.free
+	if id != noEntry {
+		t.free = t.entry(id).stamp
+	} else {
+		if t.top%pageEntries == 0 {
+			t.pages = append(t.pages, new([pageEntries]entry))
+		}
+		id = uint32(t.top)
+		t.top++
+	}
+	*t.entry(id) = entry{*name, blocks, stamp}
+	slot, _ := t.find(name)
+	t.slots[slot] = id + 1
+	t.n++
+}
+
+// remove removes a file and returns what its entry was.
+func (t *table) remove(name *gear.Name) (entry, bool) {
+	i, ok := t.find(name)
+	if !ok {
+		return entry{}, false
+	}
+	id := t.slots[i] - 1
+	was := *t.entry(id)
+	*t.entry(id) = entry{blocks: freeEntry, stamp: t.free}
+	t.free = id
+	t.n--
+	// Close the gap: what stands behind and belongs at or before it moves up.
+	mask := len(t.slots) - 1
+	for j := (i + 1) & mask; t.slots[j] != 0; j = (j + 1) & mask {
+		home := t.home(&t.entry(t.slots[j] - 1).name)
+		if (j-home)&mask >= (j-i)&mask {
+			t.slots[i] = t.slots[j]
+			i = j
+		}
+	}
+	t.slots[i] = 0
+	return was, true
+}
+
+func (t *table) grow() {
+	t.slots = make([]uint32, 2*len(t.slots))
+	for id := range uint32(t.top) {
+		if e := t.entry(id); e.blocks != freeEntry {
+			slot, _ := t.find(&e.name)
+			t.slots[slot] = id + 1
+		}
+	}
+}
+
+// each calls f for every file until it returns false.
+func (t *table) each(f func(id uint32, e *entry) bool) {
+	for id := range uint32(t.top) {
+		if e := t.entry(id); e.blocks != freeEntry && !f(id, e) {
+			return
+		}
+	}
+}

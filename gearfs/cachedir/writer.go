@@ -1,0 +1,250 @@
+package cachedir
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"hash"
+	"io/fs"
+	"path/filepath"
+	"strconv"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"example.org/slipway/gear"
+)
+
+const (
+	// writeBuffer is how many bytes are gathered for one write: most files need
+	// one.
+	writeBuffer = 128 << 10
+	// holeBytes is the unit in which zeros become holes: a block of the usual
+	// file systems.
+	holeBytes = 4 << 10
+)
+
+var zeros [holeBytes]byte
+
+// buffers are those of writers at rest.
+var buffers = sync.Pool{New: func() any { return new([writeBuffer]byte) }}
+
+// Writer takes the content of a file. Nothing of it is visible before Commit. It
+// is used by one goroutine.
+type Writer struct {
+	d    *Dir
+	f    gear.File
+	fd   int
+	hash hash.Hash
+	buf  *[writeBuffer]byte
+	fill int
+	// n bytes came in, the buffer has those from off on, end is behind the last
+	// that was written.
+	n, off, end int64
+	reserved    int64
+}
+
+// Create begins a file. Room for it is made in the budget. Errors: ErrFull.
+func (d *Dir) Create(f gear.File) (*Writer, error) {
+	if f.Size < 0 || f.Size > gear.MaxFile {
+		return nil, fmt.Errorf("file %x of %d bytes: %w", f.Name, f.Size, gear.ErrContent)
+	}
+	reserved := (f.Size + holeBytes - 1) / holeBytes * holeBytes
+	d.reserve(reserved)
+	w := &Writer{d: d, f: f, fd: -1, reserved: reserved, hash: sha256.New(), buf: buffers.Get().(*[writeBuffer]byte)}
+	err := d.withRoom(f.Size, func() (err error) {
+		w.fd, err = unix.Open(filepath.Join(d.root, tmpDir), unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o400)
+		return err
+	})
+	if err != nil {
+		w.Cancel()
+		return nil, fmt.Errorf("make a temporary file: %w", err)
+	}
+	return w, nil
+}
+
+// Write takes the next bytes. More than the file's size are gear.ErrContent.
+func (w *Writer) Write(p []byte) (int, error) {
+	if w.fd < 0 {
+		return 0, fs.ErrClosed
+	}
+	if int64(len(p)) > w.f.Size-w.n {
+		return 0, fmt.Errorf("file %x has more than %d bytes: %w", w.f.Name, w.f.Size, gear.ErrContent)
+	}
+	w.n += int64(len(p))
+	w.hash.Write(p)
+	for took := 0; took < len(p); {
+		n := copy(w.buf[w.fill:], p[took:])
+		took += n
+		if w.fill += n; w.fill == len(w.buf) {
+			if err := w.flush(); err != nil {
+				return took, err
+			}
+		}
+	}
+	return len(p), nil
+}
+
+// flush writes the buffer, which begins at a multiple of its size.
+func (w *Writer) flush() error {
+	b, off := w.buf[:w.fill], w.off
+	w.off += int64(w.fill)
+	w.fill = 0
+	end, err := w.d.writeSparse(w.fd, b, off)
+	w.end = max(w.end, end)
+	return err
+}
+
+// writeSparse writes bytes at a multiple of holeBytes, leaving out blocks of
+// zeros, and returns the end of what it wrote, 0 for nothing.
+func (d *Dir) writeSparse(fd int, b []byte, off int64) (int64, error) {
+	end := int64(0)
+	for len(b) > 0 {
+		hole := zeroBlocks(b)
+		b, off = b[hole:], off+int64(hole)
+		n := dataBlocks(b)
+		for n > 0 {
+			var m int
+			err := d.withRoom(int64(len(b)), func() (err error) {
+				m, err = unix.Pwrite(fd, b[:n], off)
+				return err
+			})
+			if err != nil {
+				return end, fmt.Errorf("write: %w", err)
+			}
+			b, off, n = b[m:], off+int64(m), n-m
+			end = off
+		}
+	}
+	return end, nil
+}
+
+// zeroBlocks is how many bytes b begins with that are whole blocks of zeros; the
+// last block may be shorter.
+func zeroBlocks(b []byte) int {
+	n := 0
+	for n < len(b) {
+		block := b[n:min(n+holeBytes, len(b))]
+		if !bytes.Equal(block, zeros[:len(block)]) {
+			break
+		}
+		n += len(block)
+	}
+	return n
+}
+
+// dataBlocks is how many bytes b begins with before such a block.
+func dataBlocks(b []byte) int {
+	n := 0
+	for n < len(b) {
+		block := b[n:min(n+holeBytes, len(b))]
+		if bytes.Equal(block, zeros[:len(block)]) {
+			break
+		}
+		n += len(block)
+	}
+	return n
+}
+
+// Commit publishes the file if it is what its name says; if it is there already,
+// that one stays. The writer is done, whatever is returned. Errors:
+// gear.ErrContent, ErrFull.
+func (w *Writer) Commit() error {
+	defer w.Cancel()
+	if w.fd < 0 {
+		return fs.ErrClosed
+	}
+	if w.n != w.f.Size {
+		return fmt.Errorf("file %x has %d bytes, not %d: %w", w.f.Name, w.n, w.f.Size, gear.ErrContent)
+	}
+	if got := gear.Name(w.hash.Sum(nil)); got != w.f.Name {
+		return fmt.Errorf("file %x has the name %x: %w", w.f.Name, got, gear.ErrContent)
+	}
+	if err := w.flush(); err != nil {
+		return err
+	}
+	if w.end < w.f.Size {
+		if err := unix.Ftruncate(w.fd, w.f.Size); err != nil {
+			return fmt.Errorf("set the size: %w", err)
+		}
+	}
+	proc := "/proc/self/fd/" + strconv.Itoa(w.fd)
+	link := func(to string) error {
+		return unix.Linkat(unix.AT_FDCWD, proc, unix.AT_FDCWD, to, unix.AT_SYMLINK_FOLLOW)
+	}
+	return w.d.publish(w.f.Name, w.fd, link, func() {
+		w.d.reserved -= w.reserved
+		w.reserved = 0
+	})
+}
+
+// Cancel throws away what was written. After Commit it does nothing.
+func (w *Writer) Cancel() {
+	if w.fd >= 0 {
+		_ = unix.Close(w.fd) // it has no name: its blocks are free
+		w.fd = -1
+	}
+	if w.buf != nil {
+		buffers.Put(w.buf)
+		w.buf = nil
+		w.d.reserve(-w.reserved)
+	}
+}
+
+// publish gives a verified file, open as fd, its mode, its generation and, by
+// link, its name. settle, called while the directory is locked, takes what was
+// counted for it so far off the books.
+func (d *Dir) publish(name gear.Name, fd int, link func(to string) error, settle func()) error {
+	if err := unix.Fchmod(fd, 0o444); err != nil {
+		return fmt.Errorf("set the mode: %w", err)
+	}
+	to, proc := d.path(name), "/proc/self/fd/"+strconv.Itoa(fd)
+	d.pub.RLock()
+	times := []unix.Timespec{{Nsec: unix.UTIME_NOW}, {Sec: int64(d.gen)}}
+	err := unix.UtimesNanoAt(unix.AT_FDCWD, proc, times, 0)
+	if err == nil {
+		err = d.withRoom(0, func() error { return link(to) })
+	}
+	d.pub.RUnlock()
+	if errors.Is(err, unix.EEXIST) {
+		return d.adopt(name, to, settle)
+	}
+	if err != nil {
+		return fmt.Errorf("publish file %x: %w", name, err)
+	}
+	return d.account(name, fd, settle)
+}
+
+// adopt enters the file that has the name already in the table, if it is not.
+func (d *Dir) adopt(name gear.Name, path string, settle func()) error {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return fmt.Errorf("look at file %x: %w", name, err)
+	}
+	defer unix.Close(fd)
+	return d.account(name, fd, settle)
+}
+
+// account enters a published file, open as fd, in the table, and evicts others
+// if that is too much.
+func (d *Dir) account(name gear.Name, fd int, settle func()) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return fmt.Errorf("stat file %x: %w", name, err)
+	}
+	d.mu.Lock()
+	settle()
+	if d.files.get(&name) == nil {
+		d.files.add(&name, blocksOf(st.Blocks), d.stamp())
+		d.used += st.Blocks * 512
+		d.stats.Published++
+	}
+	d.trim(0)
+	d.mu.Unlock()
+	d.published(st.Blocks * 512)
+	return nil
+}
+
+// blocksOf cuts a number of blocks to what an entry holds.
+func blocksOf(n int64) uint32 { return uint32(min(max(n, 0), freeEntry-1)) }

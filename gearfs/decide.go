@@ -1,0 +1,127 @@
+package gearfs
+
+import (
+	"fmt"
+	"time"
+)
+
+// Mode is how an image's files come.
+type Mode string
+
+// The modes.
+const (
+	// Auto decides at each start.
+	Auto Mode = ""
+	// Lazy: those of the profile before the start, others when they are opened.
+	Lazy Mode = "lazy"
+	// Eager: all before the start.
+	Eager Mode = "eager"
+)
+
+// Decision is how a start was done, and why.
+type Decision struct {
+	Mode   Mode   `json:"mode"`
+	Reason string `json:"reason"`
+	// What it was decided from: files of the image that are not local, those of
+	// them that the profile names, and the measured link; 0 if not known.
+	MissingFiles int           `json:"missing_files"`
+	MissingBytes int64         `json:"missing_bytes"`
+	ProfileFiles int           `json:"profile_files"`
+	ProfileBytes int64         `json:"profile_bytes"`
+	RTT          time.Duration `json:"rtt_ns"`
+	RatePerSec   float64       `json:"rate_bytes_per_second"`
+	// HitShare is which share of the files opened at earlier starts the profile
+	// had; what is assumed, if there were none.
+	HitShare float64 `json:"hit_share"`
+	// Eager and Lazy are how long the start was expected to wait for files.
+	Eager time.Duration `json:"eager_ns"`
+	Lazy  time.Duration `json:"lazy_ns"`
+}
+
+// hits are how well profiles did at earlier starts.
+type hits struct {
+	// Opened files, of which Covered were in the profile.
+	Opened  int64 `json:"opened"`
+	Covered int64 `json:"covered"`
+}
+
+// share is the part that was covered, with a prior for few measurements.
+func (h hits) share() float64 {
+	return (float64(h.Covered) + priorShare*priorWeight) / (float64(h.Opened) + priorWeight)
+}
+
+const (
+	// priorShare is the share of opens that a profile is assumed to have, with the
+	// weight of so many opens.
+	priorShare, priorWeight = 0.95, 100
+	// neededBytes and neededFiles are which part of an image a start is assumed to
+	// need of which no profile is known: a warm-up of a usual image reads 6 to 30 %
+	// of it (FAST'16 Slacker: 6.4 %).
+	neededBytes, neededFiles = 0.20, 0.05
+	// maxMisses bounds the opens assumed of a start without a profile.
+	maxMisses = 1000
+	// trivialBytes are fetched whatever else is known.
+	trivialBytes = 256 << 10
+	// fileTime is what a file takes to be written (measured: gearfs/DESIGN.md).
+	fileTime = 50 * time.Microsecond
+	// lazyPrice is how much longer a lazy start may be expected to take to be
+	// preferred no more: it leaves opens for later, which wait too.
+	lazyPrice = 1.1
+)
+
+// decisionInput is what is known before a start.
+type decisionInput struct {
+	forced              Mode
+	files, missingFiles int
+	bytes, missingBytes int64
+	profiled            int // names in the profile
+	profileFiles        int // of them missing
+	profileBytes        int64
+	link                link
+	hits                hits
+}
+
+// decide chooses how a start is done.
+func decide(in decisionInput) Decision {
+	d := Decision{
+		MissingFiles: in.missingFiles, MissingBytes: in.missingBytes, ProfileFiles: in.profileFiles, ProfileBytes: in.profileBytes,
+		RTT: in.link.rtt, RatePerSec: in.link.rate, HitShare: in.hits.share(), Mode: Lazy,
+	}
+	if in.link.rate > 0 {
+		d.Eager, d.Lazy = in.estimate(d.HitShare)
+	}
+	switch {
+	case in.forced != Auto:
+		d.Mode, d.Reason = in.forced, "set by configuration"
+	case in.missingFiles == 0:
+		d.Mode, d.Reason = Eager, "all files are local"
+	case in.missingBytes <= trivialBytes:
+		d.Mode, d.Reason = Eager, fmt.Sprintf("only %d bytes are missing", in.missingBytes)
+	case in.link.rate == 0:
+		d.Reason = "the link was not measured yet"
+	case float64(d.Eager) <= lazyPrice*float64(d.Lazy):
+		d.Mode, d.Reason = Eager, fmt.Sprintf("all %d missing files take %v, a lazy start would wait %v", in.missingFiles, d.Eager, d.Lazy)
+	default:
+		d.Reason = fmt.Sprintf("a lazy start waits %v, all %d missing files would take %v", d.Lazy, in.missingFiles, d.Eager)
+	}
+	return d
+}
+
+// estimate is how long both ways wait for files.
+func (in *decisionInput) estimate(share float64) (eager, lazy time.Duration) {
+	take := func(files, bytes float64) time.Duration {
+		return time.Duration(bytes/in.link.rate*float64(time.Second)) + time.Duration(files*float64(fileTime))
+	}
+	eager = in.link.rtt + take(float64(in.missingFiles), float64(in.missingBytes))
+	missed, missedBytes := min(neededFiles*float64(in.missingFiles), maxMisses), neededBytes*float64(in.missingBytes)
+	if in.profiled > 0 {
+		missed = min(float64(in.profiled)*(1-share)/max(share, 0.1), float64(in.missingFiles-in.profileFiles))
+		mean := float64(in.missingBytes-in.profileBytes) / float64(max(1, in.missingFiles-in.profileFiles))
+		missedBytes = missed * mean
+		lazy = in.link.rtt + take(float64(in.profileFiles), float64(in.profileBytes))
+	}
+	// What the profile lacks comes file by file.
+	lazy += time.Duration(missed*float64(in.link.rtt)) + take(missed, missedBytes)
+	round := func(d time.Duration) time.Duration { return d.Round(time.Millisecond) }
+	return round(eager), round(lazy)
+}

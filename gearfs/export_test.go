@@ -1,0 +1,29 @@
+package gearfs
+
+import "example.org/slipway/gear"
+
+// The decoders, for fuzzing.
+var (
+	ParseProfile  = parseProfile
+	EncodeProfile = encodeProfile
+	EncodeTable   = encodeTable
+)
+
+// ParseTable decodes a table and returns its number of files and their bytes.
+func ParseTable(b []byte) (files int, bytes int64, err error) {
+	t, err := parseTable(b)
+	if err != nil {
+		return 0, 0, err
+	}
+	return len(t.keys), t.bytes, nil
+}
+
+// ParseRecord decodes a record and returns its chain and index.
+func ParseRecord(b []byte) (chain string, index gear.Name, err error) {
+	r, err := parseRecord(b)
+	if err != nil {
+		return "", index, err
+	}
+	index, _ = parseHexName(r.Index)
+	return r.Chain, index, nil
+}

@@ -1,0 +1,394 @@
+package gearfs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"example.org/slipway/gear"
+	"example.org/slipway/gearfs/cachedir"
+	"example.org/slipway/gearfs/poolfs"
+)
+
+const (
+	// streamWhole is up to which size in bytes a large file that is opened comes as
+	// a whole, in a stream, which is compressed; ranges are not.
+	streamWhole = 16 << 20
+	// maxAhead is the longest read-ahead in chunks.
+	maxAhead = 32
+	// nearStream is how many chunks behind a stream's place are waited for.
+	nearStream = 8
+)
+
+// errComplete: the whole file is in the cache.
+var errComplete = fs.ErrExist
+
+func isNotExist(err error) bool { return errors.Is(err, fs.ErrNotExist) }
+
+// large is a large file of which chunks are being fetched, one for all who have
+// it open.
+type large struct {
+	c   *scheduler
+	img *image
+	f   gear.File
+	p   *cachedir.Partial
+	// refs count all who use p, readers those of them who have the file open.
+	// Guarded by the scheduler's mu.
+	refs, readers int
+
+	// mu guards all below.
+	mu sync.Mutex
+	// changed is closed and made anew whenever waiters should look again.
+	changed chan struct{}
+	// coming are the chunks that a job is for.
+	coming map[int]*rangeJob
+	// failed are chunks whose job failed, until somebody was told.
+	failed map[int]error
+	stream int   // the next chunk of a stream under way, -1 for none
+	ending bool  // the whole is being hashed
+	err    error // why a job failed last
+	// moved changes when bytes come that had not come in an earlier try.
+	moved atomic.Int64
+}
+
+// acquire returns a large file's chunks; release gives them back. Errors:
+// errComplete.
+func (c *scheduler) acquire(img *image, f gear.File) (*large, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	lf := c.large[f.Name]
+	if lf == nil {
+		p, err := c.s.cache.Partial(f)
+		if err != nil {
+			return nil, err
+		}
+		lf = &large{c: c, img: img, f: f, p: p, changed: make(chan struct{}), coming: map[int]*rangeJob{}, failed: map[int]error{}, stream: -1}
+		c.large[f.Name] = lf
+	}
+	lf.refs++
+	return lf, nil
+}
+
+func (c *scheduler) release(lf *large) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.drop(lf)
+}
+
+// drop is release while mu is held.
+func (c *scheduler) drop(lf *large) {
+	if lf.refs--; lf.refs == 0 {
+		delete(c.large, lf.f.Name)
+		lf.p.Close()
+	}
+}
+
+// notify makes waiters look again. mu is held.
+func (lf *large) notify() {
+	close(lf.changed)
+	lf.changed = make(chan struct{})
+}
+
+// streaming notes which chunk a stream brings next, -1 when it ends.
+func (lf *large) streaming(next int) {
+	lf.mu.Lock()
+	defer lf.mu.Unlock()
+	lf.stream = next
+	lf.notify()
+}
+
+// put stores a chunk.
+func (lf *large) put(i int, b []byte) error {
+	err := lf.p.PutChunk(i, b)
+	lf.mu.Lock()
+	defer lf.mu.Unlock()
+	lf.notify()
+	return err
+}
+
+// fail ends a job that no source can do, or nobody wants. The scheduler's mu is
+// held.
+func (lf *large) fail(j *rangeJob, err error) {
+	defer lf.c.drop(lf)
+	lf.mu.Lock()
+	defer lf.mu.Unlock()
+	for i := j.first; i < j.first+j.n; i++ {
+		if lf.coming[i] == j {
+			delete(lf.coming, i)
+			lf.failed[i] = err
+		}
+	}
+	lf.notify()
+}
+
+// want makes jobs for chunks that are missing and do not come yet, together with
+// those missing among the ahead chunks from the first one, and returns the error
+// of a job for them that failed.
+func (lf *large) want(missing []int, ahead int, prio priority) error {
+	first, last := missing[0], missing[len(missing)-1]
+	if end := min(first+ahead, len(lf.f.Chunks)) - 1; end > last {
+		missing = append(missing, lf.p.Missing(int64(last+1)*gear.ChunkSize, int64(end-last)*gear.ChunkSize)...)
+	}
+	var jobs []*rangeJob
+	lf.mu.Lock()
+	for _, i := range missing {
+		if err := lf.failed[i]; err != nil {
+			delete(lf.failed, i)
+			if i <= last {
+				lf.mu.Unlock()
+				lf.queue(jobs, prio)
+				return err
+			}
+			continue
+		}
+		if lf.coming[i] != nil || lf.stream >= 0 && i >= lf.stream && i < lf.stream+nearStream {
+			continue
+		}
+		j := &rangeJob{lf: lf, first: i, prio: prio}
+		if len(jobs) > 0 && jobs[len(jobs)-1].first+jobs[len(jobs)-1].n == i {
+			j = jobs[len(jobs)-1]
+		} else {
+			jobs = append(jobs, j)
+		}
+		lf.coming[i] = j
+		j.n++
+	}
+	lf.mu.Unlock()
+	lf.queue(jobs, prio)
+	return nil
+}
+
+// queue gives jobs to the scheduler.
+func (lf *large) queue(jobs []*rangeJob, prio priority) {
+	if len(jobs) == 0 {
+		return
+	}
+	lf.c.mu.Lock()
+	lf.c.ranges[prio] = append(lf.c.ranges[prio], jobs...)
+	lf.refs += len(jobs)
+	lf.c.mu.Unlock()
+	lf.c.wake()
+}
+
+// runRange fetches chunks.
+func (c *scheduler) runRange(j *rangeJob, src *source) {
+	ctx, g, end := guarded(c.s.ctx, c.s.opts.Stall)
+	defer end()
+	began, was := time.Now(), j.n
+	first, got, err := c.readRange(ctx, g, j, src)
+	if cause := context.Cause(ctx); err != nil && cause != nil {
+		err = cause
+	}
+	c.s.fetchedRange(j.lf, got, j.prio)
+	now := time.Now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.running[j.prio]--
+	c.wake()
+	src.bytes += got
+	if !first.IsZero() {
+		c.observe(src.ref.Registry, first.Sub(began), got, now.Sub(first))
+	}
+	if j.n < was {
+		src.delivered(began)
+	}
+	if j.n == 0 || c.s.ctx.Err() != nil {
+		c.drop(j.lf)
+		return
+	}
+	if err == nil {
+		err = io.ErrUnexpectedEOF
+	}
+	c.fault(&j.tries, src, j.n < was || len(j.tries.faults) > 0, err)
+	j.lf.mu.Lock()
+	j.lf.err = err
+	j.lf.mu.Unlock()
+	var local *localError
+	if errors.As(err, &local) {
+		j.lf.fail(j, local.err)
+		return
+	}
+	c.ranges[j.prio] = append(c.ranges[j.prio], j)
+}
+
+// readRange reads the chunks of a job, which becomes shorter with each, and
+// returns when the first byte came and how many did.
+func (c *scheduler) readRange(ctx context.Context, g *guard, j *rangeJob, src *source) (first time.Time, got int64, err error) {
+	from, err := c.dialled(src)
+	if err != nil {
+		return first, 0, err
+	}
+	lf := j.lf
+	off := int64(j.first) * gear.ChunkSize
+	n := min(int64(j.first+j.n)*gear.ChunkSize, lf.f.Size) - off
+	r, err := from.Range(ctx, lf.f, off, n)
+	if err != nil {
+		return first, 0, err
+	}
+	defer r.Close()
+	buf := make([]byte, gear.ChunkSize)
+	for j.n > 0 {
+		chunk := buf[:gear.ChunkLen(lf.f.Size, j.first)]
+		for fill := 0; fill < len(chunk); {
+			m, err := r.Read(chunk[fill:])
+			if m > 0 && first.IsZero() {
+				first = time.Now()
+			}
+			fill += m
+			got += int64(m)
+			if m > 0 {
+				g.moved()
+			}
+			if fill > j.best {
+				j.best = fill
+				lf.moved.Add(1)
+			}
+			if err != nil && fill < len(chunk) {
+				if errors.Is(err, io.EOF) {
+					err = io.ErrUnexpectedEOF
+				}
+				return first, got, fmt.Errorf("chunk %d of file %x: %w", j.first, lf.f.Name, err)
+			}
+		}
+		if err := lf.put(j.first, chunk); err != nil {
+			return first, got, ofCache(err)
+		}
+		lf.mu.Lock()
+		delete(lf.coming, j.first)
+		lf.mu.Unlock()
+		j.first++
+		j.n--
+		j.best = 0
+		lf.c.s.tryComplete(lf)
+	}
+	return first, got, nil
+}
+
+// tryComplete publishes a large file whose chunks are all there.
+func (s *Service) tryComplete(lf *large) {
+	if lf.p.Left() > 0 {
+		return
+	}
+	lf.mu.Lock()
+	ending := lf.ending
+	lf.ending = true
+	lf.mu.Unlock()
+	if ending {
+		return
+	}
+	s.sched.mu.Lock()
+	lf.refs++
+	s.sched.mu.Unlock()
+	s.goWork(func() {
+		defer s.sched.release(lf)
+		if err := lf.p.Complete(s.ctx); err != nil && s.ctx.Err() == nil {
+			s.log.Error("a large file cannot be completed", "image", lf.img.name(), "err", err)
+		}
+	})
+}
+
+// partialContent is a large file that somebody has open.
+type partialContent struct {
+	s  *Service
+	lf *large
+
+	mu     sync.Mutex
+	closed bool
+	// next is where a sequential reader would go on, ahead how many chunks are
+	// fetched for it.
+	next  int64
+	ahead int
+}
+
+// ReadAt implements poolfs.Content.
+func (pc *partialContent) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
+	ahead, entered := pc.advance(off, int64(len(p)))
+	n, err := pc.lf.p.ReadAt(p, off)
+	if errors.Is(err, cachedir.ErrMissing) {
+		if err := pc.s.awaitChunks(ctx, pc.lf, off, int64(len(p)), ahead); err != nil {
+			pc.lf.img.st.errors.Add(1)
+			return 0, fmt.Errorf("read for image %s: %w", pc.lf.img.name(), hideNotExist(err))
+		}
+		n, err = pc.lf.p.ReadAt(p, off)
+	}
+	if entered && ahead > 1 {
+		// The next window is asked for before the reader is there.
+		end := (off/gear.ChunkSize + 1) * gear.ChunkSize
+		if missing := pc.lf.p.Missing(end, int64(ahead/2)*gear.ChunkSize); len(missing) > 0 {
+			_ = pc.lf.want(missing, ahead, onDemand) // whoever reads it asks again
+		}
+	}
+	return n, err
+}
+
+// advance notes a read. It returns how many chunks to fetch from there on if it
+// misses: twice as many in each chunk for a reader that goes on where it was, one
+// for one that jumps; and whether the read is the first of its chunk.
+func (pc *partialContent) advance(off, n int64) (ahead int, entered bool) {
+	pc.mu.Lock()
+	defer pc.mu.Unlock()
+	// The kernel's own read-ahead reorders a little.
+	sequential := pc.next > 0 && off <= pc.next+gear.ChunkSize && off+gear.ChunkSize >= pc.next
+	end := off + n
+	entered = pc.next == 0 || !sequential || (end-1)/gear.ChunkSize > (pc.next-1)/gear.ChunkSize
+	switch {
+	case !sequential:
+		pc.ahead = 1
+	case entered:
+		pc.ahead = min(2*pc.ahead, maxAhead)
+	}
+	if !sequential || end > pc.next {
+		pc.next = end
+	}
+	return pc.ahead, entered
+}
+
+// awaitChunks waits until n bytes from off are there.
+func (s *Service) awaitChunks(ctx context.Context, lf *large, off, n int64, ahead int) error {
+	s.sched.urgent.Add(1)
+	defer s.sched.calm()
+	began := time.Now()
+	defer func() { s.stalled(lf.img, time.Since(began)) }()
+	tick := time.NewTicker(min(time.Second, s.opts.Bound/4))
+	defer tick.Stop()
+	last, seen := began, lf.moved.Load()
+	for {
+		lf.mu.Lock()
+		changed := lf.changed
+		lf.mu.Unlock()
+		missing := lf.p.Missing(off, n)
+		if len(missing) == 0 {
+			return nil
+		}
+		if err := lf.want(missing, ahead, onDemand); err != nil {
+			return fmt.Errorf("file %x: %w", lf.f.Name, err)
+		}
+		select {
+		case <-changed:
+		case <-tick.C:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-s.ctx.Done():
+			return ErrClosed
+		}
+		if moved := lf.moved.Load(); moved != seen {
+			last, seen = time.Now(), moved
+			poolfs.Progress(ctx)
+		}
+		if time.Since(last) <= s.opts.Bound {
+			continue
+		}
+		lf.mu.Lock()
+		err := lf.err
+		lf.mu.Unlock()
+		if err == nil {
+			return fmt.Errorf("file %x: %w", lf.f.Name, ErrTimeout)
+		}
+		return fmt.Errorf("file %x: %w: %w", lf.f.Name, ErrTimeout, err)
+	}
+}

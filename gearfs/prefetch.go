@@ -1,0 +1,303 @@
+package gearfs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"example.org/slipway/gear"
+)
+
+// maxPrefetch is the largest file in bytes that a profile brings as a whole. Of a
+// larger one a program mostly reads some parts, which come on demand.
+const maxPrefetch = 32 << 20
+
+// Prefetched is what Prefetch did.
+type Prefetched struct {
+	Decision Decision `json:"decision"`
+	// Files of Bytes were asked for, since they were not local; Left of them had
+	// not come when it ended.
+	Files int   `json:"files"`
+	Bytes int64 `json:"bytes"`
+	Left  int   `json:"left"`
+	// Took is how long it waited.
+	Took time.Duration `json:"took_ns"`
+}
+
+// Prefetch brings the files that a container of an image will open, before it
+// starts: those of the profile, by default (nil) the one that is known, or all
+// files when that is quicker. It returns when they are there, or after a bound, when
+// no source answers, or when ctx ends; what is missing then still comes. A file that cannot be had is no
+// error here: its open will tell. Errors: ErrUnknown.
+func (s *Service) Prefetch(ctx context.Context, chain string, profile []gear.Name) (Prefetched, error) {
+	img := s.image(chain)
+	if img == nil {
+		return Prefetched{}, fmt.Errorf("image %s: %w", chain, ErrUnknown)
+	}
+	began := time.Now()
+	ctx, cancel := context.WithTimeout(ctx, s.opts.PrefetchWait)
+	defer cancel()
+	if profile == nil {
+		profile = s.profileOf(ctx, img)
+	}
+	plan, err := s.plan(img, profile)
+	if err != nil {
+		return Prefetched{}, err
+	}
+	s.noteDecision(img, plan.decision)
+	res := Prefetched{Decision: plan.decision}
+	flights := s.sched.joinAll(img, plan.ask, fromProfile, true)
+	res.Files = len(plan.ask)
+	for i := range plan.ask {
+		res.Bytes += plan.ask[i].Size
+	}
+	s.awaitAll(ctx, img, flights)
+	for _, fl := range flights {
+		select {
+		case <-fl.done:
+		default:
+			res.Left++
+		}
+	}
+	res.Took = time.Since(began)
+	return res, nil
+}
+
+// awaitAll waits for flights until ctx ends, or as long as there is hope: a
+// container whose registry is away starts with what is local.
+func (s *Service) awaitAll(ctx context.Context, img *image, flights []*flight) {
+	tick := time.NewTicker(completeEvery)
+	defer tick.Stop()
+	hope := true
+	for _, fl := range flights {
+		for waiting := hope; waiting; {
+			select {
+			case <-fl.done:
+				waiting = false
+			case <-ctx.Done():
+				hope = false
+			case <-s.ctx.Done():
+				hope = false
+			case <-tick.C:
+				hope = !s.sched.away(img)
+			}
+			waiting = waiting && hope
+		}
+		s.sched.leave(fl)
+	}
+}
+
+// awayAfter is how many requests in a row bring nothing from a source that is taken
+// for away.
+const awayAfter = 3
+
+// away tells whether no source of an image works at present.
+func (c *scheduler) away(img *image) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.s.imagesMu.RLock()
+	defer c.s.imagesMu.RUnlock()
+	for _, ref := range img.rec.Sources {
+		if c.source(ref).failures < awayAfter {
+			return false
+		}
+	}
+	return true
+}
+
+// prefetchPlan is what a start needs.
+type prefetchPlan struct {
+	decision Decision
+	ask      []gear.File
+}
+
+// plan decides between eager and lazy, and lists what is to be fetched.
+func (s *Service) plan(img *image, profile []gear.Name) (prefetchPlan, error) {
+	var p prefetchPlan
+	in := decisionInput{forced: s.opts.Mode, profiled: len(profile)}
+	seen := make(map[gear.Name]bool, len(profile))
+	for _, name := range profile {
+		if seen[name] {
+			continue
+		}
+		seen[name] = true
+		_, i, err := img.table.find(name)
+		if err != nil {
+			return p, err
+		}
+		if i < 0 || s.cache.Has(name) {
+			continue // of another version of the image, or local
+		}
+		f, err := img.table.whole(i)
+		if err != nil {
+			return p, err
+		}
+		if f.Size <= maxPrefetch {
+			p.ask = append(p.ask, f)
+		}
+		in.profileFiles++
+		in.profileBytes += f.Size
+	}
+	var err error
+	if in.missingFiles, in.missingBytes, err = s.missing(img, nil); err != nil {
+		return p, err
+	}
+	in.files, in.bytes = len(img.table.keys), img.table.bytes
+	in.link, in.hits = s.linkOf(img)
+	p.decision = decide(in)
+	if p.decision.Mode == Eager {
+		_, _, err = s.missing(img, func(f gear.File) bool {
+			if !seen[f.Name] || f.Size > maxPrefetch {
+				p.ask = append(p.ask, f)
+			}
+			return true
+		})
+	}
+	return p, err
+}
+
+// missing counts the files of an image that are not local, and calls each, if
+// set, for every one until it returns false.
+func (s *Service) missing(img *image, each func(f gear.File) bool) (files int, bytes int64, err error) {
+	var failed error
+	err = img.table.each(func(i int, f gear.File) bool {
+		if s.cache.Has(f.Name) {
+			return true
+		}
+		files++
+		bytes += f.Size
+		if each == nil {
+			return true
+		}
+		if f, failed = img.table.whole(i); failed != nil {
+			return false
+		}
+		return each(f)
+	})
+	return files, bytes, errors.Join(err, failed)
+}
+
+// linkOf is what was measured of the way to an image's first source that works,
+// and how well profiles of the image did.
+func (s *Service) linkOf(img *image) (link, hits) {
+	s.imagesMu.RLock()
+	rec := img.rec
+	s.imagesMu.RUnlock()
+	s.sched.mu.Lock()
+	defer s.sched.mu.Unlock()
+	for _, ref := range rec.Sources {
+		if l := s.sched.links[ref.Registry]; l != nil {
+			return *l, rec.Hits
+		}
+	}
+	return link{}, rec.Hits
+}
+
+// Background sets whether an image is completed in the background, also after a
+// restart. Errors: ErrUnknown.
+func (s *Service) Background(chain string, on bool) error {
+	img := s.image(chain)
+	if img == nil {
+		return fmt.Errorf("image %s: %w", chain, ErrUnknown)
+	}
+	s.addMu.Lock()
+	defer s.addMu.Unlock()
+	s.imagesMu.RLock()
+	rec := *img.rec
+	s.imagesMu.RUnlock()
+	if rec.Background == on {
+		return nil
+	}
+	rec.Background = on
+	img.st.complete.Store(false)
+	return s.replaceRecord(img, &rec)
+}
+
+const (
+	// completeEvery is how often it is looked for images to complete, and how long
+	// one that could not be completed is left alone at first.
+	completeEvery = 250 * time.Millisecond
+	// maxCompletePause is how long at most.
+	maxCompletePause = 5 * time.Minute
+	// window is how many files of the background are queued at a time.
+	window = 4096
+)
+
+// completeImages fetches what is missing of images, one after the other.
+func (s *Service) completeImages() {
+	tick := time.NewTicker(completeEvery)
+	defer tick.Stop()
+	for {
+		for _, img := range s.allImages() {
+			s.imagesMu.RLock()
+			on := img.rec.Background && !img.st.complete.Load() && time.Now().After(img.st.retryAt)
+			s.imagesMu.RUnlock()
+			if on {
+				s.complete(img)
+			}
+		}
+		select {
+		case <-tick.C:
+		case <-s.ctx.Done():
+			return
+		}
+	}
+}
+
+// complete fetches what is missing of an image.
+func (s *Service) complete(img *image) {
+	for s.ctx.Err() == nil {
+		var files []gear.File
+		_, _, err := s.missing(img, func(f gear.File) bool {
+			files = append(files, f)
+			return len(files) < window
+		})
+		flights := s.sched.joinAll(img, files, inBackground, false)
+		failed := err
+		for _, fl := range flights {
+			if err := s.sched.awaitQuietly(fl, func() bool { return s.completing(img) }); err != nil {
+				failed = err
+			}
+			s.sched.leave(fl)
+		}
+		switch {
+		case s.ctx.Err() != nil || !s.completing(img):
+			return
+		case failed != nil:
+			img.st.pause = min(max(2*img.st.pause, 4*completeEvery), maxCompletePause)
+			s.imagesMu.Lock()
+			img.st.retryAt = time.Now().Add(img.st.pause)
+			s.imagesMu.Unlock()
+			s.log.Warn("an image cannot be completed for now", "image", img.name(), "again_in", img.st.pause, "err", failed)
+			return
+		case len(flights) == 0:
+			img.st.pause = 0
+			img.st.complete.Store(true)
+			return
+		}
+	}
+}
+
+// completing tells whether an image is still to be completed.
+func (s *Service) completing(img *image) bool {
+	s.imagesMu.RLock()
+	defer s.imagesMu.RUnlock()
+	return s.images[img.chain] == img && img.rec.Background
+}
+
+// awaitQuietly waits for a flight without being urgent, as long as wanted.
+func (c *scheduler) awaitQuietly(fl *flight, wanted func() bool) error {
+	for {
+		select {
+		case <-fl.done:
+			return fl.err
+		case <-c.s.ctx.Done():
+			return ErrClosed
+		case <-time.After(completeEvery):
+			if !wanted() {
+				return errAbandoned
+			}
+		}
+	}
+}

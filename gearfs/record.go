@@ -1,0 +1,261 @@
+package gearfs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"example.org/slipway/gear"
+)
+
+// container is a running container of an image.
+type container struct {
+	id    string
+	img   *image
+	began time.Time
+
+	mu sync.Mutex
+	// rec is nil once the start is over.
+	rec      *recording
+	decision Decision
+}
+
+// recording collects what a container opens at its start.
+type recording struct {
+	// profile has the names of the profile there was, in order.
+	profile []gear.Name
+	seen    map[gear.Name]bool
+	names   []gear.Name
+	timer   *time.Timer
+	watch   *opensWatch // nil without a mount that can be watched
+}
+
+// add notes an open. The container's mu is held.
+func (r *recording) add(name gear.Name) {
+	if len(r.names) < maxProfile && !r.seen[name] {
+		r.seen[name] = true
+		r.names = append(r.names, name)
+	}
+}
+
+// maxWatched is how many recordings of an image see all opens: later ones would
+// tell little that is new, and each costs its container some time.
+const maxWatched = 3
+
+// leaseOf is the lease of an image that has containers.
+func leaseOf(chain string) string { return "image " + chain }
+
+// ContainerStarted notes that a container of an image runs, or is about to: its
+// files are evicted last, and for a while its opens are recorded. mount is where
+// its overlay is mounted; "" if only opens that reach the pool can be seen. The
+// overlay must not be unmounted before ContainerStopped. A container that is known is no error. Errors: ErrUnknown.
+func (s *Service) ContainerStarted(id, chain, mount string) error {
+	img := s.image(chain)
+	if img == nil {
+		return fmt.Errorf("image %s: %w", chain, ErrUnknown)
+	}
+	c := &container{id: id, img: img, began: s.opts.Clock(), decision: img.lastDecision()}
+	s.imagesMu.Lock()
+	if s.containers[id] != nil || s.ctx.Err() != nil {
+		s.imagesMu.Unlock()
+		return nil
+	}
+	s.containers[id] = c
+	s.imagesMu.Unlock()
+	s.cache.LeaseSet(leaseOf(chain), img)
+	profile, _ := s.readProfile(img)
+	r := &recording{profile: profile, seen: map[gear.Name]bool{}}
+	var watch *opensWatch
+	if mount != "" && img.st.watched.Add(1) <= maxWatched {
+		var err error
+		if watch, err = s.watchOpens(c, mount); err != nil {
+			s.log.Info("opens of a container's cached files cannot be recorded", "container", id, "err", err)
+		}
+	}
+	c.mu.Lock()
+	r.watch = watch
+	r.timer = time.AfterFunc(s.opts.RecordFor, func() { s.endRecording(id, true) })
+	c.rec = r
+	c.mu.Unlock()
+	if watch != nil {
+		s.goWork(watch.run)
+	}
+	return nil
+}
+
+// Adopt notes a container that was started before this service was: its files are
+// leased, nothing is recorded. Errors: ErrUnknown.
+func (s *Service) Adopt(id, chain string) error {
+	img := s.image(chain)
+	if img == nil {
+		return fmt.Errorf("image %s: %w", chain, ErrUnknown)
+	}
+	s.imagesMu.Lock()
+	if s.containers[id] == nil {
+		s.containers[id] = &container{id: id, img: img, began: s.opts.Clock()}
+	}
+	s.imagesMu.Unlock()
+	s.cache.LeaseSet(leaseOf(chain), img)
+	return nil
+}
+
+// ContainerStopped notes that a container is gone; one that is not known is no
+// error. What was recorded of its start is reported.
+func (s *Service) ContainerStopped(id string) {
+	s.endRecording(id, true)
+	s.imagesMu.Lock()
+	c := s.containers[id]
+	delete(s.containers, id)
+	last := c != nil
+	for _, o := range s.containers {
+		last = last && o.img != c.img
+	}
+	s.imagesMu.Unlock()
+	if last {
+		s.cache.Unlease(leaseOf(c.img.chain))
+	}
+}
+
+// opened notes that the pool was asked for a file, which any container whose
+// image has it may have opened.
+func (s *Service) opened(name gear.Name) {
+	s.imagesMu.RLock()
+	defer s.imagesMu.RUnlock()
+	for _, c := range s.containers {
+		c.mu.Lock()
+		if c.rec != nil && c.img.Has(name) {
+			c.rec.add(name)
+		}
+		c.mu.Unlock()
+	}
+}
+
+// endRecording ends the recording of a container, and reports it if asked to.
+func (s *Service) endRecording(id string, report bool) {
+	s.imagesMu.RLock()
+	c := s.containers[id]
+	s.imagesMu.RUnlock()
+	if c == nil {
+		return
+	}
+	c.mu.Lock()
+	r := c.rec
+	c.mu.Unlock()
+	if r == nil {
+		return
+	}
+	r.timer.Stop()
+	if r.watch != nil {
+		r.watch.stop() // it delivers what it has got; c.mu must be free
+	}
+	c.mu.Lock()
+	mine := c.rec == r
+	c.rec = nil
+	c.mu.Unlock()
+	if mine && report && s.ctx.Err() == nil {
+		s.goWork(func() { s.report(c.img, r) })
+	}
+}
+
+// report keeps what was recorded, and tells the registry.
+func (s *Service) report(img *image, r *recording) {
+	had := make(map[gear.Name]bool, len(r.profile))
+	for _, name := range r.profile {
+		had[name] = true
+	}
+	covered := 0
+	for _, name := range r.names {
+		if had[name] {
+			covered++
+		}
+	}
+	names := r.names
+	if r.watch == nil { // only what was not cached was seen
+		covered = len(r.profile)
+		names = slices.Clone(r.profile)
+		for _, name := range r.names {
+			if !had[name] {
+				names = append(names, name)
+			}
+		}
+	}
+	if len(names) == 0 {
+		return
+	}
+	if len(r.profile) > 0 {
+		opened := len(names)
+		if err := s.addHits(img, int64(opened), int64(min(covered, opened))); err != nil {
+			s.log.Warn("record of an image", "err", err)
+		}
+	}
+	if len(r.profile) == 0 || len(names) > covered {
+		merged := mergeProfile(r.profile, names)
+		if err := s.SetProfile(img.chain, merged); err != nil && !errors.Is(err, ErrUnknown) {
+			s.log.Warn("profile of an image cannot be kept", "err", err)
+		}
+		s.reportTo(img, names[:min(len(names), maxProfile)])
+	}
+}
+
+// mergeProfile adds what is new to a profile, which stays in its order.
+func mergeProfile(old, names []gear.Name) []gear.Name {
+	have := make(map[gear.Name]bool, len(old))
+	for _, name := range old {
+		have[name] = true
+	}
+	out := slices.Clone(old)
+	for _, name := range names {
+		if !have[name] {
+			out = append(out, name)
+		}
+	}
+	return out[:min(len(out), maxProfile)]
+}
+
+// addHits counts how well a profile did. Old starts count less and less.
+func (s *Service) addHits(img *image, opened, covered int64) error {
+	s.addMu.Lock()
+	defer s.addMu.Unlock()
+	if s.image(img.chain) != img {
+		return nil
+	}
+	s.imagesMu.RLock()
+	rec := *img.rec
+	s.imagesMu.RUnlock()
+	h := &rec.Hits
+	if h.Opened > 10_000 {
+		h.Opened, h.Covered = h.Opened/2, h.Covered/2
+	}
+	h.Opened += opened
+	h.Covered += covered
+	return s.replaceRecord(img, &rec)
+}
+
+// reportTo tells the image's sources, until one takes it.
+func (s *Service) reportTo(img *image, names []gear.Name) {
+	ctx, cancel := context.WithTimeout(s.ctx, profileWait)
+	defer cancel()
+	s.imagesMu.RLock()
+	refs := img.rec.Sources
+	s.imagesMu.RUnlock()
+	var failed error
+	for _, ref := range refs {
+		s.sched.mu.Lock()
+		known := s.sched.source(ref)
+		s.sched.mu.Unlock()
+		src, err := s.sched.dialled(known)
+		if err == nil {
+			err = src.ReportProfile(ctx, names)
+		}
+		if err == nil {
+			return
+		}
+		failed = errors.Join(failed, fmt.Errorf("%s: %w", ref, err))
+	}
+	if failed != nil && s.ctx.Err() == nil {
+		s.log.Info("profile cannot be reported", "image", img.name(), "err", failed)
+	}
+}

@@ -1,0 +1,224 @@
+package gearfs_test
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"example.org/slipway/client"
+	"example.org/slipway/config"
+	"example.org/slipway/gear"
+	"example.org/slipway/gearclient"
+	"example.org/slipway/gearfs"
+	"example.org/slipway/oci"
+	"example.org/slipway/serve"
+)
+
+// startServer runs a whole registry on loopback until the test ends.
+func startServer(t testing.TB) string {
+	t.Helper()
+	yaml := "version: 0.1\nlog: {level: error, accesslog: {disabled: true}}\n"
+	cfg, _, err := config.Parse(strings.NewReader(yaml), &config.Options{Overrides: []config.Override{
+		{Key: "storage.filesystem.rootdirectory", Value: filepath.Join(t.TempDir(), "root")}, {Key: "http.addr", Value: "127.0.0.1:0"}}})
+	must(t, err)
+	s, err := serve.New(t.Context(), cfg, &serve.Options{Logger: slog.New(slog.DiscardHandler)})
+	must(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := errors.Join(<-done, s.Close()); err != nil {
+			t.Errorf("stop the server: %v", err)
+		}
+	})
+	return "http://" + s.Addr().String()
+}
+
+// regSource is a repository of a real registry.
+type regSource struct {
+	*gearclient.Source
+	reg      *client.Client
+	repo     string
+	manifest oci.Digest
+}
+
+func (s *regSource) Range(ctx context.Context, f gear.File, off, n int64) (io.ReadCloser, error) {
+	return s.reg.GearFile(ctx, s.repo, f.Name, off, n)
+}
+
+func (s *regSource) Profile(ctx context.Context) ([]gear.Name, error) {
+	names, err := s.reg.GearProfile(ctx, s.repo, s.manifest)
+	if oci.HasCode(err, oci.CodeManifestUnknown) {
+		err = fmt.Errorf("%w: %w", fs.ErrNotExist, err)
+	}
+	return names, err
+}
+
+func (s *regSource) ReportProfile(ctx context.Context, names []gear.Name) error {
+	return s.reg.GearReportProfile(ctx, s.repo, s.manifest, names)
+}
+
+// pushLayer pushes an image of one layer and returns its manifest's digest.
+func pushLayer(t testing.TB, reg *client.Client, repo string, contents [][]byte) oci.Digest {
+	t.Helper()
+	var layer, z bytes.Buffer
+	w := tar.NewWriter(&layer)
+	for i, c := range contents {
+		must(t, w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: fmt.Sprintf("dir%d/file%d", i%7, i), Mode: 0o644, Size: int64(len(c)), ModTime: time.Unix(1000, 0)}))
+		_, err := w.Write(c)
+		must(t, err)
+	}
+	must(t, w.Close())
+	g := gzip.NewWriter(&z)
+	_, err := g.Write(layer.Bytes())
+	must(t, err, g.Close())
+	push := func(mediaType string, b []byte) oci.Descriptor {
+		d := oci.Descriptor{MediaType: mediaType, Digest: oci.SHA256(b), Size: int64(len(b))}
+		_, err := reg.PushBlob(t.Context(), repo, d.Digest, d.Size, bytes.NewReader(b))
+		must(t, err)
+		return d
+	}
+	l := push(ocispec.MediaTypeImageLayerGzip, z.Bytes())
+	cfg := push(ocispec.MediaTypeImageConfig, fmt.Appendf(nil, `{"os":"linux","architecture":"amd64","rootfs":{"type":"layers","diff_ids":[%q]}}`, oci.SHA256(layer.Bytes())))
+	m := ocispec.Manifest{MediaType: oci.MediaTypeOCIManifest, Config: cfg, Layers: []oci.Descriptor{l}}
+	m.SchemaVersion = 2
+	raw, err := json.Marshal(m)
+	must(t, err)
+	res, err := reg.PutManifest(t.Context(), repo, oci.PutManifest{Bytes: raw, MediaType: oci.MediaTypeOCIManifest, Tags: []string{"v1"}})
+	must(t, err)
+	return res.Digest
+}
+
+// proxy passes requests on and cuts, refuses or counts them.
+type proxy struct {
+	gone, cut, refused atomic.Bool
+	fetches, files     atomic.Int64
+	url                string
+}
+
+func newProxy(t testing.TB, to string) *proxy {
+	t.Helper()
+	u, err := url.Parse(to)
+	must(t, err)
+	p := &proxy{}
+	rp := httputil.NewSingleHostReverseProxy(u)
+	rp.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
+	tr := &http.Transport{DisableCompression: true}
+	rp.Transport = tr
+	rp.ModifyResponse = func(r *http.Response) error {
+		if p.cut.Load() {
+			r.Body = struct {
+				io.Reader
+				io.Closer
+			}{io.LimitReader(r.Body, 3000), r.Body}
+		}
+		return nil
+	}
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case p.gone.Load():
+			panic(http.ErrAbortHandler)
+		case p.refused.Load():
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		case strings.HasSuffix(r.URL.Path, "/fetch"):
+			p.fetches.Add(1)
+		case strings.Contains(r.URL.Path, "/gear/files/"):
+			p.files.Add(1)
+		}
+		rp.ServeHTTP(w, r)
+	}))
+	s.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
+	t.Cleanup(func() { s.Close(); tr.CloseIdleConnections() })
+	p.url = s.URL
+	return p
+}
+
+// TestRegistry uses a real registry: index, batches, ranges, profiles, and what
+// goes wrong on the way there.
+func TestRegistry(t *testing.T) {
+	contents := append(manyFiles(1, 200), content(1, 4<<20), content(2, 17<<20+1))
+	tr := makeTree(t, contents...)
+	p := newProxy(t, startServer(t))
+	reg, err := client.New(p.url, &client.Options{RetryWait: time.Millisecond, Retries: 1})
+	must(t, err)
+	t.Cleanup(func() { reg.Close() })
+	manifest := pushLayer(t, reg, "r/app", contents)
+	gc := gearclient.New(reg, &gearclient.Options{AskEvery: 10 * time.Millisecond, RetryWait: time.Millisecond})
+	img, err := gc.One(t.Context(), "r/app", "v1", &gearclient.Platform{OS: "linux", Architecture: "amd64"})
+	must(t, err)
+	x, err := gc.Index(t.Context(), img)
+	must(t, err)
+	src := &regSource{Source: gc.Files(img, x), reg: reg, repo: "r/app", manifest: manifest}
+	n := newNode(t, gearfs.Options{Mode: gearfs.Lazy, Bound: 2 * time.Second, RecordFor: time.Minute}, map[string]gearfs.Source{"a": src})
+	must(t, n.AddImage(gearfs.ImageSpec{Chain: "sha256:1", Ref: "r/app:v1", Sources: []gearfs.SourceRef{{Registry: "a", Repo: "r/app", Manifest: string(manifest)}}}, x))
+
+	must(t, n.ContainerStarted("first", "sha256:1", ""))
+	for _, f := range tr.files[:20] {
+		n.check(tr, f)
+	}
+	n.ContainerStopped("first")
+	eventually(t, "the registry has the profile", func() bool {
+		names, err := src.Profile(t.Context())
+		return err == nil && len(names) == 20
+	})
+	n.cache.Evict(1 << 40)
+	before := p.fetches.Load()
+	got, err := n.Prefetch(t.Context(), "sha256:1", nil)
+	must(t, err)
+	if got.Files != 20 || got.Left != 0 || p.fetches.Load()-before != 1 {
+		t.Errorf("prefetched %+v in %d requests", got, p.fetches.Load()-before)
+	}
+
+	p.cut.Store(true) // every answer breaks off
+	for _, f := range tr.files[20:22] {
+		if b, err := n.read(f); err == nil && !bytes.Equal(b, tr.body[f.Name]) {
+			t.Error("wrong bytes over a link that is cut")
+		}
+	}
+	p.cut.Store(false)
+	p.refused.Store(true)
+	if _, err := n.read(tr.files[50]); err == nil || !strings.Contains(err.Error(), string(oci.CodeUnauthorized)) {
+		t.Errorf("refused: %v", err)
+	}
+	p.refused.Store(false)
+	p.gone.Store(true)
+	n.check(tr, tr.files[0])
+	if _, err := n.read(tr.files[51]); !errors.Is(err, gearfs.ErrTimeout) {
+		t.Errorf("gone: %v", err)
+	}
+	p.gone.Store(false)
+	for _, f := range tr.files {
+		n.check(tr, f)
+	}
+	if p.files.Load() == 0 {
+		t.Error("no range was asked for")
+	}
+	must(t, n.Background("sha256:1", true))
+	eventually(t, "the image is complete", func() bool { return n.Status().Images[0].Complete })
+	p.gone.Store(true) // for good: the node is restarted, all is there
+	n.stop()
+	n.start()
+	for _, f := range tr.files {
+		n.check(tr, f)
+	}
+}

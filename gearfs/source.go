@@ -1,0 +1,233 @@
+package gearfs
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+
+	"example.org/slipway/gear"
+)
+
+// source is what is known of a source. All but ref are guarded by the
+// scheduler's mu.
+type source struct {
+	ref SourceRef
+	src Source // nil until it is used first
+	// lies counts contents that were not what they should have been, failures
+	// those requests in a row that brought nothing; it is not asked before until.
+	lies, failures int
+	until          time.Time
+	pause          *backoff.ExponentialBackOff
+	ok             time.Time // when the last request began that brought something
+	err            error     // the last one
+	files, bytes   int64
+}
+
+// failed notes that a request brought nothing at all.
+func (src *source) failed(now time.Time, err error) {
+	src.failures++
+	src.err = err
+	src.until = now.Add(src.pause.NextBackOff())
+}
+
+// delivered notes that a request brought something.
+func (src *source) delivered(began time.Time) {
+	src.failures = 0
+	src.until = time.Time{}
+	if began.After(src.ok) {
+		src.ok = began
+	}
+	src.pause.Reset()
+}
+
+// fault is what went wrong with one file at one source.
+type fault struct {
+	src   *source
+	n     int
+	first time.Time
+	after time.Time // not again before
+	out   bool      // not again at all
+}
+
+const (
+	// lieTries is how often a source that sent wrong bytes of a file is asked for
+	// it: twice, as a broken proxy or memory may spoil one answer.
+	lieTries = 2
+	// faultTries is how often a source that delivers other files may fail with
+	// one.
+	faultTries = 3
+)
+
+// tries are what was tried for a file or range. Guarded by the scheduler's mu.
+type tries struct {
+	faults []fault
+	err    error // the last one
+}
+
+// blame notes that a source failed with it.
+func (t *tries) blame(src *source, now time.Time, pause time.Duration, err error) {
+	t.err = err
+	i := slices.IndexFunc(t.faults, func(f fault) bool { return f.src == src })
+	if i < 0 {
+		i = len(t.faults)
+		t.faults = append(t.faults, fault{src: src, first: now})
+	}
+	f := &t.faults[i]
+	f.n++
+	f.after = now.Add(pause << min(f.n-1, 6))
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		f.out = true
+	case errors.Is(err, gear.ErrContent):
+		src.lies++
+		f.out = f.n >= lieTries
+	case src.ok.After(f.first):
+		f.out = f.n >= faultTries
+	}
+}
+
+// usable tells whether a source may be asked, and if so from when on.
+func (t *tries) usable(src *source) (time.Time, bool) {
+	for i := range t.faults {
+		if f := &t.faults[i]; f.src == src {
+			if f.after.After(src.until) {
+				return f.after, !f.out
+			}
+			return src.until, !f.out
+		}
+	}
+	return src.until, true
+}
+
+// choose returns the best source of an image, or when there may be one, or the
+// error that there is none any more. mu is held.
+func (c *scheduler) choose(img *image, name gear.Name, t *tries, now time.Time) (*source, time.Time, error) {
+	var best *source
+	var wake time.Time
+	any := false
+	for _, src := range c.sourcesOf(img, name) {
+		at, ok := t.usable(src)
+		switch {
+		case !ok:
+			continue
+		case at.After(now):
+			if wake.IsZero() || at.Before(wake) {
+				wake = at
+			}
+		case best == nil || src.lies < best.lies:
+			best = src
+		}
+		any = true
+	}
+	if any {
+		return best, wake, nil
+	}
+	if t.err != nil {
+		return nil, wake, fmt.Errorf("no source can deliver it: %w", t.err)
+	}
+	return nil, wake, fmt.Errorf("there is no source for it: %w", fs.ErrNotExist)
+}
+
+// sourcesOf lists the sources of an image, then those of other images that have
+// the file.
+func (c *scheduler) sourcesOf(img *image, name gear.Name) []*source {
+	var out []*source
+	add := func(img *image) {
+		for _, ref := range img.rec.Sources {
+			if src := c.source(ref); !slices.Contains(out, src) {
+				out = append(out, src)
+			}
+		}
+	}
+	c.s.imagesMu.RLock()
+	defer c.s.imagesMu.RUnlock()
+	if c.s.images[img.chain] == img {
+		add(img)
+	}
+	for _, o := range c.s.images {
+		if o != img && o.Has(name) {
+			add(o)
+		}
+	}
+	return out
+}
+
+// source finds or makes what is known of a source. mu is held.
+func (c *scheduler) source(ref SourceRef) *source {
+	src := c.sources[ref]
+	if src == nil {
+		b := backoff.NewExponentialBackOff()
+		b.InitialInterval, b.MaxInterval = c.s.opts.RetryWait, c.s.opts.RetryMaxWait
+		src = &source{ref: ref, pause: b}
+		c.sources[ref] = src
+	}
+	return src
+}
+
+// dialled returns the Source of a source.
+func (c *scheduler) dialled(src *source) (Source, error) {
+	c.mu.Lock()
+	have := src.src
+	c.mu.Unlock()
+	if have != nil {
+		return have, nil
+	}
+	made, err := c.s.dial(src.ref)
+	if err != nil {
+		return nil, fmt.Errorf("connect to %s: %w", src.ref, err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if src.src == nil {
+		src.src = made
+	}
+	return src.src, nil
+}
+
+// link is what was measured of the way to a registry.
+type link struct {
+	rtt  time.Duration
+	rate float64 // bytes of content a second
+}
+
+// smooth is the weight of a new measurement.
+const smooth = 0.3
+
+// ObserveLink adds a measurement of the way to a registry made elsewhere, such as
+// when an index was pulled: the time to the first byte, and how long so many bytes
+// took after that. Zeros say nothing.
+func (s *Service) ObserveLink(registry string, rtt time.Duration, bytes int64, took time.Duration) {
+	s.sched.mu.Lock()
+	defer s.sched.mu.Unlock()
+	s.sched.observe(registry, rtt, bytes, took)
+}
+
+// minSample is from how many bytes on a rate means something.
+const minSample = 128 << 10
+
+func (c *scheduler) observe(registry string, rtt time.Duration, bytes int64, took time.Duration) {
+	l := c.links[registry]
+	if l == nil {
+		l = &link{}
+		c.links[registry] = l
+	}
+	switch {
+	case rtt > 0 && l.rtt == 0:
+		l.rtt = rtt
+	case rtt > 0:
+		l.rtt += time.Duration(smooth * float64(rtt-l.rtt))
+	}
+	if bytes < minSample || took <= 0 {
+		return
+	}
+	r := float64(bytes) / took.Seconds()
+	if l.rate == 0 {
+		l.rate = r
+	} else {
+		l.rate += smooth * (r - l.rate)
+	}
+}
