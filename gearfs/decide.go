@@ -14,7 +14,9 @@ const (
 	Auto Mode = ""
 	// Lazy: those of the profile before the start, others when they are opened.
 	Lazy Mode = "lazy"
-	// Eager: all before the start.
+	// Eager: all are asked for before the start. If it was not decided here, or if
+	// it is a matter of an instant, the start waits for all, else for those of the
+	// profile.
 	Eager Mode = "eager"
 )
 
@@ -64,9 +66,13 @@ const (
 	trivialBytes = 256 << 10
 	// fileTime is what a file takes to be written (measured: gearfs/DESIGN.md).
 	fileTime = 50 * time.Microsecond
-	// lazyPrice is how much longer a lazy start may be expected to take to be
-	// preferred no more: it leaves opens for later, which wait too.
-	lazyPrice = 1.1
+	// eagerGain is how much less than a lazy start one with all files must be
+	// expected to take: both are estimates, and what an eager one fetches in vain
+	// is in the way of what is opened.
+	eagerGain = 0.7
+	// briefly is how long a start waits for all files at most; else they come while
+	// it goes on.
+	briefly = 150 * time.Millisecond
 )
 
 // decisionInput is what is known before a start.
@@ -99,12 +105,17 @@ func decide(in decisionInput) Decision {
 		d.Mode, d.Reason = Eager, fmt.Sprintf("only %d bytes are missing", in.missingBytes)
 	case in.link.rate == 0:
 		d.Reason = "the link was not measured yet"
-	case float64(d.Eager) <= lazyPrice*float64(d.Lazy):
+	case float64(d.Eager) <= eagerGain*float64(d.Lazy):
 		d.Mode, d.Reason = Eager, fmt.Sprintf("all %d missing files take %v, a lazy start would wait %v", in.missingFiles, d.Eager, d.Lazy)
 	default:
 		d.Reason = fmt.Sprintf("a lazy start waits %v, all %d missing files would take %v", d.Lazy, in.missingFiles, d.Eager)
 	}
 	return d
+}
+
+// waitsForAll tells whether an eager start waits for all files.
+func (d *Decision) waitsForAll(forced Mode) bool {
+	return forced == Eager || d.MissingBytes <= trivialBytes || d.RatePerSec > 0 && d.Eager <= briefly
 }
 
 // estimate is how long both ways wait for files.

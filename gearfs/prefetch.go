@@ -26,10 +26,11 @@ type Prefetched struct {
 }
 
 // Prefetch brings the files that a container of an image will open, before it
-// starts: those of the profile, by default (nil) the one that is known, or all
-// files when that is quicker. It returns when they are there, or after a bound, when
-// no source answers, or when ctx ends; what is missing then still comes. A file that cannot be had is no
-// error here: its open will tell. Errors: ErrUnknown.
+// starts: those of the profile, by default (nil) the one that is known, and asks
+// for all others too when that is quicker. It returns when those of the profile
+// are there, or after a bound, when no source answers, or when ctx ends; what is
+// missing then still comes. A file that cannot be had is no error here: its open
+// will tell. Errors: ErrUnknown.
 func (s *Service) Prefetch(ctx context.Context, chain string, profile []gear.Name) (Prefetched, error) {
 	img := s.image(chain)
 	if img == nil {
@@ -51,6 +52,9 @@ func (s *Service) Prefetch(ctx context.Context, chain string, profile []gear.Nam
 	res.Files = len(plan.ask)
 	for i := range plan.ask {
 		res.Bytes += plan.ask[i].Size
+	}
+	for _, fl := range s.sched.joinAll(img, plan.rest, fromProfile, true) {
+		s.sched.leave(fl) // it comes, and nobody waits
 	}
 	s.awaitAll(ctx, img, flights)
 	for _, fl := range flights {
@@ -109,7 +113,8 @@ func (c *scheduler) away(img *image) bool {
 // prefetchPlan is what a start needs.
 type prefetchPlan struct {
 	decision Decision
-	ask      []gear.File
+	ask      []gear.File // before the start
+	rest     []gear.File // at the same time
 }
 
 // plan decides between eager and lazy, and lists what is to be fetched.
@@ -147,9 +152,13 @@ func (s *Service) plan(img *image, profile []gear.Name) (prefetchPlan, error) {
 	in.link, in.hits = s.linkOf(img)
 	p.decision = decide(in)
 	if p.decision.Mode == Eager {
+		to := &p.rest
+		if p.decision.waitsForAll(in.forced) {
+			to = &p.ask
+		}
 		_, _, err = s.missing(img, func(f gear.File) bool {
 			if !seen[f.Name] || f.Size > maxPrefetch {
-				p.ask = append(p.ask, f)
+				*to = append(*to, f)
 			}
 			return true
 		})

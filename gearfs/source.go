@@ -206,8 +206,9 @@ func (s *Service) ObserveLink(registry string, rtt time.Duration, bytes int64, t
 	s.sched.observe(registry, rtt, bytes, took)
 }
 
-// minSample is from how many bytes on a rate means something.
-const minSample = 128 << 10
+// minSample is from how many bytes on a rate means something: less may have lain
+// in a shaper's bucket or a socket's buffer.
+const minSample = 512 << 10
 
 func (c *scheduler) observe(registry string, rtt time.Duration, bytes int64, took time.Duration) {
 	l := c.links[registry]
