@@ -3,19 +3,24 @@
 #
 # It starts `bin/slipway serve` on an empty directory, makes an image from Debian
 # packages, pushes it with skopeo, pulls and runs it with podman, pushes it again,
-# converts it and writes its tree back from index and files, kills the registry with SIGKILL and starts it anew, checks every digest, and
+# converts it and writes its tree back from index and files, kills the registry
+# with SIGKILL and starts it anew, and checks every digest. Then it shows the start
+# of a container on a new node side by side, with a plain pull and with the node
+# agent, over a link of 100 Mbit/s if this machine can have one. At the end it
 # prints how long each step took. `make demo` builds bin/slipway and installs the
 # clients (scripts/setup.sh demo) first.
 #
-# Root only, for podman. Ports are free loopback ports that the kernel chooses.
+# Root only, for podman and mounts. Ports are free loopback ports that the kernel
+# chooses, and port 5000 in a network namespace of its own.
 # Nothing is left behind, whether or not it succeeds.
 #
 #   SLIPWAY_DEMO_MIRROR   Debian mirror, default the one mmdebstrap knows
+#   SLIPWAY_BIN           binary to show, default bin/slipway
 set -euo pipefail
 exec </dev/null
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-slipway=$root/bin/slipway
+slipway=${SLIPWAY_BIN:-$root/bin/slipway}
 mirror=${SLIPWAY_DEMO_MIRROR:-}
 # Debian keeps daemons where an ordinary user's PATH does not look. Its own
 # versions come first: what the demo says of podman holds for them.
@@ -27,6 +32,9 @@ export SOURCE_DATE_EPOCH=1700000000
 
 work=
 pid=
+agent=
+why=
+link= # the network namespace of the shaped link, once there is one
 step=starting
 began=$EPOCHREALTIME
 table=()
@@ -63,13 +71,25 @@ cleanup() {
 			echo "demo: the registry's log ends:" >&2
 			tail -n 20 "$work/serve.log" >&2
 		fi
+		if [ -n "$work" ] && [ -s "$work/agent.log" ]; then
+			echo "demo: the agent's log ends:" >&2
+			tail -n 20 "$work/agent.log" >&2
+		fi
 	fi
+	stop_agent
 	[ -z "$pid" ] || { kill -KILL "$pid"; wait "$pid"; } 2>/dev/null
 	if [ -n "$work" ]; then
-		[ ! -d "$work/podman" ] || podman_ rm -f -a -t 0 >/dev/null 2>&1
+		for m in podman plain; do
+			store=$m
+			[ ! -d "$work/$m" ] || podman_ rm -f -a -t 0 >/dev/null 2>&1
+		done
 		# podman's mounts, innermost first; there are some only after a failure.
 		awk -v d="$work/" 'index($5, d) == 1 { print $5 }' /proc/self/mountinfo | sort -r | while read -r m; do umount "$m"; done
 		rm -rf "$work"
+	fi
+	if [ -n "$link" ]; then
+		ip link del "$near" 2>/dev/null
+		ip netns del "$link"
 	fi
 	exit $status
 }
@@ -81,16 +101,19 @@ trap 'exit 143' TERM HUP
 # this machine plays a part.
 clients() { HOME=$work/home XDG_CONFIG_HOME=$work/home/.config XDG_RUNTIME_DIR=$work/run REGISTRY_AUTH_FILE=$work/home/auth.json CONTAINERS_REGISTRIES_CONF=$work/home/registries.conf "$@"; }
 skopeo_() { clients skopeo --policy "$work/home/.config/containers/policy.json" "$@"; }
-# vfs works on every file system; runc, cgroupfs and the file log need no systemd.
+# runc, cgroupfs and the file log need no systemd. $store is a storage of podman's,
+# $driver how it keeps layers: vfs works on every file system.
+store=podman
+driver=vfs
 podman_() {
-	clients podman --root "$work/podman/root" --runroot "$work/podman/run" --tmpdir "$work/podman/tmp" --storage-driver vfs \
+	clients podman --root "$work/$store/root" --runroot "$work/$store/run" --tmpdir "$work/$store/tmp" --storage-driver "$driver" \
 		--runtime runc --cgroup-manager cgroupfs --events-backend file "$@"
 }
 
 check_machine() {
 	local c missing=()
-	[ -x "$slipway" ] || die "bin/slipway is missing: run make build"
-	[ "$(id -u)" = 0 ] || die "podman needs root here: run make demo as root"
+	[ -x "$slipway" ] || die "$slipway is missing: run make build"
+	[ "$(id -u)" = 0 ] || die "podman and mounts need root: run make demo as root"
 	for c in mmdebstrap skopeo podman runc; do
 		command -v "$c" >/dev/null || missing+=("$c")
 	done
@@ -98,10 +121,18 @@ check_machine() {
 }
 
 # start_registry begins to serve on the data directory and sets $pid and $addr.
+# With a link it serves at the far end of it.
 start_registry() {
 	local i
 	: >"$work/serve.log"
-	"$slipway" serve --root "$work/data" --addr 127.0.0.1:0 --debug-addr 127.0.0.1:0 >>"$work/access.log" 2>"$work/serve.log" &
+	if [ -n "$link" ]; then
+		printf 'version: 0.1\nstorage: {filesystem: {rootdirectory: %s}}\nhttp: {addr: "%s", insecure_open_to_network: true}\n' \
+			"$work/data" "$far_addr:5000" >"$work/registry.yml"
+		# ip ends in the program it starts, so $! is the registry.
+		ip netns exec "$link" "$slipway" serve --config "$work/registry.yml" >>"$work/access.log" 2>"$work/serve.log" &
+	else
+		"$slipway" serve --root "$work/data" --addr 127.0.0.1:0 --debug-addr 127.0.0.1:0 >>"$work/access.log" 2>"$work/serve.log" &
+	fi
 	pid=$!
 	for ((i = 0; i < 1000; i++)); do
 		addr=$(sed -n 's/.* msg=serving addr=\([^ ]*\).*/\1/p' "$work/serve.log")
@@ -110,6 +141,95 @@ start_registry() {
 		sleep 0.01
 	done
 	die "the registry did not start"
+}
+
+stop_registry() {
+	kill -TERM "$pid"
+	wait "$pid" || die "the registry ended with status $?"
+	pid=
+}
+
+# make_link makes a namespace behind a veth that carries 100 Mbit/s in both
+# directions, and sets $link to it; where that cannot be it says why and is false.
+make_link() {
+	local id=$(($$ % 65000)) rate="tbf rate 100mbit burst 64kb latency 400ms"
+	local ns=slipway-demo-$id far=swd${id}f net=10.214.$((id / 256)).$((id % 256 / 4 * 4))
+	near=swd${id}n near_addr=${net%.*}.$((${net##*.} + 1)) far_addr=${net%.*}.$((${net##*.} + 2))
+	command -v ip >/dev/null && command -v tc >/dev/null || { why="ip and tc are not installed" && return 1; }
+	# shellcheck disable=SC2086 # words
+	if ! why=$(ip netns add "$ns" 2>&1) || ! link=$ns ||
+		! why=$(ip link add "$near" type veth peer name "$far" netns "$ns" 2>&1) ||
+		! why=$(ip addr add "$near_addr/30" dev "$near" 2>&1 && ip link set "$near" up 2>&1) ||
+		! why=$(ip -n "$ns" addr add "$far_addr/30" dev "$far" 2>&1 && ip -n "$ns" link set "$far" up 2>&1 && ip -n "$ns" link set lo up 2>&1) ||
+		! why=$(tc qdisc replace dev "$near" root $rate 2>&1 && tc -n "$ns" qdisc replace dev "$far" root $rate 2>&1); then
+		[ -z "$link" ] || { ip link del "$near"; ip netns del "$link"; } 2>/dev/null
+		link=
+		why=${why%%$'\n'*}
+		return 1
+	fi
+}
+
+# came is how many bytes have come over the link, with the headers of the network.
+came() { if [ -n "$link" ]; then cat "/sys/class/net/$near/statistics/rx_bytes"; else echo 0; fi; }
+
+# over N tells how much came since came printed N.
+over() { if [ -n "$link" ]; then printf '%s over the link; ' "$(mib $(($(came) - $1)))"; fi; }
+
+# lazy COMMAND... is a command that uses the agent of the demo's node.
+lazy() { clients "$slipway" "$@" --config "$work/agent.yml"; }
+
+# start_agent begins an agent on an empty directory and sets $agent to its process.
+start_agent() {
+	local i
+	mkdir -p "$work/node"
+	printf 'root: %s\nregistries:\n  - {host: "%s", urls: ["http://%s"], insecure_allow_plaintext: true}\n' \
+		"$work/node" "$addr" "$addr" >"$work/agent.yml"
+	# Not by a function, whose process would be a shell's that $agent then named.
+	HOME=$work/home DOCKER_CONFIG=$work/home "$slipway" agent --config "$work/agent.yml" 2>"$work/agent.log" >&2 &
+	agent=$!
+	for ((i = 0; i < 1000; i++)); do
+		! grep -q 'msg="agent is ready"' "$work/agent.log" || return 0
+		kill -0 "$agent" 2>/dev/null || break
+		sleep 0.01
+	done
+	die "the agent did not start"
+}
+
+# stop_agent ends the agent, if one runs, which takes its mounts away.
+stop_agent() {
+	local i
+	[ -n "$agent" ] || return 0
+	kill -TERM "$agent" 2>/dev/null || :
+	for ((i = 0; i < 1000; i++)); do
+		kill -0 "$agent" 2>/dev/null || break
+		[ $i != 300 ] || kill -TERM "$agent" # once more, if something still uses its files
+		sleep 0.01
+	done
+	kill -KILL "$agent" 2>/dev/null || :
+	wait "$agent" 2>/dev/null || :
+	agent=
+}
+
+# stop_node ends the agent and makes its node a new one, with nothing on it.
+stop_node() {
+	stop_agent
+	! grep -q " $work/" /proc/self/mountinfo || die "the agent left mounts: $(awk -v d="$work/" 'index($5, d) == 1 { print $5 }' /proc/self/mountinfo)"
+	rm -rf "$work/node"
+}
+
+# cached is how much the node has.
+cached() { lazy agent status | sed -n 's/^cache: \([0-9]* files of [^,]*\).*/\1 on the node/p'; }
+
+# start_lazily NAME starts a container of the image with the agent, as a step.
+start_lazily() {
+	begin "$1"
+	before=$(came)
+	output=$(lazy run --host-network "$ref")
+	local took
+	took=$(since "$started")
+	echo "$output"
+	[[ $output == "Hello from Python 3."* ]] || die "the container said something else"
+	end "$(over "$before")$(cached)" "$took"
 }
 
 rss() { awk '$1 == "VmRSS:" { printf "%d", $2 / 1024 }' "/proc/$pid/status"; }
@@ -251,10 +371,56 @@ end "none"
 
 begin "stop the registry"
 memory=$(rss)
-kill -TERM "$pid"
-wait "$pid" || die "the registry ended with status $?"
-pid=
+stop_registry
 end "clean exit; it used $memory MiB of memory"
+
+begin "put a link before the registry"
+if make_link; then
+	speed="100 Mbit/s"
+else
+	speed="loopback"
+	echo "there is no shaped link here ($why): what follows goes over loopback"
+fi
+start_registry
+ref=$addr/demo/hello:1
+end "$speed${why:+: $why}"
+
+begin "plain: pull and run with podman"
+store=plain driver=overlay
+mkdir -p "$work/plain"
+podman_ info >/dev/null 2>&1 || driver=vfs
+started=$EPOCHREALTIME
+before=$(came)
+podman_ pull --quiet --tls-verify=false "$ref" >/dev/null
+output=$(podman_ run --rm --pull=never --network host --ulimit nofile=1024:1024 --ulimit nproc=1024:1024 "$ref")
+took=$(since "$started")
+echo "$output"
+[[ $output == "Hello from Python 3."* ]] || die "the container said something else"
+end "$(over "$before")storage driver $driver" "$took"
+
+begin "start the node agent"
+start_agent
+tier=$(lazy agent status | sed -n 's/.*in the way "\(.*\)"$/\1/p')
+end "images are mounted in the way \"$tier\""
+
+if [ "$tier" = plain ]; then
+	echo "this kernel or file system cannot mount images without their contents (docs/operating.md, Nodes): no lazy start"
+	table+=("lazy starts are left out: the way \"plain\" has none")
+	stop_node
+else
+	start_lazily "lazy: run with nothing on the node"
+	begin "record the start-up profile"
+	lazy profile record --host-network "$ref" 2>&1 | tee "$work/profile"
+	end "$(sed -n 's/^profile: //p' "$work/profile")"
+	start_lazily "lazy: run again"
+	stop_node
+	start_agent
+	start_lazily "lazy: run on a new node, with profile"
+	begin "stop the agent"
+	stop_node
+	end "no mounts left"
+fi
+stop_registry
 
 say "what happened"
 printf '%s\n' "${table[@]}"

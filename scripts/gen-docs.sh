@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Regenerates the documents that are made from the program.
-#   scripts/gen-docs.sh           writes docs/config.md
+#   scripts/gen-docs.sh           writes docs/config.md and docs/agent-config.md
 #   scripts/gen-docs.sh --check   fails if what is there is not current
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -71,19 +71,48 @@ config_md() {
 	printf '```\n'
 }
 
-case ${1:-} in
-'')
-	config_md >docs/config.md.new
-	mv docs/config.md.new docs/config.md
-	;;
---check)
-	if ! diff -u docs/config.md <(config_md) >&2; then
-		echo "docs/config.md is not current: run scripts/gen-docs.sh" >&2
+# agent_config_md prints docs/agent-config.md.
+agent_config_md() {
+	cat <<-'MD'
+		<!-- Made by scripts/gen-docs.sh. Change that, or the doc tags in package config. -->
+		# Configuration of the node agent
+
+		`slipway agent` runs without a configuration: it then keeps its data in
+		`/var/lib/slipway-agent` and reaches registries under the names in images. `--config
+		FILE` names a YAML file that starts from the defaults below; `--root` and `--address`
+		go before it. `slipway mount`, `run`, `profile` and the other commands that call an
+		agent find it by the same flags. Values are written as in [config.md](config.md), also
+		`${file:...}` and `${env:...}`; no variables of the environment are laid over the file.
+
+		An unknown key is an error with its line and the key that was probably meant. A change
+		takes effect with a restart of the agent, which no container notices.
+		[operating.md](operating.md#nodes) explains what the sections are for.
+
+		## Every key, its default and meaning
+	MD
+	printf '\n```yaml\n'
+	CGO_ENABLED=0 go run ./cmd/slipway agent config
+	printf '```\n'
+}
+
+# made NAME COMMAND writes docs/NAME, or with --check compares it.
+made() {
+	if [ -z "$check" ]; then
+		"$2" >"docs/$1.new"
+		mv "docs/$1.new" "docs/$1"
+	elif ! diff -u "docs/$1" <("$2") >&2; then
+		echo "docs/$1 is not current: run scripts/gen-docs.sh" >&2
 		exit 1
 	fi
-	;;
+}
+
+case ${1:-} in
+'') check= ;;
+--check) check=yes ;;
 *)
 	echo "usage: scripts/gen-docs.sh [--check]" >&2
 	exit 2
 	;;
 esac
+made config.md config_md
+made agent-config.md agent_config_md

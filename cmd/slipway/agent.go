@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -59,9 +60,16 @@ func agentCommand() *cobra.Command {
 		Short: "Run the node agent: containers start before their image is here",
 		Long: `Run the node agent. containerd uses it as a proxy snapshotter (slipway agent setup
 --containerd writes the settings); slipway mount uses it without containerd. It needs root.
+Without --config it has the defaults that slipway agent config prints.
 
 When it is told to end while containers use its files, it goes on until they are gone; a
-second signal ends it at once. kill -9 of the worker it starts disturbs no container.`,
+second signal ends it at once. kill -9 of the worker it starts disturbs no container. As a
+service of systemd (Type=notify) it is one process that ends at once, and systemd keeps what
+containers need until it is there again.`,
+		Example: `  slipway agent
+  slipway agent --config /etc/slipway/agent.yml
+  slipway agent --root /var/tmp/state
+  slipway agent setup --containerd --config /etc/slipway/agent.yml`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg, err := f.load()
@@ -167,10 +175,13 @@ func (f *callFlags) caller() (*agent.Caller, error) {
 	return agent.NewCaller(cfg), nil
 }
 
-// withAgentHint tells how an agent is started where none runs.
+// withAgentHint tells how an agent is started where none runs, and who may ask one.
 func withAgentHint(err error) error {
-	if errors.Is(err, agent.ErrNoAgent) {
+	switch {
+	case errors.Is(err, agent.ErrNoAgent):
 		return fmt.Errorf("%w; start one with slipway agent, or name its directory with --root", err)
+	case errors.Is(err, fs.ErrPermission):
+		return fmt.Errorf("%w; an agent answers root only", err)
 	}
 	return err
 }
@@ -180,7 +191,9 @@ func agentStatusCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show images, containers, and what was fetched for them",
-		Args:  cobra.NoArgs,
+		Example: `  slipway agent status
+  slipway agent status --json --root /var/tmp/state`,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := f.caller()
 			if err != nil {
@@ -236,7 +249,13 @@ func agentExplainCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "explain {IMAGE | CONTAINER}",
 		Short: "Tell how an image or container is started, and why so",
-		Args:  cobra.ExactArgs(1),
+		Long: `Tell how an image or container is started: lazily or eagerly and from which figures that
+was decided, how much of it is here, how long it waited for files, and where these come from.
+An image is named as it was pulled, or by the beginning of its chain ID in slipway agent
+status; a container by its ID or the directory it is mounted at.`,
+		Example: `  slipway agent explain registry.example.com/team/app:1
+  slipway agent explain /mnt`,
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := f.caller()
 			if err != nil {
@@ -262,7 +281,9 @@ func agentVerifyCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "verify",
 		Short: "Read every file of the cache, and remove those that have changed",
-		Args:  cobra.NoArgs,
+		Long: `Read every file of the cache and compare it with its name, its SHA-256. A file that is not
+what it should be is removed, and fetched again when it is needed. Containers go on meanwhile.`,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := f.caller()
 			if err != nil {
@@ -283,9 +304,10 @@ func agentVerifyCommand() *cobra.Command {
 
 func agentConfigCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:   "config",
-		Short: "Print an agent's configuration file with every key, its default and meaning",
-		Args:  cobra.NoArgs,
+		Use:     "config",
+		Short:   "Print an agent's configuration file with every key, its default and meaning",
+		Example: `  slipway agent config > /etc/slipway/agent.yml`,
+		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			_, err := fmt.Fprint(cmd.OutOrStdout(), config.AgentExample())
 			return err

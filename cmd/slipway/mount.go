@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -38,7 +39,7 @@ func ensure(ctx context.Context, f *agentFlags) (*agent.Caller, error) {
 		return c, err
 	}
 	if os.Geteuid() != 0 {
-		return nil, errors.New("mounting needs root")
+		return nil, errors.New("mounting needs root: run it as root or with sudo (slipway export writes an image's tree without an agent)")
 	}
 	return c, startAgent(ctx, c, cfg, f)
 }
@@ -60,6 +61,10 @@ func startAgent(ctx context.Context, c *agent.Caller, cfg *config.Agent, f *agen
 		return err
 	}
 	defer log.Close()
+	from, err := log.Seek(0, io.SeekEnd)
+	if err != nil {
+		return err
+	}
 	args := []string{"agent", "--root", cfg.Root}
 	if f.file != "" {
 		file, err := filepath.Abs(f.file)
@@ -84,12 +89,35 @@ func startAgent(ctx context.Context, c *agent.Caller, cfg *config.Agent, f *agen
 		}
 		select {
 		case err := <-gone:
-			return fmt.Errorf("the agent ended at once: %w; %s tells why", err, name)
+			return fmt.Errorf("the agent ended at once: %w; the end of %s:\n%s", err, name, tail(name, from))
 		case <-ctx.Done():
-			return fmt.Errorf("the agent does not answer: %w; %s tells why", ctx.Err(), name)
+			return fmt.Errorf("the agent does not answer: %w; the end of %s:\n%s", ctx.Err(), name, tail(name, from))
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
+}
+
+// maxTail is how much of a log is shown, in bytes.
+const maxTail = 2 << 10
+
+// tail is the end of what was logged from an offset on.
+func tail(name string, from int64) string {
+	f, err := os.Open(name)
+	if err != nil {
+		return err.Error()
+	}
+	defer f.Close()
+	end, err := f.Seek(0, io.SeekEnd)
+	if err != nil {
+		return err.Error()
+	}
+	from = max(from, end-maxTail)
+	b := make([]byte, end-from)
+	n, err := f.ReadAt(b, from)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return err.Error()
+	}
+	return strings.TrimSpace(string(b[:n]))
 }
 
 func mountCommand() *cobra.Command {
@@ -101,9 +129,12 @@ func mountCommand() *cobra.Command {
 		Long: `Mount the file tree of REGISTRY/REPOSITORY:TAG at a directory that exists. The registry must
 be one that slipway serve runs, or a mirror that the agent's configuration names. Files are
 fetched when they are opened and kept for all images. The agent that does that is started if
-none runs for --root. slipway umount takes the mount away.`,
-		Example: "  slipway mount --root /tmp/state 127.0.0.1:5000/team/app:1 /mnt\n  slipway mount --root /tmp/state --rw /tmp/changes 127.0.0.1:5000/team/app:1 /mnt",
-		Args:    cobra.ExactArgs(2),
+none runs for --root. It needs root. slipway umount takes the mount away.`,
+		Example: `  slipway mount 127.0.0.1:5000/team/app:1 /mnt
+  slipway mount --rw /var/tmp/changes 127.0.0.1:5000/team/app:1 /mnt
+  slipway mount --root /var/tmp/state registry.example.com/team/app:1 /mnt
+  slipway umount --root /var/tmp/state /mnt`,
+		Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			began := time.Now()
 			dir, err := filepath.Abs(args[1])
@@ -136,7 +167,9 @@ func umountCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "umount DIR",
 		Short: "Take away what slipway mount mounted; fetched files and changes stay",
-		Args:  cobra.ExactArgs(1),
+		Example: `  slipway umount /mnt
+  slipway umount --root /var/tmp/state /mnt`,
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			dir, err := filepath.Abs(args[0])
 			if err != nil {
@@ -162,17 +195,8 @@ type runFlags struct {
 	host              bool
 }
 
-func runCommand() *cobra.Command {
-	var f runFlags
-	cmd := &cobra.Command{
-		Use:   "run IMAGE [-- COMMAND [ARGUMENT...]]",
-		Short: "Run a command in a container of an image, through runc",
-		Long: `Mount an image as slipway mount does, run its command or another one in a container, and
-take everything away again but the fetched files. It is for trying an image out; what it
-writes is lost. The exit status is the command's.`,
-		Args: cobra.MinimumNArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error { return runContainer(cmd, &f, args[0], args[1:]) },
-	}
+// addRun adds all flags.
+func (f *runFlags) addRun(cmd *cobra.Command) {
 	f.add(cmd)
 	fl := cmd.Flags()
 	fl.StringVar(&f.platform, "platform", "", "os/architecture[/variant] (default: Linux on this machine's architecture)")
@@ -180,10 +204,38 @@ writes is lost. The exit status is the command's.`,
 	fl.StringArrayVarP(&f.env, "env", "e", nil, "NAME=VALUE for its environment, may be repeated")
 	fl.StringVarP(&f.workdir, "workdir", "w", "", "directory to start in (default: the image's)")
 	fl.BoolVar(&f.host, "host-network", false, "use this machine's network (default: loopback only)")
+}
+
+func runCommand() *cobra.Command {
+	var f runFlags
+	cmd := &cobra.Command{
+		Use:   "run IMAGE [-- COMMAND [ARGUMENT...]]",
+		Short: "Run a command in a container of an image, through runc",
+		Long: `Mount an image as slipway mount does, run its command or another one in a container, and
+take everything away again but the fetched files. It is for trying an image out; what it
+writes is lost. The exit status is the command's. Like an argument of docker run, COMMAND goes
+behind the image's entry point if it has one.`,
+		Example: `  slipway run 127.0.0.1:5000/team/app:1
+  slipway run 127.0.0.1:5000/library/debian:13 -- ls -l /
+  slipway run --root /var/tmp/state -e DEBUG=1 -w /srv registry.example.com/team/app:1 -- serve --once`,
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return runContainer(cmd, &f, args[0], args[1:], runHooks{})
+		},
+	}
+	f.addRun(cmd)
 	return cmd
 }
 
-func runContainer(cmd *cobra.Command, f *runFlags, image string, command []string) (err error) {
+// runHooks are told of a run. Either may be nil.
+type runHooks struct {
+	mounted func(*agent.MountAnswer)
+	// ended is called while the container, whose mount has this directory, is still
+	// known to the agent.
+	ended func(ctx context.Context, c *agent.Caller, dir string)
+}
+
+func runContainer(cmd *cobra.Command, f *runFlags, image string, command []string, hooks runHooks) (err error) {
 	runtime, err := exec.LookPath(f.runtime)
 	if err != nil {
 		return fmt.Errorf("%w; install runc, or name another runtime with --runtime", err)
@@ -214,7 +266,13 @@ func runContainer(cmd *cobra.Command, f *runFlags, image string, command []strin
 	if err != nil {
 		return err
 	}
+	if hooks.mounted != nil {
+		hooks.mounted(&m)
+	}
 	defer func() {
+		if hooks.ended != nil {
+			hooks.ended(context.WithoutCancel(ctx), c, root)
+		}
 		if uerr := c.Umount(context.WithoutCancel(ctx), root); uerr != nil { // what is mounted must not be deleted
 			err = errors.Join(err, uerr)
 			bundle = filepath.Join(bundle, "nothing")

@@ -18,7 +18,11 @@ func agentSetupCommand() *cobra.Command {
 		Short: "Write the settings by which containerd, Docker or kubelet use the agent",
 		Long: `Print the settings by which containerd, Docker Engine (29 or newer, with its containerd image
 store) or kubelet use the agent and the registries of its configuration. With --apply they are
-written; files that were there are kept beside them, and --undo brings these back.`,
+written; files that were there are kept beside them, and --undo brings these back. Give --undo
+the same flags and configuration as --apply. What is left to do by hand is printed.`,
+		Example: `  slipway agent setup --containerd --config /etc/slipway/agent.yml
+  slipway agent setup --containerd --docker --apply --config /etc/slipway/agent.yml
+  slipway agent setup --kubernetes --undo --config /etc/slipway/agent.yml`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg, err := f.load()
@@ -32,7 +36,7 @@ written; files that were there are kept beside them, and --undo brings these bac
 			case containerd:
 				changes = agent.SetupContainerd(cfg, p)
 			case !docker:
-				err = errors.New("say what for: --containerd, --docker or --kubernetes")
+				err = errors.New("say what for: --containerd, --docker or --kubernetes; see slipway agent setup --help")
 			}
 			if err != nil {
 				return err

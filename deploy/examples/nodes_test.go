@@ -1,0 +1,50 @@
+package examples_test
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// TestNodeMetrics compares the dashboard and the alerts of node agents with the
+// metrics that an agent has: a panel of one that was renamed stays empty and says
+// nothing.
+func TestNodeMetrics(t *testing.T) {
+	source, err := os.ReadFile(filepath.Join("..", "..", "agent", "metrics.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := map[string]bool{}
+	for _, m := range regexp.MustCompile(`family\("([a-z_]+)"`).FindAllStringSubmatch(string(source), -1) {
+		known["slipway_agent_"+m[1]] = true
+	}
+	dashboard, err := os.ReadFile(filepath.Join("..", "grafana", "slipway-agent.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	alerts, err := os.ReadFile(filepath.Join("..", "prometheus", "agent-alerts.yml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !json.Valid(dashboard) {
+		t.Error("the dashboard is not JSON")
+	}
+	if len(known) == 0 {
+		t.Fatal("no metrics of the agent were found")
+	}
+	for what, text := range map[string]string{"dashboard": string(dashboard), "alerts": string(alerts)} {
+		for _, name := range regexp.MustCompile(`slipway_agent_[a-z_]+`).FindAllString(text, -1) {
+			if !known[name] {
+				t.Errorf("%s: the agent has no metric %s", what, name)
+			}
+		}
+	}
+	for name := range known {
+		if !strings.Contains(string(dashboard), name) {
+			t.Errorf("the dashboard has no panel of %s", name)
+		}
+	}
+}
