@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"sync"
 	"time"
 
 	"example.org/slipway/catalog"
@@ -86,53 +85,6 @@ func (s *Store) Stream(ctx context.Context, w io.Writer, names []gear.Name, o *S
 	return out.flush(nil)
 }
 
-// batch is what a call of Stream needs, which is some 300 KB for 1,000 names.
-type batch struct {
-	in  batchReader
-	out batchWriter
-}
-
-// batches are lent to calls of Stream. The zero value is ready.
-type batches struct{ pool sync.Pool }
-
-func (p *batches) take(s *Store, w io.Writer, names []gear.Name) *batch {
-	b, ok := p.pool.Get().(*batch)
-	if !ok {
-		b = &batch{}
-	}
-	b.in.s, b.in.rest = s, names
-	b.out.s, b.out.w = s, w
-	return b
-}
-
-func (p *batches) give(b *batch) {
-	in, out := &b.in, &b.out
-	in.close()
-	*in = batchReader{plans: in.plans, along: in.along[:0], open: in.open[:0]}
-	*out = batchWriter{out: out.out[:0]}
-	if cap(out.out) > headRoom { // it had a dictionary
-		out.out = nil
-	}
-	p.pool.Put(b)
-}
-
-// windowBuffers are lent to windows. The zero value is ready.
-type windowBuffers struct{ pool sync.Pool }
-
-// take returns a buffer of the size that all windows have.
-func (p *windowBuffers) take() *[headRoom + batchBytes + alongBytes]byte {
-	if b, ok := p.pool.Get().(*[headRoom + batchBytes + alongBytes]byte); ok {
-		return b
-	}
-	return new([headRoom + batchBytes + alongBytes]byte)
-}
-
-func (p *windowBuffers) give(b *[headRoom + batchBytes + alongBytes]byte) {
-	if b != nil {
-		p.pool.Put(b)
-	}
-}
-
 // window is a run of the names asked for, and what is stored of them.
 type window struct {
 	items []entry
@@ -174,10 +126,14 @@ type batchReader struct {
 	planned []entry
 	// plans take turns, as a window may still be sent from one when the next is
 	// made.
-	plans [2][]entry
-	turn  int
-	along []int32    // in planned, in the order of packs
-	open  []openPack // the one used last at the end
+	plans  [2][]entry
+	turn   int
+	along  []int32    // in planned, in the order of packs
+	open   []openPack // the one used last at the end
+	looked int        // names that were planned
+	// bare are packs whose dictionaries are not sent.
+	bare        []gear.Name
+	raw, packed []byte // are reused by recode
 }
 
 type openPack struct {
@@ -210,7 +166,7 @@ func (b *batchReader) read(ctx context.Context) *window {
 		n++
 		if it.how == along {
 			it.pos = pos
-			pos += int(it.at.stored)
+			pos += b.room(it)
 			b.along = append(b.along, int32(n-1))
 		}
 	}
@@ -218,6 +174,7 @@ func (b *batchReader) read(ctx context.Context) *window {
 	if len(b.along) > 0 {
 		w.buf = b.s.windows.take()
 		b.readAlong(ctx, w, w.buf[:pos])
+		b.recode(ctx, w)
 	}
 	w.took = time.Since(began)
 	return w
@@ -244,10 +201,16 @@ func (b *batchReader) plan(ctx context.Context) error {
 			items[i].how = asUnknown
 		}
 	}
-	if b.s.places.locate(items) == 0 {
-		return nil
+	if b.s.places.locate(items) > 0 {
+		if err := b.lookUp(ctx, items); err != nil {
+			return err
+		}
 	}
-	return b.lookUp(ctx, items)
+	if len(b.rest) == 0 && b.looked == 0 {
+		b.withoutDicts(ctx, items)
+	}
+	b.looked += len(items)
+	return nil
 }
 
 // lookUp asks the catalogue for what is unknown.
@@ -309,7 +272,7 @@ func (b *batchReader) readAlong(ctx context.Context, w *window, buf []byte) {
 	for list := (alongside{w.items, b.along}); list.len() > 0; {
 		pack, n, needs := list.at(0).at.pack, 0, false
 		for n < list.len() && list.at(n).at.pack == pack {
-			needs = needs || list.at(n).at.encoding == gear.ZstdDict
+			needs = needs || list.at(n).at.encoding == gear.ZstdDict && !b.isBare(list.at(n))
 			n++
 		}
 		of := list.first(n)
@@ -323,7 +286,7 @@ func (b *batchReader) readAlong(ctx context.Context, w *window, buf []byte) {
 			w.dicts = append(w.dicts, d)
 		}
 		for i := range n {
-			if of.at(i).dict = -1; of.at(i).at.encoding == gear.ZstdDict {
+			if of.at(i).dict = -1; of.at(i).at.encoding == gear.ZstdDict && needs {
 				of.at(i).dict = len(w.dicts) - 1
 			}
 		}

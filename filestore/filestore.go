@@ -115,6 +115,8 @@ type Store struct {
 
 	windows windowBuffers
 	batches batches
+	// recoders are encoders lent to batches, until the collector takes them.
+	recoders sync.Pool
 
 	// instance makes the names of writers those of this process.
 	instance string

@@ -5,6 +5,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"net"
@@ -20,6 +21,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"example.org/slipway/config"
+	"example.org/slipway/server"
 )
 
 // newHTTPServer makes the registry's HTTP server. Bodies have deadlines of their
@@ -30,6 +32,7 @@ func newHTTPServer(h *config.HTTP, log *slog.Logger, handler http.Handler) *http
 		ReadHeaderTimeout: 30 * time.Second,
 		IdleTimeout:       3 * time.Minute,
 		MaxHeaderBytes:    64 << 10,
+		ConnContext:       server.ConnContext,
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 	}
 	var p http.Protocols
@@ -63,10 +66,12 @@ func (s *Server) listenAll() (err error) {
 	return nil
 }
 
-// encrypt puts TLS on the registry's listener, if it is configured.
+// encrypt puts TLS on the registry's listener, if it is configured; otherwise what
+// sends small answers in one piece.
 func (s *Server) encrypt() (err error) {
 	h := &s.cfg.HTTP
 	if !h.TLS.Enabled() {
+		s.listen = server.Listener(s.listen)
 		return nil
 	}
 	if s.certs, err = loadCertificates(&h.TLS, s.log, s.certCheck); err != nil {
@@ -142,6 +147,19 @@ type limitedConn struct {
 	net.Conn
 	closed  atomic.Bool
 	release func()
+}
+
+// ReadFrom implements io.ReaderFrom, without which net/http could not use
+// sendfile.
+func (c *limitedConn) ReadFrom(r io.Reader) (int64, error) { return io.Copy(c.Conn, r) }
+
+// CloseWrite implements the interface by which net/http lets the client read the
+// last answer before the connection is closed.
+func (c *limitedConn) CloseWrite() error {
+	if cw, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+		return cw.CloseWrite()
+	}
+	return nil
 }
 
 func (c *limitedConn) Close() error {

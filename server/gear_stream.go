@@ -69,7 +69,7 @@ func (w *streamWriter) close() error {
 		_, err := piecesOf{w.q}.Write(nil)
 		return err
 	}
-	return w.buf.Flush()
+	return w.q.inOnePiece(int64(n), w.buf.Flush)
 }
 
 func (w *streamWriter) release() {
