@@ -91,24 +91,28 @@ type NewGearLayer struct {
 	Names []GearName
 }
 
-// lookUp is how many rows one statement of the Gear part handles at most.
-const lookUp = 64
+// lookUp is how many rows one statement of the Gear part changes at most, lookUpNames
+// how many it reads by their names: each statement has a transaction to begin.
+const (
+	lookUp      = 64
+	lookUpNames = 256
+)
 
 // marks returns n placeholders, or groups of them.
 func marks(group string, n int) string {
 	return strings.TrimSuffix(strings.Repeat(group+", ", n), ", ")
 }
 
-// byNames asks query, which has one %s for the placeholders, for each lookUp
+// byNames asks query, which has one %s for the placeholders, for each lookUpNames
 // names at once. Short lists are filled up with their last name, so that there
 // are few different statements.
 func byNames(names []GearName, query string, more []any, each func(query string, args []any) error) error {
 	for len(names) > 0 {
-		part := names[:min(len(names), lookUp)]
+		part := names[:min(len(names), lookUpNames)]
 		names = names[len(part):]
 		n := 1
 		for n < len(part) {
-			n *= 4
+			n *= 2
 		}
 		args := make([]any, n, n+len(more))
 		for i := range args {

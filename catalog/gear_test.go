@@ -108,6 +108,64 @@ func TestGearLayerLife(t *testing.T) {
 	gearStep(t, c.IntendGear(ctx, "w", GearName{1}))
 }
 
+// A layer's contents are found wherever they are when its packs are recorded with
+// it: in these, in others, or lost.
+func TestGearLayerPacks(t *testing.T) {
+	c := openTest(t, nil)
+	ctx := t.Context()
+	a, b := gearDigest("a"), gearDigest("b")
+	for _, d := range []oci.Digest{a, b} {
+		gearStep(t, c.PutBlob(ctx, "x", Blob{Digest: d, Size: 1, Content: []byte("1")}, ""))
+	}
+	gearStep(t, c.RecordGear(ctx, GearRecord{Packs: []NewGearPack{gearPack(1, 1, 2, 3, 4), gearPack(2, 11, 12)}, Layer: gearLayer(a, 1, 2)}))
+	gearStep(t, c.LoseGear(ctx, GearName{1}, GearName{1}))
+	gearStep(t, c.RecordGear(ctx, GearRecord{
+		// All new; two that are elsewhere, and one that the layer does not hold;
+		// a known pack; one that brings back what was lost.
+		Packs: []NewGearPack{gearPack(3, 5, 6), gearPack(4, 3, 2, 7, 8), gearPack(2, 11, 12), gearPack(5, 1, 9)},
+		Layer: gearLayer(b, 5, 6, 3, 2, 7, 11, 1, 9),
+	}))
+	type place struct {
+		Pack byte
+		Live bool
+	}
+	want := map[byte]place{1: {5, true}, 2: {1, true}, 3: {1, true}, 4: {1, false}, 5: {3, true}, 6: {3, true},
+		7: {4, true}, 8: {4, false}, 9: {5, true}, 11: {2, true}, 12: {2, false}}
+	got := map[byte]place{}
+	for n := range want {
+		f, err := c.GearFile(ctx, GearName{n})
+		gearStep(t, err)
+		got[n] = place{f.Pack[0], f.Live}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("contents (-want +got):\n%s", diff)
+	}
+	packs, err := c.GearPacks(ctx, 0, 10)
+	gearStep(t, err)
+	live := map[byte]int64{}
+	for _, p := range packs {
+		live[p.Digest[0]] = p.LiveFiles
+		if p.LiveBytes != 10*p.LiveFiles {
+			t.Errorf("pack %d: %d live contents of %d bytes", p.Digest[0], p.LiveFiles, p.LiveBytes)
+		}
+	}
+	if diff := cmp.Diff(map[byte]int64{1: 2, 2: 1, 3: 2, 4: 1, 5: 2}, live); diff != "" {
+		t.Errorf("live contents of packs (-want +got):\n%s", diff)
+	}
+	// What the first layer held alone goes with it, and nothing of the second.
+	gearStep(t, c.db.write(ctx, func(t *tx) error { return t.dropGearLayer(a) }))
+	for n := 1; n > 0; {
+		n, err = c.CollectGear(ctx, 100)
+		gearStep(t, err)
+	}
+	held := []byte{1, 2, 3, 5, 6, 7, 9, 11}
+	for _, n := range held {
+		if f, err := c.GearFile(ctx, GearName{n}); err != nil || !f.Live {
+			t.Errorf("content %d of the second layer: %+v, %v", n, f, err)
+		}
+	}
+}
+
 func TestGearIntents(t *testing.T) {
 	c := openTest(t, nil)
 	ctx := t.Context()

@@ -67,13 +67,11 @@ func (c *Catalog) EndGearIntents(ctx context.Context, writer string) error {
 // here, ErrGearStale if a name of the layer is of no content any more.
 func (c *Catalog) RecordGear(ctx context.Context, rec GearRecord) error {
 	return c.db.write(ctx, func(t *tx) error {
-		var blobID, repoID int64
+		var repoID int64
+		var add *layerAdd // nil: no layer, or a known one
 		if rec.Layer != nil {
-			err := t.row(`SELECT id FROM blobs WHERE digest = ? AND state = 1`, []any{string(rec.Layer.Digest)}, &blobID)
-			if errors.Is(err, ErrNotFound) {
-				return ErrNotStored
-			}
-			if err != nil {
+			var err error
+			if add, err = t.beginGearLayer(rec.Layer); err != nil {
 				return err
 			}
 		}
@@ -84,12 +82,12 @@ func (c *Catalog) RecordGear(ctx context.Context, rec GearRecord) error {
 			}
 		}
 		for _, p := range rec.Packs {
-			if _, err := t.putGearPack(c.now(), rec.Writer, p); err != nil {
+			if _, err := t.putGearPack(c.now(), rec.Writer, p, add); err != nil {
 				return err
 			}
 		}
-		if rec.Layer != nil {
-			if err := t.putGearLayer(c.now(), blobID, rec.Layer); err != nil {
+		if add != nil {
+			if err := t.putGearLayer(c.now(), rec.Layer, add); err != nil {
 				return err
 			}
 		}
@@ -97,8 +95,55 @@ func (c *Catalog) RecordGear(ctx context.Context, rec GearRecord) error {
 	})
 }
 
-// putGearPack records a pack. Its contents are dead until something needs them.
-func (t *tx) putGearPack(now int64, writer string, p NewGearPack) (id int64, err error) {
+// layerAdd is a layer that is being recorded. Most of its contents come in packs
+// that are recorded with it, and need not be looked up one by one.
+type layerAdd struct {
+	blobID int64
+	// names are those that are still to be looked up.
+	names map[GearName]bool
+	// packs are the ids of those that hold the others, and nothing else.
+	packs []int64
+}
+
+// beginGearLayer looks whether a layer can be recorded. The result is nil if it
+// is already: converted before, or by another, it has the same contents. Errors:
+// ErrNotStored.
+func (t *tx) beginGearLayer(l *NewGearLayer) (*layerAdd, error) {
+	add := &layerAdd{}
+	err := t.row(`SELECT id FROM blobs WHERE digest = ? AND state = 1`, []any{string(l.Digest)}, &add.blobID)
+	if errors.Is(err, ErrNotFound) {
+		return nil, ErrNotStored
+	}
+	if err != nil {
+		return nil, err
+	}
+	var known bool
+	if err := t.row(`SELECT EXISTS (SELECT 1 FROM gear_layers WHERE digest = ?)`, []any{string(l.Digest)}, &known); err != nil || known {
+		return nil, err
+	}
+	add.names = make(map[GearName]bool, len(l.Names))
+	for _, n := range l.Names {
+		add.names[n] = true
+	}
+	return add, nil
+}
+
+// took notes that all of a pack's files were put into it, and nothing else is.
+func (a *layerAdd) took(packID int64, files []GearFile) {
+	for i := range files {
+		if !a.names[files[i].Name] {
+			return
+		}
+	}
+	for i := range files {
+		delete(a.names, files[i].Name)
+	}
+	a.packs = append(a.packs, packID)
+}
+
+// putGearPack records a pack. Contents of the layer that is being recorded, if
+// there is one, live; the others are dead until something needs them.
+func (t *tx) putGearPack(now int64, writer string, p NewGearPack, add *layerAdd) (id int64, err error) {
 	var state int
 	switch err := t.row(`SELECT id, state FROM gear_packs WHERE digest = ?`, []any{p.Digest[:]}, &id, &state); {
 	case errors.Is(err, ErrNotFound):
@@ -116,27 +161,42 @@ func (t *tx) putGearPack(now int64, writer string, p NewGearPack) (id int64, err
 			return 0, err
 		}
 	}
-	for files := p.Files; len(files) > 0; {
-		n := min(len(files), 16)
-		if n < 16 {
-			n = 1
-		}
-		args := make([]any, 0, 6*n)
-		for i := range files[:n] {
-			f := &files[i]
-			args = append(args, f.Name[:], f.Size, id, f.Off, f.Stored, f.Encoding)
-		}
-		files = files[n:]
-		if _, err := t.exec(`INSERT INTO gear_files (name, size, pack_id, off, stored, encoding, live) VALUES `+marks("(?, ?, ?, ?, ?, ?, 0)", n)+`
-			ON CONFLICT (name) DO UPDATE SET size = excluded.size, pack_id = excluded.pack_id, off = excluded.off, stored = excluded.stored, encoding = excluded.encoding
-			WHERE gear_files.pack_id = 0`, args...); err != nil {
-			return 0, err
-		}
+	put, err := t.putGearFiles(id, p.Files, add)
+	if err != nil {
+		return 0, err
+	}
+	if add != nil && state == 0 && put == int64(len(p.Files)) {
+		add.took(id, p.Files)
 	}
 	if _, err := t.exec(`DELETE FROM gear_intents WHERE pack = ? AND writer = ?`, p.Digest[:], writer); err != nil {
 		return 0, err
 	}
 	return id, t.countGear(id)
+}
+
+// putGearFiles puts contents into a pack, but for those that are in another, and
+// tells how many.
+func (t *tx) putGearFiles(packID int64, files []GearFile, add *layerAdd) (put int64, err error) {
+	for len(files) > 0 {
+		n := min(len(files), 16)
+		if n < 16 {
+			n = 1
+		}
+		args := make([]any, 0, 7*n)
+		for i := range files[:n] {
+			f := &files[i]
+			args = append(args, f.Name[:], f.Size, packID, f.Off, f.Stored, f.Encoding, add != nil && add.names[f.Name])
+		}
+		files = files[n:]
+		k, err := t.exec(`INSERT INTO gear_files (name, size, pack_id, off, stored, encoding, live) VALUES `+marks("(?, ?, ?, ?, ?, ?, ?)", n)+`
+			ON CONFLICT (name) DO UPDATE SET size = excluded.size, pack_id = excluded.pack_id, off = excluded.off, stored = excluded.stored, encoding = excluded.encoding
+			WHERE gear_files.pack_id = 0`, args...)
+		if err != nil {
+			return 0, err
+		}
+		put += k
+	}
+	return put, nil
 }
 
 // toMillis is the reverse of fromMillis.
@@ -154,21 +214,26 @@ func (t *tx) countGear(packID int64) error {
 	return err
 }
 
-func (t *tx) putGearLayer(now, blobID int64, l *NewGearLayer) error {
-	// Converted before, or by another: the same contents. But what was lost may
-	// have come with the packs.
-	var known bool
-	if err := t.row(`SELECT EXISTS (SELECT 1 FROM gear_layers WHERE digest = ?)`, []any{string(l.Digest)}, &known); err != nil || known {
-		return err
+func (t *tx) putGearLayer(now int64, l *NewGearLayer, add *layerAdd) error {
+	names := make([]GearName, 0, len(add.names))
+	for _, n := range l.Names {
+		if add.names[n] {
+			names = append(names, n)
+		}
 	}
-	ids, err := t.reviveGear(l.Names)
+	ids, err := t.reviveGear(names)
 	if err != nil {
 		return err
 	}
 	id, err := t.insert(`INSERT INTO gear_layers (digest, blob_id, index_name, files, bytes, diff_id, embedded, created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?) RETURNING id`,
-		string(l.Digest), blobID, l.Index[:], l.Files, l.Bytes, l.DiffID[:], l.Embedded, now)
+		string(l.Digest), add.blobID, l.Index[:], l.Files, l.Bytes, l.DiffID[:], l.Embedded, now)
 	if err != nil {
 		return err
+	}
+	for _, pack := range add.packs {
+		if _, err := t.exec(`INSERT INTO gear_layer_files (file_id, layer_id) SELECT id, ? FROM gear_files WHERE pack_id = ?`, id, pack); err != nil {
+			return err
+		}
 	}
 	for len(ids) > 0 {
 		n := min(len(ids), lookUp)
@@ -289,7 +354,7 @@ func (c *Catalog) MoveGear(ctx context.Context, writer string, packs []NewGearPa
 		for _, p := range packs {
 			files := p.Files
 			p.Files = nil
-			id, err := t.putGearPack(c.now(), writer, p)
+			id, err := t.putGearPack(c.now(), writer, p, nil)
 			if err != nil {
 				return err
 			}

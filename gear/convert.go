@@ -160,7 +160,10 @@ func (c *countingReader) Read(b []byte) (int, error) {
 // A batch is what the sink is asked about at once. Its bounds depend on the
 // layer only, so that the questions are the same whatever the speed.
 const (
-	askFiles     = 1024      // a round trip to a catalogue is small beside so many
+	askFiles = 256 // a round trip to a catalogue is small beside so many
+	// askBlocks is how many blocks at most, so that what is to be compressed was
+	// written and hashed a moment ago and is still in the processor's cache.
+	askBlocks    = 4
 	askTempBytes = 256 << 20 // in temporary files
 )
 
@@ -175,7 +178,8 @@ type item struct {
 type batch struct {
 	items   []*item
 	files   int
-	memory  int   // blocks
+	memory  int // blocks, each counted once
+	last    *block
 	temp    int64 // bytes
 	hashing sync.WaitGroup
 }
@@ -265,7 +269,7 @@ func (c *converter) read(ctx context.Context, src *countingReader) error {
 		}
 		c.entries++
 		c.progress(src, 1<<20)
-		if b.files >= askFiles || len(b.items) >= 4*askFiles || b.temp >= askTempBytes || b.memory >= c.spool.blocks/4 {
+		if b.files >= askFiles || len(b.items) >= 4*askFiles || b.temp >= askTempBytes || b.memory >= min(askBlocks, c.spool.blocks/4) {
 			full := b
 			b = &batch{} // what is sent is the other side's, or released
 			if err := c.send(ctx, full); err != nil {
@@ -322,6 +326,10 @@ func (c *converter) file(ctx context.Context, b *batch, it *item, r io.Reader) e
 	}
 	it.content = content
 	b.memory += len(content.blocks)
+	if content.blocks[0] == b.last {
+		b.memory-- // small files share one
+	}
+	b.last = content.blocks[len(content.blocks)-1]
 	if it.entry.Size < inlineHash {
 		content.hash(&it.file)
 		return nil
