@@ -70,6 +70,7 @@ type Agent struct {
 // layout is where everything lies.
 type layout struct {
 	cache, images, chains, trees, snapshots, mounts string // on disk
+	probe                                           string // for trying things out
 	run, pool, views, state, keys, api              string // gone with a reboot
 }
 
@@ -78,7 +79,8 @@ func layoutOf(cfg *config.Agent) layout {
 	return layout{
 		cache: filepath.Join(root, "cache"), images: filepath.Join(root, "images"), chains: filepath.Join(root, "chains"),
 		trees: filepath.Join(root, "trees"), snapshots: filepath.Join(root, "snapshots"), mounts: filepath.Join(root, "mounts"),
-		run: run, pool: filepath.Join(run, "pool"), views: filepath.Join(run, "trees"), state: filepath.Join(run, "pool.state"),
+		probe: filepath.Join(root, "probe"),
+		run:   run, pool: filepath.Join(run, "pool"), views: filepath.Join(run, "trees"), state: filepath.Join(run, "pool.state"),
 		keys: filepath.Join(run, "keys.json"), api: filepath.Join(run, "agent.sock"),
 	}
 }
@@ -118,6 +120,7 @@ func New(ctx context.Context, cfg *config.Agent, dev *os.File, ls Listeners, log
 		log.Warn("credentials of images", "err", err)
 	}
 	a.regs = newRegistries(cfg.Registries, a.keys, nil, log)
+	a.regs.silent = !cfg.Profiles.Record
 	if err := a.openFiles(); err != nil {
 		return nil, err
 	}
@@ -125,13 +128,13 @@ func New(ctx context.Context, cfg *config.Agent, dev *os.File, ls Listeners, log
 	if err != nil {
 		return nil, err
 	}
-	if a.support, err = probe(ctx, a.lay.mounts, tier, log); err != nil {
+	if a.support, err = probe(ctx, a.lay.probe, tier, log); err != nil {
 		return nil, err
 	}
 	a.chains = &chains{
 		records: &records{dir: a.lay.chains}, trees: a.lay.trees, mounts: a.lay.views, pool: a.lay.pool,
 		files: a.files, cache: a.cache, regs: a.regs, support: a.support, log: log, ctx: run,
-		opts:    chainOptions{cfg.Fetch.ConvertTimeout, cfg.Fetch.Background, cfg.Fetch.BackgroundDelay},
+		opts:    chainOptions{cfg.Profiles.Record, cfg.Fetch.Background, cfg.Fetch.BackgroundDelay},
 		mounted: map[string]snapshotter.Layers{}, later: map[string]*time.Timer{},
 	}
 	a.chains.pulls = newPulls(run, &a.chains.work, cfg.Fetch.ConvertTimeout, nil, log, a.files.ObserveLink)
@@ -176,7 +179,14 @@ func (a *Agent) openFiles() (err error) {
 }
 
 // probe finds out what the kernel can do. What cannot be done lazily is unpacked.
+// What a worker that was killed while it did so left in dir is taken away.
 func probe(ctx context.Context, dir string, tier view.Tier, log *slog.Logger) (*view.Support, error) {
+	if err := view.UnmountBelow(dir); err != nil {
+		return nil, fmt.Errorf("take away what was tried out before: %w", err)
+	}
+	if err := errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o700)); err != nil {
+		return nil, err
+	}
 	s, err := view.Probe(ctx, dir, tier)
 	if err != nil {
 		return nil, fmt.Errorf("try what the kernel can do: %w", err)

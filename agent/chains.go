@@ -39,6 +39,9 @@ type chains struct {
 	log     *slog.Logger
 	pulls   *pulls
 
+	// changing is held while records are changed, from reading them on.
+	changing sync.Mutex
+
 	// ctx ends with the agent; work is what goes on behind the calls.
 	ctx  context.Context
 	work sync.WaitGroup
@@ -54,7 +57,7 @@ type chains struct {
 
 // chainOptions are the choices of chains.
 type chainOptions struct {
-	convertWait     time.Duration
+	record          bool
 	background      bool
 	backgroundDelay time.Duration
 }
@@ -82,18 +85,15 @@ func (c *chains) claim(ctx context.Context, l snapshotter.Layer, snapshot bool) 
 		return false, err
 	}
 	sources := reg.refs(ref, l.Manifest)
-	rec, err := c.records.load(l.ChainID)
-	switch {
-	case errors.Is(err, errNoRecord):
-		if rec, err = c.claimNew(ctx, l, ref, reg, snapshot); rec == nil || err != nil {
-			return false, err
+	err = c.claimAgain(l.ChainID, sources, snapshot)
+	if errors.Is(err, errNoRecord) {
+		var ok bool
+		if ok, err = c.claimNew(ctx, l, ref, reg, snapshot); !ok && err == nil {
+			return false, nil
 		}
-	case err != nil:
+	}
+	if err != nil {
 		return false, err
-	default:
-		if err := c.claimAgain(rec, sources, snapshot); err != nil {
-			return false, err
-		}
 	}
 	if len(l.Layers) == 1 { // the image is whole: its start can be prepared
 		c.background(func() { c.prepare(l.ChainID, l.ImageRef) })
@@ -103,12 +103,12 @@ func (c *chains) claim(ctx context.Context, l snapshotter.Layer, snapshot bool) 
 
 // claimNew fetches the index of a layer and keeps it. Without one there is no
 // record.
-func (c *chains) claimNew(ctx context.Context, l snapshotter.Layer, ref reference, reg *registry, snapshot bool) (*chainRecord, error) {
+func (c *chains) claimNew(ctx context.Context, l snapshotter.Layer, ref reference, reg *registry, snapshot bool) (bool, error) {
 	var below []string
 	if l.Parent != "" {
 		parent, err := c.records.load(l.Parent)
 		if err != nil {
-			return nil, err
+			return false, err
 		}
 		below = parent.Layers
 	}
@@ -117,22 +117,44 @@ func (c *chains) claimNew(ctx context.Context, l snapshotter.Layer, ref referenc
 	}
 	x, diffID, err := c.pulls.wait(ctx, reg, ref, oci.Digest(l.Digest))
 	if err != nil || x == nil {
-		return nil, err
+		return false, err
 	}
 	if diffID != "" && l.DiffID != "" && diffID != l.DiffID {
-		return nil, fmt.Errorf("registry %s gives the index of another layer for %s: %w", reg.host, l.Digest,
+		return false, fmt.Errorf("registry %s gives the index of another layer for %s: %w", reg.host, l.Digest,
 			&gear.MismatchError{What: "diff ID", Want: oci.Digest(l.DiffID), Got: oci.Digest(diffID)})
 	}
-	rec := &chainRecord{Chain: l.ChainID, Parent: l.Parent, Digest: l.Digest, Ref: l.ImageRef, Snapshot: snapshot,
-		Sources: reg.refs(ref, l.Manifest), Layers: append(slices.Clone(below), l.Digest)}
-	if err := c.records.create(rec, x); err != nil {
-		return nil, fmt.Errorf("keep the index of layer %s: %w", l.Digest, err)
+	sources := reg.refs(ref, l.Manifest)
+	c.changing.Lock()
+	defer c.changing.Unlock()
+	if err := c.merge(l.ChainID, sources, snapshot); !errors.Is(err, errNoRecord) {
+		return err == nil, err // somebody was quicker
 	}
-	return rec, nil
+	if l.Parent != "" { // it may have been dropped meanwhile
+		if _, err := c.records.load(l.Parent); err != nil {
+			return false, err
+		}
+	}
+	rec := &chainRecord{Chain: l.ChainID, Parent: l.Parent, Digest: l.Digest, Ref: l.ImageRef, Snapshot: snapshot,
+		Sources: sources, Layers: append(slices.Clone(below), l.Digest)}
+	if err := c.records.create(rec, x); err != nil {
+		return false, fmt.Errorf("keep the index of layer %s: %w", l.Digest, err)
+	}
+	return true, nil
 }
 
-// claimAgain notes who else has a chain that is known.
-func (c *chains) claimAgain(rec *chainRecord, sources []gearfs.SourceRef, snapshot bool) error {
+// claimAgain notes who else has a chain that is known. Errors: errNoRecord.
+func (c *chains) claimAgain(chain string, sources []gearfs.SourceRef, snapshot bool) error {
+	c.changing.Lock()
+	defer c.changing.Unlock()
+	return c.merge(chain, sources, snapshot)
+}
+
+// merge is claimAgain. changing is held.
+func (c *chains) merge(chain string, sources []gearfs.SourceRef, snapshot bool) error {
+	rec, err := c.records.load(chain)
+	if err != nil {
+		return err
+	}
 	n := len(rec.Sources)
 	for _, s := range sources {
 		if !slices.Contains(rec.Sources, s) {
@@ -288,6 +310,11 @@ func (c *chains) compiled(ctx context.Context, rec *chainRecord, x *gear.Index) 
 	if err != nil {
 		return "", err
 	}
+	c.changing.Lock()
+	defer c.changing.Unlock()
+	if rec, err = c.records.load(rec.Chain); err != nil { // it may have changed meanwhile
+		return "", err
+	}
 	rec.Image = filepath.Base(file)
 	return file, c.records.update(rec)
 }
@@ -297,7 +324,11 @@ func (c *chains) Started(ctx context.Context, n snapshotter.Container) error {
 	if n.Running {
 		return c.files.Adopt(n.Key, n.Chain)
 	}
-	if err := c.files.ContainerStarted(n.Key, n.Chain, n.Mount); err != nil {
+	mount := n.Mount
+	if !c.opts.record {
+		mount = "" // nobody asks for what it opens
+	}
+	if err := c.files.ContainerStarted(n.Key, n.Chain, mount); err != nil {
 		return err
 	}
 	if c.opts.background {
@@ -357,6 +388,8 @@ func (c *chains) Usage(_ context.Context, chain string) (size, inodes int64, err
 
 // Drop implements snapshotter.Lower. What is mounted without containerd stays.
 func (c *chains) Drop(_ context.Context, chain string) error {
+	c.changing.Lock()
+	defer c.changing.Unlock()
 	rec, err := c.records.load(chain)
 	if err == nil && rec.Snapshot && c.inUse(chain) {
 		rec.Snapshot = false
@@ -365,7 +398,22 @@ func (c *chains) Drop(_ context.Context, chain string) error {
 	return c.drop(chain)
 }
 
-// drop forgets a chain.
+// dropUnless forgets a chain unless a snapshot or something else needs it, and
+// tells whether it did.
+func (c *chains) dropUnless(chain string, needed func() bool) (bool, error) {
+	c.changing.Lock()
+	defer c.changing.Unlock()
+	all, err := c.records.all(func(string, error) {})
+	if err != nil {
+		return false, err
+	}
+	if needed() || slices.ContainsFunc(all, func(r *chainRecord) bool { return r.Parent == chain || r.Chain == chain && r.Snapshot }) {
+		return false, nil
+	}
+	return true, c.drop(chain)
+}
+
+// drop forgets a chain. changing is held.
 func (c *chains) drop(chain string) error {
 	rec, err := c.records.load(chain)
 	if errors.Is(err, errNoRecord) {

@@ -71,6 +71,9 @@ func openMounts(dir string, c *chains) (*mounts, error) {
 	}
 	for _, e := range entries {
 		name := filepath.Join(dir, e.Name())
+		if filepath.Ext(name) != ".json" {
+			continue
+		}
 		b, err := os.ReadFile(name)
 		var r mountRecord
 		if err == nil {
@@ -252,15 +255,16 @@ func (m *mounts) umount(dir string) error {
 	if r == nil {
 		return fmt.Errorf("no image is mounted at %s by this agent: %w", dir, fs.ErrNotExist)
 	}
+	// What is still to be told of its opens holds the mount.
+	if err := m.chains.Stopped(context.Background(), r.key()); err != nil {
+		return err
+	}
 	lazy, err := view.Unmount(r.Dir)
 	if err != nil {
-		return fmt.Errorf("unmount %s: %w", r.Dir, err)
+		return errors.Join(fmt.Errorf("unmount %s: %w", r.Dir, err), m.chains.files.Adopt(r.key(), r.Chain))
 	}
 	if lazy {
 		m.chains.log.Info("a mount is still in use and goes when it is not", "dir", r.Dir)
-	}
-	if err := m.chains.Stopped(context.Background(), r.key()); err != nil {
-		return err
 	}
 	m.mu.Lock()
 	delete(m.all, r.Dir)
@@ -280,26 +284,12 @@ func (m *mounts) forget(r *mountRecord) error {
 	if err != nil {
 		return nil //nolint:nilerr // what is not known needs no removal
 	}
-	all, err := m.chains.records.all(func(string, error) {})
-	if err != nil {
-		return err
-	}
 	slices.Reverse(line)
-	gone := map[string]bool{}
-	mounted := m.list()
 	for _, rec := range line {
-		used := rec.Snapshot
-		for i := range mounted {
-			used = used || mounted[i].Chain == rec.Chain
-		}
-		for _, o := range all {
-			used = used || o.Parent == rec.Chain && !gone[o.Chain]
-		}
-		if used {
-			return nil
-		}
-		gone[rec.Chain] = true
-		if err := m.chains.drop(rec.Chain); err != nil {
+		dropped, err := m.chains.dropUnless(rec.Chain, func() bool {
+			return slices.ContainsFunc(m.list(), func(o mountRecord) bool { return o.Chain == rec.Chain })
+		})
+		if !dropped || err != nil {
 			return err
 		}
 	}

@@ -81,6 +81,7 @@ type registries struct {
 	settings []config.AgentRegistry
 	keys     *keychain
 	limits   *gear.Limits
+	silent   bool // tells registries nothing of what containers open
 	log      *slog.Logger
 
 	mu   sync.Mutex

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"os"
 
 	"example.org/slipway/config"
 	"example.org/slipway/gearfs/poolfs"
@@ -36,29 +37,34 @@ const poolName = "pool"
 // RunStored is an agent of one process below systemd, which keeps the descriptor
 // of the pool when the agent dies or is restarted.
 func RunStored(ctx context.Context, cfg *config.Agent, log *slog.Logger, ready func()) error {
-	dev, err := poolfs.Inherited(poolName)
-	if errors.Is(err, fs.ErrNotExist) {
-		lay := layoutOf(cfg)
-		if err := lay.makeDirs(); err != nil {
-			return err
-		}
-		if dev, err = MountPool(cfg, log); err != nil {
-			return err
-		}
-		if stored, err := poolfs.Store(dev, poolName); err != nil || !stored {
-			log.Warn("systemd does not keep the pool; a container that waits for a file when the agent dies gets an error (FileDescriptorStoreMax= in the unit)", "err", err)
-		}
-	} else if err != nil {
-		return err
-	}
-	defer dev.Close()
+	// Who has the sockets has the pool: another agent's is not touched.
 	ls, err := Listen(cfg)
 	if err != nil {
 		return err
 	}
+	dev, err := storedPool(cfg, log)
+	if err != nil {
+		return errors.Join(err, ls.Close())
+	}
+	defer dev.Close()
 	a, err := New(ctx, cfg, dev, ls, log)
 	if err != nil {
 		return errors.Join(err, ls.Close())
 	}
 	return a.Run(ctx, ready)
+}
+
+// storedPool is the pool that systemd kept, or a new one that it is to keep.
+func storedPool(cfg *config.Agent, log *slog.Logger) (*os.File, error) {
+	dev, err := poolfs.Inherited(poolName)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return dev, err
+	}
+	if dev, err = MountPool(cfg, log); err != nil {
+		return nil, err
+	}
+	if stored, err := poolfs.Store(dev, poolName); err != nil || !stored {
+		log.Warn("systemd does not keep the pool; a container that waits for a file when the agent dies gets an error (FileDescriptorStoreMax= in the unit)", "err", err)
+	}
+	return dev, nil
 }

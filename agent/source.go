@@ -19,6 +19,7 @@ type source struct {
 	repo     string
 	manifest oci.Digest
 	files    *gearclient.Source
+	silent   bool
 }
 
 var _ gearfs.Source = (*source)(nil)
@@ -36,7 +37,7 @@ func (r *registries) dial(ref gearfs.SourceRef) (gearfs.Source, error) {
 	for _, p := range reg.places {
 		if p.url == ref.Registry {
 			img := &gearclient.Image{Repo: ref.Repo, Ref: ref.Manifest}
-			return &source{p, ref.Repo, oci.Digest(ref.Manifest), p.gear.Files(img, &gear.Index{})}, nil
+			return &source{p, ref.Repo, oci.Digest(ref.Manifest), p.gear.Files(img, &gear.Index{}), r.silent}, nil
 		}
 	}
 	return nil, fmt.Errorf("registry %s is at %s no more, says the configuration", name.host, ref.Registry)
@@ -81,6 +82,9 @@ func (s *source) Profile(ctx context.Context) ([]gear.Name, error) {
 
 // ReportProfile implements gearfs.Source.
 func (s *source) ReportProfile(ctx context.Context, names []gear.Name) error {
+	if s.silent {
+		return nil
+	}
 	return gone(s.p.reg.GearReportProfile(ctx, s.repo, s.manifest, names), oci.CodeManifestUnknown)
 }
 

@@ -199,6 +199,11 @@ func (s *Service) SetProfile(chain string, names []gear.Name) error {
 			keep = append(keep, name)
 		}
 	}
+	s.addMu.Lock() // so that the image is not removed meanwhile
+	defer s.addMu.Unlock()
+	if s.image(chain) != img {
+		return fmt.Errorf("image %s: %w", chain, ErrUnknown)
+	}
 	path := filepath.Join(img.dir, profileFile)
 	if len(keep) == 0 {
 		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {

@@ -1,0 +1,159 @@
+package agent
+
+import (
+	"errors"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+
+	"example.org/slipway/config"
+	"example.org/slipway/gearfs"
+	"example.org/slipway/gearfs/cachedir"
+	"example.org/slipway/gearfs/poolfs"
+)
+
+func listenConfig(t *testing.T) *config.Agent {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "swl") // names of sockets are short
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return &config.Agent{Root: dir, Run: filepath.Join(dir, "run"), Address: filepath.Join(dir, "run", "s.sock")}
+}
+
+func TestListen(t *testing.T) {
+	cfg := listenConfig(t)
+	ls, err := Listen(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{cfg.Address, filepath.Join(cfg.Run, "agent.sock")} {
+		if st, err := os.Stat(name); err != nil || st.Mode().Perm() != 0o600 {
+			t.Errorf("%s has mode %v, error %v", name, st.Mode(), err)
+		}
+	}
+	if _, err := Listen(cfg); err == nil || !strings.Contains(err.Error(), "another agent") {
+		t.Errorf("a second agent listens: %v", err)
+	}
+	// One that died leaves its sockets.
+	for _, l := range []net.Listener{ls.Snapshots, ls.API} {
+		l.(*net.UnixListener).SetUnlinkOnClose(false)
+	}
+	if err := ls.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if ls, err = Listen(cfg); err != nil {
+		t.Fatalf("behind an agent that is gone: %v", err)
+	}
+	if err := ls.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := os.WriteFile(cfg.Address, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Listen(cfg); err == nil {
+		t.Error("a file is replaced by a socket")
+	}
+	if _, err := NewCaller(cfg).Status(t.Context()); !errors.Is(err, ErrNoAgent) {
+		t.Errorf("a call without an agent: %v", err)
+	}
+}
+
+func TestAnswer(t *testing.T) {
+	type in struct{ A int }
+	h := answer(func(_ *http.Request, x in) (in, error) {
+		switch x.A {
+		case 1:
+			return x, fs.ErrNotExist
+		case 2:
+			return x, errors.New("it does not work")
+		}
+		return x, nil
+	})
+	for body, want := range map[string]int{`{"A":0}`: 200, ``: 200, `{"A":1}`: 404, `{"A":2}`: 422, `{"A":"x"}`: 400, `{`: 400, strings.Repeat(" ", maxAPI+1): 400} {
+		w := httptest.NewRecorder()
+		h(w, httptest.NewRequest(http.MethodPost, "/", strings.NewReader(body)))
+		if w.Code != want {
+			t.Errorf("%.20q: status %d, want %d", body, w.Code, want)
+		}
+	}
+}
+
+// TestMetrics looks at every metric of an agent with nothing to do.
+func TestMetrics(t *testing.T) {
+	dir := t.TempDir()
+	cache, err := cachedir.Open(filepath.Join(dir, "cache"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cache.Close()
+	files, err := gearfs.New(filepath.Join(dir, "images"), cache, func(gearfs.SourceRef) (gearfs.Source, error) { return nil, errors.New("none") }, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer files.Close()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	at := filepath.Join(dir, "pool")
+	if err := os.Mkdir(at, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	dev, err := poolfs.Mount(at, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dev.Close()
+	defer func() {
+		if err := poolfs.Teardown(at); err != nil {
+			t.Error(err)
+		}
+	}()
+	pool, err := poolfs.New(dev, files, files, &poolfs.Options{Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	a := &Agent{files: files, cache: cache, pool: pool, began: time.Unix(1, 0)}
+	reg := prometheus.NewPedanticRegistry()
+	if err := reg.Register(collector{a}); err != nil {
+		t.Fatal(err)
+	}
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if problems, err := promlint.NewWithMetricFamilies(families).Lint(); err != nil || len(problems) != 0 {
+		t.Errorf("lint: %v, error %v", problems, err)
+	}
+	closed := map[string]string{"state": "complete partial", "outcome": "passthrough cached failed", "priority": "demand profile background", "kind": "complete partial reserved late"}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			for _, l := range m.GetLabel() {
+				if !strings.Contains(" "+closed[l.GetName()]+" ", " "+l.GetValue()+" ") {
+					t.Errorf("%s has label %s=%q", f.GetName(), l.GetName(), l.GetValue())
+				}
+			}
+		}
+	}
+	w := httptest.NewRecorder()
+	a.metricsHandler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	if w.Code != 200 || !strings.Contains(w.Body.String(), "slipway_agent_start_time_seconds 1") {
+		t.Errorf("status %d:\n%s", w.Code, w.Body)
+	}
+}

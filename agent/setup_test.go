@@ -1,0 +1,129 @@
+package agent
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"example.org/slipway/config"
+)
+
+func setupConfig() *config.Agent {
+	return &config.Agent{Root: "/var/lib/x", Address: "/run/x/s.sock", CRI: config.AgentCRI{Address: "/run/x/cri.sock"},
+		Registries: []config.AgentRegistry{
+			{Host: "docker.io", URLs: []string{"https://mirror.example"}},
+			{Host: "r.example", URLs: []string{"https://r.example"}},
+			{Host: "q.example", URLs: []string{"https://m.example/"}, Prefix: "q/", CA: "/ca.pem"},
+		}}
+}
+
+// tree reads all files below a directory.
+func tree(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	out := map[string]string{}
+	err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		b, err := os.ReadFile(path)
+		out[strings.TrimPrefix(path, dir+"/")] = string(b)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func TestSetup(t *testing.T) {
+	dir := t.TempDir()
+	p := Paths{ContainerdDir: filepath.Join(dir, "conf.d"), Hosts: filepath.Join(dir, "certs.d"), Docker: filepath.Join(dir, "daemon.json"), KubeletDropIn: filepath.Join(dir, "kubelet.d", "10.conf")}
+	const docker = `{"debug": true, "features": {"buildkit": false}, "log-opts": {"max-size": "1m"}}`
+	if err := os.WriteFile(p.Docker, []byte(docker), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	before := tree(t, dir)
+	changes, err := SetupKubernetes(setupConfig(), p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	more, err := SetupDocker(setupConfig(), p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	changes = append(changes, more...)
+	for range 2 { // the second time changes nothing
+		if err := Apply(changes); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got := tree(t, dir)
+	var settings map[string]any
+	if err := json.Unmarshal([]byte(got["daemon.json"]), &settings); err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]any{"debug": true, "features": map[string]any{"buildkit": false, "containerd-snapshotter": true}, "log-opts": map[string]any{"max-size": "1m"},
+		"storage-driver": "slipway", "registry-mirrors": []any{"https://mirror.example"}}
+	if diff := cmp.Diff(want, settings); diff != "" {
+		t.Errorf("Docker's settings (-want +got):\n%s", diff)
+	}
+	if got["daemon.json"+backupSuffix] != docker {
+		t.Errorf("the settings before are kept as %q", got["daemon.json"+backupSuffix])
+	}
+	for file, has := range map[string]string{"conf.d/slipway.toml": `address = "/run/x/s.sock"`, "certs.d/docker.io/hosts.toml": `[host."https://mirror.example"]`,
+		"certs.d/q.example/hosts.toml": `[host."https://m.example/v2/q"]`, "kubelet.d/10.conf": "unix:///run/x/cri.sock"} {
+		if !strings.Contains(got[file], has) {
+			t.Errorf("%s holds\n%s, want %s in it", file, got[file], has)
+		}
+	}
+	if _, ok := got["certs.d/r.example/hosts.toml"]; ok {
+		t.Error("a registry that is where its name says has a file")
+	}
+	if err := Undo(changes); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(before, tree(t, dir)); diff != "" {
+		t.Errorf("left after undoing (-want +got):\n%s", diff)
+	}
+	if err := Undo(changes); err == nil || !strings.Contains(err.Error(), "daemon.json") {
+		t.Errorf("undoing twice: %v; the file of somebody else is left alone", err)
+	}
+}
+
+func TestSetupChangedMeanwhile(t *testing.T) {
+	dir := t.TempDir()
+	p := Paths{Docker: filepath.Join(dir, "daemon.json")}
+	if err := os.WriteFile(p.Docker, []byte("{}"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	changes, err := SetupDocker(setupConfig(), p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := Apply(changes); err != nil {
+		t.Fatal(err)
+	}
+	const theirs = `{"storage-driver": "slipway", "debug": true}`
+	if err := os.WriteFile(p.Docker, []byte(theirs), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := Undo(changes); err == nil {
+		t.Error("a file that was changed is undone")
+	}
+	if b, err := os.ReadFile(p.Docker); err != nil || string(b) != theirs {
+		t.Errorf("the file holds %s, error %v", b, err)
+	}
+	if err := os.WriteFile(p.Docker, []byte("{ no JSON"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := SetupDocker(setupConfig(), p); err == nil {
+		t.Error("settings that cannot be read are replaced")
+	}
+	if _, err := SetupKubernetes(&config.Agent{}, p); err == nil {
+		t.Error("kubelet is told of a socket that there is not")
+	}
+}
