@@ -2,7 +2,7 @@
 # Measures how containers start with a plain pull, with the stargz snapshotter and
 # with Slipway's node agent, over links of several rates, and checks the targets.
 #
-#   scripts/bench-start.sh            everything, some three hours; writes the
+#   scripts/bench-start.sh            everything, four hours or more; writes the
 #                                     results into docs/bench-start.md, the pictures
 #                                     into docs/img and the raw figures into
 #                                     bin/bench-start.json
