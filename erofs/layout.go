@@ -152,7 +152,9 @@ func (p *plan) lay() error {
 		pl.slot = uint64(pos / slotSize)
 		pos += head + tail
 	}
-	next := metaBlock + (pos+blockSize-1)/blockSize
+	// fsck.erofs looks for attributes behind every inode, also where there are
+	// none: their header must not lie behind the image.
+	next := metaBlock + (pos+xattrHeader+blockSize-1)/blockSize
 	for _, i := range p.order {
 		pl := &p.places[i]
 		if n := pl.dataBlocks(); n > 0 {

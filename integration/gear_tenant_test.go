@@ -174,7 +174,7 @@ func layerProbes(layer, manifest string) []probe {
 // forged is a stream that claims another content under a name.
 func forged(name string) string {
 	const content = "not it"
-	b := []byte("SLGSTRM\x01\x02" + rawName(name))
+	b := []byte("SLGSTRM\x01\x02\x01\x00" + rawName(name))
 	b = binary.LittleEndian.AppendUint64(b, uint64(len(content)))
 	b = append(b, 0, 0)
 	b = binary.LittleEndian.AppendUint64(b, uint64(len(content)))
