@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 
+	"example.org/slipway/durable"
 	"example.org/slipway/gearclient"
 	"example.org/slipway/gearfs/view"
 	"example.org/slipway/oci"
@@ -232,7 +233,7 @@ func (m *mounts) overlay(ctx context.Context, r *mountRecord) error {
 	if err != nil {
 		return err
 	}
-	if err := writeSynced(m.file(r.Dir), append(b, '\n')); err != nil {
+	if err := durable.WriteFile(m.file(r.Dir), append(b, '\n')); err != nil {
 		return err
 	}
 	if err := view.Overlay(r.Dir, o); err != nil {

@@ -13,8 +13,7 @@ import (
 	"slices"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
+	"example.org/slipway/durable"
 	"example.org/slipway/gear"
 	"example.org/slipway/gearfs"
 )
@@ -122,7 +121,7 @@ func (r *records) create(rec *chainRecord, x *gear.Index) error {
 	if err := os.MkdirAll(tmp, 0o700); err != nil {
 		return err
 	}
-	if err := writeSynced(filepath.Join(tmp, "index"), enc.Bytes()); err != nil {
+	if err := durable.WriteFile(filepath.Join(tmp, "index"), enc.Bytes()); err != nil {
 		return err
 	}
 	if err := r.write(tmp, rec); err != nil {
@@ -134,7 +133,7 @@ func (r *records) create(rec *chainRecord, x *gear.Index) error {
 	if err := os.Rename(tmp, dir); err != nil {
 		return err
 	}
-	return syncDir(r.dir)
+	return durable.SyncDir(r.dir)
 }
 
 // update replaces a record.
@@ -151,14 +150,7 @@ func (r *records) write(dir string, rec *chainRecord) error {
 	if err != nil {
 		return err
 	}
-	name := filepath.Join(dir, "record.json")
-	if err := writeSynced(name+".new", append(b, '\n')); err != nil {
-		return err
-	}
-	if err := os.Rename(name+".new", name); err != nil {
-		return err
-	}
-	return syncDir(dir)
+	return durable.WriteFile(filepath.Join(dir, "record.json"), append(b, '\n'))
 }
 
 // index reads back a layer's index.
@@ -241,24 +233,4 @@ func (r *records) all(bad func(dir string, err error)) ([]*chainRecord, error) {
 		}
 	}
 	return out, nil
-}
-
-func writeSynced(name string, b []byte) error {
-	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(b)
-	if err == nil {
-		err = f.Sync()
-	}
-	return errors.Join(err, f.Close())
-}
-
-func syncDir(dir string) error {
-	f, err := os.OpenFile(dir, os.O_RDONLY|unix.O_DIRECTORY, 0)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
 }

@@ -14,8 +14,7 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
+	"example.org/slipway/durable"
 	"example.org/slipway/gear"
 	"example.org/slipway/gearfs/poolfs"
 )
@@ -211,16 +210,16 @@ func (s *Service) storeImage(dir string, rec *record, index, table []byte) error
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
-	if err := writeDurably(filepath.Join(dir, indexFile), index); err != nil {
+	if err := durable.WriteFile(filepath.Join(dir, indexFile), index); err != nil {
 		return err
 	}
-	if err := writeDurably(filepath.Join(dir, tableFile), table); err != nil {
+	if err := durable.WriteFile(filepath.Join(dir, tableFile), table); err != nil {
 		return err
 	}
 	if err := writeRecord(dir, rec); err != nil {
 		return err
 	}
-	return syncDir(s.dir)
+	return durable.SyncDir(s.dir)
 }
 
 func writeRecord(dir string, rec *record) error {
@@ -228,38 +227,7 @@ func writeRecord(dir string, rec *record) error {
 	if err != nil {
 		return err
 	}
-	return writeDurably(filepath.Join(dir, recordFile), append(b, '\n'))
-}
-
-// writeDurably replaces a file.
-func writeDurably(path string, b []byte) error {
-	f, err := os.OpenFile(path+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(b)
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err == nil {
-		err = os.Rename(path+".new", path)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(path+".new"))
-	}
-	return syncDir(filepath.Dir(path))
-}
-
-func syncDir(dir string) error {
-	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return &fs.PathError{Op: "open", Path: dir, Err: err}
-	}
-	defer unix.Close(fd)
-	if err := unix.Fsync(fd); err != nil {
-		return &fs.PathError{Op: "fsync", Path: dir, Err: err}
-	}
-	return nil
+	return durable.WriteFile(filepath.Join(dir, recordFile), append(b, '\n'))
 }
 
 // openImage reads back what is kept of an image.
@@ -321,7 +289,7 @@ func (s *Service) remakeTable(img *image) (*fileTable, error) {
 		return nil, err
 	}
 	path := filepath.Join(img.dir, tableFile)
-	if err := writeDurably(path, b); err != nil {
+	if err := durable.WriteFile(path, b); err != nil {
 		return nil, err
 	}
 	return openTable(path)
@@ -385,7 +353,7 @@ func (s *Service) RemoveImage(chain string) error {
 	// The record goes first: without it the rest is a leftover. The table's
 	// descriptor is left to the garbage collector, since a fetch may use it.
 	err := os.Remove(filepath.Join(img.dir, recordFile))
-	if err = errors.Join(err, os.RemoveAll(img.dir), syncDir(s.dir)); err != nil {
+	if err = errors.Join(err, os.RemoveAll(img.dir), durable.SyncDir(s.dir)); err != nil {
 		return fmt.Errorf("remove image %s: %w", chain, err)
 	}
 	return nil

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"example.org/slipway/durable"
 	"example.org/slipway/gear"
 )
 
@@ -213,7 +214,7 @@ func (s *Service) SetProfile(chain string, names []gear.Name) error {
 	}
 	img.st.mu.Lock()
 	defer img.st.mu.Unlock()
-	if err := writeDurably(path, encodeProfile(keep)); err != nil {
+	if err := durable.WriteFile(path, encodeProfile(keep)); err != nil {
 		return fmt.Errorf("profile of image %s: %w", chain, err)
 	}
 	return nil

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"example.org/slipway/catalog"
+	"example.org/slipway/durable"
 	"example.org/slipway/objstore"
 	"example.org/slipway/objstore/fsstore"
 	"example.org/slipway/oci"
@@ -246,7 +247,7 @@ func renameDurably(from, to string) error {
 	if err := os.Rename(from, to); err != nil {
 		return err
 	}
-	return syncDir(filepath.Dir(to))
+	return durable.SyncDir(filepath.Dir(to))
 }
 
 // makeDir makes a directory, and what is missing above it, each name durable.
@@ -256,14 +257,6 @@ func makeDir(dir string) error {
 		return err
 	}
 	return fsstore.MakeDir(abs, 0o700)
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
 }
 
 // RestoreOptions of [Restore]. The zero value works.
@@ -350,7 +343,7 @@ func claimRoot(root string, claim func() (func() error, error)) (release func() 
 	if err = CheckRestorable(root); err != nil {
 		err = fmt.Errorf("a backup is only restored into an empty directory: %w", err)
 	} else if err = os.WriteFile(filepath.Join(root, RestoreMarker), nil, 0o600); err == nil {
-		err = syncDir(root)
+		err = durable.SyncDir(root)
 	}
 	if err != nil {
 		return nil, errors.Join(err, release())

@@ -12,6 +12,8 @@ import (
 	"github.com/containerd/containerd/v2/core/snapshots/storage"
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
+
+	"example.org/slipway/durable"
 )
 
 // Labels of a layer that is about to be unpacked, besides those that package
@@ -135,7 +137,7 @@ func (s *Snapshotter) notePending(chain string) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(f.Close(), syncDir(s.chainDir()))
+	return errors.Join(f.Close(), durable.SyncDir(s.chainDir()))
 }
 
 // settle drops a noted chain that has no record and removes the note. The

@@ -13,6 +13,8 @@ import (
 	"github.com/containerd/containerd/v2/core/snapshots/storage"
 	"github.com/containerd/continuity/fs"
 	"github.com/containerd/errdefs"
+
+	"example.org/slipway/durable"
 )
 
 // Prepare makes an active snapshot on parent. When containerd is about to
@@ -162,7 +164,7 @@ func (s *Snapshotter) record(ctx context.Context, n *snapshot, parent string, ow
 			return err
 		}
 		made = s.path(n.id)
-		return syncDir(s.dir())
+		return durable.SyncDir(s.dir())
 	})
 	if err != nil && made != "" {
 		err = errors.Join(err, os.RemoveAll(made))
@@ -196,15 +198,6 @@ func mkdirMode(dir string, mode os.FileMode) error {
 		return err
 	}
 	return os.Chmod(dir, mode)
-}
-
-// syncDir makes what was made or renamed in a directory durable.
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
 }
 
 // Commit makes an active snapshot a layer with a name. Labels are those given

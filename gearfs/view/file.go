@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"example.org/slipway/durable"
 	"example.org/slipway/erofs"
 	"example.org/slipway/gear"
 )
@@ -71,7 +72,7 @@ func store(ctx context.Context, nodes []erofs.Node, dir string) (string, error) 
 	if err := publish(f, file, name); err != nil {
 		return "", err
 	}
-	return file, syncDir(dir)
+	return file, durable.SyncDir(dir)
 }
 
 // publish gives f its name, unless a file with the same bytes has it.
@@ -127,13 +128,4 @@ func Check(file string) error {
 		return fmt.Errorf("check image %s: %w", file, err)
 	}
 	return nil
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return d.Sync()
 }

@@ -63,6 +63,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"example.org/slipway/durable"
 	"example.org/slipway/objstore"
 )
 
@@ -151,11 +152,7 @@ func MakeDir(dir string, mode fs.FileMode) error {
 	case err != nil:
 		return err
 	}
-	d, err := os.Open(parent)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
+	return durable.SyncDir(parent)
 }
 
 // openStaging makes and opens the staging directory.
