@@ -9,9 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/http"
-	"net/url"
 	"os"
 	"strings"
 	"sync"
@@ -118,16 +116,10 @@ func (r *registries) setting(host string) config.AgentRegistry {
 		}
 	}
 	scheme := "https"
-	if isLoopback(host) {
+	if client.IsLoopback(host) {
 		scheme = "http"
 	}
 	return config.AgentRegistry{Host: host, URLs: []string{scheme + "://" + host}}
-}
-
-// isLoopback tells whether a host, with or without port, is this machine.
-func isLoopback(host string) bool {
-	name := (&url.URL{Host: host}).Hostname()
-	return name == "localhost" || net.ParseIP(name).IsLoopback()
 }
 
 // connect makes the clients of a registry. own tells that there is a credential

@@ -26,6 +26,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/url"
 	"strings"
@@ -129,6 +130,13 @@ type Client struct {
 }
 
 var _ oci.Registry = (*Client)(nil)
+
+// IsLoopback tells whether a registry's host, with or without a port, is this
+// machine: those are spoken to over HTTP unless somebody says otherwise.
+func IsLoopback(host string) bool {
+	name := (&url.URL{Host: host}).Hostname()
+	return name == "localhost" || net.ParseIP(name).IsLoopback()
+}
 
 // New returns a client for the registry at baseURL, such as
 // "https://registry.example.com" or "http://localhost:5000". A path in it

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
-	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -134,7 +132,7 @@ func (f *importFlags) source(s string) (*client.Client, []client.CopyImage, erro
 	}
 	switch {
 	case scheme == "http" || scheme == "https":
-	case f.plainHTTP || isLocal(host) && !f.insecure:
+	case f.plainHTTP || client.IsLoopback(host) && !f.insecure:
 		scheme = "http"
 	default:
 		scheme = "https"
@@ -162,12 +160,6 @@ func (f *importFlags) source(s string) (*client.Client, []client.CopyImage, erro
 		img.From, img.References = path[:i], []string{path[i+1:]}
 	}
 	return c, []client.CopyImage{img}, nil
-}
-
-// isLocal tells whether a host, with or without port, is this machine.
-func isLocal(host string) bool {
-	name := (&url.URL{Host: host}).Hostname()
-	return name == "localhost" || net.ParseIP(name).IsLoopback()
 }
 
 func copyImages(ctx context.Context, w io.Writer, dst, src oci.Registry, o client.CopyOptions) error {
