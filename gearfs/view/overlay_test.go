@@ -214,7 +214,7 @@ func TestVolatile(t *testing.T) {
 	if m, _, err := view.Mounted(in("")); err != nil || !m.Layers().Volatile {
 		t.Errorf("read back: %+v, %v", m, err)
 	}
-	if _, err := os.Stat(r.in("work/work/incompat/volatile")); err != nil {
+	if _, err := os.Stat(filepath.Join(o.Work, "work", "incompat", "volatile")); err != nil {
 		t.Error(err)
 	}
 }
