@@ -19,25 +19,5 @@
 # status is 1 if something could not be measured or, where targets are checked, if
 # one is missed.
 set -euo pipefail
-
-here=$PWD
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-export GOFLAGS=${GOFLAGS:--buildvcs=false}
-export SLIPWAY_BIN=${SLIPWAY_BIN:-$root/bin/slipway}
-
-if [ ! -x "$SLIPWAY_BIN" ]; then
-	echo "bench-gear: $SLIPWAY_BIN is not there: make build" >&2
-	exit 1
-fi
-(cd "$root/integration" && CGO_ENABLED=0 go build -o "$work/gearbench" ./cmd/gearbench)
-
-cd "$here"
-if [ $# -eq 0 ]; then
-	cd "$root"
-	mkdir -p bin
-	set -- -check -command "make bench-gear" -out bin/bench-gear.json -doc docs/bench-gear.md -img docs/img
-fi
-commit=$(git -C "$root" describe --always --dirty 2>/dev/null || echo unknown)
-"$work/gearbench" -commit "$commit" "$@"
+. "$(dirname "${BASH_SOURCE[0]}")/benchmark.sh"
+benchmark bench-gear gearbench bench-gear.json bench-gear.md "$@"

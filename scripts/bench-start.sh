@@ -21,27 +21,5 @@
 # the user's cache (-prepared) for the next run. The exit status is 1 if something
 # could not be measured or, where targets are checked, if one is missed.
 set -euo pipefail
-
-here=$PWD
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-export GOFLAGS=${GOFLAGS:--buildvcs=false}
-export SLIPWAY_BIN=${SLIPWAY_BIN:-$root/bin/slipway}
-
-if [ ! -x "$SLIPWAY_BIN" ]; then
-	echo "bench-start: $SLIPWAY_BIN is not there: make build" >&2
-	exit 1
-fi
-(cd "$root/integration" && CGO_ENABLED=0 go build -o "$work/startbench" ./cmd/startbench)
-
-cd "$here"
-if [ $# -eq 0 ]; then
-	cd "$root"
-	mkdir -p bin
-	set -- -check -command "make bench-start" -out bin/bench-start.json -doc docs/bench-start.md -img docs/img
-fi
-commit=$(git -C "$root" describe --always --dirty 2>/dev/null || echo unknown)
-# Not in the background and not by exec: an interrupt of the terminal reaches the
-# program, which cleans up, and then this script.
-"$work/startbench" -commit "$commit" "$@"
+. "$(dirname "${BASH_SOURCE[0]}")/benchmark.sh"
+benchmark bench-start startbench bench-start.json bench-start.md "$@"

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"example.org/slipway/integration/internal/measure"
 )
 
 // Determinism is whether two servers that are told the same do the same.
@@ -138,4 +140,4 @@ func (d *Determinism) write(w *strings.Builder) {
 	}
 }
 
-func (d *Determinism) pictures() []picture { return nil }
+func (d *Determinism) pictures() []measure.Picture { return nil }

@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"example.org/slipway/integration/internal/corpus"
+	"example.org/slipway/integration/internal/measure"
 	"example.org/slipway/integration/internal/slipway"
 	"example.org/slipway/integration/internal/tool"
 	"example.org/slipway/integration/internal/wire"
@@ -69,10 +70,10 @@ func TestRun(t *testing.T) {
 	if len(r.Push.After) != 2 || len(r.Push.Next) != 1 || r.Push.After[0].PeakRSS[0] == 0 {
 		t.Errorf("push: %+v", r.Push)
 	}
-	if err := writeResults(out, r); err != nil {
+	if err := measure.Save(out, r); err != nil {
 		t.Fatal(err)
 	}
-	again, err := readResults(out)
+	again, err := measure.Load[Results](out)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -95,12 +96,12 @@ func checkReport(t *testing.T, r *Results) {
 			t.Errorf("the report lacks %q", p.title())
 		}
 		for _, pic := range p.pictures() {
-			dec := xml.NewDecoder(strings.NewReader(pic.chart.SVG()))
+			dec := xml.NewDecoder(strings.NewReader(pic.Chart.SVG()))
 			for {
 				if _, err := dec.Token(); errors.Is(err, io.EOF) {
 					break
 				} else if err != nil {
-					t.Fatalf("%s: %v", pic.file, err)
+					t.Fatalf("%s: %v", pic.File, err)
 				}
 			}
 		}

@@ -163,7 +163,7 @@ func main() {
 // targets are met, or none were to be checked.
 func (o *options) run(ctx context.Context) (good bool, err error) {
 	if o.from != "" {
-		r, err := readResults(o.from)
+		r, err := measure.Load[Results](o.from)
 		if err != nil {
 			return false, err
 		}
@@ -175,12 +175,12 @@ func (o *options) run(ctx context.Context) (good bool, err error) {
 		return false, measured
 	}
 	if o.out != "" {
-		if old, err := readResults(o.out); err == nil {
+		if old, err := measure.Load[Results](o.out); err == nil {
 			r.fill(old)
 		} else if !errors.Is(err, os.ErrNotExist) {
 			return false, errors.Join(measured, err)
 		}
-		if err := writeResults(o.out, r); err != nil {
+		if err := measure.Save(o.out, r); err != nil {
 			return false, errors.Join(measured, fmt.Errorf("write results: %w", err))
 		}
 	}
@@ -198,7 +198,7 @@ func (o *options) report(r *Results) (met bool, err error) {
 	met = check(&verdict, r)
 	text := report(r, verdict.String())
 	if o.img != "" {
-		if err := writePictures(o.img, r); err != nil {
+		if err := measure.WritePictures(o.img, r.pictures()); err != nil {
 			return met, fmt.Errorf("write pictures: %w", err)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"example.org/slipway/integration/internal/measure"
 	"example.org/slipway/integration/internal/tool"
 	"example.org/slipway/integration/internal/treecmp"
 )
@@ -133,4 +134,4 @@ func (o *Oracle) write(w *strings.Builder) {
 	}
 }
 
-func (o *Oracle) pictures() []picture { return nil }
+func (o *Oracle) pictures() []measure.Picture { return nil }

@@ -76,8 +76,8 @@ func runPush(b *bench, ctx context.Context) error {
 				return err
 			}
 			n := len(a.Index) - 1
-			b.logf("push of %s, %s MB: %s s, then indexes in %s s; peak RSS %s MB", a.Case, megabytes(a.Bytes),
-				measure.Figure(a.Push[n]), measure.Figure(a.Index[n]), megabytes(a.PeakRSS[n]))
+			b.logf("push of %s, %s MB: %s s, then indexes in %s s; peak RSS %s MB", a.Case, measure.Megabytes(a.Bytes),
+				measure.Figure(a.Push[n]), measure.Figure(a.Index[n]), measure.Megabytes(a.PeakRSS[n]))
 		}
 		out.After = append(out.After, a)
 	}
@@ -290,20 +290,20 @@ func (p *Push) write(w *strings.Builder) {
 	var rows [][]string
 	for i := range p.After {
 		a := &p.After[i]
-		rows = append(rows, []string{a.Case, a.Image, fmt.Sprint(a.Layers), megabytes(a.Bytes), measure.SpreadOf(a.Push).String(),
-			measure.SpreadOf(a.Index).String(), measure.SpreadOf(a.ServerCPU).String(), megabytes(slices.Max(a.PeakRSS))})
+		rows = append(rows, []string{a.Case, a.Image, fmt.Sprint(a.Layers), measure.Megabytes(a.Bytes), measure.SpreadOf(a.Push).String(),
+			measure.SpreadOf(a.Index).String(), measure.SpreadOf(a.ServerCPU).String(), measure.Megabytes(slices.Max(a.PeakRSS))})
 	}
-	table(w, 2, []string{"case", "image", "layers", "MB", "push s", "then indexes s", "server CPU s", "peak RSS MB"}, rows)
+	measure.Table(w, 2, []string{"case", "image", "layers", "MB", "push s", "then indexes s", "server CPU s", "peak RSS MB"}, rows)
 	rows = nil
 	for i := range p.Next {
 		n := &p.Next[i]
-		rows = append(rows, []string{n.Image, n.Next, megabytes(n.Bytes), megabytes(n.New), measure.SpreadOf(n.Full).String(),
+		rows = append(rows, []string{n.Image, n.Next, measure.Megabytes(n.Bytes), measure.Megabytes(n.New), measure.SpreadOf(n.Full).String(),
 			measure.SpreadOf(n.Again).String(), measure.SpreadOf(n.ratios()).String()})
 	}
 	if len(rows) > 0 {
 		w.WriteString("\n")
-		table(w, 2, []string{"image", "next version", "MB", "new layers MB", "server CPU s", "of the next", "ratio %"}, rows)
+		measure.Table(w, 2, []string{"image", "next version", "MB", "new layers MB", "server CPU s", "of the next", "ratio %"}, rows)
 	}
 }
 
-func (p *Push) pictures() []picture { return nil }
+func (p *Push) pictures() []measure.Picture { return nil }

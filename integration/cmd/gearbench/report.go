@@ -2,8 +2,6 @@ package main
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -32,46 +30,13 @@ func report(r *Results, verdict string) string {
 		fmt.Fprintf(&w, "- Command: `%s`%s\n- Commit: %s; %s; took %s\n- Machine: %s; %s\n- Images: %s\n\n", run.Command, quick, run.Commit,
 			run.Date.UTC().Format("2 January 2006 15:04 UTC"), (time.Duration(run.TookSec) * time.Second).String(), run.Machine, run.Machine.Go, run.Set)
 		for _, pic := range p.pictures() {
-			fmt.Fprintf(&w, "![%s](img/%s)\n\n", pic.chart.Title, pic.file)
+			fmt.Fprintf(&w, "![%s](img/%s)\n\n", pic.Chart.Title, pic.File)
 		}
 		p.write(&w)
 	}
 	return w.String()
 }
 
-// writePictures writes the plots into a directory.
-func writePictures(dir string, r *Results) error {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
-	}
-	for _, p := range r.parts() {
-		for _, pic := range p.pictures() {
-			if err := os.WriteFile(filepath.Join(dir, pic.file), []byte(pic.chart.SVG()), 0o644); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-// table writes a table of Markdown. The first columns, as many as are said, hold
-// text, the others figures.
-func table(w *strings.Builder, text int, head []string, rows [][]string) {
-	cell := strings.NewReplacer("\n", " ", "|", `\|`)
-	line := func(cells []string) {
-		for _, c := range cells {
-			w.WriteString("| " + cell.Replace(c) + " ")
-		}
-		w.WriteString("|\n")
-	}
-	line(head)
-	w.WriteString("|" + strings.Repeat("---|", text) + strings.Repeat("---:|", len(head)-text) + "\n")
-	for _, r := range rows {
-		line(r)
-	}
-}
-
-func megabytes(n int64) string     { return measure.Figure(float64(n) / 1e6) }
 func percent(share float64) string { return fmt.Sprintf("%.1f", 100*share) }
 
 // saved is the share that new saves of old.

@@ -1,10 +1,8 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
-	"os"
 	"strings"
 	"time"
 
@@ -40,13 +38,7 @@ type part interface {
 	run() *Run
 	targets() []target
 	write(w *strings.Builder)
-	pictures() []picture
-}
-
-// picture is a plot and the name of its file.
-type picture struct {
-	file  string
-	chart measure.Chart
+	pictures() []measure.Picture
 }
 
 // parts returns what was measured.
@@ -73,6 +65,15 @@ func (r *Results) parts() []part {
 	return out
 }
 
+// pictures are the plots of what was measured.
+func (r *Results) pictures() []measure.Picture {
+	var out []measure.Picture
+	for _, p := range r.parts() {
+		out = append(out, p.pictures()...)
+	}
+	return out
+}
+
 // fill takes from old what was not measured this time.
 func (r *Results) fill(old *Results) {
 	if r.Storage == nil {
@@ -93,26 +94,6 @@ func (r *Results) fill(old *Results) {
 	if r.Determinism == nil {
 		r.Determinism = old.Determinism
 	}
-}
-
-func writeResults(path string, r *Results) error {
-	b, err := json.MarshalIndent(r, "", " ")
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(path, append(b, '\n'), 0o644)
-}
-
-func readResults(path string) (*Results, error) {
-	b, err := os.ReadFile(path)
-	if err != nil {
-		return nil, err
-	}
-	r := &Results{}
-	if err := json.Unmarshal(b, r); err != nil {
-		return nil, fmt.Errorf("parse %s: %w", path, err)
-	}
-	return r, nil
 }
 
 // target is something the project promises.

@@ -385,7 +385,7 @@ func (s *Serving) write(w *strings.Builder) {
 				measure.Figure(of(func(x *Sample) float64 { return float64(x.PeakRSS) / 1e6 }).Max), of(func(x *Sample) float64 { return x.OtherCPUs }).String()})
 		}
 	}
-	table(w, 2, []string{"case", "server", "files", "server CPU ms", "MB/s", "CPU s/GB", "p50 ms", "p99 ms", "KiB read", "peak RSS MB", "other CPUs"}, rows)
+	measure.Table(w, 2, []string{"case", "server", "files", "server CPU ms", "MB/s", "CPU s/GB", "p50 ms", "p99 ms", "KiB read", "peak RSS MB", "other CPUs"}, rows)
 }
 
-func (s *Serving) pictures() []picture { return nil }
+func (s *Serving) pictures() []measure.Picture { return nil }

@@ -66,7 +66,7 @@ func runSpeed(b *bench, ctx context.Context) error {
 			return fmt.Errorf("layer %s of %s: %w", src.Digest, src.im, err)
 		}
 		one, two := l.ratios()
-		b.logf("layer %d, %s MB of %s: %s of the limit on one core, %s on two", i+1, megabytes(l.Compressed), l.Image,
+		b.logf("layer %d, %s MB of %s: %s of the limit on one core, %s on two", i+1, measure.Megabytes(l.Compressed), l.Image,
 			measure.SpreadOf(one), measure.SpreadOf(two))
 		out.Layers = append(out.Layers, *l)
 	}
@@ -189,15 +189,15 @@ func (s *Speed) write(w *strings.Builder) {
 			return measure.Figure(measure.SpreadOf(v).Median)
 		}
 		one, two := l.ratios()
-		rows = append(rows, []string{l.Image, megabytes(l.Compressed), megabytes(l.Uncompressed), megabytes(l.NewBytes), fmt.Sprint(l.Files),
+		rows = append(rows, []string{l.Image, measure.Megabytes(l.Compressed), measure.Megabytes(l.Uncompressed), measure.Megabytes(l.NewBytes), fmt.Sprint(l.Files),
 			rate(l.Limit), rate(l.One), rate(l.Two), measure.SpreadOf(one).String(), measure.SpreadOf(two).String(), cpu(l.Limit), cpu(l.One), cpu(l.Two)})
 	}
-	table(w, 1, []string{"a layer of", "MB", "unpacked MB", "new MB", "files", "limit MB/s", "converted MB/s", "on two cores MB/s",
+	measure.Table(w, 1, []string{"a layer of", "MB", "unpacked MB", "new MB", "files", "limit MB/s", "converted MB/s", "on two cores MB/s",
 		"ratio", "ratio, two cores", "CPU s: limit", "converted", "on two cores"}, rows)
 	w.WriteString("\nMB/s are unpacked bytes by the clock.\n")
 }
 
-func (s *Speed) pictures() []picture {
+func (s *Speed) pictures() []measure.Picture {
 	c := measure.Chart{Title: "Conversion: MB/s of unpacked layer, all layers"}
 	for _, x := range []struct {
 		name string
@@ -215,7 +215,7 @@ func (s *Speed) pictures() []picture {
 		}
 		c.Series = append(c.Series, measure.Series{Name: x.name, Points: []measure.Spread{measure.SpreadOf(v)}})
 	}
-	return []picture{{"bench-gear-speed.svg", c}}
+	return []measure.Picture{{File: "bench-gear-speed.svg", Chart: c}}
 }
 
 // tempDir makes a directory below another.

@@ -317,18 +317,18 @@ func (s *Storage) targets() []target {
 }
 
 func (s *Storage) write(w *strings.Builder) {
-	fmt.Fprintf(w, "%d images, %d distinct layers of %s MB.\n\n", s.Images, s.Layers, megabytes(s.Bytes))
+	fmt.Fprintf(w, "%d images, %d distinct layers of %s MB.\n\n", s.Images, s.Layers, measure.Megabytes(s.Bytes))
 	row := func(name string, st *State) []string {
-		return []string{name, megabytes(st.Bytes), percent(saved(s.Bytes, st.Bytes)), megabytes(st.IndexBytes), percent(float64(st.IndexBytes) / float64(max(1, st.Bytes))),
-			megabytes(st.DictBytes), megabytes(st.TableBytes), fmt.Sprint(st.Packs), fmt.Sprint(st.Files)}
+		return []string{name, measure.Megabytes(st.Bytes), percent(saved(s.Bytes, st.Bytes)), measure.Megabytes(st.IndexBytes), percent(float64(st.IndexBytes) / float64(max(1, st.Bytes))),
+			measure.Megabytes(st.DictBytes), measure.Megabytes(st.TableBytes), fmt.Sprint(st.Packs), fmt.Sprint(st.Files)}
 	}
-	table(w, 1, []string{"Gear", "MB", "saved %", "indexes MB", "indexes %", "dictionaries MB", "tables MB", "packs", "files"},
+	measure.Table(w, 1, []string{"Gear", "MB", "saved %", "indexes MB", "indexes %", "dictionaries MB", "tables MB", "packs", "files"},
 		[][]string{row("converted", &s.Fresh), row("settled", &s.Dense)})
 	w.WriteString("\n")
 	cost := func(name string, k *Work) []string {
-		return []string{name, measure.Figure(k.Seconds), measure.Figure(k.ServerCPU), megabytes(k.PeakRSS), measure.Figure(k.OtherCPUs)}
+		return []string{name, measure.Figure(k.Seconds), measure.Figure(k.ServerCPU), measure.Megabytes(k.PeakRSS), measure.Figure(k.OtherCPUs)}
 	}
-	table(w, 1, []string{"work", "seconds", "server CPU s", "peak RSS MB", "other CPUs"},
+	measure.Table(w, 1, []string{"work", "seconds", "server CPU s", "peak RSS MB", "other CPUs"},
 		[][]string{cost("push and convert", &s.Push), cost("settle", &s.Settle)})
 	w.WriteString("\nThe peak is that of the process so far. Pushing is limited by the client, which waits for each image.\n\n")
 	var rows [][]string
@@ -337,13 +337,13 @@ func (s *Storage) write(w *strings.Builder) {
 		if name == "" {
 			name = "**all**"
 		}
-		rows = append(rows, []string{x.Category, name, fmt.Sprint(x.Images), megabytes(x.Layers), megabytes(x.Dense),
+		rows = append(rows, []string{x.Category, name, fmt.Sprint(x.Images), measure.Megabytes(x.Layers), measure.Megabytes(x.Dense),
 			percent(saved(x.Layers, x.Fresh)), percent(saved(x.Layers, x.Dense)), percent(float64(x.Index) / float64(max(1, x.Dense)))})
 	}
-	table(w, 2, []string{"category", "series", "images", "layers MB", "Gear MB", "saved %, converted", "saved %, settled", "indexes %"}, rows)
+	measure.Table(w, 2, []string{"category", "series", "images", "layers MB", "Gear MB", "saved %, converted", "saved %, settled", "indexes %"}, rows)
 }
 
-func (s *Storage) pictures() []picture {
+func (s *Storage) pictures() []measure.Picture {
 	c := measure.Chart{Title: "What images take, in MB"}
 	point := func(n int64) []measure.Spread { return []measure.Spread{measure.SpreadOf([]float64{float64(n) / 1e6})} }
 	c.Series = append(c.Series, measure.Series{Name: "layers", Points: point(s.Bytes)}, measure.Series{Name: "Gear, converted", Points: point(s.Fresh.Bytes)},
@@ -357,5 +357,5 @@ func (s *Storage) pictures() []picture {
 			lines.Series[1].Points = append(lines.Series[1].Points, point(x.Dense)[0])
 		}
 	}
-	return []picture{{"bench-gear-storage.svg", c}, {"bench-gear-categories.svg", lines}}
+	return []measure.Picture{{File: "bench-gear-storage.svg", Chart: c}, {File: "bench-gear-categories.svg", Chart: lines}}
 }

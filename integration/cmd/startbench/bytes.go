@@ -177,7 +177,7 @@ func (by *Bytes) write(w *strings.Builder) {
 	}
 	warm, ofNew, empty := by.means()
 	rows = append(rows, []string{"mean of the series", fmt.Sprint(len(by.Versions)), percent(warm), percent(empty), percent(ofNew)})
-	table(w, 1, []string{"series", "images", "warm, % of plain", "empty, % of plain", "warm, % of layers that are new to the node"}, rows)
+	measure.Table(w, 1, []string{"series", "images", "warm, % of plain", "empty, % of plain", "warm, % of layers that are new to the node"}, rows)
 }
 
 // Shares of the plain pull's bytes that may come over the wire. Gear's own: 16.2

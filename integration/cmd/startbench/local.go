@@ -320,9 +320,9 @@ func (l *Local) write(w *strings.Builder) {
 		}
 		rows = append(rows, []string{t.Name, of(t.Plain), of(t.Other), measure.Figure(t.ratio())})
 	}
-	table(w, 1, []string{"test", plainName, l.System, "ratio"}, rows)
+	measure.Table(w, 1, []string{"test", plainName, l.System, "ratio"}, rows)
 	if l.Containers > 0 {
-		fmt.Fprintf(w, "\n%d more containers that read a file of %s MB took %s MB of page cache.\n", l.Containers, megabytes(l.LargeBytes), megabytes(l.SharedBytes))
+		fmt.Fprintf(w, "\n%d more containers that read a file of %s MB took %s MB of page cache.\n", l.Containers, measure.Megabytes(l.LargeBytes), measure.Megabytes(l.SharedBytes))
 	}
 }
 

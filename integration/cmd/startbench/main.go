@@ -28,6 +28,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"example.org/slipway/integration/internal/measure"
 )
 
 // options are the command line.
@@ -226,7 +228,7 @@ var errMissed = errors.New("a target is missed")
 // run measures, or reads what was measured, and reports.
 func (o *options) run(ctx context.Context) error {
 	if o.from != "" {
-		r, err := readResults(o.from)
+		r, err := measure.Load[Results](o.from)
 		if err != nil {
 			return err
 		}
@@ -237,12 +239,12 @@ func (o *options) run(ctx context.Context) error {
 		return err
 	}
 	if o.out != "" {
-		if old, oldErr := readResults(o.out); oldErr == nil {
+		if old, oldErr := measure.Load[Results](o.out); oldErr == nil {
 			r.fill(old)
 		} else if !errors.Is(oldErr, os.ErrNotExist) {
 			return errors.Join(err, oldErr)
 		}
-		if err := writeResults(o.out, r); err != nil {
+		if err := measure.Save(o.out, r); err != nil {
 			return err
 		}
 	}
@@ -258,7 +260,7 @@ func (o *options) report(r *Results) error {
 	met := check(&verdict, r)
 	text := report(r, verdict.String())
 	if o.img != "" {
-		if err := writePictures(o.img, r); err != nil {
+		if err := measure.WritePictures(o.img, r.Start.pictures()); err != nil {
 			return fmt.Errorf("write pictures: %w", err)
 		}
 	}

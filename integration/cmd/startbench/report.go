@@ -2,8 +2,6 @@ package main
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -54,7 +52,7 @@ func head(w *strings.Builder, title string, run *Run) {
 // write writes the tables of the starts.
 func (st *Start) write(w *strings.Builder) {
 	for _, p := range st.pictures() {
-		fmt.Fprintf(w, "![%s](img/%s)\n\n", p.chart.Title, p.file)
+		fmt.Fprintf(w, "![%s](img/%s)\n\n", p.Chart.Title, p.File)
 	}
 	st.writeSummary(w)
 	st.writeNeeds(w)
@@ -68,7 +66,7 @@ func (st *Start) write(w *strings.Builder) {
 	}
 	if len(failed) > 0 {
 		w.WriteString("\nStarts that failed:\n\n")
-		table(w, 5, []string{"image", "task", "link", "system", "failure"}, failed)
+		measure.Table(w, 5, []string{"image", "task", "link", "system", "failure"}, failed)
 	}
 }
 
@@ -189,7 +187,7 @@ func (st *Start) writeSummary(w *strings.Builder) {
 		}
 		rows = append(rows, append(row, measure.Figure(s.possible), measure.Figure(s.overLimit), measure.Figure(s.worst)+" "+s.worstImage, fmt.Sprint(s.cells), fmt.Sprint(s.computed)))
 	}
-	table(w, 2, head, rows)
+	measure.Table(w, 2, head, rows)
 	for _, s := range st.summaries() {
 		for name, images := range s.slower {
 			fmt.Fprintf(w, "\n**Slower than %s** over %s, %s task: %s\n", name, s.link, s.task, strings.Join(images, ", "))
@@ -209,9 +207,9 @@ func (st *Start) writeNeeds(w *strings.Builder) {
 	var rows [][]string
 	for _, n := range st.Needs {
 		native := st.native(n.Image, n.Task)
-		rows = append(rows, []string{n.Image, n.Task, fmt.Sprint(n.Files), megabytes(n.Bytes), megabytes(n.Touched), megabytes(n.Compressed), megabytes(n.Index), native.String()})
+		rows = append(rows, []string{n.Image, n.Task, fmt.Sprint(n.Files), measure.Megabytes(n.Bytes), measure.Megabytes(n.Touched), measure.Megabytes(n.Compressed), measure.Megabytes(n.Index), native.String()})
 	}
-	table(w, 2, []string{"image", "task", "files", "MB", "MB needed", "compressed", "indexes", "native run, s"}, rows)
+	measure.Table(w, 2, []string{"image", "task", "files", "MB", "MB needed", "compressed", "indexes", "native run, s"}, rows)
 }
 
 // writeCells writes the totals of all cells.
@@ -231,7 +229,7 @@ func (st *Start) writeCells(w *strings.Builder) {
 		}
 		rows = append(rows, append(row, measure.Figure(st.limit(c))))
 	}
-	table(w, 3, append(append([]string{"image", "task", "link"}, names...), "limit"), rows)
+	measure.Table(w, 3, append(append([]string{"image", "task", "link"}, names...), "limit"), rows)
 }
 
 // writeDetails writes what the totals consist of.
@@ -251,18 +249,15 @@ func (st *Start) writeDetails(w *strings.Builder) {
 		}
 		rows = append(rows, row)
 	}
-	table(w, 3, append([]string{"image", "task", "link"}, names...), rows)
-}
-
-// picture is a plot and the name of its file.
-type picture struct {
-	file  string
-	chart measure.Chart
+	measure.Table(w, 3, append([]string{"image", "task", "link"}, names...), rows)
 }
 
 // pictures are the mean seconds by rate, a plot for each round trip.
-func (st *Start) pictures() []picture {
-	var out []picture
+func (st *Start) pictures() []measure.Picture {
+	if st == nil {
+		return nil
+	}
+	var out []measure.Picture
 	all := st.summaries()
 	var rtts []int
 	for _, s := range all {
@@ -286,43 +281,8 @@ func (st *Start) pictures() []picture {
 			}
 		}
 		if len(chart.Columns) > 0 {
-			out = append(out, picture{fmt.Sprintf("start-%dms.svg", rtt), chart})
+			out = append(out, measure.Picture{File: fmt.Sprintf("start-%dms.svg", rtt), Chart: chart})
 		}
 	}
 	return out
 }
-
-// writePictures writes the plots into a directory.
-func writePictures(dir string, r *Results) error {
-	if r.Start == nil {
-		return nil
-	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
-	}
-	for _, p := range r.Start.pictures() {
-		if err := os.WriteFile(filepath.Join(dir, p.file), []byte(p.chart.SVG()), 0o644); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// table writes a table of Markdown. The first columns, as many as are said, hold
-// text, the others figures.
-func table(w *strings.Builder, text int, head []string, rows [][]string) {
-	cell := strings.NewReplacer("\n", " ", "|", `\|`)
-	line := func(cells []string) {
-		for _, c := range cells {
-			w.WriteString("| " + cell.Replace(c) + " ")
-		}
-		w.WriteString("|\n")
-	}
-	line(head)
-	w.WriteString("|" + strings.Repeat("---|", text) + strings.Repeat("---:|", len(head)-text) + "\n")
-	for _, r := range rows {
-		line(r)
-	}
-}
-
-func megabytes(n int64) string { return measure.Figure(float64(n) / 1e6) }

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"encoding/json"
-	"os"
 	"time"
 
 	"example.org/slipway/integration/internal/measure"
@@ -38,21 +36,4 @@ func (r *Results) fill(old *Results) {
 	if r.Local == nil {
 		r.Local = old.Local
 	}
-}
-
-func writeResults(path string, r *Results) error {
-	b, err := json.MarshalIndent(r, "", " ")
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(path, append(b, '\n'), 0o644)
-}
-
-func readResults(path string) (*Results, error) {
-	b, err := os.ReadFile(path)
-	if err != nil {
-		return nil, err
-	}
-	r := &Results{}
-	return r, json.Unmarshal(b, r)
 }

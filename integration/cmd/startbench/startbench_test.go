@@ -155,17 +155,17 @@ func TestReportAndResults(t *testing.T) {
 		}
 	}
 	dir := t.TempDir()
-	if err := writePictures(dir, r); err != nil {
+	if err := measure.WritePictures(dir, r.Start.pictures()); err != nil {
 		t.Fatal(err)
 	}
 	if svg, err := os.ReadFile(filepath.Join(dir, "start-20ms.svg")); err != nil || !strings.Contains(string(svg), slipwayName) {
 		t.Errorf("picture: %v", err)
 	}
 	file := filepath.Join(dir, "results")
-	if err := writeResults(file, r); err != nil {
+	if err := measure.Save(file, r); err != nil {
 		t.Fatal(err)
 	}
-	again, err := readResults(file)
+	again, err := measure.Load[Results](file)
 	if err != nil {
 		t.Fatal(err)
 	}

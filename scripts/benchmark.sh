@@ -1,0 +1,29 @@
+# What the scripts that measure have in common; to be sourced.
+
+# benchmark LABEL PROGRAM RESULTS DOCUMENT FLAG... builds integration/cmd/PROGRAM
+# and runs it with the flags. Without flags it measures everything as `make LABEL`,
+# checks the targets, and writes bin/RESULTS, docs/DOCUMENT and the pictures.
+benchmark() {
+	local label=$1 program=$2 results=$3 document=$4 root here=$PWD commit
+	shift 4
+	root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+	work=$(mktemp -d) # not local: the trap outlives this function
+	trap 'rm -rf "$work"' EXIT
+	export GOFLAGS=${GOFLAGS:--buildvcs=false}
+	export SLIPWAY_BIN=${SLIPWAY_BIN:-$root/bin/slipway}
+	if [ ! -x "$SLIPWAY_BIN" ]; then
+		echo "$label: $SLIPWAY_BIN is not there: make build" >&2
+		exit 1
+	fi
+	(cd "$root/integration" && CGO_ENABLED=0 go build -o "$work/$program" "./cmd/$program")
+	cd "$here"
+	if [ $# -eq 0 ]; then
+		cd "$root"
+		mkdir -p bin
+		set -- -check -command "make $label" -out "bin/$results" -doc "docs/$document" -img docs/img
+	fi
+	commit=$(git -C "$root" describe --always --dirty 2>/dev/null || echo unknown)
+	# Not in the background and not by exec: an interrupt of the terminal reaches the
+	# program, which cleans up, and then this script.
+	"$work/$program" -commit "$commit" "$@"
+}
