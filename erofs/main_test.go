@@ -1,31 +1,9 @@
 package erofs_test
 
 import (
-	"errors"
-	"fmt"
-	"os"
-	"os/exec"
-	"syscall"
 	"testing"
+
+	"example.org/slipway/mounttest"
 )
 
-// TestMain runs the tests in a mount namespace of their own, if it may: what
-// they mount goes with them, however they end.
-func TestMain(m *testing.M) {
-	const inside = "SLIPWAY_TEST_MOUNTS"
-	if os.Getuid() != 0 || os.Getenv(inside) != "" {
-		os.Exit(m.Run())
-	}
-	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
-	cmd.Args[0] = os.Args[0]
-	cmd.Env = append(os.Environ(), inside+"=1")
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
-	err := cmd.Run()
-	var exit *exec.ExitError
-	if err != nil && !errors.As(err, &exit) {
-		fmt.Fprintln(os.Stderr, "run the tests in a mount namespace:", err)
-		os.Exit(1)
-	}
-	os.Exit(cmd.ProcessState.ExitCode())
-}
+func TestMain(m *testing.M) { mounttest.Main(m) }

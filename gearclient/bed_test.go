@@ -4,7 +4,6 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
-	"context"
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
@@ -29,11 +28,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"example.org/slipway/client"
-	"example.org/slipway/config"
 	"example.org/slipway/gear"
 	"example.org/slipway/gearclient"
 	"example.org/slipway/oci"
-	"example.org/slipway/serve"
+	"example.org/slipway/serve/servetest"
 )
 
 func TestMain(m *testing.M) {
@@ -53,27 +51,6 @@ func must(t testing.TB, errs ...error) {
 	}
 }
 
-// startServer runs a whole registry on loopback until the test ends.
-func startServer(t testing.TB) string {
-	t.Helper()
-	yaml := "version: 0.1\nlog: {level: error, accesslog: {disabled: true}}\n"
-	cfg, _, err := config.Parse(strings.NewReader(yaml), &config.Options{Overrides: []config.Override{
-		{Key: "storage.filesystem.rootdirectory", Value: filepath.Join(t.TempDir(), "root")}, {Key: "http.addr", Value: "127.0.0.1:0"}}})
-	must(t, err)
-	s, err := serve.New(t.Context(), cfg, &serve.Options{Logger: slog.New(slog.DiscardHandler)})
-	must(t, err)
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- s.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := errors.Join(<-done, s.Close()); err != nil {
-			t.Errorf("stop the server: %v", err)
-		}
-	})
-	return "http://" + s.Addr().String()
-}
-
 // bed is a client of a registry.
 type bed struct {
 	t   testing.TB
@@ -82,7 +59,7 @@ type bed struct {
 	*gearclient.Client
 }
 
-func newBed(t testing.TB) *bed { return dial(t, startServer(t), nil) }
+func newBed(t testing.TB) *bed { return dial(t, servetest.Start(t), nil) }
 
 func dial(t testing.TB, url string, o *gearclient.Options) *bed {
 	t.Helper()

@@ -15,7 +15,6 @@ import (
 	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
-	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -24,34 +23,12 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"example.org/slipway/client"
-	"example.org/slipway/config"
 	"example.org/slipway/gear"
 	"example.org/slipway/gearclient"
 	"example.org/slipway/gearfs"
 	"example.org/slipway/oci"
-	"example.org/slipway/serve"
+	"example.org/slipway/serve/servetest"
 )
-
-// startServer runs a whole registry on loopback until the test ends.
-func startServer(t testing.TB) string {
-	t.Helper()
-	yaml := "version: 0.1\nlog: {level: error, accesslog: {disabled: true}}\n"
-	cfg, _, err := config.Parse(strings.NewReader(yaml), &config.Options{Overrides: []config.Override{
-		{Key: "storage.filesystem.rootdirectory", Value: filepath.Join(t.TempDir(), "root")}, {Key: "http.addr", Value: "127.0.0.1:0"}}})
-	must(t, err)
-	s, err := serve.New(t.Context(), cfg, &serve.Options{Logger: slog.New(slog.DiscardHandler)})
-	must(t, err)
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- s.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := errors.Join(<-done, s.Close()); err != nil {
-			t.Errorf("stop the server: %v", err)
-		}
-	})
-	return "http://" + s.Addr().String()
-}
 
 // regSource is a repository of a real registry.
 type regSource struct {
@@ -158,7 +135,7 @@ func newProxy(t testing.TB, to string) *proxy {
 func TestRegistry(t *testing.T) {
 	contents := append(manyFiles(1, 200), content(1, 4<<20), content(2, 17<<20+1))
 	tr := makeTree(t, contents...)
-	p := newProxy(t, startServer(t))
+	p := newProxy(t, servetest.Start(t))
 	reg, err := client.New(p.url, &client.Options{RetryWait: time.Millisecond, Retries: 1})
 	must(t, err)
 	t.Cleanup(func() { reg.Close() })
