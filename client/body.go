@@ -111,6 +111,8 @@ func (b *body) cause() error {
 type bodyReader struct {
 	b    *body
 	turn int
+	// all tells that this turn has handed out all of the promised bytes.
+	all bool
 }
 
 func (r *bodyReader) Close() error { return nil }
@@ -120,6 +122,11 @@ func (r *bodyReader) Read(p []byte) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	switch {
+	case r.all:
+		// net/http looks for the end once more, and may do so when the answer is
+		// already there and the turn is over. An error would make it close the
+		// connection, with what is still to come of the answer.
+		return 0, io.EOF
 	case r.turn != b.turn:
 		return 0, errStale
 	case b.err != nil:
@@ -127,11 +134,8 @@ func (r *bodyReader) Read(p []byte) (int, error) {
 	case len(p) == 0:
 		return 0, nil
 	}
-	if b.size >= 0 && int64(len(p)) > b.size-b.sent {
-		if b.size == b.sent {
-			return 0, io.EOF
-		}
-		p = p[:b.size-b.sent]
+	if b.size >= 0 {
+		p = p[:min(int64(len(p)), b.size-b.sent)]
 	}
 	n, err := b.src.Read(p)
 	b.sent += int64(n)
@@ -141,6 +145,7 @@ func (r *bodyReader) Read(p []byte) (int, error) {
 		return n, b.err
 	case err != nil && err != io.EOF:
 		b.err = err
+		return n, err
 	case err == nil && b.sent == b.size:
 		// Look for more before the last bytes are on the wire: a content
 		// longer than was said must not be stored in part.
@@ -148,6 +153,7 @@ func (r *bodyReader) Read(p []byte) (int, error) {
 			return 0, err
 		}
 	}
+	r.all = b.size >= 0 && b.sent == b.size
 	return n, err
 }
 
