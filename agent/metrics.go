@@ -62,15 +62,12 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	count := func(d *prometheus.Desc, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, v, labels...)
 	}
-	s := c.a.files.Status()
-	complete, opensFailed, stalls := 0, int64(0), int64(0)
+	s, complete := c.a.files.Summary()
+	opensFailed, stalls := int64(0), int64(0)
 	var stalled time.Duration
 	var files, bytes [3]int64
 	for i := range s.Images {
 		img := &s.Images[i]
-		if img.LocalFiles == img.Files {
-			complete++
-		}
 		opensFailed, stalls, stalled = opensFailed+img.Errors, stalls+img.Stalls, stalled+img.Stalled
 		for k, n := range [3]int64{img.DemandFiles, img.ProfileFiles, img.BackgroundFiles} {
 			files[k] += n

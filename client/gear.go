@@ -156,20 +156,7 @@ func (c *Client) GearFile(ctx context.Context, repo string, name [32]byte, off, 
 // ends in an error that is not io.EOF. ctx spans the stream's life. Errors:
 // SIZE_INVALID for more names than GearInfo allows.
 func (c *Client) GearFetch(ctx context.Context, repo string, names [][32]byte) (io.ReadCloser, error) {
-	return c.gearStream(ctx, repo, "application/octet-stream", binaryNames(names))
-}
-
-// GearFetchProfile is GearFetch of the names of an image's profile. Errors:
-// MANIFEST_UNKNOWN if it has none.
-func (c *Client) GearFetchProfile(ctx context.Context, repo string, manifest oci.Digest) (io.ReadCloser, error) {
-	if err := oci.CheckDigest(manifest); err != nil {
-		return nil, err
-	}
-	return c.gearStream(ctx, repo, "application/json", []byte(`{"profile":"`+string(manifest)+`"}`))
-}
-
-func (c *Client) gearStream(ctx context.Context, repo, mediaType string, list []byte) (io.ReadCloser, error) {
-	resp, err := c.postList(ctx, repo, "fetch", mediaType, list, false)
+	resp, err := c.postList(ctx, repo, "fetch", "application/octet-stream", binaryNames(names), false)
 	if err != nil {
 		return nil, err
 	}

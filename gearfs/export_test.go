@@ -27,3 +27,11 @@ func ParseRecord(b []byte) (chain string, index gear.Name, err error) {
 	index, _ = parseHexName(r.Index)
 	return r.Chain, index, nil
 }
+
+// Covers looks for so many files of an image, and tells what is known then and
+// where it goes on.
+func (s *Service) Covers(chain string, removed int64, looks int) (complete bool, at int) {
+	img := s.image(chain)
+	complete = s.covers(img, removed, looks)
+	return complete, img.st.coverage.at
+}

@@ -197,10 +197,13 @@ func (t *fileTable) whole(i int) (gear.File, error) {
 
 // each calls do for every file, without its chunks, in order, until it returns
 // false.
-func (t *fileTable) each(do func(i int, f gear.File) bool) error {
-	r := bufio.NewReaderSize(io.NewSectionReader(t.f, tableHeader, tableEntry*int64(len(t.keys))), 1<<16)
+func (t *fileTable) each(do func(i int, f gear.File) bool) error { return t.eachFrom(0, do) }
+
+// eachFrom is each from a place on.
+func (t *fileTable) eachFrom(from int, do func(i int, f gear.File) bool) error {
+	r := bufio.NewReaderSize(io.NewSectionReader(t.f, tableHeader+tableEntry*int64(from), tableEntry*int64(len(t.keys)-from)), 1<<16)
 	var b [tableEntry]byte
-	for i := range t.keys {
+	for i := from; i < len(t.keys); i++ {
 		if _, err := io.ReadFull(r, b[:]); err != nil {
 			return fmt.Errorf("read the table of files: %w", err)
 		}

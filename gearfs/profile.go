@@ -35,6 +35,9 @@ const (
 	// when one that had none is: the first start anywhere makes it.
 	profileRetry = 10 * time.Second
 	noProfile    = time.Minute
+	// leastRTT is what a question over a network takes at least; a source that is
+	// quicker had asked before.
+	leastRTT = 100 * time.Microsecond
 )
 
 // encodeProfile makes a profile's file.
@@ -165,7 +168,9 @@ func (s *Service) pullProfile(img *image) ([]gear.Name, error) {
 			var names []gear.Name
 			names, err = src.Profile(ctx)
 			if err == nil {
-				s.ObserveLink(ref.Registry, time.Since(began), 0, 0)
+				if took := time.Since(began); took >= leastRTT {
+					s.ObserveLink(ref.Registry, took, 0, 0)
+				}
 				return names, nil
 			}
 		}

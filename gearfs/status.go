@@ -2,11 +2,13 @@ package gearfs
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"example.org/slipway/gear"
 	"example.org/slipway/gearfs/cachedir"
 )
 
@@ -16,6 +18,7 @@ type imageStats struct {
 	files, bytes           [priorities]atomic.Int64 // fetched, by priority
 	stalls, stall, longest atomic.Int64             // nanoseconds
 	watched                atomic.Int64
+	coverage               coverage
 	complete               atomic.Bool
 	// retryAt is guarded by Service.imagesMu, pause is of one goroutine.
 	retryAt time.Time
@@ -158,12 +161,93 @@ type LinkStatus struct {
 	RatePerSec float64       `json:"rate_bytes_per_second"`
 }
 
-// Status tells the state. It asks the cache for every file of every image.
+// Status tells the state. It asks the cache for every file of every image, so it
+// is for people; those who ask often take Summary.
 func (s *Service) Status() Status {
-	var st Status
+	st := s.rest()
 	for _, img := range s.allImages() {
-		st.Images = append(st.Images, s.imageStatus(img))
+		o := s.imageStatus(img)
+		s.countLocal(img, &o)
+		st.Images = append(st.Images, o)
 	}
+	return st
+}
+
+// summaryLooks is for how many files Summary asks the cache at most, and
+// summaryLeast for how many of each image even so: 10 ms in all.
+const summaryLooks, summaryLeast = 100_000, 1000
+
+// Summary is Status without how many files of each image are local, and tells
+// instead how many images are complete. That is as of the last time when each of
+// their files was looked for: it looks for a bounded number of them, and goes on
+// with the next call.
+func (s *Service) Summary() (st Status, complete int) {
+	st = s.rest()
+	all := s.allImages()
+	removed := st.Cache.Evicted + st.Cache.Damaged + st.Cache.Gone
+	for _, img := range all {
+		st.Images = append(st.Images, s.imageStatus(img))
+		if s.covers(img, removed, max(summaryLeast, summaryLooks/len(all))) {
+			complete++
+		}
+	}
+	return st, complete
+}
+
+// Image is an image's part of the status. Errors: ErrUnknown.
+func (s *Service) Image(chain string) (ImageStatus, error) {
+	img := s.image(chain)
+	if img == nil {
+		return ImageStatus{}, fmt.Errorf("image %s: %w", chain, ErrUnknown)
+	}
+	o := s.imageStatus(img)
+	s.countLocal(img, &o)
+	return o, nil
+}
+
+// coverage is whether the cache has every file of an image. Files are looked for
+// in rounds from the first to the last, so that one that is missing is looked for
+// again and again, and all others once.
+type coverage struct {
+	mu       sync.Mutex
+	at       int   // the file to look for next
+	began    int64 // how many files had been removed when this round began
+	complete bool  // since the last round
+	removed  int64 // how many had been when that began
+}
+
+// covers tells whether the cache has every file of an image, as of the last round,
+// and looks for so many of them.
+func (s *Service) covers(img *image, removed int64, looks int) bool {
+	c := &img.st.coverage
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.complete && c.removed == removed {
+		return true
+	}
+	if c.at == 0 {
+		c.began = removed
+	}
+	err := img.table.eachFrom(c.at, func(i int, f gear.File) bool {
+		if looks--; looks < 0 {
+			return false
+		}
+		if !s.cache.Has(f.Name) {
+			c.complete = false
+			return false
+		}
+		c.at = i + 1
+		return true
+	})
+	if err == nil && c.at == len(img.table.keys) {
+		c.at, c.complete, c.removed = 0, true, c.began
+	}
+	return c.complete
+}
+
+// rest is the status but for the images.
+func (s *Service) rest() Status {
+	var st Status
 	st.Containers = s.containerStatus()
 	st.Cache = s.cache.Stats()
 	st.Waiting = s.sched.urgent.Load()
@@ -190,19 +274,22 @@ func (s *Service) Status() Status {
 	return st
 }
 
+// imageStatus is an image's part but for what is local.
 func (s *Service) imageStatus(img *image) ImageStatus {
 	s.imagesMu.RLock()
 	rec := img.rec
 	s.imagesMu.RUnlock()
-	o := ImageStatus{
+	return ImageStatus{
 		Chain: rec.Chain, Ref: rec.Ref, Added: rec.Added, Sources: rec.Sources, Files: len(img.table.keys), Bytes: img.table.bytes,
 		Decision: img.lastDecision(), Background: rec.Background, Complete: img.st.complete.Load(), ImageCounts: img.counts(),
 	}
-	files, bytes, err := s.missing(img, nil)
-	if err == nil {
+}
+
+// countLocal asks the cache for every file of an image.
+func (s *Service) countLocal(img *image, o *ImageStatus) {
+	if files, bytes, err := s.missing(img, nil); err == nil {
 		o.LocalFiles, o.LocalBytes = o.Files-files, o.Bytes-bytes
 	}
-	return o
 }
 
 // counts are the counters of an image.

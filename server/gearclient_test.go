@@ -125,17 +125,11 @@ func TestGearClient(t *testing.T) {
 	manifest := oci.SHA256([]byte("m"))
 	_, err = alice.GearProfile(ctx, repo, manifest)
 	wantCode(t, "no profile", err, oci.CodeManifestUnknown)
-	_, err = alice.GearFetchProfile(ctx, repo, manifest)
-	wantCode(t, "fetch no profile", err, oci.CodeManifestUnknown)
 	if err := alice.GearReportProfile(ctx, repo, manifest, []name{n2, n1}); err != nil {
 		t.Error(err)
 	}
 	if names, err := alice.GearProfile(ctx, repo, manifest); err != nil || !slices.Equal(names, []name{n2, n1}) {
 		t.Errorf("profile: got %x, %v", names, err)
-	}
-	s, err = alice.GearFetchProfile(ctx, repo, manifest)
-	if got := readContent(t, s, err); len(got) != 40+3+40+len(one) {
-		t.Errorf("fetch profile: got %d bytes", len(got))
 	}
 	wantCode(t, "report too many", alice.GearReportProfile(ctx, repo, manifest, make([]name, 20_001)), oci.CodeSizeInvalid)
 

@@ -141,6 +141,8 @@ type Stats struct {
 	Evicted      int64 `json:"evicted"`
 	EvictedBytes int64 `json:"evicted_bytes"`
 	Damaged      int64 `json:"damaged"`
+	// Gone files were removed by somebody else.
+	Gone int64 `json:"gone"`
 	// Rehashed files were hashed again by Open after an unclean stop.
 	Rehashed int64 `json:"rehashed"`
 	// Checkpoints that were made; CheckpointFailed tells that the disk reported an
@@ -323,6 +325,7 @@ func (d *Dir) forget(name gear.Name) {
 	}
 	if e, ok := d.files.remove(&name); ok {
 		d.used -= int64(e.blocks) * 512
+		d.stats.Gone++
 	}
 }
 

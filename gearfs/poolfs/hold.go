@@ -218,13 +218,19 @@ func (h *Holder) wait(ctx context.Context, d time.Duration, refuse bool) {
 
 // refuse serves in place of a worker, with what the last one left and nothing more.
 func (h *Holder) refuse(ctx context.Context) error {
-	s, err := New(h.dev, nil, new(Nodes), &Options{State: h.o.State, Log: h.o.Log, Drain: time.Millisecond})
+	s, err := New(h.dev, nil, nothing{}, &Options{State: h.o.State, Log: h.o.Log, Drain: time.Millisecond})
 	if err != nil {
 		return err
 	}
 	s.refuse = true
 	return errors.Join(s.Serve(ctx), s.Close())
 }
+
+// nothing is what who refuses every request knows of contents.
+type nothing struct{}
+
+// Resolve implements [Resolver].
+func (nothing) Resolve(uint64) (name [32]byte, size int64, ok bool) { return name, 0, false }
 
 // Inherited returns the descriptor of a pool that this process was started with: the one systemd keeps under name
 // (LISTEN_FDS, after [Store]), else the one a [Holder] passed. os.ErrNotExist if there is none: mount then.

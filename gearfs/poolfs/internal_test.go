@@ -3,6 +3,7 @@ package poolfs
 import (
 	"bytes"
 	"encoding/binary"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -167,3 +168,6 @@ func FuzzState(f *testing.F) {
 		}
 	})
 }
+
+// PathOf is the path of a content below the root of the pool, "ab/cdef…".
+func PathOf(name [32]byte) string { return fmt.Sprintf("%x/%x", name[:1], name[1:]) }

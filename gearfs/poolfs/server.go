@@ -39,13 +39,11 @@ type Content interface {
 	Close() error
 }
 
-// Resolver turns node ids back into contents; [Nodes] does. It may be called concurrently and must not wait for
-// anything slow.
+// Resolver turns node ids back into contents. It may be called concurrently and must not wait for anything slow.
 type Resolver interface {
+	// Resolve returns the content whose [NodeID] is node, if it is known.
 	Resolve(node uint64) (name [32]byte, size int64, ok bool)
 }
-
-var _ Resolver = (*Nodes)(nil)
 
 // Options are the choices of [New]. The zero value works, but cannot be handed over.
 type Options struct {
