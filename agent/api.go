@@ -2,6 +2,7 @@ package agent
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -13,6 +14,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -121,36 +123,61 @@ func (a *Agent) status() Status {
 	return s
 }
 
-// find returns the chain of an image, given by its name, by the end of its chain
-// ID, or by a container.
+// find returns an image, given by its name, by the beginning of its chain ID, or
+// by a container. Of a tag that moved it is the one that was pulled last.
 func (a *Agent) find(name string) (gearfs.ImageStatus, error) {
-	st := a.files.Status()
+	st, _ := a.files.Summary()
 	for _, c := range st.Containers {
 		if name != "" && (c.ID == name || strings.HasSuffix(c.ID, "/"+name) || c.ID == "mount:"+name) {
 			name = c.Chain
 		}
 	}
-	var found []gearfs.ImageStatus
-	for i := range st.Images {
-		if img := &st.Images[i]; img.Ref == name || img.Chain == name || len(name) >= 8 && strings.HasPrefix(strings.TrimPrefix(img.Chain, "sha256:"), name) {
-			found = append(found, *img)
+	last := newest(st.Images, name)
+	for _, m := range a.mounts.list() {
+		if last == nil && m.Image == name { // known by the name of another one with the same layers
+			last = newest(st.Images, m.Chain)
 		}
 	}
-	switch len(found) {
-	case 0:
-		return gearfs.ImageStatus{}, fmt.Errorf("no image or container %q is known here: %w", name, fs.ErrNotExist)
-	case 1:
-		return found[0], nil
+	if last == nil {
+		return gearfs.ImageStatus{}, notHere(name, st.Images)
 	}
-	// Of a tag that moved, the one that was pulled last.
-	last := found[0]
-	for _, img := range found[1:] {
-		if img.Added.After(last.Added) {
+	return a.files.Image(last.Chain)
+}
+
+// newest returns the image that was added last of those with a name, or nil.
+func newest(images []gearfs.ImageStatus, name string) (last *gearfs.ImageStatus) {
+	for i := range images {
+		img := &images[i]
+		named := img.Ref == name || img.Chain == name || len(name) >= 8 && strings.HasPrefix(strings.TrimPrefix(img.Chain, "sha256:"), name)
+		if named && (last == nil || img.Added.After(last.Added)) {
 			last = img
 		}
 	}
-	return last, nil
+	return last
 }
+
+// notHere says that an image is not on this node, and how to name those that are.
+func notHere(name string, images []gearfs.ImageStatus) error {
+	here := "none is here now"
+	if len(images) > 0 {
+		var refs []string
+		for i := range images {
+			refs = append(refs, cmp.Or(images[i].Ref, images[i].Chain))
+		}
+		slices.Sort(refs)
+		refs = slices.Compact(refs)
+		more := ""
+		if n := len(refs) - mostNamed; n > 0 {
+			refs, more = refs[:mostNamed], fmt.Sprintf(" and %d more", n)
+		}
+		here = "here are " + strings.Join(refs, ", ") + more
+	}
+	return fmt.Errorf("no image or container %q is on this node: an image is here while containerd has it or it is mounted, and is named as it was pulled or mounted, with its registry and tag, or by its chain ID or container; %s: %w",
+		name, here, fs.ErrNotExist)
+}
+
+// mostNamed is how many images an error lists.
+const mostNamed = 20
 
 func (a *Agent) profile(image string) (*ProfileAnswer, error) {
 	img, err := a.find(image)

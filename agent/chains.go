@@ -115,6 +115,7 @@ func (c *chains) claimNew(ctx context.Context, l snapshotter.Layer, ref referenc
 	for _, d := range l.Layers { // those above are asked for at the same time
 		c.pulls.begin(reg, ref, oci.Digest(d))
 	}
+	c.pulls.ahead(reg, ref, oci.Digest(l.Manifest))
 	x, diffID, err := c.pulls.wait(ctx, reg, ref, oci.Digest(l.Digest))
 	if err != nil || x == nil {
 		return false, err

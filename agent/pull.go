@@ -80,6 +80,39 @@ func (p *pulls) begin(reg *registry, ref reference, d oci.Digest) *pull {
 	return q
 }
 
+// ahead asks for what a start of the image needs besides its indexes, at the same
+// time as these: its profile, and what the registry offers. That saves the start
+// two round trips.
+func (p *pulls) ahead(reg *registry, ref reference, manifest oci.Digest) {
+	if len(reg.places) == 0 || p.without(reg) {
+		return
+	}
+	at := reg.places[0]
+	key := profileKey{reg.repo(ref.repo), manifest}
+	e := at.early.begin(key)
+	if e == nil {
+		return
+	}
+	p.work.Add(2)
+	go func() {
+		defer p.work.Done()
+		_ = at.gear.Check(p.ctx) // who needs it asks again
+	}()
+	go func() {
+		defer p.work.Done()
+		e.names, e.err = at.reg.GearProfile(p.ctx, key.repo, key.manifest)
+		close(e.done)
+		time.AfterFunc(pullKeep, func() { at.early.forget(key, e) })
+	}()
+}
+
+// without tells whether a registry is known not to have Gear.
+func (p *pulls) without(reg *registry) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return time.Now().Before(p.none[reg.host])
+}
+
 func (p *pulls) forget(key pullKey, q *pull) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -102,10 +135,7 @@ func (p *pulls) wait(ctx context.Context, reg *registry, ref reference, d oci.Di
 }
 
 func (p *pulls) fetch(reg *registry, ref reference, d oci.Digest, q *pull) {
-	p.mu.Lock()
-	until := p.none[reg.host]
-	p.mu.Unlock()
-	if time.Now().Before(until) {
+	if p.without(reg) {
 		return
 	}
 	select {

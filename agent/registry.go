@@ -62,6 +62,8 @@ type place struct {
 	url  string
 	reg  *client.Client
 	gear *gearclient.Client
+	// early are profiles that were asked for before a start needs them.
+	early earlyProfiles
 }
 
 // registry is a registry with the credential that some images were pulled with.
@@ -158,7 +160,7 @@ func (r *registries) connect(s config.AgentRegistry, cred client.Credential, own
 			reg.close()
 			return nil, err
 		}
-		reg.places = append(reg.places, &place{u, c, gearclient.New(c, &gearclient.Options{Limits: r.limits})})
+		reg.places = append(reg.places, &place{url: u, reg: c, gear: gearclient.New(c, &gearclient.Options{Limits: r.limits})})
 	}
 	return reg, nil
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"sync"
 
 	"example.org/slipway/gear"
 	"example.org/slipway/gearclient"
@@ -76,8 +77,73 @@ func (s *source) Range(ctx context.Context, f gear.File, off, n int64) (io.ReadC
 
 // Profile implements gearfs.Source.
 func (s *source) Profile(ctx context.Context) ([]gear.Name, error) {
+	if e := s.p.early.take(profileKey{s.repo, s.manifest}); e != nil {
+		select {
+		case <-e.done:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+		if e.err == nil || oci.HasCode(e.err, oci.CodeManifestUnknown) {
+			return e.names, gone(e.err, oci.CodeManifestUnknown)
+		}
+	}
 	names, err := s.p.reg.GearProfile(ctx, s.repo, s.manifest)
 	return names, gone(err, oci.CodeManifestUnknown)
+}
+
+// earlyProfiles are those that were asked for with the indexes of their images.
+// The zero value is empty.
+type earlyProfiles struct {
+	mu  sync.Mutex
+	all map[profileKey]*earlyProfile
+}
+
+type profileKey struct {
+	repo     string
+	manifest oci.Digest
+}
+
+// earlyProfile is a profile that is on its way, or has come.
+type earlyProfile struct {
+	done  chan struct{} // closed when names and err are set
+	names []gear.Name
+	err   error
+	taken bool // by the one who needed it; guarded by earlyProfiles.mu
+}
+
+// begin returns a profile that is to be asked for, nil if that was done lately.
+func (p *earlyProfiles) begin(key profileKey) *earlyProfile {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.all[key] != nil {
+		return nil
+	}
+	if p.all == nil {
+		p.all = map[profileKey]*earlyProfile{}
+	}
+	e := &earlyProfile{done: make(chan struct{})}
+	p.all[key] = e
+	return e
+}
+
+// take returns what was asked for, once: who asks again wants what is new.
+func (p *earlyProfiles) take(key profileKey) *earlyProfile {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	e := p.all[key]
+	if e == nil || e.taken {
+		return nil
+	}
+	e.taken = true
+	return e
+}
+
+func (p *earlyProfiles) forget(key profileKey, e *earlyProfile) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.all[key] == e {
+		delete(p.all, key)
+	}
 }
 
 // ReportProfile implements gearfs.Source.

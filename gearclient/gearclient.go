@@ -84,6 +84,13 @@ func New(reg *client.Client, o *Options) *Client {
 	return c
 }
 
+// Check asks whether the registry offers Gear, unless that is known: calls that
+// need to know then do not wait for it. Errors: ErrNoGear.
+func (c *Client) Check(ctx context.Context) error {
+	_, err := c.offered(ctx)
+	return err
+}
+
 // offered returns what the registry offers, asking once. Errors: ErrNoGear.
 func (c *Client) offered(ctx context.Context) (*client.GearInfo, error) {
 	c.mu.Lock()

@@ -169,6 +169,9 @@ func TestProfile(t *testing.T) {
 		t.Errorf("%d of %d files came with the profile of %d", img.LocalFiles, img.Files, files/2+1)
 	}
 	c.Run("umount", got)
+	if out, err := c.Try("profile", "show", ref); err == nil || !strings.Contains(err.Error(), "is on this node") || !strings.Contains(err.Error(), "none is here now") {
+		t.Errorf("the profile of an image that is not mounted any more: %s, error %v", out, err)
+	}
 }
 
 // TestErrors has commands fail.
