@@ -27,12 +27,18 @@ var layout = map[string][]string{
 	"objstore/memstore": {"objstore"},
 	"catalog":           {"oci"},
 	"cache":             {},
+	"cache/policy":      {},
 	"trace":             {},
+	"trace/store":       {"durable", "trace"},
+	"trace/synth":       {"durable", "trace", "trace/store"},
 	"durable":           {},
 	"auth":              {"oci"},
 	"notify":            {"oci"},
 	"client":            {"oci"},
-	"dedup":             {"oci", "rootfs"},
+	"chart":             {},
+	"dedup":             {"chart", "oci", "rootfs"},
+	"analyze":           {"chart", "trace", "trace/store"},
+	"simulate":          {"cache/policy", "chart", "trace", "trace/store"},
 	"rootfs":            {},
 	"gear":              {"oci", "rootfs"},
 	"filestore":         {"gear", "objstore", "catalog"},
@@ -46,6 +52,11 @@ var layout = map[string][]string{
 	"gearfs/cachedir":   {"gear"},
 	"gearfs":            {"durable", "gear", "rootfs", "gearfs/view", "gearfs/cachedir", "gearfs/poolfs"},
 	"registry":          {"durable", "oci", "objstore", "objstore/fsstore", "catalog", "cache"},
+	"replay/content":    {},
+	"replay/result":     {"chart", "trace", "trace/store"},
+	"replay/plan":       {"oci", "replay/content", "trace", "trace/store"},
+	"replay/send":       {"replay/content", "replay/plan", "replay/result", "trace", "trace/store"},
+	"replay":            {"replay/content", "replay/plan", "replay/result", "replay/send"},
 	"server":            {"oci", "auth", "trace"},
 	"config":            {"auth", "notify"},
 	// The composition root: the only package that knows concrete drivers.
@@ -54,7 +65,7 @@ var layout = map[string][]string{
 	"serve/servetest": {"config", "serve"},
 	// The composition root of the node side.
 	"agent":       {"durable", "oci", "client", "config", "gear", "gearclient", "gearfs", "gearfs/cachedir", "gearfs/poolfs", "gearfs/view", "snapshotter"},
-	"cmd/slipway": {"serve", "agent", "config", "registry", "client", "oci", "dedup", "gear", "gearclient", "gearregistry"},
+	"cmd/slipway": {"serve", "agent", "config", "registry", "client", "oci", "dedup", "gear", "gearclient", "gearregistry", "analyze", "simulate", "cache/policy", "trace/store", "trace/synth", "replay", "replay/plan", "replay/result", "trace", "durable"},
 }
 
 // fence is a third-party module and the only packages that may use it.
@@ -78,6 +89,8 @@ var fences = []fence{
 	{"github.com/containerd", []string{"snapshotter", "agent"}, "containerd is met at one place of the node"},
 	{"google.golang.org/grpc", []string{"snapshotter", "agent"}, "only containerd speaks it"},
 	{"github.com/moby/sys/mountinfo", []string{"snapshotter"}, "who else mounts a snapshot is its question"},
+	{"github.com/HdrHistogram/hdrhistogram-go", []string{"replay/result"}, "samples are counted in one place"},
+	{"github.com/parquet-go/parquet-go", []string{"trace/store", "replay/result"}, "who reads a trace or a result knows its columns, not its file format"},
 	{"net/http/pprof", []string{"serve"}, "it is served on the debug port only"},
 	{"testing", []string{"oci/ocitest", "objstore/objtest", "serve/servetest", "mounttest"}, "test support is not product code"},
 }

@@ -54,7 +54,7 @@ func (l *Log) SlogLevel() slog.Level {
 // AccessLog configures the log of requests.
 type AccessLog struct {
 	Disabled bool   `yaml:"disabled" doc:"True writes no access log."`
-	Format   string `yaml:"format" default:"clf" enum:"clf|trace|json" doc:"clf is the Combined Log Format. trace is one JSON object a line, with the ten fields of the published registry traces; json is another name for it."`
+	Format   string `yaml:"format" default:"clf" enum:"clf|trace|json" doc:"clf is the Combined Log Format. trace is one JSON object a line, with the ten fields of the published registry traces and, where the client was told one, the digest; json is another name for it."`
 	File     string `yaml:"file" doc:"File to append to. Empty means standard output."`
 }
 

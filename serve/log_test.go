@@ -94,7 +94,14 @@ func TestAccessLogTrace(t *testing.T) {
 		if err := json.Unmarshal([]byte(l), &rec); err != nil {
 			t.Fatalf("%s: %v", l, err)
 		}
-		if len(rec) != 10 || rec["id"] == "" || rec["http.request.duration"].(float64) <= 0 {
+		fields := 10
+		if m := rec["http.request.method"]; m == "POST" || m == "PUT" { // which content it was
+			fields++
+			if !strings.HasPrefix(fmt.Sprint(rec["digest"]), "sha256:") {
+				t.Errorf("no digest: %s", l)
+			}
+		}
+		if len(rec) != fields || rec["id"] == "" || rec["http.request.duration"].(float64) <= 0 {
 			t.Errorf("not a record of ten fields: %s", l)
 		}
 		got = append(got, fmt.Sprintf("%v %v %v", rec["http.request.method"], rec["http.response.status"], rec["http.response.written"]))

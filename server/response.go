@@ -314,6 +314,11 @@ func (s *Server) logAccess(q *request, start time.Time) {
 	if q.id != nil {
 		rec.User = q.id.Name
 	}
+	// The answer names the content where the path does not: a tag's manifest, what an
+	// upload became.
+	if d := q.w.Header().Get("Docker-Content-Digest"); d != "" && !strings.HasSuffix(q.r.URL.Path, d) {
+		rec.Digest = d
+	}
 	rec.ID = q.requestID()
 	s.opts.AccessLog.Write(&rec)
 }

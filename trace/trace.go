@@ -9,9 +9,14 @@ import (
 	"fmt"
 	"io"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 )
+
+// Unknown is the Duration, Written or Received of a record whose source does not
+// tell it. Its unknown status is 0.
+const Unknown = -1
 
 // Record is one request to a registry.
 type Record struct {
@@ -39,6 +44,10 @@ type Record struct {
 	// Received is the number of body bytes that came with the request (PUT,
 	// PATCH, POST). Ten-field form only.
 	Received int64
+	// Digest is that of the content where the source tells and the URI does not: of
+	// what ends an upload, and of a manifest by tag. Ten-field form only, as an
+	// eleventh field that is left out where it is empty.
+	Digest string
 	// ID identifies the request.
 	ID string
 	// Time the request arrived.
@@ -130,40 +139,43 @@ func appendEscaped(b []byte, s string) []byte {
 	return b
 }
 
-// wire is the ten-field form.
+// wire is the ten-field form with its eleventh field. What is unknown is null.
 type wire struct {
-	Host       string  `json:"host"`
-	Duration   float64 `json:"http.request.duration"`
-	Method     string  `json:"http.request.method"`
-	RemoteAddr string  `json:"http.request.remoteaddr"`
-	URI        string  `json:"http.request.uri"`
-	UserAgent  string  `json:"http.request.useragent"`
-	Status     int     `json:"http.response.status"`
-	Written    int64   `json:"http.response.written"`
-	ID         string  `json:"id"`
-	Timestamp  string  `json:"timestamp"`
+	Host       string   `json:"host"`
+	Duration   *float64 `json:"http.request.duration"`
+	Method     string   `json:"http.request.method"`
+	RemoteAddr string   `json:"http.request.remoteaddr"`
+	URI        string   `json:"http.request.uri"`
+	UserAgent  string   `json:"http.request.useragent"`
+	Status     *int64   `json:"http.response.status"`
+	Written    *int64   `json:"http.response.written"`
+	ID         string   `json:"id"`
+	Timestamp  string   `json:"timestamp"`
+	Digest     string   `json:"digest,omitempty"`
 }
 
 // AppendTrace appends the record as a line of JSON with the ten fields: the
 // duration in seconds, the URI without its leading slash and query, the size of
-// the content, whichever way it went, the time in UTC with milliseconds.
+// the content, whichever way it went, the time in UTC with milliseconds. What is
+// unknown is null. Where the record has a digest, an eleventh field is that.
 func (r *Record) AppendTrace(b []byte) []byte {
-	uri := r.URI
-	for i := 0; i < len(uri); i++ {
-		if uri[i] == '?' {
-			uri = uri[:i]
-			break
-		}
+	uri, _, _ := strings.Cut(r.URI, "?")
+	w := wire{Host: r.Host, Method: r.Method, RemoteAddr: r.RemoteAddr, URI: strings.TrimPrefix(uri, "/"),
+		UserAgent: r.UserAgent, ID: r.ID, Timestamp: r.Time.UTC().Format("2006-01-02T15:04:05.000Z"), Digest: r.Digest}
+	if seconds := r.Duration.Seconds(); r.Duration >= 0 {
+		w.Duration = &seconds
 	}
-	if len(uri) > 0 && uri[0] == '/' {
-		uri = uri[1:]
+	if status := int64(r.Status); status != 0 {
+		w.Status = &status
 	}
 	content := r.Received
 	if content == 0 {
 		content = r.Written
 	}
-	line, err := json.Marshal(wire{r.Host, r.Duration.Seconds(), r.Method, r.RemoteAddr, uri, r.UserAgent,
-		r.Status, content, r.ID, r.Time.UTC().Format("2006-01-02T15:04:05.000Z")})
+	if content >= 0 {
+		w.Written = &content
+	}
+	line, err := json.Marshal(&w)
 	if err != nil { // strings and finite numbers always marshal
 		return b
 	}

@@ -53,7 +53,7 @@ func rootCommand() *cobra.Command {
 	root.AddCommand(serveCommand(), gcCommand(), fsckCommand(), backupCommand(), restoreCommand(),
 		retentionCommand(), importCommand(), convertCommand(), inspectCommand(), exportCommand(), commitCommand(),
 		statusCommand(), settleCommand(), dedupCommand(), configCommand(), versionCommand(),
-		agentCommand(), mountCommand(), umountCommand(), runCommand(), profileCommand())
+		agentCommand(), mountCommand(), umountCommand(), runCommand(), profileCommand(), traceCommand())
 	root.SetFlagErrorFunc(withHint)
 	hintAtHelp(root)
 	return root

@@ -1,0 +1,97 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"example.org/slipway/trace"
+	"example.org/slipway/trace/store"
+)
+
+// recordFlags of slipway trace record.
+type recordFlags struct {
+	out, zone, format string
+	all               bool
+	limit, every      time.Duration
+}
+
+func traceRecordCommand() *cobra.Command {
+	var f recordFlags
+	cmd := &cobra.Command{
+		Use:   "record {ACCESS-LOG | -} -o STORE",
+		Short: "Record what a running registry is asked",
+		Long: `Follow the access log of a running registry and write it into a store until interrupted,
+or for as long as --for says. A log that is rotated is followed to its new file; "-" reads
+standard input until it ends.
+
+The registry writes that log with log.accesslog.format: trace in its configuration. With
+--format other logs can be followed too. What has come is published every --every.`,
+		Example: `  slipway trace record /var/log/slipway/access.log -o traces
+  slipway trace record /var/log/slipway/access.log -o traces --all --for 24h --zone fra`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd, args[0]) },
+	}
+	fl := cmd.Flags()
+	fl.StringVarP(&f.out, "store", "o", "", "directory of the store")
+	fl.StringVar(&f.zone, "zone", "default", "zone of the records")
+	fl.StringVar(&f.format, "format", "trace", "format of the log: trace, distribution, clf, nginx or harbor")
+	fl.BoolVar(&f.all, "all", false, "record what is in the log already too")
+	fl.DurationVar(&f.limit, "for", 0, "end after this time (default: when interrupted)")
+	fl.DurationVar(&f.every, "every", 10*time.Minute, "how often to publish what has come")
+	return cmd
+}
+
+func (f *recordFlags) run(cmd *cobra.Command, path string) error {
+	if err := checkStore(f.out); err != nil {
+		return err
+	}
+	format, err := trace.ParseInputFormat(f.format)
+	if err != nil || format == "" {
+		return errors.Join(err, fmt.Errorf("--format is %q; a log that is followed needs the name of its format", f.format))
+	}
+	if f.limit < 0 || f.every <= 0 {
+		return errors.New("--for and --every are more than 0")
+	}
+	w, err := store.NewWriter(f.out, nil)
+	if err != nil {
+		return err
+	}
+	ctx := cmd.Context()
+	if f.limit > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, f.limit)
+		defer cancel()
+	}
+	var log io.Reader
+	if path == "-" {
+		// A read of standard input cannot be interrupted: the copy ends with the process.
+		r, w := io.Pipe()
+		go func() {
+			_, err := io.Copy(w, cmd.InOrStdin())
+			w.CloseWithError(err)
+		}()
+		defer context.AfterFunc(ctx, func() { w.Close() })()
+		log = r
+	} else {
+		follower, err := trace.Follow(path, !f.all)
+		if err != nil {
+			return errors.Join(err, w.Close())
+		}
+		defer follower.Close()
+		defer context.AfterFunc(ctx, follower.Stop)()
+		log = follower
+	}
+	in := trace.NewInput(&trace.InputOptions{Format: format})
+	p := newProgress("record")
+	n, err := store.Record(in, log, path, w, &store.RecordOptions{Zone: f.zone, Every: f.every,
+		Progress: func(n int64) { p.show("%d records", n) }})
+	p.end()
+	fmt.Fprintf(cmd.OutOrStdout(), "%d records, %d in %d files\n", n, w.Written().Records, w.Written().Files)
+	printSkipped(cmd.OutOrStdout(), in.Skipped())
+	return err
+}

@@ -1,0 +1,53 @@
+package store
+
+import "context"
+
+// ZoneInfo is what one zone has.
+type ZoneInfo struct {
+	Zone Zone `json:"zone"`
+	// Absent is the number of days between the first and the last that have no
+	// requests: most likely nobody wrote the log, which is not the same as idle.
+	Absent int `json:"absentDays"`
+	// Counts are of the requests between the query's times.
+	Counts Counts `json:"counts"`
+	// GETBytes and PUTBytes are the sizes of what was got and put, where they are known.
+	GETBytes int64 `json:"getBytes"`
+	PUTBytes int64 `json:"putBytes"`
+	// UnknownSizes is the number of requests whose size is not known.
+	UnknownSizes int64 `json:"unknownSizes"`
+}
+
+// Info reads the requests between the query's times and counts them.
+func (s *Store) Info(ctx context.Context, q Query) (*ZoneInfo, error) {
+	z, err := s.zone(q.Zone)
+	if err != nil {
+		return nil, err
+	}
+	info := &ZoneInfo{}
+	for _, v := range s.Zones() {
+		if v.Name == z.name {
+			info.Zone = v
+		}
+	}
+	span := z.days[len(z.days)-1].day - z.days[0].day
+	info.Absent = int(span/microDay) + 1 - len(z.days)
+	q.Columns = ColMethod | ColKind | ColStatus | ColSize
+	var t tally
+	err = s.Scan(ctx, q, func(b *Batch) error {
+		info.Counts.Records += int64(b.Len())
+		for i, m := range b.Method {
+			t.add(m, b.Kind[i], int(b.Status[i]))
+			switch size := b.Size[i]; {
+			case size < 0:
+				info.UnknownSizes++
+			case m == GET:
+				info.GETBytes += size
+			case m == PUT:
+				info.PUTBytes += size
+			}
+		}
+		return nil
+	})
+	t.fill(&info.Counts)
+	return info, err
+}

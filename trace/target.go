@@ -1,0 +1,129 @@
+package trace
+
+import "strings"
+
+// Kind is what a request's path points at.
+type Kind uint8
+
+// The kinds. Their numbers are stored.
+const (
+	// Other is a path that is none of the protocol's.
+	Other Kind = iota
+	// Ping is /v2/ itself.
+	Ping
+	// Manifest is a manifest by tag or digest.
+	Manifest
+	// Blob is a blob by digest.
+	Blob
+	// Upload is an upload, or what begins one.
+	Upload
+	// Tags is a repository's tag list.
+	Tags
+	// Referrers is the list of what refers to a manifest.
+	Referrers
+	// Catalog is the list of repositories.
+	Catalog
+)
+
+// String returns the kind's name in lower case.
+func (k Kind) String() string {
+	names := [...]string{"other", "ping", "manifest", "blob", "upload", "tags", "referrers", "catalog"}
+	if int(k) < len(names) {
+		return names[k]
+	}
+	return "invalid"
+}
+
+// Target is a request's path taken apart.
+type Target struct {
+	Kind Kind
+	// Repo is the repository's name: everything between "v2" and the last segments,
+	// however many. Empty for a ping, the catalogue and other paths.
+	Repo string
+	// Ref is the tag or digest of a manifest, the digest of a blob or the id of an
+	// upload; empty for the request that begins an upload.
+	Ref string
+}
+
+// Namespace is the first segment of the repository's name: the user, in the IBM
+// registry.
+func (t Target) Namespace() string {
+	ns, _, _ := strings.Cut(t.Repo, "/")
+	return ns
+}
+
+// ParseURI takes a request's URI apart. It reads the IBM form, in which the
+// segments but for the protocol's words are pseudonyms, and plain URIs alike: with
+// a leading slash or without, with a query or without. The protocol's words are
+// looked for from the end, since a repository or a tag may be called "manifests" or
+// "blobs" too.
+func ParseURI(uri string) Target {
+	uri, _, _ = strings.Cut(uri, "?")
+	uri = strings.TrimPrefix(uri, "/")
+	rest, ok := strings.CutPrefix(uri, "v2")
+	if !ok || rest != "" && rest[0] != '/' {
+		return Target{}
+	}
+	rest = strings.TrimPrefix(rest, "/")
+	if rest == "" {
+		return Target{Kind: Ping}
+	}
+	if rest == "_catalog" {
+		return Target{Kind: Catalog}
+	}
+	// An upload's id comes last, or nothing where one begins.
+	if head, id, ok := cutLast(rest); ok {
+		if repo, ok := strings.CutSuffix(head, "/blobs/uploads"); ok && repo != "" {
+			return Target{Kind: Upload, Repo: repo, Ref: id}
+		}
+		if repo, ok := strings.CutSuffix(head, "/blobs"); ok && repo != "" && id == "uploads" {
+			return Target{Kind: Upload, Repo: repo}
+		}
+		if repo, word, ok := cutLast(head); ok && repo != "" && id != "" {
+			switch word {
+			case "manifests":
+				return Target{Kind: Manifest, Repo: repo, Ref: id}
+			case "blobs":
+				return Target{Kind: Blob, Repo: repo, Ref: id}
+			case "referrers":
+				return Target{Kind: Referrers, Repo: repo, Ref: id}
+			case "tags":
+				if id == "list" {
+					return Target{Kind: Tags, Repo: repo}
+				}
+			}
+		}
+	}
+	return Target{}
+}
+
+// cutLast cuts at the last slash.
+func cutLast(s string) (head, last string, ok bool) {
+	i := strings.LastIndexByte(s, '/')
+	if i < 0 {
+		return "", s, false
+	}
+	return s[:i], s[i+1:], true
+}
+
+// URI is the target's path in the form that [ParseURI] reads, without the leading
+// slash; empty for Other, whose path a Target does not keep.
+func (t Target) URI() string {
+	switch t.Kind {
+	case Ping:
+		return "v2"
+	case Manifest:
+		return "v2/" + t.Repo + "/manifests/" + t.Ref
+	case Blob:
+		return "v2/" + t.Repo + "/blobs/" + t.Ref
+	case Upload:
+		return "v2/" + t.Repo + "/blobs/uploads/" + t.Ref
+	case Tags:
+		return "v2/" + t.Repo + "/tags/list"
+	case Referrers:
+		return "v2/" + t.Repo + "/referrers/" + t.Ref
+	case Catalog:
+		return "v2/_catalog"
+	}
+	return ""
+}
