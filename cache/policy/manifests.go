@@ -1,0 +1,372 @@
+package policy
+
+import (
+	"container/heap"
+	"encoding/binary"
+	"time"
+)
+
+// ManifestsOptions are the settings of Manifests. The zero value works.
+type ManifestsOptions struct {
+	// Keep is how long a layer that was fetched ahead is kept. Default 10 min.
+	Keep time.Duration
+	// Forget is after how long a client that was given a manifest or a layer counts as
+	// one that was not. Default 24 h.
+	Forget time.Duration
+	// Cancel is how long a client may take to ask for its first layer; then what was
+	// fetched for it and used by nobody is dropped. Default 60 s.
+	Cancel time.Duration
+	// Remember bounds the pairs of client and manifest, or of client and layer, that
+	// are remembered. Default 1<<20, about 60 MB. The oldest goes first.
+	Remember int
+	// Rate is how many bytes per second may be fetched ahead, Burst how many at once.
+	// A layer that is not in the budget is not fetched ahead. Default 0: no limit.
+	Rate, Burst int64
+	// Precision is the share of prefetched layers that must be used: a repository with
+	// less is left alone for Rest. It is looked at after Judge layers were used or
+	// dropped, and every new one counts as much as the last Judge together do less.
+	// Default 0.1 of 32 layers, 1 h. A negative precision switches this off.
+	Precision float64
+	Judge     int
+	Rest      time.Duration
+	// Pin is how long the layers of a manifest that was pushed are pinned, unless
+	// PinClients distinct clients have asked for it before. Default 1 h, 16 clients.
+	Pin        time.Duration
+	PinClients int
+}
+
+func (o *ManifestsOptions) defaults() {
+	set := func(d *time.Duration, v time.Duration) {
+		if *d <= 0 {
+			*d = v
+		}
+	}
+	set(&o.Keep, 10*time.Minute)
+	set(&o.Forget, 24*time.Hour)
+	set(&o.Cancel, time.Minute)
+	set(&o.Rest, time.Hour)
+	set(&o.Pin, time.Hour)
+	if o.Remember <= 0 {
+		o.Remember = 1 << 20
+	}
+	if o.Precision == 0 {
+		o.Precision = 0.1
+	}
+	if o.Judge <= 0 {
+		o.Judge = 32
+	}
+	if o.PinClients <= 0 {
+		o.PinClients = 16
+	}
+}
+
+// Manifests is the prefetcher that reads manifests: a client that asks for one it was not
+// given before is about to ask for its layers, but for those it has. HEAD of a manifest
+// is a check for something new and never told to it. It only decides; times must not go
+// back.
+type Manifests struct {
+	o       ManifestsOptions
+	given   sketchSet
+	fetched Prefetched
+	budget  bucket
+	// waiting are the clients that were given a manifest and have asked for no layer.
+	waiting map[uint64]*waitingClient
+	ends    dueHeap[*waitingClient]
+	repos   map[uint64]*repoRecord
+	pins    map[Key]*pinnedManifest
+	pinEnds dueHeap[*pinnedManifest]
+	stats   ManifestsStats
+}
+
+// ManifestsStats counts what Manifests decided, besides [PrefetchStats].
+type ManifestsStats struct {
+	// Known counts the requests for manifests that the client was given before,
+	// Cancelled those after which no request for a layer came. OverBudget counts layers
+	// that the budget did not allow, Resting the requests in repositories that are left
+	// alone.
+	Known      int64 `json:"known"`
+	Cancelled  int64 `json:"cancelled"`
+	OverBudget int64 `json:"over_budget"`
+	Resting    int64 `json:"resting"`
+}
+
+type waitingClient struct {
+	client uint64
+	layers []Key
+	due    time.Time
+	place  int
+}
+
+func (w *waitingClient) when() time.Time { return w.due }
+func (w *waitingClient) at(i int)        { w.place = i }
+
+// repoRecord is what prefetching for a repository was good for lately.
+type repoRecord struct {
+	used, judged float64
+	restsUntil   time.Time
+}
+
+type pinnedManifest struct {
+	key     Key
+	layers  []Layer
+	clients map[uint64]struct{}
+	due     time.Time
+	place   int
+}
+
+func (p *pinnedManifest) when() time.Time { return p.due }
+func (p *pinnedManifest) at(i int)        { p.place = i }
+
+// maxRepos and maxPins bound the repositories and the pushed manifests that are known;
+// beyond, all records of repositories start anew, and the pin that ends next goes.
+const (
+	maxRepos = 1 << 16
+	maxPins  = 1 << 16
+)
+
+// NewManifests returns an empty prefetcher.
+func NewManifests(o *ManifestsOptions) *Manifests {
+	m := &Manifests{waiting: map[uint64]*waitingClient{}, repos: map[uint64]*repoRecord{}, pins: map[Key]*pinnedManifest{}}
+	if o != nil {
+		m.o = *o
+	}
+	m.o.defaults()
+	m.given.limit, m.given.ttl = m.o.Remember, m.o.Forget
+	m.budget = bucket{rate: float64(m.o.Rate), burst: float64(m.o.Burst)}
+	return m
+}
+
+// Prefetched is what was fetched ahead and is still kept.
+func (m *Manifests) Prefetched() *Prefetched { return &m.fetched }
+
+// Stats returns the counts.
+func (m *Manifests) Stats() ManifestsStats { return m.stats }
+
+// Plan is what to do after a request.
+type Plan struct {
+	// Fetch is what to fetch ahead, in this order: the small first.
+	Fetch []Layer
+	// Drop is what was fetched ahead and is not needed: to cancel, if it is under way.
+	Drop []Layer
+	// Pin is what to keep until PinUntil, Unpin what need not be kept any longer.
+	Pin, Unpin []Layer
+	PinUntil   time.Time
+}
+
+// PutManifest notes that a manifest was pushed. Its layers were pushed just before, so
+// they are held and need only be kept.
+func (m *Manifests) PutManifest(now time.Time, manifest Key, layers []Layer) Plan {
+	plan := m.Advance(now)
+	if old := m.pins[manifest]; old != nil {
+		m.unpin(old)
+	}
+	if len(m.pinEnds) >= maxPins {
+		plan.Unpin = append(plan.Unpin, m.unpin(m.pinEnds[0])...)
+	}
+	p := &pinnedManifest{key: manifest, layers: layers, due: now.Add(m.o.Pin), clients: map[uint64]struct{}{}}
+	m.pins[manifest] = p
+	heap.Push(&m.pinEnds, p)
+	plan.Pin, plan.PinUntil = layers, p.due
+	return plan
+}
+
+// GetManifest notes that a client was given a manifest, and plans for the layers. Held
+// tells which of them need not be fetched; nil means none is held.
+func (m *Manifests) GetManifest(now time.Time, repo, client uint64, manifest Key, layers []Layer, held func(Key) bool) Plan {
+	plan := m.Advance(now)
+	if p := m.pins[manifest]; p != nil {
+		p.clients[client] = struct{}{}
+		if len(p.clients) >= m.o.PinClients {
+			plan.Unpin = append(plan.Unpin, m.unpin(p)...)
+		}
+	}
+	if m.given.add(pair(client, manifest), now) {
+		m.stats.Known++
+		return plan
+	}
+	if !m.trusts(repo, now) {
+		m.stats.Resting++
+		return plan
+	}
+	wanted := make([]Layer, 0, len(layers))
+	for _, l := range layers {
+		if m.given.has(pair(client, l.Key), now) || held != nil && held(l.Key) {
+			continue
+		}
+		wanted = append(wanted, l)
+	}
+	bySize(wanted)
+	m.budget.fill(now)
+	w := &waitingClient{client: client, due: now.Add(m.o.Cancel)}
+	for _, l := range wanted {
+		if !m.fetched.Has(l.Key) && m.o.Rate > 0 && !m.budget.take(float64(l.Size)) {
+			m.stats.OverBudget++
+			continue
+		}
+		if m.fetched.Add(l, repo, now.Add(m.o.Keep)) {
+			plan.Fetch = append(plan.Fetch, l)
+			w.layers = append(w.layers, l.Key)
+		}
+	}
+	m.wait(w)
+	return plan
+}
+
+// wait notes what is cancelled if a client asks for no layer. A client that waits for
+// another manifest already gets the time of the later one for both.
+func (m *Manifests) wait(w *waitingClient) {
+	if len(w.layers) == 0 {
+		return
+	}
+	if old := m.waiting[w.client]; old != nil {
+		old.layers = append(old.layers, w.layers...)
+		old.due = w.due
+		heap.Fix(&m.ends, old.place)
+		return
+	}
+	m.waiting[w.client] = w
+	heap.Push(&m.ends, w)
+}
+
+// GetLayer notes a request for a layer and tells whether it was fetched ahead.
+func (m *Manifests) GetLayer(now time.Time, client uint64, k Key) (hit bool, plan Plan) {
+	plan = m.Advance(now)
+	if w := m.waiting[client]; w != nil {
+		delete(m.waiting, client)
+		heap.Remove(&m.ends, w.place)
+	}
+	m.given.add(pair(client, k), now)
+	f := m.fetched.index[k]
+	if f != nil && !f.used {
+		m.judge(f.repo, true)
+	}
+	return m.fetched.Use(k), plan
+}
+
+// Advance tells what to drop and to unpin because its time has come.
+func (m *Manifests) Advance(now time.Time) Plan {
+	var plan Plan
+	for len(m.ends) > 0 && !m.ends[0].due.After(now) {
+		w := heap.Pop(&m.ends).(*waitingClient)
+		delete(m.waiting, w.client)
+		m.stats.Cancelled++
+		for _, k := range w.layers {
+			if f := m.fetched.index[k]; f != nil && !f.used {
+				m.judge(f.repo, false)
+				plan.Drop = append(plan.Drop, f.layer)
+				m.fetched.drop(f)
+			}
+		}
+	}
+	for len(m.fetched.order) > 0 && !m.fetched.order[0].due.After(now) {
+		f := m.fetched.order[0]
+		if !f.used {
+			m.judge(f.repo, false)
+		}
+		plan.Drop = append(plan.Drop, f.layer)
+		m.fetched.drop(f)
+	}
+	for len(m.pinEnds) > 0 && !m.pinEnds[0].due.After(now) {
+		plan.Unpin = append(plan.Unpin, m.unpin(m.pinEnds[0])...)
+	}
+	return plan
+}
+
+// unpin ends the pin of a manifest and returns its layers: another manifest may pin some of
+// them still, and whoever holds the pins counts them.
+func (m *Manifests) unpin(p *pinnedManifest) []Layer {
+	heap.Remove(&m.pinEnds, p.place)
+	delete(m.pins, p.key)
+	return p.layers
+}
+
+// judge notes whether a layer fetched for a repository was of use.
+func (m *Manifests) judge(repo uint64, used bool) {
+	r := m.repos[repo]
+	if r == nil {
+		if len(m.repos) >= maxRepos {
+			clear(m.repos)
+		}
+		r = &repoRecord{}
+		m.repos[repo] = r
+	}
+	// Old judgements fade: the record is worth about Judge layers.
+	keep := 1 - 1/float64(m.o.Judge)
+	if r.judged >= float64(m.o.Judge) {
+		r.used, r.judged = r.used*keep, r.judged*keep
+	}
+	r.judged++
+	if used {
+		r.used++
+	}
+}
+
+// trusts tells whether prefetching for a repository is of use, as far as is known.
+func (m *Manifests) trusts(repo uint64, now time.Time) bool {
+	r := m.repos[repo]
+	if r == nil || m.o.Precision < 0 {
+		return true
+	}
+	if !r.restsUntil.IsZero() {
+		if now.Before(r.restsUntil) {
+			return false
+		}
+		*r = repoRecord{} // a new chance
+		return true
+	}
+	if r.judged < float64(m.o.Judge) || r.used/r.judged >= m.o.Precision {
+		return true
+	}
+	r.restsUntil = now.Add(m.o.Rest)
+	return false
+}
+
+// pair names what a client was given.
+func pair(client uint64, k Key) Key {
+	var out Key
+	a := mix64(client)
+	binary.LittleEndian.PutUint64(out[:8], mix64(a^k.hash()))
+	binary.LittleEndian.PutUint64(out[8:], mix64(a+binary.LittleEndian.Uint64(k[:8])^binary.LittleEndian.Uint64(k[8:])<<1))
+	return out
+}
+
+// sketchSet remembers keys for a while, limit of them at most.
+type sketchSet struct {
+	limit int
+	ttl   time.Duration
+	index map[Key]int64 // when it was added, in nanoseconds
+	// ring has the keys in the order in which they were added, for the limit: a key may
+	// be there more than once, then the last counts.
+	ring []stampedKey
+	at   int
+}
+
+type stampedKey struct {
+	key Key
+	at  int64
+}
+
+// add remembers a key from now on, and tells whether it was remembered.
+func (s *sketchSet) add(k Key, now time.Time) bool {
+	known := s.has(k, now)
+	if s.index == nil {
+		s.index = map[Key]int64{}
+	}
+	e := stampedKey{k, now.UnixNano()}
+	if len(s.ring) < s.limit {
+		s.ring = append(s.ring, e)
+	} else {
+		if old := s.ring[s.at]; s.index[old.key] == old.at && old.key != k {
+			delete(s.index, old.key)
+		}
+		s.ring[s.at] = e
+		s.at = (s.at + 1) % s.limit
+	}
+	s.index[k] = e.at
+	return known
+}
+
+func (s *sketchSet) has(k Key, now time.Time) bool {
+	at, ok := s.index[k]
+	return ok && now.UnixNano()-at < int64(s.ttl)
+}

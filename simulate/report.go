@@ -1,0 +1,288 @@
+package simulate
+
+import (
+	_ "embed"
+	"encoding/json"
+	"fmt"
+	"html/template"
+	"io"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"example.org/slipway/cache/policy"
+	"example.org/slipway/chart"
+)
+
+//go:embed report.html
+var pageHTML string
+
+// CacheReport is what was simulated and what came out.
+type CacheReport struct {
+	Zone string `json:"zone"`
+	// Requests for layers, Layers the number of distinct ones.
+	Requests  int   `json:"requests"`
+	Layers    int   `json:"layers"`
+	Footprint int64 `json:"footprint_bytes"`
+	Ingress   int64 `json:"ingress_bytes"`
+	// Skipped requests had no size.
+	Skipped int64 `json:"skipped_requests"`
+	// Sizes says where the sizes are from, Of what the sizes of the caches are shares of.
+	Sizes   string        `json:"sizes"`
+	Of      string        `json:"of"`
+	Results []CacheResult `json:"results"`
+}
+
+// PrefetchReport is what was simulated and what came out.
+type PrefetchReport struct {
+	Zone      string           `json:"zone"`
+	Requests  int              `json:"requests"`
+	Manifests int              `json:"manifests"`
+	Pair      string           `json:"pair"`
+	Results   []PrefetchResult `json:"results"`
+}
+
+// table is a report's figures as text. The first Names columns are words.
+type table struct {
+	Head  []string
+	Names int
+	Rows  [][]string
+}
+
+// note explains a column.
+type note struct{ Name, Text string }
+
+// figure is a picture of a page.
+type figure struct {
+	Title string
+	SVG   template.HTML
+}
+
+// page is what report.html shows.
+type page struct {
+	Title    string
+	Facts    []string
+	Charts   []figure
+	ChartCSS template.CSS
+	Table    table
+	Notes    []note
+}
+
+// WriteJSON writes the report as JSON.
+func (r *CacheReport) WriteJSON(w io.Writer) error { return writeJSON(w, r) }
+
+// WriteJSON writes the report as JSON.
+func (r *PrefetchReport) WriteJSON(w io.Writer) error { return writeJSON(w, r) }
+
+func writeJSON(w io.Writer, v any) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	return e.Encode(v)
+}
+
+// WriteText writes the report for a terminal.
+func (r *CacheReport) WriteText(w io.Writer) error { return writeText(w, r.facts(), r.table()) }
+
+// WriteText writes the report for a terminal.
+func (r *PrefetchReport) WriteText(w io.Writer) error { return writeText(w, r.facts(), r.table()) }
+
+func writeText(w io.Writer, facts []string, t table) error {
+	var b strings.Builder
+	for _, f := range facts {
+		fmt.Fprintln(&b, f)
+	}
+	fmt.Fprintln(&b)
+	// Words are aligned to the left by padding them, since the writer aligns all columns
+	// to one side.
+	tw := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)
+	widths := make([]int, t.Names)
+	for _, row := range append([][]string{t.Head}, t.Rows...) {
+		for i := range widths {
+			widths[i] = max(widths[i], len(row[i]))
+		}
+	}
+	for _, row := range append([][]string{t.Head}, t.Rows...) {
+		for i, c := range row {
+			if i < t.Names {
+				c = fmt.Sprintf("%-*s", widths[i], c)
+			}
+			fmt.Fprintf(tw, "%s\t", c)
+		}
+		fmt.Fprintln(tw)
+	}
+	if err := tw.Flush(); err != nil {
+		return err
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// WriteHTML writes the report as one page that needs nothing else.
+func (r *CacheReport) WriteHTML(w io.Writer) error {
+	return writePage(w, page{Title: "Cache simulation of " + r.Zone, Facts: r.facts(), Table: r.table(), Notes: cacheNotes(),
+		Charts: []figure{
+			r.bars("Requests served from the cache", func(c *CacheResult) float64 { return c.ObjectRatio }),
+			r.bars("Bytes served from the cache", func(c *CacheResult) float64 { return c.ByteRatio }),
+		}})
+}
+
+// WriteHTML writes the report as one page that needs nothing else.
+func (r *PrefetchReport) WriteHTML(w io.Writer) error {
+	bars := chart.Bars{Title: "Hits per prefetch", Desc: "Hits per prefetch of each prefetcher and setting", X: chart.Axis{Title: "hits per prefetch"}}
+	for _, x := range r.Results {
+		bars.Rows = append(bars.Rows, chart.Row{Name: x.Config.name(), Values: []float64{x.HitsPerPrefetch}})
+	}
+	return writePage(w, page{Title: "Prefetch simulation of " + r.Zone, Facts: r.facts(), Table: r.table(), Notes: prefetchNotes(),
+		Charts: []figure{{bars.Title, template.HTML(bars.SVG(&chart.Options{Inline: true}))}}})
+}
+
+func writePage(w io.Writer, p page) error {
+	t, err := template.New("page").Parse(pageHTML)
+	if err != nil {
+		return err
+	}
+	p.ChartCSS = template.CSS(chart.CSS())
+	return t.Execute(w, p)
+}
+
+func (r *CacheReport) bars(title string, value func(*CacheResult) float64) figure {
+	bars := chart.Bars{Title: title, Desc: title + " by policy and size", X: chart.Axis{Title: title, Unit: chart.Share, Full: true}}
+	for i := range r.Results {
+		c := &r.Results[i]
+		bars.Rows = append(bars.Rows, chart.Row{Name: c.Config.name(), Values: []float64{value(c)}, Weak: c.Config.isBound()})
+	}
+	return figure{title, template.HTML(bars.SVG(&chart.Options{Inline: true}))}
+}
+
+// name says what a configuration is, short.
+func (c *CacheConfig) name() string {
+	s := c.Policy + " " + bytesText(c.RAM)
+	if c.SSD > 0 {
+		s += " + " + bytesText(c.SSD)
+	}
+	return s
+}
+
+func (c *PrefetchConfig) name() string {
+	if c.Algorithm == Manifest {
+		return fmt.Sprintf("%s ML %s", c.Algorithm, durationText(c.ML))
+	}
+	return fmt.Sprintf("%s LM %s ML %s", c.Algorithm, durationText(c.LM), durationText(c.ML))
+}
+
+func (r *CacheReport) facts() []string {
+	facts := []string{
+		fmt.Sprintf("zone %s: %d requests for %d layers", r.Zone, r.Requests, r.Layers),
+		fmt.Sprintf("footprint %s, pushed %s", bytesText(r.Footprint), bytesText(r.Ingress)),
+		"sizes of layers: " + r.Sizes,
+		"sizes of caches are shares of the " + r.Of,
+	}
+	if r.Skipped > 0 {
+		facts = append(facts, fmt.Sprintf("%d requests left out: the trace does not tell their size", r.Skipped))
+	}
+	return facts
+}
+
+func (r *CacheReport) table() table {
+	t := table{Names: 2, Head: []string{"policy", "shards", "RAM", "SSD", "object %", "byte %", "RAM %", "RAM warm %", "all warm %", "not compulsory %", "backend", "SSD written", "RAM evictions", "SSD evictions"}}
+	for _, c := range r.Results {
+		name := c.Config.Policy
+		if c.Config.SSD > 0 && !c.Config.isBound() {
+			name += " + " + c.Config.SSDPolicy
+			if c.Config.Admission != policy.AdmitAll {
+				name += " " + c.Config.Admission.String()
+			}
+		}
+		shards := "1"
+		if c.Config.Shards > 1 && !c.Config.isBound() {
+			shards = fmt.Sprintf("%d by %s", c.Config.Shards, c.Config.By)
+		}
+		ram, all := percent(c.RAMWarm), percent(c.CombinedWarm)
+		if c.RAMNeverEvicted {
+			ram = "never evicted"
+		}
+		full := c.SSDNeverEvicted
+		if c.Config.SSD == 0 || c.Config.isBound() {
+			full = c.RAMNeverEvicted
+		}
+		if full {
+			all = "never evicted"
+		}
+		t.Rows = append(t.Rows, []string{
+			name, shards, bytesText(c.Config.RAM), bytesText(c.Config.SSD), percent(c.ObjectRatio), percent(c.ByteRatio), percent(c.RAMRatio),
+			ram, all, percent(c.NotCompulsory), bytesText(c.BackendBytes), bytesText(c.SSDWriteBytes),
+			strconv.FormatInt(c.RAMEvictions, 10), strconv.FormatInt(c.SSDEvictions, 10),
+		})
+	}
+	return t
+}
+
+func cacheNotes() []note {
+	return []note{
+		{"object %, byte %", "Requests and bytes served by either level, of all, from the first request on."},
+		{"RAM %", "Requests served from memory, of all."},
+		{"RAM warm %, all warm %", "The same for memory from the first eviction from memory on, and for both levels from the first eviction from the last level on: the time in which the cache fills is left out. FAST'18 counts so. A cache that never evicted has no such ratio."},
+		{"not compulsory %", "Hits through the requests that are not the first for their layer: what a cache without limit has in full."},
+		{"backend, SSD written", "Bytes that had to be fetched from the object store, and bytes written to the SSD."},
+		{"belady, belady-size", "No policies but bounds that know the future: the first is the best there is for contents of equal size, the second is close to the best by requests where sizes differ. They stand for both levels together and one shard."},
+	}
+}
+
+func (r *PrefetchReport) facts() []string {
+	return []string{
+		fmt.Sprintf("zone %s: %d requests for manifests and layers", r.Zone, r.Requests),
+		"layers pushed and pulled are paired by " + r.Pair,
+		fmt.Sprintf("the layers of %d manifests were learnt from what clients asked for after them", r.Manifests),
+	}
+}
+
+func (r *PrefetchReport) table() table {
+	t := table{Names: 1, Head: []string{"prefetcher", "prefetches", "hits", "hits/prefetch", "precision %", "recall %", "fetched", "wasted", "peak memory", "pinned hits", "pinned peak"}}
+	for _, x := range r.Results {
+		t.Rows = append(t.Rows, []string{
+			x.Config.name(), strconv.FormatInt(x.Prefetches, 10), strconv.FormatInt(x.Hits, 10),
+			strconv.FormatFloat(x.HitsPerPrefetch, 'f', 2, 64), percent(x.Precision), percent(x.Recall),
+			bytesText(x.Bytes), bytesText(x.WastedBytes), bytesText(x.PeakBytes),
+			strconv.FormatInt(x.PinnedHits, 10), bytesText(x.PinnedPeakBytes),
+		})
+	}
+	return t
+}
+
+func prefetchNotes() []note {
+	return []note{
+		{"hits/prefetch", "Requests for layers that a prefetched one served, through prefetched layers: Figure 18 of FAST'18."},
+		{"precision %, recall %", "Prefetched layers that were asked for at all, of all prefetched; requests for layers that a prefetched one served, of all."},
+		{"fetched, wasted", "Bytes prefetched, and of these the bytes nobody asked for."},
+		{"peak memory", "The most that prefetched layers took at once."},
+		{"pinned", "The manifest prefetcher keeps what was pushed, so it need not be fetched: requests served so, and the most that it took."},
+	}
+}
+
+func percent(r float64) string { return strconv.FormatFloat(100*r, 'f', 1, 64) }
+
+// bytesText writes bytes with decimal prefixes.
+func bytesText(n int64) string {
+	f, i := float64(n), 0
+	for f >= 999.5 && i < 5 {
+		f /= 1000
+		i++
+	}
+	if i == 0 {
+		return strconv.FormatInt(n, 10) + " B"
+	}
+	return strconv.FormatFloat(f, 'f', 1, 64) + " " + "kMGTP"[i-1:i] + "B"
+}
+
+// durationText writes a duration without zeros at its end.
+func durationText(d time.Duration) string {
+	s := d.String()
+	if strings.HasSuffix(s, "m0s") {
+		s = s[:len(s)-2]
+	}
+	if strings.HasSuffix(s, "h0m") {
+		s = s[:len(s)-2]
+	}
+	return s
+}
