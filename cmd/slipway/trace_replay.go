@@ -1,0 +1,457 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"example.org/slipway/replay"
+	"example.org/slipway/replay/plan"
+	"example.org/slipway/replay/result"
+	"example.org/slipway/trace/store"
+)
+
+// replayFlags of slipway trace replay.
+type replayFlags struct {
+	o                                 replay.Options
+	targets                           []string
+	each, dryRun, quiet               bool
+	user, passwordFile, ca, cert, key string
+	noDocker, insecure, http1         bool
+	level, speed, from, to, policy    string
+	phase, forward                    string
+	secretFile, workerCA, workerCert  string
+	workerKey                         string
+	workerTLS                         bool
+	gates                             gateFlags
+}
+
+func traceReplayCommand() *cobra.Command {
+	var f replayFlags
+	cmd := &cobra.Command{
+		Use:   "replay STORE -o RESULT --target [NAME=]URL",
+		Short: "Send the requests of a trace to registries and measure the answers",
+		Long: `Send the requests of a trace to a registry at the times at which they were recorded, or
+faster. What the trace does not hold is made: each layer's content follows from its name, and
+manifests have the layers that clients were seen to fetch. Before the test everything that
+will be read and that the trace does not bring itself is put in place.
+
+Levels: L0 sends blobs only, L1 every request, L2 whole pulls and pushes, in which a manifest
+comes before its layers. Latencies count from the time at which a request was to be sent.
+
+With --each the targets are replayed to one after another, and compared; otherwise each
+request goes to one of them. Exit status 3 tells that a gate failed, 4 that the run is not
+valid. All of it is described in docs/replay.md.`,
+		Example: `  slipway trace replay traces -o monday --target http://localhost:5000 --from 2017-07-03 --to 2017-07-04 --speed 10
+  slipway trace replay traces -o three --each --level L2 --target slipway=http://a:5000 --target zot=http://b:5000
+  slipway trace replay traces -o big --target https://registry.example.com --workers load1:7761,load2:7761 --worker-tls --secret-file secret`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd, args[0]) },
+	}
+	f.addPlan(cmd.Flags())
+	f.addTargets(cmd.Flags())
+	f.addRun(cmd.Flags())
+	f.gates.add(cmd.Flags())
+	return cmd
+}
+
+func (f *replayFlags) addPlan(fl *pflag.FlagSet) {
+	p := &f.o.Plan
+	fl.StringVar(&f.level, "level", "L1", "how much is replayed: L0 (blobs), L1 (every request) or L2 (pulls and pushes)")
+	fl.StringVar(&p.Zone, "zone", "", "zone of the store (default: the only one)")
+	fl.StringVar(&f.from, "from", "", "first time, as 2017-07-03 or 2017-07-03T12:00:00Z")
+	fl.StringVar(&f.to, "to", "", "end of the time, itself not in it")
+	fl.Int64Var(&p.MaxRequests, "max-requests", 0, "end after so many requests of the trace")
+	fl.DurationVar(&p.MaxTime, "max-time", 0, "end after so much recorded time")
+	fl.StringVar(&f.speed, "speed", "1x", "how many times as fast as recorded, or max: as fast as the registry answers")
+	fl.DurationVar(&p.MaxGap, "max-gap", 0, "shorten times in which nothing was asked, to this")
+	fl.Float64Var(&p.Rate, "rate", 0, "most requests (L2: sessions) per second; others are moved back")
+	fl.StringVar(&p.RepoPrefix, "repo-prefix", "", "put before all repository names, such as replay/")
+	fl.Float64Var(&p.SizeScale, "size-scale", 1, "multiply the sizes of blobs")
+	fl.Int64Var(&p.MaxSize, "max-size", 0, "make no blob larger than this, in bytes")
+	fl.Uint64Var(&p.Maker.Seed, "seed", 0, "of the content and of all that is drawn; another seed is other content")
+	fl.Float64Var(&p.Maker.Compressible, "compressible", 0, "share of the content that can be compressed away, 0 to 1")
+	fl.Float64Var(&p.Maker.Duplicates, "duplicates", 0, "share of blocks of 4 KiB that are in other layers too, 0 to 1")
+	fl.DurationVar(&p.SessionGap, "session-gap", time.Minute, "longest pause within a pull or push")
+	fl.IntVar(&p.LayersAtOnce, "layers-at-once", 3, "how many layers of a pull or push are transferred at once (L2)")
+	fl.BoolVar(&p.Deletes, "deletes", false, "replay DELETE requests too")
+}
+
+func (f *replayFlags) addTargets(fl *pflag.FlagSet) {
+	fl.StringArrayVar(&f.targets, "target", nil, "registry, as [NAME=]URL; may be repeated")
+	fl.BoolVar(&f.each, "each", false, "replay to each target after the other, and compare them")
+	fl.StringVar(&f.policy, "targets-by", "random", "which of several targets a request goes to: random, digest or host")
+	fl.StringVar(&f.user, "username", "", "user name at the targets (default: Docker's credentials)")
+	fl.StringVar(&f.passwordFile, "password-file", "", "file with the password")
+	fl.BoolVar(&f.noDocker, "no-docker-config", false, "do not use Docker's credentials")
+	fl.StringVar(&f.ca, "ca", "", "file with the CA certificates of the targets")
+	fl.StringVar(&f.cert, "cert", "", "file with a client certificate for the targets")
+	fl.StringVar(&f.key, "key", "", "file with its key")
+	fl.BoolVar(&f.insecure, "insecure", false, "accept any certificate of the targets")
+	fl.BoolVar(&f.http1, "http1", false, "do not use HTTP/2")
+}
+
+func (f *replayFlags) addRun(fl *pflag.FlagSet) {
+	o := &f.o
+	fl.StringVarP(&o.Dir, "output", "o", "", "directory of the result")
+	fl.StringVar(&f.phase, "phase", "all", "all, warmup (put everything in place only) or run (it is in place)")
+	fl.BoolVar(&o.Resume, "resume", false, "go on with the run in the directory of the result")
+	fl.BoolVar(&f.dryRun, "dry-run", false, "say what would be sent, and send nothing")
+	fl.BoolVarP(&f.quiet, "quiet", "q", false, "no progress")
+	fl.IntVar(&o.ClosedLoop, "closed-loop", 0, "so many requests one after another on each worker, without their times")
+	fl.IntVar(&o.Concurrency, "concurrency", 4096, "most requests (L2: sessions) under way on each worker")
+	fl.DurationVar(&o.Patience, "patience", 30*time.Second, "how long a request waits for its place among those before it is dropped")
+	fl.IntVar(&o.WarmConcurrency, "warmup-concurrency", 16, "how much each worker puts in place at once")
+	fl.DurationVar(&o.Timeout, "timeout", 5*time.Minute, "longest request")
+	fl.DurationVar(&o.MaxLag, "max-lag", 10*time.Millisecond, "99th percentile of the generator's lag above which the run is not valid")
+	fl.DurationVar(&o.Checkpoint, "checkpoint", 10*time.Second, "how often the results so far are made safe")
+	fl.StringSliceVar(&o.Workers, "workers", nil, "HOST:PORT of workers (default: this process)")
+	fl.StringVar(&f.forward, "forward", "client", "which worker gets a request: client (by the hash of it) or round-robin")
+	fl.StringVar(&f.secretFile, "secret-file", "", "file with the workers' secret")
+	fl.BoolVar(&f.workerTLS, "worker-tls", false, "speak to the workers over TLS")
+	fl.StringVar(&f.workerCA, "worker-ca", "", "file with the CA certificates of the workers")
+	fl.StringVar(&f.workerCert, "worker-cert", "", "file with a client certificate for the workers")
+	fl.StringVar(&f.workerKey, "worker-key", "", "file with its key")
+}
+
+func (f *replayFlags) run(cmd *cobra.Command, dir string) error {
+	gates, err := f.gates.parse()
+	if err != nil {
+		return err
+	}
+	s, err := store.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	if err := f.complete(cmd, s); err != nil {
+		return err
+	}
+	if f.dryRun {
+		return f.describe(cmd, s)
+	}
+	var dirs []string
+	if !f.each {
+		if err := f.once(cmd.Context(), s, f.o); err != nil {
+			return err
+		}
+		dirs = append(dirs, f.o.Dir)
+	} else {
+		for _, t := range f.o.Targets {
+			o := f.o
+			o.Targets = []replay.Target{t}
+			o.Dir = filepath.Join(f.o.Dir, t.Name)
+			if f.finished(&o) {
+				dirs = append(dirs, o.Dir)
+				continue
+			}
+			if _, err := os.Stat(o.Dir); o.Resume && errors.Is(err, os.ErrNotExist) {
+				o.Resume = false // the earlier run did not come so far
+			}
+			if err := f.once(cmd.Context(), s, o); err != nil {
+				return fmt.Errorf("%s: %w", t.Name, err)
+			}
+			dirs = append(dirs, o.Dir)
+		}
+	}
+	if f.phase == string(replay.WarmUpOnly) {
+		return nil
+	}
+	return f.report(cmd, dirs, gates)
+}
+
+// finished tells whether a run that is resumed has one target's result already.
+func (f *replayFlags) finished(o *replay.Options) bool {
+	if !o.Resume {
+		return false
+	}
+	r, err := result.Load(o.Dir)
+	return err == nil && r.Complete
+}
+
+// once replays to targets.
+func (f *replayFlags) once(ctx context.Context, s *store.Store, o replay.Options) error {
+	p := newProgress("reading")
+	if !f.quiet {
+		o.Progress = func(doing string, done, total int64) {
+			p.doing = doing
+			if total > 0 {
+				p.share(done, total, "")
+			} else {
+				p.show("%d requests", done)
+			}
+		}
+		o.Status = func(st replay.Status) { showReplay(p, st) }
+	}
+	sum, err := replay.Run(ctx, s, o)
+	p.end()
+	if err != nil && sum != nil {
+		return fmt.Errorf("%w; what was measured until then is in %s (--resume goes on, slipway trace report shows it)", err, o.Dir)
+	}
+	return err
+}
+
+// showReplay is the live view of a replay.
+func showReplay(p *progress, s replay.Status) {
+	p.doing = s.Phase
+	left := ""
+	if s.Done > 0 && s.Total > s.Done {
+		left = time.Duration(float64(s.Elapsed)/float64(s.Done)*float64(s.Total-s.Done)).Round(time.Second).String() + " left"
+	}
+	problem := ""
+	if s.Problem != nil {
+		problem = fmt.Sprintf("; %d SAMPLES NOT WRITTEN: %v", s.Unwritten, s.Problem)
+	}
+	p.show("%d of %d, %.0f/s, %s/s, p50 %s p99 %s, %d errors, %d not sent, lag %s, %s%s", s.Done, s.Total, s.Rate, size(int64(s.BytesPerSec)),
+		s.P50.Round(10*time.Microsecond), s.P99.Round(10*time.Microsecond), s.Errors, s.Unsent, s.Lag.Round(10*time.Microsecond), left, problem)
+}
+
+// report writes the reports of finished runs and judges them.
+func (f *replayFlags) report(cmd *cobra.Command, dirs []string, gates []result.Gate) error {
+	results, err := loadResults(dirs)
+	if err != nil {
+		return err
+	}
+	for _, r := range results {
+		if err := r.Text(cmd.OutOrStdout()); err != nil {
+			return err
+		}
+		fmt.Fprintln(cmd.OutOrStdout())
+	}
+	comparisons := compareAll(results, result.CompareOptions{Seed: f.o.Plan.Maker.Seed, Gates: gates})
+	for _, c := range comparisons {
+		if err := c.Text(cmd.OutOrStdout()); err != nil {
+			return err
+		}
+	}
+	page := filepath.Join(f.o.Dir, "report.html")
+	err = writeReport(page, func(w *os.File) error { return result.HTML(w, "Replay", results, comparisons) })
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(cmd.OutOrStdout(), "report: %s\n", page)
+	return verdict(results, comparisons)
+}
+
+// verdict is the exit status that results deserve.
+func verdict(results []*result.Result, comparisons []*result.Comparison) error {
+	if slices.ContainsFunc(comparisons, (*result.Comparison).Failed) {
+		return exitCode{3, errors.New("a gate failed")}
+	}
+	for _, r := range results {
+		if !r.Valid {
+			return exitCode{4, fmt.Errorf("%s is not a valid run: %s", r.Name, r.Verdict)}
+		}
+	}
+	return nil
+}
+
+// describe prints the plan.
+func (f *replayFlags) describe(cmd *cobra.Command, s *store.Store) error {
+	dir, err := os.MkdirTemp("", "slipway-replay-*")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	o := f.o.Plan
+	o.Targets = len(f.o.Targets)
+	p, err := plan.New(cmd.Context(), s, o, filepath.Join(dir, "digests"), nil)
+	if err != nil {
+		return err
+	}
+	defer p.Close()
+	var tasks, steps int64
+	var last time.Duration
+	err = p.Tasks(cmd.Context(), 0, func(t *plan.Task) error {
+		tasks, steps, last = tasks+1, steps+int64(len(t.Steps)), t.At
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	w := cmd.OutOrStdout()
+	fmt.Fprintf(w, "%d requests from %s to %s are %d tasks of %d steps at %s, in %s\n", p.Requests, p.First.Format(time.RFC3339), p.Last.Format(time.RFC3339),
+		tasks, steps, o.Level, last.Round(time.Millisecond))
+	for reason, n := range p.Skipped {
+		fmt.Fprintf(w, "left out: %d, %s\n", n, reason)
+	}
+	fmt.Fprintf(w, "%d blobs of %s are made; %d uploads were paired with later requests by repository and size\n", p.Blobs, size(p.BlobBytes), p.Paired)
+	fmt.Fprintf(w, "put in place before: %d blobs in their repositories, %d manifests\n", p.WarmBlobs, p.WarmManifests)
+	return nil
+}
+
+// complete turns flags into options.
+func (f *replayFlags) complete(cmd *cobra.Command, s *store.Store) (err error) {
+	o := &f.o
+	o.Version = longVersion()
+	o.Phase, o.RoundRobin = replay.Phase(f.phase), f.forward == "round-robin"
+	o.Plan.TargetPolicy = plan.Policy(f.policy)
+	if f.forward != "client" && !o.RoundRobin {
+		return fmt.Errorf("--forward %q: use client or round-robin", f.forward)
+	}
+	if o.Plan.Level, err = plan.ParseLevel(f.level); err != nil {
+		return err
+	}
+	if o.Plan.Zone, err = onlyZone(s, o.Plan.Zone); err != nil {
+		return err
+	}
+	span := traceRangeFlags{from: f.from, to: f.to}
+	if o.Plan.From, o.Plan.To, err = span.times(); err != nil {
+		return err
+	}
+	if err := f.setSpeed(); err != nil {
+		return err
+	}
+	if o.Dir == "" && !f.dryRun {
+		return errors.New("name the directory of the result with -o")
+	}
+	if err := f.setTargets(); err != nil {
+		return err
+	}
+	if o.Secret, err = readSecret(f.secretFile); err != nil {
+		return err
+	}
+	if f.workerTLS || f.workerCA != "" || f.workerCert != "" {
+		if o.TLS, err = clientTLS(f.workerCA, f.workerCert, f.workerKey); err != nil {
+			return err
+		}
+	}
+	o.Log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError}))
+	o.Describe = map[string]string{"store": filepath.Base(s.Dir())}
+	cmd.Flags().Visit(func(fl *pflag.Flag) {
+		if fl.Name != "target" && fl.Name != "username" {
+			o.Describe[fl.Name] = fl.Value.String()
+		}
+	})
+	return nil
+}
+
+// setSpeed reads --speed.
+func (f *replayFlags) setSpeed() error {
+	if f.speed == "max" {
+		if f.o.ClosedLoop == 0 {
+			f.o.ClosedLoop = min(f.o.Concurrency, 64)
+		}
+		return nil
+	}
+	var err error
+	if f.o.Plan.Speed, err = strconv.ParseFloat(strings.TrimSuffix(f.speed, "x"), 64); err != nil || !(f.o.Plan.Speed > 0) {
+		return fmt.Errorf("--speed %q: use a number, such as 2x, or max", f.speed)
+	}
+	return nil
+}
+
+func (f *replayFlags) setTargets() error {
+	password, err := readSecret(f.passwordFile)
+	if err != nil {
+		return err
+	}
+	common := replay.Target{Username: f.user, Password: password, Insecure: f.insecure, HTTP1: f.http1}
+	for path, dst := range map[string]*[]byte{f.ca: &common.CA, f.cert: &common.Cert, f.key: &common.Key} {
+		if path == "" {
+			continue
+		}
+		if *dst, err = os.ReadFile(path); err != nil {
+			return err
+		}
+	}
+	names := map[string]bool{}
+	for _, arg := range f.targets {
+		t := common
+		var named bool
+		if t.Name, t.URL, named = strings.Cut(arg, "="); !named || strings.Contains(t.Name, "/") {
+			t.URL = arg
+			_, t.Name, _ = strings.Cut(arg, "://")
+			t.Name = strings.Map(func(r rune) rune {
+				if strings.ContainsRune("/\\", r) {
+					return '_'
+				}
+				return r
+			}, t.Name)
+		}
+		if t.Name == "" || t.Name == "." || t.Name == ".." || names[t.Name] {
+			return fmt.Errorf("--target: two targets, or one without a name: use NAME=URL")
+		}
+		names[t.Name] = true
+		if err := t.Check(); err != nil {
+			return err
+		}
+		if t.Username == "" && !f.noDocker {
+			if err := t.DockerCredentials(); err != nil {
+				return err
+			}
+		}
+		f.o.Targets = append(f.o.Targets, t)
+	}
+	if len(f.o.Targets) == 0 {
+		return errors.New("name a registry with --target")
+	}
+	return nil
+}
+
+// readSecret reads a file without the line's end; nothing for no file.
+func readSecret(path string) (string, error) {
+	if path == "" {
+		return "", nil
+	}
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return "", err
+	}
+	s := strings.TrimRight(string(b), "\r\n")
+	if s == "" {
+		return "", fmt.Errorf("%s is empty", path)
+	}
+	return s, nil
+}
+
+// onlyZone is the zone that is named, or the only one.
+func onlyZone(s *store.Store, name string) (string, error) {
+	var names []string
+	for _, z := range s.Zones() {
+		names = append(names, z.Name)
+	}
+	switch {
+	case name != "" && !slices.Contains(names, name):
+		return "", fmt.Errorf("the store has no zone %s; it has %s", name, strings.Join(names, ", "))
+	case name == "" && len(names) == 1:
+		return names[0], nil
+	case name == "":
+		return "", fmt.Errorf("name one of the zones with --zone: %s", strings.Join(names, ", "))
+	}
+	return name, nil
+}
+
+// clientTLS is the TLS configuration of somebody who connects.
+func clientTLS(ca, cert, key string) (*tls.Config, error) {
+	c := &tls.Config{MinVersion: tls.VersionTLS12}
+	if ca != "" {
+		pem, err := os.ReadFile(ca)
+		if err != nil {
+			return nil, err
+		}
+		if c.RootCAs = x509.NewCertPool(); !c.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("%s has no certificate", ca)
+		}
+	}
+	if cert != "" || key != "" {
+		pair, err := tls.LoadX509KeyPair(cert, key)
+		if err != nil {
+			return nil, err
+		}
+		c.Certificates = []tls.Certificate{pair}
+	}
+	return c, nil
+}
