@@ -285,6 +285,8 @@ type GearJob struct {
 	Failure  string
 	// Due is when the next attempt is.
 	Due time.Time
+	// Size of the layer in bytes, which only GearJobs tells.
+	Size int64
 }
 
 func scanGearJob(r *sql.Rows) (j GearJob, err error) {
@@ -315,8 +317,12 @@ func (c *Catalog) QueueGear(ctx context.Context, layers ...oci.Digest) error {
 // GearJobs returns at most n conversions that are due, oldest first.
 func (c *Catalog) GearJobs(ctx context.Context, n int) ([]GearJob, error) {
 	var out []GearJob
-	err := c.db.rows(ctx, `SELECT digest, attempts, failure, due_at FROM gear_jobs WHERE due_at <= ? ORDER BY due_at, id LIMIT ?`, []any{c.now(), n}, func(r *sql.Rows) error {
-		j, err := scanGearJob(r)
+	err := c.db.rows(ctx, `SELECT j.digest, j.attempts, j.failure, j.due_at, COALESCE(b.size, 0) FROM gear_jobs j LEFT JOIN blobs b ON b.digest = j.digest
+		WHERE j.due_at <= ? ORDER BY j.due_at, j.id LIMIT ?`, []any{c.now(), n}, func(r *sql.Rows) error {
+		var j GearJob
+		var due int64
+		err := r.Scan(&j.Digest, &j.Attempts, &j.Failure, &due, &j.Size)
+		j.Due = fromMillis(due)
 		out = append(out, j)
 		return err
 	})

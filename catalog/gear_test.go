@@ -226,11 +226,11 @@ func TestGearJobs(t *testing.T) {
 			t.Errorf("jobs, %v (-want +got):\n%s", err, diff)
 		}
 	}
-	check(GearJob{Digest: a, Due: due})
+	check(GearJob{Digest: a, Due: due, Size: 1})
 	now = now.Add(time.Hour)
-	check(GearJob{Digest: a, Due: due}, GearJob{Digest: b, Attempts: 1, Failure: "bad luck", Due: due.Add(time.Minute)})
+	check(GearJob{Digest: a, Due: due, Size: 1}, GearJob{Digest: b, Attempts: 1, Failure: "bad luck", Due: due.Add(time.Minute), Size: 1})
 	gearStep(t, c.EndGearJob(ctx, a))
 	gearStep(t, c.RecordGear(ctx, GearRecord{Packs: []NewGearPack{gearPack(1, 1)}, Layer: gearLayer(a, 1)}))
 	gearStep(t, c.QueueGear(ctx, a))
-	check(GearJob{Digest: b, Attempts: 1, Failure: "bad luck", Due: due.Add(time.Minute)})
+	check(GearJob{Digest: b, Attempts: 1, Failure: "bad luck", Due: due.Add(time.Minute), Size: 1})
 }

@@ -92,7 +92,7 @@ type window struct {
 	took  time.Duration
 	err   error
 	// dicts are those that contents in buf need.
-	dicts []*dictionary
+	dicts [][]byte
 }
 
 // entry is a content on its way into a stream.
@@ -131,6 +131,8 @@ type batchReader struct {
 	along  []int32    // in planned, in the order of packs
 	open   []openPack // the one used last at the end
 	looked int        // names that were planned
+	keys   []sortKey  // are reused by sortAlong
+	packs  []gear.Name
 	// bare are packs whose dictionaries are not sent.
 	bare        []gear.Name
 	raw, packed []byte // are reused by recode
@@ -259,16 +261,7 @@ func (it *entry) found(p place) {
 // readAlong reads what the window's buffer is to hold. What cannot be read is
 // left to be sent alone, which finds out why.
 func (b *batchReader) readAlong(ctx context.Context, w *window, buf []byte) {
-	order := func(i, j int32) int {
-		x, y := &w.items[i].at, &w.items[j].at
-		if x.pack == y.pack {
-			return cmp.Or(cmp.Compare(x.off, y.off), cmp.Compare(x.stored, y.stored))
-		}
-		return slices.Compare(x.pack[:], y.pack[:])
-	}
-	if !slices.IsSortedFunc(b.along, order) {
-		slices.SortFunc(b.along, order)
-	}
+	b.sortAlong(w.items)
 	for list := (alongside{w.items, b.along}); list.len() > 0; {
 		pack, n, needs := list.at(0).at.pack, 0, false
 		for n < list.len() && list.at(n).at.pack == pack {
@@ -278,7 +271,7 @@ func (b *batchReader) readAlong(ctx context.Context, w *window, buf []byte) {
 		of := list.first(n)
 		list = list.behind(n)
 		if needs {
-			d, err := b.s.dict(ctx, pack)
+			d, err := b.s.storedDict(ctx, pack)
 			if err != nil {
 				of.leave()
 				continue
@@ -296,6 +289,40 @@ func (b *batchReader) readAlong(ctx context.Context, w *window, buf []byte) {
 			b.readRanges(ctx, pack, of, buf)
 		}
 	}
+}
+
+// sortAlong puts what is read into the order of packs, by keys of integers: to
+// compare the names of packs each time takes longer.
+func (b *batchReader) sortAlong(items []entry) {
+	b.keys, b.packs = b.keys[:0], b.packs[:0]
+	last, sorted := 0, true
+	for _, i := range b.along {
+		at := &items[i].at
+		if last >= len(b.packs) || b.packs[last] != at.pack {
+			if last = slices.Index(b.packs, at.pack); last < 0 {
+				last = len(b.packs)
+				b.packs = append(b.packs, at.pack)
+			}
+		}
+		key := sortKey{uint64(last)<<keyOffBits | uint64(at.off), i}
+		sorted = sorted && (len(b.keys) == 0 || b.keys[len(b.keys)-1].at <= key.at)
+		b.keys = append(b.keys, key)
+	}
+	if sorted {
+		return
+	}
+	slices.SortFunc(b.keys, func(x, y sortKey) int { return cmp.Compare(x.at, y.at) })
+	for k := range b.keys {
+		b.along[k] = b.keys[k].i
+	}
+}
+
+// keyOffBits are those of an offset in a sortKey.
+const keyOffBits = 48
+
+type sortKey struct {
+	at uint64 // number of the pack and offset
+	i  int32  // in the window's items
 }
 
 // alongside are some of a window's contents, in the order of packs.
@@ -473,7 +500,7 @@ func (b *batchWriter) sendRun(w *window, i int) (n int, err error) {
 		if n > 0 {
 			break // a dictionary goes between two records
 		}
-		if b.out, err = b.enc.AppendDict(b.out, it.at.pack, w.dicts[held].stored); err != nil {
+		if b.out, err = b.enc.AppendDict(b.out, it.at.pack, w.dicts[held]); err != nil {
 			return 0, err
 		}
 	}
@@ -514,12 +541,12 @@ func (b *batchWriter) fail(name gear.Name, err error) {
 func (b *batchWriter) sendAlone(ctx context.Context, it *entry) error {
 	s, f := b.s, &File{s: b.s, name: it.name, at: it.at}
 	var stored []byte
-	var d *dictionary
+	var d []byte
 	var o objstore.Object
 	err := f.read(ctx, func() (err error) {
 		if f.at.encoding != gear.Chunked {
 			if stored, err = s.readPack(ctx, f.at.pack, f.at.off, f.at.stored); err == nil && f.at.encoding == gear.ZstdDict {
-				d, err = s.dict(ctx, f.at.pack)
+				d, err = s.storedDict(ctx, f.at.pack)
 			}
 			return err
 		}
@@ -541,7 +568,7 @@ func (b *batchWriter) sendAlone(ctx context.Context, it *entry) error {
 		stored = gear.AppendChunkTable(nil, f.chunks)
 	}
 	if d != nil && !b.enc.HasDict(f.at.pack) {
-		if b.out, err = b.enc.AppendDict(b.out, f.at.pack, d.stored); err != nil {
+		if b.out, err = b.enc.AppendDict(b.out, f.at.pack, d); err != nil {
 			return err
 		}
 	}

@@ -111,7 +111,9 @@ type Store struct {
 	cache  Cache
 	places *placeTable
 	dicts  *hot[*dictionary]
-	plain  *gear.FrameDecoder
+	// storedDicts are more of them, as they are stored.
+	storedDicts *hot[[]byte]
+	plain       *gear.FrameDecoder
 
 	windows windowBuffers
 	batches batches
@@ -168,6 +170,7 @@ func New(cat *catalog.Catalog, objs objstore.Store, o *Options) (*Store, error) 
 	s.opener, _ = objs.(objstore.Opener)
 	s.places = newPlaceTable(s.opts.Locations)
 	s.dicts = newHot[*dictionary](dictsInRAM)
+	s.storedDicts = newHot[[]byte](storedDictBytes)
 	s.claims.init()
 	s.budget = semaphore.NewWeighted(pressBudget)
 	var token [8]byte
@@ -246,6 +249,7 @@ func (s *Store) deletePacks(ctx context.Context) error {
 				return err
 			}
 			s.dicts.drop(p)
+			s.storedDicts.drop(p)
 		}
 		if err := s.cat.ForgetGear(ctx, packs...); err != nil {
 			return err

@@ -29,7 +29,8 @@ func (p *batches) take(s *Store, w io.Writer, names []gear.Name) *batch {
 func (p *batches) give(b *batch) {
 	in, out := &b.in, &b.out
 	in.close()
-	*in = batchReader{plans: in.plans, along: in.along[:0], open: in.open[:0]}
+	*in = batchReader{plans: in.plans, along: in.along[:0], open: in.open[:0],
+		keys: in.keys[:0], packs: in.packs[:0]}
 	*out = batchWriter{out: out.out[:0]}
 	if cap(out.out) > headRoom { // it had a dictionary
 		out.out = nil

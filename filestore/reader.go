@@ -249,11 +249,44 @@ func (s *Store) decode(ctx context.Context, name gear.Name, p place, stored, buf
 	return out, nil
 }
 
-// dict returns a pack's dictionary.
+// dict returns a pack's dictionary, ready for decoding.
 func (s *Store) dict(ctx context.Context, pack gear.Name) (*dictionary, error) {
 	if d, ok := s.dicts.get(pack); ok {
 		return d, nil
 	}
+	stored, ok := s.storedDicts.get(pack)
+	if !ok {
+		var err error
+		if stored, err = s.readDict(ctx, pack); err != nil {
+			return nil, err
+		}
+	}
+	d := &dictionary{stored: stored}
+	var err error
+	if d.decoder, err = gear.NewFrameDecoder(stored); err != nil {
+		return nil, err
+	}
+	s.dicts.put(pack, d, 1)
+	s.storedDicts.put(pack, stored, int64(len(stored)))
+	return d, nil
+}
+
+// storedDict returns a pack's dictionary as it is stored. It was decoded once, so
+// it is sound.
+func (s *Store) storedDict(ctx context.Context, pack gear.Name) ([]byte, error) {
+	if stored, ok := s.storedDicts.get(pack); ok {
+		return stored, nil
+	}
+	d, err := s.dict(ctx, pack)
+	if err != nil {
+		return nil, err
+	}
+	// It may be in RAM ready for decoding only.
+	s.storedDicts.put(pack, d.stored, int64(len(d.stored)))
+	return d.stored, nil
+}
+
+func (s *Store) readDict(ctx context.Context, pack gear.Name) ([]byte, error) {
 	header, err := s.readPack(ctx, pack, 0, headerSize)
 	if err != nil {
 		return nil, err
@@ -262,21 +295,17 @@ func (s *Store) dict(ctx context.Context, pack gear.Name) (*dictionary, error) {
 	if err != nil {
 		return nil, err
 	}
-	stored, err := s.readPack(ctx, pack, headerSize, int64(n))
-	if err != nil {
-		return nil, err
-	}
-	d := &dictionary{stored: stored}
-	if d.decoder, err = gear.NewFrameDecoder(stored); err != nil {
-		return nil, err
-	}
-	s.dicts.put(pack, d, 1)
-	return d, nil
+	return s.readPack(ctx, pack, headerSize, int64(n))
 }
 
-// dictsInRAM is how many packs' dictionaries are kept ready; each takes about
-// 0.5 MB.
-const dictsInRAM = 2 * hotShards
+const (
+	// dictsInRAM is how many packs' dictionaries are kept ready for decoding; each
+	// takes about 0.5 MB.
+	dictsInRAM = 2 * hotShards
+	// storedDictBytes is how much of dictionaries as they are stored is kept, for
+	// streams: those of 100 packs, which are 6 GB of contents.
+	storedDictBytes = 8 << 20
+)
 
 // Chunks are the SHA-256 of the chunks of a content of gear.LargeFile bytes or
 // more, and nil of a smaller one. Errors: *CorruptError, ErrLost.

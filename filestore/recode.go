@@ -10,13 +10,13 @@ import (
 )
 
 // recodeMost is how many stored bytes of a batch are compressed anew at most, so
-// that no dictionary needs to be sent. It bounds the time: some 5 ms.
+// that no dictionary needs to be sent. It bounds the time that takes.
 const recodeMost = 256 << 10
 
 // withoutDicts chooses the packs whose dictionaries are not to be sent: a batch
-// of a few small contents would mostly be dictionary. Without it, contents get
-// longer by a third to a half, so that a dictionary longer than all contents that
-// need it is more than they gain by it. items are all that the batch will have.
+// of a few small contents would mostly be dictionary. One that is longer than all
+// contents that need it, as stored, is more than they gain by it. items are all
+// that the batch will have.
 func (b *batchReader) withoutDicts(ctx context.Context, items []entry) {
 	type need struct {
 		pack  gear.Name
@@ -41,7 +41,7 @@ func (b *batchReader) withoutDicts(ctx context.Context, items []entry) {
 	}
 	for _, n := range needs {
 		// A dictionary that cannot be read is left to whoever reads the contents.
-		if d, err := b.s.dict(ctx, n.pack); err == nil && n.bytes < int64(len(d.stored)) {
+		if d, err := b.s.storedDict(ctx, n.pack); err == nil && n.bytes < int64(len(d)) {
 			b.bare = append(b.bare, n.pack)
 		}
 	}

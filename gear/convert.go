@@ -78,6 +78,10 @@ type ConvertOptions struct {
 	// and how many entries found, at least every few MiB and at the end. Calls
 	// do not overlap.
 	Progress func(bytes, entries int64)
+	// IndexOnly, when set, is asked again and again. Once it has said yes it must not
+	// say no any more, and the sink must want no further file: large ones are then
+	// hashed without being kept. It may be called while the sink's methods are.
+	IndexOnly func() bool
 }
 
 // Converted is what became of a layer.
@@ -314,8 +318,8 @@ func (c *converter) file(ctx context.Context, b *batch, it *item, r io.Reader) e
 	}
 	if it.entry.Size > c.spool.inMemory() {
 		b.temp += it.entry.Size
-		content, err := c.spool.toDisk(ctx, r, &it.file)
-		if err == nil {
+		content, err := c.spool.toDisk(ctx, r, &it.file, c.opts.IndexOnly)
+		if content != nil {
 			it.content = content
 		}
 		return err

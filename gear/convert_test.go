@@ -262,6 +262,54 @@ func TestConvertPutsOnlyMissing(t *testing.T) {
 	}
 }
 
+// wantsNothing is a sink that has everything.
+type wantsNothing struct{ puts int }
+
+func (*wantsNothing) Missing(_ context.Context, names []gear.Name) ([]bool, error) {
+	return make([]bool, len(names)), nil
+}
+
+func (w *wantsNothing) Put(_ context.Context, _ gear.File, c gear.Content) error {
+	w.puts++
+	c.Release()
+	return nil
+}
+
+// TestConvertIndexOnly wants the same index whether or not contents are kept, also
+// when that ends in the middle of a large one.
+func TestConvertIndexOnly(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	layer := makeLayer(t, manySizes()...)
+	encode := func(o *gear.ConvertOptions) []byte {
+		t.Helper()
+		o.MemoryBytes = 8 << 20 // files of 2 MiB are large ones
+		sink := &wantsNothing{}
+		got, err := convertWith(t, layer, sink, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if sink.puts != 0 || got.New != 0 {
+			t.Errorf("%d files were put, %d counted, want none", sink.puts, got.New)
+		}
+		var out bytes.Buffer
+		if err := got.Index.Encode(&out); err != nil {
+			t.Fatal(err)
+		}
+		return out.Bytes()
+	}
+	want := encode(&gear.ConvertOptions{})
+	for _, from := range []int{1, 3, 7} {
+		asked := 0
+		got := encode(&gear.ConvertOptions{IndexOnly: func() bool { asked++; return asked >= from }})
+		if asked < from {
+			t.Errorf("from %d on: asked %d times only", from, asked)
+		}
+		if !bytes.Equal(got, want) {
+			t.Errorf("from %d on: another index", from)
+		}
+	}
+}
+
 func TestConvertDigests(t *testing.T) {
 	layer := makeLayer(t, 10)
 	sum := sha512.Sum512(layer)

@@ -197,8 +197,9 @@ type diskContent struct{ *os.File }
 func (c diskContent) Release() { c.File.Close() }
 
 // toDisk reads a file of f.Size bytes and names it. It is hashed while it is
-// read: a layer may well be this one file.
-func (s *spooler) toDisk(ctx context.Context, r io.Reader, f *File) (_ Content, err error) {
+// read: a layer may well be this one file. Once indexOnly, if not nil, says so, it is
+// not kept, and there is no content.
+func (s *spooler) toDisk(ctx context.Context, r io.Reader, f *File, indexOnly func() bool) (_ Content, err error) {
 	tmp, err := os.CreateTemp(s.dir, "slipway-spool-*")
 	if err != nil {
 		return nil, fmt.Errorf("spool file: %w", err)
@@ -232,6 +233,7 @@ func (s *spooler) toDisk(ctx context.Context, r io.Reader, f *File) (_ Content, 
 		close(pieces)
 		<-done
 	}()
+	keep := true
 	for left := f.Size; left > 0; {
 		b, err := s.get(ctx)
 		if err != nil {
@@ -242,12 +244,17 @@ func (s *spooler) toDisk(ctx context.Context, r io.Reader, f *File) (_ Content, 
 			s.put(b)
 			return nil, noEOF(err)
 		}
-		if _, err := tmp.Write(b.data[:n]); err != nil {
-			s.put(b)
-			return nil, fmt.Errorf("spool file: %w", err)
+		if keep = keep && (indexOnly == nil || !indexOnly()); keep {
+			if _, err := tmp.Write(b.data[:n]); err != nil {
+				s.put(b)
+				return nil, fmt.Errorf("spool file: %w", err)
+			}
 		}
 		pieces <- piece{b, n}
 		left -= int64(n)
+	}
+	if !keep {
+		return nil, tmp.Close()
 	}
 	return diskContent{tmp}, nil
 }

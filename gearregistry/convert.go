@@ -58,7 +58,7 @@ func (s *Service) Follow(repo string, head []byte) registry.Follower {
 // followUpload converts what a follower reads. A failure is nobody's business
 // yet: if an image needs the layer, the queue has it and says why it fails.
 func (s *Service) followUpload(f *follower, c *conversion, behind func() bool) {
-	s.follow(1)
+	s.lead(1)
 	body := f.reader(s.ctx, s.opts.Patience)
 	err := s.convert(s.ctx, body, gear.Want{}, c, behind, func() (oci.Digest, int64, error) {
 		d, size, err := f.published(s.ctx)
@@ -71,7 +71,7 @@ func (s *Service) followUpload(f *follower, c *conversion, behind func() bool) {
 		}
 		return d, size, err
 	})
-	s.follow(-1)
+	s.lead(-1)
 	if closeErr := body.Close(); closeErr != nil {
 		s.log.Warn("close a layer", "err", closeErr)
 	}
@@ -123,7 +123,7 @@ func (s *Service) convert(ctx context.Context, body io.Reader, want gear.Want, c
 	sink := &leading{Writer: w, behind: behind}
 	out, err := gear.Convert(ctx, body, want, sink, &gear.ConvertOptions{
 		MemoryBytes: conversionMemory / int64(cap(s.slots)), TempDir: s.opts.TempDir, Layer: s.opts.Layer, Index: s.opts.Index,
-		Progress: func(bytes, _ int64) { c.progress(bytes, 0) },
+		Progress: func(bytes, _ int64) { c.progress(bytes, 0) }, IndexOnly: sink.indexOnly,
 	})
 	if err != nil {
 		return err
@@ -136,7 +136,7 @@ func (s *Service) convert(ctx context.Context, body io.Reader, want gear.Want, c
 	if out.Sums.Compressed != size || strings.HasPrefix(string(d), "sha256:") && got != d {
 		return fmt.Errorf("layer %s of %d bytes was read as %s of %d bytes", d, size, got, out.Sums.Compressed)
 	}
-	if sink.alone && !holdsIndex(out.Index) {
+	if sink.alone.Load() && !holdsIndex(out.Index) {
 		return s.announce(d, out)
 	}
 	if holdsIndex(out.Index) {

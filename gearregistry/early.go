@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"example.org/slipway/catalog"
@@ -27,9 +28,9 @@ const (
 	earlyFor = 10 * time.Second
 	// earlySize in bytes is what a layer must have for that to be worth it.
 	earlySize = 4 << 20
-	// The files of such layers come when no index has come for earlyPause and no
-	// upload is being followed, as other layers of the image are likely to be on
-	// their way; or when somebody asks for one; or after earlyLongest.
+	// The files of such layers come when no index has come for earlyPause and none
+	// is being made, as other layers of the image are likely to be on their way; or
+	// when somebody asks for one; or after earlyLongest.
 	earlyPause   = 300 * time.Millisecond
 	earlyLongest = 5 * time.Second
 )
@@ -52,16 +53,24 @@ var errEarly = errors.New("the index is there; the files are to follow")
 type leading struct {
 	*filestore.Writer
 	behind func() bool // nil: never
-	alone  bool        // without the files
+	alone  atomic.Bool // without the files
 }
 
 // gaveUp tells whether files are not stored any more.
 func (l *leading) gaveUp(ctx context.Context) bool {
-	if !l.alone && l.behind != nil && l.behind() {
-		l.alone = true
-		l.Abort(ctx)
+	if !l.indexOnly() {
+		return false
 	}
-	return l.alone
+	l.Abort(ctx) // the first time
+	return true
+}
+
+// indexOnly is gaveUp for who reads the layer, concurrently with the other methods.
+func (l *leading) indexOnly() bool {
+	if !l.alone.Load() && l.behind != nil && l.behind() {
+		l.alone.Store(true)
+	}
+	return l.alone.Load()
 }
 
 // Missing implements gear.Sink.
@@ -180,13 +189,13 @@ func (s *Service) filesLater(d oci.Digest) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e := s.early[d]
-	return e != nil && !e.wanted && time.Since(e.since) < earlyLongest && (s.follows > 0 || time.Since(s.announced) < earlyPause)
+	return e != nil && !e.wanted && time.Since(e.since) < earlyLongest && (s.leads > 0 || time.Since(s.announced) < earlyPause)
 }
 
-// follow counts the uploads that are followed.
-func (s *Service) follow(n int) {
+// lead counts the conversions that may give out an index before the files.
+func (s *Service) lead(n int) {
 	s.mu.Lock()
-	s.follows += n
+	s.leads += n
 	s.mu.Unlock()
 	if n < 0 {
 		s.wake()
@@ -206,15 +215,28 @@ func (s *Service) earlyWaiting() []oci.Digest {
 	return out
 }
 
-// indexesFirst puts the jobs of layers that have an early index behind the others.
+// indexesFirst puts the jobs of layers that have an early index behind the others,
+// and of these the ones that came just now in the order of their sizes: the index
+// of an image is there when that of its largest layer is, which one processor makes.
+// A small one is passed over for no longer than earlyFor.
 func (s *Service) indexesFirst(jobs []catalog.GearJob) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	rank := func(j catalog.GearJob) int {
-		if s.early[j.Digest] != nil {
+	now := s.opts.Clock()
+	rank := func(j *catalog.GearJob) int {
+		switch {
+		case s.early[j.Digest] != nil:
+			return 2
+		case j.Attempts == 0 && now.Sub(j.Due) < earlyFor:
 			return 1
 		}
 		return 0
 	}
-	slices.SortStableFunc(jobs, func(a, b catalog.GearJob) int { return cmp.Compare(rank(a), rank(b)) })
+	slices.SortStableFunc(jobs, func(a, b catalog.GearJob) int {
+		x, y := rank(&a), rank(&b)
+		if x == 1 && y == 1 {
+			return cmp.Compare(b.Size, a.Size)
+		}
+		return cmp.Compare(x, y)
+	})
 }

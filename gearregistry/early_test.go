@@ -5,9 +5,13 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"example.org/slipway/catalog"
 	"example.org/slipway/gear"
+	"example.org/slipway/gearregistry"
 	"example.org/slipway/objstore/objtest"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
@@ -124,4 +128,27 @@ func TestCrashBeforeFiles(t *testing.T) {
 	b.svc.Wake()
 	b.eventually("the layer", func() bool { _, err := b.cat.GearLayer(ctx, d); return err == nil })
 	b.readable(ours, d)
+}
+
+// TestLargestFirst: of the layers that were pushed just now the largest comes
+// first, but none waits for long because it is small.
+func TestLargestFirst(t *testing.T) {
+	now := time.Unix(1000, 0)
+	s := gearregistry.New(nil, nil, nil, &gearregistry.Options{Clock: func() time.Time { return now }})
+	t.Cleanup(s.Close)
+	job := func(name string, size int64, age time.Duration, attempts int) catalog.GearJob {
+		return catalog.GearJob{Digest: oci.Digest(name), Size: size, Due: now.Add(-age), Attempts: attempts}
+	}
+	jobs := []catalog.GearJob{
+		job("old and small", 1, gearregistry.EarlyFor, 0), job("failed", 2, time.Second, 1),
+		job("small", 3, 2*time.Second, 0), job("large", 9, time.Second, 0), job("as large", 9, time.Second, 0), job("larger", 10, 0, 0),
+	}
+	s.IndexesFirst(jobs)
+	var got []string
+	for _, j := range jobs {
+		got = append(got, string(j.Digest))
+	}
+	if diff := cmp.Diff([]string{"old and small", "failed", "larger", "large", "as large", "small"}, got); diff != "" {
+		t.Errorf("order of the queue (-want +got):\n%s", diff)
+	}
 }

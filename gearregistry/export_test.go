@@ -1,6 +1,9 @@
 package gearregistry
 
-import "example.org/slipway/gear"
+import (
+	"example.org/slipway/catalog"
+	"example.org/slipway/gear"
+)
 
 // Wake has the workers look at the queue, as they do every few seconds.
 func (s *Service) Wake() { s.wake() }
@@ -14,6 +17,12 @@ const (
 	HushStep  = hushStep
 	HushFiles = hushFiles
 )
+
+// IndexesFirst sorts jobs as the queue does.
+func (s *Service) IndexesFirst(jobs []catalog.GearJob) { s.indexesFirst(jobs) }
+
+// EarlyFor is how long a layer of the queue gets its index first.
+const EarlyFor = earlyFor
 
 // What the tests of profiles need.
 const (

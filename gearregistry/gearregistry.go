@@ -109,10 +109,10 @@ type Service struct {
 	active map[oci.Digest]*conversion
 	// early are the indexes of layers whose files are not stored yet.
 	early map[oci.Digest]*early
-	// announced is when the last of them came; follows counts the uploads that
-	// are followed.
+	// announced is when the last of them came; leads counts the conversions that
+	// may give out another.
 	announced time.Time
-	follows   int
+	leads     int
 	// changed is closed and made anew whenever a conversion ends or an index is
 	// there.
 	changed chan struct{}

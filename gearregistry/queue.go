@@ -423,6 +423,8 @@ func (s *Service) convertStored(ctx context.Context, d oci.Digest, c *conversion
 	var behind func() bool
 	if j != nil && s.indexFirst(*j, size) {
 		behind = func() bool { return true }
+		s.lead(1)
+		defer s.lead(-1)
 	}
 	err = s.convert(ctx, body, gear.Want{Digest: d}, c, behind, func() (oci.Digest, int64, error) { return d, size, nil })
 	switch {
