@@ -80,6 +80,7 @@ var fences = []fence{
 	{"database/sql", []string{"catalog"}, "SQL stays behind the catalogue's methods"},
 	{"github.com/pressly/goose", []string{"catalog"}, "migrations belong to the schema"},
 	{"github.com/spf13/cobra", []string{"cmd/slipway"}, "the command line is thin"},
+	{"github.com/spf13/pflag", []string{"cmd/slipway"}, "the command line is thin"},
 	{"oras.land/oras-go", []string{"client"}, "the token flow belongs to the client"},
 	{"github.com/coreos/go-oidc", []string{"auth"}, "who asks is decided in one place"},
 	{"github.com/golang-jwt/jwt", []string{"auth"}, "who asks is decided in one place"},
