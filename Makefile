@@ -4,7 +4,7 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 LDFLAGS  = -s -w -X main.version=$(VERSION)
 FUZZTIME ?= 60s
 
-.PHONY: demo test run build bench bench-gear bench-start lint fuzz clean
+.PHONY: demo test run build bench bench-gear bench-start bench-trace lint fuzz clean
 
 demo: build
 	scripts/setup.sh demo
@@ -31,6 +31,10 @@ bench-gear: build
 bench-start: build
 	scripts/setup.sh test
 	scripts/bench-start.sh
+
+bench-trace: build
+	scripts/setup.sh bench
+	scripts/bench-trace.sh
 
 lint: setup-build
 	scripts/lint.sh

@@ -12,11 +12,12 @@ import (
 	"time"
 
 	"example.org/slipway/integration/internal/measure"
+	"example.org/slipway/integration/internal/rival"
 )
 
 // bench is a run of some scenarios.
 type bench struct {
-	specs   []*spec
+	specs   []*rival.Spec
 	dir     string // of everything on disk; removed at the end
 	log     io.Writer
 	rounds  int
@@ -63,11 +64,11 @@ func (b *bench) logf(format string, args ...any) {
 }
 
 // available returns the servers of a scenario that can be started.
-func (b *bench) available(sc *scenario) []*spec {
-	var out []*spec
+func (b *bench) available(sc *scenario) []*rival.Spec {
+	var out []*rival.Spec
 	for _, name := range sc.rows(b.results) {
-		i := slices.IndexFunc(b.specs, func(s *spec) bool { return s.name == name })
-		if i >= 0 && b.specs[i].binary != "" {
+		i := slices.IndexFunc(b.specs, func(s *rival.Spec) bool { return s.Name == name })
+		if i >= 0 && b.specs[i].Binary != "" {
 			out = append(out, b.specs[i])
 		}
 	}
@@ -76,13 +77,13 @@ func (b *bench) available(sc *scenario) []*spec {
 
 // drop leaves a server out of the rest of the run: it failed where it had to
 // be prepared.
-func (b *bench) drop(s *spec, err error) {
-	b.logf("%s is left out from here on: %v", s.name, err)
+func (b *bench) drop(s *rival.Spec, err error) {
+	b.logf("%s is left out from here on: %v", s.Name, err)
 	b.failed = true
-	s.binary, s.why = "", "failed: "+firstLine(err)
+	s.Binary, s.Why = "", "failed: "+firstLine(err)
 	for i := range b.results.Run.Servers {
-		if b.results.Run.Servers[i].Name == s.name {
-			b.results.Run.Servers[i].Missing = s.why
+		if b.results.Run.Servers[i].Name == s.Name {
+			b.results.Run.Servers[i].Missing = s.Why
 		}
 	}
 }
@@ -102,7 +103,7 @@ func (b *bench) newSerial() int {
 
 // start starts servers, each on a directory of its own. One that does not start
 // is dropped.
-func (b *bench) start(ctx context.Context, list []*spec) ([]*server, error) {
+func (b *bench) start(ctx context.Context, list []*rival.Spec) ([]*server, error) {
 	var out []*server
 	for _, sp := range list {
 		s, err := startServer(ctx, sp, b.newDir())
@@ -129,8 +130,8 @@ func (b *bench) start(ctx context.Context, list []*spec) ([]*server, error) {
 func (b *bench) stop(servers ...*server) {
 	for _, s := range servers {
 		s.stop()
-		if err := os.RemoveAll(s.dir); err != nil {
-			b.logf("remove the directory of %s: %v", s.name, err)
+		if err := os.RemoveAll(s.Dir); err != nil {
+			b.logf("remove the directory of %s: %v", s.Name, err)
 		}
 	}
 }
@@ -161,7 +162,7 @@ func (b *bench) interleave(ctx context.Context, sc *scenario, list []arm, do fun
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
-			b.record(sc, a.cas, a.s.name, round, sample, err)
+			b.record(sc, a.cas, a.s.Name, round, sample, err)
 		}
 		slices.Reverse(order)
 	}

@@ -19,6 +19,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"example.org/slipway/integration/internal/slipway"
+
+	"example.org/slipway/integration/internal/rival"
 )
 
 // TestRun measures a real server, with as little content as the scenarios need.
@@ -47,7 +49,7 @@ func TestRun(t *testing.T) {
 
 // TestPush pushes to a real server in every mode and pulls what it pushed.
 func TestPush(t *testing.T) {
-	s, err := startServer(t.Context(), slipwaySpec(nameSlipway, slipway.Binary(t), true), t.TempDir())
+	s, err := startServer(t.Context(), rival.Slipway(nameSlipway, slipway.Binary(t), true), t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,7 +73,7 @@ func TestPush(t *testing.T) {
 func staticServer(t *testing.T, root string) *server {
 	web := httptest.NewServer(http.FileServer(http.Dir(root)))
 	t.Cleanup(web.Close)
-	return &server{spec: &spec{static: true}, addr: strings.TrimPrefix(web.URL, "http://"), http: web.Client()}
+	return &server{Server: &rival.Server{Spec: &rival.Spec{Static: true}, Addr: strings.TrimPrefix(web.URL, "http://")}, http: web.Client()}
 }
 
 func TestPullVerifies(t *testing.T) {

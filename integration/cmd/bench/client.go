@@ -15,7 +15,7 @@ import (
 
 // get reads the whole answer to a GET request into buf.
 func (s *server) get(ctx context.Context, path, accept string, buf *bytes.Buffer) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+s.addr+path, nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+s.Addr+path, nil)
 	if err != nil {
 		return err
 	}
@@ -68,7 +68,7 @@ func (s *server) pull(ctx context.Context, im *image, buf *bytes.Buffer) (int64,
 // does not send, must be the right one.
 func (s *server) head(ctx context.Context, repo, tag, digest string) error {
 	path := "/v2/" + repo + "/manifests/" + tag
-	req, err := http.NewRequestWithContext(ctx, http.MethodHead, "http://"+s.addr+path, nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodHead, "http://"+s.Addr+path, nil)
 	if err != nil {
 		return err
 	}
@@ -79,7 +79,7 @@ func (s *server) head(ctx context.Context, repo, tag, digest string) error {
 	}
 	resp.Body.Close()
 	got := resp.Header.Get("Docker-Content-Digest")
-	if resp.StatusCode != http.StatusOK || (got != digest && !s.static) {
+	if resp.StatusCode != http.StatusOK || (got != digest && !s.Static) {
 		return fmt.Errorf("HEAD %s: status %d, digest %q, want %q", path, resp.StatusCode, got, digest)
 	}
 	return nil
@@ -89,7 +89,7 @@ func (s *server) head(ctx context.Context, repo, tag, digest string) error {
 // costs as little as it can.
 func (s *server) download(ctx context.Context, repo string, b blob, chunk []byte) error {
 	path := "/v2/" + repo + "/blobs/" + b.digest
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+s.addr+path, nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+s.Addr+path, nil)
 	if err != nil {
 		return err
 	}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"example.org/slipway/integration/internal/measure"
+	"example.org/slipway/integration/internal/rival"
 	"example.org/slipway/integration/internal/wire"
 )
 
@@ -28,11 +29,11 @@ func runGC(b *bench, ctx context.Context, sc *scenario) error {
 	return nil
 }
 
-func (b *bench) collectGarbage(ctx context.Context, sc *scenario, sp *spec) (err error) {
+func (b *bench) collectGarbage(ctx context.Context, sc *scenario, sp *rival.Spec) (err error) {
 	var servers []*server
 	defer func() { b.stop(servers...) }()
 	for _, n := range b.results.Run.Scale.StoreBlobs {
-		b.logf("%s: making a store of %d blobs", sp.name, n)
+		b.logf("%s: making a store of %d blobs", sp.Name, n)
 		s, err := makeStore(ctx, sp, b.newDir(), n)
 		if s != nil {
 			servers = append(servers, s)
@@ -50,7 +51,7 @@ func (b *bench) collectGarbage(ctx context.Context, sc *scenario, sp *spec) (err
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
-			b.record(sc, caseStore(b.results.Run.Scale.StoreBlobs[i]), sp.name, round, sample, err)
+			b.record(sc, caseStore(b.results.Run.Scale.StoreBlobs[i]), sp.Name, round, sample, err)
 		}
 	}
 	return nil
@@ -71,7 +72,7 @@ func (b *bench) timeCollection(ctx context.Context, s *server) (Sample, error) {
 		return Sample{}, err
 	}
 	syscall.Sync()
-	m, err := measure.StartMeter(s.process.Pid())
+	m, err := measure.StartMeter(s.Process.Pid())
 	if err != nil {
 		return Sample{}, err
 	}
@@ -100,7 +101,7 @@ type collection struct {
 
 // collect makes the running server collect all garbage there is.
 func (s *server) collect(ctx context.Context) (collection, error) {
-	cmd := exec.CommandContext(ctx, s.binary, "gc", "--now", "--json", "--root", filepath.Join(s.dir, "root"))
+	cmd := exec.CommandContext(ctx, s.Binary, "gc", "--now", "--json", "--root", filepath.Join(s.Dir, "root"))
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
@@ -125,13 +126,13 @@ const blobsPerManifest = 1000
 // makeStore starts a server on a new store of n blobs, all of which manifests
 // name, and in which nothing is left to collect. The server may be there even
 // if there is an error.
-func makeStore(ctx context.Context, sp *spec, dir string, n int) (*server, error) {
+func makeStore(ctx context.Context, sp *rival.Spec, dir string, n int) (*server, error) {
 	root := filepath.Join(dir, "root")
 	objects := n / objectShare
 	if err := writeObjects(ctx, root, objects); err != nil {
 		return nil, err
 	}
-	if out, err := exec.CommandContext(ctx, sp.binary, "import", "--in-place", root).CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(ctx, sp.Binary, "import", "--in-place", root).CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("import the store: %w: %s", err, out)
 	}
 	s, err := startServer(ctx, sp, dir)

@@ -92,7 +92,7 @@ func (l load) run(ctx context.Context) (outcome, error) {
 // measureLoad puts a load on a server and returns what it cost. The caller fills in
 // what was measured.
 func measureLoad(ctx context.Context, s *server, l load) (Sample, error) {
-	m, err := measure.StartMeter(s.process.Pid())
+	m, err := measure.StartMeter(s.Process.Pid())
 	if err != nil {
 		return Sample{}, err
 	}

@@ -230,12 +230,12 @@ func (o *options) measure(ctx context.Context) (r *Results, good bool, err error
 			Rounds: o.rounds, SliceSec: o.slice.Seconds(), Full: o.full, Scale: newScale(o.scale)}},
 	}
 	for _, s := range b.specs {
-		rs := RunServer{Name: s.name, Missing: s.why}
+		rs := RunServer{Name: s.Name, Missing: s.Why}
 		for _, v := range o.variants {
-			rs.Variant = rs.Variant || v.name == s.name
+			rs.Variant = rs.Variant || v.name == s.Name
 		}
-		if s.binary != "" {
-			rs.Version = s.readVersion(ctx)
+		if s.Binary != "" {
+			rs.Version = s.Version(ctx)
 		}
 		b.results.Run.Servers = append(b.results.Run.Servers, rs)
 	}

@@ -12,6 +12,7 @@ import (
 	"syscall"
 
 	"example.org/slipway/integration/internal/measure"
+	"example.org/slipway/integration/internal/rival"
 )
 
 const (
@@ -30,8 +31,8 @@ func emptyIndex(kind string, i int) blob {
 
 // manyCatalogue returns the directory of a stopped Slipway that holds many tags
 // in one repository, and many repositories. It is made the first time.
-func (b *bench) manyCatalogue(ctx context.Context, sp *spec) (string, error) {
-	dir := filepath.Join(b.dir, "many-"+strings.ReplaceAll(sp.name, " ", "-"))
+func (b *bench) manyCatalogue(ctx context.Context, sp *rival.Spec) (string, error) {
+	dir := filepath.Join(b.dir, "many-"+strings.ReplaceAll(sp.Name, " ", "-"))
 	if _, err := os.Stat(filepath.Join(dir, "done")); err == nil {
 		return dir, nil
 	}
@@ -41,7 +42,7 @@ func (b *bench) manyCatalogue(ctx context.Context, sp *spec) (string, error) {
 	}
 	defer s.stop()
 	scale := b.results.Run.Scale
-	b.logf("%s: storing %d tags in one repository", s.name, scale.Tags)
+	b.logf("%s: storing %d tags in one repository", s.Name, scale.Tags)
 	tags := load{clients: pushers, limit: scale.Tags / tagsPerPut, do: func(ctx context.Context, _ *worker, i int) (int64, error) {
 		index, query := emptyIndex("tags", i), url.Values{}
 		for k := range tagsPerPut {
@@ -52,7 +53,7 @@ func (b *bench) manyCatalogue(ctx context.Context, sp *spec) (string, error) {
 	if _, err := tags.run(ctx); err != nil {
 		return "", err
 	}
-	b.logf("%s: storing %d repositories", s.name, scale.Repos)
+	b.logf("%s: storing %d repositories", s.Name, scale.Repos)
 	repos := load{clients: 2 * pushers, limit: scale.Repos, do: func(ctx context.Context, _ *worker, i int) (int64, error) {
 		return 0, s.putManifest(ctx, manyRepo(i), imageTag, indexType, emptyIndex("repo", i).data)
 	}}
@@ -81,7 +82,7 @@ func runStart(b *bench, ctx context.Context, sc *scenario) error {
 				if ctx.Err() != nil {
 					return ctx.Err()
 				}
-				b.record(sc, cas, sp.name, round, sample, err)
+				b.record(sc, cas, sp.Name, round, sample, err)
 			}
 		}
 	}
@@ -90,7 +91,7 @@ func runStart(b *bench, ctx context.Context, sc *scenario) error {
 
 // timeStart starts a server and measures until it is ready and has answered
 // for a tag.
-func (b *bench) timeStart(ctx context.Context, sp *spec, dir, cas string) (Sample, error) {
+func (b *bench) timeStart(ctx context.Context, sp *rival.Spec, dir, cas string) (Sample, error) {
 	switch cas {
 	case caseStartEmpty:
 		dir = b.newDir()
@@ -115,14 +116,14 @@ func (b *bench) timeStart(ctx context.Context, sp *spec, dir, cas string) (Sampl
 			return Sample{}, err
 		}
 	}
-	m.PIDs = []int{s.process.Pid()} // all it has used so far counts
+	m.PIDs = []int{s.Process.Pid()} // all it has used so far counts
 	u, err := m.Stop()
 	if err != nil {
 		return Sample{}, err
 	}
 	sample := usageSample(u)
 	sample.Ops = 1
-	sample.RSS, sample.PeakRSS, err = s.memory()
+	sample.RSS, sample.PeakRSS, err = s.Memory()
 	return sample, err
 }
 
@@ -210,7 +211,7 @@ func (b *bench) readPages(ctx context.Context, sc *scenario, s *server, list, pa
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
-			b.record(sc, caseList(list, listPlaces[i]), s.name, round, sample, err)
+			b.record(sc, caseList(list, listPlaces[i]), s.Name, round, sample, err)
 		}
 	}
 	return nil

@@ -6,6 +6,8 @@ import (
 	"os"
 	"syscall"
 	"time"
+
+	"example.org/slipway/integration/internal/rival"
 )
 
 const (
@@ -27,7 +29,7 @@ func runPush(b *bench, ctx context.Context, sc *scenario) error {
 	}
 	var able []*server
 	for _, s := range servers {
-		if s.singlePost {
+		if s.SinglePost {
 			able = append(able, s)
 		}
 	}
@@ -106,7 +108,7 @@ const (
 func runMemory(b *bench, ctx context.Context, sc *scenario) error {
 	for _, sp := range b.available(sc) {
 		rounds := min(b.rounds, 3)
-		if b.results.Run.Full && sp.name != nameSlipway {
+		if b.results.Run.Full && sp.Name != nameSlipway {
 			rounds = 1
 		}
 		for round := 1; round <= rounds; round++ {
@@ -120,7 +122,7 @@ func runMemory(b *bench, ctx context.Context, sc *scenario) error {
 
 // memoryRound pushes images to a new server, and pulls them from one that was
 // started again.
-func (b *bench) memoryRound(ctx context.Context, sc *scenario, sp *spec, round int) error {
+func (b *bench) memoryRound(ctx context.Context, sc *scenario, sp *rival.Spec, round int) error {
 	dir := b.newDir()
 	defer os.RemoveAll(dir)
 	set, n := b.newSerial(), b.results.Run.Scale.MemImages
@@ -144,13 +146,13 @@ func (b *bench) memoryRound(ctx context.Context, sc *scenario, sp *spec, round i
 			return err
 		}
 		sample, err := measureLoad(ctx, s, load{clients: memoryClients, limit: n, do: half.do(s)})
-		b.record(sc, half.name, sp.name, round, sample, err)
+		b.record(sc, half.name, sp.Name, round, sample, err)
 		if err == nil {
 			select {
 			case <-ctx.Done():
 			case <-time.After(restTime):
-				sample.RSS, sample.PeakRSS, err = s.memory()
-				b.record(sc, half.name+caseLater, sp.name, round, sample, err)
+				sample.RSS, sample.PeakRSS, err = s.Memory()
+				b.record(sc, half.name+caseLater, sp.Name, round, sample, err)
 			}
 		}
 		s.stop()

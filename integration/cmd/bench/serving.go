@@ -42,7 +42,7 @@ func (f *fleet) of(sc *scenario, r *Results) []*server {
 	var out []*server
 	for _, name := range sc.rows(r) {
 		for _, s := range f.servers {
-			if s.name == name {
+			if s.Name == name {
 				out = append(out, s)
 			}
 		}
@@ -54,16 +54,16 @@ func (f *fleet) of(sc *scenario, r *Results) []*server {
 // dropped.
 func (b *bench) prepare(ctx context.Context, servers []*server, what string, do func(s *server) error) error {
 	for _, s := range servers {
-		if s.binary == "" {
+		if s.Binary == "" {
 			continue // dropped before
 		}
-		b.logf("%s: %s", s.name, what)
+		b.logf("%s: %s", s.Name, what)
 		err := do(s)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
 		if err != nil {
-			b.drop(s.spec, fmt.Errorf("%s: %w", what, err))
+			b.drop(s.Spec, fmt.Errorf("%s: %w", what, err))
 		}
 	}
 	b.fleet.forgetDropped()
@@ -75,7 +75,7 @@ func (b *bench) prepare(ctx context.Context, servers []*server, what string, do 
 func (f *fleet) forgetDropped() {
 	kept := f.servers[:0]
 	for _, s := range f.servers {
-		if s.binary == "" {
+		if s.Binary == "" {
 			s.stop()
 			continue
 		}
@@ -89,8 +89,8 @@ const pushers = 8
 
 // store puts an image into a server, whatever kind it is.
 func (s *server) store(ctx context.Context, im *image) error {
-	if s.static {
-		return tree{filepath.Join(s.dir, "static")}.image(im)
+	if s.Static {
+		return tree{filepath.Join(s.Dir, "static")}.image(im)
 	}
 	return s.pushImage(ctx, im, pushMode{})
 }
@@ -186,7 +186,7 @@ func (b *bench) headTags(ctx context.Context, sc *scenario, f *fleet) error {
 		sets[caseTags(n)] = f.tags[n]
 		list = append(list, arms(caseTags(n), servers)...)
 	}
-	list = slices.DeleteFunc(list, func(a arm) bool { return a.s.binary == "" }) // dropped meanwhile
+	list = slices.DeleteFunc(list, func(a arm) bool { return a.s.Binary == "" }) // dropped meanwhile
 	return b.slices(ctx, sc, list, headClients, func(a arm) func(context.Context, *worker, int) (int64, error) {
 		set := sets[a.cas]
 		return func(ctx context.Context, _ *worker, i int) (int64, error) {
@@ -202,7 +202,7 @@ func (b *bench) headTags(ctx context.Context, sc *scenario, f *fleet) error {
 func (b *bench) needTags(ctx context.Context, sc *scenario, f *fleet, n int) ([]*server, error) {
 	var servers []*server
 	for _, s := range f.of(sc, b.results) {
-		if s.name != nameAccessLog && (s.quick || n <= slowTags || b.results.Run.Full) {
+		if s.Name != nameAccessLog && (s.Quick || n <= slowTags || b.results.Run.Full) {
 			servers = append(servers, s)
 		}
 	}
@@ -224,8 +224,8 @@ func (s *server) storeTags(ctx context.Context, set *tagSet) error {
 		return 0, s.putManifest(ctx, set.image.repo, tagName(i), manifestType, set.manifest(i).data)
 	}}
 	var err error
-	if s.static {
-		err = tree{filepath.Join(s.dir, "static")}.tags(set)
+	if s.Static {
+		err = tree{filepath.Join(s.Dir, "static")}.tags(set)
 	} else {
 		_, err = put.run(ctx)
 	}

@@ -54,7 +54,7 @@ func newBench(o *options, dir, trees string) (*bench, error) {
 	for _, im := range b.images {
 		series[im.Series] = true
 	}
-	b.run = Run{Commit: o.commit, Command: o.command, Machine: measure.ThisMachine(dir), Rounds: o.rounds, Quick: o.quick,
+	b.run = Run{Run: measure.Run{Commit: o.commit, Command: o.command, Machine: measure.ThisMachine(dir), Rounds: o.rounds, Quick: o.quick},
 		Set: fmt.Sprintf("%d images in %d series (%s)", len(b.images), len(series), set)}
 	return b, nil
 }
@@ -97,16 +97,16 @@ func (b *bench) category(series string) string {
 
 // runAll runs scenarios one after the other. One that fails does not keep the
 // others from running; an error is returned for those that did.
-func (b *bench) runAll(ctx context.Context, list []scenario) error {
+func (b *bench) runAll(ctx context.Context, list []measure.Scenario[*bench]) error {
 	var errs []error
 	for i, sc := range list {
-		b.logf("== %s (%d of %d)", sc.name, i+1, len(list))
-		if !sharesServer(sc.name) {
+		b.logf("== %s (%d of %d)", sc.Name, i+1, len(list))
+		if !sharesServer(sc.Name) {
 			b.unload()
 		}
-		if err := sc.run(b, ctx); err != nil {
-			errs = append(errs, fmt.Errorf("scenario %s: %w", sc.name, err))
-			b.logf("scenario %s failed: %v", sc.name, err)
+		if err := sc.Run(b, ctx); err != nil {
+			errs = append(errs, fmt.Errorf("scenario %s: %w", sc.Name, err))
+			b.logf("scenario %s failed: %v", sc.Name, err)
 		}
 		if ctx.Err() != nil {
 			break

@@ -122,22 +122,30 @@ func (b *bench) convertAll(ctx context.Context, images []*image, workers, procs 
 	return o, nil
 }
 
-func (d *Determinism) run() *Run     { return &d.Run }
-func (d *Determinism) title() string { return "Determinism" }
-func (d *Determinism) about() string {
+// Head implements [measure.Part].
+func (d *Determinism) Head() string { return d.Run.Head() }
+
+// Title implements [measure.Part].
+func (d *Determinism) Title() string { return "Determinism" }
+
+// About implements [measure.Part].
+func (d *Determinism) About() string {
 	return "The same images are pushed in the same order, each layer when the one before is converted, to two servers: " + strings.Join(d.Servers, "; ") +
 		". Then both are settled. The names of all indexes and the ids of all packs, which are digests, must be the same."
 }
 
-func (d *Determinism) targets() []target {
-	return []target{{scenario: "determinism", what: "indexes and packs that differ", limit: 0, figure: float64(len(d.Different))}}
+// Targets implements [measure.Part].
+func (d *Determinism) Targets() []measure.Target {
+	return []measure.Target{{Scenario: "determinism", What: "indexes and packs that differ", Limit: 0, Figure: float64(len(d.Different))}}
 }
 
-func (d *Determinism) write(w *strings.Builder) {
+// Write implements [measure.Part].
+func (d *Determinism) Write(w *strings.Builder) {
 	fmt.Fprintf(w, "%d images, %d indexes, %d packs, %d after settling; %d differ.\n", d.Images, d.Layers, d.Packs, d.Settled, len(d.Different))
 	if len(d.Different) > 0 {
 		fmt.Fprintf(w, "\n```text\n%s\n```\n", strings.Join(d.Different, "\n"))
 	}
 }
 
-func (d *Determinism) pictures() []measure.Picture { return nil }
+// Pictures implements [measure.Part].
+func (d *Determinism) Pictures() []measure.Picture { return nil }

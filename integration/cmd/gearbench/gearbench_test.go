@@ -54,7 +54,7 @@ func TestRun(t *testing.T) {
 	if err != nil {
 		t.Fatalf("measure: %v", err)
 	}
-	if got, want := len(r.parts()), len(strings.Split(scenarios, ",")); got != want {
+	if got, want := len(r.Parts()), len(strings.Split(scenarios, ",")); got != want {
 		t.Errorf("%d scenarios have results, want %d", got, want)
 	}
 	if s := r.Storage; s.Images != 3 || s.Layers != 5 || s.Fresh.Packs == 0 || s.Dense.Packs != 1 || s.Dense.Files != s.Fresh.Files ||
@@ -90,12 +90,12 @@ func TestRun(t *testing.T) {
 // XML.
 func checkReport(t *testing.T, r *Results) {
 	t.Helper()
-	text := report(r, "PASS\n")
-	for _, p := range r.parts() {
-		if !strings.Contains(text, "### "+p.title()+"\n") {
-			t.Errorf("the report lacks %q", p.title())
+	text := measure.Report("PASS\n", r.Parts())
+	for _, p := range r.Parts() {
+		if !strings.Contains(text, "### "+p.Title()+"\n") {
+			t.Errorf("the report lacks %q", p.Title())
 		}
-		for _, pic := range p.pictures() {
+		for _, pic := range p.Pictures() {
 			dec := xml.NewDecoder(strings.NewReader(pic.Chart.SVG()))
 			for {
 				if _, err := dec.Token(); errors.Is(err, io.EOF) {
@@ -117,7 +117,7 @@ func TestCheck(t *testing.T) {
 		Determinism: &Determinism{},
 	}
 	var out strings.Builder
-	if check(&out, r) {
+	if measure.CheckParts(&out, r.Parts()) {
 		t.Error("targets that are missed were not found")
 	}
 	for _, want := range []string{
@@ -134,14 +134,14 @@ func TestCheck(t *testing.T) {
 			t.Errorf("the verdict lacks %q:\n%s", want, out.String())
 		}
 	}
-	if !check(io.Discard, &Results{Determinism: &Determinism{}}) {
+	if !measure.CheckParts(io.Discard, (&Results{Determinism: &Determinism{}}).Parts()) {
 		t.Error("targets that are met were found missed")
 	}
 }
 
 func TestFill(t *testing.T) {
 	r, old := &Results{Push: &Push{}}, &Results{Push: &Push{After: []After{{}}}, Oracle: &Oracle{Images: 3}}
-	r.fill(old)
+	r.Fill(old)
 	if r.Push.After != nil || r.Oracle == nil || r.Storage != nil {
 		t.Errorf("filled: %+v", r)
 	}
@@ -276,11 +276,11 @@ func TestParse(t *testing.T) {
 	if err != nil || o.command != "scripts/bench-gear.sh -quick -scenario push" || o.images != quickImages || o.rounds != 2 {
 		t.Errorf("options %+v, %v", o, err)
 	}
-	if _, err := chosen("storage,nothing"); err == nil {
+	if _, err := measure.Choose(scenarios(), "storage,nothing"); err == nil {
 		t.Error("an unknown scenario was accepted")
 	}
-	list, err := chosen("push,storage")
-	if err != nil || len(list) != 2 || list[0].name != "storage" {
+	list, err := measure.Choose(scenarios(), "push,storage")
+	if err != nil || len(list) != 2 || list[0].Name != "storage" {
 		t.Errorf("scenarios %v, %v", list, err)
 	}
 }

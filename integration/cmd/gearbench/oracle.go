@@ -116,22 +116,30 @@ func (b *bench) compare(ctx context.Context, l *loaded, umoci string, im *image,
 	return known.entries, lines, err
 }
 
-func (o *Oracle) run() *Run     { return &o.Run }
-func (o *Oracle) title() string { return "Oracle" }
-func (o *Oracle) about() string {
+// Head implements [measure.Part].
+func (o *Oracle) Head() string { return o.Run.Head() }
+
+// Title implements [measure.Part].
+func (o *Oracle) Title() string { return "Oracle" }
+
+// About implements [measure.Part].
+func (o *Oracle) About() string {
 	return "Every image is written out by `slipway export` from settled packs and unpacked by " + o.Against + ", and the two trees are compared: " +
 		"names, types, contents, modes, owners, times of files to the nanosecond, attributes, targets, device numbers, hard links. " + knownText
 }
 
-func (o *Oracle) targets() []target {
-	return []target{{scenario: "oracle", what: "images that differ", limit: 0, figure: float64(len(o.Different))}}
+// Targets implements [measure.Part].
+func (o *Oracle) Targets() []measure.Target {
+	return []measure.Target{{Scenario: "oracle", What: "images that differ", Limit: 0, Figure: float64(len(o.Different))}}
 }
 
-func (o *Oracle) write(w *strings.Builder) {
+// Write implements [measure.Part].
+func (o *Oracle) Write(w *strings.Builder) {
 	fmt.Fprintf(w, "%d images with %d entries; %d differ.\n", o.Images, o.Entries, len(o.Different))
 	for _, d := range o.Different {
 		fmt.Fprintf(w, "\n%s:\n\n```text\n%s\n```\n", d.Image, strings.Join(d.Lines, "\n"))
 	}
 }
 
-func (o *Oracle) pictures() []measure.Picture { return nil }
+// Pictures implements [measure.Part].
+func (o *Oracle) Pictures() []measure.Picture { return nil }

@@ -253,40 +253,47 @@ func (n *Next) ratios() []float64 {
 	return out
 }
 
-func (p *Push) run() *Run     { return &p.Run }
-func (p *Push) title() string { return "After a push" }
-func (p *Push) about() string {
+// Head implements [measure.Part].
+func (p *Push) Head() string { return p.Run.Head() }
+
+// Title implements [measure.Part].
+func (p *Push) Title() string { return "After a push" }
+
+// About implements [measure.Part].
+func (p *Push) About() string {
 	return "Each push goes to a new server. It ends when the manifest is answered; then the client asks for the layers' indexes every few milliseconds until it has been told of all. " +
 		"Three layers are pushed at a time and two converted, as the defaults are. The next version is pushed to the same server, which knows most of its layers; the pairs are those of the images that have the fewest bytes in new layers, one of a series. " +
 		"What it costs is all CPU time of the server, that of receiving included."
 }
 
-func (p *Push) targets() []target {
-	var out []target
+// Targets implements [measure.Part].
+func (p *Push) Targets() []measure.Target {
+	var out []measure.Target
 	for i := range p.After {
 		a := &p.After[i]
 		var peak []float64
 		for _, n := range a.PeakRSS {
 			peak = append(peak, float64(n)/1e6)
 		}
-		t := ofSpread("push", "from the push to all indexes, "+a.Case, 1, false, a.Index)
-		t.unit = " s"
-		m := ofSpread("push", "peak RSS meanwhile, "+a.Case, 256, false, peak)
-		m.unit, m.figure = " MB", m.rounds.Max
+		t := measure.TargetOf("push", "from the push to all indexes, "+a.Case, 1, false, a.Index)
+		t.Unit = " s"
+		m := measure.TargetOf("push", "peak RSS meanwhile, "+a.Case, 256, false, peak)
+		m.Unit, m.Figure = " MB", m.Rounds.Max
 		out = append(out, t, m)
 	}
 	if len(p.Next) == 0 {
-		out = append(out, target{scenario: "push", what: "CPU of the next version / of the first", limit: 10, unit: " %", missing: true})
+		out = append(out, measure.Target{Scenario: "push", What: "CPU of the next version / of the first", Limit: 10, Unit: " %", Missing: true})
 	}
 	for i := range p.Next {
-		t := ofSpread("push", "CPU of "+p.Next[i].Next+" / of "+p.Next[i].Image, 10, false, p.Next[i].ratios())
-		t.unit = " %"
+		t := measure.TargetOf("push", "CPU of "+p.Next[i].Next+" / of "+p.Next[i].Image, 10, false, p.Next[i].ratios())
+		t.Unit = " %"
 		out = append(out, t)
 	}
 	return out
 }
 
-func (p *Push) write(w *strings.Builder) {
+// Write implements [measure.Part].
+func (p *Push) Write(w *strings.Builder) {
 	var rows [][]string
 	for i := range p.After {
 		a := &p.After[i]
@@ -306,4 +313,5 @@ func (p *Push) write(w *strings.Builder) {
 	}
 }
 
-func (p *Push) pictures() []measure.Picture { return nil }
+// Pictures implements [measure.Part].
+func (p *Push) Pictures() []measure.Picture { return nil }

@@ -307,9 +307,14 @@ func (l *loaded) verifiedFetch(ctx context.Context, url string, header http.Head
 	return data, nil
 }
 
-func (s *Serving) run() *Run     { return &s.Run }
-func (s *Serving) title() string { return "Serving" }
-func (s *Serving) about() string {
+// Head implements [measure.Part].
+func (s *Serving) Head() string { return s.Run.Head() }
+
+// Title implements [measure.Part].
+func (s *Serving) Title() string { return "Serving" }
+
+// About implements [measure.Part].
+func (s *Serving) About() string {
 	return "All images are converted and settled. Single files are those of about the size there are, chosen by chance by 10 clients; nginx serves the same contents as files. " +
 		"A fetch is 1,000 files of at most 64 KiB of one image, neighbours in the order of its layers or any in an order of chance, for 4 clients; nginx serves the same stream as one file. " +
 		"A range is of a large file that a layer holds, at a place of chance. Bytes read are all that the server's system calls read."
@@ -336,16 +341,17 @@ func (c *ServingCase) ratios(of func(*Sample) float64) []float64 {
 	return out
 }
 
-func (s *Serving) targets() []target {
-	var out []target
+// Targets implements [measure.Part].
+func (s *Serving) Targets() []measure.Target {
+	var out []measure.Target
 	for _, kib := range []int{4, 16} {
-		out = append(out, ofSpread("serving", "CPU of "+caseGet(kib)+", slipway / nginx", 2, false, s.find(caseGet(kib)).ratios((*Sample).cpuMs)))
+		out = append(out, measure.TargetOf("serving", "CPU of "+caseGet(kib)+", slipway / nginx", 2, false, s.find(caseGet(kib)).ratios((*Sample).cpuMs)))
 	}
 	for _, cas := range []string{caseFetch, caseShuffled} {
 		c := s.find(cas)
 		out = append(out,
-			ofSpread("serving", cas+", MB/s, slipway / nginx", 0.8, true, c.ratios((*Sample).rate)),
-			ofSpread("serving", cas+", bytes per CPU second, slipway / nginx", 0.8, true,
+			measure.TargetOf("serving", cas+", MB/s, slipway / nginx", 0.8, true, c.ratios((*Sample).rate)),
+			measure.TargetOf("serving", cas+", bytes per CPU second, slipway / nginx", 0.8, true,
 				c.ratios(func(x *Sample) float64 { return 1 / x.cpuPerGB() })))
 	}
 	var read []float64
@@ -354,10 +360,11 @@ func (s *Serving) targets() []target {
 			read = append(read, float64(x.Read)/float64(x.Ops)/c.Needed)
 		}
 	}
-	return append(out, ofSpread("serving", "bytes read for a "+caseRange+" / those of its chunks", 1.1, false, read))
+	return append(out, measure.TargetOf("serving", "bytes read for a "+caseRange+" / those of its chunks", 1.1, false, read))
 }
 
-func (s *Serving) write(w *strings.Builder) {
+// Write implements [measure.Part].
+func (s *Serving) Write(w *strings.Builder) {
 	var rows [][]string
 	for i := range s.Cases {
 		c := &s.Cases[i]
@@ -388,4 +395,5 @@ func (s *Serving) write(w *strings.Builder) {
 	measure.Table(w, 2, []string{"case", "server", "files", "server CPU ms", "MB/s", "CPU s/GB", "p50 ms", "p99 ms", "KiB read", "peak RSS MB", "other CPUs"}, rows)
 }
 
-func (s *Serving) pictures() []measure.Picture { return nil }
+// Pictures implements [measure.Part].
+func (s *Serving) Pictures() []measure.Picture { return nil }

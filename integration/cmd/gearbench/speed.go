@@ -10,7 +10,6 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"example.org/slipway/integration/internal/measure"
@@ -25,21 +24,15 @@ type Speed struct {
 
 // LayerSpeed is one layer.
 type LayerSpeed struct {
-	Layer        string  `json:"layer"`
-	Image        string  `json:"image"` // the first that has it
-	Compressed   int64   `json:"compressed"`
-	Uncompressed int64   `json:"uncompressed"`
-	NewBytes     int64   `json:"new_bytes"`
-	Files        int     `json:"files"`
-	Limit        []Times `json:"limit"`   // one core
-	One          []Times `json:"convert"` // one core
-	Two          []Times `json:"convert_two_cores"`
-}
-
-// Times of a measurement, in seconds.
-type Times struct {
-	Wall float64 `json:"wall"`
-	CPU  float64 `json:"cpu"`
+	Layer        string          `json:"layer"`
+	Image        string          `json:"image"` // the first that has it
+	Compressed   int64           `json:"compressed"`
+	Uncompressed int64           `json:"uncompressed"`
+	NewBytes     int64           `json:"new_bytes"`
+	Files        int             `json:"files"`
+	Limit        []measure.Times `json:"limit"`   // one core
+	One          []measure.Times `json:"convert"` // one core
+	Two          []measure.Times `json:"convert_two_cores"`
 }
 
 const (
@@ -84,22 +77,24 @@ func (b *bench) layerSpeed(ctx context.Context, src source) (*LayerSpeed, error)
 		return nil, err
 	}
 	l.Uncompressed, l.NewBytes, l.Files = first.uncompressed, first.newBytes, len(first.isNew)
-	convert := func(cores int) func() (Times, error) {
-		return func() (Times, error) {
+	convert := func(cores int) func() (measure.Times, error) {
+		return func() (measure.Times, error) {
 			c, err := newConverter(ctx, b.newDir(), cores, src)
 			if err != nil {
-				return Times{}, err
+				return measure.Times{}, err
 			}
-			t, err := timed(cores, func() error { return c.convert(ctx, first) })
+			t, err := measure.Timed(cores, func() error { return c.convert(ctx, first) })
 			return t, errors.Join(err, c.close())
 		}
 	}
 	type step struct {
-		to *[]Times
-		do func() (Times, error)
+		to *[]measure.Times
+		do func() (measure.Times, error)
 	}
 	steps := []step{
-		{&l.Limit, func() (Times, error) { return timed(1, func() error { return limit(src.path(), first) }) }},
+		{&l.Limit, func() (measure.Times, error) {
+			return measure.Timed(1, func() error { return limit(src.path(), first) })
+		}},
 		{&l.One, convert(1)}, {&l.Two, convert(2)},
 	}
 	for range b.rounds {
@@ -118,24 +113,6 @@ func (b *bench) layerSpeed(ctx context.Context, src source) (*LayerSpeed, error)
 	return l, nil
 }
 
-// timed does something with so many processors.
-func timed(cores int, do func() error) (Times, error) {
-	runtime.GOMAXPROCS(cores)
-	runtime.GC() // what others left
-	syscall.Sync()
-	before, err := measure.CPUTime(os.Getpid())
-	if err != nil {
-		return Times{}, err
-	}
-	began := time.Now()
-	if err := do(); err != nil {
-		return Times{}, err
-	}
-	wall := time.Since(began)
-	after, err := measure.CPUTime(os.Getpid())
-	return Times{wall.Seconds(), (after - before).Seconds()}, err
-}
-
 // ratios are the rates of the conversion divided by that of the limit, by round.
 func (l *LayerSpeed) ratios() (one, two []float64) {
 	for i := range l.Limit {
@@ -145,9 +122,14 @@ func (l *LayerSpeed) ratios() (one, two []float64) {
 	return one, two
 }
 
-func (s *Speed) run() *Run     { return &s.Run }
-func (s *Speed) title() string { return "Speed of conversion" }
-func (s *Speed) about() string {
+// Head implements [measure.Part].
+func (s *Speed) Head() string { return s.Run.Head() }
+
+// Title implements [measure.Part].
+func (s *Speed) Title() string { return "Speed of conversion" }
+
+// About implements [measure.Part].
+func (s *Speed) About() string {
 	return "Each layer is converted into an empty store, with everything a server does: to an index and packs on the disk and rows in the catalogue, durable. " +
 		"The limit is gunzip, SHA-256 of the tar and of the contents, and zstd at the level of fresh packs of what is new, with the same libraries in the same process on one core; it writes nothing. " +
 		"Both are timed by the clock, in turns. The target is checked against the median over layers of each layer's median ratio."
@@ -162,26 +144,28 @@ func (s *Speed) medians() (one, two []float64) {
 	return one, two
 }
 
-func (s *Speed) targets() []target {
+// Targets implements [measure.Part].
+func (s *Speed) Targets() []measure.Target {
 	one, two := s.medians()
-	return []target{
-		ofSpread("speed", "conversion / limit, one core", 0.8, true, one),
-		ofSpread("speed", "conversion on two cores / limit on one", 1.7, true, two),
+	return []measure.Target{
+		measure.TargetOf("speed", "conversion / limit, one core", 0.8, true, one),
+		measure.TargetOf("speed", "conversion on two cores / limit on one", 1.7, true, two),
 	}
 }
 
-func (s *Speed) write(w *strings.Builder) {
+// Write implements [measure.Part].
+func (s *Speed) Write(w *strings.Builder) {
 	var rows [][]string
 	for i := range s.Layers {
 		l := &s.Layers[i]
-		rate := func(list []Times) string {
+		rate := func(list []measure.Times) string {
 			var v []float64
 			for _, t := range list {
 				v = append(v, float64(l.Uncompressed)/1e6/t.Wall)
 			}
 			return measure.SpreadOf(v).String()
 		}
-		cpu := func(list []Times) string {
+		cpu := func(list []measure.Times) string {
 			var v []float64
 			for _, t := range list {
 				v = append(v, t.CPU)
@@ -197,15 +181,16 @@ func (s *Speed) write(w *strings.Builder) {
 	w.WriteString("\nMB/s are unpacked bytes by the clock.\n")
 }
 
-func (s *Speed) pictures() []measure.Picture {
+// Pictures implements [measure.Part].
+func (s *Speed) Pictures() []measure.Picture {
 	c := measure.Chart{Title: "Conversion: MB/s of unpacked layer, all layers"}
 	for _, x := range []struct {
 		name string
-		of   func(*LayerSpeed) []Times
+		of   func(*LayerSpeed) []measure.Times
 	}{
-		{"limit, one core", func(l *LayerSpeed) []Times { return l.Limit }},
-		{"converted, one core", func(l *LayerSpeed) []Times { return l.One }},
-		{"converted, two cores", func(l *LayerSpeed) []Times { return l.Two }},
+		{"limit, one core", func(l *LayerSpeed) []measure.Times { return l.Limit }},
+		{"converted, one core", func(l *LayerSpeed) []measure.Times { return l.One }},
+		{"converted, two cores", func(l *LayerSpeed) []measure.Times { return l.Two }},
 	} {
 		var v []float64
 		for i := range s.Layers {

@@ -297,26 +297,33 @@ func (c *contents) withShare(stored int64) int64 {
 	return int64(float64(stored) * float64(c.Bytes) / float64(max(1, all)))
 }
 
-func (s *Storage) run() *Run     { return &s.Run }
-func (s *Storage) title() string { return "Storage" }
-func (s *Storage) about() string {
+// Head implements [measure.Part].
+func (s *Storage) Head() string { return s.Run.Head() }
+
+// Title implements [measure.Part].
+func (s *Storage) Title() string { return "Storage" }
+
+// About implements [measure.Part].
+func (s *Storage) About() string {
 	return "All images are pushed, each when the one before is converted, and then settled (`slipway settle --all`). " +
 		"Layers are the distinct ones, compressed as they were pushed, which is what a registry without Gear keeps; Gear is all packs, with the indexes in them. " +
 		"A series or category is counted as if it were alone, with each content as long as it is in the packs of all; what its packs would hold beside contents is taken by share. " +
 		"So series add up to more than their category, and categories to more than all."
 }
 
-func (s *Storage) targets() []target {
-	return []target{
-		{scenario: "storage", what: "saving against layers, settled", limit: 50, atLeast: true, unit: " %", figure: 100 * saved(s.Bytes, s.Dense.Bytes)},
-		{scenario: "storage", what: "share of indexes, settled", limit: 1.5, unit: " %", figure: 100 * float64(s.Dense.IndexBytes) / float64(max(1, s.Dense.Bytes))},
-		{scenario: "storage", what: "objects for 2,000 files, settled", limit: 1, figure: 2000 * float64(s.Dense.Packs) / float64(max(1, s.Dense.Files))},
-		{scenario: "storage", what: "peak RSS, converting", limit: 256, unit: " MB", figure: float64(s.Push.PeakRSS) / 1e6},
-		{scenario: "storage", what: "peak RSS, settling", limit: 256, unit: " MB", figure: float64(s.Settle.PeakRSS) / 1e6},
+// Targets implements [measure.Part].
+func (s *Storage) Targets() []measure.Target {
+	return []measure.Target{
+		{Scenario: "storage", What: "saving against layers, settled", Limit: 50, AtLeast: true, Unit: " %", Figure: 100 * saved(s.Bytes, s.Dense.Bytes)},
+		{Scenario: "storage", What: "share of indexes, settled", Limit: 1.5, Unit: " %", Figure: 100 * float64(s.Dense.IndexBytes) / float64(max(1, s.Dense.Bytes))},
+		{Scenario: "storage", What: "objects for 2,000 files, settled", Limit: 1, Figure: 2000 * float64(s.Dense.Packs) / float64(max(1, s.Dense.Files))},
+		{Scenario: "storage", What: "peak RSS, converting", Limit: 256, Unit: " MB", Figure: float64(s.Push.PeakRSS) / 1e6},
+		{Scenario: "storage", What: "peak RSS, settling", Limit: 256, Unit: " MB", Figure: float64(s.Settle.PeakRSS) / 1e6},
 	}
 }
 
-func (s *Storage) write(w *strings.Builder) {
+// Write implements [measure.Part].
+func (s *Storage) Write(w *strings.Builder) {
 	fmt.Fprintf(w, "%d images, %d distinct layers of %s MB.\n\n", s.Images, s.Layers, measure.Megabytes(s.Bytes))
 	row := func(name string, st *State) []string {
 		return []string{name, measure.Megabytes(st.Bytes), percent(saved(s.Bytes, st.Bytes)), measure.Megabytes(st.IndexBytes), percent(float64(st.IndexBytes) / float64(max(1, st.Bytes))),
@@ -343,7 +350,8 @@ func (s *Storage) write(w *strings.Builder) {
 	measure.Table(w, 2, []string{"category", "series", "images", "layers MB", "Gear MB", "saved %, converted", "saved %, settled", "indexes %"}, rows)
 }
 
-func (s *Storage) pictures() []measure.Picture {
+// Pictures implements [measure.Part].
+func (s *Storage) Pictures() []measure.Picture {
 	c := measure.Chart{Title: "What images take, in MB"}
 	point := func(n int64) []measure.Spread { return []measure.Spread{measure.SpreadOf([]float64{float64(n) / 1e6})} }
 	c.Series = append(c.Series, measure.Series{Name: "layers", Points: point(s.Bytes)}, measure.Series{Name: "Gear, converted", Points: point(s.Fresh.Bytes)},

@@ -72,7 +72,7 @@ func (o *options) measure(ctx context.Context) (r *Results, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, b.removeDir()) }()
-	b.run = Run{Commit: o.commit, Command: o.command, Machine: measure.ThisMachine(b.dir), Rounds: o.rounds, Quick: o.quick}
+	b.run = Run{Run: measure.Run{Commit: o.commit, Command: o.command, Machine: measure.ThisMachine(b.dir), Rounds: o.rounds, Quick: o.quick}}
 	if b.net, err = newNetwork(ctx, b.dir); err != nil {
 		return nil, err
 	}

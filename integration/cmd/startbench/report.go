@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"example.org/slipway/integration/internal/measure"
 )
@@ -37,12 +36,7 @@ func report(r *Results, verdict string) string {
 }
 
 func head(w *strings.Builder, title string, run *Run) {
-	quick := ""
-	if run.Quick {
-		quick = "; **a quick look at the smaller images**"
-	}
-	fmt.Fprintf(w, "\n### %s\n\n- Command: `%s`%s\n- Commit: %s; %s; took %s; %d rounds\n- Machine: %s; %s\n", title, run.Command, quick, run.Commit,
-		run.Date.UTC().Format("2 January 2006 15:04 UTC"), time.Duration(run.TookSec)*time.Second, run.Rounds, run.Machine, run.Machine.Go)
+	fmt.Fprintf(w, "\n### %s\n\n%s\n", title, run.Head())
 	for _, l := range run.Links {
 		fmt.Fprintf(w, "- Link of %s\n", l)
 	}

@@ -1,21 +1,11 @@
 package main
 
-import (
-	"time"
-
-	"example.org/slipway/integration/internal/measure"
-)
+import "example.org/slipway/integration/internal/measure"
 
 // Run says how, when and on what a scenario was measured.
 type Run struct {
-	Date    time.Time       `json:"date"`
-	Commit  string          `json:"commit"`
-	Command string          `json:"command"`
-	Machine measure.Machine `json:"machine"`
-	Rounds  int             `json:"rounds"`
-	TookSec float64         `json:"took_sec"`
-	Quick   bool            `json:"quick,omitempty"`
-	Links   []Link          `json:"links"`
+	measure.Run
+	Links []Link `json:"links"`
 }
 
 // Results are everything that was measured; a scenario that was not is nil.

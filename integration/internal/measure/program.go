@@ -1,0 +1,128 @@
+package measure
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+)
+
+// Run says how, when and on what a scenario was measured.
+type Run struct {
+	Date    time.Time `json:"date"`
+	Commit  string    `json:"commit"`
+	Command string    `json:"command"`
+	Machine Machine   `json:"machine"`
+	Rounds  int       `json:"rounds"`
+	TookSec float64   `json:"took_sec"`
+	Quick   bool      `json:"quick,omitempty"`
+}
+
+// Head is what a document says of the run before its figures: a list of Markdown
+// without the line feed at its end.
+func (r *Run) Head() string {
+	quick := ""
+	if r.Quick {
+		quick = "; **a quick look, not a measurement**"
+	}
+	rounds := "1 round"
+	if r.Rounds != 1 {
+		rounds = fmt.Sprint(r.Rounds, " rounds")
+	}
+	return fmt.Sprintf("- Command: `%s`%s\n- Commit: %s; %s; took %s; %s\n- Machine: %s; %s", r.Command, quick, r.Commit,
+		r.Date.UTC().Format("2 January 2006 15:04 UTC"), time.Duration(r.TookSec)*time.Second, rounds, r.Machine, r.Machine.Go)
+}
+
+// Output is where a benchmark program's results go.
+type Output struct {
+	// File is for the raw results; empty: nowhere.
+	File string
+	// From is a file of results to report on, instead of measuring.
+	From string
+	// Document gets the report between its marks; empty: it is printed.
+	Document string
+	// Pictures is a directory; empty: there are none.
+	Pictures string
+}
+
+// Add makes the flags -out, -from, -doc and -img.
+func (o *Output) Add(fl *flag.FlagSet) {
+	fl.StringVar(&o.File, "out", "", "`file` for the results")
+	fl.StringVar(&o.From, "from", "", "`file` of results to report on, instead of measuring")
+	fl.StringVar(&o.Document, "doc", "", "Markdown `file` to write the report into, between its marks (default: print it)")
+	fl.StringVar(&o.Pictures, "img", "", "`directory` for the pictures")
+}
+
+// Results are everything that a benchmark program measured, kept as JSON.
+type Results[T any] interface {
+	*T
+	// Fill takes from older results what was not measured this time.
+	Fill(old *T)
+	// Parts are what was measured.
+	Parts() []Part
+}
+
+// Carry reads results, or has them measured and keeps them beside what the file says
+// of other scenarios already, and reports. It returns whether all targets are met. Of
+// results that come with an error no document is made; without results there is nothing
+// to report.
+func Carry[T any, R Results[T]](o *Output, m Marks, measure func() (R, error)) (met bool, err error) {
+	if o.From != "" {
+		r, err := Load[T](o.From)
+		if err != nil {
+			return false, err
+		}
+		return o.publish(m, R(r).Parts())
+	}
+	r, measured := measure()
+	if r == nil {
+		return false, measured
+	}
+	if o.File != "" {
+		old, err := Load[T](o.File)
+		switch {
+		case err == nil:
+			r.Fill(old)
+		case !errors.Is(err, os.ErrNotExist):
+			return false, errors.Join(measured, err)
+		}
+		if err := Save(o.File, r); err != nil {
+			return false, errors.Join(measured, fmt.Errorf("write results: %w", err))
+		}
+	}
+	shown := *o
+	if measured != nil {
+		shown.Document, shown.Pictures = "", ""
+	}
+	met, err = shown.publish(m, r.Parts())
+	return met, errors.Join(measured, err)
+}
+
+// publish writes the pictures, and the report into the document. Without a document it
+// prints the report, else the verdict on the targets.
+func (o *Output) publish(m Marks, parts []Part) (met bool, err error) {
+	var verdict strings.Builder
+	met = CheckParts(&verdict, parts)
+	if o.Pictures != "" {
+		if err := WritePictures(o.Pictures, Pictures(parts)); err != nil {
+			return met, fmt.Errorf("write pictures: %w", err)
+		}
+	}
+	report := Report(verdict.String(), parts)
+	if o.Document == "" {
+		fmt.Println(report)
+		return met, nil
+	}
+	fmt.Print(verdict.String())
+	doc, err := os.ReadFile(o.Document)
+	if err != nil {
+		return met, err
+	}
+	changed, err := m.Replace(string(doc), report)
+	if err != nil {
+		return met, fmt.Errorf("%s: %w", o.Document, err)
+	}
+	return met, os.WriteFile(o.Document, []byte(changed), 0o644)
+}

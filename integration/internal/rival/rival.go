@@ -1,0 +1,306 @@
+// Package rival starts the servers that Slipway is measured beside, and Slipway
+// itself, as processes on free loopback ports: each with its defaults, without access
+// log, TLS and passwords.
+package rival
+
+import (
+	"context"
+	"debug/buildinfo"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"example.org/slipway/integration/internal/measure"
+	"example.org/slipway/integration/internal/proc"
+	"example.org/slipway/integration/internal/slipway"
+	"example.org/slipway/integration/internal/tool"
+)
+
+// Spec is a kind of server that can be measured.
+type Spec struct {
+	Name string
+	// Binary is the program; empty when it is not there, for the reason Why.
+	Binary, Why string
+	// Static servers have no API: content is written into their root.
+	Static bool
+	// Quick servers store thousands of tags in seconds.
+	Quick bool
+	// SinglePost servers accept a blob in one POST.
+	SinglePost bool
+	// config is the configuration file for a directory and an address.
+	config func(dir, addr string) string
+	// args of the program; "{config}", "{dir}", "{addr}" and "{debug}", a
+	// second address, are replaced.
+	args []string
+	// ready is the path that answers 200 when the server is ready, and
+	// debugReady whether it is asked on the second address.
+	ready      string
+	debugReady bool
+	env        []string
+	version    []string // arguments that print the version
+}
+
+func fromEnv(name string) (binary, why string) {
+	path := os.Getenv(name)
+	if path == "" {
+		return "", name + " is not set"
+	}
+	if _, err := os.Stat(path); err != nil {
+		return "", name + ": " + err.Error()
+	}
+	path, err := filepath.Abs(path) // servers have working directories of their own
+	if err != nil {
+		return "", name + ": " + err.Error()
+	}
+	return path, ""
+}
+
+func fromSystem(name string) (binary, why string) {
+	path, err := tool.Find(name)
+	if err != nil {
+		return "", name + " is not installed"
+	}
+	return path, ""
+}
+
+// Slipway is a build of Slipway as it comes. A quiet one writes no access log: the
+// others do not either.
+func Slipway(name, binary string, quiet bool) *Spec {
+	return &Spec{
+		Name: name, Binary: binary, SinglePost: true, Quick: true,
+		config: func(dir, _ string) string {
+			access := "{disabled: true}"
+			if !quiet {
+				access = fmt.Sprintf("{file: %q}", filepath.Join(dir, "access.log"))
+			}
+			return "version: 0.1\nlog: {level: warn, accesslog: " + access + "}\nstorage: {delete: {enabled: true}}\n"
+		},
+		args:  []string{"serve", "--config", "{config}", "--root", "{dir}/root", "--addr", "{addr}", "--debug-addr", "{debug}"},
+		ready: "/readyz", debugReady: true, version: []string{"version"},
+	}
+}
+
+// Nginx is a web server that serves files as they are, not the API.
+func Nginx(name string) *Spec {
+	s := &Spec{Name: name, Static: true, Quick: true, args: []string{"-p", "{dir}/", "-c", "{config}"}, version: []string{"-v"}}
+	s.Binary, s.Why = fromSystem("nginx")
+	s.config = func(dir, addr string) string {
+		return `worker_processes auto;
+daemon off;
+pid nginx.pid;
+error_log error.log warn;
+events { worker_connections 1024; }
+http {
+  access_log off;
+  sendfile on;
+  tcp_nopush on;
+  keepalive_requests 1000000000;
+  client_body_temp_path body; proxy_temp_path proxy; fastcgi_temp_path fastcgi; uwsgi_temp_path uwsgi; scgi_temp_path scgi;
+  default_type application/octet-stream;
+  server {
+    listen ` + addr + `;
+    root ` + filepath.Join(dir, "static") + `;
+    location ~ /manifests/ { default_type application/vnd.oci.image.manifest.v1+json; }
+  }
+}
+`
+	}
+	return s
+}
+
+// Zot is the zot that SLIPWAY_BENCH_ZOT names, with its defaults, or with blobs written through to the disk.
+func Zot(name string, commit bool) *Spec {
+	s := &Spec{Name: name, SinglePost: true, args: []string{"serve", "{config}"}, ready: "/v2/", version: []string{"--version"}}
+	s.Binary, s.Why = fromEnv("SLIPWAY_BENCH_ZOT")
+	s.config = func(dir, addr string) string {
+		host, port, _ := strings.Cut(addr, ":")
+		return fmt.Sprintf(`{"distSpecVersion": "1.1.1",
+ "storage": {"rootDirectory": %q, "gc": true, "dedupe": true, "commit": %t},
+ "http": {"address": %q, "port": %q},
+ "log": {"level": "error", "output": %q}}
+`, filepath.Join(dir, "root"), commit, host, port, filepath.Join(dir, "zot.log"))
+	}
+	return s
+}
+
+// Distribution3 is the Distribution that SLIPWAY_BENCH_DISTRIBUTION names, as
+// [Distribution2].
+func Distribution3(name string) *Spec {
+	s := distribution(name)
+	s.Binary, s.Why = fromEnv("SLIPWAY_BENCH_DISTRIBUTION")
+	return s
+}
+
+// Distribution2 is the Distribution that Debian packages as docker-registry, with its
+// cache of descriptors, without access log and without the export of traces, which
+// version 3 has on.
+func Distribution2(name string) *Spec {
+	s := distribution(name)
+	s.Binary, s.Why = fromSystem("docker-registry")
+	return s
+}
+
+func distribution(name string) *Spec {
+	return &Spec{
+		Name: name,
+		config: func(dir, addr string) string {
+			return `version: 0.1
+log: {level: error, accesslog: {disabled: true}}
+storage:
+  cache: {blobdescriptor: inmemory}
+  filesystem: {rootdirectory: ` + filepath.Join(dir, "root") + `}
+  delete: {enabled: true}
+http: {addr: "` + addr + `"}
+`
+		},
+		args: []string{"serve", "{config}"}, ready: "/v2/", version: []string{"--version"},
+		env: []string{"OTEL_TRACES_EXPORTER=none"},
+	}
+}
+
+// Version asks the program what it is, and reads from it what it was built
+// with.
+func (s *Spec) Version(ctx context.Context) string {
+	var parts []string
+	out, err := exec.CommandContext(ctx, s.Binary, s.version...).CombinedOutput()
+	line, _, _ := strings.Cut(strings.TrimSpace(string(out)), "\n")
+	if err == nil && !strings.HasPrefix(line, "{") { // a line of a log says nothing to a reader
+		parts = append(parts, strings.TrimPrefix(line, s.Binary+" "))
+	}
+	if info, err := buildinfo.ReadFile(s.Binary); err == nil {
+		if len(parts) == 0 {
+			parts = append(parts, info.Main.Path+" "+info.Main.Version)
+		}
+		parts = append(parts, "built with "+info.GoVersion)
+	}
+	if len(parts) == 0 {
+		return "version unknown"
+	}
+	return strings.Join(parts, ", ")
+}
+
+// Server is a running server with a directory of its own.
+type Server struct {
+	*Spec
+	// Dir has its data, configuration and output.
+	Dir string
+	// Addr is its host:port.
+	Addr    string
+	Process *proc.Process
+
+	debug string
+}
+
+const (
+	readyTimeout = 60 * time.Second
+	stopTimeout  = 20 * time.Second
+)
+
+// Start starts a server on a directory, new or used before, and returns
+// when it is ready.
+func Start(ctx context.Context, sp *Spec, dir string) (*Server, error) {
+	s := &Server{Spec: sp, Dir: dir}
+	for _, d := range []string{dir, filepath.Join(dir, "root"), filepath.Join(dir, "static")} {
+		if err := os.MkdirAll(d, 0o755); err != nil {
+			return nil, err
+		}
+	}
+	var err error
+	// A port can be taken between the look for it and the server's start.
+	for range 3 {
+		if err = s.launch(ctx); err == nil || !strings.Contains(s.log(), "address already in use") {
+			break
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("start %s: %w; it printed:\n%s", s.Name, err, s.log())
+	}
+	return s, nil
+}
+
+func (s *Server) launch(ctx context.Context) (err error) {
+	if s.Addr, err = slipway.FindAddr(); err != nil {
+		return err
+	}
+	if s.debug, err = slipway.FindAddr(); err != nil {
+		return err
+	}
+	config := filepath.Join(s.Dir, "config")
+	if err := os.WriteFile(config, []byte(s.config(s.Dir, s.Addr)), 0o600); err != nil {
+		return err
+	}
+	var args []string
+	for _, a := range s.args {
+		args = append(args, strings.NewReplacer("{config}", config, "{dir}", s.Dir, "{addr}", s.Addr, "{debug}", s.debug).Replace(a))
+	}
+	cmd := exec.Command(s.Binary, args...)
+	cmd.Dir = s.Dir
+	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "HOME=" + s.Dir}, s.env...)
+	if s.Process, err = proc.Launch(cmd, filepath.Join(s.Dir, "output")); err != nil {
+		return err
+	}
+	if err := s.waitReady(ctx); err != nil {
+		s.Process.Kill()
+		return err
+	}
+	return nil
+}
+
+// waitReady asks every millisecond until the server says that it is ready.
+func (s *Server) waitReady(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
+	defer cancel()
+	addr := s.Addr
+	if s.debugReady {
+		addr = s.debug
+	}
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	for {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr+s.ready, nil)
+		if err != nil {
+			return err
+		}
+		if resp, err := client.Do(req); err == nil {
+			resp.Body.Close()
+			// A web server without a page for it is ready all the same.
+			if resp.StatusCode == http.StatusOK || s.Static {
+				return nil
+			}
+		}
+		select {
+		case <-s.Process.Exited():
+			return fmt.Errorf("it ended: %s", s.Process.State())
+		case <-ctx.Done():
+			return errors.New("it was not ready in time")
+		case <-time.After(time.Millisecond):
+		}
+	}
+}
+
+// log returns the end of what the server printed.
+func (s *Server) log() string {
+	if s.Process == nil {
+		return ""
+	}
+	return s.Process.Log(4096)
+}
+
+// Stop ends the server. Its directory stays.
+func (s *Server) Stop() {
+	_ = s.Process.Stop(stopTimeout) // how it ends is its own business: some exit with an error
+}
+
+// Memory returns the server's resident set and the largest it has had, in
+// bytes.
+func (s *Server) Memory() (rss, peak int64, err error) {
+	pids, err := measure.Family(s.Process.Pid())
+	if err != nil {
+		return 0, 0, err
+	}
+	return measure.Memory(pids)
+}
