@@ -4,6 +4,7 @@
 package blockfs
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"example.org/slipway/integration/internal/tool"
 )
@@ -110,7 +112,7 @@ func clone(from, to string) error {
 // Discard unmounts the disk and deletes its content.
 func (d *Disk) Discard(t testing.TB) {
 	t.Helper()
-	if err := syscall.Unmount(d.Dir, 0); err != nil {
+	if err := unmount(d.Dir); err != nil {
 		t.Fatalf("unmount %s: %v", d.Dir, err)
 	}
 	if err := os.Remove(d.image); err != nil {
@@ -162,8 +164,28 @@ func UnmountBelow(t testing.TB, dir string) {
 	}
 	slices.Reverse(points) // the kernel lists a mount after the one it lies on
 	for _, p := range points {
-		if err := syscall.Unmount(p, 0); err != nil {
+		if err := unmount(p); err != nil {
 			t.Errorf("unmount %s: %v", p, err)
 		}
 	}
+}
+
+// busyFor is how long something may stay busy that nobody here uses any more: a
+// process that took a copy of the mounts into a namespace of its own, as container
+// runtimes do, keeps what lies below a loop device until it ends.
+const busyFor = 30 * time.Second
+
+// unmount waits while a mount is busy. One that stays so is detached all the same, as
+// nothing else would ever do it.
+func unmount(dir string) error {
+	var err error
+	for end := time.Now().Add(busyFor); ; time.Sleep(50 * time.Millisecond) {
+		if err = syscall.Unmount(dir, 0); !errors.Is(err, syscall.EBUSY) || time.Now().After(end) {
+			break
+		}
+	}
+	if errors.Is(err, syscall.EBUSY) {
+		return errors.Join(err, syscall.Unmount(dir, syscall.MNT_DETACH))
+	}
+	return err
 }
