@@ -38,7 +38,7 @@ var layout = map[string][]string{
 	"chart":             {},
 	"dedup":             {"chart", "oci", "rootfs"},
 	"analyze":           {"chart", "trace", "trace/store"},
-	"simulate":          {"cache/policy", "chart", "trace", "trace/store"},
+	"simulate":          {"cache/policy", "chart", "trace", "trace/store", "trace/synth"},
 	"rootfs":            {},
 	"gear":              {"oci", "rootfs"},
 	"filestore":         {"gear", "objstore", "catalog"},

@@ -16,6 +16,7 @@
 package analyze
 
 import (
+	"fmt"
 	"math"
 
 	"example.org/slipway/chart"
@@ -144,6 +145,24 @@ func (r *Result) Value(name string) (float64, bool) {
 		}
 	}
 	return 0, false
+}
+
+// check tells of a number that is none: no file could hold it.
+func (r *Result) check() error {
+	none := func(v float64) bool { return math.IsNaN(v) || math.IsInf(v, 0) }
+	for _, v := range r.Values {
+		if none(v.Value) {
+			return fmt.Errorf("value %q is %v", v.Name, v.Value)
+		}
+	}
+	for _, s := range r.Series {
+		for i, p := range s.Points {
+			if none(p.X) || none(p.Y) || none(p.Low) || none(p.High) {
+				return fmt.Errorf("point %d of series %q is %+v", i, s.Name, p)
+			}
+		}
+	}
+	return nil
 }
 
 // add adds a value unless it is none.

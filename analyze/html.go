@@ -37,8 +37,16 @@ type pageFigure struct {
 	Zones    []string
 	Rows     []pageRow
 	Notes    []pageNote
-	Compared []pageComparison
+	// Compared has a row for each published quantity and a cell for each of
+	// ComparedZones; Partial tells that one of these has a part of the paper's period.
+	Compared      []pageComparison
+	ComparedZones []comparedZone
+	Partial       bool
 }
+
+// comparedZone is a zone with published numbers. Part says of how much of the paper's
+// period its totals are; empty for all of it, or without totals.
+type comparedZone struct{ Name, Part string }
 
 type pagePicture struct {
 	Caption string
@@ -54,15 +62,24 @@ type pageRow struct {
 
 type pageNote struct{ Zone, Text string }
 
+// pageComparison is a published quantity of all zones.
 type pageComparison struct {
-	Zone, Quantity, Ours, Published, Difference, Source string
+	Quantity, Source string
+	Cells            []pageCompared
+}
+
+// pageCompared is a published number below ours; the zero value is that there is none.
+type pageCompared struct {
+	Ours, Published, Difference string
+	// Part says of how much of the paper's period a number is that cannot be compared.
+	Part string
 	// Mark is "in", "out" or "" for one that cannot be judged.
 	Mark string
 }
 
 // HTML is the report as one page that needs nothing from outside.
 func (r *Report) HTML() ([]byte, error) {
-	t, err := template.New("report").Parse(pageText)
+	t, err := template.New("report").Funcs(template.FuncMap{"count": func(n int64) string { return format(float64(n), Number) }}).Parse(pageText)
 	if err != nil {
 		return nil, fmt.Errorf("write report: %w", err)
 	}
@@ -119,10 +136,51 @@ func (f *FigureReport) page() pageFigure {
 			p.Notes = append(p.Notes, pageNote{z.Zone, n})
 		}
 	}
-	for _, c := range f.Comparisons {
-		p.Compared = append(p.Compared, c.page())
-	}
+	p.compare(f.Comparisons)
 	return p
+}
+
+// compare has a row for each quantity of a source and a column for each zone that was
+// published. A source may have two numbers of a quantity: one of the zone and one of all
+// zones. These are two rows.
+func (p *pageFigure) compare(all []Comparison) {
+	type key struct {
+		zone, quantity, source string
+		nth                    int
+	}
+	zones, rows, times := map[string]int{}, map[key]int{}, map[key]int{}
+	for i := range all {
+		c := &all[i]
+		z, ok := zones[c.Zone]
+		if !ok {
+			z = len(p.ComparedZones)
+			zones[c.Zone] = z
+			p.ComparedZones = append(p.ComparedZones, comparedZone{Name: c.Zone})
+		}
+		if c.NotComparable != "" {
+			p.ComparedZones[z].Part, p.Partial = c.NotComparable, true
+		}
+		k := key{zone: c.Zone, quantity: c.Quantity, source: c.Source}
+		times[k]++
+		k.zone, k.nth = "", times[k]
+		if _, ok := rows[k]; !ok {
+			rows[k] = len(p.Compared)
+			p.Compared = append(p.Compared, pageComparison{Quantity: c.Quantity, Source: c.Source})
+		}
+		row := &p.Compared[rows[k]]
+		row.fill(z + 1)
+		row.Cells[z] = c.page()
+	}
+	for i := range p.Compared {
+		p.Compared[i].fill(len(p.ComparedZones))
+	}
+}
+
+// fill adds empty cells until there are n.
+func (c *pageComparison) fill(n int) {
+	for len(c.Cells) < n {
+		c.Cells = append(c.Cells, pageCompared{})
+	}
 }
 
 // table has a row for each number and a column for each zone.
@@ -157,15 +215,14 @@ func (p *pageFigure) table(f *FigureReport) {
 }
 
 // page writes a comparison for people.
-func (c *Comparison) page() pageComparison {
-	p := pageComparison{Zone: c.Zone, Quantity: c.Quantity, Ours: "not told by the trace", Published: c.published(), Source: c.Source, Difference: "–"}
+func (c *Comparison) page() pageCompared {
+	p := pageCompared{Ours: "not told", Published: c.published(), Part: c.NotComparable}
 	if c.Ours == nil {
 		return p
 	}
 	p.Ours = format(*c.Ours, c.Unit)
 	switch d := *c.Difference; {
 	case c.NotComparable != "":
-		p.Difference = "not comparable: " + c.NotComparable
 		return p
 	case d == 0 && (c.Low == nil || c.High == nil || *c.Low != *c.High):
 		p.Difference, p.Mark = "within", "in"
@@ -182,8 +239,14 @@ func (c *Comparison) page() pageComparison {
 	return p
 }
 
-// published is the published number or its bounds.
+// published is the published number or its bounds, with no more digits than it has.
 func (c *Comparison) published() string {
+	format := func(v float64, u Unit) string {
+		if u == Share {
+			return chart.Format(v, chart.Share)
+		}
+		return format(v, u)
+	}
 	var s string
 	switch {
 	case c.Low == nil && c.High == nil:

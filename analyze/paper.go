@@ -217,7 +217,7 @@ func compare(figure string, zones []ZoneResult, days map[string]int64) []Compari
 }
 
 func (ref *reference) compare(z *ZoneResult, zones []ZoneResult, days int64) Comparison {
-	c := Comparison{Zone: z.Zone, Quantity: ref.value, Unit: z.unit(ref.value), About: ref.about, Source: ref.source}
+	c := Comparison{Zone: z.Zone, Quantity: ref.value, Unit: ref.unit(), About: ref.about, Source: ref.source}
 	if !math.IsInf(ref.low, 0) {
 		c.Low = &ref.low
 	}
@@ -250,12 +250,19 @@ func (ref *reference) compare(z *ZoneResult, zones []ZoneResult, days int64) Com
 	return c
 }
 
-// unit is that of a value; of one that is missing it is Number.
-func (r *Result) unit(name string) Unit {
-	for _, v := range r.Values {
-		if v.Name == name {
-			return v.Unit
+// unit is that of the number, and of ours, which a trace may not tell.
+func (ref *reference) unit() Unit {
+	switch ref.value {
+	case "ingress", "egress":
+		return Bytes
+	case "days", "requests", "images pushed", "images pulled", "clients", "layer GETs with content", "PUT per PATCH",
+		"slope below 1 MB", "slope above 1 MB", "median, mean per minute", "idle periods":
+		return Number
+	case "median", "p75", "p99":
+		if ref.figure == "6b" {
+			return Bytes
 		}
+		return Seconds
 	}
-	return Number
+	return Share
 }

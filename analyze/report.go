@@ -1,12 +1,16 @@
 package analyze
 
 import (
+	"bytes"
 	"encoding/csv"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"time"
 
@@ -123,33 +127,60 @@ func (f *FigureReport) Zone(name string) *Result {
 
 // Write writes the whole report into a directory, which is made if it is missing:
 // index.html, report.json, comparison.csv, and for each figure a CSV file with its
-// numbers, one with its curves if it has any, and an SVG file for each picture.
+// numbers, one with its curves if it has any, and an SVG file for each picture. Each
+// file is there as a whole or as it was before; index.html comes last.
 func (r *Report) Write(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	files := map[string][]byte{}
-	var err error
-	if files["report.json"], err = json.MarshalIndent(r, "", " "); err != nil {
-		return fmt.Errorf("write report: %w", err)
-	}
-	if files["index.html"], err = r.HTML(); err != nil {
+	page, err := r.HTML()
+	if err != nil {
 		return err
 	}
-	for name, rows := range r.tables() {
-		if err := writeCSV(filepath.Join(dir, name), rows); err != nil {
+	all, err := json.MarshalIndent(r, "", " ")
+	if err != nil {
+		return fmt.Errorf("write report: %w", err)
+	}
+	tables := r.tables()
+	for _, name := range slices.Sorted(maps.Keys(tables)) {
+		var b bytes.Buffer
+		if err := csv.NewWriter(&b).WriteAll(tables[name]); err != nil {
+			return fmt.Errorf("write report: %w", err)
+		}
+		if err := replaceFile(filepath.Join(dir, name), b.Bytes()); err != nil {
 			return err
 		}
 	}
 	for i := range r.Figures {
 		for _, p := range r.Figures[i].pictures() {
-			files[p.file+".svg"] = []byte(p.picture.SVG(nil))
+			if err := replaceFile(filepath.Join(dir, p.file+".svg"), []byte(p.picture.SVG(nil))); err != nil {
+				return err
+			}
 		}
 	}
-	for name, content := range files {
-		if err := os.WriteFile(filepath.Join(dir, name), content, 0o644); err != nil {
-			return err
-		}
+	if err := replaceFile(filepath.Join(dir, "report.json"), all); err != nil {
+		return err
+	}
+	return replaceFile(filepath.Join(dir, "index.html"), page)
+}
+
+// replaceFile writes a file beside its place and then moves it there. It need not outlive a
+// power cut: the trace is still there.
+func replaceFile(path string, content []byte) error {
+	part := path + ".new"
+	if err := os.Remove(part); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	f, err := os.OpenFile(part, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(content)
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = os.Rename(part, path)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(part))
 	}
 	return nil
 }
@@ -204,14 +235,6 @@ func (r *Report) tables() map[string][][]string {
 	}
 	out["comparison.csv"] = compared
 	return out
-}
-
-func writeCSV(path string, rows [][]string) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
-	if err != nil {
-		return err
-	}
-	return errors.Join(csv.NewWriter(f).WriteAll(rows), f.Close())
 }
 
 // format writes a value for people.

@@ -7,6 +7,7 @@ import (
 	"encoding/xml"
 	"errors"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -145,7 +146,7 @@ func TestComparison(t *testing.T) {
 		t.Errorf("there is no layer to have a size: %+v", c)
 	}
 	html := readFile(t, dir, "index.html")
-	for _, want := range []string{"not comparable: 1 of 65 days", "not told by the trace", "at least 60.00 %", "-3.00 points"} {
+	for _, want := range []string{"not comparable: 1 of 65 days", ">syd01<span>1 of 65 days<", "not told<span", ">at least 60 %<", ">-3.00 points<", "</span>65 %<"} {
 		if !strings.Contains(html, want) {
 			t.Errorf("the page has no %q", want)
 		}
@@ -173,9 +174,146 @@ func TestPluginsAreEscapedAndChecked(t *testing.T) {
 		t.Error("the page has markup of a plug-in")
 	}
 	checkXML(t, "mine.svg", readFile(t, dir, "mine.svg"))
-	for _, id := range []string{"", "4a", "../up", "A"} {
+	for _, id := range []string{"", "4a", "../up", "A", "figure-4a", "comparison", "table1-curves"} {
 		if _, err := analyze.Run(context.Background(), src, &analyze.Options{Plugins: []analyze.Plugin{plugin(id)}}); err == nil {
 			t.Errorf("a figure may be called %q", id)
+		}
+	}
+}
+
+// broken is a plug-in whose results are not what they ought to be.
+type broken struct {
+	hostile
+	results []analyze.Result
+}
+
+func (b *broken) Result() []analyze.Result { return b.results }
+
+// What a plug-in does wrong is said with its name, and not when all was read and half is
+// written.
+func TestPluginsAreHeldToTheirWord(t *testing.T) {
+	figures := []analyze.Figure{{ID: "mine", Title: "mine"}}
+	src := oneZone("z", randomTrace(1, 10))
+	for name, c := range map[string]struct {
+		figures []analyze.Figure
+		results []analyze.Result
+		want    string
+	}{
+		"no figure": {nil, []analyze.Result{{}}, "0 figures"},
+		"too few":   {figures, nil, "figure mine"},
+		"NaN":       {figures, []analyze.Result{{Values: []analyze.Value{{Name: "v", Value: math.NaN()}}}}, `figure mine of zone z: value "v" is NaN`},
+		"infinite":  {figures, []analyze.Result{{Series: []analyze.Series{{Name: "s", Points: []analyze.Point{{Y: math.Inf(1)}}}}}}, "figure mine of zone z: point 0"},
+	} {
+		p := analyze.Plugin{Figures: c.figures, New: func(store.Zone, *analyze.Options) analyze.Analysis { return &broken{results: c.results} }}
+		_, err := analyze.Run(context.Background(), src, &analyze.Options{Plugins: []analyze.Plugin{p}})
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %q", name, err, c.want)
+		}
+	}
+	if _, err := analyze.Run(context.Background(), src, &analyze.Options{Plugins: []analyze.Plugin{{Figures: figures}}}); err == nil {
+		t.Error("a plug-in without an analysis is taken")
+	}
+}
+
+// Published numbers have the unit of ours, also where the trace does not tell ours.
+func TestUnitsOfPublished(t *testing.T) {
+	src := &memSource{reqs: map[string][]req{}}
+	for _, z := range []string{"dal", "dev", "fra", "lon", "prs", "stg", "syd"} {
+		src.names, src.reqs[z] = append(src.names, z), randomTrace(1, 2000)
+	}
+	rep, err := analyze.Run(context.Background(), src, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for _, f := range rep.Figures {
+		for _, c := range f.Comparisons {
+			quantity, _, _ := strings.Cut(c.Quantity, ", more than")
+			i := slices.IndexFunc(f.Zone(c.Zone).Values, func(v analyze.Value) bool { return v.Name == quantity })
+			if i < 0 {
+				continue
+			}
+			if n++; f.Zone(c.Zone).Values[i].Unit != c.Unit {
+				t.Errorf("figure %s, %s: %s is in %s, published in %s", f.ID, c.Zone, quantity, f.Zone(c.Zone).Values[i].Unit, c.Unit)
+			}
+		}
+	}
+	if n < 150 {
+		t.Errorf("only %d numbers were compared", n)
+	}
+}
+
+// A row for each published quantity, a column for each zone; a zone that a source has no
+// number of has an empty cell, one with two numbers of one quantity two rows.
+func TestComparedTable(t *testing.T) {
+	src := &memSource{reqs: map[string][]req{}}
+	for _, z := range []string{"dal", "fra", "other"} {
+		src.names, src.reqs[z] = append(src.names, z), randomTrace(1, 500)
+	}
+	_, dir := writeReport(t, src, nil)
+	html := readFile(t, dir, "index.html")
+	tables := regexp.MustCompile(`(?s)<table class="compared">.*?</table>`).FindAllString(html, -1)
+	if len(tables) < 10 {
+		t.Fatalf("%d tables of comparisons", len(tables))
+	}
+	for _, table := range tables {
+		rows := strings.Split(table, "<tr>")[1:]
+		columns := strings.Count(rows[0], `<th scope="col">`) - 1
+		if columns < 1 || columns > 2 || strings.Contains(rows[0], "other") {
+			t.Errorf("head %s", rows[0])
+		}
+		for _, r := range rows[1:] {
+			if got := strings.Count(r, "<td>"); got != columns {
+				t.Errorf("%d cells of %d zones: %s", got, columns, r)
+			}
+		}
+	}
+	if got := strings.Count(tables[0], "<tr>"); got != 1+6+4 {
+		t.Errorf("Table 1 is compared in %d rows with its head, want 11", got)
+	}
+	i := slices.IndexFunc(tables, func(s string) bool { return strings.Contains(s, "top 10<") })
+	if got := strings.Count(tables[i], "top 10<"); got != 2 {
+		t.Errorf("the top 10 of Figure 11a have %d rows, want 2", got)
+	}
+}
+
+// A report that cannot be written leaves each file as it was, and no link is followed.
+func TestWriteReplaces(t *testing.T) {
+	src := oneZone("z", randomTrace(1, 100))
+	rep, dir := writeReport(t, src, nil)
+	elsewhere := filepath.Join(t.TempDir(), "precious")
+	if err := os.WriteFile(elsewhere, []byte("precious"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"table1.csv", "figure-8a.svg", "report.json.new"} {
+		if err := errors.Join(os.RemoveAll(filepath.Join(dir, name)), os.Symlink(elsewhere, filepath.Join(dir, name))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := rep.Write(dir); err != nil {
+		t.Fatal(err)
+	}
+	if got := readFile(t, elsewhere); got != "precious" {
+		t.Errorf("a link was followed: %q", got)
+	}
+	// A directory stands where the page's new file would: the page stays.
+	page := readFile(t, dir, "index.html")
+	if err := os.MkdirAll(filepath.Join(dir, "index.html.new", "x"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := rep.Write(dir); err == nil {
+		t.Error("no error")
+	}
+	if readFile(t, dir, "index.html") != page {
+		t.Error("the page has changed")
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if strings.HasSuffix(e.Name(), ".new") && !e.IsDir() {
+			t.Errorf("%s is left", e.Name())
 		}
 	}
 }

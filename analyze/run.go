@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -62,20 +63,23 @@ func Run(ctx context.Context, src Source, opts *Options) (*Report, error) {
 	return newReport(o, plugins, zones, p.spans, results), nil
 }
 
-// checkFigures sees that figures can be told apart and named.
+// checkFigures sees that figures can be told apart and named, their files too.
 func checkFigures(plugins []Plugin) error {
-	seen := map[string]bool{}
+	seen := map[string]bool{"comparison": true}
 	for _, p := range plugins {
+		if len(p.Figures) == 0 || p.New == nil {
+			return fmt.Errorf("a plug-in has %d figures, and an analysis is %t; it needs both", len(p.Figures), p.New != nil)
+		}
 		for _, f := range p.Figures {
 			for _, c := range []byte(f.ID) {
 				if !(c >= 'a' && c <= 'z' || c >= '0' && c <= '9' || c == '-') {
 					return fmt.Errorf("figure id %q: only lower-case letters, digits and '-' may be in it", f.ID)
 				}
 			}
-			if f.ID == "" || seen[f.ID] {
-				return fmt.Errorf("figure id %q is empty or there twice", f.ID)
+			if f.ID == "" || seen[f.file()] || strings.HasSuffix(f.ID, "-curves") {
+				return fmt.Errorf("figure id %q is empty or in use", f.ID)
 			}
-			seen[f.ID] = true
+			seen[f.file()] = true
 		}
 	}
 	return nil
@@ -174,6 +178,11 @@ func (p *passes) zone(ctx context.Context, z store.Zone) ([]Result, span, error)
 		res := a.Result()
 		if len(res) != len(p.plugins[i].Figures) {
 			return nil, sp, fmt.Errorf("figure %s: the analysis has %d results for %d figures", p.plugins[i].Figures[0].ID, len(res), len(p.plugins[i].Figures))
+		}
+		for k := range res {
+			if err := res[k].check(); err != nil {
+				return nil, sp, fmt.Errorf("figure %s of zone %s: %w", p.plugins[i].Figures[k].ID, z.Name, err)
+			}
 		}
 		out = append(out, res...)
 		analyses[i] = nil // its memory may go

@@ -49,7 +49,7 @@ func (b *Bars) SVG(o *Options) string {
 		}
 	}
 	rows = max(rows, 2*barStep)
-	names = min(names, int(w*0.35/charWidth))
+	names = min(names, int(w*0.45/charWidth))
 	c, top, _ := open(o, b.Title, b.Desc, func(top float64) float64 {
 		return top + legend + rows + 2*lineHeight + 2*gap
 	})

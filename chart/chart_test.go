@@ -57,11 +57,11 @@ func parse(t testing.TB, svg string) parsed {
 					height = v
 				}
 			case "x", "x1", "x2":
-				if err != nil || v < -1 || v > width+1 {
+				if err != nil || !(v >= -1 && v <= width+1) {
 					t.Fatalf("%s is at %s %q of a picture %v wide", start.Name.Local, a.Name.Local, a.Value, width)
 				}
 			case "y", "y1", "y2":
-				if err != nil || v < -1 || v > height+1 {
+				if err != nil || !(v >= -1 && v <= height+1) {
 					t.Fatalf("%s is at %s %q of a picture %v high", start.Name.Local, a.Name.Local, a.Value, height)
 				}
 			case "d", "points":
@@ -156,6 +156,14 @@ func TestColumns(t *testing.T) {
 	parse(t, one.SVG(nil)).has(t, "00", "01", "hour →", "↑ n", "10")
 	one.Groups = append(one.Groups, chart.Group{Name: "w", Names: []string{"00"}, Values: []float64{1}})
 	parse(t, one.SVG(nil)).has(t, "z", "w")
+	one.Groups = []chart.Group{{Names: []string{"00"}, Values: []float64{math.NaN()}}}
+	parse(t, one.SVG(nil)).has(t, "no data")
+}
+
+// Numbers so small that no steps lie between them make an axis from 0 to 1.
+func TestTiniestNumbers(t *testing.T) {
+	p := parse(t, (&chart.Columns{Groups: []chart.Group{{Names: []string{"a"}, Values: []float64{math.SmallestNonzeroFloat64}}}}).SVG(nil))
+	p.has(t, "0", "1")
 }
 
 func TestFormat(t *testing.T) {

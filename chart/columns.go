@@ -34,7 +34,11 @@ func (p *Columns) SVG(o *Options) string {
 	f := xyFrame{top: top + lineHeight + gap, bottom: top + lineHeight + gap + plot, right: w - 2*gap}
 	var values []float64
 	for _, g := range p.Groups {
-		values = append(values, g.Values...)
+		for _, v := range g.Values {
+			if finite(v) {
+				values = append(values, v)
+			}
+		}
 	}
 	f.y = newScale(p.Y, values, int(plot/40))
 	f.y.from, f.y.to = f.bottom, f.top

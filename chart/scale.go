@@ -66,7 +66,7 @@ func newScale(a Axis, values []float64, fit int) scale {
 // linearTicks makes an axis that holds 0 and has round numbers at its ends.
 func (s *scale) linearTicks(least, most float64, fit int) {
 	least, most = min(least, 0), max(most, 0)
-	if most == least {
+	if most-least < 1e-300 { // steps would be too small for numbers
 		most = 1
 	}
 	step := tickStep(most-least, fit)

@@ -36,8 +36,8 @@ type bound interface {
 	keeps() bool
 }
 
-// belady gives up what is asked for again last. For contents of equal size no policy
-// has more hits.
+// belady gives up what is asked for again last. For contents of equal size no policy has
+// more hits that takes in all it is asked for.
 type belady struct {
 	next    int64
 	entries laterFirst

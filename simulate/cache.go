@@ -199,6 +199,10 @@ func parallel(workers, n int, job func(i int) error) error {
 	return nil
 }
 
+// maxShards bounds the memory of a simulation: W-TinyLFU and LHD take 4 MB each before they
+// hold anything.
+const maxShards = 256
+
 func (c *CacheConfig) isBound() bool { return c.Policy == Belady || c.Policy == BeladySize }
 
 func (c *CacheConfig) check(r *Requests) error {
@@ -210,10 +214,16 @@ func (c *CacheConfig) check(r *Requests) error {
 	switch {
 	case c.SSDPolicy == Belady || c.SSDPolicy == BeladySize:
 		return fmt.Errorf("%s is no policy for an SSD: as a bound it stands for both levels", c.SSDPolicy)
-	case c.RAM <= 0:
-		return fmt.Errorf("a cache of %d bytes cannot be simulated", c.RAM)
+	case c.RAM <= 0 || c.SSD < 0:
+		return fmt.Errorf("a cache of %d bytes and %d on an SSD cannot be simulated", c.RAM, c.SSD)
+	case c.Shards < 0 || c.Shards > maxShards:
+		return fmt.Errorf("there are no %d shards; up to %d can be simulated", c.Shards, maxShards)
+	case c.RAM < int64(c.Shards):
+		return fmt.Errorf("nothing fits into %d shards of %d bytes", c.Shards, c.RAM)
 	case c.Shards > 1 && c.By == ByHost && r.Host == nil:
 		return fmt.Errorf("shards by host need a trace that tells which server answered")
+	case c.WriteRate > 0 && c.WriteBurst <= 0:
+		return fmt.Errorf("a write budget of %d bytes a second needs a burst: what does not fit into it is never written", c.WriteRate)
 	case c.WriteRate > 0 && r.Time == nil:
 		return fmt.Errorf("a write budget needs a trace that tells the time")
 	}

@@ -68,6 +68,12 @@ type Pulls struct {
 	sets [][]learnt
 	// layerGets counts the requests for layers.
 	layerGets int64
+	// Skipped counts the requests for manifests and layers without a client, or for a
+	// layer without a size.
+	Skipped int64
+	// NoDigest counts the pushes of a layer whose digest the trace does not tell, so that
+	// PairDigest pairs them with nothing.
+	NoDigest int64
 }
 
 // learnt is a layer of a manifest, and since when that is known, in microseconds.
@@ -104,7 +110,7 @@ func LoadPrefetch(ctx context.Context, src Source, w Window, pair Pair, session 
 	l := pullLoader{
 		pair: pair, session: session.Microseconds(),
 		layers: map[layerName]uint32{}, manifests: map[manifestName]uint32{}, version: map[manifestName]uint32{},
-		open: map[clientRepo]openSession{}, pushed: map[uint32][]pushedSize{},
+		open: map[clientRepo]openSession{}, pushed: map[uint32][]int64{},
 	}
 	columns := store.ColSize | store.ColMethod | store.ColKind | store.ColStatus | store.ColClient |
 		store.ColRepo | store.ColRef | store.ColDigest
@@ -130,11 +136,6 @@ type openSession struct {
 	since    int64
 }
 
-type pushedSize struct {
-	size  int64
-	layer uint32
-}
-
 type pullLoader struct {
 	p         Pulls
 	pair      Pair
@@ -143,23 +144,38 @@ type pullLoader struct {
 	manifests map[manifestName]uint32
 	version   map[manifestName]uint32 // of a repository and reference, version 0
 	open      map[clientRepo]openSession
-	pushed    map[uint32][]pushedSize // by repository, for PairNear
+	pushed    map[uint32][]int64 // sizes by repository, ascending, for PairNear
+}
+
+// eventOf tells what a prefetcher learns from request i; ok is false for nothing.
+func eventOf(b *store.Batch, i int) (e event, ok bool) {
+	got := b.Method[i] == store.GET && served(b, i)
+	switch {
+	case isLayerPut(b, i):
+		return putLayer, true
+	case stored(b, i) && b.Kind[i] == trace.Manifest:
+		return putManifest, true
+	case got && b.Kind[i] == trace.Manifest:
+		return getManifest, true
+	case got && b.Kind[i] == trace.Blob:
+		return getLayer, true
+	}
+	return 0, false
 }
 
 func (l *pullLoader) batch(b *store.Batch) {
 	for i := range b.Len() {
+		e, ok := eventOf(b, i)
+		isLayer := e == putLayer || e == getLayer
 		switch {
-		case isLayerPut(b, i):
-			l.layer(b, i, putLayer)
-		case stored(b, i) && b.Kind[i] == trace.Manifest:
-			name := manifestName{repo: uint32(b.Repo[i]), ref: uint32(b.Ref[i])}
-			l.version[name]++
-			l.manifest(b, i, putManifest)
-		case b.Method[i] != store.GET || !served(b, i):
-		case b.Kind[i] == trace.Manifest:
-			l.manifest(b, i, getManifest)
-		case b.Kind[i] == trace.Blob:
-			l.layer(b, i, getLayer)
+		case !ok:
+		case b.Client[i] == store.None || isLayer && b.Size[i] <= 0:
+			// Without a client nobody can be told from anybody else.
+			l.p.Skipped++
+		case isLayer:
+			l.layer(b, i, e)
+		default:
+			l.manifest(b, i, e)
 		}
 	}
 }
@@ -175,6 +191,9 @@ func (l *pullLoader) add(b *store.Batch, i int, e event, what uint32) {
 
 func (l *pullLoader) manifest(b *store.Batch, i int, e event) {
 	name := manifestName{repo: uint32(b.Repo[i]), ref: uint32(b.Ref[i])}
+	if e == putManifest {
+		l.version[name]++
+	}
 	name.version = l.version[name]
 	n, ok := l.manifests[name]
 	if !ok {
@@ -189,38 +208,41 @@ func (l *pullLoader) manifest(b *store.Batch, i int, e event) {
 }
 
 func (l *pullLoader) layer(b *store.Batch, i int, e event) {
-	if b.Size[i] <= 0 {
-		return
-	}
 	n := l.number(b, i, e)
 	l.p.size[n] = max(l.p.size[n], b.Size[i])
-	if e == putLayer {
-		repo := uint32(b.Repo[i])
-		if l.pair == PairNear {
-			l.pushed[repo] = append(l.pushed[repo], pushedSize{b.Size[i], n})
-		}
-	} else {
+	switch {
+	case e == getLayer:
 		l.p.layerGets++
 		l.learn(b, i, n)
+	case l.pair == PairDigest && b.Digest[i] == store.None:
+		l.p.NoDigest++
+	case l.pair == PairNear:
+		repo := uint32(b.Repo[i])
+		if at, ok := slices.BinarySearch(l.pushed[repo], b.Size[i]); !ok {
+			l.pushed[repo] = slices.Insert(l.pushed[repo], at, b.Size[i])
+		}
 	}
 	l.add(b, i, e, n)
 }
 
 // number returns that of a layer, by what makes layers the same.
 func (l *pullLoader) number(b *store.Batch, i int, e event) uint32 {
-	var name layerName
-	switch {
-	case l.pair == PairDigest || l.pair == PairNear && e == getLayer:
-		name.digest = uint32(b.Digest[i])
-		if name.digest == 0 {
-			name.digest = uint32(b.Ref[i])
+	bySize := layerName{repo: uint32(b.Repo[i]), size: b.Size[i]}
+	byDigest := layerName{digest: uint32(b.Digest[i])}
+	if b.Digest[i] == store.None {
+		byDigest.digest = uint32(b.Ref[i])
+		if e == putLayer {
+			byDigest.size = -1 // the id of an upload may look like a digest and is none
 		}
-	default:
-		name.repo, name.size = uint32(b.Repo[i]), b.Size[i]
+	}
+	name := bySize
+	if l.pair == PairDigest {
+		name = byDigest
 	}
 	if l.pair == PairNear && e == getLayer {
-		if n, ok := l.near(uint32(b.Repo[i]), b.Size[i]); ok {
-			return n
+		var ok bool
+		if name.size, ok = nearest(l.pushed[name.repo], name.size); !ok {
+			name = byDigest
 		}
 	}
 	n, ok := l.layers[name]
@@ -232,17 +254,18 @@ func (l *pullLoader) number(b *store.Batch, i int, e event) uint32 {
 	return n
 }
 
-// near is the layer pushed to a repository so far that is nearest in size, the last of
-// those.
-func (l *pullLoader) near(repo uint32, size int64) (uint32, bool) {
-	best, found := pushedSize{}, false
+// nearest is the one of some sizes in ascending order that is nearest to a size and no
+// more than nearBytes away; of two, the larger.
+func nearest(sizes []int64, size int64) (int64, bool) {
+	at, _ := slices.BinarySearch(sizes, size)
+	best, found := int64(0), false
 	dist := int64(nearBytes)
-	for _, p := range l.pushed[repo] {
-		if d := max(p.size-size, size-p.size); d <= dist {
-			best, dist, found = p, d, true
+	for _, s := range sizes[max(at-1, 0):min(at+1, len(sizes))] {
+		if d := max(s-size, size-s); d <= dist {
+			best, dist, found = s, d, true
 		}
 	}
-	return best.layer, found
+	return best, found
 }
 
 // learn adds a layer to the set of the manifest that the client asked for last.

@@ -21,11 +21,16 @@ var pageHTML string
 // CacheReport is what was simulated and what came out.
 type CacheReport struct {
 	Zone string `json:"zone"`
-	// Requests for layers, Layers the number of distinct ones.
-	Requests  int   `json:"requests"`
-	Layers    int   `json:"layers"`
-	Footprint int64 `json:"footprint_bytes"`
-	Ingress   int64 `json:"ingress_bytes"`
+	// Requests for layers, Layers the number of distinct ones. Pushes are those that Writes
+	// lets fill the cache without being requests.
+	Requests  int    `json:"requests"`
+	Pushes    int    `json:"pushes"`
+	Writes    Writes `json:"writes"`
+	Layers    int    `json:"layers"`
+	Footprint int64  `json:"footprint_bytes"`
+	Ingress   int64  `json:"ingress_bytes"`
+	// Servers is how many answered; 0 if the trace does not tell.
+	Servers int `json:"servers"`
 	// Skipped requests had no size.
 	Skipped int64 `json:"skipped_requests"`
 	// Sizes says where the sizes are from, Of what the sizes of the caches are shares of.
@@ -36,10 +41,15 @@ type CacheReport struct {
 
 // PrefetchReport is what was simulated and what came out.
 type PrefetchReport struct {
-	Zone      string           `json:"zone"`
-	Requests  int              `json:"requests"`
+	Zone string `json:"zone"`
+	// Requests for manifests and layers; Skipped ones had no client, or no size.
+	Requests int   `json:"requests"`
+	Skipped  int64 `json:"skipped_requests"`
+	// Manifests is how many have layers that are known, which are learnt within Session.
 	Manifests int              `json:"manifests"`
+	Session   time.Duration    `json:"session_ns"`
 	Pair      string           `json:"pair"`
+	NoDigest  int64            `json:"pushes_without_digest"`
 	Results   []PrefetchResult `json:"results"`
 }
 
@@ -53,10 +63,18 @@ type table struct {
 // note explains a column.
 type note struct{ Name, Text string }
 
-// figure is a picture of a page.
+// figure is a picture of a page, for a wide screen and for a narrow one.
 type figure struct {
-	Title string
-	SVG   template.HTML
+	Title        string
+	Wide, Narrow template.HTML
+}
+
+func newFigure(b *chart.Bars) figure {
+	// The pictures escape all text they are given.
+	return figure{
+		Title: b.Title,
+		Wide:  template.HTML(b.SVG(&chart.Options{Inline: true})), Narrow: template.HTML(b.SVG(&chart.Options{Inline: true, Width: 330})),
+	}
 }
 
 // page is what report.html shows.
@@ -129,12 +147,21 @@ func (r *CacheReport) WriteHTML(w io.Writer) error {
 
 // WriteHTML writes the report as one page that needs nothing else.
 func (r *PrefetchReport) WriteHTML(w io.Writer) error {
-	bars := chart.Bars{Title: "Hits per prefetch", Desc: "Hits per prefetch of each prefetcher and setting", X: chart.Axis{Title: "hits per prefetch"}}
-	for _, x := range r.Results {
-		bars.Rows = append(bars.Rows, chart.Row{Name: x.Config.name(), Values: []float64{x.HitsPerPrefetch}})
+	p := page{Title: "Prefetch simulation of " + r.Zone, Facts: r.facts(), Table: r.table(), Notes: prefetchNotes()}
+	for _, algorithm := range Prefetchers() {
+		title := "Hits per prefetch: " + algorithm
+		bars := chart.Bars{Title: title, Desc: title + ", by setting", X: chart.Axis{Title: "hits per prefetch"}}
+		for _, x := range r.Results {
+			if x.Config.Algorithm == algorithm {
+				value := x.HitsPerPrefetch
+				bars.Rows = append(bars.Rows, chart.Row{Name: x.Config.settings(), Values: []float64{value}, Label: strconv.FormatFloat(value, 'f', 2, 64)})
+			}
+		}
+		if len(bars.Rows) > 0 {
+			p.Charts = append(p.Charts, newFigure(&bars))
+		}
 	}
-	return writePage(w, page{Title: "Prefetch simulation of " + r.Zone, Facts: r.facts(), Table: r.table(), Notes: prefetchNotes(),
-		Charts: []figure{{bars.Title, template.HTML(bars.SVG(&chart.Options{Inline: true}))}}})
+	return writePage(w, p)
 }
 
 func writePage(w io.Writer, p page) error {
@@ -150,9 +177,9 @@ func (r *CacheReport) bars(title string, value func(*CacheResult) float64) figur
 	bars := chart.Bars{Title: title, Desc: title + " by policy and size", X: chart.Axis{Title: title, Unit: chart.Share, Full: true}}
 	for i := range r.Results {
 		c := &r.Results[i]
-		bars.Rows = append(bars.Rows, chart.Row{Name: c.Config.name(), Values: []float64{value(c)}, Weak: c.Config.isBound()})
+		bars.Rows = append(bars.Rows, chart.Row{Name: c.Config.name(), Values: []float64{value(c)}, Label: percent(value(c)) + " %", Weak: c.Config.isBound()})
 	}
-	return figure{title, template.HTML(bars.SVG(&chart.Options{Inline: true}))}
+	return newFigure(&bars)
 }
 
 // name says what a configuration is, short.
@@ -164,11 +191,14 @@ func (c *CacheConfig) name() string {
 	return s
 }
 
-func (c *PrefetchConfig) name() string {
+func (c *PrefetchConfig) name() string { return c.Algorithm + " " + c.settings() }
+
+// settings are the thresholds that the algorithm has.
+func (c *PrefetchConfig) settings() string {
 	if c.Algorithm == Manifest {
-		return fmt.Sprintf("%s ML %s", c.Algorithm, durationText(c.ML))
+		return "ML " + durationText(c.ML)
 	}
-	return fmt.Sprintf("%s LM %s ML %s", c.Algorithm, durationText(c.LM), durationText(c.ML))
+	return fmt.Sprintf("LM %s ML %s", durationText(c.LM), durationText(c.ML))
 }
 
 func (r *CacheReport) facts() []string {
@@ -176,7 +206,19 @@ func (r *CacheReport) facts() []string {
 		fmt.Sprintf("zone %s: %d requests for %d layers", r.Zone, r.Requests, r.Layers),
 		fmt.Sprintf("footprint %s, pushed %s", bytesText(r.Footprint), bytesText(r.Ingress)),
 		"sizes of layers: " + r.Sizes,
-		"sizes of caches are shares of the " + r.Of,
+		"sizes of caches in per cent are of the " + r.Of,
+	}
+	switch r.Writes {
+	case WriteThrough:
+		facts = append(facts, fmt.Sprintf("%d pushes fill the cache and are no requests", r.Pushes))
+	case CompatWrites:
+		facts = append(facts, "a push is a request for the id of its upload")
+	}
+	for _, c := range r.Results {
+		if n := c.Config.Shards; c.Config.By == ByHost && n > r.Servers && r.Servers > 0 && !c.Config.isBound() {
+			facts = append(facts, fmt.Sprintf("only %d of %d shards are used: so many servers answered", r.Servers, n))
+			break
+		}
 	}
 	if r.Skipped > 0 {
 		facts = append(facts, fmt.Sprintf("%d requests left out: the trace does not tell their size", r.Skipped))
@@ -225,16 +267,26 @@ func cacheNotes() []note {
 		{"RAM warm %, all warm %", "The same for memory from the first eviction from memory on, and for both levels from the first eviction from the last level on: the time in which the cache fills is left out. FAST'18 counts so. A cache that never evicted has no such ratio."},
 		{"not compulsory %", "Hits through the requests that are not the first for their layer: what a cache without limit has in full."},
 		{"backend, SSD written", "Bytes that had to be fetched from the object store, and bytes written to the SSD."},
-		{"belady, belady-size", "No policies but bounds that know the future: the first is the best there is for contents of equal size, the second is close to the best by requests where sizes differ. They stand for both levels together and one shard."},
+		{"belady, belady-size", "No policies but bounds that know the future: the first is the best there is for contents of equal size and a cache that takes in all it is asked for, the second is close to the best by requests where sizes differ. They stand for both levels together and one shard."},
 	}
 }
 
 func (r *PrefetchReport) facts() []string {
-	return []string{
+	facts := []string{
 		fmt.Sprintf("zone %s: %d requests for manifests and layers", r.Zone, r.Requests),
 		"layers pushed and pulled are paired by " + r.Pair,
 		fmt.Sprintf("the layers of %d manifests were learnt from what clients asked for after them", r.Manifests),
 	}
+	if r.NoDigest > 0 {
+		facts = append(facts, fmt.Sprintf("%d pushed layers have no digest in the trace and are paired with nothing; by size they can be", r.NoDigest))
+	}
+	if r.Session > 0 {
+		facts[2] += ", within " + durationText(r.Session)
+	}
+	if r.Skipped > 0 {
+		facts = append(facts, fmt.Sprintf("%d requests left out: the trace does not tell the client, or the size of a layer", r.Skipped))
+	}
+	return facts
 }
 
 func (r *PrefetchReport) table() table {

@@ -15,6 +15,7 @@ import (
 	"example.org/slipway/simulate"
 	"example.org/slipway/trace"
 	"example.org/slipway/trace/store"
+	"example.org/slipway/trace/synth"
 )
 
 // requests are for layers given by letters; sizes are those of a, b, c and so on.
@@ -115,8 +116,13 @@ func TestBadConfigs(t *testing.T) {
 		"no policy":      {RAM: 1},
 		"bound as SSD":   {Policy: "lru", SSDPolicy: simulate.Belady, RAM: 1, SSD: 1},
 		"no room":        {Policy: "lru"},
+		"negative SSD":   {Policy: "lru", RAM: 1, SSD: -1},
+		"shards":         {Policy: "lru", RAM: 1, Shards: -1},
+		"many shards":    {Policy: "lru", RAM: 1 << 40, Shards: 1 << 30, By: simulate.ByDigest},
+		"small shards":   {Policy: "lru", RAM: 1, Shards: 2, By: simulate.ByDigest},
+		"no burst":       {Policy: "lru", RAM: 2, SSD: 2, WriteRate: 1},
 		"no hosts":       {Policy: "lru", RAM: 2, Shards: 2},
-		"no times":       {Policy: "lru", RAM: 2, SSD: 2, WriteRate: 1},
+		"no times":       {Policy: "lru", RAM: 2, SSD: 2, WriteRate: 1, WriteBurst: 1},
 	} {
 		if _, err := simulate.Caches(context.Background(), requests("a", 1), []simulate.CacheConfig{c}, nil); err == nil {
 			t.Errorf("%s: no error", name)
@@ -183,11 +189,140 @@ func TestLoadCache(t *testing.T) {
 	// What is pushed is there when it is asked for.
 	c := simulate.CacheConfig{Policy: "lru", RAM: 1000}
 	for w, want := range map[simulate.Writes][2]int64{
-		simulate.NoWrites: {3, 1}, simulate.WriteThrough: {3, 3}, simulate.CompatWrites: {3, 1},
+		simulate.NoWrites: {3, 1}, simulate.WriteThrough: {3, 3}, simulate.CompatWrites: {6, 1},
 	} {
 		got := caches(t, load(w), c)[0]
 		if got.Requests != want[0] || got.Hits != want[1] {
 			t.Errorf("writes %d: %d hits of %d, want %d of %d", w, got.Hits, got.Requests, want[1], want[0])
+		}
+	}
+	// What was pushed and is asked for later is one layer, not two; compat names a push by
+	// its upload.
+	for w, want := range map[simulate.Writes]int64{simulate.WriteThrough: 70 + 60 + 80, simulate.CompatWrites: 70 + 60 + 70 + 80 + 60} {
+		if got := load(w).Footprint(); got != want {
+			t.Errorf("writes %d: footprint %d, want %d", w, got, want)
+		}
+	}
+}
+
+// A push is paired with the next GET of its size, not with one before it or a later one.
+func TestPairedWithNext(t *testing.T) {
+	s := &source{}
+	s.add(0, store.GET, trace.Blob, 1, 1, 40, 40, 70)
+	s.add(1, store.PUT, trace.Upload, 1, 1, 90, store.None, 70)
+	s.add(2, store.PUT, trace.Upload, 1, 1, 91, store.None, 70)
+	s.add(3, store.GET, trace.Blob, 1, 1, 41, 41, 70)
+	s.add(4, store.GET, trace.Blob, 1, 1, 42, 42, 70)
+	s.add(5, store.PUT, trace.Upload, 1, 1, 92, store.None, 70)
+	r, err := simulate.LoadCache(context.Background(), s, simulate.Window{Zone: "z"}, simulate.WriteThrough, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]uint32{0, 1, 1, 1, 2, 3}, r.Layer); diff != "" {
+		t.Errorf("layers (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]int64{70, 70, 70, 70}, r.Size); diff != "" {
+		t.Errorf("sizes (-want +got):\n%s", diff)
+	}
+}
+
+// The id of an upload is no digest, even if it is that of another layer.
+func TestUploadIDs(t *testing.T) {
+	s := &source{}
+	s.add(0, store.PUT, trace.Upload, 1, 1, 50, store.None, 70)
+	s.add(1, store.GET, trace.Manifest, 2, 1, 60, store.None, 1)
+	s.add(2, store.GET, trace.Blob, 2, 1, 50, 50, 80)
+	for _, w := range []simulate.Writes{simulate.WriteThrough, simulate.CompatWrites} {
+		r, err := simulate.LoadCache(context.Background(), s, simulate.Window{Zone: "z"}, w, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := caches(t, r, simulate.CacheConfig{Policy: "lru", RAM: 1000})[0]; got.Hits != 0 || r.Footprint() != 150 {
+			t.Errorf("writes %v: %d hits, footprint %d; want 0 and 150", w, got.Hits, r.Footprint())
+		}
+	}
+	config := simulate.PrefetchConfig{Algorithm: simulate.Algorithm1, LM: time.Hour, ML: time.Hour}
+	got, err := simulate.Prefetch(context.Background(), pulls(t, s, simulate.PairDigest), []simulate.PrefetchConfig{config}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got[0].Prefetches != 1 || got[0].Hits != 0 {
+		t.Errorf("%d prefetches, %d hits; want 1 and 0", got[0].Prefetches, got[0].Hits)
+	}
+}
+
+// The numbers of servers in a store say nothing: three of them go to three shards.
+func TestShardsOfHosts(t *testing.T) {
+	s := &source{}
+	for i := range 12 {
+		s.add(float64(i), store.GET, trace.Blob, 1, 1, 40, 40, 70)
+		s.b.Host[i] = []store.Symbol{12, 15, 18}[i%3]
+	}
+	load := func() *simulate.Requests {
+		r, err := simulate.LoadCache(context.Background(), s, simulate.Window{Zone: "z"}, simulate.NoWrites, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	r := load()
+	c := simulate.CacheConfig{Policy: "lru", RAM: 300, Shards: 3}
+	if got := caches(t, r, c)[0]; got.Hits != 9 || r.Servers() != 3 {
+		t.Errorf("%d hits with a shard for each of %d servers, want 9 with 3: each of them misses once", got.Hits, r.Servers())
+	}
+	// Where no server is told there is nothing to go by.
+	for i := range s.b.Host {
+		s.b.Host[i] = store.None
+	}
+	if _, err := simulate.Caches(context.Background(), load(), []simulate.CacheConfig{c}, nil); err == nil {
+		t.Error("shards by host of a trace without hosts: no error")
+	}
+}
+
+// What a prefetcher needs and the trace does not tell is counted, not guessed: all who are
+// unknown are not one client.
+func TestPrefetchSkips(t *testing.T) {
+	s := &source{}
+	s.add(0, store.GET, trace.Manifest, store.None, 1, 60, store.None, 1)
+	s.add(1, store.GET, trace.Blob, store.None, 1, 50, 50, 10)
+	s.add(2, store.GET, trace.Blob, 1, 1, 50, 50, -1)
+	s.add(3, store.GET, trace.Blob, 1, 1, 50, 50, 10)
+	s.add(4, store.HEAD, trace.Blob, 1, 1, 50, 50, -1)
+	p := pulls(t, s, simulate.PairDigest)
+	if p.Len() != 1 || p.Skipped != 3 || p.Manifests() != 0 {
+		t.Errorf("%d requests, %d skipped, %d manifests known; want 1, 3, 0", p.Len(), p.Skipped, p.Manifests())
+	}
+	s.add(5, store.PUT, trace.Upload, 1, 1, 90, store.None, 10)
+	s.add(6, store.PUT, trace.Upload, 1, 1, 91, 50, 10)
+	for pair, want := range map[simulate.Pair]int64{simulate.PairDigest: 1, simulate.PairSize: 0} {
+		if got := pulls(t, s, pair).NoDigest; got != want {
+			t.Errorf("paired by %v: %d pushes without digest, want %d", pair, got, want)
+		}
+	}
+}
+
+// By near size, the nearest of what was pushed is taken, if it is within 1000 bytes.
+func TestPairNear(t *testing.T) {
+	for _, c := range []struct{ size, want int64 }{{4000, 5000}, {3999, 0}, {5400, 5000}, {5500, 6000}, {7000, 6000}, {7001, 0}} {
+		s := &source{}
+		for i, pushed := range []int64{6000, 5000, 6000} {
+			s.add(float64(i), store.PUT, trace.Upload, 1, 1, store.Symbol(70+i), store.None, pushed)
+		}
+		s.add(10, store.GET, trace.Manifest, 2, 1, 60, store.None, 1)
+		s.add(11, store.GET, trace.Blob, 2, 1, 50, 50, c.size)
+		config := simulate.PrefetchConfig{Algorithm: simulate.Algorithm1, LM: time.Hour, ML: time.Hour}
+		got, err := simulate.Prefetch(context.Background(), pulls(t, s, simulate.PairNear), []simulate.PrefetchConfig{config}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		hits := int64(1)
+		if c.want == 0 {
+			hits = 0
+		}
+		// What is wasted tells which of the two was hit.
+		wasted := 5000 + 6000 - c.want
+		if got[0].Prefetches != 2 || got[0].Hits != hits || got[0].WastedBytes != wasted {
+			t.Errorf("size %d: %d hits, %d bytes wasted of 2 prefetches, want %d and %d", c.size, got[0].Hits, got[0].WastedBytes, hits, wasted)
 		}
 	}
 }
@@ -293,6 +428,19 @@ func TestManifestPrefetch(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// The sizes are those of the one model there is, in the order of NumPy's normal numbers:
+// 0.35, 0.82, 0.33 and -1.30 for seed 1.
+func TestModelSizesOrder(t *testing.T) {
+	m := synth.BlobSizes()
+	want := []int64{m.Quantile(5.0 / 8), m.Quantile(7.0 / 8), m.Quantile(3.0 / 8), m.Quantile(1.0 / 8)}
+	if diff := cmp.Diff(want, simulate.ModelSizes([]int64{1, 1, 1, 1}, 1, 0)); diff != "" {
+		t.Errorf("sizes (-want +got):\n%s", diff)
+	}
+	if got := simulate.ModelSizes([]int64{0, 0}, 1, 0); got[0] != 32 || got[1] != 32 {
+		t.Errorf("sizes of what is never asked for: %v, want the smallest", got)
 	}
 }
 

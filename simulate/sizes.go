@@ -1,50 +1,24 @@
 package simulate
 
 import (
+	"cmp"
 	"math"
 	"math/bits"
 	"slices"
-	"sort"
+
+	"example.org/slipway/trace/synth"
 )
-
-// knot is a point of the distribution of sizes over requests: a share of the requests
-// is for contents of at most so many bytes.
-type knot struct{ share, bytes float64 }
-
-// sizeKnots are the sizes of the layers asked for in production. 0.53, 0.9395, 0.99479
-// and 0.999455 are measured on the full trace; 0.68 and 0.80 are FAST'18's 65 % below
-// 1 MB and 80 % below 10 MB; the others make the mean 14.4 MB.
-var sizeKnots = [...]knot{
-	{0, 32}, {0.10, 150}, {0.35, 1200}, {0.53, 16384}, {0.68, 1 << 20}, {0.80, 10e6},
-	{0.9395, 64 << 20}, {0.9727, 95e6}, {0.99479, 256 << 20}, {0.99759, 380e6},
-	{0.999455, 1 << 30}, {1, 4.2e9},
-}
-
-// sizeAt is the size that a share u of the requests does not exceed, interpolated in the
-// logarithm of the bytes.
-func sizeAt(u float64) int64 {
-	i := sort.Search(len(sizeKnots), func(i int) bool { return sizeKnots[i].share > u })
-	if i == 0 {
-		return int64(sizeKnots[0].bytes)
-	}
-	if i == len(sizeKnots) {
-		return int64(sizeKnots[i-1].bytes)
-	}
-	a, b := sizeKnots[i-1], sizeKnots[i]
-	f := (u - a.share) / (b.share - a.share)
-	return int64(math.Exp(math.Log(a.bytes) + f*(math.Log(b.bytes)-math.Log(a.bytes))))
-}
 
 // ModelSizes gives a size to each content of a trace that has none. Requests is how often
 // each is asked for, in the order of their first request. The distribution of sizes over
-// the requests is that of a production registry whatever the seed; which content gets
-// which size is up to chance.
+// the requests is [synth.BlobSizes] whatever the seed; which content gets which size is
+// up to chance.
 //
 // Rho is the correlation of size and rank in popularity, from -1 to 1: 0 gives none, a
 // negative one makes popular contents small.
 //
 // The chance is that of NumPy's default_rng(seed).standard_normal, so that the same sizes
-// can be made elsewhere.
+// can be made elsewhere; that of [synth.SizeModel.Assign] cannot.
 func ModelSizes(requests []int64, seed uint64, rho float64) []int64 {
 	n := len(requests)
 	rnd := newNormal(seed)
@@ -55,54 +29,35 @@ func ModelSizes(requests []int64, seed uint64, rho float64) []int64 {
 	if rho != 0 {
 		rho = max(-1, min(1, rho))
 		rest := math.Sqrt(1 - rho*rho)
-		for rank, i := range byPopularity(requests) {
+		for rank, i := range sortedBy(requests) { // the most requested last
 			// The rank as a number of the normal distribution.
 			z := math.Sqrt2 * math.Erfinv(2*(float64(rank)+0.5)/float64(n)-1)
 			score[i] = rho*z + rest*score[i]
 		}
 	}
-	order := make([]int, n)
-	for i := range order {
-		order[i] = i
-	}
-	slices.SortStableFunc(order, func(a, b int) int {
-		switch {
-		case score[a] < score[b]:
-			return -1
-		case score[a] > score[b]:
-			return 1
-		}
-		return 0
-	})
+	order := sortedBy(score)
 	var total, before float64
 	for _, r := range requests {
 		total += float64(r)
 	}
+	model := synth.BlobSizes()
 	sizes := make([]int64, n)
 	for _, i := range order {
 		r := float64(requests[i])
-		sizes[i] = max(1, sizeAt((before+r/2)/total))
+		sizes[i] = model.Quantile((before + r/2) / max(total, 1))
 		before += r
 	}
 	return sizes
 }
 
-// byPopularity returns the places of requests, the most requested last; of those that are
-// requested as often, the first first.
-func byPopularity(requests []int64) []int {
-	order := make([]int, len(requests))
+// sortedBy returns the places of values, that of the least first; of equal ones, the first
+// first.
+func sortedBy[T cmp.Ordered](values []T) []int {
+	order := make([]int, len(values))
 	for i := range order {
 		order[i] = i
 	}
-	slices.SortStableFunc(order, func(a, b int) int {
-		switch {
-		case requests[a] < requests[b]:
-			return -1
-		case requests[a] > requests[b]:
-			return 1
-		}
-		return 0
-	})
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(values[a], values[b]) })
 	return order
 }
 

@@ -9,8 +9,10 @@
 package simulate
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"example.org/slipway/trace"
@@ -25,7 +27,7 @@ const (
 	// NoWrites leaves PUTs out: the cache is one for reads.
 	NoWrites Writes = iota
 	// WriteThrough takes in what is pushed, without counting it as a request. Where the
-	// trace does not have the digest of what was pushed, that of a later GET of the same
+	// trace does not have the digest of what was pushed, that of the next GET of the same
 	// size in the same repository is taken.
 	WriteThrough
 	// CompatWrites counts PUTs as requests under the name in their URI, as the FAST'18
@@ -46,16 +48,24 @@ func ParseWrites(s string) (Writes, error) {
 	return 0, fmt.Errorf("no kind of writes is called %q; there are none, through and compat", s)
 }
 
+// String returns the name.
+func (w Writes) String() string { return [...]string{"none", "through", "compat"}[w] }
+
+// MarshalText writes the name.
+func (w Writes) MarshalText() ([]byte, error) { return []byte(w.String()), nil }
+
 // Requests are the requests for layers of a zone in the order of time, by column. A
-// layer is a number, in the order of the first request.
+// layer is a number from 0 on; without writes, in the order of the first request.
 type Requests struct {
 	// Time in microseconds since 1970; nil if the source does not tell.
 	Time []int64
 	// Layer is what was asked for.
 	Layer []uint32
-	// Host is the server that answered, a number; nil if the source does not tell.
+	// Host is the server that answered, numbered from 0 in the order of the first
+	// request; nil if the source does not tell.
 	Host []uint32
-	// Write is true for what was pushed; nil if nothing was.
+	// Write is true for a push that fills the cache and is no request; nil if there is
+	// none.
 	Write []bool
 	// Size of each layer in bytes.
 	Size []int64
@@ -65,14 +75,34 @@ type Requests struct {
 	Skipped int64
 }
 
-// Len is the number of requests.
+// Len is the number of requests, with the pushes that are none.
 func (r *Requests) Len() int { return len(r.Layer) }
+
+// Pushes is how many of them are none but fill the cache.
+func (r *Requests) Pushes() int {
+	n := 0
+	for _, w := range r.Write {
+		if w {
+			n++
+		}
+	}
+	return n
+}
 
 // Footprint is the sum of the sizes of all layers.
 func (r *Requests) Footprint() int64 {
 	var n int64
 	for _, s := range r.Size {
 		n += s
+	}
+	return n
+}
+
+// Servers is how many servers answered; 0 if the source does not tell.
+func (r *Requests) Servers() int {
+	n := 0
+	for _, h := range r.Host {
+		n = max(n, int(h)+1)
 	}
 	return n
 }
@@ -140,7 +170,8 @@ type repoSize struct {
 // LoadCache reads the requests for layers. With modelled sizes (model) those of the
 // trace are not looked at.
 func LoadCache(ctx context.Context, src Source, w Window, writes Writes, model bool) (*Requests, error) {
-	l := cacheLoader{writes: writes, model: model, layers: map[store.Symbol]uint32{}, paired: map[repoSize]uint32{}}
+	l := cacheLoader{writes: writes, model: model, open: map[repoSize][]openPut{},
+		layers: map[store.Symbol]uint32{}, uploads: map[store.Symbol]uint32{}, hosts: map[store.Symbol]uint32{}}
 	columns := store.ColSize | store.ColMethod | store.ColKind | store.ColStatus |
 		store.ColHost | store.ColRepo | store.ColRef | store.ColDigest
 	if err := w.scan(ctx, src, columns, l.batch); err != nil {
@@ -153,10 +184,19 @@ type cacheLoader struct {
 	writes Writes
 	model  bool
 	r      Requests
-	layers map[store.Symbol]uint32
-	paired map[repoSize]uint32
-	// PUTs without digest, to be paired when all GETs are known, by place in r.
-	open map[int]repoSize
+	// layers are those by digest, uploads those of which only the id of the upload is
+	// known: that may look like a digest and is none.
+	layers, uploads map[store.Symbol]uint32
+	hosts           map[store.Symbol]uint32
+	// open are the pushes without digest that no GET has been paired with yet.
+	open map[repoSize][]openPut
+}
+
+// openPut is a push whose layer is not known yet: its place in the requests and the id of
+// its upload.
+type openPut struct {
+	at int
+	id store.Symbol
 }
 
 func (l *cacheLoader) batch(b *store.Batch) {
@@ -179,61 +219,88 @@ func (l *cacheLoader) get(b *store.Batch, i int) {
 		l.r.Skipped++
 		return
 	}
-	layer := l.layer(b.Digest[i], b.Ref[i])
-	// A part of a layer is no larger than the layer.
-	l.r.Size[layer] = max(l.r.Size[layer], size)
-	if l.writes == WriteThrough {
-		l.paired[repoSize{b.Repo[i], size}] = layer
+	digest := b.Digest[i]
+	if digest == store.None {
+		digest = b.Ref[i]
+	}
+	layer := l.number(l.layers, digest, size)
+	if pushed := (repoSize{b.Repo[i], size}); l.open[pushed] != nil {
+		for _, p := range l.open[pushed] {
+			l.r.Layer[p.at] = layer
+		}
+		delete(l.open, pushed)
 	}
 	l.add(b, i, layer, false)
 }
 
 func (l *cacheLoader) put(b *store.Batch, i int) {
 	l.r.Ingress += max(0, b.Size[i])
-	if l.writes == NoWrites || b.Kind[i] == trace.Manifest || b.Size[i] <= 0 {
+	if l.writes == NoWrites || !isLayerPut(b, i) {
 		return
 	}
-	ref := b.Ref[i]
-	if l.writes == WriteThrough && b.Digest[i] != store.None {
-		ref = b.Digest[i]
+	size := b.Size[i]
+	if size <= 0 {
+		l.r.Skipped++
+		return
 	}
-	layer := l.layer(ref, ref)
-	l.r.Size[layer] = max(l.r.Size[layer], b.Size[i])
-	if l.writes == WriteThrough && b.Digest[i] == store.None {
-		if l.open == nil {
-			l.open = map[int]repoSize{}
-		}
-		l.open[l.r.Len()] = repoSize{b.Repo[i], b.Size[i]}
+	switch {
+	case l.writes == CompatWrites:
+		l.add(b, i, l.number(l.uploads, b.Ref[i], size), false)
+	case b.Digest[i] != store.None:
+		l.add(b, i, l.number(l.layers, b.Digest[i], size), true)
+	default:
+		name := repoSize{b.Repo[i], size}
+		l.open[name] = append(l.open[name], openPut{at: l.r.Len(), id: b.Ref[i]})
+		l.add(b, i, 0, true) // until it is known
 	}
-	l.add(b, i, layer, true)
 }
 
-// layer numbers a digest.
-func (l *cacheLoader) layer(digest, ref store.Symbol) uint32 {
-	if digest == store.None {
-		digest = ref
-	}
-	n, ok := l.layers[digest]
+// number numbers a layer of a size; it is as large as its largest part.
+func (l *cacheLoader) number(numbers map[store.Symbol]uint32, name store.Symbol, size int64) uint32 {
+	n, ok := numbers[name]
 	if !ok {
 		n = uint32(len(l.r.Size))
-		l.layers[digest] = n
+		numbers[name] = n
 		l.r.Size = append(l.r.Size, 0)
 	}
+	l.r.Size[n] = max(l.r.Size[n], size)
 	return n
 }
 
 func (l *cacheLoader) add(b *store.Batch, i int, layer uint32, write bool) {
 	l.r.Time = append(l.r.Time, b.Time[i])
 	l.r.Layer = append(l.r.Layer, layer)
-	l.r.Host = append(l.r.Host, uint32(b.Host[i]))
-	l.r.Write = append(l.r.Write, write)
+	// Symbols are those of the whole store: only numbers of the zone's own servers go
+	// evenly to shards.
+	host, ok := l.hosts[b.Host[i]]
+	if !ok {
+		host = uint32(len(l.hosts))
+		l.hosts[b.Host[i]] = host
+	}
+	l.r.Host = append(l.r.Host, host)
+	if l.writes == WriteThrough {
+		l.r.Write = append(l.r.Write, write)
+	}
 }
 
+// finish names what was pushed and never asked for by the id of its upload.
 func (l *cacheLoader) finish() *Requests {
-	for at, rs := range l.open {
-		if layer, ok := l.paired[rs]; ok {
-			l.r.Layer[at] = layer
+	type lone struct {
+		openPut
+		size int64
+	}
+	var rest []lone
+	for name, puts := range l.open {
+		for _, p := range puts {
+			rest = append(rest, lone{p, name.size})
 		}
+	}
+	slices.SortFunc(rest, func(a, b lone) int { return cmp.Compare(a.at, b.at) })
+	for _, p := range rest {
+		l.r.Layer[p.at] = l.number(l.uploads, p.id, p.size)
+	}
+	if _, none := l.hosts[store.None]; none && len(l.hosts) == 1 {
+		l.r.Host = nil
 	}
 	return &l.r
 }

@@ -63,8 +63,8 @@ func (p *GDSF) Hit(e *Entry) {
 // Remove implements [Policy].
 func (p *GDSF) Remove(e *Entry) { p.heap.remove(e) }
 
-// LFUDA is least frequently used with dynamic aging: an entry's worth grows by L, the
-// worth of the last victim, with each request and is L + 1 at first. Sizes do not count.
+// LFUDA is least frequently used with dynamic aging: with each request an entry's worth
+// becomes L + frequency, where L is the worth of the last victim. Sizes do not count.
 type LFUDA struct {
 	heap  rankHeap
 	aged  float64

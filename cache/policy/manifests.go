@@ -24,8 +24,8 @@ type ManifestsOptions struct {
 	Rate, Burst int64
 	// Precision is the share of prefetched layers that must be used: a repository with
 	// less is left alone for Rest. It is looked at after Judge layers were used or
-	// dropped, and every new one counts as much as the last Judge together do less.
-	// Default 0.1 of 32 layers, 1 h. A negative precision switches this off.
+	// dropped; then older ones fade, so that about the last Judge layers count. Default
+	// 0.1 of 32 layers, 1 h. A negative precision switches this off.
 	Precision float64
 	Judge     int
 	Rest      time.Duration
@@ -66,7 +66,7 @@ func (o *ManifestsOptions) defaults() {
 // back.
 type Manifests struct {
 	o       ManifestsOptions
-	given   sketchSet
+	given   recentKeys
 	fetched Prefetched
 	budget  bucket
 	// waiting are the clients that were given a manifest and have asked for no layer.
@@ -148,7 +148,8 @@ type Plan struct {
 	Fetch []Layer
 	// Drop is what was fetched ahead and is not needed: to cancel, if it is under way.
 	Drop []Layer
-	// Pin is what to keep until PinUntil, Unpin what need not be kept any longer.
+	// Pin is what to keep until PinUntil, Unpin what need not be kept any longer. A layer
+	// in both was pushed again: it is kept.
 	Pin, Unpin []Layer
 	PinUntil   time.Time
 }
@@ -157,8 +158,8 @@ type Plan struct {
 // they are held and need only be kept.
 func (m *Manifests) PutManifest(now time.Time, manifest Key, layers []Layer) Plan {
 	plan := m.Advance(now)
-	if old := m.pins[manifest]; old != nil {
-		m.unpin(old)
+	if old := m.pins[manifest]; old != nil { // or whoever counts pins never comes to 0
+		plan.Unpin = append(plan.Unpin, m.unpin(old)...)
 	}
 	if len(m.pinEnds) >= maxPins {
 		plan.Unpin = append(plan.Unpin, m.unpin(m.pinEnds[0])...)
@@ -330,8 +331,8 @@ func pair(client uint64, k Key) Key {
 	return out
 }
 
-// sketchSet remembers keys for a while, limit of them at most.
-type sketchSet struct {
+// recentKeys remembers keys for a while, limit of them at most.
+type recentKeys struct {
 	limit int
 	ttl   time.Duration
 	index map[Key]int64 // when it was added, in nanoseconds
@@ -347,7 +348,7 @@ type stampedKey struct {
 }
 
 // add remembers a key from now on, and tells whether it was remembered.
-func (s *sketchSet) add(k Key, now time.Time) bool {
+func (s *recentKeys) add(k Key, now time.Time) bool {
 	known := s.has(k, now)
 	if s.index == nil {
 		s.index = map[Key]int64{}
@@ -366,7 +367,7 @@ func (s *sketchSet) add(k Key, now time.Time) bool {
 	return known
 }
 
-func (s *sketchSet) has(k Key, now time.Time) bool {
+func (s *recentKeys) has(k Key, now time.Time) bool {
 	at, ok := s.index[k]
 	return ok && now.UnixNano()-at < int64(s.ttl)
 }

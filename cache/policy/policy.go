@@ -70,7 +70,7 @@ type Entry struct {
 	prev, next *Entry
 	stamp      int64
 	last       int64
-	freq       int32
+	freq       int64
 	queue      uint8
 	pinned     int32 // place in the heap of pins, from 1; 0 is not pinned
 	until      int64 // when the pin ends

@@ -47,7 +47,10 @@ type pushedLayer struct {
 
 // NewAlgorithm1 returns an empty prefetcher.
 func NewAlgorithm1(o *Algorithm1Options) *Algorithm1 {
-	a := &Algorithm1{o: *o, repos: map[uint64][]*pushedLayer{}}
+	a := &Algorithm1{repos: map[uint64][]*pushedLayer{}}
+	if o != nil {
+		a.o = *o
+	}
 	if a.o.MaxEntries <= 0 {
 		a.o.MaxEntries = 1 << 20
 	}

@@ -178,6 +178,12 @@ func TestManifestsPins(t *testing.T) {
 		t.Errorf("after a push (-want +got):\n%s", diff)
 	}
 	m.PutManifest(at(1), key("n"), []policy.Layer{x})
+	// Pushed again: the pins of the first push end, or they would never.
+	again := policy.Plan{Pin: []policy.Layer{y}, Unpin: []policy.Layer{x, y}, PinUntil: at(61.5)}
+	if diff := cmp.Diff(again, m.PutManifest(at(1.5), key("m"), []policy.Layer{y})); diff != "" {
+		t.Errorf("after a second push (-want +got):\n%s", diff)
+	}
+	m.PutManifest(at(1.5), key("m"), []policy.Layer{x, y})
 	all := func(policy.Key) bool { return true }
 	if plan := m.GetManifest(at(2), repo1, alice, key("m"), []policy.Layer{x, y}, all); plan.Unpin != nil {
 		t.Errorf("one client is enough to unpin %v", plan.Unpin)

@@ -91,8 +91,8 @@ type TwoLevelOptions struct {
 	// for SecondTouch and Adaptive. Default 1<<18, about 40 MB.
 	Remember int
 	// WriteRate is the write budget of the SSD in bytes per second, which adds up to
-	// WriteBurst bytes. What is not in the budget is not written. Default 0: no limit.
-	// One drive write a day of 1 TB is 11.6 MB/s.
+	// WriteBurst bytes. What is not in the budget is not written, so what is larger than
+	// the burst never is. Default 0: no limit. One drive write a day of 1 TB is 11.6 MB/s.
 	WriteRate  int64
 	WriteBurst int64
 	// OnMove is told of every change of place, in the order in which the bytes can
@@ -200,8 +200,7 @@ func (t *TwoLevel) promote(e Entry) {
 	}
 	// Memory found it worth less than what is there. Its bytes are on the SSD already.
 	if !t.ssd.add(e.Key, e.Size, e.Cost, e.Hits) {
-		t.stats.SSDEvictions++
-		t.move(e.Key, e.Size, SSD, Nowhere)
+		t.evicted(e)
 	}
 }
 

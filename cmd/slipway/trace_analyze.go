@@ -1,7 +1,10 @@
 package main
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -59,12 +62,20 @@ func runTraceAnalyze(cmd *cobra.Command, f *analyzeFlags, dir string) error {
 		return err
 	}
 	defer s.Close()
+	drop, err := reportDir(f.out)
+	if err != nil {
+		return err
+	}
 	p := newProgress("analysing")
 	start := time.Now()
 	f.o.Progress = func(n analyze.Progress) { showRecords(p, start, n) }
 	rep, err := analyze.Run(cmd.Context(), s, &f.o)
 	p.end()
+	if err == nil && rep.Settings.TotalRequests == 0 {
+		err = fmt.Errorf("the zones have no requests from --from to --to")
+	}
 	if err != nil {
+		drop()
 		return err
 	}
 	if err := rep.Write(f.out); err != nil {
@@ -74,6 +85,25 @@ func runTraceAnalyze(cmd *cobra.Command, f *analyzeFlags, dir string) error {
 	fmt.Fprintf(cmd.OutOrStdout(), "%d requests of %d zones in %s; report in %s\n", rep.Settings.TotalRequests, len(rep.Zones),
 		took.Round(10*time.Millisecond), filepath.Join(f.out, "index.html"))
 	return nil
+}
+
+// reportDir makes the directory of a report and sees that files can be written into it:
+// before the pass, not after. drop removes what was made.
+func reportDir(dir string) (drop func(), err error) {
+	_, err = os.Stat(dir)
+	drop = func() {}
+	if errors.Is(err, fs.ErrNotExist) {
+		drop = func() { _ = os.Remove(dir) } // only if it is empty
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, err
+	}
+	probe, err := os.CreateTemp(dir, ".slipway-*")
+	if err != nil {
+		drop()
+		return nil, err
+	}
+	return drop, errors.Join(probe.Close(), os.Remove(probe.Name()))
 }
 
 // options reads the flags that are words.

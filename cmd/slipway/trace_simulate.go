@@ -1,9 +1,11 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -28,10 +30,10 @@ func traceSimulateCommand() *cobra.Command {
 
 // simulateFlags are those of both simulations.
 type simulateFlags struct {
-	zones    []string
-	from, to string
-	output   string
-	workers  int
+	zones       []string
+	from, to    string
+	format, out string
+	workers     int
 }
 
 func (f *simulateFlags) add(cmd *cobra.Command) {
@@ -39,7 +41,8 @@ func (f *simulateFlags) add(cmd *cobra.Command) {
 	fl.StringSliceVar(&f.zones, "zone", nil, "zones to simulate, each by itself (default: all)")
 	fl.StringVar(&f.from, "from", "", "leave out requests before this time (RFC 3339 or 2006-01-02)")
 	fl.StringVar(&f.to, "to", "", "leave out requests from this time on")
-	fl.StringVarP(&f.output, "output", "o", "text", "what to print: text, json or html")
+	fl.StringVar(&f.format, "format", "text", "text, json (a document for each zone) or html (one zone)")
+	fl.StringVarP(&f.out, "output", "o", "", "file to write (default: standard output)")
 	fl.IntVar(&f.workers, "workers", 0, "simulations run at once (default: the number of cores)")
 }
 
@@ -50,16 +53,12 @@ type simulateReport interface {
 	WriteHTML(io.Writer) error
 }
 
-// run opens the store and prints a report for each zone.
-func (f *simulateFlags) run(cmd *cobra.Command, dir string, one func(context.Context, *store.Store, simulate.Window, *simulate.RunOptions) (simulateReport, error)) error {
-	if f.output != "text" && f.output != "json" && f.output != "html" {
-		return fmt.Errorf("--output is %q; there are text, json and html", f.output)
-	}
-	from, err := parseWhen("--from", f.from)
-	if err != nil {
-		return err
-	}
-	to, err := parseWhen("--to", f.to)
+// zoneSimulation simulates one zone.
+type zoneSimulation func(context.Context, *store.Store, simulate.Window, *simulate.RunOptions) (simulateReport, error)
+
+// run opens the store and writes a report for each zone.
+func (f *simulateFlags) run(cmd *cobra.Command, dir string, one zoneSimulation) error {
+	w, err := f.window()
 	if err != nil {
 		return err
 	}
@@ -68,29 +67,78 @@ func (f *simulateFlags) run(cmd *cobra.Command, dir string, one func(context.Con
 		return err
 	}
 	defer s.Close()
+	zones, err := f.among(s.Zones())
+	if err != nil {
+		return err
+	}
+	if f.out == "" {
+		return f.each(cmd.Context(), cmd.OutOrStdout(), s, zones, w, one)
+	}
+	// A file is not touched before there is something to write.
+	var b bytes.Buffer
+	if err := f.each(cmd.Context(), &b, s, zones, w, one); err != nil {
+		return err
+	}
+	return output(cmd, f.out, func(w io.Writer) error {
+		_, err := b.WriteTo(w)
+		return err
+	})
+}
+
+// window reads the flags that are words.
+func (f *simulateFlags) window() (w simulate.Window, err error) {
+	if f.format != "text" && f.format != "json" && f.format != "html" {
+		return w, fmt.Errorf("--format is %q; there are text, json and html", f.format)
+	}
+	if w.From, err = parseWhen("--from", f.from); err != nil {
+		return w, err
+	}
+	if w.To, err = parseWhen("--to", f.to); err != nil {
+		return w, err
+	}
+	if !w.To.IsZero() && !w.From.Before(w.To) {
+		return w, fmt.Errorf("there is no time from %s to %s", f.from, f.to)
+	}
+	return w, nil
+}
+
+// among returns the names of the zones that are asked for.
+func (f *simulateFlags) among(all []store.Zone) ([]string, error) {
+	var names []string
+	for _, z := range all {
+		names = append(names, z.Name)
+	}
 	zones := f.zones
 	if len(zones) == 0 {
-		for _, z := range s.Zones() {
-			zones = append(zones, z.Name)
+		zones = names
+	}
+	for _, z := range zones {
+		if !slices.Contains(names, z) {
+			return nil, fmt.Errorf("there is no zone %q; there are %v", z, names)
 		}
 	}
-	if f.output == "html" && len(zones) > 1 {
-		return fmt.Errorf("a page shows one zone; choose one of %s with --zone", strings.Join(zones, ", "))
+	if f.format == "html" && len(zones) > 1 {
+		return nil, fmt.Errorf("a page shows one zone; choose one of %s with --zone", strings.Join(zones, ", "))
 	}
+	return zones, nil
+}
+
+// each simulates zones one after the other.
+func (f *simulateFlags) each(ctx context.Context, out io.Writer, s *store.Store, zones []string, w simulate.Window, one zoneSimulation) error {
 	for i, z := range zones {
 		read := newProgress("reading " + z)
-		w := simulate.Window{Zone: z, From: from, To: to, Progress: func(n int64) { read.show("%d requests", n) }}
 		run, end := simulating(z)
-		rep, err := one(cmd.Context(), s, w, &simulate.RunOptions{Workers: f.workers, Progress: run})
+		w.Zone, w.Progress = z, func(n int64) { read.show("%d requests", n) }
+		rep, err := one(ctx, s, w, &simulate.RunOptions{Workers: f.workers, Progress: run})
 		read.end()
 		end()
 		if err != nil {
 			return err
 		}
-		if i > 0 && f.output == "text" {
-			fmt.Fprintln(cmd.OutOrStdout())
+		if i > 0 && f.format == "text" {
+			fmt.Fprintln(out)
 		}
-		if err := f.print(cmd.OutOrStdout(), rep); err != nil {
+		if err := f.print(out, rep); err != nil {
 			return err
 		}
 	}
@@ -116,7 +164,7 @@ func simulating(zone string) (show func(done, total int64), end func()) {
 }
 
 func (f *simulateFlags) print(w io.Writer, r simulateReport) error {
-	switch f.output {
+	switch f.format {
 	case "json":
 		return r.WriteJSON(w)
 	case "html":
@@ -151,7 +199,7 @@ With --ssd there is a second level below memory. Sizes are given in per cent of 
 layers of the trace take together, or of what was pushed, or in bytes.`,
 		Example: `  slipway trace simulate cache store --policy lru,gdsf,belady --size 2%,10%
   slipway trace simulate cache store --policy lru --size 2%,4%,6%,8%,10% --of ingress --ssd 10x,15x,20x --split 100MiB --shards 6
-  slipway trace simulate cache store --policy gdsf --size 16GiB --ssd 1TiB --admit second-touch -o html > report.html`,
+  slipway trace simulate cache store --policy gdsf --size 16GiB --ssd 1TiB --admit second-touch --format html -o report.html`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return f.run(cmd, args[0], f.zone)
@@ -188,6 +236,12 @@ func (f *cacheFlags) zone(ctx context.Context, s *store.Store, w simulate.Window
 		return nil, fmt.Errorf("--sizes is %q; there are recorded and model", f.sizesOf)
 	}
 	model := f.sizesOf == "model"
+	if !(f.rho >= -1 && f.rho <= 1) {
+		return nil, fmt.Errorf("--rho is %g; it is from -1 to 1", f.rho)
+	}
+	if f.shards < 1 {
+		return nil, fmt.Errorf("--shards is %d; it is 1 or more", f.shards)
+	}
 	if model && writes != simulate.NoWrites {
 		return nil, fmt.Errorf("--sizes model is for requests that read: leave out --writes")
 	}
@@ -212,7 +266,7 @@ func (f *cacheFlags) zone(ctx context.Context, s *store.Store, w simulate.Window
 		return nil, err
 	}
 	return &simulate.CacheReport{
-		Zone: w.Zone, Requests: r.Len(), Layers: len(r.Size), Footprint: r.Footprint(), Ingress: r.Ingress,
+		Zone: w.Zone, Requests: r.Len() - r.Pushes(), Pushes: r.Pushes(), Writes: writes, Layers: len(r.Size), Servers: r.Servers(), Footprint: r.Footprint(), Ingress: r.Ingress,
 		Skipped: r.Skipped, Sizes: sizes, Of: f.of, Results: results,
 	}, nil
 }
@@ -259,7 +313,10 @@ func (f *cacheFlags) configs(r *simulate.Requests) ([]simulate.CacheConfig, erro
 				if c.SSD, err = shareOf(below, "x", 1, c.RAM); err != nil {
 					return nil, fmt.Errorf("--ssd: %w", err)
 				}
-				if f.perShard && f.shards > 1 {
+				if f.perShard {
+					if max(c.RAM, c.SSD) > maxByteCount/int64(f.shards) {
+						return nil, fmt.Errorf("--per-shard: %d shards of %d and %d bytes are too much", f.shards, c.RAM, c.SSD)
+					}
 					c.RAM, c.SSD = c.RAM*int64(f.shards), c.SSD*int64(f.shards)
 				}
 				if c.RAM <= 0 {
@@ -282,8 +339,14 @@ func shareOf(text, suffix string, unit float64, whole int64) (int64, error) {
 	if err != nil || !(v >= 0) || v > 1e6 {
 		return 0, fmt.Errorf("%q is no share", text)
 	}
-	return int64(v * unit * float64(whole)), nil
+	if v *= unit * float64(whole); v < maxByteCount {
+		return int64(v), nil
+	}
+	return 0, fmt.Errorf("%s of %d bytes is too much", text, whole)
 }
+
+// maxByteCount is more bytes than anything has, and sums of a few such do not overflow.
+const maxByteCount = 1 << 60
 
 // parseByteCount reads a number of bytes with a unit of 1000 (MB) or 1024 (MiB), or none.
 func parseByteCount(text string) (int64, error) {
@@ -294,7 +357,7 @@ func parseByteCount(text string) (int64, error) {
 		"": 1, "B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "PB": 1e15,
 		"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "PiB": 1 << 50,
 	}[s[len(digits):]]
-	if err != nil || !ok || !(v >= 0) || v*unit >= 1<<62 {
+	if err != nil || !ok || !(v >= 0) || v*unit >= maxByteCount {
 		return 0, fmt.Errorf("%q is no number of bytes; write 1500, 100MB or 16GiB", text)
 	}
 	return int64(v * unit), nil
@@ -339,7 +402,7 @@ others pushed there within --lm are fetched and kept for --ml. manifest fetches 
 of the manifest that a client was not given before; which these are is learnt from what
 clients ask for after it.`,
 		Example: `  slipway trace simulate prefetch store --lm 1h,12h,24h --ml 1h,12h,24h
-  slipway trace simulate prefetch store --algorithm manifest --ml 10m --zone dal09 -o json`,
+  slipway trace simulate prefetch store --algorithm manifest --ml 10m --zone dal09 --format json`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return f.run(cmd, args[0], f.zone)
@@ -372,9 +435,21 @@ func (f *prefetchFlags) zone(ctx context.Context, s *store.Store, w simulate.Win
 	if m.Burst, err = parseByteCount(f.burst); err != nil {
 		return nil, fmt.Errorf("--burst: %w", err)
 	}
+	if f.session <= 0 {
+		return nil, fmt.Errorf("--session is %s; it is more than 0", f.session)
+	}
+	if !(f.precision <= 1) {
+		return nil, fmt.Errorf("--precision is %g; it is a share of at most 1", f.precision)
+	}
+	if m.Rate > 0 && m.Burst == 0 {
+		return nil, fmt.Errorf("--rate needs a --burst: what does not fit into it is never fetched")
+	}
 	p, err := simulate.LoadPrefetch(ctx, s, w, pair, f.session)
 	if err != nil {
 		return nil, err
+	}
+	if p.Len() == 0 {
+		return nil, fmt.Errorf("zone %s has no requests for manifests and layers whose client and size are known; %d lack one of them", w.Zone, p.Skipped)
 	}
 	var configs []simulate.PrefetchConfig
 	for _, a := range f.algorithms {
@@ -392,5 +467,8 @@ func (f *prefetchFlags) zone(ctx context.Context, s *store.Store, w simulate.Win
 	if err != nil {
 		return nil, err
 	}
-	return &simulate.PrefetchReport{Zone: w.Zone, Requests: p.Len(), Manifests: p.Manifests(), Pair: pair.String(), Results: results}, nil
+	return &simulate.PrefetchReport{
+		Zone: w.Zone, Requests: p.Len(), Manifests: p.Manifests(), Skipped: p.Skipped,
+		Pair: pair.String(), NoDigest: p.NoDigest, Session: f.session, Results: results,
+	}, nil
 }
