@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
 	"example.org/slipway/replay/content"
 	"example.org/slipway/replay/plan"
 	"example.org/slipway/replay/result"
+	"example.org/slipway/replay/send"
 )
 
 // coordinator deals tasks to workers and collects their samples.
@@ -26,13 +28,28 @@ type coordinator struct {
 
 	mu      sync.Mutex
 	changed sync.Cond // anything below, or time has passed
-	closed  bool      // the phase under way has no times
-	again   bool      // tasks of the phase may be done twice
+	manner  manner    // of the phase under way
 	start   time.Time
 	left    int          // tasks handed out and not answered, orphans included
+	telling int          // lost workers whose samples are on their way to collect
 	orphans []*plan.Task // tasks of lost workers that had not been begun
 	lost    []string     // names of lost workers and why
 	turn    uint64
+}
+
+// manner is how a phase is run.
+type manner struct {
+	// closed is how many tasks run at once on each worker, without their times; 0 is an
+	// open loop.
+	closed int
+	// from is the run's time at which a closed loop begins; an open one begins at that
+	// of its first task.
+	from time.Duration
+	// again says that tasks of a lost worker may be repeated, and that nobody looks at
+	// the times.
+	again bool
+	// collect is called with all samples, by several goroutines.
+	collect func([]result.Sample)
 }
 
 const (
@@ -40,7 +57,7 @@ const (
 	maxQueued = 8192
 	// ahead is how far before its time a task is sent to its worker.
 	ahead = 15 * time.Second
-	// barrier is how long before its begin a phase is announced.
+	// barrier is how long before its begin the test is announced.
 	barrier = 300 * time.Millisecond
 	// maxChunk is the size in bytes at which a chunk is sent.
 	maxChunk = 256 << 10
@@ -57,7 +74,7 @@ func newCoordinator(conns []net.Conn, names []string, secret string, base config
 	c := &coordinator{closing: make(chan struct{}), heartbeat: heartbeat}
 	c.changed.L = &c.mu
 	for i, conn := range conns {
-		p := &peer{name: names[i], index: uint8(i), link: newLink(conn), alive: true, tasks: map[int64]handed{}}
+		p := &peer{name: names[i], index: uint8(i), link: newLink(conn), alive: true, tasks: map[int64]*handed{}}
 		mine := base
 		mine.Worker = p.index
 		if err := p.meet(secret, &mine); err != nil {
@@ -161,32 +178,40 @@ func (c *coordinator) frame(p *peer, t frameType, b []byte) error {
 		if err != nil {
 			return err
 		}
-		c.answered(p, begun, samples)
-		return nil
+		return c.answered(p, begun, samples)
 	}
 	return fmt.Errorf("the worker sent the unknown frame %d", t)
 }
 
 // answered notes what a worker has done.
-func (c *coordinator) answered(p *peer, begun int64, samples []result.Sample) {
+func (c *coordinator) answered(p *peer, begun int64, samples []result.Sample) error {
 	c.mu.Lock()
-	if !p.alive {
+	collect := c.manner.collect
+	switch {
+	case !p.alive:
 		c.mu.Unlock()
-		return
+		return nil
+	case collect == nil:
+		c.mu.Unlock()
+		return errors.New("the worker sent samples before it had tasks")
 	}
 	p.begun = max(p.begun, begun)
 	for i := range samples {
-		if _, mine := p.tasks[samples[i].Task]; samples[i].Last && mine {
+		h, mine := p.tasks[samples[i].Task]
+		switch {
+		case mine && samples[i].Last:
 			delete(p.tasks, samples[i].Task)
 			c.left--
+		case mine:
+			h.done = append(h.done, samples[i].Step)
 		}
 	}
-	collect := c.collect
 	c.changed.Broadcast()
 	c.mu.Unlock()
 	if len(samples) > 0 {
 		collect(samples)
 	}
+	return nil
 }
 
 // lose gives a worker up. Its requests under way are counted as lost, the rest of
@@ -208,8 +233,13 @@ func (c *coordinator) lose(p *peer, cause error) {
 	now := time.Since(c.start)
 	var gone []result.Sample
 	for _, h := range p.tasks {
-		if !c.again && (h.order < p.begun || !c.closed && h.task.At <= now) {
-			for _, s := range dropped(h.task, result.Lost, now.Microseconds(), 0) {
+		closed := c.manner.closed > 0
+		if !c.manner.again && (h.order < p.begun || !closed && h.task.At <= now) {
+			intended := h.task.At
+			if closed {
+				intended = now
+			}
+			for _, s := range send.Unsent(h.task, result.Lost, intended.Microseconds(), now.Microseconds(), 0, h.done) {
 				s.Worker = p.index
 				gone = append(gone, s)
 			}
@@ -219,25 +249,28 @@ func (c *coordinator) lose(p *peer, cause error) {
 		}
 	}
 	p.tasks = nil
-	collect := c.collect
+	collect := c.manner.collect
+	c.telling++ // the phase must not end before
 	c.changed.Broadcast()
 	c.mu.Unlock()
 	if len(gone) > 0 {
 		collect(gone)
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.telling--
+	c.changed.Broadcast()
 }
 
-// phase runs the tasks that generate makes: closed > 0 is how many at once on each
-// worker in a closed loop. collect is called with all samples, by several goroutines.
-// again says that tasks of a lost worker may be repeated.
-func (c *coordinator) phase(ctx context.Context, closed int, again bool, collect func([]result.Sample), generate func(hand func(*plan.Task) error) error) error {
+// phase runs the tasks that generate makes.
+func (c *coordinator) phase(ctx context.Context, m manner, generate func(hand func(*plan.Task) error) error) error {
 	stop := context.AfterFunc(ctx, c.changed.Broadcast)
 	defer stop()
 	begun := false
 	err := generate(func(t *plan.Task) error {
 		if !begun {
 			begun = true
-			if err := c.begin(closed, again, t.At, collect); err != nil {
+			if err := c.begin(m, t.At); err != nil {
 				return err
 			}
 		}
@@ -255,27 +288,28 @@ func (c *coordinator) phase(ctx context.Context, closed int, again bool, collect
 		}
 	}
 	return c.wait(ctx, func() bool {
-		for _, p := range c.peers {
-			if p.working {
-				return false
-			}
-		}
-		return true
+		return c.telling == 0 && !slices.ContainsFunc(c.peers, func(p *peer) bool { return p.working })
 	})
 }
 
 // begin announces the phase: all workers begin at the same time, at which the first
 // task is due.
-func (c *coordinator) begin(closed int, again bool, first time.Duration, collect func([]result.Sample)) error {
-	start := time.Now().Add(barrier - first)
+func (c *coordinator) begin(m manner, first time.Duration) error {
+	if m.closed > 0 {
+		first = m.from
+	}
+	start := time.Now().Add(-first)
+	if !m.again {
+		start = start.Add(barrier)
+	}
 	c.mu.Lock()
-	c.closed, c.again, c.start, c.collect = closed > 0, again, start, collect
+	c.manner, c.start = m, start
 	for _, p := range c.peers {
 		p.sent, p.begun, p.working = 0, 0, p.alive
 	}
 	c.mu.Unlock()
 	for _, p := range c.live() {
-		if err := p.link.sendJSON(frameBegin, phase{Start: start.Add(p.offset).UnixNano(), Closed: closed}); err != nil {
+		if err := p.link.sendJSON(frameBegin, phase{Start: start.Add(p.offset).UnixNano(), Closed: m.closed}); err != nil {
 			c.lose(p, err)
 		}
 	}
@@ -287,7 +321,7 @@ func (c *coordinator) begin(closed int, again bool, first time.Duration, collect
 
 // hand gives a task to its worker, when it is time to.
 func (c *coordinator) hand(ctx context.Context, t *plan.Task) error {
-	due := func() bool { return c.closed || t.At < time.Since(c.start)+ahead }
+	due := func() bool { return c.manner.closed > 0 || t.At < time.Since(c.start)+ahead }
 	c.mu.Lock()
 	c.left++
 	early := !due()
@@ -310,7 +344,7 @@ func (c *coordinator) give(ctx context.Context, t *plan.Task) error {
 		c.mu.Lock()
 		full := p.sent-p.begun >= maxQueued
 		if p.alive && !full {
-			p.tasks[t.ID] = handed{t, p.sent}
+			p.tasks[t.ID] = &handed{task: t, order: p.sent}
 			p.sent++
 			c.mu.Unlock()
 			p.chunk = plan.AppendTask(p.chunk, t)

@@ -10,7 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"example.org/slipway/replay/plan"
-	"example.org/slipway/replay/result"
 )
 
 // engine runs tasks at their times.
@@ -40,6 +39,10 @@ type waiter struct {
 	since    int64
 }
 
+// maxClosed bounds the tasks at once of a closed loop, each of which has a goroutine
+// from the begin on.
+const maxClosed = 1 << 16
+
 // maxWaiting bounds the queue; what does not find a place there is dropped.
 const maxWaiting = 100_000
 
@@ -48,6 +51,7 @@ const maxWaiting = 100_000
 func (e *engine) serve(ctx context.Context, start time.Time, feed <-chan *plan.Task) {
 	e.start = start
 	if e.closed {
+		sleepUntil(ctx, start) // all workers begin at the same time, in a closed loop too
 		for range e.most {
 			e.tasks.Go(func() {
 				for t := range feed {
@@ -152,17 +156,4 @@ func sleepUntil(ctx context.Context, at time.Time) {
 			return
 		}
 	}
-}
-
-// dropped are the samples of a task that was not run.
-func dropped(t *plan.Task, outcome result.Outcome, now, wait int64) []result.Sample {
-	intended := t.At.Microseconds()
-	var out []result.Sample
-	for i := range t.Steps {
-		s := &t.Steps[i]
-		out = append(out, result.Sample{Task: t.ID, Step: int32(i), Target: s.Target, Method: s.Method, Object: result.Object(s.Kind),
-			Outcome: outcome, Intended: intended, Sent: intended, First: intended, End: max(now, intended), Wait: wait})
-	}
-	out[len(out)-1].Last = true
-	return out
 }

@@ -104,7 +104,7 @@ func TestSeveralTargets(t *testing.T) {
 }
 
 // BenchmarkTimeliness sends pings as they were recorded to a server that answers at
-// once, and says how late they left: docs/replay.md has the figures.
+// once, and says how late they left: section Timeliness of docs/replay.md.
 func BenchmarkTimeliness(b *testing.B) {
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { drain(r) }))
 	defer srv.Close()

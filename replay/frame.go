@@ -36,18 +36,22 @@ const (
 // which one task of manifests may still follow.
 const maxFrame = 64 << 20
 
+// maxGreeting bounds it until the peer has shown that it knows the secret.
+const maxGreeting = 4 << 10
+
 // link is one end of a connection. Frames are sent by any goroutine and received by
 // one.
 type link struct {
 	conn net.Conn
 	r    *bufio.Reader
+	most int // bytes of a frame
 
 	mu sync.Mutex
 	w  *bufio.Writer
 }
 
 func newLink(c net.Conn) *link {
-	return &link{conn: c, r: bufio.NewReaderSize(c, 64<<10), w: bufio.NewWriterSize(c, 64<<10)}
+	return &link{conn: c, most: maxGreeting, r: bufio.NewReaderSize(c, 64<<10), w: bufio.NewWriterSize(c, 64<<10)}
 }
 
 // sendTimeout bounds the sending of one frame: a peer that takes none for so long is
@@ -90,16 +94,16 @@ func (l *link) receive(timeout time.Duration) (frameType, []byte, error) {
 	if err := l.conn.SetReadDeadline(deadline); err != nil {
 		return 0, nil, err
 	}
-	return readFrame(l.r)
+	return readFrame(l.r, l.most)
 }
 
-func readFrame(r io.Reader) (frameType, []byte, error) {
+func readFrame(r io.Reader, most int) (frameType, []byte, error) {
 	var head [5]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
 		return 0, nil, err
 	}
 	n := binary.LittleEndian.Uint32(head[:])
-	if n > maxFrame {
+	if int64(n) > int64(most) {
 		return 0, nil, fmt.Errorf("a frame of %d bytes: the peer speaks something else", n)
 	}
 	// Memory is taken as bytes come, not as the length says.

@@ -14,7 +14,7 @@ func FuzzFrame(f *testing.F) {
 	f.Add([]byte{0xff, 0xff, 0xff, 0xff, 1})
 	f.Add([]byte{0, 0, 0, 3, 1, 2})
 	f.Fuzz(func(t *testing.T, b []byte) {
-		_, p, err := readFrame(bytes.NewReader(b))
+		_, p, err := readFrame(bytes.NewReader(b), maxFrame)
 		if err == nil && len(p)+5 > len(b) {
 			t.Errorf("a frame of %d bytes from %d", len(p), len(b))
 		}
@@ -57,4 +57,46 @@ func FuzzWorker(f *testing.F) {
 		ours.Close()
 		<-done
 	})
+}
+
+// TestSamplesOutOfTurn has a worker that answers before it is asked.
+func TestSamplesOutOfTurn(t *testing.T) {
+	ours, theirs := net.Pipe()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		defer theirs.Close()
+		l := newLink(theirs)
+		if err := greet(l, ""); err != nil {
+			t.Error(err)
+			return
+		}
+		pings := 0
+		for {
+			kind, b, err := l.receive(time.Minute)
+			if err != nil {
+				return
+			}
+			if kind != framePing {
+				continue
+			}
+			if err := l.send(framePong, append(b, make([]byte, 8)...)); err != nil {
+				return
+			}
+			if pings++; pings == clockRounds && l.send(frameSamples, result.AppendSample(make([]byte, outboxHead), &result.Sample{})) != nil {
+				return
+			}
+		}
+	}()
+	c, err := newCoordinator([]net.Conn{ours}, []string{"w"}, "", config{}, time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(time.Minute); len(c.live()) > 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the worker is still taken for one")
+		}
+	}
+	c.close()
+	<-done
 }

@@ -12,8 +12,8 @@ import (
 type Status struct {
 	// Phase is "warm-up" or "replay".
 	Phase string
-	// Done of Total: requests, or what is put in place. Total is of the trace; what a
-	// session or an upload adds is not in it.
+	// Done of Total: requests of the trace, or what is put in place; at L2 steps of
+	// pulls and pushes. Total is 0 where it is not known.
 	Done, Total int64
 	Rate        float64 // requests per second
 	BytesPerSec float64
@@ -22,8 +22,9 @@ type Status struct {
 	// Errors and Unsent are of the whole run.
 	Errors, Unsent int64
 	Elapsed        time.Duration
-	// Position is the run's time up to which requests were sent, of all.
-	Position time.Duration
+	// Position is the run's time up to which requests were sent. Length is when the
+	// last is to be sent, 0 if that is not known.
+	Position, Length time.Duration
 	// Unwritten is how many samples are in no file; Problem says why.
 	Unwritten int64
 	Problem   error
@@ -37,6 +38,7 @@ type meter struct {
 	rec    *result.Recorder // nil while nothing is written
 	every  time.Duration    // between checkpoints
 	total  int64
+	length time.Duration
 
 	in   chan []result.Sample
 	over chan struct{} // closed when nobody takes any more
@@ -112,7 +114,7 @@ func (m *meter) take(v *view, samples []result.Sample) {
 // view is what a status is made of.
 type view struct {
 	begin, last time.Time
-	tasks       int64
+	steps       int64
 	n, bytes    int64
 	lag         int64
 	position    int64
@@ -120,8 +122,8 @@ type view struct {
 }
 
 func (v *view) add(s *result.Sample) {
-	if s.Last {
-		v.tasks++
+	if s.Step >= 0 && s.Part == 0 {
+		v.steps++
 	}
 	v.position = max(v.position, s.Intended)
 	if s.IsSession() || !s.Executed() {
@@ -137,7 +139,7 @@ func (v *view) status(m *meter) Status {
 	now := time.Now()
 	seconds := max(1e-3, now.Sub(v.last).Seconds())
 	micros := func(f float64) time.Duration { return time.Duration(f * 1e3) }
-	s := Status{Phase: m.phase, Done: v.tasks, Total: m.total, Rate: float64(v.n) / seconds, BytesPerSec: float64(v.bytes) / seconds,
+	s := Status{Phase: m.phase, Done: v.steps, Total: m.total, Length: m.length, Rate: float64(v.n) / seconds, BytesPerSec: float64(v.bytes) / seconds,
 		P50: micros(v.latency.Quantile(0.5)), P99: micros(v.latency.Quantile(0.99)), Lag: micros(float64(v.lag)),
 		Errors: m.agg.Errors(), Unsent: m.agg.Outcomes[result.Dropped] + m.agg.Outcomes[result.Lost] + m.agg.Outcomes[result.Failed],
 		Elapsed: now.Sub(v.begin), Position: micros(float64(v.position))}

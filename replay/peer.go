@@ -56,7 +56,7 @@ func upgrade(conn net.Conn, host string) error {
 	}
 	const want = "HTTP/1.1 101 "
 	if len(head) < len(want) || string(head[:len(want)]) != want {
-		return errors.New("it is not a worker")
+		return errors.New("it is not a worker, or one that wants TLS")
 	}
 	return conn.SetDeadline(time.Time{})
 }
@@ -78,6 +78,7 @@ func local(ctx context.Context, o *WorkerOptions) (conn net.Conn, stopped <-chan
 type handed struct {
 	task  *plan.Task
 	order int64
+	done  []int32 // its steps that have samples
 }
 
 // peer is a worker, as the coordinator sees it. What follows mu of the coordinator
@@ -96,11 +97,11 @@ type peer struct {
 	// it.
 	chunk []byte
 
-	alive   bool             // mu
-	sent    int64            // mu: tasks of the phase
-	begun   int64            // mu: of these, as the worker says
-	tasks   map[int64]handed // mu: not yet answered
-	working bool             // mu: the phase has not ended there
+	alive   bool              // mu
+	sent    int64             // mu: tasks of the phase
+	begun   int64             // mu: of these, as the worker says
+	tasks   map[int64]*handed // mu: not yet answered
+	working bool              // mu: the phase has not ended there
 }
 
 // clockRounds is how many times the clock of a worker is asked for; the answer that
@@ -180,14 +181,21 @@ func RequireSafe(addr, secret string, c *tls.Config) error {
 	if err != nil {
 		return err
 	}
-	if host == "localhost" || net.ParseIP(host).IsLoopback() {
+	certificates := c != nil && c.ClientAuth == tls.RequireAndVerifyClientCert
+	switch {
+	case isLoopback(host) || certificates:
 		return nil
-	}
-	if secret == "" && (c == nil || c.ClientAuth != tls.RequireAndVerifyClientCert) {
+	case secret == "":
 		return errors.New("a worker sends whatever requests it is told to: beyond loopback it needs a secret (--secret-file), or TLS with --client-ca")
+	case len(secret) < minSecret:
+		return fmt.Errorf("the secret is too short: beyond loopback it needs %d characters that nobody guesses", minSecret)
 	}
 	return nil
 }
+
+// minSecret is the least length of a secret beyond loopback, in bytes: who pretends to
+// be a worker can try secrets at leisure.
+const minSecret = 16
 
 // Server returns the HTTP server of a worker.
 func (w *Worker) Server(c *tls.Config) *http.Server {

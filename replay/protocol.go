@@ -4,7 +4,6 @@ import (
 	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
-	"encoding/base64"
 	"errors"
 	"time"
 
@@ -91,6 +90,7 @@ func greet(l *link, secret string) error {
 	case len(p.Nonce) != nonceSize || !hmac.Equal(p.MAC, mac(secret, "coordinator", mine, p.Nonce)):
 		return errors.Join(errSecret, l.send(frameRefuse, []byte(errSecret.Error())))
 	}
+	l.most = maxFrame
 	return l.sendJSON(frameWelcome, welcome{mac(secret, "worker", p.Nonce, mine)})
 }
 
@@ -118,10 +118,6 @@ func introduce(l *link, secret string) error {
 	if !hmac.Equal(w.MAC, mac(secret, "worker", mine, h.Nonce)) {
 		return errSecret
 	}
+	l.most = maxFrame
 	return nil
-}
-
-// NewSecret makes a secret for workers and their coordinator.
-func NewSecret() string {
-	return base64.RawURLEncoding.EncodeToString(nonce())
 }

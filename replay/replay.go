@@ -13,16 +13,20 @@
 package replay
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math"
 	"net"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"example.org/slipway/replay/plan"
@@ -102,18 +106,21 @@ type Options struct {
 }
 
 func (o Options) defaults() (Options, error) {
-	set(&o.Phase, All)
-	set(&o.Heartbeat, 5*time.Second)
-	set(&o.Concurrency, 4096)
-	set(&o.Patience, 30*time.Second)
-	set(&o.WarmConcurrency, 16)
-	set(&o.Timeout, 5*time.Minute)
-	set(&o.MaxLag, 10*time.Millisecond)
-	set(&o.Checkpoint, 10*time.Second)
+	o.Phase = cmp.Or(o.Phase, All)
+	o.Heartbeat = cmp.Or(o.Heartbeat, 5*time.Second)
+	o.Concurrency = cmp.Or(o.Concurrency, 4096)
+	o.Patience = cmp.Or(o.Patience, 30*time.Second)
+	o.WarmConcurrency = cmp.Or(o.WarmConcurrency, 16)
+	o.Timeout = cmp.Or(o.Timeout, 5*time.Minute)
+	o.MaxLag = cmp.Or(o.MaxLag, 10*time.Millisecond)
+	o.Checkpoint = cmp.Or(o.Checkpoint, 10*time.Second)
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
 	o.Plan.Targets = len(o.Targets)
+	if _, err := o.Plan.Defaults(); err != nil {
+		return o, err
+	}
 	switch {
 	case len(o.Targets) == 0:
 		return o, errors.New("no target is named")
@@ -123,6 +130,12 @@ func (o Options) defaults() (Options, error) {
 		return o, fmt.Errorf("%d workers: %d are possible", len(o.Workers), math.MaxUint8)
 	case o.ClosedLoop < 0 || o.Concurrency < 1 || o.WarmConcurrency < 1:
 		return o, errors.New("numbers of requests at once must be positive")
+	case max(o.ClosedLoop, o.WarmConcurrency) > maxClosed:
+		return o, fmt.Errorf("a closed loop, and the warm-up, has at most %d requests at once", maxClosed)
+	case min(o.Heartbeat, o.Patience, o.Timeout, o.MaxLag, o.Checkpoint) < 0:
+		return o, errors.New("times must not be negative")
+	case o.ClosedLoop > 0 && o.Plan.Rate > 0:
+		return o, errors.New("a closed loop goes as fast as the registry answers: it cannot have a rate")
 	case o.Phase != All && o.Phase != WarmUpOnly && o.Phase != TestOnly:
 		return o, fmt.Errorf("unknown phase %q: use all, warmup or run", o.Phase)
 	}
@@ -134,18 +147,12 @@ func (o Options) defaults() (Options, error) {
 	return o, nil
 }
 
-func set[T comparable](v *T, def T) {
-	var zero T
-	if *v == zero {
-		*v = def
-	}
-}
-
 // tableName is the file of digests in a result.
 const tableName = "digests.table"
 
 // Run replays a trace. It returns the summary also with an error, if the test had
-// begun: then that is of what was done.
+// begun: then that is of what was done. With WarmUpOnly the summary has no figures but
+// those of the warm-up.
 func Run(ctx context.Context, src plan.Source, o Options) (*result.Summary, error) {
 	o, err := o.defaults()
 	if err != nil {
@@ -163,11 +170,18 @@ func Run(ctx context.Context, src plan.Source, o Options) (*result.Summary, erro
 		return nil, err
 	}
 	defer p.Close()
-	c, names, err := connect(ctx, &o)
+	if p.Requests == 0 {
+		return nil, fmt.Errorf("nothing of the trace is to be replayed%s", leftOut(p.Skipped))
+	}
+	if err := st.begin(&o, p); err != nil {
+		return nil, err
+	}
+	warnOfSecrets(&o)
+	c, names, end, err := connect(ctx, &o)
 	if err != nil {
 		return nil, err
 	}
-	defer c.close()
+	defer end()
 	r := &runner{o: &o, plan: p, c: c, state: st}
 	if o.Phase != TestOnly && st.WarmUp == nil {
 		if err := r.warmUp(ctx); err != nil {
@@ -178,22 +192,40 @@ func Run(ctx context.Context, src plan.Source, o Options) (*result.Summary, erro
 		}
 	}
 	r.names = names
+	if o.Phase == WarmUpOnly {
+		return r.summary(), nil
+	}
 	return r.test(ctx)
 }
 
-// connect meets the workers.
-func connect(ctx context.Context, o *Options) (*coordinator, []string, error) {
+// leftOut says which requests cannot be replayed, if any.
+func leftOut(skipped plan.Skip) string {
+	var reasons []string
+	for _, reason := range slices.Sorted(maps.Keys(skipped)) {
+		reasons = append(reasons, fmt.Sprintf("%d %s", skipped[reason], reason))
+	}
+	if len(reasons) == 0 {
+		return ": it has no requests at these times"
+	}
+	return "; left out: " + strings.Join(reasons, ", ")
+}
+
+// connect meets the workers. end says goodbye to them, and waits for the one of this
+// process: it cancels the uploads that the trace did not end.
+func connect(ctx context.Context, o *Options) (_ *coordinator, names []string, end func(), _ error) {
 	base := config{Targets: o.Targets, Maker: o.Plan.Maker, Timeout: o.Timeout, Most: o.Concurrency, Patience: o.Patience, Agent: "slipway-replay/" + o.Version}
 	var conns []net.Conn
-	var names []string
-	fail := func(err error) (*coordinator, []string, error) {
+	stopped := func() {}
+	fail := func(err error) (*coordinator, []string, func(), error) {
 		for _, c := range conns {
 			err = errors.Join(err, c.Close())
 		}
-		return nil, nil, err
+		stopped()
+		return nil, nil, nil, err
 	}
 	if len(o.Workers) == 0 {
-		conn, _ := local(ctx, &WorkerOptions{Secret: o.Secret, Log: o.Log})
+		conn, done := local(ctx, &WorkerOptions{Secret: o.Secret, Log: o.Log})
+		stopped = func() { <-done }
 		conns, names = append(conns, conn), append(names, "local")
 	}
 	for _, addr := range o.Workers {
@@ -211,7 +243,22 @@ func connect(ctx context.Context, o *Options) (*coordinator, []string, error) {
 		return fail(err)
 	}
 	c.roundRobin = o.RoundRobin
-	return c, names, nil
+	return c, names, func() { c.close(); stopped() }, nil
+}
+
+// isLoopback tells whether a host is this machine without doubt.
+func isLoopback(host string) bool {
+	return host == "localhost" || net.ParseIP(host).IsLoopback()
+}
+
+// warnOfSecrets says which targets would be shown credentials in the clear.
+func warnOfSecrets(o *Options) {
+	for i := range o.Targets {
+		t := &o.Targets[i]
+		if u, err := url.Parse(t.URL); err == nil && u.Scheme == "http" && t.Secret() && !isLoopback(u.Hostname()) {
+			o.Log.Warn("a target without TLS: its credentials can be read on the way", "target", t.Name)
+		}
+	}
 }
 
 // safeToTell returns an error if a worker would be told secrets in the clear.
@@ -220,12 +267,13 @@ func safeToTell(addr string, o *Options) error {
 	if err != nil {
 		return fmt.Errorf("worker %s: %w", addr, err)
 	}
-	if o.TLS != nil || host == "localhost" || net.ParseIP(host).IsLoopback() {
+	if o.TLS != nil || isLoopback(host) {
 		return nil
 	}
 	if slices.ContainsFunc(o.Targets, func(t send.Target) bool { return t.Secret() }) {
 		return fmt.Errorf("worker %s is reached without TLS: the credentials of the targets would cross the network in the clear; use --worker-tls", addr)
 	}
+	o.Log.Warn("a worker without TLS: what is replayed can be read and changed on the way", "worker", addr)
 	return nil
 }
 
@@ -244,12 +292,11 @@ func (r *runner) warmUp(ctx context.Context) error {
 	begin := time.Now()
 	agg := result.NewAggregate(nil)
 	m := newMeter("warm-up", r.o.Status, agg)
-	total := (r.plan.WarmBlobs + r.plan.WarmManifests) * int64(len(r.o.Targets))
-	m.total = total
+	m.total = (r.plan.WarmBlobs + r.plan.WarmConfigs + r.plan.WarmManifests) * int64(len(r.o.Targets))
 	done := m.run()
 	var err error
 	for round := 0; round < plan.WarmRounds && err == nil; round++ {
-		err = r.c.phase(ctx, r.o.WarmConcurrency, true, m.put, func(hand func(*plan.Task) error) error {
+		err = r.c.phase(ctx, manner{closed: r.o.WarmConcurrency, again: true, collect: m.put}, func(hand func(*plan.Task) error) error {
 			return r.plan.WarmUp(round, hand)
 		})
 	}
@@ -289,25 +336,32 @@ func outcomeText(a *result.Aggregate) string {
 // test replays the plan and writes the result.
 func (r *runner) test(ctx context.Context) (*result.Summary, error) {
 	s := r.summary()
-	done := newDoneSet()
+	done := newDoneSet(r.plan.Requests)
 	rec, err := result.Create(r.o.Dir, r.o.Resume, done.add)
 	if err != nil {
 		return nil, err
 	}
-	if r.o.Phase != WarmUpOnly {
-		m := newMeter("replay", r.o.Status, rec.Aggregate)
-		m.total, m.rec, m.every = r.plan.Requests, rec, r.o.Checkpoint
-		finish := m.run()
-		err = r.c.phase(ctx, r.o.ClosedLoop, false, m.put, func(hand func(*plan.Task) error) error {
-			return r.plan.Tasks(ctx, done.first(), func(t *plan.Task) error {
-				if done.has(t.ID) {
-					return nil
-				}
-				return hand(t)
-			})
-		})
-		finish()
+	m := newMeter("replay", r.o.Status, rec.Aggregate)
+	m.rec, m.every = rec, r.o.Checkpoint
+	if r.o.Plan.Level != plan.L2 { // how many steps its sessions have is not known before
+		m.total = r.plan.Requests
 	}
+	how := manner{closed: r.o.ClosedLoop, collect: m.put}
+	if how.closed > 0 {
+		how.from = time.Duration(rec.Aggregate.Ended) * time.Microsecond
+	} else {
+		m.length = r.plan.Length
+	}
+	finish := m.run()
+	err = r.c.phase(ctx, how, func(hand func(*plan.Task) error) error {
+		return r.plan.Tasks(ctx, done.first(), func(t *plan.Task) error {
+			if done.has(t.ID) {
+				return nil
+			}
+			return hand(t)
+		})
+	})
+	finish()
 	r.note(s, err)
 	return s, errors.Join(err, rec.Close(s))
 }

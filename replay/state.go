@@ -4,23 +4,38 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math/bits"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
+	"example.org/slipway/replay/plan"
 	"example.org/slipway/replay/result"
 )
 
 // stateName is the file of what a resumed run has to know, beside the samples.
 const stateName = "state.json"
 
-// state of a run.
+// state of a run. A resumed one must have the same plan, targets and trace.
 type state struct {
-	// Plan is that of the options; a resumed run must have the same.
+	// Plan is that of the options, Targets are their names and URLs.
 	Plan    json.RawMessage `json:"plan"`
-	WarmUp  *result.WarmUp  `json:"warmUp,omitempty"`
-	Began   time.Time       `json:"began"`
-	Resumed int             `json:"resumed"`
+	Targets []string        `json:"targets"`
+	// Trace is what the trace was found to have.
+	Trace   trace          `json:"trace"`
+	WarmUp  *result.WarmUp `json:"warmUp,omitempty"`
+	Began   time.Time      `json:"began"`
+	Resumed int            `json:"resumed"`
+}
+
+// trace tells one trace from another.
+type trace struct {
+	Requests  int64     `json:"requests"`
+	First     time.Time `json:"first"`
+	Last      time.Time `json:"last"`
+	Blobs     int64     `json:"blobs"`
+	BlobBytes int64     `json:"blobBytes"`
 }
 
 // openState reads the state of the run that is resumed, or begins one.
@@ -31,33 +46,57 @@ func openState(o *Options) (*state, error) {
 	if err != nil {
 		return nil, err
 	}
+	s := &state{Plan: mine, Began: time.Now().UTC()}
+	for _, t := range o.Targets {
+		s.Targets = append(s.Targets, t.Name+" "+t.URL)
+	}
 	raw, err := os.ReadFile(filepath.Join(o.Dir, stateName))
 	switch {
 	case errors.Is(err, os.ErrNotExist) && o.Resume:
 		return nil, fmt.Errorf("%s has no run to resume", o.Dir)
 	case errors.Is(err, os.ErrNotExist):
-		s := &state{Plan: mine, Began: time.Now().UTC()}
-		return s, s.save(o.Dir)
+		return s, nil
 	case err != nil:
 		return nil, err
-	case !o.Resume && o.Phase != TestOnly:
-		return nil, fmt.Errorf("%s has a run already; resume it, or name another directory", o.Dir)
 	}
-	s := &state{}
-	if err := json.Unmarshal(raw, s); err != nil {
+	was := &state{}
+	if err := json.Unmarshal(raw, was); err != nil {
 		return nil, fmt.Errorf("%s of %s is malformed: %w", stateName, o.Dir, err)
 	}
-	var was any
-	if json.Unmarshal(s.Plan, &was) != nil || !same(was, mine) {
+	begun, err := result.Begun(o.Dir)
+	switch {
+	case err != nil:
+		return nil, err
+	case o.Resume:
+	case begun, was.WarmUp != nil && o.Phase != TestOnly:
+		return nil, fmt.Errorf("%s has a run already; resume it, or name another directory", o.Dir)
+	case was.WarmUp == nil:
+		return s, nil // nothing came of that run
+	}
+	var plan any
+	if json.Unmarshal(was.Plan, &plan) != nil || !same(plan, mine) {
 		return nil, fmt.Errorf("the run in %s was made with other options", o.Dir)
 	}
-	if o.Resume {
-		s.Resumed++
-	} else {
-		s.Began = time.Now().UTC() // the test after a warm-up on its own
+	if !slices.Equal(was.Targets, s.Targets) {
+		return nil, fmt.Errorf("the run in %s had other targets: %q", o.Dir, was.Targets)
 	}
-	s.Plan = mine
-	return s, s.save(o.Dir)
+	if o.Resume {
+		was.Resumed++
+	} else {
+		was.Began = s.Began // the test after a warm-up on its own
+	}
+	was.Plan = mine
+	return was, nil
+}
+
+// begin notes the trace, which must be that of the run that is resumed.
+func (s *state) begin(o *Options, p *plan.Plan) error {
+	t := trace{Requests: p.Requests, First: p.First, Last: p.Last, Blobs: p.Blobs, BlobBytes: p.BlobBytes}
+	if s.Trace != (trace{}) && s.Trace != t {
+		return fmt.Errorf("the run in %s was of another trace: of %d requests from %s on", o.Dir, s.Trace.Requests, s.Trace.First.Format(time.RFC3339))
+	}
+	s.Trace = t
+	return s.save(o.Dir)
 }
 
 // same compares JSON however it is written.
@@ -86,14 +125,19 @@ func (s *state) save(dir string) error {
 	return os.Rename(path+".tmp", path)
 }
 
-// doneSet is a set of tasks: a bit for each.
+// doneSet is a set of the tasks of a plan: a bit for each.
 type doneSet struct {
-	bits []uint64
+	bits  []uint64
+	limit int64
 }
 
-func newDoneSet() *doneSet { return &doneSet{} }
+// newDoneSet returns an empty set for tasks below limit. Others are never in it.
+func newDoneSet(limit int64) *doneSet { return &doneSet{limit: limit} }
 
 func (d *doneSet) add(id int64) {
+	if id < 0 || id >= d.limit {
+		return
+	}
 	for int64(len(d.bits)) <= id/64 {
 		d.bits = append(d.bits, 0)
 	}
@@ -108,11 +152,7 @@ func (d *doneSet) has(id int64) bool {
 func (d *doneSet) first() int64 {
 	for i, w := range d.bits {
 		if w != ^uint64(0) {
-			for b := range int64(64) {
-				if w&(1<<b) == 0 {
-					return int64(i)*64 + b
-				}
-			}
+			return int64(i)*64 + int64(bits.TrailingZeros64(^w))
 		}
 	}
 	return int64(len(d.bits)) * 64

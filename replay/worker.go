@@ -186,7 +186,7 @@ const feedSize = 2 * maxQueued
 
 func (j *job) begin(ctx context.Context, b []byte) error {
 	var p phase
-	if err := json.Unmarshal(b, &p); err != nil || j.sender == nil || j.feed != nil {
+	if err := json.Unmarshal(b, &p); err != nil || j.sender == nil || j.feed != nil || p.Closed > maxClosed {
 		return errors.New("the coordinator began a phase out of turn")
 	}
 	j.phases.Wait()
@@ -199,10 +199,14 @@ func (j *job) begin(ctx context.Context, b []byte) error {
 		e.most = p.Closed
 	}
 	e.run = func(ctx context.Context, t *plan.Task, intended, wait int64) {
-		j.sender.Run(ctx, t, intended, wait, out.put)
+		j.sender.Run(ctx, t, intended, wait, func(s result.Sample) {
+			if ctx.Err() == nil { // else it failed by that: whoever goes on has it sent again
+				out.put(s)
+			}
+		})
 	}
 	e.drop = func(t *plan.Task, intended, wait int64) {
-		for _, s := range dropped(t, result.Dropped, e.now(), wait) {
+		for _, s := range send.Unsent(t, result.Dropped, intended, e.now(), wait, nil) {
 			out.put(s)
 		}
 	}

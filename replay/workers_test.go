@@ -3,8 +3,11 @@ package replay_test
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
+	"log"
 	"net"
 	"net/http"
 	"slices"
@@ -49,6 +52,11 @@ func (w *workerServer) cut() {
 
 func startWorker(t testing.TB, o *replay.WorkerOptions) *workerServer {
 	t.Helper()
+	return serveWorker(t, o, nil)
+}
+
+func serveWorker(t testing.TB, o *replay.WorkerOptions, c *tls.Config) *workerServer {
+	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -56,14 +64,22 @@ func startWorker(t testing.TB, o *replay.WorkerOptions) *workerServer {
 	w := &workerServer{Listener: l}
 	worker := replay.NewWorker(o)
 	var serving sync.WaitGroup
-	srv := worker.Server(nil)
+	srv := worker.Server(c)
+	srv.ErrorLog = log.New(io.Discard, "", 0)
 	srv.Handler = http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		serving.Add(1)
 		defer serving.Done()
 		worker.ServeHTTP(rw, r)
 	})
 	done := make(chan struct{})
-	go func() { defer close(done); _ = srv.Serve(w) }()
+	go func() {
+		defer close(done)
+		if c != nil {
+			_ = srv.ServeTLS(w, "", "")
+		} else {
+			_ = srv.Serve(w)
+		}
+	}()
 	t.Cleanup(func() { w.cut(); _ = srv.Close(); <-done; serving.Wait() })
 	return w
 }
@@ -127,7 +143,10 @@ func TestRequireSafe(t *testing.T) {
 		if got := replay.RequireSafe(addr, "", nil) == nil; got != want {
 			t.Errorf("%s without a secret: safe %t, want %t", addr, got, want)
 		}
-		if err := replay.RequireSafe(addr, "secret", nil); err != nil {
+		if got := replay.RequireSafe(addr, "sesame", nil) == nil; got != want {
+			t.Errorf("%s with a secret that can be guessed: safe %t, want %t", addr, got, want)
+		}
+		if err := replay.RequireSafe(addr, "0123456789abcdef", nil); err != nil {
 			t.Errorf("%s with a secret: %v", addr, err)
 		}
 	}

@@ -57,6 +57,9 @@ Exit status 3 tells that a gate failed, 4 that a run is not valid.`,
 			if o.Confidence = confidence / 100; confidence <= 0 || confidence >= 100 || o.BlockSeconds < 1 || o.Resamples < 1 {
 				return fmt.Errorf("--confidence is between 0 and 100; --block and --resamples are 1 or more")
 			}
+			if err := checkFormat(format); err != nil {
+				return err
+			}
 			results, err := loadResults(args)
 			if err != nil {
 				return err

@@ -1,12 +1,13 @@
 package main
 
 import (
-	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -131,6 +132,9 @@ func (f *replayFlags) run(cmd *cobra.Command, dir string) error {
 	if err != nil {
 		return err
 	}
+	if len(gates) > 0 && (!f.each || len(f.targets) < 2) {
+		return errors.New("--max-regression compares targets: it needs --each and two of them; slipway trace compare compares results")
+	}
 	s, err := store.Open(dir)
 	if err != nil {
 		return err
@@ -144,7 +148,7 @@ func (f *replayFlags) run(cmd *cobra.Command, dir string) error {
 	}
 	var dirs []string
 	if !f.each {
-		if err := f.once(cmd.Context(), s, f.o); err != nil {
+		if err := f.once(cmd, s, f.o); err != nil {
 			return err
 		}
 		dirs = append(dirs, f.o.Dir)
@@ -160,7 +164,7 @@ func (f *replayFlags) run(cmd *cobra.Command, dir string) error {
 			if _, err := os.Stat(o.Dir); o.Resume && errors.Is(err, os.ErrNotExist) {
 				o.Resume = false // the earlier run did not come so far
 			}
-			if err := f.once(cmd.Context(), s, o); err != nil {
+			if err := f.once(cmd, s, o); err != nil {
 				return fmt.Errorf("%s: %w", t.Name, err)
 			}
 			dirs = append(dirs, o.Dir)
@@ -182,7 +186,7 @@ func (f *replayFlags) finished(o *replay.Options) bool {
 }
 
 // once replays to targets.
-func (f *replayFlags) once(ctx context.Context, s *store.Store, o replay.Options) error {
+func (f *replayFlags) once(cmd *cobra.Command, s *store.Store, o replay.Options) error {
 	p := newProgress("reading")
 	if !f.quiet {
 		o.Progress = func(doing string, done, total int64) {
@@ -195,8 +199,13 @@ func (f *replayFlags) once(ctx context.Context, s *store.Store, o replay.Options
 		}
 		o.Status = func(st replay.Status) { showReplay(p, st) }
 	}
-	sum, err := replay.Run(ctx, s, o)
+	sum, err := replay.Run(cmd.Context(), s, o)
 	p.end()
+	if err == nil && o.Phase == replay.WarmUpOnly {
+		w := sum.WarmUp
+		fmt.Fprintf(cmd.OutOrStdout(), "put in place: %d blobs and %d manifests with %d requests in %.1f s, %d failed\n", w.Blobs, w.Manifests, w.Requests, w.Seconds, w.Errors)
+		return nil
+	}
 	if err != nil && sum != nil {
 		return fmt.Errorf("%w; what was measured until then is in %s (--resume goes on, slipway trace report shows it)", err, o.Dir)
 	}
@@ -206,15 +215,21 @@ func (f *replayFlags) once(ctx context.Context, s *store.Store, o replay.Options
 // showReplay is the live view of a replay.
 func showReplay(p *progress, s replay.Status) {
 	p.doing = s.Phase
-	left := ""
-	if s.Done > 0 && s.Total > s.Done {
+	count, left := fmt.Sprint(s.Done), ""
+	if s.Total > 0 {
+		count += fmt.Sprintf(" of %d", s.Total)
+	}
+	switch {
+	case s.Length > 0: // it takes as long as it took
+		left = max(0, s.Length-s.Position).Round(time.Second).String() + " left"
+	case s.Done > 0 && s.Total > s.Done:
 		left = time.Duration(float64(s.Elapsed)/float64(s.Done)*float64(s.Total-s.Done)).Round(time.Second).String() + " left"
 	}
 	problem := ""
 	if s.Problem != nil {
 		problem = fmt.Sprintf("; %d SAMPLES NOT WRITTEN: %v", s.Unwritten, s.Problem)
 	}
-	p.show("%d of %d, %.0f/s, %s/s, p50 %s p99 %s, %d errors, %d not sent, lag %s, %s%s", s.Done, s.Total, s.Rate, size(int64(s.BytesPerSec)),
+	p.show("%s, %.0f/s, %s/s, p50 %s p99 %s, %d errors, %d not sent, lag %s, %s%s", count, s.Rate, size(int64(s.BytesPerSec)),
 		s.P50.Round(10*time.Microsecond), s.P99.Round(10*time.Microsecond), s.Errors, s.Unsent, s.Lag.Round(10*time.Microsecond), left, problem)
 }
 
@@ -266,7 +281,10 @@ func (f *replayFlags) describe(cmd *cobra.Command, s *store.Store) error {
 	}
 	defer os.RemoveAll(dir)
 	o := f.o.Plan
-	o.Targets = len(f.o.Targets)
+	o.Targets = max(1, len(f.o.Targets))
+	if f.each {
+		o.Targets = 1
+	}
 	p, err := plan.New(cmd.Context(), s, o, filepath.Join(dir, "digests"), nil)
 	if err != nil {
 		return err
@@ -282,10 +300,14 @@ func (f *replayFlags) describe(cmd *cobra.Command, s *store.Store) error {
 		return err
 	}
 	w := cmd.OutOrStdout()
-	fmt.Fprintf(w, "%d requests from %s to %s are %d tasks of %d steps at %s, in %s\n", p.Requests, p.First.Format(time.RFC3339), p.Last.Format(time.RFC3339),
-		tasks, steps, o.Level, last.Round(time.Millisecond))
-	for reason, n := range p.Skipped {
-		fmt.Fprintf(w, "left out: %d, %s\n", n, reason)
+	if p.Requests == 0 {
+		fmt.Fprintln(w, "nothing of the trace is to be replayed")
+	} else {
+		fmt.Fprintf(w, "%d requests from %s to %s are %d tasks of %d steps at %s, in %s\n", p.Requests, p.First.Format(time.RFC3339), p.Last.Format(time.RFC3339),
+			tasks, steps, o.Level, last.Round(time.Millisecond))
+	}
+	for _, reason := range slices.Sorted(maps.Keys(p.Skipped)) {
+		fmt.Fprintf(w, "left out: %d, %s\n", p.Skipped[reason], reason)
 	}
 	fmt.Fprintf(w, "%d blobs of %s are made; %d uploads were paired with later requests by repository and size\n", p.Blobs, size(p.BlobBytes), p.Paired)
 	fmt.Fprintf(w, "put in place before: %d blobs in their repositories, %d manifests\n", p.WarmBlobs, p.WarmManifests)
@@ -323,12 +345,12 @@ func (f *replayFlags) complete(cmd *cobra.Command, s *store.Store) (err error) {
 	if o.Secret, err = readSecret(f.secretFile); err != nil {
 		return err
 	}
-	if f.workerTLS || f.workerCA != "" || f.workerCert != "" {
+	if f.workerTLS || f.workerCA != "" || f.workerCert != "" || f.workerKey != "" {
 		if o.TLS, err = clientTLS(f.workerCA, f.workerCert, f.workerKey); err != nil {
 			return err
 		}
 	}
-	o.Log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError}))
+	o.Log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	o.Describe = map[string]string{"store": filepath.Base(s.Dir())}
 	cmd.Flags().Visit(func(fl *pflag.Flag) {
 		if fl.Name != "target" && fl.Name != "username" {
@@ -372,33 +394,39 @@ func (f *replayFlags) setTargets() error {
 		t := common
 		var named bool
 		if t.Name, t.URL, named = strings.Cut(arg, "="); !named || strings.Contains(t.Name, "/") {
-			t.URL = arg
-			_, t.Name, _ = strings.Cut(arg, "://")
-			t.Name = strings.Map(func(r rune) rune {
-				if strings.ContainsRune("/\\", r) {
-					return '_'
-				}
-				return r
-			}, t.Name)
+			t.URL, t.Name = arg, targetName(arg)
 		}
-		if t.Name == "" || t.Name == "." || t.Name == ".." || names[t.Name] {
-			return fmt.Errorf("--target: two targets, or one without a name: use NAME=URL")
+		switch {
+		case t.Name == "" || t.Name == "." || t.Name == ".." || strings.Contains(t.Name, "\\"):
+			return errors.New("a target has no name, or one that no directory can have: use NAME=URL")
+		case names[t.Name]:
+			return fmt.Errorf("two targets have the name %s: use NAME=URL", t.Name)
 		}
 		names[t.Name] = true
 		if err := t.Check(); err != nil {
 			return err
 		}
-		if t.Username == "" && !f.noDocker {
+		if t.Username == "" && !f.noDocker && !f.dryRun {
 			if err := t.DockerCredentials(); err != nil {
 				return err
 			}
 		}
 		f.o.Targets = append(f.o.Targets, t)
 	}
-	if len(f.o.Targets) == 0 {
+	if len(f.o.Targets) == 0 && !f.dryRun {
 		return errors.New("name a registry with --target")
 	}
 	return nil
+}
+
+// targetName is the name of a target without one: its host and path. Where somebody has
+// put a password into the URL it is not in the name, which messages have.
+func targetName(raw string) string {
+	u, err := url.Parse(raw)
+	if err != nil || u.Host == "" {
+		return "without a name"
+	}
+	return strings.ReplaceAll(strings.TrimRight(u.Host+u.Path, "/"), "/", "_")
 }
 
 // readSecret reads a file without the line's end; nothing for no file.
@@ -413,6 +441,9 @@ func readSecret(path string) (string, error) {
 	s := strings.TrimRight(string(b), "\r\n")
 	if s == "" {
 		return "", fmt.Errorf("%s is empty", path)
+	}
+	if info, err := os.Stat(path); err == nil && info.Mode().Perm()&0o077 != 0 {
+		fmt.Fprintf(os.Stderr, "warning: the secret in %s is accessible to others than its owner\n", path)
 	}
 	return s, nil
 }

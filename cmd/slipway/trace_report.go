@@ -31,6 +31,9 @@ registry's.`,
   slipway trace report monday --format html -o monday.html`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := checkFormat(format); err != nil {
+				return err
+			}
 			results, err := loadResults(args)
 			if err != nil {
 				return err
@@ -65,6 +68,14 @@ func loadResults(dirs []string) ([]*result.Result, error) {
 		out = append(out, r)
 	}
 	return out, nil
+}
+
+// checkFormat is called before a file is opened: a mistake must not empty it.
+func checkFormat(format string) error {
+	if !slices.Contains([]string{"text", "json", "html", "csv", "junit"}, format) {
+		return fmt.Errorf("unknown format %q: use text, json, html, csv or junit", format)
+	}
+	return nil
 }
 
 // writeResults writes results, and comparisons if there are any, in a format.
@@ -102,7 +113,7 @@ func writeResults(w io.Writer, format string, results []*result.Result, comparis
 		}
 		return result.JUnit(w, checks)
 	}
-	return fmt.Errorf("unknown format %q: use text, json, html, csv or junit", format)
+	return checkFormat(format)
 }
 
 // output writes to a file, or to standard output if none is named.

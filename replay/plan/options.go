@@ -1,12 +1,15 @@
 package plan
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"runtime"
 	"time"
 
+	"example.org/slipway/oci"
 	"example.org/slipway/replay/content"
 	"example.org/slipway/trace/store"
 )
@@ -86,21 +89,24 @@ const (
 	maxSession = 10 * time.Minute
 	// maxLayers bounds the layers of a manifest: overlayfs mounts no more.
 	maxLayers = 127
+	// maxContent bounds a blob, in bytes: a larger one is a mistake of the log's, and
+	// nobody would wait for its digest.
+	maxContent = 1 << 40
 )
 
 // Defaults returns the options with what is not set filled in, or what is wrong
 // with them.
 func (o Options) Defaults() (Options, error) {
-	set(&o.Speed, 1)
-	set(&o.Targets, 1)
-	set(&o.TargetPolicy, ByRandom)
-	set(&o.SizeScale, 1)
-	set(&o.SessionGap, time.Minute)
-	set(&o.LayersAtOnce, 3)
-	set(&o.Hashers, runtime.GOMAXPROCS(0))
+	o.Speed = cmp.Or(o.Speed, 1)
+	o.Targets = cmp.Or(o.Targets, 1)
+	o.TargetPolicy = cmp.Or(o.TargetPolicy, ByRandom)
+	o.SizeScale = cmp.Or(o.SizeScale, 1)
+	o.SessionGap = cmp.Or(o.SessionGap, time.Minute)
+	o.LayersAtOnce = cmp.Or(o.LayersAtOnce, 3)
+	o.Hashers = cmp.Or(o.Hashers, runtime.GOMAXPROCS(0))
 	switch {
-	case !(o.Speed > 0) || !(o.SizeScale > 0) || o.Rate < 0:
-		return o, errors.New("speed, rate and scale must be positive")
+	case !(o.Speed > 0) || !(o.SizeScale > 0) || !(o.Rate >= 0) || math.IsInf(o.Speed+o.SizeScale+o.Rate, 1):
+		return o, errors.New("speed, rate and scale must be positive, and not infinite")
 	case o.MaxGap < 0 || o.MaxTime < 0 || o.SessionGap < 0 || o.MaxSize < 0 || o.MaxRequests < 0:
 		return o, errors.New("times, sizes and limits must not be negative")
 	case o.Targets < 1 || o.Targets > 255:
@@ -111,21 +117,15 @@ func (o Options) Defaults() (Options, error) {
 		return o, fmt.Errorf("unknown level %d", o.Level)
 	case o.TargetPolicy != ByRandom && o.TargetPolicy != ByDigest && o.TargetPolicy != ByHost:
 		return o, fmt.Errorf("unknown policy %q: use random, digest or host", o.TargetPolicy)
+	case !oci.ValidName(o.RepoPrefix + l0Repo):
+		return o, fmt.Errorf("%q cannot stand before the name of a repository: use lower case, such as replay/", o.RepoPrefix)
 	}
 	return o, o.Maker.Check()
 }
 
-func set[T comparable](v *T, def T) {
-	var zero T
-	if *v == zero {
-		*v = def
-	}
-}
-
 // query is the part of the store that is replayed.
 func (o *Options) query() store.Query {
-	q := store.Query{Zone: o.Zone, From: o.From, To: o.To}
-	return q
+	return store.Query{Zone: o.Zone, From: o.From, To: o.To}
 }
 
 // size is how large something is made that the trace says is n bytes.
@@ -134,7 +134,7 @@ func (o *Options) size(n int64) int64 {
 		n = unknownSize
 	}
 	if o.SizeScale != 1 {
-		n = max(1, int64(float64(n)*o.SizeScale))
+		n = max(1, int64(min(float64(n)*o.SizeScale, 1<<62)))
 	}
 	if o.MaxSize > 0 {
 		n = min(n, o.MaxSize)

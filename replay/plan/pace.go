@@ -14,10 +14,14 @@ type pace struct {
 	at    time.Duration
 }
 
+// never is the latest time of a task: a hundred years after the first, which is well
+// below what a Duration holds.
+const never = 100 * 365 * 24 * time.Hour
+
 func newPace(o *Options) *pace {
 	p := &pace{speed: o.Speed, maxGap: o.MaxGap}
 	if o.Rate > 0 {
-		p.space = time.Duration(float64(time.Second) / o.Rate)
+		p.space = time.Duration(min(float64(time.Second)/o.Rate, float64(never)))
 	}
 	return p
 }
@@ -29,12 +33,12 @@ func (p *pace) next(recorded int64) time.Duration {
 		p.began, p.last = true, recorded
 		return 0
 	}
-	gap := time.Duration(float64(max(0, recorded-p.last)) * 1e3 / p.speed)
+	gap := time.Duration(min(float64(max(0, recorded-p.last))*1e3/p.speed, float64(never)))
 	p.last = max(p.last, recorded)
 	if p.maxGap > 0 {
 		gap = min(gap, p.maxGap)
 	}
-	p.clock += gap
-	p.at = max(p.clock, p.at+p.space)
+	p.clock = min(p.clock+gap, never)
+	p.at = min(max(p.clock, p.at+p.space), never)
 	return p.at
 }

@@ -6,6 +6,7 @@ import (
 
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"example.org/slipway/oci"
 	"example.org/slipway/replay/content"
 	"example.org/slipway/trace"
 	"example.org/slipway/trace/store"
@@ -41,11 +42,16 @@ func (p *Plan) target(b *store.Batch, i int, id int64) uint8 {
 		return 0
 	}
 	key := uint64(id)
+	upload := b.Kind[i] == trace.Upload
 	switch p.o.TargetPolicy {
+	case ByRandom:
+		if upload || b.Kind[i] == trace.Manifest && b.Method[i] == store.PUT {
+			key = uint64(pairOf(b.Client[i], b.Repo[i])) // a client's push goes to one registry
+		}
 	case ByDigest:
 		key = uint64(pairOf(b.Repo[i], b.Ref[i]))
-		if b.Kind[i] == trace.Blob {
-			key = uint64(b.Ref[i])
+		if b.Kind[i] == trace.Blob || upload && b.Ref[i] != store.None {
+			key = uint64(p.content(b.Ref[i]))
 		}
 	case ByHost:
 		key = uint64(b.Host[i])
@@ -76,7 +82,9 @@ func (p *Plan) step(b *store.Batch, i int, id int64) (s Step, err error) {
 	case trace.Upload:
 		err = p.uploadStep(&s, b, i)
 	case trace.Referrers:
-		s.Ref = p.src.Name(store.Refs, b.Ref[i])
+		if s.Ref = p.src.Name(store.Refs, b.Ref[i]); !oci.IsDigest(s.Ref) {
+			s.Ref = digestName(sha256.Sum256([]byte(s.Ref)))
+		}
 	}
 	return s, err
 }

@@ -61,12 +61,15 @@ type Plan struct {
 	// out. Tasks is not known before they are made.
 	Requests int64
 	Skipped  Skip
-	// First and Last are the recorded times of the plan's requests.
+	// First and Last are the recorded times of the plan's requests; Length is the time
+	// of the run at which the last is sent, of L2 about that.
 	First, Last time.Time
+	Length      time.Duration
 	// Blobs and BlobBytes is the content that is made; Put in place before the first
-	// request are WarmBlobs blobs in their repositories and WarmManifests manifests.
-	Blobs, BlobBytes         int64
-	WarmBlobs, WarmManifests int64
+	// request are WarmBlobs blobs in their repositories, the WarmConfigs configurations
+	// of all manifests and WarmManifests manifests.
+	Blobs, BlobBytes                      int64
+	WarmBlobs, WarmConfigs, WarmManifests int64
 	// Paired uploads have no digest in the trace and were taken for the later
 	// requests of a blob of the same size in the same repository.
 	Paired int64
@@ -129,7 +132,13 @@ func New(ctx context.Context, src Source, o Options, tablePath string, progress 
 	p := &Plan{o: o, src: src, Skipped: Skip{}, names: newNames(src, o.RepoPrefix),
 		pairs: map[pair]uint32{}, manifests: map[pair]*manifest{}}
 	s := &survey{Plan: p, open: map[pair]*visit{}, uploads: map[pair]*visit{}, waiting: map[sized][]waiting{}}
-	err = p.scan(ctx, func(b *store.Batch, i int) error {
+	times := newPace(&o)
+	err = p.read(ctx, p.Skipped, func(b *store.Batch, i int) error {
+		if p.Requests == 0 {
+			p.First = b.At(i).UTC()
+		}
+		p.Requests++
+		p.Last, p.Length = b.At(i).UTC(), times.next(b.Time[i])
 		s.request(b, i)
 		if p.Requests%(1<<16) == 0 {
 			progress("reading the trace", p.Requests, 0)
@@ -152,17 +161,18 @@ func New(ctx context.Context, src Source, o Options, tablePath string, progress 
 // Close closes the table, which stays.
 func (p *Plan) Close() error { return p.table.close() }
 
-// scan calls fn for each request of the plan that can be replayed. Only on the
-// first reading it counts.
+// scan calls fn for each request of the plan that can be replayed.
 func (p *Plan) scan(ctx context.Context, fn func(b *store.Batch, i int) error) error {
-	count := p.First.IsZero()
+	return p.read(ctx, Skip{}, fn)
+}
+
+// read does the same, and counts in skipped what cannot be replayed.
+func (p *Plan) read(ctx context.Context, skipped Skip, fn func(b *store.Batch, i int) error) error {
 	var n, first int64
 	err := p.src.Scan(ctx, p.o.query(), func(b *store.Batch) error {
 		for i := range b.Len() {
 			if reason := p.skip(b, i); reason != "" {
-				if count {
-					p.Skipped[reason]++
-				}
+				skipped[reason]++
 				continue
 			}
 			if n == 0 {
@@ -172,19 +182,12 @@ func (p *Plan) scan(ctx context.Context, fn func(b *store.Batch, i int) error) e
 				return errEnough
 			}
 			n++
-			if count {
-				p.Requests = n
-				p.Last = b.At(i)
-			}
 			if err := fn(b, i); err != nil {
 				return err
 			}
 		}
 		return nil
 	})
-	if count && n > 0 {
-		p.First = time.UnixMicro(first).UTC()
-	}
 	if errors.Is(err, errEnough) {
 		return nil
 	}
@@ -201,12 +204,18 @@ func (p *Plan) skip(b *store.Batch, i int) string {
 		default:
 			return "not a GET or PUT of a blob or manifest"
 		}
-		if b.Size[i] <= 0 {
+		switch {
+		case b.Size[i] <= 0:
 			return "no size"
+		case b.Ref[i] == store.None:
+			return "no reference"
 		}
-		return ""
 	}
 	switch {
+	case (kind == trace.Blob || kind == trace.Manifest || kind == trace.Upload) && b.Size[i] > maxContent && p.o.size(b.Size[i]) > maxContent:
+		return "larger than 1 TiB"
+	case p.o.Level == L0:
+		return ""
 	case kind == trace.Other:
 		return "path is not the protocol's"
 	case method == store.OtherMethod:
@@ -449,6 +458,15 @@ func (s *survey) complete() {
 			s.WarmBlobs++
 		}
 		s.blob(s.content(k.ref())).flags |= flagHash
+	}
+	if s.o.Level == L0 { // all are in one repository
+		seen := map[store.Symbol]bool{}
+		for _, k := range s.sortedPairs() {
+			seen[s.content(k.ref())] = true
+		}
+		s.WarmBlobs = int64(len(seen))
+	} else {
+		s.WarmConfigs = int64(len(s.manifests))
 	}
 	s.open, s.uploads, s.waiting = nil, nil, nil
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -38,9 +39,10 @@ type record struct {
 	digest [32]byte
 }
 
-// table is the side table of a plan.
+// table is the side table of a plan, of the names that have content.
 type table struct {
-	f *os.File
+	f     *os.File
+	names int
 }
 
 func (t *table) close() error {
@@ -50,8 +52,11 @@ func (t *table) close() error {
 	return t.f.Close()
 }
 
-// get reads a name's record.
+// get reads a name's record. It is zero for a name that nobody has the content of.
 func (t *table) get(sym store.Symbol) (r record, err error) {
+	if int(sym) >= t.names {
+		return r, nil
+	}
 	var b [recordSize]byte
 	if _, err := t.f.ReadAt(b[:], recordSize*(int64(sym)+1)); err != nil {
 		return r, fmt.Errorf("read the table of digests: %w", err)
@@ -78,19 +83,19 @@ func header(m content.Maker) []byte {
 	return append(b, make([]byte, 32)...)
 }
 
-// earlier reads the table of an earlier run; nil if there is none that fits.
-func earlier(path string, m content.Maker) *bufio.Reader {
+// earlier reads the table of an earlier run, which is empty if there is none that
+// fits. close closes it.
+func earlier(path string, m content.Maker) (r *bufio.Reader, close func()) {
 	f, err := os.Open(path)
 	if err != nil {
-		return nil
+		return bufio.NewReader(strings.NewReader("")), func() {}
 	}
-	r := bufio.NewReaderSize(f, 1<<20)
+	r = bufio.NewReaderSize(f, 1<<20)
 	head := make([]byte, recordSize)
 	if _, err := io.ReadFull(r, head); err != nil || string(head) != string(header(m)) {
-		f.Close()
-		return nil
+		r.Reset(strings.NewReader(""))
 	}
-	return r // the file is closed when it is collected; it is read once, from begin to end
+	return r, func() { _ = f.Close() }
 }
 
 // hashChunk is how many records are computed before they are written.
@@ -104,7 +109,8 @@ func makeTable(ctx context.Context, p *Plan, path string, progress Progress) (_ 
 			p.BlobBytes += p.o.size(p.blobs[i].size)
 		}
 	}
-	old := earlier(path, p.o.Maker)
+	old, closeOld := earlier(path, p.o.Maker)
+	defer closeOld()
 	f, err := os.OpenFile(path+".tmp", os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o644)
 	if err != nil {
 		return nil, err
@@ -135,7 +141,7 @@ func makeTable(ctx context.Context, p *Plan, path string, progress Progress) (_ 
 	if err := w.Flush(); err != nil {
 		return nil, fmt.Errorf("write the table of digests: %w", err)
 	}
-	return &table{f}, os.Rename(path+".tmp", path)
+	return &table{f, len(p.blobs)}, os.Rename(path+".tmp", path)
 }
 
 // hash computes the records from one symbol to another, in parallel.
@@ -143,12 +149,10 @@ func (p *Plan) hash(ctx context.Context, from, to int, old *bufio.Reader, done *
 	records := make([]record, to-from)
 	var todo []int
 	for i := range records {
+		var b [recordSize]byte
 		was := record{}
-		if old != nil {
-			var b [recordSize]byte
-			if _, err := io.ReadFull(old, b[:]); err == nil {
-				was = parseRecord(b[:])
-			}
+		if _, err := io.ReadFull(old, b[:]); err == nil {
+			was = parseRecord(b[:])
 		}
 		bl := p.blobs[from+i]
 		if bl.flags&flagHash == 0 {

@@ -135,6 +135,9 @@ const (
 	Push
 )
 
+// Alone tells whether the task is one step, and no session with a sample of its own.
+func (t *Task) Alone() bool { return len(t.Steps) == 1 && t.Session == Single }
+
 // maxField bounds the strings and bodies of a task that is decoded, in bytes: the
 // protocol lets manifests have 4 MiB.
 const maxField = 8 << 20

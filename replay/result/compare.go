@@ -147,6 +147,8 @@ func Compare(base, other *Result, o CompareOptions) *Comparison {
 	for _, r := range []*Result{base, other} {
 		if !r.Valid {
 			c.Notes = append(c.Notes, fmt.Sprintf("%s is not a valid run: %s", r.Name, r.Verdict))
+		} else if !r.Complete {
+			c.Notes = append(c.Notes, r.Name+" was ended early")
 		}
 	}
 	rng := rand.New(rand.NewPCG(o.Seed, 1))
@@ -155,7 +157,7 @@ func Compare(base, other *Result, o CompareOptions) *Comparison {
 	if len(a.blocks) < fewBlocks || len(b.blocks) < fewBlocks {
 		c.Notes = append(c.Notes, fmt.Sprintf("%d and %d blocks of time are few: the intervals are rough", len(a.blocks), len(b.blocks)))
 	}
-	if base.Closed != other.Closed || base.Level != other.Level {
+	if base.Mode != other.Mode || base.Level != other.Level || base.Planned != other.Planned {
 		c.Notes = append(c.Notes, "the runs were not made in the same way")
 	}
 	for i, m := range Metrics() {
@@ -173,14 +175,13 @@ type draws struct {
 
 func newDraws(r *Result, o *CompareOptions, rng *rand.Rand) *draws {
 	d := &draws{blocks: r.blocks(o.BlockSeconds)}
-	seconds := float64(max(1, o.BlockSeconds, r.Counts.BlockSeconds))
 	metrics := Metrics()
 	all := Block{}
 	for i := range d.blocks {
 		all.merge(&d.blocks[i])
 	}
 	for _, m := range metrics {
-		d.whole = append(d.whole, m.of(&all, max(1e-9, seconds*float64(len(d.blocks)))))
+		d.whole = append(d.whole, m.of(&all, max(1e-6, r.Seconds)))
 	}
 	d.samples = make([][]float64, len(metrics))
 	if len(d.blocks) == 0 {
@@ -192,7 +193,7 @@ func newDraws(r *Result, o *CompareOptions, rng *rand.Rand) *draws {
 			sum.merge(&d.blocks[rng.IntN(len(d.blocks))])
 		}
 		for i, m := range metrics {
-			d.samples[i] = append(d.samples[i], m.of(&sum, seconds*float64(len(d.blocks))))
+			d.samples[i] = append(d.samples[i], m.of(&sum, max(1e-6, r.Seconds)))
 		}
 	}
 	return d

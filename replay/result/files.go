@@ -132,6 +132,12 @@ type Recorder struct {
 // maxPartRows bounds a file, and with it what the writer holds in memory.
 const maxPartRows = 1 << 20
 
+// Begun tells whether a directory has samples of a run.
+func Begun(dir string) (bool, error) {
+	parts, err := filepath.Glob(filepath.Join(dir, partGlob))
+	return len(parts) > 0, err
+}
+
 // Create begins a result in a directory, which is made if it is missing. One that has
 // a result already is an error, unless resume is set: then what is there is counted,
 // and done is called with each task that has its samples.
@@ -161,7 +167,7 @@ func Create(dir string, resume bool, done func(task int64)) (*Recorder, error) {
 		})
 		if err != nil {
 			r.series.discard()
-			return nil, err
+			return nil, fmt.Errorf("%w; without that file its requests are sent again", err)
 		}
 		if _, err := fmt.Sscanf(filepath.Base(p), partName, &r.next); err != nil {
 			continue // a file of somebody else's that looks like a part: its number does not matter

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode"
 )
 
 // Text writes a report for a terminal.
@@ -63,9 +64,17 @@ type printer struct {
 }
 
 func (p *printer) f(format string, args ...any) {
-	if p.err == nil {
-		_, p.err = fmt.Fprintf(p.w, format, args...)
+	if p.err != nil {
+		return
 	}
+	// A result may be somebody else's: nothing in it speaks to the terminal.
+	text := strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) && r != '\n' && r != '\t' {
+			return unicode.ReplacementChar
+		}
+		return r
+	}, fmt.Sprintf(format, args...))
+	_, p.err = io.WriteString(p.w, text)
 }
 
 func orUnknown(s string) string {

@@ -163,8 +163,14 @@ func (s *Summary) judge(a *Aggregate) {
 	total := a.Requests()
 	share := func(n int64) float64 { return 100 * float64(n) / float64(max(1, total)) }
 	var bad, notes []string
-	if total == 0 {
+	failed := a.Errors() + a.Outcomes[Failed]
+	switch {
+	case total == 0:
 		bad = append(bad, "nothing was sent")
+	case a.Outcomes[OK] == 0:
+		bad = append(bad, "no request succeeded")
+	case failed > 0:
+		notes = append(notes, fmt.Sprintf("%d requests (%.2f %%) failed", failed, share(failed)))
 	}
 	if !s.Closed && s.Lag.P99 > s.MaxLag {
 		bad = append(bad, fmt.Sprintf("the generator was the bottleneck: 99 %% of the requests left within %.1f ms of their time, the bound is %.1f ms; use more workers, a lower speed or a shorter list of requests",

@@ -1,6 +1,7 @@
 package send
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -21,12 +22,23 @@ type authority struct {
 
 	mu     sync.Mutex
 	basic  bool
-	tokens map[string]token // by scope
+	tokens map[string]*token // by scope
 }
 
+// token is the one of a scope, and empty until it was fetched. The lock of the
+// authority is never held while one is fetched: requests of other scopes go on.
 type token struct {
+	mu      sync.Mutex // held while it is fetched: others that need it wait for it
 	value   string
 	expires time.Time
+}
+
+// header is empty if there is no token, or none any more. The caller holds mu.
+func (t *token) header() string {
+	if t.value == "" || time.Until(t.expires) <= 0 {
+		return ""
+	}
+	return "Bearer " + t.value
 }
 
 // scope is what a request needs of a token.
@@ -47,14 +59,32 @@ const maxTokens = 100_000
 // something for the first time.
 func (a *authority) header(scope string) string {
 	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.basic {
+	basic, t := a.basic, a.tokens[scope]
+	a.mu.Unlock()
+	switch {
+	case basic:
 		return a.basicHeader()
+	case t == nil:
+		return ""
 	}
-	if t, ok := a.tokens[scope]; ok && time.Until(t.expires) > 0 {
-		return "Bearer " + t.value
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.header()
+}
+
+// token returns the one of a scope.
+func (a *authority) token(scope string) *token {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	t := a.tokens[scope]
+	if t == nil {
+		if a.tokens == nil || len(a.tokens) >= maxTokens {
+			a.tokens = map[string]*token{}
+		}
+		t = &token{}
+		a.tokens[scope] = t
 	}
-	return ""
+	return t
 }
 
 func (a *authority) basicHeader() string {
@@ -63,8 +93,9 @@ func (a *authority) basicHeader() string {
 	return r.Header.Get("Authorization")
 }
 
-// answer is what a challenge is answered with; empty if there is nothing to show.
-func (a *authority) answer(ctx context.Context, challenges []string, scope string) (string, error) {
+// answer is what a challenge is answered with, after refused was shown in vain; empty
+// if there is nothing to show.
+func (a *authority) answer(ctx context.Context, challenges []string, scope, refused string) (string, error) {
 	for _, c := range challenges {
 		scheme, params := parseChallenge(c)
 		switch scheme {
@@ -73,60 +104,59 @@ func (a *authority) answer(ctx context.Context, challenges []string, scope strin
 				continue
 			}
 			a.mu.Lock()
-			defer a.mu.Unlock()
 			a.basic = true
+			a.mu.Unlock()
 			return a.basicHeader(), nil
 		case "bearer":
-			// One at a time: requests that wait for the same token then find it.
-			a.mu.Lock()
-			defer a.mu.Unlock()
-			if t, ok := a.tokens[scope]; ok && time.Until(t.expires) > 0 {
-				return "Bearer " + t.value, nil
+			t := a.token(scope)
+			t.mu.Lock()
+			defer t.mu.Unlock()
+			if h := t.header(); h != "" && h != refused { // others have fetched it meanwhile
+				return h, nil
 			}
-			t, err := a.fetch(ctx, params, scope)
-			if err != nil {
+			if err := a.fetch(ctx, t, params, scope); err != nil {
 				return "", err
 			}
-			if a.tokens == nil || len(a.tokens) >= maxTokens {
-				a.tokens = map[string]token{}
-			}
-			a.tokens[scope] = t
 			return "Bearer " + t.value, nil
 		}
 	}
 	return "", nil
 }
 
-// maxTokenAnswer bounds what a token service may say, in bytes.
-const maxTokenAnswer = 1 << 20
+const (
+	// maxTokenAnswer bounds what a token service may say, in bytes.
+	maxTokenAnswer = 1 << 20
+	// maxTokenLife is how long a token is kept at most, in seconds.
+	maxTokenLife = 24 * 3600
+)
 
-// fetch asks the token service.
-func (a *authority) fetch(ctx context.Context, params map[string]string, scope string) (t token, err error) {
+// fetch asks the token service for a token, which the caller has locked.
+func (a *authority) fetch(ctx context.Context, t *token, params map[string]string, scope string) error {
 	realm, err := url.Parse(params["realm"])
 	if err != nil || realm.Host == "" || realm.Scheme != "https" && realm.Scheme != "http" {
-		return t, errors.New("the registry names no valid token service")
+		return errors.New("the registry names no valid token service")
 	}
 	if a.secure && realm.Scheme != "https" {
-		return t, errors.New("the registry names a token service without TLS; credentials are not sent there")
+		return errors.New("the registry names a token service without TLS; credentials are not sent there")
 	}
 	if params["scope"] != "" {
 		scope = params["scope"]
 	}
 	req, err := a.tokenRequest(ctx, realm, params["service"], scope)
 	if err != nil {
-		return t, err
+		return err
 	}
 	resp, err := a.via.RoundTrip(req)
 	if err != nil {
-		return t, fmt.Errorf("ask for a token: %w", err)
+		return fmt.Errorf("ask for a token: %w", err)
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxTokenAnswer))
 	if err != nil {
-		return t, fmt.Errorf("ask for a token: %w", err)
+		return fmt.Errorf("ask for a token: %w", err)
 	}
 	if resp.StatusCode != http.StatusOK {
-		return t, fmt.Errorf("ask for a token: status %d", resp.StatusCode)
+		return fmt.Errorf("ask for a token: status %d", resp.StatusCode)
 	}
 	var answer struct {
 		Token       string `json:"token"`
@@ -134,21 +164,18 @@ func (a *authority) fetch(ctx context.Context, params map[string]string, scope s
 		ExpiresIn   int    `json:"expires_in"`
 	}
 	if err := json.Unmarshal(body, &answer); err != nil {
-		return t, errors.New("the token service's answer is malformed")
+		return errors.New("the token service's answer is malformed")
 	}
-	t.value = answer.Token
-	if t.value == "" {
-		t.value = answer.AccessToken
-	}
-	if t.value == "" {
-		return t, errors.New("the token service gave no token")
+	value := cmp.Or(answer.Token, answer.AccessToken)
+	if value == "" {
+		return errors.New("the token service gave no token")
 	}
 	if answer.ExpiresIn <= 0 {
 		answer.ExpiresIn = 60 // the token specification's default
 	}
-	life := time.Duration(answer.ExpiresIn) * time.Second
-	t.expires = time.Now().Add(life - life/10)
-	return t, nil
+	life := time.Duration(min(answer.ExpiresIn, maxTokenLife)) * time.Second
+	t.value, t.expires = value, time.Now().Add(life-life/10)
+	return nil
 }
 
 func (a *authority) tokenRequest(ctx context.Context, realm *url.URL, service, scope string) (*http.Request, error) {

@@ -23,6 +23,7 @@ const maxUploads = 1 << 16
 // upload is one that was begun, or is about to be.
 type upload struct {
 	target *target
+	index  uint8 // of the target
 	repo   string
 
 	// busy is held while a request of the upload is under way: its client sends them
@@ -77,7 +78,7 @@ func (u *uploads) ended(by uint64) {
 }
 
 // by is the key under which a client's fresh uploads are kept.
-func (r *run) by() uint64 { return r.task.Client ^ content.Key(r.Repo) ^ uint64(r.Target) }
+func (r *run) by() uint64 { return r.task.Client ^ content.Key(r.Repo) ^ uint64(r.index) }
 
 // keep notes an upload that a POST began.
 func (u *uploads) keep(by uint64, up *upload) {
@@ -171,18 +172,19 @@ func (x *exchange) location() *url.URL {
 
 // open is the POST of a trace.
 func (r *run) open(ctx context.Context) {
-	up := &upload{target: r.target, repo: r.Repo}
+	up := &upload{target: r.target, index: r.index, repo: r.Repo}
 	up.busy.Lock()
 	defer up.busy.Unlock()
 	r.s.uploads.keep(r.by(), up) // at once: what comes next waits for the answer
 	up.at = r.begin(ctx, nil)
 }
 
-// hold waits for the upload that a PATCH or PUT goes to, which the caller unlocks. It
-// is begun where its POST was before the replay's begin, or failed; false if that
-// fails.
+// hold waits for the upload that a PATCH or PUT goes to, which the caller unlocks: it
+// goes to the registry that has the upload. That is begun where its POST was before the
+// replay's begin, or failed; false if that fails.
 func (r *run) hold(ctx context.Context) (*upload, bool) {
-	up := r.s.uploads.get(r.Upload, r.by(), &upload{target: r.target, repo: r.Repo})
+	up := r.s.uploads.get(r.Upload, r.by(), &upload{target: r.target, index: r.index, repo: r.Repo})
+	r.target, r.index = up.target, up.index
 	asked := r.s.now()
 	up.busy.Lock()
 	r.wait += r.s.now() - asked // its client would not have sent it any sooner

@@ -4,11 +4,13 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -29,7 +31,7 @@ type Options struct {
 	Timeout time.Duration
 	// UserAgent defaults to "slipway-replay".
 	UserAgent string
-	// Log gets a few of the errors, at most one in a second; nil discards.
+	// Log gets a few of the errors, at most one in noteEvery; nil discards.
 	Log *slog.Logger
 }
 
@@ -97,11 +99,19 @@ func (s *Sender) SetStart(start time.Time) { s.start = start }
 // now is the time in microseconds since the start.
 func (s *Sender) now() int64 { return time.Since(s.start).Microseconds() }
 
-// note logs an error, unless there was one within the last second.
+// noteEvery is how long no error is logged after one: the first says what is wrong, the
+// samples say how often.
+const noteEvery = 10 * time.Second
+
+// note logs an error, unless there was one just now. That of a run that is ended is
+// none.
 func (s *Sender) note(ctx context.Context, err error) {
+	if errors.Is(err, context.Canceled) {
+		return
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if time.Since(s.noted) < time.Second {
+	if time.Since(s.noted) < noteEvery {
 		return
 	}
 	s.noted = time.Now()
@@ -112,7 +122,7 @@ func (s *Sender) note(ctx context.Context, err error) {
 // each sample, not concurrently, and last with the one that is marked as the task's
 // last. A task is always done to its end; when ctx ends, its requests fail.
 func (s *Sender) Run(ctx context.Context, t *plan.Task, intended, wait int64, emit func(result.Sample)) {
-	if len(t.Steps) == 1 && t.Session == plan.Single {
+	if t.Alone() {
 		samples, _ := s.step(ctx, t, 0, intended, wait)
 		samples[len(samples)-1].Last = true
 		for _, sm := range samples {
@@ -122,11 +132,8 @@ func (s *Sender) Run(ctx context.Context, t *plan.Task, intended, wait int64, em
 	}
 	begin := s.now()
 	var mu sync.Mutex
-	total := result.Sample{Task: t.ID, Step: -1, Last: true, Method: t.Steps[0].Method, Object: result.PullSession,
-		Target: t.Steps[0].Target, Intended: intended, Sent: begin, Wait: wait}
-	if t.Session != plan.Pull {
-		total.Object = result.PushSession
-	}
+	total := whole(t)
+	total.Intended, total.Sent, total.Wait = intended, begin, wait
 	collect := func(samples []result.Sample) {
 		mu.Lock()
 		defer mu.Unlock()
@@ -188,14 +195,50 @@ func (s *Sender) stage(ctx context.Context, t *plan.Task, from, to int, intended
 	wg.Wait()
 }
 
+// whole is the sample of a session as such, without its times.
+func whole(t *plan.Task) result.Sample {
+	s := result.Sample{Task: t.ID, Step: -1, Last: true, Method: t.Steps[0].Method, Object: result.PullSession, Target: t.Steps[0].Target}
+	if t.Session != plan.Pull {
+		s.Object = result.PushSession
+	}
+	return s
+}
+
+// unsent is the sample of a step that is not made.
+func unsent(t *plan.Task, i int, outcome result.Outcome) result.Sample {
+	st := &t.Steps[i]
+	return result.Sample{Task: t.ID, Step: int32(i), Target: st.Target, Method: st.Method, Object: result.Object(st.Kind), Outcome: outcome}
+}
+
+// Unsent are the samples of a task that was not run, or not to its end: done are the
+// steps that have theirs already. Times are in microseconds, as in [result.Sample].
+func Unsent(t *plan.Task, outcome result.Outcome, intended, now, wait int64, done []int32) []result.Sample {
+	var out []result.Sample
+	for i := range t.Steps {
+		if t.Alone() || !slices.Contains(done, int32(i)) { // alone: it was only an upload's begin that had one
+			out = append(out, unsent(t, i, outcome))
+		}
+	}
+	if !t.Alone() {
+		s := whole(t)
+		s.Outcome = outcome
+		out = append(out, s)
+	}
+	for i := range out {
+		out[i].Intended, out[i].Sent, out[i].First, out[i].End, out[i].Wait = intended, intended, intended, max(now, intended), wait
+		out[i].Last = i == len(out)-1
+	}
+	return out
+}
+
 // skipped are the samples of steps that are not made since an earlier one failed.
 func (s *Sender) skipped(t *plan.Task, from int) []result.Sample {
 	var out []result.Sample
 	now := s.now()
 	for i := from; i < len(t.Steps); i++ {
-		st := &t.Steps[i]
-		out = append(out, result.Sample{Task: t.ID, Step: int32(i), Target: st.Target, Method: st.Method,
-			Object: result.Object(st.Kind), Outcome: result.Failed, Intended: now, Sent: now, First: now, End: now})
+		sm := unsent(t, i, result.Failed)
+		sm.Intended, sm.Sent, sm.First, sm.End = now, now, now, now
+		out = append(out, sm)
 	}
 	return out
 }
@@ -207,7 +250,7 @@ func (s *Sender) step(ctx context.Context, t *plan.Task, i int, intended, wait i
 		out := s.skipped(t, i)[:1]
 		return out, false
 	}
-	r := &run{s: s, task: t, step: i, Step: st, target: s.targets[st.Target], due: intended, wait: wait}
+	r := &run{s: s, task: t, step: i, Step: st, target: s.targets[st.Target], index: st.Target, due: intended, wait: wait}
 	switch st.Op {
 	case plan.OpRequest:
 		r.request(ctx)
@@ -233,6 +276,7 @@ type run struct {
 	task      *plan.Task
 	step      int
 	target    *target
+	index     uint8 // of the target
 	due, wait int64
 	extra     bool
 	samples   []result.Sample
@@ -240,7 +284,7 @@ type run struct {
 
 // do makes one request of the step and notes its sample.
 func (r *run) do(ctx context.Context, x *exchange) bool {
-	sample := result.Sample{Task: r.task.ID, Step: int32(r.step), Part: uint8(len(r.samples)), Target: r.Target,
+	sample := result.Sample{Task: r.task.ID, Step: int32(r.step), Part: uint8(len(r.samples)), Target: r.index,
 		Intended: r.due, Wait: r.wait, Sent: r.s.now(), Extra: r.extra}
 	r.s.do(ctx, r.target, x, &sample)
 	r.samples = append(r.samples, sample)

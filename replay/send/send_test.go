@@ -355,7 +355,7 @@ func FuzzChallenge(f *testing.F) {
 			t.Errorf("%q: %q %v", s, scheme, params)
 		}
 		a := &authority{target: &Target{}, via: http.NewFileTransport(http.Dir(t.TempDir()))}
-		if h, err := a.answer(context.Background(), []string{s}, ""); err == nil && strings.HasPrefix(h, "Bearer ") {
+		if h, err := a.answer(context.Background(), []string{s}, "", ""); err == nil && strings.HasPrefix(h, "Bearer ") {
 			t.Errorf("%q: a token from nowhere", s)
 		}
 	})
