@@ -95,9 +95,12 @@ func (a *Anonymiser) path(path string) string {
 
 // Anonymise changes a record.
 func (a *Anonymiser) Anonymise(r *Record) {
+	t := ParseURI(r.URI)
+	if r.Digest == "" && t.Kind == Manifest && strings.Contains(t.Ref, ":") {
+		r.Digest = t.Ref // which nobody could tell from a tag any more
+	}
 	r.Host, r.RemoteAddr, r.ID, r.Digest = a.Pseudonym(r.Host), a.Pseudonym(r.RemoteAddr), a.Pseudonym(r.ID), a.Pseudonym(r.Digest)
 	r.User, r.Referer = "", ""
-	t := ParseURI(r.URI)
 	if t.Kind == Other {
 		uri, _, _ := strings.Cut(r.URI, "?")
 		r.URI = a.path(strings.TrimPrefix(uri, "/"))

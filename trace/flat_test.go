@@ -15,6 +15,7 @@ func FuzzParseFlat(f *testing.F) {
 		`{"id":"a\u0041"}`, `{"id":"é"}`, `{"HOST":"a"}`, `{"host":"a","host":"b"}`, `{"host":null}`, `{"http.request.duration":1e3}`,
 		`{"http.request.duration":1234567.25}`, `{"http.request.duration":0.1234567890123}`, `{"http.response.status":200.0}`,
 		`{"http.response.written":123456789012345678}`, `{"http.response.written":1234567890123456789}`, `{"http.response.written":012}`,
+		`{"http.request.useragent":"a \\(b\\) \"c\" \/ \\","id":"\\","host":"x"}`, `{"id":"\b"}`, `{"id":"\\é"}`,
 		`{"digest":"x"} trailing`, `{ }`, `{"id" : "a" , "host" : "b" }`, "{\"id\":\"a\x00\"}", `{"http.request.duration":0}`, `{"http.request.duration":99999999999}`,
 	} {
 		f.Add([]byte(seed))
@@ -47,6 +48,9 @@ func FuzzParseFlat(f *testing.F) {
 func sameFields(a, b fields) bool {
 	va, vb := reflect.ValueOf(a), reflect.ValueOf(b)
 	for i := range va.NumField() {
+		if va.Type().Field(i).Name == "unescaped" {
+			continue
+		}
 		if f := va.Field(i); f.Kind() == reflect.Slice {
 			if string(f.Bytes()) != string(vb.Field(i).Bytes()) {
 				return false
@@ -82,7 +86,7 @@ func FuzzTime(f *testing.F) {
 }
 
 func TestFlatIsFast(t *testing.T) {
-	const rec = `{"host":"579633fd","http.request.duration":0.256753663,"http.request.method":"GET","http.request.remoteaddr":"1c6fe6d6","http.request.uri":"v2","http.request.useragent":"docker/17.03.1-ce","http.response.status":200,"http.response.written":1367,"id":"dc3ba3e77a","timestamp":"2017-06-20T01:28:15.962Z"}`
+	const rec = `{"host":"579633fd","http.request.duration":0.256753663,"http.request.method":"GET","http.request.remoteaddr":"1c6fe6d6","http.request.uri":"v2","http.request.useragent":"docker/17.03.1-ce UpstreamClient(Docker-Client/17.03.1-ce \\(linux\\))","http.response.status":200,"http.response.written":1367,"id":"dc3ba3e77a","timestamp":"2017-06-20T01:28:15.962Z"}`
 	var f fields
 	if n, res := parseFlat([]byte(rec), &f); n != len(rec) || res != parsed {
 		t.Errorf("a record of the usual form took the slow way: %d, %d", n, res)

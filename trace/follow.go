@@ -1,6 +1,7 @@
 package trace
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -11,12 +12,15 @@ import (
 )
 
 // Follower reads a file that is being written, and goes on with the new file of that
-// name when the old one was moved away or cut to nothing, as log rotation does. Read
-// waits for more; after Stop it returns io.EOF where there is none.
+// name when the old one was moved away or cut to nothing, as log rotation does. An old
+// file is read until the new one has something in it: whoever writes goes on with the
+// old one until told to open the new one. Read waits for more; after Stop it returns
+// io.EOF where there is none.
 type Follower struct {
 	path string
 	f    *os.File
 	off  int64
+	next *os.File // a new file, while the rest of the old one is read
 	stop chan struct{}
 	once sync.Once
 }
@@ -24,7 +28,8 @@ type Follower struct {
 // followEvery is how often a Follower looks for more.
 const followEvery = 200 * time.Millisecond
 
-// Follow opens a file to follow it from its beginning or its end.
+// Follow opens a file to follow it from its beginning or its end: there, from the
+// beginning of a line that has no end yet.
 func Follow(path string, fromEnd bool) (*Follower, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -32,11 +37,30 @@ func Follow(path string, fromEnd bool) (*Follower, error) {
 	}
 	fl := &Follower{path: path, f: f, stop: make(chan struct{})}
 	if fromEnd {
-		if fl.off, err = f.Seek(0, io.SeekEnd); err != nil {
+		if fl.off, err = seekLastLine(f); err != nil {
 			return nil, errors.Join(fmt.Errorf("follow log: %w", err), f.Close())
 		}
 	}
 	return fl, nil
+}
+
+// seekLastLine goes to the end of a file, or to where the last line begins if that has no
+// end, and returns where that is.
+func seekLastLine(f *os.File) (int64, error) {
+	end, err := f.Seek(0, io.SeekEnd)
+	if err != nil || end == 0 {
+		return end, err
+	}
+	from := max(0, end-maxRecord)
+	tail := make([]byte, end-from)
+	if _, err := f.ReadAt(tail, from); err != nil && !errors.Is(err, io.EOF) {
+		return 0, err
+	}
+	i := bytes.LastIndexByte(tail, '\n')
+	if i < 0 && from > 0 { // no line that could be read
+		return end, nil
+	}
+	return f.Seek(from+int64(i)+1, io.SeekStart)
 }
 
 // Stop makes Read end. It may be called at any time by anyone.
@@ -45,6 +69,9 @@ func (f *Follower) Stop() { f.once.Do(func() { close(f.stop) }) }
 // Close closes the file. Nothing may read any more.
 func (f *Follower) Close() error {
 	f.Stop()
+	if f.next != nil {
+		return errors.Join(f.f.Close(), f.next.Close())
+	}
 	return f.f.Close()
 }
 
@@ -88,8 +115,13 @@ func (f *Follower) Read(b []byte) (int, error) {
 }
 
 // rotated goes on with a new file, or with the beginning of the same one, and tells
-// whether there is one.
+// whether there is one. It is called when the open file has been read to its end.
 func (f *Follower) rotated() (bool, error) {
+	if f.next != nil { // there was more to read in the old file when the new one was seen
+		old := f.f
+		f.f, f.off, f.next = f.next, 0, nil
+		return true, old.Close()
+	}
 	now, err := os.Stat(f.path)
 	if errors.Is(err, os.ErrNotExist) { // between moving away and making anew
 		return false, nil
@@ -111,6 +143,9 @@ func (f *Follower) rotated() (bool, error) {
 		}
 		return true, nil
 	}
+	if now.Size() == 0 { // who writes has not opened the new file yet
+		return false, nil
+	}
 	next, err := os.Open(f.path)
 	if errors.Is(err, os.ErrNotExist) {
 		return false, nil
@@ -118,9 +153,8 @@ func (f *Follower) rotated() (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("follow log: %w", err)
 	}
-	old := f.f
-	f.f, f.off = next, 0
-	return true, old.Close()
+	f.next = next
+	return true, nil // once more with the old file, which is complete now
 }
 
 // Follow calls fn for the records of a stream that is still being written, such as a
@@ -130,10 +164,13 @@ func (in *Input) Follow(r io.Reader, name string, fn func(Source, *Record) error
 	if in.o.Format == "" {
 		in.o.Format = FormatTrace
 	}
-	raw := &rawReader{r: r, n: &in.read}
+	raw := &rawReader{r: r, n: &in.read, ended: func() error { return nil }}
 	dec, err := in.decoder(raw, nil)
 	if err != nil {
 		return err
+	}
+	if lines, ok := dec.(*lineDecoder); ok {
+		_, lines.whole = r.(*Follower) // whoever writes it may have been about to write the rest
 	}
 	err = in.records(context.Background(), dec, name, fn)
 	if raw.err != nil {

@@ -15,6 +15,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -105,12 +106,14 @@ type InputOptions struct {
 	Now time.Time
 }
 
-// Input reads logs. Its methods must not run concurrently, but for [Input.Read].
+// Input reads logs. Its methods must not run concurrently, but for [Input.Read],
+// [Input.Skip] and [Input.Skipped].
 type Input struct {
 	o       InputOptions
 	uris    uriParser
-	skipped map[Bad]*Skipped
 	read    atomic.Int64
+	mu      sync.Mutex
+	skipped map[Bad]*Skipped
 }
 
 // NewInput returns an Input that has read nothing.
@@ -137,9 +140,13 @@ func (in *Input) Read() int64 { return in.read.Load() }
 
 // Skipped returns what was skipped so far, most first.
 func (in *Input) Skipped() []Skipped {
+	in.mu.Lock()
+	defer in.mu.Unlock()
 	out := make([]Skipped, 0, len(in.skipped))
 	for _, s := range in.skipped {
-		out = append(out, *s)
+		v := *s
+		v.First = slices.Clone(s.First)
+		out = append(out, v)
 	}
 	slices.SortFunc(out, func(a, b Skipped) int {
 		return cmp.Or(cmp.Compare(b.Count, a.Count), strings.Compare(string(a.Kind), string(b.Kind)))
@@ -149,6 +156,8 @@ func (in *Input) Skipped() []Skipped {
 
 // Skip counts a record that the caller could not use.
 func (in *Input) Skip(kind Bad, file string, record int64, why string) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
 	s := in.skipped[kind]
 	if s == nil {
 		s = &Skipped{Kind: kind}
@@ -170,11 +179,24 @@ type Source struct {
 }
 
 // Files lists the files of paths: a directory stands for all regular files below it
-// whose names do not begin with a dot, in order of their names. The size is that of
-// all files.
+// whose names do not begin with a dot, in order of their names; whatever else is named
+// itself, such as a pipe, is taken. The size is that of all regular files. That there is
+// none at all is an error.
 func Files(paths []string) (files []string, size int64, err error) {
 	for _, path := range paths {
-		err := filepath.WalkDir(path, func(file string, d fs.DirEntry, err error) error {
+		info, err := os.Stat(path)
+		if err != nil {
+			return nil, 0, fmt.Errorf("list logs: %w", err)
+		}
+		if !info.IsDir() {
+			files = append(files, path)
+			if info.Mode().IsRegular() {
+				size += info.Size()
+			}
+			continue
+		}
+		path = filepath.Clean(path) + string(filepath.Separator) // what a link points at
+		err = filepath.WalkDir(path, func(file string, d fs.DirEntry, err error) error {
 			if err != nil {
 				return err
 			}
@@ -197,6 +219,9 @@ func Files(paths []string) (files []string, size int64, err error) {
 			return nil, 0, fmt.Errorf("list logs: %w", err)
 		}
 	}
+	if len(files) == 0 {
+		return nil, 0, fmt.Errorf("list logs: there are no files in %s", strings.Join(paths, ", "))
+	}
 	return files, size, nil
 }
 
@@ -216,8 +241,11 @@ func (in *Input) ReadFile(ctx context.Context, path string, fn func(Source, *Rec
 
 // ReadFrom is ReadFile for something that is open; the name is that in sources.
 func (in *Input) ReadFrom(ctx context.Context, r io.Reader, name string, fn func(Source, *Record) error) error {
-	raw := &rawReader{r: r, n: &in.read}
+	raw := &rawReader{r: r, n: &in.read, ended: ctx.Err}
 	err := in.stream(ctx, raw, name, 0, fn)
+	if cerr := ctx.Err(); cerr != nil && errors.Is(raw.err, cerr) {
+		return cerr
+	}
 	if raw.err != nil { // whatever the decoders have made of it
 		return fmt.Errorf("read log %s: %w", name, raw.err)
 	}
@@ -226,18 +254,37 @@ func (in *Input) ReadFrom(ctx context.Context, r io.Reader, name string, fn func
 
 // rawReader counts bytes and keeps the error of the file itself.
 type rawReader struct {
-	r   io.Reader
-	n   *atomic.Int64
-	err error
+	r io.Reader
+	n *atomic.Int64
+	// ended tells why no more is to be read: a line may be as long as the file.
+	ended func() error
+	err   error
 }
 
 func (r *rawReader) Read(b []byte) (int, error) {
+	if r.err = r.ended(); r.err != nil {
+		return 0, r.err
+	}
 	n, err := r.r.Read(b)
 	r.n.Add(int64(n))
 	if err != nil && !errors.Is(err, io.EOF) {
 		r.err = err
 	}
 	return n, err
+}
+
+// stickyReader returns an error again and again. Peek of bufio forgets it, and some
+// decoders say it once and that all is well after that.
+type stickyReader struct {
+	r   io.Reader
+	err error
+}
+
+func (r *stickyReader) Read(b []byte) (n int, err error) {
+	if r.err == nil {
+		n, r.err = r.r.Read(b)
+	}
+	return n, r.err
 }
 
 const (
@@ -252,7 +299,7 @@ const (
 
 // stream reads a file, or what was compressed or archived in one.
 func (in *Input) stream(ctx context.Context, r io.Reader, name string, depth int, fn func(Source, *Record) error) error {
-	br := bufio.NewReaderSize(r, sniffSize)
+	br := bufio.NewReaderSize(&stickyReader{r: r}, sniffSize)
 	head, _ := br.Peek(sniffSize) // an error comes again when it is read
 	if depth < maxNesting {
 		switch {
@@ -264,7 +311,7 @@ func (in *Input) stream(ctx context.Context, r io.Reader, name string, depth int
 			}
 			defer z.Close()
 			return in.stream(ctx, z, name, depth+1, fn)
-		case bytes.HasPrefix(head, []byte{0x28, 0xb5, 0x2f, 0xfd}):
+		case bytes.HasPrefix(head, []byte{0x28, 0xb5, 0x2f, 0xfd}), skippableFrame(head):
 			z, err := zstd.NewReader(br, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(maxWindow))
 			if err != nil {
 				return fmt.Errorf("read log %s: %w", name, err)
@@ -287,6 +334,12 @@ func (in *Input) stream(ctx context.Context, r io.Reader, name string, depth int
 		return nil
 	}
 	return in.records(ctx, dec, name, fn)
+}
+
+// skippableFrame tells whether a file begins with a frame of zstd that is not data, as
+// those of programs that compress in parallel do.
+func skippableFrame(head []byte) bool {
+	return len(head) > 3 && head[0]&0xf0 == 0x50 && bytes.Equal(head[1:4], []byte{0x2a, 0x4d, 0x18})
 }
 
 // archive reads the regular files of a tar archive.
@@ -416,7 +469,7 @@ func detectLine(line []byte) Format {
 }
 
 // ibmName is how the files of the IBM traces are called.
-var ibmName = regexp.MustCompile(`(?:^|[/:])([A-Za-z0-9-]+)-logstash-\d{4}\.\d{2}\.\d{2}-\d+\.json(?:\.(?:gz|zst))?$`)
+var ibmName = regexp.MustCompile(`(?:^|[/:])([A-Za-z0-9-]{1,64})-logstash-\d{4}\.\d{2}\.\d{2}-\d+\.json(?:\.(?:gz|zst))?$`)
 
 // ZoneOf returns the zone that a file of the IBM traces is of, by its name, and "" for
 // other files. The production zones are called without their prefix: prod-dal09 is

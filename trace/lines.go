@@ -17,6 +17,8 @@ type lineDecoder struct {
 	r *bufio.Reader
 	// parse reads one line, which is not empty. The record it is given is zero.
 	parse func(line []byte, rec *Record) error
+	// whole says that a last line without an end is not a whole one.
+	whole bool
 }
 
 func newLineDecoder(r io.Reader, parse func([]byte, *Record) error) *lineDecoder {
@@ -31,6 +33,12 @@ func (d *lineDecoder) read(rec *Record) error {
 				_, err = d.r.ReadSlice('\n')
 			}
 			return bad(BadLength, "the line is longer than %d bytes", maxRecord)
+		}
+		if err != nil && !errors.Is(err, io.EOF) {
+			return err // and what of the line there is may end anywhere
+		}
+		if err != nil && d.whole && len(line) > 0 {
+			return bad(BadTruncated, "the last line has no end")
 		}
 		line = bytes.TrimRight(line, "\r\n")
 		if len(bytes.TrimSpace(line)) > 0 { // the last line may have no end

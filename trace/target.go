@@ -27,12 +27,13 @@ const (
 
 // String returns the kind's name in lower case.
 func (k Kind) String() string {
-	names := [...]string{"other", "ping", "manifest", "blob", "upload", "tags", "referrers", "catalog"}
-	if int(k) < len(names) {
-		return names[k]
+	if int(k) < len(kindNames) {
+		return kindNames[k]
 	}
 	return "invalid"
 }
+
+var kindNames = [...]string{"other", "ping", "manifest", "blob", "upload", "tags", "referrers", "catalog"}
 
 // Target is a request's path taken apart.
 type Target struct {

@@ -160,26 +160,67 @@ type wire struct {
 // unknown is null. Where the record has a digest, an eleventh field is that.
 func (r *Record) AppendTrace(b []byte) []byte {
 	uri, _, _ := strings.Cut(r.URI, "?")
-	w := wire{Host: r.Host, Method: r.Method, RemoteAddr: r.RemoteAddr, URI: strings.TrimPrefix(uri, "/"),
-		UserAgent: r.UserAgent, ID: r.ID, Timestamp: r.Time.UTC().Format("2006-01-02T15:04:05.000Z"), Digest: r.Digest}
-	if seconds := r.Duration.Seconds(); r.Duration >= 0 {
-		w.Duration = &seconds
+	b = appendJSON(append(b, `{"host":`...), r.Host)
+	b = append(b, `,"http.request.duration":`...)
+	if r.Duration >= 0 {
+		b = appendSeconds(b, r.Duration)
+	} else {
+		b = append(b, "null"...)
 	}
-	if status := int64(r.Status); status != 0 {
-		w.Status = &status
-	}
+	b = appendJSON(append(b, `,"http.request.method":`...), r.Method)
+	b = appendJSON(append(b, `,"http.request.remoteaddr":`...), r.RemoteAddr)
+	b = appendJSON(append(b, `,"http.request.uri":`...), strings.TrimPrefix(uri, "/"))
+	b = appendJSON(append(b, `,"http.request.useragent":`...), r.UserAgent)
+	b = appendKnown(append(b, `,"http.response.status":`...), int64(r.Status), r.Status != 0)
 	content := r.Received
 	if content == 0 {
 		content = r.Written
 	}
-	if content >= 0 {
-		w.Written = &content
+	b = appendKnown(append(b, `,"http.response.written":`...), content, content >= 0)
+	b = appendJSON(append(b, `,"id":`...), r.ID)
+	b = append(b, `,"timestamp":"`...)
+	b = append(r.Time.UTC().AppendFormat(b, "2006-01-02T15:04:05.000Z"), '"')
+	if r.Digest != "" {
+		b = appendJSON(append(b, `,"digest":`...), r.Digest)
 	}
-	line, err := json.Marshal(&w)
-	if err != nil { // strings and finite numbers always marshal
+	return append(b, "}\n"...)
+}
+
+// appendJSON appends a string. Most need no escape, and encoding/json would take longer
+// for the record than all else that a request's log line takes.
+func appendJSON(b []byte, s string) []byte {
+	for i := 0; i < len(s); i++ {
+		if c := s[i]; c < 0x20 || c >= 0x7f || c == '"' || c == '\\' || c == '<' || c == '>' || c == '&' {
+			quoted, _ := json.Marshal(s) // strings always marshal
+			return append(b, quoted...)
+		}
+	}
+	b = append(b, '"')
+	b = append(b, s...)
+	return append(b, '"')
+}
+
+// appendSeconds appends a duration that is not negative, to the nanosecond.
+func appendSeconds(b []byte, d time.Duration) []byte {
+	b = strconv.AppendInt(b, int64(d/time.Second), 10)
+	nanos := int64(d % time.Second)
+	if nanos == 0 {
 		return b
 	}
-	return append(append(b, line...), '\n')
+	b = append(b, '.')
+	for unit := int64(1e8); nanos > 0; unit /= 10 {
+		b = append(b, byte('0'+nanos/unit))
+		nanos %= unit
+	}
+	return b
+}
+
+// appendKnown appends a number, or null if it is not known.
+func appendKnown(b []byte, n int64, known bool) []byte {
+	if !known {
+		return append(b, "null"...)
+	}
+	return strconv.AppendInt(b, n, 10)
 }
 
 // Writer writes records to a log. All methods may run concurrently.

@@ -28,7 +28,7 @@ type anonymiseFlags struct {
 func traceAnonymiseCommand() *cobra.Command {
 	var f anonymiseFlags
 	cmd := &cobra.Command{
-		Use:   "anonymise {STORE | FILE | DIR}... -o STORE",
+		Use:   "anonymise {STORE | {FILE | DIR}...} -o STORE",
 		Short: "Replace names in traces by pseudonyms that nobody can undo",
 		Long: `Read a store or logs and write a store in which hosts, clients, ids, digests and all
 segments of paths are pseudonyms: codes of the names under a random key that is thrown
@@ -56,6 +56,9 @@ func (f *anonymiseFlags) run(cmd *cobra.Command, args []string) error {
 	if err := checkStore(f.out); err != nil {
 		return err
 	}
+	if err := f.checkMixed(); err != nil {
+		return err
+	}
 	var err error
 	if f.o.Shift, err = parseShift(f.shift); err != nil {
 		return fmt.Errorf("--shift: %w", err)
@@ -72,6 +75,11 @@ func (f *anonymiseFlags) run(cmd *cobra.Command, args []string) error {
 		s, err := store.Open(args[0])
 		if err == nil {
 			defer s.Close()
+			for _, flag := range []string{"format", "zone", "start", "rate"} {
+				if cmd.Flags().Changed(flag) {
+					return fmt.Errorf("--%s is for logs, and %s is a store", flag, args[0])
+				}
+			}
 			return copyStore(cmd, s, f.out, "anonymise", &store.CopyOptions{Change: a.Anonymise})
 		}
 		if info, serr := os.Stat(args[0]); !errors.Is(err, store.ErrNotStore) && (serr != nil || info.IsDir()) {
@@ -79,6 +87,19 @@ func (f *anonymiseFlags) run(cmd *cobra.Command, args []string) error {
 		}
 	}
 	return f.logs(cmd, args, a)
+}
+
+// checkMixed tells whether two keys, one of them lost, would meet in one store.
+func (f *anonymiseFlags) checkMixed() error {
+	if f.keepKey != "" {
+		return nil
+	}
+	s, err := store.Open(f.out)
+	if err != nil { // nothing there, or what the writer will complain of
+		return nil
+	}
+	defer s.Close()
+	return fmt.Errorf("%s has traces already: the same names would have other pseudonyms in them; take another directory, or --keep-key for all", f.out)
 }
 
 // logs anonymises logs.

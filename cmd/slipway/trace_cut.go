@@ -73,7 +73,7 @@ func copyStore(cmd *cobra.Command, s *store.Store, out, doing string, o *store.C
 	}
 	done, err := s.Copy(cmd.Context(), w, o)
 	p.end()
-	fmt.Fprintf(cmd.OutOrStdout(), "%d records in %d files\n", done.Records, done.Files)
+	fmt.Fprintf(cmd.OutOrStdout(), "%d records in %d files%s\n", done.Records, done.Files, duplicates(&done))
 	return err
 }
 

@@ -37,6 +37,11 @@ func (f *traceInputFlags) input() (*trace.Input, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--format: %w", err)
 	}
+	if f.zone != "" {
+		if err := store.CheckZone(f.zone); err != nil {
+			return nil, fmt.Errorf("--zone: %w", err)
+		}
+	}
 	start, err := parseMoment(f.start)
 	if err != nil {
 		return nil, fmt.Errorf("--start: %w", err)
@@ -77,6 +82,9 @@ the same time, URI and id, are counted too.`,
 			if err := errors.Join(checkStore(f.out), checkOutput(f.output)); err != nil {
 				return err
 			}
+			if f.memory < 1 || f.memory > maxMemory {
+				return fmt.Errorf("--memory is %d MiB; it is 1 to %d", f.memory, maxMemory)
+			}
 			files, total, err := trace.Files(args)
 			if err != nil {
 				return err
@@ -111,6 +119,9 @@ the same time, URI and id, are counted too.`,
 	return cmd
 }
 
+// maxMemory for records that are not in files yet, in MiB: more than any machine has.
+const maxMemory = 1 << 24
+
 // checkStore tells whether it was said where a store goes.
 func checkStore(dir string) error {
 	if dir == "" {
@@ -133,6 +144,14 @@ func printJSON(w io.Writer, v any) error {
 	return e.Encode(v)
 }
 
+// duplicates tells of them, if there are any.
+func duplicates(w *store.Written) string {
+	if w.Duplicates == 0 {
+		return ""
+	}
+	return fmt.Sprintf("; %d duplicates, %d of them left out", w.Duplicates, w.Dropped)
+}
+
 // printImported prints the summary of an import.
 func printImported(out io.Writer, im *store.Imported, files int, took time.Duration) {
 	fmt.Fprintf(out, "%d records from %d files in %s (%.0f/s)\n", im.Records, files, took.Round(10*time.Millisecond), float64(im.Records)/took.Seconds())
@@ -140,15 +159,11 @@ func printImported(out io.Writer, im *store.Imported, files int, took time.Durat
 	printCounts(w, "zone", im.Zones, im.Records)
 	printShares(w, &im.Counts)
 	w.Flush()
-	fmt.Fprintf(out, "%d records in %d files of the store", im.Written.Records, im.Written.Files)
-	if d := im.Written.Duplicates; d > 0 {
-		fmt.Fprintf(out, "; %d duplicates, %d of them left out", d, im.Written.Dropped)
-	}
-	fmt.Fprintln(out)
+	fmt.Fprintf(out, "%d records in %d files of the store%s\n", im.Written.Records, im.Written.Files, duplicates(&im.Written))
 	if len(im.Unknown) > 0 {
 		fmt.Fprintln(out, "unknown requests, which are in the store; the first are")
 		for _, p := range im.Unknown {
-			fmt.Fprintf(out, "  %s, record %d: %s\n", p.File, p.Record, p.Why)
+			fmt.Fprintf(out, "  %s, record %d: %s\n", printable(p.File), p.Record, p.Why)
 		}
 	}
 	printSkipped(out, im.Skipped)
@@ -160,10 +175,10 @@ func printSkipped(out io.Writer, skipped []trace.Skipped) {
 		fmt.Fprintf(out, "skipped %d: %s; the first are\n", s.Count, s.Kind)
 		for _, p := range s.First {
 			if p.Record == 0 {
-				fmt.Fprintf(out, "  %s: %s\n", p.File, p.Why)
+				fmt.Fprintf(out, "  %s: %s\n", printable(p.File), p.Why)
 				continue
 			}
-			fmt.Fprintf(out, "  %s, record %d: %s\n", p.File, p.Record, p.Why)
+			fmt.Fprintf(out, "  %s, record %d: %s\n", printable(p.File), p.Record, p.Why)
 		}
 	}
 }

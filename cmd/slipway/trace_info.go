@@ -32,6 +32,9 @@ func (f *traceRangeFlags) times() (from, to time.Time, err error) {
 	if to, err = parseMoment(f.to); err != nil {
 		return from, to, fmt.Errorf("--to: %w", err)
 	}
+	if !from.IsZero() && !to.IsZero() && !from.Before(to) {
+		return from, to, fmt.Errorf("--from %s is not before --to %s", f.from, f.to)
+	}
 	return from, to, nil
 }
 

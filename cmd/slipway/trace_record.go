@@ -51,8 +51,11 @@ func (f *recordFlags) run(cmd *cobra.Command, path string) error {
 		return err
 	}
 	format, err := trace.ParseInputFormat(f.format)
-	if err != nil || format == "" {
-		return errors.Join(err, fmt.Errorf("--format is %q; a log that is followed needs the name of its format", f.format))
+	if err != nil || format == "" || format == trace.FormatURIs { // which has no times
+		return errors.Join(err, fmt.Errorf("--format is %q; a log that is followed is trace, distribution, clf, nginx or harbor", f.format))
+	}
+	if err := store.CheckZone(f.zone); err != nil {
+		return fmt.Errorf("--zone: %w", err)
 	}
 	if f.limit < 0 || f.every <= 0 {
 		return errors.New("--for and --every are more than 0")

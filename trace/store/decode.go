@@ -11,7 +11,7 @@ import (
 // errRows is returned for a column that is not as long as the index says.
 var errRows = errors.New("it has another number of values than the index says")
 
-// eachPage calls fn for the pages of a column.
+// eachPage calls fn for the pages of a column, until that returns an error.
 func eachPage(c parquet.ColumnChunk, fn func(parquet.Page) error) (err error) {
 	pages := c.Pages()
 	defer func() { err = errors.Join(err, pages.Close()) }()
@@ -41,12 +41,13 @@ func readInts(c parquet.ColumnChunk, n int, dst *[]int64) error {
 		if d := p.Dictionary(); d != nil {
 			dict, indexes := d.Page().Data(), p.Data()
 			var err error
-			out, err = appendIndexed(out, indexes.Int32(), dict.Int64())
+			out, err = appendIndexed(out, n, indexes.Int32(), dict.Int64())
 			return err
 		}
 		data := p.Data()
-		out = append(out, data.Int64()...)
-		return nil
+		var err error
+		out, err = appendUpTo(out, n, data.Int64())
+		return err
 	})
 	*dst = out
 	if err == nil && len(out) != n {
@@ -71,12 +72,13 @@ func readStatus(c parquet.ColumnChunk, n int, dst *[]uint16) error {
 		if d := p.Dictionary(); d != nil {
 			dict, indexes := d.Page().Data(), p.Data()
 			var err error
-			out, err = appendIndexed(out, indexes.Int32(), convert(dict.Int32()))
+			out, err = appendIndexed(out, n, indexes.Int32(), convert(dict.Int32()))
 			return err
 		}
 		data := p.Data()
-		out = append(out, convert(data.Int32())...)
-		return nil
+		var err error
+		out, err = appendUpTo(out, n, convert(data.Int32()))
+		return err
 	})
 	*dst = out
 	if err == nil && len(out) != n {
@@ -96,8 +98,9 @@ func readStrings[T any](c parquet.ColumnChunk, n int, dst *[]T, convert func(n i
 		if d == nil {
 			data := p.Data()
 			bytes, offsets := data.ByteArray()
-			out = append(out, convert(len(offsets)-1, func(i int) []byte { return bytes[offsets[i]:offsets[i+1]] })...)
-			return nil
+			var err error
+			out, err = appendUpTo(out, n, convert(len(offsets)-1, func(i int) []byte { return bytes[offsets[i]:offsets[i+1]] }))
+			return err
 		}
 		if d != last {
 			last = d
@@ -107,7 +110,7 @@ func readStrings[T any](c parquet.ColumnChunk, n int, dst *[]T, convert func(n i
 		}
 		indexes := p.Data()
 		var err error
-		out, err = appendIndexed(out, indexes.Int32(), values)
+		out, err = appendIndexed(out, n, indexes.Int32(), values)
 		return err
 	})
 	*dst = out
@@ -117,8 +120,19 @@ func readStrings[T any](c parquet.ColumnChunk, n int, dst *[]T, convert func(n i
 	return err
 }
 
-// appendIndexed appends the values at the indexes.
-func appendIndexed[T any](out []T, indexes []int32, values []T) ([]T, error) {
+// appendUpTo appends values to a column of n.
+func appendUpTo[T any](out []T, n int, values []T) ([]T, error) {
+	if len(out)+len(values) > n {
+		return out, errRows
+	}
+	return append(out, values...), nil
+}
+
+// appendIndexed appends the values at the indexes to a column of n.
+func appendIndexed[T any](out []T, n int, indexes []int32, values []T) ([]T, error) {
+	if len(out)+len(indexes) > n {
+		return out, errRows
+	}
 	for _, i := range indexes {
 		if uint(i) >= uint(len(values)) {
 			return out, errors.New("an index is not in its dictionary")

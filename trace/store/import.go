@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -218,6 +219,6 @@ func (im *importer) count(p *placed, kind trace.Kind) {
 	im.counts.add(method, kind, p.rec.Status)
 	if (kind == trace.Other || method == OtherMethod) && len(im.out.Unknown) < unknownPlaces {
 		im.out.Unknown = append(im.out.Unknown, trace.Place{File: p.src.File, Record: p.src.Record,
-			Why: fmt.Sprintf("%.20s %.100q", p.rec.Method, p.rec.URI)})
+			Why: strings.Trim(fmt.Sprintf("%.20q", p.rec.Method), `"`) + fmt.Sprintf(" %.100q", p.rec.URI)})
 	}
 }

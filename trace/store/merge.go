@@ -1,7 +1,6 @@
 package store
 
 import (
-	"cmp"
 	"container/heap"
 	"encoding/json"
 	"errors"
@@ -24,17 +23,11 @@ type source interface {
 // memSource gives the rows of a buffer.
 type memSource struct {
 	b     *dayBuffer
-	hour  int        // the one that is being given, from 1
-	order []position // of its rows
+	hour  int      // the one that is being given, from 1
+	order []uint64 // of its rows: the microsecond of the hour, which fits into 32 bits, and the index
 	i     int
 	ids   string
 	row   row
-}
-
-// position is where a row of a time is: sorting these moves less than sorting rows.
-type position struct {
-	time int64
-	i    uint32
 }
 
 // source gives the rows of a buffer in order of time. Rows of the same time stay in
@@ -45,16 +38,10 @@ func (b *dayBuffer) source() source { return &memSource{b: b} }
 func (s *memSource) sort(h *hourBuffer) {
 	s.i, s.order, s.ids = 0, s.order[:0], h.ids.String()
 	for i := range h.rows {
-		s.order = append(s.order, position{h.rows[i].time, uint32(i)})
+		s.order = append(s.order, uint64(h.rows[i].time%microHour)<<32|uint64(i))
 	}
-	byTime := func(x, y position) int {
-		if c := cmp.Compare(x.time, y.time); c != 0 {
-			return c
-		}
-		return cmp.Compare(x.i, y.i)
-	}
-	if !slices.IsSortedFunc(s.order, byTime) {
-		slices.SortFunc(s.order, byTime)
+	if !slices.IsSorted(s.order) {
+		slices.Sort(s.order)
 	}
 }
 
@@ -66,7 +53,7 @@ func (s *memSource) next() (*row, error) {
 		s.hour++
 		s.sort(&s.b.hours[s.hour-1])
 	}
-	m := &s.b.hours[s.hour-1].rows[s.order[s.i].i]
+	m := &s.b.hours[s.hour-1].rows[uint32(s.order[s.i])]
 	s.i++
 	n := s.b.tab.names
 	s.row = row{Time: m.time, Duration: m.duration, Host: n[m.host], Client: n[m.client], Method: n[m.method],
@@ -87,9 +74,16 @@ type fileSource struct {
 	eof  bool
 }
 
+// What a source reads of each column at once, in bytes: there is one source for a day's
+// file and up to maxRuns for its runs.
+const (
+	dayBuffers = 1 << 18
+	runBuffer  = 1 << 15
+)
+
 // openSource opens a file that a Writer has written.
-func openSource(path string) (*fileSource, error) {
-	f, pf, err := openParquet(path)
+func openSource(path string, readBytes int) (*fileSource, error) {
+	f, pf, err := openParquet(path, readBytes)
 	if err != nil {
 		return nil, err
 	}
@@ -162,8 +156,8 @@ func (m *merge) Pop() any {
 	return last
 }
 
-// each calls fn for all rows in order of time.
-func (m *merge) each(sources []source, fn func(*row) error) error {
+// each calls fn for all rows in order of time, with the index of their source.
+func (m *merge) each(sources []source, fn func(r *row, source int) error) error {
 	for i, s := range sources {
 		r, err := s.next()
 		if errors.Is(err, io.EOF) {
@@ -177,7 +171,7 @@ func (m *merge) each(sources []source, fn func(*row) error) error {
 	heap.Init(m)
 	for len(m.heads) > 0 {
 		top := &m.heads[0]
-		if err := fn(top.row); err != nil {
+		if err := fn(top.row, top.order); err != nil {
 			return err
 		}
 		r, err := top.src.next()
@@ -196,24 +190,34 @@ func (m *merge) each(sources []source, fn func(*row) error) error {
 	return nil
 }
 
-// fileStats are what writeFile has written.
-type fileStats struct {
-	rows, duplicates, dropped int64
+// fileOptions say how writeFile writes.
+type fileOptions struct {
+	// final is a file of the store, not a run: duplicates are counted, and it is durable.
+	final bool
+	drop  bool // duplicates
+	// old is how many of the sources, the first, have what is in the store already.
+	old int
 }
 
-// writeFile writes a file of the store. When it returns nil, the file is durable.
-func writeFile(path string, key dayKey, sources []source, drop bool) (st fileStats, err error) {
+// fileStats are what writeFile has written: of rows that were not in the store already,
+// how many there are now, how many were duplicates, and how many of those were left out.
+type fileStats struct {
+	added, duplicates, dropped int64
+}
+
+// writeFile writes a file of the store.
+func writeFile(path string, key dayKey, sources []source, o *fileOptions) (st fileStats, err error) {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
 	if err != nil {
 		return st, err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	s := newSink(f, drop)
+	s := newSink(f, o)
 	if err := (&merge{}).each(sources, s.add); err != nil {
 		return st, err
 	}
-	if err := s.finish(key); err != nil {
-		return st, err
+	if err := s.finish(key); err != nil || !o.final {
+		return s.stats, err
 	}
 	return s.stats, f.Sync()
 }
@@ -224,7 +228,7 @@ type sink struct {
 	buf   []row
 	hours []hour
 	stats fileStats
-	drop  bool
+	o     *fileOptions
 	// now is the last row's time, first the first row of it, same all of it if there is
 	// more than one.
 	now   int64
@@ -246,7 +250,7 @@ const (
 	writeBytes = 1 << 20
 )
 
-func newSink(out io.Writer, drop bool) *sink {
+func newSink(out io.Writer, o *fileOptions) *sink {
 	w := parquet.NewGenericWriter[row](out, parquet.Compression(&parquet.Snappy), parquet.PageBufferSize(pageBytes), parquet.WriteBufferSize(writeBytes),
 		parquet.CreatedBy("slipway", version, ""), parquet.DataPageStatistics(false),
 		// The bounds of pages cost a tenth of the time, and only those of the time can be of
@@ -255,16 +259,19 @@ func newSink(out io.Writer, drop bool) *sink {
 		parquet.SkipPageBounds("kind"), parquet.SkipPageBounds("repo"), parquet.SkipPageBounds("ref"),
 		parquet.SkipPageBounds("digest"), parquet.SkipPageBounds("agent"), parquet.SkipPageBounds("id"),
 		parquet.SkipPageBounds("uri"))
-	return &sink{w: w, buf: make([]row, 0, sinkRows), drop: drop, same: map[rowID]struct{}{}, now: -1}
+	return &sink{w: w, buf: make([]row, 0, sinkRows), o: o, same: map[rowID]struct{}{}, now: -1}
 }
 
-func (s *sink) add(r *row) error {
-	if s.duplicate(r) {
+func (s *sink) add(r *row, source int) error {
+	if fresh := source >= s.o.old; s.o.final && s.duplicate(r) && fresh {
 		s.stats.duplicates++
-		if s.drop {
+		if s.o.drop {
 			s.stats.dropped++
 			return nil
 		}
+		s.stats.added++
+	} else if fresh {
+		s.stats.added++
 	}
 	n := len(s.hours)
 	if n == 0 || s.hours[n-1].Rows == maxGroup || s.hours[n-1].First/microHour != r.Time/microHour {
@@ -282,7 +289,6 @@ func (s *sink) add(r *row) error {
 	h := &s.hours[n-1]
 	h.Rows++
 	h.Last = r.Time
-	s.stats.rows++
 	s.buf = append(s.buf, *r)
 	if len(s.buf) == cap(s.buf) {
 		return s.flush()

@@ -33,7 +33,7 @@ func (s *Store) Records(ctx context.Context, q Query, fn func(*trace.Record) err
 }
 
 func (d *dayFile) records(ctx context.Context, from, to int64, fn func(*trace.Record) error) (err error) {
-	src, err := openSource(d.path)
+	src, err := openSource(d.path, dayBuffers)
 	if err != nil {
 		return fmt.Errorf("read store: %w", err)
 	}

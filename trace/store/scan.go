@@ -113,7 +113,7 @@ type scanner struct {
 type repoPair struct{ repo, namespace Symbol }
 
 func (sc *scanner) day(ctx context.Context, zone string, d *dayFile, from, to int64, fn func(*Batch) error) error {
-	f, pf, err := openParquet(d.path)
+	f, pf, err := openParquet(d.path, dayBuffers)
 	if err != nil {
 		return fmt.Errorf("scan: %w", err)
 	}

@@ -62,8 +62,8 @@ const (
 	partPrefix = ".part-"
 )
 
-// checkZone tells whether a zone may be the name of a directory.
-func checkZone(zone string) error {
+// CheckZone tells whether a zone may be the name of a directory, and so that of a zone.
+func CheckZone(zone string) error {
 	const maxLen = 64
 	if zone == "" || len(zone) > maxLen || zone[0] == '.' || zone[0] == '_' {
 		return fmt.Errorf("zone %q: a name of 1 to %d letters, digits, '.', '_' and '-' that begins with a letter, a digit or '-' is needed", zone, maxLen)
@@ -94,7 +94,7 @@ func (r *row) record(dst *trace.Record) {
 	if t.Kind != trace.Other {
 		dst.URI = t.URI()
 	}
-	if r.Digest != r.Ref || t.Kind != trace.Blob && t.Kind != trace.Manifest {
+	if r.Digest != digestOf(t, dst) { // the URI alone does not tell it
 		dst.Digest = r.Digest
 	}
 }

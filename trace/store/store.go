@@ -64,6 +64,9 @@ func Open(dir string) (*Store, error) {
 		if !ok || !e.IsDir() {
 			continue
 		}
+		if err := CheckZone(name); err != nil { // names go to terminals and reports
+			return nil, fmt.Errorf("open store: %s: %w", dir, err)
+		}
 		z, err := openZone(filepath.Join(dir, e.Name()), name)
 		if err != nil {
 			return nil, fmt.Errorf("open store: %w", err)
@@ -118,7 +121,7 @@ func openDay(path string) (dayFile, error) {
 		return d, fmt.Errorf("%s: the name has no day: %w", path, err)
 	}
 	d.day = day.UnixMicro()
-	f, pf, err := openParquet(path)
+	f, pf, err := openParquet(path, dayBuffers)
 	if err != nil {
 		return d, err
 	}
@@ -149,7 +152,7 @@ func openDay(path string) (dayFile, error) {
 }
 
 // openParquet opens a file of the store. The caller closes the file.
-func openParquet(path string) (f *os.File, pf *parquet.File, err error) {
+func openParquet(path string, readBytes int) (f *os.File, pf *parquet.File, err error) {
 	f, err = os.Open(path)
 	if err != nil {
 		return nil, nil, err
@@ -165,7 +168,7 @@ func openParquet(path string) (f *os.File, pf *parquet.File, err error) {
 		return nil, nil, err
 	}
 	pf, err = parquet.OpenFile(f, info.Size(), parquet.SkipPageIndex(true), parquet.SkipBloomFilters(true),
-		parquet.ReadBufferSize(1<<18))
+		parquet.ReadBufferSize(readBytes))
 	if err != nil {
 		return nil, nil, fmt.Errorf("read %s: %w", path, err)
 	}

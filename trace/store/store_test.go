@@ -30,7 +30,7 @@ func someRecords(n int, over time.Duration, seed uint64) []trace.Record {
 		r := trace.Record{
 			Host: fmt.Sprintf("host%d", rnd.IntN(6)), Duration: time.Duration(rnd.ExpFloat64()*1e5) * time.Microsecond,
 			Method: "GET", RemoteAddr: fmt.Sprintf("%08x", int(rnd.ExpFloat64()*50)),
-			UserAgent: "docker/17.03.1-ce go/go1.7.5 git-commit/c6d412e", Status: 200, Written: int64(rnd.ExpFloat64() * 1e6),
+			UserAgent: `docker/17.03.1-ce go/go1.7.5 git-commit/c6d412e UpstreamClient(Docker-Client/17.03.1-ce \(linux\))`, Status: 200, Written: int64(rnd.ExpFloat64() * 1e6),
 			ID: fmt.Sprintf("%010x", rnd.Uint64N(1<<40)), Time: start.Add(time.Duration(rnd.Int64N(int64(over/time.Millisecond))) * time.Millisecond),
 		}
 		switch p := rnd.Float64(); {

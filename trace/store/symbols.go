@@ -30,6 +30,9 @@ func (t *strtab) symbol(s string) Symbol {
 	if sym, ok := t.syms[s]; ok {
 		return sym
 	}
+	if valid := validUTF8(s); valid != s {
+		return t.symbol(valid)
+	}
 	if t.chunk.Cap()-t.chunk.Len() < len(s) {
 		// Strings that were cut from the old chunk keep it.
 		size := max(1<<10, min(1<<16, 2*t.chunk.Cap()), len(s))

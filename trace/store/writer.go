@@ -1,13 +1,17 @@
 package store
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
+	"unicode/utf8"
 
 	"example.org/slipway/durable"
 	"example.org/slipway/trace"
@@ -20,7 +24,8 @@ type WriterOptions struct {
 	// while, or sorted runs of records go to temporary files in the store's directory.
 	Memory int64
 	// DropDuplicates leaves out a record whose time, URI and id, which must not be
-	// empty, are those of another. Without it they are only counted.
+	// empty, are those of another. Without it they are only counted. What is in the
+	// store already stays in any case.
 	DropDuplicates bool
 }
 
@@ -31,10 +36,9 @@ type Written struct {
 	Files int
 	// Records in the files that were published and were not there before.
 	Records int64
-	// Duplicates that were met among the records of a day, with those that were there
-	// before.
+	// Duplicates among them, of one another or of what was there before.
 	Duplicates int64
-	// Dropped of the duplicates.
+	// Dropped of the duplicates, which are not in Records.
 	Dropped int64
 	// Spilled is the number of runs that went to temporary files.
 	Spilled int
@@ -42,18 +46,24 @@ type Written struct {
 
 // Writer writes records to a store. Records may come in any order; what is fastest
 // and takes the least memory is about the order of time. A store that exists is added
-// to. Only one Writer at a time may work in a directory, and its methods must not run
-// concurrently.
+// to. A Writer locks its directory: there is only one at a time, and its methods must
+// not run concurrently. For zones that are written at once it has parts, see
+// [Writer.Part].
 //
 // A file appears with its final name when it is complete and durable, so that after a
 // crash, or when the disk is full, all files of the store can be read.
 type Writer struct {
 	dir     string
+	lock    *os.File // nil for a part
 	o       WriterOptions
+	zone    string              // the only one of a part
+	parts   map[string]struct{} // zones that parts have
+	open    *atomic.Int64       // of a writer and its parts: the parts that are open
 	days    map[dayKey]*dayBuffer
 	tick    int64 // counts records
 	checked int64 // tick when the memory was last reckoned up
 	runs    string
+	maxRuns int
 	written Written
 	err     error
 	closed  bool
@@ -70,11 +80,16 @@ type dayBuffer struct {
 	hours [24]hourBuffer
 	tab   *strtab
 	runs  []string // temporary files
-	last  int64    // tick of the last Add
+	// spilled is how many runs there were, some of which may have been merged.
+	spilled int
+	last    int64 // tick of the last Add
 	// What the last record had, which the next one often has too.
 	host, method       string
 	hostSym, methodSym Symbol
-	recent             [recentSlots]recentSym
+	// recent is made when there are enough records to be worth it: records of very
+	// many days must not take a table for each.
+	recent []recentSym
+	n      int
 }
 
 // hourBuffer holds those of one hour: together they are few enough that sorting them
@@ -104,10 +119,17 @@ type recentSym struct {
 // clients at a time.
 const recentSlots = 1 << 10
 
+const (
+	// recentFrom is from how many records of a day on there is a table for it.
+	recentFrom = 1 << 8
+	// maxRecent bounds the strings that such a table keeps alive, in bytes.
+	maxRecent = 1 << 8
+)
+
 // lookup is strtab.symbol for strings that come again and again. They are mostly the
 // same bytes in memory, so that comparing them is faster than hashing them.
 func (b *dayBuffer) lookup(s string) Symbol {
-	if len(s) < 4 {
+	if len(s) < 4 || len(s) > maxRecent || b.recent == nil {
 		return b.tab.symbol(s)
 	}
 	n := len(s)
@@ -125,7 +147,7 @@ const (
 	defaultMemory = 256 << 20
 	memRowSize    = 80
 	// positionSize is taken for each row when a buffer is sorted.
-	positionSize = 16
+	positionSize = 8
 	// checkEvery is after how many records the memory is reckoned up: at most some
 	// MB are added in between.
 	checkEvery = 1 << 13
@@ -134,9 +156,9 @@ const (
 )
 
 // NewWriter makes dir if need be. What a Writer that was killed has left there is
-// removed.
-func NewWriter(dir string, o *WriterOptions) (*Writer, error) {
-	w := &Writer{dir: dir, days: map[dayKey]*dayBuffer{}}
+// removed. The error wraps [ErrBusy] while another Writer works there.
+func NewWriter(dir string, o *WriterOptions) (_ *Writer, err error) {
+	w := &Writer{dir: dir, days: map[dayKey]*dayBuffer{}, parts: map[string]struct{}{}, open: new(atomic.Int64), maxRuns: maxRuns}
 	if o != nil {
 		w.o = *o
 	}
@@ -146,6 +168,14 @@ func NewWriter(dir string, o *WriterOptions) (*Writer, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, fmt.Errorf("write store: %w", err)
 	}
+	if w.lock, err = lockDir(dir); err != nil {
+		return nil, fmt.Errorf("write store %s: %w", dir, err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, w.lock.Close())
+		}
+	}()
 	for _, pattern := range []string{partPrefix + "*", filepath.Join(zonePrefix+"*", partPrefix+"*")} {
 		left, err := filepath.Glob(filepath.Join(globEscape(dir), pattern))
 		if err != nil {
@@ -158,6 +188,34 @@ func NewWriter(dir string, o *WriterOptions) (*Writer, error) {
 		}
 	}
 	return w, nil
+}
+
+// Part returns a Writer for one zone of the store, which may work at the same time as w
+// and other parts; each has the memory of the options to itself. w takes no records of
+// that zone any more. Parts are closed before w is, from whatever goroutine.
+func (w *Writer) Part(zone string) (*Writer, error) {
+	if w.closed || w.zone != "" {
+		return nil, fmt.Errorf("write store: part for zone %s: %w", zone, os.ErrClosed)
+	}
+	if err := CheckZone(zone); err != nil {
+		return nil, err
+	}
+	if _, taken := w.parts[zone]; taken || w.has(zone) {
+		return nil, fmt.Errorf("write store: zone %s is being written already", zone)
+	}
+	w.parts[zone] = struct{}{}
+	w.open.Add(1)
+	return &Writer{dir: w.dir, o: w.o, zone: zone, open: w.open, maxRuns: w.maxRuns, days: map[dayKey]*dayBuffer{}}, nil
+}
+
+// has tells whether there are records of a zone that were not published yet.
+func (w *Writer) has(zone string) bool {
+	for key := range w.days {
+		if key.zone == zone {
+			return true
+		}
+	}
+	return false
 }
 
 // globEscape makes a pattern that matches a path itself.
@@ -217,8 +275,11 @@ func (w *Writer) buffer(key dayKey) (*dayBuffer, error) {
 	if w.closed {
 		return nil, os.ErrClosed
 	}
-	if err := checkZone(key.zone); err != nil {
+	if err := CheckZone(key.zone); err != nil {
 		return nil, err
+	}
+	if _, taken := w.parts[key.zone]; taken || w.zone != "" && w.zone != key.zone {
+		return nil, fmt.Errorf("write store: records of zone %s do not belong to this part of the writer", key.zone)
 	}
 	b := &dayBuffer{tab: newStrtab()}
 	w.days[key] = b
@@ -226,6 +287,9 @@ func (w *Writer) buffer(key dayKey) (*dayBuffer, error) {
 }
 
 func (b *dayBuffer) add(us int64, r *trace.Record, target trace.Target) {
+	if b.n++; b.n == recentFrom {
+		b.recent = make([]recentSym, recentSlots)
+	}
 	if r.Host != b.host {
 		b.host, b.hostSym = r.Host, b.tab.symbol(r.Host)
 	}
@@ -250,12 +314,22 @@ func (b *dayBuffer) add(us int64, r *trace.Record, target trace.Target) {
 		m.uri = b.tab.symbol(plainURI(r.URI))
 	}
 	h := &b.hours[us%microDay/microHour]
-	m.id, m.idLen = uint32(h.ids.Len()), uint32(len(r.ID))
-	h.ids.WriteString(r.ID)
+	id := validUTF8(r.ID)
+	m.id, m.idLen = uint32(h.ids.Len()), uint32(len(id))
+	h.ids.WriteString(id)
 	if len(h.rows) == cap(h.rows) { // append would grow by a quarter and copy more often
-		h.rows = slices.Grow(h.rows, max(64, len(h.rows)))
+		h.rows = slices.Grow(h.rows, max(16, len(h.rows)))
 	}
 	h.rows = append(h.rows, m)
+}
+
+// validUTF8 is s with U+FFFD for what is no UTF-8: logs have any bytes that clients send,
+// and readers of Parquet may refuse a whole file for one such string.
+func validUTF8(s string) string {
+	if utf8.ValidString(s) {
+		return s
+	}
+	return strings.ToValidUTF8(s, "\uFFFD")
 }
 
 // plainURI is a URI in the ten-field form: without the leading slash and the query.
@@ -274,7 +348,7 @@ func plainURI(uri string) string {
 
 // size is about what the buffer takes in memory.
 func (b *dayBuffer) size() int64 {
-	total := b.tab.bytes + recentSlots*24 + 1<<11
+	total := b.tab.bytes + int64(cap(b.recent))*24 + 1<<11
 	for i := range b.hours {
 		h := &b.hours[i]
 		total += int64(cap(h.rows))*(memRowSize+positionSize) + int64(h.ids.Cap())
@@ -312,19 +386,15 @@ func (w *Writer) shrink() error {
 			return err
 		}
 	}
-	for total > w.o.Memory/2 {
-		var largest dayKey
-		for key, b := range w.days {
-			if l := w.days[largest]; l == nil || b.size() > l.size() {
-				largest = key
-			}
-		}
-		b := w.days[largest]
-		if b == nil || b.empty() {
-			return nil
+	keys := w.keys()
+	slices.SortStableFunc(keys, func(x, y dayKey) int { return cmp.Compare(w.days[y].size(), w.days[x].size()) })
+	for _, key := range keys {
+		b := w.days[key]
+		if total <= w.o.Memory/2 || b.empty() {
+			break
 		}
 		total -= b.size()
-		if err := w.spill(largest, b); err != nil {
+		if err := w.spill(key, b); err != nil {
 			return err
 		}
 		total += b.size()
@@ -339,13 +409,7 @@ func (w *Writer) keys() []dayKey {
 		keys = append(keys, key)
 	}
 	slices.SortFunc(keys, func(a, b dayKey) int {
-		if a.zone != b.zone {
-			if a.zone < b.zone {
-				return -1
-			}
-			return 1
-		}
-		return int(min(1, max(-1, a.day-b.day)))
+		return cmp.Or(cmp.Compare(a.zone, b.zone), cmp.Compare(a.day, b.day))
 	})
 	return keys
 }
@@ -375,9 +439,15 @@ func (w *Writer) Close() error {
 	if w.runs != "" {
 		err = errors.Join(err, os.RemoveAll(w.runs))
 	}
-	if w.err = err; err == nil {
-		w.err = nil
+	if w.zone != "" {
+		w.open.Add(-1)
+	} else {
+		if n := w.open.Load(); n > 0 {
+			err = errors.Join(err, fmt.Errorf("write store: %d parts of the writer are still open", n))
+		}
+		err = errors.Join(err, w.lock.Close())
 	}
+	w.err = err
 	return err
 }
 
@@ -393,67 +463,104 @@ func (w *Writer) spill(key dayKey, b *dayBuffer) error {
 		}
 		w.runs = runs
 	}
-	path := filepath.Join(w.runs, fmt.Sprintf("%s-%s-%d", key.zone, time.UnixMicro(key.day).UTC().Format(dayFormat), len(b.runs)))
-	if _, err := writeFile(path, key, []source{b.source()}, false); err != nil {
+	path := filepath.Join(w.runs, fmt.Sprintf("%s-%s-%d", key.zone, time.UnixMicro(key.day).UTC().Format(dayFormat), b.spilled))
+	if _, err := writeFile(path, key, []source{b.source()}, &fileOptions{}); err != nil {
 		return fmt.Errorf("write run: %w", err)
 	}
-	*b = dayBuffer{tab: newStrtab(), runs: append(b.runs, path), last: b.last}
+	*b = dayBuffer{tab: newStrtab(), runs: append(b.runs, path), spilled: b.spilled + 1, last: b.last}
 	w.written.Spilled++
+	if len(b.runs) < w.maxRuns {
+		return nil
+	}
+	return w.joinRuns(key, b)
+}
+
+// maxRuns of a day are merged into one: a merge has all files open at once, with some
+// 0.5 MB of memory each.
+const maxRuns = 64
+
+// joinRuns merges the runs of a day.
+func (w *Writer) joinRuns(key dayKey, b *dayBuffer) (err error) {
+	sources, err := runSources(b.runs)
+	defer func() {
+		for _, s := range sources {
+			err = errors.Join(err, s.close())
+		}
+	}()
+	if err != nil {
+		return err
+	}
+	path := b.runs[len(b.runs)-1] + "-joined"
+	if _, err := writeFile(path, key, sources, &fileOptions{}); err != nil {
+		return fmt.Errorf("merge runs: %w", err)
+	}
+	for _, run := range b.runs {
+		if err := os.Remove(run); err != nil {
+			return fmt.Errorf("merge runs: %w", err)
+		}
+	}
+	b.runs = []string{path}
 	return nil
+}
+
+// runSources opens runs. The caller closes what is returned, with an error too.
+func runSources(runs []string) ([]source, error) {
+	sources := make([]source, 0, len(runs)+2)
+	for _, run := range runs {
+		s, err := openSource(run, runBuffer)
+		if err != nil {
+			return sources, fmt.Errorf("merge runs: %w", err)
+		}
+		sources = append(sources, s)
+	}
+	return sources, nil
 }
 
 // publish writes the file of a day: what it has already, the runs and what is in
 // memory, merged. It forgets the buffer.
 func (w *Writer) publish(key dayKey, b *dayBuffer) (err error) {
 	dir := filepath.Join(w.dir, zonePrefix+key.zone)
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	if err := makeDir(dir); err != nil {
 		return fmt.Errorf("write store: %w", err)
 	}
 	path := filepath.Join(dir, dayName(key.day))
-	sources := make([]source, 0, len(b.runs)+2)
-	var before int64
+	sources, err := runSources(b.runs)
 	defer func() {
 		for _, s := range sources {
 			err = errors.Join(err, s.close())
 		}
 	}()
+	if err != nil {
+		return err
+	}
+	o := fileOptions{final: true, drop: w.o.DropDuplicates}
 	if _, serr := os.Lstat(path); serr == nil {
-		d, err := openDay(path)
+		if _, err := openDay(path); err != nil {
+			return fmt.Errorf("add to store: %w", err)
+		}
+		s, err := openSource(path, dayBuffers)
 		if err != nil {
 			return fmt.Errorf("add to store: %w", err)
 		}
-		before = d.rows
-		s, err := openSource(path)
-		if err != nil {
-			return fmt.Errorf("add to store: %w", err)
-		}
-		sources = append(sources, s)
+		sources = slices.Insert(sources, 0, source(s))
+		o.old = 1
 	} else if !os.IsNotExist(serr) {
 		return fmt.Errorf("add to store: %w", serr)
 	}
-	for _, run := range b.runs {
-		s, err := openSource(run)
-		if err != nil {
-			return fmt.Errorf("merge runs: %w", err)
-		}
-		sources = append(sources, s)
-	}
 	sources = append(sources, b.source())
 	part := filepath.Join(dir, partPrefix+dayName(key.day))
-	stats, err := writeFile(part, key, sources, w.o.DropDuplicates)
+	stats, err := writeFile(part, key, sources, &o)
 	if err != nil {
 		return errors.Join(fmt.Errorf("write %s: %w", path, err), removePart(part))
 	}
 	if err := os.Rename(part, path); err != nil {
 		return errors.Join(fmt.Errorf("write store: %w", err), removePart(part))
 	}
-	for _, d := range []string{dir, w.dir} {
-		if err := durable.SyncDir(d); err != nil {
-			return fmt.Errorf("write store: %w", err)
-		}
+	if err := durable.SyncDir(dir); err != nil {
+		return fmt.Errorf("write store: %w", err)
 	}
 	w.written.Files++
-	w.written.Records += stats.rows - before
+	w.written.Records += stats.added
 	w.written.Duplicates += stats.duplicates
 	w.written.Dropped += stats.dropped
 	delete(w.days, key)
@@ -463,6 +570,18 @@ func (w *Writer) publish(key dayKey, b *dayBuffer) (err error) {
 		}
 	}
 	return nil
+}
+
+// makeDir makes a directory, durably, if it is missing.
+func makeDir(dir string) error {
+	err := os.Mkdir(dir, 0o755)
+	if errors.Is(err, fs.ErrExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return durable.SyncDir(filepath.Dir(dir))
 }
 
 // removePart removes a file that could not be completed.

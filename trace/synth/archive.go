@@ -1,10 +1,14 @@
 package synth
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"example.org/slipway/durable"
@@ -20,6 +24,7 @@ type ArchiveWriter struct {
 	key         fileKey
 	number      int
 	lines       []byte
+	out         []byte // the memory of the last file
 	ends        []int
 	closed      bool
 }
@@ -35,17 +40,47 @@ const (
 
 // NewArchiveWriter makes the directory. seed decides the order of records in files.
 func NewArchiveWriter(dir string, p *Profile, seed uint64) (*ArchiveWriter, error) {
-	w := &ArchiveWriter{dir: dir, prefix: p.Prefix, seed: seed ^ hashString(p.Zone)}
-	if w.prefix == "" {
-		w.prefix = filepath.Join(p.Zone, p.Zone)
+	prefix, err := archivePrefix(p)
+	if err != nil {
+		return nil, err
 	}
-	if !filepath.IsLocal(w.prefix) {
-		return nil, fmt.Errorf("zone %q is no name for files", w.prefix)
-	}
+	w := &ArchiveWriter{dir: dir, prefix: prefix, seed: seed ^ hashString(p.Zone)}
 	if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, w.prefix)), 0o755); err != nil {
 		return nil, fmt.Errorf("write archive: %w", err)
 	}
 	return w, nil
+}
+
+// archivePrefix is what the paths of a zone's files begin with.
+func archivePrefix(p *Profile) (string, error) {
+	prefix := p.Prefix
+	if prefix == "" {
+		prefix = filepath.Join(p.Zone, p.Zone)
+	}
+	if !filepath.IsLocal(prefix) {
+		return "", fmt.Errorf("zone %q is no name for files", prefix)
+	}
+	return prefix, nil
+}
+
+// checkArchive tells whether there are files of a zone, which would become a part of
+// what is written.
+func checkArchive(dir string, p *Profile) error {
+	prefix, err := archivePrefix(p)
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(dir, prefix)
+	entries, err := os.ReadDir(filepath.Dir(path))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("write archive: %w", err)
+	}
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), filepath.Base(path)+"-logstash-") {
+			return fmt.Errorf("archive %s has files of zone %s already", dir, p.Zone)
+		}
+	}
+	return nil
 }
 
 // Add adds a record; they must come in order of time.
@@ -90,11 +125,10 @@ func (w *ArchiveWriter) flush() error {
 	return nil
 }
 
-// shuffled is the array of the lines in random order.
+// shuffled is the array of the lines in random order. It is valid until the next call.
 func (w *ArchiveWriter) shuffled() []byte {
 	rnd := rand.New(rand.NewPCG(w.seed, uint64(w.key.part)<<20+uint64(w.number)))
-	out := make([]byte, 0, len(w.lines)+len(w.ends)+8)
-	out = append(out, '[')
+	out := append(slices.Grow(w.out[:0], len(w.lines)+len(w.ends)+8), '[')
 	for n, i := range rnd.Perm(len(w.ends)) {
 		start := 0
 		if i > 0 {
@@ -106,5 +140,6 @@ func (w *ArchiveWriter) shuffled() []byte {
 		out = append(out, '\n')
 		out = append(out, w.lines[start:w.ends[i]-1]...) // a line ends with its line feed
 	}
-	return append(out, "\n]\n"...)
+	w.out = append(out, "\n]\n"...)
+	return w.out
 }

@@ -56,7 +56,13 @@ type window struct {
 	until  int64
 	who    pair
 	what   pair
-	layers int
+	before int64 // layers of the follower before it
+}
+
+// follower is a client and a repository while windows of theirs are open.
+type follower struct {
+	layers  int64 // that were got since the first of them
+	windows int
 }
 
 // fit collects what a profile is made from.
@@ -69,8 +75,8 @@ type fit struct {
 	hosts   map[store.Symbol]bool
 	// lookedAt counts manifests that no layers followed.
 	lookedAt           map[pair]int64
-	windows            []*window // in order of time
-	open               map[pair][]*window
+	windows            []window // in order of time
+	open               map[pair]*follower
 	pulls, pulled      int64 // manifests that layers followed, and those layers
 	runs               int64
 	lastGet            trace.Kind
@@ -86,7 +92,7 @@ type fit struct {
 
 func newFit() *fit {
 	return &fit{layers: map[store.Symbol]int64{}, repos: map[store.Symbol]int64{}, clients: map[store.Symbol]int64{},
-		hosts: map[store.Symbol]bool{}, lookedAt: map[pair]int64{}, open: map[pair][]*window{}, days: map[int64]float64{}}
+		hosts: map[store.Symbol]bool{}, lookedAt: map[pair]int64{}, open: map[pair]*follower{}, days: map[int64]float64{}}
 }
 
 func (f *fit) batch(b *store.Batch) error {
@@ -153,16 +159,20 @@ func (f *fit) at(b *store.Batch, i int) {
 			f.runs++
 		}
 	case manifestGet:
-		w := &window{until: t + session, who: who, what: pair{b.Repo[i], b.Ref[i]}}
-		f.windows = append(f.windows, w)
-		f.open[who] = append(f.open[who], w)
+		o := f.open[who]
+		if o == nil {
+			o = &follower{}
+			f.open[who] = o
+		}
+		o.windows++
+		f.windows = append(f.windows, window{until: t + session, who: who, what: pair{b.Repo[i], b.Ref[i]}, before: o.layers})
 		f.manifests.add(b.Size[i])
 	case blobGet:
 		f.layers[b.Ref[i]]++
 		f.repos[b.Repo[i]]++
 		f.blobs.add(b.Size[i])
-		for _, w := range f.open[who] {
-			w.layers++
+		if o := f.open[who]; o != nil {
+			o.layers++
 		}
 	}
 	if b.Method[i] == store.GET {
@@ -174,17 +184,15 @@ func (f *fit) at(b *store.Batch, i int) {
 func (f *fit) expire(t int64) {
 	n := 0
 	for ; n < len(f.windows) && f.windows[n].until <= t; n++ {
-		w := f.windows[n]
-		if w.layers == 0 {
+		w := &f.windows[n]
+		o := f.open[w.who]
+		if layers := o.layers - w.before; layers == 0 {
 			f.lookedAt[w.what]++
 		} else {
 			f.pulls++
-			f.pulled += int64(w.layers)
+			f.pulled += layers
 		}
-		// The windows of one client and repository end in the order they began.
-		if rest := f.open[w.who][1:]; len(rest) > 0 {
-			f.open[w.who] = rest
-		} else {
+		if o.windows--; o.windows == 0 {
 			delete(f.open, w.who)
 		}
 	}

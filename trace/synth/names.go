@@ -129,16 +129,16 @@ func (n *names) uri(e *event) (uri, host string) {
 		if e.ref == 0 {
 			b = append(b, latest...)
 		} else {
-			b = appendHex(b, uint64(scramble(e.ref, n.key^5)), 8)
+			b = appendHex(b, uint64(scramble(e.ref, mix64(n.key^5))), 8)
 		}
 	case post, mount, redirect:
 		b = append(b, "/blobs/uploads/"...)
 	case patch, upload:
 		b = append(b, "/blobs/uploads/"...)
-		b = appendHex(b, uint64(scramble(e.ref, n.key^6)), 8)
+		b = appendHex(b, uint64(scramble(e.ref, mix64(n.key^6))), 8)
 	default:
 		b = append(b, "/blobs/"...)
-		b = appendHex(b, uint64(scramble(e.ref, n.key^7)), 8)
+		b = appendHex(b, uint64(scramble(e.ref, mix64(n.key^7))), 8)
 	}
 	n.buf = b
 	h := mix64(uint64(e.repo)<<32 | uint64(e.ref))

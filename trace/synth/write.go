@@ -36,6 +36,13 @@ func Write(ctx context.Context, profiles []*Profile, o *Options, out *Output) (e
 		return err
 	}
 	jobs := make([]Job, 0, len(profiles))
+	var w *store.Writer
+	if out.Store != "" {
+		if w, err = store.NewWriter(out.Store, &store.WriterOptions{Memory: storeMemory}); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, w.Close()) }() // after its parts
+	}
 	var closers []func() error
 	defer func() {
 		for _, c := range closers {
@@ -51,7 +58,7 @@ func Write(ctx context.Context, profiles []*Profile, o *Options, out *Output) (e
 		if job.Options, err = job.Options.complete(p); err != nil {
 			return err
 		}
-		s, err := newSink(p, o.Seed, out)
+		s, err := newSink(p, o.Seed, out, w)
 		if err != nil {
 			return err
 		}
@@ -92,6 +99,13 @@ func (out *Output) check(profiles []*Profile) error {
 		}
 		names[p.Zone] = true
 	}
+	if out.Archive != "" {
+		for _, p := range profiles {
+			if err := checkArchive(out.Archive, p); err != nil {
+				return err
+			}
+		}
+	}
 	if out.Store == "" {
 		return nil
 	}
@@ -125,19 +139,18 @@ type sink struct {
 	pending int64
 }
 
-// newSink opens the outputs of a zone. There is a writer for each zone, so that zones
-// can be written at once: a writer touches the files of its own zones alone, once all
-// are open.
-func newSink(p *Profile, seed uint64, out *Output) (*sink, error) {
+// newSink opens the outputs of a zone: a part of w, which is nil for no store, so that
+// zones are written at once.
+func newSink(p *Profile, seed uint64, out *Output, w *store.Writer) (*sink, error) {
 	s := &sink{zone: p.Zone, done: out.Done}
 	var err error
-	if out.Store != "" {
-		if s.store, err = store.NewWriter(out.Store, &store.WriterOptions{Memory: storeMemory}); err != nil {
+	if out.Archive != "" {
+		if s.archive, err = NewArchiveWriter(out.Archive, p, seed); err != nil {
 			return nil, err
 		}
 	}
-	if out.Archive != "" {
-		if s.archive, err = NewArchiveWriter(out.Archive, p, seed); err != nil {
+	if w != nil {
+		if s.store, err = w.Part(p.Zone); err != nil {
 			return nil, err
 		}
 	}

@@ -3,6 +3,7 @@ package synth_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"math"
 	"os"
 	"path/filepath"
@@ -58,9 +59,36 @@ func TestWriteStore(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "already") {
 		t.Errorf("a zone was written twice: %v", err)
 	}
+	w, err := store.NewWriter(dir, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = synth.Write(context.Background(), []*synth.Profile{zone(t, "prs")}, &synth.Options{Requests: 10}, &synth.Output{Store: dir})
+	if !errors.Is(err, store.ErrBusy) {
+		t.Errorf("a trace was written while another writer was at work: %v", err)
+	}
+	if err := w.Close(); err != nil {
+		t.Error(err)
+	}
 	err = synth.Write(context.Background(), []*synth.Profile{profiles[0], profiles[0]}, &synth.Options{}, &synth.Output{Store: t.TempDir()})
 	if err == nil {
 		t.Error("a zone was named twice")
+	}
+}
+
+// TestWriteEnds is told to end in the middle: what was made until then can be read.
+func TestWriteEnds(t *testing.T) {
+	dir := t.TempDir()
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	err := synth.Write(ctx, []*synth.Profile{zone(t, "dal"), zone(t, "syd")}, &synth.Options{Requests: 40_000, Days: 1}, &synth.Output{Store: dir})
+	if !errors.Is(err, context.Canceled) || strings.Contains(err.Error(), "open") {
+		t.Errorf("got %v", err)
+	}
+	if s, err := store.Open(dir); err == nil {
+		t.Logf("%+v", s.Zones())
+	} else if !errors.Is(err, store.ErrNotStore) {
+		t.Error(err)
 	}
 }
 
@@ -79,6 +107,10 @@ func TestArchiveHasTheSameRecords(t *testing.T) {
 	name := regexp.MustCompile(`/prod-syd01-logstash-2017\.06\.2[01]-[0-3]\.json$`)
 	if len(files) != 8 {
 		t.Errorf("%d files, want 8: %v", len(files), files)
+	}
+	err = synth.Write(context.Background(), []*synth.Profile{p}, &synth.Options{Requests: 10}, &synth.Output{Archive: dir})
+	if err == nil || !strings.Contains(err.Error(), "already") {
+		t.Errorf("the files of a zone were written over: %v", err)
 	}
 	var got []string
 	for _, f := range files {
@@ -185,6 +217,38 @@ func compare(t *testing.T, a, b *measured) {
 		if !(math.Abs(x-y) <= f.near) {
 			t.Errorf("%s: %.4f in the trace, %.4f in the one fitted to it; at most %.2f apart", f.name, x, y, f.near)
 		}
+	}
+}
+
+// TestFitWindows: layers belong to all pulls of the client and repository of the minute
+// before.
+func TestFitWindows(t *testing.T) {
+	dir := t.TempDir()
+	w, err := store.NewWriter(dir, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range []struct {
+		second      int64
+		client, uri string
+	}{
+		{0, "c", "v2/a/manifests/x"}, {1, "c", "v2/a/blobs/1"}, {2, "c", "v2/a/manifests/x"}, {3, "c", "v2/a/blobs/2"},
+		{4, "d", "v2/a/manifests/x"}, {5, "c", "v2/b/blobs/1"}, {61, "c", "v2/a/blobs/3"}, {62, "c", "v2/a/blobs/4"},
+	} {
+		if err := w.Add("z", &trace.Record{Host: "h", Method: "GET", RemoteAddr: r.client, URI: r.uri, Status: 200, Written: 1, Time: time.Unix(1e9+r.second, 0)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	p, err := synth.Fit(context.Background(), openStore(t, dir), "z")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Layers 1 and 2 belong to the first manifest, 2 and 3 to the second, none to d's.
+	if p.PullsWithLayers != 2.0/3 || p.LayersPerPull != 2 {
+		t.Errorf("%g of the pulls with layers, %g layers each; want 2/3 and 2", p.PullsWithLayers, p.LayersPerPull)
 	}
 }
 
