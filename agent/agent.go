@@ -135,7 +135,7 @@ func New(ctx context.Context, cfg *config.Agent, dev *os.File, ls Listeners, log
 		records: &records{dir: a.lay.chains}, trees: a.lay.trees, mounts: a.lay.views, pool: a.lay.pool,
 		files: a.files, cache: a.cache, regs: a.regs, support: a.support, log: log, ctx: run,
 		opts:    chainOptions{cfg.Profiles.Record, cfg.Fetch.Background, cfg.Fetch.BackgroundDelay},
-		mounted: map[string]snapshotter.Layers{}, later: map[string]*time.Timer{},
+		mounted: map[string]mountedTree{}, later: map[string]*time.Timer{},
 	}
 	a.chains.pulls = newPulls(run, &a.chains.work, cfg.Fetch.ConvertTimeout, nil, log, a.files.ObserveLink)
 	if a.pool, err = poolfs.New(dev, a.files, a.files, &poolfs.Options{

@@ -51,8 +51,20 @@ type chains struct {
 
 	flights singleflight.Group // by chain: preparing its tree
 	mu      sync.Mutex
-	mounted map[string]snapshotter.Layers // by chain
-	later   map[string]*time.Timer        // by chain: completion in the background
+	mounted map[string]mountedTree // by chain
+	later   map[string]*time.Timer // by chain: completion in the background
+}
+
+// mountedTree is a chain's tree as it was mounted.
+type mountedTree struct {
+	layers snapshotter.Layers
+	root   view.Root
+}
+
+// still tells whether the tree is mounted, and nothing else in its place.
+func (t *mountedTree) still() bool {
+	root, mounted, err := view.RootAt(t.layers.Lower[0])
+	return err == nil && mounted && root == t.root
 }
 
 // chainOptions are the choices of chains.
@@ -201,12 +213,10 @@ func (c *chains) prepare(chain, ref string) {
 // Mount implements snapshotter.Lower.
 func (c *chains) Mount(ctx context.Context, chain string) (snapshotter.Layers, error) {
 	c.mu.Lock()
-	l, ok := c.mounted[chain]
+	t, ok := c.mounted[chain]
 	c.mu.Unlock()
-	if ok {
-		if _, still, err := view.Mounted(l.Lower[0]); err == nil && still {
-			return l, nil
-		}
+	if ok && t.still() {
+		return t.layers, nil
 	}
 	// Whoever comes first works for all, so none of them ends it.
 	done := c.flights.DoChan(chain, func() (any, error) { return c.mount(c.ctx, chain) })
@@ -249,9 +259,13 @@ func (c *chains) mount(ctx context.Context, chain string) (snapshotter.Layers, e
 			return none, err
 		}
 	}
+	root, _, err := view.RootAt(dir)
+	if err != nil {
+		return none, err
+	}
 	l := snapshotter.Layers{Lower: []string{dir}, Data: []string{c.cache.Files(), c.pool}, Metacopy: c.support.Metacopy}
 	c.mu.Lock()
-	c.mounted[chain] = l
+	c.mounted[chain] = mountedTree{l, root}
 	c.mu.Unlock()
 	return l, nil
 }
@@ -320,8 +334,18 @@ func (c *chains) compiled(ctx context.Context, rec *chainRecord, x *gear.Index) 
 	return file, c.records.update(rec)
 }
 
-// Started implements snapshotter.Lower.
+// Started implements snapshotter.Lower. The opens of these containers are
+// recorded as far as they reach the pool. Whoever watches all of them opens what
+// was opened himself, in the pool too: a worker that were killed while it does
+// would wait for the next worker, which begins when it has ended.
 func (c *chains) Started(ctx context.Context, n snapshotter.Container) error {
+	n.Mount = ""
+	return c.started(ctx, n)
+}
+
+// started is Started for a container whose opens are watched, if it says where
+// it is mounted.
+func (c *chains) started(ctx context.Context, n snapshotter.Container) error {
 	if n.Running {
 		return c.files.Adopt(n.Key, n.Chain)
 	}

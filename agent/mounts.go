@@ -239,7 +239,7 @@ func (m *mounts) overlay(ctx context.Context, r *mountRecord) error {
 	if err := view.Overlay(r.Dir, o); err != nil {
 		return err
 	}
-	err = m.chains.Started(ctx, snapshotter.Container{Key: r.key(), Chain: r.Chain, Mount: r.Dir})
+	err = m.chains.started(ctx, snapshotter.Container{Key: r.key(), Chain: r.Chain, Mount: r.Dir})
 	if err != nil {
 		_, uerr := view.Unmount(r.Dir)
 		return errors.Join(err, uerr)

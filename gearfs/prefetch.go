@@ -39,6 +39,11 @@ func (s *Service) Prefetch(ctx context.Context, chain string, profile []gear.Nam
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, s.opts.PrefetchWait)
 	defer cancel()
+	if s.hasAll(img) { // nobody need be asked what a container will open
+		d := decide(s.decisionOf(img, len(profile)))
+		s.noteDecision(img, d)
+		return Prefetched{Decision: d, Took: time.Since(began)}, nil
+	}
 	if profile == nil {
 		profile = s.profileOf(ctx, img)
 	}
@@ -120,19 +125,22 @@ type prefetchPlan struct {
 // plan decides between eager and lazy, and lists what is to be fetched.
 func (s *Service) plan(img *image, profile []gear.Name) (prefetchPlan, error) {
 	var p prefetchPlan
-	in := decisionInput{forced: s.opts.Mode, profiled: len(profile)}
+	in := s.decisionOf(img, len(profile))
 	seen := make(map[gear.Name]bool, len(profile))
 	for _, name := range profile {
 		if seen[name] {
 			continue
 		}
 		seen[name] = true
+		if s.cache.Has(name) {
+			continue
+		}
 		_, i, err := img.table.find(name)
 		if err != nil {
 			return p, err
 		}
-		if i < 0 || s.cache.Has(name) {
-			continue // of another version of the image, or local
+		if i < 0 {
+			continue // of another version of the image
 		}
 		f, err := img.table.whole(i)
 		if err != nil {
@@ -145,11 +153,9 @@ func (s *Service) plan(img *image, profile []gear.Name) (prefetchPlan, error) {
 		in.profileBytes += f.Size
 	}
 	var err error
-	if in.missingFiles, in.missingBytes, err = s.missing(img, nil); err != nil {
+	if in.missingFiles, in.missingBytes, err = s.lacks(img); err != nil {
 		return p, err
 	}
-	in.files, in.bytes = len(img.table.keys), img.table.bytes
-	in.link, in.hits = s.linkOf(img)
 	p.decision = decide(in)
 	if p.decision.Mode == Eager {
 		to := &p.rest
@@ -164,6 +170,48 @@ func (s *Service) plan(img *image, profile []gear.Name) (prefetchPlan, error) {
 		})
 	}
 	return p, err
+}
+
+// decisionOf is what is known before a start without looking for files.
+func (s *Service) decisionOf(img *image, profiled int) decisionInput {
+	in := decisionInput{forced: s.opts.Mode, profiled: profiled, files: len(img.table.keys), bytes: img.table.bytes}
+	in.link, in.hits = s.linkOf(img)
+	return in
+}
+
+// hasAll tells whether all files of an image are local. It looks for each only
+// after some were removed from the cache, and else for one that is missing.
+func (s *Service) hasAll(img *image) bool {
+	return s.covers(img, removals(s.cache.Stats()), len(img.table.keys)+1)
+}
+
+// lacking is how much of an image is not local, as long as the cache has had as
+// many files published and removed.
+type lacking struct {
+	known              bool
+	published, removed int64
+	files              int
+	bytes              int64
+}
+
+// lacks counts the files of an image that are not local, unless nothing has
+// changed since they were counted.
+func (s *Service) lacks(img *image) (files int, bytes int64, err error) {
+	st := s.cache.Stats()
+	now := lacking{known: true, published: st.Published, removed: removals(st)}
+	img.st.mu.Lock()
+	was := img.st.lacking
+	img.st.mu.Unlock()
+	if was.known && was.published == now.published && was.removed == now.removed {
+		return was.files, was.bytes, nil
+	}
+	if now.files, now.bytes, err = s.missing(img, nil); err != nil {
+		return 0, 0, err
+	}
+	img.st.mu.Lock()
+	img.st.lacking = now
+	img.st.mu.Unlock()
+	return now.files, now.bytes, nil
 }
 
 // missing counts the files of an image that are not local, and calls each, if

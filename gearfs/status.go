@@ -29,6 +29,7 @@ type imageStats struct {
 	asking   chan struct{} // closed when the profile has been asked for
 	askAgain time.Time
 	decision Decision
+	lacking  lacking
 }
 
 // stallFrom is how long a wait must be to count as a stall.
@@ -184,7 +185,7 @@ const summaryLooks, summaryLeast = 100_000, 1000
 func (s *Service) Summary() (st Status, complete int) {
 	st = s.rest()
 	all := s.allImages()
-	removed := st.Cache.Evicted + st.Cache.Damaged + st.Cache.Gone
+	removed := removals(st.Cache)
 	for _, img := range all {
 		st.Images = append(st.Images, s.imageStatus(img))
 		if s.covers(img, removed, max(summaryLeast, summaryLooks/len(all))) {
@@ -193,6 +194,9 @@ func (s *Service) Summary() (st Status, complete int) {
 	}
 	return st, complete
 }
+
+// removals is how many files the cache has lost, for whatever reason.
+func removals(st cachedir.Stats) int64 { return st.Evicted + st.Damaged + st.Gone }
 
 // Image is an image's part of the status. Errors: ErrUnknown.
 func (s *Service) Image(chain string) (ImageStatus, error) {

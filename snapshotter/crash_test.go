@@ -125,6 +125,7 @@ func TestKill(t *testing.T) {
 		killWorker(t, b.dir, time.Duration(random.IntN(60_000))*time.Microsecond)
 		if random.IntN(3) == 0 {
 			unmountBelow(t, b.dir) // and the machine with it
+			b.lose(random)
 		}
 		b.open()
 		b.cleanup()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -11,8 +12,9 @@ import (
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/containerd/v2/core/snapshots/storage"
-	"github.com/containerd/continuity/fs"
+	cfs "github.com/containerd/continuity/fs"
 	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
 
 	"example.org/slipway/durable"
 )
@@ -136,7 +138,9 @@ func (s *Snapshotter) owner(ctx context.Context, n *snapshot) (*ids, error) {
 }
 
 // record makes directory and record of a snapshot, the directory first. A
-// crash in between leaves a directory that no record knows.
+// crash in between leaves a directory that no record knows. The record is
+// durable when record returns. The directory need not be: after a power cut
+// that takes it, restoreLost makes it again as it was.
 func (s *Snapshotter) record(ctx context.Context, n *snapshot, parent string, owner *ids, opts []snapshots.Opt) error {
 	var made string
 	err := s.meta.WithTransaction(ctx, true, func(ctx context.Context) (err error) {
@@ -157,14 +161,11 @@ func (s *Snapshotter) record(ctx context.Context, n *snapshot, parent string, ow
 		if err := s.fill(made, n, owner); err != nil {
 			return err
 		}
-		if err := s.retire(n.id); err != nil {
-			return fmt.Errorf("clear what a crash left: %w", err)
-		}
-		if err := os.Rename(made, s.path(n.id)); err != nil {
+		if err := s.place(made, n.id); err != nil {
 			return err
 		}
 		made = s.path(n.id)
-		return durable.SyncDir(s.dir())
+		return nil
 	})
 	if err != nil && made != "" {
 		err = errors.Join(err, os.RemoveAll(made))
@@ -172,32 +173,53 @@ func (s *Snapshotter) record(ctx context.Context, n *snapshot, parent string, ow
 	return err
 }
 
-// fill makes what is in a snapshot's directory. Modes are set after making,
-// because they must not depend on the umask.
+// place gives a directory that is filled its number. What a crash left under
+// that number is retired.
+func (s *Snapshotter) place(made, id string) error {
+	// rename(2) replaces an empty directory; os.Rename would not.
+	err := unix.Rename(made, s.path(id))
+	if err == nil {
+		return nil
+	}
+	if err := s.retire(id); err != nil {
+		return fmt.Errorf("clear what a crash left: %w", err)
+	}
+	return os.Rename(made, s.path(id))
+}
+
+// fill makes what is in a snapshot's directory, as far as it is not there.
 func (s *Snapshotter) fill(dir string, n *snapshot, owner *ids) error {
 	upper := filepath.Join(dir, "fs")
-	err := mkdirMode(upper, 0o755)
-	if err == nil && owner != nil {
+	made, err := mkdirMode(upper, 0o755)
+	if made && owner != nil {
 		err = os.Lchown(upper, owner.uid, owner.gid)
 	}
 	if err == nil && n.kind == snapshots.KindActive {
-		err = mkdirMode(filepath.Join(dir, "work"), 0o711)
+		_, err = mkdirMode(filepath.Join(dir, "work"), 0o711)
 	}
 	if err == nil && n.chain != "" {
-		err = mkdirMode(filepath.Join(dir, "mnt"), 0o700)
+		_, err = mkdirMode(filepath.Join(dir, "mnt"), 0o700)
 	}
 	if err == nil && n.container() {
 		// A symbolic link, because it is whole as soon as it is there.
-		err = os.Symlink(n.key, s.container(dir))
+		if err = os.Symlink(n.key, s.container(dir)); errors.Is(err, fs.ErrExist) {
+			err = nil
+		}
 	}
 	return err
 }
 
-func mkdirMode(dir string, mode os.FileMode) error {
-	if err := os.Mkdir(dir, mode); err != nil {
-		return err
+// mkdirMode makes a directory and tells whether it did; one that is there is no
+// error. The mode is set after making, because it must not depend on the umask.
+func mkdirMode(dir string, mode os.FileMode) (made bool, err error) {
+	err = os.Mkdir(dir, mode)
+	if errors.Is(err, fs.ErrExist) {
+		return false, nil
 	}
-	return os.Chmod(dir, mode)
+	if err == nil {
+		err = os.Chmod(dir, mode)
+	}
+	return err == nil, err
 }
 
 // Commit makes an active snapshot a layer with a name. Labels are those given
@@ -208,9 +230,13 @@ func (s *Snapshotter) Commit(ctx context.Context, name, key string, opts ...snap
 		return fmt.Errorf("commit snapshot %s: %w", key, err)
 	}
 	defer s.ids.lock(id)()
-	du, err := fs.DiskUsage(ctx, s.upper(id))
+	du, err := cfs.DiskUsage(ctx, s.upper(id))
 	if err != nil {
 		return fmt.Errorf("commit snapshot %s: usage: %w", key, err)
+	}
+	// A layer that a power cut takes away cannot be made again.
+	if err := durable.SyncDir(s.dir()); err != nil {
+		return fmt.Errorf("commit snapshot %s: %w", key, err)
 	}
 	err = s.meta.WithTransaction(ctx, true, func(ctx context.Context) error {
 		_, err := storage.CommitActive(ctx, key, name, snapshots.Usage(du), opts...)

@@ -29,11 +29,10 @@ type Lower interface {
 	// container, so it must be quick once the tree is there.
 	Mount(ctx context.Context, chain string) (Layers, error)
 
-	// Started is told before the root file system of a container is handed
-	// out, and again when it is handed out again or is found mounted after
-	// a restart. What it waits for delays the container. An error is logged,
-	// and the container starts all the same.
-	//
+	// Started is told when the root file system of a container is mounted and
+	// before it is handed out, and again when it is handed out again or is
+	// found mounted after a restart. What it waits for delays the container.
+	// An error is logged, and the container starts all the same.
 	Started(ctx context.Context, c Container) error
 
 	// Stopped is told when the snapshot of a container, of which it gets the
@@ -58,7 +57,8 @@ type Container struct {
 	// Key of its snapshot, which is unique while it exists.
 	Key   string
 	Chain string
-	// Mount is where its overlay is mounted.
+	// Mount is where its overlay is mounted. It is unmounted before Stopped is
+	// told, so nothing may be kept open there.
 	Mount string
 	// Running tells that the overlay was found mounted after a restart.
 	Running bool

@@ -45,12 +45,12 @@ func (s *Snapshotter) mounts(ctx context.Context, n *snapshot) ([]mount.Mount, e
 	if n.chain == "" {
 		return s.ordinary(n), nil
 	}
-	if n.container() {
-		s.started(ctx, n, false)
-	}
 	dir, err := s.attach(ctx, n)
 	if err != nil {
 		return nil, fmt.Errorf("mount snapshot %s: %w", n.key, err)
+	}
+	if n.container() {
+		s.started(ctx, n, false)
 	}
 	return bind(dir, n.kind == snapshots.KindActive), nil
 }
@@ -136,16 +136,14 @@ func (s *Snapshotter) attach(ctx context.Context, n *snapshot) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	table, err := readMounts()
-	if err != nil {
-		return "", err
-	}
 	dir := s.mnt(n.id)
-	if table.at(dir) != nil {
+	if _, mounted, err := view.RootAt(dir); err != nil {
+		return "", err
+	} else if mounted {
 		if was, err := os.ReadFile(s.madeOf(n.id)); err == nil && string(was) == parts {
 			return dir, nil
 		}
-		if gone, err := s.removeStale(n, table); err != nil || !gone {
+		if gone, err := s.removeStale(n); err != nil || !gone {
 			return dir, err
 		}
 	}
@@ -166,11 +164,11 @@ func partsOf(o *view.OverlayOptions) (string, error) {
 	fmt.Fprintf(&b, "metacopy %t\n", o.Metacopy)
 	for kind, dirs := range [][]string{o.Lower, o.Data} {
 		for _, dir := range dirs {
-			var st unix.Stat_t
-			if err := unix.Stat(dir, &st); err != nil {
-				return "", &os.PathError{Op: "stat", Path: dir, Err: err}
+			dev, ino, err := view.Identity(dir)
+			if err != nil {
+				return "", err
 			}
-			fmt.Fprintf(&b, "%d %d:%d %s\n", kind, st.Dev, st.Ino, dir)
+			fmt.Fprintf(&b, "%d %d:%d %s\n", kind, dev, ino, dir)
 		}
 	}
 	return b.String(), nil
@@ -179,7 +177,11 @@ func partsOf(o *view.OverlayOptions) (string, error) {
 // removeStale takes an overlay away whose layers are not those of today: one
 // of a run whose file service is gone. It says false when the overlay must
 // stay because somebody uses it.
-func (s *Snapshotter) removeStale(n *snapshot, table mountTable) (gone bool, err error) {
+func (s *Snapshotter) removeStale(n *snapshot) (gone bool, err error) {
+	table, err := readMounts()
+	if err != nil {
+		return false, err
+	}
 	if users := s.users(table, n.id); len(users) > 0 {
 		err = fmt.Errorf("it is mounted at %s: %w", strings.Join(users, ", "), unix.EBUSY)
 	} else {

@@ -124,8 +124,9 @@ func (s *Snapshotter) retire(id string) error {
 
 // retireOrphans retires all directories without a record.
 func (s *Snapshotter) retireOrphans(ctx context.Context) error {
-	// A write transaction, because directories are made inside of one.
-	return s.meta.WithTransaction(ctx, true, func(ctx context.Context) error {
+	// A write transaction, because directories are made inside of one. It changes
+	// nothing and is rolled back: a commit would sync, and containers wait for it.
+	err := s.meta.WithTransaction(ctx, true, func(ctx context.Context) error {
 		known, err := storage.IDMap(ctx)
 		if err != nil && !errdefs.IsNotFound(err) {
 			return err
@@ -142,9 +143,16 @@ func (s *Snapshotter) retireOrphans(ctx context.Context) error {
 				s.log.Warn("directory without a snapshot stays", "dir", s.path(e.Name()), "error", err)
 			}
 		}
-		return nil
+		return errUnchanged
 	})
+	if errors.Is(err, errUnchanged) {
+		err = nil
+	}
+	return err
 }
+
+// errUnchanged rolls a transaction back that has nothing to commit.
+var errUnchanged = errors.New("nothing was changed")
 
 // Cleanup deletes the files of removed snapshots, and does again what did not
 // succeed before: removals that met with somebody using the snapshot, and

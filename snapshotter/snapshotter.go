@@ -130,7 +130,10 @@ func (s *Snapshotter) open() (err error) {
 	if err := s.checkPropagation(); err != nil {
 		return err
 	}
-	return s.retireOrphans(s.life)
+	if err := s.retireOrphans(s.life); err != nil {
+		return err
+	}
+	return s.restoreLost(s.life)
 }
 
 // setOptions finds the options that containerd's overlayfs snapshotter would
