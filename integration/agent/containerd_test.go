@@ -9,11 +9,13 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"example.org/slipway/integration/internal/blockfs"
 	"example.org/slipway/integration/internal/daemon"
 	"example.org/slipway/integration/internal/imagetest"
 	"example.org/slipway/integration/internal/node"
+	"example.org/slipway/integration/internal/proc"
 	"example.org/slipway/integration/internal/slipway"
 	"example.org/slipway/integration/internal/tool"
 	"example.org/slipway/integration/internal/treecmp"
@@ -67,10 +69,17 @@ func trees(t testing.TB, c *daemon.Containerd, ref string, im *imagetest.Bundle)
 		if err := os.Mkdir(dir, 0o700); err != nil {
 			t.Fatal(err)
 		}
-		mount := c.Run(t, "snapshots", "--snapshotter", sn, "view", "--target", dir, "shown", chain(t, im))
+		var mount string
+		proc.Poll(t, 30*time.Second, "a view that is not collected", func() bool {
+			var err error
+			mount, err = c.Try(t.Context(), "snapshots", "--snapshotter", sn, "view", "--target", dir, "shown", chain(t, im))
+			// Nothing names it yet: a collection, as the pull causes one, may take it.
+			_, labelled := c.Try(t.Context(), "snapshots", "--snapshotter", sn, "label", "shown", "containerd.io/gc.root=test")
+			return err == nil && labelled == nil
+		})
 		defer func() {
 			blockfs.UnmountBelow(t, dir)
-			_, _ = c.Try(t.Context(), "snapshots", "--snapshotter", sn, "rm", "shown") // collected already, perhaps
+			c.Run(t, "snapshots", "--snapshotter", sn, "rm", "shown")
 		}()
 		tool.NewEnv(t.TempDir()).Run(t, shell, "-c", mount)
 		at[sn] = dir
