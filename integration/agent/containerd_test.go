@@ -37,6 +37,17 @@ func pull(t testing.TB, c *daemon.Containerd, ref string) {
 	c.Run(t, "image", "pull", "--plain-http", "--snapshotter", name, ref)
 }
 
+// reconnected waits until containerd asks an agent that was away again. If it tried
+// meanwhile, as its collector does by itself, it answers every call with that
+// failure for about a second before it tries anew.
+func reconnected(t testing.TB, c *daemon.Containerd) {
+	t.Helper()
+	proc.Poll(t, 30*time.Second, "containerd's connection to the agent", func() bool {
+		_, err := c.Try(t.Context(), "snapshots", "--snapshotter", name, "ls")
+		return err == nil
+	})
+}
+
 // unique makes a container's name one that no other containerd's runc has.
 func unique(id string) string { return fmt.Sprintf("%s-%016x", id, rand.Uint64()) }
 

@@ -103,6 +103,7 @@ func TestWithoutRegistry(t *testing.T) {
 	}
 	a.Reboot()
 	a.Start()
+	reconnected(t, c)
 	if got := c.Run(t, "task", "start", kept); got != good(files) {
 		t.Errorf("after a reboot the container prints %q, want %q", got, good(files))
 	}
