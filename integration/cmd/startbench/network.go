@@ -219,8 +219,9 @@ func (n *network) test(ctx context.Context, mbit, rttMs int) (Link, error) {
 		return l, err
 	}
 	l.ExchangeMs = 1e3 * sec
-	// About a second of content, without the time of the round trip.
-	size := max(mbit, 1) * 125_000
+	// About a second of content, without the time of the round trip; of a slow link
+	// more, where what the shaper lets through at once would count.
+	size := max(mbit*125_000, 2_000_000)
 	begin = time.Now()
 	if sec, err = ask(size); err != nil {
 		return l, err

@@ -234,16 +234,26 @@ func (st *Start) writeDetails(w *strings.Builder) {
 	for _, c := range st.cells() {
 		row := []string{c.Image, c.Task, link{c.Mbit, c.RTTms}.String()}
 		for _, n := range names {
-			of := func(f func(Sample) float64) string {
-				sp, _ := st.spread(c, n, f)
-				return measure.Figure(sp.Median)
-			}
-			row = append(row, fmt.Sprintf("%s + %s / %s; %s MB", of(func(s Sample) float64 { return s.PullSec }), of(func(s Sample) float64 { return s.RunSec }),
-				of(func(s Sample) float64 { return s.SecondSec }), of(func(s Sample) float64 { return float64(s.RunBytes) / 1e6 })))
+			row = append(row, st.details(c, n))
 		}
 		rows = append(rows, row)
 	}
 	measure.Table(w, 3, append([]string{"image", "task", "link"}, names...), rows)
+}
+
+// details is what a total of a system consists of.
+func (st *Start) details(c Cell, system string) string {
+	anyComputed := false
+	of := func(f func(Sample) float64) string {
+		sp, computed := st.spread(c, system, f)
+		anyComputed = anyComputed || computed
+		return measure.Figure(sp.Median)
+	}
+	text := of(func(s Sample) float64 { return s.PullSec }) + " + " + of(func(s Sample) float64 { return s.RunSec })
+	if anyComputed { // nothing was run over the link
+		return "c " + text
+	}
+	return fmt.Sprintf("%s / %s; %s MB", text, of(func(s Sample) float64 { return s.SecondSec }), of(func(s Sample) float64 { return float64(s.RunBytes) / 1e6 }))
 }
 
 // pictures are the mean seconds by rate, a plot for each round trip.
