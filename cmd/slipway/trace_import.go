@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"os"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -92,6 +94,11 @@ the same time, URI and id, are counted too.`,
 			w, err := store.NewWriter(f.out, &store.WriterOptions{DropDuplicates: f.drop, Memory: f.memory << 20})
 			if err != nil {
 				return err
+			}
+			// Most of the memory is records that stay until they are written: to look
+			// through them as often as by default takes a tenth of the time.
+			if os.Getenv("GOGC") == "" {
+				defer debug.SetGCPercent(debug.SetGCPercent(250))
 			}
 			p := newProgress("import")
 			began := time.Now()

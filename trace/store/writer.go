@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -13,7 +12,6 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"example.org/slipway/durable"
 	"example.org/slipway/trace"
 )
 
@@ -44,7 +42,8 @@ type Written struct {
 	Spilled int
 }
 
-// Writer writes records to a store. Records may come in any order; what is fastest
+// Writer writes records to a store. It writes files while more records are added.
+// Records may come in any order; what is fastest
 // and takes the least memory is about the order of time. A store that exists is added
 // to. A Writer locks its directory: there is only one at a time, and its methods must
 // not run concurrently. For zones that are written at once it has parts, see
@@ -64,9 +63,11 @@ type Writer struct {
 	checked int64 // tick when the memory was last reckoned up
 	runs    string
 	maxRuns int
-	written Written
+	spilled int // runs
 	err     error
 	closed  bool
+	// publishing writes days beside the caller.
+	publishing publisher
 }
 
 // dayKey is one file.
@@ -80,9 +81,7 @@ type dayBuffer struct {
 	hours [24]hourBuffer
 	tab   *strtab
 	runs  []string // temporary files
-	// spilled is how many runs there were, some of which may have been merged.
-	spilled int
-	last    int64 // tick of the last Add
+	last  int64    // tick of the last Add
 	// What the last record had, which the next one often has too.
 	host, method       string
 	hostSym, methodSym Symbol
@@ -215,7 +214,7 @@ func (w *Writer) has(zone string) bool {
 			return true
 		}
 	}
-	return false
+	return w.publishing.has(zone)
 }
 
 // globEscape makes a pattern that matches a path itself.
@@ -366,40 +365,50 @@ func (b *dayBuffer) empty() bool {
 	return true
 }
 
-// shrink makes room if the records take too much memory: first publish days that seem
-// to be complete, then write runs of the largest.
+// shrink makes room if the records take too much memory: at half of it days are
+// published that seem to be complete, while records go on being added. If that is not
+// enough, runs of the largest are written.
 func (w *Writer) shrink() error {
-	var total int64
-	for _, b := range w.days {
-		total += b.size()
-	}
-	if total <= w.o.Memory {
-		return nil
+	held := w.held()
+	if held <= w.o.Memory/2 {
+		return w.publishing.failed()
 	}
 	for _, key := range w.keys() {
 		b := w.days[key]
 		if w.tick-b.last < coldAfter {
 			continue
 		}
-		total -= b.size()
-		if err := w.publish(key, b); err != nil {
-			return err
-		}
+		held -= b.size()
+		w.publish(key, b)
+	}
+	if held+w.publishing.held() <= w.o.Memory {
+		return w.publishing.failed()
+	}
+	if err := w.publishing.wait(); err != nil || held <= w.o.Memory {
+		return err
 	}
 	keys := w.keys()
 	slices.SortStableFunc(keys, func(x, y dayKey) int { return cmp.Compare(w.days[y].size(), w.days[x].size()) })
 	for _, key := range keys {
 		b := w.days[key]
-		if total <= w.o.Memory/2 || b.empty() {
+		if held <= w.o.Memory/2 || b.empty() {
 			break
 		}
-		total -= b.size()
+		held -= b.size()
 		if err := w.spill(key, b); err != nil {
 			return err
 		}
-		total += b.size()
+		held += b.size()
 	}
 	return nil
+}
+
+// held is what the records that nobody publishes yet take.
+func (w *Writer) held() (total int64) {
+	for _, b := range w.days {
+		total += b.size()
+	}
+	return total
 }
 
 // keys are those of all buffers in the order of zones and days.
@@ -420,11 +429,12 @@ func (w *Writer) Flush() error {
 		return w.err
 	}
 	for _, key := range w.keys() {
-		if w.err = w.publish(key, w.days[key]); w.err != nil {
-			return w.err
+		if w.publishing.failed() == nil {
+			w.publish(key, w.days[key])
 		}
 	}
-	return nil
+	w.err = w.publishing.wait()
+	return w.err
 }
 
 // Close publishes all that was added and removes temporary files. After an error what
@@ -434,6 +444,9 @@ func (w *Writer) Close() error {
 		return w.err
 	}
 	err := w.Flush()
+	if perr := w.publishing.wait(); err == nil { // before the runs go
+		err = perr
+	}
 	w.closed = true
 	w.days = nil
 	if w.runs != "" {
@@ -452,7 +465,11 @@ func (w *Writer) Close() error {
 }
 
 // Written tells what has been published so far.
-func (w *Writer) Written() Written { return w.written }
+func (w *Writer) Written() Written {
+	sum := w.publishing.counted()
+	sum.Spilled = w.spilled
+	return sum
+}
 
 // spill writes what a buffer holds as a sorted run to a temporary file.
 func (w *Writer) spill(key dayKey, b *dayBuffer) error {
@@ -463,12 +480,12 @@ func (w *Writer) spill(key dayKey, b *dayBuffer) error {
 		}
 		w.runs = runs
 	}
-	path := filepath.Join(w.runs, fmt.Sprintf("%s-%s-%d", key.zone, time.UnixMicro(key.day).UTC().Format(dayFormat), b.spilled))
+	path := filepath.Join(w.runs, fmt.Sprintf("%s-%s-%d", key.zone, time.UnixMicro(key.day).UTC().Format(dayFormat), w.spilled))
 	if _, err := writeFile(path, key, []source{b.source()}, &fileOptions{}); err != nil {
 		return fmt.Errorf("write run: %w", err)
 	}
-	*b = dayBuffer{tab: newStrtab(), runs: append(b.runs, path), spilled: b.spilled + 1, last: b.last}
-	w.written.Spilled++
+	*b = dayBuffer{tab: newStrtab(), runs: append(b.runs, path), last: b.last}
+	w.spilled++
 	if len(b.runs) < w.maxRuns {
 		return nil
 	}
@@ -514,80 +531,4 @@ func runSources(runs []string) ([]source, error) {
 		sources = append(sources, s)
 	}
 	return sources, nil
-}
-
-// publish writes the file of a day: what it has already, the runs and what is in
-// memory, merged. It forgets the buffer.
-func (w *Writer) publish(key dayKey, b *dayBuffer) (err error) {
-	dir := filepath.Join(w.dir, zonePrefix+key.zone)
-	if err := makeDir(dir); err != nil {
-		return fmt.Errorf("write store: %w", err)
-	}
-	path := filepath.Join(dir, dayName(key.day))
-	sources, err := runSources(b.runs)
-	defer func() {
-		for _, s := range sources {
-			err = errors.Join(err, s.close())
-		}
-	}()
-	if err != nil {
-		return err
-	}
-	o := fileOptions{final: true, drop: w.o.DropDuplicates}
-	if _, serr := os.Lstat(path); serr == nil {
-		if _, err := openDay(path); err != nil {
-			return fmt.Errorf("add to store: %w", err)
-		}
-		s, err := openSource(path, dayBuffers)
-		if err != nil {
-			return fmt.Errorf("add to store: %w", err)
-		}
-		sources = slices.Insert(sources, 0, source(s))
-		o.old = 1
-	} else if !os.IsNotExist(serr) {
-		return fmt.Errorf("add to store: %w", serr)
-	}
-	sources = append(sources, b.source())
-	part := filepath.Join(dir, partPrefix+dayName(key.day))
-	stats, err := writeFile(part, key, sources, &o)
-	if err != nil {
-		return errors.Join(fmt.Errorf("write %s: %w", path, err), removePart(part))
-	}
-	if err := os.Rename(part, path); err != nil {
-		return errors.Join(fmt.Errorf("write store: %w", err), removePart(part))
-	}
-	if err := durable.SyncDir(dir); err != nil {
-		return fmt.Errorf("write store: %w", err)
-	}
-	w.written.Files++
-	w.written.Records += stats.added
-	w.written.Duplicates += stats.duplicates
-	w.written.Dropped += stats.dropped
-	delete(w.days, key)
-	for _, run := range b.runs {
-		if err := os.Remove(run); err != nil {
-			return fmt.Errorf("write store: %w", err)
-		}
-	}
-	return nil
-}
-
-// makeDir makes a directory, durably, if it is missing.
-func makeDir(dir string) error {
-	err := os.Mkdir(dir, 0o755)
-	if errors.Is(err, fs.ErrExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	return durable.SyncDir(filepath.Dir(dir))
-}
-
-// removePart removes a file that could not be completed.
-func removePart(path string) error {
-	if err := os.Remove(path); err != nil && !os.IsNotExist(err) {
-		return err
-	}
-	return nil
 }
