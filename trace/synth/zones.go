@@ -114,7 +114,7 @@ func busyZones() []published {
 			mix: Mix{Ping: .1385, ManifestGet: .247, BlobGet: .377, Head: .115, ManifestPut: .0518, Upload: .02,
 				Patch: .0197, Mount: .009, Redirect: .002},
 			withLayers: .12, meanBlob: 12.3e6, manifests: smallManifests(), layers: bases(), newLayers: .27,
-			popular: images(.12), repos: layerRepos(), shares: manyClients(1980), pingRun: 1, pace: 3 * time.Second, night: .9, sunday: 1, latency: quickLatency(1.5e6)},
+			popular: images(.12), repos: layerRepos(), shares: manyClients(1980), pingRun: 1, pace: 10 * time.Second, night: .9, sunday: 1, latency: quickLatency(1.5e6)},
 	}
 }
 
@@ -124,7 +124,7 @@ func internalZones() []published {
 		{zone: "prs", prefix: "prestage-mon01/prestage-mon01", requests: 809_856, days: 64, hosts: 3,
 			mix: Mix{Ping: .1213, ManifestGet: .173, BlobGet: .325, Head: .20, ManifestPut: .0802, Upload: .03,
 				Patch: .0295, Mount: .01, Redirect: .001},
-			withLayers: .065, meanBlob: 9.3e6, manifests: smallManifests(), layers: zipf(8000, .1, 0, .6), newLayers: .2,
+			withLayers: .065, meanBlob: 9.3e6, manifests: smallManifests(), layers: zipf(9000, .03, 0, .55), newLayers: .2,
 			popular: images, repos: zipf(150, 1, 2, .97), shares: fewClients(18), pingRun: 1.5, pausesPerDay: 142, pauseMin: 110 * time.Second,
 			pauseMean: 350 * time.Second, night: .9, sunday: .8, latency: quickLatency(3e6)},
 		{zone: "dev", prefix: "dev-mon01/dev-mon01", requests: 380_877, days: 54, hosts: 3,
@@ -177,7 +177,7 @@ func bases() []float64 {
 
 // sydBases: the first has 19 % and the top 1 % have 59 % of the layer GETs.
 func sydBases() []float64 {
-	return curve(point{1, .20}, point{3, .24}, point{10, .30}, point{30, .50}, point{100, .66}, point{300, .70}, point{500, .71})
+	return curve(point{1, .20}, point{3, .24}, point{10, .30}, point{30, .50}, point{100, .63}, point{300, .66}, point{500, .67})
 }
 
 func layerRepos() []float64 {

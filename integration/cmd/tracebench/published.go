@@ -93,8 +93,8 @@ type report struct {
 		ID    string
 		Zones []zoneFigure
 	}
-	// partial says that the zones' sizes are not those of the archive: nothing can be
-	// said of all together.
+	// partial says that the zones' sizes are not those of the archive, but three days of
+	// dal: nothing can be said of all together. See ofThreeDays, too.
 	partial bool
 }
 
