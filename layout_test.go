@@ -53,10 +53,10 @@ var layout = map[string][]string{
 	"gearfs":            {"durable", "gear", "rootfs", "gearfs/view", "gearfs/cachedir", "gearfs/poolfs"},
 	"registry":          {"durable", "oci", "objstore", "objstore/fsstore", "catalog", "cache"},
 	"replay/content":    {},
-	"replay/result":     {"chart", "trace", "trace/store"},
+	"replay/result":     {"chart", "durable", "trace", "trace/store"},
 	"replay/plan":       {"oci", "replay/content", "trace", "trace/store"},
 	"replay/send":       {"replay/content", "replay/plan", "replay/result", "trace", "trace/store"},
-	"replay":            {"replay/content", "replay/plan", "replay/result", "replay/send"},
+	"replay":            {"durable", "replay/content", "replay/plan", "replay/result", "replay/send"},
 	"server":            {"oci", "auth", "trace"},
 	"config":            {"auth", "notify"},
 	// The composition root: the only package that knows concrete drivers.

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"example.org/slipway/durable"
 	"example.org/slipway/replay/plan"
 	"example.org/slipway/replay/result"
 )
@@ -118,11 +119,10 @@ func (s *state) save(dir string) error {
 	if err != nil {
 		return err
 	}
-	path := filepath.Join(dir, stateName)
-	if err := os.WriteFile(path+".tmp", append(b, '\n'), 0o644); err != nil {
+	if err := durable.WriteFile(filepath.Join(dir, stateName), append(b, '\n')); err != nil {
 		return fmt.Errorf("write the run's state: %w", err)
 	}
-	return os.Rename(path+".tmp", path)
+	return nil
 }
 
 // doneSet is a set of the tasks of a plan: a bit for each.

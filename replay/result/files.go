@@ -15,6 +15,7 @@ import (
 	"github.com/parquet-go/parquet-go"
 	"golang.org/x/sys/unix"
 
+	"example.org/slipway/durable"
 	"example.org/slipway/trace/store"
 )
 
@@ -320,11 +321,7 @@ func (s *Summary) save(dir string) error {
 	if err != nil {
 		return err
 	}
-	path := filepath.Join(dir, SummaryName)
-	if err := os.WriteFile(path+".tmp", append(b, '\n'), 0o644); err != nil {
-		return errors.Join(err, ignoreMissing(os.Remove(path+".tmp")))
-	}
-	return os.Rename(path+".tmp", path)
+	return durable.WriteFile(filepath.Join(dir, SummaryName), append(b, '\n'))
 }
 
 // readPart calls fn for each sample of a file.
