@@ -121,17 +121,8 @@ func (f *analyzeFlags) options() (err error) {
 		return fmt.Errorf("--time-zone: %w", err)
 	}
 	f.o.LayersBy = analyze.LayersBy(f.layers)
-	if f.from != "" {
-		if f.o.From, err = parseMoment(f.from); err != nil {
-			return fmt.Errorf("--from: %w", err)
-		}
-	}
-	if f.to != "" {
-		if f.o.To, err = parseMoment(f.to); err != nil {
-			return fmt.Errorf("--to: %w", err)
-		}
-	}
-	return nil
+	f.o.From, f.o.To, err = parseSpan(f.from, f.to)
+	return err
 }
 
 // showRecords shows how far a pass has come, with its rate and the time left.

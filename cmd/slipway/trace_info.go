@@ -25,15 +25,18 @@ func (f *traceRangeFlags) add(cmd *cobra.Command) {
 	fl.StringVar(&f.to, "to", "", "leave out what is at this time or later")
 }
 
-func (f *traceRangeFlags) times() (from, to time.Time, err error) {
-	if from, err = parseMoment(f.from); err != nil {
+func (f *traceRangeFlags) times() (from, to time.Time, err error) { return parseSpan(f.from, f.to) }
+
+// parseSpan reads the flags --from and --to.
+func parseSpan(fromText, toText string) (from, to time.Time, err error) {
+	if from, err = parseMoment(fromText); err != nil {
 		return from, to, fmt.Errorf("--from: %w", err)
 	}
-	if to, err = parseMoment(f.to); err != nil {
+	if to, err = parseMoment(toText); err != nil {
 		return from, to, fmt.Errorf("--to: %w", err)
 	}
 	if !from.IsZero() && !to.IsZero() && !from.Before(to) {
-		return from, to, fmt.Errorf("--from %s is not before --to %s", f.from, f.to)
+		return from, to, fmt.Errorf("--from %s is not before --to %s", fromText, toText)
 	}
 	return from, to, nil
 }

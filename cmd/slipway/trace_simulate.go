@@ -90,16 +90,8 @@ func (f *simulateFlags) window() (w simulate.Window, err error) {
 	if f.format != "text" && f.format != "json" && f.format != "html" {
 		return w, fmt.Errorf("--format is %q; there are text, json and html", f.format)
 	}
-	if w.From, err = parseWhen("--from", f.from); err != nil {
-		return w, err
-	}
-	if w.To, err = parseWhen("--to", f.to); err != nil {
-		return w, err
-	}
-	if !w.To.IsZero() && !w.From.Before(w.To) {
-		return w, fmt.Errorf("there is no time from %s to %s", f.from, f.to)
-	}
-	return w, nil
+	w.From, w.To, err = parseSpan(f.from, f.to)
+	return w, err
 }
 
 // among returns the names of the zones that are asked for.
@@ -361,19 +353,6 @@ func parseByteCount(text string) (int64, error) {
 		return 0, fmt.Errorf("%q is no number of bytes; write 1500, 100MB or 16GiB", text)
 	}
 	return int64(v * unit), nil
-}
-
-// parseWhen reads a time or a date; none is the zero time.
-func parseWhen(flag, text string) (time.Time, error) {
-	if text == "" {
-		return time.Time{}, nil
-	}
-	for _, layout := range []string{time.RFC3339Nano, time.DateOnly} {
-		if t, err := time.Parse(layout, text); err == nil {
-			return t.UTC(), nil
-		}
-	}
-	return time.Time{}, fmt.Errorf("%s is %q, which is no time; write 2017-06-20 or 2017-06-20T01:28:15Z", flag, text)
 }
 
 // prefetchFlags of slipway trace simulate prefetch.
