@@ -36,6 +36,22 @@ type Info struct {
 	ModTime time.Time
 }
 
+// BusyError is returned, possibly wrapped, when the store refuses for the moment:
+// it is overloaded, or does not answer. Nothing has changed, and the same call may
+// succeed later.
+type BusyError struct {
+	// RetryAfter is when to ask again, as far as the store said so; else 0.
+	RetryAfter time.Duration
+	// Err is what the store said.
+	Err error
+}
+
+// Error implements error.
+func (e *BusyError) Error() string { return "the object store is busy: " + e.Err.Error() }
+
+// Unwrap gives what the store said.
+func (e *BusyError) Unwrap() error { return e.Err }
+
 // Object is an open object or a range of one. It must be closed and is not safe
 // for concurrent use.
 //
@@ -142,4 +158,20 @@ type Opener interface {
 type ReadAtCloser interface {
 	io.ReaderAt
 	io.Closer
+}
+
+// Redirector is the optional ability to let somebody else fetch an object.
+type Redirector interface {
+	// URL returns an address where anybody may read the object, whole or in ranges,
+	// for at least the given time. It does not look whether the object is there.
+	URL(ctx context.Context, key string, valid time.Duration) (string, error)
+}
+
+// KeyedUploader is the optional ability to write an upload to its place at once,
+// where its key is known before its bytes. Where a store cannot rename, that spares
+// copying the object at the end.
+type KeyedUploader interface {
+	// NewUploadFor is NewUpload for an upload that will be committed under key, and
+	// no other. Nothing is under the key before Commit.
+	NewUploadFor(ctx context.Context, key string, sizeHint int64) (Upload, error)
 }

@@ -19,8 +19,9 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 tools=${SLIPWAY_TOOLS:-${XDG_CACHE_HOME:-$HOME/.cache}/slipway/tools}
 bin=$tools/bin
 export DEBIAN_FRONTEND=noninteractive
-# Debian keeps daemons where an ordinary user's PATH does not look.
-PATH=$PATH:/usr/sbin:/sbin
+# Debian keeps daemons where an ordinary user's PATH does not look, and
+# PostgreSQL's server where nobody's does.
+PATH=$PATH:/usr/sbin:/sbin:/usr/lib/postgresql/15/bin
 
 missing=()
 work=
@@ -149,7 +150,13 @@ setup_test() {
 	apt_need dockerd:docker.io docker:docker.io podman:podman skopeo:skopeo \
 		buildah:buildah umoci:umoci runc:runc mkfs.ext4:e2fsprogs mkfs.xfs:xfsprogs \
 		mount:mount gcc:gcc pkg-config:pkg-config fsck.erofs:erofs-utils
-	apt_quiet docker-registry:docker-registry
+	# Servers: a registry to compare with, the stores that drivers are tested on,
+	# the catalogue's database, load balancers in front of several replicas.
+	apt_quiet docker-registry:docker-registry initdb:postgresql-15 \
+		ceph-mon:ceph-mon ceph-osd:ceph-osd ceph:ceph-common radosgw:radosgw radosgw-admin:radosgw \
+		swift-proxy-server:swift-proxy swift-account-server:swift-account \
+		swift-container-server:swift-container swift-object-server:swift-object \
+		memcached:memcached swift:python3-swiftclient haproxy:haproxy nginx:nginx-light
 	pkg-config --exists libseccomp 2>/dev/null || apt_install libseccomp-dev
 
 	go_tool crane github.com/google/go-containerregistry/cmd/crane v0.22.1
@@ -162,6 +169,7 @@ setup_test() {
 	# The btrfs graph driver is the only part of dockerd that needs cgo.
 	go_tool dockerd github.com/moby/moby/v2/cmd/dockerd v2.0.0-beta.24 0 exclude_graphdriver_btrfs
 	go_tool helm helm.sh/helm/v3/cmd/helm v3.22.0
+	go_tool versitygw github.com/versity/versitygw/cmd/versitygw v1.8.0
 
 	if [ ${#missing[@]} -gt 0 ]; then
 		warn "NOT INSTALLED: ${missing[*]}; the tests that need them will be reported as failures"

@@ -1,0 +1,186 @@
+// Package backendtest starts the real servers that tests store things in: object
+// stores and databases. Only tests import it. Everything listens on 127.0.0.1, lies
+// in directories of the test's own, and ends with the test.
+package backendtest
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// startTimeout is how long a server may take until it answers, on a machine that is
+// busy with other tests.
+const startTimeout = 2 * time.Minute
+
+// Daemon is a server process that the test started: a direct child, whose end is
+// waited for. The kernel kills it when the test's process ends.
+type Daemon struct {
+	t    testing.TB
+	make func() *exec.Cmd
+	log  string
+	cmd  *exec.Cmd
+	done chan struct{} // closed when the process has been waited for
+}
+
+// start runs what command makes and waits until ready answers nil. The process is
+// killed at the end of the test; when that has failed, the end of its output is
+// printed. command is called for each start: see Restart.
+func start(t testing.TB, dir string, command func() *exec.Cmd, ready func(context.Context) error) *Daemon {
+	t.Helper()
+	d := &Daemon{t: t, make: command}
+	d.log = filepath.Join(dir, filepath.Base(command().Path)+".log")
+	t.Cleanup(func() {
+		d.Kill()
+		if t.Failed() {
+			t.Logf("output of %s:\n%s", d.log, d.output())
+		}
+	})
+	d.Start(ready)
+	return d
+}
+
+// Start starts the server, anew if it has ended, and waits until ready answers nil.
+func (d *Daemon) Start(ready func(context.Context) error) {
+	d.t.Helper()
+	out, err := os.OpenFile(d.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	defer out.Close()
+	d.cmd, d.done = d.make(), make(chan struct{})
+	d.cmd.Stdout, d.cmd.Stderr = out, out
+	started := make(chan error)
+	go d.run(started)
+	if err := <-started; err != nil {
+		close(d.done)
+		d.t.Fatalf("start %s: %v", d.cmd.Path, err)
+	}
+	d.await(ready)
+}
+
+// run starts the process and waits for it on one locked thread: the kernel sends
+// Pdeathsig when the thread that started the child ends.
+func (d *Daemon) run(started chan<- error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if d.cmd.SysProcAttr == nil {
+		d.cmd.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	d.cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
+	err := d.cmd.Start()
+	started <- err
+	if err != nil {
+		return
+	}
+	_ = d.cmd.Wait() // how it ended shows in its output
+	close(d.done)
+}
+
+func (d *Daemon) await(ready func(context.Context) error) {
+	d.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	for {
+		err := ready(ctx)
+		if err == nil {
+			return
+		}
+		select {
+		case <-d.done:
+			d.t.Fatalf("%s ended at its start:\n%s", d.cmd.Path, d.output())
+		case <-ctx.Done():
+			d.t.Fatalf("%s does not answer: %v\n%s", d.cmd.Path, err, d.output())
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// Pid is the process id.
+func (d *Daemon) Pid() int { return d.cmd.Process.Pid }
+
+// Signal sends a signal unless the process has ended.
+func (d *Daemon) Signal(s syscall.Signal) {
+	select {
+	case <-d.done: // the pid may belong to somebody else by now
+	default:
+		_ = syscall.Kill(d.Pid(), s) // ESRCH: it ended meanwhile
+	}
+}
+
+// Kill ends the server with SIGKILL and returns when it is gone.
+func (d *Daemon) Kill() { d.end(syscall.SIGKILL) }
+
+// Stop asks the server to end and returns when it is gone.
+func (d *Daemon) Stop() { d.end(syscall.SIGTERM) }
+
+func (d *Daemon) end(s syscall.Signal) {
+	if d.done == nil {
+		return
+	}
+	d.Signal(s)
+	select {
+	case <-d.done:
+	case <-time.After(20 * time.Second):
+		d.Signal(syscall.SIGKILL)
+		<-d.done
+	}
+}
+
+// output is the end of what the server has printed.
+func (d *Daemon) output() string {
+	b, err := os.ReadFile(d.log)
+	if err != nil {
+		return err.Error()
+	}
+	const most = 8 << 10
+	if len(b) > most {
+		b = append([]byte("[...]\n"), b[len(b)-most:]...)
+	}
+	return string(b)
+}
+
+// freePort is a TCP port of 127.0.0.1 that nobody listens on.
+func freePort(t testing.TB) int {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port
+}
+
+// answers is a ready function: something accepts connections at the address.
+func answers(network, addr string) func(context.Context) error {
+	return func(ctx context.Context) error {
+		var d net.Dialer
+		c, err := d.DialContext(ctx, network, addr)
+		if err != nil {
+			return fmt.Errorf("connect: %w", err)
+		}
+		return c.Close()
+	}
+}
+
+// shortDir is a directory of the test's own with a name short enough for Unix
+// sockets, which anybody may pass through.
+func shortDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "swb")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}

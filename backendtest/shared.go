@@ -1,0 +1,49 @@
+package backendtest
+
+import (
+	"sync"
+	"testing"
+)
+
+// Shared keeps servers that all tests of a package use, each with names of its own
+// in them: a test's main function closes it behind the last test. The zero value
+// is ready.
+type Shared struct {
+	mu       sync.Mutex
+	postgres *PostgresServer
+	cleanups []func()
+}
+
+// Postgres returns the PostgreSQL server of the package, which the first call
+// starts, with its settings. Nobody should stop it.
+func (s *Shared) Postgres(t testing.TB, settings ...string) *PostgresServer {
+	t.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.postgres == nil {
+		s.postgres = Postgres(&packageTB{TB: t, shared: s}, settings...)
+	}
+	return s.postgres
+}
+
+// Close ends the servers.
+func (s *Shared) Close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := len(s.cleanups) - 1; i >= 0; i-- {
+		s.cleanups[i]()
+	}
+	s.cleanups, s.postgres = nil, nil
+}
+
+// packageTB is a test whose end is that of its package. What fails while a server
+// starts is the test's that asked for it first.
+type packageTB struct {
+	testing.TB
+	shared *Shared
+}
+
+func (t *packageTB) Cleanup(f func()) { t.shared.cleanups = append(t.shared.cleanups, f) }
+
+// Failed is asked when the test is over.
+func (t *packageTB) Failed() bool { return false }
