@@ -121,6 +121,20 @@ func (c *RAM) Drop(k Key) {
 	s.drop(&k, h)
 }
 
+// Clear forgets all values, and those that are being read at this moment, as Drop
+// does for one.
+func (c *RAM) Clear() {
+	for i := range c.shards {
+		s := &c.shards[i]
+		s.mu.Lock()
+		for e := i; e < epochCount; e += shardCount { // the slots of this shard
+			c.epochs[e].Add(1)
+		}
+		s.clear()
+		s.mu.Unlock()
+	}
+}
+
 // Stats are counts since the start, and the bytes held now.
 type Stats struct {
 	Hits, Misses, Evictions int64

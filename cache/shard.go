@@ -183,6 +183,14 @@ func (s *shard) enter(b *block, h uint64) {
 	s.bytes += indexBytes
 }
 
+// clear removes all. mu is held.
+func (s *shard) clear() {
+	s.init(s.limit)
+	s.blocks, s.free = nil, nil
+	s.oldest, s.newest, s.filling = nil, nil, nil
+	s.bytes = 0
+}
+
 // drop removes a key. mu is held.
 func (s *shard) drop(k *Key, h uint64) {
 	if p, r := s.find(k, h); r != nil {

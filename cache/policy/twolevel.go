@@ -152,6 +152,15 @@ func (t *TwoLevel) SSD() *Cache { return t.ssd }
 // Stats returns the counts.
 func (t *TwoLevel) Stats() TwoLevelStats { return t.stats }
 
+// WriteBudget is how many bytes may be written to the SSD now; without a limit it says
+// nothing.
+func (t *TwoLevel) WriteBudget() int64 {
+	if t.o.Now != nil {
+		t.budget.fill(t.o.Now())
+	}
+	return int64(t.budget.tokens)
+}
+
 // Where tells where a content is. It is not a request.
 func (t *TwoLevel) Where(k Key) Level {
 	switch {
