@@ -339,6 +339,43 @@ func TestTruncated(t *testing.T) {
 	}
 }
 
+// TestTruncatedState: what an upload is continued from does not come whole. It is
+// there, so the same call succeeds later.
+func TestTruncatedState(t *testing.T) {
+	srv := backendtest.S3(t)
+	tr := &faulty{inner: http.DefaultTransport}
+	o := options(srv, srv.Bucket(t))
+	o.Transport = tr
+	s := open(t, o)
+	up, err := s.NewUpload(t.Context(), -1)
+	must(t, err)
+	data := objtest.Content(1, 100_000)
+	_, err = up.Write(data)
+	must(t, err)
+	state, err := up.Suspend(t.Context())
+	must(t, err)
+	for _, most := range []int64{10, 70_000} {
+		tr.set(func(req *http.Request) (*http.Response, error) {
+			resp, err := http.DefaultTransport.RoundTrip(req)
+			if err == nil && req.Method == http.MethodGet {
+				resp.Body = struct {
+					io.Reader
+					io.Closer
+				}{io.LimitReader(resp.Body, most), resp.Body}
+			}
+			return resp, err
+		})
+		var busy *objstore.BusyError
+		if _, err := s.Resume(t.Context(), state, int64(len(data))); !errors.As(err, &busy) {
+			t.Errorf("Resume of a state cut off at %d bytes: %v, want a BusyError", most, err)
+		}
+	}
+	tr.set(nil)
+	up, err = s.Resume(t.Context(), state, int64(len(data)))
+	must(t, err)
+	must(t, up.Commit(t.Context(), "a/b"))
+}
+
 // TestLostComplete: the answer to the last request of an upload is lost. The
 // object is there, and that must be found.
 func TestLostComplete(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
 	"sync"
 	"time"
 
@@ -372,7 +373,16 @@ func (s *Store) readState(ctx context.Context, id stateID, tail *buffer) (rec *r
 	if rec, err = decodeRecord(r); err == nil {
 		err = tail.fill(r, id.tail)
 	}
-	return rec, err
+	return rec, cutOff(err)
+}
+
+// cutOff makes the end of an answer before its time what it most likely is: a broken
+// connection, after which the upload is as it was.
+func cutOff(err error) error {
+	if errors.Is(err, io.ErrUnexpectedEOF) {
+		return &objstore.BusyError{Err: err}
+	}
+	return err
 }
 
 // take makes the upload hold the first size bytes of the stored parts and the tail.
@@ -406,7 +416,7 @@ func (u *upload) readBack(ctx context.Context, seg segment, size int64) error {
 		return err
 	}
 	defer o.Close()
-	return u.cur.fill(o, size)
+	return cutOff(u.cur.fill(o, size))
 }
 
 // Abandon drops a suspended upload. See [objstore.Store].
