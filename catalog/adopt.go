@@ -35,7 +35,7 @@ type Adopted struct{ Blobs, Manifests, Tags int }
 // queued for the collector as after a push.
 func (c *Catalog) Adopt(ctx context.Context, rows []AdoptRow) (n Adopted, err error) {
 	err = c.db.write(ctx, func(t *tx) error {
-		a := adoption{t: t, now: c.now(), repos: map[string]int64{}}
+		a := adoption{t: t, now: t.now(), repos: map[string]int64{}}
 		a.due = a.now + c.grace.Milliseconds()
 		for i := range rows {
 			if err := a.row(&rows[i]); err != nil {
@@ -131,6 +131,6 @@ func (a *adoption) tag(repoID int64, row *AdoptRow) error {
 		return err
 	}
 	a.n.Tags++
-	_, err = a.t.setTag(repoID, id, row.Tag, at, a.due)
+	_, err = a.t.setTag(row.Repo, repoID, id, row.Tag, at, a.due)
 	return err
 }

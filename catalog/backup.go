@@ -14,8 +14,12 @@ import (
 // Backup writes a consistent copy of the catalogue, as it is at one moment, to
 // a new file at path, while everything goes on. The copy is one file without a
 // log beside it, durable but for its name. Uploads under way are not in it:
-// their bytes lie elsewhere and are not worth keeping.
+// their bytes lie elsewhere and are not worth keeping. The copy of a catalogue on
+// PostgreSQL is one of SQLite, which Move brings back.
 func (c *Catalog) Backup(ctx context.Context, path string) (err error) {
+	if c.db.pg != nil {
+		return c.backupPostgres(ctx, path)
+	}
 	var seq int
 	var name, source string
 	err = c.db.row(ctx, `SELECT seq, name, file FROM pragma_database_list WHERE name = 'main'`, nil, &seq, &name, &source)
@@ -37,8 +41,10 @@ func (c *Catalog) Backup(ctx context.Context, path string) (err error) {
 		return fmt.Errorf("copy the catalogue: %w", err)
 	}
 	plain := "file:" + (&url.URL{Path: path}).EscapedPath() + "?_pragma=journal_mode(DELETE)&_pragma=synchronous(FULL)"
-	if err := execAlone(ctx, plain, `DELETE FROM uploads`); err != nil {
-		return fmt.Errorf("leave uploads out of the copy of the catalogue: %w", err)
+	for _, table := range notInBackups {
+		if err := execAlone(ctx, plain, `DELETE FROM `+table); err != nil {
+			return fmt.Errorf("leave %s out of the copy of the catalogue: %w", table, err)
+		}
 	}
 	if err := f.Sync(); err != nil {
 		return fmt.Errorf("sync the copy of the catalogue: %w", err)
@@ -70,7 +76,9 @@ func OpenSnapshot(ctx context.Context, path string) (*Snapshot, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the copy of the catalogue: %w", err)
 	}
-	s := &Snapshot{&database{readers: db, stmts: map[string]*sql.Stmt{}}}
+	e := &sqlite{readers: db}
+	e.reading.prepare = db.PrepareContext
+	s := &Snapshot{&database{engine: e, lite: e}}
 	var n int
 	if err := s.db.row(ctx, `SELECT COUNT(*) FROM sqlite_master WHERE name IN ('blobs', 'links', 'manifests', 'refs', 'tags')`, nil, &n); err != nil || n != 5 {
 		return nil, errors.Join(fmt.Errorf("%s is not a catalogue", path), err, s.Close())
@@ -80,14 +88,8 @@ func OpenSnapshot(ctx context.Context, path string) (*Snapshot, error) {
 
 // Close closes the snapshot.
 func (s *Snapshot) Close() error {
-	s.db.mu.Lock()
-	defer s.db.mu.Unlock()
-	var errs []error
-	for _, st := range s.db.stmts {
-		errs = append(errs, st.Close())
-	}
-	clear(s.db.stmts)
-	return errors.Join(append(errs, s.db.readers.Close())...)
+	s.db.lite.reading.close()
+	return s.db.lite.readers.Close()
 }
 
 // Integrity asks SQLite whether the file is sound; see [Catalog.Integrity].

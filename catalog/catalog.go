@@ -4,20 +4,22 @@
 //
 // It is one SQL schema and one set of queries. SQLite is the default: write-ahead
 // log, synchronous=FULL, one writer that commits many callers' changes with one
-// fsync (group commit), and a few readers beside it. A method that changes
+// fsync (group commit), and a few readers beside it. PostgreSQL is for several
+// processes that share a catalogue; see [Catalog.Shared]. A method that changes
 // something returns when the change is durable.
 //
 // Small contents and manifests live in the catalogue itself (see InlineMax):
 // their bytes and their row then cost one shared fsync instead of several.
 // Larger ones are objects in an object store, which this package never touches.
 //
-// Times are taken from Options.Clock and stored in milliseconds.
+// Times are of one clock, see [Catalog.Now], and stored in milliseconds.
 package catalog
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"example.org/slipway/oci"
@@ -122,14 +124,21 @@ type Upload struct {
 	// Intent is the digest about to be published, or empty.
 	Intent    oci.Digest
 	UpdatedAt time.Time
+	// Owner alone may use the upload before Until, by the catalogue's clock. In
+	// what is read, an Until that has passed tells of a claim that has run out.
+	// For what is saved see SaveUploads.
+	Owner string
+	Until time.Time
 }
 
 // Options of Open. The zero value works.
 type Options struct {
-	// Clock tells the time; default time.Now.
+	// Clock tells the time; default time.Now, and with PostgreSQL the clock of
+	// its server, so that all who share it have the same.
 	Clock func() time.Time
-	// Readers is how many connections read at once; default 2.
-	// Hot rows are in RAM above the catalogue, and each costs about 0.7 MB.
+	// Readers is how many connections read at once; default 2, and 8 with
+	// PostgreSQL. Hot rows are in RAM above the catalogue, and each costs about
+	// 0.7 MB.
 	Readers int
 	// Grace is how long something unreferenced is kept at least, counted from
 	// the change that made it so; default 1 h.
@@ -140,12 +149,6 @@ func (o *Options) withDefaults() Options {
 	var v Options
 	if o != nil {
 		v = *o
-	}
-	if v.Clock == nil {
-		v.Clock = time.Now
-	}
-	if v.Readers <= 0 {
-		v.Readers = 2
 	}
 	if v.Grace <= 0 {
 		v.Grace = time.Hour
@@ -158,13 +161,23 @@ type Catalog struct {
 	db    *database
 	opts  Options
 	grace time.Duration
+
+	mu sync.Mutex
+	// deleters are the names under which BeginDeleting was called.
+	deleters map[string]bool
 }
 
 // Open opens the SQLite catalogue at path and brings its schema up to date. An
 // absent file is created.
 func Open(ctx context.Context, path string, o *Options) (*Catalog, error) {
 	opts := o.withDefaults()
-	db, err := openSQLite(ctx, path, opts.Readers)
+	if opts.Clock == nil {
+		opts.Clock = time.Now
+	}
+	if opts.Readers <= 0 {
+		opts.Readers = 2
+	}
+	db, err := openSQLite(ctx, path, opts.Readers, systemMillis(opts.Clock))
 	if isDamaged(err) {
 		err = fmt.Errorf("the catalogue %s is damaged; restore a backup (slipway restore): %w", path, err)
 	}
@@ -174,17 +187,33 @@ func Open(ctx context.Context, path string, o *Options) (*Catalog, error) {
 	return &Catalog{db: db, opts: opts, grace: opts.Grace}, nil
 }
 
-// isDamaged recognises SQLite's SQLITE_CORRUPT and SQLITE_NOTADB.
-func isDamaged(err error) bool {
-	var coded interface{ Code() int }
-	const corrupt, notADatabase = 11, 26
-	return errors.As(err, &coded) && (coded.Code()&0xff == corrupt || coded.Code()&0xff == notADatabase)
+// OpenPostgres opens the catalogue in a PostgreSQL database, version 13 or later
+// with the encoding UTF8, which many processes may share, and brings its schema up
+// to date. dsn is a connection string of PostgreSQL, as a URL or as keywords; the
+// schema used is the first of the search path. Of several hosts the one that
+// accepts changes is taken. A pool between has to keep sessions together.
+func OpenPostgres(ctx context.Context, dsn string, o *Options) (*Catalog, error) {
+	opts := o.withDefaults()
+	if opts.Readers <= 0 {
+		opts.Readers = 8
+	}
+	var clock func() int64
+	if opts.Clock != nil {
+		clock = systemMillis(opts.Clock)
+	}
+	db, err := openPostgres(ctx, dsn, opts.Readers, clock)
+	if err != nil {
+		return nil, fmt.Errorf("open catalogue on PostgreSQL: %w", err)
+	}
+	return &Catalog{db: db, opts: opts, grace: opts.Grace}, nil
 }
 
-// Close waits for writes under way and closes the catalogue.
+// Close waits for writes under way and closes the catalogue. A Watch must have
+// ended.
 func (c *Catalog) Close() error { return c.db.close() }
 
-func (c *Catalog) now() int64 { return c.opts.Clock().UnixMilli() }
+// now is the catalogue's clock outside of changes, as well as it is known.
+func (c *Catalog) now() int64 { return c.db.now(nil) }
 
 func fromMillis(ms int64) time.Time {
 	if ms == 0 {

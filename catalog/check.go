@@ -9,30 +9,13 @@ import (
 	"example.org/slipway/oci"
 )
 
-// Integrity asks SQLite whether the file itself is sound and returns at most n
-// complaints, none when it is. quick leaves out the comparison of tables with
-// their indexes. It reads the whole file and holds up nobody.
+// Integrity asks the database whether its files are sound and returns at most n
+// complaints, none when they are. quick leaves out the comparison of tables with
+// their indexes. It reads everything and holds up nobody. PostgreSQL can tell only
+// where its extension amcheck is installed and the user may use it; otherwise that
+// is left to whoever runs the server, and there are no complaints.
 func (c *Catalog) Integrity(ctx context.Context, quick bool, n int) ([]string, error) {
-	return c.db.integrity(ctx, quick, n)
-}
-
-func (db *database) integrity(ctx context.Context, quick bool, n int) ([]string, error) {
-	pragma := "integrity_check"
-	if quick {
-		pragma = "quick_check"
-	}
-	// A pragma takes no parameters, and is not worth a prepared statement.
-	rows, err := db.readers.QueryContext(ctx, fmt.Sprintf("PRAGMA %s(%d)", pragma, n))
-	var complaints []string
-	err = eachRow(rows, err, func(r *sql.Rows) error {
-		var s string
-		err := r.Scan(&s)
-		if s != "ok" {
-			complaints = append(complaints, s)
-		}
-		return err
-	})
-	return complaints, err
+	return c.db.integrity(whole(ctx), quick, n)
 }
 
 // StoredContent is a stored content as a check walks over it, without its bytes.
@@ -76,7 +59,7 @@ type Extent struct {
 // Extent counts what there is to check.
 func (c *Catalog) Extent(ctx context.Context) (Extent, error) {
 	var e Extent
-	err := c.db.row(ctx, `SELECT (SELECT COALESCE(MAX(id), 0) FROM blobs), (SELECT COALESCE(MAX(id), 0) FROM manifests),
+	err := c.db.row(whole(ctx), `SELECT (SELECT COALESCE(MAX(id), 0) FROM blobs), (SELECT COALESCE(MAX(id), 0) FROM manifests),
 		(SELECT COUNT(*) FROM blobs WHERE state = 1), (SELECT COALESCE(SUM(size), 0) FROM blobs WHERE state = 1),
 		(SELECT COUNT(*) FROM manifests)`, nil, &e.LastContent, &e.LastManifest, &e.Contents, &e.Bytes, &e.Manifests)
 	return e, err
@@ -116,7 +99,7 @@ func (db *database) presence(ctx context.Context, digests []oci.Digest) (map[oci
 		case err == ErrNotFound || (err == nil && state == stateAbsent):
 		case err != nil:
 			return nil, err
-		case state == stateDeleting:
+		case state == stateDropped || state == stateDeleting:
 			out[d] = Deleting
 		case inline:
 			out[d] = Inline
@@ -188,14 +171,14 @@ type Leak struct {
 
 // leaked is true of a row of blobs that is a leak. The list of what is queued
 // is made once for a statement, and not searched for each row.
-const leaked = `blobs.state <> 2 AND NOT EXISTS (SELECT 1 FROM links WHERE blob_id = blobs.id)
+const leaked = `blobs.state IN (0, 1) AND NOT EXISTS (SELECT 1 FROM links WHERE blob_id = blobs.id)
 	AND NOT EXISTS (SELECT 1 FROM manifests WHERE blob_id = blobs.id) AND NOT EXISTS (SELECT 1 FROM refs WHERE blob_id = blobs.id)
 	AND blobs.id NOT IN (SELECT blob_id FROM gc_queue WHERE kind = 0)`
 
 // Leaks returns at most n leaks whose ids are behind after, in order of id.
 func (c *Catalog) Leaks(ctx context.Context, after int64, n int) ([]Leak, error) {
 	var out []Leak
-	err := c.db.rows(ctx, `SELECT id, digest, size FROM blobs WHERE id > ? AND `+leaked+` ORDER BY id LIMIT ?`, []any{after, n}, func(r *sql.Rows) error {
+	err := c.db.rows(whole(ctx), `SELECT id, digest, size FROM blobs WHERE id > ? AND `+leaked+` ORDER BY id LIMIT ?`, []any{after, n}, func(r *sql.Rows) error {
 		var l Leak
 		err := r.Scan(&l.ID, &l.Digest, &l.Size)
 		out = append(out, l)
@@ -274,7 +257,7 @@ func (c *Catalog) Dangling(ctx context.Context, after *Dangling, n int) ([]Dangl
 		}
 		query := fmt.Sprintf(`SELECT %[1]s, %[2]s, %[3]s, %[4]s, %[5]s, %[6]s FROM %[7]s WHERE (%[1]s, %[2]s, %[3]s) > (?, ?, ?) AND (%[8]s) ORDER BY 1, 2, 3 LIMIT ?`,
 			rel.keys[0], rel.keys[1], rel.keys[2], rel.repo, rel.digest, rel.tag, rel.table, rel.bad)
-		err := c.db.rows(ctx, query, []any{from[0], from[1], from[2], n - len(out)}, func(r *sql.Rows) error {
+		err := c.db.rows(whole(ctx), query, []any{from[0], from[1], from[2], n - len(out)}, func(r *sql.Rows) error {
 			d := Dangling{Table: rel.table}
 			err := r.Scan(&d.key[0], &d.key[1], &d.key[2], &d.Repo, &d.Digest, &d.Tag)
 			out = append(out, d)

@@ -78,6 +78,9 @@ func (c *Catalog) Collect(ctx context.Context, o CollectOptions) (out Collected,
 	if o.Max <= 0 {
 		o.Max = 256
 	}
+	if o.DryRun && o.Untagged {
+		ctx = whole(ctx)
+	}
 	err = c.db.write(ctx, func(t *tx) error {
 		out, last = Collected{}, nil
 		if o.DryRun && o.Untagged && o.After == nil {
@@ -197,6 +200,7 @@ func (c *Catalog) collectBlob(t *tx, d *Candidate, o CollectOptions, out *Collec
 			return err
 		}
 		out.Unlinked = append(out.Unlinked, Unlinked{Repo: d.repo, Digest: d.digest})
+		t.changed(ChangeBlob, d.repo, string(d.digest))
 	}
 	return t.dropContent(d, out)
 }
@@ -228,7 +232,7 @@ func (t *tx) dropContent(d *Candidate, out *Collected) error {
 	// A manifest too large for a blob to be inline may have been pushed as a
 	// blob, too: then there is an object that must go with it.
 	if (d.inline && d.size <= InlineMax) || !d.present {
-		query := `DELETE FROM blobs WHERE id = ? AND state <> 2`
+		query := `DELETE FROM blobs WHERE id = ? AND state IN (0, 1)`
 		if named {
 			query = `UPDATE blobs SET state = 0, content = NULL WHERE id = ? AND state = 1`
 		}
@@ -247,6 +251,7 @@ func (t *tx) dropContent(d *Candidate, out *Collected) error {
 
 // dropRepository removes a repository that holds nothing any more.
 func (t *tx) dropRepository(repoID int64) error {
+	clear(t.repositories)
 	_, err := t.exec(`DELETE FROM repositories WHERE id = ? AND NOT EXISTS (SELECT 1 FROM links WHERE repo_id = ?)
 		AND NOT EXISTS (SELECT 1 FROM manifests WHERE repo_id = ?) AND NOT EXISTS (SELECT 1 FROM gc_queue WHERE kind IN (0, 1) AND repo_id = ?)
 		AND NOT EXISTS (SELECT 1 FROM gear_staged WHERE repo_id = ?)`,
@@ -273,7 +278,8 @@ func (c *Catalog) collectManifest(t *tx, d *Candidate, o CollectOptions, out *Co
 		}
 	}
 	out.Unlinked = append(out.Unlinked, Unlinked{Repo: d.repo, Digest: d.digest, Manifest: true})
-	due := c.now() + c.grace.Milliseconds()
+	t.changed(ChangeManifest, d.repo, string(d.digest))
+	due := t.now() + c.grace.Milliseconds()
 	if o.DryRun {
 		due = dueFreed
 	}
@@ -283,7 +289,7 @@ func (c *Catalog) collectManifest(t *tx, d *Candidate, o CollectOptions, out *Co
 // QueueUntagged queues every manifest without a tag, for the first collection
 // after the policy was switched on. It reads all manifests.
 func (c *Catalog) QueueUntagged(ctx context.Context) error {
-	return c.db.write(ctx, c.queueUntagged)
+	return c.db.write(whole(ctx), c.queueUntagged)
 }
 
 func (c *Catalog) queueUntagged(t *tx) error {
@@ -293,15 +299,22 @@ func (c *Catalog) queueUntagged(t *tx) error {
 	return err
 }
 
-// Deleting returns contents whose objects a collection began to delete.
+// Deleting returns contents whose objects are to be deleted: those that the
+// collector has dropped, and those whose deletion was begun by somebody who has
+// not ended it by the deadline.
 func (c *Catalog) Deleting(ctx context.Context, n int) ([]Blob, error) {
+	now, err := c.Now(ctx)
+	if err != nil {
+		return nil, err
+	}
 	var out []Blob
-	err := c.db.rows(ctx, `SELECT digest, size FROM blobs WHERE state = 2 LIMIT ?`, []any{n}, func(r *sql.Rows) error {
-		var b Blob
-		err := r.Scan(&b.Digest, &b.Size)
-		out = append(out, b)
-		return err
-	})
+	err = c.db.rows(ctx, `SELECT digest, size FROM blobs WHERE state = 2 UNION ALL SELECT digest, size FROM blobs WHERE state = 3 AND deadline <= ? LIMIT ?`,
+		[]any{now.UnixMilli(), n}, func(r *sql.Rows) error {
+			var b Blob
+			err := r.Scan(&b.Digest, &b.Size)
+			out = append(out, b)
+			return err
+		})
 	return out, err
 }
 
@@ -312,22 +325,6 @@ func (c *Catalog) IsDeleting(ctx context.Context, d oci.Digest) (bool, error) {
 		return false, err
 	}
 	var n int
-	err := c.db.row(ctx, `SELECT COUNT(*) FROM blobs WHERE digest = ? AND state = 2`, []any{string(d)}, &n)
+	err := c.db.row(ctx, `SELECT COUNT(*) FROM blobs WHERE digest = ? AND state IN (2, 3)`, []any{string(d)}, &n)
 	return n > 0, err
-}
-
-// Forget drops the rows of contents whose objects are deleted.
-func (c *Catalog) Forget(ctx context.Context, digests ...oci.Digest) error {
-	return c.db.write(ctx, func(t *tx) error {
-		for _, d := range digests {
-			// A manifest may have named it meanwhile as content that may be absent.
-			if _, err := t.exec(`DELETE FROM blobs WHERE digest = ? AND state = 2 AND NOT EXISTS (SELECT 1 FROM refs WHERE blob_id = blobs.id)`, string(d)); err != nil {
-				return err
-			}
-			if _, err := t.exec(`UPDATE blobs SET state = 0, content = NULL WHERE digest = ? AND state = 2`, string(d)); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
 }

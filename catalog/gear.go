@@ -103,26 +103,16 @@ func marks(group string, n int) string {
 	return strings.TrimSuffix(strings.Repeat(group+", ", n), ", ")
 }
 
-// byNames asks query, which has one %s for the placeholders, for each lookUpNames
-// names at once. Short lists are filled up with their last name, so that there
-// are few different statements.
+// byNames asks query, which has one %s for the placeholders, for many names at
+// once; see inParts.
 func byNames(names []GearName, query string, more []any, each func(query string, args []any) error) error {
-	for len(names) > 0 {
-		part := names[:min(len(names), lookUpNames)]
-		names = names[len(part):]
-		n := 1
-		for n < len(part) {
-			n *= 2
+	return inParts(names, func(part []GearName) error {
+		args := make([]any, len(part), len(part)+len(more))
+		for i := range part {
+			args[i] = part[i][:]
 		}
-		args := make([]any, n, n+len(more))
-		for i := range args {
-			args[i] = part[min(i, len(part)-1)][:]
-		}
-		if err := each(fmt.Sprintf(query, marks("?", n)), append(args, more...)); err != nil {
-			return err
-		}
-	}
-	return nil
+		return each(fmt.Sprintf(query, marks("?", len(part))), append(args, more...))
+	})
 }
 
 const gearFileQuery = `SELECT f.name, f.size, COALESCE(p.digest, ''), f.off, f.stored, f.encoding, f.live
@@ -271,7 +261,7 @@ type GearCounts struct {
 // GearCounts reads the rows of all packs and counts all layers.
 func (c *Catalog) GearCounts(ctx context.Context) (GearCounts, error) {
 	var n GearCounts
-	err := c.db.row(ctx, `SELECT COUNT(*), COALESCE(SUM(size), 0), COALESCE(SUM(live_files), 0), COALESCE(SUM(live_bytes), 0),
+	err := c.db.row(whole(ctx), `SELECT COUNT(*), COALESCE(SUM(size), 0), COALESCE(SUM(live_files), 0), COALESCE(SUM(live_bytes), 0),
 		(SELECT COUNT(*) FROM gear_layers WHERE digest IS NOT NULL) FROM gear_packs WHERE state = 1`, nil,
 		&n.Packs, &n.PackBytes, &n.LiveFiles, &n.LiveBytes, &n.Layers)
 	return n, err
@@ -305,7 +295,7 @@ func (c *Catalog) QueueGear(ctx context.Context, layers ...oci.Digest) error {
 		for _, d := range layers {
 			_, err := t.exec(`INSERT INTO gear_jobs (digest, due_at, attempts, failure)
 				SELECT digest, ?, 0, '' FROM blobs WHERE digest = ? AND state = 1 AND NOT EXISTS (SELECT 1 FROM gear_layers l WHERE l.digest = blobs.digest)
-				ON CONFLICT (digest) DO NOTHING`, c.now(), string(d))
+				ON CONFLICT (digest) DO NOTHING`, t.now(), string(d))
 			if err != nil {
 				return err
 			}

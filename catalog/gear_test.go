@@ -40,9 +40,11 @@ func gearStep(t *testing.T, err error) {
 }
 
 // A layer's contents are visible where the layer is, and go with it.
-func TestGearLayerLife(t *testing.T) {
+func TestGearLayerLife(t *testing.T) { onBoth(t, testGearLayerLife) }
+
+func testGearLayerLife(t *testing.T, base *bed) {
 	now := time.UnixMilli(1e12)
-	c := openTest(t, &Options{Clock: func() time.Time { return now }, Grace: time.Second})
+	c := base.open(t, &Options{Clock: func() time.Time { return now }, Grace: time.Second})
 	ctx := t.Context()
 	a, b := gearDigest("a"), gearDigest("b")
 	gearStep(t, c.PutBlob(ctx, "x", Blob{Digest: a, Size: 1, Content: []byte("1")}, ""))
@@ -110,8 +112,10 @@ func TestGearLayerLife(t *testing.T) {
 
 // A layer's contents are found wherever they are when its packs are recorded with
 // it: in these, in others, or lost.
-func TestGearLayerPacks(t *testing.T) {
-	c := openTest(t, nil)
+func TestGearLayerPacks(t *testing.T) { onBoth(t, testGearLayerPacks) }
+
+func testGearLayerPacks(t *testing.T, base *bed) {
+	c := base.open(t, nil)
 	ctx := t.Context()
 	a, b := gearDigest("a"), gearDigest("b")
 	for _, d := range []oci.Digest{a, b} {
@@ -166,8 +170,10 @@ func TestGearLayerPacks(t *testing.T) {
 	}
 }
 
-func TestGearIntents(t *testing.T) {
-	c := openTest(t, nil)
+func TestGearIntents(t *testing.T) { onBoth(t, testGearIntents) }
+
+func testGearIntents(t *testing.T, base *bed) {
+	c := base.open(t, nil)
 	ctx := t.Context()
 	gearStep(t, c.RecordGear(ctx, GearRecord{Packs: []NewGearPack{gearPack(1, 1)}}))
 	for _, p := range []byte{1, 2, 3} {
@@ -184,8 +190,10 @@ func TestGearIntents(t *testing.T) {
 	}
 }
 
-func TestGearLost(t *testing.T) {
-	c := openTest(t, nil)
+func TestGearLost(t *testing.T) { onBoth(t, testGearLost) }
+
+func testGearLost(t *testing.T, base *bed) {
+	c := base.open(t, nil)
 	ctx := t.Context()
 	a := gearDigest("a")
 	gearStep(t, c.PutBlob(ctx, "x", Blob{Digest: a, Size: 1, Content: []byte("1")}, ""))
@@ -208,10 +216,12 @@ func TestGearLost(t *testing.T) {
 	}
 }
 
-func TestGearJobs(t *testing.T) {
+func TestGearJobs(t *testing.T) { onBoth(t, testGearJobs) }
+
+func testGearJobs(t *testing.T, base *bed) {
 	now := time.UnixMilli(1e12)
 	due := now
-	c := openTest(t, &Options{Clock: func() time.Time { return now }})
+	c := base.open(t, &Options{Clock: func() time.Time { return now }})
 	ctx := t.Context()
 	a, b := gearDigest("a"), gearDigest("b")
 	for _, d := range []oci.Digest{a, b} {

@@ -86,7 +86,7 @@ func (c *Catalog) RequeueGear(ctx context.Context, layers ...oci.Digest) error {
 	return c.db.write(ctx, func(t *tx) error {
 		for _, d := range layers {
 			_, err := t.exec(`INSERT INTO gear_jobs (digest, due_at, attempts, failure) SELECT digest, ?, 0, '' FROM blobs WHERE digest = ? AND state = 1
-				ON CONFLICT (digest) DO UPDATE SET due_at = excluded.due_at, attempts = 0, failure = ''`, c.now(), string(d))
+				ON CONFLICT (digest) DO UPDATE SET due_at = excluded.due_at, attempts = 0, failure = ''`, t.now(), string(d))
 			if err != nil {
 				return err
 			}
@@ -105,7 +105,7 @@ func (c *Catalog) QueueLostGear(ctx context.Context) error {
 		return err
 	}
 	return c.db.write(ctx, func(t *tx) error {
-		_, err := t.exec(`INSERT INTO gear_jobs (digest, due_at, attempts, failure) SELECT DISTINCT l.digest, ?, 0, '' `+lost, c.now())
+		_, err := t.exec(`INSERT INTO gear_jobs (digest, due_at, attempts, failure) SELECT DISTINCT l.digest, CAST(? AS BIGINT), 0, '' `+lost, t.now())
 		return err
 	})
 }
@@ -144,7 +144,7 @@ func (c *Catalog) ChangeGearProfile(ctx context.Context, manifest oci.Digest, ch
 			return err
 		}
 		_, err = t.exec(`INSERT INTO gear_profiles (digest, data, updated_at) SELECT digest, ?, ? FROM blobs WHERE digest = ? AND state = 1
-			ON CONFLICT (digest) DO UPDATE SET data = excluded.data, updated_at = excluded.updated_at`, data, c.now(), string(manifest))
+			ON CONFLICT (digest) DO UPDATE SET data = excluded.data, updated_at = excluded.updated_at`, data, t.now(), string(manifest))
 		return err
 	})
 }

@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"time"
-
-	"example.org/slipway/oci"
 )
 
 // GearRecord is one change of the Gear part.
@@ -35,7 +33,7 @@ func (c *Catalog) IntendGear(ctx context.Context, writer string, pack GearName) 
 			return ErrGearDeleting
 		}
 		if err == nil {
-			_, err = t.exec(`INSERT INTO gear_intents (pack, writer, created_at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING`, pack[:], writer, c.now())
+			_, err = t.exec(`INSERT INTO gear_intents (pack, writer, created_at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING`, pack[:], writer, t.now())
 		}
 		return err
 	})
@@ -53,7 +51,7 @@ func (c *Catalog) EndGearIntents(ctx context.Context, writer string) error {
 		if _, err := t.exec(`INSERT INTO gear_packs (digest, size, bytes, dense, state, live_files, live_bytes, created_at, due_at)
 			SELECT i.pack, 0, 0, 0, 3, 0, 0, ?, 0 FROM gear_intents i WHERE i.writer = ?
 			AND NOT EXISTS (SELECT 1 FROM gear_intents o WHERE o.pack = i.pack AND o.writer <> i.writer)
-			ON CONFLICT (digest) DO NOTHING`, c.now(), writer); err != nil {
+			ON CONFLICT (digest) DO NOTHING`, t.now(), writer); err != nil {
 			return err
 		}
 		_, err := t.exec(`DELETE FROM gear_intents WHERE writer = ?`, writer)
@@ -77,17 +75,17 @@ func (c *Catalog) RecordGear(ctx context.Context, rec GearRecord) error {
 		}
 		if len(rec.Staged) > 0 {
 			var err error // a push to a new repository may begin with its files
-			if repoID, err = t.repository(rec.Repo, c.now()); err != nil {
+			if repoID, err = t.repository(rec.Repo, t.now()); err != nil {
 				return err
 			}
 		}
 		for _, p := range rec.Packs {
-			if _, err := t.putGearPack(c.now(), rec.Writer, p, add); err != nil {
+			if _, err := t.putGearPack(t.now(), rec.Writer, p, add); err != nil {
 				return err
 			}
 		}
 		if add != nil {
-			if err := t.putGearLayer(c.now(), rec.Layer, add); err != nil {
+			if err := t.putGearLayer(t.now(), rec.Layer, add); err != nil {
 				return err
 			}
 		}
@@ -147,6 +145,9 @@ func (t *tx) putGearPack(now int64, writer string, p NewGearPack, add *layerAdd)
 	var state int
 	switch err := t.row(`SELECT id, state FROM gear_packs WHERE digest = ?`, []any{p.Digest[:]}, &id, &state); {
 	case errors.Is(err, ErrNotFound):
+		if err := t.intends(writer, p.Digest); err != nil {
+			return 0, err
+		}
 		id, err = t.insert(`INSERT INTO gear_packs (digest, size, bytes, dense, state, live_files, live_bytes, created_at, due_at)
 			VALUES (?, ?, ?, ?, 1, 0, 0, ?, ?) RETURNING id`, p.Digest[:], p.Size, p.Bytes, p.Dense, now, toMillis(p.NotBefore))
 		if err != nil {
@@ -172,6 +173,21 @@ func (t *tx) putGearPack(now int64, writer string, p NewGearPack, add *layerAdd)
 		return 0, err
 	}
 	return id, t.countGear(id)
+}
+
+// intends tells whether a writer's intent still holds, where other processes share
+// the catalogue: one that took it for dead may have had the object deleted. Errors:
+// ErrGearStale.
+func (t *tx) intends(writer string, pack GearName) error {
+	if t.db.pg == nil || writer == "" {
+		return nil
+	}
+	var holds bool
+	err := t.row(`SELECT EXISTS (SELECT 1 FROM gear_intents WHERE pack = ? AND writer = ?)`, []any{pack[:], writer}, &holds)
+	if err == nil && !holds {
+		err = fmt.Errorf("the intent of writer %s for pack %x does not hold any more: %w", writer, pack, ErrGearStale)
+	}
+	return err
 }
 
 // putGearFiles puts contents into a pack, but for those that are in another, and
@@ -354,7 +370,7 @@ func (c *Catalog) MoveGear(ctx context.Context, writer string, packs []NewGearPa
 		for _, p := range packs {
 			files := p.Files
 			p.Files = nil
-			id, err := t.putGearPack(c.now(), writer, p, nil)
+			id, err := t.putGearPack(t.now(), writer, p, nil)
 			if err != nil {
 				return err
 			}
@@ -436,156 +452,5 @@ func (c *Catalog) LoseGear(ctx context.Context, name, pack GearName) error {
 		}
 		_, err = t.exec(`UPDATE gear_packs SET live_files = live_files - 1, live_bytes = live_bytes - ? WHERE id = ?`, stored, packID)
 		return err
-	})
-}
-
-// dropGearLayer takes away with a blob what Gear knows of it: the index of a
-// layer, whose contents are released by CollectGear, or the profile of an image.
-func (t *tx) dropGearLayer(d oci.Digest) error {
-	for _, query := range []string{`UPDATE gear_layers SET digest = NULL, blob_id = 0 WHERE digest = ?`,
-		`DELETE FROM gear_jobs WHERE digest = ?`, `DELETE FROM gear_profiles WHERE digest = ?`} {
-		if _, err := t.exec(query, string(d)); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// CollectGear releases at most n contents of layers whose blobs are gone, and of
-// clients that never sent an index. It returns how many it looked at; 0: there
-// is nothing to do.
-func (c *Catalog) CollectGear(ctx context.Context, n int) (examined int, err error) {
-	err = c.db.write(ctx, func(t *tx) error {
-		examined = 0
-		var layer int64
-		err := t.row(`SELECT id FROM gear_layers WHERE digest IS NULL ORDER BY id LIMIT 1`, nil, &layer)
-		if errors.Is(err, ErrNotFound) {
-			return t.expireGear(c.now(), n, &examined)
-		}
-		if err != nil {
-			return err
-		}
-		ids, err := t.ids(`SELECT file_id FROM gear_layer_files WHERE layer_id = ? LIMIT ?`, layer, n)
-		if err != nil {
-			return err
-		}
-		examined = max(len(ids), 1)
-		if len(ids) < n {
-			for _, query := range []string{`DELETE FROM gear_grants WHERE layer_id = ?`, `DELETE FROM gear_layers WHERE id = ?`} {
-				if _, err := t.exec(query, layer); err != nil {
-					return err
-				}
-			}
-		}
-		if err := t.byIDs(`DELETE FROM gear_layer_files WHERE layer_id = ? AND file_id IN (%s)`, []any{layer}, ids); err != nil {
-			return err
-		}
-		return t.releaseGear(ids)
-	})
-	return examined, err
-}
-
-// expireGear ends the uploads of clients that never sent an index.
-func (t *tx) expireGear(now int64, n int, examined *int) error {
-	var ids, repos []int64
-	err := t.rows(`SELECT file_id, repo_id FROM gear_staged WHERE expires_at <= ? ORDER BY expires_at LIMIT ?`, []any{now, n}, func(r *sql.Rows) error {
-		var id, repo int64
-		err := r.Scan(&id, &repo)
-		ids, repos = append(ids, id), append(repos, repo)
-		return err
-	})
-	if err != nil || len(ids) == 0 {
-		return err
-	}
-	*examined = len(ids)
-	for i, id := range ids {
-		if _, err := t.exec(`DELETE FROM gear_staged WHERE file_id = ? AND repo_id = ?`, id, repos[i]); err != nil {
-			return err
-		}
-		if err := t.dropRepository(repos[i]); err != nil {
-			return err
-		}
-	}
-	return t.releaseGear(ids)
-}
-
-func (t *tx) ids(query string, args ...any) ([]int64, error) {
-	var out []int64
-	err := t.rows(query, args, func(r *sql.Rows) error {
-		var id int64
-		err := r.Scan(&id)
-		out = append(out, id)
-		return err
-	})
-	return out, err
-}
-
-// releaseGear makes contents dead that nothing needs any more.
-func (t *tx) releaseGear(ids []int64) error {
-	var dead []int64
-	packs := map[int64]*gearDelta{}
-	for _, id := range ids {
-		var pack, stored int64
-		err := t.row(`SELECT pack_id, stored FROM gear_files f WHERE id = ? AND live = 1
-			AND NOT EXISTS (SELECT 1 FROM gear_layer_files lf WHERE lf.file_id = f.id) AND NOT EXISTS (SELECT 1 FROM gear_staged s WHERE s.file_id = f.id)`,
-			[]any{id}, &pack, &stored)
-		if errors.Is(err, ErrNotFound) {
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		if pack == 0 {
-			if _, err := t.exec(`DELETE FROM gear_files WHERE id = ?`, id); err != nil {
-				return err
-			}
-			continue
-		}
-		dead = append(dead, id)
-		addGear(packs, pack, -1, -stored)
-	}
-	return t.setGearLive(dead, 0, packs)
-}
-
-// DeletingGear returns at most n packs whose objects are to be deleted now, and
-// then given to ForgetGear. None of them has a content or a writer.
-func (c *Catalog) DeletingGear(ctx context.Context, n int) ([]GearName, error) {
-	var out []GearName
-	// A commit that was refused may have had the contents still there.
-	if err := c.db.settled(ctx); err != nil {
-		return nil, err
-	}
-	var due bool
-	err := c.db.row(ctx, `SELECT EXISTS (SELECT 1 FROM gear_packs WHERE state = 2 AND due_at <= ?)`, []any{c.now()}, &due)
-	if err == nil && due {
-		err = c.db.write(ctx, func(t *tx) error {
-			_, err := t.exec(`UPDATE gear_packs SET state = 3 WHERE state = 2 AND due_at <= ?
-				AND NOT EXISTS (SELECT 1 FROM gear_intents i WHERE i.pack = gear_packs.digest)`, c.now())
-			return err
-		})
-	}
-	if err != nil {
-		return nil, err
-	}
-	err = c.db.rows(ctx, `SELECT digest FROM gear_packs WHERE state = 3 ORDER BY id LIMIT ?`, []any{n}, func(r *sql.Rows) error {
-		var digest GearName
-		var raw sql.RawBytes
-		err := r.Scan(&raw)
-		copy(digest[:], raw)
-		out = append(out, digest)
-		return err
-	})
-	return out, err
-}
-
-// ForgetGear drops the rows of packs whose objects are deleted.
-func (c *Catalog) ForgetGear(ctx context.Context, packs ...GearName) error {
-	return c.db.write(ctx, func(t *tx) error {
-		for _, p := range packs {
-			if _, err := t.exec(`DELETE FROM gear_packs WHERE digest = ? AND state = 3`, p[:]); err != nil {
-				return err
-			}
-		}
-		return nil
 	})
 }

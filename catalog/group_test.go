@@ -4,31 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"testing"
-
-	"go.uber.org/goleak"
+	"time"
 
 	"example.org/slipway/oci"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-func openTest(t testing.TB, o *Options) *Catalog {
-	t.Helper()
-	c, err := Open(t.Context(), filepath.Join(t.TempDir(), "catalog.db"), o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := c.Close(); err != nil {
-			t.Errorf("close: %v", err)
-		}
-	})
-	return c
-}
 
 // hold makes the writer busy until the returned function is called.
 func (db *database) hold(t *testing.T) (release func()) {
@@ -74,8 +56,10 @@ func (c *Catalog) testRows(t *testing.T) map[string]int {
 }
 
 // TestGroupCommit: changes that wait are committed together.
-func TestGroupCommit(t *testing.T) {
-	c := openTest(t, nil)
+func TestGroupCommit(t *testing.T) { onBoth(t, testGroupCommit) }
+
+func testGroupCommit(t *testing.T, base *bed) {
+	c := base.open(t, nil)
 	const n = 200
 	release := c.db.hold(t)
 	var ran, early atomic.Int64
@@ -104,8 +88,10 @@ func TestGroupCommit(t *testing.T) {
 
 // TestGroupCommitFailures: a change that fails undoes what it wrote and nothing
 // else, whether it fails before or after it wrote.
-func TestGroupCommitFailures(t *testing.T) {
-	c := openTest(t, nil)
+func TestGroupCommitFailures(t *testing.T) { onBoth(t, testGroupCommitFailures) }
+
+func testGroupCommitFailures(t *testing.T, base *bed) {
+	c := base.open(t, nil)
 	const n = 60
 	sentinel := errors.New("this change fails")
 	release := c.db.hold(t)
@@ -159,8 +145,10 @@ func TestGroupCommitFailures(t *testing.T) {
 }
 
 // TestDryRunAmongPushes: a dry run undoes itself while pushes share its commit.
-func TestDryRunAmongPushes(t *testing.T) {
-	c := openTest(t, nil)
+func TestDryRunAmongPushes(t *testing.T) { onBoth(t, testDryRunAmongPushes) }
+
+func testDryRunAmongPushes(t *testing.T, base *bed) {
+	c := base.open(t, nil)
 	d := func(i int) oci.Digest { return oci.SHA256([]byte(fmt.Sprint(i))) }
 	if err := c.PutBlob(t.Context(), "old", Blob{Digest: d(-1), Size: 1, Content: []byte("x")}, ""); err != nil {
 		t.Fatal(err)
@@ -170,7 +158,7 @@ func TestDryRunAmongPushes(t *testing.T) {
 	for i := range 40 {
 		wg.Go(func() {
 			if i%4 == 0 {
-				out, _, err := c.Collect(t.Context(), CollectOptions{Before: c.opts.Clock().Add(24 * 3600e9), DryRun: true})
+				out, _, err := c.Collect(t.Context(), CollectOptions{Before: time.Now().Add(24 * time.Hour), DryRun: true})
 				if err != nil || len(out.Dropped) == 0 {
 					t.Errorf("dry run: %+v, %v", out, err)
 				}
@@ -199,9 +187,10 @@ func TestDryRunAmongPushes(t *testing.T) {
 
 // TestCloseWaits: a change that was accepted is durable, one that was refused
 // left nothing.
-func TestCloseWaits(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "catalog.db")
-	c, err := Open(t.Context(), path, nil)
+func TestCloseWaits(t *testing.T) { onBoth(t, testCloseWaits) }
+
+func testCloseWaits(t *testing.T, base *bed) {
+	c, err := base.try(t, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -233,7 +222,7 @@ func TestCloseWaits(t *testing.T) {
 	if err := c.db.write(context.Background(), func(t *tx) error { return nil }); !errors.Is(err, errClosed) {
 		t.Errorf("a change after Close: got %v", err)
 	}
-	if c, err = Open(t.Context(), path, nil); err != nil {
+	if c, err = base.try(t, nil); err != nil {
 		t.Fatal(err)
 	}
 	defer c.Close()
@@ -254,8 +243,10 @@ func TestCloseWaits(t *testing.T) {
 
 // TestWriteCancelled: a context that has ended before the change is one that
 // does not happen; one that ends meanwhile does not make the outcome unknown.
-func TestWriteCancelled(t *testing.T) {
-	c := openTest(t, nil)
+func TestWriteCancelled(t *testing.T) { onBoth(t, testWriteCancelled) }
+
+func testWriteCancelled(t *testing.T, base *bed) {
+	c := base.open(t, nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	release := c.db.hold(t)
 	done := make(chan error)

@@ -33,23 +33,23 @@ import (
 // start unless something was committed over it. Hence settled.
 
 // mend makes durable what is in the log, before a batch, if it may not be.
-func (t *tx) mend() error {
-	if !t.torn {
+func (e *sqlite) mend() error {
+	if !e.torn {
 		return nil
 	}
-	err := t.alone(func() error { return rewriteLog(t.log) })
+	err := e.alone(func() error { return rewriteLog(e.log) })
 	if err != nil {
 		return fmt.Errorf("make the catalogue's log durable after a failure: %w", err)
 	}
-	t.torn = false
+	e.torn = false
 	return nil
 }
 
 // explain adds to the failure of a commit that there was no room, if that was it.
 // Of a write SQLite says so. Of an fsync, where file systems that allocate late
 // find out, it drops the system's error; the fsync that mends the log has it too.
-func (t *tx) explain(err error) error {
-	if mendErr := t.mend(); errors.Is(mendErr, syscall.ENOSPC) || errors.Is(mendErr, syscall.EDQUOT) {
+func (e *sqlite) explain(err error) error {
+	if mendErr := e.mend(); errors.Is(mendErr, syscall.ENOSPC) || errors.Is(mendErr, syscall.EDQUOT) {
 		return fmt.Errorf("%w: %w", err, mendErr)
 	}
 	return err
@@ -57,24 +57,24 @@ func (t *tx) explain(err error) error {
 
 // mendFile makes durable what was copied into the catalogue's file, before a
 // checkpoint, if it may not be.
-func (t *tx) mendFile() error {
-	if !t.fileTorn {
+func (e *sqlite) mendFile() error {
+	if !e.fileTorn {
 		return nil
 	}
-	err := t.alone(func() error { return rewrite(t.file) })
+	err := e.alone(func() error { return rewrite(e.file) })
 	if err != nil {
 		return fmt.Errorf("make the catalogue durable after a failure: %w", err)
 	}
-	t.fileTorn = false
+	e.fileTorn = false
 	return nil
 }
 
 // alone runs do while nobody else writes.
-func (t *tx) alone(do func() error) error {
-	if err := t.begin(); err != nil {
+func (e *sqlite) alone(do func() error) error {
+	if err := e.do("BEGIN IMMEDIATE"); err != nil {
 		return err
 	}
-	defer t.rollback()
+	defer e.rollback(nil)
 	return do()
 }
 
@@ -146,24 +146,24 @@ const (
 // It waits for a batch that was synced: the checkpoint itself syncs the log, and
 // when it finds nothing to sync there it finds nothing to lose. When none comes
 // for long, it makes the next batch one.
-func (t *tx) checkpoint() {
-	synced := !t.lazy && !t.syncNext
-	if t.batches++; t.torn || t.batches < checkpointEvery || !synced && t.batches%checkpointEvery != 0 {
+func (e *sqlite) checkpoint() {
+	synced := !e.lazy && !e.syncNext
+	if e.batches++; e.torn || e.batches < checkpointEvery || !synced && e.batches%checkpointEvery != 0 {
 		return
 	}
-	pages, copied, err := t.walCheckpoint("NOOP")
+	pages, copied, err := e.walCheckpoint("NOOP")
 	if synced {
-		t.batches = 0
-		if err == nil && pages-copied >= checkpointPages && t.mendFile() == nil {
-			_, _, err = t.walCheckpoint("PASSIVE")
+		e.batches = 0
+		if err == nil && pages-copied >= checkpointPages && e.mendFile() == nil {
+			_, _, err = e.walCheckpoint("PASSIVE")
 		}
 	} else if err == nil && pages-copied >= lazyPages {
-		t.syncNext = true
+		e.syncNext = true
 	}
 	if isIOError(err) {
 		// No change depends on it: the log has everything, and another attempt
 		// follows when both are mended.
-		t.torn, t.fileTorn = true, true
+		e.torn, e.fileTorn = true, true
 	}
 }
 
@@ -177,19 +177,18 @@ func isIOError(err error) bool {
 
 // walCheckpoint returns how many pages the log has, and how many of them are in
 // the catalogue's file.
-func (t *tx) walCheckpoint(mode string) (pages, copied int, err error) {
+func (e *sqlite) walCheckpoint(mode string) (pages, copied int, err error) {
 	var busy int
-	err = t.row("PRAGMA wal_checkpoint("+mode+")", nil, &busy, &pages, &copied)
-	return pages, copied, err
+	one := firstRow{dest: []any{&busy, &pages, &copied}}
+	rows, err := e.query(nil, "PRAGMA wal_checkpoint("+mode+")", nil)
+	return pages, copied, one.result(eachRow(rows, err, one.scan))
 }
 
-// settled returns nil when no commit that was refused can come back any more.
-// Who deletes an object because the catalogue does not name it asks first.
-func (db *database) settled(ctx context.Context) error {
-	if !db.doubt.Load() {
+func (e *sqlite) settled(ctx context.Context) error {
+	if !e.doubt.Load() {
 		return nil
 	}
-	err := db.write(ctx, (*tx).touch)
+	err := e.db.write(ctx, e.touch)
 	if err != nil {
 		return fmt.Errorf("commit over what was refused before: %w", err)
 	}
@@ -198,7 +197,7 @@ func (db *database) settled(ctx context.Context) error {
 
 // touch makes a transaction have something to commit. Nobody reads what it
 // writes; it changes the first page, also when that stays the same.
-func (t *tx) touch() error {
+func (e *sqlite) touch(t *tx) error {
 	_, err := t.exec("PRAGMA user_version = 1")
 	return err
 }

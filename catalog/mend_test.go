@@ -40,10 +40,11 @@ func TestMend(t *testing.T) {
 	c := openTest(t, nil)
 	for i := range 3 {
 		err := c.db.write(t.Context(), func(x *tx) error {
-			if x.torn || i > 0 && !x.fileTorn {
-				t.Errorf("batch %d: torn %t, file torn %t", i, x.torn, x.fileTorn)
+			e := c.db.lite
+			if e.torn || i > 0 && !e.fileTorn {
+				t.Errorf("batch %d: torn %t, file torn %t", i, e.torn, e.fileTorn)
 			}
-			x.torn, x.fileTorn = true, true // for the next one
+			e.torn, e.fileTorn = true, true // for the next one
 			return put(x, i)
 		})
 		if err != nil {
@@ -65,17 +66,18 @@ func (fsyncFailed) Code() int     { return 10 | 4<<8 } // SQLITE_IOERR_FSYNC
 // is room again the next one goes through.
 func TestNoRoomInFsync(t *testing.T) {
 	c := openTest(t, nil)
-	for full, want := range map[string]bool{"/dev/full": true, c.db.log: false} {
-		var writer *tx
+	for full, want := range map[string]bool{"/dev/full": true, c.db.lite.log: false} {
+		writer := c.db.lite
+		log := writer.log
 		err := c.db.write(t.Context(), func(x *tx) error {
-			writer, x.torn, x.log = x, true, full
+			writer.torn, writer.log = true, full
 			x.dirty = true
 			return fsyncFailed{}
 		})
 		if !errors.As(err, new(fsyncFailed)) || errors.Is(err, syscall.ENOSPC) != want {
 			t.Errorf("log at %s: got %v, want ENOSPC %t", full, err, want)
 		}
-		writer.log = c.db.log // it waits for the next change
+		writer.log = log // it waits for the next change
 		if err := c.db.write(t.Context(), func(x *tx) error { return put(x, 1) }); err != nil {
 			t.Errorf("with room again: %v", err)
 		}
@@ -88,7 +90,7 @@ func TestSettled(t *testing.T) {
 	c := openTest(t, nil)
 	size := func() int64 {
 		t.Helper()
-		fi, err := os.Stat(c.db.log)
+		fi, err := os.Stat(c.db.lite.log)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -100,13 +102,13 @@ func TestSettled(t *testing.T) {
 	}
 	for range 2 { // the second time the value in the file stays the same
 		before = size()
-		c.db.doubt.Store(true)
-		if err := c.db.writeLazy(t.Context(), func(t *tx) error { return put(t, 1) }); err != nil || !c.db.doubt.Load() {
+		c.db.lite.doubt.Store(true)
+		if err := c.db.writeLazy(t.Context(), func(t *tx) error { return put(t, 1) }); err != nil || !c.db.lite.doubt.Load() {
 			t.Errorf("a commit that is not synced has ended the doubt; %v", err)
 		}
 		before = size()
-		if _, err := c.Known(t.Context(), "sha256:none"); err != nil || c.db.doubt.Load() || size() <= before {
-			t.Errorf("doubt %t, the log grew from %d to %d bytes; %v", c.db.doubt.Load(), before, size(), err)
+		if _, err := c.Known(t.Context(), "sha256:none"); err != nil || c.db.lite.doubt.Load() || size() <= before {
+			t.Errorf("doubt %t, the log grew from %d to %d bytes; %v", c.db.lite.doubt.Load(), before, size(), err)
 		}
 	}
 }
@@ -158,7 +160,7 @@ func TestCloseTorn(t *testing.T) {
 		t.Fatal(err)
 	}
 	err = c.db.write(t.Context(), func(x *tx) error {
-		x.torn, x.log = true, filepath.Dir(path) // which cannot be written to
+		c.db.lite.torn, c.db.lite.log = true, filepath.Dir(path) // which cannot be written to
 		return put(x, 1)
 	})
 	if err != nil {
@@ -170,7 +172,7 @@ func TestCloseTorn(t *testing.T) {
 	if fi, err := os.Stat(path + "-wal"); err != nil || fi.Size() == 0 {
 		t.Errorf("the log: %v, %v", fi, err)
 	}
-	t.Cleanup(func() { c.db.conn.Close(); c.db.writer.Close(); c.db.file.Close() })
+	t.Cleanup(func() { c.db.lite.conn.Close(); c.db.lite.writer.Close(); c.db.lite.file.Close() })
 	again, err := Open(t.Context(), path, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -204,7 +206,7 @@ func TestLazyLogIsBounded(t *testing.T) {
 			}
 			size := func() int64 {
 				t.Helper()
-				fi, err := os.Stat(c.db.log)
+				fi, err := os.Stat(c.db.lite.log)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -218,7 +220,7 @@ func TestLazyLogIsBounded(t *testing.T) {
 			if err := c.db.row(t.Context(), "PRAGMA wal_checkpoint(PASSIVE)", nil, &busy, &pages, &copied); err != nil || copied != pages {
 				t.Fatalf("%d of %d pages were copied, %v", copied, pages, err)
 			}
-			if err := c.db.write(t.Context(), (*tx).touch); err != nil {
+			if err := c.db.write(t.Context(), c.db.lite.touch); err != nil {
 				t.Fatal(err)
 			}
 			if n := size(); n > 16<<20 {
@@ -232,19 +234,19 @@ func TestLazyLogIsBounded(t *testing.T) {
 // changes have nothing to commit.
 func TestSyncNext(t *testing.T) {
 	c := openTest(t, nil)
-	lazily := func(fn func(*tx)) int64 {
+	lazily := func(fn func(*sqlite)) int64 {
 		t.Helper()
-		if err := c.db.writeLazy(t.Context(), func(t *tx) error { fn(t); return nil }); err != nil {
+		if err := c.db.writeLazy(t.Context(), func(*tx) error { fn(c.db.lite); return nil }); err != nil {
 			t.Fatal(err)
 		}
-		fi, err := os.Stat(c.db.log)
+		fi, err := os.Stat(c.db.lite.log)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return fi.Size()
 	}
-	before := lazily(func(x *tx) { x.syncNext = true })
-	after := lazily(func(x *tx) {
+	before := lazily(func(x *sqlite) { x.syncNext = true })
+	after := lazily(func(x *sqlite) {
 		if x.lazy {
 			t.Error("the next batch is lazy")
 		}
@@ -252,7 +254,7 @@ func TestSyncNext(t *testing.T) {
 	if after <= before {
 		t.Errorf("nothing was committed: the log has %d bytes, before %d", after, before)
 	}
-	lazily(func(x *tx) {
+	lazily(func(x *sqlite) {
 		if !x.lazy || x.syncNext {
 			t.Error("the one after it is not lazy")
 		}

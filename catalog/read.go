@@ -14,7 +14,8 @@ import (
 const (
 	stateAbsent   = 0
 	stateLive     = 1
-	stateDeleting = 2
+	stateDropped  = 2 // to be deleted from the store
+	stateDeleting = 3 // being deleted right now; see BeginDeleting
 )
 
 // Blob returns a blob that is visible in a repository. Manifests are not: they
@@ -55,29 +56,23 @@ func scanManifest(scan func(...any) error) (Manifest, error) {
 
 // Manifest returns a manifest of a repository by digest. Errors: ErrNotFound.
 func (c *Catalog) Manifest(ctx context.Context, repo string, d oci.Digest) (Manifest, error) {
-	s, err := c.db.reader(ctx, `SELECT `+manifestColumns+` FROM repositories r
-		JOIN blobs b ON b.digest = ? AND b.state = 1
-		JOIN manifests m ON m.repo_id = r.id AND m.blob_id = b.id
-		WHERE r.name = ?`)
-	if err != nil {
-		return Manifest{}, err
-	}
-	m, err := scanManifest(s.QueryRowContext(ctx, string(d), repo).Scan)
-	return m, notFound(err)
+	return scanManifest(func(dest ...any) error {
+		return c.db.row(ctx, `SELECT `+manifestColumns+` FROM repositories r
+			JOIN blobs b ON b.digest = ? AND b.state = 1
+			JOIN manifests m ON m.repo_id = r.id AND m.blob_id = b.id
+			WHERE r.name = ?`, []any{string(d), repo}, dest...)
+	})
 }
 
 // Tag returns the manifest a tag points at. Errors: ErrNotFound.
 func (c *Catalog) Tag(ctx context.Context, repo, tag string) (Manifest, error) {
-	s, err := c.db.reader(ctx, `SELECT `+manifestColumns+` FROM repositories r
-		JOIN tags t ON t.repo_id = r.id AND t.name = ?
-		JOIN manifests m ON m.id = t.manifest_id
-		JOIN blobs b ON b.id = m.blob_id AND b.state = 1
-		WHERE r.name = ?`)
-	if err != nil {
-		return Manifest{}, err
-	}
-	m, err := scanManifest(s.QueryRowContext(ctx, tag, repo).Scan)
-	return m, notFound(err)
+	return scanManifest(func(dest ...any) error {
+		return c.db.row(ctx, `SELECT `+manifestColumns+` FROM repositories r
+			JOIN tags t ON t.repo_id = r.id AND t.name = ?
+			JOIN manifests m ON m.id = t.manifest_id
+			JOIN blobs b ON b.id = m.blob_id AND b.state = 1
+			WHERE r.name = ?`, []any{tag, repo}, dest...)
+	})
 }
 
 // Repositories lists at most n repository names behind last, in byte order.
@@ -226,7 +221,7 @@ type Counts struct {
 // Counts counts everything. It reads whole tables: seconds for millions of rows.
 func (c *Catalog) Counts(ctx context.Context) (Counts, error) {
 	var n Counts
-	err := c.db.row(ctx, `SELECT (SELECT COUNT(*) FROM repositories), (SELECT COUNT(*) FROM blobs WHERE state = 1),
+	err := c.db.row(whole(ctx), `SELECT (SELECT COUNT(*) FROM repositories), (SELECT COUNT(*) FROM blobs WHERE state = 1),
 		(SELECT COUNT(*) FROM manifests), (SELECT COUNT(*) FROM tags), (SELECT COUNT(*) FROM links),
 		(SELECT COUNT(*) FROM uploads), (SELECT COUNT(*) FROM gc_queue), (SELECT COALESCE(SUM(size), 0) FROM blobs WHERE state = 1)`,
 		nil, &n.Repositories, &n.Blobs, &n.Manifests, &n.Tags, &n.Links, &n.Uploads, &n.GCQueue, &n.Bytes)
@@ -236,5 +231,5 @@ func (c *Catalog) Counts(ctx context.Context) (Counts, error) {
 // Ping answers whether the catalogue can be read.
 func (c *Catalog) Ping(ctx context.Context) error {
 	var n int
-	return c.db.row(ctx, `SELECT COUNT(*) FROM (SELECT id FROM repositories LIMIT 1)`, nil, &n)
+	return c.db.row(ctx, `SELECT COUNT(*) FROM (SELECT id FROM repositories LIMIT 1) AS one`, nil, &n)
 }

@@ -24,16 +24,16 @@ func (c *Catalog) MarkAbsent(ctx context.Context, d oci.Digest, inline bool) (Sh
 	var s Shown
 	err := c.db.write(ctx, func(t *tx) error {
 		var id int64
-		err := t.row(`SELECT id FROM blobs WHERE digest = ? AND state = 1 AND (content IS NOT NULL) = ?`, []any{string(d), inline}, &id)
+		err := t.row(`SELECT id FROM blobs WHERE digest = ? AND state = 1 AND CASE WHEN content IS NULL THEN 0 ELSE 1 END = ?`, []any{string(d), inline}, &id)
 		if err != nil {
 			return err
 		}
-		if s, err = t.shown(id); err != nil {
+		if s, err = t.shown(d, id); err != nil {
 			return err
 		}
 		// Queued, so that the collector drops the row, and repositories that
 		// held nothing else, if nothing names the content.
-		due := c.now() + c.grace.Milliseconds()
+		due := t.now() + c.grace.Milliseconds()
 		for _, q := range []struct {
 			query string
 			args  []any
@@ -53,18 +53,22 @@ func (c *Catalog) MarkAbsent(ctx context.Context, d oci.Digest, inline bool) (Sh
 	return s, err
 }
 
-func (t *tx) shown(blobID int64) (s Shown, err error) {
+// shown tells where a content that is about to change is visible, and notes that
+// it changes there.
+func (t *tx) shown(d oci.Digest, blobID int64) (s Shown, err error) {
 	for _, q := range []struct {
 		query string
 		names *[]string
+		kind  ChangeKind
 	}{
-		{`SELECT r.name FROM links l JOIN repositories r ON r.id = l.repo_id WHERE l.blob_id = ?`, &s.Links},
-		{`SELECT r.name FROM manifests m JOIN repositories r ON r.id = m.repo_id WHERE m.blob_id = ?`, &s.Manifests},
+		{`SELECT r.name FROM links l JOIN repositories r ON r.id = l.repo_id WHERE l.blob_id = ?`, &s.Links, ChangeBlob},
+		{`SELECT r.name FROM manifests m JOIN repositories r ON r.id = m.repo_id WHERE m.blob_id = ?`, &s.Manifests, ChangeManifest},
 	} {
 		err := t.rows(q.query, []any{blobID}, func(r *sql.Rows) error {
 			var name string
 			err := r.Scan(&name)
 			*q.names = append(*q.names, name)
+			t.changed(q.kind, name, string(d))
 			return err
 		})
 		if err != nil {
@@ -91,7 +95,7 @@ func (c *Catalog) correct(ctx context.Context, d oci.Digest, query string, args 
 		if err := t.row(`SELECT id FROM blobs WHERE digest = ? AND state = 1`, []any{string(d)}, &id); err != nil {
 			return err
 		}
-		if s, err = t.shown(id); err != nil {
+		if s, err = t.shown(d, id); err != nil {
 			return err
 		}
 		_, err := t.exec(query, append(args[:len(args):len(args)], id)...)
@@ -113,7 +117,7 @@ func (c *Catalog) QueueLeak(ctx context.Context, l Leak) (done bool, err error) 
 			return err
 		}
 		done = true
-		return t.enqueueLeak(l.ID, c.now()+c.grace.Milliseconds())
+		return t.enqueueLeak(l.ID, t.now()+c.grace.Milliseconds())
 	})
 	return done, err
 }
@@ -132,7 +136,7 @@ func (c *Catalog) AddRefs(ctx context.Context, m ManifestRow, named []oci.Descri
 		if done, err = t.still(m); err != nil || !done {
 			return err
 		}
-		return t.nameOptional(m.repoID, m.ID, named, c.now())
+		return t.nameOptional(m.repoID, m.ID, named, t.now())
 	})
 	return done, err
 }
@@ -143,7 +147,7 @@ func (c *Catalog) DropRefs(ctx context.Context, m ManifestRow, digests []oci.Dig
 		if done, err = t.still(m); err != nil || !done {
 			return err
 		}
-		due := c.now() + c.grace.Milliseconds()
+		due := t.now() + c.grace.Milliseconds()
 		for _, d := range digests {
 			var id int64
 			if err := t.row(`SELECT id FROM blobs WHERE digest = ?`, []any{string(d)}, &id); err != nil {
@@ -178,7 +182,7 @@ func (c *Catalog) LinkNamed(ctx context.Context, m ManifestRow, d oci.Digest) (d
 			return err
 		}
 		done = true
-		now := c.now()
+		now := t.now()
 		return t.link(m.repoID, id, now, now+c.grace.Milliseconds())
 	})
 	return done, err
@@ -194,17 +198,22 @@ func (c *Catalog) DeleteDangling(ctx context.Context, d Dangling) (done bool, er
 		err = c.db.write(ctx, func(t *tx) error {
 			done = false
 			if d.Table == "manifests" {
-				done, err = c.deleteDanglingManifest(t, where, d.key[:])
+				if done, err = c.deleteDanglingManifest(t, where, d.key[:]); done {
+					t.changed(ChangeManifest, d.Repo, string(d.Digest))
+				}
 				return err
 			}
 			n, err := t.exec(`DELETE FROM `+rel.table+` WHERE `+where, d.key[:]...)
-			done = n > 0
+			if done = n > 0; done {
+				t.changed(ChangeBlob, d.Repo, string(d.Digest))
+				t.changed(ChangeTag, d.Repo, d.Tag)
+			}
 			if err != nil || !done || d.Table == "gc_queue" {
 				return err
 			}
 			// For the collector to drop the repository if that was all it held.
 			_, err = t.exec(`INSERT INTO gc_queue (kind, repo_id, blob_id, due_at) SELECT 0, id, 0, ? FROM repositories WHERE id = ?
-				ON CONFLICT DO NOTHING`, c.now()+c.grace.Milliseconds(), d.key[0])
+				ON CONFLICT DO NOTHING`, t.now()+c.grace.Milliseconds(), d.key[0])
 			return err
 		})
 		return done, err
@@ -223,7 +232,7 @@ func (c *Catalog) deleteDanglingManifest(t *tx, where string, key []any) (bool, 
 	if err != nil {
 		return false, err
 	}
-	due := c.now() + c.grace.Milliseconds()
+	due := t.now() + c.grace.Milliseconds()
 	if err := t.removeManifest(repoID, id, blobID, due); err != nil {
 		return false, err
 	}

@@ -36,14 +36,18 @@ func (c *Catalog) RetireTag(ctx context.Context, repo string, tag TagInfo, keep 
 		if err != nil {
 			return err
 		}
-		due := c.now() + c.grace.Milliseconds()
+		due := t.now() + c.grace.Milliseconds()
 		if _, err := t.exec(`DELETE FROM tags WHERE repo_id = ? AND name = ?`, repoID, tag.Name); err != nil {
 			return err
 		}
+		t.changed(ChangeTag, repo, tag.Name)
 		if err := t.enqueue(gcManifest, repoID, start.blobID, due); err != nil {
 			return err
 		}
 		removed, err = t.retire(repoID, start, due, keep)
+		for _, d := range removed {
+			t.changed(ChangeManifest, repo, string(d))
+		}
 		return err
 	})
 	if err != nil {

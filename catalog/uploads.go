@@ -3,39 +3,46 @@ package catalog
 import (
 	"context"
 	"database/sql"
+	"fmt"
 	"time"
 
 	"example.org/slipway/oci"
 )
 
-const uploadColumns = `id, repo, size, state, hash, content, intent, updated_at`
+const uploadColumns = `id, repo, size, state, hash, content, intent, updated_at, owner, until`
 
 func scanUpload(scan func(...any) error) (Upload, error) {
 	var u Upload
-	var updated int64
-	err := scan(&u.ID, &u.Repo, &u.Size, &u.State, &u.Hash, &u.Content, &u.Intent, &updated)
-	u.UpdatedAt = fromMillis(updated)
+	var updated, until int64
+	err := scan(&u.ID, &u.Repo, &u.Size, &u.State, &u.Hash, &u.Content, &u.Intent, &updated, &u.Owner, &until)
+	u.UpdatedAt, u.Until = fromMillis(updated), fromMillis(until)
 	return u, err
 }
 
 // SaveUploads records uploads as they stand, new or changed. Those with an
-// intent are durable when it returns. The others survive the end of the process
-// but perhaps not a power cut: what a client must not lose then is not an
-// upload it has still to finish, and a chunk should not cost an fsync.
+// intent are durable when it returns, and so are claims. The others survive the
+// end of the process but perhaps not a power cut: what a client must not lose then
+// is not an upload it has still to finish, and a chunk should not cost an fsync.
+//
+// An upload with an Owner must be new, or claimed by that owner; a zero Until ends
+// the claim. An intent holds for as long as the claim, so that it needs one where
+// the catalogue is Shared. Errors: ErrBusy when somebody else has claimed the
+// upload, or the object of its intent may have been deleted since; ErrDeleting
+// when the object of the new intent is being deleted. Either way none of the
+// uploads is recorded.
 func (c *Catalog) SaveUploads(ctx context.Context, uploads ...Upload) error {
 	write := c.db.writeLazy
 	for _, u := range uploads {
-		if u.Intent != "" {
+		if u.Intent != "" || !u.Until.IsZero() {
 			write = c.db.write
+		}
+		if u.Intent != "" && u.Until.IsZero() && c.Shared() {
+			return fmt.Errorf("upload %s has an intent without a claim", u.ID)
 		}
 	}
 	return write(ctx, func(t *tx) error {
 		for _, u := range uploads {
-			_, err := t.exec(`INSERT INTO uploads (`+uploadColumns+`) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
-				ON CONFLICT (id) DO UPDATE SET size = excluded.size, state = excluded.state, hash = excluded.hash,
-				content = excluded.content, intent = excluded.intent, updated_at = excluded.updated_at`,
-				u.ID, u.Repo, u.Size, u.State, u.Hash, u.Content, string(u.Intent), c.now())
-			if err != nil {
+			if err := t.saveUpload(u); err != nil {
 				return err
 			}
 		}
@@ -43,14 +50,38 @@ func (c *Catalog) SaveUploads(ctx context.Context, uploads ...Upload) error {
 	})
 }
 
+func (t *tx) saveUpload(u Upload) error {
+	now := t.now()
+	if u.Intent != "" {
+		var deleting bool
+		err := t.row(`SELECT EXISTS (SELECT 1 FROM blobs WHERE digest = ? AND state = 3 AND deadline > ?)`, []any{string(u.Intent), now}, &deleting)
+		if err != nil {
+			return err
+		}
+		if deleting {
+			return ErrDeleting
+		}
+	}
+	saver := u.Owner
+	if u.Until.IsZero() {
+		u.Owner = ""
+	}
+	n, err := t.exec(`INSERT INTO uploads (`+uploadColumns+`) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+		ON CONFLICT (id) DO UPDATE SET size = excluded.size, state = excluded.state, hash = excluded.hash,
+		content = excluded.content, intent = excluded.intent, updated_at = excluded.updated_at, owner = excluded.owner, until = excluded.until
+		WHERE CASE WHEN ? = '' THEN uploads.until <= ? ELSE uploads.owner = ? AND uploads.until >= 0 END`,
+		u.ID, u.Repo, u.Size, u.State, u.Hash, u.Content, string(u.Intent), now, u.Owner, toMillis(u.Until), saver, now, saver)
+	if err == nil && n == 0 {
+		err = ErrBusy
+	}
+	return err
+}
+
 // Upload returns an upload of a repository. Errors: ErrNotFound.
 func (c *Catalog) Upload(ctx context.Context, repo, id string) (Upload, error) {
-	s, err := c.db.reader(ctx, `SELECT `+uploadColumns+` FROM uploads WHERE id = ? AND repo = ?`)
-	if err != nil {
-		return Upload{}, err
-	}
-	u, err := scanUpload(s.QueryRowContext(ctx, id, repo).Scan)
-	return u, notFound(err)
+	return scanUpload(func(dest ...any) error {
+		return c.db.row(ctx, `SELECT `+uploadColumns+` FROM uploads WHERE id = ? AND repo = ?`, []any{id, repo}, dest...)
+	})
 }
 
 // DeleteUploads forgets uploads. Unknown ids are passed over.
@@ -63,6 +94,38 @@ func (c *Catalog) DeleteUploads(ctx context.Context, ids ...string) error {
 		}
 		return nil
 	})
+}
+
+// mayRecord tells whether the object of a content may be recorded now: it is not
+// being deleted, and what its upload intended still holds. Errors: ErrDeleting,
+// ErrBusy.
+func (t *tx) mayRecord(b Blob, uploadID string) error {
+	if b.Content != nil {
+		return nil // there is no object
+	}
+	var deleting bool
+	err := t.row(`SELECT EXISTS (SELECT 1 FROM blobs WHERE digest = ? AND state = 3 AND deadline > ?)`, []any{string(b.Digest), t.now()}, &deleting)
+	if err != nil {
+		return err
+	}
+	if deleting {
+		return ErrDeleting
+	}
+	if uploadID == "" {
+		return nil
+	}
+	var intent oci.Digest
+	var until int64
+	err = t.row(`SELECT intent, until FROM uploads WHERE id = ?`, []any{uploadID}, &intent, &until)
+	if err != nil && err != ErrNotFound {
+		return err
+	}
+	// Without claims there is one process only, which keeps deletions away.
+	claims := t.db.pg != nil || until != 0
+	if claims && (err == ErrNotFound || intent != b.Digest || until == voided) {
+		return ErrBusy
+	}
+	return nil
 }
 
 func (t *tx) endUpload(id string) error {

@@ -5,6 +5,8 @@ import (
 	"database/sql"
 	"encoding/json"
 	"errors"
+	"slices"
+	"strings"
 
 	"example.org/slipway/oci"
 )
@@ -24,13 +26,23 @@ func (t *tx) enqueue(kind int, repoID, blobID, due int64) error {
 	return err
 }
 
-// repository returns a repository's id and makes the repository where needed.
+// repository returns a repository's id and makes the repository where needed. Of
+// the changes of a batch most are of few repositories: the transaction remembers.
 func (t *tx) repository(name string, now int64) (int64, error) {
-	id, err := t.findRepository(name)
-	if err != ErrNoRepository {
-		return id, err
+	if id, ok := t.repositories[name]; ok {
+		return id, nil
 	}
-	return t.insert(`INSERT INTO repositories (name, created_at) VALUES (?, ?) RETURNING id`, name, now)
+	id, err := t.findRepository(name)
+	if err == ErrNoRepository {
+		id, err = t.insert(`INSERT INTO repositories (name, created_at) VALUES (?, ?) RETURNING id`, name, now)
+	}
+	if err == nil {
+		if t.repositories == nil {
+			t.repositories = map[string]int64{}
+		}
+		t.repositories[name] = id
+	}
+	return id, err
 }
 
 func (t *tx) findRepository(name string) (id int64, err error) {
@@ -44,17 +56,12 @@ func (t *tx) findRepository(name string) (id int64, err error) {
 // store records a content as stored and returns its id. content is nil for an
 // object in the store. A content that is there already stays as it is.
 func (t *tx) store(b Blob, now int64) (int64, error) {
-	var id int64
-	var state int
-	err := t.row(`SELECT id, state FROM blobs WHERE digest = ?`, []any{string(b.Digest)}, &id, &state)
-	switch {
-	case err == ErrNotFound:
-		return t.insert(`INSERT INTO blobs (digest, size, state, content, created_at) VALUES (?, ?, 1, ?, ?) RETURNING id`,
-			string(b.Digest), b.Size, b.Content, now)
-	case err != nil || state == stateLive:
-		return id, err
+	id, err := t.insert(`INSERT INTO blobs (digest, size, state, content, created_at) VALUES (?, ?, 1, ?, ?)
+		ON CONFLICT (digest) DO UPDATE SET state = 1, size = excluded.size, content = excluded.content, created_at = excluded.created_at,
+		owner = '', deadline = 0 WHERE blobs.state <> 1 RETURNING id`, string(b.Digest), b.Size, b.Content, now)
+	if err == ErrNotFound { // it is there
+		err = t.row(`SELECT id FROM blobs WHERE digest = ?`, []any{string(b.Digest)}, &id)
 	}
-	_, err = t.exec(`UPDATE blobs SET state = 1, size = ?, content = ?, created_at = ? WHERE id = ?`, b.Size, b.Content, now, id)
 	return id, err
 }
 
@@ -72,10 +79,15 @@ func (t *tx) link(repoID, blobID, now, due int64) error {
 
 // PutBlob records a stored content and makes it visible in a repository. With
 // uploadID it ends that upload in the same transaction. A nil Content says that
-// the object is in the store, durably.
+// the object is in the store, durably; then it must be the intent of the upload,
+// if that is claimed. Errors: ErrBusy when the claim has run out and the object may
+// have been deleted since, ErrDeleting.
 func (c *Catalog) PutBlob(ctx context.Context, repo string, b Blob, uploadID string) error {
 	return c.db.write(ctx, func(t *tx) error {
-		now := c.now()
+		if err := t.mayRecord(b, uploadID); err != nil {
+			return err
+		}
+		now := t.now()
 		repoID, err := t.repository(repo, now)
 		if err != nil {
 			return err
@@ -100,7 +112,7 @@ func (c *Catalog) LinkBlob(ctx context.Context, repo string, d oci.Digest, uploa
 		if err != nil {
 			return err
 		}
-		now := c.now()
+		now := t.now()
 		repoID, err := t.repository(repo, now)
 		if err != nil {
 			return err
@@ -134,7 +146,7 @@ func (c *Catalog) MountBlob(ctx context.Context, to, from string, d oci.Digest) 
 		if err != nil {
 			return err
 		}
-		now := c.now()
+		now := t.now()
 		repoID, err := t.repository(to, now)
 		if err != nil {
 			return err
@@ -149,16 +161,16 @@ func (c *Catalog) MountBlob(ctx context.Context, to, from string, d oci.Digest) 
 func (c *Catalog) DeleteBlob(ctx context.Context, repo string, d oci.Digest) error {
 	return c.db.write(ctx, func(t *tx) error {
 		var repoID, blobID int64
-		var refs int
+		var needed bool
 		err := t.row(`SELECT r.id, b.id, EXISTS (SELECT 1 FROM refs f WHERE f.repo_id = r.id AND f.blob_id = b.id)
 			FROM repositories r
 			JOIN blobs b ON b.digest = ? AND b.state = 1
 			JOIN links l ON l.repo_id = r.id AND l.blob_id = b.id
-			WHERE r.name = ?`, []any{string(d), repo}, &repoID, &blobID, &refs)
+			WHERE r.name = ?`, []any{string(d), repo}, &repoID, &blobID, &needed)
 		if err != nil {
 			return err
 		}
-		if refs != 0 {
+		if needed {
 			return ErrReferenced
 		}
 		if _, err := t.exec(`DELETE FROM links WHERE repo_id = ? AND blob_id = ?`, repoID, blobID); err != nil {
@@ -167,9 +179,10 @@ func (c *Catalog) DeleteBlob(ctx context.Context, repo string, d oci.Digest) err
 		if err := t.revokeGear(repoID, blobID); err != nil {
 			return err
 		}
+		t.changed(ChangeBlob, repo, string(d))
 		// No grace here for the link itself, but for the content: another push
 		// may be about to mount or name it.
-		return t.enqueue(gcBlob, repoID, blobID, c.now()+c.grace.Milliseconds())
+		return t.enqueue(gcBlob, repoID, blobID, t.now()+c.grace.Milliseconds())
 	})
 }
 
@@ -195,7 +208,7 @@ func (c *Catalog) PutManifest(ctx context.Context, repo string, m NewManifest) (
 		if err != nil {
 			return err
 		}
-		now := c.now()
+		now := t.now()
 		due := now + c.grace.Milliseconds()
 		if repoID == 0 {
 			if repoID, err = t.repository(repo, now); err != nil {
@@ -213,7 +226,7 @@ func (c *Catalog) PutManifest(ctx context.Context, repo string, m NewManifest) (
 			return err
 		}
 		for _, tag := range m.Tags {
-			moved, err := t.setTag(repoID, id, tag, now, due)
+			moved, err := t.setTag(repo, repoID, id, tag, now, due)
 			if err != nil {
 				return err
 			}
@@ -248,43 +261,26 @@ func (t *tx) checkManifest(repo string, m NewManifest) (repoID int64, named []in
 		}
 	}
 	var missing MissingError
-	// One statement for all digests: a manifest may name thousands, and this is
-	// the only writer.
-	find := func(query string, digests []oci.Digest) error {
-		if len(digests) == 0 {
-			return nil
-		}
-		list, err := json.Marshal(digests)
+	for _, list := range []struct {
+		digests []oci.Digest
+		visible string
+	}{
+		{m.Blobs, `EXISTS (SELECT 1 FROM links l WHERE l.blob_id = b.id AND l.repo_id = ?)`},
+		// An index may also name plain blobs.
+		{m.Manifests, `(EXISTS (SELECT 1 FROM manifests m WHERE m.blob_id = b.id AND m.repo_id = ?)
+			OR EXISTS (SELECT 1 FROM links l WHERE l.blob_id = b.id AND l.repo_id = ?))`},
+	} {
+		ids, err := t.visible(repoID, list.visible, list.digests)
 		if err != nil {
-			return err
+			return 0, nil, err
 		}
-		return t.rows(query, []any{string(list), repoID}, func(r *sql.Rows) error {
-			var d oci.Digest
-			var id int64
-			if err := r.Scan(&d, &id); err != nil {
-				return err
-			}
-			if id != 0 {
+		for _, d := range list.digests {
+			if id := ids[d]; id != 0 {
 				named = append(named, id)
-				return nil
-			}
-			if missing.Total++; missing.Total <= maxMissing {
+			} else if missing.Total++; missing.Total <= maxMissing {
 				missing.Digests = append(missing.Digests, d)
 			}
-			return nil
-		})
-	}
-	err = find(`SELECT e.value, COALESCE((SELECT b.id FROM blobs b JOIN links l ON l.blob_id = b.id AND l.repo_id = ?2
-		WHERE b.digest = e.value AND b.state = 1), 0) FROM json_each(?1) e ORDER BY e.key`, m.Blobs)
-	if err != nil {
-		return 0, nil, err
-	}
-	// An index may also name plain blobs.
-	err = find(`SELECT e.value, COALESCE((SELECT b.id FROM blobs b WHERE b.digest = e.value AND b.state = 1
-		AND (EXISTS (SELECT 1 FROM manifests m WHERE m.blob_id = b.id AND m.repo_id = ?2)
-		OR EXISTS (SELECT 1 FROM links l WHERE l.blob_id = b.id AND l.repo_id = ?2))), 0) FROM json_each(?1) e ORDER BY e.key`, m.Manifests)
-	if err != nil {
-		return 0, nil, err
+		}
 	}
 	if missing.Total > 0 {
 		return 0, nil, &missing
@@ -297,6 +293,54 @@ func (t *tx) checkManifest(repo string, m NewManifest) (repoID int64, named []in
 		}
 	}
 	return repoID, named, nil
+}
+
+// visible returns the ids of those contents that are stored and of which the
+// condition is true, whose placeholders all stand for the repository. It asks for
+// many with one statement: a manifest may name thousands, and this is the only
+// writer.
+func (t *tx) visible(repoID int64, condition string, digests []oci.Digest) (map[oci.Digest]int64, error) {
+	ids := make(map[oci.Digest]int64, len(digests))
+	more := make([]any, strings.Count(condition, "?"))
+	for i := range more {
+		more[i] = repoID
+	}
+	err := inParts(digests, func(part []oci.Digest) error {
+		args := make([]any, 0, len(part)+len(more))
+		for _, d := range part {
+			args = append(args, string(d))
+		}
+		query := `SELECT b.digest, b.id FROM blobs b WHERE b.digest IN (` + marks("?", len(part)) + `) AND b.state = 1 AND ` + condition
+		return t.rows(query, append(args, more...), func(r *sql.Rows) error {
+			var d oci.Digest
+			var id int64
+			err := r.Scan(&d, &id)
+			ids[d] = id
+			return err
+		})
+	})
+	return ids, err
+}
+
+// inParts gives each at most lookUpNames elements of a list at once. The part is
+// filled up with its last element to a power of two, so that there are few
+// different statements.
+func inParts[E any](list []E, each func(part []E) error) error {
+	for len(list) > 0 {
+		part := slices.Clone(list[:min(len(list), lookUpNames)])
+		list = list[len(part):]
+		n := 1
+		for n < len(part) {
+			n *= 2
+		}
+		for len(part) < n {
+			part = append(part, part[len(part)-1])
+		}
+		if err := each(part); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // checkMediaType refuses a manifest that is there with another media type: whoever
@@ -356,50 +400,39 @@ func (t *tx) insertManifest(repoID int64, m NewManifest, annotations any, now in
 
 // name records that a manifest names contents.
 func (t *tx) name(repoID, manifestID int64, blobIDs []int64) error {
-	if len(blobIDs) == 0 {
-		return nil
-	}
-	list, err := json.Marshal(blobIDs)
-	if err != nil {
+	return inParts(blobIDs, func(part []int64) error {
+		args := make([]any, 0, 3*len(part))
+		for _, id := range part {
+			args = append(args, repoID, id, manifestID)
+		}
+		_, err := t.exec(`INSERT INTO refs (repo_id, blob_id, manifest_id) VALUES `+marks("(?, ?, ?)", len(part))+` ON CONFLICT DO NOTHING`, args...)
 		return err
-	}
-	_, err = t.exec(`INSERT INTO refs (repo_id, blob_id, manifest_id) SELECT ?, e.value, ? FROM json_each(?) e WHERE true
-		ON CONFLICT DO NOTHING`, repoID, manifestID, string(list))
-	return err
+	})
 }
 
 // nameOptional records contents that are named but need not be here, so that
 // they are kept if they come, or are here already.
 func (t *tx) nameOptional(repoID, manifestID int64, named []oci.Descriptor, now int64) error {
-	if len(named) == 0 {
-		return nil
-	}
-	type content struct {
-		Digest oci.Digest `json:"digest"`
-		Size   int64      `json:"size"`
-	}
-	contents := make([]content, len(named))
-	for i, d := range named {
-		contents[i] = content{d.Digest, d.Size}
-	}
-	list, err := json.Marshal(contents)
-	if err != nil {
+	return inParts(named, func(part []oci.Descriptor) error {
+		rows := make([]any, 0, 3*len(part))
+		digests := make([]any, 0, 2+len(part))
+		digests = append(digests, repoID, manifestID)
+		for _, d := range part {
+			rows = append(rows, string(d.Digest), d.Size, now)
+			digests = append(digests, string(d.Digest))
+		}
+		if _, err := t.exec(`INSERT INTO blobs (digest, size, state, content, created_at) VALUES `+marks("(?, ?, 0, NULL, ?)", len(part))+`
+			ON CONFLICT (digest) DO NOTHING`, rows...); err != nil {
+			return err
+		}
+		_, err := t.exec(`INSERT INTO refs (repo_id, blob_id, manifest_id)
+			SELECT ?, b.id, ? FROM blobs b WHERE b.digest IN (`+marks("?", len(part))+`) ON CONFLICT DO NOTHING`, digests...)
 		return err
-	}
-	if _, err = t.exec(`INSERT INTO blobs (digest, size, state, content, created_at)
-		SELECT e.value ->> 'digest', e.value ->> 'size', 0, NULL, ? FROM json_each(?) e WHERE true
-		ON CONFLICT (digest) DO NOTHING`, now, string(list)); err != nil {
-		return err
-	}
-	// CROSS JOIN: look up each blob, do not walk the table.
-	_, err = t.exec(`INSERT INTO refs (repo_id, blob_id, manifest_id)
-		SELECT ?, b.id, ? FROM json_each(?) e CROSS JOIN blobs b ON b.digest = e.value ->> 'digest' WHERE true
-		ON CONFLICT DO NOTHING`, repoID, manifestID, string(list))
-	return err
+	})
 }
 
 // setTag points a tag at a manifest and tells whether it pointed elsewhere.
-func (t *tx) setTag(repoID, manifestID int64, tag string, now, due int64) (moved bool, err error) {
+func (t *tx) setTag(repo string, repoID, manifestID int64, tag string, now, due int64) (moved bool, err error) {
 	var before, beforeBlob int64
 	err = t.row(`SELECT t.manifest_id, m.blob_id FROM tags t JOIN manifests m ON m.id = t.manifest_id WHERE t.repo_id = ? AND t.name = ?`,
 		[]any{repoID, tag}, &before, &beforeBlob)
@@ -409,8 +442,12 @@ func (t *tx) setTag(repoID, manifestID int64, tag string, now, due int64) (moved
 	_, err = t.exec(`INSERT INTO tags (repo_id, name, manifest_id, updated_at, pulled_at) VALUES (?, ?, ?, ?, 0)
 		ON CONFLICT (repo_id, name) DO UPDATE SET manifest_id = excluded.manifest_id, updated_at = excluded.updated_at`,
 		repoID, tag, manifestID, now)
-	if err != nil || before == 0 || before == manifestID {
+	if err != nil || before == manifestID {
 		return false, err
+	}
+	t.changed(ChangeTag, repo, tag)
+	if before == 0 {
+		return false, nil
 	}
 	return true, t.enqueue(gcManifest, repoID, beforeBlob, due)
 }
@@ -430,7 +467,8 @@ func (c *Catalog) DeleteTag(ctx context.Context, repo, tag string, immutable fun
 		if _, err := t.exec(`DELETE FROM tags WHERE repo_id = ? AND name = ?`, repoID, tag); err != nil {
 			return err
 		}
-		return t.enqueue(gcManifest, repoID, blobID, c.now()+c.grace.Milliseconds())
+		t.changed(ChangeTag, repo, tag)
+		return t.enqueue(gcManifest, repoID, blobID, t.now()+c.grace.Milliseconds())
 	})
 }
 
@@ -451,8 +489,10 @@ func (c *Catalog) DeleteManifest(ctx context.Context, repo string, d oci.Digest,
 			if immutable != nil && immutable(tag) {
 				return &ImmutableError{tag}
 			}
+			t.changed(ChangeTag, repo, tag)
 		}
-		return t.removeManifest(repoID, id, blobID, c.now()+c.grace.Milliseconds())
+		t.changed(ChangeManifest, repo, string(d))
+		return t.removeManifest(repoID, id, blobID, t.now()+c.grace.Milliseconds())
 	})
 	return tags, err
 }

@@ -1,0 +1,426 @@
+package catalog
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// maxBatch is how many changes share a commit at most. The wait of the first
+// one is bounded by the work of the others, about 50 us each with SQLite.
+const maxBatch = 256
+
+// engine is what differs between the databases. read and settled may be called
+// at any time, the others by the writer only, or as long as there is none.
+type engine interface {
+	// ready does what must come before the next batch. While it fails, all
+	// changes do.
+	ready() error
+	// begin begins the transaction of a batch, rollback undoes it. When all of it
+	// is lazy, its commit need not wait for the disk.
+	begin(t *tx, lazy bool) error
+	rollback(t *tx)
+	// commit ends the transaction. An error says that nothing of it is there,
+	// unless it is an [*undecidedError].
+	commit(t *tx) error
+	// again tells whether a batch that failed is to be run as it is once more; if
+	// not, it returns what it failed of.
+	again(err error) (bool, error)
+	// explain makes the error of a change of that of its transaction.
+	explain(err error) error
+	// after is called between batches, end when the writer ends.
+	after()
+	end()
+	// exec and query run a statement of a change.
+	exec(t *tx, query string, args []any) (int64, error)
+	query(t *tx, query string, args []any) (*sql.Rows, error)
+	// read asks outside of changes, and calls scan for each row.
+	read(ctx context.Context, query string, args []any, scan func(*sql.Rows) error) error
+	// settled returns nil when no commit that was refused can come back any
+	// more. Who deletes an object because the catalogue does not name it asks
+	// first.
+	settled(ctx context.Context) error
+	// integrity asks the database whether its files are sound.
+	integrity(ctx context.Context, quick bool, n int) ([]string, error)
+	// now is the catalogue's clock in milliseconds; in a change it is that of
+	// its transaction.
+	now(t *tx) int64
+	// snapshot returns a connection that sees the catalogue as it is now, whatever
+	// changes meanwhile, until end is called.
+	snapshot(ctx context.Context) (conn *sql.Conn, end func(), err error)
+	// fill puts rows into a table, in a change.
+	fill(t *tx, table string, columns []string, next func() ([]any, error)) error
+	// close closes what is left when the writer has ended.
+	close() error
+}
+
+// undecidedError is of a commit of which nobody knows whether it took place, or
+// of any other failure that is not of a single change: running the changes again
+// alone would not help.
+type undecidedError struct{ error }
+
+func (e *undecidedError) Unwrap() error { return e.error }
+
+// database is an engine with one writer and its group commit.
+type database struct {
+	engine
+	// Exactly one of these is the engine.
+	lite *sqlite
+	pg   *postgres
+
+	writes chan *change
+	done   chan struct{} // closed when the writer has ended
+
+	closeOnce sync.Once
+	closing   chan struct{}
+}
+
+// change is one caller's part of a group commit.
+type change struct {
+	fn func(*tx) error
+	// lazy says that the change need not survive a power cut, only the end of
+	// this process.
+	lazy bool
+	// limit is how long it may take, where that is not seconds; see whole.
+	limit  time.Duration
+	err    error
+	result chan struct{}
+}
+
+// tx is what a change sees of the transaction it shares with others.
+type tx struct {
+	db *database
+	// dirty tells that the present change has written something, so that its
+	// failure must undo the whole batch; wrote, that one of the batch has.
+	dirty, wrote bool
+	// repositories are ids that changes of the batch have looked up.
+	repositories map[string]int64
+	// changes are those of the batch that other processes are told of.
+	changes []Change
+	// limit is the longest of those of the batch.
+	limit time.Duration
+	// began is when the transaction began, by the database's clock, if it has one.
+	began int64
+}
+
+// newDatabase returns a database whose writer is still to be started.
+func newDatabase() *database {
+	return &database{writes: make(chan *change, maxBatch), done: make(chan struct{}), closing: make(chan struct{})}
+}
+
+func (db *database) close() error {
+	var err error
+	db.closeOnce.Do(func() {
+		close(db.closing)
+		<-db.done
+		err = db.engine.close()
+	})
+	return err
+}
+
+// errClosed is returned for a change that comes when the catalogue is closed.
+var errClosed = errors.New("the catalogue is closed")
+
+// write runs fn inside a transaction shared with other callers and returns when
+// it is durable. fn may run several times and must not have effects outside tx. An
+// error of fn undoes what it wrote and nothing else.
+func (db *database) write(ctx context.Context, fn func(*tx) error) error {
+	return db.submit(ctx, &change{fn: fn})
+}
+
+// writeLazy is write for changes that need not survive a power cut: it returns
+// when they would survive the end of this process. A later write makes them
+// durable too.
+func (db *database) writeLazy(ctx context.Context, fn func(*tx) error) error {
+	return db.submit(ctx, &change{fn: fn, lazy: true})
+}
+
+func (db *database) submit(ctx context.Context, ch *change) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	ch.limit, ch.result = limitOf(ctx), make(chan struct{})
+	select {
+	case db.writes <- ch:
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-db.closing:
+		return errClosed
+	}
+	select {
+	case <-ch.result:
+		return ch.err
+	case <-db.done:
+		select {
+		case <-ch.result: // it was the last batch
+			return ch.err
+		default:
+			return errClosed
+		}
+	}
+}
+
+// runWriter is the only goroutine that writes.
+func (db *database) runWriter() {
+	defer close(db.done)
+	t := &tx{db: db}
+	defer db.end()
+	batch := make([]*change, 0, maxBatch)
+	for {
+		batch = batch[:0]
+		select {
+		case ch := <-db.writes:
+			batch = append(batch, ch)
+		case <-db.closing:
+			select {
+			case ch := <-db.writes: // accepted before the close
+				batch = append(batch, ch)
+			default:
+				return
+			}
+		}
+	more:
+		for len(batch) < maxBatch {
+			select {
+			case ch := <-db.writes:
+				batch = append(batch, ch)
+			default:
+				break more
+			}
+		}
+		t.runBatch(batch)
+		for _, ch := range batch {
+			close(ch.result)
+		}
+		db.after()
+	}
+}
+
+// runBatch commits all changes together. If one of them fails after it wrote,
+// or the commit itself fails, all are undone and run again one by one, so that
+// each is judged by its own outcome.
+func (t *tx) runBatch(batch []*change) {
+	err := t.attempt(batch)
+	for again := true; err != nil; err = t.attempt(batch) {
+		if again, err = t.db.again(err); !again {
+			break
+		}
+	}
+	var undecided *undecidedError
+	switch {
+	case err == nil:
+	case errors.As(err, &undecided):
+		for _, ch := range batch {
+			ch.err = undecided.error
+		}
+	case len(batch) == 1:
+		batch[0].err = t.db.explain(err)
+	default:
+		for i := range batch {
+			t.runBatch(batch[i : i+1])
+			// Once for all that are left.
+			if err := t.db.ready(); err != nil {
+				for _, ch := range batch[i+1:] {
+					ch.err = err
+				}
+				return
+			}
+		}
+	}
+}
+
+// attempt runs a batch in one transaction. Without an error each of the changes
+// has its own outcome.
+func (t *tx) attempt(batch []*change) error {
+	if err := t.db.ready(); err != nil {
+		return &undecidedError{err}
+	}
+	lazy := true
+	t.limit = 0
+	for _, ch := range batch {
+		lazy = lazy && ch.lazy
+		t.limit = max(t.limit, ch.limit)
+	}
+	t.wrote, t.changes = false, t.changes[:0]
+	clear(t.repositories)
+	err := t.db.begin(t, lazy)
+	for _, ch := range batch {
+		if err != nil {
+			break
+		}
+		told := len(t.changes)
+		t.dirty = false
+		ch.err = ch.fn(t)
+		t.wrote = t.wrote || t.dirty
+		if ch.err == nil {
+			continue
+		}
+		t.changes = t.changes[:told]
+		if t.dirty || !isVerdict(ch.err) {
+			err = ch.err
+		}
+	}
+	if err == nil {
+		err = t.db.commit(t)
+	}
+	if err != nil {
+		t.db.rollback(t)
+	}
+	return err
+}
+
+// isVerdict tells an answer of this package from a failure to get one. After a
+// failure the database may have ended the transaction by itself, and what the
+// others would do then would no longer be undone together.
+func isVerdict(err error) bool {
+	var missing *MissingError
+	var immutable *ImmutableError
+	for _, v := range []error{ErrNotFound, ErrNoRepository, ErrReferenced, ErrNotStored, ErrBusy, ErrDeleting} {
+		if errors.Is(err, v) {
+			return true
+		}
+	}
+	return errors.As(err, &missing) || errors.As(err, &immutable)
+}
+
+// now is the time of the change.
+func (t *tx) now() int64 { return t.db.now(t) }
+
+// changed notes something that other processes are told of when it is committed.
+func (t *tx) changed(kind ChangeKind, repo, ref string) {
+	if repo != "" && ref != "" {
+		t.changes = append(t.changes, Change{kind, repo, ref})
+	}
+}
+
+// exec changes something and tells how many rows.
+func (t *tx) exec(query string, args ...any) (int64, error) {
+	t.dirty = true
+	return t.db.exec(t, query, args)
+}
+
+// row reads one row, or ErrNotFound.
+func (t *tx) row(query string, args []any, dest ...any) error {
+	one := firstRow{dest: dest}
+	return one.result(t.rows(query, args, one.scan))
+}
+
+// insert runs an INSERT … RETURNING id.
+func (t *tx) insert(query string, args ...any) (id int64, err error) {
+	t.dirty = true
+	return id, t.row(query, args, &id)
+}
+
+// rows reads rows and calls scan for each.
+func (t *tx) rows(query string, args []any, scan func(*sql.Rows) error) error {
+	rows, err := t.db.query(t, query, args)
+	return eachRow(rows, err, scan)
+}
+
+func (db *database) row(ctx context.Context, query string, args []any, dest ...any) error {
+	one := firstRow{dest: dest}
+	return one.result(db.read(ctx, query, args, one.scan))
+}
+
+func (db *database) rows(ctx context.Context, query string, args []any, scan func(*sql.Rows) error) error {
+	return db.read(ctx, query, args, scan)
+}
+
+// errEnough ends the reading of rows.
+var errEnough = errors.New("no more rows are needed")
+
+func eachRow(rows *sql.Rows, err error, scan func(*sql.Rows) error) error {
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		if err := scan(rows); err == errEnough {
+			return nil
+		} else if err != nil {
+			return err
+		}
+	}
+	return rows.Err()
+}
+
+// firstRow scans one row.
+type firstRow struct {
+	dest  []any
+	found bool
+}
+
+func (f *firstRow) scan(r *sql.Rows) error {
+	f.found = true
+	if err := r.Scan(f.dest...); err != nil {
+		return err
+	}
+	return errEnough
+}
+
+func (f *firstRow) result(err error) error {
+	if err == nil && !f.found {
+		return ErrNotFound
+	}
+	return err
+}
+
+// limitKey is of how long a read or change may take, in a context.
+type limitKey struct{}
+
+// wholeLimit is how long it may take to read whole tables.
+const wholeLimit = 10 * time.Minute
+
+// whole allows a read or a change minutes instead of seconds.
+func whole(ctx context.Context) context.Context { return within(ctx, wholeLimit) }
+
+func within(ctx context.Context, d time.Duration) context.Context {
+	return context.WithValue(ctx, limitKey{}, d)
+}
+
+// limitOf is 0 for what takes no longer than usual.
+func limitOf(ctx context.Context) time.Duration {
+	d, _ := ctx.Value(limitKey{}).(time.Duration)
+	return d
+}
+
+// statements are prepared once for each query on one connection or pool.
+type statements struct {
+	prepare func(context.Context, string) (*sql.Stmt, error)
+	mu      sync.Mutex
+	byQuery map[string]*sql.Stmt
+}
+
+func (s *statements) get(ctx context.Context, query string) (*sql.Stmt, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if st := s.byQuery[query]; st != nil {
+		return st, nil
+	}
+	st, err := s.prepare(ctx, query)
+	if err != nil {
+		return nil, fmt.Errorf("prepare %q: %w", query, err)
+	}
+	if s.byQuery == nil {
+		s.byQuery = map[string]*sql.Stmt{}
+	}
+	s.byQuery[query] = st
+	return st, nil
+}
+
+func (s *statements) close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, st := range s.byQuery {
+		st.Close()
+	}
+	clear(s.byQuery)
+}
+
+// systemMillis is a clock in milliseconds.
+func systemMillis(clock func() time.Time) func() int64 {
+	return func() int64 { return clock().UnixMilli() }
+}

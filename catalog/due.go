@@ -1,0 +1,28 @@
+package catalog
+
+import (
+	"context"
+	"time"
+
+	"example.org/slipway/oci"
+)
+
+// Due tells whether a repository shows a blob, or has a manifest, and when the
+// collector is going to look whether something needs it; zero: it is not in the
+// collector's queue. What is put there later is due a grace period after that.
+func (c *Catalog) Due(ctx context.Context, repo string, d oci.Digest, manifest bool) (here bool, due time.Time, err error) {
+	table, kind := "links", gcBlob
+	if manifest {
+		table, kind = "manifests", gcManifest
+	}
+	var at int64
+	err = c.db.row(ctx, `SELECT COALESCE((SELECT q.due_at FROM gc_queue q WHERE q.kind = ? AND q.repo_id = r.id AND q.blob_id = b.id), 0)
+		FROM repositories r
+		JOIN blobs b ON b.digest = ? AND b.state = 1
+		JOIN `+table+` x ON x.repo_id = r.id AND x.blob_id = b.id
+		WHERE r.name = ?`, []any{kind, string(d), repo}, &at)
+	if err == ErrNotFound {
+		return false, time.Time{}, nil
+	}
+	return err == nil, fromMillis(at), err
+}

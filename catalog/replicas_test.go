@@ -1,0 +1,404 @@
+package catalog
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"example.org/slipway/oci"
+)
+
+// testClock is a clock that tests set; several catalogues share it.
+type testClock struct {
+	mu  sync.Mutex
+	now time.Time
+}
+
+func newTestClock() *testClock { return &testClock{now: time.UnixMilli(1_700_000_000_000)} }
+
+func (c *testClock) Now() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.now
+}
+
+func (c *testClock) add(d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.now = c.now.Add(d)
+}
+
+// replicas are the catalogues of two processes, if the database allows that, or
+// twice the same one.
+func replicas(t *testing.T, base *bed, o *Options) [2]*Catalog {
+	t.Helper()
+	a := base.open(t, o)
+	if base.dsn == "" {
+		return [2]*Catalog{a, a}
+	}
+	return [2]*Catalog{a, base.open(t, o)}
+}
+
+func TestLease(t *testing.T) { onBoth(t, testLease) }
+
+func testLease(t *testing.T, base *bed) {
+	clock := newTestClock()
+	r := replicas(t, base, &Options{Clock: clock.Now})
+	take := func(i int, owner string, want bool) {
+		t.Helper()
+		if ok, err := r[i].Lease(t.Context(), "job", owner, time.Minute); err != nil || ok != want {
+			t.Errorf("lease for %s: %t, %v, want %t", owner, ok, err, want)
+		}
+	}
+	take(0, "a", true)
+	take(1, "b", false)
+	clock.add(50 * time.Second)
+	take(0, "a", true) // prolonged
+	clock.add(50 * time.Second)
+	take(1, "b", false)
+	clock.add(10 * time.Second)
+	take(1, "b", true)
+	take(0, "a", false)
+	if err := r[0].Unlease(t.Context(), "job", "a"); err != nil {
+		t.Error(err)
+	}
+	take(0, "a", false) // it was not a's to end
+	if err := r[1].Unlease(t.Context(), "job", "b"); err != nil {
+		t.Error(err)
+	}
+	take(0, "a", true)
+}
+
+func TestClaims(t *testing.T) { onBoth(t, testClaims) }
+
+func testClaims(t *testing.T, base *bed) {
+	clock := newTestClock()
+	r := replicas(t, base, &Options{Clock: clock.Now})
+	ctx := t.Context()
+	until := func(d time.Duration) time.Time { return clock.Now().Add(d) }
+	check := func(what string, err, want error) {
+		t.Helper()
+		if !errors.Is(err, want) || (want == nil && err != nil) {
+			t.Errorf("%s: got %v, want %v", what, err, want)
+		}
+	}
+	check("new, claimed", r[0].SaveUploads(ctx, Upload{ID: "u", Repo: "r", Owner: "a", Until: until(time.Minute)}), nil)
+	_, err := r[1].ClaimUpload(ctx, "r", "u", "b", time.Minute)
+	check("claimed by another", err, ErrBusy)
+	check("saved by another", r[1].SaveUploads(ctx, Upload{ID: "u", Repo: "r", Owner: "b"}), ErrBusy)
+	check("saved by nobody", r[1].SaveUploads(ctx, Upload{ID: "u", Repo: "r"}), ErrBusy)
+	check("kept", r[0].KeepUpload(ctx, "u", "a", 2*time.Minute), nil)
+	check("kept by another", r[1].KeepUpload(ctx, "u", "b", time.Minute), ErrBusy)
+	clock.add(90 * time.Second)
+	_, err = r[1].ClaimUpload(ctx, "r", "u", "b", time.Minute)
+	check("claimed while kept", err, ErrBusy)
+	check("released", r[0].SaveUploads(ctx, Upload{ID: "u", Repo: "r", Owner: "a", Size: 5}), nil)
+	u, err := r[1].ClaimUpload(ctx, "r", "u", "b", time.Minute)
+	if check("claimed when released", err, nil); u.Size != 5 || u.Owner != "b" || !u.Until.Equal(until(time.Minute)) {
+		t.Errorf("claimed: %+v", u)
+	}
+	check("saved late", r[0].SaveUploads(ctx, Upload{ID: "u", Repo: "r", Owner: "a", Size: 4}), ErrBusy)
+	clock.add(2 * time.Minute)
+	check("saved after the claim, with nobody in between", r[1].SaveUploads(ctx, Upload{ID: "u", Repo: "r", Owner: "b", Size: 6}), nil)
+	_, err = r[0].ClaimUpload(ctx, "x", "u", "a", time.Minute)
+	check("in another repository", err, ErrNotFound)
+	_, err = r[0].ClaimUpload(ctx, "r", "none", "a", time.Minute)
+	check("none", err, ErrNotFound)
+	if r[0].Shared() {
+		if err := r[0].SaveUploads(ctx, Upload{ID: "i", Repo: "r", Intent: oci.SHA256(nil)}); err == nil {
+			t.Error("an intent without a claim was recorded")
+		}
+	}
+}
+
+func TestDeleting(t *testing.T) { onBoth(t, testDeleting) }
+
+// testDeleting: a push and the deletion of the same content keep out of each
+// other's way.
+func testDeleting(t *testing.T, base *bed) {
+	clock := newTestClock()
+	r := replicas(t, base, &Options{Clock: clock.Now})
+	ctx := t.Context()
+	_, d := contentOf(1)
+	blob := Blob{Digest: d, Size: 1 << 20}
+	intend := func(id string) error {
+		return r[0].SaveUploads(ctx, Upload{ID: id, Repo: "r", Owner: "a", Until: clock.Now().Add(time.Minute), Intent: d})
+	}
+	begin := func(i int, owner string, want bool) {
+		t.Helper()
+		granted, err := r[i].BeginDeleting(ctx, owner, 30*time.Second, d)
+		if err != nil || (len(granted) > 0) != want {
+			t.Errorf("deletion by %s: %v, %v, want %t", owner, granted, err, want)
+		}
+	}
+	check := func(what string, err, want error) {
+		t.Helper()
+		if !errors.Is(err, want) || (want == nil && err != nil) {
+			t.Errorf("%s: got %v, want %v", what, err, want)
+		}
+	}
+	check("intent", intend("u1"), nil)
+	begin(1, "b", false) // somebody is about to publish it
+	check("record", r[0].PutBlob(ctx, "r", blob, "u1"), nil)
+	begin(1, "b", false) // it is here
+
+	check("intent", intend("u2"), nil)
+	clock.add(2 * time.Minute) // its owner stands still
+	list, err := r[1].ExpiredIntents(ctx, 5)
+	if err != nil || len(list) != 1 || list[0].ID != "u2" || list[0].Intent != d {
+		t.Errorf("expired: %+v, %v", list, err)
+	}
+	check("taken out", r[1].DeleteBlob(ctx, "r", d), nil)
+	clock.add(2 * time.Hour)
+	if out, _, err := r[1].Collect(ctx, CollectOptions{Before: clock.Now()}); err != nil || len(out.Objects) != 1 {
+		t.Errorf("collected: %+v, %v", out, err)
+	}
+	begin(1, "b", true)
+	begin(0, "c", false) // b has it
+	check("late record", r[0].PutBlob(ctx, "r", blob, "u2"), ErrDeleting)
+	check("new intent", intend("u3"), ErrDeleting)
+	check("forget by another", r[0].Forget(ctx, d), nil)
+	if base.dsn != "" { // else both are the same
+		if deleting, err := r[0].IsDeleting(ctx, d); err != nil || !deleting {
+			t.Errorf("another process has ended the deletion: %v", err)
+		}
+		check("forget", r[1].Forget(ctx, d), nil)
+	}
+	check("late record, after the deletion", r[0].PutBlob(ctx, "r", blob, "u2"), ErrBusy)
+	check("late intent of the same upload", intend("u2"), ErrBusy)
+	if u, err := r[1].ClaimUpload(ctx, "r", "u2", "b", time.Minute); err != nil || u.Intent != "" {
+		t.Errorf("the upload that was cut off: %+v, %v", u, err)
+	}
+	check("new intent", intend("u3"), nil)
+	check("record", r[0].PutBlob(ctx, "r", blob, "u3"), nil)
+
+	// Of an object that no row names, and a deletion that somebody does not end.
+	_, d = contentOf(2)
+	begin(0, "a", true)
+	clock.add(time.Minute)
+	left, err := r[1].Deleting(ctx, 5)
+	if err != nil || len(left) != 1 || left[0].Digest != d {
+		t.Errorf("left over: %v, %v", left, err)
+	}
+	begin(1, "b", true)
+	check("forget, too late", r[0].Forget(ctx, d), nil)
+	if base.dsn != "" {
+		if deleting, err := r[0].IsDeleting(ctx, d); err != nil || !deleting {
+			t.Errorf("who was too late has ended the deletion of another: %v", err)
+		}
+	}
+	check("stop", r[1].StopDeleting(ctx, "b", d), nil)
+	check("intent once it is stopped", intend("u4"), nil)
+}
+
+// TestDeletingModel runs random schedules of pushes and deletions of one content
+// on two replicas, with pauses in which claims and deadlines run out. What must
+// never be is a row that says the content is here, without its object.
+func TestDeletingModel(t *testing.T) { onBoth(t, testDeletingModel) }
+
+func testDeletingModel(t *testing.T, base *bed) {
+	clock := newTestClock()
+	r := replicas(t, base, &Options{Clock: clock.Now, Grace: time.Millisecond})
+	seeds := uint64(120)
+	if base.dsn != "" { // each step is a commit
+		seeds = 12
+	}
+	for seed := range seeds {
+		m := &deletingModel{t: t, r: r, clock: clock, rand: rand.New(rand.NewPCG(seed, 7)), digest: oci.SHA256(fmt.Append(nil, seed))}
+		for range 80 {
+			m.step()
+			m.check(seed)
+			if t.Failed() {
+				t.Fatalf("seed %d: %s", seed, strings.Join(m.log, "; "))
+			}
+		}
+	}
+}
+
+// deletingModel is the state of one schedule: each actor stands between two of its
+// steps.
+type deletingModel struct {
+	t      *testing.T
+	r      [2]*Catalog
+	clock  *testClock
+	rand   *rand.Rand
+	digest oci.Digest
+	object bool // is in the store
+	n      int
+	pushes [2]struct {
+		id   string
+		made bool // its object is in the store, as far as it knows
+	}
+	deletes [2]struct {
+		granted bool
+		by      time.Time
+		done    bool
+	}
+	log []string
+}
+
+const modelDeadline = 30 * time.Second
+
+func (m *deletingModel) step() {
+	i := m.rand.IntN(2)
+	ctx := m.t.Context()
+	owner := fmt.Sprint("replica", i)
+	say := func(what string, err error) {
+		m.log = append(m.log, fmt.Sprintf("%s %s: %v", owner, what, err))
+		if err != nil && !errors.Is(err, ErrBusy) && !errors.Is(err, ErrDeleting) && !errors.Is(err, ErrNotFound) {
+			m.t.Errorf("%s: %v", what, err)
+		}
+	}
+	p, d := &m.pushes[i], &m.deletes[i]
+	switch m.rand.IntN(9) {
+	case 0, 1, 2: // the next step of a push
+		switch {
+		case p.id == "":
+			m.n++
+			id := fmt.Sprint(m.digest[7:15], m.n)
+			err := m.r[i].SaveUploads(ctx, Upload{ID: id, Repo: "r", Owner: owner, Until: m.clock.Now().Add(time.Minute), Intent: m.digest})
+			if err == nil {
+				p.id = id
+			}
+			say("intends", err)
+		case !p.made:
+			// Only within its claim does a replica write to the store.
+			if u, err := m.r[i].Upload(ctx, "r", p.id); err != nil || u.Owner != owner || !u.Until.After(m.clock.Now()) {
+				p.id = ""
+				say("gives up", err)
+				return
+			}
+			m.object, p.made = true, true
+			say("publishes", nil)
+		default:
+			err := m.r[i].PutBlob(ctx, "r", Blob{Digest: m.digest, Size: 1 << 20}, p.id)
+			say("records", err)
+			p.id, p.made = "", false
+		}
+	case 3, 4, 5: // the next step of a deletion
+		if m.r[0] == m.r[1] && i != 0 {
+			return // one process deletes one thing at a time
+		}
+		switch {
+		case !d.granted:
+			by := m.clock.Now().Add(modelDeadline)
+			granted, err := m.r[i].BeginDeleting(ctx, owner, modelDeadline, m.digest)
+			d.granted, d.by = len(granted) > 0, by
+			say(fmt.Sprint("may delete ", d.granted), err)
+		case !d.done:
+			if d.done = true; m.clock.Now().Before(d.by) {
+				m.object = false
+				say("deletes", nil)
+			}
+		default:
+			say("forgets", m.r[i].Forget(ctx, m.digest))
+			d.granted, d.done = false, false
+		}
+	case 6: // the collector takes it out
+		say("unlinks", m.r[i].DeleteBlob(ctx, "r", m.digest))
+		m.clock.add(time.Second)
+		_, _, err := m.r[i].Collect(ctx, CollectOptions{Before: m.clock.Now()})
+		say("collects", err)
+	default:
+		d := time.Duration(m.rand.IntN(100)) * time.Second
+		m.clock.add(d)
+		m.log = append(m.log, fmt.Sprint("pause ", d))
+	}
+}
+
+func (m *deletingModel) check(seed uint64) {
+	p, err := m.r[0].Presence(m.t.Context(), []oci.Digest{m.digest})
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	if p[m.digest] == Object && !m.object {
+		m.t.Errorf("seed %d: the row says that the object is there", seed)
+	}
+}
+
+// TestConcurrentWriters: two processes change the same things, and all of it
+// counts exactly once.
+func TestConcurrentWriters(t *testing.T) { onBoth(t, testConcurrentWriters) }
+
+func testConcurrentWriters(t *testing.T, base *bed) {
+	r := replicas(t, base, nil)
+	const writers, rounds = 8, 12
+	var wg sync.WaitGroup
+	for w := range writers {
+		wg.Go(func() {
+			c := r[w%2]
+			for i := range rounds {
+				b, d := contentOf(i)
+				if err := c.PutBlob(t.Context(), "shared", Blob{Digest: d, Size: int64(len(b)), Content: b}, ""); err != nil {
+					t.Errorf("put: %v", err)
+				}
+				m := manifestOf(fmt.Sprint("m", i), i, i+1, "latest", fmt.Sprint("w", w, "-", i))
+				if _, err := c.PutManifest(t.Context(), "shared", m); err != nil {
+					t.Errorf("manifest: %v", err)
+				}
+				if err := c.db.write(t.Context(), count); err != nil {
+					t.Errorf("count: %v", err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	n, err := r[1].Counts(t.Context())
+	if err != nil || n.Repositories != 1 || n.Blobs != 2*rounds || n.Manifests != rounds || n.Tags != 1+writers*rounds || n.Links != rounds {
+		t.Errorf("counts %+v, %v", n, err)
+	}
+	if got := counted(t, r[0]); got != writers*rounds {
+		t.Errorf("counted to %d, want %d", got, writers*rounds)
+	}
+	if list, err := r[0].Dangling(t.Context(), nil, 9); err != nil || len(list) > 0 {
+		t.Errorf("dangling: %v, %v", list, err)
+	}
+	if list, err := r[0].Leaks(t.Context(), 0, 9); err != nil || len(list) > 0 {
+		t.Errorf("leaks: %v, %v", list, err)
+	}
+}
+
+// count adds one to a number in the catalogue, by reading and writing it.
+func count(t *tx) error {
+	var n int
+	err := t.row(`SELECT CAST(value AS INTEGER) FROM settings WHERE name = 'count'`, nil, &n)
+	if err != nil && !errors.Is(err, ErrNotFound) {
+		return err
+	}
+	_, err = t.exec(`INSERT INTO settings (name, value) VALUES ('count', ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value`, fmt.Sprint(n+1))
+	return err
+}
+
+func counted(t *testing.T, c *Catalog) (n int) {
+	t.Helper()
+	if err := c.db.row(t.Context(), `SELECT CAST(value AS INTEGER) FROM settings WHERE name = 'count'`, nil, &n); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// TestInParts: every element comes, in parts of few sizes.
+func TestInParts(t *testing.T) {
+	for _, n := range []int{0, 1, 3, 255, 256, 257, 1000} {
+		list := make([]int, n)
+		for i := range list {
+			list[i] = i
+		}
+		var got []int
+		err := inParts(list, func(part []int) error {
+			if k := len(part); k > lookUpNames || k&(k-1) != 0 {
+				t.Errorf("a part of %d", k)
+			}
+			got = append(got, part...)
+			return nil
+		})
+		if got = slices.Compact(got); err != nil || !slices.Equal(got, list) {
+			t.Errorf("of %d elements came %v, %v", n, got, err)
+		}
+	}
+}

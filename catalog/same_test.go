@@ -1,0 +1,433 @@
+package catalog
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"example.org/slipway/oci"
+)
+
+// script calls methods of a catalogue and notes what they return.
+type script struct {
+	t   *testing.T
+	c   *Catalog
+	now time.Time
+	out []string
+}
+
+// note records what a call returned, in a form that both databases share.
+func (s *script) note(what string, err error, got ...any) {
+	s.t.Helper()
+	b, jsonErr := json.Marshal(got)
+	if jsonErr != nil {
+		s.t.Fatal(jsonErr)
+	}
+	// PostgreSQL has no NUL in text, and nothing that is not UTF-8; SQLite does
+	// not tell empty bytes from none when they are read.
+	same := strings.NewReplacer(`\u0000`, "\uFFFD", `\ufffd`, "\uFFFD", `"Content":null`, `"Content":""`)
+	line := fmt.Sprintf("%s: %s", what, same.Replace(string(b)))
+	if err != nil {
+		line += " error " + err.Error()
+	}
+	s.out = append(s.out, line)
+}
+
+func contentOf(i int) ([]byte, oci.Digest) {
+	b := fmt.Appendf(nil, "content %d", i)
+	return b, oci.SHA256(b)
+}
+
+// TestSameAnswers: both databases answer a long row of calls in the same way.
+func TestSameAnswers(t *testing.T) {
+	var outs [][]string
+	onBoth(t, func(t *testing.T, base *bed) {
+		s := &script{t: t, now: time.UnixMilli(1_700_000_000_000)}
+		s.c = base.open(t, &Options{Clock: func() time.Time { return s.now }, Grace: time.Hour})
+		s.push()
+		s.readAll()
+		s.optional()
+		s.repairs()
+		s.dangling()
+		s.gear()
+		s.retention()
+		s.rest()
+		for _, line := range s.out {
+			if strings.Contains(line, "SQL") {
+				t.Error(line)
+			}
+		}
+		outs = append(outs, s.out)
+	})
+	if t.Failed() || len(outs) != 2 {
+		return
+	}
+	if diff := cmp.Diff(outs[0], outs[1]); diff != "" {
+		t.Errorf("SQLite and PostgreSQL differ (-sqlite +postgres):\n%s", diff)
+	}
+}
+
+// manifestOf is a manifest of the contents from from to to.
+func manifestOf(name string, from, to int, tags ...string) NewManifest {
+	m := NewManifest{Manifest: Manifest{MediaType: "application/vnd.oci.image.manifest.v1+json", Content: []byte("manifest " + name)}, Tags: tags}
+	m.Digest = oci.SHA256(m.Content)
+	for i := from; i < to; i++ {
+		_, d := contentOf(i)
+		m.Blobs = append(m.Blobs, d)
+	}
+	return m
+}
+
+func (s *script) push() {
+	ctx := s.t.Context()
+	for i := range 40 {
+		b, d := contentOf(i)
+		blob := Blob{Digest: d, Size: int64(len(b)), Content: b}
+		if i%3 == 0 {
+			blob.Content = nil
+		}
+		s.note("put", s.c.PutBlob(ctx, fmt.Sprintf("repo/%d", i%2), blob, ""))
+		s.note("put again", s.c.PutBlob(ctx, fmt.Sprintf("repo/%d", i%2), blob, ""))
+	}
+	for i := range 20 {
+		_, d := contentOf(2*i + 1)
+		b, err := s.c.MountBlob(ctx, "repo/0", "repo/1", d)
+		s.note("mount", err, b)
+	}
+	_, err := s.c.MountBlob(ctx, "repo/2", "repo/none", oci.SHA256(nil))
+	s.note("mount nothing", err)
+	empty := oci.SHA256([]byte{})
+	s.note("empty", s.c.PutBlob(ctx, "repo/0", Blob{Digest: empty, Content: []byte{}}, ""))
+	b, err := s.c.Blob(ctx, "repo/0", empty)
+	s.note("empty", err, b)
+	p, err := s.c.Presence(ctx, []oci.Digest{empty})
+	s.note("empty is inline", err, p)
+	_, d := contentOf(3)
+	b, err = s.c.LinkBlob(ctx, "repo/3", d, "")
+	s.note("link", err, b, b.Content == nil)
+	_, err = s.c.LinkBlob(ctx, "repo/3", oci.SHA256([]byte("x")), "")
+	s.note("link nothing", err)
+	replaced, err := s.c.PutManifest(ctx, "repo/0", manifestOf("a", 0, 30, "v1", "V1", "v-1", "latest", "_x"))
+	s.note("manifest", err, replaced)
+	m := manifestOf("b", 5, 35, "v1", "v2")
+	m.ArtifactType, m.Subject = "text/a\x00b\xff", manifestOf("a", 0, 0).Digest
+	m.Annotations = map[string]string{"k": "v\x00\u00e9", "'": "\\"}
+	replaced, err = s.c.PutManifest(ctx, "repo/0", m)
+	s.note("manifest", err, replaced)
+	m = manifestOf("missing", 30, 300, "v9")
+	_, err = s.c.PutManifest(ctx, "repo/1", m)
+	var missing *MissingError
+	s.note("missing", err, errors.As(err, &missing), missing)
+	m = manifestOf("a", 0, 30)
+	m.MediaType = "other"
+	_, err = s.c.PutManifest(ctx, "repo/0", m)
+	s.note("other type", err)
+	m = manifestOf("immutable", 0, 1, "v1")
+	m.Immutable = func(tag string) bool { return tag == "v1" }
+	_, err = s.c.PutManifest(ctx, "repo/0", m)
+	s.note("immutable", err)
+	large := manifestOf("large", 0, 2, "large")
+	large.ArtifactType = strings.Repeat("type/", 2000)
+	large.Subject = manifestOf("a", 0, 0).Digest
+	large.Annotations = map[string]string{"large": strings.Repeat("x", 70<<10)}
+	_, err = s.c.PutManifest(ctx, "repo/0", large)
+	s.note("large", err)
+	index := NewManifest{Manifest: Manifest{Digest: oci.SHA256([]byte("index")), MediaType: "index", Content: []byte("index")},
+		Manifests: []oci.Digest{manifestOf("a", 0, 0).Digest, manifestOf("b", 0, 0).Digest}, Tags: []string{"index"}}
+	_, err = s.c.PutManifest(ctx, "repo/0", index)
+	s.note("index", err)
+}
+
+func (s *script) readAll() {
+	ctx := s.t.Context()
+	for i := range 41 {
+		_, d := contentOf(i)
+		b, err := s.c.Blob(ctx, "repo/1", d)
+		s.note("blob", err, b, b.Content == nil)
+		b, err = s.c.StoredBlob(ctx, d)
+		s.note("stored", err, b)
+		known, err := s.c.Known(ctx, d)
+		s.note("known", err, known)
+	}
+	for _, tag := range []string{"v1", "V1", "none", "large"} {
+		m, err := s.c.Tag(ctx, "repo/0", tag)
+		s.note("tag", err, m.Digest, m.MediaType, m.ArtifactType, m.Annotations, string(m.Content))
+		m, err = s.c.Manifest(ctx, "repo/0", m.Digest)
+		s.note("manifest", err, m.Digest, m.Subject)
+	}
+	for _, last := range []string{"", "V1", "_x", "v1"} {
+		tags, err := s.c.Tags(ctx, "repo/0", last, 3)
+		s.note("tags", err, tags)
+	}
+	_, err := s.c.Tags(ctx, "nowhere", "", 3)
+	s.note("tags of nothing", err)
+	repos, err := s.c.Repositories(ctx, "repo/0", 10)
+	s.note("repositories", err, repos)
+	for _, kind := range []string{"", "text/a", strings.Repeat("type/", 2000)} {
+		list, more, err := s.c.Referrers(ctx, "repo/0", manifestOf("a", 0, 0).Digest, kind, "", 10)
+		s.note("referrers", err, list, more)
+	}
+	infos, err := s.c.TagInfos(ctx, "repo/0")
+	s.note("infos", err, infos)
+	n, err := s.c.Counts(ctx)
+	s.note("counts", err, n)
+	e, err := s.c.Extent(ctx)
+	e.LastContent, e.LastManifest = 0, 0 // PostgreSQL leaves out ids
+	s.note("extent", err, e)
+	contents, err := s.c.Contents(ctx, 0, 7)
+	for i := range contents {
+		contents[i].ID = 0
+	}
+	s.note("contents", err, contents)
+	_, d := contentOf(4)
+	uses, err := s.c.Uses(ctx, d, 10)
+	s.note("uses", err, uses)
+	_, other := contentOf(3)
+	p, err := s.c.Presence(ctx, []oci.Digest{d, other, oci.SHA256([]byte("?"))})
+	s.note("presence", err, p)
+	s.note("ping", s.c.Ping(ctx))
+	complaints, err := s.c.Integrity(ctx, false, 10)
+	s.note("integrity", err, complaints)
+	now, err := s.c.Now(ctx)
+	s.note("now", err, now)
+}
+
+func (s *script) optional() {
+	ctx := s.t.Context()
+	m := manifestOf("optional", 0, 1, "opt")
+	for i := range 300 {
+		_, d := contentOf(i)
+		m.Optional = append(m.Optional, oci.Descriptor{Digest: d, Size: int64(i)}, oci.Descriptor{Digest: d, Size: int64(i)})
+	}
+	_, err := s.c.PutManifest(ctx, "repo/0", m)
+	s.note("optional", err)
+	rows, err := s.c.ManifestRows(ctx, 0, 10)
+	s.note("rows", err, len(rows))
+	for _, row := range rows {
+		refs, ok, err := s.c.RefsOf(ctx, row)
+		s.note("refs", err, ok, len(refs))
+	}
+	done, err := s.c.DropRefs(ctx, rows[0], []oci.Digest{m.Optional[0].Digest})
+	s.note("drop refs", err, done)
+	done, err = s.c.AddRefs(ctx, rows[0], m.Optional[:4])
+	s.note("add refs", err, done)
+	done, err = s.c.LinkNamed(ctx, rows[0], m.Optional[0].Digest)
+	s.note("link named", err, done)
+	tags, err := s.c.DeleteManifest(ctx, "repo/0", m.Digest, nil)
+	s.note("delete", err, tags)
+	_, d := contentOf(6)
+	s.note("delete blob", s.c.DeleteBlob(ctx, "repo/0", d))
+	_, d = contentOf(36)
+	s.note("delete blob", s.c.DeleteBlob(ctx, "repo/0", d))
+	s.note("delete tag", s.c.DeleteTag(ctx, "repo/0", "V1", nil))
+	s.note("delete tag", s.c.DeleteTag(ctx, "repo/0", "V1", nil))
+	s.now = s.now.Add(2 * time.Hour)
+	for _, dry := range []bool{true, false, false} {
+		out, _, err := s.c.Collect(ctx, CollectOptions{Before: s.now, DryRun: dry, Untagged: true})
+		s.note("collect", err, out.Examined, out.Unlinked, len(out.Dropped), out.Objects, out.Cut, out.Freed)
+	}
+	left, err := s.c.Deleting(ctx, 10)
+	slices.SortFunc(left, func(a, b Blob) int { return strings.Compare(string(a.Digest), string(b.Digest)) })
+	s.note("deleting", err, left)
+	for _, b := range left {
+		granted, err := s.c.BeginDeleting(ctx, "me", time.Minute, b.Digest)
+		s.note("begin", err, granted)
+		deleting, err := s.c.IsDeleting(ctx, b.Digest)
+		s.note("is deleting", err, deleting)
+		s.note("forget", s.c.Forget(ctx, b.Digest))
+	}
+}
+
+func (s *script) repairs() {
+	ctx := s.t.Context()
+	b, d := contentOf(7)
+	shown, err := s.c.SetContent(ctx, d, b)
+	s.note("set content", err, shown)
+	shown, err = s.c.SetSize(ctx, d, 99)
+	s.note("set size", err, shown)
+	shown, err = s.c.MarkAbsent(ctx, d, false)
+	s.note("absent", err, shown)
+	shown, err = s.c.MarkAbsent(ctx, d, true)
+	s.note("absent", err, shown)
+	s.note("leak", s.c.db.write(ctx, func(t *tx) error {
+		_, err := t.exec(`INSERT INTO blobs (digest, size, state, content, created_at) VALUES ('sha256:leak', 1, 1, NULL, 0)`)
+		return err
+	}))
+	leaks, err := s.c.Leaks(ctx, 0, 10)
+	s.note("leaks", err, len(leaks))
+	for _, l := range leaks {
+		done, err := s.c.QueueLeak(ctx, l)
+		s.note("queue leak", err, done)
+	}
+	s.note("postpone", s.c.Postpone(ctx, []Postponed{{"repo/0", d, s.now.Add(time.Hour)}}))
+	s.note("untagged", s.c.QueueUntagged(ctx))
+	adopted := manifestOf("adopted", 0, 1)
+	n, err := s.c.Adopt(ctx, []AdoptRow{
+		{Repo: "adopted", Blob: &Blob{Digest: d, Size: int64(len(b))}},
+		{Repo: "adopted", Manifest: &adopted.Manifest, Named: []oci.Descriptor{{Digest: d, Size: 1}}, At: s.now},
+		{Repo: "adopted", Tag: "t", Target: manifestOf("adopted", 0, 1).Digest, At: s.now},
+		{Repo: "adopted", Tag: "u", Target: d, At: s.now}})
+	s.note("adopt", err, n)
+}
+
+func (s *script) dangling() {
+	ctx := s.t.Context()
+	s.note("damage", s.c.db.write(ctx, func(t *tx) error {
+		for _, q := range []string{
+			`INSERT INTO links (repo_id, blob_id, created_at) VALUES (900, 901, 0), (1, 901, 0)`,
+			`INSERT INTO refs (repo_id, blob_id, manifest_id) VALUES (1, 901, 902)`,
+			`INSERT INTO tags (repo_id, name, manifest_id, updated_at, pulled_at) VALUES (1, 'lost', 903, 0, 0)`,
+			`INSERT INTO manifests (id, repo_id, blob_id, media_type, artifact_type, created_at, pulled_at) VALUES (990, 904, 1, '', '', 0, 0)`,
+			`INSERT INTO gc_queue (kind, repo_id, blob_id, due_at) VALUES (7, 1, 1, 0), (0, 905, 1, 0)`,
+		} {
+			if _, err := t.exec(q); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+	var last *Dangling
+	for {
+		list, err := s.c.Dangling(ctx, last, 2)
+		s.note("dangling", err, fmt.Sprint(list))
+		if len(list) == 0 || err != nil {
+			break
+		}
+		for _, d := range list {
+			last = &d
+			done, err := s.c.DeleteDangling(ctx, d)
+			s.note("delete dangling", err, done)
+		}
+	}
+}
+
+func (s *script) gear() {
+	ctx := s.t.Context()
+	var layers []oci.Digest
+	for i := range 3 {
+		_, d := contentOf(8 + i)
+		layers = append(layers, d)
+	}
+	s.note("queue", s.c.QueueGear(ctx, layers...))
+	s.note("requeue", s.c.RequeueGear(ctx, layers[0]))
+	s.note("defer", s.c.DeferGearJob(ctx, layers[1], "no\x00luck", s.now))
+	jobs, err := s.c.GearJobs(ctx, 10)
+	s.note("jobs", err, jobs)
+	failed, err := s.c.FailedGear(ctx, "", 10)
+	s.note("failed", err, failed)
+	waiting, broken, err := s.c.GearQueue(ctx)
+	s.note("queue", err, waiting, broken)
+	s.note("end", s.c.EndGearJob(ctx, layers[0]))
+	names := []GearName{}
+	pack := NewGearPack{Digest: GearName{9}, Size: 5000, Dense: true, NotBefore: s.now}
+	for i := range 100 {
+		names = append(names, GearName{1, byte(i)})
+		pack.Files = append(pack.Files, GearFile{Name: GearName{1, byte(i)}, Size: 10, Off: int64(i), Stored: 1, Encoding: 2})
+		pack.Bytes++
+	}
+	s.note("intend", s.c.IntendGear(ctx, "w", pack.Digest))
+	layer := NewGearLayer{GearLayer: GearLayer{Digest: layers[0], Index: names[0], Files: 70, Bytes: 700, Embedded: true}, Names: names[:70]}
+	s.note("record", s.c.RecordGear(ctx, GearRecord{Writer: "w", Packs: []NewGearPack{pack}, Layer: &layer, Repo: "staged", Staged: names[90:], Until: s.now.Add(time.Minute)}))
+	s.note("grant", s.c.GrantGear(ctx, "repo/0", layers[0]))
+	s.note("copy grant", s.c.CopyGearGrant(ctx, "repo/0", "repo/1", layers[0]))
+	granted, err := s.c.GearGranted(ctx, "repo/0", layers[0])
+	s.note("granted", err, granted)
+	visible, err := s.c.GearVisible(ctx, "repo/0", append(names, GearName{7}))
+	s.note("visible", err, visible)
+	repos, err := s.c.GearRepositories(ctx, layers[0])
+	s.note("repositories", err, repos)
+	files, err := s.c.GearPackFiles(ctx, 1)
+	s.note("files", err, len(files), files[99])
+	packs, err := s.c.GearPacks(ctx, 0, 10)
+	s.note("packs", err, packs)
+	s.note("lose", s.c.LoseGear(ctx, names[1], pack.Digest))
+	lost, err := s.c.GearLayerLost(ctx, layers[0])
+	s.note("lost", err, lost)
+	s.note("queue lost", s.c.QueueLostGear(ctx))
+	of, err := s.c.GearLayersOf(ctx, names[1], 4)
+	s.note("layers of", err, of)
+	known, err := s.c.GearPackKnown(ctx, pack.Digest)
+	s.note("known", err, known)
+	s.note("profile", s.c.ChangeGearProfile(ctx, layers[1], func(old []byte) ([]byte, error) { return append(old, 1), nil }))
+	s.note("profile", s.c.ChangeGearProfile(ctx, layers[1], func(old []byte) ([]byte, error) { return append(old, 2), nil }))
+	profile, err := s.c.GearProfile(ctx, layers[1])
+	s.note("profile", err, profile)
+	s.now = s.now.Add(time.Hour)
+	for range 4 {
+		n, err := s.c.CollectGear(ctx, 8)
+		s.note("collect", err, n)
+	}
+	counts, err := s.c.GearCounts(ctx)
+	s.note("counts", err, counts)
+	writers, err := s.c.GearWriters(ctx)
+	s.note("writers", err, writers)
+	gone, err := s.c.DeletingGear(ctx, 5)
+	s.note("gone", err, gone)
+	job, err := s.c.GearJob(ctx, layers[0])
+	s.note("job", err, job)
+}
+
+func (s *script) retention() {
+	ctx := s.t.Context()
+	s.note("pulls", s.c.RecordPulls(ctx, []Pull{{"repo/0", "v1", 5}, {"repo/0", string(manifestOf("a", 0, 0).Digest), 7}, {"none", "x", 1}}))
+	infos, err := s.c.RetentionInfos(ctx, "repo/0")
+	s.note("infos", err, infos)
+	for _, i := range infos {
+		if i.Name == "index" {
+			removed, err := s.c.RetireTag(ctx, "repo/0", i, nil)
+			s.note("retire", err, removed)
+		}
+	}
+	crashed, rebooted, err := s.c.Begin(ctx, "boot")
+	s.note("begin", err, crashed, rebooted)
+	crashed, rebooted, err = s.c.Begin(ctx, "boot 2")
+	s.note("begin", err, crashed, rebooted)
+	s.note("end", s.c.End(ctx))
+	for i := range 3 {
+		s.note("append", s.c.QueueAppend(ctx, "q", []byte{byte(i)}))
+	}
+	items, err := s.c.QueueNext(ctx, "q", 2)
+	s.note("next", err, len(items), items[0].Payload)
+	s.note("delete", s.c.QueueDelete(ctx, items[0].ID))
+	n, err := s.c.QueueLen(ctx, "q")
+	s.note("len", err, n)
+}
+
+func (s *script) rest() {
+	ctx := s.t.Context()
+	s.note("save", s.c.SaveUploads(ctx, Upload{ID: "u1", Repo: "r", Size: 5, State: "st", Hash: []byte{1}, Content: []byte{}},
+		Upload{ID: "u2", Repo: "r", Content: []byte("x")}))
+	u, err := s.c.Upload(ctx, "r", "u1")
+	s.note("upload", err, u)
+	stale, err := s.c.StaleUploads(ctx, s.now.Add(time.Hour), 5)
+	s.note("stale", err, stale)
+	states, err := s.c.UploadStates(ctx)
+	s.note("states", err, states)
+	intents, err := s.c.Intents(ctx)
+	s.note("intents", err, intents)
+	dropped, err := s.c.DropStoredUploads(ctx)
+	s.note("dropped", err, dropped)
+	s.note("end", s.c.DeleteUploads(ctx, "u2", "none"))
+	path := filepath.Join(s.t.TempDir(), "backup.db")
+	s.note("backup", s.c.Backup(ctx, path))
+	snap, err := OpenSnapshot(ctx, path)
+	if err != nil {
+		s.t.Fatal(err, s.out[len(s.out)-1])
+	}
+	defer snap.Close()
+	totals, err := snap.Totals(ctx)
+	s.note("totals", err, totals)
+	objects, err := snap.Objects(ctx, 0, 100)
+	s.note("objects", err, len(objects))
+	packs, err := snap.Packs(ctx, 0, 10)
+	s.note("packs", err, len(packs))
+	complaints, err := snap.Integrity(ctx, false, 10)
+	s.note("integrity", err, complaints)
+}
