@@ -25,7 +25,7 @@ import (
 	"example.org/slipway/oci"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { goleak.VerifyTestMain(withServers{m}) }
 
 // tb is what testing.TB and rapid.T have in common.
 type tb interface {

@@ -93,6 +93,9 @@ type Options struct {
 	// DeleteAfter is how long a replaced pack stays for readers that have begun;
 	// default 10 min. One that comes too late looks the content up again.
 	DeleteAfter time.Duration
+	// Lease is how long, where other processes share the catalogue, what the writers
+	// of one that died have begun is left alone; default 1 min.
+	Lease time.Duration
 	// OnCorrupt is told of damaged contents, so that a layer that holds them can
 	// be converted again; see catalog.GearLayersOf. It must not block.
 	OnCorrupt func(*CorruptError)
@@ -124,7 +127,8 @@ type Store struct {
 	instance string
 	writers  atomic.Int64
 
-	claims claims
+	claims   claims
+	presence presence
 	// budget bounds what all presses have under way, in bytes, which is in
 	// buffers. fresh compresses for all writers: it has a window
 	// of some MiB for each worker.
@@ -163,11 +167,14 @@ func New(cat *catalog.Catalog, objs objstore.Store, o *Options) (*Store, error) 
 	if s.opts.DeleteAfter <= 0 {
 		s.opts.DeleteAfter = 10 * time.Minute
 	}
+	if s.opts.Lease <= 0 {
+		s.opts.Lease = time.Minute
+	}
 	if s.cache = s.opts.Cache; s.cache == nil {
 		s.cache = &contentCache{newHot[[]byte](16 << 20)}
 	}
 	s.log = s.opts.Log
-	s.opener, _ = objs.(objstore.Opener)
+	s.opener, _ = objstore.As[objstore.Opener](objs)
 	s.places = newPlaceTable(s.opts.Locations)
 	s.dicts = newHot[*dictionary](dictsInRAM)
 	s.storedDicts = newHot[[]byte](storedDictBytes)
@@ -196,8 +203,17 @@ func (s *Store) newWriterID() string {
 // Housekeep reclaims what writers of processes that died left behind, releases
 // the contents of layers that are gone, and deletes replaced packs. Its cost
 // depends on what changed since the last run. It is to run at the start and then
-// now and then.
+// now and then. Where another process that shares the catalogue is at it, it does
+// nothing.
 func (s *Store) Housekeep(ctx context.Context) error {
+	ctx, release, err := s.housekeeping(ctx)
+	if errors.Is(err, catalog.ErrLeased) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer release()
 	if err := s.reclaim(ctx); err != nil {
 		return fmt.Errorf("reclaim unfinished packs: %w", err)
 	}
@@ -216,9 +232,12 @@ func (s *Store) Housekeep(ctx context.Context) error {
 	return nil
 }
 
-// reclaim ends the intents of writers that are not of this process. There is one
-// process at a time.
+// reclaim ends the intents of writers that are not of this process, and of no other
+// that is alive.
 func (s *Store) reclaim(ctx context.Context) error {
+	if s.cat.Shared() {
+		return s.reclaimShared(ctx)
+	}
 	writers, err := s.cat.GearWriters(ctx)
 	if err != nil {
 		return err
@@ -239,6 +258,9 @@ func (s *Store) reclaim(ctx context.Context) error {
 func (s *Store) deletePacks(ctx context.Context) error {
 	s.deleting.Lock()
 	defer s.deleting.Unlock()
+	if s.cat.Shared() {
+		return s.deleteShared(ctx)
+	}
 	for {
 		packs, err := s.cat.DeletingGear(ctx, 256)
 		if err != nil || len(packs) == 0 {
@@ -248,8 +270,7 @@ func (s *Store) deletePacks(ctx context.Context) error {
 			if err := s.objs.Delete(ctx, packKey(p)); err != nil {
 				return err
 			}
-			s.dicts.drop(p)
-			s.storedDicts.drop(p)
+			s.forgetDicts(p)
 		}
 		if err := s.cat.ForgetGear(ctx, packs...); err != nil {
 			return err

@@ -228,8 +228,13 @@ func (s *Store) listed(ctx context.Context, do func(digest gear.Name) error) err
 
 // verifyOrphans looks for objects that nothing names.
 func (s *Store) verifyOrphans(ctx context.Context, o VerifyOptions, found func(Problem)) error {
+	ctx, leave, err := s.enter(ctx)
+	if err != nil {
+		return err
+	}
+	defer leave()
 	id := s.newWriterID()
-	err := s.listed(ctx, func(digest gear.Name) error {
+	err = s.listed(ctx, func(digest gear.Name) error {
 		known, err := s.cat.GearPackKnown(ctx, digest)
 		if err != nil || known {
 			return err
@@ -258,6 +263,10 @@ const rebuildGrace = 30 * 24 * time.Hour
 // them alone for rebuildGrace. Packs that are damaged are passed over and
 // reported.
 func (s *Store) Rebuild(ctx context.Context, found func(Problem)) (packs, files int, err error) {
+	now, err := s.now(ctx)
+	if err != nil {
+		return 0, 0, err
+	}
 	err = s.listed(ctx, func(digest gear.Name) error {
 		known, err := s.cat.GearPackKnown(ctx, digest)
 		if err != nil || known {
@@ -271,7 +280,7 @@ func (s *Store) Rebuild(ctx context.Context, found func(Problem)) (packs, files 
 		if err != nil {
 			return err
 		}
-		p := catalog.NewGearPack{Digest: digest, Size: size, Files: table, NotBefore: s.opts.Clock().Add(rebuildGrace)}
+		p := catalog.NewGearPack{Digest: digest, Size: size, Files: table, NotBefore: now.Add(rebuildGrace)}
 		for i := range table {
 			p.Bytes += table[i].Stored
 			p.Dense = p.Dense || gear.Encoding(table[i].Encoding) == gear.ZstdDict

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"hash"
 	"math"
+	"time"
 
 	"example.org/slipway/catalog"
 	"example.org/slipway/gear"
@@ -93,18 +94,21 @@ func (p *packWriter) finish(ctx context.Context, writer string) (catalog.NewGear
 	for i := range p.files {
 		pack.Bytes += p.files[i].Stored
 	}
-	for {
+	for wait, end := 10*time.Millisecond, time.Now().Add((deletingFor+1)*p.s.opts.Lease); ; wait = min(2*wait, time.Second) {
 		err := p.s.cat.IntendGear(ctx, writer, pack.Digest)
 		if err == nil {
 			break
 		}
-		if !errors.Is(err, catalog.ErrGearDeleting) {
+		if !errors.Is(err, catalog.ErrGearDeleting) || ctx.Err() != nil || time.Now().After(end) {
 			return pack, fmt.Errorf("announce pack %x: %w", pack.Digest, err)
 		}
 		// An equal one is being deleted. Its object must be gone before this
 		// one comes.
 		if err := p.s.deletePacks(ctx); err != nil {
 			return pack, fmt.Errorf("make room for pack %x: %w", pack.Digest, err)
+		}
+		if p.s.cat.Shared() { // another process may be at it
+			time.Sleep(wait)
 		}
 	}
 	if err := p.up.Commit(ctx, packKey(pack.Digest)); err != nil {

@@ -43,10 +43,21 @@ type SettleReport struct {
 // Settle rewrites packs as conversions wrote them, small ones, and those with
 // much dead in them, in the order in which they came, into dense ones. What it
 // writes depends on the packs alone. Readers and writers go on meanwhile. It may
-// be cut off at any point; the next call goes on.
+// be cut off at any point; the next call goes on. Errors: catalog.ErrLeased where
+// another process that shares the catalogue is at it.
 func (s *Store) Settle(ctx context.Context, o SettleOptions) (rep SettleReport, err error) {
 	s.settling.Lock()
 	defer s.settling.Unlock()
+	ctx, release, err := s.housekeeping(ctx)
+	if err != nil {
+		return rep, err
+	}
+	defer release()
+	ctx, leave, err := s.enter(ctx)
+	if err != nil {
+		return rep, err
+	}
+	defer leave()
 	skip := map[int64]bool{}
 	for again := 0; ; {
 		group, err := s.nextGroup(ctx, o.All, skip)
@@ -102,7 +113,10 @@ func (s *Store) settled(p *catalog.GearPack) bool {
 func (s *Store) nextGroup(ctx context.Context, all bool, skip map[int64]bool) ([]catalog.GearPack, error) {
 	var group []catalog.GearPack
 	var live, after int64
-	now := s.opts.Clock()
+	now, err := s.now(ctx)
+	if err != nil {
+		return nil, err
+	}
 	must := false // a group of small dense packs waits for more
 	for {
 		page, err := s.cat.GearPacks(ctx, after, 1000)
@@ -188,8 +202,11 @@ func (s *Store) settleGroup(ctx context.Context, group []catalog.GearPack) (writ
 			return nil, err
 		}
 	}
-	due := s.opts.Clock().Add(s.opts.DeleteAfter)
-	if err := s.cat.MoveGear(ctx, id, written, old, due); err != nil {
+	now, err := s.now(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.cat.MoveGear(ctx, id, written, old, now.Add(s.opts.DeleteAfter)); err != nil {
 		return nil, err
 	}
 	recorded = true

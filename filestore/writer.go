@@ -39,13 +39,18 @@ type Writer struct {
 	// recorded is closed when others may rely on what this one brought, if ok.
 	recorded chan struct{}
 	ok       bool
+	leave    func() // ends its part in the store's presence
 }
 
 var _ gear.Sink = (*Writer)(nil)
 
 // NewWriter begins to write. ctx bounds the life of the writer.
 func (s *Store) NewWriter(ctx context.Context) (*Writer, error) {
-	w := &Writer{s: s, id: s.newWriterID(), names: map[gear.Name]bool{}, waits: map[*Writer]bool{}, recorded: make(chan struct{})}
+	ctx, leave, err := s.enter(ctx)
+	if err != nil {
+		return nil, err
+	}
+	w := &Writer{s: s, id: s.newWriterID(), names: map[gear.Name]bool{}, waits: map[*Writer]bool{}, recorded: make(chan struct{}), leave: leave}
 	w.press = s.newPress(ctx, w.id, &codec{whole: s.fresh})
 	w.press.roll = true
 	return w, nil
@@ -209,4 +214,5 @@ func (w *Writer) Abort(ctx context.Context) {
 	}
 	w.tell(false)
 	w.s.claims.end(w, true)
+	w.leave()
 }

@@ -15,6 +15,7 @@ import (
 	"example.org/slipway/filestore"
 	"example.org/slipway/gear"
 	"example.org/slipway/oci"
+	"example.org/slipway/registry"
 )
 
 // retryAfter is when a client should ask again for an index in the making.
@@ -43,6 +44,11 @@ const holdFor = 2 * time.Second
 // making, Layer waits for it for at most two seconds. Errors: BLOB_UNKNOWN,
 // *PendingError.
 func (s *Service) Layer(ctx context.Context, repo string, d oci.Digest) (*Content, error) {
+	c, err := s.heldLayer(ctx, repo, d)
+	return c, registry.Unavailable(err)
+}
+
+func (s *Service) heldLayer(ctx context.Context, repo string, d oci.Digest) (*Content, error) {
 	_, changed := s.isActive(d) // before the look, so that no end is missed
 	c, err := s.layer(ctx, repo, d)
 	if !inTheMaking(err) {
@@ -205,7 +211,7 @@ func (s *Service) File(ctx context.Context, repo string, name gear.Name) (*Conte
 	if s.seen.has(repo, names[:], may[:]) > 0 {
 		may, err := s.visible(ctx, repo, []gear.Name{name})
 		if err != nil {
-			return nil, err
+			return nil, registry.Unavailable(err)
 		}
 		if !may[0] {
 			return nil, errNoFile
@@ -215,7 +221,7 @@ func (s *Service) File(ctx context.Context, repo string, name gear.Name) (*Conte
 	if errors.Is(err, filestore.ErrNotFound) {
 		return nil, errNoFile
 	}
-	return c, err
+	return c, registry.Unavailable(err)
 }
 
 var errNoFile = &oci.Error{Code: oci.CodeBlobUnknown, Message: "the repository has no such file"}
@@ -299,7 +305,7 @@ func (s *Service) Fetch(ctx context.Context, repo string, names []gear.Name, w i
 func (s *Service) Missing(ctx context.Context, repo string, names []gear.Name) ([]bool, error) {
 	out, err := s.visible(ctx, repo, names)
 	if err != nil {
-		return nil, err
+		return nil, registry.Unavailable(err)
 	}
 	var ask []gear.Name
 	for i, may := range out {

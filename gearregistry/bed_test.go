@@ -33,7 +33,7 @@ import (
 	"example.org/slipway/registry"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { goleak.VerifyTestMain(withServers{m}) }
 
 // patience is how long a test waits for what must come.
 const patience = 30 * time.Second
@@ -53,6 +53,9 @@ type setup struct {
 	idle bool
 	// off wires no Gear side to the registry.
 	off bool
+	// dsn of a catalogue that several processes share, which then go by the system's
+	// clock; empty: one of its own.
+	dsn string
 }
 
 // bed is a registry with its Gear side and all that lies below, wired as package
@@ -168,17 +171,23 @@ func (b *bed) open() {
 	ctx := context.Background()
 	log := slog.New(slog.NewTextHandler(b.log, nil))
 	var err error
-	b.cat, err = catalog.Open(ctx, filepath.Join(b.dir, registry.CatalogFile), &catalog.Options{Clock: b.clock, Grace: time.Minute})
+	clock := b.clock
+	if b.o.dsn != "" {
+		clock = nil
+		b.cat, err = catalog.OpenPostgres(ctx, b.o.dsn, &catalog.Options{Grace: time.Minute})
+	} else {
+		b.cat, err = catalog.Open(ctx, filepath.Join(b.dir, registry.CatalogFile), &catalog.Options{Clock: b.clock, Grace: time.Minute})
+	}
 	b.must(err)
 	f := b.o.filest
-	f.Log, f.Clock = log, b.clock
+	f.Log, f.Clock = log, clock
 	f.OnCorrupt = func(e *filestore.CorruptError) { b.svc.Remake(e) }
 	b.files, err = filestore.New(b.cat, b.objs, &f)
 	b.must(err)
 	g := b.o.gear
-	g.Logger, g.Clock, g.TempDir = log, b.clock, b.dir
+	g.Logger, g.Clock, g.TempDir = log, clock, b.dir
 	b.svc = gearregistry.New(b.cat, b, b.files, &g)
-	o := &registry.Options{Clock: b.clock, Logger: log, Grace: time.Minute, Tap: b.svc,
+	o := &registry.Options{Clock: clock, Logger: log, Grace: time.Minute, Tap: b.svc,
 		OnEvent: func(ctx context.Context, e registry.Event) error { b.svc.OnEvent(ctx, e); return nil }}
 	if b.o.off {
 		o.Tap, o.OnEvent = nil, nil

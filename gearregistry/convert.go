@@ -120,6 +120,9 @@ func (s *Service) convert(ctx context.Context, body io.Reader, want gear.Want, c
 		return err
 	}
 	defer w.Abort(ctx)
+	if s.cat.Shared() { // another process, which is asked for the files, would not wait for them
+		behind = nil
+	}
 	sink := &leading{Writer: w, behind: behind}
 	out, err := gear.Convert(ctx, body, want, sink, &gear.ConvertOptions{
 		MemoryBytes: conversionMemory / int64(cap(s.slots)), TempDir: s.opts.TempDir, Layer: s.opts.Layer, Index: s.opts.Index,

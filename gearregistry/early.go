@@ -181,7 +181,7 @@ func (s *Service) arriving(ctx context.Context, repo string, names []gear.Name) 
 
 // indexFirst tells whether a layer of the queue gets its index before its files.
 func (s *Service) indexFirst(j catalog.GearJob, size int64) bool {
-	return j.Attempts == 0 && size >= earlySize && s.opts.Clock().Sub(j.Due) < earlyFor && s.earlyIndex(j.Digest) == nil
+	return !s.cat.Shared() && j.Attempts == 0 && size >= earlySize && s.opts.Clock().Sub(j.Due) < earlyFor && s.earlyIndex(j.Digest) == nil
 }
 
 // filesLater tells whether the files of a layer are left to wait.

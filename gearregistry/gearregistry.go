@@ -10,6 +10,8 @@ package gearregistry
 
 import (
 	"context"
+	"crypto/rand"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -71,6 +73,9 @@ type Options struct {
 	// SettleShare, in percent, is how much of one processor it may use; default 50.
 	SettleEvery time.Duration
 	SettleShare int
+	// Lease is how long, where other processes share the catalogue, a conversion of
+	// one that died is left alone; default 1 min.
+	Lease time.Duration
 	// ReadOnly refuses uploads and reports, and queues nothing.
 	ReadOnly bool
 }
@@ -126,6 +131,8 @@ type Service struct {
 
 	seen    visible
 	metrics metrics
+	// owner names this process in leases.
+	owner string
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
@@ -181,7 +188,11 @@ func New(cat *catalog.Catalog, blobs Blobs, files *filestore.Store, o *Options) 
 	if v.SettleShare <= 0 || v.SettleShare > 100 {
 		v.SettleShare = 50
 	}
+	if v.Lease <= 0 {
+		v.Lease = time.Minute
+	}
 	s.log = v.Logger
+	s.owner = rand.Text()
 	s.slots = make(chan struct{}, v.Workers)
 	s.seen.init(v.Clock)
 	s.metrics.init(s)
@@ -314,7 +325,7 @@ func (s *Service) keepHouse(ctx context.Context) {
 		} else {
 			err = s.files.Housekeep(ctx)
 		}
-		if err != nil && ctx.Err() == nil {
+		if err != nil && ctx.Err() == nil && !errors.Is(err, catalog.ErrLeased) {
 			s.log.Error("clean up and settle packs", "err", err)
 		}
 	}

@@ -203,6 +203,12 @@ var errStopping = errors.New("the conversions have stopped")
 
 // wait is Wait that ends with errStopping when stop is closed.
 func (s *Service) wait(ctx context.Context, d oci.Digest, stop <-chan struct{}) error {
+	var elsewhere <-chan time.Time // another process may convert it
+	if s.cat.Shared() {
+		tick := time.NewTicker(lookEvery)
+		defer tick.Stop()
+		elsewhere = tick.C
+	}
 	for {
 		active, changed := s.isActive(d)
 		_, err := s.cat.GearLayer(ctx, d)
@@ -233,9 +239,13 @@ func (s *Service) wait(ctx context.Context, d oci.Digest, stop <-chan struct{}) 
 		case <-s.ctx.Done():
 			return errStopping
 		case <-changed:
+		case <-elsewhere:
 		}
 	}
 }
+
+// lookEvery is the time between two looks for what other processes have converted.
+const lookEvery = 500 * time.Millisecond
 
 // workQueue converts what is queued until ctx ends.
 func (s *Service) workQueue(ctx context.Context) {
@@ -298,18 +308,38 @@ func (s *Service) beginQueued(j catalog.GearJob) bool {
 	if !s.begin() {
 		return false
 	}
-	if !s.start(j.Digest, c) {
+	ctx, release, ok := s.leaseJob(j.Digest)
+	if ok && !s.start(j.Digest, c) {
+		release()
+		ok = false
+	}
+	if !ok {
 		s.work.Done()
 		return false
 	}
 	go func() {
 		defer s.work.Done()
-		s.convertQueued(j.Digest, j.Attempts, c)
+		s.convertQueued(ctx, j.Digest, j.Attempts, c)
+		release()
 		<-s.slots
 		s.end(j.Digest)
 		s.wake()
 	}()
 	return true
+}
+
+// leaseJob makes sure that no other process that shares the catalogue converts the
+// same layer meanwhile: what they made would be the same, but twice the work. ctx
+// ends with that.
+func (s *Service) leaseJob(d oci.Digest) (ctx context.Context, release func(), ok bool) {
+	if !s.cat.Shared() {
+		return s.ctx, func() {}, true
+	}
+	ctx, release, err := s.cat.Hold(s.ctx, "gear-job/"+string(d), s.owner, s.opts.Lease)
+	if err != nil && !errors.Is(err, catalog.ErrLeased) && s.ctx.Err() == nil {
+		s.log.Error("begin a conversion", "layer", d, "err", err)
+	}
+	return ctx, release, err == nil
 }
 
 // pausing tells whether the queue is left alone for now.
@@ -321,8 +351,7 @@ func (s *Service) pausing() bool {
 
 // convertQueued converts a layer of the queue, of which so many attempts have
 // failed, and records how that went.
-func (s *Service) convertQueued(d oci.Digest, attempts int, c *conversion) {
-	ctx := s.ctx
+func (s *Service) convertQueued(ctx context.Context, d oci.Digest, attempts int, c *conversion) {
 	follows := false
 	defer func() {
 		if !follows {
@@ -386,7 +415,19 @@ func (s *Service) failed(ctx context.Context, j catalog.GearJob, err error) erro
 	s.log.Log(ctx, level, "a layer could not be converted", "layer", j.Digest, "err", err, "attempt", j.Attempts+1, "final", wait == never)
 	reason := err.Error()
 	reason = strings.ToValidUTF8(reason[:min(len(reason), maxReason)], "")
-	return s.cat.DeferGearJob(ctx, j.Digest, reason, s.opts.Clock().Add(wait))
+	now, err := s.now(ctx)
+	if err != nil {
+		return err
+	}
+	return s.cat.DeferGearJob(ctx, j.Digest, reason, now.Add(wait))
+}
+
+// now is the time by which what is in the catalogue becomes due.
+func (s *Service) now(ctx context.Context) (time.Time, error) {
+	if !s.cat.Shared() {
+		return s.opts.Clock(), nil
+	}
+	return s.cat.Now(ctx)
 }
 
 // final tells whether a conversion that failed is not tried again.

@@ -11,11 +11,13 @@ import (
 	"net/http"
 	"os"
 	"syscall"
+	"time"
 
 	"example.org/slipway/filestore"
 	"example.org/slipway/gear"
 	"example.org/slipway/objstore"
 	"example.org/slipway/oci"
+	"example.org/slipway/registry"
 )
 
 const (
@@ -152,7 +154,10 @@ func (s *Service) stage(ctx context.Context, repo string, do func(put func(gear.
 		return w.Keep(ctx, f, c)
 	})
 	if err == nil && len(had) > 0 {
-		err = w.Stage(ctx, repo, s.opts.Clock().Add(s.opts.StagedFor))
+		var now time.Time
+		if now, err = s.now(ctx); err == nil {
+			err = w.Stage(ctx, repo, now.Add(s.opts.StagedFor))
+		}
 	}
 	return putError(err)
 }
@@ -166,7 +171,7 @@ func putError(err error) error {
 		return &oci.Error{Code: oci.CodeUnknown, Status: http.StatusInsufficientStorage,
 			Message: "the registry's storage is full; nothing was stored by this request", Err: err}
 	}
-	return err
+	return registry.Unavailable(err)
 }
 
 // spooled is a content in RAM or, if it is large, in a file without a name.

@@ -87,15 +87,45 @@ func (w *worker) run(ctx context.Context) {
 			w.n.o.Logger.ErrorContext(ctx, "notification queue is not readable", "endpoint", w.ep.cfg.Name, "err", err)
 			sleep(ctx, queuePause)
 		case err == nil && !ok:
-			select {
-			case <-w.ep.wake:
-			case <-ctx.Done():
-			}
+			w.wait(ctx)
 		case err == nil:
 			w.handle(ctx, q)
 		}
 	}
 	w.leave()
+}
+
+// turnPause is the time between two looks for what other processes have queued.
+const turnPause = time.Second
+
+// wait waits until there may be something to deliver.
+func (w *worker) wait(ctx context.Context) {
+	var others <-chan time.Time
+	if w.n.o.Turn != nil {
+		t := time.NewTimer(turnPause)
+		defer t.Stop()
+		others = t.C
+	}
+	select {
+	case <-w.ep.wake:
+	case <-others:
+	case <-ctx.Done():
+	}
+}
+
+// readDurable reads ahead in the durable queue if it is this process's turn. If not,
+// what was read is forgotten: another process delivers it.
+func (w *worker) readDurable(ctx context.Context) error {
+	if turn := w.n.o.Turn; turn != nil {
+		mine, err := turn(ctx, w.ep.cfg.Name)
+		if err != nil || !mine {
+			w.durable, w.refused = nil, 0
+			return err
+		}
+	}
+	var err error
+	w.durable, err = w.refill(ctx, w.durable, w.n.queue)
+	return err
 }
 
 // leave counts the pulls that end with the process.
@@ -109,7 +139,7 @@ func (w *worker) leave() {
 // head returns the oldest event of both queues.
 func (w *worker) head(ctx context.Context) (queued, bool, error) {
 	var err error
-	if w.durable, err = w.refill(ctx, w.durable, w.n.queue); err != nil {
+	if err = w.readDurable(ctx); err != nil {
 		return queued{}, false, err
 	}
 	if w.pulls, err = w.refill(ctx, w.pulls, w.n.pulls); err != nil {

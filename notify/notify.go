@@ -86,6 +86,10 @@ type Options struct {
 	// MaxBackoff bounds the wait before a delivery is tried again, 0 means
 	// 5 min. A longer Retry-After is honoured up to 1 h.
 	MaxBackoff time.Duration
+	// Turn tells, where several processes share the durable queue, whether it is this
+	// one's turn to deliver what it holds for an endpoint. It is asked before each
+	// delivery, and now and then while there is none. Nil: always.
+	Turn func(ctx context.Context, endpoint string) (bool, error)
 	// Transport sends requests; nil makes one.
 	Transport http.RoundTripper
 	// Logger gets a line when an endpoint goes down or comes back, and for an

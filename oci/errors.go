@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"time"
 )
 
 // Code is an error code of the distribution specification ("Error Codes"), or
@@ -70,6 +71,9 @@ type Error struct {
 	Message string
 	// Detail is optional structured data for the error body.
 	Detail any
+	// RetryAfter is when to ask again, in the header of that name where the status
+	// is 429 or 503; 0: soon.
+	RetryAfter time.Duration
 	// Err is the cause. It goes to the log and never to the client.
 	Err error
 }

@@ -112,6 +112,15 @@ func (r *Registry) backup(ctx context.Context, dir string, t *transfer) (err err
 		return err
 	}
 	defer r.collects.objects.RUnlock()
+	if r.replica != nil { // nor may another replica collect
+		held, release, err := r.aloneSoon(ctx, leaseCollect, "backup")
+		if err != nil {
+			return err
+		}
+		defer release()
+		defer func() { err = because(held, err) }()
+		ctx = held
+	}
 	dst, err := fsstore.New(dir, nil)
 	if err != nil {
 		return err

@@ -46,8 +46,10 @@ type CollectReport struct {
 	FreedContents  int   `json:"freed_contents,omitempty"`
 	FreedBytes     int64 `json:"freed_bytes,omitempty"`
 	// AtLeast tells that a dry run did not follow all that would be freed.
-	AtLeast bool          `json:"at_least,omitempty"`
-	Took    time.Duration `json:"took"`
+	AtLeast bool `json:"at_least,omitempty"`
+	// Elsewhere tells that another replica was collecting, and this one did nothing.
+	Elsewhere bool          `json:"elsewhere,omitempty"`
+	Took      time.Duration `json:"took"`
 }
 
 // collector lets one collection run at a time.
@@ -81,11 +83,20 @@ func (r *Registry) Collect(ctx context.Context, o CollectOptions) (CollectReport
 		return rep, fmt.Errorf("wait for another collection to end: %w", err)
 	}
 	defer r.collects.mu.Unlock()
-	err := r.collect(ctx, o, &rep)
-	rep.Took = time.Since(start)
-	if !o.DryRun {
-		r.metrics.collected(rep, err)
+	if o.DryRun {
+		err := r.collect(ctx, o, &rep)
+		rep.Took = time.Since(start)
+		return rep, err
 	}
+	held, release, mine, err := r.alone(ctx, leaseCollect, "gc")
+	if !mine || err != nil {
+		rep.Elsewhere = err == nil
+		return rep, err
+	}
+	defer release()
+	err = because(held, r.collect(held, o, &rep))
+	rep.Took = time.Since(start)
+	r.metrics.collected(rep, err)
 	return rep, err
 }
 
@@ -115,14 +126,18 @@ func (r *Registry) collect(ctx context.Context, o CollectOptions, rep *CollectRe
 	}
 	switch {
 	case o.Now:
+	case r.replica != nil && policy && !o.DryRun:
+		// Manifests are due that were not queued a moment ago, when clients of other
+		// replicas may have been told of them. They get the time that others have.
+		step.Keep = func(string, oci.Digest) (time.Time, bool) { return r.now().Add(r.opts.Grace), true }
 	case o.DryRun:
 		step.Keep = func(repo string, d oci.Digest) (time.Time, bool) { return r.keep(repo, d, now) }
 	default:
 		step.Keep = func(repo string, d oci.Digest) (time.Time, bool) { return r.keepOrCondemn(repo, d, now) }
 	}
-	for ctx.Err() == nil {
+	for context.Cause(ctx) == nil {
 		if o.Now { // also what this run queues
-			step.Before = r.opts.Clock().Add(r.opts.Grace + time.Second)
+			step.Before = r.now().Add(r.opts.Grace + time.Second)
 		}
 		out, last, err := r.step(ctx, step)
 		if err != nil {
@@ -135,14 +150,14 @@ func (r *Registry) collect(ctx context.Context, o CollectOptions, rep *CollectRe
 		if o.DryRun {
 			rep.addFreed(out, o.Now)
 			step.After = last
-		} else if err := r.deleteObjects(ctx, out.Objects); err != nil {
+		} else if _, err := r.deleteObjects(ctx, out.Objects); err != nil {
 			return err
 		}
 		if o.Progress != nil {
 			o.Progress(*rep)
 		}
 	}
-	return ctx.Err()
+	return context.Cause(ctx)
 }
 
 // dryStep is how many candidates a dry run looks at in one transaction, with what
@@ -239,22 +254,34 @@ func (r *Registry) finishDeleting(ctx context.Context, rep *CollectReport) error
 			return nil
 		}
 		rep.add(catalog.Collected{Objects: left}, false)
-		if err := r.deleteObjects(ctx, left); err != nil {
+		granted, err := r.deleteObjects(ctx, left)
+		if err != nil {
 			return err
+		}
+		if granted == 0 { // other replicas have them
+			return nil
 		}
 	}
 }
 
 // deleteObjects deletes contents marked as being deleted. A push of the same
 // content either finds the mark gone, or brings the content back: then it is
-// left alone. The locks make the two exclude each other.
-func (r *Registry) deleteObjects(ctx context.Context, blobs []catalog.Blob) error {
-	if len(blobs) == 0 {
-		return nil
-	}
+// left alone. The locks make the two exclude each other, and where replicas share
+// the catalogue its rows. granted is how many of them were this one's to delete.
+func (r *Registry) deleteObjects(ctx context.Context, blobs []catalog.Blob) (granted int, err error) {
 	digests := make([]oci.Digest, len(blobs))
 	for i, b := range blobs {
 		digests[i] = b.Digest
+	}
+	if r.replica != nil {
+		return r.tryDelete(ctx, digests)
+	}
+	return len(digests), r.deleteAlone(ctx, digests)
+}
+
+func (r *Registry) deleteAlone(ctx context.Context, digests []oci.Digest) error {
+	if len(digests) == 0 {
+		return nil
 	}
 	defer r.digests.lockAll(digests)()
 	var gone []oci.Digest

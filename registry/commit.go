@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"sync"
 	"time"
 
 	"example.org/slipway/catalog"
@@ -14,6 +15,9 @@ import (
 
 // PushBlob implements oci.Writer.
 func (r *Registry) PushBlob(ctx context.Context, repo string, d oci.Digest, size int64, body io.Reader) (oci.Descriptor, error) {
+	if r.replica != nil {
+		return r.pushWhole(ctx, repo, d, size, body)
+	}
 	st, err := r.StartUpload(ctx, repo)
 	if err != nil {
 		return oci.Descriptor{}, err
@@ -37,19 +41,32 @@ func (r *Registry) CommitUpload(ctx context.Context, repo, id string, off, size 
 	if err != nil {
 		return oci.Descriptor{}, err
 	}
-	defer u.mu.Unlock()
-	defer r.letGo(u)
+	defer r.release(u)
+	return r.commit(ctx, u, off, size, body, d)
+}
+
+// commit takes the last bytes of an upload and makes it a blob. u.mu is held.
+func (r *Registry) commit(ctx context.Context, u *upload, off, size int64, body io.Reader, d oci.Digest) (oci.Descriptor, error) {
 	if err := u.checkOffset(off); err != nil {
 		return oci.Descriptor{}, err
 	}
+	if u.only != "" && u.only != d {
+		r.drop(ctx, u)
+		return oci.Descriptor{}, oci.Errorf(oci.CodeDigestInvalid, "the upload was begun as %s and cannot become %s", u.only, d)
+	}
 	intent := r.intend(ctx, u, size, d)
-	err = r.receive(ctx, u, off, size, body, d)
+	u.want = d
+	err := r.receive(ctx, u, off, size, body, d)
+	u.want = ""
 	if intentErr := intent(); err == nil {
 		err = intentErr
 	}
 	switch {
 	case err == nil:
 	case isStorageFull(err) || isUnknown(err):
+		r.drop(ctx, u)
+		return oci.Descriptor{}, err
+	case u.private: // the caller has no id to continue with
 		r.drop(ctx, u)
 		return oci.Descriptor{}, err
 	default: // the client may go on from where it broke off
@@ -65,7 +82,7 @@ func (r *Registry) CommitUpload(ctx context.Context, repo, id string, off, size 
 	}
 	u.followed(d)
 	r.finish(u)
-	return desc, r.emit(ctx, Event{Action: ActionPush, Repo: repo, Blob: true, Descriptor: desc})
+	return desc, r.emit(ctx, Event{Action: ActionPush, Repo: u.repo, Blob: true, Descriptor: desc})
 }
 
 // intend records, while the body still comes in, that the upload is about to be
@@ -87,7 +104,7 @@ func (r *Registry) intend(ctx context.Context, u *upload, size int64, d oci.Dige
 		r.background.Add(1)
 		go func() {
 			defer r.background.Done()
-			done <- r.cat.SaveUploads(context.WithoutCancel(ctx), row)
+			done <- r.recordIntent(context.WithoutCancel(ctx), u, row)
 		}()
 	}
 	return func() error {
@@ -113,6 +130,9 @@ func (r *Registry) publish(ctx context.Context, u *upload, d oci.Digest) (oci.De
 	// From here on the outcome must not depend on whether the client waits.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Minute)
 	defer cancel()
+	if u.lostClaim() {
+		return oci.Descriptor{}, uploadBusy()
+	}
 	if u.hash == nil {
 		u.setHash(algorithm(d))
 	}
@@ -170,18 +190,25 @@ func (r *Registry) record(ctx context.Context, u *upload, d oci.Digest) (oci.Des
 	if err := r.openObject(ctx, u, 0, false); err != nil {
 		return desc, storeError("continue the upload", err)
 	}
-	defer r.digests.lock(d)()
+	unlock := sync.OnceFunc(r.digests.lock(d))
+	defer unlock()
 	err = u.obj.Commit(ctx, BlobKey(d))
 	u.obj, u.state = nil, ""
-	if err != nil {
-		r.unpublish(ctx, u, d)
-		return desc, storeError("store the blob", err)
+	doing := "store the blob"
+	if err == nil {
+		doing = "record the blob"
+		err = r.cat.PutBlob(ctx, u.repo, catalog.Blob{Digest: d, Size: u.size}, rowID)
 	}
-	if err := r.cat.PutBlob(ctx, u.repo, catalog.Blob{Digest: d, Size: u.size}, rowID); err != nil {
-		r.unpublish(ctx, u, d)
-		return desc, storeError("record the blob", err)
+	if err == nil {
+		return desc, nil
 	}
-	return desc, nil
+	if r.replica != nil {
+		unlock()
+		r.unpublishShared(ctx, u, d, err)
+	} else {
+		r.unpublish(ctx, u, d)
+	}
+	return desc, storeError(doing, err)
 }
 
 // unpublish takes away an object that may be in the store, but not in the
@@ -241,7 +268,8 @@ func (r *Registry) copyVerified(ctx context.Context, u *upload, key string, d oc
 		return fmt.Errorf("read the upload back: %w", err)
 	}
 	defer src.Close()
-	dst, err := r.store.NewUpload(ctx, u.size)
+	u.want, u.alg = d, algorithm(d)
+	dst, err := r.newObject(ctx, u, u.size)
 	if err != nil {
 		return fmt.Errorf("copy the upload: %w", err)
 	}

@@ -24,7 +24,15 @@ import (
 	"example.org/slipway/registry"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { goleak.VerifyTestMain(withServers{m}) }
+
+// withServers ends the servers of the package behind its tests.
+type withServers struct{ *testing.M }
+
+func (m withServers) Run() int {
+	defer servers.Close()
+	return m.M.Run()
+}
 
 // site is a place where registries live one after the other.
 type site struct {

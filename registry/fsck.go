@@ -181,9 +181,17 @@ func (r *Registry) Fsck(ctx context.Context, o FsckOptions) (FsckReport, error) 
 		return FsckReport{}, errors.New("a check is under way already")
 	}
 	defer r.collects.checking.Unlock()
-	f := &fsck{r: r, o: o, start: r.opts.Clock(), began: time.Now()}
+	f := &fsck{r: r, o: o, start: r.now(), began: time.Now()}
 	f.rep.Counts, f.rep.Repaired = map[ProblemKind]int{}, map[ProblemKind]int{}
-	err := f.run(ctx)
+	held, release := ctx, func() {}
+	if r.replica != nil && (o.Repair || o.EmptyQuarantine) {
+		var err error // no collector of another replica comes between finding and repair
+		if held, release, err = r.aloneSoon(ctx, leaseCollect, "fsck"); err != nil {
+			return FsckReport{}, fmt.Errorf("wait for a collection to end: %w", err)
+		}
+	}
+	defer release()
+	err := because(held, f.run(held))
 	f.rep.Took = time.Since(f.began)
 	f.shown = time.Time{}
 	f.step(func(*FsckReport) {})

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -251,7 +252,7 @@ func (f *fsck) checkObject(ctx context.Context, c catalog.StoredContent) error {
 // setAside returns the repair for an object that cannot be read: nil where there
 // is none.
 func (f *fsck) setAside(d oci.Digest, because error) func(context.Context) (bool, error) {
-	m, ok := f.r.store.(objstore.Mover)
+	m, ok := objstore.As[objstore.Mover](f.r.store)
 	if !ok || !errors.Is(because, syscall.EIO) {
 		return nil
 	}
@@ -301,6 +302,9 @@ func (f *fsck) quarantine(ctx context.Context, p Problem, same func(context.Cont
 	err := f.settle(ctx, p, same, func(ctx context.Context) (_ bool, err error) {
 		if moved, err = f.absent(ctx, p.Digest, false); err != nil || !moved {
 			return moved, err
+		}
+		if f.r.replica != nil { // it is deleted as what nobody knows, which excludes pushes
+			return true, nil
 		}
 		if err := f.r.store.Delete(ctx, p.Key); err != nil {
 			// Now an object that nobody knows: found again further on.
@@ -420,6 +424,9 @@ func (f *fsck) surplus(ctx context.Context, p Problem, was catalog.Presence) err
 		if err != nil || is[p.Digest] != was {
 			return false, err
 		}
+		if intended, err := f.intended(ctx, p.Digest); err != nil || intended {
+			return false, err
+		}
 		_, err = f.r.store.Stat(ctx, p.Key)
 		if errors.Is(err, objstore.ErrNotExist) {
 			return false, nil
@@ -430,8 +437,39 @@ func (f *fsck) surplus(ctx context.Context, p Problem, was catalog.Presence) err
 		p.Detail += "; kept, because the links of a Distribution registry lie in the same storage"
 		return f.settle(ctx, p, confirm, nil)
 	}
+	if f.r.replica != nil && was == catalog.Unknown {
+		return f.surplusShared(ctx, p, confirm)
+	}
 	return f.settle(ctx, p, confirm, func(ctx context.Context) (bool, error) {
 		err := f.r.store.Delete(ctx, p.Key)
 		return err == nil, err
 	})
+}
+
+// surplusShared is surplus for an object that the catalogue does not know, where
+// another replica may be about to publish it: the local locks do not keep that away.
+func (f *fsck) surplusShared(ctx context.Context, p Problem, confirm func(context.Context) (bool, error)) error {
+	real, err := confirm(ctx)
+	if err == nil && real && f.o.Repair {
+		var granted int
+		granted, err = f.r.tryDelete(ctx, []oci.Digest{p.Digest})
+		p.Repaired = granted > 0
+		real = p.Repaired
+	}
+	if err != nil {
+		return fmt.Errorf("settle %s %s: %w", p.Kind, p.Digest, err)
+	}
+	if real {
+		f.note(p)
+	}
+	return nil
+}
+
+// intended tells whether another replica is publishing a content.
+func (f *fsck) intended(ctx context.Context, d oci.Digest) (bool, error) {
+	if f.r.replica == nil {
+		return false, nil
+	}
+	list, err := f.r.cat.Intents(ctx)
+	return slices.ContainsFunc(list, func(u catalog.Upload) bool { return u.Intent == d }), err
 }

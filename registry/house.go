@@ -5,21 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"syscall"
 	"time"
 
 	"example.org/slipway/catalog"
 	"example.org/slipway/objstore"
 	"example.org/slipway/oci"
 )
-
-// isFull recognises a full disk under the catalogue: the driver gives SQLite's
-// message (SQLITE_FULL), or the system's error.
-func isFull(err error) bool {
-	var full interface{ Code() int }
-	const sqliteFull = 13
-	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || (errors.As(err, &full) && full.Code()&0xff == sqliteFull)
-}
 
 // saveOpen gives uploads that have been open for a while a row in the
 // catalogue. It runs from a timer, which it sets again while uploads without a
@@ -30,7 +21,7 @@ func (us *uploads) saveOpen() {
 		return
 	}
 	defer us.r.background.Done()
-	open := us.unsaved(us.r.opts.Clock().Add(-saveAfter), done)
+	open := us.unsaved(us.r.now().Add(-saveAfter), done)
 	var rows []catalog.Upload
 	var saved []*upload
 	for _, u := range open {
@@ -139,8 +130,11 @@ func (us *uploads) close() {
 // saveAll saves every open upload before the process ends. Requests have ended
 // by then, and close was called.
 func (us *uploads) saveAll(ctx context.Context) error {
+	if us.r.replica != nil { // they have rows, or nobody else knows them
+		return nil
+	}
 	for {
-		open := us.unsaved(us.r.opts.Clock(), nil)
+		open := us.unsaved(us.r.now(), nil)
 		if len(open) == 0 {
 			return nil
 		}
@@ -174,10 +168,13 @@ func (us *uploads) saveAll(ctx context.Context) error {
 // purge drops uploads nobody continued for too long, lets idle ones go from
 // RAM, and removes what a crash left in the store without a row.
 func (us *uploads) purge(ctx context.Context) error {
-	now := us.r.opts.Clock()
+	now, idle := us.r.now(), idleAfter
+	if us.r.replica != nil {
+		idle = idleShared
+	}
 	us.mu.Lock()
 	for _, u := range us.byID {
-		if u.saved && now.Sub(u.touched) > idleAfter && u.mu.TryLock() {
+		if u.saved && now.Sub(u.touched) > idle && u.mu.TryLock() {
 			u.gone = true // for a request that found it a moment ago
 			us.remove(u)
 			u.unfollow()
@@ -185,6 +182,9 @@ func (us *uploads) purge(ctx context.Context) error {
 		}
 	}
 	us.mu.Unlock()
+	if us.r.replica != nil {
+		return us.purgeShared(ctx)
+	}
 	stale, err := us.r.cat.StaleUploads(ctx, now.Add(-us.r.opts.UploadMaxAge), 1000)
 	if err != nil {
 		return err
@@ -226,7 +226,7 @@ func (us *uploads) purgeOne(ctx context.Context, row catalog.Upload) error {
 
 // sweep asks the store for uploads the catalogue does not know.
 func (us *uploads) sweep(ctx context.Context, before time.Time) error {
-	sweeper, ok := us.r.store.(objstore.UploadSweeper)
+	sweeper, ok := objstore.As[objstore.UploadSweeper](us.r.store)
 	if !ok {
 		return nil
 	}

@@ -425,7 +425,7 @@ func (r *Registry) Referrers(ctx context.Context, repo string, d oci.Digest, art
 	}
 	list, more, err := r.cat.Referrers(ctx, repo, d, artifactType, last, n)
 	if err != nil {
-		return nil, false, fmt.Errorf("list the referrers of %s: %w", d, err)
+		return nil, false, storeError(fmt.Sprintf("list the referrers of %s", d), err)
 	}
 	tagged, err := r.taggedReferrers(ctx, repo, d)
 	if err != nil {

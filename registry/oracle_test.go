@@ -63,33 +63,55 @@ func TestCollectOracle(t *testing.T) {
 	}
 }
 
+// TestReplicasCollectOracle: the same with two replicas that both collect, where
+// each request of a writer goes to the other one.
+func TestReplicasCollectOracle(t *testing.T) {
+	const grace = 2 * time.Second
+	c := newCluster(t, memstore.New(nil), grace)
+	hop := &hopping{t: t}
+	o := &oracle{Registry: hop, t: t, grace: grace}
+	for range 2 {
+		r := c.add(registry.Options{Lease: time.Second}, nil, nil)
+		hop.list, o.collectors = append(hop.list, r), append(o.collectors, r.Registry)
+	}
+	o.run(hop.list[0].cat, c.store, gcSeconds(t))
+}
+
 // oracle knows what must be in the registry.
 type oracle struct {
-	*registry.Registry
-	t        *testing.T
-	grace    time.Duration
-	untagged bool
-	pool     [][]byte // layers that all writers share
-	writers  []*gcWriter
+	oci.Registry
+	collectors []*registry.Registry // each of which collects
+	t          *testing.T
+	grace      time.Duration
+	untagged   bool
+	pool       [][]byte // layers that all writers share
+	writers    []*gcWriter
 }
 
 func runOracle(t *testing.T, store objstore.Store, untagged bool, d time.Duration) {
-	o := &oracle{t: t, grace: 500 * time.Millisecond, untagged: untagged}
-	cat, err := catalog.Open(t.Context(), filepath.Join(t.TempDir(), registry.CatalogFile), &catalog.Options{Grace: o.grace})
+	const grace = 500 * time.Millisecond
+	cat, err := catalog.Open(t.Context(), filepath.Join(t.TempDir(), registry.CatalogFile), &catalog.Options{Grace: grace})
 	if err != nil {
 		t.Fatal(err)
 	}
-	o.Registry, err = registry.New(t.Context(), cat, store, &registry.Options{Grace: o.grace, DeleteUntagged: untagged, Logger: slog.New(slog.DiscardHandler)})
+	reg, err := registry.New(t.Context(), cat, store, &registry.Options{Grace: grace, DeleteUntagged: untagged, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		for _, err := range []error{o.Close(context.Background()), cat.Close(), store.Close()} {
+		for _, err := range []error{reg.Close(context.Background()), cat.Close(), store.Close()} {
 			if err != nil {
 				t.Errorf("close: %v", err)
 			}
 		}
 	})
+	o := &oracle{Registry: reg, collectors: []*registry.Registry{reg}, t: t, grace: grace, untagged: untagged}
+	o.run(cat, store, d)
+}
+
+// run lets the writers write and the collectors collect for a time, and compares.
+func (o *oracle) run(cat *catalog.Catalog, store objstore.Store, d time.Duration) {
+	t := o.t
 	for i, size := range []int{100, 900, 5000, 16 << 10, 16<<10 + 1, 20_000, 70_000, 150_000} {
 		for j := range 3 {
 			o.pool = append(o.pool, content(uint64(100*i+j), size))
@@ -113,26 +135,31 @@ func runOracle(t *testing.T, store objstore.Store, untagged bool, d time.Duratio
 			}
 		})
 	}
+	var mu sync.Mutex
 	var total registry.CollectReport
 	stop := make(chan struct{})
-	collector.Go(func() {
-		tick := time.NewTicker(10 * time.Millisecond)
-		defer tick.Stop()
-		for {
-			rep, err := o.Collect(t.Context(), registry.CollectOptions{})
-			if err != nil {
-				t.Errorf("collect: %v", err)
+	for _, reg := range o.collectors {
+		collector.Go(func() {
+			tick := time.NewTicker(10 * time.Millisecond)
+			defer tick.Stop()
+			for {
+				rep, err := reg.Collect(t.Context(), registry.CollectOptions{})
+				if err != nil && !errors.Is(err, catalog.ErrLeaseLost) {
+					t.Errorf("collect: %v", err)
+				}
+				mu.Lock()
+				total.Contents += rep.Contents
+				total.Manifests += rep.Manifests
+				total.Blobs += rep.Blobs
+				mu.Unlock()
+				select {
+				case <-stop:
+					return
+				case <-tick.C:
+				}
 			}
-			total.Contents += rep.Contents
-			total.Manifests += rep.Manifests
-			total.Blobs += rep.Blobs
-			select {
-			case <-stop:
-				return
-			case <-tick.C:
-			}
-		}
-	})
+		})
+	}
 	busy.Wait()
 	close(stop)
 	collector.Wait()
@@ -157,7 +184,7 @@ func (o *oracle) settle(cat *catalog.Catalog) {
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for deadline := time.Now().Add(time.Minute); ; <-tick.C {
-		if _, err := o.Collect(o.t.Context(), registry.CollectOptions{}); err != nil {
+		if _, err := o.collectors[0].Collect(o.t.Context(), registry.CollectOptions{}); err != nil && !errors.Is(err, catalog.ErrLeaseLost) {
 			o.t.Fatalf("collect: %v", err)
 		}
 		n, err := cat.Counts(o.t.Context())

@@ -28,8 +28,8 @@ func manifestUnknown(repo, ref string) error {
 // ResolveBlob implements oci.Reader. It is what a pusher asks before it leaves
 // an upload out, so the blob is kept for a grace period from now on.
 func (r *Registry) ResolveBlob(ctx context.Context, repo string, d oci.Digest) (oci.Descriptor, error) {
-	if err := r.promise(ctx, repo, d); err != nil {
-		return oci.Descriptor{}, err
+	if here, err := r.promise(ctx, promise{seenKey{repo, d}, false}); err != nil || !here {
+		return oci.Descriptor{}, orUnknown(err, blobUnknown(repo, d))
 	}
 	b, err := r.blob(ctx, repo, d)
 	if err != nil {
@@ -41,17 +41,34 @@ func (r *Registry) ResolveBlob(ctx context.Context, repo string, d oci.Digest) (
 
 // promise notes that a client is about to be told of content, before the content
 // is looked up: what the collector takes after that was found to be promised,
-// and what it is taking at this moment is waited for.
-func (r *Registry) promise(ctx context.Context, repo string, d oci.Digest) error {
+// and what it is taking at this moment is waited for. here is false where the
+// content is known not to be there.
+func (r *Registry) promise(ctx context.Context, k promise) (here bool, err error) {
 	for {
-		wait := r.seen.add(seenKey{repo, d}, r.opts.Clock())
+		wait := r.seen.add(k.seenKey, r.now())
 		if wait == nil {
-			return nil
+			break
 		}
 		if err := await(ctx, wait); err != nil {
-			return err
+			return false, err
 		}
 	}
+	if r.replica == nil {
+		return true, nil
+	}
+	here, err = r.promiseShared(ctx, k)
+	if !here {
+		r.seen.forget(k.seenKey)
+	}
+	return here, err
+}
+
+// orUnknown returns err or, where there is none, what says that content is unknown.
+func orUnknown(err, unknown error) error {
+	if err != nil {
+		return err
+	}
+	return unknown
 }
 
 // await waits for a channel to be closed.
@@ -72,7 +89,7 @@ func blobDescriptor(d oci.Digest, size int64) oci.Descriptor {
 // one.
 func (r *Registry) blob(ctx context.Context, repo string, d oci.Digest) (ramBlob, error) {
 	k := blobKey(repo, d)
-	if v, ok := r.ram.Get(k); ok {
+	if v, ok := r.hot(k); ok {
 		return ramBlobOf(v), nil
 	}
 	epoch := r.ram.Epoch(k)
@@ -81,7 +98,7 @@ func (r *Registry) blob(ctx context.Context, repo string, d oci.Digest) (ramBlob
 		return ramBlob{}, blobUnknown(repo, d)
 	}
 	if err != nil {
-		return ramBlob{}, fmt.Errorf("look up blob %s: %w", d, err)
+		return ramBlob{}, storeError(fmt.Sprintf("look up blob %s", d), err)
 	}
 	switch {
 	case row.Size == 0:
@@ -95,7 +112,7 @@ func (r *Registry) blob(ctx context.Context, repo string, d oci.Digest) (ramBlob
 		return ramBlob{}, r.lost(ctx, repo, d, fmt.Errorf("%d bytes are stored, the catalogue says %d", len(row.Content), row.Size))
 	}
 	b := ramBlob{row.Size, row.Content}
-	r.ram.Put(k, epoch, b.head(), b.content)
+	r.remember(k, epoch, b.head(), b.content)
 	return b, nil
 }
 
@@ -158,6 +175,9 @@ func (r *Registry) lost(ctx context.Context, repo string, d oci.Digest, err erro
 	if errors.Is(err, context.Canceled) {
 		return err
 	}
+	if busy := (*objstore.BusyError)(nil); errors.As(err, &busy) {
+		return storeError(fmt.Sprintf("read blob %s", d), err)
+	}
 	if _, gone := r.cat.Blob(ctx, repo, d); errors.Is(gone, catalog.ErrNotFound) {
 		return blobUnknown(repo, d)
 	}
@@ -183,8 +203,8 @@ func (r *Registry) readObject(ctx context.Context, d oci.Digest, size int64) ([]
 func (r *Registry) ResolveManifest(ctx context.Context, repo, ref string) (oci.Descriptor, error) {
 	byDigest := oci.IsDigest(ref) // what a tag points at is kept anyway
 	if byDigest {
-		if err := r.promise(ctx, repo, oci.Digest(ref)); err != nil {
-			return oci.Descriptor{}, err
+		if here, err := r.promise(ctx, promise{seenKey{repo, oci.Digest(ref)}, true}); err != nil || !here {
+			return oci.Descriptor{}, orUnknown(err, manifestUnknown(repo, ref))
 		}
 	}
 	m, err := r.manifest(ctx, repo, ref)
@@ -203,7 +223,7 @@ func (r *Registry) GetManifest(ctx context.Context, repo, ref string) (*oci.Mani
 	if err != nil {
 		return nil, err
 	}
-	r.pulls.note(repo, ref, r.opts.Clock())
+	r.pulls.note(repo, ref, r.now())
 	if r.opts.PullEvents {
 		e := Event{Action: ActionPull, Repo: repo, Descriptor: m.Descriptor}
 		if !oci.IsDigest(ref) {
@@ -221,7 +241,7 @@ func (r *Registry) manifest(ctx context.Context, repo, ref string) (oci.Manifest
 		return r.manifestByDigest(ctx, repo, ref)
 	}
 	k := tagKey(repo, ref)
-	if v, ok := r.ram.Get(k); ok {
+	if v, ok := r.hot(k); ok {
 		m, err := r.manifestByDigest(ctx, repo, string(v))
 		if !oci.HasCode(err, oci.CodeManifestUnknown) {
 			return m, err
@@ -233,7 +253,7 @@ func (r *Registry) manifest(ctx context.Context, repo, ref string) (oci.Manifest
 	if err != nil {
 		return oci.Manifest{}, r.manifestError(ctx, repo, ref, err)
 	}
-	r.ram.Put(k, epoch, []byte(row.Digest))
+	r.remember(k, epoch, []byte(row.Digest))
 	// Only the tag is kept: the epoch of the manifest's own key was not taken
 	// before the read, so the manifest may be gone by now.
 	return asManifest(row), nil
@@ -241,7 +261,7 @@ func (r *Registry) manifest(ctx context.Context, repo, ref string) (oci.Manifest
 
 func (r *Registry) manifestByDigest(ctx context.Context, repo, d string) (oci.Manifest, error) {
 	k := manifestKey(repo, d)
-	if v, ok := r.ram.Get(k); ok {
+	if v, ok := r.hot(k); ok {
 		return manifestOf(oci.Digest(d), v), nil
 	}
 	epoch := r.ram.Epoch(k)
@@ -250,7 +270,7 @@ func (r *Registry) manifestByDigest(ctx context.Context, repo, d string) (oci.Ma
 		return oci.Manifest{}, r.manifestError(ctx, repo, d, err)
 	}
 	m := asManifest(row)
-	r.ram.Put(k, epoch, manifestHead(&m), m.Bytes)
+	r.remember(k, epoch, manifestHead(&m), m.Bytes)
 	return m, nil
 }
 
@@ -258,7 +278,7 @@ func (r *Registry) manifestError(ctx context.Context, repo, ref string, err erro
 	if errors.Is(err, catalog.ErrNotFound) {
 		return manifestUnknown(repo, ref)
 	}
-	return fmt.Errorf("look up manifest %s of %s: %w", ref, repo, err)
+	return storeError(fmt.Sprintf("look up manifest %s of %s", ref, repo), err)
 }
 
 func asManifest(row catalog.Manifest) oci.Manifest {
@@ -272,7 +292,7 @@ func asManifest(row catalog.Manifest) oci.Manifest {
 func (r *Registry) Repositories(ctx context.Context, last string, n int) ([]string, bool, error) {
 	names, err := r.cat.Repositories(ctx, last, n+1)
 	if err != nil {
-		return nil, false, fmt.Errorf("list repositories: %w", err)
+		return nil, false, storeError("list repositories", err)
 	}
 	names, more := cut(names, n)
 	return names, more, nil
@@ -285,7 +305,7 @@ func (r *Registry) Tags(ctx context.Context, repo, last string, n int) ([]string
 		return nil, false, oci.Errorf(oci.CodeNameUnknown, "there is no repository %s", repo)
 	}
 	if err != nil {
-		return nil, false, fmt.Errorf("list tags of %s: %w", repo, err)
+		return nil, false, storeError("list tags of "+repo, err)
 	}
 	tags, more := cut(tags, n)
 	return tags, more, nil

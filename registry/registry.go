@@ -103,6 +103,21 @@ type Options struct {
 	DeleteDisabled bool
 	// ReadOnly answers UNSUPPORTED to every write.
 	ReadOnly bool
+
+	// What follows matters where other processes share the catalogue.
+
+	// Replica begins the name of this process in claims and leases, for whoever
+	// looks at them; default: it has a random name only.
+	Replica string
+	// Lease is how long what a replica has claimed stays its own when it dies;
+	// default 1 min.
+	Lease time.Duration
+	// StrictTags asks the catalogue for each tag that is read, so that whoever was
+	// answered by one replica sees the change at all others at once.
+	StrictTags bool
+	// Watcher, if not nil, is told what other replicas change, once the registry
+	// has forgotten what it knew of that.
+	Watcher catalog.Watcher
 }
 
 func (o *Options) withDefaults() Options {
@@ -141,6 +156,9 @@ func (o *Options) withDefaults() Options {
 	if v.Grace <= 0 {
 		v.Grace = time.Hour
 	}
+	if v.Lease <= 0 {
+		v.Lease = time.Minute
+	}
 	return v
 }
 
@@ -151,6 +169,10 @@ type Registry struct {
 	opts  Options
 	log   *slog.Logger
 	ram   *cache.RAM
+	// keyed is store, if that has the ability, or nil.
+	keyed objstore.KeyedUploader
+	// replica is nil where this process has the catalogue to itself.
+	replica *replica
 
 	uploads uploads
 	pulls   pulls
@@ -183,18 +205,29 @@ func New(ctx context.Context, cat *catalog.Catalog, store objstore.Store, o *Opt
 		r.opts.Memory = NewMemory(r.opts.MemoryBytes)
 	}
 	r.ram = r.opts.Memory.ram
+	r.keyed, _ = objstore.As[objstore.KeyedUploader](store)
+	if cat.Shared() {
+		r.replica = newReplica(&r.opts)
+		if err := r.readClock(ctx); err != nil {
+			return nil, fmt.Errorf("read the catalogue's clock: %w", err)
+		}
+	}
 	r.uploads.init(r)
 	r.pulls.pending = map[pullKey]int64{}
 	r.pulls.full = make(chan struct{}, 1)
 	r.metrics.init(r)
-	r.started = r.opts.Clock()
-	r.clock = clockWatch{now: r.opts.Clock, steady: r.opts.Steady, grace: r.opts.Grace}
+	r.started = r.now()
+	r.clock = clockWatch{now: r.now, steady: r.opts.Steady, grace: r.opts.Grace}
 	r.clock.look()
 	if err := r.recover(ctx); err != nil {
 		return nil, fmt.Errorf("recover after the last run: %w", err)
 	}
 	r.background.Add(1)
 	go r.keepHouse()
+	if r.replica != nil {
+		r.background.Add(1)
+		go r.watch()
+	}
 	return r, nil
 }
 
@@ -206,7 +239,7 @@ func (r *Registry) Close(ctx context.Context) error {
 	r.background.Wait()
 	err := errors.Join(r.uploads.saveAll(ctx), r.flushPulls(ctx), r.flushSeen(ctx))
 	r.uploads.unfollow()
-	if err == nil && r.seen.complete(r.judgingTime(), r.opts.Grace) {
+	if err == nil && r.replica == nil && r.seen.complete(r.judgingTime(), r.opts.Grace) {
 		err = r.cat.End(ctx)
 	}
 	return err
@@ -229,6 +262,11 @@ func (r *Registry) keepHouse() {
 			cancel()
 		case <-minute.C:
 			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			if r.replica != nil {
+				if err := r.readClock(ctx); err != nil {
+					r.log.Warn("read the catalogue's clock", "err", err)
+				}
+			}
 			if err := r.flushPulls(ctx); err != nil {
 				r.log.Error("record the times of last pulls", "err", err)
 			}
@@ -249,6 +287,9 @@ func (r *Registry) keepHouse() {
 // an object nobody recorded is removed, and contents whose deletion began are
 // left to the collector.
 func (r *Registry) recover(ctx context.Context) error {
+	if r.replica != nil { // others go on; whose claims have run out does not
+		return r.settleExpired(ctx)
+	}
 	crashed, rebooted, err := r.cat.Begin(ctx, bootID())
 	if err != nil {
 		return err
@@ -380,7 +421,7 @@ func (r *Registry) emit(ctx context.Context, e Event) error {
 	if r.opts.OnEvent == nil {
 		return nil
 	}
-	e.Time = r.opts.Clock()
+	e.Time = r.now()
 	if e.Action != ActionPull {
 		// The change is made: a client that hangs up must not keep it secret.
 		var cancel context.CancelFunc

@@ -66,6 +66,8 @@ type RetentionReport struct {
 	Manifests int `json:"manifests"`
 	// Decisions on tags, at most 100,000; the counts go on.
 	Decisions []TagDecision `json:"decisions"`
+	// Elsewhere tells that another replica was at it, and this one did nothing.
+	Elsewhere bool `json:"elsewhere,omitempty"`
 }
 
 func (rep *RetentionReport) add(d TagDecision) {
@@ -120,11 +122,25 @@ func (r *Registry) Retain(ctx context.Context, rules []RetentionRule, o RetainOp
 	if err := r.flushPulls(ctx); err != nil {
 		return rep, fmt.Errorf("record the times of last pulls: %w", err)
 	}
+	if !o.DryRun {
+		held, release, mine, err := r.alone(ctx, leaseRetain, "retain")
+		if !mine || err != nil {
+			rep.Elsewhere = err == nil
+			return rep, err
+		}
+		defer release()
+		ctx = held
+	}
+	err := because(ctx, r.retainAll(ctx, rules, o, &rep))
+	return rep, err
+}
+
+func (r *Registry) retainAll(ctx context.Context, rules []RetentionRule, o RetainOptions, rep *RetentionReport) error {
 	const page = 500
 	for last := ""; ; {
 		names, err := r.cat.Repositories(ctx, last, page)
 		if err != nil {
-			return rep, fmt.Errorf("list repositories: %w", err)
+			return fmt.Errorf("list repositories: %w", err)
 		}
 		for _, repo := range names {
 			var about []RetentionRule
@@ -137,12 +153,12 @@ func (r *Registry) Retain(ctx context.Context, rules []RetentionRule, o RetainOp
 				continue
 			}
 			rep.Repositories++
-			if err := r.retainIn(ctx, repo, about, o, &rep); err != nil {
-				return rep, fmt.Errorf("apply the retention rules to %s: %w", repo, err)
+			if err := r.retainIn(ctx, repo, about, o, rep); err != nil {
+				return fmt.Errorf("apply the retention rules to %s: %w", repo, err)
 			}
 		}
 		if len(names) < page {
-			return rep, nil
+			return nil
 		}
 		last = names[len(names)-1]
 	}

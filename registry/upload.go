@@ -12,7 +12,6 @@ import (
 	"fmt"
 	"hash"
 	"io"
-	"net/http"
 	"net/netip"
 	"strings"
 	"sync"
@@ -42,6 +41,13 @@ type upload struct {
 	state   string          // of the object store's upload between requests
 	gone    bool
 	inRow   bool // nothing has come since the row was written
+	// want is the digest that the present request commits the upload as, if it
+	// does; only is one that the object store's upload can become nothing but.
+	want, only oci.Digest
+	// claim is the present request's, where replicas share the catalogue; private
+	// says that nobody else knows the upload.
+	claim   *claim
+	private bool
 	// follower watches the bytes come in, nil if nobody does.
 	follower Follower
 
@@ -76,8 +82,12 @@ type uploads struct {
 // process cuts off in this time has acknowledged nothing but its own id.
 const saveAfter = 100 * time.Millisecond
 
-// idleAfter is how long a saved upload stays in RAM with nobody asking.
-const idleAfter = 5 * time.Minute
+// idleAfter is how long a saved upload stays in RAM with nobody asking; idleShared
+// where it may have ended at another replica.
+const (
+	idleAfter  = 5 * time.Minute
+	idleShared = time.Minute
+)
 
 func (us *uploads) init(r *Registry) {
 	us.r = r
@@ -95,8 +105,15 @@ func (r *Registry) StartUpload(ctx context.Context, repo string) (oci.UploadStat
 	}
 	u := r.newUpload(repo)
 	u.client = clientOf(ctx)
+	u.saved = r.replica != nil // a moment from now
 	if err := r.uploads.add(u); err != nil {
 		return oci.UploadStatus{}, err
+	}
+	if r.replica != nil { // the next request may come to another replica
+		if err := r.cat.SaveUploads(ctx, catalog.Upload{ID: u.id, Repo: repo}); err != nil {
+			r.finish(u)
+			return oci.UploadStatus{}, storeError("begin an upload", err)
+		}
 	}
 	return oci.UploadStatus{ID: u.id}, nil
 }
@@ -104,7 +121,7 @@ func (r *Registry) StartUpload(ctx context.Context, repo string) (oci.UploadStat
 func (r *Registry) newUpload(repo string) *upload {
 	var id [16]byte
 	rand.Read(id[:]) // never fails
-	return &upload{id: hex.EncodeToString(id[:]), repo: repo, touched: r.opts.Clock()}
+	return &upload{id: hex.EncodeToString(id[:]), repo: repo, touched: r.now()}
 }
 
 func (us *uploads) add(u *upload) error {
@@ -120,7 +137,7 @@ func (us *uploads) add(u *upload) error {
 		us.ofClient[u.client]++
 	}
 	us.byID[u.id] = u
-	if us.timer == nil && !us.closed {
+	if us.timer == nil && !us.closed && us.r.replica == nil {
 		us.timer = time.AfterFunc(saveAfter, us.saveOpen)
 	}
 	return nil
@@ -171,13 +188,9 @@ func uploadUnknown(repo, id string) error {
 }
 
 func (us *uploads) restore(row catalog.Upload) (*upload, error) {
-	u := &upload{id: row.ID, repo: row.Repo, size: row.Size, state: row.State, buf: row.Content, inRow: true, saved: true, touched: us.r.opts.Clock()}
-	if len(row.Hash) > 0 {
-		alg, state, _ := bytes.Cut(row.Hash, []byte{'\n'})
-		u.setHash(string(alg))
-		if err := u.hash.(encoding.BinaryUnmarshaler).UnmarshalBinary(state); err != nil {
-			return nil, fmt.Errorf("continue upload %s: %w", row.ID, err)
-		}
+	u := &upload{id: row.ID, repo: row.Repo, saved: true, touched: us.r.now()}
+	if err := u.load(row); err != nil {
+		return nil, err
 	}
 	us.mu.Lock()
 	defer us.mu.Unlock()
@@ -186,6 +199,27 @@ func (us *uploads) restore(row catalog.Upload) (*upload, error) {
 	}
 	us.byID[u.id] = u
 	return u, nil
+}
+
+// load makes the upload what its row says. Who followed other bytes than those
+// ceases to.
+func (u *upload) load(row catalog.Upload) error {
+	if u.size != row.Size || u.state != row.State {
+		u.unfollow()
+	}
+	u.size, u.state, u.buf, u.inRow = row.Size, row.State, row.Content, true
+	u.hash, u.alg, u.only = nil, "", ""
+	if len(row.Hash) == 0 {
+		return nil
+	}
+	head, state, _ := bytes.Cut(row.Hash, []byte{'\n'})
+	alg, only, _ := strings.Cut(string(head), " ")
+	u.setHash(alg)
+	u.only = oci.Digest(only)
+	if err := u.hash.(encoding.BinaryUnmarshaler).UnmarshalBinary(state); err != nil {
+		return fmt.Errorf("continue upload %s: %w", row.ID, err)
+	}
+	return nil
 }
 
 // algorithm returns a digest's algorithm; sha256 where there is no digest yet.
@@ -210,6 +244,9 @@ func (us *uploads) acquire(ctx context.Context, repo, id string) (*upload, error
 	if err := us.r.writable(); err != nil {
 		return nil, err
 	}
+	if us.r.replica != nil {
+		return us.claim(ctx, repo, id)
+	}
 	for {
 		u, err := us.find(ctx, repo, id)
 		if err != nil {
@@ -228,7 +265,7 @@ func (us *uploads) acquire(ctx context.Context, repo, id string) (*upload, error
 				u.mu.Unlock()
 				continue
 			}
-			return nil, &oci.Error{Code: oci.CodeBlobUploadInvalid, Status: http.StatusConflict, Message: "another request is writing to this upload; ask for its status and continue from there"}
+			return nil, uploadBusy()
 		}
 		if !u.gone {
 			return u, nil
@@ -245,12 +282,16 @@ func (us *uploads) savingOf(u *upload) <-chan struct{} {
 
 // UploadStatus implements oci.Writer.
 func (r *Registry) UploadStatus(ctx context.Context, repo, id string) (oci.UploadStatus, error) {
+	if r.replica != nil && r.writable() == nil {
+		if size, ok, err := r.uploads.statusShared(ctx, repo, id); ok || err != nil {
+			return oci.UploadStatus{ID: id, Size: size}, err
+		}
+	}
 	u, err := r.uploads.acquire(ctx, repo, id)
 	if err != nil {
 		return oci.UploadStatus{}, err
 	}
-	defer u.mu.Unlock()
-	defer r.letGo(u)
+	defer r.release(u)
 	return oci.UploadStatus{ID: id, Size: u.size}, nil
 }
 
@@ -268,8 +309,7 @@ func (r *Registry) AppendUpload(ctx context.Context, repo, id string, off, size 
 	if err != nil {
 		return oci.UploadStatus{}, err
 	}
-	defer u.mu.Unlock()
-	defer r.letGo(u)
+	defer r.release(u)
 	err = r.receive(ctx, u, off, size, body, "")
 	if rangeErr := (*oci.Error)(nil); errors.As(err, &rangeErr) && rangeErr.Code == oci.CodeRangeInvalid {
 		return oci.UploadStatus{ID: id, Size: u.size}, err
@@ -296,6 +336,10 @@ func (r *Registry) park(ctx context.Context, u *upload) error {
 	if u.obj != nil {
 		state, err := u.obj.Suspend(ctx)
 		u.obj = nil
+		if err != nil && u.claim != nil { // it stands where the request found it
+			u.unfollow()
+			return storeError("keep the upload", err)
+		}
 		if err != nil {
 			r.drop(ctx, u)
 			return storeError("keep the upload", err)
@@ -316,7 +360,11 @@ func (u *upload) row(intent oci.Digest) (catalog.Upload, error) {
 		if err != nil {
 			return row, err
 		}
-		row.Hash = append([]byte(u.alg+"\n"), state...)
+		head := u.alg
+		if u.only != "" {
+			head += " " + string(u.only)
+		}
+		row.Hash = append([]byte(head+"\n"), state...)
 	}
 	return row, nil
 }
@@ -326,138 +374,20 @@ func (r *Registry) save(ctx context.Context, u *upload, intent oci.Digest) error
 	if err != nil {
 		return err
 	}
+	if u.claim != nil {
+		row.Owner = r.replica.owner // a zero Until ends the claim
+	}
 	if err := r.cat.SaveUploads(ctx, row); err != nil {
 		return err
 	}
+	if u.claim != nil {
+		u.claim.settled = true
+	}
 	u.inRow = true
 	r.uploads.mu.Lock()
-	u.saved, u.touched = true, r.opts.Clock()
+	u.saved, u.touched = true, r.now()
 	r.uploads.mu.Unlock()
 	return nil
-}
-
-// storeError turns a failure of the store or catalogue into what a client sees.
-func storeError(doing string, err error) error {
-	var known *oci.Error
-	switch {
-	case errors.As(err, &known):
-		return err
-	case errors.Is(err, objstore.ErrNoSpace) || isFull(err):
-		return &oci.Error{Code: oci.CodeUnknown, Status: http.StatusInsufficientStorage,
-			Message: "the registry's storage is full; nothing was stored by this request", Err: fmt.Errorf("%s: %w", doing, err)}
-	}
-	return fmt.Errorf("%s: %w", doing, err)
-}
-
-// isStorageFull recognises what storeError made of a full store.
-func isStorageFull(err error) bool {
-	var e *oci.Error
-	return errors.As(err, &e) && e.Status == http.StatusInsufficientStorage
-}
-
-// isUnknown recognises that the store has lost an upload's bytes.
-func isUnknown(err error) bool { return oci.HasCode(err, oci.CodeBlobUploadUnknown) }
-
-// bufferPool holds the buffers between socket and store: 256 KiB, so that the
-// system calls weigh little beside the hash, and many uploads at once take
-// little memory.
-var bufferPool = sync.Pool{New: func() any { b := make([]byte, 256<<10); return &b }}
-
-// checkOffset refuses a chunk that does not begin where the upload stands.
-func (u *upload) checkOffset(off int64) error {
-	if off != oci.AtEnd && off != u.size {
-		return oci.Errorf(oci.CodeRangeInvalid, "the chunk begins at byte %d, the upload stands at %d", off, u.size)
-	}
-	return nil
-}
-
-// receive adds a request's body to the upload. u.mu is held. want is the digest
-// the upload is to have, where it is known, so that the right sum is computed.
-func (r *Registry) receive(ctx context.Context, u *upload, off, size int64, body io.Reader, want oci.Digest) error {
-	if err := u.checkOffset(off); err != nil {
-		return err
-	}
-	if body == nil || size == 0 {
-		return checkLength(size, 0)
-	}
-	if u.hash == nil {
-		u.setHash(algorithm(want))
-	}
-	u.inRow = false
-	return r.copyBody(ctx, u, size, body)
-}
-
-func (r *Registry) copyBody(ctx context.Context, u *upload, size int64, body io.Reader) error {
-	var bufs [2][]byte // one is filled and stored while the other is hashed
-	if size >= 0 && size <= catalog.InlineMax {
-		bufs[0] = make([]byte, size)
-		bufs[1] = bufs[0]
-	} else {
-		for i := range bufs {
-			p := bufferPool.Get().(*[]byte)
-			defer bufferPool.Put(p)
-			bufs[i] = *p
-		}
-		defer u.hashed() // before the buffers go back
-	}
-	var got int64
-	for i := 0; ; i++ {
-		buf := bufs[i%2]
-		if size >= 0 && got == size {
-			return checkEnd(body, size)
-		}
-		if size >= 0 && size-got < int64(len(buf)) {
-			buf = buf[:size-got]
-		}
-		n, err := body.Read(buf)
-		if n > 0 {
-			got += int64(n)
-			if err := r.writeUpload(ctx, u, buf[:n], size-got); err != nil {
-				return storeError("store the upload", err)
-			}
-		}
-		switch {
-		case err == io.EOF:
-			return checkLength(size, got)
-		case err != nil:
-			return bodyError(err, size, got)
-		}
-	}
-}
-
-func checkLength(size, got int64) error {
-	if size > 0 && got != size {
-		return oci.Errorf(oci.CodeSizeInvalid, "the body has %d bytes, %d were announced", got, size)
-	}
-	return nil
-}
-
-// checkEnd makes sure that nothing follows the announced bytes, which a client
-// would believe to be stored.
-func checkEnd(body io.Reader, size int64) error {
-	var one [1]byte
-	for {
-		switch n, err := body.Read(one[:]); {
-		case n > 0:
-			return oci.Errorf(oci.CodeSizeInvalid, "the body has more than the %d bytes that were announced", size)
-		case err == io.EOF:
-			return nil
-		case err != nil:
-			return bodyError(err, size, size)
-		}
-	}
-}
-
-// bodyError describes a body that broke off.
-func bodyError(err error, size, got int64) error {
-	var known *oci.Error
-	if errors.As(err, &known) {
-		return err
-	}
-	if errors.Is(err, io.ErrUnexpectedEOF) {
-		return oci.Errorf(oci.CodeSizeInvalid, "the body ended after %d of %d bytes", got, size)
-	}
-	return &oci.Error{Code: oci.CodeBlobUploadInvalid, Message: fmt.Sprintf("the body broke off after %d bytes", got), Err: err}
 }
 
 // writeUpload adds bytes to the upload, moving it to the object store when it
@@ -472,6 +402,9 @@ func (r *Registry) writeUpload(ctx context.Context, u *upload, p []byte, rest in
 	}
 	if err := r.openObject(ctx, u, int64(len(p))+rest, rest >= 0); err != nil {
 		return err
+	}
+	if u.lostClaim() {
+		return uploadBusy()
 	}
 	before := u.obj.Size()
 	_, err := u.obj.Write(p)
@@ -498,7 +431,7 @@ func (r *Registry) openObject(ctx context.Context, u *upload, more int64, known 
 	if known {
 		hint = u.size + more
 	}
-	obj, err := r.store.NewUpload(ctx, hint)
+	obj, err := r.newObject(ctx, u, hint)
 	if err != nil {
 		return err
 	}
@@ -512,13 +445,26 @@ func (r *Registry) openObject(ctx context.Context, u *upload, more int64, known 
 	return nil
 }
 
+// newObject begins the object of an upload: at its place, where the store can and
+// it is known.
+func (r *Registry) newObject(ctx context.Context, u *upload, hint int64) (objstore.Upload, error) {
+	if r.keyed == nil || u.want == "" || u.hash != nil && u.alg != algorithm(u.want) {
+		return r.store.NewUpload(ctx, hint)
+	}
+	obj, err := r.keyed.NewUploadFor(ctx, BlobKey(u.want), hint)
+	if err == nil {
+		u.only = u.want
+	}
+	return obj, err
+}
+
 // CancelUpload implements oci.Writer.
 func (r *Registry) CancelUpload(ctx context.Context, repo, id string) error {
 	u, err := r.uploads.acquire(ctx, repo, id)
 	if err != nil {
 		return err
 	}
-	defer u.mu.Unlock()
+	defer r.release(u)
 	r.drop(ctx, u)
 	return nil
 }
@@ -533,6 +479,13 @@ func (r *Registry) drop(ctx context.Context, u *upload) {
 	saved := u.saved
 	r.uploads.mu.Unlock()
 	var errs []error
+	if u.lostClaim() { // whoever has it goes on with what is in the store
+		if u.obj != nil {
+			_, err := u.obj.Suspend(ctx)
+			errs, u.obj = append(errs, err), nil
+		}
+		u.state, saved = "", false
+	}
 	if u.obj != nil {
 		errs = append(errs, u.obj.Cancel(ctx))
 		u.obj = nil

@@ -28,6 +28,9 @@ type Options struct {
 	// Remote says that requests go over a network: then a body that breaks off
 	// may be reported as any error, because nobody answers it.
 	Remote bool
+	// FixedDigest says that an upload whose commit broke off may only be committed
+	// as the same digest: it is being written to its place already.
+	FixedDigest bool
 }
 
 // Run runs every case of the contract as a subtest. open returns an empty

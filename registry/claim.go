@@ -1,0 +1,445 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"example.org/slipway/catalog"
+	"example.org/slipway/objstore"
+	"example.org/slipway/oci"
+)
+
+// claim is the sole right of a request to an upload, where replicas share the
+// catalogue. It is prolonged until it is ended.
+type claim struct {
+	r  *Registry
+	id string
+	// row is the upload as the request found it; without an ID it has none yet.
+	row catalog.Upload
+	// settled says that the row is as it is to be left, or gone. u.mu guards it.
+	settled bool
+	// lost says that somebody else has the upload.
+	lost atomic.Bool
+
+	mu    sync.Mutex // held while the catalogue is asked
+	timer *time.Timer
+	ended bool
+}
+
+// start begins to prolong the claim, which was made a moment ago.
+func (c *claim) start() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.ended && c.timer == nil {
+		c.timer = time.AfterFunc(c.r.replica.lease/3, c.prolong)
+	}
+}
+
+func (c *claim) prolong() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ended {
+		return
+	}
+	p := c.r.replica
+	ctx, cancel := context.WithTimeout(context.Background(), p.lease)
+	defer cancel()
+	// Where the catalogue does not answer the claim may still be there later: what
+	// is recorded in the end is refused if it is not.
+	if err := c.r.cat.KeepUpload(ctx, c.id, p.owner, p.lease); errors.Is(err, catalog.ErrBusy) {
+		c.lost.Store(true)
+		return
+	}
+	c.timer.Reset(p.lease / 3)
+}
+
+// end stops prolonging: when it returns nothing does so any more.
+func (c *claim) end() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ended = true
+	if c.timer != nil {
+		c.timer.Stop()
+	}
+}
+
+// lostClaim tells whether another request has taken the upload. u.mu is held.
+func (u *upload) lostClaim() bool { return u.claim != nil && u.claim.lost.Load() }
+
+func uploadBusy() error {
+	return &oci.Error{Code: oci.CodeBlobUploadInvalid, Status: http.StatusConflict, Message: "another request is writing to this upload; ask for its status and continue from there"}
+}
+
+// claimTries bounds how often an upload is looked for that changes hands.
+const claimTries = 5
+
+// claim is acquire where replicas share the catalogue: what an upload is stands in
+// its row, and RAM only has whose share it counts in and who follows it.
+func (us *uploads) claim(ctx context.Context, repo, id string) (*upload, error) {
+	r := us.r
+	for range claimTries {
+		u, err := us.take(ctx, repo, id)
+		if err != nil {
+			return nil, err
+		}
+		row, err := r.cat.ClaimUpload(ctx, repo, id, r.replica.owner, r.replica.lease)
+		if err == nil && row.Intent == "" {
+			u.claim = &claim{r: r, id: id, row: row}
+			if err = u.load(row); err == nil {
+				u.claim.start()
+				return u, nil
+			}
+			r.release(u)
+			return nil, err
+		}
+		us.leave(u, errors.Is(err, catalog.ErrNotFound))
+		switch {
+		case errors.Is(err, catalog.ErrNotFound):
+			return nil, uploadUnknown(repo, id)
+		case errors.Is(err, catalog.ErrBusy):
+			return nil, uploadBusy()
+		case err != nil:
+			return nil, storeError("continue upload "+id, err)
+		}
+		// Its publication was cut off. That is settled first, as if nobody had come.
+		row.Until = time.UnixMilli(1)
+		if err := r.cat.SaveUploads(ctx, row); err != nil {
+			return nil, storeError("continue upload "+id, err)
+		}
+		if err := r.settleShared(ctx, row); err != nil {
+			return nil, storeError("settle upload "+id, err)
+		}
+	}
+	return nil, uploadBusy()
+}
+
+// take finds an upload, or makes a place for one of another replica, and locks it.
+func (us *uploads) take(ctx context.Context, repo, id string) (*upload, error) {
+	if us.inRAM(id) == nil {
+		// A change of the catalogue is dear, and ids are easy to invent.
+		if _, err := us.r.cat.Upload(ctx, repo, id); errors.Is(err, catalog.ErrNotFound) {
+			return nil, uploadUnknown(repo, id)
+		} else if err != nil {
+			return nil, storeError("look up upload "+id, err)
+		}
+	}
+	for {
+		us.mu.Lock()
+		u := us.byID[id]
+		if u == nil {
+			u = &upload{id: id, repo: repo, saved: true, touched: us.r.now()}
+			us.byID[id] = u
+		}
+		us.mu.Unlock()
+		if u.repo != repo {
+			return nil, uploadUnknown(repo, id)
+		}
+		if !u.mu.TryLock() {
+			return nil, uploadBusy()
+		}
+		if !u.gone {
+			return u, nil
+		}
+		u.mu.Unlock() // it left RAM in between
+	}
+}
+
+// leave lets go of an upload; it stays in RAM only for what RAM alone knows of it.
+func (us *uploads) leave(u *upload, ended bool) {
+	u.buf, u.hash = nil, nil
+	if !u.gone && (ended || u.follower == nil && !u.client.IsValid()) {
+		us.r.finish(u)
+	}
+	us.mu.Lock()
+	u.touched = us.r.now()
+	us.mu.Unlock()
+	u.mu.Unlock()
+}
+
+// release ends a request's use of an upload that it acquired.
+func (r *Registry) release(u *upload) {
+	c := u.claim
+	if c == nil {
+		r.letGo(u)
+		u.mu.Unlock()
+		return
+	}
+	u.claim = nil
+	c.end()
+	if !u.gone && !c.settled { // what the request did does not count
+		row := c.row
+		row.Until = time.Time{}
+		ctx, cancel := context.WithTimeout(context.Background(), r.replica.lease)
+		if err := r.cat.SaveUploads(ctx, row); err != nil && !errors.Is(err, catalog.ErrBusy) {
+			r.log.Warn("let go of an upload, which can be continued a little later", "upload", u.id, "err", err)
+		}
+		cancel()
+	}
+	r.uploads.leave(u, false)
+}
+
+// statusShared tells where an upload stands without claiming it. ok is false where
+// that must be done.
+func (us *uploads) statusShared(ctx context.Context, repo, id string) (size int64, ok bool, err error) {
+	row, err := us.r.cat.Upload(ctx, repo, id)
+	switch {
+	case errors.Is(err, catalog.ErrNotFound):
+		return 0, false, uploadUnknown(repo, id)
+	case err != nil:
+		return 0, false, storeError("look up upload "+id, err)
+	case row.Until.After(us.r.now()):
+		return 0, false, uploadBusy()
+	}
+	return row.Size, row.Intent == "", nil
+}
+
+// pushWhole is PushBlob where replicas share the catalogue: nobody but this request
+// knows the upload, so that it has no row before its intent.
+func (r *Registry) pushWhole(ctx context.Context, repo string, d oci.Digest, size int64, body io.Reader) (oci.Descriptor, error) {
+	if err := errors.Join(r.writable(), oci.CheckName(repo), oci.CheckDigest(d)); err != nil {
+		return oci.Descriptor{}, err
+	}
+	u := r.newUpload(repo)
+	u.client, u.private = clientOf(ctx), true
+	u.claim = &claim{r: r, id: u.id}
+	u.mu.Lock()
+	if err := r.uploads.add(u); err != nil {
+		u.mu.Unlock()
+		return oci.Descriptor{}, err
+	}
+	defer r.release(u)
+	desc, err := r.commit(ctx, u, 0, size, body, d)
+	if !u.gone {
+		r.drop(ctx, u)
+	}
+	return desc, err
+}
+
+// intentWait bounds how long a push waits for the deletion of the same content to
+// end, which takes milliseconds unless the replica that began it has died.
+const intentWait = 20 * time.Second
+
+// recordIntent records that an upload is about to be published. row is the upload
+// with its intent.
+func (r *Registry) recordIntent(ctx context.Context, u *upload, row catalog.Upload) error {
+	if r.replica == nil {
+		return r.cat.SaveUploads(ctx, row)
+	}
+	c := u.claim // of this request, which waits for us
+	began := time.Now()
+	for wait := 10 * time.Millisecond; ; wait = min(2*wait, time.Second) {
+		row.Owner, row.Until = r.replica.owner, r.now().Add(r.replica.lease)
+		err := r.cat.SaveUploads(ctx, row)
+		if err == nil {
+			c.start()
+			return nil
+		}
+		if !errors.Is(err, catalog.ErrDeleting) || time.Since(began)+wait > intentWait {
+			return err
+		}
+		time.Sleep(wait)
+	}
+}
+
+// unpublishShared is unpublish where replicas share the catalogue. Another one may
+// be publishing the same, and what the store or the catalogue was asked for may
+// still happen, so the upload's row is left, to be settled when its claim has run
+// out. Where somebody else has taken that claim, and settled it before the object
+// was there, this is the last who knows of the object.
+func (r *Registry) unpublishShared(ctx context.Context, u *upload, d oci.Digest, because error) {
+	r.keepRow(u)
+	log := r.log.With("repo", u.repo, "digest", d, "upload", u.id)
+	if !u.lostClaim() && !errors.Is(because, catalog.ErrBusy) {
+		log.Warn("a blob could not be recorded; what is left of it is removed soon", "err", because)
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.replica.lease)
+	defer cancel()
+	if err := r.deleteGranted(ctx, d); err != nil {
+		log.Error("take back a blob that came too late; run slipway fsck --repair", "err", err)
+	}
+}
+
+// settleExpired settles publications that were cut off, of all replicas.
+func (r *Registry) settleExpired(ctx context.Context) error {
+	const page = 100
+	for {
+		left, err := r.cat.ExpiredIntents(ctx, page)
+		if err != nil {
+			return fmt.Errorf("look for publications that were cut off: %w", err)
+		}
+		var errs []error
+		for _, u := range left {
+			if err := r.settleShared(ctx, u); err != nil {
+				errs = append(errs, fmt.Errorf("settle upload %s: %w", u.ID, err))
+			}
+		}
+		if len(left) < page || len(errs) > 0 {
+			return errors.Join(errs...)
+		}
+	}
+}
+
+// settleShared is settle for an upload whose claim has run out. The object goes
+// before the row that names it, and only with the right to delete it, which makes
+// the catalogue refuse whatever the upload's last owner still records.
+func (r *Registry) settleShared(ctx context.Context, u catalog.Upload) error {
+	if err := r.deleteGranted(ctx, u.Intent); err != nil {
+		return err
+	}
+	row, err := r.cat.ClaimUpload(ctx, u.Repo, u.ID, r.replica.owner+"/settle", r.replica.lease)
+	if errors.Is(err, catalog.ErrNotFound) || errors.Is(err, catalog.ErrBusy) {
+		return nil // it ended, or goes on
+	}
+	if err != nil {
+		return err
+	}
+	log := r.log.With("repo", u.Repo, "upload", u.ID, "digest", u.Intent)
+	if row.Intent != "" && row.Intent != u.Intent { // it went on meanwhile, and was cut off again
+		row.Until = time.UnixMilli(1)
+		return r.cat.SaveUploads(ctx, row)
+	}
+	if err := r.store.Delete(ctx, verifyKey(u.ID)); err != nil {
+		return err
+	}
+	row.Until = time.Time{}
+	if kept, err := r.reopen(ctx, &row); err != nil || kept {
+		log.Info("kept an upload whose end was cut off", "bytes", row.Size)
+		return err
+	}
+	if row.State != "" {
+		if err := r.store.Abandon(ctx, row.State); err != nil {
+			return err
+		}
+	}
+	log.Info("dropped an upload that was cut off while being published")
+	return r.cat.DeleteUploads(ctx, u.ID)
+}
+
+// deleteGranted deletes the objects of those of the contents that the catalogue
+// lets this replica delete: nothing needs them, and nobody is publishing them. The
+// local locks are for the catalogue grants an owner what it has already.
+func (r *Registry) deleteGranted(ctx context.Context, digests ...oci.Digest) error {
+	_, err := r.tryDelete(ctx, digests)
+	return err
+}
+
+func (r *Registry) tryDelete(ctx context.Context, digests []oci.Digest) (granted int, err error) {
+	if len(digests) == 0 {
+		return 0, nil
+	}
+	p := r.replica
+	defer r.digests.lockAll(digests)()
+	// No object is deleted later than this, so that nothing under way then can meet
+	// the object that another replica writes after the deadline.
+	within, cancel := context.WithTimeout(ctx, p.lease)
+	defer cancel()
+	list, err := r.cat.BeginDeleting(within, p.owner, deletingFor*p.lease, digests...)
+	if err != nil {
+		return 0, fmt.Errorf("ask for the right to delete objects: %w", err)
+	}
+	var gone, back []oci.Digest
+	var errs []error
+	for _, d := range list {
+		if !oci.ValidDigest(d) { // of a damaged catalogue; there is no such object
+			r.log.Warn("dropped a content whose digest is none", "digest", d)
+			gone = append(gone, d)
+			continue
+		}
+		if within.Err() != nil { // not tried
+			back = append(back, d)
+			continue
+		}
+		if err := r.store.Delete(within, BlobKey(d)); err != nil {
+			errs = append(errs, err) // it may still happen: only the deadline ends that
+			continue
+		}
+		gone = append(gone, d)
+	}
+	rest, stop := context.WithTimeout(context.WithoutCancel(ctx), p.lease)
+	defer stop()
+	if len(gone) > 0 {
+		errs = append(errs, r.cat.Forget(rest, gone...))
+	}
+	if len(back) > 0 {
+		errs = append(errs, within.Err(), r.cat.StopDeleting(rest, p.owner, back...))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return len(list), fmt.Errorf("delete objects: %w", err)
+	}
+	return len(list), nil
+}
+
+// purgeShared is purge where replicas share the catalogue: one at a time looks for
+// what nobody continued.
+func (us *uploads) purgeShared(ctx context.Context) error {
+	r := us.r
+	if err := r.settleExpired(ctx); err != nil {
+		return err
+	}
+	held, release, mine, err := r.alone(ctx, leaseUploads, "purge")
+	if !mine || err != nil {
+		return err
+	}
+	defer release()
+	return because(held, us.purgeAlone(held))
+}
+
+func (us *uploads) purgeAlone(ctx context.Context) error {
+	r := us.r
+	stale, err := r.cat.StaleUploads(ctx, r.now().Add(-r.opts.UploadMaxAge), 1000)
+	if err != nil {
+		return err
+	}
+	for _, row := range stale {
+		if err := us.purgeStale(ctx, row); err != nil {
+			return err
+		}
+	}
+	if at := r.replica.steady(); r.replica.swept == 0 || at-r.replica.swept >= sweepEvery {
+		r.replica.swept = at
+		return us.sweep(ctx, r.now().Add(-min(r.opts.UploadMaxAge, sweepAge)))
+	}
+	return nil
+}
+
+const (
+	// sweepEvery is the time between two sweeps of the store that replicas share.
+	sweepEvery = 10 * time.Minute
+	// sweepAge is how old a part of an upload is that no row knows before it is
+	// taken for left behind: a request of another replica may be writing to it.
+	sweepAge = 24 * time.Hour
+)
+
+// purgeStale drops an upload whose row is old, unless somebody has it.
+func (us *uploads) purgeStale(ctx context.Context, row catalog.Upload) error {
+	r := us.r
+	if row.Intent != "" {
+		return nil // it is settled first
+	}
+	now, err := r.cat.ClaimUpload(ctx, row.Repo, row.ID, r.replica.owner+"/settle", r.replica.lease)
+	if errors.Is(err, catalog.ErrNotFound) || errors.Is(err, catalog.ErrBusy) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if now.UpdatedAt.After(row.UpdatedAt) || now.Intent != "" { // it has been continued
+		if now.Until = (time.Time{}); now.Intent != "" {
+			now.Until = time.UnixMilli(1)
+		}
+		return r.cat.SaveUploads(ctx, now)
+	}
+	if now.State != "" {
+		if err := r.store.Abandon(ctx, now.State); err != nil && !errors.Is(err, objstore.ErrNotExist) {
+			return err
+		}
+	}
+	return r.cat.DeleteUploads(ctx, row.ID)
+}

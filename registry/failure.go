@@ -1,0 +1,73 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"syscall"
+	"time"
+
+	"example.org/slipway/catalog"
+	"example.org/slipway/objstore"
+	"example.org/slipway/oci"
+)
+
+// Unavailable turns a failure of the store or catalogue that passes into what a
+// client is told; other errors it returns as they are.
+func Unavailable(err error) error {
+	var busy *objstore.BusyError
+	var known *oci.Error
+	if !errors.As(err, &known) && (errors.As(err, &busy) || errors.Is(err, catalog.ErrUnavailable)) {
+		return storeError("use the storage", err)
+	}
+	return err
+}
+
+// storeError turns a failure of the store or catalogue into what a client sees.
+func storeError(doing string, err error) error {
+	var known *oci.Error
+	var busy *objstore.BusyError
+	switch {
+	case errors.As(err, &known):
+		return err
+	case errors.Is(err, context.Canceled):
+	case errors.Is(err, objstore.ErrNoSpace) || isFull(err):
+		return &oci.Error{Code: oci.CodeUnknown, Status: http.StatusInsufficientStorage,
+			Message: "the registry's storage is full; nothing was stored by this request", Err: fmt.Errorf("%s: %w", doing, err)}
+	case errors.As(err, &busy):
+		return unavailable("the registry's storage is busy, or cannot be reached", max(busy.RetryAfter, defaultRetry), doing, err)
+	case errors.Is(err, catalog.ErrUnavailable):
+		return unavailable("the registry's database cannot be reached", defaultRetry, doing, err)
+	case errors.Is(err, catalog.ErrDeleting):
+		return unavailable("the same content is being deleted", defaultRetry, doing, err)
+	case errors.Is(err, catalog.ErrBusy):
+		return &oci.Error{Code: oci.CodeBlobUploadInvalid, Status: http.StatusConflict,
+			Message: "another request has taken this upload; ask for its status and continue from there", Err: fmt.Errorf("%s: %w", doing, err)}
+	}
+	return fmt.Errorf("%s: %w", doing, err)
+}
+
+// isStorageFull recognises what storeError made of a full store.
+func isStorageFull(err error) bool {
+	var e *oci.Error
+	return errors.As(err, &e) && e.Status == http.StatusInsufficientStorage
+}
+
+// isUnknown recognises that the store has lost an upload's bytes.
+func isUnknown(err error) bool { return oci.HasCode(err, oci.CodeBlobUploadUnknown) }
+
+// defaultRetry is when a client should come again where nobody knows better.
+const defaultRetry = 5 * time.Second
+
+func unavailable(what string, after time.Duration, doing string, err error) error {
+	return &oci.Error{Code: oci.CodeUnavailable, RetryAfter: after, Message: what + "; try again in a moment", Err: fmt.Errorf("%s: %w", doing, err)}
+}
+
+// isFull recognises a full disk under the catalogue: the driver gives SQLite's
+// message (SQLITE_FULL), or the system's error.
+func isFull(err error) bool {
+	var full interface{ Code() int }
+	const sqliteFull = 13
+	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || (errors.As(err, &full) && full.Code()&0xff == sqliteFull)
+}

@@ -1,0 +1,94 @@
+package registry
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"example.org/slipway/catalog"
+	"example.org/slipway/oci"
+)
+
+// promises are contents of which clients of this replica were told a short while
+// ago that they are there, which the catalogue has confirmed.
+type promises struct {
+	mu sync.Mutex
+	// now and past have when, on the steady clock, the catalogue was asked.
+	now, past map[promise]time.Duration
+	turned    time.Duration
+}
+
+type promise struct {
+	seenKey
+	manifest bool
+}
+
+// fresh tells whether a promise was confirmed within the time. at is by the steady
+// clock.
+func (p *promises) fresh(k promise, at, within time.Duration) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	asked, ok := p.now[k]
+	if !ok {
+		asked, ok = p.past[k]
+	}
+	return ok && at-asked < within
+}
+
+// confirm notes a promise. Those older than within are forgotten, or when they are
+// too many: that costs a question each.
+func (p *promises) confirm(k promise, at, within time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.now == nil || at-p.turned >= within || len(p.now) >= maxSeen {
+		p.past, p.now, p.turned = p.now, map[promise]time.Duration{}, at
+	}
+	p.now[k] = at
+}
+
+// promiseTries bounds how often a content is looked up again that the collector
+// seems about to take.
+const promiseTries = 5
+
+// promiseShared makes sure, before a client is told that content is there, that no
+// replica's collector takes it for half a grace period. What is not queued now is
+// not due before a grace period from now, and what is due within three quarters of
+// one is postponed, in the catalogue, before the answer. As that holds for a
+// quarter, the catalogue is asked once in that time. It returns false where the
+// content is not there: RAM may not know that yet.
+func (r *Registry) promiseShared(ctx context.Context, k promise) (here bool, err error) {
+	p, grace := r.replica, r.opts.Grace
+	if p.promised.fresh(k, p.steady(), grace/4) {
+		return true, nil
+	}
+	for range promiseTries {
+		asked := p.steady() // before the catalogue is
+		here, due, err := r.cat.Due(ctx, k.repo, k.digest, k.manifest)
+		if err != nil {
+			return false, storeError("look up what is promised", err)
+		}
+		if !here {
+			r.forgetGone(k)
+			return false, nil
+		}
+		now := r.now()
+		if due.IsZero() || due.After(now.Add(grace-grace/4)) {
+			p.promised.confirm(k, asked, grace/4)
+			return true, nil
+		}
+		// The collector may be faster: so look again.
+		if err := r.cat.Postpone(ctx, []catalog.Postponed{{Repo: k.repo, Digest: k.digest, Until: now.Add(grace)}}); err != nil {
+			return false, storeError("keep what is promised", err)
+		}
+	}
+	return false, &oci.Error{Code: oci.CodeUnavailable, Message: "the content is being changed all the time; ask again"}
+}
+
+// forgetGone drops from RAM what another replica has taken away.
+func (r *Registry) forgetGone(k promise) {
+	if k.manifest {
+		r.ram.Drop(manifestKey(k.repo, string(k.digest)))
+	} else {
+		r.ram.Drop(blobKey(k.repo, k.digest))
+	}
+}
