@@ -1,0 +1,190 @@
+package cluster
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Headers between replicas.
+const (
+	// headerTicket is a request's signature: v1 TIME SENDER COUNT MAC.
+	headerTicket = "Slipway-Peer"
+	// headerProof is an answer's: a MAC in hex. It proves that whoever answers knows
+	// the secret, so that nobody who took a replica's address can answer for it.
+	headerProof = "Slipway-Peer-Proof"
+)
+
+// errTicket says that a request is not signed as it must be. What is wrong is not
+// told to whom sent it.
+var errTicket = errors.New("the request is not signed by a peer")
+
+// macKey is what requests and answers between replicas are signed with. It is derived
+// from the secret, so that the secret can serve nothing else by chance.
+type macKey [sha256.Size]byte
+
+func newMACKey(secret []byte) (k macKey) {
+	m := hmac.New(sha256.New, secret)
+	m.Write([]byte("slipway peers v1"))
+	m.Sum(k[:0])
+	return k
+}
+
+// String keeps the key out of logs.
+func (macKey) String() string { return "[secret]" }
+
+// sum is the MAC of lines, none of which holds a line feed.
+func (k *macKey) sum(lines ...string) []byte {
+	m := hmac.New(sha256.New, k[:])
+	m.Write([]byte(strings.Join(lines, "\n")))
+	return m.Sum(nil)
+}
+
+// ticket is what a request is signed with. Sender and count, which never come
+// together twice, are its nonce.
+type ticket struct {
+	// at is the sender's time, in seconds since 1970.
+	at int64
+	// sender is the incarnation that sends, and count the number of the request in it.
+	sender string
+	count  uint64
+	mac    []byte
+}
+
+// sign makes the ticket of a request to target, an incarnation: another replica, or
+// the same one after a restart, does not take it.
+func (k *macKey) sign(method, path, ranges, target string, t ticket) string {
+	return t.text() + " " + hex.EncodeToString(k.request(method, path, ranges, target, t))
+}
+
+func (t *ticket) text() string {
+	return "v1 " + strconv.FormatInt(t.at, 10) + " " + t.sender + " " + strconv.FormatUint(t.count, 10)
+}
+
+func (k *macKey) request(method, path, ranges, target string, t ticket) []byte {
+	return k.sum("request", method, path, ranges, target, t.text())
+}
+
+// parseTicket reads a ticket. It says nothing of whether it is genuine.
+func parseTicket(s string) (t ticket, err error) {
+	f := strings.Split(s, " ")
+	if len(f) != 5 || f[0] != "v1" || !validID(f[2]) || len(f[4]) != 2*sha256.Size {
+		return t, errTicket
+	}
+	at, err1 := strconv.ParseInt(f[1], 10, 64)
+	count, err2 := strconv.ParseUint(f[3], 10, 64)
+	mac, err3 := hex.DecodeString(f[4])
+	if err1 != nil || err2 != nil || err3 != nil {
+		return t, errTicket
+	}
+	t = ticket{at, f[2], count, mac}
+	if t.text()+" "+hex.EncodeToString(mac) != s { // one form only
+		return t, errTicket
+	}
+	return t, nil
+}
+
+// verify checks that a request comes from a peer, now, for the first time, and to
+// this incarnation.
+func (c *Cluster) verify(method, path, ranges, text string) (ticket, error) {
+	t, err := parseTicket(text)
+	if err != nil {
+		return t, err
+	}
+	if !hmac.Equal(t.mac, c.key.request(method, path, ranges, c.self, t)) {
+		return t, errTicket
+	}
+	now := c.opts.Clock()
+	if d := now.Unix() - t.at; d > int64(c.opts.Skew/time.Second) || -d > int64(c.opts.Skew/time.Second) {
+		return t, fmt.Errorf("%w: the clocks differ by %d s", errTicket, d)
+	}
+	if !c.windows.first(t.sender, t.count, now) {
+		return t, fmt.Errorf("%w: it came twice", errTicket)
+	}
+	return t, nil
+}
+
+// proof signs an answer to a request.
+func (k *macKey) proof(t ticket, status int, length, ranges, modified string) []byte {
+	return k.sum("answer", t.text(), strconv.Itoa(status), length, ranges, modified)
+}
+
+// windowBits is how far the requests of a sender may overtake each other.
+const windowBits = 4096
+
+// windows remember which requests have come: for each sender the highest count, and
+// which of the windowBits before it. Only genuine requests are told to it, so there
+// are as many senders as incarnations; each takes about 600 bytes.
+type windows struct {
+	keep time.Duration
+
+	mu      sync.Mutex
+	senders map[string]*window
+	swept   time.Time
+}
+
+type window struct {
+	highest uint64
+	seen    [windowBits / 64]uint64 // a ring: bit count % windowBits
+	last    time.Time
+}
+
+func (ws *windows) init(keep time.Duration) { ws.keep, ws.senders = keep, map[string]*window{} }
+
+// first tells whether a count of a sender comes for the first time. One that is too
+// far behind to tell counts as known.
+func (ws *windows) first(sender string, count uint64, now time.Time) bool {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	// A ticket is refused for its time before its sender is forgotten.
+	if now.Sub(ws.swept) > ws.keep {
+		ws.swept = now
+		for id, w := range ws.senders {
+			if now.Sub(w.last) > ws.keep {
+				delete(ws.senders, id)
+			}
+		}
+	}
+	w := ws.senders[sender]
+	if w == nil {
+		w = &window{highest: count}
+		ws.senders[sender] = w
+	}
+	w.last = now
+	switch {
+	case count > w.highest:
+		if count-w.highest >= windowBits {
+			w.seen = [windowBits / 64]uint64{}
+		} else {
+			for i := w.highest + 1; i < count; i++ {
+				w.set(i, false)
+			}
+		}
+		w.highest = count
+		w.set(count, true)
+		return true
+	case w.highest-count >= windowBits || w.has(count):
+		return false
+	}
+	w.set(count, true)
+	return true
+}
+
+func (w *window) has(count uint64) bool {
+	return w.seen[count%windowBits/64]&(1<<(count%64)) != 0
+}
+
+func (w *window) set(count uint64, on bool) {
+	bit := uint64(1) << (count % 64)
+	if on {
+		w.seen[count%windowBits/64] |= bit
+	} else {
+		w.seen[count%windowBits/64] &^= bit
+	}
+}
