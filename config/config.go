@@ -21,6 +21,7 @@ type Config struct {
 	Version       string        `yaml:"version" default:"0.1" enum:"0.1" doc:"Version of the shape of this file. A file must begin with it."`
 	Log           Log           `yaml:"log" doc:"What is logged, how and where to."`
 	Storage       Storage       `yaml:"storage" doc:"Where content is kept, for how long, and who may delete it."`
+	Cluster       Cluster       `yaml:"cluster" doc:"Several servers with one catalogue and one object store. They work together as soon as they share these; this section lets them use each other's caches."`
 	Gear          Gear          `yaml:"gear" doc:"Conversion of images to Gear form: an index and files that are stored once."`
 	HTTP          HTTP          `yaml:"http" doc:"The server that clients talk to."`
 	Auth          auth.Config   `yaml:"auth" doc:"Who may do what. Without any of it everything is allowed, and then http.addr must be a loopback address or http.insecure_open_to_network be true."`

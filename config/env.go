@@ -86,7 +86,7 @@ func envNames(t reflect.Type, prefix string) []string {
 // effect unless tracing is switched on, here or by OTEL_TRACES_EXPORTER=otlp.
 func (o *overlay) applyOTel(env map[string]string) {
 	set := func(name, key, value string) {
-		o.set(route{named(key), typeAt(named(key))}, value, place{name: "environment variable " + name})
+		o.set(route{steps: named(key), typ: typeAt(named(key))}, value, place{name: "environment variable " + name})
 	}
 	const exporter = "OTEL_TRACES_EXPORTER"
 	switch v := env[exporter]; v {

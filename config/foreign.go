@@ -24,19 +24,33 @@ type foreignKey struct {
 	trigger string
 }
 
-const useFilesystem = " is not in this version; use filesystem"
+const (
+	notHere   = " is not in this version; the drivers are filesystem, s3, swift and inmemory"
+	ownCopies = "ignored: an upload is written to its place in parts of chunksize"
+)
 
 // foreignKeys lists them all; what lies below them is free.
 var foreignKeys = []foreignKey{
 	{path: "log.hooks", why: "log hooks are not supported: collect the log on standard error instead"},
 	{path: "log.reportcaller", why: "ignored: log lines do not name their place in the source"},
 
-	{path: "storage.s3", fate: refusedAlways, why: "storage driver s3" + useFilesystem},
-	{path: "storage.s3aws", fate: refusedAlways, why: "storage driver s3aws" + useFilesystem},
-	{path: "storage.swift", fate: refusedAlways, why: "storage driver swift" + useFilesystem},
-	{path: "storage.azure", fate: refusedAlways, why: "storage driver azure" + useFilesystem},
-	{path: "storage.gcs", fate: refusedAlways, why: "storage driver gcs" + useFilesystem},
-	{path: "storage.oss", fate: refusedAlways, why: "storage driver oss" + useFilesystem},
+	{path: "storage.azure", fate: refusedAlways, why: "storage driver azure" + notHere},
+	{path: "storage.gcs", fate: refusedAlways, why: "storage driver gcs" + notHere + "; s3 reaches Google Cloud Storage with an interoperability key"},
+	{path: "storage.oss", fate: refusedAlways, why: "storage driver oss" + notHere},
+	{path: "storage.s3.v4auth", fate: refused, silent: []string{"true", "yes", "on"}, why: "requests are always signed by version 4"},
+	{path: "storage.s3.multipartcopychunksize", why: ownCopies},
+	{path: "storage.s3.multipartcopymaxconcurrency", why: ownCopies},
+	{path: "storage.s3.multipartcopythresholdsize", why: ownCopies},
+	{path: "storage.s3.useragent", why: "ignored: requests name Slipway"},
+	{path: "storage.s3.usedualstack", fate: refused, why: "is not supported; name a dual-stack endpoint as regionendpoint"},
+	{path: "storage.s3.accelerate", fate: refused, why: "is not supported; leave it out"},
+	{path: "storage.s3.objectacl", fate: refused, silent: []string{"private"}, why: "objects get no access list of their own; the bucket's policy says who reads them"},
+	{path: "storage.s3.loglevel", why: "ignored: requests to the store are counted by metrics and not logged"},
+	{path: "storage.s3.logs3apirequests", why: "ignored: requests to the store are counted by metrics and not logged"},
+	{path: "storage.s3.logs3apiresponseheaders", why: "ignored: requests to the store are counted by metrics and not logged"},
+	{path: "storage.swift.rootdirectory", why: "ignored, as by Distribution's driver: the key is prefix"},
+	{path: "storage.swift.tempurlcontainerkey", why: "ignored: the container's key signs temporary URLs where it has one"},
+	{path: "storage.swift.tempurlmethods", why: "ignored: temporary URLs are for reading only"},
 	{path: "storage.maintenance.uploadpurging.interval", why: "ignored: old uploads are looked for every minute, which costs one query"},
 	{path: "storage.maintenance.uploadpurging.dryrun", fate: refused, silent: []string{"false"}, why: "purging has no dry run here: set storage.maintenance.uploadpurging.enabled to false to keep old uploads"},
 	{path: "storage.filesystem.maxthreads", why: "ignored: file operations need no limit of their own; http.ratelimit bounds the load"},
@@ -62,10 +76,14 @@ var foreignKeys = []foreignKey{
 // alias is a short or an old name of a key.
 type alias struct{ from, to, doc string }
 
+// aliasRoot is the one alias whose target depends on the storage driver.
+const aliasRoot = "storage.root"
+
 // aliases are resolved while a layer is read, so that a flag that uses one
 // name outweighs a file that uses the other.
 var aliases = []alias{
-	{"storage.root", "storage.filesystem.rootdirectory", "Short for filesystem.rootdirectory."},
+	{aliasRoot, "storage.filesystem.rootdirectory", "Short for filesystem.rootdirectory, and with s3 and swift for storage.directory."},
+	{"storage.s3aws", "storage.s3", "Another name of s3."},
 	{"loglevel", "log.level", "Deprecated: write log.level."},
 }
 

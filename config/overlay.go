@@ -31,6 +31,7 @@ type step struct {
 type route struct {
 	steps []step
 	typ   reflect.Type // nil below a key that is free or foreign
+	alias string       // the other name it was found by
 }
 
 func (r route) path() string {
@@ -86,7 +87,7 @@ func (r router) find(t reflect.Type, steps []step, name string) (route, bool) {
 		}
 		steps = append(slices.Clone(steps), step{index: i})
 		if !more {
-			return route{steps, t.Elem()}, true
+			return route{steps: steps, typ: t.Elem()}, true
 		}
 		return r.find(t.Elem(), steps, rest)
 	case shapeMap:
@@ -114,23 +115,26 @@ func (r router) findKey(t reflect.Type, steps []step, name string) (route, bool)
 		i := indexOf(fields, key)
 		if rest == "" {
 			if i < 0 { // an alias has the type of its target
-				return route{below, typeAt(below)}, true
+				return route{below, typeAt(below), at}, true
 			}
-			return route{below, fields[i].typ}, true
+			return route{steps: below, typ: fields[i].typ}, true
 		}
 		rest, found = strings.CutPrefix(rest, r.sep)
 		if !found {
 			continue
 		}
-		if i >= 0 {
-			if found, ok := r.find(fields[i].typ, below, rest); ok {
-				return found, true
-			}
-		} else if _, ok := foreign(at); ok {
+		if _, ok := foreign(at); ok && i < 0 {
 			for k := range strings.SplitSeq(strings.ToLower(rest), r.sep) {
 				below = append(below, step{k, -1})
 			}
-			return route{below, nil}, true
+			return route{steps: below}, true
+		}
+		typ := typeAt(below) // of what it is another name of
+		if i >= 0 {
+			typ = fields[i].typ
+		}
+		if found, ok := r.find(typ, below, rest); ok {
+			return found, true
 		}
 	}
 	return route{}, false
@@ -155,7 +159,7 @@ func (r router) findFree(t reflect.Type, steps []step, name string) (route, bool
 	if index >= 0 {
 		steps = append(steps, step{index: index})
 	}
-	return route{steps, typ}, true
+	return route{steps: steps, typ: typ}, true
 }
 
 // typeAt returns the type of the key that steps name, nil when it has none.
@@ -182,8 +186,20 @@ type overlay struct {
 	typ  reflect.Type // of the configuration
 }
 
+// rootKey is what storage.root means with the storage driver that the layers so
+// far choose.
+func (o *overlay) rootKey() string {
+	if st := o.root.child("storage"); st != nil && (st.child("s3") != nil || st.child("swift") != nil) {
+		return "storage.directory"
+	}
+	return aliasOf(aliasRoot)
+}
+
 // set puts a value, given as text, at a route.
 func (o *overlay) set(rt route, text string, at place) {
+	if rt.alias == aliasRoot {
+		rt.steps = named(o.rootKey())
+	}
 	val := &node{kind: scalarNode, text: text, at: at}
 	if rt.typ != nil {
 		shape := shapeOf(rt.typ)
@@ -293,7 +309,10 @@ func (o *overlay) normalize() {
 			}
 		}
 	}
-	for _, a := range aliases {
+	for _, a := range slices.Backward(aliases) { // the drivers' before the root's
+		if a.from == aliasRoot {
+			a.to = o.rootKey()
+		}
 		o.resolve(a)
 	}
 }

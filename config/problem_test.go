@@ -80,15 +80,15 @@ func TestWrongTypes(t *testing.T) {
 func TestKeysNotHere(t *testing.T) {
 	runProblems(t, []problemCase{
 		{"not here", `storage:
-  s3: {bucket: b, secretkey: hush}
+  oss: {bucket: b, secretkey: hush}
   azure:
 proxy: {remoteurl: "https://registry-1.docker.io"}
 middleware: {storage: [{name: redirect}]}
 policy: {repository: {classes: [image]}}
 auth: {silly: {}}
 http: {tls: {letsencrypt: {email: me@example.com}}}`, []string{
-			"c.yml:3: storage.s3: storage driver s3 is not in this version; use filesystem",
-			"c.yml:4: storage.azure: storage driver azure is not in this version; use filesystem",
+			"c.yml:3: storage.oss: storage driver oss is not in this version; the drivers are filesystem, s3, swift and inmemory",
+			"c.yml:4: storage.azure: storage driver azure is not in this version; the drivers are filesystem, s3, swift and inmemory",
 			"c.yml:5: proxy: pulling through from another registry is not in this version; without it this registry would be an empty one",
 			"c.yml:6: middleware: middleware is not supported; without it clients would reach other content, or other hosts, than meant",
 			"c.yml:7: policy: repository class policies are not supported, and leaving them out would accept what they forbid",
@@ -178,8 +178,8 @@ validation: {manifests: {indexes: {platforms: list}}}`, []string{
 			"c.yml:4: http.tls.key: is missing: http.tls.certificate alone gives no encryption",
 			"c.yml:3: http.addr: is reachable from other machines, and nobody is asked for a password: configure auth, or listen on 127.0.0.1, or say http.insecure_open_to_network: true",
 			"c.yml:5: storage.filesystem: stands beside storage.inmemory: choose one storage driver",
-			"c.yml:6: validation.manifests.indexes.platformlist: is missing: platforms: list needs it",
 			"c.yml:5: storage.retention[0]: keeps nothing, so it would remove every tag: set one of its keep_ keys",
+			"c.yml:6: validation.manifests.indexes.platformlist: is missing: platforms: list needs it",
 		}},
 		{"methods without means", "auth: {htpasswd: , mtls: {}}\nhttp: {tls: {clientcas: [/ca]}}", []string{
 			"c.yml:3: http.tls.clientcas: needs http.tls.certificate and http.tls.key: there are no client certificates without TLS",

@@ -6,11 +6,17 @@ import "time"
 type Storage struct {
 	FileSystem        FileSystem      `yaml:"filesystem" doc:"Keeps content in a directory. storage.root is short for its rootdirectory."`
 	InMemory          Present         `yaml:"inmemory" doc:"Keeps content in memory instead, for tests: it is gone when the server stops."`
+	S3                *S3             `yaml:"s3" doc:"Keeps content in a bucket instead."`
+	Swift             *Swift          `yaml:"swift" doc:"Keeps content in a Swift container instead."`
+	Directory         string          `yaml:"directory" default:"/var/lib/registry" doc:"Local directory with s3 and swift, for what is not in the object store: the catalogue unless it is in PostgreSQL, the key of the token service, the administration socket and the disk's share of blob_cache. storage.root is short for it then."`
+	Catalog           SharedCatalog   `yaml:"catalog" doc:"Where the catalogue is: what exists, by name."`
 	Memory            Size            `yaml:"memory" default:"64MiB" min:"0" doc:"Memory for recently read content, in bytes. 0 switches the cache off. What is often asked for and small is kept first."`
 	Delete            Delete          `yaml:"delete" doc:"Deleting by clients."`
 	Cache             ForeignOnly     `yaml:"cache" doc:"Distribution's descriptor cache. Its keys change nothing here."`
 	Tag               ForeignOnly     `yaml:"tag" doc:"Distribution's lookup of tags. Its keys change nothing here."`
-	Redirect          Redirect        `yaml:"redirect" doc:"Sending clients to the storage itself, where the driver can."`
+	BlobCache         BlobCache       `yaml:"blob_cache" doc:"Blobs kept near in front of the object store. storage.memory is for manifests and the smallest blobs, and always there."`
+	Prefetch          Prefetch        `yaml:"prefetch" doc:"Filling the cache before clients ask."`
+	Redirect          Redirect        `yaml:"redirect" doc:"Sending clients to the object store itself, where the driver can."`
 	Maintenance       Maintenance     `yaml:"maintenance" doc:"Upload purging and read-only mode."`
 	GC                GC              `yaml:"gc" doc:"Garbage collection, which runs while the registry serves."`
 	ImmutableTags     []ImmutableTags `yaml:"immutable_tags" doc:"Tags that cannot be moved or deleted once they are set."`
@@ -30,11 +36,6 @@ type ForeignOnly struct{}
 // Delete configures deleting by clients.
 type Delete struct {
 	Enabled bool `yaml:"enabled" default:"true" doc:"Lets clients delete manifests, tags and blobs, if they have the right to."`
-}
-
-// Redirect configures redirects.
-type Redirect struct {
-	Disable bool `yaml:"disable" doc:"True sends all content through this server. The filesystem driver always does."`
 }
 
 // Maintenance configures upkeep.
@@ -59,6 +60,7 @@ type GC struct {
 	Disabled bool          `yaml:"disabled" doc:"True frees no space. What is deleted meanwhile is freed once it is switched on again."`
 	Interval time.Duration `yaml:"interval" default:"1h" min:"1s" doc:"Time between two runs."`
 	Grace    time.Duration `yaml:"grace" default:"24h" doc:"How long content stays after the last reference to it has gone, or after it came without one. It must be longer than any push takes; at least 5m."`
+	Short    bool          `yaml:"short_grace" doc:"True accepts a grace period of less than 5m, for tests: a push that takes longer loses its blobs."`
 	Untagged string        `yaml:"untagged" default:"keep" enum:"keep|delete" doc:"What happens to manifests without a tag that no other manifest refers to. keep, as clients may pull them by digest; delete removes them after the grace period."`
 }
 
@@ -82,10 +84,27 @@ type Retention struct {
 	KeepPulledWithin time.Duration `yaml:"keep_pulled_within" min:"0s" doc:"Keeps tags pulled within this time." example:"90d"`
 }
 
-// Driver returns the name of the storage driver: filesystem or inmemory.
+// Driver returns the name of the storage driver: filesystem, inmemory, s3 or swift.
 func (s *Storage) Driver() string {
-	if s.InMemory {
+	switch {
+	case bool(s.InMemory):
 		return "inmemory"
+	case s.S3 != nil:
+		return "s3"
+	case s.Swift != nil:
+		return "swift"
 	}
 	return "filesystem"
+}
+
+// Remote tells that content is not on this machine.
+func (s *Storage) Remote() bool { return s.S3 != nil || s.Swift != nil }
+
+// Root is the local directory of the server. With the driver inmemory it is made
+// anew by the server.
+func (s *Storage) Root() string {
+	if s.Remote() {
+		return s.Directory
+	}
+	return s.FileSystem.RootDirectory
 }

@@ -124,25 +124,6 @@ func (v *validator) httpValues(h *HTTP) {
 	}
 }
 
-func (v *validator) storageValues(s *Storage) {
-	if s.Driver() == "filesystem" && s.FileSystem.RootDirectory == "" {
-		v.bad("storage.filesystem.rootdirectory", "must not be empty")
-	}
-	if s.GC.Grace < MinGrace {
-		v.bad("storage.gc.grace", "must be at least "+formatDuration(MinGrace)+", or the blobs of running pushes would go")
-	}
-	for i, r := range s.ImmutableTags {
-		key := fmt.Sprintf("storage.immutable_tags[%d]", i)
-		v.patterns(key+".repositories", r.Repositories)
-		v.regexps(key+".tags", r.Tags)
-	}
-	for i, r := range s.Retention {
-		key := fmt.Sprintf("storage.retention[%d]", i)
-		v.patterns(key+".repositories", r.Repositories)
-		v.regexps(key+".keep_tags", r.KeepTags)
-	}
-}
-
 func (v *validator) gearValues(g *Gear) {
 	for i, r := range g.Rules {
 		v.patterns(fmt.Sprintf("gear.rules[%d].repositories", i), r.Repositories)
@@ -182,18 +163,10 @@ func (v *validator) relations() {
 		v.bad("http.addr", "is reachable from other machines, and nobody is asked for a password: "+
 			"configure auth, or listen on 127.0.0.1, or say http.insecure_open_to_network: true")
 	}
-	if c.Storage.InMemory {
-		if at, ok := c.places["storage.filesystem"]; ok {
-			v.problem(at, "storage.filesystem", "stands beside storage.inmemory: choose one storage driver")
-		}
-	}
+	v.storageRelations(&c.Storage)
+	v.clusterValues(&c.Cluster, &c.Storage)
 	if ix := c.Validation.Manifests.Indexes; ix.Platforms == "list" && len(ix.PlatformList) == 0 {
 		v.bad("validation.manifests.indexes.platformlist", "is missing: platforms: list needs it")
-	}
-	for i, r := range c.Storage.Retention {
-		if r.KeepNewest == 0 && len(r.KeepTags) == 0 && r.KeepYounger == 0 && r.KeepPulledWithin == 0 {
-			v.bad(fmt.Sprintf("storage.retention[%d]", i), "keeps nothing, so it would remove every tag: set one of its keep_ keys")
-		}
 	}
 	if c.Auth.HTPasswd != nil && c.Auth.HTPasswd.Path == "" {
 		v.bad("auth.htpasswd.path", "is missing")
@@ -233,6 +206,7 @@ func (v *validator) warnings() {
 			warn(fmt.Sprintf("http.tls.ciphersuites[%d]", i), "this cipher suite has known weaknesses")
 		}
 	}
+	v.storageWarnings(&v.c.Storage, warn)
 	if h.TLS.MinimumTLS == "tls1.0" || h.TLS.MinimumTLS == "tls1.1" {
 		warn("http.tls.minimumtls", "this version of TLS has known weaknesses")
 	}

@@ -77,7 +77,7 @@ func OpenAdmin(ctx context.Context, cfg *config.Config, o *AdminOptions) (*Admin
 		return nil, err
 	}
 	if !o.Create {
-		if err := checkRoot(dir); err != nil {
+		if err := checkRoot(dir, cfg.Storage.Catalog.Postgres != ""); err != nil {
 			return nil, err
 		}
 	}
@@ -87,7 +87,7 @@ func OpenAdmin(ctx context.Context, cfg *config.Config, o *AdminOptions) (*Admin
 	}
 	a := &Admin{cfg: cfg}
 	n := newNotifier(cfg, log) // only queues: the next server delivers
-	r, err := openRoot(ctx, cfg, log, n.hook())
+	r, err := openRoot(ctx, cfg, rootOptions{log: log, onEvent: n.hook()})
 	if err == nil {
 		if err := n.start(r.cat); err != nil {
 			return nil, errors.Join(err, r.close(ctx))
@@ -113,20 +113,23 @@ func OpenAdmin(ctx context.Context, cfg *config.Config, o *AdminOptions) (*Admin
 // diskRoot is the directory of a configuration that keeps its data in one.
 func diskRoot(cfg *config.Config) (string, error) {
 	if cfg.Storage.Driver() == "inmemory" {
-		return "", errors.New("storage.inmemory keeps nothing on disk to look after; configure storage.filesystem")
+		return "", errors.New("storage.inmemory keeps nothing to look after; configure another storage driver")
 	}
-	return cfg.Storage.FileSystem.RootDirectory, nil
+	return cfg.Storage.Root(), nil
 }
 
 // checkRoot refuses a directory that is no data root, where opening it would
-// only litter.
-func checkRoot(dir string) error {
+// only litter. With the catalogue elsewhere nothing needs to be in it.
+func checkRoot(dir string, elsewhere bool) error {
+	if elsewhere {
+		return nil
+	}
 	_, err := os.Stat(filepath.Join(dir, registry.CatalogFile))
 	if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTDIR) {
 		return err
 	}
 	if _, err := os.Stat(dir); err != nil {
-		return fmt.Errorf("the data directory %s is not there; name the right one (storage.filesystem.rootdirectory, --root)", dir)
+		return fmt.Errorf("the data directory %s is not there; name the right one (storage.filesystem.rootdirectory, storage.directory, --root)", dir)
 	}
 	if err := checkRestored(dir); err != nil {
 		return err
@@ -134,7 +137,7 @@ func checkRoot(dir string) error {
 	if _, err := os.Stat(filepath.Join(dir, distributionDir)); err == nil {
 		return fmt.Errorf("%s is the storage of a Distribution registry; adopt it first: slipway import --in-place %s", dir, dir)
 	}
-	return fmt.Errorf("%s is not a data directory, it has no %s; name the right one (storage.filesystem.rootdirectory, --root)", dir, registry.CatalogFile)
+	return fmt.Errorf("%s is not a data directory, it has no %s; name the right one (storage.filesystem.rootdirectory, storage.directory, --root)", dir, registry.CatalogFile)
 }
 
 // dialIn connects to a socket in a directory whose path may be too long for a
@@ -175,7 +178,7 @@ func (a *Admin) Registry() oci.Registry { return a.reg }
 // Collect collects garbage.
 func (a *Admin) Collect(ctx context.Context, args GCArgs, progress func(registry.CollectReport)) (registry.CollectReport, error) {
 	if a.local == nil {
-		return remote(ctx, a, "gc", args, progress)
+		return askServer(ctx, a, "gc", args, progress)
 	}
 	return collect(ctx, a.local.reg, args, progress)
 }
@@ -187,7 +190,7 @@ func collect(ctx context.Context, r *registry.Registry, args GCArgs, progress fu
 // Fsck checks everything.
 func (a *Admin) Fsck(ctx context.Context, args FsckArgs, progress func(registry.FsckReport)) (registry.FsckReport, error) {
 	if a.local == nil {
-		return remote(ctx, a, "fsck", args, progress)
+		return askServer(ctx, a, "fsck", args, progress)
 	}
 	return fsckAll(ctx, a.local, args, progress)
 }
@@ -199,7 +202,7 @@ func fsck(ctx context.Context, r *registry.Registry, args FsckArgs, progress fun
 // Backup copies everything into a directory.
 func (a *Admin) Backup(ctx context.Context, args BackupArgs, progress func(registry.BackupReport)) (registry.BackupReport, error) {
 	if a.local == nil {
-		return remote(ctx, a, "backup", args, progress)
+		return askServer(ctx, a, "backup", args, progress)
 	}
 	return backup(ctx, a.local, args, progress)
 }
@@ -215,7 +218,7 @@ func backup(ctx context.Context, r *root, args BackupArgs, progress func(registr
 	if inside {
 		return registry.BackupReport{}, fmt.Errorf("the backup directory %s is in the data directory, and would be lost with it; choose another, on another disk", args.Dir)
 	}
-	return r.reg.Backup(ctx, args.Dir, registry.BackupOptions{Progress: progress})
+	return r.reg.Backup(pastCache(ctx), args.Dir, registry.BackupOptions{Progress: progress})
 }
 
 // within tells whether path, which may not exist yet, lies in dir or is it.
@@ -254,7 +257,7 @@ func within(path, dir string) (bool, error) {
 // Retain applies the retention rules of the configuration.
 func (a *Admin) Retain(ctx context.Context, args RetainArgs) (registry.RetentionReport, error) {
 	if a.local == nil {
-		return remote[RetainArgs, registry.RetentionReport](ctx, a, "retention", args, nil)
+		return askServer[RetainArgs, registry.RetentionReport](ctx, a, "retention", args, nil)
 	}
 	return retain(ctx, a.cfg, a.local.reg, args)
 }
@@ -274,8 +277,8 @@ type line[R any] struct {
 	Error    string `json:"error,omitempty"`
 }
 
-// remote has the server that uses the data root do it.
-func remote[A, R any](ctx context.Context, a *Admin, what string, args A, progress func(R)) (rep R, err error) {
+// askServer has the server that uses the data root do it.
+func askServer[A, R any](ctx context.Context, a *Admin, what string, args A, progress func(R)) (rep R, err error) {
 	body, err := json.Marshal(args)
 	if err != nil {
 		return rep, err

@@ -51,35 +51,9 @@ func newAdminServer(s *Server) (*adminServer, error) {
 		return nil, err
 	}
 	mux := http.NewServeMux()
-	reg := s.root.reg
-	mux.Handle("POST /admin/gc", task(func(ctx context.Context, a GCArgs, p func(registry.CollectReport)) (registry.CollectReport, error) {
-		return collect(ctx, reg, a, p)
-	}))
-	mux.Handle("POST /admin/fsck", task(func(ctx context.Context, a FsckArgs, p func(registry.FsckReport)) (registry.FsckReport, error) {
-		return fsckAll(ctx, s.root, a, p)
-	}))
-	mux.Handle("POST /admin/backup", task(func(ctx context.Context, a BackupArgs, p func(registry.BackupReport)) (registry.BackupReport, error) {
-		return backup(ctx, s.root, a, p)
-	}))
-	mux.Handle("POST /admin/retention", task(func(ctx context.Context, a RetainArgs, _ func(registry.RetentionReport)) (registry.RetentionReport, error) {
-		return retain(ctx, s.cfg, reg, a)
-	}))
-	mux.Handle("POST /admin/convert", task(func(ctx context.Context, a ConvertArgs, p func(ConvertReport)) (ConvertReport, error) {
-		if err := gearWritable(s.cfg); err != nil {
-			return ConvertReport{}, err
-		}
-		return convertAll(ctx, s.root.gear, a, p)
-	}))
-	mux.Handle("POST /admin/status", task(func(ctx context.Context, _ struct{}, _ func(gearregistry.Status)) (gearregistry.Status, error) {
-		return s.root.gear.Status(ctx)
-	}))
-	mux.Handle("POST /admin/settle", task(func(ctx context.Context, a SettleArgs, _ func(SettleReport)) (SettleReport, error) {
-		if err := gearWritable(s.cfg); err != nil {
-			return SettleReport{}, err
-		}
-		return settle(ctx, s.root.gear, a)
-	}))
-	api := server.New(reg, &server.Options{Logger: s.log})
+	s.handleTasks(mux)
+	s.handleCache(mux)
+	api := server.New(stoppable{s.root.reg, s.writes}, &server.Options{Logger: s.log})
 	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if strings.HasPrefix(r.URL.Path, "/admin/") {
 			mux.ServeHTTP(w, r)
@@ -91,6 +65,52 @@ func newAdminServer(s *Server) (*adminServer, error) {
 	return &adminServer{ln: ownerOnly{ln}, cancel: cancel, srv: &http.Server{Handler: s.requests.guard(h), ReadHeaderTimeout: 10 * time.Second,
 		BaseContext: func(net.Listener) context.Context { return ctx },
 		ErrorLog:    slog.NewLogLogger(s.log.Handler(), slog.LevelError)}}, nil
+}
+
+// handleTasks adds the tasks of the registry.
+func (s *Server) handleTasks(mux *http.ServeMux) {
+	reg, g := s.root.reg, s.writes
+	mux.Handle("POST /admin/gc", task(whileWritable(g, func(ctx context.Context, a GCArgs, p func(registry.CollectReport)) (registry.CollectReport, error) {
+		return collect(ctx, reg, a, p)
+	})))
+	mux.Handle("POST /admin/fsck", task(whileWritable(g, func(ctx context.Context, a FsckArgs, p func(registry.FsckReport)) (registry.FsckReport, error) {
+		return fsckAll(ctx, s.root, a, p)
+	})))
+	mux.Handle("POST /admin/backup", task(func(ctx context.Context, a BackupArgs, p func(registry.BackupReport)) (registry.BackupReport, error) {
+		return backup(ctx, s.root, a, p)
+	}))
+	mux.Handle("POST /admin/retention", task(whileWritable(g, func(ctx context.Context, a RetainArgs, _ func(registry.RetentionReport)) (registry.RetentionReport, error) {
+		return retain(ctx, s.cfg, reg, a)
+	})))
+	mux.Handle("POST /admin/convert", task(whileWritable(g, func(ctx context.Context, a ConvertArgs, p func(ConvertReport)) (ConvertReport, error) {
+		if err := gearWritable(s.cfg); err != nil {
+			return ConvertReport{}, err
+		}
+		return convertAll(ctx, s.root.gear, a, p)
+	})))
+	mux.Handle("POST /admin/status", task(func(ctx context.Context, _ struct{}, _ func(gearregistry.Status)) (gearregistry.Status, error) {
+		return s.root.gear.Status(ctx)
+	}))
+	mux.Handle("POST /admin/settle", task(whileWritable(g, func(ctx context.Context, a SettleArgs, _ func(SettleReport)) (SettleReport, error) {
+		if err := gearWritable(s.cfg); err != nil {
+			return SettleReport{}, err
+		}
+		return settle(ctx, s.root.gear, a)
+	})))
+	mux.Handle("POST /admin/catalog-move", task(s.moveServed))
+}
+
+// handleCache adds the tasks of the cache.
+func (s *Server) handleCache(mux *http.ServeMux) {
+	mux.Handle("POST /admin/cache-status", task(func(context.Context, struct{}, func(CacheStatus)) (CacheStatus, error) {
+		return s.root.cacheStatus()
+	}))
+	mux.Handle("POST /admin/cache-drop", task(func(_ context.Context, a CacheDropArgs, _ func(CacheDropReport)) (CacheDropReport, error) {
+		return s.root.dropCached(a)
+	}))
+	mux.Handle("POST /admin/cache-warm", task(func(ctx context.Context, a CacheWarmArgs, p func(CacheWarmReport)) (CacheWarmReport, error) {
+		return s.root.warmCache(ctx, a, p)
+	}))
 }
 
 func (a *adminServer) serve() error { return a.srv.Serve(a.ln) }

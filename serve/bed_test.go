@@ -66,7 +66,7 @@ type setup struct {
 // configure parses a setup's configuration.
 func configure(t testing.TB, o setup) *config.Config {
 	t.Helper()
-	over := []config.Override{{Key: "storage.filesystem.rootdirectory", Value: o.root}}
+	over := []config.Override{{Key: "storage.root", Value: o.root}}
 	if !o.keep {
 		over = append(over, config.Override{Key: "http.addr", Value: "127.0.0.1:0"}, config.Override{Key: "http.debug.addr", Value: "127.0.0.1:0"})
 	}

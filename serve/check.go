@@ -28,6 +28,12 @@ func CheckFiles(cfg *config.Config) error {
 	if _, err := retentionRules(cfg.Storage.Retention); err != nil {
 		return err
 	}
+	if _, err := redirectRules(&cfg.Storage.Redirect); err != nil {
+		return err
+	}
+	if _, err := clusterTLS(&cfg.Cluster); err != nil {
+		return err
+	}
 	if cfg.HTTP.TLS.Enabled() {
 		c := &certificates{cfg: &cfg.HTTP.TLS}
 		if _, err := c.load(); err != nil {

@@ -99,7 +99,10 @@ func gearEvents(g *gearregistry.Service, next func(context.Context, registry.Eve
 }
 
 // gearAPI serves the Gear side over HTTP.
-type gearAPI struct{ *gearregistry.Service }
+type gearAPI struct {
+	*gearregistry.Service
+	gate *writeGate
+}
 
 var _ server.Gear = gearAPI{}
 
@@ -123,4 +126,21 @@ func (g gearAPI) File(ctx context.Context, repo string, name [32]byte) (server.G
 		return nil, err
 	}
 	return c, nil
+}
+
+// PutFile implements server.Gear.
+func (g gearAPI) PutFile(ctx context.Context, repo string, name [32]byte, size int64, body io.Reader) error {
+	_, err := guarded(g.gate, func() (struct{}, error) { return struct{}{}, g.Service.PutFile(ctx, repo, name, size, body) })
+	return err
+}
+
+// PutFiles implements server.Gear.
+func (g gearAPI) PutFiles(ctx context.Context, repo string, stream io.Reader) (int, error) {
+	return guarded(g.gate, func() (int, error) { return g.Service.PutFiles(ctx, repo, stream) })
+}
+
+// ReportProfile implements server.Gear.
+func (g gearAPI) ReportProfile(ctx context.Context, repo string, manifest oci.Digest, names [][32]byte) error {
+	_, err := guarded(g.gate, func() (struct{}, error) { return struct{}{}, g.Service.ReportProfile(ctx, repo, manifest, names) })
+	return err
 }

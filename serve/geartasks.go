@@ -71,7 +71,7 @@ const (
 // Convert converts the layers of all images that have no index.
 func (a *Admin) Convert(ctx context.Context, args ConvertArgs, progress func(ConvertReport)) (ConvertReport, error) {
 	if a.local == nil {
-		return remote(ctx, a, "convert", args, progress)
+		return askServer(ctx, a, "convert", args, progress)
 	}
 	if err := gearWritable(a.cfg); err != nil {
 		return ConvertReport{}, err
@@ -119,7 +119,7 @@ func convertAll(ctx context.Context, g *gearregistry.Service, args ConvertArgs, 
 // GearStatus tells the state of the Gear side.
 func (a *Admin) GearStatus(ctx context.Context) (gearregistry.Status, error) {
 	if a.local == nil {
-		return remote[struct{}, gearregistry.Status](ctx, a, "status", struct{}{}, nil)
+		return askServer[struct{}, gearregistry.Status](ctx, a, "status", struct{}{}, nil)
 	}
 	return a.local.gear.Status(ctx)
 }
@@ -127,7 +127,7 @@ func (a *Admin) GearStatus(ctx context.Context) (gearregistry.Status, error) {
 // Settle rewrites packs, and frees the space of contents that nothing needs.
 func (a *Admin) Settle(ctx context.Context, args SettleArgs) (SettleReport, error) {
 	if a.local == nil {
-		return remote[SettleArgs, SettleReport](ctx, a, "settle", args, nil)
+		return askServer[SettleArgs, SettleReport](ctx, a, "settle", args, nil)
 	}
 	if err := gearWritable(a.cfg); err != nil {
 		return SettleReport{}, err
@@ -220,6 +220,7 @@ func rebuild(ctx context.Context, r *root, args FsckArgs, progress func(registry
 // fsckAll checks everything, packs included: those last, so that what a repair
 // makes room for has been made.
 func fsckAll(ctx context.Context, r *root, args FsckArgs, progress func(registry.FsckReport)) (registry.FsckReport, error) {
+	ctx = pastCache(ctx)
 	if args.Rebuild {
 		return rebuild(ctx, r, args, progress)
 	}

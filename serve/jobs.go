@@ -42,6 +42,11 @@ func (s *Server) runJobs(ctx context.Context) {
 }
 
 func (s *Server) collectGarbage(ctx context.Context) {
+	leave, err := s.writes.enter()
+	if err != nil { // the catalogue is being moved
+		return
+	}
+	defer leave()
 	rep, err := s.root.reg.Collect(ctx, registry.CollectOptions{})
 	switch {
 	case ctx.Err() != nil:
@@ -54,6 +59,11 @@ func (s *Server) collectGarbage(ctx context.Context) {
 }
 
 func (s *Server) applyRetention(ctx context.Context) {
+	leave, err := s.writes.enter()
+	if err != nil { // the catalogue is being moved
+		return
+	}
+	defer leave()
 	rep, err := retain(ctx, s.cfg, s.root.reg, RetainArgs{})
 	switch {
 	case ctx.Err() != nil:

@@ -57,6 +57,9 @@ func (s *Server) listenAll() (err error) {
 	if h.RateLimit.MaxConnections > 0 {
 		s.listen = limitConnections(s.listen, h.RateLimit.MaxConnections)
 	}
+	if err := s.listenPeers(); err != nil {
+		return err
+	}
 	if h.Debug.Addr == "" {
 		return nil
 	}

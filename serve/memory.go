@@ -136,3 +136,19 @@ func dropUnusedPages() {
 func mapping(start uintptr, n int) []byte {
 	return unsafe.Slice((*byte)(*(*unsafe.Pointer)(unsafe.Pointer(&start))), n)
 }
+
+// machineMemory is how much memory this process may use, in bytes: the machine's, or
+// what its control group allows if that is less.
+func machineMemory() int64 {
+	var info unix.Sysinfo_t
+	total := int64(1) << 30 // where nobody tells
+	if unix.Sysinfo(&info) == nil {
+		total = int64(info.Totalram) * int64(info.Unit)
+	}
+	if b, err := os.ReadFile("/sys/fs/cgroup/memory.max"); err == nil {
+		if n, err := strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64); err == nil && n > 0 {
+			total = min(total, n)
+		}
+	}
+	return total
+}

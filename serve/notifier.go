@@ -2,9 +2,12 @@ package serve
 
 import (
 	"context"
+	"crypto/rand"
 	"fmt"
 	"log/slog"
 	"os"
+	"sync"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -20,6 +23,8 @@ type notifier struct {
 	cfg *config.Config
 	log *slog.Logger
 	n   *notify.Notifier
+	// turns is nil where no other process delivers from the same queue.
+	turns *turns
 }
 
 func newNotifier(cfg *config.Config, log *slog.Logger) *notifier {
@@ -54,10 +59,15 @@ func (n *notifier) start(cat *catalog.Catalog) (err error) {
 	if external != "" {
 		external += noSlash(n.cfg.HTTP.Prefix)
 	}
-	n.n, err = notify.New(n.cfg.Notifications.Endpoints, queue{cat}, &notify.Options{
+	o := &notify.Options{
 		ExternalURL: external, Addr: host, Logger: n.log,
 		IncludeReferences: n.cfg.Notifications.Events.IncludeReferences,
-	})
+	}
+	if cat.Shared() {
+		n.turns = &turns{cat: cat, owner: rand.Text(), until: map[string]time.Time{}, theirs: map[string]time.Time{}}
+		o.Turn = n.turns.mine
+	}
+	n.n, err = notify.New(n.cfg.Notifications.Endpoints, queue{cat}, o)
 	if err != nil {
 		return fmt.Errorf("notifications: %w", err)
 	}
@@ -69,7 +79,11 @@ func (n *notifier) run(ctx context.Context) error {
 		<-ctx.Done()
 		return nil
 	}
-	return n.n.Run(ctx)
+	err := n.n.Run(ctx)
+	if n.turns != nil {
+		n.turns.end(context.WithoutCancel(ctx))
+	}
+	return err
 }
 
 func (n *notifier) metrics() []prometheus.Collector {
@@ -85,6 +99,57 @@ func (n *notifier) publish(ctx context.Context, e registry.Event) error {
 		Blob: e.Blob, Digest: e.Descriptor.Digest, MediaType: e.Descriptor.MediaType,
 		Size: e.Descriptor.Size, References: e.References,
 	})
+}
+
+// turns says which of several processes delivers the events of an endpoint, so that they
+// arrive in order and once.
+type turns struct {
+	cat   *catalog.Catalog
+	owner string
+
+	mu sync.Mutex
+	// until is how long the turn at an endpoint is surely this process's, and theirs
+	// until when one that is not is not asked for again.
+	until, theirs map[string]time.Time
+}
+
+// turnLease is for how long a turn is taken. It is prolonged when half of it has gone, so
+// a delivery that began in time has the other half.
+const turnLease = 30 * time.Second
+
+// mine takes or keeps the turn at an endpoint.
+func (t *turns) mine(ctx context.Context, endpoint string) (bool, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	began := time.Now()
+	if began.Before(t.until[endpoint]) {
+		return true, nil
+	}
+	if began.Before(t.theirs[endpoint]) {
+		return false, nil
+	}
+	ok, err := t.cat.Lease(ctx, queueName(endpoint), t.owner, turnLease)
+	if err != nil || !ok {
+		delete(t.until, endpoint)
+		t.theirs[endpoint] = began.Add(turnLease / 6)
+		return false, err
+	}
+	t.until[endpoint] = began.Add(turnLease / 2)
+	return true, nil
+}
+
+// end gives the turns back, so that others need not wait for them to run out.
+func (t *turns) end(ctx context.Context) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	for endpoint := range t.until {
+		if t.cat.Unlease(ctx, queueName(endpoint), t.owner) != nil {
+			return // they run out
+		}
+	}
+	clear(t.until)
 }
 
 // queue is the notifier's durable queue in the catalogue.

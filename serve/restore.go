@@ -29,16 +29,16 @@ type RestoreOptions struct {
 
 // RestoreReport is what Restore did.
 type RestoreReport struct {
-	// Merged tells that the root held something, and so the backup's images were
-	// added to it: Copied counts these. Otherwise Restored counts objects.
+	// Merged tells that the root held something, or that content goes into an object
+	// store, and so the backup's images were added to it: Copied counts these. Otherwise Restored counts objects.
 	Merged   bool
 	Restored registry.BackupReport
 	Copied   client.CopyProgress
 }
 
 // Restore restores the backup in the directory dir. Into a data root that is
-// missing or empty everything comes back as it was; to any other the backup's
-// images are added, through the server that uses it if one does. The report
+// missing or empty everything comes back as it was; to any other, and to an object
+// store, the backup's images are added, through the server that uses it if one does. The report
 // says how far it came also when there is an error.
 func Restore(ctx context.Context, cfg *config.Config, dir string, o RestoreOptions) (rep RestoreReport, err error) {
 	if o.Logger == nil {
@@ -51,9 +51,11 @@ func Restore(ctx context.Context, cfg *config.Config, dir string, o RestoreOptio
 	if err := checkOwner(root); err != nil {
 		return rep, err
 	}
-	err = registry.CheckRestorable(root)
+	if !cfg.Storage.Remote() {
+		err = registry.CheckRestorable(root)
+	}
 	switch {
-	case errors.Is(err, registry.ErrNotEmpty):
+	case cfg.Storage.Remote() || errors.Is(err, registry.ErrNotEmpty):
 		rep.Merged = true
 		rep.Copied, err = merge(ctx, cfg, dir, o)
 		return rep, err
@@ -73,7 +75,7 @@ func Restore(ctx context.Context, cfg *config.Config, dir string, o RestoreOptio
 
 // merge adds a backup's images to a data root.
 func merge(ctx context.Context, cfg *config.Config, dir string, o RestoreOptions) (_ client.CopyProgress, err error) {
-	a, err := OpenAdmin(ctx, cfg, &AdminOptions{Logger: o.Logger})
+	a, err := OpenAdmin(ctx, cfg, &AdminOptions{Create: cfg.Storage.Remote(), Logger: o.Logger})
 	if err != nil {
 		return client.CopyProgress{}, err
 	}

@@ -11,7 +11,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"path/filepath"
 	"sync"
 	"time"
 
@@ -19,13 +18,7 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
 	"example.org/slipway/auth"
-	"example.org/slipway/catalog"
 	"example.org/slipway/config"
-	"example.org/slipway/filestore"
-	"example.org/slipway/gearregistry"
-	"example.org/slipway/objstore"
-	"example.org/slipway/objstore/fsstore"
-	"example.org/slipway/objstore/memstore"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 	"example.org/slipway/server"
@@ -57,6 +50,7 @@ type Server struct {
 	handler         *server.Server
 	http, debug     *http.Server
 	listen, debugLn net.Listener
+	peers           *peerServer // nil without other servers
 	admin           *adminServer
 	notifier        *notifier
 	certs           *certificates
@@ -66,6 +60,8 @@ type Server struct {
 	certCheck       time.Duration
 	// requests and admin tasks under way, which Close waits for.
 	requests gate
+	// writes can be stopped while reads go on.
+	writes *writeGate
 
 	closeOnce sync.Once
 	closeErr  error
@@ -77,7 +73,7 @@ func New(ctx context.Context, cfg *config.Config, o *Options) (_ *Server, err er
 	if o == nil {
 		o = &Options{}
 	}
-	s := &Server{cfg: cfg, log: o.Logger, metrics: prometheus.NewRegistry(), certCheck: o.CertificateCheck}
+	s := &Server{cfg: cfg, log: o.Logger, metrics: prometheus.NewRegistry(), certCheck: o.CertificateCheck, writes: newWriteGate()}
 	if s.log == nil {
 		s.log = slog.Default()
 	}
@@ -98,7 +94,7 @@ func New(ctx context.Context, cfg *config.Config, o *Options) (_ *Server, err er
 		return nil, err
 	}
 	s.notifier = newNotifier(cfg, s.log)
-	if s.root, err = openRoot(ctx, cfg, s.log, s.notifier.hook()); err != nil {
+	if s.root, err = openRoot(ctx, cfg, rootOptions{log: s.log, onEvent: s.notifier.hook(), serving: true}); err != nil {
 		return nil, err
 	}
 	if err := s.notifier.start(s.root.cat); err != nil {
@@ -161,160 +157,6 @@ type keepOpen struct{ f *os.File }
 
 func (k keepOpen) Write(p []byte) (int, error) { return k.f.Write(p) }
 
-// root is a data root that this process has to itself.
-type root struct {
-	dir   string
-	lock  *lockFile
-	cat   *catalog.Catalog
-	store objstore.Store
-	files *filestore.Store
-	gear  *gearregistry.Service
-	reg   *registry.Registry
-}
-
-// adminSocket is the administration socket's name within a data root.
-const adminSocket = "admin.sock"
-
-// openRoot locks and opens the data root of a configuration.
-func openRoot(ctx context.Context, cfg *config.Config, log *slog.Logger, onEvent func(context.Context, registry.Event) error) (_ *root, err error) {
-	if err := checkAdopted(cfg); err != nil {
-		return nil, err
-	}
-	r, err := openStorage(ctx, cfg, "")
-	if err != nil {
-		return nil, err
-	}
-	opts, err := registryOptions(cfg, log)
-	if err == nil {
-		opts.Memory = registry.NewMemory(opts.MemoryBytes)
-		err = r.openGear(cfg, log, opts.Memory)
-	}
-	if err == nil {
-		opts.OnEvent = gearEvents(r.gear, onEvent)
-		opts.PullEvents = onEvent != nil
-		opts.Tap = r.gear
-		r.reg, err = registry.New(ctx, r.cat, r.store, opts)
-	}
-	if err != nil {
-		return nil, errors.Join(err, r.close(ctx))
-	}
-	return r, nil
-}
-
-// checkAdopted refuses a Distribution storage without a catalogue: it would look
-// empty, and pushes to it would be unknown to Distribution. Likewise what an
-// interrupted restore left, which would look empty too.
-func checkAdopted(cfg *config.Config) error {
-	dir := cfg.Storage.FileSystem.RootDirectory
-	if cfg.Storage.Driver() != "filesystem" {
-		return nil
-	}
-	if _, err := os.Stat(filepath.Join(dir, registry.CatalogFile)); err == nil {
-		return nil
-	}
-	if err := checkRestored(dir); err != nil {
-		return err
-	}
-	if _, err := os.Stat(filepath.Join(dir, distributionDir)); err != nil {
-		return nil
-	}
-	// Distribution keeps its links in repositories; we have none.
-	if _, err := os.Stat(filepath.Join(dir, distributionDir, "repositories")); err != nil {
-		return fmt.Errorf("%s holds blobs and no %s: the catalogue is lost; restore a backup (slipway restore)", dir, registry.CatalogFile)
-	}
-	return fmt.Errorf("%s is the storage of a Distribution registry; adopt it first: slipway import --in-place %s", dir, dir)
-}
-
-// openStorage locks a data root and opens its catalogue and object store.
-// catalogDir is where the catalogue is, "" for the root itself.
-func openStorage(ctx context.Context, cfg *config.Config, catalogDir string) (_ *root, err error) {
-	inMemory := cfg.Storage.Driver() == "inmemory"
-	r := &root{dir: cfg.Storage.FileSystem.RootDirectory}
-	if inMemory { // the catalogue needs a file all the same
-		if r.dir, err = os.MkdirTemp("", "slipway-inmemory-"); err != nil {
-			return nil, err
-		}
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, r.close(ctx))
-		}
-	}()
-	if _, err := os.Stat(filepath.Join(r.dir, registry.BackupMarker)); err == nil {
-		// Its catalogue may be hard-linked with those of other backups.
-		return nil, fmt.Errorf("%s is a backup, which nobody may write to; restore it first: slipway restore %s --root DIR", r.dir, r.dir)
-	}
-	if err := os.MkdirAll(r.dir, 0o700); err != nil {
-		return nil, fmt.Errorf("make the data directory: %w", err)
-	}
-	if r.lock, err = lockRoot(r.dir); err != nil {
-		return nil, err
-	}
-	r.lock.removeDir = inMemory
-	if inMemory {
-		r.store = memstore.New(nil)
-	} else if r.store, err = fsstore.New(r.dir, nil); err != nil {
-		return nil, fmt.Errorf("open the object store: %w", err)
-	}
-	if catalogDir == "" {
-		catalogDir = r.dir
-	}
-	r.cat, err = catalog.Open(ctx, filepath.Join(catalogDir, registry.CatalogFile), &catalog.Options{Grace: cfg.Storage.GC.Grace})
-	return r, err
-}
-
-// distributionDir is where a Distribution registry keeps everything.
-const distributionDir = "docker/registry/v2"
-
-// AdoptInPlace makes the storage directory of a Distribution registry the data
-// root of a configuration, without moving anything.
-func AdoptInPlace(ctx context.Context, cfg *config.Config, o registry.AdoptOptions) (registry.AdoptReport, error) {
-	dir := cfg.Storage.FileSystem.RootDirectory
-	if _, err := os.Stat(filepath.Join(dir, distributionDir)); err != nil {
-		return registry.AdoptReport{}, fmt.Errorf("%s holds no Distribution storage, which has %s in it: %w", dir, distributionDir, err)
-	}
-	if err := checkRestored(dir); err != nil {
-		return registry.AdoptReport{}, err
-	}
-	if err := checkOwner(dir); err != nil {
-		return registry.AdoptReport{}, err
-	}
-	catalogDir := ""
-	if _, err := os.Stat(filepath.Join(dir, registry.CatalogFile)); o.DryRun && err != nil {
-		// A catalogue left here by a dry run would make the storage look adopted.
-		if catalogDir, err = os.MkdirTemp("", "slipway-adopt-"); err != nil {
-			return registry.AdoptReport{}, err
-		}
-		defer os.RemoveAll(catalogDir)
-	}
-	r, err := openStorage(ctx, cfg, catalogDir)
-	if err != nil {
-		return registry.AdoptReport{}, err
-	}
-	rep, err := registry.Adopt(ctx, r.cat, r.store, o)
-	return rep, errors.Join(err, r.close(ctx))
-}
-
-func (r *root) close(ctx context.Context) error {
-	var errs []error
-	if r.gear != nil {
-		r.gear.Close()
-	}
-	if r.reg != nil {
-		errs = append(errs, r.reg.Close(ctx))
-	}
-	if r.cat != nil {
-		errs = append(errs, r.cat.Close())
-	}
-	if r.store != nil {
-		errs = append(errs, r.store.Close())
-	}
-	if r.lock != nil {
-		errs = append(errs, r.lock.release())
-	}
-	return errors.Join(errs...)
-}
-
 // registryOptions translates the configuration for the registry.
 func registryOptions(cfg *config.Config, log *slog.Logger) (*registry.Options, error) {
 	st := &cfg.Storage
@@ -328,6 +170,8 @@ func registryOptions(cfg *config.Config, log *slog.Logger) (*registry.Options, e
 		DeleteUntagged:   st.GC.Untagged == "delete",
 		DeleteDisabled:   !st.Delete.Enabled,
 		ReadOnly:         st.Maintenance.ReadOnly.Enabled,
+		Replica:          cfg.Cluster.Name(),
+		StrictTags:       cfg.Cluster.StrictTags,
 	}
 	if o.MemoryBytes == 0 {
 		o.MemoryBytes = -1 // no cache; to the registry 0 is its default
@@ -356,7 +200,7 @@ func (s *Server) setUpHTTP() error {
 		Prefix: noSlash(h.Prefix), MaxCatalog: s.cfg.Catalog.MaxEntries,
 		MaxManifestBytes: int64(h.Limits.ManifestBytes), IdleTimeout: h.Limits.BodyIdleTimeout, MinBodyRate: int64(h.Limits.BodyMinRate),
 		RequestsPerSecond: h.RateLimit.RequestsPerSecond, Burst: h.RateLimit.Burst,
-		MaxUploadsPerClient: h.RateLimit.Uploads, WithActor: s.notifier.hook() != nil,
+		MaxUploadsPerClient: h.RateLimit.Uploads, WithActor: s.notifier.hook() != nil || s.root.prefetch != nil,
 	}
 	so.TrustedProxies, so.TrustUnixPeers = h.Proxies()
 	if h.RelativeURLs {
@@ -374,11 +218,16 @@ func (s *Server) setUpHTTP() error {
 	if th := s.auth.TokenHandler(); th != nil {
 		so.Token, so.TokenPath = th, auth.TokenPath
 	}
-	so.Gear = gearAPI{s.root.gear}
-	s.handler = server.New(s.root.reg, so)
+	so.Gear = gearAPI{s.root.gear, s.writes}
+	var err error
+	if so.Redirect, err = s.redirector(); err != nil {
+		return err
+	}
+	s.handler = server.New(stoppable{s.root.watched(), s.writes}, so)
 	s.metrics.MustRegister(s.handler.Metrics()...)
 	s.metrics.MustRegister(s.root.reg.Metrics()...)
 	s.metrics.MustRegister(s.root.gear.Metrics()...)
+	s.metrics.MustRegister(s.root.collectors...)
 	s.metrics.MustRegister(s.notifier.metrics()...)
 	s.metrics.MustRegister(freeSpace(s.root.dir))
 	s.health = newHealth(s.cfg, s.root.reg, s.log)
@@ -386,8 +235,8 @@ func (s *Server) setUpHTTP() error {
 	if err := s.encrypt(); err != nil {
 		return err
 	}
+	s.servePeers()
 	s.setUpDebug()
-	var err error
 	s.admin, err = newAdminServer(s)
 	return err
 }
@@ -409,7 +258,7 @@ func (s *Server) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var wg sync.WaitGroup
-	failed := make(chan error, 4)
+	failed := make(chan error, 16) // more than there is below
 	run := func(what string, f func() error) {
 		wg.Add(1)
 		go func() {
@@ -424,9 +273,16 @@ func (s *Server) Run(ctx context.Context) error {
 		run("serve metrics", func() error { return s.debug.Serve(s.debugLn) })
 	}
 	run("serve administration", s.admin.serve)
+	if s.peers != nil {
+		run("serve other servers", s.peers.serve)
+		run("find other servers", func() error { return s.root.cluster.Run(ctx) })
+	}
+	if s.root.prefetch != nil {
+		run("fetch ahead", func() error { return s.root.prefetch.Run(ctx) })
+	}
 	run("send notifications", func() error { return s.notifier.run(ctx) })
 	if !s.cfg.Storage.Maintenance.ReadOnly.Enabled {
-		run("convert", func() error { return s.root.gear.Run(ctx) })
+		run("convert", func() error { return s.convert(ctx) })
 	}
 	run("background work", func() error { s.runJobs(ctx); return nil })
 	run("memory", func() error { keepSmall(ctx, s.handler.Served); return nil })
@@ -463,6 +319,7 @@ func (s *Server) drain() error {
 		err = s.http.Close()
 	}
 	s.admin.stop()
+	s.peers.close()
 	if s.debug != nil {
 		err = errors.Join(err, s.debug.Close())
 	}
@@ -486,6 +343,7 @@ func (s *Server) Close() error {
 		if s.admin != nil {
 			s.admin.stop()
 		}
+		s.peers.close()
 		// Nobody may still use what is closed next, and no other process may
 		// open the data root while somebody here writes to it.
 		errs = append(errs, s.requests.shut(ctx))

@@ -31,7 +31,7 @@ func TestTaskClientGone(t *testing.T) {
 	defer transport.CloseIdleConnections()
 	a := &Admin{http: &http.Client{Transport: transport}}
 	ctx, cancel := context.WithCancel(t.Context())
-	_, err := remote(ctx, a, "gc", GCArgs{}, func(n int) {
+	_, err := askServer(ctx, a, "gc", GCArgs{}, func(n int) {
 		short, stop := context.WithTimeout(t.Context(), time.Millisecond)
 		defer stop()
 		if err := g.shut(short); err == nil {
@@ -122,7 +122,7 @@ func TestRemoteErrors(t *testing.T) {
 				return (&net.Dialer{}).DialContext(ctx, "tcp", srv.Listener.Addr().String())
 			}}
 			defer transport.CloseIdleConnections()
-			_, err := remote[GCArgs, int](t.Context(), &Admin{http: &http.Client{Transport: transport}}, "gc", GCArgs{}, nil)
+			_, err := askServer[GCArgs, int](t.Context(), &Admin{http: &http.Client{Transport: transport}}, "gc", GCArgs{}, nil)
 			if err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("got %v, want an error with %q", err, c.want)
 			}

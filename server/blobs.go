@@ -53,6 +53,11 @@ func (s *Server) getBlob(q *request) error {
 	if len(q.r.Header["Range"]) > 0 || len(q.r.Header["If-None-Match"]) > 0 {
 		return s.getBlobWith(q, d)
 	}
+	if s.opts.Redirect != nil {
+		if done, err := s.redirectBlob(q, d); done || err != nil {
+			return err
+		}
+	}
 	c, err := s.reg.GetBlob(q.ctx(), q.Repo, d)
 	if err != nil {
 		return err
@@ -103,6 +108,9 @@ func (s *Server) getBlobWith(q *request, d oci.Digest) error {
 	off, n, rng := q.wantedRange(d, desc.Size)
 	if rng == rangeBad {
 		return q.badRange(desc.Size)
+	}
+	if s.opts.Redirect != nil && s.redirect(q, desc) {
+		return nil
 	}
 	var c oci.Content
 	if rng == rangeAll {

@@ -16,12 +16,13 @@ import (
 // children of the vectors are looked up once per combination and then cached:
 // looking them up by label costs more than serving a small blob from RAM.
 type metrics struct {
-	requests *prometheus.CounterVec
-	duration *prometheus.HistogramVec
-	sent     *prometheus.CounterVec
-	received *prometheus.CounterVec
-	inFlight prometheus.Gauge
-	served   atomic.Int64
+	requests  *prometheus.CounterVec
+	duration  *prometheus.HistogramVec
+	sent      *prometheus.CounterVec
+	received  *prometheus.CounterVec
+	inFlight  prometheus.Gauge
+	served    atomic.Int64
+	redirects redirects
 
 	mu    sync.RWMutex
 	cells map[cellKey]*cell
@@ -53,7 +54,8 @@ func newMetrics() *metrics {
 			Help: "Body bytes received."}, []string{"handler"}),
 		inFlight: prometheus.NewGauge(prometheus.GaugeOpts{Name: "registry_http_in_flight_requests",
 			Help: "HTTP requests being served."}),
-		cells: map[cellKey]*cell{},
+		cells:     map[cellKey]*cell{},
+		redirects: newRedirects(),
 	}
 }
 

@@ -261,7 +261,7 @@ func (s *Server) answer(q *request, e *oci.Error) {
 	h := q.w.Header()
 	if status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable {
 		if h.Get("Retry-After") == "" {
-			h.Set("Retry-After", "1")
+			h.Set("Retry-After", strconv.FormatInt(max(1, int64((e.RetryAfter+time.Second-1)/time.Second)), 10))
 		}
 	}
 	b := oci.MarshalErrors(e)

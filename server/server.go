@@ -59,6 +59,8 @@ type Options struct {
 	TokenPath string
 	// Gear serves the Gear extension; nil: none.
 	Gear Gear
+	// Redirect sends clients elsewhere for blobs; nil: they get all of them here.
+	Redirect Redirector
 	// Logger; default slog.Default.
 	Logger *slog.Logger
 	// AccessLog; nil: none.
@@ -154,7 +156,13 @@ func New(reg oci.Registry, o *Options) *Server {
 }
 
 // Metrics returns the server's Prometheus collectors.
-func (s *Server) Metrics() []prometheus.Collector { return s.metrics.collectors() }
+func (s *Server) Metrics() []prometheus.Collector {
+	list := s.metrics.collectors()
+	if s.opts.Redirect != nil {
+		list = append(list, s.metrics.redirects.collectors()...)
+	}
+	return list
+}
 
 // Served returns how many requests were answered.
 func (s *Server) Served() int64 { return s.metrics.served.Load() }

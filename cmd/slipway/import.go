@@ -33,10 +33,11 @@ type importFlags struct {
 func importCommand() *cobra.Command {
 	var f importFlags
 	cmd := &cobra.Command{
-		Use:   "import {--in-place DIR | REGISTRY[/REPOSITORY[:TAG]]...}",
+		Use:   "import {--in-place {DIR | --config FILE} | REGISTRY[/REPOSITORY[:TAG]]...}",
 		Short: "Adopt a Distribution storage, or copy images from another registry",
 		Long: `With --in-place, adopt the storage directory of a Distribution registry as the data
-directory: nothing is moved or changed, and "slipway serve --root DIR" serves it.
+directory: nothing is moved or changed, and "slipway serve --root DIR" serves it. Of one
+in an object store the configuration file says where it is.
 Exit status 1 tells that images in it are damaged; the others are adopted all the same.
 
 Otherwise copy repositories with all their tags, one repository, or one tag from
@@ -68,8 +69,9 @@ is not sent again, so an import that broke off is continued by repeating it.`,
 }
 
 func adopt(cmd *cobra.Command, f *importFlags, args []string) error {
-	if len(args) > 1 || (len(args) == 1) == (f.root != "") {
-		return errors.New("name one directory: slipway import --in-place DIR")
+	oneDir := errors.New("name one directory: slipway import --in-place DIR")
+	if len(args) > 1 || len(args) == 1 && f.root != "" || len(args) == 0 && f.root == "" && f.file == "" {
+		return oneDir
 	}
 	if len(args) == 1 {
 		f.root = args[0]
@@ -77,6 +79,9 @@ func adopt(cmd *cobra.Command, f *importFlags, args []string) error {
 	cfg, err := f.load()
 	if err != nil {
 		return err
+	}
+	if f.root == "" && !cfg.Storage.Remote() {
+		return oneDir
 	}
 	p := newProgress("adopting")
 	rep, err := serve.AdoptInPlace(cmd.Context(), cfg, registry.AdoptOptions{DryRun: f.dryRun, Verify: f.verify, Progress: func(r registry.AdoptReport) {

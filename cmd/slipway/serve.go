@@ -43,7 +43,7 @@ func (f *configFlags) load() (*config.Config, error) {
 			over = append(over, config.Override{Key: key, Value: value, Source: flag})
 		}
 	}
-	set("storage.filesystem.rootdirectory", f.root, "--root")
+	set("storage.root", f.root, "--root")
 	set("http.addr", f.addr, "--addr")
 	set("http.debug.addr", f.debugAddr, "--debug-addr")
 	var cfg *config.Config

@@ -101,6 +101,7 @@ func (f *replayFlags) addTargets(fl *pflag.FlagSet) {
 	fl.StringVar(&f.cert, "cert", "", "file with a client certificate for the targets")
 	fl.StringVar(&f.key, "key", "", "file with its key")
 	fl.BoolVar(&f.insecure, "insecure", false, "accept any certificate of the targets")
+	fl.BoolVar(&f.o.Clients, "clients", false, "tell the targets whose request each is, by an X-Forwarded-For of the trace's client; they must trust this machine as a proxy")
 	fl.BoolVar(&f.http1, "http1", false, "do not use HTTP/2")
 }
 

@@ -1,0 +1,142 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"example.org/slipway/oci"
+	"example.org/slipway/serve"
+)
+
+func cacheCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "cache",
+		Short: "Look after the cache of blobs of a running server",
+	}
+	cmd.AddCommand(cacheStatusCommand(), cacheDropCommand(), cacheWarmCommand())
+	return cmd
+}
+
+func cacheStatusCommand() *cobra.Command {
+	var f configFlags
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Tell what the cache holds and what it is good for",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return withAdmin(cmd, &f, false, func(a *serve.Admin) error {
+				st, err := a.CacheStatus(cmd.Context())
+				if err != nil {
+					return err
+				}
+				return printReport(cmd.OutOrStdout(), asJSON, st, func() { printCache(cmd.OutOrStdout(), st) })
+			})
+		},
+	}
+	f.add(cmd, false)
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the status as JSON; durations are in nanoseconds")
+	return cmd
+}
+
+func printCache(w io.Writer, st serve.CacheStatus) {
+	printTier(w, "memory", st.RAM)
+	printTier(w, "disk", st.SSD)
+	fmt.Fprintf(w, "%d contents were fetched from the object store, %d requests joined a fetch, %d fetches failed; %d are under way\n",
+		st.Fetched, st.Shared, st.Failed, st.Fetching)
+	if st.SSD.Limit > 0 {
+		left := ""
+		if st.Budget >= 0 {
+			left = fmt.Sprintf(", %s more may be now", size(st.Budget))
+		}
+		fmt.Fprintf(w, "%s were written to the disk%s; %d files were damaged\n", size(st.Written), left, st.Damaged)
+		if !st.Usable {
+			fmt.Fprintln(w, "the disk cannot be used at present; the server's log tells why")
+		}
+	}
+	if p := st.Prefetch; p != nil {
+		fmt.Fprintf(w, "%d layers of %s were fetched ahead, %.0f %% of those begun were asked for, %s were wasted; they served %d of %d requests (%.0f %%)\n",
+			p.Fetched, size(p.Bytes), 100*p.Precision(), size(p.WastedBytes), p.Hits, p.Requests, 100*p.Recall())
+	}
+	if len(st.Servers) > 0 {
+		fmt.Fprintf(w, "%d servers read from each other: %v\n", len(st.Servers), st.Servers)
+	}
+}
+
+func printTier(w io.Writer, name string, t serve.CacheTier) {
+	if t.Limit == 0 {
+		fmt.Fprintf(w, "%s: none\n", name)
+		return
+	}
+	share := 0.0
+	if n := t.Hits + t.Misses; n > 0 {
+		share = 100 * float64(t.Hits) / float64(n)
+	}
+	fmt.Fprintf(w, "%s: %d contents of %s (%s pinned) of at most %s; %d of %d requests hit (%.1f %%), %d contents were given up\n",
+		name, t.Entries, size(t.Bytes), size(t.Pinned), size(t.Limit), t.Hits, t.Hits+t.Misses, share, t.Evictions)
+}
+
+func cacheDropCommand() *cobra.Command {
+	var f configFlags
+	var all bool
+	cmd := &cobra.Command{
+		Use:   "drop {--all | DIGEST...}",
+		Short: "Drop contents from the cache; they are fetched again when they are asked for",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if all == (len(args) > 0) {
+				return errors.New("name digests, or use --all")
+			}
+			drop := serve.CacheDropArgs{All: all}
+			for _, d := range args {
+				drop.Digests = append(drop.Digests, oci.Digest(d))
+			}
+			return withAdmin(cmd, &f, false, func(a *serve.Admin) error {
+				rep, err := a.DropCached(cmd.Context(), drop)
+				if err == nil {
+					fmt.Fprintf(cmd.OutOrStdout(), "dropped %d contents\n", rep.Dropped)
+				}
+				return err
+			})
+		},
+	}
+	f.add(cmd, false)
+	cmd.Flags().BoolVar(&all, "all", false, "drop everything")
+	return cmd
+}
+
+func cacheWarmCommand() *cobra.Command {
+	var f configFlags
+	var warm serve.CacheWarmArgs
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "warm IMAGE...",
+		Short: "Fetch the layers of images into the cache",
+		Long: `Fetch the layers of images, REPOSITORY[:TAG|@DIGEST], into the cache of the server that
+uses the data directory, before many clients ask for them.`,
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			warm.Images = args
+			return withAdmin(cmd, &f, false, func(a *serve.Admin) error {
+				p := newProgress("warming")
+				rep, err := a.WarmCache(cmd.Context(), warm, func(r serve.CacheWarmReport) {
+					p.share(r.Bytes, r.BytesTotal, "%d of %d layers", r.Layers, r.LayersTotal)
+				})
+				p.end()
+				if err != nil {
+					return err
+				}
+				return printReport(cmd.OutOrStdout(), asJSON, rep, func() {
+					fmt.Fprintf(cmd.OutOrStdout(), "%d layers of %s in %s; %d were there before, %d are not kept\n",
+						rep.Layers, size(rep.Bytes), rep.Took.Round(1e6), rep.Held, rep.NotKept)
+				})
+			})
+		},
+	}
+	f.add(cmd, false)
+	cmd.Flags().StringVar(&warm.Platform, "platform", "", "only this platform of multi-platform images, OS/ARCHITECTURE[/VARIANT]")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the report as JSON; durations are in nanoseconds")
+	return cmd
+}

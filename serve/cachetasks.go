@@ -1,0 +1,324 @@
+package serve
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"example.org/slipway/cache/policy"
+	"example.org/slipway/cache/tier"
+	"example.org/slipway/catalog"
+	"example.org/slipway/oci"
+	"example.org/slipway/prefetch"
+	"example.org/slipway/registry"
+)
+
+// CacheTier is how memory, or the disk's share, of a server's cache stands. Counts are
+// since the server's start.
+type CacheTier struct {
+	// Limit is how many bytes it may take, Bytes what its contents have, Pinned the
+	// bytes of those that stay whatever else comes.
+	Limit   int64 `json:"limit"`
+	Bytes   int64 `json:"bytes"`
+	Pinned  int64 `json:"pinned"`
+	Entries int   `json:"entries"`
+	// Hits and HitBytes count requests served, Misses those that were not, Evictions
+	// the contents given up.
+	Hits      int64 `json:"hits"`
+	HitBytes  int64 `json:"hit_bytes"`
+	Misses    int64 `json:"misses"`
+	Evictions int64 `json:"evictions"`
+}
+
+// CacheStatus is how a server's cache stands.
+type CacheStatus struct {
+	RAM CacheTier `json:"ram"`
+	SSD CacheTier `json:"ssd"`
+	// Fetching is how many contents are being fetched from the object store. Fetched
+	// counts all of them, Shared the requests that joined a fetch, Failed the fetches
+	// that failed, Damaged the files that were not what they should be.
+	Fetching int   `json:"fetching"`
+	Fetched  int64 `json:"fetched"`
+	Shared   int64 `json:"shared"`
+	Failed   int64 `json:"failed"`
+	Damaged  int64 `json:"damaged"`
+	// Written is how many bytes were written to the disk, Budget how many more may be
+	// now, or -1 without a limit. Usable tells whether the disk is written at present.
+	Written int64 `json:"written"`
+	Budget  int64 `json:"budget"`
+	Usable  bool  `json:"usable"`
+	// Prefetch is nil where nothing is fetched ahead.
+	Prefetch *prefetch.Stats `json:"prefetch,omitempty"`
+	// Servers are those that read from each other, this one among them.
+	Servers []string `json:"servers,omitempty"`
+}
+
+// CacheDropArgs of [Admin.DropCached]: these contents, or all.
+type CacheDropArgs struct {
+	Digests []oci.Digest
+	All     bool
+}
+
+// CacheDropReport tells how many contents were dropped.
+type CacheDropReport struct {
+	Dropped int `json:"dropped"`
+}
+
+// CacheWarmArgs of [Admin.WarmCache].
+type CacheWarmArgs struct {
+	// Images are REPOSITORY[:TAG|@DIGEST]; without either it is the tag latest.
+	Images []string
+	// Platform takes only that of an index, OS/ARCHITECTURE[/VARIANT]; empty: all.
+	Platform string
+}
+
+// CacheWarmReport is how far the warming of a cache is. Layers and Bytes are done, of
+// the totals.
+type CacheWarmReport struct {
+	Layers      int   `json:"layers"`
+	LayersTotal int   `json:"layers_total"`
+	Bytes       int64 `json:"bytes"`
+	BytesTotal  int64 `json:"bytes_total"`
+	// Held layers were there before. NotKept are those that the cache has no room for,
+	// Failed those that could not be fetched.
+	Held    int           `json:"held"`
+	NotKept int           `json:"not_kept"`
+	Failed  int           `json:"failed"`
+	Took    time.Duration `json:"took"`
+}
+
+// errNoServer says that a command needs a server that runs.
+var errNoServer = errors.New("no server uses this data directory: a cache is its server's, and is looked after while that runs")
+
+// CacheStatus tells how the cache of the server stands that uses the data root.
+func (a *Admin) CacheStatus(ctx context.Context) (CacheStatus, error) {
+	if a.local != nil {
+		return CacheStatus{}, errNoServer
+	}
+	return askServer[struct{}, CacheStatus](ctx, a, "cache-status", struct{}{}, nil)
+}
+
+// DropCached drops contents from the server's cache. Whoever reads one goes on.
+func (a *Admin) DropCached(ctx context.Context, args CacheDropArgs) (CacheDropReport, error) {
+	if a.local != nil {
+		return CacheDropReport{}, errNoServer
+	}
+	return askServer[CacheDropArgs, CacheDropReport](ctx, a, "cache-drop", args, nil)
+}
+
+// WarmCache fetches the layers of images into the server's cache.
+func (a *Admin) WarmCache(ctx context.Context, args CacheWarmArgs, progress func(CacheWarmReport)) (CacheWarmReport, error) {
+	if a.local != nil {
+		return CacheWarmReport{}, errNoServer
+	}
+	return askServer(ctx, a, "cache-warm", args, progress)
+}
+
+// needCache refuses work on a cache that is not there.
+func (r *root) needCache() error {
+	if r.cache == nil {
+		return errors.New("the server has no cache of blobs; storage.blob_cache gives it one")
+	}
+	return nil
+}
+
+func (r *root) cacheStatus() (CacheStatus, error) {
+	if err := r.needCache(); err != nil {
+		return CacheStatus{}, err
+	}
+	s := r.cache.Status()
+	st := CacheStatus{
+		RAM: cacheTier(&s.RAM), SSD: cacheTier(&s.SSD), Fetching: s.Fills, Fetched: s.Fetched, Shared: s.Shared,
+		Failed: s.FetchErrors, Damaged: s.Damaged, Written: s.SSDWritten, Budget: s.SSDBudget, Usable: s.SSDUsable,
+	}
+	if r.prefetch != nil {
+		p := r.prefetch.Stats()
+		st.Prefetch = &p
+	}
+	if r.cluster != nil {
+		st.Servers = r.cluster.Members()
+	}
+	return st, nil
+}
+
+func cacheTier(t *tier.TierStatus) CacheTier {
+	return CacheTier{Limit: t.Limit, Bytes: t.Bytes, Pinned: t.PinnedBytes, Entries: t.Entries,
+		Hits: t.Hits, HitBytes: t.HitBytes, Misses: t.Misses, Evictions: t.Evictions}
+}
+
+func (r *root) dropCached(args CacheDropArgs) (CacheDropReport, error) {
+	if err := r.needCache(); err != nil {
+		return CacheDropReport{}, err
+	}
+	if args.All {
+		return CacheDropReport{Dropped: r.cache.DropAll()}, nil
+	}
+	var keys []string
+	for _, d := range args.Digests {
+		if err := d.Validate(); err != nil {
+			return CacheDropReport{}, fmt.Errorf("digest %q: %w", string(d), err)
+		}
+		keys = append(keys, registry.BlobKey(d))
+	}
+	return CacheDropReport{Dropped: r.cache.Drop(keys...)}, nil
+}
+
+// warmParallel is how many layers a command fetches at once.
+const warmParallel = 4
+
+func (r *root) warmCache(ctx context.Context, args CacheWarmArgs, progress func(CacheWarmReport)) (rep CacheWarmReport, err error) {
+	if err := r.needCache(); err != nil {
+		return rep, err
+	}
+	began := time.Now()
+	layers, err := r.layersOf(ctx, args)
+	if err != nil {
+		return rep, err
+	}
+	rep.LayersTotal = len(layers)
+	for _, l := range layers {
+		rep.BytesTotal += l.Size
+	}
+	var mu sync.Mutex
+	var g errgroup.Group
+	g.SetLimit(warmParallel)
+	for _, l := range layers {
+		g.Go(func() error {
+			key := registry.BlobKey(l.Digest)
+			held := r.cache.Holds(key) != policy.Nowhere
+			err := r.cache.Warm(ctx, key, l.Size)
+			mu.Lock()
+			defer mu.Unlock()
+			rep.note(l.Size, held, err)
+			rep.Took = time.Since(began)
+			if progress != nil {
+				progress(rep)
+			}
+			return ctx.Err()
+		})
+	}
+	err = g.Wait()
+	rep.Took = time.Since(began)
+	if err == nil && rep.Failed > 0 {
+		err = fmt.Errorf("%d of %d layers could not be fetched; the server's log tells why", rep.Failed, rep.LayersTotal)
+	}
+	return rep, err
+}
+
+// note adds what became of a layer.
+func (rep *CacheWarmReport) note(size int64, held bool, err error) {
+	rep.Layers++
+	rep.Bytes += size
+	switch {
+	case err == nil && held:
+		rep.Held++
+	case errors.Is(err, tier.ErrNotKept):
+		rep.NotKept++
+	case err != nil:
+		rep.Failed++
+	}
+}
+
+// layersOf lists what images are made of, each layer once, the small first.
+func (r *root) layersOf(ctx context.Context, args CacheWarmArgs) ([]oci.Descriptor, error) {
+	w := &warmList{root: r, platform: args.Platform, seen: map[oci.Digest]bool{}}
+	for _, image := range args.Images {
+		if err := w.addImage(ctx, image); err != nil {
+			return nil, fmt.Errorf("image %s: %w", image, err)
+		}
+	}
+	slices.SortStableFunc(w.layers, func(a, b oci.Descriptor) int { return cmp.Compare(a.Size, b.Size) })
+	return w.layers, nil
+}
+
+// warmList collects layers.
+type warmList struct {
+	root     *root
+	platform string
+	seen     map[oci.Digest]bool
+	layers   []oci.Descriptor
+}
+
+func (w *warmList) addImage(ctx context.Context, image string) error {
+	repo, ref, byDigest := strings.Cut(image, "@")
+	if !byDigest {
+		ref = "latest"
+		if i := strings.LastIndexByte(image, ':'); i > strings.LastIndexByte(image, '/') {
+			repo, ref = image[:i], image[i+1:]
+		}
+	}
+	if err := oci.CheckName(repo); err != nil {
+		return err
+	}
+	var m catalog.Manifest
+	var err error
+	if byDigest {
+		m, err = w.root.cat.Manifest(ctx, repo, oci.Digest(ref))
+	} else {
+		m, err = w.root.cat.Tag(ctx, repo, ref)
+	}
+	if errors.Is(err, catalog.ErrNotFound) {
+		return errors.New("is not here")
+	}
+	if err != nil {
+		return err
+	}
+	return w.addManifest(ctx, repo, m.Content, 0)
+}
+
+// maxNesting bounds indexes within indexes.
+const maxNesting = 4
+
+func (w *warmList) addManifest(ctx context.Context, repo string, content []byte, depth int) error {
+	var doc struct {
+		Config    oci.Descriptor   `json:"config"`
+		Layers    []oci.Descriptor `json:"layers"`
+		Manifests []oci.Descriptor `json:"manifests"`
+	}
+	if err := json.Unmarshal(content, &doc); err != nil {
+		return fmt.Errorf("read the manifest: %w", err)
+	}
+	for _, d := range append(doc.Layers, doc.Config) {
+		if d.Size > smallBlob && len(d.URLs) == 0 && d.Digest.Validate() == nil && !w.seen[d.Digest] {
+			w.seen[d.Digest] = true
+			w.layers = append(w.layers, d)
+		}
+	}
+	for _, d := range doc.Manifests {
+		if depth == maxNesting || w.seen[d.Digest] || !w.wants(d) {
+			continue
+		}
+		w.seen[d.Digest] = true
+		m, err := w.root.cat.Manifest(ctx, repo, d.Digest)
+		if errors.Is(err, catalog.ErrNotFound) {
+			continue // a platform that was left out
+		}
+		if err != nil {
+			return err
+		}
+		if err := w.addManifest(ctx, repo, m.Content, depth+1); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// wants tells whether a manifest of an index is of the wanted platform.
+func (w *warmList) wants(d oci.Descriptor) bool {
+	if w.platform == "" {
+		return true
+	}
+	if d.Platform == nil {
+		return false
+	}
+	short := d.Platform.OS + "/" + d.Platform.Architecture
+	return w.platform == short || w.platform == short+"/"+d.Platform.Variant
+}

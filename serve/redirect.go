@@ -1,0 +1,155 @@
+package serve
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"example.org/slipway/cache/policy"
+	"example.org/slipway/config"
+	"example.org/slipway/objstore"
+	"example.org/slipway/oci"
+	"example.org/slipway/prefetch"
+	"example.org/slipway/registry"
+	"example.org/slipway/server"
+)
+
+// watched is the registry for clients: prefetching learns from what they do with it.
+func (r *root) watched() oci.Registry {
+	if r.prefetch == nil {
+		return r.reg
+	}
+	return r.prefetch.Registry(r.reg)
+}
+
+// redirector decides which clients are sent to the object store for which blobs.
+type redirector struct {
+	store objstore.Redirector
+	// holds and ahead tell whether the cache has a blob, or will soon.
+	holds func(key string) bool
+	ahead *prefetch.Prefetcher // may be nil
+	// pulled records the pull of a blob; nil where nobody wants to know.
+	pulled func(context.Context, registry.Event) error
+	rules  []redirectRule // the last is for all that no other is for
+	min    int64
+	expiry time.Duration
+}
+
+// redirectRule is a compiled rule.
+type redirectRule struct {
+	repos    func(repo string) bool
+	networks []netip.Prefix // empty: all
+	mode     string
+}
+
+var _ server.Redirector = (*redirector)(nil)
+
+// redirector returns what the configuration says of redirects, nil for none.
+func (s *Server) redirector() (server.Redirector, error) {
+	c := &s.cfg.Storage.Redirect
+	rules, err := redirectRules(c)
+	if err != nil {
+		return nil, err
+	}
+	if c.Disable || !ever(rules) {
+		return nil, nil
+	}
+	store, ok := objstore.As[objstore.Redirector](s.root.inner)
+	if !ok { // a warning of the configuration says so
+		return nil, nil
+	}
+	r := &redirector{store: store, ahead: s.root.prefetch, pulled: s.notifier.hook(), rules: rules, min: int64(c.MinSize), expiry: c.Expiry,
+		holds: func(key string) bool { return s.root.cache != nil && s.root.cache.Holds(key) != policy.Nowhere }}
+	return r, nil
+}
+
+func redirectRules(c *config.Redirect) ([]redirectRule, error) {
+	var rules []redirectRule
+	for i, r := range c.Rules {
+		repos, err := repositories(r.Repositories)
+		if err != nil {
+			return nil, fmt.Errorf("storage.redirect.rules[%d].repositories: %w", i, err)
+		}
+		rules = append(rules, redirectRule{repos, r.Prefixes(), r.Mode})
+	}
+	return append(rules, redirectRule{func(string) bool { return true }, nil, c.Mode}), nil
+}
+
+// ever tells whether any rule sends clients elsewhere.
+func ever(rules []redirectRule) bool {
+	for _, r := range rules {
+		if r.mode != "never" {
+			return true
+		}
+	}
+	return false
+}
+
+func (r *redirectRule) isFor(repo, client string) bool {
+	if !r.repos(repo) {
+		return false
+	}
+	if len(r.networks) == 0 {
+		return true
+	}
+	addr, ok := addrOf(client)
+	if !ok {
+		return false // of a unix socket
+	}
+	for _, n := range r.networks {
+		if n.Contains(addr) {
+			return true
+		}
+	}
+	return false
+}
+
+// addrOf reads an address with or without a port.
+func addrOf(s string) (netip.Addr, bool) {
+	if ap, err := netip.ParseAddrPort(s); err == nil {
+		return ap.Addr().Unmap().WithZone(""), true
+	}
+	a, err := netip.ParseAddr(s)
+	return a.Unmap().WithZone(""), err == nil
+}
+
+// Redirect implements server.Redirector.
+func (r *redirector) Redirect(ctx context.Context, q server.Redirect) (string, error) {
+	if q.Blob.Size <= smallBlob || !r.wants(q) {
+		return "", nil
+	}
+	url, err := r.store.URL(ctx, registry.BlobKey(q.Blob.Digest), r.expiry)
+	if err != nil {
+		return "", fmt.Errorf("make an address for a client: %w", err)
+	}
+	if r.pulled != nil {
+		err := r.pulled(ctx, registry.Event{Action: registry.ActionPull, Repo: q.Repo, Blob: true, Descriptor: q.Blob, Time: time.Now()})
+		if err != nil {
+			return "", fmt.Errorf("record the pull: %w", err)
+		}
+	}
+	if r.ahead != nil {
+		r.ahead.GetBlob(ctx, q.Repo, q.Blob.Digest, q.Blob.Size)
+	}
+	return url, nil
+}
+
+// wants tells whether a client is to be sent to the object store.
+func (r *redirector) wants(q server.Redirect) bool {
+	for i := range r.rules {
+		if !r.rules[i].isFor(q.Repo, q.Client) {
+			continue
+		}
+		switch r.rules[i].mode {
+		case "always":
+			return true
+		case "large":
+			return q.Blob.Size >= r.min
+		case "uncached":
+			return q.Blob.Size >= r.min && !r.holds(registry.BlobKey(q.Blob.Digest)) && (r.ahead == nil || !r.ahead.Ahead(q.Blob.Digest))
+		}
+		return false
+	}
+	return false
+}

@@ -1,0 +1,191 @@
+package serve
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+
+	"example.org/slipway/config"
+	"example.org/slipway/oci"
+	"example.org/slipway/registry"
+	"example.org/slipway/server"
+)
+
+// signer makes addresses, or none.
+type signer struct{ err error }
+
+func (s signer) URL(_ context.Context, key string, valid time.Duration) (string, error) {
+	return "http://store/" + key + "?for=" + valid.String(), s.err
+}
+
+func TestRedirectRules(t *testing.T) {
+	const kib, mib = 1 << 10, 1 << 20
+	held := digest.FromString("held")
+	c, _, err := config.Parse(strings.NewReader(`version: 0.1
+storage:
+  s3: {bucket: b}
+  redirect:
+    mode: large
+    min_size: 1MiB
+    expiry: 5m
+    rules:
+    - {repositories: [secret/**], mode: never}
+    - {repositories: [models/**], networks: [10.0.0.0/8, "2001:db8::/32"], mode: always}
+    - {networks: ["192.0.2.1"], mode: uncached}
+    - {repositories: ["ci/*"], mode: never}
+`), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rules, err := redirectRules(&c.Storage.Redirect)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &redirector{store: signer{}, rules: rules, min: int64(c.Storage.Redirect.MinSize), expiry: c.Storage.Redirect.Expiry,
+		holds: func(key string) bool { return key == registry.BlobKey(held) }}
+	for _, tc := range []struct {
+		repo, client string
+		blob         string
+		size         int64
+		want         bool
+	}{
+		{"app", "198.51.100.1:99", "x", mib, true},
+		{"app", "198.51.100.1:99", "x", mib - 1, false},
+		{"app", "198.51.100.1:99", "held", mib, true}, // large does not look
+		{"app", "@", "x", mib, true},
+		{"secret/a/b", "10.0.0.1:99", "x", mib, false},
+		{"models/llm", "10.0.0.1:99", "x", 65 * kib, true},
+		{"models/llm", "10.0.0.1:99", "x", 64 * kib, false}, // lies in the server's own memory
+		{"models/llm", "10.0.0.1", "x", 65 * kib, true},     // named by a proxy
+		{"models/llm", "[::ffff:10.0.0.1]:99", "x", 65 * kib, true},
+		{"models/llm", "[2001:db8::1%eth0]:99", "x", 65 * kib, true},
+		{"models/llm", "11.0.0.1:99", "x", 65 * kib, false}, // the last rule
+		{"models/llm", "@", "x", 65 * kib, false},
+		{"app", "192.0.2.1:99", "x", mib, true},
+		{"app", "192.0.2.1:99", "x", mib - 1, false},
+		{"app", "192.0.2.1:99", "held", mib, false},
+		{"ci/app", "192.0.2.1:99", "x", mib, true}, // the first rule that is for it
+		{"ci/app", "192.0.2.2:99", "x", mib, false},
+	} {
+		q := server.Redirect{Repo: tc.repo, Client: tc.client, Blob: oci.Descriptor{Digest: digest.FromString(tc.blob), Size: tc.size}}
+		got, err := r.Redirect(t.Context(), q)
+		want := ""
+		if tc.want {
+			want = "http://store/" + registry.BlobKey(q.Blob.Digest) + "?for=5m0s"
+		}
+		if err != nil || got != want {
+			t.Errorf("%s of %d bytes from %s for %s: got %q, %v; want %q", tc.blob, tc.size, tc.repo, tc.client, got, err, want)
+		}
+	}
+	if !ever(rules) || ever([]redirectRule{{mode: "never"}}) {
+		t.Error("whether any client is ever sent elsewhere")
+	}
+
+	q := server.Redirect{Repo: "app", Client: "@", Blob: oci.Descriptor{Digest: held, Size: mib}}
+	var events []registry.Event
+	r.pulled = func(_ context.Context, e registry.Event) error { events = append(events, e); return nil }
+	if _, err := r.Redirect(t.Context(), q); err != nil || len(events) != 1 || events[0].Repo != "app" || !events[0].Blob || events[0].Action != registry.ActionPull {
+		t.Errorf("events %+v, %v; want the pull", events, err)
+	}
+	failure := errors.New("no key")
+	r.store = signer{failure}
+	if got, err := r.Redirect(t.Context(), q); got != "" || !errors.Is(err, failure) {
+		t.Errorf("got %q, %v; want the failure", got, err)
+	}
+	if len(events) != 1 {
+		t.Error("a pull was recorded that was none")
+	}
+}
+
+func TestCacheRAM(t *testing.T) {
+	const gib = 1 << 30
+	half := config.Size(gib / 2)
+	zero := config.Size(0)
+	for _, tc := range []struct {
+		name    string
+		st      config.Storage
+		machine int64
+		want    int64
+	}{
+		{"a directory", config.Storage{}, 64 * gib, 0},
+		{"s3", config.Storage{S3: &config.S3{}}, 5 * gib, gib / 2},
+		{"s3 on a large machine", config.Storage{S3: &config.S3{}}, 640 * gib, gib},
+		{"swift, said", config.Storage{Swift: &config.Swift{}, BlobCache: config.BlobCache{RAM: &half}}, 640 * gib, gib / 2},
+		{"s3, none", config.Storage{S3: &config.S3{}, BlobCache: config.BlobCache{RAM: &zero}}, 640 * gib, 0},
+		{"a directory, said", config.Storage{BlobCache: config.BlobCache{RAM: &half}}, gib, gib / 2},
+	} {
+		if got := cacheRAM(&tc.st, tc.machine); got != tc.want {
+			t.Errorf("%s: got %d, want %d", tc.name, got, tc.want)
+		}
+	}
+	if n := machineMemory(); n < 64<<20 || n > 1<<50 {
+		t.Errorf("this machine has %d bytes of memory?", n)
+	}
+}
+
+func TestBlobOf(t *testing.T) {
+	d := digest.FromString("x")
+	big := digest.SHA512.FromString("x")
+	for key, want := range map[string]oci.Digest{
+		registry.BlobKey(d):                             d,
+		registry.BlobKey(big):                           big,
+		registry.BlobKey(d) + "x":                       "",
+		registry.BlobKey(d)[1:]:                         "",
+		"slipway/gear/packs/ab":                         "",
+		blobsDir + "sha256/ab/cd/data":                  "",
+		blobsDir + "sha256/zz/" + d.Encoded() + "/data": "",
+	} {
+		got, ok := blobOf(key)
+		if got != want || ok != (want != "") {
+			t.Errorf("%s: got %q, %t, want %q", key, got, ok, want)
+		}
+		h, sum := verifyBlob(key)
+		if (h != nil) != ok || ok && (h.Size() != len(sum)) {
+			t.Errorf("%s: what verifies it is %v of %d bytes", key, h, len(sum))
+		}
+	}
+}
+
+// Writes that were stopped go on where that was in vain.
+func TestWriteGate(t *testing.T) {
+	g := newWriteGate()
+	leave, err := g.enter()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if err := g.stop(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("stopped while a write is under way: %v", err)
+	}
+	leave()
+	if leave, err = g.enter(); err != nil {
+		t.Fatalf("after a stop in vain: %v", err)
+	}
+	stopping := g.stopping()
+	done := make(chan error)
+	go func() { done <- g.stop(t.Context()) }()
+	<-stopping
+	if _, err := g.enter(); !oci.HasCode(err, oci.CodeUnavailable) {
+		t.Errorf("a write while writes are being stopped: %v", err)
+	}
+	if err := g.stop(t.Context()); !errors.Is(err, errMoving) {
+		t.Errorf("stopped twice: %v", err)
+	}
+	leave()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if _, err := g.enter(); err == nil {
+		t.Error("a write while writes are stopped")
+	}
+	g.resume()
+	if leave, err = g.enter(); err != nil {
+		t.Fatal(err)
+	}
+	leave()
+}

@@ -1,0 +1,166 @@
+package serve_test
+
+import (
+	"fmt"
+	"net"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"example.org/slipway/backendtest"
+	"example.org/slipway/oci"
+	"example.org/slipway/serve"
+)
+
+func drop(t *testing.T, a *serve.Admin, digests ...string) {
+	t.Helper()
+	var args serve.CacheDropArgs
+	for _, d := range digests {
+		args.Digests = append(args.Digests, oci.Digest(d))
+	}
+	if rep, err := a.DropCached(t.Context(), args); err != nil || rep.Dropped != len(digests) {
+		t.Fatalf("drop: %+v, %v", rep, err)
+	}
+}
+
+// freeAddr is an address nobody listens on.
+func freeAddr(t *testing.T) string {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	return ln.Addr().String()
+}
+
+// Two servers with one catalogue and one store: what one is told the other knows, and a
+// blob is read from the store once for both.
+func TestReplicas(t *testing.T) {
+	s3, postgres := backendtest.S3(t), backendtest.Postgres(t)
+	c := countRequests(t, s3.Endpoint)
+	storage := s3Yaml(t, s3, c.addr, "  blob_cache: {ram: 64MiB, large: 32MiB, write_through: false}\n  prefetch: {mode: off}\n"+
+		fmt.Sprintf("  catalog: {postgres: %q}\n", postgres.DSN(postgres.CreateDatabase(t))))
+	var servers []*instance
+	for i := range 2 {
+		servers = append(servers, start(t, setup{yaml: storage + fmt.Sprintf("cluster: {addr: %q, id: r%d, secret: 0123456789abcdef}\n", freeAddr(t), i)}))
+	}
+	for _, s := range servers {
+		a, _ := openAdmin(t, s.cfg)
+		poll(t, "the servers know each other", func() bool {
+			st, err := a.CacheStatus(t.Context())
+			return err == nil && len(st.Servers) == 2
+		})
+	}
+	for range 4 { // some of which have their home at either
+		layer := layerOf(200 << 10)
+		d := servers[0].pushImage("a", "v1", layer)
+		before := c.reads(digestOf(layer))
+		for _, s := range servers {
+			poll(t, "the tag is known", func() bool {
+				return s.want(200, "GET", "/v2/a/manifests/v1", "").header.Get("Docker-Content-Digest") == d
+			})
+			if got := s.want(200, "GET", "/v2/a/blobs/"+digestOf(layer), "").body; got != layer {
+				t.Fatalf("got %d bytes that are not the layer's", len(got))
+			}
+		}
+		if got := c.reads(digestOf(layer)) - before; got != 1 {
+			t.Errorf("the store was read %d times for two servers, want once", got)
+		}
+	}
+}
+
+// Of two servers with one queue one delivers, each event once, and the other goes on when
+// that one stops.
+func TestReplicasDeliverOnce(t *testing.T) {
+	s3, postgres := backendtest.S3(t), backendtest.Postgres(t)
+	hook := newReceiver(t)
+	hook.up.Store(true)
+	yaml := s3Yaml(t, s3, s3.Endpoint, fmt.Sprintf("  catalog: {postgres: %q}\n", postgres.DSN(postgres.CreateDatabase(t)))) +
+		fmt.Sprintf("notifications: {endpoints: [{name: a, url: %q, secret: %s, headers: {X-Extra: ['1']}, ignore: {actions: [pull]}}]}\n", hook.URL, hook.secret)
+	a, b := start(t, setup{yaml: yaml}), start(t, setup{yaml: yaml})
+	a.pushImage("a", "v1", "one")
+	b.pushImage("b", "v1", "two")
+	poll(t, "the events are there", func() bool { return len(hook.got()) == 4 })
+	if err := a.stop(); err != nil {
+		t.Fatal(err)
+	}
+	b.pushImage("b", "v2", "three")
+	poll(t, "the other server delivers", func() bool { return len(hook.got()) == 6 })
+	if err := b.stop(); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(hook.got()); n != 6 {
+		t.Errorf("%d events were delivered, want 6", n)
+	}
+}
+
+// The metrics of what stands before an object store are documented.
+func TestStoreMetrics(t *testing.T) {
+	s3, postgres := backendtest.S3(t), backendtest.Postgres(t)
+	storage := s3Yaml(t, s3, s3.Endpoint, withRAM+"  redirect: {mode: large}\n"+fmt.Sprintf("  catalog: {postgres: %q}\n", postgres.DSN(postgres.CreateDatabase(t))))
+	s := start(t, setup{yaml: storage + fmt.Sprintf("cluster: {addr: %q, id: r0, secret: 0123456789abcdef}\nnotifications: {endpoints: [{name: a, url: \"http://%s\"}]}\n", freeAddr(t), freeAddr(t))})
+	s.pushImage("a", "v1", layerOf(100<<10))
+	a, _ := openAdmin(t, s.cfg)
+	if _, err := a.Collect(t.Context(), serve.GCArgs{}, nil); err != nil { // counts runs from the first on
+		t.Fatal(err)
+	}
+	documented(t, s.want(200, "GET", s.debug+"/metrics", "").body,
+		[]string{"registry_notifications_status_total", "registry_storage_errors_total", "registry_storage_retries_total"}, "operating.md", "caching.md")
+}
+
+// The catalogue moves from a directory to PostgreSQL while pulls go on.
+func TestMoveCatalog(t *testing.T) {
+	s3, postgres := backendtest.S3(t), backendtest.Postgres(t)
+	bucket := s3.Bucket(t)
+	o := setup{yaml: s3YamlOf(s3, bucket, s3.Endpoint, withRAM), root: filepath.Join(t.TempDir(), "root")}
+	s := start(t, o)
+	layer := layerOf(200 << 10)
+	d := s.pushImage("a", "v1", layer)
+	a, closeAdmin := openAdmin(t, s.cfg)
+	if _, err := a.MoveCatalog(t.Context(), serve.MoveArgs{To: "postgres://nobody:hush@" + freeAddr(t) + "/none?connect_timeout=1"}, nil); err == nil || strings.Contains(err.Error(), "hush") {
+		t.Errorf("a move to nowhere: %v", err)
+	}
+	s.pushImage("a", "after-a-failure", layer)
+	dsn := postgres.DSN(postgres.CreateDatabase(t))
+	rep, err := a.MoveCatalog(t.Context(), serve.MoveArgs{To: dsn}, nil)
+	if err != nil || !rep.Served {
+		t.Fatalf("move: %+v, %v", rep, err)
+	}
+	s.want(200, "GET", "/v2/a/blobs/"+digestOf(layer), "")
+	refused := s.want(503, "POST", "/v2/a/blobs/uploads/", "")
+	if refused.header.Get("Retry-After") == "" {
+		t.Error("a refused push is not told when to come again")
+	}
+	s.want(503, "PUT", "/v2/a/manifests/v2", imageOf(layer), isManifest)
+	s.want(503, "DELETE", "/v2/a/manifests/"+d, "")
+	if _, err := a.Collect(t.Context(), serve.GCArgs{}, nil); err == nil {
+		t.Error("garbage was collected after the move")
+	}
+	if _, err := a.MoveCatalog(t.Context(), serve.MoveArgs{To: dsn}, nil); err == nil {
+		t.Error("the catalogue was moved twice")
+	}
+	closeAdmin()
+	if err := s.stop(); err != nil {
+		t.Fatal(err)
+	}
+	o.yaml = s3YamlOf(s3, bucket, s3.Endpoint, withRAM+fmt.Sprintf("  catalog: {postgres: %q}\n", dsn))
+	o.root = filepath.Join(t.TempDir(), "another machine")
+	s = start(t, o)
+	if got := s.want(200, "GET", "/v2/a/manifests/after-a-failure", "").header.Get("Docker-Content-Digest"); got != d {
+		t.Errorf("the tag is at %s, want %s", got, d)
+	}
+	if got := s.want(200, "GET", "/v2/a/blobs/"+digestOf(layer), "").body; got != layer {
+		t.Errorf("got %d bytes that are not the layer's", len(got))
+	}
+	s.pushImage("a", "v2", layer)
+	a, _ = openAdmin(t, s.cfg)
+	if _, err := a.MoveCatalog(t.Context(), serve.MoveArgs{To: dsn}, nil); err == nil || !strings.Contains(err.Error(), "already") {
+		t.Errorf("a move from PostgreSQL: %v", err)
+	}
+	if got := s.do("GET", "/v2/", "").status; got != http.StatusOK {
+		t.Errorf("after a refused move: status %d", got)
+	}
+	s.pushImage("a", "v3", layer) // writes go on
+}

@@ -1,0 +1,194 @@
+package serve
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"example.org/slipway/cache/tier"
+	"example.org/slipway/catalog"
+	"example.org/slipway/cluster"
+	"example.org/slipway/config"
+	"example.org/slipway/filestore"
+	"example.org/slipway/gearregistry"
+	"example.org/slipway/objstore"
+	"example.org/slipway/prefetch"
+	"example.org/slipway/registry"
+)
+
+// root is a data root that this process has to itself, with the object store and the
+// catalogue, which it may share with others.
+type root struct {
+	dir  string
+	lock *lockFile
+	cat  *catalog.Catalog
+	// inner is the object store, store what the registry uses: the same with the caches
+	// of a server in front. Closing store closes both.
+	inner, store objstore.Store
+	// cache, cluster and prefetch are nil where there is none.
+	cache    *tier.Store
+	cluster  *cluster.Cluster
+	prefetch *prefetch.Prefetcher
+
+	files *filestore.Store
+	gear  *gearregistry.Service
+	reg   *registry.Registry
+	// collectors of the stores.
+	collectors []prometheus.Collector
+}
+
+// adminSocket is the administration socket's name within a data root.
+const adminSocket = "admin.sock"
+
+// rootOptions of openRoot.
+type rootOptions struct {
+	log     *slog.Logger
+	onEvent func(context.Context, registry.Event) error
+	// serving opens what only a server has: caches, and peers. Administration has no
+	// use for them.
+	serving bool
+}
+
+// openRoot locks and opens the data root of a configuration.
+func openRoot(ctx context.Context, cfg *config.Config, o rootOptions) (_ *root, err error) {
+	if err := checkAdopted(cfg); err != nil {
+		return nil, err
+	}
+	r, err := openStorage(ctx, cfg, "")
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, r.close(ctx))
+		}
+	}()
+	if err := r.checkCatalog(ctx, cfg); err != nil {
+		return nil, err
+	}
+	if o.serving {
+		if err := r.openCaches(cfg, o.log); err != nil {
+			return nil, err
+		}
+	}
+	opts, err := registryOptions(cfg, o.log)
+	if err != nil {
+		return nil, err
+	}
+	opts.Memory = registry.NewMemory(opts.MemoryBytes)
+	if err := r.openGear(cfg, o.log, opts.Memory); err != nil {
+		return nil, err
+	}
+	opts.OnEvent = gearEvents(r.gear, o.onEvent)
+	opts.PullEvents = o.onEvent != nil
+	opts.Tap = r.gear
+	if r.reg, err = registry.New(ctx, r.cat, r.store, opts); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// checkAdopted refuses a Distribution storage without a catalogue: it would look
+// empty, and pushes to it would be unknown to Distribution. Likewise what an
+// interrupted restore left, which would look empty too.
+func checkAdopted(cfg *config.Config) error {
+	dir := cfg.Storage.FileSystem.RootDirectory
+	if cfg.Storage.Driver() != "filesystem" {
+		return nil
+	}
+	if _, err := os.Stat(filepath.Join(dir, registry.CatalogFile)); err == nil {
+		return nil
+	}
+	if err := checkRestored(dir); err != nil {
+		return err
+	}
+	if _, err := os.Stat(filepath.Join(dir, distributionDir)); err != nil {
+		return nil
+	}
+	// Distribution keeps its links in repositories; we have none.
+	if _, err := os.Stat(filepath.Join(dir, distributionDir, "repositories")); err != nil {
+		return fmt.Errorf("%s holds blobs and no %s: the catalogue is lost; restore a backup (slipway restore)", dir, registry.CatalogFile)
+	}
+	return fmt.Errorf("%s is the storage of a Distribution registry; adopt it first: slipway import --in-place %s", dir, dir)
+}
+
+// distributionDir is where a Distribution registry keeps everything.
+const distributionDir = "docker/registry/v2"
+
+// AdoptInPlace makes the storage of a Distribution registry, a directory or an object
+// store, that of a configuration, without moving anything.
+func AdoptInPlace(ctx context.Context, cfg *config.Config, o registry.AdoptOptions) (_ registry.AdoptReport, err error) {
+	if cfg.Storage.Driver() == "filesystem" {
+		if err := checkAdoptable(cfg.Storage.FileSystem.RootDirectory); err != nil {
+			return registry.AdoptReport{}, err
+		}
+	}
+	catalogDir, cleanUp, err := adoptInto(cfg, o.DryRun)
+	if err != nil {
+		return registry.AdoptReport{}, err
+	}
+	defer cleanUp()
+	r, err := openStorage(ctx, cfg, catalogDir)
+	if err != nil {
+		return registry.AdoptReport{}, err
+	}
+	defer func() { err = errors.Join(err, r.close(ctx)) }()
+	if cfg.Storage.Remote() {
+		if found, err := r.any(ctx, linksDir); err != nil || !found {
+			return registry.AdoptReport{}, errors.Join(err, boolError(!found, "the object store holds nothing of a Distribution registry below "+linksDir))
+		}
+	}
+	return registry.Adopt(ctx, r.cat, r.inner, o)
+}
+
+// checkAdoptable refuses a directory that is no storage of a Distribution registry.
+func checkAdoptable(dir string) error {
+	if _, err := os.Stat(filepath.Join(dir, distributionDir)); err != nil {
+		return fmt.Errorf("%s holds no Distribution storage, which has %s in it: %w", dir, distributionDir, err)
+	}
+	if err := checkRestored(dir); err != nil {
+		return err
+	}
+	return checkOwner(dir)
+}
+
+// adoptInto returns the directory for the catalogue of an adoption: a temporary one
+// where a dry run would leave a catalogue, which made the storage look adopted.
+func adoptInto(cfg *config.Config, dryRun bool) (dir string, cleanUp func(), err error) {
+	_, absent := os.Stat(filepath.Join(cfg.Storage.Root(), registry.CatalogFile))
+	if !dryRun || absent == nil && cfg.Storage.Catalog.Postgres == "" {
+		return "", func() {}, nil
+	}
+	if dir, err = os.MkdirTemp("", "slipway-adopt-"); err != nil {
+		return "", nil, err
+	}
+	return dir, func() { os.RemoveAll(dir) }, nil
+}
+
+func (r *root) close(ctx context.Context) error {
+	var errs []error
+	if r.gear != nil {
+		r.gear.Close()
+	}
+	if r.reg != nil {
+		errs = append(errs, r.reg.Close(ctx))
+	}
+	if r.cat != nil {
+		errs = append(errs, r.cat.Close())
+	}
+	if r.store != nil {
+		errs = append(errs, r.store.Close())
+	}
+	if r.cluster != nil {
+		errs = append(errs, r.cluster.Close())
+	}
+	if r.lock != nil {
+		errs = append(errs, r.lock.release())
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,257 @@
+package serve
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"crypto/sha512"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"example.org/slipway/catalog"
+	"example.org/slipway/config"
+	"example.org/slipway/objstore"
+	"example.org/slipway/objstore/fsstore"
+	"example.org/slipway/objstore/memstore"
+	"example.org/slipway/objstore/remote"
+	"example.org/slipway/objstore/s3store"
+	"example.org/slipway/objstore/swiftstore"
+	"example.org/slipway/oci"
+	"example.org/slipway/registry"
+)
+
+// openStorage locks a data root and opens its catalogue and object store.
+// catalogDir is where the catalogue is if it is to be in a directory other than the
+// configured place, else "".
+func openStorage(ctx context.Context, cfg *config.Config, catalogDir string) (_ *root, err error) {
+	inMemory := cfg.Storage.Driver() == "inmemory"
+	r := &root{dir: cfg.Storage.Root()}
+	if inMemory { // the catalogue needs a file all the same
+		if r.dir, err = os.MkdirTemp("", "slipway-inmemory-"); err != nil {
+			return nil, err
+		}
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, r.close(ctx))
+		}
+	}()
+	if _, err := os.Stat(filepath.Join(r.dir, registry.BackupMarker)); err == nil {
+		// Its catalogue may be hard-linked with those of other backups.
+		return nil, fmt.Errorf("%s is a backup, which nobody may write to; restore it first: slipway restore %s --root DIR", r.dir, r.dir)
+	}
+	if err := os.MkdirAll(r.dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make the data directory: %w", err)
+	}
+	if r.lock, err = lockRoot(r.dir); err != nil {
+		return nil, err
+	}
+	r.lock.removeDir = inMemory
+	if r.inner, err = r.openStore(ctx, &cfg.Storage); err != nil {
+		return nil, err
+	}
+	r.store = r.inner
+	if err := r.openCatalog(ctx, &cfg.Storage, catalogDir); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// openStore opens the store of the configured driver.
+func (r *root) openStore(ctx context.Context, st *config.Storage) (objstore.Store, error) {
+	if !st.Remote() {
+		if st.Driver() == "inmemory" {
+			return memstore.New(nil), nil
+		}
+		fs, err := fsstore.New(r.dir, nil)
+		if err != nil {
+			return nil, fmt.Errorf("open the object store: %w", err)
+		}
+		return fs, nil
+	}
+	retry := remote.NewRetry(nil)
+	inner, err := openRemote(ctx, st, retry)
+	if err != nil {
+		return nil, err
+	}
+	s := remote.Wrap(inner, &remote.Options{Driver: st.Driver(), Retry: retry})
+	r.collectors = append(r.collectors, s.Metrics()...)
+	return s, nil
+}
+
+// openRemote opens a store behind a network.
+func openRemote(ctx context.Context, st *config.Storage, retry *remote.Retry) (objstore.Store, error) {
+	if c := st.Swift; c != nil {
+		return swiftstore.New(ctx, swiftstore.Options{
+			AuthURL: c.AuthURL, AuthVersion: c.AuthVersion, Username: c.Username, Password: c.Password.Reveal(),
+			Tenant: c.Tenant, TenantID: c.TenantID, TenantDomain: c.TenantDomain, TenantDomainID: c.TenantDomainID,
+			Domain: c.Domain, DomainID: c.DomainID, TrustID: c.TrustID, Region: c.Region, EndpointType: c.EndpointType,
+			Container: c.Container, Prefix: c.Prefix, ChunkSize: int64(c.ChunkSize), TempURLKey: c.SecretKey.Reveal(),
+			CAFile: c.CAFile, InsecureSkipVerify: c.InsecureSkipVerify,
+		})
+	}
+	c := st.S3
+	o := s3store.Options{
+		Endpoint: cmp.Or(c.RegionEndpoint, amazon(c.Region)), Bucket: c.Bucket, Prefix: c.RootDirectory, Region: c.Region,
+		AccessKey: c.AccessKey, SecretKey: c.SecretKey.Reveal(), SessionToken: c.SessionToken.Reveal(),
+		Secure: c.Secure, CAFile: c.CAFile, SkipVerify: c.SkipVerify, PathStyle: c.ForcePathStyle,
+		KMSKeyID: c.KeyID, PartSize: int64(c.ChunkSize), Repeat: retry.Do,
+	}
+	if c.Encrypt {
+		o.Encrypt = "AES256"
+		if c.KeyID != "" {
+			o.Encrypt = "aws:kms"
+		}
+	}
+	if !strings.EqualFold(c.StorageClass, "NONE") { // Distribution's word for the bucket's
+		o.StorageClass = c.StorageClass
+	}
+	return s3store.New(ctx, o)
+}
+
+// amazon is the address of Amazon S3 in a region.
+func amazon(region string) string {
+	switch {
+	case region == "":
+		return "s3.amazonaws.com"
+	case strings.HasPrefix(region, "cn-"):
+		return "s3." + region + ".amazonaws.com.cn"
+	}
+	return "s3." + region + ".amazonaws.com"
+}
+
+// openCatalog opens the catalogue where the configuration, or else dir, says.
+func (r *root) openCatalog(ctx context.Context, st *config.Storage, dir string) (err error) {
+	if st.Catalog.Postgres != "" && dir == "" {
+		r.cat, err = catalog.OpenPostgres(ctx, st.Catalog.Postgres.Reveal(), &catalog.Options{Grace: st.GC.Grace, Readers: st.Catalog.Connections})
+		return err
+	}
+	path := filepath.Join(cmp.Or(dir, r.dir), registry.CatalogFile)
+	r.cat, err = catalog.Open(ctx, path, &catalog.Options{Grace: st.GC.Grace})
+	return err
+}
+
+// blobsDir and linksDir are where blobs are and where a Distribution registry keeps
+// its links, which we have none of.
+const (
+	blobsDir = distributionDir + "/blobs/"
+	linksDir = distributionDir + "/repositories/"
+)
+
+// checkCatalog refuses an object store that holds blobs of which the catalogue knows
+// nothing: it would look empty, and its blobs would be nobody's. It asks the store
+// only where the catalogue is empty.
+func (r *root) checkCatalog(ctx context.Context, cfg *config.Config) error {
+	if !cfg.Storage.Remote() {
+		return nil // checkAdopted has looked
+	}
+	if known, err := r.knowsBlobs(ctx); err != nil || known {
+		return err
+	}
+	adopt := "adopt it first: slipway import --in-place --config FILE"
+	if found, err := r.any(ctx, linksDir); err != nil || found {
+		return errors.Join(err, boolError(found, "the object store is that of a Distribution registry; "+adopt))
+	}
+	found, err := r.any(ctx, blobsDir)
+	return errors.Join(err, boolError(found, "the object store holds blobs, and the catalogue is empty: name the catalogue that belongs to it (storage.directory, storage.catalog.postgres), or another bucket or prefix"))
+}
+
+func boolError(is bool, text string) error {
+	if !is {
+		return nil
+	}
+	return errors.New(text)
+}
+
+// knowsBlobs tells whether the catalogue has anything in it.
+func (r *root) knowsBlobs(ctx context.Context) (bool, error) {
+	names, err := r.cat.Repositories(ctx, "", 1)
+	if err != nil || len(names) > 0 {
+		return len(names) > 0, err
+	}
+	list, err := r.cat.Contents(ctx, 0, 1)
+	if err != nil {
+		return false, fmt.Errorf("look into the catalogue: %w", err)
+	}
+	return len(list) > 0, nil
+}
+
+// any tells whether the store has an object below a prefix.
+func (r *root) any(ctx context.Context, prefix string) (bool, error) {
+	for _, err := range r.inner.List(ctx, prefix, "") {
+		if err != nil {
+			return false, fmt.Errorf("look into the object store: %w", err)
+		}
+		return true, nil
+	}
+	return false, nil
+}
+
+// blobOf returns the digest of the blob whose object has a key.
+func blobOf(key string) (oci.Digest, bool) {
+	rest, ok := strings.CutPrefix(key, blobsDir)
+	if !ok {
+		return "", false
+	}
+	part := strings.Split(rest, "/")
+	if len(part) != 4 || part[3] != "data" {
+		return "", false
+	}
+	d := oci.Digest(part[0] + ":" + part[2])
+	if d.Validate() != nil || registry.BlobKey(d) != key {
+		return "", false
+	}
+	return d, true
+}
+
+// verifyBlob returns what checks the bytes of a blob's object.
+func verifyBlob(key string) (hash.Hash, []byte) {
+	d, ok := blobOf(key)
+	if !ok {
+		return nil, nil
+	}
+	want, err := hex.DecodeString(d.Encoded())
+	if err != nil {
+		return nil, nil
+	}
+	switch d.Algorithm() {
+	case "sha256":
+		return sha256.New(), want
+	case "sha512":
+		return sha512.New(), want
+	}
+	return nil, nil
+}
+
+// uncached is the context key of work that must see what the object store has, and not
+// what a cache remembers of it.
+type uncached struct{}
+
+// pastCache returns a context whose reads go to the object store itself.
+func pastCache(ctx context.Context) context.Context {
+	return context.WithValue(ctx, uncached{}, true)
+}
+
+// cachedStore is a store with caches in front of an inner one.
+type cachedStore struct {
+	objstore.Store
+	inner objstore.Store
+}
+
+var _ objstore.Wrapper = (*cachedStore)(nil)
+
+// Get implements objstore.Store.
+func (s *cachedStore) Get(ctx context.Context, key string, off, n int64) (objstore.Object, error) {
+	if ctx.Value(uncached{}) != nil {
+		return s.inner.Get(ctx, key, off, n)
+	}
+	return s.Store.Get(ctx, key, off, n)
+}
+
+// Unwrap implements objstore.Wrapper.
+func (s *cachedStore) Unwrap() objstore.Store { return s.Store }

@@ -1,0 +1,208 @@
+package serve
+
+import (
+	"context"
+	"errors"
+	"io"
+	"sync"
+	"time"
+
+	"example.org/slipway/oci"
+)
+
+// writeGate lets writes be stopped for a while.
+type writeGate struct {
+	// busy is read-locked by each write and locked while writes are stopped.
+	busy sync.RWMutex
+	mu   sync.Mutex
+	// stopped is closed as soon as writes are to stop.
+	stopped chan struct{}
+}
+
+func newWriteGate() *writeGate { return &writeGate{stopped: make(chan struct{})} }
+
+// errStopped is the answer to a write while there may be none.
+func errStopped() error {
+	return &oci.Error{Code: oci.CodeUnavailable, RetryAfter: 30 * time.Second,
+		Message: "the registry takes no writes while its catalogue is moved to another database"}
+}
+
+// stopping is closed when writes are to stop.
+func (g *writeGate) stopping() <-chan struct{} {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.stopped
+}
+
+// enter begins a write, whose end leave is, or says that there may be none.
+func (g *writeGate) enter() (leave func(), err error) {
+	select {
+	case <-g.stopping():
+		return nil, errStopped()
+	default:
+	}
+	if !g.busy.TryRLock() {
+		return nil, errStopped()
+	}
+	return g.busy.RUnlock, nil
+}
+
+// errMoving says that writes are stopped already.
+var errMoving = errors.New("the catalogue is being moved, or has been")
+
+// stop has all writes refused once it returns nil; those under way have ended.
+func (g *writeGate) stop(ctx context.Context) error {
+	g.mu.Lock()
+	select {
+	case <-g.stopped:
+		g.mu.Unlock()
+		return errMoving
+	default:
+	}
+	close(g.stopped)
+	g.mu.Unlock()
+	const often = 20 * time.Millisecond
+	tick := time.NewTicker(often)
+	defer tick.Stop()
+	for !g.busy.TryLock() {
+		select {
+		case <-ctx.Done():
+			g.open()
+			return ctx.Err()
+		case <-tick.C:
+		}
+	}
+	return nil
+}
+
+// resume lets writes happen again after stop.
+func (g *writeGate) resume() {
+	g.busy.Unlock()
+	g.open()
+}
+
+func (g *writeGate) open() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.stopped = make(chan struct{})
+}
+
+// whileWritable does f unless writes are stopped, and keeps them from being stopped
+// meanwhile.
+func whileWritable[A, R any](g *writeGate, f func(context.Context, A, func(R)) (R, error)) func(context.Context, A, func(R)) (R, error) {
+	return func(ctx context.Context, args A, progress func(R)) (R, error) {
+		leave, err := g.enter()
+		if err != nil {
+			var none R
+			return none, err
+		}
+		defer leave()
+		return f(ctx, args, progress)
+	}
+}
+
+// convert runs the conversion to Gear until ctx ends, but not while writes are stopped.
+func (s *Server) convert(ctx context.Context) error {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		if leave, err := s.writes.enter(); err == nil {
+			err := s.convertUntil(ctx, s.writes.stopping())
+			leave()
+			if ctx.Err() != nil || err != nil && !errors.Is(err, context.Canceled) {
+				return err
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		}
+	}
+}
+
+func (s *Server) convertUntil(ctx context.Context, stop <-chan struct{}) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	wg.Go(func() {
+		select {
+		case <-stop:
+			cancel()
+		case <-ctx.Done():
+		}
+	})
+	return s.root.gear.Run(ctx)
+}
+
+// stoppable is a registry whose writes can be stopped.
+type stoppable struct {
+	oci.Registry
+	gate *writeGate
+}
+
+// guarded does a write unless writes are stopped.
+func guarded[T any](g *writeGate, f func() (T, error)) (T, error) {
+	leave, err := g.enter()
+	if err != nil {
+		var none T
+		return none, err
+	}
+	defer leave()
+	return f()
+}
+
+// PushBlob implements oci.Writer.
+func (s stoppable) PushBlob(ctx context.Context, repo string, d oci.Digest, size int64, r io.Reader) (oci.Descriptor, error) {
+	return guarded(s.gate, func() (oci.Descriptor, error) { return s.Registry.PushBlob(ctx, repo, d, size, r) })
+}
+
+// MountBlob implements oci.Writer.
+func (s stoppable) MountBlob(ctx context.Context, to, from string, d oci.Digest) (oci.Descriptor, error) {
+	return guarded(s.gate, func() (oci.Descriptor, error) { return s.Registry.MountBlob(ctx, to, from, d) })
+}
+
+// StartUpload implements oci.Writer.
+func (s stoppable) StartUpload(ctx context.Context, repo string) (oci.UploadStatus, error) {
+	return guarded(s.gate, func() (oci.UploadStatus, error) { return s.Registry.StartUpload(ctx, repo) })
+}
+
+// AppendUpload implements oci.Writer.
+func (s stoppable) AppendUpload(ctx context.Context, repo, id string, off, size int64, r io.Reader) (oci.UploadStatus, error) {
+	return guarded(s.gate, func() (oci.UploadStatus, error) { return s.Registry.AppendUpload(ctx, repo, id, off, size, r) })
+}
+
+// CommitUpload implements oci.Writer.
+func (s stoppable) CommitUpload(ctx context.Context, repo, id string, off, size int64, r io.Reader, d oci.Digest) (oci.Descriptor, error) {
+	return guarded(s.gate, func() (oci.Descriptor, error) { return s.Registry.CommitUpload(ctx, repo, id, off, size, r, d) })
+}
+
+// CancelUpload implements oci.Writer.
+func (s stoppable) CancelUpload(ctx context.Context, repo, id string) error {
+	_, err := guarded(s.gate, func() (struct{}, error) { return struct{}{}, s.Registry.CancelUpload(ctx, repo, id) })
+	return err
+}
+
+// PutManifest implements oci.Writer.
+func (s stoppable) PutManifest(ctx context.Context, repo string, m oci.PutManifest) (oci.PutResult, error) {
+	return guarded(s.gate, func() (oci.PutResult, error) { return s.Registry.PutManifest(ctx, repo, m) })
+}
+
+// DeleteBlob implements oci.Deleter.
+func (s stoppable) DeleteBlob(ctx context.Context, repo string, d oci.Digest) error {
+	_, err := guarded(s.gate, func() (struct{}, error) { return struct{}{}, s.Registry.DeleteBlob(ctx, repo, d) })
+	return err
+}
+
+// DeleteManifest implements oci.Deleter.
+func (s stoppable) DeleteManifest(ctx context.Context, repo string, d oci.Digest) error {
+	_, err := guarded(s.gate, func() (struct{}, error) { return struct{}{}, s.Registry.DeleteManifest(ctx, repo, d) })
+	return err
+}
+
+// DeleteTag implements oci.Deleter.
+func (s stoppable) DeleteTag(ctx context.Context, repo, tag string) error {
+	_, err := guarded(s.gate, func() (struct{}, error) { return struct{}{}, s.Registry.DeleteTag(ctx, repo, tag) })
+	return err
+}
