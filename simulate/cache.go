@@ -126,6 +126,16 @@ type RunOptions struct {
 // Caches simulates caches over the same requests and returns a result for each
 // configuration, in their order.
 func Caches(ctx context.Context, r *Requests, configs []CacheConfig, o *RunOptions) ([]CacheResult, error) {
+	return caches(ctx, r, configs, o, func(int) observer { return nil })
+}
+
+// observer is told what became of a request for a layer: its number, and where the layer
+// was found.
+type observer func(i int, at policy.Level)
+
+// caches is Caches with an observer for each configuration, or nil. It is asked for when
+// the configuration's turn has come.
+func caches(ctx context.Context, r *Requests, configs []CacheConfig, o *RunOptions, watch func(config int) observer) ([]CacheResult, error) {
 	if o == nil {
 		o = &RunOptions{}
 	}
@@ -144,6 +154,7 @@ func Caches(ctx context.Context, r *Requests, configs []CacheConfig, o *RunOptio
 	tick := ticker(ctx, total, o.Progress)
 	err := parallel(o.Workers, len(configs), func(i int) error {
 		run := newCacheRun(r, configs[i], next)
+		run.watch = watch(i)
 		if err := run.all(tick); err != nil {
 			return err
 		}
@@ -251,6 +262,7 @@ type cacheRun struct {
 	rnd    *rand.Rand
 	next   []int64
 	now    time.Time
+	watch  observer
 	counts CacheResult
 }
 
@@ -341,8 +353,12 @@ func (run *cacheRun) request(i int) {
 	} else if s.bound != nil && !s.bound.keeps() && run.next[i] == never {
 		s.cache.Remove(key)
 	}
-	if !write {
-		run.count(s, size, at)
+	if write {
+		return
+	}
+	run.count(s, size, at)
+	if run.watch != nil {
+		run.watch(i, at)
 	}
 }
 

@@ -69,18 +69,32 @@ type figure struct {
 	Wide, Narrow template.HTML
 }
 
-func newFigure(b *chart.Bars) figure {
+// picture can be drawn.
+type picture interface {
+	SVG(*chart.Options) string
+}
+
+func newFigure(title string, p picture) figure {
 	// The pictures escape all text they are given.
 	return figure{
-		Title: b.Title,
-		Wide:  template.HTML(b.SVG(&chart.Options{Inline: true})), Narrow: template.HTML(b.SVG(&chart.Options{Inline: true, Width: 330})),
+		Title: title,
+		Wide:  template.HTML(p.SVG(&chart.Options{Inline: true})), Narrow: template.HTML(p.SVG(&chart.Options{Inline: true, Width: 330})),
 	}
+}
+
+// list is a part of a page: sentences below a title.
+type list struct {
+	Title string
+	Items []string
 }
 
 // page is what report.html shows.
 type page struct {
-	Title    string
-	Facts    []string
+	Title string
+	Facts []string
+	// Lists come before the charts, and Text after the first of them, as it stands.
+	Lists    []list
+	Text     string
 	Charts   []figure
 	ChartCSS template.CSS
 	Table    table
@@ -158,7 +172,7 @@ func (r *PrefetchReport) WriteHTML(w io.Writer) error {
 			}
 		}
 		if len(bars.Rows) > 0 {
-			p.Charts = append(p.Charts, newFigure(&bars))
+			p.Charts = append(p.Charts, newFigure(bars.Title, &bars))
 		}
 	}
 	return writePage(w, p)
@@ -179,7 +193,7 @@ func (r *CacheReport) bars(title string, value func(*CacheResult) float64) figur
 		c := &r.Results[i]
 		bars.Rows = append(bars.Rows, chart.Row{Name: c.Config.name(), Values: []float64{value(c)}, Label: percent(value(c)) + " %", Weak: c.Config.isBound()})
 	}
-	return newFigure(&bars)
+	return newFigure(bars.Title, &bars)
 }
 
 // name says what a configuration is, short.
