@@ -42,6 +42,7 @@ type config struct {
 	Most     int           `json:"most"`
 	Patience time.Duration `json:"patience"`
 	Agent    string        `json:"agent"`
+	Clients  bool          `json:"clients"`
 }
 
 // phase is the begin of a warm-up round or of the test.

@@ -87,6 +87,9 @@ type Options struct {
 	WarmConcurrency int
 	// Timeout bounds each request, 0 means 5 minutes.
 	Timeout time.Duration
+	// Clients tells targets whose request each is, as X-Forwarded-For with an address made
+	// of the trace's client. Only those believe it that trust this machine as a proxy.
+	Clients bool
 	// MaxLag is what the generator's 99th percentile of lag may be for the run to be
 	// valid, 0 means 10 ms.
 	MaxLag time.Duration
@@ -213,7 +216,7 @@ func leftOut(skipped plan.Skip) string {
 // connect meets the workers. end says goodbye to them, and waits for the one of this
 // process: it cancels the uploads that the trace did not end.
 func connect(ctx context.Context, o *Options) (_ *coordinator, names []string, end func(), _ error) {
-	base := config{Targets: o.Targets, Maker: o.Plan.Maker, Timeout: o.Timeout, Most: o.Concurrency, Patience: o.Patience, Agent: "slipway-replay/" + o.Version}
+	base := config{Targets: o.Targets, Maker: o.Plan.Maker, Timeout: o.Timeout, Most: o.Concurrency, Patience: o.Patience, Agent: "slipway-replay/" + o.Version, Clients: o.Clients}
 	var conns []net.Conn
 	stopped := func() {}
 	fail := func(err error) (*coordinator, []string, func(), error) {

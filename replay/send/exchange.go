@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
+	"fmt"
 	"hash"
 	"io"
 	"net/http"
@@ -142,6 +143,15 @@ func idle(resp *http.Response) {
 	_ = resp.Body.Close()
 }
 
+// clientKey is the key of a context's client, a hash, where targets are told of it.
+type clientKey struct{}
+
+// address is one for a client: 10.0.0.0/8 has 16 million of them.
+func address(client uint64) string {
+	client ^= client >> 24
+	return fmt.Sprintf("10.%d.%d.%d", byte(client>>16), byte(client>>8), byte(client))
+}
+
 func (s *Sender) send(ctx context.Context, t *target, x *exchange, auth string) (*http.Response, error) {
 	var body io.Reader
 	if x.body != nil && x.size > 0 {
@@ -161,6 +171,9 @@ func (s *Sender) send(ctx context.Context, t *target, x *exchange, auth string) 
 	req.Header.Set("User-Agent", s.o.UserAgent)
 	if auth != "" {
 		req.Header.Set("Authorization", auth)
+	}
+	if client, ok := ctx.Value(clientKey{}).(uint64); ok && x.at.Host == t.base.Host {
+		req.Header.Set("X-Forwarded-For", address(client))
 	}
 	return t.transport.RoundTrip(req)
 }

@@ -31,6 +31,9 @@ type Options struct {
 	Timeout time.Duration
 	// UserAgent defaults to "slipway-replay".
 	UserAgent string
+	// Clients tells targets whose request each is: an address made of the task's client,
+	// as X-Forwarded-For.
+	Clients bool
 	// Log gets a few of the errors, at most one in noteEvery; nil discards.
 	Log *slog.Logger
 }
@@ -122,6 +125,9 @@ func (s *Sender) note(ctx context.Context, err error) {
 // each sample, not concurrently, and last with the one that is marked as the task's
 // last. A task is always done to its end; when ctx ends, its requests fail.
 func (s *Sender) Run(ctx context.Context, t *plan.Task, intended, wait int64, emit func(result.Sample)) {
+	if s.o.Clients {
+		ctx = context.WithValue(ctx, clientKey{}, t.Client)
+	}
 	if t.Alone() {
 		samples, _ := s.step(ctx, t, 0, intended, wait)
 		samples[len(samples)-1].Last = true
