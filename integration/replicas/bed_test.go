@@ -1,0 +1,262 @@
+package replicas
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"example.org/slipway/backendtest"
+	"example.org/slipway/integration/internal/proc"
+	"example.org/slipway/integration/internal/slipway"
+	"example.org/slipway/integration/replicas/faults"
+)
+
+const (
+	// grace is the collector's grace period in these tests: longer than a push takes
+	// while nothing is broken, and short enough for garbage to be collected meanwhile.
+	grace = 20 * time.Second
+	// tagBound is how stale a tag may be at most: 4 s, of docs/replicas.md, and as long
+	// as a busy machine may take to let a process run that has to notice. digestBound is
+	// that of what was deleted and is read by digest, 9 s.
+	tagBound    = 5 * time.Second
+	digestBound = 10 * time.Second
+	// readyTimeout is how long a start may take on a busy machine.
+	readyTimeout = 60 * time.Second
+)
+
+// bed is some replicas with what they share.
+type bed struct {
+	t        *testing.T
+	s3       *backendtest.S3Server
+	bucket   string
+	postgres *backendtest.PostgresServer
+	database string
+	// store is between all replicas and the object store.
+	store    *faults.Store
+	secret   string
+	replicas []*replica
+}
+
+// replica is a server process that is started again when it ends, as a service manager
+// does.
+type replica struct {
+	b     *bed
+	index int
+	// addr, debug and peers are where it listens.
+	addr, debug, peers string
+	// Links from it to the database and the store, and from others to its peers' port.
+	database, store, peer *faults.Link
+	dir, config           string
+
+	mu sync.Mutex
+	// down is set while it is not to run.
+	down    bool
+	process *proc.Process
+	starts  int
+	wg      sync.WaitGroup
+	wake    chan struct{} // down has changed
+}
+
+// newBed starts n replicas on backends of their own and waits until they are ready.
+// more is added to each configuration.
+func newBed(t *testing.T, n int, seed uint64, more string) *bed {
+	t.Helper()
+	b := &bed{t: t, secret: rand.Text()}
+	b.s3 = backendtest.S3(t)
+	b.bucket = b.s3.Bucket(t)
+	b.postgres = backendtest.Postgres(t)
+	b.database = b.postgres.CreateDatabase(t)
+	b.store = faults.NewStore(t, b.s3.Endpoint, seed)
+	for i := range n {
+		b.add(i, more)
+	}
+	b.waitReady()
+	return b
+}
+
+// add starts a replica.
+func (b *bed) add(index int, more string) *replica {
+	b.t.Helper()
+	r := &replica{b: b, index: index, addr: slipway.FreeAddr(b.t), debug: slipway.FreeAddr(b.t), peers: slipway.FreeAddr(b.t), dir: b.t.TempDir(), wake: make(chan struct{}, 1)}
+	r.database = faults.NewLink(b.t, b.postgres.Addr)
+	r.store = faults.NewLink(b.t, b.store.Addr)
+	r.peer = faults.NewLink(b.t, r.peers)
+	r.config = filepath.Join(r.dir, "config.yml")
+	text := fmt.Sprintf(`version: 0.1
+log:
+  level: info
+  accesslog: {disabled: true}
+storage:
+  directory: %s
+  s3:
+    regionendpoint: http://%s
+    region: %s
+    bucket: %s
+    accesskey: %s
+    secretkey: %s
+    forcepathstyle: true
+  catalog:
+    postgres: %s
+  blob_cache: {ram: 16MiB, ssd: 64MiB}
+  gc: {interval: 1s, grace: %s, short_grace: true}
+  maintenance:
+    uploadpurging: {enabled: true, age: 1m}
+http:
+  addr: %s
+  draintimeout: 5s
+  debug: {addr: %s}
+cluster:
+  addr: %s
+  url: http://%s
+  id: replica-%d
+  secret: %s
+%s`, filepath.Join(r.dir, "root"), r.store.Addr, b.s3.Region, b.bucket, b.s3.AccessKey, b.s3.SecretKey,
+		b.postgres.DSNThrough(r.database.Addr, b.database), grace, r.addr, r.debug, r.peers, r.peer.Addr, index, b.secret, more)
+	if err := os.WriteFile(r.config, []byte(text), 0o600); err != nil {
+		b.t.Fatal(err)
+	}
+	b.replicas = append(b.replicas, r)
+	binary := slipway.Binary(b.t)
+	r.wg.Go(func() { r.supervise(binary) })
+	b.t.Cleanup(func() {
+		r.setDown(true)
+		r.signal(syscall.SIGKILL)
+		close(r.wake)
+		r.wg.Wait()
+		if b.t.Failed() {
+			b.t.Logf("replica %d was started %d times; the end of its log:\n%s", r.index, r.starts, tail(r.logFile(), 6<<10))
+		}
+	})
+	return r
+}
+
+func (r *replica) logFile() string { return filepath.Join(r.dir, "log") }
+
+func tail(file string, n int) string {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return err.Error()
+	}
+	return string(b[max(0, len(b)-n):])
+}
+
+// supervise keeps the process running while the replica is not down, until wake is
+// closed.
+func (r *replica) supervise(binary string) {
+	for open := true; open; {
+		r.mu.Lock()
+		var exited <-chan struct{}
+		if !r.down {
+			cmd := exec.Command(binary, "serve", "--config", r.config)
+			cmd.Dir, cmd.Env = r.dir, []string{"PATH=" + os.Getenv("PATH"), "HOME=" + r.dir}
+			p, err := proc.Launch(cmd, r.logFile())
+			if err != nil {
+				r.b.t.Errorf("start replica %d: %v", r.index, err)
+				r.down = true
+			} else {
+				r.process, exited = p, p.Exited()
+				r.starts++
+			}
+		}
+		r.mu.Unlock()
+		if exited != nil {
+			<-exited
+			r.mu.Lock()
+			r.process = nil
+			r.mu.Unlock()
+		}
+		select {
+		case _, open = <-r.wake:
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+}
+
+// setDown decides whether the process is to run; the one that runs goes on.
+func (r *replica) setDown(down bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.down = down
+}
+
+// signal sends the process a signal, if there is one.
+func (r *replica) signal(s syscall.Signal) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.process != nil {
+		r.process.Signal(s)
+	}
+}
+
+// ready tells whether the replica says that it can serve.
+func (r *replica) ready(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+r.debug+"/readyz", nil)
+	if err != nil {
+		return err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return errors.New(resp.Status)
+	}
+	return nil
+}
+
+// waitReady waits until all replicas are ready.
+func (b *bed) waitReady() time.Duration {
+	b.t.Helper()
+	begin := time.Now()
+	for _, r := range b.replicas {
+		err := errors.New("not asked")
+		for err != nil {
+			if time.Since(begin) > readyTimeout {
+				b.t.Fatalf("replica %d is not ready after %s: %v; it printed:\n%s", r.index, readyTimeout, err, tail(r.logFile(), 4<<10))
+			}
+			if err = r.ready(b.t.Context()); err != nil {
+				time.Sleep(50 * time.Millisecond)
+			}
+		}
+	}
+	return time.Since(begin)
+}
+
+// stop ends all replicas gracefully.
+func (b *bed) stop() {
+	b.t.Helper()
+	for _, r := range b.replicas {
+		r.setDown(true)
+		r.signal(syscall.SIGTERM)
+	}
+	for _, r := range b.replicas {
+		proc.Poll(b.t, 30*time.Second, fmt.Sprintf("replica %d has ended", r.index), func() bool {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			return r.process == nil
+		})
+	}
+}
+
+// run runs a subcommand of the binary with the configuration of a replica.
+func (r *replica) run(t *testing.T, args ...string) string {
+	t.Helper()
+	out, err := slipway.Command(t, append(args, "--config", r.config)...)
+	if err != nil {
+		t.Errorf("slipway %s: %v; it printed:\n%s", strings.Join(args, " "), err, out)
+	}
+	return out
+}
