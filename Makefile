@@ -4,7 +4,7 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 LDFLAGS  = -s -w -X main.version=$(VERSION)
 FUZZTIME ?= 60s
 
-.PHONY: demo test run build bench bench-gear bench-start bench-trace lint fuzz clean
+.PHONY: demo test run build bench bench-gear bench-start bench-trace bench-tiers lint fuzz clean
 
 demo: build
 	scripts/setup.sh demo
@@ -35,6 +35,10 @@ bench-start: build
 bench-trace: build
 	scripts/setup.sh bench
 	scripts/bench-trace.sh
+
+bench-tiers: build
+	scripts/setup.sh test
+	scripts/bench-tiers.sh
 
 lint: setup-build
 	scripts/lint.sh

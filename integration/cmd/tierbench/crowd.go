@@ -1,0 +1,238 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"example.org/slipway/backendtest"
+	"example.org/slipway/integration/internal/measure"
+	"example.org/slipway/integration/internal/netdelay"
+)
+
+// Crowd is what many clients do that ask for one uncached layer at once.
+type Crowd struct {
+	Run     measure.Run `json:"run"`
+	Clients int         `json:"clients"`
+	Size    int64       `json:"size"`
+	// Reads and ReadBytes are what the store was asked for and sent of the layer.
+	Reads     int64 `json:"reads"`
+	ReadBytes int64 `json:"read_bytes"`
+	// First are the times to each client's first byte, All to the last, in milliseconds.
+	First []float64 `json:"first_ms"`
+	All   []float64 `json:"all_ms"`
+	// Idle and Peak are the registry's resident set before and the largest after.
+	Idle int64 `json:"idle_rss"`
+	Peak int64 `json:"peak_rss"`
+	// CPU of the registry in seconds.
+	CPU float64 `json:"cpu_seconds"`
+}
+
+// counter forwards HTTP to a store and counts the reads of blobs.
+type counter struct {
+	reads, bytes atomic.Int64
+}
+
+// serve forwards what comes to a listener until the context ends. Requests keep their
+// Host, which is part of their signature.
+func (c *counter) serve(ctx context.Context, l net.Listener, target string) {
+	proxy := &httputil.ReverseProxy{
+		Rewrite: func(r *httputil.ProxyRequest) {
+			r.SetURL(&url.URL{Scheme: "http", Host: target})
+			r.Out.Host = r.In.Host
+		},
+		ModifyResponse: func(resp *http.Response) error {
+			if resp.Request.Method == http.MethodGet && strings.HasSuffix(resp.Request.URL.Path, "/data") {
+				c.reads.Add(1)
+				c.bytes.Add(resp.ContentLength)
+			}
+			return nil
+		},
+	}
+	proxy.ErrorLog = log.New(io.Discard, "", 0) // reads that the registry gives up are its own business
+	server := &http.Server{Handler: proxy}
+	stop := context.AfterFunc(ctx, func() { server.Close() })
+	defer stop()
+	_ = server.Serve(l) // ends with the context
+}
+
+func runCrowd(b *bench, ctx context.Context) error {
+	began := time.Now()
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	out := &Crowd{Clients: 100, Size: pick[int64](b, 1<<30, 64<<20)}
+	h := newHost(b)
+	defer h.close()
+	s, bucket, err := h.bucket(backendtest.S3)
+	if err != nil {
+		return err
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	count := &counter{}
+	wg.Go(func() { count.serve(ctx, l, s.Endpoint) })
+	far, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	delay := &netdelay.Proxy{Target: l.Addr().String(), RTT: storeRTT}
+	wg.Go(func() { _ = delay.Serve(ctx, far) }) // ends with the context
+	dir := b.newDir()
+	defer b.remove(dir)
+	storage := s3(s3Name, far.Addr().String(), bucket, s).driver +
+		"  blob_cache: {ram: 16MiB, ssd: 4GiB, admission: all, write_through: false}\n  prefetch: {mode: \"off\"}\n"
+	r, err := b.serve(ctx, "crowd", dir, storage)
+	if err != nil {
+		return err
+	}
+	defer func() { r.stop() }()
+	layer := newContent(300, out.Size)
+	if err := r.push(ctx, "bench/crowd", layer); err != nil {
+		return err
+	}
+	// What the push took of memory is not idle: the registry begins anew.
+	r.stop()
+	if r, err = b.serve(ctx, "crowd", dir, storage); err != nil {
+		return err
+	}
+	if err := out.ask(ctx, r, layer, count); err != nil {
+		return err
+	}
+	b.logf("%d clients: %d reads, first bytes after %s ms, %s MB more memory", out.Clients, out.Reads, measure.SpreadOf(out.First), measure.Megabytes(out.Peak-out.Idle))
+	out.Run = b.since(began)
+	out.Run.Rounds = 1
+	b.results.Crowd = out
+	return nil
+}
+
+// ask has all clients ask at once.
+func (c *Crowd) ask(ctx context.Context, r *server, layer content, count *counter) error {
+	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: c.Clients, DisableCompression: true}}
+	defer client.CloseIdleConnections()
+	if err := c.connect(ctx, client, r); err != nil {
+		return err
+	}
+	var err error
+	if c.Idle, err = r.Process.RSS(); err != nil {
+		return err
+	}
+	m, err := r.meter()
+	if err != nil {
+		return err
+	}
+	count.reads.Store(0)
+	count.bytes.Store(0)
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	var failed error
+	begin := make(chan struct{})
+	for range c.Clients {
+		wg.Go(func() {
+			buf := make([]byte, 64<<10)
+			<-begin
+			f, err := get(ctx, client, r.url("bench/crowd", layer.Digest), layer.Size, buf)
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				failed = err
+				return
+			}
+			c.First = append(c.First, f.First.Seconds()*1e3)
+			c.All = append(c.All, f.All.Seconds()*1e3)
+		})
+	}
+	close(begin)
+	wg.Wait()
+	if failed != nil {
+		return failed
+	}
+	u, err := m.Stop()
+	if err != nil {
+		return err
+	}
+	c.CPU = u.Server.Seconds()
+	c.Reads, c.ReadBytes = count.reads.Load(), count.bytes.Load()
+	slices.Sort(c.First)
+	slices.Sort(c.All)
+	c.Peak, err = r.Process.PeakRSS()
+	return err
+}
+
+// connect opens all connections, by a ping on each that ends when all have begun.
+func (c *Crowd) connect(ctx context.Context, client *http.Client, r *server) error {
+	errs := make([]error, c.Clients)
+	var begun, done sync.WaitGroup
+	begun.Add(c.Clients)
+	for i := range c.Clients {
+		done.Go(func() {
+			req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+r.Addr+"/v2/", nil)
+			if err != nil {
+				begun.Done()
+				errs[i] = err
+				return
+			}
+			resp, err := client.Do(req)
+			begun.Done()
+			begun.Wait() // so that no connection is used twice
+			if errs[i] = err; err == nil {
+				_, _ = io.Copy(io.Discard, resp.Body)
+				resp.Body.Close()
+			}
+		})
+	}
+	done.Wait()
+	return errors.Join(errs...)
+}
+
+// Title is the heading.
+func (c *Crowd) Title() string { return "Many clients and one uncached layer" }
+
+// Head says how it was measured.
+func (c *Crowd) Head() string { return c.Run.Head() }
+
+// About says what was done.
+func (c *Crowd) About() string {
+	return fmt.Sprintf("%d clients ask at once for one layer of %s that no tier holds: neither memory, where it has no room, nor the SSD. The store is versitygw, %.0f ms away, behind a proxy that counts what is read. The clients are connected before. Memory is the largest resident set of the registry since its start, less that before they ask.", c.Clients, binary(c.Size), storeRTT.Seconds()*1e3)
+}
+
+// Targets are one read, first bytes close to each other, and little memory.
+func (c *Crowd) Targets() []measure.Target {
+	spread := measure.SpreadOf(c.First)
+	ratio := 0.0
+	if spread.Min > 0 {
+		ratio = spread.Max / spread.Min
+	}
+	return []measure.Target{
+		{Scenario: "crowd", What: "reads of the layer from the store", Limit: 1, Figure: float64(c.Reads)},
+		{Scenario: "crowd", What: "bytes read from the store / size", Limit: 1, Figure: float64(c.ReadBytes) / float64(c.Size)},
+		{Scenario: "crowd", What: "first byte, last client / first client", Limit: 2, Figure: ratio, Missing: spread.N == 0},
+		{Scenario: "crowd", What: "memory above idle", Limit: 64 << 20 / 1e6, Unit: " MB", Figure: float64(c.Peak-c.Idle) / 1e6},
+	}
+}
+
+// Write writes the table.
+func (c *Crowd) Write(w *strings.Builder) {
+	all := measure.SpreadOf(c.All)
+	measure.Table(w, 0, []string{"clients", "reads", "MB read", "first byte, ms", "last byte, ms", "MB/s to all", "idle RSS MB", "peak RSS MB", "server CPU s"}, [][]string{{
+		fmt.Sprint(c.Clients), fmt.Sprint(c.Reads), measure.Megabytes(c.ReadBytes), measure.SpreadOf(c.First).String(), all.String(),
+		measure.Figure(float64(c.Clients) * float64(c.Size) / 1e3 / max(all.Max, 1e-3)), measure.Megabytes(c.Idle), measure.Megabytes(c.Peak), measure.Figure(c.CPU),
+	}})
+}
+
+// Pictures are none.
+func (c *Crowd) Pictures() []measure.Picture { return nil }

@@ -1,0 +1,118 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"testing"
+)
+
+// host stands in for a test: package backendtest starts its servers for tests. What ends
+// with a test ends with close.
+type host struct {
+	testing.TB // what is not written below is not called
+	b          *bench
+
+	mu       sync.Mutex
+	cleanups []func()
+	failed   bool
+}
+
+// failure is what Fatal throws.
+type failure struct{ error }
+
+// errMissing is for a server that is not installed.
+var errMissing = errors.New("not installed")
+
+// newHost returns a host; close ends what it was given to end.
+func newHost(b *bench) *host { return &host{b: b} }
+
+// started calls what starts a server and turns the end of the test into an error:
+// errMissing if it would have been skipped.
+func started[T any](h *host, start func(t testing.TB) T) (v T, err error) {
+	defer func() {
+		switch f := recover().(type) {
+		case nil:
+		case failure:
+			err = f.error
+		default:
+			panic(f)
+		}
+	}()
+	return start(h), nil
+}
+
+// close ends everything, the last first.
+func (h *host) close() {
+	for {
+		h.mu.Lock()
+		n := len(h.cleanups)
+		if n == 0 {
+			h.mu.Unlock()
+			return
+		}
+		f := h.cleanups[n-1]
+		h.cleanups = h.cleanups[:n-1]
+		h.mu.Unlock()
+		f()
+	}
+}
+
+func (h *host) Helper()                  {}
+func (h *host) Name() string             { return "tierbench" }
+func (h *host) Context() context.Context { return context.Background() }
+
+func (h *host) Cleanup(f func()) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.cleanups = append(h.cleanups, f)
+}
+
+func (h *host) Failed() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.failed
+}
+
+func (h *host) TempDir() string {
+	dir := h.b.newDir()
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		h.Fatal(err)
+	}
+	h.Cleanup(func() { h.b.remove(dir) })
+	return dir
+}
+
+func (h *host) Log(args ...any)                 { h.b.logf("%s", fmt.Sprint(args...)) }
+func (h *host) Logf(format string, args ...any) { h.b.logf(format, args...) }
+
+func (h *host) Error(args ...any) { h.fail(fmt.Sprint(args...)) }
+
+func (h *host) Errorf(format string, args ...any) { h.fail(fmt.Sprintf(format, args...)) }
+
+func (h *host) fail(text string) {
+	h.mu.Lock()
+	h.failed = true
+	h.mu.Unlock()
+	h.b.logf("%s", text)
+}
+
+func (h *host) Fatal(args ...any) {
+	h.Error(args...)
+	panic(failure{errors.New(fmt.Sprint(args...))})
+}
+
+func (h *host) Fatalf(format string, args ...any) {
+	h.Errorf(format, args...)
+	panic(failure{fmt.Errorf(format, args...)})
+}
+
+func (h *host) Skip(args ...any) {
+	panic(failure{fmt.Errorf("%w: %s", errMissing, fmt.Sprint(args...))})
+}
+
+func (h *host) Skipf(format string, args ...any) {
+	panic(failure{fmt.Errorf("%w: %s", errMissing, fmt.Sprintf(format, args...))})
+}

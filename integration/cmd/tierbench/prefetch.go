@@ -1,0 +1,282 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"example.org/slipway/backendtest"
+	"example.org/slipway/integration/internal/measure"
+	"example.org/slipway/integration/internal/netdelay"
+	"example.org/slipway/replay/result"
+	"example.org/slipway/trace"
+	"example.org/slipway/trace/store"
+)
+
+// Prefetch is what the prefetchers are worth where the store is far away.
+type Prefetch struct {
+	Run      measure.Run    `json:"run"`
+	Requests int            `json:"requests"`
+	Speed    string         `json:"speed"`
+	Scale    string         `json:"scale"`
+	RTT      float64        `json:"rtt_ms"`
+	Modes    []PrefetchMode `json:"modes"`
+}
+
+// PrefetchMode is one of them.
+type PrefetchMode struct {
+	Name   string `json:"name"`
+	Layers int64  `json:"layers"`
+	Errors int64  `json:"errors"`
+	// Early is how many requests were 404, as their push was not over yet.
+	Early int64 `json:"early"`
+	// Invalid says why the replay does not count as one; empty if it does.
+	Invalid string `json:"invalid,omitempty"`
+	// Latency of GETs of layers that are objects, in milliseconds; All is of every GET of
+	// a blob.
+	Latency Bin `json:"latency"`
+	All     Bin `json:"all"`
+	// Fetched, Used, Bytes and Wasted are the registry's own counts.
+	Fetched float64 `json:"fetched"`
+	Used    float64 `json:"used"`
+	Bytes   float64 `json:"bytes"`
+	Wasted  float64 `json:"wasted_bytes"`
+	Hits    float64 `json:"hits"`
+	// Backend is what came from the store for objects, in bytes.
+	Backend float64 `json:"backend_bytes"`
+}
+
+const (
+	// storeRTT is how far away the store is.
+	storeRTT = 20 * time.Millisecond
+	// busyHour is when the part of the trace begins that is replayed.
+	busyHour = "2017-06-20T14:00:00Z"
+)
+
+func runPrefetch(b *bench, ctx context.Context) error {
+	began := time.Now()
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	out := &Prefetch{Requests: pick(b, 8_000, 800), Speed: pick(b, "10x", "20x"), Scale: pick(b, "0.1", "0.05"), RTT: storeRTT.Seconds() * 1e3}
+	h := newHost(b)
+	defer h.close()
+	s, err := started(h, backendtest.S3)
+	if err != nil {
+		return err
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	counted, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	count := &counter{}
+	wg.Go(func() { count.serve(ctx, counted, s.Endpoint) })
+	proxy := &netdelay.Proxy{Target: counted.Addr().String(), RTT: storeRTT}
+	wg.Go(func() { _ = proxy.Serve(ctx, l) }) // ends with the context
+	traces := b.newDir()
+	defer b.remove(traces)
+	if _, err := b.slipway(ctx, "trace", "generate", "--zone", "dal", "--seed", "3", "--days", "1", "-o", traces); err != nil {
+		return err
+	}
+	for _, mode := range []string{"off", "algorithm1", "manifest"} {
+		m := PrefetchMode{Name: mode}
+		bucket, err := started(h, func(t testing.TB) string { return s.Bucket(t) })
+		if err != nil {
+			return err
+		}
+		count.bytes.Store(0)
+		if err := out.measure(b, ctx, &m, traces, s3(mode, s.Endpoint, bucket, s), s3(mode, l.Addr().String(), bucket, s)); err != nil {
+			return fmt.Errorf("%s: %w", mode, err)
+		}
+		m.Backend = float64(count.bytes.Load())
+		if err := os.RemoveAll(filepath.Join(s.Dir, bucket)); err != nil {
+			return err
+		}
+		b.logf("%-10s mean %s ms of %d layers; %.0f fetched ahead, %.0f used, %s of %s MB wasted", mode, measure.Figure(m.Latency.Mean), m.Latency.N, m.Fetched, m.Used,
+			measure.Figure(m.Wasted/1e6), measure.Figure(m.Backend/1e6))
+		out.Modes = append(out.Modes, m)
+	}
+	out.Run = b.since(began)
+	out.Run.Rounds = 1
+	b.results.Prefetch = out
+	return nil
+}
+
+// measure replays with one prefetcher. What has to be there is put there over the short
+// way, by a registry without a cache; then another begins, with an empty cache and the long
+// way to the store.
+func (x *Prefetch) measure(b *bench, ctx context.Context, m *PrefetchMode, traces string, near, far backend) error {
+	dir := b.newDir()
+	defer b.remove(dir)
+	res := filepath.Join(dir, "result")
+	replay := func(r *server, phase string) error {
+		_, err := b.slipway(ctx, "trace", "replay", traces, "-o", res, "--target", "http://"+r.Addr, "--level", "L2", "--clients",
+			"--from", busyHour, "--max-requests", strconv.Itoa(x.Requests), "--speed", x.Speed, "--session-gap", "5s", "--size-scale", x.Scale, "--phase", phase, "--quiet", "--no-docker-config")
+		return err
+	}
+	r, err := b.serve(ctx, m.Name, dir, near.driver+noCache+trustUs)
+	if err != nil {
+		return err
+	}
+	err = replay(r, "warmup")
+	addr := r.Addr
+	r.stop()
+	if err != nil {
+		return err
+	}
+	r, err = b.serveAt(ctx, m.Name, dir, far.driver+fmt.Sprintf("  blob_cache: {ram: 512MiB, ssd: 0, large: 64MiB, write_through: false}\n  prefetch: {mode: %q, budget: 0}\n", m.Name)+trustUs, addr)
+	if err != nil {
+		return err
+	}
+	defer r.stop()
+	if err := replay(r, "run"); err != nil {
+		return err
+	}
+	if m.Invalid, err = verdict(res); err != nil {
+		return err
+	}
+	if err := m.read(res); err != nil {
+		return err
+	}
+	return m.count(ctx, r)
+}
+
+// verdict is what a replay says against itself; empty if nothing.
+func verdict(dir string) (string, error) {
+	var s struct {
+		Valid   bool
+		Verdict string
+	}
+	text, err := os.ReadFile(filepath.Join(dir, result.SummaryName))
+	if err == nil {
+		err = json.Unmarshal(text, &s)
+	}
+	if err != nil {
+		return "", fmt.Errorf("read the summary of a replay: %w", err)
+	}
+	if s.Valid {
+		return "", nil
+	}
+	return s.Verdict, nil
+}
+
+// trustUs lets the replay say whose requests it sends.
+const trustUs = "http:\n  trusted_proxies: [127.0.0.1]\n"
+
+// read takes what the replay measured.
+func (m *PrefetchMode) read(dir string) error {
+	var objects, all []float64
+	err := result.Read(dir, func(s *result.Sample) error {
+		if s.IsSession() || s.Method != store.GET || s.Object != result.Object(trace.Blob) {
+			return nil
+		}
+		m.Layers++
+		if early(s) {
+			m.Early++
+			return nil
+		}
+		if s.Outcome != result.OK {
+			m.Errors++
+			return nil
+		}
+		ms := float64(s.Service()) / 1e3
+		all = append(all, ms)
+		if s.Bytes > inlineMax {
+			objects = append(objects, ms)
+		}
+		return nil
+	})
+	m.Latency, m.All = binOf("objects", objects), binOf("all", all)
+	return err
+}
+
+// count takes the registry's own counts.
+func (m *PrefetchMode) count(ctx context.Context, r *server) error {
+	now, err := r.metrics(ctx, "slipway_")
+	if err != nil {
+		return err
+	}
+	m.Fetched, m.Used = now[`slipway_prefetch_layers_total{outcome="fetched"}`], now["slipway_prefetch_used_total"]
+	m.Bytes, m.Wasted, m.Hits = now["slipway_prefetch_bytes_total"], now["slipway_prefetch_wasted_bytes_total"], now["slipway_prefetch_hits_total"]
+	// What lies in the cache without having been asked for is wasted once the time is
+	// over; the replay is shorter than that. So all that was not used counts as wasted.
+	if m.Fetched > 0 {
+		m.Wasted = max(m.Wasted, m.Bytes*(1-m.Used/m.Fetched))
+	}
+	return nil
+}
+
+func (x *Prefetch) mode(name string) *PrefetchMode {
+	for i := range x.Modes {
+		if x.Modes[i].Name == name {
+			return &x.Modes[i]
+		}
+	}
+	return &PrefetchMode{}
+}
+
+// Title is the heading.
+func (x *Prefetch) Title() string { return "Prefetching from a distant store" }
+
+// Head says how it was measured.
+func (x *Prefetch) Head() string { return x.Run.Head() }
+
+// About says what was done.
+func (x *Prefetch) About() string {
+	return fmt.Sprintf("%d requests of an afternoon of a synthetic dal are replayed as pulls and pushes (level L2), %s as fast as they were between pulls and with layers of %s times their size, to a registry whose store is %.0f ms away; its cache (memory alone) is empty at first. Each mode has a bucket of its own and the same requests. "+
+		"Latency is that of GETs of layers that are objects, from sending. Precision is used / fetched; wasted is what nobody had asked for when the replay ended.", x.Requests, x.Speed, x.Scale, x.RTT)
+}
+
+// Targets are those of the manifest prefetcher.
+func (x *Prefetch) Targets() []measure.Target {
+	off, one, man := x.mode("off"), x.mode("algorithm1"), x.mode("manifest")
+	part := func(what string, limit, a, b float64, atLeast bool) measure.Target {
+		t := measure.Target{Scenario: "prefetch", What: what, Limit: limit, AtLeast: atLeast, Missing: !(b > 0)}
+		if !t.Missing {
+			t.Figure = a / b
+		}
+		return t
+	}
+	return []measure.Target{
+		part("mean latency of layers, manifest / off", 0.5, man.Latency.Mean, off.Latency.Mean, false),
+		part("mean latency of layers, manifest / algorithm1", 0.75, man.Latency.Mean, one.Latency.Mean, false),
+		part("precision of manifest", 0.6, man.Used, man.Fetched, true),
+		part("wasted by manifest / read from the store", 0.1, man.Wasted, man.Backend, false),
+		{Scenario: "prefetch", What: "requests that went wrong", Figure: float64(off.Errors + one.Errors + man.Errors)},
+	}
+}
+
+// Write writes the table.
+func (x *Prefetch) Write(w *strings.Builder) {
+	var rows [][]string
+	for _, m := range x.Modes {
+		precision := "-"
+		if m.Fetched > 0 {
+			precision = measure.Figure(100 * m.Used / m.Fetched)
+		}
+		rows = append(rows, []string{m.Name, fmt.Sprint(m.Latency.N), measure.Figure(m.Latency.Mean), measure.Figure(m.Latency.Median), measure.Figure(m.Latency.P99),
+			measure.Figure(m.All.Mean), measure.Figure(m.Fetched), precision, measure.Figure(m.Hits), measure.Figure(m.Wasted / 1e6), measure.Figure(m.Backend / 1e6)})
+	}
+	for _, m := range x.Modes {
+		if m.Invalid != "" {
+			fmt.Fprintf(w, "The replay with %s says of itself: %s\n\n", m.Name, m.Invalid)
+		}
+	}
+	measure.Table(w, 1, []string{"mode", "layers", "mean ms", "median", "p99", "mean of all blobs", "fetched ahead", "precision %", "hits", "MB wasted", "MB from the store"}, rows)
+}
+
+// Pictures are none.
+func (x *Prefetch) Pictures() []measure.Picture { return nil }

@@ -1,0 +1,236 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"example.org/slipway/integration/internal/measure"
+	"example.org/slipway/integration/internal/proc"
+	"example.org/slipway/integration/internal/slipway"
+)
+
+// server is a running slipway serve.
+type server struct {
+	Name    string
+	Addr    string
+	Process *proc.Process
+	// Ready is how long it took from its start until it said that it was ready.
+	Ready time.Duration
+
+	b     *bench
+	dir   string
+	debug string
+	http  *http.Client
+}
+
+const (
+	readyTimeout = 2 * time.Minute
+	stopTimeout  = 30 * time.Second
+	accessLog    = "access.log"
+)
+
+// serve starts a registry on a directory, new or used before, with the part of the
+// configuration that is below "storage:", indented. It writes its access log as a trace.
+func (b *bench) serve(ctx context.Context, name, dir, storage string) (*server, error) {
+	return b.serveAt(ctx, name, dir, storage, "")
+}
+
+// serveAt is serve at an address that was free a moment ago; empty is any.
+func (b *bench) serveAt(ctx context.Context, name, dir, storage, addr string) (*server, error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, err
+	}
+	r := &server{Name: name, b: b, dir: dir}
+	r.http = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256, DisableCompression: true}}
+	var err error
+	for range 3 { // a port can be taken between the look for it and the start
+		if err = r.launch(ctx, storage, addr); err == nil || r.Process == nil || !strings.Contains(r.Process.Log(4096), "address already in use") {
+			break
+		}
+	}
+	if err != nil {
+		printed := ""
+		if r.Process != nil {
+			printed = r.Process.Log(4096)
+		}
+		return nil, fmt.Errorf("start %s: %w; it printed:\n%s", name, err, printed)
+	}
+	return r, nil
+}
+
+func (r *server) launch(ctx context.Context, storage, addr string) (err error) {
+	if r.Addr = addr; addr == "" {
+		if r.Addr, err = slipway.FindAddr(); err != nil {
+			return err
+		}
+	}
+	if r.debug, err = slipway.FindAddr(); err != nil {
+		return err
+	}
+	config := filepath.Join(r.dir, "config.yml")
+	text := fmt.Sprintf("version: 0.1\nlog:\n  level: warn\n  accesslog: {file: %q, format: trace}\nstorage:\n  memory: 0\n%s", filepath.Join(r.dir, accessLog), storage)
+	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+		return err
+	}
+	args := []string{"serve", "--config", config, "--addr", r.Addr, "--debug-addr", r.debug}
+	if !strings.Contains(storage, inMemory().driver) {
+		args = append(args, "--root", filepath.Join(r.dir, "root"))
+	}
+	cmd := exec.Command(r.b.o.binary, args...)
+	cmd.Dir = r.dir
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + r.dir}
+	began := time.Now()
+	if r.Process, err = proc.Launch(cmd, filepath.Join(r.dir, "output")); err != nil {
+		return err
+	}
+	if err := r.await(ctx); err != nil {
+		r.Process.Kill()
+		return err
+	}
+	r.Ready = time.Since(began)
+	return nil
+}
+
+// await asks every few milliseconds until the registry says that it is ready.
+func (r *server) await(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
+	defer cancel()
+	for {
+		if req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+r.debug+"/readyz", nil); err != nil {
+			return err
+		} else if resp, err := r.http.Do(req); err == nil {
+			resp.Body.Close()
+			if resp.StatusCode == http.StatusOK {
+				return nil
+			}
+		}
+		select {
+		case <-r.Process.Exited():
+			return fmt.Errorf("it ended: %s", r.Process.State())
+		case <-ctx.Done():
+			return errors.New("it was not ready in time")
+		case <-time.After(2 * time.Millisecond):
+		}
+	}
+}
+
+// stop ends the registry. Its directory stays.
+func (r *server) stop() {
+	r.http.CloseIdleConnections()
+	if err := r.Process.Stop(stopTimeout); err != nil {
+		r.b.logf("stop %s: %v; it printed:\n%s", r.Name, err, r.Process.Log(2048))
+	}
+}
+
+// metrics are those of the registry with a prefix, by name and labels as they are
+// written.
+func (r *server) metrics(ctx context.Context, prefix string) (map[string]float64, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+r.debug+"/metrics", nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := r.http.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("GET /metrics: status %d", resp.StatusCode)
+	}
+	return parseMetrics(resp.Body, prefix)
+}
+
+// parseMetrics reads the text form of Prometheus.
+func parseMetrics(from io.Reader, prefix string) (map[string]float64, error) {
+	out := map[string]float64{}
+	for lines := bufio.NewScanner(from); lines.Scan(); {
+		line := lines.Text()
+		if !strings.HasPrefix(line, prefix) {
+			continue
+		}
+		at := strings.LastIndexByte(line, ' ')
+		if at < 0 {
+			continue
+		}
+		v, err := strconv.ParseFloat(line[at+1:], 64)
+		if err != nil {
+			return nil, fmt.Errorf("parse metric %q: %w", line, err)
+		}
+		out[line[:at]] = v
+	}
+	return out, nil
+}
+
+// push uploads a blob.
+func (r *server) push(ctx context.Context, repo string, c content) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+r.Addr+"/v2/"+repo+"/blobs/uploads/?digest="+c.Digest, c.reader())
+	if err != nil {
+		return err
+	}
+	req.ContentLength = c.Size
+	req.Header.Set("Content-Type", "application/octet-stream")
+	resp, err := r.http.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusCreated {
+		var b bytes.Buffer
+		_, _ = b.ReadFrom(io.LimitReader(resp.Body, 500))
+		return fmt.Errorf("push of %s: status %d: %s", c.Digest, resp.StatusCode, b.String())
+	}
+	return nil
+}
+
+// fetched is what a download was like.
+type fetched struct {
+	// First is when the first byte was there, All when the last was.
+	First, All time.Duration
+}
+
+// get downloads from a path of a server into a buffer, and looks at nothing but the size,
+// so that the client costs as little as it can.
+func get(ctx context.Context, client *http.Client, url string, size int64, buf []byte) (fetched, error) {
+	var f fetched
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return f, err
+	}
+	began := time.Now()
+	resp, err := client.Do(req)
+	if err != nil {
+		return f, err
+	}
+	defer resp.Body.Close()
+	var n int64
+	for err == nil {
+		var k int
+		k, err = resp.Body.Read(buf)
+		if n += int64(k); k > 0 && f.First == 0 {
+			f.First = time.Since(began)
+		}
+	}
+	f.All = time.Since(began)
+	if err != io.EOF || resp.StatusCode != http.StatusOK || n != size {
+		return f, fmt.Errorf("GET %s: status %d, %d of %d bytes: %w", url, resp.StatusCode, n, size, err)
+	}
+	return f, nil
+}
+
+func (r *server) url(repo, digest string) string {
+	return "http://" + r.Addr + "/v2/" + repo + "/blobs/" + digest
+}
+
+// meter begins to measure what the registry uses.
+func (r *server) meter() (*measure.Meter, error) { return measure.StartMeter(r.Process.Pid()) }
