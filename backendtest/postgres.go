@@ -127,10 +127,10 @@ func statOf(pid int) (state string, parent int) {
 }
 
 // isPostgres tells a process of a server that is running from another that has got
-// its number.
+// its number. One that has just been made looks like its parent.
 func isPostgres(pid int) bool {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-	return err == nil && strings.HasPrefix(string(b), "postgres:")
+	return err == nil && strings.Contains(string(b), "postgres")
 }
 
 // becomePostgres lets the server run as the user postgres: it refuses to be root.
