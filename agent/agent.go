@@ -170,13 +170,17 @@ func (a *Agent) openFiles() (err error) {
 	}
 	a.files, err = gearfs.New(a.lay.images, a.cache, a.regs.dial, &gearfs.Options{
 		Streams: a.cfg.Fetch.Streams, Bound: a.cfg.Fetch.OpenTimeout, PrefetchWait: a.cfg.Fetch.ProfileTimeout,
-		BackgroundRate: int64(a.cfg.Fetch.BackgroundRate), RecordFor: a.cfg.Profiles.Duration, Mode: mode, Logger: a.log,
+		BackgroundRate: int64(a.cfg.Fetch.BackgroundRate), BackgroundRest: min(backgroundRest, a.cfg.Fetch.BackgroundDelay), RecordFor: a.cfg.Profiles.Duration, Mode: mode, Logger: a.log,
 	})
 	if err != nil {
 		return fmt.Errorf("file service: %w", err)
 	}
 	return nil
 }
+
+// backgroundRest is how long nobody must have waited for a file before the rest of
+// images is fetched.
+const backgroundRest = 2 * time.Second
 
 // probe finds out what the kernel can do. What cannot be done lazily is unpacked.
 // What a worker that was killed while it did so left in dir is taken away.

@@ -67,7 +67,7 @@ type AgentFetch struct {
 	ProfileTimeout  time.Duration `yaml:"profile_timeout" default:"10s" min:"0s" doc:"Longest time that the start of a container waits for its profile's files. They go on coming behind it."`
 	Streams         int           `yaml:"streams" default:"4" min:"1" doc:"Requests to one registry at a time."`
 	Background      bool          `yaml:"background" default:"true" doc:"Fetches the rest of the image of a running container, so that it needs the registry no more."`
-	BackgroundDelay time.Duration `yaml:"background_delay" default:"5s" min:"0s" doc:"How long after a container's start that begins."`
+	BackgroundDelay time.Duration `yaml:"background_delay" default:"5s" min:"0s" doc:"How long after a container's start that begins. It goes on only while nobody has waited for a file for two seconds, or for this time if that is shorter."`
 	BackgroundRate  Size          `yaml:"background_rate" default:"0" min:"0" doc:"Bytes per second that it may take. 0 means no limit."`
 	ConvertTimeout  time.Duration `yaml:"convert_timeout" default:"2s" min:"0s" doc:"How long a pull waits for a layer that the registry is still converting. After that the layer is unpacked in the ordinary way."`
 }

@@ -200,7 +200,7 @@ func (b *batch) yield(ctx context.Context) error {
 	if b.prio != inBackground || b.c.s.opts.Streams < 2 {
 		return nil
 	}
-	for b.c.urgent.Load() > 0 && !b.wanted() {
+	for (b.c.urgent.Load() > 0 || time.Now().Before(b.c.restsAt())) && !b.wanted() {
 		b.paused = true
 		b.guard.hold()
 		select {

@@ -209,6 +209,31 @@ func TestBackgroundPauses(t *testing.T) {
 	eventually(t, "the image is complete", func() bool { return n.Status().Images[0].Complete })
 }
 
+// TestBackgroundRests: the background does not begin while files are opened one after
+// the other, although nobody waits in between.
+func TestBackgroundRests(t *testing.T) {
+	const rest = 500 * time.Millisecond
+	tr := makeTree(t, manyFiles(1, 100)...)
+	src := newSource(tr)
+	n := newNode(t, gearfs.Options{BackgroundRest: rest, Mode: gearfs.Lazy}, map[string]gearfs.Source{"a": src})
+	n.add("sha256:1", tr, "a")
+	n.check(tr, tr.files[0])
+	began := time.Now()
+	must(t, n.Background("sha256:1", true))
+	for i := 1; i < 5 && time.Since(began) < rest; i++ {
+		time.Sleep(rest / 5) // what the container does between two files
+		if st := n.Status().Images[0]; st.BackgroundFiles > 0 && time.Since(began) < rest {
+			t.Fatalf("%d files of the background came %v after the last that was opened", st.BackgroundFiles, time.Since(began))
+		}
+		n.check(tr, tr.files[i])
+		began = time.Now()
+	}
+	eventually(t, "the image is complete", func() bool { return n.Status().Images[0].Complete })
+	if took := time.Since(began); took < rest*9/10 {
+		t.Errorf("it was complete %v after the last file was opened, want %v at least", took, rest)
+	}
+}
+
 func TestPrefetch(t *testing.T) {
 	tr := makeTree(t, append(manyFiles(1, 200), content(9, 5<<20))...)
 	src := newSource(tr)

@@ -88,6 +88,10 @@ type Options struct {
 	// BackgroundRate bounds background completion, in bytes of content a second;
 	// 0 means no bound.
 	BackgroundRate int64
+	// BackgroundRest is how long nobody must have waited for a file before the
+	// background goes on; 0: not at all. A container that starts opens one file after
+	// the other, and over a slow link what came between would be in the way.
+	BackgroundRest time.Duration
 	// RetryWait is the first pause after a source failed; default 100 ms. Each
 	// further one is half as long again, up to RetryMaxWait, default 10 s, give or
 	// take half.

@@ -83,6 +83,9 @@ type scheduler struct {
 	kick chan struct{} // capacity 1
 	// urgent is how many callers wait for something at this moment.
 	urgent atomic.Int64
+	// calmed is when the last of them had what it waited for, in nanoseconds since
+	// 1970; 0: nobody waited yet.
+	calmed atomic.Int64
 
 	// mu guards all below. Before Service.imagesMu and large.mu.
 	mu      sync.Mutex
@@ -239,13 +242,20 @@ func (c *scheduler) await(ctx context.Context, fl *flight, urgent bool) error {
 
 // calm notes that one caller less waits.
 func (c *scheduler) calm() {
+	c.calmed.Store(time.Now().UnixNano())
 	if c.urgent.Add(-1) == 0 {
 		c.wake()
 	}
 }
 
-// room tells whether a request of a priority may start. mu is held.
-func (c *scheduler) room(p priority) bool {
+// restsAt is from when on the background may run, unless somebody waits for a file
+// until then.
+func (c *scheduler) restsAt() time.Time {
+	return time.Unix(0, c.calmed.Load()).Add(c.s.opts.BackgroundRest)
+}
+
+// room tells whether a request of a priority may start now. mu is held.
+func (c *scheduler) room(p priority, now time.Time) bool {
 	all := c.running[onDemand] + c.running[fromProfile] + c.running[inBackground]
 	most := c.s.opts.Streams
 	switch p {
@@ -255,7 +265,7 @@ func (c *scheduler) room(p priority) bool {
 		return all < max(1, most-1) && c.running[fromProfile] < profileStreams
 	}
 	return all < max(1, most-1) && c.running[inBackground] == 0 && c.running[fromProfile] == 0 &&
-		len(c.queues[fromProfile]) == 0 && c.urgent.Load() == 0
+		len(c.queues[fromProfile]) == 0 && c.urgent.Load() == 0 && !now.Before(c.restsAt())
 }
 
 // dispatch starts what can be started, and returns when to look again; never, if
@@ -268,7 +278,10 @@ func (c *scheduler) dispatch(now time.Time) time.Time {
 		}
 	}
 	for p := onDemand; p < priorities; {
-		if !c.room(p) {
+		if !c.room(p, now) {
+			if at := c.restsAt(); p == inBackground && now.Before(at) && len(c.queues[p])+len(c.ranges[p]) > 0 {
+				sooner(at)
+			}
 			p++
 			continue
 		}
