@@ -158,14 +158,15 @@ func TestWatchLost(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			change("before")
 			eventually(t, busy, "told", func() bool { return told("before") })
-			lost := w.lost
-			fault.begin()
-			change("meanwhile")
-			eventually(t, fault.within, "lost, or told", func() bool {
+			times := func() int {
 				w.mu.Lock()
 				defer w.mu.Unlock()
-				return w.lost > lost
-			})
+				return w.lost
+			}
+			lost := times()
+			fault.begin()
+			change("meanwhile")
+			eventually(t, fault.within, "lost, or told", func() bool { return times() > lost })
 			fault.end()
 			eventually(t, 15*time.Second+busy, "again", w.trust)
 			change("after")
