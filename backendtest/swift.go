@@ -44,7 +44,7 @@ type swiftPorts struct{ Proxy, Account, Container, Object, Memcached int }
 
 // SwiftMaxSegments is how many segments a manifest may have: few, so that tests reach
 // the limit.
-const SwiftMaxSegments = 20
+const SwiftMaxSegments = 10
 
 // swiftPrograms are what Swift needs, of the Debian packages swift-proxy,
 // swift-account, swift-container, swift-object and memcached. The servers take limits

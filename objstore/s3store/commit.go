@@ -173,8 +173,8 @@ func (s *Store) copyRange(ctx context.Context, from, key, uploadID string, numbe
 func (s *Store) complete(ctx context.Context, key, uploadID string, parts []minio.CompletePart, size int64) error {
 	tries := 0
 	return s.repeat(ctx, func(ctx context.Context) error {
-		tries++
 		err := s.call(ctx, "complete multipart upload", func(ctx context.Context) error {
+			tries++ // call itself may make two
 			_, err := s.core.CompleteMultipartUpload(ctx, s.bucket, s.root+key, uploadID, parts, minio.PutObjectOptions{})
 			return err
 		})

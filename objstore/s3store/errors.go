@@ -30,6 +30,10 @@ const (
 	codeNoSuchUser       = "XAdminUserNotFound" // versitygw
 	codeConflict         = "ConditionalRequestConflict"
 	codeOperationAborted = "OperationAborted"
+	codeInternal         = "InternalError"
+	codeSlowDown         = "SlowDown"
+	codeUnavailable      = "ServiceUnavailable"
+	codeTimeout          = "RequestTimeout"
 )
 
 // call runs one operation against the server and turns its error into one of the
@@ -102,7 +106,8 @@ func (s *Store) translate(ctx context.Context, x *exchange, err error) error {
 		return objstore.ErrExist
 	case codeQuota, codeStorageFull:
 		return fmt.Errorf("%w: %s: %s", objstore.ErrNoSpace, s.where, text(r))
-	case codeConflict, codeOperationAborted, codeExpiredToken:
+	// S3 says some of these inside a 200, where an answer takes it long.
+	case codeConflict, codeOperationAborted, codeExpiredToken, codeInternal, codeSlowDown, codeUnavailable, codeTimeout:
 		return &objstore.BusyError{RetryAfter: x.retryAfter, Err: fmt.Errorf("%s: %s", s.where, text(r))}
 	case codeInvalidAccessKey, codeBadSignature, codeInvalidToken, codeNoSuchUser:
 		return fmt.Errorf("%s refuses the credentials (%s): check the access key and the secret key", s.where, text(r))

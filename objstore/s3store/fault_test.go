@@ -7,12 +7,14 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptrace"
 	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -376,35 +378,92 @@ func TestTruncatedState(t *testing.T) {
 	must(t, up.Commit(t.Context(), "a/b"))
 }
 
-// TestLostComplete: the answer to the last request of an upload is lost. The
-// object is there, and that must be found.
+// TestLostComplete: the answer to the last request of an upload is lost, or says that
+// it failed. The object is there, and that must be found.
 func TestLostComplete(t *testing.T) {
+	srv := backendtest.S3(t)
+	for _, tt := range []struct {
+		name string
+		lose func(*http.Request) (*http.Response, error)
+	}{
+		{"cut off", func(*http.Request) (*http.Response, error) { return nil, io.ErrUnexpectedEOF }},
+		{"as if never sent", func(req *http.Request) (*http.Response, error) {
+			httptrace.ContextClientTrace(req.Context()).GotConn(httptrace.GotConnInfo{Reused: true})
+			return nil, syscall.ECONNRESET
+		}},
+		{"an error inside a 200", func(req *http.Request) (*http.Response, error) {
+			return answer(req, http.StatusOK, "InternalError"), nil
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bucket := srv.Bucket(t)
+			tr := &faulty{inner: http.DefaultTransport}
+			o := options(srv, bucket)
+			o.Transport = tr
+			s := open(t, o)
+			data := objtest.Content(1, 12<<20)
+			var lost atomic.Int32
+			tr.set(func(req *http.Request) (*http.Response, error) {
+				if req.Method != http.MethodPost || !req.URL.Query().Has("uploadId") {
+					return nil, nil
+				}
+				if lost.Add(1) > 1 { // what S3 says a while later
+					return answer(req, http.StatusNotFound, "NoSuchUpload"), nil
+				}
+				resp, err := http.DefaultTransport.RoundTrip(req)
+				if err != nil {
+					return nil, err
+				}
+				_, _ = io.Copy(io.Discard, resp.Body)
+				resp.Body.Close()
+				return tt.lose(req)
+			})
+			must(t, write(t, s, data).Commit(t.Context(), "a/b"))
+			wantObject(t, s, "a/b", data)
+			wantNames(t, srv, bucket, "a/b")
+			if lost.Load() < 2 {
+				t.Errorf("complete was asked for %d times, want it repeated", lost.Load())
+			}
+		})
+	}
+}
+
+// TestSuspendFails: what an upload got since it was suspended cannot be stored. It goes
+// on from where it was suspended, of which others know.
+func TestSuspendFails(t *testing.T) {
 	srv := backendtest.S3(t)
 	bucket := srv.Bucket(t)
 	tr := &faulty{inner: http.DefaultTransport}
 	o := options(srv, bucket)
-	o.Transport = tr
+	o.Transport, o.Repeat = tr, once
 	s := open(t, o)
-	data := objtest.Content(1, 12<<20)
-	var lost atomic.Int32
-	tr.set(func(req *http.Request) (*http.Response, error) {
-		if req.Method != http.MethodPost || !req.URL.Query().Has("uploadId") || lost.Add(1) > 1 {
-			return nil, nil
+	busy := func(req *http.Request) (*http.Response, error) {
+		if req.Method == http.MethodPut && strings.Contains(req.URL.Path, "/state-") {
+			return answer(req, 503, "SlowDown"), nil
 		}
-		resp, err := http.DefaultTransport.RoundTrip(req)
-		if err == nil {
-			_, _ = io.Copy(io.Discard, resp.Body)
-			resp.Body.Close()
-			err = io.ErrUnexpectedEOF
-		}
-		return nil, err
-	})
-	must(t, write(t, s, data).Commit(t.Context(), "a/b"))
+		return nil, nil
+	}
+	data := objtest.Content(1, 13<<20)
+	state := suspend(t, write(t, s, data[:6<<20]))
+	u, err := s.Resume(t.Context(), state, 6<<20)
+	must(t, err)
+	_, err = u.Write(data[6<<20:])
+	must(t, err)
+	tr.set(busy)
+	if _, err := u.Suspend(t.Context()); err == nil {
+		t.Fatal("Suspend at a busy server: got no error")
+	}
+	if _, err := write(t, s, data[:6<<20]).Suspend(t.Context()); err == nil { // nobody knows of this one
+		t.Fatal("Suspend at a busy server: got no error")
+	}
+	tr.set(nil)
+	u, err = s.Resume(t.Context(), state, 6<<20)
+	must(t, err)
+	_, err = u.Write(data[6<<20:])
+	must(t, err)
+	must(t, u.Commit(t.Context(), "a/b"))
 	wantObject(t, s, "a/b", data)
 	wantNames(t, srv, bucket, "a/b")
-	if lost.Load() < 2 {
-		t.Errorf("complete was asked for %d times, want it repeated", lost.Load())
-	}
 }
 
 // TestPartsRepeated: each part fails once.

@@ -237,7 +237,9 @@ func (u *upload) settle(ctx context.Context) error {
 }
 
 // Suspend stores what is in RAM. See [objstore.Upload]. It works also when ctx is
-// done already, as when a client has gone.
+// done already, as when a client has gone. If it fails, an upload that was resumed can
+// be resumed again from where it stood then; what came since is removed with the rest
+// of the upload at its end.
 func (u *upload) Suspend(ctx context.Context) (string, error) {
 	if u.lost != nil {
 		return "", u.lost
@@ -250,11 +252,15 @@ func (u *upload) Suspend(ctx context.Context) (string, error) {
 	ctx, cancel := lasting(ctx)
 	defer cancel()
 	state, err := u.suspend(ctx)
-	if err != nil {
+	switch {
+	case err == nil:
+		u.end()
+		return state, nil
+	case u.resumed == "":
 		return "", errors.Join(fmt.Errorf("suspend upload: %w", err), u.drop(ctx))
 	}
 	u.end()
-	return state, nil
+	return "", fmt.Errorf("suspend upload: %w", err)
 }
 
 // lasting is ctx, or one with a bound of its own if that is done.

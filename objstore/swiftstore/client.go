@@ -10,6 +10,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"net/url"
 	"os"
 	"path"
@@ -263,6 +264,10 @@ func (c *client) send(ctx context.Context, s *session, r *request) (*http.Respon
 	dog := &watchdog{after: c.timeout}
 	dog.timer = time.AfterFunc(dog.after, func() { cancel(errSilent) })
 	dog.cancel = cancel
+	var conn net.Conn
+	if r.method == http.MethodHead {
+		reqCtx = httptrace.WithClientTrace(reqCtx, &httptrace.ClientTrace{GotConn: func(c httptrace.GotConnInfo) { conn = c.Conn }})
+	}
 	req, err := http.NewRequestWithContext(reqCtx, r.method, u.String(), nil)
 	if err != nil {
 		dog.stop()
@@ -283,6 +288,11 @@ func (c *client) send(ctx context.Context, s *session, r *request) (*http.Respon
 			err = errSilent
 		}
 		return nil, fmt.Errorf("%s %s: %w", r.method, r.path, unreachable(err))
+	}
+	if resp.StatusCode == http.StatusUnauthorized && conn != nil {
+		// As with last: what follows would be taken for the answer to the next request,
+		// which would be the one for a new token.
+		_ = conn.Close()
 	}
 	if t, err := http.ParseTime(resp.Header.Get("Date")); err == nil {
 		c.ahead.Store(t.Unix() - c.now().Unix())

@@ -20,7 +20,7 @@ import (
 // crash runs do again and again, with the process dying one request later each time,
 // until do gets through. check looks at what is left, with a store of another
 // process, and must leave the container empty.
-func (b *bed) crash(t *testing.T, prepare func(t *testing.T, s *swiftstore.Store) (do func(context.Context) error), check func(t *testing.T, s *swiftstore.Store, err error)) {
+func (b *bed) crash(t *testing.T, prepare func(t *testing.T, s *swiftstore.Store) (do func(context.Context) error), check func(t *testing.T, s *swiftstore.Store, container string, err error)) {
 	w := &wire{}
 	o := b.options(b.container())
 	other := b.open(t, o)
@@ -37,7 +37,7 @@ func (b *bed) crash(t *testing.T, prepare func(t *testing.T, s *swiftstore.Store
 			if done = passed() <= n; done && err != nil {
 				t.Fatalf("without a crash: %v", err)
 			}
-			check(t, other, err)
+			check(t, other, o.Container, err)
 			b.wantNames(t, o.Container)
 		})
 		done = done || !ok
@@ -66,7 +66,7 @@ func testCommitCrash(t *testing.T, b *bed) {
 				upload(t, s, blobKey, old)
 				u := kind.begin(t, s)
 				return func(ctx context.Context) error { return u.Commit(ctx, blobKey) }
-			}, func(t *testing.T, s *swiftstore.Store, err error) {
+			}, func(t *testing.T, s *swiftstore.Store, container string, err error) {
 				got := read(t, s, blobKey)
 				isNew := bytes.Equal(got, kind.want)
 				if !isNew && (err == nil || !bytes.Equal(got, old)) {
@@ -78,7 +78,7 @@ func testCommitCrash(t *testing.T, b *bed) {
 				if segments > 0 {
 					segments++
 				}
-				names := b.names(t, b.last())
+				names := b.names(t, container)
 				stored := 0
 				for _, name := range names {
 					if strings.HasPrefix(name, "<d") {
@@ -98,12 +98,12 @@ func testCommitCrash(t *testing.T, b *bed) {
 }
 
 func testDeleteCrash(t *testing.T, b *bed) {
-	data := objtest.Content(1, 2*chunk+3)
+	data := objtest.Content(1, chunk+3)
 	b.crash(t, func(t *testing.T, s *swiftstore.Store) func(context.Context) error {
 		upload(t, s, blobKey, data)
 		upload(t, s, "other", data)
 		return func(ctx context.Context) error { return s.Delete(ctx, blobKey) }
-	}, func(t *testing.T, s *swiftstore.Store, err error) {
+	}, func(t *testing.T, s *swiftstore.Store, _ string, err error) {
 		_, statErr := s.Stat(t.Context(), blobKey)
 		gone := errors.Is(statErr, objstore.ErrNotExist)
 		if err == nil && !gone {
@@ -120,12 +120,12 @@ func testDeleteCrash(t *testing.T, b *bed) {
 }
 
 func testMoveCrash(t *testing.T, b *bed) {
-	data, old := objtest.Content(1, 2*chunk+3), objtest.Content(2, 2*chunk)
+	data, old := objtest.Content(1, chunk+3), objtest.Content(2, 2*chunk)
 	b.crash(t, func(t *testing.T, s *swiftstore.Store) func(context.Context) error {
 		upload(t, s, "from", data)
 		upload(t, s, "to", old)
 		return func(ctx context.Context) error { return s.Move(ctx, "from", "to") }
-	}, func(t *testing.T, s *swiftstore.Store, err error) {
+	}, func(t *testing.T, s *swiftstore.Store, _ string, err error) {
 		sweepAll(t, s)
 		there := listed(t, s)
 		moved := bytes.Equal(read(t, s, "to"), data)

@@ -155,7 +155,10 @@ func testPrefixes(t *testing.T, b *bed) {
 // testToken: one new token is fetched when the old one is not taken any more,
 // however many requests find out.
 func testToken(t *testing.T, b *bed) {
-	w := &wire{}
+	tr := http.DefaultTransport.(*http.Transport).Clone()
+	tr.ExpectContinueTimeout = time.Minute // a busy server must not get a body before it has refused it
+	t.Cleanup(tr.CloseIdleConnections)
+	w := &wire{inner: tr}
 	o := b.options(b.container())
 	o.Transport = w
 	s := b.open(t, o)

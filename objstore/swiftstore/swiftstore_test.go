@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -28,14 +27,12 @@ const chunk = 64 << 10
 // bed is the Swift that all tests share, and the containers they make.
 type bed struct {
 	*backendtest.SwiftServer
-	made atomic.Int32
+	made  atomic.Int32
+	token atomic.Value // of the test's own requests
 }
 
 // container names a container that nobody has used yet.
 func (b *bed) container() string { return fmt.Sprintf("c%d", b.made.Add(1)) }
-
-// last is the container that was named last.
-func (b *bed) last() string { return fmt.Sprintf("c%d", b.made.Load()) }
 
 func (b *bed) options(container string) swiftstore.Options {
 	return swiftstore.Options{AuthURL: b.AuthURL, Username: b.User, Password: b.Key, Container: container, ChunkSize: chunk}
@@ -55,14 +52,33 @@ func (b *bed) open(t testing.TB, o swiftstore.Options) *swiftstore.Store {
 	return s
 }
 
+// testCase is a part of TestSwift.
+type testCase struct {
+	name string
+	run  func(*testing.T, *bed)
+}
+
 // TestSwift runs everything that needs a cluster on one.
 func TestSwift(t *testing.T) {
 	b := &bed{SwiftServer: backendtest.Swift(t)}
-	for _, c := range []struct {
-		name string
-		run  func(*testing.T, *bed)
-	}{
+	t.Run("Together", func(t *testing.T) { b.together(t) })
+	// These change what all have in common, or bear no load beside them.
+	for _, c := range []testCase{
+		{"TempURLKeys", testTempURLKeys},
+		{"Token", testToken},
+		{"Silent", testSilent},
+		{"ObjectServerKilled", testObjectServerKilled},
+		{"Restart", testRestart}, // the last one
+	} {
+		t.Run(c.name, func(t *testing.T) { c.run(t, b) })
+	}
+}
+
+// together runs cases at the same time that have containers of their own.
+func (b *bed) together(t *testing.T) {
+	for _, c := range []testCase{
 		{"Conformance", testConformance},
+		{"DefaultChunk", testDefaultChunk},
 		{"Containers", testContainers},
 		{"Prefixes", testPrefixes},
 		{"Segments", testSegments},
@@ -84,35 +100,54 @@ func TestSwift(t *testing.T) {
 		{"SweepDoubts", testSweepDoubts},
 		{"WriteFails", testWriteFails},
 		{"TempURL", testTempURL},
-		{"TempURLKeys", testTempURLKeys},
-		{"Token", testToken},
 		{"Errors", testErrors},
 		{"Truncated", testTruncated},
-		{"Silent", testSilent},
 		{"Quota", testQuota},
-		{"ObjectServerKilled", testObjectServerKilled},
-		{"Restart", testRestart}, // the last one
 	} {
-		t.Run(c.name, func(t *testing.T) { c.run(t, b) })
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			c.run(t, b)
+		})
 	}
 }
 
+// testConformance has objects of one segment and of many, in a container that is not
+// the store's alone.
 func testConformance(t *testing.T, b *bed) {
-	for _, size := range []int64{swiftstore.DefaultChunkSize, 100_000} {
-		t.Run(fmt.Sprintf("chunk=%d", size), func(t *testing.T) {
-			objtest.Run(t, func(t *testing.T) objstore.Store {
-				o := b.options(b.container())
-				o.ChunkSize = size
-				if size == 100_000 {
-					o.Prefix = "some/where"
-				}
-				s := b.open(t, o)
-				if size == 100_000 {
-					swiftstore.SetPageSize(s, "7")
-				}
-				return s
-			}, &objtest.Options{Suspended: 20, LargeSize: 1<<20 + 1})
-		})
+	c := b.container()
+	var stores atomic.Int32
+	objtest.Run(t, func(t *testing.T) objstore.Store {
+		o := b.options(c)
+		o.ChunkSize, o.Prefix = 100_000, fmt.Sprintf("some/where/%d", stores.Add(1))
+		o.TempURLKey = "spares looking for one"
+		s := b.open(t, o)
+		swiftstore.SetPageSize(s, "19")
+		return s
+	}, &objtest.Options{Suspended: 8, LargeSize: 350_001})
+}
+
+// testDefaultChunk: what is below the default chunk is one plain object, in however
+// many pieces and requests it comes.
+func testDefaultChunk(t *testing.T, b *bed) {
+	c := b.container()
+	o := b.options(c)
+	o.ChunkSize = 0
+	s := b.open(t, o)
+	data := objtest.Content(1, 5<<20+1)
+	half := int64(3 << 20)
+	u := begin(t, s, nil)
+	for rest := data[:half]; len(rest) > 0; {
+		n := min(len(rest), 300_000)
+		write(t, u, rest[:n])
+		rest = rest[n:]
+	}
+	u = resume(t, s, suspend(t, u), half)
+	write(t, u, data[half:])
+	must(t, u.Commit(t.Context(), blobKey))
+	wantObject(t, s, blobKey, data)
+	b.wantNames(t, c, blobKey)
+	if got := readRange(t, s, blobKey, half-5, 10); !bytes.Equal(got, data[half-5:half+5]) {
+		t.Error("Get of a range: got other bytes")
 	}
 }
 
@@ -245,43 +280,52 @@ func wantMissing(t testing.TB, s objstore.Store, key string) {
 // request sends a request of the test's own to the account.
 func (b *bed) request(t testing.TB, method, path string, header map[string]string, body string) (*http.Response, string) {
 	t.Helper()
-	auth, err := http.NewRequestWithContext(t.Context(), http.MethodGet, b.AuthURL, nil)
+	for {
+		token, known := b.token.Load().(string)
+		if !known {
+			token = b.authenticate(t)
+			b.token.Store(token)
+		}
+		req, err := http.NewRequestWithContext(t.Context(), method, b.StorageURL+"/"+path, strings.NewReader(body))
+		must(t, err)
+		req.Close = method == http.MethodHead
+		req.Header.Set("X-Auth-Token", token)
+		for k, v := range header {
+			req.Header.Set(k, v)
+		}
+		resp, err := http.DefaultClient.Do(req)
+		must(t, err)
+		text, err := io.ReadAll(resp.Body)
+		must(t, errors.Join(err, resp.Body.Close()))
+		if resp.StatusCode != http.StatusUnauthorized || !known {
+			return resp, string(text)
+		}
+		b.token.CompareAndSwap(token, b.authenticate(t)) // it was revoked
+	}
+}
+
+func (b *bed) authenticate(t testing.TB) (token string) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, b.AuthURL, nil)
 	must(t, err)
-	auth.Header.Set("X-Auth-User", b.User)
-	auth.Header.Set("X-Auth-Key", b.Key)
-	resp, err := http.DefaultClient.Do(auth)
+	req.Header.Set("X-Auth-User", b.User)
+	req.Header.Set("X-Auth-Key", b.Key)
+	resp, err := http.DefaultClient.Do(req)
 	must(t, err)
 	resp.Body.Close()
-	req, err := http.NewRequestWithContext(t.Context(), method, b.StorageURL+"/"+path, strings.NewReader(body))
-	must(t, err)
-	req.Close = method == http.MethodHead
-	req.Header.Set("X-Auth-Token", resp.Header.Get("X-Auth-Token"))
-	for k, v := range header {
-		req.Header.Set(k, v)
-	}
-	resp, err = http.DefaultClient.Do(req)
-	must(t, err)
-	defer resp.Body.Close()
-	text, err := io.ReadAll(resp.Body)
-	must(t, err)
-	return resp, string(text)
+	return resp.Header.Get("X-Auth-Token")
 }
 
 // names lists a container as it is, with ids and tags of uploads cut off.
 func (b *bed) names(t testing.TB, container string) []string {
 	t.Helper()
+	resp, text := b.request(t, http.MethodGet, container, nil, "") // no test has more than one page
+	if resp.StatusCode/100 != 2 {
+		t.Fatalf("list %s: %s", container, resp.Status)
+	}
 	var names []string
-	for marker := ""; ; {
-		resp, text := b.request(t, http.MethodGet, container+"?marker="+url.QueryEscape(marker), nil, "")
-		if resp.StatusCode/100 != 2 {
-			t.Fatalf("list %s: %s", container, resp.Status)
-		}
-		if text == "" {
-			break
-		}
-		page := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
-		names = append(names, page...)
-		marker = page[len(page)-1]
+	if text != "" {
+		names = strings.Split(strings.TrimSuffix(text, "\n"), "\n")
 	}
 	for i, name := range names {
 		if _, rest, ok := strings.Cut(name, "slipway/segments/"); ok {
@@ -307,6 +351,7 @@ func (b *bed) segments(t testing.TB, container string) (n int) {
 
 // wire is a transport that a test can meddle with.
 type wire struct {
+	inner  http.RoundTripper // default: http.DefaultTransport
 	mu     sync.Mutex
 	before func(*http.Request) (*http.Response, error) // in place of the request, unless both are nil
 	after  func(*http.Response) (*http.Response, error)
@@ -338,7 +383,11 @@ func (w *wire) RoundTrip(req *http.Request) (*http.Response, error) {
 			return resp, err
 		}
 	}
-	resp, err := http.DefaultTransport.RoundTrip(req)
+	inner := w.inner
+	if inner == nil {
+		inner = http.DefaultTransport
+	}
+	resp, err := inner.RoundTrip(req)
 	if err == nil && after != nil {
 		return after(resp)
 	}
