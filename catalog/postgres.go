@@ -48,7 +48,10 @@ type postgres struct {
 	writers  *sql.DB
 	rebound  rebinder
 
-	id      string // of this process
+	// id names this process. Another one takes its place after a commit of which
+	// nobody knows whether it took place; see doubt.
+	id      atomic.Pointer[string]
+	doubted atomic.Bool
 	channel string // of its notifications
 	beginAs [2]string
 	// offset is by how many milliseconds the server's clock was ahead of ours.
@@ -86,9 +89,8 @@ func openPostgres(ctx context.Context, dsn string, readers int, clock func() int
 	if err != nil {
 		return nil, err
 	}
-	var id [16]byte
-	rand.Read(id[:])
-	p := &postgres{db: newDatabase(), clock: clock, patience: defaultPatience, config: config, id: hex.EncodeToString(id[:]), syncs: map[string]chan struct{}{}}
+	p := &postgres{db: newDatabase(), clock: clock, patience: defaultPatience, config: config, syncs: map[string]chan struct{}{}}
+	p.rename()
 	p.db.engine, p.db.pg = p, p
 	p.readers = stdlib.OpenDB(*config)
 	p.readers.SetMaxOpenConns(readers)
@@ -241,8 +243,8 @@ func (p *postgres) commit(t *tx) error {
 	if t.wrote {
 		p.batch++
 		b.Queue(`INSERT INTO writers (id, batch, updated_at) VALUES ($1, $2, $3)
-			ON CONFLICT (id) DO UPDATE SET batch = excluded.batch, updated_at = excluded.updated_at`, p.id, p.batch, t.began)
-		for _, payload := range encodeChanges(p.id, t.changes) {
+			ON CONFLICT (id) DO UPDATE SET batch = excluded.batch, updated_at = excluded.updated_at`, *p.id.Load(), p.batch, t.began)
+		for _, payload := range encodeChanges(*p.id.Load(), t.changes) {
 			b.Queue(`SELECT pg_notify($1, $2)`, p.channel, payload)
 		}
 	}
@@ -265,7 +267,26 @@ func (p *postgres) commit(t *tx) error {
 	case !t.wrote || !isLost(err):
 		return err
 	}
-	return p.resolve(err)
+	if err = p.resolve(err); errors.As(err, new(*undecidedError)) && len(t.changes) > 0 {
+		p.doubt()
+	}
+	return err
+}
+
+// rename gives this process a name that nobody had.
+func (p *postgres) rename() {
+	var id [16]byte
+	rand.Read(id[:]) // never fails
+	name := hex.EncodeToString(id[:])
+	p.id.Store(&name)
+}
+
+// doubt makes this process take the changes of its last batch for those of
+// another: whoever made them was told of a failure, and does not know that what
+// was read before is out of date if they took place, or yet will.
+func (p *postgres) doubt() {
+	p.rename()
+	p.doubted.Store(true) // the notification may have come already
 }
 
 // errNotCommitted is of a commit that is known not to have taken place.
@@ -310,7 +331,7 @@ func (p *postgres) lastBatch(before backend) (batch int64, err error) {
 	if _, err := pg.Exec(ctx, p.beginAs[1]).ReadAll(); err != nil {
 		return 0, errors.Join(err, pg.Exec(ctx, "ROLLBACK").Close())
 	}
-	err = p.conn.QueryRowContext(ctx, `SELECT batch FROM writers WHERE id = $1`, p.id).Scan(&batch)
+	err = p.conn.QueryRowContext(ctx, `SELECT batch FROM writers WHERE id = $1`, *p.id.Load()).Scan(&batch)
 	if errors.Is(err, sql.ErrNoRows) {
 		batch, err = -1, nil
 	}

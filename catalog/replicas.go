@@ -71,8 +71,9 @@ func (c *Catalog) Now(ctx context.Context) (time.Time, error) {
 }
 
 // Watch tells w what other processes change, until ctx ends: then it returns its
-// error. It never tells what was changed through c. It begins with Lost, and calls
-// Again when it is connected. A catalogue that is not Shared has nothing to tell.
+// error. It does not tell what was changed through c, unless that failed with
+// ErrUnavailable and may have been changed all the same. It begins with Lost, and
+// calls Again when it is connected. A catalogue that is not Shared has nothing to tell.
 //
 // While Lost has not been called, a change that was committed by another process
 // is told within milliseconds, and Lost is called within 4 s of a fault.
@@ -166,13 +167,16 @@ func (c *Catalog) KeepUpload(ctx context.Context, id, owner string, d time.Durat
 }
 
 // ExpiredIntents returns at most n uploads that were being published by an owner
-// whose claim has run out, the oldest first.
+// whose claim has run out, the oldest first. Those whose content somebody else is
+// publishing now are left out: their object cannot be deleted, and would have no
+// name if that failed.
 func (c *Catalog) ExpiredIntents(ctx context.Context, n int) ([]Upload, error) {
 	now, err := c.Now(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return c.uploads(ctx, `SELECT `+uploadColumns+` FROM uploads WHERE intent <> '' AND until <= ? ORDER BY until, id LIMIT ?`, now.UnixMilli(), n)
+	return c.uploads(ctx, `SELECT `+uploadColumns+` FROM uploads WHERE intent <> '' AND until <= ?
+		AND NOT EXISTS (SELECT 1 FROM uploads o WHERE o.intent = uploads.intent AND o.until > ?) ORDER BY until, id LIMIT ?`, now.UnixMilli(), now.UnixMilli(), n)
 }
 
 // BeginDeleting asks for the right to delete the objects of contents. It is

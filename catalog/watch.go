@@ -131,6 +131,10 @@ func (p *postgres) listen(ctx context.Context, w Watcher) error {
 		if n != nil {
 			p.deliver(w, n.Payload)
 		}
+		if p.doubted.CompareAndSwap(true, false) {
+			w.Lost()
+			w.Again()
+		}
 	}
 }
 
@@ -166,7 +170,7 @@ func (p *postgres) deliver(w Watcher, payload string) {
 			delete(p.syncs, n.Sync)
 		}
 		p.mu.Unlock()
-	case n.Writer == p.id:
+	case n.Writer == *p.id.Load():
 	case n.All:
 		w.Lost()
 		w.Again()
@@ -188,7 +192,7 @@ func (p *postgres) sync(ctx context.Context) error {
 	}()
 	for {
 		var none string
-		err := p.db.row(ctx, `SELECT pg_notify(?, ?)::text`, []any{p.channel, encodeNotice(notice{Writer: p.id, Sync: name})}, &none)
+		err := p.db.row(ctx, `SELECT pg_notify(?, ?)::text`, []any{p.channel, encodeNotice(notice{Writer: *p.id.Load(), Sync: name})}, &none)
 		if err != nil {
 			return fmt.Errorf("wait for changes of others: %w", err)
 		}

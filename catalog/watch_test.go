@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"example.org/slipway/backendtest"
 )
 
@@ -175,6 +177,62 @@ func TestWatchLost(t *testing.T) {
 	}
 }
 
+// TestWatchDoubt: after a commit of which nobody knows whether it took place, a
+// process forgets what it knew, though it is its own and the connection for
+// notifications is whole.
+func TestWatchDoubt(t *testing.T) {
+	t.Parallel()
+	s := servers.Postgres(t)
+	db := s.CreateDatabase(t)
+	p := newProxy(t, s.Addr)
+	c := (&bed{dsn: s.DSNThrough(p.listener.Addr().String(), db)}).open(t, nil)
+	c.db.pg.patience = time.Second
+	w := watching(t, c)
+	direct := func() *pgx.Conn {
+		conn, err := pgx.Connect(t.Context(), s.DSN(db))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close(context.Background()) })
+		return conn
+	}
+	other, looking := direct(), direct()
+	locked := make(chan error, 1)
+	queue := sync.OnceFunc(func() { // another writer is next, and keeps all from finding out
+		go func() {
+			_, err := other.PgConn().Exec(t.Context(), c.db.pg.beginAs[0]).ReadAll()
+			locked <- err
+		}()
+		eventually(t, 10*time.Second, "another writer waits", func() bool {
+			var n int
+			err := looking.QueryRow(t.Context(), `SELECT COUNT(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted`).Scan(&n)
+			return err == nil && n > 0
+		})
+	})
+	err := c.db.write(t.Context(), func(tx *tx) error {
+		queue()
+		tx.changed(ChangeTag, "r", "t")
+		err := count(tx)
+		p.cutAfter.Store(0)
+		return err
+	})
+	if !errors.Is(err, ErrUnavailable) {
+		t.Fatalf("the change: %v", err)
+	}
+	if err := <-locked; err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, 5*time.Second, "it is lost and found again", func() bool {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return w.trusted && w.lost == 2 // with that at the beginning
+	})
+	if _, err := other.Exec(t.Context(), "ROLLBACK"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, 10*time.Second, "a change", func() bool { return c.db.write(t.Context(), count) == nil })
+}
+
 // killBackends ends the server's processes that watchers of a database talk to.
 func killBackends(t *testing.T, s *backendtest.PostgresServer, db string) {
 	t.Helper()
@@ -201,7 +259,8 @@ func FuzzNotice(f *testing.F) {
 	f.Add(`{"w":"","c":[[1,"a"],[300,"","",""],{}]}`)
 	f.Add(`{"s":"x"}`)
 	f.Fuzz(func(t *testing.T, payload string) {
-		p := &postgres{id: "me", syncs: map[string]chan struct{}{}}
+		p := &postgres{syncs: map[string]chan struct{}{}}
+		p.rename()
 		w := &watcher{trusted: true}
 		p.deliver(w, payload)
 		if !w.trusted {

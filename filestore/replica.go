@@ -73,10 +73,13 @@ func (s *Store) announce(ctx context.Context) error {
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for end := time.Now().Add(s.opts.Lease + time.Second); ; {
-		var err error
-		p.held, p.release, err = s.cat.Hold(context.WithoutCancel(ctx), leaseWriters+s.instance, s.instance, s.opts.Lease)
+		held, release, err := s.cat.Hold(context.WithoutCancel(ctx), leaseWriters+s.instance, s.instance, s.opts.Lease)
+		if err == nil {
+			p.held, p.release = held, release
+			return nil
+		}
 		if !errors.Is(err, catalog.ErrLeased) || time.Now().After(end) {
-			return err
+			return err // p stays as it is, for writers that have not ended yet
 		}
 		select {
 		case <-ctx.Done():
@@ -164,13 +167,18 @@ func (s *Store) deleteSome(ctx context.Context) (n int, err error) {
 	if err != nil || len(packs) == 0 {
 		return 0, err
 	}
-	for _, p := range packs {
-		if err := s.objs.Delete(ctx, packKey(p)); err != nil {
-			return 0, err
+	for n < len(packs) && err == nil {
+		if err = s.objs.Delete(ctx, packKey(packs[n])); err == nil {
+			s.forgetDicts(packs[n])
+			n++
 		}
-		s.forgetDicts(p)
 	}
-	return len(packs), s.cat.ForgetGear(ctx, packs...)
+	if n > 0 { // also those before one that failed, or nothing would ever get behind that
+		rest, stop := context.WithTimeout(context.WithoutCancel(ctx), s.opts.Lease)
+		defer stop()
+		err = errors.Join(err, s.cat.ForgetGear(rest, packs[:n]...))
+	}
+	return n, err
 }
 
 func (s *Store) forgetDicts(pack gear.Name) {

@@ -11,7 +11,9 @@ import (
 	"example.org/slipway/backendtest"
 	"example.org/slipway/catalog"
 	"example.org/slipway/filestore"
+	"example.org/slipway/gear"
 	"example.org/slipway/objstore/memstore"
+	"example.org/slipway/objstore/objtest"
 	"example.org/slipway/oci"
 )
 
@@ -181,4 +183,63 @@ func TestProcessDies(t *testing.T) {
 	a.check(contents...)
 	must(t, a.s.Housekeep(a.ctx))
 	a.verify()
+}
+
+// TestProcessUnannounced: a writer that cannot be announced, while another one that
+// was taken for dead has not ended, fails alone.
+func TestProcessUnannounced(t *testing.T) {
+	list := processes(t, 2, false, filestore.Options{Lease: 200 * time.Millisecond, Workers: 1})
+	a, b := list[0], list[1]
+	w, err := b.s.NewWriter(b.ctx)
+	must(t, err)
+	names, err := a.cat.Leases(a.ctx, "gear-writers/")
+	must(t, err)
+	a.pass(time.Minute)
+	for name := range names {
+		if ok, err := a.cat.Lease(a.ctx, name, "another", time.Hour); err != nil || !ok {
+			t.Fatalf("take the lease %s: %v, %v", name, ok, err)
+		}
+	}
+	for began := time.Now(); ; {
+		late, err := b.s.NewWriter(b.ctx)
+		if errors.Is(err, catalog.ErrLeased) {
+			break
+		}
+		must(t, err)
+		late.Abort(b.ctx) // the loss has not been noticed yet
+		if time.Since(began) > 10*time.Second {
+			t.Fatal("writers are announced though another process has the lease")
+		}
+	}
+	w.Abort(b.ctx)
+	for name := range names {
+		must(t, a.cat.Unlease(a.ctx, name, "another"))
+	}
+	must(t, b.convert(b.push("layer"), "layer", many(1, 3)))
+	b.check(many(1, 3)...)
+}
+
+// TestProcessDeletesSome: a deletion that fails does not undo those before it.
+func TestProcessDeletesSome(t *testing.T) {
+	b := processes(t, 1, false, filestore.Options{})[0]
+	deleted := 0
+	b.objs = objtest.Faulty(b.objs, objtest.Faults{Before: func(op, _ string) error {
+		if op == objtest.OpDelete {
+			if deleted++; deleted > 1 {
+				return errors.New("too slow")
+			}
+		}
+		return nil
+	}})
+	b.newStore()
+	for i := range byte(3) {
+		must(t, b.cat.IntendGear(b.ctx, "dead-1", gear.Name{i + 1}))
+	}
+	must(t, b.cat.EndGearIntents(b.ctx, "dead-1"))
+	if err := b.s.Housekeep(b.ctx); err == nil {
+		t.Error("a deletion that failed went unnoticed")
+	}
+	if left, err := b.cat.DeletingGear(b.ctx, 10); err != nil || len(left) != 2 {
+		t.Errorf("%d packs are left to be deleted, %v, want 2", len(left), err)
+	}
 }

@@ -391,16 +391,19 @@ func parseName(s string) (n gear.Name, err error) {
 }
 
 // Bounds of what is remembered of access. What a repository may read changes when
-// something is deleted, which forgets all, or collected, hence the time.
+// something is deleted, which forgets all, or collected, hence the time; and where
+// other processes delete too, which is not noticed here, that is short.
 const (
 	seenEntries = 32 << 10
 	seenFor     = 30 * time.Second
+	seenShared  = 5 * time.Second
 )
 
 // visible remembers which files which repositories may read, so that a hot file
 // costs no look-up.
 type visible struct {
 	clock    func() time.Time
+	lasts    time.Duration
 	mu       sync.RWMutex
 	now, old seen
 	turn     time.Time
@@ -453,14 +456,19 @@ func (s *seen) add(repo string, name *gear.Name) {
 	}
 }
 
-func (v *visible) init(clock func() time.Time) { v.clock, v.turn = clock, clock() }
+func (v *visible) init(clock func() time.Time, shared bool) {
+	v.clock, v.turn, v.lasts = clock, clock(), seenFor
+	if shared {
+		v.lasts = seenShared
+	}
+}
 
 // has tells of names, of which out has as many elements, which a repository is
 // known to may read, and of how many that is not known.
 func (v *visible) has(repo string, names []gear.Name, out []bool) (unknown int) {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
-	if v.clock().Sub(v.turn) > seenFor {
+	if v.clock().Sub(v.turn) > v.lasts {
 		return len(names) // the next add turns
 	}
 	now, old := v.now.repos[repo], v.old.repos[repo]
@@ -492,7 +500,7 @@ func (v *visible) add(repo string, names []gear.Name, may []bool, epoch uint64) 
 	if v.changes != epoch {
 		return
 	}
-	if now := v.clock(); now.Sub(v.turn) > seenFor { // also what is in now may be older than that
+	if now := v.clock(); now.Sub(v.turn) > v.lasts { // also what is in now may be older than that
 		v.now, v.old, v.turn = seen{}, seen{}, now
 	}
 	for i := range names {

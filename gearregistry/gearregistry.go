@@ -194,7 +194,7 @@ func New(cat *catalog.Catalog, blobs Blobs, files *filestore.Store, o *Options) 
 	s.log = v.Logger
 	s.owner = rand.Text()
 	s.slots = make(chan struct{}, v.Workers)
-	s.seen.init(v.Clock)
+	s.seen.init(v.Clock, cat.Shared())
 	s.metrics.init(s)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	return s

@@ -79,3 +79,28 @@ func TestReplicasWait(t *testing.T) {
 	a.readable(ours, d)
 	b.readable(ours, d)
 }
+
+// TestReplicasAccessEnds: after a deletion by another process access ends within
+// seconds.
+func TestReplicasAccessEnds(t *testing.T) {
+	a, b := replicas(t, setup{})
+	secret := []byte("a file")
+	data := zipped(tarOf(file{"a", secret}))
+	d := a.pushBlob(ours, data)
+	a.must(a.svc.Queue(t.Context(), ours, []oci.Digest{d}))
+	a.pushBlob(theirs, data)
+	a.wait(d)
+	b.readable(ours, d)
+	a.must(a.reg.DeleteBlob(t.Context(), ours, d))
+	for began := time.Now(); ; time.Sleep(50 * time.Millisecond) {
+		_, err := b.read(ours, name(secret))
+		if oci.HasCode(err, oci.CodeBlobUnknown) {
+			break
+		}
+		b.must(err)
+		if took := time.Since(began); took > 15*time.Second {
+			t.Fatalf("%v after the deletion it can still be read", took)
+		}
+	}
+	b.readable(theirs, d)
+}

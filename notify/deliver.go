@@ -67,6 +67,7 @@ type worker struct {
 	durable, pulls []queued // read ahead, the oldest first
 	failures       int      // in a row
 	refused        int      // of them, how often the event at hand was refused
+	at             int64    // the ID of the event at hand
 	pauses         *backoff.ExponentialBackOff
 }
 
@@ -197,10 +198,11 @@ func (w *worker) handle(ctx context.Context, q queued) {
 		return
 	}
 	w.failures++
+	if w.at != q.item.ID || !isRefusal(status) {
+		w.refused, w.at = 0, q.item.ID
+	}
 	if isRefusal(status) {
 		w.refused++
-	} else {
-		w.refused = 0
 	}
 	if w.refused >= w.ep.cfg.Threshold {
 		// It will never be taken, and would hold up all others for ever.
@@ -217,6 +219,9 @@ func (w *worker) handle(ctx context.Context, q queued) {
 		pause = w.pauses.NextBackOff()
 	}
 	sleep(ctx, max(pause, min(after, maxRetryAfter)))
+	if w.n.o.Turn != nil { // others may have had their turn meanwhile
+		w.durable = nil
+	}
 }
 
 // isRefusal tells whether a status is about the event and not the endpoint.

@@ -41,3 +41,24 @@ func TestTurns(t *testing.T) {
 		h.wantTags(t, fmt.Sprint(i))
 	}
 }
+
+// TestTurnsWhileDown: what another process delivers while this one waits for an
+// endpoint that is down is not delivered again.
+func TestTurnsWhileDown(t *testing.T) {
+	h, q := newHook(t), notify.NewMemQueue(100)
+	h.answer(http.StatusServiceUnavailable)
+	n, _ := start(t, q, &notify.Options{Turn: func(context.Context, string) (bool, error) { return true, nil }}, h.endpoint())
+	publish(t, n, notify.ActionPush, "1", "2")
+	waitFor(t, "an attempt", func() bool { return h.attempts() > 0 })
+	items, err := q.Next(t.Context(), "hook", 1)
+	if err == nil {
+		err = q.Delete(t.Context(), "hook", items[0].ID) // as the other one does
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	tries := h.attempts()
+	waitFor(t, "two attempts", func() bool { return h.attempts() > tries+1 })
+	h.answer(http.StatusOK)
+	h.wantTags(t, "2")
+}

@@ -113,9 +113,9 @@ func (r *Registry) backup(ctx context.Context, dir string, t *transfer) (err err
 	}
 	defer r.collects.objects.RUnlock()
 	if r.replica != nil { // nor may another replica collect
-		held, release, err := r.aloneSoon(ctx, leaseCollect, "backup")
-		if err != nil {
-			return err
+		held, release, busy := r.aloneSoon(ctx, leaseCollect, "backup")
+		if busy != nil {
+			return busy
 		}
 		defer release()
 		defer func() { err = because(held, err) }()

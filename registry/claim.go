@@ -72,6 +72,20 @@ func (c *claim) end() {
 // lostClaim tells whether another request has taken the upload. u.mu is held.
 func (u *upload) lostClaim() bool { return u.claim != nil && u.claim.lost.Load() }
 
+// stillClaimed asks whether the present request has the upload still, before it is
+// dropped: prolong learns of a loss a while later. Where the catalogue does not say
+// it is left as it is. u.mu is held.
+func (r *Registry) stillClaimed(ctx context.Context, u *upload, saved bool) bool {
+	if u.claim == nil || u.lostClaim() {
+		return u.claim == nil
+	}
+	if u.private || !saved {
+		return true // nobody else knows it
+	}
+	p := r.replica
+	return r.cat.KeepUpload(ctx, u.id, p.owner, p.lease) == nil
+}
+
 func uploadBusy() error {
 	return &oci.Error{Code: oci.CodeBlobUploadInvalid, Status: http.StatusConflict, Message: "another request is writing to this upload; ask for its status and continue from there"}
 }
@@ -323,8 +337,7 @@ func (r *Registry) settleShared(ctx context.Context, u catalog.Upload) error {
 }
 
 // deleteGranted deletes the objects of those of the contents that the catalogue
-// lets this replica delete: nothing needs them, and nobody is publishing them. The
-// local locks are for the catalogue grants an owner what it has already.
+// lets this replica delete: nothing needs them, and nobody is publishing them.
 func (r *Registry) deleteGranted(ctx context.Context, digests ...oci.Digest) error {
 	_, err := r.tryDelete(ctx, digests)
 	return err

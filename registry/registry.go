@@ -429,7 +429,7 @@ func (r *Registry) emit(ctx context.Context, e Event) error {
 		defer cancel()
 	}
 	if err := r.opts.OnEvent(ctx, e); err != nil {
-		return fmt.Errorf("record the %s event: %w", e.Action, err)
+		return Unavailable(fmt.Errorf("record the %s event: %w", e.Action, err))
 	}
 	return nil
 }

@@ -101,7 +101,7 @@ func (b *blockedBody) Read(p []byte) (int, error) {
 // are told so, of whichever replica.
 func TestReplicasUploadBusy(t *testing.T) {
 	c := newCluster(t, memstore.New(nil), time.Hour)
-	o := registry.Options{Lease: 200 * time.Millisecond}
+	o := registry.Options{Lease: 3 * time.Second} // of which a busy machine may take some
 	a, b := c.add(o, nil, nil), c.add(o, nil, nil)
 	st, err := a.StartUpload(t.Context(), "a")
 	if err != nil {
@@ -126,7 +126,7 @@ func TestReplicasUploadBusy(t *testing.T) {
 			}
 		}
 	}
-	for end := time.Now().Add(5 * o.Lease); time.Now().Before(end); {
+	for end := time.Now().Add(o.Lease * 4 / 3); time.Now().Before(end); {
 		wantBusy(a)
 		wantBusy(b)
 	}

@@ -2,8 +2,11 @@ package registry_test
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"io"
 	"net/http"
 	"sync"
 	"sync/atomic"
@@ -69,7 +72,7 @@ func (f *icy) thaw() {
 	close(f.cold)
 }
 
-const shortLease = 400 * time.Millisecond
+const shortLease = time.Second
 
 // TestReplicaFreezesPushing: a replica stops dead in the midst of a push. The next
 // one cleans up behind it and goes on with the upload, others push the same, and
@@ -173,6 +176,87 @@ func TestReplicaFreezesAppending(t *testing.T) {
 		t.Error("the chunk of the replica that had been given up was acknowledged")
 	}
 	wantWhole(t, cl, b, oci.SHA256(data), data, true)
+}
+
+// TestReplicaDropsTooLate: a request that does not know yet that another one has
+// its upload fails, and leaves what the other one was told.
+func TestReplicaDropsTooLate(t *testing.T) {
+	cl := newCluster(t, memstore.New(nil), time.Hour)
+	a, b := cl.add(registry.Options{}, nil, nil), cl.add(registry.Options{}, nil, nil)
+	data := content(4, 10_000) // few enough to be in the row, which both can read
+	const half, more = 5_000, 7_000
+	st, err := a.StartUpload(t.Context(), "a")
+	if err == nil {
+		_, err = a.AppendUpload(t.Context(), "a", st.ID, 0, half, bytes.NewReader(data[:half]))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	body := newBlockedBody(nil)
+	var busy sync.WaitGroup
+	var commitErr error
+	busy.Go(func() {
+		_, commitErr = a.CommitUpload(t.Context(), "a", st.ID, half, -1, io.MultiReader(bytes.NewReader(data[half:]), body), oci.SHA256([]byte("other")))
+	})
+	<-body.begun
+	var row catalog.Upload
+	poll(t, "the intent is recorded", func() bool {
+		row, err = b.cat.Upload(t.Context(), "a", st.ID)
+		return err != nil || row.Intent != ""
+	})
+	row.Until = time.UnixMilli(1) // as if the time had passed, and nobody had prolonged it
+	if err := errors.Join(err, b.cat.SaveUploads(t.Context(), row)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.AppendUpload(t.Context(), "a", st.ID, half, more-half, bytes.NewReader(data[half:more])); err != nil {
+		t.Fatalf("go on at the other replica: %v", err)
+	}
+	close(body.let)
+	busy.Wait()
+	if commitErr == nil {
+		t.Error("the bytes were taken for others")
+	}
+	if _, err := b.CommitUpload(t.Context(), "a", st.ID, more, -1, bytes.NewReader(data[more:]), oci.SHA256(data)); err != nil {
+		t.Errorf("what was acknowledged is gone: %v", err)
+	}
+	wantWhole(t, cl, b, oci.SHA256(data), data, true)
+}
+
+// TestReplicaDiesBesidePush: what a replica leaves that dies when its object is there
+// has a name until it is gone, also if somebody else was about to push the same.
+func TestReplicaDiesBesidePush(t *testing.T) {
+	cl := newCluster(t, memstore.New(nil), time.Hour)
+	line := cl.cable()
+	ice := newIcy(objtest.OpCommit, true, line)
+	a, b := cl.add(registry.Options{Lease: shortLease}, ice.store(cl.store), line), cl.add(registry.Options{}, nil, nil)
+	data := content(5, 100_000)
+	d := oci.SHA256(data)
+	ice.armed.Store(true)
+	var dead, busy sync.WaitGroup
+	dead.Go(func() {
+		if _, err := a.PushBlob(t.Context(), "a", d, int64(len(data)), bytes.NewReader(data)); err == nil {
+			t.Error("the push of the replica that had been given up succeeded")
+		}
+	})
+	defer dead.Wait()
+	<-ice.frozen
+	defer ice.thaw()
+	body := newBlockedBody(nil)
+	busy.Go(func() {
+		if _, err := b.PushBlob(t.Context(), "a", d, int64(len(data)), io.MultiReader(bytes.NewReader(data[:50_000]), body)); err == nil {
+			t.Error("a push of half the bytes succeeded")
+		}
+	})
+	<-body.begun
+	poll(t, "the claim of the dead has run out", func() bool {
+		now, err := b.cat.Now(t.Context())
+		list, listErr := b.cat.Intents(t.Context())
+		return err == nil && listErr == nil && len(list) == 2 && (list[0].Until.Before(now) || list[1].Until.Before(now))
+	})
+	purge(t, b)
+	close(body.let)
+	busy.Wait()
+	wantWhole(t, cl, b, d, data, false)
 }
 
 func isConflict(err error) bool {
@@ -304,5 +388,19 @@ func TestStoreBusy(t *testing.T) {
 	}
 	if _, err := b.ResolveBlob(t.Context(), "a", oci.SHA256(data[1:])); !oci.HasCode(err, oci.CodeBlobUnknown) {
 		t.Errorf("what was refused: got %v", err)
+	}
+}
+
+// TestDatabaseUnavailable: a database that does not answer is a 503 with a time,
+// also where it is that of the events.
+func TestDatabaseUnavailable(t *testing.T) {
+	down := fmt.Errorf("connect: %w", catalog.ErrUnavailable)
+	b := newBed(t, memstore.New(nil), registry.Options{OnEvent: func(context.Context, registry.Event) error { return down }})
+	_, eventErr := b.PushBlob(t.Context(), "a", oci.SHA256([]byte("x")), 1, bytes.NewReader([]byte("x")))
+	for _, err := range []error{eventErr, registry.Unavailable(down)} {
+		e := (*oci.Error)(nil)
+		if !errors.As(err, &e) || e.HTTPStatus() != http.StatusServiceUnavailable || e.RetryAfter <= 0 {
+			t.Errorf("got %v, want UNAVAILABLE and a time", err)
+		}
 	}
 }

@@ -479,7 +479,7 @@ func (r *Registry) drop(ctx context.Context, u *upload) {
 	saved := u.saved
 	r.uploads.mu.Unlock()
 	var errs []error
-	if u.lostClaim() { // whoever has it goes on with what is in the store
+	if !r.stillClaimed(ctx, u, saved) { // whoever has it goes on with what is in the store
 		if u.obj != nil {
 			_, err := u.obj.Suspend(ctx)
 			errs, u.obj = append(errs, err), nil
