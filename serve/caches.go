@@ -90,6 +90,10 @@ func (r *root) openCache(cfg *config.Config, log *slog.Logger) error {
 	if ram == 0 && c.SSD == 0 {
 		return nil
 	}
+	if limit := goMemory(); ram > limit/4*3 {
+		log.Warn("the cache of blobs may take nearly all of GOMEMLIMIT, or more: the garbage collector will hardly rest once it is full; make storage.blob_cache.ram smaller, or GOMEMLIMIT larger",
+			"ram", ram, "gomemlimit", limit)
+	}
 	admission, err := policy.ParseAdmission(c.Admission)
 	if err != nil {
 		return fmt.Errorf("storage.blob_cache.admission: %w", err)
@@ -98,7 +102,9 @@ func (r *root) openCache(cfg *config.Config, log *slog.Logger) error {
 		RAMBytes: ram, SSDBytes: int64(c.SSD), Dir: c.Directory, RAMPolicy: c.RAMPolicy, SSDPolicy: c.SSDPolicy,
 		Admission: admission, SSDWritePerDay: int64(c.WriteBudget), WriteThrough: c.WriteThrough,
 		WarmLimit: cfg.Storage.Prefetch.Parallel + warmParallel,
-		Cacheable: func(key string) bool { _, ok := blobOf(key); return ok }, Verify: verifyBlob,
+		// Swift's state of an upload is its name, whoever has written to it.
+		CheckUploads: cfg.Storage.Swift != nil && cfg.Storage.Catalog.Postgres != "",
+		Cacheable:    isBlob, Verify: verifyBlob,
 		Logger: log,
 	}
 	if o.Dir == "" {
@@ -115,6 +121,32 @@ func (r *root) openCache(cfg *config.Config, log *slog.Logger) error {
 	r.store = r.cache
 	r.collectors = append(r.collectors, r.cache.Metrics()...)
 	return nil
+}
+
+// isBlob tells whether a key is that of a blob's object, as blobOf does, but at a cost
+// that each hit can bear.
+func isBlob(key string) bool {
+	rest, ok := strings.CutPrefix(key, blobsDir)
+	alg, rest, _ := strings.Cut(rest, "/")
+	rest, data := strings.CutSuffix(rest, "/data")
+	digits := 0
+	switch alg {
+	case "sha256":
+		digits = 64
+	case "sha384":
+		digits = 96
+	case "sha512":
+		digits = 128
+	}
+	if !ok || !data || digits == 0 || len(rest) != 3+digits || rest[2] != '/' || rest[:2] != rest[3:5] {
+		return false
+	}
+	for i := range digits {
+		if c := rest[3+i]; (c < '0' || c > '9') && (c < 'a' || c > 'f') {
+			return false
+		}
+	}
+	return true
 }
 
 // cacheRAM is how much memory blobs may take, of a machine with so many bytes.

@@ -178,16 +178,21 @@ func (r *root) warmCache(ctx context.Context, args CacheWarmArgs, progress func(
 	if err := r.needCache(); err != nil {
 		return rep, err
 	}
-	began := time.Now()
 	layers, err := r.layersOf(ctx, args)
 	if err != nil {
 		return rep, err
 	}
+	return r.warmLayers(ctx, layers, progress)
+}
+
+func (r *root) warmLayers(ctx context.Context, layers []oci.Descriptor, progress func(CacheWarmReport)) (rep CacheWarmReport, err error) {
+	began := time.Now()
 	rep.LayersTotal = len(layers)
 	for _, l := range layers {
 		rep.BytesTotal += l.Size
 	}
 	var mu sync.Mutex
+	var first error // of the fetches that failed
 	var g errgroup.Group
 	g.SetLimit(warmParallel)
 	for _, l := range layers {
@@ -197,7 +202,9 @@ func (r *root) warmCache(ctx context.Context, args CacheWarmArgs, progress func(
 			err := r.cache.Warm(ctx, key, l.Size)
 			mu.Lock()
 			defer mu.Unlock()
-			rep.note(l.Size, held, err)
+			if rep.note(l.Size, held, err); err != nil && !errors.Is(err, tier.ErrNotKept) {
+				first = cmp.Or(first, fmt.Errorf("layer %s: %w", l.Digest, err))
+			}
 			rep.Took = time.Since(began)
 			if progress != nil {
 				progress(rep)
@@ -208,7 +215,7 @@ func (r *root) warmCache(ctx context.Context, args CacheWarmArgs, progress func(
 	err = g.Wait()
 	rep.Took = time.Since(began)
 	if err == nil && rep.Failed > 0 {
-		err = fmt.Errorf("%d of %d layers could not be fetched; the server's log tells why", rep.Failed, rep.LayersTotal)
+		err = fmt.Errorf("%d of %d layers could not be fetched, first %w", rep.Failed, rep.LayersTotal, first)
 	}
 	return rep, err
 }

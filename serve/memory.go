@@ -3,9 +3,12 @@ package serve
 import (
 	"bufio"
 	"context"
+	"math"
 	"os"
+	"path/filepath"
 	"runtime/debug"
 	"runtime/metrics"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -138,17 +141,53 @@ func mapping(start uintptr, n int) []byte {
 }
 
 // machineMemory is how much memory this process may use, in bytes: the machine's, or
-// what its control group allows if that is less.
+// what its control groups or GOMEMLIMIT allow if that is less.
 func machineMemory() int64 {
 	var info unix.Sysinfo_t
 	total := int64(1) << 30 // where nobody tells
 	if unix.Sysinfo(&info) == nil {
 		total = int64(info.Totalram) * int64(info.Unit)
 	}
-	if b, err := os.ReadFile("/sys/fs/cgroup/memory.max"); err == nil {
-		if n, err := strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64); err == nil && n > 0 {
-			total = min(total, n)
+	return min(total, cgroupMemory("/"), goMemory())
+}
+
+// goMemory is what GOMEMLIMIT allows, in bytes.
+func goMemory() int64 {
+	if os.Getenv("GOMEMLIMIT") == "" {
+		return math.MaxInt64 // keepSmall's limit follows what is in use
+	}
+	return debug.SetMemoryLimit(-1)
+}
+
+// cgroupMemory is the least of what the control groups allow that this process is in,
+// in bytes: its own and those above it, of version 1 or 2. The file system begins at
+// root. In a container the path that the process is told may be the host's, of which
+// only the end of the way up is there to be read: the container's own group.
+func cgroupMemory(root string) int64 {
+	least := int64(math.MaxInt64)
+	list, err := os.ReadFile(filepath.Join(root, "proc/self/cgroup"))
+	if err != nil {
+		return least
+	}
+	for line := range strings.Lines(string(list)) {
+		_, rest, _ := strings.Cut(strings.TrimSpace(line), ":")
+		controllers, group, _ := strings.Cut(rest, ":")
+		top, file := filepath.Join(root, "sys/fs/cgroup"), "memory.max"
+		if slices.Contains(strings.Split(controllers, ","), "memory") {
+			top, file = filepath.Join(top, "memory"), "memory.limit_in_bytes"
+		} else if controllers != "" {
+			continue
+		}
+		for group = filepath.Clean("/" + group); ; group = filepath.Dir(group) {
+			if b, err := os.ReadFile(filepath.Join(top, group, file)); err == nil {
+				if n, err := strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64); err == nil && n > 0 {
+					least = min(least, n)
+				}
+			}
+			if group == "/" {
+				break
+			}
 		}
 	}
-	return total
+	return least
 }

@@ -4,9 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"time"
 
 	"example.org/slipway/catalog"
+	"example.org/slipway/durable"
+	"example.org/slipway/registry"
 )
 
 // MoveArgs of [Admin.MoveCatalog].
@@ -33,7 +37,33 @@ func (a *Admin) MoveCatalog(ctx context.Context, args MoveArgs, progress func(Mo
 	if a.local == nil {
 		return askServer(ctx, a, "catalog-move", args, progress)
 	}
-	return moveCatalog(ctx, a.local, args, progress)
+	rep, err := moveCatalog(ctx, a.local, args, progress)
+	if err == nil {
+		err = a.local.markMoved()
+	}
+	return rep, err
+}
+
+// movedMarker, in a data root, tells that the catalogue there was moved elsewhere.
+const movedMarker = registry.CatalogFile + ".moved"
+
+// markMoved has no server write to the catalogue any more by mistake, as after a
+// restart with the old configuration: what it would change is missing in the new one.
+func (r *root) markMoved() error {
+	err := durable.WriteFile(filepath.Join(r.dir, movedMarker), []byte(time.Now().UTC().Format(time.RFC3339)+"\n"))
+	if err != nil {
+		return fmt.Errorf("the catalogue is moved, but the old one could not be marked; start no server with it: %w", err)
+	}
+	return nil
+}
+
+// checkMoved refuses a catalogue that was moved elsewhere.
+func (r *root) checkMoved() error {
+	path := filepath.Join(r.dir, movedMarker)
+	if _, err := os.Stat(path); err != nil {
+		return nil
+	}
+	return fmt.Errorf("the catalogue in %s was moved to PostgreSQL: set storage.catalog.postgres, or remove %s to go back to what it was at the move", r.dir, path)
 }
 
 func moveCatalog(ctx context.Context, r *root, args MoveArgs, progress func(MoveReport)) (rep MoveReport, err error) {
@@ -69,6 +99,9 @@ func (s *Server) moveServed(ctx context.Context, args MoveArgs, progress func(Mo
 		return rep, err
 	}
 	rep.Served = true
+	if err := s.root.markMoved(); err != nil {
+		s.log.Error("mark the old catalogue", "err", err)
+	}
 	s.log.Info("the catalogue is moved; writes are refused until this server is started with storage.catalog.postgres", "took", rep.Took)
 	return rep, nil
 }

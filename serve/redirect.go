@@ -123,13 +123,15 @@ func (r *redirector) Redirect(ctx context.Context, q server.Redirect) (string, e
 	if err != nil {
 		return "", fmt.Errorf("make an address for a client: %w", err)
 	}
-	if r.pulled != nil {
+	// As where the blob goes through this server: a part is no pull, and a blob in many
+	// parts was asked for once.
+	if r.pulled != nil && !q.Part {
 		err := r.pulled(ctx, registry.Event{Action: registry.ActionPull, Repo: q.Repo, Blob: true, Descriptor: q.Blob, Time: time.Now()})
 		if err != nil {
 			return "", fmt.Errorf("record the pull: %w", err)
 		}
 	}
-	if r.ahead != nil {
+	if r.ahead != nil && q.Offset == 0 {
 		r.ahead.GetBlob(ctx, q.Repo, q.Blob.Digest, q.Blob.Size)
 	}
 	return url, nil

@@ -91,6 +91,11 @@ storage:
 	if _, err := r.Redirect(t.Context(), q); err != nil || len(events) != 1 || events[0].Repo != "app" || !events[0].Blob || events[0].Action != registry.ActionPull {
 		t.Errorf("events %+v, %v; want the pull", events, err)
 	}
+	part := q
+	part.Part, part.Offset = true, 5
+	if url, err := r.Redirect(t.Context(), part); err != nil || url == "" || len(events) != 1 {
+		t.Errorf("a part: sent to %q, %v, events %+v; want it sent, and no second pull", url, err, events)
+	}
 	failure := errors.New("no key")
 	r.store = signer{failure}
 	if got, err := r.Redirect(t.Context(), q); got != "" || !errors.Is(err, failure) {
@@ -188,4 +193,39 @@ func TestWriteGate(t *testing.T) {
 		t.Fatal(err)
 	}
 	leave()
+}
+
+// TestIsBlob: what is cached is what blobOf knows, and to tell costs little.
+func TestIsBlob(t *testing.T) {
+	good := registry.BlobKey(digest.FromString("x"))
+	hex := digest.FromString("x").Encoded()
+	for _, tc := range []struct {
+		key  string
+		want bool
+	}{
+		{good, true},
+		{registry.BlobKey(digest.SHA384.FromString("x")), true},
+		{registry.BlobKey(digest.SHA512.FromString("x")), true},
+		{"", false},
+		{blobsDir, false},
+		{"x" + good, false},
+		{good + "x", false},
+		{good + "/data", false},
+		{strings.TrimSuffix(good, "/data"), false},
+		{blobsDir + "sha256/" + hex[:2] + "//data", false},
+		{blobsDir + "sha256/ff/" + strings.Repeat("0", 64) + "/data", false},
+		{blobsDir + "sha256/ff/" + strings.Repeat("f", 63) + "/data", false},
+		{blobsDir + "sha256/ff/" + strings.Repeat("f", 63) + "g/data", false},
+		{blobsDir + "sha256/FF/" + strings.Repeat("F", 64) + "/data", false},
+		{blobsDir + "sha512/ff/" + strings.Repeat("f", 64) + "/data", false},
+		{blobsDir + "md5/ff/" + strings.Repeat("f", 32) + "/data", false},
+		{blobsDir + "sha256/ff0" + strings.Repeat("f", 64) + "/data", false},
+	} {
+		if _, ok := blobOf(tc.key); ok != tc.want || isBlob(tc.key) != tc.want {
+			t.Errorf("%q: blobOf says %t, isBlob %t, want %t", tc.key, ok, isBlob(tc.key), tc.want)
+		}
+	}
+	if n := testing.AllocsPerRun(100, func() { isBlob(good) }); n != 0 {
+		t.Errorf("%v allocations for each look", n)
+	}
 }

@@ -145,7 +145,15 @@ func TestMoveCatalog(t *testing.T) {
 	if err := s.stop(); err != nil {
 		t.Fatal(err)
 	}
+	if _, err := serve.New(t.Context(), configure(t, o), nil); err == nil || !strings.Contains(err.Error(), "was moved to PostgreSQL") {
+		t.Errorf("a start with the old catalogue: %v", err)
+	}
 	o.yaml = s3YamlOf(s3, bucket, s3.Endpoint, withRAM+fmt.Sprintf("  catalog: {postgres: %q}\n", dsn))
+	s = start(t, o)
+	s.want(200, "GET", "/v2/a/manifests/after-a-failure", "")
+	if err := s.stop(); err != nil {
+		t.Fatal(err)
+	}
 	o.root = filepath.Join(t.TempDir(), "another machine")
 	s = start(t, o)
 	if got := s.want(200, "GET", "/v2/a/manifests/after-a-failure", "").header.Get("Docker-Content-Digest"); got != d {

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"example.org/slipway/catalog"
 	"example.org/slipway/config"
@@ -131,6 +132,9 @@ func (r *root) openCatalog(ctx context.Context, st *config.Storage, dir string) 
 		r.cat, err = catalog.OpenPostgres(ctx, st.Catalog.Postgres.Reveal(), &catalog.Options{Grace: st.GC.Grace, Readers: st.Catalog.Connections})
 		return err
 	}
+	if err := r.checkMoved(); err != nil {
+		return err
+	}
 	path := filepath.Join(cmp.Or(dir, r.dir), registry.CatalogFile)
 	r.cat, err = catalog.Open(ctx, path, &catalog.Options{Grace: st.GC.Grace})
 	return err
@@ -178,7 +182,18 @@ func (r *root) knowsBlobs(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("look into the catalogue: %w", err)
 	}
-	return len(list) > 0, nil
+	if len(list) > 0 {
+		return true, nil
+	}
+	// A server that was killed may have left objects of a push that was not recorded,
+	// or of a deletion that was not ended.
+	const ever = 365 * 24 * time.Hour
+	uploads, err := r.cat.StaleUploads(ctx, time.Now().Add(ever), 1)
+	if err != nil || len(uploads) > 0 {
+		return len(uploads) > 0, err
+	}
+	deleting, err := r.cat.Deleting(ctx, 1)
+	return len(deleting) > 0, err
 }
 
 // any tells whether the store has an object below a prefix.

@@ -2,22 +2,28 @@ package serve_test
 
 import (
 	"crypto/rand"
+	"errors"
 	"flag"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
 
 	"example.org/slipway/backendtest"
+	"example.org/slipway/catalog"
 	"example.org/slipway/client"
 	"example.org/slipway/config"
+	"example.org/slipway/objstore"
+	"example.org/slipway/objstore/s3store"
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/ocitest"
+	"example.org/slipway/registry"
 	"example.org/slipway/serve"
 )
 
@@ -326,6 +332,40 @@ func TestUnknownBucket(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "the object store holds blobs, and the catalogue is empty") {
 		t.Errorf("got %v, want that the catalogue is another one", err)
 	}
+}
+
+// A server that was killed in the first push of all has left an object of which the
+// catalogue knows only that it was intended. It starts again without help.
+func TestKilledInFirstPush(t *testing.T) {
+	s3 := backendtest.S3(t)
+	bucket := s3.Bucket(t)
+	o := setup{yaml: s3YamlOf(s3, bucket, s3.Endpoint, ""), root: filepath.Join(t.TempDir(), "root")}
+	if err := os.MkdirAll(o.root, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	cat, err := catalog.Open(t.Context(), filepath.Join(o.root, registry.CatalogFile), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	layer := layerOf(100 << 10)
+	err = cat.SaveUploads(t.Context(), catalog.Upload{ID: "0123456789abcdef", Repo: "a", Intent: oci.Digest(digestOf(layer))})
+	if err := errors.Join(err, cat.Close()); err != nil {
+		t.Fatal(err)
+	}
+	store, err := s3store.New(t.Context(), s3store.Options{Endpoint: s3.Endpoint, Bucket: bucket, Region: s3.Region, AccessKey: s3.AccessKey, SecretKey: s3.SecretKey})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	key := registry.BlobKey(oci.Digest(digestOf(layer)))
+	if err := store.Put(t.Context(), key, []byte(layer), false); err != nil {
+		t.Fatal(err)
+	}
+	s := start(t, o)
+	if _, err := store.Stat(t.Context(), key); !errors.Is(err, objstore.ErrNotExist) {
+		t.Errorf("the object that nobody recorded: got %v, want ErrNotExist", err)
+	}
+	s.pushImage("a", "v1", layer)
 }
 
 // The words of the configuration are those of the policies.

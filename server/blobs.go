@@ -109,7 +109,7 @@ func (s *Server) getBlobWith(q *request, d oci.Digest) error {
 	if rng == rangeBad {
 		return q.badRange(desc.Size)
 	}
-	if s.opts.Redirect != nil && s.redirect(q, desc) {
+	if s.opts.Redirect != nil && s.redirect(q, Redirect{Blob: desc, Part: rng == rangePart, Offset: off}) {
 		return nil
 	}
 	var c oci.Content

@@ -15,6 +15,10 @@ type Redirect struct {
 	Repo string
 	// Blob is what is asked for, with its size.
 	Blob oci.Descriptor
+	// Part tells that only a part of it is asked for, Offset where in the blob that
+	// begins, in bytes.
+	Part   bool
+	Offset int64
 	// Client is the client's address, with or without a port, as trusted proxies
 	// tell it.
 	Client string
@@ -58,15 +62,16 @@ func (s *Server) redirectBlob(q *request, d oci.Digest) (done bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	return s.redirect(q, blob), nil
+	return s.redirect(q, Redirect{Blob: blob}), nil
 }
 
 // redirect sends the client elsewhere for a blob, if that is wanted; done tells that
 // the request is answered. A part of a blob is asked for there with the same Range,
 // which clients repeat.
-func (s *Server) redirect(q *request, blob oci.Descriptor) (done bool) {
-	m := &s.metrics.redirects
-	where, err := s.opts.Redirect.Redirect(q.ctx(), Redirect{Repo: q.Repo, Blob: blob, Client: q.r.RemoteAddr})
+func (s *Server) redirect(q *request, asked Redirect) (done bool) {
+	m, blob := &s.metrics.redirects, asked.Blob
+	asked.Repo, asked.Client = q.Repo, q.r.RemoteAddr
+	where, err := s.opts.Redirect.Redirect(q.ctx(), asked)
 	switch {
 	case err != nil:
 		m.count.WithLabelValues("failed").Inc()

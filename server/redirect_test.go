@@ -58,6 +58,9 @@ func TestRedirect(t *testing.T) {
 	if got := off.asked[0].Blob; string(got.Digest) != d || got.Size != int64(len(content)) {
 		t.Errorf("asked about %+v", got)
 	}
+	if off.asked[0].Part || !off.asked[1].Part || off.asked[1].Offset != 2 {
+		t.Errorf("asked about %+v, then about %+v; want the whole, then a part from 2 on", off.asked[0], off.asked[1])
+	}
 	counts := map[string]float64{"bytes": b.families()["slipway_server_redirected_bytes_total"].GetMetric()[0].GetCounter().GetValue()}
 	for _, m := range b.families()["slipway_server_redirects_total"].GetMetric() {
 		counts[m.GetLabel()[0].GetValue()] = m.GetCounter().GetValue()

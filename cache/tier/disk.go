@@ -32,8 +32,12 @@ const (
 // errInUse tells that another Store has the directory.
 var errInUse = errors.New("the cache's directory is in use by another process")
 
-// pieceSize is how much is read or written at once, in bytes.
-const pieceSize = 256 << 10
+// pieceSize is how much is read or written at once, in bytes. Of what is shorter than
+// smallPiece as much is, so that many clients that read slowly take little.
+const (
+	pieceSize  = 256 << 10
+	smallPiece = 16 << 10
+)
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
@@ -64,8 +68,8 @@ const (
 	aside // a write failed; files are read
 )
 
-// pieces lends buffers.
-type pieces struct{ pool sync.Pool }
+// pieces lends buffers of two sizes.
+type pieces struct{ pool, small sync.Pool }
 
 func (p *pieces) get() *[pieceSize]byte {
 	if b, ok := p.pool.Get().(*[pieceSize]byte); ok {
@@ -75,6 +79,15 @@ func (p *pieces) get() *[pieceSize]byte {
 }
 
 func (p *pieces) put(b *[pieceSize]byte) { p.pool.Put(b) }
+
+func (p *pieces) getSmall() *[smallPiece]byte {
+	if b, ok := p.small.Get().(*[smallPiece]byte); ok {
+		return b
+	}
+	return new([smallPiece]byte)
+}
+
+func (p *pieces) putSmall(b *[smallPiece]byte) { p.small.Put(b) }
 
 // usable tells whether files can be written.
 func (d *disk) usable() bool { return d.state.Load() == inUse }

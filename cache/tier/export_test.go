@@ -11,10 +11,12 @@ var (
 // Remount tries again at once what failed.
 func (s *Store) Remount() { s.remount() }
 
-// Ahead and KeepFill are limits of fills.
+// Limits of fills.
 const (
-	Ahead    = ahead
-	KeepFill = keepFill
+	Ahead      = ahead
+	KeepFill   = keepFill
+	SmallPiece = smallPiece
+	MaxTees    = maxTees
 )
 
 // Mark encodes a mark.

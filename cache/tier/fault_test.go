@@ -351,3 +351,45 @@ func TestFullAndReadOnly(t *testing.T) {
 	requests()
 	limits(t, s)
 }
+
+// TestTooManyOpenFiles: a file that cannot be opened because this process has too many
+// open is as good as before.
+func TestTooManyOpenFiles(t *testing.T) {
+	m := newMade()
+	s := open(t, m, &tier.Options{SSDBytes: 1 << 20, Dir: t.TempDir()})
+	key := madeKey(30_000, 1)
+	mustGet(t, s, key)
+	idle(t, s)
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	next, err := os.Open(os.DevNull) // gets the lowest number that is free
+	if err != nil {
+		t.Fatal(err)
+	}
+	low := limit
+	low.Cur = uint64(next.Fd())
+	if err := next.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &low); err != nil {
+		t.Fatal(err)
+	}
+	_, openErr := os.Open(os.DevNull)
+	err = get(t.Context(), s, key, 0, -1)
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	if !errors.Is(openErr, unix.EMFILE) {
+		t.Fatalf("opening a file with none allowed: %v", openErr)
+	}
+	if err != nil {
+		t.Errorf("with too many open files: %v", err)
+	}
+	before := m.gets.Load()
+	mustGet(t, s, key)
+	if st := s.Status(); m.gets.Load() != before || st.Damaged != 0 || s.Holds(key).String() != "ssd" {
+		t.Errorf("afterwards it is in %s: %+v", s.Holds(key), st)
+	}
+}

@@ -9,6 +9,7 @@ import (
 	"hash/crc32"
 	"io"
 	"os"
+	"runtime"
 	"sync"
 	"time"
 
@@ -306,12 +307,16 @@ func (f *fill) put(p []byte) error {
 			return err
 		}
 	}
+	begins := f.at == 0
 	f.at += int64(len(p))
 	f.mu.Lock()
-	defer f.mu.Unlock()
 	if f.at < f.size || f.sum == nil {
 		f.done = f.at
 		f.wake()
+	}
+	f.mu.Unlock()
+	if begins {
+		runtime.Gosched() // to those who wait for their first bytes
 	}
 	return nil
 }

@@ -106,6 +106,61 @@ func TestOneFillForMany(t *testing.T) {
 	limits(t, s)
 }
 
+// sizes notes how much each Write and ReadFrom gets.
+type sizes []int64
+
+func (s *sizes) Write(p []byte) (int, error) {
+	*s = append(*s, int64(len(p)))
+	return len(p), nil
+}
+
+func (s *sizes) ReadFrom(r io.Reader) (int64, error) {
+	n, err := io.Copy(struct{ io.Writer }{io.Discard}, r)
+	*s = append(*s, n)
+	return n, err
+}
+
+// TestFirstBytesAreFew: however much has come, each reader begins with a little, so that
+// the last of many does not wait for all that the others can have.
+func TestFirstBytesAreFew(t *testing.T) {
+	for name, o := range map[string]tier.Options{
+		"ram": {RAMBytes: 64 << 20, LargeObject: -1}, "ssd": {SSDBytes: 64 << 20}, "window": {RAMBytes: 256 << 20, LargeObject: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			const size, here = 4 << 20, 2 << 20 // all of it within a window
+			m := newMade()
+			goOn := make(chan struct{})
+			m.hold = func(_ string, off int64) error {
+				if off >= here {
+					<-goOn
+				}
+				return nil
+			}
+			o.Dir = t.TempDir()
+			s := open(t, m, &o)
+			var open [2]objstore.Object
+			for i := range open {
+				var err error
+				if open[i], err = s.Get(t.Context(), madeKey(size, 1), 0, -1); err != nil {
+					t.Fatal(err)
+				}
+				defer open[i].Close()
+			}
+			if _, err := io.CopyN(io.Discard, open[0], here); err != nil {
+				t.Fatal(err)
+			}
+			close(goOn)
+			var got sizes
+			if n, err := open[1].WriteTo(&got); n != size || err != nil {
+				t.Fatalf("sent %d bytes, %v", n, err)
+			}
+			if got[0] > tier.SmallPiece {
+				t.Errorf("the first piece has %d bytes, want %d at most", got[0], tier.SmallPiece)
+			}
+		})
+	}
+}
+
 // TestWindow: what is not kept is fetched once all the same for those who read it
 // together, and a slow one does not hold up the others.
 func TestWindow(t *testing.T) {

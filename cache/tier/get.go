@@ -2,9 +2,12 @@ package tier
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"example.org/slipway/cache/policy"
 	"example.org/slipway/objstore"
@@ -44,8 +47,8 @@ func (s *Store) Get(ctx context.Context, key string, off, n int64) (objstore.Obj
 		f.refs.Add(1)
 		s.hit(e, counted)
 		s.mu.Unlock()
-		if o := s.openFile(ctx, e, f, key, off, n); o != nil {
-			return o, nil
+		if o, err := s.openFile(ctx, e, f, key, off, n); o != nil || err != nil {
+			return o, err
 		}
 	}
 }
@@ -81,21 +84,27 @@ func newRAMObject(b *slab, key string, off, n int64) *ramObject {
 }
 
 // openFile opens an entry's file, with the reference to it that the caller has. It returns
-// nil if that is not possible: the entry has moved meanwhile, or is dropped now.
-func (s *Store) openFile(ctx context.Context, e *entry, f *file, key string, off, n int64) objstore.Object {
+// nil if that is not possible: the entry has moved meanwhile, or is dropped now. If this
+// process has too many files open, nothing is wrong with this one, and the store inside
+// is asked.
+func (s *Store) openFile(ctx context.Context, e *entry, f *file, key string, off, n int64) (objstore.Object, error) {
 	h, err := s.disk.open(f, e.k)
+	if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
+		f.release()
+		return s.inner.Get(ctx, key, off, n)
+	}
 	if err != nil {
 		s.mu.Lock()
 		s.damaged(e, f, err)
 		s.mu.Unlock()
 		f.release()
 		s.reap()
-		return nil
+		return nil, nil
 	}
 	o := &fileObject{f: f, h: h, e: e}
 	o.s, o.ctx, o.info = s, ctx, objstore.Info{Key: key, Size: f.size, ModTime: f.modTime()}
 	o.cut(off, n)
-	return o
+	return o, nil
 }
 
 // getFilling opens a range of an object that is being fetched, or begins to fetch it. mu
@@ -253,8 +262,9 @@ func (f *fill) finished(ctx context.Context) error {
 }
 
 // Pin keeps an object until a time, by [Options.Clock], whatever the policy thinks; the
-// zero time means until Unpin. A later Pin replaces it. It tells whether the object is
-// here, or on its way.
+// zero time means until Unpin. A later Pin replaces it. At most half of a tier is ever
+// pinned. It tells whether the object is pinned now, or is on its way and will be if
+// there is room.
 func (s *Store) Pin(key string, until time.Time) bool {
 	k := keyOf(key)
 	s.mu.Lock()
@@ -270,9 +280,15 @@ func (s *Store) Pin(key string, until time.Time) bool {
 	return true
 }
 
-// pin pins what the policy holds. mu is held.
+// pin pins what the policy holds, unless half of the tier is pinned: the rest is for
+// what is asked for. mu is held.
 func (s *Store) pin(k policy.Key, until time.Time) bool {
-	return s.two.RAM().Pin(k, until) || s.two.SSD().Pin(k, until)
+	for _, c := range []*policy.Cache{s.two.RAM(), s.two.SSD()} {
+		if e, ok := c.Lookup(k); ok {
+			return (c.Pinned(k) || c.PinnedBytes()+e.Size <= c.Limit()/2) && c.Pin(k, until)
+		}
+	}
+	return false
 }
 
 // Unpin ends a pin. It tells whether there was one.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime"
 
 	"example.org/slipway/objstore"
 )
@@ -230,10 +231,18 @@ func (s *Store) send(w io.Writer, h *os.File, off, n int64) (sent int64, broken,
 }
 
 func (s *Store) sendPieces(w io.Writer, h *os.File, off, n int64) (sent int64, broken, err error) {
-	p := s.pieces.get()
-	defer s.pieces.put(p)
+	var p []byte
+	if n <= smallPiece {
+		b := s.pieces.getSmall()
+		defer s.pieces.putSmall(b)
+		p = b[:]
+	} else {
+		b := s.pieces.get()
+		defer s.pieces.put(b)
+		p = b[:]
+	}
 	for sent < n {
-		b := p[:min(pieceSize, n-sent)]
+		b := p[:min(int64(len(p)), n-sent)]
 		m, broken := h.ReadAt(b, off+sent)
 		if m == 0 {
 			return sent, broken, nil
@@ -380,8 +389,15 @@ func (o *fillObject) WriteTo(w io.Writer) (total int64, err error) {
 		if err != nil {
 			return total, err
 		}
+		begins := total == 0
+		if begins {
+			avail = min(avail, smallPiece)
+		}
 		n, err := o.send(w, avail)
 		o.off += n
+		if begins {
+			runtime.Gosched() // whoever has had no bytes yet goes first
+		}
 		if total += n; err != nil {
 			return total, err
 		}
@@ -406,7 +422,7 @@ func (o *fillObject) send(w io.Writer, n int64) (int64, error) {
 		}
 		return int64(m), err
 	case o.f.win != nil:
-		return o.sendWindow(w)
+		return o.sendWindow(w, n)
 	case o.file() != nil:
 		return 0, nil
 	}
@@ -414,10 +430,10 @@ func (o *fillObject) send(w io.Writer, n int64) (int64, error) {
 	return sent, err
 }
 
-func (o *fillObject) sendWindow(w io.Writer) (int64, error) {
+func (o *fillObject) sendWindow(w io.Writer, avail int64) (int64, error) {
 	p := o.s.pieces.get()
 	defer o.s.pieces.put(p)
-	n := o.window(p[:windowPiece])
+	n := o.window(p[:min(avail, windowPiece)])
 	if n == 0 {
 		return 0, nil
 	}

@@ -70,6 +70,11 @@ type Options struct {
 	// WriteThrough keeps what is uploaded as if it had been asked for. Default: it is
 	// fetched when it is.
 	WriteThrough bool
+	// CheckUploads has what was uploaded in more than one piece compared with Verify
+	// before it is kept. It is needed where other processes upload to the store inside,
+	// and its state of an upload does not tell that one of them has written to it
+	// meanwhile: what was copied here may then not be what the object has.
+	CheckUploads bool
 	// Cost is what it takes to get an object again, for policies that weigh that: of its
 	// size in bytes and of the time until the store inside gave its first answer. Default
 	// 1 for all, as in a simulation. [FetchTime] is another.

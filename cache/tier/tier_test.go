@@ -17,7 +17,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"example.org/slipway/cache/policy"
 	"example.org/slipway/cache/tier"
 	"example.org/slipway/mounttest"
 	"example.org/slipway/objstore"
@@ -371,6 +370,31 @@ func TestPin(t *testing.T) {
 	}
 }
 
+// TestPinsLeaveRoom: whatever is pinned, as much is left for what is asked for.
+func TestPinsLeaveRoom(t *testing.T) {
+	for name, o := range map[string]tier.Options{"ram": {RAMBytes: 100_000, LargeObject: -1}, "ssd": {SSDBytes: 100_000}} {
+		t.Run(name, func(t *testing.T) {
+			o.Dir = t.TempDir()
+			s := open(t, newMade(), &o)
+			for i := range uint64(9) {
+				key := madeKey(10_000, i)
+				mustGet(t, s, key)
+				idle(t, s)
+				if got, want := s.Pin(key, time.Time{}), i < 4; got != want {
+					t.Errorf("object %d pinned: %t, want %t", i, got, want)
+				}
+			}
+			if !s.Pin(madeKey(10_000, 0), time.Time{}) {
+				t.Error("what is pinned was not pinned again")
+			}
+			if st := s.Status(); st.RAM.PinnedBytes+st.SSD.PinnedBytes != 40_000 {
+				t.Errorf("pinned: %d in RAM, %d on the SSD", st.RAM.PinnedBytes, st.SSD.PinnedBytes)
+			}
+			limits(t, s)
+		})
+	}
+}
+
 func TestWarm(t *testing.T) {
 	m := newMade()
 	s := open(t, m, &tier.Options{RAMBytes: 1 << 20, LargeObject: -1})
@@ -472,65 +496,5 @@ func TestWriteBudget(t *testing.T) {
 	}
 	if st := idle(t, s); st.SSD.Entries != 2 || st.SSDWritten != 200_000 || st.SSDBudget != 50_000 || st.Bypassed != 2 {
 		t.Errorf("with a budget for two: %+v", st)
-	}
-}
-
-// TestUploadsAreKept: with WriteThrough nothing that was uploaded is fetched.
-func TestUploadsAreKept(t *testing.T) {
-	ctx := t.Context()
-	for _, size := range []int{1, 5000, 400_000, 3 << 20} {
-		m := memstore.New(nil)
-		var gets atomic.Int64
-		inner := objtest.Faulty(m, objtest.Faults{Before: func(op, _ string) error {
-			if op == objtest.OpGet {
-				gets.Add(1)
-			}
-			return nil
-		}})
-		s := open(t, inner, &tier.Options{RAMBytes: 64 << 20, SSDBytes: 1 << 30, LargeObject: 1 << 20, Dir: t.TempDir(), WriteThrough: true})
-		data := objtest.Content(1, size)
-		u, err := s.NewUpload(ctx, -1)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, part := range [][]byte{data[:size/2], data[size/2:]} {
-			if _, err := u.Write(part); err != nil {
-				t.Fatal(err)
-			}
-			state, err := u.Suspend(ctx)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if u, err = s.Resume(ctx, state, u.Size()); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if s.Holds("up/x") != policy.Nowhere {
-			t.Error("what is not committed is kept")
-		}
-		if err := u.Commit(ctx, "up/x"); err != nil {
-			t.Fatal(err)
-		}
-		if err := s.Put(ctx, "up/put", data, false); err != nil {
-			t.Fatal(err)
-		}
-		for _, key := range []string{"up/x", "up/put"} {
-			o, err := s.Get(ctx, key, 0, -1)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got, err := io.ReadAll(o)
-			if err != nil || !bytes.Equal(got, data) {
-				t.Errorf("%s: got %d bytes, %v", key, len(got), err)
-			}
-			if err := o.Close(); err != nil {
-				t.Error(err)
-			}
-		}
-		if n := gets.Load(); n != 0 {
-			t.Errorf("objects of %d bytes that were uploaded were fetched %d times", size, n)
-		}
-		idle(t, s)
-		limits(t, s)
 	}
 }

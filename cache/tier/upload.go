@@ -1,8 +1,12 @@
 package tier
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"hash/crc32"
+	"io"
+	"math"
 	"os"
 	"time"
 
@@ -43,6 +47,9 @@ func (s *Store) Resume(ctx context.Context, state string, size int64) (objstore.
 	if t != nil && t.size != size {
 		t.drop()
 		t = nil
+	}
+	if t != nil {
+		t.resumed = true
 	}
 	if t == nil && size == 0 {
 		t = s.newTee()
@@ -86,7 +93,7 @@ func (u *upload) Commit(ctx context.Context, key string) error {
 	err := u.Upload.Commit(ctx, key)
 	t := u.t
 	u.t = nil
-	if err != nil || c.c == nil || !t.finish(c.k) {
+	if err != nil || c.c == nil || !t.finish(c.k) || !t.right(key) {
 		t.drop()
 		t = nil
 	}
@@ -111,6 +118,8 @@ type tee struct {
 	file *file  // or this; its size is what is taken on the SSD
 	w    *os.File
 	dead bool
+	// resumed says that it was suspended in between.
+	resumed bool
 }
 
 // teeStep is how much room on the SSD is taken at once, in bytes.
@@ -185,8 +194,8 @@ func (t *tee) resize(n int64) {
 func (t *tee) spill(p []byte) error {
 	s := t.s
 	s.mu.Lock()
-	var err error
-	if t.file == nil {
+	err := t.admitted()
+	if err == nil && t.file == nil {
 		t.file, err = s.newFile(0)
 	}
 	if err == nil && t.size > t.file.size {
@@ -218,6 +227,23 @@ func (t *tee) spill(p []byte) error {
 	return err
 }
 
+// errNotAdmitted tells that the SSD is to be spared.
+var errNotAdmitted = errors.New("not admitted to the SSD")
+
+// admitted tells whether the policy would have as much written to the SSD of an object
+// that was asked for once. It decides when the upload is one; but by then the bytes have
+// been written, whether they are in the budget or not. mu is held.
+func (t *tee) admitted() error {
+	o, budget := &t.s.o, int64(math.MaxInt64)
+	if o.SSDWritePerDay > 0 {
+		budget = t.s.two.WriteBudget()
+	}
+	if t.size > budget || o.Admission == policy.SecondTouch || o.Admission == policy.Adaptive && budget < o.SSDWriteBurst/2 {
+		return errNotAdmitted
+	}
+	return nil
+}
+
 // finish makes the bytes what an entry can have. It tells whether there are any.
 func (t *tee) finish(k policy.Key) bool {
 	if t == nil || t.dead || t.size == 0 {
@@ -247,6 +273,32 @@ func (t *tee) finish(k policy.Key) bool {
 		return false
 	}
 	return true
+}
+
+// right tells whether what finish has made are the bytes of a key, as far as that is in
+// doubt.
+func (t *tee) right(key string) bool {
+	o := &t.s.o
+	if !o.CheckUploads || !t.resumed || o.Verify == nil {
+		return true
+	}
+	sum, want := o.Verify(key)
+	if sum == nil {
+		return true
+	}
+	if t.file == nil {
+		sum.Write(t.buf)
+		return bytes.Equal(sum.Sum(nil), want)
+	}
+	h, err := os.Open(t.file.path)
+	if err != nil {
+		return false
+	}
+	defer h.Close()
+	p := t.s.pieces.get()
+	defer t.s.pieces.put(p)
+	_, err = io.CopyBuffer(sum, io.NewSectionReader(h, 0, t.size), p[:])
+	return err == nil && bytes.Equal(sum.Sum(nil), want)
 }
 
 // admitTee takes an upload in as if it had been asked for. mu is held.
@@ -320,6 +372,9 @@ func (ts *tees) put(s *Store, state string, t *tee) {
 	}
 	if old := ts.of[state]; old != nil {
 		old.dropLocked()
+	}
+	for len(ts.order) > 0 && ts.of[ts.order[0]] == nil { // else the list grows until one in use is dropped
+		ts.order = ts.order[1:]
 	}
 	ts.of[state] = t
 	ts.order = append(ts.order, state)
