@@ -69,7 +69,7 @@ var layout = map[string][]string{
 	// The composition root: the only package that knows concrete drivers.
 	"serve": {"oci", "objstore", "objstore/fsstore", "objstore/memstore", "objstore/s3store", "objstore/swiftstore", "objstore/remote",
 		"cache/policy", "cache/tier", "catalog", "registry", "server", "auth", "notify", "client", "cluster", "config", "trace", "rootfs", "gear",
-		"filestore", "gearregistry", "prefetch"},
+		"filestore", "gearregistry", "prefetch", "durable"},
 	"serve/servetest": {"config", "serve"},
 	// The composition root of the node side.
 	"agent":       {"durable", "oci", "client", "config", "gear", "gearclient", "gearfs", "gearfs/cachedir", "gearfs/poolfs", "gearfs/view", "snapshotter"},

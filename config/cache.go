@@ -21,7 +21,7 @@ type BlobCache struct {
 // Redirect configures sending clients to the object store.
 type Redirect struct {
 	Disable bool           `yaml:"disable" doc:"True sends all content through this server, whatever mode and rules say. The drivers filesystem and inmemory always do."`
-	Mode    string         `yaml:"mode" default:"never" enum:"never|uncached|always|large" doc:"When a client that asks for a blob is sent to the object store for it: never; large, from min_size on; uncached, when the cache does not hold it and it is not smaller than min_size; always, with every blob that is an object. The client must be able to reach the store."`
+	Mode    string         `yaml:"mode" default:"never" enum:"never|uncached|always|large" doc:"When a client that asks for a blob is sent to the object store for it: never; large, from min_size on; uncached, when the cache does not hold it and it is not smaller than min_size; always, with every blob above 64KiB. The client must be able to reach the store."`
 	MinSize Size           `yaml:"min_size" default:"1MiB" min:"0" doc:"Smallest blob for large and uncached."`
 	Expiry  time.Duration  `yaml:"expiry" default:"20m" min:"1m" doc:"How long an address is good that a client is sent to. At most 7 days."`
 	Rules   []RedirectRule `yaml:"rules" doc:"Exceptions for some repositories and clients. The first rule for both holds."`

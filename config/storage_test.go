@@ -186,6 +186,8 @@ func boolInt(b bool) int {
 	return 0
 }
 
+const notConnection = "c.yml:2: storage.catalog.postgres: must be postgres://USER@HOST/DATABASE, or words like host=HOST dbname=DATABASE"
+
 func TestStorageProblems(t *testing.T) {
 	runProblems(t, []problemCase{
 		{"s3", `storage:
@@ -194,20 +196,30 @@ func TestStorageProblems(t *testing.T) {
 			"c.yml:3: storage.s3.usedualstack: is not supported; name a dual-stack endpoint as regionendpoint",
 			"c.yml:3: storage.s3.objectacl: objects get no access list of their own; the bucket's policy says who reads them",
 			"c.yml:3: storage.s3.chunksize: must be at least 5MiB",
-			"c.yml:3: storage.s3.bucket: is missing",
-			"c.yml:3: storage.s3.secretkey: and storage.s3.accesskey belong together: give both, or neither to use the machine's credentials",
-			"c.yml:3: storage.s3.keyid: needs storage.s3.encrypt: true",
 			"c.yml:3: storage.s3.regionendpoint: must be an http or https URL without a path, or HOST:PORT",
 			"c.yml:3: storage.s3.rootdirectory: must be words of letters, digits and ._=+- with slashes between",
 			"c.yml:4: storage.directory: must not be empty: not everything goes into the object store",
 		}},
+		{"s3, what belongs together", `storage: {s3: {accesskey: a, keyid: k, sessiontoken: hush}}`, []string{
+			"c.yml:2: storage.s3.bucket: is missing",
+			"c.yml:2: storage.s3.secretkey: and storage.s3.accesskey belong together: give both, or neither to use the machine's credentials",
+			"c.yml:2: storage.s3.sessiontoken: needs storage.s3.accesskey and storage.s3.secretkey",
+			"c.yml:2: storage.s3.keyid: needs storage.s3.encrypt: true",
+		}},
+		{"s3, nothing that only follows from another mistake", `storage: {s3: {buckte: b, accesskey: a, secretkey: "${file:/none}"}}`, []string{
+			"c.yml:2: unknown key storage.s3.buckte (did you mean storage.s3.bucket?)",
+			"c.yml:2: storage.s3.secretkey: read the file it names: open /none: no such file",
+		}},
+		{"swift without a place", `storage: {swift: {username: u, password: p, container: c}}`, []string{
+			"c.yml:2: storage.swift.authurl: is missing",
+		}},
 		{"swift", `storage: {swift: {authurl: x, container: a/b, authversion: 7, endpointtype: secret}}`, []string{
 			"c.yml:2: storage.swift.endpointtype: must be public, internal or admin",
 			"c.yml:2: storage.swift.authurl: must be an http or https URL",
-			"c.yml:2: storage.swift.username: is missing",
-			"c.yml:2: storage.swift.password: is missing",
 			"c.yml:2: storage.swift.container: must not have a slash",
 			"c.yml:2: storage.swift.authversion: must be 0, 1, 2 or 3",
+			"c.yml:2: storage.swift.username: is missing",
+			"c.yml:2: storage.swift.password: is missing",
 		}},
 		{"two drivers", `storage: {s3: {bucket: b}, swift: {authurl: "http://h", username: u, password: p, container: c}}`, []string{
 			"c.yml:2: storage.swift: stands beside storage.s3: choose one storage driver",
@@ -218,6 +230,9 @@ func TestStorageProblems(t *testing.T) {
   catalog: {postgres: "postgres://u:hush@h/d"}`, []string{
 			"c.yml:5: storage.catalog.postgres: needs storage.s3 or storage.swift: a directory belongs to one server, whose catalogue is in it",
 		}},
+		{"connection string of another kind", `storage: {s3: {bucket: b}, catalog: {postgres: "postgress://u:hu:sh@h/d"}}`, []string{notConnection}},
+		{"connection string that is a password", `storage: {s3: {bucket: b}, catalog: {postgres: "hush"}}`, []string{notConnection}},
+		{"connection string that was cut", `storage: {s3: {bucket: b}, catalog: {postgres: "hu sh=h/d"}}`, []string{notConnection}},
 		{"caches and redirects", `storage:
   s3: {bucket: b}
   blob_cache: {ram: -1, ram_policy: mru, admission: none}

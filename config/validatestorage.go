@@ -1,6 +1,7 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"net/url"
 	"path/filepath"
@@ -20,6 +21,7 @@ func (v *validator) storageValues(s *Storage) {
 	if s.Remote() && s.Directory == "" {
 		v.bad("storage.directory", "must not be empty: not everything goes into the object store")
 	}
+	v.check("storage.catalog.postgres", checkConnection(s.Catalog.Postgres.Reveal()))
 	if s.GC.Grace < MinGrace && !s.GC.Short {
 		v.bad("storage.gc.grace", "must be at least "+formatDuration(MinGrace)+", or the blobs of running pushes would go")
 	}
@@ -56,18 +58,6 @@ func (v *validator) storageValues(s *Storage) {
 }
 
 func (v *validator) s3Values(s *S3) {
-	if s.Bucket == "" {
-		v.bad("storage.s3.bucket", "is missing")
-	}
-	if (s.AccessKey == "") != (s.SecretKey == "") {
-		v.bad("storage.s3.secretkey", "and storage.s3.accesskey belong together: give both, or neither to use the machine's credentials")
-	}
-	if s.SessionToken != "" && s.SecretKey == "" {
-		v.bad("storage.s3.sessiontoken", "needs storage.s3.accesskey and storage.s3.secretkey")
-	}
-	if s.KeyID != "" && !s.Encrypt {
-		v.bad("storage.s3.keyid", "needs storage.s3.encrypt: true")
-	}
 	if e := s.RegionEndpoint; e != "" {
 		if !strings.Contains(e, "://") {
 			e = "https://" + e
@@ -80,14 +70,36 @@ func (v *validator) s3Values(s *S3) {
 	v.prefix("storage.s3.rootdirectory", s.RootDirectory)
 }
 
-func (v *validator) swiftValues(s *Swift) {
-	v.check("storage.swift.authurl", checkURL(s.AuthURL))
+// s3Relations checks what must be there, and what belongs together.
+func (v *validator) s3Relations(s *S3) {
+	if s.Bucket == "" {
+		v.bad("storage.s3.bucket", "is missing")
+	}
+	if (s.AccessKey == "") != (s.SecretKey == "") {
+		v.bad("storage.s3.secretkey", "and storage.s3.accesskey belong together: give both, or neither to use the machine's credentials")
+	}
+	if s.SessionToken != "" && s.SecretKey == "" {
+		v.bad("storage.s3.sessiontoken", "needs storage.s3.accesskey and storage.s3.secretkey")
+	}
+	if s.KeyID != "" && !s.Encrypt {
+		v.bad("storage.s3.keyid", "needs storage.s3.encrypt: true")
+	}
+}
+
+// swiftRelations checks what must be there.
+func (v *validator) swiftRelations(s *Swift) {
 	for _, f := range []struct{ key, value string }{
-		{"username", s.Username}, {"password", s.Password.Reveal()}, {"container", s.Container},
+		{"authurl", s.AuthURL}, {"username", s.Username}, {"password", s.Password.Reveal()}, {"container", s.Container},
 	} {
 		if f.value == "" {
 			v.bad("storage.swift."+f.key, "is missing")
 		}
+	}
+}
+
+func (v *validator) swiftValues(s *Swift) {
+	if s.AuthURL != "" {
+		v.check("storage.swift.authurl", checkURL(s.AuthURL))
 	}
 	if strings.Contains(s.Container, "/") {
 		v.bad("storage.swift.container", "must not have a slash")
@@ -96,6 +108,22 @@ func (v *validator) swiftValues(s *Swift) {
 		v.bad("storage.swift.authversion", "must be 0, 1, 2 or 3")
 	}
 	v.prefix("storage.swift.prefix", s.Prefix)
+}
+
+// checkConnection tells a connection string from what is none, such as a password alone
+// or a URL of another kind. The driver would show such a text: it knows of no password
+// in it that it could leave out.
+func checkConnection(dsn string) error {
+	if dsn == "" {
+		return nil
+	}
+	if strings.HasPrefix(dsn, "postgres://") || strings.HasPrefix(dsn, "postgresql://") {
+		return nil
+	}
+	if name, _, ok := strings.Cut(dsn, "="); ok && !strings.Contains(name, ":") && len(strings.Fields(name)) == 1 {
+		return nil
+	}
+	return errors.New("must be postgres://USER@HOST/DATABASE, or words like host=HOST dbname=DATABASE")
 }
 
 // prefix checks what is put before the keys of objects.
@@ -116,6 +144,12 @@ func (v *validator) prefix(key, prefix string) {
 // storageRelations checks what of the section storage belongs together.
 func (v *validator) storageRelations(s *Storage) {
 	v.oneDriver(s)
+	if s.S3 != nil {
+		v.s3Relations(s.S3)
+	}
+	if s.Swift != nil {
+		v.swiftRelations(s.Swift)
+	}
 	remote := s.Remote()
 	if s.Catalog.Postgres != "" && !remote {
 		v.bad("storage.catalog.postgres", "needs storage.s3 or storage.swift: a directory belongs to one server, whose catalogue is in it")

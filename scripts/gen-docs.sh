@@ -17,7 +17,8 @@ config_md() {
 		127.0.0.1:5001. `--config FILE` names a YAML file. A file starts from the
 		defaults below, in which the data directory is `/var/lib/registry` and nothing
 		listens for metrics. The administration commands (`gc`, `fsck`, `backup`,
-		`restore`, `retention`, `import`) take the same `--config` or `--root`.
+		`restore`, `retention`, `import`, `cache`, `catalog move`) take the same
+		`--config` or `--root`.
 
 		The shape is that of Distribution's `config.yml`, and such a file works as it is.
 		A key of Distribution's that has no meaning here is a warning. One whose absence

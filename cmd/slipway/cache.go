@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -45,7 +46,7 @@ func cacheStatusCommand() *cobra.Command {
 func printCache(w io.Writer, st serve.CacheStatus) {
 	printTier(w, "memory", st.RAM)
 	printTier(w, "disk", st.SSD)
-	fmt.Fprintf(w, "%d contents were fetched from the object store, %d requests joined a fetch, %d fetches failed; %d are under way\n",
+	fmt.Fprintf(w, "%d contents were fetched from the object store or another server, %d requests joined a fetch, %d fetches failed; %d are under way\n",
 		st.Fetched, st.Shared, st.Failed, st.Fetching)
 	if st.SSD.Limit > 0 {
 		left := ""
@@ -62,7 +63,7 @@ func printCache(w io.Writer, st serve.CacheStatus) {
 			p.Fetched, size(p.Bytes), 100*p.Precision(), size(p.WastedBytes), p.Hits, p.Requests, 100*p.Recall())
 	}
 	if len(st.Servers) > 0 {
-		fmt.Fprintf(w, "%d servers read from each other: %v\n", len(st.Servers), st.Servers)
+		fmt.Fprintln(w, "servers that know each other:", strings.Join(st.Servers, ", "))
 	}
 }
 

@@ -30,8 +30,9 @@ func catalogMoveCommand() *cobra.Command {
 		Long: `Copy the catalogue into an empty PostgreSQL database, and read it back to compare. A server
 that uses the data directory goes on answering reads and refuses writes from then on, until it
 is started again with storage.catalog.postgres; if the move fails, writes go on at once. The
-catalogue in the directory stays as it was. A connection string in a file is not seen by others
-on the machine, as one on the command line is.`,
+catalogue in the directory stays as it was, marked by catalog.db.moved, without which it could be
+used again. A connection string in a file is not seen by others on the machine, as one on the
+command line is.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			dsn, err := connection(to, toFile)

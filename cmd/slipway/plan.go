@@ -73,7 +73,7 @@ func (f *planFlags) addCache(cmd *cobra.Command) {
 	fl.StringVar(&f.c.Policy, "ram-policy", "gdsf", "policy of the memory: "+strings.Join(policy.Names(), ", "))
 	fl.StringVar(&f.c.SSDPolicy, "ssd-policy", "lru", "policy of the SSD")
 	fl.StringVar(&f.admit, "admit", "all", "what may be written to the SSD: all or second-touch")
-	fl.StringVar(&f.large, "large", "", "size from which on a layer never goes into memory (default: the registry's, 100MiB and at most an eighth of the memory)")
+	fl.StringVar(&f.large, "large", "", "size from which on a layer never goes into memory (default: 100MiB, and at most an eighth of the memory)")
 	fl.StringVar(&f.ramTier, "ram-tier", "", "how long a layer takes from memory, as --backend")
 	fl.StringVar(&f.ssdTier, "ssd-tier", "", "how long a layer takes from the SSD, as --backend")
 	fl.StringVar(&f.backend, "backend", "", "how long a layer takes from the object store: latency/bytes a second, such as 20ms/100MB (default 70ms/100MB)")
@@ -108,13 +108,17 @@ func (f *planFlags) store(args []string) (string, error) {
 	if f.json {
 		f.format = "json"
 	}
-	switch {
-	case len(args) == 1 && f.trace == "":
-		return args[0], nil
-	case len(args) == 0 && f.trace != "":
-		return f.trace, nil
+	dir := f.trace
+	if len(args) == 1 {
+		dir = args[0]
 	}
-	return "", errors.New("name one store of traces, as the argument or by --trace")
+	if dir == "" || len(args) == 1 && f.trace != "" {
+		return "", errors.New("name one store of traces, as the argument or by --trace")
+	}
+	if info, err := os.Stat(dir); err == nil && !info.IsDir() {
+		return "", fmt.Errorf("%s is a file; make a store of traces of a log: slipway trace import %s -o STORE", dir, dir)
+	}
+	return dir, nil
 }
 
 // zone plans for one zone.
