@@ -22,11 +22,16 @@ import (
 const sessionSettings = `SET idle_in_transaction_session_timeout = '10s'; SET lock_timeout = '3s'; SET statement_timeout = '11min';
 	SET tcp_keepalives_idle = 5; SET tcp_keepalives_interval = 2; SET tcp_keepalives_count = 3; SET tcp_user_timeout = '10s'`
 
+// errConnectionString is all that is said of a connection string that cannot be read:
+// what is wrong with it may be that its password stands in another place.
+var errConnectionString = errors.New("the connection string cannot be read, which is not shown because of its password: " +
+	"write postgres://USER:PASSWORD@HOST:5432/DATABASE, with %40 for @ and %3A for : in the password, or host=HOST user=USER password='PASSWORD' dbname=DATABASE")
+
 // sessionConfig is how connections are made.
 func sessionConfig(dsn string) (*pgx.ConnConfig, error) {
 	config, err := pgx.ParseConfig(dsn)
 	if err != nil {
-		return nil, err // it has no password in it
+		return nil, errConnectionString
 	}
 	if config.ConnectTimeout == 0 || config.ConnectTimeout > beginLimit {
 		config.ConnectTimeout = beginLimit

@@ -240,6 +240,15 @@ func killBackends(t *testing.T, s *backendtest.PostgresServer, db string) {
 		AND query LIKE 'LISTEN%'`)
 }
 
+// TestConnectionString: no part of one that cannot be read is shown.
+func TestConnectionString(t *testing.T) {
+	for _, dsn := range []string{"host=x password = hush port=x", "postgres://u:hush:b@h:port/x", "hush", "password='hush", "postgres://u:hush@h:1:2/x"} {
+		if _, err := OpenPostgres(t.Context(), dsn, nil); err == nil || strings.Contains(err.Error(), "hush") {
+			t.Errorf("%q: %v", dsn, err)
+		}
+	}
+}
+
 func TestRebind(t *testing.T) {
 	for in, want := range map[string]string{
 		`SELECT a FROM b WHERE c = ? AND d IN (?, ?)`:           `SELECT a FROM b WHERE c = $1 AND d IN ($2, $3)`,
