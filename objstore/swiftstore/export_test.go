@@ -1,6 +1,9 @@
 package swiftstore
 
-import "time"
+import (
+	"net/http"
+	"time"
+)
 
 // Exported for tests.
 var (
@@ -18,3 +21,6 @@ func SetClock(s *Store, now func() time.Time) { s.c.now = now }
 
 // SetPageSize makes listings come in pages of so many objects.
 func SetPageSize(s *Store, n string) { s.pageSize = n }
+
+// PastStray wraps a transport as a store does.
+func PastStray(rt http.RoundTripper) http.RoundTripper { return pastStray{rt} }

@@ -215,7 +215,8 @@ func testToken(t *testing.T, b *bed) {
 				asked++
 			}
 		}
-		if asked != 1 {
+		// One more where the first answer was not its own: see pastStray.
+		if asked < 1 || asked > 2 {
 			t.Errorf("%s: identity service was asked %d times, want once", op.name, asked)
 		}
 	}

@@ -130,3 +130,32 @@ func TestRetryAfter(t *testing.T) {
 		}
 	}
 }
+
+// strayTransport answers the first requests with what is left of another answer.
+type strayTransport struct{ left int }
+
+func (s *strayTransport) RoundTrip(*http.Request) (*http.Response, error) {
+	if s.left--; s.left >= 0 {
+		return nil, errors.New(`net/http: HTTP/1.x transport connection broken: malformed HTTP response "0"`)
+	}
+	return &http.Response{StatusCode: http.StatusOK, Body: http.NoBody}, nil
+}
+
+func TestPastStray(t *testing.T) {
+	for _, x := range []struct {
+		stray int
+		body  string
+		ok    bool
+	}{{0, "", true}, {2, "", true}, {9, "", false}, {1, "body", false}} {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://127.0.0.1/", nil)
+		if x.body != "" {
+			req, err = http.NewRequestWithContext(t.Context(), http.MethodPut, "http://127.0.0.1/", strings.NewReader(x.body))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := swiftstore.PastStray(&strayTransport{left: x.stray}).RoundTrip(req); (err == nil) != x.ok {
+			t.Errorf("%d stray answers, body %q: %v", x.stray, x.body, err)
+		}
+	}
+}
