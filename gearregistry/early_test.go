@@ -3,6 +3,7 @@ package gearregistry_test
 import (
 	"context"
 	"errors"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -134,7 +135,12 @@ func TestCrashBeforeFiles(t *testing.T) {
 // first, but none waits for long because it is small.
 func TestLargestFirst(t *testing.T) {
 	now := time.Unix(1000, 0)
-	s := gearregistry.New(nil, nil, nil, &gearregistry.Options{Clock: func() time.Time { return now }})
+	cat, err := catalog.Open(t.Context(), filepath.Join(t.TempDir(), "catalog.db"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cat.Close() })
+	s := gearregistry.New(cat, nil, nil, &gearregistry.Options{Clock: func() time.Time { return now }})
 	t.Cleanup(s.Close)
 	job := func(name string, size int64, age time.Duration, attempts int) catalog.GearJob {
 		return catalog.GearJob{Digest: oci.Digest(name), Size: size, Due: now.Add(-age), Attempts: attempts}
