@@ -271,7 +271,7 @@ func (t *suite) commitDeleteRace() {
 }
 
 func (t *suite) sweep() {
-	sw, ok := t.s.(objstore.UploadSweeper)
+	sw, ok := objstore.As[objstore.UploadSweeper](t.s)
 	if !ok {
 		t.Skip("the store is no UploadSweeper")
 	}
