@@ -218,8 +218,8 @@ type object struct {
 	info    objstore.Info
 	off     int64 // of the next byte
 	left    int64
-	got     int64 // bytes read
-	resumes int64
+	got     int64 // bytes read since the last resume
+	resumes int   // in a row, that brought little
 	closed  bool
 	lost    error // why it cannot go on
 }
@@ -278,12 +278,16 @@ func (o *object) Read(p []byte) (int, error) {
 func (o *object) resume(cause error) error {
 	s := o.s
 	_ = o.st.close() // it has said what it had to say
-	if o.ctx.Err() != nil || errors.Is(cause, os.ErrClosed) || o.resumes >= resumes+o.got/resumeStep || !s.retry.budget.take() {
+	if o.got >= resumeStep {
+		o.resumes = 0
+	}
+	if o.ctx.Err() != nil || errors.Is(cause, os.ErrClosed) || o.resumes >= resumes || !s.retry.budget.take() {
 		o.st = nil
 		s.metrics.failed(actionGet, kind(cause))
 		return cause
 	}
 	o.resumes++
+	o.got = 0
 	st, err := s.open(o.ctx, o.info.Key, o.off, o.left)
 	if o.st = st; err != nil {
 		s.metrics.failed(actionGet, kind(err))

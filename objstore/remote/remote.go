@@ -55,10 +55,11 @@ const (
 	defaultStall      = 30 * time.Second
 	defaultCommit     = 15 * time.Minute
 	defaultHedge      = 50 * time.Millisecond
-	// resumes is how often the body of one Get is continued, and once more for each
-	// resumeStep bytes of it.
+	// resumes is how often in a row the body of one Get is continued when each
+	// continuation brings less than resumeStep bytes. A reset throws away what was
+	// received and not yet read, so a stream that breaks often may still get there.
 	resumes    = 8
-	resumeStep = 8 << 20
+	resumeStep = 64 << 10
 )
 
 // Options of a Store. The zero value is good.

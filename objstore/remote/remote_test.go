@@ -152,6 +152,51 @@ func TestDeadline(t *testing.T) {
 }
 
 // TestNoRetry: what cannot pass is not repeated.
+// torn is an object whose stream breaks after so many bytes.
+type torn struct {
+	objstore.Object
+	left int
+}
+
+func (o *torn) Read(p []byte) (int, error) {
+	if o.left == 0 {
+		return 0, syscall.ECONNRESET
+	}
+	n, err := o.Object.Read(p[:min(len(p), o.left)])
+	o.left -= n
+	return n, err
+}
+
+// TestTornReads: a body is continued as often as each stream brings something, and
+// given up when they bring nothing.
+func TestTornReads(t *testing.T) {
+	inner := memstore.New(nil)
+	data := objtest.Content(1, 2<<20)
+	must(t, inner.Put(t.Context(), "a", data, false))
+	for _, each := range []int{100 << 10, 1 << 10} {
+		gets := 0
+		s := remote.Wrap(&hooked{Store: inner, get: func(ctx context.Context, off int64) (objstore.Object, error) {
+			gets++
+			o, err := inner.Get(ctx, "a", off, -1)
+			if err != nil {
+				return nil, err
+			}
+			return &torn{Object: o, left: each}, nil
+		}}, &remote.Options{Retry: quick()})
+		o, err := s.Get(t.Context(), "a", 0, -1)
+		must(t, err)
+		got, err := io.ReadAll(o)
+		must(t, o.Close())
+		if each == 100<<10 {
+			if err != nil || !bytes.Equal(got, data) || gets != 21 {
+				t.Errorf("torn each %d bytes: %d bytes in %d reads, %v; want all of them in 21", each, len(got), gets, err)
+			}
+		} else if !errors.Is(err, syscall.ECONNRESET) || len(got) != 9*each {
+			t.Errorf("torn each %d bytes: %d bytes, %v; want 9 streams and the reset", each, len(got), err)
+		}
+	}
+}
+
 func TestNoRetry(t *testing.T) {
 	for _, want := range []error{objstore.ErrNotExist, objstore.ErrExist, objstore.ErrNoSpace, context.Canceled, errors.New("denied")} {
 		tries := 0

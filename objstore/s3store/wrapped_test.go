@@ -367,7 +367,7 @@ func TestResets(t *testing.T) {
 	o := options(srv, srv.Bucket(t))
 	o.Endpoint = proxy.l.Addr().String()
 	s := remote.Wrap(openOnce(t, o), &remote.Options{
-		Retry: remote.NewRetry(&remote.RetryOptions{First: time.Millisecond, Most: 20 * time.Millisecond}),
+		Retry: remote.NewRetry(&remote.RetryOptions{First: time.Millisecond, Most: 20 * time.Millisecond, Burst: 1000}),
 	})
 	data := objtest.Content(1, 2_000_000)
 	must(t, s.Put(t.Context(), "a/b", data, false))
@@ -375,7 +375,7 @@ func TestResets(t *testing.T) {
 	must(t, s.Close()) // connections from before
 	o.Endpoint = proxy.l.Addr().String()
 	s = remote.Wrap(openOnce(t, o), &remote.Options{
-		Retry: remote.NewRetry(&remote.RetryOptions{First: time.Millisecond, Most: 20 * time.Millisecond}),
+		Retry: remote.NewRetry(&remote.RetryOptions{First: time.Millisecond, Most: 20 * time.Millisecond, Burst: 1000}),
 	})
 	defer s.Close()
 	for range 3 {
