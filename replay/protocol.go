@@ -12,7 +12,7 @@ import (
 )
 
 // protocolVersion changes whenever frames or tasks do: both ends must have the same.
-const protocolVersion = 1
+const protocolVersion = 2
 
 // hello is what a worker says first.
 type hello struct {

@@ -72,6 +72,9 @@ type Options struct {
 	// SessionGap is how long a client may pause within a pull or push, 0 means one
 	// minute: requests of one client and repository that are closer belong together.
 	SessionGap time.Duration
+	// KeepGaps lets no step of a pull begin sooner after the pull's begin than it did in
+	// the trace, whatever Speed; else it begins when its turn comes.
+	KeepGaps bool
 	// LayersAtOnce is how many layers a session transfers at once, 0 means 3: that is
 	// what Docker does.
 	LayersAtOnce int

@@ -219,6 +219,32 @@ func TestSessions(t *testing.T) {
 	}
 }
 
+// TestKeepGaps: the steps of a pull know when they came after its begin, pushes and
+// single requests do not wait.
+func TestKeepGaps(t *testing.T) {
+	m := newMemory(
+		request{100, "h", "HEAD", "v2/a/manifests/t", 200, 0},
+		request{150, "h", "GET", "v2/a/manifests/t", 200, 900},
+		request{400, "h", "GET", "v2/a/blobs/d1", 200, 10},
+		request{2_400, "h", "GET", "v2/a/blobs/d2", 200, 10},
+		request{2_500, "p", "PUT", "v2/a/blobs/uploads/u?digest=d7", 201, 50},
+		request{2_600, "p", "PUT", "v2/a/manifests/v", 201, 300},
+		request{2_700, "x", "GET", "v2/b/blobs/d9", 200, 10},
+	)
+	for keep, want := range map[bool][]int64{true: {0, 50, 300, 2_300, 0, 0, 0}, false: make([]int64, 7)} {
+		p := newPlan(t, m, plan.Options{Level: plan.L2, KeepGaps: keep, Speed: 10})
+		var got []int64
+		for _, k := range tasks(t, p, 0) {
+			for _, st := range k.Steps {
+				got = append(got, st.After.Milliseconds())
+			}
+		}
+		if d := cmp.Diff(want, got); d != "" {
+			t.Errorf("KeepGaps %v: milliseconds after the begin (-want +got):\n%s", keep, d)
+		}
+	}
+}
+
 func TestTimes(t *testing.T) {
 	var rs []request
 	for _, ms := range []int64{0, 10, 10, 10, 5000, 5000} {
@@ -327,6 +353,7 @@ func FuzzTask(f *testing.F) {
 	m := newMemory(request{0, "c", "PUT", "v2/a/manifests/t", 201, 300}, request{1, "c", "GET", "v2/a/blobs/d", 206, 9}, request{2, "c", "PATCH", "v2/a/blobs/uploads/u", 202, 0})
 	p := newPlan(f, m, plan.Options{Level: plan.L1})
 	for _, k := range tasks(f, p, 0) {
+		k.Steps[0].After = time.Second
 		f.Add(plan.AppendTask(nil, k))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {

@@ -3,6 +3,7 @@ package plan
 import (
 	"context"
 	"crypto/sha256"
+	"time"
 
 	"example.org/slipway/trace"
 	"example.org/slipway/trace/store"
@@ -31,6 +32,8 @@ type session struct {
 	// stages.
 	manifests uint8
 	target    uint8
+	// keepGaps is Options.KeepGaps.
+	keepGaps bool
 	// asks are HEADs that found nothing. Each upload asks by itself and takes one
 	// away; those that are left are sent as they were.
 	asks []Step
@@ -103,7 +106,7 @@ func (s *sessioner) current(key pair, kind Session, now int64) *session {
 
 // begin begins a session; one of kind Single has ended with its first request.
 func (s *sessioner) begin(key pair, kind Session, b *store.Batch, i int) *session {
-	q := &session{kind: kind, begin: b.Time[i], last: b.Time[i], target: s.p.target(b, i, s.began)}
+	q := &session{kind: kind, begin: b.Time[i], last: b.Time[i], target: s.p.target(b, i, s.began), keepGaps: s.p.o.KeepGaps}
 	q.task = &Task{Client: s.p.client(s.clients, b.Client[i]), Session: kind, Parallel: uint8(s.p.o.LayersAtOnce)}
 	s.began++
 	if kind == Single {
@@ -120,6 +123,9 @@ func (s *sessioner) begin(key pair, kind Session, b *store.Batch, i int) *sessio
 
 func (q *session) add(step Step, now int64) {
 	step.Target = q.target // a client talks to one registry during a pull
+	if q.kind == Pull && q.keepGaps {
+		step.After = min(time.Duration(now-q.begin)*time.Microsecond, maxSession)
+	}
 	q.task.Steps = append(q.task.Steps, step)
 	q.last = now
 }

@@ -78,6 +78,8 @@ type Step struct {
 	// Stage orders the steps of a task: those of one stage begin when all of the
 	// stage before have ended, and run at most [Task.Parallel] at once.
 	Stage uint8
+	// After is how long after the task's begin the step is due at the earliest.
+	After time.Duration
 	Op    Op
 	// Method and Kind are those of the trace.
 	Method store.Method
@@ -181,7 +183,8 @@ func appendStep(b []byte, s *Step) []byte {
 	b = binary.AppendVarint(b, s.To)
 	b = binary.AppendUvarint(b, s.Upload)
 	b = binary.AppendUvarint(b, uint64(s.Parts))
-	return binary.AppendUvarint(b, uint64(s.Status))
+	b = binary.AppendUvarint(b, uint64(s.Status))
+	return binary.AppendVarint(b, int64(s.After))
 }
 
 // ErrEncoding is that of a task that does not decode.
@@ -237,7 +240,7 @@ func DecodeTask(b []byte) (*Task, []byte, error) {
 	t := &Task{ID: d.varint(), At: time.Duration(d.varint()), Client: d.uvarint()}
 	t.Session, t.Parallel = Session(d.byte()), d.byte()
 	n := d.uvarint()
-	// The shortest step has 47 bytes: more steps than that are not there.
+	// The shortest step has 48 bytes: more steps than that are not there.
 	if d.bad || n == 0 || n > maxSteps || n > uint64(len(d.b)) || t.Session > Push || t.ID < 0 {
 		return nil, nil, ErrEncoding
 	}
@@ -266,7 +269,8 @@ func decodeStep(d *decoder, s *Step) bool {
 	copy(s.Digest[:], d.take(uint64(len(s.Digest))))
 	s.From, s.To, s.Upload = d.varint(), d.varint(), d.uvarint()
 	parts, status := d.uvarint(), d.uvarint()
-	if d.bad || parts > math.MaxUint16 || status > math.MaxUint16 || s.Op >= opCount || s.From < 0 || s.To < 0 {
+	s.After = time.Duration(d.varint())
+	if d.bad || s.After < 0 || s.After > maxSession || parts > math.MaxUint16 || status > math.MaxUint16 || s.Op >= opCount || s.From < 0 || s.To < 0 {
 		return false
 	}
 	s.Parts, s.Status = uint16(parts), uint16(status)

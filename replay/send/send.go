@@ -163,7 +163,7 @@ func (s *Sender) Run(ctx context.Context, t *plan.Task, intended, wait int64, em
 			collect(s.skipped(t, from))
 			break
 		}
-		s.stage(ctx, t, from, to, intended, wait, collect)
+		s.stage(ctx, t, from, to, begin, intended, wait, collect)
 		from, wait = to, 0
 		intended = s.now()
 	}
@@ -174,11 +174,11 @@ func (s *Sender) Run(ctx context.Context, t *plan.Task, intended, wait int64, em
 	emit(total)
 }
 
-// stage does the steps from one to another, some at once.
-func (s *Sender) stage(ctx context.Context, t *plan.Task, from, to int, intended, wait int64, collect func([]result.Sample)) {
+// stage does the steps from one to another, some at once. The task began at begin.
+func (s *Sender) stage(ctx context.Context, t *plan.Task, from, to int, begin, intended, wait int64, collect func([]result.Sample)) {
 	n := min(max(1, int(t.Parallel)), to-from)
 	if n == 1 && to-from == 1 {
-		samples, _ := s.step(ctx, t, from, intended, wait)
+		samples, _ := s.step(ctx, t, from, s.await(ctx, begin, intended, t.Steps[from].After), wait)
 		collect(samples)
 		return
 	}
@@ -188,7 +188,7 @@ func (s *Sender) stage(ctx context.Context, t *plan.Task, from, to int, intended
 		wg.Go(func() {
 			due, wait := intended, wait // a worker's first step was due when the stage was
 			for i := range next {
-				samples, _ := s.step(ctx, t, i, due, wait)
+				samples, _ := s.step(ctx, t, i, s.await(ctx, begin, due, t.Steps[i].After), wait)
 				collect(samples)
 				due, wait = s.now(), 0
 			}
@@ -199,6 +199,24 @@ func (s *Sender) stage(ctx context.Context, t *plan.Task, from, to int, intended
 	}
 	close(next)
 	wg.Wait()
+}
+
+// await returns when a step is due that was due before, but not sooner than after the
+// task's begin, once that time has come or ctx ends.
+func (s *Sender) await(ctx context.Context, begin, due int64, after time.Duration) int64 {
+	if after == 0 {
+		return due
+	}
+	due = max(due, begin+after.Microseconds())
+	if d := time.Duration(due-s.now()) * time.Microsecond; d > 0 {
+		t := time.NewTimer(d)
+		defer t.Stop()
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+		}
+	}
+	return due
 }
 
 // whole is the sample of a session as such, without its times.

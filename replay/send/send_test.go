@@ -305,6 +305,31 @@ func TestFailureEndsASession(t *testing.T) {
 	}
 }
 
+// TestStepWaits: a step is not sent before its time, counts from it, and holds up those
+// of its session only whose turn is after it.
+func TestStepWaits(t *testing.T) {
+	data := blobBytes(t)
+	url := serve(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(data) })
+	task := getBlob(0)
+	task.Session, task.Parallel = plan.Pull, 2
+	late := task.Steps[0]
+	late.After = 300 * time.Millisecond
+	task.Steps = append(task.Steps, late)
+	got := do(t, Target{Name: "t", URL: url}, Options{}, task)
+	if len(got) != 3 {
+		t.Fatalf("%d samples, want 3", len(got))
+	}
+	for _, s := range got {
+		due := int64(0)
+		if s.Step == 1 {
+			due = 300_000
+		}
+		if s.Outcome != result.OK || s.Sent < due || s.Step >= 0 && (s.Intended < due || s.Intended > s.Sent) {
+			t.Errorf("%+v: want it sent and intended at %d us or later", s, due)
+		}
+	}
+}
+
 func TestDockerCredentials(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("DOCKER_CONFIG", dir)
