@@ -57,6 +57,7 @@ type Prefetch struct {
 	Burst      Size          `yaml:"burst" default:"1GiB" min:"1MiB" doc:"Bytes that may be fetched ahead at once. A layer that is larger never is, unless budget is 0."`
 	Parallel   int           `yaml:"parallel" default:"4" min:"1" doc:"Layers fetched ahead at the same time."`
 	Cancel     time.Duration `yaml:"cancel" default:"60s" min:"1s" doc:"With manifest, how long a client may take to ask for its first layer. Then what was begun for it ends."`
+	Eager      Size          `yaml:"eager" default:"32MiB" min:"0" doc:"With manifest, size up to which a layer is fetched when a client is given the manifest. Larger ones wait until the client asks for a first blob, such as the configuration. 0 fetches all at once."`
 	Forget     time.Duration `yaml:"forget" default:"24h" min:"1m" doc:"With manifest, after how long a client that was given a manifest counts as one that was not."`
 	Precision  float64       `yaml:"precision" default:"0.1" min:"-1" doc:"With manifest, share of what was fetched ahead that must be used, from 0 to 1. A repository with less is left alone for rest. Negative: however little is used."`
 	Rest       time.Duration `yaml:"rest" default:"1h" min:"1s" doc:"With manifest, how long a repository is left alone."`

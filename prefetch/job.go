@@ -145,6 +145,7 @@ func (p *Prefetcher) taken(j *job, now time.Time) {
 	}
 	j.used = true
 	p.stats.Used++
+	p.stats.UsedBytes += j.layer.Size
 	saved := j.took
 	if j.state == running {
 		saved = now.Sub(j.began)

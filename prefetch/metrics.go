@@ -22,10 +22,11 @@ type Stats struct {
 	Refused   int64 `json:"refused"`
 	Failed    int64 `json:"failed"`
 	// Fetched counts the layers fetched ahead, Bytes their sizes. Used counts the ones
-	// that were asked for, also before they were there. WastedBytes are the sizes of
+	// that were asked for, also before they were there, UsedBytes their sizes. WastedBytes are the sizes of
 	// those that nobody asked for in time.
 	Fetched     int64 `json:"fetched"`
 	Used        int64 `json:"used"`
+	UsedBytes   int64 `json:"used_bytes"`
 	Bytes       int64 `json:"bytes"`
 	WastedBytes int64 `json:"wasted_bytes"`
 	// Requests counts those of clients for blobs, Hits those for layers fetched ahead.
@@ -83,6 +84,7 @@ func (p *Prefetcher) Metrics() []prometheus.Collector {
 	count("requests_total", "Requests of clients for blobs that may lie in the cache.", func(s Stats) int64 { return s.Requests })
 	count("hits_total", "Requests for layers that were fetched ahead, or being so.", func(s Stats) int64 { return s.Hits })
 	count("used_total", "Layers fetched ahead that were asked for at least once.", func(s Stats) int64 { return s.Used })
+	count("used_bytes_total", "Bytes fetched ahead that were asked for at least once.", func(s Stats) int64 { return s.UsedBytes })
 	count("bytes_total", "Bytes fetched ahead.", func(s Stats) int64 { return s.Bytes })
 	count("wasted_bytes_total", "Bytes fetched ahead that nobody asked for in time.", func(s Stats) int64 { return s.WastedBytes })
 	counter("saved_seconds_total", "Time by which layers were ahead of their first request.", nil, func(s Stats) float64 { return s.Saved.Seconds() })

@@ -120,7 +120,8 @@ type Prefetcher struct {
 	// jobs are what the policy counts as fetched ahead.
 	jobs map[policy.Key]*job
 	pins map[policy.Key]*pin
-	// names are the digests of layers that were pushed lately, for Algorithm1.
+	// names are the digests of layers that may be fetched later: that were pushed lately,
+	// for Algorithm1, or are large, of a manifest that a client was given lately.
 	names recent[policy.Key, oci.Digest]
 	// platforms are those of the manifests in indexes that were given to clients,
 	// pulls the platform that each client pulled last.
@@ -294,6 +295,11 @@ func (p *Prefetcher) given(repo string, client uint64, d oci.Digest, c *contents
 		d, ok := c.digest(k)
 		return ok && p.cache.Holds(p.o.Key(d)) != policy.Nowhere
 	}
+	for _, l := range c.layers {
+		if e := p.o.Manifests.Eager; e > 0 && l.Size > e {
+			p.names.put(l.Key, c.digests[l.Key])
+		}
+	}
 	p.follow(p.m.GetManifest(p.time(), p.repo(repo), client, keyOf(d), c.layers, held), c)
 }
 
@@ -349,13 +355,17 @@ func (p *Prefetcher) lookUp(ctx context.Context, l lookup) {
 // GetBlob notes that a client asks for a blob, or for its beginning.
 func (p *Prefetcher) GetBlob(ctx context.Context, repo string, d oci.Digest, size int64) {
 	client, ok := p.clientOf(ctx)
-	if !ok || size <= p.o.Small {
+	if !ok || size <= p.o.Small && p.m == nil {
 		return
 	}
 	k := keyOf(d)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := p.time()
+	if size <= p.o.Small { // most often the configuration, with which a pull begins
+		p.follow(p.m.GetConfig(now, client), nil)
+		return
+	}
 	p.stats.Requests++
 	p.taken(p.jobs[k], now)
 	if p.a != nil {
@@ -400,5 +410,9 @@ func (p *Prefetcher) follow(plan policy.Plan, c *contents) {
 			p.cache.Unpin(pn.key)
 		}
 	}
-	p.fetch(plan.Fetch, c.digest)
+	digest := c.digest
+	if c == nil {
+		digest = p.names.get
+	}
+	p.fetch(plan.Fetch, digest)
 }

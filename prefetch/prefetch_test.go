@@ -35,7 +35,7 @@ func TestManifestWarmsSmallFirst(t *testing.T) {
 	b.GetBlob(by("alice"), "team/app", blob("inline"), small) // never reaches the cache
 	b.wantFetched("small", "middle", "large")
 	got := b.Stats()
-	want := prefetch.Stats{Planned: 3, Started: 3, Fetched: 3, Used: 2, Bytes: 3120, Requests: 3, Hits: 3, Decisions: policy.ManifestsStats{Known: 1}}
+	want := prefetch.Stats{Planned: 3, Started: 3, Fetched: 3, Used: 2, UsedBytes: 120, Bytes: 3120, Requests: 3, Hits: 3, Decisions: policy.ManifestsStats{Known: 1}}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
 	}
@@ -46,6 +46,34 @@ func TestManifestWarmsSmallFirst(t *testing.T) {
 	b.Advance()
 	if got := b.Stats().WastedBytes; got != 3000 {
 		t.Errorf("%d bytes wasted, want the 3000 of the layer nobody asked for", got)
+	}
+}
+
+// Large layers wait for a sign that the client pulls: any blob of the repository's.
+func TestEager(t *testing.T) {
+	for name, first := range map[string]struct {
+		blob string
+		size int64
+		want []string
+	}{
+		"the configuration": {"config", small, []string{"small", "large", "larger"}},
+		"a layer":           {"small", 20, []string{"small", "large", "larger"}},
+		"a large layer":     {"large", 3000, []string{"small", "larger"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := manifestMode()
+			o.Manifests.Eager = 1000
+			b := newBed(t, o, true)
+			d, m := image(layer("larger", 4000), layer("small", 20), layer("large", 3000))
+			b.GetManifest(by("alice"), "team/app", d, m)
+			b.wantFetched("small")
+			b.GetBlob(by("bob"), "team/app", blob(first.blob), first.size) // another client's
+			b.GetBlob(by("alice"), "team/app", blob(first.blob), first.size)
+			b.wantFetched(first.want...)
+			if got, want := b.Stats().Planned, int64(len(first.want)); got != want {
+				t.Errorf("%d were planned, want %d", got, want)
+			}
+		})
 	}
 }
 
@@ -93,7 +121,7 @@ func TestCancel(t *testing.T) {
 	b.wantFetched("a", "c", "d")
 	poll(t, "all has ended", func() bool { return b.Stats().Fetched == 2 })
 	got := b.Stats()
-	want := prefetch.Stats{Planned: 4, Started: 3, Fetched: 2, Cancelled: 2, Used: 1, Bytes: 300, Requests: 1, Hits: 1,
+	want := prefetch.Stats{Planned: 4, Started: 3, Fetched: 2, Cancelled: 2, Used: 1, UsedBytes: 100, Bytes: 300, Requests: 1, Hits: 1,
 		Saved: 30 * time.Second, Decisions: policy.ManifestsStats{Cancelled: 1}}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
@@ -208,7 +236,7 @@ func TestAlgorithm1(t *testing.T) {
 	b.clock.add(10 * time.Minute)
 	b.Advance()
 	got := b.Stats()
-	want := prefetch.Stats{Planned: 2, Started: 2, Fetched: 2, Used: 1, Bytes: 300, WastedBytes: 200, Requests: 1, Hits: 1}
+	want := prefetch.Stats{Planned: 2, Started: 2, Fetched: 2, Used: 1, UsedBytes: 100, Bytes: 300, WastedBytes: 200, Requests: 1, Hits: 1}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
 	}

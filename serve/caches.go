@@ -171,7 +171,7 @@ func (r *root) openPrefetch(st *config.Storage, log *slog.Logger) error {
 		Parallel: c.Parallel, Small: smallBlob, Key: registry.BlobKey, Logger: log,
 		Algorithm1: policy.Algorithm1Options{LM: c.LM, ML: c.ML},
 		Manifests: policy.ManifestsOptions{
-			Keep: c.ML, Forget: c.Forget, Cancel: c.Cancel, Remember: c.Remember, Rate: int64(c.Budget), Burst: int64(c.Burst),
+			Keep: c.ML, Forget: c.Forget, Cancel: c.Cancel, Eager: int64(c.Eager), Remember: c.Remember, Rate: int64(c.Budget), Burst: int64(c.Burst),
 			Precision: c.Precision, Rest: c.Rest, Pin: c.Pin, PinClients: c.PinClients,
 		},
 		Rate: int64(c.Budget), Burst: int64(c.Burst),

@@ -364,6 +364,7 @@ type prefetchFlags struct {
 	session    time.Duration
 	online     bool
 	precision  float64
+	eager      string
 	rate       string
 	burst      string
 }
@@ -396,6 +397,7 @@ clients ask for after it.`,
 	fl.DurationVar(&f.session, "session", time.Minute, "how long after a manifest a client's requests for layers belong to it")
 	fl.BoolVar(&f.online, "online", false, "let the manifest prefetcher know only the layers that were seen before")
 	fl.Float64Var(&f.precision, "precision", 0.1, "the manifest prefetcher leaves repositories alone where less than this share of its layers is used; negative: none")
+	fl.StringVar(&f.eager, "eager", "0", "the manifest prefetcher fetches larger layers when the client asks for a first one; 0: all when it asks for the manifest")
 	fl.StringVar(&f.rate, "rate", "0", "bytes a second that the manifest prefetcher may fetch; 0 is no limit")
 	fl.StringVar(&f.burst, "burst", "1GiB", "bytes that it may fetch at once after a pause")
 	return cmd
@@ -408,6 +410,9 @@ func (f *prefetchFlags) zone(ctx context.Context, s *store.Store, w simulate.Win
 		return nil, err
 	}
 	m := policy.ManifestsOptions{Precision: f.precision}
+	if m.Eager, err = parseByteCount(f.eager); err != nil {
+		return nil, fmt.Errorf("--eager: %w", err)
+	}
 	if m.Rate, err = parseByteCount(f.rate); err != nil {
 		return nil, fmt.Errorf("--rate: %w", err)
 	}
