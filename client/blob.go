@@ -235,7 +235,7 @@ func (r *blobReader) resume(broken error) error {
 		}
 		r.tries--
 		pause := pauses.NextBackOff()
-		r.c.log.WarnContext(r.ctx, "broken blob download is continued", "repo", r.repo, "digest", r.desc.Digest, "off", r.pos, "pause", pause, "err", redact(broken))
+		r.c.log.WarnContext(r.ctx, "broken blob download is continued", "repo", r.repo, "digest", r.desc.Digest, "off", r.pos, "pause", pause, "err", Redact(broken))
 		if err := sleep(r.ctx, pause); err != nil {
 			return r.fail(err)
 		}
@@ -253,7 +253,7 @@ func (r *blobReader) resume(broken error) error {
 }
 
 func (r *blobReader) fail(err error) error {
-	return fmt.Errorf("read blob %s of %s at byte %d: %w", r.desc.Digest, r.repo, r.pos, redact(err))
+	return fmt.Errorf("read blob %s of %s at byte %d: %w", r.desc.Digest, r.repo, r.pos, Redact(err))
 }
 
 func sleep(ctx context.Context, d time.Duration) error {
@@ -307,7 +307,7 @@ func (r *blobReader) accept(resp *http.Response) error {
 	case http.StatusPartialContent:
 		var last int64
 		var ok bool
-		begin, last, total, ok = parseContentRange(resp.Header.Get("Content-Range"))
+		begin, last, total, ok = ParseContentRange(resp.Header.Get("Content-Range"))
 		if !ok || begin != r.pos || r.end >= 0 && last >= r.end {
 			return fmt.Errorf("%w: %q at %d", errRange, resp.Header.Get("Content-Range"), r.pos)
 		}
@@ -350,8 +350,10 @@ func (r *blobReader) setSize(total int64) error {
 	return nil
 }
 
-// parseContentRange reads "bytes 0-9/10"; total is -1 when it is "*".
-func parseContentRange(s string) (first, last, total int64, ok bool) {
+// ParseContentRange reads a Content-Range such as "bytes 0-9/10"; total is -1
+// when it is "*". Where ok is true, 0 <= first <= last, and last < total where
+// that is known.
+func ParseContentRange(s string) (first, last, total int64, ok bool) {
 	s, ok = strings.CutPrefix(s, "bytes ")
 	span, size, slash := strings.Cut(s, "/")
 	from, to, dash := strings.Cut(span, "-")

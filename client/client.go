@@ -34,23 +34,9 @@ import (
 	"time"
 
 	"oras.land/oras-go/v2/registry/remote/auth"
-	"oras.land/oras-go/v2/registry/remote/credentials"
 
 	"example.org/slipway/oci"
 )
-
-// Credential is what a registry or its token service is shown. The zero value
-// means none. A RefreshToken is exchanged for access tokens (OAuth2); an
-// AccessToken is sent to the registry as it is.
-type Credential struct {
-	Username, Password string
-	RefreshToken       string
-	AccessToken        string
-}
-
-// CredentialFunc returns the credential for a registry, named host[:port].
-// It may be called concurrently.
-type CredentialFunc func(ctx context.Context, host string) (Credential, error)
 
 // Options configure a Client. The zero value is an anonymous client.
 type Options struct {
@@ -254,25 +240,4 @@ func (c *Client) transport(o *Options) (http.RoundTripper, error) {
 	}
 	c.own = t
 	return t, nil
-}
-
-// credential picks the source of credentials; nil means anonymous.
-func credential(host string, o *Options) (auth.CredentialFunc, error) {
-	switch {
-	case o.Credential != nil:
-		ask := o.Credential
-		return func(ctx context.Context, host string) (auth.Credential, error) {
-			cr, err := ask(ctx, host)
-			return auth.Credential(cr), err
-		}, nil
-	case o.Username != "" || o.Password != "":
-		return auth.StaticCredential(host, auth.Credential{Username: o.Username, Password: o.Password}), nil
-	case o.DockerConfig:
-		store, err := credentials.NewStoreFromDocker(credentials.StoreOptions{})
-		if err != nil {
-			return nil, fmt.Errorf("read docker credentials: %w", err)
-		}
-		return credentials.Credential(store), nil
-	}
-	return nil, nil
 }

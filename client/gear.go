@@ -133,7 +133,7 @@ func pendingError(h http.Header, err error) error {
 	if raw, ok := e.Detail.(json.RawMessage); ok {
 		_ = json.Unmarshal(raw, &detail) // another registry's detail is none to us
 	}
-	after := parseRetryAfter(h.Get("Retry-After"), time.Now())
+	after := ParseRetryAfter(h.Get("Retry-After"), time.Now())
 	if after == 0 && detail.State != "failed" {
 		return err
 	}

@@ -15,9 +15,9 @@ import (
 	"example.org/slipway/oci"
 )
 
-// acceptManifests are the manifest types asked for. The last one is for
-// artifacts with types of their own.
-const acceptManifests = oci.MediaTypeOCIManifest + ", " + oci.MediaTypeOCIIndex + ", " +
+// AcceptManifests is the Accept header of a request for a manifest: the types
+// there are, and then any, for artifacts with types of their own.
+const AcceptManifests = oci.MediaTypeOCIManifest + ", " + oci.MediaTypeOCIIndex + ", " +
 	oci.MediaTypeDockerManifest + ", " + oci.MediaTypeDockerIndex + ", " +
 	mediaTypeOCIArtifact + ", " +
 	oci.MediaTypeDockerManifestV1S + ";q=0.5, " + oci.MediaTypeDockerManifestV1 + ";q=0.4, */*;q=0.1"
@@ -39,7 +39,7 @@ func (c *Client) manifestCall(method, repo, ref string, q url.Values) call {
 	return call{
 		method:   method,
 		url:      c.url(oci.Request{Kind: oci.KindManifest, Repo: repo, Ref: ref}, q),
-		header:   http.Header{"Accept": {acceptManifests}},
+		header:   http.Header{"Accept": {AcceptManifests}},
 		scopes:   pull(repo),
 		retry:    retryAll,
 		notFound: oci.CodeManifestUnknown,
@@ -102,14 +102,26 @@ func (c *Client) GetManifest(ctx context.Context, repo, ref string) (*oci.Manife
 	if err != nil {
 		return nil, err
 	}
-	b, err := readAll(resp, oci.MaxManifestSize)
+	m, err := ReadManifest(resp, ref)
 	if err != nil {
 		return nil, fmt.Errorf("manifest %s of %s: %w", ref, repo, err)
+	}
+	return m, nil
+}
+
+// ReadManifest takes the manifest out of an answer to a GET for ref, and closes
+// the answer. The digest is that of ref, or else that of the answer's header, or
+// else sha256, and is checked. Errors: MANIFEST_INVALID, DIGEST_INVALID,
+// SIZE_INVALID (larger than [oci.MaxManifestSize]), and those of the connection.
+func ReadManifest(resp *http.Response, ref string) (*oci.Manifest, error) {
+	b, err := readAll(resp, oci.MaxManifestSize)
+	if err != nil {
+		return nil, err
 	}
 	m := &oci.Manifest{Bytes: b}
 	m.Size = int64(len(b))
 	if m.MediaType, err = manifestType(contentType(resp.Header), b); err != nil {
-		return nil, fmt.Errorf("manifest %s of %s: %w", ref, repo, err)
+		return nil, err
 	}
 	want := oci.Digest(ref)
 	if !oci.IsDigest(ref) {
@@ -119,9 +131,8 @@ func (c *Client) GetManifest(ctx context.Context, repo, ref string) (*oci.Manife
 			return m, nil
 		}
 	}
-	m.Digest, err = verify(b, want)
-	if err != nil {
-		return nil, fmt.Errorf("manifest %s of %s: %w", ref, repo, err)
+	if m.Digest, err = verify(b, want); err != nil {
+		return nil, err
 	}
 	return m, nil
 }

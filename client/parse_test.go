@@ -35,8 +35,8 @@ func TestParseRetryAfter(t *testing.T) {
 		now.Add(time.Minute).Format(http.TimeFormat):  time.Minute,
 		now.Add(-time.Minute).Format(http.TimeFormat): 0,
 	} {
-		if got := parseRetryAfter(in, now); got != want {
-			t.Errorf("parseRetryAfter(%q): got %v, want %v", in, got, want)
+		if got := ParseRetryAfter(in, now); got != want {
+			t.Errorf("ParseRetryAfter(%q): got %v, want %v", in, got, want)
 		}
 	}
 }
@@ -67,16 +67,16 @@ func FuzzHeaders(f *testing.F) {
 	f.Add(`</v2/a?n=1>; rel="next"`)
 	f.Add("Fri, 02 Jan 2026 03:04:05 GMT")
 	f.Fuzz(func(t *testing.T, s string) {
-		if first, last, total, ok := parseContentRange(s); ok {
+		if first, last, total, ok := ParseContentRange(s); ok {
 			if first < 0 || last < first || total != -1 && last >= total {
-				t.Errorf("parseContentRange(%q): got %d-%d/%d", s, first, last, total)
+				t.Errorf("ParseContentRange(%q): got %d-%d/%d", s, first, last, total)
 			}
 		}
 		if n, ok := parseUploadRange(s); ok && n < 1 {
 			t.Errorf("parseUploadRange(%q): got %d", s, n)
 		}
-		if d := parseRetryAfter(s, time.Unix(0, 0)); d < 0 {
-			t.Errorf("parseRetryAfter(%q): got %v", s, d)
+		if d := ParseRetryAfter(s, time.Unix(0, 0)); d < 0 {
+			t.Errorf("ParseRetryAfter(%q): got %v", s, d)
 		}
 		_ = parseLink([]string{s})
 	})
@@ -107,6 +107,20 @@ func FuzzGearName(f *testing.F) {
 		}
 		if err != nil && name != [32]byte{} {
 			t.Errorf("parseGearName(%q) = %x, %v", s, name, err)
+		}
+	})
+}
+
+func FuzzCredential(f *testing.F) {
+	f.Add([]byte(`{"ServerURL":"x","Username":"me","Secret":"secret"}`), "")
+	f.Add([]byte("secret\n"), "AWS")
+	f.Fuzz(func(t *testing.T, b []byte, username string) {
+		cr, err := parseCredential(b, username)
+		if err == nil && (cr.Username == "" || cr.Password == "") && cr.RefreshToken == "" {
+			t.Errorf("%q: got a credential of nothing", b)
+		}
+		if err != nil && cr != (Credential{}) {
+			t.Errorf("%q: got a credential and %v", b, err)
 		}
 	})
 }

@@ -112,13 +112,13 @@ func (c *Client) pauses() *backoff.ExponentialBackOff {
 func (c *Client) once(ctx context.Context, l call) (resp *http.Response, after time.Duration, err error) {
 	ctx = auth.AppendScopesForHost(ctx, c.base.Host, l.scopes...)
 	if c.stall > 0 && (l.stalls || l.method == http.MethodGet || l.method == http.MethodHead) {
-		var guard *stallGuard
-		guard, ctx = newStallGuard(ctx, c.stall)
-		defer func() { guard.answered(&resp, &err) }()
+		var guard *StallGuard
+		guard, ctx = NewStallGuard(ctx, c.stall, c.stall)
+		defer func() { guard.Answered(&resp, &err) }()
 	}
 	req, err := http.NewRequestWithContext(ctx, l.method, l.url.String(), nil)
 	if err != nil {
-		return nil, -1, redact(err)
+		return nil, -1, Redact(err)
 	}
 	for k, v := range l.header {
 		req.Header[k] = v
@@ -160,16 +160,16 @@ func (c *Client) retryAfter(l call, resp *http.Response) time.Duration {
 	default:
 		return -1
 	}
-	after := parseRetryAfter(resp.Header.Get("Retry-After"), time.Now())
+	after := ParseRetryAfter(resp.Header.Get("Retry-After"), time.Now())
 	if after > c.most {
 		return -1
 	}
 	return after
 }
 
-// parseRetryAfter reads a Retry-After header, seconds or a date; 0 means that
-// there is none or it is past.
-func parseRetryAfter(s string, now time.Time) time.Duration {
+// ParseRetryAfter reads a Retry-After header, seconds or a date; 0 means that
+// there is none or it is past. It is never negative.
+func ParseRetryAfter(s string, now time.Time) time.Duration {
 	if n, err := strconv.ParseUint(s, 10, 31); err == nil {
 		return time.Duration(n) * time.Second
 	}
@@ -216,7 +216,7 @@ func (c *Client) sendError(l call, err error) error {
 	if errors.As(err, &u) && l.url.Host == hostOf(u.URL) {
 		err = u.Err // its URL would be said twice
 	}
-	return fmt.Errorf("%s %s: %w", l.method, bare(l.url), redact(err))
+	return fmt.Errorf("%s %s: %w", l.method, bare(l.url), Redact(err))
 }
 
 func hostOf(s string) string {
@@ -229,17 +229,23 @@ func hostOf(s string) string {
 
 // answerError makes an error of an answer and closes it.
 func answerError(l call, resp *http.Response) error {
+	return fmt.Errorf("%s %s: %d: %w", l.method, bare(l.url), resp.StatusCode, ReadError(resp, l.notFound))
+}
+
+// ReadError makes an error of an answer that is one, and closes it. notFound is
+// what a 404 means where the registry gives no code that says it better.
+func ReadError(resp *http.Response, notFound oci.Code) *oci.Error {
 	defer resp.Body.Close()
 	b, err := io.ReadAll(io.LimitReader(resp.Body, maxErrorBody))
 	if err != nil {
 		b = nil // the status says enough
 	}
 	e := oci.UnmarshalError(resp.StatusCode, b)
-	if resp.StatusCode == http.StatusNotFound && l.notFound != "" && !aboutContent(e.Code) {
+	if resp.StatusCode == http.StatusNotFound && notFound != "" && !aboutContent(e.Code) {
 		// Registries also say NAME_UNKNOWN, NOT_FOUND or nothing.
-		e.Code = l.notFound
+		e.Code = notFound
 	}
-	return fmt.Errorf("%s %s: %d: %w", l.method, bare(l.url), resp.StatusCode, e)
+	return e
 }
 
 // aboutContent tells whether a code says what it is that is missing.
@@ -262,7 +268,10 @@ var queries = regexp.MustCompile(`(https?://[^\s"?]*)\?[^\s"]*`)
 // redacted is an error whose text has lost the queries of its URLs.
 type redacted struct{ err error }
 
-func redact(err error) error     { return redacted{err} }
+// Redact takes the queries of URLs out of an error's text: they hold signatures
+// and the states of uploads. [errors.Is] and [errors.As] see the error as it was.
+func Redact(err error) error { return redacted{err} }
+
 func (r redacted) Error() string { return queries.ReplaceAllString(r.err.Error(), "$1") }
 func (r redacted) Unwrap() error { return r.err }
 
@@ -311,7 +320,7 @@ func readAll(resp *http.Response, limit int64) ([]byte, error) {
 	defer resp.Body.Close()
 	b, err := io.ReadAll(io.LimitReader(resp.Body, limit+1))
 	if err != nil {
-		return nil, fmt.Errorf("read answer of %s: %w", bare(resp.Request.URL), redact(err))
+		return nil, fmt.Errorf("read answer of %s: %w", bare(resp.Request.URL), Redact(err))
 	}
 	if int64(len(b)) > limit {
 		return nil, oci.Errorf(oci.CodeSizeInvalid, "the registry's answer is larger than %d bytes", limit)

@@ -1,0 +1,298 @@
+package client
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"oras.land/oras-go/v2/registry/remote/auth"
+	"oras.land/oras-go/v2/registry/remote/credentials"
+)
+
+// Credential is what a registry or its token service is shown. The zero value
+// means none. A RefreshToken is exchanged for access tokens (OAuth2); an
+// AccessToken is sent to the registry as it is.
+type Credential struct {
+	Username, Password string
+	RefreshToken       string
+	AccessToken        string
+}
+
+// CredentialFunc returns the credential for a registry, named host[:port].
+// It may be called concurrently.
+type CredentialFunc func(ctx context.Context, host string) (Credential, error)
+
+// credential picks the source of credentials; nil means anonymous.
+func credential(host string, o *Options) (auth.CredentialFunc, error) {
+	ask := o.Credential
+	switch {
+	case ask != nil:
+	case o.Username != "" || o.Password != "":
+		ask = StaticCredential(host, o.Username, o.Password)
+	case o.DockerConfig:
+		var err error
+		if ask, err = DockerCredential(""); err != nil {
+			return nil, err
+		}
+	default:
+		return nil, nil
+	}
+	return func(ctx context.Context, host string) (auth.Credential, error) {
+		cr, err := ask(ctx, host)
+		return auth.Credential(cr), err
+	}, nil
+}
+
+// StaticCredential is a user name and password for one host[:port], and nothing
+// for any other. The host docker.io stands for registry-1.docker.io.
+func StaticCredential(host, username, password string) CredentialFunc {
+	if host == "docker.io" {
+		host = "registry-1.docker.io"
+	}
+	return func(_ context.Context, asked string) (Credential, error) {
+		if !strings.EqualFold(asked, host) {
+			return Credential{}, nil
+		}
+		return Credential{Username: username, Password: password}, nil
+	}
+}
+
+// DockerCredential takes credentials from Docker's configuration and the
+// credential helpers that it names. file is its path; "" means config.json in
+// $DOCKER_CONFIG or ~/.docker. A file that is changed is read again, and one that
+// is missing holds no credentials.
+func DockerCredential(file string) (CredentialFunc, error) {
+	if file == "" {
+		dir := os.Getenv("DOCKER_CONFIG")
+		if dir == "" {
+			home, err := os.UserHomeDir()
+			if err != nil {
+				return nil, fmt.Errorf("read docker credentials: %w", err)
+			}
+			dir = filepath.Join(home, ".docker")
+		}
+		file = filepath.Join(dir, "config.json")
+	}
+	d := &dockerConfig{file: file}
+	if _, err := d.current(); err != nil {
+		return nil, err
+	}
+	return d.credential, nil
+}
+
+// dockerConfig is a configuration file of Docker's.
+type dockerConfig struct {
+	file string
+
+	mu  sync.Mutex // guards what follows
+	ask auth.CredentialFunc
+	// What the file was when it was read; zero for one that is missing.
+	changed time.Time
+	size    int64
+}
+
+func (d *dockerConfig) credential(ctx context.Context, host string) (Credential, error) {
+	ask, err := d.current()
+	if err != nil {
+		return Credential{}, err
+	}
+	cr, err := ask(ctx, host)
+	return Credential(cr), err
+}
+
+// current reads the file where it is not what it was.
+func (d *dockerConfig) current() (auth.CredentialFunc, error) {
+	var changed time.Time
+	var size int64
+	if fi, err := os.Stat(d.file); err == nil {
+		changed, size = fi.ModTime(), fi.Size()
+	} else if !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("read docker credentials: %w", err)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.ask != nil && changed.Equal(d.changed) && size == d.size {
+		return d.ask, nil
+	}
+	store, err := credentials.NewStore(d.file, credentials.StoreOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("read docker credentials: %w", err)
+	}
+	d.ask, d.changed, d.size = credentials.Credential(store), changed, size
+	return d.ask, nil
+}
+
+// CommandOptions say how a credential is got from a command.
+type CommandOptions struct {
+	// Command is a program and its arguments; no shell is involved. It gets the
+	// host and a newline on its standard input, as Docker's credential helpers
+	// want it ("docker-credential-ecr-login get"), and writes the credential to
+	// its standard output: their JSON object with Username and Secret, or the
+	// password alone, on one line ("aws ecr get-login-password").
+	Command []string
+	// Username goes with a password that comes without one, such as AWS.
+	Username string
+	// Every is how long a credential is used before the command is run again;
+	// 0 means 6 h. The tokens of cloud registries are good for 1 to 12 h.
+	Every time.Duration
+	// Timeout bounds a run, 0 means 30 s.
+	Timeout time.Duration
+	// Clock tells the time, nil means time.Now.
+	Clock func() time.Time
+	// Logger hears of failures that an older credential makes up for; nil
+	// discards.
+	Logger *slog.Logger
+}
+
+const (
+	defaultCommandEvery   = 6 * time.Hour
+	defaultCommandTimeout = 30 * time.Second
+	// maxCommandOutput is how many bytes a command may write.
+	maxCommandOutput = 64 << 10
+	// commandPause is how long a command that failed is left alone while there is
+	// a credential of an earlier run, and commandFailed while there is none.
+	commandPause  = time.Minute
+	commandFailed = 5 * time.Second
+)
+
+// CommandCredential is the credential that a command prints for one host[:port],
+// and nothing for any other. The command is run when the credential is asked for
+// the first time, and again every so often; where it fails then, the credential
+// of before is used on and the command is tried again a minute later. What it
+// prints never gets into errors or logs; its standard error does.
+func CommandCredential(host string, o CommandOptions) (CredentialFunc, error) {
+	if len(o.Command) == 0 || o.Command[0] == "" {
+		return nil, errors.New("the credential command is empty")
+	}
+	o.Every = orDefault(o.Every, defaultCommandEvery)
+	o.Timeout = orDefault(o.Timeout, defaultCommandTimeout)
+	if o.Clock == nil {
+		o.Clock = time.Now
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	c := &credentialCommand{host: host, o: o, turn: make(chan struct{}, 1)}
+	return c.credential, nil
+}
+
+// credentialCommand is a command with what it said last.
+type credentialCommand struct {
+	host string
+	o    CommandOptions
+
+	// turn is held by who reads or changes what follows; a channel and no mutex,
+	// so that waiting for the command ends with the context.
+	turn  chan struct{}
+	last  Credential
+	err   error     // of the last run, where there is no credential
+	again time.Time // when to run the command again
+}
+
+func (c *credentialCommand) credential(ctx context.Context, host string) (Credential, error) {
+	if !strings.EqualFold(host, c.host) {
+		return Credential{}, nil
+	}
+	select {
+	case c.turn <- struct{}{}:
+		defer func() { <-c.turn }()
+	case <-ctx.Done():
+		return Credential{}, ctx.Err()
+	}
+	if c.o.Clock().Before(c.again) {
+		return c.last, c.err
+	}
+	cr, err := c.run(ctx)
+	switch now := c.o.Clock(); {
+	case err == nil:
+		c.last, c.err, c.again = cr, nil, now.Add(c.o.Every)
+	case ctx.Err() != nil: // says nothing about the command
+		if c.last == (Credential{}) {
+			return Credential{}, err
+		}
+	case c.last != Credential{}:
+		c.again = now.Add(commandPause)
+		c.o.Logger.WarnContext(ctx, "credential command failed; the credential of its last run is used", "host", c.host, "err", err)
+	default:
+		c.err, c.again = err, now.Add(commandFailed)
+	}
+	return c.last, c.err
+}
+
+// run runs the command.
+func (c *credentialCommand) run(ctx context.Context) (Credential, error) {
+	ctx, cancel := context.WithTimeout(ctx, c.o.Timeout)
+	defer cancel()
+	out, stderr := &limitedBuffer{limit: maxCommandOutput}, &limitedBuffer{limit: 500}
+	cmd := exec.CommandContext(ctx, c.o.Command[0], c.o.Command[1:]...)
+	cmd.Stdin = strings.NewReader(c.host + "\n")
+	cmd.Stdout, cmd.Stderr = out, stderr
+	cmd.WaitDelay = time.Second // a child may hold the pipes open
+	if err := cmd.Run(); err != nil {
+		if ctx.Err() != nil {
+			err = ctx.Err()
+		}
+		said := strings.TrimSpace(string(stderr.kept))
+		if said == "" {
+			said = "it wrote nothing to its standard error"
+		}
+		return Credential{}, fmt.Errorf("run credential command %s for %s: %w: %s", c.o.Command[0], c.host, err, said)
+	}
+	cr, err := parseCredential(out.kept, c.o.Username)
+	if err != nil {
+		return Credential{}, fmt.Errorf("credential command %s for %s: %w", c.o.Command[0], c.host, err)
+	}
+	return cr, nil
+}
+
+// parseCredential reads what a command printed. Its errors do not repeat it.
+func parseCredential(b []byte, username string) (Credential, error) {
+	b = bytes.TrimSpace(b)
+	if len(b) == 0 {
+		return Credential{}, errors.New("it printed nothing")
+	}
+	if b[0] != '{' {
+		if bytes.ContainsAny(b, "\r\n\x00") {
+			return Credential{}, errors.New("it printed more than one line")
+		}
+		if username == "" {
+			return Credential{}, errors.New("it printed a password, and no user name is configured")
+		}
+		return Credential{Username: username, Password: string(b)}, nil
+	}
+	var helper struct{ Username, Secret string }
+	if json.Unmarshal(b, &helper) != nil || helper.Secret == "" {
+		return Credential{}, errors.New(`it printed no JSON object with "Username" and "Secret"`)
+	}
+	switch {
+	case helper.Username == "<token>": // Docker's mark of an identity token
+		return Credential{RefreshToken: helper.Secret}, nil
+	case helper.Username != "":
+		username = helper.Username
+	case username == "":
+		return Credential{}, errors.New("it printed no user name, and none is configured")
+	}
+	return Credential{Username: username, Password: helper.Secret}, nil
+}
+
+// limitedBuffer keeps the first bytes that are written to it. It is no
+// bytes.Buffer, whose ReadFrom would know no limit.
+type limitedBuffer struct {
+	kept  []byte
+	limit int
+}
+
+// Write implements io.Writer.
+func (b *limitedBuffer) Write(p []byte) (int, error) {
+	b.kept = append(b.kept, p[:min(len(p), b.limit-len(b.kept))]...)
+	return len(p), nil
+}

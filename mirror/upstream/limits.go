@@ -1,0 +1,281 @@
+package upstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"sync"
+	"time"
+)
+
+const (
+	// firstBackOff and longestBackOff bound the pauses after answers of 429 that
+	// do not say how long. Each is twice the one before.
+	firstBackOff   = time.Second
+	longestBackOff = time.Minute
+	// mostTold is the longest pause that an upstream can tell us to make: a header
+	// that was misread must not keep an upstream away for days.
+	mostTold = time.Hour
+	// firstPenalty and longestPenalty bound how long an endpoint that failed is
+	// tried after the others.
+	firstPenalty   = time.Second
+	longestPenalty = 30 * time.Second
+	// blame is that time for an endpoint that delivered wrong content.
+	blame = 30 * time.Second
+	// slowFails is how many timeouts in a row make requests to an endpoint fail at
+	// once, but for one at a time.
+	slowFails = 2
+	// downFails is how many failures in a row, of which those at the same time
+	// count once, show that it is no use to ask again at once.
+	downFails = 3
+)
+
+// health is what is known of an endpoint from the requests made to it.
+type health struct {
+	clock func() time.Time
+	log   *slog.Logger // with the endpoint's name
+
+	mu sync.Mutex // guards what follows
+
+	fails   int       // in a row, those at the same time counted once
+	slow    int       // of them timeouts
+	penalty time.Time // end of the time in which others are tried first
+	blamed  time.Time // the same, for wrong content
+	probing bool      // a request finds out whether a slow endpoint is back
+
+	backOffs int       // in a row
+	until    time.Time // end of the back-off
+
+	lastErr            string
+	lastErrTime        time.Time
+	requests, failures int64
+	latency            time.Duration // smoothed
+	limit              Limit
+}
+
+// shut tells for how long no request may be made, and whether that is because
+// the endpoint wants it so. h.mu is held.
+func (h *health) shut(now time.Time) (after time.Duration, busy bool) {
+	if d := h.until.Sub(now); d > 0 {
+		return d, true
+	}
+	if h.slow < slowFails {
+		return 0, false
+	}
+	if d := h.penalty.Sub(now); d > 0 {
+		return d, false
+	}
+	if h.probing {
+		return firstPenalty, false
+	}
+	return 0, false
+}
+
+// look asks whether a request may be made now. enter asks too, and counts it: it
+// must come to failed, good, backOff or unknown.
+func (h *health) look() (after time.Duration, busy bool) {
+	now := h.clock()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.shut(now)
+}
+
+func (h *health) enter() (after time.Duration, busy bool) {
+	now := h.clock()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if after, busy = h.shut(now); after == 0 {
+		h.probing = h.slow >= slowFails
+		h.requests++
+	}
+	return after, busy
+}
+
+// busy returns what is left of a back-off.
+func (h *health) busy(now time.Time) time.Duration {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return max(0, h.until.Sub(now))
+}
+
+// last reports whether the endpoint is to be tried after the others.
+func (h *health) last(now time.Time) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return now.Before(h.penalty) || now.Before(h.blamed) || now.Before(h.until)
+}
+
+// failed notes a failure. Failures while one is being atoned for are of requests
+// that were under way with it: they count once.
+func (h *health) failed(err error, slow bool) {
+	now := h.clock()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.probing = false
+	h.failures++
+	h.lastErr, h.lastErrTime = err.Error(), now
+	if now.Before(h.penalty) {
+		return
+	}
+	h.fails++
+	if slow {
+		h.slow++
+	} else {
+		h.slow = 0
+	}
+	d := doubled(firstPenalty, longestPenalty, h.fails)
+	h.penalty = now.Add(d)
+	if h.fails == 1 {
+		h.log.Warn("upstream endpoint failed", "err", err)
+	}
+}
+
+// doubled returns first, doubled for each of n after the first, at most longest.
+func doubled(first, longest time.Duration, n int) time.Duration {
+	for ; n > 1 && first < longest; n-- {
+		first *= 2
+	}
+	return min(first, longest)
+}
+
+// answered notes how long an endpoint took to answer.
+func (h *health) answered(d time.Duration) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.slow = 0
+	if h.latency == 0 {
+		h.latency = d
+		return
+	}
+	h.latency += (d - h.latency) / 8 // as TCP smooths round trips, RFC 6298
+}
+
+// good notes an answer that was all right, to its end.
+func (h *health) good() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.fails > 0 {
+		h.log.Info("upstream endpoint answers again", "failures", h.fails)
+	}
+	h.fails, h.slow, h.backOffs, h.probing, h.penalty = 0, 0, 0, false, time.Time{}
+}
+
+// unknown notes the end of a request that says nothing about the endpoint.
+func (h *health) unknown() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.probing = false
+}
+
+// backOff notes that the endpoint wants to be left alone, for as long as it told
+// or, for 0, as long as seems good.
+func (h *health) backOff(told time.Duration, status int) {
+	now := h.clock()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.probing, h.slow = false, 0
+	h.failures++
+	h.lastErr, h.lastErrTime = "it answered "+strconv.Itoa(status), now
+	if now.Before(h.until) { // an answer to a request that was under way
+		if told > 0 && now.Add(told).After(h.until) {
+			h.until = now.Add(min(told, mostTold))
+		}
+		return
+	}
+	h.backOffs++
+	d := min(told, mostTold)
+	if d <= 0 {
+		d = doubled(firstBackOff, longestBackOff, h.backOffs)
+	}
+	h.until = now.Add(d)
+	h.log.Warn("upstream endpoint wants fewer requests; it is left alone", "status", status, "pause", d)
+}
+
+// wrong notes that the endpoint delivered something other than it said.
+func (h *health) wrong(err error) {
+	now := h.clock()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.failures++
+	h.lastErr, h.lastErrTime = err.Error(), now
+	h.blamed = now.Add(blame)
+	h.log.Warn("upstream endpoint delivered wrong content", "err", err)
+}
+
+func (h *health) limited(l Limit) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.limit = l
+}
+
+// down tells whether the endpoint has been failing for a while.
+func (h *health) down() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.fails >= downFails
+}
+
+// why returns the last failure.
+func (h *health) why() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return errors.New(h.lastErr)
+}
+
+// admit waits until a request may be made to an endpoint, and returns what gives
+// back its turn. Blobs and other requests have turns of their own. Nobody waits
+// for a back-off.
+func (e *endpoint) admit(ctx context.Context, blob bool) (release func(), err error) {
+	u := e.up
+	if err := e.closed(e.health.look()); err != nil {
+		return nil, err
+	}
+	turns := u.others
+	if blob {
+		turns = u.blobs
+	}
+	if turns != nil {
+		select {
+		case turns <- struct{}{}:
+		case <-ctx.Done():
+			return nil, e.explain(ctx, subject{}, ctx.Err())
+		}
+	}
+	u.active.Add(1)
+	release = func() {
+		u.active.Add(-1)
+		if turns != nil {
+			<-turns
+		}
+	}
+	if u.rate != nil {
+		if err := u.rate.Wait(ctx); err != nil {
+			release()
+			if gone(ctx) {
+				return nil, e.explain(ctx, subject{}, err)
+			}
+			return nil, e.error(Busy, 0, subject{}, errors.New("the configured rate of requests leaves no room before the deadline"))
+		}
+	}
+	if err := e.closed(e.health.enter()); err != nil { // while we waited
+		release()
+		return nil, err
+	}
+	return release, nil
+}
+
+// closed makes an error of what health said.
+func (e *endpoint) closed(after time.Duration, busy bool) error {
+	if after == 0 {
+		return nil
+	}
+	k := Unavailable
+	if busy {
+		k = Busy
+	}
+	err := e.error(k, 0, subject{}, fmt.Errorf("it is left alone for %v: %w", after.Round(time.Millisecond), e.health.why()))
+	err.RetryAfter = after
+	return err
+}

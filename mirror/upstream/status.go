@@ -1,0 +1,172 @@
+package upstream
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Status is how an upstream does.
+type Status struct {
+	// Name is the upstream's.
+	Name string `json:"name"`
+	// Endpoints are the mirrors and, last, the upstream itself.
+	Endpoints []Endpoint `json:"endpoints"`
+	// Limit is what the upstream itself said last.
+	Limit Limit `json:"limit"`
+	// Requests that were made, without those for tokens and to where redirects
+	// lead, and Failures among them.
+	Requests int64 `json:"requests"`
+	Failures int64 `json:"failures"`
+	// Bytes that were received, of bodies.
+	Bytes int64 `json:"bytes"`
+	// Active is how many requests are under way.
+	Active int `json:"active"`
+}
+
+// Endpoint is how an endpoint does.
+type Endpoint struct {
+	// URL is the endpoint's as it is configured.
+	URL string `json:"url"`
+	// Healthy is false while the endpoint is tried after the others, because it
+	// failed or wants to be left alone.
+	Healthy bool `json:"healthy"`
+	// LastError is the last failure there was, "" where there was none yet.
+	LastError string `json:"last_error,omitempty"`
+	// LastErrorTime is when that was.
+	LastErrorTime time.Time `json:"last_error_time,omitzero"`
+	// BackoffUntil is until when the endpoint wants to be left alone, zero where
+	// it does not.
+	BackoffUntil time.Time `json:"backoff_until,omitzero"`
+	// Requests that were made, and Failures among them.
+	Requests int64 `json:"requests"`
+	Failures int64 `json:"failures"`
+	// Latency is the time until an answer begins, smoothed over some ten answers.
+	Latency time.Duration `json:"latency"`
+	// Limit is what the endpoint said last.
+	Limit Limit `json:"limit"`
+}
+
+// Status returns how the upstream does.
+func (u *Upstream) Status() Status {
+	s := Status{Name: u.name, Bytes: u.bytes.Load(), Active: int(u.active.Load())}
+	for _, e := range u.endpoints {
+		st := e.health.status()
+		st.URL = e.name
+		s.Endpoints = append(s.Endpoints, st)
+		s.Requests += st.Requests
+		s.Failures += st.Failures
+	}
+	s.Limit = s.Endpoints[len(s.Endpoints)-1].Limit
+	return s
+}
+
+func (h *health) status() Endpoint {
+	now := h.clock()
+	healthy := !h.last(now)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	s := Endpoint{Healthy: healthy, LastError: h.lastErr, LastErrorTime: h.lastErrTime,
+		Requests: h.requests, Failures: h.failures, Latency: h.latency, Limit: h.limit}
+	if h.until.After(now) {
+		s.BackoffUntil = h.until
+	}
+	return s
+}
+
+// metrics are an upstream's. Its name is a constant label of each, so that those
+// of several upstreams can be registered together.
+type metrics struct {
+	results map[string]prometheus.Counter
+	tokens  map[string]prometheus.Counter
+	latency prometheus.Histogram
+	bytes   prometheus.Counter
+	broken  prometheus.Counter
+	all     []prometheus.Collector
+}
+
+func newMetrics(u *Upstream) *metrics {
+	labels := prometheus.Labels{"upstream": u.name}
+	m := &metrics{
+		results: map[string]prometheus.Counter{}, tokens: map[string]prometheus.Counter{},
+		latency: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "slipway_upstream_request_seconds", ConstLabels: labels,
+			Help:    "Time until an upstream's answer begins, with the token and the redirects it takes.",
+			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30}}),
+		bytes: prometheus.NewCounter(prometheus.CounterOpts{Name: "slipway_upstream_received_bytes_total", ConstLabels: labels,
+			Help: "Bytes of bodies received from an upstream."}),
+		broken: prometheus.NewCounter(prometheus.CounterOpts{Name: "slipway_upstream_broken_answers_total", ConstLabels: labels,
+			Help: "Answers of an upstream that broke off or stood still."}),
+	}
+	m.all = []prometheus.Collector{m.latency, m.bytes, m.broken}
+	for k := Kind(0); k <= Wrong; k++ {
+		m.counter(m.results, k.String(), "slipway_upstream_requests_total",
+			"Attempts to get something from an endpoint of an upstream, by what they came to.", u.name)
+	}
+	for _, k := range []Kind{0, Denied, Busy, Unavailable} {
+		m.counter(m.tokens, k.String(), "slipway_upstream_token_requests_total",
+			"Tokens asked of an upstream's token service, by what came of it.", u.name)
+	}
+	m.gauges(u, labels)
+	return m
+}
+
+func (m *metrics) counter(into map[string]prometheus.Counter, result, name, help, upstream string) {
+	c := prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help,
+		ConstLabels: prometheus.Labels{"upstream": upstream, "result": result}})
+	into[result] = c
+	m.all = append(m.all, c)
+}
+
+// gauges adds what is looked up when it is asked for.
+func (m *metrics) gauges(u *Upstream, labels prometheus.Labels) {
+	add := func(name, help string, labels prometheus.Labels, f func() float64) {
+		m.all = append(m.all, prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: labels}, f))
+	}
+	add("slipway_upstream_active_requests", "Requests to an upstream under way, bodies included.", labels,
+		func() float64 { return float64(u.active.Load()) })
+	add("slipway_upstream_limit", "Requests that an upstream allows in its window; -1: it did not say.", labels,
+		func() float64 { return float64(u.limit().Total) })
+	add("slipway_upstream_limit_remaining", "Requests that an upstream still allows; -1: it did not say.", labels,
+		func() float64 { return float64(u.limit().Remaining) })
+	for _, e := range u.endpoints {
+		labels := prometheus.Labels{"upstream": u.name, "endpoint": e.name}
+		add("slipway_upstream_endpoint_healthy", "1 where an endpoint is tried in its turn, 0 where it is tried after the others.", labels,
+			func() float64 {
+				if e.health.last(u.clock()) {
+					return 0
+				}
+				return 1
+			})
+		add("slipway_upstream_backoff_seconds", "Time for which an endpoint wants to be left alone yet.", labels,
+			func() float64 { return e.health.busy(u.clock()).Seconds() })
+	}
+}
+
+// limit returns what the upstream itself said last.
+func (u *Upstream) limit() Limit {
+	if l := u.own().health.status().Limit; l.Known {
+		return l
+	}
+	return Limit{Total: -1, Remaining: -1}
+}
+
+// Collectors returns the upstream's metrics.
+func (u *Upstream) Collectors() []prometheus.Collector { return u.metrics.all }
+
+// result counts what an attempt came to.
+func (m *metrics) result(err error) {
+	if c := m.results[KindOf(err).String()]; c != nil && (err == nil || KindOf(err) != 0) {
+		c.Inc()
+	}
+}
+
+// token counts what a request for a token came to.
+func (m *metrics) token(err error) {
+	k := KindOf(err)
+	if err != nil && k == 0 {
+		k = Unavailable
+	}
+	if c := m.tokens[k.String()]; c != nil {
+		c.Inc()
+	}
+}
