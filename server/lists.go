@@ -56,8 +56,10 @@ func (s *Server) sendNames(q *request, head map[string]any, key string, names []
 	}
 	head[key] = names
 	if more && len(names) > 0 {
-		keep := url.Values{"last": {names[len(names)-1]}, "n": {strconv.Itoa(n)}}
-		q.w.Header()["Link"] = []string{nextLink(s.location(q.Path()), keep)}
+		keep := q.ownQuery()
+		keep.Set("last", names[len(names)-1])
+		keep.Set("n", strconv.Itoa(n))
+		q.w.Header()["Link"] = []string{nextLink(s.location(q.ownPath()), keep)}
 	}
 	return q.sendJSON(head)
 }
@@ -75,7 +77,7 @@ func (s *Server) listTags(q *request) error {
 	if err != nil {
 		return err
 	}
-	return s.sendNames(q, map[string]any{"name": q.Repo}, "tags", tags, more && n > 0, n)
+	return s.sendNames(q, map[string]any{"name": q.ownRepo()}, "tags", tags, more && n > 0, n)
 }
 
 const (
@@ -192,11 +194,12 @@ func (s *Server) listReferrers(q *request) error {
 	}
 	h := q.w.Header()
 	if more && len(list) > 0 {
-		keep := url.Values{"last": {string(list[len(list)-1].Digest)}}
+		keep := q.ownQuery()
+		keep.Set("last", string(list[len(list)-1].Digest))
 		if artifactType != "" {
 			keep.Set("artifactType", artifactType)
 		}
-		h["Link"] = []string{nextLink(s.location(q.Path()), keep)}
+		h["Link"] = []string{nextLink(s.location(q.ownPath()), keep)}
 	}
 	if artifactType != "" {
 		h["Oci-Filters-Applied"] = []string{"artifactType"}

@@ -23,6 +23,9 @@ type metrics struct {
 	inFlight  prometheus.Gauge
 	served    atomic.Int64
 	redirects redirects
+	pulls     *pulls
+	errors    apiErrors
+	errorVec  *prometheus.CounterVec
 
 	mu    sync.RWMutex
 	cells map[cellKey]*cell
@@ -42,6 +45,7 @@ type cell struct {
 }
 
 func newMetrics() *metrics {
+	apiErrors, errorVec := newAPIErrors()
 	return &metrics{
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "registry_http_requests_total",
 			Help: "HTTP requests by endpoint, method and status."}, []string{"code", "handler", "method"}),
@@ -56,11 +60,14 @@ func newMetrics() *metrics {
 			Help: "HTTP requests being served."}),
 		cells:     map[cellKey]*cell{},
 		redirects: newRedirects(),
+		pulls:     newPulls(),
+		errors:    apiErrors,
+		errorVec:  errorVec,
 	}
 }
 
 func (m *metrics) collectors() []prometheus.Collector {
-	return []prometheus.Collector{m.requests, m.duration, m.sent, m.received, m.inFlight}
+	return []prometheus.Collector{m.requests, m.duration, m.sent, m.received, m.inFlight, m.pulls.count, m.errorVec}
 }
 
 func (m *metrics) observe(kind oci.Kind, ext extEndpoint, method string, status int, took time.Duration, received, sent int64) {

@@ -257,6 +257,7 @@ func (s *Server) fail(q *request, err error) {
 
 // answer sends an error to the client.
 func (s *Server) answer(q *request, e *oci.Error) {
+	s.metrics.errors.add(e.Code)
 	status := e.HTTPStatus()
 	h := q.w.Header()
 	if status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable {
@@ -309,7 +310,7 @@ func (s *Server) logAccess(q *request, start time.Time) {
 		host = q.r.RemoteAddr
 	}
 	rec := trace.Record{Host: s.opts.Name, Duration: s.opts.Clock().Sub(start), Method: q.r.Method, RemoteAddr: host,
-		URI: q.r.URL.RequestURI(), Proto: q.r.Proto, UserAgent: q.r.UserAgent(), Referer: q.r.Referer(),
+		URI: s.loggedURI(q), Proto: q.r.Proto, UserAgent: q.r.UserAgent(), Referer: q.r.Referer(),
 		Status: q.w.status, Written: q.w.written, Received: q.bodyRead, Time: start}
 	if q.id != nil {
 		rec.User = q.id.Name

@@ -57,6 +57,9 @@ type Options struct {
 	// Token serves the built-in token service at TokenPath; nil: none.
 	Token     http.Handler
 	TokenPath string
+	// Repository tells which repository a request means by a name, before anybody is
+	// asked for the right to it; nil: the one of that name.
+	Repository RepositoryFunc
 	// Gear serves the Gear extension; nil: none.
 	Gear Gear
 	// Redirect sends clients elsewhere for blobs; nil: they get all of them here.
@@ -182,8 +185,10 @@ var (
 type request struct {
 	oci.Request
 	ext extension // of a request of oci.KindExtension
-	w   *response
-	r   *http.Request
+	// asked is the repository's name as the client wrote it, where Repo is another.
+	asked string
+	w     *response
+	r     *http.Request
 	// id is who asks, nil while nobody may know.
 	id *auth.Identity
 	// bodyRead counts the bytes of the request's body.
@@ -218,6 +223,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	rw.finish()
 	s.metrics.inFlight.Dec()
 	s.metrics.observe(q.Kind, q.ext.endpoint, r.Method, rw.status, s.opts.Clock().Sub(start), q.bodyRead, rw.written)
+	s.metrics.pulls.add(&q.Request, r.Method, rw.status)
 	if s.opts.AccessLog != nil {
 		s.logAccess(&q, start)
 	}
@@ -269,6 +275,9 @@ func (s *Server) serve(q *request) error {
 	q.w.Header()["Docker-Distribution-Api-Version"] = apiVersion
 	if !s.limits.allow(q.r.RemoteAddr, s.opts.Clock) {
 		return tooMany("this address sends more requests per second than http.ratelimit allows")
+	}
+	if err == nil {
+		err = s.resolveName(q)
 	}
 	if !s.open {
 		id, authErr := s.opts.Auth.Authenticate(q.r)

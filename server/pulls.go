@@ -1,0 +1,112 @@
+package server
+
+import (
+	"net/http"
+	"strings"
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"example.org/slipway/oci"
+)
+
+// maxNamespaces is how many namespaces pulls are counted by. A registry for many teams
+// has more, and each is two series that Prometheus keeps for as long as its data.
+const maxNamespaces = 64
+
+// Values of the label namespace that no repository's name can begin with.
+const (
+	noNamespace     = "-" // of repositories whose name has one part
+	otherNamespaces = "*" // those beyond the first maxNamespaces
+)
+
+// pulls counts what clients get, by the namespace: the first part of the repository's
+// name, which for mirrored ones is the upstream. The first maxNamespaces from which
+// something was pulled since the start are told apart. Only what exists is counted, so
+// clients cannot make names up.
+type pulls struct {
+	count *prometheus.CounterVec
+
+	mu    sync.RWMutex
+	cells map[string]pullCell
+}
+
+type pullCell struct{ manifests, blobs prometheus.Counter }
+
+func newPulls() *pulls {
+	p := &pulls{cells: map[string]pullCell{}, count: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "slipway_server_pulls_total",
+		Help: "Manifests and blobs given to clients by GET, also those they are sent elsewhere for, by kind and namespace: the first part of the repository's name, - for none, * for all beyond the first 64. A blob asked for in parts counts once for each."},
+		[]string{"kind", "namespace"})}
+	p.cell(noNamespace) // there from the start on
+	return p
+}
+
+// add counts a request that was answered.
+func (p *pulls) add(r *oci.Request, method string, status int) {
+	if method != http.MethodGet || (r.Kind != oci.KindManifest && r.Kind != oci.KindBlob) {
+		return
+	}
+	switch status {
+	case http.StatusOK, http.StatusPartialContent, http.StatusTemporaryRedirect:
+	default:
+		return
+	}
+	namespace, _, found := strings.Cut(r.Repo, "/")
+	if !found {
+		namespace = noNamespace
+	}
+	c := p.cell(namespace)
+	if r.Kind == oci.KindManifest {
+		c.manifests.Inc()
+	} else {
+		c.blobs.Inc()
+	}
+}
+
+func (p *pulls) cell(namespace string) pullCell {
+	p.mu.RLock()
+	c, ok := p.cells[namespace]
+	p.mu.RUnlock()
+	if ok {
+		return c
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if _, ok := p.cells[namespace]; !ok && len(p.cells) > maxNamespaces { // one of them is noNamespace
+		namespace = otherNamespaces
+	}
+	c, ok = p.cells[namespace]
+	if !ok {
+		c = pullCell{p.count.WithLabelValues(oci.KindManifest.String(), namespace), p.count.WithLabelValues(oci.KindBlob.String(), namespace)}
+		p.cells[namespace] = c
+	}
+	return c
+}
+
+// apiErrors counts the errors that clients were told, by their code.
+type apiErrors map[oci.Code]prometheus.Counter
+
+// otherCode is of errors whose code the specification does not have, which an
+// upstream's answer may bring.
+const otherCode = oci.Code("OTHER")
+
+func newAPIErrors() (apiErrors, *prometheus.CounterVec) {
+	count := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "slipway_server_errors_total",
+		Help: "Errors that clients were told, by the code of the distribution specification."}, []string{"code"})
+	e := apiErrors{}
+	for _, code := range []oci.Code{oci.CodeBlobUnknown, oci.CodeBlobUploadInvalid, oci.CodeBlobUploadUnknown, oci.CodeDigestInvalid,
+		oci.CodeManifestBlobUnknown, oci.CodeManifestInvalid, oci.CodeManifestUnknown, oci.CodeNameInvalid, oci.CodeNameUnknown,
+		oci.CodeSizeInvalid, oci.CodeUnauthorized, oci.CodeDenied, oci.CodeUnsupported, oci.CodeTooManyRequests, oci.CodeTagInvalid,
+		oci.CodeRangeInvalid, oci.CodePaginationNumber, oci.CodeUnavailable, oci.CodeUnknown, otherCode} {
+		e[code] = count.WithLabelValues(string(code)) // there from the start on
+	}
+	return e, count
+}
+
+func (e apiErrors) add(code oci.Code) {
+	c, ok := e[code]
+	if !ok {
+		c = e[otherCode]
+	}
+	c.Inc()
+}
