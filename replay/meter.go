@@ -7,6 +7,12 @@ import (
 	"example.org/slipway/replay/result"
 )
 
+// Phases, as a [Status] names them.
+const (
+	warmUpPhase = "warm-up"
+	testPhase   = "replay"
+)
+
 // Status is how a replay goes on. Figures are of the last second but where something
 // else is said.
 type Status struct {
@@ -34,11 +40,13 @@ type Status struct {
 type meter struct {
 	phase  string
 	status func(Status)
-	agg    *result.Aggregate
-	rec    *result.Recorder // nil while nothing is written
-	every  time.Duration    // between checkpoints
-	total  int64
-	length time.Duration
+	// metrics may be nil. Only run's goroutine uses them.
+	metrics *Metrics
+	agg     *result.Aggregate
+	rec     *result.Recorder // nil while nothing is written
+	every   time.Duration    // between checkpoints
+	total   int64
+	length  time.Duration
 
 	in   chan []result.Sample
 	over chan struct{} // closed when nobody takes any more
@@ -48,11 +56,15 @@ type meter struct {
 // beyond.
 const meterQueue = 256
 
-func newMeter(phase string, status func(Status), agg *result.Aggregate) *meter {
+func newMeter(phase string, o *Options, agg *result.Aggregate) *meter {
+	status := o.Status
 	if status == nil {
 		status = func(Status) {}
 	}
-	return &meter{phase: phase, status: status, agg: agg, in: make(chan []result.Sample, meterQueue), over: make(chan struct{})}
+	if o.Metrics != nil {
+		o.Metrics.begin(phase, o.Targets)
+	}
+	return &meter{phase: phase, status: status, metrics: o.Metrics, agg: agg, in: make(chan []result.Sample, meterQueue), over: make(chan struct{})}
 }
 
 // put takes samples; those of a run that was ended early are forgotten.
@@ -76,7 +88,7 @@ func (m *meter) run() (finish func()) {
 			case s := <-m.in:
 				m.take(v, s)
 			case <-tick.C:
-				m.status(v.status(m))
+				m.tell(v)
 				if m.rec != nil && time.Since(saved) >= m.every {
 					m.rec.Checkpoint()
 					saved = time.Now()
@@ -89,7 +101,7 @@ func (m *meter) run() (finish func()) {
 						continue
 					default:
 					}
-					m.status(v.status(m))
+					m.tell(v)
 					return
 				}
 			}
@@ -98,9 +110,20 @@ func (m *meter) run() (finish func()) {
 	return func() { close(m.over); done.Wait() }
 }
 
+func (m *meter) tell(v *view) {
+	s := v.status(m)
+	if m.metrics != nil {
+		m.metrics.status(&s)
+	}
+	m.status(s)
+}
+
 func (m *meter) take(v *view, samples []result.Sample) {
 	for i := range samples {
 		v.add(&samples[i])
+	}
+	if m.metrics != nil {
+		m.metrics.add(samples)
 	}
 	if m.rec != nil {
 		m.rec.Add(samples)

@@ -104,6 +104,8 @@ type Options struct {
 	// nobody.
 	Status   func(Status)
 	Progress plan.Progress
+	// Metrics are kept up to date for Prometheus; nil for nobody.
+	Metrics *Metrics
 	// Log gets what an operator wants to know; nil discards.
 	Log *slog.Logger
 }
@@ -294,7 +296,7 @@ type runner struct {
 func (r *runner) warmUp(ctx context.Context) error {
 	begin := time.Now()
 	agg := result.NewAggregate(nil)
-	m := newMeter("warm-up", r.o.Status, agg)
+	m := newMeter(warmUpPhase, r.o, agg)
 	m.total = (r.plan.WarmBlobs + r.plan.WarmConfigs + r.plan.WarmManifests) * int64(len(r.o.Targets))
 	done := m.run()
 	var err error
@@ -344,7 +346,7 @@ func (r *runner) test(ctx context.Context) (*result.Summary, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := newMeter("replay", r.o.Status, rec.Aggregate)
+	m := newMeter(testPhase, r.o, rec.Aggregate)
 	m.rec, m.every = rec, r.o.Checkpoint
 	if r.o.Plan.Level != plan.L2 { // how many steps its sessions have is not known before
 		m.total = r.plan.Requests

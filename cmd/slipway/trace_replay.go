@@ -36,6 +36,7 @@ type replayFlags struct {
 	secretFile, workerCA, workerCert  string
 	workerKey                         string
 	workerTLS                         bool
+	metrics                           string
 	gates                             gateFlags
 }
 
@@ -86,6 +87,7 @@ func (f *replayFlags) addPlan(fl *pflag.FlagSet) {
 	fl.Float64Var(&p.Maker.Compressible, "compressible", 0, "share of the content that can be compressed away, 0 to 1")
 	fl.Float64Var(&p.Maker.Duplicates, "duplicates", 0, "share of blocks of 4 KiB that are in other layers too, 0 to 1")
 	fl.DurationVar(&p.SessionGap, "session-gap", time.Minute, "longest pause within a pull or push")
+	fl.BoolVar(&p.KeepGaps, "keep-gaps", false, "no layer of a pull is asked for sooner after its begin than it was in the trace (L2)")
 	fl.IntVar(&p.LayersAtOnce, "layers-at-once", 3, "how many layers of a pull or push are transferred at once (L2)")
 	fl.BoolVar(&p.Deletes, "deletes", false, "replay DELETE requests too")
 }
@@ -118,6 +120,7 @@ func (f *replayFlags) addRun(fl *pflag.FlagSet) {
 	fl.IntVar(&o.WarmConcurrency, "warmup-concurrency", 16, "how much each worker puts in place at once")
 	fl.DurationVar(&o.Timeout, "timeout", 5*time.Minute, "longest request")
 	fl.DurationVar(&o.MaxLag, "max-lag", 10*time.Millisecond, "99th percentile of the generator's lag above which the run is not valid")
+	fl.StringVar(&f.metrics, "metrics", "", "address at which Prometheus gets how the replay goes on, such as 127.0.0.1:5003 (default: none)")
 	fl.DurationVar(&o.Checkpoint, "checkpoint", 10*time.Second, "how often the results so far are made safe")
 	fl.StringSliceVar(&o.Workers, "workers", nil, "HOST:PORT of workers (default: this process)")
 	fl.StringVar(&f.forward, "forward", "client", "which worker gets a request: client (by the hash of it) or round-robin")
@@ -146,6 +149,13 @@ func (f *replayFlags) run(cmd *cobra.Command, dir string) error {
 	}
 	if f.dryRun {
 		return f.describe(cmd, s)
+	}
+	if f.metrics != "" {
+		stop, err := f.serveMetrics()
+		if err != nil {
+			return err
+		}
+		defer stop()
 	}
 	var dirs []string
 	if !f.each {
