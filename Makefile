@@ -4,7 +4,7 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 LDFLAGS  = -s -w -X main.version=$(VERSION)
 FUZZTIME ?= 60s
 
-.PHONY: demo test run build bench bench-gear bench-start bench-trace bench-tiers lint fuzz clean
+.PHONY: demo test run build bench bench-gear bench-start bench-trace bench-tiers bench-mirrors observe lint fuzz clean
 
 demo: build
 	scripts/setup.sh demo
@@ -39,6 +39,15 @@ bench-trace: build
 bench-tiers: build
 	scripts/setup.sh test
 	scripts/bench-tiers.sh
+
+bench-mirrors: build
+	scripts/setup.sh bench
+	scripts/bench-mirrors.sh
+
+# Prometheus with deploy/prometheus on loopback, until Ctrl-C.
+observe:
+	scripts/setup.sh observe
+	scripts/observe.sh
 
 lint: setup-build
 	scripts/lint.sh

@@ -12,6 +12,7 @@ go vet ./...
 (cd integration && go vet ./...)
 for f in scripts/*.sh .ci/run; do bash -n "$f"; done
 scripts/gen-docs.sh --check
+go run ./scripts/dashboards -check
 # Every direct dependency is explained, at its version.
 awk '$1 == "require" && $2 != "(" { print $2, $3, $4 $5 } $1 ~ /\./ && $2 ~ /^v[0-9]/ { print $1, $2, $3 $4 }' go.mod integration/go.mod |
 	while read -r module version comment; do

@@ -5,6 +5,7 @@
 #   scripts/setup.sh test    real clients and tools of the integration tests
 #   scripts/setup.sh demo    what `make demo` runs
 #   scripts/setup.sh bench   the servers `make bench` compares with
+#   scripts/setup.sh observe Prometheus, for `make observe`
 #
 # A rerun with everything in place takes well under a second and uses no
 # network. Go-built clients go to ${SLIPWAY_TOOLS:-~/.cache/slipway/tools}/bin,
@@ -32,7 +33,7 @@ say() { printf 'setup: %s\n' "$*"; }
 warn() { printf 'setup: %s\n' "$*" >&2; }
 
 usage() {
-	echo "usage: scripts/setup.sh build|test|demo|bench" >&2
+	echo "usage: scripts/setup.sh build|test|demo|bench|observe" >&2
 	exit 2
 }
 
@@ -156,7 +157,8 @@ setup_test() {
 		ceph-mon:ceph-mon ceph-osd:ceph-osd ceph:ceph-common radosgw:radosgw radosgw-admin:radosgw \
 		swift-proxy-server:swift-proxy swift-account-server:swift-account \
 		swift-container-server:swift-container swift-object-server:swift-object \
-		memcached:memcached swift:python3-swiftclient haproxy:haproxy nginx:nginx-light
+		memcached:memcached swift:python3-swiftclient haproxy:haproxy nginx:nginx-light \
+		prometheus:prometheus promtool:prometheus
 	pkg-config --exists libseccomp 2>/dev/null || apt_install libseccomp-dev
 
 	go_tool crane github.com/google/go-containerregistry/cmd/crane v0.22.1
@@ -195,11 +197,20 @@ setup_bench() {
 	apt_quiet nginx:nginx-light docker-registry:docker-registry
 }
 
+setup_observe() {
+	apt_quiet prometheus:prometheus
+	if [ ${#missing[@]} -gt 0 ]; then
+		warn "NOT INSTALLED: ${missing[*]}; make observe needs them"
+		return 1
+	fi
+}
+
 [ $# = 1 ] || usage
 case $1 in
 build) check_build ;;
 test) setup_test ;;
 demo) setup_demo ;;
 bench) setup_bench ;;
+observe) setup_observe ;;
 *) usage ;;
 esac

@@ -1,0 +1,128 @@
+// Package dashboard makes the Grafana boards in deploy/grafana: what they show is said
+// in Go, a function for each board, and the JSON is written from that by
+// scripts/dashboards.
+//
+// A board queries Prometheus for what slipway serve, slipway agent and slipway trace
+// replay serve at /metrics, scraped as the jobs slipway, slipway-agent and
+// slipway-replay (deploy/prometheus/prometheus.yml). Queries are written so that a
+// panel is never empty because nothing has happened yet: counters that appear with
+// the first event are shown as 0 before.
+//
+// The package knows metrics by name only. That they exist is for a test to show that
+// runs every query against the real thing (integration/dashboards).
+package dashboard
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+)
+
+// Boards returns all boards.
+func Boards() []*Board {
+	return []*Board{serverBoard(), cacheBoard(), mirrorBoard(), gearBoard(), replayBoard()}
+}
+
+// File is the name of the board's file.
+func (b *Board) File() string { return b.UID + ".json" }
+
+// JSON is the content of the board's file.
+func (b *Board) JSON() ([]byte, error) {
+	var out bytes.Buffer
+	e := json.NewEncoder(&out)
+	e.SetIndent("", "  ")
+	e.SetEscapeHTML(false) // queries have < and >
+	if err := e.Encode(b); err != nil {
+		return nil, fmt.Errorf("encode the board %s: %w", b.UID, err)
+	}
+	return out.Bytes(), nil
+}
+
+// Write writes the boards into a directory that exists.
+func Write(dir string) error {
+	for _, b := range Boards() {
+		text, err := b.JSON()
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(dir, b.File()), text, 0o644); err != nil {
+			return fmt.Errorf("write a board: %w", err)
+		}
+	}
+	return nil
+}
+
+// Check returns an error unless the boards in a directory are these, and no others.
+func Check(dir string) error {
+	want := map[string][]byte{}
+	for _, b := range Boards() {
+		text, err := b.JSON()
+		if err != nil {
+			return err
+		}
+		want[b.File()] = text
+	}
+	files, err := filepath.Glob(filepath.Join(dir, "*.json"))
+	if err != nil {
+		return fmt.Errorf("look for boards: %w", err)
+	}
+	for _, file := range files {
+		text, ok := want[filepath.Base(file)]
+		if !ok {
+			return fmt.Errorf("%s is of no board", file)
+		}
+		got, err := os.ReadFile(file)
+		if err != nil {
+			return fmt.Errorf("read a board: %w", err)
+		}
+		if !bytes.Equal(got, text) {
+			return fmt.Errorf("%s is not current", file)
+		}
+		delete(want, filepath.Base(file))
+	}
+	for name := range want {
+		return fmt.Errorf("%s is missing", filepath.Join(dir, name))
+	}
+	return nil
+}
+
+// Query is what a panel asks Prometheus for.
+type Query struct {
+	Panel, Expr, Legend string
+}
+
+// Queries are those of all panels, with the board's variables in them.
+func (b *Board) Queries() []Query {
+	var list []Query
+	for _, p := range b.Panels {
+		for _, t := range p.Targets {
+			list = append(list, Query{Panel: p.Title, Expr: t.Expr, Legend: t.LegendFormat})
+		}
+	}
+	return list
+}
+
+// variable is how queries name a variable.
+var variable = regexp.MustCompile(`\$(\w+|\{\w+\})`)
+
+// Substitute puts values in the place of an expression's variables, as Grafana does.
+// A variable without a value is an error.
+func Substitute(expr string, values map[string]string) (string, error) {
+	var unknown []string
+	out := variable.ReplaceAllStringFunc(expr, func(v string) string {
+		name := strings.Trim(v, "${}")
+		value, ok := values[name]
+		if !ok {
+			unknown = append(unknown, name)
+		}
+		return value
+	})
+	if unknown != nil {
+		return "", fmt.Errorf("%s: no value for %s", expr, strings.Join(unknown, ", "))
+	}
+	return out, nil
+}
