@@ -46,6 +46,8 @@ type CollectOptions struct {
 	// Untagged also takes manifests without a tag, that no index names, and
 	// whose subject, if they have one, is gone.
 	Untagged bool
+	// KeepUntagged excepts repositories from that; nil: none.
+	KeepUntagged func(repo string) bool
 	// Keep vetoes the removal of a blob from a repository, for contents a
 	// client has just been told are there. They are asked for again at the
 	// returned time.
@@ -114,8 +116,8 @@ func (c *Catalog) Collect(ctx context.Context, o CollectOptions) (out Collected,
 	return out, last, err
 }
 
-// dueFreed is the due time, in a dry run, of what it has freed. It comes before
-// all others, so that it can be told from them.
+// dueFreed is the due time, within a change, of what the change has freed: in a dry
+// run, and in DropImages. It comes before all others, so that it can be told from them.
 const dueFreed = -1
 
 // follow looks at what a dry run has freed, and what that frees in turn, for as
@@ -173,7 +175,7 @@ func (c *Catalog) collectOne(t *tx, d *Candidate, o CollectOptions, out *Collect
 	case d.digest == "": // its content went by way of another repository
 	case d.kind == gcBlob:
 		err = c.collectBlob(t, d, o, out)
-	case o.Untagged:
+	case o.Untagged && (o.KeepUntagged == nil || !o.KeepUntagged(d.repo)):
 		err = c.collectManifest(t, d, o, out)
 	}
 	if err != nil {
@@ -193,16 +195,24 @@ func (c *Catalog) collectBlob(t *tx, d *Candidate, o CollectOptions, out *Collec
 				return t.enqueue(gcBlob, d.repoID, d.blobID, until.UnixMilli())
 			}
 		}
-		if _, err := t.exec(`DELETE FROM links WHERE repo_id = ? AND blob_id = ?`, d.repoID, d.blobID); err != nil {
+		if err := t.unlink(d, out); err != nil {
 			return err
 		}
-		if err := t.revokeGear(d.repoID, d.blobID); err != nil {
-			return err
-		}
-		out.Unlinked = append(out.Unlinked, Unlinked{Repo: d.repo, Digest: d.digest})
-		t.changed(ChangeBlob, d.repo, string(d.digest))
 	}
 	return t.dropContent(d, out)
+}
+
+// unlink makes a repository not show a blob any more.
+func (t *tx) unlink(d *Candidate, out *Collected) error {
+	if _, err := t.exec(`DELETE FROM links WHERE repo_id = ? AND blob_id = ?`, d.repoID, d.blobID); err != nil {
+		return err
+	}
+	if err := t.revokeGear(d.repoID, d.blobID); err != nil {
+		return err
+	}
+	out.Unlinked = append(out.Unlinked, Unlinked{Repo: d.repo, Digest: d.digest})
+	t.changed(ChangeBlob, d.repo, string(d.digest))
+	return nil
 }
 
 // blobNeeded tells whether a manifest of the repository names the blob, or is

@@ -58,6 +58,7 @@ func TestSameAnswers(t *testing.T) {
 		s.dangling()
 		s.gear()
 		s.retention()
+		s.mirror()
 		s.rest()
 		for _, line := range s.out {
 			if strings.Contains(line, "SQL") {

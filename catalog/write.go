@@ -56,13 +56,19 @@ func (t *tx) findRepository(name string) (id int64, err error) {
 // store records a content as stored and returns its id. content is nil for an
 // object in the store. A content that is there already stays as it is.
 func (t *tx) store(b Blob, now int64) (int64, error) {
-	id, err := t.insert(`INSERT INTO blobs (digest, size, state, content, created_at) VALUES (?, ?, 1, ?, ?)
+	id, _, err := t.storeNew(b, now)
+	return id, err
+}
+
+// storeNew is store that also tells whether the content was not there.
+func (t *tx) storeNew(b Blob, now int64) (id int64, added bool, err error) {
+	id, err = t.insert(`INSERT INTO blobs (digest, size, state, content, created_at) VALUES (?, ?, 1, ?, ?)
 		ON CONFLICT (digest) DO UPDATE SET state = 1, size = excluded.size, content = excluded.content, created_at = excluded.created_at,
 		owner = '', deadline = 0 WHERE blobs.state <> 1 RETURNING id`, string(b.Digest), b.Size, b.Content, now)
-	if err == ErrNotFound { // it is there
+	if added = err != ErrNotFound; !added { // it is there
 		err = t.row(`SELECT id FROM blobs WHERE digest = ?`, []any{string(b.Digest)}, &id)
 	}
-	return id, err
+	return id, added, err
 }
 
 func (t *tx) link(repoID, blobID, now, due int64) error {

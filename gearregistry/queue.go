@@ -2,8 +2,10 @@ package gearregistry
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"log/slog"
+	"slices"
 	"strings"
 	"time"
 
@@ -28,7 +30,8 @@ const (
 )
 
 // OnEvent takes in what happened to a repository: it queues the layers of pushed
-// images, and with mode Sync waits for them. It never fails a push. ctx bounds it
+// images, and with mode Sync waits for them. Of a mirrored image each layer is queued
+// when it is there, and nobody waits. It never fails a push. ctx bounds it
 // but for that wait, which has a limit of its own.
 func (s *Service) OnEvent(ctx context.Context, e registry.Event) {
 	switch {
@@ -38,6 +41,8 @@ func (s *Service) OnEvent(ctx context.Context, e registry.Event) {
 		s.mounted(ctx, e)
 	case e.Action == registry.ActionPush && !e.Blob:
 		s.pushed(ctx, e)
+	case e.Action == registry.ActionPush && e.Mirrored:
+		s.arrived(ctx, e)
 	}
 }
 
@@ -47,6 +52,14 @@ func (s *Service) pushed(ctx context.Context, e registry.Event) {
 	layers := layersOf(e.References)
 	if mode == Off || len(layers) == 0 || s.opts.ReadOnly {
 		return
+	}
+	if e.Mirrored {
+		mode = Async
+		var err error
+		if layers, err = s.here(ctx, e.Repo, layers); err != nil {
+			s.log.Error("look up the layers of a mirrored image", "repo", e.Repo, "manifest", e.Descriptor.Digest, "err", err)
+			return
+		}
 	}
 	if err := s.Queue(ctx, e.Repo, layers); err != nil {
 		s.log.Error("queue the layers of an image for conversion", "repo", e.Repo, "manifest", e.Descriptor.Digest, "err", err)
@@ -64,6 +77,43 @@ func (s *Service) pushed(ctx context.Context, e registry.Event) {
 			return
 		}
 	}
+}
+
+// here returns those of the layers that a repository shows.
+func (s *Service) here(ctx context.Context, repo string, layers []oci.Digest) ([]oci.Digest, error) {
+	linked, err := s.cat.Linked(ctx, repo, layers)
+	return slices.DeleteFunc(layers, func(d oci.Digest) bool { return !linked[d] }), err
+}
+
+// arrivedNaming is in how many manifests a blob that has come is looked up.
+const arrivedNaming = 8
+
+// arrived queues a blob of a mirrored repository if it is a layer. Its manifest, which
+// says so, has usually come before; one that comes later queues the layers that are there.
+func (s *Service) arrived(ctx context.Context, e registry.Event) {
+	d := e.Descriptor.Digest
+	if s.opts.ReadOnly || s.opts.Mode(e.Repo) == Off {
+		return
+	}
+	list, err := s.cat.Naming(ctx, e.Repo, d, arrivedNaming)
+	if err == nil && slices.ContainsFunc(list, func(m catalog.Manifest) bool { return slices.Contains(layersIn(m.Content), d) }) {
+		err = s.Queue(ctx, e.Repo, []oci.Digest{d})
+	}
+	if err != nil {
+		s.log.Error("queue a mirrored layer for conversion", "repo", e.Repo, "layer", d, "err", err)
+	}
+}
+
+// layersIn picks the layers among what an image manifest names, none where it is of
+// another form.
+func layersIn(manifest []byte) []oci.Digest {
+	var image struct {
+		Layers []oci.Descriptor `json:"layers"`
+	}
+	if json.Unmarshal(manifest, &image) != nil {
+		return nil
+	}
+	return layersOf(image.Layers)
 }
 
 // mounted lets a repository use the layer of a Gear image that was mounted from

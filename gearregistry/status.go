@@ -3,7 +3,6 @@ package gearregistry
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"slices"
 	"time"
@@ -120,29 +119,24 @@ func (s *Service) queueManifest(ctx context.Context, row catalog.ManifestRow, ag
 	if err != nil {
 		return 0, err
 	}
-	var image struct {
-		Layers []oci.Descriptor `json:"layers"`
+	layers, err := s.here(ctx, row.Repo, layersIn(m.Content)) // of a mirrored image some may be missing
+	if err != nil {
+		return 0, err
 	}
-	if err := json.Unmarshal(m.Content, &image); err != nil {
-		return 0, nil // of another form, so not an image
-	}
-	for _, l := range image.Layers {
-		if !IsLayer(l.MediaType) {
-			continue
-		}
-		if _, err := s.cat.GearLayer(ctx, l.Digest); !errors.Is(err, catalog.ErrNotFound) {
+	for _, d := range layers {
+		if _, err := s.cat.GearLayer(ctx, d); !errors.Is(err, catalog.ErrNotFound) {
 			if err != nil {
 				return n, err
 			}
 			continue
 		}
-		job, err := s.cat.GearJob(ctx, l.Digest)
+		job, err := s.cat.GearJob(ctx, d)
 		switch {
 		case errors.Is(err, catalog.ErrNotFound):
-			err = s.Queue(ctx, row.Repo, []oci.Digest{l.Digest})
+			err = s.Queue(ctx, row.Repo, []oci.Digest{d})
 			n++
 		case err == nil && job.Attempts > 0 && again:
-			err = s.cat.RequeueGear(ctx, l.Digest)
+			err = s.cat.RequeueGear(ctx, d)
 			s.wake()
 			n++
 		}

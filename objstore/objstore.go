@@ -146,6 +146,18 @@ type Mover interface {
 	Move(ctx context.Context, from, to string) error
 }
 
+// Adopter is the optional ability to make a file of this machine an object without
+// copying it.
+type Adopter interface {
+	// AdoptFile makes the regular file at path the object key, as Commit does with an
+	// upload: durable when it returns nil, never visible in part, in place of an object
+	// that has the key. Nobody may write to the file any more; whoever has it open for
+	// reading can go on. After nil the file is either gone from path or a copy, which
+	// the caller removes. After an error the key is as it was, or holds the whole
+	// object, and the file may be gone: its bytes are then to be written anew.
+	AdoptFile(ctx context.Context, key, path string) error
+}
+
 // Opener is the optional ability to read an object at many places without a
 // request for each.
 type Opener interface {

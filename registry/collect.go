@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"example.org/slipway/cache"
@@ -58,6 +59,8 @@ type collector struct {
 	// perhaps for hours. It is taken before all others.
 	objects sync.RWMutex
 	mu      sync.Mutex
+	// left says that Forget has left objects to be deleted.
+	left atomic.Bool
 	// queued says that manifests without a tag were looked for once; under mu.
 	queued bool
 	// condemning is held from the first keepOrCondemn of a step until settle,
@@ -120,7 +123,7 @@ func (r *Registry) collect(ctx context.Context, o CollectOptions, rep *CollectRe
 	// One time for the whole run: what a step postpones must not be due in the
 	// next, which would never end.
 	now := r.judgingTime()
-	step := catalog.CollectOptions{Before: now, Untagged: o.Untagged || r.opts.DeleteUntagged, DryRun: o.DryRun}
+	step := catalog.CollectOptions{Before: now, Untagged: o.Untagged || r.opts.DeleteUntagged, KeepUntagged: r.opts.Partial, DryRun: o.DryRun}
 	if o.DryRun {
 		step.Max = dryStep
 	}
@@ -144,6 +147,9 @@ func (r *Registry) collect(ctx context.Context, o CollectOptions, rep *CollectRe
 			return fmt.Errorf("collect garbage: %w", err)
 		}
 		if out.Examined == 0 {
+			if !o.DryRun && r.collects.left.Swap(false) {
+				return r.finishDeleting(ctx, rep)
+			}
 			return nil
 		}
 		rep.add(out, o.DryRun)
@@ -233,14 +239,19 @@ func (r *Registry) step(ctx context.Context, o catalog.CollectOptions) (catalog.
 	if err != nil || o.DryRun {
 		return out, last, err
 	}
-	for _, u := range out.Unlinked {
+	r.dropUnlinked(out.Unlinked)
+	return out, last, nil
+}
+
+// dropUnlinked makes RAM follow what the catalogue does not show any more.
+func (r *Registry) dropUnlinked(list []catalog.Unlinked) {
+	for _, u := range list {
 		if u.Manifest {
 			r.ram.Drop(cache.Key{Kind: kindManifest, Repo: u.Repo, Ref: string(u.Digest)})
 		} else {
 			r.ram.Drop(blobKey(u.Repo, u.Digest))
 		}
 	}
-	return out, last, nil
 }
 
 // finishDeleting goes on with deletions that an earlier run, or process, began.

@@ -190,17 +190,28 @@ func (r *Registry) record(ctx context.Context, u *upload, d oci.Digest) (oci.Des
 	if err := r.openObject(ctx, u, 0, false); err != nil {
 		return desc, storeError("continue the upload", err)
 	}
+	return desc, r.putObject(ctx, u, d, func() error {
+		err := u.obj.Commit(ctx, BlobKey(d))
+		u.obj, u.state = nil, ""
+		return err
+	}, func() error {
+		return r.cat.PutBlob(ctx, u.repo, catalog.Blob{Digest: d, Size: u.size}, rowID)
+	})
+}
+
+// putObject puts the object of d into the store and records it. The intent of the upload
+// is durable already. u.mu is held.
+func (r *Registry) putObject(ctx context.Context, u *upload, d oci.Digest, put, record func() error) error {
 	unlock := sync.OnceFunc(r.digests.lock(d))
 	defer unlock()
-	err = u.obj.Commit(ctx, BlobKey(d))
-	u.obj, u.state = nil, ""
 	doing := "store the blob"
+	err := put()
 	if err == nil {
 		doing = "record the blob"
-		err = r.cat.PutBlob(ctx, u.repo, catalog.Blob{Digest: d, Size: u.size}, rowID)
+		err = record()
 	}
 	if err == nil {
-		return desc, nil
+		return nil
 	}
 	if r.replica != nil {
 		unlock()
@@ -208,7 +219,7 @@ func (r *Registry) record(ctx context.Context, u *upload, d oci.Digest) (oci.Des
 	} else {
 		r.unpublish(ctx, u, d)
 	}
-	return desc, storeError(doing, err)
+	return storeError(doing, err)
 }
 
 // unpublish takes away an object that may be in the store, but not in the

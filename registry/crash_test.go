@@ -41,6 +41,7 @@ type site struct {
 	clock *fakeClock
 	// before and after are hooks of the store; they may be nil.
 	before, after atomic.Pointer[func(op, key string) error]
+	hide          bool // that the store can take files as they are
 }
 
 func newSite(t *testing.T) *site {
@@ -70,7 +71,11 @@ func (s *site) start(o registry.Options) *node {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	n := &node{s: s, store: objtest.Faulty(disk, objtest.Faults{
+	var inner objstore.Store = disk
+	if s.hide {
+		inner = noAdopter{disk, disk}
+	}
+	n := &node{s: s, store: objtest.Faulty(inner, objtest.Faults{
 		Before: func(op, key string) error { return call(&s.before, op, key) },
 		After:  func(op, key string) error { return call(&s.after, op, key) },
 	})}

@@ -107,7 +107,7 @@ func (f *fsck) checkManifest(ctx context.Context, m catalog.ManifestRow) error {
 	}
 	named := doc.names()
 	refs, ok, err := f.checkRefs(ctx, m, named)
-	if err != nil || !ok {
+	if err != nil || !ok || f.r.partial(m.Repo) { // what lacks there is fetched when it is asked for
 		return err
 	}
 	for _, d := range named.blobs {

@@ -261,7 +261,7 @@ func (r *Registry) emitPush(ctx context.Context, repo string, doc document, res 
 	if r.opts.OnEvent == nil {
 		return nil
 	}
-	e := Event{Action: ActionPush, Repo: repo, Descriptor: res.Descriptor}
+	e := Event{Action: ActionPush, Repo: repo, Descriptor: res.Descriptor, Mirrored: r.partial(repo)}
 	if doc.Config != nil {
 		e.References = append(e.References, *doc.Config)
 	}
@@ -326,6 +326,10 @@ func (r *Registry) manifestRow(repo string, d oci.Digest, doc document, m oci.Pu
 	}
 	if doc.Subject != nil {
 		row.Subject = doc.Subject.Digest
+	}
+	if r.partial(repo) { // another registry decides what there is
+		row.Optional = doc.names().all()
+		return row, nil
 	}
 	if r.opts.Immutable != nil {
 		row.Immutable = func(tag string) bool { return r.opts.Immutable(repo, tag) }

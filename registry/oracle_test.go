@@ -84,17 +84,22 @@ type oracle struct {
 	t          *testing.T
 	grace      time.Duration
 	untagged   bool
+	mirrors    bool     // layers are adopted by mirrored repositories, and forgotten, meanwhile
 	pool       [][]byte // layers that all writers share
 	writers    []*gcWriter
 }
 
 func runOracle(t *testing.T, store objstore.Store, untagged bool, d time.Duration) {
+	runOracleOf(t, store, &oracle{t: t, untagged: untagged}, d)
+}
+
+func runOracleOf(t *testing.T, store objstore.Store, o *oracle, d time.Duration) {
 	const grace = 500 * time.Millisecond
 	cat, err := catalog.Open(t.Context(), filepath.Join(t.TempDir(), registry.CatalogFile), &catalog.Options{Grace: grace})
 	if err != nil {
 		t.Fatal(err)
 	}
-	reg, err := registry.New(t.Context(), cat, store, &registry.Options{Grace: grace, DeleteUntagged: untagged, Logger: slog.New(slog.DiscardHandler)})
+	reg, err := registry.New(t.Context(), cat, store, &registry.Options{Grace: grace, DeleteUntagged: o.untagged, Partial: mirrored, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -105,7 +110,7 @@ func runOracle(t *testing.T, store objstore.Store, untagged bool, d time.Duratio
 			}
 		}
 	})
-	o := &oracle{Registry: reg, collectors: []*registry.Registry{reg}, t: t, grace: grace, untagged: untagged}
+	o.Registry, o.collectors, o.grace = reg, []*registry.Registry{reg}, grace
 	o.run(cat, store, d)
 }
 
@@ -159,6 +164,13 @@ func (o *oracle) run(cat *catalog.Catalog, store objstore.Store, d time.Duration
 				}
 			}
 		})
+	}
+	if o.mirrors {
+		for i, reg := range o.collectors {
+			for j := range 2 {
+				collector.Go(func() { o.mirror(reg, fmt.Sprintf("up/%d/%d", i, j), stop) })
+			}
+		}
 	}
 	busy.Wait()
 	close(stop)

@@ -39,11 +39,21 @@ func (r *Registry) ResolveBlob(ctx context.Context, repo string, d oci.Digest) (
 	return blobDescriptor(d, b.size), nil
 }
 
-// promise notes that a client is about to be told of content, before the content
+// promise makes sure that content of which a client is about to be told stays for a
+// while: what is not a copy, in which nobody names content that was not looked up in
+// the registry it is a copy of.
+func (r *Registry) promise(ctx context.Context, k promise) (here bool, err error) {
+	if r.partial(k.repo) {
+		return true, nil
+	}
+	return r.promisePush(ctx, k)
+}
+
+// promisePush notes that a client is about to be told of content, before the content
 // is looked up: what the collector takes after that was found to be promised,
 // and what it is taking at this moment is waited for. here is false where the
 // content is known not to be there.
-func (r *Registry) promise(ctx context.Context, k promise) (here bool, err error) {
+func (r *Registry) promisePush(ctx context.Context, k promise) (here bool, err error) {
 	for {
 		wait := r.seen.add(k.seenKey, r.now())
 		if wait == nil {

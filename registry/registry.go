@@ -16,6 +16,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -48,6 +49,9 @@ type Event struct {
 	References []oci.Descriptor
 	// FromRepo is where a mounted blob came from.
 	FromRepo string
+	// Mirrored says that no client pushed it: it came from the registry of which the
+	// repository is a copy; see Options.Partial.
+	Mirrored bool
 	Time     time.Time
 }
 
@@ -80,6 +84,12 @@ type Options struct {
 	// MissingPlatforms tells whether an index of a repository may name a
 	// manifest that is not there; default: none may.
 	MissingPlatforms func(repo string, d oci.Descriptor) bool
+	// Partial tells of a repository that it is a copy of one in another registry, of
+	// which only what was asked for is here; default: none is. Its manifests may name
+	// what is not here, its tags move as they do there, and it is changed by
+	// AdoptBlob, Forget and the like. What nobody pushes there waits for no grace
+	// period.
+	Partial func(repo string) bool
 	// Immutable tells whether a tag, once it exists, may not be moved or
 	// removed; default: every tag may.
 	Immutable func(repo, tag string) bool
@@ -182,6 +192,8 @@ type Registry struct {
 	// up to 48 MiB for a moment.
 	parsing  chan struct{}
 	collects collector
+	// mirrored is what MirrorAdded returns.
+	mirrored atomic.Int64
 	clock    clockWatch
 	metrics  metrics
 	// holdBack is until when the collector takes nothing; see keep.

@@ -243,13 +243,19 @@ func (s *Store) keeps(key string) bool {
 // Unwrap returns the store inside. See [objstore.As].
 func (s *Store) Unwrap() objstore.Store { return s.inner }
 
-// Adapt takes part in moves and uploads. See [objstore.Adapter].
+// Adapt takes part in moves, uploads and adoptions. See [objstore.Adapter].
 func (s *Store) Adapt(target any) bool {
 	switch t := target.(type) {
 	case *objstore.Mover:
 		inner, ok := objstore.As[objstore.Mover](s.inner)
 		if ok {
 			*t = mover{s, inner}
+		}
+		return ok
+	case *objstore.Adopter:
+		inner, ok := objstore.As[objstore.Adopter](s.inner)
+		if ok {
+			*t = adopter{s, inner}
 		}
 		return ok
 	case *objstore.KeyedUploader:
@@ -300,6 +306,18 @@ func (m mover) Move(ctx context.Context, from, to string) error {
 	defer m.s.change(from).end(nil)
 	defer m.s.change(to).end(nil)
 	return m.inner.Move(ctx, from, to)
+}
+
+// adopter drops what is kept under the key of an adopted file. The file's bytes are not
+// kept: they come in when they are asked for.
+type adopter struct {
+	s     *Store
+	inner objstore.Adopter
+}
+
+func (a adopter) AdoptFile(ctx context.Context, key, path string) error {
+	defer a.s.change(key).end(nil)
+	return a.inner.AdoptFile(ctx, key, path)
 }
 
 // change is one or more changes of an object under way.

@@ -32,6 +32,11 @@
 // marked them clean, so that a second fdatasync succeeds without the bytes
 // being on the disk. Hence a failure there is final: the upload is removed.
 //
+// AdoptFile does to a file from elsewhere what Commit does to an upload, beginning
+// with fdatasync. A file of another file system is copied. A power cut right after the
+// rename leaves the old name or the new one, on file systems where rename is one
+// change of the journal (ext4, XFS, btrfs).
+//
 // Suspend does not sync. A suspended upload survives the death of the process.
 // After a power cut it may be shorter, which Resume reports as ErrNotExist; on
 // a file system that updates the size before the data (ext4 with
@@ -104,6 +109,7 @@ var (
 	_ objstore.UploadSweeper = (*Store)(nil)
 	_ objstore.Mover         = (*Store)(nil)
 	_ objstore.Opener        = (*Store)(nil)
+	_ objstore.Adopter       = (*Store)(nil)
 )
 
 // New opens the store in the directory root, and makes it if it is missing.

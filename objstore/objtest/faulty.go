@@ -27,6 +27,7 @@ const (
 	OpSuspend   = "suspend"
 	OpCommit    = "commit"
 	OpCancel    = "cancel"
+	OpAdopt     = "adopt"
 )
 
 // Faults are the hooks of a faulty store. A nil hook does nothing. Hooks may
@@ -42,7 +43,8 @@ type Faults struct {
 }
 
 // Faulty returns a store that does what inner does, unless a hook says
-// otherwise. It is an [objstore.UploadSweeper] if inner is one.
+// otherwise. It is an [objstore.UploadSweeper] if inner is one, and gives the ability
+// of an [objstore.Adopter].
 func Faulty(inner objstore.Store, f Faults) objstore.Store {
 	s := &faulty{inner, f}
 	if sw, ok := inner.(objstore.UploadSweeper); ok {
@@ -149,6 +151,28 @@ func (s *faulty) Abandon(ctx context.Context, state string) error {
 }
 
 func (s *faulty) Close() error { return s.inner.Close() }
+
+// Adapt gives the ability of an [objstore.Adopter] if the inner store has it.
+func (s *faulty) Adapt(target any) bool {
+	t, ok := target.(*objstore.Adopter)
+	if !ok {
+		return false
+	}
+	inner, ok := objstore.As[objstore.Adopter](s.inner)
+	if ok {
+		*t = &faultyAdopter{&s.f, inner}
+	}
+	return ok
+}
+
+type faultyAdopter struct {
+	f     *Faults
+	inner objstore.Adopter
+}
+
+func (a *faultyAdopter) AdoptFile(ctx context.Context, key, path string) error {
+	return a.f.around(OpAdopt, key, func() error { return a.inner.AdoptFile(ctx, key, path) })
+}
 
 type faultySweeper struct {
 	*faulty

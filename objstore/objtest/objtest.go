@@ -74,6 +74,9 @@ func Run(t *testing.T, open func(t *testing.T) objstore.Store, o *Options) {
 		{"Suspend many", (*suite).suspendMany},
 		{"Commit and delete race", (*suite).commitDeleteRace},
 		{"Sweep uploads", (*suite).sweep},
+		{"Adopt files", (*suite).adopt},
+		{"Adopt fails", (*suite).adoptFails},
+		{"Adopt race", (*suite).adoptRace},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := open(t)

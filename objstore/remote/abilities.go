@@ -17,6 +17,8 @@ func (s *Store) Adapt(target any) bool {
 	switch t := target.(type) {
 	case *objstore.Mover:
 		return adapt(s, t, func(in objstore.Mover) objstore.Mover { return &mover{s, in} })
+	case *objstore.Adopter:
+		return adapt(s, t, func(in objstore.Adopter) objstore.Adopter { return &adopter{s, in} })
 	case *objstore.Opener:
 		return adapt(s, t, func(in objstore.Opener) objstore.Opener { return &opener{s, in} })
 	case *objstore.Redirector:
@@ -57,6 +59,24 @@ func (m *mover) Move(ctx context.Context, from, to string) error {
 		}
 		return err
 	})
+}
+
+type adopter struct {
+	s     *Store
+	inner objstore.Adopter
+}
+
+// AdoptFile implements [objstore.Adopter]. It is not repeated: after an error the file
+// may be gone.
+func (a *adopter) AdoptFile(ctx context.Context, key, path string) error {
+	if err := a.s.enter(ctx); err != nil {
+		return err
+	}
+	defer a.s.leave()
+	begin := time.Now()
+	err := bounded(ctx, a.s.o.CommitTimeout, func(ctx context.Context) error { return a.inner.AdoptFile(ctx, key, path) })
+	a.s.metrics.done(actionAdopt, begin, err)
+	return err
 }
 
 type redirector struct {

@@ -20,6 +20,7 @@ const (
 	actionDelete  = "Delete"
 	actionList    = "Walk"
 	actionMove    = "Move"
+	actionAdopt   = "Adopt"
 	actionURL     = "RedirectURL"
 	actionUpload  = "Writer"
 	actionResume  = "Resume"

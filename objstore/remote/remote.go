@@ -77,7 +77,7 @@ type Options struct {
 	// Timeout bounds each try of a small operation and the time to the first byte
 	// of a large one. Default 30 s.
 	Timeout time.Duration
-	// CommitTimeout bounds Commit, Move and Suspend, which may copy an object.
+	// CommitTimeout bounds Commit, Move, AdoptFile and Suspend, which may copy an object.
 	// Default 15 min.
 	CommitTimeout time.Duration
 	// Stall is how long a Get may be without a byte while somebody waits for one.

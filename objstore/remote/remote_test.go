@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -416,6 +418,16 @@ func TestAbilities(t *testing.T) {
 	}
 	if n, _, err := sweeper.SweepUploads(ctx, time.Now(), func(string) bool { return false }); n != 0 || err != nil {
 		t.Errorf("SweepUploads: got %d, %v", n, err)
+	}
+	adopter, ok := objstore.As[objstore.Adopter](s)
+	if !ok {
+		t.Fatal("no Adopter")
+	}
+	path := filepath.Join(t.TempDir(), "file")
+	must(t, os.WriteFile(path, []byte("adopted"), 0o600))
+	must(t, adopter.AdoptFile(ctx, "c", path))
+	if info, err := s.Stat(ctx, "c"); err != nil || info.Size != 7 {
+		t.Errorf("Stat of what was adopted: got %+v, %v", info, err)
 	}
 	if _, ok := objstore.As[objstore.Redirector](s); ok {
 		t.Error("the file system store redirects")

@@ -1,0 +1,150 @@
+package catalog
+
+import (
+	"context"
+	"database/sql"
+	"strings"
+	"time"
+
+	"example.org/slipway/oci"
+)
+
+// lastPull is when a manifest m was last pulled: by a tag, by digest or, of an index,
+// one of the manifests it names. Many clients ask for a tag with HEAD and pull by
+// digest.
+const lastPull = `(SELECT MAX(u.at) FROM (SELECT m.pulled_at AS at
+	UNION ALL SELECT t.pulled_at FROM tags t WHERE t.manifest_id = m.id
+	UNION ALL SELECT c.pulled_at FROM refs f JOIN manifests c ON c.repo_id = f.repo_id AND c.blob_id = f.blob_id WHERE f.manifest_id = m.id) u)`
+
+// lastUse is lastPull, or when the manifest came, if that was later.
+const lastUse = `(SELECT CASE WHEN p.at > m.created_at THEN p.at ELSE m.created_at END FROM (SELECT ` + lastPull + ` AS at) p)`
+
+// ImageQuery says which images to list.
+type ImageQuery struct {
+	// Prefix of the names of repositories.
+	Prefix string
+	// AfterRepo and AfterID, or with LeastUsed AfterUsed and AfterID, are of the last
+	// image of the page before.
+	AfterRepo string
+	AfterID   int64
+	AfterUsed time.Time
+	// Limit of the page.
+	Limit int
+	// LeastUsed orders by last use; else by repository, and in it by when they came.
+	LeastUsed bool
+	// UsedBefore, unless zero: only those last used before.
+	UsedBefore time.Time
+}
+
+// Image is a manifest that is not only a part of an image: it has a tag, or no index of
+// its repository names it and it does not refer to a manifest that is there.
+type Image struct {
+	ID        int64
+	Repo      string
+	Digest    oci.Digest
+	MediaType string
+	// Tags in byte order.
+	Tags []string
+	// Size in bytes of what its repository has of it, each content once: manifests,
+	// configs and layers. Missing are the contents it names that are not there.
+	Size, Missing int64
+	// Created is when the manifest came.
+	Created time.Time
+	// LastPull is zero if it was never pulled, Used the later of the two.
+	LastPull, Used time.Time
+
+	repoID int64
+}
+
+// Images lists images. The cost of a page by LeastUsed grows with the number of images
+// under the prefix.
+func (c *Catalog) Images(ctx context.Context, q ImageQuery) ([]Image, error) {
+	from, to := prefixRange(q.Prefix)
+	after, order := `(r.name, m.id) > (?, ?)`, `name, id`
+	args := []any{max(from, q.AfterRepo), to, q.AfterRepo, q.AfterID}
+	if q.LeastUsed {
+		after, order = `(`+lastUse+`, m.id) > (?, ?)`, `used, id`
+		args = []any{from, to, toMillis(q.AfterUsed), q.AfterID}
+		ctx = whole(ctx)
+	}
+	if !q.UsedBefore.IsZero() {
+		after += ` AND ` + lastUse + ` < ?`
+		args = append(args, q.UsedBefore.UnixMilli())
+	}
+	var out []Image
+	err := c.db.rows(ctx, `SELECT m.id AS id, m.repo_id, r.name AS name, b.digest, m.media_type, m.created_at, `+lastPull+`, `+lastUse+` AS used
+		FROM repositories r
+		CROSS JOIN manifests m ON m.repo_id = r.id
+		CROSS JOIN blobs b ON b.id = m.blob_id
+		WHERE r.name >= ? AND r.name < ? AND `+after+`
+			AND (EXISTS (SELECT 1 FROM tags t WHERE t.manifest_id = m.id)
+			OR NOT EXISTS (SELECT 1 FROM refs f WHERE f.repo_id = m.repo_id AND f.blob_id = m.blob_id)
+			AND NOT EXISTS (SELECT 1 FROM blobs s JOIN manifests o ON o.repo_id = m.repo_id AND o.blob_id = s.id WHERE s.digest = m.subject))
+		ORDER BY `+order+` LIMIT ?`, append(args, q.Limit), func(r *sql.Rows) error {
+		var i Image
+		var created, pulled, used int64
+		err := r.Scan(&i.ID, &i.repoID, &i.Repo, &i.Digest, &i.MediaType, &created, &pulled, &used)
+		i.Created, i.LastPull, i.Used = fromMillis(created), fromMillis(pulled), fromMillis(used)
+		out = append(out, i)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	for i := range out {
+		if err := c.describeImage(ctx, &out[i]); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// prefixRange returns the bounds of the names of repositories that begin with a prefix:
+// these have no byte above 'z'.
+func prefixRange(prefix string) (from, to string) { return prefix, prefix + "~" }
+
+// describeImage fills in what is not in the image's own row.
+func (c *Catalog) describeImage(ctx context.Context, i *Image) (err error) {
+	if i.Tags, err = c.names(ctx, `SELECT name FROM tags WHERE manifest_id = ? ORDER BY name`, i.ID); err != nil {
+		return err
+	}
+	return c.db.row(ctx, `WITH RECURSIVE parts(id) AS (SELECT m.id FROM manifests m WHERE m.id = ?
+			UNION SELECT c.id FROM parts p JOIN refs f ON f.manifest_id = p.id JOIN manifests c ON c.repo_id = f.repo_id AND c.blob_id = f.blob_id),
+		named(blob_id) AS (SELECT m.blob_id FROM parts p JOIN manifests m ON m.id = p.id
+			UNION SELECT f.blob_id FROM parts p JOIN refs f ON f.manifest_id = p.id),
+		found(size, here) AS (SELECT b.size, CASE WHEN b.state = 1 AND (EXISTS (SELECT 1 FROM links l WHERE l.repo_id = ? AND l.blob_id = b.id)
+			OR EXISTS (SELECT 1 FROM manifests o WHERE o.repo_id = ? AND o.blob_id = b.id)) THEN 1 ELSE 0 END
+			FROM named n JOIN blobs b ON b.id = n.blob_id)
+		SELECT COALESCE(SUM(size * here), 0), COALESCE(SUM(1 - here), 0) FROM found`, []any{i.ID, i.repoID, i.repoID}, &i.Size, &i.Missing)
+}
+
+// RepositoryUsage is what some repositories hold.
+type RepositoryUsage struct {
+	Repositories, Manifests int64
+	// Bytes of the contents they show, each once; OnlyBytes of those that no other
+	// repository shows.
+	Bytes, OnlyBytes int64
+}
+
+// Usage counts what the repositories hold whose names begin with one of the prefixes. It
+// reads all their links: about a second for 100,000 of them.
+func (c *Catalog) Usage(ctx context.Context, prefixes ...string) (RepositoryUsage, error) {
+	var u RepositoryUsage
+	if len(prefixes) == 0 {
+		return u, nil
+	}
+	var args []any
+	for _, p := range prefixes {
+		from, to := prefixRange(p)
+		args = append(args, from, to)
+	}
+	const elsewhere = `repo_id NOT IN (SELECT id FROM chosen)`
+	err := c.db.row(whole(ctx), `WITH chosen(id) AS (SELECT id FROM repositories WHERE `+strings.Repeat(`name >= ? AND name < ? OR `, len(prefixes)-1)+`name >= ? AND name < ?),
+		shown(blob_id) AS (SELECT l.blob_id FROM chosen r CROSS JOIN links l ON l.repo_id = r.id
+			UNION SELECT m.blob_id FROM chosen r CROSS JOIN manifests m ON m.repo_id = r.id)
+		SELECT (SELECT COUNT(*) FROM chosen), (SELECT COUNT(*) FROM manifests WHERE repo_id IN (SELECT id FROM chosen)),
+			COALESCE(SUM(b.size), 0), COALESCE(SUM(CASE WHEN EXISTS (SELECT 1 FROM links WHERE blob_id = b.id AND `+elsewhere+`)
+				OR EXISTS (SELECT 1 FROM manifests WHERE blob_id = b.id AND `+elsewhere+`) THEN 0 ELSE b.size END), 0)
+		FROM shown s CROSS JOIN blobs b ON b.id = s.blob_id WHERE b.state = 1`, args, &u.Repositories, &u.Manifests, &u.Bytes, &u.OnlyBytes)
+	return u, err
+}

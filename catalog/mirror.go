@@ -1,0 +1,234 @@
+package catalog
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"time"
+
+	"example.org/slipway/oci"
+)
+
+// AdoptBlob is PutBlob for a repository that is a copy of another registry's: its
+// manifests come before what they name. A content that one names is not queued for
+// the collector, as it stays until the manifest goes. added says that the content was
+// not stored before. Errors: ErrBusy, ErrDeleting.
+func (c *Catalog) AdoptBlob(ctx context.Context, repo string, b Blob, uploadID string) (added bool, err error) {
+	err = c.db.write(ctx, func(t *tx) error {
+		if err := t.mayRecord(b, uploadID); err != nil {
+			return err
+		}
+		now := t.now()
+		repoID, err := t.repository(repo, now)
+		if err != nil {
+			return err
+		}
+		var blobID int64
+		if blobID, added, err = t.storeNew(b, now); err != nil {
+			return err
+		}
+		if err := t.endUpload(uploadID); err != nil {
+			return err
+		}
+		return t.linkNamed(repoID, blobID, now, now+c.grace.Milliseconds())
+	})
+	return added && err == nil, err
+}
+
+// LinkStored is LinkBlob for a repository that is a copy of another registry's; see
+// AdoptBlob. Errors: ErrNotStored.
+func (c *Catalog) LinkStored(ctx context.Context, repo string, d oci.Digest) (Blob, error) {
+	b := Blob{Digest: d}
+	err := c.db.write(ctx, func(t *tx) error {
+		blobID, err := t.liveBlob(&b)
+		if err != nil {
+			return err
+		}
+		now := t.now()
+		repoID, err := t.repository(repo, now)
+		if err != nil {
+			return err
+		}
+		return t.linkNamed(repoID, blobID, now, now+c.grace.Milliseconds())
+	})
+	return b, err
+}
+
+// linkNamed is link for a content that a manifest of the repository may name already:
+// then the collector need not look at it before that manifest goes, which queues it.
+func (t *tx) linkNamed(repoID, blobID, now, due int64) error {
+	n, err := t.exec(`INSERT INTO links (repo_id, blob_id, created_at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING`, repoID, blobID, now)
+	if err != nil {
+		return err
+	}
+	if n == 0 {
+		_, err = t.exec(`UPDATE gc_queue SET due_at = ? WHERE kind = 0 AND repo_id = ? AND blob_id = ?`, due, repoID, blobID)
+		return err
+	}
+	_, err = t.exec(`INSERT INTO gc_queue (kind, repo_id, blob_id, due_at) SELECT 0, CAST(? AS BIGINT), CAST(? AS BIGINT), CAST(? AS BIGINT)
+		WHERE NOT EXISTS (SELECT 1 FROM refs WHERE repo_id = ? AND blob_id = ?)
+		ON CONFLICT (kind, repo_id, blob_id) DO UPDATE SET due_at = excluded.due_at`, repoID, blobID, due, repoID, blobID)
+	return err
+}
+
+// Naming returns at most n manifests of a repository that name a content, the latest
+// first.
+func (c *Catalog) Naming(ctx context.Context, repo string, d oci.Digest, n int) ([]Manifest, error) {
+	var out []Manifest
+	err := c.db.rows(ctx, `SELECT `+manifestColumns+` FROM repositories r
+		CROSS JOIN blobs n ON n.digest = ?
+		CROSS JOIN refs f ON f.repo_id = r.id AND f.blob_id = n.id
+		CROSS JOIN manifests m ON m.id = f.manifest_id
+		CROSS JOIN blobs b ON b.id = m.blob_id AND b.state = 1
+		WHERE r.name = ? ORDER BY m.id DESC LIMIT ?`, []any{string(d), repo, n}, func(r *sql.Rows) error {
+		m, err := scanManifest(r.Scan)
+		out = append(out, m)
+		return err
+	})
+	return out, err
+}
+
+// Linked tells which of the contents a repository shows.
+func (c *Catalog) Linked(ctx context.Context, repo string, digests []oci.Digest) (map[oci.Digest]bool, error) {
+	out := make(map[oci.Digest]bool, len(digests))
+	err := inParts(digests, func(part []oci.Digest) error {
+		args := make([]any, 0, len(part)+1)
+		for _, d := range part {
+			args = append(args, string(d))
+		}
+		return c.db.rows(ctx, `SELECT b.digest FROM blobs b WHERE b.digest IN (`+marks("?", len(part))+`) AND b.state = 1
+			AND EXISTS (SELECT 1 FROM repositories r JOIN links l ON l.repo_id = r.id AND l.blob_id = b.id WHERE r.name = ?)`,
+			append(args, repo), func(r *sql.Rows) error {
+				var d oci.Digest
+				err := r.Scan(&d)
+				out[d] = true
+				return err
+			})
+	})
+	return out, err
+}
+
+// DroppedImages is what DropImages took out of a repository.
+type DroppedImages struct {
+	// Tags that are gone.
+	Tags []string
+	// Collected are the manifests and blobs that are gone, and what of their contents
+	// nothing needs any more. Its Objects are to be deleted, and given to Forget.
+	Collected
+}
+
+// DropImages removes manifests of a repository with their tags, what only they kept in
+// it (the manifests an index names, those that refer to it), and the blobs that no
+// other manifest of the repository names. What no repository shows then is dropped at
+// once, without a grace period: nobody may have been told that it is there, but to pull
+// it. Digests that are not there are passed over, and so, unless the time is zero, are
+// images that came or were pulled at or after usedBefore.
+func (c *Catalog) DropImages(ctx context.Context, repo string, usedBefore time.Time, digests ...oci.Digest) (DroppedImages, error) {
+	var out DroppedImages
+	err := c.db.write(ctx, func(t *tx) error {
+		out = DroppedImages{}
+		repoID, err := t.findRepository(repo)
+		if err == ErrNoRepository {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		for _, d := range digests {
+			if err := t.dropImage(repo, repoID, d, usedBefore, &out); err != nil {
+				return err
+			}
+		}
+		return c.takeFreed(t, &out.Collected)
+	})
+	if err != nil {
+		out = DroppedImages{}
+	}
+	return out, err
+}
+
+// dropImage removes a manifest and what it kept, and queues what that frees as such.
+func (t *tx) dropImage(repo string, repoID int64, d oci.Digest, usedBefore time.Time, out *DroppedImages) error {
+	m := retired{digest: d}
+	var used int64
+	err := t.row(`SELECT m.id, m.blob_id, `+lastUse+` FROM blobs b JOIN manifests m ON m.repo_id = ? AND m.blob_id = b.id WHERE b.digest = ?`,
+		[]any{repoID, string(d)}, &m.id, &m.blobID, &used)
+	if err == ErrNotFound || err == nil && !usedBefore.IsZero() && used >= usedBefore.UnixMilli() {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	tags, err := t.tagsOf(m.id)
+	if err != nil {
+		return err
+	}
+	for _, tag := range tags {
+		t.changed(ChangeTag, repo, tag)
+	}
+	out.Tags = append(out.Tags, tags...)
+	kept, err := t.keptBy(repoID, m)
+	if err != nil {
+		return err
+	}
+	if err := t.removeManifest(repoID, m.id, m.blobID, dueFreed); err != nil {
+		return err
+	}
+	gone := []oci.Digest{d}
+	for _, k := range kept {
+		more, err := t.retire(repoID, k, dueFreed, nil)
+		if err != nil {
+			return err
+		}
+		gone = append(gone, more...)
+	}
+	for _, d := range gone {
+		t.changed(ChangeManifest, repo, string(d))
+		out.Unlinked = append(out.Unlinked, Unlinked{Repo: repo, Digest: d, Manifest: true})
+	}
+	return nil
+}
+
+// takeFreed collects what is queued as freed, and what that frees in turn.
+func (c *Catalog) takeFreed(t *tx, out *Collected) error {
+	for {
+		list, err := t.due(CollectOptions{Max: 1024, Before: time.UnixMilli(0), After: &Candidate{due: dueFreed - 1}})
+		if err != nil || len(list) == 0 {
+			return err
+		}
+		for i := range list {
+			if err := c.collectOne(t, &list[i], CollectOptions{}, out); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// DropBlob takes a blob out of a repository although manifests name it. As with
+// DropImages, its content is dropped at once if no other repository shows it. Errors:
+// ErrNotFound.
+func (c *Catalog) DropBlob(ctx context.Context, repo string, d oci.Digest) (Collected, error) {
+	var out Collected
+	err := c.db.write(ctx, func(t *tx) error {
+		out = Collected{}
+		k := Candidate{kind: gcBlob, repo: repo, digest: d, present: true}
+		err := t.row(`SELECT r.id, b.id, b.size, b.content IS NOT NULL FROM repositories r
+			JOIN blobs b ON b.digest = ? AND b.state = 1
+			JOIN links l ON l.repo_id = r.id AND l.blob_id = b.id
+			WHERE r.name = ?`, []any{string(d), repo}, &k.repoID, &k.blobID, &k.size, &k.inline)
+		if err != nil {
+			return err
+		}
+		if err := t.unlink(&k, &out); err != nil {
+			return err
+		}
+		if err := t.dropContent(&k, &out); err != nil {
+			return err
+		}
+		return t.dropRepository(k.repoID)
+	})
+	if errors.Is(err, ErrNotFound) {
+		return Collected{}, ErrNotFound
+	}
+	return out, err
+}

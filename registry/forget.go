@@ -1,0 +1,150 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"example.org/slipway/catalog"
+	"example.org/slipway/oci"
+)
+
+// ForgetOptions of [Registry.Forget]. The zero value works.
+type ForgetOptions struct {
+	// UsedBefore, unless zero, spares images that came or were pulled at that time or
+	// later: somebody may have begun to pull one since it was chosen.
+	UsedBefore time.Time
+}
+
+// Forgotten is what was removed of mirrored repositories.
+type Forgotten struct {
+	// Manifests and Blobs that their repository does not show any more.
+	Manifests int `json:"manifests"`
+	Blobs     int `json:"blobs"`
+	// Contents that nobody shows any more, and their bytes.
+	Contents int   `json:"contents"`
+	Bytes    int64 `json:"bytes"`
+	// Later says that the bytes of some are freed by the next collection.
+	Later bool `json:"later,omitempty"`
+}
+
+// Add adds what another call has removed.
+func (f *Forgotten) Add(o Forgotten) {
+	f.Manifests += o.Manifests
+	f.Blobs += o.Blobs
+	f.Contents += o.Contents
+	f.Bytes += o.Bytes
+	f.Later = f.Later || o.Later
+}
+
+const (
+	// forgetStep is how many images one change of the catalogue removes.
+	forgetStep = 16
+	// forgetPatience is how long Forget waits for a collection or backup to end
+	// before it leaves objects to the next collection.
+	forgetPatience = 2 * time.Second
+)
+
+// Forget removes images of a mirrored repository, named by the digests of their
+// manifests or indexes: their tags, what only they kept of the repository's manifests,
+// and the blobs that no other manifest of it names. Content that no other repository
+// shows is deleted at once. Digests that are not there are passed over.
+//
+// No grace period is needed: that is for pushes, which name what a client was told is
+// there, and nobody pushes to a mirrored repository. A push to another repository has
+// the content shown there, and then it stays, or has not yet, and then it brings the
+// bytes and records them under the lock of the digest, or with the claims that replicas
+// agree by, like a push that meets the collector.
+func (r *Registry) Forget(ctx context.Context, repo string, o ForgetOptions, digests ...oci.Digest) (Forgotten, error) {
+	var sum Forgotten
+	if err := r.mayMirror(repo); err != nil {
+		return sum, err
+	}
+	if !o.UsedBefore.IsZero() {
+		if err := r.flushPulls(ctx); err != nil {
+			return sum, fmt.Errorf("record the times of last pulls: %w", err)
+		}
+	}
+	for part := range slices.Chunk(digests, forgetStep) {
+		out, err := r.cat.DropImages(ctx, repo, o.UsedBefore, part...)
+		if err != nil {
+			return sum, storeError("forget images of "+repo, err)
+		}
+		for _, tag := range out.Tags {
+			r.ram.Drop(tagKey(repo, tag))
+		}
+		f, err := r.forgotten(ctx, out.Collected)
+		if sum.Add(f); err != nil {
+			return sum, err
+		}
+	}
+	return sum, nil
+}
+
+// ForgetTag removes a tag of a mirrored repository and nothing else: what it pointed at
+// can still be pulled by digest. It is no error if the tag is not there.
+func (r *Registry) ForgetTag(ctx context.Context, repo, tag string) error {
+	if err := r.mayMirror(repo); err != nil {
+		return err
+	}
+	err := r.cat.DeleteTag(ctx, repo, tag, nil)
+	if err != nil && !errors.Is(err, catalog.ErrNotFound) {
+		return storeError("forget tag "+tag, err)
+	}
+	r.ram.Drop(tagKey(repo, tag))
+	return nil
+}
+
+// ForgetBlob takes a blob out of a mirrored repository although manifests name it, as a
+// copy that turned out to be damaged. It is no error if it is not there.
+func (r *Registry) ForgetBlob(ctx context.Context, repo string, d oci.Digest) error {
+	if err := r.mayMirror(repo); err != nil {
+		return err
+	}
+	out, err := r.cat.DropBlob(ctx, repo, d)
+	if errors.Is(err, catalog.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return storeError(fmt.Sprintf("forget blob %s", d), err)
+	}
+	_, err = r.forgotten(ctx, out)
+	return err
+}
+
+// forgotten makes RAM and the object store follow what the catalogue has dropped.
+func (r *Registry) forgotten(ctx context.Context, out catalog.Collected) (Forgotten, error) {
+	r.dropUnlinked(out.Unlinked)
+	var rep CollectReport
+	rep.add(out, false)
+	f := Forgotten{Manifests: rep.Manifests, Blobs: rep.Blobs, Contents: rep.Contents, Bytes: rep.Bytes}
+	r.mirrored.Add(-f.Bytes)
+	if len(out.Objects) == 0 {
+		return f, nil
+	}
+	var err error
+	f.Later, err = r.deleteSoon(ctx, out.Objects)
+	return f, err
+}
+
+// deleteSoon deletes objects that the catalogue has dropped, unless a backup needs every
+// object to stay: then, and where a collection takes long, the next one does it.
+func (r *Registry) deleteSoon(ctx context.Context, objects []catalog.Blob) (later bool, err error) {
+	wait, cancel := context.WithTimeout(ctx, forgetPatience)
+	defer cancel()
+	if lockPatiently(wait, r.collects.objects.TryLock) != nil {
+		r.collects.left.Store(true)
+		return true, ctx.Err()
+	}
+	defer r.collects.objects.Unlock()
+	held, release, mine, err := r.alone(ctx, leaseCollect, "forget")
+	if err != nil || !mine {
+		r.collects.left.Store(true)
+		return true, err
+	}
+	defer release()
+	granted, err := r.deleteObjects(held, objects)
+	return granted < len(objects) || err != nil, because(held, err)
+}

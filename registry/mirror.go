@@ -1,0 +1,242 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"time"
+
+	"example.org/slipway/catalog"
+	"example.org/slipway/objstore"
+	"example.org/slipway/oci"
+)
+
+// adoptWithin bounds how long it takes to store what was adopted.
+const adoptWithin = 10 * time.Minute
+
+// partial tells whether a repository is a copy; see Options.Partial.
+func (r *Registry) partial(repo string) bool { return r.opts.Partial != nil && r.opts.Partial(repo) }
+
+// mayMirror refuses changes that only copies of other registries' repositories see.
+func (r *Registry) mayMirror(repo string) error {
+	if err := r.writable(); err != nil {
+		return err
+	}
+	if err := oci.CheckName(repo); err != nil {
+		return err
+	}
+	if !r.partial(repo) {
+		return oci.Errorf(oci.CodeUnsupported, "repository %s is no copy of one in another registry", repo)
+	}
+	return nil
+}
+
+// AdoptBlob makes a file a blob of a mirrored repository (see Options.Partial). The
+// caller has made sure that the size bytes of the file have the digest d, and nobody
+// writes to it any more; whoever has it open can go on reading. Where the object store
+// can take the file as it is ([objstore.Adopter]) nothing is copied.
+//
+// The blob is durable when it returns nil, and the file is gone. After an error it may
+// be gone, too: then its bytes are to be fetched again. A content that is stored already
+// is only linked. Once begun, the outcome does not depend on ctx.
+func (r *Registry) AdoptBlob(ctx context.Context, repo string, d oci.Digest, size int64, path string) (oci.Descriptor, error) {
+	if err := errors.Join(r.mayMirror(repo), oci.CheckDigest(d)); err != nil {
+		return oci.Descriptor{}, err
+	}
+	info, err := os.Lstat(path)
+	if err != nil {
+		return oci.Descriptor{}, fmt.Errorf("look at the file that is to be blob %s: %w", d, err)
+	}
+	if !info.Mode().IsRegular() || info.Size() != size {
+		return oci.Descriptor{}, fmt.Errorf("what is to be blob %s is no file of %d bytes", d, size)
+	}
+	var desc oci.Descriptor
+	if size <= catalog.InlineMax {
+		var content []byte
+		if content, err = os.ReadFile(path); err == nil && int64(len(content)) != size {
+			err = fmt.Errorf("the file that is to be blob %s has changed", d)
+		}
+		if err == nil {
+			desc, err = r.AdoptBytes(ctx, repo, d, content)
+		}
+	} else {
+		desc, err = r.adoptObject(ctx, repo, d, size, func(ctx context.Context, u *upload) (func() error, error) {
+			return r.adoptFile(ctx, u, d, size, path)
+		})
+	}
+	if err != nil {
+		return desc, err
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		r.log.Warn("remove a file whose bytes are a blob", "digest", d, "err", err)
+	}
+	return desc, nil
+}
+
+// AdoptBytes is AdoptBlob for bytes in RAM, which must not be changed before it
+// returns: for contents of up to a MiB or so. What several callers adopt at the same
+// time is recorded with one transaction, and up to [catalog.InlineMax] bytes need
+// nothing else.
+func (r *Registry) AdoptBytes(ctx context.Context, repo string, d oci.Digest, content []byte) (oci.Descriptor, error) {
+	if err := errors.Join(r.mayMirror(repo), oci.CheckDigest(d)); err != nil {
+		return oci.Descriptor{}, err
+	}
+	if content == nil {
+		content = []byte{}
+	}
+	size := int64(len(content))
+	k := blobKey(repo, d)
+	epoch := r.ram.Epoch(k)
+	desc := blobDescriptor(d, size)
+	var err error
+	if size <= catalog.InlineMax {
+		desc, err = r.adoptInline(ctx, repo, d, content)
+	} else {
+		desc, err = r.adoptObject(ctx, repo, d, size, func(ctx context.Context, _ *upload) (func() error, error) {
+			return func() error { return r.store.Put(ctx, BlobKey(d), content, false) }, nil
+		})
+	}
+	if err == nil && size <= ramBlobMax { // what was just pulled is soon pulled again
+		r.remember(k, epoch, ramBlob{size, content}.head(), content)
+	}
+	return desc, err
+}
+
+func (r *Registry) adoptInline(ctx context.Context, repo string, d oci.Digest, content []byte) (oci.Descriptor, error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), adoptWithin)
+	defer cancel()
+	desc := blobDescriptor(d, int64(len(content)))
+	added, err := r.cat.AdoptBlob(ctx, repo, catalog.Blob{Digest: d, Size: desc.Size, Content: content}, "")
+	if err != nil {
+		return oci.Descriptor{}, storeError("record the blob", err)
+	}
+	return desc, r.adopted(ctx, repo, desc, added)
+}
+
+// adopted tells of a blob that a mirrored repository shows from now on.
+func (r *Registry) adopted(ctx context.Context, repo string, desc oci.Descriptor, added bool) error {
+	if added {
+		r.mirrored.Add(desc.Size)
+	}
+	return r.emit(ctx, Event{Action: ActionPush, Repo: repo, Blob: true, Descriptor: desc, Mirrored: true})
+}
+
+// adoptObject makes an object of the store a blob, by the way of an upload, which names
+// it for recovery. prepare does what can be done before the digest is locked, and
+// returns what puts the object under its key.
+func (r *Registry) adoptObject(ctx context.Context, repo string, d oci.Digest, size int64, prepare func(context.Context, *upload) (func() error, error)) (oci.Descriptor, error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), adoptWithin)
+	defer cancel()
+	desc := blobDescriptor(d, size)
+	switch _, err := r.cat.LinkStored(ctx, repo, d); {
+	case err == nil:
+		return desc, r.adopted(ctx, repo, desc, false)
+	case !errors.Is(err, catalog.ErrNotStored):
+		return oci.Descriptor{}, storeError("record the blob", err)
+	}
+	u := r.newUpload(repo)
+	u.private, u.want = true, d
+	if r.replica != nil {
+		u.claim = &claim{r: r, id: u.id}
+	}
+	u.mu.Lock()
+	if err := r.uploads.add(u); err != nil {
+		u.mu.Unlock()
+		return oci.Descriptor{}, err
+	}
+	defer r.release(u)
+	added, err := r.publishAdopted(ctx, u, d, size, prepare)
+	if err != nil {
+		r.drop(ctx, u)
+		return oci.Descriptor{}, err
+	}
+	r.finish(u)
+	return desc, r.adopted(ctx, repo, desc, added)
+}
+
+func (r *Registry) publishAdopted(ctx context.Context, u *upload, d oci.Digest, size int64, prepare func(context.Context, *upload) (func() error, error)) (added bool, err error) {
+	if err := r.intend(ctx, u, size, d)(); err != nil {
+		return false, err
+	}
+	put, err := prepare(ctx, u)
+	if err != nil {
+		return false, storeError("store the blob", err)
+	}
+	if u.lostClaim() {
+		return false, uploadBusy()
+	}
+	err = r.putObject(ctx, u, d, put, func() error {
+		added, err = r.cat.AdoptBlob(ctx, u.repo, catalog.Blob{Digest: d, Size: size}, u.id)
+		return err
+	})
+	return added, err
+}
+
+// adoptFile returns what makes the file at path the object of d. Where the store cannot
+// take it, it is copied first.
+func (r *Registry) adoptFile(ctx context.Context, u *upload, d oci.Digest, size int64, path string) (put func() error, err error) {
+	if a, ok := objstore.As[objstore.Adopter](r.store); ok {
+		return func() error { return a.AdoptFile(ctx, BlobKey(d), path) }, nil
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close() // only read from
+	if u.obj, err = r.newObject(ctx, u, size); err != nil {
+		return nil, err
+	}
+	n, err := io.Copy(onlyWriter{u.obj}, io.LimitReader(f, size))
+	if err == nil && n < size {
+		err = io.ErrUnexpectedEOF
+	}
+	if err != nil {
+		return nil, err
+	}
+	return func() error {
+		err := u.obj.Commit(ctx, BlobKey(d))
+		u.obj, u.state = nil, ""
+		return err
+	}, nil
+}
+
+// onlyWriter hides what else a writer can.
+type onlyWriter struct{ io.Writer }
+
+// LinkStored makes a content that the store holds, whichever repository shows it, a blob
+// of a mirrored repository. That it may be seen there is for the caller to find out.
+// Errors: BLOB_UNKNOWN when it is not stored.
+func (r *Registry) LinkStored(ctx context.Context, repo string, d oci.Digest) (oci.Descriptor, error) {
+	if err := errors.Join(r.mayMirror(repo), oci.CheckDigest(d)); err != nil {
+		return oci.Descriptor{}, err
+	}
+	b, err := r.cat.LinkStored(ctx, repo, d)
+	if errors.Is(err, catalog.ErrNotStored) {
+		return oci.Descriptor{}, blobUnknown(repo, d)
+	}
+	if err != nil {
+		return oci.Descriptor{}, storeError(fmt.Sprintf("show blob %s", d), err)
+	}
+	desc := blobDescriptor(d, b.Size)
+	return desc, r.adopted(ctx, repo, desc, false)
+}
+
+// Stored tells whether the store holds a content, whichever repository shows it, and
+// its size in bytes. It says nothing about who may see it.
+func (r *Registry) Stored(ctx context.Context, d oci.Digest) (size int64, ok bool, err error) {
+	b, err := r.cat.StoredBlob(ctx, d)
+	if errors.Is(err, catalog.ErrNotFound) {
+		return 0, false, nil
+	}
+	if err != nil {
+		return 0, false, storeError(fmt.Sprintf("look up content %s", d), err)
+	}
+	return b.Size, true, nil
+}
+
+// NotePull records that a tag or manifest was pulled now, as GetManifest does by itself:
+// for pulls that are answered elsewhere. It costs no write.
+func (r *Registry) NotePull(repo, ref string) { r.pulls.note(repo, ref, r.now()) }
