@@ -1,7 +1,6 @@
 package auth_test
 
 import (
-	"bytes"
 	"encoding/json"
 	"io"
 	"log/slog"
@@ -18,6 +17,7 @@ import (
 	"golang.org/x/crypto/bcrypt"
 
 	"example.org/slipway/auth"
+	"example.org/slipway/logtest"
 )
 
 // fakeClock is a clock that stands still until it is moved.
@@ -44,26 +44,9 @@ func (c *fakeClock) Add(d time.Duration) {
 type fixture struct {
 	*auth.Auth
 	clock *fakeClock
-	log   *lockedBuffer
+	log   *logtest.Buffer
 	audit string // path
 	dir   string
-}
-
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
 }
 
 // newFixture makes an Auth of cfg. clock may be nil.
@@ -72,7 +55,7 @@ func newFixture(t testing.TB, cfg auth.Config, clock *fakeClock) *fixture {
 	if clock == nil {
 		clock = newClock()
 	}
-	f := &fixture{clock: clock, log: &lockedBuffer{}, dir: t.TempDir()}
+	f := &fixture{clock: clock, log: &logtest.Buffer{}, dir: t.TempDir()}
 	f.audit = filepath.Join(f.dir, "audit.log")
 	logger := slog.New(slog.NewTextHandler(f.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	audit, err := auth.OpenAuditLog(f.audit, &auth.Options{Logger: logger, Clock: clock.Now})

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"example.org/slipway/cluster"
+	"example.org/slipway/logtest"
 	"example.org/slipway/objstore"
 )
 
@@ -147,7 +148,7 @@ func TestMembership(t *testing.T) {
 	b.dir.mu.Unlock()
 	poll(t, "r1 takes the killed for members", func() bool { return len(r1.Members()) == 4 })
 	cfg := cluster.Config{ID: "r4", URL: "http://10.0.0.4:5002", Secret: []byte(secret), Digest: digestOf}
-	var out lockedBuffer
+	var out logtest.Buffer
 	log := slog.New(slog.NewTextHandler(&out, nil))
 	successor, err := cluster.New(b.dir, cfg, &cluster.Options{Logger: log, Lease: 300 * time.Millisecond})
 	if err != nil {
@@ -183,24 +184,6 @@ func TestMembership(t *testing.T) {
 	if got := fmt.Sprint(r2.Members()); strings.Contains(got, "r3") {
 		t.Errorf("r2's members: %s", got)
 	}
-}
-
-// lockedBuffer is a buffer for several writers.
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  strings.Builder
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
 }
 
 // TestConfig: what cannot work is refused at the start, without repeating the secret.

@@ -26,6 +26,7 @@ import (
 	"example.org/slipway/filestore"
 	"example.org/slipway/gear"
 	"example.org/slipway/gearregistry"
+	"example.org/slipway/logtest"
 	"example.org/slipway/objstore"
 	"example.org/slipway/objstore/memstore"
 	"example.org/slipway/objstore/objtest"
@@ -70,7 +71,7 @@ type bed struct {
 	files *filestore.Store
 	svc   *gearregistry.Service
 	reg   *registry.Registry
-	log   *lockedBuffer
+	log   *logtest.Buffer
 	stop  func()
 
 	// before, if set, is asked before each operation of the store.
@@ -83,27 +84,9 @@ type bed struct {
 	now time.Time
 }
 
-// lockedBuffer collects a log.
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
 func newBed(t testing.TB, o setup) *bed {
 	t.Helper()
-	b := &bed{t: t, dir: t.TempDir(), o: o, log: &lockedBuffer{}, opened: map[oci.Digest]int{},
+	b := &bed{t: t, dir: t.TempDir(), o: o, log: &logtest.Buffer{}, opened: map[oci.Digest]int{},
 		now: time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)}
 	inner := o.store
 	if inner == nil {
@@ -188,6 +171,7 @@ func (b *bed) open() {
 	g.Logger, g.Clock, g.TempDir = log, clock, b.dir
 	b.svc = gearregistry.New(b.cat, b, b.files, &g)
 	o := &registry.Options{Clock: clock, Logger: log, Grace: time.Minute, Tap: b.svc,
+		Partial: func(repo string) bool { return strings.HasPrefix(repo, "up/") },
 		OnEvent: func(ctx context.Context, e registry.Event) error { b.svc.OnEvent(ctx, e); return nil }}
 	if b.o.off {
 		o.Tap, o.OnEvent = nil, nil

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"example.org/slipway/logtest"
 	"example.org/slipway/replay"
 	"example.org/slipway/replay/plan"
 	"example.org/slipway/replay/result"
@@ -261,28 +262,10 @@ func TestWarmUpAlone(t *testing.T) {
 	}
 }
 
-// logBuffer is a log that may be read meanwhile.
-type logBuffer struct {
-	mu sync.Mutex
-	b  strings.Builder
-}
-
-func (l *logBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *logBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
 // TestStrangerSendsLittle: before it has shown that it knows the secret, nobody fills a
 // worker's memory, and nobody is told what it does.
 func TestStrangerSendsLittle(t *testing.T) {
-	var log logBuffer
+	var log logtest.Buffer
 	addr := startWorker(t, &replay.WorkerOptions{Secret: "open sesame", Log: slog.New(slog.NewTextHandler(&log, nil))}).Addr().String()
 	conn, err := replay.Dial(t.Context(), addr, nil)
 	if err != nil {

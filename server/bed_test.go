@@ -16,13 +16,13 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
 
 	"example.org/slipway/catalog"
+	"example.org/slipway/logtest"
 	"example.org/slipway/objstore"
 	"example.org/slipway/objstore/memstore"
 	"example.org/slipway/oci"
@@ -32,24 +32,6 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// lockedBuffer collects a log.
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
 // bed is a server in front of a real registry.
 type bed struct {
 	t    testing.TB
@@ -57,7 +39,7 @@ type bed struct {
 	srv  *server.Server
 	http *httptest.Server
 	addr string
-	log  *lockedBuffer
+	log  *logtest.Buffer
 }
 
 // setup says what a bed is made of. The zero value is a registry in memory,
@@ -71,7 +53,7 @@ type setup struct {
 
 func newBed(t testing.TB, o setup) *bed {
 	t.Helper()
-	b := &bed{t: t, log: &lockedBuffer{}}
+	b := &bed{t: t, log: &logtest.Buffer{}}
 	logger := slog.New(slog.NewTextHandler(b.log, nil))
 	if o.store == nil {
 		o.store = memstore.New(nil)

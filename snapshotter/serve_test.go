@@ -1,7 +1,6 @@
 package snapshotter_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"log/slog"
@@ -10,7 +9,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -23,6 +21,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"example.org/slipway/logtest"
 	"example.org/slipway/snapshotter"
 )
 
@@ -118,7 +117,7 @@ func TestMountNamespaces(t *testing.T) {
 			if err := errors.Join(os.Mkdir(root, 0o700), unix.Mount(root, root, "", unix.MS_BIND, ""), unix.Mount("", root, "", c.propagation, "")); err != nil {
 				t.Fatal(err)
 			}
-			var log buffer
+			var log logtest.Buffer
 			s, err := snapshotter.New(root, nil, &snapshotter.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
 			if err != nil {
 				t.Fatal(err)
@@ -139,22 +138,4 @@ func TestMountNamespaces(t *testing.T) {
 			}
 		})
 	}
-}
-
-// buffer is a bytes.Buffer for several goroutines.
-type buffer struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (b *buffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.Write(p)
-}
-
-func (b *buffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.String()
 }
