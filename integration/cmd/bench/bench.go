@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -17,50 +15,40 @@ import (
 
 // bench is a run of some scenarios.
 type bench struct {
+	*measure.Bench
 	specs   []*rival.Spec
-	dir     string // of everything on disk; removed at the end
-	log     io.Writer
-	rounds  int
 	slice   time.Duration
 	results *Results
 
-	begin  time.Time
 	failed bool // something that is there could not be measured
-	serial int  // of directories and of content that must be new
 	fleet  *fleet
 	large  map[int]*image
 }
 
-// run runs scenarios one after the other. A scenario that fails does not keep
+// runAll runs scenarios one after the other. A scenario that fails does not keep
 // the others from running; an error is returned for those that did.
-func (b *bench) run(ctx context.Context, list []*scenario) error {
+func (b *bench) runAll(ctx context.Context, list []*scenario) error {
 	var errs []error
 	for i, sc := range list {
 		if !sc.serving {
 			b.stopFleet()
 		}
-		b.logf("== %s (%d of %d): %s", sc.name, i+1, len(list), sc.title)
+		b.Logf("== %s (%d of %d): %s", sc.name, i+1, len(list), sc.title)
 		err := sc.run(b, ctx, sc)
 		if ctx.Err() != nil {
 			err = ctx.Err()
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("scenario %s: %w", sc.name, err))
-			b.logf("scenario %s failed: %v", sc.name, err)
+			b.Logf("scenario %s failed: %v", sc.name, err)
 		}
 		if ctx.Err() != nil {
 			break
 		}
 	}
 	b.stopFleet()
-	b.results.Run.TookSec = time.Since(b.begin).Seconds()
+	b.results.Run.TookSec = time.Since(b.results.Run.Date).Seconds()
 	return errors.Join(errs...)
-}
-
-// logf prints progress with the time since the start.
-func (b *bench) logf(format string, args ...any) {
-	took := time.Since(b.begin).Round(time.Second)
-	fmt.Fprintf(b.log, "%4ds  %s\n", int(took.Seconds()), fmt.Sprintf(format, args...))
 }
 
 // available returns the servers of a scenario that can be started.
@@ -78,7 +66,7 @@ func (b *bench) available(sc *scenario) []*rival.Spec {
 // drop leaves a server out of the rest of the run: it failed where it had to
 // be prepared.
 func (b *bench) drop(s *rival.Spec, err error) {
-	b.logf("%s is left out from here on: %v", s.Name, err)
+	b.Logf("%s is left out from here on: %v", s.Name, err)
 	b.failed = true
 	s.Binary, s.Why = "", "failed: "+firstLine(err)
 	for i := range b.results.Run.Servers {
@@ -93,20 +81,12 @@ func firstLine(err error) string {
 	return text
 }
 
-// newDir returns the path of a directory that is not there yet.
-func (b *bench) newDir() string { return filepath.Join(b.dir, fmt.Sprintf("d%d", b.newSerial())) }
-
-func (b *bench) newSerial() int {
-	b.serial++
-	return b.serial
-}
-
 // start starts servers, each on a directory of its own. One that does not start
 // is dropped.
 func (b *bench) start(ctx context.Context, list []*rival.Spec) ([]*server, error) {
 	var out []*server
 	for _, sp := range list {
-		s, err := startServer(ctx, sp, b.newDir())
+		s, err := startServer(ctx, sp, b.NewDir())
 		if ctx.Err() != nil {
 			if err == nil {
 				out = append(out, s)
@@ -131,7 +111,7 @@ func (b *bench) stop(servers ...*server) {
 	for _, s := range servers {
 		s.stop()
 		if err := os.RemoveAll(s.Dir); err != nil {
-			b.logf("remove the directory of %s: %v", s.Name, err)
+			b.Logf("remove the directory of %s: %v", s.Name, err)
 		}
 	}
 }
@@ -156,7 +136,7 @@ func arms(cas string, servers []*server) []arm {
 // an error only when ctx has ended: a server that fails is recorded as that.
 func (b *bench) interleave(ctx context.Context, sc *scenario, list []arm, do func(ctx context.Context, a arm) (Sample, error)) error {
 	order := slices.Clone(list)
-	for round := 1; round <= b.rounds; round++ {
+	for round := 1; round <= b.Run.Rounds; round++ {
 		for _, a := range order {
 			sample, err := do(ctx, a)
 			if ctx.Err() != nil {
@@ -177,15 +157,15 @@ func (b *bench) record(sc *scenario, cas, server string, round int, s Sample, er
 	}
 	s.Scenario, s.Case, s.Server, s.Round = sc.name, cas, server, round
 	b.results.Samples = append(b.results.Samples, s)
-	head := fmt.Sprintf("%-9s %-30s %d/%d  %-23s", sc.name, cas, round, b.rounds, server)
+	head := fmt.Sprintf("%-9s %-30s %d/%d  %-23s", sc.name, cas, round, b.Run.Rounds, server)
 	if err != nil {
-		b.logf("%s FAILED: %v", head, err)
+		b.Logf("%s FAILED: %v", head, err)
 		return
 	}
 	for _, m := range sc.columns() {
 		head += fmt.Sprintf("  %s %s", measure.Figure(m.of(s)), m.title)
 	}
-	b.logf("%s", head)
+	b.Logf("%s", head)
 }
 
 // slices measures a load on each arm for the time of a slice. A tenth of that

@@ -18,9 +18,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"example.org/slipway/integration/internal/slipway"
-
+	"example.org/slipway/integration/internal/measure"
 	"example.org/slipway/integration/internal/rival"
+	"example.org/slipway/integration/internal/slipway"
 )
 
 // TestRun measures a real server, with as little content as the scenarios need.
@@ -214,7 +214,7 @@ func TestPlots(t *testing.T) {
 		t.Fatalf("%d plots, want 3", len(list))
 	}
 	for _, p := range list {
-		dec := xml.NewDecoder(strings.NewReader(p.svg))
+		dec := xml.NewDecoder(strings.NewReader(p.Chart.SVG()))
 		var width, height float64
 		for {
 			tok, err := dec.Token()
@@ -222,7 +222,7 @@ func TestPlots(t *testing.T) {
 				break
 			}
 			if err != nil {
-				t.Fatalf("%s: %v\n%s", p.file, err, p.svg)
+				t.Fatalf("%s: %v\n%s", p.File, err, p.Chart.SVG())
 			}
 			e, _ := tok.(xml.StartElement)
 			for _, a := range e.Attr {
@@ -234,7 +234,7 @@ func TestPlots(t *testing.T) {
 					height = f
 				case strings.Contains(" x x1 x2 cx ", " "+name+" ") && (err != nil || !(f >= 0 && f <= width)),
 					strings.Contains(" y y1 y2 cy ", " "+name+" ") && (err != nil || !(f >= 0 && f <= height)):
-					t.Errorf("%s: %s of a %s is %s in a picture of %v x %v", p.file, name, e.Name.Local, a.Value, width, height)
+					t.Errorf("%s: %s of a %s is %s in a picture of %v x %v", p.File, name, e.Name.Local, a.Value, width, height)
 				}
 			}
 		}
@@ -274,7 +274,7 @@ func TestResultsFile(t *testing.T) {
 	if err := writeResults(path, want); err != nil {
 		t.Fatal(err)
 	}
-	got, err := (&options{from: path}).read()
+	got, err := (&options{output: measure.Output{From: path}}).read()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -33,8 +33,8 @@ func (b *bench) collectGarbage(ctx context.Context, sc *scenario, sp *rival.Spec
 	var servers []*server
 	defer func() { b.stop(servers...) }()
 	for _, n := range b.results.Run.Scale.StoreBlobs {
-		b.logf("%s: making a store of %d blobs", sp.Name, n)
-		s, err := makeStore(ctx, sp, b.newDir(), n)
+		b.Logf("%s: making a store of %d blobs", sp.Name, n)
+		s, err := makeStore(ctx, sp, b.NewDir(), n)
 		if s != nil {
 			servers = append(servers, s)
 		}
@@ -42,7 +42,7 @@ func (b *bench) collectGarbage(ctx context.Context, sc *scenario, sp *rival.Spec
 			return err
 		}
 	}
-	for round := 1; round <= b.rounds; round++ {
+	for round := 1; round <= b.Run.Rounds; round++ {
 		for i := range servers {
 			if round%2 == 0 {
 				i = len(servers) - 1 - i
@@ -64,7 +64,7 @@ const garbageSize = 32 << 10
 // timeCollection pushes blobs that no manifest names and collects them.
 func (b *bench) timeCollection(ctx context.Context, s *server) (Sample, error) {
 	n := b.results.Run.Scale.GarbageEach
-	set := uint64(b.newSerial())
+	set := uint64(b.Serial())
 	push := load{clients: pushers, limit: n, do: func(ctx context.Context, _ *worker, i int) (int64, error) {
 		return 0, s.pushBlob(ctx, "bench/garbage", newBlob(noise(set, uint64(i), garbageSize)), pushMode{single: true})
 	}}

@@ -26,11 +26,8 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/exec"
-	"os/signal"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
 
 	"example.org/slipway/integration/internal/measure"
@@ -43,8 +40,8 @@ type options struct {
 	slice                  time.Duration
 	scale                  float64
 	full, check            bool
-	out, from, doc, img    string
 	commit, command        string
+	output                 measure.Output
 	variants               []variant
 }
 
@@ -59,10 +56,7 @@ func parse(args []string) (*options, error) {
 	fl.Float64Var(&o.scale, "scale", 1, "`factor` of the amounts of content, for a quick look")
 	fl.BoolVar(&o.full, "full", false, "also what takes long at the other registries: their memory, and 10,000 tags")
 	fl.BoolVar(&o.check, "check", false, "compare with the targets")
-	fl.StringVar(&o.out, "out", "", "`file` for the raw results")
-	fl.StringVar(&o.from, "from", "", "`file` of raw results to report on, instead of measuring")
-	fl.StringVar(&o.doc, "doc", "", "Markdown `file` to write the report into, between its marks (default: print it)")
-	fl.StringVar(&o.img, "img", "", "`directory` for the pictures")
+	o.output.Add(fl)
 	fl.StringVar(&o.commit, "commit", "unknown", "`commit` that is measured, for the report")
 	fl.StringVar(&o.command, "command", "bench "+strings.Join(args, " "), "`command` that reproduces the run, for the report")
 	fl.Func("variant", "`NAME=BINARY` of another build of slipway to measure as well; may be repeated", func(s string) error {
@@ -80,7 +74,7 @@ func parse(args []string) (*options, error) {
 	switch {
 	case fl.NArg() > 0:
 		return nil, fmt.Errorf("unknown argument %q", fl.Arg(0))
-	case o.from == "" && o.binary == "":
+	case o.output.From == "" && o.binary == "":
 		return nil, errors.New("which slipway? Give -bin or SLIPWAY_BIN")
 	case o.rounds < 1 || o.slice <= 0 || o.scale <= 0:
 		return nil, errors.New("-rounds, -slice and -scale must be above 0")
@@ -117,58 +111,34 @@ func chosen(names string) ([]*scenario, error) {
 	return out, nil
 }
 
-func main() {
-	o, err := parse(os.Args[1:])
-	if errors.Is(err, flag.ErrHelp) {
-		return
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "bench:", err)
-		os.Exit(2)
-	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	good, err := o.run(ctx)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "bench:", err)
-	}
-	if err != nil || !good {
-		stop()
-		os.Exit(1)
-	}
-}
+func main() { measure.Main("bench", parse, (*options).run) }
 
 // run measures, or reads what was measured, and reports. It returns whether all
 // is well.
 func (o *options) run(ctx context.Context) (good bool, err error) {
-	var r *Results
-	good = true
-	if o.from != "" {
-		if r, err = o.read(); err != nil {
+	if o.output.From != "" {
+		r, err := o.read()
+		if err != nil {
 			return false, err
 		}
-	} else {
-		var measured error
-		if r, good, measured = o.measure(ctx); r == nil {
-			return false, measured
-		}
-		if o.out != "" {
-			if err := writeResults(o.out, r); err != nil {
-				return false, errors.Join(measured, fmt.Errorf("write results: %w", err))
-			}
-		}
-		if measured != nil { // part of the results: shown, but no document is made of it
-			o.doc, o.img = "", ""
-			_, err := o.report(r)
-			return false, errors.Join(measured, err)
+		met, err := publish(&o.output, r)
+		return met || !o.check, err
+	}
+	r, good, measured := o.measure(ctx)
+	if r == nil {
+		return false, measured
+	}
+	if o.output.File != "" {
+		if err := writeResults(o.output.File, r); err != nil {
+			return false, errors.Join(measured, fmt.Errorf("write results: %w", err))
 		}
 	}
-	met, err := o.report(r)
-	return good && (met || !o.check), err
+	met, err := publish(o.output.Shown(measured), r)
+	return good && (met || !o.check), errors.Join(measured, err)
 }
 
 func (o *options) read() (*Results, error) {
-	f, err := os.Open(o.from)
+	f, err := os.Open(o.output.From)
 	if err != nil {
 		return nil, err
 	}
@@ -176,31 +146,15 @@ func (o *options) read() (*Results, error) {
 	return readResults(f)
 }
 
-// report writes the report and the pictures, and returns whether the targets
-// are met.
-func (o *options) report(r *Results) (met bool, err error) {
+// publish writes the report and the pictures, and returns whether the targets are met.
+func publish(to *measure.Output, r *Results) (met bool, err error) {
 	var verdict strings.Builder
 	met = check(&verdict, r)
-	text := report(r, verdict.String())
-	if o.img != "" {
-		if err := writePlots(o.img, plots(r)); err != nil {
-			return met, fmt.Errorf("write pictures: %w", err)
-		}
+	var pictures []measure.Picture
+	for _, p := range plots(r) {
+		pictures = append(pictures, p.Picture)
 	}
-	if o.doc == "" {
-		fmt.Println(text)
-		return met, nil
-	}
-	fmt.Print(verdict.String())
-	doc, err := os.ReadFile(o.doc)
-	if err != nil {
-		return met, err
-	}
-	changed, err := marks().Replace(string(doc), text)
-	if err != nil {
-		return met, fmt.Errorf("%s: %w", o.doc, err)
-	}
-	return met, os.WriteFile(o.doc, []byte(changed), 0o644)
+	return met, to.Publish(marks(), verdict.String(), report(r, verdict.String()), pictures)
 }
 
 // measure runs the scenarios. It returns no results if none was begun.
@@ -209,24 +163,15 @@ func (o *options) measure(ctx context.Context) (r *Results, good bool, err error
 	if err != nil {
 		return nil, false, err
 	}
-	if o.binary, err = filepath.Abs(o.binary); err != nil {
-		return nil, false, err
-	}
-	if _, err := exec.LookPath(o.binary); err != nil {
-		return nil, false, err
-	}
-	dir, err := os.MkdirTemp(o.dir, "slipway-bench-")
+	common := &measure.Options{Binary: o.binary, Dir: o.dir, Rounds: o.rounds, Commit: o.commit, Command: o.command}
+	in, err := common.Start("bench")
 	if err != nil {
 		return nil, false, err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	if err := os.Chmod(dir, 0o755); err != nil { // nginx reads as nobody
-		return nil, false, err
-	}
+	defer func() { err = errors.Join(err, in.Close()) }()
 	b := &bench{
-		specs: specs(o.binary, o.variants), dir: dir, log: os.Stderr, rounds: o.rounds, slice: o.slice,
-		begin: time.Now(), large: map[int]*image{},
-		results: &Results{Run: Run{Date: time.Now(), Commit: o.commit, Command: o.command, Machine: measure.ThisMachine(dir),
+		Bench: in, specs: specs(in.Binary, o.variants), slice: o.slice, large: map[int]*image{},
+		results: &Results{Run: Run{Date: time.Now(), Commit: o.commit, Command: o.command, Machine: in.Run.Machine,
 			Rounds: o.rounds, SliceSec: o.slice.Seconds(), Full: o.full, Scale: newScale(o.scale)}},
 	}
 	for _, s := range b.specs {
@@ -239,8 +184,7 @@ func (o *options) measure(ctx context.Context) (r *Results, good bool, err error
 		}
 		b.results.Run.Servers = append(b.results.Run.Servers, rs)
 	}
-	b.logf("measuring on %s", b.results.Run.Machine)
-	err = b.run(ctx, list)
+	err = b.runAll(ctx, list)
 	return b.results, !b.failed, err
 }
 

@@ -32,7 +32,7 @@ func emptyIndex(kind string, i int) blob {
 // manyCatalogue returns the directory of a stopped Slipway that holds many tags
 // in one repository, and many repositories. It is made the first time.
 func (b *bench) manyCatalogue(ctx context.Context, sp *rival.Spec) (string, error) {
-	dir := filepath.Join(b.dir, "many-"+strings.ReplaceAll(sp.Name, " ", "-"))
+	dir := filepath.Join(b.Dir, "many-"+strings.ReplaceAll(sp.Name, " ", "-"))
 	if _, err := os.Stat(filepath.Join(dir, "done")); err == nil {
 		return dir, nil
 	}
@@ -42,7 +42,7 @@ func (b *bench) manyCatalogue(ctx context.Context, sp *rival.Spec) (string, erro
 	}
 	defer s.stop()
 	scale := b.results.Run.Scale
-	b.logf("%s: storing %d tags in one repository", s.Name, scale.Tags)
+	b.Logf("%s: storing %d tags in one repository", s.Name, scale.Tags)
 	tags := load{clients: pushers, limit: scale.Tags / tagsPerPut, do: func(ctx context.Context, _ *worker, i int) (int64, error) {
 		index, query := emptyIndex("tags", i), url.Values{}
 		for k := range tagsPerPut {
@@ -53,7 +53,7 @@ func (b *bench) manyCatalogue(ctx context.Context, sp *rival.Spec) (string, erro
 	if _, err := tags.run(ctx); err != nil {
 		return "", err
 	}
-	b.logf("%s: storing %d repositories", s.Name, scale.Repos)
+	b.Logf("%s: storing %d repositories", s.Name, scale.Repos)
 	repos := load{clients: 2 * pushers, limit: scale.Repos, do: func(ctx context.Context, _ *worker, i int) (int64, error) {
 		return 0, s.putManifest(ctx, manyRepo(i), imageTag, indexType, emptyIndex("repo", i).data)
 	}}
@@ -76,7 +76,7 @@ func runStart(b *bench, ctx context.Context, sc *scenario) error {
 		if err != nil {
 			return err
 		}
-		for round := 1; round <= b.rounds; round++ {
+		for round := 1; round <= b.Run.Rounds; round++ {
 			for _, cas := range []string{caseStartEmpty, caseStartWarm, caseStartCold} {
 				sample, err := b.timeStart(ctx, sp, dir, cas)
 				if ctx.Err() != nil {
@@ -94,7 +94,7 @@ func runStart(b *bench, ctx context.Context, sc *scenario) error {
 func (b *bench) timeStart(ctx context.Context, sp *rival.Spec, dir, cas string) (Sample, error) {
 	switch cas {
 	case caseStartEmpty:
-		dir = b.newDir()
+		dir = b.NewDir()
 		defer os.RemoveAll(dir)
 	case caseStartCold:
 		if err := dropFromPageCache(filepath.Join(dir, "root")); err != nil {
@@ -188,7 +188,7 @@ func runLists(b *bench, ctx context.Context, sc *scenario) error {
 // readPages reads pages of a list of n names, at its beginning, middle and end.
 func (b *bench) readPages(ctx context.Context, sc *scenario, s *server, list, path string, n int, name func(int) string) error {
 	first := map[string]int{"beginning": 0, "middle": n / 2, "end": n - pageSize}
-	for round := 1; round <= b.rounds; round++ {
+	for round := 1; round <= b.Run.Rounds; round++ {
 		for i := range listPlaces {
 			if round%2 == 0 {
 				i = len(listPlaces) - 1 - i

@@ -2,21 +2,22 @@ package main
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
 
 	"example.org/slipway/integration/internal/measure"
 )
 
 // plot is a picture of a scenario's results.
-type plot struct{ scenario, file, title, svg string }
+type plot struct {
+	scenario string
+	measure.Picture
+}
 
 // plots returns the pictures for which there is something to show.
 func plots(r *Results) []plot {
 	var out []plot
 	add := func(scenario, file string, c measure.Chart) {
 		if len(c.Series) > 0 {
-			out = append(out, plot{scenario, file, c.Title, c.SVG()})
+			out = append(out, plot{scenario, measure.Picture{File: file, Chart: c}})
 		}
 	}
 	add("pull", "bench-pull.svg", pullChart(r))
@@ -25,19 +26,6 @@ func plots(r *Results) []plot {
 	add("blob", "bench-blob.svg", lineChart(r, "blob", cpuPerGB, "Server CPU of blob downloads, in s per GB", "size of the blob",
 		blobSizes[:], caseSize, caseSize))
 	return out
-}
-
-// writePlots writes the pictures into a directory.
-func writePlots(dir string, list []plot) error {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
-	}
-	for _, p := range list {
-		if err := os.WriteFile(filepath.Join(dir, p.file), []byte(p.svg), 0o644); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 func scenarioNamed(name string) *scenario {

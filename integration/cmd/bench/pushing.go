@@ -39,7 +39,7 @@ func runPush(b *bench, ctx context.Context, sc *scenario) error {
 func (b *bench) pushSmall(ctx context.Context, sc *scenario, cas string, servers []*server, clients int, mode pushMode) error {
 	return b.interleave(ctx, sc, arms(cas, servers), func(ctx context.Context, a arm) (Sample, error) {
 		s := a.s
-		set := b.newSerial()
+		set := b.Serial()
 		// What the server before has left to be written is not to be waited for.
 		syscall.Sync()
 		return measureLoad(ctx, s, load{clients: clients, least: b.slice, do: func(ctx context.Context, _ *worker, i int) (int64, error) {
@@ -78,7 +78,7 @@ func runPushLarge(b *bench, ctx context.Context, sc *scenario) error {
 			s := a.s
 			images := make([]*image, c.count)
 			for i := range images {
-				n := b.newSerial()
+				n := b.Serial()
 				images[i] = b.largeOf(c.size).another(fmt.Sprintf("bench/push-%d", n), uint64(n))
 			}
 			syscall.Sync()
@@ -107,7 +107,7 @@ const (
 // runMemory looks at the memory a server needs, in rounds with a new store each.
 func runMemory(b *bench, ctx context.Context, sc *scenario) error {
 	for _, sp := range b.available(sc) {
-		rounds := min(b.rounds, 3)
+		rounds := min(b.Run.Rounds, 3)
 		if b.results.Run.Full && sp.Name != nameSlipway {
 			rounds = 1
 		}
@@ -123,9 +123,9 @@ func runMemory(b *bench, ctx context.Context, sc *scenario) error {
 // memoryRound pushes images to a new server, and pulls them from one that was
 // started again.
 func (b *bench) memoryRound(ctx context.Context, sc *scenario, sp *rival.Spec, round int) error {
-	dir := b.newDir()
+	dir := b.NewDir()
 	defer os.RemoveAll(dir)
-	set, n := b.newSerial(), b.results.Run.Scale.MemImages
+	set, n := b.Serial(), b.results.Run.Scale.MemImages
 	for _, half := range []struct {
 		name string
 		do   func(s *server) func(ctx context.Context, w *worker, i int) (int64, error)

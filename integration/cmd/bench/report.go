@@ -43,7 +43,7 @@ func report(r *Results, verdict string) string {
 		fmt.Fprintf(&b, "\n### %s\n\n%s\n\n", sc.title, sc.about)
 		for _, p := range plots(r) {
 			if p.scenario == sc.name {
-				fmt.Fprintf(&b, "![%s](img/%s)\n\n", p.title, p.file)
+				fmt.Fprintf(&b, "![%s](img/%s)\n\n", p.Chart.Title, p.File)
 			}
 		}
 		figures(&b, r, sc)

@@ -57,7 +57,7 @@ func (b *bench) prepare(ctx context.Context, servers []*server, what string, do 
 		if s.Binary == "" {
 			continue // dropped before
 		}
-		b.logf("%s: %s", s.Name, what)
+		b.Logf("%s: %s", s.Name, what)
 		err := do(s)
 		if ctx.Err() != nil {
 			return ctx.Err()

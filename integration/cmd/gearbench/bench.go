@@ -3,9 +3,7 @@ package main
 import (
 	"context"
 	"encoding/csv"
-	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"time"
@@ -16,28 +14,21 @@ import (
 
 // bench is a run of some scenarios.
 type bench struct {
-	binary     string
-	dir, trees string // of everything on disk; removed at the end
-	log        io.Writer
-	rounds     int
-	quick      bool
+	*measure.Bench
+	trees      string // directory of the trees that are compared
 	images     []*image
 	categories map[string]string // of a series
+	set        string            // what the report says of the images
 	results    *Results
-	run        Run // what is known of the run before it begins
-
-	begin  time.Time
-	serial int
-	loaded *loaded
+	loaded     *loaded
 }
 
-func newBench(o *options, dir, trees string) (*bench, error) {
-	b := &bench{binary: o.binary, dir: dir, trees: trees, log: os.Stderr, rounds: o.rounds, quick: o.quick,
-		results: &Results{}, begin: time.Now()}
+func newBench(o *options, in *measure.Bench, trees string) (*bench, error) {
+	b := &bench{Bench: in, trees: trees, results: &Results{}}
 	layouts, set := o.corpus, o.corpusName
 	if layouts == "" {
 		set = "a small generated set: savings and rates on it mean little"
-		layouts = filepath.Join(dir, "generated")
+		layouts = filepath.Join(in.Dir, "generated")
 		if err := generate(layouts); err != nil {
 			return nil, fmt.Errorf("generate images: %w", err)
 		}
@@ -54,8 +45,7 @@ func newBench(o *options, dir, trees string) (*bench, error) {
 	for _, im := range b.images {
 		series[im.Series] = true
 	}
-	b.run = Run{Run: measure.Run{Commit: o.commit, Command: o.command, Machine: measure.ThisMachine(dir), Rounds: o.rounds, Quick: o.quick},
-		Set: fmt.Sprintf("%d images in %d series (%s)", len(b.images), len(series), set)}
+	b.set = fmt.Sprintf("%d images in %d series (%s)", len(b.images), len(series), set)
 	return b, nil
 }
 
@@ -95,59 +85,23 @@ func (b *bench) category(series string) string {
 	return "Others"
 }
 
-// runAll runs scenarios one after the other. One that fails does not keep the
-// others from running; an error is returned for those that did.
-func (b *bench) runAll(ctx context.Context, list []measure.Scenario[*bench]) error {
-	var errs []error
-	for i, sc := range list {
-		b.logf("== %s (%d of %d)", sc.Name, i+1, len(list))
-		if !sharesServer(sc.Name) {
-			b.unload()
-		}
-		if err := sc.Run(b, ctx); err != nil {
-			errs = append(errs, fmt.Errorf("scenario %s: %w", sc.Name, err))
-			b.logf("scenario %s failed: %v", sc.Name, err)
-		}
-		if ctx.Err() != nil {
-			break
-		}
-	}
-	b.unload()
-	return errors.Join(errs...)
-}
-
 // sharesServer tells whether a scenario uses the server that holds all images.
 func sharesServer(name string) bool {
 	return name == "storage" || name == "oracle" || name == "serving"
 }
 
 // since completes what is known of a run, which began then.
-func (b *bench) since(began time.Time) Run {
-	r := b.run
-	r.Date, r.TookSec = began.UTC().Truncate(time.Second), time.Since(began).Seconds()
-	return r
-}
-
-// logf prints progress with the time since the start.
-func (b *bench) logf(format string, args ...any) {
-	fmt.Fprintf(b.log, "%5ds  %s\n", int(time.Since(b.begin).Seconds()), fmt.Sprintf(format, args...))
-}
-
-// newDir returns the path of a directory that is not there yet.
-func (b *bench) newDir() string {
-	b.serial++
-	return filepath.Join(b.dir, fmt.Sprintf("d%d", b.serial))
-}
+func (b *bench) since(began time.Time) Run { return Run{Run: b.Since(began), Set: b.set} }
 
 // server starts a Slipway on a new directory.
 func (b *bench) server(ctx context.Context, workers int, env ...string) (*server, error) {
-	return startSlipway(ctx, b.binary, b.newDir(), workers, env...)
+	return startSlipway(ctx, b.Binary, b.NewDir(), workers, env...)
 }
 
 // drop ends a server and removes its directory.
 func (b *bench) drop(s *server) {
 	s.stop()
 	if err := os.RemoveAll(s.dir); err != nil {
-		b.logf("remove the directory of %s: %v", s.name, err)
+		b.Logf("remove the directory of %s: %v", s.name, err)
 	}
 }

@@ -39,7 +39,7 @@ type outcome struct {
 func runDeterminism(b *bench, ctx context.Context) error {
 	began := time.Now()
 	most := determinismImages
-	if b.quick {
+	if b.Run.Quick {
 		most = quickDeterminism
 	}
 	images := fewer(b.images, most)
@@ -51,7 +51,7 @@ func runDeterminism(b *bench, ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		b.logf("%s: %d indexes, %d packs, %d after settling", out.Servers[len(got)], len(o.indexes), len(o.fresh), len(o.settled))
+		b.Logf("%s: %d indexes, %d packs, %d after settling", out.Servers[len(got)], len(o.indexes), len(o.fresh), len(o.settled))
 		got = append(got, *o)
 	}
 	out.Layers, out.Packs, out.Settled = len(got[0].indexes), len(got[0].fresh), len(got[0].settled)
@@ -64,7 +64,7 @@ func runDeterminism(b *bench, ctx context.Context) error {
 	out.Different = append(out.Different, onlyIn("settled pack", got[0].settled, got[1].settled)...)
 	slices.Sort(out.Different)
 	for _, d := range out.Different {
-		b.logf("%s", d)
+		b.Logf("%s", d)
 	}
 	out.Run = b.since(began)
 	b.results.Determinism = out

@@ -273,7 +273,7 @@ func TestParse(t *testing.T) {
 		}
 	}
 	o, err := parse(strings.Fields("-bin /secret/x -quick -scenario push -dir /secret"))
-	if err != nil || o.command != "scripts/bench-gear.sh -quick -scenario push" || o.images != quickImages || o.rounds != 2 {
+	if err != nil || o.Command != "scripts/bench-gear.sh -quick -scenario push" || o.images != quickImages || o.Rounds != 2 {
 		t.Errorf("options %+v, %v", o, err)
 	}
 	if _, err := measure.Choose(scenarios(), "storage,nothing"); err == nil {

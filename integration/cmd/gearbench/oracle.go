@@ -74,9 +74,9 @@ func runOracle(b *bench, ctx context.Context) error {
 			if len(lines) > 0 {
 				out.Different = append(out.Different, Different{im.String(), lines})
 			}
-			b.logf("compared %d of %d: %s: %d differences", done, len(b.images), im, len(lines))
+			b.Logf("compared %d of %d: %s: %d differences", done, len(b.images), im, len(lines))
 			for _, line := range lines {
-				b.logf("    %s", line)
+				b.Logf("    %s", line)
 			}
 		})
 	}
@@ -99,7 +99,7 @@ func (b *bench) compare(ctx context.Context, l *loaded, umoci string, im *image,
 	got, want := filepath.Join(dir, "got"), filepath.Join(dir, "want")
 	ref := l.addr + "/" + im.Repo() + ":" + im.Version
 	for _, args := range [][]string{
-		{b.binary, "export", ref, got},
+		{b.Binary, "export", ref, got},
 		{umoci, "raw", "unpack", "--image", im.Dir + ":" + im.Version, want},
 	} {
 		cmd := exec.CommandContext(ctx, args[0], args[1:]...)

@@ -71,12 +71,12 @@ func runPush(b *bench, ctx context.Context) error {
 		im   *image
 	}{{caseImage, several}, {caseLayer, single}} {
 		a := After{Case: x.name, Image: x.im.String(), Layers: len(x.im.Layers), Bytes: x.im.Bytes()}
-		for range b.rounds {
+		for range b.Run.Rounds {
 			if err := b.after(ctx, x.im, &a); err != nil {
 				return err
 			}
 			n := len(a.Index) - 1
-			b.logf("push of %s, %s MB: %s s, then indexes in %s s; peak RSS %s MB", a.Case, measure.Megabytes(a.Bytes),
+			b.Logf("push of %s, %s MB: %s s, then indexes in %s s; peak RSS %s MB", a.Case, measure.Megabytes(a.Bytes),
 				measure.Figure(a.Push[n]), measure.Figure(a.Index[n]), measure.Megabytes(a.PeakRSS[n]))
 		}
 		out.After = append(out.After, a)
@@ -125,7 +125,7 @@ func (b *bench) imageOf(src source) (*image, error) {
 	if at >= len(config.RootFS.DiffIDs) {
 		return nil, fmt.Errorf("the configuration of %s has %d diff IDs", src.im, len(config.RootFS.DiffIDs))
 	}
-	return newImage(b.newDir(), fmt.Sprintf("layer %d of %s", at+1, src.im), src.Descriptor, src.path(), config.RootFS.DiffIDs[at])
+	return newImage(b.NewDir(), fmt.Sprintf("layer %d of %s", at+1, src.im), src.Descriptor, src.path(), config.RootFS.DiffIDs[at])
 }
 
 // newImage makes a layout with an image of one layer, which it links to.
@@ -208,13 +208,13 @@ func newBytes(before, im *image) (n int64) {
 // next measures an image and then its next version, with a new server each time.
 func (b *bench) next(ctx context.Context, im, next *image) (*Next, error) {
 	out := &Next{Image: im.String(), Next: next.String(), Bytes: im.Bytes(), New: newBytes(im, next)}
-	for range b.rounds {
+	for range b.Run.Rounds {
 		if err := b.nextOnce(ctx, im, next, out); err != nil {
 			return nil, err
 		}
 	}
 	ratio := out.ratios()
-	b.logf("%s after %s: %s %% of its CPU time", out.Next, out.Image, measure.SpreadOf(ratio))
+	b.Logf("%s after %s: %s %% of its CPU time", out.Next, out.Image, measure.SpreadOf(ratio))
 	return out, nil
 }
 

@@ -25,7 +25,7 @@ import (
 
 // largeFile is the size in bytes of the file of which ranges are read.
 func (b *bench) largeFile() int64 {
-	if b.quick {
+	if b.Run.Quick {
 		return 128 << 20
 	}
 	return 1 << 30
@@ -39,7 +39,7 @@ func (b *bench) ranges(ctx context.Context) (*ServingCase, error) {
 		return nil, err
 	}
 	defer b.drop(s)
-	dir := b.newDir()
+	dir := b.NewDir()
 	defer os.RemoveAll(dir)
 	size := b.largeFile()
 	im, err := largeImage(dir, size)
@@ -76,14 +76,14 @@ func (b *bench) ranges(ctx context.Context) (*ServingCase, error) {
 	// A range touches one chunk, and in one of so many cases another.
 	touched := 1 + float64(rangeLen-1)/gear.ChunkSize
 	c := &ServingCase{Case: caseRange, Files: 1, Needed: float64(stored) / float64(size/gear.ChunkSize) * touched}
-	for round := 1; round <= b.rounds; round++ {
+	for round := 1; round <= b.Run.Rounds; round++ {
 		x, err := s.rangeSample(ctx, url, size)
 		if err != nil {
 			return nil, err
 		}
 		x.Round = round
 		c.Slipway = append(c.Slipway, x)
-		b.logf("%s %d/%d  %s KiB read, %s server CPU ms", c.Case, round, b.rounds, measure.Figure(float64(x.Read)/float64(x.Ops)/1024), measure.Figure(x.cpuMs()))
+		b.Logf("%s %d/%d  %s KiB read, %s server CPU ms", c.Case, round, b.Run.Rounds, measure.Figure(float64(x.Read)/float64(x.Ops)/1024), measure.Figure(x.cpuMs()))
 	}
 	return c, nil
 }

@@ -1,6 +1,10 @@
 package main
 
-import "example.org/slipway/integration/internal/measure"
+import (
+	"cmp"
+
+	"example.org/slipway/integration/internal/measure"
+)
 
 // Run says how, when and on what a scenario was measured.
 type Run struct {
@@ -23,46 +27,15 @@ type Results struct {
 
 // Parts returns what was measured.
 func (r *Results) Parts() []measure.Part {
-	var out []measure.Part
-	if r.Storage != nil {
-		out = append(out, r.Storage)
-	}
-	if r.Oracle != nil {
-		out = append(out, r.Oracle)
-	}
-	if r.Speed != nil {
-		out = append(out, r.Speed)
-	}
-	if r.Push != nil {
-		out = append(out, r.Push)
-	}
-	if r.Serving != nil {
-		out = append(out, r.Serving)
-	}
-	if r.Determinism != nil {
-		out = append(out, r.Determinism)
-	}
-	return out
+	return measure.Measured(r.Storage, r.Oracle, r.Speed, r.Push, r.Serving, r.Determinism)
 }
 
 // Fill takes from old what was not measured this time.
 func (r *Results) Fill(old *Results) {
-	if r.Storage == nil {
-		r.Storage = old.Storage
-	}
-	if r.Oracle == nil {
-		r.Oracle = old.Oracle
-	}
-	if r.Serving == nil {
-		r.Serving = old.Serving
-	}
-	if r.Speed == nil {
-		r.Speed = old.Speed
-	}
-	if r.Push == nil {
-		r.Push = old.Push
-	}
-	if r.Determinism == nil {
-		r.Determinism = old.Determinism
-	}
+	r.Storage = cmp.Or(r.Storage, old.Storage)
+	r.Oracle = cmp.Or(r.Oracle, old.Oracle)
+	r.Serving = cmp.Or(r.Serving, old.Serving)
+	r.Speed = cmp.Or(r.Speed, old.Speed)
+	r.Push = cmp.Or(r.Push, old.Push)
+	r.Determinism = cmp.Or(r.Determinism, old.Determinism)
 }

@@ -72,28 +72,11 @@ func (s *server) launch(ctx context.Context, env []string, args func(addr, other
 	if s.process, err = proc.Launch(cmd, filepath.Join(s.dir, "output")); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
-	defer cancel()
-	for {
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, ready, nil)
-		if err != nil {
-			return err
-		}
-		if resp, err := http.DefaultClient.Do(req); err == nil {
-			resp.Body.Close()
-			if resp.StatusCode == http.StatusOK {
-				return nil
-			}
-		}
-		select {
-		case <-s.process.Exited():
-			return fmt.Errorf("it ended: %s", s.process.State())
-		case <-ctx.Done():
-			_ = s.process.Stop(stopTimeout) // not killed: nginx's workers would stay
-			return errors.New("it was not ready in time")
-		case <-time.After(2 * time.Millisecond):
-		}
+	if err := s.process.AwaitURL(ctx, ready, readyTimeout); err != nil {
+		_ = s.process.Stop(stopTimeout) // not killed: nginx's workers would stay
+		return err
 	}
+	return nil
 }
 
 // stop ends the server. Its directory stays.

@@ -69,7 +69,7 @@ func runServing(b *bench, ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	web, err := startNginx(ctx, b.newDir())
+	web, err := startNginx(ctx, b.NewDir())
 	if err != nil {
 		return err
 	}
@@ -128,7 +128,7 @@ func (b *bench) inTurns(ctx context.Context, c *ServingCase, clients int, l, web
 		to *[]Sample
 	}
 	turns := []turn{{l, ours, &c.Slipway}, {web, theirs, &c.Nginx}}
-	for round := 1; round <= b.rounds; round++ {
+	for round := 1; round <= b.Run.Rounds; round++ {
 		for _, t := range turns {
 			s, err := underLoad(ctx, t.s, clients, servingSlice, t.do)
 			if err != nil {
@@ -136,7 +136,7 @@ func (b *bench) inTurns(ctx context.Context, c *ServingCase, clients int, l, web
 			}
 			s.Round = round
 			*t.to = append(*t.to, s)
-			b.logf("%-24s %d/%d  %-8s %s server CPU ms, %s MB/s, p50 %s ms", c.Case, round, b.rounds, t.s.name,
+			b.Logf("%-24s %d/%d  %-8s %s server CPU ms, %s MB/s, p50 %s ms", c.Case, round, b.Run.Rounds, t.s.name,
 				measure.Figure(s.cpuMs()), measure.Figure(s.rate()), measure.Figure(s.P50ms))
 		}
 		slices.Reverse(turns)

@@ -48,7 +48,7 @@ func runSpeed(b *bench, ctx context.Context) error {
 	layers = slices.DeleteFunc(layers, func(s source) bool { return s.Size > speedLargest })
 	slices.SortStableFunc(layers, func(a, b source) int { return cmp.Compare(b.Size, a.Size) })
 	most := speedLayers
-	if b.quick {
+	if b.Run.Quick {
 		most = 3
 	}
 	out := &Speed{}
@@ -59,7 +59,7 @@ func runSpeed(b *bench, ctx context.Context) error {
 			return fmt.Errorf("layer %s of %s: %w", src.Digest, src.im, err)
 		}
 		one, two := l.ratios()
-		b.logf("layer %d, %s MB of %s: %s of the limit on one core, %s on two", i+1, measure.Megabytes(l.Compressed), l.Image,
+		b.Logf("layer %d, %s MB of %s: %s of the limit on one core, %s on two", i+1, measure.Megabytes(l.Compressed), l.Image,
 			measure.SpreadOf(one), measure.SpreadOf(two))
 		out.Layers = append(out.Layers, *l)
 	}
@@ -79,7 +79,7 @@ func (b *bench) layerSpeed(ctx context.Context, src source) (*LayerSpeed, error)
 	l.Uncompressed, l.NewBytes, l.Files = first.uncompressed, first.newBytes, len(first.isNew)
 	convert := func(cores int) func() (measure.Times, error) {
 		return func() (measure.Times, error) {
-			c, err := newConverter(ctx, b.newDir(), cores, src)
+			c, err := newConverter(ctx, b.NewDir(), cores, src)
 			if err != nil {
 				return measure.Times{}, err
 			}
@@ -97,7 +97,7 @@ func (b *bench) layerSpeed(ctx context.Context, src source) (*LayerSpeed, error)
 		}},
 		{&l.One, convert(1)}, {&l.Two, convert(2)},
 	}
-	for range b.rounds {
+	for range b.Run.Rounds {
 		for _, s := range steps {
 			if ctx.Err() != nil {
 				return nil, ctx.Err()

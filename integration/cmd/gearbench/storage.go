@@ -127,7 +127,7 @@ func (b *bench) pushAll(ctx context.Context, l *loaded) error {
 			if err := l.waitStored(ctx); err != nil {
 				return err
 			}
-			b.logf("pushed and converted %d of %d: %s", i+1, len(b.images), im)
+			b.Logf("pushed and converted %d of %d: %s", i+1, len(b.images), im)
 		}
 		return nil
 	})
@@ -152,7 +152,7 @@ func (b *bench) pushAll(ctx context.Context, l *loaded) error {
 
 // settleAll settles everything.
 func (b *bench) settleAll(ctx context.Context, l *loaded) error {
-	b.logf("settling %d packs", l.fresh.Packs)
+	b.Logf("settling %d packs", l.fresh.Packs)
 	work, err := l.measured(func() error {
 		var rep struct{ Packs int64 }
 		return l.command(ctx, &rep, "settle", "--all")

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,97 +16,68 @@ import (
 
 // bench is a run of some scenarios.
 type bench struct {
-	o                   *options
-	binary, rivals, dir string
-	log                 io.Writer
-	all, images         []*corpus.Image // of the corpus, and the chosen ones
-	systems             []*system
-	links               []link
-	net                 *network
-	registry            *registry
-	results             *Results
-	run                 Run // what is known of the run before it begins
-	begin               time.Time
-	serial              int
-}
-
-// scenario is one thing that is measured.
-type scenario struct {
-	name string
-	run  func(*bench, context.Context) error
+	*measure.Bench
+	o           *options
+	all, images []*corpus.Image // of the corpus, and the chosen ones
+	systems     []*system
+	links       []link
+	net         *network
+	registry    *registry
+	results     *Results
+	tested      []Link // what the links were like
 }
 
 // scenarios returns all there are, in the order they run.
-func scenarios() []scenario {
-	return []scenario{{"ready", runReady}, {"start", runStart}, {"bytes", runBytes}, {"local", runLocal}}
-}
-
-func scenarioNames() string {
-	var names []string
-	for _, sc := range scenarios() {
-		names = append(names, sc.name)
-	}
-	return strings.Join(names, ",")
+func scenarios() []measure.Scenario[*bench] {
+	return []measure.Scenario[*bench]{{Name: "ready", Run: runReady}, {Name: "start", Run: runStart}, {Name: "bytes", Run: runBytes}, {Name: "local", Run: runLocal}}
 }
 
 // measure runs the scenarios. It returns no results if none was begun.
 func (o *options) measure(ctx context.Context) (r *Results, err error) {
-	b := &bench{o: o, log: os.Stderr, results: &Results{}, begin: time.Now(), rivals: o.rivals}
+	list, err := measure.Choose(scenarios(), o.Scenarios)
+	if err != nil {
+		return nil, err
+	}
+	b := &bench{o: o, results: &Results{}}
 	if b.links, err = o.links(); err != nil {
 		return nil, err
 	}
-	if b.binary, err = filepath.Abs(o.binary); err != nil {
+	binary, err := filepath.Abs(o.Binary)
+	if err != nil {
 		return nil, err
 	}
 	if err := b.chooseImages(); err != nil {
 		return nil, err
 	}
-	if err := b.chooseSystems(ctx); err != nil {
+	if err := b.chooseSystems(ctx, binary); err != nil {
 		return nil, err
 	}
 	if o.estimate {
 		return nil, b.estimate()
 	}
-	if b.dir, err = os.MkdirTemp(o.dir, "swb"); err != nil {
+	dir, err := os.MkdirTemp(o.Dir, "swb") // sockets are below it: a short path
+	if err != nil {
 		return nil, err
 	}
+	b.Bench = o.On(binary, dir)
 	defer func() { err = errors.Join(err, b.removeDir()) }()
-	b.run = Run{Run: measure.Run{Commit: o.commit, Command: o.command, Machine: measure.ThisMachine(b.dir), Rounds: o.rounds, Quick: o.quick}}
-	if b.net, err = newNetwork(ctx, b.dir); err != nil {
+	if b.net, err = newNetwork(ctx, dir); err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, b.net.close()) }()
 	if err := b.prepare(ctx); err != nil {
 		return nil, err
 	}
-	return b.results, b.runAll(ctx)
+	return b.results, measure.RunAll(ctx, b, list, nil)
 }
 
 // removeDir removes the bench's directory unless something is still mounted
 // below it.
 func (b *bench) removeDir() error {
-	if err := errors.Join(endProcesses(b.dir, ""), unmountBelow(b.dir)); err != nil {
+	if err := errors.Join(endProcesses(b.Dir, ""), unmountBelow(b.Dir)); err != nil {
 		return err
 	}
-	return os.RemoveAll(b.dir)
-}
-
-func (b *bench) runAll(ctx context.Context) error {
-	var errs []error
-	for _, sc := range scenarios() {
-		if !slices.Contains(strings.Split(b.o.scenarios, ","), sc.name) {
-			continue
-		}
-		b.logf("== %s", sc.name)
-		if err := sc.run(b, ctx); err != nil {
-			errs = append(errs, fmt.Errorf("scenario %s: %w", sc.name, err))
-			b.logf("scenario %s failed: %v", sc.name, err)
-		}
-		if ctx.Err() != nil {
-			break
-		}
-	}
-	return errors.Join(errs...)
+	return b.Close()
 }
 
 // chooseImages reads the corpus and finds what was asked for in it.
@@ -142,14 +112,14 @@ func (b *bench) chooseImages() error {
 }
 
 // chooseSystems finds out which systems there are.
-func (b *bench) chooseSystems(ctx context.Context) error {
+func (b *bench) chooseSystems(ctx context.Context, binary string) error {
 	names := strings.Split(b.o.systems, ",")
 	if b.o.systems == "" {
 		names = []string{plainName}
-		if b.rivals != "" {
+		if b.o.rivals != "" {
 			names = append(names, stargzName)
 		}
-		if hasAgent(ctx, b.binary) {
+		if hasAgent(ctx, binary) {
 			names = append(names, slipwayName)
 		}
 	}
@@ -157,10 +127,10 @@ func (b *bench) chooseSystems(ctx context.Context) error {
 		switch {
 		case name == plainName:
 			b.systems = append(b.systems, plain())
-		case name == stargzName && b.rivals != "":
-			b.systems = append(b.systems, stargz(b.rivals))
+		case name == stargzName && b.o.rivals != "":
+			b.systems = append(b.systems, stargz(b.o.rivals))
 		case name == slipwayName:
-			b.systems = append(b.systems, slipway(b.binary, agentSettings{background: true}))
+			b.systems = append(b.systems, slipway(binary, agentSettings{background: true}))
 		default:
 			return fmt.Errorf("no system %q, or nothing is known of its programs; there are %s, %s, %s", name, plainName, stargzName, slipwayName)
 		}
@@ -184,7 +154,7 @@ func (b *bench) prepare(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if b.registry, err = startRegistry(ctx, b.net, b.binary, filepath.Join(dir, "registry")); err != nil {
+	if b.registry, err = startRegistry(ctx, b.net, b.Binary, filepath.Join(dir, "registry")); err != nil {
 		return err
 	}
 	if err := b.net.launch(ctx, peerPort, "peer", "-listen", b.net.address(peerPort)); err != nil {
@@ -201,8 +171,8 @@ func (b *bench) prepare(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		b.logf("link of %s", tested)
-		b.run.Links = append(b.run.Links, tested)
+		b.Logf("link of %s", tested)
+		b.tested = append(b.tested, tested)
 	}
 	return b.net.shape(ctx, 0)
 }
@@ -217,17 +187,6 @@ func (b *bench) push(ctx context.Context, images []*corpus.Image) error {
 	return b.registry.converted(ctx)
 }
 
-// logf prints progress with the time since the start.
-func (b *bench) logf(format string, args ...any) {
-	fmt.Fprintf(b.log, "%5ds  %s\n", int(time.Since(b.begin).Seconds()), fmt.Sprintf(format, args...))
-}
-
-// newDir returns the path of a directory that is not there yet.
-func (b *bench) newDir() string {
-	b.serial++
-	return filepath.Join(b.dir, fmt.Sprintf("n%d", b.serial))
-}
-
 // hosts are the addresses of the registry.
 func (b *bench) hosts() []string {
 	out := []string{b.registry.host(0)}
@@ -238,8 +197,4 @@ func (b *bench) hosts() []string {
 }
 
 // since completes what is known of a run, which began then.
-func (b *bench) since(began time.Time) Run {
-	r := b.run
-	r.Date, r.TookSec = began.UTC().Truncate(time.Second), time.Since(began).Seconds()
-	return r
-}
+func (b *bench) since(began time.Time) Run { return Run{Run: b.Since(began), Links: b.tested} }

@@ -36,9 +36,9 @@ type Version struct {
 // and each on an empty one.
 func runBytes(b *bench, ctx context.Context) error {
 	began := time.Now()
-	s := slipway(b.binary, agentSettings{}) // the rest of the image is not part of a start
+	s := slipway(b.Binary, agentSettings{}) // the rest of the image is not part of a start
 	if b.system(slipwayName) == nil {
-		b.logf("nothing to measure without the agent: bytes of plain pulls are known")
+		b.Logf("nothing to measure without the agent: bytes of plain pulls are known")
 		return nil
 	}
 	if err := b.net.shape(ctx, 0); err != nil {
@@ -69,7 +69,7 @@ func runBytes(b *bench, ctx context.Context) error {
 }
 
 func (b *bench) seriesBytes(ctx context.Context, s *system, versions []*corpus.Image, out *Bytes) (err error) {
-	warm, err := startNode(ctx, b.newDir(), s, b.hosts())
+	warm, err := startNode(ctx, b.NewDir(), s, b.hosts())
 	if err != nil {
 		return err
 	}
@@ -92,7 +92,7 @@ func (b *bench) seriesBytes(ctx context.Context, s *system, versions []*corpus.I
 		if v.Empty, err = b.bytesOnEmpty(ctx, s, im); err != nil {
 			return err
 		}
-		b.logf("%s: %.1f MB plain, %.1f MB new layers; agent %.2f MB warm, %.2f MB empty", im,
+		b.Logf("%s: %.1f MB plain, %.1f MB new layers; agent %.2f MB warm, %.2f MB empty", im,
 			float64(v.Plain)/1e6, float64(v.New)/1e6, float64(v.Warm)/1e6, float64(v.Empty)/1e6)
 		out.Versions = append(out.Versions, v)
 	}
@@ -100,7 +100,7 @@ func (b *bench) seriesBytes(ctx context.Context, s *system, versions []*corpus.I
 }
 
 func (b *bench) bytesOnEmpty(ctx context.Context, s *system, im *corpus.Image) (n int64, err error) {
-	empty, err := startNode(ctx, b.newDir(), s, b.hosts())
+	empty, err := startNode(ctx, b.NewDir(), s, b.hosts())
 	if err != nil {
 		return 0, err
 	}

@@ -51,7 +51,7 @@ func runLocal(b *bench, ctx context.Context) (err error) {
 	began := time.Now()
 	i := slices.IndexFunc([]string{slipwayName, stargzName}, func(n string) bool { return b.system(n) != nil })
 	if i < 0 {
-		b.logf("nothing to compare with overlayfs")
+		b.Logf("nothing to compare with overlayfs")
 		return nil
 	}
 	s := b.system([]string{slipwayName, stargzName}[i])
@@ -81,7 +81,7 @@ func runLocal(b *bench, ctx context.Context) (err error) {
 		errs = append(errs, err)
 	}
 	for _, t := range out.Tests {
-		b.logf("%s: %s", t.Name, t)
+		b.Logf("%s: %s", t.Name, t)
 	}
 	return errors.Join(errs...)
 }
@@ -116,7 +116,7 @@ func (b *bench) localImages(ctx context.Context) (out []*corpus.Image, err error
 func (b *bench) startPair(ctx context.Context, s *system, images []*corpus.Image) (*pair, error) {
 	p := &pair{}
 	for i, s := range []*system{plain(), s} {
-		n, err := startNode(ctx, b.newDir(), s, b.hosts())
+		n, err := startNode(ctx, b.NewDir(), s, b.hosts())
 		if err != nil {
 			return p, err
 		}
@@ -193,7 +193,7 @@ func (b *bench) fileTests(ctx context.Context, p *pair, images []*corpus.Image, 
 	if err := p.readAll(ctx, chains); err != nil { // nothing comes over the link from here on
 		return err
 	}
-	for round := range max(localRounds, b.o.rounds) {
+	for round := range max(localRounds, b.o.Rounds) {
 		if err := p.filesRound(ctx, round, chains[0], out); err != nil {
 			return err
 		}
@@ -291,7 +291,7 @@ const (
 // filesImage pushes a layer of generated files upon an image, unless it is
 // there.
 func (b *bench) filesImage(ctx context.Context, base *corpus.Image) (*corpus.Image, error) {
-	dir := filepath.Join(b.dir, "generated")
+	dir := filepath.Join(b.Dir, "generated")
 	im, err := generate(dir, base, rand.NewChaCha8([32]byte{1}))
 	if err != nil {
 		return nil, err

@@ -16,17 +16,16 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
 	"fmt"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"example.org/slipway/integration/internal/measure"
@@ -34,64 +33,52 @@ import (
 
 // options are the command line.
 type options struct {
-	binary, rivals, corpus, images string
-	scenarios, systems, tasks      string
-	rates, rtts                    string
-	rounds                         int
-	wait                           time.Duration
-	dir, prepared                  string
-	quick, check, estimate         bool
-	out, from, doc, img            string
-	commit, command                string
+	measure.Options
+	rivals, corpus, images string
+	systems, tasks         string
+	rates, rtts            string
+	wait                   time.Duration
+	prepared               string
+	estimate               bool
 }
 
 func parse(args []string) (*options, error) {
 	o := &options{}
 	fl := flag.NewFlagSet("startbench", flag.ContinueOnError)
-	fl.StringVar(&o.binary, "bin", os.Getenv("SLIPWAY_BIN"), "slipway `binary`: registry and agent (default $SLIPWAY_BIN)")
+	o.Add(fl, measure.Defaults{Scenarios: usual + "; ready only fills the registry, which start does as well", Rounds: 3,
+		Dir: "the nodes; on the disk to measure, with a short path and not on overlayfs", Quick: "the smaller images, one round: what fits into 25 minutes"})
 	fl.StringVar(&o.rivals, "rivals", os.Getenv("SLIPWAY_BENCH_STARGZ"), "`directory` of containerd-stargz-grpc and ctr-remote (default $SLIPWAY_BENCH_STARGZ; neither: stargz is not measured)")
 	fl.StringVar(&o.corpus, "corpus", os.Getenv("SLIPWAY_CORPUS"), "`directory` of OCI layouts SERIES/VERSION (default $SLIPWAY_CORPUS)")
 	fl.StringVar(&o.images, "images", "", "`images` SERIES/VERSION or SERIES, its last version, separated by commas (default: the last version of each series)")
-	fl.StringVar(&o.scenarios, "scenario", "start,bytes,local", "`names` of the scenarios to run, of "+scenarioNames()+"; ready only fills the registry, which start does as well")
 	fl.StringVar(&o.systems, "systems", "", "`names` of the systems to compare (default: plain, stargz where there is one, slipway where the binary has an agent)")
 	fl.StringVar(&o.tasks, "tasks", "first", "`first`, second, or both separated by a comma: second is one that nothing was prepared for")
 	fl.StringVar(&o.rates, "rates", "1000,100,20,5", "`rates` of the link in Mbit/s")
 	fl.StringVar(&o.rtts, "rtts", "0,20", "added round `trips` in ms; one of them may be above 0")
-	fl.IntVar(&o.rounds, "rounds", 3, "`number` of rounds")
 	fl.DurationVar(&o.wait, "wait", 90*time.Second, "`time` that a plain pull may need for its bytes alone: longer ones are computed from bytes and rate, and marked")
-	fl.StringVar(&o.dir, "dir", "/var/tmp", "`directory` for the nodes; on the disk to measure, with a short path and not on overlayfs")
 	fl.StringVar(&o.prepared, "prepared", "", "`directory` that keeps the registry with pushed and optimised images from run to run (default: one in the user's cache)")
-	fl.BoolVar(&o.quick, "quick", false, "the smaller images, one round: what fits into 25 minutes")
-	fl.BoolVar(&o.check, "check", false, "compare with the targets")
 	fl.BoolVar(&o.estimate, "estimate", false, "tell how long it will take, and end")
-	fl.StringVar(&o.out, "out", "", "`file` for the results")
-	fl.StringVar(&o.from, "from", "", "`file` of results to report on, instead of measuring")
-	fl.StringVar(&o.doc, "doc", "", "Markdown `file` to write the report into, between its marks (default: print it)")
-	fl.StringVar(&o.img, "img", "", "`directory` for the pictures")
-	fl.StringVar(&o.commit, "commit", "unknown", "`commit` that is measured, for the report")
-	fl.StringVar(&o.command, "command", "", "`command` that reproduces the run, for the report")
 	if err := fl.Parse(args); err != nil {
 		return nil, err
 	}
-	if o.command == "" {
-		o.command = described(fl)
+	if o.Command == "" {
+		o.Command = measure.Described(fl, "scripts/bench-start.sh",
+			[]string{"scenario", "rounds", "images", "systems", "tasks", "rates", "rtts", "wait"}, []string{"quick"})
 	}
+	o.Scenarios = cmp.Or(o.Scenarios, usual)
 	return o, o.validate(fl)
 }
 
+// usual are the scenarios that run where none is named.
+const usual = "start,bytes,local"
+
 func (o *options) validate(fl *flag.FlagSet) error {
-	if o.quick {
+	if o.Quick {
 		o.quicken(fl)
 	}
+	if err := o.Validate(fl); err != nil || o.Output.From != "" {
+		return err
+	}
 	switch {
-	case fl.NArg() > 0:
-		return fmt.Errorf("unknown argument %q", fl.Arg(0))
-	case o.rounds < 1:
-		return errors.New("-rounds must be above 0")
-	case o.from != "":
-		return nil
-	case o.binary == "":
-		return errors.New("which slipway? Give -bin or SLIPWAY_BIN")
 	case o.corpus == "":
 		return errors.New("which images? Give -corpus or SLIPWAY_CORPUS")
 	case os.Geteuid() != 0:
@@ -110,31 +97,16 @@ func (o *options) validate(fl *flag.FlagSet) error {
 
 // quicken chooses less where the command line does not say what.
 func (o *options) quicken(fl *flag.FlagSet) {
-	given := map[string]bool{}
-	fl.Visit(func(f *flag.Flag) { given[f.Name] = true })
+	given := measure.Given(fl)
 	if !given["images"] {
 		o.images = "nginx,postgres,redis,python,django"
 	}
 	if !given["rounds"] {
-		o.rounds = 1
+		o.Rounds = 1
 	}
 	if !given["wait"] {
 		o.wait = 30 * time.Second
 	}
-}
-
-// described is the command line without what is this machine's own business.
-func described(fl *flag.FlagSet) string {
-	out := "scripts/bench-start.sh"
-	fl.Visit(func(f *flag.Flag) {
-		switch f.Name {
-		case "scenario", "rounds", "images", "systems", "tasks", "rates", "rtts", "wait":
-			out += " -" + f.Name + " " + f.Value.String()
-		case "quick":
-			out += " -quick"
-		}
-	})
-	return out
 }
 
 // link is a rate in Mbit/s and a round trip in ms.
@@ -188,102 +160,47 @@ func rttOf(links []link) int {
 }
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := dispatch(ctx, os.Args[1:])
-	stop()
-	if errors.Is(err, flag.ErrHelp) {
+	if len(os.Args) > 1 && (os.Args[1] == "delay" || os.Args[1] == "peer") {
+		measure.Main("startbench", parsePeer, (*peer).run)
 		return
 	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "startbench:", err)
-		os.Exit(1)
-	}
+	measure.Main("startbench", parse, (*options).run)
 }
 
-// dispatch tells the command from the two that it runs in the namespace.
-func dispatch(ctx context.Context, args []string) error {
-	if len(args) > 0 && (args[0] == "delay" || args[0] == "peer") {
-		fl := flag.NewFlagSet(args[0], flag.ContinueOnError)
-		listen := fl.String("listen", "", "address to listen on")
-		target := fl.String("target", "", "address to forward to")
-		rtt := fl.Duration("rtt", 0, "round trip to add")
-		if err := fl.Parse(args[1:]); err != nil {
-			return err
-		}
-		if args[0] == "peer" {
-			return servePeer(ctx, *listen)
-		}
-		return serveDelay(ctx, *listen, *target, *rtt)
-	}
-	o, err := parse(args)
-	if err != nil {
-		return err
-	}
-	return o.run(ctx)
+// peer is one of the two commands that the program runs in the namespace.
+type peer struct {
+	command, listen, target string
+	rtt                     time.Duration
 }
 
-// errMissed is returned when -check finds a target missed.
-var errMissed = errors.New("a target is missed")
-
-// run measures, or reads what was measured, and reports.
-func (o *options) run(ctx context.Context) error {
-	if o.from != "" {
-		r, err := measure.Load[Results](o.from)
-		if err != nil {
-			return err
-		}
-		return o.report(r)
-	}
-	r, err := o.measure(ctx)
-	if r == nil {
-		return err
-	}
-	if o.out != "" {
-		if old, oldErr := measure.Load[Results](o.out); oldErr == nil {
-			r.fill(old)
-		} else if !errors.Is(oldErr, os.ErrNotExist) {
-			return errors.Join(err, oldErr)
-		}
-		if err := measure.Save(o.out, r); err != nil {
-			return err
-		}
-	}
-	if err != nil { // part of the results: shown, but no document is made of it
-		o.doc, o.img = "", ""
-	}
-	return errors.Join(err, o.report(r))
+func parsePeer(args []string) (*peer, error) {
+	p := &peer{command: args[0]}
+	fl := flag.NewFlagSet(p.command, flag.ContinueOnError)
+	fl.StringVar(&p.listen, "listen", "", "address to listen on")
+	fl.StringVar(&p.target, "target", "", "address to forward to")
+	fl.DurationVar(&p.rtt, "rtt", 0, "round trip to add")
+	return p, fl.Parse(args[1:])
 }
 
-// report writes the report and the pictures.
-func (o *options) report(r *Results) error {
+func (p *peer) run(ctx context.Context) (good bool, err error) {
+	if p.command == "peer" {
+		return true, servePeer(ctx, p.listen)
+	}
+	return true, serveDelay(ctx, p.listen, p.target, p.rtt)
+}
+
+// run measures, or reads what was measured, and reports. It returns whether all targets
+// are met, or none were to be checked.
+func (o *options) run(ctx context.Context) (good bool, err error) {
+	met, err := measure.CarryTo(&o.Output, func() (*Results, error) { return o.measure(ctx) }, publish)
+	return met || !o.Check, err
+}
+
+// publish writes the report and the pictures.
+func publish(to *measure.Output, r *Results) (met bool, err error) {
 	var verdict strings.Builder
-	met := check(&verdict, r)
-	text := report(r, verdict.String())
-	if o.img != "" {
-		if err := measure.WritePictures(o.img, r.Start.pictures()); err != nil {
-			return fmt.Errorf("write pictures: %w", err)
-		}
-	}
-	if o.doc == "" {
-		fmt.Println(text)
-	} else {
-		doc, err := os.ReadFile(o.doc)
-		if err != nil {
-			return err
-		}
-		changed, err := marks().Replace(string(doc), text)
-		if err != nil {
-			return fmt.Errorf("%s: %w", o.doc, err)
-		}
-		if err := os.WriteFile(o.doc, []byte(changed), 0o644); err != nil {
-			return err
-		}
-		fmt.Print(verdict.String())
-	}
-	if o.check && !met {
-		return errMissed
-	}
-	return nil
+	met = check(&verdict, r)
+	return met, to.Publish(marks(), verdict.String(), report(r, verdict.String()), r.Start.pictures())
 }
 
 // preparedDir is where the registry's data stay.

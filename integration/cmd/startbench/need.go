@@ -61,7 +61,7 @@ func (b *bench) need(ctx context.Context, im *corpus.Image, name string) (out Ne
 	if err != nil {
 		return out, err
 	}
-	n, err := startNode(ctx, b.newDir(), plain(), b.hosts())
+	n, err := startNode(ctx, b.NewDir(), plain(), b.hosts())
 	if err != nil {
 		return out, err
 	}

@@ -156,8 +156,8 @@ func (b *bench) optimise(ctx context.Context, im *corpus.Image) (err error) {
 	if !ok {
 		return fmt.Errorf("series %s has no task", im.Series)
 	}
-	b.logf("optimising %s for stargz", im)
-	n, err := startNode(ctx, b.newDir(), plain(), []string{b.registry.host(0)})
+	b.Logf("optimising %s for stargz", im)
+	n, err := startNode(ctx, b.NewDir(), plain(), []string{b.registry.host(0)})
 	if err != nil {
 		return err
 	}
@@ -178,7 +178,7 @@ func (b *bench) optimise(ctx context.Context, im *corpus.Image) (err error) {
 		}
 		args = append(args, "--args", string(list))
 	}
-	remote := filepath.Join(b.rivals, "ctr-remote")
+	remote := filepath.Join(b.o.rivals, "ctr-remote")
 	watched, cancel := context.WithCancel(ctx)
 	defer cancel()
 	asked := make(chan error, 1)

@@ -1,6 +1,10 @@
 package main
 
-import "example.org/slipway/integration/internal/measure"
+import (
+	"cmp"
+
+	"example.org/slipway/integration/internal/measure"
+)
 
 // Run says how, when and on what a scenario was measured.
 type Run struct {
@@ -15,15 +19,9 @@ type Results struct {
 	Local *Local `json:"local,omitempty"`
 }
 
-// fill takes from old what was not measured this time.
-func (r *Results) fill(old *Results) {
-	if r.Start == nil {
-		r.Start = old.Start
-	}
-	if r.Bytes == nil {
-		r.Bytes = old.Bytes
-	}
-	if r.Local == nil {
-		r.Local = old.Local
-	}
+// Fill takes from old what was not measured this time.
+func (r *Results) Fill(old *Results) {
+	r.Start = cmp.Or(r.Start, old.Start)
+	r.Bytes = cmp.Or(r.Bytes, old.Bytes)
+	r.Local = cmp.Or(r.Local, old.Local)
 }

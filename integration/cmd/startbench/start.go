@@ -96,13 +96,13 @@ func runStart(b *bench, ctx context.Context) error {
 				return fmt.Errorf("what %s needs: %w", im, err)
 			}
 			out.Needs = append(out.Needs, need)
-			b.logf("%s", need)
+			b.Logf("%s", need)
 		}
 	}
 	if err := b.recordProfiles(ctx); err != nil {
 		return err
 	}
-	for round := range b.o.rounds {
+	for round := range b.o.Rounds {
 		for _, l := range b.links {
 			for _, im := range b.images {
 				for _, task := range strings.Split(b.o.tasks, ",") {
@@ -132,7 +132,7 @@ func (b *bench) cell(ctx context.Context, c Cell, im *corpus.Image, round int, o
 			errs = append(errs, fmt.Errorf("%s at %s with %s: %w", c.Image, link{c.Mbit, c.RTTms}, s.name, err))
 		}
 		out.Samples = append(out.Samples, sample)
-		b.logf("%s", sample)
+		b.Logf("%s", sample)
 		if ctx.Err() != nil {
 			break
 		}
@@ -174,7 +174,7 @@ func (b *bench) once(ctx context.Context, im *corpus.Image, s *system, out *Samp
 		return err
 	}
 	syscall.Sync() // nobody waits for what was written before
-	n, err := startNode(ctx, b.newDir(), s, b.hosts())
+	n, err := startNode(ctx, b.NewDir(), s, b.hosts())
 	if err != nil {
 		return err
 	}
@@ -257,12 +257,12 @@ func (b *bench) recordProfile(ctx context.Context, im *corpus.Image) (err error)
 	if known() {
 		return nil
 	}
-	b.logf("recording the profile of %s", im)
+	b.Logf("recording the profile of %s", im)
 	task, err := taskOf(im, firstTask)
 	if err != nil {
 		return err
 	}
-	n, err := startNode(ctx, b.newDir(), slipway(b.binary, agentSettings{record: true}), b.hosts())
+	n, err := startNode(ctx, b.NewDir(), slipway(b.Binary, agentSettings{record: true}), b.hosts())
 	if err != nil {
 		return err
 	}
@@ -394,11 +394,11 @@ func (b *bench) estimate() error {
 			}
 		}
 	}
-	sec *= float64(b.o.rounds * len(strings.Split(b.o.tasks, ",")))
+	sec *= float64(b.o.Rounds * len(strings.Split(b.o.tasks, ",")))
 	for _, im := range b.images { // what is needed is watched on a plain pull
 		sec += float64(im.Bytes())/unpackBytes + 2*expected(im.Series).runSec + aroundSec
 	}
 	fmt.Printf("start: %d images, %d links, %d systems, %d rounds: about %s, and once for all %s for pushing and optimising\n",
-		len(b.images), len(b.links), len(b.systems), b.o.rounds, time.Duration(sec)*time.Second, time.Duration(len(b.images))*90*time.Second)
+		len(b.images), len(b.links), len(b.systems), b.o.Rounds, time.Duration(sec)*time.Second, time.Duration(len(b.images))*90*time.Second)
 	return nil
 }

@@ -173,7 +173,7 @@ func TestReportAndResults(t *testing.T) {
 		t.Errorf("results (-written +read):\n%s", diff)
 	}
 	fresh := &Results{Bytes: &Bytes{}}
-	fresh.fill(again)
+	fresh.Fill(again)
 	if fresh.Start != again.Start || fresh.Bytes == nil {
 		t.Error("old results did not fill new ones")
 	}

@@ -89,7 +89,7 @@ func (b *bench) throughput(ctx context.Context, p *pair, images []*corpus.Image,
 			}
 			s.program = program
 		}
-		for round := range max(5, b.o.rounds) {
+		for round := range max(5, b.o.Rounds) {
 			if err := t.both(round, func(side int) (float64, error) { return b.serve(ctx, p.nodes[side], images[i], &s) }); err != nil {
 				errs = append(errs, err)
 				break
@@ -105,8 +105,7 @@ func (b *bench) throughput(ctx context.Context, p *pair, images []*corpus.Image,
 // serve runs a service in a container and measures it.
 func (b *bench) serve(ctx context.Context, n *node, im *corpus.Image, s *service) (float64, error) {
 	image := ref(b.registry.host(0), im, plain())
-	b.serial++
-	id := fmt.Sprintf("serve%d", b.serial)
+	id := fmt.Sprintf("serve%d", b.Serial())
 	if s.task != nil {
 		r, err := n.tasks().Run(ctx, image, id, *s.task)
 		if err != nil {

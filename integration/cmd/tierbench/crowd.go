@@ -2,18 +2,11 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
-	"log"
 	"net"
-	"net/http"
-	"net/http/httputil"
-	"net/url"
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"example.org/slipway/backendtest"
@@ -39,32 +32,9 @@ type Crowd struct {
 	CPU float64 `json:"cpu_seconds"`
 }
 
-// counter forwards HTTP to a store and counts the reads of blobs.
-type counter struct {
-	reads, bytes atomic.Int64
-}
-
-// serve forwards what comes to a listener until the context ends. Requests keep their
-// Host, which is part of their signature.
-func (c *counter) serve(ctx context.Context, l net.Listener, target string) {
-	proxy := &httputil.ReverseProxy{
-		Rewrite: func(r *httputil.ProxyRequest) {
-			r.SetURL(&url.URL{Scheme: "http", Host: target})
-			r.Out.Host = r.In.Host
-		},
-		ModifyResponse: func(resp *http.Response) error {
-			if resp.Request.Method == http.MethodGet && strings.HasSuffix(resp.Request.URL.Path, "/data") {
-				c.reads.Add(1)
-				c.bytes.Add(resp.ContentLength)
-			}
-			return nil
-		},
-	}
-	proxy.ErrorLog = log.New(io.Discard, "", 0) // reads that the registry gives up are its own business
-	server := &http.Server{Handler: proxy}
-	stop := context.AfterFunc(ctx, func() { server.Close() })
-	defer stop()
-	_ = server.Serve(l) // ends with the context
+// newCounter counts reads of blobs from a store.
+func newCounter() *measure.Counter {
+	return &measure.Counter{Of: func(path string) bool { return strings.HasSuffix(path, "/data") }}
 }
 
 func runCrowd(b *bench, ctx context.Context) error {
@@ -84,16 +54,16 @@ func runCrowd(b *bench, ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	count := &counter{}
-	wg.Go(func() { count.serve(ctx, l, s.Endpoint) })
+	count := newCounter()
+	wg.Go(func() { count.Serve(ctx, l, s.Endpoint) })
 	far, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return err
 	}
 	delay := &netdelay.Proxy{Target: l.Addr().String(), RTT: storeRTT}
 	wg.Go(func() { _ = delay.Serve(ctx, far) }) // ends with the context
-	dir := b.newDir()
-	defer b.remove(dir)
+	dir := b.NewDir()
+	defer b.Remove(dir)
 	storage := s3(s3Name, far.Addr().String(), bucket, s).driver +
 		"  blob_cache: {ram: 16MiB, ssd: 4GiB, admission: all, write_through: false}\n  prefetch: {mode: \"off\"}\n"
 	r, err := b.serve(ctx, "crowd", dir, storage)
@@ -101,7 +71,7 @@ func runCrowd(b *bench, ctx context.Context) error {
 		return err
 	}
 	defer func() { r.stop() }()
-	layer := newContent(300, out.Size)
+	layer := measure.NewContent(300, out.Size)
 	if err := r.push(ctx, "bench/crowd", layer); err != nil {
 		return err
 	}
@@ -113,90 +83,41 @@ func runCrowd(b *bench, ctx context.Context) error {
 	if err := out.ask(ctx, r, layer, count); err != nil {
 		return err
 	}
-	b.logf("%d clients: %d reads, first bytes after %s ms, %s MB more memory", out.Clients, out.Reads, measure.SpreadOf(out.First), measure.Megabytes(out.Peak-out.Idle))
-	out.Run = b.since(began)
+	b.Logf("%d clients: %d reads, first bytes after %s ms, %s MB more memory", out.Clients, out.Reads, measure.SpreadOf(out.First), measure.Megabytes(out.Peak-out.Idle))
+	out.Run = b.Since(began)
 	out.Run.Rounds = 1
 	b.results.Crowd = out
 	return nil
 }
 
 // ask has all clients ask at once.
-func (c *Crowd) ask(ctx context.Context, r *server, layer content, count *counter) error {
-	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: c.Clients, DisableCompression: true}}
-	defer client.CloseIdleConnections()
-	if err := c.connect(ctx, client, r); err != nil {
+func (c *Crowd) ask(ctx context.Context, r *server, layer measure.Content, count *measure.Counter) error {
+	var m *measure.Meter
+	fetched, err := measure.Crowd(ctx, c.Clients, "http://"+r.Addr, "/v2/bench/crowd/blobs/"+layer.Digest, layer.Size, func() (err error) {
+		if c.Idle, err = r.Process.RSS(); err != nil {
+			return err
+		}
+		count.Reset()
+		m, err = r.meter()
 		return err
-	}
-	var err error
-	if c.Idle, err = r.Process.RSS(); err != nil {
-		return err
-	}
-	m, err := r.meter()
+	})
 	if err != nil {
 		return err
 	}
-	count.reads.Store(0)
-	count.bytes.Store(0)
-	var mu sync.Mutex
-	var wg sync.WaitGroup
-	var failed error
-	begin := make(chan struct{})
-	for range c.Clients {
-		wg.Go(func() {
-			buf := make([]byte, 64<<10)
-			<-begin
-			f, err := get(ctx, client, r.url("bench/crowd", layer.Digest), layer.Size, buf)
-			mu.Lock()
-			defer mu.Unlock()
-			if err != nil {
-				failed = err
-				return
-			}
-			c.First = append(c.First, f.First.Seconds()*1e3)
-			c.All = append(c.All, f.All.Seconds()*1e3)
-		})
-	}
-	close(begin)
-	wg.Wait()
-	if failed != nil {
-		return failed
+	for _, f := range fetched {
+		c.First = append(c.First, f.First.Seconds()*1e3)
+		c.All = append(c.All, f.All.Seconds()*1e3)
 	}
 	u, err := m.Stop()
 	if err != nil {
 		return err
 	}
 	c.CPU = u.Server.Seconds()
-	c.Reads, c.ReadBytes = count.reads.Load(), count.bytes.Load()
+	c.Reads, c.ReadBytes = count.Reads.Load(), count.Bytes.Load()
 	slices.Sort(c.First)
 	slices.Sort(c.All)
 	c.Peak, err = r.Process.PeakRSS()
 	return err
-}
-
-// connect opens all connections, by a ping on each that ends when all have begun.
-func (c *Crowd) connect(ctx context.Context, client *http.Client, r *server) error {
-	errs := make([]error, c.Clients)
-	var begun, done sync.WaitGroup
-	begun.Add(c.Clients)
-	for i := range c.Clients {
-		done.Go(func() {
-			req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+r.Addr+"/v2/", nil)
-			if err != nil {
-				begun.Done()
-				errs[i] = err
-				return
-			}
-			resp, err := client.Do(req)
-			begun.Done()
-			begun.Wait() // so that no connection is used twice
-			if errs[i] = err; err == nil {
-				_, _ = io.Copy(io.Discard, resp.Body)
-				resp.Body.Close()
-			}
-		})
-	}
-	done.Wait()
-	return errors.Join(errs...)
 }
 
 // Title is the heading.

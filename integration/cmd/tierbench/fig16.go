@@ -83,8 +83,8 @@ func runFig16(b *bench, ctx context.Context) error {
 	out := &Fig16{Requests: pick(b, 10_000, 400), Scale: pick(b, "0.1", "0.05"), AtOnce: 2}
 	h := newHost(b)
 	defer h.close()
-	traces := b.newDir()
-	defer b.remove(traces)
+	traces := b.NewDir()
+	defer b.Remove(traces)
 	if _, err := b.slipway(ctx, "trace", "generate", "--zone", "dal", "--seed", "1", "--requests", strconv.Itoa(5*out.Requests), "-o", traces); err != nil {
 		return err
 	}
@@ -122,8 +122,8 @@ func runFig16(b *bench, ctx context.Context) error {
 	dirs := map[string]string{} // by store: a bucket belongs to the catalogue that filled it
 	for _, l := range list {
 		if dirs[l.be.Name] == "" {
-			dirs[l.be.Name] = b.newDir()
-			defer b.remove(dirs[l.be.Name])
+			dirs[l.be.Name] = b.NewDir()
+			defer b.Remove(dirs[l.be.Name])
 		}
 		p := Place{Name: l.name, Missing: l.be.Missing}
 		if p.Missing == "" {
@@ -133,7 +133,7 @@ func runFig16(b *bench, ctx context.Context) error {
 		}
 		out.Places = append(out.Places, p)
 	}
-	out.Run = b.since(began)
+	out.Run = b.Since(began)
 	out.Run.Rounds = 1
 	b.results.Fig16 = out
 	return nil
@@ -166,8 +166,8 @@ func (f *Fig16) measure(b *bench, ctx context.Context, p *Place, dir, storage, t
 	var res string
 	var said []byte
 	for range passes {
-		res = b.newDir()
-		defer b.remove(res)
+		res = b.NewDir()
+		defer b.Remove(res)
 		if said, err = b.slipway(ctx, "trace", "replay", traces, "-o", res, "--target", "http://"+r.Addr, "--level", "L0",
 			"--max-requests", strconv.Itoa(f.Requests), "--closed-loop", strconv.Itoa(f.AtOnce), "--size-scale", f.Scale,
 			"--quiet", "--no-docker-config"); err != nil {
@@ -177,9 +177,9 @@ func (f *Fig16) measure(b *bench, ctx context.Context, p *Place, dir, storage, t
 	if err := p.read(res); err != nil {
 		return err
 	}
-	b.logf("%-18s %s", p.Name, p.line())
+	b.Logf("%-18s %s", p.Name, p.line())
 	if p.Errors > 0 {
-		b.logf("%-18s went wrong: %v; the replay says: %s", "", p.Outcomes, lastLine(said))
+		b.Logf("%-18s went wrong: %v; the replay says: %s", "", p.Outcomes, lastLine(said))
 	}
 	return nil
 }

@@ -65,25 +65,25 @@ func runHits(b *bench, ctx context.Context) error {
 	if err := out.ssd(b, ctx, s3(s3Name, s.Endpoint, other, s)); err != nil {
 		return fmt.Errorf("SSD: %w", err)
 	}
-	out.Run = b.since(began)
+	out.Run = b.Since(began)
 	b.results.Hits = out
 	return nil
 }
 
 // ram compares hits in memory with the storage that is memory.
 func (x *Hits) ram(b *bench, ctx context.Context, store backend) error {
-	cached, err := b.serve(ctx, "cache", b.newDir(), store.driver+"  blob_cache: {ram: 1GiB, ssd: 0, large: 512MiB, write_through: false}\n  prefetch: {mode: \"off\"}\n")
+	cached, err := b.serve(ctx, "cache", b.NewDir(), store.driver+"  blob_cache: {ram: 1GiB, ssd: 0, large: 512MiB, write_through: false}\n  prefetch: {mode: \"off\"}\n")
 	if err != nil {
 		return err
 	}
 	defer cached.stop()
-	floor, err := b.serve(ctx, "in memory", b.newDir(), inMemory().driver+noCache)
+	floor, err := b.serve(ctx, "in memory", b.NewDir(), inMemory().driver+noCache)
 	if err != nil {
 		return err
 	}
 	defer floor.stop()
 	for i, size := range []int64{128 << 10, 1 << 20, 16 << 20} {
-		c := newContent(uint64(100+i), size)
+		c := measure.NewContent(uint64(100+i), size)
 		a := &hitServer{server: cached, url: cached.url(hitRepo, c.Digest)}
 		m := &hitServer{server: floor, url: floor.url(hitRepo, c.Digest)}
 		for _, s := range []*hitServer{a, m} {
@@ -106,7 +106,7 @@ func (x *Hits) ram(b *bench, ctx context.Context, store backend) error {
 
 // ssd compares hits on the SSD with nginx, which sends the same bytes from a file.
 func (x *Hits) ssd(b *bench, ctx context.Context, store backend) error {
-	cached, err := b.serve(ctx, "SSD", b.newDir(), store.driver+"  blob_cache: {ram: 0, ssd: 4GiB, admission: all, write_through: false}\n  prefetch: {mode: \"off\"}\n")
+	cached, err := b.serve(ctx, "SSD", b.NewDir(), store.driver+"  blob_cache: {ram: 0, ssd: 4GiB, admission: all, write_through: false}\n  prefetch: {mode: \"off\"}\n")
 	if err != nil {
 		return err
 	}
@@ -115,13 +115,13 @@ func (x *Hits) ssd(b *bench, ctx context.Context, store backend) error {
 	if spec.Binary == "" {
 		return fmt.Errorf("nginx is the yardstick: %s", spec.Why)
 	}
-	web, err := rival.Start(ctx, spec, b.newDir())
+	web, err := rival.Start(ctx, spec, b.NewDir())
 	if err != nil {
 		return err
 	}
 	defer web.Stop()
 	for i, size := range []int64{1 << 20, 128 << 20} {
-		c := newContent(uint64(200+i), size)
+		c := measure.NewContent(uint64(200+i), size)
 		a := &hitServer{server: cached, url: cached.url(hitRepo, c.Digest)}
 		if err := a.push(ctx, hitRepo, c); err != nil {
 			return err
@@ -142,12 +142,12 @@ func (x *Hits) ssd(b *bench, ctx context.Context, store backend) error {
 	return nil
 }
 
-func writeFile(path string, c content) error {
+func writeFile(path string, c measure.Content) error {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o644)
 	if err != nil {
 		return err
 	}
-	if _, err := f.ReadFrom(c.reader()); err != nil {
+	if _, err := f.ReadFrom(c.Reader()); err != nil {
 		f.Close()
 		return err
 	}
@@ -189,7 +189,7 @@ func compareHits(b *bench, ctx context.Context, size int64, cache, floor *hitSer
 	each := pick(b, 3*time.Second, 500*time.Millisecond)
 	for _, s := range []*hitServer{cache, floor} {
 		for range 3 {
-			if _, err := get(ctx, http.DefaultClient, s.url, size, make([]byte, 256<<10)); err != nil {
+			if _, err := measure.Get(ctx, http.DefaultClient, s.url, size, make([]byte, 256<<10)); err != nil {
 				return out, err
 			}
 		}
@@ -198,7 +198,7 @@ func compareHits(b *bench, ctx context.Context, size int64, cache, floor *hitSer
 	if cache.before, err = cache.metrics(ctx, "slipway_cache_"); err != nil {
 		return out, err
 	}
-	for round := range b.o.rounds {
+	for round := range b.Run.Rounds {
 		order := []*hitServer{cache, floor}
 		if round%2 == 1 {
 			order[0], order[1] = order[1], order[0]
@@ -216,7 +216,7 @@ func compareHits(b *bench, ctx context.Context, size int64, cache, floor *hitSer
 			to.CPU, to.Rate = append(to.CPU, cpu), append(to.Rate, rate)
 		}
 	}
-	b.logf("%8d bytes: cache %s ms, %s MB/s; floor %s ms, %s MB/s", size, measure.SpreadOf(out.Cache.CPU), measure.SpreadOf(out.Cache.Rate),
+	b.Logf("%8d bytes: cache %s ms, %s MB/s; floor %s ms, %s MB/s", size, measure.SpreadOf(out.Cache.CPU), measure.SpreadOf(out.Cache.Rate),
 		measure.SpreadOf(out.Floor.CPU), measure.SpreadOf(out.Floor.Rate))
 	return out, nil
 }
@@ -236,7 +236,7 @@ func hammer(ctx context.Context, s *hitServer, size int64, long time.Duration) (
 		wg.Go(func() {
 			buf := make([]byte, 256<<10)
 			for time.Now().Before(end) {
-				_, gerr := get(ctx, client, s.url, size, buf)
+				_, gerr := measure.Get(ctx, client, s.url, size, buf)
 				mu.Lock()
 				if n++; gerr != nil {
 					err = gerr

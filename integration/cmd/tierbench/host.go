@@ -77,16 +77,16 @@ func (h *host) Failed() bool {
 }
 
 func (h *host) TempDir() string {
-	dir := h.b.newDir()
+	dir := h.b.NewDir()
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		h.Fatal(err)
 	}
-	h.Cleanup(func() { h.b.remove(dir) })
+	h.Cleanup(func() { h.b.Remove(dir) })
 	return dir
 }
 
-func (h *host) Log(args ...any)                 { h.b.logf("%s", fmt.Sprint(args...)) }
-func (h *host) Logf(format string, args ...any) { h.b.logf(format, args...) }
+func (h *host) Log(args ...any)                 { h.b.Logf("%s", fmt.Sprint(args...)) }
+func (h *host) Logf(format string, args ...any) { h.b.Logf(format, args...) }
 
 func (h *host) Error(args ...any) { h.fail(fmt.Sprint(args...)) }
 
@@ -96,7 +96,7 @@ func (h *host) fail(text string) {
 	h.mu.Lock()
 	h.failed = true
 	h.mu.Unlock()
-	h.b.logf("%s", text)
+	h.b.Logf("%s", text)
 }
 
 func (h *host) Fatal(args ...any) {

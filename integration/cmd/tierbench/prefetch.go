@@ -52,6 +52,8 @@ type PrefetchMode struct {
 	Hits    float64 `json:"hits"`
 	// Backend is what came from the store for objects, in bytes.
 	Backend float64 `json:"backend_bytes"`
+
+	objects, all []float64 // milliseconds, of all rounds
 }
 
 const (
@@ -67,7 +69,7 @@ func runPrefetch(b *bench, ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel()
-	out := &Prefetch{Requests: pick(b, 8_000, 800), Speed: pick(b, "10x", "20x"), Scale: pick(b, "0.1", "0.05"), RTT: storeRTT.Seconds() * 1e3}
+	out := &Prefetch{Requests: pick(b, 8_000, 800), Speed: pick(b, "100x", "100x"), Scale: pick(b, "0.1", "0.05"), RTT: storeRTT.Seconds() * 1e3}
 	h := newHost(b)
 	defer h.close()
 	s, err := started(h, backendtest.S3)
@@ -82,49 +84,60 @@ func runPrefetch(b *bench, ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	count := &counter{}
-	wg.Go(func() { count.serve(ctx, counted, s.Endpoint) })
+	count := newCounter()
+	wg.Go(func() { count.Serve(ctx, counted, s.Endpoint) })
 	proxy := &netdelay.Proxy{Target: counted.Addr().String(), RTT: storeRTT}
 	wg.Go(func() { _ = proxy.Serve(ctx, l) }) // ends with the context
-	traces := b.newDir()
-	defer b.remove(traces)
-	if _, err := b.slipway(ctx, "trace", "generate", "--zone", "dal", "--seed", "3", "--days", "1", "-o", traces); err != nil {
+	traces := b.NewDir()
+	defer b.Remove(traces)
+	if _, err := b.slipway(ctx, "trace", "generate", "--zone", "fra", "--seed", "3", "--days", "1", "-o", traces); err != nil {
 		return err
 	}
-	for _, mode := range []string{"off", "algorithm1", "manifest"} {
-		m := PrefetchMode{Name: mode}
-		bucket, err := started(h, func(t testing.TB) string { return s.Bucket(t) })
-		if err != nil {
-			return err
-		}
-		count.bytes.Store(0)
-		if err := out.measure(b, ctx, &m, traces, s3(mode, s.Endpoint, bucket, s), s3(mode, l.Addr().String(), bucket, s)); err != nil {
-			return fmt.Errorf("%s: %w", mode, err)
-		}
-		m.Backend = float64(count.bytes.Load())
-		if err := os.RemoveAll(filepath.Join(s.Dir, bucket)); err != nil {
-			return err
-		}
-		b.logf("%-10s mean %s ms of %d layers; %.0f fetched ahead, %.0f used, %s of %s MB wasted", mode, measure.Figure(m.Latency.Mean), m.Latency.N, m.Fetched, m.Used,
-			measure.Figure(m.Wasted/1e6), measure.Figure(m.Backend/1e6))
-		out.Modes = append(out.Modes, m)
+	for _, mode := range prefetchModes {
+		out.Modes = append(out.Modes, PrefetchMode{Name: mode})
 	}
-	out.Run = b.since(began)
-	out.Run.Rounds = 1
+	for round := range b.Run.Rounds {
+		for i := range prefetchModes {
+			m := &out.Modes[(i+round)%len(prefetchModes)]
+			bucket, err := started(h, func(t testing.TB) string { return s.Bucket(t) })
+			if err != nil {
+				return err
+			}
+			count.Bytes.Store(0)
+			if err := out.measure(b, ctx, m, traces, s3(m.Name, s.Endpoint, bucket, s), s3(m.Name, l.Addr().String(), bucket, s)); err != nil {
+				return fmt.Errorf("%s: %w", m.Name, err)
+			}
+			m.Backend += float64(count.Bytes.Load())
+			if err := os.RemoveAll(filepath.Join(s.Dir, bucket)); err != nil {
+				return err
+			}
+			b.Logf("%-10s mean %s, median %s ms of %d layers; %.0f fetched ahead, %.0f used, %s of %s MB wasted", m.Name, measure.Figure(m.Latency.Mean), measure.Figure(m.Latency.Median), m.Latency.N, m.Fetched, m.Used,
+				measure.Figure(m.Wasted/1e6), measure.Figure(m.Backend/1e6))
+		}
+	}
+	out.Run = b.Since(began)
 	b.results.Prefetch = out
 	return nil
 }
+
+// prefetchModes are those of storage.prefetch.mode.
+var prefetchModes = []string{"off", "algorithm1", "manifest"}
 
 // measure replays with one prefetcher. What has to be there is put there over the short
 // way, by a registry without a cache; then another begins, with an empty cache and the long
 // way to the store.
 func (x *Prefetch) measure(b *bench, ctx context.Context, m *PrefetchMode, traces string, near, far backend) error {
-	dir := b.newDir()
-	defer b.remove(dir)
+	scale, err := strconv.ParseFloat(x.Scale, 64)
+	if err != nil {
+		return err
+	}
+	eager := int64(scale * (32 << 20)) // as much as layers were made smaller
+	dir := b.NewDir()
+	defer b.Remove(dir)
 	res := filepath.Join(dir, "result")
 	replay := func(r *server, phase string) error {
 		_, err := b.slipway(ctx, "trace", "replay", traces, "-o", res, "--target", "http://"+r.Addr, "--level", "L2", "--clients",
-			"--from", busyHour, "--max-requests", strconv.Itoa(x.Requests), "--speed", x.Speed, "--session-gap", "5s", "--size-scale", x.Scale, "--phase", phase, "--quiet", "--no-docker-config")
+			"--from", busyHour, "--max-requests", strconv.Itoa(x.Requests), "--speed", x.Speed, "--keep-gaps", "--size-scale", x.Scale, "--phase", phase, "--quiet", "--no-docker-config")
 		return err
 	}
 	r, err := b.serve(ctx, m.Name, dir, near.driver+noCache+trustUs)
@@ -137,7 +150,7 @@ func (x *Prefetch) measure(b *bench, ctx context.Context, m *PrefetchMode, trace
 	if err != nil {
 		return err
 	}
-	r, err = b.serveAt(ctx, m.Name, dir, far.driver+fmt.Sprintf("  blob_cache: {ram: 512MiB, ssd: 0, large: 64MiB, write_through: false}\n  prefetch: {mode: %q, budget: 0}\n", m.Name)+trustUs, addr)
+	r, err = b.serveAt(ctx, m.Name, dir, far.driver+fmt.Sprintf("  blob_cache: {ram: 512MiB, ssd: 0, large: 64MiB, write_through: false}\n  prefetch: {mode: %q, budget: 0, eager: %d}\n", m.Name, eager)+trustUs, addr)
 	if err != nil {
 		return err
 	}
@@ -145,8 +158,12 @@ func (x *Prefetch) measure(b *bench, ctx context.Context, m *PrefetchMode, trace
 	if err := replay(r, "run"); err != nil {
 		return err
 	}
-	if m.Invalid, err = verdict(res); err != nil {
+	said, err := verdict(res)
+	if err != nil {
 		return err
+	}
+	if said != "" {
+		m.Invalid = said
 	}
 	if err := m.read(res); err != nil {
 		return err
@@ -178,7 +195,6 @@ const trustUs = "http:\n  trusted_proxies: [127.0.0.1]\n"
 
 // read takes what the replay measured.
 func (m *PrefetchMode) read(dir string) error {
-	var objects, all []float64
 	err := result.Read(dir, func(s *result.Sample) error {
 		if s.IsSession() || s.Method != store.GET || s.Object != result.Object(trace.Blob) {
 			return nil
@@ -193,13 +209,13 @@ func (m *PrefetchMode) read(dir string) error {
 			return nil
 		}
 		ms := float64(s.Service()) / 1e3
-		all = append(all, ms)
+		m.all = append(m.all, ms)
 		if s.Bytes > inlineMax {
-			objects = append(objects, ms)
+			m.objects = append(m.objects, ms)
 		}
 		return nil
 	})
-	m.Latency, m.All = binOf("objects", objects), binOf("all", all)
+	m.Latency, m.All = binOf("objects", m.objects), binOf("all", m.all)
 	return err
 }
 
@@ -209,13 +225,14 @@ func (m *PrefetchMode) count(ctx context.Context, r *server) error {
 	if err != nil {
 		return err
 	}
-	m.Fetched, m.Used = now[`slipway_prefetch_layers_total{outcome="fetched"}`], now["slipway_prefetch_used_total"]
-	m.Bytes, m.Wasted, m.Hits = now["slipway_prefetch_bytes_total"], now["slipway_prefetch_wasted_bytes_total"], now["slipway_prefetch_hits_total"]
+	m.Fetched += now[`slipway_prefetch_layers_total{outcome="fetched"}`]
+	m.Used += now["slipway_prefetch_used_total"]
+	m.Hits += now["slipway_prefetch_hits_total"]
 	// What lies in the cache without having been asked for is wasted once the time is
 	// over; the replay is shorter than that. So all that was not used counts as wasted.
-	if m.Fetched > 0 {
-		m.Wasted = max(m.Wasted, m.Bytes*(1-m.Used/m.Fetched))
-	}
+	fetched := now["slipway_prefetch_bytes_total"]
+	m.Bytes += fetched
+	m.Wasted += max(0, fetched-now["slipway_prefetch_used_bytes_total"])
 	return nil
 }
 
@@ -236,8 +253,8 @@ func (x *Prefetch) Head() string { return x.Run.Head() }
 
 // About says what was done.
 func (x *Prefetch) About() string {
-	return fmt.Sprintf("%d requests of an afternoon of a synthetic dal are replayed as pulls and pushes (level L2), %s as fast as they were between pulls and with layers of %s times their size, to a registry whose store is %.0f ms away; its cache (memory alone) is empty at first. Each mode has a bucket of its own and the same requests. "+
-		"Latency is that of GETs of layers that are objects, from sending. Precision is used / fetched; wasted is what nobody had asked for when the replay ended.", x.Requests, x.Speed, x.Scale, x.RTT)
+	return fmt.Sprintf("%d requests of an afternoon of a synthetic fra are replayed as pulls and pushes (level L2), %s as fast as they were between pulls, with the times within a pull as they were (--keep-gaps), and with layers of %s times their size, to a registry whose store is %.0f ms away; its cache (memory alone) is empty at first. Each mode has a bucket of its own in each round, and the same requests; figures are of all rounds together. "+
+		"Every seventh layer stands alone, without a manifest before it; in dal, two of three do. Latency is that of GETs of layers that are objects, from sending. Precision is used / fetched; wasted is what nobody had asked for when the replay ended.", x.Requests, x.Speed, x.Scale, x.RTT)
 }
 
 // Targets are those of the manifest prefetcher.

@@ -70,7 +70,6 @@ const (
 	// sampleIngress is what was pushed in the three days of the sample, in bytes: 307.0
 	// GiB. The sample has no pushes.
 	sampleIngress = 307 << 30
-	sampleFile    = "dal09_3d_get_uris.csv.zst"
 )
 
 func runRatios(b *bench, ctx context.Context) error {
@@ -82,7 +81,7 @@ func runRatios(b *bench, ctx context.Context) error {
 	if err := out.sample(b, ctx); err != nil {
 		return err
 	}
-	out.Run = b.since(began)
+	out.Run = b.Since(began)
 	out.Run.Rounds = 1
 	b.results.Ratios = out
 	return nil
@@ -98,8 +97,8 @@ func livePolicies(quick bool) []string {
 
 // live runs a registry with each policy over the same requests.
 func (x *Ratios) live(b *bench, ctx context.Context) error {
-	traces := b.newDir()
-	defer b.remove(traces)
+	traces := b.NewDir()
+	defer b.Remove(traces)
 	n := pick(b, 20_000, 2_000)
 	if _, err := b.slipway(ctx, "trace", "generate", "--zone", "dal", "--seed", "2", "--requests", strconv.Itoa(n), "-o", traces); err != nil {
 		return err
@@ -111,7 +110,7 @@ func (x *Ratios) live(b *bench, ctx context.Context) error {
 	}
 	// A first run without a cache tells how large all is. Each has a registry of its own:
 	// a push of what is there already reads it.
-	for i, name := range append([]string{""}, livePolicies(b.o.quick)...) {
+	for i, name := range append([]string{""}, livePolicies(b.Run.Quick)...) {
 		storage := noCache
 		if i > 0 {
 			storage = fmt.Sprintf("  blob_cache: {ram: %d, ssd: %d, ram_policy: %s, ssd_policy: lru, admission: all, large: %d, write_through: false}\n  prefetch: {mode: \"off\"}\n",
@@ -126,8 +125,8 @@ func (x *Ratios) live(b *bench, ctx context.Context) error {
 
 // one runs a registry with one policy; the first, without, sets the sizes.
 func (x *Ratios) one(b *bench, ctx context.Context, storage, name string, replay func(*server, string) error) error {
-	dir := b.newDir()
-	defer b.remove(dir)
+	dir := b.NewDir()
+	defer b.Remove(dir)
 	r, err := b.serve(ctx, name, dir, storage)
 	if err != nil {
 		return err
@@ -138,8 +137,8 @@ func (x *Ratios) one(b *bench, ctx context.Context, storage, name string, replay
 			r.stop()
 		}
 	}()
-	result := b.newDir()
-	defer b.remove(result)
+	result := b.NewDir()
+	defer b.Remove(result)
 	if err := replay(r, result); err != nil {
 		return err
 	}
@@ -157,7 +156,7 @@ func (x *Ratios) one(b *bench, ctx context.Context, storage, name string, replay
 		x.Requests, x.Footprint = int64(requests.Len()), requests.Footprint()
 		x.RAM = x.Footprint / 50
 		x.SSD = 10 * x.RAM
-		b.logf("%d requests for objects of %s MB", x.Requests, measure.Megabytes(x.Footprint))
+		b.Logf("%d requests for objects of %s MB", x.Requests, measure.Megabytes(x.Footprint))
 		return nil
 	}
 	return x.compare(b, ctx, name, requests, now)
@@ -173,14 +172,14 @@ func (x *Ratios) compare(b *bench, ctx context.Context, name string, requests *s
 	if asked == 0 {
 		return errors.New("the registry's cache was asked for nothing")
 	}
-	// The registry keeps one part in 32 of the SSD for files that are on their way.
-	res, err := simulate.Caches(ctx, requests, []simulate.CacheConfig{{Policy: name, SSDPolicy: "lru", RAM: x.RAM, SSD: x.SSD - x.SSD/32, Split: simulate.DefaultSplit(x.RAM)}}, nil)
+	// The registry keeps one part in 32 of each level for what is on its way.
+	res, err := simulate.Caches(ctx, requests, []simulate.CacheConfig{{Policy: name, SSDPolicy: "lru", RAM: x.RAM - x.RAM/32, SSD: x.SSD - x.SSD/32, Split: simulate.DefaultSplit(x.RAM)}}, nil)
 	if err != nil {
 		return err
 	}
 	l := LiveRatios{Policy: name, LiveRAM: ram / asked, LiveAll: (ram + ssd) / asked, SimulatedRAM: res[0].RAMRatio, SimulatedAll: res[0].ObjectRatio,
 		Unseen: int64(requests.Len()) - int64(asked)}
-	b.logf("%-12s live %.2f/%.2f %%, simulated %.2f/%.2f %%; %d of %d requests did not reach the cache", name, 100*l.LiveRAM, 100*l.LiveAll, 100*l.SimulatedRAM, 100*l.SimulatedAll, l.Unseen, requests.Len())
+	b.Logf("%-12s live %.2f/%.2f %%, simulated %.2f/%.2f %%; %d of %d requests did not reach the cache", name, 100*l.LiveRAM, 100*l.LiveAll, 100*l.SimulatedRAM, 100*l.SimulatedAll, l.Unseen, requests.Len())
 	x.Policies = append(x.Policies, l)
 	return nil
 }
@@ -223,17 +222,13 @@ func readRequests(path string) (*simulate.Requests, error) {
 
 // sample simulates on the real sample, if it is there.
 func (x *Ratios) sample(b *bench, ctx context.Context) error {
-	if b.o.traces == "" {
-		return nil
+	imported, err := b.Sample(b.traces)
+	if err != nil || imported == nil {
+		return err
 	}
-	path := filepath.Join(b.o.traces, sampleFile)
-	if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
-		b.logf("the real sample is not in %s", b.o.traces)
-		return nil
-	}
-	traces := b.newDir()
-	defer b.remove(traces)
-	if _, err := b.slipway(ctx, "trace", "import", path, "--format", "uris", "--start", "2017-06-20", "--rate", "2.8", "--zone", "sample", "-o", traces); err != nil {
+	traces := b.NewDir()
+	defer b.Remove(traces)
+	if _, err := b.slipway(ctx, append(imported, traces)...); err != nil {
 		return err
 	}
 	s := &SampleRatios{}
@@ -254,7 +249,6 @@ func (x *Ratios) sample(b *bench, ctx context.Context) error {
 		return got.Results[0], nil
 	}
 	ram := func(percent int64) string { return strconv.FormatInt(sampleIngress*percent/100, 10) }
-	var err error
 	var limit simulated
 	for _, c := range []struct {
 		policy, ram, ssd, split string
@@ -265,7 +259,7 @@ func (x *Ratios) sample(b *bench, ctx context.Context) error {
 		}
 	}
 	s.Ceiling = limit.Object
-	b.logf("real sample: memory of 2 %%: GDSF %.1f %%, LRU %.1f %%; all levels at 10 %%: %.1f of %.1f %%", 100*s.GDSF2.RAM, 100*s.LRU2.RAM, 100*s.GDSF10.Object, 100*s.Ceiling)
+	b.Logf("real sample: memory of 2 %%: GDSF %.1f %%, LRU %.1f %%; all levels at 10 %%: %.1f of %.1f %%", 100*s.GDSF2.RAM, 100*s.LRU2.RAM, 100*s.GDSF10.Object, 100*s.Ceiling)
 	x.Sample = s
 	return nil
 }
@@ -278,7 +272,7 @@ func (x *Ratios) Head() string { return x.Run.Head() }
 
 // About says what was done.
 func (x *Ratios) About() string {
-	return fmt.Sprintf("The requests of a synthetic dal are replayed one after another (level L0) to a registry with each policy in memory and LRU on the SSD: memory has 2 %% of what all objects take (%s MB), the SSD ten times as much. Live ratios are of the registry's own counters (`slipway_cache_tier_hits_total`), simulated ones are of its own access log. "+
+	return fmt.Sprintf("The requests of a synthetic dal are replayed one after another (level L0) to a registry with each policy in memory and LRU on the SSD: memory has 2 %% of what all objects take (%s MB), the SSD ten times as much. Live ratios are of the registry's own counters (`slipway_cache_tier_hits_total`), simulated ones are of its own access log, with levels a 32nd smaller, which the registry keeps for what is on its way. "+
 		"Of %d requests for objects; contents of up to 16 KiB are in the catalogue and none.", measure.Megabytes(x.Footprint), x.Requests)
 }
 

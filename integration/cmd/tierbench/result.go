@@ -1,6 +1,10 @@
 package main
 
-import "example.org/slipway/integration/internal/measure"
+import (
+	"cmp"
+
+	"example.org/slipway/integration/internal/measure"
+)
 
 // Results are everything that was measured; a scenario that was not is nil.
 type Results struct {
@@ -10,52 +14,23 @@ type Results struct {
 	Prefetch *Prefetch `json:"prefetch,omitempty"`
 	Crowd    *Crowd    `json:"crowd,omitempty"`
 	Start    *Start    `json:"start,omitempty"`
+	Replicas *Replicas `json:"replicas,omitempty"`
 }
 
 // Parts returns what was measured.
 func (r *Results) Parts() []measure.Part {
-	var out []measure.Part
-	if r.Fig16 != nil {
-		out = append(out, r.Fig16)
-	}
-	if r.Hits != nil {
-		out = append(out, r.Hits)
-	}
-	if r.Ratios != nil {
-		out = append(out, r.Ratios)
-	}
-	if r.Prefetch != nil {
-		out = append(out, r.Prefetch)
-	}
-	if r.Crowd != nil {
-		out = append(out, r.Crowd)
-	}
-	if r.Start != nil {
-		out = append(out, r.Start)
-	}
-	return out
+	return measure.Measured(r.Fig16, r.Hits, r.Ratios, r.Prefetch, r.Crowd, r.Start, r.Replicas)
 }
 
 // Fill takes from old what was not measured this time.
 func (r *Results) Fill(old *Results) {
-	if r.Fig16 == nil {
-		r.Fig16 = old.Fig16
-	}
-	if r.Hits == nil {
-		r.Hits = old.Hits
-	}
-	if r.Ratios == nil {
-		r.Ratios = old.Ratios
-	}
-	if r.Prefetch == nil {
-		r.Prefetch = old.Prefetch
-	}
-	if r.Crowd == nil {
-		r.Crowd = old.Crowd
-	}
-	if r.Start == nil {
-		r.Start = old.Start
-	}
+	r.Fig16 = cmp.Or(r.Fig16, old.Fig16)
+	r.Hits = cmp.Or(r.Hits, old.Hits)
+	r.Ratios = cmp.Or(r.Ratios, old.Ratios)
+	r.Prefetch = cmp.Or(r.Prefetch, old.Prefetch)
+	r.Crowd = cmp.Or(r.Crowd, old.Crowd)
+	r.Start = cmp.Or(r.Start, old.Start)
+	r.Replicas = cmp.Or(r.Replicas, old.Replicas)
 }
 
 // marks are the lines between which the generated part of the document lies.

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -41,7 +40,8 @@ const (
 )
 
 // serve starts a registry on a directory, new or used before, with the part of the
-// configuration that is below "storage:", indented. It writes its access log as a trace.
+// configuration that is below "storage:", indented, and what may follow it. Unless that says
+// otherwise it keeps no manifests and small blobs in memory. It writes its access log as a trace.
 func (b *bench) serve(ctx context.Context, name, dir, storage string) (*server, error) {
 	return b.serveAt(ctx, name, dir, storage, "")
 }
@@ -79,7 +79,10 @@ func (r *server) launch(ctx context.Context, storage, addr string) (err error) {
 		return err
 	}
 	config := filepath.Join(r.dir, "config.yml")
-	text := fmt.Sprintf("version: 0.1\nlog:\n  level: warn\n  accesslog: {file: %q, format: trace}\nstorage:\n  memory: 0\n%s", filepath.Join(r.dir, accessLog), storage)
+	if !strings.Contains(storage, "  memory:") {
+		storage = "  memory: 0\n" + storage
+	}
+	text := fmt.Sprintf("version: 0.1\nlog:\n  level: warn\n  accesslog: {file: %q, format: trace}\nstorage:\n%s", filepath.Join(r.dir, accessLog), storage)
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		return err
 	}
@@ -87,14 +90,14 @@ func (r *server) launch(ctx context.Context, storage, addr string) (err error) {
 	if !strings.Contains(storage, inMemory().driver) {
 		args = append(args, "--root", filepath.Join(r.dir, "root"))
 	}
-	cmd := exec.Command(r.b.o.binary, args...)
+	cmd := exec.Command(r.b.Binary, args...)
 	cmd.Dir = r.dir
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + r.dir}
 	began := time.Now()
 	if r.Process, err = proc.Launch(cmd, filepath.Join(r.dir, "output")); err != nil {
 		return err
 	}
-	if err := r.await(ctx); err != nil {
+	if err := r.Process.AwaitURL(ctx, "http://"+r.debug+"/readyz", readyTimeout); err != nil {
 		r.Process.Kill()
 		return err
 	}
@@ -102,34 +105,11 @@ func (r *server) launch(ctx context.Context, storage, addr string) (err error) {
 	return nil
 }
 
-// await asks every few milliseconds until the registry says that it is ready.
-func (r *server) await(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
-	defer cancel()
-	for {
-		if req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+r.debug+"/readyz", nil); err != nil {
-			return err
-		} else if resp, err := r.http.Do(req); err == nil {
-			resp.Body.Close()
-			if resp.StatusCode == http.StatusOK {
-				return nil
-			}
-		}
-		select {
-		case <-r.Process.Exited():
-			return fmt.Errorf("it ended: %s", r.Process.State())
-		case <-ctx.Done():
-			return errors.New("it was not ready in time")
-		case <-time.After(2 * time.Millisecond):
-		}
-	}
-}
-
 // stop ends the registry. Its directory stays.
 func (r *server) stop() {
 	r.http.CloseIdleConnections()
 	if err := r.Process.Stop(stopTimeout); err != nil {
-		r.b.logf("stop %s: %v; it printed:\n%s", r.Name, err, r.Process.Log(2048))
+		r.b.Logf("stop %s: %v; it printed:\n%s", r.Name, err, r.Process.Log(2048))
 	}
 }
 
@@ -173,8 +153,8 @@ func parseMetrics(from io.Reader, prefix string) (map[string]float64, error) {
 }
 
 // push uploads a blob.
-func (r *server) push(ctx context.Context, repo string, c content) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+r.Addr+"/v2/"+repo+"/blobs/uploads/?digest="+c.Digest, c.reader())
+func (r *server) push(ctx context.Context, repo string, c measure.Content) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+r.Addr+"/v2/"+repo+"/blobs/uploads/?digest="+c.Digest, c.Reader())
 	if err != nil {
 		return err
 	}
@@ -191,41 +171,6 @@ func (r *server) push(ctx context.Context, repo string, c content) error {
 		return fmt.Errorf("push of %s: status %d: %s", c.Digest, resp.StatusCode, b.String())
 	}
 	return nil
-}
-
-// fetched is what a download was like.
-type fetched struct {
-	// First is when the first byte was there, All when the last was.
-	First, All time.Duration
-}
-
-// get downloads from a path of a server into a buffer, and looks at nothing but the size,
-// so that the client costs as little as it can.
-func get(ctx context.Context, client *http.Client, url string, size int64, buf []byte) (fetched, error) {
-	var f fetched
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return f, err
-	}
-	began := time.Now()
-	resp, err := client.Do(req)
-	if err != nil {
-		return f, err
-	}
-	defer resp.Body.Close()
-	var n int64
-	for err == nil {
-		var k int
-		k, err = resp.Body.Read(buf)
-		if n += int64(k); k > 0 && f.First == 0 {
-			f.First = time.Since(began)
-		}
-	}
-	f.All = time.Since(began)
-	if err != io.EOF || resp.StatusCode != http.StatusOK || n != size {
-		return f, fmt.Errorf("GET %s: status %d, %d of %d bytes: %w", url, resp.StatusCode, n, size, err)
-	}
-	return f, nil
 }
 
 func (r *server) url(repo, digest string) string {

@@ -45,12 +45,12 @@ func startBlob(i int) []byte { return fmt.Appendf(nil, "blob %d of a large bucke
 func runStart(b *bench, ctx context.Context) error {
 	began := time.Now()
 	out := &Start{Blobs: pick(b, 1_000_000, 20_000)}
-	if room, err := free(b.dir); err != nil {
+	if room, err := free(b.Dir); err != nil {
 		return err
 	} else if need := int64(out.Blobs) * blobSpace; room < need+2e9 {
 		out.Note = fmt.Sprintf("%d blobs need %s MB of disk and %s MB are free: 100000 are taken", out.Blobs, measure.Megabytes(need), measure.Megabytes(room))
 		out.Blobs = 100_000
-		b.logf("%s", out.Note)
+		b.Logf("%s", out.Note)
 	}
 	h := newHost(b)
 	defer h.close()
@@ -62,21 +62,21 @@ func runStart(b *bench, ctx context.Context) error {
 		blobs int
 		to    *[]float64
 	}{{0, &out.Empty}, {out.Blobs, &out.Ready}} {
-		dir := b.newDir()
-		defer b.remove(dir)
+		dir := b.NewDir()
+		defer b.Remove(dir)
 		if c.blobs > 0 {
 			if err := fill(b, ctx, dir, filepath.Join(s.Dir, bucket), c.blobs); err != nil {
 				return err
 			}
 		}
-		for range b.o.rounds {
+		for range b.Run.Rounds {
 			if err := out.start(b, ctx, dir, s3(s3Name, s.Endpoint, bucket, s), c.blobs, c.to); err != nil {
 				return err
 			}
 		}
 	}
-	b.logf("ready after %s ms, empty after %s ms", measure.SpreadOf(out.Ready), measure.SpreadOf(out.Empty))
-	out.Run = b.since(began)
+	b.Logf("ready after %s ms, empty after %s ms", measure.SpreadOf(out.Ready), measure.SpreadOf(out.Empty))
+	out.Run = b.Since(began)
 	b.results.Start = out
 	return nil
 }
@@ -91,7 +91,7 @@ func (x *Start) start(b *bench, ctx context.Context, dir string, store backend, 
 	*to = append(*to, r.Ready.Seconds()*1e3)
 	if blobs > 0 {
 		data := startBlob(blobs - 1)
-		if _, err := get(ctx, http.DefaultClient, r.url(startRepo, fmt.Sprintf("sha256:%x", sha256.Sum256(data))), int64(len(data)), make([]byte, 4096)); err != nil {
+		if _, err := measure.Get(ctx, http.DefaultClient, r.url(startRepo, fmt.Sprintf("sha256:%x", sha256.Sum256(data))), int64(len(data)), make([]byte, 4096)); err != nil {
 			return err
 		}
 	}
@@ -103,7 +103,7 @@ func (x *Start) start(b *bench, ctx context.Context, dir string, store backend, 
 // fill makes blobs in a bucket of versitygw, where an object is a file, and rows of them in
 // the catalogue of a registry that has never run.
 func fill(b *bench, ctx context.Context, dir, bucket string, blobs int) error {
-	b.logf("making %d blobs", blobs)
+	b.Logf("making %d blobs", blobs)
 	if err := os.MkdirAll(filepath.Join(dir, "root"), 0o700); err != nil {
 		return err
 	}

@@ -25,10 +25,10 @@ func TestParse(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if o.rounds != 1 || o.command != "scripts/bench-tiers.sh -quick -scenario crowd,start" {
-		t.Errorf("%d rounds, command %q", o.rounds, o.command)
+	if o.Rounds != 1 || o.Command != "scripts/bench-tiers.sh -quick -scenario crowd,start" {
+		t.Errorf("%d rounds, command %q", o.Rounds, o.Command)
 	}
-	if _, err := measure.Choose(scenarios(), o.scenarios); err != nil {
+	if _, err := measure.Choose(scenarios(), o.Scenarios); err != nil {
 		t.Error(err)
 	}
 	t.Setenv("SLIPWAY_BIN", "")
@@ -159,15 +159,15 @@ func TestDocumentHasMarks(t *testing.T) {
 }
 
 func TestContent(t *testing.T) {
-	c := newContent(7, 100_000)
-	b, err := io.ReadAll(c.reader())
+	c := measure.NewContent(7, 100_000)
+	b, err := io.ReadAll(c.Reader())
 	if err != nil {
 		t.Fatal(err)
 	}
 	if got := fmt.Sprintf("sha256:%x", sha256.Sum256(b)); got != c.Digest || len(b) != 100_000 {
 		t.Errorf("%d bytes with digest %s, want 100000 with %s", len(b), got, c.Digest)
 	}
-	if newContent(8, 100_000).Digest == c.Digest {
+	if measure.NewContent(8, 100_000).Digest == c.Digest {
 		t.Error("two numbers have one content")
 	}
 }
@@ -185,11 +185,11 @@ func TestCounter(t *testing.T) {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	c := &counter{}
+	c := newCounter()
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		c.serve(ctx, l, strings.TrimPrefix(store.URL, "http://"))
+		c.Serve(ctx, l, strings.TrimPrefix(store.URL, "http://"))
 	}()
 	for _, path := range []string{"/bucket/ab/data", "/bucket/list", "/bucket/cd/data"} {
 		resp, err := http.Get("http://" + l.Addr().String() + path)
@@ -201,15 +201,15 @@ func TestCounter(t *testing.T) {
 	}
 	cancel()
 	<-done
-	if c.reads.Load() != 2 || c.bytes.Load() != 24 || host != l.Addr().String() {
-		t.Errorf("%d reads of %d bytes for host %s, want 2 of 24 for %s", c.reads.Load(), c.bytes.Load(), host, l.Addr())
+	if c.Reads.Load() != 2 || c.Bytes.Load() != 24 || host != l.Addr().String() {
+		t.Errorf("%d reads of %d bytes for host %s, want 2 of 24 for %s", c.Reads.Load(), c.Bytes.Load(), host, l.Addr())
 	}
 }
 
 // A server that is made for tests can be started here: what would end or skip the test is
 // an error, and what ends with the test ends with the host.
 func TestHost(t *testing.T) {
-	b := &bench{log: io.Discard, dir: t.TempDir()}
+	b := &bench{Bench: &measure.Bench{Log: io.Discard, Dir: t.TempDir()}}
 	h := newHost(b)
 	ended := 0
 	v, err := started(h, func(t testing.TB) int {

@@ -37,8 +37,8 @@ func runAnalyse(b *bench, ctx context.Context) error {
 	if err := b.needRoom(fmt.Sprintf("a store of %d requests", out.Requests), out.Requests*storeBytesPerRequest); err != nil {
 		return err
 	}
-	store, report := b.newDir(), b.newDir()
-	defer b.remove(store)
+	store, report := b.NewDir(), b.NewDir()
+	defer b.Remove(store)
 	args := []string{"trace", "generate", "--zone", "all", "--seed", "1", "-o", store}
 	if out.Requests != archiveRequests {
 		args = append(args, "--requests", strconv.FormatInt(out.Requests, 10))
@@ -47,7 +47,7 @@ func runAnalyse(b *bench, ctx context.Context) error {
 	if _, out.Generate, err = b.slipway(ctx, 0, args...); err != nil {
 		return err
 	}
-	b.logf("%d requests generated in %.1f s", out.Requests, out.Generate.Wall)
+	b.Logf("%d requests generated in %.1f s", out.Requests, out.Generate.Wall)
 	files, err := filesOf(store)
 	if err != nil {
 		return err
@@ -55,16 +55,16 @@ func runAnalyse(b *bench, ctx context.Context) error {
 	for _, f := range files {
 		out.StoreBytes += f.size
 	}
-	for round := range b.o.rounds {
+	for round := range b.Run.Rounds {
 		_, u, err := b.slipway(ctx, 0, "trace", "analyze", store, "-o", report)
 		if err != nil {
 			return err
 		}
 		out.Analyze = append(out.Analyze, u)
-		b.logf("round %d: analysed in %.1f s with %.0f MB", round+1, u.Wall, peakMB(u))
+		b.Logf("round %d: analysed in %.1f s with %.0f MB", round+1, u.Wall, peakMB(u))
 	}
 	b.analysed = &analysed{out.Requests, report}
-	out.Run = b.since(began)
+	out.Run = b.Since(began)
 	b.results.Analyse = out
 	return nil
 }

@@ -31,11 +31,11 @@ type Usage struct {
 // error whose exit status is not 1 comes with the output: the program has done its
 // work then and judges it.
 func (b *bench) slipway(ctx context.Context, cpus int, args ...string) (out []byte, u Usage, err error) {
-	cmd := exec.CommandContext(ctx, b.o.binary, args...)
+	cmd := exec.CommandContext(ctx, b.Binary, args...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = 20 * time.Second
-	cmd.Dir = b.dir
-	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + b.dir, "TMPDIR=" + b.dir}
+	cmd.Dir = b.Dir
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + b.Dir, "TMPDIR=" + b.Dir}
 	if cpus > 0 {
 		cmd.Env = append(cmd.Env, fmt.Sprint("GOMAXPROCS=", cpus))
 	}

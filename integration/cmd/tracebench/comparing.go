@@ -74,14 +74,14 @@ func runCompare(b *bench, ctx context.Context) error {
 	began := time.Now()
 	out := &Compare{Minutes: compareMinutes, Speed: compareSpeed}
 	generate := []string{"trace", "generate", "--zone", "dal", "--seed", "1", "--days", "1"}
-	if b.o.quick {
+	if b.Run.Quick {
 		out.Minutes, out.Speed = 12, 600
 		generate = append(generate, "--requests", "20000")
 	} else if err := b.needRoom("the comparison", compareBytes); err != nil {
 		return err
 	}
-	store, result := b.newDir(), b.newDir()
-	defer b.remove(store, result)
+	store, result := b.NewDir(), b.NewDir()
+	defer b.Remove(store, result)
 	if _, _, err := b.slipway(ctx, 0, append(generate, "-o", store)...); err != nil {
 		return err
 	}
@@ -89,7 +89,7 @@ func runCompare(b *bench, ctx context.Context) error {
 	defer func() {
 		for _, s := range servers {
 			s.Stop()
-			b.remove(s.Dir)
+			b.Remove(s.Dir)
 		}
 	}()
 	if err != nil {
@@ -98,17 +98,17 @@ func runCompare(b *bench, ctx context.Context) error {
 	if err := out.replay(b, ctx, store, result, servers); err != nil {
 		return err
 	}
-	if b.o.output.File != "" {
+	if b.o.Output.File != "" {
 		out.Page = comparePage
 		page, err := os.ReadFile(filepath.Join(result, "report.html"))
 		if err != nil {
 			return err
 		}
-		if err := os.WriteFile(filepath.Join(filepath.Dir(b.o.output.File), comparePage), page, 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(filepath.Dir(b.o.Output.File), comparePage), page, 0o644); err != nil {
 			return err
 		}
 	}
-	out.Run = b.since(began)
+	out.Run = b.Since(began)
 	out.Run.Rounds = 1
 	b.results.Compare = out
 	return nil
@@ -117,7 +117,7 @@ func runCompare(b *bench, ctx context.Context) error {
 // start starts the servers that are there. Those that were started come with an error,
 // too.
 func (c *Compare) start(b *bench, ctx context.Context) ([]*rival.Server, error) {
-	specs := []*rival.Spec{rival.Slipway("slipway", b.o.binary, true), rival.Distribution3("distribution-3"), rival.Zot("zot", false)}
+	specs := []*rival.Spec{rival.Slipway("slipway", b.Binary, true), rival.Distribution3("distribution-3"), rival.Zot("zot", false)}
 	if specs[1].Binary == "" {
 		specs = append(specs, rival.Distribution2(oldDistribution))
 	}
@@ -127,7 +127,7 @@ func (c *Compare) start(b *bench, ctx context.Context) ([]*rival.Server, error) 
 			c.Servers = append(c.Servers, Rival{Name: sp.Name, Missing: sp.Why})
 			continue
 		}
-		s, err := rival.Start(ctx, sp, b.newDir())
+		s, err := rival.Start(ctx, sp, b.NewDir())
 		if err != nil {
 			return servers, err
 		}
@@ -173,7 +173,7 @@ func (c *Compare) replay(b *bench, ctx context.Context, store, result string, se
 	if err != nil && !judged(err) {
 		return err
 	}
-	b.logf("replayed to %d registries in %.0f s; %s", len(servers), c.Replay.Wall, tail(lastLine(out)))
+	b.Logf("replayed to %d registries in %.0f s; %s", len(servers), c.Replay.Wall, tail(lastLine(out)))
 	for _, s := range servers {
 		r := c.server(s.Name)
 		u, err := meters[s.Name].Stop()
@@ -184,7 +184,7 @@ func (c *Compare) replay(b *bench, ctx context.Context, store, result string, se
 		if _, r.PeakRSS, err = s.Memory(); err != nil {
 			return err
 		}
-		if err := readJSON(&r.Summary, result, s.Name, "summary.json"); err != nil {
+		if err := measure.ReadJSON(&r.Summary, result, s.Name, "summary.json"); err != nil {
 			return err
 		}
 		if r.Summary.Requests == 0 {

@@ -48,14 +48,14 @@ func runFigures(b *bench, ctx context.Context) error {
 		return fmt.Errorf("%s: %w", b.o.published, err)
 	}
 	out := &Figures{}
-	if !b.o.quick {
+	if !b.Run.Quick {
 		l, err := b.statedFigures(ctx, published)
 		if err != nil {
 			return err
 		}
 		out.Traces = append(out.Traces, *l)
 	}
-	if b.analysed == nil && b.o.quick {
+	if b.analysed == nil && b.Run.Quick {
 		if err := runAnalyse(b, ctx); err != nil {
 			return err
 		}
@@ -69,17 +69,17 @@ func runFigures(b *bench, ctx context.Context) error {
 		out.Traces = append(out.Traces, *l)
 	}
 	for _, l := range out.Traces {
-		b.logf("%s: %d figures met, %d not, %d not in the analysis", l.Name, l.Met, len(l.Missed), len(l.NotFound))
+		b.Logf("%s: %d figures met, %d not, %d not in the analysis", l.Name, l.Met, len(l.Missed), len(l.NotFound))
 	}
-	out.Run = b.since(began)
+	out.Run = b.Since(began)
 	b.results.Figures = out
 	return nil
 }
 
 // statedFigures makes the traces for which the tolerances are stated.
 func (b *bench) statedFigures(ctx context.Context, published []Published) (*FigureList, error) {
-	store, report := b.newDir(), b.newDir()
-	defer b.remove(store, report)
+	store, report := b.NewDir(), b.NewDir()
+	defer b.Remove(store, report)
 	seen := map[string]bool{}
 	for _, p := range published {
 		if seen[p.Zone] || p.Zone == allZones {

@@ -48,8 +48,8 @@ func runImport(b *bench, ctx context.Context) error {
 	if err := b.needRoom(fmt.Sprintf("the import of %d records", out.Records), out.Records*bytesPerRecord); err != nil {
 		return err
 	}
-	archive := b.newDir()
-	defer b.remove(archive)
+	archive := b.NewDir()
+	defer b.Remove(archive)
 	args := []string{"trace", "generate", "--zone", "all", "--seed", "1", "--ibm", archive}
 	if out.Records != archiveRequests {
 		args = append(args, "--requests", strconv.FormatInt(out.Records, 10))
@@ -58,7 +58,7 @@ func runImport(b *bench, ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	b.logf("%d records generated in %.0f s", out.Records, made.Wall)
+	b.Logf("%d records generated in %.0f s", out.Records, made.Wall)
 	files, err := filesOf(archive)
 	if err != nil {
 		return err
@@ -68,14 +68,14 @@ func runImport(b *bench, ctx context.Context) error {
 		out.Bytes += f.size
 	}
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
-	for round := range b.o.rounds {
+	for round := range b.Run.Rounds {
 		if err := out.round(b, ctx, archive, files); err != nil {
 			return err
 		}
-		b.logf("round %d: %.2f million records/s on one core, %.0f MB/s; the limit is %.0f MB/s", round+1, float64(out.Records)/1e6/out.One[round].Wall,
+		b.Logf("round %d: %.2f million records/s on one core, %.0f MB/s; the limit is %.0f MB/s", round+1, float64(out.Records)/1e6/out.One[round].Wall,
 			out.rate(out.One[round].Times), out.rate(out.Scan[round]))
 	}
-	out.Run = b.since(began)
+	out.Run = b.Since(began)
 	b.results.Import = out
 	return nil
 }
@@ -105,7 +105,7 @@ func (im *Import) round(b *bench, ctx context.Context, archive string, files []f
 		to    *[]Usage
 	}{{1, &im.One}, {2, &im.Two}} {
 		if x.cores > cpus() {
-			b.logf("no second CPU to import on")
+			b.Logf("no second CPU to import on")
 			continue
 		}
 		u, err := b.importOnce(ctx, x.cores, archive, im.Records)
@@ -119,8 +119,8 @@ func (im *Import) round(b *bench, ctx context.Context, archive string, files []f
 
 // importOnce imports an archive into a new store, which is removed.
 func (b *bench) importOnce(ctx context.Context, cores int, archive string, want int64) (Usage, error) {
-	store := b.newDir()
-	defer b.remove(store)
+	store := b.NewDir()
+	defer b.Remove(store)
 	var done struct {
 		Records int64
 		Skipped []json.RawMessage

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"example.org/slipway/integration/internal/measure"
 )
 
 // Published is a figure that was published of a zone, and what is accepted.
@@ -114,7 +116,7 @@ type zoneFigure struct {
 
 func readReport(dir string) (*report, error) {
 	r := &report{}
-	return r, readJSON(r, dir, "report.json")
+	return r, measure.ReadJSON(r, dir, "report.json")
 }
 
 // figure returns a figure of a zone, empty if there is none.

@@ -1,6 +1,10 @@
 package main
 
-import "example.org/slipway/integration/internal/measure"
+import (
+	"cmp"
+
+	"example.org/slipway/integration/internal/measure"
+)
 
 // Results are everything that was measured; a scenario that was not is nil.
 type Results struct {
@@ -14,48 +18,17 @@ type Results struct {
 
 // Parts returns what was measured.
 func (r *Results) Parts() []measure.Part {
-	var out []measure.Part
-	if r.Import != nil {
-		out = append(out, r.Import)
-	}
-	if r.Analyse != nil {
-		out = append(out, r.Analyse)
-	}
-	if r.Figures != nil {
-		out = append(out, r.Figures)
-	}
-	if r.Timely != nil {
-		out = append(out, r.Timely)
-	}
-	if r.Compare != nil {
-		out = append(out, r.Compare)
-	}
-	if r.Simulate != nil {
-		out = append(out, r.Simulate)
-	}
-	return out
+	return measure.Measured(r.Import, r.Analyse, r.Figures, r.Timely, r.Compare, r.Simulate)
 }
 
 // Fill takes from old what was not measured this time.
 func (r *Results) Fill(old *Results) {
-	if r.Import == nil {
-		r.Import = old.Import
-	}
-	if r.Analyse == nil {
-		r.Analyse = old.Analyse
-	}
-	if r.Figures == nil {
-		r.Figures = old.Figures
-	}
-	if r.Timely == nil {
-		r.Timely = old.Timely
-	}
-	if r.Compare == nil {
-		r.Compare = old.Compare
-	}
-	if r.Simulate == nil {
-		r.Simulate = old.Simulate
-	}
+	r.Import = cmp.Or(r.Import, old.Import)
+	r.Analyse = cmp.Or(r.Analyse, old.Analyse)
+	r.Figures = cmp.Or(r.Figures, old.Figures)
+	r.Timely = cmp.Or(r.Timely, old.Timely)
+	r.Compare = cmp.Or(r.Compare, old.Compare)
+	r.Simulate = cmp.Or(r.Simulate, old.Simulate)
 }
 
 // marks are the lines between which the generated part of the document lies.

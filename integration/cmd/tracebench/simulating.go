@@ -2,10 +2,7 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -44,7 +41,6 @@ type PolicyRatios struct {
 const (
 	simulateRequests = 2_000_000
 	simulateQuick    = 60_000
-	sampleFile       = "dal09_3d_get_uris.csv.zst"
 )
 
 // sizes are those of the caches, in per cent of the footprint.
@@ -72,17 +68,17 @@ type simulated struct {
 func runSimulate(b *bench, ctx context.Context) error {
 	began := time.Now()
 	out := &Simulate{}
-	store := b.newDir()
-	defer b.remove(store)
+	store := b.NewDir()
+	defer b.Remove(store)
 	n := simulateRequests
-	if b.o.quick {
+	if b.Run.Quick {
 		n = simulateQuick
 	}
 	if _, _, err := b.slipway(ctx, 0, "trace", "generate", "--zone", "dal", "--seed", "1", "--requests", strconv.Itoa(n), "-o", store); err != nil {
 		return err
 	}
-	list := policies(b.o.quick)
-	for range b.o.rounds {
+	list := policies(b.Run.Quick)
+	for range b.Run.Rounds {
 		for i, name := range list {
 			if len(out.Policies) == i {
 				out.Policies = append(out.Policies, PolicySpeed{Name: name})
@@ -93,12 +89,12 @@ func runSimulate(b *bench, ctx context.Context) error {
 		}
 	}
 	for _, p := range out.Policies {
-		b.logf("%-12s %s ns a request", p.Name, measure.SpreadOf(p.Ns))
+		b.Logf("%-12s %s ns a request", p.Name, measure.SpreadOf(p.Ns))
 	}
 	if err := out.sample(b, ctx, list); err != nil {
 		return err
 	}
-	out.Run = b.since(began)
+	out.Run = b.Since(began)
 	b.results.Simulate = out
 	return nil
 }
@@ -132,17 +128,13 @@ func (s *Simulate) policy(b *bench, ctx context.Context, store string, p *Policy
 
 // sample simulates on the real sample, if it is there.
 func (s *Simulate) sample(b *bench, ctx context.Context, list []string) error {
-	if b.o.traces == "" {
-		return nil
+	imported, err := b.Sample(b.o.traces)
+	if err != nil || imported == nil {
+		return err
 	}
-	path := filepath.Join(b.o.traces, sampleFile)
-	if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
-		b.logf("the real sample is not in %s", b.o.traces)
-		return nil
-	}
-	store := b.newDir()
-	defer b.remove(store)
-	if _, _, err := b.slipway(ctx, 0, "trace", "import", path, "--format", "uris", "--start", "2017-06-20", "--rate", "2.8", "--zone", "sample", "-o", store); err != nil {
+	store := b.NewDir()
+	defer b.Remove(store)
+	if _, _, err := b.slipway(ctx, 0, append(imported, store)...); err != nil {
 		return err
 	}
 	for _, name := range list {

@@ -66,14 +66,14 @@ const (
 func runTimely(b *bench, ctx context.Context) error {
 	began := time.Now()
 	out := &Timely{Requests: timelyRequests}
-	if b.o.quick {
+	if b.Run.Quick {
 		out.Requests = timelyQuick
 	}
 	store, err := b.pings(ctx, int(out.Requests))
 	if err != nil {
 		return err
 	}
-	defer b.remove(store)
+	defer b.Remove(store)
 	sink, err := startSink()
 	if err != nil {
 		return err
@@ -86,8 +86,8 @@ func runTimely(b *bench, ctx context.Context) error {
 	if s.Requests != out.Requests || s.Outcomes["ok"] != s.Requests {
 		return fmt.Errorf("%d requests with outcomes %v, want %d", s.Requests, s.Outcomes, out.Requests)
 	}
-	b.logf("%.3f %% within 2 ms, p99 %.2f ms, %.2f CPUs busy with something else", 100*s.onTime(), s.Lag.P99, out.Usage.OtherCPUs)
-	out.Run = b.since(began)
+	b.Logf("%.3f %% within 2 ms, p99 %.2f ms, %.2f CPUs busy with something else", 100*s.onTime(), s.Lag.P99, out.Usage.OtherCPUs)
+	out.Run = b.Since(began)
 	out.Run.Rounds = 1
 	b.results.Timely = out
 	return nil
@@ -95,9 +95,9 @@ func runTimely(b *bench, ctx context.Context) error {
 
 // pings makes a store of requests that are a millisecond apart.
 func (b *bench) pings(ctx context.Context, n int) (store string, err error) {
-	store = b.newDir()
+	store = b.NewDir()
 	list := store + ".uris"
-	defer b.remove(list)
+	defer b.Remove(list)
 	if err := os.WriteFile(list, bytes.Repeat([]byte("v2\n"), n), 0o600); err != nil {
 		return "", err
 	}
@@ -107,13 +107,13 @@ func (b *bench) pings(ctx context.Context, n int) (store string, err error) {
 
 // replay sends a store's requests as recorded, without putting anything in place.
 func (b *bench) replay(ctx context.Context, store string, into *replaySummary, url string) (Usage, error) {
-	result := b.newDir()
-	defer b.remove(result)
+	result := b.NewDir()
+	defer b.Remove(result)
 	_, u, err := b.slipway(ctx, 0, "trace", "replay", store, "-o", result, "--phase", "run", "--quiet", "--no-docker-config", "--target", "sink="+url)
 	if err != nil && !judged(err) { // late ones are what is counted here
 		return u, err
 	}
-	return u, readJSON(into, result, "summary.json")
+	return u, measure.ReadJSON(into, result, "summary.json")
 }
 
 // sink answers everything at once.

@@ -317,7 +317,7 @@ func TestParse(t *testing.T) {
 		}
 	}
 	o, err := parse(strings.Fields("-bin /secret/x -quick -rounds 2 -scenario timely -dir /secret"))
-	if err != nil || o.command != "scripts/bench-trace.sh -quick -rounds 2 -scenario timely" || o.rounds != 2 || o.records != quickRecords || o.requests != quickRequests {
+	if err != nil || o.Command != "scripts/bench-trace.sh -quick -rounds 2 -scenario timely" || o.Rounds != 2 || o.records != quickRecords || o.requests != quickRequests {
 		t.Errorf("options %+v, %v", o, err)
 	}
 	if o, err = parse(strings.Fields("-bin x -full")); err != nil || o.records != archiveRequests || o.requests != 0 {
@@ -326,10 +326,7 @@ func TestParse(t *testing.T) {
 	if o, err = parse(strings.Fields("-bin x -quick -records 7")); err != nil || o.records != 7 {
 		t.Errorf("options %+v, %v", o, err)
 	}
-	b, err := newBench(o, t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := &bench{Bench: o.On("x", t.TempDir()), o: o}
 	if b.needRoom("all", math.MaxInt64) == nil || b.needRoom("nothing", 1) != nil {
 		t.Error("the room on the disk is not looked at")
 	}

@@ -37,18 +37,20 @@ type Docker struct {
 }
 
 // StartDocker starts the distribution's dockerd with the overlay2 graph
-// driver, the store that pushes Docker v2 schema 2 manifests.
-func StartDocker(t testing.TB) *Docker {
+// driver, the store that pushes Docker v2 schema 2 manifests, with more arguments if
+// there are any.
+func StartDocker(t testing.TB, args ...string) *Docker {
 	t.Helper()
 	tool.NeedRoot(t)
 	dockerd := tool.System(t, "dockerd")
 	dir := newDir(t)
-	return startDocker(t, dockerd, tool.NewEnv(dir), "--storage-driver", "overlay2")
+	return startDocker(t, dockerd, tool.NewEnv(dir), append([]string{"--storage-driver", "overlay2"}, args...)...)
 }
 
 // StartMoby starts the Go-built dockerd of the 29 line, which keeps images in
-// containerd, with the containerd and runc built beside it.
-func StartMoby(t testing.TB) *Docker {
+// containerd, with the containerd and runc built beside it, and with more arguments if
+// there are any.
+func StartMoby(t testing.TB, args ...string) *Docker {
 	t.Helper()
 	tool.NeedRoot(t)
 	dockerd := tool.Built(t, "dockerd")
@@ -60,7 +62,7 @@ func StartMoby(t testing.TB) *Docker {
 		"PATH="+tool.Dir()+":/usr/sbin:/usr/bin:/sbin:/bin",
 		// Debian 12's command line speaks API 1.41; the daemon's own minimum is newer.
 		"DOCKER_MIN_API_VERSION=1.24")
-	return startDocker(t, dockerd, env)
+	return startDocker(t, dockerd, env, args...)
 }
 
 func startDocker(t testing.TB, dockerd string, env *tool.Env, args ...string) *Docker {

@@ -3,6 +3,8 @@ package measure
 import (
 	"fmt"
 	"io"
+	"reflect"
+	"slices"
 	"strings"
 )
 
@@ -17,6 +19,12 @@ type Part interface {
 	// Write writes tables and text.
 	Write(w *strings.Builder)
 	Pictures() []Picture
+}
+
+// Measured returns those parts that are there: each is a pointer, nil where nothing was
+// measured.
+func Measured(parts ...Part) []Part {
+	return slices.DeleteFunc(parts, func(p Part) bool { return reflect.ValueOf(p).IsNil() })
 }
 
 // CheckParts prints whether each target is met and returns whether none is missed.

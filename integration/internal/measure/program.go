@@ -55,11 +55,15 @@ func (o *Output) Add(fl *flag.FlagSet) {
 	fl.StringVar(&o.Pictures, "img", "", "`directory` for the pictures")
 }
 
-// Results are everything that a benchmark program measured, kept as JSON.
-type Results[T any] interface {
+// Filled are results that take from older ones what was not measured this time.
+type Filled[T any] interface {
 	*T
-	// Fill takes from older results what was not measured this time.
 	Fill(old *T)
+}
+
+// Results are everything that a benchmark program measured, kept as JSON, in parts.
+type Results[T any] interface {
+	Filled[T]
 	// Parts are what was measured.
 	Parts() []Part
 }
@@ -69,12 +73,17 @@ type Results[T any] interface {
 // results that come with an error no document is made; without results there is nothing
 // to report.
 func Carry[T any, R Results[T]](o *Output, m Marks, measure func() (R, error)) (met bool, err error) {
+	return CarryTo(o, measure, func(shown *Output, r R) (bool, error) { return shown.publish(m, r.Parts()) })
+}
+
+// CarryTo is [Carry] with a report of the program's own.
+func CarryTo[T any, R Filled[T]](o *Output, measure func() (R, error), report func(shown *Output, r R) (met bool, err error)) (met bool, err error) {
 	if o.From != "" {
 		r, err := Load[T](o.From)
 		if err != nil {
 			return false, err
 		}
-		return o.publish(m, R(r).Parts())
+		return report(o, r)
 	}
 	r, measured := measure()
 	if r == nil {
@@ -92,37 +101,47 @@ func Carry[T any, R Results[T]](o *Output, m Marks, measure func() (R, error)) (
 			return false, errors.Join(measured, fmt.Errorf("write results: %w", err))
 		}
 	}
-	shown := *o
-	if measured != nil {
-		shown.Document, shown.Pictures = "", ""
-	}
-	met, err = shown.publish(m, r.Parts())
+	met, err = report(o.Shown(measured), r)
 	return met, errors.Join(measured, err)
 }
 
-// publish writes the pictures, and the report into the document. Without a document it
-// prints the report, else the verdict on the targets.
+// Shown is where results go that came with an error or without: with one, no document is
+// made of them.
+func (o *Output) Shown(err error) *Output {
+	shown := *o
+	if err != nil {
+		shown.Document, shown.Pictures = "", ""
+	}
+	return &shown
+}
+
+// publish reports on parts.
 func (o *Output) publish(m Marks, parts []Part) (met bool, err error) {
 	var verdict strings.Builder
 	met = CheckParts(&verdict, parts)
+	return met, o.Publish(m, verdict.String(), Report(verdict.String(), parts), Pictures(parts))
+}
+
+// Publish writes the pictures, and the report into the document. Without a document it
+// prints the report, else the verdict on the targets.
+func (o *Output) Publish(m Marks, verdict, report string, pictures []Picture) error {
 	if o.Pictures != "" {
-		if err := WritePictures(o.Pictures, Pictures(parts)); err != nil {
-			return met, fmt.Errorf("write pictures: %w", err)
+		if err := WritePictures(o.Pictures, pictures); err != nil {
+			return fmt.Errorf("write pictures: %w", err)
 		}
 	}
-	report := Report(verdict.String(), parts)
 	if o.Document == "" {
 		fmt.Println(report)
-		return met, nil
+		return nil
 	}
-	fmt.Print(verdict.String())
+	fmt.Print(verdict)
 	doc, err := os.ReadFile(o.Document)
 	if err != nil {
-		return met, err
+		return err
 	}
 	changed, err := m.Replace(string(doc), report)
 	if err != nil {
-		return met, fmt.Errorf("%s: %w", o.Document, err)
+		return fmt.Errorf("%s: %w", o.Document, err)
 	}
-	return met, os.WriteFile(o.Document, []byte(changed), 0o644)
+	return os.WriteFile(o.Document, []byte(changed), 0o644)
 }

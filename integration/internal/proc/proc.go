@@ -10,7 +10,10 @@ package proc
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -132,6 +135,33 @@ func (p *Process) Stop(grace time.Duration) error {
 	case <-time.After(grace):
 		p.Kill()
 		return fmt.Errorf("%s did not end within %s of SIGTERM", p.Name, grace)
+	}
+}
+
+// AwaitURL asks every few milliseconds until the address answers with status 200, at most
+// for the time.
+func (p *Process) AwaitURL(ctx context.Context, url string, timeout time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	for {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+		if err != nil {
+			return err
+		}
+		if resp, err := client.Do(req); err == nil {
+			resp.Body.Close()
+			if resp.StatusCode == http.StatusOK {
+				return nil
+			}
+		}
+		select {
+		case <-p.Exited():
+			return fmt.Errorf("it ended: %s", p.State())
+		case <-ctx.Done():
+			return errors.New("it was not ready in time")
+		case <-time.After(2 * time.Millisecond):
+		}
 	}
 }
 

@@ -6,9 +6,7 @@ package rival
 import (
 	"context"
 	"debug/buildinfo"
-	"errors"
 	"fmt"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -85,9 +83,34 @@ func Slipway(name, binary string, quiet bool) *Spec {
 	}
 }
 
+// SlipwayMirror is a build of Slipway as a mirror of a registry at host:port, whose
+// repositories begin here with the name. It writes no access log and converts nothing, as
+// other mirrors do not.
+func SlipwayMirror(name, binary, upstreamName, upstream string) *Spec {
+	s := Slipway(name, binary, true)
+	s.config = func(string, string) string {
+		return fmt.Sprintf("version: 0.1\nlog: {level: warn, accesslog: {disabled: true}}\nstorage: {delete: {enabled: true}}\ngear: {convert: \"off\"}\n"+
+			"proxy:\n  upstreams:\n    - {name: %s, url: \"http://%s\"}\n", upstreamName, upstream)
+	}
+	return s
+}
+
+// Ociregistry is the one that SLIPWAY_BENCH_OCIREGISTRY names, as a mirror of a registry
+// at host:port, whose repositories begin there with this address.
+func Ociregistry(name, upstream string) *Spec {
+	s := &Spec{Name: name, args: []string{"--config-file", "{config}", "serve"}, ready: "/v2/", version: []string{"version"}}
+	s.Binary, s.Why = fromEnv("SLIPWAY_BENCH_OCIREGISTRY")
+	s.config = func(dir, addr string) string {
+		host, port, _ := strings.Cut(addr, ":")
+		return fmt.Sprintf("logLevel: error\nimagePath: %s\nhost: %s\nport: %s\nregistries:\n  - {name: %q, description: upstream, scheme: http}\n",
+			filepath.Join(dir, "root"), host, port, upstream)
+	}
+	return s
+}
+
 // Nginx is a web server that serves files as they are, not the API.
 func Nginx(name string) *Spec {
-	s := &Spec{Name: name, Static: true, Quick: true, args: []string{"-p", "{dir}/", "-c", "{config}"}, version: []string{"-v"}}
+	s := &Spec{Name: name, Static: true, Quick: true, args: []string{"-p", "{dir}/", "-c", "{config}"}, ready: "/ready", version: []string{"-v"}}
 	s.Binary, s.Why = fromSystem("nginx")
 	s.config = func(dir, addr string) string {
 		return `worker_processes auto;
@@ -210,6 +233,11 @@ func Start(ctx context.Context, sp *Spec, dir string) (*Server, error) {
 			return nil, err
 		}
 	}
+	if sp.Static {
+		if err := os.WriteFile(filepath.Join(dir, "static", "ready"), nil, 0o644); err != nil {
+			return nil, err
+		}
+	}
 	var err error
 	// A port can be taken between the look for it and the server's start.
 	for range 3 {
@@ -251,35 +279,13 @@ func (s *Server) launch(ctx context.Context) (err error) {
 	return nil
 }
 
-// waitReady asks every millisecond until the server says that it is ready.
+// waitReady asks until the server says that it is ready.
 func (s *Server) waitReady(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
-	defer cancel()
 	addr := s.Addr
 	if s.debugReady {
 		addr = s.debug
 	}
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	for {
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr+s.ready, nil)
-		if err != nil {
-			return err
-		}
-		if resp, err := client.Do(req); err == nil {
-			resp.Body.Close()
-			// A web server without a page for it is ready all the same.
-			if resp.StatusCode == http.StatusOK || s.Static {
-				return nil
-			}
-		}
-		select {
-		case <-s.Process.Exited():
-			return fmt.Errorf("it ended: %s", s.Process.State())
-		case <-ctx.Done():
-			return errors.New("it was not ready in time")
-		case <-time.After(time.Millisecond):
-		}
-	}
+	return s.Process.AwaitURL(ctx, "http://"+addr+s.ready, readyTimeout)
 }
 
 // log returns the end of what the server printed.

@@ -1,0 +1,170 @@
+package measure
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Content is a blob whose bytes follow from a number: they are made, not kept.
+type Content struct {
+	Digest string
+	// Size in bytes.
+	Size int64
+
+	seed uint64
+}
+
+// NewContent returns a blob of a size that differs from those of other numbers.
+func NewContent(seed uint64, size int64) Content {
+	c := Content{Size: size, seed: seed}
+	h := sha256.New()
+	_, _ = io.Copy(h, c.Reader()) // neither side fails
+	c.Digest = "sha256:" + hex.EncodeToString(h.Sum(nil))
+	return c
+}
+
+// Reader returns the bytes from the first on.
+func (c Content) Reader() io.Reader {
+	var seed [32]byte
+	for i := range 8 {
+		seed[i] = byte(c.seed >> (8 * i))
+	}
+	return io.LimitReader(rand.NewChaCha8(seed), c.Size)
+}
+
+// Fetched is what a download was like.
+type Fetched struct {
+	// First is when the first byte was there, All when the last was.
+	First, All time.Duration
+}
+
+// Get downloads from a URL into a buffer, and looks at nothing but the size, so that the
+// client costs as little as it can.
+func Get(ctx context.Context, client *http.Client, url string, size int64, buf []byte) (Fetched, error) {
+	var f Fetched
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return f, err
+	}
+	began := time.Now()
+	resp, err := client.Do(req)
+	if err != nil {
+		return f, err
+	}
+	defer resp.Body.Close()
+	var n int64
+	for err == nil {
+		var k int
+		k, err = resp.Body.Read(buf)
+		if n += int64(k); k > 0 && f.First == 0 {
+			f.First = time.Since(began)
+		}
+	}
+	f.All = time.Since(began)
+	if err != io.EOF || resp.StatusCode != http.StatusOK || n != size {
+		return f, fmt.Errorf("GET %s: status %d, %d of %d bytes: %w", url, resp.StatusCode, n, size, err)
+	}
+	return f, nil
+}
+
+// Crowd has so many clients ask a registry, "http://host:port", for a path at once. All
+// are connected when ready is called, and ask when it has returned.
+func Crowd(ctx context.Context, clients int, registry, path string, size int64, ready func() error) ([]Fetched, error) {
+	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: clients, DisableCompression: true}}
+	defer client.CloseIdleConnections()
+	if err := connect(ctx, client, clients, registry+"/v2/"); err != nil {
+		return nil, err
+	}
+	if err := ready(); err != nil {
+		return nil, err
+	}
+	fetched, errs := make([]Fetched, clients), make([]error, clients)
+	var wg sync.WaitGroup
+	begin := make(chan struct{})
+	for i := range clients {
+		wg.Go(func() {
+			buf := make([]byte, 64<<10)
+			<-begin
+			fetched[i], errs[i] = Get(ctx, client, registry+path, size, buf)
+		})
+	}
+	close(begin)
+	wg.Wait()
+	return fetched, errors.Join(errs...)
+}
+
+// connect opens connections, by a ping on each that ends when all have begun.
+func connect(ctx context.Context, client *http.Client, n int, url string) error {
+	errs := make([]error, n)
+	var begun, done sync.WaitGroup
+	begun.Add(n)
+	for i := range n {
+		done.Go(func() {
+			req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+			if err != nil {
+				begun.Done()
+				errs[i] = err
+				return
+			}
+			resp, err := client.Do(req)
+			begun.Done()
+			begun.Wait() // so that no connection is used twice
+			if errs[i] = err; err == nil {
+				_, _ = io.Copy(io.Discard, resp.Body)
+				resp.Body.Close()
+			}
+		})
+	}
+	done.Wait()
+	return errors.Join(errs...)
+}
+
+// Counter forwards HTTP and counts the reads of what is of interest.
+type Counter struct {
+	// Of tells by its path whether something is.
+	Of func(path string) bool
+	// Reads are GETs, Bytes what answers to them promised.
+	Reads, Bytes atomic.Int64
+}
+
+// Reset begins to count anew.
+func (c *Counter) Reset() {
+	c.Reads.Store(0)
+	c.Bytes.Store(0)
+}
+
+// Serve forwards what comes to a listener to a host:port until the context ends. Requests
+// keep their Host, which may be part of a signature.
+func (c *Counter) Serve(ctx context.Context, l net.Listener, target string) {
+	proxy := &httputil.ReverseProxy{
+		Rewrite: func(r *httputil.ProxyRequest) {
+			r.SetURL(&url.URL{Scheme: "http", Host: target})
+			r.Out.Host = r.In.Host
+		},
+		ModifyResponse: func(resp *http.Response) error {
+			if resp.Request.Method == http.MethodGet && c.Of(resp.Request.URL.Path) {
+				c.Reads.Add(1)
+				c.Bytes.Add(max(0, resp.ContentLength))
+			}
+			return nil
+		},
+	}
+	proxy.ErrorLog = log.New(io.Discard, "", 0) // reads that the client gives up are its own business
+	server := &http.Server{Handler: proxy}
+	stop := context.AfterFunc(ctx, func() { server.Close() })
+	defer stop()
+	_ = server.Serve(l) // ends with the context
+}
