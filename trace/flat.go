@@ -33,8 +33,8 @@ const (
 
 // parseFlat reads an object of the ten-field form if all in it is as usual: known keys
 // once each, strings of ASCII with no escapes but \" \\ and \/, which most user agents of
-// Docker have, plain numbers. It returns the length of the object. What is unusual is left to parseAny, which reads all that
-// parseFlat does, to the same fields, only slower.
+// Docker have, plain numbers. It returns the length of the object. What is unusual is
+// left to parseAny, which reads all that parseFlat does, to the same fields, only slower.
 func parseFlat(b []byte, f *fields) (int, result) {
 	*f = fields{duration: Unknown, written: Unknown, unescaped: f.unescaped[:0]}
 	seen := 0
@@ -45,13 +45,10 @@ func parseFlat(b []byte, f *fields) (int, result) {
 		if res != parsed {
 			return 0, res
 		}
-		if i = skipSpace(b, end); i >= len(b) {
-			return 0, short
-		}
-		if b[i] != ':' || bit == 0 || seen&bit != 0 {
+		if seen&bit != 0 {
 			return 0, unusual
 		}
-		i = skipSpace(b, i+1)
+		i = skipSpace(b, end)
 		seen |= bit
 		if str := f.text(bit); str != nil {
 			*str, i, res = f.unescape(b, i)
@@ -77,17 +74,17 @@ func parseFlat(b []byte, f *fields) (int, result) {
 
 // keys are in the order in which they are written, by Slipway as in the IBM traces.
 var keys = [...]struct {
-	quoted string
+	quoted string // with the colon
 	bit    int
 }{
-	{`"host"`, sawHost}, {`"http.request.duration"`, sawDuration}, {`"http.request.method"`, sawMethod},
-	{`"http.request.remoteaddr"`, sawClient}, {`"http.request.uri"`, sawURI}, {`"http.request.useragent"`, sawAgent},
-	{`"http.response.status"`, sawStatus}, {`"http.response.written"`, sawWritten}, {`"id"`, sawID},
-	{`"timestamp"`, sawTimestamp}, {`"digest"`, sawDigest},
+	{`"host":`, sawHost}, {`"http.request.duration":`, sawDuration}, {`"http.request.method":`, sawMethod},
+	{`"http.request.remoteaddr":`, sawClient}, {`"http.request.uri":`, sawURI}, {`"http.request.useragent":`, sawAgent},
+	{`"http.response.status":`, sawStatus}, {`"http.response.written":`, sawWritten}, {`"id":`, sawID},
+	{`"timestamp":`, sawTimestamp}, {`"digest":`, sawDigest},
 }
 
-// keyAt reads the key at b[i], of which n came before it, and returns its bit, which is 0
-// for an unknown one, and the index after it.
+// keyAt reads the key at b[i], of which n came before it, and the colon. It returns the
+// key's bit and the index after the colon.
 func keyAt(b []byte, i, n int) (bit, end int, _ result) {
 	if n < len(keys) {
 		k := &keys[n]
@@ -95,16 +92,28 @@ func keyAt(b []byte, i, n int) (bit, end int, _ result) {
 			return k.bit, end, parsed
 		}
 	}
+	return otherKeyAt(b, i)
+}
+
+// otherKeyAt is keyAt for keys in any order, and space before the colon.
+func otherKeyAt(b []byte, i int) (bit, end int, _ result) {
 	_, end, res := plainString(b, i)
 	if res != parsed {
 		return 0, 0, res
 	}
+	colon := skipSpace(b, end)
+	if colon >= len(b) {
+		return 0, 0, short
+	}
+	if b[colon] != ':' {
+		return 0, 0, unusual
+	}
 	for k := range keys {
-		if string(b[i:end]) == keys[k].quoted {
-			return keys[k].bit, end, parsed
+		if quoted := keys[k].quoted; string(b[i:end]) == quoted[:len(quoted)-1] {
+			return keys[k].bit, colon + 1, parsed
 		}
 	}
-	return 0, end, parsed
+	return 0, 0, unusual
 }
 
 // text is where the string of a key goes; nil for those of numbers.
@@ -130,7 +139,15 @@ func (f *fields) text(bit int) *[]byte {
 	return nil
 }
 
+// skipSpace is the index of the first byte from i on that is no space.
 func skipSpace(b []byte, i int) int {
+	if i < len(b) && b[i] > ' ' {
+		return i
+	}
+	return skipSpaces(b, i)
+}
+
+func skipSpaces(b []byte, i int) int {
 	for i < len(b) && (b[i] == ' ' || b[i] == '\n' || b[i] == '\t' || b[i] == '\r') {
 		i++
 	}

@@ -164,8 +164,8 @@ func (in *Input) Follow(r io.Reader, name string, fn func(Source, *Record) error
 	if in.o.Format == "" {
 		in.o.Format = FormatTrace
 	}
-	raw := &rawReader{r: r, n: &in.read, ended: func() error { return nil }}
-	dec, err := in.decoder(raw, nil)
+	raw := &rawReader{r: r, n: in.read, ended: func() error { return nil }}
+	dec, err := in.decoder(context.Background(), raw, nil)
 	if err != nil {
 		return err
 	}

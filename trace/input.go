@@ -107,18 +107,24 @@ type InputOptions struct {
 }
 
 // Input reads logs. Its methods must not run concurrently, but for [Input.Read],
-// [Input.Skip] and [Input.Skipped].
+// [Input.Skip] and [Input.Skipped]; files that are read at once have parts, see
+// [Input.Part].
 type Input struct {
-	o       InputOptions
-	uris    uriParser
-	read    atomic.Int64
-	mu      sync.Mutex
-	skipped map[Bad]*Skipped
+	o InputOptions
+	// turn is closed when the files before were read; nil for what has none before it.
+	turn <-chan struct{}
+	uris *uriParser
+	// interned are strings of files in FormatTrace, which have about the same.
+	interned *interner
+	read     *atomic.Int64
+	mu       sync.Mutex
+	skipped  map[Bad]*Skipped
+	spare    []*interner // of parts that were joined
 }
 
 // NewInput returns an Input that has read nothing.
 func NewInput(o *InputOptions) *Input {
-	in := &Input{skipped: map[Bad]*Skipped{}}
+	in := &Input{skipped: map[Bad]*Skipped{}, read: new(atomic.Int64), interned: new(interner)}
 	if o != nil {
 		in.o = *o
 	}
@@ -131,7 +137,7 @@ func NewInput(o *InputOptions) *Input {
 	if in.o.Now.IsZero() {
 		in.o.Now = time.Now()
 	}
-	in.uris = uriParser{start: in.o.Start, rate: in.o.Rate}
+	in.uris = &uriParser{start: in.o.Start, rate: in.o.Rate}
 	return in
 }
 
@@ -158,15 +164,21 @@ func (in *Input) Skipped() []Skipped {
 func (in *Input) Skip(kind Bad, file string, record int64, why string) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
+	s := in.skippedOf(kind)
+	s.Count++
+	if len(s.First) < firstPlaces {
+		s.First = append(s.First, Place{file, record, why})
+	}
+}
+
+// skippedOf is what was skipped for one reason. The mutex is held.
+func (in *Input) skippedOf(kind Bad) *Skipped {
 	s := in.skipped[kind]
 	if s == nil {
 		s = &Skipped{Kind: kind}
 		in.skipped[kind] = s
 	}
-	s.Count++
-	if len(s.First) < firstPlaces {
-		s.First = append(s.First, Place{file, record, why})
-	}
+	return s
 }
 
 // Source is where a record comes from.
@@ -241,7 +253,7 @@ func (in *Input) ReadFile(ctx context.Context, path string, fn func(Source, *Rec
 
 // ReadFrom is ReadFile for something that is open; the name is that in sources.
 func (in *Input) ReadFrom(ctx context.Context, r io.Reader, name string, fn func(Source, *Record) error) error {
-	raw := &rawReader{r: r, n: &in.read, ended: ctx.Err}
+	raw := &rawReader{r: r, n: in.read, ended: ctx.Err}
 	err := in.stream(ctx, raw, name, 0, fn)
 	if cerr := ctx.Err(); cerr != nil && errors.Is(raw.err, cerr) {
 		return cerr
@@ -328,7 +340,10 @@ func (in *Input) stream(ctx context.Context, r io.Reader, name string, depth int
 		}
 		return nil // empty
 	}
-	dec, err := in.decoder(br, head)
+	dec, err := in.decoder(ctx, br, head)
+	if cerr := ctx.Err(); err != nil && cerr != nil {
+		return cerr
+	}
 	if err != nil {
 		in.Skip(BadFile, name, 0, err.Error())
 		return nil
@@ -395,7 +410,7 @@ type decoder interface {
 }
 
 // decoder returns the one for a file that begins with head.
-func (in *Input) decoder(r io.Reader, head []byte) (decoder, error) {
+func (in *Input) decoder(ctx context.Context, r io.Reader, head []byte) (decoder, error) {
 	format := in.o.Format
 	if format == "" {
 		if format = detect(head); format == "" {
@@ -404,7 +419,7 @@ func (in *Input) decoder(r io.Reader, head []byte) (decoder, error) {
 	}
 	switch format {
 	case FormatTrace:
-		return newJSONDecoder(r), nil
+		return newJSONDecoder(r, in.interned), nil
 	case FormatDistribution:
 		return newLineDecoder(r, parseDistribution), nil
 	case FormatCLF:
@@ -415,6 +430,13 @@ func (in *Input) decoder(r io.Reader, head []byte) (decoder, error) {
 		p := &harborParser{in.o.Now}
 		return newLineDecoder(r, p.parse), nil
 	case FormatURIs:
+		if in.turn != nil { // its times go on where those of the file before end
+			select {
+			case <-in.turn:
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
+		}
 		return newLineDecoder(r, in.uris.parse), nil
 	}
 	return nil, fmt.Errorf("unknown format %q", format)

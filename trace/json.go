@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"strings"
 	"time"
 )
 
@@ -17,6 +18,9 @@ const (
 	maxRecord = 1 << 20
 	// readSize is how much is asked for at once, in bytes.
 	readSize = 256 << 10
+	// ownChunk is what is allocated for the strings of records at once, in bytes: some
+	// dozens of records. Whoever keeps a string of one keeps as much.
+	ownChunk = 4 << 10
 )
 
 // fields are the values of a record in the ten-field form as they are in the input.
@@ -38,7 +42,8 @@ type jsonDecoder struct {
 	err      error // of r, once all before it has been read
 	f        fields
 	interned *interner
-	scratch  []byte
+	// chunk has room for strings of the records to come: one allocation for many.
+	chunk strings.Builder
 	// failed counts bad records since the last good one.
 	failed int
 }
@@ -48,8 +53,8 @@ type jsonDecoder struct {
 // square of the input's length where there is no good record at all.
 const maxFailed = 16
 
-func newJSONDecoder(r io.Reader) *jsonDecoder {
-	return &jsonDecoder{r: r, buf: make([]byte, readSize), interned: new(interner)}
+func newJSONDecoder(r io.Reader, in *interner) *jsonDecoder {
+	return &jsonDecoder{r: r, buf: make([]byte, readSize), interned: in}
 }
 
 // more reads on, and tells whether there was anything. It makes room by moving what
@@ -279,14 +284,29 @@ func (d *jsonDecoder) record(rec *Record) error {
 	if err != nil {
 		return err
 	}
-	// One allocation for what is different in each record.
-	d.scratch = append(append(append(d.scratch[:0], f.uri...), f.id...), f.digest...)
-	own := string(d.scratch)
+	own := d.own(f.uri, f.id, f.digest)
 	u, i := len(f.uri), len(f.uri)+len(f.id)
 	*rec = Record{Host: d.interned.get(f.host), Duration: f.duration, Method: methodName(f.method),
 		RemoteAddr: d.interned.get(f.client), URI: own[:u], UserAgent: d.interned.get(f.agent), Status: int(f.status),
 		Written: f.written, ID: own[u:i], Digest: own[i:], Time: when}
 	return nil
+}
+
+// own returns a copy of bytes, one after the other, that stays.
+func (d *jsonDecoder) own(parts ...[]byte) string {
+	n := 0
+	for _, p := range parts {
+		n += len(p)
+	}
+	if d.chunk.Cap()-d.chunk.Len() < n {
+		d.chunk = strings.Builder{} // strings that were cut from the old one keep it
+		d.chunk.Grow(max(n, ownChunk))
+	}
+	from := d.chunk.Len()
+	for _, p := range parts {
+		d.chunk.Write(p)
+	}
+	return d.chunk.String()[from:]
 }
 
 // methodName is a method without an allocation for those that there are.

@@ -72,39 +72,38 @@ func ParseURI(uri string) Target {
 	if rest == "_catalog" {
 		return Target{Kind: Catalog}
 	}
-	// An upload's id comes last, or nothing where one begins.
-	if head, id, ok := cutLast(rest); ok {
-		if repo, ok := strings.CutSuffix(head, "/blobs/uploads"); ok && repo != "" {
+	head, id := cutLast(rest)
+	repo, word := cutLast(head)
+	if repo == "" {
+		return Target{}
+	}
+	switch {
+	case word == "uploads": // its id comes last, or nothing where one begins
+		if repo, ok := strings.CutSuffix(repo, "/blobs"); ok && repo != "" {
 			return Target{Kind: Upload, Repo: repo, Ref: id}
 		}
-		if repo, ok := strings.CutSuffix(head, "/blobs"); ok && repo != "" && id == "uploads" {
-			return Target{Kind: Upload, Repo: repo}
-		}
-		if repo, word, ok := cutLast(head); ok && repo != "" && id != "" {
-			switch word {
-			case "manifests":
-				return Target{Kind: Manifest, Repo: repo, Ref: id}
-			case "blobs":
-				return Target{Kind: Blob, Repo: repo, Ref: id}
-			case "referrers":
-				return Target{Kind: Referrers, Repo: repo, Ref: id}
-			case "tags":
-				if id == "list" {
-					return Target{Kind: Tags, Repo: repo}
-				}
-			}
-		}
+	case word == "blobs" && id == "uploads":
+		return Target{Kind: Upload, Repo: repo}
+	case id == "":
+	case word == "manifests":
+		return Target{Kind: Manifest, Repo: repo, Ref: id}
+	case word == "blobs":
+		return Target{Kind: Blob, Repo: repo, Ref: id}
+	case word == "referrers":
+		return Target{Kind: Referrers, Repo: repo, Ref: id}
+	case word == "tags" && id == "list":
+		return Target{Kind: Tags, Repo: repo}
 	}
 	return Target{}
 }
 
-// cutLast cuts at the last slash.
-func cutLast(s string) (head, last string, ok bool) {
+// cutLast cuts at the last slash. Without one there is no head.
+func cutLast(s string) (head, last string) {
 	i := strings.LastIndexByte(s, '/')
 	if i < 0 {
-		return "", s, false
+		return "", s
 	}
-	return s[:i], s[i+1:], true
+	return s[:i], s[i+1:]
 }
 
 // URI is the target's path in the form that [ParseURI] reads, without the leading

@@ -3,7 +3,9 @@ package store
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -18,7 +20,7 @@ type ImportOptions struct {
 	// ForceZone gives Zone to all records.
 	ForceZone bool
 	// Change is called for each record before it is added, and may change it; nil for
-	// none.
+	// none. It is called by one goroutine at a time, in the order of the records.
 	Change func(*trace.Record)
 	// Progress is called now and then with the number of records that were added; nil
 	// for nobody. It is called by one goroutine at a time.
@@ -90,8 +92,16 @@ type Imported struct {
 // unknownPlaces is how many requests with unknown URIs or methods are named.
 const unknownPlaces = 5
 
-// importBatch is how many records go from the reader to the writer at once.
-const importBatch = 512
+const (
+	// importBatch is how many records go from a reader to the writer at once.
+	importBatch = 512
+	// aheadBatches are how many of a file may wait until the files before are in the
+	// store: 32,768 records, and about 10 MB.
+	aheadBatches = 64
+	// maxReaders bounds how many files are read at once: one goroutine adds their records,
+	// which takes a good half of the time that reading takes.
+	maxReaders = 4
+)
 
 // placed is a record and where it came from.
 type placed struct {
@@ -99,9 +109,10 @@ type placed struct {
 	src trace.Source
 }
 
-// Import reads files into a store and closes w. Reading and writing go on at the same
-// time. After an error the result tells what was done before it, and w has published
-// what it could.
+// Import reads files into a store and closes w. Files are read, their records added and
+// days written at the same time, but the store is the same as if one file were read
+// after the other. After an error the result tells what was done before it, and w has
+// published what it could.
 func Import(ctx context.Context, in *trace.Input, files []string, w *Writer, o *ImportOptions) (*Imported, error) {
 	im := importer{in: in, w: w, out: Imported{Zones: map[string]int64{}}}
 	if o != nil {
@@ -110,21 +121,29 @@ func Import(ctx context.Context, in *trace.Input, files []string, w *Writer, o *
 	if im.o.Zone == "" {
 		im.o.Zone = defaultZone
 	}
-	const ahead = 4 // batches
-	full, empty := make(chan []placed, ahead), make(chan []placed, ahead+2)
+	// Read at once are the file whose records are added, and those that wait here.
+	order := make(chan *reading, min(runtime.GOMAXPROCS(0), maxReaders)-1)
 	g, gctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
-		defer close(full)
-		return im.read(gctx, files, full, empty)
+		defer close(order)
+		for _, file := range files {
+			r := newReading(in, file)
+			select {
+			case order <- r:
+			case <-gctx.Done():
+				return context.Cause(gctx)
+			}
+			g.Go(func() error {
+				r.run(gctx, &im.batches)
+				return nil
+			})
+		}
+		return nil
 	})
 	g.Go(func() error {
-		for batch := range full {
-			if err := im.add(batch); err != nil {
+		for r := range order {
+			if err := im.file(r); err != nil {
 				return err
-			}
-			select {
-			case empty <- batch[:0]:
-			default:
 			}
 		}
 		return nil
@@ -133,66 +152,104 @@ func Import(ctx context.Context, in *trace.Input, files []string, w *Writer, o *
 	if cerr := w.Close(); err == nil {
 		err = cerr
 	}
+	im.countZone()
 	im.counts.fill(&im.out.Counts)
 	im.out.Written = w.Written()
 	im.out.Skipped = in.Skipped()
 	return &im.out, err
 }
 
-type importer struct {
-	in  *trace.Input
-	w   *Writer
-	o   ImportOptions
-	out Imported
-	// file is the last record's file, zone its zone.
-	file, zone string
-	counts     tally
+// reading is a file that is being read.
+type reading struct {
+	name    string
+	in      *trace.Input // a part for this file
+	turn    chan struct{}
+	batches chan *[]placed
+	err     error // once batches is closed
 }
 
-// read reads the files into batches.
-func (im *importer) read(ctx context.Context, files []string, full chan<- []placed, empty <-chan []placed) error {
-	var batch []placed
+func newReading(in *trace.Input, file string) *reading {
+	turn := make(chan struct{})
+	return &reading{name: file, in: in.Part(turn), turn: turn, batches: make(chan *[]placed, aheadBatches)}
+}
+
+// run reads the file into batches, whose memory is taken from free.
+func (r *reading) run(ctx context.Context, free *sync.Pool) {
+	defer close(r.batches)
+	batch := newBatch(free)
 	send := func() error {
 		select {
-		case full <- batch:
+		case r.batches <- batch:
+			batch = newBatch(free)
+			return nil
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
-		select {
-		case batch = <-empty:
-		default:
-			batch = make([]placed, 0, importBatch)
+	}
+	r.err = r.in.ReadFile(ctx, r.name, func(src trace.Source, rec *trace.Record) error {
+		if !storable(rec.Time) {
+			r.in.Skip(trace.BadTime, src.File, src.Record, fmt.Sprintf("%v: %v", ErrTime, rec.Time))
+			return nil
+		}
+		n := len(*batch) // there is room for one more
+		*batch = (*batch)[:n+1]
+		(*batch)[n].rec, (*batch)[n].src = *rec, src
+		if n+1 == importBatch {
+			return send()
 		}
 		return nil
+	})
+	if err := send(); r.err == nil {
+		r.err = err
 	}
-	for _, file := range files {
-		err := im.in.ReadFile(ctx, file, func(src trace.Source, r *trace.Record) error {
-			if !storable(r.Time) {
-				im.in.Skip(trace.BadTime, src.File, src.Record, fmt.Sprintf("%v: %v", ErrTime, r.Time))
-				return nil
-			}
-			if batch = append(batch, placed{*r, src}); len(batch) >= importBatch {
-				return send()
-			}
-			return nil
-		})
-		if err != nil {
+}
+
+// newBatch is an empty batch with room for importBatch records.
+func newBatch(free *sync.Pool) *[]placed {
+	if b, ok := free.Get().(*[]placed); ok {
+		*b = (*b)[:0]
+		return b
+	}
+	b := make([]placed, 0, importBatch)
+	return &b
+}
+
+type importer struct {
+	in      *trace.Input
+	w       *Writer
+	o       ImportOptions
+	out     Imported
+	batches sync.Pool // of *[]placed
+	// from is the last record's file, zone its zone.
+	from, zone string
+	inZone     int64 // records of it that Zones does not have yet
+	counts     tally
+}
+
+// file adds the records of a file, after those of the files before.
+func (im *importer) file(r *reading) error {
+	close(r.turn)
+	for batch := range r.batches {
+		if err := im.add(*batch); err != nil {
 			return err
 		}
+		im.batches.Put(batch)
 	}
-	return send()
+	im.in.Join(r.in)
+	return r.err
 }
 
 // storable tells whether a Writer takes a time.
-func storable(t time.Time) bool { return t.Unix() >= 0 && t.Year() <= maxYear }
+func storable(t time.Time) bool { return uint64(t.Unix()) < endOfTime }
 
 // add adds a batch to the store.
 func (im *importer) add(batch []placed) error {
 	for i := range batch {
 		p := &batch[i]
-		if p.src.File != im.file || im.zone == "" {
-			im.file, im.zone = p.src.File, im.o.Zone
-			if z := trace.ZoneOf(im.file); z != "" && !im.o.ForceZone {
+		if p.src.File != im.from || im.zone == "" {
+			im.countZone()
+			im.from, im.zone = p.src.File, im.o.Zone
+			if z := trace.ZoneOf(im.from); z != "" && !im.o.ForceZone {
 				im.zone = z
 			}
 		}
@@ -211,10 +268,18 @@ func (im *importer) add(batch []placed) error {
 	return nil
 }
 
+// countZone counts the records of the zone since it was called last.
+func (im *importer) countZone() {
+	if im.inZone > 0 {
+		im.out.Zones[im.zone] += im.inZone
+		im.inZone = 0
+	}
+}
+
 // count counts a record.
 func (im *importer) count(p *placed, kind trace.Kind) {
 	im.out.Records++
-	im.out.Zones[im.zone]++
+	im.inZone++
 	method := ParseMethod(p.rec.Method)
 	im.counts.add(method, kind, p.rec.Status)
 	if (kind == trace.Other || method == OtherMethod) && len(im.out.Unknown) < unknownPlaces {

@@ -2,13 +2,10 @@ package store
 
 import (
 	"container/heap"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
-	"slices"
-	"time"
 
 	"github.com/parquet-go/parquet-go"
 )
@@ -22,43 +19,35 @@ type source interface {
 
 // memSource gives the rows of a buffer.
 type memSource struct {
-	b     *dayBuffer
-	hour  int      // the one that is being given, from 1
-	order []uint64 // of its rows: the microsecond of the hour, which fits into 32 bits, and the index
-	i     int
-	ids   string
-	row   row
+	b    *dayBuffer
+	hour int // the one that is being given, from 1
+	sort sorter
+	i    int
+	row  row
 }
 
 // source gives the rows of a buffer in order of time. Rows of the same time stay in
 // the order in which they were added.
 func (b *dayBuffer) source() source { return &memSource{b: b} }
 
-// sort prepares an hour's rows.
-func (s *memSource) sort(h *hourBuffer) {
-	s.i, s.order, s.ids = 0, s.order[:0], h.ids.String()
-	for i := range h.rows {
-		s.order = append(s.order, uint64(h.rows[i].time%microHour)<<32|uint64(i))
-	}
-	if !slices.IsSorted(s.order) {
-		slices.Sort(s.order)
-	}
-}
-
 func (s *memSource) next() (*row, error) {
-	for s.i == len(s.order) {
+	for s.i == len(s.sort.order) {
 		if s.hour == len(s.b.hours) {
 			return nil, io.EOF
 		}
+		h := &s.b.hours[s.hour]
 		s.hour++
-		s.sort(&s.b.hours[s.hour-1])
+		s.i = 0
+		s.sort.hour(h)
 	}
-	m := &s.b.hours[s.hour-1].rows[uint32(s.order[s.i])]
+	h := &s.b.hours[s.hour-1]
+	m := h.row(uint32(s.sort.order[s.i]))
 	s.i++
-	n := s.b.tab.names
-	s.row = row{Time: m.time, Duration: m.duration, Host: n[m.host], Client: n[m.client], Method: n[m.method],
-		Kind: m.kind.String(), Repo: n[m.repo], Ref: n[m.ref], Digest: n[m.digest], Size: m.size, Status: m.status,
-		Agent: n[m.agent], ID: s.ids[m.id : m.id+m.idLen], URI: n[m.uri]}
+	t := &s.b.tabs
+	s.row = row{Time: m.time, Duration: m.duration, Size: m.size, Status: m.status, ID: h.id(m),
+		Host: t.name(m, textHost), Client: t.name(m, textClient), Method: t.name(m, textMethod), Kind: t.name(m, textKind),
+		Repo: t.name(m, textRepo), Ref: t.name(m, textRef), Digest: t.name(m, textDigest), Agent: t.name(m, textAgent),
+		URI: t.name(m, textURI)}
 	return &s.row, nil
 }
 
@@ -188,155 +177,4 @@ func (m *merge) each(sources []source, fn func(r *row, source int) error) error 
 		}
 	}
 	return nil
-}
-
-// fileOptions say how writeFile writes.
-type fileOptions struct {
-	// final is a file of the store, not a run: duplicates are counted, and it is durable.
-	final bool
-	drop  bool // duplicates
-	// old is how many of the sources, the first, have what is in the store already.
-	old int
-}
-
-// fileStats are what writeFile has written: of rows that were not in the store already,
-// how many there are now, how many were duplicates, and how many of those were left out.
-type fileStats struct {
-	added, duplicates, dropped int64
-}
-
-// writeFile writes a file of the store.
-func writeFile(path string, key dayKey, sources []source, o *fileOptions) (st fileStats, err error) {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
-	if err != nil {
-		return st, err
-	}
-	defer func() { err = errors.Join(err, f.Close()) }()
-	s := newSink(f, o)
-	if err := (&merge{}).each(sources, s.add); err != nil {
-		return st, err
-	}
-	if err := s.finish(key); err != nil || !o.final {
-		return s.stats, err
-	}
-	return s.stats, f.Sync()
-}
-
-// sink writes rows that come in order of time.
-type sink struct {
-	w     *parquet.GenericWriter[row]
-	buf   []row
-	hours []hour
-	stats fileStats
-	o     *fileOptions
-	// now is the last row's time, first the first row of it, same all of it if there is
-	// more than one.
-	now   int64
-	first rowID
-	same  map[rowID]struct{}
-}
-
-// rowID is what two rows of the same time have in common if one is a duplicate.
-type rowID struct {
-	id, kind, repo, ref, uri string
-}
-
-const (
-	// sinkRows are collected before they are encoded.
-	sinkRows = 1 << 10
-	// pageBytes bounds a page; a reader has one of each column in memory.
-	pageBytes = 256 << 10
-	// writeBytes are written to a file at once.
-	writeBytes = 1 << 20
-)
-
-func newSink(out io.Writer, o *fileOptions) *sink {
-	w := parquet.NewGenericWriter[row](out, parquet.Compression(&parquet.Snappy), parquet.PageBufferSize(pageBytes), parquet.WriteBufferSize(writeBytes),
-		parquet.CreatedBy("slipway", version, ""), parquet.DataPageStatistics(false),
-		// The bounds of pages cost a tenth of the time, and only those of the time can be of
-		// use: it is what rows are sorted by.
-		parquet.SkipPageBounds("host"), parquet.SkipPageBounds("client"), parquet.SkipPageBounds("method"),
-		parquet.SkipPageBounds("kind"), parquet.SkipPageBounds("repo"), parquet.SkipPageBounds("ref"),
-		parquet.SkipPageBounds("digest"), parquet.SkipPageBounds("agent"), parquet.SkipPageBounds("id"),
-		parquet.SkipPageBounds("uri"))
-	return &sink{w: w, buf: make([]row, 0, sinkRows), o: o, same: map[rowID]struct{}{}, now: -1}
-}
-
-func (s *sink) add(r *row, source int) error {
-	if fresh := source >= s.o.old; s.o.final && s.duplicate(r) && fresh {
-		s.stats.duplicates++
-		if s.o.drop {
-			s.stats.dropped++
-			return nil
-		}
-		s.stats.added++
-	} else if fresh {
-		s.stats.added++
-	}
-	n := len(s.hours)
-	if n == 0 || s.hours[n-1].Rows == maxGroup || s.hours[n-1].First/microHour != r.Time/microHour {
-		if n > 0 {
-			if err := s.flush(); err != nil {
-				return err
-			}
-			if err := s.w.Flush(); err != nil {
-				return err
-			}
-		}
-		s.hours = append(s.hours, hour{First: r.Time})
-		n++
-	}
-	h := &s.hours[n-1]
-	h.Rows++
-	h.Last = r.Time
-	s.buf = append(s.buf, *r)
-	if len(s.buf) == cap(s.buf) {
-		return s.flush()
-	}
-	return nil
-}
-
-// duplicate tells whether a row is one that came before.
-func (s *sink) duplicate(r *row) bool {
-	if r.Time != s.now { // most times are those of one row
-		s.now, s.first = r.Time, identity(r)
-		clear(s.same)
-		return false
-	}
-	id := identity(r)
-	if id.id == "" {
-		return false
-	}
-	if len(s.same) == 0 && s.first.id != "" {
-		s.same[s.first] = struct{}{}
-	}
-	if _, ok := s.same[id]; ok {
-		return true
-	}
-	s.same[id] = struct{}{}
-	return false
-}
-
-func identity(r *row) rowID { return rowID{r.ID, r.Kind, r.Repo, r.Ref, r.URI} }
-
-func (s *sink) flush() error {
-	_, err := s.w.Write(s.buf)
-	s.buf = s.buf[:0]
-	return err
-}
-
-// finish writes the last rows and the footer.
-func (s *sink) finish(key dayKey) error {
-	if err := s.flush(); err != nil {
-		return err
-	}
-	hours, err := json.Marshal(s.hours)
-	if err != nil {
-		return err
-	}
-	s.w.SetKeyValueMetadata(metaVersion, version)
-	s.w.SetKeyValueMetadata(metaZone, key.zone)
-	s.w.SetKeyValueMetadata(metaDay, time.UnixMicro(key.day).UTC().Format(dayFormat))
-	s.w.SetKeyValueMetadata(metaHours, string(hours))
-	return s.w.Close()
 }

@@ -31,10 +31,12 @@ type publisher struct {
 // others are being written, or an earlier one of the same day.
 func (w *Writer) publish(key dayKey, b *dayBuffer) {
 	delete(w.days, key)
+	w.latest = nil
 	p := &w.publishing
 	p.begin(key, b.size())
 	go func() {
 		stats, err := w.publishDay(key, b)
+		b.release(w.free)
 		p.end(key, stats, err)
 	}()
 }
@@ -132,7 +134,7 @@ func (w *Writer) publishDay(key dayKey, b *dayBuffer) (stats fileStats, err erro
 	if err != nil {
 		return stats, err
 	}
-	o := fileOptions{final: true, drop: w.o.DropDuplicates}
+	o := fileOptions{final: true, drop: w.o.DropDuplicates, maxRows: w.maxGroup}
 	if _, serr := os.Lstat(path); serr == nil {
 		if _, err := openDay(path); err != nil {
 			return stats, fmt.Errorf("add to store: %w", err)
@@ -146,9 +148,8 @@ func (w *Writer) publishDay(key dayKey, b *dayBuffer) (stats fileStats, err erro
 	} else if !os.IsNotExist(serr) {
 		return stats, fmt.Errorf("add to store: %w", serr)
 	}
-	sources = append(sources, b.source())
 	part := filepath.Join(dir, partPrefix+dayName(key.day))
-	stats, err = writeFile(part, key, sources, &o)
+	stats, err = writeFile(part, key, sources, b, &o)
 	if err != nil {
 		return stats, errors.Join(fmt.Errorf("write %s: %w", path, err), removePart(part))
 	}

@@ -48,6 +48,8 @@ const (
 	// maxGroup bounds the rows of a row group, and so the memory of whoever reads one:
 	// 13 columns of at most 8 bytes, 27 MB.
 	maxGroup = 1 << 18
+	// maxGroupText is about how many bytes of strings a column of a row group may have.
+	maxGroupText = 128 << 20
 	// microseconds of an hour and a day.
 	microHour = int64(time.Hour / time.Microsecond)
 	microDay  = 24 * microHour

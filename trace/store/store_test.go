@@ -97,19 +97,23 @@ func byTime(recs []trace.Record) []trace.Record {
 }
 
 func TestRoundTrip(t *testing.T) {
-	recs := someRecords(20_000, 60*time.Hour, 1)
 	for _, tc := range []struct {
 		name    string
+		over    time.Duration
 		o       store.WriterOptions
+		files   int
 		spilled bool
 	}{
-		{"in memory", store.WriterOptions{}, false},
-		{"spilled", store.WriterOptions{Memory: 1 << 20}, true},
+		{"in memory", 60 * time.Hour, store.WriterOptions{}, 3, false},
+		{"an hour", time.Hour, store.WriterOptions{}, 1, false},
+		{"the same moments", 300 * time.Millisecond, store.WriterOptions{}, 1, false},
+		{"spilled", 60 * time.Hour, store.WriterOptions{Memory: 1 << 20}, 3, true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
+			recs := someRecords(20_000, tc.over, 1)
 			dir := t.TempDir()
 			got := write(t, dir, &tc.o, "dal09", recs)
-			if got.Records != 20_000 || got.Files != 3 || (got.Spilled > 0) != tc.spilled {
+			if got.Records != 20_000 || got.Files != tc.files || (got.Spilled > 0) != tc.spilled {
 				t.Errorf("written: %+v", got)
 			}
 			s := open(t, dir)

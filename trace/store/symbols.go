@@ -1,38 +1,112 @@
 package store
 
 import (
+	"hash/maphash"
+	"math/bits"
+	"math/rand/v2"
 	"strings"
 	"sync"
 )
 
 // strtab numbers strings. The number of the empty string is 0.
 type strtab struct {
-	syms  map[string]Symbol
+	seed maphash.Seed
+	mix  uint64 // odd; it is random, so that nobody can make strings that get in each other's way
+	// slots are a power of two, 1<<(64-shift), and at most three quarters of them are
+	// taken. A string is in the first that was free from where its key points at.
+	slots []strSlot
+	shift uint8
 	names []string
 	// chunk holds the bytes of strings to come: one allocation for many of them.
 	chunk strings.Builder
 	bytes int64
 }
 
-func newStrtab() *strtab {
-	return &strtab{syms: map[string]Symbol{"": None}, names: []string{""}}
+// strSlot is free if its symbol is None. What is looked up is mostly not in the
+// processor's cache: a slot is enough to know a short string, and for a long one that is
+// another.
+type strSlot struct {
+	key uint64 // the bytes of a string of at most shortString, the hash of others
+	n   uint32 // its length
+	sym Symbol
 }
 
-// strtabEntry is about what a string takes beside its bytes: its header in names and
-// in syms, the number, and the room that a map leaves.
-const strtabEntry = 16 + (16+4)*2
+// shortString is the length of the pseudonyms in the IBM traces.
+const shortString = 8
+
+func newStrtab() *strtab {
+	return &strtab{seed: maphash.MakeSeed(), mix: rand.Uint64() | 1, shift: 64, names: []string{""}}
+}
+
+// strtabEntry is about what a string takes beside its bytes: its header in names, and
+// its slot with those that are free.
+const strtabEntry = 16 + 16*2
 
 // symbol returns the number of a string, which it keeps a copy of.
 func (t *strtab) symbol(s string) Symbol {
 	if s == "" {
 		return None
 	}
-	if sym, ok := t.syms[s]; ok {
+	key := t.key(s)
+	if sym := t.find(key, s); sym != None {
 		return sym
 	}
 	if valid := validUTF8(s); valid != s {
 		return t.symbol(valid)
 	}
+	return t.enter(key, s)
+}
+
+// key is a string's in slots. With the length it stands for a short string alone.
+func (t *strtab) key(s string) uint64 {
+	switch n := len(s); {
+	case n > shortString:
+		return maphash.String(t.seed, s)
+	case n >= 4:
+		return uint64(word(s)) | uint64(word(s[n-4:]))<<32
+	case n > 0:
+		return uint64(s[0]) | uint64(s[n/2])<<8 | uint64(s[n-1])<<16
+	}
+	return 0
+}
+
+// word is the first four bytes.
+func word(s string) uint32 {
+	return uint32(s[0]) | uint32(s[1])<<8 | uint32(s[2])<<16 | uint32(s[3])<<24
+}
+
+// find returns the number of a string with its key, and None if it has none.
+func (t *strtab) find(key uint64, s string) Symbol {
+	n, mask := uint32(len(s)), len(t.slots)-1
+	for i := int(key * t.mix >> t.shift); mask > 0; i++ {
+		slot := &t.slots[i&mask]
+		if slot.sym == None || slot.key == key && slot.n == n && (n <= shortString || t.names[slot.sym] == s) {
+			return slot.sym
+		}
+	}
+	return None
+}
+
+// findBytes is find for bytes.
+func (t *strtab) findBytes(b []byte) Symbol {
+	var key uint64
+	if len(b) > shortString {
+		key = maphash.Bytes(t.seed, b)
+	} else {
+		key = t.key(string(b))
+	}
+	n, mask := uint32(len(b)), len(t.slots)-1
+	for i := int(key * t.mix >> t.shift); mask > 0; i++ {
+		slot := &t.slots[i&mask]
+		if slot.sym == None || slot.key == key && slot.n == n && (n <= shortString || t.names[slot.sym] == string(b)) {
+			return slot.sym
+		}
+	}
+	return None
+}
+
+// enter gives a string that has none a number.
+func (t *strtab) enter(key uint64, s string) Symbol {
 	if t.chunk.Cap()-t.chunk.Len() < len(s) {
 		// Strings that were cut from the old chunk keep it.
 		size := max(1<<10, min(1<<16, 2*t.chunk.Cap()), len(s))
@@ -42,12 +116,31 @@ func (t *strtab) symbol(s string) Symbol {
 	}
 	off := t.chunk.Len()
 	t.chunk.WriteString(s) // never grows: the names would keep the old bytes alive
-	own := t.chunk.String()[off:]
 	sym := Symbol(len(t.names))
-	t.names = append(t.names, own)
-	t.syms[own] = sym
+	t.names = append(t.names, t.chunk.String()[off:])
 	t.bytes += strtabEntry
+	if 4*len(t.names) > 3*len(t.slots) {
+		old := t.slots
+		t.slots = make([]strSlot, max(16, 2*len(old)))
+		t.shift = uint8(64 - bits.TrailingZeros(uint(len(t.slots))))
+		for _, slot := range old {
+			if slot.sym != None {
+				t.put(slot)
+			}
+		}
+	}
+	t.put(strSlot{key, uint32(len(s)), sym})
 	return sym
+}
+
+// put takes a free slot.
+func (t *strtab) put(slot strSlot) {
+	mask := len(t.slots) - 1
+	i := int(slot.key * t.mix >> t.shift)
+	for t.slots[i&mask].sym != None {
+		i++
+	}
+	t.slots[i&mask] = slot
 }
 
 // Table is one of a store's tables of symbols.
@@ -85,8 +178,8 @@ func (t *table) symbols(n int, get func(i int) []byte) []Symbol {
 	defer t.mu.Unlock()
 	for i := range out {
 		b := get(i)
-		sym, ok := t.tab.syms[string(b)]
-		if !ok {
+		sym := t.tab.findBytes(b)
+		if sym == None {
 			sym = t.tab.symbol(string(b))
 		}
 		out[i] = sym
@@ -119,8 +212,8 @@ func (s *Store) Lookup(t Table, name string) (Symbol, bool) {
 	tab := &s.tables[t]
 	tab.mu.RLock()
 	defer tab.mu.RUnlock()
-	sym, ok := tab.tab.syms[name]
-	return sym, ok
+	sym := tab.tab.find(tab.tab.key(name), name)
+	return sym, sym != None || name == ""
 }
 
 // Symbols is one more than the largest symbol that scans so far have met: the length

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 	"unicode/utf8"
@@ -43,29 +44,34 @@ type Written struct {
 }
 
 // Writer writes records to a store. It writes files while more records are added.
-// Records may come in any order; what is fastest
-// and takes the least memory is about the order of time. A store that exists is added
-// to. A Writer locks its directory: there is only one at a time, and its methods must
+// Records may come in any order; what is fastest and takes the least memory is about the
+// order of time. A store that exists is added to. A Writer locks its directory: there is only one at a time, and its methods must
 // not run concurrently. For zones that are written at once it has parts, see
 // [Writer.Part].
 //
 // A file appears with its final name when it is complete and durable, so that after a
 // crash, or when the disk is full, all files of the store can be read.
 type Writer struct {
-	dir     string
-	lock    *os.File // nil for a part
-	o       WriterOptions
-	zone    string              // the only one of a part
-	parts   map[string]struct{} // zones that parts have
-	open    *atomic.Int64       // of a writer and its parts: the parts that are open
-	days    map[dayKey]*dayBuffer
-	tick    int64 // counts records
-	checked int64 // tick when the memory was last reckoned up
-	runs    string
-	maxRuns int
-	spilled int // runs
-	err     error
-	closed  bool
+	dir   string
+	lock  *os.File // nil for a part
+	o     WriterOptions
+	zone  string              // the only one of a part
+	parts map[string]struct{} // zones that parts have
+	open  *atomic.Int64       // of a writer and its parts: the parts that are open
+	days  map[dayKey]*dayBuffer
+	// latest is the buffer of the last record, if it is still in days: the next one is
+	// mostly of the same.
+	latest    *dayBuffer
+	latestKey dayKey
+	tick      int64 // counts records
+	checked   int64 // tick when the memory was last reckoned up
+	runs      string
+	maxRuns   int
+	maxGroup  int // rows
+	spilled   int // runs
+	err       error
+	closed    bool
+	free      *sync.Pool // chunks of rows that are in files, of a writer and its parts
 	// publishing writes days beside the caller.
 	publishing publisher
 }
@@ -79,9 +85,11 @@ type dayKey struct {
 // dayBuffer holds the records of a file to be.
 type dayBuffer struct {
 	hours [24]hourBuffer
-	tab   *strtab
-	runs  []string // temporary files
-	last  int64    // tick of the last Add
+	bytes int64 // that the hours take
+	tabs  tabs
+	kinds [trace.Catalog + 1]Symbol // of their names; None for those that no record had
+	runs  []string                  // temporary files
+	last  int64                     // tick of the last Add
 	// What the last record had, which the next one often has too.
 	host, method       string
 	hostSym, methodSym Symbol
@@ -89,23 +97,6 @@ type dayBuffer struct {
 	// many days must not take a table for each.
 	recent []recentSym
 	n      int
-}
-
-// hourBuffer holds those of one hour: together they are few enough that sorting them
-// stays in the processor's cache.
-type hourBuffer struct {
-	rows []memRow
-	ids  strings.Builder // of all rows, one after the other
-}
-
-// memRow is a record in memory: 80 bytes, and its strings.
-type memRow struct {
-	time, duration, size            int64
-	host, client, repo, ref, digest Symbol
-	agent, uri, method              Symbol
-	status                          int32
-	id, idLen                       uint32 // where its id is
-	kind                            trace.Kind
 }
 
 // recentSym is a string that was looked up, such as a client or a user agent.
@@ -125,11 +116,11 @@ const (
 	maxRecent = 1 << 8
 )
 
-// lookup is strtab.symbol for strings that come again and again. They are mostly the
+// lookup is strtab.symbol for names that come again and again. They are mostly the
 // same bytes in memory, so that comparing them is faster than hashing them.
 func (b *dayBuffer) lookup(s string) Symbol {
-	if len(s) < 4 || len(s) > maxRecent || b.recent == nil {
-		return b.tab.symbol(s)
+	if len(s) <= shortString || len(s) > maxRecent || b.recent == nil {
+		return b.tabs[tabNames].symbol(s)
 	}
 	n := len(s)
 	h := uint32(n) ^ uint32(s[n-1])<<24 ^ uint32(s[n-2])<<16 ^ uint32(s[n/2])<<8 ^ uint32(s[0]) ^ uint32(s[1])<<4 ^ uint32(s[n-4])<<20
@@ -137,16 +128,16 @@ func (b *dayBuffer) lookup(s string) Symbol {
 	if r.name == s && r.name != "" {
 		return r.sym
 	}
-	sym := b.tab.symbol(s)
+	sym := b.tabs[tabNames].symbol(s)
 	*r = recentSym{s, sym}
 	return sym
 }
 
 const (
 	defaultMemory = 256 << 20
-	memRowSize    = 80
+	memRowSize    = 72
 	// positionSize is taken for each row when a buffer is sorted.
-	positionSize = 8
+	positionSize = 16
 	// checkEvery is after how many records the memory is reckoned up: at most some
 	// MB are added in between.
 	checkEvery = 1 << 13
@@ -157,7 +148,7 @@ const (
 // NewWriter makes dir if need be. What a Writer that was killed has left there is
 // removed. The error wraps [ErrBusy] while another Writer works there.
 func NewWriter(dir string, o *WriterOptions) (_ *Writer, err error) {
-	w := &Writer{dir: dir, days: map[dayKey]*dayBuffer{}, parts: map[string]struct{}{}, open: new(atomic.Int64), maxRuns: maxRuns}
+	w := &Writer{dir: dir, days: map[dayKey]*dayBuffer{}, parts: map[string]struct{}{}, open: new(atomic.Int64), maxRuns: maxRuns, maxGroup: maxGroup, free: new(sync.Pool)}
 	if o != nil {
 		w.o = *o
 	}
@@ -204,7 +195,7 @@ func (w *Writer) Part(zone string) (*Writer, error) {
 	}
 	w.parts[zone] = struct{}{}
 	w.open.Add(1)
-	return &Writer{dir: w.dir, o: w.o, zone: zone, open: w.open, maxRuns: w.maxRuns, days: map[dayKey]*dayBuffer{}}, nil
+	return &Writer{dir: w.dir, o: w.o, zone: zone, open: w.open, maxRuns: w.maxRuns, maxGroup: w.maxGroup, free: w.free, days: map[dayKey]*dayBuffer{}}, nil
 }
 
 // has tells whether there are records of a zone that were not published yet.
@@ -232,8 +223,9 @@ func globEscape(path string) string {
 // ErrTime is returned by [Writer.Add] for a time before 1970 or after 2200.
 var ErrTime = errors.New("the time is out of range")
 
-// maxYear is the last that the store takes.
-const maxYear = 2200
+// endOfTime is the beginning of 2201 in UTC, in seconds since 1970: the store takes what
+// is before.
+const endOfTime = 7_289_654_400
 
 // Add adds a record; it keeps nothing of it. The error wraps [ErrTime] if the record
 // cannot be stored; after any other error the writer only fails.
@@ -258,7 +250,7 @@ func (w *Writer) add(zone string, r *trace.Record) (trace.Kind, error) {
 	w.tick++
 	b.last = w.tick
 	target := trace.ParseURI(r.URI)
-	b.add(us, r, target)
+	b.add(us, r, target, w.free)
 	if w.tick-w.checked >= checkEvery {
 		w.checked = w.tick
 		w.err = w.shrink()
@@ -268,7 +260,11 @@ func (w *Writer) add(zone string, r *trace.Record) (trace.Kind, error) {
 
 // buffer returns the buffer of a file to be.
 func (w *Writer) buffer(key dayKey) (*dayBuffer, error) {
+	if w.latest != nil && key == w.latestKey {
+		return w.latest, nil
+	}
 	if b, ok := w.days[key]; ok {
+		w.latest, w.latestKey = b, key
 		return b, nil
 	}
 	if w.closed {
@@ -280,24 +276,30 @@ func (w *Writer) buffer(key dayKey) (*dayBuffer, error) {
 	if _, taken := w.parts[key.zone]; taken || w.zone != "" && w.zone != key.zone {
 		return nil, fmt.Errorf("write store: records of zone %s do not belong to this part of the writer", key.zone)
 	}
-	b := &dayBuffer{tab: newStrtab()}
+	b := &dayBuffer{tabs: newTabs()}
 	w.days[key] = b
+	w.latest, w.latestKey = b, key
 	return b, nil
 }
 
-func (b *dayBuffer) add(us int64, r *trace.Record, target trace.Target) {
+func (b *dayBuffer) add(us int64, r *trace.Record, target trace.Target, free *sync.Pool) {
 	if b.n++; b.n == recentFrom {
 		b.recent = make([]recentSym, recentSlots)
 	}
 	if r.Host != b.host {
-		b.host, b.hostSym = r.Host, b.tab.symbol(r.Host)
+		b.host, b.hostSym = r.Host, b.tabs[tabNames].symbol(r.Host)
 	}
 	if r.Method != b.method {
-		b.method, b.methodSym = r.Method, b.tab.symbol(r.Method)
+		b.method, b.methodSym = r.Method, b.tabs[tabNames].symbol(r.Method)
 	}
-	m := memRow{time: us, duration: -1, size: r.Written, host: b.hostSym, client: b.lookup(r.RemoteAddr),
-		repo: b.tab.symbol(target.Repo), ref: b.tab.symbol(target.Ref), agent: b.lookup(r.UserAgent), method: b.methodSym,
-		status: int32(r.Status), kind: target.Kind}
+	if b.kinds[target.Kind] == None {
+		b.kinds[target.Kind] = b.tabs[tabNames].symbol(target.Kind.String())
+	}
+	m := memRow{time: us, duration: -1, size: r.Written, status: int32(r.Status)}
+	x := &m.texts
+	x[textHost], x[textMethod], x[textKind] = b.hostSym, b.methodSym, b.kinds[target.Kind]
+	x[textClient], x[textAgent] = b.lookup(r.RemoteAddr), b.lookup(r.UserAgent)
+	x[textRepo], x[textRef] = b.tabs[tabPaths].symbol(target.Repo), b.tabs[tabRefs].symbol(target.Ref)
 	if r.Duration >= 0 {
 		m.duration = r.Duration.Microseconds()
 	}
@@ -305,21 +307,14 @@ func (b *dayBuffer) add(us int64, r *trace.Record, target trace.Target) {
 		m.size = r.Received
 	}
 	if d := digestOf(target, r); d == target.Ref {
-		m.digest = m.ref
+		x[textDigest] = x[textRef]
 	} else {
-		m.digest = b.tab.symbol(d)
+		x[textDigest] = b.tabs[tabRefs].symbol(d)
 	}
 	if target.Kind == trace.Other {
-		m.uri = b.tab.symbol(plainURI(r.URI))
+		x[textURI] = b.tabs[tabPaths].symbol(plainURI(r.URI))
 	}
-	h := &b.hours[us%microDay/microHour]
-	id := validUTF8(r.ID)
-	m.id, m.idLen = uint32(h.ids.Len()), uint32(len(id))
-	h.ids.WriteString(id)
-	if len(h.rows) == cap(h.rows) { // append would grow by a quarter and copy more often
-		h.rows = slices.Grow(h.rows, max(16, len(h.rows)))
-	}
-	h.rows = append(h.rows, m)
+	b.bytes += int64(b.hours[us%microDay/microHour].add(&m, validUTF8(r.ID), free))
 }
 
 // validUTF8 is s with U+FFFD for what is no UTF-8: logs have any bytes that clients send,
@@ -347,18 +342,24 @@ func plainURI(uri string) string {
 
 // size is about what the buffer takes in memory.
 func (b *dayBuffer) size() int64 {
-	total := b.tab.bytes + int64(cap(b.recent))*24 + 1<<11
-	for i := range b.hours {
-		h := &b.hours[i]
-		total += int64(cap(h.rows))*(memRowSize+positionSize) + int64(h.ids.Cap())
+	total := b.bytes + int64(cap(b.recent))*24 + 1<<11
+	for _, t := range b.tabs {
+		total += t.bytes
 	}
 	return total
+}
+
+// release gives the memory of rows back.
+func (b *dayBuffer) release(free *sync.Pool) {
+	for i := range b.hours {
+		b.hours[i].release(free)
+	}
 }
 
 // empty tells whether the buffer has no rows.
 func (b *dayBuffer) empty() bool {
 	for i := range b.hours {
-		if len(b.hours[i].rows) > 0 {
+		if b.hours[i].n > 0 {
 			return false
 		}
 	}
@@ -481,10 +482,11 @@ func (w *Writer) spill(key dayKey, b *dayBuffer) error {
 		w.runs = runs
 	}
 	path := filepath.Join(w.runs, fmt.Sprintf("%s-%s-%d", key.zone, time.UnixMicro(key.day).UTC().Format(dayFormat), w.spilled))
-	if _, err := writeFile(path, key, []source{b.source()}, &fileOptions{}); err != nil {
+	if _, err := writeFile(path, key, nil, b, &fileOptions{maxRows: w.maxGroup}); err != nil {
 		return fmt.Errorf("write run: %w", err)
 	}
-	*b = dayBuffer{tab: newStrtab(), runs: append(b.runs, path), last: b.last}
+	b.release(w.free)
+	*b = dayBuffer{tabs: newTabs(), runs: append(b.runs, path), last: b.last}
 	w.spilled++
 	if len(b.runs) < w.maxRuns {
 		return nil
@@ -508,7 +510,7 @@ func (w *Writer) joinRuns(key dayKey, b *dayBuffer) (err error) {
 		return err
 	}
 	path := b.runs[len(b.runs)-1] + "-joined"
-	if _, err := writeFile(path, key, sources, &fileOptions{}); err != nil {
+	if _, err := writeFile(path, key, sources, nil, &fileOptions{maxRows: w.maxGroup}); err != nil {
 		return fmt.Errorf("merge runs: %w", err)
 	}
 	for _, run := range b.runs {
