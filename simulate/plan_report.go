@@ -10,6 +10,7 @@ import (
 
 	"example.org/slipway/cache/policy"
 	"example.org/slipway/chart"
+	"example.org/slipway/report"
 )
 
 // WriteJSON writes the plan as JSON.
@@ -17,7 +18,8 @@ func (p *Plan) WriteJSON(w io.Writer) error { return writeJSON(w, p) }
 
 // WriteText writes the plan for a terminal.
 func (p *Plan) WriteText(w io.Writer) error {
-	if err := writeText(w, p.facts(), p.table()); err != nil {
+	page := report.Page{Facts: p.facts(), Tables: []report.Table{p.table()}}
+	if err := page.WriteText(w); err != nil {
 		return err
 	}
 	var b strings.Builder
@@ -40,11 +42,13 @@ func (p *Plan) WriteText(w io.Writer) error {
 
 // WriteHTML writes the plan as one page that needs nothing else.
 func (p *Plan) WriteHTML(w io.Writer) error {
-	return writePage(w, page{
-		Title: "Capacity of " + p.Zone, Facts: p.facts(), Table: p.table(), Notes: planNotes(),
-		Lists: []list{{"Recommendation", p.recommendation()}, {"Assumed", p.Assumed}, {"Not known from this trace", p.Unknown}},
-		Text:  p.ConfigYAML(), Charts: p.charts(),
-	})
+	page := report.Page{
+		Title: "Capacity of " + p.Zone, Facts: p.facts(), Tables: []report.Table{p.table()}, Notes: planNotes(),
+		Lists: []report.List{{Title: "Recommendation", Items: p.recommendation()}, {Title: "Assumed", Items: p.Assumed},
+			{Title: "Not known from this trace", Items: p.Unknown}},
+		Text: p.ConfigYAML(), Charts: p.charts(),
+	}
+	return page.WriteHTML(w)
 }
 
 func (p *Plan) facts() []string {
@@ -67,8 +71,8 @@ func spanText(seconds float64) string {
 	return strconv.FormatFloat(seconds/86400, 'f', 1, 64) + " days"
 }
 
-func (p *Plan) table() table {
-	t := table{Names: 1, Head: []string{"cache", "object %", "byte %", "RAM %", "later %", "%/GiB", "mean", "p50", "p95", "p99",
+func (p *Plan) table() report.Table {
+	t := report.Table{Names: 1, Head: []string{"cache", "object %", "byte %", "RAM %", "later %", "%/GiB", "mean", "p50", "p95", "p99",
 		"backend MB/s", "backend req/s", "SSD written/day", "DWPD"}}
 	row := func(name string, c *Candidate) {
 		r := &c.Result
@@ -124,15 +128,15 @@ func gainText(gain float64) string {
 	return threeDigits(100 * gain)
 }
 
-func planNotes() []note {
-	return []note{
-		{"cache", "Memory + SSD of all replicas together. > is what is recommended; at a knee a GiB more begins to serve less than on average over the sizes of its curve."},
-		{"object %, byte %, RAM %", "Requests and bytes served by the cache, and requests served from memory, of all: from the first request on, with an empty cache."},
-		{"later %", "Requests served of the second half of the trace: nearer to what a cache does that has been there for long."},
-		{"%/GiB", "How many per cent more of the requests each GiB serves that this one has beyond the next smaller of its curve."},
-		{"mean, p50, p95, p99", "Latency of layers, whole, on a registry that has nothing else to do."},
-		{"backend", "What is fetched in the hour with the most bytes fetched."},
-		{"SSD written/day, DWPD", "Bytes written to the SSD a day, and how often that is the whole SSD: drive writes per day."},
+func planNotes() []report.Note {
+	return []report.Note{
+		{Name: "cache", Text: "Memory + SSD of all replicas together. > is what is recommended; at a knee a GiB more begins to serve less than on average over the sizes of its curve."},
+		{Name: "object %, byte %, RAM %", Text: "Requests and bytes served by the cache, and requests served from memory, of all: from the first request on, with an empty cache."},
+		{Name: "later %", Text: "Requests served of the second half of the trace: nearer to what a cache does that has been there for long."},
+		{Name: "%/GiB", Text: "How many per cent more of the requests each GiB serves that this one has beyond the next smaller of its curve."},
+		{Name: "mean, p50, p95, p99", Text: "Latency of layers, whole, on a registry that has nothing else to do."},
+		{Name: "backend", Text: "What is fetched in the hour with the most bytes fetched."},
+		{Name: "SSD written/day, DWPD", Text: "Bytes written to the SSD a day, and how often that is the whole SSD: drive writes per day."},
 	}
 }
 
@@ -267,7 +271,7 @@ func (p *Plan) unknown() []string {
 }
 
 // charts are the ratios, the latencies and the backend's traffic by size.
-func (p *Plan) charts() []figure {
+func (p *Plan) charts() []report.Figure {
 	size := chart.Axis{Title: "memory + SSD", Unit: chart.Bytes, Log: true}
 	ratios := chart.XY{Title: "Served from the cache", Desc: "Shares of requests and bytes by the size of the cache", X: size, Y: chart.Axis{Title: "share", Unit: chart.Share, Full: true}}
 	times := chart.XY{Title: "Latency of layers", Desc: "Mean, median and 99th percentile by the size of the cache", X: size, Y: chart.Axis{Title: "latency", Unit: chart.Seconds, Log: true}}
@@ -299,9 +303,9 @@ func (p *Plan) charts() []figure {
 			line("p99, ", func(c *Candidate) float64 { return c.Latency.P99 / 1e3 }))
 		traffic.Series = append(traffic.Series, line("", func(c *Candidate) float64 { return c.BackendBytesPerSec }))
 	}
-	var out []figure
+	var out []report.Figure
 	for _, xy := range []*chart.XY{&ratios, &times, &traffic} {
-		out = append(out, newFigure(xy.Title, xy))
+		out = append(out, report.NewFigure(xy.Title, xy))
 	}
 	return out
 }

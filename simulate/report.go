@@ -1,22 +1,17 @@
 package simulate
 
 import (
-	_ "embed"
 	"encoding/json"
 	"fmt"
-	"html/template"
 	"io"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"example.org/slipway/cache/policy"
 	"example.org/slipway/chart"
+	"example.org/slipway/report"
 )
-
-//go:embed report.html
-var pageHTML string
 
 // CacheReport is what was simulated and what came out.
 type CacheReport struct {
@@ -53,54 +48,6 @@ type PrefetchReport struct {
 	Results   []PrefetchResult `json:"results"`
 }
 
-// table is a report's figures as text. The first Names columns are words.
-type table struct {
-	Head  []string
-	Names int
-	Rows  [][]string
-}
-
-// note explains a column.
-type note struct{ Name, Text string }
-
-// figure is a picture of a page, for a wide screen and for a narrow one.
-type figure struct {
-	Title        string
-	Wide, Narrow template.HTML
-}
-
-// picture can be drawn.
-type picture interface {
-	SVG(*chart.Options) string
-}
-
-func newFigure(title string, p picture) figure {
-	// The pictures escape all text they are given.
-	return figure{
-		Title: title,
-		Wide:  template.HTML(p.SVG(&chart.Options{Inline: true})), Narrow: template.HTML(p.SVG(&chart.Options{Inline: true, Width: 330})),
-	}
-}
-
-// list is a part of a page: sentences below a title.
-type list struct {
-	Title string
-	Items []string
-}
-
-// page is what report.html shows.
-type page struct {
-	Title string
-	Facts []string
-	// Lists come before the charts, and Text after the first of them, as it stands.
-	Lists    []list
-	Text     string
-	Charts   []figure
-	ChartCSS template.CSS
-	Table    table
-	Notes    []note
-}
-
 // WriteJSON writes the report as JSON.
 func (r *CacheReport) WriteJSON(w io.Writer) error { return writeJSON(w, r) }
 
@@ -114,54 +61,28 @@ func writeJSON(w io.Writer, v any) error {
 }
 
 // WriteText writes the report for a terminal.
-func (r *CacheReport) WriteText(w io.Writer) error { return writeText(w, r.facts(), r.table()) }
+func (r *CacheReport) WriteText(w io.Writer) error {
+	return (&report.Page{Facts: r.facts(), Tables: []report.Table{r.table()}}).WriteText(w)
+}
 
 // WriteText writes the report for a terminal.
-func (r *PrefetchReport) WriteText(w io.Writer) error { return writeText(w, r.facts(), r.table()) }
-
-func writeText(w io.Writer, facts []string, t table) error {
-	var b strings.Builder
-	for _, f := range facts {
-		fmt.Fprintln(&b, f)
-	}
-	fmt.Fprintln(&b)
-	// Words are aligned to the left by padding them, since the writer aligns all columns
-	// to one side.
-	tw := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)
-	widths := make([]int, t.Names)
-	for _, row := range append([][]string{t.Head}, t.Rows...) {
-		for i := range widths {
-			widths[i] = max(widths[i], len(row[i]))
-		}
-	}
-	for _, row := range append([][]string{t.Head}, t.Rows...) {
-		for i, c := range row {
-			if i < t.Names {
-				c = fmt.Sprintf("%-*s", widths[i], c)
-			}
-			fmt.Fprintf(tw, "%s\t", c)
-		}
-		fmt.Fprintln(tw)
-	}
-	if err := tw.Flush(); err != nil {
-		return err
-	}
-	_, err := io.WriteString(w, b.String())
-	return err
+func (r *PrefetchReport) WriteText(w io.Writer) error {
+	return (&report.Page{Facts: r.facts(), Tables: []report.Table{r.table()}}).WriteText(w)
 }
 
 // WriteHTML writes the report as one page that needs nothing else.
 func (r *CacheReport) WriteHTML(w io.Writer) error {
-	return writePage(w, page{Title: "Cache simulation of " + r.Zone, Facts: r.facts(), Table: r.table(), Notes: cacheNotes(),
-		Charts: []figure{
+	p := report.Page{Title: "Cache simulation of " + r.Zone, Facts: r.facts(), Tables: []report.Table{r.table()}, Notes: cacheNotes(),
+		Charts: []report.Figure{
 			r.bars("Requests served from the cache", func(c *CacheResult) float64 { return c.ObjectRatio }),
 			r.bars("Bytes served from the cache", func(c *CacheResult) float64 { return c.ByteRatio }),
-		}})
+		}}
+	return p.WriteHTML(w)
 }
 
 // WriteHTML writes the report as one page that needs nothing else.
 func (r *PrefetchReport) WriteHTML(w io.Writer) error {
-	p := page{Title: "Prefetch simulation of " + r.Zone, Facts: r.facts(), Table: r.table(), Notes: prefetchNotes()}
+	p := report.Page{Title: "Prefetch simulation of " + r.Zone, Facts: r.facts(), Tables: []report.Table{r.table()}, Notes: prefetchNotes()}
 	for _, algorithm := range Prefetchers() {
 		title := "Hits per prefetch: " + algorithm
 		bars := chart.Bars{Title: title, Desc: title + ", by setting", X: chart.Axis{Title: "hits per prefetch"}}
@@ -172,28 +93,19 @@ func (r *PrefetchReport) WriteHTML(w io.Writer) error {
 			}
 		}
 		if len(bars.Rows) > 0 {
-			p.Charts = append(p.Charts, newFigure(bars.Title, &bars))
+			p.Charts = append(p.Charts, report.NewFigure(bars.Title, &bars))
 		}
 	}
-	return writePage(w, p)
+	return p.WriteHTML(w)
 }
 
-func writePage(w io.Writer, p page) error {
-	t, err := template.New("page").Parse(pageHTML)
-	if err != nil {
-		return err
-	}
-	p.ChartCSS = template.CSS(chart.CSS())
-	return t.Execute(w, p)
-}
-
-func (r *CacheReport) bars(title string, value func(*CacheResult) float64) figure {
+func (r *CacheReport) bars(title string, value func(*CacheResult) float64) report.Figure {
 	bars := chart.Bars{Title: title, Desc: title + " by policy and size", X: chart.Axis{Title: title, Unit: chart.Share, Full: true}}
 	for i := range r.Results {
 		c := &r.Results[i]
 		bars.Rows = append(bars.Rows, chart.Row{Name: c.Config.name(), Values: []float64{value(c)}, Label: percent(value(c)) + " %", Weak: c.Config.isBound()})
 	}
-	return newFigure(bars.Title, &bars)
+	return report.NewFigure(bars.Title, &bars)
 }
 
 // name says what a configuration is, short.
@@ -240,8 +152,8 @@ func (r *CacheReport) facts() []string {
 	return facts
 }
 
-func (r *CacheReport) table() table {
-	t := table{Names: 2, Head: []string{"policy", "shards", "RAM", "SSD", "object %", "byte %", "RAM %", "RAM warm %", "all warm %", "not compulsory %", "backend", "SSD written", "RAM evictions", "SSD evictions"}}
+func (r *CacheReport) table() report.Table {
+	t := report.Table{Names: 2, Head: []string{"policy", "shards", "RAM", "SSD", "object %", "byte %", "RAM %", "RAM warm %", "all warm %", "not compulsory %", "backend", "SSD written", "RAM evictions", "SSD evictions"}}
 	for _, c := range r.Results {
 		name := c.Config.Policy
 		if c.Config.SSD > 0 && !c.Config.isBound() {
@@ -274,14 +186,14 @@ func (r *CacheReport) table() table {
 	return t
 }
 
-func cacheNotes() []note {
-	return []note{
-		{"object %, byte %", "Requests and bytes served by either level, of all, from the first request on."},
-		{"RAM %", "Requests served from memory, of all."},
-		{"RAM warm %, all warm %", "The same for memory from the first eviction from memory on, and for both levels from the first eviction from the last level on: the time in which the cache fills is left out. FAST'18 counts so. A cache that never evicted has no such ratio."},
-		{"not compulsory %", "Hits through the requests that are not the first for their layer: what a cache without limit has in full."},
-		{"backend, SSD written", "Bytes that had to be fetched from the object store, and bytes written to the SSD."},
-		{"belady, belady-size", "No policies but bounds that know the future: the first is the best there is for contents of equal size and a cache that takes in all it is asked for, the second is close to the best by requests where sizes differ. They stand for both levels together and one shard."},
+func cacheNotes() []report.Note {
+	return []report.Note{
+		{Name: "object %, byte %", Text: "Requests and bytes served by either level, of all, from the first request on."},
+		{Name: "RAM %", Text: "Requests served from memory, of all."},
+		{Name: "RAM warm %, all warm %", Text: "The same for memory from the first eviction from memory on, and for both levels from the first eviction from the last level on: the time in which the cache fills is left out. FAST'18 counts so. A cache that never evicted has no such ratio."},
+		{Name: "not compulsory %", Text: "Hits through the requests that are not the first for their layer: what a cache without limit has in full."},
+		{Name: "backend, SSD written", Text: "Bytes that had to be fetched from the object store, and bytes written to the SSD."},
+		{Name: "belady, belady-size", Text: "No policies but bounds that know the future: the first is the best there is for contents of equal size and a cache that takes in all it is asked for, the second is close to the best by requests where sizes differ. They stand for both levels together and one shard."},
 	}
 }
 
@@ -303,8 +215,8 @@ func (r *PrefetchReport) facts() []string {
 	return facts
 }
 
-func (r *PrefetchReport) table() table {
-	t := table{Names: 1, Head: []string{"prefetcher", "prefetches", "hits", "hits/prefetch", "precision %", "recall %", "fetched", "wasted", "peak memory", "pinned hits", "pinned peak"}}
+func (r *PrefetchReport) table() report.Table {
+	t := report.Table{Names: 1, Head: []string{"prefetcher", "prefetches", "hits", "hits/prefetch", "precision %", "recall %", "fetched", "wasted", "peak memory", "pinned hits", "pinned peak"}}
 	for _, x := range r.Results {
 		t.Rows = append(t.Rows, []string{
 			x.Config.name(), strconv.FormatInt(x.Prefetches, 10), strconv.FormatInt(x.Hits, 10),
@@ -316,13 +228,13 @@ func (r *PrefetchReport) table() table {
 	return t
 }
 
-func prefetchNotes() []note {
-	return []note{
-		{"hits/prefetch", "Requests for layers that a prefetched one served, through prefetched layers: Figure 18 of FAST'18."},
-		{"precision %, recall %", "Prefetched layers that were asked for at all, of all prefetched; requests for layers that a prefetched one served, of all."},
-		{"fetched, wasted", "Bytes prefetched, and of these the bytes nobody asked for."},
-		{"peak memory", "The most that prefetched layers took at once."},
-		{"pinned", "The manifest prefetcher keeps what was pushed, so it need not be fetched: requests served so, and the most that it took."},
+func prefetchNotes() []report.Note {
+	return []report.Note{
+		{Name: "hits/prefetch", Text: "Requests for layers that a prefetched one served, through prefetched layers: Figure 18 of FAST'18."},
+		{Name: "precision %, recall %", Text: "Prefetched layers that were asked for at all, of all prefetched; requests for layers that a prefetched one served, of all."},
+		{Name: "fetched, wasted", Text: "Bytes prefetched, and of these the bytes nobody asked for."},
+		{Name: "peak memory", Text: "The most that prefetched layers took at once."},
+		{Name: "pinned", Text: "The manifest prefetcher keeps what was pushed, so it need not be fetched: requests served so, and the most that it took."},
 	}
 }
 

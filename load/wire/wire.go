@@ -1,0 +1,312 @@
+// Package wire sends requests without a body over HTTP/1.1 with as little work as
+// possible, for programs that measure servers on the machine they run on: every
+// microsecond that the client takes is one the server does not have.
+//
+// A [Client] is one sequence of requests. It keeps a connection to each host, reads
+// into one buffer, hands a body on in pieces where it lies, and allocates nothing for
+// an answer but what of it is kept. It does not follow redirects, knows no proxies,
+// credentials or cookies, and decodes no compression: its caller sees what the server
+// sent. An answer that breaks the rules of RFC 9112 is an error and costs the
+// connection; what is valid is understood as net/http does.
+package wire
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/url"
+	"os"
+	"sync"
+	"time"
+)
+
+// Defaults and limits.
+const (
+	defaultTimeout = time.Minute
+	dialTimeout    = 10 * time.Second
+	// bufferSize is that of the buffer that answers are read into, in bytes: what one
+	// read of a socket usually brings, and the longest line of a head.
+	bufferSize = 64 << 10
+	// maxHead is how many bytes the head of an answer may have, as in net/http.
+	maxHead = 1 << 20
+)
+
+// Options of a Client. The zero value is usable.
+type Options struct {
+	// TLS is for https; nil means the system's certificates.
+	TLS *tls.Config
+	// Timeout bounds a request with its answer, 0 means a minute.
+	Timeout time.Duration
+	// UserAgent is sent with each request; "" sends none.
+	UserAgent string
+}
+
+// Host is a server.
+type Host struct {
+	// Secure asks for TLS.
+	Secure bool
+	// Name is host[:port], as in a URL.
+	Name string
+}
+
+// HostOf returns the server that a URL names. Only http and https have one.
+func HostOf(u *url.URL) (Host, error) {
+	if u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
+		return Host{}, errors.New("the address is neither http://HOST nor https://HOST")
+	}
+	if !printable(u.Host) {
+		return Host{}, errors.New("the address has a malformed host")
+	}
+	return Host{Secure: u.Scheme == "https", Name: u.Host}, nil
+}
+
+// address is where to connect to.
+func (h Host) address() string {
+	u := url.URL{Host: h.Name}
+	port := u.Port()
+	switch {
+	case port != "":
+	case h.Secure:
+		port = "443"
+	default:
+		port = "80"
+	}
+	return net.JoinHostPort(u.Hostname(), port)
+}
+
+// Request is a request without a body.
+type Request struct {
+	Host Host
+	// Method is GET, HEAD or another one that has no body.
+	Method string
+	// Target is the path with the query, escaped as it is to be sent.
+	Target []byte
+	// Header is further lines, each ended by CR LF, or nothing.
+	Header []byte
+}
+
+// Answer is what a server answered, but for the body.
+type Answer struct {
+	Status int
+	// Size is how many bytes the body had; of an answer to HEAD it is Content-Length,
+	// -1 if there is none.
+	Size int64
+	// Location, Challenge (WWW-Authenticate) and Digest (Docker-Content-Digest) are
+	// headers, "" where the server sent none. Of several the first counts.
+	Location, Challenge, Digest string
+}
+
+// Client is a sequence of requests. It is not safe for concurrent use but for Close.
+type Client struct {
+	o       Options
+	ctx     context.Context // spans the client's life
+	stop    func() bool
+	request []byte
+
+	mu     sync.Mutex // guards what follows, for Close
+	conns  map[Host]*conn
+	closed bool
+}
+
+// conn is a connection that is kept.
+type conn struct {
+	net.Conn
+	r    *bufio.Reader
+	used bool // an answer came over it
+}
+
+// New returns a client. When ctx ends, its connections are closed and a request under
+// way fails. The caller closes it.
+func New(ctx context.Context, o *Options) *Client {
+	c := &Client{ctx: ctx, conns: map[Host]*conn{}}
+	if o != nil {
+		c.o = *o
+	}
+	if c.o.Timeout == 0 {
+		c.o.Timeout = defaultTimeout
+	}
+	c.stop = context.AfterFunc(ctx, func() { _ = c.shut() }) // errors of closing concern nobody
+	return c
+}
+
+// Close closes the connections. A request under way fails, and so does every later one.
+func (c *Client) Close() error {
+	c.stop()
+	return c.shut()
+}
+
+func (c *Client) shut() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.closed = true
+	var errs []error
+	for h, k := range c.conns {
+		errs = append(errs, k.Close())
+		delete(c.conns, h)
+	}
+	return errors.Join(errs...)
+}
+
+// errStale says that a connection that had been idle was closed by the server before it
+// saw the request: it is sent again over a new one.
+var errStale = errors.New("the server closed an idle connection")
+
+// Do sends a request and hands the body of its answer to body, piece by piece; nil drops
+// it. A piece is valid until body returns, and an error from body ends the request, with
+// that error. A request is sent once, but for connections that the server had closed.
+// The answer is filled in as far as it came, also with an error; Status is 0 if there was
+// none.
+func (c *Client) Do(r *Request, body func(p []byte) error) (Answer, error) {
+	for try := 0; ; try++ {
+		a, err := c.once(r, body)
+		if !errors.Is(err, errStale) || try > 0 {
+			return a, c.cause(err)
+		}
+	}
+}
+
+// cause tells a closed client from a broken connection.
+func (c *Client) cause(err error) error {
+	if err != nil && c.ctx.Err() != nil {
+		return c.ctx.Err()
+	}
+	return err
+}
+
+func (c *Client) once(r *Request, body func(p []byte) error) (a Answer, err error) {
+	k, err := c.connect(r.Host)
+	if err != nil {
+		return a, err
+	}
+	reused := k.used
+	keep := false
+	defer func() {
+		if !keep {
+			c.drop(r.Host, k)
+		}
+	}()
+	if err := k.SetDeadline(time.Now().Add(c.o.Timeout)); err != nil {
+		return a, err
+	}
+	if _, err := k.Write(c.head(r)); err != nil {
+		return a, stale(err, reused)
+	}
+	if _, err := k.r.Peek(1); err != nil { // nothing of an answer came
+		return a, stale(err, reused)
+	}
+	var h head
+	if a, err = h.read(k.r); err != nil {
+		return a, timely(err)
+	}
+	if err = h.body(k.r, r.Method, &a, body); err != nil {
+		return a, timely(err)
+	}
+	k.used, keep = true, h.keep && k.r.Buffered() == 0
+	return a, nil
+}
+
+// stale marks errors that an idle connection has when the server has closed it.
+func stale(err error, reused bool) error {
+	if reused && !errors.Is(err, os.ErrDeadlineExceeded) {
+		return fmt.Errorf("%w: %w", errStale, err)
+	}
+	return timely(err)
+}
+
+// timely names a timeout as everybody knows it, and the end of a connection where more
+// was to come as what it is.
+func timely(err error) error {
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return context.DeadlineExceeded
+	case errors.Is(err, io.EOF):
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+// head writes the request.
+func (c *Client) head(r *Request) []byte {
+	b := append(c.request[:0], r.Method...)
+	b = append(b, ' ')
+	b = append(b, r.Target...)
+	b = append(b, " HTTP/1.1\r\nHost: "...)
+	b = append(b, r.Host.Name...)
+	if c.o.UserAgent != "" {
+		b = append(b, "\r\nUser-Agent: "...)
+		b = append(b, c.o.UserAgent...)
+	}
+	b = append(b, "\r\n"...)
+	b = append(b, r.Header...)
+	c.request = append(b, "\r\n"...)
+	return c.request
+}
+
+// connect returns the connection to a host, a new one if there is none.
+func (c *Client) connect(h Host) (*conn, error) {
+	c.mu.Lock()
+	k, closed := c.conns[h], c.closed
+	c.mu.Unlock()
+	switch {
+	case closed:
+		return nil, net.ErrClosed
+	case k != nil:
+		return k, nil
+	}
+	raw, err := c.dial(h)
+	if err != nil {
+		return nil, err
+	}
+	k = &conn{Conn: raw, r: bufio.NewReaderSize(raw, bufferSize)}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return nil, errors.Join(net.ErrClosed, raw.Close())
+	}
+	c.conns[h] = k
+	return k, nil
+}
+
+func (c *Client) dial(h Host) (net.Conn, error) {
+	d := net.Dialer{Timeout: min(dialTimeout, c.o.Timeout)}
+	if !h.Secure {
+		return d.DialContext(c.ctx, "tcp", h.address())
+	}
+	conf := &tls.Config{MinVersion: tls.VersionTLS12}
+	if c.o.TLS != nil {
+		conf = c.o.TLS.Clone()
+	}
+	conf.NextProtos = []string{"http/1.1"}
+	return (&tls.Dialer{NetDialer: &d, Config: conf}).DialContext(c.ctx, "tcp", h.address())
+}
+
+// drop closes a connection.
+func (c *Client) drop(h Host, k *conn) {
+	c.mu.Lock()
+	if c.conns[h] == k {
+		delete(c.conns, h)
+	}
+	c.mu.Unlock()
+	_ = k.Close() // it is given up
+}
+
+// printable tells whether s can stand in a line of a head.
+func printable[T string | []byte](s T) bool {
+	for i := 0; i < len(s); i++ {
+		if s[i] <= ' ' || s[i] == 0x7f {
+			return false
+		}
+	}
+	return true
+}
+
+// Clean tells whether target can be sent as that of a request: it begins with a slash
+// and has neither spaces nor control characters.
+func Clean(target []byte) bool {
+	return bytes.HasPrefix(target, []byte("/")) && printable(target)
+}
