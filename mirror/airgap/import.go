@@ -1,0 +1,202 @@
+package airgap
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+
+	"example.org/slipway/oci"
+)
+
+// Destination is what images are put into: a registry.
+type Destination interface {
+	// ResolveBlob as oci.Reader has it, the others as oci.Writer.
+	ResolveBlob(ctx context.Context, repo string, d oci.Digest) (oci.Descriptor, error)
+	MountBlob(ctx context.Context, to, from string, d oci.Digest) (oci.Descriptor, error)
+	PushBlob(ctx context.Context, repo string, d oci.Digest, size int64, r io.Reader) (oci.Descriptor, error)
+	PutManifest(ctx context.Context, repo string, m oci.PutManifest) (oci.PutResult, error)
+}
+
+// parallel is how many blobs of a manifest are read at once.
+const parallel = 4
+
+// Import puts all images into dst. What is there is not sent again, so that an
+// import that broke off is continued by repeating it. An image that cannot be put
+// does not keep the others out; the errors are joined. progress may be nil; it is
+// called often, and never twice at the same time.
+func (a *Archive) Import(ctx context.Context, dst Destination, progress func(Progress)) (Progress, error) {
+	x := &importing{a: a, dst: dst, show: progress, done: map[place]bool{}, held: map[oci.Digest]string{}}
+	x.progress.ImagesTotal = len(a.images)
+	for _, at := range a.contents {
+		x.progress.BytesTotal += at.size
+	}
+	var errs []error
+	for _, im := range a.images {
+		if err := x.manifest(ctx, im.Repo, im.desc, im.Ref, 0); err != nil {
+			errs = append(errs, fmt.Errorf("image %s: %w", im.Image, err))
+			if ctx.Err() != nil {
+				break
+			}
+			continue
+		}
+		x.step(func(p *Progress) { p.Images++ })
+	}
+	return x.progress, errors.Join(errs...)
+}
+
+// importing is one call of Import.
+type importing struct {
+	a    *Archive
+	dst  Destination
+	show func(Progress)
+
+	mu       sync.Mutex // guards what follows
+	progress Progress
+	done     map[place]bool        // that are at the destination
+	held     map[oci.Digest]string // by a repository of the destination
+}
+
+// place is a content in a repository.
+type place struct {
+	repo   string
+	digest oci.Digest
+}
+
+func (x *importing) step(change func(*Progress)) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	change(&x.progress)
+	if x.show != nil {
+		x.show(x.progress)
+	}
+}
+
+func (x *importing) isDone(p place) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.done[p]
+}
+
+func (x *importing) setDone(p place) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.done[p] = true
+}
+
+// manifest puts a manifest with what it needs. ref is its tag, or its digest.
+func (x *importing) manifest(ctx context.Context, repo string, d oci.Descriptor, ref string, depth int) error {
+	if depth > maxDepth {
+		return fmt.Errorf("manifests are nested more than %d deep", maxDepth)
+	}
+	at, tagged := place{repo, d.Digest}, !oci.IsDigest(ref)
+	if x.isDone(at) && !tagged {
+		return nil
+	}
+	if _, ok := x.a.contents[d.Digest]; !ok {
+		return fmt.Errorf("the file lacks the manifest %s", d.Digest)
+	}
+	content, err := x.a.manifest(d)
+	if err != nil {
+		return err
+	}
+	p, err := partsOf(d.MediaType, content)
+	if err != nil {
+		return fmt.Errorf("%s: %w", d.Digest, err)
+	}
+	for _, child := range p.manifests {
+		if _, ok := x.a.contents[child.Digest]; !ok {
+			x.step(func(p *Progress) { p.Absent++ })
+			continue
+		}
+		if err := x.manifest(ctx, repo, child, string(child.Digest), depth+1); err != nil {
+			return err
+		}
+	}
+	if err := x.blobs(ctx, repo, p.blobs); err != nil {
+		return err
+	}
+	put := oci.PutManifest{Bytes: content, MediaType: d.MediaType, Digest: d.Digest}
+	if tagged {
+		put.Tags = []string{ref}
+	}
+	if _, err := x.dst.PutManifest(ctx, repo, put); err != nil {
+		return err
+	}
+	x.setDone(at)
+	x.step(func(p *Progress) { p.Manifests++ })
+	return nil
+}
+
+func (x *importing) blobs(ctx context.Context, repo string, list []oci.Descriptor) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(parallel)
+	for _, d := range list {
+		g.Go(func() error {
+			if err := x.blob(ctx, repo, d); err != nil {
+				return fmt.Errorf("blob %s: %w", d.Digest, err)
+			}
+			return nil
+		})
+	}
+	return g.Wait()
+}
+
+func (x *importing) blob(ctx context.Context, repo string, d oci.Descriptor) error {
+	if x.isDone(place{repo, d.Digest}) {
+		return nil
+	}
+	at, here := x.a.contents[d.Digest]
+	_, err := x.dst.ResolveBlob(ctx, repo, d.Digest)
+	switch {
+	case err == nil:
+		x.step(func(p *Progress) { p.Present, p.Bytes = p.Present+1, p.Bytes+at.size })
+	case !oci.HasCode(err, oci.CodeBlobUnknown):
+		return err
+	case !here && isForeign(d):
+		x.step(func(p *Progress) { p.Absent++ })
+		return nil
+	case !here:
+		return errors.New("it is neither in the file nor at the destination")
+	case x.mount(ctx, repo, d.Digest):
+		x.step(func(p *Progress) { p.Present++ })
+	default:
+		r := &progressReader{r: io.NewSectionReader(x.a.r, at.off, at.size), x: x}
+		if _, err := x.dst.PushBlob(ctx, repo, d.Digest, at.size, r); err != nil {
+			return err
+		}
+		x.step(func(p *Progress) { p.Blobs++ })
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.done[place{repo, d.Digest}], x.held[d.Digest] = true, repo
+	return nil
+}
+
+// mount takes a blob from a repository that has got it before. If that does not
+// work, for whatever reason, it is sent.
+func (x *importing) mount(ctx context.Context, repo string, d oci.Digest) bool {
+	x.mu.Lock()
+	from := x.held[d]
+	x.mu.Unlock()
+	if from == "" || from == repo {
+		return false
+	}
+	_, err := x.dst.MountBlob(ctx, repo, from, d)
+	return err == nil
+}
+
+// progressReader counts what is read.
+type progressReader struct {
+	r io.Reader
+	x *importing
+}
+
+func (r *progressReader) Read(p []byte) (int, error) {
+	n, err := r.r.Read(p)
+	r.x.step(func(p *Progress) { p.Bytes += int64(n) })
+	return n, err
+}

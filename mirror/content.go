@@ -1,0 +1,141 @@
+package mirror
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+
+	"example.org/slipway/oci"
+)
+
+// fillContent is a part of a blob that is being fetched. ctx spans its use.
+type fillContent struct {
+	ctx      context.Context
+	f        *fill
+	size     int64
+	off, end int64
+	file     *os.File // nil for a blob in RAM
+	past     *passage // what goes on when the fill cannot
+	closed   bool
+}
+
+var _ oci.Content = (*fillContent)(nil)
+
+func (c *fillContent) openFile() error {
+	file, err := os.Open(c.f.m.fills.path(c.f.digest))
+	if err != nil {
+		return err
+	}
+	if c.off > 0 {
+		if _, err := file.Seek(c.off, io.SeekStart); err != nil {
+			file.Close()
+			return err
+		}
+	}
+	c.file = file
+	return nil
+}
+
+// Descriptor implements oci.Content.
+func (c *fillContent) Descriptor() oci.Descriptor { return blobDescriptor(c.f.digest, c.size) }
+
+// Close implements io.Closer.
+func (c *fillContent) Close() error {
+	if c.closed {
+		return nil
+	}
+	c.closed = true
+	c.f.leave()
+	var err error
+	if c.past != nil {
+		c.past.close()
+	}
+	if c.file != nil {
+		err = c.file.Close()
+	}
+	return err
+}
+
+// ready waits for bytes and returns how many there are. 0: c.past has the rest.
+func (c *fillContent) ready() (n int64, err error) {
+	if c.past != nil {
+		return 0, nil
+	}
+	end, err := c.f.wait(c.ctx, c.off)
+	if isSpoolError(err) {
+		c.past = newPassage(c.ctx, c.f, c.size, c.off, c.end)
+		return 0, nil
+	}
+	return min(end, c.end) - c.off, err
+}
+
+// Read implements io.Reader.
+func (c *fillContent) Read(p []byte) (int, error) {
+	if c.off >= c.end {
+		return 0, io.EOF
+	}
+	if len(p) == 0 {
+		return 0, nil
+	}
+	n, err := c.ready()
+	if err != nil {
+		return 0, err
+	}
+	var got int
+	switch {
+	case c.past != nil:
+		got, err = c.past.Read(p)
+	case c.file == nil:
+		got = copy(p, c.f.buf[c.off:c.off+n])
+	default:
+		if got, err = c.file.Read(p[:min(int64(len(p)), n)]); errors.Is(err, io.EOF) {
+			err = io.ErrUnexpectedEOF
+		}
+	}
+	c.off += int64(got)
+	return got, err
+}
+
+// WriteTo implements io.WriterTo. A file goes through w's ReadFrom, which for a
+// socket is sendfile.
+func (c *fillContent) WriteTo(w io.Writer) (sent int64, err error) {
+	for c.off < c.end {
+		n, err := c.ready()
+		if err != nil {
+			return sent, err
+		}
+		var got int64
+		switch {
+		case c.past != nil:
+			got, err = c.past.WriteTo(w)
+		case c.file == nil:
+			var k int
+			k, err = w.Write(c.f.buf[c.off : c.off+n])
+			got = int64(k)
+		default:
+			got, err = c.sendFile(w, n)
+		}
+		sent += got
+		c.off += got
+		if err != nil {
+			return sent, err
+		}
+	}
+	return sent, nil
+}
+
+func (c *fillContent) sendFile(w io.Writer, n int64) (sent int64, err error) {
+	src := &io.LimitedReader{R: c.file, N: n}
+	if rf, ok := w.(io.ReaderFrom); ok {
+		sent, err = rf.ReadFrom(src)
+	} else {
+		buf := chunks.Get().(*[chunk]byte)
+		sent, err = io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{src}, buf[:])
+		chunks.Put(buf)
+	}
+	if err == nil && sent < n {
+		err = io.ErrUnexpectedEOF
+	}
+	return sent, err
+}

@@ -1,0 +1,203 @@
+package mirror
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+
+	"example.org/slipway/oci"
+)
+
+// LoadOptions of Load. The zero value works.
+type LoadOptions struct {
+	// Platforms of an index that are loaded; default: those of the source.
+	Platforms []Platform
+	// Concurrent is how many blobs are fetched at once; default 4.
+	Concurrent int
+	// Progress is told how far the image is. It is not called concurrently.
+	Progress func(Progress)
+}
+
+// Progress is how far the loading of an image is.
+type Progress struct {
+	// Blobs and Bytes are here, of Total and TotalBytes that are known to belong to
+	// the image.
+	Blobs, Total      int
+	Bytes, TotalBytes int64
+}
+
+// ParseReference reads name, name:tag, name@digest or name:tag@digest, where the
+// digest counts. Without either the tag is latest.
+func ParseReference(s string) (repo, ref string, err error) {
+	name, digest, byDigest := strings.Cut(s, "@")
+	repo, tag, tagged := name, "latest", false
+	if i := strings.LastIndexByte(name, ':'); i > strings.LastIndexByte(name, '/') {
+		repo, tag, tagged = name[:i], name[i+1:], true
+	}
+	switch {
+	case !oci.ValidName(repo):
+		return "", "", fmt.Errorf("%q does not begin with a repository name", s)
+	case tagged && !oci.ValidTag(tag):
+		return "", "", fmt.Errorf("%q has a malformed tag", s)
+	case byDigest && !oci.ValidDigest(oci.Digest(digest)):
+		return "", "", fmt.Errorf("%q has a malformed digest", s)
+	case byDigest:
+		return repo, digest, nil
+	}
+	return repo, tag, nil
+}
+
+// Load fetches a whole image, so that it is here when it is asked for, and returns
+// when it is stored. What is here already costs next to nothing. ref is as in
+// ParseReference, and its name as clients write it.
+func (m *Registry) Load(ctx context.Context, ref string, o *LoadOptions) error {
+	var opts LoadOptions
+	if o != nil {
+		opts = *o
+	}
+	if opts.Concurrent <= 0 {
+		opts.Concurrent = 4
+	}
+	repo, ref, err := ParseReference(ref)
+	if err != nil {
+		return err
+	}
+	repo = m.Name(ctx, repo)
+	s, name := m.source(repo)
+	if s == nil {
+		return fmt.Errorf("%s is no repository of an upstream", repo)
+	}
+	if len(opts.Platforms) == 0 {
+		opts.Platforms = s.Platforms
+	}
+	l := &loading{m: m, s: s, name: name, repo: repo, opts: opts, blobs: map[oci.Digest]int64{}}
+	if err := l.manifest(ctx, ref); err != nil {
+		return fmt.Errorf("load %s: %w", ref, err)
+	}
+	if err := l.fetch(ctx); err != nil {
+		return err
+	}
+	return m.settle(ctx, repo)
+}
+
+// loading is an image on its way in.
+type loading struct {
+	m          *Registry
+	s          *source
+	name, repo string
+	opts       LoadOptions
+	order      []oci.Digest
+	blobs      map[oci.Digest]int64 // sizes
+
+	mu       sync.Mutex
+	progress Progress
+}
+
+// manifest fetches a manifest and those below it, and notes the blobs.
+func (l *loading) manifest(ctx context.Context, ref string) error {
+	mf, err := l.m.GetManifest(ctx, l.repo, ref)
+	if err != nil {
+		return err
+	}
+	var doc document
+	if err := json.Unmarshal(mf.Bytes, &doc); err != nil {
+		return fmt.Errorf("read manifest %s: %w", mf.Digest, err)
+	}
+	if isIndex(mf.MediaType) {
+		return l.children(ctx, &doc)
+	}
+	layers := doc.Layers
+	if doc.Config != nil {
+		layers = append(slices.Clone(layers), *doc.Config)
+	}
+	for _, d := range layers {
+		if _, known := l.blobs[d.Digest]; known || len(d.URLs) > 0 { // foreign ones are fetched from elsewhere
+			continue
+		}
+		l.order = append(l.order, d.Digest)
+		l.blobs[d.Digest] = d.Size
+		l.progress.Total++
+		l.progress.TotalBytes += d.Size
+	}
+	return nil
+}
+
+func (l *loading) children(ctx context.Context, doc *document) error {
+	found := len(doc.Manifests) == 0
+	for _, c := range doc.Manifests {
+		if !wants(l.opts.Platforms, platformOf(c)) {
+			continue
+		}
+		// An index may name what its registry lacks. The others are worth having.
+		if err := l.manifest(ctx, string(c.Digest)); oci.HasCode(err, oci.CodeManifestUnknown) {
+			l.m.log.Warn("an index names a manifest that is not there", "repo", l.repo, "digest", c.Digest, "platform", platformOf(c).String(), "err", err)
+			continue
+		} else if err != nil {
+			return err
+		}
+		found = true
+	}
+	if !found {
+		return fmt.Errorf("none of the index's manifests is there and for the platforms wanted")
+	}
+	return nil
+}
+
+// fetch has all blobs fetched and stored.
+func (l *loading) fetch(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(l.opts.Concurrent)
+	l.report(0, 0)
+	for _, d := range l.order {
+		group.Go(func() error {
+			if err := l.blob(ctx, d); err != nil {
+				return fmt.Errorf("load blob %s: %w", d, err)
+			}
+			l.report(1, l.blobs[d])
+			return nil
+		})
+	}
+	return group.Wait()
+}
+
+func (l *loading) report(blobs int, bytes int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.progress.Blobs += blobs
+	l.progress.Bytes += bytes
+	if l.opts.Progress != nil {
+		l.opts.Progress(l.progress)
+	}
+}
+
+// blob returns when the store has a blob.
+func (l *loading) blob(ctx context.Context, d oci.Digest) error {
+	if _, err := l.m.store.ResolveBlob(ctx, l.repo, d); !oci.HasCode(err, oci.CodeBlobUnknown) {
+		return err
+	}
+	c, err := l.m.openBlob(ctx, l.s, l.name, l.repo, d, wholeBlob)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	f, ok := c.(*fillContent)
+	if !ok {
+		return nil
+	}
+	if err := await(ctx, f.f.settled); err != nil {
+		return err
+	}
+	if _, err := l.m.store.ResolveBlob(ctx, l.repo, d); err != nil {
+		if _, readErr := io.Copy(io.Discard, c); readErr != nil { // it says what went wrong
+			return readErr
+		}
+		return fmt.Errorf("it was fetched and could not be stored: %w", err)
+	}
+	return nil
+}

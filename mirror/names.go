@@ -1,0 +1,156 @@
+package mirror
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"time"
+
+	"example.org/slipway/oci"
+)
+
+// Mapping renames repositories: From and To are names, or both end in "*", which
+// stands for the rest of the name.
+type Mapping struct {
+	From, To string
+}
+
+func checkMappings(list []Mapping) error {
+	for _, p := range list {
+		from, fromAll := strings.CutSuffix(p.From, "*")
+		to, toAll := strings.CutSuffix(p.To, "*")
+		if fromAll != toAll || from+to == "" || strings.Contains(from, "*") || strings.Contains(to, "*") {
+			return fmt.Errorf("mapping %q to %q: both are names, or both end in one *", p.From, p.To)
+		}
+	}
+	return nil
+}
+
+func (p Mapping) apply(repo string) (string, bool) {
+	prefix, all := strings.CutSuffix(p.From, "*")
+	if !all {
+		return p.To, repo == prefix
+	}
+	rest, ok := strings.CutPrefix(repo, prefix)
+	return strings.TrimSuffix(p.To, "*") + rest, ok && rest != ""
+}
+
+// NameToPush is the repository that a name stands for in a push. A name of no
+// upstream is one of ours, whatever the default is.
+func (m *Registry) NameToPush(repo string) string {
+	for _, p := range m.opts.Mappings {
+		if name, ok := p.apply(repo); ok {
+			repo = name
+			break
+		}
+	}
+	if s, name := m.source(repo); s != nil {
+		return s.canonical(name)
+	}
+	return repo
+}
+
+// Name is the repository that a name stands for in a request that reads or
+// deletes. It is what access rules are to be asked for.
+func (m *Registry) Name(ctx context.Context, repo string) string {
+	repo = m.NameToPush(repo)
+	if m.opts.Default == "" || m.Mirrored(repo) {
+		return repo
+	}
+	if m.isLocal(ctx, repo) {
+		return repo
+	}
+	return m.sources[m.opts.Default].canonical(repo)
+}
+
+// NameFor is the repository that a name stands for at a registry: the value of
+// the parameter ns, or the host the request was sent to, whose port does not
+// matter. ok is false where no source has that name.
+func (m *Registry) NameFor(ns, repo string) (name string, ok bool) {
+	ns = strings.ToLower(ns)
+	s := m.hosts[ns]
+	if s == nil {
+		host, _, err := net.SplitHostPort(ns)
+		if err != nil {
+			return "", false
+		}
+		if s = m.hosts[host]; s == nil {
+			return "", false
+		}
+	}
+	return s.canonical(repo), true
+}
+
+func (s *source) canonical(name string) string {
+	if s.Library && !strings.Contains(name, "/") {
+		return s.Name + "/library/" + name
+	}
+	return s.Name + "/" + name
+}
+
+// localNames remembers which names are repositories of ours, because a name
+// comes with every request and the store need not be asked each time.
+type localNames struct {
+	mu    sync.RWMutex
+	known map[string]localName
+	// pushes counts them, so that what was read before one is not kept after it.
+	pushes int64
+}
+
+type localName struct {
+	local bool
+	until time.Time
+}
+
+const (
+	// localFor is how long another replica's first push of a name, or the deletion
+	// of its last content, may go unnoticed.
+	localFor = 10 * time.Second
+	maxNames = 50_000 // about 8 MB
+)
+
+func (l *localNames) get(repo string, now time.Time) (local, ok bool, pushes int64) {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	n, ok := l.known[repo]
+	return n.local, ok && now.Before(n.until), l.pushes
+}
+
+func (l *localNames) set(repo string, local bool, until time.Time, pushes int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.pushes != pushes {
+		return
+	}
+	if l.known == nil || len(l.known) >= maxNames {
+		l.known = map[string]localName{}
+	}
+	l.known[repo] = localName{local, until}
+}
+
+// forget is called when something is pushed under a name.
+func (l *localNames) forget(repo string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.pushes++
+	delete(l.known, repo)
+}
+
+// isLocal tells whether the store has a repository.
+func (m *Registry) isLocal(ctx context.Context, repo string) bool {
+	now := m.now()
+	local, ok, pushes := m.names.get(repo, now)
+	if ok {
+		return local
+	}
+	_, _, err := m.store.Tags(ctx, repo, "", 1)
+	if err != nil && !oci.HasCode(err, oci.CodeNameUnknown) {
+		// The store fails, and will say so to whoever reads. What is ours must
+		// not become somebody else's for it.
+		return true
+	}
+	m.names.set(repo, err == nil, now.Add(localFor), pushes)
+	return err == nil
+}

@@ -1,0 +1,154 @@
+package mirror
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"os"
+	"sync"
+
+	"example.org/slipway/oci"
+)
+
+// chunk is how many bytes are written to the spool at once, and hashed beside the
+// next. Several of them stay in a core's cache.
+const chunk = 256 << 10
+
+// chunksAhead is how many chunks may wait to be hashed.
+const chunksAhead = 2
+
+var chunks = sync.Pool{New: func() any { return new([chunk]byte) }}
+
+// spoolError says that the spool could not be written.
+type spoolError struct{ err error }
+
+// Error implements error.
+func (e *spoolError) Error() string { return "write to the directory of fills: " + e.err.Error() }
+
+// Unwrap returns the cause.
+func (e *spoolError) Unwrap() error { return e.err }
+
+func isSpoolError(err error) bool {
+	var e *spoolError
+	return errors.As(err, &e)
+}
+
+// spool is the file of a blob that is being fetched. The digest is computed in a
+// goroutine beside the writing. It is not safe for concurrent use.
+type spool struct {
+	file *os.File
+	want oci.Digest
+	off  int64
+	cur  *[chunk]byte
+	// toHash are the pieces that were written; the goroutine gives their chunks back.
+	toHash chan piece
+	hash   hash.Hash
+	hashed chan struct{}
+	closed bool
+}
+
+type piece struct {
+	buf *[chunk]byte
+	n   int
+}
+
+// newSpool begins a file.
+func newSpool(path string, d oci.Digest) (*spool, error) {
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, &spoolError{err}
+	}
+	return startSpool(file, d, newHash(d), 0), nil
+}
+
+// resumeSpool goes on with a file, of a blob of size bytes. It returns how many it
+// has.
+func resumeSpool(ctx context.Context, path string, d oci.Digest, size int64) (*spool, int64, error) {
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, 0, &spoolError{err}
+	}
+	h := newHash(d)
+	n, err := io.CopyBuffer(h, &contextReader{ctx, file}, make([]byte, chunk))
+	if err == nil && n > size { // it cannot be of this blob
+		h.Reset()
+		n = 0
+		err = file.Truncate(0)
+	}
+	if err != nil {
+		file.Close()
+		if ctx.Err() == nil {
+			err = &spoolError{err}
+		}
+		return nil, 0, err
+	}
+	return startSpool(file, d, h, n), n, nil
+}
+
+// contextReader reads until ctx ends.
+type contextReader struct {
+	ctx context.Context
+	r   io.Reader
+}
+
+func (r *contextReader) Read(p []byte) (int, error) {
+	if err := r.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return r.r.Read(p)
+}
+
+func startSpool(file *os.File, d oci.Digest, h hash.Hash, off int64) *spool {
+	s := &spool{file: file, want: d, off: off, hash: h, toHash: make(chan piece, chunksAhead), hashed: make(chan struct{})}
+	go func() {
+		defer close(s.hashed)
+		for p := range s.toHash {
+			s.hash.Write(p.buf[:p.n])
+			chunks.Put(p.buf)
+		}
+	}()
+	return s
+}
+
+func (s *spool) space() []byte {
+	if s.cur == nil {
+		s.cur = chunks.Get().(*[chunk]byte)
+	}
+	return s.cur[:]
+}
+
+// take writes the first n bytes of space.
+func (s *spool) take(n int) error {
+	if _, err := s.file.WriteAt(s.cur[:n], s.off); err != nil {
+		return &spoolError{err}
+	}
+	s.off += int64(n)
+	s.toHash <- piece{s.cur, n}
+	s.cur = nil
+	return nil
+}
+
+// finish ends the writing and returns the digest of what was written.
+func (s *spool) finish() (oci.Digest, error) {
+	if err := s.close(); err != nil {
+		return "", &sinkError{&spoolError{fmt.Errorf("close: %w", err)}}
+	}
+	return digestOf(s.want, s.hash), nil
+}
+
+// close ends the writing. What was written stays.
+func (s *spool) close() error {
+	if s.closed {
+		return nil
+	}
+	s.closed = true
+	close(s.toHash)
+	<-s.hashed
+	if s.cur != nil {
+		chunks.Put(s.cur)
+		s.cur = nil
+	}
+	return s.file.Close()
+}

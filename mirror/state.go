@@ -1,0 +1,345 @@
+package mirror
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"example.org/slipway/oci"
+)
+
+// contentKey is a tag or digest in a repository.
+type contentKey struct{ repo, ref string }
+
+// maxKeys bounds each table of what is known of contents; about 25 MB at most,
+// and only where so many are asked for within a lifetime.
+const maxKeys = 100_000
+
+// tagState is what is known of a tag.
+type tagState struct {
+	// digest the upstream last gave it.
+	digest oci.Digest
+	// confirmed is when.
+	confirmed time.Time
+	// until is when the upstream is asked again.
+	until time.Time
+	// stale says that it failed to confirm it.
+	stale bool
+}
+
+// tags remembers when tags were last confirmed. The zero value is ready.
+type tags struct {
+	mu    sync.RWMutex
+	known map[contentKey]tagState
+}
+
+func (t *tags) get(repo, tag string) (tagState, bool) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	st, ok := t.known[contentKey{repo, tag}]
+	return st, ok
+}
+
+func (t *tags) set(repo, tag string, st tagState, now time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.known == nil {
+		t.known = map[contentKey]tagState{}
+	}
+	if len(t.known) >= maxKeys {
+		for k, old := range t.known {
+			if !now.Before(old.until) {
+				delete(t.known, k)
+			}
+		}
+		if len(t.known) >= maxKeys { // each costs one question to the upstream
+			clear(t.known)
+		}
+	}
+	t.known[contentKey{repo, tag}] = st
+}
+
+func (t *tags) drop(repo, tag string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.known, contentKey{repo, tag})
+}
+
+// negatives remembers what the upstream refused. The zero value is ready.
+type negatives struct {
+	count atomic.Int64 // of known: most of the time none, and then nobody waits
+	mu    sync.RWMutex
+	known map[contentKey]negative
+}
+
+type negative struct {
+	err   error
+	until time.Time
+}
+
+func (n *negatives) get(repo, ref string, now time.Time) error {
+	if n.count.Load() == 0 {
+		return nil
+	}
+	n.mu.RLock()
+	defer n.mu.RUnlock()
+	if e, ok := n.known[contentKey{repo, ref}]; ok && now.Before(e.until) {
+		return e.err
+	}
+	return nil
+}
+
+func (n *negatives) set(repo, ref string, err error, now time.Time, ttl time.Duration) {
+	if ttl <= 0 {
+		return
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.known == nil {
+		n.known = map[contentKey]negative{}
+	}
+	if len(n.known) >= maxKeys {
+		clear(n.known)
+	}
+	n.known[contentKey{repo, ref}] = negative{err, now.Add(ttl)}
+	n.count.Store(int64(len(n.known)))
+}
+
+func (n *negatives) drop(repo, ref string) {
+	if n.count.Load() == 0 {
+		return
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.known, contentKey{repo, ref})
+	n.count.Store(int64(len(n.known)))
+}
+
+// aging is a table of bounded size that forgets what was noted longest ago. The
+// zero value is ready.
+type aging[K comparable, V any] struct {
+	mu        sync.Mutex
+	now, past map[K]V
+}
+
+func (a *aging[K, V]) set(k K, v V) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.now == nil || len(a.now) >= maxKeys/2 {
+		a.past, a.now = a.now, map[K]V{}
+	}
+	a.now[k] = v
+}
+
+func (a *aging[K, V]) get(k K) (V, bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	v, ok := a.now[k]
+	if !ok {
+		v, ok = a.past[k]
+	}
+	return v, ok
+}
+
+// recent has the contents that were stored a moment ago. Whoever found that the
+// store lacks one of them looks again, because it may have come since. The zero
+// value is ready.
+type recent struct {
+	mu    sync.Mutex
+	added map[contentKey]time.Time
+	ring  [4096]contentKey
+	next  int
+}
+
+// recentFor is longer than anybody takes from asking the store to asking recent.
+const recentFor = 2 * time.Second
+
+func (r *recent) add(k contentKey) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.added == nil {
+		r.added = make(map[contentKey]time.Time, len(r.ring))
+	}
+	if _, ok := r.added[k]; !ok {
+		delete(r.added, r.ring[r.next])
+		r.ring[r.next] = k
+		r.next = (r.next + 1) % len(r.ring)
+	}
+	r.added[k] = time.Now()
+}
+
+func (r *recent) has(k contentKey) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	at, ok := r.added[k]
+	return ok && time.Since(at) < recentFor
+}
+
+// pending has manifests that clients were given and that are being stored. The
+// zero value is ready.
+type pending struct {
+	count atomic.Int64
+	mu    sync.RWMutex
+	puts  map[contentKey]*put
+}
+
+// put is a manifest being stored.
+type put struct {
+	m     *oci.Manifest
+	users int           // tags may come one after the other
+	done  chan struct{} // closed when it is stored, or cannot be
+}
+
+func (p *pending) get(repo string, d oci.Digest) *oci.Manifest {
+	if p.count.Load() == 0 {
+		return nil
+	}
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	if e := p.puts[contentKey{repo, string(d)}]; e != nil {
+		return e.m
+	}
+	return nil
+}
+
+func (p *pending) add(repo string, m *oci.Manifest) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.puts == nil {
+		p.puts = map[contentKey]*put{}
+	}
+	k := contentKey{repo, string(m.Digest)}
+	if p.puts[k] == nil {
+		p.puts[k] = &put{m: m, done: make(chan struct{})}
+		p.count.Add(1)
+	}
+	p.puts[k].users++
+}
+
+func (p *pending) remove(repo string, d oci.Digest) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	k := contentKey{repo, string(d)}
+	e := p.puts[k]
+	if e.users--; e.users == 0 {
+		delete(p.puts, k)
+		p.count.Add(-1)
+		close(e.done)
+	}
+}
+
+// settle waits until what of a repository is being stored is stored.
+func (p *pending) settle(ctx context.Context, repo string) error {
+	var wait []<-chan struct{}
+	p.mu.RLock()
+	for k, e := range p.puts {
+		if k.repo == repo {
+			wait = append(wait, e.done)
+		}
+	}
+	p.mu.RUnlock()
+	for _, done := range wait {
+		if err := await(ctx, done); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// gate lets those who store something wait a moment for each other: the store records
+// what comes at the same time with one transaction, and nobody waits for it to be
+// durable. The zero value is ready.
+type gate struct {
+	mu   sync.Mutex
+	open chan struct{} // nil: nobody waits
+}
+
+// gateTime is how long it stays shut. In that time an image of a few small blobs is
+// pulled as a whole: one transaction for it instead of eight.
+const gateTime = 25 * time.Millisecond
+
+// pass waits until the gate is opened.
+func (g *gate) pass(ctx context.Context) {
+	g.mu.Lock()
+	if g.open == nil {
+		g.open = make(chan struct{})
+		time.AfterFunc(gateTime, g.unlock)
+	}
+	open := g.open
+	g.mu.Unlock()
+	_ = await(ctx, open) // at the end nobody waits
+}
+
+// unlock opens the gate for those who wait.
+func (g *gate) unlock() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.open != nil {
+		close(g.open)
+		g.open = nil
+	}
+}
+
+// await waits for a channel to be closed.
+func await(ctx context.Context, done <-chan struct{}) error {
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// flights makes all who ask the same question at the same time wait for one
+// answer. The zero value is ready.
+type flights struct {
+	mu    sync.Mutex
+	under map[flightKey]*flight
+}
+
+// flightKey is a question: what, of which content.
+type flightKey struct {
+	what byte
+	contentKey
+}
+
+type flight struct {
+	done chan struct{}
+	m    *oci.Manifest
+	err  error
+}
+
+// fly returns the answer of ask, which runs in the background once for all and is
+// not ended because a client leaves. began tells that it was begun for the caller.
+func (m *Registry) fly(ctx context.Context, k flightKey, ask func(ctx context.Context) (*oci.Manifest, error)) (mf *oci.Manifest, began bool, err error) {
+	fs := &m.flights
+	fs.mu.Lock()
+	f := fs.under[k]
+	if f == nil {
+		began = true
+		f = &flight{done: make(chan struct{})}
+		if !m.spawn(func() {
+			f.m, f.err = ask(m.ctx)
+			fs.mu.Lock()
+			delete(fs.under, k)
+			fs.mu.Unlock()
+			close(f.done)
+		}) {
+			fs.mu.Unlock()
+			return nil, false, errClosed()
+		}
+		if fs.under == nil {
+			fs.under = map[flightKey]*flight{}
+		}
+		fs.under[k] = f
+	}
+	fs.mu.Unlock()
+	if err := await(ctx, f.done); err != nil {
+		return nil, began, err
+	}
+	if f.err != nil && m.ctx.Err() != nil {
+		return nil, began, errClosed()
+	}
+	return f.m, began, f.err
+}
