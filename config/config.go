@@ -22,6 +22,7 @@ type Config struct {
 	Log           Log           `yaml:"log" doc:"What is logged, how and where to."`
 	Storage       Storage       `yaml:"storage" doc:"Where content is kept, for how long, and who may delete it."`
 	Cluster       Cluster       `yaml:"cluster" doc:"Several servers with one catalogue and one object store. They work together as soon as they share these; this section lets them use each other's caches."`
+	Proxy         Proxy         `yaml:"proxy" doc:"Mirrors of other registries, whose images are fetched when somebody asks for them, and kept."`
 	Gear          Gear          `yaml:"gear" doc:"Conversion of images to Gear form: an index and files that are stored once."`
 	HTTP          HTTP          `yaml:"http" doc:"The server that clients talk to."`
 	Auth          auth.Config   `yaml:"auth" doc:"Who may do what. Without any of it everything is allowed, and then http.addr must be a loopback address or http.insecure_open_to_network be true."`
@@ -73,6 +74,7 @@ type Notifications struct {
 // Events configures the content of events.
 type Events struct {
 	IncludeReferences bool `yaml:"includereferences" doc:"Lists in a manifest's event the blobs and manifests it refers to."`
+	IncludeMirrored   bool `yaml:"includemirrored" doc:"Also sends push events for what mirrors fetch from their upstreams."`
 }
 
 // Health configures health checks.

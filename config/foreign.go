@@ -67,7 +67,6 @@ var foreignKeys = []foreignKey{
 	{path: "validation.enabled", silent: []string{"true", "yes", "on"}, why: "deprecated and ignored"},
 	{path: "middleware", fate: refused, why: "middleware is not supported; without it clients would reach other content, or other hosts, than meant"},
 	{path: "policy", fate: refused, why: "repository class policies are not supported, and leaving them out would accept what they forbid"},
-	{path: "proxy", fate: refused, trigger: "remoteurl", why: "pulling through from another registry is not in this version; without it this registry would be an empty one"},
 	{path: "redis", why: "ignored: no Redis is needed; what Distribution keeps there is kept in memory"},
 	{path: "reporting", why: "ignored: errors are not reported to Bugsnag or New Relic"},
 	{path: "compatibility", why: "ignored: there is no signing key; manifests of schema 1 are neither made nor converted"},

@@ -188,7 +188,7 @@ auth:
 `,
 			want: func(c *config.Config) {
 				c.Storage.FileSystem.RootDirectory, c.Storage.Redirect.Disable = "/storage", true
-				c.HTTP.Addr = ":5000"
+				c.HTTP.Addr, c.Proxy.TTL = ":5000", 168*time.Hour
 				c.Auth.Token = &auth.TokenConfig{
 					Realm: "https://core.example.com/token", Service: "our-registry", Issuer: "our-issuer",
 					RootCertBundle: "/etc/registry/root.crt", SigningAlgorithms: []string{"EdDSA", "ES256"},

@@ -181,7 +181,7 @@ func TestEnvironmentProblems(t *testing.T) {
 	for _, tc := range []struct{ text, env, want string }{
 		{"", "SLIPWAY_HTTP_ADRR=x", "environment variable SLIPWAY_HTTP_ADRR: sets no key there is (did you mean SLIPWAY_HTTP_ADDR?)"},
 		{"", "REGISTRY_HTTP_DRAINTIMEOUT=hush", "environment variable REGISTRY_HTTP_DRAINTIMEOUT: http.draintimeout: not a duration (like 30s, 5m, 12h or 7d)"},
-		{"", "REGISTRY_PROXY_REMOTEURL=http://x", "environment variable REGISTRY_PROXY_REMOTEURL: proxy: pulling through"},
+		{"", "REGISTRY_PROXY_REMOTEURL=hush", "environment variable REGISTRY_PROXY_REMOTEURL: proxy.remoteurl: must be an http or https URL"},
 		{"", "REGISTRY_STORAGE=gcs", "environment variable REGISTRY_STORAGE: storage.gcs: storage driver gcs is not in this version; the drivers are filesystem, s3, swift and inmemory"},
 		{"", "REGISTRY_STORAGE=s3", "environment variable REGISTRY_STORAGE: storage.s3.bucket: is missing"},
 		{"", "REGISTRY_STORAGE_S3AWS_CHUNKSIZE=hush", "environment variable REGISTRY_STORAGE_S3AWS_CHUNKSIZE: storage.s3.chunksize: not a size"},

@@ -82,18 +82,16 @@ func TestKeysNotHere(t *testing.T) {
 		{"not here", `storage:
   oss: {bucket: b, secretkey: hush}
   azure:
-proxy: {remoteurl: "https://registry-1.docker.io"}
 middleware: {storage: [{name: redirect}]}
 policy: {repository: {classes: [image]}}
 auth: {silly: {}}
 http: {tls: {letsencrypt: {email: me@example.com}}}`, []string{
 			"c.yml:3: storage.oss: storage driver oss is not in this version; the drivers are filesystem, s3, swift and inmemory",
 			"c.yml:4: storage.azure: storage driver azure is not in this version; the drivers are filesystem, s3, swift and inmemory",
-			"c.yml:5: proxy: pulling through from another registry is not in this version; without it this registry would be an empty one",
-			"c.yml:6: middleware: middleware is not supported; without it clients would reach other content, or other hosts, than meant",
-			"c.yml:7: policy: repository class policies are not supported, and leaving them out would accept what they forbid",
-			"c.yml:8: auth.silly: the silly provider checks no password and is not supported; use htpasswd or token",
-			"c.yml:9: http.tls.letsencrypt: certificates are not fetched from Let's Encrypt in this version; give http.tls.certificate and http.tls.key, or let a proxy in front do it",
+			"c.yml:5: middleware: middleware is not supported; without it clients would reach other content, or other hosts, than meant",
+			"c.yml:6: policy: repository class policies are not supported, and leaving them out would accept what they forbid",
+			"c.yml:7: auth.silly: the silly provider checks no password and is not supported; use htpasswd or token",
+			"c.yml:8: http.tls.letsencrypt: certificates are not fetched from Let's Encrypt in this version; give http.tls.certificate and http.tls.key, or let a proxy in front do it",
 		}},
 	})
 }

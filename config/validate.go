@@ -70,6 +70,7 @@ func (v *validator) values() {
 	v.tags(reflect.ValueOf(c).Elem(), "")
 	v.httpValues(&c.HTTP)
 	v.storageValues(&c.Storage)
+	v.proxyValues(&c.Proxy)
 	v.gearValues(&c.Gear)
 	v.healthValues(&c.Health)
 
@@ -165,6 +166,7 @@ func (v *validator) relations() {
 	}
 	v.storageRelations(&c.Storage)
 	v.clusterValues(&c.Cluster, &c.Storage)
+	v.proxyRelations(&c.Proxy)
 	if ix := c.Validation.Manifests.Indexes; ix.Platforms == "list" && len(ix.PlatformList) == 0 {
 		v.bad("validation.manifests.indexes.platformlist", "is missing: platforms: list needs it")
 	}
@@ -207,6 +209,7 @@ func (v *validator) warnings() {
 		}
 	}
 	v.storageWarnings(&v.c.Storage, warn)
+	v.proxyWarnings(&v.c.Proxy, warn)
 	if h.TLS.MinimumTLS == "tls1.0" || h.TLS.MinimumTLS == "tls1.1" {
 		warn("http.tls.minimumtls", "this version of TLS has known weaknesses")
 	}

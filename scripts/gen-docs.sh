@@ -17,12 +17,12 @@ config_md() {
 		127.0.0.1:5001. `--config FILE` names a YAML file. A file starts from the
 		defaults below, in which the data directory is `/var/lib/registry` and nothing
 		listens for metrics. The administration commands (`gc`, `fsck`, `backup`,
-		`restore`, `retention`, `import`, `cache`, `catalog move`) take the same
+		`restore`, `retention`, `import`, `cache`, `mirror`, `catalog move`) take the same
 		`--config` or `--root`.
 
 		The shape is that of Distribution's `config.yml`, and such a file works as it is.
 		A key of Distribution's that has no meaning here is a warning. One whose absence
-		would change what clients reach (a storage driver, `proxy`, `middleware`) is an
+		would change what clients reach (a storage driver, `middleware`, `policy`) is an
 		error. Any other unknown key is an error with its line and the key that was
 		probably meant.
 

@@ -49,6 +49,7 @@ type RetainArgs struct{ DryRun, Now bool }
 // same code does the work.
 type Admin struct {
 	cfg   *config.Config
+	log   *slog.Logger
 	local *root
 	http  *http.Client
 	reg   oci.Registry
@@ -85,7 +86,7 @@ func OpenAdmin(ctx context.Context, cfg *config.Config, o *AdminOptions) (*Admin
 	if err := checkOwner(dir); err != nil && !rootInUse(dir) {
 		return nil, err
 	}
-	a := &Admin{cfg: cfg}
+	a := &Admin{cfg: cfg, log: log}
 	n := newNotifier(cfg, log) // only queues: the next server delivers
 	r, err := openRoot(ctx, cfg, rootOptions{log: log, onEvent: n.hook()})
 	if err == nil {

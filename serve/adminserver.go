@@ -53,6 +53,7 @@ func newAdminServer(s *Server) (*adminServer, error) {
 	mux := http.NewServeMux()
 	s.handleTasks(mux)
 	s.handleCache(mux)
+	s.handleMirrors(mux)
 	api := server.New(stoppable{s.root.reg, s.writes}, &server.Options{Logger: s.log})
 	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if strings.HasPrefix(r.URL.Path, "/admin/") {
@@ -113,6 +114,40 @@ func (s *Server) handleCache(mux *http.ServeMux) {
 	}))
 }
 
+// handleMirrors adds the tasks of the mirrors.
+func (s *Server) handleMirrors(mux *http.ServeMux) {
+	mux.Handle("POST /admin/mirror-status", task(func(ctx context.Context, _ struct{}, _ func(MirrorStatus)) (MirrorStatus, error) {
+		return s.root.mirrorStatus(ctx)
+	}))
+	mux.Handle("POST /admin/mirror-list", task(func(ctx context.Context, a MirrorListArgs, _ func(MirrorListReport)) (MirrorListReport, error) {
+		return s.root.listMirrors(ctx, a)
+	}))
+	mux.Handle("POST /admin/mirror-load", task(func(ctx context.Context, a MirrorLoadArgs, p func(MirrorLoadReport)) (MirrorLoadReport, error) {
+		m, err := s.root.needMirrors()
+		if err != nil {
+			return MirrorLoadReport{}, err
+		}
+		return m.load(ctx, a, p)
+	}))
+	mux.Handle("POST /admin/mirror-prune", task(whileWritable(s.writes, func(ctx context.Context, a MirrorPruneArgs, _ func(MirrorPruneReport)) (MirrorPruneReport, error) {
+		m, err := s.root.needMirrors()
+		if err != nil {
+			return MirrorPruneReport{}, err
+		}
+		return m.prune(ctx, a)
+	})))
+	mux.HandleFunc("POST /admin/mirror-events", func(w http.ResponseWriter, r *http.Request) {
+		m, err := s.root.needMirrors()
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusNotFound)
+			return
+		}
+		m.serveEvents(w, r)
+	})
+	mux.Handle("POST /admin/mirror-export", task(s.root.exportMirrors))
+	mux.Handle("POST /admin/mirror-import", task(whileWritable(s.writes, s.root.importMirrors)))
+}
+
 func (a *adminServer) serve() error { return a.srv.Serve(a.ln) }
 
 // stop ends the tasks under way: all of them can be cut off at any point. It
@@ -158,11 +193,14 @@ func allowedPeer(c net.Conn) bool {
 // stopped must not hold up the task, which may hold up others.
 const clientPatience = 10 * time.Second
 
+// maxArgs is the size in bytes of the largest request: a list of images to fetch.
+const maxArgs = 32 << 20
+
 // task serves one kind of administration work as lines of JSON.
 func task[A, R any](do func(context.Context, A, func(R)) (R, error)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var args A
-		dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<20))
+		dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxArgs))
 		dec.DisallowUnknownFields() // of another version: what it limits must not be ignored
 		if err := dec.Decode(&args); err != nil {
 			http.Error(w, err.Error(), http.StatusBadRequest)

@@ -1,7 +1,6 @@
 package serve_test
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -20,6 +19,7 @@ import (
 	"go.uber.org/goleak"
 
 	"example.org/slipway/config"
+	"example.org/slipway/logtest"
 	"example.org/slipway/oci"
 	"example.org/slipway/serve"
 )
@@ -29,24 +29,6 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // patience is how long a test waits for what must come. It is generous, because
 // it only costs time where something is broken.
 const patience = 30 * time.Second
-
-// lockedBuffer collects a log.
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
 
 // setup says what a server is made of. The zero value is one with a root of its
 // own and the defaults.
@@ -89,7 +71,7 @@ type instance struct {
 	t      testing.TB
 	root   string
 	cfg    *config.Config
-	log    *lockedBuffer
+	log    *logtest.Buffer
 	client *http.Client
 	// url and debug are where it listens, without a closing slash.
 	url, debug string
@@ -105,7 +87,7 @@ func start(t testing.TB, o setup) *instance {
 	if o.root == "" {
 		o.root = filepath.Join(t.TempDir(), "root")
 	}
-	s := &instance{t: t, root: o.root, log: &lockedBuffer{}, done: make(chan error, 1)}
+	s := &instance{t: t, root: o.root, log: &logtest.Buffer{}, done: make(chan error, 1)}
 	s.cfg = configure(t, o)
 	o.opts.Logger = slog.New(slog.NewTextHandler(s.log, nil))
 	var err error

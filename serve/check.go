@@ -34,6 +34,9 @@ func CheckFiles(cfg *config.Config) error {
 	if _, err := clusterTLS(&cfg.Cluster); err != nil {
 		return err
 	}
+	if err := checkMirrors(cfg); err != nil {
+		return err
+	}
 	if cfg.HTTP.TLS.Enabled() {
 		c := &certificates{cfg: &cfg.HTTP.TLS}
 		if _, err := c.load(); err != nil {

@@ -86,11 +86,12 @@ func (b storedBlobs) OpenBlob(ctx context.Context, d oci.Digest, off int64) (io.
 
 // gearEvents has the Gear side take in an event after others did: it may wait for
 // conversions, longer than ctx lasts, and what others record must neither be
-// late nor fail because of that.
-func gearEvents(g *gearregistry.Service, next func(context.Context, registry.Event) error) func(context.Context, registry.Event) error {
+// late nor fail because of that. Others learn of what mirrors fetch only if they
+// are to.
+func gearEvents(g *gearregistry.Service, next func(context.Context, registry.Event) error, mirrored bool) func(context.Context, registry.Event) error {
 	return func(ctx context.Context, e registry.Event) error {
 		var err error
-		if next != nil {
+		if next != nil && (mirrored || !e.Mirrored) {
 			err = next(ctx, e)
 		}
 		g.OnEvent(ctx, e)

@@ -17,10 +17,11 @@ import (
 
 // health answers /livez and /readyz.
 type health struct {
-	reg    *registry.Registry
-	log    *slog.Logger
-	checks []*check
-	drain  atomic.Bool
+	reg     *registry.Registry
+	mirrors *mirrors // may be nil
+	log     *slog.Logger
+	checks  []*check
+	drain   atomic.Bool
 }
 
 // check is one configured health check, run at its own interval.
@@ -35,8 +36,9 @@ type check struct {
 	err      error
 }
 
-func newHealth(cfg *config.Config, reg *registry.Registry, log *slog.Logger) *health {
-	h := &health{reg: reg, log: log}
+func newHealth(cfg *config.Config, r *root, log *slog.Logger) *health {
+	reg := r.reg
+	h := &health{reg: reg, mirrors: r.mirrors, log: log}
 	add := func(name string, every time.Duration, threshold int, run func(context.Context) error) {
 		h.checks = append(h.checks, &check{name: name, every: every, threshold: max(threshold, 1), run: run})
 	}
@@ -132,13 +134,17 @@ func (h *health) stopping() { h.drain.Store(true) }
 // live answers 200 as long as the process can answer at all.
 func (h *health) live(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") }
 
-// ready answers 200 when the registry can serve.
+// ready answers 200 when the registry can serve. An upstream that cannot be reached
+// is told, and no reason to serve nothing: what was fetched before is here.
 func (h *health) ready(w http.ResponseWriter, r *http.Request) {
 	if err := h.problem(r.Context()); err != nil {
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)
 		return
 	}
 	fmt.Fprintln(w, "ok")
+	for _, line := range h.mirrors.failing() {
+		fmt.Fprintln(w, line)
+	}
 }
 
 func (h *health) problem(ctx context.Context) error {

@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"example.org/slipway/mirror"
 	"example.org/slipway/registry"
 )
 
@@ -38,7 +39,30 @@ func (s *Server) runJobs(ctx context.Context) {
 	if len(st.Retention) > 0 {
 		every(st.RetentionInterval, func() { s.applyRetention(ctx) })
 	}
+	if ttl := s.cfg.Proxy.TTL; ttl > 0 && s.root.mirrors != nil {
+		every(min(max(ttl/10, time.Second), pruneEvery), func() { s.pruneMirrors(ctx, ttl) })
+	}
 	wg.Wait()
+}
+
+// pruneEvery is the longest time between two looks for mirrored images that nobody
+// pulls any more.
+const pruneEvery = time.Hour
+
+func (s *Server) pruneMirrors(ctx context.Context, ttl time.Duration) {
+	leave, err := s.writes.enter()
+	if err != nil { // the catalogue is being moved
+		return
+	}
+	defer leave()
+	rep, err := s.root.mirrors.Prune(ctx, mirror.PruneOptions{NotPulledSince: ttl})
+	switch {
+	case ctx.Err() != nil:
+	case err != nil:
+		s.log.Error("mirrored images that nobody pulls cannot be removed; it is tried again at the next run", "err", err)
+	case rep.Images > 0:
+		s.log.Info("removed mirrored images that nobody has pulled for proxy.ttl", "images", rep.Images, "bytes", rep.Bytes)
+	}
 }
 
 func (s *Server) collectGarbage(ctx context.Context) {

@@ -17,7 +17,6 @@ import (
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
-	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"example.org/slipway/config"
@@ -179,7 +178,7 @@ func (s *Server) setUpDebug() {
 		return
 	}
 	d := &s.cfg.HTTP.Debug
-	s.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	s.metrics.MustRegister(processMetrics()...)
 	mux := http.NewServeMux()
 	if d.Prometheus.Enabled {
 		path := d.Prometheus.Path

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"testing"
 
+	"example.org/slipway/logtest"
 	"example.org/slipway/oci"
 	"example.org/slipway/serve"
 	"example.org/slipway/server"
@@ -141,7 +142,7 @@ func TestPanic(t *testing.T) {
 		{"abort", http.ErrAbortHandler, false, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			var log, inner lockedBuffer
+			var log, inner logtest.Buffer
 			srv := server.New(broken{value: c.value}, &server.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
 			h := httptest.NewUnstartedServer(srv)
 			h.Config.ErrorLog = slog.NewLogLogger(slog.NewTextHandler(&inner, nil), slog.LevelError)
@@ -197,7 +198,7 @@ func (brokenContent) WriteTo(w io.Writer) (int64, error) {
 // TestPanicInBody wants an answer that has begun to be cut off, so that nobody
 // takes it for whole.
 func TestPanicInBody(t *testing.T) {
-	var log lockedBuffer
+	var log logtest.Buffer
 	srv := server.New(brokenBody{}, &server.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	h := httptest.NewServer(srv)
 	defer h.Close()

@@ -15,7 +15,16 @@ import (
 	"example.org/slipway/server"
 )
 
-// watched is the registry for clients: prefetching learns from what they do with it.
+// served is the registry for clients.
+func (r *root) served() oci.Registry {
+	if r.mirrors == nil {
+		return r.watched()
+	}
+	return r.mirrors.Registry
+}
+
+// watched is the stored registry for clients: prefetching learns from what they do
+// with it.
 func (r *root) watched() oci.Registry {
 	if r.prefetch == nil {
 		return r.reg
@@ -29,6 +38,9 @@ type redirector struct {
 	// holds and ahead tell whether the cache has a blob, or will soon.
 	holds func(key string) bool
 	ahead *prefetch.Prefetcher // may be nil
+	// stored tells whether a blob of a repository is in the object store, where it
+	// may still be coming; nil: it always is.
+	stored func(ctx context.Context, repo string, d oci.Digest) bool
 	// pulled records the pull of a blob; nil where nobody wants to know.
 	pulled func(context.Context, registry.Event) error
 	rules  []redirectRule // the last is for all that no other is for
@@ -61,6 +73,15 @@ func (s *Server) redirector() (server.Redirector, error) {
 	}
 	r := &redirector{store: store, ahead: s.root.prefetch, pulled: s.notifier.hook(), rules: rules, min: int64(c.MinSize), expiry: c.Expiry,
 		holds: func(key string) bool { return s.root.cache != nil && s.root.cache.Holds(key) != policy.Nowhere }}
+	if m := s.root.mirrors; m != nil {
+		r.stored = func(ctx context.Context, repo string, d oci.Digest) bool {
+			if !m.Mirrored(repo) {
+				return true
+			}
+			_, err := s.root.reg.ResolveBlob(ctx, repo, d)
+			return err == nil
+		}
+	}
 	return r, nil
 }
 
@@ -116,7 +137,7 @@ func addrOf(s string) (netip.Addr, bool) {
 
 // Redirect implements server.Redirector.
 func (r *redirector) Redirect(ctx context.Context, q server.Redirect) (string, error) {
-	if q.Blob.Size <= smallBlob || !r.wants(q) {
+	if q.Blob.Size <= smallBlob || !r.wants(q) || r.stored != nil && !r.stored(ctx, q.Repo, q.Blob.Digest) {
 		return "", nil
 	}
 	url, err := r.store.URL(ctx, registry.BlobKey(q.Blob.Digest), r.expiry)

@@ -96,6 +96,15 @@ storage:
 	if url, err := r.Redirect(t.Context(), part); err != nil || url == "" || len(events) != 1 {
 		t.Errorf("a part: sent to %q, %v, events %+v; want it sent, and no second pull", url, err, events)
 	}
+	// What a mirror is still fetching is not in the store yet.
+	r.stored = func(context.Context, string, oci.Digest) bool { return false }
+	if url, err := r.Redirect(t.Context(), q); err != nil || url != "" {
+		t.Errorf("a blob that is not stored yet: sent to %q, %v", url, err)
+	}
+	r.stored = func(_ context.Context, repo string, d oci.Digest) bool { return repo == "app" && d == held }
+	if url, err := r.Redirect(t.Context(), part); err != nil || url == "" {
+		t.Errorf("a blob that is stored: sent to %q, %v", url, err)
+	}
 	failure := errors.New("no key")
 	r.store = signer{failure}
 	if got, err := r.Redirect(t.Context(), q); got != "" || !errors.Is(err, failure) {

@@ -38,6 +38,8 @@ type root struct {
 	files *filestore.Store
 	gear  *gearregistry.Service
 	reg   *registry.Registry
+	// mirrors is nil where nothing is mirrored, and outside a server until it is needed.
+	mirrors *mirrors
 	// collectors of the stores.
 	collectors []prometheus.Collector
 }
@@ -84,7 +86,8 @@ func openRoot(ctx context.Context, cfg *config.Config, o rootOptions) (_ *root, 
 	if err := r.openGear(cfg, o.log, opts.Memory); err != nil {
 		return nil, err
 	}
-	opts.OnEvent = gearEvents(r.gear, o.onEvent)
+	opts.Partial = mirrored(&cfg.Proxy)
+	opts.OnEvent = gearEvents(r.gear, o.onEvent, cfg.Notifications.Events.IncludeMirrored)
 	opts.PullEvents = o.onEvent != nil
 	opts.Tap = r.gear
 	if r.reg, err = registry.New(ctx, r.cat, r.store, opts); err != nil {
@@ -171,7 +174,7 @@ func adoptInto(cfg *config.Config, dryRun bool) (dir string, cleanUp func(), err
 }
 
 func (r *root) close(ctx context.Context) error {
-	var errs []error
+	errs := []error{r.mirrors.close(ctx)}
 	if r.gear != nil {
 		r.gear.Close()
 	}

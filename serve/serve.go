@@ -100,6 +100,9 @@ func New(ctx context.Context, cfg *config.Config, o *Options) (_ *Server, err er
 	if err := s.notifier.start(s.root.cat); err != nil {
 		return nil, err
 	}
+	if err := s.root.openMirrors(cfg, s.writes, s.log); err != nil {
+		return nil, err
+	}
 	ao := &auth.Options{Logger: s.log, Audit: s.audit, Dir: s.root.dir, Host: noSlash(cfg.HTTP.Host), Prefix: noSlash(cfg.HTTP.Prefix)}
 	if s.auth, err = auth.New(cfg.Auth, ao); err != nil {
 		return nil, authProblem(cfg, err)
@@ -223,14 +226,18 @@ func (s *Server) setUpHTTP() error {
 	if so.Redirect, err = s.redirector(); err != nil {
 		return err
 	}
-	s.handler = server.New(stoppable{s.root.watched(), s.writes}, so)
+	if s.root.mirrors != nil {
+		so.Repository = s.root.mirrors.repository
+	}
+	s.handler = server.New(stoppable{s.root.served(), s.writes}, so)
 	s.metrics.MustRegister(s.handler.Metrics()...)
 	s.metrics.MustRegister(s.root.reg.Metrics()...)
 	s.metrics.MustRegister(s.root.gear.Metrics()...)
+	s.metrics.MustRegister(s.root.mirrors.metrics()...)
 	s.metrics.MustRegister(s.root.collectors...)
 	s.metrics.MustRegister(s.notifier.metrics()...)
 	s.metrics.MustRegister(freeSpace(s.root.dir))
-	s.health = newHealth(s.cfg, s.root.reg, s.log)
+	s.health = newHealth(s.cfg, s.root, s.log)
 	s.http = newHTTPServer(h, s.log, s.requests.guard(traced(s.tracing, s.handler)))
 	if err := s.encrypt(); err != nil {
 		return err

@@ -52,8 +52,8 @@ func rootCommand() *cobra.Command {
 	}
 	root.AddCommand(serveCommand(), gcCommand(), fsckCommand(), backupCommand(), restoreCommand(),
 		retentionCommand(), importCommand(), convertCommand(), inspectCommand(), exportCommand(), commitCommand(),
-		statusCommand(), settleCommand(), cacheCommand(), catalogCommand(), dedupCommand(), configCommand(), versionCommand(),
-		agentCommand(), mountCommand(), umountCommand(), runCommand(), profileCommand(), traceCommand(), planCommand())
+		statusCommand(), settleCommand(), cacheCommand(), mirrorCommand(), catalogCommand(), dedupCommand(), configCommand(), versionCommand(),
+		agentCommand(), mountCommand(), umountCommand(), runCommand(), profileCommand(), traceCommand(), planCommand(), loadCommand())
 	root.SetFlagErrorFunc(withHint)
 	hintAtHelp(root)
 	return root

@@ -1,0 +1,196 @@
+package config
+
+import (
+	"errors"
+	"net/netip"
+	"net/url"
+	"reflect"
+	"strings"
+	"time"
+)
+
+// Proxy configures mirrors: repositories of other registries that are fetched when
+// somebody asks for them, and kept.
+type Proxy struct {
+	Upstreams []Upstream     `yaml:"upstreams" doc:"Registries that are mirrored, beside the repositories pushed here. The mirrored repositories begin with the upstream's name: docker.io/library/nginx."`
+	Mappings  []ProxyMapping `yaml:"mappings" doc:"Other names of mirrored repositories. The first that fits a name holds."`
+	Default   string         `yaml:"default" doc:"Name of the upstream whose repositories also go by their names there, without the upstream's before them, where no repository of that name was pushed here. Empty: they do not." example:"docker.io"`
+	OwnNames  []string       `yaml:"own_names" doc:"Host names of this registry that clients may send as ?ns=, beside that of http.host and the one they connect to. Any other that no upstream has is answered 404, so that the client goes on to the next registry and is not given another image of the same name." example:"registry.example.com"`
+	Offline   bool           `yaml:"offline" doc:"True never asks an upstream: what is here is served, whatever its age."`
+	MaxBytes  Size           `yaml:"max_bytes" default:"0" min:"0" doc:"Most bytes that mirrored content takes. Above it the images go that nobody has pulled for the longest time. What pushed repositories hold as well does not count. 0 means no limit."`
+	TTL       time.Duration  `yaml:"ttl" default:"0s" min:"0s" doc:"Mirrored images that nobody has pulled for this long are removed. 0 keeps them."`
+
+	RemoteURL string    `yaml:"remoteurl" doc:"Distribution's way to name one upstream, which is also the default. Its tags are asked for at each pull, as Distribution does. Its name is docker.io, or the host with a hyphen for the colon." example:"https://registry-1.docker.io"`
+	Username  string    `yaml:"username" doc:"User name for remoteurl."`
+	Password  Secret    `yaml:"password" doc:"Password for remoteurl." example:"${file:/run/secrets/hub}"`
+	Exec      ProxyExec `yaml:"exec" doc:"Distribution's way to have a credential helper tell the credentials for remoteurl."`
+	Anonymous bool      `yaml:"insecure_open_to_anonymous" doc:"As that of an upstream, for remoteurl."`
+}
+
+// ProxyExec configures a credential helper as Distribution does.
+type ProxyExec struct {
+	Command  string        `yaml:"command" doc:"Credential helper, run with the argument get." example:"/usr/local/bin/docker-credential-ecr-login"`
+	Lifetime time.Duration `yaml:"lifetime" default:"6h" min:"0s" doc:"How long what it printed is used. 0 runs it each time a password is needed."`
+}
+
+// Upstream is a registry that is mirrored.
+type Upstream struct {
+	Name    string   `yaml:"name" doc:"Name of the upstream, with which its repositories begin here: one part of a repository name." example:"docker.io"`
+	URL     string   `yaml:"url" doc:"Where it is. Empty means https:// and its name, and Docker Hub for docker.io. Behind /v2/ may stand what its repositories begin with there: https://harbor.example.com/v2/hub-cache." example:"https://registry-1.docker.io"`
+	Mirrors []string `yaml:"mirrors" doc:"URLs of registries with the same content, which are asked first, in this order. What one does not have, or while it fails, the next is asked for; url is the last." example:"https://mirror.example.com"`
+	Hosts   []string `yaml:"hosts" doc:"Host names of this server under which it looks like the upstream itself, and other names of the upstream in ?ns=." example:"docker-mirror.example.com"`
+	Library *bool    `yaml:"library" doc:"Puts library/ before names of one part. Unset: for docker.io only." example:"true"`
+
+	Username     string            `yaml:"username" doc:"User name there. It and the password are sent to url and not to mirrors; docker_config may hold credentials for those, too." example:"reader"`
+	Password     Secret            `yaml:"password" doc:"Password or token there." example:"${file:/run/secrets/hub}"`
+	DockerConfig string            `yaml:"docker_config" doc:"Path of a config.json as docker login writes it, from which the credentials are taken; the credential helpers it names are run. It stands instead of username and password."`
+	Command      CredentialCommand `yaml:"credential_command" doc:"A command that prints the password, for registries whose passwords expire."`
+	Anonymous    bool              `yaml:"insecure_open_to_anonymous" doc:"Must be true where anybody may pull from an upstream with credentials without proving who they are: everything these credentials open, private images too, is then open to everybody who reaches this server."`
+	TLS          UpstreamTLS       `yaml:"tls" doc:"Encryption towards the upstream."`
+	HTTPProxy    string            `yaml:"http_proxy" doc:"Proxy on the way to the upstream, an http, https or socks5 URL. Empty takes HTTP_PROXY, HTTPS_PROXY and NO_PROXY of the environment; none uses none." example:"http://proxy.example.com:3128"`
+	Redirects    []string          `yaml:"redirects" doc:"Private, loopback or link-local networks that the upstream may redirect to. It may redirect to public addresses, and to the network it is in itself; everything else is refused." example:"10.0.0.0/8"`
+
+	Concurrency       int           `yaml:"concurrency" default:"32" min:"1" doc:"Blobs fetched from the upstream at the same time, and as many other requests beside them."`
+	RequestsPerSecond float64       `yaml:"requests_per_second" default:"0" min:"0" doc:"Requests per second to the upstream in the long run. 0 means no limit. Whatever it is, an upstream that answers 429 is left alone for as long as it says."`
+	Burst             int           `yaml:"burst" default:"0" min:"0" doc:"Requests that may be sent at once. 0 means as many as requests_per_second."`
+	ConnectTimeout    time.Duration `yaml:"connect_timeout" default:"5s" min:"1ms" doc:"Longest time to connect."`
+	HeaderTimeout     time.Duration `yaml:"header_timeout" default:"30s" min:"1ms" doc:"Longest time until an answer begins."`
+	StallTimeout      time.Duration `yaml:"stall_timeout" default:"30s" min:"1ms" doc:"Longest time a blob may deliver no byte. The connection is then given up and the blob continued on another."`
+
+	TTL          time.Duration `yaml:"ttl" default:"1h" min:"0s" doc:"How long a tag holds before the upstream is asked whether it has moved. 0 asks at each pull. What is asked for by digest never changes and is never asked for again."`
+	NegativeTTL  time.Duration `yaml:"negative_ttl" default:"10s" min:"0s" doc:"How long it holds that something is not there."`
+	StaleIfError time.Duration `yaml:"stale_if_error" default:"720h" min:"0s" doc:"How long after its ttl a tag is still served while the upstream cannot be asked. 0 does not serve it then."`
+	KeepDeleted  bool          `yaml:"keep_deleted" doc:"True goes on serving a tag that was deleted upstream."`
+	Offline      bool          `yaml:"offline" doc:"True never asks this upstream."`
+
+	Allow      []ImageRule   `yaml:"allow" doc:"Images that may be fetched. Empty means all."`
+	Deny       []ImageRule   `yaml:"deny" doc:"Images that may not, also where allow says they may."`
+	Platforms  []string      `yaml:"platforms" doc:"Platforms, OS/ARCHITECTURE[/VARIANT], whose images are fetched. Indexes stay as they are; images of other platforms are not found. Empty means all." example:"linux/amd64"`
+	MinAge     time.Duration `yaml:"min_age" default:"0s" min:"0s" doc:"Least age of an image, by its creation date, before it is fetched. 0 means any."`
+	OnlySigned bool          `yaml:"only_signed" doc:"True fetches only images with a signature beside them, as a referrer or as cosign's tag. Whose signature it is is for the clients to verify."`
+}
+
+// CredentialCommand configures a command that prints a password.
+type CredentialCommand struct {
+	Command []string      `yaml:"command" doc:"Program and its arguments, run without a shell. It gets the host on its standard input and prints the password on one line (aws ecr get-login-password, with username: AWS), or the JSON object of Docker's credential helpers (docker-credential-ecr-login get). It stands instead of password."`
+	Every   time.Duration `yaml:"every" default:"6h" min:"1s" doc:"How long what it printed is used before it is run again. The passwords of cloud registries are good for 1 to 12 h."`
+	Timeout time.Duration `yaml:"timeout" default:"30s" min:"1s" doc:"Longest time it may take."`
+}
+
+// UpstreamTLS configures encryption towards an upstream.
+type UpstreamTLS struct {
+	CA                 string `yaml:"ca" doc:"PEM file of the authorities that certify the upstream. Empty means the system's." example:"/etc/slipway/upstream-ca.crt"`
+	Certificate        string `yaml:"certificate" doc:"PEM file of a client certificate for the upstream." example:"/etc/slipway/upstream.crt"`
+	Key                string `yaml:"key" doc:"PEM file of its private key." example:"/etc/slipway/upstream.key"`
+	InsecureSkipVerify bool   `yaml:"insecure_skip_verify" doc:"True takes any certificate for the upstream's: whoever is on the way can then give this server other tags than the upstream's, and sees its credentials."`
+}
+
+// ImageRule describes images of an upstream.
+type ImageRule struct {
+	Repositories []string `yaml:"repositories" doc:"Patterns of repositories without the upstream's name, as in storage.immutable_tags. Empty means all." example:"library/*"`
+	Tags         []string `yaml:"tags" doc:"Regular expressions that must match a tag as a whole. What is asked for by digest is judged by its repository; deny then counts only without tags. Empty means all." example:"v?[0-9.]+"`
+}
+
+// ProxyMapping is another name of repositories.
+type ProxyMapping struct {
+	From string `yaml:"from" doc:"Name as clients have it. At the end /* stands for any rest." example:"hub/*"`
+	To   string `yaml:"to" doc:"Name here, which begins with that of an upstream; with /* at its end where from has it." example:"docker.io/*"`
+}
+
+// DockerHub is the name of Docker Hub, as image names and containerd have it.
+const DockerHub = "docker.io"
+
+// dockerHubURL is where Docker Hub is.
+const dockerHubURL = "https://registry-1.docker.io"
+
+// Enabled tells whether there are mirrors.
+func (p *Proxy) Enabled() bool { return len(p.Upstreams) > 0 || p.RemoteURL != "" }
+
+// All lists the upstreams, remoteurl as the last of them, each with its URL.
+func (p *Proxy) All() []Upstream {
+	list := make([]Upstream, 0, len(p.Upstreams)+1)
+	list = append(list, p.Upstreams...)
+	if p.RemoteURL != "" {
+		var u Upstream
+		setDefaults(reflect.ValueOf(&u).Elem())
+		u.Name, u.URL, u.Username, u.Password, u.Anonymous = remoteName(p.RemoteURL), p.RemoteURL, p.Username, p.Password, p.Anonymous
+		if p.Exec.Command != "" {
+			u.Command.Command, u.Command.Every = []string{p.Exec.Command, "get"}, max(p.Exec.Lifetime, time.Nanosecond)
+		}
+		u.TTL = 0 // as Distribution
+		list = append(list, u)
+	}
+	for i := range list {
+		list[i].URL = list[i].Where()
+	}
+	return list
+}
+
+// DefaultName is the name of the default upstream, or "".
+func (p *Proxy) DefaultName() string {
+	if p.Default == "" && p.RemoteURL != "" {
+		return remoteName(p.RemoteURL)
+	}
+	return p.Default
+}
+
+// Where is the URL of an upstream.
+func (u *Upstream) Where() string {
+	switch {
+	case u.URL != "" || u.Name == "":
+		return u.URL
+	case u.Name == DockerHub:
+		return dockerHubURL
+	}
+	return "https://" + u.Name
+}
+
+// UsesLibrary tells whether names of one part are below library/.
+func (u *Upstream) UsesLibrary() bool {
+	if u.Library != nil {
+		return *u.Library
+	}
+	return u.Name == DockerHub
+}
+
+// Credentialed tells whether the upstream is told who asks.
+func (u *Upstream) Credentialed() bool {
+	return u.Username != "" || u.Password != "" || u.DockerConfig != "" || len(u.Command.Command) > 0 || u.TLS.Certificate != ""
+}
+
+// Networks returns redirects as networks.
+func (u *Upstream) Networks() []netip.Prefix {
+	var list []netip.Prefix
+	for _, s := range u.Redirects {
+		if p, err := parseNetwork(s); err == nil { // Validate has refused the others
+			list = append(list, p)
+		}
+	}
+	return list
+}
+
+// remoteName makes the name of an upstream of its URL.
+func remoteName(remote string) string {
+	u, err := url.Parse(remote)
+	if err != nil {
+		return ""
+	}
+	host := strings.ToLower(u.Host)
+	switch host {
+	case "registry-1.docker.io", "index.docker.io", "docker.io":
+		return DockerHub
+	}
+	if strings.HasPrefix(host, "[") { // an IPv6 address is no name
+		return ""
+	}
+	return strings.ReplaceAll(host, ":", "-")
+}
+
+// parseNetwork reads an address or a network.
+func parseNetwork(s string) (netip.Prefix, error) {
+	p, err := parseProxy(s)
+	if err != nil {
+		return p, errors.New("must be an address (192.0.2.1) or a network (10.0.0.0/8)")
+	}
+	return p, nil
+}

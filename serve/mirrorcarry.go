@@ -1,0 +1,164 @@
+package serve
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"example.org/slipway/auth"
+	"example.org/slipway/catalog"
+	"example.org/slipway/mirror/airgap"
+	"example.org/slipway/oci"
+	"example.org/slipway/registry"
+)
+
+// storedImages is the data root as what images are exported from. Reading from it
+// is no pull: an export must not make every image look used.
+type storedImages struct{ r *root }
+
+var _ airgap.Source = storedImages{}
+
+// GetManifest implements airgap.Source.
+func (s storedImages) GetManifest(ctx context.Context, repo, ref string) (*oci.Manifest, error) {
+	var m catalog.Manifest
+	var err error
+	if oci.IsDigest(ref) {
+		m, err = s.r.cat.Manifest(ctx, repo, oci.Digest(ref))
+	} else {
+		m, err = s.r.cat.Tag(ctx, repo, ref)
+	}
+	if errors.Is(err, catalog.ErrNotFound) {
+		return nil, oci.Errorf(oci.CodeManifestUnknown, "is not here")
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &oci.Manifest{Descriptor: oci.Descriptor{MediaType: m.MediaType, Digest: m.Digest, Size: int64(len(m.Content))}, Bytes: m.Content}, nil
+}
+
+// ResolveBlob implements airgap.Source.
+func (s storedImages) ResolveBlob(ctx context.Context, repo string, d oci.Digest) (oci.Descriptor, error) {
+	return s.r.reg.ResolveBlob(ctx, repo, d)
+}
+
+// OpenBlob implements airgap.Source.
+func (s storedImages) OpenBlob(ctx context.Context, _ string, d oci.Digest) (io.ReadCloser, error) {
+	rc, _, err := registry.OpenBlob(ctx, s.r.cat, s.r.store, d, 0)
+	return rc, err
+}
+
+// Referrers implements airgap.Source.
+func (s storedImages) Referrers(ctx context.Context, repo string, d oci.Digest, artifactType, last string, n int) ([]oci.Descriptor, bool, error) {
+	return s.r.reg.Referrers(ctx, repo, d, artifactType, last, n)
+}
+
+func (r *root) exportMirrors(ctx context.Context, args MirrorExportArgs, progress func(airgap.Progress)) (airgap.Progress, error) {
+	if !filepath.IsAbs(args.Path) {
+		return airgap.Progress{}, fmt.Errorf("the file %q is not an absolute path", args.Path)
+	}
+	images, err := r.toExport(ctx, args)
+	if err != nil {
+		return airgap.Progress{}, err
+	}
+	return writeFile(args.Path, func(w io.Writer) (airgap.Progress, error) {
+		return airgap.Write(pastCache(ctx), w, storedImages{r}, images, progress)
+	})
+}
+
+// toExport lists the images that are meant.
+func (r *root) toExport(ctx context.Context, args MirrorExportArgs) (images []airgap.Image, err error) {
+	if len(args.Images) > 0 {
+		for _, text := range args.Images {
+			im, err := airgap.ParseImage(text)
+			if err != nil {
+				return nil, fmt.Errorf("image %s: %w", text, err)
+			}
+			images = append(images, im)
+		}
+		return images, nil
+	}
+	list := MirrorListArgs{Pattern: args.Pattern}
+	if _, err := auth.CompilePattern(args.Pattern); args.Pattern != "" && err != nil {
+		return nil, err
+	}
+	for {
+		page, err := r.listMirrors(ctx, list)
+		if err != nil {
+			return nil, err
+		}
+		for _, i := range page.Images {
+			for _, tag := range i.Tags {
+				images = append(images, airgap.Image{Repo: i.Repository, Ref: tag})
+			}
+			if len(i.Tags) == 0 {
+				images = append(images, airgap.Image{Repo: i.Repository, Ref: string(i.Digest)})
+			}
+		}
+		if list.After = page.Next; list.After == "" {
+			break
+		}
+	}
+	if len(images) == 0 {
+		return nil, errors.New("there are no such images; slipway mirror list shows which there are")
+	}
+	return images, nil
+}
+
+// writeFile has a file written beside its place and moves it there when it is whole.
+func writeFile[R any](path string, write func(io.Writer) (R, error)) (rep R, err error) {
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*.part")
+	if err != nil {
+		return rep, fmt.Errorf("make the file: %w", err)
+	}
+	defer func() {
+		f.Close() // closed already, unless something failed before
+		if err != nil {
+			os.Remove(f.Name())
+		}
+	}()
+	if rep, err = write(f); err != nil {
+		return rep, err
+	}
+	if err := errors.Join(f.Sync(), f.Close()); err != nil {
+		return rep, fmt.Errorf("write the file: %w", err)
+	}
+	if err := os.Rename(f.Name(), path); err != nil {
+		return rep, fmt.Errorf("put the file into its place: %w", err)
+	}
+	return rep, nil
+}
+
+func (r *root) importMirrors(ctx context.Context, args MirrorImportArgs, progress func(airgap.Progress)) (airgap.Progress, error) {
+	m, err := r.needMirrors()
+	if err != nil {
+		return airgap.Progress{}, err
+	}
+	if !filepath.IsAbs(args.Path) {
+		return airgap.Progress{}, fmt.Errorf("the file %q is not an absolute path", args.Path)
+	}
+	f, err := os.Open(args.Path)
+	if err != nil {
+		return airgap.Progress{}, err
+	}
+	defer f.Close()
+	fi, err := f.Stat()
+	if err != nil {
+		return airgap.Progress{}, err
+	}
+	if !fi.Mode().IsRegular() {
+		return airgap.Progress{}, fmt.Errorf("%s is not a regular file; its parts are read in no order", args.Path)
+	}
+	a, err := airgap.Open(f, fi.Size())
+	if err != nil {
+		return airgap.Progress{}, fmt.Errorf("%s: %w", args.Path, err)
+	}
+	for _, im := range a.Images() {
+		if !m.Mirrored(im.Repo) {
+			return airgap.Progress{}, fmt.Errorf("image %s is of no registry that is mirrored here; proxy.upstreams of the configuration names them", im)
+		}
+	}
+	return a.Import(ctx, r.reg, progress)
+}

@@ -1,0 +1,421 @@
+package serve
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"example.org/slipway/client"
+	"example.org/slipway/config"
+	"example.org/slipway/mirror"
+	"example.org/slipway/mirror/upstream"
+	"example.org/slipway/oci"
+	"example.org/slipway/registry"
+)
+
+// mirrorDir is the directory in a data root for blobs of upstreams while they come in.
+const mirrorDir = "slipway/mirror"
+
+// mirrors are the mirrored registries of a data root.
+type mirrors struct {
+	*mirror.Registry
+	cfg       *config.Proxy
+	upstreams []*upstream.Upstream
+	// own are the host names of this registry itself, in lower case.
+	own map[string]bool
+	// virtual are those under which it looks like one of the upstreams.
+	virtual map[string]bool
+	feed    feed
+}
+
+// mirrored tells which repositories are mirrors.
+func mirrored(cfg *config.Proxy) func(repo string) bool {
+	if !cfg.Enabled() {
+		return nil
+	}
+	var names []string
+	for _, u := range cfg.All() {
+		names = append(names, u.Name)
+	}
+	return mirror.Names(names...)
+}
+
+// openMirrors puts the mirrored registries in front of the stored one, if there are
+// any. What they write goes through the gate.
+func (r *root) openMirrors(cfg *config.Config, gate *writeGate, log *slog.Logger) (err error) {
+	c := &cfg.Proxy
+	if !c.Enabled() || r.mirrors != nil {
+		return nil
+	}
+	m := &mirrors{cfg: c, own: ownNames(cfg), virtual: map[string]bool{}}
+	defer func() {
+		if err != nil {
+			m.closeUpstreams()
+		}
+	}()
+	o := &mirror.Options{Dir: filepath.Join(r.dir, mirrorDir), Default: c.DefaultName(), Offline: c.Offline, MaxBytes: int64(c.MaxBytes), Logger: log, OnEvent: m.feed.publish}
+	for _, p := range c.Mappings {
+		o.Mappings = append(o.Mappings, mirror.Mapping{From: p.From, To: p.To})
+	}
+	for i, u := range c.All() {
+		key := fmt.Sprintf("proxy.upstreams[%d]", i)
+		if i >= len(c.Upstreams) {
+			key = "proxy"
+		}
+		source, err := m.openSource(&u, log)
+		if err != nil {
+			return cfg.Problem(key, err.Error())
+		}
+		o.Sources = append(o.Sources, *source)
+	}
+	store := mirrorStore{stoppable{r.watched(), gate}, r.reg, gate}
+	if m.Registry, err = mirror.New(store, o); err != nil {
+		return fmt.Errorf("open the mirrors: %w", err)
+	}
+	r.mirrors = m
+	return nil
+}
+
+// ownNames are the names under which clients may mean this registry itself.
+func ownNames(cfg *config.Config) map[string]bool {
+	own := make(map[string]bool)
+	for _, h := range cfg.Proxy.OwnNames {
+		own[strings.ToLower(h)] = true
+	}
+	if u, err := url.Parse(cfg.HTTP.Host); err == nil && u.Host != "" {
+		own[strings.ToLower(u.Host)] = true
+	}
+	return own
+}
+
+// openSource makes an upstream and what is to be done with it.
+func (m *mirrors) openSource(u *config.Upstream, log *slog.Logger) (*mirror.Source, error) {
+	o, err := upstreamOptions(u, log)
+	if err != nil {
+		return nil, err
+	}
+	up, err := upstream.New(o)
+	if err != nil {
+		return nil, err
+	}
+	m.upstreams = append(m.upstreams, up)
+	for _, h := range u.Hosts {
+		m.virtual[strings.ToLower(h)] = true
+	}
+	s := &mirror.Source{
+		Name: u.Name, Hosts: u.Hosts, Upstream: up, TTL: orNone(u.TTL), NegativeTTL: orNone(u.NegativeTTL), StaleIfError: orNone(u.StaleIfError),
+		Offline: u.Offline, Library: u.UsesLibrary(), KeepDeleted: u.KeepDeleted, MinAge: u.MinAge, OnlySigned: u.OnlySigned,
+	}
+	if s.Allow, err = mirrorRules(u.Allow); err != nil {
+		return nil, fmt.Errorf("allow: %w", err)
+	}
+	if s.Deny, err = mirrorRules(u.Deny); err != nil {
+		return nil, fmt.Errorf("deny: %w", err)
+	}
+	for _, text := range u.Platforms {
+		p, err := mirror.ParsePlatform(text)
+		if err != nil {
+			return nil, fmt.Errorf("platforms: %w", err)
+		}
+		s.Platforms = append(s.Platforms, p)
+	}
+	return s, nil
+}
+
+// orNone writes a duration as package mirror does, to which 0 is the default.
+func orNone(d time.Duration) time.Duration {
+	if d == 0 {
+		return -1
+	}
+	return d
+}
+
+// mirrorRules makes a rule of each repository with each tag.
+func mirrorRules(list []config.ImageRule) ([]mirror.Rule, error) {
+	var rules []mirror.Rule
+	for _, r := range list {
+		names := r.Repositories
+		if len(names) == 0 {
+			names = []string{"**"}
+		}
+		tags, err := wholeMatches(r.Tags)
+		if err != nil {
+			return nil, err
+		}
+		if len(tags) == 0 {
+			tags = []*regexp.Regexp{nil} // all
+		}
+		for _, name := range names {
+			for _, tag := range tags {
+				rules = append(rules, mirror.Rule{Name: name, Tag: tag})
+			}
+		}
+	}
+	return rules, nil
+}
+
+func upstreamOptions(u *config.Upstream, log *slog.Logger) (_ *upstream.Options, err error) {
+	o := &upstream.Options{
+		Name: u.Name, URL: u.URL, Mirrors: u.Mirrors, Concurrent: u.Concurrency, RequestsPerSecond: u.RequestsPerSecond, Burst: u.Burst,
+		Redirects: u.Networks(), ConnectTimeout: u.ConnectTimeout, HeaderTimeout: u.HeaderTimeout, StallTimeout: u.StallTimeout, Logger: log,
+	}
+	if o.TLS, err = upstreamTLS(&u.TLS); err != nil {
+		return nil, err
+	}
+	if o.Credential, err = upstreamCredential(u, log); err != nil {
+		return nil, err
+	}
+	switch u.HTTPProxy {
+	case "":
+	case config.NoProxy:
+		o.Proxy = func(*http.Request) (*url.URL, error) { return nil, nil }
+	default:
+		at, err := url.Parse(u.HTTPProxy)
+		if err != nil {
+			return nil, errors.New("http_proxy is not a URL") // the error itself may quote a password
+		}
+		o.Proxy = http.ProxyURL(at)
+	}
+	return o, nil
+}
+
+// upstreamTLS reads the files of a section; nil is the system's way.
+func upstreamTLS(c *config.UpstreamTLS) (*tls.Config, error) {
+	if *c == (config.UpstreamTLS{}) {
+		return nil, nil
+	}
+	t := &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: c.InsecureSkipVerify}
+	if c.CA != "" {
+		pem, err := os.ReadFile(c.CA)
+		if err != nil {
+			return nil, fmt.Errorf("tls.ca: %w", err)
+		}
+		t.RootCAs = x509.NewCertPool()
+		if !t.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("tls.ca: %s holds no PEM certificate", c.CA)
+		}
+	}
+	if c.Certificate == "" {
+		return t, nil
+	}
+	pair, err := tls.LoadX509KeyPair(c.Certificate, c.Key)
+	if err != nil {
+		return nil, fmt.Errorf("tls.certificate and tls.key: %w", err)
+	}
+	t.Certificates = []tls.Certificate{pair}
+	return t, nil
+}
+
+// upstreamCredential returns where the credentials for an upstream come from, or nil.
+func upstreamCredential(u *config.Upstream, log *slog.Logger) (client.CredentialFunc, error) {
+	at, err := url.Parse(u.URL)
+	if err != nil {
+		return nil, errors.New("url is not a URL")
+	}
+	switch {
+	case len(u.Command.Command) > 0:
+		return client.CommandCredential(at.Host, client.CommandOptions{Command: u.Command.Command, Username: u.Username,
+			Every: u.Command.Every, Timeout: u.Command.Timeout, Logger: log})
+	case u.DockerConfig != "":
+		if _, err := os.Stat(u.DockerConfig); err != nil {
+			return nil, fmt.Errorf("docker_config: %w", err)
+		}
+		return client.DockerCredential(u.DockerConfig)
+	case u.Username != "":
+		return client.StaticCredential(at.Host, u.Username, u.Password.Reveal()), nil
+	}
+	return nil, nil
+}
+
+// checkMirrors opens what the section proxy names, and nothing else.
+func checkMirrors(cfg *config.Config) error {
+	m := &mirrors{virtual: map[string]bool{}}
+	defer m.closeUpstreams()
+	for i, u := range cfg.Proxy.All() {
+		if _, err := m.openSource(&u, slog.New(slog.DiscardHandler)); err != nil {
+			key := "proxy"
+			if i < len(cfg.Proxy.Upstreams) {
+				key = fmt.Sprintf("proxy.upstreams[%d]", i)
+			}
+			return cfg.Problem(key, err.Error())
+		}
+	}
+	return nil
+}
+
+func (m *mirrors) closeUpstreams() {
+	for _, u := range m.upstreams {
+		u.Close()
+	}
+}
+
+// close ends what is being fetched. m may be nil.
+func (m *mirrors) close(ctx context.Context) error {
+	if m == nil {
+		return nil
+	}
+	err := m.Close(ctx)
+	m.closeUpstreams()
+	return err
+}
+
+// metrics are the collectors of the mirrors and their upstreams. m may be nil.
+func (m *mirrors) metrics() []prometheus.Collector {
+	if m == nil {
+		return nil
+	}
+	list := m.Metrics()
+	for _, u := range m.upstreams {
+		list = append(list, u.Collectors()...)
+	}
+	return list
+}
+
+// failing has a line for each upstream that cannot be asked. m may be nil.
+func (m *mirrors) failing() []string {
+	if m == nil {
+		return nil
+	}
+	var lines []string
+	for _, u := range m.upstreams {
+		st := u.Status()
+		if slices.ContainsFunc(st.Endpoints, func(e upstream.Endpoint) bool { return e.Healthy }) {
+			continue
+		}
+		lines = append(lines, fmt.Sprintf("upstream %s cannot be asked; what was fetched from it before is served", st.Name))
+	}
+	return lines
+}
+
+// namespaceParam is the query parameter with which clients of a mirror name the
+// registry they mean.
+const namespaceParam = "ns"
+
+// repository implements server.RepositoryFunc. The parameter goes before the host
+// that was asked, and that before names.
+func (m *mirrors) repository(r *http.Request, name string) (string, error) {
+	asOurs := false
+	if strings.Contains(r.URL.RawQuery, namespaceParam+"=") {
+		if ns := r.URL.Query().Get(namespaceParam); ns != "" {
+			if repo, ok := m.named(ns, name); ok {
+				return repo, nil
+			}
+			if !m.isOwn(ns, r.Host) {
+				return name, oci.Errorf(oci.CodeNameUnknown, "ns=%.80q names no registry that is mirrored here", ns)
+			}
+			asOurs = true
+		}
+	}
+	if host := strings.ToLower(r.Host); !asOurs && (m.virtual[host] || m.virtual[withoutPort(host)]) {
+		if repo, ok := m.named(host, name); ok {
+			return repo, nil
+		}
+	}
+	switch r.Method {
+	case http.MethodPost, http.MethodPut, http.MethodPatch:
+		return m.NameToPush(name), nil
+	}
+	return m.Name(r.Context(), name), nil
+}
+
+// named returns the repository of a name at a registry that is mirrored. A client
+// that is given a path of this server for that registry names it twice.
+func (m *mirrors) named(registry, name string) (string, bool) {
+	repo, ok := m.NameFor(registry, name)
+	if !ok {
+		return "", false
+	}
+	if full := m.NameToPush(name); m.Mirrored(full) {
+		source, _, _ := strings.Cut(repo, "/")
+		if strings.HasPrefix(full, source+"/") {
+			return full, true
+		}
+	}
+	return m.NameToPush(repo), true // mappings hold for it, too
+}
+
+// isOwn tells whether a name of a registry is this one's. host is the name that the
+// client has reached it under.
+func (m *mirrors) isOwn(name, host string) bool {
+	name = strings.ToLower(name)
+	return m.own[name] || m.own[withoutPort(name)] || name == strings.ToLower(host)
+}
+
+func withoutPort(host string) string {
+	if h, _, err := net.SplitHostPort(host); err == nil {
+		return h
+	}
+	return host
+}
+
+// mirrorStore is the registry in which mirrored content is kept. While writes are
+// stopped nothing is kept.
+type mirrorStore struct {
+	stoppable
+	stored *registry.Registry
+	gate   *writeGate
+}
+
+var _ mirror.Store = mirrorStore{}
+
+// AdoptBlob implements mirror.Store.
+func (s mirrorStore) AdoptBlob(ctx context.Context, repo string, d oci.Digest, size int64, path string) (oci.Descriptor, error) {
+	return guarded(s.gate, func() (oci.Descriptor, error) { return s.stored.AdoptBlob(ctx, repo, d, size, path) })
+}
+
+// AdoptBytes implements mirror.Store.
+func (s mirrorStore) AdoptBytes(ctx context.Context, repo string, d oci.Digest, content []byte) (oci.Descriptor, error) {
+	return guarded(s.gate, func() (oci.Descriptor, error) { return s.stored.AdoptBytes(ctx, repo, d, content) })
+}
+
+// LinkStored implements mirror.Store.
+func (s mirrorStore) LinkStored(ctx context.Context, repo string, d oci.Digest) (oci.Descriptor, error) {
+	return guarded(s.gate, func() (oci.Descriptor, error) { return s.stored.LinkStored(ctx, repo, d) })
+}
+
+// ForgetTag implements mirror.Store.
+func (s mirrorStore) ForgetTag(ctx context.Context, repo, tag string) error {
+	_, err := guarded(s.gate, func() (struct{}, error) { return struct{}{}, s.stored.ForgetTag(ctx, repo, tag) })
+	return err
+}
+
+// Forget implements mirror.Store.
+func (s mirrorStore) Forget(ctx context.Context, repo string, o registry.ForgetOptions, digests ...oci.Digest) (registry.Forgotten, error) {
+	return guarded(s.gate, func() (registry.Forgotten, error) { return s.stored.Forget(ctx, repo, o, digests...) })
+}
+
+// ForgetBlob implements mirror.Store.
+func (s mirrorStore) ForgetBlob(ctx context.Context, repo string, d oci.Digest) error {
+	_, err := guarded(s.gate, func() (struct{}, error) { return struct{}{}, s.stored.ForgetBlob(ctx, repo, d) })
+	return err
+}
+
+// NotePull implements mirror.Store.
+func (s mirrorStore) NotePull(repo, ref string) { s.stored.NotePull(repo, ref) }
+
+// MirrorImages implements mirror.Store.
+func (s mirrorStore) MirrorImages(ctx context.Context, q registry.MirrorQuery) ([]registry.MirrorImage, string, error) {
+	return s.stored.MirrorImages(ctx, q)
+}
+
+// MirrorUsage implements mirror.Store.
+func (s mirrorStore) MirrorUsage(ctx context.Context, prefixes ...string) (registry.MirrorUsage, error) {
+	return s.stored.MirrorUsage(ctx, prefixes...)
+}
+
+// MirrorAdded implements mirror.Store.
+func (s mirrorStore) MirrorAdded() int64 { return s.stored.MirrorAdded() }

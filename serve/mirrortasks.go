@@ -1,0 +1,346 @@
+package serve
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"example.org/slipway/auth"
+	"example.org/slipway/mirror"
+	"example.org/slipway/mirror/airgap"
+	"example.org/slipway/oci"
+	"example.org/slipway/registry"
+)
+
+// MirrorLoadArgs of [Admin.LoadMirrors].
+type MirrorLoadArgs struct {
+	// Images are REPOSITORY[:TAG|@DIGEST], by names as clients may write them.
+	Images []string
+	// Platforms, OS/ARCHITECTURE[/VARIANT], of which images are fetched; empty: those
+	// that are configured.
+	Platforms []string
+	// Parallel is how many images are fetched at once; default 4.
+	Parallel int
+}
+
+// MirrorFailure is an image that could not be fetched.
+type MirrorFailure struct {
+	Image  string `json:"image"`
+	Reason string `json:"reason"`
+}
+
+// MirrorLoadReport is how far the fetching of images is.
+type MirrorLoadReport struct {
+	// Images are done or have failed, of ImagesTotal.
+	Images      int `json:"images"`
+	ImagesTotal int `json:"images_total"`
+	Failed      int `json:"failed"`
+	// Blobs and Bytes are here, of the totals as far as they are known.
+	Blobs      int   `json:"blobs"`
+	BlobsTotal int   `json:"blobs_total"`
+	Bytes      int64 `json:"bytes"`
+	BytesTotal int64 `json:"bytes_total"`
+	// Failures are all images that failed.
+	Failures []MirrorFailure `json:"failures,omitempty"`
+	Took     time.Duration   `json:"took"`
+}
+
+// MirrorListArgs of [Admin.ListMirrors].
+type MirrorListArgs struct {
+	// Pattern of repositories, as in access rules; empty: all.
+	Pattern string
+	// After is Next of the page before.
+	After string
+	// LeastUsed puts the images first that were used longest ago.
+	LeastUsed bool
+}
+
+// MirrorImage is a mirrored image.
+type MirrorImage struct {
+	Repository string     `json:"repository"`
+	Digest     oci.Digest `json:"digest"`
+	MediaType  string     `json:"media_type"`
+	Tags       []string   `json:"tags"`
+	// Size is how many bytes of it are here, Missing how many of its parts are not.
+	Size    int64 `json:"size"`
+	Missing int64 `json:"missing"`
+	// Stored is when it came, Pulled when it was pulled last, zero if never.
+	Stored time.Time `json:"stored"`
+	Pulled time.Time `json:"pulled,omitzero"`
+}
+
+// MirrorListReport is a page of mirrored images. Next is empty at the end.
+type MirrorListReport struct {
+	Images []MirrorImage `json:"images"`
+	Next   string        `json:"next,omitempty"`
+}
+
+// MirrorPruneArgs of [Admin.PruneMirrors]. An image goes if all hold that are given.
+type MirrorPruneArgs struct {
+	// OlderThan: it came before so long; 0: whenever.
+	OlderThan time.Duration
+	// NotPulledSince: nobody has pulled it for so long; 0: whenever.
+	NotPulledSince time.Duration
+	// Pattern of repositories; empty: all.
+	Pattern string
+	DryRun  bool
+}
+
+// MirrorPruneReport tells what was removed, or would be.
+type MirrorPruneReport struct {
+	Images []MirrorImage `json:"images"`
+	// Bytes is what that frees: content that nothing else has.
+	Bytes int64         `json:"bytes"`
+	Took  time.Duration `json:"took"`
+}
+
+// MirrorStatus is how the mirrors stand.
+type MirrorStatus struct {
+	mirror.Status
+	// Usage of the store by mirrors, and its limit, 0 for none.
+	Usage    registry.MirrorUsage `json:"usage"`
+	MaxBytes int64                `json:"max_bytes"`
+}
+
+// MirrorExportArgs of [Admin.ExportMirrors].
+type MirrorExportArgs struct {
+	// Path of the file, absolute.
+	Path string
+	// Images, REPOSITORY[:TAG|@DIGEST]; empty: all that Pattern matches.
+	Images  []string
+	Pattern string
+}
+
+// MirrorImportArgs of [Admin.ImportMirrors].
+type MirrorImportArgs struct {
+	// Path of the file, absolute.
+	Path string
+}
+
+// openedMirrors are the mirrors of a data root that no server uses.
+func (a *Admin) openedMirrors() (*mirrors, error) {
+	if err := a.local.openMirrors(a.cfg, newWriteGate(), a.log); err != nil {
+		return nil, err
+	}
+	return a.local.needMirrors()
+}
+
+// needMirrors refuses work on mirrors where there are none.
+func (r *root) needMirrors() (*mirrors, error) {
+	if r.mirrors == nil {
+		return nil, errors.New("no registry is mirrored here; proxy.upstreams of the configuration names them")
+	}
+	return r.mirrors, nil
+}
+
+// LoadMirrors fetches images from upstreams. Those that cannot be fetched do not keep
+// the others out; the report names them.
+func (a *Admin) LoadMirrors(ctx context.Context, args MirrorLoadArgs, progress func(MirrorLoadReport)) (MirrorLoadReport, error) {
+	if a.local == nil {
+		return askServer(ctx, a, "mirror-load", args, progress)
+	}
+	m, err := a.openedMirrors()
+	if err != nil {
+		return MirrorLoadReport{}, err
+	}
+	return m.load(ctx, args, progress)
+}
+
+// ListMirrors lists a page of the mirrored images.
+func (a *Admin) ListMirrors(ctx context.Context, args MirrorListArgs) (MirrorListReport, error) {
+	if a.local == nil {
+		return askServer[MirrorListArgs, MirrorListReport](ctx, a, "mirror-list", args, nil)
+	}
+	return a.local.listMirrors(ctx, args)
+}
+
+// PruneMirrors removes mirrored images.
+func (a *Admin) PruneMirrors(ctx context.Context, args MirrorPruneArgs) (MirrorPruneReport, error) {
+	if a.local == nil {
+		return askServer[MirrorPruneArgs, MirrorPruneReport](ctx, a, "mirror-prune", args, nil)
+	}
+	m, err := a.openedMirrors()
+	if err != nil {
+		return MirrorPruneReport{}, err
+	}
+	return m.prune(ctx, args)
+}
+
+// MirrorStatus tells how the mirrors of the server stand that uses the data root.
+func (a *Admin) MirrorStatus(ctx context.Context) (MirrorStatus, error) {
+	if a.local == nil {
+		return askServer[struct{}, MirrorStatus](ctx, a, "mirror-status", struct{}{}, nil)
+	}
+	if _, err := a.openedMirrors(); err != nil {
+		return MirrorStatus{}, err
+	}
+	return a.local.mirrorStatus(ctx)
+}
+
+// ExportMirrors writes mirrored images into a file, for a server without network.
+func (a *Admin) ExportMirrors(ctx context.Context, args MirrorExportArgs, progress func(airgap.Progress)) (airgap.Progress, error) {
+	if a.local == nil {
+		return askServer(ctx, a, "mirror-export", args, progress)
+	}
+	return a.local.exportMirrors(ctx, args, progress)
+}
+
+// ImportMirrors puts the images of such a file into the mirrors.
+func (a *Admin) ImportMirrors(ctx context.Context, args MirrorImportArgs, progress func(airgap.Progress)) (airgap.Progress, error) {
+	if a.local == nil {
+		return askServer(ctx, a, "mirror-import", args, progress)
+	}
+	if _, err := a.openedMirrors(); err != nil {
+		return airgap.Progress{}, err
+	}
+	return a.local.importMirrors(ctx, args, progress)
+}
+
+// loadParallel is how many images are fetched at once where it is not said.
+const loadParallel = 4
+
+func (m *mirrors) load(ctx context.Context, args MirrorLoadArgs, progress func(MirrorLoadReport)) (MirrorLoadReport, error) {
+	l := &loading{show: progress, began: time.Now(), under: map[string]mirror.Progress{}}
+	l.rep.ImagesTotal = len(args.Images)
+	var platforms []mirror.Platform
+	for _, s := range args.Platforms {
+		p, err := mirror.ParsePlatform(s)
+		if err != nil {
+			return l.rep, err
+		}
+		platforms = append(platforms, p)
+	}
+	if args.Parallel <= 0 {
+		args.Parallel = loadParallel
+	}
+	var g errgroup.Group
+	g.SetLimit(args.Parallel)
+	for _, image := range args.Images {
+		g.Go(func() error {
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			err := m.Load(ctx, image, &mirror.LoadOptions{Platforms: platforms, Progress: func(p mirror.Progress) { l.note(image, p) }})
+			l.end(image, err)
+			return ctx.Err()
+		})
+	}
+	err := g.Wait()
+	l.rep.Took = time.Since(l.began)
+	if err == nil && l.rep.Failed > 0 {
+		f := l.rep.Failures[0]
+		err = fmt.Errorf("%d of %d images could not be fetched, first %s: %s", l.rep.Failed, l.rep.ImagesTotal, f.Image, f.Reason)
+	}
+	return l.rep, err
+}
+
+// loading adds up the progress of images.
+type loading struct {
+	show  func(MirrorLoadReport)
+	began time.Time
+
+	mu    sync.Mutex // guards what follows
+	rep   MirrorLoadReport
+	under map[string]mirror.Progress // images under way
+}
+
+// note takes in how far an image has come.
+func (l *loading) note(image string, p mirror.Progress) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	was := l.under[image]
+	l.under[image] = p
+	l.rep.Blobs += p.Blobs - was.Blobs
+	l.rep.BlobsTotal += p.Total - was.Total
+	l.rep.Bytes += p.Bytes - was.Bytes
+	l.rep.BytesTotal += p.TotalBytes - was.TotalBytes
+	l.tell()
+}
+
+// end takes in what became of an image.
+func (l *loading) end(image string, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.rep.Images++
+	if err != nil {
+		l.rep.Failed++
+		l.rep.Failures = append(l.rep.Failures, MirrorFailure{image, err.Error()})
+	}
+	l.tell()
+}
+
+func (l *loading) tell() {
+	if l.show != nil {
+		rep := l.rep
+		rep.Failures, rep.Took = nil, time.Since(l.began) // all of them at the end
+		l.show(rep)
+	}
+}
+
+// mirrorPage is how many images are listed at once.
+const mirrorPage = 500
+
+func (r *root) listMirrors(ctx context.Context, args MirrorListArgs) (rep MirrorListReport, err error) {
+	matches := func(string) bool { return true }
+	if args.Pattern != "" {
+		if matches, err = auth.CompilePattern(args.Pattern); err != nil {
+			return rep, err
+		}
+	}
+	rep.Images = []MirrorImage{}
+	list, next, err := r.reg.MirrorImages(ctx, registry.MirrorQuery{After: args.After, Limit: mirrorPage, LeastUsed: args.LeastUsed})
+	if err != nil {
+		return rep, err
+	}
+	rep.Next = next
+	for _, i := range list {
+		if matches(i.Repo) {
+			rep.Images = append(rep.Images, mirrorImage(i))
+		}
+	}
+	return rep, nil
+}
+
+func mirrorImage(i registry.MirrorImage) MirrorImage {
+	if i.Tags == nil {
+		i.Tags = []string{}
+	}
+	return MirrorImage{Repository: i.Repo, Digest: i.Digest, MediaType: i.MediaType, Tags: i.Tags, Size: i.Size, Missing: i.Missing,
+		Stored: i.Stored, Pulled: i.LastPull}
+}
+
+func (m *mirrors) prune(ctx context.Context, args MirrorPruneArgs) (MirrorPruneReport, error) {
+	rep := MirrorPruneReport{Images: []MirrorImage{}}
+	if args.OlderThan <= 0 && args.NotPulledSince <= 0 && args.Pattern == "" {
+		return rep, errors.New("say what is to go: by age, by the last pull, or by a pattern")
+	}
+	began := time.Now()
+	done, err := m.Prune(ctx, mirror.PruneOptions{OlderThan: args.OlderThan, NotPulledSince: args.NotPulledSince, Pattern: args.Pattern, DryRun: args.DryRun,
+		Each: func(i registry.MirrorImage) { rep.Images = append(rep.Images, mirrorImage(i)) }})
+	rep.Took = time.Since(began)
+	rep.Bytes = done.Bytes
+	slices.SortFunc(rep.Images, func(a, b MirrorImage) int {
+		return cmp.Or(cmp.Compare(a.Repository, b.Repository), cmp.Compare(a.Digest, b.Digest))
+	})
+	return rep, err
+}
+
+func (r *root) mirrorStatus(ctx context.Context) (MirrorStatus, error) {
+	m, err := r.needMirrors()
+	if err != nil {
+		return MirrorStatus{}, err
+	}
+	st := MirrorStatus{Status: m.Status(), MaxBytes: int64(m.cfg.MaxBytes)}
+	var prefixes []string
+	for _, u := range m.cfg.All() {
+		prefixes = append(prefixes, u.Name+"/")
+	}
+	st.Usage, err = r.reg.MirrorUsage(ctx, prefixes...)
+	return st, err
+}
