@@ -1,0 +1,48 @@
+package main
+
+import (
+	"cmp"
+
+	"example.org/slipway/integration/internal/measure"
+)
+
+// Results are everything that was measured; a scenario that was not is nil.
+type Results struct {
+	Load  *Load  `json:"load,omitempty"`
+	Large *Large `json:"large,omitempty"`
+	Crowd *Crowd `json:"crowd,omitempty"`
+}
+
+// Parts returns what was measured.
+func (r *Results) Parts() []measure.Part { return measure.Measured(r.Load, r.Large, r.Crowd) }
+
+// Fill takes from old what was not measured this time.
+func (r *Results) Fill(old *Results) {
+	r.Load = cmp.Or(r.Load, old.Load)
+	r.Large = cmp.Or(r.Large, old.Large)
+	r.Crowd = cmp.Or(r.Crowd, old.Crowd)
+}
+
+// Run says how, when and on what a scenario was measured.
+type Run struct {
+	measure.Run
+	// Servers are those that took part, with their versions, or why they did not.
+	Servers []string `json:"servers"`
+}
+
+// Head is what the document says of the run.
+func (r *Run) Head() string {
+	head := r.Run.Head()
+	for _, s := range r.Servers {
+		head += "\n- " + s
+	}
+	return head
+}
+
+// marks are the lines between which the generated part of the document lies.
+func marks() measure.Marks {
+	return measure.Marks{
+		Begin: "<!-- bench-mirrors:begin (scripts/bench-mirrors.sh writes what is between the two marks) -->",
+		End:   "<!-- bench-mirrors:end -->",
+	}
+}

@@ -1,0 +1,201 @@
+package mirrors
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"example.org/slipway/integration/internal/imagetest"
+	"example.org/slipway/integration/internal/slipway"
+	"example.org/slipway/integration/internal/wire"
+)
+
+const (
+	chaosName = "chaos.test"
+	// chaosClients pull each image at the same time.
+	chaosClients = 3
+	// chaosImages are under way at the same time.
+	chaosImages = 4
+	// patience is how long a client that is told to wait goes on asking. The link tells
+	// everybody to wait for a second at a time.
+	patience = 20 * time.Second
+	// longest is how long a slow machine may go on until enough has happened.
+	longest = time.Minute
+)
+
+// TestChaos pulls images that nobody has pulled before, several clients each, over a link
+// that delays, resets, truncates and refuses. A client sees every byte as it was pushed.
+// It sees no error but one that tells it to wait, which the upstream has told the mirror:
+// everything else can be had by asking the upstream again. Of each break at most one more
+// download comes, which goes on where the last was broken.
+func TestChaos(t *testing.T) {
+	length, seed := 8*time.Second, uint64(time.Now().UnixNano())
+	if s := os.Getenv("SLIPWAY_MIRROR_CHAOS_FOR"); s != "" {
+		var err error
+		if length, err = time.ParseDuration(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if s := os.Getenv("SLIPWAY_MIRROR_CHAOS_SEED"); s != "" {
+		var err error
+		if seed, err = strconv.ParseUint(s, 10, 64); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Logf("%s of trouble, SLIPWAY_MIRROR_CHAOS_SEED=%d", length, seed)
+	up := distribution(t)
+	l := newLink(t, up.addr, seed)
+	mirror := slipway.Start(t, t.TempDir(), &slipway.Options{Config: fmt.Sprintf(`version: 0.1
+log: {level: error, accesslog: {disabled: true}}
+proxy:
+  max_bytes: 256MiB
+  upstreams:
+    - {name: %s, url: "http://%s", ttl: 1h, negative_ttl: 1ms, stall_timeout: 5s}
+`, chaosName, l.addr)})
+
+	c := &chaos{t: t, up: up, mirror: mirror, link: l}
+	l.setCalm(false)
+	c.run(seed, time.Now().Add(length))
+	l.setCalm(true)
+
+	text, faults := l.summary()
+	t.Logf("%d images, %d pulls, %d waits; %s", c.images, c.pulls, c.waits, text)
+	for i, f := range faults {
+		if i == 10 {
+			t.Errorf("and %d more", len(faults)-i)
+			break
+		}
+		t.Error(f)
+	}
+	if c.images == 0 || !c.enough() {
+		t.Errorf("too little happened: %d images, %s", c.images, text)
+	}
+	mirror.Alive()
+	left, err := filepath.Glob(filepath.Join(mirror.Root, "*", "*.part"))
+	if err != nil || len(left) > 0 {
+		t.Errorf("unfinished files are left: %v, %v", left, err)
+	}
+	mirror.Stop()
+	mirror.Run("fsck")
+}
+
+// chaos is a run of the clients.
+type chaos struct {
+	t      *testing.T
+	up     *upstream
+	mirror *slipway.Server
+	link   *link
+
+	mu                   sync.Mutex
+	images, pulls, waits int
+}
+
+// run pulls one image after the other, some at the same time.
+func (c *chaos) run(seed uint64, end time.Time) {
+	var wg sync.WaitGroup
+	for lane := range chaosImages {
+		wg.Go(func() {
+			rnd := rand.New(rand.NewPCG(seed, uint64(lane)+2))
+			for i := 0; !c.t.Failed() && (time.Now().Before(end) || !c.enough() && time.Now().Before(end.Add(longest))); i++ {
+				c.image(rnd, fmt.Sprintf("lane%d/image%d", lane, i))
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// enough tells whether what the test is about has happened.
+func (c *chaos) enough() bool { return c.link.happened(reset) > 0 && c.link.happened(truncate) > 0 }
+
+// image pushes an image upstream and pulls it through the mirror.
+func (c *chaos) image(rnd *rand.Rand, repo string) {
+	im := randomImage(rnd)
+	if err := c.push(repo, im); err != nil {
+		c.t.Errorf("push %s: %v", repo, err)
+		return
+	}
+	var wg sync.WaitGroup
+	for range chaosClients {
+		wg.Go(func() { c.pull(repo, im) })
+	}
+	wg.Wait()
+	c.mu.Lock()
+	c.images++
+	c.mu.Unlock()
+}
+
+// push is upstream.push for many goroutines.
+func (c *chaos) push(repo string, im *imagetest.Bundle) error {
+	for _, x := range im.Blobs {
+		if _, err := c.up.client.PushBlob(c.t.Context(), repo, x.Data); err != nil {
+			return err
+		}
+	}
+	_, err := c.up.client.PutManifest(c.t.Context(), repo, "v1", im.Top.MediaType, im.Top.Data)
+	return err
+}
+
+// pull pulls an image as a patient client does: what it is told to wait for it asks for
+// again.
+func (c *chaos) pull(repo string, im *imagetest.Bundle) {
+	name := chaosName + "/" + repo
+	m, err := retry(c, func(ctx context.Context) (*wire.Manifest, error) { return c.mirror.Client.GetManifest(ctx, name, "v1") })
+	if err != nil {
+		c.t.Errorf("manifest of %s: %v", name, err)
+		return
+	}
+	if m.Digest != im.Top.Digest {
+		c.t.Errorf("manifest of %s is %s, want %s", name, m.Digest, im.Top.Digest)
+	}
+	for _, b := range im.Blobs {
+		if _, err := retry(c, func(ctx context.Context) (struct{}, error) {
+			return struct{}{}, c.mirror.Client.CheckBlob(ctx, name, b.Digest, b.Size)
+		}); err != nil {
+			c.t.Errorf("blob of %d bytes of %s: %v", b.Size, name, err)
+			return
+		}
+	}
+	c.mu.Lock()
+	c.pulls++
+	c.mu.Unlock()
+}
+
+// retry asks again what was answered with the demand to wait.
+func retry[T any](c *chaos, ask func(ctx context.Context) (T, error)) (T, error) {
+	for end := time.Now().Add(patience); ; {
+		v, err := ask(c.t.Context())
+		var status *wire.StatusError
+		if !errors.As(err, &status) || status.Status != http.StatusTooManyRequests || time.Now().After(end) {
+			return v, err
+		}
+		c.mu.Lock()
+		c.waits++
+		c.mu.Unlock()
+		<-time.After(200 * time.Millisecond)
+	}
+}
+
+// randomImage is one that was never there: layers of up to 2 MiB, few of them large.
+func randomImage(rnd *rand.Rand) *imagetest.Bundle {
+	var layers []imagetest.Layer
+	var seed [32]byte
+	for i := range seed {
+		seed[i] = byte(rnd.Uint32())
+	}
+	bytes := rand.NewChaCha8(seed)
+	for range 1 + rnd.IntN(3) {
+		size := 1 << (8 + rnd.IntN(13))
+		data := make([]byte, size+rnd.IntN(size))
+		_, _ = bytes.Read(data) // it does not fail
+		layers = append(layers, imagetest.NewLayer(imagetest.File{Name: "data", Data: data}))
+	}
+	return &imagetest.NewImage("amd64", layers...).Bundle
+}

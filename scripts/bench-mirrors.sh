@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Measures Slipway as a mirror of another registry, with Ociregistry beside it where there
+# is one, and checks the targets.
+#
+#   scripts/bench-mirrors.sh            everything; writes the results into
+#                                       docs/bench-mirrors.md, the pictures into docs/img
+#                                       and the raw figures into bin/bench-mirrors.json
+#   scripts/bench-mirrors.sh FLAG...    what the flags say (-h lists them), printed; a
+#                                       quick look: -quick -scenario load
+#   scripts/bench-mirrors.sh -from bin/bench-mirrors.json -doc docs/bench-mirrors.md -img docs/img
+#                                       writes the document again from raw figures
+#
+#   SLIPWAY_BIN                  binary to measure, default bin/slipway
+#   SLIPWAY_BENCH_OCIREGISTRY    Ociregistry binary to compare with
+#   SLIPWAY_BENCH_DISTRIBUTION   Distribution 3 binary for the upstream; without it that is
+#                                docker-registry
+#
+# A scenario that is measured alone with -out bin/bench-mirrors.json leaves what the file
+# has of the others. Everything takes 4 GB of disk. The exit status is 1 if something could
+# not be measured or, where targets are checked, if one is missed.
+set -euo pipefail
+. "$(dirname "${BASH_SOURCE[0]}")/benchmark.sh"
+benchmark bench-mirrors mirrorbench bench-mirrors.json bench-mirrors.md "$@"
