@@ -220,9 +220,12 @@ const maxPulls = 20_000
 // must never cost a write.
 type pulls struct {
 	// full asks for an early flush.
-	full    chan struct{}
-	mu      sync.Mutex
-	pending map[pullKey]int64 // Unix milliseconds
+	full chan struct{}
+	// flushing is held while times are written: who needs them written must not find
+	// them gone and the write not done.
+	flushing sync.Mutex
+	mu       sync.Mutex
+	pending  map[pullKey]int64 // Unix milliseconds
 }
 
 func (p *pulls) note(repo, ref string, at time.Time) {
@@ -238,23 +241,48 @@ func (p *pulls) note(repo, ref string, at time.Time) {
 	}
 }
 
-// flushPulls writes the pending times, in steps that hold up no push for long.
-func (r *Registry) flushPulls(ctx context.Context) error {
-	r.pulls.mu.Lock()
-	pending := r.pulls.pending
-	if len(pending) > 0 {
-		r.pulls.pending = map[pullKey]int64{}
+// takeAll takes the pending times away.
+func (p *pulls) takeAll() map[pullKey]int64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	pending := p.pending
+	p.pending = map[pullKey]int64{}
+	return pending
+}
+
+// putBack adds times that could not be written, but for later ones of the same.
+func (p *pulls) putBack(left map[pullKey]int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for k, at := range left {
+		if len(p.pending) >= 2*maxPulls {
+			return
+		}
+		p.pending[k] = max(p.pending[k], at)
 	}
-	r.pulls.mu.Unlock()
+}
+
+// flushPulls writes the pending times, in steps that hold up no push for long. What
+// it returns an error for is written the next time.
+func (r *Registry) flushPulls(ctx context.Context) error {
+	r.pulls.flushing.Lock()
+	defer r.pulls.flushing.Unlock()
+	pending := r.pulls.takeAll()
 	const step = 200
 	batch := make([]catalog.Pull, 0, step)
 	write := func() error {
 		if len(batch) == 0 {
 			return nil
 		}
-		err := r.cat.RecordPulls(ctx, batch)
+		if err := r.cat.RecordPulls(ctx, batch); err != nil {
+			r.pulls.putBack(pending)
+			return err
+		}
+		for _, p := range batch {
+			delete(pending, pullKey{p.Repo, p.Ref})
+		}
 		batch = batch[:0]
-		return err
+		return nil
 	}
 	for k, at := range pending {
 		batch = append(batch, catalog.Pull{Repo: k.repo, Ref: k.ref, At: at})
