@@ -5,7 +5,9 @@ package backendtest
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -147,15 +149,31 @@ func (d *Daemon) output() string {
 	return string(b)
 }
 
-// freePort is a TCP port of 127.0.0.1 that nobody listens on.
+// FreePort is a TCP port of 127.0.0.1 that nobody listens on. It is below those that
+// the kernel gives away by itself: another test that asks for any port must not be
+// given this one before the server that it is for has come up.
+func FreePort() (int, error) {
+	for range 100 {
+		port := 10000 + rand.IntN(10000)
+		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
+		if errors.Is(err, syscall.EADDRINUSE) {
+			continue
+		}
+		if err != nil {
+			return 0, fmt.Errorf("look for a free port: %w", err)
+		}
+		return port, l.Close()
+	}
+	return 0, errors.New("no free port found")
+}
+
 func freePort(t testing.TB) int {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	port, err := FreePort()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
+	return port
 }
 
 // answers is a ready function: something accepts connections at the address.

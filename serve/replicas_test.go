@@ -2,7 +2,6 @@ package serve_test
 
 import (
 	"fmt"
-	"net"
 	"net/http"
 	"path/filepath"
 	"strings"
@@ -27,12 +26,11 @@ func drop(t *testing.T, a *serve.Admin, digests ...string) {
 // freeAddr is an address nobody listens on.
 func freeAddr(t *testing.T) string {
 	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	port, err := backendtest.FreePort()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer ln.Close()
-	return ln.Addr().String()
+	return fmt.Sprintf("127.0.0.1:%d", port)
 }
 
 // Two servers with one catalogue and one store: what one is told the other knows, and a

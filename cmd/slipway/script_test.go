@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -18,6 +17,8 @@ import (
 	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
+
+	"example.org/slipway/backendtest"
 )
 
 func TestMain(m *testing.M) {
@@ -80,10 +81,9 @@ func oneLine(ts *testscript.TestScript, neg bool, _ []string) {
 // freeport VARIABLE... sets each to an address nobody listens on.
 func freePort(ts *testscript.TestScript, neg bool, args []string) {
 	for _, name := range args {
-		ln, err := net.Listen("tcp", "127.0.0.1:0")
+		port, err := backendtest.FreePort()
 		ts.Check(err)
-		defer ln.Close()
-		ts.Setenv(name, ln.Addr().String())
+		ts.Setenv(name, fmt.Sprintf("127.0.0.1:%d", port))
 	}
 }
 
