@@ -13,6 +13,7 @@ import (
 type fillContent struct {
 	ctx      context.Context
 	f        *fill
+	by       reader
 	size     int64
 	off, end int64
 	file     *os.File // nil for a blob in RAM
@@ -62,13 +63,19 @@ func (c *fillContent) ready() (n int64, err error) {
 	if c.past != nil {
 		return 0, nil
 	}
-	end, err := c.f.wait(c.ctx, c.off)
-	if isSpoolError(err) {
-		c.past = newPassage(c.ctx, c.f, c.size, c.off, c.end)
+	end, err := c.f.wait(c)
+	switch {
+	case isSpoolError(err):
+		c.past = newPassage(c)
 		return 0, nil
+	case errors.Is(err, errLookAgain), err != nil && c.ctx.Err() == nil && c.by.repo != c.f.repo:
+		err = errBrokenOff // the store has it, or why is said of another repository
 	}
 	return min(end, c.end) - c.off, err
 }
+
+// errBrokenOff ends the reader of a fill that ended for a reason that is not its own.
+var errBrokenOff = &oci.Error{Code: oci.CodeUnavailable, Message: "the blob broke off on its way from the upstream; ask again"}
 
 // Read implements io.Reader.
 func (c *fillContent) Read(p []byte) (int, error) {

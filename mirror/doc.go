@@ -23,6 +23,8 @@
 // these bytes is given out as it comes, so who reads parts checks them, as anybody
 // must who puts a blob together from parts.
 //
+// The size of a blob of up to 64 KiB is told when its digest is known to be right.
+//
 // No leak: content is visible in a mirrored repository only if the upstream has
 // given or confirmed it for that repository, also where the store has it for
 // another one. What the upstream answers with 401, 403 or 404 is answered so, and
@@ -39,7 +41,8 @@
 // HEAD for all who wait. While the upstream fails the tag is served as it was, for
 // Source.StaleIfError after it was last confirmed. A tag that is gone upstream is
 // gone here. A tag that was moved to something the rules do not let in stays where
-// it was.
+// it was. A tag that the upstream has refused is served again when it is confirmed,
+// and not because the upstream fails later.
 //
 // # Rules
 //

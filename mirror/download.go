@@ -58,7 +58,7 @@ const (
 func (d *download) run(ctx context.Context, to sink) error {
 	tries, left := 0, d.m.opts.Patience
 	for {
-		before := d.at
+		before, began := d.at, time.Now()
 		err := d.connect(ctx, to)
 		if err == nil || ctx.Err() != nil || !passes(err) {
 			return err
@@ -68,6 +68,7 @@ func (d *download) run(ctx context.Context, to sink) error {
 			tries, left = 0, d.m.opts.Patience // and no pause: a new connection may be all it takes
 		} else {
 			tries++
+			left -= time.Since(began)
 			pause = max(pause, min(firstPause<<(tries-1), longestPause))
 		}
 		if left -= pause; left < 0 || tries > maxTries {

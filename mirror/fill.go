@@ -36,6 +36,9 @@ type fill struct {
 	continues bool
 	began     time.Time
 	settled   chan struct{} // closed when the fill is over, and the blob stored or not
+	// ctx is what run works in; it ends with the registry, and when quit cancels it.
+	ctx    context.Context
+	cancel context.CancelFunc
 
 	// Guarded by fills.mu:
 	repos  map[string]bool // whose readers are let in
@@ -54,12 +57,22 @@ type fill struct {
 	err     error
 	readers int
 	idle    time.Time // since when nobody reads
+	ended   bool      // and out of the table, so that no reader comes any more
+}
+
+// reader is the repository that a fill is read for.
+type reader struct {
+	s    *source
+	name string // of the repository upstream
+	repo string
 }
 
 var _ sink = (*fill)(nil)
 
 func newFill(m *Registry, s *source, name, repo string, d oci.Digest) *fill {
-	return &fill{m: m, s: s, name: name, repo: repo, digest: d, repos: map[string]bool{repo: true}, size: -1, settled: make(chan struct{}), began: time.Now()}
+	f := &fill{m: m, s: s, name: name, repo: repo, digest: d, repos: map[string]bool{repo: true}, size: -1, settled: make(chan struct{}), began: time.Now()}
+	f.ctx, f.cancel = context.WithCancel(m.ctx)
+	return f
 }
 
 // enter adds a reader, which leaves with leave.
@@ -72,10 +85,38 @@ func (f *fill) enter() {
 func (f *fill) leave() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.readers--; f.readers == 0 {
-		f.idle = f.m.now()
+	if f.readers--; f.readers > 0 {
+		return
+	}
+	f.idle = f.m.now()
+	switch {
+	case f.ended:
+		f.free()
+	case !f.based && f.err == nil: // nothing has come that would be lost
+		f.quit()
 	}
 }
+
+// quit ends a fill that nobody reads. Whoever comes yet looks again. f.mu is held.
+func (f *fill) quit() {
+	f.err = errLookAgain
+	f.cancel()
+	f.notify()
+}
+
+// end notes that the fill is out of the table, and why if it failed.
+func (f *fill) end(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.err, f.ended = err, true
+	if f.readers == 0 {
+		f.free()
+	}
+	f.notify()
+}
+
+// free gives the memory of the blob back. f.mu is held.
+func (f *fill) free() { f.m.fills.memory.Add(-int64(cap(f.buf))) }
 
 // abandoned tells whether nobody has been reading for too long. f.mu is held.
 func (f *fill) abandoned() bool {
@@ -122,48 +163,57 @@ func (f *fill) limit() int64 {
 	return min(f.written, f.size-heldBack)
 }
 
-// wait waits until there are bytes behind off and returns where they end.
-func (f *fill) wait(ctx context.Context, off int64) (end int64, err error) {
+// errResized ends a reader that was told a size which was wrong.
+var errResized = &oci.Error{Code: oci.CodeUnavailable, Message: "the blob turned out to have another size than the upstream had said; ask again"}
+
+// wait waits until there are bytes for c and returns where they end.
+func (f *fill) wait(c *fillContent) (end int64, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	err = f.waitFor(ctx, func() bool { return f.limit() > off })
-	if err == nil && !f.verified {
+	err = f.waitFor(c.ctx, func() bool { return f.verified || f.limit() > c.off })
+	switch {
+	case err != nil:
+	case f.size != c.size || (f.file != nil) != (c.file != nil): // see reset
+		return 0, errResized
+	case !f.verified:
 		f.given = true
 	}
 	return f.limit(), err
 }
 
-// whole returns the blob's size as soon as it is known.
+// whole returns the blob's size. That of a blob of which nothing is given out
+// before it is checked is not certain until then, either.
 func (f *fill) whole(ctx context.Context) (int64, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	err := f.waitFor(ctx, func() bool { return f.verified || f.size >= 0 })
-	if f.size < 0 {
-		return f.written, err
+	if f.err != nil {
+		return 0, f.err
 	}
+	err := f.waitFor(ctx, func() bool { return f.verified || f.size > heldBack })
 	return f.size, err
 }
 
-// open returns a part of the blob for a reader that has entered.
-func (f *fill) open(ctx context.Context, p span) (oci.Content, error) {
+// open returns a part of the blob for a reader that has entered. Where it is of
+// another repository than the fill, what the upstream says of that one must not be
+// told it.
+func (f *fill) open(ctx context.Context, by reader, p span) (oci.Content, error) {
 	size, err := f.whole(ctx)
-	if isSpoolError(err) {
-		return f.openPast(ctx, p)
-	}
-	if err != nil {
+	switch {
+	case isSpoolError(err):
+		return f.openPast(ctx, by, p)
+	case errors.Is(err, errLookAgain): // it is still in the table, perhaps
+		return nil, f.over(ctx)
+	case err != nil:
 		return nil, err
 	}
-	c := &fillContent{ctx: ctx, f: f, size: size}
+	c := &fillContent{ctx: ctx, f: f, by: by, size: size}
 	if c.off, c.end, err = p.in(size); err != nil {
 		return nil, err
 	}
 	f.mu.Lock()
-	if size == 0 { // there is no last byte to hold back
-		err = f.waitFor(ctx, func() bool { return f.verified })
-	}
 	onDisk := f.file != nil
 	f.mu.Unlock()
-	if err == nil && onDisk {
+	if onDisk {
 		err = c.openFile()
 		if errors.Is(err, os.ErrNotExist) {
 			err = f.over(ctx)
@@ -171,7 +221,7 @@ func (f *fill) open(ctx context.Context, p span) (oci.Content, error) {
 	}
 	switch {
 	case isSpoolError(err):
-		return f.openPast(ctx, p)
+		return f.openPast(ctx, by, p)
 	case err != nil:
 		return nil, err
 	}
@@ -194,8 +244,8 @@ func (f *fill) over(ctx context.Context) error {
 
 // openPast opens a part of the blob at the upstream, because the fill has nowhere
 // to put it.
-func (f *fill) openPast(ctx context.Context, p span) (oci.Content, error) {
-	size, _, err := f.m.askBlob(ctx, f.s, f.name, f.repo, f.digest)
+func (f *fill) openPast(ctx context.Context, by reader, p span) (oci.Content, error) {
+	size, _, err := f.m.askBlob(ctx, by.s, by.name, by.repo, f.digest)
 	if err != nil {
 		return nil, err
 	}
@@ -203,12 +253,15 @@ func (f *fill) openPast(ctx context.Context, p span) (oci.Content, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &fillContent{ctx: ctx, f: f, size: size, off: off, end: end, past: newPassage(ctx, f, size, off, end)}, nil
+	c := &fillContent{ctx: ctx, f: f, by: by, size: size, off: off, end: end}
+	c.past = newPassage(c)
+	return c, nil
 }
 
 // run fetches the blob, gives it to the readers and has it stored.
 func (f *fill) run() {
-	err := f.fetch(f.m.ctx)
+	defer f.cancel()
+	err := f.fetch(f.ctx)
 	defer close(f.settled)
 	if err != nil {
 		f.fail(err)
@@ -221,8 +274,8 @@ func (f *fill) run() {
 	for _, repo := range repos {
 		f.m.recent.add(contentKey{repo, string(f.digest)})
 	}
-	f.m.fills.memory.Add(-int64(cap(f.buf)))
 	f.m.fills.remove(f, left)
+	f.end(nil)
 }
 
 // fail ends a fill. What was fetched stays for the next, unless it is known to be
@@ -241,18 +294,21 @@ func (f *fill) fail(err error) {
 			f.removeFile()
 		}
 	}
-	if f.m.ctx.Err() != nil {
+	f.mu.Lock()
+	quit := f.err != nil
+	f.mu.Unlock()
+	switch {
+	case f.m.ctx.Err() != nil:
 		err = errClosed()
-	} else if !errors.Is(err, errLookAgain) {
+	case quit:
+		f.m.log.Info("stop fetching a blob that nobody reads any more", "upstream", f.s.Name, "repo", f.repo, "digest", f.digest, "bytes", f.written, "size", f.size, "kept", keep)
+		err = errLookAgain
+	case !errors.Is(err, errLookAgain):
 		f.m.refuse(f.s, kindBlob, f.repo, string(f.digest), err)
 		f.m.log.Warn("fetch a blob", "upstream", f.s.Name, "repo", f.repo, "digest", f.digest, "bytes", f.written, "size", f.size, "kept", keep, "err", err)
 	}
-	f.m.fills.memory.Add(-int64(cap(f.buf)))
 	f.m.fills.remove(f, keep) // before anybody hears of it and comes again
-	f.mu.Lock()
-	f.err = err
-	f.notify()
-	f.mu.Unlock()
+	f.end(err)
 }
 
 func (f *fill) removeFile() {
@@ -296,12 +352,16 @@ func (f *fill) fetchOnce(ctx context.Context) error {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.verified = true
+	if f.err != nil {
+		return errAbandoned
+	}
+	f.verified, f.size = true, f.written
 	f.notify()
 	return nil
 }
 
-// reset begins anew with what has a place already, if nobody has seen any of it.
+// reset begins anew with what has a place already, if nobody has seen any of it. The
+// size may have been as wrong as the rest.
 func (f *fill) reset() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -316,7 +376,7 @@ func (f *fill) reset() bool {
 		}
 		f.file = file
 	}
-	f.written, f.continues = 0, false
+	f.written, f.size, f.continues = 0, -1, false
 	return true
 }
 
@@ -346,7 +406,13 @@ func (f *fill) resume(ctx context.Context, d *download) error {
 
 // begin implements sink: it decides where the blob is put.
 func (f *fill) begin(ctx context.Context, size int64) error {
-	if f.based {
+	if f.based && (f.file != nil || size == int64(len(f.buf))) {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if f.size != size { // it was not known
+			f.size = size
+			f.notify()
+		}
 		return nil
 	}
 	if size > smallBlob {
@@ -374,6 +440,7 @@ func (f *fill) begin(ctx context.Context, size int64) error {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.free() // of the wrong size, before reset
 	f.size, f.buf, f.file, f.based = size, buf, file, true
 	f.notify()
 	return nil
@@ -402,6 +469,7 @@ func (f *fill) take(n int) error {
 	f.written += int64(n)
 	f.notify()
 	if f.abandoned() {
+		f.quit()
 		return errAbandoned
 	}
 	return nil

@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"example.org/slipway/mirror/upstream"
 	"example.org/slipway/oci"
 )
 
@@ -139,6 +140,7 @@ func (m *Registry) join(s *source, name, repo string, d oci.Digest, again bool) 
 	f.continues = fs.parts[d]
 	f.enter()
 	if !m.spawn(f.run) {
+		f.cancel()
 		return nil, lookAgain, errClosed()
 	}
 	fs.under[d] = f
@@ -350,9 +352,12 @@ func (m *Registry) openFill(ctx context.Context, s *source, name, repo string, d
 			return nil, err
 		}
 	}
-	c, err := f.open(ctx, p)
+	c, err := f.open(ctx, reader{s, name, repo}, p)
 	if err != nil {
 		f.leave()
+		if ofFill := upstream.KindOf(err) != 0 || !oci.HasCode(err, oci.CodeRangeInvalid); ofFill && repo != f.repo && ctx.Err() == nil {
+			err = errLookAgain // the upstream has not said it of this repository
+		}
 		if !errors.Is(err, errLookAgain) {
 			s.counts.fetched(kindBlob, how == beginner, err)
 		}
@@ -376,9 +381,10 @@ func (m *Registry) introduce(ctx context.Context, f *fill, s *source, name, repo
 	if err := await(ctx, f.settled); err != nil {
 		return err
 	}
-	// It has come too late. If the blob was stored it only has to be linked.
+	// It has come too late. If the blob was stored it only has to be linked, or else
+	// it is fetched once more.
 	if _, err := m.store.LinkStored(ctx, repo, f.digest); err != nil && !oci.HasCode(err, oci.CodeBlobUnknown) {
-		return err
+		m.log.Warn("show a blob in a repository", "repo", repo, "digest", f.digest, "err", err)
 	}
 	return errLookAgain
 }

@@ -76,7 +76,7 @@ func (m *Registry) Load(ctx context.Context, ref string, o *LoadOptions) error {
 	if len(opts.Platforms) == 0 {
 		opts.Platforms = s.Platforms
 	}
-	l := &loading{m: m, s: s, name: name, repo: repo, opts: opts, blobs: map[oci.Digest]int64{}}
+	l := &loading{m: m, s: s, name: name, repo: repo, opts: opts, blobs: map[oci.Digest]int64{}, seen: map[oci.Digest]bool{}}
 	if err := l.manifest(ctx, ref); err != nil {
 		return fmt.Errorf("load %s: %w", ref, err)
 	}
@@ -94,6 +94,7 @@ type loading struct {
 	opts       LoadOptions
 	order      []oci.Digest
 	blobs      map[oci.Digest]int64 // sizes
+	seen       map[oci.Digest]bool  // manifests that indexes name, and whether they are there
 
 	mu       sync.Mutex
 	progress Progress
@@ -134,8 +135,14 @@ func (l *loading) children(ctx context.Context, doc *document) error {
 		if !wants(l.opts.Platforms, platformOf(c)) {
 			continue
 		}
+		if there, seen := l.seen[c.Digest]; seen {
+			found = found || there
+			continue
+		}
 		// An index may name what its registry lacks. The others are worth having.
-		if err := l.manifest(ctx, string(c.Digest)); oci.HasCode(err, oci.CodeManifestUnknown) {
+		err := l.manifest(ctx, string(c.Digest))
+		l.seen[c.Digest] = err == nil
+		if oci.HasCode(err, oci.CodeManifestUnknown) {
 			l.m.log.Warn("an index names a manifest that is not there", "repo", l.repo, "digest", c.Digest, "platform", platformOf(c).String(), "err", err)
 			continue
 		} else if err != nil {

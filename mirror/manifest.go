@@ -212,7 +212,7 @@ func (m *Registry) revalidate(ctx context.Context, s *source, name, repo, tag st
 		return answer, nil
 	}
 	began := time.Now()
-	now, err := s.Upstream.ResolveManifest(ctx, name, tag)
+	now, err := m.ask(ctx, s, name, tag)
 	m.metrics.observe(s, kindManifest, time.Since(began))
 	switch {
 	case err != nil:
@@ -240,6 +240,24 @@ func (m *Registry) revalidate(ctx context.Context, s *source, name, repo, tag st
 	return mf, nil
 }
 
+// confirmWithin is how long a client waits for an upstream to confirm a tag that
+// could be served as it was.
+const confirmWithin = 5 * time.Second
+
+// ask asks the upstream what a tag stands for that the store has.
+func (m *Registry) ask(ctx context.Context, s *source, name, tag string) (oci.Descriptor, error) {
+	if s.StaleIfError <= 0 {
+		return s.Upstream.ResolveManifest(ctx, name, tag)
+	}
+	short, cancel := context.WithTimeout(ctx, confirmWithin)
+	defer cancel()
+	now, err := s.Upstream.ResolveManifest(short, name, tag)
+	if err != nil && short.Err() != nil && ctx.Err() == nil && upstream.KindOf(err) == 0 {
+		err = &upstream.Error{Kind: upstream.Unavailable, Upstream: s.Name, Err: err}
+	}
+	return now, err
+}
+
 // fetch gets a manifest from the upstream, lets it in if the rules do, and has it
 // stored, under a tag unless that is empty.
 func (m *Registry) fetch(ctx context.Context, s *source, name, repo, ref, tag string) (*oci.Manifest, error) {
@@ -261,7 +279,12 @@ func (m *Registry) fetch(ctx context.Context, s *source, name, repo, ref, tag st
 	}
 	s.counts.pulled.Add(mf.Size)
 	if s.strict {
-		if err := m.admit(ctx, s, name, repo, mf); err != nil {
+		err := m.admit(ctx, s, name, repo, mf)
+		if upstream.KindOf(err) == upstream.NotFound { // and not the manifest itself
+			m.log.Warn("a manifest is incomplete upstream", "upstream", s.Name, "repo", repo, "digest", mf.Digest, "err", err)
+			err = refuse(oci.CodeManifestUnknown, "%s/%s@%s is incomplete upstream, so that the rules of %s cannot be applied", s.Name, name, mf.Digest, s.Name)
+		}
+		if err != nil {
 			return nil, m.refused(s, kindManifest, repo, ref, err)
 		}
 	}
@@ -315,8 +338,11 @@ func (m *Registry) stale(ctx context.Context, s *source, repo, tag string, have 
 		return nil, err
 	case kind == upstream.Denied:
 		m.refuse(s, kindManifest, repo, tag, err)
+		// From now on no failure brings it back, until it is confirmed.
+		st.digest, st.confirmed, st.until = have.Digest, time.Time{}, time.Time{}
+		s.tags.set(repo, tag, st, now)
 		return nil, err
-	case s.StaleIfError <= 0 || now.Sub(st.confirmed) > s.StaleIfError:
+	case s.StaleIfError <= 0 || st.confirmed.IsZero() || now.Sub(st.confirmed) > s.StaleIfError:
 		return nil, err
 	default:
 		m.log.Warn("serve a tag that cannot be confirmed", "upstream", s.Name, "repo", repo, "tag", tag, "confirmed", st.confirmed, "err", err)
@@ -342,6 +368,9 @@ func (m *Registry) confirm(s *source, repo, tag string, d oci.Digest) {
 // keep has a manifest stored in the background: clients need not wait until it is
 // durable.
 func (m *Registry) keep(s *source, repo string, mf *oci.Manifest, tag string) {
+	if mf.Digest.Algorithm().FromBytes(mf.Bytes) != mf.Digest {
+		return // of a signed schema 1 manifest the upstream's word is all there is
+	}
 	p := oci.PutManifest{Bytes: mf.Bytes, MediaType: mf.MediaType, Digest: mf.Digest}
 	m.pending.add(repo, mf)
 	if tag != "" {
@@ -351,8 +380,8 @@ func (m *Registry) keep(s *source, repo string, mf *oci.Manifest, tag string) {
 	store := func() {
 		defer m.pending.remove(repo, mf.Digest)
 		m.gate.pass(m.ctx)
-		if st, ok := s.tags.get(repo, tag); ok && st.digest != mf.Digest {
-			p.Tags = nil // it has been moved since
+		if st, ok := s.tags.get(repo, tag); !ok || st.digest != mf.Digest {
+			p.Tags = nil // it is gone, or has been moved since
 		}
 		ctx, cancel := m.storing()
 		defer cancel()
@@ -362,6 +391,11 @@ func (m *Registry) keep(s *source, repo string, mf *oci.Manifest, tag string) {
 			return
 		}
 		m.recent.add(contentKey{repo, string(mf.Digest)})
+		if _, ok := s.tags.get(repo, tag); !ok && len(p.Tags) > 0 { // it went meanwhile
+			if err := m.store.ForgetTag(ctx, repo, tag); err != nil {
+				m.log.Warn("drop a tag that is gone upstream", "repo", repo, "tag", tag, "err", err)
+			}
+		}
 	}
 	if !m.spawn(store) { // going down
 		m.pending.remove(repo, mf.Digest)
@@ -400,12 +434,13 @@ func unknownBlob(repo, ref, why string) error {
 func (m *Registry) patiently(ctx context.Context, ask func() error) error {
 	left := m.opts.Patience
 	for {
+		began := time.Now()
 		err := ask()
 		if upstream.KindOf(err) != upstream.Busy {
 			return err
 		}
 		pause := max(retryAfter(err), 50*time.Millisecond)
-		if left -= pause; left < 0 {
+		if left -= time.Since(began) + pause; left < 0 {
 			return err
 		}
 		if err := sleep(ctx, pause); err != nil {

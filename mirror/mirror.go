@@ -114,7 +114,8 @@ type Options struct {
 	// 16 MiB. Beyond it they are written to Dir as large ones are.
 	MemoryBytes int64
 	// Linger is how long the fetching of a blob goes on that nobody reads any
-	// more; default 10 min. What was fetched is kept for the next.
+	// more; default 10 min. What was fetched is kept for the next. Where nothing
+	// has come yet the fetching ends at once.
 	Linger time.Duration
 	// Patience is how long a client waits for an upstream that is busy or broken
 	// off; default 15 s.

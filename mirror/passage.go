@@ -5,6 +5,8 @@ import (
 	"errors"
 	"hash"
 	"io"
+
+	"example.org/slipway/oci"
 )
 
 // passage is a part of a blob that goes from the upstream to one reader and is
@@ -13,7 +15,9 @@ import (
 // before its digest is known to be right.
 type passage struct {
 	ctx      context.Context
-	f        *fill
+	m        *Registry
+	by       reader
+	digest   oci.Digest
 	size     int64
 	off, end int64
 
@@ -33,17 +37,18 @@ type passage struct {
 
 var _ sink = (*passage)(nil)
 
-func newPassage(ctx context.Context, f *fill, size, off, end int64) *passage {
-	return &passage{ctx: ctx, f: f, size: size, off: off, end: end}
+// newPassage is for what is left of a content.
+func newPassage(c *fillContent) *passage {
+	return &passage{ctx: c.ctx, m: c.f.m, by: c.by, digest: c.f.digest, size: c.size, off: c.off, end: c.end}
 }
 
 // WriteTo sends the part.
 func (p *passage) WriteTo(w io.Writer) (int64, error) {
-	p.w, p.at, p.sent, p.hash, p.tail = w, 0, 0, newHash(p.f.digest), nil
-	d := &download{m: p.f.m, s: p.f.s, name: p.f.name, repo: p.f.repo, digest: p.f.digest, size: p.size}
+	p.w, p.at, p.sent, p.hash, p.tail = w, 0, 0, newHash(p.digest), nil
+	d := &download{m: p.m, s: p.by.s, name: p.by.name, repo: p.by.repo, digest: p.digest, size: p.size}
 	err := d.run(p.ctx, p)
 	if err == nil {
-		if got := digestOf(p.f.digest, p.hash); got != p.f.digest {
+		if got := digestOf(p.digest, p.hash); got != p.digest {
 			err = d.wrongDigest(got)
 		}
 	}

@@ -206,6 +206,9 @@ func (s *source) noteChildren(repo string, mf *oci.Manifest) {
 // admit applies the rules that look at content. An index is as old and as well
 // signed as its images; an image whose index is signed is.
 func (m *Registry) admit(ctx context.Context, s *source, name, repo string, mf *oci.Manifest) error {
+	if mf.MediaType == oci.MediaTypeDockerManifestV1 || mf.MediaType == oci.MediaTypeDockerManifestV1S {
+		return refuse(oci.CodeDenied, "%s/%s@%s is a manifest of Docker's schema 1, to which the rules of %s cannot be applied", s.Name, name, mf.Digest, s.Name)
+	}
 	var doc document
 	if err := json.Unmarshal(mf.Bytes, &doc); err != nil {
 		return &upstream.Error{Kind: upstream.Wrong, Upstream: s.Name, Err: fmt.Errorf("read manifest %s: %w", mf.Digest, err)}
@@ -234,21 +237,25 @@ func (m *Registry) admit(ctx context.Context, s *source, name, repo string, mf *
 	return nil
 }
 
-// admitFirst checks the age of an index by that of its first image that is wanted.
-// The others are checked when they are asked for.
+// admitFirst checks the age of an index by that of its first image that is wanted
+// and there. The others are checked when they are asked for.
 func (m *Registry) admitFirst(ctx context.Context, s *source, name, repo string, doc *document) error {
 	if s.MinAge <= 0 {
 		return nil
 	}
+	var missing error
 	for _, c := range doc.Manifests {
 		p := platformOf(c)
 		if p.OS == "" || p.OS == "unknown" || isIndex(c.MediaType) || !wants(s.Platforms, p) {
 			continue
 		}
 		_, err := m.ofDigest(ctx, s, name, repo, c.Digest, m.store.GetManifest)
-		return err
+		if !oci.HasCode(err, oci.CodeManifestUnknown) {
+			return err
+		}
+		missing = err
 	}
-	return nil
+	return missing
 }
 
 // maxConfig is the largest image config that is read, in bytes.
@@ -263,11 +270,11 @@ func (m *Registry) checkConfig(ctx context.Context, s *source, name, repo string
 		Variant      string     `json:"variant"`
 	}
 	b, err := m.readBlob(ctx, s, name, repo, doc.Config.Digest, maxConfig)
-	if err == nil {
-		err = json.Unmarshal(b, &config)
-	}
 	if err != nil {
 		return fmt.Errorf("read config %s: %w", doc.Config.Digest, err)
+	}
+	if err := json.Unmarshal(b, &config); err != nil {
+		return refuse(oci.CodeDenied, "%s/%s: the image's config %s cannot be read, so that the rules of %s cannot be applied: %v", s.Name, name, doc.Config.Digest, s.Name, err)
 	}
 	if p := (Platform{config.OS, config.Architecture, config.Variant}); !wants(s.Platforms, p) {
 		return refuse(oci.CodeManifestUnknown, "%s/%s: the image is for %s, which %s is not mirrored for", s.Name, name, p, s.Name)
@@ -285,7 +292,7 @@ func (m *Registry) checkConfig(ctx context.Context, s *source, name, repo string
 	return nil
 }
 
-// readBlob returns a small blob of a mirrored repository.
+// readBlob returns a config of a mirrored repository, of at most most bytes.
 func (m *Registry) readBlob(ctx context.Context, s *source, name, repo string, d oci.Digest, most int64) ([]byte, error) {
 	c, err := m.openBlob(ctx, s, name, repo, d, wholeBlob)
 	if err != nil {
@@ -293,7 +300,7 @@ func (m *Registry) readBlob(ctx context.Context, s *source, name, repo string, d
 	}
 	defer c.Close()
 	if size := c.Descriptor().Size; size > most {
-		return nil, fmt.Errorf("blob %s has %d bytes, at most %d are read", d, size, most)
+		return nil, refuse(oci.CodeDenied, "%s/%s: config %s has %d bytes, and rules are applied to at most %d", s.Name, name, d, size, most)
 	}
 	return io.ReadAll(c)
 }

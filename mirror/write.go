@@ -94,6 +94,9 @@ func (m *Registry) DeleteBlob(ctx context.Context, repo string, d oci.Digest) er
 	if err := m.settle(ctx, repo); err != nil {
 		return err
 	}
+	if _, err := m.store.ResolveBlob(ctx, repo, d); err != nil {
+		return err
+	}
 	return m.store.ForgetBlob(ctx, repo, d)
 }
 
