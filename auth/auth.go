@@ -74,6 +74,8 @@ type Auth struct {
 	open      bool
 	grants    *grants
 	anonymous *Identity // what every anonymous client shares
+	// repository is Options.Repository, nil where there is none.
+	repository func(r *http.Request, name string) string
 
 	htpasswd  *htpasswd           // nil: not configured
 	mtls      *mtls               // nil: not configured
@@ -91,7 +93,7 @@ type Auth struct {
 func New(cfg Config, opts *Options) (*Auth, error) {
 	o := opts.orDefault()
 	a := &Auth{
-		clock: o.Clock, log: o.Logger, audit: o.Audit, anonymous: &Identity{},
+		clock: o.Clock, log: o.Logger, audit: o.Audit, anonymous: &Identity{}, repository: o.Repository,
 		verifiers: map[string]verifier{}, tokens: newExpiring[*Identity](tokenCacheSize),
 	}
 	rules, err := compileRules(cfg.Access)

@@ -178,6 +178,11 @@ type Options struct {
 	// HTTPClient reaches OIDC issuers. Default: http.DefaultTransport with a
 	// timeout of 10 s.
 	HTTPClient *http.Client
+	// Repository tells which repository a name stands for where tokens are asked for,
+	// if not the one of that name. Clients ask by the names they have and show one
+	// token all the time, while rights are checked for the repository. Default: no
+	// name stands for another.
+	Repository func(r *http.Request, name string) string
 }
 
 func (o *Options) orDefault() Options {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -152,12 +153,30 @@ func (a *Auth) refreshed(r *http.Request, token string) (*Identity, error) {
 	return nil, &oci.Error{Code: oci.CodeUnauthorized, Message: "the refresh token is not valid; log in again", Err: err}
 }
 
+// withMeant adds the repositories that names of scopes stand for. Their rights are
+// looked up as those of the others, so this gives nothing that could not be asked for.
+func (a *Auth) withMeant(r *http.Request, scopes []scope) []scope {
+	if a.repository == nil {
+		return scopes
+	}
+	out := slices.Clone(scopes)
+	for _, s := range scopes {
+		if s.repo == "" {
+			continue
+		}
+		if name := a.repository(r, s.repo); name != s.repo && oci.ValidName(name) {
+			out = append(out, scope{name, s.actions})
+		}
+	}
+	return out
+}
+
 // answer issues the token.
 func (h tokenHandler) answer(r *http.Request, req tokenRequest) (tokenResponse, error) {
 	a := h.a
 	var granted []scope
 	var texts []string
-	for _, s := range req.scopes {
+	for _, s := range a.withMeant(r, req.scopes) {
 		s.actions = a.grants.to(req.id, s.repo, s.actions)
 		if s.actions != 0 {
 			granted = append(granted, s)

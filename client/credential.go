@@ -168,7 +168,8 @@ const (
 // and nothing for any other. The command is run when the credential is asked for
 // the first time, and again every so often; where it fails then, the credential
 // of before is used on and the command is tried again a minute later. What it
-// prints never gets into errors or logs; its standard error does.
+// prints never gets into errors or logs; its standard error does. A run is for all
+// who ask meanwhile and goes on, within its time, when they no longer wait.
 func CommandCredential(host string, o CommandOptions) (CredentialFunc, error) {
 	if len(o.Command) == 0 || o.Command[0] == "" {
 		return nil, errors.New("the credential command is empty")
@@ -181,7 +182,7 @@ func CommandCredential(host string, o CommandOptions) (CredentialFunc, error) {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	c := &credentialCommand{host: host, o: o, turn: make(chan struct{}, 1)}
+	c := &credentialCommand{host: host, o: o}
 	return c.credential, nil
 }
 
@@ -190,42 +191,61 @@ type credentialCommand struct {
 	host string
 	o    CommandOptions
 
-	// turn is held by who reads or changes what follows; a channel and no mutex,
-	// so that waiting for the command ends with the context.
-	turn  chan struct{}
+	mu    sync.Mutex // guards what follows
 	last  Credential
-	err   error     // of the last run, where there is no credential
-	again time.Time // when to run the command again
+	err   error         // of the last run, where there is no credential
+	again time.Time     // when to run the command again
+	ended chan struct{} // is closed when the run under way ends; nil: there is none
 }
 
 func (c *credentialCommand) credential(ctx context.Context, host string) (Credential, error) {
 	if !strings.EqualFold(host, c.host) {
 		return Credential{}, nil
 	}
+	c.mu.Lock()
+	if c.ended == nil {
+		if c.o.Clock().Before(c.again) {
+			defer c.mu.Unlock()
+			return c.last, c.err
+		}
+		if err := ctx.Err(); err != nil {
+			c.mu.Unlock()
+			return Credential{}, err
+		}
+		c.ended = make(chan struct{})
+		go c.refresh(context.WithoutCancel(ctx))
+	}
+	ended := c.ended
+	c.mu.Unlock()
 	select {
-	case c.turn <- struct{}{}:
-		defer func() { <-c.turn }()
+	case <-ended:
 	case <-ctx.Done():
+		if context.Cause(ctx) == ErrStalled { // but it was not the registry
+			return Credential{}, fmt.Errorf("credential command %s for %s has not ended yet", c.o.Command[0], c.host)
+		}
 		return Credential{}, ctx.Err()
 	}
-	if c.o.Clock().Before(c.again) {
-		return c.last, c.err
-	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.last, c.err
+}
+
+// refresh runs the command and notes what came of it.
+func (c *credentialCommand) refresh(ctx context.Context) {
 	cr, err := c.run(ctx)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	close(c.ended)
+	c.ended = nil
 	switch now := c.o.Clock(); {
 	case err == nil:
 		c.last, c.err, c.again = cr, nil, now.Add(c.o.Every)
-	case ctx.Err() != nil: // says nothing about the command
-		if c.last == (Credential{}) {
-			return Credential{}, err
-		}
 	case c.last != Credential{}:
 		c.again = now.Add(commandPause)
 		c.o.Logger.WarnContext(ctx, "credential command failed; the credential of its last run is used", "host", c.host, "err", err)
 	default:
 		c.err, c.again = err, now.Add(commandFailed)
 	}
-	return c.last, c.err
 }
 
 // run runs the command.

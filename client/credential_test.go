@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -198,4 +199,33 @@ func TestCommandCredentialIsKept(t *testing.T) {
 		t.Errorf("got %q, %v", cr.Password, err)
 	}
 	is("three", runs()+1) // a caller that left did no harm
+}
+
+// A command may take longer than those wait who want to know what it says.
+func TestCommandCredentialIsSlow(t *testing.T) {
+	gate := filepath.Join(t.TempDir(), "gate")
+	command, runs := shell(t, "while ! test -e "+gate+"; do sleep 0.02; done; echo secret")
+	f, err := client.CommandCredential("registry.example.com", client.CommandOptions{Command: command, Username: "AWS"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	guard, ctx := client.NewStallGuard(t.Context(), 20*time.Millisecond, time.Minute)
+	_, err = f(ctx, "registry.example.com")
+	var none *http.Response
+	guard.Answered(&none, &err)
+	if err == nil || errors.Is(err, client.ErrStalled) || !strings.Contains(err.Error(), "credential command /bin/sh for registry.example.com has not ended yet") {
+		t.Errorf("got %v: that the registry is slow, or nothing", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := f(ctx, "registry.example.com"); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+	if err := os.WriteFile(gate, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	wantCredential(t, f, "registry.example.com", client.Credential{Username: "AWS", Password: "secret"})
+	if got := runs(); got != 1 {
+		t.Errorf("the command was run %d times, want once", got)
+	}
 }

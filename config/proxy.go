@@ -48,7 +48,7 @@ type Upstream struct {
 	Anonymous    bool              `yaml:"insecure_open_to_anonymous" doc:"Must be true where anybody may pull from an upstream with credentials without proving who they are: everything these credentials open, private images too, is then open to everybody who reaches this server."`
 	TLS          UpstreamTLS       `yaml:"tls" doc:"Encryption towards the upstream."`
 	HTTPProxy    string            `yaml:"http_proxy" doc:"Proxy on the way to the upstream, an http, https or socks5 URL. Empty takes HTTP_PROXY, HTTPS_PROXY and NO_PROXY of the environment; none uses none." example:"http://proxy.example.com:3128"`
-	Redirects    []string          `yaml:"redirects" doc:"Private, loopback or link-local networks that the upstream may redirect to. It may redirect to public addresses, and to the network it is in itself; everything else is refused." example:"10.0.0.0/8"`
+	Redirects    []string          `yaml:"redirects" doc:"Private, loopback or link-local networks that the upstream may redirect to. Public addresses need not be named. Token services may also be in a network like the upstream's own; everything else is refused." example:"10.0.0.0/8"`
 
 	Concurrency       int           `yaml:"concurrency" default:"32" min:"1" doc:"Blobs fetched from the upstream at the same time, and as many other requests beside them."`
 	RequestsPerSecond float64       `yaml:"requests_per_second" default:"0" min:"0" doc:"Requests per second to the upstream in the long run. 0 means no limit. Whatever it is, an upstream that answers 429 is left alone for as long as it says."`
@@ -79,10 +79,10 @@ type CredentialCommand struct {
 
 // UpstreamTLS configures encryption towards an upstream.
 type UpstreamTLS struct {
-	CA                 string `yaml:"ca" doc:"PEM file of the authorities that certify the upstream. Empty means the system's." example:"/etc/slipway/upstream-ca.crt"`
+	CA                 string `yaml:"ca" doc:"PEM file of the authorities that certify the upstream. Empty means the system's. Hosts that it redirects to and its token service elsewhere may be certified by either." example:"/etc/slipway/upstream-ca.crt"`
 	Certificate        string `yaml:"certificate" doc:"PEM file of a client certificate for the upstream." example:"/etc/slipway/upstream.crt"`
 	Key                string `yaml:"key" doc:"PEM file of its private key." example:"/etc/slipway/upstream.key"`
-	InsecureSkipVerify bool   `yaml:"insecure_skip_verify" doc:"True takes any certificate for the upstream's: whoever is on the way can then give this server other tags than the upstream's, and sees its credentials."`
+	InsecureSkipVerify bool   `yaml:"insecure_skip_verify" doc:"True takes any certificate for the upstream's, though not for that of a host it redirects to or a token service elsewhere: whoever is on the way can then give this server other tags than the upstream's, and sees its credentials."`
 }
 
 // ImageRule describes images of an upstream.

@@ -128,7 +128,7 @@ func TestProxyProblems(t *testing.T) {
 			"c.yml:12: proxy.upstreams[8].deny[0].repositories[0]: matches no repository: it has a character that no repository name has",
 			"c.yml:12: proxy.upstreams[8].deny[0].tags[0]: is not a regular expression: missing closing )",
 			"c.yml:13: proxy.upstreams[9].hosts[1]: must be a host name, with a port if it is not the usual one",
-			"c.yml:13: proxy.upstreams[9].hosts[2]: is given twice: it can lead to one place only",
+			"c.yml:13: proxy.upstreams[9].hosts[2]: is given twice, or the name of an upstream: it can lead to one place only",
 			"c.yml:13: proxy.upstreams[9].hosts[3]: must be a host name, with a port if it is not the usual one",
 		}},
 		{"names", `proxy:
@@ -144,7 +144,7 @@ func TestProxyProblems(t *testing.T) {
   own_names: ["a b"]`, []string{
 			"c.yml:12: proxy.own_names[0]: must be a host name, with a port if it is not the usual one",
 			"c.yml:4: proxy.default: is the name of no upstream",
-			"c.yml:7: proxy.mappings[1].from: is mapped already: the first mapping holds",
+			"c.yml:7: proxy.mappings[1].from: is mapped already: the first mapping that fits a name holds, so what says more goes first",
 			"c.yml:8: proxy.mappings[2].from: must be a repository name, or the beginning of one and /*",
 			"c.yml:9: proxy.mappings[3].to: must end with /* exactly where from does",
 			"c.yml:10: proxy.mappings[4].to: must begin with the name of an upstream",
@@ -159,6 +159,37 @@ func TestProxyProblems(t *testing.T) {
 			"c.yml:4: proxy.remoteurl: is also one of proxy.upstreams: write proxy.default instead",
 			"c.yml:6: proxy.exec: stands beside username and password; use one of them",
 			"c.yml:7: proxy.default: is another upstream than proxy.remoteurl, which is the default by itself",
+		}},
+		{"names and hosts", `proxy:
+  upstreams:
+  - {name: docker.io, hosts: [docker.io, Quay.io, localhost-5000]}
+  - {name: quay.io, hosts: [mirror.example.com]}
+  remoteurl: "http://localhost:5000"
+  own_names: [docker.io]`, []string{
+			"c.yml:4: proxy.upstreams[0].hosts[1]: is given twice, or the name of an upstream: it can lead to one place only",
+			"c.yml:4: proxy.upstreams[0].hosts[2]: is given twice, or the name of an upstream: it can lead to one place only",
+			"c.yml:7: proxy.own_names[0]: is given twice, or the name of an upstream: it can lead to one place only",
+		}},
+		{"mappings that hide others", `proxy:
+  upstreams: [{name: docker.io}, {name: quay.io}]
+  mappings:
+  - {from: docker.io/one, to: quay.io/one}
+  - {from: "docker.io/*", to: "quay.io/*"}
+  - {from: "docker.io/example/*", to: "quay.io/other/*"}
+  - {from: docker.io/two, to: quay.io/two}
+  - {from: docker.iox, to: quay.io/three}`, []string{
+			"c.yml:7: proxy.mappings[2].from: is mapped already: the first mapping that fits a name holds, so what says more goes first",
+			"c.yml:8: proxy.mappings[3].from: is mapped already: the first mapping that fits a name holds, so what says more goes first",
+		}},
+		{"limits where nothing comes again", `proxy:
+  upstreams: [{name: docker.io}, {name: quay.io, offline: true}]
+  ttl: 30d
+  max_bytes: 1GiB
+  offline: true`, []string{
+			"c.yml:6: proxy.offline: cannot be used with proxy.ttl, which removes images: they could not be fetched again; leave it out and use slipway mirror prune",
+			"c.yml:3: proxy.upstreams[1].offline: cannot be used with proxy.ttl, which removes images: they could not be fetched again; leave it out and use slipway mirror prune",
+			"c.yml:6: proxy.offline: cannot be used with proxy.max_bytes, which removes images: they could not be fetched again; leave it out and use slipway mirror prune",
+			"c.yml:3: proxy.upstreams[1].offline: cannot be used with proxy.max_bytes, which removes images: they could not be fetched again; leave it out and use slipway mirror prune",
 		}},
 		{"credentials for nothing", `proxy: {username: me, password: hush}`, []string{
 			"c.yml:2: proxy.remoteurl: is missing: there are credentials for it; each of proxy.upstreams has its own",

@@ -20,9 +20,21 @@ func (v *validator) proxyValues(p *Proxy) {
 		key := fmt.Sprintf("proxy.upstreams[%d]", i)
 		v.upstreamName(key, p.Upstreams[i].Name, names)
 		v.upstreamValues(key, &p.Upstreams[i])
-		v.hostNames(key+".hosts", p.Upstreams[i].Hosts, hosts)
+	}
+	for name := range names { // they are in ?ns= what hosts are
+		hosts[name] = true
+	}
+	if p.RemoteURL != "" {
+		hosts[remoteName(p.RemoteURL)] = true
+	}
+	for i := range p.Upstreams {
+		u := &p.Upstreams[i]
+		delete(hosts, u.Name) // its own, which it may repeat
+		v.hostNames(fmt.Sprintf("proxy.upstreams[%d].hosts", i), u.Hosts, hosts)
+		hosts[u.Name] = true
 	}
 	v.hostNames("proxy.own_names", p.OwnNames, hosts)
+	v.keepsForGood(p)
 	if p.RemoteURL != "" {
 		v.check("proxy.remoteurl", checkUpstreamURL(p.RemoteURL))
 		if name := remoteName(p.RemoteURL); !validUpstreamName(name) {
@@ -40,6 +52,27 @@ func (v *validator) proxyValues(p *Proxy) {
 		v.bad("proxy.default", "is another upstream than proxy.remoteurl, which is the default by itself")
 	}
 	v.mappings(p.Mappings, names)
+}
+
+// keepsForGood refuses to remove what no upstream would be asked for again.
+func (v *validator) keepsForGood(p *Proxy) {
+	const reason = "cannot be used with %s, which removes images: they could not be fetched again; leave it out and use slipway mirror prune"
+	for _, limit := range []struct {
+		key string
+		set bool
+	}{{"proxy.ttl", p.TTL > 0}, {"proxy.max_bytes", p.MaxBytes > 0}} {
+		if !limit.set {
+			continue
+		}
+		if p.Offline {
+			v.bad("proxy.offline", fmt.Sprintf(reason, limit.key))
+		}
+		for i, u := range p.Upstreams {
+			if u.Offline {
+				v.bad(fmt.Sprintf("proxy.upstreams[%d].offline", i), fmt.Sprintf(reason, limit.key))
+			}
+		}
+	}
 }
 
 // remoteCredentials checks the credentials for remoteurl.
@@ -148,7 +181,7 @@ func (v *validator) hostNames(key string, list []string, seen map[string]bool) {
 		if u, err := url.Parse("//" + h); err != nil || h == "" || u.Host != h || u.User != nil {
 			v.bad(at, "must be a host name, with a port if it is not the usual one")
 		} else if seen[name] {
-			v.bad(at, "is given twice: it can lead to one place only")
+			v.bad(at, "is given twice, or the name of an upstream: it can lead to one place only")
 		}
 		seen[name] = true
 	}
@@ -156,7 +189,6 @@ func (v *validator) hostNames(key string, list []string, seen map[string]bool) {
 
 // mappings checks that each leads to an upstream, and that none hides another.
 func (v *validator) mappings(list []ProxyMapping, names map[string]bool) {
-	seen := make(map[string]bool)
 	for i, m := range list {
 		key := fmt.Sprintf("proxy.mappings[%d]", i)
 		from, any := strings.CutSuffix(m.From, "/*")
@@ -165,8 +197,8 @@ func (v *validator) mappings(list []ProxyMapping, names map[string]bool) {
 		switch {
 		case !oci.ValidName(from):
 			v.bad(key+".from", "must be a repository name, or the beginning of one and /*")
-		case seen[m.From]:
-			v.bad(key+".from", "is mapped already: the first mapping holds")
+		case hidden(m.From, list[:i]):
+			v.bad(key+".from", "is mapped already: the first mapping that fits a name holds, so what says more goes first")
 		case !oci.ValidName(to):
 			v.bad(key+".to", "must be a repository name, or the beginning of one and /*")
 		case any != anyTo:
@@ -174,8 +206,16 @@ func (v *validator) mappings(list []ProxyMapping, names map[string]bool) {
 		case !names[first]:
 			v.bad(key+".to", "must begin with the name of an upstream")
 		}
-		seen[m.From] = true
 	}
+}
+
+// hidden tells whether a mapping is never asked for: one of those before it fits each
+// name that it fits.
+func hidden(from string, before []ProxyMapping) bool {
+	return slices.ContainsFunc(before, func(b ProxyMapping) bool {
+		prefix, any := strings.CutSuffix(b.From, "*")
+		return b.From == from || any && strings.HasSuffix(prefix, "/") && strings.HasPrefix(from, prefix)
+	})
 }
 
 // proxyRelations checks what mirrors need of other sections.

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -116,8 +117,9 @@ func (m *mirrors) openSource(u *config.Upstream, log *slog.Logger) (*mirror.Sour
 	for _, h := range u.Hosts {
 		m.virtual[strings.ToLower(h)] = true
 	}
+	others := slices.DeleteFunc(slices.Clone(u.Hosts), func(h string) bool { return strings.EqualFold(h, u.Name) })
 	s := &mirror.Source{
-		Name: u.Name, Hosts: u.Hosts, Upstream: up, TTL: orNone(u.TTL), NegativeTTL: orNone(u.NegativeTTL), StaleIfError: orNone(u.StaleIfError),
+		Name: u.Name, Hosts: others, Upstream: up, TTL: orNone(u.TTL), NegativeTTL: orNone(u.NegativeTTL), StaleIfError: orNone(u.StaleIfError),
 		Offline: u.Offline, Library: u.UsesLibrary(), KeepDeleted: u.KeepDeleted, MinAge: u.MinAge, OnlySigned: u.OnlySigned,
 	}
 	if s.Allow, err = mirrorRules(u.Allow); err != nil {
@@ -173,7 +175,7 @@ func upstreamOptions(u *config.Upstream, log *slog.Logger) (_ *upstream.Options,
 		Name: u.Name, URL: u.URL, Mirrors: u.Mirrors, Concurrent: u.Concurrency, RequestsPerSecond: u.RequestsPerSecond, Burst: u.Burst,
 		Redirects: u.Networks(), ConnectTimeout: u.ConnectTimeout, HeaderTimeout: u.HeaderTimeout, StallTimeout: u.StallTimeout, Logger: log,
 	}
-	if o.TLS, err = upstreamTLS(&u.TLS); err != nil {
+	if err := upstreamTLS(&u.TLS, o); err != nil {
 		return nil, err
 	}
 	if o.Credential, err = upstreamCredential(u, log); err != nil {
@@ -193,31 +195,37 @@ func upstreamOptions(u *config.Upstream, log *slog.Logger) (_ *upstream.Options,
 	return o, nil
 }
 
-// upstreamTLS reads the files of a section; nil is the system's way.
-func upstreamTLS(c *config.UpstreamTLS) (*tls.Config, error) {
+// upstreamTLS reads the files of a section. The upstream may send us to others, so
+// its authorities are good for these beside the system's.
+func upstreamTLS(c *config.UpstreamTLS, o *upstream.Options) error {
 	if *c == (config.UpstreamTLS{}) {
-		return nil, nil
+		return nil
 	}
 	t := &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: c.InsecureSkipVerify}
 	if c.CA != "" {
 		pem, err := os.ReadFile(c.CA)
 		if err != nil {
-			return nil, fmt.Errorf("tls.ca: %w", err)
+			return fmt.Errorf("tls.ca: %w", err)
 		}
 		t.RootCAs = x509.NewCertPool()
 		if !t.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("tls.ca: %s holds no PEM certificate", c.CA)
+			return fmt.Errorf("tls.ca: %s holds no PEM certificate", c.CA)
 		}
+		if o.OtherRoots, err = x509.SystemCertPool(); err != nil {
+			o.OtherRoots = x509.NewCertPool() // a system without any
+		}
+		o.OtherRoots.AppendCertsFromPEM(pem)
 	}
+	o.TLS = t
 	if c.Certificate == "" {
-		return t, nil
+		return nil
 	}
 	pair, err := tls.LoadX509KeyPair(c.Certificate, c.Key)
 	if err != nil {
-		return nil, fmt.Errorf("tls.certificate and tls.key: %w", err)
+		return fmt.Errorf("tls.certificate and tls.key: %w", err)
 	}
 	t.Certificates = []tls.Certificate{pair}
-	return t, nil
+	return nil
 }
 
 // upstreamCredential returns where the credentials for an upstream come from, or nil.
@@ -308,28 +316,62 @@ const namespaceParam = "ns"
 // repository implements server.RepositoryFunc. The parameter goes before the host
 // that was asked, and that before names.
 func (m *mirrors) repository(r *http.Request, name string) (string, error) {
+	repo, plain, err := m.meant(r, name)
+	if err != nil || !plain || writes(r) {
+		return repo, err
+	}
+	return m.Name(r.Context(), name), nil
+}
+
+// byDefault implements server.DefaultedFunc.
+func (m *mirrors) byDefault(r *http.Request, name string) bool {
+	repo, plain, err := m.meant(r, name)
+	return err == nil && plain && m.cfg.DefaultName() != "" && !m.Mirrored(repo)
+}
+
+// forToken returns the repository that a name in a token's scope stands for. Whether
+// the token is to read or to push is not said; it is good for the name itself anyway.
+func (m *mirrors) forToken(r *http.Request, name string) string {
+	repo, plain, err := m.meant(r, name)
+	if err != nil || !plain {
+		return repo
+	}
+	return m.Name(r.Context(), name)
+}
+
+// writes tells whether a request is part of a push, which never means the default
+// upstream: its answers would be about somebody else's repository. Whoever pushes asks
+// for a blob with HEAD whether it must be sent, and for uploads with GET and DELETE.
+func writes(r *http.Request) bool {
+	switch r.Method {
+	case http.MethodPost, http.MethodPut, http.MethodPatch:
+		return true
+	}
+	dir := path.Dir(r.URL.Path)
+	return strings.HasSuffix(dir, "/blobs/uploads") || r.Method == http.MethodHead && strings.HasSuffix(dir, "/blobs")
+}
+
+// meant returns the repository that a request means by a name, whatever the default
+// is. plain tells that nothing but the name says so.
+func (m *mirrors) meant(r *http.Request, name string) (repo string, plain bool, err error) {
 	asOurs := false
 	if strings.Contains(r.URL.RawQuery, namespaceParam+"=") {
 		if ns := r.URL.Query().Get(namespaceParam); ns != "" {
 			if repo, ok := m.named(ns, name); ok {
-				return repo, nil
+				return repo, false, nil
 			}
 			if !m.isOwn(ns, r.Host) {
-				return name, oci.Errorf(oci.CodeNameUnknown, "ns=%.80q names no registry that is mirrored here", ns)
+				return name, false, oci.Errorf(oci.CodeNameUnknown, "ns=%.80q names no registry that is mirrored here", ns)
 			}
 			asOurs = true
 		}
 	}
 	if host := strings.ToLower(r.Host); !asOurs && (m.virtual[host] || m.virtual[withoutPort(host)]) {
 		if repo, ok := m.named(host, name); ok {
-			return repo, nil
+			return repo, false, nil
 		}
 	}
-	switch r.Method {
-	case http.MethodPost, http.MethodPut, http.MethodPatch:
-		return m.NameToPush(name), nil
-	}
-	return m.Name(r.Context(), name), nil
+	return m.NameToPush(name), true, nil
 }
 
 // named returns the repository of a name at a registry that is mirrored. A client
@@ -339,13 +381,11 @@ func (m *mirrors) named(registry, name string) (string, bool) {
 	if !ok {
 		return "", false
 	}
-	if full := m.NameToPush(name); m.Mirrored(full) {
-		source, _, _ := strings.Cut(repo, "/")
-		if strings.HasPrefix(full, source+"/") {
-			return full, true
-		}
+	// Mappings hold for names in full. As they are there, names may look like others here.
+	if source, _, _ := strings.Cut(repo, "/"); strings.HasPrefix(name, source+"/") {
+		return m.NameToPush(name), true
 	}
-	return m.NameToPush(repo), true // mappings hold for it, too
+	return m.NameToPush(repo), true
 }
 
 // isOwn tells whether a name of a registry is this one's. host is the name that the

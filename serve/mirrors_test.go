@@ -418,13 +418,21 @@ func TestMirrorTTL(t *testing.T) {
 	s := start(t, setup{yaml: fmt.Sprintf("proxy: {remoteurl: %q, ttl: 1s}", public.url)})
 	s.pull("library/app", "v1", "", layer)
 	a, _ := openAdmin(t, s.cfg)
-	poll(t, "the image goes", func() bool {
+	listed := func() bool {
 		list, err := a.ListMirrors(t.Context(), serve.MirrorListArgs{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		return len(list.Images) == 0
+		return len(list.Images) > 0
+	}
+	poll(t, "the image is kept", func() bool {
+		if listed() {
+			return true
+		}
+		s.want(200, "GET", "/v2/library/app/manifests/v1", "") // it was gone already
+		return false
 	})
+	poll(t, "the image goes", func() bool { return !listed() })
 	s.pull("library/app", "v1", "", layer)
 	var d oci.Digest = oci.SHA256([]byte(imageOf(layer)))
 	s.pull("library/app", string(d), "", layer)

@@ -294,13 +294,16 @@ func (r *root) listMirrors(ctx context.Context, args MirrorListArgs) (rep Mirror
 		}
 	}
 	rep.Images = []MirrorImage{}
+	if r.isMirror == nil {
+		return rep, nil
+	}
 	list, next, err := r.reg.MirrorImages(ctx, registry.MirrorQuery{After: args.After, Limit: mirrorPage, LeastUsed: args.LeastUsed})
 	if err != nil {
 		return rep, err
 	}
 	rep.Next = next
 	for _, i := range list {
-		if matches(i.Repo) {
+		if r.isMirror(i.Repo) && matches(i.Repo) {
 			rep.Images = append(rep.Images, mirrorImage(i))
 		}
 	}

@@ -40,6 +40,8 @@ type root struct {
 	reg   *registry.Registry
 	// mirrors is nil where nothing is mirrored, and outside a server until it is needed.
 	mirrors *mirrors
+	// isMirror tells which repositories are mirrors; nil where none are.
+	isMirror func(repo string) bool
 	// collectors of the stores.
 	collectors []prometheus.Collector
 }
@@ -86,7 +88,8 @@ func openRoot(ctx context.Context, cfg *config.Config, o rootOptions) (_ *root, 
 	if err := r.openGear(cfg, o.log, opts.Memory); err != nil {
 		return nil, err
 	}
-	opts.Partial = mirrored(&cfg.Proxy)
+	r.isMirror = mirrored(&cfg.Proxy)
+	opts.Partial = r.isMirror
 	opts.OnEvent = gearEvents(r.gear, o.onEvent, cfg.Notifications.Events.IncludeMirrored)
 	opts.PullEvents = o.onEvent != nil
 	opts.Tap = r.gear

@@ -103,7 +103,13 @@ func New(ctx context.Context, cfg *config.Config, o *Options) (_ *Server, err er
 	if err := s.root.openMirrors(cfg, s.writes, s.log); err != nil {
 		return nil, err
 	}
+	if err := s.root.warnOfPushed(ctx, s.log); err != nil {
+		return nil, err
+	}
 	ao := &auth.Options{Logger: s.log, Audit: s.audit, Dir: s.root.dir, Host: noSlash(cfg.HTTP.Host), Prefix: noSlash(cfg.HTTP.Prefix)}
+	if s.root.mirrors != nil {
+		ao.Repository = s.root.mirrors.forToken
+	}
 	if s.auth, err = auth.New(cfg.Auth, ao); err != nil {
 		return nil, authProblem(cfg, err)
 	}
@@ -227,7 +233,7 @@ func (s *Server) setUpHTTP() error {
 		return err
 	}
 	if s.root.mirrors != nil {
-		so.Repository = s.root.mirrors.repository
+		so.Repository, so.Defaulted = s.root.mirrors.repository, s.root.mirrors.byDefault
 	}
 	s.handler = server.New(stoppable{s.root.served(), s.writes}, so)
 	s.metrics.MustRegister(s.handler.Metrics()...)

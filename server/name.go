@@ -1,6 +1,7 @@
 package server
 
 import (
+	"errors"
 	"net/http"
 	"net/url"
 
@@ -10,6 +11,25 @@ import (
 // RepositoryFunc returns the repository that a request means by a name, which is a
 // valid one. Its errors are answered once the client is known.
 type RepositoryFunc func(r *http.Request, name string) (string, error)
+
+// DefaultedFunc tells whether a request means another repository by a name only because
+// there is none of that name.
+type DefaultedFunc func(r *http.Request, name string) bool
+
+// orAbsent makes a refusal of the manifest that a default would be into its absence,
+// where it is asked for with HEAD. Some clients do so before they push, to a repository
+// that the push makes; they go on only if nothing is there. A 401 stays: with other
+// credentials the answer may be another.
+func (s *Server) orAbsent(q *request, err error) error {
+	if err == nil || q.asked == "" || q.Kind != oci.KindManifest || q.r.Method != http.MethodHead || s.opts.Defaulted == nil {
+		return err
+	}
+	var e *oci.Error
+	if !errors.As(err, &e) || e.HTTPStatus() != http.StatusForbidden || !s.opts.Defaulted(q.r, q.asked) {
+		return err
+	}
+	return &oci.Error{Code: oci.CodeManifestUnknown, Message: "there is no such repository here", Err: err}
+}
 
 // resolveName makes the request's repository the one it means: rules, counters and
 // logs are asked and told of that one, whatever name it went by. The name must be

@@ -60,6 +60,9 @@ type Options struct {
 	// Repository tells which repository a request means by a name, before anybody is
 	// asked for the right to it; nil: the one of that name.
 	Repository RepositoryFunc
+	// Defaulted tells of which names Repository says something only for want of a
+	// repository of that name; nil: of none.
+	Defaulted DefaultedFunc
 	// Gear serves the Gear extension; nil: none.
 	Gear Gear
 	// Redirect sends clients elsewhere for blobs; nil: they get all of them here.
@@ -296,12 +299,12 @@ func (s *Server) serve(q *request) error {
 		return &oci.Error{Code: oci.CodeUnsupported, Message: q.r.Method + " is not a method of this endpoint"}
 	}
 	if err := s.authorize(q, q.Repo, h.action); err != nil {
-		return err
+		return s.orAbsent(q, err)
 	}
 	if h.writes || s.opts.WithActor {
 		s.setActor(q)
 	}
-	return h.serve(s, q)
+	return s.orAbsent(q, h.serve(s, q))
 }
 
 // authorize checks that the client may do act on repo.

@@ -94,8 +94,8 @@ func printMirrors(w io.Writer, st serve.MirrorStatus, now time.Time) {
 				state = "failing"
 			}
 			fmt.Fprintf(w, "    %s: %s, %d requests, %d failed, %s to an answer", e.URL, state, e.Requests, e.Failures, e.Latency.Round(time.Millisecond))
-			if e.Limit.Known {
-				fmt.Fprintf(w, ", %d of %d pulls left", e.Limit.Remaining, e.Limit.Total)
+			if left := e.Limit.String(); left != "" {
+				fmt.Fprintf(w, ", %s", left)
 			}
 			if left := e.BackoffUntil.Sub(now); left > 0 {
 				fmt.Fprintf(w, ", left alone for %s", left.Round(time.Second))

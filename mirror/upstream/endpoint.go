@@ -123,6 +123,9 @@ func (l *links) init(o *Options) {
 	conf.MinVersion = max(conf.MinVersion, tls.VersionTLS12)
 	other := conf.Clone() // who we are is for the endpoint to know
 	other.Certificates, other.GetClientCertificate, other.ServerName = nil, nil, ""
+	// How the endpoint is known says nothing of others, which see what is fetched and,
+	// as token services, the credentials.
+	other.InsecureSkipVerify, other.RootCAs = false, o.OtherRoots
 	l.proxy = o.Proxy
 	l.guards = [3]*guard{target: {allow: o.Redirects}, tokens: {allow: o.Redirects, like: &l.seen}}
 	for r := range l.byRole {

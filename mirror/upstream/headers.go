@@ -1,6 +1,7 @@
 package upstream
 
 import (
+	"fmt"
 	"net/http"
 	"strconv"
 	"strings"
@@ -18,11 +19,27 @@ type Limit struct {
 	Total     int64 `json:"total"`
 	Remaining int64 `json:"remaining"`
 	// Window is the time that Total is for, 0 where the upstream did not say.
-	Window time.Duration `json:"windowNanoseconds,omitempty"`
+	Window time.Duration `json:"window_nanoseconds,omitempty"`
 	// Reset is when there will be more, zero where the upstream did not say.
 	Reset time.Time `json:"reset,omitzero"`
 	// Seen is when the upstream said so.
 	Seen time.Time `json:"seen,omitzero"`
+}
+
+// String tells what the upstream has said, such as "76 of 100 pulls left"; "" is
+// nothing.
+func (l Limit) String() string {
+	switch {
+	case !l.Known:
+		return ""
+	case l.Remaining >= 0 && l.Total >= 0:
+		return fmt.Sprintf("%d of %d pulls left", l.Remaining, l.Total)
+	case l.Remaining >= 0:
+		return fmt.Sprintf("%d pulls left", l.Remaining)
+	case l.Total >= 0:
+		return fmt.Sprintf("at most %d pulls", l.Total)
+	}
+	return ""
 }
 
 // epoch is where a number is a time and no longer a number of seconds: 2001.

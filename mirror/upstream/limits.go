@@ -45,7 +45,7 @@ type health struct {
 	blamed  time.Time // the same, for wrong content
 	probing bool      // a request finds out whether a slow endpoint is back
 
-	backOffs int       // in a row
+	backOffs int       // not long ago, for as long as seemed good
 	until    time.Time // end of the back-off
 
 	lastErr            string
@@ -159,7 +159,7 @@ func (h *health) good() {
 	if h.fails > 0 {
 		h.log.Info("upstream endpoint answers again", "failures", h.fails)
 	}
-	h.fails, h.slow, h.backOffs, h.probing, h.penalty = 0, 0, 0, false, time.Time{}
+	h.fails, h.slow, h.probing, h.penalty = 0, 0, false, time.Time{}
 }
 
 // unknown notes the end of a request that says nothing about the endpoint.
@@ -184,9 +184,13 @@ func (h *health) backOff(told time.Duration, status int) {
 		}
 		return
 	}
-	h.backOffs++
+	// Good answers do not count: some upstreams answer HEAD and refuse GET.
+	if now.Sub(h.until) > longestBackOff {
+		h.backOffs = 0
+	}
 	d := min(told, mostTold)
 	if d <= 0 {
+		h.backOffs++
 		d = doubled(firstBackOff, longestBackOff, h.backOffs)
 	}
 	h.until = now.Add(d)

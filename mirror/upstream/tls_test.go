@@ -98,6 +98,39 @@ func TestCertificates(t *testing.T) {
 	}
 }
 
+// TestOtherHosts has a host that redirects lead to: it is not trusted for what the
+// registry is trusted for.
+func TestOtherHosts(t *testing.T) {
+	ca, other := newAuthority(t), newAuthority(t)
+	conf := func(a *authority) *tls.Config {
+		return &tls.Config{Certificates: []tls.Certificate{a.issue(t, "server", time.Now().Add(time.Hour))}}
+	}
+	elsewhere := serveTLS(t, conf(other), image)
+	s := serveTLS(t, conf(ca), func(w http.ResponseWriter, r *http.Request) {
+		http.Redirect(w, r, elsewhere.URL+r.URL.Path, http.StatusFound)
+	})
+	for name, tt := range map[string]struct {
+		conf  *tls.Config
+		roots *x509.CertPool
+		good  bool
+	}{
+		"roots of their own":     {&tls.Config{RootCAs: ca.pool}, other.pool, true},
+		"the registry's":         {&tls.Config{RootCAs: ca.pool}, ca.pool, false},
+		"the system's":           {&tls.Config{RootCAs: ca.pool}, nil, false},
+		"the registry by any":    {&tls.Config{InsecureSkipVerify: true}, nil, false},
+		"and them by their root": {&tls.Config{InsecureSkipVerify: true}, other.pool, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := getManifest(open(t, s.URL, upstream.Options{TLS: tt.conf, OtherRoots: tt.roots, Redirects: here}), "v1")
+			if tt.good {
+				ok(t, err)
+			} else {
+				unavailable(t, err, "unknown authority")
+			}
+		})
+	}
+}
+
 // TestClientCertificate has a registry that wants one, and another host that it
 // redirects to and that must not see it.
 func TestClientCertificate(t *testing.T) {
@@ -121,7 +154,7 @@ func TestClientCertificate(t *testing.T) {
 			}
 		})
 	me := &tls.Config{RootCAs: ca.pool, Certificates: []tls.Certificate{ca.issue(t, "me", time.Now().Add(time.Hour))}}
-	u := open(t, s.URL, upstream.Options{TLS: me, Redirects: here})
+	u := open(t, s.URL, upstream.Options{TLS: me, OtherRoots: ca.pool, Redirects: here})
 	ok(t, getManifest(u, "v1"))
 	ok(t, getManifest(u, "away"))
 	if len(elsewhere.requests()) != 1 || shown.Load() != 0 {

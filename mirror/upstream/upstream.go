@@ -13,9 +13,9 @@
 //   - Credentials go to the endpoint they are for and to the token service that
 //     it names, and to nobody else. Tokens are kept until they expire, and are
 //     fetched once for all requests that want the same.
-//   - Redirects and token services lead to public addresses only, unless the
-//     configuration allows others. Addresses are checked when they are connected
-//     to.
+//   - Redirects lead to public addresses only, unless the configuration allows
+//     others; token services also to addresses of the kinds that the upstream
+//     itself has. Addresses are checked when they are connected to.
 //   - An endpoint that answers 429 is left alone, by all requests, for as long as
 //     it wants. Nobody waits for that: requests are answered by [Busy].
 //   - An endpoint that stands still is given up. One that does so again and again
@@ -30,6 +30,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -63,9 +64,12 @@ type Options struct {
 	// Credential is asked with the host[:port] of an endpoint when that wants to
 	// know who we are; nil means anonymous.
 	Credential client.CredentialFunc
-	// TLS is for connections to all hosts, but that certificates of ours are shown
-	// to the endpoints only; nil means the defaults.
+	// TLS is for connections to the endpoints; nil means the defaults. Its
+	// certificates, authorities and InsecureSkipVerify are for nobody else.
 	TLS *tls.Config
+	// OtherRoots certify the hosts that redirects lead to and token services
+	// elsewhere; nil means the system's.
+	OtherRoots *x509.CertPool
 	// Proxy chooses an HTTP proxy for a request; nil means that of the
 	// environment. Where there is a proxy, it is the proxy that resolves names:
 	// addresses that redirects lead to are checked only where they are written out.
@@ -107,10 +111,12 @@ const (
 	defaultUserAgent  = "slipway"
 
 	// rounds is how often all endpoints are tried for what is small and quick.
-	rounds = 3
+	rounds = 8
 	// firstRest is the pause after the first round, give or take half; each
-	// further one is twice as long.
+	// further one is twice as long, up to lastRest. An endpoint that is down does
+	// not get that many: it is noticed before.
 	firstRest = 100 * time.Millisecond
+	lastRest  = 500 * time.Millisecond
 )
 
 // Upstream is another registry. It is safe for concurrent use.
@@ -267,7 +273,7 @@ func (u *Upstream) rounds(ctx context.Context, op func(*endpoint) error) error {
 			t.Stop()
 			return fmt.Errorf("%w (after %w)", ctx.Err(), err)
 		}
-		rest *= 2
+		rest = min(2*rest, lastRest)
 	}
 }
 

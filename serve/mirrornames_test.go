@@ -1,0 +1,174 @@
+package serve_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"example.org/slipway/serve"
+)
+
+// What was pushed here is no mirror: it is neither listed with them nor carried away.
+func TestMirrorListHasNoPushed(t *testing.T) {
+	b := newMirrorBed(t)
+	b.public.pushImage("library/app", "v1", mirrorLayer("public"))
+	b.pushImage("team/secret", "v1", mirrorLayer("secret"), alice)
+	a, _ := openAdmin(t, b.cfg)
+	file := filepath.Join(t.TempDir(), "images.tar")
+	if out, err := a.ExportMirrors(t.Context(), serve.MirrorExportArgs{Path: file}, nil); err == nil {
+		t.Errorf("an export with no mirrored image: got %+v", out)
+	}
+	if _, err := a.LoadMirrors(t.Context(), serve.MirrorLoadArgs{Images: []string{"app:v1"}}, nil); err != nil {
+		t.Fatal(err)
+	}
+	list, err := a.ListMirrors(t.Context(), serve.MirrorListArgs{})
+	if err != nil || len(list.Images) != 1 || list.Images[0].Repository != "pub/library/app" {
+		t.Errorf("list: got %+v, %v", list, err)
+	}
+	if list, err := a.ListMirrors(t.Context(), serve.MirrorListArgs{Pattern: "team/*"}); err != nil || len(list.Images) != 0 {
+		t.Errorf("list of what was pushed: got %+v, %v", list, err)
+	}
+	if out, err := a.ExportMirrors(t.Context(), serve.MirrorExportArgs{Path: file}, nil); err != nil || out.Images != 1 {
+		t.Errorf("export: got %+v, %v", out, err)
+	}
+	plain, _ := openAdmin(t, configure(t, setup{root: start(t, setup{}).root}))
+	if list, err := plain.ListMirrors(t.Context(), serve.MirrorListArgs{}); err != nil || len(list.Images) != 0 {
+		t.Errorf("list without mirrors: got %+v, %v", list, err)
+	}
+}
+
+// defaultBed is a server with def as its default upstream, of which priv wants a
+// password and shut lets nobody in. Alice may do everything there, and bob
+// everything to team/ and nothing else.
+func defaultBed(t *testing.T, def string) *instance {
+	t.Helper()
+	dir := t.TempDir()
+	writeFile(t, filepath.Join(dir, "upstream"), htpasswd(t, "reader", "hush"))
+	writeFile(t, filepath.Join(dir, "users"), htpasswd(t, "alice", "a", "bob", "b"))
+	private := start(t, setup{yaml: "auth: {htpasswd: {path: " + filepath.Join(dir, "upstream") + "}}"})
+	private.pushImage("library/app", "v1", mirrorLayer("secret"), basic("reader", "hush"))
+	return start(t, setup{yaml: fmt.Sprintf(`auth:
+  max_failures_per_minute: -1
+  htpasswd: {path: %s}
+  token: {builtin: true}
+  access:
+  - {repositories: ["**"], subjects: [alice], actions: ["*"]}
+  - {repositories: ["team/**"], subjects: [bob], actions: ["*"]}
+proxy:
+  upstreams:
+  - {name: priv, url: %q, username: reader, password: hush, library: true, hosts: [priv-mirror.test]}
+  - {name: shut, url: %q}
+  mappings: [{from: "hub/*", to: "priv/*"}]
+  default: %s
+`, filepath.Join(dir, "users"), private.url, private.url, def)})
+}
+
+// The first push of a repository is not disturbed by the default upstream: not by
+// what the client may not read there, and not by what the upstream denies.
+func TestMirrorDefaultAndFirstPush(t *testing.T) {
+	for name, bed := range map[string]struct {
+		def string
+		who func(*http.Request)
+	}{
+		"who may not pull from it": {"priv", basic("bob", "b")},
+		"it denies everything":     {"shut", alice},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, who := defaultBed(t, bed.def), bed.who
+			layer := mirrorLayer("mine")
+			s.want(404, "HEAD", "/v2/team/new/blobs/"+digestOf(layer), "", who)
+			s.want(404, "HEAD", "/v2/team/new/manifests/v1", "", who)
+			s.want(401, "HEAD", "/v2/team/new/manifests/v1", "")
+			s.want(403, "GET", "/v2/team/new/manifests/v1", "", who)
+			at := s.want(202, "POST", "/v2/team/new/blobs/uploads/", "", who).header.Get("Location")
+			if s.want(204, "GET", at, "", who); !strings.Contains(at, "/team/new/blobs/uploads/") {
+				t.Errorf("got an upload at %s", at)
+			}
+			s.want(204, "DELETE", at, "", who)
+			s.pushImage("team/new", "v1", layer, who)
+			s.want(200, "HEAD", "/v2/team/new/blobs/"+digestOf(layer), "", who)
+			s.pull("team/new", "v1", "", layer, who)
+		})
+	}
+}
+
+// With ns or a host of an upstream a name is the upstream's, although mappings have
+// another meaning for it here, and mappings hold for names in full.
+func TestMirrorNamesAndMappings(t *testing.T) {
+	up := start(t, setup{})
+	hub, lib, ours := mirrorLayer("hub"), mirrorLayer("library"), mirrorLayer("ours")
+	up.pushImage("hub/nginx", "v1", hub)
+	up.pushImage("library/nginx", "v1", lib)
+	inner := start(t, setup{})
+	inner.pushImage("example/x", "v1", ours)
+	s := start(t, setup{yaml: fmt.Sprintf(`proxy:
+  upstreams:
+  - {name: docker.io, url: %q, hosts: [mirror.test, docker.io]}
+  - {name: hub-private, url: %q, library: true}
+  mappings: [{from: "docker.io/example/*", to: "hub-private/example/*"}, {from: "hub/*", to: "docker.io/*"}]
+`, up.url, inner.url)})
+	s.pull("hub/nginx", "v1", "", lib)
+	s.pull("hub/nginx", "v1", "?ns=docker.io", hub)
+	s.pull("docker.io/hub/nginx", "v1", "?ns=docker.io", hub)
+	s.pull("hub/nginx", "v1", "", hub, host("mirror.test"))
+	s.pull("hub/nginx", "v1", "", hub, host("docker.io"))
+	s.pull("nginx", "v1", "?ns=docker.io", lib)
+	s.pull("docker.io/nginx", "v1", "?ns=docker.io", lib)
+	for _, query := range []string{"", "?ns=docker.io"} {
+		s.pull("docker.io/example/x", "v1", query, ours)
+	}
+	s.pull("example/x", "v1", "?ns=docker.io", ours)
+	s.pull("example/x", "v1", "", ours, host("mirror.test"))
+}
+
+// A token for a name is good for the repository it stands for, as far as the rules go.
+func TestMirrorTokens(t *testing.T) {
+	s := defaultBed(t, "priv")
+	secret := mirrorLayer("secret")
+	token := func(name string, edits ...func(*http.Request)) func(*http.Request) {
+		t.Helper()
+		a := s.want(200, "GET", "/token?scope=repository:"+name+":pull", "", edits...)
+		var got struct{ Token string }
+		if err := json.Unmarshal([]byte(a.body), &got); err != nil || got.Token == "" {
+			t.Fatalf("got %s, %v", a.body, err)
+		}
+		return header("Authorization", "Bearer "+got.Token)
+	}
+	for _, name := range []string{"hub/library/app", "hub/app", "library/app", "app", "priv/app", "priv/library/app"} {
+		s.pull(name, "v1", "", secret, token(name, alice))
+		s.want(401, "GET", "/v2/"+name+"/manifests/v1", "", token("team/app", alice))
+	}
+	at := host("priv-mirror.test")
+	s.pull("app", "v1", "", secret, token("app", alice, at), at)
+	if a := s.do("GET", "/v2/app/manifests/v1", "", token("app", basic("bob", "b"))); a.status != 401 && a.status != 403 {
+		t.Errorf("bob reads what only alice may: status %d", a.status)
+	}
+}
+
+// What was pushed before its name became an upstream's is a mirror from then on, and
+// the log says so, once.
+func TestMirrorOfPushedNames(t *testing.T) {
+	s := start(t, setup{})
+	s.pushImage("up/team/app", "v1", mirrorLayer("mine"))
+	s.pushImage("upper/app", "v1", mirrorLayer("mine"))
+	const what = "repositories begin with the name of an upstream"
+	again := func(yaml string, warned bool) {
+		t.Helper()
+		if err := s.stop(); err != nil {
+			t.Fatal(err)
+		}
+		s = start(t, setup{root: s.root, yaml: yaml})
+		if got := s.log.String(); strings.Contains(got, what) != warned || warned && !strings.Contains(got, "upstream=up repositories=[up/team/app]") {
+			t.Errorf("with %q the log has:\n%s", yaml, got)
+		}
+	}
+	const one, both = `proxy: {upstreams: [{name: up, url: "http://127.0.0.1:1"}]}`, `proxy: {upstreams: [{name: other, url: "http://127.0.0.1:1"}, {name: up, url: "http://127.0.0.1:1"}]}`
+	again(one, true)
+	again(one, false)
+	again(both, false)
+	again("", false)
+	s.pull("up/team/app", "v1", "", mirrorLayer("mine"))
+}

@@ -1,0 +1,70 @@
+package serve
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// mirroredFile lists the upstreams of the last start, one in a line, in mirrorDir.
+const mirroredFile = "upstreams"
+
+// warnedRepositories is how many repositories a warning names.
+const warnedRepositories = 10
+
+// warnOfPushed looks for repositories below the names of upstreams that are new since
+// the last start. Whoever pushed them hardly wants them to be mirrors, which take no
+// pushes and are removed to save space.
+func (r *root) warnOfPushed(ctx context.Context, log *slog.Logger) error {
+	if r.mirrors == nil {
+		return nil
+	}
+	file := filepath.Join(r.dir, mirrorDir, mirroredFile)
+	text, err := os.ReadFile(file)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("read which upstreams there were: %w", err)
+	}
+	before := strings.Fields(string(text))
+	var now []string
+	for _, u := range r.mirrors.cfg.All() {
+		now = append(now, u.Name)
+		if slices.Contains(before, u.Name) {
+			continue
+		}
+		names, err := r.below(ctx, u.Name+"/")
+		if err != nil {
+			return fmt.Errorf("look for repositories of upstream %s: %w", u.Name, err)
+		}
+		if len(names) > 0 {
+			log.Warn("repositories begin with the name of an upstream that this server did not mirror before: they are its mirrors, "+
+				"take no pushes, and proxy.ttl, proxy.max_bytes and slipway mirror prune remove them; "+
+				"if they were pushed, give the upstream another name",
+				"upstream", u.Name, "repositories", names)
+		}
+	}
+	if slices.Equal(before, now) {
+		return nil
+	}
+	next := file + ".new"
+	if err := os.WriteFile(next, []byte(strings.Join(now, "\n")+"\n"), 0o600); err != nil {
+		return fmt.Errorf("note which upstreams there are: %w", err)
+	}
+	if err := os.Rename(next, file); err != nil {
+		return fmt.Errorf("note which upstreams there are: %w", err)
+	}
+	return nil
+}
+
+// below lists the first repositories whose names begin with a prefix.
+func (r *root) below(ctx context.Context, prefix string) ([]string, error) {
+	list, err := r.cat.Repositories(ctx, prefix, warnedRepositories)
+	if i := slices.IndexFunc(list, func(name string) bool { return !strings.HasPrefix(name, prefix) }); i >= 0 {
+		list = list[:i]
+	}
+	return list, err
+}
