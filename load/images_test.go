@@ -160,7 +160,7 @@ func TestSizes(t *testing.T) {
 			t.Errorf("%q is written as %q", text, sizes(t, text))
 		}
 	}
-	for _, text := range []string{"x", "-5", "5-", "2MiB-1MiB", "9GiB", "lognormal:1", "lognormal:1KiB,-1", "lognormal:1KiB,x", "1KiB,,2KiB", "1e400", "NaN", "lognormal:1K,1,1,1"} {
+	for _, text := range []string{"x", "-5", "5-", "2MiB-1MiB", "9GiB", "lognormal:1", "lognormal:0,1", "lognormal:0.5,1", "lognormal:1KiB,-1", "lognormal:1KiB,x", "1KiB,,2KiB", "1e400", "NaN", "lognormal:1K,1,1,1"} {
 		if _, err := load.ParseSizes(text); err == nil {
 			t.Errorf("%q was taken", text)
 		}

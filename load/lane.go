@@ -41,6 +41,8 @@ const (
 	otherFault    = "other"
 	maxRedirects  = 5
 	maxListBytes  = 4 << 20
+	maxPages      = 1000
+	anyTag        = "latest" // there need not be one: credentials are shown before that is found out
 	manifestTypes = "Accept: " + oci.MediaTypeOCIIndex + ", " + oci.MediaTypeOCIManifest + ", " +
 		oci.MediaTypeDockerIndex + ", " + oci.MediaTypeDockerManifest + "\r\n"
 )
@@ -144,18 +146,53 @@ func (l *lane) head(ctx context.Context, repo, ref string, want Part) error {
 	return l.fault(a, err, "HEAD manifests/"+ref+" of "+repo)
 }
 
-// list asks for the tags of a repository, of which one must be there.
+// list asks for the tags of a repository, page by page up to the one that must be there.
 func (l *lane) list(ctx context.Context, repo, tag string) error {
 	l.sum, l.room = nil, maxListBytes
+	full, want := l.e.Prefix+repo, []byte(`"`+tag+`"`)
 	a, err := l.do(ctx, http.MethodGet, "tags/list", repo, "", "")
-	if err == nil && a.Status == http.StatusOK && !bytes.Contains(l.kept, []byte(`"`+tag+`"`)) {
-		err = &Fault{wrongContent, fmt.Errorf("tag %s is not in it", tag)}
+	for page := 1; err == nil && a.Status == http.StatusOK && !bytes.Contains(l.kept, want); page++ {
+		if next := nextPage(a.Link); next == "" || page == maxPages {
+			err = &Fault{wrongContent, fmt.Errorf("tag %s is not in it", tag)}
+		} else if err = l.turn(next); err == nil {
+			a, err = l.ask(ctx, http.MethodGet, full, anyTag, "")
+		}
 	}
 	return l.fault(a, err, "GET tags/list of "+repo)
 }
 
-// do makes a request and notes how long it took, with credentials and redirects where
-// the registry wants that.
+// nextPage is where a header Link says the next page of a list is, "" for nowhere.
+func nextPage(link string) string {
+	_, rest, _ := strings.Cut(link, "<")
+	to, parameters, _ := strings.Cut(rest, ">")
+	if !strings.Contains(parameters, "next") {
+		return ""
+	}
+	return to
+}
+
+// turn makes the next page of a list the target.
+func (l *lane) turn(next string) error {
+	at, err := l.place()
+	if err != nil {
+		return err
+	}
+	to, err := at.Parse(next)
+	if err != nil || to.Host != at.Host || to.Scheme != at.Scheme {
+		return errors.New("the next page is nowhere in the registry")
+	}
+	if l.e.Namespace != "" {
+		q := to.Query()
+		q.Set("ns", l.e.Namespace)
+		to.RawQuery = q.Encode()
+	}
+	if l.target = append(l.target[:0], to.RequestURI()...); !wire.Clean(l.target) {
+		return errors.New("the next page is nowhere in the registry")
+	}
+	return nil
+}
+
+// do makes a request about a repository, as ask has it.
 func (l *lane) do(ctx context.Context, method, kind, repo, ref, header string) (wire.Answer, error) {
 	t := append(l.target[:0], l.e.url.Path...)
 	t = append(append(t, "/v2/"...), l.e.Prefix...)
@@ -164,42 +201,73 @@ func (l *lane) do(ctx context.Context, method, kind, repo, ref, header string) (
 	if !wire.Clean(l.target) {
 		return wire.Answer{}, errors.New("the name cannot be sent")
 	}
-	full := l.e.Prefix + repo
+	tag := ref
+	if !strings.HasPrefix(kind, "manifests/") {
+		tag = anyTag
+	}
+	return l.ask(ctx, method, l.e.Prefix+repo, tag, header)
+}
+
+// ask sends the request in l.target and notes how long it took, with credentials for the
+// repository and redirects where the registry wants that.
+func (l *lane) ask(ctx context.Context, method, repo, tag, header string) (wire.Answer, error) {
 	begin := time.Now()
-	a, err := l.show(method, full, header)
+	shown := l.e.authorization(repo)
+	a, err := l.show(method, shown, header)
 	if err == nil && a.Status == http.StatusUnauthorized {
-		tag := ref
-		if !strings.HasPrefix(kind, "manifests/") {
-			tag = "latest" // there need not be one: credentials are shown before that is found out
-		}
-		if err = l.e.authorize(ctx, full, tag); err == nil {
-			a, err = l.show(method, full, header)
+		if err = l.e.authorize(ctx, repo, tag, shown); err == nil {
+			a, err = l.show(method, l.e.authorization(repo), header)
 		}
 	}
-	for hop := 0; err == nil && a.Location != "" && a.Status >= 300 && a.Status < 400 && hop < maxRedirects; hop++ {
-		a, err = l.follow(method, a.Location, header)
+	if err == nil && redirects(a) {
+		a, err = l.follow(method, header, a)
 	}
-	l.rec.request(a.Size, time.Since(begin))
+	came := a.Size
+	if method == http.MethodHead { // it tells of bytes that do not come
+		came = 0
+	}
+	l.rec.request(came, time.Since(begin))
 	return a, err
 }
 
-// show sends the request in l.target, with the credentials that are known.
-func (l *lane) show(method, repo, header string) (wire.Answer, error) {
+// show sends the request in l.target with credentials, "" for none.
+func (l *lane) show(method, authorization, header string) (wire.Answer, error) {
 	h := append(l.header[:0], header...)
-	if a := l.e.authorization(repo); a != "" {
-		h = append(append(append(h, "Authorization: "...), a...), "\r\n"...)
+	if authorization != "" {
+		h = append(append(append(h, "Authorization: "...), authorization...), "\r\n"...)
 	}
 	l.header = h
 	return l.send(&wire.Request{Host: l.e.host, Method: method, Target: l.target, Header: h})
 }
 
-// follow goes where an answer sends it. Credentials stay behind.
-func (l *lane) follow(method, location, header string) (wire.Answer, error) {
-	base := url.URL{Scheme: l.e.url.Scheme, Host: l.e.url.Host, Path: "/"}
-	to, err := base.Parse(location)
+// redirects tells whether an answer leads elsewhere.
+func redirects(a wire.Answer) bool { return a.Location != "" && a.Status >= 300 && a.Status < 400 }
+
+// place is the URL of the request in l.target.
+func (l *lane) place() (*url.URL, error) {
+	u, err := url.ParseRequestURI(string(l.target))
 	if err != nil {
-		return wire.Answer{}, errors.New("the redirect leads nowhere")
+		return nil, errors.New("the name cannot be sent")
 	}
+	u.Scheme, u.Host = l.e.url.Scheme, l.e.url.Host
+	return u, nil
+}
+
+// follow goes where an answer to the request in l.target sends it, and from there on.
+// Credentials stay behind.
+func (l *lane) follow(method, header string, a wire.Answer) (wire.Answer, error) {
+	at, err := l.place()
+	for hop := 0; err == nil && redirects(a) && hop < maxRedirects; hop++ {
+		if at, err = at.Parse(a.Location); err != nil {
+			return wire.Answer{}, errors.New("the redirect leads nowhere")
+		}
+		a, err = l.fetch(method, at, header)
+	}
+	return a, err
+}
+
+// fetch sends a request to any URL.
+func (l *lane) fetch(method string, to *url.URL, header string) (wire.Answer, error) {
 	host, err := wire.HostOf(to)
 	if err != nil {
 		return wire.Answer{}, err

@@ -16,6 +16,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
+	"net/url"
+	"strings"
 	"sync"
 	"time"
 
@@ -195,8 +198,19 @@ func (r *run) complete() error {
 		return errors.New("nobody was named who prunes the mirror")
 	case o.Prune != NoPrune && o.Upstream == nil && o.Source != InPlace:
 		return errors.New("pruning a registry that the images are pushed to would delete them: name the upstream they are pulled through from")
+	case o.Prune != NoPrune && o.Upstream != nil && sameURL(o.Target.URL, o.Upstream.URL):
+		return errors.New("pruning the upstream itself would delete the images: name the mirror that they are pulled through")
+	case o.Prune == PruneDelete && o.Upstream == nil && o.Target.Prefix == "" && o.Target.Namespace == "":
+		return errors.New("nothing says that the registry is a mirror, and pruning another one would delete the images: name the upstream, or the prefix or namespace that the mirror has it by")
 	}
 	return nil
+}
+
+// sameURL tells whether two URLs are written for the same place.
+func sameURL(a, b string) bool {
+	x, errX := url.Parse(a)
+	y, errY := url.Parse(b)
+	return errX == nil && errY == nil && strings.EqualFold(x.Host, y.Host) && strings.TrimRight(x.Path, "/") == strings.TrimRight(y.Path, "/")
 }
 
 // maxPullers bounds them.
@@ -218,6 +232,9 @@ func (r *run) prepare(ctx context.Context, res *Result) error {
 	} else {
 		r.images, err = r.generate(ctx, res)
 	}
+	if err == nil {
+		err = r.choosePushes()
+	}
 	if err != nil {
 		return err
 	}
@@ -234,6 +251,18 @@ func (r *run) prepare(ctx context.Context, res *Result) error {
 	return nil
 }
 
+// choosePushes says what images pushers make: like those of the set, but none that another
+// run has pushed.
+func (r *run) choosePushes() error {
+	s := Set{o: r.o.Set}
+	if err := s.complete(); err != nil {
+		return err
+	}
+	r.pushSet = s.o
+	r.pushSet.Maker.Seed ^= rand.Uint64()
+	return nil
+}
+
 // generate makes the images, and pushes them.
 func (r *run) generate(ctx context.Context, res *Result) ([]*Image, error) {
 	r.report(Status{Phase: "making"})
@@ -242,7 +271,6 @@ func (r *run) generate(ctx context.Context, res *Result) ([]*Image, error) {
 		return nil, err
 	}
 	r.set, r.o.Set = set, set.o
-	r.pushSet = set.o
 	if r.o.Source == InPlace {
 		return set.Images, nil
 	}

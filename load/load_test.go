@@ -144,6 +144,11 @@ func TestRedirects(t *testing.T) {
 		if r.Header.Get("Authorization") != "" || r.URL.Query().Get("signature") != "a b" {
 			leaked.Add(1)
 		}
+		if r.URL.Query().Get("again") == "" { // a place that has only a path is on this host
+			w.Header().Set("Location", r.URL.Path+"?signature=a+b&again=1")
+			w.WriteHeader(http.StatusTemporaryRedirect)
+			return false
+		}
 		served.Add(1)
 		return true
 	})
@@ -210,13 +215,15 @@ func TestWrongBytes(t *testing.T) {
 		{"cut off", "broken connection", func(_ *http.Response, b []byte) []byte { return b[:len(b)/2] }},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			url, changed := tampered(t, registry, 23, test.change)
+			// Seven such answers are an image, so that some images are right.
+			url, changed := tampered(t, registry, 9, test.change)
 			o := short(url)
 			o.Source, o.Cold = load.InPlace, true
+			o.Step = 500 * time.Millisecond
 			r := measure(t, o)
 			agree(t, r)
 			if changed.Load() == 0 || len(r.Faults) != 1 || r.Faults[0].Kind != test.kind || r.Faults[0].Count != changed.Load() || r.Total.Failed != changed.Load() {
-				t.Errorf("%d answers were changed; %d failed: %+v", changed.Load(), r.Total.Failed, r.Faults)
+				t.Fatalf("%d answers were changed; %d failed: %+v", changed.Load(), r.Total.Failed, r.Faults)
 			}
 			if wrong := test.kind == "wrong content"; wrong != (r.Wrong() > 0) || wrong != strings.Contains(strings.Join(r.Notes, "\n"), "WRONG CONTENT") {
 				t.Errorf("wrong is %d, the notes are %q", r.Wrong(), r.Notes)
@@ -368,7 +375,7 @@ func TestMixed(t *testing.T) {
 	if o.Mix, err = load.ParseMix("pull=2,push=1,head=2,list=2"); err != nil {
 		t.Fatal(err)
 	}
-	o.Ramp, o.Pullers, o.Step, o.Shuffle = load.Constant, 4, 2*time.Second, true
+	o.Ramp, o.Pullers, o.Step, o.Shuffle = load.Constant, 4, 5*time.Second, true
 	r := measure(t, o)
 	clean(t, r)
 	if r.Mode != "mixed" || len(r.Steps) != 1 {
@@ -383,6 +390,95 @@ func TestMixed(t *testing.T) {
 	}
 	if sum != r.Steps[0].Operations {
 		t.Errorf("the kinds have %d operations, the step %d", sum, r.Steps[0].Operations)
+	}
+}
+
+// TestPushes: no run pushes what another one has pushed, whatever it pulls.
+func TestPushes(t *testing.T) {
+	registry := servetest.Start(t)
+	clean(t, measure(t, short(registry)))
+	c, err := client.New(registry, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	var pushed int64
+	for _, source := range []load.Source{load.InPlace, load.InPlace, load.Listed} {
+		o := short(registry)
+		o.Source, o.Ramp, o.Pullers, o.Step = source, load.Constant, 2, time.Second
+		if source == load.Listed {
+			o.Patterns, o.Set = []string{"-000[123]:"}, load.SetOptions{}
+		}
+		if o.Mix, err = load.ParseMix("push=1"); err != nil {
+			t.Fatal(err)
+		}
+		r := measure(t, o)
+		clean(t, r)
+		if n := r.Steps[0].Kinds["push"].Done; n == 0 {
+			t.Errorf("%s: nothing was pushed", source)
+		} else {
+			pushed += n
+		}
+	}
+	var there int64
+	for last, more := "", true; more; {
+		var names []string
+		if names, more, err = c.Repositories(t.Context(), last, 1000); err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range names {
+			if last = name; strings.HasSuffix(name, "-push") {
+				there++
+			}
+		}
+	}
+	if there < pushed {
+		t.Errorf("%d images were pushed, %d are there", pushed, there)
+	}
+}
+
+// TestHeads: what is only told of brings no bytes.
+func TestHeads(t *testing.T) {
+	o := short(servetest.Start(t))
+	var err error
+	if o.Mix, err = load.ParseMix("head=1"); err != nil {
+		t.Fatal(err)
+	}
+	r := measure(t, o)
+	clean(t, r)
+	if r.Total.Requests == 0 || r.Total.Bytes != 0 {
+		t.Errorf("%d requests brought %d bytes", r.Total.Requests, r.Total.Bytes)
+	}
+}
+
+// TestPagesOfTags: a tag is found that is not on the first page, with the namespace and
+// the credentials that all requests need.
+func TestPagesOfTags(t *testing.T) {
+	registry := servetest.Start(t)
+	var pages atomic.Int64
+	front := before(t, proxy(t, registry, nil).Config.Handler, func(w http.ResponseWriter, r *http.Request) bool {
+		if !strings.HasSuffix(r.URL.Path, "/tags/list") {
+			return true
+		}
+		if q := r.URL.Query(); q.Get("ns") != "up" {
+			t.Errorf("%s has no namespace", r.URL)
+		} else if q.Get("last") == "" {
+			w.Header().Set("Link", "<"+r.URL.Path+`?last=a&n=1>; rel="next"`)
+			_, _ = io.WriteString(w, `{"tags":["a"]}`)
+			return false
+		}
+		pages.Add(1)
+		return true
+	})
+	o := short(password(t, front.URL, "anna", "s3cret"))
+	o.Target.Username, o.Target.Password, o.Target.Namespace = "anna", "s3cret", "up"
+	var err error
+	if o.Mix, err = load.ParseMix("list=1"); err != nil {
+		t.Fatal(err)
+	}
+	clean(t, measure(t, o))
+	if pages.Load() == 0 {
+		t.Error("no second page was asked for")
 	}
 }
 
@@ -408,7 +504,7 @@ func TestGone(t *testing.T) {
 	clean(t, measure(t, first))
 	gone := proxy(t, registry, nil)
 	o := short(gone.URL)
-	o.Source = load.InPlace
+	o.Source, o.Step = load.InPlace, time.Second
 	var once sync.Once
 	o.Progress = func(s load.Status) {
 		if s.Phase == "running" && s.Images > 0 {
@@ -448,26 +544,32 @@ func TestInterrupted(t *testing.T) {
 func TestBadOptions(t *testing.T) {
 	good := short("http://127.0.0.1:1")
 	for name, change := range map[string]func(*load.Options){
-		"no URL":             func(o *load.Options) { o.Target.URL = "" },
-		"other scheme":       func(o *load.Options) { o.Target.URL = "ftp://host" },
-		"password in it":     func(o *load.Options) { o.Target.URL = "http://a:b@host" },
-		"bad prefix":         func(o *load.Options) { o.Target.Prefix = "a b/" },
-		"bad upstream":       func(o *load.Options) { o.Upstream = &load.Target{URL: "host"} },
-		"negative":           func(o *load.Options) { o.Step = -1 },
-		"unknown ramp":       func(o *load.Options) { o.Ramp = "zigzag" },
-		"unknown source":     func(o *load.Options) { o.Source = "elsewhere" },
-		"prune its own":      func(o *load.Options) { o.Prune = load.PruneDelete },
-		"too many pullers":   func(o *load.Options) { o.Pullers = 1 << 20 },
-		"more than patterns": func(o *load.Options) { o.Prune, o.Source, o.Pullers = load.PruneDelete, load.InPlace, 4 },
+		"no URL":          func(o *load.Options) { o.Target.URL = "" },
+		"other scheme":    func(o *load.Options) { o.Target.URL = "ftp://host" },
+		"password in it":  func(o *load.Options) { o.Target.URL = "http://a:b@host" },
+		"bad prefix":      func(o *load.Options) { o.Target.Prefix = "a b/" },
+		"bad upstream":    func(o *load.Options) { o.Upstream = &load.Target{URL: "host"} },
+		"negative":        func(o *load.Options) { o.Step = -1 },
+		"unknown ramp":    func(o *load.Options) { o.Ramp = "zigzag" },
+		"unknown source":  func(o *load.Options) { o.Source = "elsewhere" },
+		"prune its own":   func(o *load.Options) { o.Prune = load.PruneDelete },
+		"prune no mirror": func(o *load.Options) { o.Prune, o.Source = load.PruneDelete, load.InPlace },
+		"prune the upstream": func(o *load.Options) {
+			o.Prune, o.Source, o.Upstream = load.PruneDelete, load.InPlace, &load.Target{URL: o.Target.URL + "/"}
+		},
+		"too many pullers": func(o *load.Options) { o.Pullers = 1 << 20 },
+		"more than patterns": func(o *load.Options) {
+			o.Prune, o.Source, o.Target.Namespace, o.Pullers = load.PruneDelete, load.InPlace, "up", 4
+		},
 		"overlap": func(o *load.Options) {
-			o.Prune, o.Source, o.Patterns = load.PruneDelete, load.InPlace, []string{"v", "-0001"}
+			o.Prune, o.Source, o.Target.Namespace, o.Patterns = load.PruneDelete, load.InPlace, "up", []string{"v", "-0001"}
 		},
 		"nothing selected": func(o *load.Options) { o.Source, o.Patterns = load.InPlace, []string{"nowhere"} },
 	} {
 		o := good
 		change(&o)
-		if _, err := load.Run(t.Context(), &o); err == nil || strings.Contains(err.Error(), "a:b") {
-			t.Errorf("%s: got %v", name, err)
+		if _, err := load.Run(t.Context(), &o); err == nil || strings.Contains(err.Error(), "a:b") || strings.Contains(err.Error(), "connect") {
+			t.Errorf("%s: got %v, want what is wrong before anybody is asked", name, err)
 		}
 	}
 }

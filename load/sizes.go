@@ -75,6 +75,9 @@ func (z *Sizes) parseNormal(s string) error {
 	if err != nil {
 		return err
 	}
+	if median == 0 {
+		return errors.New("the median is more than 0")
+	}
 	z.median, z.high = float64(median), maxLayer
 	if z.sigma, err = strconv.ParseFloat(parts[1], 64); err != nil || !(z.sigma >= 0 && z.sigma <= 10) {
 		return errors.New("the deviation is a number from 0 to 10")

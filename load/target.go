@@ -121,10 +121,14 @@ func (e *endpoint) close() { e.transport.CloseIdleConnections() }
 // authorization is what to show the registry for a repository; "" if nothing is known.
 func (e *endpoint) authorization(repo string) string { return e.learner.get(repo) }
 
-// authorize learns what the registry wants to be shown for a repository: the client
-// package asks for a manifest, and what it shows is noted.
-func (e *endpoint) authorize(ctx context.Context, repo, ref string) error {
-	e.learner.forget(repo)
+// authorize learns what the registry wants to be shown for a repository in place of what
+// it refused, "" for nothing: the client package asks for a manifest, and what it shows is
+// noted. Others may have learned it meanwhile.
+func (e *endpoint) authorize(ctx context.Context, repo, ref, refused string) error {
+	if now := e.learner.get(repo); now != "" && now != refused {
+		return nil
+	}
+	e.learner.forget(repo, refused)
 	_, err := e.hasty.ResolveManifest(ctx, repo, ref)
 	if e.learner.get(repo) != "" {
 		return nil // whatever the registry said of the manifest
@@ -190,9 +194,14 @@ func (l *learner) get(repo string) string {
 	return l.repos[repo]
 }
 
-func (l *learner) forget(repo string) {
+// forget forgets what was refused, and nothing that was learned since.
+func (l *learner) forget(repo, refused string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.basic = ""
-	delete(l.repos, repo)
+	if l.basic == refused {
+		l.basic = ""
+	}
+	if l.repos[repo] == refused {
+		delete(l.repos, repo)
+	}
 }

@@ -14,9 +14,18 @@ type metrics struct {
 	all       []prometheus.Collector
 }
 
+// Results of garbage collections.
+const (
+	gcOK    = "ok"
+	gcError = "error"
+)
+
 func (m *metrics) init(r *Registry) {
 	m.gcRuns = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "slipway_registry_gc_runs_total",
 		Help: "Garbage collections by result."}, []string{"result"})
+	for _, result := range []string{gcOK, gcError} { // there from the start: that the first one fails is an increase
+		m.gcRuns.WithLabelValues(result)
+	}
 	m.gcDeleted = prometheus.NewCounter(prometheus.CounterOpts{Name: "slipway_registry_gc_deleted_total",
 		Help: "Contents deleted by garbage collection."})
 	m.gcBytes = prometheus.NewCounter(prometheus.CounterOpts{Name: "slipway_registry_gc_deleted_bytes_total",
@@ -46,9 +55,9 @@ func (us *uploads) count() int64 {
 }
 
 func (m *metrics) collected(rep CollectReport, err error) {
-	result := "ok"
+	result := gcOK
 	if err != nil {
-		result = "error"
+		result = gcError
 	} else {
 		m.gcLast.SetToCurrentTime()
 	}

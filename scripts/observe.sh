@@ -6,6 +6,11 @@
 #   SLIPWAY_PROMETHEUS_ADDR   where it listens, default 127.0.0.1:9090
 #   SLIPWAY_PROMETHEUS_DATA   directory of its data; default one that goes when it ends
 set -euo pipefail
+data=${SLIPWAY_PROMETHEUS_DATA:-}
+case $data in
+'' | /*) ;;
+*) data=$PWD/$data ;; # it is said from here
+esac
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 addr=${SLIPWAY_PROMETHEUS_ADDR:-127.0.0.1:9090}
@@ -14,7 +19,6 @@ if ! command -v prometheus >/dev/null; then
 	echo "observe: Prometheus is not installed: apt-get install prometheus" >&2
 	exit 1
 fi
-data=${SLIPWAY_PROMETHEUS_DATA:-}
 temporary=
 if [ -z "$data" ]; then
 	temporary=$(mktemp -d)

@@ -260,8 +260,16 @@ func readLoads(paths []string) ([]*load.Result, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", path, err)
 		}
-		if slices.ContainsFunc(out, func(o *load.Result) bool { return o.Name == r.Name }) {
-			r.Name = strings.TrimSuffix(filepath.Base(path), ".json")
+		file := strings.TrimSuffix(path, ".json")
+		for n := 0; slices.ContainsFunc(out, func(o *load.Result) bool { return o.Name == r.Name }); n++ {
+			switch n {
+			case 0:
+				r.Name = filepath.Base(file)
+			case 1:
+				r.Name = file
+			default:
+				r.Name = fmt.Sprintf("%s (%d)", file, n)
+			}
 		}
 		out = append(out, r)
 	}

@@ -79,9 +79,18 @@ proxy:
 		t.Errorf("too little happened: %d images, %s", c.images, text)
 	}
 	mirror.Alive()
-	left, err := filepath.Glob(filepath.Join(mirror.Root, "*", "*.part"))
-	if err != nil || len(left) > 0 {
-		t.Errorf("unfinished files are left: %v, %v", left, err)
+	for deadline := time.Now().Add(time.Minute); ; <-time.After(20 * time.Millisecond) {
+		left, err := filepath.Glob(filepath.Join(mirror.Root, "slipway", "mirror", "*.part"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(left) == 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Errorf("unfinished files are left: %v", left)
+			break
+		}
 	}
 	mirror.Stop()
 	mirror.Run("fsck")

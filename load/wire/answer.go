@@ -136,6 +136,8 @@ func (h *head) field(a *Answer, line []byte) error {
 		}
 	case is(name, "Location"):
 		note(&a.Location, value)
+	case is(name, "Link"):
+		note(&a.Link, value)
 	case is(name, "WWW-Authenticate"):
 		note(&a.Challenge, value)
 	case is(name, "Docker-Content-Digest"):

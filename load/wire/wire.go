@@ -96,9 +96,9 @@ type Answer struct {
 	// Size is how many bytes the body had; of an answer to HEAD it is Content-Length,
 	// -1 if there is none.
 	Size int64
-	// Location, Challenge (WWW-Authenticate) and Digest (Docker-Content-Digest) are
-	// headers, "" where the server sent none. Of several the first counts.
-	Location, Challenge, Digest string
+	// Location, Link, Challenge (WWW-Authenticate) and Digest (Docker-Content-Digest)
+	// are headers, "" where the server sent none. Of several the first counts.
+	Location, Link, Challenge, Digest string
 }
 
 // Client is a sequence of requests. It is not safe for concurrent use but for Close.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sync/semaphore"
 
 	"example.org/slipway/trace"
 )
@@ -95,9 +96,13 @@ const unknownPlaces = 5
 const (
 	// importBatch is how many records go from a reader to the writer at once.
 	importBatch = 512
+	// batchBytes bounds the strings of a batch but for its last record's: five hundred
+	// usual records have fewer.
+	batchBytes = 256 << 10
 	// aheadBatches are how many of a file may wait until the files before are in the
-	// store: 32,768 records, and about 10 MB.
+	// store: 32,768 records, and about 10 MB. Strings of more than aheadBytes do not.
 	aheadBatches = 64
+	aheadBytes   = 16 << 20
 	// maxReaders bounds how many files are read at once: one goroutine adds their records,
 	// which takes a good half of the time that reading takes.
 	maxReaders = 4
@@ -107,6 +112,20 @@ const (
 type placed struct {
 	rec trace.Record
 	src trace.Source
+}
+
+// bytes is how many the strings of the record have.
+func (p *placed) bytes() int {
+	r := &p.rec
+	return len(r.Host) + len(r.Method) + len(r.RemoteAddr) + len(r.User) + len(r.URI) + len(r.Proto) +
+		len(r.UserAgent) + len(r.Referer) + len(r.Digest) + len(r.ID)
+}
+
+// batch is records that go from a reader to the writer.
+type batch struct {
+	records *[]placed
+	// room is what it takes of its file's aheadBytes.
+	room int64
 }
 
 // Import reads files into a store and closes w. Files are read, their records added and
@@ -164,23 +183,29 @@ type reading struct {
 	name    string
 	in      *trace.Input // a part for this file
 	turn    chan struct{}
-	batches chan *[]placed
-	err     error // once batches is closed
+	batches chan batch
+	room    *semaphore.Weighted // of the strings in batches, in bytes
+	err     error               // once batches is closed
 }
 
 func newReading(in *trace.Input, file string) *reading {
 	turn := make(chan struct{})
-	return &reading{name: file, in: in.Part(turn), turn: turn, batches: make(chan *[]placed, aheadBatches)}
+	return &reading{name: file, in: in.Part(turn), turn: turn, batches: make(chan batch, aheadBatches),
+		room: semaphore.NewWeighted(aheadBytes)}
 }
 
 // run reads the file into batches, whose memory is taken from free.
 func (r *reading) run(ctx context.Context, free *sync.Pool) {
 	defer close(r.batches)
-	batch := newBatch(free)
+	records, size := newBatch(free), 0
 	send := func() error {
+		b := batch{records, min(int64(size), aheadBytes)}
+		if err := r.room.Acquire(ctx, b.room); err != nil {
+			return context.Cause(ctx)
+		}
 		select {
-		case r.batches <- batch:
-			batch = newBatch(free)
+		case r.batches <- b:
+			records, size = newBatch(free), 0
 			return nil
 		case <-ctx.Done():
 			return context.Cause(ctx)
@@ -191,10 +216,11 @@ func (r *reading) run(ctx context.Context, free *sync.Pool) {
 			r.in.Skip(trace.BadTime, src.File, src.Record, fmt.Sprintf("%v: %v", ErrTime, rec.Time))
 			return nil
 		}
-		n := len(*batch) // there is room for one more
-		*batch = (*batch)[:n+1]
-		(*batch)[n].rec, (*batch)[n].src = *rec, src
-		if n+1 == importBatch {
+		n := len(*records) // there is room for one more
+		*records = (*records)[:n+1]
+		p := &(*records)[n]
+		p.rec, p.src = *rec, src
+		if size += p.bytes(); n+1 == importBatch || size >= batchBytes {
 			return send()
 		}
 		return nil
@@ -229,11 +255,12 @@ type importer struct {
 // file adds the records of a file, after those of the files before.
 func (im *importer) file(r *reading) error {
 	close(r.turn)
-	for batch := range r.batches {
-		if err := im.add(*batch); err != nil {
+	for b := range r.batches {
+		if err := im.add(*b.records); err != nil {
 			return err
 		}
-		im.batches.Put(batch)
+		im.batches.Put(b.records)
+		r.room.Release(b.room)
 	}
 	im.in.Join(r.in)
 	return r.err

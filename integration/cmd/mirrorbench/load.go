@@ -83,8 +83,8 @@ func runLoad(b *bench, ctx context.Context) error {
 				b.Logf("%-12s %-12s %s images/s, %s ms CPU an image, %s MB, %d failed %s", mode, s.Name, measure.Figure(ramp.Rate), measure.Figure(ramp.CPU),
 					measure.Megabytes(ramp.PeakRSS), ramp.Failed, ramp.Example)
 			}
-			slices.Reverse(list) // what drifts on the machine meets both alike
 		}
+		slices.Reverse(list) // what drifts on the machine meets both alike
 	}
 	out.Run = b.since(ctx, began, all)
 	b.results.Load = out
@@ -180,7 +180,7 @@ func (b *bench) checkThrough(ctx context.Context, name string) error {
 	defer b.end(s)
 	// Few images, so that there are several passes.
 	o := &load.Options{Upstream: &load.Target{URL: "http://" + b.upstream.Addr}, Set: load.SetOptions{Images: 10, Batches: 1, Prefix: "check/"},
-		Patterns: patterns(1), Ramp: load.Constant, Pullers: 1, Step: 2 * time.Second}
+		Patterns: patterns(1), Ramp: load.Constant, Pullers: 1, Step: b.o.check}
 	o.Target, o.Prune = target(s, addr)
 	res, err := load.Run(ctx, o)
 	if err != nil {

@@ -27,11 +27,12 @@ type options struct {
 	prepared                 string
 	images, batches, clients int
 	step                     time.Duration
+	check                    time.Duration // how long mirrors pull to show that they pull through
 	sizeMiB                  int64
 }
 
 func parse(args []string) (*options, error) {
-	o := &options{}
+	o := &options{check: 2 * time.Second}
 	fl := flag.NewFlagSet("mirrorbench", flag.ContinueOnError)
 	o.Add(fl, measure.Defaults{Scenarios: measure.Names(scenarios()), Rounds: 3, Dir: "the servers' data; on the disk to measure",
 		Quick: "a tenth of the images, short steps, a small blob, few clients, one round"})
