@@ -48,7 +48,7 @@ func parse(args []string) (*options, error) {
 func scenarios() []measure.Scenario[*bench] {
 	return []measure.Scenario[*bench]{
 		{Name: "fig16", Run: runFig16}, {Name: "hits", Run: runHits}, {Name: "ratios", Run: runRatios},
-		{Name: "prefetch", Run: runPrefetch}, {Name: "crowd", Run: runCrowd}, {Name: "start", Run: runStart}, {Name: "replicas", Run: runReplicas}, {Name: "replicas", Run: runReplicas},
+		{Name: "prefetch", Run: runPrefetch}, {Name: "crowd", Run: runCrowd}, {Name: "start", Run: runStart}, {Name: "replicas", Run: runReplicas},
 	}
 }
 

@@ -44,7 +44,7 @@ const (
 	replicaLayers = 5
 	replicaLayer  = 64 << 10 // an object: the catalogue keeps up to 16 KiB itself
 	replicaRepo   = "bench/replicas"
-	replicaPulls  = 4 // at once
+	replicaPulls  = 4 // at once from each replica
 )
 
 // shared is a part of the configuration of replicas.
@@ -107,7 +107,7 @@ func (x *Replicas) one(b *bench, ctx context.Context, how shared, storage string
 	if err != nil {
 		return err
 	}
-	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: replicaPulls, DisableCompression: true}}
+	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: replicaPulls * replicaCount, DisableCompression: true}}
 	defer client.CloseIdleConnections()
 	buf := make([]byte, 256<<10)
 	for range 2 { // each has what it will have in its cache
@@ -233,7 +233,7 @@ func pulls(ctx context.Context, client *http.Client, from []*server, images []re
 		errs []error
 	)
 	end := time.Now().Add(long)
-	for k := range replicaPulls {
+	for k := range replicaPulls * len(from) {
 		wg.Go(func() {
 			buf := make([]byte, 256<<10)
 			for i := k; time.Now().Before(end); i++ {
@@ -271,7 +271,7 @@ func (x *Replicas) Head() string { return x.Run.Head() }
 
 // About says what was done.
 func (x *Replicas) About() string {
-	return fmt.Sprintf("Three registries share a bucket of versitygw and a database of PostgreSQL, all on one machine. %d clients pull %d images (a manifest and %d blobs of 64 KiB each) that are in the caches, by turns from the first alone and from all three. "+
+	return fmt.Sprintf("Three registries share a bucket of versitygw and a database of PostgreSQL, all on one machine. %d clients for each registry that is asked pull %d images (a manifest and %d blobs of 64 KiB each) that are in the caches, by turns from the first alone and from all three. "+
 		"CPU is that of the registries that were asked, together. With homes each blob is cached by one of the three, and the two others read two of three blobs from their peers.", replicaPulls, replicaImages, replicaLayers+1)
 }
 
