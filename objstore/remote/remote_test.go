@@ -153,7 +153,6 @@ func TestDeadline(t *testing.T) {
 	})
 }
 
-// TestNoRetry: what cannot pass is not repeated.
 // torn is an object whose stream breaks after so many bytes.
 type torn struct {
 	objstore.Object
@@ -199,6 +198,7 @@ func TestTornReads(t *testing.T) {
 	}
 }
 
+// TestNoRetry: what cannot pass is not repeated.
 func TestNoRetry(t *testing.T) {
 	for _, want := range []error{objstore.ErrNotExist, objstore.ErrExist, objstore.ErrNoSpace, context.Canceled, errors.New("denied")} {
 		tries := 0
