@@ -295,11 +295,6 @@ func (p *Prefetcher) given(repo string, client uint64, d oci.Digest, c *contents
 		d, ok := c.digest(k)
 		return ok && p.cache.Holds(p.o.Key(d)) != policy.Nowhere
 	}
-	for _, l := range c.layers {
-		if e := p.o.Manifests.Eager; e > 0 && l.Size > e {
-			p.names.put(l.Key, c.digests[l.Key])
-		}
-	}
 	p.follow(p.m.GetManifest(p.time(), p.repo(repo), client, keyOf(d), c.layers, held), c)
 }
 
@@ -409,6 +404,9 @@ func (p *Prefetcher) follow(plan policy.Plan, c *contents) {
 			delete(p.pins, l.Key)
 			p.cache.Unpin(pn.key)
 		}
+	}
+	for _, l := range plan.Later {
+		p.names.put(l.Key, c.digests[l.Key])
 	}
 	digest := c.digest
 	if c == nil {

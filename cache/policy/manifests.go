@@ -153,6 +153,8 @@ func (m *Manifests) Stats() ManifestsStats { return m.stats }
 type Plan struct {
 	// Fetch is what to fetch ahead, in this order: the small first.
 	Fetch []Layer
+	// Later is what may be fetched when the client asks for a first blob.
+	Later []Layer
 	// Drop is what was fetched ahead and is not needed: to cancel, if it is under way.
 	Drop []Layer
 	// Pin is what to keep until PinUntil, Unpin what need not be kept any longer. A layer
@@ -214,6 +216,7 @@ func (m *Manifests) GetManifest(now time.Time, repo, client uint64, manifest Key
 			w.layers = append(w.layers, l.Key)
 		}
 	}
+	plan.Later = w.later
 	m.wait(w)
 	return plan
 }
