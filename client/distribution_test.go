@@ -3,69 +3,24 @@ package client_test
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"io"
 	"math/rand/v2"
-	"net"
 	"net/http"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
+	"example.org/slipway/backendtest"
 	"example.org/slipway/client"
 	"example.org/slipway/oci"
 )
 
-// distribution starts Distribution's registry, as Debian packages it, and
-// returns its URL.
+// distribution starts Distribution's registry and returns its URL.
 func distribution(t *testing.T) string {
 	t.Helper()
-	bin, err := exec.LookPath("docker-registry")
-	if err != nil {
-		t.Skip("docker-registry is not in PATH")
-	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	addr := l.Addr().String()
-	_ = l.Close()
-	dir := t.TempDir()
-	config := fmt.Sprintf("version: 0.1\nlog:\n  level: error\nstorage:\n  delete:\n    enabled: true\n  filesystem:\n    rootdirectory: %s\nhttp:\n  addr: %s\n", dir, addr)
-	file := filepath.Join(dir, "config.yml")
-	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	var out bytes.Buffer
-	cmd := exec.Command(bin, "serve", file)
-	cmd.Stdout, cmd.Stderr = &out, &out
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = cmd.Process.Signal(syscall.SIGTERM)
-		_ = cmd.Wait() // its exit status is the signal
-		if t.Failed() {
-			t.Logf("registry: %s", &out)
-		}
-	})
-	for deadline := time.Now().Add(20 * time.Second); ; {
-		conn, err := net.Dial("tcp", addr)
-		if err == nil {
-			_ = conn.Close()
-			return "http://" + addr
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("the registry does not answer: %v", err)
-		}
-	}
+	return "http://" + backendtest.Distribution(t, "")
 }
 
 func TestDistribution(t *testing.T) {

@@ -1,23 +1,18 @@
 package load_test
 
 import (
-	"bytes"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
+	"example.org/slipway/backendtest"
 	"example.org/slipway/load"
 )
 
@@ -100,52 +95,15 @@ func tokens(t testing.TB, registry string, requests int) string {
 	return self
 }
 
-// distribution starts Distribution's registry, as Debian packages it, as a mirror of a
-// registry or, with "", as one of its own. It returns its URL.
+// distribution starts Distribution's registry, as a mirror of a registry or, with "", as
+// one of its own. It returns its URL.
 func distribution(t *testing.T, upstream string) string {
 	t.Helper()
-	bin, err := exec.LookPath("docker-registry")
-	if err != nil {
-		t.Skip("docker-registry is not in PATH")
-	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	addr := l.Addr().String()
-	_ = l.Close()
-	dir := t.TempDir()
-	config := fmt.Sprintf("version: 0.1\nlog:\n  level: error\nstorage:\n  delete:\n    enabled: true\n  filesystem:\n    rootdirectory: %s\nhttp:\n  addr: %s\n", dir, addr)
+	more := ""
 	if upstream != "" {
-		config += "proxy:\n  remoteurl: " + upstream + "\n"
+		more = "proxy:\n  remoteurl: " + upstream + "\n"
 	}
-	file := filepath.Join(dir, "config.yml")
-	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	var out bytes.Buffer
-	cmd := exec.Command(bin, "serve", file)
-	cmd.Stdout, cmd.Stderr = &out, &out
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = cmd.Process.Signal(syscall.SIGTERM)
-		_ = cmd.Wait() // its exit status is the signal
-		if t.Failed() {
-			t.Logf("registry: %s", &out)
-		}
-	})
-	for deadline := time.Now().Add(60 * time.Second); ; <-time.After(20 * time.Millisecond) {
-		resp, err := http.Get("http://" + addr + "/v2/")
-		if err == nil {
-			_ = resp.Body.Close()
-			return "http://" + addr
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("the registry does not answer: %v", err)
-		}
-	}
+	return "http://" + backendtest.Distribution(t, more)
 }
 
 // measure runs a load that must come to its end.

@@ -6,57 +6,25 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 
+	"example.org/slipway/backendtest"
 	"example.org/slipway/client"
 	"example.org/slipway/mirror/upstream"
 	"example.org/slipway/oci"
 )
 
-// distribution starts Distribution's registry, as Debian packages it, for a user
-// "me" with the password "secret", and returns its address.
+// distribution starts Distribution's registry for a user "me" with the password
+// "secret", and returns its address.
 func distribution(t *testing.T) string {
 	t.Helper()
-	bin, err := exec.LookPath("docker-registry")
-	if err != nil {
-		t.Skip("docker-registry is not in PATH")
-	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	ok(t, err)
-	addr := l.Addr().String()
-	ok(t, l.Close())
-	dir := t.TempDir()
-	const users = "me:$2y$04$WBalGYLzjBeFE16WVgxbOeo1Lt6/16tsBVJbONlZkwQkFOO42drnu\n"
-	config := fmt.Sprintf("version: 0.1\nlog:\n  level: error\nstorage:\n  filesystem:\n    rootdirectory: %s\nauth:\n  htpasswd:\n    realm: test\n    path: %s\nhttp:\n  addr: %s\n",
-		filepath.Join(dir, "data"), filepath.Join(dir, "users"), addr)
-	ok(t, os.WriteFile(filepath.Join(dir, "users"), []byte(users), 0o600))
-	ok(t, os.WriteFile(filepath.Join(dir, "config.yml"), []byte(config), 0o600))
-	var out bytes.Buffer
-	cmd := exec.Command(bin, "serve", filepath.Join(dir, "config.yml"))
-	cmd.Stdout, cmd.Stderr = &out, &out
-	ok(t, cmd.Start())
-	t.Cleanup(func() {
-		_ = cmd.Process.Signal(syscall.SIGTERM)
-		_ = cmd.Wait() // its exit status is the signal
-		if t.Failed() {
-			t.Logf("registry: %s", &out)
-		}
-	})
-	until(t, "the registry listens", func() bool {
-		conn, err := net.Dial("tcp", addr)
-		if err == nil {
-			_ = conn.Close()
-		}
-		return err == nil
-	})
-	return addr
+	users := filepath.Join(t.TempDir(), "users")
+	ok(t, os.WriteFile(users, []byte("me:$2y$04$WBalGYLzjBeFE16WVgxbOeo1Lt6/16tsBVJbONlZkwQkFOO42drnu\n"), 0o600))
+	return backendtest.Distribution(t, fmt.Sprintf("auth:\n  htpasswd:\n    realm: test\n    path: %s\n", users))
 }
 
 func TestDistribution(t *testing.T) {
