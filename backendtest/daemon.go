@@ -1,4 +1,4 @@
-// Package backendtest starts the real servers that tests store things in: object
+// Package backendtest starts the real servers that tests talk to: registries, object
 // stores and databases. Only tests import it. Everything listens on 127.0.0.1, lies
 // in directories of the test's own, and ends with the test.
 package backendtest
