@@ -70,6 +70,10 @@ const (
 	// expected to take: both are estimates, and what an eager one fetches in vain
 	// is in the way of what is opened.
 	eagerGain = 0.7
+	// eagerPrice in bytes is what may be fetched in vain for each second that an
+	// eager start is expected to win: the line, the registry and the disk are other
+	// starts', too. Without a price a fast line has every image fetched whole.
+	eagerPrice = 32 << 20
 	// briefly is how long a start waits for all files at most; else they come while
 	// it goes on.
 	briefly = 150 * time.Millisecond
@@ -105,10 +109,13 @@ func decide(in decisionInput) Decision {
 		d.Mode, d.Reason = Eager, fmt.Sprintf("only %d bytes are missing", in.missingBytes)
 	case in.link.rate == 0:
 		d.Reason = "the link was not measured yet"
-	case float64(d.Eager) <= eagerGain*float64(d.Lazy):
-		d.Mode, d.Reason = Eager, fmt.Sprintf("all %d missing files take %v, a lazy start would wait %v", in.missingFiles, d.Eager, d.Lazy)
-	default:
+	case float64(d.Eager) > eagerGain*float64(d.Lazy):
 		d.Reason = fmt.Sprintf("a lazy start waits %v, all %d missing files would take %v", d.Lazy, in.missingFiles, d.Eager)
+	case (d.Lazy-d.Eager).Seconds()*eagerPrice < float64(in.vain(d.HitShare)):
+		d.Reason = fmt.Sprintf("all %d missing files would take %v and a lazy start waits %v, but some %d bytes would come in vain",
+			in.missingFiles, d.Eager, d.Lazy, in.vain(d.HitShare))
+	default:
+		d.Mode, d.Reason = Eager, fmt.Sprintf("all %d missing files take %v, a lazy start would wait %v", in.missingFiles, d.Eager, d.Lazy)
 	}
 	return d
 }
@@ -124,15 +131,30 @@ func (in *decisionInput) estimate(share float64) (eager, lazy time.Duration) {
 		return time.Duration(bytes/in.link.rate*float64(time.Second)) + time.Duration(files*float64(fileTime))
 	}
 	eager = in.link.rtt + take(float64(in.missingFiles), float64(in.missingBytes))
-	missed, missedBytes := min(neededFiles*float64(in.missingFiles), maxMisses), neededBytes*float64(in.missingBytes)
+	missed, missedBytes := in.missed(share)
 	if in.profiled > 0 {
-		missed = min(float64(in.profiled)*(1-share)/max(share, 0.1), float64(in.missingFiles-in.profileFiles))
-		mean := float64(in.missingBytes-in.profileBytes) / float64(max(1, in.missingFiles-in.profileFiles))
-		missedBytes = missed * mean
 		lazy = in.link.rtt + take(float64(in.profileFiles), float64(in.profileBytes))
 	}
 	// What the profile lacks comes file by file.
 	lazy += time.Duration(missed*float64(in.link.rtt)) + take(missed, missedBytes)
 	round := func(d time.Duration) time.Duration { return d.Round(time.Millisecond) }
 	return round(eager), round(lazy)
+}
+
+// missed are the files that a start is expected to open which no profile names,
+// and their bytes.
+func (in *decisionInput) missed(share float64) (files, bytes float64) {
+	if in.profiled == 0 {
+		return min(neededFiles*float64(in.missingFiles), maxMisses), neededBytes * float64(in.missingBytes)
+	}
+	rest := in.missingFiles - in.profileFiles
+	files = min(float64(in.profiled)*(1-share)/max(share, 0.1), float64(rest))
+	return files, files * float64(in.missingBytes-in.profileBytes) / float64(max(1, rest))
+}
+
+// vain is how many bytes an eager start is expected to fetch that a lazy one does
+// not.
+func (in *decisionInput) vain(share float64) int64 {
+	_, missed := in.missed(share)
+	return in.missingBytes - in.profileBytes - int64(missed)
 }
