@@ -49,6 +49,7 @@ func (m *Registry) GetManifest(ctx context.Context, repo, ref string) (*oci.Mani
 	}
 	if !noted { // it has not been stored yet
 		m.store.NotePull(repo, ref)
+		m.ahead(s, name, repo, mf)
 	}
 	s.counts.pushed.Add(mf.Size)
 	if s.strict {

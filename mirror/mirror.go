@@ -113,6 +113,9 @@ type Options struct {
 	// MemoryBytes is what small blobs may take in RAM while they come in; default
 	// 16 MiB. Beyond it they are written to Dir as large ones are.
 	MemoryBytes int64
+	// Ahead is the size in bytes of the largest blobs of an image that are fetched as
+	// soon as a client was given its manifest; default: none.
+	Ahead int64
 	// Linger is how long the fetching of a blob goes on that nobody reads any
 	// more; default 10 min. What was fetched is kept for the next. Where nothing
 	// has come yet the fetching ends at once.
@@ -217,10 +220,8 @@ func New(store Store, o *Options) (*Registry, error) {
 	if err := m.fills.init(m.opts.Dir, m.started); err != nil {
 		return nil, fmt.Errorf("open the directory of fills: %w", err)
 	}
-	if m.opts.MaxBytes > 0 {
-		m.background.Add(1)
-		go m.keepHouse()
-	}
+	m.background.Add(1)
+	go m.keepHouse()
 	return m, nil
 }
 
