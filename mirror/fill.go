@@ -181,6 +181,14 @@ func (f *fill) wait(c *fillContent) (end int64, err error) {
 	return f.limit(), err
 }
 
+// right tells whether the digest was found right, so that the blob is about to be
+// stored.
+func (f *fill) right() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.verified
+}
+
 // whole returns the blob's size. That of a blob of which nothing is given out
 // before it is checked is not certain until then, either.
 func (f *fill) whole(ctx context.Context) (int64, error) {

@@ -47,22 +47,36 @@ func (fs *fills) init(dir string, now time.Time) error {
 	if err != nil {
 		return err
 	}
-	list, err := os.ReadDir(dir)
+	return fs.scan(now, booted)
+}
+
+// scan notes what there is of blobs that nobody is fetching, and removes what is too
+// old or of before the machine came up.
+func (fs *fills) scan(now, booted time.Time) error {
+	list, err := os.ReadDir(fs.dir)
 	if err != nil {
 		return err
 	}
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
 	for _, e := range list {
 		d, ok := partDigest(e.Name())
-		if !ok {
+		if !ok || fs.under[d] != nil {
 			continue
 		}
 		info, err := e.Info()
-		if err != nil {
+		if errors.Is(err, os.ErrNotExist) { // it has been stored since
+			delete(fs.parts, d)
+			continue
+		} else if err != nil {
 			return err
 		}
 		if at := info.ModTime(); now.Sub(at) <= partMaxAge && at.After(booted) && info.Mode().IsRegular() {
 			fs.parts[d] = true
-		} else if err := os.Remove(filepath.Join(dir, e.Name())); err != nil {
+			continue
+		}
+		delete(fs.parts, d)
+		if err := os.Remove(filepath.Join(fs.dir, e.Name())); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
 	}

@@ -156,20 +156,30 @@ func (m *Registry) usedBytes(ctx context.Context) (int64, error) {
 	return u.bytes + m.store.MirrorAdded() - u.added, nil
 }
 
-// houseEvery is how often the use is compared with MaxBytes.
-const houseEvery = 10 * time.Second
+const (
+	// houseEvery is how often the use is compared with MaxBytes.
+	houseEvery = 10 * time.Second
+	// partsEvery is how often it is looked for beginnings of blobs that nobody wants.
+	partsEvery = time.Hour
+)
 
-// keepHouse keeps the mirrors below MaxBytes, in steps of a twentieth.
+// keepHouse keeps the mirrors below MaxBytes, in steps of a twentieth, and what was
+// fetched of blobs that nobody asks for any more from staying.
 func (m *Registry) keepHouse() {
 	defer m.background.Done()
-	tick := time.NewTicker(houseEvery)
-	defer tick.Stop()
+	house, parts := time.NewTicker(houseEvery), time.NewTicker(partsEvery)
+	defer house.Stop()
+	defer parts.Stop()
 	for {
 		if err := m.sweep(m.ctx); err != nil && m.ctx.Err() == nil {
 			m.log.Error("make room in the mirrors", "err", err)
 		}
 		select {
-		case <-tick.C:
+		case <-house.C:
+		case <-parts.C:
+			if err := m.fills.scan(m.now(), time.Time{}); err != nil {
+				m.log.Error("remove what was fetched of blobs that nobody asks for", "err", err)
+			}
 		case <-m.ctx.Done():
 			return
 		}
@@ -178,6 +188,9 @@ func (m *Registry) keepHouse() {
 
 // sweep forgets the images used longest ago if there is more than MaxBytes.
 func (m *Registry) sweep(ctx context.Context) error {
+	if m.opts.MaxBytes <= 0 {
+		return nil
+	}
 	used, err := m.usedBytes(ctx)
 	if err != nil || used <= m.opts.MaxBytes {
 		return err

@@ -187,7 +187,7 @@ func (m *Registry) settle(ctx context.Context, repo string) error {
 	var wait []<-chan struct{}
 	m.fills.mu.RLock()
 	for _, f := range m.fills.under {
-		if f.closed && f.repos[repo] {
+		if f.repos[repo] && (f.closed || f.right()) {
 			wait = append(wait, f.settled)
 		}
 	}
