@@ -88,9 +88,22 @@ func (s *PostgresServer) Kill() {
 	children := childrenOf(s.Pid())
 	s.Daemon.Kill()
 	for _, pid := range children {
-		for isPostgres(pid) {
+		killOrphan(pid)
+	}
+}
+
+// killOrphan ends a process of a server that is gone. A process that ends loses its
+// command line before it lets go of the memory it shares, and a server does not start
+// before that: so what counts is that it is a zombie.
+func killOrphan(pid int) {
+	for begin := time.Now(); time.Since(begin) < 20*time.Second; time.Sleep(time.Millisecond) {
+		switch state, _ := statOf(pid); {
+		case state == "" || state == "Z" || state == "X":
+			return
+		case isPostgres(pid):
 			_ = syscall.Kill(pid, syscall.SIGKILL) // ESRCH: it has ended meanwhile
-			time.Sleep(time.Millisecond)
+		case hasCommand(pid):
+			return // somebody else has got its number
 		}
 	}
 }
@@ -131,6 +144,12 @@ func statOf(pid int) (state string, parent int) {
 func isPostgres(pid int) bool {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 	return err == nil && strings.Contains(string(b), "postgres")
+}
+
+// hasCommand tells a process that runs a program from one that is ending.
+func hasCommand(pid int) bool {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	return err == nil && len(b) > 0
 }
 
 // becomePostgres lets the server run as the user postgres: it refuses to be root.
