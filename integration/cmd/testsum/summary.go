@@ -2,11 +2,13 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 )
 
@@ -25,6 +27,7 @@ type event struct {
 type test struct {
 	pkg, name string
 	result    string // "pass", "fail", "skip", or "" while it runs
+	seconds   float64
 	output    []string
 }
 
@@ -90,25 +93,26 @@ func (s *summary) add(e event) {
 	case "output":
 		t.output = append(t.output, e.Output)
 	case "pass", "fail", "skip":
-		t.result = e.Action
+		t.result, t.seconds = e.Action, e.Elapsed
 		if e.FailedBuild != "" {
 			t.output = append(t.output, s.build[e.FailedBuild]...)
 		}
-		s.progress(t, e.Elapsed)
+		s.progress(t)
 		if t.result == "pass" {
 			t.output = nil // only failures and skips are printed later
 		}
 	}
 }
 
-// progress prints a line for each finished package and each failed test.
-func (s *summary) progress(t *test, seconds float64) {
+// progress prints a line for each finished package, and what each failed test has
+// said: a run that is cut off never reaches its end.
+func (s *summary) progress(t *test) {
 	switch {
 	case t.name != "" && t.result == "fail":
-		fmt.Fprintf(s.out, "FAIL  %s\n", t)
+		fmt.Fprintf(s.out, "FAIL  %s\n%s", t, strings.Join(t.output, ""))
 	case t.name != "" || t.result == "skip": // "skip" of a package: it has no tests
 	default:
-		fmt.Fprintf(s.out, "%-4s  %s (%.1f s)\n", t.result, t, seconds)
+		fmt.Fprintf(s.out, "%-4s  %s (%.1f s)\n", t.result, t, t.seconds)
 	}
 }
 
@@ -131,11 +135,33 @@ func (s *summary) finish() bool {
 			}
 		}
 	}
+	s.slowest()
 	if unexpected > 0 {
 		fmt.Fprintf(s.out, "\n%d skipped for a reason that is not expected: this counts as a failure\n", unexpected)
 	}
 	fmt.Fprintf(s.out, "%d passed, %d failed, %d skipped\n", passed, failed, skipped)
 	return failed == 0 && unexpected == 0 && passed > 0
+}
+
+// The tests listed at the end as slow: so many at most, and none quicker.
+const (
+	slowTests   = 25
+	slowSeconds = 10
+)
+
+// slowest prints which tests took longest: what to look at when all of them
+// together take too long.
+func (s *summary) slowest() {
+	var slow []*test
+	for _, t := range s.order {
+		if t.name != "" && !strings.Contains(t.name, "/") && t.seconds >= slowSeconds {
+			slow = append(slow, t)
+		}
+	}
+	slices.SortStableFunc(slow, func(a, b *test) int { return cmp.Compare(b.seconds, a.seconds) })
+	for _, t := range slow[:min(len(slow), slowTests)] {
+		fmt.Fprintf(s.out, "slow  %s (%.1f s)\n", t, t.seconds)
+	}
 }
 
 // settle makes failures of the tests that never ended: a panic, a time limit

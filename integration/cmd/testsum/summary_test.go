@@ -34,6 +34,14 @@ func TestSummary(t *testing.T) {
 		contains []string
 	}{
 		{"all pass", passing, true, "2 passed, 0 failed, 0 skipped", []string{"pass  p (0.2 s)"}},
+		{
+			"slow tests", passing + `{"Action":"run","Package":"q","Test":"TestB"}
+{"Action":"pass","Package":"q","Test":"TestB","Elapsed":12.5}
+{"Action":"run","Package":"q","Test":"TestC"}
+{"Action":"pass","Package":"q","Test":"TestC","Elapsed":31}
+{"Action":"pass","Package":"q","Elapsed":44}
+`, true, "4 passed, 0 failed, 0 skipped", []string{"slow  q.TestC (31.0 s)\nslow  q.TestB (12.5 s)\n4 passed"},
+		},
 		{"nothing ran", "", false, "0 passed, 0 failed, 0 skipped", nil},
 		{
 			"a failure shows its output", passing + `{"Action":"run","Package":"q","Test":"TestB"}
