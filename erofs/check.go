@@ -7,8 +7,9 @@ import (
 	"strings"
 )
 
-// path is what errors call a node; its parents have been checked.
-func path(nodes []Node, i int) string {
+// Path is what errors call a node of a sound tree, as in "usr/bin"; "." is the
+// root.
+func Path(nodes []Node, i int) string {
 	if i == 0 {
 		return "."
 	}
@@ -22,8 +23,19 @@ func path(nodes []Node, i int) string {
 	return strings.Join(segs, "/")
 }
 
-// check tells whether the nodes are a tree and each can be in an image. That
-// names differ within a directory is left to the plan, which sorts them.
+// Check tells whether the nodes are a tree and each can be in an image: what
+// Write checks, and of use to those who lay trees out otherwise. It takes some 12
+// bytes of memory for each node. Errors: *[Error].
+func Check(nodes []Node) error {
+	if err := check(nodes); err != nil {
+		return err
+	}
+	p := &plan{nodes: nodes}
+	return p.sortChildren()
+}
+
+// check is Check but for names that are there twice, which the plan finds as it
+// sorts them.
 func check(nodes []Node) error {
 	switch {
 	case len(nodes) == 0:
@@ -46,7 +58,7 @@ func check(nodes []Node) error {
 			err = checkNode(&nodes[i])
 		}
 		if err != nil {
-			return &Error{path(nodes, i), err}
+			return &Error{Path(nodes, i), err}
 		}
 	}
 	return nil
@@ -62,11 +74,11 @@ func checkPlace(nodes []Node, i int) error {
 	parent := &nodes[n.Parent]
 	switch {
 	case parent.Link != 0 || parent.Mode&TypeMask != Dir:
-		return &Error{path(nodes, i), errors.New("lies in what is no directory")}
+		return &Error{Path(nodes, i), errors.New("lies in what is no directory")}
 	case n.Name == "" || n.Name == "." || n.Name == ".." || strings.ContainsAny(n.Name, "/\x00"):
-		return &Error{path(nodes, i), errors.New("has a name that no file can have")}
+		return &Error{Path(nodes, i), errors.New("has a name that no file can have")}
 	case len(n.Name) > MaxName:
-		return &Error{path(nodes, i), fmt.Errorf("has a name of %d bytes; %d are possible", len(n.Name), MaxName)}
+		return &Error{Path(nodes, i), fmt.Errorf("has a name of %d bytes; %d are possible", len(n.Name), MaxName)}
 	}
 	return nil
 }
@@ -77,7 +89,7 @@ func checkLink(nodes []Node, i int) error {
 		return fmt.Errorf("is a further name of node %d, which is not before it", to)
 	}
 	if nodes[to].Link != 0 || nodes[to].Mode&TypeMask == Dir {
-		return fmt.Errorf("is a further name of %q, which is a directory or a further name itself", path(nodes, int(to)))
+		return fmt.Errorf("is a further name of %q, which is a directory or a further name itself", Path(nodes, int(to)))
 	}
 	return nil
 }

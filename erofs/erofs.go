@@ -1,7 +1,7 @@
 // Package erofs writes EROFS images that hold a file tree and no file contents:
 // names, modes, owners, times, extended attributes and sizes. A file reads as
 // zeros of the right length; whoever mounts the image gives it content by
-// other means, as overlayfs does.
+// other means, as overlayfs does. WriteWithRoom leaves room for contents.
 //
 // The image is plain EROFS that Linux has mounted since 5.15 (files that are
 // chunks), in blocks of 4,096 bytes. The same nodes give the same bytes. What
@@ -105,10 +105,48 @@ func Write(w io.Writer, nodes []Node, opts *Options) (int64, error) {
 	if opts == nil {
 		opts = &Options{}
 	}
-	p, err := newPlan(nodes)
+	p, err := newPlan(nodes, nil)
 	if err != nil {
 		return 0, err
 	}
+	return p.write(w, opts)
+}
+
+// Room is where an image has room for the contents of its files.
+type Room struct {
+	// Head is the length in bytes of what was written, and Size that of the whole
+	// image. Both are whole blocks of 4,096 bytes.
+	Head, Size int64
+	// Offsets are where the contents begin in the image, in bytes; 0 for those of
+	// no file, and empty ones. The rest of a content's last block must be zeros.
+	Offsets []int64
+}
+
+// WriteWithRoom writes the image of a tree that has contents: all but these,
+// which belong behind what it writes. contents has a number, from 0 on, for the
+// content of each file, which several may share, and -1 for nodes of other types;
+// a file of -1 reads as zeros. Numbers should be without gaps. Errors as of
+// [Write]; also of files that share a content and differ in size.
+func WriteWithRoom(w io.Writer, nodes []Node, contents []int32, opts *Options) (*Room, error) {
+	if opts == nil {
+		opts = &Options{}
+	}
+	if len(contents) != len(nodes) {
+		return nil, fmt.Errorf("a tree of %d nodes with contents of %d", len(nodes), len(contents))
+	}
+	p, err := newPlan(nodes, contents)
+	if err != nil {
+		return nil, err
+	}
+	r := &Room{Size: int64(p.blocks) * blockSize, Offsets: make([]int64, len(p.rooms))}
+	for i, block := range p.rooms {
+		r.Offsets[i] = int64(block) * blockSize
+	}
+	r.Head, err = p.write(w, opts)
+	return r, err
+}
+
+func (p *plan) write(w io.Writer, opts *Options) (int64, error) {
 	e := &encoder{plan: p, w: bufio.NewWriterSize(w, 128<<10)}
 	if err := e.image(opts); err != nil {
 		return e.at, fmt.Errorf("write image: %w", err)

@@ -19,7 +19,8 @@ import (
 //	36 u32  blocks
 //	40 u32  first block of the metadata
 //	48 [16] UUID
-//	80 u32  features that readers must know: chunks (4)
+//	80 u32  features that readers must know: chunks (4), but for images with room
+//	        for all contents
 const (
 	superOffset     = 1024
 	superMagic      = 0xE0F5E1E2
@@ -165,7 +166,7 @@ func (e *encoder) image(opts *Options) error {
 			return err
 		}
 	}
-	if err := e.skip(int64(e.plan.blocks) * blockSize); err != nil {
+	if err := e.skip(int64(e.plan.head) * blockSize); err != nil {
 		return err
 	}
 	return e.w.Flush()
@@ -183,7 +184,9 @@ func (e *encoder) super(opts *Options) []byte {
 	le.PutUint32(sb[36:], e.plan.blocks)
 	le.PutUint32(sb[40:], metaBlock)
 	copy(sb[48:], opts.UUID[:])
-	le.PutUint32(sb[80:], incompatChunked)
+	if e.contents == nil || e.chunks {
+		le.PutUint32(sb[80:], incompatChunked)
+	}
 	le.PutUint32(sb[4:], ^crc32.Checksum(sb, crc32.MakeTable(crc32.Castagnoli)))
 	return block
 }
@@ -249,7 +252,7 @@ func appendXattrs(b []byte, xs []Xattr) []byte {
 // blocks writes the data of a node that do not lie behind its inode.
 func (e *encoder) blocks(i int32) error {
 	n, pl := &e.nodes[i], &e.places[i]
-	blocks := pl.dataBlocks()
+	blocks := e.ownBlocks(i)
 	if blocks == 0 {
 		return nil
 	}

@@ -15,6 +15,7 @@ import (
 //	                   walk by breadth, each followed by its extended attributes
 //	                   and a tail of data
 //	after the last     data blocks of directories and symbolic links
+//	after those        contents of files, if there are any, each once
 //
 // Inodes of one directory lie side by side, so that listing it reads few
 // blocks. The root is first and has number 0: the superblock has 16 bits for it.
@@ -61,18 +62,28 @@ type plan struct {
 	first    []int32
 	order    []int32 // the nodes with an inode, as they lie in the image
 	places   []place
+	// contents is nil, or has the content of each file, or -1; rooms is the first
+	// block of each content, 0 if it has none.
+	contents []int32
+	rooms    []uint32
+	chunks   bool   // whether there are files that are chunks
+	head     uint32 // blocks in the image without contents
 	blocks   uint32 // in the image
 }
 
-func newPlan(nodes []Node) (*plan, error) {
+// newPlan lays out an image; with contents, which may be nil, one with room.
+func newPlan(nodes []Node, contents []int32) (*plan, error) {
 	if err := check(nodes); err != nil {
 		return nil, err
 	}
-	p := &plan{nodes: nodes}
+	p := &plan{nodes: nodes, contents: contents}
 	if err := p.sortChildren(); err != nil {
 		return nil, err
 	}
 	p.places = make([]place, len(nodes))
+	if len(contents) > 0 {
+		p.rooms = make([]uint32, max(slices.Max(contents), -1)+1)
+	}
 	p.walk()
 	return p, p.lay()
 }
@@ -101,7 +112,7 @@ func (p *plan) sortChildren() error {
 		}
 		for j := 1; j < len(c); j++ {
 			if byName(c[j-1], c[j]) == 0 {
-				return &Error{path(p.nodes, int(c[j])), errors.New("is there twice")}
+				return &Error{Path(p.nodes, int(c[j])), errors.New("is there twice")}
 			}
 		}
 	}
@@ -156,17 +167,53 @@ func (p *plan) lay() error {
 	// none: their header must not lie behind the image.
 	next := metaBlock + (pos+xattrHeader+blockSize-1)/blockSize
 	for _, i := range p.order {
-		pl := &p.places[i]
-		if n := pl.dataBlocks(); n > 0 {
-			pl.block = uint32(next) // checked below
+		if n := p.ownBlocks(i); n > 0 {
+			p.places[i].block = uint32(next) // checked below
 			next += n
 		}
+	}
+	p.head = uint32(next)
+	next, err := p.layContents(next)
+	if err != nil {
+		return err
 	}
 	if next > math.MaxUint32 {
 		return fmt.Errorf("a tree that needs %d blocks is too large", next)
 	}
 	p.blocks = uint32(next)
 	return nil
+}
+
+// layContents gives the contents their places from a block on, each once, in the
+// order of the files, and returns the first block behind them.
+func (p *plan) layContents(next int64) (int64, error) {
+	if p.contents == nil {
+		return next, nil
+	}
+	sizes := make([]int64, len(p.rooms))
+	for _, i := range p.order {
+		pl, c := &p.places[i], p.content(i)
+		if c < 0 || pl.size == 0 {
+			continue
+		}
+		if p.rooms[c] == 0 {
+			p.rooms[c], sizes[c] = uint32(next), pl.size // checked by the caller
+			next += (pl.size + blockSize - 1) / blockSize
+		}
+		if sizes[c] != pl.size {
+			return 0, &Error{Path(p.nodes, int(i)), fmt.Errorf("has %d bytes, another file of the same content %d", pl.size, sizes[c])}
+		}
+		pl.block = p.rooms[c]
+	}
+	return next, nil
+}
+
+// content is that of a node, -1 if it has none.
+func (p *plan) content(i int32) int32 {
+	if p.contents == nil || p.nodes[i].Mode&TypeMask != File {
+		return -1
+	}
+	return p.contents[i]
 }
 
 // layData decides where the data of a node go and returns the length of what
@@ -177,8 +224,8 @@ func (p *plan) layData(i int32, head int64) (tail int64) {
 	switch n.Mode & TypeMask {
 	case File:
 		pl.size = n.Size
-		if n.Size > 0 {
-			pl.layout = chunked
+		if n.Size > 0 && p.content(i) < 0 {
+			pl.layout, p.chunks = chunked, true
 			return chunkEntry
 		}
 		return 0
@@ -197,6 +244,15 @@ func (p *plan) layData(i int32, head int64) (tail int64) {
 		return tail
 	}
 	return 0
+}
+
+// ownBlocks is how many blocks behind the metadata a node has, other than those of
+// contents.
+func (p *plan) ownBlocks(i int32) int64 {
+	if p.nodes[i].Mode&TypeMask == File {
+		return 0
+	}
+	return p.places[i].dataBlocks()
 }
 
 // dataBlocks is how many blocks of their own the data take.
