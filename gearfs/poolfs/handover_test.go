@@ -19,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"example.org/slipway/gearfs/fuse"
 	"example.org/slipway/gearfs/poolfs"
 )
 
@@ -409,7 +410,7 @@ func TestStoreAndInherited(t *testing.T) {
 	}
 	dev := os.NewFile(uintptr(fds[0]), "received")
 	defer dev.Close()
-	if conn, err := poolfs.Connection(dev); err != nil || conn != p.conn {
+	if conn, err := fuse.Connection(dev); err != nil || conn != p.conn {
 		t.Errorf("connection of the stored descriptor: got %d, %v, want %d", conn, err, p.conn)
 	}
 	if ok, err := poolfs.Unstore("pool"); !ok || err != nil {

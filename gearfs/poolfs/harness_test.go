@@ -26,6 +26,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"example.org/slipway/gearfs/fuse"
 	"example.org/slipway/gearfs/poolfs"
 )
 
@@ -344,7 +345,7 @@ func newPool(t testing.TB, limit time.Duration) *pool {
 		t.Fatal(err)
 	}
 	p.dev = dev
-	if p.conn, err = poolfs.Connection(dev); err != nil {
+	if p.conn, err = fuse.Connection(dev); err != nil {
 		t.Fatal(err)
 	}
 	// A process of its own, since this one may hang in the kernel, or be killed.
@@ -367,7 +368,7 @@ func newPool(t testing.TB, limit time.Duration) *pool {
 			t.Error(err)
 		}
 		p.dev.Close()
-		if _, err := poolfs.ConnectionAt(p.mnt); !errors.Is(err, fs.ErrNotExist) {
+		if _, err := fuse.ConnectionAt(p.mnt); !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("after the teardown: %v, want no mount", err)
 		}
 	})
@@ -396,7 +397,7 @@ func watchdog() error {
 		}
 	case <-time.After(limit):
 	}
-	return errors.Join(errors.New("teardown by the watchdog"), poolfs.Abort(uint32(conn)), poolfs.Unmount(os.Args[2]))
+	return errors.Join(errors.New("teardown by the watchdog"), fuse.Abort(uint32(conn)), fuse.Unmount(os.Args[2]))
 }
 
 // stateFile is a path on tmpfs.

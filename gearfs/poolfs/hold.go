@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"example.org/slipway/gearfs/fuse"
 )
 
 // WorkerFD is the number under which a worker finds the descriptor of its pool; see [Inherited].
@@ -22,6 +24,9 @@ const WorkerFD = 3
 type HolderOptions struct {
 	// State is the workers' Options.State. Default none: then nobody answers while no worker runs.
 	State string
+	// Refuse answers in place of a worker until its context ends: with an error where a worker would be needed. Default:
+	// with State the pool's own, else nobody does.
+	Refuse func(ctx context.Context) error
 	// Healthy is how long a worker must have run for the next one to be started at once when it dies. Default 1 s.
 	Healthy time.Duration
 	// MaxBackoff bounds the pause before a worker is started after others that died early. It begins with 20 ms and
@@ -68,6 +73,9 @@ func NewHolder(dev *os.File, command func() *exec.Cmd, o *HolderOptions) *Holder
 	def(&h.o.MaxBackoff, 5*time.Second)
 	def(&h.o.Bound, 60*time.Second)
 	def(&h.o.Grace, 10*time.Second)
+	if h.o.Refuse == nil && h.o.State != "" {
+		h.o.Refuse = h.refuse
+	}
 	if h.o.Log == nil {
 		h.o.Log = slog.New(slog.DiscardHandler)
 	}
@@ -109,7 +117,7 @@ func (h *Holder) finished(ctx context.Context) bool {
 
 // Gone tells whether the file system is unmounted and unused, or aborted.
 func (h *Holder) Gone() bool {
-	fd, err := rawFD(h.dev)
+	fd, err := fuse.RawFD(h.dev)
 	if err != nil {
 		return true
 	}
@@ -207,8 +215,8 @@ func (h *Holder) wait(ctx context.Context, d time.Duration, refuse bool) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, d)
 	defer cancel()
-	if refuse && h.o.State != "" {
-		err := h.refuse(ctx)
+	if refuse && h.o.Refuse != nil {
+		err := h.o.Refuse(ctx)
 		if err != nil && ctx.Err() == nil {
 			h.o.Log.Error("fail waiting requests", "err", err)
 		}
@@ -257,7 +265,7 @@ func Inherited(name string) (*os.File, error) {
 	if err := unix.SetNonblock(fd, false); err != nil {
 		return nil, fmt.Errorf("descriptor of the pool: %w", err)
 	}
-	return os.NewFile(uintptr(fd), fuseDevice), nil
+	return os.NewFile(uintptr(fd), fuse.Device), nil
 }
 
 // Store gives a copy of the descriptor to systemd (FileDescriptorStoreMax= of the unit must allow it), which passes it
@@ -277,7 +285,7 @@ func notify(message string, f *os.File) (bool, error) {
 	}
 	var rights []byte
 	if f != nil {
-		fd, err := rawFD(f)
+		fd, err := fuse.RawFD(f)
 		if err != nil {
 			return false, err
 		}

@@ -6,10 +6,9 @@ import (
 )
 
 const (
-	rootNode = 1
-	dirBase  = 0x100 // the node id of directory "ab" is dirBase+0xab
-	dirEnd   = dirBase + 0x100
-	fileBit  = 1 << 63
+	dirBase = 0x100 // the node id of directory "ab" is dirBase+0xab
+	dirEnd  = dirBase + 0x100
+	fileBit = 1 << 63
 )
 
 func isDir(node uint64) bool { return node >= dirBase && node < dirEnd }

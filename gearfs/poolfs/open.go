@@ -7,38 +7,40 @@ import (
 	"io/fs"
 
 	"golang.org/x/sys/unix"
+
+	"example.org/slipway/gearfs/fuse"
 )
 
 // open answers OPEN: at once if the inode is in use or known to the kernel, else in a goroutine that waits for the
 // backend.
-func (s *Server) open(r *request) {
+func (s *Server) open(r *fuse.Request) {
 	s.stats.opens.Add(1)
 	t := &s.table
 	t.mu.Lock()
-	if ino := t.inodes[r.node]; ino != nil && (ino.backing > 0 || ino.content != nil) {
+	if ino := t.inodes[r.Node]; ino != nil && (ino.backing > 0 || ino.content != nil) {
 		t.hold(ino)
 		tell := s.o.Opened != nil && s.identify(ino)
 		name := ino.name
-		s.answerOpen(r.unique, ino)
+		s.answerOpen(r.Unique, ino)
 		if tell {
 			s.o.Opened(name)
 		}
 		return
 	}
 	t.unlock()
-	ctx, cancel := context.WithCancelCause(s.base)
-	o := s.begin(r, ctx, cancel)
-	go s.openSlowly(o, r.node)
+	ctx, cancel := context.WithCancelCause(s.conn.Context())
+	o := s.conn.Begin(r, ctx, cancel)
+	go s.openSlowly(o, r.Node)
 }
 
-func (s *Server) openSlowly(o *op, node uint64) {
-	defer s.end(o)
+func (s *Server) openSlowly(o *fuse.Op, node uint64) {
+	defer s.conn.End(o)
 	s.stats.waiting.Add(1)
 	defer s.stats.waiting.Add(-1)
 	t := &s.table
 	t.mu.Lock()
-	ino, err := s.join(o.ctx, node, false)
-	if !o.claim() {
+	ino, err := s.join(o.Ctx, node, false)
+	if !o.Claim() {
 		if err == nil {
 			t.letGo(ino)
 		}
@@ -46,27 +48,27 @@ func (s *Server) openSlowly(o *op, node uint64) {
 		return
 	}
 	if err == nil {
-		s.answerOpen(o.unique, ino)
+		s.answerOpen(o.Unique(), ino)
 		return
 	}
 	t.unlock()
 	// A resent request may have been counted by the predecessor.
-	t.released(o.unique &^ uniqueResend)
-	s.openFailed(o.unique, node, err)
+	t.released(fuse.HandleOf(o.Unique()))
+	s.openFailed(o.Unique(), node, err)
 }
 
 func (s *Server) openFailed(unique, node uint64, err error) {
 	s.stats.failed.Add(1)
-	if !errors.Is(err, errKilled) {
+	if !errors.Is(err, fuse.ErrKilled) {
 		s.log.Warn("open", "node", fmt.Sprintf("%x", node), "err", err)
 	}
-	s.fail(unique, errnoOf(err))
+	s.conn.Fail(unique, errnoOf(err))
 }
 
 // answerOpen counts a file handle of an inode that is held and ready, and answers. It takes over the lock and the hold.
 func (s *Server) answerOpen(unique uint64, ino *inode) {
 	t := &s.table
-	fh := unique &^ uniqueResend
+	fh := fuse.HandleOf(unique)
 	err := t.opened(fh, ino)
 	backing, node := ino.backing, ino.node
 	t.letGo(ino)
@@ -75,16 +77,16 @@ func (s *Server) answerOpen(unique uint64, ino *inode) {
 		s.openFailed(unique, node, err)
 		return
 	}
-	flags := uint32(openKeepCache | openNoFlush)
+	flags := uint32(fuse.OpenKeepCache | fuse.OpenNoFlush)
 	if backing > 0 {
-		flags = openPassthrough | openNoFlush
+		flags = fuse.OpenPassthrough | fuse.OpenNoFlush
 		s.stats.passthrough.Add(1)
 	} else {
 		s.stats.cached.Add(1)
 	}
-	var b [openAnswerLen]byte
-	putOpen(b[:], fh, flags, backing)
-	if !s.answer(unique, b[:]) {
+	var b [fuse.OpenLen]byte
+	fuse.PutOpen(b[:], fh, flags, backing)
+	if !s.conn.Answer(unique, b[:]) {
 		t.released(fh) // the request is gone, so nobody will release it
 	}
 }
@@ -152,18 +154,16 @@ func (s *Server) launch(ino *inode) error {
 	if !s.identify(ino) {
 		return fmt.Errorf("no image refers to the content any more: %w", fs.ErrNotExist)
 	}
-	if err := context.Cause(s.base); err != nil {
+	if err := context.Cause(s.conn.Context()); err != nil {
 		return err
 	}
 	name := ino.name
-	ctx, cancel := watched(s.base, s.o.Bound)
+	ctx, cancel := watched(s.conn.Context(), s.o.Bound)
 	f := &flight{done: make(chan struct{}), cancel: cancel}
 	ino.flight = f
 	// The waiters get their answer at the bound whether Open returns or not.
 	stop := context.AfterFunc(ctx, func() { s.deliver(ino, f, nil, context.Cause(ctx)) })
-	s.work.Add(1)
-	go func() {
-		defer s.work.Done()
+	s.conn.Go(func() {
 		c, err := s.backend.Open(ctx, name)
 		if err == nil && c == nil {
 			err = errors.New("the backend opened nothing")
@@ -171,7 +171,7 @@ func (s *Server) launch(ino *inode) error {
 		stop()
 		s.deliver(ino, f, c, err)
 		cancel(errDone)
-	}()
+	})
 	return nil
 }
 
@@ -205,9 +205,9 @@ func (s *Server) deliver(ino *inode, f *flight, c Content, err error) {
 	t.closing = append(t.closing, c)
 }
 
-func (s *Server) release(r *request) {
-	s.table.released(r.fh)
-	s.fail(r.unique, 0)
+func (s *Server) release(r *fuse.Request) {
+	s.table.released(r.Handle)
+	s.conn.Fail(r.Unique, 0)
 }
 
 // Evict says that the file of a content is about to be deleted or was. The kernel is made to let go of it, at once if
@@ -215,24 +215,24 @@ func (s *Server) release(r *request) {
 func (s *Server) Evict(name [32]byte) { s.table.evictNode(NodeID(name)) }
 
 // startRead answers READ in a goroutine: even a complete file may have to wait for the disk.
-func (s *Server) startRead(r *request) {
+func (s *Server) startRead(r *fuse.Request) {
 	s.stats.reads.Add(1)
-	ctx, cancel := watched(s.base, s.o.Bound)
-	o := s.begin(r, ctx, cancel)
-	go s.serveRead(o, r.node, r.off, r.size)
+	ctx, cancel := watched(s.conn.Context(), s.o.Bound)
+	o := s.conn.Begin(r, ctx, cancel)
+	go s.serveRead(o, r.Node, r.Off, r.Size)
 }
 
 // endRead answers a read that cannot be answered with data.
-func (s *Server) endRead(o *op, node uint64, err error) {
-	if !o.claim() {
+func (s *Server) endRead(o *fuse.Op, node uint64, err error) {
+	if !o.Claim() {
 		return
 	}
-	if !errors.Is(err, errKilled) {
+	if !errors.Is(err, fuse.ErrKilled) {
 		s.log.Warn("read", "node", fmt.Sprintf("%x", node), "err", err)
 	}
 	errno := errnoOf(err)
 	if errno == unix.ENOENT {
 		errno = unix.EIO // a read is not the place to learn that a file is missing
 	}
-	s.fail(o.unique, errno)
+	s.conn.Fail(o.Unique(), errno)
 }

@@ -5,16 +5,18 @@ import (
 	"errors"
 	"fmt"
 	"io"
+
+	"example.org/slipway/gearfs/fuse"
 )
 
-func (s *Server) serveRead(o *op, node uint64, off int64, size uint32) {
-	defer s.end(o)
+func (s *Server) serveRead(o *fuse.Op, node uint64, off int64, size uint32) {
+	defer s.conn.End(o)
 	// The process gets its answer at the bound, or its death, whether the content heeds the context or not.
-	stop := context.AfterFunc(o.ctx, func() { s.endRead(o, node, context.Cause(o.ctx)) })
+	stop := context.AfterFunc(o.Ctx, func() { s.endRead(o, node, context.Cause(o.Ctx)) })
 	defer stop()
 	t := &s.table
 	t.mu.Lock()
-	ino, err := s.join(o.ctx, node, true)
+	ino, err := s.join(o.Ctx, node, true)
 	if err != nil {
 		t.unlock()
 		s.endRead(o, node, err)
@@ -32,24 +34,24 @@ func (s *Server) serveRead(o *op, node uint64, off int64, size uint32) {
 
 // readContent reads and answers. Anything short of all bytes is an error: the kernel would take it for the end of the
 // file and show zeros.
-func (s *Server) readContent(o *op, c Content, total, off int64, size uint32) error {
+func (s *Server) readContent(o *fuse.Op, c Content, total, off int64, size uint32) error {
 	if off < 0 || int64(size) > int64(s.o.MaxReadBytes) {
 		return fmt.Errorf("read of %d bytes at %d", size, off)
 	}
 	n := int(min(int64(size), max(total-off, 0)))
-	if err := s.readMem.Acquire(o.ctx, int64(n)); err != nil {
-		return context.Cause(o.ctx)
+	if err := s.readMem.Acquire(o.Ctx, int64(n)); err != nil {
+		return context.Cause(o.Ctx)
 	}
 	defer s.readMem.Release(int64(n))
 	buf := s.readBuf.Get().(*[]byte)
 	defer s.readBuf.Put(buf)
-	b := (*buf)[:outHeaderLen+n]
-	if err := readFull(o.ctx, c, b[outHeaderLen:], off); err != nil {
+	b := (*buf)[:fuse.OutHeaderLen+n]
+	if err := readFull(o.Ctx, c, b[fuse.OutHeaderLen:], off); err != nil {
 		return err
 	}
-	if o.claim() {
+	if o.Claim() {
 		s.stats.readBytes.Add(uint64(n))
-		s.answer(o.unique, b)
+		s.conn.Answer(o.Unique(), b)
 	}
 	return nil
 }

@@ -5,12 +5,13 @@ import (
 	"errors"
 	"log/slog"
 	"os"
-	"runtime"
 	"sync"
 	"time"
 
 	"golang.org/x/sync/semaphore"
 	"golang.org/x/sys/unix"
+
+	"example.org/slipway/gearfs/fuse"
 )
 
 // Backend makes contents readable.
@@ -104,7 +105,7 @@ func (o *Options) withDefaults() Options {
 }
 
 // ErrAborted is returned by [Server.Serve] when the connection was aborted: every use of the mount fails from then on.
-var ErrAborted = errors.New("the FUSE connection was aborted")
+var ErrAborted = fuse.ErrAborted
 
 // Server serves one pool.
 type Server struct {
@@ -113,21 +114,14 @@ type Server struct {
 	o        Options
 	log      *slog.Logger
 
-	conn   uint32
-	master *device // the connection
-	dev    *device // what requests are read from and answered on: master, or a clone of it
+	conn *fuse.Conn
 
 	readMem *semaphore.Weighted
-	readBuf sync.Pool // *[]byte of outHeaderLen+MaxReadBytes
+	readBuf sync.Pool // *[]byte of fuse.OutHeaderLen+MaxReadBytes
 
-	base   context.Context // of all requests; ends with errStopping
-	cancel context.CancelCauseFunc
-	work   sync.WaitGroup // requests in goroutines of their own
-
-	refuse  bool // answer EIO where the backend would be asked
-	waiting waitTable
-	table   table
-	stats   counters
+	refuse bool // answer EIO where the backend would be asked
+	table  table
+	stats  counters
 }
 
 // New prepares to serve the connection of dev, which stays the caller's, from the state that a predecessor left. The
@@ -137,191 +131,72 @@ func New(dev *os.File, b Backend, r Resolver, o *Options) (*Server, error) {
 	s.log = s.o.Log
 	s.readMem = semaphore.NewWeighted(s.o.ReadMemory)
 	s.readBuf.New = func() any {
-		b := make([]byte, outHeaderLen+s.o.MaxReadBytes)
+		b := make([]byte, fuse.OutHeaderLen+s.o.MaxReadBytes)
 		return &b
 	}
-	s.base, s.cancel = context.WithCancelCause(context.Background())
-	s.waiting.ops = map[uint64]*op{}
 	var err error
-	if s.conn, err = Connection(dev); err != nil {
+	if s.conn, err = fuse.Open(dev, s.log); err != nil {
 		return nil, err
 	}
-	if err := s.table.load(s.o.State, s.conn, &s.o); err != nil {
-		return nil, err
+	if err := s.table.load(s.o.State, s.conn.Number, &s.o); err != nil {
+		return nil, errors.Join(err, s.conn.Close())
 	}
-	if s.master, err = duplicate(dev); err != nil {
-		return nil, errors.Join(err, s.table.log.close())
-	}
-	s.dev = s.master
-	s.table.master = s.master.fd
+	s.table.master = s.conn.FD()
 	return s, nil
 }
 
 // Close lets go of what New took, if Serve was not called or has returned. The mount stays, and needs a successor.
-func (s *Server) Close() error {
-	s.cancel(errStopping)
-	err := s.table.close()
-	if s.dev != nil && s.dev != s.master {
-		err = errors.Join(err, s.dev.close())
-	}
-	if s.master != nil {
-		err = errors.Join(err, s.master.close())
-	}
-	s.dev, s.master = nil, nil
-	return err
-}
+func (s *Server) Close() error { return errors.Join(s.table.close(), s.conn.Close()) }
 
 // Serve answers requests until the file system is unmounted and unused (nil), the connection is aborted
 // ([ErrAborted]), or ctx ends (its error): then no further request is taken, those in work get Options.Drain to end,
-// and all others are left to the successor. It can be called once.
+// and all others are left to the successor. It can be called once. Contents whose opening does not heed its context
+// are not waited for longer than twice Options.Drain.
 func (s *Server) Serve(ctx context.Context) error {
-	if err := s.negotiate(ctx); err != nil {
-		return endOf(err)
+	if err := s.conn.Negotiate(ctx, s.initOptions()); err != nil {
+		return fuse.EndOf(err)
 	}
 	s.table.reclaim()
-	// A reader answers what needs no waiting itself, so a few are enough for any number of processes.
-	n := min(max(runtime.GOMAXPROCS(0), 2), 8)
-	ends := make(chan error, n)
-	for range n {
-		go func() { ends <- s.read() }()
-	}
-	stop := context.AfterFunc(ctx, s.dev.stop)
-	defer stop()
-	var err error
-	for range n {
-		if e := <-ends; e != nil && err == nil {
-			err = e
-			s.dev.stop()
-		}
-	}
-	s.drain()
-	if err == nil {
-		return context.Cause(ctx)
-	}
-	return endOf(err)
-}
-
-// endOf turns what ended the reading of requests into what Serve returns.
-func endOf(err error) error {
-	switch {
-	case errors.Is(err, unix.ENODEV):
-		return nil
-	case errors.Is(err, unix.ECONNABORTED):
-		return ErrAborted
-	}
-	return err
-}
-
-// drain waits for requests in work, then leaves them. Contents whose opening does not heed its context are not waited
-// for longer than twice Options.Drain.
-func (s *Server) drain() {
-	done := make(chan struct{})
-	go func() { s.work.Wait(); close(done) }()
-	for range 2 {
-		t := time.NewTimer(s.o.Drain)
-		select {
-		case <-done:
-		case <-t.C:
-		}
-		t.Stop()
-		s.cancel(errStopping)
-	}
-}
-
-// readBufferLen is what one reader needs: the kernel asks for at least 8192 bytes and for room for the largest write.
-const readBufferLen = 16 << 10
-
-// read is one reader. It ends without an error when the server stops.
-func (s *Server) read() error {
-	buf := make([]byte, readBufferLen)
-	var out [entryAnswerLen]byte
-	var r request
-	for {
-		n, err := s.dev.read(buf)
-		if errors.Is(err, errStopped) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		s.handle(buf[:n], &r, out[:])
-	}
+	return s.conn.Serve(ctx, s.o.Drain, s.handle)
 }
 
 // handle answers one request, here or in a goroutine of its own when it may have to wait.
-func (s *Server) handle(in []byte, r *request, out []byte) {
-	if err := parse(in, r); err != nil {
-		s.log.Warn("malformed FUSE request", "opcode", r.op, "bytes", len(in))
-		if r.unique != 0 {
-			s.fail(r.unique, unix.EIO)
-		}
-		return
-	}
-	if r.unique&uniqueResend != 0 {
-		s.stats.resent.Add(1)
-	}
-	switch r.op {
-	case opForget, opBatchForget: // no answer; nothing is kept of a lookup
-	case opLookup:
-		s.lookup(r, out[:entryAnswerLen])
-	case opGetattr:
-		s.getattr(r, out[:attrAnswerLen])
-	case opOpen:
+func (s *Server) handle(r *fuse.Request) {
+	var buf [fuse.EntryLen]byte
+	out := buf[:]
+	switch r.Op {
+	case fuse.OpLookup:
+		s.lookup(r, out)
+	case fuse.OpGetattr:
+		s.getattr(r, out[:fuse.AttrLen])
+	case fuse.OpOpen:
 		s.open(r)
-	case opRead:
+	case fuse.OpRead:
 		s.startRead(r)
-	case opRelease:
+	case fuse.OpRelease:
 		s.release(r)
-	case opInterrupt:
-		s.interrupt(r)
-	case opStatfs:
-		clear(out)
-		putStatfs(out)
-		s.answer(r.unique, out[:statfsAnswerLen])
-	case opOpendir:
-		clear(out)
-		s.answer(r.unique, out[:openAnswerLen])
-	case opReaddir, opReleasedir, opAccess, opDestroy:
-		s.fail(r.unique, 0)
-	case opInit:
-		s.init(r)
+	case fuse.OpStatfs:
+		fuse.PutStatfs(out, maxNameLen)
+		s.conn.Answer(r.Unique, out[:fuse.StatfsLen])
+	case fuse.OpOpendir:
+		s.conn.Answer(r.Unique, out[:fuse.OpenLen])
+	case fuse.OpReaddir, fuse.OpReleasedir, fuse.OpAccess, fuse.OpDestroy:
+		s.conn.Fail(r.Unique, 0)
 	default:
-		s.fail(r.unique, unix.ENOSYS) // the kernel does not ask again
+		s.conn.Fail(r.Unique, unix.ENOSYS) // the kernel does not ask again
 	}
 }
 
-// answer sends an answer whose body is in place. It tells whether the request still was there to be answered.
-func (s *Server) answer(unique uint64, b []byte) bool {
-	putHeader(b, unique, 0)
-	return s.write(b)
-}
-
-// fail sends an answer without a body.
-func (s *Server) fail(unique uint64, errno unix.Errno) bool {
-	var b [outHeaderLen]byte
-	putHeader(b[:], unique, errno)
-	return s.write(b[:])
-}
-
-func (s *Server) write(b []byte) bool {
-	err := s.dev.write(b)
-	// ENOENT, ENODEV: the request or the mount is gone.
-	if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENODEV) {
-		s.log.Error("answer a FUSE request", "err", err)
-	}
-	return err == nil
-}
-
-func (s *Server) lookup(r *request, out []byte) {
+func (s *Server) lookup(r *fuse.Request, out []byte) {
 	s.stats.lookups.Add(1)
-	node, name, ok := r.lookupNode()
+	node, name, ok := lookupNode(r)
 	if !ok {
-		s.fail(r.unique, unix.ENOENT)
+		s.conn.Fail(r.Unique, unix.ENOENT)
 		return
 	}
-	a := attr{node: node, mode: unix.S_IFDIR | 0o700}
+	a := fuse.Attr{Node: node, Mode: unix.S_IFDIR | 0o700}
 	if s.refuse {
-		s.fail(r.unique, unix.EIO)
+		s.conn.Fail(r.Unique, unix.EIO)
 		return
 	}
 	if !isDir(node) {
@@ -333,31 +208,29 @@ func (s *Server) lookup(r *request, out []byte) {
 			known = known && resolved == name
 		}
 		if !known {
-			s.fail(r.unique, unix.ENOENT)
+			s.conn.Fail(r.Unique, unix.ENOENT)
 			return
 		}
-		a.size, a.mode = size, unix.S_IFREG|0o444
+		a.Size, a.Mode = size, unix.S_IFREG|0o444
 	}
-	clear(out)
-	putEntry(out, a)
-	s.answer(r.unique, out)
+	fuse.PutEntry(out, a, attrTTL, attrTTL)
+	s.conn.Answer(r.Unique, out)
 }
 
-func (s *Server) getattr(r *request, out []byte) {
-	a := attr{node: r.node, mode: unix.S_IFDIR | 0o700}
-	if r.node != rootNode && !isDir(r.node) {
-		_, size, ok := s.resolver.Resolve(r.node)
+func (s *Server) getattr(r *fuse.Request, out []byte) {
+	a := fuse.Attr{Node: r.Node, Mode: unix.S_IFDIR | 0o700}
+	if r.Node != fuse.RootNode && !isDir(r.Node) {
+		_, size, ok := s.resolver.Resolve(r.Node)
 		if s.refuse {
-			s.fail(r.unique, unix.EIO)
+			s.conn.Fail(r.Unique, unix.EIO)
 			return
 		}
 		if !ok {
-			s.fail(r.unique, unix.ESTALE)
+			s.conn.Fail(r.Unique, unix.ESTALE)
 			return
 		}
-		a.size, a.mode = size, unix.S_IFREG|0o444
+		a.Size, a.Mode = size, unix.S_IFREG|0o444
 	}
-	clear(out)
-	putAttr(out, a)
-	s.answer(r.unique, out)
+	fuse.PutAttr(out, a, attrTTL)
+	s.conn.Answer(r.Unique, out)
 }

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"example.org/slipway/gearfs/fuse"
 	"example.org/slipway/gearfs/poolfs"
 )
 
@@ -227,9 +228,7 @@ func TestBound(t *testing.T) {
 	if err := check(p.path(names[0]), names[0]); !errors.Is(err, unix.EIO) {
 		t.Errorf("open without progress: got %v, want %v", err, unix.EIO)
 	}
-	if p.cancelled.Load() != 1 {
-		t.Error("the backend was not told")
-	}
+	eventually(t, "the backend is told", func() bool { return p.cancelled.Load() == 1 })
 	p.set(func(o *origin) { o.gate, o.partial = nil, true })
 	f, err := open(p.path(names[1]))
 	if err != nil {
@@ -377,7 +376,7 @@ func TestAbortEndsServe(t *testing.T) {
 	if _, err := os.Stat(p.mnt); err != nil {
 		t.Fatal(err)
 	}
-	if err := poolfs.Abort(p.conn); err != nil {
+	if err := fuse.Abort(p.conn); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-done; !errors.Is(err, poolfs.ErrAborted) {
@@ -386,7 +385,7 @@ func TestAbortEndsServe(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Error(err)
 	}
-	if err := poolfs.Abort(p.conn + 10_000); err != nil {
+	if err := fuse.Abort(p.conn + 10_000); err != nil {
 		t.Errorf("abort of what is not there: %v", err)
 	}
 }
@@ -399,7 +398,7 @@ func TestUnmountEndsServe(t *testing.T) {
 	}
 	done := make(chan error, 1)
 	go func() { done <- s.Serve(t.Context()) }()
-	if err := poolfs.Unmount(p.mnt); err != nil {
+	if err := fuse.Unmount(p.mnt); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-done; err != nil {

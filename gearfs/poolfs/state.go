@@ -1,6 +1,7 @@
 package poolfs
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"hash/crc32"
@@ -20,6 +21,8 @@ import (
 // A torn record at the end was never answered and is dropped. The file belongs on tmpfs: it has to survive the process
 // but not the machine, so it is never synced.
 const recordLen = 24
+
+var le = binary.LittleEndian
 
 type recordKind byte
 

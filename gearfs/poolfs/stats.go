@@ -1,10 +1,14 @@
 package poolfs
 
-import "sync/atomic"
+import (
+	"sync/atomic"
+
+	"example.org/slipway/gearfs/fuse"
+)
 
 type counters struct {
-	lookups, opens, passthrough, cached, failed, reads, readBytes, resent, interrupts atomic.Uint64
-	waiting                                                                           atomic.Int64
+	lookups, opens, passthrough, cached, failed, reads, readBytes atomic.Uint64
+	waiting                                                       atomic.Int64
 }
 
 // Stats are the figures of one server; a successor begins anew but for the last four, which belong to the connection.
@@ -30,8 +34,8 @@ func (s *Server) Stats() Stats {
 	c := &s.stats
 	r := Stats{
 		Lookups: c.lookups.Load(), Opens: c.opens.Load(), OpensPassthrough: c.passthrough.Load(), OpensCached: c.cached.Load(),
-		OpensFailed: c.failed.Load(), Reads: c.reads.Load(), ReadBytes: c.readBytes.Load(), Resent: c.resent.Load(),
-		Interrupts: c.interrupts.Load(), Waiting: c.waiting.Load(),
+		OpensFailed: c.failed.Load(), Reads: c.reads.Load(), ReadBytes: c.readBytes.Load(), Resent: s.conn.Resent(),
+		Interrupts: s.conn.Interrupts(), Waiting: c.waiting.Load(),
 	}
 	t := &s.table
 	t.mu.Lock()
@@ -43,6 +47,6 @@ func (s *Server) Stats() Stats {
 		}
 	}
 	r.Passthrough = t.ready && t.passthrough()
-	r.Resend = t.conn.flags&flagHasResend != 0
+	r.Resend = t.conn.flags&fuse.FlagHasResend != 0
 	return r
 }

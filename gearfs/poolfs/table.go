@@ -10,6 +10,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"example.org/slipway/gearfs/fuse"
 )
 
 // table is what the server knows of files that are open or known to the kernel. An inode is in passthrough mode while
@@ -98,31 +100,29 @@ func (t *table) snapshot() snapshot {
 	return s
 }
 
-func (t *table) inited() bool {
+// settled is what a predecessor agreed on in INIT, nil if there was none.
+func (t *table) settled() *fuse.Settled {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.ready
+	if !t.ready {
+		return nil
+	}
+	return &fuse.Settled{Minor: t.conn.minor, Flags: t.conn.flags}
 }
 
-func (t *table) flags() uint64 {
+func (t *table) setInit(s fuse.Settled) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.conn.flags
-}
-
-func (t *table) setInit(minor, flags uint64) error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if err := t.log.append(recInit, minor, flags); err != nil {
+	if err := t.log.append(recInit, s.Minor, s.Flags); err != nil {
 		return err
 	}
-	t.conn.minor, t.conn.flags, t.ready = minor, flags, true
+	t.conn.minor, t.conn.flags, t.ready = s.Minor, s.Flags, true
 	return nil
 }
 
 // passthrough tells whether new inodes may be in passthrough mode. The lock is held.
 func (t *table) passthrough() bool {
-	return t.conn.flags&flagPassthrough != 0 && !t.o.NoPassthrough && !t.broken
+	return t.conn.flags&fuse.FlagPassthrough != 0 && !t.o.NoPassthrough && !t.broken
 }
 
 // unlock releases the lock and then closes what is no longer used.
@@ -219,7 +219,7 @@ func (t *table) compact() {
 
 // register makes a complete file the backing file of an inode without users. The lock is held.
 func (t *table) register(ino *inode, f *os.File) error {
-	fd, err := rawFD(f)
+	fd, err := fuse.RawFD(f)
 	if err != nil {
 		return err
 	}
@@ -259,7 +259,7 @@ const lostIDs = 64
 func (t *table) reclaim() {
 	t.mu.Lock()
 	defer t.unlock()
-	if t.conn.flags&flagPassthrough == 0 {
+	if t.conn.flags&fuse.FlagPassthrough == 0 {
 		return
 	}
 	last := t.lastID

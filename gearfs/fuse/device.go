@@ -1,4 +1,4 @@
-package poolfs
+package fuse
 
 import (
 	"errors"
@@ -13,7 +13,7 @@ import (
 
 // device is a descriptor of /dev/fuse of our own.
 //
-// It stays out of Go's poller: a program that opens a file of the pool with package os adds it to its poller, for which
+// It stays out of Go's poller: a program that opens a file of the mount with package os adds it to its poller, for which
 // the kernel asks the server while it holds the poller's lock. Where this program is the server, it would never read
 // the question.
 type device struct {
@@ -34,20 +34,20 @@ func newDevice(fd int) (*device, error) {
 		stop, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("set up the descriptor of the pool: %w", err), unix.Close(fd))
+		return nil, errors.Join(fmt.Errorf("set up the descriptor of a FUSE mount: %w", err), unix.Close(fd))
 	}
 	return &device{fd: fd, stopFD: stop}, nil
 }
 
 // duplicate returns a device for the connection of f.
 func duplicate(f *os.File) (*device, error) {
-	fd, err := rawFD(f)
+	fd, err := RawFD(f)
 	if err != nil {
 		return nil, err
 	}
 	n, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3)
 	if err != nil {
-		return nil, fmt.Errorf("duplicate the descriptor of the pool: %w", err)
+		return nil, fmt.Errorf("duplicate the descriptor of a FUSE mount: %w", err)
 	}
 	return newDevice(n)
 }
@@ -55,9 +55,9 @@ func duplicate(f *os.File) (*device, error) {
 // clone returns another device of the same connection: what is read from it is answered on it, and fails when it is
 // closed.
 func (d *device) clone() (*device, error) {
-	fd, err := unix.Open(fuseDevice, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	fd, err := unix.Open(Device, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
-		return nil, fmt.Errorf("open %s: %w", fuseDevice, err)
+		return nil, fmt.Errorf("open %s: %w", Device, err)
 	}
 	master := uint32(d.fd)
 	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), iocClone, uintptr(unsafe.Pointer(&master))); errno != 0 {
@@ -97,7 +97,7 @@ func (d *device) read(buf []byte) (int, error) {
 		case unix.EAGAIN:
 			d.wait()
 		default:
-			return 0, fmt.Errorf("read from %s: %w", fuseDevice, err)
+			return 0, fmt.Errorf("read from %s: %w", Device, err)
 		}
 	}
 }
@@ -118,4 +118,31 @@ func (d *device) write(b []byte) error {
 			return err
 		}
 	}
+}
+
+// residentBuffer is memory for requests all of whose pages are there already. When the process is killed while the
+// kernel copies a request to a page that is not, the kernel ends the request with EIO and never sends it again.
+func residentBuffer(n int) (buf []byte, free func(), err error) {
+	buf, err = unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_POPULATE)
+	if err != nil {
+		return nil, nil, fmt.Errorf("memory for FUSE requests: %w", err)
+	}
+	// Lest they are swapped out. Where that is not allowed it is only likely that they stay.
+	_ = unix.Mlock(buf)
+	return buf, func() { _ = unix.Munmap(buf) }, nil
+}
+
+const iocClone = 0x8004e500 // _IOR(229, 0, uint32)
+
+// RawFD is the number of a file's descriptor. Unlike File.Fd it never makes the descriptor blocking.
+func RawFD(f *os.File) (int, error) {
+	c, err := f.SyscallConn()
+	if err != nil {
+		return -1, err
+	}
+	n := -1
+	if err := c.Control(func(fd uintptr) { n = int(fd) }); err != nil {
+		return -1, err
+	}
+	return n, nil
 }

@@ -1,0 +1,202 @@
+package fuse
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// MountOptions are the choices of [Mount].
+type MountOptions struct {
+	// Source is what mountinfo shows as the mounted device.
+	Source string
+	// ReadaheadBytes is how far the kernel reads ahead of a process. Default 1 MiB: with the kernel's own 128 KiB the
+	// requests of a big sequential read are too small.
+	ReadaheadBytes int
+	// ReadOnly mounts it read-only.
+	ReadOnly bool
+	// NoExec forbids to start programs from it.
+	NoExec bool
+}
+
+// Device is the device that connections are opened by.
+const Device = "/dev/fuse"
+
+const (
+	fuseType        = "fuse.slipway"
+	fusectl         = "/sys/fs/fuse/connections"
+	fusectlMagic    = 0x65735543 // FUSE_CTL_SUPER_MAGIC
+	defaultReadhead = 1 << 20
+)
+
+// Mount mounts a FUSE file system at an existing directory and returns the descriptor that speaks for it: the mount
+// works as long as any process holds it. It needs CAP_SYS_ADMIN. Requests wait until somebody serves them.
+//
+// The mount is without devices and set-user-id, and the kernel checks permissions by what the server says of a file.
+func Mount(dir string, o MountOptions) (*os.File, error) {
+	// Blocking for now, so that NewFile keeps it out of Go's poller, which every request would wake.
+	fd, err := unix.Open(Device, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", Device, err)
+	}
+	dev := os.NewFile(uintptr(fd), Device)
+	data := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions", fd)
+	if err := unix.Mount(o.Source, dir, fuseType, o.flags(), data); err != nil {
+		return nil, errors.Join(fmt.Errorf("mount %s at %s: %w", o.Source, dir, err), dev.Close())
+	}
+	conn, err := Connection(dev)
+	if err == nil {
+		err = setReadahead(conn, o.ReadaheadBytes)
+	}
+	if err != nil {
+		return nil, errors.Join(err, unix.Unmount(dir, unix.MNT_DETACH), dev.Close())
+	}
+	return dev, nil
+}
+
+func (o *MountOptions) flags() uintptr {
+	flags := uintptr(unix.MS_NODEV | unix.MS_NOSUID | unix.MS_NOATIME)
+	if o.ReadOnly {
+		flags |= unix.MS_RDONLY
+	}
+	if o.NoExec {
+		flags |= unix.MS_NOEXEC
+	}
+	return flags
+}
+
+// setReadahead tells the kernel how far to read ahead. The server's answer to INIT can only lower it.
+func setReadahead(conn uint32, size int) error {
+	if size == 0 {
+		size = defaultReadhead
+	}
+	path := fmt.Sprintf("/sys/class/bdi/0:%d/read_ahead_kb", conn)
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil // a kernel without it: only slower
+	}
+	if err != nil {
+		return fmt.Errorf("set read-ahead: %w", err)
+	}
+	_, err = f.WriteString(strconv.Itoa(size >> 10))
+	return errors.Join(err, f.Close())
+}
+
+// Connection is the number of the connection a descriptor of /dev/fuse speaks for, as the kernel's control file system
+// names it. It is also the minor number of the mounted file system's device.
+func Connection(dev *os.File) (uint32, error) {
+	fd, err := RawFD(dev)
+	if err != nil {
+		return 0, err
+	}
+	b, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", fd))
+	if err != nil {
+		return 0, fmt.Errorf("number of the FUSE connection: %w", err)
+	}
+	for line := range strings.Lines(string(b)) {
+		if v, ok := strings.CutPrefix(line, "fuse_connection:"); ok {
+			n, err := strconv.ParseUint(strings.TrimSpace(v), 10, 32)
+			if err != nil {
+				return 0, fmt.Errorf("number of the FUSE connection: %w", err)
+			}
+			return uint32(n), nil
+		}
+	}
+	return 0, errors.New("the descriptor is not that of a mounted FUSE file system")
+}
+
+// ConnectionAt is the number of the connection mounted at dir, from mountinfo: it asks nothing of the file system and
+// so works when its server hangs.
+func ConnectionAt(dir string) (uint32, error) {
+	b, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return 0, fmt.Errorf("read mounts: %w", err)
+	}
+	found, conn := false, uint64(0)
+	for line := range strings.Lines(string(b)) {
+		// ID parent major:minor root mountpoint options… - type source superoptions
+		f := strings.Fields(line)
+		if len(f) < 5 || unescapeMount(f[4]) != dir || !strings.Contains(line, " - fuse") {
+			continue
+		}
+		_, minor, _ := strings.Cut(f[2], ":")
+		if conn, err = strconv.ParseUint(minor, 10, 32); err != nil {
+			return 0, fmt.Errorf("read mounts: %w", err)
+		}
+		found = true // the last one is on top
+	}
+	if !found {
+		return 0, fmt.Errorf("no FUSE file system at %s: %w", dir, os.ErrNotExist)
+	}
+	return uint32(conn), nil
+}
+
+// unescapeMount undoes the octal escapes of mountinfo.
+func unescapeMount(s string) string {
+	if !strings.Contains(s, `\`) {
+		return s
+	}
+	var b strings.Builder
+	for i := 0; i < len(s); i++ {
+		if s[i] == '\\' && i+3 < len(s) {
+			if v, err := strconv.ParseUint(s[i+1:i+4], 8, 8); err == nil {
+				b.WriteByte(byte(v))
+				i += 3
+				continue
+			}
+		}
+		b.WriteByte(s[i])
+	}
+	return b.String()
+}
+
+// Abort ends a connection whatever state its server and users are in: every waiting request fails and so does every
+// later one. It is the way out when a server hangs, and belongs to every teardown. The control file system is mounted
+// if it is not. A connection that is gone already is no error.
+func Abort(conn uint32) error {
+	if err := mountFusectl(); err != nil {
+		return err
+	}
+	err := os.WriteFile(filepath.Join(fusectl, strconv.FormatUint(uint64(conn), 10), "abort"), []byte("1"), 0)
+	if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("abort FUSE connection %d: %w", conn, err)
+	}
+	return nil
+}
+
+func mountFusectl() error {
+	var st unix.Statfs_t
+	if err := unix.Statfs(fusectl, &st); err == nil && st.Type == fusectlMagic {
+		return nil
+	}
+	if err := unix.Mount("fusectl", fusectl, "fusectl", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil && !errors.Is(err, unix.EBUSY) {
+		return fmt.Errorf("mount the FUSE control file system: %w", err)
+	}
+	return nil
+}
+
+// Unmount takes a FUSE mount away from dir. What uses it keeps it alive, and it must then go on being served. A directory on which nothing is mounted is no error.
+func Unmount(dir string) error {
+	if err := unix.Unmount(dir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("unmount %s: %w", dir, err)
+	}
+	return nil
+}
+
+// Teardown aborts the connection mounted at dir and unmounts it: for the end of a node's service or of a test, when
+// nobody may be left hanging. Nothing mounted there is no error.
+func Teardown(dir string) error {
+	conn, err := ConnectionAt(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return errors.Join(Abort(conn), Unmount(dir))
+}
