@@ -4,7 +4,7 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 LDFLAGS  = -s -w -X main.version=$(VERSION)
 FUZZTIME ?= 60s
 
-.PHONY: demo test run build bench bench-gear bench-start bench-trace bench-tiers bench-mirrors observe lint fuzz clean
+.PHONY: demo test test-ceph run build build-ceph bench bench-gear bench-start bench-trace bench-tiers bench-mirrors bench-cider observe lint fuzz clean
 
 demo: build
 	scripts/setup.sh demo
@@ -14,11 +14,21 @@ test: setup-build
 	scripts/setup.sh test
 	scripts/test.sh
 
+# The volume suites alone, against a Ceph of their own.
+test-ceph: setup-build
+	scripts/setup.sh test
+	scripts/test-ceph.sh
+
 run: build
 	bin/slipway serve --root slipway-data --addr 127.0.0.1:5000
 
 build: setup-build
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/slipway ./cmd/slipway
+
+# With the driver rbd, which links librbd: needs a C compiler and librbd-dev. The tag
+# pacific is go-ceph's: no call that the librbd of Ceph 16 lacks.
+build-ceph: setup-build
+	CGO_ENABLED=1 $(GO) build -trimpath -tags 'ceph pacific' -ldflags '$(LDFLAGS)' -o bin/slipway-ceph ./cmd/slipway
 
 bench: build
 	scripts/setup.sh bench
@@ -43,6 +53,11 @@ bench-tiers: build
 bench-mirrors: build
 	scripts/setup.sh bench
 	scripts/bench-mirrors.sh
+
+# Needs SLIPWAY_CORPUS.
+bench-cider: build-ceph
+	scripts/setup.sh test
+	scripts/bench-cider.sh
 
 # Prometheus with deploy/prometheus on loopback, until Ctrl-C.
 observe:

@@ -18,8 +18,8 @@ import (
 // cephStep bounds one command of the cluster's making.
 const cephStep = time.Minute
 
-// Ceph is a cluster of one monitor and one OSD that keeps everything in RAM, and
-// loses it when it ends.
+// Ceph is a cluster of one monitor and one OSD. That of StartCeph keeps everything in
+// RAM, and loses it when it ends; that of StartRBD has a disk.
 type Ceph struct {
 	// Conf is the configuration file, for clients too: CEPH_CONF.
 	Conf string
@@ -60,8 +60,24 @@ osd_pool_default_pg_num = 8
 osd_pool_default_pgp_num = 8
 osd_pool_default_pg_autoscale_mode = off
 osd_crush_chooseleaf_type = 0
+{{if .Disk -}}
+osd_objectstore = bluestore
+bluestore_block_create = true
+bluestore_block_size = 17179869184
+bluestore_block_db_create = false
+bluestore_block_wal_create = false
+osd_memory_target = 939524096
+osd_memory_base = 134217728
+osd_memory_cache_min = 67108864
+# How full it is, it says this often.
+osd_heartbeat_interval = 1
+# A client that has gone is waited for no longer than this, when others are told of a
+# change to an image. Those that are there say so every 5 s.
+osd_client_watch_timeout = 11
+{{else -}}
 osd_objectstore = memstore
 memstore_device_bytes = 4294967296
+{{end -}}
 osd_op_num_shards = 2
 osd_op_num_threads_per_shard = 1
 
@@ -83,8 +99,13 @@ rados_osd_op_timeout = 30
 client_mount_timeout = 30
 `))
 
-// StartCeph starts a cluster.
+// StartCeph starts a cluster in RAM.
 func StartCeph(t testing.TB) *Ceph {
+	t.Helper()
+	return startCeph(t, false)
+}
+
+func startCeph(t testing.TB, disk bool) *Ceph {
 	t.Helper()
 	mon, osd := tool(t, "ceph-mon"), tool(t, "ceph-osd")
 	for _, name := range []string{"ceph", "ceph-authtool", "monmaptool"} {
@@ -92,7 +113,7 @@ func StartCeph(t testing.TB) *Ceph {
 	}
 	c := &Ceph{t: t, dir: shortDir(t)}
 	c.Conf = filepath.Join(c.dir, "ceph.conf")
-	c.makeMon()
+	c.makeMon(disk)
 	c.Mon = start(t, c.dir, func() *exec.Cmd {
 		return exec.Command(mon, "-c", c.Conf, "-i", "a", "-f")
 	}, func(ctx context.Context) error {
@@ -107,7 +128,7 @@ func StartCeph(t testing.TB) *Ceph {
 }
 
 // makeMon writes the configuration, the keys and the monitor's first state.
-func (c *Ceph) makeMon() {
+func (c *Ceph) makeMon(disk bool) {
 	c.t.Helper()
 	for _, dir := range []string{"mon", "osd", "rgw"} {
 		if err := os.Mkdir(filepath.Join(c.dir, dir), 0o700); err != nil {
@@ -116,7 +137,7 @@ func (c *Ceph) makeMon() {
 	}
 	fsid, v2, v1 := uuid(c.t), freePort(c.t), freePort(c.t)
 	var conf bytes.Buffer
-	err := cephConf.Execute(&conf, map[string]any{"FSID": fsid, "Dir": c.dir, "MonV2": v2, "MonV1": v1})
+	err := cephConf.Execute(&conf, map[string]any{"FSID": fsid, "Dir": c.dir, "MonV2": v2, "MonV1": v1, "Disk": disk})
 	if err == nil {
 		err = os.WriteFile(c.Conf, conf.Bytes(), 0o600)
 	}

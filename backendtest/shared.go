@@ -11,6 +11,7 @@ import (
 type Shared struct {
 	mu       sync.Mutex
 	postgres *PostgresServer
+	ceph     *Ceph
 	cleanups []func()
 }
 
@@ -33,7 +34,7 @@ func (s *Shared) Close() {
 	for i := len(s.cleanups) - 1; i >= 0; i-- {
 		s.cleanups[i]()
 	}
-	s.cleanups, s.postgres = nil, nil
+	s.cleanups, s.postgres, s.ceph = nil, nil, nil
 }
 
 // packageTB is a test whose end is that of its package. What fails while a server

@@ -154,12 +154,15 @@ setup_test() {
 	# Servers: a registry to compare with, the stores that drivers are tested on,
 	# the catalogue's database, load balancers in front of several replicas.
 	apt_quiet docker-registry:docker-registry initdb:postgresql-15 \
-		ceph-mon:ceph-mon ceph-osd:ceph-osd ceph:ceph-common radosgw:radosgw radosgw-admin:radosgw \
+		ceph-mon:ceph-mon ceph-osd:ceph-osd ceph:ceph-common rbd:ceph-common radosgw:radosgw radosgw-admin:radosgw \
 		swift-proxy-server:swift-proxy swift-account-server:swift-account \
 		swift-container-server:swift-container swift-object-server:swift-object \
 		memcached:memcached swift:python3-swiftclient haproxy:haproxy nginx:nginx-light \
 		prometheus:prometheus promtool:prometheus
 	pkg-config --exists libseccomp 2>/dev/null || apt_install libseccomp-dev
+	# Headers of librbd, for the driver of volumes.
+	[ -e /usr/include/rbd/librbd.h ] || apt_install librbd-dev librados-dev
+	[ -e /usr/include/rbd/librbd.h ] || missing+=(librbd-dev)
 
 	go_tool crane github.com/google/go-containerregistry/cmd/crane v0.22.1
 	go_tool regctl github.com/regclient/regclient/cmd/regctl v0.11.7

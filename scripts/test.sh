@@ -3,9 +3,9 @@
 #
 #   N passed, N failed, N skipped
 #
-# First the product's own tests under the race detector, then the integration
-# tests against a binary built from the same sources. It fails if a test fails
-# or skips for a reason that integration/expected-skips.txt does not list.
+# First the product's own tests under the race detector, then those of the driver rbd,
+# then the integration tests against binaries built from the same sources. It fails if a
+# test fails or skips for a reason that integration/expected-skips.txt does not list.
 # scripts/setup.sh test installs what the integration tests run.
 #
 #   GOTEST_FLAGS          more flags for both runs of go test, such as -short
@@ -23,8 +23,9 @@ export GOFLAGS=${GOFLAGS:--buildvcs=false}
 
 cd "$root"
 CGO_ENABLED=0 go build -o "$work/slipway" ./cmd/slipway
+CGO_ENABLED=1 go build -tags 'ceph pacific' -o "$work/slipway-ceph" ./cmd/slipway
 (cd integration && CGO_ENABLED=0 go build -o "$work/testsum" ./cmd/testsum)
-export SLIPWAY_BIN=$work/slipway
+export SLIPWAY_BIN=$work/slipway SLIPWAY_CEPH_BIN=$work/slipway-ceph
 
 # The race detector watches our own code. SQLite, which is C turned into Go, and the
 # compression library spend most of a test's time in the detector otherwise: without
@@ -36,6 +37,9 @@ all() {
 	local status=0
 	# shellcheck disable=SC2086 # the flags are words
 	go test -json -race "${unwatched[@]}" -timeout 15m ${GOTEST_FLAGS:-} ./... || status=1
+	# What needs librbd. Not with -race: it would build C and Go anew for one package.
+	# shellcheck disable=SC2086
+	CGO_ENABLED=1 go test -json -tags 'ceph pacific' -timeout 10m ${GOTEST_FLAGS:-} ./block/rbd || status=1
 	# One package at a time: the daemons and the disk are enough load, and a
 	# result kept from an earlier run would not have met this binary.
 	# shellcheck disable=SC2086

@@ -1,0 +1,84 @@
+package rbd
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strconv"
+	"strings"
+)
+
+// process tells one process from all others, on this machine and elsewhere: the
+// boot, the namespace of its number, the number and when it began. Leases bear it
+// so that those of a process that has died end at once and not with their time.
+type process struct {
+	boot, namespace, pid, began string
+}
+
+func thisProcess() (process, error) {
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return process{}, fmt.Errorf("tell this process from others: %w", err)
+	}
+	namespace, err := os.Readlink("/proc/self/ns/pid")
+	if err != nil {
+		return process{}, fmt.Errorf("tell this process from others: %w", err)
+	}
+	p := process{
+		boot:      strings.ReplaceAll(strings.TrimSpace(string(boot)), "-", ""),
+		namespace: strings.Trim(namespace, "pid:[]"),
+		pid:       strconv.Itoa(os.Getpid()),
+	}
+	if p.began, err = began(p.pid); err != nil {
+		return process{}, fmt.Errorf("tell this process from others: %w", err)
+	}
+	return p, nil
+}
+
+var errEnded = errors.New("the process has ended")
+
+// began is when a process was started, in ticks since the machine was; errEnded if
+// there is none.
+func began(pid string) (string, error) {
+	stat, err := os.ReadFile("/proc/" + pid + "/stat")
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", errEnded
+	}
+	if err != nil {
+		return "", err
+	}
+	// The name, in brackets, may have anything in it.
+	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
+	const state, start = 0, 19
+	if len(fields) <= start {
+		return "", fmt.Errorf("/proc/%s/stat has %d fields", pid, len(fields))
+	}
+	if s := string(fields[state]); s == "Z" || s == "X" {
+		return "", errEnded
+	}
+	return string(fields[start]), nil
+}
+
+// cookie names a lease of this process.
+func (p process) cookie(unique string) string {
+	return strings.Join([]string{p.boot, p.namespace, p.pid, p.began, unique}, ".")
+}
+
+// dead tells whether the process that made a cookie was one of this machine and has
+// ended.
+func (p process) dead(cookie string) bool {
+	f := strings.Split(cookie, ".")
+	if len(f) != 5 || f[0] != p.boot || f[1] != p.namespace {
+		return false
+	}
+	if _, err := strconv.ParseUint(f[2], 10, 32); err != nil {
+		return false
+	}
+	at, err := began(f[2])
+	if err != nil {
+		return errors.Is(err, errEnded)
+	}
+	return at != f[3]
+}

@@ -1,0 +1,33 @@
+//go:build ceph
+
+package rbd_test
+
+import (
+	"encoding/json"
+	"sync"
+	"testing"
+
+	"example.org/slipway/block"
+	"example.org/slipway/block/blocktest"
+	"example.org/slipway/block/rbd"
+)
+
+func TestSuite(t *testing.T) {
+	t.Parallel()
+	var at sync.Map // rbd.Options by block.Place
+	blocktest.Run(t, func(t *testing.T) block.Store {
+		o, _ := options(t)
+		s, err := rbd.Open(t.Context(), o)
+		must(t, err)
+		at.Store(s.Place(), o)
+		return s
+	}, &blocktest.Options{
+		Where: func(s block.Store) string {
+			o, _ := at.Load(s.Place())
+			b, err := json.Marshal(o)
+			must(t, err)
+			return string(b)
+		},
+		Death: leaseTime / 2,
+	})
+}
