@@ -1,13 +1,38 @@
 #!/usr/bin/env bash
-# Runs every fuzzer of the module, one after the other.
+# Runs every fuzzer of the module, those of two packages at a time.
 #   scripts/fuzz.sh [TIME]   time for each, default 60s, or a number of runs: 500x
+# What was found lies in testdata/fuzz of the package.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export GOFLAGS=${GOFLAGS:--buildvcs=false}
-time=${1:-60s}
-while read -r file name; do
-	echo "fuzz: $name in $(dirname "$file")"
-	# Inputs of code with goroutines never cover the same twice, so without a bound
-	# all the time goes into minimising them.
-	go test "./$(dirname "$file")" -run '^$' -fuzz "^$name\$" -fuzztime "$time" -fuzzminimizetime 10x
-done < <(git grep -E '^func Fuzz[A-Za-z0-9_]+\(' -- '*_test.go' ':!integration' | sed -E 's/^([^:]+):func (Fuzz[A-Za-z0-9_]+).*/\1 \2/')
+export time=${1:-60s} root=$PWD
+work=$(mktemp -d)
+export work
+trap 'rm -rf "$work"' EXIT
+
+# fuzz PACKAGE FUZZER... builds a package's tests once and runs its fuzzers.
+fuzz() {
+	local package=$1 name program
+	shift
+	program=$work/${package//\//-}
+	go test -c -fuzz . -o "$program" "./$package"
+	cd "$root/$package"
+	for name; do
+		# Inputs of code with goroutines never cover the same twice, so without a bound
+		# all the time goes into minimising them.
+		if ! "$program" -test.run '^$' -test.fuzz "^$name\$" -test.fuzztime "$time" -test.fuzzminimizetime 10x \
+			-test.fuzzcachedir "$work/cache/$package/$name" >"$program.$name.log" 2>&1; then
+			printf 'fuzz: %s in %s failed:\n' "$name" "$package"
+			cat "$program.$name.log"
+			return 1
+		fi
+		printf 'fuzz: %s in %s: %s\n' "$name" "$package" "$(grep -c '^fuzz: elapsed' "$program.$name.log" >/dev/null && grep '^fuzz: elapsed' "$program.$name.log" | tail -n 1 | sed 's/^fuzz: //')"
+	done
+	rm -f "$program"
+}
+export -f fuzz
+
+git grep -E '^func Fuzz[A-Za-z0-9_]+\(' -- '*_test.go' ':!integration' |
+	sed -E 's,/[^/]+:func (Fuzz[A-Za-z0-9_]+).*, \1,' | sort |
+	awk '$1 != last { printf "%s%s", (last == "" ? "" : "\n"), $1; last = $1 } { printf " %s", $2 } END { print "" }' |
+	xargs -P 2 -I '{}' bash -c 'set -euo pipefail; fuzz {}'
