@@ -51,9 +51,9 @@ func (c *crash) step(op string) error {
 func TestCrash(t *testing.T) {
 	for _, mode := range []string{"before", "after", "kill before", "kill after"} {
 		t.Run(mode, func(t *testing.T) {
-			every := 5
+			every := 11
 			if mode != "kill after" {
-				every = 17 // the other modes meet the same code
+				every = 37 // the other modes meet the same code
 			}
 			for n := 0; ; n += every {
 				if !crashAt(t, n, mode) {
