@@ -50,6 +50,7 @@ func filled(t *testing.T, base *bed) *Catalog {
 		s.c.SaveUploads(ctx, Upload{ID: "u", Repo: "r", Hash: []byte{}, Content: nil, State: "x"}),
 		s.c.QueueAppend(ctx, "q", []byte("payload")),
 		s.c.IntendGear(ctx, "writer", GearName{77}),
+		putVolumes(ctx, s.c),
 	} {
 		if err != nil {
 			t.Fatal(err)
@@ -76,7 +77,7 @@ func TestMove(t *testing.T) {
 	if err := Move(t.Context(), from, to, func(m Moved) { last = m }); err != nil {
 		t.Fatal(err)
 	}
-	if !last.Checking || last.Table != "gear_profiles" {
+	if !last.Checking || last.Table != "volume_uses" {
 		t.Errorf("the last that was told: %+v", last)
 	}
 	want := from.rowsOf(t)

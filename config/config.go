@@ -24,6 +24,7 @@ type Config struct {
 	Cluster       Cluster       `yaml:"cluster" doc:"Several servers with one catalogue and one object store. They work together as soon as they share these; this section lets them use each other's caches."`
 	Proxy         Proxy         `yaml:"proxy" doc:"Mirrors of other registries, whose images are fetched when somebody asks for them, and kept."`
 	Gear          Gear          `yaml:"gear" doc:"Conversion of images to Gear form: an index and files that are stored once."`
+	Volumes       Volumes       `yaml:"volumes" doc:"Images as block volumes in storage that nodes share, which they map and read as they are touched."`
 	HTTP          HTTP          `yaml:"http" doc:"The server that clients talk to."`
 	Auth          auth.Config   `yaml:"auth" doc:"Who may do what. Without any of it everything is allowed, and then http.addr must be a loopback address or http.insecure_open_to_network be true."`
 	Notifications Notifications `yaml:"notifications" doc:"Whom to tell of pushes, pulls and deletes."`

@@ -72,6 +72,7 @@ func (v *validator) values() {
 	v.storageValues(&c.Storage)
 	v.proxyValues(&c.Proxy)
 	v.gearValues(&c.Gear)
+	v.volumesValues(&c.Volumes)
 	v.healthValues(&c.Health)
 
 	names := make(map[string]bool)

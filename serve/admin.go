@@ -181,7 +181,11 @@ func (a *Admin) Collect(ctx context.Context, args GCArgs, progress func(registry
 	if a.local == nil {
 		return askServer(ctx, a, "gc", args, progress)
 	}
-	return collect(ctx, a.local.reg, args, progress)
+	rep, err := collect(ctx, a.local.reg, args, progress)
+	if err == nil && !args.DryRun {
+		a.local.collectVolumes(ctx, args.Now, a.log)
+	}
+	return rep, err
 }
 
 func collect(ctx context.Context, r *registry.Registry, args GCArgs, progress func(registry.CollectReport)) (registry.CollectReport, error) {

@@ -72,7 +72,11 @@ func newAdminServer(s *Server) (*adminServer, error) {
 func (s *Server) handleTasks(mux *http.ServeMux) {
 	reg, g := s.root.reg, s.writes
 	mux.Handle("POST /admin/gc", task(whileWritable(g, func(ctx context.Context, a GCArgs, p func(registry.CollectReport)) (registry.CollectReport, error) {
-		return collect(ctx, reg, a, p)
+		rep, err := collect(ctx, reg, a, p)
+		if err == nil && !a.DryRun {
+			s.root.collectVolumes(ctx, a.Now, s.log)
+		}
+		return rep, err
 	})))
 	mux.Handle("POST /admin/fsck", task(whileWritable(g, func(ctx context.Context, a FsckArgs, p func(registry.FsckReport)) (registry.FsckReport, error) {
 		return fsckAll(ctx, s.root, a, p)
@@ -91,6 +95,9 @@ func (s *Server) handleTasks(mux *http.ServeMux) {
 	})))
 	mux.Handle("POST /admin/status", task(func(ctx context.Context, _ struct{}, _ func(gearregistry.Status)) (gearregistry.Status, error) {
 		return s.root.gear.Status(ctx)
+	}))
+	mux.Handle("POST /admin/volumes", task(func(ctx context.Context, a VolumesArgs, _ func(*VolumesReport)) (*VolumesReport, error) {
+		return s.root.volumesReport(ctx, a)
 	}))
 	mux.Handle("POST /admin/settle", task(whileWritable(g, func(ctx context.Context, a SettleArgs, _ func(SettleReport)) (SettleReport, error) {
 		if err := gearWritable(s.cfg); err != nil {

@@ -72,6 +72,7 @@ func (s *Server) collectGarbage(ctx context.Context) {
 	}
 	defer leave()
 	rep, err := s.root.reg.Collect(ctx, registry.CollectOptions{})
+	s.root.collectVolumes(ctx, false, s.log)
 	switch {
 	case ctx.Err() != nil:
 	case err != nil:

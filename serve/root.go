@@ -19,6 +19,7 @@ import (
 	"example.org/slipway/objstore"
 	"example.org/slipway/prefetch"
 	"example.org/slipway/registry"
+	"example.org/slipway/volumeregistry"
 )
 
 // root is a data root that this process has to itself, with the object store and the
@@ -37,7 +38,9 @@ type root struct {
 
 	files *filestore.Store
 	gear  *gearregistry.Service
-	reg   *registry.Registry
+	// volumes is nil where images are not built as volumes.
+	volumes *volumeregistry.Service
+	reg     *registry.Registry
 	// mirrors is nil where nothing is mirrored, and outside a server until it is needed.
 	mirrors *mirrors
 	// isMirror tells which repositories are mirrors; nil where none are.
@@ -90,7 +93,10 @@ func openRoot(ctx context.Context, cfg *config.Config, o rootOptions) (_ *root, 
 	}
 	r.isMirror = mirrored(&cfg.Proxy)
 	opts.Partial = r.isMirror
-	opts.OnEvent = gearEvents(r.gear, o.onEvent, cfg.Notifications.Events.IncludeMirrored)
+	if err := r.openVolumes(cfg, o.log); err != nil {
+		return nil, err
+	}
+	opts.OnEvent = volumeEvents(r.volumes, gearEvents(r.gear, o.onEvent, cfg.Notifications.Events.IncludeMirrored))
 	opts.PullEvents = o.onEvent != nil
 	opts.Tap = r.gear
 	if r.reg, err = registry.New(ctx, r.cat, r.store, opts); err != nil {
@@ -178,6 +184,9 @@ func adoptInto(cfg *config.Config, dryRun bool) (dir string, cleanUp func(), err
 
 func (r *root) close(ctx context.Context) error {
 	errs := []error{r.mirrors.close(ctx)}
+	if r.volumes != nil {
+		errs = append(errs, r.volumes.Close())
+	}
 	if r.gear != nil {
 		r.gear.Close()
 	}

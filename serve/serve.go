@@ -228,6 +228,10 @@ func (s *Server) setUpHTTP() error {
 		so.Token, so.TokenPath = th, auth.TokenPath
 	}
 	so.Gear = gearAPI{s.root.gear, s.writes}
+	if s.root.volumes != nil {
+		so.Volumes = volumeAPI{s.root.volumes, s.writes}
+		s.metrics.MustRegister(s.root.volumes.Metrics()...)
+	}
 	var err error
 	if so.Redirect, err = s.redirector(); err != nil {
 		return err

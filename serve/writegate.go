@@ -101,7 +101,8 @@ func whileWritable[A, R any](g *writeGate, f func(context.Context, A, func(R)) (
 	}
 }
 
-// convert runs the conversion to Gear until ctx ends, but not while writes are stopped.
+// convert runs the conversion to Gear, and the building of volumes, until ctx ends,
+// but not while writes are stopped.
 func (s *Server) convert(ctx context.Context) error {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
@@ -133,6 +134,9 @@ func (s *Server) convertUntil(ctx context.Context, stop <-chan struct{}) error {
 		case <-ctx.Done():
 		}
 	})
+	if v := s.root.volumes; v != nil {
+		wg.Go(func() { _ = v.Run(ctx) }) // ends with ctx and has no errors
+	}
 	return s.root.gear.Run(ctx)
 }
 

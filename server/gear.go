@@ -132,16 +132,20 @@ const (
 	gearFetch               // _slipway/gear/fetch
 	gearQuery               // _slipway/gear/query
 	gearProfile             // _slipway/gear/profiles/<digest>
+	volumeList              // _slipway/volumes
+	volumeImage             // _slipway/volumes/<digest>
+	volumeKey               // _slipway/volumes/<digest>/credential
 )
 
 // String returns the endpoint's name in metrics.
 func (e extEndpoint) String() string {
-	return [...]string{"extension", "extension", "gear_info", "gear_layer", "gear_file", "gear_files", "gear_fetch", "gear_query", "gear_profile"}[e]
+	return [...]string{"extension", "extension", "gear_info", "gear_layer", "gear_file", "gear_files", "gear_fetch", "gear_query", "gear_profile",
+		"volume_list", "volume_image", "volume_credential"}[e]
 }
 
 // extensions is the table of the extensions' endpoints, as handlers is of the
 // others. Those without an action see to access themselves.
-var extensions = [gearProfile + 1]methodHandlers{
+var extensions = [volumeKey + 1]methodHandlers{
 	extDiscover: {{(*Server).discover, 0, false}},
 	gearInfo:    {{(*Server).gearInfo, 0, false}},
 	gearLayer:   {{(*Server).getGearLayer, auth.Pull, false}, {(*Server).getGearLayer, auth.Pull, false}},
@@ -151,6 +155,9 @@ var extensions = [gearProfile + 1]methodHandlers{
 	gearFetch:   {3: {(*Server).fetchGear, auth.Pull, false}},
 	gearQuery:   {3: {(*Server).queryGear, auth.Push, false}},
 	gearProfile: {{(*Server).getGearProfile, auth.Pull, false}, 3: {(*Server).reportGearProfile, auth.Pull, true}},
+	volumeList:  {{(*Server).listVolumes, auth.Pull, false}},
+	volumeImage: {{(*Server).getVolumes, auth.Pull, false}, 3: {(*Server).buildVolumes, auth.Push, true}, 5: {(*Server).dropVolumes, auth.Delete, true}},
+	volumeKey:   {3: {(*Server).volumeCredential, auth.Pull, true}},
 }
 
 // findExtension returns the endpoint of an extension's path, and the digest at
@@ -161,6 +168,9 @@ func findExtension(repo, path string) (e extEndpoint, arg string) {
 		return extDiscover, ""
 	case "_slipway/gear":
 		return gearInfo, ""
+	}
+	if rest, ok := strings.CutPrefix(path, "_slipway/volumes"); ok && repo != "" {
+		return findVolumes(rest)
 	}
 	path, ok := strings.CutPrefix(path, "_slipway/gear/")
 	if !ok || repo == "" {
@@ -186,18 +196,35 @@ func findExtension(repo, path string) (e extEndpoint, arg string) {
 	return extUnknown, ""
 }
 
+// findVolumes is findExtension of what follows _slipway/volumes.
+func findVolumes(rest string) (e extEndpoint, arg string) {
+	if rest == "" {
+		return volumeList, ""
+	}
+	arg, ok := strings.CutPrefix(rest, "/")
+	if !ok {
+		return extUnknown, ""
+	}
+	if d, ok := strings.CutSuffix(arg, "/credential"); ok {
+		return volumeKey, d
+	}
+	return volumeImage, arg
+}
+
 // parseExtension finds out what the path of an extension means.
 func (s *Server) parseExtension(q *request) error {
 	e, arg := findExtension(q.Repo, q.Ref)
 	switch {
 	case e == extUnknown:
 		return &oci.Error{Code: oci.CodeNameUnknown, Message: "this registry has no such extension endpoint; /v2/_oci/ext/discover tells which there are"}
-	case s.opts.Gear == nil && e != extDiscover:
+	case e >= volumeList && s.opts.Volumes == nil:
+		return &oci.Error{Code: oci.CodeUnsupported, Status: http.StatusNotFound, Message: "this registry does not offer images as volumes (volumes.driver)"}
+	case s.opts.Gear == nil && e > extDiscover && e < volumeList:
 		return &oci.Error{Code: oci.CodeUnsupported, Status: http.StatusNotFound, Message: "this registry does not offer the Gear extension"}
 	}
 	q.ext = extension{endpoint: e, arg: oci.Digest(arg)}
 	switch e {
-	case gearLayer, gearProfile:
+	case gearLayer, gearProfile, volumeImage, volumeKey:
 		return oci.CheckDigest(q.ext.arg)
 	case gearFile:
 		var ok bool
@@ -240,6 +267,11 @@ func (s *Server) discover(q *request) error {
 				"_slipway/gear/fetch", "_slipway/gear/query", "_slipway/gear/profiles/<digest>")
 		}
 		list = append(list, d)
+	}
+	if s.opts.Volumes != nil && q.Repo != "" {
+		list = append(list, discovered{Name: "_slipway", URL: "https://example.org/slipway/docs/formats/volume.md",
+			Description: "images as block volumes in storage that nodes share",
+			Endpoints:   []string{"_slipway/volumes", "_slipway/volumes/<digest>", "_slipway/volumes/<digest>/credential"}})
 	}
 	return q.sendJSON(map[string]any{"extensions": list})
 }

@@ -65,6 +65,8 @@ type Options struct {
 	Defaulted DefaultedFunc
 	// Gear serves the Gear extension; nil: none.
 	Gear Gear
+	// Volumes serves the volume extension; nil: none.
+	Volumes Volumes
 	// Redirect sends clients elsewhere for blobs; nil: they get all of them here.
 	Redirect Redirector
 	// Logger; default slog.Default.

@@ -8,6 +8,7 @@ import (
 
 	"example.org/slipway/gearregistry"
 	"example.org/slipway/serve"
+	"example.org/slipway/volumeregistry"
 )
 
 func statusCommand() *cobra.Command {
@@ -15,7 +16,7 @@ func statusCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Tell the state of the conversion to Gear",
+		Short: "Tell the state of the conversion to Gear, and of the building of volumes",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return withAdmin(cmd, &f, false, func(a *serve.Admin) error {
@@ -23,13 +24,33 @@ func statusCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return printReport(cmd.OutOrStdout(), asJSON, st, func() { printStatus(cmd.OutOrStdout(), st) })
+				both := statusReport{Status: st}
+				if a.HasVolumes() {
+					v, err := a.Volumes(cmd.Context(), serve.VolumesArgs{})
+					if err != nil {
+						return err
+					}
+					both.Volumes = &v.Status
+				}
+				return printReport(cmd.OutOrStdout(), asJSON, both, func() {
+					printStatus(cmd.OutOrStdout(), st)
+					if both.Volumes != nil {
+						printVolumeStatus(cmd.OutOrStdout(), both.Volumes)
+					}
+				})
 			})
 		},
 	}
 	f.add(cmd, false)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the state as JSON; durations are in nanoseconds")
 	return cmd
+}
+
+// statusReport is the state as JSON.
+type statusReport struct {
+	gearregistry.Status
+	// Volumes is nil where images are not built as volumes.
+	Volumes *volumeregistry.Status `json:"volumes,omitempty"`
 }
 
 func printStatus(w io.Writer, st gearregistry.Status) {

@@ -1,0 +1,112 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"example.org/slipway/block"
+	"example.org/slipway/client"
+	"example.org/slipway/oci"
+	"example.org/slipway/volumeregistry"
+)
+
+// buildFlags of slipway volume build.
+type buildFlags struct {
+	volumeFlags
+	detach bool
+}
+
+func volumeBuildCommand() *cobra.Command {
+	var f buildFlags
+	cmd := &cobra.Command{
+		Use:   "build IMAGE",
+		Short: "Have an image in a registry built as volumes",
+		Long: `Have REGISTRY/REPOSITORY:TAG built as volumes by its registry, which must be one that slipway
+serve runs with volumes in its configuration, and wait until they are. Volumes that are there
+already are used as they are, so that it may be done again at any time: what was lost in the
+storage is then made anew. With volumes.build: push the registry does this by itself.`,
+		Example: `  slipway volume build registry.example.com/team/app:1
+  slipway volume build --fs erofs --wait 10m localhost:5000/team/app:1
+  slipway volume build --detach registry.example.com/team/app:1`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error { return buildVolume(cmd, &f, args[0]) },
+	}
+	f.add(cmd, "file system, ext4 or erofs (default: as the registry is configured)")
+	fl := cmd.Flags()
+	fl.BoolVar(&f.detach, "detach", false, "do not wait for the volumes")
+	fl.BoolVar(&f.json, "json", false, "print what the registry tells then as JSON")
+	wait := fl.Lookup("wait")
+	wait.Hidden, wait.Usage = false, "how long to wait for the volumes (default 30m)"
+	return cmd
+}
+
+func buildVolume(cmd *cobra.Command, f *buildFlags, arg string) error {
+	ctx := cmd.Context()
+	if f.fs != "" && f.fs != block.Ext4 && f.fs != block.EROFS {
+		return fmt.Errorf("--fs %s is no file system of volumes; there are %s and %s", f.fs, block.Ext4, block.EROFS)
+	}
+	r, img, err := f.open(cmd, arg)
+	if err != nil {
+		return err
+	}
+	defer r.close()
+	if err := r.reg.BuildVolume(ctx, r.repo, img.Manifest.Digest, f.fs); err != nil {
+		return err
+	}
+	if f.detach {
+		fmt.Fprintf(cmd.OutOrStdout(), "%s will be built; slipway volume info %s tells how far it is\n", arg, arg)
+		return nil
+	}
+	wait := f.remote.wait
+	if wait <= 0 {
+		wait = 30 * time.Minute
+	}
+	ctx, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	st, err := waitForVolumes(ctx, r, img.Manifest.Digest, f.fs)
+	if err != nil {
+		if cmd.Context().Err() == nil && ctx.Err() != nil {
+			err = fmt.Errorf("%s is not built within %s; the registry goes on, and slipway volume info %s tells how far it is", arg, wait, arg)
+		}
+		return err
+	}
+	return printReport(cmd.OutOrStdout(), f.json, st, func() { printVolumes(cmd.OutOrStdout(), arg, st) })
+}
+
+// waitForVolumes waits until an image is built in a file system, or with "" in all
+// that it is to be, and shows how far that is.
+func waitForVolumes(ctx context.Context, r *remoteImage, d oci.Digest, fs string) (*client.VolumeStatus, error) {
+	p := newProgress("building")
+	defer p.end()
+	const first, longest = 50 * time.Millisecond, time.Second
+	for pause := first; ; pause = min(2*pause, longest) {
+		st, err := r.reg.Volumes(ctx, r.repo, d)
+		if err != nil {
+			return nil, err
+		}
+		there := slices.ContainsFunc(st.Records, func(rec block.Record) bool { return fs == "" || rec.FS == fs })
+		switch st.State {
+		case "":
+			if there {
+				return st, nil
+			}
+			return nil, fmt.Errorf("somebody gave up the volumes of %s meanwhile", d)
+		case volumeregistry.StateFailed:
+			return nil, fmt.Errorf("%s cannot be built as volumes: %s", r.arg, st.Reason)
+		}
+		if st.Total > 0 {
+			p.share(st.Done, st.Total, "%s", st.State)
+		} else {
+			p.show("%s", st.State)
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(pause):
+		}
+	}
+}

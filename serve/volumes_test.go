@@ -1,0 +1,235 @@
+package serve_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"example.org/slipway/block"
+	"example.org/slipway/block/file"
+	"example.org/slipway/client"
+	"example.org/slipway/oci"
+	"example.org/slipway/serve"
+	"example.org/slipway/volumeregistry"
+)
+
+// volumesYaml is a configuration that builds what is pushed in a new directory, but
+// for scratch/.
+func volumesYaml(t *testing.T) (yaml, dir string) {
+	dir = t.TempDir()
+	return fmt.Sprintf("volumes: {driver: file, file: {dir: %q}, build: push, rules: [{repositories: [scratch/**]}]}\n"+
+		"storage: {gc: {grace: 1ms, short_grace: true}}\n", dir), dir
+}
+
+func (s *instance) speaks() *client.Client {
+	s.t.Helper()
+	c, err := client.New(s.url, &client.Options{})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// builtVolumes waits until an image is built.
+func builtVolumes(t *testing.T, c *client.Client, repo string, d oci.Digest) *client.VolumeStatus {
+	t.Helper()
+	var st *client.VolumeStatus
+	poll(t, "the image is built", func() bool {
+		var err error
+		if st, err = c.Volumes(t.Context(), repo, d); err != nil || st.State == volumeregistry.StateFailed {
+			t.Fatalf("volumes: %+v, %v", st, err)
+		}
+		return st.State == "" && len(st.Records) > 0
+	})
+	return st
+}
+
+func resolve(t *testing.T, c *client.Client, repo, tag string) oci.Digest {
+	t.Helper()
+	d, err := c.ResolveManifest(t.Context(), repo, tag)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d.Digest
+}
+
+// volumesIn are the names of the volumes in a directory.
+func volumesIn(t *testing.T, dir string) (names []string) {
+	t.Helper()
+	s, err := file.Open(dir, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	list, err := s.List(t.Context(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, v := range list {
+		names = append(names, v.ID)
+	}
+	return names
+}
+
+// TestVolumes: from a push over the records and the interface of clients to the
+// removal, with a restart in between.
+func TestVolumes(t *testing.T) {
+	yaml, dir := volumesYaml(t)
+	s := start(t, setup{yaml: yaml})
+	s.pushLayer("team/app", "v1", tarOf(t, "a", strings.Repeat("first ", 9000)))
+	c := s.speaks()
+	d := resolve(t, c, "team/app", "v1")
+	st := builtVolumes(t, c, "team/app", d)
+	if len(st.Records) != 1 || st.Records[0].FS != block.Ext4 || st.Records[0].Manifest != d {
+		t.Fatalf("records: %+v", st)
+	}
+	if names := volumesIn(t, dir); !slices.Equal(names, []string{st.Records[0].Volume()}) {
+		t.Errorf("volumes: got %q, want that of %+v", names, st.Records[0])
+	}
+	refs, _, err := c.Referrers(t.Context(), "team/app", d, volumeregistry.ArtifactType, "", 10)
+	if err != nil || len(refs) != 1 {
+		t.Errorf("referrers: %+v, %v", refs, err)
+	}
+	if cred, err := c.VolumeCredential(t.Context(), "team/app", d, true); err != nil || cred != (block.Credential{}) {
+		t.Errorf("credential: %+v, %v", cred, err)
+	}
+	// The policy keeps others from being built, until somebody asks.
+	s.pushLayer("scratch/app", "v1", tarOf(t, "b", "second"))
+	other := resolve(t, c, "scratch/app", "v1")
+	if st, err := c.Volumes(t.Context(), "scratch/app", other); err != nil || len(st.Records) != 0 || st.State != "" {
+		t.Errorf("an image that is not to be built: %+v, %v", st, err)
+	}
+	if err := c.BuildVolume(t.Context(), "scratch/app", other, block.EROFS); err != nil {
+		t.Fatal(err)
+	}
+	builtVolumes(t, c, "scratch/app", other)
+	if list, err := c.ListVolumes(t.Context(), "scratch/app"); err != nil || len(list) != 1 || list[0].FS != block.EROFS || list[0].Size == 0 {
+		t.Errorf("list: %+v, %v", list, err)
+	}
+	if _, err := c.Volumes(t.Context(), "scratch/app", d); !oci.HasCode(err, oci.CodeManifestUnknown) {
+		t.Errorf("an image of another repository: %v", err)
+	}
+	if got := s.want(200, "GET", s.debug+"/metrics", "").body; !strings.Contains(got, "slipway_volumes_builds_total 2") {
+		t.Error("the metrics lack two builds")
+	}
+
+	if err := s.stop(); err != nil {
+		t.Fatal(err)
+	}
+	s = start(t, setup{yaml: yaml, root: s.root})
+	c = s.speaks()
+	builtVolumes(t, c, "team/app", d)
+	a, _ := openAdmin(t, s.cfg)
+	rep, err := a.Volumes(t.Context(), serve.VolumesArgs{List: true})
+	if err != nil || rep.Built != 2 || rep.Volumes != 2 || len(rep.Images) != 2 || rep.Place.Driver != "file" {
+		t.Errorf("report: %+v, %v", rep, err)
+	}
+	// With the images all of it goes.
+	if err := c.RemoveVolume(t.Context(), "scratch/app", other, ""); err != nil {
+		t.Fatal(err)
+	}
+	s.want(202, "DELETE", "/v2/team/app/manifests/"+string(d), "")
+	poll(t, "the volumes are removed", func() bool {
+		if _, err := a.Collect(t.Context(), serve.GCArgs{Now: true}, nil); err != nil {
+			t.Fatal(err)
+		}
+		return len(volumesIn(t, dir)) == 0
+	})
+	if got := s.want(200, "GET", "/v2/team/app/referrers/"+string(d), "").body; strings.Contains(got, string(d)) {
+		t.Errorf("a record stays beside an image that is gone: %s", got)
+	}
+}
+
+// TestVolumesRights: who may read an image may ask where it is, and no more.
+func TestVolumesRights(t *testing.T) {
+	yaml, _ := volumesYaml(t)
+	s := start(t, setup{yaml: yaml + "auth: {access: [{repositories: ['**'], actions: [pull], subjects: [anonymous]}, {repositories: [team/**], actions: [pull, push], subjects: [anonymous]}]}\n"})
+	s.pushLayer("team/app", "v1", tarOf(t, "a", "first"))
+	c := s.speaks()
+	d := string(resolve(t, c, "team/app", "v1"))
+	builtVolumes(t, c, "team/app", oci.Digest(d))
+	path := "/v2/team/app/_slipway/volumes"
+	s.want(200, "GET", path, "")
+	s.want(200, "POST", path+"/"+d+"/credential", "")
+	s.want(202, "POST", path+"/"+d, `{"fs":"ext4"}`)
+	for _, e := range []struct {
+		status             int
+		method, path, body string
+	}{
+		{401, "DELETE", path + "/" + d, ""},
+		{401, "POST", "/v2/other/app/_slipway/volumes/" + d, ""},
+		{404, "GET", "/v2/other/app/_slipway/volumes/" + d, ""},
+		{404, "POST", "/v2/other/app/_slipway/volumes/" + d + "/credential", ""},
+		{404, "GET", path + "/sha256:" + strings.Repeat("0", 64), ""},
+		{400, "GET", path + "/sha256:none", ""},
+		{400, "GET", path + "?after=-1", ""},
+		{400, "POST", path + "/" + d, "no JSON"},
+		{405, "POST", path + "/" + d, `{"fs":"xfs"}`},
+		{405, "PUT", path + "/" + d, ""},
+		{404, "GET", path + "s", ""},
+	} {
+		if got := s.do(e.method, e.path, e.body); got.status != e.status && !(e.status == 401 && got.status == 403) {
+			t.Errorf("%s %s: got %d %s, want %d", e.method, e.path, got.status, got.body, e.status)
+		}
+	}
+	var found struct {
+		Extensions []struct{ Endpoints []string }
+	}
+	if err := json.Unmarshal([]byte(s.want(200, "GET", "/v2/team/app/_oci/ext/discover", "").body), &found); err != nil || len(found.Extensions) != 2 {
+		t.Errorf("discovery: %+v, %v", found, err)
+	}
+}
+
+// TestNoVolumes: without a driver nothing is offered, and a server starts without
+// its storage.
+func TestNoVolumes(t *testing.T) {
+	s := start(t, setup{})
+	d := s.pushImage("team/app", "v1", "text")
+	if got := s.want(http.StatusNotFound, "GET", "/v2/team/app/_slipway/volumes/"+d, ""); !strings.Contains(got.body, "UNSUPPORTED") {
+		t.Errorf("without a driver: %s", got.body)
+	}
+	if _, err := s.speaks().Volumes(t.Context(), "team/app", oci.Digest(d)); !oci.HasCode(err, oci.CodeUnsupported) {
+		t.Errorf("without a driver: %v", err)
+	}
+	dir := filepath.Join(t.TempDir(), "not there yet")
+	s = start(t, setup{yaml: fmt.Sprintf("volumes: {driver: file, file: {dir: %q}, build: push}", dir)})
+	s.pushLayer("team/app", "v1", tarOf(t, "a", "first"))
+	c := s.speaks()
+	m := resolve(t, c, "team/app", "v1")
+	poll(t, "the build says that its storage is away", func() bool {
+		st, err := c.Volumes(t.Context(), "team/app", m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return st.State == volumeregistry.StateFailed && strings.Contains(st.Reason, "does not answer") && !strings.Contains(st.Reason, dir)
+	})
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	poll(t, "the storage is there and the image is built", func() bool {
+		if err := c.BuildVolume(t.Context(), "team/app", m, ""); err != nil {
+			t.Fatal(err)
+		}
+		st, err := c.Volumes(t.Context(), "team/app", m)
+		return err == nil && len(st.Records) == 1
+	})
+}
+
+// TestVolumesWithoutLibrbd: a binary without librbd refuses the driver rbd at start.
+func TestVolumesWithoutLibrbd(t *testing.T) {
+	cfg := configure(t, setup{root: filepath.Join(t.TempDir(), "root"), yaml: "volumes: {driver: rbd}"})
+	s, err := serve.New(t.Context(), cfg, nil)
+	if err == nil {
+		s.Close()
+		t.Skip("this binary has librbd")
+	}
+	if !strings.Contains(err.Error(), "make build-ceph") {
+		t.Errorf("got %v", err)
+	}
+}
