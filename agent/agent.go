@@ -48,6 +48,7 @@ type Agent struct {
 	files   *gearfs.Service
 	chains  *chains
 	mounts  *mounts
+	volumes *volumes
 	pool    *poolfs.Server
 	snaps   *snapshotter.Snapshotter
 	cri     *imageProxy
@@ -71,7 +72,10 @@ type Agent struct {
 type layout struct {
 	cache, images, chains, trees, snapshots, mounts string // on disk
 	probe                                           string // for trying things out
+	volumeRecords                                   string // what is mounted of volumes
 	run, pool, views, state, keys, api              string // gone with a reboot
+	volumes, volumeMounts, volumeState              string // so are these
+	volumeSocket                                    string
 }
 
 func layoutOf(cfg *config.Agent) layout {
@@ -82,6 +86,8 @@ func layoutOf(cfg *config.Agent) layout {
 		probe: filepath.Join(root, "probe"),
 		run:   run, pool: filepath.Join(run, "pool"), views: filepath.Join(run, "trees"), state: filepath.Join(run, "pool.state"),
 		keys: filepath.Join(run, "keys.json"), api: filepath.Join(run, "agent.sock"),
+		volumeRecords: filepath.Join(root, "volumes"), volumes: filepath.Join(run, "volumes"), volumeMounts: filepath.Join(run, "volume-mounts"),
+		volumeState: filepath.Join(run, "volumes.state"), volumeSocket: filepath.Join(run, "volumes.sock"),
 	}
 }
 
@@ -89,8 +95,8 @@ func layoutOf(cfg *config.Agent) layout {
 // them would see the files of all images. Mounts of snapshots pass through bind
 // mounts of containerd's, which need no way in.
 func (l *layout) makeDirs() error {
-	for _, dir := range []string{l.cache, l.images, l.chains, l.trees, l.snapshots, l.mounts, l.run, l.pool, l.views} {
-		if dir == l.pool {
+	for _, dir := range []string{l.cache, l.images, l.chains, l.trees, l.snapshots, l.mounts, l.run, l.pool, l.views, l.volumes} {
+		if dir == l.pool || dir == l.volumes {
 			if _, mounted, err := view.Mounted(dir); err == nil && mounted {
 				continue
 			}
@@ -131,8 +137,12 @@ func New(ctx context.Context, cfg *config.Agent, dev *os.File, ls Listeners, log
 	if a.support, err = probe(ctx, a.lay.probe, tier, log); err != nil {
 		return nil, err
 	}
+	recs := &records{dir: a.lay.chains}
+	if a.volumes, err = openVolumes(ctx, run, cfg, a.regs, recs, log); err != nil {
+		return nil, err
+	}
 	a.chains = &chains{
-		records: &records{dir: a.lay.chains}, trees: a.lay.trees, mounts: a.lay.views, pool: a.lay.pool,
+		records: recs, volumes: a.volumes, choice: cfg.Choice, trees: a.lay.trees, mounts: a.lay.views, pool: a.lay.pool,
 		files: a.files, cache: a.cache, regs: a.regs, support: a.support, log: log, ctx: run,
 		opts:    chainOptions{cfg.Profiles.Record, cfg.Fetch.Background, cfg.Fetch.BackgroundDelay},
 		mounted: map[string]mountedTree{}, later: map[string]*time.Timer{},
@@ -146,6 +156,7 @@ func New(ctx context.Context, cfg *config.Agent, dev *os.File, ls Listeners, log
 		return nil, err
 	}
 	a.chains.inUse = a.mounts.uses
+	a.volumes.begin()
 	if cfg.CRI.Address != "" {
 		if a.cri, err = newImageProxy(cfg.CRI.Containerd, a.keys, log); err != nil {
 			return nil, err
@@ -258,17 +269,21 @@ func (a *Agent) startServers(serve func(string, func() error)) {
 		serve("snapshots", func() error { return a.snaps.Serve(l) })
 	}
 	if l := a.listeners.API; l != nil {
-		a.api = &http.Server{Handler: a.apiHandler(), ReadHeaderTimeout: 10 * time.Second}
+		a.api = newServer(a.apiHandler())
 		serve("local API", func() error { return serveHTTP(a.api, l) })
 	}
 	if l := a.listeners.CRI; l != nil && a.cri != nil {
 		serve("image service", func() error { return a.cri.serve(l) })
 	}
 	if l := a.listeners.Metrics; l != nil {
-		a.metrics = &http.Server{Handler: a.metricsHandler(), ReadHeaderTimeout: 10 * time.Second}
+		a.metrics = newServer(a.metricsHandler())
 		serve("metrics", func() error { return serveHTTP(a.metrics, l) })
 	}
 	go keepSmall(a.chains.ctx)
+}
+
+func newServer(h http.Handler) *http.Server {
+	return &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second}
 }
 
 func serveHTTP(s *http.Server, l net.Listener) error {
@@ -312,6 +327,7 @@ func (a *Agent) close() error {
 	if a.chains != nil {
 		a.chains.close()
 	}
+	end(a.volumes.close())
 	a.stopPool()
 	if a.poolServed {
 		<-a.poolEnded

@@ -38,6 +38,8 @@ type Status struct {
 	Snapshotter string        `json:"snapshotter"`
 	Mounts      []MountStatus `json:"mounts"`
 	Pool        poolfs.Stats  `json:"pool"`
+	// Volumes is nil where none are configured.
+	Volumes *VolumesStatus `json:"volumes,omitempty"`
 	gearfs.Status
 }
 
@@ -47,6 +49,12 @@ type MountStatus struct {
 	Dir   string `json:"dir"`
 	Upper string `json:"upper,omitempty"`
 	Chain string `json:"chain"`
+	// Way is gear or volume; Clone tells that it is one of the volume.
+	Way   string `json:"way,omitempty"`
+	Clone bool   `json:"clone,omitempty"`
+	// Mapped tells that it is no directory, but an image that slipway volume map
+	// keeps as a volume.
+	Mapped bool `json:"mapped,omitempty"`
 }
 
 // ProfileAnswer is the start-up profile that is known of an image.
@@ -76,15 +84,21 @@ const (
 
 func (a *Agent) apiHandler() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET "+apiStatus, answer(func(*http.Request, struct{}) (Status, error) { return a.status(), nil }))
+	mux.HandleFunc("GET "+apiStatus, answer(func(r *http.Request, _ struct{}) (Status, error) { return a.status(r.Context()), nil }))
 	mux.HandleFunc("POST "+apiMount, answer(func(r *http.Request, req MountRequest) (*MountAnswer, error) { return a.mounts.mount(r.Context(), req) }))
 	mux.HandleFunc("POST "+apiUmount, answer(func(_ *http.Request, req MountRequest) (struct{}, error) { return struct{}{}, a.mounts.umount(req.Dir) }))
-	mux.HandleFunc("GET "+apiExplain, answer(func(r *http.Request, _ struct{}) (Explanation, error) { return a.explain(r.URL.Query().Get("image")) }))
+	mux.HandleFunc("GET "+apiExplain, answer(func(r *http.Request, _ struct{}) (Explanation, error) {
+		return a.explain(r.Context(), r.URL.Query().Get("image"))
+	}))
 	mux.HandleFunc("GET "+apiProfile, answer(func(r *http.Request, _ struct{}) (*ProfileAnswer, error) {
 		return a.profile(r.URL.Query().Get("image"))
 	}))
 	mux.HandleFunc("DELETE "+apiProfile, answer(func(r *http.Request, _ struct{}) (struct{}, error) {
 		return struct{}{}, a.dropProfile(r.URL.Query().Get("image"))
+	}))
+	mux.HandleFunc("POST "+apiMap, answer(func(r *http.Request, req MapRequest) (*MapAnswer, error) { return a.mounts.mapVolume(r.Context(), req) }))
+	mux.HandleFunc("POST "+apiUnmap, answer(func(_ *http.Request, req MapRequest) (struct{}, error) {
+		return struct{}{}, a.mounts.unmapVolume(req.Image)
 	}))
 	mux.HandleFunc("POST "+apiVerify, answer(func(r *http.Request, _ struct{}) (VerifyAnswer, error) { return a.verify(r.Context()) }))
 	return mux
@@ -114,11 +128,11 @@ func answer[In, Out any](do func(*http.Request, In) (Out, error)) http.HandlerFu
 	}
 }
 
-func (a *Agent) status() Status {
+func (a *Agent) status(ctx context.Context) Status {
 	s := Status{PID: os.Getpid(), Started: a.began, Root: a.cfg.Root, Tier: a.support.Tier.String(), Reasons: a.support.Reasons,
-		Snapshotter: a.cfg.Address, Pool: a.pool.Stats(), Status: a.files.Status()}
+		Snapshotter: a.cfg.Address, Pool: a.pool.Stats(), Volumes: a.volumes.status(ctx), Status: a.files.Status()}
 	for _, m := range a.mounts.list() {
-		s.Mounts = append(s.Mounts, MountStatus{m.Image, m.Dir, m.Upper, m.Chain})
+		s.Mounts = append(s.Mounts, MountStatus{m.Image, m.Dir, m.Upper, m.Chain, m.Way, m.Clone, m.Mapped})
 	}
 	return s
 }

@@ -15,11 +15,11 @@ import (
 
 	"golang.org/x/sync/singleflight"
 
+	"example.org/slipway/config"
 	"example.org/slipway/gear"
 	"example.org/slipway/gearfs"
 	"example.org/slipway/gearfs/cachedir"
 	"example.org/slipway/gearfs/view"
-	"example.org/slipway/oci"
 	"example.org/slipway/snapshotter"
 )
 
@@ -38,6 +38,9 @@ type chains struct {
 	opts    chainOptions
 	log     *slog.Logger
 	pulls   *pulls
+	volumes *volumes // nil: none are configured
+	choice  config.AgentChoice
+	plain   choices // of images that no chain stands for
 
 	// changing is held while records are changed, from reading them on.
 	changing sync.Mutex
@@ -76,117 +79,6 @@ type chainOptions struct {
 
 var _ snapshotter.Lower = (*chains)(nil)
 
-// Claim implements snapshotter.Lower.
-func (c *chains) Claim(ctx context.Context, l snapshotter.Layer) (bool, error) {
-	ok, err := c.claim(ctx, l, true)
-	c.log.Debug("layer of a pull", "image", l.ImageRef, "layer", l.Digest, "chain", l.ChainID, "claimed", ok, "err", err)
-	return ok, err
-}
-
-// claim is Claim for a snapshot, or for a mount without one.
-func (c *chains) claim(ctx context.Context, l snapshotter.Layer, snapshot bool) (bool, error) {
-	if c.support.Tier == view.Plain || l.ImageRef == "" || l.Manifest == "" || l.Digest == "" {
-		return false, nil
-	}
-	ref, err := parseReference(l.ImageRef)
-	if err != nil {
-		return false, err
-	}
-	reg, err := c.regs.of(ref)
-	if err != nil {
-		return false, err
-	}
-	sources := reg.refs(ref, l.Manifest)
-	err = c.claimAgain(l.ChainID, sources, snapshot)
-	if errors.Is(err, errNoRecord) {
-		var ok bool
-		if ok, err = c.claimNew(ctx, l, ref, reg, snapshot); !ok && err == nil {
-			return false, nil
-		}
-	}
-	if err != nil {
-		return false, err
-	}
-	if len(l.Layers) == 1 { // the image is whole: its start can be prepared
-		c.background(func() { c.prepare(l.ChainID, l.ImageRef) })
-	}
-	return true, nil
-}
-
-// claimNew fetches the index of a layer and keeps it. Without one there is no
-// record.
-func (c *chains) claimNew(ctx context.Context, l snapshotter.Layer, ref reference, reg *registry, snapshot bool) (bool, error) {
-	var below []string
-	if l.Parent != "" {
-		parent, err := c.records.load(l.Parent)
-		if err != nil {
-			return false, err
-		}
-		below = parent.Layers
-	}
-	for _, d := range l.Layers { // those above are asked for at the same time
-		c.pulls.begin(reg, ref, oci.Digest(d))
-	}
-	c.pulls.ahead(reg, ref, oci.Digest(l.Manifest))
-	x, diffID, err := c.pulls.wait(ctx, reg, ref, oci.Digest(l.Digest))
-	if err != nil || x == nil {
-		return false, err
-	}
-	if diffID != "" && l.DiffID != "" && diffID != l.DiffID {
-		return false, fmt.Errorf("registry %s gives the index of another layer for %s: %w", reg.host, l.Digest,
-			&gear.MismatchError{What: "diff ID", Want: oci.Digest(l.DiffID), Got: oci.Digest(diffID)})
-	}
-	sources := reg.refs(ref, l.Manifest)
-	c.changing.Lock()
-	defer c.changing.Unlock()
-	if err := c.merge(l.ChainID, sources, snapshot); !errors.Is(err, errNoRecord) {
-		return err == nil, err // somebody was quicker
-	}
-	if l.Parent != "" { // it may have been dropped meanwhile
-		if _, err := c.records.load(l.Parent); err != nil {
-			return false, err
-		}
-	}
-	rec := &chainRecord{Chain: l.ChainID, Parent: l.Parent, Digest: l.Digest, Ref: l.ImageRef, Snapshot: snapshot,
-		Sources: sources, Layers: append(slices.Clone(below), l.Digest)}
-	if err := c.records.create(rec, x); err != nil {
-		return false, fmt.Errorf("keep the index of layer %s: %w", l.Digest, err)
-	}
-	return true, nil
-}
-
-// claimAgain notes who else has a chain that is known. Errors: errNoRecord.
-func (c *chains) claimAgain(chain string, sources []gearfs.SourceRef, snapshot bool) error {
-	c.changing.Lock()
-	defer c.changing.Unlock()
-	return c.merge(chain, sources, snapshot)
-}
-
-// merge is claimAgain. changing is held.
-func (c *chains) merge(chain string, sources []gearfs.SourceRef, snapshot bool) error {
-	rec, err := c.records.load(chain)
-	if err != nil {
-		return err
-	}
-	n := len(rec.Sources)
-	for _, s := range sources {
-		if !slices.Contains(rec.Sources, s) {
-			rec.Sources = append(rec.Sources, s)
-		}
-	}
-	if len(rec.Sources) == n && (rec.Snapshot || !snapshot) {
-		return nil
-	}
-	rec.Snapshot = rec.Snapshot || snapshot
-	if err := c.records.update(rec); err != nil {
-		return err
-	}
-	if c.files.HasImage(rec.Chain) {
-		return c.files.AddImage(gearfs.ImageSpec{Chain: rec.Chain, Sources: sources}, nil)
-	}
-	return nil
-}
-
 // background does something that the caller does not wait for.
 func (c *chains) background(do func()) {
 	c.work.Add(1)
@@ -204,6 +96,9 @@ func (c *chains) prepare(chain, ref string) {
 			c.log.Warn("the tree of an image cannot be prepared", "image", ref, "err", err)
 		}
 		return
+	}
+	if !c.files.HasImage(chain) {
+		return // a volume
 	}
 	if _, err := c.files.Prefetch(c.ctx, chain, nil); err != nil && c.ctx.Err() == nil {
 		c.log.Warn("the profile's files of an image are not fetched", "image", ref, "err", err)
@@ -238,7 +133,60 @@ func (c *chains) mount(ctx context.Context, chain string) (snapshotter.Layers, e
 	if err != nil {
 		return none, err
 	}
-	x, err := c.know(chain, rec)
+	l, err := c.mountBy(ctx, rec, rec.way())
+	if err != nil {
+		return none, err
+	}
+	root, _, err := view.RootAt(l.Lower[0])
+	if err != nil {
+		return none, err
+	}
+	c.mu.Lock()
+	c.mounted[chain] = mountedTree{l, root}
+	c.mu.Unlock()
+	return l, nil
+}
+
+// mountWay is Mount in a way that need not be that of the chain's image; "" is.
+func (c *chains) mountWay(ctx context.Context, chain, way string) (snapshotter.Layers, error) {
+	rec, err := c.records.load(chain)
+	if err != nil {
+		return snapshotter.Layers{}, err
+	}
+	if way == "" || way == rec.way() {
+		return c.Mount(ctx, chain)
+	}
+	done := c.flights.DoChan(way+" "+chain, func() (any, error) { return c.mountBy(c.ctx, rec, way) })
+	select {
+	case r := <-done:
+		if r.Err != nil {
+			return snapshotter.Layers{}, fmt.Errorf("make the tree of %s available: %w", chain, r.Err)
+		}
+		return r.Val.(snapshotter.Layers), nil
+	case <-ctx.Done():
+		return snapshotter.Layers{}, ctx.Err()
+	}
+}
+
+// mountBy mounts the tree of a chain in one way.
+func (c *chains) mountBy(ctx context.Context, rec *chainRecord, way string) (snapshotter.Layers, error) {
+	if way == config.WayGear {
+		return c.mountGear(ctx, rec)
+	}
+	if !rec.Volume.usable() {
+		return snapshotter.Layers{}, fmt.Errorf("chain %s is no volume", rec.Chain)
+	}
+	dir, err := c.volumes.local(ctx, rec.Volume)
+	return snapshotter.Layers{Lower: []string{dir}}, err
+}
+
+// mountGear mounts the tree of a chain from indexes.
+func (c *chains) mountGear(ctx context.Context, rec *chainRecord) (snapshotter.Layers, error) {
+	var none snapshotter.Layers
+	if err := c.fill(ctx, rec.Chain); err != nil {
+		return none, err
+	}
+	x, err := c.know(rec.Chain, rec)
 	if err != nil {
 		return none, err
 	}
@@ -259,15 +207,7 @@ func (c *chains) mount(ctx context.Context, chain string) (snapshotter.Layers, e
 			return none, err
 		}
 	}
-	root, _, err := view.RootAt(dir)
-	if err != nil {
-		return none, err
-	}
-	l := snapshotter.Layers{Lower: []string{dir}, Data: []string{c.cache.Files(), c.pool}, Metacopy: c.support.Metacopy}
-	c.mu.Lock()
-	c.mounted[chain] = mountedTree{l, root}
-	c.mu.Unlock()
-	return l, nil
+	return snapshotter.Layers{Lower: []string{dir}, Data: []string{c.cache.Files(), c.pool}, Metacopy: c.support.Metacopy}, nil
 }
 
 // know makes the file service know an image. The tree is returned if it was read
@@ -346,6 +286,19 @@ func (c *chains) Started(ctx context.Context, n snapshotter.Container) error {
 // started is Started for a container whose opens are watched, if it says where
 // it is mounted.
 func (c *chains) started(ctx context.Context, n snapshotter.Container) error {
+	way := ""
+	if rec, err := c.records.load(n.Chain); err == nil {
+		way = rec.way()
+	}
+	return c.startedBy(ctx, n, way)
+}
+
+// startedBy is started for a container whose tree is mounted in a way.
+func (c *chains) startedBy(ctx context.Context, n snapshotter.Container, way string) error {
+	if way == config.WayVolume && c.volumes != nil {
+		c.volumes.started(n.Key, n.Chain)
+		return nil
+	}
 	if n.Running {
 		return c.files.Adopt(n.Key, n.Chain)
 	}
@@ -361,6 +314,11 @@ func (c *chains) started(ctx context.Context, n snapshotter.Container) error {
 	}
 	_, err := c.files.Prefetch(ctx, n.Chain, nil)
 	return err
+}
+
+// adopt tells of a mount that an agent before this one made.
+func (c *chains) adopt(r *mountRecord) error {
+	return c.startedBy(c.ctx, snapshotter.Container{Key: r.key(), Chain: r.Chain, Mount: r.Dir, Running: true}, r.Way)
 }
 
 // completeLater has the rest of an image fetched some time after the start of a
@@ -383,6 +341,7 @@ func (c *chains) completeLater(chain string) {
 
 // Stopped implements snapshotter.Lower.
 func (c *chains) Stopped(_ context.Context, container string) error {
+	c.volumes.stopped(container)
 	c.files.ContainerStopped(container)
 	return nil
 }
@@ -451,13 +410,21 @@ func (c *chains) drop(chain string) error {
 		delete(c.later, chain)
 	}
 	c.mu.Unlock()
+	if rec != nil && rec.Volume != nil && rec.Volume.Own {
+		if err := c.volumes.remove(c.ctx, rec.Volume); err != nil {
+			return err
+		}
+	}
 	if err := c.files.RemoveImage(chain); err != nil {
 		return err
 	}
 	if err := c.records.remove(chain); err != nil {
 		return err
 	}
-	if rec == nil || rec.Image == "" { // rec is nil if it was damaged
+	if rec != nil { // it is nil if it was damaged
+		c.volumes.release(rec.Volume)
+	}
+	if rec == nil || rec.Image == "" {
 		return nil
 	}
 	return c.dropImage(rec.Image)

@@ -1,11 +1,16 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
 	"net/url"
+	"slices"
+	"strings"
 	"time"
+
+	"example.org/slipway/config"
 )
 
 // Explanation tells how an image is started, in sentences.
@@ -16,8 +21,15 @@ type Explanation struct {
 }
 
 // explain tells how an image or container is started, and why so.
-func (a *Agent) explain(name string) (Explanation, error) {
+func (a *Agent) explain(ctx context.Context, name string) (Explanation, error) {
+	if x, ok := a.explainVolume(ctx, name); ok {
+		return x, nil
+	}
 	img, err := a.find(name)
+	if why, ok := a.chains.plain.get(name); err != nil && ok {
+		return Explanation{Image: name, Lines: []string{
+			fmt.Sprintf("%s was unpacked in the ordinary way when it was pulled last, all of it or the layers from some layer on.", name), tried(why)}}, nil
+	}
 	if err != nil {
 		return Explanation{}, err
 	}
@@ -28,6 +40,9 @@ func (a *Agent) explain(name string) (Explanation, error) {
 		return x, err
 	}
 	say("%s is started from the indexes of %d layers, chain %s.", img.Ref, len(line), img.Chain)
+	if why := line[len(line)-1].Why; len(why) > 0 {
+		say("%s", tried(why))
+	}
 	say("Images are mounted in the way %q: %s.", a.support.Tier, a.support.Reasons[len(a.support.Reasons)-1])
 	share := 100.0
 	if img.Bytes > 0 {
@@ -54,6 +69,91 @@ func (a *Agent) explain(name string) (Explanation, error) {
 		say("Its files come from %s.", s)
 	}
 	return x, nil
+}
+
+// tried tells what became of the ways in which an image could have come.
+func tried(why []string) string { return "It came so because: " + strings.Join(why, "; ") + "." }
+
+// explainVolume is explain for what is a volume; false if it is none.
+func (a *Agent) explainVolume(ctx context.Context, name string) (Explanation, bool) {
+	rec := a.volumeOf(name)
+	if rec == nil {
+		return Explanation{}, false
+	}
+	r := &rec.Volume.Record
+	x := Explanation{Image: rec.Ref, Chain: rec.Chain}
+	say := func(format string, args ...any) { x.Lines = append(x.Lines, fmt.Sprintf(format, args...)) }
+	say("%s is started from volume %s with %s, chain %s.", rec.Ref, r.Volume(), r.FS, rec.Chain)
+	if len(rec.Why) > 0 {
+		say("%s", tried(rec.Why))
+	}
+	say("It lies in storage %s %s.", r.Place.Driver, strings.Join(nonEmpty(r.Place.Cluster, r.Place.Pool, r.Place.Namespace), " "))
+	s := a.volumes.status(ctx)
+	if s == nil {
+		say("%s.", errNoVolumes)
+		return x, true
+	}
+	if s.Mode == "network" {
+		say("Containers get clones of it, which they write to (volumes.mode is network).")
+	} else {
+		say("Containers share it and write to the disk of this node (volumes.mode is local).")
+	}
+	for i := range s.Volumes {
+		u := &s.Volumes[i]
+		if u.Volume != r.Volume() || u.Place != r.Place {
+			continue
+		}
+		what := "The image"
+		if u.Container != "" {
+			what = "The clone of container " + u.Container
+		}
+		say("%s is %s, file %s, directory %s; read %d bytes and written %d since the volume worker started.", what, u.State, cmp.Or(u.File, "none"), cmp.Or(u.Dir, "none"), u.ReadBytes, u.WrittenBytes)
+		if e := cmp.Or(u.LastError, u.Error); e != "" {
+			say("Its storage failed %d times, the last time with: %s.", u.Errors, e)
+		}
+	}
+	if s.Problem != "" {
+		say("What was read of it is not known: %s.", s.Problem)
+	}
+	return x, true
+}
+
+func nonEmpty(list ...string) []string {
+	return slices.DeleteFunc(list, func(s string) bool { return s == "" })
+}
+
+// volumeOf returns the record of a volume, by the name of its image, the
+// beginning of its chain ID, a container or a directory. Nil if there is none.
+func (a *Agent) volumeOf(name string) (found *chainRecord) {
+	if a.volumes == nil || name == "" {
+		return nil
+	}
+	for _, m := range a.mounts.list() {
+		if m.Way == config.WayVolume && (m.Dir == name || m.Image == name) {
+			return a.volumeChain(m.Chain)
+		}
+	}
+	if chain := a.volumes.chainOf(name); chain != "" {
+		return a.volumeChain(chain)
+	}
+	all, err := a.chains.records.all(func(string, error) {})
+	if err != nil {
+		return nil
+	}
+	for _, r := range all {
+		named := r.Ref == name || r.Chain == name || len(name) >= 8 && strings.HasPrefix(strings.TrimPrefix(r.Chain, "sha256:"), name)
+		if named && r.Way == config.WayVolume {
+			found = r
+		}
+	}
+	return found
+}
+
+func (a *Agent) volumeChain(chain string) *chainRecord {
+	if r, err := a.chains.records.load(chain); err == nil && r.Volume.usable() {
+		return r
+	}
+	return nil
 }
 
 const apiExplain = "/v1/explain"

@@ -175,9 +175,9 @@ func MountPool(cfg *config.Agent, log *slog.Logger) (*os.File, error) {
 
 // Keep mounts the pool, opens the sockets, and keeps a worker running until ctx
 // ends. worker makes the command of a worker that was handed the sockets with
-// these names. While containers use files of the agent it goes on in spite of
+// these names, volumeWorker that of a volume worker. While containers use files of the agent it goes on in spite of
 // ctx, until stop ends, too: they would get errors.
-func Keep(ctx, stop context.Context, cfg *config.Agent, worker func(sockets []string) *exec.Cmd, log *slog.Logger) error {
+func Keep(ctx, stop context.Context, cfg *config.Agent, worker func(sockets []string) *exec.Cmd, volumeWorker func() *exec.Cmd, log *slog.Logger) error {
 	ls, err := Listen(cfg)
 	if err != nil {
 		return err
@@ -197,6 +197,10 @@ func Keep(ctx, stop context.Context, cfg *config.Agent, worker func(sockets []st
 		return err
 	}
 	defer dev.Close()
+	vols, err := keepVolumes(cfg, mountVolumes, volumeWorker, log)
+	if err != nil {
+		return err
+	}
 	lay := layoutOf(cfg)
 	told := false
 	h := poolfs.NewHolder(dev, func() *exec.Cmd {
@@ -204,7 +208,7 @@ func Keep(ctx, stop context.Context, cfg *config.Agent, worker func(sockets []st
 		cmd.ExtraFiles = fds
 		return cmd
 	}, &poolfs.HolderOptions{State: lay.state, Bound: cfg.Fetch.OpenTimeout, Log: log, Busy: func() bool {
-		users := usersOf(cfg.Root)
+		users := usersOf(cfg.Root) + volumeUsers(lay.volumeMounts)
 		if users == 0 || stop.Err() != nil {
 			return false
 		}
@@ -218,7 +222,12 @@ func Keep(ctx, stop context.Context, cfg *config.Agent, worker func(sockets []st
 	if errors.Is(err, context.Canceled) {
 		err = nil
 	}
-	return errors.Join(err, release(cfg, log))
+	free, rerr := releaseVolumes(cfg, log)
+	err = errors.Join(err, rerr, vols.close(), release(cfg, log))
+	if free {
+		err = errors.Join(err, poolfs.Teardown(lay.volumes))
+	}
+	return err
 }
 
 // release unmounts the pool and the trees if no container uses them.

@@ -141,7 +141,7 @@ func TestMetrics(t *testing.T) {
 	if problems, err := promlint.NewWithMetricFamilies(families).Lint(); err != nil || len(problems) != 0 {
 		t.Errorf("lint: %v, error %v", problems, err)
 	}
-	closed := map[string]string{"state": "complete partial", "outcome": "passthrough cached failed", "priority": "demand profile background", "kind": "complete partial reserved late"}
+	closed := map[string]string{"state": "complete partial mounted unmounted busy leaving", "step": strings.Join(volumeSteps, " "), "outcome": "passthrough cached failed", "priority": "demand profile background", "kind": "complete partial reserved late"}
 	for _, f := range families {
 		for _, m := range f.GetMetric() {
 			for _, l := range m.GetLabel() {

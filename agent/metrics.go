@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"net/http"
 	"time"
 
@@ -25,6 +26,8 @@ var descs = struct {
 	queued, running, sourceFailed, sourceLies              *prometheus.Desc
 	cacheFiles, cacheBytes, cacheLimit, cacheEvicted       *prometheus.Desc
 	cacheEvictedBytes, cacheDamaged, started               *prometheus.Desc
+	volumes, volumeSteps, volumeStepSeconds                *prometheus.Desc
+	volumeRead, volumeWritten, volumeErrors, volumeFailed  *prometheus.Desc
 }{
 	images:            family("images", "Images that are known, by how complete their files are.", "state"),
 	containers:        family("containers", "Containers whose root file system comes from an index."),
@@ -48,6 +51,13 @@ var descs = struct {
 	cacheEvicted:      family("cache_evicted_files_total", "Files evicted from the cache."),
 	cacheEvictedBytes: family("cache_evicted_bytes_total", "Bytes of those."),
 	cacheDamaged:      family("cache_damaged_files_total", "Files removed as their bytes had changed on disk."),
+	volumes:           family("volumes", "Images and containers' clones that are volumes, by state.", "state"),
+	volumeSteps:       family("volume_steps_total", "Steps of mapping, mounting and taking away volumes.", "step"),
+	volumeStepSeconds: family("volume_step_seconds_total", "How long these steps took together.", "step"),
+	volumeRead:        family("volume_read_bytes_total", "Bytes read from the storage of volumes."),
+	volumeWritten:     family("volume_written_bytes_total", "Bytes written to it."),
+	volumeErrors:      family("volume_errors_total", "Attempts to read or write volumes that the storage failed or did not answer; most are made again."),
+	volumeFailed:      family("volume_failed_total", "Reads and writes that ended in an error, after the outage that is waited for."),
 	started:           family("start_time_seconds", "When this worker started, in seconds since the epoch."),
 }
 
@@ -115,6 +125,32 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	count(descs.poolReadBytes, float64(p.ReadBytes))
 	gauge(descs.poolWaiting, float64(p.Waiting))
 	gauge(descs.started, float64(c.a.began.Unix()))
+	c.collectVolumes(gauge, count)
+}
+
+// collectVolumes tells of volumes; all is 0 where there are none.
+func (c collector) collectVolumes(gauge, count func(*prometheus.Desc, float64, ...string)) {
+	states := map[string]int{}
+	steps := newStepTimes()
+	if s := c.a.volumes.status(context.Background()); s != nil { // which bounds itself
+		steps = c.a.volumes.steps
+		for i := range s.Volumes {
+			states[s.Volumes[i].State]++
+		}
+	}
+	for _, state := range []string{"mounted", "unmounted", "busy", "leaving"} {
+		gauge(descs.volumes, float64(states[state]), state)
+	}
+	for _, step := range volumeSteps {
+		t := steps.of(step)
+		count(descs.volumeSteps, float64(t.n), step)
+		count(descs.volumeStepSeconds, t.took.Seconds(), step)
+	}
+	io := steps.total()
+	count(descs.volumeRead, float64(io.read))
+	count(descs.volumeWritten, float64(io.written))
+	count(descs.volumeErrors, float64(io.errors))
+	count(descs.volumeFailed, float64(io.failed))
 }
 
 func (a *Agent) metricsHandler() http.Handler {

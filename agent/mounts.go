@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 
+	"example.org/slipway/config"
 	"example.org/slipway/durable"
 	"example.org/slipway/gearclient"
 	"example.org/slipway/gearfs/view"
@@ -30,6 +31,10 @@ type MountRequest struct {
 	// needs a directory of its own, Upper with ".work" behind it.
 	Upper    string `json:"upper,omitempty"`
 	Platform string `json:"platform,omitempty"`
+	// Mode is in which way: gear, volume-local, volume-network; empty or auto: as
+	// the configuration says. With volume-network what is written goes to a clone in
+	// the storage, which umount deletes, and Upper must be empty.
+	Mode string `json:"mode,omitempty"`
 }
 
 // MountAnswer tells what was mounted.
@@ -38,6 +43,8 @@ type MountAnswer struct {
 	Manifest oci.Digest      `json:"manifest"`
 	Chain    string          `json:"chain"`
 	Config   json.RawMessage `json:"config"`
+	// Why tells what became of each way that was tried; the last was used.
+	Why []string `json:"why,omitempty"`
 }
 
 // mountRecord is what is kept of such a mount.
@@ -46,6 +53,23 @@ type mountRecord struct {
 	Dir   string `json:"dir"`
 	Upper string `json:"upper,omitempty"`
 	Chain string `json:"chain"`
+	// Way is how it was mounted; empty stands for gear.
+	Way string `json:"way,omitempty"`
+	// Clone tells that it is one of the image's volume.
+	Clone bool `json:"clone,omitempty"`
+	// Mapped tells that nothing is mounted at Dir, which then is no directory: the
+	// image is kept as a volume.
+	Mapped bool `json:"mapped,omitempty"`
+}
+
+// there tells whether what the record stands for still is.
+func (r *mountRecord) there() bool {
+	if r.Mapped {
+		return true
+	}
+	mnt, there, err := view.Mounted(r.Dir)
+	// A volume is mounted itself where nothing is written.
+	return err == nil && there && (mnt.Type == "overlay" || r.Way == config.WayVolume && r.Upper == "")
 }
 
 // key is what the container of a mount is called.
@@ -84,12 +108,17 @@ func openMounts(dir string, c *chains) (*mounts, error) {
 			c.log.Warn("record of a mount is damaged", "file", name, "err", err)
 			continue
 		}
-		if mnt, there, err := view.Mounted(r.Dir); err == nil && there && mnt.Type == "overlay" {
+		if r.there() {
 			m.all[r.Dir] = &r
-			if err := c.files.Adopt(r.key(), r.Chain); err != nil {
+			if err := c.adopt(&r); err != nil {
 				c.log.Warn("a mount is found again, but its image is not", "dir", r.Dir, "err", err)
 			}
 			continue
+		}
+		if r.Clone {
+			if err := c.DropRoot(c.ctx, r.key()); err != nil {
+				c.log.Warn("the clone of a mount that is gone stays for now", "dir", r.Dir, "err", err)
+			}
 		}
 		if err := m.forget(&r); err != nil {
 			c.log.Warn("a mount that is gone is not forgotten", "dir", r.Dir, "err", err)
@@ -108,35 +137,46 @@ func (m *mounts) mount(ctx context.Context, req MountRequest) (*MountAnswer, err
 	if err := checkMount(&req); err != nil {
 		return nil, err
 	}
-	img, l, r, err := m.reserve(ctx, &req)
+	use, fs, err := m.modeOf(&req)
 	if err != nil {
 		return nil, err
 	}
-	if err := m.overlay(ctx, r); err != nil {
+	img, why, r, err := m.reserve(ctx, &req, use, fs)
+	if err != nil {
+		return nil, err
+	}
+	if req.Mode == ModeNetwork {
+		r.Clone = true
+		err = m.clone(ctx, r)
+	} else {
+		err = m.overlay(ctx, r)
+	}
+	if err != nil {
 		m.mu.Lock()
 		delete(m.all, r.Dir)
 		m.mu.Unlock()
 		return nil, errors.Join(err, m.forget(r))
 	}
-	return &MountAnswer{Image: req.Image, Manifest: img.Manifest.Digest, Chain: l.ChainID, Config: img.Config}, nil
+	return &MountAnswer{Image: req.Image, Manifest: img.Manifest.Digest, Chain: r.Chain, Config: img.Config, Why: why}, nil
 }
 
 // reserve claims the layers of an image and notes that they are for a directory.
-func (m *mounts) reserve(ctx context.Context, req *MountRequest) (*gearclient.Image, *snapshotter.Layer, *mountRecord, error) {
+func (m *mounts) reserve(ctx context.Context, req *MountRequest, use []string, fs string) (*gearclient.Image, []string, *mountRecord, error) {
 	m.claiming.RLock()
 	defer m.claiming.RUnlock()
-	img, l, err := m.claim(ctx, req.Image, req.Platform)
+	img, l, why, err := m.claim(ctx, req.Image, req.Platform, use, fs)
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	r := &mountRecord{Image: req.Image, Dir: req.Dir, Upper: req.Upper, Chain: l.ChainID}
+	way, _, _ := strings.Cut(why[len(why)-1], ":")
+	r := &mountRecord{Image: req.Image, Dir: req.Dir, Upper: req.Upper, Chain: l.ChainID, Way: way}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.all[r.Dir] != nil {
 		return nil, nil, nil, fmt.Errorf("%s is in use already", r.Dir)
 	}
 	m.all[r.Dir] = r
-	return img, l, r, nil
+	return img, why, r, nil
 }
 
 func checkMount(req *MountRequest) error {
@@ -159,21 +199,54 @@ func checkMount(req *MountRequest) error {
 	return nil
 }
 
-// claim makes the layers of an image available.
-func (m *mounts) claim(ctx context.Context, image, platform string) (*gearclient.Image, *snapshotter.Layer, error) {
+// claim makes the layers of an image available in one of the ways, and tells what
+// became of those that were tried.
+func (m *mounts) claim(ctx context.Context, image, platform string, use []string, fs string) (*gearclient.Image, *snapshotter.Layer, []string, error) {
 	ref, err := parseReference(image)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
+	img, err := m.resolve(ctx, ref, platform)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	if use == nil {
+		use = slices.DeleteFunc(slices.Clone(ways(&m.chains.choice, ref)), func(w string) bool { return w == config.WayPlain })
+	}
+	if len(use) == 0 {
+		return nil, nil, nil, fmt.Errorf("the configuration has %s unpacked in the ordinary way, which takes containerd; name another with --mode, or write the tree with slipway export", image)
+	}
+	var digests, why []string
+	for _, d := range img.Layers {
+		digests = append(digests, string(d.Digest))
+	}
+	l := &snapshotter.Layer{Manifest: string(img.Manifest.Digest), ImageRef: image}
+	for i, d := range digests {
+		l.Parent, l.Digest, l.DiffID, l.Layers = l.ChainID, d, string(img.DiffIDs[i]), digests[i:]
+		l.ChainID = chainID(l.Parent, l.DiffID)
+		var ok bool
+		why, ok, err = m.chains.claimBy(ctx, *l, ref, false, use, fs)
+		if err != nil && len(use) == 1 {
+			return nil, nil, nil, err
+		}
+		if err != nil || !ok {
+			return nil, nil, nil, fmt.Errorf("%s cannot be mounted: %s (slipway status of its registry tells more)", image, strings.Join(why, "; "))
+		}
+	}
+	return img, l, why, nil
+}
+
+// resolve asks the registry for an image.
+func (m *mounts) resolve(ctx context.Context, ref reference, platform string) (*gearclient.Image, error) {
 	reg, err := m.chains.regs.of(ref)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	var p *gearclient.Platform
 	if platform != "" {
 		parsed, err := gearclient.ParsePlatform(platform)
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 		p = &parsed
 	}
@@ -183,28 +256,12 @@ func (m *mounts) claim(ctx context.Context, image, platform string) (*gearclient
 		return err
 	})
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	if len(img.Layers) == 0 || len(img.Layers) != len(img.DiffIDs) {
-		return nil, nil, fmt.Errorf("%s has %d layers, and its configuration lists %d", image, len(img.Layers), len(img.DiffIDs))
+		return nil, fmt.Errorf("%s/%s has %d layers, and its configuration lists %d", ref.host, ref.repo, len(img.Layers), len(img.DiffIDs))
 	}
-	var digests []string
-	for _, d := range img.Layers {
-		digests = append(digests, string(d.Digest))
-	}
-	l := &snapshotter.Layer{Manifest: string(img.Manifest.Digest), ImageRef: image}
-	for i, d := range digests {
-		l.Parent, l.Digest, l.DiffID, l.Layers = l.ChainID, d, string(img.DiffIDs[i]), digests[i:]
-		l.ChainID = chainID(l.Parent, l.DiffID)
-		ok, err := m.chains.claim(ctx, *l, false)
-		if err != nil {
-			return nil, nil, err
-		}
-		if !ok {
-			return nil, nil, fmt.Errorf("layer %s of %s has no index: its registry does not offer Gear, or has not converted it (slipway status tells there)", d, image)
-		}
-	}
-	return img, l, nil
+	return img, nil
 }
 
 // chainID names a layer together with those below it, as the image specification
@@ -218,7 +275,7 @@ func chainID(parent, diffID string) string {
 
 // overlay mounts what a record says.
 func (m *mounts) overlay(ctx context.Context, r *mountRecord) error {
-	layers, err := m.chains.Mount(ctx, r.Chain)
+	layers, err := m.chains.mountWay(ctx, r.Chain, r.Way)
 	if err != nil {
 		return err
 	}
@@ -229,22 +286,32 @@ func (m *mounts) overlay(ctx context.Context, r *mountRecord) error {
 			return err
 		}
 	}
-	b, err := json.MarshalIndent(r, "", " ")
+	if err := m.save(r); err != nil {
+		return err
+	}
+	if r.Upper == "" && len(o.Lower) == 1 && len(o.Data) == 0 {
+		err = bindTo(o.Lower[0], r.Dir)
+	} else {
+		err = view.Overlay(r.Dir, o)
+	}
 	if err != nil {
 		return err
 	}
-	if err := durable.WriteFile(m.file(r.Dir), append(b, '\n')); err != nil {
-		return err
-	}
-	if err := view.Overlay(r.Dir, o); err != nil {
-		return err
-	}
-	err = m.chains.started(ctx, snapshotter.Container{Key: r.key(), Chain: r.Chain, Mount: r.Dir})
+	err = m.chains.startedBy(ctx, snapshotter.Container{Key: r.key(), Chain: r.Chain, Mount: r.Dir}, r.Way)
 	if err != nil {
 		_, uerr := view.Unmount(r.Dir)
 		return errors.Join(err, uerr)
 	}
 	return nil
+}
+
+// save makes a record durable.
+func (m *mounts) save(r *mountRecord) error {
+	b, err := json.MarshalIndent(r, "", " ")
+	if err != nil {
+		return err
+	}
+	return durable.WriteFile(m.file(r.Dir), append(b, '\n'))
 }
 
 // umount takes a mount away, and what was only kept for it. The upper directory
@@ -253,7 +320,7 @@ func (m *mounts) umount(dir string) error {
 	m.mu.Lock()
 	r := m.all[filepath.Clean(dir)]
 	m.mu.Unlock()
-	if r == nil {
+	if r == nil || r.Mapped {
 		return fmt.Errorf("no image is mounted at %s by this agent: %w", dir, fs.ErrNotExist)
 	}
 	// What is still to be told of its opens holds the mount.
@@ -262,10 +329,15 @@ func (m *mounts) umount(dir string) error {
 	}
 	lazy, err := view.Unmount(r.Dir)
 	if err != nil {
-		return errors.Join(fmt.Errorf("unmount %s: %w", r.Dir, err), m.chains.files.Adopt(r.key(), r.Chain))
+		return errors.Join(fmt.Errorf("unmount %s: %w", r.Dir, err), m.chains.adopt(r))
 	}
 	if lazy {
 		m.chains.log.Info("a mount is still in use and goes when it is not", "dir", r.Dir)
+	}
+	if r.Clone {
+		if err := m.chains.DropRoot(context.Background(), r.key()); err != nil {
+			m.chains.log.Info("the clone of a mount stays for now", "dir", r.Dir, "err", err)
+		}
 	}
 	m.mu.Lock()
 	delete(m.all, r.Dir)

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 
+	"example.org/slipway/config"
 	"example.org/slipway/durable"
 	"example.org/slipway/gear"
 	"example.org/slipway/gearfs"
@@ -26,8 +27,9 @@ type chainRecord struct {
 	Parent  string `json:"parent,omitempty"`
 	Digest  string `json:"digest"`
 	Ref     string `json:"ref"`
-	// Index is the SHA-256 of the layer's index, which lies beside the record.
-	Index   string             `json:"index"`
+	// Index is the SHA-256 of the layer's index, which lies beside the record; empty
+	// where the layer came with an image that is a volume.
+	Index   string             `json:"index,omitempty"`
 	Sources []gearfs.SourceRef `json:"sources"`
 	// Layers are the digests of all layers of the chain, the lowest first.
 	Layers []string `json:"layers"`
@@ -36,6 +38,24 @@ type chainRecord struct {
 	Snapshot bool `json:"snapshot,omitempty"`
 	// Image is the name of the compiled image file, once there is one.
 	Image string `json:"image,omitempty"`
+	// Way is how the tree is mounted, config.WayGear or config.WayVolume, and Why
+	// what became of the ways that were tried before, and of this one. Both are
+	// those of the first image that ends with this layer; empty if none does.
+	Way string   `json:"way,omitempty"`
+	Why []string `json:"why,omitempty"`
+	// Volume is the chain as a volume; nil if it is none.
+	Volume *volumeRecord `json:"volume,omitempty"`
+}
+
+// way is how the tree of the chain is mounted.
+func (r *chainRecord) way() string {
+	switch {
+	case r.Way != "":
+		return r.Way
+	case r.Index == "" && r.Volume.usable():
+		return config.WayVolume
+	}
+	return config.WayGear
 }
 
 const (
@@ -96,24 +116,33 @@ func parseChainRecord(b []byte) (*chainRecord, error) {
 	if rec.Version != chainVersion {
 		return nil, fmt.Errorf("version %d", rec.Version)
 	}
+	if err := rec.check(); err != nil {
+		return nil, err
+	}
 	if rec.Image != "" && rec.Image != filepath.Base(rec.Image) {
 		return nil, fmt.Errorf("image file %q", rec.Image)
 	}
 	return &rec, nil
 }
 
-// create makes a record and the layer's index durable.
+// check refuses what an agent never wrote.
+func (r *chainRecord) check() error {
+	switch {
+	case r.Way != "" && r.Way != config.WayGear && r.Way != config.WayVolume:
+		return fmt.Errorf("way %q", r.Way)
+	case r.Way == config.WayVolume && !r.Volume.usable():
+		return errors.New("it is a volume, and says not which")
+	}
+	return nil
+}
+
+// create makes a record durable, and the layer's index if there is one.
 func (r *records) create(rec *chainRecord, x *gear.Index) error {
 	dir, err := r.path(rec.Chain)
 	if err != nil {
 		return err
 	}
-	var enc bytes.Buffer
-	if err := x.Encode(&enc); err != nil {
-		return err
-	}
-	sum := sha256.Sum256(enc.Bytes())
-	rec.Version, rec.Index = chainVersion, hex.EncodeToString(sum[:])
+	rec.Version = chainVersion
 	tmp := dir + ".new"
 	if err := os.RemoveAll(tmp); err != nil {
 		return err
@@ -121,7 +150,7 @@ func (r *records) create(rec *chainRecord, x *gear.Index) error {
 	if err := os.MkdirAll(tmp, 0o700); err != nil {
 		return err
 	}
-	if err := durable.WriteFile(filepath.Join(tmp, "index"), enc.Bytes()); err != nil {
+	if err := r.writeIndex(tmp, rec, x); err != nil {
 		return err
 	}
 	if err := r.write(tmp, rec); err != nil {
@@ -135,6 +164,36 @@ func (r *records) create(rec *chainRecord, x *gear.Index) error {
 	}
 	return durable.SyncDir(r.dir)
 }
+
+// writeIndex makes an index durable in the directory of a record, which does not
+// say so yet.
+func (r *records) writeIndex(dir string, rec *chainRecord, x *gear.Index) error {
+	if x == nil {
+		return nil
+	}
+	var enc bytes.Buffer
+	if err := x.Encode(&enc); err != nil {
+		return err
+	}
+	sum := sha256.Sum256(enc.Bytes())
+	rec.Index = hex.EncodeToString(sum[:])
+	return durable.WriteFile(filepath.Join(dir, "index"), enc.Bytes())
+}
+
+// addIndex gives a record the index that it was made without.
+func (r *records) addIndex(rec *chainRecord, x *gear.Index) error {
+	dir, err := r.path(rec.Chain)
+	if err != nil {
+		return err
+	}
+	if err := r.writeIndex(dir, rec, x); err != nil {
+		return err
+	}
+	return r.write(dir, rec)
+}
+
+// errNoIndex says that a layer came with an image that is a volume.
+var errNoIndex = errors.New("the layer is here without its index")
 
 // update replaces a record.
 func (r *records) update(rec *chainRecord) error {
@@ -153,8 +212,11 @@ func (r *records) write(dir string, rec *chainRecord) error {
 	return durable.WriteFile(filepath.Join(dir, "record.json"), append(b, '\n'))
 }
 
-// index reads back a layer's index.
+// index reads back a layer's index. Errors: errNoIndex.
 func (r *records) index(rec *chainRecord) (*gear.Index, error) {
+	if rec.Index == "" {
+		return nil, fmt.Errorf("layer %s: %w", rec.Digest, errNoIndex)
+	}
 	dir, err := r.path(rec.Chain)
 	if err != nil {
 		return nil, err

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
+	"os/exec"
 
 	"example.org/slipway/config"
 	"example.org/slipway/gearfs/poolfs"
@@ -36,7 +37,8 @@ const poolName = "pool"
 
 // RunStored is an agent of one process below systemd, which keeps the descriptor
 // of the pool when the agent dies or is restarted.
-func RunStored(ctx context.Context, cfg *config.Agent, log *slog.Logger, ready func()) error {
+// The volume worker is a second process all the same, and goes with the first.
+func RunStored(ctx context.Context, cfg *config.Agent, volumeWorker func() *exec.Cmd, log *slog.Logger, ready func()) error {
 	// Who has the sockets has the pool: another agent's is not touched.
 	ls, err := Listen(cfg)
 	if err != nil {
@@ -47,11 +49,16 @@ func RunStored(ctx context.Context, cfg *config.Agent, log *slog.Logger, ready f
 		return errors.Join(err, ls.Close())
 	}
 	defer dev.Close()
-	a, err := New(ctx, cfg, dev, ls, log)
+	vols, err := keepVolumes(cfg, storedVolumes, volumeWorker, log)
 	if err != nil {
 		return errors.Join(err, ls.Close())
 	}
-	return a.Run(ctx, ready)
+	a, err := New(ctx, cfg, dev, ls, log)
+	if err != nil {
+		return errors.Join(err, vols.close(), ls.Close())
+	}
+	err = a.Run(ctx, ready)
+	return errors.Join(err, vols.close())
 }
 
 // storedPool is the pool that systemd kept, or a new one that it is to keep.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path"
 	"reflect"
 	"strings"
 	"time"
@@ -25,6 +26,8 @@ type Agent struct {
 	Profiles   AgentProfiles   `yaml:"profiles" doc:"Start-up profiles: which files a container opens first."`
 	CRI        AgentCRI        `yaml:"cri" doc:"Proxy between kubelet and containerd's image service, which learns the credentials of image pull secrets."`
 	Kernel     AgentKernel     `yaml:"kernel" doc:"What the kernel is used for. Everything is tried out at start."`
+	Volumes    AgentVolumes    `yaml:"volumes" doc:"Images as volumes in storage that this node is connected to (docs/volumes.md). Without file.dir and rbd.conf there are none."`
+	Choice     AgentChoice     `yaml:"choice" doc:"In which way an image comes here: volume, its blocks from shared storage; gear, its files when they are opened; plain, unpacked in the ordinary way. The first that works is used, and plain always comes last."`
 
 	places places
 }
@@ -90,6 +93,47 @@ type AgentCRI struct {
 	Containerd string `yaml:"containerd" default:"/run/containerd/containerd.sock" doc:"Socket of containerd, to which every call is passed on."`
 }
 
+// AgentVolumes configures volumes.
+type AgentVolumes struct {
+	Mode    string           `yaml:"mode" default:"local" enum:"local|network" doc:"local mounts an image once for all containers, which write to the node's disk; network gives each container a clone in the storage, which it writes to."`
+	File    AgentVolumesFile `yaml:"file" doc:"Volumes as files of a shared directory."`
+	RBD     AgentVolumesRBD  `yaml:"rbd" doc:"Volumes as images of a Ceph cluster. Needs the program that make build-ceph makes."`
+	Outage  time.Duration    `yaml:"outage" default:"5m" min:"1s" doc:"How long containers wait for storage that does not answer. After that they get EIO."`
+	Mapping string           `yaml:"mapping" default:"auto" enum:"auto|fuse|krbd|nbd" doc:"How an RBD image becomes a device: krbd, nbd, or fuse, a file of the agent's; auto takes the first of these that is there."`
+}
+
+// AgentVolumesFile configures volumes of a shared directory.
+type AgentVolumesFile struct {
+	Dir string `yaml:"dir" doc:"Where the directory is mounted here. Empty switches these volumes off." example:"/mnt/volumes"`
+}
+
+// AgentVolumesRBD configures volumes of a Ceph cluster.
+type AgentVolumesRBD struct {
+	Conf string `yaml:"conf" doc:"Configuration file of Ceph. It needs no key: the registry hands one out. Empty switches these volumes off." example:"/etc/ceph/ceph.conf"`
+}
+
+// Configured tells whether there may be volumes.
+func (v *AgentVolumes) Configured() bool { return v.File.Dir != "" || v.RBD.Conf != "" }
+
+// AgentChoice configures in which way images come.
+type AgentChoice struct {
+	Default []string          `yaml:"default" doc:"The ways to try, of volume, gear and plain. Empty means gear and plain." example:"[volume, gear, plain]"`
+	Rules   []AgentChoiceRule `yaml:"rules" doc:"Exceptions for some images. The first rule for an image holds."`
+}
+
+// AgentChoiceRule is an exception for some images.
+type AgentChoiceRule struct {
+	Images []string `yaml:"images" doc:"Patterns of images, registry and repository without a tag: * stands for any characters between slashes, ** for any number of parts between slashes. Empty means all." example:"registry.example.com/team/**"`
+	Use    []string `yaml:"use" doc:"The ways to try." example:"volume"`
+}
+
+// Ways in which an image comes to a node.
+const (
+	WayVolume = "volume"
+	WayGear   = "gear"
+	WayPlain  = "plain"
+)
+
 // LoadAgent reads the file at path and lays overrides over it. An empty path
 // stands for an empty file. The error is Problems when the configuration is
 // wrong; warnings may come with or without one.
@@ -143,6 +187,9 @@ func (a *Agent) complete() {
 			r.URLs = []string{"https://" + r.Host}
 		}
 	}
+	if len(a.Choice.Default) == 0 {
+		a.Choice.Default = []string{WayGear, WayPlain}
+	}
 }
 
 func (v *validator) agent(a *Agent) {
@@ -158,6 +205,7 @@ func (v *validator) agent(a *Agent) {
 			v.bad("metrics.addr", "is reachable from other machines, and nobody is asked for a password: listen on 127.0.0.1, or put a proxy in front")
 		}
 	}
+	v.agentVolumes(a)
 	hosts := map[string]bool{}
 	for i := range a.Registries {
 		r, key := &a.Registries[i], fmt.Sprintf("registries[%d]", i)
@@ -182,6 +230,42 @@ func (v *validator) agent(a *Agent) {
 		}
 		if (r.Username == "") != (r.Password == "") {
 			v.bad(key+".username", "and password go together: one of them is missing")
+		}
+	}
+}
+
+func (v *validator) agentVolumes(a *Agent) {
+	for key, name := range map[string]string{"volumes.file.dir": a.Volumes.File.Dir, "volumes.rbd.conf": a.Volumes.RBD.Conf} {
+		if name != "" && !strings.HasPrefix(name, "/") {
+			v.bad(key, "must be an absolute path")
+		}
+	}
+	v.ways("choice.default", a.Choice.Default)
+	for i, r := range a.Choice.Rules {
+		key := fmt.Sprintf("choice.rules[%d]", i)
+		for j, p := range r.Images {
+			for part := range strings.SplitSeq(p, "/") {
+				if _, err := path.Match(part, ""); part == "" || err != nil {
+					v.bad(fmt.Sprintf("%s.images[%d]", key, j), "matches no image: it is REGISTRY/REPOSITORY with * and ** for parts of it")
+					break
+				}
+			}
+		}
+		if len(r.Use) == 0 {
+			v.bad(key+".use", "is missing: a list of volume, gear and plain")
+		}
+		v.ways(key+".use", r.Use)
+	}
+}
+
+// ways checks a list of ways in which images come.
+func (v *validator) ways(key string, list []string) {
+	for i, w := range list {
+		switch {
+		case w != WayVolume && w != WayGear && w != WayPlain:
+			v.bad(fmt.Sprintf("%s[%d]", key, i), "must be volume, gear or plain")
+		case w == WayPlain && i != len(list)-1:
+			v.bad(fmt.Sprintf("%s[%d]", key, i), "always works, so what follows it would never be tried: put it last")
 		}
 	}
 }

@@ -63,6 +63,12 @@ func TestAgentProblems(t *testing.T) {
 		"half a pair":  {"registries: [{host: a.example.com, key: /k}]", "together"},
 		"open metrics": {"metrics: {addr: '0.0.0.0:1'}", "password"},
 		"word":         {"kernel: {tier: fastest}", "auto"},
+		"way":          {"choice: {default: [volume, gears]}", "must be volume, gear or plain"},
+		"after plain":  {"choice: {rules: [{use: [plain, gear]}]}", "put it last"},
+		"no way":       {"choice: {rules: [{images: ['**']}]}", "is missing"},
+		"pattern":      {"choice: {rules: [{images: ['a//b'], use: [gear]}]}", "matches no image"},
+		"directory":    {"volumes: {file: {dir: volumes}}", "absolute"},
+		"volume mode":  {"volumes: {mode: far}", "local"},
 		"server's key": {"storage: {inmemory: true}", "storage"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -72,6 +78,25 @@ func TestAgentProblems(t *testing.T) {
 				t.Errorf("got %v, want a problem with %q", err, tc.want)
 			}
 		})
+	}
+}
+
+func TestAgentChoice(t *testing.T) {
+	a, _, err := config.ParseAgent(strings.NewReader(`
+volumes: {mode: network, file: {dir: /mnt/volumes}}
+choice:
+  rules:
+    - {images: ["registry.example.com:5000/team/**"], use: [volume, gear]}
+`), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := config.AgentChoice{Default: []string{"gear", "plain"}, Rules: []config.AgentChoiceRule{{Images: []string{"registry.example.com:5000/team/**"}, Use: []string{"volume", "gear"}}}}
+	if diff := cmp.Diff(want, a.Choice); diff != "" {
+		t.Error(diff)
+	}
+	if !a.Volumes.Configured() || a.Volumes.Outage != 5*time.Minute || a.Volumes.Mode != "network" {
+		t.Errorf("got %+v", a.Volumes)
 	}
 }
 

@@ -24,7 +24,7 @@ import (
 
 // Boards returns all boards.
 func Boards() []*Board {
-	return []*Board{serverBoard(), cacheBoard(), mirrorBoard(), gearBoard(), replayBoard()}
+	return []*Board{serverBoard(), cacheBoard(), mirrorBoard(), gearBoard(), volumesBoard(), replayBoard()}
 }
 
 // File is the name of the board's file.

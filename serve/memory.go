@@ -107,24 +107,33 @@ func memoryInUse() (live, beside int64) {
 // stay in the page cache, and those in use come back with a minor fault each (16
 // pages a fault, under a millisecond in all); the rest is what package
 // initialisation and rare work touched once. Only read-only mappings are
-// dropped, where nothing can be lost.
+// dropped that nobody has written to, where nothing can be lost: what the dynamic
+// linker writes before it takes the right to write away (RELRO) would come back as
+// it is in the file, without the addresses of functions.
 func dropUnusedPages() {
 	exe, err := os.Readlink("/proc/self/exe")
 	if err != nil {
 		return
 	}
-	f, err := os.Open("/proc/self/maps")
+	f, err := os.Open("/proc/self/smaps")
 	if err != nil {
 		return
 	}
 	defer f.Close()
+	var at []string // the mapping that the lines are of; nil: none to be dropped
 	for sc := bufio.NewScanner(f); sc.Scan(); {
-		// start-end perms offset dev inode path
+		// start-end perms offset dev inode path, or Key: number kB
 		fields := strings.Fields(sc.Text())
-		if len(fields) < 6 || fields[5] != exe || fields[1][1] == 'w' {
+		switch {
+		case len(fields) >= 5 && strings.Contains(fields[0], "-"):
+			if at = nil; len(fields) >= 6 && fields[5] == exe && fields[1][1] != 'w' {
+				at = fields
+			}
+			continue
+		case at == nil || len(fields) < 2 || fields[0] != "Anonymous:" || fields[1] != "0":
 			continue
 		}
-		from, to, ok := strings.Cut(fields[0], "-")
+		from, to, ok := strings.Cut(at[0], "-")
 		start, err1 := strconv.ParseUint(from, 16, 64)
 		end, err2 := strconv.ParseUint(to, 16, 64)
 		if !ok || err1 != nil || err2 != nil || end <= start {

@@ -26,6 +26,7 @@ type bed struct {
 	t     testing.TB
 	dir   string
 	trees *trees
+	lower snapshotter.Lower // nil: trees
 }
 
 func newBed(t testing.TB) *bed {
@@ -49,7 +50,11 @@ func (b *bed) root() string { return filepath.Join(b.dir, "root") }
 
 func (b *bed) open() {
 	b.t.Helper()
-	s, err := snapshotter.New(b.root(), b.trees, &snapshotter.Options{Logger: slog.New(slog.NewTextHandler(b.t.Output(), nil))})
+	var lower snapshotter.Lower = b.trees
+	if b.lower != nil {
+		lower = b.lower
+	}
+	s, err := snapshotter.New(b.root(), lower, &snapshotter.Options{Logger: slog.New(slog.NewTextHandler(b.t.Output(), nil))})
 	if err != nil {
 		b.t.Fatal(err)
 	}

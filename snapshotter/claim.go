@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -132,8 +133,14 @@ func checkChain(l Layer) error {
 // goes, and settled afterwards. The note is an empty file whose name is the
 // chain: nothing else to be damaged.
 
+// note is the file of a note. What is committed from a container may have any
+// name, with slashes too.
+func (s *Snapshotter) note(chain string) string {
+	return filepath.Join(s.chainDir(), url.PathEscape(chain))
+}
+
 func (s *Snapshotter) notePending(chain string) error {
-	f, err := os.OpenFile(filepath.Join(s.chainDir(), chain), os.O_CREATE|os.O_WRONLY, 0o600)
+	f, err := os.OpenFile(s.note(chain), os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
 	}
@@ -145,10 +152,10 @@ func (s *Snapshotter) notePending(chain string) error {
 func (s *Snapshotter) settle(ctx context.Context, chain string) {
 	_, _, usage, err := s.get(ctx, chain)
 	if errdefs.IsNotFound(err) || err == nil && !isClaimed(usage) {
-		err = s.needLower().Drop(ctx, chain)
+		err = s.needLower().Drop(ctx, chainName(chain))
 	}
 	if err == nil {
-		err = os.Remove(filepath.Join(s.chainDir(), chain))
+		err = os.Remove(s.note(chain))
 	}
 	if err != nil {
 		s.log.Warn("chain is dropped later", "chain", chain, "error", err)
@@ -164,13 +171,17 @@ func (s *Snapshotter) settleAll(ctx context.Context) error {
 		return err
 	}
 	for _, e := range entries {
-		unlock := s.chains.tryLock(e.Name())
+		chain, err := url.PathUnescape(e.Name())
+		if err != nil {
+			chain = e.Name() // never was a note of ours
+		}
+		unlock := s.chains.tryLock(chain)
 		if unlock == nil {
 			continue
 		}
 		// Another may have settled it since the listing.
-		if _, err := os.Lstat(filepath.Join(s.chainDir(), e.Name())); err == nil {
-			s.settle(ctx, e.Name())
+		if _, err := os.Lstat(s.note(chain)); err == nil {
+			s.settle(ctx, chain)
 		}
 		unlock()
 	}

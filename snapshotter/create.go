@@ -59,7 +59,11 @@ func (s *Snapshotter) create(ctx context.Context, kind snapshots.Kind, key, pare
 	if err := s.record(ctx, &n, parent, owner, opts); err != nil {
 		return nil, fmt.Errorf("make snapshot %s: %w", key, err)
 	}
-	mounts, err := s.mounts(ctx, &n)
+	err = s.markRoot(&n)
+	var mounts []mount.Mount
+	if err == nil {
+		mounts, err = s.mounts(ctx, &n)
+	}
 	if err != nil {
 		return nil, errors.Join(err, s.Remove(context.WithoutCancel(ctx), key))
 	}
@@ -92,7 +96,7 @@ func (n *snapshot) follow(ctx context.Context, parent string) error {
 			return err
 		}
 		if isClaimed(usage) {
-			n.chain = parent // and so is everything below
+			n.chain = chainName(parent) // and so is everything below
 			return nil
 		}
 		n.lowers = append(n.lowers, id)
@@ -228,6 +232,14 @@ func (s *Snapshotter) Commit(ctx context.Context, name, key string, opts ...snap
 	id, _, _, err := s.get(ctx, key)
 	if err != nil {
 		return fmt.Errorf("commit snapshot %s: %w", key, err)
+	}
+	if root, err := rootKey(s.path(id)); err != nil {
+		return fmt.Errorf("commit snapshot %s: %w", key, err)
+	} else if root != "" {
+		if err := s.commitRoot(ctx, name, key, id, root, opts); err != nil {
+			return fmt.Errorf("commit snapshot %s as %s: %w", key, name, err)
+		}
+		return nil
 	}
 	defer s.ids.lock(id)()
 	du, err := cfs.DiskUsage(ctx, s.upper(id))

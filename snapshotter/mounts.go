@@ -118,6 +118,9 @@ func (s *Snapshotter) attach(ctx context.Context, n *snapshot) (string, error) {
 	} else if id != n.id {
 		return "", fmt.Errorf("it was removed meanwhile: %w", errdefs.ErrNotFound)
 	}
+	if dir, err := s.ownRoot(ctx, n); err != nil || dir != "" {
+		return dir, err
+	}
 	layers, err := s.layers(ctx, n.chain)
 	if err != nil {
 		return "", err
@@ -242,6 +245,9 @@ func (s *Snapshotter) started(ctx context.Context, n *snapshot, running bool) {
 
 // stopped tells Lower that the container whose directory is given is no more.
 func (s *Snapshotter) stopped(ctx context.Context, dir string) error {
+	if err := s.dropRoot(ctx, dir); err != nil {
+		return err
+	}
 	key, err := os.Readlink(s.container(dir))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

@@ -85,6 +85,9 @@ func (s *Snapshotter) release(id string) error {
 	if users := s.users(table, id); len(users) > 0 {
 		return fmt.Errorf("its file system is still mounted at %s; stop the container that uses it, or unmount it: %w", strings.Join(users, ", "), errdefs.ErrFailedPrecondition)
 	}
+	if err := s.freeRoot(table, id); err != nil {
+		return err
+	}
 	if err := unmount(table, s.path(id)); err != nil {
 		if errors.Is(err, unix.EBUSY) {
 			err = fmt.Errorf("%w: a process has files open or its working directory there (fuser -vm shows which); end it, and this is tried again: %w", err, errdefs.ErrFailedPrecondition)
@@ -122,7 +125,7 @@ func (s *Snapshotter) retire(id string) error {
 	return nil
 }
 
-// retireOrphans retires all directories without a record.
+// retireOrphans retires all directories without a record that needs one.
 func (s *Snapshotter) retireOrphans(ctx context.Context) error {
 	// A write transaction, because directories are made inside of one. It changes
 	// nothing and is rolled back: a commit would sync, and containers wait for it.
@@ -136,8 +139,14 @@ func (s *Snapshotter) retireOrphans(ctx context.Context) error {
 			return err
 		}
 		for _, e := range entries {
-			if _, ok := known[e.Name()]; ok || strings.HasPrefix(e.Name(), trash) {
+			if strings.HasPrefix(e.Name(), trash) {
 				continue
+			}
+			if key, ok := known[e.Name()]; ok {
+				// A root that was committed leaves a directory that its snapshot has no use for.
+				if _, _, usage, err := storage.GetInfo(ctx, key); err != nil || !isClaimed(usage) {
+					continue
+				}
 			}
 			if err := s.retire(e.Name()); err != nil {
 				s.log.Warn("directory without a snapshot stays", "dir", s.path(e.Name()), "error", err)

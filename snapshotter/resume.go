@@ -28,7 +28,7 @@ func (s *Snapshotter) resume(ctx context.Context) {
 			return
 		}
 		_, err := os.Lstat(s.container(s.path(id)))
-		mounted, told := table.at(s.mnt(id)) != nil, err == nil
+		mounted, told := table.at(s.mnt(id)) != nil || s.mountedRoot(table, id), err == nil
 		switch {
 		case n.kind == snapshots.KindCommitted && (mounted || told):
 			unlock := s.ids.lock(id)

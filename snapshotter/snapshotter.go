@@ -35,6 +35,7 @@ type Options struct {
 //	    mnt         where the overlay is mounted, over a claimed chain
 //	    layers      what that overlay was made of
 //	    container   symbolic link to the key that Lower was told of
+//	    root        key of the root that it has of Lower's, in place of the above
 //	chains/X        the chain X may be known to Lower without a record
 //
 // All methods may run concurrently.
@@ -244,12 +245,15 @@ func (s *Snapshotter) Usage(ctx context.Context, key string) (snapshots.Usage, e
 	case err != nil:
 		return snapshots.Usage{}, err
 	case isClaimed(usage):
-		size, inodes, err := s.needLower().Usage(ctx, key)
+		size, inodes, err := s.needLower().Usage(ctx, chainName(key))
 		if err != nil {
 			return snapshots.Usage{}, fmt.Errorf("usage of snapshot %s: %w", key, err)
 		}
 		return snapshots.Usage{Size: size, Inodes: inodes}, nil
 	case info.Kind == snapshots.KindActive:
+		if root, err := rootKey(s.path(id)); err != nil || root != "" {
+			return s.rootUsage(ctx, key, root, err)
+		}
 		du, err := fs.DiskUsage(ctx, s.upper(id))
 		if err != nil {
 			return snapshots.Usage{}, fmt.Errorf("usage of snapshot %s: %w", key, err)

@@ -81,7 +81,11 @@ containers need until it is there again.`,
 			case cmd.Flags().Changed("worker"):
 				return runWorker(cmd.Context(), cfg, worker, log)
 			case os.Getenv("NOTIFY_SOCKET") != "":
-				return agent.RunStored(cmd.Context(), cfg, log, func() { _, _ = daemon.SdNotify(false, daemon.SdNotifyReady) })
+				self, err := os.Executable()
+				if err != nil {
+					return err
+				}
+				return agent.RunStored(cmd.Context(), cfg, volumeWorker(cfg, &f, self, true), log, func() { _, _ = daemon.SdNotify(false, daemon.SdNotifyReady) })
 			default:
 				return keepAgent(cmd.Context(), cfg, &f, log)
 			}
@@ -93,7 +97,7 @@ containers need until it is there again.`,
 	if err := cmd.Flags().MarkHidden("worker"); err != nil {
 		panic(err) // the flag is there
 	}
-	cmd.AddCommand(agentStatusCommand(), agentExplainCommand(), agentConfigCommand(), agentVerifyCommand(), agentSetupCommand())
+	cmd.AddCommand(volumeWorkerCommand(), agentStatusCommand(), agentExplainCommand(), agentConfigCommand(), agentVerifyCommand(), agentSetupCommand())
 	return cmd
 }
 
@@ -143,7 +147,7 @@ func keepAgent(ctx context.Context, cfg *config.Agent, f *agentFlags, log *slog.
 		// A signal for the terminal's foreground is the keeper's to pass on.
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 		return cmd
-	}, log)
+	}, volumeWorker(cfg, f, self, false), log)
 }
 
 func runWorker(ctx context.Context, cfg *config.Agent, sockets string, log *slog.Logger) error {
@@ -229,6 +233,9 @@ func printAgent(w io.Writer, s *agent.Status) {
 	for i := range s.Containers {
 		c := &s.Containers[i]
 		fmt.Fprintf(w, "container %s of %.19s, since %s\n", c.ID, c.Chain, c.Started.Format(time.DateTime))
+	}
+	if v := s.Volumes; v != nil {
+		printNodeVolumes(w, v)
 	}
 	for i := range s.Sources {
 		if src := &s.Sources[i]; src.Error != "" {

@@ -52,7 +52,7 @@ func rootCommand() *cobra.Command {
 	}
 	root.AddCommand(serveCommand(), gcCommand(), fsckCommand(), backupCommand(), restoreCommand(),
 		retentionCommand(), importCommand(), convertCommand(), inspectCommand(), exportCommand(), commitCommand(),
-		statusCommand(), settleCommand(), cacheCommand(), mirrorCommand(), catalogCommand(), dedupCommand(), configCommand(), versionCommand(),
+		statusCommand(), settleCommand(), cacheCommand(), mirrorCommand(), volumeCommand(), catalogCommand(), dedupCommand(), configCommand(), versionCommand(),
 		agentCommand(), mountCommand(), umountCommand(), runCommand(), profileCommand(), traceCommand(), planCommand(), loadCommand())
 	root.SetFlagErrorFunc(withHint)
 	hintAtHelp(root)

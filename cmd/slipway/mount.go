@@ -122,15 +122,20 @@ func tail(name string, from int64) string {
 
 func mountCommand() *cobra.Command {
 	var f agentFlags
-	var upper, platform string
+	var upper, platform, mode string
 	cmd := &cobra.Command{
 		Use:   "mount IMAGE DIR",
 		Short: "Mount an image; its files come when they are opened",
 		Long: `Mount the file tree of REGISTRY/REPOSITORY:TAG at a directory that exists. The registry must
 be one that slipway serve runs, or a mirror that the agent's configuration names. Files are
 fetched when they are opened and kept for all images. The agent that does that is started if
-none runs for --root. It needs root. slipway umount takes the mount away.`,
+none runs for --root. It needs root. slipway umount takes the mount away.
+
+Where the agent's configuration has storage of volumes, the image may come as a volume, of
+which blocks are read when they are touched: --mode volume-local mounts the one that all
+share, volume-network a clone that is written to and goes with slipway umount.`,
 		Example: `  slipway mount 127.0.0.1:5000/team/app:1 /mnt
+  slipway mount --mode volume-local --config /etc/slipway/agent.yml 127.0.0.1:5000/team/app:1 /mnt
   slipway mount --rw /var/tmp/changes 127.0.0.1:5000/team/app:1 /mnt
   slipway mount --root /var/tmp/state registry.example.com/team/app:1 /mnt
   slipway umount --root /var/tmp/state /mnt`,
@@ -148,18 +153,32 @@ none runs for --root. It needs root. slipway umount takes the mount away.`,
 			if err != nil {
 				return err
 			}
-			m, err := c.Mount(cmd.Context(), agent.MountRequest{Image: args[0], Dir: dir, Upper: upper, Platform: platform})
+			m, err := c.Mount(cmd.Context(), agent.MountRequest{Image: args[0], Dir: dir, Upper: upper, Platform: platform, Mode: mode})
 			if err != nil {
 				return err
 			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s (%s) is mounted at %s after %s\n", m.Image, m.Manifest, dir, time.Since(began).Round(time.Millisecond))
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s (%s) is mounted at %s after %s%s\n", m.Image, m.Manifest, dir, time.Since(began).Round(time.Millisecond), how(m.Why))
 			return err
 		},
 	}
 	f.add(cmd)
+	addMode(cmd, &mode)
 	cmd.Flags().StringVar(&upper, "rw", "", "directory for what is written (default: the mount is read-only)")
 	cmd.Flags().StringVar(&platform, "platform", "", "os/architecture[/variant] (default: Linux on this machine's architecture)")
 	return cmd
+}
+
+// addMode adds the flag for the way in which an image comes.
+func addMode(cmd *cobra.Command, mode *string) {
+	cmd.Flags().StringVar(mode, "mode", agent.ModeAuto, "way the image comes: gear, volume-local, volume-network, or auto, as the agent's configuration says")
+}
+
+// how tells of ways that were tried in vain, or of another one than gear.
+func how(why []string) string {
+	if len(why) == 0 || len(why) == 1 && strings.HasPrefix(why[0], "gear:") {
+		return ""
+	}
+	return " (" + strings.Join(why, "; ") + ")"
 }
 
 func umountCommand() *cobra.Command {
@@ -190,6 +209,7 @@ func umountCommand() *cobra.Command {
 type runFlags struct {
 	agentFlags
 	platform, runtime string
+	mode              string
 	env               []string
 	workdir           string
 	host              bool
@@ -198,6 +218,7 @@ type runFlags struct {
 // addRun adds all flags.
 func (f *runFlags) addRun(cmd *cobra.Command) {
 	f.add(cmd)
+	addMode(cmd, &f.mode)
 	fl := cmd.Flags()
 	fl.StringVar(&f.platform, "platform", "", "os/architecture[/variant] (default: Linux on this machine's architecture)")
 	fl.StringVar(&f.runtime, "runtime", "runc", "program that runs containers")
@@ -262,7 +283,11 @@ func runContainer(cmd *cobra.Command, f *runFlags, image string, command []strin
 	if err := os.Mkdir(root, 0o755); err != nil {
 		return err
 	}
-	m, err := c.Mount(ctx, agent.MountRequest{Image: image, Dir: root, Upper: filepath.Join(bundle, "upper"), Platform: f.platform})
+	upper := filepath.Join(bundle, "upper")
+	if f.mode == agent.ModeNetwork {
+		upper = "" // a clone takes what is written
+	}
+	m, err := c.Mount(ctx, agent.MountRequest{Image: image, Dir: root, Upper: upper, Platform: f.platform, Mode: f.mode})
 	if err != nil {
 		return err
 	}

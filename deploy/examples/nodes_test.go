@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// TestNodeMetrics compares the dashboard and the alerts of node agents with the
+// TestNodeMetrics compares the dashboards and the alerts of node agents with the
 // metrics that an agent has: a panel of one that was renamed stays empty and says
 // nothing.
 func TestNodeMetrics(t *testing.T) {
@@ -21,16 +21,20 @@ func TestNodeMetrics(t *testing.T) {
 	for _, m := range regexp.MustCompile(`family\("([a-z_]+)"`).FindAllStringSubmatch(string(source), -1) {
 		known["slipway_agent_"+m[1]] = true
 	}
-	dashboard, err := os.ReadFile(filepath.Join("..", "grafana", "slipway-gear.json"))
-	if err != nil {
-		t.Fatal(err)
+	var dashboard []byte
+	for _, name := range []string{"slipway-gear.json", "slipway-volumes.json"} {
+		board, err := os.ReadFile(filepath.Join("..", "grafana", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !json.Valid(board) {
+			t.Errorf("the dashboard %s is not JSON", name)
+		}
+		dashboard = append(dashboard, board...)
 	}
 	alerts, err := os.ReadFile(filepath.Join("..", "prometheus", "agent-alerts.yml"))
 	if err != nil {
 		t.Fatal(err)
-	}
-	if !json.Valid(dashboard) {
-		t.Error("the dashboard is not JSON")
 	}
 	if len(known) == 0 {
 		t.Fatal("no metrics of the agent were found")

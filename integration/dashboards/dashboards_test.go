@@ -109,7 +109,7 @@ func queries(t *testing.T, b *dashboard.Board) map[string]string {
 // so for a moment, of waiting, and of what takes longer than this test.
 var maybeZero = regexp.MustCompile(`error|fail|5\.\.|Failures|stale|denied|damaged|dropped|wasted|broken|resumed|retries|hedges|lies|unwritten|backoff|outcome=~|token_requests` +
 	`|in_flight|in_memory|queued|running|waiting|active|fills\{|fill_memory|saved|abandoned|over_budget|resting|bypassed|pinned` +
-	`|gc_deleted|settled|ram_evictions|tier_evictions|evicted|agent_pool_read|stalls|stalled`)
+	`|gc_deleted|settled|ram_evictions|tier_evictions|evicted|agent_pool_read|stalls|stalled|volume`)
 
 // waitFor waits until all expressions have had a number, and one other than 0 where there
 // has to be one. It returns those that had none in the end.

@@ -1,0 +1,139 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"example.org/slipway/block"
+	"example.org/slipway/block/volfs"
+	"example.org/slipway/config"
+)
+
+func TestWays(t *testing.T) {
+	c := &config.AgentChoice{Default: []string{"gear", "plain"}, Rules: []config.AgentChoiceRule{
+		{Images: []string{"r.example:5000/team/**", "*/library/nginx"}, Use: []string{"volume"}},
+		{Images: []string{"r.example:5000/**/tool-?"}, Use: []string{"plain"}},
+	}}
+	for image, want := range map[string]string{
+		"r.example:5000/team/app":       "volume",
+		"r.example:5000/team/a/b:v1":    "volume",
+		"r.example:5000/team":           "volume", // ** stands for no part, too
+		"r.example:5000/teams/app":      "gear plain",
+		"docker.io/library/nginx:1":     "volume",
+		"docker.io/x/library/nginx":     "gear plain",
+		"r.example:5000/x/y/tool-1":     "plain",
+		"r.example:5000/tool-1":         "plain",
+		"r.example:5000/x/tool-10":      "gear plain",
+		"other.example:5000/x/y/tool-1": "gear plain",
+	} {
+		ref, err := parseReference(image)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Join(ways(c, ref), " "); got != want {
+			t.Errorf("%s comes by %q, want %q", image, got, want)
+		}
+	}
+	c.Rules = append(c.Rules, config.AgentChoiceRule{Use: []string{"volume", "gear"}})
+	if got := ways(c, reference{host: "any", repo: "image"}); !slices.Equal(got, []string{"volume", "gear"}) {
+		t.Errorf("a rule without images is left out: %v", got)
+	}
+}
+
+func TestMatchPartsEnds(t *testing.T) {
+	pattern := strings.Split(strings.Repeat("**/a*/", 200)+"b", "/")
+	name := strings.Split(strings.Repeat("aa/", 500)+"c", "/")
+	if matchParts(pattern, name) {
+		t.Error("it matches")
+	}
+}
+
+func TestTrusts(t *testing.T) {
+	settings := []config.AgentRegistry{
+		{Host: "good.example", URLs: []string{"https://good.example"}},
+		{Host: "near.example", URLs: []string{"http://127.0.0.1:5000"}},
+		{Host: "plain.example", URLs: []string{"https://good.example", "http://10.0.0.1:5000/x"}, InsecureAllowPlaintext: true},
+		{Host: "any.example", URLs: []string{"https://any.example"}, InsecureSkipVerify: true},
+	}
+	for host, want := range map[string]string{
+		"good.example": "", "near.example": "", "127.0.0.1:5000": "", "localhost:5000": "", "[::1]:5000": "",
+		"plain.example": "in the clear", "any.example": "not verified", "other.example": "not among",
+	} {
+		if got := trusts(settings, host); (got == "") != (want == "") || !strings.Contains(got, want) {
+			t.Errorf("%s: got %q, want %q", host, got, want)
+		}
+	}
+}
+
+// TestStorageErrors: what a caller tells apart survives the way between processes.
+func TestStorageErrors(t *testing.T) {
+	for _, want := range []error{block.ErrNotFound, block.ErrExists, block.ErrNotCommitted, block.ErrCommitted, block.ErrInUse, block.ErrFull, block.ErrAway, block.ErrDenied, errNotConnected} {
+		code := codeOf(fmt.Errorf("volume x: %w", want))
+		got := error(&remoteError{"volume x: " + want.Error(), storageErrors[code]})
+		if !errors.Is(got, want) || got.Error() != "volume x: "+want.Error() {
+			t.Errorf("%v arrives as %v with code %q", want, got, code)
+		}
+	}
+	if code := codeOf(errors.New("another one")); code != "" || errors.Is(&remoteError{"another one", nil}, block.ErrAway) {
+		t.Errorf("got code %q", code)
+	}
+}
+
+func TestConnected(t *testing.T) {
+	none, file := &config.AgentVolumes{}, &config.AgentVolumes{File: config.AgentVolumesFile{Dir: "/d"}}
+	for _, p := range []block.Place{{Driver: "file", Cluster: "x"}, {Driver: "rbd", Cluster: "x"}, {Driver: "tape"}} {
+		if err := connected(none, p); !errors.Is(err, errNotConnected) {
+			t.Errorf("%+v without storage: %v", p, err)
+		}
+	}
+	if err := connected(file, block.Place{Driver: "file", Cluster: "x"}); err != nil {
+		t.Error(err)
+	}
+	if err := connected(file, block.Place{Driver: "rbd"}); !errors.Is(err, errNotConnected) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// TestPickRecord takes what suits the mode, and tells why nothing does.
+func TestPickRecord(t *testing.T) {
+	here, away := block.Place{Driver: "file", Cluster: "x"}, block.Place{Driver: "rbd", Cluster: "y"}
+	ext4, erofs, far := block.Record{FS: block.Ext4, Place: here}, block.Record{FS: block.EROFS, Place: here}, block.Record{FS: block.EROFS, Place: away}
+	local := &volumes{cfg: &config.AgentVolumes{Mode: "local", File: config.AgentVolumesFile{Dir: "/d"}}}
+	network := &volumes{cfg: &config.AgentVolumes{Mode: "network", File: config.AgentVolumesFile{Dir: "/d"}}}
+	for _, c := range []struct {
+		name    string
+		v       *volumes
+		records []block.Record
+		fs      string // asked for
+		want    string // file system, or part of the reason
+	}{
+		{"compact", local, []block.Record{ext4, erofs}, "", "erofs"},
+		{"what is reached", local, []block.Record{far, ext4}, "", "ext4"},
+		{"to be cloned", network, []block.Record{erofs, ext4}, "", "ext4"},
+		{"asked for", local, []block.Record{erofs, ext4}, "ext4", "ext4"},
+		{"none to be cloned", network, []block.Record{erofs}, "", "no record with file system ext4"},
+		{"far away", local, []block.Record{far}, "", "not connected"},
+	} {
+		r, err := c.v.pick(c.records, decisionKey{fs: c.fs})
+		if err != nil && !strings.Contains(err.Error(), c.want) || err == nil && r.FS != c.want {
+			t.Errorf("%s: got %+v, error %v, want %s", c.name, r, err, c.want)
+		}
+	}
+}
+
+// TestStepTimes: counters that begin anew do not take back what was counted.
+func TestStepTimes(t *testing.T) {
+	s := newStepTimes()
+	at := func(name string, read int64) volfs.Status {
+		return volfs.Status{Mapping: block.Mapping{Name: name}, ReadBytes: read}
+	}
+	for _, list := range [][]volfs.Status{{at("a", 10)}, {at("a", 15), at("b", 1)}, {at("a", 3)}, {}, {at("a", 3)}} {
+		s.count(list)
+	}
+	if got := s.total().read; got != 15+1+3+3 {
+		t.Errorf("got %d", got)
+	}
+}

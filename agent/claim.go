@@ -1,0 +1,289 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"example.org/slipway/config"
+	"example.org/slipway/gear"
+	"example.org/slipway/gearfs"
+	"example.org/slipway/gearfs/view"
+	"example.org/slipway/oci"
+	"example.org/slipway/snapshotter"
+)
+
+// Claim implements snapshotter.Lower.
+func (c *chains) Claim(ctx context.Context, l snapshotter.Layer) (bool, error) {
+	ok, err := c.claim(ctx, l, true)
+	c.log.Debug("layer of a pull", "image", l.ImageRef, "layer", l.Digest, "chain", l.ChainID, "claimed", ok, "err", err)
+	return ok, err
+}
+
+// claim is Claim for a snapshot, or for a mount without one: the ways of the
+// configuration are tried in order.
+func (c *chains) claim(ctx context.Context, l snapshotter.Layer, snapshot bool) (bool, error) {
+	if l.ImageRef == "" || l.Manifest == "" || l.Digest == "" {
+		return false, nil
+	}
+	ref, err := parseReference(l.ImageRef)
+	if err != nil {
+		return false, err
+	}
+	_, ok, err := c.claimBy(ctx, l, ref, snapshot, ways(&c.choice, ref), "")
+	return ok, err
+}
+
+// claimBy is claim with the ways to try; fs is the file system of a volume, "" if
+// any will do. It returns what became of each way that was tried.
+func (c *chains) claimBy(ctx context.Context, l snapshotter.Layer, ref reference, snapshot bool, use []string, fs string) (why []string, ok bool, err error) {
+	reg, err := c.regs.of(ref)
+	if err != nil {
+		return nil, false, err
+	}
+	for _, way := range use {
+		if way == config.WayPlain {
+			err = nil
+			break
+		}
+		reason := ""
+		if way == config.WayVolume {
+			reason, err = c.claimVolume(ctx, l, ref, reg, snapshot, fs)
+		} else {
+			reason, err = c.claimGear(ctx, l, ref, reg, snapshot)
+		}
+		switch {
+		case ctx.Err() != nil:
+			return why, false, context.Cause(ctx)
+		case err != nil:
+			why = append(why, way+": "+err.Error())
+		case reason != "":
+			why = append(why, way+": "+reason)
+		default:
+			why = append(why, way+": used")
+			err = c.settle(l, way, why, snapshot)
+			if len(l.Layers) == 1 {
+				c.volumes.settled(reg, ref, oci.Digest(l.Manifest), fs)
+			}
+			return why, true, err
+		}
+	}
+	if len(use) == 0 || use[0] != config.WayPlain {
+		c.log.Info("a layer is unpacked", "image", l.ImageRef, "layer", l.Digest, "why", why)
+	}
+	c.plain.put(l.ImageRef, append(slices.Clone(why), "plain: used"))
+	return why, false, err
+}
+
+// settle notes of the last layer of an image how containers of it get its tree, and
+// has that prepared.
+func (c *chains) settle(l snapshotter.Layer, way string, why []string, snapshot bool) error {
+	if len(l.Layers) != 1 {
+		return nil
+	}
+	c.changing.Lock()
+	rec, err := c.records.load(l.ChainID)
+	if err == nil && rec.Way == "" && (snapshot || rec.Why == nil) {
+		rec.Why = why
+		if snapshot {
+			rec.Way = way
+		}
+		err = c.records.update(rec)
+	}
+	c.changing.Unlock()
+	if err == nil && rec.way() == way {
+		c.background(func() { c.prepare(l.ChainID, l.ImageRef) })
+	}
+	return err
+}
+
+// claimVolume claims a layer of an image that is a volume, or tells why not.
+func (c *chains) claimVolume(ctx context.Context, l snapshotter.Layer, ref reference, reg *registry, snapshot bool, fs string) (reason string, err error) {
+	var below []string
+	if l.Parent != "" {
+		parent, err := c.records.load(l.Parent)
+		if err != nil {
+			return "", err
+		}
+		below = parent.Layers
+	}
+	r, reason := c.volumes.decide(ctx, reg, ref, l.ImageRef, oci.Digest(l.Manifest), fs)
+	if r == nil {
+		return reason, nil
+	}
+	if len(r.Layers) != len(below)+len(l.Layers) {
+		return fmt.Sprintf("its record has %d layers, and the image %d", len(r.Layers), len(below)+len(l.Layers)), nil
+	}
+	v := claimed(r, l.ImageRef, l.Digest, len(l.Layers)-1)
+	if v == nil {
+		return fmt.Sprintf("its record does not have layer %s where the image has it", l.Digest), nil
+	}
+	sources := reg.refs(ref, l.Manifest)
+	c.changing.Lock()
+	defer c.changing.Unlock()
+	err = c.merge(l.ChainID, sources, snapshot)
+	if errors.Is(err, errNoRecord) {
+		return "", c.records.create(&chainRecord{Chain: l.ChainID, Parent: l.Parent, Digest: l.Digest, Ref: l.ImageRef, Snapshot: snapshot,
+			Sources: sources, Layers: append(slices.Clone(below), l.Digest), Volume: v}, nil)
+	}
+	if err != nil {
+		return "", err
+	}
+	rec, err := c.records.load(l.ChainID)
+	if err != nil || rec.Volume.usable() || rec.Volume != nil && !v.usable() {
+		return "", err
+	}
+	rec.Volume = v
+	return "", c.records.update(rec)
+}
+
+// claimGear claims a layer that has an index, or tells why not.
+func (c *chains) claimGear(ctx context.Context, l snapshotter.Layer, ref reference, reg *registry, snapshot bool) (reason string, err error) {
+	if c.support.Tier == view.Plain {
+		return "this kernel cannot mount it", nil
+	}
+	if err := c.fill(ctx, l.Parent); err != nil {
+		return "", err
+	}
+	rec, err := c.records.load(l.ChainID)
+	switch {
+	case errors.Is(err, errNoRecord):
+		ok, err := c.claimNew(ctx, l, ref, reg, snapshot)
+		if err == nil && !ok {
+			reason = fmt.Sprintf("layer %s has no index: its registry does not offer Gear, or has not converted it", l.Digest)
+		}
+		return reason, err
+	case err != nil:
+		return "", err
+	case rec.Index == "":
+		if err := c.fill(ctx, l.ChainID); err != nil {
+			return "", err
+		}
+	}
+	return "", c.claimAgain(l.ChainID, reg.refs(ref, l.Manifest), snapshot)
+}
+
+// fill fetches the indexes of a chain's layers that came with an image that is a
+// volume. The chain of "" has none.
+func (c *chains) fill(ctx context.Context, chain string) error {
+	if chain == "" {
+		return nil
+	}
+	line, err := c.records.line(chain)
+	if err != nil {
+		return err
+	}
+	for _, rec := range line {
+		if rec.Index != "" {
+			continue
+		}
+		if err := c.fetchIndex(ctx, rec); err != nil {
+			return fmt.Errorf("layer %s came here as a part of a volume: %w", rec.Digest, err)
+		}
+	}
+	return nil
+}
+
+// fetchIndex gets the index of a layer that is here without one.
+func (c *chains) fetchIndex(ctx context.Context, rec *chainRecord) error {
+	ref, err := parseReference(rec.Ref)
+	if err != nil {
+		return err
+	}
+	reg, err := c.regs.of(ref)
+	if err != nil {
+		return err
+	}
+	x, diffID, err := c.pulls.wait(ctx, reg, ref, oci.Digest(rec.Digest))
+	if err != nil {
+		return err
+	}
+	if x == nil {
+		return fmt.Errorf("%w, and registry %s has none", errNoIndex, reg.host)
+	}
+	if diffID != "" && chainID(rec.Parent, diffID) != rec.Chain {
+		return fmt.Errorf("registry %s gives the index of another layer", reg.host)
+	}
+	c.changing.Lock()
+	defer c.changing.Unlock()
+	now, err := c.records.load(rec.Chain)
+	if err != nil || now.Index != "" {
+		return err
+	}
+	return c.records.addIndex(now, x)
+}
+
+// claimNew fetches the index of a layer and keeps it. Without one there is no
+// record.
+func (c *chains) claimNew(ctx context.Context, l snapshotter.Layer, ref reference, reg *registry, snapshot bool) (bool, error) {
+	var below []string
+	if l.Parent != "" {
+		parent, err := c.records.load(l.Parent)
+		if err != nil {
+			return false, err
+		}
+		below = parent.Layers
+	}
+	for _, d := range l.Layers { // those above are asked for at the same time
+		c.pulls.begin(reg, ref, oci.Digest(d))
+	}
+	c.pulls.ahead(reg, ref, oci.Digest(l.Manifest))
+	x, diffID, err := c.pulls.wait(ctx, reg, ref, oci.Digest(l.Digest))
+	if err != nil || x == nil {
+		return false, err
+	}
+	if diffID != "" && l.DiffID != "" && diffID != l.DiffID {
+		return false, fmt.Errorf("registry %s gives the index of another layer for %s: %w", reg.host, l.Digest,
+			&gear.MismatchError{What: "diff ID", Want: oci.Digest(l.DiffID), Got: oci.Digest(diffID)})
+	}
+	sources := reg.refs(ref, l.Manifest)
+	c.changing.Lock()
+	defer c.changing.Unlock()
+	if err := c.merge(l.ChainID, sources, snapshot); !errors.Is(err, errNoRecord) {
+		return err == nil, err // somebody was quicker
+	}
+	if l.Parent != "" { // it may have been dropped meanwhile
+		if _, err := c.records.load(l.Parent); err != nil {
+			return false, err
+		}
+	}
+	rec := &chainRecord{Chain: l.ChainID, Parent: l.Parent, Digest: l.Digest, Ref: l.ImageRef, Snapshot: snapshot,
+		Sources: sources, Layers: append(slices.Clone(below), l.Digest)}
+	if err := c.records.create(rec, x); err != nil {
+		return false, fmt.Errorf("keep the index of layer %s: %w", l.Digest, err)
+	}
+	return true, nil
+}
+
+// claimAgain notes who else has a chain that is known. Errors: errNoRecord.
+func (c *chains) claimAgain(chain string, sources []gearfs.SourceRef, snapshot bool) error {
+	c.changing.Lock()
+	defer c.changing.Unlock()
+	return c.merge(chain, sources, snapshot)
+}
+
+// merge is claimAgain. changing is held.
+func (c *chains) merge(chain string, sources []gearfs.SourceRef, snapshot bool) error {
+	rec, err := c.records.load(chain)
+	if err != nil {
+		return err
+	}
+	n := len(rec.Sources)
+	for _, s := range sources {
+		if !slices.Contains(rec.Sources, s) {
+			rec.Sources = append(rec.Sources, s)
+		}
+	}
+	if len(rec.Sources) == n && (rec.Snapshot || !snapshot) {
+		return nil
+	}
+	rec.Snapshot = rec.Snapshot || snapshot
+	if err := c.records.update(rec); err != nil {
+		return err
+	}
+	if c.files.HasImage(rec.Chain) {
+		return c.files.AddImage(gearfs.ImageSpec{Chain: rec.Chain, Sources: sources}, nil)
+	}
+	return nil
+}

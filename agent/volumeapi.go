@@ -1,0 +1,253 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"path/filepath"
+
+	"example.org/slipway/block"
+	"example.org/slipway/block/node"
+	"example.org/slipway/block/volfs"
+)
+
+// The agent's worker asks the volume worker over a socket, with JSON on HTTP:
+// what the one mounts the other serves, and neither does both.
+
+// storageRequest is what a call names; which of it depends on the call.
+type storageRequest struct {
+	Name       string           `json:"name,omitempty"`
+	Place      block.Place      `json:"place,omitzero"`
+	Credential block.Credential `json:"credential,omitzero"`
+	ID         string           `json:"id,omitempty"`
+	Parent     string           `json:"parent,omitempty"`
+}
+
+// storageAnswer is what a call returns; of an error, Code says which of package
+// block it is.
+type storageAnswer struct {
+	Exists bool           `json:"exists,omitempty"`
+	List   []volfs.Status `json:"list,omitempty"`
+	Error  string         `json:"error,omitempty"`
+	Code   string         `json:"code,omitempty"`
+}
+
+// storageErrors are the errors that callers tell apart, as they are written.
+var storageErrors = map[string]error{
+	"not_found": block.ErrNotFound, "exists": block.ErrExists, "not_committed": block.ErrNotCommitted, "committed": block.ErrCommitted,
+	"in_use": block.ErrInUse, "full": block.ErrFull, "away": block.ErrAway, "denied": block.ErrDenied, "not_connected": errNotConnected,
+}
+
+func codeOf(err error) string {
+	for code, e := range storageErrors {
+		if errors.Is(err, e) {
+			return code
+		}
+	}
+	return ""
+}
+
+// remoteError is an error of the volume worker.
+type remoteError struct {
+	text string
+	is   error
+}
+
+func (e *remoteError) Error() string { return e.text }
+func (e *remoteError) Unwrap() error { return e.is }
+
+// storageHandler serves what a volumeStorage asks.
+func storageHandler(s *volfs.Server, stores *volumeStores) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /map", answerStorage(func(ctx context.Context, m block.Mapping) (a storageAnswer, err error) {
+		return a, s.Add(ctx, m)
+	}))
+	mux.HandleFunc("POST /unmap", answerStorage(func(ctx context.Context, r storageRequest) (a storageAnswer, err error) {
+		return a, s.Remove(ctx, r.Name)
+	}))
+	mux.HandleFunc("GET /list", answerStorage(func(context.Context, struct{}) (a storageAnswer, err error) {
+		return storageAnswer{List: s.List()}, nil
+	}))
+	with := func(do func(ctx context.Context, s block.Store, r *storageRequest, a *storageAnswer) error) http.HandlerFunc {
+		return answerStorage(func(ctx context.Context, r storageRequest) (a storageAnswer, err error) {
+			store, give, err := stores.use(ctx, r.Place, r.Credential)
+			if err != nil {
+				return a, err
+			}
+			defer give()
+			return a, do(ctx, store, &r, &a)
+		})
+	}
+	mux.HandleFunc("POST /clone", with(clone))
+	mux.HandleFunc("POST /remove", with(func(ctx context.Context, s block.Store, r *storageRequest, _ *storageAnswer) error {
+		return s.Remove(ctx, r.ID)
+	}))
+	mux.HandleFunc("POST /commit", with(func(ctx context.Context, s block.Store, r *storageRequest, _ *storageAnswer) error {
+		return s.Commit(ctx, r.ID)
+	}))
+	mux.HandleFunc("POST /exists", with(func(ctx context.Context, s block.Store, r *storageRequest, a *storageAnswer) error {
+		info, err := s.Stat(ctx, r.ID)
+		if errors.Is(err, block.ErrNotFound) {
+			return nil
+		}
+		a.Exists = info.Committed
+		return err
+	}))
+	return mux
+}
+
+func clone(ctx context.Context, s block.Store, r *storageRequest, _ *storageAnswer) error {
+	info, err := s.Stat(ctx, r.Parent)
+	if err != nil {
+		return err
+	}
+	v, err := s.Create(ctx, r.ID, r.Parent, info.Size)
+	if err != nil {
+		return err
+	}
+	return v.Close()
+}
+
+// answerStorage makes a handler of a call.
+func answerStorage[In any](do func(context.Context, In) (storageAnswer, error)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		var in In
+		if r.Method == http.MethodPost {
+			if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxAPI)).Decode(&in); err != nil {
+				http.Error(w, err.Error(), http.StatusBadRequest)
+				return
+			}
+		}
+		out, err := do(r.Context(), in)
+		w.Header().Set("Content-Type", "application/json")
+		if err != nil {
+			out = storageAnswer{Error: err.Error(), Code: codeOf(err)}
+			w.WriteHeader(http.StatusUnprocessableEntity)
+		}
+		_ = json.NewEncoder(w).Encode(out) // who asked is gone
+	}
+}
+
+// volumeStorage is the storage of a node's volumes, which another process has
+// open.
+type volumeStorage struct {
+	dir  string // where it serves the volumes
+	http *http.Client
+}
+
+var _ node.Storage = (*volumeStorage)(nil)
+
+func newVolumeStorage(socket, dir string) *volumeStorage {
+	// A connection for each call: one that is kept may be to a worker that was
+	// killed. The socket stays, and a call to the next one waits in it.
+	return &volumeStorage{dir, &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		var d net.Dialer
+		return d.DialContext(ctx, "unix", socket)
+	}}}}
+}
+
+// Map implements node.Storage.
+func (s *volumeStorage) Map(ctx context.Context, m block.Mapping) (string, error) {
+	_, err := s.call(ctx, http.MethodPost, "/map", m)
+	return filepath.Join(s.dir, m.Name), err
+}
+
+// Unmap implements node.Storage.
+func (s *volumeStorage) Unmap(ctx context.Context, name string) error {
+	_, err := s.call(ctx, http.MethodPost, "/unmap", storageRequest{Name: name})
+	return err
+}
+
+// Mapped implements node.Storage.
+func (s *volumeStorage) Mapped(ctx context.Context) ([]string, error) {
+	list, err := s.list(ctx)
+	var names []string
+	for i := range list {
+		names = append(names, list[i].Mapping.Name)
+	}
+	return names, err
+}
+
+// list tells of all that is mapped.
+func (s *volumeStorage) list(ctx context.Context) ([]volfs.Status, error) {
+	a, err := s.call(ctx, http.MethodGet, "/list", nil)
+	return a.List, err
+}
+
+// Clone implements node.Storage.
+func (s *volumeStorage) Clone(ctx context.Context, p block.Place, c block.Credential, id, parent string) error {
+	_, err := s.call(ctx, http.MethodPost, "/clone", storageRequest{Place: p, Credential: c, ID: id, Parent: parent})
+	return err
+}
+
+// Remove implements node.Storage.
+func (s *volumeStorage) Remove(ctx context.Context, p block.Place, c block.Credential, id string) error {
+	_, err := s.call(ctx, http.MethodPost, "/remove", storageRequest{Place: p, Credential: c, ID: id})
+	return err
+}
+
+// Commit implements node.Storage.
+func (s *volumeStorage) Commit(ctx context.Context, p block.Place, c block.Credential, id string) error {
+	_, err := s.call(ctx, http.MethodPost, "/commit", storageRequest{Place: p, Credential: c, ID: id})
+	return err
+}
+
+// Exists implements node.Storage.
+func (s *volumeStorage) Exists(ctx context.Context, p block.Place, c block.Credential, id string) (bool, error) {
+	a, err := s.call(ctx, http.MethodPost, "/exists", storageRequest{Place: p, Credential: c, ID: id})
+	return a.Exists, err
+}
+
+func (s *volumeStorage) close() { s.http.CloseIdleConnections() }
+
+// storageTries is how often the volume worker is asked when it dies of it.
+const storageTries = 3
+
+// call asks the volume worker; when it dies meanwhile, the next one. Only a clone
+// is not asked for twice: the second would find the first in its way.
+func (s *volumeStorage) call(ctx context.Context, method, path string, in any) (a storageAnswer, err error) {
+	b, err := json.Marshal(in)
+	if err != nil {
+		return a, err
+	}
+	for try := 1; ; try++ {
+		var died bool
+		a, died, err = s.once(ctx, method, path, b)
+		if !died || try == storageTries || path == "/clone" || ctx.Err() != nil {
+			return a, err
+		}
+	}
+}
+
+// once is one try of a call. It tells whether the worker did not get to answer.
+func (s *volumeStorage) once(ctx context.Context, method, path string, in []byte) (a storageAnswer, died bool, err error) {
+	var body io.Reader = http.NoBody
+	if method == http.MethodPost {
+		body = bytes.NewReader(in)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, "http://volumes"+path, body)
+	if err != nil {
+		return a, false, err
+	}
+	resp, err := s.http.Do(req)
+	if err != nil {
+		return a, true, fmt.Errorf("ask the volume worker: %w", err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(io.LimitReader(resp.Body, maxAPI))
+	if err != nil {
+		return a, true, fmt.Errorf("answer of the volume worker: %w", err)
+	}
+	if err := json.Unmarshal(b, &a); err != nil {
+		return a, false, fmt.Errorf("answer of the volume worker: %s: %.200q", resp.Status, b)
+	}
+	if a.Error != "" {
+		return a, false, &remoteError{a.Error, storageErrors[a.Code]}
+	}
+	return a, false, nil
+}

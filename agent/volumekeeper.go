@@ -1,0 +1,226 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"example.org/slipway/block/volfs"
+	"example.org/slipway/config"
+	"example.org/slipway/gearfs/poolfs"
+	"example.org/slipway/gearfs/view"
+)
+
+// volumesName is what systemd keeps the descriptor of the volumes under.
+const volumesName = "volumes"
+
+// volumeKeeper keeps the descriptor of the file system of volumes, the socket of
+// who serves it, and a process that does: the volume worker. It is another one
+// than the worker, which mounts what it serves: a process that were killed while
+// it waits for itself would never end.
+type volumeKeeper struct {
+	dev    *os.File
+	socket *os.File
+	end    context.CancelFunc
+	ended  chan error
+}
+
+// keepVolumes begins to keep the volumes of an agent; nil if it is to have none.
+// command makes the command of a volume worker.
+func keepVolumes(cfg *config.Agent, dev func(*config.Agent, *slog.Logger) (*os.File, error), command func() *exec.Cmd, log *slog.Logger) (_ *volumeKeeper, err error) {
+	if !cfg.Volumes.Configured() {
+		return nil, nil
+	}
+	k := &volumeKeeper{ended: make(chan error, 1)}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, k.closeFiles())
+		}
+	}()
+	l, err := listenUnix(layoutOf(cfg).volumeSocket)
+	if err != nil {
+		return nil, err
+	}
+	u := l.(*net.UnixListener) // listenUnix makes no other
+	u.SetUnlinkOnClose(false)
+	k.socket, err = u.File()
+	if err = errors.Join(err, u.Close()); err != nil {
+		return nil, err
+	}
+	if k.dev, err = dev(cfg, log); err != nil {
+		return nil, err
+	}
+	h := poolfs.NewHolder(k.dev, func() *exec.Cmd {
+		cmd := command()
+		cmd.ExtraFiles = []*os.File{k.socket}
+		return cmd
+	}, &poolfs.HolderOptions{Bound: cfg.Volumes.Outage, Log: log.With("of", "volumes")})
+	var ctx context.Context
+	ctx, k.end = context.WithCancel(context.Background())
+	go func() { k.ended <- h.Run(ctx) }()
+	return k, nil
+}
+
+// close ends the volume worker. What is still mounted of its volumes keeps what
+// it has in memory, and fails for the rest until an agent runs again.
+func (k *volumeKeeper) close() error {
+	if k == nil {
+		return nil
+	}
+	k.end()
+	err := <-k.ended
+	if errors.Is(err, context.Canceled) {
+		err = nil
+	}
+	return errors.Join(err, k.closeFiles())
+}
+
+func (k *volumeKeeper) closeFiles() error {
+	var errs []error
+	for _, f := range []*os.File{k.dev, k.socket} {
+		if f != nil {
+			errs = append(errs, f.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// mountVolumes mounts the file system of an agent's volumes, in place of one that
+// a process left behind that is gone, and returns its descriptor.
+func mountVolumes(cfg *config.Agent, log *slog.Logger) (*os.File, error) {
+	lay := layoutOf(cfg)
+	if err := lay.makeDirs(); err != nil {
+		return nil, err
+	}
+	if _, there, err := view.Mounted(lay.volumes); err != nil {
+		return nil, err
+	} else if there {
+		log.Warn("the volumes of an agent that is gone are replaced; containers that were running on them then must be started again", "volumes", lay.volumes)
+		if err := poolfs.Teardown(lay.volumes); err != nil {
+			return nil, fmt.Errorf("take away the volumes of an agent that is gone: %w", err)
+		}
+	}
+	if err := os.Remove(lay.volumeState); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	dev, err := volfs.Mount(lay.volumes)
+	if err != nil {
+		return nil, fmt.Errorf("mount the volumes: %w", err)
+	}
+	return dev, nil
+}
+
+// storedVolumes is what systemd kept of them, or new ones that it is to keep.
+func storedVolumes(cfg *config.Agent, log *slog.Logger) (*os.File, error) {
+	dev, err := poolfs.Inherited(volumesName)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return dev, err
+	}
+	if dev, err = mountVolumes(cfg, log); err != nil {
+		return nil, err
+	}
+	if stored, err := poolfs.Store(dev, volumesName); err != nil || !stored {
+		log.Warn("systemd does not keep the volumes; containers on them get errors when the agent dies (FileDescriptorStoreMax= in the unit)", "err", err)
+	}
+	return dev, nil
+}
+
+// releaseVolumes unmounts what is mounted of volumes if no container uses it. The
+// volume worker must still be there: what was written goes to the storage now.
+func releaseVolumes(cfg *config.Agent, log *slog.Logger) (free bool, err error) {
+	if !cfg.Volumes.Configured() {
+		return false, nil
+	}
+	lay := layoutOf(cfg)
+	if n := volumeUsers(lay.volumeMounts); n > 0 {
+		log.Warn("volumes stay mounted, as containers use them; they fail when they are read", "containers", n)
+		return false, nil
+	}
+	if err := view.UnmountBelow(lay.volumeMounts); err != nil {
+		return false, err
+	}
+	return true, nil
+}
+
+// volumeUsers counts the root file systems of containers on volumes that are
+// mounted below a directory: overlays over them, and mounts of clones elsewhere.
+func volumeUsers(dir string) int {
+	list, err := view.Mounts("/")
+	if err != nil {
+		return 1 // not known, so none may be harmed
+	}
+	below := func(d string) bool { return strings.HasPrefix(d, dir+"/") }
+	var sources []string
+	for i := range list {
+		if below(list[i].Dir) {
+			sources = append(sources, list[i].Source)
+		}
+	}
+	n := 0
+	for i := range list {
+		m := &list[i]
+		switch {
+		case below(m.Dir):
+		case m.Type == "overlay" && slices.ContainsFunc(m.Layers().Lower, below), m.Type != "overlay" && slices.Contains(sources, m.Source):
+			n++
+		}
+	}
+	return n
+}
+
+// inheritSocket is the socket that a keeper handed to a volume worker.
+func inheritSocket() (net.Listener, error) {
+	const fd = poolfs.WorkerFD + 1
+	unix.CloseOnExec(fd)
+	f := os.NewFile(fd, volumesName)
+	if f == nil {
+		return nil, fmt.Errorf("descriptor %d is not there", fd)
+	}
+	l, err := net.FileListener(f)
+	if err = errors.Join(err, f.Close()); err != nil {
+		return nil, fmt.Errorf("socket of the volume worker: %w", err)
+	}
+	if u, ok := l.(*net.UnixListener); ok {
+		u.SetUnlinkOnClose(false) // the next one goes on with it
+	}
+	return l, nil
+}
+
+// RunVolumeWorker is the volume worker of a keeper, which handed over a descriptor
+// and a socket. It serves until ctx ends, and what waits is left to the next one.
+func RunVolumeWorker(ctx context.Context, cfg *config.Agent, log *slog.Logger) (err error) {
+	dev, err := poolfs.Inherited(volumesName)
+	if err != nil {
+		return fmt.Errorf("a volume worker is started by slipway agent only: %w", err)
+	}
+	defer dev.Close()
+	l, err := inheritSocket()
+	if err != nil {
+		return err
+	}
+	stores := newVolumeStores(&cfg.Volumes)
+	defer func() { err = errors.Join(err, stores.close()) }()
+	s, err := volfs.New(dev, stores.volume, &volfs.Options{State: layoutOf(cfg).volumeState, Bound: cfg.Volumes.Outage, Log: log})
+	if err != nil {
+		return errors.Join(err, l.Close())
+	}
+	api := newServer(storageHandler(s, stores))
+	calls := make(chan error, 1)
+	go func() { calls <- serveHTTP(api, l) }()
+	log.Info("volume worker is ready", "outage", cfg.Volumes.Outage)
+	err = s.Serve(ctx)
+	if ctx.Err() != nil {
+		err = nil
+	}
+	err = errors.Join(err, api.Close(), <-calls)
+	return errors.Join(err, s.Close())
+}

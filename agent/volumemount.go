@@ -1,0 +1,168 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"golang.org/x/sys/unix"
+
+	"example.org/slipway/block"
+	"example.org/slipway/config"
+)
+
+// Modes of a mount without containerd.
+const (
+	ModeAuto    = "auto"
+	ModeGear    = "gear"
+	ModeLocal   = "volume-local"
+	ModeNetwork = "volume-network"
+	ModePlain   = "plain"
+)
+
+// modeOf tells which ways a request allows, nil if the configuration says, and
+// which file system a volume must have.
+func (m *mounts) modeOf(req *MountRequest) (use []string, fs string, err error) {
+	switch cmp.Or(req.Mode, ModeAuto) {
+	case ModeAuto:
+		return nil, "", nil
+	case ModeGear:
+		return []string{config.WayGear}, "", nil
+	case ModeLocal:
+		return []string{config.WayVolume}, "", nil
+	case ModeNetwork:
+		if req.Upper != "" {
+			return nil, "", errors.New("a clone takes what is written, so there is no directory for it: leave --rw away")
+		}
+		return []string{config.WayVolume}, block.Ext4, nil
+	case ModePlain:
+		return nil, "", errors.New("unpacking in the ordinary way is containerd's; slipway export writes an image's tree into a directory")
+	}
+	return nil, "", fmt.Errorf("mode %q is none of auto, gear, volume-local, volume-network", req.Mode)
+}
+
+// clone mounts a clone of the image's volume at the directory of a record.
+func (m *mounts) clone(ctx context.Context, r *mountRecord) (err error) {
+	if err := m.save(r); err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, m.chains.DropRoot(context.WithoutCancel(ctx), r.key()))
+		}
+	}()
+	dir, err := m.chains.Root(ctx, r.key(), r.Chain)
+	if err != nil {
+		return err
+	}
+	if err := bindTo(dir, r.Dir); err != nil {
+		return err
+	}
+	return m.chains.adopt(r)
+}
+
+// bindTo mounts a directory at another one, too.
+func bindTo(dir, at string) error {
+	if err := unix.Mount(dir, at, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("mount %s at %s: %w", dir, at, err)
+	}
+	return nil
+}
+
+// MapRequest asks for an image as a volume that is mapped and mounted, and stays
+// so until it is given back.
+type MapRequest struct {
+	Image    string `json:"image"`
+	Platform string `json:"platform,omitempty"`
+}
+
+// MapAnswer tells where it is.
+type MapAnswer struct {
+	Image  string      `json:"image"`
+	Volume string      `json:"volume"`
+	FS     string      `json:"fs"`
+	Place  block.Place `json:"place"`
+	// File is the volume as a file or a device, Dir where it is mounted read-only.
+	File string `json:"file"`
+	Dir  string `json:"dir"`
+}
+
+// mapped is the name that a mapped image has among the mounts.
+func mapped(image string) string { return "volume:" + image }
+
+// mapVolume maps and mounts an image as a volume.
+func (m *mounts) mapVolume(ctx context.Context, req MapRequest) (*MapAnswer, error) {
+	r, err := m.reserveMap(ctx, &req)
+	if err != nil {
+		return nil, err
+	}
+	rec, err := m.chains.records.load(r.Chain)
+	var dir string
+	if err == nil {
+		dir, err = m.chains.volumes.local(ctx, rec.Volume)
+	}
+	if err == nil {
+		err = m.save(r)
+	}
+	if err != nil {
+		m.mu.Lock()
+		delete(m.all, r.Dir)
+		m.mu.Unlock()
+		return nil, errors.Join(err, m.forget(r))
+	}
+	a := &MapAnswer{Image: req.Image, Volume: rec.Volume.Record.Volume(), FS: rec.Volume.Record.FS, Place: rec.Volume.Record.Place, Dir: dir}
+	s, err := m.chains.volumes.mgr.Status(ctx)
+	for i := range s.Volumes {
+		if s.Volumes[i].Dir == dir {
+			a.File = s.Volumes[i].File
+		}
+	}
+	return a, err
+}
+
+// reserveMap is reserve for an image that is mapped; one that is already stays.
+func (m *mounts) reserveMap(ctx context.Context, req *MapRequest) (*mountRecord, error) {
+	m.mu.Lock()
+	r := m.all[mapped(req.Image)]
+	m.mu.Unlock()
+	if r != nil {
+		return r, nil
+	}
+	_, _, r, err := m.reserve(ctx, &MountRequest{Image: req.Image, Dir: mapped(req.Image), Platform: req.Platform}, []string{config.WayVolume}, "")
+	if err != nil {
+		return nil, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	r.Mapped = true
+	return r, nil
+}
+
+// unmapVolume gives a mapped image back.
+func (m *mounts) unmapVolume(image string) error {
+	m.mu.Lock()
+	r := m.all[mapped(image)]
+	delete(m.all, mapped(image))
+	m.mu.Unlock()
+	if r == nil {
+		return fmt.Errorf("%s is not mapped by slipway volume map: %w", image, fs.ErrNotExist)
+	}
+	return m.forget(r)
+}
+
+const (
+	apiMap   = "/v1/volume/map"
+	apiUnmap = "/v1/volume/unmap"
+)
+
+// MapVolume asks for an image as a volume.
+func (c *Caller) MapVolume(ctx context.Context, req MapRequest) (a MapAnswer, err error) {
+	return a, c.call(ctx, "POST", apiMap, req, &a)
+}
+
+// UnmapVolume gives it back.
+func (c *Caller) UnmapVolume(ctx context.Context, image string) error {
+	return c.call(ctx, "POST", apiUnmap, MapRequest{Image: image}, nil)
+}

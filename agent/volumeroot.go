@@ -1,0 +1,122 @@
+package agent
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"example.org/slipway/block"
+	"example.org/slipway/block/node"
+	"example.org/slipway/config"
+	"example.org/slipway/oci"
+	"example.org/slipway/snapshotter"
+)
+
+// Containers in mode network: each has a clone of its image's volume.
+
+var _ snapshotter.Rooter = (*chains)(nil)
+
+// Roots implements snapshotter.Rooter.
+func (c *chains) Roots(chain string) bool {
+	if c.volumes == nil || c.volumes.cfg.Mode != "network" {
+		return false
+	}
+	rec, err := c.records.load(chain)
+	return err == nil && rec.way() == config.WayVolume && rec.Volume.Record.FS == block.Ext4
+}
+
+// Root implements snapshotter.Rooter.
+func (c *chains) Root(ctx context.Context, key, chain string) (string, error) {
+	rec, err := c.records.load(chain)
+	if err != nil {
+		return "", err
+	}
+	if !rec.Volume.usable() {
+		return "", fmt.Errorf("chain %s is no volume", chain)
+	}
+	dir, err := c.volumes.network(ctx, key, rec.Volume)
+	return dir, err
+}
+
+// DropRoot implements snapshotter.Rooter.
+func (c *chains) DropRoot(ctx context.Context, key string) error {
+	if c.volumes == nil {
+		return errNoVolumes
+	}
+	return c.volumes.mgr.DropNetwork(ctx, key)
+}
+
+// RootUsage implements snapshotter.Rooter: by how much the clone has more in it
+// than the image. What replaced something of the image is not seen.
+func (c *chains) RootUsage(ctx context.Context, key string) (size, inodes int64, err error) {
+	if c.volumes == nil {
+		return 0, 0, errNoVolumes
+	}
+	s, err := c.volumes.mgr.Status(ctx)
+	if err != nil {
+		return 0, 0, err
+	}
+	i := slices.IndexFunc(s.Volumes, func(u node.VolumeStatus) bool { return u.Container == key && u.Dir != "" })
+	if i < 0 {
+		return 0, 0, nil // not mounted: it is when it is used
+	}
+	own := &s.Volumes[i]
+	k := slices.IndexFunc(s.Volumes, func(u node.VolumeStatus) bool {
+		return u.Container == "" && u.Volume == own.Volume && u.Place == own.Place && u.Dir != ""
+	})
+	size, inodes, err = usedOf(own.Dir)
+	if err != nil || k < 0 {
+		return size, inodes, err
+	}
+	below, files, err := usedOf(s.Volumes[k].Dir)
+	return max(size-below, 0), max(inodes-files, 0), err
+}
+
+// usedOf is what a file system says that it holds.
+func usedOf(dir string) (size, inodes int64, err error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		return 0, 0, fmt.Errorf("space used in %s: %w", dir, err)
+	}
+	return int64(st.Blocks-st.Bfree) * st.Bsize, int64(st.Files - st.Ffree), nil
+}
+
+// CommitRoot implements snapshotter.Rooter. The new volume lies beside the
+// container's clone and has the image's as a parent; only this node knows it.
+func (c *chains) CommitRoot(ctx context.Context, key, parent, chain string) error {
+	if c.volumes == nil {
+		return errNoVolumes
+	}
+	base, err := c.records.load(parent)
+	if err != nil {
+		return err
+	}
+	if !base.Volume.usable() {
+		return fmt.Errorf("chain %s is no volume", parent)
+	}
+	var random [12]byte
+	rand.Read(random[:]) // never fails
+	id := "c-image-" + hex.EncodeToString(random[:])
+	digest := oci.SHA256([]byte(id)) // it has no blob
+	own := *base.Volume
+	own.Own = true
+	own.Record.Layers = append(slices.Clone(own.Record.Layers), block.RecordLayer{Digest: digest, Volume: id, Size: own.Record.Layers[len(own.Record.Layers)-1].Size})
+	rec := &chainRecord{Chain: chain, Parent: parent, Digest: string(digest), Ref: base.Ref, Sources: base.Sources, Layers: append(slices.Clone(base.Layers), string(digest)),
+		Snapshot: true, Way: config.WayVolume, Why: []string{"volume: it was committed from a container on this node"}, Volume: &own}
+	c.changing.Lock()
+	// Before the volume is made, so that it is found when that breaks off.
+	err = c.records.create(rec, nil)
+	c.changing.Unlock()
+	if err != nil {
+		return err
+	}
+	if err := c.volumes.mgr.Commit(ctx, key, id); err != nil {
+		return errors.Join(err, c.Drop(context.WithoutCancel(ctx), chain))
+	}
+	return nil
+}

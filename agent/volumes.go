@@ -1,0 +1,352 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"example.org/slipway/block"
+	"example.org/slipway/block/node"
+	"example.org/slipway/config"
+)
+
+// volumes are the images that come to this node as volumes. A nil *volumes has
+// none.
+type volumes struct {
+	cfg     *config.AgentVolumes
+	storage *volumeStorage
+	mgr     *node.Manager
+	regs    *registries
+	records *records
+	steps   *stepTimes
+	log     *slog.Logger
+
+	ctx  context.Context // ends with the agent
+	work sync.WaitGroup
+
+	// gate is held while it is looked whether a volume is needed, and while one
+	// begins to be.
+	gate    sync.Mutex
+	trying  map[string]int // volumes of images that are being pulled
+	decided map[decisionKey]*decision
+
+	mu         sync.Mutex
+	containers map[string]volumeContainer // by key
+}
+
+// volumeContainer is a container on a volume.
+type volumeContainer struct {
+	chain   string
+	started time.Time
+}
+
+// volumeRecord is what is kept of a chain that can come as a volume.
+type volumeRecord struct {
+	// Record of the image that the chain was claimed with, cut to the chain.
+	Record block.Record `json:"record"`
+	// Ref is that image.
+	Ref string `json:"ref"`
+	// Own tells that it was made on this node, of a container, and goes with the
+	// chain.
+	Own bool `json:"own,omitempty"`
+}
+
+// usable tells whether the tree of the chain itself is a volume.
+func (r *volumeRecord) usable() bool { return r != nil && r.Record.Volume() != "" }
+
+// openVolumes takes over what an agent before this one mounted.
+func openVolumes(ctx, life context.Context, cfg *config.Agent, regs *registries, recs *records, log *slog.Logger) (*volumes, error) {
+	if !cfg.Volumes.Configured() {
+		return nil, nil
+	}
+	lay := layoutOf(cfg)
+	v := &volumes{cfg: &cfg.Volumes, storage: newVolumeStorage(lay.volumeSocket, lay.volumes), regs: regs, records: recs, steps: newStepTimes(), log: log, ctx: life,
+		trying: map[string]int{}, decided: map[decisionKey]*decision{}, containers: map[string]volumeContainer{}}
+	var err error
+	v.mgr, err = node.Open(ctx, node.Options{Dir: lay.volumeRecords, Run: lay.volumeMounts, Storage: v.storage, Mapping: cfg.Volumes.Mapping,
+		Outage: cfg.Volumes.Outage, Credential: v.credentialOf, Observe: v.steps.observe, Log: log})
+	if err != nil {
+		return nil, err
+	}
+	return v, nil
+}
+
+// begin drops what no image needs. It is called once mounts without containerd
+// are known again.
+func (v *volumes) begin() {
+	if v == nil {
+		return
+	}
+	v.background(func() {
+		s, err := v.mgr.Status(v.ctx)
+		if err != nil {
+			return
+		}
+		for i := range s.Volumes {
+			if s.Volumes[i].Container == "" {
+				v.dropUnneeded(s.Volumes[i].Volume)
+			}
+		}
+	})
+}
+
+func (v *volumes) background(do func()) {
+	v.work.Add(1)
+	go func() {
+		defer v.work.Done()
+		do()
+	}()
+}
+
+// close ends the use of volumes; what is mounted stays.
+func (v *volumes) close() error {
+	if v == nil {
+		return nil
+	}
+	v.work.Wait()
+	err := v.mgr.Close()
+	v.storage.close()
+	return err
+}
+
+// claimed cuts the record of an image to the chain of a layer of it: all but the
+// last above layers. Nil if the layer is not the record's.
+func claimed(r *block.Record, image, digest string, above int) *volumeRecord {
+	n := len(r.Layers) - above
+	if n < 1 || string(r.Layers[n-1].Digest) != digest {
+		return nil
+	}
+	cut := *r
+	cut.Layers = slices.Clone(r.Layers[:n])
+	return &volumeRecord{Record: cut, Ref: image}
+}
+
+// credential is how leave to use an image is got.
+func (v *volumes) credential(image string, r *block.Record) func(context.Context, bool) (block.Credential, error) {
+	if r.Place.Driver == "file" {
+		return nil // a directory that is mounted here, or not
+	}
+	manifest := r.Manifest
+	return func(ctx context.Context, clones bool) (c block.Credential, err error) {
+		ref, err := parseReference(image)
+		if err != nil {
+			return c, err
+		}
+		reg, err := v.regs.of(ref)
+		if err != nil {
+			return c, err
+		}
+		if why := trusts(v.regs.settings, reg.host); why != "" {
+			return c, fmt.Errorf("of registry %s: %s", reg.host, why)
+		}
+		err = reg.try(ctx, func(at *place) (err error) {
+			c, err = at.reg.VolumeCredential(ctx, reg.repo(ref.repo), manifest, clones)
+			return err
+		})
+		return c, err
+	}
+}
+
+// credentialOf gets leave to use a volume of an image that was pulled before this
+// agent began.
+func (v *volumes) credentialOf(ctx context.Context, r *block.Record, volume string, clones bool) (block.Credential, error) {
+	if r.Place.Driver == "file" {
+		return block.Credential{}, nil
+	}
+	all, err := v.records.all(func(string, error) {})
+	if err != nil {
+		return block.Credential{}, err
+	}
+	var other *volumeRecord // of the same storage, which lets into all of it
+	for _, rec := range all {
+		o := rec.Volume
+		if o == nil || o.Record.Place != r.Place {
+			continue
+		}
+		if other = o; o.Record.Manifest == r.Manifest {
+			break
+		}
+	}
+	if other == nil {
+		return block.Credential{}, fmt.Errorf("no image here is in the storage of volume %s any more", volume)
+	}
+	return v.credential(other.Ref, &other.Record)(ctx, clones || strings.HasPrefix(volume, "c-"))
+}
+
+func (v *volumes) image(r *volumeRecord) node.Image {
+	get := v.credential(r.Ref, &r.Record)
+	if get == nil || !r.Own {
+		return node.Image{Record: r.Record, Credential: get}
+	}
+	// What was committed here lies among the clones.
+	return node.Image{Record: r.Record, Credential: func(ctx context.Context, _ bool) (block.Credential, error) { return get(ctx, true) }}
+}
+
+// errNoVolumes says that an image is here as a volume, and volumes are off.
+var errNoVolumes = errors.New("the image was pulled as a volume, and the agent's configuration has no storage of volumes any more; set volumes again, or remove the image and pull it again")
+
+// local mounts a volume for all containers of the node.
+func (v *volumes) local(ctx context.Context, r *volumeRecord) (string, error) {
+	if v == nil {
+		return "", errNoVolumes
+	}
+	dir, err := v.mgr.Local(ctx, v.image(r))
+	if err != nil {
+		return "", fmt.Errorf("%w%s", err, wayOut(err))
+	}
+	return dir, nil
+}
+
+// network mounts a clone for a container.
+func (v *volumes) network(ctx context.Context, key string, r *volumeRecord) (string, error) {
+	if v == nil {
+		return "", errNoVolumes
+	}
+	dir, err := v.mgr.Network(ctx, key, v.image(r))
+	if err != nil {
+		return "", fmt.Errorf("%w%s", err, wayOut(err))
+	}
+	return dir, nil
+}
+
+// wayOut tells what can be done about an error of the storage.
+func wayOut(err error) string {
+	switch {
+	case errors.Is(err, block.ErrNotFound):
+		return "; the volume was removed: remove the image here and pull it again"
+	case errors.Is(err, block.ErrAway), errors.Is(err, context.DeadlineExceeded):
+		return "; the container can be started when the storage answers again"
+	case errors.Is(err, block.ErrDenied):
+		return "; the registry must give out a new credential: is it reached, and may this node pull the image?"
+	case errors.Is(err, block.ErrFull):
+		return "; make room in the storage, or set volumes.mode: local"
+	}
+	return "; it is tried again when the container is started again"
+}
+
+// dropUnneeded ends the use of a volume unless an image or a pull needs it.
+func (v *volumes) dropUnneeded(volume string) {
+	v.gate.Lock()
+	defer v.gate.Unlock()
+	if v.trying[volume] > 0 {
+		return
+	}
+	all, err := v.records.all(func(string, error) {})
+	if err != nil || slices.ContainsFunc(all, func(r *chainRecord) bool { return r.Volume.usable() && r.Volume.Record.Volume() == volume }) {
+		return
+	}
+	if err := v.mgr.DropLocal(v.ctx, volume); err != nil && v.ctx.Err() == nil {
+		v.log.Info("a volume stays mounted for now", "volume", volume, "err", err)
+	}
+}
+
+// release is told that a chain that had a volume is gone.
+func (v *volumes) release(r *volumeRecord) {
+	if v == nil || !r.usable() {
+		return
+	}
+	v.background(func() { v.dropUnneeded(r.Record.Volume()) })
+}
+
+// remove deletes the volume of a chain that was made here.
+func (v *volumes) remove(ctx context.Context, r *volumeRecord) error {
+	if v == nil {
+		return errNoVolumes
+	}
+	volume := r.Record.Volume()
+	if err := v.mgr.DropLocal(ctx, volume); err != nil {
+		return err
+	}
+	var c block.Credential
+	if get := v.credential(r.Ref, &r.Record); get != nil {
+		var err error
+		if c, err = get(ctx, true); err != nil {
+			return err
+		}
+	}
+	return v.storage.Remove(ctx, r.Record.Place, c, volume)
+}
+
+// started notes a container on a volume.
+func (v *volumes) started(key, chain string) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if _, ok := v.containers[key]; !ok {
+		v.containers[key] = volumeContainer{chain, time.Now()}
+	}
+}
+
+func (v *volumes) stopped(key string) {
+	if v == nil {
+		return
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	delete(v.containers, key)
+}
+
+// chainOf is that of a container, by its key or the last part of it; "" if there
+// is none.
+func (v *volumes) chainOf(container string) string {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for key, c := range v.containers {
+		if key == container || strings.HasSuffix(key, "/"+container) {
+			return c.chain
+		}
+	}
+	return ""
+}
+
+// VolumeUse is an image or a container's clone that is a volume.
+type VolumeUse struct {
+	node.VolumeStatus
+	ReadBytes    int64  `json:"read_bytes"`
+	WrittenBytes int64  `json:"written_bytes"`
+	Errors       int64  `json:"errors"`
+	LastError    string `json:"last_error,omitempty"`
+}
+
+// VolumesStatus is what an agent has of volumes.
+type VolumesStatus struct {
+	Mode    string      `json:"mode"`
+	Mapping []string    `json:"mapping"`
+	Volumes []VolumeUse `json:"volumes"`
+	// Problem says why what was read of them is not known.
+	Problem string `json:"problem,omitempty"`
+}
+
+// statusWait bounds how long the state of the volume worker is waited for.
+const statusWait = 2 * time.Second
+
+func (v *volumes) status(ctx context.Context) *VolumesStatus {
+	if v == nil {
+		return nil
+	}
+	s, err := v.mgr.Status(ctx)
+	out := &VolumesStatus{Mode: v.cfg.Mode, Mapping: s.Mapping, Volumes: []VolumeUse{}}
+	ctx, cancel := context.WithTimeout(ctx, statusWait)
+	defer cancel()
+	list, lerr := v.storage.list(ctx)
+	if err = cmp.Or(err, lerr); err != nil {
+		out.Problem = err.Error()
+	} else {
+		v.steps.count(list)
+	}
+	for i := range s.Volumes {
+		u := VolumeUse{VolumeStatus: s.Volumes[i]}
+		for k := range list {
+			if l := &list[k]; l.Mapping.Name == u.Name {
+				u.ReadBytes, u.WrittenBytes, u.Errors, u.LastError = l.ReadBytes, l.WrittenBytes, l.Errors, l.LastError
+			}
+		}
+		out.Volumes = append(out.Volumes, u)
+	}
+	return out
+}

@@ -1,0 +1,197 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"example.org/slipway/block"
+	"example.org/slipway/block/file"
+	"example.org/slipway/block/rbd"
+	"example.org/slipway/config"
+)
+
+// volumeStores opens the storage of volumes that a node is connected to. A store
+// is open while something of it is, and some time longer: credentials differ and
+// change, and to connect takes time.
+type volumeStores struct {
+	cfg *config.AgentVolumes
+
+	mu  sync.Mutex
+	all map[storeKey]*openStore
+}
+
+// storeKey is a place as it is used with a credential.
+type storeKey struct {
+	place block.Place
+	user  string
+	key   string
+	// clones is the namespace that may be written.
+	clones string
+}
+
+// openStore is a store and how many use it. users is guarded by volumeStores.mu.
+type openStore struct {
+	ready chan struct{} // closed when store and err are set
+	store block.Store
+	err   error
+	users int
+	idle  *time.Timer // closes it
+}
+
+// storeIdle is how long a store that nobody uses stays open.
+const storeIdle = time.Minute
+
+func newVolumeStores(cfg *config.AgentVolumes) *volumeStores {
+	return &volumeStores{cfg: cfg, all: map[storeKey]*openStore{}}
+}
+
+// errNotConnected says that this node has no way to a place.
+var errNotConnected = errors.New("this node is not connected to that storage")
+
+// connected tells why a place cannot be reached by what is configured, without
+// asking it; nil if it may be.
+func connected(cfg *config.AgentVolumes, p block.Place) error {
+	switch {
+	case p.Driver == "file" && cfg.File.Dir == "":
+		return fmt.Errorf("%w: the volumes lie in a shared directory (set volumes.file.dir)", errNotConnected)
+	case p.Driver == rbd.Driver && !rbd.Available:
+		return fmt.Errorf("%w: the volumes lie in Ceph, and this program was built without it (make build-ceph)", errNotConnected)
+	case p.Driver == rbd.Driver && cfg.RBD.Conf == "":
+		return fmt.Errorf("%w: the volumes lie in Ceph cluster %s (set volumes.rbd.conf)", errNotConnected, p.Cluster)
+	case p.Driver != "file" && p.Driver != rbd.Driver:
+		return fmt.Errorf("%w: driver %q is not known here", errNotConnected, p.Driver)
+	}
+	return nil
+}
+
+// use returns the store of a place, and how to give it back. A credential is what
+// it was when the store was opened.
+func (s *volumeStores) use(ctx context.Context, p block.Place, c block.Credential) (block.Store, func(), error) {
+	if err := connected(s.cfg, p); err != nil {
+		return nil, nil, err
+	}
+	key := storeKey{p, c.User, c.Key, c.Clones}
+	s.mu.Lock()
+	o := s.all[key]
+	if o == nil {
+		o = &openStore{ready: make(chan struct{})}
+		s.all[key] = o
+		go s.open(context.WithoutCancel(ctx), key, o, c)
+	}
+	o.users++
+	if o.idle != nil {
+		o.idle.Stop()
+		o.idle = nil
+	}
+	s.mu.Unlock()
+	give := sync.OnceFunc(func() { s.giveBack(key, o) })
+	select {
+	case <-o.ready:
+	case <-ctx.Done():
+		give()
+		return nil, nil, fmt.Errorf("connect to the storage of volumes: %w: %w", block.ErrAway, context.Cause(ctx))
+	}
+	if o.err != nil {
+		give()
+		return nil, nil, o.err
+	}
+	return o.store, give, nil
+}
+
+// open connects to a place, and makes sure that it is the one that is meant.
+func (s *volumeStores) open(ctx context.Context, key storeKey, o *openStore, c block.Credential) {
+	defer close(o.ready)
+	store, err := s.connect(ctx, key.place, c)
+	if err == nil && store.Place() != key.place {
+		err = errors.Join(fmt.Errorf("%w: volumes of %s %s are meant, and it has %s", errNotConnected, key.place.Driver, key.place.Cluster, store.Place().Cluster), store.Close())
+	}
+	if err == nil {
+		o.store = store
+		return
+	}
+	o.err = fmt.Errorf("connect to the storage of volumes: %w", err)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.all[key] == o { // the next one tries again
+		delete(s.all, key)
+	}
+}
+
+func (s *volumeStores) connect(ctx context.Context, p block.Place, c block.Credential) (block.Store, error) {
+	if p.Driver == "file" {
+		return file.Open(s.cfg.File.Dir, nil)
+	}
+	o := rbd.Connect(p, c)
+	o.Conf = s.cfg.RBD.Conf
+	return rbd.Open(ctx, o)
+}
+
+func (s *volumeStores) giveBack(key storeKey, o *openStore) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if o.users--; o.users > 0 || s.all[key] != o {
+		return
+	}
+	o.idle = time.AfterFunc(storeIdle, func() {
+		s.mu.Lock()
+		if o.users > 0 || s.all[key] != o {
+			s.mu.Unlock()
+			return
+		}
+		delete(s.all, key)
+		s.mu.Unlock()
+		<-o.ready
+		if o.store != nil {
+			_ = o.store.Close() // nothing of it is open
+		}
+	})
+}
+
+// close closes the stores. What is open of them must be closed before.
+func (s *volumeStores) close() error {
+	s.mu.Lock()
+	all := s.all
+	s.all = map[storeKey]*openStore{}
+	s.mu.Unlock()
+	var errs []error
+	for _, o := range all {
+		<-o.ready
+		if o.store != nil {
+			errs = append(errs, o.store.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// volume opens a volume as it is mapped.
+func (s *volumeStores) volume(ctx context.Context, m block.Mapping) (block.Volume, error) {
+	store, give, err := s.use(ctx, m.Place, m.Credential)
+	if err != nil {
+		return nil, err
+	}
+	open := store.Open
+	if m.Writable {
+		open = store.OpenWriter
+	}
+	v, err := open(ctx, m.ID)
+	if err != nil {
+		give()
+		return nil, err
+	}
+	return &storeVolume{v, give}, nil
+}
+
+// storeVolume keeps its store open.
+type storeVolume struct {
+	block.Volume
+	give func()
+}
+
+// Close implements block.Volume.
+func (v *storeVolume) Close() error {
+	defer v.give()
+	return v.Volume.Close()
+}

@@ -1,0 +1,179 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"example.org/slipway/block"
+	"example.org/slipway/block/node"
+	"example.org/slipway/client"
+	"example.org/slipway/oci"
+)
+
+// decisionKey is an image as it is pulled.
+type decisionKey struct {
+	reg      *registry // one for each credential
+	repo     string
+	manifest oci.Digest
+	fs       string // the only one that will do; "" if any
+}
+
+// decision is whether an image comes as a volume.
+type decision struct {
+	done   chan struct{} // closed when the others are set
+	record *block.Record // nil: it does not
+	reason string
+	volume string // is kept as long as the decision holds; "" if there is none
+}
+
+const (
+	// volumeTrial bounds how long a pull waits for the first mount of a volume; it
+	// comes in another way after that.
+	volumeTrial = 20 * time.Second
+	// decisionKeep is how long a decision holds for the layers of one pull.
+	decisionKeep = time.Minute
+)
+
+// decide finds out whether an image comes as a volume, by mapping and mounting it.
+// Layers of one pull get one answer.
+func (v *volumes) decide(ctx context.Context, reg *registry, ref reference, image string, manifest oci.Digest, fs string) (*block.Record, string) {
+	if v == nil {
+		return nil, "no storage of volumes is configured on this node"
+	}
+	key := decisionKey{reg, ref.repo, manifest, fs}
+	v.gate.Lock()
+	d := v.decided[key]
+	if d == nil {
+		d = &decision{done: make(chan struct{})}
+		v.decided[key] = d
+		v.background(func() { v.try(key, d, image) })
+	}
+	v.gate.Unlock()
+	select {
+	case <-d.done:
+		return d.record, d.reason
+	case <-ctx.Done():
+		return nil, context.Cause(ctx).Error()
+	}
+}
+
+// try makes a decision, which holds for a while.
+func (v *volumes) try(key decisionKey, d *decision, image string) {
+	ctx, cancel := context.WithTimeout(v.ctx, volumeTrial)
+	defer cancel()
+	record, err := v.offered(ctx, key)
+	if err == nil {
+		d.volume = record.Volume()
+		v.gate.Lock()
+		v.trying[d.volume]++
+		v.gate.Unlock()
+		_, err = v.mgr.Local(ctx, node.Image{Record: *record, Credential: v.credential(image, record)})
+	}
+	if err != nil {
+		d.reason = err.Error()
+	} else {
+		d.record = record
+	}
+	close(d.done)
+	time.AfterFunc(decisionKeep, func() { v.expire(key, d) })
+}
+
+// expire ends a decision, if that was not done. Its volume goes if no image came
+// of it.
+func (v *volumes) expire(key decisionKey, d *decision) {
+	v.gate.Lock()
+	if v.decided[key] != d || v.ctx.Err() != nil {
+		v.gate.Unlock()
+		return
+	}
+	delete(v.decided, key)
+	if v.trying[d.volume]--; v.trying[d.volume] <= 0 {
+		delete(v.trying, d.volume)
+	}
+	v.gate.Unlock()
+	if d.volume != "" {
+		v.dropUnneeded(d.volume)
+	}
+}
+
+// settled ends the decision of an image that has all its layers now: what it holds
+// goes with the image from now on, and not some time later.
+func (v *volumes) settled(reg *registry, ref reference, manifest oci.Digest, fs string) {
+	if v == nil {
+		return
+	}
+	key := decisionKey{reg, ref.repo, manifest, fs}
+	v.gate.Lock()
+	d := v.decided[key]
+	v.gate.Unlock()
+	if d == nil {
+		return
+	}
+	select {
+	case <-d.done:
+		v.background(func() { v.expire(key, d) })
+	default: // somebody has just begun anew
+	}
+}
+
+// offered asks the registry for the record of an image that this node can use.
+func (v *volumes) offered(ctx context.Context, key decisionKey) (*block.Record, error) {
+	if why := trusts(v.regs.settings, key.reg.host); why != "" {
+		return nil, fmt.Errorf("of registry %s: %s", key.reg.host, why)
+	}
+	var st *client.VolumeStatus
+	err := key.reg.try(ctx, func(at *place) (err error) {
+		st, err = at.reg.Volumes(ctx, key.reg.repo(key.repo), key.manifest)
+		return err
+	})
+	switch {
+	case oci.HasCode(err, oci.CodeUnsupported):
+		return nil, errors.New("the registry has no volumes")
+	case err != nil:
+		return nil, fmt.Errorf("ask the registry: %w", err)
+	case len(st.Records) == 0 && st.State != "":
+		return nil, fmt.Errorf("no record in the registry: its build is %s%s", st.State, because(st.Reason))
+	case len(st.Records) == 0:
+		return nil, errors.New("no record in the registry (slipway volume build makes one)")
+	}
+	return v.pick(st.Records, key)
+}
+
+func because(reason string) string {
+	if reason == "" {
+		return ""
+	}
+	return ", " + reason
+}
+
+// pick takes the record, of those that were checked when they came, that suits this node best: a compact image where nobody
+// writes to it, else one that can be cloned.
+func (v *volumes) pick(records []block.Record, key decisionKey) (*block.Record, error) {
+	want := []string{block.EROFS, block.Ext4}
+	if key.fs != "" {
+		want = []string{key.fs}
+	} else if v.cfg.Mode == "network" {
+		want = []string{block.Ext4}
+	}
+	var errs []error
+	for _, fs := range want {
+		for i := range records {
+			r := &records[i]
+			if r.FS != fs {
+				continue
+			}
+			err := connected(v.cfg, r.Place)
+			if err == nil {
+				return r, nil
+			}
+			errs = append(errs, err)
+		}
+	}
+	if len(errs) == 0 {
+		return nil, fmt.Errorf("the registry has no record with file system %s", strings.Join(want, " or "))
+	}
+	return nil, errors.Join(errs...)
+}
