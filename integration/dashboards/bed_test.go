@@ -26,7 +26,7 @@ import (
 )
 
 // configuration has everything switched on that has metrics of its own: an object store,
-// cache and prefetch, redirects, a webhook, an upstream. The cache's memory is small, so
+// cache and prefetch, redirects, a webhook, an upstream, volumes. The cache's memory is small, so
 // that blobs move on to its disk.
 const configuration = `version: 0.1
 log: {accesslog: {disabled: true}}
@@ -37,6 +37,7 @@ storage:
   gc: {interval: 2s}
 notifications: {endpoints: [{name: ci, url: "%[6]s"}]}
 proxy: {upstreams: [{name: up.example.com, url: "http://%[7]s", ttl: 1s}]}
+volumes: {driver: file, file: {dir: "%[8]s"}, build: push}
 `
 
 // bed is a registry that has an upstream, and what makes traffic for it.
@@ -57,7 +58,7 @@ func newBed(t *testing.T) *bed {
 	t.Cleanup(hook.Close)
 	s3 := backendtest.S3(t)
 	b.server = slipway.Start(t, t.TempDir(), &slipway.Options{Config: fmt.Sprintf(configuration,
-		s3.Endpoint, s3.Region, s3.Bucket(t), s3.AccessKey, s3.SecretKey, hook.URL, b.upstream.Addr)})
+		s3.Endpoint, s3.Region, s3.Bucket(t), s3.AccessKey, s3.SecretKey, hook.URL, b.upstream.Addr, t.TempDir())})
 	return b
 }
 
