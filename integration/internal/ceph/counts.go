@@ -1,0 +1,263 @@
+package ceph
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Traffic are counters of the OSD. They begin at 0 when it starts.
+type Traffic struct {
+	// ReadOps and ReadBytes are requests of clients and what they were answered;
+	// WrittenBytes is what clients wrote.
+	ReadOps, ReadBytes, WrittenBytes int64
+	// StoredBytes is how much data the OSD has, of all pools, without what its
+	// store needs for itself.
+	StoredBytes int64
+}
+
+// Traffic asks the OSD for its counters.
+func (c *Cluster) Traffic() (t Traffic, err error) {
+	var dump struct {
+		OSD struct {
+			ReadOps      int64 `json:"op_r"`
+			ReadBytes    int64 `json:"op_r_out_bytes"`
+			WrittenBytes int64 `json:"op_w_in_bytes"`
+		} `json:"osd"`
+		Store struct {
+			Stored int64 `json:"bluestore_stored"`
+		} `json:"bluestore"`
+	}
+	if err := c.daemon("osd.0", "perf dump", &dump); err != nil {
+		return t, err
+	}
+	return Traffic{dump.OSD.ReadOps, dump.OSD.ReadBytes, dump.OSD.WrittenBytes, dump.Store.Stored}, nil
+}
+
+// daemon asks a daemon over its admin socket: the command as JSON with a zero byte
+// behind it; the answer has its length before it.
+func (c *Cluster) daemon(name, command string, into any) error {
+	conn, err := net.DialTimeout("unix", c.socket(name), 5*time.Second)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+		return err
+	}
+	if _, err := fmt.Fprintf(conn, "{\"prefix\":%q}\x00", command); err != nil {
+		return err
+	}
+	var length uint32
+	if err := binary.Read(conn, binary.BigEndian, &length); err != nil {
+		return fmt.Errorf("%s of %s: %w", command, name, err)
+	}
+	b, err := io.ReadAll(io.LimitReader(conn, int64(length)))
+	if err != nil {
+		return fmt.Errorf("%s of %s: %w", command, name, err)
+	}
+	if into == nil {
+		return nil
+	}
+	return json.Unmarshal(b, into)
+}
+
+// DropCache has the OSD forget what it keeps in memory, so that reads are those of
+// its disk.
+func (c *Cluster) DropCache() error {
+	return c.daemon("osd.0", "cache drop", nil) // answers nothing
+}
+
+// Images returns the names of the images in a namespace of the pool, sorted.
+func (c *Cluster) Images(ctx context.Context, namespace string) ([]string, error) {
+	return c.names(ctx, "rbd", "ls", "--pool", c.Pool, "--namespace", namespace, "--format", "json")
+}
+
+// Trash returns the images that were put aside to be deleted.
+func (c *Cluster) Trash(ctx context.Context, namespace string) ([]string, error) {
+	out, err := c.Run(ctx, "rbd", "trash", "ls", "--all", "--pool", c.Pool, "--namespace", namespace, "--format", "json")
+	if err != nil {
+		return nil, err
+	}
+	var list []struct{ ID, Name string }
+	if err := json.Unmarshal([]byte(out), &list); err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, e := range list {
+		names = append(names, e.Name)
+	}
+	return names, nil
+}
+
+func (c *Cluster) names(ctx context.Context, program string, args ...string) (list []string, err error) {
+	out, err := c.Run(ctx, program, args...)
+	if err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal([]byte(out), &list); err != nil {
+		return nil, fmt.Errorf("%s %s: %w", program, strings.Join(args, " "), err)
+	}
+	slices.Sort(list)
+	return list, nil
+}
+
+// Watchers returns "image address" for everybody who has an image of a namespace open.
+func (c *Cluster) Watchers(ctx context.Context, namespace string) ([]string, error) {
+	images, err := c.Images(ctx, namespace)
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for _, im := range images {
+		text, err := c.Run(ctx, "rbd", "status", "--pool", c.Pool, "--namespace", namespace, "--image", im, "--format", "json")
+		if err != nil && strings.Contains(err.Error(), "No such file") {
+			continue // removed meanwhile, or there in name only
+		}
+		if err != nil {
+			return nil, err
+		}
+		var status struct {
+			Watchers []struct{ Address string }
+		}
+		if err := json.Unmarshal([]byte(text), &status); err != nil {
+			return nil, err
+		}
+		for _, w := range status.Watchers {
+			out = append(out, im+" "+w.Address)
+		}
+	}
+	return out, nil
+}
+
+// Children returns the clones of an image's snapshots, "pool/namespace/image".
+func (c *Cluster) Children(ctx context.Context, namespace, image string) ([]string, error) {
+	out, err := c.Run(ctx, "rbd", "children", "--all", "--pool", c.Pool, "--namespace", namespace, "--image", image)
+	if err != nil {
+		return nil, err
+	}
+	return strings.Fields(out), nil
+}
+
+// Users returns the users whose name begins with the prefix, such as
+// "client.slipway-".
+func (c *Cluster) Users(ctx context.Context, prefix string) ([]string, error) {
+	out, err := c.ask(ctx, "auth", "ls", "-f", "json")
+	if err != nil {
+		return nil, err
+	}
+	var list struct {
+		Dump []struct{ Entity string } `json:"auth_dump"`
+	}
+	if err := json.Unmarshal([]byte(out), &list); err != nil {
+		return nil, err
+	}
+	var users []string
+	for _, u := range list.Dump {
+		if strings.HasPrefix(u.Entity, prefix) {
+			users = append(users, u.Entity)
+		}
+	}
+	slices.Sort(users)
+	return users, nil
+}
+
+// RemoveUser takes a user away; those who are connected as it stay connected until
+// their tickets end.
+func (c *Cluster) RemoveUser(ctx context.Context, name string) error {
+	_, err := c.ask(ctx, "auth", "rm", name)
+	return err
+}
+
+// NewUser makes a user with the capabilities and writes its keyring into a file of
+// the cluster's directory, whose path it returns.
+func (c *Cluster) NewUser(ctx context.Context, name string, caps ...string) (keyring string, err error) {
+	text, err := c.ask(ctx, append([]string{"auth", "get-or-create", name}, caps...)...)
+	if err != nil {
+		return "", err
+	}
+	keyring = c.Dir + "/" + name + ".keyring"
+	return keyring, writeFile(keyring, text+"\n")
+}
+
+// SetFull has the cluster take no more writes of clients, as one does whose disks are
+// full, or take them again.
+func (c *Cluster) SetFull(ctx context.Context, full bool) error {
+	ratio := []string{"osd", "set-full-ratio", "0.95"}
+	nearfull, backfill := []string{"osd", "set-nearfull-ratio", "0.85"}, []string{"osd", "set-backfillfull-ratio", "0.90"}
+	list := [][]string{ratio, backfill, nearfull}
+	if full { // the smallest first: they must rise in this order
+		ratio[2], nearfull[2], backfill[2] = "0.000003", "0.000001", "0.000002"
+		list = [][]string{nearfull, backfill, ratio}
+	}
+	for _, args := range list {
+		if _, err := c.ask(ctx, args...); err != nil {
+			return err
+		}
+	}
+	return c.awaitFull(ctx, full)
+}
+
+// awaitFull waits until the OSD has noticed.
+func (c *Cluster) awaitFull(ctx context.Context, full bool) error {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	for {
+		out, err := c.ask(ctx, "osd", "dump", "-f", "json")
+		if err == nil {
+			var dump struct {
+				OSDs []struct{ State []string } `json:"osds"`
+			}
+			if err := json.Unmarshal([]byte(out), &dump); err != nil {
+				return err
+			}
+			if len(dump.OSDs) == 1 && slices.Contains(dump.OSDs[0].State, "full") == full {
+				return nil
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("the OSD does not notice that it is full (%t): %w", full, ctx.Err())
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+}
+
+func writeFile(name, text string) error { return os.WriteFile(name, []byte(text), 0o600) }
+
+// Purge removes all images of a namespace with their snapshots, clones before their
+// parents.
+func (c *Cluster) Purge(ctx context.Context, namespace string) error {
+	for {
+		images, err := c.Images(ctx, namespace)
+		if err != nil || len(images) == 0 {
+			return err
+		}
+		removed := 0
+		var last error
+		for _, im := range images {
+			spec := c.Pool + "/" + namespace + "/" + im
+			// What is not protected needs no unprotecting, and a parent cannot be yet.
+			_, _ = c.Run(ctx, "rbd", "snap", "unprotect", spec+"@slipway")
+			if _, err := c.Run(ctx, "rbd", "--no-progress", "snap", "purge", spec); err != nil {
+				last = err
+				continue
+			}
+			if _, err := c.Run(ctx, "rbd", "--no-progress", "rm", spec); err != nil {
+				last = err
+				continue
+			}
+			removed++
+		}
+		if removed == 0 {
+			return fmt.Errorf("purge %s: %w", namespace, last)
+		}
+	}
+}

@@ -1,0 +1,48 @@
+package ctrnode
+
+import (
+	"context"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+)
+
+// Used tells in which way an image came to the node, Plain, Gear, or Way for a volume,
+// and what the agent says of it.
+func (n *Node) Used(ctx context.Context, ref string) (way, said string, err error) {
+	said, err = n.Slipway(ctx, "agent", "explain", ref)
+	if err != nil {
+		return "", said, err
+	}
+	text := strings.ToLower(said)
+	for _, w := range []struct{ word, way string }{{"volume: used", n.o.Way}, {"gear: used", Gear}, {"plain: used", Plain}} {
+		if strings.Contains(text, w.word) {
+			return w.way, said, nil
+		}
+	}
+	return "", said, fmt.Errorf("the agent does not say how %s came: %s", ref, said)
+}
+
+// stepSum is a line of the agent's metrics: how long a step of using volumes took in
+// all.
+var stepSum = regexp.MustCompile(`(?m)^slipway_agent_volume_step_seconds_total\{step="([a-z]+)"\} (\S+)$`)
+
+// Steps returns how long the agent needed for each step of using volumes, in seconds;
+// nil without metrics.
+func (n *Node) Steps(ctx context.Context) map[string]float64 {
+	if n.o.Metrics == "" {
+		return nil
+	}
+	out, err := n.run(ctx, "curl", []string{"-sf", "http://" + n.o.Metrics + "/metrics"})
+	if err != nil {
+		return nil
+	}
+	steps := map[string]float64{}
+	for _, m := range stepSum.FindAllStringSubmatch(out, -1) {
+		if sec, err := strconv.ParseFloat(m[2], 64); err == nil {
+			steps[m[1]] = sec
+		}
+	}
+	return steps
+}

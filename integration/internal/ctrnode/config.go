@@ -1,0 +1,89 @@
+package ctrnode
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// agentConfig is the text of the agent's configuration: everything that this package
+// knows about it.
+func (o *Options) agentConfig() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "log: {level: info}\nprofiles: {record: false}\nmetrics: {addr: %q}\nregistries:\n", o.Metrics)
+	for _, r := range o.Registries {
+		if o.CA != "" {
+			fmt.Fprintf(&b, "  - {host: %q, ca: %q}\n", r, o.CA)
+			continue
+		}
+		fmt.Fprintf(&b, "  - {host: %q, urls: [%q], insecure_allow_plaintext: true}\n", r, "http://"+r)
+	}
+	if o.Way == VolumeLocal || o.Way == VolumeNetwork {
+		use := []string{"volume", Gear, Plain}
+		fmt.Fprintf(&b, "volumes:\n  mode: %s\n", o.Way)
+		if o.Ceph != "" {
+			fmt.Fprintf(&b, "  rbd: {conf: %q}\n", o.Ceph)
+		}
+		if o.Shared != "" {
+			fmt.Fprintf(&b, "  file: {dir: %q}\n", o.Shared)
+		}
+		if o.Outage > 0 {
+			fmt.Fprintf(&b, "  outage: %s\n", o.Outage)
+		}
+		if o.Only {
+			use = use[:1]
+		}
+		fmt.Fprintf(&b, "choice: {default: [%s]}\n", strings.Join(use, ", "))
+	}
+	b.WriteString(o.Agent)
+	return b.String()
+}
+
+// writeHosts tells containerd whose certificate its registries have.
+func (n *Node) writeHosts() error {
+	if n.o.CA == "" {
+		return nil
+	}
+	for _, r := range n.o.Registries {
+		dir := filepath.Join(n.path("hosts"), r)
+		text := fmt.Sprintf("server = %q\n[host.%q]\n  capabilities = [\"pull\", \"resolve\"]\n  ca = %q\n", "https://"+r, "https://"+r, n.o.CA)
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(dir, "hosts.toml"), []byte(text), 0o600); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (n *Node) containerdConfig() string {
+	s := fmt.Sprintf(`version = 3
+root = %q
+state = %q
+disabled_plugins = ["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.images", "io.containerd.cri.v1.runtime", "io.containerd.nri.v1.nri"]
+[grpc]
+  address = %q
+[ttrpc]
+  address = %q
+[debug]
+  level = "warn"
+[[plugins."io.containerd.transfer.v1.local".unpack_config]]
+  platform = "linux/amd64"
+  snapshotter = "overlayfs"
+`, n.path("root"), n.path("state"), n.path("c.sock"), n.path("c.sock.ttrpc"))
+	if n.o.Way == Plain {
+		return s
+	}
+	return s + fmt.Sprintf(`[[plugins."io.containerd.transfer.v1.local".unpack_config]]
+  platform = "linux/amd64"
+  snapshotter = %[1]q
+  differ = "walking"
+[proxy_plugins.%[1]s]
+  type = "snapshot"
+  address = %[2]q
+  [proxy_plugins.%[1]s.exports]
+    enable_remote_snapshot_annotations = "true"
+`, agentName, n.socket())
+}

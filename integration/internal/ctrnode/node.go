@@ -1,0 +1,300 @@
+// Package ctrnode runs machines that start containers: each with a containerd and a
+// directory of its own, the node agent beside it unless images are pulled as they
+// always were, and a network namespace if it has one. It finds what such a machine
+// leaves behind: mounts, loop devices and processes.
+//
+// It belongs to tests and benchmarks alike, so it returns errors. It needs root.
+package ctrnode
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"example.org/slipway/integration/internal/lan"
+	"example.org/slipway/integration/internal/proc"
+	"example.org/slipway/integration/internal/tasks"
+	"example.org/slipway/integration/internal/tool"
+)
+
+const (
+	readyTimeout = 30 * time.Second
+	stopTimeout  = 20 * time.Second
+	// pullTimeout bounds a pull.
+	pullTimeout = 10 * time.Minute
+)
+
+// The ways of a node to its images.
+const (
+	Plain         = "plain"   // containerd's own pull and overlayfs
+	Gear          = "gear"    // the agent, file by file
+	VolumeLocal   = "local"   // the agent, one volume per image
+	VolumeNetwork = "network" // the agent, one clone per container
+)
+
+// agentName is what containerd calls the agent.
+const agentName = "slipway"
+
+// Options of a node.
+type Options struct {
+	// Dir is made for the node; its path must be short, as sockets lie in it, and not
+	// be on overlayfs.
+	Dir string
+	// Binary is slipway.
+	Binary string
+	// Way to images; default Plain.
+	Way string
+	// Net is the node's network; nil: this machine's.
+	Net *lan.Node
+	// Registries are host:port of those that the node uses. CA is the file of the
+	// certificate that they are known by; "": they speak HTTP.
+	Registries []string
+	CA         string
+	// Ceph is a configuration that names a cluster's monitors, Shared the directory of
+	// the file driver; one of them for volumes.
+	Ceph, Shared string
+	// Outage is how long I/O waits for storage that is away; default the agent's.
+	Outage time.Duration
+	// Only leaves the agent no other way than Way but the plain one.
+	Only bool
+	// Before stands before the agent's command line: a program that runs the rest.
+	Before []string
+	// Metrics is the loopback address where the agent serves them; default none.
+	Metrics string
+	// Agent is appended to the agent's configuration.
+	Agent string
+}
+
+// Node is a running machine. Its methods may be called concurrently, but for those
+// that start, stop and kill.
+type Node struct {
+	// Dir is everything of the node.
+	Dir string
+
+	o                 Options
+	env               []string
+	agent, containerd *proc.Process
+}
+
+// Start starts a node on an empty directory.
+func Start(ctx context.Context, o Options) (n *Node, err error) {
+	o.Way = cmp.Or(o.Way, Plain)
+	n = &Node{Dir: o.Dir, o: o, env: []string{"PATH=" + tool.Dir() + ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+		"HOME=" + o.Dir, "LANG=C.UTF-8", "TMPDIR=" + o.Dir}}
+	if err := errors.Join(os.MkdirAll(n.path("runs"), 0o700), n.writeHosts()); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("start node: %w\n%s", err, n.Logs()), n.Stop())
+		}
+	}()
+	if o.Way != Plain {
+		if err := n.StartAgent(ctx); err != nil {
+			return n, err
+		}
+	}
+	return n, n.startContainerd(ctx)
+}
+
+func (n *Node) path(name string) string { return filepath.Join(n.Dir, name) }
+
+// Root is the agent's state directory.
+func (n *Node) Root() string { return n.path("agent") }
+
+func (n *Node) socket() string { return n.path("s.sock") }
+
+// StartAgent starts the agent, anew if it has ended, and waits until it answers.
+func (n *Node) StartAgent(ctx context.Context) (err error) {
+	if err := os.WriteFile(n.path("agent.yml"), []byte(n.o.agentConfig()), 0o600); err != nil {
+		return err
+	}
+	line := append(slices.Clone(n.o.Before), n.o.Binary, "agent", "--root", n.Root(), "--address", n.socket(), "--config", n.path("agent.yml"))
+	n.agent, err = n.launch("agent", exec.Command(line[0], line[1:]...))
+	if err != nil {
+		return err
+	}
+	return waitFor(ctx, n.agent, func(ctx context.Context) error {
+		if err := listens(n.socket()); err != nil {
+			return err
+		}
+		_, err := n.Slipway(ctx, "agent", "status", "--json")
+		return err
+	})
+}
+
+func listens(socket string) error {
+	c, err := net.DialTimeout("unix", socket, time.Second)
+	if err == nil {
+		c.Close()
+	}
+	return err
+}
+
+func (n *Node) startContainerd(ctx context.Context) (err error) {
+	if err := os.WriteFile(n.path("containerd.toml"), []byte(n.containerdConfig()), 0o600); err != nil {
+		return err
+	}
+	n.containerd, err = n.launch("containerd", exec.Command(filepath.Join(tool.Dir(), "containerd"), "--config", n.path("containerd.toml")))
+	if err != nil {
+		return err
+	}
+	return waitFor(ctx, n.containerd, func(ctx context.Context) error {
+		_, err := n.Ctr(ctx, "version")
+		return err
+	})
+}
+
+// launch starts a program of the node.
+func (n *Node) launch(name string, cmd *exec.Cmd) (*proc.Process, error) {
+	if n.o.Net != nil {
+		inside, err := n.o.Net.Inside(cmd)
+		if err != nil {
+			return nil, err
+		}
+		cmd = inside
+	}
+	cmd.Env, cmd.Dir = n.env, n.Dir
+	return proc.Launch(cmd, n.path(name+".log"))
+}
+
+// waitFor asks until there is no error, the process ends, or half a minute is over.
+func waitFor(ctx context.Context, p *proc.Process, ready func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
+	defer cancel()
+	for {
+		err := ready(ctx)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-p.Exited():
+			return fmt.Errorf("%s ended (%s) before it was ready", p.Name, p.State())
+		case <-ctx.Done():
+			return fmt.Errorf("%s was not ready in time: %w", p.Name, err)
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+// Snapshotter is containerd's name for what holds the node's images.
+func (n *Node) Snapshotter() string {
+	if n.o.Way == Plain {
+		return "overlayfs"
+	}
+	return agentName
+}
+
+// Ctr runs a command of containerd's client and returns what it printed.
+func (n *Node) Ctr(ctx context.Context, args ...string) (string, error) {
+	return n.run(ctx, filepath.Join(tool.Dir(), "ctr"), append([]string{"-a", n.path("c.sock")}, args...))
+}
+
+// Slipway runs a subcommand on the node's agent. Arguments behind -- are not its own.
+func (n *Node) Slipway(ctx context.Context, args ...string) (string, error) {
+	at := slices.Index(args, "--")
+	if at < 0 {
+		at = len(args)
+	}
+	all := slices.Concat(args[:at], []string{"--root", n.Root(), "--config", n.path("agent.yml")}, args[at:])
+	return n.run(ctx, n.o.Binary, all)
+}
+
+func (n *Node) run(ctx context.Context, program string, args []string) (string, error) {
+	cmd := exec.CommandContext(ctx, program, args...)
+	if n.o.Net != nil {
+		inside, err := n.o.Net.Inside(cmd)
+		if err != nil {
+			return "", err
+		}
+		cmd = inside
+	}
+	cmd.Env, cmd.Dir, cmd.WaitDelay = n.env, n.Dir, 5*time.Second
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		return stdout.String(), fmt.Errorf("%s %s: %w; it printed:\n%s%s", filepath.Base(program), strings.Join(args, " "), err, stderr.Bytes(), stdout.Bytes())
+	}
+	return strings.TrimSpace(stdout.String()), nil
+}
+
+// Pull pulls an image as the node does.
+func (n *Node) Pull(ctx context.Context, ref string) error {
+	ctx, cancel := context.WithTimeout(ctx, pullTimeout)
+	defer cancel()
+	how := "--plain-http"
+	if n.o.CA != "" {
+		how = "--hosts-dir=" + n.path("hosts")
+	}
+	_, err := n.Ctr(ctx, "image", "pull", how, "--snapshotter", n.Snapshotter(), ref)
+	return err
+}
+
+// Remove removes an image from containerd, and waits until its snapshots are gone.
+func (n *Node) Remove(ctx context.Context, ref string) error {
+	_, err := n.Ctr(ctx, "image", "rm", "--sync", ref)
+	return err
+}
+
+// RunContainer runs a container to its end and returns what it printed.
+func (n *Node) RunContainer(ctx context.Context, ref, id string, args ...string) (string, error) {
+	return n.Ctr(ctx, append([]string{"run", "--rm", "--snapshotter", n.Snapshotter(), ref, id}, args...)...)
+}
+
+// Tasks runs tasks on the node, one after the other.
+func (n *Node) Tasks() *tasks.Ctr {
+	dir := n.path("runs")
+	if own, err := os.MkdirTemp(dir, ""); err == nil { // else the run fails
+		dir = own
+	}
+	return &tasks.Ctr{Program: filepath.Join(tool.Dir(), "ctr"), Socket: n.path("c.sock"), Snapshotter: n.Snapshotter(), Env: n.env, Dir: dir}
+}
+
+// Logs is what the node's processes printed last.
+func (n *Node) Logs() string {
+	var b strings.Builder
+	for name, p := range map[string]*proc.Process{"containerd": n.containerd, "agent": n.agent} {
+		if p != nil {
+			fmt.Fprintf(&b, "%s of %s (%s) printed last:\n%s\n", name, n.Dir, p.State(), p.Log(4000))
+		}
+	}
+	return b.String()
+}
+
+// Stop ends everything that belongs to the node, unmounts what it mounted, detaches
+// its loop devices and removes its directory. What was left over it takes away without
+// a word: ask [Node.Leftovers] before.
+func (n *Node) Stop() error {
+	if n.containerd != nil {
+		_ = n.containerd.Stop(stopTimeout) // its end is nobody's result
+	}
+	errs := []error{n.end("containerd-shim"), unmountBelow(n.path("state"))}
+	if n.agent != nil {
+		n.agent.Signal(syscall.SIGTERM)
+		select {
+		case <-n.agent.Exited():
+		case <-time.After(2 * time.Second): // it waits for users of its files: told twice, it does not
+			_ = n.agent.Stop(stopTimeout)
+		}
+	}
+	errs = append(errs, n.clear())
+	if err := errors.Join(errs...); err != nil {
+		return err // the directory may hold somebody's mount: it stays
+	}
+	return os.RemoveAll(n.Dir)
+}
+
+// clear kills what still runs, and takes away mounts and loop devices.
+func (n *Node) clear() error {
+	return errors.Join(n.end(""), abortBelow(n.Dir), unmountBelow(n.Dir), detachBelow(n.Dir))
+}

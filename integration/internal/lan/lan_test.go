@@ -1,0 +1,109 @@
+package lan_test
+
+import (
+	"io"
+	"net"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"example.org/slipway/integration/internal/lan"
+	"example.org/slipway/integration/internal/tool"
+)
+
+// TestShape moves bytes to two nodes over links of 80 Mbit/s: neither takes from the
+// other, and the uplink holds both back.
+func TestShape(t *testing.T) {
+	tool.NeedRoot(t)
+	ctx := t.Context()
+	l, err := lan.New(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	listener, err := net.Listen("tcp", l.Addr+":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	const size = 4 << 20
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer conn.Close()
+				_, _ = io.CopyN(conn, zeros{}, size) // a client that is gone is the test's failure
+			}()
+		}
+	}()
+	host, port, err := net.SplitHostPort(listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var nodes []*lan.Node
+	for range 2 {
+		n, err := l.Join(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := n.Shape(ctx, 80); err != nil {
+			t.Fatal(err)
+		}
+		nodes = append(nodes, n)
+	}
+	both := func() time.Duration {
+		t.Helper()
+		began := time.Now()
+		done := make(chan error, len(nodes))
+		for _, n := range nodes {
+			cmd, err := n.Inside(exec.Command("bash", "-c", "cat </dev/tcp/"+host+"/"+port+" | wc -c"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			go func() {
+				out, err := cmd.CombinedOutput()
+				if err == nil && strings.TrimSpace(string(out)) != "4194304" {
+					t.Errorf("the node read %s bytes", out)
+				}
+				done <- err
+			}()
+		}
+		for range nodes {
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		}
+		return time.Since(began)
+	}
+	before, err := nodes[0].Received()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if took := both(); took < 350*time.Millisecond || took > 3*time.Second {
+		t.Errorf("4 MiB over 80 Mbit/s took %v", took)
+	}
+	if after, err := nodes[0].Received(); err != nil || after-before < size || after-before > size*11/10 {
+		t.Errorf("%d bytes counted, error %v, want about %d", after-before, err, size)
+	}
+	if err := l.Uplink(ctx, 80); err != nil {
+		t.Fatal(err)
+	}
+	if took := both(); took < 700*time.Millisecond {
+		t.Errorf("twice 4 MiB over one uplink of 80 Mbit/s took %v", took)
+	}
+}
+
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) {
+	clear(p)
+	return len(p), nil
+}

@@ -1,0 +1,214 @@
+package volumes_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"example.org/slipway/integration/internal/ctrnode"
+)
+
+// reading starts a container that reads all of its image again and again, and returns
+// what it will have said.
+func (n *node) reading(p pushed, how ...string) <-chan string {
+	said := make(chan string, 1)
+	id := unique()
+	go func() {
+		out, err := n.RunContainer(n.t.Context(), p.ref, id, append([]string{"/bin/check"}, how...)...)
+		said <- out + errorText(err)
+	}()
+	within(n.t, "a running container", func() error {
+		out, err := n.Ctr(n.t.Context(), "task", "ls")
+		if err == nil && !strings.Contains(out, id) {
+			err = fmt.Errorf("not in %q", out)
+		}
+		return err
+	})
+	return said
+}
+
+// TestOSDKilled kills the OSD under containers that read and write: shorter than the
+// bound they notice nothing, longer they get errors and never wrong bytes.
+func TestOSDKilled(t *testing.T) {
+	b := newBed(t, "both")
+	p := b.push("team/app:v1", image(t, 9, 1))
+	b.built(p, "ext4", "erofs")
+	ways := map[string]string{ctrnode.VolumeLocal: good(ofImage), ctrnode.VolumeNetwork: good(ofImage + 8)}
+	for way, want := range ways {
+		t.Run(way, func(t *testing.T) {
+			n := b.node(way, func(o *ctrnode.Options) { o.Only = true })
+			before := n.leftovers()
+			n.pull(p)
+			n.comes(p, asVolume)
+			args := []string{"for=6s"}
+			if way == ctrnode.VolumeNetwork {
+				args = append([]string{"write"}, args...)
+			}
+			said := n.reading(p, args...)
+			forget(t)
+			b.c.KillOSD()
+			forget(t)
+			time.Sleep(time.Second)
+			if err := b.c.StartOSD(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			forget(t)
+			if got := await(t, said); got != want {
+				t.Errorf("with the OSD killed and back the container prints %q, want %q", got, want)
+			}
+			n.remove(before, p)
+		})
+	}
+	b.empty()
+}
+
+// TestOutage has storage away for longer than the bound: EIO after it and not before,
+// and all is well when the storage is back.
+func TestOutage(t *testing.T) {
+	const bound = 3 * time.Second
+	b := newBed(t, "erofs")
+	p := b.push("team/app:v1", image(t, 10, 1))
+	b.built(p, "erofs")
+	n := b.node(ctrnode.VolumeLocal, func(o *ctrnode.Options) { o.Only, o.Outage = true, bound })
+	before := n.leftovers()
+	n.pull(p)
+	n.comes(p, asVolume)
+	n.shown(p, false, func(dir string) {
+		if n, failed, wrong := verify(t, dir); n != ofImage || failed+wrong != 0 {
+			t.Fatalf("of %d files %d fail and %d are wrong", n, failed, wrong)
+		}
+		forget(t)
+		b.c.PauseOSD()
+		defer b.c.ResumeOSD()
+		began := time.Now()
+		_, failed, wrong := verifyOne(t, dir)
+		took := time.Since(began)
+		if failed != 1 || wrong != 0 || took < bound-500*time.Millisecond || took > bound+20*time.Second {
+			t.Errorf("with the storage away %d files fail and %d are wrong after %v, want one that fails after %v", failed, wrong, took, bound)
+		}
+		b.c.ResumeOSD()
+		within(t, "whole files", func() error {
+			if n, failed, wrong := verify(t, dir); n != ofImage || failed+wrong != 0 {
+				return fmt.Errorf("of %d files %d fail and %d are wrong", n, failed, wrong)
+			}
+			return nil
+		})
+	})
+	n.check(p, good(ofImage))
+	n.remove(before, p)
+	b.empty()
+}
+
+// TestMonitorAway kills the monitor under a container, and before a node begins.
+func TestMonitorAway(t *testing.T) {
+	b := newBed(t, "erofs")
+	p := b.push("team/app:v1", image(t, 11, 1))
+	b.built(p, "erofs")
+	b.Converted()
+	running := b.node(ctrnode.VolumeLocal, func(o *ctrnode.Options) { o.Only = true })
+	before := running.leftovers()
+	running.pull(p)
+	running.comes(p, asVolume)
+	said := running.reading(p, "for=3s")
+	b.c.KillMon()
+	forget(t)
+	if got := await(t, said); got != good(ofImage) {
+		t.Errorf("without a monitor the container prints %q", got)
+	}
+	fallsBack(t, b.node(ctrnode.VolumeLocal, nil), p)
+	if err := b.c.StartMon(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	running.check(p, good(ofImage))
+	running.remove(before, p)
+	n := b.node(ctrnode.VolumeNetwork, nil)
+	before = n.leftovers()
+	n.pull(p)
+	n.remove(before, p)
+	b.empty()
+}
+
+// TestExpired takes away the users that nodes were given. What is open stays so, and
+// for what is opened after it the agent gets others. If its process is killed as well,
+// containers may get errors after the bound, and no wrong bytes; later clones are well.
+func TestExpired(t *testing.T) {
+	b := newBed(t, "both")
+	p, other := b.push("team/app:v1", image(t, 12, 1)), b.push("team/app:v2", image(t, 12, 2))
+	b.built(p, "ext4", "erofs")
+	b.built(other, "ext4", "erofs")
+	for _, way := range []string{ctrnode.VolumeLocal, ctrnode.VolumeNetwork} {
+		t.Run(way, func(t *testing.T) {
+			n := b.node(way, func(o *ctrnode.Options) { o.Only, o.Outage = true, time.Second })
+			before := n.leftovers()
+			n.pull(p)
+			n.comes(p, asVolume)
+			said := n.reading(p, "for=2s")
+			b.expire()
+			forget(t)
+			if got := await(t, said); got != good(ofImage) {
+				t.Errorf("with its user gone the container prints %q", got)
+			}
+			n.check(p, good(ofImage))
+			n.pull(other)
+			n.comes(other, asVolume)
+			n.check(other, good(ofImage))
+
+			said = n.reading(p, "for=6s")
+			b.expire()
+			if !n.Kill(ctrnode.VolumeWorker) {
+				t.Error("there is no volume worker")
+			}
+			forget(t)
+			if got := await(t, said); strings.Contains(got, "wrong=") && !strings.Contains(got, "wrong=0") {
+				t.Errorf("with its user and the volume worker gone the container prints %q", got)
+			} else {
+				t.Logf("with its user and the volume worker gone the container prints %.200q", got)
+			}
+			// The one mount of local mode keeps the credential it was made with until half
+			// of its time is over, and cannot be read before: only clones are new.
+			if way == ctrnode.VolumeLocal {
+				if out, err := n.RunContainer(t.Context(), p.ref, unique(), "/bin/check"); err == nil && out != good(ofImage) {
+					t.Errorf("a container after that prints %q", out)
+				}
+				n.remove(before, p, other)
+				return
+			}
+			within(t, "a container after that", func() error {
+				out, err := n.RunContainer(t.Context(), p.ref, unique(), "/bin/check")
+				if err == nil && out != good(ofImage) {
+					err = fmt.Errorf("it prints %q", out)
+				}
+				return err
+			})
+			n.remove(before, p, other)
+		})
+	}
+	b.empty()
+}
+
+// expire removes the users that the registry made.
+func (b *bed) expire() {
+	b.t.Helper()
+	users, err := b.c.Users(b.t.Context(), "client.slipway-")
+	if err != nil || len(users) == 0 {
+		b.t.Fatalf("users %q, error %v", users, err)
+	}
+	for _, u := range users {
+		if err := b.c.RemoveUser(b.t.Context(), u); err != nil {
+			b.t.Fatal(err)
+		}
+	}
+}
+
+// await waits for what a container says.
+func await(t testing.TB, said <-chan string) string {
+	t.Helper()
+	select {
+	case out := <-said:
+		return out
+	case <-time.After(2 * patience):
+		t.Fatal("the container does not end")
+		return ""
+	}
+}
