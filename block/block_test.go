@@ -7,6 +7,7 @@ import (
 	"io"
 	"strings"
 	"testing"
+	"testing/iotest"
 
 	"example.org/slipway/block"
 	"example.org/slipway/block/file"
@@ -141,6 +142,12 @@ func TestDiffErrors(t *testing.T) {
 	}
 	if err := block.ApplyDiff(t.Context(), s, "v", "", bytes.NewReader(append(bytes.Clone(good), 0))); !errors.Is(err, block.ErrDiff) {
 		t.Errorf("with something behind: %v", err)
+	}
+	failure := errors.New("the stream fails")
+	for _, n := range []int{100, len(good)} {
+		if err := block.ApplyDiff(t.Context(), s, "v", "", io.MultiReader(bytes.NewReader(good[:n]), iotest.ErrReader(failure))); !errors.Is(err, failure) || errors.Is(err, block.ErrDiff) {
+			t.Errorf("it fails after %d bytes: %v", n, err)
+		}
 	}
 	if infos, err := s.List(t.Context(), ""); err != nil || len(infos) > 0 {
 		t.Errorf("left: %v, %v", infos, err)

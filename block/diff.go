@@ -287,8 +287,12 @@ func (d *diffReader) end() error {
 	if !bytes.Equal(got, want) {
 		return fmt.Errorf("%w: its sum is not that of its bytes", ErrDiff)
 	}
-	if _, err := d.r.ReadByte(); err != io.EOF {
+	_, err := d.r.ReadByte()
+	switch {
+	case err == nil:
 		return fmt.Errorf("%w: something follows it", ErrDiff)
+	case errors.Is(err, io.EOF):
+		return nil
 	}
-	return nil
+	return err
 }

@@ -178,7 +178,7 @@ func (p *plan) lay() error {
 		return err
 	}
 	if next > math.MaxUint32 {
-		return fmt.Errorf("a tree that needs %d blocks is too large", next)
+		return &Error{".", fmt.Errorf("is the root of a tree that needs %d blocks; %d are possible", next, int64(math.MaxUint32))}
 	}
 	p.blocks = uint32(next)
 	return nil

@@ -160,9 +160,9 @@ func large(n int) []erofs.Node {
 }
 
 func TestLargeTree(t *testing.T) {
-	n := 200_000
-	if testing.Short() {
-		n = 20_000
+	n := 30_000
+	if os.Getenv("SLIPWAY_ROUNDS") != "" {
+		n = 200_000
 	}
 	nodes := large(n)
 	var before, after runtime.MemStats
@@ -184,7 +184,7 @@ func TestLargeTree(t *testing.T) {
 // must find, and miss what is not there.
 func TestLargeDirectory(t *testing.T) {
 	nodes := []erofs.Node{{Mode: erofs.Dir | 0o755}, {Name: "d", Mode: erofs.Dir | 0o755}}
-	const n = 100_000
+	const n = 50_000
 	for i := range n {
 		// Not in the order of their bytes, and of different lengths.
 		nodes = append(nodes, erofs.Node{Name: fmt.Sprintf("%d%s", i, "-tail"[:i%6]), Parent: 1, Mode: erofs.File | 0o600, Size: int64(i)})

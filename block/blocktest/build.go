@@ -25,7 +25,7 @@ func sumOf(tb testing.TB, s block.Store, id string) (sum [sha256.Size]byte) {
 	// What the device has beyond is zeros, and too much to read: it is in the list of
 	// changes if it is not.
 	n := min(v.Size(), 64<<20)
-	if _, err := io.Copy(h, io.NewSectionReader(v, 0, n)); err != nil {
+	if _, err := io.CopyBuffer(h, io.NewSectionReader(v, 0, n), make([]byte, 1<<20)); err != nil {
 		tb.Errorf("read %s: %v", id, err)
 	}
 	if err := v.Close(); err != nil {

@@ -93,16 +93,20 @@ func (b *build) run(ctx context.Context) (*block.Record, error) {
 	default:
 		return nil, fmt.Errorf("unknown file system %q", b.o.FS)
 	}
+	if err := b.usable(); err != nil {
+		return nil, err
+	}
+	var rec *block.Record
 	var err error
 	for range maxRestarts {
-		if err = b.make(ctx, digests); !errors.Is(err, errRemoved) {
+		if err = b.make(ctx, digests); err == nil {
+			rec, err = b.record(ctx)
+		}
+		if !errors.Is(err, errRemoved) {
 			break
 		}
 	}
-	if err != nil {
-		return nil, err
-	}
-	return b.record(ctx)
+	return rec, err
 }
 
 // errRemoved says that a volume which was there is not any more.
@@ -149,6 +153,9 @@ func (b *build) record(ctx context.Context) (*block.Record, error) {
 	}
 	for i := range b.steps {
 		info, err := b.s.Stat(ctx, b.steps[i].id)
+		if errors.Is(err, block.ErrNotFound) || err == nil && !info.Committed {
+			err = errRemoved
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -158,8 +165,29 @@ func (b *build) record(ctx context.Context) (*block.Record, error) {
 	return r, nil
 }
 
-// usable tells whether a tree can be the lower layer of an overlay: whoever mounts a
-// volume there must see what the image has.
+// usable tells whether the image can be the lower layer of an overlay: whoever mounts
+// its volume there must see what it has. A layer above may have removed what a layer
+// below has, so that the volumes below are made, for this image, all the same: those
+// that are there say nothing of an image that ends with them.
+func (b *build) usable() error {
+	indexes := make([]*gear.Index, len(b.layers))
+	suspect := false
+	for i := range b.layers {
+		indexes[i] = b.layers[i].Index
+		suspect = suspect || usable(indexes[i]) != nil
+	}
+	if !suspect {
+		return nil
+	}
+	x, err := gear.Flatten(indexes...)
+	if err != nil {
+		return unsupported(err)
+	}
+	return usable(x)
+}
+
+// usable returns an error that names an entry which an overlay reads as something
+// else.
 func usable(x *gear.Index) error {
 	for i := range x.Entries {
 		e := &x.Entries[i]
@@ -221,7 +249,8 @@ func (b *build) begin(ctx context.Context, st *step, orphan bool) (block.Volume,
 	switch {
 	case errors.Is(err, block.ErrNotFound):
 		v, err := b.s.Create(ctx, st.id, st.parent, st.plan.Size)
-		if errors.Is(err, block.ErrNotFound) {
+		// Not complete: another builder makes it again.
+		if errors.Is(err, block.ErrNotFound) || errors.Is(err, block.ErrNotCommitted) {
 			return nil, errRemoved
 		}
 		return v, err
@@ -237,7 +266,10 @@ func (b *build) begin(ctx context.Context, st *step, orphan bool) (block.Volume,
 	case err != nil:
 		return nil, err
 	case !orphan:
-		return nil, errors.Join(errOrphan, v.Close())
+		if err := v.Close(); err != nil {
+			return nil, err
+		}
+		return nil, errOrphan
 	case v.Size() == st.plan.Size && info.Parent == st.parent:
 		return v, nil
 	}
@@ -245,7 +277,10 @@ func (b *build) begin(ctx context.Context, st *step, orphan bool) (block.Volume,
 	if err := v.Close(); err != nil {
 		return nil, err
 	}
-	return nil, errors.Join(block.ErrInUse, b.s.Remove(ctx, st.id))
+	if err := b.s.Remove(ctx, st.id); err != nil {
+		return nil, err
+	}
+	return nil, block.ErrInUse // look again
 }
 
 // write fills a volume and commits it. One that cannot be finished is removed, to
@@ -260,12 +295,7 @@ func (b *build) write(ctx context.Context, st *step, v block.Volume) error {
 		err = b.commit(ctx, st)
 	}
 	if err != nil {
-		// Whoever went on with it meanwhile keeps it.
-		rerr := b.s.Remove(context.WithoutCancel(ctx), st.id)
-		if errors.Is(rerr, block.ErrInUse) {
-			rerr = nil
-		}
-		if rerr != nil {
+		if rerr := b.takeBack(context.WithoutCancel(ctx), st.id); rerr != nil {
 			b.o.Log.Warn("a volume that could not be finished is left for the next build", "volume", st.id, "err", rerr)
 		}
 		return err
@@ -274,10 +304,24 @@ func (b *build) write(ctx context.Context, st *step, v block.Volume) error {
 	return nil
 }
 
+// takeBack removes a volume that this builder cannot finish. Whoever went on with it
+// meanwhile keeps it, and what is complete is somebody's.
+func (b *build) takeBack(ctx context.Context, id string) error {
+	info, err := b.s.Stat(ctx, id)
+	if err == nil && !info.Committed {
+		err = b.s.Remove(ctx, id)
+	}
+	if errors.Is(err, block.ErrNotFound) || errors.Is(err, block.ErrInUse) {
+		return nil
+	}
+	return err
+}
+
 // commit commits a volume. A builder that took it for abandoned has it open for a
 // moment, or writes it once more and commits it itself.
 func (b *build) commit(ctx context.Context, st *step) error {
-	for pause := firstPause; ; pause = min(pause*3/2, maxPause) {
+	// Sooner than that one looks again.
+	for pause := firstPause / 10; ; pause = min(pause*3/2, maxPause) {
 		err := b.s.Commit(ctx, st.id)
 		if !errors.Is(err, block.ErrInUse) {
 			return err

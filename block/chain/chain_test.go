@@ -240,6 +240,65 @@ func TestUnsupported(t *testing.T) {
 	}
 }
 
+// TestUnsupportedBelow: what a layer above removes is no hindrance, and the image
+// without that layer is refused though its volume is there.
+func TestUnsupportedBelow(t *testing.T) {
+	t.Parallel()
+	s, im := store(t), blocktest.NewImage(t, 1, 0)
+	for _, e := range []rootfs.Entry{
+		{Path: "d/null", Type: rootfs.CharDevice, Mode: 0o600},
+		{Path: "d/null", Type: rootfs.Whiteout},
+	} {
+		b := gear.NewBuilder(nil)
+		must(t, b.Add(e, gear.File{}))
+		x, err := b.Index()
+		must(t, err)
+		im.Layers = append(im.Layers, block.Layer{Digest: oci.SHA256(fmt.Append(nil, e.Type)), Index: x})
+	}
+	built(t, s, im, nil)
+	var unsupported *block.UnsupportedError
+	if _, err := chain.Build(t.Context(), s, im.Layers[:1], im.Source, nil); !errors.As(err, &unsupported) {
+		t.Errorf("got error %v", err)
+	}
+}
+
+// overtaken is a store in which another builder takes a volume over as it is about to
+// be durable, and completes it.
+type overtaken struct {
+	block.Store
+	finish func()
+}
+
+func (o *overtaken) Create(ctx context.Context, id, parent string, size int64) (block.Volume, error) {
+	v, err := o.Store.Create(ctx, id, parent, size)
+	return &overtakenVolume{v, o.finish}, err
+}
+
+type overtakenVolume struct {
+	block.Volume
+	finish func()
+}
+
+func (v *overtakenVolume) Flush() error {
+	err := v.Close()
+	v.finish()
+	return errors.Join(block.ErrAway, err)
+}
+
+// TestOvertaken: a builder that was taken for dead leaves alone what another one has
+// completed.
+func TestOvertaken(t *testing.T) {
+	t.Parallel()
+	s, im := store(t), blocktest.NewImage(t, 11, 1)
+	var rec *block.Record
+	o := &overtaken{s, func() { rec = built(t, s, blocktest.NewImage(t, 11, 1), nil) }}
+	if _, err := chain.Build(t.Context(), o, im.Layers, im.Source, nil); !errors.Is(err, block.ErrAway) {
+		t.Errorf("got error %v", err)
+	}
+	blocktest.WantRecord(t, s, rec)
+	wantWhole(t, s, 1)
+}
+
 // TestBreaksOff: wherever a build breaks off, only whole volumes are left, and the
 // next one goes on from there.
 func TestBreaksOff(t *testing.T) {
@@ -320,6 +379,25 @@ func TestWaits(t *testing.T) {
 	must(t, err)
 	blocktest.WantRecord(t, s, rec)
 	wantWhole(t, s, 2)
+}
+
+// keeping is a store that removes nothing.
+type keeping struct{ block.Store }
+
+func (keeping) Remove(context.Context, string) error { return block.ErrDenied }
+
+// TestNotRemoved: a build does not wait for ever for what it may not remove.
+func TestNotRemoved(t *testing.T) {
+	t.Parallel()
+	s, im := store(t), blocktest.NewImage(t, 9, 1)
+	v, err := s.Create(t.Context(), block.VolumeName(block.Ext4, []oci.Digest{im.Layers[0].Digest}), "", 1<<20)
+	must(t, err)
+	must(t, v.Close())
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if _, err := chain.Build(ctx, keeping{s}, im.Layers, im.Source, nil); !errors.Is(err, block.ErrDenied) {
+		t.Errorf("got error %v", err)
+	}
 }
 
 // removing is a store whose volumes below go when one above is made.

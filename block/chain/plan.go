@@ -86,11 +86,6 @@ func (b *build) tree(layer int) (*geartree.Tree, error) {
 	if err != nil {
 		return nil, err
 	}
-	if layer == len(b.layers)-1 {
-		if err := usable(x); err != nil {
-			return nil, err
-		}
-	}
 	return geartree.Of(x)
 }
 

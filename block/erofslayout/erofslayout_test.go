@@ -116,8 +116,8 @@ func TestErrors(t *testing.T) {
 	for i := range 3 {
 		m.Put(fmt.Sprint(i), layouttest.File(uint64(i), 6<<40))
 	}
-	if _, err := erofslayout.Plan(m.Tree(), [16]byte{}); err == nil {
-		t.Error("18 TiB is no error")
+	if _, err := erofslayout.Plan(m.Tree(), [16]byte{}); !errors.As(err, &e) || e.Path != "." {
+		t.Errorf("18 TiB: %v", err)
 	}
 	tree := &geartree.Tree{
 		Nodes: []erofs.Node{{Mode: erofs.Dir}, {Name: "a", Mode: erofs.File, Size: 1}, {Name: "b", Mode: erofs.File, Size: 2}},

@@ -65,3 +65,16 @@ func TestTooLarge(t *testing.T) {
 		t.Errorf("18 TiB: %v", err)
 	}
 }
+
+// TestNoContent: a file has a content, also an empty one: else it would keep that of
+// the tree before.
+func TestNoContent(t *testing.T) {
+	m := layouttest.New()
+	m.Put("f", layouttest.File(1, 0))
+	tree := m.Tree()
+	tree.FileOf[1] = -1
+	var e *erofs.Error
+	if _, err := ext4.New([16]byte{}).Next(tree); !errors.As(err, &e) || e.Path != "f" {
+		t.Errorf("got error %v", err)
+	}
+}

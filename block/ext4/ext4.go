@@ -68,7 +68,9 @@ func New(id [16]byte) *Image {
 // Next brings the file system to tree t and returns what that takes to write.
 // The same trees in the same order, and the same id, give the same plans. It does
 // not keep or change t. Errors: *[erofs.Error] for what an ext4 file system
-// cannot hold, and for trees of more than 16 TiB; the image is then as it was.
+// cannot hold, and for trees of more than 16 TiB; the image is then as it was, but
+// after a tree whose contents would fit and whose directories do not, which leaves it
+// good for nothing.
 func (m *Image) Next(t *geartree.Tree) (*block.Plan, error) {
 	s := &step{Image: m, t: t, plan: &block.Plan{}}
 	if err := s.check(); err != nil {
@@ -133,7 +135,7 @@ func (s *step) checkNode(i int) (err error) {
 		return fmt.Errorf("was last changed %d s after 1970; ext4 has times from %d to %d", n.Sec, int64(MinTime), int64(MaxTime))
 	case kind != erofs.Dir && s.names[i] > MaxLinks:
 		return fmt.Errorf("has %d names; ext4 has at most %d", s.names[i], MaxLinks)
-	case kind == erofs.File && n.Size > 0 && s.t.FileOf[i] < 0:
+	case kind == erofs.File && s.t.FileOf[i] < 0:
 		return fmt.Errorf("is a file of %d bytes without content", n.Size)
 	}
 	s.attrs[i], err = layAttrs(n.Xattrs)

@@ -19,6 +19,8 @@
 //	  map                  until the commit: a bit for each block whose data is durable
 //	  recent               until the commit: a bit for each block, good while the
 //	                       machine that wrote it runs
+//	  lost                 if bytes may be lost that a flush could not write: the volume
+//	                       is never committed
 //	  extents              from the commit on: the map as a list
 //	  leases/              who has it open: see lease.go
 //	  children/            a name for each clone
@@ -113,7 +115,9 @@ func Open(dir string, o *Options) (*Store, error) {
 		err = s.io.do(context.Background(), func(context.Context, beat) error { return s.open() })
 	}
 	if err == nil {
-		err = s.sweep()
+		if err = s.sweep(); err != nil {
+			err = errors.Join(err, s.lockFile.Close())
+		}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open the volumes in %s: %w", dir, storageError(err))

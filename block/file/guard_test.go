@@ -24,7 +24,7 @@ func TestOrder(t *testing.T) {
 	if !errors.Is(err, block.ErrAway) {
 		t.Errorf("a write behind it: got error %v", err)
 	}
-	if err := o.do(g, false, func(beat) error { return nil }); err != nil {
+	if err := o.do(newGuard(time.Minute), false, func(beat) error { return nil }); err != nil {
 		t.Errorf("a read: %v", err)
 	}
 	released := make(chan struct{})
@@ -50,10 +50,10 @@ func TestOrder(t *testing.T) {
 // hang.
 func TestGuard(t *testing.T) {
 	t.Parallel()
-	g := newGuard(500 * time.Millisecond)
+	g := newGuard(time.Second)
 	err := g.do(t.Context(), func(_ context.Context, alive beat) error {
-		for range 10 {
-			time.Sleep(60 * time.Millisecond) // a part of the step
+		for range 12 {
+			time.Sleep(100 * time.Millisecond) // a part of the step
 			alive()
 		}
 		return nil
@@ -64,7 +64,10 @@ func TestGuard(t *testing.T) {
 	g = newGuard(time.Millisecond)
 	hang := make(chan struct{})
 	defer close(hang)
-	for range maxPending + 3 {
+	for more := 3; more > 0; {
+		if len(g.slots) == maxPending {
+			more--
+		}
 		err := g.do(t.Context(), func(context.Context, beat) error { <-hang; return nil })
 		if !errors.Is(err, block.ErrAway) {
 			t.Fatalf("a step that hangs: got error %v", err)

@@ -214,6 +214,9 @@ func (s *Store) Commit(ctx context.Context, id string) error {
 		if err != nil {
 			return nil, err
 		}
+		if _, err := os.Lstat(s.volume(id, lost)); !errors.Is(err, fs.ErrNotExist) {
+			return nil, errors.Join(errLost, err)
+		}
 		return s.writer(id, m, nil)
 	})
 	if errors.Is(err, block.ErrCommitted) {
@@ -291,10 +294,10 @@ func (s *Store) remove(ctx context.Context, id string) error {
 		}
 		return err
 	})
-	if err != nil || temp == "" {
-		return err
+	if temp != "" { // also if the lock was lost meanwhile
+		err = errors.Join(err, os.RemoveAll(temp))
 	}
-	return os.RemoveAll(temp)
+	return err
 }
 
 // childless returns block.ErrInUse if a volume has clones.

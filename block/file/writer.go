@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -280,11 +281,18 @@ func (w *writer) flush(alive beat) error {
 	}
 	if err != nil {
 		// The kernel may have dropped what it could not write, and would report
-		// success the next time.
-		w.failed = fmt.Errorf("what was written to it may be lost: %w", err)
+		// success the next time, to the next writer, too.
+		mark := os.WriteFile(filepath.Join(filepath.Dir(w.data.Name()), lost), nil, 0o600)
+		w.failed = errors.Join(fmt.Errorf("%w: %w", errLost, err), mark)
 	}
 	return w.failed
 }
+
+// lost is the name of a file that says that a flush of the volume failed.
+const lost = "lost"
+
+// errLost is of a volume of which a flush failed.
+var errLost = errors.New("what was written to it may be lost: it can only be removed")
 
 type dirtyPage struct {
 	i    int64

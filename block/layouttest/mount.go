@@ -266,8 +266,8 @@ func contentOf(path string, size int64) (string, error) {
 		}
 		fmt.Fprintf(&b, "%d:%x ", off, sum(data))
 	})
-	if end := size + 1; err == nil {
-		if _, err := f.ReadAt(make([]byte, 1), end); !errors.Is(err, io.EOF) {
+	if err == nil {
+		if _, err := f.ReadAt(make([]byte, 1), size); !errors.Is(err, io.EOF) {
 			return "", fmt.Errorf("%s goes on behind its end: %w", path, err)
 		}
 	}
