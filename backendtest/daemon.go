@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -151,10 +152,18 @@ func (d *Daemon) output() string {
 
 // FreePort is a TCP port of 127.0.0.1 that nobody listens on. It is below those that
 // the kernel gives away by itself: another test that asks for any port must not be
-// given this one before the server that it is for has come up.
+// given this one before the server that it is for has come up. Nobody else is given it
+// by FreePort while this process lives.
 func FreePort() (int, error) {
 	for range 100 {
 		port := 10000 + rand.IntN(10000)
+		ours, err := claim(port)
+		if err != nil {
+			return 0, fmt.Errorf("look for a free port: %w", err)
+		}
+		if !ours {
+			continue
+		}
 		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
 		if errors.Is(err, syscall.EADDRINUSE) {
 			continue
@@ -165,6 +174,28 @@ func FreePort() (int, error) {
 		return port, l.Close()
 	}
 	return 0, errors.New("no free port found")
+}
+
+// claims are sockets without a file, each for a port: the kernel closes them when the
+// process ends.
+var claims struct {
+	sync.Mutex
+	held []net.Listener // a listener that nobody knew of any more would be closed
+}
+
+// claim tells whether nobody else has claimed a port.
+func claim(port int) (bool, error) {
+	l, err := net.Listen("unix", fmt.Sprintf("@slipway-test-port-%d", port))
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	claims.Lock()
+	defer claims.Unlock()
+	claims.held = append(claims.held, l)
+	return true, nil
 }
 
 func freePort(t testing.TB) int {

@@ -27,6 +27,7 @@ func TestConformance(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			ocitest.Run(t, func(t *testing.T) oci.Registry { return openPlain(t, store(t), nil) }, nil)
 		})
 	}

@@ -5,6 +5,7 @@ import (
 	"io"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"example.org/slipway/oci"
 )
@@ -21,10 +22,19 @@ var _ oci.Registry = (*hopping)(nil)
 
 func (h *hopping) next() *replica {
 	r := h.list[int(h.n.Add(1))%len(h.list)]
-	if err := r.cat.Sync(h.t.Context()); err != nil {
-		h.t.Errorf("wait for what was changed before: %v", err)
+	// A catalogue that does not listen yet would ask again after a second.
+	for wait := 100 * time.Millisecond; ; wait *= 2 {
+		ctx, cancel := context.WithTimeout(h.t.Context(), wait)
+		err := r.cat.Sync(ctx)
+		cancel()
+		if err == nil {
+			return r
+		}
+		if wait > time.Minute || h.t.Context().Err() != nil {
+			h.t.Errorf("wait for what was changed before: %v", err)
+			return r
+		}
 	}
-	return r
 }
 
 func (h *hopping) ResolveBlob(ctx context.Context, repo string, d oci.Digest) (oci.Descriptor, error) {

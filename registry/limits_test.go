@@ -151,13 +151,14 @@ func TestReferrerPages(t *testing.T) {
 		}
 	}
 	// The fallback tag repeats some, and itself.
+	sizes := [10]int{0, 1, 100, 1000, 10_000, 2, 200, 2000, 60_000, 70_000}
 	var tagged []oci.Descriptor
 	for i, d := range slices.Sorted(maps.Keys(want))[:10] {
 		e := oci.Descriptor{MediaType: oci.MediaTypeOCIManifest, Digest: d, Size: 1, ArtifactType: "x/y"}
 		old := oci.Descriptor{MediaType: oci.MediaTypeOCIManifest, Digest: oci.SHA256(fmt.Append(nil, i)), Size: 1, ArtifactType: "x/y",
-			Annotations: map[string]string{"n": strings.Repeat("a", i*10_000)}}
+			Annotations: map[string]string{"n": strings.Repeat("a", sizes[i])}}
 		tagged = append(tagged, e, old, old)
-		if want[old.Digest] = i * 10_000; i > 6 {
+		if want[old.Digest] = sizes[i]; sizes[i] > 65_000 {
 			want[old.Digest] = 0
 		}
 	}

@@ -56,15 +56,17 @@ func (s *Store) acquire(oid string, exclusive bool) (*lease, error) {
 		stop: make(chan struct{}), done: make(chan struct{})}
 	until, err := l.lock(0)
 	if errno(err) == eBusy {
-		alive, e := s.holders(oid)
+		alive, broken, e := s.holders(oid)
 		if e != nil {
 			return nil, e
 		}
 		if alive {
 			return nil, block.ErrInUse
 		}
-		l.inherited = true
-		until, err = l.lock(0)
+		l.inherited = broken // else it was given up meanwhile, or has lapsed
+		if until, err = l.lock(0); errno(err) == eBusy {
+			return nil, block.ErrInUse // somebody else was faster
+		}
 	}
 	if err != nil {
 		return nil, translate(err)
@@ -182,26 +184,26 @@ func (l *lease) drop(id string) error {
 }
 
 // holders tells whether anybody holds a lease, and breaks those of processes of this
-// machine that have died.
-func (s *Store) holders(oid string) (bool, error) {
+// machine that have died: broken tells whether there were any.
+func (s *Store) holders(oid string) (alive, broken bool, err error) {
 	info, err := s.leases.ListLockers(oid, lockName)
 	switch {
 	case isMissing(err):
-		return false, nil
+		return false, false, nil
 	case errno(err) == syscall.ERANGE:
-		return true, nil // too many to list
+		return true, false, nil // too many to list
 	case err != nil:
-		return false, fmt.Errorf("look for leases: %w", translate(err))
+		return false, false, fmt.Errorf("look for leases: %w", translate(err))
 	}
-	alive := false
 	for i := range min(info.NumLockers, len(info.Cookies), len(info.Clients)) {
 		if !s.self.dead(info.Cookies[i]) {
 			alive = true
 			continue
 		}
 		if _, err := s.leases.BreakLock(oid, lockName, info.Clients[i], info.Cookies[i]); err != nil && !isMissing(err) {
-			return false, fmt.Errorf("end the lease of a dead process: %w", translate(err))
+			return false, false, fmt.Errorf("end the lease of a dead process: %w", translate(err))
 		}
+		broken = true
 	}
-	return alive, nil
+	return alive, broken, nil
 }

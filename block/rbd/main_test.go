@@ -112,7 +112,7 @@ func wantBytes(t testing.TB, v block.Volume, off int64, b []byte) {
 
 // soon is a context that ends.
 func soon(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	t.Cleanup(cancel)
 	return ctx
 }

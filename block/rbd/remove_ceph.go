@@ -86,7 +86,7 @@ func (s *Store) withdraw(img *rbd.Image, l *lease, id string) error {
 
 // unread fails with ErrInUse if somebody has the volume open for reading.
 func (s *Store) unread(id string) error {
-	alive, err := s.holders(readers(id))
+	alive, _, err := s.holders(readers(id))
 	if err == nil && alive {
 		err = fmt.Errorf("%w: it has readers", block.ErrInUse)
 	}

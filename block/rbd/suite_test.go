@@ -6,17 +6,22 @@ import (
 	"encoding/json"
 	"sync"
 	"testing"
+	"time"
 
 	"example.org/slipway/block"
 	"example.org/slipway/block/blocktest"
 	"example.org/slipway/block/rbd"
 )
 
+// deadLease is so long that nobody who has died can have been waited for.
+const deadLease = time.Minute
+
 func TestSuite(t *testing.T) {
 	t.Parallel()
 	var at sync.Map // rbd.Options by block.Place
 	blocktest.Run(t, func(t *testing.T) block.Store {
 		o, _ := options(t)
+		o.LeaseTime = deadLease
 		s, err := rbd.Open(t.Context(), o)
 		must(t, err)
 		at.Store(s.Place(), o)
@@ -28,6 +33,6 @@ func TestSuite(t *testing.T) {
 			must(t, err)
 			return string(b)
 		},
-		Death: leaseTime / 2,
+		Death: deadLease / 2,
 	})
 }

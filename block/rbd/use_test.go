@@ -30,7 +30,9 @@ func TestMapped(t *testing.T) {
 		o.Pool+"/"+o.Clones+"/c-1")
 	bench.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	must(t, bench.Start())
-	end := sync.OnceFunc(func() { _ = bench.Process.Kill(); _ = bench.Wait() })
+	ended := make(chan struct{})
+	go func() { _ = bench.Wait(); close(ended) }()
+	end := func() { _ = bench.Process.Kill(); <-ended }
 	defer end()
 	eventually(t, func() error {
 		out := c.Tool(t, "rbd", "status", o.Pool+"/"+o.Clones+"/c-1")
@@ -43,8 +45,10 @@ func TestMapped(t *testing.T) {
 	want(t, s.Commit(ctx, "c-1"), block.ErrInUse)
 	_, err = s.OpenWriter(ctx, "c-1")
 	want(t, err, block.ErrInUse)
-	if bench.Process.Signal(syscall.Signal(0)) != nil {
+	select {
+	case <-ended:
 		t.Error("who had it mapped has been ended")
+	default:
 	}
 	end()
 	eventually(t, func() error { return s.Remove(ctx, "c-1") })

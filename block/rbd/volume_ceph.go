@@ -155,7 +155,9 @@ func (v *volume) read(p []byte, off int64) (int, error) {
 		if err == nil {
 			// After the read: the blocks of an image that is gone are zeros.
 			err = v.held()
-		} else if !errors.Is(err, io.EOF) {
+		} else if errors.Is(err, io.EOF) {
+			err = io.ErrUnexpectedEOF // nobody may take it for the end of the device
+		} else {
 			err = translate(err)
 		}
 		if err != nil {

@@ -65,7 +65,9 @@ func (s *Store) create(id, parent string, size int64) (*volume, error) {
 	}
 	v, err := s.createHeld(at, l, id, parent, size)
 	if err != nil {
-		_ = rbd.RemoveImage(at, id) // what is left of it is not complete, and the next one's
+		if l.valid() { // else it may be another's
+			_ = rbd.RemoveImage(at, id) // what is left of it is not complete, and the next one's
+		}
 		_ = l.drop(id)
 		return nil, err
 	}
