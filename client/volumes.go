@@ -61,28 +61,53 @@ func (c *Client) Volumes(ctx context.Context, repo string, manifest oci.Digest) 
 	}
 	l := c.volumeCall(http.MethodGet, repo, manifest, "", nil)
 	l.notFound = oci.CodeUnsupported // of a registry that does not know the path
-	var st VolumeStatus
-	if _, err := c.getJSON(ctx, l, maxListBody, &st); err != nil {
+	var answer struct {
+		VolumeStatus
+		Records []json.RawMessage `json:"records"`
+	}
+	if _, err := c.getJSON(ctx, l, maxListBody, &answer); err != nil {
 		return nil, err
 	}
-	good := st.Records[:0]
+	st := &answer.VolumeStatus
+	st.Records = make([]block.Record, 0, len(answer.Records))
 	var bad error
-	for i := range st.Records {
-		r := &st.Records[i]
-		err := r.Check()
-		if err == nil && r.Manifest != manifest {
-			err = fmt.Errorf("record of volumes: it is of the image %s and not of %s", r.Manifest, manifest)
-		}
+	for _, raw := range answer.Records {
+		r, err := readRecord(raw, manifest)
 		if err != nil {
 			bad = errors.Join(bad, err)
 			continue
 		}
-		good = append(good, *r)
+		st.Records = append(st.Records, *r)
 	}
-	if st.Records = good; len(good) == 0 && bad != nil && st.Reason == "" {
+	if len(st.Records) == 0 && bad != nil && st.State == "" {
 		st.State, st.Reason = "failed", bad.Error()
 	}
-	return &st, nil
+	return st, nil
+}
+
+// readRecord reads and checks a record of an image. One of another version may have
+// any form beside its version.
+func readRecord(raw []byte, manifest oci.Digest) (*block.Record, error) {
+	var v struct{ Version int }
+	var r block.Record
+	err := json.Unmarshal(raw, &v)
+	if err == nil && v.Version != block.RecordVersion {
+		r.Version = v.Version
+		return nil, r.Check()
+	}
+	if err == nil {
+		err = json.Unmarshal(raw, &r)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("record of volumes: %w", err)
+	}
+	if err := r.Check(); err != nil {
+		return nil, err
+	}
+	if r.Manifest != manifest {
+		return nil, fmt.Errorf("record of volumes: it is of the image %s and not of %s", r.Manifest, manifest)
+	}
+	return &r, nil
 }
 
 // ListVolumes lists the images of a repository that are volumes, or are to be.

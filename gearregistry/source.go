@@ -143,14 +143,17 @@ func receive(in *gear.StreamReader, files []gear.File, ask []int, deliver func(i
 // piped lets a large file be read as it comes.
 func piped(it *gear.StreamItem, deliver func(io.Reader) error) error {
 	pr, pw := io.Pipe()
-	sent := make(chan struct{})
+	sent := make(chan error, 1)
 	go func() {
-		defer close(sent)
 		_, err := it.WriteTo(pw)
 		pw.CloseWithError(err)
+		sent <- err
 	}()
 	err := deliver(pr)
 	pr.Close()
-	<-sent
+	// Who reads just the bytes that are due does not see that they are wrong.
+	if bad := <-sent; err == nil && !errors.Is(bad, io.ErrClosedPipe) {
+		err = bad
+	}
 	return err
 }

@@ -27,7 +27,7 @@ type Volumes interface {
 	// that are configured. Errors: MANIFEST_UNKNOWN, UNSUPPORTED.
 	Queue(ctx context.Context, repo string, manifest oci.Digest, fs string) error
 	// Drop gives up the volumes of an image, in a file system or with "" in all.
-	// Errors: MANIFEST_UNKNOWN.
+	// Errors: MANIFEST_UNKNOWN, UNSUPPORTED.
 	Drop(ctx context.Context, repo string, manifest oci.Digest, fs string) error
 	// Credential returns what a node needs to use the volumes of an image, with
 	// clones also to make clones of them. Errors: MANIFEST_UNKNOWN, UNSUPPORTED,
@@ -107,6 +107,7 @@ func (s *Server) listVolumes(q *request) error {
 	if list == nil {
 		page.Images = []VolumeListed{}
 	}
+	q.w.Header()["Cache-Control"] = noStore
 	return q.sendJSON(page)
 }
 

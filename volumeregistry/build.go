@@ -151,6 +151,9 @@ func (s *Service) record(ctx context.Context, v catalog.VolumeImage, m catalog.M
 		}
 	}
 	if err := s.cat.RecordVolumes(ctx, v.ID, out); err != nil {
+		if errors.Is(err, catalog.ErrNotFound) && out.Referrer != "" { // given up meanwhile, and nobody knows what was pushed
+			s.dropReferrer(ctx, v.ID, v.Repo, out.Referrer)
+		}
 		return removing(err)
 	}
 	s.log.Info("an image is built as volumes", "repo", v.Repo, "manifest", v.Manifest, "fs", v.FS, "volume", rec.Volume())

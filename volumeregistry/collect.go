@@ -42,14 +42,12 @@ func (s *Service) keepHouse(ctx context.Context) {
 		case <-s.gone:
 		case <-tick.C:
 		}
-		c, err := s.Collect(ctx, false)
+		_, err := s.Collect(ctx, false)
 		switch {
 		case ctx.Err() != nil:
 			return
 		case err != nil && !errors.Is(err, catalog.ErrLeased):
 			s.log.Error("remove volumes that nothing needs; it is tried again", "err", err)
-		case c.Images+c.Volumes > 0:
-			s.log.Info("removed volumes that nothing needs", "images", c.Images, "volumes", c.Volumes, "in_use", c.InUse)
 		}
 	}
 }
@@ -57,8 +55,21 @@ func (s *Service) keepHouse(ctx context.Context) {
 // Collect forgets the images that their repositories do not show any more, or that
 // are not wanted as volumes, and removes volumes that no image has needed for the
 // grace period of the catalogue, or with now at once. Errors: catalog.ErrLeased
-// while another process collects.
+// while another process collects; one of this process is waited for.
 func (s *Service) Collect(ctx context.Context, now bool) (c Collected, err error) {
+	// What one has removed may be made again, and must not go by an older list of
+	// another.
+	select {
+	case s.collecting <- struct{}{}:
+		defer func() { <-s.collecting }()
+	case <-ctx.Done():
+		return c, ctx.Err()
+	}
+	defer func() {
+		if c.Images+c.Volumes > 0 {
+			s.log.Info("removed volumes that nothing needs", "images", c.Images, "volumes", c.Volumes, "in_use", c.InUse)
+		}
+	}()
 	if s.cat.Shared() {
 		held, release, err := s.cat.Hold(ctx, collectLease, s.owner, s.opts.Lease)
 		if err != nil {
@@ -122,6 +133,7 @@ func (s *Service) forgetImage(ctx context.Context, id int64, c *Collected) error
 	gone, err := s.cat.ForgetVolumeImage(ctx, id)
 	if err == nil && gone {
 		c.Images++
+		s.endPause(id)
 	}
 	return err
 }
@@ -132,7 +144,8 @@ func (s *Service) removeVolumes(ctx context.Context, store block.Store, now bool
 	place := placeName(store.Place())
 	kept := map[string]bool{} // which with now would be found again
 	for {
-		names, err := s.cat.RemovingVolumes(ctx, place, now, collectStep)
+		// Those that are kept may come first each time, and must leave room for others.
+		names, err := s.cat.RemovingVolumes(ctx, place, now, collectStep+len(kept))
 		if err != nil {
 			return err
 		}

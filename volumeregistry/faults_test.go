@@ -237,3 +237,91 @@ func (s sticky) Remove(ctx context.Context, id string) error {
 	}
 	return s.Store.Remove(ctx, id)
 }
+
+// blocking is storage whose removals wait.
+type blocking struct {
+	block.Store
+	removes *atomic.Int64
+	goOn    chan struct{}
+}
+
+func (k blocking) Remove(ctx context.Context, id string) error {
+	k.removes.Add(1)
+	<-k.goOn
+	return k.Store.Remove(ctx, id)
+}
+
+// TestOneCollects: two collections of a process are one behind the other, as the
+// second could remove by an old list what was made again since.
+func TestOneCollects(t *testing.T) {
+	k := blocking{removes: &atomic.Int64{}, goOn: make(chan struct{})}
+	b := newBed(t, newPlace(t), setup{store: func(s block.Store) block.Store { k.Store = s; return k }})
+	d := b.push(repo, "v1", base(t))
+	b.built(repo, d)
+	if err := b.svc.Drop(t.Context(), repo, d, ""); err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	first := func() {
+		for k.removes.Load() == 0 { // the image may be held for a moment
+			if _, err := b.svc.Collect(t.Context(), true); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	}
+	wg.Go(first)
+	poll(t, "one removes", func() bool { return k.removes.Load() > 0 })
+	wg.Go(func() {
+		if _, err := b.svc.Collect(t.Context(), true); err != nil {
+			t.Error(err)
+		}
+	})
+	<-time.After(50 * time.Millisecond)
+	if n := k.removes.Load(); n != 1 {
+		t.Errorf("%d removals at once, want one", n)
+	}
+	close(k.goOn)
+	wg.Wait()
+	if n := k.removes.Load(); n != 1 || len(b.volumes()) != 0 {
+		t.Errorf("%d removals, volumes %q", n, b.volumes())
+	}
+}
+
+// dropping gives up an image when its volume is made.
+type dropping struct {
+	block.Store
+	drop func()
+}
+
+func (k dropping) Create(ctx context.Context, id, parent string, size int64) (block.Volume, error) {
+	k.drop()
+	return k.Store.Create(ctx, id, parent, size)
+}
+
+// TestDropUnderBuild: of an image that is given up while it is built no record stays
+// beside it.
+func TestDropUnderBuild(t *testing.T) {
+	var b *bed
+	var d oci.Digest
+	pushed := make(chan struct{})
+	var once sync.Once
+	drop := func() {
+		once.Do(func() {
+			<-pushed
+			if err := b.svc.Drop(t.Context(), repo, d, ""); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	b = newBed(t, newPlace(t), setup{store: func(s block.Store) block.Store { return dropping{s, drop} }})
+	d = b.push(repo, "v1", base(t))
+	close(pushed)
+	poll(t, "the volume goes", func() bool {
+		c := collect(t, b, true)
+		return c.Images > 0 || len(b.image(repo, d).Records) == 0 && strings.Contains(b.log.String(), "removed volumes")
+	})
+	if refs := b.referrers(repo, d); len(refs) != 0 {
+		t.Errorf("records beside an image that was given up: %+v", refs)
+	}
+}

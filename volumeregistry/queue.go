@@ -98,8 +98,8 @@ func (s *Service) Queue(ctx context.Context, repo string, d oci.Digest, fs strin
 	}
 	list := s.opts.FS
 	if fs != "" {
-		if fs != block.Ext4 && fs != block.EROFS {
-			return oci.Errorf(oci.CodeUnsupported, "%.40q is no file system of volumes; there are %s and %s", fs, block.Ext4, block.EROFS)
+		if err := checkFS(fs); err != nil {
+			return err
 		}
 		list = []string{fs}
 	}
@@ -117,10 +117,15 @@ func (s *Service) Queue(ctx context.Context, repo string, d oci.Digest, fs strin
 
 // Drop says that an image of a repository is not wanted as volumes any more, in one
 // file system or with "" in all. Errors: MANIFEST_UNKNOWN, also for an image that
-// is no volume.
+// is no volume, UNSUPPORTED.
 func (s *Service) Drop(ctx context.Context, repo string, d oci.Digest, fs string) error {
 	if err := s.writable(); err != nil {
 		return err
+	}
+	if fs != "" {
+		if err := checkFS(fs); err != nil {
+			return err
+		}
 	}
 	if _, err := s.shows(ctx, repo, d); err != nil {
 		return err
@@ -159,7 +164,7 @@ func (s *Service) workQueue(ctx context.Context) {
 
 // drainQueue begins the builds that are due, as slots become free.
 func (s *Service) drainQueue(ctx context.Context, wg *sync.WaitGroup) {
-	for ctx.Err() == nil {
+	for ctx.Err() == nil && !s.resting() {
 		list, err := s.cat.DueVolumes(ctx, 2*cap(s.slots)+16)
 		if err != nil {
 			if ctx.Err() == nil {
@@ -270,15 +275,15 @@ func (s *Service) buildQueued(ctx context.Context, v catalog.VolumeImage, b *bui
 	if errors.Is(err, catalog.ErrNotFound) || err == nil && (now.Due.IsZero() || now.Attempts != v.Attempts || now.Dropped) {
 		return
 	}
-	began := s.opts.Clock()
-	if err == nil {
-		err = s.build(ctx, now, b)
+	if err != nil {
+		s.lostOutcome(ctx, v, err)
+		return
 	}
+	began := s.opts.Clock()
+	err = s.build(ctx, now, b)
 	var waiting *waitingError
 	if !errors.As(err, &waiting) {
-		s.mu.Lock()
-		delete(s.pauses, v.ID)
-		s.mu.Unlock()
+		s.endPause(v.ID)
 	}
 	switch {
 	case ctx.Err() != nil: // the next look, or start, takes it up
@@ -298,9 +303,28 @@ func (s *Service) buildQueued(ctx context.Context, v catalog.VolumeImage, b *bui
 	default:
 		err = s.failed(ctx, now, err)
 	}
-	if err != nil && ctx.Err() == nil {
-		s.log.Error("record how a build of volumes ended", "repo", v.Repo, "manifest", v.Manifest, "err", err)
+	if err != nil {
+		s.lostOutcome(ctx, v, err)
 	}
+}
+
+// lostOutcome says that the catalogue did not take in how a build ended. The build is
+// still due, so that nothing more is begun for a while.
+func (s *Service) lostOutcome(ctx context.Context, v catalog.VolumeImage, err error) {
+	if ctx.Err() != nil {
+		return
+	}
+	s.log.Error("record how a build of volumes ended", "repo", v.Repo, "manifest", v.Manifest, "err", err)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.rest = s.opts.Clock().Add(firstRetry)
+}
+
+// resting tells whether the queue is left alone for now.
+func (s *Service) resting() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.opts.Clock().Before(s.rest)
 }
 
 // Pauses between two looks whether a build can begin: most layers are converted in

@@ -206,6 +206,9 @@ func (s *Service) Credential(ctx context.Context, repo string, d oci.Digest, clo
 		issue = is.Credential
 	}
 	c, err := issue(ctx, s.opts.CredentialTTL)
+	if errors.Is(err, block.ErrDenied) {
+		return block.Credential{}, &oci.Error{Code: oci.CodeUnavailable, RetryAfter: openAgain, Message: "the storage of volumes does not let the registry make credentials for nodes", Err: err}
+	}
 	if err != nil {
 		return block.Credential{}, unavailable(err)
 	}

@@ -99,6 +99,8 @@ type Service struct {
 	slots   chan struct{}
 	queued  chan struct{} // wakes the workers
 	gone    chan struct{} // wakes the collector
+	// collecting is held by the one collection of this process.
+	collecting chan struct{}
 
 	mu sync.Mutex
 	// active are the builds at work, by the ids of their images. A nil one is held
@@ -106,6 +108,8 @@ type Service struct {
 	active map[int64]*build
 	// pauses are how long those that wait were put off the last time.
 	pauses map[int64]time.Duration
+	// rest is until when nothing is begun, as the catalogue takes in no outcome.
+	rest time.Time
 
 	metrics metrics
 	ctx     context.Context // ends with Close
@@ -116,7 +120,7 @@ type Service struct {
 // that is needed first, and again some time after it failed, as a registry is to
 // serve while that storage is away.
 func New(cat *catalog.Catalog, layers Layers, reg Registry, open func(context.Context) (block.Store, error), o *Options) *Service {
-	s := &Service{cat: cat, layers: layers, reg: reg, owner: rand.Text(), queued: make(chan struct{}, 1), gone: make(chan struct{}, 1), active: map[int64]*build{}, pauses: map[int64]time.Duration{}}
+	s := &Service{cat: cat, layers: layers, reg: reg, owner: rand.Text(), queued: make(chan struct{}, 1), gone: make(chan struct{}, 1), collecting: make(chan struct{}, 1), active: map[int64]*build{}, pauses: map[int64]time.Duration{}}
 	if o != nil {
 		s.opts = *o
 	}
@@ -300,4 +304,17 @@ func (s *Service) now(ctx context.Context) (time.Time, error) {
 		return s.opts.Clock(), nil
 	}
 	return s.cat.Now(ctx)
+}
+
+func checkFS(fs string) error {
+	if fs != block.Ext4 && fs != block.EROFS {
+		return oci.Errorf(oci.CodeUnsupported, "%.40q is no file system of volumes; there are %s and %s", fs, block.Ext4, block.EROFS)
+	}
+	return nil
+}
+
+func (s *Service) endPause(id int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.pauses, id)
 }

@@ -96,7 +96,16 @@ func waitForVolumes(ctx context.Context, r *remoteImage, d oci.Digest, fs string
 			}
 			return nil, fmt.Errorf("somebody gave up the volumes of %s meanwhile", d)
 		case volumeregistry.StateFailed:
-			return nil, fmt.Errorf("%s cannot be built as volumes: %s", r.arg, st.Reason)
+			failed, err := failureOf(ctx, r, d, fs, st.Reason, there)
+			if err != nil {
+				return nil, err
+			}
+			if failed != "" {
+				return nil, fmt.Errorf("%s cannot be built as volumes: %s", r.arg, failed)
+			}
+			if there {
+				return st, nil
+			}
 		}
 		if st.Total > 0 {
 			p.share(st.Done, st.Total, "%s", st.State)
@@ -109,4 +118,29 @@ func waitForVolumes(ctx context.Context, r *remoteImage, d oci.Digest, fs string
 		case <-time.After(pause):
 		}
 	}
+}
+
+// failureOf tells why the build of an image in a file system failed, with "" in any:
+// that of a status may be of another one. "": it did not. there tells whether a
+// record in it is served.
+func failureOf(ctx context.Context, r *remoteImage, d oci.Digest, fs, reason string, there bool) (string, error) {
+	if fs == "" {
+		return reason, nil
+	}
+	list, err := r.reg.ListVolumes(ctx, r.repo)
+	if err != nil {
+		return "", err
+	}
+	for _, v := range list {
+		if v.Manifest != d || v.FS != fs {
+			continue
+		}
+		if v.State == volumeregistry.StateFailed {
+			return v.Reason, nil
+		}
+		if v.State != "" || there {
+			return "", nil
+		}
+	}
+	return reason, nil
 }
