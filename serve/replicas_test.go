@@ -117,7 +117,7 @@ func TestMoveCatalog(t *testing.T) {
 	layer := layerOf(200 << 10)
 	d := s.pushImage("a", "v1", layer)
 	a, closeAdmin := openAdmin(t, s.cfg)
-	if _, err := a.MoveCatalog(t.Context(), serve.MoveArgs{To: "postgres://nobody:hush@" + freeAddr(t) + "/none?connect_timeout=1"}, nil); err == nil || strings.Contains(err.Error(), "hush") {
+	if _, err := a.MoveCatalog(t.Context(), serve.MoveArgs{To: "postgres://nobody:hush@" + postgres.Addr + "/none?sslmode=disable"}, nil); err == nil || strings.Contains(err.Error(), "hush") {
 		t.Errorf("a move to nowhere: %v", err)
 	}
 	s.pushImage("a", "after-a-failure", layer)

@@ -197,6 +197,7 @@ func TestStoreConformance(t *testing.T) {
 			continue // each is quick enough to be tested on; many new ones are not
 		}
 		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
 			ocitest.Run(t, func(t *testing.T) oci.Registry {
 				s := start(t, setup{yaml: tc.yaml(t)})
 				transport := &http.Transport{}
