@@ -46,11 +46,19 @@ const (
 	loopMajor   = 7
 	// attempts to take a free device that others take at the same time.
 	attempts = 64
+	// patientAttempts are those before one that waits for its file's server is left
+	// the free device that the kernel names, and another made: 28 ms.
+	patientAttempts = 8
 )
 
-// attaching is held from asking for a free device to taking it: parallel attempts
-// of one process only take them away from each other.
-var attaching sync.Mutex
+// attaching are the numbers of devices that this process is about to take: parallel
+// attempts only take them away from each other. The lock is not held while the
+// kernel takes one, which waits for the file's server: it flushes the file for
+// direct I/O.
+var attaching = struct {
+	sync.Mutex
+	devices map[int]bool
+}{devices: map[int]bool{}}
 
 // Attach makes a device of a file, which may be closed after it. The device stays
 // as long as it is held or mounted.
@@ -88,27 +96,54 @@ func attach(file *os.File, o Options) (*Device, error) {
 		return nil, err
 	}
 	defer control.Close()
-	attaching.Lock()
-	defer attaching.Unlock()
 	for try := range attempts {
-		d, err := take(control, file, o)
+		d, err := take(control, file, o, try >= patientAttempts)
 		if err == nil || !errors.Is(err, unix.EBUSY) {
 			return d, err
 		}
-		time.Sleep(time.Duration(try) * time.Millisecond) // another process was faster
+		time.Sleep(time.Duration(try) * time.Millisecond) // somebody else was faster
 	}
 	return nil, fmt.Errorf("others took %d of them: %w", attempts, ErrNone)
 }
 
-// take binds a free device. EBUSY: another process took it.
-func take(control, file *os.File, o Options) (*Device, error) {
-	n, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
+// reserve finds a free device for this attempt alone. EBUSY: the first is that of
+// another one. With more, a new device is made then.
+func reserve(control *os.File, more bool) (n int, free func(), err error) {
+	attaching.Lock()
+	defer attaching.Unlock()
+	n, err = unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
+	if err == nil && attaching.devices[n] {
+		if !more {
+			return 0, nil, unix.EBUSY
+		}
+		var r uintptr
+		var errno unix.Errno
+		if r, _, errno = unix.Syscall(unix.SYS_IOCTL, control.Fd(), unix.LOOP_CTL_ADD, ^uintptr(0)); errno != 0 { // -1: any number
+			err = errno
+		}
+		n = int(r)
+	}
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.ENODEV) {
-		return nil, ErrNone
+		return 0, nil, ErrNone
 	}
 	if err != nil {
-		return nil, fmt.Errorf("find a free one: %w", err)
+		return 0, nil, fmt.Errorf("find a free one: %w", err)
 	}
+	attaching.devices[n] = true
+	return n, func() {
+		attaching.Lock()
+		defer attaching.Unlock()
+		delete(attaching.devices, n)
+	}, nil
+}
+
+// take binds a free device. EBUSY: somebody else takes it.
+func take(control, file *os.File, o Options, more bool) (*Device, error) {
+	n, free, err := reserve(control, more)
+	if err != nil {
+		return nil, err
+	}
+	defer free()
 	d := &Device{path: fmt.Sprintf("/dev/loop%d", n)}
 	if d.f, err = openDevice(d.path, n, o.ReadOnly); err != nil {
 		return nil, err

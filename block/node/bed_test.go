@@ -47,7 +47,8 @@ func TestMain(m *testing.M) {
 
 func role(name string, args ...string) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe", args...)
-	cmd.Env = append(os.Environ(), roleEnv+"="+name)
+	// Without the second that the race detector waits at the end of a process.
+	cmd.Env = append(os.Environ(), roleEnv+"="+name, "GORACE=atexit_sleep_ms=0")
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	return cmd

@@ -39,6 +39,9 @@ func chooseMapping(ctx context.Context, o *Options) (Storage, []string, error) {
 	if err := os.MkdirAll(d.dir, 0o700); err != nil {
 		return nil, nil, err
 	}
+	if err := d.removeKeys(); err != nil {
+		return nil, nil, err
+	}
 	var reasons []string
 	for _, kind := range []string{krbd, nbd} {
 		if o.Mapping != kind && o.Mapping != "auto" && o.Mapping != "" {
@@ -167,10 +170,27 @@ func (d *devices) mapDevice(ctx context.Context, m *block.Mapping) (string, erro
 		return "", err
 	}
 	dev, err := d.runMap(ctx, &r, &m.Credential)
-	if err != nil {
-		return "", errors.Join(fmt.Errorf("map %s: %w", r.spec(), err), d.forget(m.Name))
+	if err == nil {
+		return dev, nil
 	}
-	return dev, nil
+	err = fmt.Errorf("map %s: %w", r.spec(), err)
+	if ctx.Err() == nil { // else it was broken off, and there may be a device
+		err = errors.Join(err, d.forget(m.Name))
+	}
+	return "", err
+}
+
+const keyPrefix = ".key-"
+
+// removeKeys removes the keys that a process left which was killed while it mapped.
+func (d *devices) removeKeys() error {
+	entries, err := os.ReadDir(d.dir)
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), keyPrefix) {
+			err = errors.Join(err, os.Remove(filepath.Join(d.dir, e.Name())))
+		}
+	}
+	return err
 }
 
 // spec is the image as the program rbd has it.
@@ -201,7 +221,7 @@ func (d *devices) runMap(ctx context.Context, r *deviceRecord, c *block.Credenti
 	}
 	if c.User != "" {
 		// In a file, as others may read what programs are called with.
-		key, err := os.CreateTemp(d.dir, ".key-*")
+		key, err := os.CreateTemp(d.dir, keyPrefix+"*")
 		if err != nil {
 			return "", err
 		}

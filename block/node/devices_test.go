@@ -35,6 +35,7 @@ case "$1 $2" in
 	[ -e "$dir/images/$id" ] || { echo "rbd: no such image" >&2; exit 2; }
 	dev=$(losetup $ro --find --show "$dir/images/$id") || exit 1
 	echo "{\"pool\":\"$pool\",\"namespace\":\"$ns\",\"name\":\"$id\",\"snap\":\"$snap\",\"device\":\"$dev\"}" >"$dir/mapped/$(basename $dev)"
+	[ -e "$dir/slow" ] && exec sleep 30
 	echo "$dev" ;;
 "device unmap")
 	for a; do dev=$a; done
@@ -81,6 +82,8 @@ func TestDevices(t *testing.T) {
 	t.Parallel()
 	b, at, img, with := deviceBed(t)
 	ctx := context.Background()
+	ok(t, os.MkdirAll(b.records+"/devices", 0o700))
+	ok(t, os.WriteFile(b.records+"/devices/.key-1", []byte("secret"), 0o600)) // of one that was killed
 	m := b.open(with)
 	dir, err := m.Local(ctx, img)
 	ok(t, err)
@@ -140,6 +143,24 @@ func TestDevices(t *testing.T) {
 	if key, err := os.ReadFile(filepath.Join(at, "keys")); err != nil || !strings.HasPrefix(string(key), "secret") {
 		t.Errorf("keys: %q, %v", key, err)
 	}
+}
+
+// A device that was made although the program was given up does not stay.
+func TestDeviceComesLate(t *testing.T) {
+	t.Parallel()
+	b, at, img, with := deviceBed(t)
+	m := b.open(with, func(o *node.Options) { o.Limits.Call = 2 * time.Second })
+	slow := filepath.Join(at, "slow")
+	ok(t, os.WriteFile(slow, nil, 0o600))
+	if _, err := m.Local(context.Background(), img); err == nil {
+		t.Error("it was mounted")
+	}
+	ok(t, os.Remove(slow))
+	b.nothing()
+	b.eventually("no device is left", func() bool {
+		left, err := os.ReadDir(filepath.Join(at, "mapped"))
+		return err == nil && len(left) == 0
+	})
 }
 
 // What the kernel does not map goes through user space, and so does what needs

@@ -37,6 +37,7 @@ type file struct {
 	flight    *flight // the opening of the next
 	lastError string
 	ailing    bool // storage failed, and nothing succeeded since
+	gone      bool // shut: nothing is opened any more
 }
 
 // volume is an open volume and how many use it.
@@ -94,6 +95,10 @@ func (f *file) use(ctx context.Context) (*volume, error) {
 			v.users++
 			f.mu.Unlock()
 			return v, nil
+		}
+		if f.gone {
+			f.mu.Unlock()
+			return nil, errGone
 		}
 		if f.flight == nil {
 			f.launch()
@@ -167,13 +172,17 @@ func (f *file) deliver(fl *flight, v block.Volume, err error) {
 	}
 }
 
-var errRenewed = errors.New("the volume is opened with another credential now")
+var (
+	errRenewed = errors.New("the volume is opened with another credential now")
+	errGone    = errors.New("the volume is not mapped any more")
+)
 
-// abandon ends a flight whose mapping is no longer the file's: those who wait for
-// it try again, and what it opens is closed. The lock is held.
-func (f *file) abandon() {
+// abandon ends a flight that is not wanted any more: those who wait for it get
+// err, after which requests try again, and what it opens is closed. The lock is
+// held.
+func (f *file) abandon(err error) {
 	if fl := f.flight; fl != nil {
-		fl.over, fl.err = true, errRenewed
+		fl.over, fl.err = true, err
 		f.flight = nil
 		close(fl.done)
 	}
@@ -214,13 +223,6 @@ func (f *file) retire(v *volume) {
 	}
 }
 
-// current is the open volume, nil if there is none.
-func (f *file) current() *volume {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.cur
-}
-
 // renew opens the volume with another mapping of it, or with the same if it is not
 // open. After an error the old one holds.
 func (f *file) renew(ctx context.Context, m block.Mapping) error {
@@ -239,7 +241,7 @@ func (f *file) renew(ctx context.Context, m block.Mapping) error {
 		return err
 	}
 	f.mu.Lock()
-	f.abandon()
+	f.abandon(errRenewed)
 	f.mapping = m
 	old := f.cur
 	f.cur = &volume{v: v, closed: make(chan struct{})}
@@ -264,7 +266,7 @@ func sameCredential(a, b block.Credential) bool {
 // writer. Requests wait meanwhile.
 func (f *file) renewWriter(ctx context.Context, m block.Mapping) error {
 	f.mu.Lock()
-	f.abandon()
+	f.abandon(errRenewed)
 	old := f.mapping
 	f.mapping = m
 	v := f.cur
@@ -273,6 +275,7 @@ func (f *file) renewWriter(ctx context.Context, m block.Mapping) error {
 	v, err := f.use(ctx)
 	if err != nil {
 		f.mu.Lock()
+		f.abandon(errRenewed) // ctx may have ended before it has opened the volume
 		f.mapping = old
 		f.mu.Unlock()
 		return err
@@ -281,9 +284,14 @@ func (f *file) renewWriter(ctx context.Context, m block.Mapping) error {
 	return nil
 }
 
-// shut closes the volume, or lets its last user do it.
+// shut closes the volume, or lets its last user do it. None is opened after it,
+// also not for a request that was waiting for one.
 func (f *file) shut() error {
-	v := f.current()
+	f.mu.Lock()
+	f.gone = true
+	f.abandon(errGone)
+	v := f.cur
+	f.mu.Unlock()
 	if v == nil {
 		return nil
 	}

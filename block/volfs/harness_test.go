@@ -54,7 +54,8 @@ func exit(err error) {
 
 func role(name string, env []string, args ...string) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe", args...)
-	cmd.Env = append(os.Environ(), append(env, roleEnv+"="+name)...)
+	// Without the second that the race detector waits at the end of a process.
+	cmd.Env = append(os.Environ(), append(env, roleEnv+"="+name, "GORACE=atexit_sleep_ms=0")...)
 	cmd.Stderr = os.Stderr
 	return cmd
 }
@@ -174,7 +175,7 @@ type mount struct {
 }
 
 // patience is after how long a test is taken to hang, and its connection aborted.
-const patience = 40 * time.Second
+const patience = 60 * time.Second
 
 func newMount(t testing.TB) *mount {
 	t.Helper()
@@ -283,7 +284,9 @@ func (m *mount) server(bound time.Duration) (s *volfs.Server, stop func()) {
 	m.t.Helper()
 	s, err := volfs.New(m.dev, func(_ context.Context, mp block.Mapping) (block.Volume, error) {
 		m.opens.Add(1)
-		if m.set(func() {}); m.deny != "" && mp.Credential.User == m.deny {
+		denied := false
+		m.set(func() { denied = m.deny != "" && mp.Credential.User == m.deny })
+		if denied {
 			return nil, block.ErrDenied
 		}
 		d, err := openDisk(m.dir, mp)

@@ -125,10 +125,10 @@ func TestExt4(t *testing.T) {
 }
 
 // TestKilledUnderLoad kills the server all the time while one process reads a volume at random, another writes and
-// reads a file system on a loop device, and a third direct. No error may be seen, and no wrong byte.
-// VOLFS_STORM_SECONDS makes it longer.
+// reads a file system on a loop device, and a third direct. No error may be seen, and no wrong byte. It ends after
+// VOLFS_STORM_SECONDS, by default one, and not before enough has happened.
 func TestKilledUnderLoad(t *testing.T) {
-	d := 2 * time.Second
+	d := time.Second
 	if s, err := time.ParseDuration(os.Getenv("VOLFS_STORM_SECONDS") + "s"); err == nil {
 		d = s
 	}
@@ -147,7 +147,7 @@ func TestKilledUnderLoad(t *testing.T) {
 	if err := unix.Mount(dev.Path(), at, "ext4", 0, "discard"); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), d)
+	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var wg sync.WaitGroup
 	var reads, writes, kills atomic.Int64
@@ -156,7 +156,12 @@ func TestKilledUnderLoad(t *testing.T) {
 	}
 	wg.Go(func() { writeFiles(t, ctx, at, &writes) })
 	wg.Go(func() {
-		for ctx.Err() == nil {
+		defer cancel()
+		end := time.Now().Add(d)
+		for time.Now().Before(end) || reads.Load() < 20 || writes.Load() < 3 || kills.Load() < 3 {
+			if ctx.Err() != nil || t.Failed() {
+				return
+			}
 			before := reads.Load()
 			time.Sleep(100 * time.Millisecond)
 			if reads.Load() == before {
@@ -168,9 +173,6 @@ func TestKilledUnderLoad(t *testing.T) {
 	})
 	wg.Wait()
 	t.Logf("%d reads, %d files written, %d kills", reads.Load(), writes.Load(), kills.Load())
-	if reads.Load() < 20 || writes.Load() < 3 || kills.Load() < 3 {
-		t.Error("too little happened")
-	}
 	if err := errors.Join(unix.Unmount(at, 0), dev.Close()); err != nil {
 		t.Fatal(err)
 	}

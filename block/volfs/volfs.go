@@ -236,14 +236,15 @@ func (s *Server) renew(ctx context.Context, f *file, m block.Mapping) error {
 // releaseGrace is how long Remove waits for the kernel to tell that the last user
 // has closed the file: it does so without waiting for an answer, and may not have
 // been heard when the unmount that it follows has returned.
-const releaseGrace = 200 * time.Millisecond
+const releaseGrace = 500 * time.Millisecond
 
 // Remove takes a file away and closes its volume, flushed if it is writable. That
 // there is no such file is success.
 //
 // Errors: block.ErrInUse while the kernel has the file open, for a loop device or
-// as an image; after any other error the file is gone, and what was written to its
-// volume may not be durable. ctx bounds the waiting for storage.
+// as an image. After an error of storage the file is gone, and what was written to
+// its volume may not be durable; after any other it is still there. ctx bounds the
+// waiting for storage.
 func (s *Server) Remove(ctx context.Context, name string) error {
 	unlock, err := s.names.lock(ctx, name)
 	if err != nil {

@@ -96,11 +96,11 @@ func TestModeIsKeptAcrossWorkers(t *testing.T) {
 	stop()
 	f.Close()
 	s, stop = p.serve(nil)
-	eventually(t, "the release", func() bool { return s.Stats().Open == 0 })
-	p.check(name)
-	if st := s.Stats(); st.OpensPassthrough != 1 || st.Backing != 1 {
-		t.Errorf("after the last close: got %+v, want passthrough", st)
-	}
+	eventually(t, "passthrough after the last close", func() bool {
+		p.check(name)
+		st := s.Stats()
+		return st.OpensPassthrough == 1 && st.Backing == 1
+	})
 	stop()
 	opens := p.opens.Load()
 	s, _ = p.serve(nil)
@@ -142,18 +142,15 @@ func stormSizes(n int) []int {
 	return sizes
 }
 
-// TestKillStorm kills the worker all the time while many processes open thousands of files. POOLFS_STORM_SECONDS makes
+// TestKillStorm kills the worker all the time while many readers open hundreds of files. POOLFS_STORM_SECONDS makes
 // it longer.
 func TestKillStorm(t *testing.T) {
-	seconds := envInt("POOLFS_STORM_SECONDS", 8)
-	if testing.Short() {
-		seconds = 2
-	}
+	seconds := envInt("POOLFS_STORM_SECONDS", 3)
 	for _, mode := range []string{"", "POOLFS_PARTIAL=1", "POOLFS_NOPASS=1"} {
 		t.Run(mode, func(t *testing.T) {
 			d := time.Duration(seconds) * time.Second / 3
 			p := newPool(t, patience+2*d)
-			names := p.fill(t, 22, stormSizes(3000)...)
+			names := p.fill(t, 22, stormSizes(500)...)
 			h := p.hold(nil, "POOLFS_DELAY=2ms", mode)
 			ctx, cancel := context.WithTimeout(t.Context(), d)
 			defer cancel()
@@ -178,7 +175,7 @@ func TestKillStorm(t *testing.T) {
 			for _, err := range failures[:min(len(failures), 10)] {
 				t.Error(err)
 			}
-			if opens < 16 || kills < 2 {
+			if opens < 16 || kills < 1 {
 				t.Errorf("only %d opens and %d kills", opens, kills)
 			}
 		})
@@ -189,14 +186,14 @@ func TestReplaceUnderLoad(t *testing.T) {
 	for _, mode := range []string{"", "POOLFS_PARTIAL=1", "POOLFS_NORESEND=1"} {
 		t.Run(mode, func(t *testing.T) {
 			p := newPool(t, patience)
-			names := p.fill(t, 23, stormSizes(1000)...)
+			names := p.fill(t, 23, stormSizes(200)...)
 			h := p.hold(nil, "POOLFS_DELAY=2ms", mode)
-			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
 			upgrades := make(chan int)
 			go func() {
 				n := 0
-				for tick := time.NewTicker(300 * time.Millisecond); ; n++ {
+				for tick := time.NewTicker(200 * time.Millisecond); ; n++ {
 					select {
 					case <-ctx.Done():
 						tick.Stop()
@@ -238,7 +235,11 @@ func TestNobodyWaitsForAWorkerThatCannotStart(t *testing.T) {
 	p := newPool(t, patience)
 	names := p.fill(t, 25, 1000, 2000)
 	_, stop := p.serve(nil)
-	p.check(names[0])
+	kept, err := open(p.path(names[0])) // else the kernel may forget its name, under which nobody finds it then
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer kept.Close()
 	stop()
 	h := poolfs.NewHolder(p.dev, func() *exec.Cmd { return role("crash", nil) },
 		&poolfs.HolderOptions{State: p.state, Bound: 200 * time.Millisecond, MaxBackoff: 500 * time.Millisecond})
@@ -346,13 +347,15 @@ func TestOverlay(t *testing.T) {
 			exe := p.put(t, program)
 			names := p.fill(t, 26, 0, 1, 100_000, 3_000_000)
 			h := p.hold(nil, mode)
-			files := map[string][32]byte{"program": exe}
+			files := map[string][32]byte{}
 			for i, n := range names {
 				if i > 0 { // an empty file has no data elsewhere
 					files[fmt.Sprint("file", i)] = n
 				}
 			}
+			files["program"] = exe
 			merged := p.overlay(files)
+			delete(files, "program") // large, and read by being started
 			for round := range 2 {
 				for file, n := range files {
 					want := fmt.Sprintf("%x", n)
@@ -363,7 +366,7 @@ func TestOverlay(t *testing.T) {
 					}
 				}
 				cmd := exec.Command(filepath.Join(merged, "program"), filepath.Join(merged, "file3"))
-				cmd.Env = append(os.Environ(), roleEnv+"=mmap")
+				cmd.Env = append(os.Environ(), roleEnv+"=mmap", "GORACE=atexit_sleep_ms=0")
 				out, err := cmd.Output()
 				if want := fmt.Sprintf("%x\n", names[3]); err != nil || string(out) != want {
 					t.Errorf("round %d: program run from the pool: got %s, %v, want %s", round, out, err, want)

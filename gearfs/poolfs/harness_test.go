@@ -60,7 +60,8 @@ func exit(err error) {
 
 func role(name string, env []string, args ...string) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe", args...)
-	cmd.Env = append(os.Environ(), append(env, roleEnv+"="+name)...)
+	// Without the second that the race detector waits at the end of a process.
+	cmd.Env = append(os.Environ(), append(env, roleEnv+"="+name, "GORACE=atexit_sleep_ms=0")...)
 	cmd.Stderr = os.Stderr
 	return cmd
 }
@@ -322,7 +323,7 @@ type pool struct {
 }
 
 // patience is after how long a test is taken to hang, and its connection aborted.
-const patience = 30 * time.Second
+const patience = 60 * time.Second
 
 func newPool(t testing.TB, limit time.Duration) *pool {
 	t.Helper()

@@ -122,11 +122,9 @@ func TestModeIsKept(t *testing.T) {
 		t.Error(err)
 	}
 	first.Close()
-	eventually(t, "the release", func() bool { return s.Stats().Open == 0 })
-	p.check(name)
-	if st := s.Stats(); st.OpensPassthrough != 1 {
-		t.Errorf("after the last close: got %+v, want one open in passthrough mode", st)
-	}
+	// The last read may count as a user for a moment after its answer.
+	eventually(t, "an open in passthrough mode after the last close", func() bool { p.check(name); return s.Stats().OpensPassthrough == 1 })
+	cached := s.Stats().OpensCached
 	// And the other way round: what is open in passthrough mode stays so.
 	second, err := open(p.path(name))
 	if err != nil {
@@ -142,8 +140,8 @@ func TestModeIsKept(t *testing.T) {
 	second.Close()
 	eventually(t, "the release", func() bool { return s.Stats().Backing == 0 })
 	p.check(name)
-	if st := s.Stats(); st.OpensCached != 3 {
-		t.Errorf("after eviction: got %+v, want a third open in cached mode", st)
+	if st := s.Stats(); st.OpensCached != cached+1 {
+		t.Errorf("after eviction: got %+v, want another open in cached mode after %d", st, cached)
 	}
 }
 
