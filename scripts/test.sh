@@ -24,7 +24,8 @@ export GOFLAGS=${GOFLAGS:--buildvcs=false}
 cd "$root"
 CGO_ENABLED=0 go build -o "$work/slipway" ./cmd/slipway
 (cd integration && CGO_ENABLED=0 go build -o "$work/testsum" ./cmd/testsum)
-export SLIPWAY_BIN=$work/slipway
+# A process that exits would wait a second for the race detector's reports.
+export SLIPWAY_BIN=$work/slipway GORACE=atexit_sleep_ms=0
 # Without librbd the tests that need it say so, each.
 ceph=0
 if [ -e /usr/include/rbd/librbd.h ]; then
