@@ -138,6 +138,9 @@ func New(ctx context.Context, cfg *config.Agent, dev *os.File, ls Listeners, log
 		return nil, err
 	}
 	recs := &records{dir: a.lay.chains}
+	if err := recs.clean(); err != nil {
+		log.Warn("what a crash left of images' records stays for now", "err", err)
+	}
 	if a.volumes, err = openVolumes(ctx, run, cfg, a.regs, recs, log); err != nil {
 		return nil, err
 	}

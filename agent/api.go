@@ -78,8 +78,10 @@ const (
 	apiStatus  = "/v1/status"
 	apiProfile = "/v1/profile"
 	apiVerify  = "/v1/verify"
-	// maxAPI bounds what is read of a request or answer, in bytes.
-	maxAPI = 64 << 20
+	// maxRequest and maxAPI bound what is read of a request and of an answer, in
+	// bytes.
+	maxRequest = 1 << 20
+	maxAPI     = 64 << 20
 )
 
 func (a *Agent) apiHandler() http.Handler {
@@ -109,7 +111,7 @@ func answer[In, Out any](do func(*http.Request, In) (Out, error)) http.HandlerFu
 	return func(w http.ResponseWriter, r *http.Request) {
 		var in In
 		if r.Method == http.MethodPost {
-			err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxAPI)).Decode(&in)
+			err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxRequest)).Decode(&in)
 			if err != nil && !errors.Is(err, io.EOF) {
 				http.Error(w, err.Error(), http.StatusBadRequest)
 				return

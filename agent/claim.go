@@ -69,6 +69,10 @@ func (c *chains) claimBy(ctx context.Context, l snapshotter.Layer, ref reference
 			return why, true, err
 		}
 	}
+	if !snapshot { // nobody unpacks it; who tries again is told what is so then
+		c.volumes.settled(reg, ref, oci.Digest(l.Manifest), fs)
+		return why, false, err
+	}
 	if len(use) == 0 || use[0] != config.WayPlain {
 		c.log.Info("a layer is unpacked", "image", l.ImageRef, "layer", l.Digest, "why", why)
 	}

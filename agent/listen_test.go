@@ -85,7 +85,7 @@ func TestAnswer(t *testing.T) {
 		}
 		return x, nil
 	})
-	for body, want := range map[string]int{`{"A":0}`: 200, ``: 200, `{"A":1}`: 404, `{"A":2}`: 422, `{"A":"x"}`: 400, `{`: 400, strings.Repeat(" ", maxAPI+1): 400} {
+	for body, want := range map[string]int{`{"A":0}`: 200, ``: 200, `{"A":1}`: 404, `{"A":2}`: 422, `{"A":"x"}`: 400, `{`: 400, strings.Repeat(" ", maxRequest+1): 400} {
 		w := httptest.NewRecorder()
 		h(w, httptest.NewRequest(http.MethodPost, "/", strings.NewReader(body)))
 		if w.Code != want {

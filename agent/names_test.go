@@ -158,7 +158,8 @@ func TestRecords(t *testing.T) {
 	if _, err := r.index(top); err == nil || !strings.Contains(err.Error(), "damaged") {
 		t.Errorf("another index is read, error %v", err)
 	}
-	// What a crash leaves goes, what is damaged is told of and stays.
+	// What a crash leaves goes, but not when records are listed: it could as well be
+	// just being made. What is damaged is told of and stays.
 	for _, d := range []string{dir + ".new", filepath.Join(r.dir, "sha256-"+strings.Repeat("c", 64)), filepath.Join(r.dir, "sha256-"+strings.Repeat("d", 64))} {
 		if err := os.Mkdir(d, 0o700); err != nil {
 			t.Fatal(err)
@@ -172,6 +173,12 @@ func TestRecords(t *testing.T) {
 	all, err := r.all(func(dir string, _ error) { bad = append(bad, dir) })
 	if err != nil || len(all) != 2 || len(bad) != 1 {
 		t.Errorf("%d records, damaged %q, error %v; want 2 and 1", len(all), bad, err)
+	}
+	if _, err := os.Stat(dir + ".new"); err != nil {
+		t.Errorf("what may be being made is removed by who lists records: %v", err)
+	}
+	if err := r.clean(); err != nil {
+		t.Error(err)
 	}
 	entries, err := os.ReadDir(r.dir)
 	if err != nil || len(entries) != 3 {

@@ -262,8 +262,8 @@ func (r *records) remove(chain string) error {
 	return os.RemoveAll(dir)
 }
 
-// all lists the records that can be read. What was left by a crash is removed,
-// what is damaged is passed to bad.
+// all lists the records that can be read. What is damaged is passed to bad. Records
+// may be changed meanwhile.
 func (r *records) all(bad func(dir string, err error)) ([]*chainRecord, error) {
 	entries, err := os.ReadDir(r.dir)
 	if err != nil {
@@ -271,28 +271,47 @@ func (r *records) all(bad func(dir string, err error)) ([]*chainRecord, error) {
 	}
 	var out []*chainRecord
 	for _, e := range entries {
-		chain := strings.Replace(e.Name(), "-", ":", 1)
-		if dir, err := r.path(chain); err != nil || filepath.Base(dir) != e.Name() {
-			if strings.HasSuffix(e.Name(), ".new") {
-				err = os.RemoveAll(filepath.Join(r.dir, e.Name()))
-			}
-			if err != nil {
-				bad(e.Name(), err)
-			}
+		chain, ok := r.chainOf(e.Name())
+		if !ok {
 			continue
 		}
 		rec, err := r.load(chain)
 		switch {
-		case errors.Is(err, errNoRecord):
-			err = r.remove(chain)
-			fallthrough
+		case errors.Is(err, errNoRecord): // it is just being removed, or was left by a crash
 		case err != nil:
-			if err != nil {
-				bad(e.Name(), err)
-			}
+			bad(e.Name(), err)
 		default:
 			out = append(out, rec)
 		}
 	}
 	return out, nil
+}
+
+// chainOf is the chain that a directory is of.
+func (r *records) chainOf(name string) (string, bool) {
+	chain := strings.Replace(name, "-", ":", 1)
+	dir, err := r.path(chain)
+	return chain, err == nil && filepath.Base(dir) == name
+}
+
+// clean removes what was left by a crash. Nobody may change records meanwhile: what
+// is being made looks the same.
+func (r *records) clean() error {
+	entries, err := os.ReadDir(r.dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		chain, ok := r.chainOf(e.Name())
+		if !ok && strings.HasSuffix(e.Name(), ".new") {
+			err = errors.Join(err, os.RemoveAll(filepath.Join(r.dir, e.Name())))
+		}
+		if !ok {
+			continue
+		}
+		if _, lerr := r.load(chain); errors.Is(lerr, errNoRecord) {
+			err = errors.Join(err, r.remove(chain))
+		}
+	}
+	return err
 }

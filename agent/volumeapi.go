@@ -118,7 +118,7 @@ func answerStorage[In any](do func(context.Context, In) (storageAnswer, error)) 
 	return func(w http.ResponseWriter, r *http.Request) {
 		var in In
 		if r.Method == http.MethodPost {
-			if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxAPI)).Decode(&in); err != nil {
+			if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxRequest)).Decode(&in); err != nil {
 				http.Error(w, err.Error(), http.StatusBadRequest)
 				return
 			}
@@ -140,7 +140,10 @@ type volumeStorage struct {
 	http *http.Client
 }
 
-var _ node.Storage = (*volumeStorage)(nil)
+var (
+	_ node.Storage = (*volumeStorage)(nil)
+	_ node.Refuser = (*volumeStorage)(nil)
+)
 
 func newVolumeStorage(socket, dir string) *volumeStorage {
 	// A connection for each call: one that is kept may be to a worker that was
@@ -169,6 +172,18 @@ func (s *volumeStorage) Mapped(ctx context.Context) ([]string, error) {
 	var names []string
 	for i := range list {
 		names = append(names, list[i].Mapping.Name)
+	}
+	return names, err
+}
+
+// Refused implements node.Refuser.
+func (s *volumeStorage) Refused(ctx context.Context) ([]string, error) {
+	list, err := s.list(ctx)
+	var names []string
+	for i := range list {
+		if list[i].Denied {
+			names = append(names, list[i].Mapping.Name)
+		}
 	}
 	return names, err
 }

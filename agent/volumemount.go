@@ -94,7 +94,7 @@ func mapped(image string) string { return "volume:" + image }
 
 // mapVolume maps and mounts an image as a volume.
 func (m *mounts) mapVolume(ctx context.Context, req MapRequest) (*MapAnswer, error) {
-	r, err := m.reserveMap(ctx, &req)
+	r, fresh, err := m.reserveMap(ctx, &req)
 	if err != nil {
 		return nil, err
 	}
@@ -103,7 +103,10 @@ func (m *mounts) mapVolume(ctx context.Context, req MapRequest) (*MapAnswer, err
 	if err == nil {
 		dir, err = m.chains.volumes.local(ctx, rec.Volume)
 	}
-	if err == nil {
+	if err != nil && !fresh {
+		return nil, err // it stays mapped, and is mounted when the storage answers
+	}
+	if err == nil && fresh {
 		err = m.save(r)
 	}
 	if err != nil {
@@ -122,22 +125,23 @@ func (m *mounts) mapVolume(ctx context.Context, req MapRequest) (*MapAnswer, err
 	return a, err
 }
 
-// reserveMap is reserve for an image that is mapped; one that is already stays.
-func (m *mounts) reserveMap(ctx context.Context, req *MapRequest) (*mountRecord, error) {
+// reserveMap is reserve for an image that is mapped; one that is already stays, and
+// is not fresh.
+func (m *mounts) reserveMap(ctx context.Context, req *MapRequest) (r *mountRecord, fresh bool, err error) {
 	m.mu.Lock()
-	r := m.all[mapped(req.Image)]
+	r = m.all[mapped(req.Image)]
 	m.mu.Unlock()
 	if r != nil {
-		return r, nil
+		return r, false, nil
 	}
-	_, _, r, err := m.reserve(ctx, &MountRequest{Image: req.Image, Dir: mapped(req.Image), Platform: req.Platform}, []string{config.WayVolume}, "")
+	_, _, r, err = m.reserve(ctx, &MountRequest{Image: req.Image, Dir: mapped(req.Image), Platform: req.Platform}, []string{config.WayVolume}, "")
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	r.Mapped = true
-	return r, nil
+	return r, true, nil
 }
 
 // unmapVolume gives a mapped image back.

@@ -70,11 +70,17 @@ func openVolumes(ctx, life context.Context, cfg *config.Agent, regs *registries,
 		trying: map[string]int{}, decided: map[decisionKey]*decision{}, containers: map[string]volumeContainer{}}
 	var err error
 	v.mgr, err = node.Open(ctx, node.Options{Dir: lay.volumeRecords, Run: lay.volumeMounts, Storage: v.storage, Mapping: cfg.Volumes.Mapping,
-		Outage: cfg.Volumes.Outage, Credential: v.credentialOf, Observe: v.steps.observe, Log: log})
+		Outage: cfg.Volumes.Outage, Limits: node.Limits{Sweep: sweepOf(cfg.Volumes.Outage)}, Credential: v.credentialOf, Observe: v.steps.observe, Log: log})
 	if err != nil {
 		return nil, err
 	}
 	return v, nil
+}
+
+// sweepOf is how often volumes are looked at: so often that one whose credential is
+// refused has another before what waits for it gets an error.
+func sweepOf(outage time.Duration) time.Duration {
+	return min(30*time.Second, max(outage/2, 500*time.Millisecond))
 }
 
 // begin drops what no image needs. It is called once mounts without containerd
@@ -230,6 +236,9 @@ func wayOut(err error) string {
 	return "; it is tried again when the container is started again"
 }
 
+// dropWait bounds how long a volume that goes is waited for.
+const dropWait = 5 * time.Second
+
 // dropUnneeded ends the use of a volume unless an image or a pull needs it.
 func (v *volumes) dropUnneeded(volume string) {
 	v.gate.Lock()
@@ -241,7 +250,11 @@ func (v *volumes) dropUnneeded(volume string) {
 	if err != nil || slices.ContainsFunc(all, func(r *chainRecord) bool { return r.Volume.usable() && r.Volume.Record.Volume() == volume }) {
 		return
 	}
-	if err := v.mgr.DropLocal(v.ctx, volume); err != nil && v.ctx.Err() == nil {
+	// Pulls wait for the gate, and must not wait for the storage: what takes longer
+	// goes on by itself.
+	ctx, cancel := context.WithTimeout(v.ctx, dropWait)
+	defer cancel()
+	if err := v.mgr.DropLocal(ctx, volume); err != nil && v.ctx.Err() == nil {
 		v.log.Info("a volume stays mounted for now", "volume", volume, "err", err)
 	}
 }

@@ -126,7 +126,8 @@ func (b *volumeBed) start() {
 	b.t.Helper()
 	process := func(what string) *exec.Cmd {
 		cmd := exec.Command("/proc/self/exe")
-		cmd.Env = append(os.Environ(), asProcess+"="+what, withConfig+"="+b.file)
+		// The race detector sleeps for a second at the end of a process by default.
+		cmd.Env = append(os.Environ(), asProcess+"="+what, withConfig+"="+b.file, "GORACE=atexit_sleep_ms=0 "+os.Getenv("GORACE"))
 		cmd.Stdout, cmd.Stderr = b.t.Output(), b.t.Output()
 		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 		return cmd
@@ -616,8 +617,6 @@ func TestVolumesShareLayers(t *testing.T) {
 			t.Errorf("%s: it is explained by %q", fs, x)
 		}
 		b.remove(ctx, sn, "of "+a.ref, "of "+g.ref, "of "+lone.ref, a.chain(), g.chain(), lone.chain())
-		b.end()
-		b.start()
 		b.noUse()
 		b.end()
 	}
@@ -689,6 +688,9 @@ func TestVolumeAway(t *testing.T) {
 	if _, err := sn.Prepare(ctx, "one", chain); err != nil {
 		t.Fatal(err)
 	}
+	if _, err := b.caller.MapVolume(t.Context(), MapRequest{Image: img.ref}); err != nil {
+		t.Fatal(err)
+	}
 	b.end()
 	away := b.store + ".away"
 	if err := os.Rename(b.store, away); err != nil {
@@ -700,17 +702,57 @@ func TestVolumeAway(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "volume") {
 		t.Errorf("mounted without its storage: %v", err)
 	}
-	t.Log(err)
+	if _, err := b.caller.MapVolume(t.Context(), MapRequest{Image: img.ref}); err == nil {
+		t.Error("mapped without its storage")
+	}
 	if err := os.Rename(away, b.store); err != nil {
 		t.Fatal(err)
 	}
 	b.eventually("mounts", func() error { _, err := sn.Mounts(ctx, "one"); return err })
+	if err := b.caller.UnmapVolume(t.Context(), img.ref); err != nil {
+		t.Errorf("what was mapped before its storage was away is no more: %v", err)
+	}
 	b.remove(ctx, sn, "one", chain)
+}
+
+// mountsOnceBuilt mounts an image that is no volume, in vain, and as soon as it is
+// one.
+func (b *volumeBed) mountsOnceBuilt() {
+	b.t.Helper()
+	img := b.push("off/late", 0, map[string]string{"a": "first"})
+	at := filepath.Join(b.dir, "late")
+	if err := os.Mkdir(at, 0o755); err != nil {
+		b.t.Fatal(err)
+	}
+	req := MountRequest{Image: img.ref, Dir: at, Mode: ModeLocal}
+	if _, err := b.caller.Mount(b.t.Context(), req); err == nil || !strings.Contains(err.Error(), "no record") {
+		b.t.Errorf("an image without a volume is mounted: %v", err)
+	}
+	if x, err := b.caller.Explain(b.t.Context(), img.ref); err == nil {
+		b.t.Errorf("what was not mounted is explained by %q", x.Lines)
+	}
+	if err := b.reg.BuildVolume(b.t.Context(), "off/late", img.manifest, "ext4"); err != nil {
+		b.t.Fatal(err)
+	}
+	b.eventually("the volume", func() error {
+		st, err := b.reg.Volumes(b.t.Context(), "off/late", img.manifest)
+		if err == nil && len(st.Records) == 0 {
+			err = fmt.Errorf("%+v", st)
+		}
+		return err
+	})
+	if _, err := b.caller.Mount(b.t.Context(), req); err != nil {
+		b.t.Fatalf("once it is built: %v", err)
+	}
+	if err := b.caller.Umount(b.t.Context(), at); err != nil {
+		b.t.Error(err)
+	}
 }
 
 // TestVolumeMounts mounts without containerd, in every mode.
 func TestVolumeMounts(t *testing.T) {
 	b := newVolumeBed(t, "local", "ext4", "gear, plain")
+	b.mountsOnceBuilt()
 	img := b.push("team/app", 1, map[string]string{"a": "first"}, map[string]string{"b": "second"})
 	for _, mode := range []string{ModeGear, ModeLocal, ModeNetwork} {
 		at := filepath.Join(b.dir, mode)

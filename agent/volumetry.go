@@ -99,8 +99,8 @@ func (v *volumes) expire(key decisionKey, d *decision) {
 	}
 }
 
-// settled ends the decision of an image that has all its layers now: what it holds
-// goes with the image from now on, and not some time later.
+// settled ends the decision of an image that has all its layers now, or will not
+// get them: what it holds goes with the image from now on, and not some time later.
 func (v *volumes) settled(reg *registry, ref reference, manifest oci.Digest, fs string) {
 	if v == nil {
 		return
@@ -114,6 +114,10 @@ func (v *volumes) settled(reg *registry, ref reference, manifest oci.Digest, fs 
 	}
 	select {
 	case <-d.done:
+		if d.volume == "" { // nothing is to be dropped, which may take time
+			v.expire(key, d)
+			return
+		}
 		v.background(func() { v.expire(key, d) })
 	default: // somebody has just begun anew
 	}
@@ -149,8 +153,8 @@ func because(reason string) string {
 	return ", " + reason
 }
 
-// pick takes the record, of those that were checked when they came, that suits this node best: a compact image where nobody
-// writes to it, else one that can be cloned.
+// pick takes the record, of those that were checked when they came, that suits this
+// node best: a compact image where nobody writes to it, else one that can be cloned.
 func (v *volumes) pick(records []block.Record, key decisionKey) (*block.Record, error) {
 	want := []string{block.EROFS, block.Ext4}
 	if key.fs != "" {

@@ -3,6 +3,7 @@ package serve
 import (
 	"bufio"
 	"context"
+	"io"
 	"math"
 	"os"
 	"path/filepath"
@@ -109,7 +110,8 @@ func memoryInUse() (live, beside int64) {
 // initialisation and rare work touched once. Only read-only mappings are
 // dropped that nobody has written to, where nothing can be lost: what the dynamic
 // linker writes before it takes the right to write away (RELRO) would come back as
-// it is in the file, without the addresses of functions.
+// it is in the file, without the addresses of functions. Such a page counts as
+// anonymous, or as swap once it lies there.
 func dropUnusedPages() {
 	exe, err := os.Readlink("/proc/self/exe")
 	if err != nil {
@@ -120,26 +122,39 @@ func dropUnusedPages() {
 		return
 	}
 	defer f.Close()
-	var at []string // the mapping that the lines are of; nil: none to be dropped
-	for sc := bufio.NewScanner(f); sc.Scan(); {
+	unwritten(f, exe, func(start, end uint64) {
+		_ = unix.Madvise(mapping(uintptr(start), int(end-start)), unix.MADV_DONTNEED)
+	})
+}
+
+// unwritten finds the mappings of an executable in a list of a process's mappings
+// (/proc/PID/smaps) that cannot be written and never were.
+func unwritten(smaps io.Reader, exe string, found func(start, end uint64)) {
+	var at []string // the mapping that the lines are of; nil: not to be found
+	var clean bool  // it has no anonymous page in memory
+	for sc := bufio.NewScanner(smaps); sc.Scan(); {
 		// start-end perms offset dev inode path, or Key: number kB
 		fields := strings.Fields(sc.Text())
 		switch {
 		case len(fields) >= 5 && strings.Contains(fields[0], "-"):
-			if at = nil; len(fields) >= 6 && fields[5] == exe && fields[1][1] != 'w' {
+			if at, clean = nil, false; len(fields) >= 6 && fields[5] == exe && fields[1][1] != 'w' {
 				at = fields
 			}
 			continue
-		case at == nil || len(fields) < 2 || fields[0] != "Anonymous:" || fields[1] != "0":
+		case at == nil || len(fields) < 2:
+			continue
+		case fields[0] == "Anonymous:":
+			clean = fields[1] == "0"
+			continue
+		case fields[0] != "Swap:" || fields[1] != "0" || !clean: // comes behind Anonymous
 			continue
 		}
 		from, to, ok := strings.Cut(at[0], "-")
 		start, err1 := strconv.ParseUint(from, 16, 64)
 		end, err2 := strconv.ParseUint(to, 16, 64)
-		if !ok || err1 != nil || err2 != nil || end <= start {
-			continue
+		if ok && err1 == nil && err2 == nil && end > start {
+			found(start, end)
 		}
-		_ = unix.Madvise(mapping(uintptr(start), int(end-start)), unix.MADV_DONTNEED)
 	}
 }
 

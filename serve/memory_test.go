@@ -3,10 +3,12 @@ package serve
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"strings"
 	"testing"
 	"time"
 )
@@ -104,5 +106,21 @@ func waitDeep(ready chan<- struct{}, end <-chan struct{}) {
 	<-end
 	for i := range frame {
 		frame[i]++
+	}
+}
+
+// TestUnwritten finds the code, and neither what is written nor what the dynamic
+// linker has written, be that in memory or in swap.
+func TestUnwritten(t *testing.T) {
+	entry := func(at, perms, path string, anonymous, swap int) string {
+		return fmt.Sprintf("%s %s 00000000 08:01 42 %s\nSize: 16 kB\nAnonymous: %d kB\nSwap: %d kB\nSwapPss: 0 kB\nVmFlags: rd ex mr\n", at, perms, path, anonymous, swap)
+	}
+	smaps := entry("1000-5000", "r-xp", "/bin/slipway", 0, 0) + entry("5000-6000", "r--p", "/bin/slipway", 4, 0) +
+		entry("6000-7000", "r--p", "/bin/slipway", 0, 4) + entry("7000-8000", "rw-p", "/bin/slipway", 0, 0) +
+		entry("8000-9000", "r-xp", "/lib/libc.so.6", 0, 0) + entry("9000-a000", "r--p", "/bin/slipway", 0, 0)
+	var got []string
+	unwritten(strings.NewReader(smaps), "/bin/slipway", func(start, end uint64) { got = append(got, fmt.Sprintf("%x-%x", start, end)) })
+	if want := "1000-5000 9000-a000"; strings.Join(got, " ") != want {
+		t.Errorf("found %v, want %s", got, want)
 	}
 }
