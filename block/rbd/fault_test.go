@@ -171,14 +171,47 @@ func TestBroken(t *testing.T) {
 	c.Tool(t, "rados", "-p", o.Pool, "-N", o.Namespace, "rm", "rbd_header."+id[strings.LastIndexAny(id, "\x00")+1:])
 	broken("headless", block.ErrNotFound)
 
+	// What a removal leaves that is killed in the midst of its end.
+	fill(t, s, "name", "", 8<<20, b, 0)
+	fill(t, s, "nameless", "", 8<<20, b, 0)
+	id = strings.TrimSpace(c.Tool(t, "rados", "-p", o.Pool, "-N", o.Namespace, "get", "rbd_id.name", "-"))
+	for _, object := range []string{"rbd_header." + id[strings.LastIndexAny(id, "\x00")+1:], "rbd_id.name"} {
+		c.Tool(t, "rados", "-p", o.Pool, "-N", o.Namespace, "rm", object)
+	}
+	// And one that is killed sooner: librbd deletes from the trash.
+	v, err = s.Create(ctx, "trashed", "", 8<<20)
+	must(t, err)
+	must(t, v.Close())
+	id = strings.TrimSpace(c.Tool(t, "rados", "-p", o.Pool, "-N", o.Namespace, "get", "rbd_id.trashed", "-"))
+	id = "id_" + id[strings.LastIndexAny(id, "\x00")+1:]
+	c.Tool(t, "rbd", "trash", "mv", name("trashed"))
+	entry := filepath.Join(t.TempDir(), "entry")
+	c.Tool(t, "rados", "-p", o.Pool, "-N", o.Namespace, "getomapval", "rbd_trash", id, entry)
+	text, err := os.ReadFile(entry)
+	must(t, err)
+	text[6] = 3 // the source "removing"
+	must(t, os.WriteFile(entry, text, 0o600))
+	c.Tool(t, "rados", "-p", o.Pool, "-N", o.Namespace, "setomapval", "--input-file", entry, "rbd_trash", id)
+	for _, id := range []string{"name", "trashed"} {
+		info, err := s.Stat(ctx, id)
+		if err != nil || info.Committed {
+			t.Fatalf("stat %s: %+v, %v", id, info, err)
+		}
+		_, err = s.Open(ctx, id)
+		want(t, err, block.ErrNotFound)
+	}
+
 	fill(t, s, "going", "", 8<<20, b, 0)
 	c.Tool(t, "rbd", "image-meta", "set", name("going"), "slipway.state", "removing")
 	broken("going", block.ErrNotFound)
 
-	for _, id := range []string{"going", "unmarked", "unprotected", "unsnapped", "headless"} {
+	for _, id := range []string{"going", "unmarked", "unprotected", "unsnapped", "headless", "name", "nameless", "trashed"} {
 		must(t, s.Remove(ctx, id))
 		_, err = s.Stat(ctx, id)
 		want(t, err, block.ErrNotFound)
+	}
+	if left := c.Tool(t, "rbd", "--namespace", o.Namespace, "--pool", o.Pool, "ls"); left != "" {
+		t.Errorf("left in the directory: %s", left)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/ceph/go-ceph/rados"
 	"github.com/ceph/go-ceph/rbd"
@@ -240,13 +241,16 @@ func (s *Store) exclusively(id string, f func(at *rados.IOContext, l *lease) (ke
 	return err
 }
 
-// exists tells whether there is an image of that name, or what is left of one.
+// exists tells whether there is an image of that name, or what is left of one. A removal
+// that was broken off leaves what has no name any more: an entry in the directory, or an
+// image in the trash, from where librbd deletes it. Both are in the list of names.
 func exists(at *rados.IOContext, id string) (bool, error) {
 	_, err := at.Stat("rbd_id." + id)
-	if isMissing(err) {
-		return false, nil
+	if !isMissing(err) {
+		return err == nil, translate(err)
 	}
-	return err == nil, translate(err)
+	names, err := rbd.GetImageNames(at)
+	return slices.Contains(names, id), translate(err)
 }
 
 // state is what the metadata of an image says; empty if nothing.
