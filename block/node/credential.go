@@ -161,6 +161,19 @@ func (c *credentials) forget(img *block.Record, volume string) {
 	k.since = [2]time.Time{}
 }
 
+// refused is forget for a credential that is held since then: another that was got
+// meanwhile stays.
+func (c *credentials) refused(img *block.Record, volume string, since time.Time) {
+	k := c.entry(img, volume)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for i := range k.since {
+		if k.since[i].Equal(since) {
+			k.since[i] = time.Time{}
+		}
+	}
+}
+
 // halfway is when a credential is to be replaced: far in the future if it does not
 // expire.
 func halfway(since, expires time.Time) time.Time {

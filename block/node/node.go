@@ -129,6 +129,7 @@ type Manager struct {
 	closed  bool
 	entries map[string]*entry // by name of the record
 	running map[string]bool   // directories in which something is being mounted
+	refused map[string]bool   // mappings whose credential was, as of the last sweep
 }
 
 // Open begins with what an earlier Manager left in Dir and Run. What cannot be

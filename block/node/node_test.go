@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -337,7 +338,7 @@ func TestRefused(t *testing.T) {
 func TestRenew(t *testing.T) {
 	t.Parallel()
 	b, ctx := newBed(t), context.Background()
-	ok(t, os.WriteFile(b.dir+".denied", nil, 0o600))
+	ok(t, os.WriteFile(b.dir+".denied", []byte("good"), 0o600))
 	var mu sync.Mutex
 	key, asked := "bad", 0
 	b.credential = func(context.Context, bool) (block.Credential, error) {
@@ -368,6 +369,45 @@ func TestRenew(t *testing.T) {
 		return err == nil && st.Volumes[0].Expires.After(first)
 	})
 	ok(t, m.DropLocal(ctx, "v-a"))
+	b.nothing()
+}
+
+// A credential that is taken back before its time is replaced when the storage refuses
+// it: what waits for the volume goes on.
+func TestRevoked(t *testing.T) {
+	t.Parallel()
+	b, ctx := newBed(t), context.Background()
+	accept := func(key string) { ok(t, os.WriteFile(b.dir+".denied", []byte(key), 0o600)) }
+	var key atomic.Value
+	var asked atomic.Int32
+	b.credential = func(context.Context, bool) (block.Credential, error) {
+		asked.Add(1)
+		return block.Credential{Key: key.Load().(string), Expires: time.Now().Add(24 * time.Hour)}, nil
+	}
+	accept("good")
+	key.Store("good")
+	img := b.image("a", block.Ext4, tree)
+	m := b.open()
+	local, err := m.Local(ctx, img)
+	ok(t, err)
+	var clones []string
+	for _, c := range []string{"c", "d"} {
+		dir, err := m.Network(ctx, c, img)
+		ok(t, err)
+		clones = append(clones, dir)
+	}
+	had := asked.Load()
+	b.kill()
+	accept("better")
+	key.Store("better")
+	b.serve() // opens everything anew when it is asked for it
+	for _, dir := range append(clones, local) {
+		b.want(dir, "bin/tool", tree["bin/tool"])
+	}
+	if n := asked.Load() - had; n != 2 { // one to read, one for clones
+		t.Errorf("%d credentials were got for three mounts, want 2", n)
+	}
+	ok(t, errors.Join(m.DropNetwork(ctx, "c"), m.DropNetwork(ctx, "d"), m.DropLocal(ctx, "v-a")))
 	b.nothing()
 }
 

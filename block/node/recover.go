@@ -63,6 +63,9 @@ func (m *Manager) sweep(ctx context.Context) {
 	if err := m.strays(ctx, names); err != nil {
 		m.log.Warn("what is left of volumes is not looked for", "error", err)
 	}
+	if err := m.findRefused(ctx, names); err != nil {
+		m.log.Warn("whether credentials are refused is not known", "error", err)
+	}
 	var flights []*flight
 	for name := range names {
 		fl, err := m.join(name, "tidy", m.tidy)
@@ -124,6 +127,32 @@ func (m *Manager) strays(ctx context.Context, names map[string]bool) error {
 	return err
 }
 
+// findRefused finds what is mounted of which the storage refuses the credential.
+func (m *Manager) findRefused(ctx context.Context, names map[string]bool) error {
+	s, ok := m.o.Storage.(Refuser)
+	if !ok {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, m.o.Limits.Call)
+	defer cancel()
+	list, err := s.Refused(ctx)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.refused = map[string]bool{}
+	for _, name := range list {
+		if e := m.entries[name]; e != nil && e.ready {
+			m.refused[name], names[name] = true, true
+		}
+	}
+	return err
+}
+
+func (m *Manager) isRefused(name string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.refused[name]
+}
+
 // ours tells whether a name is one of this package's.
 func ours(name string) bool {
 	return strings.HasPrefix(name, localPrefix) || strings.HasPrefix(name, networkPrefix)
@@ -182,6 +211,11 @@ func (m *Manager) tidyUp(ctx context.Context, e *entry) error {
 		// It is mounted again on its next use.
 		m.setReady(e, false)
 		return m.takeAway(ctx, e.name, e.rec, true)
+	}
+	if m.isRefused(e.name) {
+		m.creds.refused(&e.rec.Image, e.rec.Volume, e.rec.Since)
+		m.log.Info("the storage refuses a volume's credential; it is given another", "name", e.name)
+		return m.renew(ctx, e)
 	}
 	if m.aged(e.rec) {
 		return m.renew(ctx, e)

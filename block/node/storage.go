@@ -44,3 +44,11 @@ type Storage interface {
 	// that is still to be written. Errors: ErrDenied, ErrAway.
 	Exists(ctx context.Context, place block.Place, c block.Credential, id string) (bool, error)
 }
+
+// Refuser is a Storage that can tell when what is mapped is refused after it was
+// mapped: a credential may be taken back before its time.
+type Refuser interface {
+	// Refused lists the names of mappings whose credential was refused when something
+	// was last asked of their storage.
+	Refused(ctx context.Context) ([]string, error)
+}

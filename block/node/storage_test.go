@@ -48,7 +48,7 @@ func serveStorage() error {
 		return err
 	}
 	opener := func(ctx context.Context, m block.Mapping) (block.Volume, error) {
-		if _, err := os.Stat(dir + ".denied"); err == nil && m.Credential.Key != "good" {
+		if key, err := os.ReadFile(dir + ".denied"); err == nil && m.Credential.Key != string(key) {
 			return nil, block.ErrDenied
 		}
 		if m.Writable {
@@ -110,6 +110,15 @@ func (s *service) Mapped(a *Args, r *Reply) error {
 	return nil
 }
 
+func (s *service) Refused(a *Args, r *Reply) error {
+	for _, st := range s.srv.List() {
+		if st.Denied {
+			r.Names = append(r.Names, st.Mapping.Name)
+		}
+	}
+	return nil
+}
+
 func (s *service) Clone(a *Args, r *Reply) error {
 	ctx, cancel := context.WithTimeout(context.Background(), callTime)
 	defer cancel()
@@ -144,7 +153,10 @@ func (s *service) Exists(a *Args, r *Reply) error {
 // remote is node.Storage over the socket.
 type remote struct{ sock string }
 
-var _ node.Storage = (*remote)(nil)
+var (
+	_ node.Storage = (*remote)(nil)
+	_ node.Refuser = (*remote)(nil)
+)
 
 func (s *remote) call(ctx context.Context, method string, a *Args) (*Reply, error) {
 	c, err := rpc.Dial("unix", s.sock)
@@ -190,6 +202,14 @@ func (s *remote) Unmap(ctx context.Context, name string) error {
 
 func (s *remote) Mapped(ctx context.Context) ([]string, error) {
 	r, err := s.call(ctx, "Mapped", &Args{})
+	if err != nil {
+		return nil, err
+	}
+	return r.Names, nil
+}
+
+func (s *remote) Refused(ctx context.Context) ([]string, error) {
+	r, err := s.call(ctx, "Refused", &Args{})
 	if err != nil {
 		return nil, err
 	}

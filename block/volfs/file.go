@@ -37,6 +37,7 @@ type file struct {
 	flight    *flight // the opening of the next
 	lastError string
 	ailing    bool // storage failed, and nothing succeeded since
+	denied    bool // the last time for the sake of the credential
 	gone      bool // shut: nothing is opened any more
 }
 
@@ -75,7 +76,7 @@ func (f *file) status() Status {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	st := Status{Mapping: f.mapping, Size: f.size, ReadBytes: f.readBytes.Load(), WrittenBytes: f.writtenBytes.Load(),
-		Errors: f.errors.Load(), LastError: f.lastError, Failed: f.failed.Load()}
+		Errors: f.errors.Load(), LastError: f.lastError, Failed: f.failed.Load(), Denied: f.denied}
 	st.Mapping.Credential.Key = ""
 	return st
 }
@@ -158,6 +159,7 @@ func (f *file) deliver(fl *flight, v block.Volume, err error) {
 	if !fl.over {
 		fl.over, fl.err = true, err
 		f.flight = nil
+		f.denied = errors.Is(err, block.ErrDenied)
 		if err == nil {
 			f.cur = &volume{v: v, closed: make(chan struct{})}
 			v = nil
@@ -242,7 +244,7 @@ func (f *file) renew(ctx context.Context, m block.Mapping) error {
 	}
 	f.mu.Lock()
 	f.abandon(errRenewed)
-	f.mapping = m
+	f.mapping, f.denied = m, false
 	old := f.cur
 	f.cur = &volume{v: v, closed: make(chan struct{})}
 	if old != nil {
@@ -333,6 +335,7 @@ func (f *file) troubled(err error) {
 	f.mu.Lock()
 	first := !f.ailing
 	f.ailing, f.lastError = true, err.Error()
+	f.denied = errors.Is(err, block.ErrDenied)
 	f.mu.Unlock()
 	if first {
 		f.log.Warn("storage of a volume fails; trying again", "err", err, "bound", f.bound)
@@ -343,7 +346,7 @@ func (f *file) troubled(err error) {
 func (f *file) well() {
 	f.mu.Lock()
 	again := f.ailing
-	f.ailing = false
+	f.ailing, f.denied = false, false
 	f.mu.Unlock()
 	if again {
 		f.log.Info("storage of a volume answers again")

@@ -319,15 +319,15 @@ func TestCredentialIsReplaced(t *testing.T) {
 		m.set(func() { m.deny = "first" })
 		done := make(chan error, 1)
 		go func() { done <- same(f, want[128<<10:], 128<<10) }()
-		eventually(t, "a refusal", func() bool { return s.List()[0].Errors > 0 })
+		eventually(t, "a refusal", func() bool { return s.List()[0].Errors > 0 && s.List()[0].Denied })
 		if err := s.Add(t.Context(), mapping("one", "c-1", writable, "second")); err != nil {
 			t.Error(err)
 		}
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
-		if got := s.List()[0].Mapping.Credential.User; got != "second" {
-			t.Errorf("user: got %s, want second", got)
+		if got := s.List()[0]; got.Mapping.Credential.User != "second" || got.Denied {
+			t.Errorf("user: got %s, denied %t, want second", got.Mapping.Credential.User, got.Denied)
 		}
 		f.Close()
 		if err := s.Remove(t.Context(), "one"); err != nil {

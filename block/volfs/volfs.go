@@ -313,6 +313,9 @@ type Status struct {
 	Errors    int64  `json:"errors"`
 	LastError string `json:"lastError,omitempty"`
 	Failed    int64  `json:"failed"`
+	// Denied tells that the storage refused the credential the last time that
+	// anything was asked of it: requests wait for another one, until their bound.
+	Denied bool `json:"denied,omitempty"`
 }
 
 // List tells about all mappings, by name.
