@@ -2,14 +2,11 @@ package volumes_test
 
 import (
 	"context"
-	"debug/buildinfo"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -65,42 +62,6 @@ func cluster(t testing.TB) *ceph.Cluster {
 	return shared.cluster
 }
 
-// withRBD is a binary with the driver rbd, which it makes the one under test.
-var withRBD = sync.OnceValues(func() (string, error) {
-	for _, name := range []string{os.Getenv("SLIPWAY_CEPH_BIN"), os.Getenv("SLIPWAY_BIN")} {
-		if name != "" && hasRBD(name) {
-			return name, os.Setenv("SLIPWAY_BIN", name)
-		}
-	}
-	if _, err := os.Stat("/usr/include/rbd/librbd.h"); err != nil {
-		return "", err
-	}
-	path, err := filepath.Abs("../../bin/integration/slipway-ceph")
-	if err != nil {
-		return "", err
-	}
-	cmd := exec.Command("go", "build", "-tags", "ceph pacific", "-o", path, "./cmd/slipway")
-	cmd.Dir, cmd.Env = "../..", append(os.Environ(), "CGO_ENABLED=1")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build slipway: %w\n%s", err, out)
-	}
-	return path, os.Setenv("SLIPWAY_BIN", path)
-})
-
-// hasRBD reads from a binary whether it was built with the driver.
-func hasRBD(name string) bool {
-	info, err := buildinfo.ReadFile(name)
-	if err != nil {
-		return false
-	}
-	for _, s := range info.Settings {
-		if s.Key == "-tags" {
-			return slices.Contains(strings.FieldsFunc(s.Value, func(r rune) bool { return r == ',' || r == ' ' }), "ceph")
-		}
-	}
-	return false
-}
-
 // bed is a registry with volumes in namespaces of its own.
 type bed struct {
 	*slipway.Server
@@ -120,11 +81,8 @@ func newBed(t testing.TB, fs string) *bed {
 	for _, name := range []string{"containerd", "ctr", "containerd-shim-runc-v2", "runc"} {
 		tool.Built(t, name)
 	}
-	binary, err := withRBD()
-	if errors.Is(err, os.ErrNotExist) {
-		t.Skip("tool not installed: librbd-dev (scripts/setup.sh test installs it)")
-	}
-	if err != nil {
+	binary := slipway.RBDBinary(t)
+	if err := os.Setenv("SLIPWAY_BIN", binary); err != nil { // for the registry
 		t.Fatal(err)
 	}
 	b := &bed{t: t, c: c, binary: binary}
@@ -135,6 +93,7 @@ func newBed(t testing.TB, fs string) *bed {
 			t.Fatal(err)
 		}
 	}
+	var err error
 	if b.conf, err = c.ClientConf(""); err != nil {
 		t.Fatal(err)
 	}
@@ -317,16 +276,19 @@ func (b *bed) images() []string {
 	return list
 }
 
-// within asks again and again until there is no error.
+// within asks again and again until there is no error. What is left of somebody who was
+// killed may stay until the cluster has noticed, and whoever takes it away has tried
+// again after that: thrice the patience.
 func within(t testing.TB, what string, try func() error) {
 	t.Helper()
+	const long = 3 * patience
 	var err error
-	for end := time.Now().Add(2 * patience); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+	for end := time.Now().Add(long); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
 		if err = try(); err == nil {
 			return
 		}
 	}
-	t.Errorf("%s: not within %s: %v", what, 2*patience, err)
+	t.Errorf("%s: not within %s: %v", what, long, err)
 }
 
 // unique is a container's name that no other containerd's runc has.

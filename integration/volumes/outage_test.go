@@ -28,37 +28,54 @@ func (n *node) reading(p pushed, how ...string) <-chan string {
 	return said
 }
 
+// running is a node on which a container reads an image, and what it will print.
+type running struct {
+	*node
+	way, want string
+	before    ctrnode.Leftovers
+	said      <-chan string
+}
+
+// both starts a node of each mode of volumes, with an image pulled.
+func (b *bed) both(p pushed, change func(*ctrnode.Options)) []*running {
+	b.t.Helper()
+	var all []*running
+	for _, way := range []string{ctrnode.VolumeLocal, ctrnode.VolumeNetwork} {
+		n := b.node(way, change)
+		all = append(all, &running{node: n, way: way, want: good(ofImage), before: n.leftovers()})
+		n.pull(p)
+		n.comes(p, asVolume)
+	}
+	return all
+}
+
 // TestOSDKilled kills the OSD under containers that read and write: shorter than the
 // bound they notice nothing, longer they get errors and never wrong bytes.
 func TestOSDKilled(t *testing.T) {
 	b := newBed(t, "both")
 	p := b.push("team/app:v1", image(t, 9, 1))
 	b.built(p, "ext4", "erofs")
-	ways := map[string]string{ctrnode.VolumeLocal: good(ofImage), ctrnode.VolumeNetwork: good(ofImage + 8)}
-	for way, want := range ways {
-		t.Run(way, func(t *testing.T) {
-			n := b.node(way, func(o *ctrnode.Options) { o.Only = true })
-			before := n.leftovers()
-			n.pull(p)
-			n.comes(p, asVolume)
-			args := []string{"for=6s"}
-			if way == ctrnode.VolumeNetwork {
-				args = append([]string{"write"}, args...)
-			}
-			said := n.reading(p, args...)
-			forget(t)
-			b.c.KillOSD()
-			forget(t)
-			time.Sleep(time.Second)
-			if err := b.c.StartOSD(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			forget(t)
-			if got := await(t, said); got != want {
-				t.Errorf("with the OSD killed and back the container prints %q, want %q", got, want)
-			}
-			n.remove(before, p)
-		})
+	nodes := b.both(p, func(o *ctrnode.Options) { o.Only = true })
+	for _, n := range nodes {
+		args := []string{"for=4s"}
+		if n.way == ctrnode.VolumeNetwork {
+			args, n.want = append([]string{"write"}, args...), good(ofImage+8)
+		}
+		n.said = n.reading(p, args...)
+	}
+	forget(t)
+	b.c.KillOSD()
+	forget(t)
+	time.Sleep(time.Second)
+	if err := b.c.StartOSD(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	forget(t)
+	for _, n := range nodes {
+		if got := await(t, n.said); got != n.want {
+			t.Errorf("%s: with the OSD killed and back the container prints %q, want %q", n.way, got, n.want)
+		}
+		n.remove(n.before, p)
 	}
 	b.empty()
 }
@@ -106,83 +123,81 @@ func TestMonitorAway(t *testing.T) {
 	p := b.push("team/app:v1", image(t, 11, 1))
 	b.built(p, "erofs")
 	b.Converted()
-	running := b.node(ctrnode.VolumeLocal, func(o *ctrnode.Options) { o.Only = true })
-	before := running.leftovers()
-	running.pull(p)
-	running.comes(p, asVolume)
-	said := running.reading(p, "for=3s")
+	n := b.node(ctrnode.VolumeLocal, func(o *ctrnode.Options) { o.Only = true })
+	late := b.node(ctrnode.VolumeLocal, nil)
+	before, none := n.leftovers(), late.leftovers()
+	n.pull(p)
+	n.comes(p, asVolume)
+	said := n.reading(p, "for=3s")
 	b.c.KillMon()
 	forget(t)
+	fallsBack(t, late, p)
 	if got := await(t, said); got != good(ofImage) {
 		t.Errorf("without a monitor the container prints %q", got)
 	}
-	fallsBack(t, b.node(ctrnode.VolumeLocal, nil), p)
 	if err := b.c.StartMon(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	running.check(p, good(ofImage))
-	running.remove(before, p)
-	n := b.node(ctrnode.VolumeNetwork, nil)
-	before = n.leftovers()
-	n.pull(p)
+	n.check(p, good(ofImage))
 	n.remove(before, p)
+	late.pull(p)
+	late.check(p, good(ofImage))
+	late.remove(none, p)
 	b.empty()
 }
 
 // TestExpired takes away the users that nodes were given. What is open stays so, and
 // for what is opened after it the agent gets others. If its process is killed as well,
-// containers may get errors after the bound, and no wrong bytes; later clones are well.
+// containers may get errors after the bound, and no wrong bytes; the agent finds that
+// its users are refused, gets others, and later containers are well.
 func TestExpired(t *testing.T) {
 	b := newBed(t, "both")
 	p, other := b.push("team/app:v1", image(t, 12, 1)), b.push("team/app:v2", image(t, 12, 2))
-	b.built(p, "ext4", "erofs")
-	b.built(other, "ext4", "erofs")
-	for _, way := range []string{ctrnode.VolumeLocal, ctrnode.VolumeNetwork} {
-		t.Run(way, func(t *testing.T) {
-			n := b.node(way, func(o *ctrnode.Options) { o.Only, o.Outage = true, time.Second })
-			before := n.leftovers()
-			n.pull(p)
-			n.comes(p, asVolume)
-			said := n.reading(p, "for=2s")
-			b.expire()
-			forget(t)
-			if got := await(t, said); got != good(ofImage) {
-				t.Errorf("with its user gone the container prints %q", got)
-			}
-			n.check(p, good(ofImage))
-			n.pull(other)
-			n.comes(other, asVolume)
-			n.check(other, good(ofImage))
+	for _, im := range []pushed{p, other} {
+		b.built(im, "ext4", "erofs")
+	}
+	nodes := b.both(p, func(o *ctrnode.Options) { o.Only, o.Outage = true, 2*time.Second })
+	for _, n := range nodes {
+		n.said = n.reading(p, "for=1s")
+	}
+	b.expire()
+	forget(t)
+	for _, n := range nodes {
+		if got := await(t, n.said); got != n.want {
+			t.Errorf("%s: with its user gone the container prints %q", n.way, got)
+		}
+		n.check(p, n.want)
+		n.pull(other)
+		n.comes(other, asVolume)
+		n.check(other, n.want)
+	}
 
-			said = n.reading(p, "for=6s")
-			b.expire()
-			if !n.Kill(ctrnode.VolumeWorker) {
-				t.Error("there is no volume worker")
+	for _, n := range nodes {
+		n.said = n.reading(p, "for=2s")
+	}
+	b.expire()
+	for _, n := range nodes {
+		if !n.Kill(ctrnode.VolumeWorker) {
+			t.Error("there is no volume worker")
+		}
+	}
+	forget(t)
+	for _, n := range nodes {
+		got := await(t, n.said)
+		if strings.Contains(got, "wrong=") && !strings.Contains(got, "wrong=0") {
+			t.Errorf("%s: with its user and the volume worker gone the container prints %q", n.way, got)
+		}
+		t.Logf("%s: with its user and the volume worker gone the container prints %.100q", n.way, got)
+	}
+	for _, n := range nodes {
+		within(t, n.way+": a container after that", func() error {
+			out, err := n.RunContainer(t.Context(), p.ref, unique(), "/bin/check")
+			if err == nil && out != n.want {
+				err = fmt.Errorf("it prints %q", out)
 			}
-			forget(t)
-			if got := await(t, said); strings.Contains(got, "wrong=") && !strings.Contains(got, "wrong=0") {
-				t.Errorf("with its user and the volume worker gone the container prints %q", got)
-			} else {
-				t.Logf("with its user and the volume worker gone the container prints %.200q", got)
-			}
-			// The one mount of local mode keeps the credential it was made with until half
-			// of its time is over, and cannot be read before: only clones are new.
-			if way == ctrnode.VolumeLocal {
-				if out, err := n.RunContainer(t.Context(), p.ref, unique(), "/bin/check"); err == nil && out != good(ofImage) {
-					t.Errorf("a container after that prints %q", out)
-				}
-				n.remove(before, p, other)
-				return
-			}
-			within(t, "a container after that", func() error {
-				out, err := n.RunContainer(t.Context(), p.ref, unique(), "/bin/check")
-				if err == nil && out != good(ofImage) {
-					err = fmt.Errorf("it prints %q", out)
-				}
-				return err
-			})
-			n.remove(before, p, other)
+			return err
 		})
+		n.remove(n.before, p, other)
 	}
 	b.empty()
 }

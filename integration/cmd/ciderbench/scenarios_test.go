@@ -16,6 +16,7 @@ import (
 	"example.org/slipway/integration/internal/ceph"
 	"example.org/slipway/integration/internal/imagetest"
 	"example.org/slipway/integration/internal/measure"
+	"example.org/slipway/integration/internal/slipway"
 	"example.org/slipway/integration/internal/tool"
 )
 
@@ -55,10 +56,6 @@ func shellLayer(t testing.TB) imagetest.Layer {
 
 // TestScenarios runs the scenarios on two small images and a Ceph of their own.
 func TestScenarios(t *testing.T) {
-	binary := os.Getenv("SLIPWAY_CEPH_BIN")
-	if binary == "" {
-		t.Skip("SLIPWAY_CEPH_BIN names no binary with the driver rbd")
-	}
 	tool.NeedRoot(t)
 	if name := ceph.Missing(); name != "" {
 		t.Skipf("tool not installed: %s (scripts/setup.sh test installs it)", name)
@@ -66,6 +63,7 @@ func TestScenarios(t *testing.T) {
 	for _, name := range []string{"containerd", "ctr", "runc", "crane"} {
 		tool.Built(t, name)
 	}
+	binary := slipway.RBDBinary(t)
 	corpus, shell := t.TempDir(), shellLayer(t)
 	for v := range 2 {
 		own := new(imagetest.Archive).Dir("./").File("version", fmt.Sprint(v)).Layer()

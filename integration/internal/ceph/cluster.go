@@ -154,7 +154,7 @@ func (c *Cluster) AddNamespace(ctx context.Context, name string) error {
 // identity that is not empty stands in place of the true one.
 func (c *Cluster) ClientConf(fsid string) (string, error) {
 	name := filepath.Join(c.Dir, "client"+fsid+".conf")
-	text := fmt.Sprintf("[global]\nfsid = %s\nmon_host = [v2:%s:%d/0,v1:%s:%d/0]\n", cmp.Or(fsid, c.FSID), c.Host, c.monV2, c.Host, c.monV1)
+	text := fmt.Sprintf("[global]\nfsid = %s\nmon_host = [v2:%s:%d/0,v1:%s:%d/0]\nobjecter_tick_interval = 1\n", cmp.Or(fsid, c.FSID), c.Host, c.monV2, c.Host, c.monV1)
 	return name, os.WriteFile(name, []byte(text), 0o644)
 }
 

@@ -65,8 +65,11 @@ osd_memory_cache_min = 67108864
 osd_op_num_shards = 2
 osd_op_num_threads_per_shard = 1
 osd_scrub_load_threshold = 0.001
-# Who was killed counts as a watcher for half a minute by default.
-osd_client_watch_timeout = 10
+# Who was killed counts as a watcher for half a minute by default; clients say that they
+# are there more often than by default, too, see objecter_tick_interval.
+osd_client_watch_timeout = 6
+# That a disk is full is told every five seconds by default.
+osd_mon_report_interval = 1
 osd_objectstore = bluestore
 bluestore_block_size = {{.DiskBytes}}
 bluestore_block_create = true
@@ -87,6 +90,7 @@ keyring = {{.Dir}}/osd/keyring
 [client]
 log_file =
 admin_socket =
+objecter_tick_interval = 1
 # What this package asks must not wait for ever for a cluster that was killed.
 rados_osd_op_timeout = 20
 client_mount_timeout = 20
