@@ -3,6 +3,7 @@ package filestore_test
 import (
 	"bytes"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -14,6 +15,13 @@ import (
 	"example.org/slipway/filestore"
 	"example.org/slipway/objstore/memstore"
 )
+
+// Each check is a hundred steps on real files; -rapid.checks asks for more.
+func init() {
+	if err := flag.Set("rapid.checks", "40"); err != nil {
+		panic(err)
+	}
+}
 
 // pool is what the layers of the model are made of.
 func pool() [][]byte {
