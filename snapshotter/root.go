@@ -93,7 +93,7 @@ func (s *Snapshotter) ownRoot(ctx context.Context, n *snapshot) (string, error) 
 	if err != nil {
 		return "", fmt.Errorf("root file system of its own: %w", err)
 	}
-	return dir, os.WriteFile(s.madeOf(n.id), []byte(dir), 0o600)
+	return dir, durable.WriteFile(s.madeOf(n.id), []byte(dir))
 }
 
 // rootUsage is Usage of a snapshot with a root, unless err.
