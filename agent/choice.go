@@ -1,62 +1,29 @@
 package agent
 
 import (
-	"path"
 	"strings"
 	"sync"
 
 	"example.org/slipway/client"
 	"example.org/slipway/config"
+	"example.org/slipway/oci"
 )
 
 // ways tells the ways in which an image is to come here, in the order in which
 // they are tried.
 func ways(c *config.AgentChoice, ref reference) []string {
-	name := strings.Split(ref.host+"/"+ref.repo, "/")
+	name := ref.host + "/" + ref.repo
 	for _, r := range c.Rules {
 		if len(r.Images) == 0 {
 			return r.Use
 		}
 		for _, p := range r.Images {
-			if matchParts(strings.Split(p, "/"), name) {
+			if oci.MatchSegments(p, name) {
 				return r.Use
 			}
 		}
 	}
 	return c.Default
-}
-
-// matchParts tells whether a name matches a pattern: ** stands for any number of
-// parts, all else is as path.Match has it. It goes back to the last ** only, so it
-// takes no more steps than both have parts, multiplied.
-func matchParts(pattern, name []string) bool {
-	pi, ni := 0, 0
-	retry, taken := -1, 0
-	for ni < len(name) {
-		if pi < len(pattern) && pattern[pi] == "**" {
-			pi++
-			retry, taken = pi, ni
-			continue
-		}
-		ok := false
-		if pi < len(pattern) {
-			ok, _ = path.Match(pattern[pi], name[ni]) // the configuration was checked
-		}
-		switch {
-		case ok:
-			pi++
-			ni++
-		case retry >= 0:
-			taken++
-			pi, ni = retry, taken
-		default:
-			return false
-		}
-	}
-	for pi < len(pattern) && pattern[pi] == "**" {
-		pi++
-	}
-	return pi == len(pattern)
 }
 
 // trusts tells why what a registry says of volumes is not believed; "" if it is.

@@ -5,10 +5,10 @@ import (
 	"fmt"
 	"math"
 	"path"
-	"strings"
 	"sync"
 	"time"
 
+	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 )
 
@@ -102,7 +102,7 @@ func (m *Registry) pruneImage(ctx context.Context, i registry.MirrorImage, o Pru
 var errEnough = fmt.Errorf("enough was forgotten")
 
 func matches(pattern, repo string) bool {
-	return pattern == "" || matchSegments(strings.Split(path.Clean(pattern), "/"), strings.Split(repo, "/"))
+	return pattern == "" || oci.MatchSegments(path.Clean(pattern), repo)
 }
 
 // images calls f for each image that q asks for.

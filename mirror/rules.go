@@ -35,28 +35,7 @@ func (r Rule) check() error {
 }
 
 func (r Rule) matchesName(name string) bool {
-	return r.Name == "" || matchSegments(strings.Split(r.Name, "/"), strings.Split(name, "/"))
-}
-
-func matchSegments(pattern, name []string) bool {
-	for len(pattern) > 0 {
-		if pattern[0] == "**" {
-			for i := range len(name) + 1 {
-				if matchSegments(pattern[1:], name[i:]) {
-					return true
-				}
-			}
-			return false
-		}
-		if len(name) == 0 {
-			return false
-		}
-		if ok, err := path.Match(pattern[0], name[0]); err != nil || !ok {
-			return false
-		}
-		pattern, name = pattern[1:], name[1:]
-	}
-	return len(name) == 0
+	return r.Name == "" || oci.MatchSegments(r.Name, name)
 }
 
 // Platform is what an image runs on. Variant may be empty: then any.

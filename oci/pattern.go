@@ -1,0 +1,43 @@
+package oci
+
+import (
+	"path"
+	"strings"
+)
+
+// MatchSegments tells whether a name matches a pattern: the segment ** stands for any
+// number of segments, all else is as [path.Match] has it, segment by segment. A
+// malformed segment matches nothing. It goes back to the last ** only, so it takes
+// no more steps than both have segments, multiplied.
+func MatchSegments(pattern, name string) bool {
+	parts, names := strings.Split(pattern, "/"), strings.Split(name, "/")
+	pi, ni := 0, 0
+	retry, taken := -1, 0
+	for ni < len(names) {
+		if pi < len(parts) && parts[pi] == "**" {
+			pi++
+			retry, taken = pi, ni
+			continue
+		}
+		ok := false
+		if pi < len(parts) {
+			var err error
+			ok, err = path.Match(parts[pi], names[ni])
+			ok = ok && err == nil
+		}
+		switch {
+		case ok:
+			pi++
+			ni++
+		case retry >= 0:
+			taken++
+			pi, ni = retry, taken
+		default:
+			return false
+		}
+	}
+	for pi < len(parts) && parts[pi] == "**" {
+		pi++
+	}
+	return pi == len(parts)
+}
