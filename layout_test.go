@@ -89,11 +89,12 @@ var layout = map[string][]string{
 	"scripts/dashboards":  {"dashboard"},
 	"server":              {"block", "oci", "auth", "trace"},
 	"config":              {"auth", "notify", "oci"},
+	"web":                 {"auth", "chart", "gear", "oci"},
 	// The composition root: the only package that knows concrete drivers.
 	"serve": {"oci", "objstore", "objstore/fsstore", "objstore/memstore", "objstore/s3store", "objstore/swiftstore", "objstore/remote",
 		"cache/policy", "cache/tier", "catalog", "registry", "server", "auth", "notify", "client", "cluster", "config", "trace", "rootfs", "gear",
 		"filestore", "gearregistry", "mirror", "mirror/airgap", "mirror/upstream", "prefetch", "durable",
-		"block", "block/file", "block/rbd", "volumeregistry"},
+		"block", "block/file", "block/rbd", "volumeregistry", "web"},
 	"serve/servetest": {"config", "serve"},
 	// The composition root of the node side.
 	"agent": {"durable", "oci", "client", "config", "gear", "gearclient", "gearfs", "gearfs/cachedir", "gearfs/poolfs", "gearfs/view", "snapshotter",

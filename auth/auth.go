@@ -83,6 +83,10 @@ type Auth struct {
 	verifiers map[string]verifier // by iss claim
 	tokens    *expiring[*Identity]
 	hasOIDC   bool
+	// sessions signs those of browsers; nil: nobody can log in. ended are those that were
+	// logged out of.
+	sessions *issuer
+	ended    *expiring[struct{}]
 
 	challenge challenge
 }
@@ -164,6 +168,9 @@ func (a *Auth) addMethods(cfg Config, mode tokenMode, o Options) (err error) {
 			return mistake(key, "%w", err)
 		}
 		a.hasOIDC = true
+	}
+	if err := a.addSessions(cfg, o); err != nil {
+		return mistake("auth.token", "%w", err)
 	}
 	return nil
 }

@@ -114,6 +114,12 @@ type OIDCConfig struct {
 	// RequiredClaims must be in the token with these values. A public issuer
 	// (a CI service) signs for everybody; this tells one's own from the rest.
 	RequiredClaims map[string]string `yaml:"required_claims,omitempty"`
+	// ClientID and ClientSecret are of the client that people log in with at the web
+	// page; empty: they cannot at this issuer. Its redirect URI is that of the page
+	// /ui/login/done. Scopes are asked for beside openid.
+	ClientID     string   `yaml:"client_id,omitempty"`
+	ClientSecret string   `yaml:"client_secret,omitempty"`
+	Scopes       []string `yaml:"scopes,omitempty"`
 }
 
 // MTLSConfig tells which name of a verified client certificate is the subject.
@@ -271,6 +277,9 @@ func (c *OIDCConfig) check() error {
 	}
 	if u.Scheme != "https" && !(u.Scheme == "http" && loopback(u.Hostname())) {
 		return fmt.Errorf("issuer %q: only https is safe beyond loopback", c.Issuer)
+	}
+	if c.ClientSecret != "" && c.ClientID == "" {
+		return fmt.Errorf("issuer %q: client_secret is of no use without client_id", c.Issuer)
 	}
 	if len(c.audiences()) == 0 {
 		return fmt.Errorf("issuer %q: audience is required", c.Issuer)

@@ -90,6 +90,8 @@ type provider struct {
 	keys  atomic.Pointer[[]map[string]string]
 	down  atomic.Bool
 	asked atomic.Int64 // for the key set
+	// exchange is the login that the token endpoint knows of.
+	exchange atomic.Pointer[loginExchange]
 }
 
 func newProvider(t testing.TB) *provider {
@@ -109,6 +111,9 @@ func newProvider(t testing.TB) *provider {
 		case "/keys":
 			p.asked.Add(1)
 			doc = map[string]any{"keys": *p.keys.Load()}
+		case "/token":
+			w.Header().Set("Content-Type", "application/json")
+			doc = p.exchange.Load().token(w, r)
 		default:
 			http.NotFound(w, r)
 			return
@@ -137,7 +142,7 @@ func newOIDCFixture(t *testing.T) *oidcFixture {
 	o.p.down.Store(true) // starting must not need the issuer
 	o.fixture = newFixture(t, auth.Config{
 		OIDC: []auth.OIDCConfig{{
-			Name: "corp", Issuer: o.p.URL, Audiences: []string{"other", "slipway"}, UsernameClaim: "email",
+			Name: "corp", Issuer: o.p.URL, Audiences: []string{"other", "slipway"}, UsernameClaim: "email", ClientID: "page",
 			RequiredClaims: map[string]string{"org": "acme"},
 		}},
 		Token: &auth.TokenConfig{Builtin: new(true)},

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/coreos/go-oidc/v3/oidc"
+	"golang.org/x/oauth2"
 
 	"example.org/slipway/oci"
 )
@@ -39,6 +40,7 @@ type oidcIssuer struct {
 
 	mu       sync.Mutex // discovery is done once
 	verifier *oidc.IDTokenVerifier
+	endpoint oauth2.Endpoint // set with verifier
 }
 
 // newOIDCIssuer checks the configuration; it does not talk to the issuer.
@@ -71,25 +73,32 @@ func newOIDCIssuer(cfg OIDCConfig, o Options) (*oidcIssuer, error) {
 // verify implements verifier. Errors: UNAVAILABLE while the issuer cannot be
 // asked; anything else means that the token is no good.
 func (i *oidcIssuer) verify(ctx context.Context, token string) (*Identity, error) {
+	id, _, err := i.verifyFor(ctx, token, i.audiences)
+	return id, err
+}
+
+// verifyFor verifies a token that is meant for one of audiences, and returns its nonce, too.
+func (i *oidcIssuer) verifyFor(ctx context.Context, token string, audiences []string) (id *Identity, nonce string, err error) {
 	v, err := i.discovered(ctx)
 	if err != nil {
-		return nil, i.unavailable(err)
+		return nil, "", i.unavailable(err)
 	}
 	t, err := v.Verify(ctx, token)
 	if err != nil {
 		if i.documents.failing.Load() {
-			return nil, i.unavailable(err)
+			return nil, "", i.unavailable(err)
 		}
-		return nil, err
+		return nil, "", err
 	}
-	if !slices.ContainsFunc(t.Audience, func(a string) bool { return slices.Contains(i.audiences, a) }) {
-		return nil, errors.New("the token is meant for another audience")
+	if !slices.ContainsFunc(t.Audience, func(a string) bool { return slices.Contains(audiences, a) }) {
+		return nil, "", errors.New("the token is meant for another audience")
 	}
 	var claims map[string]any
 	if err := t.Claims(&claims); err != nil {
-		return nil, errors.New("the token's claims are malformed")
+		return nil, "", errors.New("the token's claims are malformed")
 	}
-	return i.identity(claims, t.Expiry)
+	id, err = i.identity(claims, t.Expiry)
+	return id, t.Nonce, err
 }
 
 func (i *oidcIssuer) unavailable(err error) error {
@@ -116,6 +125,7 @@ func (i *oidcIssuer) discovered(ctx context.Context) (*oidc.IDTokenVerifier, err
 	if err != nil {
 		return nil, err
 	}
+	i.endpoint = p.Endpoint()
 	i.verifier = p.VerifierContext(ctx, &oidc.Config{
 		SkipClientIDCheck: true, // there may be several audiences: see verify
 		Now:               i.clock,

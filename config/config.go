@@ -26,6 +26,7 @@ type Config struct {
 	Gear          Gear          `yaml:"gear" doc:"Conversion of images to Gear form: an index and files that are stored once."`
 	Volumes       Volumes       `yaml:"volumes" doc:"Images as block volumes in storage that nodes share, which they map and read as they are touched."`
 	HTTP          HTTP          `yaml:"http" doc:"The server that clients talk to."`
+	Web           Web           `yaml:"web" doc:"The web page, at /ui/."`
 	Auth          auth.Config   `yaml:"auth" doc:"Who may do what. Without any of it everything is allowed, and then http.addr must be a loopback address or http.insecure_open_to_network be true."`
 	Notifications Notifications `yaml:"notifications" doc:"Whom to tell of pushes, pulls and deletes."`
 	Health        Health        `yaml:"health" doc:"Checks behind /readyz and /debug/health."`

@@ -23,6 +23,7 @@ import (
 	"example.org/slipway/registry"
 	"example.org/slipway/server"
 	"example.org/slipway/trace"
+	"example.org/slipway/web"
 )
 
 // Options of New beside the configuration.
@@ -233,6 +234,12 @@ func (s *Server) setUpHTTP() error {
 		s.metrics.MustRegister(s.root.volumes.Metrics()...)
 	}
 	var err error
+	if !s.cfg.Web.Disabled {
+		if so.Web, err = s.webPage(); err != nil {
+			return err
+		}
+		so.IsWeb = web.Serves
+	}
 	if so.Redirect, err = s.redirector(); err != nil {
 		return err
 	}

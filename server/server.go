@@ -67,6 +67,9 @@ type Options struct {
 	Gear Gear
 	// Volumes serves the volume extension; nil: none.
 	Volumes Volumes
+	// Web serves the web page, which the paths are that IsWeb names; nil: none.
+	Web   http.Handler
+	IsWeb func(path string) bool
 	// Redirect sends clients elsewhere for blobs; nil: they get all of them here.
 	Redirect Redirector
 	// Logger; default slog.Default.
@@ -435,6 +438,14 @@ func (s *Server) serveOther(q *request, path string) error {
 			return tooMany("this address sends more requests per second than http.ratelimit allows")
 		}
 		s.opts.Token.ServeHTTP(q.w, q.r)
+		return nil
+	}
+	if s.opts.Web != nil && s.opts.IsWeb(path) {
+		if !s.limits.allow(q.r.RemoteAddr, s.opts.Clock) {
+			return tooMany("this address sends more requests per second than http.ratelimit allows")
+		}
+		s.setActor(q)
+		s.opts.Web.ServeHTTP(q.w, q.r.WithContext(q.ctx()))
 		return nil
 	}
 	return &oci.Error{Code: oci.CodeNameUnknown, Message: "this is a container registry; its API is below /v2/"}

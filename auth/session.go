@@ -1,0 +1,122 @@
+package auth
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"errors"
+	"net/http"
+	"time"
+
+	"github.com/golang-jwt/jwt/v5"
+)
+
+// Audiences keep the tokens of sessions, and those of logins under way, from being
+// taken for any other of the same key.
+const (
+	sessionAudience = " web session"
+	loginAudience   = " web login"
+)
+
+// sessionClaims are the claims of a session's token. Binding ties that of an htpasswd
+// user to the password.
+type sessionClaims struct {
+	jwt.RegisteredClaims
+	Method  string   `json:"method"`
+	Groups  []string `json:"groups,omitempty"`
+	Binding string   `json:"binding,omitempty"`
+}
+
+// PasswordLogin tells whether there are users with passwords.
+func (a *Auth) PasswordLogin() bool { return a.htpasswd != nil }
+
+// Login authenticates by user and password, as a request with both would be. Errors
+// are those of [Auth.Authenticate].
+func (a *Auth) Login(r *http.Request, user, password string) (*Identity, error) {
+	if a.htpasswd == nil {
+		return nil, errNoSessions
+	}
+	return a.password(r, user, password)
+}
+
+var errNoSessions = errors.New("nobody can log in here: auth configures neither htpasswd nor the client of an OIDC issuer")
+
+// NewSession returns a token that stands for id for a while. It is worth what the rules
+// grant to id when it is used, and ends earlier with the user or the password of
+// htpasswd. It holds no secret but itself.
+func (a *Auth) NewSession(id *Identity, lifetime time.Duration) (token string, expires time.Time, err error) {
+	if a.sessions == nil || id.Anonymous() {
+		return "", time.Time{}, errNoSessions
+	}
+	claims := jwt.MapClaims{"method": id.Method}
+	if len(id.Groups) > 0 {
+		claims["groups"] = id.Groups
+	}
+	if id.Method == MethodHTPasswd {
+		_, hash, ok := a.htpasswd.lookup(id.Name)
+		if !ok {
+			return "", time.Time{}, errRevoked
+		}
+		claims["binding"] = a.sessions.keys[0].binding(id.Name, hash)
+	}
+	now := a.clock()
+	t, err := a.sessions.sign(claims, id.Name, a.sessions.service+sessionAudience, now, now.Add(lifetime))
+	return t.token, t.expire, err
+}
+
+// Session returns who a session's token stands for.
+func (a *Auth) Session(token string) (*Identity, error) {
+	if a.sessions == nil || len(token) > maxCredentialBytes {
+		return nil, errNoSessions
+	}
+	if _, ended := a.ended.get(sha256.Sum256([]byte(token)), a.clock()); ended {
+		return nil, errRevoked
+	}
+	var c sessionClaims
+	k, err := a.sessions.parse(token, a.sessions.service+sessionAudience, &c)
+	if err != nil {
+		return nil, err
+	}
+	if c.Method != MethodHTPasswd {
+		return &Identity{Name: c.Subject, Groups: c.Groups, Method: c.Method, Expires: c.ExpiresAt.Time}, nil
+	}
+	if a.htpasswd == nil {
+		return nil, errRevoked
+	}
+	id, hash, ok := a.htpasswd.lookup(c.Subject)
+	if !ok || !hmac.Equal([]byte(c.Binding), []byte(k.binding(c.Subject, hash))) {
+		return nil, errRevoked
+	}
+	return &Identity{Name: id.Name, Groups: id.Groups, Method: id.Method, Expires: c.ExpiresAt.Time}, nil
+}
+
+// EndSession makes a session's token worthless at this server. Other servers of the
+// registry take it until it expires: whoever logs out forgets it.
+func (a *Auth) EndSession(token string) {
+	if id, err := a.Session(token); err == nil {
+		a.ended.put(sha256.Sum256([]byte(token)), struct{}{}, id.Expires, a.clock())
+	}
+}
+
+// endedSessions is how many sessions that were ended early are remembered.
+const endedSessions = 16 << 10
+
+// addSessions lets people log in with a browser, where they have what for.
+func (a *Auth) addSessions(cfg Config, o Options) (err error) {
+	login := a.htpasswd != nil
+	for _, c := range cfg.OIDC {
+		login = login || c.ClientID != ""
+	}
+	if !login {
+		return nil
+	}
+	a.ended = newExpiring[struct{}](endedSessions)
+	if a.sessions = a.issuer; a.sessions == nil {
+		// The key alone is of the token section: its other values may be of an external service.
+		var key TokenConfig
+		if cfg.Token != nil {
+			key.Key = cfg.Token.Key
+		}
+		a.sessions, err = newIssuer(&key, o)
+	}
+	return err
+}

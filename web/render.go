@@ -1,0 +1,122 @@
+package web
+
+import (
+	"bytes"
+	"embed"
+	"fmt"
+	"html/template"
+	"net/http"
+	"strconv"
+	"time"
+
+	"example.org/slipway/auth"
+)
+
+//go:embed all:templates
+var templateFiles embed.FS
+
+// renderer has the pages' templates: each page's own, with the frame and the shared
+// parts, which are the files whose names begin with an underscore.
+type renderer struct {
+	base  string
+	pages map[string]*template.Template
+}
+
+func newRenderer(base string, a assets) (*renderer, error) {
+	funcs := template.FuncMap{
+		"base":  func() string { return base },
+		"asset": func(name string) string { return base + a.path(name) },
+		"bytes": formatBytes,
+		"time":  formatTime,
+		"iso":   func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
+		"short": shortDigest,
+	}
+	shared, err := template.New("").Funcs(funcs).ParseFS(templateFiles, "templates/_*.html")
+	if err != nil {
+		return nil, err
+	}
+	entries, err := templateFiles.ReadDir("templates")
+	if err != nil {
+		return nil, err
+	}
+	r := &renderer{base: base, pages: map[string]*template.Template{}}
+	for _, e := range entries {
+		name := e.Name()
+		if name[0] == '_' {
+			continue
+		}
+		t, err := shared.Clone()
+		if err == nil {
+			t, err = t.ParseFS(templateFiles, "templates/"+name)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("template %s: %w", name, err)
+		}
+		r.pages[name[:len(name)-len(".html")]] = t
+	}
+	return r, nil
+}
+
+// frame is what every page's template gets: Data is the page's own.
+type frame struct {
+	// Site is the title of all pages, Title the page's own, Here the name of the entry
+	// of the navigation that it belongs to.
+	Site, Title, Here string
+	Version           string
+	// User is who is logged in; Admin: may manage the registry; Login: there are users.
+	User         string
+	Admin, Login bool
+	Data         any
+}
+
+// show answers with a page: the template of a name, within the frame. here is the
+// navigation's entry.
+func (q *request) show(status int, name, title string, data any) {
+	var b bytes.Buffer
+	f := frame{Site: q.h.opts.Title, Title: title, Here: name, Version: q.h.opts.Version,
+		Admin: q.may("", auth.Admin), Login: q.h.access != nil, Data: data}
+	if !q.id.Anonymous() {
+		f.User = q.id.Name
+	}
+	if err := q.h.render.pages[name].ExecuteTemplate(&b, "frame", &f); err != nil {
+		q.h.log.Error("a template of the web failed", "template", name, "error", err)
+		http.Error(q.w, "the page could not be made; the log tells why", http.StatusInternalServerError)
+		return
+	}
+	h := q.w.Header()
+	h.Set("Content-Type", "text/html; charset=utf-8")
+	h.Set("Content-Length", strconv.Itoa(b.Len()))
+	q.w.WriteHeader(status)
+	if q.r.Method != http.MethodHead {
+		_, _ = q.w.Write(b.Bytes())
+	}
+}
+
+// formatBytes writes a size in bytes for people, in powers of 1024: "12.3 MiB".
+func formatBytes(n int64) string {
+	const units = "KMGTPE"
+	if n < 1024 {
+		return strconv.FormatInt(n, 10) + " B"
+	}
+	v, u := float64(n)/1024, 0
+	for v >= 1023.95 && u < len(units)-1 {
+		v, u = v/1024, u+1
+	}
+	return strconv.FormatFloat(v, 'f', 1, 64) + " " + units[u:u+1] + "iB"
+}
+
+// formatTime writes a time for people, in UTC to the minute; the zero time is "never".
+func formatTime(t time.Time) string {
+	if t.IsZero() {
+		return "never"
+	}
+	return t.UTC().Format("2006-01-02 15:04")
+}
+
+// shortDigest leaves of a digest what people compare.
+func shortDigest(d string) string {
+	if len(d) > 19 {
+		return d[:19]
+	}
+	return d
+}

@@ -1,0 +1,235 @@
+package web
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"example.org/slipway/auth"
+	"example.org/slipway/oci"
+)
+
+// Logins lets people log in; *auth.Auth is one.
+type Logins interface {
+	// PasswordLogin tells whether there are users with passwords, LoginIssuers at which
+	// others people can log in.
+	PasswordLogin() bool
+	LoginIssuers() []string
+	Login(r *http.Request, user, password string) (*auth.Identity, error)
+	BeginLogin(ctx context.Context, issuer, redirect, next string) (address, state string, err error)
+	FinishLogin(r *http.Request, state string, answer url.Values, redirect string) (id *auth.Identity, next string, err error)
+	NewSession(id *auth.Identity, lifetime time.Duration) (token string, expires time.Time, err error)
+	Session(token string) (*auth.Identity, error)
+	EndSession(token string)
+}
+
+// The cookies, below the page's root: of a session, and of a login at an issuer.
+const (
+	sessionCookie = "slipway_session"
+	loginCookie   = "slipway_login"
+)
+
+// identify finds out who asks: by the session, else as in any request. A session that
+// has ended is forgotten, and its owner a stranger.
+func (q *request) identify() error {
+	if q.h.access == nil {
+		return nil
+	}
+	if c, err := q.r.Cookie(sessionCookie); err == nil && q.h.logins != nil {
+		if q.id, err = q.h.logins.Session(c.Value); err == nil {
+			return nil
+		}
+		q.setCookie(sessionCookie, "", time.Time{})
+	}
+	id, err := q.h.access.Authenticate(q.r)
+	q.id = id
+	return err
+}
+
+// setCookie sets a cookie of the page; an empty value deletes it.
+func (q *request) setCookie(name, value string, expires time.Time) {
+	c := &http.Cookie{Name: name, Value: value, Path: q.h.opts.Prefix + Root, HttpOnly: true, Secure: q.encrypted(),
+		SameSite: http.SameSiteLaxMode, Expires: expires} // Strict would lose the session on the way back from an issuer
+	if value == "" {
+		c.MaxAge = -1
+	}
+	http.SetCookie(q.w, c)
+}
+
+// encrypted tells whether the browser speaks TLS, with this server or a proxy.
+func (q *request) encrypted() bool {
+	return q.r.TLS != nil || strings.HasPrefix(q.h.opts.Host, "https://")
+}
+
+// origin is the address of this server as the browser knows it, scheme://host.
+func (q *request) origin() string {
+	switch {
+	case q.h.opts.Host != "":
+		return q.h.opts.Host
+	case q.r.TLS != nil:
+		return "https://" + q.r.Host
+	default:
+		return "http://" + q.r.Host
+	}
+}
+
+// loginForm is what the login page shows.
+type loginForm struct {
+	Passwords     bool
+	Issuers       []string
+	User, Problem string
+	// Next is where to go afterwards, a path below the page's root.
+	Next string
+}
+
+func (q *request) showLogin(status int, user, problem string) error {
+	q.show(status, "login", "Log in", &loginForm{Passwords: q.h.logins.PasswordLogin(), Issuers: q.h.logins.LoginIssuers(),
+		User: user, Problem: problem, Next: q.next()})
+	return nil
+}
+
+// next is the path below the page's root that the request asks to go to after a login.
+func (q *request) next() string { return q.ownPath(q.r.FormValue("next")) }
+
+// ownPath returns next if it is a path below the page's root, else the first page's:
+// nobody is sent elsewhere.
+func (q *request) ownPath(next string) string {
+	u, err := url.Parse(next)
+	root := q.h.opts.Prefix + Root
+	if err != nil || u.Scheme != "" || u.Host != "" || u.User != nil || !strings.HasPrefix(next, root) || strings.ContainsAny(next, "\\\r\n\t") {
+		return root
+	}
+	return next
+}
+
+// maxForm bounds the forms of the page, in bytes.
+const maxForm = 64 << 10
+
+// doLogin takes the form: a user and a password.
+func (q *request) doLogin() error {
+	if q.h.logins == nil {
+		return notFound("Nobody needs to log in here.")
+	}
+	if q.rest != "" {
+		return notFound("There is no page of that name.")
+	}
+	q.r.Body = http.MaxBytesReader(q.w, q.r.Body, maxForm)
+	if err := q.r.ParseForm(); err != nil {
+		return &problem{status: http.StatusBadRequest, text: "The form could not be read.", err: err}
+	}
+	user := q.r.PostForm.Get("user")
+	id, err := q.h.logins.Login(q.r, user, q.r.PostForm.Get("password"))
+	if err != nil {
+		return q.loginFailed(user, err)
+	}
+	if id.Anonymous() {
+		return q.showLogin(http.StatusUnauthorized, user, "Enter a user and a password.")
+	}
+	return q.enter(id, q.next())
+}
+
+// loginFailed shows the form again with what was wrong.
+func (q *request) loginFailed(user string, err error) error {
+	var wire *oci.Error
+	if !errors.As(err, &wire) {
+		return err
+	}
+	var retry *auth.RetryError
+	if errors.As(err, &retry) {
+		q.w.Header().Set("Retry-After", retryAfter(retry.After))
+	}
+	return q.showLogin(wire.HTTPStatus(), user, wire.Message)
+}
+
+// retryAfter is a wait in whole seconds, as HTTP has it.
+func retryAfter(d time.Duration) string {
+	return strconv.FormatInt(max(1, int64((d+time.Second-1)/time.Second)), 10)
+}
+
+// leave sends the browser to an issuer.
+func (q *request) leave(issuer string) error {
+	address, state, err := q.h.logins.BeginLogin(q.ctx(), issuer, q.returnTo(), q.next())
+	if err != nil {
+		return q.loginFailed("", err)
+	}
+	q.setCookie(loginCookie, state, time.Time{})
+	http.Redirect(q.w, q.r, address, http.StatusSeeOther)
+	return nil
+}
+
+// returnTo is where issuers send the browser back to.
+func (q *request) returnTo() string { return q.origin() + q.h.opts.Prefix + Root + "login/done" }
+
+// loginPage serves the form, the way to issuers, and what these send browsers back to.
+// The way there is a link, not a form: the policy lets forms go nowhere else.
+func (q *request) loginPage() error {
+	if q.h.logins == nil {
+		return notFound("Nobody needs to log in here.")
+	}
+	issuer, leave := strings.CutPrefix(q.rest, "at/")
+	switch {
+	case q.rest == "":
+		return q.showLogin(http.StatusOK, "", "")
+	case q.rest == "done":
+		return q.comeBack()
+	case leave:
+		return q.leave(issuer)
+	}
+	return notFound("There is no page of that name.")
+}
+
+// comeBack ends a login at an issuer.
+func (q *request) comeBack() error {
+	c, err := q.r.Cookie(loginCookie)
+	if err != nil {
+		return q.showLogin(http.StatusBadRequest, "", "This login was not begun here, or took too long. Begin again.")
+	}
+	q.setCookie(loginCookie, "", time.Time{})
+	id, next, err := q.h.logins.FinishLogin(q.r, c.Value, q.r.URL.Query(), q.returnTo())
+	if err != nil {
+		return q.loginFailed("", err)
+	}
+	return q.enter(id, q.ownPath(next))
+}
+
+// enter begins a session, and goes to a page.
+func (q *request) enter(id *auth.Identity, next string) error {
+	token, expires, err := q.h.logins.NewSession(id, q.h.opts.Session)
+	if err != nil {
+		return err
+	}
+	q.id = id
+	q.record("login", "success", "", "", "")
+	q.setCookie(sessionCookie, token, expires)
+	http.Redirect(q.w, q.r, next, http.StatusSeeOther)
+	return nil
+}
+
+// logout ends a session.
+func (q *request) logout() error {
+	if c, err := q.r.Cookie(sessionCookie); err == nil && q.h.logins != nil {
+		q.h.logins.EndSession(c.Value)
+	}
+	q.setCookie(sessionCookie, "", time.Time{})
+	http.Redirect(q.w, q.r, q.h.opts.Prefix+Root, http.StatusSeeOther)
+	return nil
+}
+
+// record writes an event to the audit log.
+func (q *request) record(event, outcome, action, repo, reference string) {
+	if q.h.opts.Audit == nil {
+		return
+	}
+	e := auth.Event{Event: event, Outcome: outcome, Action: action, Repo: repo, Reference: reference, Addr: q.r.RemoteAddr}
+	if actor := oci.ActorFrom(q.ctx()); actor != nil {
+		e.RequestID = actor.RequestID
+	}
+	if !q.id.Anonymous() {
+		e.Subject, e.Method = q.id.Name, q.id.Method
+	}
+	q.h.opts.Audit.Record(e)
+}

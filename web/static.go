@@ -1,0 +1,66 @@
+package web
+
+import (
+	"crypto/sha256"
+	"embed"
+	"encoding/hex"
+	"io/fs"
+	"mime"
+	"net/http"
+	"path"
+	"strconv"
+	"strings"
+)
+
+//go:embed static
+var staticFiles embed.FS
+
+// assets are the files beside the pages, by name. Their addresses hold a hash of their
+// content, so that browsers may keep them for ever.
+type assets map[string]asset
+
+type asset struct {
+	content []byte
+	hash    string
+	mime    string
+}
+
+func loadAssets() (assets, error) {
+	a := assets{}
+	err := fs.WalkDir(staticFiles, "static", func(name string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		b, err := staticFiles.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		sum := sha256.Sum256(b)
+		a[path.Base(name)] = asset{content: b, hash: hex.EncodeToString(sum[:8]), mime: mime.TypeByExtension(path.Ext(name))}
+		return nil
+	})
+	return a, err
+}
+
+// path returns the address of a file below the page's root.
+func (a assets) path(name string) string { return "static/" + a[name].hash + "/" + name }
+
+// serve answers a request for HASH/NAME.
+func (a assets) serve(w http.ResponseWriter, r *http.Request, rest string) error {
+	hash, name, _ := strings.Cut(rest, "/")
+	f, ok := a[name]
+	if !ok || hash != f.hash {
+		return notFound("There is no file of that name.")
+	}
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		return &problem{status: http.StatusMethodNotAllowed, text: "Files can only be read."}
+	}
+	h := w.Header()
+	h.Set("Cache-Control", "public, max-age=31536000, immutable")
+	h.Set("Content-Type", f.mime)
+	h.Set("Content-Length", strconv.Itoa(len(f.content)))
+	if r.Method == http.MethodGet {
+		_, _ = w.Write(f.content)
+	}
+	return nil
+}
