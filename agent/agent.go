@@ -282,6 +282,9 @@ func (a *Agent) startServers(serve func(string, func() error)) {
 		a.metrics = newServer(a.metricsHandler())
 		serve("metrics", func() error { return serveHTTP(a.metrics, l) })
 	}
+	if a.cfg.Report {
+		go a.tellRegistries(a.chains.ctx)
+	}
 	go keepSmall(a.chains.ctx)
 }
 

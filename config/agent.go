@@ -24,6 +24,7 @@ type Agent struct {
 	Cache      AgentCache      `yaml:"cache" doc:"The files that all images share."`
 	Fetch      AgentFetch      `yaml:"fetch" doc:"How files come here."`
 	Profiles   AgentProfiles   `yaml:"profiles" doc:"Start-up profiles: which files a container opens first."`
+	Report     bool            `yaml:"report" default:"true" doc:"Tells registries which containers run from their images here and how much of these is here, for their list of nodes."`
 	CRI        AgentCRI        `yaml:"cri" doc:"Proxy between kubelet and containerd's image service, which learns the credentials of image pull secrets."`
 	Kernel     AgentKernel     `yaml:"kernel" doc:"What the kernel is used for. Everything is tried out at start."`
 	Volumes    AgentVolumes    `yaml:"volumes" doc:"Images as volumes in storage that this node is connected to (docs/volumes.md). Without file.dir and rbd.conf there are none."`

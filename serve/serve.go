@@ -19,6 +19,7 @@ import (
 
 	"example.org/slipway/auth"
 	"example.org/slipway/config"
+	"example.org/slipway/fleet"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 	"example.org/slipway/server"
@@ -32,6 +33,8 @@ type Options struct {
 	Logger *slog.Logger
 	// Stdout is where the access log goes that names no file; default os.Stdout.
 	Stdout *os.File
+	// Version of the program, for the web page.
+	Version string
 	// CertificateCheck is how often the certificate files are looked at;
 	// default 10 s.
 	CertificateCheck time.Duration
@@ -57,8 +60,10 @@ type Server struct {
 	certs           *certificates
 	tracing         *sdktrace.TracerProvider // nil when off
 	metrics         *prometheus.Registry
+	nodes           *fleet.Book
 	health          *health
 	certCheck       time.Duration
+	version         string
 	// requests and admin tasks under way, which Close waits for.
 	requests gate
 	// writes can be stopped while reads go on.
@@ -74,7 +79,7 @@ func New(ctx context.Context, cfg *config.Config, o *Options) (_ *Server, err er
 	if o == nil {
 		o = &Options{}
 	}
-	s := &Server{cfg: cfg, log: o.Logger, metrics: prometheus.NewRegistry(), certCheck: o.CertificateCheck, writes: newWriteGate()}
+	s := &Server{cfg: cfg, log: o.Logger, metrics: prometheus.NewRegistry(), certCheck: o.CertificateCheck, version: o.Version, writes: newWriteGate()}
 	if s.log == nil {
 		s.log = slog.Default()
 	}
@@ -229,6 +234,8 @@ func (s *Server) setUpHTTP() error {
 		so.Token, so.TokenPath = th, auth.TokenPath
 	}
 	so.Gear = gearAPI{s.root.gear, s.writes}
+	s.nodes = fleet.NewBook(nil)
+	so.Nodes = s.nodes
 	if s.root.volumes != nil {
 		so.Volumes = volumeAPI{s.root.volumes, s.writes}
 		s.metrics.MustRegister(s.root.volumes.Metrics()...)

@@ -132,6 +132,7 @@ const (
 	gearFetch               // _slipway/gear/fetch
 	gearQuery               // _slipway/gear/query
 	gearProfile             // _slipway/gear/profiles/<digest>
+	gearNodes               // _slipway/gear/nodes
 	volumeList              // _slipway/volumes
 	volumeImage             // _slipway/volumes/<digest>
 	volumeKey               // _slipway/volumes/<digest>/credential
@@ -139,7 +140,7 @@ const (
 
 // String returns the endpoint's name in metrics.
 func (e extEndpoint) String() string {
-	return [...]string{"extension", "extension", "gear_info", "gear_layer", "gear_file", "gear_files", "gear_fetch", "gear_query", "gear_profile",
+	return [...]string{"extension", "extension", "gear_info", "gear_layer", "gear_file", "gear_files", "gear_fetch", "gear_query", "gear_profile", "gear_nodes",
 		"volume_list", "volume_image", "volume_credential"}[e]
 }
 
@@ -155,6 +156,7 @@ var extensions = [volumeKey + 1]methodHandlers{
 	gearFetch:   {3: {(*Server).fetchGear, auth.Pull, false}},
 	gearQuery:   {3: {(*Server).queryGear, auth.Push, false}},
 	gearProfile: {{(*Server).getGearProfile, auth.Pull, false}, 3: {(*Server).reportGearProfile, auth.Pull, true}},
+	gearNodes:   {3: {(*Server).noteNode, auth.Pull, true}},
 	volumeList:  {{(*Server).listVolumes, auth.Pull, false}},
 	volumeImage: {{(*Server).getVolumes, auth.Pull, false}, 3: {(*Server).buildVolumes, auth.Push, true}, 5: {(*Server).dropVolumes, auth.Delete, true}},
 	volumeKey:   {3: {(*Server).volumeCredential, auth.Pull, true}},
@@ -183,6 +185,8 @@ func findExtension(repo, path string) (e extEndpoint, arg string) {
 		return gearFetch, ""
 	case "query":
 		return gearQuery, ""
+	case "nodes":
+		return gearNodes, ""
 	}
 	if arg, ok = strings.CutPrefix(path, "layers/"); ok {
 		return gearLayer, arg
@@ -219,7 +223,7 @@ func (s *Server) parseExtension(q *request) error {
 		return &oci.Error{Code: oci.CodeNameUnknown, Message: "this registry has no such extension endpoint; /v2/_oci/ext/discover tells which there are"}
 	case e >= volumeList && s.opts.Volumes == nil:
 		return &oci.Error{Code: oci.CodeUnsupported, Status: http.StatusNotFound, Message: "this registry does not offer images as volumes (volumes.driver)"}
-	case s.opts.Gear == nil && e > extDiscover && e < volumeList:
+	case s.opts.Gear == nil && e > extDiscover && e < volumeList, s.opts.Nodes == nil && e == gearNodes:
 		return &oci.Error{Code: oci.CodeUnsupported, Status: http.StatusNotFound, Message: "this registry does not offer the Gear extension"}
 	}
 	q.ext = extension{endpoint: e, arg: oci.Digest(arg)}
@@ -265,6 +269,9 @@ func (s *Server) discover(q *request) error {
 		if q.Repo != "" {
 			d.Endpoints = append(d.Endpoints, "_slipway/gear/layers/<digest>", "_slipway/gear/files/<name>", "_slipway/gear/files",
 				"_slipway/gear/fetch", "_slipway/gear/query", "_slipway/gear/profiles/<digest>")
+			if s.opts.Nodes != nil {
+				d.Endpoints = append(d.Endpoints, "_slipway/gear/nodes")
+			}
 		}
 		list = append(list, d)
 	}

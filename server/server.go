@@ -65,6 +65,8 @@ type Options struct {
 	Defaulted DefaultedFunc
 	// Gear serves the Gear extension; nil: none.
 	Gear Gear
+	// Nodes takes what nodes report; nil: nobody does.
+	Nodes Nodes
 	// Volumes serves the volume extension; nil: none.
 	Volumes Volumes
 	// Web serves the web page, which the paths are that IsWeb names; nil: none.

@@ -1,0 +1,144 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"hash/fnv"
+	"io"
+	"os"
+	"slices"
+	"time"
+
+	"example.org/slipway/config"
+	"example.org/slipway/fleet"
+	"example.org/slipway/gearfs"
+	"example.org/slipway/oci"
+)
+
+// Version is the program's, for reports to registries; whoever runs an agent sets it before.
+var Version = "dev"
+
+// unwanted is how long a registry that does not want reports gets none.
+const unwanted = time.Hour
+
+// lookEvery is how often it is looked whether something began or ended that registries
+// are told at once.
+const lookEvery = 5 * time.Second
+
+// tellRegistries reports images that containers run from to the registries they are
+// from, every [fleet.Interval] and when a container comes or goes, until ctx ends.
+func (a *Agent) tellRegistries(ctx context.Context) {
+	tick := time.NewTicker(lookEvery)
+	defer tick.Stop()
+	spared := map[string]time.Time{} // by source: until when
+	var told time.Time
+	var before uint64
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		st, _ := a.files.Summary()
+		running := a.containers(st)
+		if now := fingerprint(running); now != before || time.Since(told) >= fleet.Interval {
+			a.tellAll(ctx, &st, running, spared)
+			told, before = time.Now(), now
+		}
+	}
+}
+
+// fingerprint is another one, but for chance, when other containers run.
+func fingerprint(running map[string][]fleet.Container) (sum uint64) {
+	for chain, list := range running {
+		for i := range list {
+			h := fnv.New64a()
+			_, _ = io.WriteString(h, chain+"\x00"+list[i].ID)
+			sum += h.Sum64()
+		}
+	}
+	return sum
+}
+
+// tellAll reports each image to the first of its sources that takes it. spared are those
+// that are not asked until then.
+func (a *Agent) tellAll(ctx context.Context, st *gearfs.Status, running map[string][]fleet.Container, spared map[string]time.Time) {
+	node, err := os.Hostname()
+	if err != nil {
+		a.log.Debug("reports to registries", "err", err)
+		return
+	}
+	for i := range st.Images {
+		img := &st.Images[i]
+		containers := running[img.Chain]
+		if len(containers) == 0 || !a.countFiles(img) {
+			continue
+		}
+		r := fleet.Report{Node: node, Version: Version, Tier: a.support.Tier.String(),
+			CacheBytes: st.Cache.Bytes, CacheLimit: int64(a.cfg.Cache.MaxBytes), Image: img.Ref,
+			Files: img.Files, LocalFiles: img.LocalFiles, Bytes: img.Bytes, LocalBytes: img.LocalBytes,
+			Mode: string(img.Decision.Mode), Background: img.Background, Complete: img.Complete, Opens: img.Opens, Errors: img.Errors, Containers: containers}
+		a.tellOne(ctx, img.Sources, &r, spared)
+	}
+}
+
+// countFiles fills in how much of an image is here. Not ok: it is gone.
+func (a *Agent) countFiles(img *gearfs.ImageStatus) (ok bool) {
+	if img.Complete { // spares asking the cache for each file
+		img.LocalFiles, img.LocalBytes = img.Files, img.Bytes
+		return true
+	}
+	here, err := a.files.Image(img.Chain)
+	*img = here
+	return err == nil
+}
+
+// tellOne sends a report to the first of an image's sources that takes it.
+func (a *Agent) tellOne(ctx context.Context, sources []gearfs.SourceRef, r *fleet.Report, spared map[string]time.Time) {
+	for _, ref := range sources {
+		if time.Now().Before(spared[ref.String()]) {
+			continue
+		}
+		r.Manifest = ref.Manifest
+		err := a.tell(ctx, ref, r)
+		if err == nil {
+			return // the others are mirrors
+		}
+		if oci.HasCode(err, oci.CodeUnsupported) || oci.HasCode(err, oci.CodeNameUnknown) || oci.HasCode(err, oci.CodeDenied) {
+			spared[ref.String()] = time.Now().Add(unwanted)
+		}
+		a.log.Debug("report to a registry", "image", r.Image, "source", ref, "err", err)
+	}
+}
+
+// tellPatience bounds one report.
+const tellPatience = 10 * time.Second
+
+func (a *Agent) tell(ctx context.Context, ref gearfs.SourceRef, r *fleet.Report) error {
+	ctx, cancel := context.WithTimeout(ctx, tellPatience)
+	defer cancel()
+	from, err := a.regs.dial(ref)
+	if err != nil {
+		return err
+	}
+	s, ok := from.(*source)
+	if !ok {
+		return errors.ErrUnsupported
+	}
+	return s.p.reg.ReportNode(ctx, s.repo, r)
+}
+
+// containers are those that run, and mounts without containerd, by the chain of their image.
+func (a *Agent) containers(st gearfs.Status) map[string][]fleet.Container {
+	by := map[string][]fleet.Container{}
+	for _, c := range st.Containers {
+		by[c.Chain] = append(by[c.Chain], fleet.Container{ID: c.ID, Started: c.Started})
+	}
+	for _, m := range a.mounts.list() {
+		id := "mount:" + m.Dir
+		if m.Way != config.WayVolume && !slices.ContainsFunc(by[m.Chain], func(c fleet.Container) bool { return c.ID == id }) {
+			by[m.Chain] = append(by[m.Chain], fleet.Container{ID: id})
+		}
+	}
+	return by
+}

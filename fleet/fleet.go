@@ -1,0 +1,176 @@
+// Package fleet is what nodes say of themselves: which images a node has of a
+// repository, how much of them, and which containers run from them. Agents report it
+// every [Interval] to the registry that an image is from, with the right to pull it,
+// which is all that makes a report believable: a node is called what it calls itself.
+//
+// Reports are kept in memory, for [Lifetime]. Behind a load balancer each server has
+// those that came to it.
+package fleet
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+const (
+	// Interval is how often a node reports an image.
+	Interval = 30 * time.Second
+	// Lifetime is how long a report counts.
+	Lifetime = 5 * time.Minute
+
+	// maxReports bounds the reports of a book, maxContainers those of an image, maxText
+	// each text in bytes.
+	maxReports    = 50_000
+	maxContainers = 500
+	maxText       = 512
+)
+
+// Report is what a node says of an image. Sizes are in bytes.
+type Report struct {
+	// Node is the host's name, Version the agent's, Tier how it mounts images.
+	Node    string `json:"node"`
+	Version string `json:"version,omitempty"`
+	Tier    string `json:"tier,omitempty"`
+	// CacheBytes of CacheLimit are the node's files of all images; 0: no limit.
+	CacheBytes int64 `json:"cache_bytes"`
+	CacheLimit int64 `json:"cache_limit"`
+	// Image is its name on the node, Manifest its digest.
+	Image    string `json:"image"`
+	Manifest string `json:"manifest,omitempty"`
+	// Files with content, of which LocalFiles are on the node.
+	Files      int   `json:"files"`
+	LocalFiles int   `json:"local_files"`
+	Bytes      int64 `json:"bytes"`
+	LocalBytes int64 `json:"local_bytes"`
+	// Mode is how the last start was done, as "lazy" or "eager"; "" if there was none.
+	Mode string `json:"mode,omitempty"`
+	// Background tells that the rest is being fetched, Complete that all is there.
+	Background bool `json:"background,omitempty"`
+	Complete   bool `json:"complete,omitempty"`
+	// Opens reached the agent, Errors of them failed.
+	Opens      int64       `json:"opens"`
+	Errors     int64       `json:"errors"`
+	Containers []Container `json:"containers,omitempty"`
+}
+
+// Container runs from an image.
+type Container struct {
+	ID      string    `json:"id"`
+	Started time.Time `json:"started"`
+}
+
+// check refuses what no agent would say.
+func (r *Report) check() error {
+	texts := []string{r.Node, r.Version, r.Tier, r.Image, r.Manifest, r.Mode}
+	for i := range r.Containers {
+		texts = append(texts, r.Containers[i].ID)
+	}
+	for _, s := range texts {
+		if len(s) > maxText || strings.ContainsFunc(s, func(c rune) bool { return c < ' ' || c == 0x7f }) {
+			return fmt.Errorf("%.40q... is too long or no text", s)
+		}
+	}
+	switch {
+	case r.Node == "" || r.Image == "":
+		return fmt.Errorf("a report names its node and its image")
+	case len(r.Containers) > maxContainers:
+		return fmt.Errorf("a report has at most %d containers", maxContainers)
+	case r.Files < 0 || r.LocalFiles < 0 || r.Bytes < 0 || r.LocalBytes < 0 || r.CacheBytes < 0 || r.CacheLimit < 0 || r.Opens < 0 || r.Errors < 0:
+		return fmt.Errorf("a report counts from 0 on")
+	}
+	return nil
+}
+
+// Node is what one node reported lately.
+type Node struct {
+	Name, Version, Tier    string
+	CacheBytes, CacheLimit int64
+	// Seen is when its last report came.
+	Seen time.Time
+	// Images by name.
+	Images []Image
+}
+
+// Image is a report with the repository it is about.
+type Image struct {
+	Report
+	Repo string
+	Seen time.Time
+}
+
+// Book keeps reports. The zero value is not ready; make one with NewBook. Safe for
+// concurrent use.
+type Book struct {
+	clock func() time.Time
+
+	mu      sync.Mutex
+	reports map[key]Image
+}
+
+type key struct{ node, repo, image string }
+
+// NewBook returns an empty book. clock nil means time.Now.
+func NewBook(clock func() time.Time) *Book {
+	if clock == nil {
+		clock = time.Now
+	}
+	return &Book{clock: clock, reports: map[key]Image{}}
+}
+
+// Add notes a report about an image of a repository, in place of the node's last one.
+// Errors say what is wrong with the report, or that there are too many.
+func (b *Book) Add(repo string, r *Report) error {
+	if err := r.check(); err != nil {
+		return err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	k := key{r.Node, repo, r.Image}
+	if _, known := b.reports[k]; !known && len(b.reports) >= maxReports {
+		if b.expire(); len(b.reports) >= maxReports {
+			return fmt.Errorf("%d images of nodes are reported already", maxReports)
+		}
+	}
+	b.reports[k] = Image{Report: *r, Repo: repo, Seen: b.clock()}
+	return nil
+}
+
+// expire drops what is out of date. The caller holds mu.
+func (b *Book) expire() {
+	before := b.clock().Add(-Lifetime)
+	for k, r := range b.reports {
+		if r.Seen.Before(before) {
+			delete(b.reports, k)
+		}
+	}
+}
+
+// Nodes returns what counts now, by name.
+func (b *Book) Nodes() []Node {
+	b.mu.Lock()
+	b.expire()
+	images := make([]Image, 0, len(b.reports))
+	for _, r := range b.reports {
+		images = append(images, r)
+	}
+	b.mu.Unlock()
+	slices.SortFunc(images, func(x, y Image) int {
+		return cmp.Or(cmp.Compare(x.Node, y.Node), cmp.Compare(x.Image, y.Image), cmp.Compare(x.Repo, y.Repo))
+	})
+	var nodes []Node
+	for _, i := range images {
+		if len(nodes) == 0 || nodes[len(nodes)-1].Name != i.Node {
+			nodes = append(nodes, Node{Name: i.Node})
+		}
+		n := &nodes[len(nodes)-1]
+		n.Images = append(n.Images, i)
+		if i.Seen.After(n.Seen) { // of the newest report
+			n.Seen, n.Version, n.Tier, n.CacheBytes, n.CacheLimit = i.Seen, i.Version, i.Tier, i.CacheBytes, i.CacheLimit
+		}
+	}
+	return nodes
+}
