@@ -63,7 +63,8 @@ func keepVolumes(cfg *config.Agent, dev func(*config.Agent, *slog.Logger) (*os.F
 		cmd := command()
 		cmd.ExtraFiles = []*os.File{k.socket}
 		return cmd
-	}, &poolfs.HolderOptions{Bound: cfg.Volumes.Outage, Log: log.With("of", "volumes")})
+	}, &poolfs.HolderOptions{Bound: cfg.Volumes.Outage, Log: log.With("of", "volumes"),
+		Refuse: func(ctx context.Context) error { return volfs.Refuse(ctx, k.dev, layoutOf(cfg).volumeState) }})
 	var ctx context.Context
 	ctx, k.end = context.WithCancel(context.Background())
 	go func() { k.ended <- h.Run(ctx) }()
