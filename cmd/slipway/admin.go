@@ -57,6 +57,8 @@ func gcCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "gc",
 		Short: "Delete content that nothing needs any more",
+		Example: `  slipway gc --root /var/lib/slipway --dry-run
+  slipway gc --config /etc/slipway/config.yml`,
 		Long: `Delete content that nothing needs any more. A running server does this by itself
 and goes on serving; with one, the command asks it to do it now.`,
 		Args: cobra.NoArgs,
@@ -108,6 +110,9 @@ func fsckCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "fsck",
 		Short: "Verify every digest, link and object; repair on demand",
+		Example: `  slipway fsck --root /var/lib/slipway
+  slipway fsck --config /etc/slipway/config.yml --quick
+  slipway fsck --root /var/lib/slipway --repair`,
 		Long: `Verify every digest, link and object, also while a server uses the data directory.
 Exit status 0: clean, or all was repaired; 4: problems remain.`,
 		Args: cobra.NoArgs,
@@ -177,6 +182,8 @@ func backupCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "backup DIR",
 		Short: "Copy the registry into a directory while it serves",
+		Example: `  slipway backup --root /var/lib/slipway /mnt/backup
+  slipway backup --config /etc/slipway/config.yml /mnt/backup`,
 		Long: `Copy the registry, as it is at one moment, into a directory, while it serves. Into an
 earlier backup only what is new is copied; until the end that one stays whole.`,
 		Args: cobra.ExactArgs(1),
@@ -218,7 +225,9 @@ func retentionCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "retention",
 		Short: "Apply the retention rules of the configuration",
-		Args:  cobra.NoArgs,
+		Example: `  slipway retention --config /etc/slipway/config.yml --dry-run
+  slipway retention --config /etc/slipway/config.yml`,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return withAdmin(cmd, &f, false, func(a *serve.Admin) error {
 				rep, err := a.Retain(cmd.Context(), args)

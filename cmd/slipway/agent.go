@@ -288,6 +288,8 @@ func agentVerifyCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "verify",
 		Short: "Read every file of the cache, and remove those that have changed",
+		Example: `  slipway agent verify
+  slipway agent verify --config /etc/slipway/agent.yml --json`,
 		Long: `Read every file of the cache and compare it with its name, its SHA-256. A file that is not
 what it should be is removed, and fetched again when it is needed. Containers go on meanwhile.`,
 		Args: cobra.NoArgs,

@@ -14,8 +14,9 @@ import (
 
 func cacheCommand() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "cache",
-		Short: "Look after the cache of blobs of a running server",
+		Use:     "cache",
+		Short:   "Look after the cache of blobs of a running server",
+		Example: `  slipway cache status --config /etc/slipway/config.yml`,
 	}
 	cmd.AddCommand(cacheStatusCommand(), cacheDropCommand(), cacheWarmCommand())
 	return cmd
@@ -27,7 +28,9 @@ func cacheStatusCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Tell what the cache holds and what it is good for",
-		Args:  cobra.NoArgs,
+		Example: `  slipway cache status --config /etc/slipway/config.yml
+  slipway cache status --config /etc/slipway/config.yml --output json`,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return withAdmin(cmd, &f, false, func(a *serve.Admin) error {
 				st, err := a.CacheStatus(cmd.Context())
@@ -86,6 +89,8 @@ func cacheDropCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "drop {--all | DIGEST...}",
 		Short: "Drop contents from the cache; they are fetched again when they are asked for",
+		Example: `  slipway cache drop --config /etc/slipway/config.yml sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855
+  slipway cache drop --config /etc/slipway/config.yml --all`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if all == (len(args) > 0) {
 				return errors.New("name digests, or use --all")
@@ -113,8 +118,9 @@ func cacheWarmCommand() *cobra.Command {
 	var warm serve.CacheWarmArgs
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use:   "warm IMAGE...",
-		Short: "Fetch the layers of images into the cache",
+		Use:     "warm IMAGE...",
+		Short:   "Fetch the layers of images into the cache",
+		Example: `  slipway cache warm --config /etc/slipway/config.yml team/app:1 team/db:16`,
 		Long: `Fetch the layers of images, REPOSITORY[:TAG|@DIGEST], into the cache of the server that
 uses the data directory, before many clients ask for them.`,
 		Args: cobra.MinimumNArgs(1),

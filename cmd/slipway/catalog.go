@@ -14,8 +14,9 @@ import (
 
 func catalogCommand() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "catalog",
-		Short: "Look after the catalogue: what exists, by name",
+		Use:     "catalog",
+		Short:   "Look after the catalogue: what exists, by name",
+		Example: `  slipway catalog move --config /etc/slipway/config.yml --to postgres://slipway@db.example.com/slipway`,
 	}
 	cmd.AddCommand(catalogMoveCommand())
 	return cmd
@@ -27,6 +28,8 @@ func catalogMoveCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "move {--to DSN | --to-file FILE}",
 		Short: "Move the catalogue into a PostgreSQL database",
+		Example: `  slipway catalog move --config /etc/slipway/config.yml --to postgres://slipway@db.example.com/slipway
+  slipway catalog move --config /etc/slipway/config.yml --to-file /var/lib/slipway/catalog.db`,
 		Long: `Copy the catalogue into an empty PostgreSQL database, and read it back to compare. A server
 that uses the data directory goes on answering reads and refuses writes from then on, until it
 is started again with storage.catalog.postgres; if the move fails, writes go on at once. The

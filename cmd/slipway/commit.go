@@ -24,6 +24,8 @@ func commitCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "commit UPPER-DIR BASE-IMAGE {NEW-TAG | NEW-IMAGE}",
 		Short: "Make a new image of a base image and an overlay's upper directory",
+		Example: `  slipway commit /var/tmp/changes 127.0.0.1:5000/team/app:1 2
+  slipway commit /var/tmp/changes 127.0.0.1:5000/team/app:1 127.0.0.1:5000/team/other:1`,
 		Long: `Make a Gear image of a base image and of what the upper directory of an overlay mounted on
 it says, and push it to the base image's repository, or to another one of the same registry.
 Only the files that the repository lacks are sent.

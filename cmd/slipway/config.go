@@ -10,19 +10,20 @@ import (
 )
 
 func configCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "config", Short: "Check and explain configuration files"}
+	cmd := &cobra.Command{Use: "config", Short: "Check and explain configuration files",
+		Example: `  slipway config check /etc/slipway/config.yml`}
 	cmd.AddCommand(configCheckCommand(), configShowCommand(), configSchemaCommand(), configExampleCommand())
 	return cmd
 }
 
 func configCheckCommand() *cobra.Command {
-	return configFileCommand("check [FILE]", "Check a configuration file, with the environment laid over it", func(cfg *config.Config) (string, error) {
+	return configFileCommand("check", "Check a configuration file, with the environment laid over it", func(cfg *config.Config) (string, error) {
 		return "configuration is good\n", serve.CheckFiles(cfg)
 	})
 }
 
 func configShowCommand() *cobra.Command {
-	return configFileCommand("show [FILE]", "Print the configuration with defaults and environment, without secrets", func(cfg *config.Config) (string, error) {
+	return configFileCommand("show", "Print the configuration with defaults and environment, without secrets", func(cfg *config.Config) (string, error) {
 		out, err := cfg.Redacted()
 		return string(out), err
 	})
@@ -30,12 +31,13 @@ func configShowCommand() *cobra.Command {
 
 // configFileCommand is a command that loads the configuration, from FILE where
 // one is given, and prints what do makes of it.
-func configFileCommand(use, short string, do func(*config.Config) (string, error)) *cobra.Command {
+func configFileCommand(name, short string, do func(*config.Config) (string, error)) *cobra.Command {
 	var f configFlags
 	cmd := &cobra.Command{
-		Use:   use,
-		Short: short,
-		Args:  cobra.MaximumNArgs(1),
+		Use:     name + " [FILE]",
+		Short:   short,
+		Example: "  slipway config " + name + " /etc/slipway/config.yml",
+		Args:    cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 1 {
 				f.file = args[0]
@@ -58,9 +60,10 @@ func configFileCommand(use, short string, do func(*config.Config) (string, error
 
 func configSchemaCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:   "schema",
-		Short: "Print the JSON Schema of the configuration file",
-		Args:  cobra.NoArgs,
+		Use:     "schema",
+		Short:   "Print the JSON Schema of the configuration file",
+		Example: `  slipway config schema > schema.json`,
+		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s\n", config.Schema())
 			return err
@@ -70,9 +73,10 @@ func configSchemaCommand() *cobra.Command {
 
 func configExampleCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:   "example",
-		Short: "Print a configuration file with every key, its default and meaning",
-		Args:  cobra.NoArgs,
+		Use:     "example",
+		Short:   "Print a configuration file with every key, its default and meaning",
+		Example: `  slipway config example > config.yml`,
+		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			_, err := fmt.Fprint(cmd.OutOrStdout(), config.Example())
 			return err

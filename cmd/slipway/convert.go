@@ -114,6 +114,9 @@ func convertCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "convert {IMAGE | --all}",
 		Short: "Make a Gear image of an image in a registry, or convert all layers of a data directory",
+		Example: `  slipway convert 127.0.0.1:5000/team/app:1 --tag 1-gear
+  slipway convert 127.0.0.1:5000/team/app:1 --platform linux/arm64
+  slipway convert --all --root /var/lib/slipway`,
 		Long: `Make a Gear image of REGISTRY/REPOSITORY:TAG and push it to the same repository, as
 TAG-gear. The registry must be one that slipway serve runs; the files are in it already, so
 only the index is sent. The same image becomes the same Gear image, to the digest.

@@ -29,6 +29,8 @@ func dedupCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "dedup {LAYOUT-DIR | REGISTRY[/REPOSITORY[:TAG]]}...",
 		Short: "Tell how much images take with shared layers, files and chunks",
+		Example: `  slipway dedup layouts/app layouts/db
+  slipway dedup 127.0.0.1:5000/team/app --output json`,
 		Long: `Read images once, and tell how much they take each by itself, with shared layers (what a
 registry stores), with shared files (what Gear stores) and with shared chunks of 128 KiB.
 

@@ -12,8 +12,9 @@ func exportCommand() *cobra.Command {
 	var f remoteFlags
 	var lossy bool
 	cmd := &cobra.Command{
-		Use:   "export IMAGE DIR",
-		Short: "Write the file tree of an image into a directory",
+		Use:     "export IMAGE DIR",
+		Short:   "Write the file tree of an image into a directory",
+		Example: `  slipway export 127.0.0.1:5000/team/app:1 tree`,
 		Long: `Write the file tree of REGISTRY/REPOSITORY:TAG into a directory, which is made or must be
 empty. The image may be a Gear image or any other that the registry has converted. Each
 content is fetched once and verified. Owners, devices and most attributes need root.`,

@@ -35,6 +35,9 @@ func importCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "import {--in-place {DIR | --config FILE} | REGISTRY[/REPOSITORY[:TAG]]...}",
 		Short: "Adopt a Distribution storage, or copy images from another registry",
+		Example: `  slipway import --root /var/lib/slipway registry.example.com/team/app
+  slipway import --root /var/lib/slipway registry.example.com/team/app:1 registry.example.com/team/db
+  slipway import --in-place /var/lib/registry`,
 		Long: `With --in-place, adopt the storage directory of a Distribution registry as the data
 directory: nothing is moved or changed, and "slipway serve --root DIR" serves it. Of one
 in an object store the configuration file says where it is.
@@ -190,8 +193,9 @@ func restoreCommand() *cobra.Command {
 	var f configFlags
 	var damaged bool
 	cmd := &cobra.Command{
-		Use:   "restore BACKUP",
-		Short: "Restore a backup into an empty data directory, or merge it into a running registry",
+		Use:     "restore BACKUP",
+		Short:   "Restore a backup into an empty data directory, or merge it into a running registry",
+		Example: `  slipway restore --root /var/lib/slipway /mnt/backup`,
 		Long: `Restore a backup. Into an empty data directory everything comes back as it was. Where
 the data directory holds something already, also while a server uses it, the backup's
 images are added; tags that both have are set to what the backup says.`,

@@ -32,6 +32,9 @@ func inspectCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "inspect IMAGE [IMAGE...]",
 		Short: "Tell what an image consists of, and what it shares with others",
+		Example: `  slipway inspect 127.0.0.1:5000/team/app:1
+  slipway inspect --tree 127.0.0.1:5000/team/app:1
+  slipway inspect 127.0.0.1:5000/team/app:1 127.0.0.1:5000/team/app:2`,
 		Long: `Tell what REGISTRY/REPOSITORY:TAG consists of, layer by layer and as a whole, and what files
 it shares with the other images named, or, if there are none, with other tags of its repository.
 No contents of files are fetched. The registry must be one that slipway serve runs.`,

@@ -18,6 +18,8 @@ func mirrorCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "mirror",
 		Short: "Look after the images mirrored from other registries",
+		Example: `  slipway mirror status --config /etc/slipway/config.yml
+  slipway mirror load --config /etc/slipway/config.yml docker.io/library/nginx:1.27`,
 		Long: `Look after the images mirrored from other registries, those that proxy.upstreams of the
 configuration names. With a server that uses the data directory it does the work.`,
 	}
@@ -56,8 +58,9 @@ func (f *mirrorFlags) run(cmd *cobra.Command, create bool, do func(*serve.Admin)
 func mirrorStatusCommand() *cobra.Command {
 	var f mirrorFlags
 	cmd := &cobra.Command{
-		Use:   "status",
-		Short: "Tell how the upstreams are and what mirroring them is good for",
+		Use:     "status",
+		Short:   "Tell how the upstreams are and what mirroring them is good for",
+		Example: `  slipway mirror status --config /etc/slipway/config.yml`,
 		Long: `Tell how each upstream is, what is left of its limit, how many requests its mirror has
 answered from what is here, and how much the mirrors take. Counts are since the server's
 start.`,

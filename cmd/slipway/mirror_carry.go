@@ -21,6 +21,8 @@ func mirrorExportCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "export FILE [REF...]",
 		Short: "Write mirrored images into a file for a server without network",
+		Example: `  slipway mirror export --config /etc/slipway/config.yml mirrors.tar
+  slipway mirror export --config /etc/slipway/config.yml nginx.tar docker.io/library/nginx:1.27`,
 		Long: `Write mirrored images, REPOSITORY[:TAG|@DIGEST] with the upstream's name, into a tar file in
 the layout of the OCI image specification: all of them, those of a pattern, or those that
 are named. Signatures and other referrers go with them. Of an index the platforms are
@@ -61,8 +63,9 @@ func mirrorImportCommand() *cobra.Command {
 	var f mirrorFlags
 	var from serve.MirrorImportArgs
 	cmd := &cobra.Command{
-		Use:   "import FILE",
-		Short: "Put images that were exported elsewhere into the mirrors",
+		Use:     "import FILE",
+		Short:   "Put images that were exported elsewhere into the mirrors",
+		Example: `  slipway mirror import --config /etc/slipway/config.yml mirrors.tar`,
 		Long: `Put the images of a file that slipway mirror export wrote, or of any tar file in the layout of
 the OCI image specification that names its images in full, into the mirrors of their
 upstreams, without asking these. What is here already is not written again, so that an
@@ -96,9 +99,10 @@ reads the file.`,
 func mirrorEventsCommand() *cobra.Command {
 	var f mirrorFlags
 	cmd := &cobra.Command{
-		Use:   "events",
-		Short: "Tell what a running server fetches, moves and removes, as it happens",
-		Args:  cobra.NoArgs,
+		Use:     "events",
+		Short:   "Tell what a running server fetches, moves and removes, as it happens",
+		Example: `  slipway mirror events --config /etc/slipway/config.yml`,
+		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkOutput(f.output); err != nil {
 				return err

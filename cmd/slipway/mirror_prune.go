@@ -21,7 +21,9 @@ func mirrorListCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List the mirrored images",
-		Args:  cobra.NoArgs,
+		Example: `  slipway mirror list --config /etc/slipway/config.yml
+  slipway mirror list --config /etc/slipway/config.yml --output json`,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return f.run(cmd, false, func(a *serve.Admin) (any, func(io.Writer), error) {
 				images, err := allMirrored(cmd.Context(), a, list)

@@ -21,8 +21,9 @@ import (
 
 func profileCommand() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "profile",
-		Short: "Start-up profiles: which files a container opens first",
+		Use:     "profile",
+		Short:   "Start-up profiles: which files a container opens first",
+		Example: `  slipway profile show 127.0.0.1:5000/team/app:1`,
 		Long: `A start-up profile lists the files that containers of an image open first. Agents record it
 by themselves and report it to the registry, which merges what nodes report; a node fetches the
 files of a profile in one go before it starts a container.`,

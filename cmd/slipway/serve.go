@@ -65,6 +65,9 @@ func serveCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the registry",
+		Example: `  slipway serve
+  slipway serve --root /var/lib/slipway --addr 127.0.0.1:5000
+  slipway serve --config /etc/slipway/config.yml`,
 		Long: `Run the registry. Without a configuration it keeps its data in ./slipway-data and
 serves on 127.0.0.1:5000, to this machine only.`,
 		Args: cobra.NoArgs,
@@ -83,7 +86,7 @@ serves on 127.0.0.1:5000, to this machine only.`,
 func runServer(ctx context.Context, cfg *config.Config) error {
 	log := newLogger(cfg)
 	slog.SetDefault(log)
-	s, err := serve.New(ctx, cfg, &serve.Options{Logger: log})
+	s, err := serve.New(ctx, cfg, &serve.Options{Logger: log, Version: version})
 	if err != nil {
 		return err
 	}

@@ -17,7 +17,9 @@ func statusCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Tell the state of the conversion to Gear, and of the building of volumes",
-		Args:  cobra.NoArgs,
+		Example: `  slipway status --root /var/lib/slipway
+  slipway status --config /etc/slipway/config.yml --output json`,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return withAdmin(cmd, &f, false, func(a *serve.Admin) error {
 				st, err := a.GearStatus(cmd.Context())
@@ -78,8 +80,9 @@ func settleCommand() *cobra.Command {
 	var args serve.SettleArgs
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use:   "settle",
-		Short: "Rewrite packs of Gear files so that they take less space",
+		Use:     "settle",
+		Short:   "Rewrite packs of Gear files so that they take less space",
+		Example: `  slipway settle --root /var/lib/slipway`,
 		Long: `Rewrite packs of Gear files, as they were stored quickly, into dense ones, and free the
 space of what nothing needs. A running server does this by itself; with one, the command asks
 it to do it now. Replaced packs are deleted some minutes later, when nobody reads them.`,

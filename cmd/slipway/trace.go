@@ -6,6 +6,8 @@ func traceCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "trace",
 		Short: "Record, import, generate, analyse, simulate and replay requests to a registry",
+		Example: `  slipway trace import access.log -o store
+  slipway trace analyze store -o report`,
 		Long: `A trace is what a registry was asked: which client wanted what, when, how large it
 was and how long it took. These commands read the logs of registries into a store of
 Parquet files, say what the workload is, and try out registries and caches with it.`,

@@ -19,10 +19,11 @@ import (
 
 func traceSimulateCommand() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "simulate",
-		Short: "Try out caches and prefetchers on a trace",
-		Args:  cobra.NoArgs,
-		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		Use:     "simulate",
+		Short:   "Try out caches and prefetchers on a trace",
+		Example: `  slipway trace simulate cache store --policy lru,gdsf --size 2%,10%`,
+		Args:    cobra.NoArgs,
+		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(traceSimulateCacheCommand(), traceSimulatePrefetchCommand())
 	return cmd

@@ -20,6 +20,8 @@ func volumeCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "volume",
 		Short: "Look after images as block volumes in storage that nodes share",
+		Example: `  slipway volume build 127.0.0.1:5000/team/app:1
+  slipway volume ls 127.0.0.1:5000/team/app`,
 		Long: `Look after images as block volumes: a registry has them built in a Ceph pool or a shared
 directory (volumes in its configuration), and nodes map them and read blocks as they are
 touched.`,

@@ -1,0 +1,118 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+)
+
+// each calls do for every command that users see.
+func each(c *cobra.Command, do func(*cobra.Command)) {
+	for _, sub := range c.Commands() {
+		if sub.IsAvailableCommand() {
+			do(sub)
+			each(sub, do)
+		}
+	}
+}
+
+// The help of every command has an example, and what that says can be done.
+func TestExamples(t *testing.T) {
+	each(rootCommand(), func(c *cobra.Command) {
+		lines := strings.Split(strings.TrimSpace(c.Example), "\n")
+		if c.Short == "" || c.Example == "" {
+			t.Errorf("%s: has no description or no example", c.CommandPath())
+			return
+		}
+		own := false
+		for _, line := range lines {
+			own = tryExample(t, c, strings.TrimSpace(line)) || own
+		}
+		if !own && !c.HasSubCommands() {
+			t.Errorf("%s: no example is of the command itself", c.CommandPath())
+		}
+	})
+}
+
+// tryExample parses a line of an example, and tells whether it is of the command c.
+func tryExample(t *testing.T, c *cobra.Command, line string) bool {
+	line, _, _ = strings.Cut(line, " #")
+	line, _, _ = strings.Cut(line, " > ")
+	line, _, _ = strings.Cut(line, " | ")
+	words := strings.Fields(strings.NewReplacer("'", "", `"`, "").Replace(line))
+	if len(words) == 0 || words[0] != "slipway" {
+		return false // of another program, or the line before goes on
+	}
+	found, rest, err := rootCommand().Find(words[1:])
+	if err != nil {
+		t.Errorf("%s: %q: %v", c.CommandPath(), line, err)
+		return false
+	}
+	if err := found.ParseFlags(rest); err != nil {
+		t.Errorf("%s: %q: %v", c.CommandPath(), line, err)
+	} else if err := found.ValidateArgs(found.Flags().Args()); err != nil {
+		t.Errorf("%s: %q: %v", c.CommandPath(), line, err)
+	}
+	return found.CommandPath() == c.CommandPath()
+}
+
+// What a machine may read is asked for in one way.
+func TestOutputFlag(t *testing.T) {
+	each(rootCommand(), func(c *cobra.Command) {
+		if c.Flags().Lookup("json") == nil && c.Flags().Lookup("format") == nil {
+			return
+		}
+		f := c.Flags().Lookup("output")
+		if f == nil || f.Value.Set("json") != nil || f.Value.String() != "json" {
+			t.Errorf("%s: --output json does not mean what it should", c.CommandPath())
+		} else if j := c.Flags().Lookup("json"); j != nil && j.Value.String() != "true" && c.Flags().Lookup("format") == nil {
+			t.Errorf("%s: --output json is not --json", c.CommandPath())
+		}
+		if f != nil && f.Value.Set("text") != nil {
+			t.Errorf("%s: --output text is refused", c.CommandPath())
+		}
+	})
+}
+
+// The manual has a page for each command, the same at each time.
+func TestManual(t *testing.T) {
+	t.Setenv("SOURCE_DATE_EPOCH", "1700000000")
+	var before string
+	for _, format := range []string{"man", "man", "markdown"} {
+		dir := t.TempDir()
+		cmd := rootCommand()
+		cmd.SetArgs([]string{"man", "--format", format, dir})
+		if err := cmd.Execute(); err != nil {
+			t.Fatal(err)
+		}
+		pages, err := filepath.Glob(filepath.Join(dir, "slipway*"))
+		if err != nil || len(pages) < 60 {
+			t.Fatalf("%s: %d pages, error %v", format, len(pages), err)
+		}
+		if format == "markdown" {
+			continue
+		}
+		b, err := os.ReadFile(filepath.Join(dir, "slipway-serve.1"))
+		if err != nil || !strings.Contains(string(b), "Nov 2023") || before != "" && string(b) != before {
+			t.Errorf("the page of serve differs or has no date: %v", err)
+		}
+		before = string(b)
+	}
+}
+
+// Completion knows commands and the values of flags.
+func TestCompletion(t *testing.T) {
+	for args, want := range map[string]string{"ser": "serve", "volume ": "build", "status --output ": "json", "mount --mode ": "volume-local"} {
+		var out strings.Builder
+		cmd := rootCommand()
+		words := strings.Split(args, " ")
+		cmd.SetArgs(append([]string{cobra.ShellCompRequestCmd}, words...))
+		cmd.SetOut(&out)
+		if err := cmd.Execute(); err != nil || !strings.Contains(out.String(), want) {
+			t.Errorf("%q is completed by %q, error %v, want %s", args, out.String(), err, want)
+		}
+	}
+}
