@@ -108,6 +108,11 @@ func (c *Catalog) describeImage(ctx context.Context, i *Image) (err error) {
 	if i.Tags, err = c.names(ctx, `SELECT name FROM tags WHERE manifest_id = ? ORDER BY name`, i.ID); err != nil {
 		return err
 	}
+	return c.measureImage(ctx, i)
+}
+
+// measureImage fills in the sizes of an image with IDs.
+func (c *Catalog) measureImage(ctx context.Context, i *Image) error {
 	return c.db.row(ctx, `WITH RECURSIVE parts(id) AS (SELECT m.id FROM manifests m WHERE m.id = ?
 			UNION SELECT c.id FROM parts p JOIN refs f ON f.manifest_id = p.id JOIN manifests c ON c.repo_id = f.repo_id AND c.blob_id = f.blob_id),
 		named(blob_id) AS (SELECT m.blob_id FROM parts p JOIN manifests m ON m.id = p.id

@@ -61,6 +61,8 @@ type Server struct {
 	tracing         *sdktrace.TracerProvider // nil when off
 	metrics         *prometheus.Registry
 	nodes           *fleet.Book
+	web             *web.Handler // nil without a web page
+	page            *pageSystem  // nil without a web page
 	health          *health
 	certCheck       time.Duration
 	version         string
@@ -344,6 +346,9 @@ func (s *Server) drain() error {
 	ctx, cancel := context.WithTimeout(context.Background(), wait)
 	defer cancel()
 	s.health.stopping()
+	if s.web != nil {
+		s.web.EndStreams() // which end by themselves in minutes only
+	}
 	err := s.http.Shutdown(ctx)
 	if err != nil { // the time is over
 		s.log.Warn("requests were cut off", "err", err)
@@ -375,6 +380,10 @@ func (s *Server) Close() error {
 			s.admin.stop()
 		}
 		s.peers.close()
+		if s.web != nil {
+			s.web.Close()
+		}
+		s.page.close()
 		// Nobody may still use what is closed next, and no other process may
 		// open the data root while somebody here writes to it.
 		errs = append(errs, s.requests.shut(ctx))

@@ -30,6 +30,8 @@ func newRenderer(base string, a assets) (*renderer, error) {
 		"time":  formatTime,
 		"iso":   func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
 		"short": shortDigest,
+		"count": formatCount, "percent": percent, "took": formatTook,
+		"count64": func(n int) string { return formatCount(int64(n)) }, "showname": showName, "shareof": share, "strip": strip,
 	}
 	shared, err := template.New("").Funcs(funcs).ParseFS(templateFiles, "templates/_*.html")
 	if err != nil {
@@ -73,7 +75,7 @@ type frame struct {
 // navigation's entry.
 func (q *request) show(status int, name, title string, data any) {
 	var b bytes.Buffer
-	f := frame{Site: q.h.opts.Title, Title: title, Here: name, Version: q.h.opts.Version,
+	f := frame{Site: q.h.opts.Title, Title: title, Here: q.here(name), Version: q.h.opts.Version,
 		Admin: q.may("", auth.Admin), Login: q.h.access != nil, Data: data}
 	if !q.id.Anonymous() {
 		f.User = q.id.Name

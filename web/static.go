@@ -10,6 +10,8 @@ import (
 	"path"
 	"strconv"
 	"strings"
+
+	"example.org/slipway/chart"
 )
 
 //go:embed static
@@ -35,11 +37,17 @@ func loadAssets() (assets, error) {
 		if err != nil {
 			return err
 		}
-		sum := sha256.Sum256(b)
-		a[path.Base(name)] = asset{content: b, hash: hex.EncodeToString(sum[:8]), mime: mime.TypeByExtension(path.Ext(name))}
+		a.add(path.Base(name), b)
 		return nil
 	})
+	a.add("chart.css", []byte(chart.CSS()))
 	return a, err
+}
+
+// add adds a file.
+func (a assets) add(name string, content []byte) {
+	sum := sha256.Sum256(content)
+	a[name] = asset{content: content, hash: hex.EncodeToString(sum[:8]), mime: mime.TypeByExtension(path.Ext(name))}
 }
 
 // path returns the address of a file below the page's root.

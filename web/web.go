@@ -20,6 +20,7 @@ import (
 	"net/netip"
 	"net/url"
 	"strings"
+	"sync"
 	"time"
 
 	"example.org/slipway/auth"
@@ -63,6 +64,12 @@ type Options struct {
 	Version string
 	// Clock; default time.Now.
 	Clock func() time.Time
+	// System is what the pages for who manages the registry show.
+	System System
+	// Browse is what the pages of repositories show; nil: there are none.
+	Browse Browse
+	// Files are those of images; nil: none are shown.
+	Files Files
 }
 
 // Handler serves the page. Make one with New.
@@ -74,6 +81,19 @@ type Handler struct {
 	pages  map[string]page
 	assets assets
 	render *renderer
+
+	trees   *trees
+	jobs    *jobs
+	actions []action
+	ring    cacheRing
+	timing  timing
+	// streams has an entry for each stream of events; streamsEnd is closed by endStreams.
+	streams    chan struct{}
+	streamsEnd chan struct{}
+	endStreams sync.Once
+	// stop ends background, which Close waits for.
+	stop       context.CancelFunc
+	background sync.WaitGroup
 }
 
 // page is what stands at /ui/NAME or /ui/NAME/...: what it shows on GET and HEAD, and
@@ -98,7 +118,7 @@ type request struct {
 
 func (q *request) ctx() context.Context { return q.r.Context() }
 
-// New returns the handler of the page.
+// New returns the handler of the page. The caller closes it.
 func New(o *Options) (*Handler, error) {
 	h := &Handler{}
 	if o != nil {
@@ -129,9 +149,16 @@ func New(o *Options) (*Handler, error) {
 	}
 	h.pages = map[string]page{
 		"":       {get: (*request).home, exact: true},
+		"repo":   {get: (*request).repo},
+		"image":  {get: (*request).image},
+		"delete": {get: (*request).confirmDelete, post: (*request).doDelete},
 		"login":  {get: (*request).loginPage, post: (*request).doLogin},
 		"logout": {post: (*request).logout, exact: true},
+		"tree":   {get: (*request).tree},
+		"diff":   {get: (*request).diff},
 	}
+	h.trees = newTrees()
+	h.openSystem()
 	return h, nil
 }
 

@@ -1,6 +1,7 @@
 package agent_test
 
 import (
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -97,6 +98,23 @@ func TestMount(t *testing.T) {
 	if img := a.Image(); img.LocalFiles != img.Files {
 		t.Errorf("%d of %d files are left after all mounts were taken away", img.LocalFiles, img.Files)
 	}
+	a.Run("umount", dir)
+}
+
+// TestReported wants the registry's web page to know of a node what runs there, soon.
+func TestReported(t *testing.T) {
+	s := slipway.Start(t, t.TempDir(), nil)
+	ref := push(t, s, "team/app:v1", image(t, 1, 10))
+	a := node.Start(t, quiet)
+	dir := a.Mount(ref)
+	name, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	proc.Poll(t, 40*time.Second, "the node on the page", func() bool {
+		resp, err := s.Client.Do(t.Context(), "GET", "/ui/nodes?node="+url.QueryEscape(name), nil, nil)
+		return err == nil && resp.Status == 200 && strings.Contains(string(resp.Body), ref)
+	})
 	a.Run("umount", dir)
 }
 

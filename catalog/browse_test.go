@@ -1,0 +1,112 @@
+package catalog
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"example.org/slipway/oci"
+)
+
+// Repositories and tags are found by a part of their names, and described.
+func TestBrowse(t *testing.T) {
+	onBoth(t, func(t *testing.T, b *bed) {
+		c, ctx := b.open(t, nil), t.Context()
+		for _, s := range []string{
+			`INSERT INTO repositories (id, name, created_at) VALUES (1, 'lib/app', 0), (2, 'lib/under_score', 0), (3, 'other', 0)`,
+			`INSERT INTO blobs (id, digest, size, state, content, created_at) VALUES (1, 'sha256:m', 10, 1, '{}', 0), (2, 'sha256:i', 20, 1, '{}', 0), (3, 'sha256:l', 300, 1, NULL, 0), (4, 'sha256:x', 4000, 0, NULL, 0)`,
+			`INSERT INTO manifests (id, repo_id, blob_id, media_type, artifact_type, created_at, pulled_at) VALUES (1, 1, 1, 'm', '', 1000, 0), (2, 1, 2, 'i', 'a', 2000, 9000)`,
+			`INSERT INTO links (repo_id, blob_id, created_at) VALUES (1, 3, 0)`,
+			`INSERT INTO refs (repo_id, blob_id, manifest_id) VALUES (1, 3, 1), (1, 4, 1), (1, 1, 2)`,
+			`INSERT INTO tags (repo_id, name, manifest_id, updated_at, pulled_at) VALUES (1, 'V1', 1, 5000, 0), (1, 'all', 2, 4000, 8000), (1, 'all_2', 2, 3000, 0)`,
+		} {
+			if err := c.db.write(ctx, func(t *tx) error { _, err := t.exec(s); return err }); err != nil {
+				t.Fatal(s, err)
+			}
+		}
+		for text, want := range map[string][]string{"": {"lib/app", "lib/under_score", "other"}, "APP": {"lib/app"}, "_": {"lib/under_score"}, "%": nil, "!": nil, "b/": {"lib/app", "lib/under_score"}} {
+			if got, err := c.SearchRepositories(ctx, text, "", 9); err != nil || !slices.Equal(got, want) {
+				t.Errorf("%q finds %q, %v", text, got, err)
+			}
+		}
+		if got, err := c.SearchRepositories(ctx, "b/", "lib/app", 9); err != nil || !slices.Equal(got, []string{"lib/under_score"}) {
+			t.Errorf("behind lib/app are %q, %v", got, err)
+		}
+		info, err := c.RepositoryInfo(ctx, "lib/app", 100)
+		if want := (RepositoryInfo{Tags: 3, Bytes: 330, Pushed: fromMillis(5000), LastPull: fromMillis(9000)}); err != nil || info != want {
+			t.Errorf("lib/app is %+v, %v", info, err)
+		}
+		if info, err = c.RepositoryInfo(ctx, "lib/app", 2); err != nil || !info.Partial || info.Tags != 2 {
+			t.Errorf("a part of lib/app is %+v, %v", info, err)
+		}
+		if info, err = c.RepositoryInfo(ctx, "other", 2); err != nil || info != (RepositoryInfo{}) {
+			t.Errorf("other is %+v, %v", info, err)
+		}
+		if _, err = c.RepositoryInfo(ctx, "none", 2); !errors.Is(err, ErrNoRepository) {
+			t.Errorf("none is %v", err)
+		}
+		for _, q := range []struct {
+			q    TagQuery
+			want []string
+		}{{TagQuery{Limit: 9}, []string{"V1", "all", "all_2"}}, {TagQuery{Limit: 1, From: 1}, []string{"all"}}, {TagQuery{Limit: 9, Text: "v"}, []string{"V1"}},
+			{TagQuery{Limit: 9, Text: "_"}, []string{"all_2"}}, {TagQuery{Limit: 9, ByName: true, Text: "ALL"}, []string{"all", "all_2"}}} {
+			list, err := c.ListTags(ctx, "lib/app", q.q)
+			var got []string
+			for _, e := range list {
+				got = append(got, e.Name)
+				if want := map[oci.Digest][2]int64{"sha256:m": {310, 1}, "sha256:i": {330, 1}}[e.Digest]; e.Size != want[0] || e.Missing != want[1] || string(e.Content) != "{}" {
+					t.Errorf("%s is %+v", e.Name, e)
+				}
+			}
+			if err != nil || !slices.Equal(got, q.want) {
+				t.Errorf("%+v finds %q, %v", q.q, got, err)
+			}
+		}
+		u, err := c.ManifestUse(ctx, "lib/app", "sha256:m", 1)
+		if err != nil || u.Size != 310 || u.Missing != 1 || !slices.Equal(u.Tags, []string{"V1"}) || !slices.Equal(u.Indexes, []oci.Digest{"sha256:i"}) || u.MoreTags || u.MoreIndexes {
+			t.Errorf("the use is %+v, %v", u, err)
+		}
+		if u, err = c.ManifestUse(ctx, "lib/app", "sha256:i", 1); err != nil || !u.MoreTags || !u.LastPull.Equal(fromMillis(9000)) || u.Indexes != nil {
+			t.Errorf("the use is %+v, %v", u, err)
+		}
+		if _, err = c.ManifestUse(ctx, "other", "sha256:i", 1); !errors.Is(err, ErrNotFound) {
+			t.Errorf("the use is %v", err)
+		}
+	})
+}
+
+// A page of repositories is quick however many there are.
+func TestBrowseSpeed(t *testing.T) {
+	c, ctx := openTest(t, nil), t.Context()
+	c.fill(t, 10_000)
+	err := c.db.write(ctx, func(t *tx) error {
+		_, err := t.exec(`WITH RECURSIVE s(i) AS (SELECT 1 UNION ALL SELECT i+1 FROM s WHERE i < 10000)
+			INSERT INTO repositories (id, name, created_at) SELECT 1000 + i, printf('team/of/people/app-%05d', i), 0 FROM s`)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, q := range [][2]string{{"", ""}, {"", "team/of/people/app-05000"}, {"app-09999", ""}, {"no such", ""}} {
+		best := time.Hour
+		for range 3 { // others may be at the processors, too
+			began := time.Now()
+			names, err := c.SearchRepositories(ctx, q[0], q[1], 51)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, name := range names {
+				if _, err := c.RepositoryInfo(ctx, name, 2000); err != nil {
+					t.Fatal(err)
+				}
+			}
+			best = min(best, time.Since(began))
+		}
+		t.Logf("%q takes %v", fmt.Sprint(q), best)
+		if best > 2*time.Second {
+			t.Errorf("%q takes %v", q, best)
+		}
+	}
+}

@@ -1,0 +1,203 @@
+package serve_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"html"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"example.org/slipway/oci"
+)
+
+// pushed pushes a manifest that is given as what JSON is made of.
+func (s *instance) pushed(repo, ref, mediaType string, content any) string {
+	s.t.Helper()
+	text, ok := content.(string)
+	if !ok {
+		b, err := json.Marshal(content)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		text = string(b)
+	}
+	if ref == "" {
+		ref = digestOf(text)
+	}
+	s.want(http.StatusCreated, "PUT", "/v2/"+repo+"/manifests/"+ref, text, header("Content-Type", mediaType))
+	return digestOf(text)
+}
+
+// part is a descriptor of a blob that is pushed.
+func (s *instance) part(repo, mediaType, content string) map[string]any {
+	return map[string]any{"mediaType": mediaType, "digest": s.pushBlob(repo, content), "size": len(content)}
+}
+
+const layerType = "application/vnd.oci.image.layer.v1.tar"
+
+// pushApp pushes an image with a config, and returns its digest.
+func (s *instance) pushApp(repo, tag, config string, layers ...string) string {
+	s.t.Helper()
+	m := map[string]any{"schemaVersion": 2, "mediaType": oci.MediaTypeOCIManifest, "config": s.part(repo, "application/vnd.oci.image.config.v1+json", config)}
+	list := []any{}
+	for _, l := range layers {
+		list = append(list, s.part(repo, layerType, l))
+	}
+	m["layers"] = list
+	return s.pushed(repo, tag, oci.MediaTypeOCIManifest, m)
+}
+
+// page returns a page that is there.
+func (s *instance) page(path string, edits ...func(*http.Request)) string {
+	s.t.Helper()
+	return s.want(http.StatusOK, "GET", "/ui/"+path, "", edits...).body
+}
+
+// shows fails the test unless a page holds all texts.
+func (s *instance) shows(path string, texts ...string) {
+	s.t.Helper()
+	body := html.UnescapeString(s.page(path))
+	for _, want := range texts {
+		if !strings.Contains(body, want) {
+			s.t.Errorf("%s lacks %q:\n%s", path, want, body)
+		}
+	}
+}
+
+const appConfig = `{"created":"2026-01-02T03:04:05Z","os":"linux","architecture":"arm64","variant":"v8","config":{"User":"nobody","Env":["A=<b>1</b>","B=2"],
+	"Entrypoint":["/app","--x"],"Cmd":["serve"],"WorkingDir":"/srv","ExposedPorts":{"80/tcp":{}},"Volumes":{"/data":{}},"Labels":{"note":"<script>alert(1)</script>\u202e"}},
+	"history":[{"created_by":"/bin/sh -c #(nop) ADD file:1 in / "},{"created_by":"ENV A=1","empty_layer":true},{"created_by":"RUN /bin/sh -c apt-get update && apt-get install x # buildkit"}]}`
+
+// The pages of repositories, tags and an image.
+func TestBrowse(t *testing.T) {
+	s := start(t, setup{})
+	s.shows("", "There is no repository here yet", "docker push "+strings.TrimPrefix(s.url, "http://")+"/alpine:3")
+	d := s.pushApp("lib/app", "v1", appConfig, "layer one", "layer two, larger")
+	s.pushApp("lib/deep/er/app", "latest", appConfig, "layer one")
+	s.shows("", "lib/app", "lib/deep/er/app", "Last push")
+	s.shows("?q=DEEP", "lib/deep/er/app")
+	if body := s.page("?q=deep"); strings.Contains(body, "repo/lib/app\"") {
+		t.Error("the search finds what does not match")
+	}
+	s.shows("?q=%25_%00%ff", "No repository whose name holds")
+	s.shows("repo/lib/app", "v1", "image", d[:19], "/ui/delete/lib/app:v1", "Compare from v1")
+	s.shows("repo/lib/app?q=V", "v1")
+	s.shows("repo/lib/app?q=w", "No tag holds")
+	s.shows("repo/lib/app?from=9999&sort=name", "Tags before")
+	s.shows("image/lib/app:v1", d, "linux/arm64/v8", `["/app","--x"]`, "nobody", "/srv", "80/tcp", "/data", "A=<b>1</b>", "ADD</b> file:1 in /", "ENV</b> A=1",
+		"RUN</b> apt-get update \\\n && apt-get install x", "Layer 2", "no files", `"schemaVersion": 2`, "podman pull --tls-verify=false ", "slipway run ", "/ui/tree/lib/app:v1")
+	body := s.page("image/lib/app@" + d)
+	if strings.Contains(body, "<script>alert") || strings.Contains(body, "<b>1</b>") {
+		t.Error("what somebody pushed is taken for HTML")
+	}
+	for _, path := range []string{"repo/none", "repo/", "repo/lib/../app", "repo/LIB", "image/none:v1", "image/lib/app:v2", "image/lib/app", "image/lib/app@sha256:00", "image/lib/app@" + digestOf("x"),
+		"image/lib/app:v1/", "image/:", "image/@", "delete/none:v1", "image/lib%2fapp%00:v1"} {
+		s.want(http.StatusNotFound, "GET", "/ui/"+path, "")
+	}
+	if body := s.want(http.StatusOK, "GET", "/ui/image/lib/app:v1", "", func(r *http.Request) { r.Host = `evil"><b>;rm` }).body; strings.Contains(body, "evil") {
+		t.Error("the host of a request is shown unchecked")
+	}
+	if a := s.want(http.StatusOK, "GET", "/ui/repo/lib/app", ""); !strings.Contains(a.body, "<dt>Last pull</dt><dd>never</dd>") {
+		t.Error("to look at an image is taken for a pull")
+	}
+}
+
+// What is no image has its page, too.
+func TestBrowseArtifacts(t *testing.T) {
+	s := start(t, setup{})
+	const repo = "lib/app"
+	app := s.pushApp(repo, "v1", appConfig, "layer one")
+	subject := map[string]any{"mediaType": oci.MediaTypeOCIManifest, "digest": app, "size": 1}
+	empty := s.part(repo, "application/vnd.oci.empty.v1+json", "{}")
+	s.pushed(repo, "", oci.MediaTypeOCIManifest, map[string]any{"schemaVersion": 2, "mediaType": oci.MediaTypeOCIManifest, "artifactType": "application/spdx+json",
+		"config": empty, "layers": []any{empty}, "subject": subject, "annotations": map[string]string{"<i>": "</dd>"}})
+	s.pushApp(repo, strings.Replace(app, ":", "-", 1)+".sig", "{}", "a signature")
+	s.shows("image/"+repo+":v1", "Attached to it", "SBOM", "application/spdx+json", "signature", "by a tag")
+
+	index := s.pushed(repo, "all", oci.MediaTypeOCIIndex, map[string]any{"schemaVersion": 2, "mediaType": oci.MediaTypeOCIIndex, "manifests": []any{
+		map[string]any{"mediaType": oci.MediaTypeOCIManifest, "digest": app, "size": len(app), "platform": map[string]string{"os": "linux", "architecture": "arm64", "variant": "v8"}}}})
+	s.shows("image/"+repo+":all", "index", "linux/arm64/v8", "Platforms", "/ui/image/"+repo+"@"+app)
+	s.shows("image/"+repo+"@"+app, "Part of", "/ui/image/"+repo+"@"+index)
+	s.shows("repo/"+repo, "index", "linux/arm64/v8")
+
+	chart := map[string]any{"schemaVersion": 2, "config": s.part(repo, "application/vnd.cncf.helm.config.v1+json", `{"name":"x"}`),
+		"layers": []any{s.part(repo, "application/vnd.cncf.helm.chart.content.v1.tar+gzip", "a chart")}}
+	s.pushed(repo, "1.0.0_a", oci.MediaTypeOCIManifest, chart)
+	s.shows("image/"+repo+":1.0.0_a", "Helm chart", "helm pull --plain-http oci://", "--version 1.0.0+a", "Contents")
+
+	for tag, config := range map[string]string{"list": `[]`, "no-json": `{{{`, "wrong": `{"config":{"Env":"x"},"history":7}`, "null": `null`, "huge": `{"config":{"Env":["` + strings.Repeat("x", 5<<20) + `"]}}`,
+		"many": `{"history":[` + strings.Repeat(`{"created_by":"RUN x"},`, 3000) + `{}]}`} {
+		s.pushApp(repo, tag, config, "layer one")
+		s.shows("image/"+repo+":"+tag, "Layers")
+	}
+	docker := map[string]any{"schemaVersion": 2, "mediaType": oci.MediaTypeDockerManifest, "config": s.part(repo, "application/vnd.docker.container.image.v1+json", appConfig),
+		"layers": []any{s.part(repo, "application/vnd.docker.image.rootfs.diff.tar.gzip", "layer of docker")}}
+	s.pushed(repo, "docker", oci.MediaTypeDockerManifest, docker)
+	s.shows("image/"+repo+":docker", "How it was built", "docker pull")
+	s.pushed(repo, "other", oci.MediaTypeOCIManifest, map[string]any{"schemaVersion": 2, "config": s.part(repo, "application/x.y", "\xff\x00"), "layers": []any{}})
+	s.shows("image/"+repo+":other", "artifact", "oras pull --plain-http ")
+	s.shows("repo/"+repo, "Helm chart", "artifact")
+}
+
+// Deleting asks first, tells why not, and is recorded.
+func TestBrowseDelete(t *testing.T) {
+	dir := t.TempDir()
+	audit := filepath.Join(dir, "audit.log")
+	s := start(t, setup{yaml: "log: {audit: {file: " + audit + "}}\nstorage: {immutable_tags: [{repositories: ['**'], tags: ['v.*']}]}"})
+	d := s.pushApp("lib/app", "v1", appConfig, "one")
+	s.pushApp("lib/app", "next", appConfig, "two")
+	other := s.pushApp("lib/app", "later", appConfig, "three")
+	s.shows("delete/lib/app:v1", "immutable")
+	s.want(http.StatusConflict, "POST", "/ui/delete/lib/app:v1", "", sameOrigin...)
+	s.shows("delete/lib/app@"+d, "immutable")
+	s.want(http.StatusConflict, "POST", "/ui/delete/lib/app@"+d, "", sameOrigin...)
+	s.shows("delete/lib/app:next", "The tag goes", "Keep it")
+	s.want(http.StatusForbidden, "POST", "/ui/delete/lib/app:next", "", header("Sec-Fetch-Site", "cross-site"))
+	s.want(http.StatusOK, "GET", "/v2/lib/app/manifests/next", "")
+	s.want(http.StatusOK, "POST", "/ui/delete/lib/app:next", "", sameOrigin...)
+	s.want(http.StatusNotFound, "GET", "/v2/lib/app/manifests/next", "")
+	s.want(http.StatusNotFound, "POST", "/ui/delete/lib/app:next", "", sameOrigin...)
+	s.shows("delete/lib/app@"+other, "with its tags: later")
+	s.want(http.StatusOK, "POST", "/ui/delete/lib/app@"+other, "", sameOrigin...)
+	s.want(http.StatusNotFound, "GET", "/v2/lib/app/manifests/"+other, "")
+	s.want(http.StatusOK, "GET", "/v2/lib/app/manifests/v1", "")
+	if log := readFile(t, audit); !strings.Contains(log, `"event":"delete","outcome":"success"`) || !strings.Contains(log, `"reference":"next"`) {
+		t.Errorf("the audit log is %s", log)
+	}
+
+	s = start(t, setup{yaml: "storage: {delete: {enabled: false}}"})
+	s.pushApp("lib/app", "v1", appConfig, "one")
+	s.shows("repo/lib/app", "storage.delete.enabled")
+	s.want(http.StatusConflict, "POST", "/ui/delete/lib/app:v1", "", sameOrigin...)
+}
+
+// Repositories that somebody may not see look as if they were not there.
+func TestBrowseAccess(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "htpasswd")
+	writeFile(t, path, htpasswd(t, "alice", "a", "root", "r"))
+	s := start(t, setup{yaml: "auth: {htpasswd: {path: " + path + "}, access: [{repositories: ['open/**'], subjects: [alice], actions: [pull]}, {repositories: ['**'], subjects: [root], actions: ['*', admin]}]}"})
+	alice, root := basic("alice", "a"), basic("root", "r")
+	s.pushImage("open/app", "v1", "x", root)
+	s.pushImage("secret/app", "v1", "y", root)
+	if body := s.page("", alice); strings.Contains(body, "secret") || !strings.Contains(body, "open/app") {
+		t.Errorf("alice's list is %s", body)
+	}
+	if body := s.page("?q=secret", alice); strings.Contains(body, "secret/app") {
+		t.Error("the search finds what alice may not see")
+	}
+	for _, page := range []string{"repo/%s", "image/%s:v1", "delete/%s:v1"} {
+		there := s.want(http.StatusNotFound, "GET", "/ui/"+fmt.Sprintf(page, "secret/app"), "", alice)
+		absent := s.want(http.StatusNotFound, "GET", "/ui/"+fmt.Sprintf(page, "secret/none"), "", alice)
+		if there.body != absent.body {
+			t.Errorf("%s tells what is there", page)
+		}
+	}
+	s.want(http.StatusForbidden, "GET", "/ui/delete/open/app:v1", "", alice)
+	s.want(http.StatusForbidden, "POST", "/ui/delete/open/app:v1", "", append(sameOrigin, alice)...)
+	if body := s.page("repo/open/app", alice); strings.Contains(body, "/ui/delete/") {
+		t.Error("alice is offered to delete")
+	}
+	s.want(http.StatusOK, "GET", "/ui/delete/open/app:v1", "", root)
+}

@@ -1,0 +1,181 @@
+package serve
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"example.org/slipway/web"
+)
+
+const (
+	// surveyAge is how old a survey gets before the next look at it has another made.
+	surveyAge = 5 * time.Minute
+	// surveyShare is the most of the time that surveys take: one in 20.
+	surveyShare = 20
+	// surveyEvery is how often one is made once somebody has looked, to see the growth.
+	surveyEvery = time.Hour
+	// maxGrowth is how many earlier surveys are remembered.
+	maxGrowth = 500
+	// surveyStep is how many repositories are measured at once.
+	surveyStep = 200
+)
+
+// surveyor makes surveys in the background when somebody looks. The zero value lacks
+// measure.
+type surveyor struct {
+	measure func(context.Context) (*web.Survey, error)
+
+	mu      sync.Mutex // guards what follows
+	closed  bool
+	ticker  *time.Timer // of the next that nobody asks for
+	survey  *web.Survey
+	old     bool // something was changed since
+	running bool
+	cancel  context.CancelFunc
+	wg      sync.WaitGroup
+	failed  time.Time
+}
+
+// last returns the last survey, and begins another if that is out of date.
+func (v *surveyor) last() (*web.Survey, bool) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.running || v.closed || time.Since(v.failed) < surveyAge/5 {
+		return v.survey, v.running
+	}
+	if s := v.survey; s != nil {
+		age := time.Since(s.Time)
+		if age < s.Took*surveyShare || age < surveyAge && !v.old {
+			return s, false
+		}
+	}
+	ctx, cancel := context.WithCancel(context.Background()) // whoever looked may leave
+	v.running, v.old, v.cancel = true, false, cancel
+	v.wg.Go(func() {
+		defer cancel()
+		s, err := v.measure(ctx)
+		v.mu.Lock()
+		defer v.mu.Unlock()
+		v.running = false
+		if err != nil {
+			v.failed = time.Now()
+			return
+		}
+		if v.survey != nil {
+			s.Growth = v.survey.Growth
+		}
+		s.Growth = append(slices.Clone(s.Growth[max(0, len(s.Growth)-maxGrowth+1):]), web.GrowthPoint{Time: s.Time, Bytes: s.Bytes, PackBytes: s.PackBytes})
+		v.survey = s
+		v.later()
+	})
+	return v.survey, true
+}
+
+// later has the next survey made in an hour. The caller holds mu.
+func (v *surveyor) later() {
+	if v.ticker == nil && !v.closed {
+		v.ticker = time.AfterFunc(surveyEvery, func() {
+			v.mu.Lock()
+			v.ticker = nil
+			v.mu.Unlock()
+			if _, pending := v.last(); !pending { // somebody has just had one made
+				v.mu.Lock()
+				defer v.mu.Unlock()
+				v.later()
+			}
+		})
+	}
+}
+
+// outdate says that something has changed.
+func (v *surveyor) outdate() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.old = true
+}
+
+// close ends a survey under way. It is for a surveyor that may never have run.
+func (v *surveyor) close() {
+	v.mu.Lock()
+	v.closed = true
+	if v.ticker != nil {
+		v.ticker.Stop() // one that has begun finds it closed
+	}
+	if v.cancel != nil {
+		v.cancel()
+	}
+	v.mu.Unlock()
+	v.wg.Wait()
+}
+
+// measure makes a survey. It reads whole tables of the catalogue, a page at a time.
+func (p *pageSystem) measure(ctx context.Context) (_ *web.Survey, err error) {
+	defer func() {
+		if err != nil && ctx.Err() == nil {
+			p.s.log.Error("what is stored cannot be counted for the web page", "err", err)
+		}
+	}()
+	r, s := p.s.root, &web.Survey{Time: time.Now()}
+	n, err := r.cat.Counts(ctx)
+	if err != nil {
+		return nil, err
+	}
+	s.Manifests, s.Tags, s.Blobs, s.Bytes = n.Manifests, n.Tags, n.Blobs, n.Bytes
+	g, err := r.cat.GearCounts(ctx)
+	if err != nil {
+		return nil, err
+	}
+	s.Packs, s.PackBytes, s.Files, s.Indexes = g.Packs, g.PackBytes, g.LiveFiles, g.Layers
+	if s.LayerBytes, err = r.cat.IndexedBytes(ctx); err != nil {
+		return nil, err
+	}
+	if err := p.measureRepositories(ctx, s); err != nil {
+		return nil, err
+	}
+	if r.mirrors != nil {
+		st, err := r.mirrorStatus(ctx)
+		if err != nil {
+			return nil, err
+		}
+		s.MirrorBytes, s.MirrorsOnly = st.Usage.Bytes, st.Usage.OnlyBytes
+	}
+	var fs unix.Statfs_t
+	if err := unix.Statfs(r.dir, &fs); err == nil {
+		s.FreeBytes, s.DiskBytes = int64(fs.Bavail)*fs.Bsize, int64(fs.Blocks)*fs.Bsize
+	}
+	s.Took = time.Since(s.Time)
+	return s, nil
+}
+
+func (p *pageSystem) measureRepositories(ctx context.Context, s *web.Survey) error {
+	for last := ""; ; {
+		page, err := p.s.root.cat.RepositorySizes(ctx, last, surveyStep)
+		if err != nil {
+			return err
+		}
+		for _, r := range page {
+			s.ImageBytes += r.NamedBytes
+			s.Repositories = append(s.Repositories, web.RepositorySize{Name: r.Name, Manifests: r.Manifests, Bytes: r.Bytes, OnlyBytes: r.OnlyBytes})
+		}
+		if len(page) < surveyStep {
+			break
+		}
+		last = page[len(page)-1].Name
+	}
+	slices.SortFunc(s.Repositories, func(a, b web.RepositorySize) int {
+		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Name, b.Name))
+	})
+	return nil
+}
+
+// close ends what the page does in the background. p may be nil.
+func (p *pageSystem) close() {
+	if p != nil {
+		p.survey.close()
+	}
+}

@@ -1,0 +1,94 @@
+package web
+
+import (
+	"net/http"
+
+	"example.org/slipway/auth"
+	"example.org/slipway/catalog"
+	"example.org/slipway/oci"
+)
+
+// deleteData is what the confirmation shows.
+type deleteData struct {
+	Repo, Ref, Tag string
+	Digest         oci.Digest
+	Use            catalog.ManifestUse
+	// Others are the tags that go, or stay, beside the named one.
+	Others []string
+	// Kept is why it cannot be deleted.
+	Kept string
+}
+
+// toDelete returns what a request is about to delete; nil where the answer has been given.
+func (q *request) toDelete() (*deleteData, error) {
+	at, ok := parseImage(q.rest)
+	if !ok {
+		return nil, noImage()
+	}
+	if ok, err := q.mayLook(at.Repo); !ok {
+		return nil, err
+	}
+	if !q.may(at.Repo, auth.Delete) {
+		return nil, q.refuse("You may not delete images of this repository.")
+	}
+	m, err := q.manifestOf(at.Repo, at.Ref)
+	if err != nil {
+		return nil, orNoImage(err)
+	}
+	d := &deleteData{Repo: at.Repo, Ref: at.Ref, Digest: m.Digest}
+	if d.Use, err = q.h.opts.Browse.ManifestUse(q.ctx(), at.Repo, m.Digest, maxPointers); err != nil {
+		return nil, orNoImage(err)
+	}
+	tags := d.Use.Tags
+	if !oci.IsDigest(at.Ref) {
+		d.Tag, tags = at.Ref, []string{at.Ref}
+	}
+	for _, t := range d.Use.Tags {
+		if t != d.Tag {
+			d.Others = append(d.Others, t)
+		}
+	}
+	d.Kept, err = q.h.opts.Browse.Undeletable(at.Repo, tags)
+	return d, err
+}
+
+// confirmDelete shows what will happen.
+func (q *request) confirmDelete() error {
+	d, err := q.toDelete()
+	if d == nil || err != nil {
+		return err
+	}
+	q.show(http.StatusOK, "delete", "Delete "+q.rest, d)
+	return nil
+}
+
+// doDelete deletes a tag, or a manifest with its tags.
+func (q *request) doDelete() error {
+	d, err := q.toDelete()
+	if d == nil || err != nil {
+		return err
+	}
+	if d.Kept != "" {
+		q.show(http.StatusConflict, "delete", "Delete "+q.rest, d)
+		return nil
+	}
+	if d.Tag != "" {
+		err = q.h.opts.Browse.DeleteTag(q.ctx(), d.Repo, d.Tag)
+	} else {
+		err = q.h.opts.Browse.DeleteManifest(q.ctx(), d.Repo, d.Digest)
+	}
+	outcome := "success"
+	if err != nil {
+		outcome = "failure"
+	}
+	q.record("delete", outcome, "delete", d.Repo, d.Ref)
+	if err != nil {
+		return orNoImage(err)
+	}
+	to := "repo/" + d.Repo
+	if _, err := q.h.opts.Browse.RepositoryInfo(q.ctx(), d.Repo, 1); isAbsent(err) {
+		to = ""
+	}
+	http.Redirect(q.w, q.r, q.h.opts.Prefix+Root+to, http.StatusSeeOther)
+	return nil
+}

@@ -1,0 +1,316 @@
+package web
+
+import (
+	"bytes"
+	"encoding/json"
+	"net/http"
+	"strings"
+
+	"example.org/slipway/auth"
+	"example.org/slipway/catalog"
+	"example.org/slipway/oci"
+)
+
+// LayerState is what became of a layer.
+type LayerState struct {
+	// Here tells that the repository has it.
+	Here bool
+	// Converted to Files distinct contents of so many bytes together; or Waiting to be,
+	// with the Failure of the last attempt.
+	Converted, Waiting bool
+	Files, Bytes       int64
+	Failure            string
+}
+
+const (
+	// maxShownConfig and maxShownManifest are how many bytes are read of a config, and
+	// shown of a manifest.
+	maxShownConfig, maxShownManifest = 4 << 20, 256 << 10
+	// maxAttached is how many manifests that refer to an image are listed, and
+	// maxPointers how many tags and indexes.
+	maxAttached, maxPointers = 100, 100
+	// maxLayerStates is how many layers are looked up.
+	maxLayerStates = 200
+)
+
+// partRow is a manifest of an index.
+type partRow struct {
+	oci.Descriptor
+	Platform, Ref string
+	// Of is the digest of the manifest that it attests.
+	Of string
+}
+
+// layerRow is a layer, or another content of an artifact.
+type layerRow struct {
+	oci.Descriptor
+	Number int
+	Title  string
+	State  LayerState
+	// Known tells that State was looked up.
+	Known bool
+}
+
+// attachedRow is a manifest that refers to the image.
+type attachedRow struct {
+	Kind, Type, Ref string
+	Digest          oci.Digest
+	Size            int64
+	Tag             string
+}
+
+// imageData is what the page of an image shows.
+type imageData struct {
+	Repo, Ref, Tag string
+	// Self is the image by its digest, as an address.
+	Self     string
+	Manifest catalog.Manifest
+	Use      catalog.ManifestUse
+	Kind     kind
+	Type     string
+
+	Parts, Attested []partRow
+	MoreParts       int
+	Config          *imageConfig
+	ConfigProblem   string
+	Facts           []Fact
+	Env             []string
+	Labels          []Fact
+	MoreLabels      int
+	MoreEnv         int
+	Annotations     []Fact
+	MoreAnnotations int
+	Steps           []step
+	MoreSteps       int
+	Layers          []layerRow
+	MoreLayers      int
+	LayerBytes      int64
+	Attached        []attachedRow
+	MoreAttached    bool
+	Subject         *attachedRow
+	Indexes         []attachedRow
+	JSON            string
+	JSONCut         bool
+	ManifestBytes   int64
+	Commands        []Fact
+	MayDelete       bool
+}
+
+// image shows an image, or whatever else a manifest is of.
+func (q *request) image() error {
+	at, ok := parseImage(q.rest)
+	if !ok {
+		return noImage()
+	}
+	if ok, err := q.mayLook(at.Repo); !ok {
+		return err
+	}
+	m, err := q.manifestOf(at.Repo, at.Ref)
+	if err != nil {
+		return orNoImage(err)
+	}
+	d := &imageData{Repo: at.Repo, Ref: at.Ref, Manifest: m, Self: digestRef(at.Repo, m.Digest), MayDelete: q.may(at.Repo, auth.Delete)}
+	if !oci.IsDigest(at.Ref) {
+		d.Tag = at.Ref
+	}
+	if err := q.describe(d); err != nil {
+		return orNoImage(err)
+	}
+	q.show(http.StatusOK, "image", q.rest, d)
+	return nil
+}
+
+func (q *request) manifestOf(repo, ref string) (catalog.Manifest, error) {
+	if oci.IsDigest(ref) {
+		return q.h.opts.Browse.Manifest(q.ctx(), repo, oci.Digest(ref))
+	}
+	return q.h.opts.Browse.Tag(q.ctx(), repo, ref)
+}
+
+// digestRef is REPOSITORY@DIGEST, or empty where the digest is malformed.
+func digestRef(repo string, d oci.Digest) string {
+	if !oci.ValidDigest(d) || !oci.ValidName(repo) {
+		return ""
+	}
+	return repo + "@" + string(d)
+}
+
+// describe fills in everything about the manifest.
+func (q *request) describe(d *imageData) (err error) {
+	b := q.h.opts.Browse
+	if d.Use, err = b.ManifestUse(q.ctx(), d.Repo, d.Manifest.Digest, maxPointers); err != nil {
+		return err
+	}
+	for _, i := range d.Use.Indexes {
+		d.Indexes = append(d.Indexes, attachedRow{Digest: i, Ref: digestRef(d.Repo, i)})
+	}
+	m := readManifest(d.Manifest.Content)
+	d.Kind, d.Type = kindOf(d.Manifest.MediaType, d.Manifest.ArtifactType, m), d.Manifest.ArtifactType
+	if d.Kind.Image {
+		d.Type = "" // that of the config, which says nothing
+	}
+	d.Annotations, d.MoreAnnotations = sortedFacts(m.Annotations)
+	if m.Subject != nil {
+		d.Subject = &attachedRow{Digest: m.Subject.Digest, Ref: digestRef(d.Repo, m.Subject.Digest)}
+	}
+	d.parts(m)
+	if err := q.layers(d, m); err != nil {
+		return err
+	}
+	if err := q.config(d, m); err != nil {
+		return err
+	}
+	if err := q.attached(d); err != nil {
+		return err
+	}
+	d.ManifestBytes = int64(len(d.Manifest.Content))
+	d.JSON, d.JSONCut = pretty(d.Manifest.Content)
+	d.Commands = q.commands(d)
+	return nil
+}
+
+// parts are the manifests of an index.
+func (d *imageData) parts(m manifest) {
+	list, more := someOf(m.Manifests)
+	d.MoreParts = more
+	for _, e := range list {
+		p := partRow{Descriptor: e, Platform: entryPlatform(&e), Ref: digestRef(d.Repo, e.Digest)}
+		if p.Of = e.Annotations["vnd.docker.reference.digest"]; p.Of != "" {
+			d.Attested = append(d.Attested, p)
+			continue
+		}
+		d.Parts = append(d.Parts, p)
+	}
+}
+
+// layers are the contents of a manifest, with what became of them.
+func (q *request) layers(d *imageData, m manifest) error {
+	list, more := someOf(m.Layers)
+	d.MoreLayers = more
+	for i, l := range list {
+		row := layerRow{Descriptor: l, Number: i + 1, Title: l.Annotations["org.opencontainers.image.title"]}
+		if i < maxLayerStates && oci.ValidDigest(l.Digest) {
+			var err error
+			if row.State, err = q.h.opts.Browse.Layer(q.ctx(), d.Repo, l.Digest); err != nil {
+				return err
+			}
+			row.Known = true
+		}
+		d.LayerBytes += max(0, l.Size)
+		d.Layers = append(d.Layers, row)
+	}
+	return nil
+}
+
+// config reads the config of an image; one that cannot be read is told of.
+func (q *request) config(d *imageData, m manifest) error {
+	if !d.Kind.Image || d.Kind.Index || m.Config == nil {
+		return nil
+	}
+	if !oci.ValidDigest(m.Config.Digest) {
+		d.ConfigProblem = "The manifest names no config that could be read."
+		return nil
+	}
+	content, err := q.h.opts.Browse.Content(q.ctx(), d.Repo, m.Config.Digest, maxShownConfig)
+	switch {
+	case isAbsent(err):
+		d.ConfigProblem = "The image's config is not here; it comes with the first pull."
+		return nil
+	case err != nil && q.ctx().Err() != nil:
+		return err
+	case err != nil:
+		q.h.log.Warn("a config cannot be shown", "repository", d.Repo, "digest", m.Config.Digest, "error", err)
+		d.ConfigProblem = "The image's config cannot be shown: it is too large, or cannot be read."
+		return nil
+	}
+	c := &imageConfig{}
+	if err := json.Unmarshal(content, c); err != nil {
+		d.ConfigProblem = "The image's config is not of the form that images have."
+		c = &imageConfig{}
+	}
+	d.Config, d.Facts = c, configFacts(c)
+	d.Env, d.MoreEnv = someOf(c.Config.Env)
+	d.Labels, d.MoreLabels = sortedFacts(c.Config.Labels)
+	history, more := someOf(c.History)
+	layers, _ := someOf(m.Layers)
+	d.Steps, d.MoreSteps = build(history, layers), more
+	return nil
+}
+
+// attached finds what was attached to the image: by its subject, and by a tag as cosign
+// makes them.
+func (q *request) attached(d *imageData) error {
+	b := q.h.opts.Browse
+	list, more, err := b.Attached(q.ctx(), d.Repo, d.Manifest.Digest, maxAttached)
+	if err != nil {
+		return err
+	}
+	d.MoreAttached = more
+	for _, r := range list {
+		row := attachedRow{Kind: attachment(r.ArtifactType), Type: r.ArtifactType, Digest: r.Digest, Size: r.Size, Ref: digestRef(d.Repo, r.Digest)}
+		if row.Kind == "" {
+			row.Kind = "artifact"
+		}
+		if use, err := b.ManifestUse(q.ctx(), d.Repo, r.Digest, 1); err == nil {
+			row.Size = use.Size
+		}
+		d.Attached = append(d.Attached, row)
+	}
+	for _, s := range []struct{ suffix, kind string }{{".sig", "signature"}, {".att", "attestation"}, {".sbom", "SBOM"}} {
+		tag := strings.Replace(string(d.Manifest.Digest), ":", "-", 1) + s.suffix
+		m, err := b.Tag(q.ctx(), d.Repo, tag)
+		if isAbsent(err) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		row := attachedRow{Kind: s.kind, Type: "by a tag", Tag: tag, Digest: m.Digest, Ref: tagRef(d.Repo, tag)}
+		if use, err := b.ManifestUse(q.ctx(), d.Repo, m.Digest, 1); err == nil {
+			row.Size = use.Size
+		}
+		d.Attached = append(d.Attached, row)
+	}
+	return nil
+}
+
+// pretty indents a manifest for reading, as much of it as is shown.
+func pretty(content []byte) (text string, cut bool) {
+	var b bytes.Buffer
+	if len(content) <= maxShownManifest && json.Indent(&b, content, "", "  ") == nil {
+		content = b.Bytes()
+	}
+	if cut = len(content) > maxShownManifest; cut {
+		content = content[:maxShownManifest]
+	}
+	return strings.ToValidUTF8(string(content), "\uFFFD"), cut
+}
+
+// commands are the ways to get the image.
+func (q *request) commands(d *imageData) []Fact {
+	host, plain := q.host(), !q.encrypted()
+	ref := host + "/" + d.Repo + ":" + d.Tag
+	if d.Tag == "" {
+		ref = host + "/" + d.Repo + "@" + string(d.Manifest.Digest)
+	}
+	flag := func(s string) string {
+		if plain {
+			return s + " "
+		}
+		return ""
+	}
+	if d.Kind.Chart {
+		c := "helm pull " + flag("--plain-http") + "oci://" + host + "/" + d.Repo
+		if d.Tag != "" {
+			c += " --version " + strings.ReplaceAll(d.Tag, "_", "+")
+		} else {
+			c += "@" + string(d.Manifest.Digest)
+		}
+		return []Fact{{"Helm", c}}
+	}
+	if !d.Kind.Image {
+		return []Fact{{"ORAS", "oras pull " + flag("--plain-http") + ref}}
+	}
+	return []Fact{{"Docker", "docker pull " + ref}, {"containerd", "ctr images pull " + flag("--plain-http") + ref},
+		{"Podman", "podman pull " + flag("--tls-verify=false") + ref}, {"Lazily", "slipway run " + ref}, {"Its files only", "slipway mount " + ref + " DIRECTORY"}}
+}

@@ -1,0 +1,196 @@
+package web
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+	"time"
+
+	"example.org/slipway/oci"
+)
+
+// imageConfig is what pages read of an image's config.
+type imageConfig struct {
+	Created      *time.Time `json:"created"`
+	Author       string     `json:"author"`
+	Architecture string     `json:"architecture"`
+	OS           string     `json:"os"`
+	Variant      string     `json:"variant"`
+	Config       struct {
+		User         string
+		ExposedPorts map[string]json.RawMessage
+		Env          []string
+		Entrypoint   []string
+		Cmd          []string
+		Volumes      map[string]json.RawMessage
+		WorkingDir   string
+		Labels       map[string]string
+		StopSignal   string
+		Shell        []string
+	} `json:"config"`
+	History []historyEntry `json:"history"`
+}
+
+type historyEntry struct {
+	CreatedBy string `json:"created_by"`
+	Comment   string `json:"comment"`
+	Empty     bool   `json:"empty_layer"`
+}
+
+// maxListed bounds each list of a page.
+const maxListed = 1000
+
+// someOf returns what of a list is shown, and how many are not.
+func someOf[T any](list []T) ([]T, int) {
+	if len(list) > maxListed {
+		return list[:maxListed], len(list) - maxListed
+	}
+	return list, 0
+}
+
+// sortedFacts are the entries of a map in order of their names.
+func sortedFacts(m map[string]string) ([]Fact, int) {
+	list := make([]Fact, 0, len(m))
+	for k, v := range m {
+		list = append(list, Fact{k, v})
+	}
+	slices.SortFunc(list, func(a, b Fact) int { return strings.Compare(a.Name, b.Name) })
+	return someOf(list)
+}
+
+// configFacts are the settings that a container begins with. Absent ones are left out.
+func configFacts(c *imageConfig) []Fact {
+	var out []Fact
+	add := func(name, value string) {
+		if value != "" {
+			out = append(out, Fact{name, value})
+		}
+	}
+	if c.OS != "" || c.Architecture != "" {
+		add("Platform", strings.TrimSuffix(c.OS+"/"+c.Architecture+"/"+c.Variant, "/"))
+	}
+	if c.Created != nil {
+		add("Made", formatTime(*c.Created)+" UTC")
+	}
+	add("Author", c.Author)
+	add("Entrypoint", words(c.Config.Entrypoint))
+	add("Command", words(c.Config.Cmd))
+	add("Working directory", c.Config.WorkingDir)
+	add("User", c.Config.User)
+	add("Ports", strings.Join(names(c.Config.ExposedPorts), ", "))
+	add("Volumes", strings.Join(names(c.Config.Volumes), ", "))
+	add("Stop signal", c.Config.StopSignal)
+	add("Shell", words(c.Config.Shell))
+	return out
+}
+
+// words writes a command as the exec form of a Dockerfile.
+func words(list []string) string {
+	if len(list) == 0 {
+		return ""
+	}
+	var b strings.Builder
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false) // the template escapes
+	if err := e.Encode(list); err != nil {
+		return strings.Join(list, " ")
+	}
+	return strings.TrimSpace(b.String())
+}
+
+func names(m map[string]json.RawMessage) []string {
+	list := make([]string, 0, len(m))
+	for k := range m {
+		list = append(list, k)
+	}
+	slices.Sort(list)
+	list, _ = someOf(list)
+	return list
+}
+
+// step is a step of the build, or a layer of which no step is known.
+type step struct {
+	Keyword, Text, Comment string
+	// Layer is the number of the layer it made, from 1, or 0 for none; Size is its own.
+	Layer int
+	Size  int64
+	// Share of the largest layer.
+	Share float64
+}
+
+// build matches the steps of a history with the layers that they made.
+func build(history []historyEntry, layers []oci.Descriptor) []step {
+	var most int64
+	for _, l := range layers {
+		most = max(most, l.Size)
+	}
+	var out []step
+	made := 0
+	layer := func(s *step) {
+		if made < len(layers) {
+			s.Size, s.Share = layers[made].Size, share(layers[made].Size, most)
+			made++
+			s.Layer = made
+		}
+	}
+	for _, h := range history {
+		s := step{Comment: h.Comment}
+		s.Keyword, s.Text = instruction(h.CreatedBy)
+		if !h.Empty {
+			layer(&s)
+		}
+		out = append(out, s)
+	}
+	for made < len(layers) {
+		var s step
+		layer(&s)
+		out = append(out, s)
+	}
+	return out
+}
+
+// keywords are those of a Dockerfile.
+var keywords = []string{"ADD", "ARG", "CMD", "COPY", "ENTRYPOINT", "ENV", "EXPOSE", "FROM", "HEALTHCHECK", "LABEL", "MAINTAINER", "ONBUILD", "RUN", "SHELL", "STOPSIGNAL", "USER", "VOLUME", "WORKDIR"}
+
+// instruction makes a line of a Dockerfile of what builders put into the history.
+func instruction(by string) (keyword, text string) {
+	by = strings.TrimSpace(by)
+	by = strings.TrimSpace(strings.TrimSuffix(by, "# buildkit"))
+	if rest, ok := strings.CutPrefix(by, "/bin/sh -c #(nop)"); ok {
+		by = strings.TrimSpace(rest)
+	}
+	var args string
+	if strings.HasPrefix(by, "|") { // |2 NAME=value NAME=value /bin/sh -c ...
+		if before, after, ok := strings.Cut(by, " /bin/sh -c "); ok {
+			_, args, _ = strings.Cut(before, " ")
+			by = "/bin/sh -c " + after
+		}
+	}
+	first, rest, _ := strings.Cut(by, " ")
+	switch {
+	case strings.HasPrefix(by, "/bin/sh -c "):
+		keyword, text = "RUN", strings.TrimPrefix(by, "/bin/sh -c ")
+	case slices.Contains(keywords, first):
+		keyword, text = first, strings.TrimSpace(rest)
+		if t := strings.TrimPrefix(text, "/bin/sh -c "); keyword == "RUN" {
+			if strings.HasPrefix(t, "|") {
+				if before, after, ok := strings.Cut(t, " /bin/sh -c "); ok {
+					_, args, _ = strings.Cut(before, " ")
+					t = after
+				}
+			}
+			text = t
+		}
+	default:
+		text = by
+	}
+	text = strings.TrimSpace(text)
+	if args != "" {
+		text += "  # with " + args
+	}
+	// Long commands are of several parts.
+	if keyword == "RUN" && !strings.Contains(text, "\n") {
+		text = strings.ReplaceAll(text, " && ", " \\\n && ")
+	}
+	return keyword, text
+}

@@ -1,0 +1,181 @@
+package web
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+
+	"example.org/slipway/mirror"
+	"example.org/slipway/registry"
+)
+
+// Mirrors are the mirrored registries.
+type Mirrors interface {
+	// Mirrors returns how they stand. It is cheap.
+	Mirrors() MirrorState
+	// MirrorImages lists what is here, from behind after on.
+	MirrorImages(ctx context.Context, after string, n int) (images []registry.MirrorImage, next string, err error)
+	// PruneMirrors removes images that nobody has pulled for so long, 0 whenever, in
+	// repositories that match a pattern, "" all.
+	PruneMirrors(ctx context.Context, unused time.Duration, pattern string, dry bool) (images []registry.MirrorImage, bytes int64, err error)
+}
+
+// MirrorState is how mirrors stand. MaxBytes is their limit, 0 for none.
+type MirrorState struct {
+	mirror.Status
+	MaxBytes int64
+}
+
+// mirrorsPage is how many images are listed at once.
+const mirrorsPage = 100
+
+// mirrorsData is what the page shows.
+type mirrorsData struct {
+	MirrorState
+	None      bool
+	Upstreams []upstreamRow
+	// Survey has what mirrors take, if it is known.
+	Survey *Survey
+	Job    *Job
+}
+
+// upstreamRow is an upstream with the sums of its counts.
+type upstreamRow struct {
+	mirror.SourceStatus
+	// State is a word, Bad that it is one of trouble.
+	State                     string
+	Bad                       bool
+	Hits, Misses, Stale, Errs int64
+	// Saved bytes went to clients and did not come from the upstream.
+	Saved int64
+}
+
+func (q *request) mirrorsData() (*mirrorsData, error) {
+	d := &mirrorsData{None: q.h.opts.System.Mirrors == nil, Job: q.h.jobs.current()}
+	if d.None {
+		return d, nil
+	}
+	if s := q.h.opts.System.Storage; s != nil {
+		d.Survey, _ = s.Survey()
+	}
+	d.MirrorState = q.h.opts.System.Mirrors.Mirrors()
+	for _, s := range d.Sources {
+		row := upstreamRow{SourceStatus: s, State: "answers", Saved: max(0, s.PushedBytes-s.PulledBytes)}
+		for _, of := range s.Requests {
+			row.Hits += of["hit"]
+			row.Misses += of["miss"]
+			row.Stale += of["stale"]
+			row.Errs += of["error"]
+		}
+		healthy := 0
+		for _, e := range s.Upstream.Endpoints {
+			if e.Healthy {
+				healthy++
+			}
+		}
+		switch {
+		case s.Offline:
+			row.State = "not asked: offline"
+		case s.Upstream.Requests == 0:
+			row.State = "not asked yet"
+		case healthy == 0:
+			row.State, row.Bad = "does not answer", true
+		case healthy < len(s.Upstream.Endpoints):
+			row.State, row.Bad = "answers in part", true
+		}
+		d.Upstreams = append(d.Upstreams, row)
+	}
+	return d, nil
+}
+
+// mirrors shows the upstreams, the mirrored images, or an action.
+func (q *request) mirrors() error {
+	switch a, ok := q.action(); {
+	case ok:
+		return q.showAction(a, http.StatusOK, "")
+	case q.rest == "images":
+		return q.mirrorImages()
+	case q.rest != "":
+		return notFound("There is no page of that name.")
+	}
+	d, err := q.mirrorsData()
+	if err != nil {
+		return err
+	}
+	q.show(http.StatusOK, "mirrors", "Mirrors", d)
+	return nil
+}
+
+// mirrorImages lists what is here of upstreams.
+func (q *request) mirrorImages() error {
+	m := q.h.opts.System.Mirrors
+	if m == nil {
+		return notFound("No registry is mirrored here.")
+	}
+	list, next, err := m.MirrorImages(q.ctx(), q.r.FormValue("after"), mirrorsPage)
+	if err != nil {
+		return &problem{status: http.StatusBadRequest, text: "This page of the list is not there. Begin again.", err: err}
+	}
+	type row struct {
+		registry.MirrorImage
+		Ref string
+	}
+	d := struct {
+		Images []row
+		Next   string
+	}{Next: next}
+	for _, i := range list {
+		d.Images = append(d.Images, row{i, linkRef(i.Repo, string(i.Digest))})
+	}
+	q.show(http.StatusOK, "mirrorimages", "Mirrored images", d)
+	return nil
+}
+
+func mirrorActions() []action {
+	return []action{{page: "mirrors", name: "prune", title: "Remove mirrored images", verb: "Remove images", preview: true, danger: true,
+		there: func(h *Handler) string {
+			if h.opts.System.Mirrors == nil {
+				return "No registry is mirrored here; proxy.upstreams of the configuration names them."
+			}
+			return ""
+		},
+		inputs: []input{{Name: "days", Label: "Not pulled for, in days", Type: "number", Value: "30", Required: true, Help: "0 takes all"},
+			{Name: "pattern", Label: "Repositories", Type: "text", Help: "a pattern such as docker.io/**; empty for all"}},
+		text: []string{"Removes copies of images that nobody has pulled for a while. Whoever asks for one again gets it from the upstream, if that still has it."},
+		work: func(h *Handler, form url.Values, dry bool) (work, error) {
+			days, err := strconv.Atoi(form.Get("days"))
+			const most = 36500
+			if err != nil || days < 0 || days > most {
+				return nil, errors.New("The number of days must be a whole number, from 0 on.")
+			}
+			pattern := form.Get("pattern")
+			if days == 0 && pattern == "" {
+				pattern = "**"
+			}
+			return h.pruneWork(time.Duration(days)*24*time.Hour, pattern, dry), nil
+		}}}
+}
+
+func (h *Handler) pruneWork(unused time.Duration, pattern string, dry bool) work {
+	return func(ctx context.Context, _ func(string)) (*outcome, error) {
+		images, bytes, err := h.opts.System.Mirrors.PruneMirrors(ctx, unused, pattern, dry)
+		if err != nil {
+			return nil, err
+		}
+		o := &outcome{Text: "Done.", Facts: []Fact{{"Images", formatCount(int64(len(images)))}, {"Space freed", formatBytes(bytes)}}, Head: []string{"Image", "Tags", "Size", "Last pull"}}
+		if dry {
+			o.Text = "A preview: nothing was changed. This would go."
+		}
+		for _, i := range images {
+			tags := ""
+			for _, t := range i.Tags {
+				tags += t + " "
+			}
+			o.row(i.Repo+"@"+shortDigest(string(i.Digest)), tags, formatBytes(i.Size), formatTime(i.LastPull))
+		}
+		return o, nil
+	}
+}

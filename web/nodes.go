@@ -1,0 +1,122 @@
+package web
+
+import (
+	"net/http"
+	"slices"
+
+	"example.org/slipway/fleet"
+)
+
+// Nodes knows what nodes report; *fleet.Book does.
+type Nodes interface {
+	// Nodes returns what counts now, by name.
+	Nodes() []fleet.Node
+}
+
+// nodesPage is how many nodes, or images of a node, are listed at once.
+const nodesPage = 100
+
+// nodeRow is a node of the list.
+type nodeRow struct {
+	fleet.Node
+	Containers, Lazy, Fetching int
+	// Share of its cache that is taken; -1 without a limit.
+	Share float64
+}
+
+// nodesData is what the page of nodes shows: all, or the images of one.
+type nodesData struct {
+	Nodes []nodeRow
+	// Total nodes there are, Last the name that the next page begins behind.
+	Total int
+	Last  string
+	// Node is set where one is shown.
+	Node   *nodeRow
+	Images []imageRow
+	More   int
+}
+
+// imageRow is an image on a node.
+type imageRow struct {
+	fleet.Image
+	// Ref leads to the image's page; empty where the digest is none.
+	Ref string
+	// State is how much of it is there, in a word.
+	State string
+	Share float64
+}
+
+// nodes shows the nodes, or with ?node= one.
+func (q *request) nodes() error {
+	if q.rest != "" {
+		return notFound("There is no page of that name.")
+	}
+	d := &nodesData{}
+	var list []fleet.Node
+	if n := q.h.opts.System.Nodes; n != nil {
+		list = n.Nodes()
+	}
+	d.Total = len(list)
+	if name := q.r.FormValue("node"); name != "" {
+		i := slices.IndexFunc(list, func(n fleet.Node) bool { return n.Name == name })
+		if i < 0 {
+			return notFound("No node of that name has reported lately.")
+		}
+		row := newNodeRow(list[i])
+		d.Node = &row
+		for _, i := range row.Images[:min(len(row.Images), nodesPage)] {
+			d.Images = append(d.Images, newImageRow(i))
+		}
+		d.More = len(row.Images) - len(d.Images)
+		q.show(http.StatusOK, "nodes", name, d)
+		return nil
+	}
+	last := q.r.FormValue("last")
+	from, _ := slices.BinarySearchFunc(list, last, func(n fleet.Node, last string) int {
+		if n.Name > last {
+			return 1
+		}
+		return -1
+	})
+	list = list[from:]
+	for _, n := range list[:min(len(list), nodesPage)] {
+		d.Nodes = append(d.Nodes, newNodeRow(n))
+	}
+	if len(list) > nodesPage {
+		d.Last = list[nodesPage-1].Name
+	}
+	q.show(http.StatusOK, "nodes", "Nodes", d)
+	return nil
+}
+
+func newNodeRow(n fleet.Node) nodeRow {
+	r := nodeRow{Node: n, Share: -1}
+	if n.CacheLimit > 0 {
+		r.Share = share(n.CacheBytes, n.CacheLimit)
+	}
+	for i := range n.Images {
+		r.Containers += len(n.Images[i].Containers)
+		if !n.Images[i].Complete {
+			r.Lazy++
+		}
+		if n.Images[i].Background {
+			r.Fetching++
+		}
+	}
+	return r
+}
+
+func newImageRow(i fleet.Image) imageRow {
+	r := imageRow{Image: i, Ref: linkRef(i.Repo, i.Manifest), Share: share(i.LocalBytes, i.Bytes)}
+	switch {
+	case i.Complete:
+		r.State, r.Share = "complete", 1
+	case i.Background:
+		r.State = "fetching the rest"
+	case i.Mode == "eager":
+		r.State = "eager"
+	default:
+		r.State = "lazy"
+	}
+	return r
+}

@@ -1,0 +1,272 @@
+package web
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"html/template"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"time"
+
+	"example.org/slipway/chart"
+	"example.org/slipway/gearregistry"
+	"example.org/slipway/registry"
+)
+
+// Storage is what the registry keeps, and the work on it. What changes something fails
+// where that is not allowed.
+type Storage interface {
+	// Survey returns the last survey, or nil before there is one, and whether the next
+	// is being made. It does not wait: one that is out of date is made in the background.
+	Survey() (s *Survey, pending bool)
+	Gear(ctx context.Context) (gearregistry.Status, error)
+	Collect(ctx context.Context, dry bool, progress func(registry.CollectReport)) (registry.CollectReport, error)
+	// Check is quick: it does not read the contents.
+	Check(ctx context.Context, progress func(registry.FsckReport)) (registry.FsckReport, error)
+	Retain(ctx context.Context, dry bool) (registry.RetentionReport, error)
+}
+
+// Survey is what is stored, as of a moment. Sizes are in bytes.
+type Survey struct {
+	Time time.Time
+	Took time.Duration
+	// Blobs are stored contents, Bytes theirs. ImageBytes is what it would be if each
+	// image had its own.
+	Manifests, Tags, Blobs   int64
+	Bytes, ImageBytes        int64
+	LayerBytes, PackBytes    int64 // of the layers that have an index, and of their files, each once
+	Packs, Files, Indexes    int64
+	FreeBytes, DiskBytes     int64 // of the data directory's file system; DiskBytes 0: unknown
+	MirrorBytes, MirrorsOnly int64 // of mirrors, and of mirrors alone
+	Repositories             []RepositorySize
+	// Growth is what earlier surveys found, the oldest first.
+	Growth []GrowthPoint
+}
+
+// RepositorySize is what a repository shows. OnlyBytes no other has.
+type RepositorySize struct {
+	Name             string
+	Manifests        int64
+	Bytes, OnlyBytes int64
+}
+
+// GrowthPoint is how much was stored at a time.
+type GrowthPoint struct {
+	Time             time.Time
+	Bytes, PackBytes int64
+}
+
+// sizesPage is how many repositories are listed at once.
+const sizesPage = 50
+
+// storageData is what the page shows.
+type storageData struct {
+	Survey  *Survey
+	Pending bool
+	// Repositories of the page, from the From-th on; Next is where the next page begins,
+	// or 0.
+	Repositories []RepositorySize
+	From, Next   int
+	Sort         string
+	Gear         *gearData
+	Growth       template.HTML
+	Dedup        []dedupRow
+	Job          *Job
+}
+
+// dedupRow is a way to store the same images.
+type dedupRow struct {
+	Name  string
+	Bytes int64
+	Share float64
+}
+
+// gearData is how the conversion stands.
+type gearData struct {
+	gearregistry.Status
+	Off string
+}
+
+func (q *request) gearData() (*gearData, error) {
+	st, err := q.h.opts.System.Storage.Gear(q.ctx())
+	if err != nil {
+		return nil, err
+	}
+	return &gearData{Status: st}, nil
+}
+
+// storage shows the page of what is stored, or that of an action.
+func (q *request) storage() error {
+	if q.h.opts.System.Storage == nil {
+		return notFound("The storage is not looked after here.")
+	}
+	if q.rest != "" {
+		if a, ok := q.action(); ok {
+			return q.showAction(a, http.StatusOK, "")
+		}
+		return notFound("There is no page of that name.")
+	}
+	d := &storageData{Job: q.h.jobs.current(), Sort: q.r.FormValue("sort")}
+	d.Survey, d.Pending = q.h.opts.System.Storage.Survey()
+	if d.Survey != nil {
+		d.page(q.r.FormValue("from"))
+		d.Growth = growth(d.Survey)
+		d.Dedup = dedup(d.Survey)
+	}
+	var err error
+	if d.Gear, err = q.gearData(); err != nil {
+		return err
+	}
+	q.show(http.StatusOK, "storage", "Storage", d)
+	return nil
+}
+
+// page picks the repositories to show.
+func (d *storageData) page(from string) {
+	list := d.Survey.Repositories // in order of their sizes
+	if d.Sort == "only" {
+		list = slices.Clone(list)
+		slices.SortFunc(list, func(a, b RepositorySize) int {
+			return cmp.Or(cmp.Compare(b.OnlyBytes, a.OnlyBytes), cmp.Compare(a.Name, b.Name))
+		})
+	} else {
+		d.Sort = ""
+	}
+	d.From, _ = strconv.Atoi(from)
+	d.From = max(0, min(d.From, len(list)))
+	list = list[d.From:]
+	if len(list) > sizesPage {
+		list, d.Next = list[:sizesPage], d.From+sizesPage
+	}
+	d.Repositories = list
+}
+
+// dedup compares what is stored with what it would be otherwise.
+func dedup(s *Survey) []dedupRow {
+	rows := []dedupRow{
+		{"Each image with layers of its own", s.ImageBytes, 1},
+		{"Each layer once", s.Bytes, share(s.Bytes, s.ImageBytes)},
+	}
+	if s.Indexes > 0 {
+		// As if the layers that have an index were stored as files alone.
+		files := max(0, s.Bytes-s.LayerBytes) + s.PackBytes
+		rows = append(rows, dedupRow{"Each file once", files, share(files, s.ImageBytes)})
+	}
+	return rows
+}
+
+// growth draws what was stored over time.
+func growth(s *Survey) template.HTML {
+	if len(s.Growth) < 2 {
+		return ""
+	}
+	blobs, packs := chart.Series{Name: "blobs"}, chart.Series{Name: "Gear packs"}
+	for _, p := range s.Growth {
+		hours := p.Time.Sub(s.Time).Hours()
+		blobs.Points = append(blobs.Points, chart.Point{X: hours, Y: float64(p.Bytes)})
+		packs.Points = append(packs.Points, chart.Point{X: hours, Y: float64(p.PackBytes)})
+	}
+	c := chart.XY{Title: "Stored bytes", Desc: "Bytes of blobs and of Gear packs over the last hours.",
+		X: chart.Axis{Title: "hours from now"}, Y: chart.Axis{Title: "stored", Unit: chart.Bytes}, Series: []chart.Series{blobs, packs}}
+	return template.HTML(c.SVG(&chart.Options{Inline: true})) // which escapes all text
+}
+
+func storageActions() []action {
+	return []action{
+		{page: "storage", name: "gc", title: "Collect garbage", verb: "Collect garbage", preview: true, danger: true, text: []string{
+			"Removes what nothing needs any more: contents that no image names, and, if storage.gc.untagged says so, manifests without a tag. What has not yet waited out its grace period stays. Pushes and pulls go on.",
+			"The server does the same by itself at each storage.gc.interval. What was removed cannot be brought back."},
+			work: func(h *Handler, _ url.Values, dry bool) (work, error) { return h.collectWork(dry), nil }},
+		{page: "storage", name: "check", title: "Check the storage", verb: "Check", text: []string{
+			"Compares the catalogue with itself and with the object store, and changes nothing. The contents are not read: slipway fsck does that, and can repair."},
+			work: func(h *Handler, _ url.Values, _ bool) (work, error) { return h.checkWork(), nil }},
+		{page: "storage", name: "retention", title: "Apply the retention rules", verb: "Remove tags", preview: true, danger: true, text: []string{
+			"Removes the tags that the rules in storage.retention do not keep, and what only they needed. The server does the same by itself at each storage.retention_interval."},
+			work: func(h *Handler, _ url.Values, dry bool) (work, error) { return h.retainWork(dry), nil }},
+	}
+}
+
+func (h *Handler) collectWork(dry bool) work {
+	return func(ctx context.Context, progress func(string)) (*outcome, error) {
+		rep, err := h.opts.System.Storage.Collect(ctx, dry, func(r registry.CollectReport) {
+			progress(fmt.Sprintf("%s examined, %s contents of %s", formatCount(int64(r.Examined)), formatCount(int64(r.Contents)), formatBytes(r.Bytes)))
+		})
+		if err != nil {
+			return nil, err
+		}
+		o := &outcome{Facts: []Fact{{"Examined", formatCount(int64(rep.Examined))}, {"Manifests", formatCount(int64(rep.Manifests))},
+			{"Blobs out of repositories", formatCount(int64(rep.Blobs))}, {"Contents deleted", formatCount(int64(rep.Contents))}, {"Space freed", formatBytes(rep.Bytes)}}}
+		switch {
+		case rep.Elsewhere:
+			o.Text, o.Facts = "Another server is collecting, so nothing was done.", nil
+		case dry:
+			o.Text = "A preview: nothing was changed. A collection now would do this."
+			later := formatBytes(rep.FreedBytes)
+			if rep.AtLeast {
+				later = "at least " + later
+			}
+			o.Facts = append(o.Facts, Fact{"A grace period later", later + " in " + formatCount(int64(rep.FreedContents)) + " contents"})
+			o.Head = []string{"Content that would go"}
+			for _, d := range rep.Digests {
+				o.row(string(d))
+			}
+		case rep.Examined == 0:
+			o.Text = "There was nothing to collect."
+		default:
+			o.Text = "Collected."
+		}
+		return o, nil
+	}
+}
+
+func (h *Handler) checkWork() work {
+	return func(ctx context.Context, progress func(string)) (*outcome, error) {
+		rep, err := h.opts.System.Storage.Check(ctx, func(r registry.FsckReport) {
+			progress(fmt.Sprintf("%s of %s contents, %s of %s manifests", formatCount(r.Contents), formatCount(r.ContentsTotal), formatCount(r.Manifests), formatCount(r.ManifestsTotal)))
+		})
+		if err != nil {
+			return nil, err
+		}
+		o := &outcome{Text: "No problem was found.", Facts: []Fact{{"Contents", formatCount(rep.Contents)}, {"Manifests", formatCount(rep.Manifests)}, {"Objects", formatCount(rep.Objects)}}}
+		if rep.Clean() {
+			return o, nil
+		}
+		o.Text, o.Head = "Problems were found. slipway fsck --repair mends what can be mended.", []string{"Problem", "Where", "What"}
+		for _, p := range rep.Problems {
+			o.row(string(p.Kind), cmp.Or(string(p.Digest), p.Key, p.Repo), p.Detail)
+		}
+		return o, nil
+	}
+}
+
+func (h *Handler) retainWork(dry bool) work {
+	return func(ctx context.Context, _ func(string)) (*outcome, error) {
+		rep, err := h.opts.System.Storage.Retain(ctx, dry)
+		if err != nil {
+			return nil, err
+		}
+		o := &outcome{Facts: []Fact{{"Rules", formatCount(int64(rep.Rules))}, {"Repositories", formatCount(int64(rep.Repositories))}, {"Tags kept", formatCount(int64(rep.Kept))}, {"Tags removed", formatCount(int64(rep.Removed))}}}
+		switch {
+		case rep.Elsewhere:
+			o.Text, o.Facts = "Another server is at it, so nothing was done.", nil
+			return o, nil
+		case rep.Rules == 0:
+			o.Text = "There are no rules: storage.retention of the configuration is empty."
+		case dry:
+			o.Text = "A preview: nothing was changed. The rules would do this now."
+		default:
+			o.Text = "Done."
+			o.Facts = append(o.Facts, Fact{"Manifests removed", formatCount(int64(rep.Manifests))})
+		}
+		o.Head = []string{"Tag that goes", "Why"}
+		for _, d := range rep.Decisions {
+			if d.Removed {
+				o.row(d.Repo+":"+d.Tag, d.Reason)
+			}
+		}
+		return o, nil
+	}
+}

@@ -1,0 +1,316 @@
+package web
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"golang.org/x/crypto/bcrypt"
+
+	"example.org/slipway/auth"
+	"example.org/slipway/fleet"
+	"example.org/slipway/gearregistry"
+	"example.org/slipway/registry"
+)
+
+const patience = 20 * time.Second
+
+// stored is a storage that was surveyed, and in which nothing can be done.
+type stored struct{ survey *Survey }
+
+func (s *stored) Survey() (*Survey, bool) { return s.survey, false }
+func (s *stored) Gear(context.Context) (gearregistry.Status, error) {
+	return gearregistry.Status{}, nil
+}
+func (s *stored) Collect(context.Context, bool, func(registry.CollectReport)) (registry.CollectReport, error) {
+	return registry.CollectReport{}, errors.New("not here")
+}
+func (s *stored) Check(context.Context, func(registry.FsckReport)) (registry.FsckReport, error) {
+	return registry.FsckReport{}, errors.New("not here")
+}
+func (s *stored) Retain(context.Context, bool) (registry.RetentionReport, error) {
+	return registry.RetentionReport{}, errors.New("not here")
+}
+
+// open returns a handler behind a server, both closed with the test.
+func open(t testing.TB, o *Options, times timing) (*Handler, *httptest.Server) {
+	t.Helper()
+	o.Logger = slog.New(slog.DiscardHandler)
+	h, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if times != (timing{}) {
+		h.timing = times
+	}
+	s := httptest.NewServer(h)
+	t.Cleanup(func() {
+		h.Close()
+		s.Client().CloseIdleConnections()
+		s.Close()
+	})
+	return h, s
+}
+
+func get(t testing.TB, s *httptest.Server, path string) (int, string) {
+	t.Helper()
+	resp, err := s.Client().Get(s.URL + path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, string(b)
+}
+
+// The pages are quick with 10,000 repositories and 2,000 nodes.
+func TestSystemSpeed(t *testing.T) {
+	v := &Survey{Time: time.Now(), Bytes: 1 << 40, ImageBytes: 3 << 40}
+	for i := range 10_000 {
+		v.Repositories = append(v.Repositories, RepositorySize{Name: fmt.Sprintf("team/of/people/app-%05d", i), Bytes: int64(20_000 - i), OnlyBytes: int64(i)})
+	}
+	book := fleet.NewBook(nil)
+	for i := range 2_000 {
+		for j := range 10 {
+			if err := book.Add("lib/app", &fleet.Report{Node: fmt.Sprintf("node-%04d", i), Image: fmt.Sprintf("lib/app:%d", j), Containers: []fleet.Container{{ID: "c"}}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	_, s := open(t, &Options{System: System{Storage: &stored{v}, Nodes: book}}, timing{})
+	for path, want := range map[string]string{"storage": "app-00049<", "storage?sort=only": "app-09999<", "storage?from=9990": "app-09999<", "storage?from=-1": "app-00000<",
+		"storage?from=99999999999999999999": "By repository", "nodes": "node-0099<", "nodes?last=node-1950": "node-1999<", "nodes?node=node-1000": "lib/app:9"} {
+		best := time.Hour
+		for range 3 { // others may be at the processors, too
+			began := time.Now()
+			status, body := get(t, s, "/ui/"+path)
+			best = min(best, time.Since(began))
+			if status != http.StatusOK || !strings.Contains(body, want) {
+				t.Fatalf("%s is answered %d without %s", path, status, want)
+			}
+			if strings.Contains(path, "storage?from=9990") && strings.Contains(body, "rel=\"next\"") {
+				t.Error("there is a page behind the last")
+			}
+		}
+		t.Logf("%s takes %v", path, best)
+		if best > 2*time.Second {
+			t.Errorf("%s takes %v", path, best)
+		}
+	}
+}
+
+// One job runs at a time, outlives its beginner, can be stopped, and ends with the handler.
+func TestJobs(t *testing.T) {
+	j := newJobs(time.Now)
+	begun, ended := make(chan struct{}), make(chan error, 1)
+	block := func(ctx context.Context, progress func(string)) (*outcome, error) {
+		progress("half")
+		close(begun)
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	if err := j.begin("a/b", "A", "me", block, func(err error) { ended <- err }); err != nil {
+		t.Fatal(err)
+	}
+	<-begun
+	var busy *errBusy
+	if err := j.begin("c/d", "C", "me", block, func(error) {}); !errors.As(err, &busy) || !strings.Contains(err.Error(), "“A”") {
+		t.Fatalf("a second job: %v", err)
+	}
+	if c := j.current(); c == nil || c.Progress != "half" || !c.Running() {
+		t.Fatalf("the job is %+v", c)
+	}
+	j.end("c/d") // another one's
+	if j.current() == nil {
+		t.Fatal("the wrong job was stopped")
+	}
+	j.end("a/b")
+	if err := <-ended; err == nil || !strings.Contains(err.Error(), "stopped") {
+		t.Errorf("it ended with %v", err)
+	}
+	for deadline := time.Now().Add(patience); j.get("a/b").Running(); {
+		if time.Now().After(deadline) {
+			t.Fatal("it is still said to run")
+		}
+		time.Sleep(time.Millisecond)
+	}
+	if err := j.begin("a/b", "A", "me", func(context.Context, func(string)) (*outcome, error) { return &outcome{Text: "done"}, nil }, func(err error) { ended <- err }); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	j.close()
+	if last := j.get("a/b"); last.Outcome == nil || last.Outcome.Text != "done" || last.Failure != "" {
+		t.Errorf("the job is remembered as %+v", last)
+	}
+	if err := j.begin("a/b", "A", "me", block, func(error) {}); err == nil {
+		t.Error("a job begins after the close")
+	}
+}
+
+// An outcome's table is bounded.
+func TestOutcomeRows(t *testing.T) {
+	var o outcome
+	for range maxRows + 7 {
+		o.row("x")
+	}
+	if len(o.Rows) != maxRows || o.Lacking != 7 {
+		t.Errorf("%d rows, %d lacking", len(o.Rows), o.Lacking)
+	}
+}
+
+// stream reads what a stream of events sends.
+func eventStream(t *testing.T, s *httptest.Server, query string, cookie string) (*http.Response, *bufio.Scanner) {
+	t.Helper()
+	r, err := http.NewRequest("GET", s.URL+"/ui/events?"+query, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if cookie != "" {
+		r.AddCookie(&http.Cookie{Name: sessionCookie, Value: cookie})
+	}
+	resp, err := s.Client().Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { resp.Body.Close() })
+	return resp, bufio.NewScanner(resp.Body)
+}
+
+// untilEnd reads a stream to its end, and returns whether it was sent a line.
+func untilEnd(t *testing.T, lines *bufio.Scanner, want string) (found bool) {
+	t.Helper()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for lines.Scan() {
+			found = found || strings.Contains(lines.Text(), want)
+		}
+	}()
+	select {
+	case <-done:
+	case <-time.After(patience):
+		t.Fatal("the stream does not end")
+	}
+	return found
+}
+
+// Streams are bounded, have heartbeats, and end after their life, with the session, and
+// with the handler.
+func TestStreams(t *testing.T) {
+	current := goleak.IgnoreCurrent()
+	t.Cleanup(func() { goleak.VerifyNone(t, current) }) // after all others
+	hash, err := bcrypt.GenerateFromPassword([]byte("secret"), bcrypt.MinCost)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := newAuth(t, "root:"+string(hash)+"\n")
+	o := Options{Access: a, Logins: a, System: System{Storage: &stored{}}}
+	_, short := open(t, &o, timing{every: time.Millisecond, beat: time.Millisecond, life: 50 * time.Millisecond})
+	h, s := open(t, &o, timing{every: time.Millisecond, beat: time.Millisecond, life: time.Hour})
+	id := &auth.Identity{Name: "root", Method: auth.MethodHTPasswd}
+	if login, err := a.Login(httptest.NewRequest("POST", "/", nil), "root", "secret"); err == nil {
+		id = login
+	}
+	token, _, err := a.NewSession(id, time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, lines := eventStream(t, short, "topic=gear", token)
+	if resp.StatusCode != http.StatusOK || !untilEnd(t, lines, ": here") {
+		t.Errorf("a stream of %s has no heartbeats", resp.Status)
+	}
+	_, lines = eventStream(t, s, "topic=gear", token)
+	a.EndSession(token)
+	untilEnd(t, lines, "")
+	if resp, _ := eventStream(t, s, "topic=gear", token); strings.HasPrefix(resp.Header.Get("Content-Type"), "text/event") {
+		t.Error("a stream is had without a session")
+	}
+	if token, _, err = a.NewSession(id, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	for range maxStreams {
+		h.streams <- struct{}{}
+	}
+	if resp, _ := eventStream(t, s, "topic=gear", token); resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") == "" {
+		t.Errorf("one stream too many is answered %s", resp.Status)
+	}
+	for range maxStreams {
+		<-h.streams
+	}
+	_, lines = eventStream(t, s, "topic=gear", token)
+	h.Close()
+	h.Close()
+	untilEnd(t, lines, "")
+	_, lines = eventStream(t, s, "topic=job&name=none", token)
+	if !untilEnd(t, lines, "event: done") {
+		t.Error("a stream about nothing does not say so")
+	}
+}
+
+func newAuth(t *testing.T, users string) *auth.Auth {
+	t.Helper()
+	path := t.TempDir() + "/htpasswd"
+	if err := os.WriteFile(path, []byte(users), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	a, err := auth.New(auth.Config{HTPasswd: &auth.HTPasswdConfig{Path: path}, Access: []auth.Rule{{Repositories: []string{"**"}, Subjects: []string{"root"}, Actions: []string{"*", "admin"}}}},
+		&auth.Options{Dir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { a.Close() })
+	return a
+}
+
+// The hit ratio is that of the last minute, and the ring is bounded.
+func TestCacheRing(t *testing.T) {
+	var r cacheRing
+	at := time.Unix(1_000_000, 0)
+	for i := range int64(samples + 50) {
+		at = at.Add(sampleEvery)
+		r.add(at, &CacheState{RAM: CacheTier{Hits: 3 * i, Misses: i, Limit: 1}})
+	}
+	ratio, graph := r.lately(at)
+	if ratio != 0.75 || !strings.Contains(string(graph), "<svg") || len(r.list) != samples {
+		t.Errorf("ratio %v, %d samples, graph %.40s", ratio, len(r.list), graph)
+	}
+	if ratio, _ := r.lately(at.Add(time.Hour)); ratio != -1 {
+		t.Errorf("an hour later the ratio is %v", ratio)
+	}
+}
+
+func TestFormats(t *testing.T) {
+	for n, want := range map[int64]string{0: "0", 12: "12", 123: "123", 1234: "1\u202f234", 1234567: "1\u202f234\u202f567", -5: "-5"} {
+		if got := formatCount(n); got != want {
+			t.Errorf("formatCount(%d) = %q, want %q", n, got, want)
+		}
+	}
+	for d, want := range map[time.Duration]string{-1: "0 s", 5 * time.Millisecond: "5 ms", 90 * time.Second: "1 min 30 s", 25 * time.Hour: "25 h 0 min", 72 * time.Hour: "3 days"} {
+		if got := formatTook(d); got != want {
+			t.Errorf("formatTook(%v) = %q, want %q", d, got, want)
+		}
+	}
+	for v, want := range map[float64]string{0: "0 %", 1: "100 %", 0.5: "50 %", 0.012: "1.2 %", 0.9999: "100.0 %"} {
+		if got := percent(v); got != want {
+			t.Errorf("percent(%v) = %q, want %q", v, got, want)
+		}
+	}
+	if got := linkRef("a/b", "sha256:x"); got != "" {
+		t.Errorf("a reference %q of no digest", got)
+	}
+}

@@ -1,0 +1,336 @@
+package web
+
+import (
+	"errors"
+	"fmt"
+	"html/template"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"example.org/slipway/oci"
+	"example.org/slipway/rootfs"
+)
+
+const (
+	// treeRows is how many rows a page of files has.
+	treeRows = 200
+	// maxHolders is how many repositories are looked at that share a file.
+	maxHolders = 50
+	// treemapParts is how many parts a treemap has; the rest is one more.
+	treemapParts = 24
+)
+
+// treeData is what the page of an image's files shows.
+type treeData struct {
+	Repo, Ref, Name string
+	// Image, Diff are addresses: of the image's page, and of the comparison with another.
+	Image, Diff string
+	Digest      oci.Digest
+	Platform    string
+	Platforms   []link
+	// Problem is set where there are no files to show, and the rest is not.
+	Problem *noFiles
+
+	All     fileSum
+	Entries int
+	// LayerBytes is the size of the layers as they were pushed.
+	LayerBytes int64
+	Largest    []fileRow
+	Layers     []treeLayer
+	Profile    *overlay
+	Share      *shareView
+
+	Path, Search string
+	Crumbs       []link
+	Here         fileSum
+	// Count is how many rows there are, From the first that is shown.
+	Count, From int
+	Rows        []fileRow
+	Sort        string
+	SortName    string
+	SortSize    string
+	Next, Prev  string
+	Treemap     template.HTML
+	// Shared tells that rows have what others share.
+	Shared bool
+	// Back leads from a search to the directories.
+	Back string
+}
+
+// link is a text with an address; an empty one is where the reader is.
+type link struct{ Text, Href string }
+
+// treeLayer is a layer's part of a tree.
+type treeLayer struct {
+	Number int
+	Digest string
+	fileSum
+	Size int64
+}
+
+// fileRow is a row of a table of files.
+type fileRow struct {
+	Name, Href, Kind, Link string
+	Dir                    bool
+	fileSum
+	Mode, Owner string
+	Time        time.Time
+	Marks       []string
+	Layer       int
+	Opened      fileSum
+	// Share is of a directory's bytes those that are opened.
+	Share float64
+	// Others are how many other repositories have the file; More, that there may be more.
+	Others int
+	More   bool
+	place  int32
+}
+
+// shareView is what the image shares with others.
+type shareView struct {
+	shareSum
+	// Everywhere: with all images of the registry; else with those of the repository.
+	Everywhere bool
+	// LayerBytes are those of the layers as pushed, Saved the share of them that storing files saves.
+	LayerBytes int64
+	Saved      float64
+}
+
+// tree shows the files of an image.
+func (q *request) tree() error {
+	ref, ok := parseImage(q.rest)
+	if !ok {
+		return noImage()
+	}
+	if may, err := q.seesRepository(ref.Repo); !may {
+		return err
+	}
+	d := &treeData{Repo: ref.Repo, Ref: ref.Ref, Name: ref.String(), Search: strings.TrimSpace(q.r.FormValue("q")), Path: strings.Trim(q.r.FormValue("path"), "/"),
+		Sort: q.r.FormValue("sort"), Image: q.h.render.base + "image/" + ref.String(), Diff: q.h.render.base + "diff/" + ref.Repo + "?" + url.Values{"to": {ref.Ref}}.Encode()}
+	status := http.StatusOK
+	err := q.fillTree(d, ref)
+	if errors.As(err, &d.Problem) {
+		err = nil
+	}
+	if err != nil {
+		return err
+	}
+	q.show(status, "tree", "Files of "+d.Name, d)
+	return nil
+}
+
+// imageOf returns the image of a reference: of an index that for a platform.
+func (q *request) imageOf(repo, ref, platform string) (*image, error) {
+	if q.h.opts.Files == nil {
+		return nil, &noFiles{Title: "No files", Text: "This server does not show the files of images."}
+	}
+	m, err := q.h.opts.Files.Manifest(q.ctx(), repo, ref)
+	if oci.HasCode(err, oci.CodeManifestUnknown) || oci.HasCode(err, oci.CodeNameUnknown) {
+		return nil, noImage()
+	}
+	if err != nil {
+		return nil, err
+	}
+	i, err := parseManifest(&m)
+	if err != nil || len(i.Manifests) == 0 {
+		return i, err
+	}
+	child, name, all, err := i.choose(platform)
+	if err != nil {
+		return nil, err
+	}
+	m, err = q.h.opts.Files.Manifest(q.ctx(), repo, string(child))
+	if oci.HasCode(err, oci.CodeManifestUnknown) {
+		return nil, &noFiles{Title: "Not all of it is here", Text: "The image for " + showName(name) + " is not here. In a mirror it comes with the first pull."}
+	}
+	if err != nil {
+		return nil, err
+	}
+	if i, err = parseManifest(&m); err != nil {
+		return nil, err
+	}
+	i.Platform, i.Platforms = name, all
+	return i, nil
+}
+
+// fillTree fills a page. Errors: *noFiles.
+func (q *request) fillTree(d *treeData, ref imageRef) error {
+	img, err := q.imageOf(ref.Repo, ref.Ref, q.r.FormValue("platform"))
+	if err != nil {
+		return err
+	}
+	d.Digest, d.Platform = img.Digest, img.Platform
+	for _, p := range img.Platforms {
+		l := link{Text: showName(p)}
+		if p != img.Platform {
+			l.Href = q.self("platform", p, "from", "")
+		}
+		d.Platforms = append(d.Platforms, l)
+	}
+	t, err := q.h.treeOf(q.ctx(), ref.Repo, img)
+	if err != nil {
+		return err
+	}
+	d.All, d.Entries = t.between(0, len(t.x.Entries)), len(t.x.Entries)-t.first
+	for k, l := range img.Layers {
+		d.LayerBytes += l.Size
+		d.Layers = append(d.Layers, treeLayer{k + 1, string(l.Digest), t.perLayer[k], l.Size})
+	}
+	if d.Profile, err = q.profileOf(t, ref.Repo, img.Digest); err != nil {
+		return err
+	}
+	if d.Path == "" && d.Search == "" {
+		if d.Share, err = q.shareOf(t, ref.Repo, img.Digest, d.LayerBytes); err != nil {
+			return err
+		}
+		for _, i := range t.largest {
+			d.Largest = append(d.Largest, q.fileRow(t, d.Profile, i, true))
+		}
+	}
+	if err := q.fillRows(d, t); err != nil {
+		return err
+	}
+	return q.fillShared(d, t)
+}
+
+// fillRows puts the files of a directory, or those that a search found, into a page.
+func (q *request) fillRows(d *treeData, t *fileTree) error {
+	var places []int32
+	if d.Search != "" {
+		places = t.search(d.Search)
+	} else {
+		from, to, ok := t.dir(d.Path)
+		if !ok {
+			return notFound("The image has no directory of that name.")
+		}
+		d.Here = t.between(from, to)
+		places = t.children(from, to)
+		d.Crumbs = q.crumbs(d.Path)
+		d.Treemap = q.treemap(t, d.Profile, places)
+	}
+	if d.Sort == "size" || d.Sort == "" && d.Search == "" {
+		d.Sort = "size"
+		t.bySize(places)
+	}
+	d.SortName, d.SortSize = q.self("sort", "name", "from", ""), q.self("sort", "size", "from", "")
+	d.Back = q.self("q", "", "from", "", "sort", "")
+	d.Count = len(places)
+	page := q.page(d.Count, &d.From, &d.Prev, &d.Next)
+	for _, i := range places[d.From:page] {
+		d.Rows = append(d.Rows, q.fileRow(t, d.Profile, i, d.Search != ""))
+	}
+	return nil
+}
+
+// page reads where a page of rows begins, and returns where it ends.
+func (q *request) page(count int, from *int, prev, next *string) (to int) {
+	n, _ := strconv.Atoi(q.r.FormValue("from"))
+	*from = min(max(n, 0), count)
+	to = min(*from+treeRows, count)
+	if to < count {
+		*next = q.self("from", strconv.Itoa(to))
+	}
+	if *from > 0 {
+		*prev = q.self("from", strconv.Itoa(max(0, *from-treeRows)))
+	}
+	return to
+}
+
+// self is the page's own address with some parameters changed, or left out if empty.
+func (q *request) self(change ...string) string {
+	v := url.Values{}
+	for _, k := range []string{"path", "q", "sort", "platform", "from", "to", "at", "times"} {
+		if s := q.r.URL.Query().Get(k); s != "" {
+			v.Set(k, s)
+		}
+	}
+	for i := 0; i < len(change); i += 2 {
+		if v.Set(change[i], change[i+1]); change[i+1] == "" {
+			v.Del(change[i])
+		}
+	}
+	if s := v.Encode(); s != "" {
+		return q.r.URL.EscapedPath() + "?" + s
+	}
+	return q.r.URL.EscapedPath()
+}
+
+// cutName parts a path into its directory, "" being the root, and its name.
+func cutName(path string) (dir, name string) {
+	i := strings.LastIndexByte(path, '/')
+	if i < 0 {
+		return "", path
+	}
+	return path[:i], path[i+1:]
+}
+
+func (q *request) crumbs(path string) []link {
+	out := []link{{"/", q.self("path", "", "from", "")}}
+	for i, name := range strings.Split(path, "/") {
+		if path != "" {
+			out = append(out, link{showName(name), q.self("path", strings.Join(strings.Split(path, "/")[:i+1], "/"), "from", "")})
+		}
+	}
+	out[len(out)-1].Href = ""
+	return out
+}
+
+// kinds are words for types.
+var kinds = [...]string{rootfs.Dir: "directory", rootfs.File: "file", rootfs.Symlink: "symbolic link", rootfs.HardLink: "file", rootfs.CharDevice: "character device",
+	rootfs.BlockDevice: "block device", rootfs.Fifo: "pipe", rootfs.Socket: "socket", rootfs.Whiteout: "whiteout", rootfs.Opaque: "opaque"}
+
+// fileRow describes an entry. whole: with its whole path.
+func (q *request) fileRow(t *fileTree, o *overlay, i int32, whole bool) fileRow {
+	e := &t.x.Entries[i]
+	r := fileRow{Kind: kinds[e.Type], Dir: e.Type == rootfs.Dir, fileSum: t.sum(i), Link: showName(e.Link), Layer: int(t.layer[i]) + 1, Opened: o.between(int(i), int(t.end[i])), place: i}
+	r.Share = share(r.Opened.Bytes, r.Bytes)
+	_, name := cutName(e.Path)
+	if whole {
+		name = e.Path
+	}
+	r.Name = showName(name)
+	if r.Dir {
+		r.Href = q.self("path", e.Path, "from", "", "q", "")
+	}
+	meta := &e.Entry
+	if e.Type == rootfs.HardLink {
+		if k, ok := t.x.Lookup(e.Link); ok {
+			meta = &t.x.Entries[k].Entry
+			r.Bytes = meta.Size
+			if o != nil && e.File >= 0 && o.opened[e.File] {
+				r.Opened = fileSum{1, meta.Size}
+			}
+		}
+		r.Marks = append(r.Marks, "the same file as "+r.Link)
+		r.Link = ""
+	}
+	r.Mode, r.Owner, r.Time = fmt.Sprintf("%04o", meta.Mode), fmt.Sprintf("%d:%d", meta.UID, meta.GID), time.Unix(meta.Sec, int64(meta.Nsec))
+	r.Marks = append(r.Marks, marks(meta)...)
+	return r
+}
+
+// marks are what stands out of a file.
+func marks(e *rootfs.Entry) (out []string) {
+	for _, m := range []struct {
+		bit  uint32
+		name string
+	}{{0o4000, "setuid"}, {0o2000, "setgid"}} {
+		if e.Mode&m.bit != 0 {
+			out = append(out, m.name)
+		}
+	}
+	for _, x := range e.Xattrs {
+		if x.Name == "security.capability" {
+			out = append(out, "capabilities")
+		} else if len(out) < 8 {
+			out = append(out, "attribute "+showName(x.Name))
+		}
+	}
+	if e.Type == rootfs.CharDevice || e.Type == rootfs.BlockDevice {
+		out = append(out, fmt.Sprintf("device %d:%d", e.Major, e.Minor))
+	}
+	return out
+}

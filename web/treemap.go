@@ -1,0 +1,130 @@
+package web
+
+import (
+	"fmt"
+	"html/template"
+	"slices"
+	"strings"
+)
+
+// part is a part of a treemap: its name and bytes, and those of them that are opened.
+type part struct {
+	name          string
+	bytes, opened int64
+}
+
+// rect is a place in a treemap.
+type rect struct{ x, y, w, h float64 }
+
+// Size of a treemap in its own units.
+const (
+	treemapWidth  = 960
+	treemapHeight = 220
+)
+
+// treemap draws what lies in a directory by size; "" where there is little to see. All of
+// it is in the table, too.
+func (q *request) treemap(t *fileTree, o *overlay, places []int32) template.HTML {
+	sorted := slices.Clone(places)
+	t.bySize(sorted)
+	var parts []part
+	for _, i := range sorted {
+		s := t.sum(i)
+		if s.Bytes == 0 {
+			break
+		}
+		if len(parts) > treemapParts {
+			parts[treemapParts].bytes += s.Bytes
+			parts[treemapParts].opened += o.between(int(i), int(t.end[i])).Bytes
+			continue
+		}
+		_, name := cutName(t.x.Entries[i].Path)
+		if len(parts) == treemapParts {
+			name = "everything else"
+		}
+		parts = append(parts, part{showName(name), s.Bytes, o.between(int(i), int(t.end[i])).Bytes})
+	}
+	if len(parts) < 2 {
+		return ""
+	}
+	return drawTreemap(parts)
+}
+
+// drawTreemap draws parts, the largest first.
+func drawTreemap(parts []part) template.HTML {
+	var b strings.Builder
+	fmt.Fprintf(&b, `<svg class="treemap" viewBox="0 0 %d %d" role="img" aria-label="What lies here by size; the table below has the figures.">`, treemapWidth, treemapHeight)
+	for k, r := range squarify(parts, rect{0, 0, treemapWidth, treemapHeight}) {
+		p := parts[k]
+		name, size := template.HTMLEscapeString(p.name), formatBytes(p.bytes)
+		fmt.Fprintf(&b, `<g><title>%s, %s</title><rect class="part" x="%.1f" y="%.1f" width="%.1f" height="%.1f"/>`, name, size, r.x+1, r.y+1, max(0, r.w-2), max(0, r.h-2))
+		if p.opened > 0 {
+			h := max(0, r.h-2) * share(p.opened, p.bytes)
+			fmt.Fprintf(&b, `<rect class="opened" x="%.1f" y="%.1f" width="%.1f" height="%.1f"/>`, r.x+1, r.y+1+max(0, r.h-2)-h, max(0, r.w-2), h)
+		}
+		if room := int((r.w - 16) / 9); room >= 3 && r.h > 24 {
+			fmt.Fprintf(&b, `<text x="%.1f" y="%.1f">%s</text>`, r.x+8, r.y+20, template.HTMLEscapeString(clipText(p.name, room)))
+			if r.h > 44 && len(size) <= room {
+				fmt.Fprintf(&b, `<text class="size" x="%.1f" y="%.1f">%s</text>`, r.x+8, r.y+38, size)
+			}
+		}
+		b.WriteString(`</g>`)
+	}
+	b.WriteString(`</svg>`)
+	return template.HTML(b.String()) // which escapes all text
+}
+
+// clipText cuts a text to n characters.
+func clipText(s string, n int) string {
+	r := []rune(s)
+	if len(r) <= n {
+		return s
+	}
+	return string(r[:n-1]) + "…"
+}
+
+// squarify gives each part, the largest first, an area in proportion to its bytes, in
+// rows of parts as square as they can be (Bruls, Huizing, van Wijk: Squarified Treemaps).
+func squarify(parts []part, in rect) []rect {
+	out := make([]rect, 0, len(parts))
+	for at := 0; at < len(parts); {
+		rest := 0.0 // anew each time: what is left of a large sum is not exact
+		for _, p := range parts[at:] {
+			rest += float64(p.bytes)
+		}
+		area, side := in.w*in.h, min(in.w, in.h)
+		n, sum, worst := 0, 0.0, 0.0
+		for at+n < len(parts) {
+			s := sum + float64(parts[at+n].bytes)
+			thick := s / rest * area / side
+			longest, least := float64(parts[at].bytes)/s*side, float64(parts[at+n].bytes)/s*side
+			w := max(longest/thick, thick/least)
+			if n > 0 && w > worst {
+				break
+			}
+			n, sum, worst = n+1, s, w
+		}
+		thick := sum / rest * area / side
+		pos := 0.0
+		for _, p := range parts[at : at+n] {
+			long := float64(p.bytes) / sum * side
+			if in.w >= in.h {
+				out = append(out, rect{in.x, in.y + pos, thick, long})
+			} else {
+				out = append(out, rect{in.x + pos, in.y, long, thick})
+			}
+			pos += long
+		}
+		if in.w >= in.h {
+			in.x, in.w = in.x+thick, in.w-thick
+		} else {
+			in.y, in.h = in.y+thick, in.h-thick
+		}
+		in.w, in.h = max(in.w, 1e-6), max(in.h, 1e-6)
+		at += n
+	}
+	return out
+}
+
+// strip is how many units of 300 a part of a whole takes, as the strip of a profile.
+func strip(part, whole int64) int { return int(300 * share(part, whole)) }
