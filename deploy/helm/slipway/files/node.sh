@@ -1,0 +1,129 @@
+#!/bin/sh
+# Puts the node agent on the machine below $HOST as a service of its systemd, or takes it off:
+#
+#   node.sh installed | removed     with /slipway, /agent/agent.yml and the unit beside this
+#   node.sh log                     follows the agent's log
+#
+# It runs in a container, by the machine's own shell and tools. A run that changes nothing
+# restarts nothing; what a failed run left undone the next one does. PULL_SECRETS=true has
+# kubelet pull through the agent, RESTART=true restarts containerd and kubelet; taking the agent off
+# does so anyway.
+set -eu
+host=${HOST:-/host}
+here=$(dirname "$0")
+home=/opt/slipway # on the machine: binary, and what was last started with which files
+config=/etc/slipway/agent.yml
+unit=/etc/systemd/system/slipway-agent.service
+state=/var/lib/slipway-agent
+# What slipway agent setup writes, of which containerd and kubelet take notice at their start.
+containerd_file=/etc/containerd/conf.d/slipway.toml
+kubelet_file=/etc/systemd/system/kubelet.service.d/10-slipway.conf
+
+on_host() { chroot "$host" /usr/bin/env PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin SYSTEMD_IGNORE_CHROOT=1 "$@"; }
+fail() { echo "$*" >&2; exit 1; }
+
+# put FILE MODE PATH: PATH of the machine becomes FILE, in one step.
+put() {
+	mkdir -p "$host${3%/*}"
+	[ -e "$host$3" ] && [ "$(sum "$host$3")" = "$(sum "$1")" ] && return 0
+	cp "$1" "$host$3.new"
+	chmod "$2" "$host$3.new"
+	mv -f "$host$3.new" "$host$3"
+	echo "wrote $3"
+}
+sum() { cat "$@" 2>/dev/null | b2sum; }
+
+# changed NAME FILE...: whether these files of the machine are other than at the last started NAME.
+changed() {
+	name=$1; shift
+	[ "$(in_host "$@")" != "$(cat "$host$home/$name.started" 2>/dev/null)" ]
+}
+started() {
+	name=$1; shift
+	in_host "$@" >"$host$home/$name.started"
+}
+in_host() (cd "$host" && for f; do sum ".$f"; done)
+
+target() { [ "${PULL_SECRETS:-false}" = true ] && echo --kubernetes || echo --containerd; }
+
+# restart_others [true] restarts who uses the agent, if RESTART or the argument says so. Neither
+# ends a container.
+restart_others() {
+	changed others "$containerd_file" "$kubelet_file" || return 0
+	on_host systemctl daemon-reload
+	if [ "${1:-${RESTART:-true}}" != true ]; then
+		echo "restart containerd and kubelet of this machine: their settings have changed"
+		return 0
+	fi
+	# First, as a restart of kubelet may end this.
+	started others "$containerd_file" "$kubelet_file"
+	echo "restarting containerd and kubelet"
+	on_host systemctl restart containerd || { rm -f "$host$home/others.started"; fail "containerd does not start again: journalctl -u containerd on this machine says why"; }
+	on_host systemctl try-restart --no-block kubelet
+}
+
+# keep saves what the agent was last started with, and go_back returns to it: without an agent
+# a machine starts no pods, also not the one that would mend it.
+keep() {
+	mkdir -p "$host$home/before"
+	cp -p "$host$home/bin/slipway" "$host$config" "$host$unit" "$host$home/before/"
+}
+go_back() {
+	why="the agent does not start: journalctl -u slipway-agent on this machine says why"
+	[ -e "$host$home/before/slipway" ] || fail "$why"
+	mv -f "$host$home/before/slipway" "$host$home/bin/slipway"
+	mv -f "$host$home/before/agent.yml" "$host$config"
+	mv -f "$host$home/before/slipway-agent.service" "$host$unit"
+	on_host systemctl daemon-reload
+	on_host systemctl restart slipway-agent || fail "$why; nor does the one before it"
+	fail "$why; the one before it runs again"
+}
+
+install() {
+	on_host systemctl --version >/dev/null || fail "this machine has no systemd: install the agent as docs/nodes.md says"
+	on_host sh -c 'command -v containerd' >/dev/null || fail "this machine has no containerd in its PATH (k3s and the like bring their own, which is not supported)"
+	changed agent $home/bin/slipway $config $unit || keep
+	put /slipway 0755 $home/bin/slipway
+	put /agent/agent.yml 0600 $config
+	put "$here/slipway-agent.service" 0644 $unit
+	# Before anybody is told of it, the agent has to work.
+	on_host systemctl daemon-reload
+	on_host systemctl enable --quiet slipway-agent
+	if changed agent $home/bin/slipway $config $unit || ! on_host systemctl is-active --quiet slipway-agent; then
+		echo "starting the agent"
+		on_host systemctl restart slipway-agent || go_back
+		started agent $home/bin/slipway $config $unit
+	fi
+	on_host $home/bin/slipway agent setup "$(target)" --apply --config $config
+	on_host containerd config dump | grep -q 'proxy_plugins.*slipway' ||
+		fail "containerd of this machine does not read $containerd_file: write imports = [\"/etc/containerd/conf.d/*.toml\"] near the top of /etc/containerd/config.toml"
+	restart_others
+	echo "the agent is installed: $(on_host $home/bin/slipway version)"
+}
+
+remove() {
+	if [ ! -e "$host$home/bin/slipway" ]; then
+		echo "the agent is not here"
+		return 0
+	fi
+	[ ! -e "$host$config" ] || on_host $home/bin/slipway agent setup "$(target)" --undo --config $config
+	restart_others true
+	if users=$(grep -c "^overlay .*[=:,]$state/" "$host/proc/1/mounts"); then
+		fail "$users containers of this machine use the agent, which stays until they are gone: kubectl drain"
+	fi
+	on_host systemctl disable --now --quiet slipway-agent
+	rm -f "$host$unit" "$host$config"
+	on_host systemctl daemon-reload
+	rm -rf "${host:?}$home"
+	echo "the agent is removed; its cache is left in $state"
+}
+
+case ${1:-} in
+installed) install ;;
+removed) remove ;;
+log)
+	# The agent may be gone on purpose; then there is nothing to follow, and no reason to end.
+	exec chroot "$host" /usr/bin/env SYSTEMD_IGNORE_CHROOT=1 journalctl --follow --lines 100 --output cat --unit slipway-agent
+	;;
+*) fail "usage: node.sh installed|removed|log" ;;
+esac
