@@ -1,0 +1,171 @@
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+// node is a file or directory of a package. Nothing that is packaged is of another kind.
+type node struct {
+	path     string // relative, without a trailing slash
+	dir      bool
+	mode     int64 // permissions
+	uid, gid int
+	data     []byte
+}
+
+// tree is what a package contains; no path is in it twice.
+type tree []node
+
+// file adds a file.
+func (t *tree) file(name string, mode int64, data []byte) {
+	*t = append(*t, node{path: name, mode: mode, data: data})
+}
+
+// copied adds a file of the source tree or of another directory.
+func (t *tree) copied(name string, mode int64, from string) error {
+	data, err := os.ReadFile(from)
+	if err != nil {
+		return err
+	}
+	t.file(name, mode, data)
+	return nil
+}
+
+// matching adds the files that a pattern matches, below dir under their own names.
+func (t *tree) matching(dir, pattern string) error {
+	names, err := filepath.Glob(pattern)
+	if err != nil {
+		return err
+	}
+	for _, from := range names {
+		if err := t.copied(path.Join(dir, filepath.Base(from)), 0o644, from); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// complete sorts the tree and adds the directories that its paths need, mode 0755.
+func (t tree) complete() tree {
+	have := map[string]bool{".": true}
+	for _, n := range t {
+		have[n.path] = true
+	}
+	for _, n := range slices.Clone(t) {
+		for dir := path.Dir(n.path); !have[dir]; dir = path.Dir(dir) {
+			have[dir] = true
+			t = append(t, node{path: dir, dir: true, mode: 0o755})
+		}
+	}
+	slices.SortFunc(t, func(a, b node) int { return strings.Compare(a.path, b.path) })
+	return t
+}
+
+// tar is the tree as an archive, in which everything bears one time.
+func (t tree) tar(at time.Time) ([]byte, error) {
+	var buf bytes.Buffer
+	w := tar.NewWriter(&buf)
+	for _, n := range t.complete() {
+		h := &tar.Header{Typeflag: tar.TypeReg, Name: n.path, Mode: n.mode, Uid: n.uid, Gid: n.gid, ModTime: at, Size: int64(len(n.data)), Format: tar.FormatPAX}
+		if n.dir {
+			h.Typeflag, h.Name = tar.TypeDir, n.path+"/"
+		}
+		if err := w.WriteHeader(h); err != nil {
+			return nil, err
+		}
+		if _, err := w.Write(n.data); err != nil {
+			return nil, err
+		}
+	}
+	err := w.Close() // it writes, so the bytes are complete only after it
+	return buf.Bytes(), err
+}
+
+// zipped compresses without a name or a time in the header, as gzip -9n does.
+func zipped(data []byte) ([]byte, error) { return compressed(data, gzip.BestCompression) }
+
+// zipped is for what is large.
+func (r *release) zipped(data []byte) ([]byte, error) {
+	if r.quick {
+		return compressed(data, gzip.BestSpeed)
+	}
+	return zipped(data)
+}
+
+func compressed(data []byte, level int) ([]byte, error) {
+	var buf bytes.Buffer
+	w, err := gzip.NewWriterLevel(&buf, level)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := w.Write(data); err != nil {
+		return nil, err
+	}
+	err = w.Close() // as above
+	return buf.Bytes(), err
+}
+
+// writeTo makes the tree below an empty directory, with the times and permissions it
+// has in the package. Owners are left to who packs it.
+func (t tree) writeTo(dir string, at time.Time) error {
+	t = t.complete()
+	for _, n := range t {
+		name := filepath.Join(dir, filepath.FromSlash(n.path))
+		var err error
+		if n.dir {
+			err = os.Mkdir(name, 0o700)
+		} else {
+			err = os.WriteFile(name, n.data, 0o600)
+		}
+		if err == nil {
+			err = os.Chmod(name, fs.FileMode(n.mode))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	for _, n := range slices.Backward(t) { // what is made in a directory changes its time
+		if err := os.Chtimes(filepath.Join(dir, filepath.FromSlash(n.path)), at, at); err != nil {
+			return err
+		}
+	}
+	return os.Chtimes(dir, at, at)
+}
+
+// unzipTar reads an archive of files, as helm makes them.
+func unzipTar(data []byte) (tree, error) {
+	z, err := gzip.NewReader(bytes.NewReader(data))
+	if err != nil {
+		return nil, err
+	}
+	var t tree
+	for r := tar.NewReader(z); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return t, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		if h.Typeflag != tar.TypeReg {
+			return nil, fmt.Errorf("%s is no regular file", h.Name)
+		}
+		content, err := io.ReadAll(r)
+		if err != nil {
+			return nil, err
+		}
+		t.file(path.Clean(h.Name), 0o644, content)
+	}
+}
