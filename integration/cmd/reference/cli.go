@@ -1,0 +1,76 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os/exec"
+	"strings"
+)
+
+// commands is the page of the command line: what each command prints as its help.
+func commands(binary string) (string, error) {
+	var toc, body strings.Builder
+	if err := command(binary, nil, "a registry and its tools", &toc, &body); err != nil {
+		return "", err
+	}
+	return made + "# Commands\n\nWhat `slipway COMMAND --help` prints, of each command.\n\n" + toc.String() + body.String(), nil
+}
+
+// command adds a command, of which short is said in the list, and those below it.
+func command(binary string, path []string, short string, toc, body *strings.Builder) error {
+	var errs bytes.Buffer
+	cmd := exec.Command(binary, append(append([]string{}, path...), "--help")...)
+	cmd.Stderr = &errs
+	out, err := cmd.Output()
+	if err != nil {
+		return fmt.Errorf("help of %q: %w: %s", path, err, errs.String())
+	}
+	help := string(out)
+	name := strings.Join(append([]string{"slipway"}, path...), " ")
+	anchor := strings.ReplaceAll(name, " ", "-")
+	fmt.Fprintf(toc, "%s- [`%s`](#%s): %s\n", strings.Repeat("  ", len(path)), name, anchor, escape(short))
+	fmt.Fprintf(body, "\n## %s\n\n```text\n%s```\n", name, trimLines(help))
+	for _, sub := range subcommands(help) {
+		if err := command(binary, append(append([]string{}, path...), sub.name), sub.short, toc, body); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// listed is a command as the help of the one above lists it.
+type listed struct{ name, short string }
+
+// subcommands are what a help lists below its headings of commands. Those that come with
+// the library for command lines explain themselves.
+func subcommands(help string) []listed {
+	var list []listed
+	listing := false
+	for line := range strings.SplitSeq(help, "\n") {
+		switch {
+		case strings.HasSuffix(line, "Commands:"):
+			listing = true
+		case !strings.HasPrefix(line, "  "):
+			listing = false
+		case listing:
+			if name, short, _ := strings.Cut(strings.TrimSpace(line), " "); name != "help" && name != "completion" {
+				list = append(list, listed{name, strings.TrimSpace(short)})
+			}
+		}
+	}
+	return list
+}
+
+// trimLines takes the spaces off the ends of lines.
+func trimLines(s string) string {
+	var b strings.Builder
+	for line := range strings.Lines(strings.TrimSpace(s) + "\n") {
+		b.WriteString(strings.TrimRight(line, " \t\n") + "\n")
+	}
+	return b.String()
+}
+
+// escape keeps a text from being read as markup.
+func escape(s string) string {
+	return strings.NewReplacer("<", `\<`, "*", `\*`, "_", `\_`, "|", `\|`, "`", "\\`", "[", `\[`).Replace(s)
+}

@@ -1,0 +1,87 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+)
+
+const metricsHead = `# Metrics
+
+Servers have theirs at ` + "`/metrics`" + ` of ` + "`http.debug.addr`" + `, node agents at ` + "`metrics.addr`" + `, and a replay at
+` + "`--metrics`" + `. Those of the Go runtime and of the process (` + "`go_*`" + `, ` + "`process_*`" + `) are there, too. A part that is not
+configured has none. [Dashboards and rules](../dashboards.md) use them.
+`
+
+// programs are the parts of the page: packages and what runs them.
+var programs = []struct{ title, pkg string }{
+	{"Node agent", "agent"},
+	{"Replay", "replay"},
+	{"Registry", ""}, // all others
+}
+
+// metricsPage is the page of the metrics that the sources below root define.
+func metricsPage(root string) (string, error) {
+	list, err := findMetrics(root)
+	if err != nil {
+		return "", err
+	}
+	var b strings.Builder
+	b.WriteString(made + metricsHead)
+	for _, title := range []string{"Registry", "Node agent", "Replay"} {
+		fmt.Fprintf(&b, "\n## %s\n\n| Metric | Type | Labels | Meaning |\n|---|---|---|---|\n", title)
+		for _, m := range list {
+			if programOf(m.pkg) == title {
+				fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", m.name, m.kind, labelList(m.labels), escape(m.help))
+			}
+		}
+	}
+	return b.String(), nil
+}
+
+func programOf(pkg string) string {
+	for _, p := range programs {
+		if p.pkg == "" || p.pkg == pkg {
+			return p.title
+		}
+	}
+	return path.Base(pkg)
+}
+
+func labelList(labels []string) string {
+	var list []string
+	for _, l := range labels {
+		list = append(list, "`"+l+"`")
+	}
+	return strings.Join(list, ", ")
+}
+
+// metric is what is known of a metric.
+type metric struct {
+	pkg, name, kind, help string
+	labels                []string
+}
+
+// merge sorts metrics by name and makes one of those that are defined at several places.
+func merge(list []metric) ([]metric, error) {
+	slices.SortStableFunc(list, func(a, b metric) int { return cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(a.help, b.help)) })
+	var out []metric
+	for _, m := range list {
+		if n := len(out); n > 0 && out[n-1].name == m.name {
+			last := &out[n-1]
+			if last.help != m.help || last.kind != m.kind {
+				return nil, fmt.Errorf("metric %s is defined twice: %s %q, %s %q", m.name, last.kind, last.help, m.kind, m.help)
+			}
+			for _, l := range m.labels {
+				if !slices.Contains(last.labels, l) {
+					last.labels = append(last.labels, l)
+				}
+			}
+			continue
+		}
+		out = append(out, m)
+	}
+	return out, nil
+}
