@@ -39,7 +39,7 @@ step=starting
 began=$EPOCHREALTIME
 table=()
 
-bold= plain=
+bold='' plain=''
 [ ! -t 1 ] || bold=$'\e[1m' plain=$'\e[0m'
 say() { printf '\n%s== %s%s\n' "$bold" "$*" "$plain"; }
 die() {
@@ -404,7 +404,7 @@ tier=$(lazy agent status | sed -n 's/.*in the way "\(.*\)"$/\1/p')
 end "images are mounted in the way \"$tier\""
 
 if [ "$tier" = plain ]; then
-	echo "this kernel or file system cannot mount images without their contents (docs/operating.md, Nodes): no lazy start"
+	echo "this kernel or file system cannot mount images without their contents (docs/nodes.md): no lazy start"
 	table+=("lazy starts are left out: the way \"plain\" has none")
 	stop_node
 else

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Regenerates the documents that are made from the program.
-#   scripts/gen-docs.sh           writes docs/config.md and docs/agent-config.md
+#   scripts/gen-docs.sh           writes docs/config.md, docs/agent-config.md and docs/reference
 #   scripts/gen-docs.sh --check   fails if what is there is not current
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -26,7 +26,7 @@ config_md() {
 		error. Any other unknown key is an error with its line and the key that was
 		probably meant.
 
-		```
+		```text
 		slipway config check FILE      checks a file with the environment laid over it, and
 		                               opens the files it names (certificates, htpasswd)
 		slipway config show FILE       prints the outcome without its secrets
@@ -87,7 +87,7 @@ agent_config_md() {
 
 		An unknown key is an error with its line and the key that was probably meant. A change
 		takes effect with a restart of the agent, which no container notices.
-		[operating.md](operating.md#nodes) explains what the sections are for.
+		[nodes.md](nodes.md) explains what the sections are for.
 
 		## Every key, its default and meaning
 	MD
@@ -95,6 +95,11 @@ agent_config_md() {
 	CGO_ENABLED=0 go run ./cmd/slipway agent config
 	printf '```\n'
 }
+
+# The pages of docs/reference.
+cli_md() { "$work/reference" cli "$work/slipway"; }
+metrics_md() { "$work/reference" metrics .; }
+events_md() { "$work/reference" events; }
 
 # made NAME COMMAND writes docs/NAME, or with --check compares it.
 made() {
@@ -117,3 +122,12 @@ case ${1:-} in
 esac
 made config.md config_md
 made agent-config.md agent_config_md
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+CGO_ENABLED=0 go build -o "$work/slipway" ./cmd/slipway
+(cd integration && CGO_ENABLED=0 go build -o "$work/reference" ./cmd/reference)
+mkdir -p docs/reference
+made reference/cli.md cli_md
+made reference/metrics.md metrics_md
+made reference/events.md events_md
