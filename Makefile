@@ -4,7 +4,7 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 LDFLAGS  = -s -w -X main.version=$(VERSION)
 FUZZTIME ?= 60s
 
-.PHONY: demo test test-ceph run build build-ceph bench bench-gear bench-start bench-trace bench-tiers bench-mirrors bench-cider observe lint fuzz clean
+.PHONY: demo test test-ceph run build build-ceph bench bench-gear bench-start bench-trace bench-tiers bench-mirrors bench-cider observe lint site fuzz release release-check deb image clean
 
 demo: build
 	scripts/setup.sh demo
@@ -65,14 +65,33 @@ observe:
 	scripts/observe.sh
 
 lint: setup-build
+	scripts/setup.sh lint
 	scripts/lint.sh
+
+# The documentation as HTML, in dist/site; fails on a link that leads nowhere.
+site: setup-build
+	cd integration && $(GO) run ./cmd/site -root .. -out ../dist/site
 
 # Each fuzzer in turn, for FUZZTIME.
 fuzz:
 	scripts/fuzz.sh $(FUZZTIME)
 
+# Everything a release consists of, from the checked-out tag, into dist.
+release: setup-build
+	scripts/setup.sh release
+	scripts/release.sh
+
+# Two builds of the same sources in two directories are equal, and lintian finds no errors.
+release-check: setup-build
+	scripts/setup.sh release
+	scripts/release.sh check
+
+# For a look at what is being worked on: one kind of package, of changed files too.
+deb image: setup-build
+	RELEASE_DIRTY=1 scripts/release.sh $@
+
 clean:
-	rm -rf bin
+	rm -rf bin dist
 
 .PHONY: setup-build
 setup-build:

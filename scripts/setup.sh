@@ -2,10 +2,12 @@
 # Installs what building, testing and demonstrating Slipway need on Debian 12.
 #
 #   scripts/setup.sh build   checks for Go, make and git; installs nothing
+#   scripts/setup.sh lint    what `make lint` checks with
 #   scripts/setup.sh test    real clients and tools of the integration tests
 #   scripts/setup.sh demo    what `make demo` runs
 #   scripts/setup.sh bench   the servers `make bench` compares with
 #   scripts/setup.sh observe Prometheus, for `make observe`
+#   scripts/setup.sh release what `make release` packs and checks with
 #
 # A rerun with everything in place takes well under a second and uses no
 # network. Go-built clients go to ${SLIPWAY_TOOLS:-~/.cache/slipway/tools}/bin,
@@ -33,7 +35,7 @@ say() { printf 'setup: %s\n' "$*"; }
 warn() { printf 'setup: %s\n' "$*" >&2; }
 
 usage() {
-	echo "usage: scripts/setup.sh build|test|demo|bench|observe" >&2
+	echo "usage: scripts/setup.sh build|lint|test|demo|bench|observe|release" >&2
 	exit 2
 }
 
@@ -146,11 +148,38 @@ go_tool() {
 	rm -rf "$work"
 }
 
+# debian_root makes an archive of a minimal system like this one, once.
+debian_root() {
+	local suite archive
+	# shellcheck source=/dev/null
+	suite=$(. /etc/os-release && echo "${VERSION_CODENAME:-bookworm}")
+	archive=$tools/debian-$suite.tar
+	[ ! -e "$archive" ] || return 0
+	if [ "$(id -u)" != 0 ] || ! command -v mmdebstrap >/dev/null; then
+		missing+=("debian-$suite.tar")
+		return 0
+	fi
+	say "making a Debian system for tests of packages"
+	mkdir -p "$tools"
+	# shellcheck disable=SC2016 # mmdebstrap fills in $1
+	if mmdebstrap --quiet --variant=minbase --include=adduser \
+		--customize-hook='rm -rf "$1"/usr/share/locale/* "$1"/var/lib/apt/lists/*' \
+		"$suite" "$archive.part.tar" </dev/null; then
+		mv -f "$archive.part.tar" "$archive"
+	else
+		warn "mmdebstrap failed"
+		missing+=("debian-$suite.tar")
+	fi
+}
+
 setup_test() {
 	check_build
-	apt_need dockerd:docker.io docker:docker.io podman:podman skopeo:skopeo \
+	apt_need dockerd:docker.io docker:docker.io podman:podman catatonit:catatonit skopeo:skopeo \
 		buildah:buildah umoci:umoci runc:runc mkfs.ext4:e2fsprogs mkfs.xfs:xfsprogs \
-		mount:mount gcc:gcc pkg-config:pkg-config fsck.erofs:erofs-utils
+		mount:mount gcc:gcc pkg-config:pkg-config fsck.erofs:erofs-utils chromium:chromium
+	[ -e /usr/share/fonts/truetype/dejavu/DejaVuSans.ttf ] || apt_install fonts-dejavu-core
+	# What the documentation's commands use, too.
+	apt_need busybox:busybox-static htpasswd:apache2-utils curl:curl
 	# Servers: a registry to compare with, the stores that drivers are tested on,
 	# the catalogue's database, load balancers in front of several replicas.
 	apt_quiet docker-registry:docker-registry initdb:postgresql-15 \
@@ -163,6 +192,10 @@ setup_test() {
 	# Headers of librbd, for the driver of volumes.
 	[ -e /usr/include/rbd/librbd.h ] || apt_install librbd-dev librados-dev
 	[ -e /usr/include/rbd/librbd.h ] || missing+=(librbd-dev)
+
+	# Where packages are installed and upgraded.
+	apt_need mmdebstrap:mmdebstrap dpkg-deb:dpkg nsenter:util-linux
+	debian_root
 
 	go_tool crane github.com/google/go-containerregistry/cmd/crane v0.22.1
 	go_tool regctl github.com/regclient/regclient/cmd/regctl v0.11.7
@@ -183,6 +216,18 @@ setup_test() {
 	say "everything for make test is in place"
 }
 
+# setup_lint installs what checks the sources.
+setup_lint() {
+	check_build
+	apt_need shellcheck:shellcheck
+	go_tool staticcheck honnef.co/go/tools/cmd/staticcheck v0.8.2
+	go_tool govulncheck golang.org/x/vuln/cmd/govulncheck v1.9.0
+	if [ ${#missing[@]} -gt 0 ]; then
+		warn "NOT INSTALLED: ${missing[*]}; make lint needs them"
+		return 1
+	fi
+}
+
 setup_demo() {
 	check_build
 	apt_need mmdebstrap:mmdebstrap skopeo:skopeo podman:podman runc:runc
@@ -200,6 +245,17 @@ setup_bench() {
 	apt_quiet nginx:nginx-light docker-registry:docker-registry
 }
 
+# setup_release installs what packages are made and checked with.
+setup_release() {
+	check_build
+	apt_need dpkg-deb:dpkg xz:xz-utils lintian:lintian
+	go_tool helm helm.sh/helm/v3/cmd/helm v3.22.0
+	if [ ${#missing[@]} -gt 0 ]; then
+		warn "NOT INSTALLED: ${missing[*]}; make release needs them"
+		return 1
+	fi
+}
+
 setup_observe() {
 	apt_quiet prometheus:prometheus
 	if [ ${#missing[@]} -gt 0 ]; then
@@ -211,9 +267,11 @@ setup_observe() {
 [ $# = 1 ] || usage
 case $1 in
 build) check_build ;;
+lint) setup_lint ;;
 test) setup_test ;;
 demo) setup_demo ;;
 bench) setup_bench ;;
 observe) setup_observe ;;
+release) setup_release ;;
 *) usage ;;
 esac
