@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/chromedp/chromedp"
 )
 
 // shapes are the windows and themes that pages are looked at in.
@@ -29,7 +31,7 @@ func kind(path string) string {
 	}
 	slices.Sort(keys)
 	special := ""
-	for _, s := range []string{"hostile", "signed", "multi", "sha256", "fixed", "mirror"} {
+	for _, s := range []string{"team/hello", "hostile", "signed", "multi", "sha256", "fixed", "private", "mirror"} {
 		if strings.Contains(rest, s) {
 			special += " " + s
 		}
@@ -40,10 +42,13 @@ func kind(path string) string {
 	return name + "/" + rest + special + "?" + strings.Join(keys, "&")
 }
 
-// crawl returns the paths of one page of each kind that links lead to from path.
-func (w *window) crawl(path string, most int) []string {
+// crawl returns the paths of one page of each kind that links lead to from some paths.
+func (w *window) crawl(most int, queue ...string) []string {
 	w.t.Helper()
-	queue, seen := []string{path}, map[string]bool{kind(path): true}
+	seen := map[string]bool{}
+	for _, path := range queue {
+		seen[kind(path)] = true
+	}
 	var found []string
 	for len(queue) > 0 && len(found) < most {
 		at := queue[0]
@@ -64,6 +69,9 @@ func (w *window) crawl(path string, most int) []string {
 	return found
 }
 
+// most is how many kinds of pages are looked at. There are more, which differ little.
+const most = 48
+
 // Every page can be read by everybody, on every screen, and loads nothing from elsewhere.
 func TestPages(t *testing.T) {
 	s := registry(t)
@@ -73,9 +81,10 @@ func TestPages(t *testing.T) {
 	w.visit("/ui/login")
 	w.examine(dir, "/ui/login")
 	w.logIn("root", "secret of root")
-	pages := w.crawl("/ui/", 80)
+	pages := w.crawl(most, "/ui/", "/ui/repo/team/hello", "/ui/repo/team/hostile", "/ui/repo/team/signed", "/ui/diff/team/hello?from=1.0.0&to=1.1.0",
+		"/ui/?q=team", "/ui/repo/private/"+strings.Repeat("deep/", 12)+"app")
 	t.Logf("%d kinds of pages: %s", len(pages), strings.Join(pages, " "))
-	if len(pages) < 20 {
+	if len(pages) < most {
 		t.Errorf("links lead to %d kinds of pages only", len(pages))
 	}
 	for _, p := range pages {
@@ -89,9 +98,9 @@ func TestPages(t *testing.T) {
 // examine looks at a page in all shapes.
 func (w *window) examine(dir, path string) {
 	w.t.Helper()
+	w.visit(path)
 	for _, shape := range shapes {
 		w.look(shape.width, shape.theme)
-		w.visit(path)
 		where := fmt.Sprintf("%s at %d px, %s", path, shape.width, shape.theme)
 		for _, problem := range eval[[]string](w, accessible) {
 			w.t.Errorf("%s: %s", where, problem)
@@ -100,8 +109,98 @@ func (w *window) examine(dir, path string) {
 			w.t.Fatalf("%s: a script out of an image ran", where)
 		}
 		w.check(where)
-		if shape.theme == "light" || shape.width == 1280 || os.Getenv("SLIPWAY_SCREENSHOTS") != "" {
+		if shape.width == 1280 || os.Getenv("SLIPWAY_SCREENSHOTS") != "" {
 			w.picture(dir, fmt.Sprintf("%s-%d-%s", fileName(path), shape.width, shape.theme))
 		}
+	}
+}
+
+// The whole way: somebody who may only read looks around; who manages the registry
+// compares, deletes and frees space.
+func TestJourney(t *testing.T) {
+	s := registry(t)
+	w := open(t, "http://"+s.Addr)
+	w.look(1280, "light")
+	w.expected = []string{"401 (Unauthorized)", "403 (Forbidden)", "404 (Not Found)"}
+
+	w.visit("/ui/storage")
+	w.want("/ui/login", "Log in")
+	w.fill("#user", "alice")
+	w.fill("#password", "wrong")
+	w.click("form.login button")
+	w.want("/ui/login", "Log in")
+	w.logIn("alice", "secret of alice")
+	w.want("/ui/", "team/hello")
+	if text := w.text(); strings.Contains(text, "private/") || strings.Contains(text, "many/") {
+		t.Errorf("alice sees what is not hers:\n%s", text)
+	}
+	for _, path := range []string{"/ui/repo/private/" + strings.Repeat("deep/", 12) + "app", "/ui/repo/none", "/ui/tree/many/repository-000:latest", "/ui/delete/team/hello:1.0.0", "/ui/storage/gc"} {
+		w.visit(path)
+		if h := eval[string](w, `document.querySelector("h1").innerText`); h != "403" && h != "404" {
+			t.Errorf("alice is shown %s: %s", path, h)
+		}
+	}
+	w.visit("/ui/")
+	w.click("header .user button")
+
+	w.logIn("root", "secret of root")
+	w.fill("#q", "HELLO")
+	w.click("form.search button")
+	w.want("/ui/?q=HELLO", "team/hello")
+	w.click(`a[href="/ui/repo/team/hello"]`)
+	w.want("/ui/repo/team/hello", "1.1.0")
+	w.click(`a[href="/ui/image/team/hello:1.0.0"]`)
+	w.want("/ui/image/team/hello:1.0.0", "MODE=production")
+	if text := w.text(); !strings.Contains(text, "slipway run "+s.Addr+"/team/hello:1.0.0") {
+		t.Errorf("the page does not tell how to run the image:\n%s", text)
+	}
+	w.click(`a[href="/ui/tree/team/hello:1.0.0"]`)
+	w.want("/ui/tree/team/hello:1.0.0", "usr")
+	w.visit("/ui/diff/team/hello?from=1.0.0&to=1.1.0")
+	w.want("/ui/diff/team/hello", "version\tchanged\tcontent")
+	if text := w.text(); strings.Contains(text, "libbig.so") {
+		t.Errorf("the difference lists what is the same:\n%s", text)
+	}
+
+	w.visit("/ui/delete/team/fixed:v1")
+	if n := eval[int](w, `document.querySelectorAll("form button.danger").length`); n != 0 {
+		t.Error("an immutable tag can be deleted")
+	}
+	w.visit("/ui/image/team/hello:1.0.0")
+	w.click(`a[href="/ui/delete/team/hello:1.0.0"]`)
+	w.want("/ui/delete/team/hello:1.0.0", "Delete the tag")
+	w.click("form button.danger")
+	w.visit("/ui/repo/team/hello")
+	if text := w.text(); strings.Contains(text, "1.0.0") || !strings.Contains(text, "1.1.0") {
+		t.Errorf("after the deletion the tags are:\n%s", text)
+	}
+	if _, err := s.Client.GetManifest(t.Context(), "team/hello", "1.0.0"); err == nil {
+		t.Error("the tag is still there")
+	}
+
+	w.visit("/ui/storage")
+	w.click(`a[href="/ui/storage/gc"]`)
+	w.click(`form.action button[value="preview"]`)
+	w.outcome()
+	w.click(`form.action button[value="run"]`)
+	w.outcome()
+	w.check("on the way")
+}
+
+// want fails the test unless the page is at a path and says a text.
+func (w *window) want(path, text string) {
+	w.t.Helper()
+	at := eval[string](w, `location.pathname + location.search`)
+	if got := w.text(); !strings.HasPrefix(at, path) || !strings.Contains(got, text) {
+		w.t.Fatalf("the page is %s, want %s that says %q; it says:\n%s", at, path, text, got)
+	}
+}
+
+// outcome waits until a job has ended, and fails the test unless it did what it should.
+func (w *window) outcome() {
+	w.t.Helper()
+	w.do("wait for the outcome", chromedp.WaitVisible(chromedp.CSS(`[data-test="outcome"]`)))
+	if text := w.text(); strings.Contains(text, "It failed") {
+		w.t.Errorf("the job failed:\n%s", text)
 	}
 }

@@ -216,3 +216,9 @@ func fileName(path string) string {
 		return '_'
 	}, fmt.Sprintf("%.80s", strings.TrimPrefix(path, "/ui/"))), "_.")
 }
+
+// text is what the page's main part says.
+func (w *window) text() string {
+	w.t.Helper()
+	return eval[string](w, `document.querySelector("main").innerText`)
+}
