@@ -230,7 +230,7 @@ setup_lint() {
 
 setup_demo() {
 	check_build
-	apt_need mmdebstrap:mmdebstrap skopeo:skopeo podman:podman runc:runc
+	apt_need mmdebstrap:mmdebstrap skopeo:skopeo podman:podman runc:runc ip:iproute2
 	if [ ${#missing[@]} -gt 0 ]; then
 		warn "NOT INSTALLED: ${missing[*]}; make demo needs them"
 		return 1
