@@ -4,7 +4,7 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 LDFLAGS  = -s -w -X main.version=$(VERSION)
 FUZZTIME ?= 60s
 
-.PHONY: demo test test-ceph run build build-ceph bench bench-gear bench-start bench-trace bench-tiers bench-mirrors bench-cider observe lint site fuzz release release-check deb image clean
+.PHONY: demo test test-ceph run build build-ceph bench bench-gear bench-start bench-trace bench-tiers bench-mirrors bench-cider observe lint coverage site fuzz release release-check deb image clean
 
 demo: build
 	scripts/setup.sh demo
@@ -67,6 +67,10 @@ observe:
 lint: setup-build
 	scripts/setup.sh lint
 	scripts/lint.sh
+
+# How much of the code the tests run; fails below scripts/coverage-floor.
+coverage: setup-build
+	scripts/coverage.sh
 
 # The documentation as HTML, in dist/site; fails on a link that leads nowhere.
 site: setup-build

@@ -134,7 +134,7 @@ func (a *Agent) status(ctx context.Context) Status {
 	s := Status{PID: os.Getpid(), Started: a.began, Root: a.cfg.Root, Tier: a.support.Tier.String(), Reasons: a.support.Reasons,
 		Snapshotter: a.cfg.Address, Pool: a.pool.Stats(), Volumes: a.volumes.status(ctx), Status: a.files.Status()}
 	for _, m := range a.mounts.list() {
-		s.Mounts = append(s.Mounts, MountStatus{m.Image, m.Dir, m.Upper, m.Chain, m.Way, m.Clone, m.Mapped})
+		s.Mounts = append(s.Mounts, MountStatus(m))
 	}
 	return s
 }

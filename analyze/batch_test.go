@@ -70,7 +70,7 @@ func randomTrace(seed uint64, n int) []req {
 		}
 		switch k := rnd.IntN(10); {
 		case k < 3:
-			*(&r) = req{at: r.at, dur: r.dur, method: store.GET, kind: trace.Ping, client: r.client, host: r.host, status: 200}
+			r = req{at: r.at, dur: r.dur, method: store.GET, kind: trace.Ping, client: r.client, host: r.host, status: 200}
 		case k < 6:
 			r.method, r.kind, r.digest = store.GET, trace.Blob, store.Symbol(100+rnd.IntN(40))
 			r.ref = r.digest

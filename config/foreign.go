@@ -5,6 +5,7 @@ type fate int
 
 const (
 	// ignored: the key changes nothing a client or an operator relies on.
+	//lint:ignore U1000 it is what a key is if nothing is said of it
 	ignored fate = iota
 	// refused: going on without it would be dangerous or a surprise.
 	refused

@@ -179,6 +179,7 @@ func TestExampleIsDefault(t *testing.T) {
 	if d := diff(config.Default(), c); d != "" {
 		t.Errorf("Example differs from Default (-default +example):\n%s", d)
 	}
+	//lint:ignore SA4000 two calls are compared
 	if config.Example() != config.Example() || string(config.Schema()) != string(config.Schema()) {
 		t.Error("Example or Schema differ from call to call")
 	}

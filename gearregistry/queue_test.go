@@ -317,14 +317,14 @@ func TestSyncStops(t *testing.T) {
 // TestQueueDeleted: layers that are deleted while they are queued.
 func TestQueueDeleted(t *testing.T) {
 	b := newBed(t, setup{idle: true})
-	m, d := b.push(ours, zipped(tarOf(file{"a", []byte("small")})))
+	m, _ := b.push(ours, zipped(tarOf(file{"a", []byte("small")})))
 	b.must(b.reg.DeleteManifest(t.Context(), ours, m))
 	b.collect()
 	if st := b.status(); st.Waiting != 0 {
 		t.Errorf("a layer that is gone waits: %+v", st)
 	}
 	// Also one that is in the hands of a worker by then.
-	m, d = b.push(ours, zipped(tarOf(file{"a", []byte("other")})))
+	m, d := b.push(ours, zipped(tarOf(file{"a", []byte("other")})))
 	held, hold := make(chan struct{}), make(chan struct{})
 	b.fault(func(op, key string) error {
 		if packs(op, key) {

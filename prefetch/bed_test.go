@@ -124,7 +124,6 @@ type bed struct {
 	shelf *shelf
 	clock *clock
 	stop  func()
-	blobs map[oci.Digest]int64
 }
 
 // key names objects by the last hexadecimal digits of the digest, which tests read.

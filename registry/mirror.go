@@ -90,7 +90,7 @@ func (r *Registry) AdoptBytes(ctx context.Context, repo string, d oci.Digest, co
 	size := int64(len(content))
 	k := blobKey(repo, d)
 	epoch := r.ram.Epoch(k)
-	desc := blobDescriptor(d, size)
+	var desc oci.Descriptor
 	var err error
 	if size <= catalog.InlineMax {
 		desc, err = r.adoptInline(ctx, repo, d, content)

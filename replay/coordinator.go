@@ -17,8 +17,7 @@ import (
 
 // coordinator deals tasks to workers and collects their samples.
 type coordinator struct {
-	peers   []*peer
-	collect func([]result.Sample)
+	peers []*peer
 	// roundRobin deals tasks in turn, else by the hash of the client.
 	roundRobin bool
 	heartbeat  time.Duration

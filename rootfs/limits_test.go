@@ -105,7 +105,7 @@ func TestNeverBeyond(t *testing.T) {
 // no memory but the buffers may be taken.
 func TestZstdBomb(t *testing.T) {
 	bomb := []byte("\x28\xb5\x2f\xfd\x00\x38") // window of 128 KiB
-	block := []byte{2 | 0, 0, 0x10, 0}         // RLE of 128 KiB zeros
+	block := []byte{2, 0, 0x10, 0}             // RLE of 128 KiB zeros
 	src := io.MultiReader(bytes.NewReader(bomb), repeat{block})
 	r, err := rootfs.Open(context.Background(), src, &rootfs.Options{RatioFree: 64 << 20})
 	if err != nil {

@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # What the scripts that measure have in common; to be sourced.
 
 # benchmark LABEL PROGRAM RESULTS DOCUMENT FLAG... builds integration/cmd/PROGRAM
@@ -16,9 +17,9 @@ benchmark() {
 		exit 1
 	fi
 	(cd "$root/integration" && CGO_ENABLED=0 go build -o "$work/$program" "./cmd/$program")
-	cd "$here"
+	cd "$here" || return
 	if [ $# -eq 0 ]; then
-		cd "$root"
+		cd "$root" || return
 		mkdir -p bin
 		set -- -check -command "make $label" -out "bin/$results" -doc "docs/$document" -img docs/img
 	fi

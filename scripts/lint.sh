@@ -1,9 +1,19 @@
 #!/usr/bin/env bash
-# Formatting, vet, and generated documents that must match their source.
+# Formatting, vet, staticcheck, shellcheck, licences, known vulnerabilities, and generated
+# documents that must match their source. scripts/setup.sh lint installs the tools.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export GOFLAGS=${GOFLAGS:--buildvcs=false}
-bad=$(gofmt -l $(git ls-files '*.go'))
+PATH=${SLIPWAY_TOOLS:-${XDG_CACHE_HOME:-$HOME/.cache}/slipway/tools}/bin:$PATH
+for tool in staticcheck shellcheck govulncheck; do
+	command -v "$tool" >/dev/null || { echo "$tool is not here: scripts/setup.sh lint" >&2; exit 1; }
+done
+
+# sources lists the files of the tree that git knows or would take, one a line.
+sources() { git ls-files -co --exclude-standard -- "$@" | while read -r f; do [ ! -f "$f" ] || echo "$f"; done; }
+
+mapfile -t files < <(sources '*.go')
+bad=$(gofmt -l "${files[@]}")
 if [ -n "$bad" ]; then
 	printf 'not formatted (gofmt -w):\n%s\n' "$bad" >&2
 	exit 1
@@ -14,8 +24,19 @@ go vet ./...
 if [ -e /usr/include/rbd/librbd.h ]; then
 	CGO_ENABLED=1 go vet -tags 'ceph pacific' ./block/... ./serve ./agent ./cmd/slipway
 fi
-for f in scripts/*.sh .ci/run; do bash -n "$f"; done
+# Not ST1005, the form of errors' texts: they end as the command or the address does that
+# they name, and those that a page shows are sentences.
+staticcheck -checks inherit,-ST1005 ./...
+(cd integration && staticcheck -checks inherit,-ST1005 ./...)
+# Scripts are known by their first line.
+mapfile -t files < <(sources | xargs -d '\n' awk 'FNR == 1 && /^#!.*[ \/](ba)?sh$|^# shellcheck shell=/ { print FILENAME } { nextfile }')
+shellcheck -x -S warning -P scripts "${files[@]}"
+scripts/licences.sh
+unchecked=
+scripts/vulncheck.sh || { [ $? = 3 ] && unchecked='; vulnerabilities were NOT checked'; }
+sh -n deploy/helm/slipway/files/node.sh
 scripts/gen-docs.sh --check
+scripts/gen-manifests.sh --check
 go run ./scripts/dashboards -check
 # Every direct dependency is explained, at its version.
 awk '$1 == "require" && $2 != "(" { print $2, $3, $4 $5 } $1 ~ /\./ && $2 ~ /^v[0-9]/ { print $1, $2, $3 $4 }' go.mod integration/go.mod |
@@ -25,4 +46,4 @@ awk '$1 == "require" && $2 != "(" { print $2, $3, $4 $5 } $1 ~ /\./ && $2 ~ /^v[
 			exit 1
 		fi
 	done
-echo "lint: clean"
+echo "lint: clean$unchecked"

@@ -26,7 +26,8 @@ func TestDefaults(t *testing.T) {
 	if got.header.Get("Docker-Content-Digest") != d || got.body != imageOf("layer") {
 		t.Errorf("pulled %s %q, want %s", got.header.Get("Docker-Content-Digest"), got.body, d)
 	}
-	s.want(404, "GET", "/", "")
+	s.want(200, "GET", "/", "") // the page
+	s.want(404, "GET", "/none", "")
 	if fi, err := os.Stat(s.root); err != nil || fi.Mode().Perm() != 0o700 {
 		t.Errorf("data directory: %v %v, want mode 0700", fi.Mode(), err)
 	}

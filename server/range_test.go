@@ -106,6 +106,7 @@ func TestLimiterForgets(t *testing.T) {
 		}
 	}
 	const addr = "10.1.0.1:1"
+	//lint:ignore SA4000 each call counts
 	if !l.allow(addr, clock) || !l.allow(addr, clock) || l.allow(addr, clock) {
 		t.Error("want two requests and no more")
 	}

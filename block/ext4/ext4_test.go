@@ -342,9 +342,9 @@ func TestLargeFiles(t *testing.T) {
 func TestWritable(t *testing.T) {
 	c := newChain(t)
 	m := image(1000)
-	p, _ := c.next(m)
+	c.next(m)
 	m.Remove("usr/lib/3")
-	p, _ = c.next(m)
+	p, _ := c.next(m)
 	dir, unmount := layouttest.Mount(t, c.file, "ext4", "rw")
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil || int64(st.Bavail)*4096 < ext4.Free {

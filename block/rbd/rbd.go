@@ -68,6 +68,7 @@ type Options struct {
 	LeaseTime time.Duration
 }
 
+//lint:ignore U1000 the driver needs it, which is built with the tag ceph
 func (o *Options) normalize() error {
 	o.User = cmp.Or(strings.TrimPrefix(o.User, "client."), "admin")
 	o.Pool, o.Namespace = cmp.Or(o.Pool, "rbd"), cmp.Or(o.Namespace, "slipway")

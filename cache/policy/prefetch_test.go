@@ -45,6 +45,7 @@ func TestAlgorithm1(t *testing.T) {
 	if got := a.GetManifest(at(9), repo1, ev); got != nil {
 		t.Errorf("fetched twice: %v", got)
 	}
+	//lint:ignore SA4000 each look-up counts
 	if !a.GetLayer(at(18.9), x.Key) || !a.GetLayer(at(18.9), x.Key) {
 		t.Error("x is gone before 10 minutes after the last manifest")
 	}

@@ -179,6 +179,7 @@ func printFsck(w io.Writer, rep registry.FsckReport) {
 
 func backupCommand() *cobra.Command {
 	var f configFlags
+	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "backup DIR",
 		Short: "Copy the registry into a directory while it serves",
@@ -198,14 +199,15 @@ earlier backup only what is new is copied; until the end that one stays whole.`,
 					p.share(r.Bytes, r.BytesTotal, "%d of %d objects", r.Objects, r.ObjectsTotal)
 				})
 				p.end()
-				if err == nil {
-					printTransfer(cmd.OutOrStdout(), "backed up", rep)
+				if err != nil {
+					return err
 				}
-				return err
+				return printReport(cmd.OutOrStdout(), asJSON, rep, func() { printTransfer(cmd.OutOrStdout(), "backed up", rep) })
 			})
 		},
 	}
 	f.add(cmd, false)
+	addJSON(cmd, &asJSON)
 	return cmd
 }
 

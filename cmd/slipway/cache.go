@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -85,7 +84,7 @@ func printTier(w io.Writer, name string, t serve.CacheTier) {
 
 func cacheDropCommand() *cobra.Command {
 	var f configFlags
-	var all bool
+	var all, asJSON bool
 	cmd := &cobra.Command{
 		Use:   "drop {--all | DIGEST...}",
 		Short: "Drop contents from the cache; they are fetched again when they are asked for",
@@ -93,7 +92,7 @@ func cacheDropCommand() *cobra.Command {
   slipway cache drop --config /etc/slipway/config.yml --all`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if all == (len(args) > 0) {
-				return errors.New("name digests, or use --all")
+				return usagef("name digests, or use --all")
 			}
 			drop := serve.CacheDropArgs{All: all}
 			for _, d := range args {
@@ -101,15 +100,16 @@ func cacheDropCommand() *cobra.Command {
 			}
 			return withAdmin(cmd, &f, false, func(a *serve.Admin) error {
 				rep, err := a.DropCached(cmd.Context(), drop)
-				if err == nil {
-					fmt.Fprintf(cmd.OutOrStdout(), "dropped %d contents\n", rep.Dropped)
+				if err != nil {
+					return err
 				}
-				return err
+				return printReport(cmd.OutOrStdout(), asJSON, rep, func() { fmt.Fprintf(cmd.OutOrStdout(), "dropped %d contents\n", rep.Dropped) })
 			})
 		},
 	}
 	f.add(cmd, false)
 	cmd.Flags().BoolVar(&all, "all", false, "drop everything")
+	addJSON(cmd, &asJSON)
 	return cmd
 }
 

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -25,6 +24,7 @@ func catalogCommand() *cobra.Command {
 func catalogMoveCommand() *cobra.Command {
 	var f configFlags
 	var to, toFile string
+	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "move {--to DSN | --to-file FILE}",
 		Short: "Move the catalogue into a PostgreSQL database",
@@ -55,24 +55,26 @@ command line is.`,
 				if err != nil {
 					return err
 				}
-				fmt.Fprintf(cmd.OutOrStdout(), "moved the catalogue in %s; set storage.catalog.postgres and start the server again\n", rep.Took.Round(time.Millisecond))
-				if rep.Served {
-					fmt.Fprintln(cmd.OutOrStdout(), "the server that runs answers reads and refuses writes until then")
-				}
-				return nil
+				return printReport(cmd.OutOrStdout(), asJSON, rep, func() {
+					fmt.Fprintf(cmd.OutOrStdout(), "moved the catalogue in %s; set storage.catalog.postgres and start the server again\n", rep.Took.Round(time.Millisecond))
+					if rep.Served {
+						fmt.Fprintln(cmd.OutOrStdout(), "the server that runs answers reads and refuses writes until then")
+					}
+				})
 			})
 		},
 	}
 	f.add(cmd, false)
 	cmd.Flags().StringVar(&to, "to", "", "connection string of the database, postgres://USER@HOST/DATABASE")
 	cmd.Flags().StringVar(&toFile, "to-file", "", "file that holds it")
+	addJSON(cmd, &asJSON)
 	return cmd
 }
 
 // connection returns a connection string that stands in a flag or in a file.
 func connection(text, file string) (string, error) {
 	if (text == "") == (file == "") {
-		return "", errors.New("say where to: --to DSN or --to-file FILE")
+		return "", usagef("say where to: --to DSN or --to-file FILE")
 	}
 	if file == "" {
 		return text, nil

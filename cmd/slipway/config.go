@@ -1,7 +1,9 @@
 package main
 
 import (
+	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -17,44 +19,71 @@ func configCommand() *cobra.Command {
 }
 
 func configCheckCommand() *cobra.Command {
-	return configFileCommand("check", "Check a configuration file, with the environment laid over it", func(cfg *config.Config) (string, error) {
-		return "configuration is good\n", serve.CheckFiles(cfg)
+	return configFileCommand("check", "Check a configuration file, with the environment laid over it", func(cmd *cobra.Command, asJSON bool, load func() (*config.Config, error)) error {
+		cfg, err := load()
+		if err == nil {
+			err = serve.CheckFiles(cfg)
+		}
+		result := struct {
+			Good     bool     `json:"good"`
+			Problems []string `json:"problems,omitempty"` // FILE:LINE: what, where a line is wrong
+		}{Good: err == nil}
+		if err != nil {
+			result.Problems = strings.Split(err.Error(), "\n")
+		}
+		w := cmd.OutOrStdout()
+		return errors.Join(printReport(w, asJSON, result, func() {
+			if err == nil {
+				fmt.Fprintln(w, "configuration is good")
+			}
+		}), err)
 	})
 }
 
 func configShowCommand() *cobra.Command {
-	return configFileCommand("show", "Print the configuration with defaults and environment, without secrets", func(cfg *config.Config) (string, error) {
-		out, err := cfg.Redacted()
-		return string(out), err
+	return configFileCommand("show", "Print the configuration with defaults and environment, without secrets", func(cmd *cobra.Command, asJSON bool, load func() (*config.Config, error)) error {
+		cfg, err := load()
+		if err != nil {
+			return err
+		}
+		type setting struct {
+			Key   string `json:"key"`
+			Value string `json:"value"`          // as a file has it
+			From  string `json:"from,omitempty"` // FILE:LINE, a variable or a flag; none: the default
+		}
+		var list []setting
+		for _, s := range cfg.Settings() {
+			list = append(list, setting{s.Key, s.Value, s.From})
+		}
+		text, err := cfg.Redacted()
+		if err != nil {
+			return err
+		}
+		w := cmd.OutOrStdout()
+		return printReport(w, asJSON, list, func() { fmt.Fprintf(w, "%s", text) })
 	})
 }
 
-// configFileCommand is a command that loads the configuration, from FILE where
-// one is given, and prints what do makes of it.
-func configFileCommand(name, short string, do func(*config.Config) (string, error)) *cobra.Command {
+// configFileCommand is a command that does something with the configuration, which load
+// loads, from FILE where one is given.
+func configFileCommand(name, short string, do func(cmd *cobra.Command, asJSON bool, load func() (*config.Config, error)) error) *cobra.Command {
 	var f configFlags
+	var asJSON bool
 	cmd := &cobra.Command{
-		Use:     name + " [FILE]",
-		Short:   short,
-		Example: "  slipway config " + name + " /etc/slipway/config.yml",
-		Args:    cobra.MaximumNArgs(1),
+		Use:   name + " [FILE]",
+		Short: short,
+		Example: "  slipway config " + name + " /etc/slipway/config.yml\n" +
+			"  slipway config " + name + " /etc/slipway/config.yml --output json",
+		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 1 {
 				f.file = args[0]
 			}
-			cfg, err := f.load()
-			if err != nil {
-				return err
-			}
-			out, err := do(cfg)
-			if err != nil {
-				return err
-			}
-			_, err = fmt.Fprint(cmd.OutOrStdout(), out)
-			return err
+			return do(cmd, asJSON, f.load)
 		},
 	}
 	f.add(cmd, true)
+	addJSON(cmd, &asJSON)
 	return cmd
 }
 

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -42,14 +41,14 @@ func (f *remoteFlags) platform() (*gearclient.Platform, error) {
 		return nil, err
 	}
 	if len(sel.Platforms) > 1 {
-		return nil, errors.New("name one --platform only")
+		return nil, usagef("name one --platform only")
 	}
 	return &sel.Platforms[0], nil
 }
 
 func (f *remoteFlags) selection(all bool) (sel gearclient.Selection, err error) {
 	if all && len(f.platforms) > 0 {
-		return sel, errors.New("--platform and --all-platforms exclude each other")
+		return sel, usagef("--platform and --all-platforms exclude each other")
 	}
 	sel.All = all
 	for _, s := range f.platforms {
@@ -128,7 +127,7 @@ in its configuration is off. Exit status 1 tells that some cannot be converted.`
 		RunE: func(cmd *cobra.Command, args []string) error {
 			switch {
 			case f.all == (len(args) == 1):
-				return errors.New("name an image, or use --all; see slipway convert --help")
+				return usagef("name an image, or use --all")
 			case f.all:
 				return convertAll(cmd, &f)
 			}

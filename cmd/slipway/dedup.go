@@ -62,7 +62,7 @@ file has a line of JSON for each image: {"image":"SERIES/VERSION","files":["PATH
 
 func runDedup(cmd *cobra.Command, f *dedupFlags, args []string) error {
 	if f.level < 1 || f.level > 22 {
-		return fmt.Errorf("--level is %d; levels of zstd are 1 to 22", f.level)
+		return usagef("--level is %d; levels of zstd are 1 to 22", f.level)
 	}
 	o := dedup.Options{Workers: f.workers, Level: f.level, TempDir: f.spillDir}
 	var err error

@@ -26,7 +26,7 @@ type importFlags struct {
 	inPlace, dryRun, verify bool
 	plainHTTP, insecure     bool
 	userFile, to            string
-	referrers               bool
+	referrers, json         bool
 	parallel                int
 }
 
@@ -52,7 +52,7 @@ is not sent again, so an import that broke off is continued by repeating it.`,
 				return adopt(cmd, &f, args)
 			}
 			if len(args) == 0 {
-				return errors.New("name a registry to import from, or use --in-place DIR")
+				return usagef("name a registry to import from, or use --in-place DIR")
 			}
 			return withAdmin(cmd, &f.configFlags, true, func(a *serve.Admin) error { return importFrom(cmd, &f, a.Registry(), args) })
 		},
@@ -68,11 +68,12 @@ is not sent again, so an import that broke off is continued by repeating it.`,
 	fl.StringVar(&f.to, "to", "", "repository to copy to, where one repository is imported")
 	fl.BoolVar(&f.referrers, "referrers", true, "copy signatures and other referrers as well")
 	fl.IntVar(&f.parallel, "parallel", 0, "blobs copied at once (default 4)")
+	addJSON(cmd, &f.json)
 	return cmd
 }
 
 func adopt(cmd *cobra.Command, f *importFlags, args []string) error {
-	oneDir := errors.New("name one directory: slipway import --in-place DIR")
+	oneDir := usagef("name one directory: slipway import --in-place DIR")
 	if len(args) > 1 || len(args) == 1 && f.root != "" || len(args) == 0 && f.root == "" && f.file == "" {
 		return oneDir
 	}
@@ -95,11 +96,16 @@ func adopt(cmd *cobra.Command, f *importFlags, args []string) error {
 		return err
 	}
 	w := cmd.OutOrStdout()
-	for _, n := range rep.Notes {
-		fmt.Fprintf(w, "%s: %s %s %s\n", n.Reason, n.Repo, n.Ref, n.Detail)
+	err = printReport(w, f.json, adoptionOf(&rep), func() {
+		for _, n := range rep.Notes {
+			fmt.Fprintf(w, "%s: %s %s %s\n", n.Reason, n.Repo, n.Ref, n.Detail)
+		}
+		fmt.Fprintf(w, "found %d repositories, %d manifests, %d tags, %d blobs; new are %d manifests, %d tags, %d blobs, %s; took %s\n",
+			rep.Repositories, rep.Manifests, rep.Tags, rep.Blobs, rep.NewManifests, rep.NewTags, rep.NewBlobs, size(rep.Bytes), rep.Took.Round(1e6))
+	})
+	if err != nil {
+		return err
 	}
-	fmt.Fprintf(w, "found %d repositories, %d manifests, %d tags, %d blobs; new are %d manifests, %d tags, %d blobs, %s; took %s\n",
-		rep.Repositories, rep.Manifests, rep.Tags, rep.Blobs, rep.NewManifests, rep.NewTags, rep.NewBlobs, size(rep.Bytes), rep.Took.Round(1e6))
 	var lacks []string
 	for reason, n := range rep.Lacks() {
 		lacks = append(lacks, fmt.Sprintf("%d %s", n, reason))
@@ -112,18 +118,24 @@ func adopt(cmd *cobra.Command, f *importFlags, args []string) error {
 }
 
 func importFrom(cmd *cobra.Command, f *importFlags, dst oci.Registry, sources []string) error {
+	w := cmd.OutOrStdout()
+	var reports []copyReport // for JSON, which is one list
 	for _, s := range sources {
 		src, images, err := f.source(s)
 		if err != nil {
 			return err
 		}
-		err = copyImages(cmd.Context(), cmd.OutOrStdout(), dst, src, client.CopyOptions{Images: images, Referrers: f.referrers, Parallel: f.parallel, ContinueOnError: true, Logger: slog.Default()})
+		rep, err := copyImages(cmd.Context(), dst, src, client.CopyOptions{Images: images, Referrers: f.referrers, Parallel: f.parallel, ContinueOnError: true, Logger: slog.Default()})
 		src.Close()
+		reports = append(reports, copyReportOf(s, rep))
+		if !f.json {
+			printCopied(w, rep)
+		}
 		if err != nil {
-			return fmt.Errorf("import from %s: %w", s, err)
+			return errors.Join(printReport(w, f.json, reports, func() {}), fmt.Errorf("import from %s: %w", s, err))
 		}
 	}
-	return nil
+	return printReport(w, f.json, reports, func() {})
 }
 
 // source takes REGISTRY[/REPOSITORY[:TAG|@DIGEST]] apart and opens it.
@@ -136,7 +148,7 @@ func (f *importFlags) source(s string) (*client.Client, []client.CopyImage, erro
 	}
 	host, path, _ := strings.Cut(s, "/")
 	if path == "" && f.to != "" {
-		return nil, nil, fmt.Errorf("--to names a repository, and %s is a whole registry: name the repository to copy, %s/REPOSITORY", s, host)
+		return nil, nil, usagef("--to names a repository, and %s is a whole registry: name the repository to copy, %s/REPOSITORY", s, host)
 	}
 	switch {
 	case scheme == "http" || scheme == "https":
@@ -170,13 +182,11 @@ func (f *importFlags) source(s string) (*client.Client, []client.CopyImage, erro
 	return c, []client.CopyImage{img}, nil
 }
 
-func copyImages(ctx context.Context, w io.Writer, dst, src oci.Registry, o client.CopyOptions) error {
+func copyImages(ctx context.Context, dst, src oci.Registry, o client.CopyOptions) (client.CopyProgress, error) {
 	p := newProgress("copying")
+	defer p.end()
 	o.Progress = p.copied
-	rep, err := client.Copy(ctx, dst, src, o)
-	p.end()
-	printCopied(w, rep)
-	return err
+	return client.Copy(ctx, dst, src, o)
 }
 
 // copied shows how far a copy of images is.
@@ -191,7 +201,7 @@ func printCopied(w io.Writer, rep client.CopyProgress) {
 
 func restoreCommand() *cobra.Command {
 	var f configFlags
-	var damaged bool
+	var damaged, asJSON bool
 	cmd := &cobra.Command{
 		Use:     "restore BACKUP",
 		Short:   "Restore a backup into an empty data directory, or merge it into a running registry",
@@ -209,15 +219,16 @@ images are added; tags that both have are set to what the backup says.`,
 			if err != nil {
 				return err
 			}
-			return restore(cmd, cfg, dir, damaged)
+			return restore(cmd, cfg, dir, damaged, asJSON)
 		},
 	}
 	f.add(cmd, false)
 	cmd.Flags().BoolVar(&damaged, "allow-damaged", false, "restore what can be restored of a damaged backup; run fsck --repair afterwards")
+	addJSON(cmd, &asJSON)
 	return cmd
 }
 
-func restore(cmd *cobra.Command, cfg *config.Config, dir string, damaged bool) error {
+func restore(cmd *cobra.Command, cfg *config.Config, dir string, damaged, asJSON bool) error {
 	restoring, copying := newProgress("restoring"), newProgress("copying")
 	rep, err := serve.Restore(cmd.Context(), cfg, dir, serve.RestoreOptions{
 		AllowDamaged: damaged,
@@ -228,11 +239,13 @@ func restore(cmd *cobra.Command, cfg *config.Config, dir string, damaged bool) e
 	})
 	restoring.end()
 	copying.end()
+	w := cmd.OutOrStdout()
 	switch {
 	case rep.Merged && (err == nil || rep.Copied.Failed > 0):
-		printCopied(cmd.OutOrStdout(), rep.Copied)
+		copied := copyReportOf("", rep.Copied)
+		return errors.Join(printReport(w, asJSON, restoreReport{Merged: true, Copied: &copied}, func() { printCopied(w, rep.Copied) }), err)
 	case err == nil:
-		printTransfer(cmd.OutOrStdout(), "restored", rep.Restored)
+		return printReport(w, asJSON, restoreReport{Restored: &rep.Restored}, func() { printTransfer(w, "restored", rep.Restored) })
 	}
 	return err
 }

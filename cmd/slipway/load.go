@@ -148,11 +148,11 @@ func (f *loadFlags) complete(cmd *cobra.Command, url string) (err error) {
 	o.Ramp = load.Ramp(f.ramp)
 	o.Step, o.Tally = time.Duration(f.iteration*float64(time.Second)), time.Duration(f.tally*float64(time.Second))
 	if f.iteration <= 0 || f.tally <= 0 || f.iteration > 1e6 {
-		return errors.New("--iteration-seconds and --tally-seconds are more than 0")
+		return usagef("--iteration-seconds and --tally-seconds are more than 0")
 	}
 	switch {
 	case f.list && f.inPlace:
-		return errors.New("--list and --in-place exclude each other")
+		return usagef("--list and --in-place exclude each other")
 	case f.list:
 		o.Source = load.Listed
 	case f.inPlace:

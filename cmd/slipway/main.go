@@ -29,7 +29,7 @@ func main() {
 	if interrupted && errors.Is(err, context.Canceled) {
 		err = errors.New("interrupted")
 	}
-	fmt.Fprintln(os.Stderr, "slipway:", err)
+	fmt.Fprintf(os.Stderr, "slipway: %v%s\n", err, wayOut(err))
 	var code exitCode
 	if errors.As(err, &code) {
 		os.Exit(code.code)
@@ -73,11 +73,20 @@ and slipway profile record end with the status of the container's command.`,
 		statusCommand(), settleCommand(), cacheCommand(), mirrorCommand(), volumeCommand(), catalogCommand(), dedupCommand(), configCommand(), versionCommand(),
 		agentCommand(), mountCommand(), umountCommand(), runCommand(), profileCommand(), traceCommand(), planCommand(), loadCommand(), manCommand())
 	root.SetFlagErrorFunc(withHint)
+	addCompletion(root)
 	hintAtHelp(root)
 	oneOutputFlag(root)
 	nameCompletions(root)
 	return root
 }
+
+// usageError tells that a command was called wrongly.
+type usageError struct{ error }
+
+func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
+
+// Unwrap implements what errors.Is and errors.As need.
+func (e usageError) Unwrap() error { return e.error }
 
 // withHint adds to a usage error where the usage is told, and what it does to the exit
 // status.
@@ -85,39 +94,72 @@ func withHint(cmd *cobra.Command, err error) error {
 	return exitCode{exitUsage, fmt.Errorf("%w; see %s --help", err, cmd.CommandPath())}
 }
 
-// hintAtHelp makes wrong arguments of all commands come with a hint.
+// hintAtHelp makes wrong use of a command, and of those below it, come with a hint.
 func hintAtHelp(cmd *cobra.Command) {
-	if cmd.HasSubCommands() && !cmd.Runnable() {
-		onlyCommands(cmd)
+	check, run := cmd.Args, cmd.RunE
+	if check == nil && cmd.HasSubCommands() {
+		check = cobra.NoArgs
 	}
-	for _, c := range cmd.Commands() {
-		hintAtHelp(c)
-		check := c.Args
-		if check == nil {
-			continue
-		}
-		c.Args = func(cmd *cobra.Command, args []string) error {
-			if err := check(cmd, args); err != nil {
-				return withHint(cmd, err)
-			}
+	if !cmd.Runnable() { // only a group of others
+		run = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+	}
+	cmd.Args = func(cmd *cobra.Command, args []string) error {
+		if check == nil || check(cmd, args) == nil {
 			return nil
 		}
+		return withHint(cmd, wrongArgs(cmd, args))
+	}
+	if run != nil {
+		cmd.RunE = func(cmd *cobra.Command, args []string) error {
+			err := run(cmd, args)
+			var wrong usageError
+			if errors.As(err, &wrong) {
+				return withHint(cmd, err)
+			}
+			return err
+		}
+	}
+	cmd.SuggestionsMinimumDistance = 2
+	for _, c := range cmd.Commands() {
+		hintAtHelp(c)
 	}
 }
 
-// onlyCommands has a command that is only a group of others refuse what is none of them,
-// and name those that were perhaps meant. Without anything it shows its help.
-func onlyCommands(cmd *cobra.Command) {
-	cmd.SuggestionsMinimumDistance = 2
-	cmd.Args = func(cmd *cobra.Command, args []string) error {
-		if len(args) == 0 {
-			return nil
+// wrongArgs tells what is wrong with the number of arguments, or with the name of a command
+// that there is not; of that, those that were perhaps meant.
+func wrongArgs(cmd *cobra.Command, args []string) error {
+	if !cmd.HasSubCommands() {
+		if cmd.Args != nil && !strings.Contains(cmd.Use, " ") {
+			return fmt.Errorf("%s takes no arguments, and %q is one", cmd.CommandPath(), args[0])
 		}
-		err := fmt.Errorf("unknown command %q for %q", args[0], cmd.CommandPath())
-		if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
-			err = fmt.Errorf("%w; did you mean %s?", err, strings.Join(near, " or "))
-		}
-		return withHint(cmd, err)
+		return fmt.Errorf("wrong number of arguments, %d: it is %s %s", len(args), cmd.Parent().CommandPath(), cmd.Use)
 	}
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+	err := fmt.Errorf("unknown command %q for %q", args[0], cmd.CommandPath())
+	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+		err = fmt.Errorf("%w; did you mean %s?", err, strings.Join(near, " or "))
+	}
+	return err
+}
+
+// completionExamples are where shells look for what completes commands.
+var completionExamples = map[string]string{
+	"completion": "  slipway completion bash > /etc/bash_completion.d/slipway",
+	"bash":       "  slipway completion bash > /etc/bash_completion.d/slipway",
+	"fish":       "  slipway completion fish > ~/.config/fish/completions/slipway.fish",
+	"zsh":        "  slipway completion zsh > /usr/local/share/zsh/site-functions/_slipway",
+}
+
+// addCompletion adds the commands that write completions, for the shells there are on Linux.
+func addCompletion(root *cobra.Command) {
+	root.InitDefaultCompletionCmd()
+	cmd, _, err := root.Find([]string{"completion"})
+	if err != nil {
+		return
+	}
+	cmd.Example = completionExamples[cmd.Name()]
+	for _, c := range cmd.Commands() {
+		if c.Example = completionExamples[c.Name()]; c.Example == "" {
+			cmd.RemoveCommand(c)
+		}
+	}
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"path/filepath"
@@ -32,7 +31,7 @@ the file.`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			if len(args) > 1 && export.Pattern != "" {
-				return errors.New("name images, or use --pattern")
+				return usagef("name images, or use --pattern")
 			}
 			if export.Path, err = filepath.Abs(args[0]); err != nil {
 				return err

@@ -130,7 +130,7 @@ of the given conditions hold. What other images or repositories share stays.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if prune.OlderThan <= 0 && prune.NotPulledSince <= 0 && prune.Pattern == "" {
-				return errors.New("say what is to go: --older-than, --not-pulled-since or --pattern")
+				return usagef("say what is to go: --older-than, --not-pulled-since or --pattern")
 			}
 			return f.run(cmd, false, func(a *serve.Admin) (any, func(io.Writer), error) {
 				rep, err := a.PruneMirrors(cmd.Context(), prune)

@@ -7,6 +7,11 @@ import (
 	"github.com/spf13/pflag"
 )
 
+// addJSON adds the flag of a command that can print its report as JSON.
+func addJSON(cmd *cobra.Command, asJSON *bool) {
+	cmd.Flags().BoolVar(asJSON, "json", false, "print the report as JSON; durations are in nanoseconds")
+}
+
 // oneOutputFlag gives the flag --output to every command that answers in a form a
 // machine reads and calls the flag for it otherwise.
 func oneOutputFlag(cmd *cobra.Command) {

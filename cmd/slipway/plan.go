@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -113,7 +112,7 @@ func (f *planFlags) store(args []string) (string, error) {
 		dir = args[0]
 	}
 	if dir == "" || len(args) == 1 && f.trace != "" {
-		return "", errors.New("name one store of traces, as the argument or by --trace")
+		return "", usagef("name one store of traces, as the argument or by --trace")
 	}
 	if info, err := os.Stat(dir); err == nil && !info.IsDir() {
 		return "", fmt.Errorf("%s is a file; make a store of traces of a log: slipway trace import %s -o STORE", dir, dir)
@@ -124,10 +123,10 @@ func (f *planFlags) store(args []string) (string, error) {
 // zone plans for one zone.
 func (f *planFlags) zone(ctx context.Context, s *store.Store, w simulate.Window, o *simulate.RunOptions) (simulateReport, error) {
 	if f.sizesOf != "recorded" && f.sizesOf != "model" {
-		return nil, fmt.Errorf("--sizes is %q; there are recorded and model", f.sizesOf)
+		return nil, usagef("--sizes is %q; there are recorded and model", f.sizesOf)
 	}
 	if !(f.rho >= -1 && f.rho <= 1) {
-		return nil, fmt.Errorf("--rho is %g; it is from -1 to 1", f.rho)
+		return nil, usagef("--rho is %g; it is from -1 to 1", f.rho)
 	}
 	c, err := f.config()
 	if err != nil {
@@ -167,19 +166,19 @@ func (f *planFlags) config() (simulate.PlanConfig, error) {
 	fail := func(err error) (simulate.PlanConfig, error) { return c, err }
 	var err error
 	if c.Goal, err = simulate.ParseGoal(f.latency); err != nil {
-		return fail(fmt.Errorf("--latency: %w", err))
+		return fail(usagef("--latency: %w", err))
 	}
 	if c.Growth, err = strconv.ParseFloat(strings.TrimSuffix(f.growth, "x"), 64); err != nil || !(c.Growth > 0) {
-		return fail(fmt.Errorf("--growth is %q; write 2x or 1.5x", f.growth))
+		return fail(usagef("--growth is %q; write 2x or 1.5x", f.growth))
 	}
 	// The registry's adaptive admission depends on its write budget; without one it is all.
 	if c.Admission, err = policy.ParseAdmission(f.admit); err != nil || c.Admission == policy.Adaptive {
-		return fail(fmt.Errorf("--admit is %q; there are all and second-touch", f.admit))
+		return fail(usagef("--admit is %q; there are all and second-touch", f.admit))
 	}
 	c.NoHomes = !f.homes
 	network, err := parseByteCount(strings.TrimSuffix(f.network, "/s"))
 	if err != nil {
-		return fail(fmt.Errorf("--network: %w", err))
+		return fail(usagef("--network: %w", err))
 	}
 	c.Replica.Bandwidth = float64(network)
 	c.Replica.RequestCPU, c.Replica.MissCPU = f.cpuRequest.Seconds(), f.cpuMiss.Seconds()
@@ -187,7 +186,7 @@ func (f *planFlags) config() (simulate.PlanConfig, error) {
 	if f.large != "" {
 		n, err := parseByteCount(f.large)
 		if err != nil {
-			return fail(fmt.Errorf("--large: %w", err))
+			return fail(usagef("--large: %w", err))
 		}
 		c.Split = func(int64) int64 { return n }
 	}
@@ -238,7 +237,7 @@ func (f *planFlags) curves(r *simulate.Requests, growth float64) ([][]simulate.S
 	whole := r.Ingress
 	switch {
 	case f.of != "ingress" && f.of != "footprint":
-		return nil, fmt.Errorf("--of is %q; there are footprint and ingress", f.of)
+		return nil, usagef("--of is %q; there are footprint and ingress", f.of)
 	case f.of == "footprint" || whole == 0:
 		whole = r.Footprint()
 	}
@@ -250,10 +249,10 @@ func (f *planFlags) curves(r *simulate.Requests, growth float64) ([][]simulate.S
 			var s simulate.Size
 			var err error
 			if s.RAM, err = shareOf(size, "%", 0.01, whole); err != nil {
-				return nil, fmt.Errorf("--size: %w", err)
+				return nil, usagef("--size: %w", err)
 			}
 			if s.SSD, err = shareOf(below, "x", 1, s.RAM); err != nil {
-				return nil, fmt.Errorf("--ssd: %w", err)
+				return nil, usagef("--ssd: %w", err)
 			}
 			curve = append(curve, s)
 		}

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 
 	"github.com/spf13/cobra"
@@ -36,7 +35,7 @@ the same flags and configuration as --apply. What is left to do by hand is print
 			case containerd:
 				changes = agent.SetupContainerd(cfg, p)
 			case !docker:
-				err = errors.New("say what for: --containerd, --docker or --kubernetes; see slipway agent setup --help")
+				err = usagef("say what for: --containerd, --docker or --kubernetes")
 			}
 			if err != nil {
 				return err

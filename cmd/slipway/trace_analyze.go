@@ -112,13 +112,13 @@ func (f *analyzeFlags) options() (err error) {
 		return fmt.Errorf("-o tells where the report goes, and is needed")
 	}
 	if f.o.Session <= 0 || f.o.KeepAlive <= 0 {
-		return fmt.Errorf("--session and --keep-alive are more than 0")
+		return usagef("--session and --keep-alive are more than 0")
 	}
 	if f.o.SizesOf = store.ParseMethod(strings.ToUpper(f.sizes)); f.o.SizesOf != store.GET && f.o.SizesOf != store.PUT {
-		return fmt.Errorf("--sizes is %q; it is get or put", f.sizes)
+		return usagef("--sizes is %q; it is get or put", f.sizes)
 	}
 	if f.o.Location, err = time.LoadLocation(f.location); err != nil {
-		return fmt.Errorf("--time-zone: %w", err)
+		return usagef("--time-zone: %w", err)
 	}
 	f.o.LayersBy = analyze.LayersBy(f.layers)
 	f.o.From, f.o.To, err = parseSpan(f.from, f.to)

@@ -61,7 +61,7 @@ func (f *anonymiseFlags) run(cmd *cobra.Command, args []string) error {
 	}
 	var err error
 	if f.o.Shift, err = parseShift(f.shift); err != nil {
-		return fmt.Errorf("--shift: %w", err)
+		return usagef("--shift: %w", err)
 	}
 	key, err := anonymiseKey(f.keepKey)
 	if err != nil {
@@ -77,7 +77,7 @@ func (f *anonymiseFlags) run(cmd *cobra.Command, args []string) error {
 			defer s.Close()
 			for _, flag := range []string{"format", "zone", "start", "rate"} {
 				if cmd.Flags().Changed(flag) {
-					return fmt.Errorf("--%s is for logs, and %s is a store", flag, args[0])
+					return usagef("--%s is for logs, and %s is a store", flag, args[0])
 				}
 			}
 			return copyStore(cmd, s, f.out, "anonymise", &store.CopyOptions{Change: a.Anonymise})

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"io"
 
 	"github.com/spf13/cobra"
@@ -55,7 +54,7 @@ Exit status 3 tells that a gate failed, 4 that a run is not valid.`,
 				return err
 			}
 			if o.Confidence = confidence / 100; confidence <= 0 || confidence >= 100 || o.BlockSeconds < 1 || o.Resamples < 1 {
-				return fmt.Errorf("--confidence is between 0 and 100; --block and --resamples are 1 or more")
+				return usagef("--confidence is between 0 and 100; --block and --resamples are 1 or more")
 			}
 			if err := checkFormat(format); err != nil {
 				return err

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"path/filepath"
 	"time"
@@ -54,7 +53,7 @@ func copyStore(cmd *cobra.Command, s *store.Store, out, doing string, o *store.C
 		return err
 	}
 	if same {
-		return errors.New("a store cannot be copied to itself")
+		return usagef("a store cannot be copied to itself")
 	}
 	w, err := store.NewWriter(out, nil)
 	if err != nil {

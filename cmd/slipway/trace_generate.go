@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"sync/atomic"
@@ -58,11 +57,11 @@ func runGenerate(cmd *cobra.Command, f *generateFlags) error {
 	start, err := time.Parse(time.DateOnly, f.start)
 	switch {
 	case err != nil:
-		return fmt.Errorf("--start is %q; write it as 2017-06-20", f.start)
+		return usagef("--start is %q; write it as 2017-06-20", f.start)
 	case f.requests < 0 || f.days < 0:
-		return fmt.Errorf("--requests is %d and --days is %d; they cannot be negative", f.requests, f.days)
+		return usagef("--requests is %d and --days is %d; they cannot be negative", f.requests, f.days)
 	case f.output == "" && f.archive == "":
-		return errors.New("say where to write the trace, with -o or --ibm")
+		return usagef("say where to write the trace, with -o or --ibm")
 	}
 	profiles, err := f.profiles(cmd.Context())
 	if err != nil {

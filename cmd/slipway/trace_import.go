@@ -37,19 +37,19 @@ func (f *traceInputFlags) add(cmd *cobra.Command) {
 func (f *traceInputFlags) input() (*trace.Input, error) {
 	format, err := trace.ParseInputFormat(f.format)
 	if err != nil {
-		return nil, fmt.Errorf("--format: %w", err)
+		return nil, usagef("--format: %w", err)
 	}
 	if f.zone != "" {
 		if err := store.CheckZone(f.zone); err != nil {
-			return nil, fmt.Errorf("--zone: %w", err)
+			return nil, usagef("--zone: %w", err)
 		}
 	}
 	start, err := parseMoment(f.start)
 	if err != nil {
-		return nil, fmt.Errorf("--start: %w", err)
+		return nil, usagef("--start: %w", err)
 	}
 	if !(f.rate > 0 && f.rate <= 1e9) {
-		return nil, fmt.Errorf("--rate is %v; it must be above 0 and at most 1e9", f.rate)
+		return nil, usagef("--rate is %v; it must be above 0 and at most 1e9", f.rate)
 	}
 	return trace.NewInput(&trace.InputOptions{Format: format, Start: start, Rate: f.rate}), nil
 }
@@ -85,7 +85,7 @@ the same time, URI and id, are counted too.`,
 				return err
 			}
 			if f.memory < 1 || f.memory > maxMemory {
-				return fmt.Errorf("--memory is %d MiB; it is 1 to %d", f.memory, maxMemory)
+				return usagef("--memory is %d MiB; it is 1 to %d", f.memory, maxMemory)
 			}
 			files, total, err := trace.Files(args)
 			if err != nil {
@@ -132,14 +132,14 @@ const maxMemory = 1 << 24
 // checkStore tells whether it was said where a store goes.
 func checkStore(dir string) error {
 	if dir == "" {
-		return errors.New("-o tells which directory the store goes to, and is needed")
+		return usagef("-o tells which directory the store goes to, and is needed")
 	}
 	return nil
 }
 
 func checkOutput(s string) error {
 	if s != "text" && s != "json" {
-		return fmt.Errorf("--output is %q; it is text or json", s)
+		return usagef("--output is %q; it is text or json", s)
 	}
 	return nil
 }

@@ -30,13 +30,13 @@ func (f *traceRangeFlags) times() (from, to time.Time, err error) { return parse
 // parseSpan reads the flags --from and --to.
 func parseSpan(fromText, toText string) (from, to time.Time, err error) {
 	if from, err = parseMoment(fromText); err != nil {
-		return from, to, fmt.Errorf("--from: %w", err)
+		return from, to, usagef("--from: %w", err)
 	}
 	if to, err = parseMoment(toText); err != nil {
-		return from, to, fmt.Errorf("--to: %w", err)
+		return from, to, usagef("--to: %w", err)
 	}
 	if !from.IsZero() && !to.IsZero() && !from.Before(to) {
-		return from, to, fmt.Errorf("--from %s is not before --to %s", fromText, toText)
+		return from, to, usagef("--from %s is not before --to %s", fromText, toText)
 	}
 	return from, to, nil
 }

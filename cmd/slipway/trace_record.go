@@ -52,13 +52,13 @@ func (f *recordFlags) run(cmd *cobra.Command, path string) error {
 	}
 	format, err := trace.ParseInputFormat(f.format)
 	if err != nil || format == "" || format == trace.FormatURIs { // which has no times
-		return errors.Join(err, fmt.Errorf("--format is %q; a log that is followed is trace, distribution, clf, nginx or harbor", f.format))
+		return errors.Join(err, usagef("--format is %q; a log that is followed is trace, distribution, clf, nginx or harbor", f.format))
 	}
 	if err := store.CheckZone(f.zone); err != nil {
-		return fmt.Errorf("--zone: %w", err)
+		return usagef("--zone: %w", err)
 	}
 	if f.limit < 0 || f.every <= 0 {
-		return errors.New("--for and --every are more than 0")
+		return usagef("--for and --every are more than 0")
 	}
 	w, err := store.NewWriter(f.out, nil)
 	if err != nil {

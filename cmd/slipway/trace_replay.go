@@ -137,7 +137,7 @@ func (f *replayFlags) run(cmd *cobra.Command, dir string) error {
 		return err
 	}
 	if len(gates) > 0 && (!f.each || len(f.targets) < 2) {
-		return errors.New("--max-regression compares targets: it needs --each and two of them; slipway trace compare compares results")
+		return usagef("--max-regression compares targets: it needs --each and two of them; slipway trace compare compares results")
 	}
 	s, err := store.Open(dir)
 	if err != nil {
@@ -332,7 +332,7 @@ func (f *replayFlags) complete(cmd *cobra.Command, s *store.Store) (err error) {
 	o.Phase, o.RoundRobin = replay.Phase(f.phase), f.forward == "round-robin"
 	o.Plan.TargetPolicy = plan.Policy(f.policy)
 	if f.forward != "client" && !o.RoundRobin {
-		return fmt.Errorf("--forward %q: use client or round-robin", f.forward)
+		return usagef("--forward %q: use client or round-robin", f.forward)
 	}
 	if o.Plan.Level, err = plan.ParseLevel(f.level); err != nil {
 		return err
@@ -348,7 +348,7 @@ func (f *replayFlags) complete(cmd *cobra.Command, s *store.Store) (err error) {
 		return err
 	}
 	if o.Dir == "" && !f.dryRun {
-		return errors.New("name the directory of the result with -o")
+		return usagef("name the directory of the result with -o")
 	}
 	if err := f.setTargets(); err != nil {
 		return err
@@ -381,7 +381,7 @@ func (f *replayFlags) setSpeed() error {
 	}
 	var err error
 	if f.o.Plan.Speed, err = strconv.ParseFloat(strings.TrimSuffix(f.speed, "x"), 64); err != nil || !(f.o.Plan.Speed > 0) {
-		return fmt.Errorf("--speed %q: use a number, such as 2x, or max", f.speed)
+		return usagef("--speed %q: use a number, such as 2x, or max", f.speed)
 	}
 	return nil
 }
@@ -411,7 +411,7 @@ func (f *replayFlags) setTargets() error {
 		case t.Name == "" || t.Name == "." || t.Name == ".." || strings.Contains(t.Name, "\\"):
 			return errors.New("a target has no name, or one that no directory can have: use NAME=URL")
 		case names[t.Name]:
-			return fmt.Errorf("two targets have the name %s: use NAME=URL", t.Name)
+			return usagef("two targets have the name %s: use NAME=URL", t.Name)
 		}
 		names[t.Name] = true
 		if err := t.Check(); err != nil {
@@ -425,7 +425,7 @@ func (f *replayFlags) setTargets() error {
 		f.o.Targets = append(f.o.Targets, t)
 	}
 	if len(f.o.Targets) == 0 && !f.dryRun {
-		return errors.New("name a registry with --target")
+		return usagef("name a registry with --target")
 	}
 	return nil
 }

@@ -89,7 +89,7 @@ func (f *simulateFlags) run(cmd *cobra.Command, dir string, one zoneSimulation) 
 // window reads the flags that are words.
 func (f *simulateFlags) window() (w simulate.Window, err error) {
 	if f.format != "text" && f.format != "json" && f.format != "html" {
-		return w, fmt.Errorf("--format is %q; there are text, json and html", f.format)
+		return w, usagef("--format is %q; there are text, json and html", f.format)
 	}
 	w.From, w.To, err = parseSpan(f.from, f.to)
 	return w, err
@@ -226,14 +226,14 @@ func (f *cacheFlags) zone(ctx context.Context, s *store.Store, w simulate.Window
 		return nil, err
 	}
 	if f.sizesOf != "recorded" && f.sizesOf != "model" {
-		return nil, fmt.Errorf("--sizes is %q; there are recorded and model", f.sizesOf)
+		return nil, usagef("--sizes is %q; there are recorded and model", f.sizesOf)
 	}
 	model := f.sizesOf == "model"
 	if !(f.rho >= -1 && f.rho <= 1) {
-		return nil, fmt.Errorf("--rho is %g; it is from -1 to 1", f.rho)
+		return nil, usagef("--rho is %g; it is from -1 to 1", f.rho)
 	}
 	if f.shards < 1 {
-		return nil, fmt.Errorf("--shards is %d; it is 1 or more", f.shards)
+		return nil, usagef("--shards is %d; it is 1 or more", f.shards)
 	}
 	if model && writes != simulate.NoWrites {
 		return nil, fmt.Errorf("--sizes model is for requests that read: leave out --writes")
@@ -288,7 +288,7 @@ func (f *cacheFlags) configs(r *simulate.Requests) ([]simulate.CacheConfig, erro
 	case "ingress":
 		whole = r.Ingress
 	default:
-		return nil, fmt.Errorf("--of is %q; there are footprint and ingress", f.of)
+		return nil, usagef("--of is %q; there are footprint and ingress", f.of)
 	}
 	ssd := f.ssd
 	if len(ssd) == 0 {
@@ -301,19 +301,19 @@ func (f *cacheFlags) configs(r *simulate.Requests) ([]simulate.CacheConfig, erro
 				c := base
 				c.Policy = p
 				if c.RAM, err = shareOf(size, "%", 0.01, whole); err != nil {
-					return nil, fmt.Errorf("--size: %w", err)
+					return nil, usagef("--size: %w", err)
 				}
 				if c.SSD, err = shareOf(below, "x", 1, c.RAM); err != nil {
-					return nil, fmt.Errorf("--ssd: %w", err)
+					return nil, usagef("--ssd: %w", err)
 				}
 				if f.perShard {
 					if max(c.RAM, c.SSD) > maxByteCount/int64(f.shards) {
-						return nil, fmt.Errorf("--per-shard: %d shards of %d and %d bytes are too much", f.shards, c.RAM, c.SSD)
+						return nil, usagef("--per-shard: %d shards of %d and %d bytes are too much", f.shards, c.RAM, c.SSD)
 					}
 					c.RAM, c.SSD = c.RAM*int64(f.shards), c.SSD*int64(f.shards)
 				}
 				if c.RAM <= 0 {
-					return nil, fmt.Errorf("--size: %s of %d bytes is nothing", size, whole)
+					return nil, usagef("--size: %s of %d bytes is nothing", size, whole)
 				}
 				out = append(out, c)
 			}
@@ -412,22 +412,22 @@ func (f *prefetchFlags) zone(ctx context.Context, s *store.Store, w simulate.Win
 	}
 	m := policy.ManifestsOptions{Precision: f.precision}
 	if m.Eager, err = parseByteCount(f.eager); err != nil {
-		return nil, fmt.Errorf("--eager: %w", err)
+		return nil, usagef("--eager: %w", err)
 	}
 	if m.Rate, err = parseByteCount(f.rate); err != nil {
-		return nil, fmt.Errorf("--rate: %w", err)
+		return nil, usagef("--rate: %w", err)
 	}
 	if m.Burst, err = parseByteCount(f.burst); err != nil {
-		return nil, fmt.Errorf("--burst: %w", err)
+		return nil, usagef("--burst: %w", err)
 	}
 	if f.session <= 0 {
-		return nil, fmt.Errorf("--session is %s; it is more than 0", f.session)
+		return nil, usagef("--session is %s; it is more than 0", f.session)
 	}
 	if !(f.precision <= 1) {
-		return nil, fmt.Errorf("--precision is %g; it is a share of at most 1", f.precision)
+		return nil, usagef("--precision is %g; it is a share of at most 1", f.precision)
 	}
 	if m.Rate > 0 && m.Burst == 0 {
-		return nil, fmt.Errorf("--rate needs a --burst: what does not fit into it is never fetched")
+		return nil, usagef("--rate needs a --burst: what does not fit into it is never fetched")
 	}
 	p, err := simulate.LoadPrefetch(ctx, s, w, pair, f.session)
 	if err != nil {

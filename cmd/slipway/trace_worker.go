@@ -96,7 +96,7 @@ func (f *workerFlags) tls() (*tls.Config, error) {
 		return nil, nil
 	}
 	if f.cert == "" || f.key == "" {
-		return nil, errors.New("TLS needs both --tls-cert and --tls-key")
+		return nil, usagef("TLS needs both --tls-cert and --tls-key")
 	}
 	pair, err := tls.LoadX509KeyPair(f.cert, f.key)
 	if err != nil {

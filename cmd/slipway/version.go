@@ -14,27 +14,46 @@ import (
 var version, commit = "dev", ""
 
 func versionCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:     "version",
-		Short:   "Print the version",
-		Example: `  slipway version`,
-		Args:    cobra.NoArgs,
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "version",
+		Short: "Print the version",
+		Example: `  slipway version
+  slipway version --output json`,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			_, err := fmt.Fprintln(cmd.OutOrStdout(), "slipway", longVersion())
-			return err
+			w := cmd.OutOrStdout()
+			return printReport(w, asJSON, about(), func() { fmt.Fprintln(w, "slipway", longVersion()) })
 		},
 	}
+	addJSON(cmd, &asJSON)
+	return cmd
+}
+
+// built tells what the program was built from and for.
+type built struct {
+	Version string `json:"version"`
+	Commit  string `json:"commit"`
+	Go      string `json:"go"`
+	OS      string `json:"os"`
+	Arch    string `json:"arch"`
+}
+
+func about() built {
+	b := built{Version: version, Commit: commit, Go: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH}
+	if bi, ok := debug.ReadBuildInfo(); ok && b.Commit == "" {
+		for _, s := range bi.Settings {
+			if s.Key == "vcs.revision" {
+				b.Commit = s.Value
+			}
+		}
+	}
+	b.Commit = cmp.Or(b.Commit, "unknown")
+	return b
 }
 
 // longVersion is the version with what it was built from and for.
 func longVersion() string {
-	from := commit
-	if bi, ok := debug.ReadBuildInfo(); ok && from == "" {
-		for _, s := range bi.Settings {
-			if s.Key == "vcs.revision" {
-				from = s.Value
-			}
-		}
-	}
-	return fmt.Sprintf("%s (commit %s, %s, %s/%s)", version, cmp.Or(from, "unknown"), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	b := about()
+	return fmt.Sprintf("%s (commit %s, %s, %s/%s)", b.Version, b.Commit, b.Go, b.OS, b.Arch)
 }

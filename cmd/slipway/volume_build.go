@@ -47,7 +47,7 @@ storage is then made anew. With volumes.build: push the registry does this by it
 func buildVolume(cmd *cobra.Command, f *buildFlags, arg string) error {
 	ctx := cmd.Context()
 	if f.fs != "" && f.fs != block.Ext4 && f.fs != block.EROFS {
-		return fmt.Errorf("--fs %s is no file system of volumes; there are %s and %s", f.fs, block.Ext4, block.EROFS)
+		return usagef("--fs %s is no file system of volumes; there are %s and %s", f.fs, block.Ext4, block.EROFS)
 	}
 	r, img, err := f.open(cmd, arg)
 	if err != nil {

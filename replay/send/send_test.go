@@ -148,7 +148,9 @@ func TestRedirectIsFollowedWithoutCredentials(t *testing.T) {
 }
 
 func TestRedirectsForEver(t *testing.T) {
-	url := serve(t, func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, r.URL.Path, 307) })
+	url := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		http.Redirect(w, r, r.URL.Path, http.StatusTemporaryRedirect)
+	})
 	got := do(t, Target{Name: "t", URL: url}, Options{}, getBlob(0))
 	if got[0].Outcome != result.BadStatus || got[0].Redirects != maxRedirects {
 		t.Errorf("got %+v, want %d redirects and an error", got[0], maxRedirects)

@@ -159,9 +159,7 @@ func (st *Start) writeSummary(w *strings.Builder) {
 	fmt.Fprintf(w, "Mean over the images of the medians, in seconds from nothing to the end of the task; speed-up: mean of the images' ratios to %s.\n\n", subject)
 	names := st.systems()
 	head := []string{"task", "link"}
-	for _, n := range names {
-		head = append(head, n)
-	}
+	head = append(head, names...)
 	for _, n := range names {
 		if n != subject {
 			head = append(head, subject+" over "+n)
