@@ -49,7 +49,20 @@ type fileSum struct {
 // shareSum is what the layers share with others, of a moment.
 type shareSum struct {
 	at time.Time
+	// counted is closed when the rest is set.
+	counted chan struct{}
 	catalog.GearShare
+	err error
+}
+
+// failed tells that it was counted in vain.
+func (s *shareSum) failed() bool {
+	select {
+	case <-s.counted:
+		return s.err != nil
+	default:
+		return false
+	}
 }
 
 const (

@@ -145,6 +145,13 @@ func visit(t testing.TB, h http.Handler, path string) (status int, body string) 
 func holds(t testing.TB, h http.Handler, path string, texts ...string) string {
 	t.Helper()
 	status, body := visit(t, h, path)
+	for range 100 { // what is shared is counted apart
+		if !strings.Contains(body, "Being counted") {
+			break
+		}
+		time.Sleep(20 * time.Millisecond)
+		status, body = visit(t, h, path)
+	}
 	if status != http.StatusOK {
 		t.Fatalf("%s: status %d: %s", path, status, body)
 	}

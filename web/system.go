@@ -42,11 +42,21 @@ func (h *Handler) openSystem() {
 	h.jobs, h.actions = newJobs(h.opts.Clock), actions()
 	h.streams, h.streamsEnd = make(chan struct{}, maxStreams), make(chan struct{})
 	h.timing = timing{streamEvery, beatEvery, streamLife, sampleEvery}
-	var ctx context.Context
-	ctx, h.stop = context.WithCancel(context.Background()) // until Close
+	h.ctx, h.stop = context.WithCancel(context.Background())
 	if h.opts.System.Caches != nil {
-		h.background.Go(func() { h.sampleCache(ctx) })
+		h.begin(h.sampleCache)
 	}
+}
+
+// begin does work in the background until Close, unless that was called.
+func (h *Handler) begin(work func(context.Context)) bool {
+	h.beginning.Lock()
+	defer h.beginning.Unlock()
+	if h.ctx.Err() != nil {
+		return false
+	}
+	h.background.Go(func() { work(h.ctx) })
+	return true
 }
 
 // here is the entry of the navigation that a page belongs to: of those of the system, the
@@ -63,7 +73,9 @@ func (q *request) here(name string) string {
 func (h *Handler) Close() {
 	h.EndStreams()
 	h.jobs.close()
+	h.beginning.Lock()
 	h.stop()
+	h.beginning.Unlock()
 	h.background.Wait()
 }
 

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"example.org/slipway/catalog"
 	"example.org/slipway/oci"
 	"example.org/slipway/rootfs"
 )
@@ -91,7 +92,9 @@ type fileRow struct {
 
 // shareView is what the image shares with others.
 type shareView struct {
-	shareSum
+	catalog.GearShare
+	// Counting: the numbers are not there yet.
+	Counting bool
 	// Everywhere: with all images of the registry; else with those of the repository.
 	Everywhere bool
 	// LayerBytes are those of the layers as pushed, Saved the share of them that storing files saves.

@@ -1,8 +1,10 @@
 package web
 
 import (
+	"context"
 	"encoding/hex"
 	"fmt"
+	"time"
 
 	"example.org/slipway/auth"
 	"example.org/slipway/gear"
@@ -37,6 +39,10 @@ func (q *request) profileOf(t *fileTree, repo string, manifest oci.Digest) (*ove
 	return o, nil
 }
 
+// sharePatience is how long a page waits for what an image shares to be counted. That
+// takes half a second of an image of 100,000 files; the next page has it.
+const sharePatience = 15 * time.Millisecond
+
 // shareOf tells what the image shares: who manages the registry is told of all images,
 // others of the repository's, which they may see.
 func (q *request) shareOf(t *fileTree, repo string, image oci.Digest, layerBytes int64) (*shareView, error) {
@@ -44,27 +50,49 @@ func (q *request) shareOf(t *fileTree, repo string, image oci.Digest, layerBytes
 	if v.Everywhere {
 		repo = ""
 	}
-	now := q.h.opts.Clock()
-	t.mu.Lock()
-	key := repo + "@" + string(image)
-	s := t.shares[key]
-	t.mu.Unlock()
-	if s == nil || now.Sub(s.at) > profileFor {
-		n, err := q.h.opts.Files.Share(q.ctx(), image, t.layers, repo)
-		if err != nil {
-			return nil, err
-		}
-		s = &shareSum{now, n}
-		t.mu.Lock()
-		if len(t.shares) >= maxKept {
-			clear(t.shares)
-		}
-		t.shares[key] = s
-		t.mu.Unlock()
+	s := q.countShare(t, repo, image)
+	patience := time.NewTimer(sharePatience)
+	defer patience.Stop()
+	select {
+	case <-s.counted:
+	case <-patience.C:
+		v.Counting = true
+		return v, nil
+	case <-q.ctx().Done():
+		return nil, q.ctx().Err()
 	}
-	v.shareSum = *s
+	if s.err != nil {
+		return nil, s.err
+	}
+	v.GearShare = s.GearShare
 	v.Saved = 1 - share(s.OwnStored, layerBytes)
 	return v, nil
+}
+
+// countShare returns what an image shares, counted or being counted: once for all who ask.
+func (q *request) countShare(t *fileTree, repo string, image oci.Digest) *shareSum {
+	now := q.h.opts.Clock()
+	key := repo + "@" + string(image)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if s := t.shares[key]; s != nil && now.Sub(s.at) <= profileFor && !s.failed() {
+		return s
+	}
+	if len(t.shares) >= maxKept {
+		clear(t.shares)
+	}
+	s := &shareSum{at: now, counted: make(chan struct{})}
+	t.shares[key] = s
+	files, layers := q.h.opts.Files, t.layers
+	begun := q.h.begin(func(ctx context.Context) {
+		defer close(s.counted)
+		s.GearShare, s.err = files.Share(ctx, image, layers, repo)
+	})
+	if !begun {
+		s.err = context.Canceled
+		close(s.counted)
+	}
+	return s
 }
 
 // fillShared tells of each row how many other repositories have the file, of those that

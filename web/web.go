@@ -91,9 +91,12 @@ type Handler struct {
 	streams    chan struct{}
 	streamsEnd chan struct{}
 	endStreams sync.Once
-	// stop ends background, which Close waits for.
+	// ctx is of background, which stop ends and Close waits for; beginning keeps more from
+	// being begun then.
+	ctx        context.Context
 	stop       context.CancelFunc
 	background sync.WaitGroup
+	beginning  sync.Mutex
 }
 
 // page is what stands at /ui/NAME or /ui/NAME/...: what it shows on GET and HEAD, and
