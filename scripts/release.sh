@@ -57,7 +57,7 @@ source_state() {
 # build makes the binary of an architecture. arm64 needs no other compiler: there is no C.
 build() {
 	say "building slipway $VERSION for linux/$1"
-	GOOS=linux GOARCH=$1 go build -ldflags "-s -w -buildid= -X main.version=$VERSION -X main.commit=$(git rev-parse HEAD)" -o "$work/bin/slipway-$1" ./cmd/slipway
+	GOOS=linux GOARCH=$1 go build -ldflags "-s -w -buildid= -X main.version=$VERSION -X main.commit=$revision" -o "$work/bin/slipway-$1" ./cmd/slipway
 }
 
 # extras writes what the program tells about itself: manual pages and completions; and the
