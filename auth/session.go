@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/golang-jwt/jwt/v5"
@@ -68,7 +69,7 @@ func (a *Auth) Session(token string) (*Identity, error) {
 	if a.sessions == nil || len(token) > maxCredentialBytes {
 		return nil, errNoSessions
 	}
-	if _, ended := a.ended.get(sha256.Sum256([]byte(token)), a.clock()); ended {
+	if _, ended := a.ended.get(sessionKey(token), a.clock()); ended {
 		return nil, errRevoked
 	}
 	var c sessionClaims
@@ -93,8 +94,14 @@ func (a *Auth) Session(token string) (*Identity, error) {
 // registry take it until it expires: whoever logs out forgets it.
 func (a *Auth) EndSession(token string) {
 	if id, err := a.Session(token); err == nil {
-		a.ended.put(sha256.Sum256([]byte(token)), struct{}{}, id.Expires, a.clock())
+		a.ended.put(sessionKey(token), struct{}{}, id.Expires, a.clock())
 	}
+}
+
+// sessionKey is what an ended session is known by: the signed part of its token, as one
+// signature can be written in several ways.
+func sessionKey(token string) [sha256.Size]byte {
+	return sha256.Sum256([]byte(token[:max(0, strings.LastIndexByte(token, '.'))]))
 }
 
 // endedSessions is how many sessions that were ended early are remembered.

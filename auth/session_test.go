@@ -57,6 +57,9 @@ func TestSession(t *testing.T) {
 	if _, err := f.Session(token); err == nil {
 		t.Error("a session that was ended goes on")
 	}
+	if _, err := f.Session(token[:len(token)-1] + string(token[len(token)-1]+1)); err == nil { // other unused bits
+		t.Error("a session that was ended goes on with its signature written otherwise")
+	}
 	if _, err := f.Session(other); err != nil {
 		t.Errorf("another session ended along: %v", err)
 	}
