@@ -22,9 +22,10 @@ const (
 	// Lifetime is how long a report counts.
 	Lifetime = 5 * time.Minute
 
-	// maxReports bounds the reports of a book, maxContainers those of an image, maxText
+	// maxReports and maxBytes bound a book, maxContainers the containers of an image, maxText
 	// each text in bytes.
 	maxReports    = 50_000
+	maxBytes      = 64 << 20
 	maxContainers = 500
 	maxText       = 512
 )
@@ -109,6 +110,7 @@ type Book struct {
 
 	mu      sync.Mutex
 	reports map[key]Image
+	bytes   int // of all reports
 }
 
 type key struct{ node, repo, image string }
@@ -130,13 +132,43 @@ func (b *Book) Add(repo string, r *Report) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	k := key{r.Node, repo, r.Image}
-	if _, known := b.reports[k]; !known && len(b.reports) >= maxReports {
-		if b.expire(); len(b.reports) >= maxReports {
-			return fmt.Errorf("%d images of nodes are reported already", maxReports)
+	i := Image{Report: *r, Repo: repo, Seen: b.clock()}
+	if b.full(k, &i) {
+		if b.expire(); b.full(k, &i) {
+			return fmt.Errorf("so much is reported already, of %d images of nodes, that there is no room for more", len(b.reports))
 		}
 	}
-	b.reports[k] = Image{Report: *r, Repo: repo, Seen: b.clock()}
+	b.drop(k)
+	b.reports[k] = i
+	b.bytes += i.bytes()
 	return nil
+}
+
+// full tells that there is no room for a report in place of the last one.
+func (b *Book) full(k key, i *Image) bool {
+	old, known := b.reports[k]
+	more := i.bytes()
+	if known {
+		more -= old.bytes()
+	}
+	return !known && len(b.reports) >= maxReports || more > 0 && b.bytes+more > maxBytes
+}
+
+// drop forgets a report.
+func (b *Book) drop(k key) {
+	if old, known := b.reports[k]; known {
+		b.bytes -= old.bytes()
+		delete(b.reports, k)
+	}
+}
+
+// bytes is about how much memory a report takes.
+func (i *Image) bytes() int {
+	n := 400 + 2*len(i.Node) + 2*len(i.Repo) + 2*len(i.Report.Image) + len(i.Version) + len(i.Tier) + len(i.Manifest) + len(i.Mode)
+	for k := range i.Containers {
+		n += 48 + len(i.Containers[k].ID)
+	}
+	return n
 }
 
 // expire drops what is out of date. The caller holds mu.
@@ -144,7 +176,7 @@ func (b *Book) expire() {
 	before := b.clock().Add(-Lifetime)
 	for k, r := range b.reports {
 		if r.Seen.Before(before) {
-			delete(b.reports, k)
+			b.drop(k)
 		}
 	}
 }

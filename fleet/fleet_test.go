@@ -63,6 +63,17 @@ func TestFull(t *testing.T) {
 	if err == nil {
 		t.Fatalf("%d reports are kept", n)
 	}
+	b = fleet.NewBook(func() time.Time { return now })
+	large := make([]fleet.Container, 500)
+	for i := range large {
+		large[i].ID = strings.Repeat("c", 500)
+	}
+	for n, err = 0, nil; err == nil && n < 1000; n++ {
+		err = b.Add("a", &fleet.Report{Node: fmt.Sprint(n), Image: "i", Containers: large})
+	}
+	if err == nil {
+		t.Fatalf("%d large reports are kept", n)
+	}
 	if err := b.Add("a", &fleet.Report{Node: "0", Image: "i"}); err != nil {
 		t.Errorf("a known node is refused: %v", err)
 	}
