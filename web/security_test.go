@@ -195,6 +195,22 @@ func TestForgery(t *testing.T) {
 	}
 }
 
+// Without users only who is at this machine manages the registry: nobody that a proxy on
+// it forwards.
+func TestLocal(t *testing.T) {
+	s := newSite(t, &web.Options{})
+	for _, header := range []string{"", "X-Forwarded-For", "Forwarded", "Via"} {
+		r, _ := http.NewRequest("GET", s.URL+"/ui/storage", nil)
+		if header != "" {
+			r.Header.Set(header, "192.0.2.1")
+		}
+		resp, _ := s.do(t, r)
+		if denied := resp.StatusCode == http.StatusForbidden; denied != (header != "") {
+			t.Errorf("with the header %q the page of the storage is answered %d", header, resp.StatusCode)
+		}
+	}
+}
+
 // Every answer keeps frames, scripts from elsewhere and guesses at types away.
 func TestHeaders(t *testing.T) {
 	s := withUsers(t)

@@ -62,8 +62,13 @@ func (h *Handler) begin(work func(context.Context)) bool {
 // here is the entry of the navigation that a page belongs to: of those of the system, the
 // one that leads to it.
 func (q *request) here(name string) string {
-	if p := q.pageName(); q.h.pages[p].admin {
-		return p
+	switch p := q.pageName(); p {
+	case "repo", "image", "tree", "diff", "delete":
+		return "home"
+	default:
+		if q.h.pages[p].admin {
+			return p
+		}
 	}
 	return name
 }

@@ -227,8 +227,14 @@ func (q *request) may(repo string, act auth.Action) bool {
 	return act != auth.Admin || q.local()
 }
 
-// local tells whether the client is on this machine.
+// local tells whether the client is on this machine, and not a proxy that forwards for
+// others.
 func (q *request) local() bool {
+	for _, name := range []string{"X-Forwarded-For", "Forwarded", "X-Real-Ip", "Via"} {
+		if q.r.Header.Get(name) != "" {
+			return false
+		}
+	}
 	addr := q.r.RemoteAddr
 	if addr == "" || addr == "@" {
 		return true // a unix socket
