@@ -119,8 +119,12 @@ func (i *oidcIssuer) oauth(ctx context.Context, redirect string) (*oauth2.Config
 	if _, err := i.discovered(ctx); err != nil {
 		return nil, i.unavailable(err)
 	}
+	at := i.endpoint
+	if i.cfg.ClientSecret == "" {
+		at.AuthStyle = oauth2.AuthStyleInParams // a public client has nothing for a header
+	}
 	return &oauth2.Config{ClientID: i.cfg.ClientID, ClientSecret: i.cfg.ClientSecret, RedirectURL: redirect,
-		Endpoint: i.endpoint, Scopes: append([]string{oidc.ScopeOpenID}, i.cfg.Scopes...)}, nil
+		Endpoint: at, Scopes: append([]string{oidc.ScopeOpenID}, i.cfg.Scopes...)}, nil
 }
 
 // redeem exchanges a code for an ID token, and returns whom that is of.

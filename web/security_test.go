@@ -112,6 +112,24 @@ func withUsers(t *testing.T) *site {
 	return newSite(t, &web.Options{Access: a, Logins: a})
 }
 
+// events are what an audit log was told.
+type events []auth.Event
+
+func (e *events) Record(ev auth.Event) { *e = append(*e, ev) }
+
+// Logins and refusals are in the audit log.
+func TestAudit(t *testing.T) {
+	a, log := users(t), &events{}
+	s := newSite(t, &web.Options{Access: a, Logins: a, Audit: log})
+	s.post(t, "/ui/login", url.Values{"user": {"alice"}, "password": {"secret of alice"}})
+	if resp, _ := s.get(t, "/ui/settings"); resp.StatusCode != http.StatusForbidden {
+		t.Errorf("alice gets %d", resp.StatusCode)
+	}
+	if l := *log; len(l) != 2 || l[0].Event != "login" || l[0].Outcome != "success" || l[1].Event != "denied" || l[1].Subject != "alice" || l[1].Reference != "/ui/settings" {
+		t.Errorf("the log has %+v", l)
+	}
+}
+
 func TestLogin(t *testing.T) {
 	s := withUsers(t)
 	if resp, _ := s.get(t, "/ui/settings"); resp.StatusCode != http.StatusSeeOther || resp.Header.Get("Location") != "/ui/login?next=%2Fui%2Fsettings" {

@@ -252,6 +252,7 @@ func (q *request) refuse(text string) error {
 		http.Redirect(q.w, q.r, q.h.opts.Prefix+Root+"login?next="+url.QueryEscape(q.r.URL.RequestURI()), http.StatusSeeOther)
 		return nil
 	}
+	q.record("denied", "denied", q.r.Method, "", q.r.URL.Path)
 	return &problem{status: http.StatusForbidden, text: text}
 }
 
