@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 )
@@ -62,40 +64,57 @@ func (m *Registry) Prune(ctx context.Context, o PruneOptions) (Pruned, error) {
 	if o.NotPulledSince > 0 {
 		q.UsedBefore = now.Add(-o.NotPulledSince)
 	}
-	err := m.images(ctx, q, func(i registry.MirrorImage) error {
-		if done.Bytes >= excess {
+	var mu sync.Mutex // guards done
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(prunedAtOnce)
+	err := m.images(gctx, q, func(i registry.MirrorImage) error {
+		if o.MaxBytes > 0 && done.Bytes >= excess {
 			return errEnough
 		}
 		if !m.Mirrored(i.Repo) || !matches(o.Pattern, i.Repo) || o.OlderThan > 0 && i.Stored.After(now.Add(-o.OlderThan)) {
 			return nil
 		}
-		return m.pruneImage(ctx, i, o, &done)
+		if o.Each != nil {
+			o.Each(i)
+		}
+		forget := func() error {
+			got, err := m.pruneImage(gctx, i, o.DryRun)
+			mu.Lock()
+			defer mu.Unlock()
+			done.Images += got.Images
+			done.Bytes += got.Bytes
+			return err
+		}
+		if o.MaxBytes > 0 { // what this one frees decides whether the next has to go
+			return forget()
+		}
+		g.Go(forget)
+		return nil
 	})
+	// Why one could not be forgotten is the reason why the walk ended, too.
+	if failed := g.Wait(); failed != nil {
+		return done, failed
+	}
 	if err == errEnough {
 		err = nil
 	}
 	return done, err
 }
 
-func (m *Registry) pruneImage(ctx context.Context, i registry.MirrorImage, o PruneOptions, done *Pruned) error {
-	if o.Each != nil {
-		o.Each(i)
-	}
-	if o.DryRun {
-		done.Images++
-		done.Bytes += i.Size
-		return nil
+// prunedAtOnce is how many images are forgotten at once: those that wait for the disk
+// together take one transaction of the catalogue.
+const prunedAtOnce = 16
+
+func (m *Registry) pruneImage(ctx context.Context, i registry.MirrorImage, dry bool) (Pruned, error) {
+	if dry {
+		return Pruned{Images: 1, Bytes: i.Size}, nil
 	}
 	// Whoever pulls it at this moment keeps it.
 	got, err := m.forget(ctx, i.Repo, registry.ForgetOptions{UsedBefore: i.Used().Add(time.Millisecond)}, i.Digest)
 	if err != nil {
-		return fmt.Errorf("forget %s@%s: %w", i.Repo, i.Digest, err)
+		return Pruned{}, fmt.Errorf("forget %s@%s: %w", i.Repo, i.Digest, err)
 	}
-	if got.Manifests > 0 {
-		done.Images++
-	}
-	done.Bytes += got.Bytes
-	return nil
+	return Pruned{Images: min(1, got.Manifests), Bytes: got.Bytes}, nil
 }
 
 // errEnough ends a walk over images.

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -117,12 +119,30 @@ func (b *bench) putInPlace(ctx context.Context) error {
 	return err
 }
 
-// target is how the driver reaches a mirror, and prunes it.
-func target(s *rival.Server, upstream string) (load.Target, load.Prune) {
+// target is how the driver reaches a mirror.
+func target(s *rival.Server, upstream string) load.Target {
+	t := load.Target{Name: s.Name, URL: "http://" + s.Addr, Prefix: upstreamName + "/"}
 	if s.Name == nameOciregistry {
-		return load.Target{Name: s.Name, URL: "http://" + s.Addr, Prefix: upstream + "/"}, load.PruneOciregistry
+		t.Prefix = upstream + "/"
 	}
-	return load.Target{Name: s.Name, URL: "http://" + s.Addr, Prefix: upstreamName + "/"}, load.PruneDelete
+	return t
+}
+
+// pruned has a mirror forget the images of a pass by one call, as its own command does:
+// Ociregistry through its API, Slipway by slipway mirror prune.
+func (b *bench) pruned(s *rival.Server, o *load.Options) {
+	if s.Name == nameOciregistry {
+		o.Prune = load.PruneOciregistry
+		return
+	}
+	o.Prune, o.PruneMirror = load.PruneSlipway, func(ctx context.Context, repositories string) error {
+		out, err := exec.CommandContext(ctx, b.Binary, "mirror", "prune", "--pattern", repositories,
+			"--config", filepath.Join(s.Dir, "config"), "--root", filepath.Join(s.Dir, "root")).CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("slipway mirror prune: %w: %s", err, out)
+		}
+		return nil
+	}
 }
 
 // ramp measures a mirror that begins with nothing.
@@ -134,9 +154,8 @@ func (b *bench) ramp(ctx context.Context, sp *rival.Spec, mode string) (*Ramp, e
 	defer b.end(s)
 	o := &load.Options{Upstream: &load.Target{URL: "http://" + b.upstream.Addr}, Set: b.set(), Source: load.InPlace,
 		Patterns: patterns(b.o.batches), Pullers: b.o.batches, Step: b.o.step, PID: s.Process.Pid()}
-	var prune load.Prune
-	if o.Target, prune = target(s, b.upstream.Addr); mode == modeThrough {
-		o.Prune = prune
+	if o.Target = target(s, b.upstream.Addr); mode == modeThrough {
+		b.pruned(s, o)
 	}
 	res, err := load.Run(ctx, o)
 	if err != nil {
@@ -181,7 +200,8 @@ func (b *bench) checkThrough(ctx context.Context, name string) error {
 	// Few images, so that there are several passes.
 	o := &load.Options{Upstream: &load.Target{URL: "http://" + b.upstream.Addr}, Set: load.SetOptions{Images: 10, Batches: 1, Prefix: "check/"},
 		Patterns: patterns(1), Ramp: load.Constant, Pullers: 1, Step: b.o.check}
-	o.Target, o.Prune = target(s, addr)
+	o.Target = target(s, addr)
+	b.pruned(s, o)
 	res, err := load.Run(ctx, o)
 	if err != nil {
 		return err
@@ -217,7 +237,7 @@ func (l *Load) Head() string {
 
 // About says what was done.
 func (l *Load) About() string {
-	return "The load test of Ociregistry: each puller pulls the images of its own batch over and over, and every byte is checked against its digest. Cached: everything was pulled once before. Pull-through: after each pass a puller prunes its batch, so that every pull goes to the upstream. A fresh mirror for each ramp, the mirrors in turn. CPU is that of the mirror's process; upstream, mirror and driver share the machine."
+	return "The load test of Ociregistry: each puller pulls the images of its own batch over and over, and every byte is checked against its digest. Cached: everything was pulled once before. Pull-through: after each pass a puller prunes its batch by one call, as each mirror's own command does, so that every pull goes to the upstream. A fresh mirror for each ramp, the mirrors in turn. CPU is that of the mirror's process; upstream, mirror and driver share the machine."
 }
 
 // figures are those of a server in a mode, by round.
