@@ -213,6 +213,11 @@ func (r *Registry) LinkStored(ctx context.Context, repo string, d oci.Digest) (o
 	if err := errors.Join(r.mayMirror(repo), oci.CheckDigest(d)); err != nil {
 		return oci.Descriptor{}, err
 	}
+	// Most often nobody has it: to learn that by writing would wait for whatever is being
+	// written, and for the disk with it.
+	if _, err := r.cat.StoredBlob(ctx, d); errors.Is(err, catalog.ErrNotFound) {
+		return oci.Descriptor{}, blobUnknown(repo, d)
+	}
 	b, err := r.cat.LinkStored(ctx, repo, d)
 	if errors.Is(err, catalog.ErrNotStored) {
 		return oci.Descriptor{}, blobUnknown(repo, d)
