@@ -58,11 +58,16 @@ func SetupContainerd(cfg *config.Agent, p Paths) []Change {
 	fmt.Fprintf(&b, "%sversion = 3\n\n[proxy_plugins.%s]\n  type = \"snapshot\"\n  address = %q\n  [proxy_plugins.%s.exports]\n    root = %q\n    enable_remote_snapshot_annotations = \"true\"\n\n",
 		managed, p.SnapshotterKey, cfg.Address, p.SnapshotterKey, filepath.Join(cfg.Root, "snapshots"))
 	fmt.Fprintf(&b, "[plugins.\"io.containerd.cri.v1.images\"]\n  snapshotter = %q\n  disable_snapshot_annotations = false\n\n", p.SnapshotterKey)
+	registries := hosts(cfg, p.Hosts)
+	if len(registries) > 0 { // which containerd 2.4 looks for nowhere by itself
+		fmt.Fprintf(&b, "[plugins.\"io.containerd.cri.v1.images\".registry]\n  config_path = %q\n\n", p.Hosts)
+		fmt.Fprintf(&b, "[plugins.\"io.containerd.transfer.v1.local\"]\n  config_path = %q\n\n", p.Hosts)
+	}
 	for _, name := range []string{"overlayfs", p.SnapshotterKey} {
 		fmt.Fprintf(&b, "[[plugins.\"io.containerd.transfer.v1.local\".unpack_config]]\n  platform = %q\n  snapshotter = %q\n  differ = \"walking\"\n\n", "linux/"+runtime.GOARCH, name)
 	}
 	out := []Change{{File: filepath.Join(p.ContainerdDir, "slipway.toml"), Content: b.String(), Say: "containerd: the agent as snapshotter " + p.SnapshotterKey}}
-	out = append(out, hosts(cfg, p.Hosts)...)
+	out = append(out, registries...)
 	out = append(out, Change{Say: fmt.Sprintf("%s must import it: imports = [%q] near its top, then restart containerd", p.Containerd, filepath.Join(p.ContainerdDir, "*.toml"))})
 	return out
 }

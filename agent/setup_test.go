@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -79,6 +80,9 @@ func TestSetup(t *testing.T) {
 		if !strings.Contains(got[file], has) {
 			t.Errorf("%s holds\n%s, want %s in it", file, got[file], has)
 		}
+	}
+	if n := strings.Count(got["conf.d/slipway.toml"], "config_path = "+strconv.Quote(p.Hosts)); n != 2 {
+		t.Errorf("containerd is told %d times where the registries' settings are, of 2:\n%s", n, got["conf.d/slipway.toml"])
 	}
 	if _, ok := got["certs.d/r.example/hosts.toml"]; ok {
 		t.Error("a registry that is where its name says has a file")
