@@ -3,7 +3,8 @@
 # image, the Helm chart, bills of material, licences, and SHA256SUMS of all that.
 #
 #   scripts/release.sh              everything
-#   scripts/release.sh KIND...      of tarball, deb, image, sbom, chart; no list of sums
+#   scripts/release.sh KIND...      of tarball, deb, image, sbom, chart; no list of sums,
+#                                   unless "sums" is named, too: then RELEASE_DIR is made anew
 #   scripts/release.sh check        everything but the chart, for one architecture, twice
 #                                   in two directories; compares the sums, and runs
 #                                   lintian over the Debian package
@@ -11,7 +12,8 @@
 #   VERSION            default: what git describe says of the commit
 #   SOURCE_DATE_EPOCH  time of everything in it, default that of the commit
 #   RELEASE_ARCH       default "amd64 arm64"
-#   RELEASE_DIR        default dist; made anew for everything, added to for some kinds
+#   RELEASE_DIR        default dist; made anew for everything, added to for some kinds. One
+#                      that holds what is not of a release is not made anew
 #   RELEASE_DIRTY=1    builds although files differ from the commit
 #   RELEASE_BINARIES   directory with slipway-ARCH built already, as tests have them
 #   RELEASE_QUICK=1    compresses little, for tests
@@ -69,13 +71,18 @@ extras() {
 	"$program" completion bash >"$work/extras/completions/slipway.bash"
 	"$program" completion fish >"$work/extras/completions/slipway.fish"
 	"$program" completion zsh >"$work/extras/completions/_slipway"
-	if "$program" man --help >/dev/null 2>&1; then
-		"$program" man "$work/extras/man"
-	fi
-	if [ -x scripts/licences.sh ]; then
-		# It asks for the modules of the host's program; both architectures link the same.
-		scripts/licences.sh "$work/extras/licences.txt" || die "scripts/licences.sh failed"
-	fi
+	"$program" man "$work/extras/man"
+	# It asks for the modules of the host's program; both architectures link the same.
+	scripts/licences.sh "$work/extras/licences.txt" || die "scripts/licences.sh failed"
+}
+
+# only_releases refuses a directory that is about to be made anew and has more in it than
+# releases: somebody named the wrong one.
+only_releases() {
+	local other
+	[ -d "$out" ] || return 0
+	other=$(find "$out" -mindepth 1 -maxdepth 1 ! \( -type f \( -name 'slipway[-_]*' -o -name 'SHA256SUMS*' \) \) -print -quit)
+	[ -z "$other" ] || die "RELEASE_DIR is to be made anew, but has $other, which is of no release: remove it, or name another directory"
 }
 
 # chart lets helm make the chart's archive. Its version is SemVer: a commit without a tag
@@ -91,7 +98,12 @@ chart() {
 
 # make_release KIND... makes these kinds of package.
 make_release() {
-	local kinds=("$@") flags=() arch archive
+	local kinds=("$@") flags=() arch archive anew=
+	if [[ " ${kinds[*]} " == *" sums "* ]]; then
+		[ ${#kinds[@]} -gt 1 ] || die "sums alone would be of nothing, as RELEASE_DIR is made anew: name what to build, too"
+		anew=1
+		only_releases
+	fi
 	mkdir -p "$work/bin"
 	for arch in $arches; do
 		if [ -n "${RELEASE_BINARIES:-}" ]; then
@@ -107,9 +119,9 @@ make_release() {
 	fi
 	[ "${RELEASE_QUICK:-}" != 1 ] || flags+=(-quick)
 	mkdir -p "$out"
-	if [[ " ${kinds[*]} " == *" sums "* ]]; then
-		find "$out" -mindepth 1 -maxdepth 1 -type f -delete
-		[ ! -e "$work/extras/licences.txt" ] || cp "$work/extras/licences.txt" "$out/slipway-$VERSION-licences.txt"
+	if [ -n "$anew" ]; then
+		find "$out" -mindepth 1 -maxdepth 1 -type f \( -name 'slipway[-_]*' -o -name 'SHA256SUMS*' \) -delete
+		cp "$work/extras/licences.txt" "$out/slipway-$VERSION-licences.txt"
 	fi
 	GOFLAGS=-buildvcs=false go run ./scripts/package -version "$VERSION" -revision "$revision" -epoch "$SOURCE_DATE_EPOCH" \
 		-arch "${arches// /,}" -binaries "$work/bin" -extras "$work/extras" -out "$out" "${flags[@]}" "${kinds[@]}"
@@ -136,9 +148,7 @@ revision=${RELEASE_REVISION:-$revision}
 case "${1:-}" in
 check) check ;;
 "")
-	kinds=(tarball deb image sbom)
-	if [ -d deploy/helm/slipway ]; then kinds+=(chart); fi
-	make_release "${kinds[@]}" sums
+	make_release tarball deb image sbom chart sums
 	say "slipway $VERSION is in $out"
 	;;
 *) make_release "$@" ;;

@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -23,22 +22,21 @@ var completions = []struct{ file, debian string }{
 // what is for other programs in directories named after these.
 func examples(t *tree, dir string) error {
 	for from, to := range map[string]string{"examples": "", "nginx": "nginx", "haproxy": "haproxy", "prometheus": "prometheus", "grafana": "grafana"} {
-		for _, pattern := range []string{"*.yml", "*.conf", "*.cfg", "*.json"} {
-			if err := t.matching(filepath.Join(dir, to), filepath.Join("deploy", from, pattern)); err != nil {
-				return err
-			}
+		var patterns []string
+		for _, kind := range []string{"*.yml", "*.conf", "*.cfg", "*.json"} {
+			patterns = append(patterns, filepath.Join("deploy", from, kind))
+		}
+		if err := t.matching(filepath.Join(dir, to), patterns...); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-// licences adds the texts of the licences of what is linked, if they were collected.
+// licences adds the texts of the licences of what is linked, without which it may not be
+// handed on.
 func (r *release) licences(t *tree, name string) error {
-	err := t.copied(name, 0o644, filepath.Join(r.extras, "licences.txt"))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
+	return t.copied(name, 0o644, filepath.Join(r.extras, "licences.txt"))
 }
 
 // tarball makes the archive for systems without packages.
@@ -59,11 +57,15 @@ func (r *release) tarball(arch string) error {
 			return err
 		}
 	}
+	for _, c := range completions {
+		if err := t.copied(filepath.Join(top, "completions", c.file), 0o644, filepath.Join(r.extras, "completions", c.file)); err != nil {
+			return err
+		}
+	}
 	err := errors.Join(
 		r.licences(&t, filepath.Join(top, "licences.txt")),
 		t.matching(filepath.Join(top, "systemd"), "deploy/systemd/*.service"),
 		t.matching(filepath.Join(top, "man"), filepath.Join(r.extras, "man", "*.1")),
-		t.matching(filepath.Join(top, "completions"), filepath.Join(r.extras, "completions", "*")),
 		examples(&t, filepath.Join(top, "examples")),
 	)
 	if err != nil {

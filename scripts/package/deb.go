@@ -98,8 +98,7 @@ func (r *release) debianFiles(arch string) (tree, error) {
 		return nil, err
 	}
 	for _, c := range completions {
-		err := t.copied(c.debian, 0o644, filepath.Join(r.extras, "completions", c.file))
-		if err != nil && !errors.Is(err, os.ErrNotExist) {
+		if err := t.copied(c.debian, 0o644, filepath.Join(r.extras, "completions", c.file)); err != nil {
 			return nil, err
 		}
 	}
@@ -117,7 +116,7 @@ func (t *tree) zippedFile(name string, data []byte) error {
 
 // zippedCopies adds the files that a pattern matches, compressed, as Debian wants manuals.
 func (t *tree) zippedCopies(dir, pattern string) error {
-	names, err := filepath.Glob(pattern)
+	names, err := matched(pattern)
 	if err != nil {
 		return err
 	}

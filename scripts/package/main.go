@@ -27,7 +27,7 @@ type release struct {
 	epoch    time.Time
 	arches   []string // of Go
 	binaries string   // directory of slipway-ARCH
-	extras   string   // directory of man/, completions/ and licences.txt; what is absent is left out
+	extras   string   // directory of man/, completions/ and licences.txt
 	chart    string   // archive that helm package made
 	out      string
 	quick    bool // compress little, for tests

@@ -169,6 +169,58 @@ func TestSBOM(t *testing.T) {
 	}
 }
 
+// Nothing is left out because it is not there.
+func TestMissing(t *testing.T) {
+	for _, name := range []string{"licences.txt", "man/slipway.1", "completions/slipway.fish"} {
+		t.Run(name, func(t *testing.T) {
+			r := inputs(t)
+			if err := os.Remove(filepath.Join(r.extras, name)); err != nil {
+				t.Fatal(err)
+			}
+			if err := r.tarball("amd64"); err == nil {
+				t.Errorf("a tarball was made without %s", name)
+			}
+			if _, err := r.debianFiles("amd64"); err == nil {
+				t.Errorf("a Debian package was made without %s", name)
+			}
+		})
+	}
+	var files tree
+	if err := files.matching("", filepath.Join(t.TempDir(), "*.service")); err == nil {
+		t.Error("a pattern that matches nothing is fine")
+	}
+}
+
+// TestReleaseDir: only what is of releases is ever removed.
+func TestReleaseDir(t *testing.T) {
+	r := inputs(t)
+	for name, test := range map[string]struct {
+		files, kinds []string
+		says         string
+	}{
+		"somebody's directory": {[]string{"go.mod", "slipway-1.0.0-linux-amd64.tar.gz"}, []string{"tarball", "sums"}, "go.mod"},
+		"programs":             {[]string{"slipway"}, []string{"tarball", "sums"}, "slipway"},
+		"sums alone":           {[]string{"slipway-1.0.0-linux-amd64.tar.gz", "SHA256SUMS"}, []string{"sums"}, "name what to build"},
+	} {
+		dir := t.TempDir()
+		for _, f := range test.files {
+			if err := os.WriteFile(filepath.Join(dir, f), []byte(f), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		cmd := exec.CommandContext(t.Context(), "scripts/release.sh", test.kinds...)
+		cmd.Env = append(os.Environ(), "VERSION=1.2.3", "SOURCE_DATE_EPOCH=1700000000", "RELEASE_DIRTY=1", "RELEASE_QUICK=1", "RELEASE_ARCH=amd64", "RELEASE_BINARIES="+r.binaries, "RELEASE_DIR="+dir)
+		if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), test.says) {
+			t.Errorf("%s: got %v, want it refused for %q:\n%s", name, err, test.says, out)
+		}
+		for _, f := range test.files {
+			if got := string(read(t, filepath.Join(dir, f))); got != f {
+				t.Errorf("%s: %s holds %q", name, f, got)
+			}
+		}
+	}
+}
+
 func TestRefused(t *testing.T) {
 	r := inputs(t)
 	for version, kinds := range map[string][]string{"": {"sums"}, "../1": {"sums"}, "1.0": {}, "1.1": {"rpm"}} {

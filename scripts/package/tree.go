@@ -43,9 +43,25 @@ func (t *tree) copied(name string, mode int64, from string) error {
 	return nil
 }
 
-// matching adds the files that a pattern matches, below dir under their own names.
-func (t *tree) matching(dir, pattern string) error {
-	names, err := filepath.Glob(pattern)
+// matched returns the files that any of the patterns matches. It is an error that there are
+// none: something was renamed, and would be missing without notice.
+func matched(patterns ...string) (names []string, err error) {
+	for _, p := range patterns {
+		some, err := filepath.Glob(p)
+		if err != nil {
+			return nil, err
+		}
+		names = append(names, some...)
+	}
+	if len(names) == 0 {
+		return nil, fmt.Errorf("there is no file %s", strings.Join(patterns, " or "))
+	}
+	return names, nil
+}
+
+// matching adds the files that any of the patterns matches, below dir under their own names.
+func (t *tree) matching(dir string, patterns ...string) error {
+	names, err := matched(patterns...)
 	if err != nil {
 		return err
 	}

@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"fmt"
-	"path"
 	"slices"
 	"strings"
 )
@@ -15,11 +14,12 @@ Servers have theirs at ` + "`/metrics`" + ` of ` + "`http.debug.addr`" + `, node
 configured has none. [Dashboards and rules](../dashboards.md) use them.
 `
 
-// programs are the parts of the page: packages and what runs them.
+// programs are the parts of the page: what runs a package and all below it. The first has
+// those that no other has.
 var programs = []struct{ title, pkg string }{
+	{"Registry", ""},
 	{"Node agent", "agent"},
 	{"Replay", "replay"},
-	{"Registry", ""}, // all others
 }
 
 // metricsPage is the page of the metrics that the sources below root define.
@@ -30,10 +30,10 @@ func metricsPage(root string) (string, error) {
 	}
 	var b strings.Builder
 	b.WriteString(made + metricsHead)
-	for _, title := range []string{"Registry", "Node agent", "Replay"} {
-		fmt.Fprintf(&b, "\n## %s\n\n| Metric | Type | Labels | Meaning |\n|---|---|---|---|\n", title)
+	for _, p := range programs {
+		fmt.Fprintf(&b, "\n## %s\n\n| Metric | Type | Labels | Meaning |\n|---|---|---|---|\n", p.title)
 		for _, m := range list {
-			if programOf(m.pkg) == title {
+			if programOf(m.pkg) == p.title {
 				fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", m.name, m.kind, labelList(m.labels), escape(m.help))
 			}
 		}
@@ -42,12 +42,12 @@ func metricsPage(root string) (string, error) {
 }
 
 func programOf(pkg string) string {
-	for _, p := range programs {
-		if p.pkg == "" || p.pkg == pkg {
+	for _, p := range programs[1:] {
+		if pkg == p.pkg || strings.HasPrefix(pkg, p.pkg+"/") {
 			return p.title
 		}
 	}
-	return path.Base(pkg)
+	return programs[0].title
 }
 
 func labelList(labels []string) string {
