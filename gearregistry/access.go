@@ -172,6 +172,15 @@ func (s *Service) whyFailed(job catalog.GearJob) error {
 	return &PendingError{Reason: "for a reason that may pass; it will be tried again"}
 }
 
+// told is what a client may know of why a conversion failed, by the rule of whyFailed:
+// errors of the server name its files and stores.
+func (s *Service) told(job catalog.GearJob) string {
+	if job.Failure == errForeign.Error() || s.final(job) {
+		return job.Failure
+	}
+	return "the registry could not read or store it; its log tells why"
+}
+
 // remaking says how far it is with an index that was damaged.
 func (s *Service) remaking(ctx context.Context, d oci.Digest) error {
 	if active, _ := s.isActive(d); active {

@@ -72,7 +72,7 @@ func (s *Service) whyNot(ctx context.Context, d oci.Digest) error {
 	case job.Attempts > 0 && s.final(job):
 		return &PendingError{Reason: job.Failure}
 	case job.Attempts > 0:
-		return &PendingError{RetryAfter: max(retryAfter, job.Due.Sub(s.opts.Clock())), Reason: job.Failure}
+		return &PendingError{RetryAfter: max(retryAfter, job.Due.Sub(s.opts.Clock())), Reason: s.told(job)}
 	}
 	return &PendingError{RetryAfter: retryAfter}
 }

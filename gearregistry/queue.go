@@ -278,7 +278,7 @@ func (s *Service) wait(ctx context.Context, d oci.Digest, stop <-chan struct{}) 
 				return err
 			}
 			if job.Attempts > 0 {
-				return &PendingError{Reason: job.Failure}
+				return &PendingError{Reason: s.told(job)}
 			}
 		}
 		select {
@@ -463,7 +463,7 @@ func (s *Service) failed(ctx context.Context, j catalog.GearJob, err error) erro
 		level = slog.LevelInfo
 	}
 	s.log.Log(ctx, level, "a layer could not be converted", "layer", j.Digest, "err", err, "attempt", j.Attempts+1, "final", wait == never)
-	reason := err.Error()
+	reason := err.Error() // for who manages the registry; clients get what told makes of it
 	reason = strings.ToValidUTF8(reason[:min(len(reason), maxReason)], "")
 	now, err := s.now(ctx)
 	if err != nil {

@@ -110,6 +110,13 @@ func TestQueueRetries(t *testing.T) {
 	if st := b.status(); !strings.Contains(st.Failures[0].Reason, "no space left") || st.Failures[0].Retry.IsZero() {
 		t.Errorf("got %+v", st.Failures)
 	}
+	_, _, source := b.svc.StoredIndex(t.Context(), ours, d)
+	for who, err := range map[string]error{"a page": b.svc.MayLook(t.Context(), ours, d), "a volume": source, "a push": b.svc.Wait(t.Context(), d)} {
+		var p *gearregistry.PendingError
+		if !errors.As(err, &p) || p.Reason == "" || strings.Contains(p.Reason, "no space left") {
+			t.Errorf("%s is told: %v", who, err)
+		}
+	}
 	wait := gearregistry.FirstRetry
 	for n := 2; n < 16; n++ {
 		b.pass(wait - time.Second)

@@ -53,7 +53,7 @@ func (s *Service) wanted(ctx context.Context, repo string, d oci.Digest) error {
 	case err == nil && job.Attempts > 0 && s.final(job):
 		return &PendingError{Reason: job.Failure}
 	case err == nil && job.Attempts > 0:
-		return &PendingError{RetryAfter: max(retryAfter, job.Due.Sub(s.opts.Clock())), Reason: job.Failure}
+		return &PendingError{RetryAfter: max(retryAfter, job.Due.Sub(s.opts.Clock())), Reason: s.told(job)}
 	case err == nil:
 		return &PendingError{RetryAfter: retryAfter}
 	case !errors.Is(err, catalog.ErrNotFound):
