@@ -40,6 +40,9 @@ const (
 	// maxValues is how many JSON values a manifest has at most: 25 for each of
 	// 10,000 descriptors. A value may take a hundred times its bytes of memory.
 	maxValues = 250_000
+	// maxDepth is how many objects and arrays may lie in one another. Manifests have five;
+	// whoever indents one for reading writes as much as the square of the depth.
+	maxDepth = 64
 )
 
 // descriptors is a list that stops being read when it is too long.
@@ -72,21 +75,41 @@ func (l *descriptors) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// tooManyValues tells whether a JSON document has more than maxValues values. It
-// counts what separates and opens them, and allocates nothing.
-func tooManyValues(b []byte) bool {
-	n, quoted := 1, false
+// checkShape refuses a JSON document of too many values, or of values too deep in one
+// another. It counts what separates, opens and closes them, and allocates nothing.
+func checkShape(b []byte) error {
+	values, depth, deepest, quoted := 1, 0, 0, false
 	for i := 0; i < len(b); i++ {
-		switch c := b[i]; {
-		case quoted && c == '\\':
-			i++
-		case c == '"':
-			quoted = !quoted
-		case !quoted && (c == ',' || c == '[' || c == '{'):
-			n++
+		c := b[i]
+		if quoted {
+			switch c {
+			case '\\':
+				i++
+			case '"':
+				quoted = false
+			}
+			continue
+		}
+		switch c {
+		case '"':
+			quoted = true
+		case ',':
+			values++
+		case '[', '{':
+			values++
+			depth++
+			deepest = max(deepest, depth)
+		case ']', '}':
+			depth--
 		}
 	}
-	return n > maxValues
+	switch {
+	case values > maxValues:
+		return manifestInvalid("the manifest has more than %d JSON values, which is the limit", maxValues)
+	case deepest > maxDepth:
+		return manifestInvalid("the manifest nests objects and arrays more than %d deep, which is the limit", maxDepth)
+	}
+	return nil
 }
 
 func manifestInvalid(format string, args ...any) error {
@@ -97,8 +120,8 @@ func manifestInvalid(format string, args ...any) error {
 // empty.
 func parseManifest(b []byte, contentType string) (document, error) {
 	var doc document
-	if tooManyValues(b) {
-		return doc, manifestInvalid("the manifest has more than %d JSON values, which is the limit", maxValues)
+	if err := checkShape(b); err != nil {
+		return doc, err
 	}
 	if err := json.Unmarshal(b, &doc); err != nil {
 		return doc, manifestInvalid("the manifest cannot be read: %v", err)

@@ -64,6 +64,27 @@ func FuzzParseManifest(f *testing.F) {
 	})
 }
 
+// A manifest that is deeper than any needs to be is refused: to show it indented would take
+// the square of its depth.
+func TestManifestDepth(t *testing.T) {
+	manifest := func(depth int, text string) []byte {
+		return fmt.Appendf(nil, `{"schemaVersion":2,"manifests":[],"annotations":{"a":%q},"x":%s%s}`, text, strings.Repeat("[", depth-1), strings.Repeat("]", depth-1))
+	}
+	for name, test := range map[string]struct {
+		manifest []byte
+		refused  bool
+	}{
+		"deep": {manifest(64, ""), false}, "too deep": {manifest(65, ""), true}, "far too deep": {manifest(9000, ""), true},
+		"brackets in a text": {manifest(2, strings.Repeat(`[{"\`, 100)), false},
+		"side by side":       {[]byte(`{"schemaVersion":2,"manifests":[],"x":[` + strings.Repeat("[],", 500) + `1]}`), false},
+	} {
+		err := registry.ParseManifest(test.manifest, oci.MediaTypeOCIIndex)
+		if (err != nil) != test.refused || err != nil && !oci.HasCode(err, oci.CodeManifestInvalid) {
+			t.Errorf("%s: got %v, want it refused: %v", name, err, test.refused)
+		}
+	}
+}
+
 func TestImmutableTags(t *testing.T) {
 	r := openPlain(t, memstore.New(nil), &registry.Options{Immutable: func(repo, tag string) bool { return repo == "fixed" && strings.HasPrefix(tag, "v") }})
 	b := &bed{Registry: r, t: t}
