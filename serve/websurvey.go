@@ -63,7 +63,9 @@ func (v *surveyor) last() (*web.Survey, bool) {
 		defer v.mu.Unlock()
 		v.running = false
 		if err != nil {
-			v.failed = time.Now()
+			// What there is from before may be out of date, and the next may succeed.
+			v.failed, v.old = time.Now(), true
+			v.later()
 			return
 		}
 		if v.survey != nil {
@@ -74,6 +76,13 @@ func (v *surveyor) last() (*web.Survey, bool) {
 		v.later()
 	})
 	return v.survey, true
+}
+
+// known returns the last survey and whether another is being made, and begins none.
+func (v *surveyor) known() (*web.Survey, bool) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.survey, v.running
 }
 
 // later has the next survey made in an hour. The caller holds mu.
