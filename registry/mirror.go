@@ -244,4 +244,4 @@ func (r *Registry) Stored(ctx context.Context, d oci.Digest) (size int64, ok boo
 
 // NotePull records that a tag or manifest was pulled now, as GetManifest does by itself:
 // for pulls that are answered elsewhere. It costs no write.
-func (r *Registry) NotePull(repo, ref string) { r.pulls.note(repo, ref, r.now()) }
+func (r *Registry) NotePull(repo, ref string) { r.pulled(repo, ref) }

@@ -233,7 +233,7 @@ func (r *Registry) GetManifest(ctx context.Context, repo, ref string) (*oci.Mani
 	if err != nil {
 		return nil, err
 	}
-	r.pulls.note(repo, ref, r.now())
+	r.pulled(repo, ref)
 	if r.opts.PullEvents {
 		e := Event{Action: ActionPull, Repo: repo, Descriptor: m.Descriptor}
 		if !oci.IsDigest(ref) {

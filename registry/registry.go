@@ -186,6 +186,7 @@ type Registry struct {
 
 	uploads uploads
 	pulls   pulls
+	lately  hot
 	seen    seen
 	digests digestLocks
 	// parsing bounds how many large manifests are decoded at once; each takes
