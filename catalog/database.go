@@ -392,15 +392,44 @@ type statements struct {
 	prepare func(context.Context, string) (*sql.Stmt, error)
 	mu      sync.Mutex
 	byQuery map[string]*sql.Stmt
+	// preparing has the queries that somebody is about to add, with what is closed then.
+	preparing map[string]chan struct{}
 }
 
+// get returns the statement of a query. On a pool preparing waits for a connection:
+// who asks for what is prepared already does not wait with it.
 func (s *statements) get(ctx context.Context, query string) (*sql.Stmt, error) {
+	for {
+		s.mu.Lock()
+		st, others := s.byQuery[query], s.preparing[query]
+		if st == nil && others == nil {
+			if s.preparing == nil {
+				s.preparing = map[string]chan struct{}{}
+			}
+			s.preparing[query] = make(chan struct{})
+		}
+		s.mu.Unlock()
+		if st != nil {
+			return st, nil
+		}
+		if others == nil {
+			return s.add(ctx, query)
+		}
+		select {
+		case <-others: // they may have failed, or given up
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// add prepares a query that is in preparing.
+func (s *statements) add(ctx context.Context, query string) (*sql.Stmt, error) {
+	st, err := s.prepare(ctx, query)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if st := s.byQuery[query]; st != nil {
-		return st, nil
-	}
-	st, err := s.prepare(ctx, query)
+	close(s.preparing[query])
+	delete(s.preparing, query)
 	if err != nil {
 		return nil, fmt.Errorf("prepare %q: %w", query, err)
 	}

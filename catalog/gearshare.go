@@ -2,6 +2,7 @@ package catalog
 
 import (
 	"context"
+	"database/sql"
 	"fmt"
 
 	"example.org/slipway/oci"
@@ -16,36 +17,45 @@ type GearShare struct {
 	OwnFiles, OwnBytes, OwnStored int64
 }
 
-// maxShareLayers is how many layers GearShare takes: those of one image.
-const maxShareLayers = 512
+// MaxShareLayers is how many layers GearShare takes: those of one image.
+const MaxShareLayers = 512
 
 // GearShare tells what an image of some layers shares with others: with those that a
-// repository shows or, with "", with all. It looks at every content of the layers.
+// repository shows or, with "", with all. It looks at every content of the layers, and
+// within a repository at every layer that holds one of them: who asks bounds the time.
 func (c *Catalog) GearShare(ctx context.Context, image oci.Digest, layers []oci.Digest, repo string) (GearShare, error) {
 	var n GearShare
 	if len(layers) == 0 {
 		return n, nil
 	}
-	if len(layers) > maxShareLayers {
-		return n, fmt.Errorf("%d layers are more than the %d that can be compared with others", len(layers), maxShareLayers)
+	if len(layers) > MaxShareLayers {
+		return n, fmt.Errorf("%d layers are more than the %d that can be compared with others", len(layers), MaxShareLayers)
 	}
 	var args []any
 	for _, d := range layers {
 		args = append(args, string(d))
 	}
+	for len(args)&(len(args)-1) != 0 { // some texts of the query to be prepared, not one for each number
+		args = append(args, args[len(layers)-1])
+	}
+	in := marks("?", len(args))
 	args = append(args, string(image))
 	// The image's own layers are those that no other manifest names.
-	named, others := "", `SELECT 1 FROM gear_layer_files o WHERE o.file_id = f.id AND o.layer_id NOT IN (SELECT id FROM own_layers)`
+	named, near, others := "", "", `o.layer_id NOT IN (SELECT id FROM own_layers)`
 	if repo != "" {
 		named = ` AND x.repo_id = (SELECT id FROM repositories WHERE name = ?)`
-		others = `SELECT 1 FROM gear_layer_files o JOIN gear_layers ol ON ol.id = o.layer_id JOIN links k ON k.blob_id = ol.blob_id
-			WHERE o.file_id = f.id AND o.layer_id NOT IN (SELECT id FROM own_layers) AND k.repo_id = (SELECT id FROM repositories WHERE name = ?)`
+		// The other layers of the repository are looked up once and not for each content that
+		// thousands of layers elsewhere may hold. The plus keeps SQLite from seeking each of
+		// them for each content, most of which no other layer holds.
+		near = ` near AS (SELECT ol.id FROM links k JOIN gear_layers ol ON ol.blob_id = k.blob_id
+			WHERE k.repo_id = (SELECT id FROM repositories WHERE name = ?) AND ol.id NOT IN (SELECT id FROM own_layers)),`
+		others = `+o.layer_id IN (SELECT id FROM near)`
 		args = append(args, repo, repo)
 	}
-	err := c.db.row(whole(ctx), `WITH mine AS (SELECT id FROM gear_layers WHERE digest IN (`+marks("?", len(layers))+`)),
+	err := c.db.row(whole(ctx), `WITH mine AS (SELECT id FROM gear_layers WHERE digest IN (`+in+`)),
 		own_layers AS (SELECT l.id FROM gear_layers l WHERE l.id IN (SELECT id FROM mine) AND NOT EXISTS (SELECT 1 FROM refs x JOIN manifests m ON m.id = x.manifest_id JOIN blobs b ON b.id = m.blob_id
-			WHERE x.blob_id = l.blob_id AND b.digest <> ?`+named+`)),
-		held AS (SELECT f.size AS size, f.stored AS stored, CASE WHEN EXISTS (`+others+`) THEN 0 ELSE 1 END AS own
+			WHERE x.blob_id = l.blob_id AND b.digest <> ?`+named+`)),`+near+`
+		held AS (SELECT f.size AS size, f.stored AS stored, CASE WHEN EXISTS (SELECT 1 FROM gear_layer_files o WHERE o.file_id = f.id AND `+others+`) THEN 0 ELSE 1 END AS own
 			FROM (SELECT DISTINCT lf.file_id AS id FROM gear_layer_files lf WHERE lf.layer_id IN (SELECT id FROM mine)) d JOIN gear_files f ON f.id = d.id)
 		SELECT COUNT(*), COALESCE(SUM(size), 0), COALESCE(SUM(stored), 0), COALESCE(SUM(own), 0), COALESCE(SUM(own * size), 0), COALESCE(SUM(own * stored), 0) FROM held`,
 		args, &n.Files, &n.Bytes, &n.Stored, &n.OwnFiles, &n.OwnBytes, &n.OwnStored)
@@ -55,17 +65,30 @@ func (c *Catalog) GearShare(ctx context.Context, image oci.Digest, layers []oci.
 // holderLayers is how many of the layers that hold a content GearHolders looks at.
 const holderLayers = 256
 
+// GearHolders are repositories that show a content. More tells that there may be others.
+type GearHolders struct {
+	Repositories []string
+	More         bool
+}
+
 // GearHolders returns of each content repositories that show it, at most n. Of a content
 // that very many layers hold it looks at some only.
-func (c *Catalog) GearHolders(ctx context.Context, names []GearName, n int) ([][]string, error) {
-	out := make([][]string, len(names))
+func (c *Catalog) GearHolders(ctx context.Context, names []GearName, n int) ([]GearHolders, error) {
+	out := make([]GearHolders, len(names))
 	for i := range names {
-		var err error
-		out[i], err = c.names(ctx, `SELECT DISTINCT r.name FROM (SELECT lf.layer_id AS id FROM gear_files f JOIN gear_layer_files lf ON lf.file_id = f.id WHERE f.name = ? LIMIT ?) h
-			JOIN gear_layers l ON l.id = h.id JOIN links k ON k.blob_id = l.blob_id JOIN repositories r ON r.id = k.repo_id LIMIT ?`, names[i][:], holderLayers, n)
+		h, layers := &out[i], 0
+		err := c.db.rows(ctx, `WITH h AS (SELECT lf.layer_id AS id FROM gear_files f JOIN gear_layer_files lf ON lf.file_id = f.id WHERE f.name = ? LIMIT ?)
+			SELECT DISTINCT r.name, (SELECT COUNT(*) FROM h) FROM h JOIN gear_layers l ON l.id = h.id JOIN links k ON k.blob_id = l.blob_id JOIN repositories r ON r.id = k.repo_id LIMIT ?`,
+			[]any{names[i][:], holderLayers, n}, func(r *sql.Rows) error {
+				var repo string
+				err := r.Scan(&repo, &layers)
+				h.Repositories = append(h.Repositories, repo)
+				return err
+			})
 		if err != nil {
 			return nil, err
 		}
+		h.More = len(h.Repositories) == n || layers == holderLayers
 	}
 	return out, nil
 }

@@ -32,6 +32,7 @@ func testGearShare(t *testing.T, base *bed) {
 		{"with all", []oci.Digest{a}, "", GearShare{3, 60, 30, 1, 20, 10}},
 		{"in a repository", []oci.Digest{a}, "x", GearShare{3, 60, 30, 2, 40, 20}},
 		{"in one that has no other layer", []oci.Digest{a}, "z", GearShare{3, 60, 30, 3, 60, 30}},
+		{"three, one of them twice", []oci.Digest{a, a, d}, "x", GearShare{3, 60, 30, 3, 60, 30}},
 		{"two together", []oci.Digest{a, b}, "", GearShare{4, 80, 40, 3, 60, 30}},
 		{"unknown", []oci.Digest{gearDigest("9")}, "", GearShare{}},
 		{"none", nil, "", GearShare{}},
@@ -41,18 +42,28 @@ func testGearShare(t *testing.T, base *bed) {
 			t.Errorf("%s, %v (-want +got):\n%s", tt.name, err, diff)
 		}
 	}
-	if _, err := c.GearShare(ctx, "", make([]oci.Digest, maxShareLayers+1), ""); err == nil {
+	if _, err := c.GearShare(ctx, "", make([]oci.Digest, MaxShareLayers+1), ""); err == nil {
 		t.Error("too many layers are taken")
 	}
 
 	got, err := c.GearHolders(ctx, []GearName{{1}, {3}, {9}}, 10)
-	for _, list := range got {
-		slices.Sort(list)
+	for _, h := range got {
+		slices.Sort(h.Repositories)
 	}
-	if diff := cmp.Diff([][]string{{"x", "z"}, {"x", "y", "z"}, nil}, got); diff != "" || err != nil {
+	want := []GearHolders{{[]string{"x", "z"}, false}, {[]string{"x", "y", "z"}, false}, {}}
+	if diff := cmp.Diff(want, got); diff != "" || err != nil {
 		t.Errorf("holders, %v (-want +got):\n%s", err, diff)
 	}
-	if got, err := c.GearHolders(ctx, []GearName{{3}}, 2); err != nil || len(got[0]) != 2 {
+	if got, err := c.GearHolders(ctx, []GearName{{3}}, 2); err != nil || len(got[0].Repositories) != 2 || !got[0].More {
 		t.Errorf("two holders: %v, %v", got, err)
+	}
+	// Of a content that very many layers hold not all are looked at, and that is told.
+	gearStep(t, c.db.write(ctx, func(t *tx) error {
+		_, err := t.exec(`WITH RECURSIVE s(i) AS (SELECT 1 UNION ALL SELECT i+1 FROM s WHERE i < 300)
+			INSERT INTO gear_layer_files (file_id, layer_id) SELECT f.id, 1000 + s.i FROM s, gear_files f WHERE f.name = ?`, []byte{0: 3, 31: 0})
+		return err
+	}))
+	if got, err := c.GearHolders(ctx, []GearName{{3}}, 10); err != nil || !got[0].More {
+		t.Errorf("of %d layers some are looked at: %v, %v", holderLayers, got, err)
 	}
 }
