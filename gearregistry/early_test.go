@@ -100,6 +100,41 @@ func TestIndexBeforeFiles(t *testing.T) {
 	b.readable(ours, d)
 }
 
+// TestLookProfile: who only looks at a profile does not wait for files that are being
+// stored, and is not told of them.
+func TestLookProfile(t *testing.T) {
+	b := newBed(t, setup{})
+	small := []byte("small")
+	m, stored := b.push(ours, zipped(tarOf(file{"s", small})))
+	b.wait(stored)
+	reached, release := heldPacks(b)
+	data := layer(4, 10, 600_000)
+	d := oci.SHA256(data)
+	ctx := context.Background()
+	b.must(b.cat.PutBlob(ctx, ours, catalog.Blob{Digest: d, Size: int64(len(data))}, ""))
+	put(b, registry.BlobKey(d), data)
+	b.must(b.svc.Queue(ctx, ours, []oci.Digest{d}))
+	<-reached
+	x, err := b.index(ours, d)
+	b.must(err)
+	all := []gear.Name{name(small), x.Files[0].Name}
+	var p gearregistry.Profile
+	p.Add(all)
+	b.must(b.cat.ChangeGearProfile(ctx, m, func([]byte) ([]byte, error) { return p.Encode(), nil }))
+	brief, end := context.WithTimeout(ctx, 10*time.Second) // a third of what Profile waits
+	defer end()
+	got, err := b.svc.LookProfile(brief, ours, m)
+	release()
+	if diff := cmp.Diff(all[:1], got); diff != "" || err != nil {
+		t.Errorf("while the files are stored, %v (-want +got):\n%s", err, diff)
+	}
+	b.quiet()
+	got, err = b.svc.LookProfile(ctx, ours, m)
+	if diff := cmp.Diff(all, got); diff != "" || err != nil {
+		t.Errorf("afterwards, %v (-want +got):\n%s", err, diff)
+	}
+}
+
 // TestCrashBeforeFiles: the process ends between the index and the files.
 func TestCrashBeforeFiles(t *testing.T) {
 	b := newBed(t, setup{})

@@ -28,6 +28,16 @@ const (
 // Profile returns which files containers of an image open first, in that order:
 // those that at least a quarter of the reports had. Errors: MANIFEST_UNKNOWN.
 func (s *Service) Profile(ctx context.Context, repo string, manifest oci.Digest) ([]gear.Name, error) {
+	return s.profileOf(ctx, repo, manifest, true)
+}
+
+// LookProfile is Profile for who only looks: files that are still being stored are
+// left out. It does not wait for them, nor have them stored sooner.
+func (s *Service) LookProfile(ctx context.Context, repo string, manifest oci.Digest) ([]gear.Name, error) {
+	return s.profileOf(ctx, repo, manifest, false)
+}
+
+func (s *Service) profileOf(ctx context.Context, repo string, manifest oci.Digest, wait bool) ([]gear.Name, error) {
 	if err := s.shows(ctx, repo, manifest); err != nil {
 		return nil, err
 	}
@@ -42,7 +52,7 @@ func (s *Service) Profile(ctx context.Context, repo string, manifest oci.Digest)
 	}
 	names := p.order()
 	// Reports may have come by way of another repository that shows the image.
-	may, err := s.visible(ctx, repo, names)
+	may, err := s.look(ctx, repo, names, wait)
 	if err != nil {
 		return nil, err
 	}
