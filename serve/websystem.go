@@ -15,7 +15,7 @@ import (
 // webSystem is what the web page shows of the server itself, and does with it.
 func (s *Server) webSystem() web.System {
 	page := &pageSystem{s: s, began: time.Now()}
-	sys := web.System{Storage: page, Settings: page.settings, Reports: s.cfg.Web.Reports}
+	sys := web.System{Storage: page, Settings: page.settings, Reports: s.cfg.Web.Reports, Hot: page.hot}
 	if s.nodes != nil {
 		sys.Nodes = s.nodes
 	}
@@ -44,7 +44,12 @@ var (
 )
 
 // Survey implements web.Storage.
-func (p *pageSystem) Survey() (*web.Survey, bool) { return p.survey.last() }
+func (p *pageSystem) Survey(begin bool) (*web.Survey, bool) {
+	if begin {
+		return p.survey.last()
+	}
+	return p.survey.known()
+}
 
 // Gear implements web.Storage.
 func (p *pageSystem) Gear(ctx context.Context) (gearregistry.Status, error) {
@@ -102,6 +107,14 @@ func (p *pageSystem) Retain(ctx context.Context, dry bool) (rep registry.Retenti
 		return err
 	})
 	return rep, err
+}
+
+func (p *pageSystem) hot(n int) (list []web.HotImage, since time.Time) {
+	pulled, since := p.s.root.reg.Hot(n)
+	for _, i := range pulled {
+		list = append(list, web.HotImage(i))
+	}
+	return list, since
 }
 
 // Cache implements web.Caches.

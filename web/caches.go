@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"example.org/slipway/chart"
+	"example.org/slipway/oci"
 )
 
 // Caches is the server's cache of blobs.
@@ -46,6 +47,24 @@ type CacheState struct {
 	// Servers that read from each other.
 	Servers  []string
 	Prefetch *PrefetchState
+}
+
+// HotImage is how often a manifest was asked for by a name.
+type HotImage struct {
+	// Repo and Ref, a tag or digest, are what was asked for.
+	Repo, Ref string
+	Pulls     int64
+}
+
+// ByDigest tells whether the manifest was asked for by digest.
+func (i HotImage) ByDigest() bool { return oci.IsDigest(i.Ref) }
+
+// Link is the rest of the image page's address.
+func (i HotImage) Link() string {
+	if i.ByDigest() {
+		return linkRef(i.Repo, i.Ref)
+	}
+	return i.Repo + ":" + i.Ref
 }
 
 // PrefetchState is what fetching ahead was good for.
@@ -164,7 +183,16 @@ type cachesData struct {
 	Now, Overall float64
 	Graph        template.HTML
 	Job          *Job
+	// Hot are the manifests that were asked for most since HotSince, the most first.
+	Hot      []HotImage
+	HotSince time.Time
 }
+
+// hotImages is how many of them are shown.
+const hotImages = 20
+
+// OfMost is the part of what the first was asked for.
+func (d *cachesData) OfMost(i HotImage) float64 { return share(i.Pulls, d.Hot[0].Pulls) }
 
 // tierRow is a part of the cache.
 type tierRow struct {
@@ -173,10 +201,14 @@ type tierRow struct {
 	Fill, Ratio float64
 }
 
-func (q *request) cachesData() (*cachesData, error) {
+// cachesData is what the page shows now.
+func (q *request) cachesData() *cachesData {
 	d := &cachesData{Job: q.h.jobs.current()}
+	if hot := q.h.opts.System.Hot; hot != nil {
+		d.Hot, d.HotSince = hot(hotImages)
+	}
 	if q.h.opts.System.Caches == nil {
-		return d, nil
+		return d
 	}
 	d.CacheState = q.h.opts.System.Caches.Cache()
 	for i, t := range []CacheTier{d.RAM, d.SSD} {
@@ -191,7 +223,7 @@ func (q *request) cachesData() (*cachesData, error) {
 	}
 	d.Overall = hitRatio(cacheSample{}, cacheSample{ram: d.RAM.Hits, ssd: d.SSD.Hits, misses: d.misses()})
 	d.Now, d.Graph = q.h.ring.lately(q.h.opts.Clock())
-	return d, nil
+	return d
 }
 
 // caches shows the page of the cache, or that of an action.
@@ -202,11 +234,7 @@ func (q *request) caches() error {
 		}
 		return notFound("There is no page of that name.")
 	}
-	d, err := q.cachesData()
-	if err != nil {
-		return err
-	}
-	q.show(http.StatusOK, "caches", "Caches", d)
+	q.show(http.StatusOK, "caches", "Caches", q.cachesData())
 	return nil
 }
 

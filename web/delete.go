@@ -25,7 +25,7 @@ func (q *request) toDelete() (*deleteData, error) {
 	if !ok {
 		return nil, noImage()
 	}
-	if ok, err := q.mayLook(at.Repo); !ok {
+	if ok, err := q.mayBrowse(at.Repo); !ok {
 		return nil, err
 	}
 	if !q.may(at.Repo, auth.Delete) {

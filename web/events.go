@@ -37,9 +37,9 @@ type live struct {
 
 // topics are the live parts by name.
 var topics = map[string]live{
-	"caches":  {"caches", "live", func(q *request) (any, bool, error) { d, err := q.cachesData(); return d, false, err }},
-	"mirrors": {"mirrors", "live", func(q *request) (any, bool, error) { d, err := q.mirrorsData(); return d, false, err }},
-	"gear":    {"storage", "live", func(q *request) (any, bool, error) { d, err := q.gearData(); return d, false, err }},
+	"caches":  {"caches", "live", func(q *request) (any, bool, error) { return q.cachesData(), false, nil }},
+	"mirrors": {"mirrors", "live", func(q *request) (any, bool, error) { return q.mirrorsData(false), false, nil }},
+	"gear":    {"storage", "live", func(q *request) (any, bool, error) { st, err := q.gearState(); return st, false, err }},
 	"job": {"action", "live", func(q *request) (any, bool, error) {
 		j := q.h.jobs.get(q.r.FormValue("name"))
 		return j, j == nil || !j.Running(), nil
@@ -102,7 +102,7 @@ func (q *request) events() error {
 // stillMay tells whether the one who asked is still logged in and manages the registry.
 func (q *request) stillMay() bool {
 	if q.h.access == nil {
-		return q.local()
+		return q.may("", auth.Admin)
 	}
 	fresh := &request{w: discardHeader{}, r: q.r, h: q.h}
 	return fresh.identify() == nil && fresh.may("", auth.Admin)

@@ -2,14 +2,12 @@ package web
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"maps"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
-	"time"
 
 	"example.org/slipway/gear"
 	"example.org/slipway/oci"
@@ -19,30 +17,42 @@ import (
 // diffData is what the page of the difference of two images shows.
 type diffData struct {
 	Repo, From, To string
+	// Platform is the one that was asked for, Platforms those to choose from.
+	Platform  string
+	Platforms []string
 	// FromName and ToName are the images as addresses name them; FromTree and ToTree the addresses of
-	// their files.
+	// their files; FromPlatform and ToPlatform which of an index's they are for.
 	FromName, ToName, FromTree, ToTree string
+	FromPlatform, ToPlatform           string
 	Problem                            *noFiles
 	Asked                              bool
 
 	Added, Removed, Changed diffSum
 	// Touched are entries of which only the time changed, shown with Times.
-	Touched      diffSum
-	Times        bool
-	ToggleTimes  string
-	Same         int
-	Before, Now  fileSum
-	NewContents  fileSum
-	LayerBytes   int64
-	NewLayers    int
-	Layers       int
-	LayersNewPct float64
-	Config       []configChange
-	Dirs         []dirChange
-	MoreDirs     int
+	Touched     diffSum
+	Times       bool
+	ToggleTimes string
+	Same        int
+	Before, Now fileSum
+	// NewContents are the contents that the first image has not, with their sizes;
+	// LayerBytes are those of the layers that it has not, as pushed.
+	NewContents fileSum
+	LayerBytes  int64
+	NewLayers   int
+	Layers      int
+	Config      []configChange
+	// ConfigProblem is why configs are not compared.
+	ConfigProblem string
+	Dirs          []dirChange
+	MoreDirs      int
+	// Uncounted tells that more directories have changes than are counted one by one.
+	Uncounted bool
 
+	// Path is what is shown of the list, with Only what lies directly in it; Whole is the
+	// address without.
 	Path       string
-	Whole      string // the address without a path
+	Only       bool
+	Whole      string
 	Count, At  int
 	Groups     []diffGroup
 	Next, Prev string
@@ -54,7 +64,7 @@ type diffSum struct {
 	Bytes   int64
 }
 
-// dirChange is what changed below a directory at the top.
+// dirChange is what changed below a directory, or directly in it.
 type dirChange struct {
 	Name, Href              string
 	Added, Removed, Changed int
@@ -80,20 +90,25 @@ type diffRow struct {
 // configChange is a difference of two images' configs.
 type configChange struct{ Name, Before, Now string }
 
-// maxDiffDirs is how many directories the summary of a difference has.
-const maxDiffDirs = 20
+const (
+	// maxDiffDirs is how many directories the summary of a difference has, of as many as
+	// maxCountedDirs.
+	maxDiffDirs, maxCountedDirs = 20, 10_000
+	// maxDiffAt bounds where a page of rows may begin.
+	maxDiffAt = 1 << 30
+)
 
 // diff compares the files of two images of a repository.
 func (q *request) diff() error {
 	repo := q.rest
-	if !oci.ValidName(repo) {
-		return noImage()
-	}
-	if may, err := q.seesRepository(repo); !may {
+	if may, err := q.mayBrowse(repo); !may {
 		return err
 	}
-	v := q.r.URL.Query()
-	d := &diffData{Repo: repo, From: strings.TrimSpace(v.Get("from")), To: strings.TrimSpace(v.Get("to")), Times: v.Get("times") != "", Path: strings.Trim(v.Get("path"), "/")}
+	d := &diffData{Repo: repo, From: strings.TrimSpace(q.r.FormValue("from")), To: strings.TrimSpace(q.r.FormValue("to")), Platform: q.r.FormValue("platform"),
+		Times: q.r.FormValue("times") != "", Path: strings.Trim(q.r.FormValue("path"), "/"), Only: q.r.FormValue("only") != ""}
+	if d.Platform != "" {
+		d.Platforms = []string{d.Platform}
+	}
 	if d.From != "" && d.To != "" {
 		d.Asked = true
 		err := q.fillDiff(d)
@@ -105,46 +120,20 @@ func (q *request) diff() error {
 	return nil
 }
 
-// side is one of the images that are compared.
-type side struct {
-	img    *image
-	tree   *fileTree
-	config runConfig
-}
-
-func (q *request) side(repo, ref string) (s side, err error) {
-	i, ok := parseImage(imageRef{repo, ref}.String())
-	if !ok {
-		return s, noImage()
-	}
-	if s.img, err = q.imageOf(repo, i.Ref, q.r.FormValue("platform")); err != nil {
-		return s, err
-	}
-	if s.tree, err = q.h.treeOf(q.ctx(), repo, s.img); err != nil {
-		return s, err
-	}
-	b, err := q.h.opts.Files.Config(q.ctx(), repo, s.img.Config.Digest)
-	if err == nil && json.Unmarshal(b, &s.config) != nil {
-		s.config = runConfig{} // which runtimes will complain of
-	}
-	if oci.HasCode(err, oci.CodeBlobUnknown) {
-		err = nil
-	}
-	return s, err
-}
-
 // fillDiff compares. Errors: *noFiles.
 func (q *request) fillDiff(d *diffData) error {
-	d.FromName, d.ToName = imageRef{d.Repo, d.From}.String(), imageRef{d.Repo, d.To}.String()
-	d.FromTree, d.ToTree = q.h.render.base+"tree/"+d.FromName, q.h.render.base+"tree/"+d.ToName
-	from, err := q.side(d.Repo, d.From)
+	from, to, err := q.sides(d)
 	if err != nil {
 		return err
 	}
-	to, err := q.side(d.Repo, d.To)
+	d.FromName, d.ToName = from.ref.String(), to.ref.String()
+	d.FromTree, d.ToTree = from.address(q), to.address(q)
+	d.FromPlatform, d.ToPlatform = from.img.Platform, to.img.Platform
+	done, err := take(q.ctx(), q.h.trees.walking)
 	if err != nil {
 		return err
 	}
+	defer done()
 	d.Before, d.Now = from.tree.between(0, len(from.tree.x.Entries)), to.tree.between(0, len(to.tree.x.Entries))
 	d.NewContents = newContents(from.tree.x, to.tree.x)
 	had := map[oci.Digest]bool{}
@@ -154,16 +143,35 @@ func (q *request) fillDiff(d *diffData) error {
 	for _, l := range to.img.Layers {
 		if d.Layers++; !had[l.Digest] {
 			d.NewLayers++
-			d.LayerBytes += l.Size
+			d.LayerBytes = plus(d.LayerBytes, l.Size)
 		}
 	}
-	d.Config = from.config.changes(&to.config)
-	d.Whole = q.self("path", "", "at", "")
+	if err := q.compareConfigs(d, from, to); err != nil {
+		return err
+	}
+	d.Whole = q.self("path", "", "only", "", "at", "")
 	d.ToggleTimes = q.self("times", "1", "at", "")
 	if d.Times {
 		d.ToggleTimes = q.self("times", "", "at", "")
 	}
-	q.fillChanges(d, from.tree.x, to.tree.x)
+	return q.fillChanges(d, from.tree.x, to.tree.x)
+}
+
+// compareConfigs compares the settings of two images, if both can be read.
+func (q *request) compareConfigs(d *diffData, from, to *side) error {
+	var configs [2]*imageConfig
+	for i, s := range []*side{from, to} {
+		c, problem, err := q.readConfig(s.ref.Repo, s.img.manifest)
+		if err != nil {
+			return err
+		}
+		if problem != "" {
+			d.ConfigProblem = s.ref.String() + ": " + problem
+			return nil
+		}
+		configs[i] = c
+	}
+	d.Config = configs[0].changes(configs[1])
 	return nil
 }
 
@@ -183,52 +191,66 @@ func newContents(from, to *gear.Index) (n fileSum) {
 }
 
 // fillChanges walks both trees and keeps the changes of the page that is asked for.
-func (q *request) fillChanges(d *diffData, from, to *gear.Index) {
-	var at int
-	_, _ = fmt.Sscanf(q.r.URL.Query().Get("at"), "%d", &at)
-	d.At = max(0, at)
+func (q *request) fillChanges(d *diffData, from, to *gear.Index) error {
+	at, _ := strconv.Atoi(q.r.FormValue("at"))
+	d.At = min(max(0, at), maxDiffAt)
 	dirs := map[string]*dirChange{}
-	compareTrees(from, to, func(path string, a, b *gear.Entry) {
-		what, details := describeChange(from, to, a, b)
-		n := changeBytes(a, b)
-		var top *dirChange
-		if what != "" && what != "touched" {
-			top = dirOf(dirs, path)
-		}
-		switch what {
-		case "":
-			d.Same++
-			return
-		case "added":
-			d.Added.add(n)
-			top.Added++
-			top.Bytes += n
-		case "removed":
-			d.Removed.add(n)
-			top.Removed++
-		case "changed":
-			d.Changed.add(n)
-			top.Changed++
-			top.Bytes += n
-		case "touched":
-			if d.Touched.add(n); !d.Times {
-				return
+	err := compareTrees(q.ctx(), from, to, func(path string, a, b *gear.Entry) {
+		c := changeOf(from, to, a, b)
+		if d.count(c, dirs, path, a, b) && d.lists(path) {
+			if d.Count++; d.Count > d.At && d.Count <= d.At+treeRows {
+				d.row(path, a, b, c)
 			}
 		}
-		if d.Path != "" && path != d.Path && !below(path, d.Path) {
-			return
-		}
-		if d.Count++; d.Count > d.At && d.Count <= d.At+treeRows {
-			d.row(path, a, b, what, details)
-		}
 	})
-	if end := d.At + treeRows; end < d.Count {
-		d.Next = q.self("at", fmt.Sprint(end))
+	if err != nil {
+		return err
 	}
-	if d.At > 0 {
-		d.Prev = q.self("at", fmt.Sprint(max(0, d.At-treeRows)))
+	if end := d.At + treeRows; end < d.Count {
+		d.Next = q.self("at", strconv.Itoa(end))
+	}
+	if d.At > 0 && d.Count > 0 {
+		d.Prev = q.self("at", strconv.Itoa(max(0, min(d.At, d.Count)-treeRows)))
 	}
 	q.fillDirs(d, dirs)
+	return nil
+}
+
+// count adds a change to the sums, and tells whether it is one of those that are listed.
+func (d *diffData) count(c change, dirs map[string]*dirChange, path string, a, b *gear.Entry) bool {
+	n := changeBytes(a, b)
+	switch c.what {
+	case "":
+		d.Same++
+		return false
+	case "touched":
+		d.Touched.add(n)
+		return d.Times
+	}
+	dir := d.dirOf(dirs, path)
+	switch c.what {
+	case "added":
+		d.Added.add(n)
+		dir.Added++
+		dir.Bytes += n
+	case "removed":
+		d.Removed.add(n)
+		dir.Removed++
+	case "changed":
+		d.Changed.add(n)
+		dir.Changed++
+		dir.Bytes += n
+	}
+	return true
+}
+
+// lists tells whether a path is among those that the list is to show.
+func (d *diffData) lists(path string) bool {
+	if d.Only {
+		dir, _ := cutName(path)
+		return dir == d.Path
+	}
+	return d.Path == "" || path == d.Path || below(path, d.Path)
 }
 
 func (s *diffSum) add(n int64) {
@@ -248,8 +270,8 @@ func changeBytes(a, b *gear.Entry) int64 {
 }
 
 // dirOf returns the directory of the summary that a path belongs to: its first two
-// segments, if it has three.
-func dirOf(dirs map[string]*dirChange, path string) *dirChange {
+// segments if it has three, else the one that it lies directly in.
+func (d *diffData) dirOf(dirs map[string]*dirChange, path string) *dirChange {
 	name := path
 	if parts := strings.SplitN(path, "/", 4); len(parts) > 2 {
 		name = parts[0] + "/" + parts[1]
@@ -259,6 +281,10 @@ func dirOf(dirs map[string]*dirChange, path string) *dirChange {
 	c := dirs[name]
 	if c == nil {
 		c = &dirChange{Name: name}
+		if len(dirs) >= maxCountedDirs { // it counts in the whole only
+			d.Uncounted = true
+			return c
+		}
 		dirs[name] = c
 	}
 	return c
@@ -271,22 +297,26 @@ func (q *request) fillDirs(d *diffData, dirs map[string]*dirChange) {
 	})
 	d.MoreDirs = max(0, len(list)-maxDiffDirs)
 	for _, c := range list[:len(list)-d.MoreDirs] {
-		if c.Share = share(c.Bytes, list[0].Bytes); c.Name != "" {
-			c.Href = q.self("path", c.Name, "at", "")
+		c.Share = share(c.Bytes, list[0].Bytes)
+		if strings.Contains(c.Name, "/") {
+			c.Href = q.self("path", c.Name, "only", "", "at", "")
+			c.Name = "/" + showName(c.Name)
+		} else {
+			c.Href = q.self("path", c.Name, "only", "1", "at", "")
+			c.Name = "directly in /" + showName(c.Name)
 		}
-		c.Name = "/" + showName(c.Name)
 		d.Dirs = append(d.Dirs, *c)
 	}
 }
 
 // row appends a change to the groups.
-func (d *diffData) row(path string, a, b *gear.Entry, what, details string) {
+func (d *diffData) row(path string, a, b *gear.Entry, c change) {
 	dir, name := cutName(path)
 	dir = "/" + showName(dir)
 	if len(d.Groups) == 0 || d.Groups[len(d.Groups)-1].Dir != dir {
 		d.Groups = append(d.Groups, diffGroup{Dir: dir})
 	}
-	r := diffRow{Name: showName(name), What: what, Details: details, Before: -1, Now: -1}
+	r := diffRow{Name: showName(name), What: c.what, Details: c.details(), Before: -1, Now: -1}
 	if a != nil {
 		r.Kind = kinds[a.Type]
 		if a.Type == rootfs.File {
@@ -301,86 +331,4 @@ func (d *diffData) row(path string, a, b *gear.Entry, what, details string) {
 	}
 	g := &d.Groups[len(d.Groups)-1]
 	g.Rows = append(g.Rows, r)
-}
-
-// compareTrees calls each for every path of two trees, in their order; a or b is nil
-// where a tree has not the path.
-func compareTrees(from, to *gear.Index, each func(path string, a, b *gear.Entry)) {
-	i, k := 0, 0
-	for i < len(from.Entries) || k < len(to.Entries) {
-		c := 0
-		switch {
-		case i == len(from.Entries):
-			c = 1
-		case k == len(to.Entries):
-			c = -1
-		default:
-			c = gear.ComparePaths(from.Entries[i].Path, to.Entries[k].Path)
-		}
-		switch {
-		case c < 0:
-			each(from.Entries[i].Path, &from.Entries[i], nil)
-		case c > 0:
-			each(to.Entries[k].Path, nil, &to.Entries[k])
-		default:
-			each(from.Entries[i].Path, &from.Entries[i], &to.Entries[k])
-		}
-		if c <= 0 {
-			i++
-		}
-		if c >= 0 {
-			k++
-		}
-	}
-}
-
-// describeChange tells what became of an entry: added, removed, changed, touched if that
-// is only its time, "" if nothing.
-func describeChange(from, to *gear.Index, a, b *gear.Entry) (what, details string) {
-	switch {
-	case a == nil:
-		return "added", ""
-	case b == nil:
-		return "removed", ""
-	}
-	ma, mb := behind(from, a), behind(to, b)
-	var list []string
-	if ma.Type != mb.Type {
-		return "changed", kinds[ma.Type] + " is now " + kinds[mb.Type]
-	}
-	if ma.File >= 0 && mb.File >= 0 && from.Files[ma.File].Name != to.Files[mb.File].Name {
-		list = append(list, "content")
-	}
-	if ma.Link != mb.Link {
-		list = append(list, fmt.Sprintf("link to %s, now to %s", showName(ma.Link), showName(mb.Link)))
-	}
-	if ma.Mode != mb.Mode {
-		list = append(list, fmt.Sprintf("mode %04o, now %04o", ma.Mode, mb.Mode))
-	}
-	if ma.UID != mb.UID || ma.GID != mb.GID {
-		list = append(list, fmt.Sprintf("owner %d:%d, now %d:%d", ma.UID, ma.GID, mb.UID, mb.GID))
-	}
-	if !slices.Equal(ma.Xattrs, mb.Xattrs) {
-		list = append(list, "extended attributes")
-	}
-	if ma.Major != mb.Major || ma.Minor != mb.Minor {
-		list = append(list, "device number")
-	}
-	if len(list) > 0 {
-		return "changed", strings.Join(list, "; ")
-	}
-	if ma.Sec != mb.Sec || ma.Nsec != mb.Nsec {
-		return "touched", "time " + formatTime(time.Unix(ma.Sec, 0)) + ", now " + formatTime(time.Unix(mb.Sec, 0))
-	}
-	return "", ""
-}
-
-// behind is the file that an entry is a name of.
-func behind(x *gear.Index, e *gear.Entry) *gear.Entry {
-	if e.Type == rootfs.HardLink {
-		if i, ok := x.Lookup(e.Link); ok {
-			return &x.Entries[i]
-		}
-	}
-	return e
 }

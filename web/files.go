@@ -15,50 +15,71 @@ import (
 	"example.org/slipway/oci"
 )
 
-// Files is what the pages of images' files read. Nothing of it counts as a pull, asks an
-// upstream, or begins a conversion.
+// Files is what the pages of images' files read, beside Browse. Nothing of it counts as a
+// pull, asks an upstream, or begins a conversion.
 type Files interface {
-	// Manifest returns a manifest of a repository by tag or digest. Errors:
-	// MANIFEST_UNKNOWN.
-	Manifest(ctx context.Context, repo, ref string) (oci.Manifest, error)
-	// Config returns a blob of at most 4 MiB. Errors: BLOB_UNKNOWN.
-	Config(ctx context.Context, repo string, d oci.Digest) ([]byte, error)
 	// MayLook and Look are those of gearregistry.Service.
 	MayLook(ctx context.Context, repo string, d oci.Digest) error
 	Look(ctx context.Context, repo string, d oci.Digest) (*gear.Index, error)
-	// Profile returns which files containers of an image open first.
+	// Profile is gearregistry.Service's LookProfile: which files containers open first.
 	Profile(ctx context.Context, repo string, manifest oci.Digest) ([]gear.Name, error)
 	// Share and Holders are catalog.Catalog's GearShare and GearHolders.
 	Share(ctx context.Context, image oci.Digest, layers []oci.Digest, repo string) (catalog.GearShare, error)
-	Holders(ctx context.Context, names []gear.Name, n int) ([][]string, error)
+	Holders(ctx context.Context, names []gear.Name, n int) ([]catalog.GearHolders, error)
 	// Converts tells whether layers of a repository are converted by themselves.
 	Converts(repo string) bool
 }
 
 const (
-	// maxTreeEntries is how many entries the layers of an image may have together for its
-	// files to be shown; one of a million takes some 300 MB while it is put together.
+	// maxTreeEntries is how many entries the layers of an image may have together, and the
+	// tree that they are, for its files to be shown.
 	maxTreeEntries = 1_200_000
+	// maxTreeBytes is how many bytes of memory the layers may take together. A million
+	// entries of usual names take some 300 MB; the tree takes about as much again.
+	maxTreeBytes = 512 << 20
 	// maxTreeLayers is how many layers it may have: what runtimes can stack, and more.
-	maxTreeLayers = 512
+	maxTreeLayers = catalog.MaxShareLayers
 	// treesBytes is how many bytes of trees are kept; the last one in any case.
 	treesBytes = 128 << 20
-	// profileFor is how long a tree's profile and what it shares are kept.
-	profileFor = time.Minute
+	// makePatience is how long who asks for a tree waits while another one is made.
+	makePatience = 2 * time.Second
+	// walkers is how many pages walk trees at once: comparing two of a million entries
+	// takes a second and some 200 MB.
+	walkers = 2
+	// maxCounts is how many images may wait at once to be told what they share, the one
+	// that is being counted included.
+	maxCounts = 16
 )
 
-// trees are the file trees that were shown last. One is put together at a time, so that
-// memory is bounded; who asks for the same waits and gets it.
+// trees are the file trees that were shown last, and the places of who works at them.
 type trees struct {
-	making chan struct{}
-	mu     sync.Mutex
-	byKey  map[string]*list.Element // of *fileTree
-	order  *list.List               // the last used first
-	bytes  int64
+	// making is taken by who puts a tree together: one at a time, so that memory is
+	// bounded; who asks for the same waits and gets it.
+	making   chan struct{}
+	patience time.Duration
+	// walking is taken by pages that look at all of a tree, counting by who counts what an
+	// image shares, and waiting by who does that or waits for it.
+	walking, counting, waiting chan struct{}
+
+	mu    sync.Mutex
+	byKey map[string]*list.Element // of *fileTree
+	order *list.List               // the last used first
+	bytes int64
 }
 
 func newTrees() *trees {
-	return &trees{making: make(chan struct{}, 1), byKey: map[string]*list.Element{}, order: list.New()}
+	return &trees{making: make(chan struct{}, 1), patience: makePatience, walking: make(chan struct{}, walkers), counting: make(chan struct{}, 1),
+		waiting: make(chan struct{}, maxCounts), byKey: map[string]*list.Element{}, order: list.New()}
+}
+
+// take waits for one of the places; done gives it back.
+func take(ctx context.Context, places chan struct{}) (done func(), err error) {
+	select {
+	case places <- struct{}{}:
+		return func() { <-places }, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
 }
 
 func (t *trees) get(key string) *fileTree {
@@ -80,6 +101,22 @@ func (t *trees) put(f *fileTree) {
 	}
 	t.byKey[f.key] = t.order.PushFront(f)
 	t.bytes += f.cost
+	t.shrink()
+}
+
+// grew takes into account that a tree takes so many bytes more, or less, than before.
+func (t *trees) grew(f *fileTree, bytes int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	f.cost += bytes
+	if e := t.byKey[f.key]; e != nil && e.Value.(*fileTree) == f {
+		t.bytes += bytes
+		t.shrink()
+	}
+}
+
+// shrink gives up trees, from the one that was used longest ago.
+func (t *trees) shrink() {
 	for t.bytes > treesBytes && t.order.Len() > 1 {
 		old := t.order.Remove(t.order.Back()).(*fileTree)
 		delete(t.byKey, old.key)
@@ -138,48 +175,75 @@ func (q *request) seesRepository(repo string) (bool, error) {
 
 // treeOf returns the files of an image. Errors: *noFiles.
 func (h *Handler) treeOf(ctx context.Context, repo string, img *image) (*fileTree, error) {
-	f := h.opts.Files
 	layers, err := img.gearLayers()
 	if err != nil {
 		return nil, err
 	}
-	for _, d := range layers { // also of a tree that is kept: the right to see it may have gone
-		if err := f.MayLook(ctx, repo, d); err != nil {
-			return nil, h.whyNoFiles(repo, d, err)
+	for i, d := range layers { // also of a tree that is kept: the right to see it may have gone
+		if err := h.opts.Files.MayLook(ctx, repo, d); err != nil {
+			return nil, h.whyNoFiles(repo, &img.Layers[i], err)
 		}
 	}
 	key := treeKey(layers)
 	if t := h.trees.get(key); t != nil {
 		return t, nil
 	}
-	select {
-	case h.trees.making <- struct{}{}:
-		defer func() { <-h.trees.making }()
-	case <-ctx.Done():
+	patience, end := context.WithTimeout(ctx, h.trees.patience)
+	done, err := take(patience, h.trees.making)
+	end()
+	switch {
+	case ctx.Err() != nil && err != nil:
 		return nil, ctx.Err()
+	case err != nil:
+		return nil, &noFiles{Title: "Not read yet", Text: "Another image is being read. Load this page again in a moment."}
 	}
+	defer done()
 	if t := h.trees.get(key); t != nil {
 		return t, nil
 	}
-	indexes, entries := make([]*gear.Index, len(layers)), 0
-	for i, d := range layers {
-		if indexes[i], err = f.Look(ctx, repo, d); err != nil {
-			return nil, h.whyNoFiles(repo, d, err)
-		}
-		if entries += len(indexes[i].Entries); entries > maxTreeEntries {
-			return nil, &noFiles{Title: "Too many files", Text: "The layers of this image have more than " + formatCount(maxTreeEntries) + " files, directories and links together, which is more than this page shows."}
-		}
+	indexes, err := h.indexesOf(ctx, repo, img)
+	if err != nil {
+		return nil, err
 	}
 	t, err := newFileTree(key, indexes)
-	if errors.Is(err, gear.ErrConflict) || errors.Is(err, gear.ErrTooLarge) {
-		return nil, &noFiles{Title: "The layers contradict each other", Text: err.Error()}
-	}
-	if err != nil {
+	switch {
+	case errors.Is(err, gear.ErrTooLarge):
+		return nil, &noFiles{Title: "Too many files", Text: "The files of this image are more than this page shows: " + showName(err.Error()) + "."}
+	case errors.Is(err, gear.ErrConflict):
+		return nil, &noFiles{Title: "The layers contradict each other", Text: showName(err.Error())}
+	case err != nil:
 		return nil, err
 	}
 	t.layers = layers
 	h.trees.put(t)
 	return t, nil
+}
+
+// indexesOf reads the indexes of an image's layers; of one that it has several times the
+// same each time. Errors: *noFiles.
+func (h *Handler) indexesOf(ctx context.Context, repo string, img *image) ([]*gear.Index, error) {
+	read := map[oci.Digest]*gear.Index{}
+	var out []*gear.Index
+	var entries int
+	var bytes int64
+	for i := range img.Layers {
+		l := &img.Layers[i]
+		x := read[l.Digest]
+		if x == nil {
+			var err error
+			if x, err = h.opts.Files.Look(ctx, repo, l.Digest); err != nil {
+				return nil, h.whyNoFiles(repo, l, err)
+			}
+			read[l.Digest] = x
+			tables, texts := indexBytes(x)
+			bytes += tables + texts
+		}
+		if entries += len(x.Entries); entries > maxTreeEntries || bytes > maxTreeBytes {
+			return nil, &noFiles{Title: "Too many files", Text: "The layers of this image have more than " + formatCount(maxTreeEntries) + " files, directories and links together, or take more than " + formatBytes(maxTreeBytes) + " of memory with their names and attributes, which is more than this page shows."}
+		}
+		out = append(out, x)
+	}
+	return out, nil
 }
 
 func treeKey(layers []oci.Digest) string {
@@ -191,28 +255,10 @@ func treeKey(layers []oci.Digest) string {
 	return b.String()
 }
 
-// gearLayers are the layers, the lowest first.
-func (i *image) gearLayers() ([]oci.Digest, error) {
-	if len(i.Layers) == 0 {
-		return nil, &noFiles{Title: "No layers", Text: "This image has no layers, so it has no files."}
-	}
-	if len(i.Layers) > maxTreeLayers {
-		return nil, &noFiles{Title: "Too many layers", Text: "This image has more layers than this page shows, and than containers can be made of."}
-	}
-	out := make([]oci.Digest, len(i.Layers))
-	for k, l := range i.Layers {
-		if !gearregistry.IsLayer(l.MediaType) {
-			return nil, &noFiles{Title: "Not a file tree", Text: "What this manifest names are not layers of files but of the type " + showName(l.MediaType) + ", as those of charts, signatures and other artifacts are."}
-		}
-		out[k] = l.Digest
-	}
-	return out, nil
-}
-
 // whyNoFiles puts into words why a layer's index is not there.
-func (h *Handler) whyNoFiles(repo string, d oci.Digest, err error) error {
+func (h *Handler) whyNoFiles(repo string, l *oci.Descriptor, err error) error {
 	const again = "slipway convert --all --again --config CONFIG"
-	short := shortDigest(string(d))
+	short := shortDigest(string(l.Digest))
 	var pending *gearregistry.PendingError
 	switch {
 	case errors.Is(err, gearregistry.ErrNotConverted) && !h.opts.Files.Converts(repo):
@@ -225,6 +271,10 @@ func (h *Handler) whyNoFiles(repo string, d oci.Digest, err error) error {
 		return &noFiles{"Not converted yet", "Layer " + short + " is tried again soon; the last attempt came to: " + showName(pending.Reason) + ".", ""}
 	case errors.As(err, &pending):
 		return &noFiles{"Not converted yet", "Layer " + short + " is being converted to Gear, or waits for it. Load this page again in a moment.", ""}
+	case errors.Is(err, gear.ErrTooLarge) || errors.Is(err, gear.ErrVersion) || errors.Is(err, gear.ErrInvalid):
+		return &noFiles{"The index cannot be read", "The index of layer " + short + " is larger than gear.max_entries of the configuration allows by now, of another version of this program, or damaged: " + showName(err.Error()) + ". To have it made again:", again}
+	case oci.HasCode(err, oci.CodeBlobUnknown) && len(l.URLs) > 0:
+		return &noFiles{"Not all of it is here", "Layer " + short + " is not here: the image names another place where clients fetch it.", ""}
 	case oci.HasCode(err, oci.CodeBlobUnknown):
 		return &noFiles{"Not all of it is here", "Layer " + short + " is not here. In a mirror it comes with the first pull.", ""}
 	}

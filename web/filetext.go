@@ -1,26 +1,17 @@
 package web
 
 import (
-	"encoding/json"
 	"fmt"
 	"strings"
 	"unicode"
 	"unicode/utf8"
-
-	"example.org/slipway/oci"
 )
 
-// showName writes somebody's text so that all of it is seen: what is no UTF-8, steers a
-// terminal or turns the direction of text is written as its number.
+// showName writes somebody's text so that all of it is seen, and no two look the same:
+// what is no UTF-8, steers a terminal or turns the direction of text is written as its
+// number. In such a text, and in one that looks as if it were one, a backslash is double.
 func showName(s string) string {
-	plain := true
-	for _, r := range s {
-		if r == utf8.RuneError || !unicode.IsPrint(r) {
-			plain = false
-			break
-		}
-	}
-	if plain {
+	if isPlain(s) {
 		return s
 	}
 	var b strings.Builder
@@ -33,7 +24,11 @@ func showName(s string) string {
 			b.WriteString(`\n`)
 		case r == '\t':
 			b.WriteString(`\t`)
-		case !unicode.IsPrint(r):
+		case r == '\\':
+			b.WriteString(`\\`)
+		case r > 0xffff && !unicode.IsPrint(r):
+			fmt.Fprintf(&b, `\U%08x`, r)
+		case r == utf8.RuneError || !unicode.IsPrint(r): // the former also stands for what is no UTF-8
 			fmt.Fprintf(&b, `\u%04x`, r)
 		default:
 			b.WriteRune(r)
@@ -43,59 +38,15 @@ func showName(s string) string {
 	return b.String()
 }
 
-// image is what the pages of files need of a manifest.
-type image struct {
-	Digest oci.Digest
-	Config oci.Descriptor   `json:"config"`
-	Layers []oci.Descriptor `json:"layers"`
-	// Manifests are those of an index.
-	Manifests []oci.Descriptor `json:"manifests"`
-	// Platform is the one that was chosen of an index's.
-	Platform string `json:"-"`
-	// Platforms are those to choose from.
-	Platforms []string `json:"-"`
-}
-
-func parseManifest(m *oci.Manifest) (*image, error) {
-	i := &image{Digest: m.Digest}
-	if err := json.Unmarshal(m.Bytes, i); err != nil {
-		return nil, &noFiles{Title: "Not an image", Text: "The manifest is of a form that this page does not know."}
-	}
-	return i, nil
-}
-
-// platformName is a platform as os/architecture, with the variant if there is one.
-func platformName(d *oci.Descriptor) string {
-	p := d.Platform
-	if p == nil || p.OS == "" || p.OS == "unknown" {
-		return ""
-	}
-	name := p.OS + "/" + p.Architecture
-	if p.Variant != "" {
-		name += "/" + p.Variant
-	}
-	return name
-}
-
-// choose returns the manifest of an index for a platform; without one for linux/amd64,
-// or the first there is.
-func (i *image) choose(platform string) (d oci.Digest, name string, all []string, err error) {
-	for k := range i.Manifests {
-		m := &i.Manifests[k]
-		p := platformName(m)
-		if p == "" {
-			continue
+// isPlain tells whether a text is shown as it is: all of it is seen, and nothing of it
+// looks like what showName writes.
+func isPlain(s string) bool {
+	escape := false
+	for _, r := range s {
+		if r == utf8.RuneError || !unicode.IsPrint(r) || escape && strings.ContainsRune(`ntxuU\`, r) {
+			return false
 		}
-		all = append(all, p)
-		if d == "" && platform == "" || p == platform || platform == "" && p == "linux/amd64" && name != "linux/amd64" {
-			d, name = m.Digest, p
-		}
+		escape = r == '\\'
 	}
-	switch {
-	case len(all) == 0:
-		return "", "", nil, &noFiles{Title: "Not an image", Text: "This index names no image of a platform."}
-	case d == "":
-		return "", "", nil, &noFiles{Title: "No such platform", Text: "This image is for " + showName(strings.Join(all, ", ")) + "; there is none for " + showName(platform) + "."}
-	}
-	return d, name, all, nil
+	return true
 }

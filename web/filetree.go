@@ -2,6 +2,8 @@ package web
 
 import (
 	"cmp"
+	"context"
+	"fmt"
 	"slices"
 	"sort"
 	"strings"
@@ -9,13 +11,13 @@ import (
 	"time"
 	"unsafe"
 
-	"example.org/slipway/catalog"
 	"example.org/slipway/gear"
 	"example.org/slipway/oci"
 	"example.org/slipway/rootfs"
 )
 
-// fileTree is the files of an image, with sums. All but overlay and shares never change.
+// fileTree is the files of an image, with sums. All but cost, profiles and shares never
+// change.
 type fileTree struct {
 	key    string
 	layers []oci.Digest
@@ -32,12 +34,13 @@ type fileTree struct {
 	largest []int32
 	// perLayer are the bytes and files that each layer has in the tree.
 	perLayer []fileSum
-	// cost is about how many bytes it takes.
+	// cost is about how many bytes of memory it takes, with its profiles. When the tree is
+	// kept, the mutex of trees guards it.
 	cost int64
 
-	mu      sync.Mutex
-	overlay map[string]*overlay  // by repository and manifest
-	shares  map[string]*shareSum // likewise; of all repositories under ""
+	mu       sync.Mutex
+	profiles map[string]*profile  // by repository and manifest
+	shares   map[string]*shareSum // likewise; of all repositories under ""
 }
 
 // fileSum is a number of files with their bytes.
@@ -46,31 +49,38 @@ type fileSum struct {
 	Bytes int64
 }
 
-// shareSum is what the layers share with others, of a moment.
-type shareSum struct {
-	at time.Time
-	// counted is closed when the rest is set.
-	counted chan struct{}
-	catalog.GearShare
-	err error
-}
-
-// failed tells that it was counted in vain.
-func (s *shareSum) failed() bool {
-	select {
-	case <-s.counted:
-		return s.err != nil
-	default:
-		return false
-	}
-}
-
 const (
 	largestFiles = 10
 	// maxKept is how many profiles and shares a tree keeps: one for each repository that
 	// is looked at.
 	maxKept = 16
+	// checkEvery is how many entries are looked at before the next look whether somebody
+	// still waits for the page.
+	checkEvery = 4096
 )
+
+// indexBytes is how many bytes of memory an index takes: its tables, and the texts and
+// chunks that they lead to. These were read in a few pieces, each of which lives as long as
+// anything of it is used.
+func indexBytes(x *gear.Index) (tables, texts int64) {
+	tables = int64(cap(x.Entries))*int64(unsafe.Sizeof(gear.Entry{})) + int64(cap(x.Files))*int64(unsafe.Sizeof(gear.File{}))
+	had := map[*rootfs.Xattr]bool{} // entries with the same attributes share them
+	for i := range x.Entries {
+		e := &x.Entries[i]
+		texts += int64(len(e.Path) + len(e.Link))
+		if len(e.Xattrs) == 0 || had[&e.Xattrs[0]] {
+			continue
+		}
+		had[&e.Xattrs[0]] = true
+		for _, a := range e.Xattrs {
+			texts += int64(unsafe.Sizeof(a)) + int64(len(a.Name)+len(a.Value))
+		}
+	}
+	for i := range x.Files {
+		texts += int64(len(x.Files[i].Chunks)) * int64(len(gear.Name{}))
+	}
+	return tables, texts
+}
 
 // newFileTree puts the tree of layers together, the lowest first.
 func newFileTree(key string, layers []*gear.Index) (*fileTree, error) {
@@ -79,14 +89,25 @@ func newFileTree(key string, layers []*gear.Index) (*fileTree, error) {
 		return nil, err
 	}
 	n := len(x.Entries)
+	if n > maxTreeEntries {
+		return nil, fmt.Errorf("%w: it has %d entries, with directories that no layer describes", gear.ErrTooLarge, n)
+	}
 	t := &fileTree{key: key, x: x, end: make([]int32, n), layer: make([]int16, n), bytes: make([]int64, n+1), files: make([]int32, n+1),
-		perLayer: make([]fileSum, len(layers)), overlay: map[string]*overlay{}, shares: map[string]*shareSum{}}
+		perLayer: make([]fileSum, len(layers)), profiles: map[string]*profile{}, shares: map[string]*shareSum{}}
 	t.origins(layers)
+	tables, _ := indexBytes(x)
+	t.cost = tables + int64(n)*(4+2+8+4)
+	had := map[*gear.Index]bool{}
+	for _, l := range layers {
+		if !had[l] {
+			had[l] = true
+			_, texts := indexBytes(l) // also those of what is hidden, as long as something shows
+			t.cost += texts
+		}
+	}
 	var open []int32 // the directories that the entry lies in
-	t.cost = int64(n) * int64(unsafe.Sizeof(gear.Entry{})+4+2+8+4)
 	for i := range x.Entries {
 		e := &x.Entries[i]
-		t.cost += int64(len(e.Path) + len(e.Link))
 		t.end[i] = int32(i + 1)
 		t.bytes[i+1], t.files[i+1] = t.bytes[i], t.files[i]
 		if e.Type == rootfs.File {
@@ -108,9 +129,6 @@ func newFileTree(key string, layers []*gear.Index) (*fileTree, error) {
 	}
 	for _, d := range open {
 		t.end[d] = int32(n)
-	}
-	for i := range x.Files {
-		t.cost += int64(unsafe.Sizeof(gear.File{})) + int64(len(x.Files[i].Chunks))*32
 	}
 	return t, nil
 }
@@ -198,11 +216,14 @@ func (t *fileTree) bySize(places []int32) {
 
 // search returns the places of the entries whose names, or paths if text has a slash,
 // hold a text, whatever the case of its letters.
-func (t *fileTree) search(text string) []int32 {
+func (t *fileTree) search(ctx context.Context, text string) ([]int32, error) {
 	text = strings.ToLower(text)
 	whole := strings.Contains(text, "/")
 	var out []int32
 	for i := t.first; i < len(t.x.Entries); i++ {
+		if i%checkEvery == 0 && ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
 		name := t.x.Entries[i].Path
 		if !whole {
 			name = name[strings.LastIndexByte(name, '/')+1:]
@@ -211,11 +232,11 @@ func (t *fileTree) search(text string) []int32 {
 			out = append(out, int32(i))
 		}
 	}
-	return out
+	return out, nil
 }
 
-// overlay is what containers open, over a tree.
-type overlay struct {
+// profile is what containers open of a tree.
+type profile struct {
 	at     time.Time
 	opened []bool // of x.Files
 	// files and bytes are sums over the entries before each, as those of the tree.
@@ -227,41 +248,70 @@ type overlay struct {
 	Bytes, AllBytes       int64
 }
 
-// newOverlay lays a profile over a tree; nil if nothing of it is in the tree.
-func (t *fileTree) newOverlay(names []gear.Name) *overlay {
+// newProfile finds what containers open first in a tree; nil if nothing of it is there.
+func (t *fileTree) newProfile(names []gear.Name) *profile {
+	if len(names) == 0 { // as for most images: what follows takes 13 bytes an entry
+		return nil
+	}
 	had := make(map[gear.Name]bool, len(names))
 	for _, n := range names {
 		had[n] = true
 	}
-	o := &overlay{opened: make([]bool, len(t.x.Files)), files: make([]int32, len(t.x.Entries)+1), bytes: make([]int64, len(t.x.Entries)+1)}
+	p := &profile{opened: make([]bool, len(t.x.Files))}
 	for i := range t.x.Files {
 		f := &t.x.Files[i]
-		o.AllContents++
-		o.AllBytes += f.Size
+		p.AllContents++
+		p.AllBytes += f.Size
 		if had[f.Name] {
-			o.opened[i] = true
-			o.Contents++
-			o.Bytes += f.Size
+			p.opened[i] = true
+			p.Contents++
+			p.Bytes += f.Size
 		}
 	}
-	if o.Contents == 0 {
+	if p.Contents == 0 {
 		return nil
 	}
+	p.files, p.bytes = make([]int32, len(t.x.Entries)+1), make([]int64, len(t.x.Entries)+1)
 	for i := range t.x.Entries {
 		e := &t.x.Entries[i]
-		o.files[i+1], o.bytes[i+1] = o.files[i], o.bytes[i]
-		if e.Type == rootfs.File && e.File >= 0 && o.opened[e.File] {
-			o.files[i+1]++
-			o.bytes[i+1] += e.Size
+		p.files[i+1], p.bytes[i+1] = p.files[i], p.bytes[i]
+		if e.Type == rootfs.File && e.File >= 0 && p.opened[e.File] {
+			p.files[i+1]++
+			p.bytes[i+1] += e.Size
 		}
 	}
-	return o
+	return p
 }
 
 // between is what is opened of a range.
-func (o *overlay) between(from, to int) fileSum {
-	if o == nil {
+func (p *profile) between(from, to int) fileSum {
+	if p == nil {
 		return fileSum{}
 	}
-	return fileSum{int(o.files[to] - o.files[from]), o.bytes[to] - o.bytes[from]}
+	return fileSum{int(p.files[to] - p.files[from]), p.bytes[to] - p.bytes[from]}
+}
+
+// cost is how many bytes of memory it takes.
+func (p *profile) cost() int64 {
+	if p == nil {
+		return 0
+	}
+	return int64(len(p.opened) + 4*len(p.files) + 8*len(p.bytes))
+}
+
+// keep keeps a profile, and returns how many bytes more all of them take.
+func (t *fileTree) keep(key string, p *profile) int64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	grown := p.cost()
+	if old := t.profiles[key]; old != nil {
+		grown -= old.cost()
+	} else if len(t.profiles) >= maxKept {
+		for _, old := range t.profiles {
+			grown -= old.cost()
+		}
+		clear(t.profiles)
+	}
+	t.profiles[key] = p
+	return grown
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"html"
 	"io"
@@ -26,32 +27,47 @@ import (
 	"example.org/slipway/rootfs"
 )
 
-// shelf is images with indexes, as Files.
+// shelf is images with indexes, as Files and as what pages of files need of Browse.
 type shelf struct {
-	manifests map[string]oci.Manifest
+	Browse
+	manifests map[string]catalog.Manifest
 	indexes   map[oci.Digest]*gear.Index
 	blobs     map[oci.Digest][]byte
 	profile   []gear.Name
 	looks     int
-	fail      error
+	// fail is the error of MayLook, unread of Look, broken of what decorates a page.
+	fail, unread, broken error
+	// share is what Share does, holders what Holders finds.
+	share   func(context.Context) (catalog.GearShare, error)
+	holders catalog.GearHolders
 }
 
 func newShelf() *shelf {
-	return &shelf{manifests: map[string]oci.Manifest{}, indexes: map[oci.Digest]*gear.Index{}, blobs: map[oci.Digest][]byte{}}
+	return &shelf{manifests: map[string]catalog.Manifest{}, indexes: map[oci.Digest]*gear.Index{}, blobs: map[oci.Digest][]byte{},
+		share: func(context.Context) (catalog.GearShare, error) {
+			return catalog.GearShare{Files: 5, Bytes: 500, Stored: 200, OwnFiles: 2, OwnBytes: 200, OwnStored: 100}, nil
+		}, holders: catalog.GearHolders{Repositories: []string{"lib/app", "lib/other", "secret/one"}}}
 }
 
-func (s *shelf) Manifest(_ context.Context, repo, ref string) (oci.Manifest, error) {
+func (s *shelf) Manifest(_ context.Context, repo string, d oci.Digest) (catalog.Manifest, error) {
+	return s.Tag(context.Background(), repo, string(d))
+}
+func (s *shelf) Tag(_ context.Context, repo, ref string) (catalog.Manifest, error) {
 	m, ok := s.manifests[repo+" "+ref]
 	if !ok {
-		return m, oci.Errorf(oci.CodeManifestUnknown, "no %s", ref)
+		return m, catalog.ErrNotFound
 	}
 	return m, nil
 }
-func (s *shelf) Config(_ context.Context, _ string, d oci.Digest) ([]byte, error) {
-	if b, ok := s.blobs[d]; ok {
-		return b, nil
+func (s *shelf) Content(_ context.Context, _ string, d oci.Digest, most int64) ([]byte, error) {
+	b, ok := s.blobs[d]
+	switch {
+	case !ok:
+		return nil, catalog.ErrNotFound
+	case int64(len(b)) > most:
+		return nil, errors.New("too large")
 	}
-	return nil, oci.Errorf(oci.CodeBlobUnknown, "no %s", d)
+	return b, nil
 }
 func (s *shelf) MayLook(_ context.Context, _ string, d oci.Digest) error {
 	if s.fail != nil {
@@ -64,20 +80,23 @@ func (s *shelf) MayLook(_ context.Context, _ string, d oci.Digest) error {
 }
 func (s *shelf) Look(_ context.Context, _ string, d oci.Digest) (*gear.Index, error) {
 	s.looks++
-	return s.indexes[d], nil
+	return s.indexes[d], s.unread
 }
 func (s *shelf) Profile(context.Context, string, oci.Digest) ([]gear.Name, error) {
-	return s.profile, nil
+	return s.profile, s.broken
 }
-func (s *shelf) Share(context.Context, oci.Digest, []oci.Digest, string) (catalog.GearShare, error) {
-	return catalog.GearShare{Files: 5, Bytes: 500, Stored: 200, OwnFiles: 2, OwnBytes: 200, OwnStored: 100}, nil
-}
-func (s *shelf) Holders(_ context.Context, names []gear.Name, _ int) ([][]string, error) {
-	out := make([][]string, len(names))
-	for i := range out {
-		out[i] = []string{"lib/app", "lib/other", "secret/one"}
+func (s *shelf) Share(ctx context.Context, _ oci.Digest, _ []oci.Digest, _ string) (catalog.GearShare, error) {
+	if s.broken != nil {
+		return catalog.GearShare{}, s.broken
 	}
-	return out, nil
+	return s.share(ctx)
+}
+func (s *shelf) Holders(_ context.Context, names []gear.Name, _ int) ([]catalog.GearHolders, error) {
+	out := make([]catalog.GearHolders, len(names))
+	for i := range out {
+		out[i] = s.holders
+	}
+	return out, s.broken
 }
 func (s *shelf) Converts(repo string) bool { return repo != "off/app" }
 
@@ -127,7 +146,7 @@ func (s *shelf) push(repo, tag, config string, layers ...*gear.Index) oci.Digest
 
 func (s *shelf) put(repo, tag string, v any) oci.Digest {
 	b, _ := json.Marshal(v)
-	m := oci.Manifest{Descriptor: oci.Descriptor{Digest: oci.SHA256(b)}, Bytes: b}
+	m := catalog.Manifest{Digest: oci.SHA256(b), Content: b}
 	s.manifests[repo+" "+tag], s.manifests[repo+" "+string(m.Digest)] = m, m
 	return m.Digest
 }
@@ -180,7 +199,7 @@ func testShelf(t testing.TB) *shelf {
 // The files of an image, directory by directory, and found by name.
 func TestTree(t *testing.T) {
 	s := testShelf(t)
-	h, _ := open(t, &Options{Files: s}, timing{})
+	h, _ := open(t, &Options{Files: s, Browse: s}, timing{})
 	all := holds(t, h, "/ui/tree/lib/app:v2", "Files of lib/app:v2", "1 of 5 contents", "bin", "srv", "By layer", "Only in this image", "100 B", "→", "usr/lib")
 	if strings.Contains(all, "etc/old") {
 		t.Error("a file that is gone is shown")
@@ -215,7 +234,7 @@ func getRaw(h http.Handler, path string) (int, string) {
 // Images whose files cannot be shown say why, and what to do.
 func TestTreeProblems(t *testing.T) {
 	s := testShelf(t)
-	h, _ := open(t, &Options{Files: s}, timing{})
+	h, _ := open(t, &Options{Files: s, Browse: s}, timing{})
 	s.put("lib/chart", "v1", map[string]any{"layers": []oci.Descriptor{{MediaType: "application/vnd.cncf.helm.chart.content.v1.tar+gzip", Digest: oci.SHA256(nil)}}})
 	holds(t, h, "/ui/tree/lib/chart:v1", "Not a file tree", "helm")
 	s.put("lib/odd", "v1", []int{1})
@@ -251,7 +270,7 @@ func TestTreeProblems(t *testing.T) {
 // What differs between two tags.
 func TestDiff(t *testing.T) {
 	s := testShelf(t)
-	h, _ := open(t, &Options{Files: s}, timing{})
+	h, _ := open(t, &Options{Files: s, Browse: s}, timing{})
 	holds(t, h, "/ui/diff/lib/app", "Name two tags")
 	holds(t, h, "/ui/diff/lib/app?from=v1&to=v2", "old", "removed", "content", "srv", "added", "1 of 2 layers", "in 3 new contents", "Variable A", "Variable B", "Label x", "<b>", `["sh","-c"]`)
 	holds(t, h, "/ui/diff/lib/app?from=v1&to=v2&path=etc", "Only below", "conf")
@@ -300,7 +319,7 @@ func TestLargeTree(t *testing.T) {
 	}
 	s.push("lib/large", "v1", "{}", x)
 	s.push("lib/large", "v2", "{}", x, y)
-	h, _ := open(t, &Options{Files: s}, timing{})
+	h, _ := open(t, &Options{Files: s, Browse: s}, timing{})
 	for i, path := range []string{"tree/lib/large:v2", "tree/lib/large:v2", "tree/lib/large:v2?path=flat", "tree/lib/large:v2?path=flat&sort=name&from=20000", "tree/lib/large:v2?q=file-9", "diff/lib/large?from=v1&to=v2", "diff/lib/large?from=v1&to=v2"} {
 		began := time.Now()
 		body := holds(t, h, "/ui/"+path)
@@ -338,6 +357,9 @@ func TestTreesBounded(t *testing.T) {
 func FuzzShowName(f *testing.F) {
 	f.Add(hostile)
 	f.Add("plain")
+	f.Add("\uFFFD")
+	f.Add("\U000E0001")
+	f.Add(`a\x0a`)
 	f.Fuzz(func(t *testing.T, s string) {
 		for _, r := range showName(s) {
 			if r == utf8.RuneError || !unicode.IsPrint(r) {

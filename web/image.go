@@ -3,11 +3,16 @@ package web
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
 	"net/http"
 	"strings"
+	"unicode"
 
 	"example.org/slipway/auth"
 	"example.org/slipway/catalog"
+	"example.org/slipway/gearregistry"
 	"example.org/slipway/oci"
 )
 
@@ -29,6 +34,9 @@ const (
 	// maxAttached is how many manifests that refer to an image are listed, and
 	// maxPointers how many tags and indexes.
 	maxAttached, maxPointers = 100, 100
+	// maxIndented is how deep a manifest may be that is indented: each level costs two bytes
+	// for each bracket of it.
+	maxIndented = 32
 	// maxLayerStates is how many layers are looked up.
 	maxLayerStates = 200
 )
@@ -102,14 +110,14 @@ func (q *request) image() error {
 	if !ok {
 		return noImage()
 	}
-	if ok, err := q.mayLook(at.Repo); !ok {
+	if ok, err := q.mayBrowse(at.Repo); !ok {
 		return err
 	}
 	m, err := q.manifestOf(at.Repo, at.Ref)
 	if err != nil {
 		return orNoImage(err)
 	}
-	d := &imageData{Repo: at.Repo, Ref: at.Ref, Manifest: m, Self: digestRef(at.Repo, m.Digest), MayDelete: q.may(at.Repo, auth.Delete)}
+	d := &imageData{Repo: at.Repo, Ref: at.Ref, Manifest: m, Self: linkRef(at.Repo, m.Digest), MayDelete: q.may(at.Repo, auth.Delete)}
 	if !oci.IsDigest(at.Ref) {
 		d.Tag = at.Ref
 	}
@@ -127,14 +135,6 @@ func (q *request) manifestOf(repo, ref string) (catalog.Manifest, error) {
 	return q.h.opts.Browse.Tag(q.ctx(), repo, ref)
 }
 
-// digestRef is REPOSITORY@DIGEST, or empty where the digest is malformed.
-func digestRef(repo string, d oci.Digest) string {
-	if !oci.ValidDigest(d) || !oci.ValidName(repo) {
-		return ""
-	}
-	return repo + "@" + string(d)
-}
-
 // describe fills in everything about the manifest.
 func (q *request) describe(d *imageData) (err error) {
 	b := q.h.opts.Browse
@@ -142,7 +142,7 @@ func (q *request) describe(d *imageData) (err error) {
 		return err
 	}
 	for _, i := range d.Use.Indexes {
-		d.Indexes = append(d.Indexes, attachedRow{Digest: i, Ref: digestRef(d.Repo, i)})
+		d.Indexes = append(d.Indexes, attachedRow{Digest: i, Ref: linkRef(d.Repo, i)})
 	}
 	m := readManifest(d.Manifest.Content)
 	d.Kind, d.Type = kindOf(d.Manifest.MediaType, d.Manifest.ArtifactType, m), d.Manifest.ArtifactType
@@ -151,7 +151,7 @@ func (q *request) describe(d *imageData) (err error) {
 	}
 	d.Annotations, d.MoreAnnotations = sortedFacts(m.Annotations)
 	if m.Subject != nil {
-		d.Subject = &attachedRow{Digest: m.Subject.Digest, Ref: digestRef(d.Repo, m.Subject.Digest)}
+		d.Subject = &attachedRow{Digest: m.Subject.Digest, Ref: linkRef(d.Repo, m.Subject.Digest)}
 	}
 	d.parts(m)
 	if err := q.layers(d, m); err != nil {
@@ -174,7 +174,7 @@ func (d *imageData) parts(m manifest) {
 	list, more := someOf(m.Manifests)
 	d.MoreParts = more
 	for _, e := range list {
-		p := partRow{Descriptor: e, Platform: entryPlatform(&e), Ref: digestRef(d.Repo, e.Digest)}
+		p := partRow{Descriptor: e, Platform: entryPlatform(&e), Ref: linkRef(d.Repo, e.Digest)}
 		if p.Of = e.Annotations["vnd.docker.reference.digest"]; p.Of != "" {
 			d.Attested = append(d.Attested, p)
 			continue
@@ -194,12 +194,35 @@ func (q *request) layers(d *imageData, m manifest) error {
 			if row.State, err = q.h.opts.Browse.Layer(q.ctx(), d.Repo, l.Digest); err != nil {
 				return err
 			}
+			if row.State.Failure != "" && !q.may("", auth.Admin) {
+				row.State.Failure = q.toldFailure(d.Repo, l.Digest)
+			}
 			row.Known = true
 		}
-		d.LayerBytes += max(0, l.Size)
+		d.LayerBytes = plus(d.LayerBytes, l.Size)
 		d.Layers = append(d.Layers, row)
 	}
 	return nil
+}
+
+// toldFailure is why a layer could not be converted, for who does not manage the registry:
+// what is wrong with the layer, but nothing of the server's paths and stores.
+func (q *request) toldFailure(repo string, d oci.Digest) string {
+	var pending *gearregistry.PendingError
+	if f := q.h.opts.Files; f != nil && errors.As(f.MayLook(q.ctx(), repo, d), &pending) && pending.Reason != "" {
+		return pending.Reason
+	}
+	return "it is tried again"
+}
+
+// plus adds a size that somebody put into a manifest, where nothing keeps it from being
+// negative or so large that the sum is none.
+func plus(sum, size int64) int64 {
+	size = max(0, size)
+	if sum > math.MaxInt64-size {
+		return math.MaxInt64
+	}
+	return sum + size
 }
 
 // config reads the config of an image; one that cannot be read is told of.
@@ -207,27 +230,11 @@ func (q *request) config(d *imageData, m manifest) error {
 	if !d.Kind.Image || d.Kind.Index || m.Config == nil {
 		return nil
 	}
-	if !oci.ValidDigest(m.Config.Digest) {
-		d.ConfigProblem = "The manifest names no config that could be read."
-		return nil
-	}
-	content, err := q.h.opts.Browse.Content(q.ctx(), d.Repo, m.Config.Digest, maxShownConfig)
-	switch {
-	case isAbsent(err):
-		d.ConfigProblem = "The image's config is not here; it comes with the first pull."
-		return nil
-	case err != nil && q.ctx().Err() != nil:
+	c, problem, err := q.readConfig(d.Repo, m)
+	if err != nil {
 		return err
-	case err != nil:
-		q.h.log.Warn("a config cannot be shown", "repository", d.Repo, "digest", m.Config.Digest, "error", err)
-		d.ConfigProblem = "The image's config cannot be shown: it is too large, or cannot be read."
-		return nil
 	}
-	c := &imageConfig{}
-	if err := json.Unmarshal(content, c); err != nil {
-		d.ConfigProblem = "The image's config is not of the form that images have."
-		c = &imageConfig{}
-	}
+	d.ConfigProblem = problem
 	d.Config, d.Facts = c, configFacts(c)
 	d.Env, d.MoreEnv = someOf(c.Config.Env)
 	d.Labels, d.MoreLabels = sortedFacts(c.Config.Labels)
@@ -247,7 +254,7 @@ func (q *request) attached(d *imageData) error {
 	}
 	d.MoreAttached = more
 	for _, r := range list {
-		row := attachedRow{Kind: attachment(r.ArtifactType), Type: r.ArtifactType, Digest: r.Digest, Size: r.Size, Ref: digestRef(d.Repo, r.Digest)}
+		row := attachedRow{Kind: attachment(r.ArtifactType), Type: r.ArtifactType, Digest: r.Digest, Size: r.Size, Ref: linkRef(d.Repo, r.Digest)}
 		if row.Kind == "" {
 			row.Kind = "artifact"
 		}
@@ -277,7 +284,7 @@ func (q *request) attached(d *imageData) error {
 // pretty indents a manifest for reading, as much of it as is shown.
 func pretty(content []byte) (text string, cut bool) {
 	var b bytes.Buffer
-	if len(content) <= maxShownManifest && json.Indent(&b, content, "", "  ") == nil {
+	if len(content) <= maxShownManifest && !deeper(content, maxIndented) && json.Indent(&b, content, "", "  ") == nil {
 		content = b.Bytes()
 	}
 	if cut = len(content) > maxShownManifest; cut {
@@ -285,6 +292,59 @@ func pretty(content []byte) (text string, cut bool) {
 	}
 	return strings.ToValidUTF8(string(content), "\uFFFD"), cut
 }
+
+// deeper tells whether objects and arrays of a JSON document lie more than n deep in one
+// another.
+func deeper(content []byte, n int) bool {
+	depth, quoted := 0, false
+	for i := 0; i < len(content); i++ {
+		c := content[i]
+		if quoted {
+			switch c {
+			case '\\':
+				i++
+			case '"':
+				quoted = false
+			}
+			continue
+		}
+		switch c {
+		case '"':
+			quoted = true
+		case '[', '{':
+			if depth++; depth > n {
+				return true
+			}
+		case ']', '}':
+			depth--
+		}
+	}
+	return false
+}
+
+// showText writes somebody's text of several lines so that all of it is seen: what steers
+// a terminal or turns the direction of text is written as its number. Unlike showName it
+// leaves backslashes alone, of which commands and JSON are full.
+func showText(s string) string {
+	if !strings.ContainsFunc(s, unseen) {
+		return s
+	}
+	var b strings.Builder
+	for _, r := range s {
+		switch {
+		case !unseen(r):
+			b.WriteRune(r)
+		case r > 0xffff:
+			fmt.Fprintf(&b, `\U%08x`, r)
+		default:
+			fmt.Fprintf(&b, `\u%04x`, r)
+		}
+	}
+	return b.String()
+}
+
+// unseen tells whether a character of a text is not seen as itself.
+func unseen(r rune) bool { return r != '\n' && r != '\t' && !unicode.IsPrint(r) }
 
 // commands are the ways to get the image.
 func (q *request) commands(d *imageData) []Fact {

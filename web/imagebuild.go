@@ -37,6 +37,29 @@ type historyEntry struct {
 	Empty     bool   `json:"empty_layer"`
 }
 
+// readConfig reads the config of an image, in which nothing is set where it cannot be
+// read; then problem tells why.
+func (q *request) readConfig(repo string, m manifest) (c *imageConfig, problem string, err error) {
+	c = &imageConfig{}
+	if m.Config == nil || !oci.ValidDigest(m.Config.Digest) {
+		return c, "The manifest names no config that could be read.", nil
+	}
+	content, err := q.h.opts.Browse.Content(q.ctx(), repo, m.Config.Digest, maxShownConfig)
+	switch {
+	case isAbsent(err):
+		return c, "The image's config is not here; it comes with the first pull.", nil
+	case err != nil && q.ctx().Err() != nil:
+		return c, "", err
+	case err != nil:
+		q.h.log.Warn("a config cannot be shown", "repository", repo, "digest", m.Config.Digest, "error", err)
+		return c, "The image's config cannot be shown: it is too large, or cannot be read.", nil
+	}
+	if json.Unmarshal(content, c) != nil {
+		return &imageConfig{}, "The image's config is not of the form that images have.", nil
+	}
+	return c, "", nil
+}
+
 // maxListed bounds each list of a page.
 const maxListed = 1000
 

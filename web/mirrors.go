@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"example.org/slipway/mirror"
+	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 )
 
@@ -53,13 +54,15 @@ type upstreamRow struct {
 	Saved int64
 }
 
-func (q *request) mirrorsData() (*mirrorsData, error) {
+// mirrorsData is what the page shows now. A page that is loaded may begin a survey; its
+// live part, which is made anew every other second, may not.
+func (q *request) mirrorsData(begin bool) *mirrorsData {
 	d := &mirrorsData{None: q.h.opts.System.Mirrors == nil, Job: q.h.jobs.current()}
 	if d.None {
-		return d, nil
+		return d
 	}
 	if s := q.h.opts.System.Storage; s != nil {
-		d.Survey, _ = s.Survey()
+		d.Survey, _ = s.Survey(begin)
 	}
 	d.MirrorState = q.h.opts.System.Mirrors.Mirrors()
 	for _, s := range d.Sources {
@@ -88,7 +91,7 @@ func (q *request) mirrorsData() (*mirrorsData, error) {
 		}
 		d.Upstreams = append(d.Upstreams, row)
 	}
-	return d, nil
+	return d
 }
 
 // mirrors shows the upstreams, the mirrored images, or an action.
@@ -101,11 +104,7 @@ func (q *request) mirrors() error {
 	case q.rest != "":
 		return notFound("There is no page of that name.")
 	}
-	d, err := q.mirrorsData()
-	if err != nil {
-		return err
-	}
-	q.show(http.StatusOK, "mirrors", "Mirrors", d)
+	q.show(http.StatusOK, "mirrors", "Mirrors", q.mirrorsData(true))
 	return nil
 }
 
@@ -116,8 +115,11 @@ func (q *request) mirrorImages() error {
 		return notFound("No registry is mirrored here.")
 	}
 	list, next, err := m.MirrorImages(q.ctx(), q.r.FormValue("after"), mirrorsPage)
-	if err != nil {
+	if oci.HasCode(err, oci.CodePaginationNumber) {
 		return &problem{status: http.StatusBadRequest, text: "This page of the list is not there. Begin again.", err: err}
+	}
+	if err != nil {
+		return err
 	}
 	type row struct {
 		registry.MirrorImage

@@ -31,7 +31,7 @@ func newRenderer(base string, a assets) (*renderer, error) {
 		"iso":   func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
 		"short": shortDigest,
 		"count": formatCount, "percent": percent, "took": formatTook,
-		"count64": func(n int) string { return formatCount(int64(n)) }, "showname": showName, "shareof": share, "strip": strip,
+		"count64": func(n int) string { return formatCount(int64(n)) }, "showname": showName, "showtext": showText, "shareof": share, "strip": strip,
 	}
 	shared, err := template.New("").Funcs(funcs).ParseFS(templateFiles, "templates/_*.html")
 	if err != nil {
@@ -71,8 +71,7 @@ type frame struct {
 	Data         any
 }
 
-// show answers with a page: the template of a name, within the frame. here is the
-// navigation's entry.
+// show answers with a page: the template of a name, within the frame.
 func (q *request) show(status int, name, title string, data any) {
 	var b bytes.Buffer
 	f := frame{Site: q.h.opts.Title, Title: title, Here: q.here(name), Version: q.h.opts.Version,

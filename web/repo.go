@@ -41,7 +41,7 @@ type repoData struct {
 // repo shows the tags of a repository.
 func (q *request) repo() error {
 	name := q.rest
-	if ok, err := q.mayLook(name); !ok {
+	if ok, err := q.mayBrowse(name); !ok {
 		return err
 	}
 	b := q.h.opts.Browse
@@ -77,9 +77,9 @@ func (q *request) repo() error {
 	return nil
 }
 
-// mayLook tells whether who asks may see a repository. Where not, the answer has been
+// mayBrowse tells whether who asks may see a repository. Where not, the answer has been
 // given or is the error: the one for a repository that is not there.
-func (q *request) mayLook(repo string) (bool, error) {
+func (q *request) mayBrowse(repo string) (bool, error) {
 	if q.h.opts.Browse == nil || !oci.ValidName(repo) {
 		return false, noImage()
 	}

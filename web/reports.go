@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -90,10 +92,13 @@ func (q *request) reports() error {
 	return nil
 }
 
-// hidden tells whether a path has a name that begins with a dot.
+// hidden tells whether a path has a name that begins with a dot. Only the path that is
+// asked for counts: whoever links a directory of the reports to a hidden one shows that.
 func hidden(name string) bool { return strings.HasPrefix(name, ".") || strings.Contains(name, "/.") }
 
-// reportRows lists directories, and files that are served, the newest first.
+// reportRows lists directories, and files that are served, the newest first. Where there
+// is more than limit it is some of them, in no order of the directory's: perhaps without
+// the newest.
 func reportRows(root *os.Root, dir string, limit int) (rows []reportRow, more bool, err error) {
 	f, err := root.Open(dir)
 	if err != nil {
@@ -133,7 +138,8 @@ func (q *request) reportFile(root *os.Root, name string) error {
 	if !ok {
 		return notFound("There is no report of that name.")
 	}
-	f, err := root.Open(name)
+	// Whoever writes the directory may have put a FIFO there since, which would be waited for.
+	f, err := root.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return notFound("There is no report of that name.")
 	}

@@ -229,6 +229,41 @@ func TestLocal(t *testing.T) {
 	}
 }
 
+// Without users no other site reads the pages of who manages the registry by taking its
+// own name to this address.
+func TestRebinding(t *testing.T) {
+	s := newSite(t, &web.Options{Host: "https://registry.example.com"})
+	for host, want := range map[string]int{"evil.example": http.StatusForbidden, "evil.example:5000": http.StatusForbidden, "127.0.0.1.evil.example": http.StatusForbidden,
+		"127.0.0.1:5000": http.StatusOK, "[::1]:5000": http.StatusOK, "localhost:5000": http.StatusOK, "registry.example.com": http.StatusOK} {
+		for _, page := range []string{"settings", "reports", "caches", "events?topic=caches"} {
+			r, err := http.NewRequest("HEAD", s.URL+"/ui/"+page, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.Host = host
+			if resp, _ := s.do(t, r); resp.StatusCode != want {
+				t.Errorf("%s of %s is answered %d, want %d", page, host, resp.StatusCode, want)
+			}
+		}
+		r, err := http.NewRequest("GET", s.URL+"/ui/", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Host = host
+		if resp, body := s.do(t, r); resp.StatusCode != http.StatusOK || strings.Contains(body, "/ui/settings") != (want == http.StatusOK) {
+			t.Errorf("the first page of %s is answered %d, with a link to the settings: %v", host, resp.StatusCode, strings.Contains(body, "/ui/settings"))
+		}
+	}
+}
+
+// Where nothing is stored there is nothing to tell of it.
+func TestNoStorage(t *testing.T) {
+	s := newSite(t, &web.Options{})
+	if _, body := s.get(t, "/ui/events?topic=gear"); strings.Contains(body, "data:") {
+		t.Errorf("the stream has %q", body)
+	}
+}
+
 // Every answer keeps frames, scripts from elsewhere and guesses at types away.
 func TestHeaders(t *testing.T) {
 	s := withUsers(t)

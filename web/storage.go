@@ -20,8 +20,9 @@ import (
 // where that is not allowed.
 type Storage interface {
 	// Survey returns the last survey, or nil before there is one, and whether the next
-	// is being made. It does not wait: one that is out of date is made in the background.
-	Survey() (s *Survey, pending bool)
+	// is being made. It does not wait: with begin, one that is out of date is made in the
+	// background.
+	Survey(begin bool) (s *Survey, pending bool)
 	Gear(ctx context.Context) (gearregistry.Status, error)
 	Collect(ctx context.Context, dry bool, progress func(registry.CollectReport)) (registry.CollectReport, error)
 	// Check is quick: it does not read the contents.
@@ -71,7 +72,7 @@ type storageData struct {
 	Repositories []RepositorySize
 	From, Next   int
 	Sort         string
-	Gear         *gearData
+	Gear         *gearregistry.Status
 	Growth       template.HTML
 	Dedup        []dedupRow
 	Job          *Job
@@ -84,24 +85,24 @@ type dedupRow struct {
 	Share float64
 }
 
-// gearData is how the conversion stands.
-type gearData struct {
-	gearregistry.Status
-	Off string
-}
-
-func (q *request) gearData() (*gearData, error) {
+// gearState is how the conversion stands.
+func (q *request) gearState() (*gearregistry.Status, error) {
+	if q.h.opts.System.Storage == nil {
+		return nil, noStorage()
+	}
 	st, err := q.h.opts.System.Storage.Gear(q.ctx())
 	if err != nil {
 		return nil, err
 	}
-	return &gearData{Status: st}, nil
+	return &st, nil
 }
+
+func noStorage() error { return notFound("The storage is not looked after here.") }
 
 // storage shows the page of what is stored, or that of an action.
 func (q *request) storage() error {
 	if q.h.opts.System.Storage == nil {
-		return notFound("The storage is not looked after here.")
+		return noStorage()
 	}
 	if q.rest != "" {
 		if a, ok := q.action(); ok {
@@ -110,14 +111,14 @@ func (q *request) storage() error {
 		return notFound("There is no page of that name.")
 	}
 	d := &storageData{Job: q.h.jobs.current(), Sort: q.r.FormValue("sort")}
-	d.Survey, d.Pending = q.h.opts.System.Storage.Survey()
+	d.Survey, d.Pending = q.h.opts.System.Storage.Survey(true)
 	if d.Survey != nil {
 		d.page(q.r.FormValue("from"))
 		d.Growth = growth(d.Survey)
 		d.Dedup = dedup(d.Survey)
 	}
 	var err error
-	if d.Gear, err = q.gearData(); err != nil {
+	if d.Gear, err = q.gearState(); err != nil {
 		return err
 	}
 	q.show(http.StatusOK, "storage", "Storage", d)

@@ -13,8 +13,11 @@ import (
 // System is what the pages for who manages the registry are about. Each part is nil, or
 // empty, where there is none.
 type System struct {
-	Storage  Storage
-	Caches   Caches
+	Storage Storage
+	Caches  Caches
+	// Hot returns the manifests that were asked for most of late, at most n, and since when
+	// they were counted.
+	Hot      func(n int) ([]HotImage, time.Time)
 	Mirrors  Mirrors
 	Nodes    Nodes
 	Settings func() Settings
@@ -137,9 +140,9 @@ func formatTook(d time.Duration) string {
 
 // linkRef is REPOSITORY@DIGEST, which has no character that an address must escape, or
 // empty where the digest is none.
-func linkRef(repo, digest string) string {
+func linkRef[D ~string](repo string, digest D) string {
 	if !oci.ValidDigest(oci.Digest(digest)) || !oci.ValidName(repo) {
 		return ""
 	}
-	return repo + "@" + digest
+	return repo + "@" + string(digest)
 }

@@ -10,25 +10,36 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
 	"golang.org/x/crypto/bcrypt"
+	"golang.org/x/sys/unix"
 
 	"example.org/slipway/auth"
 	"example.org/slipway/fleet"
 	"example.org/slipway/gearregistry"
+	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 )
 
 const patience = 20 * time.Second
 
 // stored is a storage that was surveyed, and in which nothing can be done.
-type stored struct{ survey *Survey }
+type stored struct {
+	survey *Survey
+	begun  int
+}
 
-func (s *stored) Survey() (*Survey, bool) { return s.survey, false }
+func (s *stored) Survey(begin bool) (*Survey, bool) {
+	if begin {
+		s.begun++
+	}
+	return s.survey, false
+}
 func (s *stored) Gear(context.Context) (gearregistry.Status, error) {
 	return gearregistry.Status{}, nil
 }
@@ -90,7 +101,7 @@ func TestSystemSpeed(t *testing.T) {
 			}
 		}
 	}
-	_, s := open(t, &Options{System: System{Storage: &stored{v}, Nodes: book}}, timing{})
+	_, s := open(t, &Options{System: System{Storage: &stored{survey: v}, Nodes: book}}, timing{})
 	for path, want := range map[string]string{"storage": "app-00049<", "storage?sort=only": "app-09999<", "storage?from=9990": "app-09999<", "storage?from=-1": "app-00000<",
 		"storage?from=99999999999999999999": "By repository", "nodes": "node-0099<", "nodes?last=node-1950": "node-1999<", "nodes?node=node-1000": "lib/app:9"} {
 		best := time.Hour
@@ -259,6 +270,68 @@ func TestStreams(t *testing.T) {
 	_, lines = eventStream(t, s, "topic=job&name=none", token)
 	if !untilEnd(t, lines, "event: done") {
 		t.Error("a stream about nothing does not say so")
+	}
+}
+
+// mirrored are mirrors whose list cannot be had.
+type mirrored struct{ err error }
+
+func (m *mirrored) Mirrors() MirrorState { return MirrorState{} }
+func (m *mirrored) MirrorImages(context.Context, string, int) ([]registry.MirrorImage, string, error) {
+	return nil, "", m.err
+}
+func (m *mirrored) PruneMirrors(context.Context, time.Duration, string, bool) ([]registry.MirrorImage, int64, error) {
+	return nil, 0, m.err
+}
+
+// A list that cannot be read is the server's fault, unless its place was made up.
+func TestMirrorImages(t *testing.T) {
+	m := &mirrored{}
+	_, s := open(t, &Options{System: System{Mirrors: m}}, timing{})
+	for want, err := range map[int]error{http.StatusOK: nil, http.StatusInternalServerError: errors.New("the database is down"),
+		http.StatusBadRequest: oci.Errorf(oci.CodePaginationNumber, "no place")} {
+		m.err = err
+		if status, body := get(t, s, "/ui/mirrors/images?after=1"); status != want || strings.Contains(body, "Begin again") != (want == http.StatusBadRequest) {
+			t.Errorf("%v is answered %d, want %d", err, status, want)
+		}
+	}
+}
+
+// Whoever loads the page of mirrors has what is stored counted; a page that stays open
+// does not.
+func TestMirrorSurveys(t *testing.T) {
+	v := &stored{survey: &Survey{Time: time.Now()}}
+	h, s := open(t, &Options{System: System{Mirrors: &mirrored{}, Storage: v}}, timing{})
+	if status, _ := get(t, s, "/ui/mirrors"); status != http.StatusOK || v.begun != 1 {
+		t.Errorf("the page is answered %d, and %d surveys are asked for", status, v.begun)
+	}
+	topic := topics["mirrors"]
+	if d, _, err := topic.data(requestOf(h, "/ui/events?topic=mirrors")); err != nil || d.(*mirrorsData).Survey != v.survey || v.begun != 1 {
+		t.Errorf("the live part has %+v (%v), after %d surveys were asked for", d, err, v.begun)
+	}
+}
+
+// A report that became a pipe since it was looked at is not waited for.
+func TestReportPipe(t *testing.T) {
+	dir := t.TempDir()
+	if err := unix.Mkfifo(filepath.Join(dir, "report.html"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	answer := make(chan error, 1)
+	go func() { answer <- requestOf(&Handler{}, "/ui/reports/report.html").reportFile(root, "report.html") }()
+	select {
+	case err := <-answer:
+		var p *problem
+		if !errors.As(err, &p) || p.status != http.StatusNotFound {
+			t.Errorf("got %v", err)
+		}
+	case <-time.After(patience):
+		t.Error("the pipe is waited for")
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"html/template"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -30,8 +31,10 @@ type treeData struct {
 	// Image, Diff are addresses: of the image's page, and of the comparison with another.
 	Image, Diff string
 	Digest      oci.Digest
-	Platform    string
-	Platforms   []link
+	// Platform is the one that was chosen of Platforms; MorePlatforms are not listed.
+	Platform      string
+	Platforms     []link
+	MorePlatforms int
 	// Problem is set where there are no files to show, and the rest is not.
 	Problem *noFiles
 
@@ -41,7 +44,7 @@ type treeData struct {
 	LayerBytes int64
 	Largest    []fileRow
 	Layers     []treeLayer
-	Profile    *overlay
+	Profile    *profile
 	Share      *shareView
 
 	Path, Search string
@@ -97,9 +100,8 @@ type shareView struct {
 	Counting bool
 	// Everywhere: with all images of the registry; else with those of the repository.
 	Everywhere bool
-	// LayerBytes are those of the layers as pushed, Saved the share of them that storing files saves.
+	// LayerBytes are those of the layers as pushed.
 	LayerBytes int64
-	Saved      float64
 }
 
 // tree shows the files of an image.
@@ -108,55 +110,26 @@ func (q *request) tree() error {
 	if !ok {
 		return noImage()
 	}
-	if may, err := q.seesRepository(ref.Repo); !may {
+	if may, err := q.mayBrowse(ref.Repo); !may {
 		return err
 	}
 	d := &treeData{Repo: ref.Repo, Ref: ref.Ref, Name: ref.String(), Search: strings.TrimSpace(q.r.FormValue("q")), Path: strings.Trim(q.r.FormValue("path"), "/"),
-		Sort: q.r.FormValue("sort"), Image: q.h.render.base + "image/" + ref.String(), Diff: q.h.render.base + "diff/" + ref.Repo + "?" + url.Values{"to": {ref.Ref}}.Encode()}
-	status := http.StatusOK
+		Sort: q.r.FormValue("sort"), Image: q.h.render.base + "image/" + ref.String(), Diff: q.diffWith(ref, q.r.FormValue("platform"))}
 	err := q.fillTree(d, ref)
-	if errors.As(err, &d.Problem) {
-		err = nil
-	}
-	if err != nil {
+	if !errors.As(err, &d.Problem) && err != nil {
 		return err
 	}
-	q.show(status, "tree", "Files of "+d.Name, d)
+	q.show(http.StatusOK, "tree", "Files of "+d.Name, d)
 	return nil
 }
 
-// imageOf returns the image of a reference: of an index that for a platform.
-func (q *request) imageOf(repo, ref, platform string) (*image, error) {
-	if q.h.opts.Files == nil {
-		return nil, &noFiles{Title: "No files", Text: "This server does not show the files of images."}
+// diffWith is the address of the comparison of another tag with an image, for a platform.
+func (q *request) diffWith(to imageRef, platform string) string {
+	v := url.Values{"to": {to.Ref}}
+	if platform != "" {
+		v.Set("platform", platform)
 	}
-	m, err := q.h.opts.Files.Manifest(q.ctx(), repo, ref)
-	if oci.HasCode(err, oci.CodeManifestUnknown) || oci.HasCode(err, oci.CodeNameUnknown) {
-		return nil, noImage()
-	}
-	if err != nil {
-		return nil, err
-	}
-	i, err := parseManifest(&m)
-	if err != nil || len(i.Manifests) == 0 {
-		return i, err
-	}
-	child, name, all, err := i.choose(platform)
-	if err != nil {
-		return nil, err
-	}
-	m, err = q.h.opts.Files.Manifest(q.ctx(), repo, string(child))
-	if oci.HasCode(err, oci.CodeManifestUnknown) {
-		return nil, &noFiles{Title: "Not all of it is here", Text: "The image for " + showName(name) + " is not here. In a mirror it comes with the first pull."}
-	}
-	if err != nil {
-		return nil, err
-	}
-	if i, err = parseManifest(&m); err != nil {
-		return nil, err
-	}
-	i.Platform, i.Platforms = name, all
-	return i, nil
+	return q.h.render.base + "diff/" + to.Repo + "?" + v.Encode()
 }
 
 // fillTree fills a page. Errors: *noFiles.
@@ -165,7 +138,8 @@ func (q *request) fillTree(d *treeData, ref imageRef) error {
 	if err != nil {
 		return err
 	}
-	d.Digest, d.Platform = img.Digest, img.Platform
+	d.Digest, d.Platform, d.MorePlatforms = img.Digest, img.Platform, img.MorePlatforms
+	d.Diff = q.diffWith(ref, img.Platform)
 	for _, p := range img.Platforms {
 		l := link{Text: showName(p)}
 		if p != img.Platform {
@@ -179,16 +153,15 @@ func (q *request) fillTree(d *treeData, ref imageRef) error {
 	}
 	d.All, d.Entries = t.between(0, len(t.x.Entries)), len(t.x.Entries)-t.first
 	for k, l := range img.Layers {
-		d.LayerBytes += l.Size
+		d.LayerBytes = plus(d.LayerBytes, l.Size)
 		d.Layers = append(d.Layers, treeLayer{k + 1, string(l.Digest), t.perLayer[k], l.Size})
 	}
-	if d.Profile, err = q.profileOf(t, ref.Repo, img.Digest); err != nil {
+	d.Profile, err = q.profileOf(t, ref.Repo, img.Digest)
+	if err := q.leaveOut("profile", err); err != nil {
 		return err
 	}
 	if d.Path == "" && d.Search == "" {
-		if d.Share, err = q.shareOf(t, ref.Repo, img.Digest, d.LayerBytes); err != nil {
-			return err
-		}
+		d.Share = q.shareOf(t, ref.Repo, img.Digest, d.LayerBytes)
 		for _, i := range t.largest {
 			d.Largest = append(d.Largest, q.fileRow(t, d.Profile, i, true))
 		}
@@ -196,14 +169,39 @@ func (q *request) fillTree(d *treeData, ref imageRef) error {
 	if err := q.fillRows(d, t); err != nil {
 		return err
 	}
-	return q.fillShared(d, t)
+	return q.leaveOut("who else has the files", q.fillShared(d, t))
+}
+
+// leaveOut logs why a part of a page could not be made: the rest is shown without it. The
+// error is that nobody waits for the page any more.
+func (q *request) leaveOut(part string, err error) error {
+	if err == nil || q.ctx().Err() != nil {
+		return q.ctx().Err()
+	}
+	q.h.log.Warn("a part of a page is left out", "path", q.r.URL.Path, "part", part, "error", err)
+	return nil
 }
 
 // fillRows puts the files of a directory, or those that a search found, into a page.
 func (q *request) fillRows(d *treeData, t *fileTree) error {
+	done, err := take(q.ctx(), q.h.trees.walking)
+	if err != nil {
+		return err
+	}
+	defer done()
+	if d.Sort != "size" && (d.Sort != "" || d.Search != "") {
+		d.Sort = "name"
+	} else {
+		d.Sort = "size"
+	}
 	var places []int32
 	if d.Search != "" {
-		places = t.search(d.Search)
+		if places, err = t.search(q.ctx(), d.Search); err != nil {
+			return err
+		}
+		if d.Sort == "size" {
+			t.bySize(places)
+		}
 	} else {
 		from, to, ok := t.dir(d.Path)
 		if !ok {
@@ -212,11 +210,12 @@ func (q *request) fillRows(d *treeData, t *fileTree) error {
 		d.Here = t.between(from, to)
 		places = t.children(from, to)
 		d.Crumbs = q.crumbs(d.Path)
-		d.Treemap = q.treemap(t, d.Profile, places)
-	}
-	if d.Sort == "size" || d.Sort == "" && d.Search == "" {
-		d.Sort = "size"
-		t.bySize(places)
+		sorted := slices.Clone(places)
+		t.bySize(sorted)
+		d.Treemap = treemap(t, d.Profile, sorted)
+		if d.Sort == "size" {
+			places = sorted
+		}
 	}
 	d.SortName, d.SortSize = q.self("sort", "name", "from", ""), q.self("sort", "size", "from", "")
 	d.Back = q.self("q", "", "from", "", "sort", "")
@@ -231,7 +230,7 @@ func (q *request) fillRows(d *treeData, t *fileTree) error {
 // page reads where a page of rows begins, and returns where it ends.
 func (q *request) page(count int, from *int, prev, next *string) (to int) {
 	n, _ := strconv.Atoi(q.r.FormValue("from"))
-	*from = min(max(n, 0), count)
+	*from = min(max(n, 0), max(0, count-1))
 	to = min(*from+treeRows, count)
 	if to < count {
 		*next = q.self("from", strconv.Itoa(to))
@@ -245,8 +244,8 @@ func (q *request) page(count int, from *int, prev, next *string) (to int) {
 // self is the page's own address with some parameters changed, or left out if empty.
 func (q *request) self(change ...string) string {
 	v := url.Values{}
-	for _, k := range []string{"path", "q", "sort", "platform", "from", "to", "at", "times"} {
-		if s := q.r.URL.Query().Get(k); s != "" {
+	for _, k := range []string{"path", "q", "sort", "platform", "from", "to", "at", "times", "only"} {
+		if s := q.r.FormValue(k); s != "" { // which was parsed once: pages have hundreds of links
 			v.Set(k, s)
 		}
 	}
@@ -272,10 +271,10 @@ func cutName(path string) (dir, name string) {
 
 func (q *request) crumbs(path string) []link {
 	out := []link{{"/", q.self("path", "", "from", "")}}
-	for i, name := range strings.Split(path, "/") {
-		if path != "" {
-			out = append(out, link{showName(name), q.self("path", strings.Join(strings.Split(path, "/")[:i+1], "/"), "from", "")})
-		}
+	for i := 0; i < len(path); i++ {
+		end := i + strings.IndexByte(path[i:]+"/", '/')
+		out = append(out, link{showName(path[i:end]), q.self("path", path[:end], "from", "")})
+		i = end
 	}
 	out[len(out)-1].Href = ""
 	return out
@@ -286,9 +285,9 @@ var kinds = [...]string{rootfs.Dir: "directory", rootfs.File: "file", rootfs.Sym
 	rootfs.BlockDevice: "block device", rootfs.Fifo: "pipe", rootfs.Socket: "socket", rootfs.Whiteout: "whiteout", rootfs.Opaque: "opaque"}
 
 // fileRow describes an entry. whole: with its whole path.
-func (q *request) fileRow(t *fileTree, o *overlay, i int32, whole bool) fileRow {
+func (q *request) fileRow(t *fileTree, p *profile, i int32, whole bool) fileRow {
 	e := &t.x.Entries[i]
-	r := fileRow{Kind: kinds[e.Type], Dir: e.Type == rootfs.Dir, fileSum: t.sum(i), Link: showName(e.Link), Layer: int(t.layer[i]) + 1, Opened: o.between(int(i), int(t.end[i])), place: i}
+	r := fileRow{Kind: kinds[e.Type], Dir: e.Type == rootfs.Dir, fileSum: t.sum(i), Link: showName(e.Link), Layer: int(t.layer[i]) + 1, Opened: p.between(int(i), int(t.end[i])), place: i}
 	r.Share = share(r.Opened.Bytes, r.Bytes)
 	_, name := cutName(e.Path)
 	if whole {
@@ -302,12 +301,12 @@ func (q *request) fileRow(t *fileTree, o *overlay, i int32, whole bool) fileRow 
 	if e.Type == rootfs.HardLink {
 		if k, ok := t.x.Lookup(e.Link); ok {
 			meta = &t.x.Entries[k].Entry
-			r.Bytes = meta.Size
-			if o != nil && e.File >= 0 && o.opened[e.File] {
+			if p != nil && e.File >= 0 && p.opened[e.File] {
 				r.Opened = fileSum{1, meta.Size}
 			}
 		}
-		r.Marks = append(r.Marks, "the same file as "+r.Link)
+		// Its bytes count where the file is, so that those of a directory are the sum of its rows.
+		r.Marks = append(r.Marks, "the same file as "+r.Link+", "+formatBytes(meta.Size))
 		r.Link = ""
 	}
 	r.Mode, r.Owner, r.Time = fmt.Sprintf("%04o", meta.Mode), fmt.Sprintf("%d:%d", meta.UID, meta.GID), time.Unix(meta.Sec, int64(meta.Nsec))

@@ -3,7 +3,6 @@ package web
 import (
 	"fmt"
 	"html/template"
-	"slices"
 	"strings"
 )
 
@@ -22,27 +21,27 @@ const (
 	treemapHeight = 220
 )
 
-// treemap draws what lies in a directory by size; "" where there is little to see. All of
-// it is in the table, too.
-func (q *request) treemap(t *fileTree, o *overlay, places []int32) template.HTML {
-	sorted := slices.Clone(places)
-	t.bySize(sorted)
+// treemap draws what lies in a directory, the largest first, by size; "" where there is
+// little to see. All of it is in the table, too.
+func treemap(t *fileTree, p *profile, places []int32) template.HTML {
 	var parts []part
-	for _, i := range sorted {
+	for k, i := range places {
 		s := t.sum(i)
 		if s.Bytes == 0 {
 			break
 		}
+		opened := p.between(int(i), int(t.end[i])).Bytes
 		if len(parts) > treemapParts {
 			parts[treemapParts].bytes += s.Bytes
-			parts[treemapParts].opened += o.between(int(i), int(t.end[i])).Bytes
+			parts[treemapParts].opened += opened
 			continue
 		}
 		_, name := cutName(t.x.Entries[i].Path)
-		if len(parts) == treemapParts {
+		name = showName(name)
+		if len(parts) == treemapParts && k+1 < len(places) && t.sum(places[k+1]).Bytes > 0 {
 			name = "everything else"
 		}
-		parts = append(parts, part{showName(name), s.Bytes, o.between(int(i), int(t.end[i])).Bytes})
+		parts = append(parts, part{name, s.Bytes, opened})
 	}
 	if len(parts) < 2 {
 		return ""

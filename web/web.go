@@ -202,6 +202,9 @@ func (q *request) serve(path string) error {
 		return err
 	}
 	if p.admin && !q.may("", auth.Admin) {
+		if q.h.access == nil && q.local() {
+			return q.refuse("Without users, this page is shown under an address, localhost, or the name in http.host only.")
+		}
 		return q.refuse("This page is for who manages the registry.")
 	}
 	return do(q)
@@ -219,12 +222,13 @@ func (q *request) method(p page) (func(*request) error, error) {
 }
 
 // may tells whether who asks may do act on a repository. Where there are no users, only
-// somebody at this machine manages the registry.
+// somebody at this machine manages the registry, and no site that has a browser there
+// take its own name for this server's.
 func (q *request) may(repo string, act auth.Action) bool {
 	if q.h.access != nil {
 		return q.h.access.Allowed(q.id, repo, act)
 	}
-	return act != auth.Admin || q.local()
+	return act != auth.Admin || q.local() && q.ownHost()
 }
 
 // local tells whether the client is on this machine, and not a proxy that forwards for

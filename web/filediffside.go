@@ -1,0 +1,76 @@
+package web
+
+import (
+	"errors"
+	"net/url"
+	"slices"
+)
+
+// side is one of the images that are compared.
+type side struct {
+	ref  imageRef
+	img  *image
+	tree *fileTree
+}
+
+// says adds to a problem which of the images it is of.
+func (s *side) says(err error) error {
+	var p *noFiles
+	if errors.As(err, &p) {
+		return &noFiles{p.Title, s.ref.String() + ": " + p.Text, p.Command}
+	}
+	return err
+}
+
+// address is that of the image's files.
+func (s *side) address(q *request) string {
+	to := q.h.render.base + "tree/" + s.ref.String()
+	if s.img.Platform != "" {
+		to += "?" + url.Values{"platform": {s.img.Platform}}.Encode()
+	}
+	return to
+}
+
+// readImages reads both images for a platform.
+func (q *request) readImages(d *diffData, platform string, sides ...*side) (err error) {
+	for _, s := range sides {
+		if s.img, err = q.imageOf(s.ref.Repo, s.ref.Ref, platform); err != nil {
+			return s.says(err)
+		}
+		for _, p := range s.img.Platforms {
+			if !slices.Contains(d.Platforms, p) {
+				d.Platforms = append(d.Platforms, p)
+			}
+		}
+	}
+	return nil
+}
+
+// sides reads both images and their files. Where nobody chose a platform, and one image has
+// not what is shown of the other, it is one that both have. Errors: *noFiles.
+func (q *request) sides(d *diffData) (from, to *side, err error) {
+	from, to = &side{ref: imageRef{d.Repo, d.From}}, &side{ref: imageRef{d.Repo, d.To}}
+	for _, s := range []*side{from, to} {
+		if _, ok := parseImage(s.ref.String()); !ok {
+			return nil, nil, noImage()
+		}
+	}
+	if err := q.readImages(d, d.Platform, from, to); err != nil {
+		return nil, nil, err
+	}
+	if d.Platform == "" && from.img.Platform != to.img.Platform {
+		for _, p := range from.img.Platforms {
+			if slices.Contains(to.img.Platforms, p) {
+				err = q.readImages(d, p, from, to)
+				break
+			}
+		}
+	}
+	for _, s := range []*side{from, to} {
+		if err == nil {
+			s.tree, err = q.h.treeOf(q.ctx(), s.ref.Repo, s.img)
+			err = s.says(err)
+		}
+	}
+	return from, to, err
+}

@@ -1,0 +1,123 @@
+package web
+
+import (
+	"slices"
+	"strings"
+
+	"example.org/slipway/gearregistry"
+	"example.org/slipway/oci"
+)
+
+// image is an image whose files are shown: of an index that for one platform.
+type image struct {
+	manifest
+	Digest oci.Digest
+	// Platform is that which was chosen of an index's, Platforms are those to choose from;
+	// MorePlatforms are not listed.
+	Platform      string
+	Platforms     []string
+	MorePlatforms int
+}
+
+const (
+	// usualPlatform is shown of an index where nobody chose.
+	usualPlatform = "linux/amd64"
+	// maxChoices is how many platforms of an index can be chosen by a link.
+	maxChoices = 100
+)
+
+// imageOf returns the image of a reference: of an index that for a platform. Errors:
+// *noFiles.
+func (q *request) imageOf(repo, ref, platform string) (*image, error) {
+	if q.h.opts.Files == nil {
+		return nil, &noFiles{Title: "No files", Text: "This server does not show the files of images."}
+	}
+	m, err := q.manifestOf(repo, ref)
+	if err != nil {
+		return nil, orNoImage(err)
+	}
+	i := &image{manifest: readManifest(m.Content), Digest: m.Digest}
+	if len(i.Manifests) > 0 {
+		child, err := i.choose(platform)
+		if err != nil {
+			return nil, err
+		}
+		m, err := q.h.opts.Browse.Manifest(q.ctx(), repo, child)
+		if isAbsent(err) {
+			return nil, &noFiles{Title: "Not all of it is here", Text: "The image for " + showName(i.Platform) + " is not here. In a mirror it comes with the first pull."}
+		}
+		if err != nil {
+			return nil, err
+		}
+		i.manifest, i.Digest = readManifest(m.Content), m.Digest
+	}
+	switch {
+	case len(i.Manifests) > 0:
+		return nil, &noFiles{Title: "Not an image", Text: "For " + showName(i.Platform) + " this index names another index, which this page does not follow."}
+	case i.Layers == nil:
+		return nil, &noFiles{Title: "Not an image", Text: "The manifest is of a form that this page does not know."}
+	}
+	return i, nil
+}
+
+// choose returns the manifest of an index for a platform; without one for linux/amd64,
+// or the first there is. Of several for the same it is the first, as runtimes take it.
+func (i *image) choose(platform string) (oci.Digest, error) {
+	var d oci.Digest
+	seen := map[string]bool{}
+	for k := range i.Manifests {
+		p := entryPlatform(&i.Manifests[k])
+		if p == "" || seen[p] {
+			continue
+		}
+		seen[p] = true
+		if p == platform || platform == "" && (d == "" || p == usualPlatform) {
+			d, i.Platform = i.Manifests[k].Digest, p
+		}
+		if len(i.Platforms) < maxChoices {
+			i.Platforms = append(i.Platforms, p)
+		}
+	}
+	i.MorePlatforms = len(seen) - len(i.Platforms)
+	switch {
+	case len(seen) == 0:
+		return "", &noFiles{Title: "Not an image", Text: "This index names no image of a platform."}
+	case i.Platform == "":
+		return "", &noFiles{Title: "No such platform", Text: "This image is for " + showName(strings.Join(i.Platforms, ", ")) + "; there is none for " + showName(platform) + "."}
+	}
+	if !slices.Contains(i.Platforms, i.Platform) {
+		i.Platforms = append(i.Platforms, i.Platform)
+		i.MorePlatforms--
+	}
+	return d, nil
+}
+
+// gearLayers are the layers, the lowest first. Errors: *noFiles.
+func (i *image) gearLayers() ([]oci.Digest, error) {
+	if len(i.Layers) == 0 {
+		return nil, &noFiles{Title: "No layers", Text: "This image has no layers, so it has no files."}
+	}
+	if len(i.Layers) > maxTreeLayers {
+		return nil, &noFiles{Title: "Too many layers", Text: "This image has more layers than this page shows, and than containers can be made of."}
+	}
+	out := make([]oci.Digest, len(i.Layers))
+	for k, l := range i.Layers {
+		if !gearregistry.IsLayer(l.MediaType) {
+			return nil, noLayer(k+1, l.MediaType)
+		}
+		out[k] = l.Digest
+	}
+	return out, nil
+}
+
+// noLayer says why what a manifest names at a place among its layers has no files to show.
+func noLayer(number int, mediaType string) error {
+	layer, of := "Layer "+formatCount(int64(number))+" of this image", " is of the type "+showName(mediaType)
+	switch {
+	case strings.Contains(mediaType, ".nondistributable.") || strings.Contains(mediaType, ".foreign."):
+		return &noFiles{Title: "Not all of it is here", Text: layer + of + ": clients fetch it from whoever made it, and registries do not keep it, so its files are not known."}
+	case strings.HasSuffix(mediaType, "+encrypted"):
+		return &noFiles{Title: "Encrypted", Text: layer + of + ": only who has the key can tell what is in it."}
+	}
+	return &noFiles{Title: "Not a file tree", Text: "What this manifest names are not layers of files but of the type " + showName(mediaType) + ", as those of charts, signatures and other artifacts are."}
+}
