@@ -102,6 +102,8 @@ func TestBrowse(t *testing.T) {
 	if a := s.want(http.StatusOK, "GET", "/ui/repo/lib/app", ""); !strings.Contains(a.body, "<dt>Last pull</dt><dd>never</dd>") {
 		t.Error("to look at an image is taken for a pull")
 	}
+	s.want(http.StatusOK, "GET", "/v2/lib/app/manifests/v1", "")
+	s.shows("caches", "Asked for most", "/ui/image/lib/app:v1")
 }
 
 // What is no image has its page, too.
