@@ -76,37 +76,13 @@ func (l *descriptors) UnmarshalJSON(b []byte) error {
 }
 
 // checkShape refuses a JSON document of too many values, or of values too deep in one
-// another. It counts what separates, opens and closes them, and allocates nothing.
+// another.
 func checkShape(b []byte) error {
-	values, depth, deepest, quoted := 1, 0, 0, false
-	for i := 0; i < len(b); i++ {
-		c := b[i]
-		if quoted {
-			switch c {
-			case '\\':
-				i++
-			case '"':
-				quoted = false
-			}
-			continue
-		}
-		switch c {
-		case '"':
-			quoted = true
-		case ',':
-			values++
-		case '[', '{':
-			values++
-			depth++
-			deepest = max(deepest, depth)
-		case ']', '}':
-			depth--
-		}
-	}
+	values, depth := oci.JSONShape(b)
 	switch {
 	case values > maxValues:
 		return manifestInvalid("the manifest has more than %d JSON values, which is the limit", maxValues)
-	case deepest > maxDepth:
+	case depth > maxDepth:
 		return manifestInvalid("the manifest nests objects and arrays more than %d deep, which is the limit", maxDepth)
 	}
 	return nil

@@ -283,43 +283,16 @@ func (q *request) attached(d *imageData) error {
 
 // pretty indents a manifest for reading, as much of it as is shown.
 func pretty(content []byte) (text string, cut bool) {
-	var b bytes.Buffer
-	if len(content) <= maxShownManifest && !deeper(content, maxIndented) && json.Indent(&b, content, "", "  ") == nil {
-		content = b.Bytes()
+	if len(content) <= maxShownManifest {
+		var b bytes.Buffer
+		if _, deepest := oci.JSONShape(content); deepest <= maxIndented && json.Indent(&b, content, "", "  ") == nil {
+			content = b.Bytes()
+		}
 	}
 	if cut = len(content) > maxShownManifest; cut {
 		content = content[:maxShownManifest]
 	}
 	return strings.ToValidUTF8(string(content), "\uFFFD"), cut
-}
-
-// deeper tells whether objects and arrays of a JSON document lie more than n deep in one
-// another.
-func deeper(content []byte, n int) bool {
-	depth, quoted := 0, false
-	for i := 0; i < len(content); i++ {
-		c := content[i]
-		if quoted {
-			switch c {
-			case '\\':
-				i++
-			case '"':
-				quoted = false
-			}
-			continue
-		}
-		switch c {
-		case '"':
-			quoted = true
-		case '[', '{':
-			if depth++; depth > n {
-				return true
-			}
-		case ']', '}':
-			depth--
-		}
-	}
-	return false
 }
 
 // showText writes somebody's text of several lines so that all of it is seen: what steers
