@@ -166,19 +166,36 @@ func (s *Service) whyFailed(job catalog.GearJob) error {
 	switch {
 	case job.Attempts == 0:
 		return &PendingError{RetryAfter: retryAfter}
-	case job.Failure == errForeign.Error() || s.final(job):
+	case s.ofLayer(job):
 		return &PendingError{Reason: job.Failure}
 	}
 	return &PendingError{Reason: "for a reason that may pass; it will be tried again"}
 }
 
-// told is what a client may know of why a conversion failed, by the rule of whyFailed:
-// errors of the server name its files and stores.
+// ofLayer tells whether a conversion failed for what is wrong with the layer, which
+// clients may know. Errors of the server name its files and stores.
+func (s *Service) ofLayer(job catalog.GearJob) bool {
+	return job.Failure == errForeign.Error() || s.final(job)
+}
+
+// told is what a client may know of why a conversion failed.
 func (s *Service) told(job catalog.GearJob) string {
-	if job.Failure == errForeign.Error() || s.final(job) {
+	if s.ofLayer(job) {
 		return job.Failure
 	}
 	return "the registry could not read or store it; its log tells why"
+}
+
+// waiting is the answer for a layer whose job is in the queue: when to ask again, if that
+// helps, and why it has failed so far.
+func (s *Service) waiting(job catalog.GearJob) error {
+	switch {
+	case job.Attempts == 0:
+		return &PendingError{RetryAfter: retryAfter}
+	case s.final(job):
+		return &PendingError{Reason: job.Failure}
+	}
+	return &PendingError{RetryAfter: max(retryAfter, job.Due.Sub(s.opts.Clock())), Reason: s.told(job)}
 }
 
 // remaking says how far it is with an index that was damaged.

@@ -36,13 +36,12 @@ func heldPacks(b *bed) (reached <-chan struct{}, release func()) {
 	return at, func() { b.fault(nil); close(gate) }
 }
 
-// TestIndexBeforeFiles: the index of a layer is given out while its files are
-// being stored. Who asks for one of these waits for it, and nobody else does.
-func TestIndexBeforeFiles(t *testing.T) {
-	b := newBed(t, setup{})
+// arriving has a layer converted up to where its index is there and its files are not,
+// until release is called.
+func arriving(b *bed, seed uint64) (d oci.Digest, x *gear.Index, release func()) {
 	reached, release := heldPacks(b)
-	data := layer(1, 10, 600_000)
-	d := oci.SHA256(data)
+	data := layer(seed, 10, 600_000)
+	d = oci.SHA256(data)
 	ctx := context.Background()
 	b.must(b.cat.PutBlob(ctx, ours, catalog.Blob{Digest: d, Size: int64(len(data))}, ""))
 	put(b, registry.BlobKey(d), data)
@@ -50,6 +49,15 @@ func TestIndexBeforeFiles(t *testing.T) {
 	<-reached
 	x, err := b.index(ours, d)
 	b.must(err)
+	return d, x, release
+}
+
+// TestIndexBeforeFiles: the index of a layer is given out while its files are
+// being stored. Who asks for one of these waits for it, and nobody else does.
+func TestIndexBeforeFiles(t *testing.T) {
+	b := newBed(t, setup{})
+	ctx := context.Background()
+	d, x, release := arriving(b, 1)
 	early, err := b.svc.Layer(ctx, ours, d)
 	b.must(err)
 	if _, err := b.cat.GearLayer(ctx, d); !errors.Is(err, catalog.ErrNotFound) {
@@ -107,16 +115,8 @@ func TestLookProfile(t *testing.T) {
 	small := []byte("small")
 	m, stored := b.push(ours, zipped(tarOf(file{"s", small})))
 	b.wait(stored)
-	reached, release := heldPacks(b)
-	data := layer(4, 10, 600_000)
-	d := oci.SHA256(data)
 	ctx := context.Background()
-	b.must(b.cat.PutBlob(ctx, ours, catalog.Blob{Digest: d, Size: int64(len(data))}, ""))
-	put(b, registry.BlobKey(d), data)
-	b.must(b.svc.Queue(ctx, ours, []oci.Digest{d}))
-	<-reached
-	x, err := b.index(ours, d)
-	b.must(err)
+	_, x, release := arriving(b, 4)
 	all := []gear.Name{name(small), x.Files[0].Name}
 	var p gearregistry.Profile
 	p.Add(all)

@@ -69,10 +69,6 @@ func (s *Service) whyNot(ctx context.Context, d oci.Digest) error {
 		return ErrNotConverted
 	case err != nil:
 		return fmt.Errorf("look up the conversion of %s: %w", d, err)
-	case job.Attempts > 0 && s.final(job):
-		return &PendingError{Reason: job.Failure}
-	case job.Attempts > 0:
-		return &PendingError{RetryAfter: max(retryAfter, job.Due.Sub(s.opts.Clock())), Reason: s.told(job)}
 	}
-	return &PendingError{RetryAfter: retryAfter}
+	return s.waiting(job)
 }

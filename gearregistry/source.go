@@ -50,12 +50,8 @@ func (s *Service) StoredIndex(ctx context.Context, repo string, d oci.Digest) (x
 func (s *Service) wanted(ctx context.Context, repo string, d oci.Digest) error {
 	job, err := s.cat.GearJob(ctx, d)
 	switch {
-	case err == nil && job.Attempts > 0 && s.final(job):
-		return &PendingError{Reason: job.Failure}
-	case err == nil && job.Attempts > 0:
-		return &PendingError{RetryAfter: max(retryAfter, job.Due.Sub(s.opts.Clock())), Reason: s.told(job)}
 	case err == nil:
-		return &PendingError{RetryAfter: retryAfter}
+		return s.waiting(job)
 	case !errors.Is(err, catalog.ErrNotFound):
 		return err
 	}
