@@ -45,14 +45,14 @@ func keepSmall(ctx context.Context, served func() int64) {
 		defer debug.SetMemoryLimit(debug.SetMemoryLimit(smallLimit))
 		defer debug.SetGCPercent(debug.SetGCPercent(gcPercent))
 	}
-	debug.FreeOSMemory()
-	dropUnusedPages()
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	var seen, trimmed int64
 	var idle time.Duration
 	limit := int64(smallLimit)
-	for {
+	// Not at once: the first requests are those that waited for the start, and the
+	// collection beside them was seen to cost them some 4 ms each.
+	for started := false; ; started = true {
 		select {
 		case <-ctx.Done():
 			return
@@ -63,7 +63,13 @@ func keepSmall(ctx context.Context, served func() int64) {
 			debug.SetMemoryLimit(limit)
 		}
 		n := served()
-		if n != seen {
+		switch {
+		case !started:
+			seen = n
+			debug.FreeOSMemory()
+			dropUnusedPages()
+			continue
+		case n != seen:
 			seen, idle = n, 0
 			dropUnusedPages()
 			continue
@@ -128,18 +134,26 @@ func dropUnusedPages() {
 }
 
 // unwritten finds the mappings of an executable in a list of a process's mappings
-// (/proc/PID/smaps) that cannot be written and never were.
+// (/proc/PID/smaps) that cannot be written and never were. They lie beside each other, and
+// it reads no further: the kernel counts the pages of each mapping that it is asked for,
+// and those of the heap are many.
 func unwritten(smaps io.Reader, exe string, found func(start, end uint64)) {
 	var at []string // the mapping that the lines are of; nil: not to be found
 	var clean bool  // it has no anonymous page in memory
+	var seen bool   // there was one of the executable
 	for sc := bufio.NewScanner(smaps); sc.Scan(); {
 		// start-end perms offset dev inode path, or Key: number kB
 		fields := strings.Fields(sc.Text())
 		switch {
 		case len(fields) >= 5 && strings.Contains(fields[0], "-"):
-			if at, clean = nil, false; len(fields) >= 6 && fields[5] == exe && fields[1][1] != 'w' {
+			at, clean = nil, false
+			switch ours := len(fields) >= 6 && fields[5] == exe; {
+			case !ours && seen:
+				return
+			case ours && fields[1][1] != 'w':
 				at = fields
 			}
+			seen = seen || at != nil
 			continue
 		case at == nil || len(fields) < 2:
 			continue
