@@ -19,42 +19,70 @@ import (
 	"example.org/slipway/integration/internal/tool"
 )
 
-// killFor is how long a worker is killed again and again.
-func killFor(t testing.TB) time.Duration {
+// killing is how a worker is killed again and again while containers open files, one after
+// the other, each those of an image of its own.
+type killing struct {
+	during, every time.Duration
+	images, files int           // files of each image
+	latency       time.Duration // of each file, so that there is something left to fetch for a while
+}
+
+// killPlan is a short time of many kills, or as long as SLIPWAY_AGENTKILL_FOR says with a
+// kill each second and 50,000 files.
+func killPlan(t testing.TB) killing {
 	t.Helper()
 	text := os.Getenv("SLIPWAY_AGENTKILL_FOR")
 	if text == "" {
-		return 20 * time.Second
+		return killing{20 * time.Second, 200 * time.Millisecond, 1, 4000, 2 * time.Millisecond}
 	}
 	d, err := time.ParseDuration(text)
 	if err != nil {
 		t.Fatalf("SLIPWAY_AGENTKILL_FOR: %v", err)
 	}
-	return d
+	return killing{d, time.Second, 5, 10_000, d / 50_000}
 }
 
-// TestKillWorker kills the worker every 200 ms while a container opens thousands
-// of files that are not here yet.
+// TestKillWorker kills the worker again and again while containers open thousands of
+// files that are not here yet.
 func TestKillWorker(t *testing.T) {
-	const files = 4000
+	plan := killPlan(t)
 	s := slipway.Start(t, t.TempDir(), nil)
-	ref := push(t, s, "team/app:v1", image(t, 1, files))
 	g := behind(t, s)
 	a, c := withContainerd(t, "fetch: {background: false, mode: lazy}\n")
-	pull(t, c, g.ref(ref))
+	var refs []string
+	for i := range plan.images {
+		ref := push(t, s, fmt.Sprintf("team/app:v%d", i+1), image(t, byte(i+1), plan.files))
+		pull(t, c, g.ref(ref))
+		refs = append(refs, g.ref(ref))
+	}
 	g.set(filesOnly(func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
-		time.Sleep(2 * time.Millisecond) // so that there is something left to fetch for a while
+		time.Sleep(plan.latency)
 		pass.ServeHTTP(w, r)
 	}))
-	said := make(chan string, 1)
+	a.Allow(plan.during)
+	var again atomic.Int32
+	said := make(chan []string, 1)
 	go func() {
-		out, err := c.Try(t.Context(), "run", "--rm", "--snapshotter", name, g.ref(ref), unique("reader"), "/bin/check")
-		said <- fmt.Sprint(out, err)
+		var all []string
+		for _, ref := range refs {
+			for tries := 0; ; tries++ {
+				out, err := c.Try(t.Context(), "run", "--rm", "--snapshotter", name, ref, unique("reader"), "/bin/check")
+				// A start that falls into a kill fails, and whoever wants the container tries again.
+				if err == nil || strings.Contains(out, "files=") || tries == 10 {
+					all = append(all, fmt.Sprint(out, err))
+					break
+				}
+				again.Add(1)
+				time.Sleep(100 * time.Millisecond)
+			}
+		}
+		said <- all
 	}()
-	kills, out := 0, ""
-	tick := time.NewTicker(200 * time.Millisecond)
+	kills, began := 0, time.Now()
+	var out []string
+	tick := time.NewTicker(plan.every)
 	defer tick.Stop()
-	for end := time.Now().Add(killFor(t)); time.Now().Before(end) && out == ""; {
+	for out == nil && time.Since(began) < plan.during {
 		select {
 		case <-tick.C:
 			if a.KillWorker() {
@@ -63,24 +91,29 @@ func TestKillWorker(t *testing.T) {
 		case out = <-said:
 		}
 	}
-	if out == "" {
+	killed := time.Since(began).Round(time.Second)
+	if out == nil {
 		select {
 		case out = <-said:
-		case <-time.After(2 * time.Minute):
-			t.Fatal("the container does not end")
+		case <-time.After(time.Duration(plan.images) * 2 * time.Minute):
+			t.Fatal("the containers do not end")
 		}
 	}
-	if want := good(files) + "<nil>"; out != want {
-		t.Errorf("after %d kills the container prints %q, want %q", kills, out, want)
+	for i, got := range out {
+		if want := good(plan.files) + "<nil>"; got != want {
+			t.Errorf("while the worker was killed %d times container %d prints %.2000q, want %q", kills, i+1, got, want)
+		}
 	}
 	if kills < 10 {
 		t.Errorf("the worker was killed %d times only", kills)
 	}
 	proc.Poll(t, 20*time.Second, "the next worker", func() bool { _, err := a.TryStatus(); return err == nil })
-	if got := run(t, c, g.ref(ref), "second"); got != good(files) {
-		t.Errorf("the next container prints %q, want %q", got, good(files))
+	for i, ref := range refs {
+		if got := run(t, c, ref, unique("second")); got != good(plan.files) {
+			t.Errorf("the next container of image %d prints %q, want %q", i+1, got, good(plan.files))
+		}
 	}
-	t.Logf("%d kills", kills)
+	t.Logf("%d kills in %s while %d files were opened; %d starts were tried again", kills, killed, plan.images*plan.files, again.Load())
 }
 
 // TestWithoutRegistry starts containers of a complete image when the registry is

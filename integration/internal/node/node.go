@@ -24,8 +24,8 @@ import (
 const (
 	startTimeout = 30 * time.Second
 	stopTimeout  = 15 * time.Second
-	// hang is when a test is taken to hang: then what waits for the pool gets an
-	// error.
+	// hang is when a test is taken to hang, unless Allow says otherwise: then what waits
+	// for the pool gets an error.
 	hang = 5 * time.Minute
 )
 
@@ -36,9 +36,10 @@ type Agent struct {
 	// Process is the keeper.
 	Process *proc.Process
 
-	t      testing.TB
-	dir    string // configuration and log
-	config string // file
+	t        testing.TB
+	dir      string // configuration and log
+	config   string // file
+	watchdog *time.Timer
 }
 
 // Status is what slipway agent status tells, as far as tests need it.
@@ -86,15 +87,18 @@ func New(t testing.TB, config string) *Agent {
 	if err := os.WriteFile(a.config, []byte(config), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	watchdog := time.AfterFunc(hang, func() { abort(t, dir) })
+	a.watchdog = time.AfterFunc(hang, func() { abort(t, dir) })
 	t.Cleanup(func() {
-		watchdog.Stop()
+		a.watchdog.Stop()
 		a.killAll()
 		abort(t, dir)
 		unmount(t, dir)
 	})
 	return a
 }
+
+// Allow gives the test more time from now on, before it is taken to hang.
+func (a *Agent) Allow(d time.Duration) { a.watchdog.Reset(hang + d) }
 
 // Start starts an agent and waits until it answers.
 func Start(t testing.TB, config string) *Agent {
