@@ -18,7 +18,7 @@ type Proxy struct {
 	OwnNames  []string       `yaml:"own_names" doc:"Host names of this registry that clients may send as ?ns=, beside that of http.host and the one they connect to. Any other that no upstream has is answered 404, so that the client goes on to the next registry and is not given another image of the same name." example:"registry.example.com"`
 	Offline   bool           `yaml:"offline" doc:"True never asks an upstream: what is here is served, whatever its age."`
 	MaxBytes  Size           `yaml:"max_bytes" default:"0" min:"0" doc:"Most bytes that mirrored content takes. Above it the images go that nobody has pulled for the longest time. What pushed repositories hold as well does not count. 0 means no limit."`
-	Ahead     Size           `yaml:"ahead" default:"1MiB" min:"0" doc:"Largest layers and configs of an image that are fetched as soon as a client was given its manifest; it is about to ask for them. 0 fetches what was asked for and nothing else."`
+	Ahead     Size           `yaml:"ahead" default:"1MiB" min:"0" doc:"Largest layers and configs of an image that are fetched as soon as a client was given its manifest, if there are several; it is about to ask for them. 0 fetches what was asked for and nothing else."`
 	TTL       time.Duration  `yaml:"ttl" default:"0s" min:"0s" doc:"Mirrored images that nobody has pulled for this long are removed. 0 keeps them."`
 
 	RemoteURL string    `yaml:"remoteurl" doc:"Distribution's way to name one upstream, which is also the default. Its tags are asked for at each pull, as Distribution does. Its name is docker.io, or the host with a hyphen for the colon." example:"https://registry-1.docker.io"`

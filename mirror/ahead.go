@@ -12,10 +12,10 @@ import (
 // node can mount.
 const maxAhead = 128
 
-// ahead begins to fetch the small blobs of an image whose manifest a client was just
-// given and the store does not have yet: the client is about to ask for them, one
-// after the other or a few at a time, and each would cost it a way to the upstream
-// and back.
+// ahead begins to fetch the small blobs, if there are several, of an image whose
+// manifest a client was just given and the store does not have yet: the client is about
+// to ask for them, one after the other or a few at a time, and each would cost it a way
+// to the upstream and back.
 func (m *Registry) ahead(s *source, name, repo string, mf *oci.Manifest) {
 	if m.opts.Ahead <= 0 || s.Offline || isIndex(mf.MediaType) {
 		return
@@ -28,10 +28,13 @@ func (m *Registry) ahead(s *source, name, repo string, mf *oci.Manifest) {
 	if doc.Config != nil {
 		blobs = append(slices.Clone(blobs), *doc.Config)
 	}
-	for _, d := range blobs[:min(len(blobs), maxAhead)] {
-		if d.Size > m.opts.Ahead || len(d.URLs) > 0 || oci.CheckDigest(d.Digest) != nil {
-			continue
-		}
+	small := slices.DeleteFunc(slices.Clone(blobs[:min(len(blobs), maxAhead)]), func(d oci.Descriptor) bool {
+		return d.Size > m.opts.Ahead || len(d.URLs) > 0 || oci.CheckDigest(d.Digest) != nil
+	})
+	if len(small) < 2 {
+		return // the client asks for it next by itself; the connection is for the layers
+	}
+	for _, d := range small {
 		if _, admitted := m.fills.find(repo, d.Digest); !admitted && m.lacks(s, repo, d.Digest) {
 			m.begin(s, name, repo, d.Digest)
 		}

@@ -91,3 +91,15 @@ func TestAheadFails(t *testing.T) {
 	b.clock.Add(time.Minute)
 	b.wantBlob("origin/app", data)
 }
+
+// TestAheadOfOne: what a client asks for next by itself does not take the connection from
+// what it asks for then.
+func TestAheadOfOne(t *testing.T) {
+	b := newBed(t, aheadUpTo(sizeSmall))
+	desc, _ := b.o.image("app", "v1", `{"os":"linux","architecture":"amd64"}`, random(6, sizeSmall+1))
+	b.wantManifest("origin/app", "v1", desc.Digest)
+	b.settled()
+	if got := b.o.count("/v2/app/blobs/"); got != 0 {
+		t.Errorf("%d requests for blobs before anybody asked, want none", got)
+	}
+}

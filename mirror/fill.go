@@ -8,6 +8,7 @@ import (
 	"errors"
 	"hash"
 	"os"
+	"runtime"
 	"strings"
 	"sync"
 	"time"
@@ -471,6 +472,11 @@ func (f *fill) take(n int) error {
 		if err := f.file.take(n); err != nil {
 			return err
 		}
+	}
+	if f.written == 0 {
+		// Who waits for the first bytes goes first: the bytes behind them and their digest
+		// would keep two processors busy.
+		defer runtime.Gosched()
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
