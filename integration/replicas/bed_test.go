@@ -16,8 +16,10 @@ import (
 	"time"
 
 	"example.org/slipway/backendtest"
+	"example.org/slipway/integration/internal/lan"
 	"example.org/slipway/integration/internal/proc"
 	"example.org/slipway/integration/internal/slipway"
+	"example.org/slipway/integration/internal/tool"
 	"example.org/slipway/integration/replicas/faults"
 )
 
@@ -34,9 +36,11 @@ const (
 	readyTimeout = 60 * time.Second
 )
 
-// bed is some replicas with what they share.
+// bed is some replicas with what they share. Each replica is in a network namespace of
+// its own; database, store and clients are reached over a bridge.
 type bed struct {
 	t        *testing.T
+	net      *lan.LAN
 	s3       *backendtest.S3Server
 	bucket   string
 	postgres *backendtest.PostgresServer
@@ -52,6 +56,7 @@ type bed struct {
 type replica struct {
 	b     *bed
 	index int
+	node  *lan.Node
 	// addr, debug and peers are where it listens.
 	addr, debug, peers string
 	// Links from it to the database and the store, and from others to its peers' port.
@@ -71,7 +76,17 @@ type replica struct {
 // more is added to each configuration.
 func newBed(t *testing.T, n int, seed uint64, more string) *bed {
 	t.Helper()
+	tool.NeedRoot(t) // namespaces
 	b := &bed{t: t, secret: rand.Text()}
+	var err error
+	if b.net, err = lan.New(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := b.net.Close(); err != nil {
+			t.Error(err)
+		}
+	})
 	b.s3 = backendtest.S3(t)
 	b.bucket = b.s3.Bucket(t)
 	b.postgres = backendtest.Postgres(t)
@@ -87,10 +102,14 @@ func newBed(t *testing.T, n int, seed uint64, more string) *bed {
 // add starts a replica.
 func (b *bed) add(index int, more string) *replica {
 	b.t.Helper()
-	r := &replica{b: b, index: index, addr: slipway.FreeAddr(b.t), debug: slipway.FreeAddr(b.t), peers: slipway.FreeAddr(b.t), dir: b.t.TempDir(), wake: make(chan struct{}, 1)}
-	r.database = faults.NewLink(b.t, b.postgres.Addr)
-	r.store = faults.NewLink(b.t, b.store.Addr)
-	r.peer = faults.NewLink(b.t, r.peers)
+	node, err := b.net.Join(b.t.Context())
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	r := &replica{b: b, index: index, node: node, addr: node.Addr + ":5000", debug: node.Addr + ":5001", peers: node.Addr + ":5002", dir: b.t.TempDir(), wake: make(chan struct{}, 1)}
+	r.database = faults.NewLink(b.t, b.net.Addr, b.postgres.Addr)
+	r.store = faults.NewLink(b.t, b.net.Addr, b.store.Addr)
+	r.peer = faults.NewLink(b.t, b.net.Addr, r.peers)
 	r.config = filepath.Join(r.dir, "config.yml")
 	text := fmt.Sprintf(`version: 0.1
 log:
@@ -113,6 +132,7 @@ storage:
     uploadpurging: {enabled: true, age: 1m}
 http:
   addr: %s
+  insecure_open_to_network: true
   draintimeout: 5s
   debug: {addr: %s}
 cluster:
@@ -159,7 +179,11 @@ func (r *replica) supervise(binary string) {
 		if !r.down {
 			cmd := exec.Command(binary, "serve", "--config", r.config)
 			cmd.Dir, cmd.Env = r.dir, []string{"PATH=" + os.Getenv("PATH"), "HOME=" + r.dir}
-			p, err := proc.Launch(cmd, r.logFile())
+			cmd, err := r.node.Inside(cmd)
+			var p *proc.Process
+			if err == nil {
+				p, err = proc.Launch(cmd, r.logFile())
+			}
 			if err != nil {
 				r.b.t.Errorf("start replica %d: %v", r.index, err)
 				r.down = true

@@ -50,6 +50,7 @@ func (c *chaos) run(ctx context.Context) {
 		{"store busy", c.storeBusy}, {"store cuts off", c.storeCuts}, {"store slow", c.storeSlow}, {"store away", c.storeAway},
 		{"partition from PostgreSQL", c.partitionDatabase}, {"partition from the store", c.partitionStore},
 		{"partition from peers", c.partitionPeers}, {"partition from everything", c.partitionAll},
+		{"network of a replica down", c.networkDown},
 	}
 	// Each once in random order, then again: a short run meets many kinds, too.
 	for order := c.rng.Perm(len(kinds)); c.wait(ctx, c.between(500*time.Millisecond, 2*time.Second)); order = order[1:] {
@@ -71,6 +72,7 @@ func (c *chaos) mend() {
 		for _, l := range []*faults.Link{r.database, r.store, r.peer} {
 			l.Set(faults.Passing)
 		}
+		c.cut(r, false)
 		r.setDown(false)
 	}
 }
@@ -153,6 +155,14 @@ func (c *chaos) partition(ctx context.Context, links ...*faults.Link) {
 	for _, l := range links {
 		l.Set(state)
 	}
+	c.wait(ctx, c.partitioned())
+	for _, l := range links {
+		l.Set(faults.Passing)
+	}
+}
+
+// partitioned is how long a partition lasts.
+func (c *chaos) partitioned() time.Duration {
 	longest := 6 * time.Second
 	if c.rng.IntN(5) == 0 { // longer than anybody waits without saying so
 		longest = 40 * time.Second
@@ -160,9 +170,21 @@ func (c *chaos) partition(ctx context.Context, links ...*faults.Link) {
 	if c.short {
 		longest = 5 * time.Second
 	}
-	c.wait(ctx, c.between(time.Second, longest))
-	for _, l := range links {
-		l.Set(faults.Passing)
+	return c.between(time.Second, longest)
+}
+
+// networkDown takes the link of a replica's namespace down: it is partitioned from
+// everything and from its clients, and its packets are lost.
+func (c *chaos) networkDown(ctx context.Context) {
+	r := c.one()
+	c.cut(r, true)
+	c.wait(ctx, c.partitioned())
+	c.cut(r, false)
+}
+
+func (c *chaos) cut(r *replica, cut bool) {
+	if err := r.node.Cut(context.Background(), cut); err != nil {
+		c.t.Error(err)
 	}
 }
 

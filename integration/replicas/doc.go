@@ -1,7 +1,8 @@
 // Package replicas tests several replicas of the registry as one: real processes on a
 // real object store (versitygw) and PostgreSQL, with clients that talk to a random
 // replica each time, and with faults (kill -9, restarts of the database, an object
-// store in trouble, partitions) while garbage is collected all the time.
+// store in trouble, partitions, a network that is down) while garbage is collected all
+// the time.
 //
 // Every request is recorded, and the history is judged by package history: nothing
 // acknowledged is lost, no wrong byte is served, no tag is staler than the bound, and

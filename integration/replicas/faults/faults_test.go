@@ -57,7 +57,7 @@ func hear(c net.Conn, n int, wait time.Duration) (string, error) {
 // TestLink: a silent link loses nothing and answers nothing, a broken one ends
 // everything.
 func TestLink(t *testing.T) {
-	l := faults.NewLink(t, echo(t))
+	l := faults.NewLink(t, "127.0.0.1", echo(t))
 	dial := func() net.Conn {
 		c, err := net.Dial("tcp", l.Addr)
 		if err != nil {

@@ -41,10 +41,11 @@ type Link struct {
 	conns   map[*net.TCPConn]bool
 }
 
-// NewLink returns a link to a target that passes, until the end of the test.
-func NewLink(t testing.TB, target string) *Link {
+// NewLink returns a link to a target that passes, until the end of the test. It listens
+// on host.
+func NewLink(t testing.TB, host, target string) *Link {
 	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	ln, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
 	if err != nil {
 		t.Fatal(err)
 	}
