@@ -23,9 +23,9 @@ type PostgresServer struct {
 	// Addr is where it listens, host:port.
 	Addr string
 
-	bin  string
-	cred *syscall.SysProcAttr
-	last atomic.Int64
+	bin, data string
+	cred      *syscall.SysProcAttr
+	last      atomic.Int64
 }
 
 // postgresDir is where Debian has the programs, by version.
@@ -52,28 +52,94 @@ func postgresBin(t testing.TB) string {
 // it runs as the user postgres.
 func Postgres(t testing.TB, settings ...string) *PostgresServer {
 	t.Helper()
+	s := newPostgres(t)
+	s.run(t, "initdb", "-D", s.data, "-A", "trust", "-U", "postgres", "--no-sync", "-E", "UTF8", "--locale=C")
+	s.launch(t, settings)
+	return s
+}
+
+// newPostgres returns a server with an empty directory.
+func newPostgres(t testing.TB) *PostgresServer {
+	t.Helper()
 	s := &PostgresServer{bin: postgresBin(t), cred: &syscall.SysProcAttr{}}
 	dir := shortDir(t)
-	data := filepath.Join(dir, "data")
+	s.data = filepath.Join(dir, "data")
 	if os.Getuid() == 0 {
 		s.becomePostgres(t, dir)
 	}
-	s.run(t, "initdb", "-D", data, "-A", "trust", "-U", "postgres", "--no-sync", "-E", "UTF8", "--locale=C")
-	port := strconv.Itoa(freePort(t))
-	s.Addr = net.JoinHostPort("127.0.0.1", port)
-	args := []string{"-D", data, "-p", port, "-h", "127.0.0.1", "-k", "",
+	s.Addr = net.JoinHostPort("127.0.0.1", strconv.Itoa(freePort(t)))
+	return s
+}
+
+// launch starts a server that has its data.
+func (s *PostgresServer) launch(t testing.TB, settings []string) {
+	t.Helper()
+	_, port, _ := net.SplitHostPort(s.Addr) // as it was joined
+	args := []string{"-D", s.data, "-p", port, "-h", "127.0.0.1", "-k", "",
 		"-c", "shared_buffers=32MB", "-c", "fsync=off", "-c", "full_page_writes=off", "-c", "max_connections=200"}
 	for _, set := range settings {
 		args = append(args, "-c", set)
 	}
-	s.Daemon = start(t, dir, func() *exec.Cmd {
+	s.Daemon = start(t, filepath.Dir(s.data), func() *exec.Cmd {
 		cmd := exec.Command(filepath.Join(s.bin, "postgres"), args...)
 		attr := *s.cred
-		cmd.SysProcAttr, cmd.Dir, cmd.Env = &attr, dir, os.Environ()
+		cmd.SysProcAttr, cmd.Dir, cmd.Env = &attr, filepath.Dir(s.data), os.Environ()
 		return cmd
 	}, s.Ready)
 	t.Cleanup(s.Kill)
-	return s
+}
+
+// Standby starts a copy of the server that follows it. From then on each commit of the
+// server waits until the copy has it, so that what was acknowledged survives when the
+// server is lost and the copy takes its place: see Promote. It ends with the test.
+func (s *PostgresServer) Standby(t testing.TB, settings ...string) *PostgresServer {
+	t.Helper()
+	c := newPostgres(t)
+	c.copyOf(t, s)
+	c.launch(t, settings)
+	c.awaited(t, s)
+	return c
+}
+
+// Follow makes a server the standby of another as Standby does. Whatever it holds is
+// lost.
+func (s *PostgresServer) Follow(t testing.TB, primary *PostgresServer) {
+	t.Helper()
+	s.Kill()
+	if err := os.RemoveAll(s.data); err != nil {
+		t.Fatal(err)
+	}
+	s.copyOf(t, primary)
+	s.Start(s.Ready)
+	s.awaited(t, primary)
+}
+
+func (s *PostgresServer) copyOf(t testing.TB, primary *PostgresServer) {
+	t.Helper()
+	s.run(t, "pg_basebackup", "-d", primary.DSN("postgres"), "-D", s.data, "-R", "-X", "stream", "-c", "fast", "--no-sync")
+}
+
+// awaited makes commits of a server wait for its standby.
+func (s *PostgresServer) awaited(t testing.TB, primary *PostgresServer) {
+	t.Helper()
+	primary.SQL(t, "postgres", "ALTER SYSTEM SET synchronous_standby_names = '*'")
+	primary.SQL(t, "postgres", "SELECT pg_reload_conf()")
+	for begin := time.Now(); primary.SQL(t, "postgres", "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'") != "1"; time.Sleep(20 * time.Millisecond) {
+		if time.Since(begin) > startTimeout {
+			t.Fatalf("%s does not follow %s", s.Addr, primary.Addr)
+		}
+	}
+}
+
+// Promote makes a standby a server that takes changes, and waits for no standby itself.
+// The one it followed must be gone, or must have nobody who still speaks to it.
+func (s *PostgresServer) Promote(t testing.TB) {
+	t.Helper()
+	if s.SQL(t, "postgres", "SELECT pg_promote()") != "t" {
+		t.Fatalf("%s was not promoted", s.Addr)
+	}
+	s.SQL(t, "postgres", "ALTER SYSTEM RESET synchronous_standby_names")
+	s.SQL(t, "postgres", "SELECT pg_reload_conf()")
 }
 
 // Kill ends the server and its processes with SIGKILL, and returns when they are
@@ -198,7 +264,8 @@ func (s *PostgresServer) Restart() {
 // DSN is the connection string of a database.
 func (s *PostgresServer) DSN(database string) string { return postgresDSN(s.Addr, database) }
 
-// DSNThrough is DSN by way of another address, such as that of a proxy.
+// DSNThrough is DSN by way of another address, such as that of a proxy, or of several,
+// separated by commas.
 func (s *PostgresServer) DSNThrough(addr, database string) string { return postgresDSN(addr, database) }
 
 func postgresDSN(addr, database string) string {

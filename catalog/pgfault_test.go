@@ -318,6 +318,96 @@ func testUnavailable(t *testing.T, s *backendtest.PostgresServer) {
 	}
 }
 
+// TestFailover: a standby takes the place of a server that is gone, or whose machine
+// answers nothing any more, without anybody's help and without a loss.
+func TestFailover(t *testing.T) {
+	for name, silent := range map[string]bool{"killed": false, "silent": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			primary := backendtest.Postgres(t)
+			db := primary.CreateDatabase(t)
+			standby := primary.Standby(t)
+			p := newProxy(t, primary.Addr)
+			r := replicas(t, &bed{dsn: primary.DSNThrough(p.listener.Addr().String()+","+standby.Addr, db)}, nil)
+			var done atomic.Int64
+			var stop atomic.Bool
+			var mu sync.Mutex
+			acknowledged := map[int]bool{}
+			var wg sync.WaitGroup
+			end := func() {
+				stop.Store(true)
+				wg.Wait()
+			}
+			defer end()
+			for w := range 4 {
+				wg.Go(func() {
+					for i := w; !stop.Load(); i += 4 {
+						if err := r[w%2].db.write(context.Background(), func(t *tx) error { return put(t, i) }); err != nil {
+							t.Errorf("change %d: %v", i, err)
+							return
+						}
+						mu.Lock()
+						acknowledged[i] = true
+						mu.Unlock()
+						done.Add(1)
+					}
+				})
+			}
+			from := done.Load()
+			eventually(t, time.Minute, "some changes", func() bool { return done.Load() > from+100 })
+			if silent {
+				p.swallow.Store(true)
+			} else {
+				primary.Kill()
+			}
+			pause(t.Context(), 100*time.Millisecond)
+			standby.Promote(t)
+			begin := time.Now()
+			from = done.Load()
+			eventually(t, time.Minute, "some changes", func() bool { return done.Load() > from+100 })
+			t.Logf("changes went on %v after the standby was ready", time.Since(begin).Round(time.Millisecond))
+			end()
+			for i, c := range r { // readers have found it, too
+				rows := c.testRows(t)
+				for n := range acknowledged {
+					if rows[fmt.Sprint(n)] != 1 {
+						t.Errorf("change %d, which was acknowledged, is there %d times for replica %d", n, rows[fmt.Sprint(n)], i)
+					}
+				}
+			}
+		})
+	}
+}
+
+// TestStandbyAway: a change is not acknowledged as long as the standby has not got it,
+// even if it can be seen, because somebody ended the server's wait for the standby.
+func TestStandbyAway(t *testing.T) {
+	t.Parallel()
+	s := backendtest.Postgres(t)
+	db := s.CreateDatabase(t)
+	standby := s.Standby(t)
+	c := (&bed{dsn: s.DSN(db)}).open(t, nil)
+	c.db.pg.patience = time.Second
+	for i, end := range []string{"pg_cancel_backend", "pg_terminate_backend"} {
+		standby.Kill()
+		var failed error
+		var wg sync.WaitGroup
+		wg.Go(func() { failed = c.db.write(context.Background(), func(t *tx) error { return put(t, i) }) })
+		eventually(t, time.Minute, "a commit that waits", func() bool {
+			return s.SQL(t, db, "SELECT "+end+"(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'") == "t"
+		})
+		eventually(t, time.Minute, "the change on the server", func() bool {
+			return s.SQL(t, db, fmt.Sprintf("SELECT count(*) FROM queue WHERE payload = '%d'", i)) == "1"
+		})
+		wg.Wait()
+		if !errors.Is(failed, ErrUnavailable) {
+			t.Errorf("%s: the change: %v", end, failed)
+		}
+		standby.Start(standby.Ready)
+		eventually(t, time.Minute, "a change", func() bool { return c.db.write(t.Context(), count) == nil })
+	}
+}
+
 // TestOpenPostgres: databases that will not do are refused, and several processes
 // may make the schema at once.
 func TestOpenPostgres(t *testing.T) {

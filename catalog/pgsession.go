@@ -33,8 +33,10 @@ func sessionConfig(dsn string) (*pgx.ConnConfig, error) {
 	if err != nil {
 		return nil, errConnectionString
 	}
-	if config.ConnectTimeout == 0 || config.ConnectTimeout > beginLimit {
-		config.ConnectTimeout = beginLimit
+	// All of several servers must have had their turn within the time that connecting
+	// may take: the first may be the one whose machine is gone, which answers nothing.
+	if each := beginLimit / time.Duration(1+hosts(config)); config.ConnectTimeout == 0 || config.ConnectTimeout > each {
+		config.ConnectTimeout = each
 	}
 	if config.RuntimeParams["application_name"] == "" {
 		config.RuntimeParams["application_name"] = "slipway"
@@ -53,6 +55,22 @@ func sessionConfig(dsn string) (*pgx.ConnConfig, error) {
 		return d.DialContext(ctx, network, addr)
 	}
 	return config, nil
+}
+
+// hosts is how many servers a connection string names beside the first.
+func hosts(config *pgx.ConnConfig) int {
+	type server struct {
+		host string
+		port uint16
+	}
+	first := server{config.Host, config.Port}
+	others := map[server]bool{}
+	for _, f := range config.Fallbacks { // with TLS and without are two of these
+		if s := (server{f.Host, f.Port}); s != first {
+			others[s] = true
+		}
+	}
+	return len(others)
 }
 
 // giveUpUnanswered makes the kernel end a connection on which nothing that was

@@ -52,6 +52,9 @@ type postgres struct {
 	// nobody knows whether it took place; see doubt.
 	id      atomic.Pointer[string]
 	doubted atomic.Bool
+	// warned is set by a warning of the server to the writer. A commit has one if
+	// somebody ended its wait for the standby, which it then may not have reached.
+	warned  atomic.Bool
 	channel string // of its notifications
 	beginAs [2]string
 	// offset is by how many milliseconds the server's clock was ahead of ours.
@@ -96,7 +99,13 @@ func openPostgres(ctx context.Context, dsn string, readers int, clock func() int
 	p.readers.SetMaxOpenConns(readers)
 	p.readers.SetMaxIdleConns(readers)
 	p.readers.SetConnMaxIdleTime(5 * time.Minute)
-	p.writers = stdlib.OpenDB(*config)
+	writing := config.Copy()
+	writing.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) {
+		if n.SeverityUnlocalized == "WARNING" {
+			p.warned.Store(true)
+		}
+	}
+	p.writers = stdlib.OpenDB(*writing)
 	p.writers.SetMaxIdleConns(0)
 	if err := p.open(ctx); err != nil {
 		p.drop()
@@ -249,6 +258,7 @@ func (p *postgres) commit(t *tx) error {
 		}
 	}
 	b.Queue("COMMIT")
+	p.warned.Store(false)
 	res := p.raw.SendBatch(p.ctx, b)
 	var err error
 	var tag pgconn.CommandTag
@@ -259,9 +269,11 @@ func (p *postgres) commit(t *tx) error {
 	}
 	err = errors.Join(err, res.Close())
 	switch {
-	case err == nil && tag.String() == "COMMIT":
+	case err == nil && tag.String() == "COMMIT" && !(t.wrote && p.warned.Load()):
 		p.failing, p.cause = time.Time{}, nil
 		return nil
+	case err == nil && tag.String() == "COMMIT":
+		err = errWarned
 	case err == nil:
 		return fmt.Errorf("the server answered COMMIT by %s", tag)
 	case !t.wrote || !isLost(err):
@@ -292,6 +304,9 @@ func (p *postgres) doubt() {
 // errNotCommitted is of a commit that is known not to have taken place.
 var errNotCommitted = errors.New("the connection broke before the commit")
 
+// errWarned is of a commit that the server has warned of.
+var errWarned = errors.New("the server did not wait for its standby")
+
 // resolve finds out what became of a commit whose answer did not come. Under the
 // writers' lock its transaction has ended in one way or the other.
 func (p *postgres) resolve(cause error) error {
@@ -318,7 +333,9 @@ func (p *postgres) resolve(cause error) error {
 	}
 }
 
-// lastBatch returns the last batch of this process that was committed.
+// lastBatch returns the last batch of this process that was committed. One that a
+// standby did not acknowledge can be seen nevertheless, once its connection is closed or
+// its wait was ended: so another commit is made behind it, and that has to be.
 func (p *postgres) lastBatch(before backend) (batch int64, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), beginLimit)
 	defer cancel()
@@ -328,14 +345,24 @@ func (p *postgres) lastBatch(before backend) (batch int64, err error) {
 		return 0, err
 	}
 	pg := p.raw.PgConn()
-	if _, err := pg.Exec(ctx, p.beginAs[1]).ReadAll(); err != nil {
+	if _, err := pg.Exec(ctx, p.beginAs[0]).ReadAll(); err != nil {
 		return 0, errors.Join(err, pg.Exec(ctx, "ROLLBACK").Close())
 	}
-	err = p.conn.QueryRowContext(ctx, `SELECT batch FROM writers WHERE id = $1`, *p.id.Load()).Scan(&batch)
-	if errors.Is(err, sql.ErrNoRows) {
-		batch, err = -1, nil
+	err = p.conn.QueryRowContext(ctx, `UPDATE writers SET batch = batch WHERE id = $1 RETURNING batch`, *p.id.Load()).Scan(&batch)
+	switch {
+	case errors.Is(err, sql.ErrNoRows):
+		batch = -1
+	case err != nil:
+		return 0, errors.Join(err, pg.Exec(ctx, "ROLLBACK").Close())
 	}
-	return batch, errors.Join(err, pg.Exec(ctx, "ROLLBACK").Close())
+	p.warned.Store(false)
+	if err := pg.Exec(ctx, "COMMIT").Close(); err != nil {
+		return 0, err
+	}
+	if p.warned.Load() {
+		return 0, errWarned
+	}
+	return batch, nil
 }
 
 // again tells whether to run a batch again: its connection broke before it was
