@@ -70,6 +70,7 @@ var layout = map[string][]string{
 	"block/node":          {"block", "block/loop", "durable", "gearfs/view", "oci"},
 	"volumeregistry":      {"block", "block/chain", "catalog", "gear", "gearregistry", "oci", "registry"},
 	"gearfs/fuse":         {},
+	"footprint":           {},
 	"gearfs/view":         {"durable", "erofs", "erofs/geartree", "gear", "rootfs"},
 	"gearfs/poolfs":       {"gearfs/fuse"},
 	"snapshotter":         {"durable", "gearfs/view"},
@@ -96,11 +97,11 @@ var layout = map[string][]string{
 	"serve": {"oci", "objstore", "objstore/fsstore", "objstore/memstore", "objstore/s3store", "objstore/swiftstore", "objstore/remote",
 		"cache/policy", "cache/tier", "catalog", "registry", "server", "auth", "notify", "client", "cluster", "config", "trace", "rootfs", "gear",
 		"filestore", "gearregistry", "mirror", "mirror/airgap", "mirror/upstream", "prefetch", "durable",
-		"block", "block/file", "block/rbd", "volumeregistry", "web", "fleet"},
+		"block", "block/file", "block/rbd", "volumeregistry", "web", "fleet", "footprint"},
 	"serve/servetest": {"config", "serve"},
 	// The composition root of the node side.
 	"agent": {"durable", "fleet", "oci", "client", "config", "gear", "gearclient", "gearfs", "gearfs/cachedir", "gearfs/poolfs", "gearfs/view", "snapshotter",
-		"block", "block/file", "block/node", "block/rbd", "block/volfs"},
+		"block", "block/file", "block/node", "block/rbd", "block/volfs", "footprint"},
 	"cmd/slipway": {"block", "volumeregistry", "serve", "agent", "config", "registry", "client", "oci", "dedup", "gear", "gearclient", "gearregistry", "analyze", "simulate", "cache/policy", "trace/store", "trace/synth", "replay", "replay/plan", "replay/result", "trace", "durable", "load", "mirror", "mirror/airgap"},
 }
 

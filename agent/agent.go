@@ -23,11 +23,11 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"runtime/debug"
 	"sync"
 	"time"
 
 	"example.org/slipway/config"
+	"example.org/slipway/footprint"
 	"example.org/slipway/gearfs"
 	"example.org/slipway/gearfs/cachedir"
 	"example.org/slipway/gearfs/poolfs"
@@ -244,7 +244,6 @@ func (a *Agent) Run(ctx context.Context, ready func()) error {
 	var err error
 	if a.snaps, err = snapshotter.New(a.lay.snapshots, a.chains, &snapshotter.Options{Logger: a.log}); err == nil {
 		a.startServers(serve)
-		debug.FreeOSMemory()
 		ready()
 		<-ctx.Done()
 		err = context.Cause(ctx)
@@ -285,7 +284,7 @@ func (a *Agent) startServers(serve func(string, func() error)) {
 	if a.cfg.Report {
 		go a.tellRegistries(a.chains.ctx)
 	}
-	go keepSmall(a.chains.ctx)
+	go footprint.Keep(a.chains.ctx)
 }
 
 func newServer(h http.Handler) *http.Server {
@@ -297,20 +296,6 @@ func serveHTTP(s *http.Server, l net.Listener) error {
 		return err
 	}
 	return nil
-}
-
-// keepSmall gives memory back that bursts of work leave behind.
-func keepSmall(ctx context.Context) {
-	tick := time.NewTicker(time.Minute)
-	defer tick.Stop()
-	for {
-		select {
-		case <-tick.C:
-			debug.FreeOSMemory()
-		case <-ctx.Done():
-			return
-		}
-	}
 }
 
 // Close ends everything but the mounts, which containers use.

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"example.org/slipway/config"
+	"example.org/slipway/footprint"
 	"example.org/slipway/gearfs/poolfs"
 	"example.org/slipway/gearfs/view"
 )
@@ -201,6 +202,7 @@ func Keep(ctx, stop context.Context, cfg *config.Agent, worker func(sockets []st
 	if err != nil {
 		return err
 	}
+	go footprint.Keep(ctx)
 	lay := layoutOf(cfg)
 	told := false
 	h := poolfs.NewHolder(dev, func() *exec.Cmd {

@@ -52,6 +52,8 @@ type pull struct {
 	x      *gear.Index // nil: there is none
 	diffID string      // "" if the registry does not tell
 	err    error
+	// expire forgets it when nobody asks.
+	expire *time.Timer
 }
 
 func newPulls(ctx context.Context, work *sync.WaitGroup, convertWait time.Duration, limits *gear.Limits, log *slog.Logger,
@@ -74,8 +76,8 @@ func (p *pulls) begin(reg *registry, ref reference, d oci.Digest) *pull {
 	go func() {
 		defer p.work.Done()
 		p.fetch(reg, ref, d, q)
+		q.expire = time.AfterFunc(pullKeep, func() { p.forget(key, q) })
 		close(q.done)
-		time.AfterFunc(pullKeep, func() { p.forget(key, q) })
 	}()
 	return q
 }
@@ -127,6 +129,7 @@ func (p *pulls) wait(ctx context.Context, reg *registry, ref reference, d oci.Di
 	q := p.begin(reg, ref, d)
 	select {
 	case <-q.done:
+		q.expire.Stop() // it would hold the index until then
 		p.forget(pullKey{reg, ref.repo, d}, q)
 		return q.x, q.diffID, q.err
 	case <-ctx.Done():

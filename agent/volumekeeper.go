@@ -16,6 +16,7 @@ import (
 
 	"example.org/slipway/block/volfs"
 	"example.org/slipway/config"
+	"example.org/slipway/footprint"
 	"example.org/slipway/gearfs/poolfs"
 	"example.org/slipway/gearfs/view"
 )
@@ -217,6 +218,7 @@ func RunVolumeWorker(ctx context.Context, cfg *config.Agent, log *slog.Logger) (
 	api := newServer(storageHandler(s, stores))
 	calls := make(chan error, 1)
 	go func() { calls <- serveHTTP(api, l) }()
+	go footprint.Keep(ctx)
 	log.Info("volume worker is ready", "outage", cfg.Volumes.Outage)
 	err = s.Serve(ctx)
 	if ctx.Err() != nil {

@@ -1,9 +1,7 @@
 package serve
 
 import (
-	"bufio"
 	"context"
-	"io"
 	"math"
 	"os"
 	"path/filepath"
@@ -13,9 +11,10 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"example.org/slipway/footprint"
 )
 
 // A registry whose caches are small stays within smallLimit. One whose caches
@@ -66,18 +65,16 @@ func keepSmall(ctx context.Context, served func() int64) {
 		switch {
 		case !started:
 			seen = n
-			debug.FreeOSMemory()
-			dropUnusedPages()
+			footprint.Trim()
 			continue
 		case n != seen:
 			seen, idle = n, 0
-			dropUnusedPages()
+			footprint.DropExecutable()
 			continue
 		}
 		if idle += time.Second; idle >= idleFor && trimmed != n {
 			trimmed = n
-			debug.FreeOSMemory()
-			dropUnusedPages()
+			footprint.Trim()
 		}
 	}
 }
@@ -108,74 +105,6 @@ func memoryInUse() (live, beside int64) {
 		}
 	}
 	return v[0], max(0, v[1]-v[2]-v[3]-v[4]-v[5])
-}
-
-// dropUnusedPages unmaps the pages of the executable that were read so far. They
-// stay in the page cache, and those in use come back with a minor fault each (16
-// pages a fault, under a millisecond in all); the rest is what package
-// initialisation and rare work touched once. Only read-only mappings are
-// dropped that nobody has written to, where nothing can be lost: what the dynamic
-// linker writes before it takes the right to write away (RELRO) would come back as
-// it is in the file, without the addresses of functions. Such a page counts as
-// anonymous, or as swap once it lies there.
-func dropUnusedPages() {
-	exe, err := os.Readlink("/proc/self/exe")
-	if err != nil {
-		return
-	}
-	f, err := os.Open("/proc/self/smaps")
-	if err != nil {
-		return
-	}
-	defer f.Close()
-	unwritten(f, exe, func(start, end uint64) {
-		_ = unix.Madvise(mapping(uintptr(start), int(end-start)), unix.MADV_DONTNEED)
-	})
-}
-
-// unwritten finds the mappings of an executable in a list of a process's mappings
-// (/proc/PID/smaps) that cannot be written and never were. They lie beside each other, and
-// it reads no further: the kernel counts the pages of each mapping that it is asked for,
-// and those of the heap are many.
-func unwritten(smaps io.Reader, exe string, found func(start, end uint64)) {
-	var at []string // the mapping that the lines are of; nil: not to be found
-	var clean bool  // it has no anonymous page in memory
-	var seen bool   // there was one of the executable
-	for sc := bufio.NewScanner(smaps); sc.Scan(); {
-		// start-end perms offset dev inode path, or Key: number kB
-		fields := strings.Fields(sc.Text())
-		switch {
-		case len(fields) >= 5 && strings.Contains(fields[0], "-"):
-			at, clean = nil, false
-			switch ours := len(fields) >= 6 && fields[5] == exe; {
-			case !ours && seen:
-				return
-			case ours && fields[1][1] != 'w':
-				at = fields
-			}
-			seen = seen || at != nil
-			continue
-		case at == nil || len(fields) < 2:
-			continue
-		case fields[0] == "Anonymous:":
-			clean = fields[1] == "0"
-			continue
-		case fields[0] != "Swap:" || fields[1] != "0" || !clean: // comes behind Anonymous
-			continue
-		}
-		from, to, ok := strings.Cut(at[0], "-")
-		start, err1 := strconv.ParseUint(from, 16, 64)
-		end, err2 := strconv.ParseUint(to, 16, 64)
-		if ok && err1 == nil && err2 == nil && end > start {
-			found(start, end)
-		}
-	}
-}
-
-// mapping is a mapping of the executable as a slice. It is only ever given to
-// madvise and never read through.
-func mapping(start uintptr, n int) []byte {
-	return unsafe.Slice((*byte)(*(*unsafe.Pointer)(unsafe.Pointer(&start))), n)
 }
 
 // machineMemory is how much memory this process may use, in bytes: the machine's, or

@@ -3,13 +3,10 @@ package serve
 import (
 	"context"
 	"errors"
-	"fmt"
-	"io"
 	"math"
 	"os"
 	"path/filepath"
 	"runtime/debug"
-	"strings"
 	"testing"
 	"time"
 )
@@ -108,38 +105,4 @@ func waitDeep(ready chan<- struct{}, end <-chan struct{}) {
 	for i := range frame {
 		frame[i]++
 	}
-}
-
-// TestUnwritten finds the code, and neither what is written nor what the dynamic
-// linker has written, be that in memory or in swap.
-func TestUnwritten(t *testing.T) {
-	entry := func(at, perms, path string, anonymous, swap int) string {
-		return fmt.Sprintf("%s %s 00000000 08:01 42 %s\nSize: 16 kB\nAnonymous: %d kB\nSwap: %d kB\nSwapPss: 0 kB\nVmFlags: rd ex mr\n", at, perms, path, anonymous, swap)
-	}
-	smaps := entry("800-1000", "r-xp", "/lib/ld.so", 0, 0) + entry("1000-5000", "r-xp", "/bin/slipway", 0, 0) +
-		entry("5000-6000", "r--p", "/bin/slipway", 4, 0) + entry("6000-7000", "r--p", "/bin/slipway", 0, 4) +
-		entry("7000-8000", "rw-p", "/bin/slipway", 0, 0) + entry("9000-a000", "r--p", "/bin/slipway", 0, 0) +
-		entry("a000-b000", "rw-p", "", 4, 0)
-	var got []string
-	unwritten(strings.NewReader(smaps), "/bin/slipway", func(start, end uint64) { got = append(got, fmt.Sprintf("%x-%x", start, end)) })
-	if want := "1000-5000 9000-a000"; strings.Join(got, " ") != want {
-		t.Errorf("found %v, want %s", got, want)
-	}
-	heap := &countingReader{r: strings.NewReader(strings.Repeat(entry("b000-c000", "rw-p", "", 4, 0), 1000))}
-	unwritten(io.MultiReader(strings.NewReader(smaps), heap), "/bin/slipway", func(uint64, uint64) {})
-	if heap.n > 64<<10 {
-		t.Errorf("%d bytes were read behind the mappings of the executable", heap.n)
-	}
-}
-
-// countingReader counts what is read.
-type countingReader struct {
-	r io.Reader
-	n int
-}
-
-func (c *countingReader) Read(p []byte) (int, error) {
-	n, err := c.r.Read(p)
-	c.n += n
-	return n, err
 }

@@ -1,0 +1,158 @@
+// Package footprint keeps the resident memory of a process that has little to do small.
+//
+// Go keeps garbage until the heap has doubled, and gives back what it has freed over
+// minutes; and of an executable that was read while it started, packages initialised
+// and rare work done once, all pages count that the kernel mapped beside those that
+// were touched. Both are most of what a quiet process of this project takes.
+package footprint
+
+import (
+	"bufio"
+	"context"
+	"io"
+	"os"
+	"runtime/debug"
+	"runtime/metrics"
+	"strconv"
+	"strings"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// look is how often Keep looks whether there is anything to give back.
+	look = time.Second
+	// idleLooks is how many looks in a row must have found nothing done.
+	idleLooks = 3
+	// work in bytes is what a process allocates between two looks that does something.
+	work = 256 << 10
+	// gain in bytes is what must have been allocated since the last time to make it
+	// worth its while.
+	gain = 1 << 20
+)
+
+// Keep gives memory back whenever the process has done nothing for some seconds and had
+// done something before, until ctx ends.
+func Keep(ctx context.Context) {
+	tick := time.NewTicker(look)
+	defer tick.Stop()
+	k := keeper{idle: idleLooks - 1, since: gain} // what the start left behind
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if k.due(allocated()) {
+			Trim()
+			k.trimmed(allocated())
+		}
+	}
+}
+
+// keeper decides when to give memory back.
+type keeper struct {
+	last, since int64 // bytes allocated at the last look, and since memory was given back
+	idle        int   // looks
+}
+
+// due tells whether it is time, from how many bytes have ever been allocated.
+func (k *keeper) due(allocated int64) bool {
+	n := allocated - k.last
+	k.last = allocated
+	k.since += n
+	if n >= work {
+		k.idle = 0
+		return false
+	}
+	k.idle++
+	return k.idle >= idleLooks && k.since >= gain
+}
+
+func (k *keeper) trimmed(allocated int64) { k.last, k.since = allocated, 0 }
+
+func allocated() int64 {
+	s := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}}
+	metrics.Read(s)
+	if s[0].Value.Kind() != metrics.KindUint64 {
+		return 0
+	}
+	return int64(s[0].Value.Uint64())
+}
+
+// Trim gives back what work has left behind: garbage, and the executable's pages. It
+// collects garbage and takes milliseconds.
+func Trim() {
+	debug.FreeOSMemory()
+	DropExecutable()
+}
+
+// DropExecutable unmaps the pages of the executable that were read so far. They
+// stay in the page cache, and those in use come back with a minor fault each (16
+// pages a fault, under a millisecond in all); the rest is what package
+// initialisation and rare work touched once. Only read-only mappings are
+// dropped that nobody has written to, where nothing can be lost: what the dynamic
+// linker writes before it takes the right to write away (RELRO) would come back as
+// it is in the file, without the addresses of functions. Such a page counts as
+// anonymous, or as swap once it lies there.
+func DropExecutable() {
+	exe, err := os.Readlink("/proc/self/exe")
+	if err != nil {
+		return
+	}
+	f, err := os.Open("/proc/self/smaps")
+	if err != nil {
+		return
+	}
+	defer f.Close()
+	unwritten(f, exe, func(start, end uint64) {
+		_ = unix.Madvise(mapping(uintptr(start), int(end-start)), unix.MADV_DONTNEED)
+	})
+}
+
+// unwritten finds the mappings of an executable in a list of a process's mappings
+// (/proc/PID/smaps) that cannot be written and never were. They lie beside each other, and
+// it reads no further: the kernel counts the pages of each mapping that it is asked for,
+// and those of the heap are many.
+func unwritten(smaps io.Reader, exe string, found func(start, end uint64)) {
+	var at []string // the mapping that the lines are of; nil: not to be found
+	var clean bool  // it has no anonymous page in memory
+	var seen bool   // there was one of the executable
+	for sc := bufio.NewScanner(smaps); sc.Scan(); {
+		// start-end perms offset dev inode path, or Key: number kB
+		fields := strings.Fields(sc.Text())
+		switch {
+		case len(fields) >= 5 && strings.Contains(fields[0], "-"):
+			at, clean = nil, false
+			switch ours := len(fields) >= 6 && fields[5] == exe; {
+			case !ours && seen:
+				return
+			case ours && fields[1][1] != 'w':
+				at = fields
+			}
+			seen = seen || at != nil
+			continue
+		case at == nil || len(fields) < 2:
+			continue
+		case fields[0] == "Anonymous:":
+			clean = fields[1] == "0"
+			continue
+		case fields[0] != "Swap:" || fields[1] != "0" || !clean: // comes behind Anonymous
+			continue
+		}
+		from, to, ok := strings.Cut(at[0], "-")
+		start, err1 := strconv.ParseUint(from, 16, 64)
+		end, err2 := strconv.ParseUint(to, 16, 64)
+		if ok && err1 == nil && err2 == nil && end > start {
+			found(start, end)
+		}
+	}
+}
+
+// mapping is a mapping of the executable as a slice. It is only ever given to
+// madvise and never read through.
+func mapping(start uintptr, n int) []byte {
+	return unsafe.Slice((*byte)(*(*unsafe.Pointer)(unsafe.Pointer(&start))), n)
+}
