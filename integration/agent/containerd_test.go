@@ -68,11 +68,10 @@ func layers(t testing.TB, c *daemon.Containerd, im *imagetest.Bundle) (n int) {
 	return n
 }
 
-// trees compares what containers of an image see with what those of overlayfs
-// do.
-func trees(t testing.TB, c *daemon.Containerd, ref string, im *imagetest.Bundle) {
+// trees compares what containers of an image, whose top layer together with all below
+// has a name, see with what those of overlayfs do. Both have pulled it.
+func trees(t testing.TB, c *daemon.Containerd, chain string) {
 	t.Helper()
-	c.Run(t, "image", "pull", "--plain-http", "--snapshotter", "overlayfs", ref)
 	shell := tool.System(t, "sh")
 	at := map[string]string{}
 	for _, sn := range []string{name, "overlayfs"} {
@@ -83,7 +82,7 @@ func trees(t testing.TB, c *daemon.Containerd, ref string, im *imagetest.Bundle)
 		var mount string
 		proc.Poll(t, 30*time.Second, "a view that is not collected", func() bool {
 			var err error
-			mount, err = c.Try(t.Context(), "snapshots", "--snapshotter", sn, "view", "--target", dir, "shown", chain(t, im))
+			mount, err = c.Try(t.Context(), "snapshots", "--snapshotter", sn, "view", "--target", dir, "shown", chain)
 			// Nothing names it yet: a collection, as the pull causes one, may take it.
 			_, labelled := c.Try(t.Context(), "snapshots", "--snapshotter", sn, "label", "shown", "containerd.io/gc.root=test")
 			return err == nil && labelled == nil
@@ -100,6 +99,13 @@ func trees(t testing.TB, c *daemon.Containerd, ref string, im *imagetest.Bundle)
 	if err != nil || len(lines) > 0 {
 		t.Errorf("what containers see is another tree than overlayfs has, error %v:\n%s", err, strings.Join(lines, "\n"))
 	}
+}
+
+// treesOf is trees of an image that overlayfs has not pulled.
+func treesOf(t testing.TB, c *daemon.Containerd, ref string, im *imagetest.Bundle) {
+	t.Helper()
+	c.Run(t, "image", "pull", "--plain-http", "--snapshotter", "overlayfs", ref)
+	trees(t, c, chain(t, im))
 }
 
 // chain is the name of an image's top layer together with all below.
@@ -151,7 +157,7 @@ func TestContainerd(t *testing.T) {
 		t.Errorf("%d layers came with the containers, want none", n)
 	}
 	c.Run(t, "container", "rm", kept)
-	trees(t, c, ref, im)
+	treesOf(t, c, ref, im)
 	c.Run(t, "image", "rm", "--sync", ref)
 	clean(t, a)
 }
@@ -208,7 +214,7 @@ func TestOtherImages(t *testing.T) {
 				t.Errorf("the container prints %q, want %q", got, good(files))
 			}
 			if w.how != nil {
-				trees(t, c, ref, im)
+				treesOf(t, c, ref, im)
 			}
 			c.Run(t, "image", "rm", "--sync", ref)
 			clean(t, a)

@@ -1,6 +1,7 @@
 package agent_test
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net/http"
@@ -344,4 +345,39 @@ func TestManyStarts(t *testing.T) {
 	}
 	a.Run("umount", dir)
 	clean(t, a)
+}
+
+// TestDifferentImages pulls and starts different images at the same time, through
+// containerd.
+func TestDifferentImages(t *testing.T) {
+	const files, images = 40, 20
+	s := slipway.Start(t, t.TempDir(), nil)
+	var refs []string
+	for i := range images {
+		refs = append(refs, push(t, s, fmt.Sprintf("team/app%d:v1", i), image(t, byte(i), files)))
+	}
+	_, c := withContainerd(t, quiet)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	var wait sync.WaitGroup
+	var slowest atomic.Int64
+	began := time.Now()
+	for i, ref := range refs {
+		id := unique(fmt.Sprintf("app%d", i))
+		wait.Go(func() {
+			began := time.Now()
+			out, err := c.Try(ctx, "image", "pull", "--plain-http", "--snapshotter", name, ref)
+			if err == nil {
+				out, err = c.Try(ctx, "run", "--rm", "--snapshotter", name, ref, id, "/bin/check")
+			}
+			if err != nil || out != good(files) {
+				t.Errorf("image %d prints %q, error %v", i, out, err)
+			}
+			took := time.Since(began).Milliseconds()
+			for was := slowest.Load(); took > was && !slowest.CompareAndSwap(was, took); was = slowest.Load() {
+			}
+		})
+	}
+	wait.Wait()
+	t.Logf("%d images at once took %.1f s, the slowest %.1f s", images, time.Since(began).Seconds(), float64(slowest.Load())/1e3)
 }

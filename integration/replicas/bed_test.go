@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -39,12 +40,13 @@ const (
 // bed is some replicas with what they share. Each replica is in a network namespace of
 // its own; database, store and clients are reached over a bridge.
 type bed struct {
-	t        *testing.T
-	net      *lan.LAN
-	s3       *backendtest.S3Server
-	bucket   string
-	postgres *backendtest.PostgresServer
-	database string
+	t      *testing.T
+	net    *lan.LAN
+	s3     *backendtest.S3Server
+	bucket string
+	// postgres takes changes, and standby its place if need be.
+	postgres, standby *backendtest.PostgresServer
+	database          string
 	// store is between all replicas and the object store.
 	store    *faults.Store
 	secret   string
@@ -59,9 +61,11 @@ type replica struct {
 	node  *lan.Node
 	// addr, debug and peers are where it listens.
 	addr, debug, peers string
-	// Links from it to the database and the store, and from others to its peers' port.
-	database, store, peer *faults.Link
-	dir, config           string
+	// Links from it to the database's servers and the store, and from others to its
+	// peers' port.
+	database    []*faults.Link
+	store, peer *faults.Link
+	dir, config string
 
 	mu sync.Mutex
 	// down is set while it is not to run.
@@ -91,6 +95,7 @@ func newBed(t *testing.T, n int, seed uint64, more string) *bed {
 	b.bucket = b.s3.Bucket(t)
 	b.postgres = backendtest.Postgres(t)
 	b.database = b.postgres.CreateDatabase(t)
+	b.standby = b.postgres.Standby(t)
 	b.store = faults.NewStore(t, b.s3.Endpoint, seed)
 	for i := range n {
 		b.add(i, more)
@@ -107,7 +112,7 @@ func (b *bed) add(index int, more string) *replica {
 		b.t.Fatal(err)
 	}
 	r := &replica{b: b, index: index, node: node, addr: node.Addr + ":5000", debug: node.Addr + ":5001", peers: node.Addr + ":5002", dir: b.t.TempDir(), wake: make(chan struct{}, 1)}
-	r.database = faults.NewLink(b.t, b.net.Addr, b.postgres.Addr)
+	r.database = []*faults.Link{faults.NewLink(b.t, b.net.Addr, b.postgres.Addr), faults.NewLink(b.t, b.net.Addr, b.standby.Addr)}
 	r.store = faults.NewLink(b.t, b.net.Addr, b.store.Addr)
 	r.peer = faults.NewLink(b.t, b.net.Addr, r.peers)
 	r.config = filepath.Join(r.dir, "config.yml")
@@ -141,7 +146,7 @@ cluster:
   id: replica-%d
   secret: %s
 %s`, filepath.Join(r.dir, "root"), r.store.Addr, b.s3.Region, b.bucket, b.s3.AccessKey, b.s3.SecretKey,
-		b.postgres.DSNThrough(r.database.Addr, b.database), grace, r.addr, r.debug, r.peers, r.peer.Addr, index, b.secret, more)
+		b.postgres.DSNThrough(r.database[0].Addr+","+r.database[1].Addr, b.database), grace, r.addr, r.debug, r.peers, r.peer.Addr, index, b.secret, more)
 	if err := os.WriteFile(r.config, []byte(text), 0o600); err != nil {
 		b.t.Fatal(err)
 	}
@@ -158,6 +163,11 @@ cluster:
 		}
 	})
 	return r
+}
+
+// links are all that others are reached by, and it by its peers.
+func (r *replica) links() []*faults.Link {
+	return append(slices.Clone(r.database), r.store, r.peer)
 }
 
 func (r *replica) logFile() string { return filepath.Join(r.dir, "log") }

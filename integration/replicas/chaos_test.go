@@ -47,6 +47,7 @@ func (c *chaos) run(ctx context.Context) {
 	}{
 		{"kill -9 of a replica", c.kill}, {"kill -9 of a replica", c.kill}, {"kill -9 of two replicas", c.killTwo}, {"restart of a replica", c.restart},
 		{"restart of PostgreSQL", c.restartPostgres}, {"kill -9 of PostgreSQL", c.killPostgres},
+		{"failover of PostgreSQL", c.failover}, {"failover of PostgreSQL", c.failover},
 		{"store busy", c.storeBusy}, {"store cuts off", c.storeCuts}, {"store slow", c.storeSlow}, {"store away", c.storeAway},
 		{"partition from PostgreSQL", c.partitionDatabase}, {"partition from the store", c.partitionStore},
 		{"partition from peers", c.partitionPeers}, {"partition from everything", c.partitionAll},
@@ -69,7 +70,7 @@ func (c *chaos) run(ctx context.Context) {
 func (c *chaos) mend() {
 	c.b.store.Set(faults.Trouble{})
 	for _, r := range c.b.replicas {
-		for _, l := range []*faults.Link{r.database, r.store, r.peer} {
+		for _, l := range r.links() {
 			l.Set(faults.Passing)
 		}
 		c.cut(r, false)
@@ -123,6 +124,17 @@ func (c *chaos) killPostgres(ctx context.Context) {
 	c.b.postgres.Kill()
 	c.wait(ctx, c.between(0, 2*time.Second))
 	c.b.postgres.Start(c.b.postgres.Ready)
+}
+
+// failover kills the server for good. Its standby takes its place, and it becomes the
+// standby with what that has.
+func (c *chaos) failover(ctx context.Context) {
+	c.b.postgres.Kill()
+	c.wait(ctx, c.between(0, 2*time.Second))
+	c.b.standby.Promote(c.t)
+	c.b.postgres, c.b.standby = c.b.standby, c.b.postgres
+	c.wait(ctx, c.between(0, 2*time.Second))
+	c.b.standby.Follow(c.t, c.b.postgres)
 }
 
 // trouble lets the store misbehave for a while.
@@ -188,11 +200,10 @@ func (c *chaos) cut(r *replica, cut bool) {
 	}
 }
 
-func (c *chaos) partitionDatabase(ctx context.Context) { c.partition(ctx, c.one().database) }
+func (c *chaos) partitionDatabase(ctx context.Context) { c.partition(ctx, c.one().database...) }
 func (c *chaos) partitionStore(ctx context.Context)    { c.partition(ctx, c.one().store) }
 func (c *chaos) partitionPeers(ctx context.Context)    { c.partition(ctx, c.one().peer) }
 
 func (c *chaos) partitionAll(ctx context.Context) {
-	r := c.one()
-	c.partition(ctx, r.database, r.store, r.peer)
+	c.partition(ctx, c.one().links()...)
 }

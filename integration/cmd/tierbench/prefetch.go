@@ -4,9 +4,11 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -36,6 +38,8 @@ type PrefetchMode struct {
 	Name   string `json:"name"`
 	Layers int64  `json:"layers"`
 	Errors int64  `json:"errors"`
+	// Kinds are the errors by what they were, as "status 404" or "broken".
+	Kinds map[string]int64 `json:"kinds,omitempty"`
 	// Early is how many requests were 404, as their push was not over yet.
 	Early int64 `json:"early"`
 	// Invalid says why the replay does not count as one; empty if it does.
@@ -205,7 +209,7 @@ func (m *PrefetchMode) read(dir string) error {
 			return nil
 		}
 		if s.Outcome != result.OK {
-			m.Errors++
+			m.wrong(s)
 			return nil
 		}
 		ms := float64(s.Service()) / 1e3
@@ -217,6 +221,19 @@ func (m *PrefetchMode) read(dir string) error {
 	})
 	m.Latency, m.All = binOf("objects", m.objects), binOf("all", m.all)
 	return err
+}
+
+// wrong counts a request that went wrong.
+func (m *PrefetchMode) wrong(s *result.Sample) {
+	if m.Kinds == nil {
+		m.Kinds = map[string]int64{}
+	}
+	kind := s.Outcome.String()
+	if s.Outcome == result.BadStatus {
+		kind = fmt.Sprintf("%s %d", kind, s.Status)
+	}
+	m.Kinds[kind]++
+	m.Errors++
 }
 
 // count takes the registry's own counts.
@@ -290,6 +307,9 @@ func (x *Prefetch) Write(w *strings.Builder) {
 	for _, m := range x.Modes {
 		if m.Invalid != "" {
 			fmt.Fprintf(w, "The replay with %s says of itself: %s\n\n", m.Name, m.Invalid)
+		}
+		for _, kind := range slices.Sorted(maps.Keys(m.Kinds)) {
+			fmt.Fprintf(w, "With %s %d requests went wrong: %s.\n\n", m.Name, m.Kinds[kind], kind)
 		}
 	}
 	measure.Table(w, 1, []string{"mode", "layers", "mean ms", "median", "p99", "mean of all blobs", "fetched ahead", "precision %", "hits", "MB wasted", "MB from the store"}, rows)

@@ -9,74 +9,13 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"example.org/slipway/integration/internal/daemon"
 	"example.org/slipway/integration/internal/tasks"
-	"example.org/slipway/integration/internal/tool"
 )
-
-// TestImages runs both tasks of images of the corpus on plain overlayfs.
-// SLIPWAY_CORPUS is its directory, SLIPWAY_TASKS the images SERIES/VERSION to
-// take, separated by commas, or all; default: the last version of each series.
-func TestImages(t *testing.T) {
-	corpus := os.Getenv("SLIPWAY_CORPUS")
-	if corpus == "" {
-		t.Skip("SLIPWAY_CORPUS names no directory of images")
-	}
-	tool.NeedRoot(t)
-	images := strings.Split(os.Getenv("SLIPWAY_TASKS"), ",")
-	if images[0] == "" || images[0] == "all" {
-		images = versions(t, corpus, images[0] == "all")
-	}
-	containerd := daemon.StartContainerd(t)
-	for i, image := range images {
-		t.Run(image, func(t *testing.T) {
-			series, version, _ := strings.Cut(image, "/")
-			layout := filepath.Join(t.TempDir(), "layout.tar")
-			tool.NewEnv(t.TempDir()).Run(t, "tar", "-C", filepath.Join(corpus, image), "-cf", layout, ".")
-			containerd.Run(t, "image", "import", "--snapshotter", "overlayfs", "--base-name", "corpus/"+series, layout)
-			ctr := containerd.Tasks(t, "overlayfs")
-			name := "corpus/" + series + ":" + version
-			for n, of := range []func(string) (tasks.Task, bool){tasks.First, tasks.Second} {
-				task, ok := of(series)
-				if !ok {
-					t.Fatalf("series %s has no task", series)
-				}
-				r, err := ctr.Run(t.Context(), name, fmt.Sprintf("t%d-%d", i, n), task)
-				if err != nil {
-					t.Error(err)
-					continue
-				}
-				t.Logf("%s: %.2f s", task, r.Took.Seconds())
-			}
-			containerd.Run(t, "image", "rm", "--sync", name)
-		})
-	}
-}
-
-// versions returns all images of a corpus, or the last of each series.
-func versions(t *testing.T, corpus string, all bool) (out []string) {
-	t.Helper()
-	for _, series := range tasks.Series() {
-		entries, err := os.ReadDir(filepath.Join(corpus, series))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if !all {
-			entries = entries[len(entries)-1:]
-		}
-		for _, e := range entries {
-			out = append(out, series+"/"+e.Name())
-		}
-	}
-	return out
-}
 
 func TestEverySeriesHasTwoTasks(t *testing.T) {
 	all := tasks.Series()
