@@ -7,6 +7,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -30,7 +31,9 @@ type opensWatch struct {
 	s     *Service
 	c     *container
 	mount string
-	index *gear.Index
+	// index is read at the first open: a start does not wait for it. It is nil too if it
+	// could not be read.
+	index func() *gear.Index
 	// fd is the descriptor of f, which stays in non-blocking mode.
 	fd   int
 	f    *os.File
@@ -40,15 +43,18 @@ type opensWatch struct {
 
 // watchOpens begins to watch the file system mounted at a path.
 func (s *Service) watchOpens(c *container, mount string) (*opensWatch, error) {
-	x, err := s.readIndex(c.img)
-	if err != nil {
-		return nil, err
-	}
 	fd, err := unix.FanotifyInit(unix.FAN_CLASS_NOTIF|unix.FAN_CLOEXEC|unix.FAN_NONBLOCK, unix.O_RDONLY|unix.O_LARGEFILE|unix.O_CLOEXEC|unix.O_NOATIME)
 	if err != nil {
 		return nil, fmt.Errorf("fanotify: %w", err)
 	}
-	w := &opensWatch{s: s, c: c, mount: strings.TrimSuffix(mount, "/"), index: x, fd: fd, self: os.Getpid(), f: os.NewFile(uintptr(fd), "fanotify"), done: make(chan struct{})}
+	w := &opensWatch{s: s, c: c, mount: strings.TrimSuffix(mount, "/"), fd: fd, self: os.Getpid(), f: os.NewFile(uintptr(fd), "fanotify"), done: make(chan struct{})}
+	w.index = sync.OnceValue(func() *gear.Index {
+		x, err := s.readIndex(c.img)
+		if err != nil {
+			s.log.Warn("opens of a container's cached files cannot be recorded", "container", c.id, "err", err)
+		}
+		return x
+	})
 	if err := unix.FanotifyMark(fd, unix.FAN_MARK_ADD|unix.FAN_MARK_FILESYSTEM, unix.FAN_OPEN, unix.AT_FDCWD, mount); err != nil {
 		return nil, errors.Join(fmt.Errorf("watch %s: %w", mount, err), w.f.Close())
 	}
@@ -131,17 +137,21 @@ func (w *opensWatch) event(fd int) {
 // that its runtime made; so parts are taken off the front until the rest is a file
 // of that size and time.
 func (w *opensWatch) resolve(path string, st *unix.Stat_t) (gear.Name, bool) {
+	x := w.index()
+	if x == nil {
+		return gear.Name{}, false
+	}
 	rest := strings.TrimPrefix(strings.TrimPrefix(path, w.mount), "/")
 	for {
-		if i, ok := w.index.Lookup(rest); ok {
-			e := &w.index.Entries[i]
+		if i, ok := x.Lookup(rest); ok {
+			e := &x.Entries[i]
 			if e.Type == rootfs.HardLink {
-				if t, ok := w.index.Lookup(e.Link); ok {
-					e = &w.index.Entries[t]
+				if t, ok := x.Lookup(e.Link); ok {
+					e = &x.Entries[t]
 				}
 			}
 			if e.Type == rootfs.File && e.Size == st.Size && e.Sec == st.Mtim.Sec && e.File >= 0 {
-				return w.index.Files[e.File].Name, true
+				return x.Files[e.File].Name, true
 			}
 		}
 		slash := strings.IndexByte(rest, '/')

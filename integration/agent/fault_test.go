@@ -298,7 +298,7 @@ func fill(t testing.TB, name string) {
 // TestManyStarts starts containers of one image at the same time: each file is
 // fetched once.
 func TestManyStarts(t *testing.T) {
-	const files, containers = 40, 20
+	const files, containers = 40, 100
 	s := slipway.Start(t, t.TempDir(), nil)
 	ref := push(t, s, "team/app:v1", image(t, 1, files))
 	runc := tool.Built(t, "runc")
