@@ -13,42 +13,92 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
+	"example.org/slipway/backendtest"
 	"example.org/slipway/integration/internal/slipway"
 	"example.org/slipway/integration/internal/tool"
 )
+
+// cached is a cache small enough for the suites to meet its limits.
+const cached = "  blob_cache: {ram: 1MiB, ssd: 4MiB, large: 512KiB}\n"
+
+// onEveryStore runs a suite against a new registry on each store, and looks afterwards
+// whether what is stored is whole.
+func onEveryStore(t *testing.T, suite func(*testing.T, *slipway.Server)) {
+	s3 := func(t *testing.T, s *backendtest.S3Server) string {
+		return fmt.Sprintf("  s3: {regionendpoint: %q, accesskey: %q, secretkey: %q, region: %q, bucket: %q}\n",
+			"http://"+s.Endpoint, s.AccessKey, s.SecretKey, s.Region, s.Bucket(t))
+	}
+	for _, store := range []struct {
+		name   string
+		config func(t *testing.T) string // below storage, but for where its directory is
+	}{
+		{"filesystem", func(*testing.T) string { return "" }},
+		{"filesystem with a cache", func(*testing.T) string { return cached }},
+		{"s3", func(t *testing.T) string { return s3(t, backendtest.S3(t)) }},
+		{"s3 with a cache", func(t *testing.T) string { return s3(t, backendtest.S3(t)) + cached }},
+		{"rgw with a cache", func(t *testing.T) string { return s3(t, backendtest.RGW(t)) + cached }},
+		{"swift with a cache", func(t *testing.T) string {
+			s := backendtest.Swift(t)
+			return fmt.Sprintf("  swift: {authurl: %q, username: %q, password: %q, container: suite}\n", s.AuthURL, s.User, s.Key) + cached
+		}},
+		{"s3, cache and PostgreSQL", func(t *testing.T) string {
+			db := backendtest.Postgres(t)
+			return s3(t, backendtest.S3(t)) + cached + fmt.Sprintf("  catalog: {postgres: %q}\n", db.DSN(db.CreateDatabase(t)))
+		}},
+	} {
+		t.Run(store.name, func(t *testing.T) {
+			root := t.TempDir()
+			config := "version: 0.1\nstorage:\n" + store.config(t)
+			if strings.HasPrefix(store.name, "filesystem") {
+				config += fmt.Sprintf("  filesystem: {rootdirectory: %q}\n", root)
+			} else {
+				config += fmt.Sprintf("  directory: %q\n", root)
+			}
+			s := slipway.Start(t, root, &slipway.Options{Config: config})
+			suite(t, s)
+			s.Stop()
+			file := filepath.Join(t.TempDir(), "config.yml")
+			if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if out, err := slipway.Command(t, "fsck", "--config", file); err != nil {
+				t.Errorf("fsck: %v; it printed:\n%s", err, out)
+			}
+		})
+	}
+}
 
 // TestConformanceV1 runs the suite of release 1.1.1 of the specification. It
 // has 79 specs; 5 of them skip themselves, as they are alternatives of others.
 func TestConformanceV1(t *testing.T) {
 	program := find(t, "SLIPWAY_CONFORMANCE_V1", "conformance-v1.1.1.test")
-	s := slipway.Start(t, t.TempDir(), nil)
-	dir := t.TempDir()
-	env := tool.NewEnv(dir,
-		"OCI_ROOT_URL=http://"+s.Addr,
-		"OCI_NAMESPACE=myorg/myrepo",
-		"OCI_CROSSMOUNT_NAMESPACE=myorg/other",
-		"OCI_TEST_PULL=1", "OCI_TEST_PUSH=1", "OCI_TEST_CONTENT_DISCOVERY=1", "OCI_TEST_CONTENT_MANAGEMENT=1",
-		"OCI_HIDE_SKIPPED_WORKFLOWS=0", "OCI_DEBUG=0", "OCI_REPORT_DIR="+dir)
-	run(t, env, program, 74)
-	s.Stop()
-	s.Run("fsck")
+	onEveryStore(t, func(t *testing.T, s *slipway.Server) {
+		dir := t.TempDir()
+		env := tool.NewEnv(dir,
+			"OCI_ROOT_URL=http://"+s.Addr,
+			"OCI_NAMESPACE=myorg/myrepo",
+			"OCI_CROSSMOUNT_NAMESPACE=myorg/other",
+			"OCI_TEST_PULL=1", "OCI_TEST_PUSH=1", "OCI_TEST_CONTENT_DISCOVERY=1", "OCI_TEST_CONTENT_MANAGEMENT=1",
+			"OCI_HIDE_SKIPPED_WORKFLOWS=0", "OCI_DEBUG=0", "OCI_REPORT_DIR="+dir)
+		run(t, env, program, 74)
+	})
 }
 
 // TestConformanceV2 runs the rewritten suite, about 850 checks, which covers
 // sha512, sparse ranges and error cases that the first does not.
 func TestConformanceV2(t *testing.T) {
 	program := find(t, "SLIPWAY_CONFORMANCE_V2", "conformance")
-	s := slipway.Start(t, t.TempDir(), nil)
-	dir := t.TempDir()
-	env := tool.NewEnv(dir,
-		"OCI_REGISTRY="+s.Addr, "OCI_TLS=disabled", "OCI_VERSION=1.1",
-		"OCI_REPO1=conformance/repo1", "OCI_REPO2=conformance/repo2",
-		"OCI_RESULTS_DIR="+dir, "OCI_LOG=error")
-	run(t, env, program, 800)
-	s.Stop()
-	s.Run("fsck")
+	onEveryStore(t, func(t *testing.T, s *slipway.Server) {
+		dir := t.TempDir()
+		env := tool.NewEnv(dir,
+			"OCI_REGISTRY="+s.Addr, "OCI_TLS=disabled", "OCI_VERSION=1.1",
+			"OCI_REPO1=conformance/repo1", "OCI_REPO2=conformance/repo2",
+			"OCI_RESULTS_DIR="+dir, "OCI_LOG=error")
+		run(t, env, program, 800)
+	})
 }
 
 // find returns the path of a suite's program or skips the test.
