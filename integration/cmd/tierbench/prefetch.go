@@ -40,7 +40,8 @@ type PrefetchMode struct {
 	Errors int64  `json:"errors"`
 	// Kinds are the errors by what they were, as "status 404" or "broken".
 	Kinds map[string]int64 `json:"kinds,omitempty"`
-	// Early is how many requests were 404, as their push was not over yet.
+	// Early is how many requests were 404, as their push was not over yet, or were not
+	// sent, as that of their manifest was 404 for that reason.
 	Early int64 `json:"early"`
 	// Invalid says why the replay does not count as one; empty if it does.
 	Invalid string `json:"invalid,omitempty"`
@@ -199,12 +200,22 @@ const trustUs = "http:\n  trusted_proxies: [127.0.0.1]\n"
 
 // read takes what the replay measured.
 func (m *PrefetchMode) read(dir string) error {
+	tooSoon := map[int64]bool{} // pulls that came before the end of their push
 	err := result.Read(dir, func(s *result.Sample) error {
+		if !s.IsSession() && early(s) {
+			tooSoon[s.Task] = true
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	err = result.Read(dir, func(s *result.Sample) error {
 		if s.IsSession() || s.Method != store.GET || s.Object != result.Object(trace.Blob) {
 			return nil
 		}
 		m.Layers++
-		if early(s) {
+		if early(s) || s.Outcome == result.Failed && tooSoon[s.Task] {
 			m.Early++
 			return nil
 		}
