@@ -18,6 +18,7 @@ import (
 
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
 
 	"example.org/slipway/snapshotter"
 )
@@ -224,8 +225,8 @@ func TestOrphans(t *testing.T) {
 	dir := func(name string) string { return filepath.Join(b.root(), "snapshots", name) }
 	lost := layerNamed("", "lost")
 	for _, err := range []error{
-		// The directory of the next number, whose transaction was not committed.
-		os.MkdirAll(dir("3/fs"), 0o755), os.Symlink("ns/9/lost", dir("3/container")), b.trees.Started(t.Context(), snapshotter.Container{Key: "ns/9/lost", Chain: chain}),
+		// The directory of the next number, whose transaction was not committed, mounted already.
+		os.MkdirAll(dir("3/fs"), 0o755), os.Mkdir(dir("3/mnt"), 0o700), unix.Mount("orphan", dir("3/mnt"), "tmpfs", 0, "size=64k"), os.Symlink("ns/9/lost", dir("3/container")), b.trees.Started(t.Context(), snapshotter.Container{Key: "ns/9/lost", Chain: chain}),
 		// A directory half made, one half deleted.
 		os.MkdirAll(dir("new-123/fs"), 0o755), os.MkdirAll(dir("trash-456/fs/x"), 0o755),
 		// A layer that Lower claimed without a record, and one that never got there.
@@ -244,6 +245,44 @@ func TestOrphans(t *testing.T) {
 	if got := b.names(); !slices.Equal(got, []string{"2", "3"}) {
 		t.Errorf("directories %q, want those of the two snapshots", got)
 	}
+	b.check(0)
+}
+
+// TestUnrecorded lets the disk be full when a record is to be made durable: nothing
+// of the snapshot may stay, its overlay neither, which is mounted by then.
+func TestUnrecorded(t *testing.T) {
+	b := newBed(t)
+	chain := b.claim("one")
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	// A disk of its own for the records, and little room on it.
+	records, db := filepath.Join(b.dir, "records"), filepath.Join(b.root(), "metadata.db")
+	content, err := os.ReadFile(db)
+	if err == nil {
+		err = errors.Join(os.Mkdir(records, 0o700), unix.Mount("records", records, "tmpfs", 0, "size=2m"), os.Remove(db),
+			os.WriteFile(filepath.Join(records, "db"), content, 0o600), os.Symlink(filepath.Join(records, "db"), db))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.open()
+	before, mounts := b.names(), mountsBelow(t, filepath.Join(b.root(), "snapshots"))
+	large := snapshots.WithLabels(map[string]string{"large": strings.Repeat("x", 3<<20)})
+	for range 3 {
+		if m, err := b.Prepare(t.Context(), "ns/1/c", chain, large); !errors.Is(err, unix.ENOSPC) {
+			t.Fatalf("prepare on a full disk: mounts %v, error %v", m, err)
+		}
+	}
+	if got := b.names(); !slices.Equal(got, before) {
+		t.Errorf("directories %q, before they were %q", got, before)
+	}
+	if got := mountsBelow(t, filepath.Join(b.root(), "snapshots")); !slices.Equal(got, mounts) {
+		t.Errorf("mounted are %q, before they were %q", got, mounts)
+	}
+	b.in(b.prepare("ns/1/c", chain), func(dir string) { b.read(filepath.Join(dir, "chain"), chain) })
+	b.check(0)
+	b.remove("ns/1/c")
 	b.check(0)
 }
 

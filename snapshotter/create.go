@@ -56,13 +56,14 @@ func (s *Snapshotter) create(ctx context.Context, kind snapshots.Kind, key, pare
 	if err != nil {
 		return nil, fmt.Errorf("owner of the root directory of snapshot %s: %w", key, err)
 	}
-	if err := s.record(ctx, &n, parent, owner, opts); err != nil {
+	early, err := s.record(ctx, &n, parent, owner, opts)
+	if err != nil {
 		return nil, fmt.Errorf("make snapshot %s: %w", key, err)
 	}
 	err = s.markRoot(&n)
 	var mounts []mount.Mount
 	if err == nil {
-		mounts, err = s.mounts(ctx, &n)
+		mounts, err = s.mounts(ctx, &n, early)
 	}
 	if err != nil {
 		return nil, errors.Join(err, s.Remove(context.WithoutCancel(ctx), key))
@@ -78,6 +79,7 @@ type snapshot struct {
 	labels map[string]string
 	lowers []string // ids of the ordinary snapshots below, nearest first
 	chain  string   // the claimed chain below those, or ""
+	rooted bool     // new, and to have a root of Lower's
 }
 
 // below finds out what is under a snapshot whose parent is given.
@@ -142,11 +144,20 @@ func (s *Snapshotter) owner(ctx context.Context, n *snapshot) (*ids, error) {
 }
 
 // record makes directory and record of a snapshot, the directory first. A
-// crash in between leaves a directory that no record knows. The record is
-// durable when record returns. The directory need not be: after a power cut
-// that takes it, restoreLost makes it again as it was.
-func (s *Snapshotter) record(ctx context.Context, n *snapshot, parent string, owner *ids, opts []snapshots.Opt) error {
-	var made string
+// crash in between leaves a directory that no record knows, perhaps with its
+// overlay mounted. The record is durable when record returns. The directory need
+// not be: after a power cut that takes it, restoreLost makes it again as it was.
+//
+// The overlay of a new snapshot, if it has one, is mounted while the disk takes the
+// record: either takes a millisecond, and a container waits for both. What came of it
+// is returned; nil if it has none.
+func (s *Snapshotter) record(ctx context.Context, n *snapshot, parent string, owner *ids, opts []snapshots.Opt) (*overlaid, error) {
+	var (
+		made  string
+		early chan overlaid
+		free  = func() {}
+	)
+	request := ctx
 	err := s.meta.WithTransaction(ctx, true, func(ctx context.Context) (err error) {
 		// Inside of the transaction, so that no cleaning sees it half made.
 		made, err = os.MkdirTemp(s.dir(), "new-")
@@ -162,6 +173,9 @@ func (s *Snapshotter) record(ctx context.Context, n *snapshot, parent string, ow
 			return err
 		}
 		n.id = sn.ID
+		// A number is given again if its record could not be committed. Whoever had it
+		// then waits for no transaction any more.
+		free = s.ids.lock(n.id)
 		if err := s.fill(made, n, owner); err != nil {
 			return err
 		}
@@ -169,12 +183,37 @@ func (s *Snapshotter) record(ctx context.Context, n *snapshot, parent string, ow
 			return err
 		}
 		made = s.path(n.id)
+		if n.rooted = s.wantsRoot(n); n.chain != "" && !n.rooted {
+			early = make(chan overlaid, 1)
+			go func() {
+				dir, err := s.mountOverlay(request, n)
+				early <- overlaid{dir, err}
+			}()
+		}
 		return nil
 	})
-	if err != nil && made != "" {
-		err = errors.Join(err, os.RemoveAll(made))
+	defer func() { free() }()
+	var o *overlaid
+	if early != nil {
+		got := <-early
+		o = &got
 	}
-	return err
+	if err != nil && made != "" {
+		err = errors.Join(err, s.discard(made))
+	}
+	return o, err
+}
+
+// discard deletes the directory of a snapshot that could not be recorded.
+func (s *Snapshotter) discard(dir string) error {
+	table, err := readMounts()
+	if err == nil {
+		err = unmount(table, dir)
+	}
+	if err != nil {
+		return err // the next cleaning tries again
+	}
+	return os.RemoveAll(dir)
 }
 
 // place gives a directory that is filled its number. What a crash left under

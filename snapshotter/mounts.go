@@ -38,14 +38,20 @@ func (s *Snapshotter) Mounts(ctx context.Context, key string) ([]mount.Mount, er
 	if err != nil {
 		return nil, fmt.Errorf("mounts of snapshot %s: %w", key, err)
 	}
-	return s.mounts(ctx, &n)
+	return s.mounts(ctx, &n, nil)
 }
 
-func (s *Snapshotter) mounts(ctx context.Context, n *snapshot) ([]mount.Mount, error) {
+// mounts mounts what is over a claimed chain, unless it was mounted early, and
+// describes how to mount the snapshot.
+func (s *Snapshotter) mounts(ctx context.Context, n *snapshot, early *overlaid) ([]mount.Mount, error) {
 	if n.chain == "" {
 		return s.ordinary(n), nil
 	}
-	dir, err := s.attach(ctx, n)
+	if early == nil {
+		early = new(overlaid)
+		early.dir, early.err = s.attach(ctx, n)
+	}
+	dir, err := early.dir, early.err
 	if err != nil {
 		return nil, fmt.Errorf("mount snapshot %s: %w", n.key, err)
 	}
@@ -121,6 +127,18 @@ func (s *Snapshotter) attach(ctx context.Context, n *snapshot) (string, error) {
 	if dir, err := s.ownRoot(ctx, n); err != nil || dir != "" {
 		return dir, err
 	}
+	return s.mountOverlay(ctx, n)
+}
+
+// overlaid is where the overlay of a snapshot is mounted, or why it is not.
+type overlaid struct {
+	dir string
+	err error
+}
+
+// mountOverlay is attach for who holds the snapshot's lock and knows that it has
+// no root of Lower's.
+func (s *Snapshotter) mountOverlay(ctx context.Context, n *snapshot) (string, error) {
 	layers, err := s.layers(ctx, n.chain)
 	if err != nil {
 		return "", err

@@ -67,13 +67,19 @@ func rootKey(dir string) (string, error) {
 	return string(b), err
 }
 
-// markRoot decides for a new snapshot whether it has a root of Lower's.
-func (s *Snapshotter) markRoot(n *snapshot) error {
+// wantsRoot decides for a new snapshot whether it has a root of Lower's.
+func (s *Snapshotter) wantsRoot(n *snapshot) bool {
 	if n.kind != snapshots.KindActive || !n.container() || len(n.lowers) > 0 {
-		return nil
+		return false
 	}
-	if r, err := s.rooter(); err != nil || !r.Roots(n.chain) {
-		return nil //nolint:nilerr // no Rooter, no roots
+	r, err := s.rooter()
+	return err == nil && r.Roots(n.chain)
+}
+
+// markRoot notes for a new snapshot that it has a root of Lower's, if it has.
+func (s *Snapshotter) markRoot(n *snapshot) error {
+	if !n.rooted {
+		return nil
 	}
 	return durable.WriteFile(rootMark(s.path(n.id)), []byte(n.key+"#"+n.id))
 }
