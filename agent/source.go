@@ -68,7 +68,7 @@ func (s *source) Fetch(ctx context.Context, files []gear.File, deliver func(int,
 
 // Range implements gearfs.Source.
 func (s *source) Range(ctx context.Context, f gear.File, off, n int64) (io.ReadCloser, error) {
-	r, err := s.p.reg.GearFile(ctx, s.repo, f.Name, off, n)
+	r, err := s.files.Range(ctx, f, off, n)
 	if err != nil {
 		return nil, gone(err, oci.CodeBlobUnknown)
 	}

@@ -20,14 +20,17 @@ const (
 	MediaTypeGearIndex = "application/vnd.slipway.gear.index.v1"
 	// MediaTypeGearStream is a framed stream of files.
 	MediaTypeGearStream = "application/vnd.slipway.gear.stream.v1"
+	// MediaTypeGearChunks is some chunks of a large file.
+	MediaTypeGearChunks = "application/vnd.slipway.gear.chunks.v1"
 )
 
 // GearInfo is what a registry offers of the Gear extension.
 type GearInfo struct {
 	Version int `json:"version"`
-	// Index and Stream are the media types the registry speaks.
+	// Index, Stream and Chunks are the media types the registry speaks.
 	Index  []string   `json:"index"`
 	Stream []string   `json:"stream"`
+	Chunks []string   `json:"chunks"`
 	Limits GearLimits `json:"limits"`
 }
 
@@ -149,6 +152,27 @@ func (c *Client) GearFile(ctx context.Context, repo string, name [32]byte, off, 
 	}
 	d := gearDigest(name)
 	return c.openRange(ctx, repo, d, off, n, func(method string) call { return c.gearCall(method, repo, "files/"+string(d)) })
+}
+
+// GearChunks opens n chunks of a large file from the first one, as they are stored:
+// what it holds is for package gear to decode and to check. It is for registries
+// whose GearInfo has MediaTypeGearChunks. What breaks off ends in an error that is
+// not io.EOF. ctx spans its life. Errors: BLOB_UNKNOWN, RANGE_INVALID.
+func (c *Client) GearChunks(ctx context.Context, repo string, name [32]byte, first, n int) (io.ReadCloser, error) {
+	if err := oci.CheckName(repo); err != nil {
+		return nil, err
+	}
+	l := c.gearCall(http.MethodGet, repo, fmt.Sprintf("files/%s/chunks/%d-%d", gearDigest(name), first, first+n-1))
+	l.stalls = true
+	resp, err := c.do(ctx, l)
+	if err != nil {
+		return nil, err
+	}
+	if got := resp.Header.Get("Content-Type"); got != MediaTypeGearChunks {
+		_ = resp.Body.Close()
+		return nil, fmt.Errorf("GET %s: the answer is %q and no chunks", bare(resp.Request.URL), got)
+	}
+	return resp.Body, nil
 }
 
 // GearFetch opens the framed stream of files, in the order of names. What it

@@ -391,6 +391,60 @@ func (f *File) WriteRange(ctx context.Context, w io.Writer, off, n int64) (int64
 	return at - off, err
 }
 
+// ErrNoChunk is returned, wrapped, for chunks that a content does not have.
+var ErrNoChunk = errors.New("the content has no such chunk")
+
+// WriteChunks writes n chunks of a content of gear.LargeFile bytes or more from the
+// first one as they are stored, and before them how long each is: what a
+// gear.ChunkReader reads, which verifies. begin is told how many bytes will be
+// written. Errors: ErrNoChunk, *CorruptError, ErrLost.
+func (f *File) WriteChunks(ctx context.Context, w io.Writer, first, n int, begin func(length int64)) error {
+	if f.at.encoding != gear.Chunked || first < 0 || n < 1 || n > gear.ChunkCount(f.at.size)-first {
+		return fmt.Errorf("%d from chunk %d on, of %d bytes: %w", n, first, f.at.size, ErrNoChunk)
+	}
+	var o objstore.Object
+	var length int64
+	err := f.read(ctx, func() (err error) {
+		if err = f.readTable(ctx); err == nil {
+			o, length, err = f.stored(ctx, first, n)
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	defer o.Close()
+	head := gear.AppendChunkLengths(make([]byte, 0, 4*n), f.chunks[first:first+n])
+	begin(int64(len(head)) + length)
+	if _, err := w.Write(head); err != nil {
+		return err
+	}
+	if _, err := io.CopyN(w, o, length); err != nil {
+		return fmt.Errorf("send %d chunks: %w", n, short(err))
+	}
+	return nil
+}
+
+// stored opens n chunks from the first one as they are stored, and tells how many
+// bytes they are.
+func (f *File) stored(ctx context.Context, first, n int) (o objstore.Object, length int64, err error) {
+	from := f.at.off
+	for i, c := range f.chunks[:first+n] {
+		if i < first {
+			from += int64(c.Stored)
+		} else {
+			length += int64(c.Stored)
+		}
+	}
+	if o, err = f.s.objs.Get(ctx, packKey(f.at.pack), from, length); err != nil {
+		return nil, 0, fmt.Errorf("read pack: %w", err)
+	}
+	if o.Info().Size < from+length {
+		return nil, 0, errors.Join(fmt.Errorf("%d bytes at %d of %d: %w", length, from, o.Info().Size, errShort), o.Close())
+	}
+	return o, length, nil
+}
+
 // eachChunk reads the chunks that hold the bytes from off to end, with one read
 // of the pack, and gives each to do when it is verified. It is good for the
 // length of the call.
@@ -399,17 +453,9 @@ func (f *File) eachChunk(ctx context.Context, off, end int64, do func(i int, chu
 		return err
 	}
 	first, last := int(off/gear.ChunkSize), int((end-1)/gear.ChunkSize)
-	from, length := f.at.off, int64(0)
-	for i, c := range f.chunks[:last+1] {
-		if i < first {
-			from += int64(c.Stored)
-		} else {
-			length += int64(c.Stored)
-		}
-	}
-	o, err := f.s.objs.Get(ctx, packKey(f.at.pack), from, length)
+	o, _, err := f.stored(ctx, first, last-first+1)
 	if err != nil {
-		return fmt.Errorf("read pack: %w", err)
+		return err
 	}
 	defer o.Close()
 	var in, out []byte

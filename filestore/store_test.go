@@ -150,6 +150,50 @@ func (g *gets) Get(ctx context.Context, key string, off, n int64) (objstore.Obje
 	return g.Store.Get(ctx, key, off, n)
 }
 
+// TestChunksAsStored: chunks come as long as they are stored, and only those.
+func TestChunksAsStored(t *testing.T) {
+	b := newBed(t, nil)
+	g := &gets{Store: b.objs}
+	b.objs = g
+	b.newStore()
+	large := append(bytes.Repeat([]byte("so compressible "), 6<<16), noise(1, 1<<20+5)...)
+	small := noise(2, 1000)
+	b.add("one", large, small)
+	count := gear.ChunkCount(int64(len(large)))
+	for _, tt := range [][2]int{{0, 1}, {2, 3}, {count - 1, 1}, {0, count}} {
+		f, err := b.s.Open(b.ctx, name(large))
+		must(t, err)
+		g.bytes.Store(0)
+		var sent bytes.Buffer
+		told := int64(-1)
+		must(t, f.WriteChunks(b.ctx, &sent, tt[0], tt[1], func(n int64) { told = n }))
+		if told != int64(sent.Len()) || g.bytes.Load() > told+int64(count)*gear.ChunkEntry {
+			t.Errorf("chunks %v: %d bytes for %d read, %d were told", tt, sent.Len(), g.bytes.Load(), told)
+		}
+		r, err := gear.NewChunkReader(&sent, int64(len(large)), tt[0], tt[1])
+		must(t, err)
+		got, err := io.ReadAll(r)
+		from := tt[0] << 20
+		if want := large[from:min(from+tt[1]<<20, len(large))]; err != nil || !bytes.Equal(got, want) {
+			t.Errorf("chunks %v: %d bytes, error %v, want %d", tt, len(got), err, len(want))
+		}
+		if tt[0] == 0 && tt[1] == 1 && told > 4096 {
+			t.Errorf("a chunk of repetitions takes %d bytes", told)
+		}
+	}
+	for _, tt := range []struct {
+		of       []byte
+		first, n int
+	}{{large, 0, 0}, {large, -1, 1}, {large, count, 1}, {large, 0, count + 1}, {large, count - 1, 1 << 62}, {small, 0, 1}} {
+		f, err := b.s.Open(b.ctx, name(tt.of))
+		must(t, err)
+		err = f.WriteChunks(b.ctx, io.Discard, tt.first, tt.n, func(int64) { t.Errorf("chunks %d+%d begin", tt.first, tt.n) })
+		if !errors.Is(err, filestore.ErrNoChunk) {
+			t.Errorf("chunks %d+%d of %d: error %v", tt.first, tt.n, count, err)
+		}
+	}
+}
+
 func TestRangeReadsItsChunks(t *testing.T) {
 	b := newBed(t, nil)
 	g := &gets{Store: b.objs}

@@ -3,6 +3,7 @@ package gearclient_test
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"path/filepath"
@@ -201,6 +202,87 @@ func TestBadStream(t *testing.T) {
 	err = gear.Export(t.Context(), x, bad.Files(img, x), filepath.Join(t.TempDir(), "out"), nil)
 	if err == nil || !strings.Contains(err.Error(), "on fire") || asked.Load() != 5 {
 		t.Errorf("asked %d times, got %v", asked.Load(), err)
+	}
+}
+
+// TestRange: whole chunks of a large file come compressed, and everything comes
+// right, from registries that cannot send chunks as well.
+func TestRange(t *testing.T) {
+	b := newBed(t)
+	large := strings.Repeat("so compressible ", 5<<16) + noise(4, 300_000)
+	b.pushImage("app", "v1", "linux/amd64", [][]byte{layer(t, file("large", large), file("small", noise(5, 1000)))})
+	var bytesSent, chunks atomic.Int64
+	count := func(r *http.Response) error {
+		if strings.Contains(r.Request.URL.Path, "/files/") {
+			bytesSent.Store(r.ContentLength)
+		}
+		if strings.Contains(r.Request.URL.Path, "/chunks/") {
+			chunks.Add(1)
+		}
+		return nil
+	}
+	older := func(w http.ResponseWriter, r *http.Request) bool {
+		if !strings.Contains(r.URL.Path, "/chunks/") {
+			return false
+		}
+		w.WriteHeader(http.StatusBadRequest)
+		fmt.Fprint(w, `{"errors":[{"code":"DIGEST_INVALID","message":"no file's name"}]}`)
+		return true
+	}
+	silent := func(w http.ResponseWriter, r *http.Request) bool {
+		if r.URL.Path != "/v2/_slipway/gear" {
+			return false
+		}
+		fmt.Fprint(w, `{"version":1,"limits":{"names":100,"profile_names":1,"file_bytes":1,"upload_bytes":1}}`)
+		return true
+	}
+	size := int64(len(large))
+	for what, c := range map[string]*bed{"chunks": b.throughProxy(nil, nil, count), "an older replica": b.throughProxy(nil, older, count), "an older registry": b.throughProxy(nil, silent, count)} {
+		img := c.image("app", "v1")
+		x, err := c.Index(t.Context(), img)
+		must(t, err)
+		src := c.Files(img, x)
+		for _, tt := range []struct {
+			of          string
+			off, n      int64
+			chunks      int64
+			atMost      int64
+			description string
+		}{
+			{large, 0, 1 << 20, 1, 4096, "a chunk"},
+			{large, 1 << 20, 3 << 20, 1, 4096, "three"},
+			{large, 5 << 20, size - 5<<20, 1, 301_000, "the last"},
+			{large, 4 << 20, size - 4<<20, 1, 302_000, "the last two"},
+			{large, 1, 1 << 20, 0, 1 << 20, "no whole one"},
+			{large, 0, 1<<20 - 1, 0, 1 << 20, "a part of one"},
+			{noise(5, 1000), 0, 1000, 0, 1000, "a small file"},
+		} {
+			var f gear.File
+			for _, f = range x.Files {
+				if f.Size == int64(len(tt.of)) {
+					break
+				}
+			}
+			chunks.Store(0)
+			r, err := src.Range(t.Context(), f, tt.off, tt.n)
+			if err != nil {
+				t.Errorf("%s, %s: %v", what, tt.description, err)
+				continue
+			}
+			got, err := io.ReadAll(r)
+			if err := errors.Join(err, r.Close()); err != nil || string(got) != tt.of[tt.off:tt.off+tt.n] {
+				t.Errorf("%s, %s: %d bytes, want %d, error %v", what, tt.description, len(got), tt.n, err)
+			}
+			want := tt.chunks
+			if what != "chunks" {
+				want = 0
+			} else if bytesSent.Load() > tt.atMost {
+				t.Errorf("%s took %d bytes", tt.description, bytesSent.Load())
+			}
+			if chunks.Load() != want {
+				t.Errorf("%s, %s: %d requests for chunks, want %d", what, tt.description, chunks.Load(), want)
+			}
+		}
 	}
 }
 

@@ -6,8 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 
+	"example.org/slipway/client"
 	"example.org/slipway/gear"
+	"example.org/slipway/oci"
 )
 
 // MissingError says that a registry does not have a content of an image, or none
@@ -70,6 +73,42 @@ func (s *Source) Fetch(ctx context.Context, files []gear.File, deliver func(i in
 		}
 	}
 	return nil
+}
+
+// Range opens n bytes of a file from off, which are not verified. Whole chunks of a
+// large file come compressed, if the registry can send them so. What breaks off is
+// not continued then. Errors: BLOB_UNKNOWN.
+func (s *Source) Range(ctx context.Context, f gear.File, off, n int64) (io.ReadCloser, error) {
+	info, err := s.c.offered(ctx)
+	if err != nil {
+		return nil, err
+	}
+	end := off + n
+	if f.Size < gear.LargeFile || off%gear.ChunkSize != 0 || (end%gear.ChunkSize != 0 && end != f.Size) || n <= 0 || end > f.Size ||
+		!slices.Contains(info.Chunks, client.MediaTypeGearChunks) {
+		return s.c.reg.GearFile(ctx, s.img.Repo, f.Name, off, n)
+	}
+	first, count := int(off/gear.ChunkSize), gear.ChunkCount(n)
+	body, err := s.c.reg.GearChunks(ctx, s.img.Repo, f.Name, first, count)
+	for _, code := range []oci.Code{oci.CodeDigestInvalid, oci.CodeNameUnknown, oci.CodeUnsupported} {
+		if oci.HasCode(err, code) { // a replica that is older than the one that was asked
+			return s.c.reg.GearFile(ctx, s.img.Repo, f.Name, off, n)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	r, err := gear.NewChunkReader(body, f.Size, first, count)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("file %x: %w", f.Name, err), body.Close())
+	}
+	return chunkBody{r, body}, nil
+}
+
+// chunkBody closes what its chunks come from.
+type chunkBody struct {
+	*gear.ChunkReader
+	io.Closer
 }
 
 // brokenError is what may go better the next time.

@@ -17,7 +17,7 @@ import (
 
 const (
 	// streamWhole is up to which size in bytes a large file that is opened comes as
-	// a whole, in a stream, which is compressed; ranges are not.
+	// a whole, in a stream: programs read most of it, and a range costs a round trip.
 	streamWhole = 16 << 20
 	// maxAhead is the longest read-ahead in chunks.
 	maxAhead = 32
@@ -231,14 +231,13 @@ func (c *scheduler) readRange(ctx context.Context, g *guard, j *rangeJob, src *s
 		return first, 0, err
 	}
 	defer r.Close()
+	// The source has answered; a chunk is decoded, so its bytes come at once.
+	first = time.Now()
 	buf := make([]byte, gear.ChunkSize)
 	for j.n > 0 {
 		chunk := buf[:gear.ChunkLen(lf.f.Size, j.first)]
 		for fill := 0; fill < len(chunk); {
 			m, err := r.Read(chunk[fill:])
-			if m > 0 && first.IsZero() {
-				first = time.Now()
-			}
 			fill += m
 			got += int64(m)
 			if m > 0 {

@@ -38,10 +38,6 @@ type regSource struct {
 	manifest oci.Digest
 }
 
-func (s *regSource) Range(ctx context.Context, f gear.File, off, n int64) (io.ReadCloser, error) {
-	return s.reg.GearFile(ctx, s.repo, f.Name, off, n)
-}
-
 func (s *regSource) Profile(ctx context.Context) ([]gear.Name, error) {
 	names, err := s.reg.GearProfile(ctx, s.repo, s.manifest)
 	if oci.HasCode(err, oci.CodeManifestUnknown) {

@@ -404,6 +404,21 @@ func (c *Content) WriteRange(ctx context.Context, w io.Writer, off, n int64) err
 	return err
 }
 
+// WriteChunks writes n chunks from the first one as they are stored. Errors:
+// RANGE_INVALID.
+func (c *Content) WriteChunks(ctx context.Context, w io.Writer, first, n int, begin func(length int64)) error {
+	if c.file == nil {
+		return errNoChunk
+	}
+	err := c.file.WriteChunks(ctx, w, first, n, begin)
+	if errors.Is(err, filestore.ErrNoChunk) {
+		return errNoChunk
+	}
+	return err
+}
+
+var errNoChunk = &oci.Error{Code: oci.CodeRangeInvalid, Message: "the file has no such chunks; those of 4 MiB or more have one for each MiB"}
+
 // Close implements io.Closer.
 func (c *Content) Close() error { return nil }
 

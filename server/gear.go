@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"net/http"
+	"strconv"
 	"strings"
 	"time"
 
@@ -62,6 +63,10 @@ type GearContent interface {
 	// all in one Write if they are in RAM, through w's ReadFrom if they are in
 	// a file as they are. ctx is the one that the content was opened with.
 	WriteRange(ctx context.Context, w io.Writer, off, n int64) error
+	// WriteChunks writes n chunks of a content of 4 MiB or more from the first one
+	// as they are stored, after it has told begin how many bytes that are. Errors:
+	// RANGE_INVALID for chunks that the content lacks, and n < 1.
+	WriteChunks(ctx context.Context, w io.Writer, first, n int, begin func(length int64)) error
 	// Close may be called again.
 	Close() error
 }
@@ -108,6 +113,7 @@ const (
 const (
 	gearIndexType  = "application/vnd.slipway.gear.index.v1"
 	gearStreamType = "application/vnd.slipway.gear.stream.v1"
+	gearChunksType = "application/vnd.slipway.gear.chunks.v1"
 )
 
 // extension is what the path of a request of oci.KindExtension means.
@@ -117,6 +123,8 @@ type extension struct {
 	arg oci.Digest
 	// name is the same where it is a file's.
 	name [32]byte
+	// first and last are the chunks of it that are wanted.
+	first, last int
 }
 
 // extEndpoint is a kind of path of an extension.
@@ -128,6 +136,7 @@ const (
 	gearInfo                // _slipway/gear
 	gearLayer               // _slipway/gear/layers/<digest>
 	gearFile                // _slipway/gear/files/<name>
+	gearChunks              // _slipway/gear/files/<name>/chunks/<first>-<last>
 	gearFiles               // _slipway/gear/files
 	gearFetch               // _slipway/gear/fetch
 	gearQuery               // _slipway/gear/query
@@ -140,7 +149,7 @@ const (
 
 // String returns the endpoint's name in metrics.
 func (e extEndpoint) String() string {
-	return [...]string{"extension", "extension", "gear_info", "gear_layer", "gear_file", "gear_files", "gear_fetch", "gear_query", "gear_profile", "gear_nodes",
+	return [...]string{"extension", "extension", "gear_info", "gear_layer", "gear_file", "gear_chunks", "gear_files", "gear_fetch", "gear_query", "gear_profile", "gear_nodes",
 		"volume_list", "volume_image", "volume_credential"}[e]
 }
 
@@ -152,6 +161,7 @@ var extensions = [volumeKey + 1]methodHandlers{
 	gearLayer:   {{(*Server).getGearLayer, auth.Pull, false}, {(*Server).getGearLayer, auth.Pull, false}},
 	gearFile: {{(*Server).getGearFile, auth.Pull, false}, {(*Server).getGearFile, auth.Pull, false},
 		2: {(*Server).putGearFile, auth.Push, true}},
+	gearChunks:  {{(*Server).getGearChunks, auth.Pull, false}},
 	gearFiles:   {3: {(*Server).putGearFiles, auth.Push, true}},
 	gearFetch:   {3: {(*Server).fetchGear, auth.Pull, false}},
 	gearQuery:   {3: {(*Server).queryGear, auth.Push, false}},
@@ -192,6 +202,9 @@ func findExtension(repo, path string) (e extEndpoint, arg string) {
 		return gearLayer, arg
 	}
 	if arg, ok = strings.CutPrefix(path, "files/"); ok {
+		if strings.Contains(arg, "/chunks/") {
+			return gearChunks, arg
+		}
 		return gearFile, arg
 	}
 	if arg, ok = strings.CutPrefix(path, "profiles/"); ok {
@@ -235,6 +248,26 @@ func (s *Server) parseExtension(q *request) error {
 		if q.ext.name, ok = parseName(arg); !ok {
 			return errName(arg)
 		}
+	case gearChunks:
+		return q.ext.parseChunks(arg)
+	}
+	return nil
+}
+
+// parseChunks reads "<name>/chunks/<first>-<last>".
+func (e *extension) parseChunks(arg string) error {
+	name, chunks, _ := strings.Cut(arg, "/chunks/")
+	var ok bool
+	if e.name, ok = parseName(name); !ok {
+		return errName(name)
+	}
+	e.arg = oci.Digest(name)
+	first, last, _ := strings.Cut(chunks, "-")
+	var err1, err2 error
+	e.first, err1 = strconv.Atoi(first)
+	e.last, err2 = strconv.Atoi(last)
+	if err1 != nil || err2 != nil || e.first < 0 || e.last < e.first {
+		return oci.Errorf(oci.CodeRangeInvalid, "%.80q are no chunks: the numbers of the first and of the last one are needed, as in 0-3", chunks)
 	}
 	return nil
 }
@@ -267,7 +300,7 @@ func (s *Server) discover(q *request) error {
 			Description: "layers as an index and files that are fetched one by one",
 			Endpoints:   []string{"_slipway/gear"}}
 		if q.Repo != "" {
-			d.Endpoints = append(d.Endpoints, "_slipway/gear/layers/<digest>", "_slipway/gear/files/<name>", "_slipway/gear/files",
+			d.Endpoints = append(d.Endpoints, "_slipway/gear/layers/<digest>", "_slipway/gear/files/<name>", "_slipway/gear/files/<name>/chunks/<first>-<last>", "_slipway/gear/files",
 				"_slipway/gear/fetch", "_slipway/gear/query", "_slipway/gear/profiles/<digest>")
 			if s.opts.Nodes != nil {
 				d.Endpoints = append(d.Endpoints, "_slipway/gear/nodes")
@@ -288,6 +321,7 @@ type gearOffer struct {
 	Version int        `json:"version"`
 	Index   []string   `json:"index"`
 	Stream  []string   `json:"stream"`
+	Chunks  []string   `json:"chunks"`
 	Limits  gearLimits `json:"limits"`
 }
 
@@ -303,6 +337,6 @@ func (s *Server) gearInfo(q *request) error {
 	if err := s.admitReader(q); err != nil {
 		return err
 	}
-	return q.sendJSON(gearOffer{Version: 1, Index: []string{gearIndexType}, Stream: []string{gearStreamType},
+	return q.sendJSON(gearOffer{Version: 1, Index: []string{gearIndexType}, Stream: []string{gearStreamType}, Chunks: []string{gearChunksType},
 		Limits: gearLimits{maxGearNames, maxProfileNames, maxGearFile, maxGearUpload}})
 }

@@ -15,6 +15,7 @@ import (
 var (
 	indexType  = []string{gearIndexType}
 	streamType = []string{gearStreamType}
+	chunksType = []string{gearChunksType}
 	// Contents never change. Where access is controlled, a cache that several
 	// clients share must not answer in our place.
 	publicForever  = []string{"public, max-age=31536000, immutable"}
@@ -86,6 +87,26 @@ func (s *Server) getGearFile(q *request) error {
 	}
 	defer c.Close()
 	return s.sendGear(q, c, q.ext.arg, octetStream)
+}
+
+// getGearChunks answers GET .../gear/files/<name>/chunks/<first>-<last>.
+func (s *Server) getGearChunks(q *request) error {
+	c, err := s.opts.Gear.File(q.ctx(), q.Repo, q.ext.name)
+	if err != nil {
+		return unless(err, errNoFile)
+	}
+	defer c.Close()
+	// How a chunk is stored may change, what it holds does not.
+	return q.sendError(c.WriteChunks(q.ctx(), q.w, q.ext.first, q.ext.last-q.ext.first+1, func(length int64) {
+		h := q.w.Header()
+		h["Cache-Control"] = privateForever
+		if s.open {
+			h["Cache-Control"] = publicForever
+		}
+		h["Content-Type"] = chunksType
+		h["Content-Length"] = []string{strconv.FormatInt(length, 10)}
+		q.w.WriteHeader(http.StatusOK)
+	}))
 }
 
 // sendGear answers GET and HEAD of an open content with the digest d.

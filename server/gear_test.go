@@ -42,6 +42,7 @@ const (
 	jsonType   = "Content-Type: application/json"
 	indexType  = "application/vnd.slipway.gear.index.v1"
 	streamType = "application/vnd.slipway.gear.stream.v1"
+	chunksType = "application/vnd.slipway.gear.chunks.v1"
 	gearAt     = "/v2/alice/app/_slipway/gear/"
 )
 
@@ -61,13 +62,13 @@ func newGearBed(t *testing.T, o server.Options) (*bed, *memGear) {
 
 func TestGearDiscovery(t *testing.T) {
 	b, _ := newGearBed(t, server.Options{})
-	info := `{"version":1,"index":["` + indexType + `"],"stream":["` + streamType + `"],"limits":{"names":100000,"profile_names":20000,"file_bytes":68719476736,"upload_bytes":1073741824}}`
+	info := `{"version":1,"index":["` + indexType + `"],"stream":["` + streamType + `"],"chunks":["` + chunksType + `"],"limits":{"names":100000,"profile_names":20000,"file_bytes":68719476736,"upload_bytes":1073741824}}`
 	b.run(t, []exchange{
 		{name: "what is offered", method: "GET", target: "/v2/_slipway/gear", status: 200, wantBody: info, want: map[string]string{"Content-Type": "application/json"}},
 		{name: "in a repository", method: "GET", target: "/v2/alice/app/_slipway/gear", status: 200, wantBody: info},
 		{name: "another method", method: "DELETE", target: "/v2/_slipway/gear", status: 405, code: oci.CodeUnsupported, want: map[string]string{"Allow": "GET"}},
 	})
-	for target, want := range map[string]int{"/v2/_oci/ext/discover": 1, "/v2/alice/app/_oci/ext/discover": 7} {
+	for target, want := range map[string]int{"/v2/_oci/ext/discover": 1, "/v2/alice/app/_oci/ext/discover": 8} {
 		var got struct {
 			Extensions []struct {
 				Name, URL, Description string
@@ -82,6 +83,24 @@ func TestGearDiscovery(t *testing.T) {
 			t.Errorf("%s: got %+v", target, e)
 		}
 	}
+}
+
+func TestGearChunks(t *testing.T) {
+	b, m := newGearBed(t, server.Options{})
+	n := m.add("alice/app", []byte("0123456789abcdefghijABCDEFGHIJ"))
+	at := gearAt + "files/" + digestOf(n) + "/chunks/"
+	list := []exchange{
+		{name: "one", method: "GET", target: at + "1-1", status: 200, wantBody: "abcdefghij", want: map[string]string{"Content-Type": chunksType, "Content-Length": "10", "Cache-Control": "public, max-age=31536000, immutable"}},
+		{name: "all", method: "GET", target: at + "0-2", status: 200, wantBody: "0123456789abcdefghijABCDEFGHIJ"},
+		{name: "behind the end", method: "GET", target: at + "2-3", status: 416, code: oci.CodeRangeInvalid},
+		{name: "another method", method: "HEAD", target: at + "0-0", status: 405},
+		{name: "another repository", method: "GET", target: strings.Replace(at, "alice/app", "none", 1) + "0-0", status: 404, code: oci.CodeBlobUnknown},
+		{name: "malformed name", method: "GET", target: gearAt + "files/sha256:1/chunks/0-0", status: 400, code: oci.CodeDigestInvalid},
+	}
+	for _, chunks := range []string{"", "1", "1-", "-1", "2-1", "-1-2", "0--1", "0-99999999999999999999", "a-b", "0-1/", "0-1-2"} {
+		list = append(list, exchange{name: "malformed " + chunks, method: "GET", target: at + chunks, status: 416, code: oci.CodeRangeInvalid})
+	}
+	b.run(t, list)
 }
 
 func TestGearIsNotOffered(t *testing.T) {

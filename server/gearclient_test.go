@@ -68,7 +68,7 @@ func TestGearClient(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := &client.GearInfo{Version: 1, Index: []string{client.MediaTypeGearIndex}, Stream: []string{client.MediaTypeGearStream},
+	want := &client.GearInfo{Version: 1, Index: []string{client.MediaTypeGearIndex}, Stream: []string{client.MediaTypeGearStream}, Chunks: []string{client.MediaTypeGearChunks},
 		Limits: client.GearLimits{Names: 100_000, ProfileNames: 20_000, FileBytes: 64 << 30, UploadBytes: 1 << 30}}
 	if diff := cmp.Diff(want, info); diff != "" {
 		t.Errorf("info (-want +got):\n%s", diff)
