@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"runtime"
 	"sync"
 	"time"
 
@@ -29,6 +30,7 @@ type batch struct {
 	began     time.Time
 	first     time.Time // when the first content came
 	guard     *guard
+	pace      *pace // nil: it need not spare the processors, or does not know how
 }
 
 // localError is a failure of this node, for which no source is to blame.
@@ -63,6 +65,12 @@ func (b *batch) run() {
 	defer end()
 	b.guard, b.at, b.began = g, -1, time.Now()
 	b.delivered = make([]bool, len(b.flights))
+	if !b.wanted() {
+		runtime.LockOSThread() // b.pace is of a thread
+		defer runtime.UnlockOSThread()
+		b.pace = newPace()
+		defer b.pace.close()
+	}
 	src, err := b.c.dialled(b.src)
 	if err == nil {
 		files := make([]gear.File, len(b.flights))
@@ -161,6 +169,9 @@ func (b *batch) storeLarge(fl *flight, r *meter) error {
 	defer lf.streaming(-1)
 	buf := make([]byte, gear.ChunkSize)
 	for i := range fl.f.Chunks {
+		if err := b.breathe(r.ctx); err != nil {
+			return err
+		}
 		chunk := buf[:gear.ChunkLen(fl.f.Size, i)]
 		if _, err := io.ReadFull(r, chunk); err != nil {
 			if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
@@ -197,10 +208,24 @@ func (b *batch) storeLarge(fl *flight, r *meter) error {
 // before its next file, unless that is what is waited for, or there is no other
 // stream that could bring it.
 func (b *batch) yield(ctx context.Context) error {
-	if b.prio != inBackground || b.c.s.opts.Streams < 2 {
-		return nil
+	if b.prio == inBackground && b.c.s.opts.Streams >= 2 {
+		if err := b.pause(ctx, func() bool { return b.c.urgent.Load() > 0 || time.Now().Before(b.c.restsAt()) }); err != nil {
+			return err
+		}
 	}
-	for (b.c.urgent.Load() > 0 || time.Now().Before(b.c.restsAt())) && !b.wanted() {
+	return b.breathe(ctx)
+}
+
+// breathe leaves the processors to whoever else wants them, if nobody waits for the
+// request.
+func (b *batch) breathe(ctx context.Context) error {
+	until := time.Now().Add(b.pace.due())
+	return b.pause(ctx, func() bool { return time.Now().Before(until) })
+}
+
+// pause waits as long as it must and nobody waits for a file of the request.
+func (b *batch) pause(ctx context.Context, must func() bool) error {
+	for must() && !b.wanted() {
 		b.paused = true
 		b.guard.hold()
 		select {
@@ -221,7 +246,7 @@ func (b *batch) wanted() bool {
 	b.c.mu.Lock()
 	defer b.c.mu.Unlock()
 	for i, fl := range b.flights {
-		if !b.delivered[i] && fl.prio == onDemand {
+		if !b.delivered[i] && fl.awaited() {
 			return true
 		}
 	}

@@ -1,6 +1,24 @@
 package gearfs
 
-import "example.org/slipway/gear"
+import (
+	"testing"
+	"time"
+
+	"example.org/slipway/gear"
+)
+
+// Busy makes all processors seem busy, as long as the test runs.
+func Busy(t *testing.T) {
+	was := threadTimes
+	t.Cleanup(func() { threadTimes = was })
+	threadTimes = func() (times func() (run, wait time.Duration, err error), end func() error, err error) {
+		var at time.Duration
+		return func() (run, wait time.Duration, err error) {
+			at += maxPaceRest
+			return at, at, nil
+		}, nil, nil
+	}
+}
 
 // The decoders, for fuzzing.
 var (

@@ -234,6 +234,31 @@ func TestBackgroundRests(t *testing.T) {
 	}
 }
 
+// TestBackgroundSparesProcessors: while others want the processors, the completion of
+// an image rests, but for what somebody asks for.
+func TestBackgroundSparesProcessors(t *testing.T) {
+	gearfs.Busy(t)
+	tr := makeTree(t, append(manyFiles(1, 50), content(9, 8<<20))...)
+	src := newSource(tr)
+	n := newNode(t, gearfs.Options{Mode: gearfs.Lazy}, map[string]gearfs.Source{"a": src})
+	n.add("sha256:1", tr, "a")
+	must(t, n.Background("sha256:1", true))
+	came := func() int64 { return n.Status().Images[0].BackgroundFiles }
+	eventually(t, "the background begins", func() bool { return came() > 0 })
+	began, before := time.Now(), came()
+	time.Sleep(2500 * time.Millisecond)
+	if got := came() - before; got > 4 {
+		t.Errorf("%d files came in %v, want one a second", got, time.Since(began))
+	}
+	// The last ones of the request that rests.
+	began = time.Now()
+	n.check(tr, tr.files[len(tr.files)-2])
+	n.check(tr, tr.files[len(tr.files)-1])
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("files that somebody opened took %v", took)
+	}
+}
+
 func TestPrefetch(t *testing.T) {
 	tr := makeTree(t, append(manyFiles(1, 200), content(9, 5<<20))...)
 	src := newSource(tr)

@@ -68,6 +68,12 @@ type flight struct {
 	tries   tries
 }
 
+// awaited tells whether somebody waits for the file who is no completion of an
+// image. mu is held.
+func (fl *flight) awaited() bool {
+	return fl.prio == onDemand || fl.prio == fromProfile && fl.waiters > 0
+}
+
 // rangeJob is the fetch of some chunks of a large file.
 type rangeJob struct {
 	lf       *large
