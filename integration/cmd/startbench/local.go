@@ -227,12 +227,24 @@ func (p *pair) readAll(ctx context.Context, chains []string) error {
 
 // filesRound is a round of all tests on the image with the generated files.
 func (p *pair) filesRound(ctx context.Context, round int, chain string, out *Local) error {
-	key := fmt.Sprintf("files%d", round)
 	var at [2]string
-	if err := out.test("mount").both(round, func(i int) (float64, error) {
-		return timed(func() (err error) { at[i], err = p.trees[i].mount(ctx, key, chain); return err })
-	}); err != nil {
-		return err
+	for k := range mountsARound {
+		key := fmt.Sprintf("mount%d-%d", round, k)
+		if err := out.test("mount").both(round+k, func(i int) (float64, error) {
+			return timed(func() error { _, err := p.trees[i].mount(ctx, key, chain); return err })
+		}); err != nil {
+			return err
+		}
+		if err := errors.Join(p.trees[0].unmount(ctx, key), p.trees[1].unmount(ctx, key)); err != nil {
+			return err
+		}
+	}
+	key := fmt.Sprintf("files%d", round)
+	for i := range p.trees {
+		var err error
+		if at[i], err = p.trees[i].mount(ctx, key, chain); err != nil {
+			return err
+		}
 	}
 	for _, t := range []struct {
 		name string
@@ -280,6 +292,10 @@ func (t LocalTest) String() string {
 func (t LocalTest) ratio() float64 {
 	return measure.SpreadOf(t.Other).Median / measure.SpreadOf(t.Plain).Median
 }
+
+// mountsARound is how often a round mounts on each side: one mount is two
+// milliseconds, and mostly waits for the disk.
+const mountsARound = 20
 
 // localFiles are the generated ones.
 const (
