@@ -1,6 +1,7 @@
 package docs
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -90,7 +91,7 @@ func TestOpenAPIRoutes(t *testing.T) {
 	}
 	for _, e := range found.Extensions {
 		for _, path := range e.Endpoints {
-			path = strings.NewReplacer("<digest>", "{digest}", "<name>", "{file}").Replace("/v2/{name}/" + path)
+			path = strings.NewReplacer("<digest>", "{digest}", "<name>", "{file}", "<first>", "{first}", "<last>", "{last}").Replace("/v2/{name}/" + path)
 			if doc.Paths.Value(path) == nil {
 				t.Errorf("the document lacks %s", path)
 			}
@@ -166,7 +167,7 @@ func (a *api) get(template, arg string, want int) *wire.Response {
 }
 
 func fill(template, arg string) string {
-	path := strings.ReplaceAll(template, "{name}", repo)
+	path := strings.NewReplacer("{name}", repo, "{first}", "0", "{last}", "3").Replace(template)
 	for _, p := range []string{"{digest}", "{reference}", "{file}", "{id}"} {
 		path = strings.ReplaceAll(path, p, arg)
 	}
@@ -241,6 +242,12 @@ func (a *api) gear() {
 	motd := wire.Digest([]byte("hello\n"))
 	a.get(file, motd, 200)
 	a.ask(c, "HEAD", file, fill(file, motd), nil, nil, 200)
+	const chunks = "/v2/{name}/_slipway/gear/files/{file}/chunks/{first}-{last}"
+	large := bytes.Repeat([]byte("large "), 4<<20/6+1)
+	a.ask(c, "PUT", file, fill(file, wire.Digest(large)), octets, large, 201)
+	a.ask(c, "GET", chunks, fill(chunks, wire.Digest(large)), nil, nil, 200)
+	a.ask(c, "GET", chunks, fill(chunks, motd), nil, nil, 416)
+	a.ask(c, "GET", chunks, fill(chunks, nowhere), nil, nil, 404)
 	added := []byte("a file of its own")
 	a.ask(c, "PUT", file, fill(file, wire.Digest(added)), octets, added, 201)
 	a.ask(c, "PUT", file, fill(file, nowhere), octets, added, 400)
