@@ -246,7 +246,11 @@ func (b *batch) wanted() bool {
 	b.c.mu.Lock()
 	defer b.c.mu.Unlock()
 	for i, fl := range b.flights {
-		if !b.delivered[i] && fl.awaited() {
+		if b.delivered[i] {
+			continue
+		}
+		// Who has a large file open may wait for chunks that the request brings soon.
+		if lf := b.c.large[fl.f.Name]; fl.awaited() || lf != nil && lf.readers > 0 {
 			return true
 		}
 	}

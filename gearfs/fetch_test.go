@@ -259,6 +259,23 @@ func TestBackgroundSparesProcessors(t *testing.T) {
 	}
 }
 
+// TestReadersOfStream: who reads a large file while a request of the background
+// streams it is not kept waiting by its rests.
+func TestReadersOfStream(t *testing.T) {
+	gearfs.Busy(t)
+	tr := makeTree(t, content(9, 20<<20))
+	src := newSource(tr)
+	n := newNode(t, gearfs.Options{Mode: gearfs.Lazy}, map[string]gearfs.Source{"a": src})
+	n.add("sha256:1", tr, "a")
+	must(t, n.Background("sha256:1", true))
+	eventually(t, "the background begins", func() bool { return src.requests.Load() > 0 })
+	began := time.Now()
+	n.check(tr, tr.files[0])
+	if took := time.Since(began); took > 8*time.Second {
+		t.Errorf("reading a file of 20 chunks took %v, beside a stream that rests a second for each", took)
+	}
+}
+
 func TestPrefetch(t *testing.T) {
 	tr := makeTree(t, append(manyFiles(1, 200), content(9, 5<<20))...)
 	src := newSource(tr)
