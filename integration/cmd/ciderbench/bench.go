@@ -233,7 +233,7 @@ func (b *bench) node(ctx context.Context, way string, i int) (*ctrnode.Node, err
 		}
 		b.links = append(b.links, l)
 	}
-	o := ctrnode.Options{Dir: b.NewDir(), Binary: b.Binary, Way: way, Net: b.links[i], Registries: []string{b.registry.Addr}, CA: b.registry.CA,
+	o := ctrnode.Options{Dir: b.NewDir(), NewDisk: true, Binary: b.Binary, Way: way, Net: b.links[i], Registries: []string{b.registry.Addr}, CA: b.registry.CA,
 		Only: true, Metrics: agentMetrics, Agent: "fetch: {background: false}\n"}
 	if way == ctrnode.VolumeLocal || way == ctrnode.VolumeNetwork {
 		o.Ceph = b.conf

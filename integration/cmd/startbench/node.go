@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"example.org/slipway/integration/internal/measure"
 	"example.org/slipway/integration/internal/proc"
 	"example.org/slipway/integration/internal/tasks"
 	"example.org/slipway/integration/internal/tool"
@@ -50,7 +51,7 @@ func startNode(ctx context.Context, dir string, s *system, registries []string) 
 			n = nil
 		}
 	}()
-	if err := n.newDisk(ctx); err != nil {
+	if err := measure.NewDisk(ctx, dir); err != nil {
 		return n, err
 	}
 	if err := os.MkdirAll(n.path("runs"), 0o700); err != nil {
@@ -71,41 +72,6 @@ func startNode(ctx context.Context, dir string, s *system, registries []string) 
 	}
 	return n, n.startContainerd(ctx)
 }
-
-// diskBytes is how large a node's disk is. Only what is written takes room.
-const diskBytes = 24 << 30
-
-// newDisk mounts a file system that never held anything. A directory that was emptied
-// is no substitute: for some minutes ext4 passes over each inode that was deleted,
-// whenever it makes a file, and whoever makes many pays for what ran before (a plain
-// pull of 13,000 files took 27 seconds instead of 9).
-func (n *node) newDisk(ctx context.Context) error {
-	if err := os.MkdirAll(n.dir, 0o700); err != nil {
-		return err
-	}
-	f, err := os.OpenFile(n.disk(), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	if err := errors.Join(f.Truncate(diskBytes), f.Close()); err != nil {
-		return err
-	}
-	if err := quietly(exec.CommandContext(ctx, "mkfs.ext4", "-q", "-F", "-E", "nodiscard", n.disk())); err != nil {
-		return err
-	}
-	out, err := exec.CommandContext(ctx, "losetup", "--find", "--show", "--direct-io=on", n.disk()).Output()
-	if err != nil {
-		return fmt.Errorf("attach %s: %w", n.disk(), err)
-	}
-	device := strings.TrimSpace(string(out))
-	// Tables are not initialised beside what is measured.
-	err = quietly(exec.CommandContext(ctx, "mount", "-o", "noinit_itable", device, n.dir))
-	// Detached now, the device goes with the mount.
-	return errors.Join(err, quietly(exec.Command("losetup", "--detach", device)))
-}
-
-// disk is the file that is the node's disk.
-func (n *node) disk() string { return n.dir + ".disk" }
 
 func (n *node) startContainerd(ctx context.Context) error {
 	config := n.path("containerd.toml")
@@ -231,7 +197,7 @@ func (n *node) stop() error {
 	if err := errors.Join(errs...); err != nil {
 		return err // the directory may hold somebody's mount: it stays
 	}
-	return errors.Join(os.RemoveAll(n.dir), os.RemoveAll(n.disk()))
+	return measure.DropDisk(n.dir)
 }
 
 // endProcesses kills the processes that name a directory and a program in their

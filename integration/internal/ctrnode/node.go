@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"example.org/slipway/integration/internal/lan"
+	"example.org/slipway/integration/internal/measure"
 	"example.org/slipway/integration/internal/proc"
 	"example.org/slipway/integration/internal/tasks"
 	"example.org/slipway/integration/internal/tool"
@@ -50,6 +51,8 @@ type Options struct {
 	// Dir is made for the node; its path must be short, as sockets lie in it, and not
 	// be on overlayfs.
 	Dir string
+	// NewDisk makes a file system for the directory, which goes with the node.
+	NewDisk bool
 	// Binary is slipway.
 	Binary string
 	// Way to images; default Plain.
@@ -91,14 +94,19 @@ func Start(ctx context.Context, o Options) (n *Node, err error) {
 	o.Way = cmp.Or(o.Way, Plain)
 	n = &Node{Dir: o.Dir, o: o, env: []string{"PATH=" + tool.Dir() + ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
 		"HOME=" + o.Dir, "LANG=C.UTF-8", "TMPDIR=" + o.Dir}}
-	if err := errors.Join(os.MkdirAll(n.path("runs"), 0o700), n.writeHosts()); err != nil {
-		return nil, err
-	}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("start node: %w\n%s", err, n.Logs()), n.Stop())
 		}
 	}()
+	if o.NewDisk {
+		if err := measure.NewDisk(ctx, o.Dir); err != nil {
+			return n, err
+		}
+	}
+	if err := errors.Join(os.MkdirAll(n.path("runs"), 0o700), n.writeHosts()); err != nil {
+		return n, err
+	}
 	if o.Way != Plain {
 		if err := n.StartAgent(ctx); err != nil {
 			return n, err
@@ -291,7 +299,7 @@ func (n *Node) Stop() error {
 	if err := errors.Join(errs...); err != nil {
 		return err // the directory may hold somebody's mount: it stays
 	}
-	return os.RemoveAll(n.Dir)
+	return measure.DropDisk(n.Dir)
 }
 
 // clear kills what still runs, and takes away mounts and loop devices.
