@@ -93,9 +93,14 @@ func (s *Store) connect() (err error) {
 
 func (s *Store) configure() error {
 	seconds := strconv.Itoa(int((s.o.Timeout + time.Second - 1) / time.Second)) // fractions are refused
+	sixth := strconv.FormatFloat(s.o.Timeout.Seconds()/6, 'f', 3, 64)
 	for _, set := range []struct{ name, value string }{
 		// A client waits for ever by default.
 		{"rados_osd_op_timeout", seconds}, {"rados_mon_op_timeout", seconds}, {"client_mount_timeout", seconds},
+		// Who was idle while an OSD was started again has a map in which that is at the
+		// old place, asks there in vain, and asks for a newer map only after this: by
+		// default 10 s, looked at every 5, which is as long as our timeout.
+		{"objecter_timeout", sixth}, {"objecter_tick_interval", sixth},
 		// What a write has been acknowledged for must not be in this process only: a
 		// node's worker may be killed while the file system above lives on.
 		{"rbd_cache", "false"},
