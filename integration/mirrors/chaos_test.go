@@ -54,7 +54,7 @@ func TestChaos(t *testing.T) {
 	up := distribution(t)
 	l := newLink(t, up.addr, seed)
 	mirror := slipway.Start(t, t.TempDir(), &slipway.Options{Config: fmt.Sprintf(`version: 0.1
-log: {level: error, accesslog: {disabled: true}}
+log: {level: warn, accesslog: {disabled: true}}
 proxy:
   max_bytes: 256MiB
   upstreams:
