@@ -249,8 +249,7 @@ func (b *batch) wanted() bool {
 		if b.delivered[i] {
 			continue
 		}
-		// Who has a large file open may wait for chunks that the request brings soon.
-		if lf := b.c.large[fl.f.Name]; fl.awaited() || lf != nil && lf.readers > 0 {
+		if lf := b.c.large[fl.f.Name]; fl.awaited() || lf != nil && lf.waiting.Load() > 0 {
 			return true
 		}
 	}

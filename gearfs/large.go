@@ -54,6 +54,8 @@ type large struct {
 	err    error // why a job failed last
 	// moved changes when bytes come that had not come in an earlier try.
 	moved atomic.Int64
+	// waiting is how many readers wait for chunks.
+	waiting atomic.Int32
 }
 
 // acquire returns a large file's chunks; release gives them back. Errors:
@@ -351,6 +353,8 @@ func (pc *partialContent) advance(off, n int64) (ahead int, entered bool) {
 func (s *Service) awaitChunks(ctx context.Context, lf *large, off, n int64, ahead int) error {
 	s.sched.urgent.Add(1)
 	defer s.sched.calm()
+	lf.waiting.Add(1)
+	defer lf.waiting.Add(-1)
 	began := time.Now()
 	defer func() { s.stalled(lf.img, time.Since(began)) }()
 	tick := time.NewTicker(min(time.Second, s.opts.Bound/4))
