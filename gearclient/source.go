@@ -98,7 +98,7 @@ func (s *Source) Range(ctx context.Context, f gear.File, off, n int64) (io.ReadC
 	if err != nil {
 		return nil, err
 	}
-	r, err := gear.NewChunkReader(body, f.Size, first, count)
+	r, err := gear.NewChunkReader(gear.Arriving(ctx, body), f.Size, first, count)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("file %x: %w", f.Name, err), body.Close())
 	}
@@ -131,7 +131,7 @@ func (s *Source) stream(ctx context.Context, files []gear.File, ask []int, deliv
 		return 0, fmt.Errorf("fetch %d files of %s: %w", len(ask), s.img.Name(), err)
 	}
 	defer body.Close()
-	in := gear.NewStreamReader(body)
+	in := gear.NewStreamReader(gear.Arriving(ctx, body))
 	for k, i := range ask {
 		it, err := in.Next()
 		if errors.Is(err, io.EOF) {

@@ -31,6 +31,12 @@ type batch struct {
 	first     time.Time // when the first content came
 	guard     *guard
 	pace      *pace // nil: it need not spare the processors, or does not know how
+
+	// mu guards what came is about; it is called by another goroutine, too.
+	mu      sync.Mutex
+	through int    // before it all flights are delivered
+	raw     int64  // bytes that arrived since the last delivery
+	lf      *large // what is being delivered, if that is large
 }
 
 // localError is a failure of this node, for which no source is to blame.
@@ -41,8 +47,11 @@ func (e *localError) Unwrap() error { return e.err }
 
 // guard ends a request whose source sends nothing.
 type guard struct {
-	t *time.Timer
 	d time.Duration
+
+	mu   sync.Mutex
+	t    *time.Timer
+	held bool
 }
 
 // guarded returns a context that ends when nothing moves for d.
@@ -56,8 +65,29 @@ func guarded(parent context.Context, d time.Duration) (context.Context, *guard, 
 	}
 }
 
-func (g *guard) moved() { g.t.Reset(g.d) }
-func (g *guard) hold()  { g.t.Stop() }
+// moved notes that something came.
+func (g *guard) moved() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.held {
+		g.t.Reset(g.d)
+	}
+}
+
+// hold stops the clock until resume: nothing need come.
+func (g *guard) hold() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.held = true
+	g.t.Stop()
+}
+
+func (g *guard) resume() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.held = false
+	g.t.Reset(g.d)
+}
 
 // run asks the source, and puts back what it did not deliver.
 func (b *batch) run() {
@@ -77,7 +107,7 @@ func (b *batch) run() {
 		for i, fl := range b.flights {
 			files[i] = fl.f
 		}
-		err = src.Fetch(ctx, files, func(i int, r io.Reader) error { return b.deliver(ctx, i, r) })
+		err = src.Fetch(gear.WithArrival(ctx, b.came), files, func(i int, r io.Reader) error { return b.deliver(ctx, i, r) })
 	}
 	if cause := context.Cause(ctx); err != nil && cause != nil {
 		err = cause
@@ -113,8 +143,40 @@ func (b *batch) deliver(ctx context.Context, i int, r io.Reader) error {
 	}
 	b.delivered[i] = true
 	b.at = -1
+	b.mu.Lock()
+	b.raw = 0
+	for b.through < len(b.delivered) && b.delivered[b.through] {
+		b.through++
+	}
+	b.mu.Unlock()
 	b.c.s.fetched(fl, b.prio)
 	return nil
+}
+
+// came notes that bytes arrived, which may be a part of what is delivered next.
+func (b *batch) came(n int) {
+	b.guard.moved()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.raw += int64(n)
+	left := b.flights[b.through:]
+	if len(left) == 0 || b.raw <= left[0].arrived {
+		return
+	}
+	left[0].arrived = b.raw
+	for _, fl := range left {
+		fl.moved.Add(1)
+	}
+	if b.lf != nil {
+		b.lf.moved.Add(1)
+	}
+}
+
+// reading notes which large file is being delivered; nil: none.
+func (b *batch) reading(lf *large) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.lf = lf
 }
 
 // copyBuffers are for reading contents.
@@ -165,6 +227,8 @@ func (b *batch) storeLarge(fl *flight, r *meter) error {
 	}
 	defer b.c.release(lf)
 	r.lf = lf
+	b.reading(lf)
+	defer b.reading(nil)
 	lf.streaming(0)
 	defer lf.streaming(-1)
 	buf := make([]byte, gear.ChunkSize)
@@ -234,7 +298,7 @@ func (b *batch) pause(ctx context.Context, must func() bool) error {
 		case <-time.After(yieldEvery):
 		}
 	}
-	b.guard.moved()
+	b.guard.resume()
 	return nil
 }
 
@@ -291,7 +355,7 @@ func (m *meter) Read(p []byte) (int, error) {
 		if werr := b.c.s.limit.WaitN(m.ctx, n); werr != nil {
 			return n, werr
 		}
-		b.guard.moved()
+		b.guard.resume()
 	}
 	return n, err
 }

@@ -39,7 +39,8 @@ import (
 // about one file only wrap fs.ErrNotExist when the source does not have the file,
 // or none for this credential, and gear.ErrContent when what it sent is not the
 // file; all others count against the source as a whole, which is asked again
-// later. Methods may be called concurrently; ctx bounds each.
+// later. Methods may be called concurrently; ctx bounds each, and a source that
+// delivers in pieces tells of what arrives meanwhile by [gear.Arriving].
 type Source interface {
 	// FileSource delivers many files for one round trip, in the order asked for.
 	// It need not repeat what fails. A content must come from its first byte on.

@@ -228,7 +228,15 @@ func (c *scheduler) readRange(ctx context.Context, g *guard, j *rangeJob, src *s
 	lf := j.lf
 	off := int64(j.first) * gear.ChunkSize
 	n := min(int64(j.first+j.n)*gear.ChunkSize, lf.f.Size) - off
-	r, err := from.Range(ctx, lf.f, off, n)
+	arrived := 0 // of the chunk that is being read
+	came := func(n int) {
+		g.moved()
+		if arrived += n; arrived > j.best {
+			j.best = arrived
+			lf.moved.Add(1)
+		}
+	}
+	r, err := from.Range(gear.WithArrival(ctx, came), lf.f, off, n)
 	if err != nil {
 		return first, 0, err
 	}
@@ -264,7 +272,7 @@ func (c *scheduler) readRange(ctx context.Context, g *guard, j *rangeJob, src *s
 		lf.mu.Unlock()
 		j.first++
 		j.n--
-		j.best = 0
+		j.best, arrived = 0, 0
 		lf.c.s.tryComplete(lf)
 	}
 	return first, got, nil

@@ -84,9 +84,9 @@ func pushLayer(t testing.TB, reg *client.Client, repo string, contents [][]byte)
 
 // proxy passes requests on and cuts, refuses or counts them.
 type proxy struct {
-	gone, cut, refused atomic.Bool
-	fetches, files     atomic.Int64
-	url                string
+	gone, cut, refused, slow atomic.Bool
+	fetches, files           atomic.Int64
+	url                      string
 }
 
 func newProxy(t testing.TB, to string) *proxy {
@@ -105,6 +105,12 @@ func newProxy(t testing.TB, to string) *proxy {
 				io.Closer
 			}{io.LimitReader(r.Body, 3000), r.Body}
 		}
+		if p.slow.Load() {
+			r.Body = struct {
+				io.Reader
+				io.Closer
+			}{slowly{r.Body}, r.Body}
+		}
 		return nil
 	}
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -116,7 +122,7 @@ func newProxy(t testing.TB, to string) *proxy {
 			return
 		case strings.HasSuffix(r.URL.Path, "/fetch"):
 			p.fetches.Add(1)
-		case strings.Contains(r.URL.Path, "/gear/files/"):
+		case strings.Contains(r.URL.Path, "/gear/files/"), strings.Contains(r.URL.Path, "/gear/chunks/"):
 			p.files.Add(1)
 		}
 		rp.ServeHTTP(w, r)
@@ -127,11 +133,10 @@ func newProxy(t testing.TB, to string) *proxy {
 	return p
 }
 
-// TestRegistry uses a real registry: index, batches, ranges, profiles, and what
-// goes wrong on the way there.
-func TestRegistry(t *testing.T) {
-	contents := append(manyFiles(1, 200), content(1, 4<<20), content(2, 17<<20+1))
-	tr := makeTree(t, contents...)
+// pushed pushes an image of one layer to a new registry. It returns the proxy in
+// front of that, the image's contents there and its index.
+func pushed(t testing.TB, contents [][]byte) (*proxy, *regSource, *gear.Index) {
+	t.Helper()
 	p := newProxy(t, servetest.Start(t))
 	reg, err := client.New(p.url, &client.Options{RetryWait: time.Millisecond, Retries: 1})
 	must(t, err)
@@ -142,14 +147,62 @@ func TestRegistry(t *testing.T) {
 	must(t, err)
 	x, err := gc.Index(t.Context(), img)
 	must(t, err)
-	src := &regSource{Source: gc.Files(img, x), reg: reg, repo: "r/app", manifest: manifest}
+	return p, &regSource{Source: gc.Files(img, x), reg: reg, repo: "r/app", manifest: manifest}, x
+}
+
+// TestSlowLink: what a slow link takes longer for than a dead one is given counts as
+// coming, though a content or chunk is delivered whole.
+func TestSlowLink(t *testing.T) {
+	contents := [][]byte{content(1, 3<<20), content(2, 5<<20), content(3, 17<<20)}
+	tr := makeTree(t, contents...)
+	p, src, x := pushed(t, contents)
+	const patience = 400 * time.Millisecond
+	n := newNode(t, gearfs.Options{Bound: patience, Stall: patience}, map[string]gearfs.Source{"a": src})
+	must(t, n.AddImage(gearfs.ImageSpec{Chain: "sha256:1", Ref: "r/app:v1", Sources: []gearfs.SourceRef{{Registry: "a", Repo: "r/app"}}}, x))
+	p.slow.Store(true)
+	for i, f := range tr.files { // a small one, a large one as a whole, a part of another
+		began := time.Now()
+		if i < 2 {
+			n.check(tr, f)
+		} else {
+			c, err := n.Open(t.Context(), f.Name)
+			must(t, err)
+			buf := make([]byte, 100)
+			if _, err := c.ReadAt(t.Context(), buf, 9<<20); err != nil || !bytes.Equal(buf, contents[i][9<<20:][:100]) {
+				t.Errorf("a part of a large file: %v", err)
+			}
+			c.Close()
+		}
+		if took := time.Since(began); took < patience {
+			t.Errorf("file %d came in %v: the link is not slow", i, took)
+		}
+	}
+	if st := n.Status().Images[0]; st.Errors > 0 || p.fetches.Load() != 2 || p.files.Load() != 1 {
+		t.Errorf("%d requests for files, %d for ranges; status %+v", p.fetches.Load(), p.files.Load(), st)
+	}
+}
+
+// slowly reads 16 KiB each 9 ms at most: a chunk in more than half a second.
+type slowly struct{ r io.Reader }
+
+func (s slowly) Read(p []byte) (int, error) {
+	time.Sleep(9 * time.Millisecond)
+	return s.r.Read(p[:min(len(p), 16<<10)])
+}
+
+// TestRegistry uses a real registry: index, batches, ranges, profiles, and what
+// goes wrong on the way there.
+func TestRegistry(t *testing.T) {
+	contents := append(manyFiles(1, 200), content(1, 4<<20), content(2, 17<<20+1))
+	tr := makeTree(t, contents...)
+	p, src, x := pushed(t, contents)
 	n := newNode(t, gearfs.Options{Mode: gearfs.Lazy, RecordFor: time.Minute}, map[string]gearfs.Source{"a": src})
 	restart := func(bound time.Duration) {
 		n.stop()
 		n.opts.Bound = bound
 		n.start()
 	}
-	must(t, n.AddImage(gearfs.ImageSpec{Chain: "sha256:1", Ref: "r/app:v1", Sources: []gearfs.SourceRef{{Registry: "a", Repo: "r/app", Manifest: string(manifest)}}}, x))
+	must(t, n.AddImage(gearfs.ImageSpec{Chain: "sha256:1", Ref: "r/app:v1", Sources: []gearfs.SourceRef{{Registry: "a", Repo: "r/app", Manifest: string(src.manifest)}}}, x))
 
 	must(t, n.ContainerStarted("first", "sha256:1", ""))
 	for _, f := range tr.files[:20] {

@@ -58,6 +58,9 @@ type flight struct {
 	// earlier try, or those of another file that comes before it.
 	moved atomic.Int64
 	best  int64 // the most bytes that a try brought; of the batch that runs it
+	// arrived is the most that arrived in a try before it was delivered; of that
+	// batch's mu.
+	arrived int64
 
 	// Guarded by the scheduler's mu.
 	prio    priority
@@ -79,7 +82,7 @@ type rangeJob struct {
 	lf       *large
 	first, n int
 	prio     priority
-	best     int   // the most bytes of the first chunk that a try brought
+	best     int   // the most bytes of the first chunk that a try brought, or that arrived for it
 	tries    tries // guarded by the scheduler's mu
 }
 
