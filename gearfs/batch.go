@@ -281,10 +281,10 @@ func (b *batch) yield(ctx context.Context) error {
 }
 
 // breathe leaves the processors to whoever else wants them, if nobody waits for the
-// request.
+// request, or for its end.
 func (b *batch) breathe(ctx context.Context) error {
 	until := time.Now().Add(b.pace.due())
-	return b.pause(ctx, func() bool { return time.Now().Before(until) })
+	return b.pause(ctx, func() bool { return time.Now().Before(until) && !b.c.crowded() })
 }
 
 // pause waits as long as it must and nobody waits for a file of the request.

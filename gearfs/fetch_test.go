@@ -276,6 +276,23 @@ func TestReadersOfStream(t *testing.T) {
 	}
 }
 
+// TestRestInTheWay: a request does not rest while something more urgent waits for its
+// end, as nothing else may run beside it.
+func TestRestInTheWay(t *testing.T) {
+	gearfs.Busy(t)
+	tr, other := makeTree(t, manyFiles(1, 60)...), makeTree(t, content(2, 5000))
+	n := newNode(t, gearfs.Options{Mode: gearfs.Lazy, Streams: 1}, map[string]gearfs.Source{"a": newSource(tr), "b": newSource(other)})
+	n.add("sha256:1", tr, "a")
+	n.add("sha256:2", other, "b")
+	must(t, n.Background("sha256:1", true))
+	eventually(t, "the background begins", func() bool { return n.Status().Images[0].BackgroundFiles > 0 })
+	began := time.Now()
+	n.check(other, other.files[0])
+	if took := time.Since(began); took > 10*time.Second {
+		t.Errorf("a file took %v, behind 60 others that rest a second for each", took)
+	}
+}
+
 func TestPrefetch(t *testing.T) {
 	tr := makeTree(t, append(manyFiles(1, 200), content(9, 5<<20))...)
 	src := newSource(tr)

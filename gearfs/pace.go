@@ -11,7 +11,8 @@ import (
 // pace tells work that nobody waits for when others want the processors. Priorities
 // cannot: they count among the processes of one control group only, and containers
 // are in others. The kernel does tell how long a thread was ready to run and had no
-// processor.
+// processor. It is the thread that stores what comes; chunks of large files are
+// decoded by another one, about as much again.
 type pace struct {
 	times     func() (run, wait time.Duration, err error)
 	end       func() error

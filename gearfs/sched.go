@@ -83,6 +83,7 @@ type rangeJob struct {
 	first, n int
 	prio     priority
 	best     int   // the most bytes of the first chunk that a try brought, or that arrived for it
+	checked  bool  // a source sent wrong bytes
 	tries    tries // guarded by the scheduler's mu
 }
 
@@ -275,6 +276,20 @@ func (c *scheduler) room(p priority, now time.Time) bool {
 	}
 	return all < max(1, most-1) && c.running[inBackground] == 0 && c.running[fromProfile] == 0 &&
 		len(c.queues[fromProfile]) == 0 && c.urgent.Load() == 0 && !now.Before(c.restsAt())
+}
+
+// crowded tells whether something that is more urgent than the background has to wait
+// until a request ends.
+func (c *scheduler) crowded() bool {
+	now := time.Now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for p := onDemand; p < inBackground; p++ {
+		if len(c.queues[p])+len(c.ranges[p]) > 0 && !c.room(p, now) {
+			return true
+		}
+	}
+	return false
 }
 
 // dispatch starts what can be started, and returns when to look again; never, if
