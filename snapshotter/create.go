@@ -198,13 +198,18 @@ func (s *Snapshotter) record(ctx context.Context, n *snapshot, parent string, ow
 		got := <-early
 		o = &got
 	}
-	if err != nil && made != "" {
+	switch {
+	case err == nil || made == "":
+	case o == nil: // nothing is mounted there
+		err = errors.Join(err, os.RemoveAll(made))
+	default:
 		err = errors.Join(err, s.discard(made))
 	}
 	return o, err
 }
 
-// discard deletes the directory of a snapshot that could not be recorded.
+// discard deletes the directory of a snapshot that could not be recorded, on which an
+// overlay may be mounted.
 func (s *Snapshotter) discard(dir string) error {
 	table, err := readMounts()
 	if err == nil {
