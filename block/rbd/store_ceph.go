@@ -93,7 +93,7 @@ func (s *Store) connect() (err error) {
 
 func (s *Store) configure() error {
 	seconds := strconv.Itoa(int((s.o.Timeout + time.Second - 1) / time.Second)) // fractions are refused
-	sixth := strconv.FormatFloat(s.o.Timeout.Seconds()/6, 'f', 3, 64)
+	sixth := strconv.FormatFloat(max(s.o.Timeout.Seconds()/6, 0.1), 'f', 3, 64)
 	for _, set := range []struct{ name, value string }{
 		// A client waits for ever by default.
 		{"rados_osd_op_timeout", seconds}, {"rados_mon_op_timeout", seconds}, {"client_mount_timeout", seconds},
