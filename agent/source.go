@@ -67,8 +67,8 @@ func (s *source) Fetch(ctx context.Context, files []gear.File, deliver func(int,
 }
 
 // Range implements gearfs.Source.
-func (s *source) Range(ctx context.Context, f gear.File, off, n int64) (io.ReadCloser, error) {
-	r, err := s.files.Range(ctx, f, off, n)
+func (s *source) Range(ctx context.Context, f gear.File, off, n int64, checked bool) (io.ReadCloser, error) {
+	r, err := s.files.Range(ctx, f, off, n, checked)
 	if err != nil {
 		return nil, gone(err, oci.CodeBlobUnknown)
 	}

@@ -396,8 +396,10 @@ var ErrNoChunk = errors.New("the content has no such chunk")
 
 // WriteChunks writes n chunks of a content of gear.LargeFile bytes or more from the
 // first one as they are stored, and before them how long each is: what a
-// gear.ChunkReader reads, which verifies. begin is told how many bytes will be
-// written. Errors: ErrNoChunk, *CorruptError, ErrLost.
+// gear.ChunkReader reads. Nothing is verified, which would cost what sending chunks
+// as they are stored spares: whoever gets wrong ones asks for the bytes by WriteRange,
+// where damage is noticed. begin is told how many bytes will be written. Errors:
+// ErrNoChunk, ErrLost; *CorruptError of the table.
 func (f *File) WriteChunks(ctx context.Context, w io.Writer, first, n int, begin func(length int64)) error {
 	if f.at.encoding != gear.Chunked || first < 0 || n < 1 || n > gear.ChunkCount(f.at.size)-first {
 		return fmt.Errorf("%d from chunk %d on, of %d bytes: %w", n, first, f.at.size, ErrNoChunk)

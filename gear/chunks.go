@@ -2,6 +2,7 @@ package gear
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"sync"
@@ -19,7 +20,8 @@ func AppendChunkLengths(dst []byte, chunks []Chunk) []byte {
 // ChunkReader reads n chunks of a large content as they are sent: their stored
 // lengths, 4 bytes each, and then the chunks as a pack has them. What it returns is
 // as long as it should be, and not verified: the reader has the chunks' digests.
-// Errors of what was sent wrap ErrFormat or io.ErrUnexpectedEOF.
+// Errors of what was sent wrap io.ErrUnexpectedEOF or, where a chunk is none,
+// ErrFormat and ErrContent.
 type ChunkReader struct {
 	r       io.Reader
 	size    int64 // of the whole content
@@ -55,6 +57,9 @@ func (c *ChunkReader) Read(p []byte) (int, error) {
 			return 0, io.EOF
 		}
 		chunk, err := c.chunk(p)
+		if errors.Is(err, ErrFormat) {
+			err = fmt.Errorf("%w: %w", ErrContent, err)
+		}
 		if err != nil {
 			return 0, fmt.Errorf("chunk %d: %w", c.next, err)
 		}

@@ -96,7 +96,7 @@ func TestChunkReaderRefuses(t *testing.T) {
 		if err == nil {
 			_, err = readInto(r, 100_000)
 		}
-		if !errors.Is(err, gear.ErrFormat) {
+		if !errors.Is(err, gear.ErrFormat) || !errors.Is(err, gear.ErrContent) {
 			t.Errorf("a chunk in %s: error %v", what, err)
 		}
 	}

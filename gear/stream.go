@@ -265,6 +265,9 @@ func (s *StreamReader) readFile(it *StreamItem, b []byte) error {
 		it.small, err = s.dicts[slot].Decode(s.out, s.in, int(size))
 		s.keep(it.small)
 	}
+	if errors.Is(err, ErrFormat) { // a frame that is none
+		err = fmt.Errorf("content %x: %w: %w", it.Name, ErrContent, err)
+	}
 	if err == nil && sha256.Sum256(it.small) != it.Name {
 		err = fmt.Errorf("content %x: %w", it.Name, ErrContent)
 	}

@@ -264,7 +264,7 @@ func TestRange(t *testing.T) {
 				}
 			}
 			chunks.Store(0)
-			r, err := src.Range(t.Context(), f, tt.off, tt.n)
+			r, err := src.Range(t.Context(), f, tt.off, tt.n, false)
 			if err != nil {
 				t.Errorf("%s, %s: %v", what, tt.description, err)
 				continue

@@ -58,6 +58,11 @@ func (s *Source) Fetch(ctx context.Context, files []gear.File, deliver func(i in
 	for len(ask) > 0 {
 		n, err := s.stream(ctx, files, ask[:min(len(ask), info.Limits.Names)], deliver)
 		ask = ask[n:]
+		if wrong := (*wrongError)(nil); errors.As(err, &wrong) {
+			if err = s.checked(ctx, &files[ask[0]], func(r io.Reader) error { return deliver(ask[0], r) }); err == nil {
+				n, ask = n+1, ask[1:]
+			}
+		}
 		if err == nil {
 			continue
 		}
@@ -75,16 +80,17 @@ func (s *Source) Fetch(ctx context.Context, files []gear.File, deliver func(i in
 	return nil
 }
 
-// Range opens n bytes of a file from off, which are not verified. Whole chunks of a
-// large file come compressed, if the registry can send them so. What breaks off is
-// not continued then. Errors: BLOB_UNKNOWN.
-func (s *Source) Range(ctx context.Context, f gear.File, off, n int64) (io.ReadCloser, error) {
+// Range opens n bytes of a file from off. Whole chunks of a large file come
+// compressed and not verified, if the registry can send them so, and what breaks off
+// is not continued then. checked asks for bytes that the registry verifies, and thus
+// sees that it has to mend them. Errors: BLOB_UNKNOWN.
+func (s *Source) Range(ctx context.Context, f gear.File, off, n int64, checked bool) (io.ReadCloser, error) {
 	info, err := s.c.offered(ctx)
 	if err != nil {
 		return nil, err
 	}
 	end := off + n
-	if f.Size < gear.LargeFile || off%gear.ChunkSize != 0 || (end%gear.ChunkSize != 0 && end != f.Size) || n <= 0 || end > f.Size ||
+	if checked || f.Size < gear.LargeFile || off%gear.ChunkSize != 0 || (end%gear.ChunkSize != 0 && end != f.Size) || n <= 0 || end > f.Size ||
 		!slices.Contains(info.Chunks, client.MediaTypeGearChunks) {
 		return s.c.reg.GearFile(ctx, s.img.Repo, f.Name, off, n)
 	}
@@ -117,6 +123,24 @@ type brokenError struct{ err error }
 func (e *brokenError) Error() string { return fmt.Sprintf("stream of files: %v", e.err) }
 func (e *brokenError) Unwrap() error { return e.err }
 
+// wrongError is that what came is not what it should be. Registries do not verify what
+// they send in streams.
+type wrongError struct{ err error }
+
+func (e *wrongError) Error() string { return e.err.Error() }
+func (e *wrongError) Unwrap() error { return e.err }
+
+// checked delivers a content that the registry verifies first: it sees then that it
+// has to mend it, and may have it elsewhere.
+func (s *Source) checked(ctx context.Context, f *gear.File, deliver func(io.Reader) error) error {
+	r, err := s.c.reg.GearFile(ctx, s.img.Repo, f.Name, 0, -1)
+	if err != nil {
+		return fmt.Errorf("/%s of %s was sent wrong; fetch it again: %w", pathOf(s.x, f.Name), s.img.Name(), err)
+	}
+	defer r.Close()
+	return deliver(gear.Arriving(ctx, r))
+}
+
 // stream delivers those files that ask has the places of, and returns how many
 // it did.
 func (s *Source) stream(ctx context.Context, files []gear.File, ask []int, deliver func(i int, content io.Reader) error) (int, error) {
@@ -137,7 +161,10 @@ func (s *Source) stream(ctx context.Context, files []gear.File, ask []int, deliv
 		if errors.Is(err, io.EOF) {
 			err = fmt.Errorf("it ends after %d of %d: %w", k, len(ask), io.ErrUnexpectedEOF)
 		}
-		if err != nil {
+		switch {
+		case errors.Is(err, gear.ErrContent), errors.Is(err, gear.ErrFormat):
+			return k, &wrongError{err}
+		case err != nil:
 			return k, &brokenError{err}
 		}
 		f := &files[i]

@@ -170,7 +170,7 @@ func (r *ctxReader) Read(p []byte) (int, error) {
 	return r.r.Read(p)
 }
 
-func (s *fakeSource) Range(ctx context.Context, f gear.File, off, n int64) (io.ReadCloser, error) {
+func (s *fakeSource) Range(ctx context.Context, f gear.File, off, n int64, _ bool) (io.ReadCloser, error) {
 	s.ranges.Add(1)
 	s.mu.Lock()
 	s.spans = append(s.spans, fmt.Sprintf("%d+%d", off>>20, (n+1<<20-1)>>20))

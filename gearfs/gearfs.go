@@ -45,8 +45,10 @@ type Source interface {
 	// FileSource delivers many files for one round trip, in the order asked for.
 	// It need not repeat what fails. A content must come from its first byte on.
 	gear.FileSource
-	// Range opens n bytes of a file from off, which the caller closes.
-	Range(ctx context.Context, f gear.File, off, n int64) (io.ReadCloser, error)
+	// Range opens n bytes of a file from off, which the caller closes. checked asks
+	// for bytes that the other side verifies first, as those it sent before were
+	// wrong.
+	Range(ctx context.Context, f gear.File, off, n int64, checked bool) (io.ReadCloser, error)
 	// Profile is which files a container of the source's image opens first, in
 	// order; fs.ErrNotExist, wrapped, if that is not known.
 	Profile(ctx context.Context) ([]gear.Name, error)

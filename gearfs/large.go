@@ -206,6 +206,7 @@ func (c *scheduler) runRange(j *rangeJob, src *source) {
 	if err == nil {
 		err = io.ErrUnexpectedEOF
 	}
+	j.checked = j.checked || errors.Is(err, gear.ErrContent)
 	c.fault(&j.tries, src, j.n < was || len(j.tries.faults) > 0, err)
 	j.lf.mu.Lock()
 	j.lf.err = err
@@ -236,7 +237,7 @@ func (c *scheduler) readRange(ctx context.Context, g *guard, j *rangeJob, src *s
 			lf.moved.Add(1)
 		}
 	}
-	r, err := from.Range(gear.WithArrival(ctx, came), lf.f, off, n)
+	r, err := from.Range(gear.WithArrival(ctx, came), lf.f, off, n, j.checked)
 	if err != nil {
 		return first, 0, err
 	}

@@ -84,9 +84,9 @@ func pushLayer(t testing.TB, reg *client.Client, repo string, contents [][]byte)
 
 // proxy passes requests on and cuts, refuses or counts them.
 type proxy struct {
-	gone, cut, refused, slow atomic.Bool
-	fetches, files           atomic.Int64
-	url                      string
+	gone, cut, refused, slow, spoils atomic.Bool
+	fetches, files                   atomic.Int64
+	url                              string
 }
 
 func newProxy(t testing.TB, to string) *proxy {
@@ -105,6 +105,17 @@ func newProxy(t testing.TB, to string) *proxy {
 				io.Closer
 			}{io.LimitReader(r.Body, 3000), r.Body}
 		}
+		if path := r.Request.URL.Path; p.spoils.Load() && (strings.HasSuffix(path, "/fetch") || strings.Contains(path, "/chunks/")) {
+			b, err := io.ReadAll(r.Body)
+			if err != nil {
+				return err
+			}
+			b[len(b)/2] ^= 1
+			r.Body = struct {
+				io.Reader
+				io.Closer
+			}{bytes.NewReader(b), r.Body}
+		}
 		if p.slow.Load() {
 			r.Body = struct {
 				io.Reader
@@ -122,7 +133,7 @@ func newProxy(t testing.TB, to string) *proxy {
 			return
 		case strings.HasSuffix(r.URL.Path, "/fetch"):
 			p.fetches.Add(1)
-		case strings.Contains(r.URL.Path, "/gear/files/"), strings.Contains(r.URL.Path, "/gear/chunks/"):
+		case strings.Contains(r.URL.Path, "/gear/files/"):
 			p.files.Add(1)
 		}
 		rp.ServeHTTP(w, r)
@@ -179,6 +190,28 @@ func TestSlowLink(t *testing.T) {
 	}
 	if st := n.Status().Images[0]; st.Errors > 0 || p.fetches.Load() != 2 || p.files.Load() != 1 {
 		t.Errorf("%d requests for files, %d for ranges; status %+v", p.fetches.Load(), p.files.Load(), st)
+	}
+}
+
+// TestSpoilt: what comes wrong as it is stored is asked for in the way in which the
+// registry verifies it, and notices what it has lost.
+func TestSpoilt(t *testing.T) {
+	zeros := make([]byte, 6<<20) // whose frames break
+	contents := [][]byte{content(1, 3<<20), content(2, 5<<20), content(3, 17<<20), zeros, zeros[:100_000]}
+	tr := makeTree(t, contents...)
+	p, src, x := pushed(t, contents)
+	n := newNode(t, gearfs.Options{Bound: 10 * time.Second}, map[string]gearfs.Source{"a": src})
+	must(t, n.AddImage(gearfs.ImageSpec{Chain: "sha256:1", Ref: "r/app:v1", Sources: []gearfs.SourceRef{{Registry: "a", Repo: "r/app"}}}, x))
+	p.spoils.Store(true)
+	for i, f := range tr.files {
+		began := time.Now()
+		n.check(tr, f)
+		if took := time.Since(began); took > 5*time.Second {
+			t.Errorf("file %d took %v", i, took)
+		}
+	}
+	if st := n.Status().Images[0]; st.Errors > 0 {
+		t.Errorf("status %+v", st)
 	}
 }
 
