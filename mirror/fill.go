@@ -291,17 +291,26 @@ func (f *fill) run() {
 // wrong or there is no room for it.
 func (f *fill) fail(err error) {
 	kind := upstream.KindOf(err)
-	keep := f.file != nil && f.written > 0 && !isSpoolError(err) && !errors.Is(err, errLookAgain) &&
+	keep := f.written > 0 && !isSpoolError(err) && !errors.Is(err, errLookAgain) &&
 		kind != upstream.Wrong && kind != upstream.NotFound && kind != upstream.Denied
-	if f.file != nil {
+	onDisk := f.continues
+	switch {
+	case f.file != nil:
+		onDisk = true
 		f.file.close()
-		if !keep {
-			f.removeFile()
+	case f.written > 0: // in RAM, and nothing on disk
+		if keep {
+			onDisk = true
+			if werr := os.WriteFile(f.m.fills.path(f.digest), f.buf[:f.written], 0o600); werr != nil {
+				f.m.log.Warn("keep what was fetched of a blob", "digest", f.digest, "bytes", f.written, "err", werr)
+				keep = false
+			}
 		}
-	} else if f.continues {
-		if keep = kind != upstream.NotFound && kind != upstream.Denied; !keep {
-			f.removeFile()
-		}
+	case f.continues: // nothing was looked at
+		keep = kind != upstream.NotFound && kind != upstream.Denied
+	}
+	if onDisk && !keep {
+		f.removeFile()
 	}
 	f.mu.Lock()
 	quit := f.err != nil

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"example.org/slipway/mirror"
 	"example.org/slipway/oci"
@@ -343,12 +344,55 @@ func TestRetries(t *testing.T) {
 
 // TestRestart: another process goes on with what the one before has fetched.
 func TestRestart(t *testing.T) {
+	for _, size := range []int{sizeSmall, sizeLarge} {
+		t.Run(fmt.Sprint(size), func(t *testing.T) { restart(t, size) })
+	}
+}
+
+// TestGivenUp: what has come of a blob stays when its upstream is away for longer than
+// anybody waits.
+func TestGivenUp(t *testing.T) {
+	for _, size := range []int{sizeSmall, sizeLarge} {
+		t.Run(fmt.Sprint(size), func(t *testing.T) {
+			b := newBed(t, settings{options: func(o *mirror.Options) { o.Patience = 100 * time.Millisecond }})
+			data := random(7, size)
+			d := b.o.push("app", data)
+			var asked atomic.Int64
+			b.o.on(func(r *http.Request) *fault {
+				switch {
+				case !isBlob(r, d.Digest):
+				case asked.Add(1) == 1:
+					return &fault{cutAt: int64(size / 2)}
+				default:
+					return &fault{status: http.StatusTooManyRequests, header: map[string]string{"Retry-After": "60"}}
+				}
+				return nil
+			})
+			if got, err := b.get("origin/app", d.Digest); err == nil {
+				t.Errorf("%d bytes came", len(got))
+			}
+			b.settled()
+			b.o.on(nil)
+			b.clock.Add(2 * time.Minute) // the upstream may be asked again
+			b.wantBlob("origin/app", data)
+			b.settled()
+			if got := b.o.sentOf(d.Digest); got != int64(size) {
+				t.Errorf("%d bytes were sent of a blob of %d", got, size)
+			}
+			if left := b.parts(); len(left) > 0 {
+				t.Errorf("left in the spool: %v", left)
+			}
+		})
+	}
+}
+
+func restart(t *testing.T, size int) {
 	b := newBed(t, settings{})
-	data := random(7, sizeLarge)
+	data := random(7, size)
 	d := b.o.push("app", data)
 	gate := make(chan struct{})
 	defer close(gate)
-	const before = 3 << 20
+	before := int64(size / 2)
 	b.o.on(func(r *http.Request) *fault {
 		if isBlob(r, d.Digest) {
 			return &fault{gate: gate, gateAt: before}
@@ -374,8 +418,8 @@ func TestRestart(t *testing.T) {
 	b.open(settings{})
 	b.wantBlob("origin/app", data)
 	b.settled()
-	if got := b.o.sentOf(d.Digest); got != sizeLarge {
-		t.Errorf("%d bytes were sent of a blob of %d", got, sizeLarge)
+	if got := b.o.sentOf(d.Digest); got != int64(size) {
+		t.Errorf("%d bytes were sent of a blob of %d", got, size)
 	}
 	if left := b.parts(); len(left) > 0 {
 		t.Errorf("left in the spool: %v", left)
