@@ -19,7 +19,7 @@ import (
 // all replicas ask for at once is read from the store once.
 func TestOneReadForAll(t *testing.T) {
 	b := newBed(t)
-	patient := &cluster.Options{HedgeAfter: time.Minute, AnswerTimeout: 2 * time.Minute, StallTimeout: 2 * time.Minute, MinRate: 1}
+	patient := &cluster.Options{HedgeAfter: time.Minute, AnswerTimeout: 2 * time.Minute, StallTimeout: 2 * time.Minute, MinRate: 1, Lease: 20 * time.Second}
 	var caches []*tier.Store
 	for i := range 3 {
 		b.join(fmt.Sprint("r", i), patient, func(s *cluster.Store) cluster.Source {
