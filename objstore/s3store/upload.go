@@ -478,11 +478,36 @@ func (u *upload) drop(ctx context.Context) error {
 	u.wg.Wait()
 	err := u.s.removeUpload(ctx, u.ids...)
 	if u.uploadID != "" {
-		err = errors.Join(err, u.s.abortMultipart(ctx, u.key, u.uploadID))
+		err = errors.Join(err, u.abort(ctx))
 	}
 	u.end()
 	return err
 }
+
+// abort ends a multipart upload. A part that was cut off on its way may be stored behind
+// the abort, and the upload is there again (AbortMultipartUpload of the S3 API says so).
+func (u *upload) abort(ctx context.Context) error {
+	err := u.s.abortMultipart(ctx, u.key, u.uploadID)
+	for range aborts {
+		if err != nil || len(u.failed()) == 0 {
+			break
+		}
+		select {
+		case <-time.After(abortAgain):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		err = u.s.abortMultipart(ctx, u.key, u.uploadID)
+	}
+	return err
+}
+
+// aborts is how often an upload is aborted again of which parts were cut off, abortAgain
+// how long that waits for them. The sweep takes what comes later.
+const (
+	aborts     = 2
+	abortAgain = 100 * time.Millisecond
+)
 
 // end gives back what the upload holds in this process. No request is on its way.
 func (u *upload) end() {
