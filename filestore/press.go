@@ -14,18 +14,23 @@ import (
 	"example.org/slipway/gear"
 )
 
-// pressBudget is how many bytes before compression are under way in all presses
-// of a store together; the same number again may be held compressed. Twice the
-// largest piece at least, so that two workers always have something to do. What
-// is under way is compressed and appended without waiting for another press.
-const pressBudget = 4 * gear.LargeFile
+// What is under way in bytes before compression; the same number again may be held
+// compressed. It is compressed and appended without waiting for another press.
+const (
+	// pressBudget is for all presses of conversions together: twice the largest piece
+	// at least, so that two workers always have something to do.
+	pressBudget = 4 * gear.LargeFile
+	// settleBudget is beside it when packs are settled, of whose large pieces one is
+	// compressed at a time.
+	settleBudget = gear.LargeFile + gear.ChunkSize
+)
 
 // codec compresses pieces.
 type codec struct {
 	// whole is for contents below gear.LargeFile and for chunks, small for small
-	// contents, if it is not nil.
-	whole, small *zstd.Encoder
-	// dictFrame is the dictionary of small as stored, or nil.
+	// contents and middle for the longer ones of them, if they are not nil.
+	whole, small, middle *zstd.Encoder
+	// dictFrame is the dictionary of small and middle as stored, or nil.
 	dictFrame []byte
 }
 
@@ -33,6 +38,11 @@ type codec struct {
 // dictionary, if there is one. Above, it gains little, and training on such contents costs much.
 // It must not be more than zstd's block of 128 KiB.
 const smallFile = 128 << 10
+
+// middleFile is the size in bytes from which on a small content is compressed with
+// the best level: before each content all of its tables are set to those of the
+// dictionary, 34 MB, which takes milliseconds.
+const middleFile = 8 << 10
 
 // newEncoder makes an encoder of pieces of up to window bytes, a power of two, of
 // so many at once. A larger window would change nothing but the memory, which is
@@ -50,7 +60,9 @@ func newEncoder(level zstd.EncoderLevel, window, workers int, more ...zstd.EOpti
 func (c *codec) encode(size int64, raw, buf []byte) ([]byte, gear.Encoding) {
 	z, e := c.whole, gear.Zstd
 	if c.small != nil && size < smallFile {
-		z = c.small
+		if z = c.small; c.middle != nil && size >= middleFile {
+			z = c.middle
+		}
 		if c.dictFrame != nil {
 			e = gear.ZstdDict
 		}
@@ -152,8 +164,8 @@ type press struct {
 	chunks []gear.Chunk
 }
 
-func (s *Store) newPress(ctx context.Context, writer string, c *codec) *press {
-	p := &press{s: s, writer: writer, codec: c, budget: s.budget,
+func (s *Store) newPress(ctx context.Context, writer string, c *codec, budget *semaphore.Weighted) *press {
+	p := &press{s: s, writer: writer, codec: c, budget: budget,
 		work: make(chan *piece), order: make(chan *piece, 1024)}
 	p.ctx, p.cancel = context.WithCancel(ctx)
 	for range s.opts.Workers {

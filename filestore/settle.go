@@ -4,21 +4,23 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 
 	"github.com/klauspost/compress/zstd"
+	"golang.org/x/sync/semaphore"
 
 	"example.org/slipway/catalog"
 	"example.org/slipway/gear"
 )
 
 // Levels of settled packs. What is below smallFile is compressed with a
-// dictionary: with the best level that would take four times as long in all and
-// save another 2 %. See DESIGN.md.
+// dictionary, and what is below middleFile not with the best level. See DESIGN.md.
 const (
 	denseLevel = zstd.SpeedBestCompression
 	smallLevel = zstd.SpeedBetterCompression
 	// denseWorkers is how many workers compress with the best level, which takes
-	// some 40 MB for each. Settling is in no hurry.
+	// some 40 MB for each, and as much again for a dictionary. Settling is in no
+	// hurry.
 	denseWorkers = 1
 )
 
@@ -223,7 +225,13 @@ func (s *Store) writeDense(ctx context.Context, writer string, files []catalog.G
 		return nil, err
 	}
 	defer s.dense.Put(c.whole)
-	press := s.newPress(ctx, writer, c)
+	// The encoders take as much memory as all else. What was needed before, samples,
+	// the encoders of the last pack and what conversions keep in pools, goes first;
+	// of pools it takes two collections.
+	for range 2 {
+		runtime.GC()
+	}
+	press := s.newPress(ctx, writer, c, semaphore.NewWeighted(settleBudget))
 	err = s.eachStored(ctx, files, func(it *item) error {
 		f := &gear.File{Name: it.name, Size: it.at.size}
 		content := &packed{ctx: ctx, s: s, it: *it}
@@ -284,12 +292,15 @@ func (s *Store) denseCodec(ctx context.Context, files []catalog.GearFile) (*code
 	}
 	dict := train(all, samples, smallLevel)
 	c := &codec{} // the encoders take their memory when they are first used
-	if c.small, err = newEncoder(smallLevel, 2*dictSize, s.opts.Workers); err != nil {
+	if c.small, err = newEncoder(smallLevel, 2*dictSize, 1); err != nil {
 		return nil, err
 	}
 	if dict != nil {
 		c.dictFrame = c.small.EncodeAll(dict, nil)
-		if c.small, err = newEncoder(smallLevel, 2*dictSize, s.opts.Workers, zstd.WithEncoderDict(dict)); err != nil {
+		if c.small, err = newEncoder(smallLevel, 2*dictSize, 1, zstd.WithEncoderDict(dict)); err != nil {
+			return nil, err
+		}
+		if c.middle, err = newEncoder(denseLevel, 2*dictSize, denseWorkers, zstd.WithEncoderDict(dict)); err != nil {
 			return nil, err
 		}
 	}

@@ -51,7 +51,7 @@ func (s *Store) NewWriter(ctx context.Context) (*Writer, error) {
 		return nil, err
 	}
 	w := &Writer{s: s, id: s.newWriterID(), names: map[gear.Name]bool{}, waits: map[*Writer]bool{}, recorded: make(chan struct{}), leave: leave}
-	w.press = s.newPress(ctx, w.id, &codec{whole: s.fresh})
+	w.press = s.newPress(ctx, w.id, &codec{whole: s.fresh}, s.budget)
 	w.press.roll = true
 	return w, nil
 }
