@@ -20,7 +20,8 @@ import (
 // A registry whose caches are small stays within smallLimit. One whose caches
 // have grown beyond what that can hold gets room for garbage beside what is live,
 // and some more of it the more that is: most of it are the blocks of the RAM
-// cache, which cost the collector little to pass over, but not all.
+// cache and tables of compression, which cost the collector little to pass over,
+// but not all.
 const (
 	gcPercent = 300
 	// smallLimit is the least soft limit of Go's memory, in bytes: with the
@@ -83,7 +84,7 @@ func keepSmall(ctx context.Context, served func() int64) {
 // the limit counts beside the heap and that no collection gives back: the
 // runtime's tables, and the stacks of what may be thousands of connections.
 func memoryLimit(live, beside int64) int64 {
-	return max(smallLimit, live*5/4+beside+leastRoom)
+	return max(smallLimit, live+min(live/4, 16<<20+live/16)+beside+leastRoom)
 }
 
 // memoryInUse is what the last collection found in use, and what the process has
