@@ -102,19 +102,19 @@ func (s *StreamReader) Next() (*StreamItem, error) {
 	if len(s.run) > 0 {
 		return s.content()
 	}
-	for {
+	for range StreamSlots + 1 {
 		kind, err := s.r.ReadByte()
 		if err != nil {
 			return nil, unexpected(err)
 		}
-		if kind == recordDict {
-			if err := s.readDict(); err != nil {
-				return nil, err
-			}
-			continue
+		if kind != recordDict {
+			return s.record(kind)
 		}
-		return s.record(kind)
+		if err := s.readDict(); err != nil {
+			return nil, err
+		}
 	}
+	return nil, fmt.Errorf("a stream of more than %d dictionaries for one record: %w", StreamSlots, ErrFormat)
 }
 
 func (s *StreamReader) record(kind byte) (*StreamItem, error) {

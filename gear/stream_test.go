@@ -48,6 +48,25 @@ func letters(seed uint64, n int) []byte {
 	return b[:n]
 }
 
+// TestDictionariesOnly: a stream that brings dictionaries and nothing else ends.
+func TestDictionariesOnly(t *testing.T) {
+	dict := frame(t, dictOf(t, letters(1, 20_000)), nil)
+	var out bytes.Buffer
+	w := gear.NewStreamWriter(&out)
+	if err := w.End(); err != nil {
+		t.Fatal(err)
+	}
+	stream := out.Bytes()[:8] // the magic
+	for i := range 2 * gear.StreamSlots {
+		stream = append(stream, 1, byte(i%gear.StreamSlots))
+		stream = binary.LittleEndian.AppendUint32(stream, uint32(len(dict)))
+		stream = append(stream, dict...)
+	}
+	if _, err := gear.NewStreamReader(bytes.NewReader(stream)).Next(); !errors.Is(err, gear.ErrFormat) {
+		t.Errorf("got %v", err)
+	}
+}
+
 // streamed is a stream with a record of each kind, and the contents in it.
 func streamed(t testing.TB) (stream []byte, contents [][]byte) {
 	t.Helper()
