@@ -1,6 +1,7 @@
 package gearclient_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -283,6 +284,51 @@ func TestRange(t *testing.T) {
 				t.Errorf("%s, %s: %d requests for chunks, want %d", what, tt.description, chunks.Load(), want)
 			}
 		}
+	}
+}
+
+// TestSpoiltStreams: where every stream is spoilt, files come one by one, and not each
+// with a stream for all of the rest.
+func TestSpoiltStreams(t *testing.T) {
+	b := newBed(t)
+	var files []member
+	for i := range 40 {
+		files = append(files, file(fmt.Sprint("f", i), noise(uint64(i), 1000+i)))
+	}
+	b.pushImage("app", "v1", "linux/amd64", [][]byte{layer(t, files...)})
+	var streams atomic.Int64
+	c := b.throughProxy(nil, nil, func(r *http.Response) error {
+		if !strings.HasSuffix(r.Request.URL.Path, "/fetch") {
+			return nil
+		}
+		streams.Add(1)
+		all, err := io.ReadAll(r.Body)
+		if err != nil {
+			return err
+		}
+		all[0] ^= 1
+		r.Body = io.NopCloser(bytes.NewReader(all))
+		return nil
+	})
+	img := c.image("app", "v1")
+	x, err := c.Index(t.Context(), img)
+	must(t, err)
+	got := make([]int, len(x.Files))
+	must(t, c.Files(img, x).Fetch(t.Context(), x.Files, func(i int, r io.Reader) error {
+		got[i]++
+		all, err := io.ReadAll(r)
+		if gearName(string(all)) != x.Files[i].Name {
+			t.Errorf("file %d has other bytes", i)
+		}
+		return err
+	}))
+	for i, n := range got {
+		if n != 1 {
+			t.Errorf("file %d came %d times", i, n)
+		}
+	}
+	if n := streams.Load(); n == 0 || n > 10 {
+		t.Errorf("%d streams", n)
 	}
 }
 

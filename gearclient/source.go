@@ -54,20 +54,29 @@ func (s *Source) Fetch(ctx context.Context, files []gear.File, deliver func(i in
 			return err
 		}
 	}
-	failures := 0
+	failures, wrongs := 0, 0
 	for len(ask) > 0 {
-		n, err := s.stream(ctx, files, ask[:min(len(ask), info.Limits.Names)], deliver)
-		ask = ask[n:]
-		if wrong := (*wrongError)(nil); errors.As(err, &wrong) {
+		var n int
+		var err error
+		// A way that spoils every stream at its beginning would be asked for all of the
+		// rest after each file.
+		if wrongs <= streamTries {
+			n, err = s.stream(ctx, files, ask[:min(len(ask), info.Limits.Names)], deliver)
+		}
+		if ask = ask[n:]; n > 0 {
+			failures, wrongs = 0, 0
+		}
+		var wrong *wrongError
+		if errors.As(err, &wrong) || wrongs > streamTries {
+			wrongs++
 			if err = s.checked(ctx, &files[ask[0]], func(r io.Reader) error { return deliver(ask[0], r) }); err == nil {
-				n, ask = n+1, ask[1:]
+				failures, ask = 0, ask[1:]
+			} else if wrong != nil && errors.Is(wrong, gear.ErrContent) {
+				err = fmt.Errorf("%w: %w", err, wrong)
 			}
 		}
 		if err == nil {
 			continue
-		}
-		if n > 0 {
-			failures = 0
 		}
 		var broken *brokenError
 		if failures++; !errors.As(err, &broken) || ctx.Err() != nil || failures > streamTries {
@@ -134,6 +143,9 @@ func (e *wrongError) Unwrap() error { return e.err }
 // has to mend it, and may have it elsewhere.
 func (s *Source) checked(ctx context.Context, f *gear.File, deliver func(io.Reader) error) error {
 	r, err := s.c.reg.GearFile(ctx, s.img.Repo, f.Name, 0, -1)
+	if oci.HasCode(err, oci.CodeBlobUnknown) {
+		return &MissingError{s.img.Name(), pathOf(s.x, f.Name), f.Name}
+	}
 	if err != nil {
 		return fmt.Errorf("/%s of %s was sent wrong; fetch it again: %w", pathOf(s.x, f.Name), s.img.Name(), err)
 	}
