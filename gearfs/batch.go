@@ -35,7 +35,7 @@ type batch struct {
 	// mu guards what came is about; it is called by another goroutine, too.
 	mu      sync.Mutex
 	through int    // before it all flights are delivered
-	raw     int64  // bytes that arrived since the last delivery
+	raw     int64  // bytes that arrived since the last delivery, in the same answer
 	lf      *large // what is being delivered, if that is large
 }
 
@@ -158,6 +158,9 @@ func (b *batch) came(n int) {
 	b.guard.moved()
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if n == 0 {
+		b.raw = 0
+	}
 	b.raw += int64(n)
 	left := b.flights[b.through:]
 	if len(left) == 0 || b.raw <= left[0].arrived {
@@ -283,8 +286,16 @@ func (b *batch) yield(ctx context.Context) error {
 // breathe leaves the processors to whoever else wants them, if nobody waits for the
 // request, or for its end.
 func (b *batch) breathe(ctx context.Context) error {
-	until := time.Now().Add(b.pace.due())
-	return b.pause(ctx, func() bool { return time.Now().Before(until) && !b.c.crowded() })
+	now := time.Now()
+	until, looked := now.Add(b.pace.due()), now
+	return b.pause(ctx, func() bool {
+		now := time.Now()
+		if now.Sub(looked) >= crowdedEvery {
+			looked = now
+			return now.Before(until) && !b.c.crowded()
+		}
+		return now.Before(until)
+	})
 }
 
 // pause waits as long as it must and nobody waits for a file of the request.
@@ -302,8 +313,12 @@ func (b *batch) pause(ctx context.Context, must func() bool) error {
 	return nil
 }
 
-// yieldEvery is how often a paused request looks whether it may go on.
-const yieldEvery = 5 * time.Millisecond
+// yieldEvery is how often a paused request looks whether it may go on, crowdedEvery how
+// often through the queues, which may be long.
+const (
+	yieldEvery   = 5 * time.Millisecond
+	crowdedEvery = 50 * time.Millisecond
+)
 
 // wanted tells whether somebody waits for a file of the request.
 func (b *batch) wanted() bool {

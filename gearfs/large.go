@@ -232,6 +232,9 @@ func (c *scheduler) readRange(ctx context.Context, g *guard, j *rangeJob, src *s
 	arrived := 0 // of the chunk that is being read
 	came := func(n int) {
 		g.moved()
+		if n == 0 {
+			arrived = 0
+		}
 		if arrived += n; arrived > j.best {
 			j.best = arrived
 			lf.moved.Add(1)
