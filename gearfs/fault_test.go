@@ -172,6 +172,32 @@ func TestStall(t *testing.T) {
 	}
 }
 
+// TestOutageThenLie: wrong bytes are given a second try, whatever went wrong before.
+func TestOutageThenLie(t *testing.T) {
+	for _, size := range []int{5000, 18 << 20} {
+		tr := makeTree(t, content(1, size))
+		src := newSource(tr)
+		var calls atomic.Int64
+		src.hook = func(_ gear.File, r io.Reader) (io.Reader, error) {
+			switch calls.Add(1) {
+			case 1:
+				return nil, errors.New("503 service unavailable")
+			case 2:
+				b, err := io.ReadAll(r)
+				b[len(b)/2] ^= 1
+				return bytes.NewReader(b), err
+			}
+			return r, nil
+		}
+		n := newNode(t, gearfs.Options{}, map[string]gearfs.Source{"a": src})
+		n.add("sha256:1", tr, "a")
+		n.check(tr, tr.files[0])
+		if calls.Load() < 3 {
+			t.Errorf("%d requests: nothing went wrong", calls.Load())
+		}
+	}
+}
+
 // TestOneBadFile must not keep the others from coming.
 func TestOneBadFile(t *testing.T) {
 	tr := makeTree(t, manyFiles(1, 100)...)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -278,14 +279,19 @@ func (c *scheduler) room(p priority, now time.Time) bool {
 		len(c.queues[fromProfile]) == 0 && c.urgent.Load() == 0 && !now.Before(c.restsAt())
 }
 
-// crowded tells whether something that is more urgent than the background has to wait
-// until a request ends.
+// crowded tells whether something that somebody waits for has to wait until a request
+// ends.
 func (c *scheduler) crowded() bool {
 	now := time.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for p := onDemand; p < inBackground; p++ {
-		if len(c.queues[p])+len(c.ranges[p]) > 0 && !c.room(p, now) {
+		if c.room(p, now) {
+			continue
+		}
+		if len(c.ranges[p]) > 0 || slices.ContainsFunc(c.queues[p], func(fl *flight) bool {
+			return !fl.over && !fl.running && fl.awaited()
+		}) {
 			return true
 		}
 	}

@@ -47,7 +47,8 @@ func (src *source) delivered(began time.Time) {
 // fault is what went wrong with one file at one source.
 type fault struct {
 	src   *source
-	n     int
+	n     int // of all kinds
+	lies  int // wrong contents
 	first time.Time
 	after time.Time // not again before
 	out   bool      // not again at all
@@ -84,7 +85,8 @@ func (t *tries) blame(src *source, now time.Time, pause time.Duration, err error
 		f.out = true
 	case errors.Is(err, gear.ErrContent):
 		src.lies++
-		f.out = f.n >= lieTries
+		f.lies++
+		f.out = f.lies >= lieTries
 	case src.ok.After(f.first):
 		f.out = f.n >= faultTries
 	}
