@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -101,7 +102,7 @@ func (m *Manager) mount(ctx context.Context, mr *mountRecord, r *record) error {
 	case isDevice(mr.File):
 		err = m.mountDevice(ctx, mr.File, mr.Dir, r)
 	case r.Image.FS == block.EROFS:
-		err = m.timed("mount", func() error { return mountFile(mr.File, mr.Dir) })
+		err = m.timed("mount", func() error { return m.mountFile(mr.File, mr.Dir) })
 	}
 	if errors.Is(err, unix.ENOTBLK) {
 		err = m.mountLoop(ctx, mr, r)
@@ -126,7 +127,8 @@ func (m *Manager) identify(mr *mountRecord) error {
 // one before 6.12, wants one. Since 6.15 it reads past the page cache of the file,
 // if told so: what is read is then cached once, not twice, and no more is read from
 // the storage than EROFS asks for.
-func mountFile(file, dir string) error {
+func (m *Manager) mountFile(file, dir string) error {
+	before := backings()
 	err := unix.Mount(file, dir, block.EROFS, readOnlyFlags, "directio")
 	if errors.Is(err, unix.EINVAL) {
 		err = unix.Mount(file, dir, block.EROFS, readOnlyFlags, "")
@@ -134,7 +136,29 @@ func mountFile(file, dir string) error {
 	if err != nil {
 		return fmt.Errorf("mount %s as %s: %w", file, block.EROFS, err)
 	}
+	// Nothing says which is that of this mount. Of two mounts at once each tunes both.
+	for _, name := range backings() {
+		if strings.HasPrefix(name, block.EROFS+"-") && !slices.Contains(before, name) {
+			m.tune(filepath.Join(backingDir, name, "read_ahead_kb"))
+		}
+	}
 	return nil
+}
+
+const backingDir = "/sys/class/bdi"
+
+// backings are what the kernel keeps account by of what it reads ahead: one for each
+// device, and for each mount that has none.
+func backings() []string {
+	dirs, err := os.ReadDir(backingDir)
+	if err != nil {
+		return nil // tuning is for speed alone
+	}
+	names := make([]string, len(dirs))
+	for i, d := range dirs {
+		names[i] = d.Name()
+	}
+	return names
 }
 
 // mountLoop mounts by way of a loop device. It reads past the page cache, as the
@@ -200,11 +224,11 @@ func mountAt(source, dir string, r *record) error {
 	return nil
 }
 
-// tune sets how far ahead the kernel reads from a device at most. What is read from
-// the files of user space has that from their mount. A start of a container reads files of some dozens of KiB, and pages of programs and
-// libraries that are far larger: the kernel never reads beyond the end of a file,
-// so the bound is for the latter, for which the default of 128 KiB means a round
-// trip to the storage four times as often. Failing costs speed alone.
+// tune sets how far ahead the kernel reads at most. A start of a container reads
+// files of some dozens of KiB, and pages of programs and libraries that are far
+// larger: the kernel never reads beyond the end of a file, so the bound is for the
+// latter, for which the default of 128 KiB means a round trip to the storage four
+// times as often. Failing costs speed alone.
 func (m *Manager) tune(file string) {
 	if err := os.WriteFile(file, []byte(strconv.Itoa(readAheadBytes>>10)), 0); err != nil {
 		m.log.Debug("read-ahead stays as it is", "error", err)
