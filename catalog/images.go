@@ -111,15 +111,16 @@ func (c *Catalog) describeImage(ctx context.Context, i *Image) (err error) {
 	return c.measureImage(ctx, i)
 }
 
-// measureImage fills in the sizes of an image with IDs.
+// measureImage fills in the sizes of an image with IDs. CROSS JOIN, because SQLite would
+// read all of the catalogue for its few parts: it does not know that they are few.
 func (c *Catalog) measureImage(ctx context.Context, i *Image) error {
 	return c.db.row(ctx, `WITH RECURSIVE parts(id) AS (SELECT m.id FROM manifests m WHERE m.id = ?
-			UNION SELECT c.id FROM parts p JOIN refs f ON f.manifest_id = p.id JOIN manifests c ON c.repo_id = f.repo_id AND c.blob_id = f.blob_id),
-		named(blob_id) AS (SELECT m.blob_id FROM parts p JOIN manifests m ON m.id = p.id
-			UNION SELECT f.blob_id FROM parts p JOIN refs f ON f.manifest_id = p.id),
+			UNION SELECT c.id FROM parts p CROSS JOIN refs f ON f.manifest_id = p.id CROSS JOIN manifests c ON c.repo_id = f.repo_id AND c.blob_id = f.blob_id),
+		named(blob_id) AS (SELECT m.blob_id FROM parts p CROSS JOIN manifests m ON m.id = p.id
+			UNION SELECT f.blob_id FROM parts p CROSS JOIN refs f ON f.manifest_id = p.id),
 		found(size, here) AS (SELECT b.size, CASE WHEN b.state = 1 AND (EXISTS (SELECT 1 FROM links l WHERE l.repo_id = ? AND l.blob_id = b.id)
 			OR EXISTS (SELECT 1 FROM manifests o WHERE o.repo_id = ? AND o.blob_id = b.id)) THEN 1 ELSE 0 END
-			FROM named n JOIN blobs b ON b.id = n.blob_id)
+			FROM named n CROSS JOIN blobs b ON b.id = n.blob_id)
 		SELECT COALESCE(SUM(size * here), 0), COALESCE(SUM(1 - here), 0) FROM found`, []any{i.ID, i.repoID, i.repoID}, &i.Size, &i.Missing)
 }
 

@@ -113,6 +113,34 @@ func (c *Catalog) deleteByID(t *testing.T, blobID int) {
 	}
 }
 
+// TestMeasureCost: what it costs to measure an image depends on the image and not on
+// the store.
+func TestMeasureCost(t *testing.T) {
+	sizes := []int{3_000, 60_000}
+	if raceDetector {
+		sizes = []int{1_000, 20_000}
+	}
+	var took []time.Duration
+	for _, n := range sizes {
+		c := openTest(t, nil)
+		c.fill(t, n)
+		best := time.Hour
+		for range 20 {
+			began := time.Now()
+			u, err := c.ManifestUse(t.Context(), "repo/r002", oci.Digest(fmt.Sprintf("sha256:%064x", n+1)), 10)
+			best = min(best, time.Since(began))
+			if err != nil || u.Size != 1100 || u.Missing != 0 {
+				t.Fatalf("the use is %+v, %v", u, err)
+			}
+		}
+		took = append(took, best)
+	}
+	t.Logf("of %v contents: %v", sizes, took)
+	if took[1] > 3*took[0]+time.Millisecond {
+		t.Errorf("%v, of %v contents", took, sizes)
+	}
+}
+
 // TestManyTags: a catalogue with a million tags opens in a second, and a page of
 // them costs a page.
 func TestManyTags(t *testing.T) {
