@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"path"
+	"strings"
 	"sync"
 	"time"
 
@@ -60,7 +61,7 @@ func (m *Registry) Prune(ctx context.Context, o PruneOptions) (Pruned, error) {
 		excess = used - o.MaxBytes
 	}
 	now := m.now()
-	q := registry.MirrorQuery{LeastUsed: true}
+	q := registry.MirrorQuery{LeastUsed: true, Prefix: literal(o.Pattern)}
 	if o.NotPulledSince > 0 {
 		q.UsedBefore = now.Add(-o.NotPulledSince)
 	}
@@ -119,6 +120,19 @@ func (m *Registry) pruneImage(ctx context.Context, i registry.MirrorImage, dry b
 
 // errEnough ends a walk over images.
 var errEnough = fmt.Errorf("enough was forgotten")
+
+// literal is what the names of all repositories that match a pattern begin with: the
+// catalogue looks at these only. ** stands for no segment, too, so that a/** is a.
+func literal(pattern string) string {
+	if pattern == "" {
+		return ""
+	}
+	pattern = path.Clean(pattern)
+	if i := strings.IndexAny(pattern, `*?[\`); i >= 0 {
+		pattern = pattern[:i]
+	}
+	return strings.TrimSuffix(pattern, "/")
+}
 
 func matches(pattern, repo string) bool {
 	return pattern == "" || oci.MatchSegments(path.Clean(pattern), repo)
