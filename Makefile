@@ -40,6 +40,7 @@ bench-gear: build
 
 bench-start: build
 	scripts/setup.sh test
+	scripts/setup.sh bench
 	scripts/bench-start.sh
 
 bench-trace: build

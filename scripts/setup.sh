@@ -148,28 +148,32 @@ go_tool() {
 	rm -rf "$work"
 }
 
-# debian_root makes an archive of a minimal system like this one, once.
-debian_root() {
-	local suite archive
-	# shellcheck source=/dev/null
-	suite=$(. /etc/os-release && echo "${VERSION_CODENAME:-bookworm}")
-	archive=$tools/debian-$suite.tar
+# debian_tar NAME PACKAGE makes $tools/NAME.tar, once: a minimal system like this
+# one with a package.
+debian_tar() {
+	local suite archive=$tools/$1.tar
 	[ ! -e "$archive" ] || return 0
 	if [ "$(id -u)" != 0 ] || ! command -v mmdebstrap >/dev/null; then
-		missing+=("debian-$suite.tar")
+		missing+=("$1.tar")
 		return 0
 	fi
-	say "making a Debian system for tests of packages"
+	suite=$(debian_suite)
+	say "making a Debian system with $2"
 	mkdir -p "$tools"
 	# shellcheck disable=SC2016 # mmdebstrap fills in $1
-	if mmdebstrap --quiet --variant=minbase --include=adduser \
+	if mmdebstrap --quiet --variant=minbase --include="$2" \
 		--customize-hook='rm -rf "$1"/usr/share/locale/* "$1"/var/lib/apt/lists/*' \
 		"$suite" "$archive.part.tar" </dev/null; then
 		mv -f "$archive.part.tar" "$archive"
 	else
 		warn "mmdebstrap failed"
-		missing+=("debian-$suite.tar")
+		missing+=("$1.tar")
 	fi
+}
+
+debian_suite() {
+	# shellcheck source=/dev/null
+	(. /etc/os-release && echo "${VERSION_CODENAME:-bookworm}")
 }
 
 setup_test() {
@@ -195,7 +199,7 @@ setup_test() {
 
 	# Where packages are installed and upgraded.
 	apt_need mmdebstrap:mmdebstrap dpkg-deb:dpkg nsenter:util-linux
-	debian_root
+	debian_tar "debian-$(debian_suite)" adduser
 
 	go_tool crane github.com/google/go-containerregistry/cmd/crane v0.22.1
 	go_tool regctl github.com/regclient/regclient/cmd/regctl v0.11.7
@@ -243,6 +247,9 @@ setup_demo() {
 setup_bench() {
 	check_build
 	apt_quiet nginx:nginx-light docker-registry:docker-registry
+	# A server that the image corpus lacks, and what measures it.
+	apt_need mmdebstrap:mmdebstrap memcaslap:libmemcached-tools
+	debian_tar memcached memcached
 }
 
 # setup_release installs what packages are made and checked with.

@@ -87,7 +87,7 @@ func runLocal(b *bench, ctx context.Context) (err error) {
 }
 
 // localImages pushes the images of the tests: one with generated files upon the
-// newest python, and the newest of some series, where there are any.
+// newest python, the newest of some series, where there are any, and memcached.
 func (b *bench) localImages(ctx context.Context) (out []*corpus.Image, err error) {
 	newest := map[string]*corpus.Image{}
 	for _, im := range b.all {
@@ -109,7 +109,15 @@ func (b *bench) localImages(ctx context.Context) (out []*corpus.Image, err error
 	if err != nil {
 		return nil, fmt.Errorf("the generated image: %w", err)
 	}
-	return append([]*corpus.Image{files}, wanted[1:]...), b.registry.converted(ctx)
+	out = append([]*corpus.Image{files}, wanted[1:]...)
+	memcached, err := b.pushMemcached(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("the image of memcached: %w", err)
+	}
+	if memcached != nil {
+		out = append(out, memcached)
+	}
+	return out, b.registry.converted(ctx)
 }
 
 // startPair starts both nodes and pulls the images on them.

@@ -176,11 +176,26 @@ func generate(dir string, base *corpus.Image, source *rand.ChaCha8) (*corpus.Ima
 	doc := wire.Document{SchemaVersion: 2, MediaType: base.ManifestType, Config: &wire.Descriptor{MediaType: base.Config.MediaType, Digest: wire.Digest(b), Size: int64(len(b))},
 		Layers: append(base.Layers[:len(base.Layers):len(base.Layers)],
 			wire.Descriptor{MediaType: base.Layers[0].MediaType, Digest: wire.Digest(raw.Bytes()), Size: int64(raw.Len())})}
-	return writeLayout(dir, base, doc, b, raw.Bytes())
+	for _, l := range base.Layers {
+		if err := linkOrCopy(base.Blob(l.Digest), blobPath(dir, l.Digest)); err != nil {
+			return nil, err
+		}
+	}
+	im, err := writeLayout(dir, doc, b, raw.Bytes())
+	if err != nil {
+		return nil, err
+	}
+	im.Series, im.Version = "files", "1"
+	return im, nil
 }
 
-// writeLayout writes the new blobs, links those of the base, and the index.
-func writeLayout(dir string, base *corpus.Image, doc wire.Document, config, layer []byte) (*corpus.Image, error) {
+func blobPath(dir, digest string) string {
+	return filepath.Join(dir, "blobs", strings.ReplaceAll(digest, ":", "/"))
+}
+
+// writeLayout writes an image's index, manifest, configuration and last layer;
+// its other layers are there.
+func writeLayout(dir string, doc wire.Document, config, layer []byte) (*corpus.Image, error) {
 	manifest, err := json.Marshal(doc)
 	if err != nil {
 		return nil, err
@@ -190,25 +205,14 @@ func writeLayout(dir string, base *corpus.Image, doc wire.Document, config, laye
 	if err != nil {
 		return nil, err
 	}
-	path := func(digest string) string { return filepath.Join(dir, "blobs", strings.ReplaceAll(digest, ":", "/")) }
 	files := map[string][]byte{filepath.Join(dir, "oci-layout"): []byte(`{"imageLayoutVersion":"1.0.0"}`), filepath.Join(dir, "index.json"): index,
-		path(wire.Digest(manifest)): manifest, path(doc.Config.Digest): config, path(doc.Layers[len(doc.Layers)-1].Digest): layer}
+		blobPath(dir, wire.Digest(manifest)): manifest, blobPath(dir, doc.Config.Digest): config, blobPath(dir, doc.Layers[len(doc.Layers)-1].Digest): layer}
 	for name, b := range files {
 		if err := os.WriteFile(name, b, 0o644); err != nil {
 			return nil, err
 		}
 	}
-	for _, l := range base.Layers {
-		if err := linkOrCopy(base.Blob(l.Digest), path(l.Digest)); err != nil {
-			return nil, err
-		}
-	}
-	im, err := corpus.ReadLayout(dir)
-	if err != nil {
-		return nil, err
-	}
-	im.Series, im.Version = "files", "1"
-	return im, nil
+	return corpus.ReadLayout(dir)
 }
 
 // linkOrCopy makes a file appear at another path; crane takes no symbolic links.

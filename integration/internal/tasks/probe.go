@@ -48,6 +48,19 @@ func once(ctx context.Context, dial Dialer, address string, ask func(net.Conn) (
 	return ask(conn)
 }
 
+// Line returns a probe that sends a request and answers with the line that comes
+// back.
+func Line(address, request string) func(context.Context, Dialer) (string, error) {
+	return func(ctx context.Context, dial Dialer) (string, error) {
+		return until(ctx, dial, address, func(conn net.Conn) (string, error) {
+			if _, err := io.WriteString(conn, request); err != nil {
+				return "", err
+			}
+			return bufio.NewReader(io.LimitReader(conn, 1<<16)).ReadString('\n')
+		})
+	}
+}
+
 // get returns a probe that asks for a page by HTTP/1.1 and answers with the
 // status and the body. Only status 200 is an answer.
 func get(address, path string) func(context.Context, Dialer) (string, error) {
