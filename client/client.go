@@ -159,7 +159,7 @@ func New(baseURL string, o *Options) (*Client, error) {
 	}
 	agent := orDefault(o.UserAgent, defaultUserAgent)
 	c.auth = &auth.Client{
-		Client:     &http.Client{Transport: transport, CheckRedirect: checkRedirect},
+		Client:     &http.Client{Transport: challenged{transport}, CheckRedirect: checkRedirect},
 		Header:     http.Header{"User-Agent": {agent}},
 		Credential: creds,
 		Cache:      auth.NewCache(),

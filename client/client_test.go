@@ -497,3 +497,46 @@ func TestTLS(t *testing.T) {
 		t.Error("got no error for an unknown authority")
 	}
 }
+
+// The client meets the challenge that it can, wherever it stands in the answer.
+func TestChallengesAreMet(t *testing.T) {
+	const basic, unknown = `Basic realm="b"`, "Negotiate a/b=="
+	for name, tt := range map[string]struct {
+		challenges []string // BEARER stands for the token service's
+		o          client.Options
+		want       string // the Authorization that the registry takes
+	}{
+		"one header, basic first":  {challenges: []string{basic + ", BEARER"}, want: "Bearer t"},
+		"one header, bearer first": {challenges: []string{"BEARER, " + basic}, want: "Bearer t"},
+		"two headers":              {challenges: []string{unknown, basic, "BEARER"}, want: "Bearer t"},
+		"with a password":          {challenges: []string{basic, "BEARER"}, o: client.Options{Username: "u", Password: "p"}, want: "Bearer t"},
+		"basic behind another":     {challenges: []string{unknown + ", " + basic}, o: client.Options{Username: "u", Password: "p"}, want: "Basic dTpw"},
+		"a useless bearer":         {challenges: []string{"Bearer", basic}, o: client.Options{Username: "u", Password: "p"}, want: "Basic dTpw"},
+	} {
+		for form, bearer := range map[string]string{
+			"absolute": `Bearer realm="http://HOST/t",service="s",scope="repository:a/b:pull registry:catalog:*"`,
+			"relative": `bearer REALM = "\/t" , service=s`,
+		} {
+			t.Run(name+", "+form, func(t *testing.T) {
+				s := serve(t, func(w http.ResponseWriter, r *http.Request) {
+					if r.URL.Path == "/t" {
+						fmt.Fprint(w, `{"access_token":"t"}`)
+						return
+					}
+					if r.Header.Get("Authorization") != tt.want {
+						for _, c := range tt.challenges {
+							w.Header().Add("WWW-Authenticate", strings.ReplaceAll(strings.ReplaceAll(c, "BEARER", bearer), "HOST", r.Host))
+						}
+						w.WriteHeader(http.StatusUnauthorized)
+						return
+					}
+					fmt.Fprint(w, `{"name":"a/b","tags":["v1"]}`)
+				})
+				tags, _, err := dial(t, s.URL, &tt.o).Tags(t.Context(), "a/b", "", 10)
+				if err != nil || len(tags) != 1 {
+					t.Errorf("got %v, %v", tags, err)
+				}
+			})
+		}
+	}
+}

@@ -132,8 +132,8 @@ func (k *keyring) basicHeader(ctx context.Context) (string, error) {
 // that showed something or nothing; "" where there is nothing else to show.
 func (k *keyring) challenged(ctx context.Context, repo string, h http.Header, shown string) (string, error) {
 	var basic bool
-	for _, c := range parseChallenges(h.Values("Www-Authenticate")) {
-		if c.scheme == "bearer" && c.params["realm"] != "" {
+	for _, c := range client.ParseChallenges(h.Values("Www-Authenticate")) {
+		if c.Scheme == "bearer" && c.Params["realm"] != "" {
 			if !k.learn(repo, c, shown) {
 				return "", nil
 			}
@@ -143,7 +143,7 @@ func (k *keyring) challenged(ctx context.Context, repo string, h http.Header, sh
 			}
 			return again, err
 		}
-		basic = basic || c.scheme == "basic"
+		basic = basic || c.Scheme == "basic"
 	}
 	if !basic {
 		return "", nil
@@ -162,16 +162,16 @@ func (k *keyring) challenged(ctx context.Context, repo string, h http.Header, sh
 }
 
 // learn notes a challenge, and tells whether another token may help.
-func (k *keyring) learn(repo string, c challenge, shown string) bool {
-	realm, err := url.Parse(c.params["realm"])
+func (k *keyring) learn(repo string, c client.Challenge, shown string) bool {
+	realm, err := url.Parse(c.Params["realm"])
 	if err != nil {
 		realm = nil // bearer says what is wrong
 	}
-	scope := c.params["scope"]
+	scope := c.Params["scope"]
 	now := k.e.up.clock()
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.scheme, k.realm, k.service = "bearer", realm, c.params["service"]
+	k.scheme, k.realm, k.service = "bearer", realm, c.Params["service"]
 	k.usual = scope == "" || scope == scopeOf(repo)
 	t := k.entry(repo)
 	changed := scope != "" && t.scope != scope

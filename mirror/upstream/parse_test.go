@@ -14,45 +14,6 @@ import (
 
 var now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
-func TestParseChallenges(t *testing.T) {
-	type c = challenge
-	none := map[string]string{}
-	for in, want := range map[string][]challenge{
-		"":                         nil,
-		"=":                        nil,
-		`Basic realm="x"`:          {{"basic", map[string]string{"realm": "x"}}},
-		"Negotiate":                {{"negotiate", none}},
-		"Negotiate abc==":          {{"negotiate", none}},
-		"Negotiate abc==, Basic":   {{"negotiate", none}, {"basic", none}},
-		"Negotiate a/b==, Basic":   {{"negotiate", none}, {"a", none}, {"basic", none}},
-		`BEARER Realm = "a\"b,c" `: {{"bearer", map[string]string{"realm": `a"b,c`}}},
-		`Bearer realm="https://auth.docker.io/token",service="registry.docker.io",scope="repository:library/app:pull,push"`: {
-			{"bearer", map[string]string{"realm": "https://auth.docker.io/token", "service": "registry.docker.io", "scope": "repository:library/app:pull,push"}}},
-		`Basic realm="x", Bearer realm=y`: {{"basic", map[string]string{"realm": "x"}}, {"bearer", map[string]string{"realm": "y"}}},
-		`Bearer realm="open`:              {{"bearer", none}},
-		`Bearer realm="open\`:             {{"bearer", none}},
-		`Bearer a=1,,b=2 ,`:               {{"bearer", map[string]string{"a": "1", "b": "2"}}},
-	} {
-		got := parseChallenges([]string{in})
-		if diff := cmp.Diff(want, got, cmp.AllowUnexported(c{})); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", in, diff)
-		}
-	}
-}
-
-func FuzzChallenges(f *testing.F) {
-	f.Add(`Bearer realm="https://auth.docker.io/token",service="registry.docker.io",scope="repository:library/app:pull"`)
-	f.Add(`Basic realm="x", Bearer realm=y, Negotiate abc==`)
-	f.Add(`a="\`)
-	f.Fuzz(func(t *testing.T, s string) {
-		for _, c := range parseChallenges([]string{s, s}) {
-			if c.scheme == "" || strings.ToLower(c.scheme) != c.scheme || c.params == nil {
-				t.Errorf("%q: got %+v", s, c)
-			}
-		}
-	})
-}
-
 func header(lines ...string) http.Header {
 	h := http.Header{}
 	for _, l := range lines {

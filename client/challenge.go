@@ -1,0 +1,225 @@
+package client
+
+import (
+	"net/http"
+	"net/url"
+	"strings"
+)
+
+// Challenge is one way in which a server offers to authenticate its client. The
+// scheme and the parameters' names are in lower case.
+type Challenge struct {
+	Scheme string
+	Params map[string]string
+}
+
+// ParseChallenges reads WWW-Authenticate headers, each of which may hold several
+// challenges (RFC 9110, section 11.6.1). It skips what it cannot read, up to the
+// next comma.
+func ParseChallenges(headers []string) []Challenge {
+	var list []Challenge
+	for _, s := range headers {
+		p := &scanner{s: s}
+		for {
+			if c, ok := p.challenge(); ok {
+				list = append(list, c)
+				continue
+			}
+			var more bool
+			if _, p.s, more = strings.Cut(p.s, ","); !more {
+				break
+			}
+		}
+	}
+	return list
+}
+
+// scanner reads a header from its start; s is what is left of it.
+type scanner struct{ s string }
+
+// skip drops the leading bytes that are in set.
+func (p *scanner) skip(set string) { p.s = strings.TrimLeft(p.s, set) }
+
+// token reads a token, "" if there is none.
+func (p *scanner) token() string {
+	i := 0
+	for i < len(p.s) && isTokenByte(p.s[i]) {
+		i++
+	}
+	t := p.s[:i]
+	p.s = p.s[i:]
+	return t
+}
+
+// isTokenByte reports whether c is a tchar of RFC 9110, section 5.6.2.
+func isTokenByte(c byte) bool {
+	return isAlphanumeric(c) || strings.IndexByte("!#$%&'*+-.^_`|~", c) >= 0
+}
+
+func isAlphanumeric(c byte) bool {
+	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9'
+}
+
+// challenge reads a scheme with its parameters. A name is a parameter if '='
+// follows it, and otherwise the next scheme.
+func (p *scanner) challenge() (Challenge, bool) {
+	p.skip(" \t,")
+	c := Challenge{Scheme: strings.ToLower(p.token()), Params: map[string]string{}}
+	if c.Scheme == "" {
+		return c, false
+	}
+	if p.skipToken68() {
+		return c, true
+	}
+	for {
+		p.skip(" \t,")
+		before := p.s
+		name := strings.ToLower(p.token())
+		p.skip(" \t")
+		if name == "" || !strings.HasPrefix(p.s, "=") {
+			p.s = before
+			return c, true
+		}
+		p.s = p.s[1:]
+		p.skip(" \t")
+		value, ok := p.value()
+		if !ok {
+			p.s = ""
+			return c, true
+		}
+		if _, again := c.Params[name]; !again && value != "" {
+			c.Params[name] = value
+		}
+	}
+}
+
+// skipToken68 drops what stands in place of parameters in challenges of schemes
+// like Negotiate, and reports whether it was there.
+func (p *scanner) skipToken68() bool {
+	rest := strings.TrimLeft(p.s, " ")
+	if len(rest) == len(p.s) {
+		return false
+	}
+	i := 0
+	for i < len(rest) && (isAlphanumeric(rest[i]) || strings.IndexByte("-._~+/", rest[i]) >= 0) {
+		i++
+	}
+	if i == 0 {
+		return false
+	}
+	rest = strings.TrimLeft(strings.TrimLeft(rest[i:], "="), " \t")
+	if rest != "" && rest[0] != ',' {
+		return false
+	}
+	p.s = rest
+	return true
+}
+
+// value reads a parameter's value. Some servers leave out the quotes around URLs,
+// so one without quotes ends at a comma or space and not with a token's bytes.
+func (p *scanner) value() (string, bool) {
+	if strings.HasPrefix(p.s, `"`) {
+		return p.quoted()
+	}
+	end := strings.IndexAny(p.s, " \t,")
+	if end < 0 {
+		end = len(p.s)
+	}
+	v := p.s[:end]
+	p.s = p.s[end:]
+	return v, true
+}
+
+// quoted reads a quoted string, whose opening quote is next.
+func (p *scanner) quoted() (string, bool) {
+	var b strings.Builder
+	for i := 1; i < len(p.s); i++ {
+		switch c := p.s[i]; c {
+		case '"':
+			p.s = p.s[i+1:]
+			return b.String(), true
+		case '\\':
+			if i++; i == len(p.s) {
+				return "", false
+			}
+			b.WriteByte(p.s[i])
+		default:
+			b.WriteByte(c)
+		}
+	}
+	return "", false
+}
+
+// challenged leaves one challenge in an answer of 401, in the plain spelling that
+// auth.Client reads: it looks at the first challenge of the first header only.
+type challenged struct{ next http.RoundTripper }
+
+// RoundTrip implements http.RoundTripper.
+func (c challenged) RoundTrip(r *http.Request) (*http.Response, error) {
+	resp, err := c.next.RoundTrip(r)
+	if err != nil || resp.StatusCode != http.StatusUnauthorized {
+		return resp, err
+	}
+	const name = "Www-Authenticate"
+	if best := chooseChallenge(ParseChallenges(resp.Header[name]), r.URL); best != "" {
+		resp.Header[name] = []string{best}
+	}
+	return resp, nil
+}
+
+// chooseChallenge returns the header of the challenge to meet, "" for none that we
+// know: Bearer, which also works for those without a password, before Basic.
+// A Bearer challenge whose token service must not be shown credentials is taken
+// only if there is no other, so that the error says what is wrong with it.
+func chooseChallenge(list []Challenge, from *url.URL) string {
+	var basic, refused string
+	for _, c := range list {
+		switch c.Scheme {
+		case "bearer":
+			header, usable := bearerHeader(c, from)
+			if usable {
+				return header
+			}
+			if refused == "" {
+				refused = header
+			}
+		case "basic":
+			basic = "Basic realm=" + quote(c.Params["realm"])
+		}
+	}
+	if basic != "" {
+		return basic
+	}
+	return refused
+}
+
+// bearerHeader writes a Bearer challenge, and reports whether its token service can
+// be used from a registry at this URL.
+func bearerHeader(c Challenge, from *url.URL) (header string, usable bool) {
+	realm := c.Params["realm"]
+	if u, err := from.Parse(realm); err == nil && realm != "" {
+		realm = u.String()
+		usable = u.Host != "" && (u.Scheme == "https" || u.Scheme == "http" && from.Scheme == "http")
+	}
+	header = "Bearer realm=" + quote(realm)
+	for _, name := range []string{"service", "scope"} {
+		if v := c.Params[name]; v != "" {
+			header += "," + name + "=" + quote(v)
+		}
+	}
+	return header, usable
+}
+
+// quote returns s as a quoted string, without control characters.
+func quote(s string) string {
+	b := []byte{'"'}
+	for i := range len(s) {
+		if s[i] == '"' || s[i] == '\\' {
+			b = append(b, '\\')
+		}
+		if s[i] >= ' ' && s[i] != 0x7f {
+			b = append(b, s[i])
+		}
+	}
+	return string(append(b, '"'))
+}
