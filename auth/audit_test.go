@@ -113,6 +113,7 @@ func TestSecretsStayOutOfLogs(t *testing.T) {
 	cfg := tokenConfig(t)
 	cfg.OIDC = []auth.OIDCConfig{{Name: "corp", Issuer: p.URL, Audience: "slipway"}}
 	cfg.HTPasswd = htpasswdFile(t, "alice", "RIGHT-SECRET")
+	cfg.Token.RefreshExpiration = time.Hour
 	f := newFixture(t, cfg, nil)
 	claims := func(aud string) map[string]any {
 		return map[string]any{"iss": p.URL, "aud": aud, "sub": "u", "exp": f.clock.Now().Add(time.Hour).Unix()}

@@ -15,8 +15,6 @@ import (
 const (
 	// DefaultTokenExpiration is the lifetime of an access token.
 	DefaultTokenExpiration = 5 * time.Minute
-	// DefaultRefreshExpiration is the lifetime of a refresh token.
-	DefaultRefreshExpiration = 90 * 24 * time.Hour
 	// DefaultMaxFailuresPerMinute is how many wrong passwords one address may send.
 	DefaultMaxFailuresPerMinute = 20
 	// DefaultName is the realm, service and issuer where none is configured.
@@ -76,7 +74,8 @@ type TokenConfig struct {
 	Expiration time.Duration `yaml:"expiration,omitempty"`
 	// RefreshExpiration is the lifetime of refresh tokens, which htpasswd users
 	// get when they ask for offline access. They die earlier with the user or
-	// the password. Default 90 days; negative: none are given.
+	// the password. Default 0: none are given, because docker login stores one
+	// in place of the password, and other tools cannot use what it stored.
 	RefreshExpiration time.Duration `yaml:"refresh_expiration,omitempty"`
 
 	// RootCertBundle is a PEM file of certificates that an external service's

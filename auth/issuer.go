@@ -20,7 +20,7 @@ const notBeforeSlack = time.Minute
 type issuer struct {
 	name, service   string
 	expiration      time.Duration
-	refreshLifetime time.Duration // negative: no refresh tokens
+	refreshLifetime time.Duration // 0 or less: no refresh tokens
 	keys            []*signingKey // the first signs
 	clock           func() time.Time
 }
@@ -40,9 +40,6 @@ func newIssuer(cfg *TokenConfig, o Options) (*issuer, error) {
 	}
 	if is.expiration == 0 {
 		is.expiration = DefaultTokenExpiration
-	}
-	if is.refreshLifetime == 0 {
-		is.refreshLifetime = DefaultRefreshExpiration
 	}
 	path := c.Key
 	if path == "" && o.Dir != "" {

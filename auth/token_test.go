@@ -237,6 +237,8 @@ func TestForgedTokens(t *testing.T) {
 
 func TestRefreshToken(t *testing.T) {
 	cfg := tokenConfig(t)
+	const lifetime = 90 * 24 * time.Hour
+	cfg.Token.RefreshExpiration = lifetime
 	f := newFixture(t, cfg, nil)
 	refresh := func(token string) (int, tokenAnswer) {
 		resp, a := exchange(t, f, post(url.Values{
@@ -270,7 +272,7 @@ func TestRefreshToken(t *testing.T) {
 			t.Errorf("%s: a refresh token", name)
 		}
 	}
-	f.clock.Add(auth.DefaultRefreshExpiration - time.Second)
+	f.clock.Add(lifetime - time.Second)
 	if status, _ := refresh(a.RefreshToken); status != 200 {
 		t.Errorf("a second before the end: %d", status)
 	}
@@ -286,6 +288,52 @@ func TestRefreshToken(t *testing.T) {
 	f.clock.Add(time.Second)
 	if status, _ := refresh(b.RefreshToken); status != 401 {
 		t.Errorf("the password was changed: %d", status)
+	}
+}
+
+// Without a configured lifetime nobody gets a refresh token, however it is asked
+// for, and one that an earlier configuration gave stays good to its end.
+func TestRefreshTokensAreForWhoConfiguresThem(t *testing.T) {
+	cfg := tokenConfig(t)
+	cfg.Token.Key = filepath.Join(t.TempDir(), "token.key")
+	password := func(more ...string) *http.Request {
+		f := url.Values{"grant_type": {"password"}, "service": {"slipway"}, "client_id": {"docker"}, "username": {"alice"}, "password": {"pw"}}
+		for i := 0; i < len(more); i += 2 {
+			f.Set(more[i], more[i+1])
+		}
+		return post(f)
+	}
+	refresh := func(f *fixture, token string) (*http.Response, tokenAnswer) {
+		return exchange(t, f, post(url.Values{"grant_type": {"refresh_token"}, "refresh_token": {token}, "service": {"slipway"}, "access_type": {"offline"}}))
+	}
+	configured := cfg
+	token := *cfg.Token
+	token.RefreshExpiration = time.Hour
+	configured.Token = &token
+	given := ""
+	for _, c := range []struct {
+		name string
+		cfg  auth.Config
+		want bool
+	}{{"configured", configured, true}, {"by default", cfg, false}} {
+		f := newFixture(t, c.cfg, nil)
+		for name, r := range map[string]*http.Request{
+			"GET offline_token=true":                 get("/token?service=slipway&account=alice&client_id=docker&offline_token=true", basic("alice", "pw")),
+			"GET offline_token=1, with a scope":      get("/token?offline_token=1&scope=repository:team/a:pull", basic("alice", "pw")),
+			"POST access_type=offline":               password("access_type", "offline"),
+			"POST access_type=offline, with a scope": password("access_type", "offline", "scope", "repository:team/a:pull"),
+		} {
+			resp, a := exchange(t, f, r)
+			if resp.StatusCode != 200 || a.AccessToken == "" || (a.RefreshToken != "") != c.want {
+				t.Errorf("%s, %s: got %d %+v, want a refresh token: %t", c.name, name, resp.StatusCode, a, c.want)
+			}
+			if a.RefreshToken != "" {
+				given = a.RefreshToken
+			}
+		}
+		if resp, a := refresh(f, given); resp.StatusCode != 200 || a.AccessToken == "" || a.RefreshToken != "" {
+			t.Errorf("%s, a token of before: got %d %+v", c.name, resp.StatusCode, a)
+		}
 	}
 }
 

@@ -20,7 +20,7 @@ var borrowed = map[string]note{
 	"auth.TokenConfig.issuer":             {doc: "Issuer of the tokens. Needed for an external service; empty means slipway."},
 	"auth.TokenConfig.key":                {doc: "PEM file of the built-in service's private keys: the first signs, all verify. It is made when it is not there. Replicas must share it."},
 	"auth.TokenConfig.expiration":         {doc: "Lifetime of the built-in service's access tokens, from 1m to 24h. 0 means 5m."},
-	"auth.TokenConfig.refresh_expiration": {doc: "Lifetime of its refresh tokens. 0 means 90d; negative gives none."},
+	"auth.TokenConfig.refresh_expiration": {doc: "Lifetime of its refresh tokens, which Docker calls identity tokens. 0 gives none: docker login would store one in place of the password, and neither pull secrets nor most other tools could use what it stored.", example: "720h"},
 	"auth.TokenConfig.rootcertbundle":     {doc: "PEM file of certificates that the external service's keys are, or are certified by."},
 	"auth.TokenConfig.jwks":               {doc: "File of the external service's public keys."},
 	"auth.TokenConfig.signingalgorithms":  {doc: "Algorithms accepted from the external service. Empty means RS, PS, ES (256, 384, 512) and EdDSA."},
