@@ -21,7 +21,7 @@ type HTTP struct {
 	RelativeURLs          bool          `yaml:"relativeurls" doc:"Makes Location headers without scheme and host, as they are anyway while host is empty."`
 	DrainTimeout          time.Duration `yaml:"draintimeout" default:"60s" min:"0s" doc:"How long requests may take to end when the server stops. 0 means not at all."`
 	TLS                   TLS           `yaml:"tls" doc:"Encryption. Empty means plain HTTP."`
-	Headers               http.Header   `yaml:"headers" doc:"Headers added to every answer, each with a list of values." example:"X-Content-Type-Options: [nosniff]"`
+	Headers               http.Header   `yaml:"headers" doc:"Headers added to every answer, each with a list of values. With Access-Control-Allow-Origin, which may list several origins, browsers' preflight requests (OPTIONS) are answered without credentials, and pages may read what is in the errors and headers of answers." example:"X-Content-Type-Options: [nosniff]"`
 	TrustedProxies        []string      `yaml:"trusted_proxies" doc:"Addresses and networks of the proxies in front, and unix for those that come through a unix socket. From them the client's address is taken from X-Forwarded-For: the right-most address that is not one of these. It counts for limits, logs and events. Empty believes nobody." example:"10.0.0.0/8"`
 	Debug                 Debug         `yaml:"debug" doc:"A second server with metrics, health and profiles, without a password."`
 	HTTP2                 HTTP2         `yaml:"http2" doc:"HTTP/2 over TLS."`

@@ -163,11 +163,12 @@ const (
 
 // parseRange reads a Range header for a content of size bytes. Several ranges at
 // once, other units and what is malformed are ignored, as RFC 9110 section 14.2
-// allows. A range whose end lies before its begin is answered 416, which tells
-// a client more than the whole content would.
+// allows, and so is every range of an empty content: clients that ask for a part of
+// whatever they get can take nothing from 416. A range whose end lies before its
+// begin is answered 416, which tells a client more than the whole content would.
 func parseRange(v string, size int64) (off, n int64, outcome int) {
 	spec, ok := strings.CutPrefix(v, "bytes=")
-	if !ok || strings.ContainsRune(spec, ',') {
+	if !ok || size == 0 || strings.ContainsRune(spec, ',') {
 		return 0, size, rangeAll
 	}
 	first, last, ok := strings.Cut(strings.TrimSpace(spec), "-")
@@ -179,7 +180,7 @@ func parseRange(v string, size int64) (off, n int64, outcome int) {
 		switch {
 		case !ok:
 			return 0, size, rangeAll
-		case n == 0 || size == 0:
+		case n == 0:
 			return 0, 0, rangeBad
 		}
 		n = min(n, size)

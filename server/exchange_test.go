@@ -4,9 +4,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sync/errgroup"
@@ -122,7 +124,7 @@ func TestBlobExchanges(t *testing.T) {
 	b.run(t, append(rangeExchanges(smallPath, etag, whole), []exchange{
 		{name: "large", method: "GET", target: path, status: 200, want: map[string]string{"Content-Length": "100000"}, wantBody: string(data)},
 		{name: "empty", method: "GET", target: "/v2/a/b/blobs/" + string(empty), status: 200, want: map[string]string{"Content-Length": "0"}},
-		{name: "empty, range", method: "GET", target: "/v2/a/b/blobs/" + string(empty), headers: []string{"Range: bytes=0-"}, status: 416, code: oci.CodeRangeInvalid},
+		{name: "empty, range", method: "GET", target: "/v2/a/b/blobs/" + string(empty), headers: []string{"Range: bytes=0-"}, status: 200, want: map[string]string{"Content-Length": "0", "Content-Range": ""}},
 		{name: "large, range", method: "GET", target: path, headers: []string{"Range: bytes=65530-70000"}, status: 206, wantBody: string(data[65530:70001]),
 			want: map[string]string{"Content-Range": "bytes 65530-70000/100000", "Content-Length": "4471"}},
 
@@ -139,6 +141,46 @@ func TestBlobExchanges(t *testing.T) {
 		{name: "deleted", method: "GET", target: smallPath, status: 404, code: oci.CodeBlobUnknown},
 		{name: "delete again", method: "DELETE", target: smallPath, status: 404, code: oci.CodeBlobUnknown},
 	}...))
+}
+
+// Ranges are answered as net/http answers them for a file, but for two kinds where
+// RFC 9110 leaves the choice: several ranges at once get the whole content, and so
+// does what is no range.
+func TestRangesAreThoseOfNetHTTP(t *testing.T) {
+	b := newBed(t, setup{})
+	c := b.dial()
+	for _, size := range []int64{0, 1, 10} {
+		content := "0123456789"[:size]
+		d := b.push("a", []byte(content))
+		var specs []string
+		for _, first := range []string{"", "0", "1", "9", "10", "999999999999999999"} {
+			for _, last := range []string{"", "0", "1", "8", "9", "10", "999999999999999999"} {
+				if first == "" && (last == "" || last == "0" || size == 0) {
+					continue // nothing, or the last 0 bytes: net/http makes a part of no bytes of them
+				}
+				if size == 0 && last != "" && (len(last) < len(first) || len(last) == len(first) && last < first) {
+					continue // backwards, of nothing: no range of it is refused here
+				}
+				specs = append(specs, first+"-"+last)
+			}
+		}
+		for _, spec := range specs {
+			r := httptest.NewRequest("GET", "/", nil)
+			r.Header.Set("Range", "bytes="+spec)
+			w := httptest.NewRecorder()
+			w.Header().Set("Content-Type", oci.MediaTypeOctetStream)
+			http.ServeContent(w, r, "", time.Time{}, strings.NewReader(content))
+			got := c.ask("GET", "/v2/a/blobs/"+string(d), nil, "Range: bytes="+spec)
+			name := fmt.Sprintf("bytes=%s of %d", spec, size)
+			want := map[string]string{"Content-Range": w.Header().Get("Content-Range")}
+			if w.Code == http.StatusRequestedRangeNotSatisfiable {
+				want["Content-Range"] = fmt.Sprintf("bytes */%d", size) // net/http leaves it out of what it cannot read
+			} else if string(got.Body) != w.Body.String() {
+				t.Errorf("%s: got body %q, want %q", name, got.Body, w.Body)
+			}
+			got.want(t, name, w.Code, want)
+		}
+	}
 }
 
 func TestUploadExchanges(t *testing.T) {
@@ -160,6 +202,7 @@ func TestUploadExchanges(t *testing.T) {
 	loc := start()
 	b.run(t, []exchange{
 		{name: "status", method: "GET", target: loc, status: 204, want: map[string]string{"Location": loc, "Range": "0-0"}},
+		{name: "status, head", method: "HEAD", target: loc, status: 204, want: map[string]string{"Location": loc, "Range": "0-0", "Docker-Upload-Uuid": loc[strings.LastIndex(loc, "/")+1:]}},
 		{name: "chunk", method: "PATCH", target: loc, headers: []string{"Content-Range: 0-3"}, body: "0123", status: 202, want: map[string]string{"Location": loc, "Range": "0-3"}},
 		{name: "chunk again", method: "PATCH", target: loc, headers: []string{"Content-Range: 0-3"}, body: "0123", status: 416, code: oci.CodeRangeInvalid, want: map[string]string{"Location": loc, "Range": "0-3"}},
 		{name: "gap", method: "PATCH", target: loc, headers: []string{"Content-Range: 5-6"}, body: "56", status: 416, code: oci.CodeRangeInvalid},
@@ -175,6 +218,7 @@ func TestUploadExchanges(t *testing.T) {
 		{name: "end with a malformed digest", method: "PUT", target: loc + "?digest=sha256:abc", body: "89", status: 400, code: oci.CodeDigestInvalid},
 		{name: "end", method: "PUT", target: loc + "?digest=" + string(d), headers: []string{"Content-Range: 8-9"}, body: "89", status: 201, want: created},
 		{name: "end again", method: "PUT", target: loc + "?digest=" + string(d), headers: []string{"Content-Length: 0"}, status: 404, code: oci.CodeBlobUploadUnknown},
+		{name: "head of what ended", method: "HEAD", target: loc, status: 404, code: oci.CodeBlobUploadUnknown},
 		{name: "status of what ended", method: "GET", target: loc, status: 404, code: oci.CodeBlobUploadUnknown},
 		{name: "the blob", method: "GET", target: "/v2/a/b/blobs/" + string(d), status: 200, wantBody: "0123456789"},
 	})
@@ -286,7 +330,9 @@ func TestListExchanges(t *testing.T) {
 		{name: "none", method: "GET", target: "/v2/a/b/tags/list?n=0", status: 200, wantBody: tags(""), want: link("")},
 		{name: "behind the last", method: "GET", target: "/v2/a/b/tags/list?last=zzz", status: 200, wantBody: tags(""), want: link("")},
 		{name: "bad n", method: "GET", target: "/v2/a/b/tags/list?n=x", status: 400, code: oci.CodePaginationNumber},
-		{name: "empty n", method: "GET", target: "/v2/a/b/tags/list?n=", status: 400, code: oci.CodePaginationNumber},
+		{name: "empty n", method: "GET", target: "/v2/a/b/tags/list?n=", status: 200, wantBody: tags(`"t1","t2","t3","t4","t5"`), want: link("/v2/a/b/tags/list?last=t5&n=5")},
+		{name: "empty n and a last", method: "GET", target: "/v2/a/b/tags/list?n=&last=t5", status: 200, wantBody: tags(`"t6","t7"`), want: link("")},
+		{name: "tags, head", method: "HEAD", target: "/v2/a/b/tags/list?n=2", status: 200, want: link("/v2/a/b/tags/list?last=t2&n=2")},
 		{name: "negative n", method: "GET", target: "/v2/a/b/tags/list?n=-1", status: 400, code: oci.CodePaginationNumber},
 		{name: "immense n", method: "GET", target: "/v2/a/b/tags/list?n=99999999999999999999", status: 400, code: oci.CodePaginationNumber},
 		{name: "no repository", method: "GET", target: "/v2/none/tags/list", status: 404, code: oci.CodeNameUnknown},
@@ -295,6 +341,8 @@ func TestListExchanges(t *testing.T) {
 		{name: "catalogue, rest", method: "GET", target: "/v2/_catalog?last=r1&n=3", status: 200, wantBody: `{"repositories":["r2","r3","r4"]}`, want: link("")},
 		{name: "catalogue, one", method: "GET", target: "/v2/_catalog?n=1&last=r0", status: 200, wantBody: `{"repositories":["r1"]}`, want: link("/v2/_catalog?last=r1&n=1")},
 		{name: "catalogue, none", method: "GET", target: "/v2/_catalog?n=0", status: 200, wantBody: `{"repositories":[]}`, want: link("")},
+		{name: "catalogue, empty n", method: "GET", target: "/v2/_catalog?n=&last=r1", status: 200, wantBody: `{"repositories":["r2","r3","r4"]}`, want: link("")},
+		{name: "catalogue, head", method: "HEAD", target: "/v2/_catalog", status: 200, want: map[string]string{"Content-Type": "application/json"}},
 		{name: "catalogue, bad n", method: "GET", target: "/v2/_catalog?n=x", status: 400, code: oci.CodePaginationNumber},
 		{name: "no referrers", method: "GET", target: "/v2/a/b/referrers/" + string(d), status: 200, wantBody: index(""), want: map[string]string{"Content-Type": oci.MediaTypeOCIIndex, "Oci-Filters-Applied": ""}},
 		{name: "no referrers of a type", method: "GET", target: "/v2/a/b/referrers/" + string(d) + "?artifactType=x", status: 200, wantBody: index(""), want: map[string]string{"Oci-Filters-Applied": "artifactType"}},
@@ -403,13 +451,13 @@ func TestMethods(t *testing.T) {
 	d := string(b.push("a", []byte("x")))
 	for target, allow := range map[string]string{
 		"/v2/":                      "GET, HEAD",
-		"/v2/_catalog":              "GET",
+		"/v2/_catalog":              "GET, HEAD",
 		"/v2/a/blobs/" + d:          "GET, HEAD, DELETE",
 		"/v2/a/manifests/x":         "GET, HEAD, PUT, DELETE",
 		"/v2/a/blobs/uploads/":      "POST",
-		"/v2/a/blobs/uploads/abcde": "GET, PUT, PATCH, DELETE",
-		"/v2/a/tags/list":           "GET",
-		"/v2/a/referrers/" + d:      "GET",
+		"/v2/a/blobs/uploads/abcde": "GET, HEAD, PUT, PATCH, DELETE",
+		"/v2/a/tags/list":           "GET, HEAD",
+		"/v2/a/referrers/" + d:      "GET, HEAD",
 		"/v2/a/_oci/ext/discover":   "GET",
 	} {
 		for _, method := range []string{"GET", "HEAD", "PUT", "POST", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND"} {

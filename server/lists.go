@@ -16,16 +16,17 @@ import (
 	"example.org/slipway/oci"
 )
 
-// page reads ?n= and ?last=. n is -1 when the client left it out.
+// page reads ?n= and ?last=. n is -1 when the client left it out or empty, which
+// are the same to Distribution.
 func page(query url.Values) (last string, n int, err error) {
 	last = query.Get("last")
-	v, ok := query["n"]
-	if !ok {
+	v := query.Get("n")
+	if v == "" {
 		return last, -1, nil
 	}
-	n, err = strconv.Atoi(v[0])
+	n, err = strconv.Atoi(v)
 	if err != nil || n < 0 {
-		return "", 0, oci.Errorf(oci.CodePaginationNumber, "n=%.20q is not a number of names", v[0])
+		return "", 0, oci.Errorf(oci.CodePaginationNumber, "n=%.20q is not a number of names", v)
 	}
 	return last, n, nil
 }
@@ -45,6 +46,10 @@ func (q *request) sendJSON(v any) error {
 	}
 	h["X-Content-Type-Options"] = noSniff
 	h["Content-Length"] = []string{strconv.Itoa(len(b))}
+	if q.r.Method == http.MethodHead {
+		q.w.WriteHeader(http.StatusOK)
+		return nil
+	}
 	_, err = q.w.Write(b)
 	return ignoreClient(err)
 }

@@ -45,7 +45,11 @@ func FuzzParseRange(f *testing.F) {
 		switch {
 		case m[1] == "" && m[2] == "", len(m[1]) > 18, len(m[2]) > 18:
 			return // malformed or immense
-		case m[1] == "" && err2 == nil && last > 0 && size > 0:
+		case size == 0:
+			if outcome != rangeAll {
+				t.Errorf("parseRange(%q, 0): got outcome %d, want that the range is ignored", v, outcome)
+			}
+		case m[1] == "" && err2 == nil && last > 0:
 			if outcome != rangePart || n != min(last, size) || off+n != size {
 				t.Errorf("parseRange(%q, %d) = %d, %d, %d: not the last %d", v, size, off, n, outcome, last)
 			}

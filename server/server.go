@@ -82,7 +82,8 @@ type Options struct {
 	Audit Auditor
 	// Name of this server in the access log; default "slipway".
 	Name string
-	// Headers are added to every answer.
+	// Headers are added to every answer. With Access-Control-Allow-Origin among them
+	// browsers' preflight requests are answered, too.
 	Headers http.Header
 	// Host, as scheme://host, makes Locations absolute; default: paths only,
 	// which pass through any proxy.
@@ -128,6 +129,8 @@ type Server struct {
 	// proxied says that there may be trusted proxies.
 	proxied bool
 	places  places
+	headers http.Header // of every answer
+	cors    *cors       // nil: no other origin may use the registry in a browser
 }
 
 // New returns the handler of a registry.
@@ -162,6 +165,11 @@ func New(reg oci.Registry, o *Options) *Server {
 	s.open = v.Auth == nil || v.Auth.Open()
 	s.metrics = newMetrics()
 	s.places = newPlaces()
+	s.headers = http.Header{}
+	for k, list := range v.Headers {
+		s.headers[http.CanonicalHeaderKey(k)] = list
+	}
+	s.cors = newCORS(s.headers)
 	s.proxied = len(v.TrustedProxies) > 0 || v.TrustUnixPeers
 	s.limits = newLimiter(v.RequestsPerSecond, v.Burst, 0)
 	s.sending = newLimiter(0, 0, v.MaxUploadsPerClient)
@@ -224,8 +232,11 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		// before it sends the answer.
 		rw.awaitBody()
 	}
-	for k, v := range s.opts.Headers {
+	for k, v := range s.headers {
 		w.Header()[k] = v
+	}
+	if s.cors != nil {
+		s.cors.addTo(w.Header(), r.Header.Get("Origin"))
 	}
 	if err := s.serveSafely(&q); err != nil {
 		s.fail(&q, err)
@@ -286,6 +297,9 @@ func (s *Server) serve(q *request) error {
 	if !s.limits.allow(q.r.RemoteAddr, s.opts.Clock) {
 		return tooMany("this address sends more requests per second than http.ratelimit allows")
 	}
+	if s.isPreflight(q.r) {
+		return s.preflight(q, q.methodsOf(err))
+	}
 	if err == nil {
 		err = s.resolveName(q)
 	}
@@ -302,7 +316,7 @@ func (s *Server) serve(q *request) error {
 	}
 	h := q.handlers()[methodIndex(q.r.Method)]
 	if h.serve == nil {
-		q.w.Header().Set("Allow", allowed(q.handlers()))
+		q.w.Header().Set("Allow", strings.Join(supported(q.handlers()), ", "))
 		return &oci.Error{Code: oci.CodeUnsupported, Message: q.r.Method + " is not a method of this endpoint"}
 	}
 	if err := s.authorize(q, q.Repo, h.action); err != nil {
@@ -378,16 +392,16 @@ type methodHandlers [len(methods) + 1]handler
 // their own.
 var handlers = [oci.KindExtension]methodHandlers{
 	oci.KindPing:    {{(*Server).ping, 0, false}, {(*Server).ping, 0, false}},
-	oci.KindCatalog: {{(*Server).listRepositories, auth.Catalog, false}},
+	oci.KindCatalog: {{(*Server).listRepositories, auth.Catalog, false}, {(*Server).listRepositories, auth.Catalog, false}},
 	oci.KindBlob: {{(*Server).getBlob, auth.Pull, false}, {(*Server).headBlob, auth.Pull, false},
 		5: {(*Server).deleteBlob, auth.Delete, true}},
 	oci.KindManifest: {{(*Server).getManifest, auth.Pull, false}, {(*Server).headManifest, auth.Pull, false},
 		2: {(*Server).putManifest, auth.Push, true}, 5: {(*Server).deleteManifest, auth.Delete, true}},
 	oci.KindUploads: {3: {(*Server).startUpload, auth.Push, true}},
-	oci.KindUpload: {{(*Server).uploadStatus, auth.Push, false}, 2: {(*Server).commitUpload, auth.Push, true},
+	oci.KindUpload: {{(*Server).uploadStatus, auth.Push, false}, {(*Server).uploadStatus, auth.Push, false}, 2: {(*Server).commitUpload, auth.Push, true},
 		4: {(*Server).appendUpload, auth.Push, true}, 5: {(*Server).cancelUpload, auth.Push, true}},
-	oci.KindTags:      {{(*Server).listTags, auth.Pull, false}},
-	oci.KindReferrers: {{(*Server).listReferrers, auth.Pull, false}},
+	oci.KindTags:      {{(*Server).listTags, auth.Pull, false}, {(*Server).listTags, auth.Pull, false}},
+	oci.KindReferrers: {{(*Server).listReferrers, auth.Pull, false}, {(*Server).listReferrers, auth.Pull, false}},
 }
 
 // handlers returns what may be done with the request's path.
@@ -398,14 +412,15 @@ func (q *request) handlers() *methodHandlers {
 	return &handlers[q.Kind]
 }
 
-func allowed(h *methodHandlers) string {
-	var list []string
+// supported returns the methods of an endpoint.
+func supported(h *methodHandlers) []string {
+	list := []string{}
 	for i, m := range methods {
 		if h[i].serve != nil {
 			list = append(list, m)
 		}
 	}
-	return strings.Join(list, ", ")
+	return list
 }
 
 // ping answers GET /v2/. SPEC: end-1.
@@ -438,6 +453,9 @@ func (s *Server) serveOther(q *request, path string) error {
 	if s.opts.Token != nil && path == s.opts.TokenPath {
 		if !s.limits.allow(q.r.RemoteAddr, s.opts.Clock) {
 			return tooMany("this address sends more requests per second than http.ratelimit allows")
+		}
+		if s.isPreflight(q.r) {
+			return s.preflight(q, []string{http.MethodGet, http.MethodPost})
 		}
 		s.opts.Token.ServeHTTP(q.w, q.r)
 		return nil

@@ -198,7 +198,9 @@ func (a *api) distribution() {
 		a.t.Fatal(err)
 	}
 	a.ask(c, "PUT", upload, at, octets, nil, 201)
-	a.ask(c, "DELETE", upload, begin(), nil, nil, 204)
+	at = begin()
+	a.ask(c, "HEAD", upload, at, nil, nil, 204)
+	a.ask(c, "DELETE", upload, at, nil, nil, 204)
 	a.ask(c, "GET", upload, fill(upload, "none"), nil, nil, 404)
 	for _, b := range a.image.Blobs {
 		a.ask(c, "POST", uploads, fill(uploads, "")+"?digest="+url.QueryEscape(b.Digest), octets, b.Data, 201)
@@ -219,6 +221,9 @@ func (a *api) distribution() {
 	a.ask(c, "HEAD", blob, fill(blob, layer), nil, nil, 200)
 	a.get("/v2/_catalog", "", 200)
 	a.get("/v2/{name}/tags/list", "", 200)
+	for _, list := range []string{"/v2/_catalog", "/v2/{name}/tags/list", "/v2/{name}/referrers/{digest}"} {
+		a.ask(c, "HEAD", list, fill(list, top.Digest), nil, nil, 200)
+	}
 	subject := imagetest.Artifact("application/vnd.example.note", "text/plain", []byte("note"), &top.Descriptor, nil)
 	for _, b := range subject.Blobs {
 		a.ask(c, "POST", uploads, fill(uploads, "")+"?digest="+url.QueryEscape(b.Digest), octets, b.Data, 201)
