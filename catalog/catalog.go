@@ -17,7 +17,6 @@ package catalog
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -34,14 +33,14 @@ const InlineMax = 16 << 10
 // Errors that callers branch on.
 var (
 	// ErrNotFound: the repository, tag, manifest, blob or upload is not there.
-	ErrNotFound = errors.New("not in the catalogue")
+	ErrNotFound = newVerdict("not in the catalogue")
 	// ErrNoRepository: the repository itself is not there.
-	ErrNoRepository = errors.New("repository is not in the catalogue")
+	ErrNoRepository = newVerdict("repository is not in the catalogue")
 	// ErrReferenced: a manifest of the repository still names the blob.
-	ErrReferenced = errors.New("still referenced by a manifest")
+	ErrReferenced = newVerdict("still referenced by a manifest")
 	// ErrNotStored: a link was asked for a blob whose content is not, or no
 	// longer, in the store; the content must be written first.
-	ErrNotStored = errors.New("content is not stored")
+	ErrNotStored = newVerdict("content is not stored")
 )
 
 // MissingError names the content that a manifest needs and its repository lacks.

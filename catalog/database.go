@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 )
@@ -199,12 +200,14 @@ func (db *database) runWriter() {
 	}
 }
 
-// runBatch commits all changes together. If one of them fails after it wrote,
-// or the commit itself fails, all are undone and run again one by one, so that
-// each is judged by its own outcome.
+// runBatch commits all changes together. A change that fails after it wrote, or
+// by anything but a verdict, undoes them all: those before it then share one
+// commit, it runs alone, and those after it share another. So a batch costs two
+// more commits for each such change, and no change runs more than twice. If the
+// commit itself fails, each change runs alone and has its own outcome.
 func (t *tx) runBatch(batch []*change) {
-	err := t.attempt(batch)
-	for again := true; err != nil; err = t.attempt(batch) {
+	culprit, err := t.attempt(batch)
+	for again := true; err != nil; culprit, err = t.attempt(batch) {
 		if again, err = t.db.again(err); !again {
 			break
 		}
@@ -219,11 +222,13 @@ func (t *tx) runBatch(batch []*change) {
 	case len(batch) == 1:
 		batch[0].err = t.db.explain(err)
 	default:
-		for i := range batch {
-			t.runBatch(batch[i : i+1])
+		rest := batch
+		for _, part := range apart(batch, culprit) {
+			t.runBatch(part)
+			rest = rest[len(part):]
 			// Once for all that are left.
 			if err := t.db.ready(); err != nil {
-				for _, ch := range batch[i+1:] {
+				for _, ch := range rest {
 					ch.err = err
 				}
 				return
@@ -232,11 +237,22 @@ func (t *tx) runBatch(batch []*change) {
 	}
 }
 
+// apart splits a batch that failed around its culprit, or into single changes if
+// it has none.
+func apart(batch []*change, culprit int) [][]*change {
+	if culprit < 0 {
+		return slices.Collect(slices.Chunk(batch, 1))
+	}
+	parts := [][]*change{batch[:culprit], batch[culprit : culprit+1], batch[culprit+1:]}
+	return slices.DeleteFunc(parts, func(part []*change) bool { return len(part) == 0 })
+}
+
 // attempt runs a batch in one transaction. Without an error each of the changes
-// has its own outcome.
-func (t *tx) attempt(batch []*change) error {
+// has its own outcome. With one, culprit is the index of the change that failed,
+// or -1 if the transaction did.
+func (t *tx) attempt(batch []*change) (culprit int, err error) {
 	if err := t.db.ready(); err != nil {
-		return &undecidedError{err}
+		return -1, &undecidedError{err}
 	}
 	lazy := true
 	t.limit = 0
@@ -246,8 +262,8 @@ func (t *tx) attempt(batch []*change) error {
 	}
 	t.wrote, t.changes = false, t.changes[:0]
 	clear(t.repositories)
-	err := t.db.begin(t, lazy)
-	for _, ch := range batch {
+	err, culprit = t.db.begin(t, lazy), -1
+	for i, ch := range batch {
 		if err != nil {
 			break
 		}
@@ -260,7 +276,7 @@ func (t *tx) attempt(batch []*change) error {
 		}
 		t.changes = t.changes[:told]
 		if t.dirty || !isVerdict(ch.err) {
-			err = ch.err
+			err, culprit = ch.err, i
 		}
 	}
 	if err == nil {
@@ -269,22 +285,39 @@ func (t *tx) attempt(batch []*change) error {
 	if err != nil {
 		t.db.rollback(t)
 	}
-	return err
+	return culprit, err
 }
 
-// isVerdict tells an answer of this package from a failure to get one. After a
-// failure the database may have ended the transaction by itself, and what the
-// others would do then would no longer be undone together.
-func isVerdict(err error) bool {
-	var missing *MissingError
-	var immutable *ImmutableError
-	for _, v := range []error{ErrNotFound, ErrNoRepository, ErrReferenced, ErrNotStored, ErrBusy, ErrDeleting} {
-		if errors.Is(err, v) {
-			return true
-		}
-	}
-	return errors.As(err, &missing) || errors.As(err, &immutable)
+// verdict is the type of an error by which a change says that what was asked for
+// cannot be done. The transaction goes on: the database did what it was told.
+// After any other error the database may have ended the transaction by itself,
+// and what the other changes write would no longer be undone together.
+type verdict interface {
+	error
+	verdict()
 }
+
+// isVerdict reports whether err is, or wraps, a verdict.
+func isVerdict(err error) bool {
+	var v verdict
+	return errors.As(err, &v)
+}
+
+// sentinel is a verdict without details. Compare it with errors.Is.
+type sentinel struct{ text string }
+
+var _ = []verdict{(*sentinel)(nil), (*MissingError)(nil), (*ImmutableError)(nil), (*MediaTypeError)(nil)}
+
+// newVerdict returns a verdict of its own.
+func newVerdict(text string) error { return &sentinel{text} }
+
+// Error implements error.
+func (s *sentinel) Error() string { return s.text }
+
+func (s *sentinel) verdict()       {}
+func (e *MissingError) verdict()   {}
+func (e *ImmutableError) verdict() {}
+func (e *MediaTypeError) verdict() {}
 
 // now is the time of the change.
 func (t *tx) now() int64 { return t.db.now(t) }

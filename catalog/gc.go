@@ -71,7 +71,7 @@ type Candidate struct {
 	inline, present bool
 }
 
-var errDryRun = errors.New("dry run")
+var errDryRun = newVerdict("dry run")
 
 // Collect looks at the candidates that are due and removes those that nothing
 // needs. Its cost depends on their number and not on the catalogue's size. last

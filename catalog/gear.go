@@ -15,10 +15,10 @@ import (
 var (
 	// ErrGearDeleting: the object of a pack with this digest is being deleted;
 	// it may be written again once that is done.
-	ErrGearDeleting = errors.New("the pack is being deleted")
+	ErrGearDeleting = newVerdict("the pack is being deleted")
 	// ErrGearStale: something changed since the caller looked; doing the whole
 	// again succeeds.
-	ErrGearStale = errors.New("the contents changed meanwhile")
+	ErrGearStale = newVerdict("the contents changed meanwhile")
 )
 
 // GearName is the SHA-256 of a content or of a pack.

@@ -7,7 +7,7 @@ import (
 )
 
 // ErrLeased: somebody else has the lease.
-var ErrLeased = errors.New("another process is doing this")
+var ErrLeased = newVerdict("another process is doing this")
 
 // ErrLeaseLost is the cause with which a held lease ends when it could not be
 // prolonged.

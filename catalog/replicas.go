@@ -11,10 +11,10 @@ import (
 // Errors of what processes that share a catalogue agree by.
 var (
 	// ErrBusy: somebody else uses the upload, or has used it since.
-	ErrBusy = errors.New("somebody else uses the upload")
+	ErrBusy = newVerdict("somebody else uses the upload")
 	// ErrDeleting: the object of this content is being deleted right now; it may
 	// be written again once that is done, which takes seconds.
-	ErrDeleting = errors.New("the content is being deleted")
+	ErrDeleting = newVerdict("the content is being deleted")
 	// ErrUnavailable: the database does not answer. What was to be changed is
 	// most probably not changed, but may be.
 	ErrUnavailable = errors.New("the catalogue's database does not answer")

@@ -3,17 +3,16 @@ package catalog
 import (
 	"context"
 	"database/sql"
-	"errors"
 
 	"example.org/slipway/oci"
 )
 
 // ErrChanged is returned when a tag is no longer what it was when the decision
 // to remove it was made.
-var ErrChanged = errors.New("the tag has changed since")
+var ErrChanged = newVerdict("the tag has changed since")
 
 // ErrInUse is returned when a client has just been told that a manifest is there.
-var ErrInUse = errors.New("a client was just told of it")
+var ErrInUse = newVerdict("a client was just told of it")
 
 // RetireTag removes a tag, if it still is as it was read, and then its manifest
 // and whatever only that one kept in the repository: the manifests an index

@@ -11,7 +11,7 @@ import (
 
 // ErrVolumeRemoving: a volume of this name is being removed; it may be made again
 // once that is done.
-var ErrVolumeRemoving = errors.New("the volume is being removed")
+var ErrVolumeRemoving = newVerdict("the volume is being removed")
 
 // VolumeImage is an image of a repository that is to be volumes, or is.
 type VolumeImage struct {
