@@ -127,6 +127,15 @@ func (p *Proxy) All() []Upstream {
 	return list
 }
 
+// Hosts returns the host names of this server under which it looks like an upstream.
+func (p *Proxy) Hosts() []string {
+	var list []string
+	for i := range p.Upstreams {
+		list = append(list, p.Upstreams[i].Hosts...)
+	}
+	return list
+}
+
 // DefaultName is the name of the default upstream, or "".
 func (p *Proxy) DefaultName() string {
 	if p.Default == "" && p.RemoteURL != "" {

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"net/http/pprof"
 	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -19,7 +20,9 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"example.org/slipway/auth"
 	"example.org/slipway/config"
+	"example.org/slipway/oci"
 	"example.org/slipway/server"
 )
 
@@ -195,8 +198,26 @@ func (s *Server) setUpDebug() {
 	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
 	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
-	s.debug = &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second,
+	s.debug = &http.Server{Handler: s.onlyOwnNames(mux), ReadHeaderTimeout: 10 * time.Second,
 		ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug)}
+}
+
+// onlyOwnNames refuses requests of other sites' pages to the debug listener, which
+// asks nobody for a password. Metrics and health are answered under any name to other
+// machines, where a scraper or a load balancer has its own.
+func (s *Server) onlyOwnNames(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		err := s.site.Check(r)
+		if err == nil && (auth.NeedsHost(r) || strings.HasPrefix(r.URL.Path, "/debug/pprof")) {
+			err = s.site.CheckHost(r)
+		}
+		var refused *oci.Error
+		if errors.As(err, &refused) {
+			http.Error(w, refused.Message, refused.HTTPStatus())
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
 }
 
 // certificates are the server's certificate and the client authorities, read

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -64,6 +65,7 @@ type Server struct {
 	web             *web.Handler // nil without a web page
 	page            *pageSystem  // nil without a web page
 	health          *health
+	site            *auth.Site // of pages and of the debug listener
 	certCheck       time.Duration
 	version         string
 	// requests and admin tasks under way, which Close waits for.
@@ -219,6 +221,8 @@ func (s *Server) setUpHTTP() error {
 		RequestsPerSecond: h.RateLimit.RequestsPerSecond, Burst: h.RateLimit.Burst,
 		MaxUploadsPerClient: h.RateLimit.Uploads, WithActor: s.notifier.hook() != nil || s.root.prefetch != nil,
 	}
+	s.site = siteOf(s.cfg, nil)
+	so.Site = siteOf(s.cfg, corsOrigins(h.Headers))
 	so.TrustedProxies, so.TrustUnixPeers = h.Proxies()
 	if h.RelativeURLs {
 		so.Host = ""
@@ -272,6 +276,29 @@ func (s *Server) setUpHTTP() error {
 	s.setUpDebug()
 	s.admin, err = newAdminServer(s)
 	return err
+}
+
+// siteOf returns what is known of the names of a server, where pages of origins may
+// change things, too.
+func siteOf(cfg *config.Config, origins []string) *auth.Site {
+	names := slices.Clone(cfg.HTTP.Names)
+	if name, err := os.Hostname(); err == nil {
+		names = append(names, name)
+	}
+	for _, own := range append(cfg.Proxy.OwnNames, cfg.Proxy.Hosts()...) {
+		names = append(names, withoutPort(own))
+	}
+	return auth.NewSite(cfg.HTTP.Host, names, origins)
+}
+
+// corsOrigins returns the sites whose pages may use the API by the headers configured.
+func corsOrigins(headers http.Header) (origins []string) {
+	for key, values := range headers {
+		if http.CanonicalHeaderKey(key) == "Access-Control-Allow-Origin" {
+			origins = append(origins, values...)
+		}
+	}
+	return origins
 }
 
 // Addr is where the registry listens.

@@ -65,6 +65,9 @@ type Options struct {
 	Defaulted DefaultedFunc
 	// Gear serves the Gear extension; nil: none.
 	Gear Gear
+	// Site tells pages of this server from those of others; default: one that is
+	// reached under any name.
+	Site *auth.Site
 	// Nodes takes what nodes report; nil: nobody does.
 	Nodes Nodes
 	// Volumes serves the volume extension; nil: none.
@@ -160,6 +163,9 @@ func New(reg oci.Registry, o *Options) *Server {
 	}
 	if v.Clock == nil {
 		v.Clock = time.Now
+	}
+	if v.Site == nil {
+		v.Site = auth.NewSite(v.Host, []string{auth.AnyName}, nil)
 	}
 	s.log = v.Logger
 	s.open = v.Auth == nil || v.Auth.Open()
@@ -286,6 +292,9 @@ func (s *Server) serve(q *request) error {
 		u = withoutPrefix(u, s.opts.Prefix)
 	}
 	req, ok, err := oci.Parse(u)
+	if err := s.fromHere(q.r); err != nil {
+		return err
+	}
 	if !ok {
 		return s.serveOther(q, u.Path)
 	}
@@ -322,10 +331,26 @@ func (s *Server) serve(q *request) error {
 	if err := s.authorize(q, q.Repo, h.action); err != nil {
 		return s.orAbsent(q, err)
 	}
+	if h.writes && q.id.Anonymous() && auth.NeedsHost(q.r) {
+		if err := s.opts.Site.CheckHost(q.r); err != nil {
+			return err
+		}
+	}
 	if h.writes || s.opts.WithActor {
 		s.setActor(q)
 	}
 	return s.orAbsent(q, h.serve(s, q))
+}
+
+// fromHere refuses what a page of another site sends.
+func (s *Server) fromHere(r *http.Request) error {
+	if err := s.opts.Site.Check(r); err != nil {
+		return err
+	}
+	if s.open && auth.NeedsHost(r) {
+		return s.opts.Site.CheckHost(r)
+	}
+	return nil
 }
 
 // authorize checks that the client may do act on repo.

@@ -58,6 +58,9 @@ type Options struct {
 	Prefix string
 	// Host, as scheme://host, is where browsers reach the server, if that is configured.
 	Host string
+	// Site tells pages of this server from those of others; default: one that knows no
+	// names but that in Host.
+	Site *auth.Site
 	// Title of the pages; default "Slipway".
 	Title string
 	// Version of the program, shown at the foot.
@@ -129,6 +132,9 @@ func New(o *Options) (*Handler, error) {
 	}
 	if h.opts.Logger == nil {
 		h.opts.Logger = slog.Default()
+	}
+	if h.opts.Site == nil {
+		h.opts.Site = auth.NewSite(h.opts.Host, nil, nil)
 	}
 	if h.opts.Title == "" {
 		h.opts.Title = "Slipway"
@@ -203,7 +209,7 @@ func (q *request) serve(path string) error {
 	}
 	if p.admin && !q.may("", auth.Admin) {
 		if q.h.access == nil && q.local() {
-			return q.refuse("Without users, this page is shown under an address, localhost, or the name in http.host only.")
+			return q.refuse("Without users, this page is shown under an address, localhost, or a name in http.host or http.names only.")
 		}
 		return q.refuse("This page is for who manages the registry.")
 	}
@@ -228,7 +234,7 @@ func (q *request) may(repo string, act auth.Action) bool {
 	if q.h.access != nil {
 		return q.h.access.Allowed(q.id, repo, act)
 	}
-	return act != auth.Admin || q.local() && q.ownHost()
+	return act != auth.Admin || q.local() && q.h.opts.Site.Knows(q.r.Host)
 }
 
 // local tells whether the client is on this machine, and not a proxy that forwards for
