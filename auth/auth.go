@@ -38,7 +38,8 @@ const (
 type Identity struct {
 	// Name is the subject, empty for an anonymous client.
 	Name string
-	// Groups the subject is in, without "group:".
+	// Groups the subject is in, each as SOURCE:GROUP, where the source is the name of an
+	// OIDC issuer or "mtls". So a group of one source is never that of another.
 	Groups []string
 	// Method is how the identity was proved, empty for an anonymous client.
 	Method string
@@ -100,7 +101,7 @@ func New(cfg Config, opts *Options) (*Auth, error) {
 		clock: o.Clock, log: o.Logger, audit: o.Audit, anonymous: &Identity{}, repository: o.Repository,
 		verifiers: map[string]verifier{}, tokens: newExpiring[*Identity](tokenCacheSize),
 	}
-	rules, err := compileRules(cfg.Access)
+	rules, err := compileRules(cfg.Access, cfg.groupSources())
 	if err != nil {
 		return nil, err
 	}
@@ -153,7 +154,7 @@ func (a *Auth) addMethods(cfg Config, mode tokenMode, o Options) (err error) {
 	if err != nil {
 		return mistake("auth.token", "%w", err)
 	}
-	names := map[string]bool{}
+	names := map[string]bool{groupsOfCertificates: cfg.MTLS != nil}
 	for i, c := range cfg.OIDC {
 		key := fmt.Sprintf("auth.oidc[%d]", i)
 		v, err := newOIDCIssuer(c, o)

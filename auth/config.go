@@ -289,6 +289,41 @@ func (c *OIDCConfig) check() error {
 	return nil
 }
 
+// name returns the issuer's name, "" where its URL has none.
+func (c *OIDCConfig) name() string {
+	if c.Name != "" {
+		return c.Name
+	}
+	u, err := url.Parse(c.Issuer)
+	if err != nil {
+		return ""
+	}
+	return u.Hostname()
+}
+
+// groupsOfCertificates is the source of groups that client certificates name.
+const groupsOfCertificates = "mtls"
+
+// groupSources returns what tells of groups, by name.
+func (c *Config) groupSources() (list []string) {
+	for i := range c.OIDC {
+		list = append(list, c.OIDC[i].name())
+	}
+	if c.MTLS != nil {
+		list = append(list, groupsOfCertificates)
+	}
+	return list
+}
+
+// groupsOf returns groups of a source as identities have them.
+func groupsOf(source string, groups []string) []string {
+	out := make([]string, len(groups))
+	for i, g := range groups {
+		out[i] = source + ":" + g
+	}
+	return out
+}
+
 func (c *OIDCConfig) audiences() []string {
 	var out []string
 	for _, a := range append([]string{c.Audience}, c.Audiences...) {

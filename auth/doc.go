@@ -16,7 +16,9 @@
 //	*              everybody who is authenticated, by any method
 //	alice          an htpasswd user, or a client certificate of that name
 //	oidc:corp:bob  the user bob of the OIDC issuer named corp
-//	group:dev      members of dev: a groups claim, or a certificate's OU
+//	group:corp:dev members of dev by the groups claim of the issuer named corp
+//	group:mtls:dev members of dev by the OU of their certificate
+//	group:dev      members of dev, where only one issuer, or certificates, tell of groups
 //
 // With methods but no rules every authenticated client may do everything and
 // anonymous clients nothing, as Distribution does. With neither, everything is

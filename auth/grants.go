@@ -2,6 +2,7 @@ package auth
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -99,11 +100,12 @@ type grants struct {
 	groups    map[string]bool // every group that some rule names
 }
 
-// compileRules returns the rules in the form requests are checked against.
-func compileRules(rules []Rule) (*grants, error) {
+// compileRules returns the rules in the form requests are checked against. sources are
+// what tells of groups.
+func compileRules(rules []Rule, sources []string) (*grants, error) {
 	gs := &grants{groups: map[string]bool{}}
 	for i, r := range rules {
-		g, err := compileRule(r)
+		g, err := compileRule(r, sources)
 		if err != nil {
 			return nil, mistake(fmt.Sprintf("auth.access[%d]", i), "%w", err)
 		}
@@ -124,7 +126,7 @@ func everything() *grants {
 	return &grants{all: []*grant{{patterns: []pattern{all}, actions: allActions, authenticated: true}}}
 }
 
-func compileRule(r Rule) (*grant, error) {
+func compileRule(r Rule, sources []string) (*grant, error) {
 	g := &grant{users: map[string]bool{}, groups: map[string]bool{}}
 	whole := false // some pattern is "**"
 	for _, s := range r.Repositories {
@@ -135,7 +137,7 @@ func compileRule(r Rule) (*grant, error) {
 		g.patterns = append(g.patterns, p)
 		whole = whole || s == "**"
 	}
-	if err := g.addSubjects(r.Subjects); err != nil {
+	if err := g.addSubjects(r.Subjects, sources); err != nil {
 		return nil, err
 	}
 	for _, name := range r.Actions {
@@ -160,7 +162,7 @@ func compileRule(r Rule) (*grant, error) {
 	return g, nil
 }
 
-func (g *grant) addSubjects(subjects []string) error {
+func (g *grant) addSubjects(subjects, sources []string) error {
 	if len(subjects) == 0 {
 		return fmt.Errorf("no subjects")
 	}
@@ -174,12 +176,29 @@ func (g *grant) addSubjects(subjects []string) error {
 		case s == "*":
 			g.authenticated = true
 		case isGroup:
-			g.groups[group] = true
+			name, err := qualified(group, sources)
+			if err != nil {
+				return err
+			}
+			g.groups[name] = true
 		default:
 			g.users[s] = true
 		}
 	}
 	return nil
+}
+
+// qualified returns a rule's group as identities have it. A rule names the source
+// unless there is one only.
+func qualified(group string, sources []string) (string, error) {
+	source, _, named := strings.Cut(group, ":")
+	switch {
+	case named && slices.Contains(sources, source) || len(sources) == 0:
+		return group, nil
+	case len(sources) == 1:
+		return sources[0] + ":" + group, nil
+	}
+	return "", fmt.Errorf("group:%s could be a group of %s: say which, as group:%s:%[1]s", group, strings.Join(sources, " or "), sources[0])
 }
 
 // toAnonymous returns those of want that everybody has on repo.

@@ -193,7 +193,7 @@ func TestOIDCAccepts(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
-		if d := cmp.Diff([]string{oidcBob, "oidc", "staff", "dev"}, append([]string{id.Name, id.Method}, id.Groups...)); d != "" {
+		if d := cmp.Diff([]string{oidcBob, "oidc", "corp:staff", "corp:dev"}, append([]string{id.Name, id.Method}, id.Groups...)); d != "" {
 			t.Errorf("%s (-want +got):\n%s", name, d)
 		}
 		if !o.Allowed(id, "dev/a", auth.Push) || !o.Allowed(id, "bob/a", auth.Pull) || o.Allowed(id, "bob/a", auth.Push) {
@@ -291,7 +291,7 @@ func TestOIDCToOwnToken(t *testing.T) {
 		t.Fatalf("token: %d %+v", resp.StatusCode, a)
 	}
 	_, claims := claimsOf(t, a.Token)
-	if d := cmp.Diff([]any{oidcBob, []any{"dev"}}, []any{claims["sub"], claims["groups"]}); d != "" {
+	if d := cmp.Diff([]any{oidcBob, []any{"corp:dev"}}, []any{claims["sub"], claims["groups"]}); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
 	}
 	id, err := o.Authenticate(get("/v2/", "Bearer "+a.Token))

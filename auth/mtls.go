@@ -29,7 +29,7 @@ func (m *mtls) identity(state *tls.ConnectionState) *Identity {
 	if !printable(name) || strings.HasPrefix(name, "oidc:") {
 		return nil
 	}
-	return &Identity{Name: name, Groups: cert.Subject.OrganizationalUnit, Method: MethodMTLS, Expires: cert.NotAfter}
+	return &Identity{Name: name, Groups: groupsOf(groupsOfCertificates, cert.Subject.OrganizationalUnit), Method: MethodMTLS, Expires: cert.NotAfter}
 }
 
 func (m *mtls) name(cert *x509.Certificate) string {

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/url"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -48,13 +47,7 @@ func newOIDCIssuer(cfg OIDCConfig, o Options) (*oidcIssuer, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
-	if cfg.Name == "" {
-		u, err := url.Parse(cfg.Issuer)
-		if err != nil {
-			return nil, err
-		}
-		cfg.Name = u.Hostname()
-	}
+	cfg.Name = cfg.name()
 	cfg.UsernameClaim = or(cfg.UsernameClaim, "sub")
 	cfg.GroupsClaim = or(cfg.GroupsClaim, "groups")
 	next := o.HTTPClient.Transport
@@ -150,7 +143,7 @@ func (i *oidcIssuer) identity(claims map[string]any, expires time.Time) (*Identi
 	}
 	return &Identity{
 		Name:   "oidc:" + i.cfg.Name + ":" + name,
-		Groups: texts(claims[i.cfg.GroupsClaim]), Method: MethodOIDC, Expires: expires,
+		Groups: groupsOf(i.cfg.Name, texts(claims[i.cfg.GroupsClaim])), Method: MethodOIDC, Expires: expires,
 	}, nil
 }
 
