@@ -133,13 +133,33 @@ func claimed(r *block.Record, image, digest string, above int) *volumeRecord {
 	return &volumeRecord{Record: cut, Ref: image}
 }
 
+// heldCredential is the last credential of an image, and since when it is held.
+type heldCredential struct {
+	block.Credential
+	since time.Time
+}
+
+// refused returns the user of a credential that the storage does not take: it is asked
+// for another in the first half of its time for no other reason.
+func (h *heldCredential) refused(now time.Time) string {
+	if h.since.IsZero() || !now.Before(h.since.Add(h.Expires.Sub(h.since)/2)) {
+		return ""
+	}
+	return h.User
+}
+
 // credential is how leave to use an image is got.
 func (v *volumes) credential(image string, r *block.Record) func(context.Context, bool) (block.Credential, error) {
 	if r.Place.Driver == "file" {
 		return nil // a directory that is mounted here, or not
 	}
 	manifest := r.Manifest
+	var mu sync.Mutex
+	held := map[bool]*heldCredential{false: {}, true: {}} // by clones
 	return func(ctx context.Context, clones bool) (c block.Credential, err error) {
+		mu.Lock()
+		defer mu.Unlock()
+		last := held[clones]
 		ref, err := parseReference(image)
 		if err != nil {
 			return c, err
@@ -152,9 +172,12 @@ func (v *volumes) credential(image string, r *block.Record) func(context.Context
 			return c, fmt.Errorf("of registry %s: %s", reg.host, why)
 		}
 		err = reg.try(ctx, func(at *place) (err error) {
-			c, err = at.reg.VolumeCredential(ctx, reg.repo(ref.repo), manifest, clones)
+			c, err = at.reg.VolumeCredential(ctx, reg.repo(ref.repo), manifest, clones, last.refused(time.Now()))
 			return err
 		})
+		if err == nil {
+			*last = heldCredential{c, time.Now()}
+		}
 		return c, err
 	}
 }

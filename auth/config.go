@@ -137,9 +137,11 @@ type Rule struct {
 	Repositories []string `yaml:"repositories,omitempty"`
 	// Subjects as the package comment lists them.
 	Subjects []string `yaml:"subjects"`
-	// Actions are pull, push, delete, or "*" for these three. catalog (listing
-	// the repositories one may pull) and admin ignore Repositories. "*" on the
-	// repositories "**" includes catalog; admin is always named.
+	// Actions are pull, push, delete, or "*" for these three. volume (a credential for
+	// the storage of volumes) and clone (one that may make clones there, with volume)
+	// are always named. catalog (listing the repositories one may pull) and admin
+	// ignore Repositories. "*" on the repositories "**" includes catalog; admin is
+	// always named.
 	Actions []string `yaml:"actions"`
 }
 

@@ -21,14 +21,22 @@ const (
 	Catalog
 	// Admin manages the registry. It is not tied to a repository.
 	Admin
+	// Volume gets a credential to read the storage of volumes, Clone with it one that
+	// may also make clones there. Such a credential opens the volumes of all
+	// repositories. Neither is ever an anonymous client's, and "*" holds neither.
+	Volume
+	Clone
 
-	repositoryActions = Pull | Push | Delete
+	contentActions    = Pull | Push | Delete
+	repositoryActions = contentActions | Volume | Clone
 	registryActions   = Catalog | Admin
 	allActions        = repositoryActions | registryActions
 )
 
 // actionNames in the order they are written in scopes and logs.
-func actionNames() [5]string { return [5]string{"pull", "push", "delete", "catalog", "admin"} }
+func actionNames() [7]string {
+	return [7]string{"pull", "push", "delete", "catalog", "admin", "volume", "clone"}
+}
 
 // String returns the actions' names with commas between, "pull,push".
 func (a Action) String() string {
@@ -143,18 +151,21 @@ func compileRule(r Rule, sources []string) (*grant, error) {
 	for _, name := range r.Actions {
 		a := actionNamed(name)
 		if name == "*" {
-			a = repositoryActions
+			a = contentActions
 			if whole {
 				a |= Catalog
 			}
 		}
 		if a == 0 {
-			return nil, fmt.Errorf("unknown action %q; there are pull, push, delete, catalog, admin and *", name)
+			return nil, fmt.Errorf("unknown action %q; there are pull, push, delete, volume, clone, catalog, admin and *", name)
 		}
 		g.actions |= a
 	}
 	if g.actions == 0 {
 		return nil, fmt.Errorf("no actions")
+	}
+	if named := g.actions & (Volume | Clone); named != 0 && g.anonymous {
+		return nil, fmt.Errorf("%s is not granted to anonymous: a credential for the storage of volumes is given to users only", named)
 	}
 	if g.actions&repositoryActions != 0 && len(g.patterns) == 0 {
 		return nil, fmt.Errorf("no repositories for %s", g.actions&repositoryActions)

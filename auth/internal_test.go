@@ -162,7 +162,7 @@ func TestParseScopes(t *testing.T) {
 	}{
 		{"none", nil, nil, true},
 		{"one", []string{"repository:a/b:pull,push"}, []scope{{"a/b", Pull | Push}}, true},
-		{"star", []string{"repository:a:*"}, []scope{{"a", repositoryActions}}, true},
+		{"star", []string{"repository:a:*"}, []scope{{"a", contentActions}}, true},
 		{"merged", []string{"repository:a:pull repository:b:pull", "repository:a:push"}, []scope{{"a", Pull | Push}, {"b", Pull}}, true},
 		{"class", []string{"repository(plugin):a:pull"}, []scope{{"a", Pull}}, true},
 		{"catalog and admin", []string{"registry:catalog:* registry:admin:*"}, []scope{{"", Catalog | Admin}}, true},

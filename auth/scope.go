@@ -77,7 +77,7 @@ func compileScope(kind, name string, actions []string) (scope, bool) {
 		var acts Action
 		for _, a := range actions {
 			if a == "*" {
-				acts |= repositoryActions
+				acts |= contentActions
 			}
 			acts |= actionNamed(a) & repositoryActions
 		}

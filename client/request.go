@@ -64,6 +64,13 @@ func push(repo string) []string {
 	return []string{auth.ScopeRepository(repo, auth.ActionPull, auth.ActionPush)}
 }
 
+func volume(repo string, clones bool) []string {
+	if clones {
+		return []string{auth.ScopeRepository(repo, "volume", "clone")}
+	}
+	return []string{auth.ScopeRepository(repo, "volume")}
+}
+
 func remove(repo string) []string { return []string{auth.ScopeRepository(repo, auth.ActionDelete)} }
 
 // do makes a request, again where that is allowed and useful. The caller

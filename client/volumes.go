@@ -140,17 +140,23 @@ func (c *Client) ListVolumes(ctx context.Context, repo string) ([]VolumeListed, 
 }
 
 // VolumeCredential asks for what a node needs to use the volumes of an image, with
-// clones also to make clones of them. Errors: MANIFEST_UNKNOWN also for an image
-// without volumes that can be used, UNSUPPORTED, UNAVAILABLE.
-func (c *Client) VolumeCredential(ctx context.Context, repo string, manifest oci.Digest, clones bool) (block.Credential, error) {
+// clones also to make clones of them. The registry may give the one that it gave
+// before; refused is the user of that if the storage does not take it. Errors:
+// MANIFEST_UNKNOWN also for an image without volumes that can be used, UNSUPPORTED,
+// DENIED, UNAVAILABLE.
+func (c *Client) VolumeCredential(ctx context.Context, repo string, manifest oci.Digest, clones bool, refused string) (block.Credential, error) {
 	var cred block.Credential
 	if err := checkBlob(repo, manifest); err != nil {
 		return cred, err
 	}
-	l, err := withJSON(c.volumeCall(http.MethodPost, repo, manifest, "/credential", nil), map[string]bool{"clones": clones})
+	l, err := withJSON(c.volumeCall(http.MethodPost, repo, manifest, "/credential", nil), struct {
+		Clones  bool   `json:"clones"`
+		Refused string `json:"refused,omitempty"`
+	}{clones, refused})
 	if err != nil {
 		return cred, err
 	}
+	l.scopes = volume(repo, clones)
 	// One more is no harm: each ends by itself.
 	_, err = c.getJSON(ctx, l, maxErrorBody, &cred)
 	return cred, err

@@ -42,7 +42,7 @@ var borrowed = map[string]note{
 	"auth.Config.access":                  {doc: "Rules. They add up; without any, whoever proves who they are may do everything."},
 	"auth.Rule.repositories":              {doc: "Patterns of repositories: * stands for any characters within a path segment, ? for one, the segment ** for any number of segments.", example: "team/**"},
 	"auth.Rule.subjects":                  {doc: "Who: anonymous, * for everybody who proved who they are, a user, oidc:<name>:<user>, group:<name>:<group> of an OIDC issuer, group:mtls:<group> of a certificate. group:<group> is enough where there is only one of these.", example: "group:team"},
-	"auth.Rule.actions":                   {doc: "What: pull, push, delete, * for these three, catalog, admin.", example: "pull"},
+	"auth.Rule.actions":                   {doc: "What: pull, push, delete, * for these three; volume for a credential to read the storage of volumes, clone with volume for one that may make clones there, never anonymous; catalog, admin.", example: "pull"},
 	"auth.Config.max_failures_per_minute": {doc: "Wrong passwords an address may send per minute before it is answered 429. 0 means 20; negative means no limit."},
 
 	"notify.Endpoint.name":              {doc: "Name in logs and metrics.", example: "listener"},

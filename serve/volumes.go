@@ -157,8 +157,8 @@ func (a volumeAPI) Drop(ctx context.Context, repo string, manifest oci.Digest, f
 }
 
 // Credential implements server.Volumes.
-func (a volumeAPI) Credential(ctx context.Context, repo string, manifest oci.Digest, clones bool) (block.Credential, error) {
-	return a.v.Credential(ctx, repo, manifest, clones)
+func (a volumeAPI) Credential(ctx context.Context, repo string, manifest oci.Digest, clones bool, refused string) (block.Credential, error) {
+	return a.v.Credential(ctx, repo, manifest, clones, refused)
 }
 
 // VolumesReport is what a data root has of volumes.

@@ -96,7 +96,7 @@ func TestVolumes(t *testing.T) {
 	if err != nil || len(refs) != 1 {
 		t.Errorf("referrers: %+v, %v", refs, err)
 	}
-	if cred, err := c.VolumeCredential(t.Context(), "team/app", d, true); err != nil || cred != (block.Credential{}) {
+	if cred, err := c.VolumeCredential(t.Context(), "team/app", d, true, ""); err != nil || cred != (block.Credential{}) {
 		t.Errorf("credential: %+v, %v", cred, err)
 	}
 	// The policy keeps others from being built, until somebody asks.
@@ -149,14 +149,31 @@ func TestVolumes(t *testing.T) {
 // TestVolumesRights: who may read an image may ask where it is, and no more.
 func TestVolumesRights(t *testing.T) {
 	yaml, _ := volumesYaml(t)
-	s := start(t, setup{yaml: yaml + "auth: {access: [{repositories: ['**'], actions: [pull], subjects: [anonymous]}, {repositories: [team/**], actions: [pull, push], subjects: [anonymous]}]}\n"})
+	users := filepath.Join(t.TempDir(), "htpasswd")
+	writeFile(t, users, htpasswd(t, "node", "pw")+htpasswd(t, "cloner", "pw"))
+	s := start(t, setup{yaml: yaml + "auth:\n  htpasswd: {path: " + users + "}\n  token: {builtin: false}\n  access:\n" +
+		"    - {repositories: ['**'], actions: [pull], subjects: [anonymous]}\n" +
+		"    - {repositories: [team/**], actions: [pull, push], subjects: [anonymous]}\n" +
+		"    - {repositories: [team/**], actions: [volume], subjects: [node, cloner]}\n" +
+		"    - {repositories: [team/**], actions: [clone], subjects: [cloner]}\n"})
 	s.pushLayer("team/app", "v1", tarOf(t, "a", "first"))
 	c := s.speaks()
 	d := string(resolve(t, c, "team/app", "v1"))
 	builtVolumes(t, c, "team/app", oci.Digest(d))
 	path := "/v2/team/app/_slipway/volumes"
 	s.want(200, "GET", path, "")
-	s.want(200, "POST", path+"/"+d+"/credential", "")
+	for _, e := range []struct {
+		status     int
+		user, body string
+	}{
+		{401, "", ""}, {200, "node", ""}, {200, "node", `{"clones":false}`}, {403, "node", `{"clones":true}`}, {200, "cloner", `{"clones":true}`},
+	} {
+		var edits []func(*http.Request)
+		if e.user != "" {
+			edits = append(edits, basic(e.user, "pw"))
+		}
+		s.want(e.status, "POST", path+"/"+d+"/credential", e.body, edits...)
+	}
 	s.want(202, "POST", path+"/"+d, `{"fs":"ext4"}`)
 	for _, e := range []struct {
 		status             int
@@ -165,7 +182,7 @@ func TestVolumesRights(t *testing.T) {
 		{401, "DELETE", path + "/" + d, ""},
 		{401, "POST", "/v2/other/app/_slipway/volumes/" + d, ""},
 		{404, "GET", "/v2/other/app/_slipway/volumes/" + d, ""},
-		{404, "POST", "/v2/other/app/_slipway/volumes/" + d + "/credential", ""},
+		{401, "POST", "/v2/other/app/_slipway/volumes/" + d + "/credential", ""},
 		{404, "GET", path + "/sha256:" + strings.Repeat("0", 64), ""},
 		{400, "GET", path + "/sha256:none", ""},
 		{400, "GET", path + "?after=-1", ""},

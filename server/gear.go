@@ -169,7 +169,7 @@ var extensions = [volumeKey + 1]methodHandlers{
 	gearNodes:   {3: {(*Server).noteNode, auth.Pull, true}},
 	volumeList:  {{(*Server).listVolumes, auth.Pull, false}},
 	volumeImage: {{(*Server).getVolumes, auth.Pull, false}, 3: {(*Server).buildVolumes, auth.Push, true}, 5: {(*Server).dropVolumes, auth.Delete, true}},
-	volumeKey:   {3: {(*Server).volumeCredential, auth.Pull, true}},
+	volumeKey:   {3: {(*Server).volumeCredential, auth.Volume, true}},
 }
 
 // findExtension returns the endpoint of an extension's path, and the digest at

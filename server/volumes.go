@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"strconv"
 
+	"example.org/slipway/auth"
 	"example.org/slipway/block"
 	"example.org/slipway/oci"
 )
@@ -30,9 +31,10 @@ type Volumes interface {
 	// Errors: MANIFEST_UNKNOWN, UNSUPPORTED.
 	Drop(ctx context.Context, repo string, manifest oci.Digest, fs string) error
 	// Credential returns what a node needs to use the volumes of an image, with
-	// clones also to make clones of them. Errors: MANIFEST_UNKNOWN, UNSUPPORTED,
-	// UNAVAILABLE.
-	Credential(ctx context.Context, repo string, manifest oci.Digest, clones bool) (block.Credential, error)
+	// clones also to make clones of them. refused is the user of the last one, if the
+	// storage refused it. ctx says who asks (oci.WithActor). Errors: MANIFEST_UNKNOWN,
+	// UNSUPPORTED, DENIED, UNAVAILABLE.
+	Credential(ctx context.Context, repo string, manifest oci.Digest, clones bool, refused string) (block.Credential, error)
 }
 
 // VolumeImage is what is known of an image as volumes.
@@ -113,8 +115,9 @@ func (s *Server) listVolumes(q *request) error {
 
 // volumeRequest is the body of a POST.
 type volumeRequest struct {
-	FS     string `json:"fs"`
-	Clones bool   `json:"clones"`
+	FS      string `json:"fs"`
+	Clones  bool   `json:"clones"`
+	Refused string `json:"refused"`
 }
 
 // readVolumeRequest reads a body, which may be absent.
@@ -165,7 +168,12 @@ func (s *Server) volumeCredential(q *request) error {
 	if err != nil {
 		return err
 	}
-	c, err := s.opts.Volumes.Credential(q.ctx(), q.Repo, q.ext.arg, v.Clones)
+	if v.Clones {
+		if err := s.authorize(q, q.Repo, auth.Volume|auth.Clone); err != nil {
+			return err
+		}
+	}
+	c, err := s.opts.Volumes.Credential(q.ctx(), q.Repo, q.ext.arg, v.Clones, v.Refused)
 	if err != nil {
 		return err
 	}

@@ -127,14 +127,15 @@ type issuing struct {
 	block.Store
 	clones  string
 	expired *atomic.Int64
+	made    *atomic.Int64
 }
 
 func (i issuing) Credential(_ context.Context, ttl time.Duration) (block.Credential, error) {
-	return block.Credential{User: "writer", Clones: i.clones, Expires: time.Now().Add(ttl)}, nil
+	return block.Credential{User: fmt.Sprintf("writer%d", i.made.Add(1)), Clones: i.clones, Expires: time.Now().Add(ttl)}, nil
 }
 
 func (i issuing) ReadCredential(_ context.Context, ttl time.Duration) (block.Credential, error) {
-	return block.Credential{User: "reader", Expires: time.Now().Add(ttl)}, nil
+	return block.Credential{User: fmt.Sprintf("reader%d", i.made.Add(1)), Expires: time.Now().Add(ttl)}, nil
 }
 
 func (i issuing) Expire(context.Context) (int, error) { return int(i.expired.Add(1)), nil }
@@ -146,15 +147,16 @@ func TestCredentials(t *testing.T) {
 	for _, clones := range []string{"", "clones"} {
 		n := &atomic.Int64{}
 		b := newBed(t, newPlace(t), setup{opts: volumeregistry.Options{CredentialTTL: time.Hour},
-			store: func(s block.Store) block.Store { return issuing{s, clones, n} }})
+			store: func(s block.Store) block.Store { return issuing{s, clones, n, &atomic.Int64{}} }})
 		d := b.push(repo, "v1", base(t))
 		b.built(repo, d)
-		c, err := b.svc.Credential(t.Context(), repo, d, false)
-		if err != nil || c.User != "reader" || c.Clones != "" || time.Until(c.Expires) > time.Hour {
+		alice := oci.WithActor(t.Context(), &oci.Actor{Name: "alice"})
+		c, err := b.svc.Credential(alice, repo, d, false, "")
+		if err != nil || !strings.HasPrefix(c.User, "reader") || c.Clones != "" || time.Until(c.Expires) > time.Hour {
 			t.Errorf("to read: %+v, %v", c, err)
 		}
-		c, err = b.svc.Credential(t.Context(), repo, d, true)
-		if clones == "" && !oci.HasCode(err, oci.CodeUnsupported) || clones != "" && (err != nil || c.User != "writer" || c.Clones != clones) {
+		c, err = b.svc.Credential(alice, repo, d, true, "")
+		if clones == "" && !oci.HasCode(err, oci.CodeUnsupported) || clones != "" && (err != nil || !strings.HasPrefix(c.User, "writer") || c.Clones != clones) {
 			t.Errorf("to make clones in %q: %+v, %v", clones, c, err)
 		}
 		before := n.Load()

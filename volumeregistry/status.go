@@ -182,43 +182,6 @@ func (s *Service) List(ctx context.Context, repo string, after int64, n int) ([]
 	return out, nil
 }
 
-// Credential returns what a node needs to use the volumes of an image, which a
-// repository shows and which is built; with clones it may make clones. Errors:
-// MANIFEST_UNKNOWN, UNSUPPORTED.
-func (s *Service) Credential(ctx context.Context, repo string, d oci.Digest, clones bool) (block.Credential, error) {
-	st, err := s.Image(ctx, repo, d)
-	if err != nil {
-		return block.Credential{}, err
-	}
-	if len(st.Records) == 0 {
-		return block.Credential{}, oci.Errorf(oci.CodeManifestUnknown, "manifest %s of %s has no volumes that can be used", d, repo)
-	}
-	store, err := s.storage.soon(ctx)
-	if err != nil {
-		return block.Credential{}, unavailable(err)
-	}
-	is, ok := store.(Issuer)
-	if !ok {
-		return block.Credential{}, nil
-	}
-	issue := is.ReadCredential
-	if clones {
-		issue = is.Credential
-	}
-	c, err := issue(ctx, s.opts.CredentialTTL)
-	if errors.Is(err, block.ErrDenied) {
-		return block.Credential{}, &oci.Error{Code: oci.CodeUnavailable, RetryAfter: openAgain, Message: "the storage of volumes does not let the registry make credentials for nodes", Err: err}
-	}
-	if err != nil {
-		return block.Credential{}, unavailable(err)
-	}
-	if clones && c.Clones == "" {
-		return block.Credential{}, &oci.Error{Code: oci.CodeUnsupported, Message: "this registry names no namespace for containers' clones (volumes.rbd.clones_namespace)"}
-	}
-	s.metrics.credentials.Inc()
-	return c, nil
-}
-
 // unavailable is the answer where the storage of volumes is away.
 func unavailable(err error) error {
 	return &oci.Error{Code: oci.CodeUnavailable, RetryAfter: openAgain, Message: errAway.Error(), Err: err}

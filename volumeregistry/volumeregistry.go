@@ -95,10 +95,11 @@ type Service struct {
 	// owner names this process in leases.
 	owner string
 
-	storage storage
-	slots   chan struct{}
-	queued  chan struct{} // wakes the workers
-	gone    chan struct{} // wakes the collector
+	storage     storage
+	credentials credentials
+	slots       chan struct{}
+	queued      chan struct{} // wakes the workers
+	gone        chan struct{} // wakes the collector
 	// collecting is held by the one collection of this process.
 	collecting chan struct{}
 

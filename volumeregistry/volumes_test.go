@@ -152,10 +152,10 @@ func TestPolicy(t *testing.T) {
 	if err != nil || len(list) != 2 || list[0].Repo != repo || list[0].Volume == "" || list[0].Size == 0 || list[1].FS != block.EROFS {
 		t.Errorf("list: %+v, %v", list, err)
 	}
-	if c, err := b.svc.Credential(t.Context(), repo, on, true); err != nil || c != (block.Credential{}) {
+	if c, err := b.svc.Credential(t.Context(), repo, on, true, ""); err != nil || c != (block.Credential{}) {
 		t.Errorf("credential: %+v, %v", c, err)
 	}
-	if _, err := b.svc.Credential(t.Context(), "scratch/none", on, false); !oci.HasCode(err, oci.CodeManifestUnknown) {
+	if _, err := b.svc.Credential(t.Context(), "scratch/none", on, false, ""); !oci.HasCode(err, oci.CodeManifestUnknown) {
 		t.Errorf("credential by way of another repository: %v", err)
 	}
 }
@@ -170,7 +170,7 @@ func TestUnsupported(t *testing.T) {
 	if err != nil || st.Failed != 1 || len(st.Failures) != 1 || st.Failures[0].Reason == "" || !st.Failures[0].Retry.IsZero() {
 		t.Errorf("status: %+v, %v", st, err)
 	}
-	if _, err := b.svc.Credential(t.Context(), repo, d, false); !oci.HasCode(err, oci.CodeManifestUnknown) {
+	if _, err := b.svc.Credential(t.Context(), repo, d, false, ""); !oci.HasCode(err, oci.CodeManifestUnknown) {
 		t.Errorf("credential for an image without volumes: %v", err)
 	}
 }
