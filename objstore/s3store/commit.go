@@ -2,6 +2,8 @@ package s3store
 
 import (
 	"context"
+	"crypto/md5" // #nosec G501 -- what S3 calls objects by
+	"encoding/hex"
 	"errors"
 	"fmt"
 
@@ -61,7 +63,7 @@ func (u *upload) commit(ctx context.Context, key string) error {
 func (u *upload) putWhole(ctx context.Context, key string) error {
 	return u.s.repeat(ctx, func(ctx context.Context) error {
 		return u.s.call(ctx, "put object", func(ctx context.Context) error {
-			return u.s.send(ctx, u.s.root+key, u.cur.reader(), u.cur.size, u.s.putOptions())
+			return u.s.putObject(ctx, u.s.root+key, u.cur.reader(), u.cur.size, u.s.putOptions())
 		})
 	})
 }
@@ -175,7 +177,13 @@ func (s *Store) complete(ctx context.Context, key, uploadID string, parts []mini
 	return s.repeat(ctx, func(ctx context.Context) error {
 		err := s.call(ctx, "complete multipart upload", func(ctx context.Context) error {
 			tries++ // call itself may make two
-			_, err := s.core.CompleteMultipartUpload(ctx, s.bucket, s.root+key, uploadID, parts, minio.PutObjectOptions{})
+			o, err := s.core.CompleteMultipartUpload(ctx, s.bucket, s.root+key, uploadID, parts, minio.PutObjectOptions{})
+			if err == nil {
+				err = s.proof(o.ETag)
+			}
+			if err == nil && o.ETag != multipartETag(parts) {
+				err = s.confirm(ctx, s.root+key, size)
+			}
 			return err
 		})
 		if tries == 1 || !errors.Is(err, objstore.ErrNotExist) {
@@ -188,6 +196,20 @@ func (s *Store) complete(ctx context.Context, key, uploadID string, parts []mini
 		}
 		return err
 	})
+}
+
+// multipartETag is the ETag of an object of these parts, "" where theirs are no MD5s:
+// the MD5 of theirs, and how many there are.
+func multipartETag(parts []minio.CompletePart) string {
+	h := md5.New() // #nosec G401 -- what S3 calls objects by
+	for _, p := range parts {
+		b, err := hex.DecodeString(p.ETag)
+		if err != nil || len(b) != md5.Size {
+			return ""
+		}
+		h.Write(b)
+	}
+	return fmt.Sprintf("%x-%d", h.Sum(nil), len(parts))
 }
 
 // abortMultipart drops a multipart upload. One that is not there is no error.

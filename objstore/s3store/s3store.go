@@ -32,8 +32,8 @@
 //
 // # Durability and consistency
 //
-// An object is durable when the server has said 200, and then visible, whole, to
-// everybody. That the listing may lag behind is no harm: nothing but List and
+// An object is durable when the server has said 200 with the ETag that it must have, or
+// else when a HEAD has shown it with its size; then it is visible, whole, to everybody. That the listing may lag behind is no harm: nothing but List and
 // SweepUploads reads it, and a sweep takes only uploads of which nothing is young.
 //
 // A conditional Put needs a server that honours If-None-Match, which New finds
@@ -51,6 +51,7 @@ package s3store
 import (
 	"bytes"
 	"context"
+	"crypto/md5" // #nosec G501 -- what S3 calls objects by
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -355,6 +356,9 @@ func (s *Store) stat(ctx context.Context, key string) (objstore.Info, error) {
 	err := s.call(ctx, "stat object "+key, func(ctx context.Context) error {
 		before = s.seen.Load()
 		o, err := s.core.StatObject(ctx, s.bucket, s.root+key, minio.StatObjectOptions{})
+		if err == nil && (o.Size < 0 || o.ETag == "") {
+			err = &objstore.BusyError{Err: fmt.Errorf("%s: the answer tells no size or no ETag, so it is not the store's", s.where)}
+		}
 		info = objstore.Info{Key: key, Size: o.Size, ModTime: o.LastModified}
 		return err
 	})
@@ -390,13 +394,59 @@ func (s *Store) putOptions() minio.PutObjectOptions {
 	return minio.PutObjectOptions{ServerSideEncryption: s.sse, StorageClass: s.storageClass, DisableContentSha256: true}
 }
 
-// send puts an object by one request.
-func (s *Store) send(ctx context.Context, name string, body io.ReadSeeker, size int64, opts minio.PutObjectOptions) error {
+// send puts an object by one request. That counts only if the answer has an ETag:
+// something between here and the store may answer 200 to whatever it is asked.
+func (s *Store) send(ctx context.Context, name string, body io.ReadSeeker, size int64, opts minio.PutObjectOptions) (etag string, err error) {
 	sum, err := s.sum(body)
+	if err != nil {
+		return "", err
+	}
+	o, err := s.core.PutObject(ctx, s.bucket, name, body, size, "", sum, opts)
+	if err == nil {
+		err = s.proof(o.ETag)
+	}
+	return o.ETag, err
+}
+
+// proof returns an error for an answer that has no ETag, which every answer of S3 to
+// a write has.
+func (s *Store) proof(etag string) error {
+	if etag != "" {
+		return nil
+	}
+	return &objstore.BusyError{Err: fmt.Errorf("%s: the write was answered by 200 without an ETag, so nothing says that it was stored: look for a proxy between the registry and the store", s.where)}
+}
+
+// putObject is send for an object that is to stay. It counts only if the answer's ETag is
+// the MD5 of the bytes, or else if a HEAD shows the object with its size: where the
+// server encrypts, ETags are something else.
+func (s *Store) putObject(ctx context.Context, name string, body io.ReadSeeker, size int64, opts minio.PutObjectOptions) error {
+	etag, err := s.send(ctx, name, body, size, opts)
 	if err != nil {
 		return err
 	}
-	_, err = s.core.PutObject(ctx, s.bucket, name, body, size, "", sum, opts)
+	h := md5.New() // #nosec G401 -- what S3 calls objects by
+	if _, err := body.Seek(0, io.SeekStart); err != nil {
+		return err
+	}
+	if _, err := io.Copy(h, body); err != nil {
+		return err
+	}
+	if etag == hex.EncodeToString(h.Sum(nil)) {
+		return nil
+	}
+	return s.confirm(ctx, name, size)
+}
+
+// confirm makes sure that an object that was just written is there, and has its size.
+func (s *Store) confirm(ctx context.Context, name string, size int64) error {
+	o, err := s.core.StatObject(ctx, s.bucket, name, minio.StatObjectOptions{})
+	switch {
+	case minio.ToErrorResponse(err).StatusCode == http.StatusNotFound:
+		return &objstore.BusyError{Err: fmt.Errorf("%s: the object is not there, although its write was confirmed", s.where)}
+	case err == nil && o.Size != size:
+		return &objstore.BusyError{Err: fmt.Errorf("%s: the object has %d bytes, although the write of %d was confirmed", s.where, o.Size, size)}
+	}
 	return err
 }
 
@@ -456,7 +506,7 @@ func (s *Store) putOnce(ctx context.Context, name string, data []byte, ifAbsent 
 		if ifAbsent {
 			opts.SetMatchETagExcept("*")
 		}
-		err := s.send(ctx, name, bytes.NewReader(data), int64(len(data)), opts)
+		err := s.putObject(ctx, name, bytes.NewReader(data), int64(len(data)), opts)
 		if r := minio.ToErrorResponse(err); ifAbsent && err != nil {
 			switch {
 			case r.StatusCode == http.StatusConflict:
@@ -505,6 +555,11 @@ func (s *Store) Move(ctx context.Context, from, to string) error {
 		err = s.copyLarge(ctx, s.root+from, to, info.Size)
 	} else {
 		err = s.repeat(ctx, func(ctx context.Context) error { return s.copySmall(ctx, from, to) })
+	}
+	if err == nil { // before the only other copy goes
+		err = s.repeat(ctx, func(ctx context.Context) error {
+			return s.call(ctx, "look for object "+to, func(ctx context.Context) error { return s.confirm(ctx, s.root+to, info.Size) })
+		})
 	}
 	if err != nil {
 		return err

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"mime"
 	"net"
 	"net/http"
 	"net/http/httptrace"
@@ -37,6 +38,16 @@ var errStalled = errors.New("the server stopped reading the request")
 
 // errAnswered ends a request body that the server has answered before its end.
 var errAnswered = errors.New("the request was answered before its end")
+
+// errPage is the error of an answer that is a page for people, as of a login or of a
+// proxy. S3 answers in XML, and the objects of this store have another type.
+var errPage = errors.New("the answer is a page of HTML and not the store's: look for a proxy, or a login, between the registry and the store")
+
+// isPage reports whether an answer that looks like success is a page of HTML.
+func isPage(resp *http.Response) bool {
+	t, _, err := mime.ParseMediaType(resp.Header.Get("Content-Type"))
+	return err == nil && resp.StatusCode/100 == 2 && (t == "text/html" || t == "application/xhtml+xml")
+}
 
 // newTransport makes the connections to the server.
 func newTransport(o *Options) (http.RoundTripper, error) {
@@ -141,6 +152,10 @@ type watched struct {
 func (w *watched) RoundTrip(req *http.Request) (*http.Response, error) {
 	x, _ := req.Context().Value(exchangeKey{}).(*exchange)
 	resp, err := w.send(req)
+	if err == nil && isPage(resp) {
+		_ = resp.Body.Close() // nobody wants it
+		resp, err = nil, errPage
+	}
 	if x != nil {
 		x.note(resp, err, time.Now())
 	}

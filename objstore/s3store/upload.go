@@ -165,7 +165,8 @@ func (u *upload) send(ctx context.Context, p *part) {
 		}
 		name := u.s.root + uploadDir + u.id + "/" + p.Name
 		return u.s.call(ctx, "store part of upload", func(ctx context.Context) error {
-			return u.s.send(ctx, name, p.buf.reader(), p.buf.size, u.s.putOptions())
+			_, err := u.s.send(ctx, name, p.buf.reader(), p.buf.size, u.s.putOptions())
+			return err
 		})
 	})
 	u.mu.Lock()
@@ -187,6 +188,9 @@ func (u *upload) putPart(ctx context.Context, p *part) error {
 		}
 		o, err := u.s.core.PutObjectPart(ctx, u.s.bucket, u.s.root+u.key, u.uploadID, p.number, body, p.buf.size,
 			minio.PutObjectPartOptions{Sha256Hex: sum, DisableContentSha256: true})
+		if err == nil {
+			err = u.s.proof(o.ETag)
+		}
 		if err == nil {
 			u.mu.Lock()
 			defer u.mu.Unlock()
@@ -303,7 +307,7 @@ func (u *upload) suspend(ctx context.Context) (string, error) {
 	}
 	err = u.s.repeat(ctx, func(ctx context.Context) error {
 		return u.s.call(ctx, "store state of upload", func(ctx context.Context) error {
-			return u.s.send(ctx, u.s.root+uploadDir+state.name(), body.reader(), body.size, u.s.putOptions())
+			return u.s.putObject(ctx, u.s.root+uploadDir+state.name(), body.reader(), body.size, u.s.putOptions())
 		})
 	})
 	return state.String(), err
