@@ -75,7 +75,12 @@ func (a *adoption) row(row *AdoptRow) error {
 }
 
 func (a *adoption) blob(repoID int64, b Blob) error {
-	id, err := a.t.store(b, a.now)
+	// Nobody has compared the bytes with the digest, so a row that is there stays as it is.
+	var id int64
+	err := a.t.row(`SELECT id FROM blobs WHERE digest = ? AND state = 1`, []any{string(b.Digest)}, &id)
+	if err == ErrNotFound {
+		id, err = a.t.store(b, a.now)
+	}
 	if err != nil {
 		return err
 	}

@@ -61,6 +61,8 @@ type Blob struct {
 	Size int64
 	// Content holds the bytes of an inline blob; nil for an object in the store.
 	Content []byte
+	// Suspect says that a read of the content failed, or gave wrong bytes; see MarkSuspect.
+	Suspect bool
 }
 
 // Manifest is a manifest of a repository.

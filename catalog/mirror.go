@@ -35,8 +35,9 @@ func (c *Catalog) AdoptBlob(ctx context.Context, repo string, b Blob, uploadID s
 	return added && err == nil, err
 }
 
-// LinkStored is LinkBlob for a repository that is a copy of another registry's; see
-// AdoptBlob. Errors: ErrNotStored.
+// LinkStored makes a content that is stored already visible in a repository that is a
+// copy of another registry's; see AdoptBlob. Errors: ErrNotStored, also for a content
+// that is suspect.
 func (c *Catalog) LinkStored(ctx context.Context, repo string, d oci.Digest) (Blob, error) {
 	b := Blob{Digest: d}
 	err := c.db.write(ctx, func(t *tx) error {

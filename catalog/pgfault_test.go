@@ -445,7 +445,7 @@ func TestOpenPostgres(t *testing.T) {
 	version := func(v int, oldest string) {
 		s.SQL(t, db, fmt.Sprintf(`INSERT INTO goose_db_version (version_id, is_applied) VALUES (%d, true); UPDATE settings SET value = '%s' WHERE name = 'min_reader'`, v, oldest))
 	}
-	version(5, "3")
+	version(6, "3")
 	c, err := base.try(t, nil)
 	if err != nil {
 		t.Fatalf("a schema that is one version newer: %v", err)
@@ -454,11 +454,11 @@ func TestOpenPostgres(t *testing.T) {
 		t.Errorf("counted to %d", got)
 	}
 	c.Close()
-	version(5, "5")
+	version(6, "6")
 	if _, err := base.try(t, nil); err == nil || !strings.Contains(err.Error(), "newer slipway") {
 		t.Errorf("a schema that the version before cannot use: %v", err)
 	}
-	version(6, "3")
+	version(7, "3")
 	if _, err := base.try(t, nil); err == nil || !strings.Contains(err.Error(), "newer slipway") {
 		t.Errorf("a schema that is two versions newer: %v", err)
 	}

@@ -22,10 +22,10 @@ const (
 // are not served as blobs. Errors: ErrNotFound.
 func (c *Catalog) Blob(ctx context.Context, repo string, d oci.Digest) (Blob, error) {
 	b := Blob{Digest: d}
-	err := c.db.row(ctx, `SELECT b.size, b.content FROM repositories r
+	err := c.db.row(ctx, `SELECT b.size, b.content, b.suspect <> 0 FROM repositories r
 		JOIN blobs b ON b.digest = ? AND b.state = 1
 		JOIN links l ON l.repo_id = r.id AND l.blob_id = b.id
-		WHERE r.name = ?`, []any{string(d), repo}, &b.Size, &b.Content)
+		WHERE r.name = ?`, []any{string(d), repo}, &b.Size, &b.Content, &b.Suspect)
 	return b, err
 }
 
@@ -33,8 +33,8 @@ func (c *Catalog) Blob(ctx context.Context, repo string, d oci.Digest) (Blob, er
 // Errors: ErrNotFound.
 func (c *Catalog) StoredBlob(ctx context.Context, d oci.Digest) (Blob, error) {
 	b := Blob{Digest: d}
-	err := c.db.row(ctx, `SELECT size, content FROM blobs WHERE digest = ? AND state = 1`,
-		[]any{string(d)}, &b.Size, &b.Content)
+	err := c.db.row(ctx, `SELECT size, content, suspect <> 0 FROM blobs WHERE digest = ? AND state = 1`,
+		[]any{string(d)}, &b.Size, &b.Content, &b.Suspect)
 	return b, err
 }
 

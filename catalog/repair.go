@@ -81,7 +81,7 @@ func (t *tx) shown(d oci.Digest, blobID int64) (s Shown, err error) {
 // SetContent puts verified bytes into the row of a stored content. Errors:
 // ErrNotFound.
 func (c *Catalog) SetContent(ctx context.Context, d oci.Digest, content []byte) (Shown, error) {
-	return c.correct(ctx, d, `UPDATE blobs SET content = ?, size = ? WHERE id = ?`, content, len(content))
+	return c.correct(ctx, d, `UPDATE blobs SET content = ?, size = ?, suspect = 0 WHERE id = ?`, content, len(content))
 }
 
 // SetSize corrects the size in bytes of a stored content. Errors: ErrNotFound.

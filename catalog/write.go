@@ -53,18 +53,24 @@ func (t *tx) findRepository(name string) (id int64, err error) {
 	return id, err
 }
 
-// store records a content as stored and returns its id. content is nil for an
-// object in the store. A content that is there already stays as it is.
+// store records a content as stored and returns its id. The caller has the bytes, and
+// they have the digest. content is nil for an object in the store.
 func (t *tx) store(b Blob, now int64) (int64, error) {
 	id, _, err := t.storeNew(b, now)
 	return id, err
 }
 
-// storeNew is store that also tells whether the content was not there.
+// storeNew is store that also reports whether the row was made or changed. A row that
+// is right stays as it is; one that is suspect, or contradicts the bytes at hand, is
+// mended. Bytes in the catalogue are never exchanged for an object, as manifests are
+// read from here.
 func (t *tx) storeNew(b Blob, now int64) (id int64, added bool, err error) {
 	id, err = t.insert(`INSERT INTO blobs (digest, size, state, content, created_at) VALUES (?, ?, 1, ?, ?)
-		ON CONFLICT (digest) DO UPDATE SET state = 1, size = excluded.size, content = excluded.content, created_at = excluded.created_at,
-		owner = '', deadline = 0 WHERE blobs.state <> 1 RETURNING id`, string(b.Digest), b.Size, b.Content, now)
+		ON CONFLICT (digest) DO UPDATE SET state = 1, size = excluded.size, created_at = excluded.created_at, owner = '', deadline = 0,
+		content = CASE WHEN blobs.state = 1 AND excluded.content IS NULL THEN blobs.content ELSE excluded.content END,
+		suspect = CASE WHEN blobs.state = 1 AND excluded.content IS NULL AND blobs.content IS NOT NULL THEN blobs.suspect ELSE 0 END
+		WHERE blobs.state <> 1 OR blobs.suspect <> 0 OR blobs.size <> excluded.size
+		OR (excluded.content IS NOT NULL AND blobs.content <> excluded.content) RETURNING id`, string(b.Digest), b.Size, b.Content, now)
 	if added = err != ErrNotFound; !added { // it is there
 		err = t.row(`SELECT id FROM blobs WHERE digest = ?`, []any{string(b.Digest)}, &id)
 	}
@@ -109,30 +115,8 @@ func (c *Catalog) PutBlob(ctx context.Context, repo string, b Blob, uploadID str
 	})
 }
 
-// LinkBlob makes a content that is stored already visible in a repository, and
-// ends an upload as PutBlob does. Errors: ErrNotStored.
-func (c *Catalog) LinkBlob(ctx context.Context, repo string, d oci.Digest, uploadID string) (Blob, error) {
-	b := Blob{Digest: d}
-	err := c.db.write(ctx, func(t *tx) error {
-		blobID, err := t.liveBlob(&b)
-		if err != nil {
-			return err
-		}
-		now := t.now()
-		repoID, err := t.repository(repo, now)
-		if err != nil {
-			return err
-		}
-		if err := t.endUpload(uploadID); err != nil {
-			return err
-		}
-		return t.link(repoID, blobID, now, now+c.grace.Milliseconds())
-	})
-	return b, err
-}
-
 func (t *tx) liveBlob(b *Blob) (id int64, err error) {
-	err = t.row(`SELECT id, size FROM blobs WHERE digest = ? AND state = 1`, []any{string(b.Digest)}, &id, &b.Size)
+	err = t.row(`SELECT id, size FROM blobs WHERE digest = ? AND state = 1 AND suspect = 0`, []any{string(b.Digest)}, &id, &b.Size)
 	if err == ErrNotFound {
 		err = ErrNotStored
 	}
@@ -140,13 +124,13 @@ func (t *tx) liveBlob(b *Blob) (id int64, err error) {
 }
 
 // MountBlob makes a blob of one repository visible in another. Errors:
-// ErrNotFound when it is not visible in from.
+// ErrNotFound when it is not visible in from, or is suspect.
 func (c *Catalog) MountBlob(ctx context.Context, to, from string, d oci.Digest) (Blob, error) {
 	b := Blob{Digest: d}
 	err := c.db.write(ctx, func(t *tx) error {
 		var blobID int64
 		err := t.row(`SELECT b.id, b.size FROM repositories r
-			JOIN blobs b ON b.digest = ? AND b.state = 1
+			JOIN blobs b ON b.digest = ? AND b.state = 1 AND b.suspect = 0
 			JOIN links l ON l.repo_id = r.id AND l.blob_id = b.id
 			WHERE r.name = ?`, []any{string(d), from}, &blobID, &b.Size)
 		if err != nil {
@@ -301,8 +285,8 @@ func (t *tx) checkManifest(repo string, m NewManifest) (repoID int64, named []in
 	return repoID, named, nil
 }
 
-// visible returns the ids of those contents that are stored and of which the
-// condition is true, whose placeholders all stand for the repository. It asks for
+// visible returns the ids of those contents that are stored, are not suspect, and of
+// which the condition is true, whose placeholders all stand for the repository. It asks for
 // many with one statement: a manifest may name thousands, and this is the only
 // writer.
 func (t *tx) visible(repoID int64, condition string, digests []oci.Digest) (map[oci.Digest]int64, error) {
@@ -316,7 +300,7 @@ func (t *tx) visible(repoID int64, condition string, digests []oci.Digest) (map[
 		for _, d := range part {
 			args = append(args, string(d))
 		}
-		query := `SELECT b.digest, b.id FROM blobs b WHERE b.digest IN (` + marks("?", len(part)) + `) AND b.state = 1 AND ` + condition
+		query := `SELECT b.digest, b.id FROM blobs b WHERE b.digest IN (` + marks("?", len(part)) + `) AND b.state = 1 AND b.suspect = 0 AND ` + condition
 		return t.rows(query, append(args, more...), func(r *sql.Rows) error {
 			var d oci.Digest
 			var id int64

@@ -1,0 +1,63 @@
+package catalog
+
+import (
+	"context"
+	"database/sql"
+
+	"example.org/slipway/oci"
+)
+
+// MarkSuspect records that a read of a stored content failed, or gave other bytes than
+// its digest's. Repositories go on showing it, since the next read may succeed, but to
+// whoever pushes it, mounts it or names it in a manifest it counts as missing. Pushing
+// it or ClearSuspect ends that. marked reports whether the row was changed: it is not
+// if the content is suspect already or not stored.
+func (c *Catalog) MarkSuspect(ctx context.Context, d oci.Digest) (s Shown, marked bool, err error) {
+	err = c.db.write(ctx, func(t *tx) error {
+		s, marked = Shown{}, false
+		id, err := t.insert(`UPDATE blobs SET suspect = 1 WHERE digest = ? AND state = 1 AND suspect = 0 RETURNING id`, string(d))
+		if err == ErrNotFound {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		marked = true
+		s, err = t.shown(d, id)
+		return err
+	})
+	return s, marked && err == nil, err
+}
+
+// ClearSuspect records that the bytes of a content were read and have its digest.
+func (c *Catalog) ClearSuspect(ctx context.Context, d oci.Digest) error {
+	return c.db.write(ctx, func(t *tx) error {
+		_, err := t.exec(`UPDATE blobs SET suspect = 0 WHERE digest = ? AND suspect <> 0`, string(d))
+		return err
+	})
+}
+
+// StoredObjects returns those of the digests that the catalogue takes for objects in
+// the store, each once, with their sizes.
+func (c *Catalog) StoredObjects(ctx context.Context, digests []oci.Digest) ([]Blob, error) {
+	known := make(map[oci.Digest]bool, len(digests)) // parts are filled up with what is in them already
+	var list []Blob
+	err := inParts(digests, func(part []oci.Digest) error {
+		args := make([]any, len(part))
+		for i, d := range part {
+			args[i] = string(d)
+		}
+		return c.db.rows(ctx, `SELECT digest, size FROM blobs WHERE digest IN (`+marks("?", len(part))+`) AND state = 1 AND content IS NULL`, args, func(r *sql.Rows) error {
+			var b Blob
+			if err := r.Scan(&b.Digest, &b.Size); err != nil {
+				return err
+			}
+			if !known[b.Digest] {
+				known[b.Digest] = true
+				list = append(list, b)
+			}
+			return nil
+		})
+	})
+	return list, err
+}
