@@ -23,6 +23,10 @@ var ErrNotExist = errors.New("object does not exist")
 // taken.
 var ErrExist = errors.New("object exists already")
 
+// ErrCorrupt is returned, possibly wrapped, by a store that compares what it reads with
+// what it should be, when the bytes are others.
+var ErrCorrupt = errors.New("object has other bytes than it should")
+
 // ErrNoSpace is returned, possibly wrapped, when the store is full. What was
 // stored before is intact, and the same call succeeds once there is room.
 var ErrNoSpace = errors.New("no space left in the object store")
@@ -177,6 +181,13 @@ type Redirector interface {
 	// URL returns an address where anybody may read the object, whole or in ranges,
 	// for at least the given time. It does not look whether the object is there.
 	URL(ctx context.Context, key string, valid time.Duration) (string, error)
+}
+
+// Distant is the optional ability to cost something: each request goes to another
+// machine. Who would ask often for the same remembers the answer.
+type Distant interface {
+	// Distant does nothing.
+	Distant()
 }
 
 // KeyedUploader is the optional ability to write an upload to its place at once,

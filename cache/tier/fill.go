@@ -381,7 +381,7 @@ func (f *fill) end(err error) {
 
 // ErrCorrupt is returned for an object whose bytes are not those that [Options.Verify]
 // says.
-var ErrCorrupt = errors.New("the bytes are not those of the key")
+var ErrCorrupt = fmt.Errorf("the bytes are not those of the key: %w", objstore.ErrCorrupt)
 
 // settle gives the bytes to the entry, if there still is one for them. Store.mu is held.
 func (f *fill) settle(kept bool, err error) {

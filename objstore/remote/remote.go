@@ -197,6 +197,9 @@ func (s *Store) do(ctx context.Context, action string, d time.Duration, f func(c
 	return err
 }
 
+// Distant implements [objstore.Distant].
+func (s *Store) Distant() {}
+
 // Stat describes an object. See [objstore.Store].
 func (s *Store) Stat(ctx context.Context, key string) (info objstore.Info, err error) {
 	err = s.do(ctx, actionStat, s.o.Timeout, func(ctx context.Context) (err error) {
