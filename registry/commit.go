@@ -171,26 +171,16 @@ func (r *Registry) record(ctx context.Context, u *upload, d oci.Digest) (oci.Des
 		if content == nil {
 			content = []byte{}
 		}
-		if err := r.cat.PutBlob(ctx, u.repo, catalog.Blob{Digest: d, Size: u.size, Content: content}, rowID); err != nil {
-			return desc, storeError("record the blob", err)
-		}
-		return desc, nil
+		return desc, r.recordSmall(ctx, u.repo, d, content, rowID)
 	}
-	// The content may be here already. It was received and checked all the
-	// same: knowing a digest must not be enough to be given the content.
-	_, err := r.cat.LinkBlob(ctx, u.repo, d, rowID)
-	if err == nil {
-		r.keepRow(u) // it is gone already
-		r.drop(ctx, u)
-		return desc, nil
-	}
-	if !errors.Is(err, catalog.ErrNotStored) {
-		return desc, storeError("record the blob", err)
-	}
+	// The content may be here already. It was received and checked all the same:
+	// knowing a digest must not be enough to be given the content. And it takes the
+	// place of what is stored, which may be lost or damaged without anybody having
+	// noticed.
 	if err := r.openObject(ctx, u, 0, false); err != nil {
 		return desc, storeError("continue the upload", err)
 	}
-	return desc, r.putObject(ctx, u, d, func() error {
+	return desc, r.putObject(ctx, u, d, u.size, func() error {
 		err := u.obj.Commit(ctx, BlobKey(d))
 		u.obj, u.state = nil, ""
 		return err
@@ -199,18 +189,41 @@ func (r *Registry) record(ctx context.Context, u *upload, d oci.Digest) (oci.Des
 	})
 }
 
+// recordSmall records a blob whose bytes are to be in the catalogue. Where the store has
+// them, as in a storage that was adopted, that object is replaced.
+func (r *Registry) recordSmall(ctx context.Context, repo string, d oci.Digest, content []byte, rowID string) error {
+	objects, err := r.cat.StoredObjects(ctx, []oci.Digest{d})
+	if err == nil && len(objects) > 0 {
+		defer r.digests.lock(d)()
+		err = r.store.Put(ctx, BlobKey(d), content, false)
+		r.trust.drop(d)
+	}
+	if err != nil {
+		return storeError("store the blob", err)
+	}
+	if err := r.cat.PutBlob(ctx, repo, catalog.Blob{Digest: d, Size: int64(len(content)), Content: content}, rowID); err != nil {
+		return storeError("record the blob", err)
+	}
+	r.ram.Drop(blobKey(repo, d))
+	return nil
+}
+
 // putObject puts the object of d into the store and records it. The intent of the upload
 // is durable already. u.mu is held.
-func (r *Registry) putObject(ctx context.Context, u *upload, d oci.Digest, put, record func() error) error {
+func (r *Registry) putObject(ctx context.Context, u *upload, d oci.Digest, size int64, put, record func() error) error {
 	unlock := sync.OnceFunc(r.digests.lock(d))
 	defer unlock()
 	doing := "store the blob"
 	err := put()
 	if err == nil {
+		err = r.proveStored(ctx, d, size)
+	}
+	if err == nil {
 		doing = "record the blob"
 		err = record()
 	}
 	if err == nil {
+		r.ram.Drop(blobKey(u.repo, d)) // it may have another size from now on
 		return nil
 	}
 	if r.replica != nil {
@@ -304,6 +317,9 @@ func (r *Registry) MountBlob(ctx context.Context, to, from string, d oci.Digest)
 		if err := oci.CheckName(name); err != nil {
 			return oci.Descriptor{}, err
 		}
+	}
+	if lost, err := r.missing(ctx, []oci.Digest{d}); err != nil || len(lost) > 0 {
+		return oci.Descriptor{}, orUnknown(err, blobUnknown(from, d))
 	}
 	b, err := r.cat.MountBlob(ctx, to, from, d)
 	if errors.Is(err, catalog.ErrNotFound) {

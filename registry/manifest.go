@@ -227,6 +227,13 @@ func (r *Registry) PutManifest(ctx context.Context, repo string, m oci.PutManife
 	if err != nil {
 		return oci.PutResult{}, err
 	}
+	lost, err := r.missing(ctx, slices.Concat(row.Blobs, row.Manifests))
+	if err == nil && len(lost) > 0 {
+		err = &catalog.MissingError{Digests: lost[:min(len(lost), maxLost)], Total: len(lost)}
+	}
+	if err != nil {
+		return oci.PutResult{}, putError(repo, err)
+	}
 	keep := r.beforePut(repo, d, m.Tags)
 	if _, err = r.cat.PutManifest(ctx, repo, row); err != nil {
 		return oci.PutResult{}, putError(repo, err)
@@ -236,6 +243,9 @@ func (r *Registry) PutManifest(ctx context.Context, repo string, m oci.PutManife
 	res.Descriptor = oci.Descriptor{MediaType: doc.MediaType, Digest: d, Size: int64(len(m.Bytes)), ArtifactType: row.ArtifactType}
 	return res, r.emitPush(ctx, repo, doc, res)
 }
+
+// maxLost is how many contents an error names.
+const maxLost = 100
 
 // beforePut prepares RAM for a manifest about to be recorded: what was just
 // pushed is soon pulled. The returned function is called when it is durable.

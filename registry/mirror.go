@@ -41,7 +41,7 @@ func (r *Registry) mayMirror(repo string) error {
 //
 // The blob is durable when it returns nil, and the file is gone. After an error it may
 // be gone, too: then its bytes are to be fetched again. A content that is stored already
-// is only linked. Once begun, the outcome does not depend on ctx.
+// is replaced, so that a damaged one is mended. Once begun, the outcome does not depend on ctx.
 func (r *Registry) AdoptBlob(ctx context.Context, repo string, d oci.Digest, size int64, path string) (oci.Descriptor, error) {
 	if err := errors.Join(r.mayMirror(repo), oci.CheckDigest(d)); err != nil {
 		return oci.Descriptor{}, err
@@ -100,7 +100,7 @@ func (r *Registry) AdoptBytes(ctx context.Context, repo string, d oci.Digest, co
 		})
 	}
 	if err == nil && size <= ramBlobMax { // what was just pulled is soon pulled again
-		r.remember(k, epoch, ramBlob{size, content}.head(), content)
+		r.remember(k, epoch, ramBlob{size: size, object: size > catalog.InlineMax}.head(), content)
 	}
 	return desc, err
 }
@@ -131,12 +131,6 @@ func (r *Registry) adoptObject(ctx context.Context, repo string, d oci.Digest, s
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), adoptWithin)
 	defer cancel()
 	desc := blobDescriptor(d, size)
-	switch _, err := r.cat.LinkStored(ctx, repo, d); {
-	case err == nil:
-		return desc, r.adopted(ctx, repo, desc, false)
-	case !errors.Is(err, catalog.ErrNotStored):
-		return oci.Descriptor{}, storeError("record the blob", err)
-	}
 	u := r.newUpload(repo)
 	u.private, u.want = true, d
 	if r.replica != nil {
@@ -168,7 +162,7 @@ func (r *Registry) publishAdopted(ctx context.Context, u *upload, d oci.Digest, 
 	if u.lostClaim() {
 		return false, uploadBusy()
 	}
-	err = r.putObject(ctx, u, d, put, func() error {
+	err = r.putObject(ctx, u, d, size, put, func() error {
 		added, err = r.cat.AdoptBlob(ctx, u.repo, catalog.Blob{Digest: d, Size: size}, u.id)
 		return err
 	})
@@ -217,6 +211,9 @@ func (r *Registry) LinkStored(ctx context.Context, repo string, d oci.Digest) (o
 	// written, and for the disk with it.
 	if _, err := r.cat.StoredBlob(ctx, d); errors.Is(err, catalog.ErrNotFound) {
 		return oci.Descriptor{}, blobUnknown(repo, d)
+	}
+	if lost, err := r.missing(ctx, []oci.Digest{d}); err != nil || len(lost) > 0 {
+		return oci.Descriptor{}, orUnknown(err, blobUnknown(repo, d))
 	}
 	b, err := r.cat.LinkStored(ctx, repo, d)
 	if errors.Is(err, catalog.ErrNotStored) {

@@ -12,7 +12,7 @@ import (
 const (
 	kindTag      = iota // repo, tag -> the digest as text
 	kindManifest        // repo, digest -> media type and artifact type, each behind its length; the manifest
-	kindBlob            // repo, digest -> size; the content of a small blob
+	kindBlob            // repo, digest -> 2*size, +1 if it is an object; the content of a small blob
 	kindContent         // "", SHA-256 in 32 bytes -> a content that others keep here
 )
 
@@ -40,6 +40,10 @@ func (m *Memory) Put(name [32]byte, content []byte) {
 type ramBlob struct {
 	size    int64
 	content []byte
+	// object says that the store has it, and not the catalogue.
+	object bool
+	// suspect is true only of what was read from the catalogue: RAM keeps nothing suspect.
+	suspect bool
 }
 
 // ramBlobMax is the largest blob in bytes whose content is kept in RAM: configs
@@ -60,11 +64,17 @@ func blobKey(repo string, d oci.Digest) cache.Key {
 	return cache.Key{Kind: kindBlob, Repo: repo, Ref: string(d)}
 }
 
-func (b ramBlob) head() []byte { return binary.AppendUvarint(nil, uint64(b.size)) }
+func (b ramBlob) head() []byte {
+	v := uint64(b.size) << 1
+	if b.object {
+		v++
+	}
+	return binary.AppendUvarint(nil, v)
+}
 
 func ramBlobOf(value []byte) ramBlob {
-	size, n := binary.Uvarint(value)
-	b := ramBlob{size: int64(size), content: value[n:]}
+	v, n := binary.Uvarint(value)
+	b := ramBlob{size: int64(v >> 1), object: v&1 != 0, content: value[n:]}
 	if int64(len(b.content)) != b.size { // only the size was put
 		b.content = nil
 	}

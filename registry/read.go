@@ -31,12 +31,43 @@ func (r *Registry) ResolveBlob(ctx context.Context, repo string, d oci.Digest) (
 	if here, err := r.promise(ctx, promise{seenKey{repo, d}, false}); err != nil || !here {
 		return oci.Descriptor{}, orUnknown(err, blobUnknown(repo, d))
 	}
-	b, err := r.blob(ctx, repo, d)
+	size, err := r.present(ctx, repo, d)
 	if err != nil {
 		r.seen.forget(seenKey{repo, d})
 		return oci.Descriptor{}, err
 	}
-	return blobDescriptor(d, b.size), nil
+	return blobDescriptor(d, size), nil
+}
+
+// present looks a blob up and makes sure that the store has it: who is told so does not
+// push it. What is suspect counts as missing, so that it is pushed again.
+func (r *Registry) present(ctx context.Context, repo string, d oci.Digest) (size int64, err error) {
+	b, err := r.blob(ctx, repo, d)
+	switch {
+	case err != nil:
+		return 0, err
+	case b.suspect:
+		return 0, blobLost(repo, d)
+	case !b.object:
+		return b.size, nil
+	}
+	size, here, err := r.look(ctx, d, b.size)
+	if err != nil {
+		return 0, err
+	}
+	if !here {
+		return 0, blobLost(repo, d)
+	}
+	if size != b.size {
+		r.ram.Drop(blobKey(repo, d))
+	}
+	return size, nil
+}
+
+// blobLost is the error for a blob that the catalogue knows and the store has lost, or
+// has damaged.
+func blobLost(repo string, d oci.Digest) error {
+	return oci.Errorf(oci.CodeBlobUnknown, "blob %s of repository %s is missing from the storage, or damaged; push it again, or restore it from a backup", d, repo)
 }
 
 // promise makes sure that content of which a client is about to be told stays for a
@@ -110,19 +141,44 @@ func (r *Registry) blob(ctx context.Context, repo string, d oci.Digest) (ramBlob
 	if err != nil {
 		return ramBlob{}, storeError(fmt.Sprintf("look up blob %s", d), err)
 	}
+	b, err := r.load(ctx, d, row)
+	if err != nil {
+		return ramBlob{}, r.lost(ctx, repo, d, err)
+	}
+	if !b.suspect {
+		r.remember(k, epoch, b.head(), b.content)
+	}
+	return b, nil
+}
+
+// load reads the content of a small blob, wherever it is, and compares it with its
+// digest.
+func (r *Registry) load(ctx context.Context, d oci.Digest, row catalog.Blob) (b ramBlob, err error) {
+	b = ramBlob{size: row.Size, content: row.Content, suspect: row.Suspect, object: row.Content == nil && row.Size > 0}
 	switch {
-	case row.Size == 0:
-		row.Content = []byte{}
-	case row.Content == nil && row.Size <= ramBlobMax:
-		if row.Content, err = r.readObject(ctx, d, row.Size); err != nil {
-			return ramBlob{}, r.lost(ctx, repo, d, err)
+	case !b.object:
+		if b.size == 0 {
+			b.content = []byte{}
+		}
+		if int64(len(b.content)) == b.size && d.Algorithm().FromBytes(b.content) == d {
+			break
+		}
+		info, statErr := r.store.Stat(ctx, BlobKey(d))
+		if statErr != nil { // a push may have brought it there
+			return b, wrongBytes(d)
+		}
+		return ramBlob{size: info.Size, object: true, suspect: true}, r.doubt(ctx, d, wrongBytes(d))
+	case b.size > ramBlobMax:
+		return b, nil
+	default:
+		if b.content, err = r.readObject(ctx, d, b.size); err != nil {
+			return b, err
 		}
 	}
-	if row.Content != nil && int64(len(row.Content)) != row.Size {
-		return ramBlob{}, r.lost(ctx, repo, d, fmt.Errorf("%d bytes are stored, the catalogue says %d", len(row.Content), row.Size))
+	if b.suspect {
+		b.suspect = false
+		r.healed(d)
 	}
-	b := ramBlob{row.Size, row.Content}
-	r.remember(k, epoch, b.head(), b.content)
 	return b, nil
 }
 
@@ -168,15 +224,34 @@ func (r *Registry) openBlob(ctx context.Context, repo string, d oci.Digest, b ra
 	if b.content != nil {
 		return &ramContent{digest: d, size: size, rest: b.content[off : off+n]}, nil
 	}
+	if b.suspect {
+		if r.partial(repo) { // it is fetched again
+			return nil, blobLost(repo, d)
+		}
+		if err := r.recheck(ctx, d, size); err != nil {
+			return nil, r.lost(ctx, repo, d, err)
+		}
+	}
 	obj, err := r.store.Get(ctx, BlobKey(d), off, n)
 	if err != nil {
 		return nil, r.lost(ctx, repo, d, err)
 	}
 	if got := obj.Info().Size; got != size {
 		obj.Close()
-		return nil, r.lost(ctx, repo, d, fmt.Errorf("the object has %d bytes, the catalogue says %d", got, size))
+		r.ram.Drop(blobKey(repo, d)) // which may be older than the row
+		return nil, r.lost(ctx, repo, d, wrongSize(got, size))
 	}
-	return &storeContent{Object: obj, digest: d}, nil
+	if off == 0 && n == size {
+		c, err := r.openWhole(ctx, d, obj)
+		if err != nil {
+			return nil, r.lost(ctx, repo, d, err)
+		}
+		return c, nil
+	}
+	if !r.hashedBefore(d, obj.Info()) {
+		r.checkLater(d, size)
+	}
+	return &storeContent{Object: obj, r: r, digest: d}, nil
 }
 
 // lost reports a blob the catalogue knows and the store cannot give, unless it
@@ -191,6 +266,12 @@ func (r *Registry) lost(ctx context.Context, repo string, d oci.Digest, err erro
 	if _, gone := r.cat.Blob(ctx, repo, d); errors.Is(gone, catalog.ErrNotFound) {
 		return blobUnknown(repo, d)
 	}
+	if isDamage(err) {
+		if away := r.doubt(ctx, d, err); away != nil {
+			return away
+		}
+		return blobLost(repo, d)
+	}
 	r.log.Error("blob cannot be read; run slipway fsck", "digest", d, "err", err)
 	return &oci.Error{Code: oci.CodeUnknown, Message: fmt.Sprintf("blob %s cannot be read from the store", d), Err: err}
 }
@@ -203,10 +284,16 @@ func (r *Registry) readObject(ctx context.Context, d oci.Digest, size int64) ([]
 	defer obj.Close()
 	b := make([]byte, size)
 	if obj.Info().Size != size {
-		return nil, fmt.Errorf("the object has %d bytes, the catalogue says %d", obj.Info().Size, size)
+		return nil, wrongSize(obj.Info().Size, size)
 	}
-	_, err = io.ReadFull(obj, b)
-	return b, err
+	if _, err = io.ReadFull(obj, b); err != nil {
+		return nil, err
+	}
+	if d.Algorithm().FromBytes(b) != d {
+		return nil, wrongBytes(d)
+	}
+	r.saw(d, obj.Info(), true)
+	return b, nil
 }
 
 // ResolveManifest implements oci.Reader.
@@ -218,6 +305,9 @@ func (r *Registry) ResolveManifest(ctx context.Context, repo, ref string) (oci.D
 		}
 	}
 	m, err := r.manifest(ctx, repo, ref)
+	if damaged := (*manifestDamaged)(nil); errors.As(err, &damaged) { // so that it is pushed again
+		err = oci.Errorf(oci.CodeManifestUnknown, "%s", damaged.Error())
+	}
 	if err != nil {
 		if byDigest {
 			r.seen.forget(seenKey{repo, oci.Digest(ref)})
@@ -230,6 +320,9 @@ func (r *Registry) ResolveManifest(ctx context.Context, repo, ref string) (oci.D
 // GetManifest implements oci.Reader.
 func (r *Registry) GetManifest(ctx context.Context, repo, ref string) (*oci.Manifest, error) {
 	m, err := r.manifest(ctx, repo, ref)
+	if damaged := (*manifestDamaged)(nil); errors.As(err, &damaged) {
+		err = &oci.Error{Code: oci.CodeUnknown, Message: damaged.Error(), Err: err}
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -266,7 +359,7 @@ func (r *Registry) manifest(ctx context.Context, repo, ref string) (oci.Manifest
 	r.remember(k, epoch, []byte(row.Digest))
 	// Only the tag is kept: the epoch of the manifest's own key was not taken
 	// before the read, so the manifest may be gone by now.
-	return asManifest(row), nil
+	return asManifest(row), r.checkManifest(ctx, repo, row)
 }
 
 func (r *Registry) manifestByDigest(ctx context.Context, repo, d string) (oci.Manifest, error) {
@@ -279,9 +372,33 @@ func (r *Registry) manifestByDigest(ctx context.Context, repo, d string) (oci.Ma
 	if err != nil {
 		return oci.Manifest{}, r.manifestError(ctx, repo, d, err)
 	}
+	if err := r.checkManifest(ctx, repo, row); err != nil {
+		return oci.Manifest{}, err
+	}
 	m := asManifest(row)
 	r.remember(k, epoch, manifestHead(&m), m.Bytes)
 	return m, nil
+}
+
+// checkManifest compares a manifest, as it was read from the catalogue, with its digest.
+func (r *Registry) checkManifest(ctx context.Context, repo string, row catalog.Manifest) error {
+	if row.Digest.Algorithm().FromBytes(row.Content) == row.Digest {
+		return nil
+	}
+	if err := r.doubt(ctx, row.Digest, wrongBytes(row.Digest)); err != nil {
+		return err
+	}
+	return &manifestDamaged{repo, row.Digest}
+}
+
+// manifestDamaged is the error for a manifest whose bytes in the catalogue are wrong.
+type manifestDamaged struct {
+	repo   string
+	digest oci.Digest
+}
+
+func (e *manifestDamaged) Error() string {
+	return fmt.Sprintf("manifest %s of repository %s is damaged in the catalogue; push it again, or restore it from a backup", e.digest, e.repo)
 }
 
 func (r *Registry) manifestError(ctx context.Context, repo, ref string, err error) error {
@@ -356,7 +473,20 @@ func (c *ramContent) WriteTo(w io.Writer) (int64, error) {
 // storeContent is a blob, or a part of one, that lies in the object store.
 type storeContent struct {
 	objstore.Object
+	r      *Registry
 	digest oci.Digest
 }
 
 func (c *storeContent) Descriptor() oci.Descriptor { return blobDescriptor(c.digest, c.Info().Size) }
+
+func (c *storeContent) Read(p []byte) (int, error) {
+	n, err := c.Object.Read(p)
+	c.r.readFailed(c.digest, c.Info().Size, err)
+	return n, err
+}
+
+func (c *storeContent) WriteTo(w io.Writer) (int64, error) {
+	n, err := c.Object.WriteTo(w)
+	c.r.readFailed(c.digest, c.Info().Size, err)
+	return n, err
+}

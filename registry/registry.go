@@ -181,12 +181,16 @@ type Registry struct {
 	ram   *cache.RAM
 	// keyed is store, if that has the ability, or nil.
 	keyed objstore.KeyedUploader
+	// distant says that each request to the store goes to another machine.
+	distant bool
 	// replica is nil where this process has the catalogue to itself.
 	replica *replica
 
 	uploads uploads
 	pulls   pulls
 	lately  hot
+	trust   trust
+	checks  checks
 	seen    seen
 	digests digestLocks
 	// parsing bounds how many large manifests are decoded at once; each takes
@@ -219,6 +223,7 @@ func New(ctx context.Context, cat *catalog.Catalog, store objstore.Store, o *Opt
 	}
 	r.ram = r.opts.Memory.ram
 	r.keyed, _ = objstore.As[objstore.KeyedUploader](store)
+	_, r.distant = objstore.As[objstore.Distant](store)
 	if cat.Shared() {
 		r.replica = newReplica(&r.opts)
 		if err := r.readClock(ctx); err != nil {

@@ -1,0 +1,351 @@
+package registry
+
+import (
+	"context"
+	"hash"
+	"io"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"example.org/slipway/objstore"
+	"example.org/slipway/oci"
+)
+
+// Bytes that this process has not compared with their digest are never sent to their
+// end before that is done. Short objects, and those that another machine has, are
+// hashed while they are sent, since to read them twice would cost more. Of the others
+// all but the end is sent by sendfile, while a check, which all who read the object
+// share, hashes it.
+const (
+	// heldBack is how many bytes at the end of an object wait for its check.
+	heldBack = 64 << 10
+	// hashedInline is the longest object, in bytes, that is hashed while it is sent.
+	hashedInline = 1 << 20
+	// firstChunk is how much of an object is hashed before its first byte is sent, if
+	// it has more, so that the first byte does not wait.
+	firstChunk = 16 << 10
+	// lazyRate is how fast an object is hashed of which only ranges were read, in
+	// bytes a second.
+	lazyRate = 64 << 20
+)
+
+// checks are the comparisons of objects with their digests that are under way.
+type checks struct {
+	mu      sync.Mutex
+	running map[oci.Digest]*check
+	// lazy says that one for which nobody waits is under way.
+	lazy atomic.Bool
+}
+
+// check is one comparison. err and info are set when done is closed: info is the
+// object that was read.
+type check struct {
+	done  chan struct{}
+	err   error
+	info  objstore.Info
+	hurry atomic.Bool // somebody waits
+}
+
+// check begins a comparison, or joins the one that is under way.
+func (r *Registry) check(d oci.Digest, size int64, wait bool) *check {
+	cs := &r.checks
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	c := cs.running[d]
+	if c == nil {
+		c = &check{done: make(chan struct{})}
+		if cs.running == nil {
+			cs.running = map[oci.Digest]*check{}
+		}
+		cs.running[d] = c
+		r.background.Add(1)
+		go func() {
+			defer r.background.Done()
+			c.info, c.err = r.compare(d, size, c)
+			cs.mu.Lock()
+			delete(cs.running, d)
+			cs.mu.Unlock()
+			close(c.done)
+		}()
+	}
+	if wait {
+		c.hurry.Store(true)
+	}
+	return c
+}
+
+// checkLater compares an object with its digest after a range of it was read, if no
+// other is being compared for that reason. It leaves alone what costs a request to
+// another machine.
+func (r *Registry) checkLater(d oci.Digest, size int64) {
+	if r.distant || !r.checks.lazy.CompareAndSwap(false, true) {
+		return
+	}
+	c := r.check(d, size, false)
+	r.background.Add(1)
+	go func() {
+		defer r.background.Done()
+		<-c.done
+		r.checks.lazy.Store(false)
+	}()
+}
+
+// recheck compares a suspect content with its digest before anything is sent.
+func (r *Registry) recheck(ctx context.Context, d oci.Digest, size int64) error {
+	c := r.check(d, size, true)
+	if err := await(ctx, c.done); err != nil || c.err != nil {
+		return firstError(err, c.err)
+	}
+	r.healed(d)
+	return nil
+}
+
+func firstError(errs ...error) error {
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// compare reads an object and notes whether it has its digest.
+func (r *Registry) compare(d oci.Digest, size int64, c *check) (objstore.Info, error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	done := make(chan struct{})
+	defer close(done)
+	go func() {
+		select {
+		case <-r.stop:
+			cancel()
+		case <-done:
+		}
+	}()
+	info, err := r.compareOnce(ctx, d, size, c)
+	if err != nil && isDamage(err) && info.Key != "" {
+		if now, statErr := r.store.Stat(ctx, BlobKey(d)); statErr == nil && !now.ModTime.Equal(info.ModTime) {
+			info, err = r.compareOnce(ctx, d, size, c) // it was stored anew meanwhile
+		}
+	}
+	r.readFailed(d, size, err)
+	return info, err
+}
+
+func (r *Registry) compareOnce(ctx context.Context, d oci.Digest, size int64, c *check) (objstore.Info, error) {
+	obj, err := r.store.Get(ctx, BlobKey(d), 0, -1)
+	if err != nil {
+		return objstore.Info{}, err
+	}
+	defer obj.Close()
+	info := obj.Info()
+	if info.Size != size {
+		return info, wrongSize(info.Size, size)
+	}
+	n, match, err := hashCopy(ctx, nil, obj, d, func(n int) {
+		if !c.hurry.Load() {
+			select {
+			case <-time.After(time.Duration(n) * time.Second / lazyRate):
+			case <-ctx.Done():
+			}
+		}
+	})
+	switch {
+	case err != nil:
+		return info, err
+	case n != size:
+		return info, wrongSize(n, size)
+	case !match:
+		return info, wrongBytes(d)
+	}
+	r.saw(d, info, true)
+	return info, nil
+}
+
+// readFailed notes that a read of a content failed. A body that broke off may be the
+// network's fault, so the store is asked then.
+func (r *Registry) readFailed(d oci.Digest, size int64, err error) {
+	if err == nil || !isDamage(err) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	if brokeOff(err) {
+		r.trust.drop(d)
+		_, _, err = r.look(ctx, d, size)
+	} else {
+		err = r.doubt(ctx, d, err)
+	}
+	if err != nil {
+		r.log.Warn("find out why a blob could not be read", "digest", d, "err", err)
+	}
+}
+
+// openWhole opens an object of a content to send all of it. obj is open already.
+func (r *Registry) openWhole(ctx context.Context, d oci.Digest, obj objstore.Object) (oci.Content, error) {
+	info := obj.Info()
+	switch {
+	case r.hashedBefore(d, info):
+		return &storeContent{Object: obj, r: r, digest: d}, nil
+	case r.distant || info.Size <= hashedInline:
+		return &hashedContent{obj: obj, r: r, digest: d, sum: newHash(algorithm(d)), left: info.Size}, nil
+	}
+	obj.Close()
+	cut := info.Size - heldBack
+	head, err := r.store.Get(ctx, BlobKey(d), 0, cut)
+	if err != nil {
+		return nil, err
+	}
+	tail, err := r.store.Get(ctx, BlobKey(d), cut, heldBack)
+	if err != nil {
+		head.Close()
+		return nil, err
+	}
+	return &heldContent{
+		head: &storeContent{Object: head, r: r, digest: d}, tail: &storeContent{Object: tail, r: r, digest: d},
+		check: r.check(d, info.Size, true),
+	}, nil
+}
+
+// hashedContent is an object that is hashed while it is read. What ends it is not given
+// out before its digest is known to be right.
+type hashedContent struct {
+	obj    objstore.Object
+	r      *Registry
+	digest oci.Digest
+	sum    hash.Hash
+	left   int64 // not yet read from obj
+	buf    *[]byte
+	rest   []byte // read and hashed, and to be given out
+}
+
+func (c *hashedContent) Descriptor() oci.Descriptor {
+	return blobDescriptor(c.digest, c.obj.Info().Size)
+}
+
+func (c *hashedContent) Close() error {
+	if c.buf != nil {
+		bufferPool.Put(c.buf)
+		c.buf, c.rest, c.left = nil, nil, 0
+	}
+	return c.obj.Close()
+}
+
+// fill reads and hashes the next bytes; io.EOF says that there are none.
+func (c *hashedContent) fill() error {
+	if c.left == 0 {
+		return io.EOF
+	}
+	limit := int64(firstChunk)
+	if c.buf != nil {
+		limit = int64(len(*c.buf))
+	} else {
+		c.buf = bufferPool.Get().(*[]byte)
+	}
+	p := (*c.buf)[:min(c.left, limit)]
+	if _, err := io.ReadFull(c.obj, p); err != nil {
+		if err == io.EOF {
+			err = io.ErrUnexpectedEOF
+		}
+		c.r.readFailed(c.digest, c.obj.Info().Size, err)
+		return err
+	}
+	c.sum.Write(p)
+	if c.left -= int64(len(p)); c.left == 0 {
+		if sumDigest(c.digest, c.sum) != c.digest {
+			err := wrongBytes(c.digest)
+			c.r.readFailed(c.digest, c.obj.Info().Size, err)
+			return err
+		}
+		c.r.saw(c.digest, c.obj.Info(), true)
+	}
+	c.rest = p
+	return nil
+}
+
+func (c *hashedContent) Read(p []byte) (int, error) {
+	if len(c.rest) == 0 {
+		if err := c.fill(); err != nil {
+			return 0, err
+		}
+	}
+	n := copy(p, c.rest)
+	c.rest = c.rest[n:]
+	return n, nil
+}
+
+func (c *hashedContent) WriteTo(w io.Writer) (sent int64, err error) {
+	for {
+		n, err := w.Write(c.rest)
+		sent += int64(n)
+		c.rest = c.rest[n:]
+		if err != nil {
+			return sent, err
+		}
+		switch err := c.fill(); err {
+		case nil:
+		case io.EOF:
+			return sent, nil
+		default:
+			return sent, err
+		}
+	}
+}
+
+// heldContent is an object whose end waits for its check.
+type heldContent struct {
+	head, tail *storeContent
+	check      *check
+	checked    bool
+}
+
+func (c *heldContent) Descriptor() oci.Descriptor { return c.head.Descriptor() }
+
+func (c *heldContent) Close() error {
+	return firstError(c.head.Close(), c.tail.Close())
+}
+
+// await waits for the check, and makes sure that it was of the object that is sent.
+func (c *heldContent) await() error {
+	if c.checked {
+		return nil
+	}
+	<-c.check.done
+	if c.check.err != nil {
+		return c.check.err
+	}
+	for _, part := range []*storeContent{c.head, c.tail} {
+		if got := part.Info(); got.Size != c.check.info.Size || !got.ModTime.Equal(c.check.info.ModTime) {
+			return &objstore.BusyError{Err: errReplaced}
+		}
+	}
+	c.checked = true
+	return nil
+}
+
+func (c *heldContent) Read(p []byte) (int, error) {
+	n, err := c.head.Read(p)
+	if err != io.EOF {
+		return n, err
+	}
+	if n > 0 {
+		return n, nil
+	}
+	if err := c.await(); err != nil {
+		return 0, err
+	}
+	return c.tail.Read(p)
+}
+
+func (c *heldContent) WriteTo(w io.Writer) (int64, error) {
+	sent, err := c.head.WriteTo(w)
+	if err == nil {
+		err = c.await()
+	}
+	if err != nil {
+		return sent, err
+	}
+	n, err := c.tail.WriteTo(w)
+	return sent + n, err
+}

@@ -1,0 +1,247 @@
+package registry
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"io/fs"
+	"sync"
+	"syscall"
+	"time"
+
+	"example.org/slipway/catalog"
+	"example.org/slipway/objstore"
+	"example.org/slipway/oci"
+)
+
+const (
+	// maxTrusted bounds each of the two generations of trust, some 4 MB in all.
+	maxTrusted = 16384
+	// statFresh is how long a look at an object holds where it costs a request to
+	// another machine.
+	statFresh = time.Minute
+)
+
+// witness is what this process last saw of an object.
+type witness struct {
+	size    int64
+	modTime time.Time
+	at      time.Duration // by Options.Steady
+	// hashed says that the object's bytes were compared with its digest since it was
+	// last written, as far as size and modTime tell.
+	hashed bool
+}
+
+// trust remembers what this process saw of objects lately.
+type trust struct {
+	mu        sync.Mutex
+	now, past map[oci.Digest]witness
+}
+
+func (t *trust) get(d oci.Digest) (witness, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	w, ok := t.now[d]
+	if !ok {
+		if w, ok = t.past[d]; ok {
+			t.set(d, w)
+		}
+	}
+	return w, ok
+}
+
+// put notes what was just seen of an object. That its bytes were compared with its
+// digest stays known while it looks the same.
+func (t *trust) put(d oci.Digest, w witness) {
+	if before, ok := t.get(d); ok && before.size == w.size && before.modTime.Equal(w.modTime) {
+		w.hashed = w.hashed || before.hashed
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.set(d, w)
+}
+
+// set is put for a caller that holds mu.
+func (t *trust) set(d oci.Digest, w witness) {
+	if _, ok := t.now[d]; !ok && len(t.now) >= maxTrusted {
+		t.past, t.now = t.now, nil
+	}
+	if t.now == nil {
+		t.now = map[oci.Digest]witness{}
+	}
+	t.now[d] = w
+}
+
+func (t *trust) drop(d oci.Digest) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.now, d)
+	delete(t.past, d)
+}
+
+// saw notes what the store says of the object of d.
+func (r *Registry) saw(d oci.Digest, info objstore.Info, hashed bool) {
+	r.trust.put(d, witness{info.Size, info.ModTime, r.opts.Steady(), hashed})
+}
+
+// hashedBefore reports whether the bytes of the object, as it looks now, were compared
+// with its digest.
+func (r *Registry) hashedBefore(d oci.Digest, info objstore.Info) bool {
+	w, ok := r.trust.get(d)
+	return ok && w.hashed && w.size == info.Size && w.modTime.Equal(info.ModTime)
+}
+
+// damagedError says that what the store has is not the content.
+type damagedError struct{ msg string }
+
+func (e *damagedError) Error() string { return e.msg }
+
+func wrongSize(got, want int64) error {
+	return &damagedError{fmt.Sprintf("%d bytes are stored, the catalogue says %d", got, want)}
+}
+
+func wrongBytes(d oci.Digest) error {
+	return &damagedError{"the stored bytes do not have the digest " + string(d)}
+}
+
+// isDamage reports whether an error of the store says that it has lost the content, or
+// cannot read it: what passes by itself, or says nothing of the content, is not.
+func isDamage(err error) bool {
+	var damaged *damagedError
+	var busy *objstore.BusyError
+	if errors.As(err, &busy) {
+		return false
+	}
+	for _, e := range []error{objstore.ErrNotExist, objstore.ErrCorrupt, io.ErrUnexpectedEOF, fs.ErrPermission, syscall.EIO, syscall.EUCLEAN, syscall.EBADMSG, syscall.ENODATA} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return errors.As(err, &damaged)
+}
+
+// brokeOff reports whether an error may be of a connection and not of the object.
+func brokeOff(err error) bool {
+	return errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, objstore.ErrNotExist)
+}
+
+// errReplaced ends the read of an object in whose place another came.
+var errReplaced = errors.New("the object was stored anew while it was read")
+
+// sumDigest is the digest of what was hashed, by the algorithm of d.
+func sumDigest(d oci.Digest, sum hash.Hash) oci.Digest {
+	return oci.Digest(algorithm(d) + ":" + hex.EncodeToString(sum.Sum(nil)))
+}
+
+// storeLost returns an error if the store as a whole is not there or is another
+// registry's: then what it lacks says nothing of the contents.
+func (r *Registry) storeLost(context.Context) error { return nil }
+
+// doubt makes a content suspect because of what the store said of it; see
+// catalog.MarkSuspect. It returns an error only if the store as a whole is away.
+func (r *Registry) doubt(ctx context.Context, d oci.Digest, why error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+	defer cancel()
+	if err := r.storeLost(ctx); err != nil {
+		return err
+	}
+	r.trust.drop(d)
+	shown, marked, err := r.cat.MarkSuspect(ctx, d)
+	if err != nil {
+		r.log.Warn("note that a content is damaged", "digest", d, "damage", why, "err", err)
+		return nil
+	}
+	if !marked {
+		return nil // it was known, and said
+	}
+	r.forgetShown(d, shown)
+	r.log.Error("a content is damaged or missing; pushing it again mends it, and slipway fsck tells which images need it", "digest", d, "err", why)
+	return nil
+}
+
+// forgetShown drops a content from RAM wherever it is visible.
+func (r *Registry) forgetShown(d oci.Digest, s catalog.Shown) {
+	for _, repo := range s.Links {
+		r.ram.Drop(blobKey(repo, d))
+	}
+	for _, repo := range s.Manifests {
+		r.ram.Drop(manifestKey(repo, string(d)))
+	}
+}
+
+// healed ends a content's being suspect: its bytes have just been read and are right.
+func (r *Registry) healed(d oci.Digest) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	if err := r.cat.ClearSuspect(ctx, d); err != nil {
+		r.log.Warn("note that a content is in order again", "digest", d, "err", err)
+	}
+}
+
+// look asks the store for the object of a content whose size the catalogue says. here is
+// false if it is missing or has another size; then the content is suspect. The size
+// that is returned is right also where the caller's was out of date.
+func (r *Registry) look(ctx context.Context, d oci.Digest, size int64) (now int64, here bool, err error) {
+	if w, ok := r.trust.get(d); r.distant && ok && w.size == size && r.opts.Steady()-w.at < statFresh {
+		return size, true, nil
+	}
+	info, err := r.store.Stat(ctx, BlobKey(d))
+	if err == nil && info.Size != size {
+		// RAM may be older than the row.
+		if b, rowErr := r.cat.StoredBlob(ctx, d); rowErr != nil || b.Size != info.Size {
+			err = wrongSize(info.Size, size)
+		}
+	}
+	switch {
+	case err == nil:
+		r.saw(d, info, false)
+		return info.Size, true, nil
+	case !isDamage(err):
+		return 0, false, storeError(fmt.Sprintf("look for blob %s", d), err)
+	}
+	return 0, false, r.doubt(ctx, d, err)
+}
+
+// missing returns those of the digests that the catalogue takes for objects and the
+// store does not have. It looks for several at once.
+func (r *Registry) missing(ctx context.Context, digests []oci.Digest) ([]oci.Digest, error) {
+	objects, err := r.cat.StoredObjects(ctx, digests)
+	if err != nil {
+		return nil, err
+	}
+	here := make([]bool, len(objects))
+	err = each(ctx, len(objects), func(ctx context.Context, i int) (err error) {
+		_, here[i], err = r.look(ctx, objects[i].Digest, objects[i].Size)
+		return err
+	})
+	var list []oci.Digest
+	for i, b := range objects {
+		if !here[i] {
+			list = append(list, b.Digest)
+		}
+	}
+	return list, err
+}
+
+// proveStored makes sure that the object of a content that was just put into the store
+// is there. Its bytes were hashed on their way. Stores behind a network have looked
+// for themselves.
+func (r *Registry) proveStored(ctx context.Context, d oci.Digest, size int64) error {
+	if r.distant {
+		r.trust.put(d, witness{size: size, at: r.opts.Steady()})
+		return nil
+	}
+	info, err := r.store.Stat(ctx, BlobKey(d))
+	if err == nil && info.Size != size {
+		err = wrongSize(info.Size, size)
+	}
+	if err != nil {
+		r.trust.drop(d)
+		return fmt.Errorf("look for the object just stored: %w", err)
+	}
+	r.saw(d, info, true)
+	return nil
+}
