@@ -1,0 +1,349 @@
+package registry_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"example.org/slipway/objstore"
+	"example.org/slipway/objstore/fsstore"
+	"example.org/slipway/objstore/memstore"
+	"example.org/slipway/objstore/objtest"
+	"example.org/slipway/oci"
+	"example.org/slipway/registry"
+)
+
+// distantStore is a store that claims to be behind a network.
+type distantStore struct{ objstore.Store }
+
+func (distantStore) Distant()                 {}
+func (s distantStore) Unwrap() objstore.Store { return s.Store }
+
+// badSectors fails reads of objects until they are written anew.
+type badSectors struct {
+	mu  sync.Mutex
+	bad map[string]bool
+}
+
+func (s *badSectors) set(key string, bad bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.bad[key] = bad
+}
+
+func (s *badSectors) faults() objtest.Faults {
+	return objtest.Faults{
+		Before: func(op, key string) error {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			if op == objtest.OpRead && s.bad[key] {
+				return fmt.Errorf("read %s: %w", key, syscall.EIO)
+			}
+			return nil
+		},
+		After: func(op, key string) error {
+			if op == objtest.OpCommit || op == objtest.OpPut || op == objtest.OpAdopt {
+				s.set(key, false)
+			}
+			return nil
+		},
+	}
+}
+
+// states are what can have happened to an object behind the registry's back. visible
+// says that a look at the object, without reading it, shows it.
+var states = []struct {
+	name    string
+	visible bool
+	change  func(b *bed, s *badSectors, key string, data []byte)
+}{
+	{"here", false, func(*bed, *badSectors, string, []byte) {}},
+	{"gone", true, func(b *bed, _ *badSectors, key string, _ []byte) { check(b.t, b.store.Delete(b.t.Context(), key)) }},
+	{"empty", true, func(b *bed, _ *badSectors, key string, _ []byte) { b.overwrite(key, nil) }},
+	{"cut", true, func(b *bed, _ *badSectors, key string, data []byte) { b.overwrite(key, data[:len(data)-1]) }},
+	{"longer", true, func(b *bed, _ *badSectors, key string, data []byte) { b.overwrite(key, append(bytes.Clone(data), 0)) }},
+	{"flipped", false, func(b *bed, _ *badSectors, key string, data []byte) {
+		other := bytes.Clone(data)
+		other[len(data)/2] ^= 1
+		b.overwrite(key, other)
+	}},
+	{"flipped at the end", false, func(b *bed, _ *badSectors, key string, data []byte) {
+		other := bytes.Clone(data)
+		other[len(data)-1] ^= 1
+		b.overwrite(key, other)
+	}},
+	{"unreadable", false, func(_ *bed, s *badSectors, key string, _ []byte) { s.set(key, true) }},
+}
+
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// forms are the ways to have a content accepted. bytes says that the client brings them.
+var forms = []struct {
+	name  string
+	bytes bool
+	repo  string // where it is to be read afterwards
+	do    func(ctx context.Context, b *bed, data []byte) error
+}{
+	{"monolithic", true, "a", func(ctx context.Context, b *bed, data []byte) error {
+		_, err := b.PushBlob(ctx, "a", oci.SHA256(data), int64(len(data)), bytes.NewReader(data))
+		return err
+	}},
+	{"monolithic to another repository", true, "c", func(ctx context.Context, b *bed, data []byte) error {
+		_, err := b.PushBlob(ctx, "c", oci.SHA256(data), int64(len(data)), bytes.NewReader(data))
+		return err
+	}},
+	{"post and put", true, "a", func(ctx context.Context, b *bed, data []byte) error {
+		st, err := b.StartUpload(ctx, "a")
+		if err == nil {
+			_, err = b.CommitUpload(ctx, "a", st.ID, 0, -1, bytes.NewReader(data), oci.SHA256(data))
+		}
+		return err
+	}},
+	{"chunks", true, "a", func(ctx context.Context, b *bed, data []byte) error {
+		st, err := b.StartUpload(ctx, "a")
+		half := len(data) / 2
+		if err == nil {
+			_, err = b.AppendUpload(ctx, "a", st.ID, 0, int64(half), bytes.NewReader(data[:half]))
+		}
+		if err == nil {
+			_, err = b.AppendUpload(ctx, "a", st.ID, int64(half), int64(len(data)-half), bytes.NewReader(data[half:]))
+		}
+		if err == nil {
+			_, err = b.CommitUpload(ctx, "a", st.ID, oci.AtEnd, 0, nil, oci.SHA256(data))
+		}
+		return err
+	}},
+	{"mirrored bytes", true, "up/a", func(ctx context.Context, b *bed, data []byte) error {
+		_, err := b.AdoptBytes(ctx, "up/a", oci.SHA256(data), data)
+		return err
+	}},
+	{"mirrored file", true, "up/a", func(ctx context.Context, b *bed, data []byte) error {
+		_, err := b.AdoptBlob(ctx, "up/a", oci.SHA256(data), int64(len(data)), b.spool(data))
+		return err
+	}},
+	{"head", false, "a", func(ctx context.Context, b *bed, data []byte) error {
+		_, err := b.ResolveBlob(ctx, "a", oci.SHA256(data))
+		return err
+	}},
+	{"mount", false, "m", func(ctx context.Context, b *bed, data []byte) error {
+		_, err := b.MountBlob(ctx, "m", "a", oci.SHA256(data))
+		return err
+	}},
+	{"link", false, "up/a", func(ctx context.Context, b *bed, data []byte) error {
+		_, err := b.LinkStored(ctx, "up/a", oci.SHA256(data))
+		return err
+	}},
+	{"manifest", false, "a", func(ctx context.Context, b *bed, data []byte) error {
+		raw := []byte(fmt.Sprintf(`{"schemaVersion":2,"mediaType":%q,"config":{"mediaType":"x/y","digest":%q,"size":%d}}`,
+			oci.MediaTypeOCIManifest, oci.SHA256(data), len(data)))
+		_, err := b.PutManifest(ctx, "a", oci.PutManifest{Bytes: raw, Tags: []string{"again"}})
+		return err
+	}},
+}
+
+// TestAcknowledgedIsReadable: whatever has happened to an object, what the registry
+// acknowledges afterwards can be read, or is known to be missing from the first read
+// that shows it, and a push mends it. No read ever ends well with wrong bytes.
+func TestAcknowledgedIsReadable(t *testing.T) {
+	stores := map[string]func(t *testing.T, now func() time.Time) objstore.Store{
+		"files": func(t *testing.T, _ func() time.Time) objstore.Store {
+			s, err := fsstore.New(t.TempDir(), nil)
+			check(t, err)
+			t.Cleanup(func() { s.Close() })
+			return s
+		},
+		"memory": func(_ *testing.T, now func() time.Time) objstore.Store { return memstore.New(&memstore.Options{Now: now}) },
+		"distant": func(_ *testing.T, now func() time.Time) objstore.Store {
+			return distantStore{memstore.New(&memstore.Options{Now: now})}
+		},
+	}
+	for name, open := range stores {
+		t.Run(name, func(t *testing.T) {
+			clock := newFakeClock()
+			sectors := &badSectors{bad: map[string]bool{}}
+			b := &bed{t: t, root: t.TempDir(), clock: clock, store: objtest.Faulty(open(t, clock.Now), sectors.faults())}
+			if name == "distant" { // As looks at the outermost store first
+				b.store = distantStore{b.store}
+			}
+			b.open(registry.Options{Partial: mirrored})
+			seed := uint64(0)
+			for _, state := range states {
+				for _, form := range forms {
+					for _, size := range []int{20_000, 300_000, 2 << 20} {
+						seed++
+						// Each form meets each in some state.
+						before := []string{"", "read", "restart"}[(seed+seed/3)%3]
+						data := content(seed, size)
+						what := fmt.Sprintf("%s, object of %d bytes is %s, before that %q", form.name, size, state.name, before)
+						b.trial(what, before, data, state.visible, form.bytes, form.repo,
+							func() { state.change(b, sectors, registry.BlobKey(oci.SHA256(data)), data) },
+							func() error { return form.do(t.Context(), b, data) })
+					}
+				}
+			}
+		})
+	}
+}
+
+// trial pushes a blob, has its object changed, and has it accepted again.
+func (b *bed) trial(what, before string, data []byte, visible, brings bool, repo string, change func(), accept func() error) {
+	b.t.Helper()
+	ctx, d := b.t.Context(), oci.SHA256(data)
+	b.pushBlob("a", data)
+	b.clock.Add(time.Second) // what changes is written later
+	change()
+	b.clock.Add(2 * time.Minute)
+	read := func(repo string) bool {
+		got, err := readBlob(ctx, b, repo, d)
+		if err == nil && !bytes.Equal(got, data) {
+			b.t.Fatalf("%s: a read of %s gives wrong bytes and no error", what, repo)
+		}
+		return err == nil
+	}
+	switch before {
+	case "read":
+		read("a")
+	case "restart":
+		b.ForgetRAM()
+	}
+	err := accept()
+	switch {
+	case err != nil && brings:
+		b.t.Fatalf("%s: %v", what, err)
+	case err == nil && visible && !brings && !read(repo):
+		b.t.Fatalf("%s: it was acknowledged, and cannot be read", what)
+	case err == nil && brings && !read(repo):
+		b.t.Fatalf("%s: its bytes were acknowledged, and cannot be read", what)
+	case err != nil && !oci.HasCode(err, oci.CodeBlobUnknown) && !oci.HasCode(err, oci.CodeManifestBlobUnknown):
+		b.t.Fatalf("%s: got %v, want that it is missing", what, err)
+	}
+	if err == nil && !read(repo) { // that is how it came out
+		if _, err := b.ResolveBlob(ctx, "a", d); !oci.HasCode(err, oci.CodeBlobUnknown) {
+			b.t.Fatalf("%s: after a read that failed, HEAD: %v", what, err)
+		}
+		if accept() == nil {
+			b.t.Fatalf("%s: after a read that failed it is acknowledged again", what)
+		}
+	}
+	b.pushBlob("a", data)
+	if !read("a") {
+		b.t.Fatalf("%s: a push does not mend it", what)
+	}
+	if _, err := b.ResolveBlob(ctx, "a", d); err != nil {
+		b.t.Fatalf("%s: once it is mended, HEAD: %v", what, err)
+	}
+}
+
+// TestFailureThatPasses: an error that says nothing of the content leaves it in order,
+// and so does damage that is gone when the whole is read again.
+func TestFailureThatPasses(t *testing.T) {
+	for _, tt := range []struct {
+		err  error
+		here bool // after the failure
+	}{
+		{&objstore.BusyError{Err: errors.New("slow down")}, true},
+		{syscall.EMFILE, true},
+		{context.DeadlineExceeded, true},
+		{syscall.EIO, false},
+		{syscall.EUCLEAN, false},
+		{objstore.ErrCorrupt, false},
+		{io.ErrUnexpectedEOF, true}, // the object is there, with its size
+	} {
+		t.Run(tt.err.Error(), func(t *testing.T) {
+			var failing error
+			b := newBed(t, objtest.Faulty(memstore.New(nil), objtest.Faults{Before: func(op, _ string) error {
+				if op == objtest.OpRead {
+					return failing
+				}
+				return nil
+			}}), registry.Options{})
+			data := content(1, 300_000)
+			d := b.pushBlob("a", data).Digest
+			b.ForgetRAM()
+			failing = tt.err
+			if _, err := readBlob(t.Context(), b, "a", d); err == nil {
+				t.Fatal("the read succeeds")
+			}
+			failing = nil
+			if _, err := b.ResolveBlob(t.Context(), "a", d); (err == nil) != tt.here {
+				t.Errorf("HEAD afterwards: %v", err)
+			}
+			b.wantBlob("a", data)
+			if _, err := b.ResolveBlob(t.Context(), "a", d); err != nil {
+				t.Errorf("HEAD once it was read: %v", err)
+			}
+		})
+	}
+}
+
+// TestDamagedCatalogue: bytes that lie in the catalogue and are not those of their
+// digest are not served; a push mends them.
+func TestDamagedCatalogue(t *testing.T) {
+	b := newBed(t, nil, registry.Options{})
+	ctx := t.Context()
+	manifest, config, _, _ := b.pushImage("a", 1, "v1")
+	good, err := b.GetManifest(ctx, "a", "v1")
+	check(t, err)
+	small, err := readBlob(ctx, b, "a", config.Digest)
+	check(t, err)
+	for _, damage := range []string{"content = CAST('{}' AS BLOB)", "content = substr(content, 2) || 'x'", "content = x''", "size = size + 1"} {
+		b.sql("UPDATE blobs SET " + damage + " WHERE content IS NOT NULL")
+		b.ForgetRAM()
+		for _, ref := range []string{"v1", string(manifest.Digest)} {
+			m, err := b.GetManifest(ctx, "a", ref)
+			if err == nil && oci.SHA256(m.Bytes) != manifest.Digest {
+				t.Errorf("%s: GET of %s gives wrong bytes", damage, ref)
+			}
+			if _, headErr := b.ResolveManifest(ctx, "a", ref); (err == nil) != (headErr == nil) || err != nil && !oci.HasCode(headErr, oci.CodeManifestUnknown) {
+				t.Errorf("%s: GET of %s: %v, HEAD: %v", damage, ref, err, headErr)
+			}
+		}
+		if got, err := readBlob(ctx, b, "a", config.Digest); err == nil && !bytes.Equal(got, small) {
+			t.Errorf("%s: a small blob gives wrong bytes", damage)
+		}
+		b.pushBlob("a", small)
+		b.pushBlob("a", content(1, 5000))
+		if _, err := b.PutManifest(ctx, "a", oci.PutManifest{Bytes: good.Bytes, Tags: []string{"v1"}}); err != nil {
+			t.Fatalf("%s: push the manifest again: %v", damage, err)
+		}
+		b.ForgetRAM()
+		b.wantBlob("a", small)
+		if m, err := b.GetManifest(ctx, "a", "v1"); err != nil || !bytes.Equal(m.Bytes, good.Bytes) {
+			t.Errorf("%s: after the push: %v", damage, err)
+		}
+	}
+}
+
+// TestSuspectOutlivesRestart: what a failed read showed is known to the next process.
+func TestSuspectOutlivesRestart(t *testing.T) {
+	b := newBed(t, nil, registry.Options{})
+	data := content(1, 300_000)
+	d := b.pushBlob("a", data).Digest
+	other := bytes.Clone(data)
+	other[0] ^= 1
+	b.clock.Add(time.Second)
+	b.overwrite(registry.BlobKey(d), other)
+	if _, err := readBlob(t.Context(), b, "a", d); err == nil {
+		t.Fatal("wrong bytes are served")
+	}
+	reg, err := registry.New(t.Context(), b.cat, b.store, &registry.Options{Clock: b.clock.Now})
+	check(t, err)
+	defer reg.Close(t.Context())
+	if _, err := reg.ResolveBlob(t.Context(), "a", d); !oci.HasCode(err, oci.CodeBlobUnknown) {
+		t.Errorf("HEAD at the next process: %v", err)
+	}
+	if _, err := reg.MountBlob(t.Context(), "b", "a", d); !oci.HasCode(err, oci.CodeBlobUnknown) {
+		t.Errorf("mount at the next process: %v", err)
+	}
+}
