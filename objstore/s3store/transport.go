@@ -1,6 +1,7 @@
 package s3store
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -39,9 +40,24 @@ var errStalled = errors.New("the server stopped reading the request")
 // errAnswered ends a request body that the server has answered before its end.
 var errAnswered = errors.New("the request was answered before its end")
 
-// errPage is the error of an answer that is a page for people, as of a login or of a
-// proxy. S3 answers in XML, and the objects of this store have another type.
-var errPage = errors.New("the answer is a page of HTML and not the store's: look for a proxy, or a login, between the registry and the store")
+// errPage is the error of an answer that is not S3's, such as the page of a login. S3
+// answers in XML, and the objects of this store have another type than a page.
+var errPage = errors.New("the answer is a page of HTML, or otherwise not the store's: look for a proxy, or a login, between the registry and the store")
+
+// isListing reports whether the answer to a request for a listing begins like one: any
+// other document would be taken for a listing of nothing.
+func isListing(req *http.Request, resp *http.Response) bool {
+	if req.Method != http.MethodGet || !req.URL.Query().Has("list-type") || resp.StatusCode != http.StatusOK {
+		return true
+	}
+	head := make([]byte, 512)
+	n, _ := io.ReadFull(resp.Body, head) // an error comes again
+	resp.Body = struct {
+		io.Reader
+		io.Closer
+	}{io.MultiReader(bytes.NewReader(head[:n]), resp.Body), resp.Body}
+	return bytes.Contains(head[:n], []byte("ListBucketResult"))
+}
 
 // isPage reports whether an answer that looks like success is a page of HTML.
 func isPage(resp *http.Response) bool {
@@ -152,7 +168,7 @@ type watched struct {
 func (w *watched) RoundTrip(req *http.Request) (*http.Response, error) {
 	x, _ := req.Context().Value(exchangeKey{}).(*exchange)
 	resp, err := w.send(req)
-	if err == nil && isPage(resp) {
+	if err == nil && (isPage(resp) || !isListing(req, resp)) {
 		_ = resp.Body.Close() // nobody wants it
 		resp, err = nil, errPage
 	}
