@@ -110,6 +110,28 @@ func (db *database) presence(ctx context.Context, digests []oci.Digest) (map[oci
 	return out, nil
 }
 
+// Absent looks up digests and returns those that have a row which says that the
+// content is not here. The value reports whether some repository has it as a manifest.
+func (c *Catalog) Absent(ctx context.Context, digests []oci.Digest) (map[oci.Digest]bool, error) {
+	if err := c.db.settled(ctx); err != nil {
+		return nil, err
+	}
+	out := map[oci.Digest]bool{}
+	for _, d := range digests {
+		var manifest bool
+		err := c.db.row(ctx, `SELECT EXISTS (SELECT 1 FROM manifests m WHERE m.blob_id = b.id) FROM blobs b WHERE b.digest = ? AND b.state = 0`,
+			[]any{string(d)}, &manifest)
+		switch err {
+		case nil:
+			out[d] = manifest
+		case ErrNotFound:
+		default:
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
 // ManifestRow is a manifest of a repository as a check walks over it.
 type ManifestRow struct {
 	ID        int64

@@ -78,6 +78,28 @@ func (t *tx) shown(d oci.Digest, blobID int64) (s Shown, err error) {
 	return s, nil
 }
 
+// TakeBack records that a content is here after all of which the catalogue said that
+// it is not. The caller has verified its bytes: b.Content, or, where that is nil, the
+// object in the store. A content that some repository has as a manifest needs
+// Content. No repository shows it as a blob yet: see LinkNamed. Errors: ErrNotFound
+// where the catalogue does not have it as absent.
+func (c *Catalog) TakeBack(ctx context.Context, b Blob) (s Shown, err error) {
+	err = c.db.write(ctx, func(t *tx) error {
+		var id int64
+		if err := t.row(`SELECT id FROM blobs WHERE digest = ? AND state = 0`, []any{string(b.Digest)}, &id); err != nil {
+			return err
+		}
+		if _, err := t.exec(`UPDATE blobs SET state = 1, size = ?, content = ? WHERE id = ?`, b.Size, b.Content, id); err != nil {
+			return err
+		}
+		if s, err = t.shown(b.Digest, id); err != nil {
+			return err
+		}
+		return t.enqueueLeak(id, t.now()+c.grace.Milliseconds())
+	})
+	return s, err
+}
+
 // SetContent puts verified bytes into the row of a stored content. Errors:
 // ErrNotFound.
 func (c *Catalog) SetContent(ctx context.Context, d oci.Digest, content []byte) (Shown, error) {

@@ -166,6 +166,17 @@ func (c *Catalog) uploads(ctx context.Context, query string, args ...any) ([]Upl
 	return out, err
 }
 
+// Wanted reports whether a digest has a row, be it that its content is Known or that
+// something names a content that is not here.
+func (c *Catalog) Wanted(ctx context.Context, d oci.Digest) (bool, error) {
+	if err := c.db.settled(ctx); err != nil {
+		return false, err
+	}
+	var n int
+	err := c.db.row(ctx, `SELECT COUNT(*) FROM blobs WHERE digest = ?`, []any{string(d)}, &n)
+	return n > 0, err
+}
+
 // Known tells whether a digest has a row that says its content is, or is about
 // to be removed from, the store. A negative answer is final: no change that was
 // refused can come back and make it untrue.

@@ -103,6 +103,9 @@ func (r *Registry) Backup(ctx context.Context, dir string, o BackupOptions) (Bac
 }
 
 func (r *Registry) backup(ctx context.Context, dir string, t *transfer) (err error) {
+	if err := r.CheckStore(ctx); err != nil {
+		return err
+	}
 	lock, err := claimBackup(dir)
 	if err != nil {
 		return err
@@ -320,7 +323,10 @@ func restore(ctx context.Context, dir, root string, o RestoreOptions, t *transfe
 		if err != nil {
 			return err
 		}
-		return t.copyAll(ctx, s)
+		if err := t.copyAll(ctx, s); err != nil {
+			return err
+		}
+		return keepStoreID(ctx, s, dst)
 	})
 	if err != nil {
 		return err
@@ -336,6 +342,15 @@ func restore(ctx context.Context, dir, root string, o RestoreOptions, t *transfe
 		return err
 	}
 	return os.Remove(filepath.Join(root, RestoreMarker)) // beside a catalogue it means nothing
+}
+
+// keepStoreID gives a restored store the id of the registry that the backup is of.
+func keepStoreID(ctx context.Context, s *catalog.Snapshot, dst objstore.Store) error {
+	id, err := s.RegistryID(ctx)
+	if err != nil || id == "" {
+		return err
+	}
+	return WriteStoreID(ctx, dst, id)
 }
 
 // claimRoot makes the directory to restore into, claims and marks it.
@@ -431,7 +446,7 @@ func OpenBackup(ctx context.Context, dir string, log *slog.Logger) (r *Registry,
 	if cat, err = catalog.Open(ctx, path, nil); err != nil {
 		return fail(err)
 	}
-	if r, err = New(ctx, cat, store, &Options{Logger: log, ReadOnly: true}); err != nil {
+	if r, err = New(ctx, cat, store, &Options{Logger: log, ReadOnly: true, backup: true}); err != nil {
 		r = nil
 		return fail(err)
 	}

@@ -77,6 +77,9 @@ func (r *Registry) Collect(ctx context.Context, o CollectOptions) (CollectReport
 	start := time.Now()
 	var rep CollectReport
 	if !o.DryRun {
+		if err := r.CheckStore(ctx); err != nil {
+			return rep, err
+		}
 		if err := lockPatiently(ctx, r.collects.objects.TryLock); err != nil {
 			return rep, fmt.Errorf("wait for a backup, repair or collection to end: %w", err)
 		}
@@ -139,6 +142,9 @@ func (r *Registry) collect(ctx context.Context, o CollectOptions, rep *CollectRe
 		step.Keep = func(repo string, d oci.Digest) (time.Time, bool) { return r.keepOrCondemn(repo, d, now) }
 	}
 	for context.Cause(ctx) == nil {
+		if away := r.StoreAway(); away != nil && !o.DryRun {
+			return away
+		}
 		if o.Now { // also what this run queues
 			step.Before = r.now().Add(r.opts.Grace + time.Second)
 		}

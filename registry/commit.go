@@ -86,7 +86,8 @@ func (r *Registry) commit(ctx context.Context, u *upload, off, size int64, body 
 }
 
 // intend records, while the body still comes in, that the upload is about to be
-// published as d, if it will be an object in the store. A crash between writing
+// published as d, if it will be an object in the store, and makes sure that the store
+// is here. A crash between writing
 // the object and recording it then leaves nothing that recovery does not know.
 // The returned function waits for the record.
 func (r *Registry) intend(ctx context.Context, u *upload, size int64, d oci.Digest) (wait func() error) {
@@ -104,7 +105,12 @@ func (r *Registry) intend(ctx context.Context, u *upload, size int64, d oci.Dige
 		r.background.Add(1)
 		go func() {
 			defer r.background.Done()
-			done <- r.recordIntent(context.WithoutCancel(ctx), u, row)
+			ctx := context.WithoutCancel(ctx)
+			err := r.storeHere(ctx)
+			if err == nil {
+				err = r.recordIntent(ctx, u, row)
+			}
+			done <- err
 		}()
 	}
 	return func() error {
@@ -241,8 +247,8 @@ func (r *Registry) putObject(ctx context.Context, u *upload, d oci.Digest, size 
 func (r *Registry) unpublish(ctx context.Context, u *upload, d oci.Digest) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
-	known, err := r.cat.Known(ctx, d)
-	if err == nil && !known {
+	wanted, err := r.cat.Wanted(ctx, d) // what an image lacks is left for fsck, which takes it back
+	if err == nil && !wanted {
 		err = r.store.Delete(ctx, BlobKey(d))
 	}
 	if err != nil {

@@ -28,7 +28,10 @@ func Unavailable(err error) error {
 func storeError(doing string, err error) error {
 	var known *oci.Error
 	var busy *objstore.BusyError
+	var away *StoreError
 	switch {
+	case errors.As(err, &away):
+		return storeAway(away)
 	case errors.As(err, &known):
 		return err
 	case errors.Is(err, context.Canceled):

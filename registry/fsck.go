@@ -55,11 +55,15 @@ const (
 	// ProblemIncomplete: a manifest needs a content that is not here. Push the
 	// image again.
 	ProblemIncomplete ProblemKind = "image-incomplete"
-	// ProblemOrphan: the store has an object the catalogue does not know.
-	// Repair deletes it.
+	// ProblemReturned: the bytes of a content that the catalogue has as absent are
+	// here and right. Repair records that, and shows it where a manifest names it.
+	ProblemReturned ProblemKind = "content-returned"
+	// ProblemOrphan: the store has an object the catalogue does not know. Repair
+	// moves it into quarantine, for a newer catalogue may know it, and deletes one
+	// that does not have its digest and that nothing names.
 	ProblemOrphan ProblemKind = "object-unknown"
 	// ProblemDuplicate: the store has an object of a content that is in the
-	// catalogue. Repair deletes it.
+	// catalogue. Repair deletes it, if the bytes there are right.
 	ProblemDuplicate ProblemKind = "object-duplicate"
 	// ProblemLeak: a content that nothing shows or names is not queued for the
 	// collector. Repair queues it.
@@ -95,8 +99,17 @@ type FsckOptions struct {
 	Quick bool
 	// Repair mends what can be mended. See the kinds of problems.
 	Repair bool
-	// EmptyQuarantine first removes for good what earlier repairs moved aside.
+	// EmptyQuarantine first removes for good what earlier repairs moved aside, but for
+	// the only good copy of a content that is named.
 	EmptyQuarantine bool
+	// GiveUpMany lets a repair record as absent, or move aside, however many contents
+	// are missing, damaged or unknown. Default: 1 % of them, at least 10 and at most
+	// 10,000; where there are more the repair is refused with a *TooManyError, since
+	// it may be the store or the catalogue that is wrong.
+	GiveUpMany bool
+	// AdoptStore first makes the object store this registry's, although it lacks the
+	// registry's id; see AdoptStore.
+	AdoptStore bool
 	// Parallel is how many contents are read at once; default 4.
 	Parallel int
 	// Progress, if not nil, is called about ten times a second and at the end,
@@ -158,6 +171,8 @@ type fsck struct {
 	mu    sync.Mutex // guards what follows
 	rep   FsckReport
 	shown time.Time
+	// lost contents, and unknown objects, whose repair is put off.
+	lost, unknown tally
 }
 
 // Fsck compares the catalogue with itself, with the contents, and with the
@@ -167,20 +182,27 @@ type fsck struct {
 // time; a second one gets an error.
 //
 // Objects in the storage of a Distribution registry, adopted in place, are never
-// deleted as long as its directory of repositories is there.
+// deleted as long as its directory of repositories is there. Errors: *StoreError where
+// the object store is not the one that the catalogue describes, *TooManyError.
 func (r *Registry) Fsck(ctx context.Context, o FsckOptions) (FsckReport, error) {
 	if o.Parallel <= 0 {
 		o.Parallel = 4
 	}
-	if o.Repair || o.EmptyQuarantine {
-		if err := r.writable(); err != nil {
-			return FsckReport{}, err
-		}
+	if (o.Repair || o.EmptyQuarantine || o.AdoptStore) && r.opts.ReadOnly {
+		return FsckReport{}, r.writable()
 	}
 	if !r.collects.checking.TryLock() {
 		return FsckReport{}, errors.New("a check is under way already")
 	}
 	defer r.collects.checking.Unlock()
+	if o.AdoptStore {
+		if err := r.AdoptStore(ctx); err != nil {
+			return FsckReport{}, err
+		}
+	}
+	if err := r.CheckStore(ctx); err != nil {
+		return FsckReport{}, err
+	}
 	f := &fsck{r: r, o: o, start: r.now(), began: time.Now()}
 	f.rep.Counts, f.rep.Repaired = map[ProblemKind]int{}, map[ProblemKind]int{}
 	held, release := ctx, func() {}
@@ -406,7 +428,7 @@ func (f *fsck) checkContents(ctx context.Context) error {
 			return err
 		}
 		if len(list) < page || after > f.extent.LastContent {
-			return nil
+			return f.doFew(ctx, &f.lost, "are missing or damaged")
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -401,7 +402,7 @@ type flaky struct {
 func (s *flaky) Get(ctx context.Context, key string, off, n int64) (objstore.Object, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.fails > 0 {
+	if s.fails > 0 && strings.HasSuffix(key, "/data") {
 		s.fails--
 		return nil, fmt.Errorf("the network is down")
 	}

@@ -5,10 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 	"syscall"
-	"time"
 
 	"example.org/slipway/catalog"
 	"example.org/slipway/objstore"
@@ -124,10 +122,7 @@ func (f *fsck) checkInline(ctx context.Context, c catalog.StoredContent) error {
 		})
 	}
 	p.Kind, p.Detail = ProblemCorrupt, fmt.Sprintf("the %d bytes in the catalogue do not have the digest", len(b.Content))
-	if p.Hurts, err = f.hurts(ctx, c.Digest); err != nil {
-		return err
-	}
-	return f.settle(ctx, p, same, func(ctx context.Context) (bool, error) {
+	return f.giveUp(ctx, p, same, func(ctx context.Context) (bool, error) {
 		if done, err := f.takeInline(ctx, c.Digest); done || err != nil {
 			return done, err
 		}
@@ -154,28 +149,26 @@ func (f *fsck) setSize(ctx context.Context, d oci.Digest, size int64) (bool, err
 	return f.corrected(d, s, err)
 }
 
-// absent records that a content is not here any more.
+// absent records that a content is not here any more. It makes sure first that the
+// store is.
 func (f *fsck) absent(ctx context.Context, d oci.Digest, inline bool) (bool, error) {
+	if err := f.r.storeHere(ctx); err != nil {
+		return false, err
+	}
 	s, err := f.r.cat.MarkAbsent(ctx, d, inline)
 	return f.corrected(d, s, err)
 }
 
-// takeInline reads a content from its object into the catalogue, if there is an
-// object and it is right.
+// takeInline reads a content from its object, or from quarantine, into the catalogue,
+// if the bytes are right.
 func (f *fsck) takeInline(ctx context.Context, d oci.Digest) (bool, error) {
-	info, err := f.r.store.Stat(ctx, BlobKey(d))
-	if errors.Is(err, objstore.ErrNotExist) || (err == nil && info.Size > f.r.opts.MaxManifestBytes) {
-		return false, nil
+	for _, key := range []string{BlobKey(d), quarantineKey(d)} {
+		if b, ok := f.readAll(ctx, key, d); ok {
+			s, err := f.r.cat.SetContent(ctx, d, b)
+			return f.corrected(d, s, err)
+		}
 	}
-	if err != nil {
-		return false, err
-	}
-	b, err := f.r.readObject(ctx, d, info.Size)
-	if err != nil || d.Algorithm().FromBytes(b) != d {
-		return false, ctx.Err() // it is no help
-	}
-	s, err := f.r.cat.SetContent(ctx, d, b)
-	return f.corrected(d, s, err)
+	return false, ctx.Err()
 }
 
 // examined is what was found of an object.
@@ -196,6 +189,11 @@ func (f *fsck) examine(ctx context.Context, c catalog.StoredContent, step func(i
 			return x
 		}
 	}
+	return f.read(ctx, key, c.Digest, step)
+}
+
+// read reads what lies under a key and compares it with a digest.
+func (f *fsck) read(ctx context.Context, key string, d oci.Digest, step func(int)) (x examined) {
 	obj, err := f.r.store.Get(ctx, key, 0, -1)
 	if err != nil {
 		x.err = err
@@ -203,20 +201,21 @@ func (f *fsck) examine(ctx context.Context, c catalog.StoredContent, step func(i
 	}
 	defer obj.Close()
 	x.info = obj.Info()
-	_, x.match, x.err = hashCopy(ctx, nil, obj, c.Digest, step)
+	_, x.match, x.err = hashCopy(ctx, nil, obj, d, step)
 	return x
 }
 
 // checkObject checks a content that is an object in the store.
 func (f *fsck) checkObject(ctx context.Context, c catalog.StoredContent) error {
 	x := f.examine(ctx, c, func(n int) { f.step(func(rep *FsckReport) { rep.Bytes += int64(n) }) })
-	if x.err != nil && !errors.Is(x.err, objstore.ErrNotExist) && ctx.Err() == nil {
+	right := func() bool { return x.err == nil && x.match && x.info.Size == c.Size }
+	if !right() && ctx.Err() == nil { // what passes is no damage
 		x = f.examine(ctx, c, func(int) {})
 	}
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if x.err == nil && x.match && x.info.Size == c.Size {
+	if right() {
 		return nil
 	}
 	p := Problem{Digest: c.Digest, Key: BlobKey(c.Digest)}
@@ -229,24 +228,13 @@ func (f *fsck) checkObject(ctx context.Context, c catalog.StoredContent) error {
 		})
 	case x.err == nil:
 		p.Kind, p.Detail = ProblemCorrupt, fmt.Sprintf("the %d bytes of the object do not have the digest; the catalogue says %d bytes", x.info.Size, c.Size)
+		return f.giveUp(ctx, p, same, nil)
 	case errors.Is(x.err, objstore.ErrNotExist):
 		p.Kind, p.Detail = ProblemMissing, fmt.Sprintf("the object of %d bytes is not in the store", c.Size)
-	default:
-		p.Kind, p.Detail = ProblemUnreadable, x.err.Error()
+		return f.giveUp(ctx, p, same, func(ctx context.Context) (bool, error) { return f.absent(ctx, c.Digest, false) })
 	}
-	var err error
-	if p.Hurts, err = f.hurts(ctx, c.Digest); err != nil {
-		return err
-	}
-	switch p.Kind {
-	case ProblemCorrupt:
-		return f.quarantine(ctx, p, same)
-	case ProblemUnreadable:
-		return f.settle(ctx, p, same, f.setAside(c.Digest, x.err))
-	case ProblemMissing:
-		return f.settle(ctx, p, same, func(ctx context.Context) (bool, error) { return f.absent(ctx, c.Digest, false) })
-	}
-	return f.settle(ctx, p, same, nil)
+	p.Kind, p.Detail = ProblemUnreadable, x.err.Error()
+	return f.giveUp(ctx, p, same, f.setAside(c.Digest, x.err))
 }
 
 // setAside returns the repair for an object that cannot be read: nil where there
@@ -257,8 +245,10 @@ func (f *fsck) setAside(d oci.Digest, because error) func(context.Context) (bool
 		return nil
 	}
 	return func(ctx context.Context) (bool, error) {
-		// Moved first: an object that the catalogue does not know would be
-		// deleted, and this one may be readable again on another day.
+		if err := f.r.storeHere(ctx); err != nil {
+			return false, err
+		}
+		// Moved first: this one may be readable again on another day.
 		if err := m.Move(ctx, BlobKey(d), quarantineKey(d)); err != nil {
 			return false, err
 		}
@@ -283,193 +273,4 @@ func (f *fsck) sameObject(ctx context.Context, c catalog.StoredContent, x examin
 		return false, err
 	}
 	return x.err == nil && info.Size == x.info.Size && info.ModTime.Equal(x.info.ModTime), nil
-}
-
-// quarantine moves a corrupt object away. The copy is made before anything is
-// locked, since it may be large.
-func (f *fsck) quarantine(ctx context.Context, p Problem, same func(context.Context) (bool, error)) error {
-	if !f.o.Repair {
-		return f.settle(ctx, p, same, nil)
-	}
-	if err := f.copyAside(ctx, p.Digest); err != nil {
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		p.Detail += "; it cannot be copied into quarantine: " + err.Error()
-		return f.settle(ctx, p, same, nil)
-	}
-	moved := false
-	err := f.settle(ctx, p, same, func(ctx context.Context) (_ bool, err error) {
-		if moved, err = f.absent(ctx, p.Digest, false); err != nil || !moved {
-			return moved, err
-		}
-		if f.r.replica != nil { // it is deleted as what nobody knows, which excludes pushes
-			return true, nil
-		}
-		if err := f.r.store.Delete(ctx, p.Key); err != nil {
-			// Now an object that nobody knows: found again further on.
-			f.r.log.Warn("remove an object after its copy went into quarantine", "key", p.Key, "err", err)
-		}
-		return true, nil
-	})
-	if err == nil && !moved {
-		err = f.r.store.Delete(ctx, quarantineKey(p.Digest))
-	}
-	return err
-}
-
-// copyAside copies a corrupt object into quarantine.
-func (f *fsck) copyAside(ctx context.Context, d oci.Digest) (err error) {
-	src, err := f.r.store.Get(ctx, BlobKey(d), 0, -1)
-	if err != nil {
-		return err
-	}
-	defer src.Close()
-	dst, err := f.r.store.NewUpload(ctx, src.Info().Size)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, dst.Cancel(ctx)) }()
-	if _, _, err := hashCopy(ctx, dst, src, d, func(int) {}); err != nil {
-		return err
-	}
-	return dst.Commit(ctx, quarantineKey(d))
-}
-
-// quarantinePrefix begins the keys of what lies in quarantine.
-const quarantinePrefix = "slipway/quarantine/"
-
-// countQuarantine counts what lies in quarantine.
-func (f *fsck) countQuarantine(ctx context.Context) error {
-	for info, err := range f.r.store.List(ctx, quarantinePrefix, "") {
-		if err != nil {
-			return err
-		}
-		f.step(func(rep *FsckReport) {
-			rep.Quarantined, rep.QuarantinedBytes = rep.Quarantined+1, rep.QuarantinedBytes+info.Size
-		})
-	}
-	return nil
-}
-
-// emptyQuarantine removes what lies in quarantine.
-func (f *fsck) emptyQuarantine(ctx context.Context) error {
-	for info, err := range f.r.store.List(ctx, quarantinePrefix, "") {
-		if err == nil {
-			err = f.r.store.Delete(ctx, info.Key)
-		}
-		if err != nil {
-			return err
-		}
-		f.step(func(rep *FsckReport) { rep.QuarantinedRemoved++ })
-	}
-	return nil
-}
-
-// checkObjects compares the store with the catalogue, a batch at a time.
-func (f *fsck) checkObjects(ctx context.Context) error {
-	const batch = 500
-	infos := make([]objstore.Info, 0, batch)
-	for info, err := range f.r.store.List(ctx, blobPrefix, "") {
-		if err != nil {
-			return err
-		}
-		infos = append(infos, info)
-		if len(infos) == batch {
-			if err := f.lookUp(ctx, infos); err != nil {
-				return err
-			}
-			infos = infos[:0]
-		}
-	}
-	return f.lookUp(ctx, infos)
-}
-
-func (f *fsck) lookUp(ctx context.Context, infos []objstore.Info) error {
-	digests := make([]oci.Digest, 0, len(infos))
-	for _, info := range infos {
-		if d, ok := digestOfKey(info.Key); ok {
-			digests = append(digests, d)
-		}
-	}
-	is, err := f.r.cat.Presence(ctx, digests)
-	if err != nil {
-		return err
-	}
-	for _, info := range infos {
-		if info.ModTime.After(f.start) {
-			continue // a push under way
-		}
-		d, ok := digestOfKey(info.Key)
-		switch {
-		case !ok:
-			err = f.found(ctx, Problem{Kind: ProblemOrphan, Key: info.Key, Detail: "its key is not one of this registry; it is left alone"}, nil)
-		case is[d] == catalog.Unknown:
-			err = f.surplus(ctx, Problem{Kind: ProblemOrphan, Digest: d, Key: info.Key, Detail: fmt.Sprintf("%d bytes of %s", info.Size, info.ModTime.UTC().Format(time.RFC3339))}, is[d])
-		case is[d] == catalog.Inline && !f.shared:
-			err = f.surplus(ctx, Problem{Kind: ProblemDuplicate, Digest: d, Key: info.Key, Detail: fmt.Sprintf("%d bytes that are in the catalogue", info.Size)}, is[d])
-		}
-		if err != nil {
-			return err
-		}
-	}
-	f.step(func(rep *FsckReport) { rep.Objects += int64(len(infos)) })
-	return nil
-}
-
-// surplus reports, and deletes, an object that is not needed.
-func (f *fsck) surplus(ctx context.Context, p Problem, was catalog.Presence) error {
-	confirm := func(ctx context.Context) (bool, error) {
-		is, err := f.r.cat.Presence(ctx, []oci.Digest{p.Digest})
-		if err != nil || is[p.Digest] != was {
-			return false, err
-		}
-		if intended, err := f.intended(ctx, p.Digest); err != nil || intended {
-			return false, err
-		}
-		_, err = f.r.store.Stat(ctx, p.Key)
-		if errors.Is(err, objstore.ErrNotExist) {
-			return false, nil
-		}
-		return err == nil, err
-	}
-	if f.shared {
-		p.Detail += "; kept, because the links of a Distribution registry lie in the same storage"
-		return f.settle(ctx, p, confirm, nil)
-	}
-	if f.r.replica != nil && was == catalog.Unknown {
-		return f.surplusShared(ctx, p, confirm)
-	}
-	return f.settle(ctx, p, confirm, func(ctx context.Context) (bool, error) {
-		err := f.r.store.Delete(ctx, p.Key)
-		return err == nil, err
-	})
-}
-
-// surplusShared is surplus for an object that the catalogue does not know, where
-// another replica may be about to publish it: the local locks do not keep that away.
-func (f *fsck) surplusShared(ctx context.Context, p Problem, confirm func(context.Context) (bool, error)) error {
-	real, err := confirm(ctx)
-	if err == nil && real && f.o.Repair {
-		var granted int
-		granted, err = f.r.tryDelete(ctx, []oci.Digest{p.Digest})
-		p.Repaired = granted > 0
-		real = p.Repaired
-	}
-	if err != nil {
-		return fmt.Errorf("settle %s %s: %w", p.Kind, p.Digest, err)
-	}
-	if real {
-		f.note(p)
-	}
-	return nil
-}
-
-// intended tells whether another replica is publishing a content.
-func (f *fsck) intended(ctx context.Context, d oci.Digest) (bool, error) {
-	if f.r.replica == nil {
-		return false, nil
-	}
-	list, err := f.r.cat.Intents(ctx)
-	return slices.ContainsFunc(list, func(u catalog.Upload) bool { return u.Intent == d }), err
 }

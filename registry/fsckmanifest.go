@@ -117,13 +117,13 @@ func (f *fsck) checkManifest(ctx context.Context, m catalog.ManifestRow) error {
 	}
 	for _, d := range named.manifests {
 		ref, known := refs[d.Digest]
-		if !known || !ref.Stored || ref.Manifest || ref.Linked {
-			continue // here, or a platform that never was
+		if !known || ref.Manifest || ref.Linked {
+			continue
 		}
 		if f.r.opts.MissingPlatforms != nil && f.r.opts.MissingPlatforms(m.Repo, d) {
 			continue
 		}
-		if err := f.incomplete(ctx, m, fmt.Sprintf("the index names manifest %s, which was deleted", d.Digest)); err != nil {
+		if err := f.incomplete(ctx, m, fmt.Sprintf("the index names manifest %s, which is not here", d.Digest)); err != nil {
 			return err
 		}
 	}
@@ -143,6 +143,11 @@ func (f *fsck) manifestContent(ctx context.Context, m catalog.ManifestRow) (cont
 		}
 		if _, there, err := f.r.cat.RefsOf(ctx, m); err != nil || !there {
 			return nil, false, err
+		}
+		if back, err := f.takeBack(ctx, m.Digest); err != nil {
+			return nil, false, err
+		} else if !back {
+			break
 		}
 	}
 	return nil, false, f.incomplete(ctx, m, "the manifest itself is not here any more")
@@ -219,6 +224,11 @@ func (f *fsck) checkNamedBlob(ctx context.Context, m catalog.ManifestRow, d oci.
 	case !known || ref.Linked:
 		return nil
 	case !ref.Stored:
+		if back, err := f.takeBack(ctx, d); err != nil {
+			return err
+		} else if back {
+			break
+		}
 		return f.incomplete(ctx, m, fmt.Sprintf("it needs blob %s, which is not here", d))
 	}
 	p := Problem{Kind: ProblemUnlinked, Repo: m.Repo, Digest: d, Detail: fmt.Sprintf("manifest %s needs it, the repository does not show it", m.Digest)}

@@ -18,16 +18,16 @@ import (
 // badSector is a store on a disk that cannot read one object.
 type badSector struct {
 	*fsstore.Store
-	key  string
-	late bool // it can be opened
+	keys []string // of the file that the sector belongs to
+	late bool     // it can be opened
 }
 
 func (s *badSector) Get(ctx context.Context, key string, off, n int64) (objstore.Object, error) {
-	if key == s.key && s.late {
+	if slices.Contains(s.keys, key) && s.late {
 		o, err := s.Store.Get(ctx, key, off, n)
 		return unreadable{o}, err
 	}
-	if key == s.key {
+	if slices.Contains(s.keys, key) {
 		return nil, fmt.Errorf("read object %s: %w", key, syscall.EIO)
 	}
 	return s.Store.Get(ctx, key, off, n)
@@ -56,7 +56,7 @@ func TestFsckBadSector(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	store.key = registry.BlobKey(large.Digest)
+	store.keys = []string{registry.BlobKey(large.Digest), "slipway/quarantine/sha256/" + large.Digest.Encoded()}
 	for _, repair := range []bool{false, true} {
 		rep := b.fsck(registry.FsckOptions{Repair: repair})
 		if len(rep.Problems) == 0 {
@@ -70,7 +70,7 @@ func TestFsckBadSector(t *testing.T) {
 	if got, err := os.ReadFile(aside); err != nil || !slices.Equal(got, data) {
 		t.Errorf("in quarantine: %d bytes, %v", len(got), err)
 	}
-	store.key = ""
+	store.keys = nil
 	b.pushBlob("a", data)
 	if got, err := readBlob(t.Context(), b, "a", large.Digest); err != nil || !slices.Equal(got, data) {
 		t.Errorf("after the push: %d bytes, %v", len(got), err)

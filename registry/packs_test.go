@@ -93,7 +93,7 @@ func TestBackupBadSector(t *testing.T) {
 			b := newBed(t, store, registry.Options{})
 			b.pushImage("app", 1, "v1")
 			good, bad := b.putPack("a pack", 1), b.putPack("another pack", 2)
-			store.key = bad
+			store.keys = []string{bad}
 			dir := filepath.Join(t.TempDir(), "backup")
 			rep, err := b.Backup(t.Context(), dir, registry.BackupOptions{})
 			if err != nil || rep.ObjectsTotal != rep.Objects+1 || rep.UnreadPacksTotal != 1 || !slices.Equal(rep.UnreadPacks, []string{bad}) || rep.DamagedTotal != 0 {
@@ -104,7 +104,7 @@ func TestBackupBadSector(t *testing.T) {
 				t.Errorf("the pack that cannot be read: got %v, want it not to be there", err)
 			}
 			// Once the disk can, the next backup has it.
-			store.key = ""
+			store.keys = nil
 			rep, err = b.Backup(t.Context(), dir, registry.BackupOptions{})
 			if err != nil || rep.ObjectsTotal != rep.Objects || rep.UnreadPacksTotal != 0 {
 				t.Errorf("next backup: got %+v, %v; want all objects", rep, err)

@@ -51,6 +51,9 @@ func (r *Registry) present(ctx context.Context, repo string, d oci.Digest) (size
 	case !b.object:
 		return b.size, nil
 	}
+	if away := r.StoreAway(); away != nil {
+		return 0, storeAway(away)
+	}
 	size, here, err := r.look(ctx, d, b.size)
 	if err != nil {
 		return 0, err
@@ -262,6 +265,9 @@ func (r *Registry) lost(ctx context.Context, repo string, d oci.Digest, err erro
 	}
 	if busy := (*objstore.BusyError)(nil); errors.As(err, &busy) {
 		return storeError(fmt.Sprintf("read blob %s", d), err)
+	}
+	if away := r.unlessAway(ctx); away != nil {
+		return away
 	}
 	if _, gone := r.cat.Blob(ctx, repo, d); errors.Is(gone, catalog.ErrNotFound) {
 		return blobUnknown(repo, d)

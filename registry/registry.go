@@ -128,6 +128,9 @@ type Options struct {
 	// Watcher, if not nil, is told what other replicas change, once the registry
 	// has forgotten what it knew of that.
 	Watcher catalog.Watcher
+
+	// backup says that the store is a backup's, which has no identity of its own.
+	backup bool
 }
 
 func (o *Options) withDefaults() Options {
@@ -204,6 +207,9 @@ type Registry struct {
 	// holdBack is until when the collector takes nothing; see keep.
 	holdBack time.Time
 	started  time.Time
+	// rebooted says that the machine went down under the last run.
+	rebooted bool
+	identity storeWatch
 
 	background sync.WaitGroup
 	stop       chan struct{}
@@ -214,7 +220,9 @@ var _ oci.Registry = (*Registry)(nil)
 
 // New returns a registry over an open catalogue and object store, which it does
 // not close. It first settles what a crash left behind, which takes time in
-// proportion to the uploads that were being published, and not to the store.
+// proportion to the uploads that were being published, and not to the store. Where
+// the store is away it does so when the store is back; see CheckStore. A catalogue
+// without a registry's id over the store of another registry is an error.
 func New(ctx context.Context, cat *catalog.Catalog, store objstore.Store, o *Options) (*Registry, error) {
 	r := &Registry{cat: cat, store: store, opts: o.withDefaults(), stop: make(chan struct{}), parsing: make(chan struct{}, 4)}
 	r.log = r.opts.Logger
@@ -237,11 +245,12 @@ func New(ctx context.Context, cat *catalog.Catalog, store objstore.Store, o *Opt
 	r.started = r.now()
 	r.clock = clockWatch{now: r.now, steady: r.opts.Steady, grace: r.opts.Grace}
 	r.clock.look()
-	if err := r.recover(ctx); err != nil {
-		return nil, fmt.Errorf("recover after the last run: %w", err)
+	if err := r.begin(ctx); err != nil {
+		return nil, err
 	}
-	r.background.Add(1)
+	r.background.Add(2)
 	go r.keepHouse()
+	go r.watchStore()
 	if r.replica != nil {
 		r.background.Add(1)
 		go r.watch()
@@ -291,8 +300,10 @@ func (r *Registry) keepHouse() {
 			if err := r.flushSeen(ctx); err != nil {
 				r.log.Error("postpone what clients were told of", "err", err)
 			}
-			if err := r.uploads.purge(ctx); err != nil {
-				r.log.Error("purge old uploads", "err", err)
+			if r.StoreAway() == nil {
+				if err := r.uploads.purge(ctx); err != nil {
+					r.log.Error("purge old uploads", "err", err)
+				}
 			}
 			r.judgingTime() // so that no step goes unnoticed for long
 			r.seen.rotate(r.opts.Steady(), r.opts.Grace)
@@ -301,19 +312,39 @@ func (r *Registry) keepHouse() {
 	}
 }
 
-// recover settles the publications that were under way when the process ended:
-// an object nobody recorded is removed, and contents whose deletion began are
-// left to the collector.
-func (r *Registry) recover(ctx context.Context) error {
-	if r.replica != nil { // others go on; whose claims have run out does not
-		return r.settleExpired(ctx)
+// begin notes that the process uses the catalogue, and looks at the store.
+func (r *Registry) begin(ctx context.Context) error {
+	if r.replica == nil {
+		crashed, rebooted, err := r.cat.Begin(ctx, bootID())
+		if err != nil {
+			return fmt.Errorf("begin to use the catalogue: %w", err)
+		}
+		if crashed { // what clients were told of last is not known
+			r.holdBack = r.started.Add(r.opts.Grace)
+		}
+		r.rebooted = rebooted
 	}
-	crashed, rebooted, err := r.cat.Begin(ctx, bootID())
-	if err != nil {
+	if r.opts.backup {
+		return r.recoverStore(ctx)
+	}
+	err := r.CheckStore(ctx)
+	var away *StoreError
+	if !errors.As(err, &away) {
 		return err
 	}
-	if crashed { // what clients were told of last is not known
-		r.holdBack = r.started.Add(r.opts.Grace)
+	id, _, err := r.cat.RegistryID(ctx)
+	if err == nil && id == "" && away.Other {
+		return away
+	}
+	return err
+}
+
+// recoverStore settles the publications that were under way when the process ended:
+// an object nobody recorded is removed, and contents whose deletion began are
+// left to the collector.
+func (r *Registry) recoverStore(ctx context.Context) error {
+	if r.replica != nil { // others go on; whose claims have run out does not
+		return r.settleExpired(ctx)
 	}
 	left, err := r.cat.Intents(ctx)
 	if err != nil {
@@ -324,7 +355,7 @@ func (r *Registry) recover(ctx context.Context) error {
 			return err
 		}
 	}
-	if rebooted {
+	if r.rebooted {
 		if err := r.dropUnsynced(ctx); err != nil {
 			return err
 		}
@@ -363,11 +394,12 @@ func bootID() string {
 func (r *Registry) settle(ctx context.Context, u catalog.Upload) error {
 	// A push of the same content must not come between question and deletion.
 	defer r.digests.lock(u.Intent)()
-	known, err := r.cat.Known(ctx, u.Intent)
+	// What an image lacks is left for fsck, which reads it and takes it back.
+	wanted, err := r.cat.Wanted(ctx, u.Intent)
 	if err != nil {
 		return err
 	}
-	if !known {
+	if !wanted {
 		if err := r.store.Delete(ctx, BlobKey(u.Intent)); err != nil {
 			return err
 		}
@@ -415,10 +447,7 @@ func (r *Registry) Ready(ctx context.Context) error {
 	if err := r.cat.Ping(ctx); err != nil {
 		return fmt.Errorf("read the catalogue: %w", err)
 	}
-	if _, err := r.store.Stat(ctx, "slipway/ready"); err != nil && !errors.Is(err, objstore.ErrNotExist) {
-		return fmt.Errorf("reach the object store: %w", err)
-	}
-	return nil
+	return r.CheckStore(ctx)
 }
 
 // Metrics returns the registry's Prometheus collectors.
@@ -452,10 +481,14 @@ func (r *Registry) emit(ctx context.Context, e Event) error {
 	return nil
 }
 
-// writable answers UNSUPPORTED while the registry is read-only.
+// writable answers UNSUPPORTED while the registry is read-only, and UNAVAILABLE while
+// its object store is away.
 func (r *Registry) writable() error {
 	if r.opts.ReadOnly {
 		return &oci.Error{Code: oci.CodeUnsupported, Message: "the registry is read-only (storage.maintenance.readonly)"}
+	}
+	if away := r.StoreAway(); away != nil {
+		return storeAway(away)
 	}
 	return nil
 }

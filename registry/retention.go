@@ -119,6 +119,11 @@ func (r *Registry) Retain(ctx context.Context, rules []RetentionRule, o RetainOp
 	if err := r.deletable(); err != nil && !o.DryRun {
 		return rep, err
 	}
+	if !o.DryRun {
+		if err := r.CheckStore(ctx); err != nil {
+			return rep, err
+		}
+	}
 	if err := r.flushPulls(ctx); err != nil {
 		return rep, fmt.Errorf("record the times of last pulls: %w", err)
 	}

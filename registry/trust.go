@@ -136,16 +136,12 @@ func sumDigest(d oci.Digest, sum hash.Hash) oci.Digest {
 	return oci.Digest(algorithm(d) + ":" + hex.EncodeToString(sum.Sum(nil)))
 }
 
-// storeLost returns an error if the store as a whole is not there or is another
-// registry's: then what it lacks says nothing of the contents.
-func (r *Registry) storeLost(context.Context) error { return nil }
-
 // doubt makes a content suspect because of what the store said of it; see
 // catalog.MarkSuspect. It returns an error only if the store as a whole is away.
 func (r *Registry) doubt(ctx context.Context, d oci.Digest, why error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
-	if err := r.storeLost(ctx); err != nil {
+	if err := r.unlessAway(ctx); err != nil {
 		return err
 	}
 	r.trust.drop(d)

@@ -28,7 +28,7 @@ type GCArgs struct{ DryRun, Now, Untagged bool }
 
 // FsckArgs of [Admin.Fsck]; see registry.FsckOptions.
 type FsckArgs struct {
-	Quick, Repair, EmptyQuarantine bool
+	Quick, Repair, EmptyQuarantine, GiveUpMany, AdoptStore bool
 	// Rebuild first records the packs of Gear files that the catalogue does not
 	// know.
 	Rebuild  bool
@@ -201,7 +201,10 @@ func (a *Admin) Fsck(ctx context.Context, args FsckArgs, progress func(registry.
 }
 
 func fsck(ctx context.Context, r *registry.Registry, args FsckArgs, progress func(registry.FsckReport)) (registry.FsckReport, error) {
-	return r.Fsck(ctx, registry.FsckOptions{Quick: args.Quick, Repair: args.Repair, EmptyQuarantine: args.EmptyQuarantine, Parallel: args.Parallel, Progress: progress})
+	return r.Fsck(ctx, registry.FsckOptions{
+		Quick: args.Quick, Repair: args.Repair, EmptyQuarantine: args.EmptyQuarantine, GiveUpMany: args.GiveUpMany, AdoptStore: args.AdoptStore,
+		Parallel: args.Parallel, Progress: progress,
+	})
 }
 
 // Backup copies everything into a directory.

@@ -205,6 +205,9 @@ func (g *gearCheck) repaired(kind registry.ProblemKind) { g.rep.Repaired[kind]++
 // everything.
 func rebuild(ctx context.Context, r *root, args FsckArgs, progress func(registry.FsckReport)) (registry.FsckReport, error) {
 	began := time.Now()
+	if err := r.reg.CheckStore(ctx); err != nil {
+		return registry.FsckReport{}, err
+	}
 	// Those that are damaged the check finds again, among the unknown ones.
 	packs, files, err := r.files.Rebuild(ctx, func(filestore.Problem) {})
 	if err != nil {

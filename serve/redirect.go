@@ -38,6 +38,8 @@ type redirector struct {
 	// holds and ahead tell whether the cache has a blob, or will soon.
 	holds func(key string) bool
 	ahead *prefetch.Prefetcher // may be nil
+	// away is not nil while the object store is not the registry's.
+	away func() error
 	// stored tells whether a blob of a repository is in the object store, where it
 	// may still be coming; nil: it always is.
 	stored func(ctx context.Context, repo string, d oci.Digest) bool
@@ -71,7 +73,7 @@ func (s *Server) redirector() (server.Redirector, error) {
 	if !ok { // a warning of the configuration says so
 		return nil, nil
 	}
-	r := &redirector{store: store, ahead: s.root.prefetch, pulled: s.notifier.hook(), rules: rules, min: int64(c.MinSize), expiry: c.Expiry,
+	r := &redirector{store: store, away: s.root.reg.StoreAway, ahead: s.root.prefetch, pulled: s.notifier.hook(), rules: rules, min: int64(c.MinSize), expiry: c.Expiry,
 		holds: func(key string) bool { return s.root.cache != nil && s.root.cache.Holds(key) != policy.Nowhere }}
 	if m := s.root.mirrors; m != nil {
 		r.stored = func(ctx context.Context, repo string, d oci.Digest) bool {
@@ -137,7 +139,7 @@ func addrOf(s string) (netip.Addr, bool) {
 
 // Redirect implements server.Redirector.
 func (r *redirector) Redirect(ctx context.Context, q server.Redirect) (string, error) {
-	if q.Blob.Size <= smallBlob || !r.wants(q) || r.stored != nil && !r.stored(ctx, q.Repo, q.Blob.Digest) {
+	if q.Blob.Size <= smallBlob || r.away() != nil || !r.wants(q) || r.stored != nil && !r.stored(ctx, q.Repo, q.Blob.Digest) {
 		return "", nil
 	}
 	url, err := r.store.URL(ctx, registry.BlobKey(q.Blob.Digest), r.expiry)

@@ -45,7 +45,7 @@ storage:
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &redirector{store: signer{}, rules: rules, min: int64(c.Storage.Redirect.MinSize), expiry: c.Storage.Redirect.Expiry,
+	r := &redirector{store: signer{}, away: func() error { return nil }, rules: rules, min: int64(c.Storage.Redirect.MinSize), expiry: c.Storage.Redirect.Expiry,
 		holds: func(key string) bool { return key == registry.BlobKey(held) }}
 	for _, tc := range []struct {
 		repo, client string

@@ -119,7 +119,8 @@ func checkAdopted(cfg *config.Config) error {
 	if err := checkRestored(dir); err != nil {
 		return err
 	}
-	if _, err := os.Stat(filepath.Join(dir, distributionDir)); err != nil {
+	_, ours := os.Stat(filepath.Join(dir, "slipway/registry"))
+	if _, err := os.Stat(filepath.Join(dir, distributionDir)); err != nil && ours != nil {
 		return nil
 	}
 	// Distribution keeps its links in repositories; we have none.

@@ -154,6 +154,10 @@ func (r *root) checkCatalog(ctx context.Context, cfg *config.Config) error {
 	if !cfg.Storage.Remote() {
 		return nil // checkAdopted has looked
 	}
+	// A registry that has begun is told from another one by its id, also when it is empty.
+	if id, _, err := r.cat.RegistryID(ctx); err != nil || id != "" {
+		return err
+	}
 	if known, err := r.knowsBlobs(ctx); err != nil || known {
 		return err
 	}

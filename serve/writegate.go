@@ -102,12 +102,14 @@ func whileWritable[A, R any](g *writeGate, f func(context.Context, A, func(R)) (
 }
 
 // convert runs the conversion to Gear, and the building of volumes, until ctx ends,
-// but not while writes are stopped.
+// but not while writes are stopped or the object store is away.
 func (s *Server) convert(ctx context.Context) error {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	for {
-		if leave, err := s.writes.enter(); err == nil {
+		if leave, err := s.writes.enter(); err == nil && s.root.reg.StoreAway() != nil {
+			leave()
+		} else if err == nil {
 			err := s.convertUntil(ctx, s.writes.stopping())
 			leave()
 			if ctx.Err() != nil || err != nil && !errors.Is(err, context.Canceled) {
@@ -128,11 +130,19 @@ func (s *Server) convertUntil(ctx context.Context, stop <-chan struct{}) error {
 	defer wg.Wait()
 	defer cancel()
 	wg.Go(func() {
-		select {
-		case <-stop:
-			cancel()
-		case <-ctx.Done():
+		tick := time.NewTicker(time.Second)
+		defer tick.Stop()
+		for s.root.reg.StoreAway() == nil {
+			select {
+			case <-stop:
+				cancel()
+				return
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			}
 		}
+		cancel()
 	})
 	if v := s.root.volumes; v != nil {
 		wg.Go(func() { _ = v.Run(ctx) }) // ends with ctx and has no errors

@@ -130,10 +130,7 @@ Exit status 0: clean, or all was repaired; 4: problems remain.`,
 					return err
 				}
 				if !rep.Clean() {
-					if args.Repair {
-						return exitCode{4, errors.New("problems remain that cannot be mended here; push the images named above again, or delete their tags")}
-					}
-					return exitCode{4, errors.New("problems remain; slipway fsck --repair mends what can be mended")}
+					return exitCode{4, fsckAdvice(args.Repair, rep)}
 				}
 				return nil
 			})
@@ -143,10 +140,30 @@ Exit status 0: clean, or all was repaired; 4: problems remain.`,
 	cmd.Flags().BoolVar(&args.Quick, "quick", false, "compare sizes only, do not read contents")
 	cmd.Flags().BoolVar(&args.Repair, "repair", false, "mend what can be mended; damaged contents are set aside so that they can be pushed again")
 	cmd.Flags().BoolVar(&args.Rebuild, "rebuild", false, "first record packs of Gear files that the catalogue does not know, so that a conversion need not make them again")
-	cmd.Flags().BoolVar(&args.EmptyQuarantine, "empty-quarantine", false, "first remove for good what earlier repairs set aside")
+	cmd.Flags().BoolVar(&args.EmptyQuarantine, "empty-quarantine", false, "first remove for good what earlier repairs set aside, but for the last good copy of a content")
+	cmd.Flags().BoolVar(&args.GiveUpMany, "give-up-many", false, "let --repair give up more than 1 % of the contents (and more than 10) as missing, damaged or unknown")
+	cmd.Flags().BoolVar(&args.AdoptStore, "adopt-store", false, "first accept an object store that lacks this registry's id, as it is, such as one that was lost and made anew")
 	cmd.Flags().IntVar(&args.Parallel, "parallel", 0, "contents read at once (default 4)")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the report as JSON; durations are in nanoseconds")
 	return cmd
+}
+
+// fsckAdvice says what to do about the problems that a check has left.
+func fsckAdvice(repair bool, rep registry.FsckReport) error {
+	left := func(kinds ...registry.ProblemKind) bool {
+		return slices.ContainsFunc(kinds, func(k registry.ProblemKind) bool { return rep.Counts[k] > rep.Repaired[k] })
+	}
+	switch {
+	case left(registry.ProblemCatalog):
+		return errors.New("the catalogue is damaged, and nothing repairs that; restore a backup into an empty directory (slipway restore BACKUP --root DIR)")
+	case !repair:
+		return errors.New("problems remain; slipway fsck --repair mends what can be mended")
+	case left(registry.ProblemIncomplete, registry.ProblemManifest):
+		return errors.New("problems remain that cannot be mended here; push the images named above again, add them from a backup (slipway restore BACKUP), or delete their tags")
+	case left(registry.ProblemUnreadable):
+		return errors.New("contents remain that the store fails to give; look at the disk or the object store, then run slipway fsck --repair again")
+	}
+	return errors.New("problems remain that are left alone; each is named above")
 }
 
 func printFsck(w io.Writer, rep registry.FsckReport) {

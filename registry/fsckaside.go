@@ -1,0 +1,309 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"example.org/slipway/catalog"
+	"example.org/slipway/objstore"
+	"example.org/slipway/oci"
+)
+
+// TooManyError is a repair that would give up more contents than it may unasked.
+// Nothing of what it counts was changed.
+type TooManyError struct {
+	// Found contents of Of; at most Limit are given up unasked.
+	Found, Of, Limit int64
+	// What is wrong with them.
+	What string
+}
+
+// Error implements error.
+func (e *TooManyError) Error() string {
+	return fmt.Sprintf("%d contents %s, of %d that the catalogue has; a repair gives up %d at most unasked, as it may be the store or the catalogue that is wrong. "+
+		"slipway fsck lists them. Bring back what is missing, or add --give-up-many to the repair", e.Found, e.What, e.Of, e.Limit)
+}
+
+// tally puts off the repairs that take something away until it is known how many they
+// are. Its fields are guarded by fsck.mu.
+type tally struct {
+	n     int64
+	later []func(context.Context) error
+}
+
+// few puts a repair off, or does it if there may be many.
+func (f *fsck) few(ctx context.Context, t *tally, repair func(context.Context) error) error {
+	if f.o.GiveUpMany {
+		return repair(ctx)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if t.n++; t.n <= f.limit() {
+		t.later = append(t.later, repair)
+	} else {
+		t.later = nil
+	}
+	return nil
+}
+
+// limit is how many contents a repair gives up unasked: 1 % of them, at least 10 and at
+// most 10,000, which takes a few MB here.
+func (f *fsck) limit() int64 { return max(10, min(f.extent.Contents/100, 10_000)) }
+
+// doFew does what was put off, if that is little.
+func (f *fsck) doFew(ctx context.Context, t *tally, what string) error {
+	if t.n == 0 {
+		return nil
+	}
+	if err := f.r.CheckStore(ctx); err != nil { // it may have gone meanwhile
+		return err
+	}
+	if t.n > f.limit() {
+		return &TooManyError{Found: t.n, Of: f.extent.Contents, Limit: f.limit(), What: what}
+	}
+	for _, repair := range t.later {
+		if err := repair(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// giveUp reports a content that is missing or damaged. Its repair takes a good copy from
+// quarantine, or else gives the content up, if those are few.
+func (f *fsck) giveUp(ctx context.Context, p Problem, same, repair func(context.Context) (bool, error)) error {
+	act := func(ctx context.Context) (err error) {
+		if p.Hurts, err = f.hurts(ctx, p.Digest); err != nil {
+			return err
+		}
+		if f.o.Repair && p.Key != "" {
+			if x := f.read(ctx, quarantineKey(p.Digest), p.Digest, func(int) {}); x.match && x.err == nil {
+				p.Detail += "; the copy in quarantine is right"
+				repair = func(ctx context.Context) (bool, error) { return f.putBack(ctx, p.Digest) }
+			} else if p.Kind == ProblemCorrupt {
+				return f.quarantine(ctx, p, same)
+			}
+		}
+		return f.settle(ctx, p, same, repair)
+	}
+	if !f.o.Repair || repair == nil && p.Kind != ProblemCorrupt {
+		return act(ctx)
+	}
+	return f.few(ctx, &f.lost, act)
+}
+
+// quarantine moves a corrupt object away. The copy is made before anything is
+// locked, since it may be large.
+func (f *fsck) quarantine(ctx context.Context, p Problem, same func(context.Context) (bool, error)) error {
+	match, err := f.copyObject(ctx, BlobKey(p.Digest), quarantineKey(p.Digest), p.Digest, false)
+	if err != nil {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		p.Detail += "; it cannot be copied into quarantine: " + err.Error()
+		return f.settle(ctx, p, same, nil)
+	}
+	moved := false
+	if !match { // it would be right after all
+		err = f.settle(ctx, p, same, func(ctx context.Context) (_ bool, err error) {
+			if moved, err = f.absent(ctx, p.Digest, false); err != nil || !moved {
+				return moved, err
+			}
+			if f.r.replica != nil { // it is deleted as what nobody knows, which excludes pushes
+				return true, nil
+			}
+			if err := f.r.store.Delete(ctx, p.Key); err != nil {
+				// Now an object that nobody knows: found again further on.
+				f.r.log.Warn("remove an object after its copy went into quarantine", "key", p.Key, "err", err)
+			}
+			return true, nil
+		})
+	}
+	if err == nil && !moved {
+		err = f.r.store.Delete(ctx, quarantineKey(p.Digest))
+	}
+	return err
+}
+
+// copyObject copies an object to another key and reports whether its bytes have the
+// digest. With onlyRight it copies no others.
+func (f *fsck) copyObject(ctx context.Context, from, to string, d oci.Digest, onlyRight bool) (match bool, err error) {
+	src, err := f.r.store.Get(ctx, from, 0, -1)
+	if err != nil {
+		return false, err
+	}
+	defer src.Close()
+	dst, err := f.r.store.NewUpload(ctx, src.Info().Size)
+	if err != nil {
+		return false, err
+	}
+	defer func() { err = errors.Join(err, dst.Cancel(ctx)) }()
+	if _, match, err = hashCopy(ctx, dst, src, d, func(int) {}); err != nil || onlyRight && !match {
+		return false, err
+	}
+	return match, dst.Commit(ctx, to)
+}
+
+// putBack makes what lies in quarantine, which is verified, the content's object.
+func (f *fsck) putBack(ctx context.Context, d oci.Digest) (bool, error) {
+	if m, ok := objstore.As[objstore.Mover](f.r.store); ok {
+		err := m.Move(ctx, quarantineKey(d), BlobKey(d))
+		return err == nil, err
+	}
+	match, err := f.copyObject(ctx, quarantineKey(d), BlobKey(d), d, true)
+	if err != nil || !match {
+		return false, err
+	}
+	return true, f.r.store.Delete(ctx, quarantineKey(d))
+}
+
+// takeBack looks whether a content that the catalogue has as absent is in the store, or
+// in quarantine, after all. Its repair records that it is here. It reports whether it is
+// now.
+func (f *fsck) takeBack(ctx context.Context, d oci.Digest) (bool, error) {
+	for _, key := range []string{BlobKey(d), quarantineKey(d)} {
+		x := f.read(ctx, key, d, func(int) {})
+		if err := ctx.Err(); err != nil {
+			return false, err
+		}
+		if x.err != nil || !x.match {
+			continue
+		}
+		p := Problem{Kind: ProblemReturned, Digest: d, Key: key, Detail: fmt.Sprintf("its %d bytes are here and right, and the catalogue has it as absent", x.info.Size)}
+		var err error
+		if p.Hurts, err = f.hurts(ctx, d); err != nil {
+			return false, err
+		}
+		back := false
+		confirm := func(ctx context.Context) (bool, error) {
+			absent, err := f.r.cat.Absent(ctx, []oci.Digest{d})
+			_, still := absent[d]
+			return still, err
+		}
+		err = f.settle(ctx, p, confirm, func(ctx context.Context) (bool, error) {
+			back, err = f.recordBack(ctx, d, key, x.info.Size)
+			return back, err
+		})
+		if err != nil || back {
+			return back, err
+		}
+		break
+	}
+	// A push may have brought it meanwhile.
+	is, err := f.r.cat.Presence(ctx, []oci.Digest{d})
+	return is[d] == catalog.Object || is[d] == catalog.Inline, err
+}
+
+// recordBack records that the verified bytes under a key are those of a content that was
+// absent. Its digest's lock is held.
+func (f *fsck) recordBack(ctx context.Context, d oci.Digest, key string, size int64) (bool, error) {
+	absent, err := f.r.cat.Absent(ctx, []oci.Digest{d})
+	if err != nil {
+		return false, err
+	}
+	b := catalog.Blob{Digest: d, Size: size}
+	if absent[d] { // a manifest's bytes belong into the catalogue
+		content, ok := f.readAll(ctx, key, d)
+		if !ok {
+			return false, ctx.Err()
+		}
+		b.Content = content
+	} else if key != BlobKey(d) {
+		if done, err := f.putBack(ctx, d); err != nil || !done {
+			return false, err
+		}
+	}
+	s, err := f.r.cat.TakeBack(ctx, b)
+	return f.corrected(d, s, err)
+}
+
+// readAll reads a content that belongs into the catalogue; ok is false where it is not
+// what has the digest.
+func (f *fsck) readAll(ctx context.Context, key string, d oci.Digest) (content []byte, ok bool) {
+	obj, err := f.r.store.Get(ctx, key, 0, -1)
+	if err != nil {
+		return nil, false
+	}
+	defer obj.Close()
+	if obj.Info().Size > f.r.opts.MaxManifestBytes {
+		return nil, false
+	}
+	content, err = io.ReadAll(obj)
+	return content, err == nil && d.Algorithm().FromBytes(content) == d
+}
+
+// quarantinePrefix begins the keys of what lies in quarantine.
+const quarantinePrefix = "slipway/quarantine/"
+
+// digestInQuarantine is the inverse of quarantineKey.
+func digestInQuarantine(key string) (oci.Digest, bool) {
+	alg, hex, _ := strings.Cut(strings.TrimPrefix(key, quarantinePrefix), "/")
+	d := oci.Digest(alg + ":" + hex)
+	return d, oci.ValidDigest(d) && quarantineKey(d) == key
+}
+
+// countQuarantine counts what lies in quarantine.
+func (f *fsck) countQuarantine(ctx context.Context) error {
+	for info, err := range f.r.store.List(ctx, quarantinePrefix, "") {
+		if err != nil {
+			return err
+		}
+		f.step(func(rep *FsckReport) {
+			rep.Quarantined, rep.QuarantinedBytes = rep.Quarantined+1, rep.QuarantinedBytes+info.Size
+		})
+	}
+	return nil
+}
+
+// emptyQuarantine removes what lies in quarantine, but for the only good copy of a
+// content that the catalogue names.
+func (f *fsck) emptyQuarantine(ctx context.Context) error {
+	for info, err := range f.r.store.List(ctx, quarantinePrefix, "") {
+		if err != nil {
+			return err
+		}
+		needed, err := f.needsCopy(ctx, info.Key)
+		if err != nil {
+			return err
+		}
+		if needed {
+			continue
+		}
+		if err := f.r.store.Delete(ctx, info.Key); err != nil {
+			return err
+		}
+		f.step(func(rep *FsckReport) { rep.QuarantinedRemoved++ })
+	}
+	return nil
+}
+
+// needsCopy reports whether what lies in quarantine is the only good copy of a content
+// that the catalogue names. What the store has is read, also in a quick check.
+func (f *fsck) needsCopy(ctx context.Context, key string) (bool, error) {
+	d, ok := digestInQuarantine(key)
+	if !ok {
+		return false, nil
+	}
+	wanted, err := f.r.cat.Wanted(ctx, d)
+	if err != nil || !wanted {
+		return false, err
+	}
+	x := f.read(ctx, key, d, func(int) {})
+	if err := ctx.Err(); err != nil || x.err == nil && !x.match {
+		return false, err
+	}
+	b, err := f.r.cat.StoredBlob(ctx, d)
+	switch {
+	case errors.Is(err, catalog.ErrNotFound):
+		return true, nil
+	case err != nil:
+		return false, err
+	case b.Content != nil:
+		return d.Algorithm().FromBytes(b.Content) != d, nil
+	}
+	x = f.read(ctx, BlobKey(d), d, func(int) {})
+	return x.err != nil || !x.match, ctx.Err()
+}

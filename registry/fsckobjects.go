@@ -1,0 +1,194 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"example.org/slipway/catalog"
+	"example.org/slipway/objstore"
+	"example.org/slipway/oci"
+)
+
+// checkObjects compares the store with the catalogue, a batch at a time.
+func (f *fsck) checkObjects(ctx context.Context) error {
+	const batch = 500
+	infos := make([]objstore.Info, 0, batch)
+	for info, err := range f.r.store.List(ctx, blobPrefix, "") {
+		if err != nil {
+			return err
+		}
+		if info.Key == blobsIDKey {
+			continue
+		}
+		infos = append(infos, info)
+		if len(infos) == batch {
+			if err := f.lookUp(ctx, infos); err != nil {
+				return err
+			}
+			infos = infos[:0]
+		}
+	}
+	if err := f.lookUp(ctx, infos); err != nil {
+		return err
+	}
+	return f.doFew(ctx, &f.unknown, "are in the store that the catalogue does not name")
+}
+
+func (f *fsck) lookUp(ctx context.Context, infos []objstore.Info) error {
+	digests := make([]oci.Digest, 0, len(infos))
+	for _, info := range infos {
+		if d, ok := digestOfKey(info.Key); ok {
+			digests = append(digests, d)
+		}
+	}
+	is, err := f.r.cat.Presence(ctx, digests)
+	if err != nil {
+		return err
+	}
+	for _, info := range infos {
+		if info.ModTime.After(f.start) {
+			continue // a push under way
+		}
+		d, ok := digestOfKey(info.Key)
+		switch {
+		case !ok:
+			err = f.found(ctx, Problem{Kind: ProblemOrphan, Key: info.Key, Detail: "its key is not one of this registry; it is left alone"}, nil)
+		case is[d] == catalog.Unknown:
+			err = f.nobodys(ctx, d, info)
+		case is[d] == catalog.Inline && !f.shared:
+			err = f.duplicate(ctx, Problem{Kind: ProblemDuplicate, Digest: d, Key: info.Key, Detail: fmt.Sprintf("%d bytes that are in the catalogue", info.Size)})
+		}
+		if err != nil {
+			return err
+		}
+	}
+	f.step(func(rep *FsckReport) { rep.Objects += int64(len(infos)) })
+	return nil
+}
+
+// nobodys deals with an object whose content the catalogue does not have: as one that it
+// names it is taken back, and else it is surplus.
+func (f *fsck) nobodys(ctx context.Context, d oci.Digest, info objstore.Info) error {
+	absent, err := f.r.cat.Absent(ctx, []oci.Digest{d})
+	if err != nil {
+		return err
+	}
+	if _, named := absent[d]; named {
+		if back, err := f.takeBack(ctx, d); err != nil || back {
+			return err
+		}
+	}
+	p := Problem{Kind: ProblemOrphan, Digest: d, Key: info.Key, Detail: fmt.Sprintf("%d bytes of %s", info.Size, info.ModTime.UTC().Format(time.RFC3339))}
+	if f.shared {
+		p.Detail += "; kept, because the links of a Distribution registry lie in the same storage"
+		return f.settle(ctx, p, f.stillSurplus(p, catalog.Unknown), nil)
+	}
+	if !f.o.Repair {
+		return f.settle(ctx, p, f.stillSurplus(p, catalog.Unknown), nil)
+	}
+	return f.few(ctx, &f.unknown, func(ctx context.Context) error { return f.surplus(ctx, p) })
+}
+
+// stillSurplus confirms that an object is not needed.
+func (f *fsck) stillSurplus(p Problem, was catalog.Presence) func(context.Context) (bool, error) {
+	return func(ctx context.Context) (bool, error) {
+		is, err := f.r.cat.Presence(ctx, []oci.Digest{p.Digest})
+		if err != nil || is[p.Digest] != was {
+			return false, err
+		}
+		if intended, err := f.intended(ctx, p.Digest); err != nil || intended {
+			return false, err
+		}
+		_, err = f.r.store.Stat(ctx, p.Key)
+		if errors.Is(err, objstore.ErrNotExist) {
+			return false, nil
+		}
+		return err == nil, err
+	}
+}
+
+// duplicate reports, and deletes, an object whose bytes are in the catalogue, and right
+// there.
+func (f *fsck) duplicate(ctx context.Context, p Problem) error {
+	surplus := f.stillSurplus(p, catalog.Inline)
+	return f.settle(ctx, p, surplus, func(ctx context.Context) (bool, error) {
+		b, err := f.r.cat.StoredBlob(ctx, p.Digest)
+		if err != nil || p.Digest.Algorithm().FromBytes(b.Content) != p.Digest {
+			return false, err
+		}
+		err = f.r.store.Delete(ctx, p.Key)
+		return err == nil, err
+	})
+}
+
+// surplus moves an object that nothing names into quarantine: a newer catalogue may. Only
+// what nothing names and does not have its digest is of no use to anybody.
+func (f *fsck) surplus(ctx context.Context, p Problem) error {
+	absent, err := f.r.cat.Absent(ctx, []oci.Digest{p.Digest})
+	if err != nil {
+		return err
+	}
+	_, named := absent[p.Digest]
+	x := f.read(ctx, p.Key, p.Digest, func(int) {})
+	confirm := f.stillSurplus(p, catalog.Unknown)
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case errors.Is(x.err, objstore.ErrNotExist):
+		return nil
+	case x.err != nil:
+		p.Detail += "; it cannot be read: " + x.err.Error()
+		return f.settle(ctx, p, confirm, nil)
+	case !x.match:
+		p.Detail += "; they do not have the digest"
+	}
+	aside := x.match || named
+	if aside && !x.match { // better bytes may lie there
+		q := f.read(ctx, quarantineKey(p.Digest), p.Digest, func(int) {})
+		aside = q.err != nil || !q.match
+	}
+	if aside {
+		if _, err := f.copyObject(ctx, p.Key, quarantineKey(p.Digest), p.Digest, false); err != nil {
+			return fmt.Errorf("copy %s into quarantine: %w", p.Key, err)
+		}
+		p.Detail += "; kept in quarantine"
+	}
+	if f.r.replica != nil {
+		return f.surplusShared(ctx, p, confirm)
+	}
+	return f.settle(ctx, p, confirm, func(ctx context.Context) (bool, error) {
+		err := f.r.store.Delete(ctx, p.Key)
+		return err == nil, err
+	})
+}
+
+// surplusShared is surplus for an object that the catalogue does not know, where
+// another replica may be about to publish it: the local locks do not keep that away.
+func (f *fsck) surplusShared(ctx context.Context, p Problem, confirm func(context.Context) (bool, error)) error {
+	real, err := confirm(ctx)
+	if err == nil && real && f.o.Repair {
+		var granted int
+		granted, err = f.r.tryDelete(ctx, []oci.Digest{p.Digest})
+		p.Repaired = granted > 0
+		real = p.Repaired
+	}
+	if err != nil {
+		return fmt.Errorf("settle %s %s: %w", p.Kind, p.Digest, err)
+	}
+	if real {
+		f.note(p)
+	}
+	return nil
+}
+
+// intended tells whether another replica is publishing a content.
+func (f *fsck) intended(ctx context.Context, d oci.Digest) (bool, error) {
+	if f.r.replica == nil {
+		return false, nil
+	}
+	list, err := f.r.cat.Intents(ctx)
+	return slices.ContainsFunc(list, func(u catalog.Upload) bool { return u.Intent == d }), err
+}

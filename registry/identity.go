@@ -1,0 +1,318 @@
+package registry
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"example.org/slipway/objstore"
+)
+
+// The identity of a store is the registry's id in two objects: one beside what else is
+// this program's own, one beside the blobs, since a disk may be mounted for these alone.
+// The catalogue has the same id. Where an object is missing or says something else, the
+// store is not the one that the catalogue describes.
+const (
+	ownIDKey   = "slipway/registry"
+	blobsIDKey = blobPrefix + "sha256/slipway-registry"
+)
+
+var idKeys = [...]string{ownIDKey, blobsIDKey}
+
+// storeID is what an identity object holds, as JSON.
+type storeID struct {
+	Registry string `json:"registry"`
+}
+
+// StoreError says that the object store is not the one that the catalogue describes.
+type StoreError struct {
+	// Other says that it belongs to another registry; else it is empty, or was put
+	// there in place of the right one.
+	Other bool
+	// What was found, and the way out.
+	What string
+}
+
+// Error implements error.
+func (e *StoreError) Error() string { return e.What }
+
+// storeWatch is what is known of the store's identity.
+type storeWatch struct {
+	// away is nil while the store is the right one.
+	away atomic.Pointer[StoreError]
+	// id is the registry's id once catalogue and store agree on it.
+	id atomic.Pointer[string]
+
+	mu sync.Mutex // held during a check; guards what follows
+	// recovered says that what the last run left in the store is settled.
+	recovered bool
+	// unwritten says that a failure to write the identity has been logged.
+	unwritten bool
+}
+
+// watchEvery is how often the store's identity is looked at while nothing asks for it.
+const watchEvery = 5 * time.Second
+
+// sampled is how many objects are looked for where the identity is missing.
+const sampled = 16
+
+// CheckStore returns nil if the object store is the one that the catalogue describes,
+// and a *StoreError if it is not. Any other error says that this cannot be told now.
+// Requests follow what it found until the next check.
+func (r *Registry) CheckStore(ctx context.Context) error {
+	if r.opts.backup {
+		return nil
+	}
+	w := &r.identity
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	err := r.identify(ctx)
+	var away *StoreError
+	if errors.As(err, &away) {
+		if w.away.Swap(away) == nil {
+			r.log.Error("the object store is not this registry's; requests that need it are answered 503", "err", away)
+		}
+		return away
+	}
+	if err != nil {
+		return fmt.Errorf("reach the object store: %w", err)
+	}
+	if !w.recovered {
+		if err := r.recoverStore(ctx); err != nil {
+			return fmt.Errorf("recover after the last run: %w", err)
+		}
+		w.recovered = true
+	}
+	if w.away.Swap(nil) != nil {
+		r.log.Info("the object store is back")
+	}
+	return nil
+}
+
+// StoreAway returns what the last check found wrong with the object store, or nil.
+func (r *Registry) StoreAway() error {
+	if away := r.identity.away.Load(); away != nil {
+		return away
+	}
+	return nil
+}
+
+// storeHere is CheckStore for the common case that all is right, as cheap as one read of
+// a small object. Callers that share nothing wait for nobody.
+func (r *Registry) storeHere(ctx context.Context) error {
+	if id := r.identity.id.Load(); id != nil && r.identity.away.Load() == nil {
+		if got, err := readID(ctx, r.store, blobsIDKey); err == nil && got == *id {
+			return nil
+		}
+	}
+	return r.CheckStore(ctx)
+}
+
+// unlessAway returns what a client is told whose request needs the object store, while
+// that is away; else nil. It is asked after a failure: then nothing is lost yet.
+func (r *Registry) unlessAway(ctx context.Context) error {
+	away := r.identity.away.Load()
+	if away == nil {
+		err := r.storeHere(context.WithoutCancel(ctx))
+		if !errors.As(err, &away) {
+			return nil
+		}
+	}
+	return storeAway(away)
+}
+
+func storeAway(err error) error {
+	return unavailable("the registry's object store is away", defaultRetry, "use the object store", err)
+}
+
+// watchStore looks at the store now and then, so that one that goes away, or comes
+// back, is noticed without a request.
+func (r *Registry) watchStore() {
+	defer r.background.Done()
+	tick := time.NewTicker(watchEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-r.stop:
+			return
+		case <-tick.C:
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			if err := r.CheckStore(ctx); err != nil && r.StoreAway() == nil {
+				r.log.Warn("look at the object store", "err", err)
+			}
+			cancel()
+		}
+	}
+}
+
+// identify compares the identity of the store with the catalogue's. Where the store
+// lacks it, the objects that the catalogue names decide: if they are there the store
+// gets it, as in the first run, or after a copy that left it out.
+func (r *Registry) identify(ctx context.Context) error {
+	id, settled, err := r.cat.RegistryID(ctx)
+	if err != nil {
+		return err
+	}
+	var lacking []string
+	for _, key := range idKeys {
+		got, err := readID(ctx, r.store, key)
+		switch {
+		case err != nil:
+			return err
+		case got == "":
+			lacking = append(lacking, key)
+		case id == "":
+			return &StoreError{Other: true, What: fmt.Sprintf("the object store belongs to registry %s, and the catalogue is new: name the catalogue that belongs to the store, "+
+				"or restore a backup (slipway restore)", got)}
+		case got != id:
+			return &StoreError{Other: true, What: fmt.Sprintf("the object store belongs to registry %s, and the catalogue to %s: name the store that belongs to the catalogue, "+
+				"or the catalogue that belongs to the store", got, id)}
+		}
+	}
+	if settled && len(lacking) == 0 {
+		r.identity.id.Store(&id)
+		return nil
+	}
+	asked, here, err := r.sample(ctx)
+	if err != nil {
+		return err
+	}
+	if settled && (asked == 0 || here < asked) || here == 0 && asked > 0 {
+		return &StoreError{What: fmt.Sprintf("the object store is empty or not this registry's: it lacks %s, and %d of %d contents that were looked for; "+
+			"mount its disk, or name the right store; if nothing else is left of it, accept it as it is with slipway fsck --adopt-store", lacking[0], asked-here, asked)}
+	}
+	return r.mark(ctx, lacking)
+}
+
+// sample looks for some of the objects that the catalogue names.
+func (r *Registry) sample(ctx context.Context) (asked, here int, err error) {
+	list, err := r.cat.SampleObjects(ctx, sampled)
+	if err != nil {
+		return 0, 0, err
+	}
+	for _, d := range list {
+		_, err := r.store.Stat(ctx, BlobKey(d))
+		if err == nil {
+			here++
+		} else if !errors.Is(err, objstore.ErrNotExist) {
+			return 0, 0, err
+		}
+	}
+	return len(list), here, nil
+}
+
+// mark makes the store this registry's. A crash in the midst of it leaves an id that is
+// only proposed, with which the next start goes on. That the identity cannot be written,
+// as on a full disk, is no reason to serve nothing.
+func (r *Registry) mark(ctx context.Context, lacking []string) error {
+	if r.opts.ReadOnly {
+		return nil
+	}
+	id, err := r.cat.ProposeRegistryID(ctx, newRegistryID())
+	if err == nil {
+		err = WriteStoreID(ctx, r.store, id, lacking...)
+	}
+	if err == nil {
+		err = r.cat.SettleRegistryID(ctx, id)
+	}
+	var other *StoreError
+	switch {
+	case err == nil:
+		r.identity.id.Store(&id)
+	case errors.As(err, &other):
+		return err
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case !r.identity.unwritten:
+		r.identity.unwritten = true
+		r.log.Warn("write the registry's id into the object store; it is tried again", "err", err)
+	}
+	return nil
+}
+
+// AdoptStore makes the object store this registry's as it is, although it lacks the
+// registry's id and contents. A store that belongs to another registry is refused.
+func (r *Registry) AdoptStore(ctx context.Context) error {
+	if err := r.CheckStore(ctx); err == nil {
+		return nil
+	} else if away := (*StoreError)(nil); !errors.As(err, &away) || away.Other {
+		return err
+	}
+	id, err := r.cat.ProposeRegistryID(ctx, newRegistryID())
+	if err == nil {
+		err = WriteStoreID(ctx, r.store, id)
+	}
+	if err == nil {
+		err = r.cat.SettleRegistryID(ctx, id)
+	}
+	if err != nil {
+		return fmt.Errorf("adopt the object store: %w", err)
+	}
+	return r.CheckStore(ctx)
+}
+
+func newRegistryID() string {
+	b := make([]byte, 16)
+	rand.Read(b) // never fails
+	return hex.EncodeToString(b)
+}
+
+// WriteStoreID writes a registry's id into a store, where no other one is. Without keys
+// it writes the whole identity. Errors: *StoreError.
+func WriteStoreID(ctx context.Context, store objstore.Store, id string, keys ...string) error {
+	if len(keys) == 0 {
+		keys = idKeys[:]
+	}
+	b, err := json.Marshal(storeID{id})
+	if err != nil {
+		return err
+	}
+	for _, key := range keys {
+		err := store.Put(ctx, key, append(b, '\n'), true)
+		if errors.Is(err, objstore.ErrExist) {
+			var got string
+			switch got, err = readID(ctx, store, key); {
+			case err == nil && got == "": // damaged
+				err = store.Put(ctx, key, append(b, '\n'), false)
+			case err == nil && got != id:
+				return &StoreError{Other: true, What: fmt.Sprintf("the object store belongs to registry %s, and the catalogue to %s", got, id)}
+			}
+		}
+		if err != nil {
+			return fmt.Errorf("write %s: %w", key, err)
+		}
+	}
+	return nil
+}
+
+// readID reads an identity object. The result is empty where it is missing, or holds
+// nothing that an identity is.
+func readID(ctx context.Context, store objstore.Store, key string) (string, error) {
+	const most = 4 << 10
+	obj, err := store.Get(ctx, key, 0, most)
+	if errors.Is(err, objstore.ErrNotExist) {
+		return "", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	defer obj.Close()
+	var id storeID
+	if err := json.NewDecoder(obj).Decode(&id); err != nil {
+		var syntax *json.SyntaxError
+		var kind *json.UnmarshalTypeError
+		if !errors.As(err, &syntax) && !errors.As(err, &kind) && obj.Info().Size > 0 {
+			return "", err
+		}
+		return "", nil
+	}
+	return id.Registry, nil
+}
+
+var _ error = (*StoreError)(nil)
