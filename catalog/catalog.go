@@ -105,8 +105,12 @@ func (e *MediaTypeError) Error() string {
 	return "manifest is stored with the media type " + e.Stored
 }
 
-// ImmutableError names the tag that may not be moved or removed.
-type ImmutableError struct{ Tag string }
+// ImmutableError names the tag that may not be moved or removed. Part says that what was
+// to be removed is part of the index that the tag points at.
+type ImmutableError struct {
+	Tag  string
+	Part bool
+}
 
 // Error implements error.
 func (e *ImmutableError) Error() string { return "tag " + e.Tag + " is immutable" }

@@ -251,7 +251,7 @@ func relations() []relation {
 			repo, "''", "name"},
 		// That the blob is gone is usual: it went by way of another repository.
 		// Repository 0 is how leaks are queued.
-		{"gc_queue", [3]string{"kind", "repo_id", "blob_id"}, `kind NOT IN (0, 1) OR (repo_id <> 0 AND ` + noRepo + `)`, repo, digest, "''"},
+		{"gc_queue", [3]string{"kind", "repo_id", "blob_id"}, `kind NOT IN (0, 1, 2) OR (repo_id <> 0 AND ` + noRepo + `)`, repo, digest, "''"},
 	}
 	for i := range list {
 		r := &list[i]

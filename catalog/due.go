@@ -11,16 +11,16 @@ import (
 // collector is going to look whether something needs it; zero: it is not in the
 // collector's queue. What is put there later is due a grace period after that.
 func (c *Catalog) Due(ctx context.Context, repo string, d oci.Digest, manifest bool) (here bool, due time.Time, err error) {
-	table, kind := "links", gcBlob
+	table, kinds := "links", []any{gcBlob, gcBlob}
 	if manifest {
-		table, kind = "manifests", gcManifest
+		table, kinds = "manifests", []any{gcManifest, gcPart}
 	}
 	var at int64
-	err = c.db.row(ctx, `SELECT COALESCE((SELECT q.due_at FROM gc_queue q WHERE q.kind = ? AND q.repo_id = r.id AND q.blob_id = b.id), 0)
+	err = c.db.row(ctx, `SELECT COALESCE((SELECT MIN(q.due_at) FROM gc_queue q WHERE q.kind IN (?, ?) AND q.repo_id = r.id AND q.blob_id = b.id), 0)
 		FROM repositories r
 		JOIN blobs b ON b.digest = ? AND b.state = 1
 		JOIN `+table+` x ON x.repo_id = r.id AND x.blob_id = b.id
-		WHERE r.name = ?`, []any{kind, string(d), repo}, &at)
+		WHERE r.name = ?`, append(kinds, string(d), repo), &at)
 	if err == ErrNotFound {
 		return false, time.Time{}, nil
 	}

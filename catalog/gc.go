@@ -44,7 +44,8 @@ type CollectOptions struct {
 	// Before: candidates due before this time are looked at.
 	Before time.Time
 	// Untagged also takes manifests without a tag, that no index names, and
-	// whose subject, if they have one, is gone.
+	// whose subject, if they have one, is gone. Those that were part of an index,
+	// or referred to a manifest, that was removed are taken in any case.
 	Untagged bool
 	// KeepUntagged excepts repositories from that; nil: none.
 	KeepUntagged func(repo string) bool
@@ -175,7 +176,7 @@ func (c *Catalog) collectOne(t *tx, d *Candidate, o CollectOptions, out *Collect
 	case d.digest == "": // its content went by way of another repository
 	case d.kind == gcBlob:
 		err = c.collectBlob(t, d, o, out)
-	case o.Untagged && (o.KeepUntagged == nil || !o.KeepUntagged(d.repo)):
+	case (o.Untagged || d.kind == gcPart) && (o.KeepUntagged == nil || !o.KeepUntagged(d.repo)):
 		err = c.collectManifest(t, d, o, out)
 	}
 	if err != nil {
@@ -263,7 +264,7 @@ func (t *tx) dropContent(d *Candidate, out *Collected) error {
 func (t *tx) dropRepository(repoID int64) error {
 	clear(t.repositories)
 	_, err := t.exec(`DELETE FROM repositories WHERE id = ? AND NOT EXISTS (SELECT 1 FROM links WHERE repo_id = ?)
-		AND NOT EXISTS (SELECT 1 FROM manifests WHERE repo_id = ?) AND NOT EXISTS (SELECT 1 FROM gc_queue WHERE kind IN (0, 1) AND repo_id = ?)
+		AND NOT EXISTS (SELECT 1 FROM manifests WHERE repo_id = ?) AND NOT EXISTS (SELECT 1 FROM gc_queue WHERE kind IN (0, 1, 2) AND repo_id = ?)
 		AND NOT EXISTS (SELECT 1 FROM gear_staged WHERE repo_id = ?)`,
 		repoID, repoID, repoID, repoID, repoID)
 	return err
@@ -284,7 +285,7 @@ func (c *Catalog) collectManifest(t *tx, d *Candidate, o CollectOptions, out *Co
 	}
 	if o.Keep != nil {
 		if until, keep := o.Keep(d.repo, d.digest); keep {
-			return t.enqueue(gcManifest, d.repoID, d.blobID, until.UnixMilli())
+			return t.enqueue(d.kind, d.repoID, d.blobID, until.UnixMilli())
 		}
 	}
 	out.Unlinked = append(out.Unlinked, Unlinked{Repo: d.repo, Digest: d.digest, Manifest: true})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"slices"
 	"time"
 
 	"example.org/slipway/oci"
@@ -91,6 +92,16 @@ func (c *Catalog) Naming(ctx context.Context, repo string, d oci.Digest, n int) 
 
 // Linked tells which of the contents a repository shows.
 func (c *Catalog) Linked(ctx context.Context, repo string, digests []oci.Digest) (map[oci.Digest]bool, error) {
+	return c.which(ctx, "links", repo, digests)
+}
+
+// ManifestsHere reports which of the digests are manifests of a repository.
+func (c *Catalog) ManifestsHere(ctx context.Context, repo string, digests []oci.Digest) (map[oci.Digest]bool, error) {
+	return c.which(ctx, "manifests", repo, digests)
+}
+
+// which reports which of the digests a table has for a repository.
+func (c *Catalog) which(ctx context.Context, table, repo string, digests []oci.Digest) (map[oci.Digest]bool, error) {
 	out := make(map[oci.Digest]bool, len(digests))
 	err := inParts(digests, func(part []oci.Digest) error {
 		args := make([]any, 0, len(part)+1)
@@ -98,7 +109,7 @@ func (c *Catalog) Linked(ctx context.Context, repo string, digests []oci.Digest)
 			args = append(args, string(d))
 		}
 		return c.db.rows(ctx, `SELECT b.digest FROM blobs b WHERE b.digest IN (`+marks("?", len(part))+`) AND b.state = 1
-			AND EXISTS (SELECT 1 FROM repositories r JOIN links l ON l.repo_id = r.id AND l.blob_id = b.id WHERE r.name = ?)`,
+			AND EXISTS (SELECT 1 FROM repositories r JOIN `+table+` x ON x.repo_id = r.id AND x.blob_id = b.id WHERE r.name = ?)`,
 			append(args, repo), func(r *sql.Rows) error {
 				var d oci.Digest
 				err := r.Scan(&d)
@@ -164,28 +175,34 @@ func (t *tx) dropImage(repo string, repoID int64, d oci.Digest, usedBefore time.
 	if err != nil {
 		return err
 	}
-	for _, tag := range tags {
-		t.changed(ChangeTag, repo, tag)
-	}
-	out.Tags = append(out.Tags, tags...)
-	kept, err := t.keptBy(repoID, m)
+	p := newRetirement(t, RetireOptions{})
+	p.repoID = repoID
+	var went Retired
+	next, err := p.take(m, &went)
 	if err != nil {
 		return err
 	}
-	if err := t.removeManifest(repoID, m.id, m.blobID, dueFreed); err != nil {
+	gone, err := p.follow(next, &went)
+	if err != nil {
 		return err
 	}
-	gone := []oci.Digest{d}
-	for _, k := range kept {
-		more, err := t.retire(repoID, k, dueFreed, nil)
-		if err != nil {
+	for _, tag := range went.Tags {
+		if !slices.Contains(tags, tag.Name) {
+			tags = append(tags, tag.Name)
+		}
+	}
+	for _, tag := range tags {
+		if err := t.removeTag(repo, repoID, tag, dueFreed); err != nil {
 			return err
 		}
-		gone = append(gone, more...)
 	}
-	for _, d := range gone {
-		t.changed(ChangeManifest, repo, string(d))
-		out.Unlinked = append(out.Unlinked, Unlinked{Repo: repo, Digest: d, Manifest: true})
+	out.Tags = append(out.Tags, tags...)
+	for _, m := range append([]retired{m}, gone...) {
+		if err := t.removeManifest(repoID, m.id, m.blobID, dueFreed); err != nil {
+			return err
+		}
+		t.changed(ChangeManifest, repo, string(m.digest))
+		out.Unlinked = append(out.Unlinked, Unlinked{Repo: repo, Digest: m.digest, Manifest: true})
 	}
 	return nil
 }

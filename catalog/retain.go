@@ -3,6 +3,8 @@ package catalog
 import (
 	"context"
 	"database/sql"
+	"regexp"
+	"strings"
 
 	"example.org/slipway/oci"
 )
@@ -14,45 +16,122 @@ var ErrChanged = newVerdict("the tag has changed since")
 // ErrInUse is returned when a client has just been told that a manifest is there.
 var ErrInUse = newVerdict("a client was just told of it")
 
+var hungTag = regexp.MustCompile(`^((sha256|sha512)-[0-9a-f]{64})(\..+)?$`)
+
+// HungOn returns the tag that oci.ReferrersTag makes of an image's digest, if a tag is that
+// tag or begins with it and a dot: signing tools keep signatures, attestations and SBOMs
+// under such tags, and name the image in them. Otherwise it returns "".
+func HungOn(tag string) string {
+	if m := hungTag.FindStringSubmatch(tag); m != nil {
+		return m[1]
+	}
+	return ""
+}
+
+// RetireOptions are conditions of a retirement.
+type RetireOptions struct {
+	// Keep may veto the removal of a manifest, and with it of the tag; nil: it does not.
+	Keep func(oci.Digest) bool
+	// Immutable tells which tags stay whatever they point at; nil: none.
+	Immutable func(tag string) bool
+}
+
+// Retired is what went with a tag.
+type Retired struct {
+	// Tags, first the one that was to go, then those that hung on what went.
+	Tags      []TagInfo
+	Manifests []oci.Digest
+}
+
 // RetireTag removes a tag, if it still is as it was read, and then its manifest
 // and whatever only that one kept in the repository: the manifests an index
-// names, and the manifests that refer to it, unless they have a tag, another
-// index names them, or their subject stays. It returns the digests of the
-// manifests removed. keep may veto the removal of a manifest, and with it of
-// the tag: ErrInUse. Errors: ErrChanged, ErrInUse.
-func (c *Catalog) RetireTag(ctx context.Context, repo string, tag TagInfo, keep func(oci.Digest) bool) (removed []oci.Digest, err error) {
+// names, the manifests that refer to it, and the tags that hang on it with what they
+// point at. What has another tag, what another index names and what has another subject
+// stays. Errors: ErrChanged, ErrInUse, ErrNotFound.
+func (c *Catalog) RetireTag(ctx context.Context, repo string, tag TagInfo, o RetireOptions) (out Retired, err error) {
 	err = c.db.write(ctx, func(t *tx) error {
-		removed = nil
-		var start retired
-		var repoID int64
-		err := t.row(`SELECT t.repo_id, m.id, m.blob_id, b.digest FROM repositories r JOIN tags t ON t.repo_id = r.id
-			JOIN manifests m ON m.id = t.manifest_id JOIN blobs b ON b.id = m.blob_id
-			WHERE r.name = ? AND t.name = ? AND t.updated_at = ? AND b.digest = ?`,
-			[]any{repo, tag.Name, tag.Updated.UnixMilli(), string(tag.Digest)}, &repoID, &start.id, &start.blobID, &start.digest)
-		if err == ErrNotFound {
-			return ErrChanged
-		}
-		if err != nil {
+		p := newRetirement(t, o)
+		var gone []retired
+		var err error
+		if out, gone, err = p.retire(repo, tag); err != nil {
 			return err
 		}
 		due := t.now() + c.grace.Milliseconds()
-		if _, err := t.exec(`DELETE FROM tags WHERE repo_id = ? AND name = ?`, repoID, tag.Name); err != nil {
-			return err
+		for _, tag := range out.Tags {
+			if err := t.removeTag(repo, p.repoID, tag.Name, due); err != nil {
+				return err
+			}
 		}
-		t.changed(ChangeTag, repo, tag.Name)
-		if err := t.enqueue(gcManifest, repoID, start.blobID, due); err != nil {
-			return err
+		for _, m := range gone {
+			t.changed(ChangeManifest, repo, string(m.digest))
+			if err := t.removeManifest(p.repoID, m.id, m.blobID, due); err != nil {
+				return err
+			}
 		}
-		removed, err = t.retire(repoID, start, due, keep)
-		for _, d := range removed {
-			t.changed(ChangeManifest, repo, string(d))
-		}
-		return err
+		return nil
 	})
 	if err != nil {
-		removed = nil
+		return Retired{}, err
 	}
-	return removed, err
+	return out, nil
+}
+
+// removeTag deletes a tag and queues its manifest.
+func (t *tx) removeTag(repo string, repoID int64, tag string, due int64) error {
+	t.changed(ChangeTag, repo, tag)
+	if _, err := t.exec(`INSERT INTO gc_queue (kind, repo_id, blob_id, due_at) SELECT 1, m.repo_id, m.blob_id, ? FROM tags t JOIN manifests m ON m.id = t.manifest_id
+		WHERE t.repo_id = ? AND t.name = ? ON CONFLICT (kind, repo_id, blob_id) DO UPDATE SET due_at = excluded.due_at`, due, repoID, tag); err != nil {
+		return err
+	}
+	_, err := t.exec(`DELETE FROM tags WHERE repo_id = ? AND name = ?`, repoID, tag)
+	return err
+}
+
+// Rehearsal tells what retirements of tags of one repository would do, one after the
+// other, and changes nothing.
+type Rehearsal struct {
+	p    *retirement
+	repo string
+}
+
+// Rehearse begins a rehearsal for a repository.
+func (c *Catalog) Rehearse(ctx context.Context, repo string, o RetireOptions) *Rehearsal {
+	return &Rehearsal{newRetirement(reading{ctx, c.db}, o), repo}
+}
+
+// RetireTag is as that of [Catalog], after all that the rehearsal has retired before.
+func (r *Rehearsal) RetireTag(tag TagInfo) (Retired, error) {
+	out, _, err := r.p.retire(r.repo, tag)
+	return out, err
+}
+
+// rower reads rows within a transaction or without one.
+type rower interface {
+	rows(query string, args []any, scan func(*sql.Rows) error) error
+}
+
+type reading struct {
+	ctx context.Context // of the rehearsal, which it does not outlive
+	db  *database
+}
+
+func (r reading) rows(query string, args []any, scan func(*sql.Rows) error) error {
+	return r.db.rows(r.ctx, query, args, scan)
+}
+
+func oneRow(r rower, query string, args []any, dest ...any) error {
+	one := firstRow{dest: dest}
+	return one.result(r.rows(query, args, one.scan))
+}
+
+// retirement finds what goes with a tag or a manifest. It only reads, and takes for gone
+// what it has found before.
+type retirement struct {
+	rower
+	o      RetireOptions
+	repoID int64
+	tags   map[string]bool // gone
+	gone   map[int64]bool  // ids of manifests
 }
 
 type retired struct {
@@ -60,51 +139,145 @@ type retired struct {
 	digest     oci.Digest
 }
 
-// retire removes a manifest that nothing keeps, and goes on with those it kept.
-func (t *tx) retire(repoID int64, start retired, due int64, keep func(oci.Digest) bool) (removed []oci.Digest, err error) {
-	queue := []retired{start}
+func newRetirement(r rower, o RetireOptions) *retirement {
+	if o.Immutable == nil {
+		o.Immutable = func(string) bool { return false }
+	}
+	return &retirement{rower: r, o: o, tags: map[string]bool{}, gone: map[int64]bool{}}
+}
+
+// retire finds what goes with a tag. After an error nothing of it is taken for gone.
+func (p *retirement) retire(repo string, tag TagInfo) (out Retired, gone []retired, err error) {
+	if p.tags[tag.Name] {
+		return out, nil, ErrChanged
+	}
+	var start retired
+	err = oneRow(p, `SELECT t.repo_id, m.id, m.blob_id, b.digest FROM repositories r JOIN tags t ON t.repo_id = r.id
+		JOIN manifests m ON m.id = t.manifest_id JOIN blobs b ON b.id = m.blob_id
+		WHERE r.name = ? AND t.name = ? AND t.updated_at = ? AND b.digest = ?`,
+		[]any{repo, tag.Name, tag.Updated.UnixMilli(), string(tag.Digest)}, &p.repoID, &start.id, &start.blobID, &start.digest)
+	if err == ErrNotFound {
+		return out, nil, ErrChanged
+	}
+	if err != nil {
+		return out, nil, err
+	}
+	p.tags[tag.Name] = true
+	out.Tags = append(out.Tags, tag)
+	gone, err = p.follow([]retired{start}, &out)
+	for _, m := range gone {
+		if err == nil && p.o.Keep != nil && p.o.Keep(m.digest) {
+			err = ErrInUse
+		}
+	}
+	if err != nil {
+		for _, t := range out.Tags {
+			delete(p.tags, t.Name)
+		}
+		for _, m := range gone {
+			delete(p.gone, m.id)
+		}
+		return Retired{}, nil, err
+	}
+	return out, gone, nil
+}
+
+// follow takes for gone the manifests that nothing keeps, and goes on with what they kept.
+func (p *retirement) follow(queue []retired, out *Retired) (gone []retired, err error) {
 	for len(queue) > 0 {
 		m := queue[0]
 		queue = queue[1:]
-		kept, err := t.manifestKept(m.id)
-		if err == ErrNotFound || kept {
-			continue // kept, or reached in two ways and gone
+		if p.gone[m.id] {
+			continue
 		}
+		kept, err := p.kept(m)
 		if err != nil {
-			return nil, err
+			return gone, err
 		}
-		if keep != nil && keep(m.digest) {
-			return nil, ErrInUse
+		if kept {
+			continue
 		}
-		next, err := t.keptBy(repoID, m)
+		next, err := p.take(m, out)
+		gone = append(gone, m)
 		if err != nil {
-			return nil, err
+			return gone, err
 		}
-		if err := t.removeManifest(repoID, m.id, m.blobID, due); err != nil {
-			return nil, err
-		}
-		removed = append(removed, m.digest)
 		queue = append(queue, next...)
 	}
-	return removed, nil
+	return gone, nil
 }
 
-// manifestKept tells whether a tag, an index or a subject keeps a manifest.
-func (t *tx) manifestKept(id int64) (kept bool, err error) {
-	err = t.row(`SELECT EXISTS (SELECT 1 FROM tags WHERE manifest_id = m.id)
-		OR EXISTS (SELECT 1 FROM refs WHERE repo_id = m.repo_id AND blob_id = m.blob_id)
-		OR EXISTS (SELECT 1 FROM manifests s JOIN blobs b ON b.id = s.blob_id WHERE s.repo_id = m.repo_id AND b.digest = m.subject)
-		FROM manifests m WHERE m.id = ?`, []any{id}, &kept)
+// take takes a manifest for gone, with the tags that hang on it, and returns what those
+// and the manifest kept.
+func (p *retirement) take(m retired, out *Retired) (next []retired, err error) {
+	p.gone[m.id] = true
+	out.Manifests = append(out.Manifests, m.digest)
+	if next, err = p.keptBy(m); err != nil {
+		return next, err
+	}
+	base := oci.ReferrersTag(m.digest)
+	// '/' follows '.', so these are all names that begin with the base and a dot.
+	err = p.rows(`SELECT t.name, t.updated_at, c.id, c.blob_id, b.digest FROM tags t JOIN manifests c ON c.id = t.manifest_id JOIN blobs b ON b.id = c.blob_id
+		WHERE t.repo_id = ? AND (t.name = ? OR t.name > ? AND t.name < ?) ORDER BY t.name`, []any{p.repoID, base, base + ".", base + "/"}, func(r *sql.Rows) error {
+		var t TagInfo
+		var updated int64
+		var c retired
+		if err := r.Scan(&t.Name, &updated, &c.id, &c.blobID, &c.digest); err != nil {
+			return err
+		}
+		if HungOn(t.Name) != base || p.tags[t.Name] || p.o.Immutable(t.Name) {
+			return nil
+		}
+		t.Updated, t.Digest = fromMillis(updated), c.digest
+		p.tags[t.Name] = true
+		out.Tags = append(out.Tags, t)
+		next = append(next, c)
+		return nil
+	})
+	return next, err
+}
+
+// kept reports whether a tag, an index or a subject that has not gone keeps a manifest. A
+// tag that hangs on the manifest itself does not: such are made for images that are there
+// for another reason.
+func (p *retirement) kept(m retired) (kept bool, err error) {
+	keeps := func(is bool) error {
+		if is {
+			kept = true
+			return errEnough
+		}
+		return nil
+	}
+	base := oci.ReferrersTag(m.digest)
+	err = p.rows(`SELECT name FROM tags WHERE manifest_id = ?`, []any{m.id}, func(r *sql.Rows) error {
+		var name string
+		if err := r.Scan(&name); err != nil {
+			return err
+		}
+		return keeps(!p.tags[name] && (HungOn(name) != base || p.o.Immutable(name)))
+	})
+	if kept || err != nil {
+		return kept, err
+	}
+	err = p.rows(`SELECT f.manifest_id FROM refs f WHERE f.repo_id = ? AND f.blob_id = ?
+		UNION ALL SELECT s.id FROM manifests m JOIN blobs b ON b.digest = m.subject JOIN manifests s ON s.repo_id = m.repo_id AND s.blob_id = b.id WHERE m.id = ?`,
+		[]any{p.repoID, m.blobID, m.id}, func(r *sql.Rows) error {
+			var by int64
+			if err := r.Scan(&by); err != nil {
+				return err
+			}
+			return keeps(!p.gone[by])
+		})
 	return kept, err
 }
 
 // keptBy returns the manifests that an index names and those that refer to it.
-func (t *tx) keptBy(repoID int64, m retired) ([]retired, error) {
+func (p *retirement) keptBy(m retired) ([]retired, error) {
 	var out []retired
-	err := t.rows(`SELECT c.id, c.blob_id, b.digest FROM refs f JOIN manifests c ON c.repo_id = f.repo_id AND c.blob_id = f.blob_id
+	err := p.rows(`SELECT c.id, c.blob_id, b.digest FROM refs f JOIN manifests c ON c.repo_id = f.repo_id AND c.blob_id = f.blob_id
 			JOIN blobs b ON b.id = c.blob_id WHERE f.manifest_id = ?
 		UNION SELECT s.id, s.blob_id, b.digest FROM manifests s JOIN blobs b ON b.id = s.blob_id WHERE s.repo_id = ? AND s.subject = ?`,
-		[]any{m.id, repoID, string(m.digest)}, func(r *sql.Rows) error {
+		[]any{m.id, p.repoID, string(m.digest)}, func(r *sql.Rows) error {
 			var c retired
 			err := r.Scan(&c.id, &c.blobID, &c.digest)
 			out = append(out, c)
@@ -113,25 +286,110 @@ func (t *tx) keptBy(repoID int64, m retired) ([]retired, error) {
 	return out, err
 }
 
+// RetentionInfo is a tag with what retention rules judge it by.
+type RetentionInfo struct {
+	TagInfo
+	// Hung is what HungOn returns for the tag. Here reports whether the repository has
+	// that image, Elsewhere whether another one has it; Self that the tag points at it.
+	Hung                  string
+	Here, Elsewhere, Self bool
+	// Part reports that an index of the repository names the manifest, or that its subject
+	// is there.
+	Part bool
+}
+
 // RetentionInfos returns all tags of a repository, newest first. Other than in
-// TagInfos, LastPull also counts pulls of the manifest by digest and, of an
-// index, of the manifests it names: many clients ask for a tag with HEAD and
+// TagInfos, LastPull counts pulls of the manifest by digest, by each of its tags and, of an
+// index, of the manifests it names at any depth: many clients ask for a tag with HEAD and
 // pull by digest.
-func (c *Catalog) RetentionInfos(ctx context.Context, repo string) ([]TagInfo, error) {
-	var out []TagInfo
-	err := c.db.rows(ctx, `SELECT t.name, b.digest, t.updated_at, t.pulled_at, m.pulled_at,
-			COALESCE((SELECT MAX(c.pulled_at) FROM refs f JOIN manifests c ON c.repo_id = f.repo_id AND c.blob_id = f.blob_id WHERE f.manifest_id = m.id), 0)
+func (c *Catalog) RetentionInfos(ctx context.Context, repo string) ([]RetentionInfo, error) {
+	at, here, err := c.pullsIn(ctx, repo)
+	if err != nil {
+		return nil, err
+	}
+	var out []RetentionInfo
+	err = c.db.rows(ctx, `SELECT t.name, b.digest, t.updated_at, m.id,
+			EXISTS (SELECT 1 FROM refs f WHERE f.repo_id = m.repo_id AND f.blob_id = m.blob_id)
+			OR EXISTS (SELECT 1 FROM blobs s JOIN manifests o ON o.repo_id = m.repo_id AND o.blob_id = s.id WHERE s.digest = m.subject)
 		FROM repositories r
 		JOIN tags t ON t.repo_id = r.id
 		JOIN manifests m ON m.id = t.manifest_id
 		JOIN blobs b ON b.id = m.blob_id
 		WHERE r.name = ? ORDER BY t.updated_at DESC, t.name DESC`, []any{repo}, func(r *sql.Rows) error {
-		var t TagInfo
-		var updated, byTag, byDigest, child int64
-		err := r.Scan(&t.Name, &t.Digest, &updated, &byTag, &byDigest, &child)
-		t.Updated, t.LastPull = fromMillis(updated), fromMillis(max(byTag, byDigest, child))
+		var t RetentionInfo
+		var updated, id int64
+		err := r.Scan(&t.Name, &t.Digest, &updated, &id, &t.Part)
+		t.Updated, t.LastPull = fromMillis(updated), fromMillis(at.of(id))
+		t.Hung = HungOn(t.Name)
+		t.Self = t.Hung != "" && t.Hung == oci.ReferrersTag(t.Digest)
+		t.Here = here[t.Hung]
 		out = append(out, t)
 		return err
 	})
+	for i := range out {
+		if t := &out[i]; err == nil && t.Hung != "" && !t.Here {
+			t.Elsewhere, err = c.hasImage(ctx, t.Hung)
+		}
+	}
 	return out, err
+}
+
+// hasImage reports whether some repository has the image that a tag hangs on. Such a tag
+// has no more than the first half of a SHA-512.
+func (c *Catalog) hasImage(ctx context.Context, hung string) (has bool, err error) {
+	from := strings.Replace(hung, "-", ":", 1)
+	err = c.db.row(ctx, `SELECT EXISTS (SELECT 1 FROM blobs b JOIN manifests m ON m.blob_id = b.id WHERE b.digest >= ? AND b.digest < ?)`, []any{from, from + "g"}, &has)
+	return has, err
+}
+
+// imagePulls are the times of last pulls of manifests, by id.
+type imagePulls struct {
+	at    map[int64]int64
+	names map[int64][]int64 // manifests that an index names
+	done  map[int64]bool
+}
+
+// of returns when a manifest, or one that it names at any depth, was last pulled.
+func (p *imagePulls) of(id int64) int64 {
+	if !p.done[id] {
+		p.done[id] = true
+		for _, c := range p.names[id] {
+			p.at[id] = max(p.at[id], p.of(c))
+		}
+	}
+	return p.at[id]
+}
+
+// pullsIn reads the manifests of a repository: when each was pulled, and the tags under
+// which things would hang on it.
+func (c *Catalog) pullsIn(ctx context.Context, repo string) (p imagePulls, here map[string]bool, err error) {
+	p = imagePulls{map[int64]int64{}, map[int64][]int64{}, map[int64]bool{}}
+	here = map[string]bool{}
+	err = c.db.rows(ctx, `SELECT m.id, b.digest, m.pulled_at, COALESCE((SELECT MAX(t.pulled_at) FROM tags t WHERE t.manifest_id = m.id), 0)
+		FROM repositories r JOIN manifests m ON m.repo_id = r.id JOIN blobs b ON b.id = m.blob_id WHERE r.name = ?`, []any{repo}, func(r *sql.Rows) error {
+		var id, byDigest, byTag int64
+		var d oci.Digest
+		err := r.Scan(&id, &d, &byDigest, &byTag)
+		p.at[id], here[oci.ReferrersTag(d)] = max(byDigest, byTag), true
+		return err
+	})
+	if err != nil {
+		return p, here, err
+	}
+	err = c.db.rows(ctx, `SELECT f.manifest_id, c.id FROM repositories r CROSS JOIN manifests c ON c.repo_id = r.id
+		CROSS JOIN refs f ON f.repo_id = c.repo_id AND f.blob_id = c.blob_id WHERE r.name = ?`, []any{repo}, func(r *sql.Rows) error {
+		var index, part int64
+		err := r.Scan(&index, &part)
+		p.names[index] = append(p.names[index], part)
+		return err
+	})
+	return p, here, err
+}
+
+// Newest returns when a tag was last set, or an image last came or was pulled, in any
+// repository; 0 is the time of none. It reads all tags and manifests.
+func (c *Catalog) Newest(ctx context.Context) (ms int64, err error) {
+	err = c.db.row(whole(ctx), `SELECT COALESCE(MAX(at), 0) FROM (SELECT MAX(updated_at) AS at FROM tags UNION ALL SELECT MAX(pulled_at) FROM tags
+		UNION ALL SELECT MAX(created_at) FROM manifests UNION ALL SELECT MAX(pulled_at) FROM manifests) n`, nil, &ms)
+	return ms, err
 }

@@ -382,7 +382,7 @@ func (s *script) retention() {
 	s.note("infos", err, infos)
 	for _, i := range infos {
 		if i.Name == "index" {
-			removed, err := s.c.RetireTag(ctx, "repo/0", i, nil)
+			removed, err := s.c.RetireTag(ctx, "repo/0", i.TagInfo, RetireOptions{})
 			s.note("retire", err, removed)
 		}
 	}

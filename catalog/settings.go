@@ -2,6 +2,7 @@ package catalog
 
 import (
 	"context"
+	"strconv"
 	"time"
 
 	"example.org/slipway/oci"
@@ -40,6 +41,27 @@ func (c *Catalog) End(ctx context.Context) error {
 	})
 }
 
+// retainedSetting holds when the retention rules were last applied, in Unix milliseconds.
+const retainedSetting = "retained_at"
+
+// RetainedAt returns what NoteRetained noted last, in Unix milliseconds; 0: nothing.
+func (c *Catalog) RetainedAt(ctx context.Context) (ms int64, err error) {
+	err = c.db.row(ctx, `SELECT CAST(value AS BIGINT) FROM settings WHERE name = ?`, []any{retainedSetting}, &ms)
+	if err == ErrNotFound {
+		err = nil
+	}
+	return ms, err
+}
+
+// NoteRetained notes that the retention rules are applied now.
+func (c *Catalog) NoteRetained(ctx context.Context, now time.Time) error {
+	return c.db.write(ctx, func(t *tx) error {
+		_, err := t.exec(`INSERT INTO settings (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value`,
+			retainedSetting, strconv.FormatInt(now.UnixMilli(), 10))
+		return err
+	})
+}
+
 // Postponed is content that the collector must not take before a time.
 type Postponed struct {
 	Repo   string
@@ -54,7 +76,7 @@ func (c *Catalog) Postpone(ctx context.Context, list []Postponed) error {
 		for _, p := range list {
 			_, err := t.exec(`UPDATE gc_queue SET due_at = ?1 WHERE due_at < ?1
 				AND repo_id = (SELECT id FROM repositories WHERE name = ?2) AND blob_id = (SELECT id FROM blobs WHERE digest = ?3)
-				AND kind IN (0, 1)`, p.Until.UnixMilli(), p.Repo, string(p.Digest))
+				AND kind IN (0, 1, 2)`, p.Until.UnixMilli(), p.Repo, string(p.Digest))
 			if err != nil {
 				return err
 			}

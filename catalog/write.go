@@ -15,6 +15,10 @@ import (
 const (
 	gcBlob     = 0
 	gcManifest = 1
+	// gcPart is a manifest that lost the index that named it, or its subject. The
+	// collector takes it, unless something else needs it, whether or not it takes
+	// manifests that merely have no tag.
+	gcPart = 2
 )
 
 // enqueue notes that something of a repository may have become garbage. What is
@@ -224,6 +228,10 @@ func (c *Catalog) PutManifest(ctx context.Context, repo string, m NewManifest) (
 				replaced = append(replaced, tag)
 			}
 		}
+		// Whoever pushes a part again wants it for itself.
+		if _, err := t.exec(`DELETE FROM gc_queue WHERE kind = 2 AND repo_id = ? AND blob_id = ?`, repoID, blobID); err != nil {
+			return err
+		}
 		if len(m.Tags) > 0 {
 			return nil
 		}
@@ -359,7 +367,7 @@ func (t *tx) checkImmutable(repoID int64, d oci.Digest, tag string, immutable fu
 		return nil
 	}
 	if err == nil {
-		err = &ImmutableError{tag}
+		err = &ImmutableError{Tag: tag}
 	}
 	return err
 }
@@ -439,6 +447,17 @@ func (t *tx) setTag(repo string, repoID, manifestID int64, tag string, now, due 
 	if before == 0 {
 		return false, nil
 	}
+	// What was pulled by this tag until now was the manifest that it leaves.
+	for _, query := range []string{
+		`UPDATE manifests SET pulled_at = (SELECT t.pulled_at FROM tags t WHERE t.repo_id = ? AND t.name = ?)
+			WHERE id = ? AND pulled_at < (SELECT t.pulled_at FROM tags t WHERE t.repo_id = ? AND t.name = ?)`,
+		`UPDATE tags SET pulled_at = 0 WHERE repo_id = ? AND name = ?`,
+	} {
+		args := []any{repoID, tag, before, repoID, tag}
+		if _, err := t.exec(query, args[:strings.Count(query, "?")]...); err != nil {
+			return false, err
+		}
+	}
 	return true, t.enqueue(gcManifest, repoID, beforeBlob, due)
 }
 
@@ -452,7 +471,7 @@ func (c *Catalog) DeleteTag(ctx context.Context, repo, tag string, immutable fun
 			return err
 		}
 		if immutable != nil && immutable(tag) {
-			return &ImmutableError{tag}
+			return &ImmutableError{Tag: tag}
 		}
 		if _, err := t.exec(`DELETE FROM tags WHERE repo_id = ? AND name = ?`, repoID, tag); err != nil {
 			return err
@@ -463,7 +482,8 @@ func (c *Catalog) DeleteTag(ctx context.Context, repo, tag string, immutable fun
 }
 
 // DeleteManifest removes a manifest and the tags that point at it, which it
-// returns. Errors: ErrNotFound, *ImmutableError.
+// returns. A part of an index that has an immutable tag stays. Errors: ErrNotFound,
+// *ImmutableError.
 func (c *Catalog) DeleteManifest(ctx context.Context, repo string, d oci.Digest, immutable func(string) bool) (tags []string, err error) {
 	err = c.db.write(ctx, func(t *tx) error {
 		var repoID, id, blobID int64
@@ -475,16 +495,44 @@ func (c *Catalog) DeleteManifest(ctx context.Context, repo string, d oci.Digest,
 		if tags, err = t.tagsOf(id); err != nil {
 			return err
 		}
+		if err := t.checkParts(id, immutable); err != nil {
+			return err
+		}
 		for _, tag := range tags {
-			if immutable != nil && immutable(tag) {
-				return &ImmutableError{tag}
-			}
 			t.changed(ChangeTag, repo, tag)
 		}
 		t.changed(ChangeManifest, repo, string(d))
 		return t.removeManifest(repoID, id, blobID, t.now()+c.grace.Milliseconds())
 	})
 	return tags, err
+}
+
+// checkParts refuses to remove a manifest that an immutable tag points at, or that is
+// part of an index, at any depth, that one points at.
+func (t *tx) checkParts(id int64, immutable func(string) bool) error {
+	if immutable == nil {
+		return nil
+	}
+	var fixed *ImmutableError
+	err := t.rows(`WITH RECURSIVE whole(id) AS (SELECT m.id FROM manifests m WHERE m.id = ?
+			UNION SELECT f.manifest_id FROM whole w CROSS JOIN manifests m ON m.id = w.id
+			CROSS JOIN refs f ON f.repo_id = m.repo_id AND f.blob_id = m.blob_id)
+		SELECT t.name, w.id FROM whole w CROSS JOIN tags t ON t.manifest_id = w.id ORDER BY t.name`, []any{id}, func(r *sql.Rows) error {
+		var name string
+		var at int64
+		if err := r.Scan(&name, &at); err != nil {
+			return err
+		}
+		if immutable(name) {
+			fixed = &ImmutableError{Tag: name, Part: at != id}
+			return errEnough
+		}
+		return nil
+	})
+	if err == nil && fixed != nil {
+		return fixed
+	}
+	return err
 }
 
 func (t *tx) tagsOf(manifestID int64) ([]string, error) {
@@ -508,10 +556,10 @@ func (t *tx) removeManifest(repoID, id, blobID, due int64) error {
 		{`INSERT INTO gc_queue (kind, repo_id, blob_id, due_at) SELECT 0, repo_id, blob_id, ? FROM refs WHERE manifest_id = ?
 			ON CONFLICT (kind, repo_id, blob_id) DO UPDATE SET due_at = excluded.due_at`, []any{due, id}},
 		// Children and referrers lose what may have kept them.
-		{`INSERT INTO gc_queue (kind, repo_id, blob_id, due_at) SELECT 1, m.repo_id, m.blob_id, ? FROM refs f
+		{`INSERT INTO gc_queue (kind, repo_id, blob_id, due_at) SELECT 2, m.repo_id, m.blob_id, ? FROM refs f
 			JOIN manifests m ON m.repo_id = f.repo_id AND m.blob_id = f.blob_id WHERE f.manifest_id = ?
 			ON CONFLICT (kind, repo_id, blob_id) DO UPDATE SET due_at = excluded.due_at`, []any{due, id}},
-		{`INSERT INTO gc_queue (kind, repo_id, blob_id, due_at) SELECT 1, m.repo_id, m.blob_id, ? FROM manifests m
+		{`INSERT INTO gc_queue (kind, repo_id, blob_id, due_at) SELECT 2, m.repo_id, m.blob_id, ? FROM manifests m
 			WHERE m.repo_id = ? AND m.subject = (SELECT digest FROM blobs WHERE id = ?)
 			ON CONFLICT (kind, repo_id, blob_id) DO UPDATE SET due_at = excluded.due_at`, []any{due, repoID, blobID}},
 		{`DELETE FROM refs WHERE manifest_id = ?`, []any{id}},

@@ -325,6 +325,9 @@ func putError(repo string, err error) error {
 }
 
 func immutableError(e *catalog.ImmutableError) error {
+	if e.Part {
+		return oci.Errorf(oci.CodeDenied, "it is part of what tag %s points at, which is immutable: it cannot be removed as long as that tag exists", e.Tag)
+	}
 	return oci.Errorf(oci.CodeDenied, "tag %s is immutable: it cannot be moved or removed once it exists", e.Tag)
 }
 
@@ -487,7 +490,8 @@ func fitting(list []oci.Descriptor, n int) (int, error) {
 	return min(n, len(list)), nil
 }
 
-// taggedReferrers returns what the index under the fallback tag of d lists.
+// taggedReferrers returns what the index under the fallback tag of d lists and the
+// repository has: clients delete a referrer and leave its entry in the index.
 func (r *Registry) taggedReferrers(ctx context.Context, repo string, d oci.Digest) ([]oci.Descriptor, error) {
 	m, err := r.manifest(ctx, repo, oci.ReferrersTag(d))
 	if oci.HasCode(err, oci.CodeManifestUnknown) {
@@ -503,5 +507,16 @@ func (r *Registry) taggedReferrers(ctx context.Context, repo string, d oci.Diges
 	if err != nil {
 		return nil, nil // an index from before these checks, which lists nothing
 	}
-	return index.Manifests, nil
+	if r.partial(repo) {
+		return index.Manifests, nil // what is not here comes when it is asked for
+	}
+	digests := make([]oci.Digest, len(index.Manifests))
+	for i, m := range index.Manifests {
+		digests[i] = m.Digest
+	}
+	here, err := r.cat.ManifestsHere(ctx, repo, digests)
+	if err != nil {
+		return nil, storeError(fmt.Sprintf("look up the referrers of %s", d), err)
+	}
+	return slices.DeleteFunc(index.Manifests, func(m oci.Descriptor) bool { return !here[m.Digest] }), nil
 }

@@ -302,7 +302,8 @@ func (r *Registry) readObject(ctx context.Context, d oci.Digest, size int64) ([]
 	return b, nil
 }
 
-// ResolveManifest implements oci.Reader.
+// ResolveManifest implements oci.Reader. It counts as a pull: a client that has the image
+// asks by HEAD whether it is current, and for nothing else.
 func (r *Registry) ResolveManifest(ctx context.Context, repo, ref string) (oci.Descriptor, error) {
 	byDigest := oci.IsDigest(ref) // what a tag points at is kept anyway
 	if byDigest {
@@ -320,6 +321,7 @@ func (r *Registry) ResolveManifest(ctx context.Context, repo, ref string) (oci.D
 		}
 		return oci.Descriptor{}, err
 	}
+	r.pulls.note(repo, ref, r.now())
 	return m.Descriptor, nil
 }
 

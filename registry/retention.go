@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
-	"slices"
+	"strings"
 	"time"
 
 	"example.org/slipway/cache"
@@ -19,7 +19,7 @@ type RetentionRule struct {
 	// Repositories tells which repositories the rule is about. Required.
 	Repositories func(repo string) bool
 	// KeepNewest keeps so many tags of each repository, those pushed last,
-	// whether or not another clause keeps them too.
+	// whether or not another clause keeps them too. Tags that hang on an image do not count.
 	KeepNewest int
 	// KeepTags keeps the tags that one of the expressions matches, anywhere
 	// unless it is anchored.
@@ -27,7 +27,7 @@ type RetentionRule struct {
 	// KeepYounger keeps tags pushed less than this time ago.
 	KeepYounger time.Duration
 	// KeepPulledWithin keeps tags whose image was pulled less than this time
-	// ago, by tag or by digest.
+	// ago, by any tag or by digest, with GET or HEAD. The push counts as a pull.
 	KeepPulledWithin time.Duration
 }
 
@@ -38,6 +38,8 @@ type RetainOptions struct {
 	// Now also removes images that a client may just have been told of. It is
 	// safe only while nobody pushes.
 	Now bool
+	// TrustClock goes on although the clock is far from what the catalogue records.
+	TrustClock bool
 }
 
 // TagDecision is what became of a tag, and why.
@@ -62,7 +64,7 @@ type RetentionReport struct {
 	// Kept and Removed tags of these.
 	Kept    int `json:"kept"`
 	Removed int `json:"removed"`
-	// Manifests removed because nothing else needed them. 0 in a dry run.
+	// Manifests removed because nothing else needed them.
 	Manifests int `json:"manifests"`
 	// Decisions on tags, at most 100,000; the counts go on.
 	Decisions []TagDecision `json:"decisions"`
@@ -104,13 +106,23 @@ func CheckRetention(rules []RetentionRule) error {
 // collector takes untagged manifests does not matter.
 //
 // A tag is kept if a clause of any rule for its repository keeps it, if no rule
-// is about its repository, or if it is immutable. Tags that signing tools hang
-// on an image, sha256-<hex> with or without .sig, .att or .sbom, stay as long as
-// the repository has the image, and go in the run that removes it. Where their
-// image is in another repository they are tags like any other. A tag pushed
+// is about its repository, or if it is immutable. A tag pushed
 // again, or whose manifest a client has just been told of, is left for the next
 // time; as for the collector, that is everything within a grace period of the
 // start.
+//
+// Tags that hang on an image (catalog.HungOn: sha256-<hex>, also with a suffix such as
+// .sig) are no images and take nobody's place. They stay as long as the repository has the
+// image, and go in the run that removes it. If the image is in no repository, they go by
+// themselves a grace period after they were pushed. Two cases are judged by the rules, by a
+// count of their own: the image is in another repository only, or the repository holds
+// nothing but such tags, so that the images may be in another registry.
+//
+// A tag sha256-<hex> that points at that very image, as some tools make when they copy,
+// does not keep the image; if the image has no other tag and is part of no index, it is
+// the image's tag like any other.
+//
+// Errors: ErrClock.
 func (r *Registry) Retain(ctx context.Context, rules []RetentionRule, o RetainOptions) (RetentionReport, error) {
 	rep := RetentionReport{Rules: len(rules)}
 	if err := CheckRetention(rules); err != nil {
@@ -135,6 +147,9 @@ func (r *Registry) Retain(ctx context.Context, rules []RetentionRule, o RetainOp
 		}
 		defer release()
 		ctx = held
+	}
+	if err := r.checkClock(ctx, o); err != nil {
+		return rep, err
 	}
 	err := because(ctx, r.retainAll(ctx, rules, o, &rep))
 	return rep, err
@@ -169,10 +184,6 @@ func (r *Registry) retainAll(ctx context.Context, rules []RetentionRule, o Retai
 	}
 }
 
-// attached are the tags under which tools without the referrers API keep what
-// belongs to an image.
-var attached = regexp.MustCompile(`^sha256-([0-9a-f]{64})(\.(sig|att|sbom))?$`)
-
 // retaining is one run of Retain in one repository.
 type retaining struct {
 	r         *Registry
@@ -181,8 +192,9 @@ type retaining struct {
 	o         RetainOptions
 	rep       *RetentionReport
 	immutable func(tag string) bool // or nil
-	// gone are the manifests that this run removed or, in a dry run, would.
-	gone map[oci.Digest]bool
+	now       time.Time
+	rehearsal *catalog.Rehearsal // of a dry run
+	gone      map[string]bool    // tags that went, or would, with another one
 }
 
 // retainIn applies the rules to one repository.
@@ -191,100 +203,155 @@ func (r *Registry) retainIn(ctx context.Context, repo string, rules []RetentionR
 	if err != nil {
 		return err
 	}
-	run := &retaining{r: r, repo: repo, rules: rules, o: o, rep: rep, immutable: r.immutableIn(repo), gone: map[oci.Digest]bool{}}
-	now := r.judgingTime()
-	stays := map[oci.Digest]bool{} // images some tag of which stays
-	var hung []catalog.TagInfo
-	rank := 0
-	for _, t := range tags {
-		if err := ctx.Err(); err != nil {
+	run := &retaining{r: r, repo: repo, rules: rules, o: o, rep: rep, immutable: r.immutableIn(repo), now: r.judgingTime(), gone: map[string]bool{}}
+	if o.DryRun {
+		ro := catalog.RetireOptions{Immutable: run.immutable}
+		if !o.Now {
+			ro.Keep = func(m oci.Digest) bool {
+				_, keep := r.keep(repo, m, run.now)
+				return keep
+			}
+		}
+		run.rehearsal = r.cat.Rehearse(ctx, repo, ro)
+	}
+	images, orphans, hung := sortTags(tags)
+	for i, t := range images {
+		if err := run.decide(ctx, t.TagInfo, keepReason(rules, t, i, run.now)); err != nil {
 			return err
-		}
-		belongs, err := run.belongs(ctx, t)
-		if err != nil {
-			return err
-		}
-		if belongs {
-			hung = append(hung, t)
-			continue
-		}
-		d, err := run.decide(ctx, t, keepReason(rules, t, rank, now))
-		if err != nil {
-			return err
-		}
-		rank++
-		if !d.Removed {
-			stays[t.Digest] = true
-			delete(run.gone, t.Digest)
-		} else if o.DryRun && !stays[t.Digest] {
-			run.gone[t.Digest] = true
 		}
 	}
-	// Oldest first: what belongs to a signature was pushed after it.
-	for _, t := range slices.Backward(hung) {
+	rank := 0
+	for _, t := range orphans {
 		reason := ""
-		if image := imageOf(t); !run.gone[image] {
-			reason = "belongs to " + image.String()
+		switch {
+		case t.Elsewhere || len(images) == 0:
+			reason = keepReason(rules, t, rank, run.now)
+			rank++
+		case !o.Now && run.now.Sub(t.Updated) < r.opts.Grace:
+			reason = "its image may still come"
+		default:
+			reason = matchReason(rules, t.Name)
 		}
-		d, err := run.decide(ctx, t, reason)
-		if err != nil {
+		if err := run.decide(ctx, t.TagInfo, reason); err != nil {
 			return err
 		}
-		if d.Removed && o.DryRun {
-			run.gone[t.Digest] = true
+	}
+	for _, t := range hung { // what is left of them after the images went
+		if !run.gone[t.Name] {
+			run.rep.add(TagDecision{Repo: repo, Tag: t.Name, Digest: t.Digest, Reason: "belongs to " + strings.Replace(t.Hung, "-", ":", 1)})
 		}
 	}
 	return nil
 }
 
-// imageOf is the image that an attached tag belongs to by its name.
-func imageOf(t catalog.TagInfo) oci.Digest {
-	return oci.Digest("sha256:" + attached.FindStringSubmatch(t.Name)[1])
+// sortTags tells the tags of images from those that hang on an image that is here, and
+// from those whose image is not.
+func sortTags(tags []catalog.RetentionInfo) (images, orphans, hung []catalog.RetentionInfo) {
+	tagged := map[oci.Digest]bool{} // by a tag of an image
+	for _, t := range tags {
+		if !t.Self && t.Hung == "" {
+			tagged[t.Digest] = true
+		}
+	}
+	for _, t := range tags {
+		switch {
+		case t.Self && !t.Part && !tagged[t.Digest]:
+			tagged[t.Digest] = true
+			images = append(images, t)
+		case t.Hung == "":
+			images = append(images, t)
+		case t.Here:
+			hung = append(hung, t)
+		default:
+			orphans = append(orphans, t)
+		}
+	}
+	return images, orphans, hung
 }
 
-// belongs tells whether a tag is attached to an image of its own repository.
-// Signatures may be kept in a repository of their own, where their images never
-// are: that says nothing about the images.
-func (run *retaining) belongs(ctx context.Context, t catalog.TagInfo) (bool, error) {
-	if !attached.MatchString(t.Name) {
-		return false, nil
+// decide removes a tag unless there is a reason to keep it, and reports that and what
+// went with it.
+func (run *retaining) decide(ctx context.Context, t catalog.TagInfo, keep string) error {
+	if run.gone[t.Name] {
+		return nil // reported with what took it along
 	}
-	image := imageOf(t)
-	if run.gone[image] {
-		return true, nil
-	}
-	_, err := run.r.cat.Manifest(ctx, run.repo, image)
-	if errors.Is(err, catalog.ErrNotFound) {
-		return false, nil
-	}
-	return err == nil, err
-}
-
-// decide removes a tag unless there is a reason to keep it, and reports that.
-func (run *retaining) decide(ctx context.Context, t catalog.TagInfo, keep string) (TagDecision, error) {
 	d := TagDecision{Repo: run.repo, Tag: t.Name, Digest: t.Digest, Reason: keep}
 	if run.immutable != nil && run.immutable(t.Name) {
 		d.Reason = "immutable"
 	}
-	if d.Reason == "" {
-		var err error
-		if d, err = run.retire(ctx, d, t); err != nil {
-			return d, err
-		}
+	if d.Reason != "" {
+		run.rep.add(d)
+		return nil
 	}
-	run.rep.add(d)
-	return d, nil
+	var went catalog.Retired
+	var err error
+	if run.o.DryRun {
+		went, err = run.rehearsal.RetireTag(t)
+	} else if err = ctx.Err(); err == nil {
+		went, err = run.r.retireTag(ctx, run.repo, t, run.immutable, run.o.Now)
+	}
+	switch {
+	case errors.Is(err, catalog.ErrChanged):
+		d.Reason = "pushed or removed meanwhile"
+		run.rep.add(d)
+		return nil
+	case errors.Is(err, catalog.ErrInUse):
+		d.Reason = "a client may be about to use its manifest"
+		run.rep.add(d)
+		return nil
+	case err != nil:
+		return storeError("remove tag "+d.Tag, err)
+	}
+	return run.report(ctx, went)
 }
 
-// keepReason returns why one of the rules keeps a tag, or "". rank counts the
-// newer tags of its repository.
-func keepReason(rules []RetentionRule, t catalog.TagInfo, rank int, now time.Time) string {
+// report counts what a retirement removed and, unless it was a rehearsal, tells of it.
+func (run *retaining) report(ctx context.Context, went catalog.Retired) error {
+	run.rep.Manifests += len(went.Manifests)
+	for i, t := range went.Tags {
+		d := TagDecision{Repo: run.repo, Tag: t.Name, Digest: t.Digest, Removed: true, Reason: "no rule keeps it"}
+		if i > 0 {
+			d.Reason = "goes with what it belongs to"
+		}
+		run.gone[t.Name] = true
+		run.rep.add(d)
+		if run.o.DryRun {
+			continue
+		}
+		if err := run.r.emit(ctx, Event{Action: ActionDelete, Repo: run.repo, Tag: t.Name}); err != nil {
+			return err
+		}
+	}
+	if run.o.DryRun {
+		return nil
+	}
+	for _, m := range went.Manifests {
+		if err := run.r.emit(ctx, Event{Action: ActionDelete, Repo: run.repo, Descriptor: oci.Descriptor{Digest: m}}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// matchReason returns which expression of the rules keeps a tag, or "".
+func matchReason(rules []RetentionRule, tag string) string {
 	for _, r := range rules {
 		for _, re := range r.KeepTags {
-			if re.MatchString(t.Name) {
+			if re.MatchString(tag) {
 				return "matches " + re.String()
 			}
 		}
+	}
+	return ""
+}
+
+// keepReason returns why one of the rules keeps a tag, or "". rank counts the
+// newer tags of its kind. An image that was not pulled since is judged by its push.
+func keepReason(rules []RetentionRule, t catalog.RetentionInfo, rank int, now time.Time) string {
+	if reason := matchReason(rules, t.Name); reason != "" {
+		return reason
+	}
+	for _, r := range rules {
 		switch {
 		case rank < r.KeepNewest:
 			return fmt.Sprintf("one of the %d newest", r.KeepNewest)
@@ -292,62 +359,36 @@ func keepReason(rules []RetentionRule, t catalog.TagInfo, rank int, now time.Tim
 			return fmt.Sprintf("pushed within %s", r.KeepYounger)
 		case r.KeepPulledWithin > 0 && !t.LastPull.IsZero() && now.Sub(t.LastPull) < r.KeepPulledWithin:
 			return fmt.Sprintf("pulled within %s", r.KeepPulledWithin)
+		case r.KeepPulledWithin > 0 && now.Sub(t.Updated) < r.KeepPulledWithin:
+			return fmt.Sprintf("pushed within %s, and not pulled since", r.KeepPulledWithin)
 		}
 	}
 	return ""
 }
 
-// retire removes a tag that nothing keeps, and tells what came of it.
-func (run *retaining) retire(ctx context.Context, d TagDecision, t catalog.TagInfo) (TagDecision, error) {
-	d.Removed, d.Reason = true, "no rule keeps it"
-	if run.o.DryRun {
-		return d, nil
-	}
-	r := run.r
-	manifests, err := r.retireTag(ctx, d.Repo, t, run.o.Now)
-	switch {
-	case errors.Is(err, catalog.ErrChanged):
-		d.Removed, d.Reason = false, "pushed or removed meanwhile"
-		return d, nil
-	case errors.Is(err, catalog.ErrInUse):
-		d.Removed, d.Reason = false, "a client may be about to use its manifest"
-		return d, nil
-	case err != nil:
-		return d, storeError("remove tag "+d.Tag, err)
-	}
-	run.rep.Manifests += len(manifests)
-	if err := r.emit(ctx, Event{Action: ActionDelete, Repo: d.Repo, Tag: d.Tag}); err != nil {
-		return d, err
-	}
-	for _, m := range manifests {
-		run.gone[m] = true
-		if err := r.emit(ctx, Event{Action: ActionDelete, Repo: d.Repo, Descriptor: oci.Descriptor{Digest: m}}); err != nil {
-			return d, err
-		}
-	}
-	return d, nil
-}
-
 // retireTag removes a tag and what only that kept, unless a client was told of
 // it lately. Meanwhile nobody is told that what goes is there.
-func (r *Registry) retireTag(ctx context.Context, repo string, t catalog.TagInfo, now bool) (manifests []oci.Digest, err error) {
-	var keep func(oci.Digest) bool
+func (r *Registry) retireTag(ctx context.Context, repo string, t catalog.TagInfo, immutable func(string) bool, now bool) (catalog.Retired, error) {
+	o := catalog.RetireOptions{Immutable: immutable}
 	if !now {
 		r.collects.condemning.Lock()
 		defer r.collects.condemning.Unlock()
 		defer r.seen.settle()
 		at := r.judgingTime()
-		keep = func(m oci.Digest) bool {
+		o.Keep = func(m oci.Digest) bool {
 			_, keep := r.keepOrCondemn(repo, m, at)
 			return keep
 		}
 	}
-	if manifests, err = r.cat.RetireTag(ctx, repo, t, keep); err != nil {
-		return nil, err
+	went, err := r.cat.RetireTag(ctx, repo, t, o)
+	if err != nil {
+		return went, err
 	}
-	r.ram.Drop(cache.Key{Kind: kindTag, Repo: repo, Ref: t.Name})
-	for _, m := range manifests {
+	for _, t := range went.Tags {
+		r.ram.Drop(cache.Key{Kind: kindTag, Repo: repo, Ref: t.Name})
+	}
+	for _, m := range went.Manifests {
 		r.ram.Drop(cache.Key{Kind: kindManifest, Repo: repo, Ref: string(m)})
 	}
-	return manifests, nil
+	return went, nil
 }
