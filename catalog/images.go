@@ -3,6 +3,7 @@ package catalog
 import (
 	"context"
 	"database/sql"
+	"math"
 	"strings"
 	"time"
 
@@ -10,11 +11,13 @@ import (
 )
 
 // lastPull is when a manifest m was last pulled: by a tag, by digest or, of an index,
-// one of the manifests it names. Many clients ask for a tag with HEAD and pull by
-// digest.
+// one of the manifests it names, or that an index it names names. Many clients ask for a
+// tag with HEAD and pull by digest.
 const lastPull = `(SELECT MAX(u.at) FROM (SELECT m.pulled_at AS at
 	UNION ALL SELECT t.pulled_at FROM tags t WHERE t.manifest_id = m.id
-	UNION ALL SELECT c.pulled_at FROM refs f JOIN manifests c ON c.repo_id = f.repo_id AND c.blob_id = f.blob_id WHERE f.manifest_id = m.id) u)`
+	UNION ALL SELECT c.pulled_at FROM refs f JOIN manifests c ON c.repo_id = f.repo_id AND c.blob_id = f.blob_id WHERE f.manifest_id = m.id
+	UNION ALL SELECT d.pulled_at FROM refs f JOIN manifests c ON c.repo_id = f.repo_id AND c.blob_id = f.blob_id
+		JOIN refs g ON g.manifest_id = c.id JOIN manifests d ON d.repo_id = g.repo_id AND d.blob_id = g.blob_id WHERE f.manifest_id = m.id) u)`
 
 // lastUse is lastPull, or when the manifest came, if that was later.
 const lastUse = `(SELECT CASE WHEN p.at > m.created_at THEN p.at ELSE m.created_at END FROM (SELECT ` + lastPull + ` AS at) p)`
@@ -23,6 +26,8 @@ const lastUse = `(SELECT CASE WHEN p.at > m.created_at THEN p.at ELSE m.created_
 type ImageQuery struct {
 	// Prefix of the names of repositories.
 	Prefix string
+	// Only, if not nil, tells which repositories to list. A page is filled from these.
+	Only func(repo string) bool
 	// AfterRepo and AfterID, or with LeastUsed AfterUsed and AfterID, are of the last
 	// image of the page before.
 	AfterRepo string
@@ -71,6 +76,10 @@ func (c *Catalog) Images(ctx context.Context, q ImageQuery) ([]Image, error) {
 		after += ` AND ` + lastUse + ` < ?`
 		args = append(args, q.UsedBefore.UnixMilli())
 	}
+	limit := int64(q.Limit)
+	if q.Only != nil {
+		limit, ctx = math.MaxInt64, whole(ctx) // the rest of the page is made of others
+	}
 	var out []Image
 	err := c.db.rows(ctx, `SELECT m.id AS id, m.repo_id, r.name AS name, b.digest, m.media_type, m.created_at, `+lastPull+`, `+lastUse+` AS used
 		FROM repositories r
@@ -80,10 +89,16 @@ func (c *Catalog) Images(ctx context.Context, q ImageQuery) ([]Image, error) {
 			AND (EXISTS (SELECT 1 FROM tags t WHERE t.manifest_id = m.id)
 			OR NOT EXISTS (SELECT 1 FROM refs f WHERE f.repo_id = m.repo_id AND f.blob_id = m.blob_id)
 			AND NOT EXISTS (SELECT 1 FROM blobs s JOIN manifests o ON o.repo_id = m.repo_id AND o.blob_id = s.id WHERE s.digest = m.subject))
-		ORDER BY `+order+` LIMIT ?`, append(args, q.Limit), func(r *sql.Rows) error {
+		ORDER BY `+order+` LIMIT ?`, append(args, limit), func(r *sql.Rows) error {
+		if len(out) == q.Limit {
+			return errEnough
+		}
 		var i Image
 		var created, pulled, used int64
 		err := r.Scan(&i.ID, &i.repoID, &i.Repo, &i.Digest, &i.MediaType, &created, &pulled, &used)
+		if err == nil && q.Only != nil && !q.Only(i.Repo) {
+			return nil
+		}
 		i.Created, i.LastPull, i.Used = fromMillis(created), fromMillis(pulled), fromMillis(used)
 		out = append(out, i)
 		return err

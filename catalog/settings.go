@@ -41,23 +41,25 @@ func (c *Catalog) End(ctx context.Context) error {
 	})
 }
 
-// retainedSetting holds when the retention rules were last applied, in Unix milliseconds.
-const retainedSetting = "retained_at"
+// clockSetting holds the latest time that NoteClock believed, in Unix milliseconds.
+const clockSetting = "clock"
 
-// RetainedAt returns what NoteRetained noted last, in Unix milliseconds; 0: nothing.
-func (c *Catalog) RetainedAt(ctx context.Context) (ms int64, err error) {
-	err = c.db.row(ctx, `SELECT CAST(value AS BIGINT) FROM settings WHERE name = ?`, []any{retainedSetting}, &ms)
+// Clock returns the latest time that NoteClock believed, in Unix milliseconds; 0: none.
+func (c *Catalog) Clock(ctx context.Context) (ms int64, err error) {
+	err = c.db.row(ctx, `SELECT CAST(value AS BIGINT) FROM settings WHERE name = ?`, []any{clockSetting}, &ms)
 	if err == ErrNotFound {
 		err = nil
 	}
 	return ms, err
 }
 
-// NoteRetained notes that the retention rules are applied now.
-func (c *Catalog) NoteRetained(ctx context.Context, now time.Time) error {
+// NoteClock notes what time it is, unless that is more than a step after the time noted
+// last, or before it. A step of 0 believes every time.
+func (c *Catalog) NoteClock(ctx context.Context, now time.Time, step time.Duration) error {
 	return c.db.write(ctx, func(t *tx) error {
-		_, err := t.exec(`INSERT INTO settings (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value`,
-			retainedSetting, strconv.FormatInt(now.UnixMilli(), 10))
+		_, err := t.exec(`INSERT INTO settings (name, value) VALUES (?1, ?2) ON CONFLICT (name) DO UPDATE SET value = excluded.value
+			WHERE CAST(?4 AS BIGINT) = 0 OR CAST(?3 AS BIGINT) BETWEEN CAST(settings.value AS BIGINT) AND CAST(settings.value AS BIGINT) + CAST(?4 AS BIGINT)`,
+			clockSetting, strconv.FormatInt(now.UnixMilli(), 10), now.UnixMilli(), step.Milliseconds())
 		return err
 	})
 }

@@ -16,6 +16,8 @@ import (
 type MirrorQuery struct {
 	// Prefix of the names of repositories, such as "docker.io/".
 	Prefix string
+	// Only, if not nil, tells which repositories to list; default all.
+	Only func(repo string) bool
 	// After is what the page before returned as next.
 	After string
 	// Limit of the page; default 100, at most 1000.
@@ -61,7 +63,7 @@ func (r *Registry) MirrorImages(ctx context.Context, q MirrorQuery) (list []Mirr
 		q.Limit = 100
 	}
 	q.Limit = min(q.Limit, 1000)
-	cq := catalog.ImageQuery{Prefix: q.Prefix, Limit: q.Limit + 1, LeastUsed: q.LeastUsed, UsedBefore: q.UsedBefore}
+	cq := catalog.ImageQuery{Prefix: q.Prefix, Only: q.Only, Limit: q.Limit + 1, LeastUsed: q.LeastUsed, UsedBefore: q.UsedBefore}
 	if err := q.readAfter(&cq); err != nil {
 		return nil, "", err
 	}

@@ -203,7 +203,9 @@ type Registry struct {
 	// mirrored is what MirrorAdded returns.
 	mirrored atomic.Int64
 	clock    clockWatch
-	metrics  metrics
+	// clockNoted is when noteClock did so, on a clock that nobody sets.
+	clockNoted time.Duration
+	metrics    metrics
 	// holdBack is until when the collector takes nothing; see keep.
 	holdBack time.Time
 	started  time.Time
@@ -304,6 +306,9 @@ func (r *Registry) keepHouse() {
 				if err := r.uploads.purge(ctx); err != nil {
 					r.log.Error("purge old uploads", "err", err)
 				}
+			}
+			if err := r.noteClock(ctx); err != nil {
+				r.log.Error("note the time", "err", err)
 			}
 			r.judgingTime() // so that no step goes unnoticed for long
 			r.seen.rotate(r.opts.Steady(), r.opts.Grace)

@@ -20,38 +20,59 @@ const (
 )
 
 // checkClock refuses to judge ages by a clock that is far from the newest push or pull, and
-// from the time of the last run of the rules: a pull just after the clock jumped makes the
-// newest record agree with it. A dry run is refused as the run would be.
+// from the latest time that the catalogue has noted: a pull just after the clock jumped
+// makes the newest record agree with it. A dry run is refused as the run would be.
 func (r *Registry) checkClock(ctx context.Context, o RetainOptions) error {
 	now := r.now()
+	if o.TrustClock {
+		if o.DryRun {
+			return nil
+		}
+		return r.cat.NoteClock(ctx, now, 0)
+	}
 	newest, err := r.cat.Newest(ctx)
 	if err != nil {
 		return storeError("look for the newest push or pull", err)
 	}
-	last, err := r.cat.RetainedAt(ctx)
+	noted, err := r.cat.Clock(ctx)
 	if err != nil {
-		return storeError("look for the last run of the retention rules", err)
+		return storeError("look for the time noted last", err)
 	}
-	const way = "Nothing was removed. Set the clock, or run `slipway retention --trust-clock` once if it is right"
-	for _, at := range []struct {
-		what string
-		ms   int64
-	}{{"newest push or pull in the catalogue", newest}, {"last run of the retention rules", last}} {
-		if at.ms == 0 || o.TrustClock {
-			continue
-		}
-		t := time.UnixMilli(at.ms)
-		switch ahead := now.Sub(t); {
-		case ahead > maxIdle:
-			return fmt.Errorf("%w: it says %s, which is %d days after the %s (%s). %s", ErrClock,
-				now.UTC().Format(time.RFC3339), int(ahead.Hours()/24), at.what, t.UTC().Format(time.RFC3339), way)
-		case -ahead > maxBehind:
-			return fmt.Errorf("%w: it says %s, which is %s before the %s (%s). %s", ErrClock,
-				now.UTC().Format(time.RFC3339), (-ahead).Round(time.Second), at.what, t.UTC().Format(time.RFC3339), way)
-		}
+	if err := plausible(now, newest, "the newest push or pull"); err != nil {
+		return err
 	}
-	if o.DryRun {
+	if err := plausible(now, noted, "the registry last noted the time"); err != nil || o.DryRun {
+		return err
+	}
+	return r.cat.NoteClock(ctx, now, maxIdle)
+}
+
+// plausible returns ErrClock, with the way out, if now is far from a time in Unix
+// milliseconds; 0 is no time.
+func plausible(now time.Time, ms int64, what string) error {
+	const way = "nothing was removed; set the clock, or run \"slipway retention --trust-clock\" once if it is right"
+	at := time.UnixMilli(ms)
+	ahead := now.Sub(at)
+	var far string
+	switch {
+	case ms == 0:
+		return nil
+	case ahead > maxIdle:
+		far = fmt.Sprintf("%d days after %s", int(ahead.Hours()/24), what)
+	case -ahead > maxBehind:
+		far = fmt.Sprintf("%s before %s", (-ahead).Round(time.Second), what)
+	default:
 		return nil
 	}
-	return r.cat.NoteRetained(ctx, now)
+	return fmt.Errorf("%w: it says %s, %s (%s); %s", ErrClock, now.UTC().Format(time.RFC3339), far, at.UTC().Format(time.RFC3339), way)
+}
+
+// noteClock notes the time once an hour, so that a jump of the clock shows also when it
+// happens while the registry does not run. Only keepHouse calls it.
+func (r *Registry) noteClock(ctx context.Context) error {
+	if at := r.opts.Steady(); r.clockNoted == 0 || at-r.clockNoted >= time.Hour {
+		r.clockNoted = at
+		return r.cat.NoteClock(ctx, r.now(), maxIdle)
+	}
+	return nil
 }

@@ -42,7 +42,7 @@ type BackupArgs struct {
 }
 
 // RetainArgs of [Admin.Retain]; see registry.RetainOptions.
-type RetainArgs struct{ DryRun, Now bool }
+type RetainArgs struct{ DryRun, Now, TrustClock bool }
 
 // Admin is a data root to look after: opened by this process, or, while a server
 // uses it, reached through that server's administration socket. Either way the
@@ -275,7 +275,7 @@ func retain(ctx context.Context, cfg *config.Config, r *registry.Registry, args 
 	if err != nil {
 		return registry.RetentionReport{}, err
 	}
-	return r.Retain(ctx, rules, registry.RetainOptions{DryRun: args.DryRun, Now: args.Now})
+	return r.Retain(ctx, rules, registry.RetainOptions{DryRun: args.DryRun, Now: args.Now, TrustClock: args.TrustClock})
 }
 
 // line is one line of the answer to an administration request.

@@ -297,15 +297,14 @@ func (r *root) listMirrors(ctx context.Context, args MirrorListArgs) (rep Mirror
 	if r.isMirror == nil {
 		return rep, nil
 	}
-	list, next, err := r.reg.MirrorImages(ctx, registry.MirrorQuery{After: args.After, Limit: mirrorPage, LeastUsed: args.LeastUsed})
+	only := func(repo string) bool { return r.isMirror(repo) && matches(repo) }
+	list, next, err := r.reg.MirrorImages(ctx, registry.MirrorQuery{Only: only, After: args.After, Limit: mirrorPage, LeastUsed: args.LeastUsed})
 	if err != nil {
 		return rep, err
 	}
 	rep.Next = next
 	for _, i := range list {
-		if r.isMirror(i.Repo) && matches(i.Repo) {
-			rep.Images = append(rep.Images, mirrorImage(i))
-		}
+		rep.Images = append(rep.Images, mirrorImage(i))
 	}
 	return rep, nil
 }

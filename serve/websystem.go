@@ -166,17 +166,7 @@ func (p *pageSystem) Mirrors() web.MirrorState {
 
 // MirrorImages implements web.Mirrors.
 func (p *pageSystem) MirrorImages(ctx context.Context, after string, n int) ([]registry.MirrorImage, string, error) {
-	list, next, err := p.s.root.reg.MirrorImages(ctx, registry.MirrorQuery{After: after, Limit: n})
-	if err != nil {
-		return nil, "", err
-	}
-	var out []registry.MirrorImage
-	for _, i := range list {
-		if p.s.root.isMirror(i.Repo) {
-			out = append(out, i)
-		}
-	}
-	return out, next, nil
+	return p.s.root.reg.MirrorImages(ctx, registry.MirrorQuery{Only: p.s.root.isMirror, After: after, Limit: n})
 }
 
 // PruneMirrors implements web.Mirrors.

@@ -273,6 +273,7 @@ func retentionCommand() *cobra.Command {
 	f.add(cmd, false)
 	cmd.Flags().BoolVar(&args.DryRun, "dry-run", false, "only tell what would be removed, and why")
 	cmd.Flags().BoolVar(&args.Now, "now", false, "also remove what a client may just have been told of; only while nobody pushes")
+	cmd.Flags().BoolVar(&args.TrustClock, "trust-clock", false, "go on although the clock is far from the newest push or pull")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the report as JSON; durations are in nanoseconds")
 	return cmd
 }
