@@ -15,9 +15,9 @@ import (
 const (
 	gcBlob     = 0
 	gcManifest = 1
-	// gcPart is a manifest that lost the index that named it, or its subject. The
-	// collector takes it, unless something else needs it, whether or not it takes
-	// manifests that merely have no tag.
+	// gcPart is a manifest without a tag that lost the index that named it, or its
+	// subject. The collector takes it, unless something else needs it, whether or not it
+	// takes manifests that merely have no tag.
 	gcPart = 2
 )
 
@@ -555,12 +555,13 @@ func (t *tx) removeManifest(repoID, id, blobID, due int64) error {
 	}{
 		{`INSERT INTO gc_queue (kind, repo_id, blob_id, due_at) SELECT 0, repo_id, blob_id, ? FROM refs WHERE manifest_id = ?
 			ON CONFLICT (kind, repo_id, blob_id) DO UPDATE SET due_at = excluded.due_at`, []any{due, id}},
-		// Children and referrers lose what may have kept them.
+		// Children and referrers lose what may have kept them. One that has a tag is an
+		// image by itself.
 		{`INSERT INTO gc_queue (kind, repo_id, blob_id, due_at) SELECT 2, m.repo_id, m.blob_id, ? FROM refs f
-			JOIN manifests m ON m.repo_id = f.repo_id AND m.blob_id = f.blob_id WHERE f.manifest_id = ?
+			JOIN manifests m ON m.repo_id = f.repo_id AND m.blob_id = f.blob_id WHERE f.manifest_id = ? AND NOT EXISTS (SELECT 1 FROM tags t WHERE t.manifest_id = m.id)
 			ON CONFLICT (kind, repo_id, blob_id) DO UPDATE SET due_at = excluded.due_at`, []any{due, id}},
 		{`INSERT INTO gc_queue (kind, repo_id, blob_id, due_at) SELECT 2, m.repo_id, m.blob_id, ? FROM manifests m
-			WHERE m.repo_id = ? AND m.subject = (SELECT digest FROM blobs WHERE id = ?)
+			WHERE m.repo_id = ? AND m.subject = (SELECT digest FROM blobs WHERE id = ?) AND NOT EXISTS (SELECT 1 FROM tags t WHERE t.manifest_id = m.id)
 			ON CONFLICT (kind, repo_id, blob_id) DO UPDATE SET due_at = excluded.due_at`, []any{due, repoID, blobID}},
 		{`DELETE FROM refs WHERE manifest_id = ?`, []any{id}},
 		{`DELETE FROM tags WHERE manifest_id = ?`, []any{id}},

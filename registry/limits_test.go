@@ -155,9 +155,13 @@ func TestReferrerPages(t *testing.T) {
 	var tagged []oci.Descriptor
 	for i, d := range slices.Sorted(maps.Keys(want))[:10] {
 		e := oci.Descriptor{MediaType: oci.MediaTypeOCIManifest, Digest: d, Size: 1, ArtifactType: "x/y"}
-		old := oci.Descriptor{MediaType: oci.MediaTypeOCIManifest, Digest: oci.SHA256(fmt.Append(nil, i)), Size: 1, ArtifactType: "x/y",
-			Annotations: map[string]string{"n": strings.Repeat("a", sizes[i])}}
-		tagged = append(tagged, e, old, old)
+		doc := imageOf(config)
+		doc.Annotations = map[string]string{"old": fmt.Sprint(i)}
+		old := b.pushManifest("a", doc)
+		old.ArtifactType, old.Annotations = "x/y", map[string]string{"n": strings.Repeat("a", sizes[i])}
+		gone := old // a referrer that was deleted since, or never came
+		gone.Digest = oci.SHA256(fmt.Append(nil, i))
+		tagged = append(tagged, e, old, gone, old)
 		if want[old.Digest] = sizes[i]; sizes[i] > 65_000 {
 			want[old.Digest] = 0
 		}

@@ -129,7 +129,7 @@ func (o *oracle) run(cat *catalog.Catalog, store objstore.Store, d time.Duration
 		w := &gcWriter{o: o, rng: rand.New(rand.NewPCG(uint64(i), 7)), ops: map[string]int{}}
 		for _, name := range []string{"a", "b"} {
 			w.repos = append(w.repos, &gcRepo{name: fmt.Sprintf("w%d/%s", i, name), tags: map[string]oci.Digest{}, manifests: map[oci.Digest]*gcManifest{},
-				blobs: map[oci.Digest][]byte{}, gone: map[oci.Digest]bool{}})
+				blobs: map[oci.Digest][]byte{}, gone: map[oci.Digest]bool{}, parts: map[oci.Digest]bool{}})
 		}
 		o.writers = append(o.writers, w)
 	}

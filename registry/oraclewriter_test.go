@@ -30,6 +30,7 @@ type gcRepo struct {
 	// blobs and gone are all that were ever visible here.
 	blobs map[oci.Digest][]byte
 	gone  map[oci.Digest]bool // manifests that were deleted, or lost their tag
+	parts map[oci.Digest]bool // manifests without a tag that lost their index or subject
 	n     int
 }
 
@@ -174,6 +175,7 @@ func (w *gcWriter) putManifest(r *gcRepo, img image, begin time.Time, tags ...st
 	}
 	r.manifests[res.Digest] = m
 	delete(r.gone, res.Digest)
+	delete(r.parts, res.Digest)
 	for _, tag := range tags {
 		r.tags[tag] = res.Digest
 	}
@@ -205,6 +207,9 @@ func (w *gcWriter) pushIndex(r *gcRepo) {
 		return
 	}
 	b, _ := w.tagged(r)
+	if !w.o.untagged && len(r.manifests[a.Digest].children)+len(r.manifests[b.Digest].children) > 0 {
+		return // when an inner index goes, and whether its parts had tags then, is the collector's secret
+	}
 	index := indexOf(a, b)
 	index.Annotations = map[string]string{"n": strconv.Itoa(r.n)}
 	w.putManifest(r, index, time.Now(), w.someTags()...)
@@ -267,6 +272,7 @@ func (w *gcWriter) retag(r *gcRepo) {
 		return
 	}
 	r.tags[tag] = d.Digest
+	delete(r.parts, d.Digest)
 	w.ops["retag"]++
 }
 
@@ -276,11 +282,13 @@ func (w *gcWriter) deleteManifest(r *gcRepo) {
 		return
 	}
 	d := all[w.rng.IntN(len(all))]
+	kept, _ := r.kept(w.o.untagged)
 	err := w.o.DeleteManifest(w.o.t.Context(), r.name, d)
 	// The collector may have been first, where it takes what has no tag.
-	if err != nil && !(w.o.untagged && oci.HasCode(err, oci.CodeManifestUnknown) && !slices.Contains(slices.Collect(maps.Values(r.tags)), d)) {
+	if err != nil && !(oci.HasCode(err, oci.CodeManifestUnknown) && (!kept[d] || w.o.untagged && !r.tagged(d))) {
 		w.fail("delete manifest %s of %s: %v", d, r.name, err)
 	}
+	r.orphan(d, r.parts)
 	delete(r.manifests, d)
 	r.gone[d] = true
 	for tag, at := range r.tags {
@@ -313,6 +321,19 @@ func (w *gcWriter) deleteBlob(r *gcRepo) {
 	w.ops["delete blob"]++
 }
 
+func (r *gcRepo) tagged(d oci.Digest) bool {
+	return slices.Contains(slices.Collect(maps.Values(r.tags)), d)
+}
+
+// orphan notes in parts what loses an index or a subject with a manifest.
+func (r *gcRepo) orphan(gone oci.Digest, parts map[oci.Digest]bool) {
+	for d, m := range r.manifests {
+		if (m.subject == gone || slices.Contains(r.manifests[gone].children, d)) && !r.tagged(d) {
+			parts[d] = true
+		}
+	}
+}
+
 // kept returns the manifests of a repository that must stay, and the blobs they
 // name.
 func (r *gcRepo) kept(untagged bool) (manifests map[oci.Digest]bool, blobs map[oci.Digest]bool) {
@@ -320,7 +341,8 @@ func (r *gcRepo) kept(untagged bool) (manifests map[oci.Digest]bool, blobs map[o
 	for d := range r.manifests {
 		manifests[d] = true
 	}
-	for changed := untagged; changed; {
+	parts := maps.Clone(r.parts)
+	for changed := true; changed; {
 		keep := map[oci.Digest]bool{}
 		for _, d := range r.tags {
 			keep[d] = true
@@ -336,7 +358,8 @@ func (r *gcRepo) kept(untagged bool) (manifests map[oci.Digest]bool, blobs map[o
 		}
 		changed = false
 		for d := range manifests {
-			if !keep[d] {
+			if !keep[d] && (untagged || parts[d]) {
+				r.orphan(d, parts)
 				delete(manifests, d)
 				changed = true
 			}

@@ -247,9 +247,9 @@ func (r *Registry) retainIn(ctx context.Context, repo string, rules []RetentionR
 // sortTags tells the tags of images from those that hang on an image that is here, and
 // from those whose image is not.
 func sortTags(tags []catalog.RetentionInfo) (images, orphans, hung []catalog.RetentionInfo) {
-	tagged := map[oci.Digest]bool{} // by a tag of an image
+	tagged := map[oci.Digest]bool{} // by another tag than its own sha256-<hex>
 	for _, t := range tags {
-		if !t.Self && t.Hung == "" {
+		if !t.Self {
 			tagged[t.Digest] = true
 		}
 	}

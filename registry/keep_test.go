@@ -1,0 +1,214 @@
+package registry_test
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"example.org/slipway/oci"
+	"example.org/slipway/registry"
+)
+
+// TestPartsOfImmutable: nothing of what an immutable tag points at can be deleted, at any
+// depth, while what is not part of it can.
+func TestPartsOfImmutable(t *testing.T) {
+	b := newBed(t, nil, registry.Options{Immutable: func(_, tag string) bool { return tag == "v1" }})
+	ctx := t.Context()
+	leaf, config, layer, _ := b.pushImage("a", 1)
+	own, _, _, _ := b.pushImage("a", 2, "own")
+	inner := b.pushManifest("a", indexOf(leaf, own))
+	top := b.pushManifest("a", indexOf(inner), "v1", "also")
+	other, _, _, _ := b.pushImage("a", 3)
+	b.pushManifest("a", indexOf(leaf, other), "v2")
+	for name, d := range map[string]oci.Digest{"leaf": leaf.Digest, "tagged leaf": own.Digest, "inner index": inner.Digest, "index": top.Digest} {
+		err := b.DeleteManifest(ctx, "a", d)
+		if !oci.HasCode(err, oci.CodeDenied) || !strings.Contains(err.Error(), "v1") {
+			t.Errorf("delete the %s: %v, want a refusal that names the tag", name, err)
+		}
+	}
+	for _, d := range []oci.Digest{config.Digest, layer.Digest} {
+		if err := b.DeleteBlob(ctx, "a", d); err == nil {
+			t.Errorf("blob %s is deleted", d)
+		}
+	}
+	if err := b.DeleteManifest(ctx, "a", other.Digest); err != nil {
+		t.Errorf("delete what only v2 names: %v", err)
+	}
+	if err := b.DeleteTag(ctx, "a", "own"); err != nil {
+		t.Errorf("delete a tag of a part: %v", err)
+	}
+	if _, err := b.Retain(ctx, []registry.RetentionRule{{Repositories: only("a"), KeepTags: []*regexp.Regexp{regexp.MustCompile("none")}}}, registry.RetainOptions{Now: true}); err != nil {
+		t.Fatal(err)
+	}
+	for range 4 {
+		b.clock.Add(48 * time.Hour)
+		if _, err := b.Collect(ctx, registry.CollectOptions{Untagged: true}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	contents(t, b)
+	for _, d := range []oci.Digest{leaf.Digest, own.Digest, inner.Digest, top.Digest} {
+		if _, err := b.GetManifest(ctx, "a", string(d)); err != nil {
+			t.Errorf("part of v1: %v", err)
+		}
+	}
+}
+
+// TestHungTags: whatever the suffix, a tag that hangs on an image takes nobody's place,
+// stays with its image and goes with it, or by itself where that is gone.
+func TestHungTags(t *testing.T) {
+	for _, suffix := range []string{".sig", ".att", ".sbom", ".src", ".dockerfile", ".cosign.bundle", ".1-x.sig", ""} {
+		for _, image := range []string{"here", "gone", "deleted", "elsewhere", "fresh"} {
+			t.Run(suffix+" "+image, func(t *testing.T) {
+				b := newBed(t, nil, registry.Options{Grace: time.Hour})
+				for i := range 2 {
+					b.pushImage("a", uint64(i), fmt.Sprint("v", i))
+					b.clock.Add(time.Minute)
+				}
+				d := oci.SHA256([]byte("nothing"))
+				switch image {
+				case "here":
+					m, err := b.GetManifest(t.Context(), "a", "v1")
+					if err != nil {
+						t.Fatal(err)
+					}
+					d = m.Digest
+				case "elsewhere":
+					m, _, _, _ := b.pushImage("b", 7, "v7")
+					d = m.Digest
+				case "deleted":
+					m, _, _, _ := b.pushImage("a", 7, "v7")
+					d = m.Digest
+				}
+				hung := oci.ReferrersTag(d) + suffix
+				b.pushImage("a", 10, hung)
+				if image == "deleted" {
+					if err := b.DeleteManifest(t.Context(), "a", d); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if image != "fresh" {
+					b.clock.Add(2 * time.Hour)
+				}
+				if _, err := b.Retain(t.Context(), []registry.RetentionRule{{Repositories: only("a"), KeepNewest: 2}}, registry.RetainOptions{}); err != nil {
+					t.Fatal(err)
+				}
+				want := "v0 v1"
+				if image == "here" || image == "elsewhere" || image == "fresh" {
+					want = hung + " v0 v1"
+				}
+				if tags, _, err := b.Tags(t.Context(), "a", "", 10); err != nil || strings.Join(tags, " ") != want {
+					t.Errorf("left %v, %v, want %s", tags, err, want)
+				}
+			})
+		}
+	}
+}
+
+// TestSHA512Hung: a tag has no more than half of a SHA-512.
+func TestSHA512Hung(t *testing.T) {
+	b := newBed(t, nil, registry.Options{Grace: time.Hour})
+	config := b.pushBlob("a", []byte("{}"))
+	raw := []byte(fmt.Sprintf(`{"schemaVersion":2,"mediaType":%q,"config":{"mediaType":"x/y","digest":%q,"size":2},"layers":[]}`, oci.MediaTypeOCIManifest, config.Digest))
+	d := oci.Digest("sha512:" + strings.Repeat("0", 128)).Algorithm().FromBytes(raw)
+	if _, err := b.PutManifest(t.Context(), "a", oci.PutManifest{Bytes: raw, Digest: d, Tags: []string{"old"}}); err != nil {
+		t.Fatal(err)
+	}
+	b.pushImage("a", 1, oci.ReferrersTag(d)+".sig")
+	b.clock.Add(2 * time.Hour)
+	b.pushImage("a", 2, "new")
+	b.clock.Add(2 * time.Hour)
+	rules := []registry.RetentionRule{{Repositories: only("a"), KeepNewest: 2}}
+	for range 2 {
+		rep, err := b.Retain(t.Context(), rules, registry.RetainOptions{})
+		if want := 3 - rep.Removed; err != nil || rep.Kept != want || rules[0].KeepNewest == 2 && rep.Removed != 0 || rules[0].KeepNewest == 1 && rep.Removed != 2 {
+			t.Errorf("newest %d: got %+v, %v", rules[0].KeepNewest, rep, err)
+		}
+		rules[0].KeepNewest = 1
+	}
+}
+
+// TestCopyTags: sha256-<hex> at the image itself does not keep the image, nor count.
+func TestCopyTags(t *testing.T) {
+	b := newBed(t, nil, registry.Options{Grace: time.Hour})
+	for i := range 4 {
+		m, _, _, _ := b.pushImage("a", uint64(i))
+		ix := b.pushManifest("a", indexOf(m), fmt.Sprint("v", i))
+		for _, d := range []oci.Descriptor{m, ix} {
+			raw, err := b.GetManifest(t.Context(), "a", string(d.Digest))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := b.PutManifest(t.Context(), "a", oci.PutManifest{Bytes: raw.Bytes, Tags: []string{oci.ReferrersTag(d.Digest)}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		b.clock.Add(time.Minute)
+	}
+	alone, _, _, _ := b.pushImage("a", 9)
+	raw, _ := b.GetManifest(t.Context(), "a", string(alone.Digest))
+	if _, err := b.PutManifest(t.Context(), "a", oci.PutManifest{Bytes: raw.Bytes, Tags: []string{oci.ReferrersTag(alone.Digest)}}); err != nil {
+		t.Fatal(err)
+	}
+	b.clock.Add(3 * time.Hour)
+	rep, err := b.Retain(t.Context(), []registry.RetentionRule{{Repositories: only("a"), KeepNewest: 2}}, registry.RetainOptions{})
+	// The image with only such a tag is the newest, v3 the second; six manifests and nine tags go.
+	if err != nil || rep.Removed != 9 || rep.Kept != 4 || rep.Manifests != 6 {
+		t.Errorf("got %+v, %v", rep, err)
+	}
+	contents(t, b)
+}
+
+// TestRetainClock: nothing goes by a clock that is far from the newest record, or from the
+// time of the last run although somebody has pulled since.
+func TestRetainClock(t *testing.T) {
+	rules := []registry.RetentionRule{{Repositories: only("a"), KeepYounger: day}}
+	for _, tc := range []struct {
+		name   string
+		step   time.Duration
+		pulled bool // after the step
+		ran    bool // before it
+		want   bool // refused
+	}{
+		{"a week", 7 * day, false, false, false},
+		{"a year", 365 * day, false, false, true},
+		{"a year, pulled", 365 * day, true, true, true},
+		{"a week, pulled", 7 * day, true, true, false},
+		{"back", -2 * day, false, false, true},
+		{"back, pulled", -2 * day, true, true, true},
+		{"back a little", -time.Minute, false, true, false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			b := newBed(t, nil, registry.Options{Grace: time.Hour})
+			b.pushImage("a", 1, "v1")
+			b.clock.Add(2 * time.Hour)
+			if tc.ran {
+				if _, err := b.Retain(t.Context(), rules, registry.RetainOptions{}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			b.clock.Add(tc.step)
+			if tc.pulled {
+				if _, err := b.GetManifest(t.Context(), "a", "v1"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for _, dry := range []bool{true, false} {
+				rep, err := b.Retain(t.Context(), rules, registry.RetainOptions{DryRun: dry})
+				if errors.Is(err, registry.ErrClock) != tc.want || !tc.want && err != nil || err != nil && rep.Removed > 0 {
+					t.Errorf("dry %v: got %+v, %v, want a refusal: %v", dry, rep, err, tc.want)
+				}
+			}
+			if tc.want {
+				for _, trust := range []bool{true, false} {
+					if _, err := b.Retain(t.Context(), rules, registry.RetainOptions{TrustClock: trust}); err != nil && !(tc.step < 0 || !tc.pulled) {
+						t.Errorf("with trust %v: %v", trust, err)
+					}
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,488 @@
+package registry_test
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	gocmp "github.com/google/go-cmp/cmp"
+
+	"example.org/slipway/oci"
+	"example.org/slipway/registry"
+)
+
+// keptModel knows one repository, and says by the documented rules what stays in it.
+type keptModel struct {
+	*bed
+	rng       *rand.Rand
+	n         uint64
+	manifests map[oci.Digest]*keptManifest
+	tags      map[string]*keptTag
+	log       []string
+}
+
+type keptManifest struct {
+	desc     oci.Descriptor
+	raw      []byte
+	children []oci.Digest
+	subject  oci.Digest
+	pulled   time.Time
+	part     bool // lost an index or its subject
+}
+
+type keptTag struct {
+	name            string
+	digest          oci.Digest
+	updated, pulled time.Time
+}
+
+const modelRepo = "m/app"
+
+var hungName = regexp.MustCompile(`^sha256-([0-9a-f]{64})(\..+)?$`)
+
+// hungOn is the image that a tag names, or "".
+func hungOn(tag string) oci.Digest {
+	if m := hungName.FindStringSubmatch(tag); m != nil {
+		return oci.Digest("sha256:" + m[1])
+	}
+	return ""
+}
+
+func immutableTag(tag string) bool { return strings.HasPrefix(tag, "rel") }
+
+// TestRetentionModel makes random repositories, applies random rules, and compares the dry
+// run, the run and what the collector leaves with the model.
+func TestRetentionModel(t *testing.T) {
+	rounds := 150
+	if testing.Short() {
+		rounds = 30
+	}
+	for seed := range rounds {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			untagged := seed%2 == 1
+			m := &keptModel{rng: rand.New(rand.NewPCG(uint64(seed), 3)), manifests: map[oci.Digest]*keptManifest{}, tags: map[string]*keptTag{}}
+			m.bed = newBed(t, nil, registry.Options{Grace: time.Hour, DeleteUntagged: untagged,
+				Immutable: func(_, tag string) bool { return immutableTag(tag) }})
+			for range 10 + m.rng.IntN(30) {
+				m.step()
+			}
+			m.judge(untagged)
+			if t.Failed() {
+				t.Log(strings.Join(m.log, "\n"))
+			}
+		})
+	}
+}
+
+func (m *keptModel) note(format string, args ...any) {
+	m.log = append(m.log, fmt.Sprintf(format, args...))
+}
+
+func (m *keptModel) any() *keptManifest {
+	all := slices.Sorted(maps.Keys(m.manifests))
+	if len(all) == 0 {
+		return nil
+	}
+	return m.manifests[all[m.rng.IntN(len(all))]]
+}
+
+var suffixes = []string{".sig", ".att", ".sbom", ".src", ".dockerfile", ".x-y.z"}
+
+func (m *keptModel) step() {
+	m.clock.Add(time.Duration(1+m.rng.IntN(90)) * time.Minute)
+	m.n++
+	x := m.any()
+	k := m.rng.IntN(16)
+	switch {
+	case k < 4 || x == nil:
+		m.push(imageOf(m.pushBlob(modelRepo, fmt.Appendf(nil, "config %d", m.n)), m.pushBlob(modelRepo, content(m.n%5, 20_000))), m.name())
+	case k < 7:
+		y := m.any()
+		ix := indexOf(x.desc, y.desc)
+		ix.Annotations = map[string]string{"n": fmt.Sprint(m.n)}
+		m.push(ix, m.name())
+	case k == 7, k == 8: // a signature by tag
+		m.push(m.attachment(), strings.Replace(string(x.desc.Digest), ":", "-", 1)+suffixes[m.rng.IntN(len(suffixes))])
+	case k == 9:
+		img := m.attachment()
+		img.Subject = &x.desc
+		m.push(img, "")
+	case k == 10: // as a copy by digest leaves it
+		m.put(x, strings.Replace(string(x.desc.Digest), ":", "-", 1))
+	case k == 11: // of an image that was never here
+		m.push(m.attachment(), strings.Replace(string(oci.SHA256(fmt.Append(nil, m.n))), ":", "-", 1)+".sig")
+	case k == 12:
+		m.put(x, m.name())
+	case k == 13:
+		m.delete(x)
+	default:
+		m.pull(x)
+	}
+}
+
+func (m *keptModel) attachment() image {
+	return imageOf(m.pushBlob(modelRepo, fmt.Appendf(nil, "attached %d", m.n)))
+}
+
+func (m *keptModel) name() string {
+	return []string{"", "", "v1", "v2", "v3", "v4", "v5", "v6", "main", fmt.Sprint("rel", m.n)}[m.rng.IntN(10)]
+}
+
+func (m *keptModel) push(img image, tag string) {
+	raw, err := json.Marshal(img)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	x := &keptManifest{raw: raw, desc: oci.Descriptor{MediaType: img.MediaType, Digest: oci.SHA256(raw), Size: int64(len(raw))}}
+	for _, c := range img.Manifests {
+		x.children = append(x.children, c.Digest)
+	}
+	if img.Subject != nil {
+		x.subject = img.Subject.Digest
+	}
+	m.manifests[x.desc.Digest] = x
+	m.put(x, tag)
+}
+
+func (m *keptModel) put(x *keptManifest, tag string) {
+	var tags []string
+	if tag != "" {
+		tags = []string{tag}
+	}
+	if _, err := m.PutManifest(m.t.Context(), modelRepo, oci.PutManifest{Bytes: x.raw, Tags: tags}); err != nil {
+		m.t.Fatal(err)
+	}
+	x.part = false
+	m.note("put %.14s as %q, names %.14q, subject %.14q", x.desc.Digest, tag, x.children, x.subject)
+	if tag == "" {
+		return
+	}
+	old := m.tags[tag]
+	if old == nil || old.digest != x.desc.Digest {
+		if old != nil && old.pulled.After(m.manifests[old.digest].pulled) {
+			m.manifests[old.digest].pulled = old.pulled
+		}
+		old = &keptTag{name: tag, digest: x.desc.Digest}
+		m.tags[tag] = old
+	}
+	old.updated = m.clock.Now()
+}
+
+// delete deletes what no index names, as anything else leaves an index without its part.
+func (m *keptModel) delete(x *keptManifest) {
+	d := x.desc.Digest
+	for _, o := range m.manifests {
+		if slices.Contains(o.children, d) {
+			return
+		}
+	}
+	fixed := slices.ContainsFunc(m.at(d), immutableTag)
+	err := m.DeleteManifest(m.t.Context(), modelRepo, d)
+	if fixed != oci.HasCode(err, oci.CodeDenied) || !fixed && err != nil {
+		m.t.Errorf("delete %s with tags %v: %v", d, m.at(d), err)
+	}
+	if err == nil {
+		m.note("delete %.14s", d)
+		for _, tag := range m.at(d) {
+			delete(m.tags, tag)
+		}
+		m.remove(d)
+	}
+}
+
+// remove takes a manifest out of the model; what it held becomes parts.
+func (m *keptModel) remove(d oci.Digest) {
+	for o, x := range m.manifests {
+		if (x.subject == d || slices.Contains(m.manifests[d].children, o)) && len(m.at(o)) == 0 {
+			x.part = true
+		}
+	}
+	delete(m.manifests, d)
+}
+
+// at returns the tags that point at a manifest.
+func (m *keptModel) at(d oci.Digest) (names []string) {
+	for name, t := range m.tags {
+		if t.digest == d {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+func (m *keptModel) pull(x *keptManifest) {
+	ref, now := string(x.desc.Digest), m.clock.Now()
+	if names := slices.Sorted(slices.Values(m.at(x.desc.Digest))); len(names) > 0 && m.rng.IntN(2) == 0 {
+		ref = names[m.rng.IntN(len(names))]
+		m.tags[ref].pulled = now
+	} else {
+		x.pulled = now
+	}
+	var err error
+	if m.rng.IntN(2) == 0 {
+		_, err = m.ResolveManifest(m.t.Context(), modelRepo, ref)
+	} else {
+		_, err = m.GetManifest(m.t.Context(), modelRepo, ref)
+	}
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	m.note("pull %.20s", ref)
+	m.retain(registry.RetentionRule{Repositories: only("none"), KeepNewest: 1}, true) // writes the times
+}
+
+func (m *keptModel) lastPull(d oci.Digest) time.Time {
+	x := m.manifests[d]
+	if x == nil {
+		return time.Time{}
+	}
+	last := x.pulled
+	for _, tag := range m.at(d) {
+		last = latest(last, m.tags[tag].pulled)
+	}
+	for _, c := range x.children {
+		last = latest(last, m.lastPull(c))
+	}
+	return last
+}
+
+func latest(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+func (m *keptModel) retain(rule registry.RetentionRule, dry bool) registry.RetentionReport {
+	m.t.Helper()
+	rep, err := m.Retain(m.t.Context(), []registry.RetentionRule{rule}, registry.RetainOptions{DryRun: dry})
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return rep
+}
+
+func (m *keptModel) rule() registry.RetentionRule {
+	r := registry.RetentionRule{Repositories: only(modelRepo)}
+	switch m.rng.IntN(4) {
+	case 0:
+		r.KeepYounger = time.Duration(1+m.rng.IntN(30)) * time.Hour
+	case 1:
+		r.KeepPulledWithin = time.Duration(1+m.rng.IntN(30)) * time.Hour
+	case 2:
+		r.KeepTags = []*regexp.Regexp{regexp.MustCompile("^(v1|main)$")}
+	}
+	if m.rng.IntN(2) == 0 || r.KeepYounger == 0 && r.KeepPulledWithin == 0 && r.KeepTags == nil {
+		r.KeepNewest = 1 + m.rng.IntN(4)
+	}
+	return r
+}
+
+// judge applies a rule and collects, and compares.
+func (m *keptModel) judge(untagged bool) {
+	t, rule := m.t, m.rule()
+	m.note("newest %d, younger %s, pulled %s, tags %v", rule.KeepNewest, rule.KeepYounger, rule.KeepPulledWithin, rule.KeepTags)
+	told := m.rng.IntN(4) == 0 // and clients may count on something
+	if !told {
+		m.clock.Add(3 * time.Hour)
+	}
+	dry := m.retain(rule, true)
+	before := m.here()
+	if before != m.want() {
+		t.Errorf("a dry run changed something, or the model is wrong: got\n%swant\n%s", before, m.want())
+	}
+	rep := m.retain(rule, false)
+	if diff := gocmp.Diff(dry, rep); diff != "" {
+		t.Errorf("the run differs from the dry run (-dry +run):\n%s", diff)
+	}
+	if told {
+		contents(t, m.bed) // whole, whatever was kept back
+		return
+	}
+	m.apply(rule)
+	if diff := gocmp.Diff(m.want(), m.here()); diff != "" {
+		t.Errorf("after the run (-want +got):\n%s", diff)
+	}
+	m.collect(untagged)
+	if diff := gocmp.Diff(m.want(), m.here()); diff != "" {
+		t.Errorf("after the collections (-want +got):\n%s", diff)
+	}
+	contents(t, m.bed)
+}
+
+// collect collects until nothing is left to do, and compares that with the dry run.
+func (m *keptModel) collect(untagged bool) {
+	m.clock.Add(3 * time.Hour)
+	dry, err := m.Collect(m.t.Context(), registry.CollectOptions{DryRun: true})
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	var got registry.CollectReport
+	for range 6 {
+		rep, err := m.Collect(m.t.Context(), registry.CollectOptions{})
+		if err != nil {
+			m.t.Fatal(err)
+		}
+		got.Manifests, got.Contents, got.Bytes = got.Manifests+rep.Manifests, got.Contents+rep.Contents, got.Bytes+rep.Bytes
+		m.clock.Add(3 * time.Hour)
+	}
+	told := [3]int64{int64(dry.Manifests + dry.FreedManifests), int64(dry.Contents + dry.FreedContents), dry.Bytes + dry.FreedBytes}
+	if went := [3]int64{int64(got.Manifests), int64(got.Contents), got.Bytes}; told != went {
+		m.t.Errorf("manifests, contents, bytes: gc --dry-run told %v, %v went", told, went)
+	}
+	for changed := true; changed; {
+		changed = false
+		for d, x := range m.manifests {
+			if (untagged || x.part) && len(m.at(d)) == 0 && !m.held(x, nil) {
+				m.remove(d)
+				changed = true
+			}
+		}
+	}
+}
+
+// held reports whether an index, or its subject, that does not go keeps a manifest.
+func (m *keptModel) held(x *keptManifest, goes map[oci.Digest]bool) bool {
+	for d, o := range m.manifests {
+		if !goes[d] && (slices.Contains(o.children, x.desc.Digest) || x.subject == d) {
+			return true
+		}
+	}
+	return false
+}
+
+// apply removes from the model what the rules do not keep: first the tags that are judged,
+// then everything they held that nothing else holds.
+func (m *keptModel) apply(rule registry.RetentionRule) {
+	now := m.clock.Now()
+	sorted := slices.SortedFunc(maps.Values(m.tags), func(a, b *keptTag) int {
+		return cmp.Or(b.updated.Compare(a.updated), cmp.Compare(b.name, a.name))
+	})
+	own := map[oci.Digest]bool{} // images with a tag that is not their own digest, or counted already
+	for _, t := range sorted {
+		own[t.digest] = own[t.digest] || hungOn(t.name) != t.digest
+	}
+	judged := map[string]bool{}
+	images := 0
+	var orphans []*keptTag
+	for _, t := range sorted {
+		on := hungOn(t.name)
+		switch {
+		case on == "", on == t.digest && !own[t.digest] && !m.held(m.manifests[t.digest], nil):
+			own[t.digest] = true
+			if !m.keeps(rule, t, images, now) && !immutableTag(t.name) {
+				judged[t.name] = true
+			}
+			images++
+		case m.manifests[on] == nil:
+			orphans = append(orphans, t)
+		}
+	}
+	for i, t := range orphans {
+		if images == 0 && m.keeps(rule, t, i, now) || now.Sub(t.updated) < time.Hour {
+			continue
+		}
+		judged[t.name] = true
+	}
+	m.cascade(judged)
+}
+
+func (m *keptModel) keeps(r registry.RetentionRule, t *keptTag, rank int, now time.Time) bool {
+	young := now.Sub(t.updated)
+	pulled := min(young, now.Sub(m.lastPull(t.digest)))
+	return rank < r.KeepNewest || young < r.KeepYounger || pulled < r.KeepPulledWithin ||
+		slices.ContainsFunc(r.KeepTags, func(re *regexp.Regexp) bool { return re.MatchString(t.name) })
+}
+
+// cascade removes tags, and the largest set of manifests below them that holds together
+// only by itself.
+func (m *keptModel) cascade(judged map[string]bool) {
+	goes := map[oci.Digest]bool{}
+	var reach func(d oci.Digest)
+	reach = func(d oci.Digest) {
+		x := m.manifests[d]
+		if x == nil || goes[d] {
+			return
+		}
+		goes[d] = true
+		for _, c := range x.children {
+			reach(c)
+		}
+		for o, y := range m.manifests {
+			if y.subject == d {
+				reach(o)
+			}
+		}
+		for name, t := range m.tags {
+			if hungOn(name) == d {
+				reach(t.digest)
+			}
+		}
+	}
+	for name := range judged {
+		reach(m.tags[name].digest)
+	}
+	stays := func(name string) bool { return !judged[name] && !goes[hungOn(name)] }
+	for changed := true; changed; {
+		changed = false
+		for d := range goes {
+			if m.held(m.manifests[d], goes) || slices.ContainsFunc(m.at(d), func(name string) bool { return stays(name) && hungOn(name) != d }) {
+				delete(goes, d)
+				changed = true
+			}
+		}
+	}
+	for name := range m.tags {
+		if !stays(name) {
+			delete(m.tags, name)
+		}
+	}
+	for d := range goes {
+		m.remove(d)
+	}
+}
+
+// want and here list the manifests and tags there should be, and there are.
+func (m *keptModel) want() string {
+	var out []string
+	for d := range m.manifests {
+		out = append(out, string(d))
+	}
+	for name, t := range m.tags {
+		out = append(out, name+" "+string(t.digest))
+	}
+	slices.Sort(out)
+	return strings.Join(out, "\n") + "\n"
+}
+
+func (m *keptModel) here() string {
+	var out []string
+	infos, err := m.cat.RetentionInfos(m.t.Context(), modelRepo)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	for _, t := range infos {
+		out = append(out, t.Name+" "+string(t.Digest))
+	}
+	for after := int64(0); ; {
+		rows, err := m.cat.ManifestRows(m.t.Context(), after, 100)
+		if err != nil {
+			m.t.Fatal(err)
+		}
+		if len(rows) == 0 {
+			break
+		}
+		for _, row := range rows {
+			out, after = append(out, string(row.Digest)), row.ID
+		}
+	}
+	slices.Sort(out)
+	return strings.Join(out, "\n") + "\n"
+}
