@@ -78,10 +78,10 @@ type ImmutableTags struct {
 // Retention is a rule for tags that go away by themselves.
 type Retention struct {
 	Repositories     []string      `yaml:"repositories" doc:"Patterns of repositories, as in immutable_tags. Empty means all." example:"ci/**"`
-	KeepNewest       int           `yaml:"keep_newest" min:"0" doc:"Keeps this many of the tags pushed last. 0 keeps none for that reason." example:"10"`
+	KeepNewest       int           `yaml:"keep_newest" min:"0" doc:"Keeps this many of the tags pushed last. Tags of signatures and the like do not count. 0 keeps none for that reason." example:"10"`
 	KeepTags         []string      `yaml:"keep_tags" doc:"Keeps tags that one of these regular expressions matches as a whole." example:"main"`
 	KeepYounger      time.Duration `yaml:"keep_younger" min:"0s" doc:"Keeps tags pushed within this time." example:"30d"`
-	KeepPulledWithin time.Duration `yaml:"keep_pulled_within" min:"0s" doc:"Keeps tags pulled within this time." example:"90d"`
+	KeepPulledWithin time.Duration `yaml:"keep_pulled_within" min:"0s" doc:"Keeps tags whose image was pulled, by GET or HEAD, or pushed within this time." example:"90d"`
 }
 
 // Driver returns the name of the storage driver: filesystem, inmemory, s3 or swift.

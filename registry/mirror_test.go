@@ -354,6 +354,45 @@ func TestMirrorEvents(t *testing.T) {
 	}
 }
 
+// TestMirrorPages: a page holds as many mirrored images as it may, wherever the registry's
+// own repositories sort, and the last page is the last that holds any.
+func TestMirrorPages(t *testing.T) {
+	b := newBed(t, nil, registry.Options{Partial: mirrored})
+	config := content(1, 100)
+	var want []string
+	for i := range 7 {
+		for _, own := range []string{"a/own", "up.own/x", "zz/own"} {
+			b.pushManifest(own, imageOf(b.pushBlob(own, fmt.Append(nil, i))), fmt.Sprint("t", i))
+			b.clock.Add(time.Second)
+		}
+		repo := fmt.Sprintf("up/%d", i%3)
+		doc := imageOf(describe(config))
+		doc.Annotations = map[string]string{"n": fmt.Sprint(i)}
+		want = append(want, repo+"@"+string(b.pushManifest(repo, doc, fmt.Sprint("t", i)).Digest))
+		b.clock.Add(time.Second)
+	}
+	slices.Sort(want)
+	for _, limit := range []int{1, 2, 3, 7, 8} {
+		for _, used := range []bool{false, true} {
+			var got []string
+			pages := 0
+			for q := (registry.MirrorQuery{Only: mirrored, Limit: limit, LeastUsed: used}); pages == 0 || q.After != ""; pages++ {
+				page, next, err := b.MirrorImages(t.Context(), q)
+				if err != nil || len(page) == 0 || next != "" && len(page) != limit {
+					t.Fatalf("page %d of %d: %d images, next %q, %v", pages, limit, len(page), next, err)
+				}
+				for _, i := range page {
+					got = append(got, i.Repo+"@"+string(i.Digest))
+				}
+				q.After = next
+			}
+			if slices.Sort(got); !slices.Equal(got, want) || pages != (len(want)+limit-1)/limit {
+				t.Errorf("pages of %d, least used first %v: %d pages with %q, want %q", limit, used, pages, got, want)
+			}
+		}
+	}
+}
+
 // TestMirrorImages: the list tells what is here of each image, and when it was used.
 func TestMirrorImages(t *testing.T) {
 	onEngines(t, registry.Options{}, func(t *testing.T, b *bed) {
