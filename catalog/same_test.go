@@ -386,6 +386,17 @@ func (s *script) retention() {
 			s.note("retire", err, removed)
 		}
 	}
+	at, err := s.c.Newest(ctx)
+	s.note("newest", err, at > 0)
+	for _, m := range []time.Duration{1000, 1010, 1200, 1005} { // the third is too far, the last is behind
+		err := s.c.NoteClock(ctx, time.UnixMilli(int64(m)), 50*time.Millisecond)
+		at, err2 := s.c.Clock(ctx)
+		s.note("clock", errors.Join(err, err2), at)
+	}
+	s.note("trust", s.c.NoteClock(ctx, time.UnixMilli(7), 0))
+	at, err = s.c.Clock(ctx)
+	s.note("clock", err, at)
+	s.parts()
 	crashed, rebooted, err := s.c.Begin(ctx, "boot")
 	s.note("begin", err, crashed, rebooted)
 	crashed, rebooted, err = s.c.Begin(ctx, "boot 2")
@@ -399,6 +410,42 @@ func (s *script) retention() {
 	s.note("delete", s.c.QueueDelete(ctx, items[0].ID))
 	n, err := s.c.QueueLen(ctx, "q")
 	s.note("len", err, n)
+}
+
+// parts deletes around an index of an index under an immutable tag.
+func (s *script) parts() {
+	ctx := s.t.Context()
+	var below []oci.Digest
+	for i := range 3 {
+		m := NewManifest{Manifest: Manifest{Digest: oci.SHA256(fmt.Append(nil, "part", i)), MediaType: "x/y", Content: fmt.Append(nil, "part", i)}, Manifests: below}
+		if i == 2 {
+			m.Tags = []string{"fixed", "z"}
+		}
+		_, err := s.c.PutManifest(ctx, "parts", m)
+		s.note("part", err)
+		below = []oci.Digest{m.Digest}
+	}
+	here, err := s.c.ManifestsHere(ctx, "parts", []oci.Digest{below[0], "sha256:none"})
+	s.note("here", err, here)
+	for i := range 3 {
+		tags, err := s.c.DeleteManifest(ctx, "parts", oci.SHA256(fmt.Append(nil, "part", i)), func(tag string) bool { return tag == "fixed" })
+		var fixed *ImmutableError
+		s.note("delete part", err, tags, errors.As(err, &fixed) && fixed.Part == (i < 2))
+	}
+	images, err := s.c.Images(ctx, ImageQuery{Limit: 1, Only: func(repo string) bool { return repo == "parts" }})
+	s.note("images", err, len(images), images[0].Repo, images[0].Tags)
+	tags, err := s.c.DeleteManifest(ctx, "parts", below[0], nil)
+	s.note("delete", err, tags)
+	for range 2 {
+		out, _, err := s.c.Collect(ctx, CollectOptions{Before: s.now.Add(2 * time.Hour), Max: 1000})
+		n := 0
+		for _, u := range out.Unlinked {
+			if u.Manifest && u.Repo == "parts" {
+				n++
+			}
+		}
+		s.note("collected parts", err, n)
+	}
 }
 
 func (s *script) rest() {

@@ -249,7 +249,8 @@ func (h *Handler) retainWork(dry bool) work {
 		if err != nil {
 			return nil, err
 		}
-		o := &outcome{Facts: []Fact{{"Rules", formatCount(int64(rep.Rules))}, {"Repositories", formatCount(int64(rep.Repositories))}, {"Tags kept", formatCount(int64(rep.Kept))}, {"Tags removed", formatCount(int64(rep.Removed))}}}
+		o := &outcome{Facts: []Fact{{"Rules", formatCount(int64(rep.Rules))}, {"Repositories", formatCount(int64(rep.Repositories))}, {"Tags kept", formatCount(int64(rep.Kept))}, {"Tags removed", formatCount(int64(rep.Removed))},
+			{"Manifests removed", formatCount(int64(rep.Manifests))}}}
 		switch {
 		case rep.Elsewhere:
 			o.Text, o.Facts = "Another server is at it, so nothing was done.", nil
@@ -260,7 +261,6 @@ func (h *Handler) retainWork(dry bool) work {
 			o.Text = "A preview: nothing was changed. The rules would do this now."
 		default:
 			o.Text = "Done."
-			o.Facts = append(o.Facts, Fact{"Manifests removed", formatCount(int64(rep.Manifests))})
 		}
 		o.Head = []string{"Tag that goes", "Why"}
 		for _, d := range rep.Decisions {
