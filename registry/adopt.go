@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -20,10 +21,8 @@ import (
 
 // AdoptOptions of [Adopt]. The zero value works.
 type AdoptOptions struct {
-	// DryRun reports what would be adopted and records nothing.
-	DryRun bool
 	// Verify also reads every blob and checks its digest. Manifests are always
-	// checked.
+	// checked, and so is a blob that is empty or whose size a manifest contradicts.
 	Verify bool
 	// Progress, if not nil, is called about ten times a second and at the end.
 	// It delays the adoption.
@@ -35,6 +34,7 @@ type AdoptOptions struct {
 // Reasons why something in a storage is not adopted as it is.
 const (
 	AdoptMissingBlob = "blob-missing"     // a link to a blob that is not in the storage
+	AdoptLost        = "manifest-missing" // a manifest that is not in the storage
 	AdoptCorrupt     = "content-corrupt"  // a content that does not have its digest
 	AdoptIncomplete  = "image-incomplete" // a manifest that names what its repository lacks; it is adopted
 	AdoptSchema1     = "schema1"          // a manifest of Docker's old schema
@@ -57,10 +57,9 @@ type AdoptReport struct {
 	Repositories int
 	// Blobs, Manifests and Tags that were found, each in each repository.
 	Blobs, Manifests, Tags int
-	// New ones of these; the others were in the catalogue before. 0 in a dry run.
+	// New ones of these; the others were in the catalogue before.
 	NewBlobs, NewManifests, NewTags int
-	// Bytes of the blobs that were not in the catalogue before, counted for each
-	// repository in a dry run.
+	// Bytes of the blobs that were not in the catalogue before.
 	Bytes int64
 	// Counts of notes by reason.
 	Counts map[string]int
@@ -75,7 +74,7 @@ type AdoptReport struct {
 // manifest of the old schema, unless a tag names it.
 func (rep *AdoptReport) Lacks() map[string]int {
 	lacks := map[string]int{}
-	for _, reason := range []string{AdoptCorrupt, AdoptIncomplete, AdoptMalformed, AdoptDangling} {
+	for _, reason := range []string{AdoptCorrupt, AdoptLost, AdoptIncomplete, AdoptMalformed, AdoptDangling} {
 		if n := rep.Counts[reason]; n > 0 {
 			lacks[reason] = n
 		}
@@ -107,7 +106,7 @@ func Adopt(ctx context.Context, cat *catalog.Catalog, store objstore.Store, o Ad
 		o.Logger = slog.Default()
 	}
 	a := &adopter{cat: cat, store: store, o: o}
-	a.rep.Counts = map[string]int{}
+	a.rep.Counts, a.corrupt = map[string]int{}, map[oci.Digest]bool{}
 	began := time.Now()
 	err := a.run(ctx)
 	a.rep.Took = time.Since(began)
@@ -130,11 +129,18 @@ type adopter struct {
 	shown time.Time
 
 	repo      string
-	layers    []oci.Digest        // links still to be looked up
+	layers    []oci.Digest // links still to be looked up
+	blobs     map[oci.Digest]*foundBlob
 	present   map[oci.Digest]bool // blobs and manifests
 	manifests map[oci.Digest]bool
 	revisions []adoptLink
 	tags      []adoptLink
+	// history has the tags of which Distribution kept a history.
+	history map[string]bool
+
+	// corrupt has the blobs of all repositories whose bytes were found to be wrong:
+	// what one repository says of a blob's size counts for the others too.
+	corrupt map[oci.Digest]bool
 }
 
 // adoptLink is a link file of Distribution's.
@@ -151,6 +157,7 @@ const (
 	linkLayer
 	linkRevision
 	linkTag
+	linkHistory
 )
 
 // parseLink takes the key of a link file apart. The keys are, behind
@@ -159,8 +166,9 @@ const (
 //	<name>/_layers/<algorithm>/<hex>/link
 //	<name>/_manifests/revisions/<algorithm>/<hex>/link
 //	<name>/_manifests/tags/<tag>/current/link
+//	<name>/_manifests/tags/<tag>/index/<algorithm>/<hex>/link
 //
-// Other files are passed over: uploads, and the history of tags.
+// Other files are passed over: uploads.
 func parseLink(key string) (kind int, repo, ref string) {
 	rest, ok := strings.CutPrefix(key, repositoryPrefix)
 	i := strings.Index(rest, "/_")
@@ -176,6 +184,8 @@ func parseLink(key string) (kind int, repo, ref string) {
 		return linkRevision, repo, p[2] + ":" + p[3]
 	case len(p) == 5 && p[0] == "_manifests" && p[1] == "tags" && p[3] == "current" && p[4] == "link":
 		return linkTag, repo, p[2]
+	case len(p) == 7 && p[0] == "_manifests" && p[1] == "tags" && p[3] == "index" && p[6] == "link":
+		return linkHistory, repo, p[2]
 	}
 	return linkNone, repo, ""
 }
@@ -194,6 +204,7 @@ func (a *adopter) run(ctx context.Context) error {
 				return err
 			}
 			a.repo, a.present, a.manifests = repo, map[oci.Digest]bool{}, map[oci.Digest]bool{}
+			a.blobs, a.history = map[oci.Digest]*foundBlob{}, map[string]bool{}
 			if oci.ValidName(repo) {
 				a.rep.Repositories++
 			} else {
@@ -207,12 +218,31 @@ func (a *adopter) run(ctx context.Context) error {
 			return err
 		}
 	}
-	return a.finishRepo(ctx)
+	if err := a.finishRepo(ctx); err != nil || a.repo != "" {
+		return err
+	}
+	return a.nothing(ctx)
+}
+
+// nothing refuses a storage that has blobs, but no repository: the links are lost or
+// elsewhere, and to call that adopted would hide it.
+func (a *adopter) nothing(ctx context.Context) error {
+	for info, err := range a.store.List(ctx, blobPrefix, "") {
+		if err != nil {
+			return err
+		}
+		return fmt.Errorf("it holds blobs, such as %s, and no repository: bring back %s first", info.Key, repositoryPrefix)
+	}
+	return nil
 }
 
 // take sorts a link in.
 func (a *adopter) take(ctx context.Context, kind int, l adoptLink) error {
 	valid := oci.ValidTag(l.ref)
+	if kind == linkHistory {
+		a.history[l.ref] = a.history[l.ref] || valid // current/link has more to say of others
+		return nil
+	}
 	if kind != linkTag {
 		valid = oci.ValidDigest(oci.Digest(l.ref))
 	}
@@ -227,16 +257,19 @@ func (a *adopter) take(ctx context.Context, kind int, l adoptLink) error {
 		a.tags = append(a.tags, l)
 	case linkLayer:
 		if a.layers = append(a.layers, oci.Digest(l.ref)); len(a.layers) == adoptBatch {
-			return a.adoptLayers(ctx)
+			return a.findLayers(ctx)
 		}
 	}
 	return nil
 }
 
 func (a *adopter) finishRepo(ctx context.Context) error {
-	err := a.adoptLayers(ctx)
+	err := a.findLayers(ctx)
 	if err == nil {
 		err = a.adoptRevisions(ctx)
+	}
+	if err == nil {
+		err = a.adoptLayers(ctx)
 	}
 	if err == nil {
 		err = a.adoptTags(ctx)
@@ -256,9 +289,9 @@ func (a *adopter) note(reason, ref, detail string) {
 	}
 }
 
-// record writes rows to the catalogue, unless this is a dry run.
+// record writes rows to the catalogue.
 func (a *adopter) record(ctx context.Context, rows []catalog.AdoptRow) error {
-	if len(rows) > 0 && !a.o.DryRun {
+	if len(rows) > 0 {
 		n, err := a.cat.Adopt(ctx, rows)
 		if err != nil {
 			return err
@@ -291,73 +324,6 @@ func each(ctx context.Context, n int, fn func(ctx context.Context, i int) error)
 	return g.Wait()
 }
 
-// adoptLayers looks up the blobs of the links collected so far and records
-// those that are in the storage.
-func (a *adopter) adoptLayers(ctx context.Context) error {
-	digests := a.layers
-	a.layers = nil
-	known, err := a.cat.Presence(ctx, digests)
-	if err != nil {
-		return err
-	}
-	found := make([]foundBlob, len(digests))
-	err = each(ctx, len(digests), func(ctx context.Context, i int) error {
-		return a.findBlob(ctx, digests[i], known[digests[i]], &found[i])
-	})
-	if err != nil {
-		return err
-	}
-	var rows []catalog.AdoptRow
-	for i, d := range digests {
-		f := found[i]
-		switch {
-		case f.reason != "":
-			a.note(f.reason, d.String(), f.detail)
-			continue
-		case known[d] == catalog.Unknown || known[d] == catalog.Deleting:
-			a.rep.Bytes += f.size
-		}
-		a.rep.Blobs++
-		a.present[d] = true
-		rows = append(rows, catalog.AdoptRow{Repo: a.repo, Blob: &catalog.Blob{Digest: d, Size: f.size}})
-	}
-	return a.record(ctx, rows)
-}
-
-// foundBlob is a blob in the storage, or why it is not adopted.
-type foundBlob struct {
-	size           int64
-	reason, detail string
-}
-
-func (a *adopter) findBlob(ctx context.Context, d oci.Digest, is catalog.Presence, f *foundBlob) error {
-	if is == catalog.Inline || (is == catalog.Object && !a.o.Verify) {
-		return nil // the catalogue knows its size
-	}
-	info, err := a.store.Stat(ctx, BlobKey(d))
-	if errors.Is(err, objstore.ErrNotExist) {
-		f.reason, f.detail = AdoptMissingBlob, "the repository links a blob that is not in the storage"
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	f.size = info.Size
-	if !a.o.Verify {
-		return nil
-	}
-	obj, err := a.store.Get(ctx, BlobKey(d), 0, -1)
-	if err != nil {
-		return err
-	}
-	defer obj.Close()
-	_, match, err := hashCopy(ctx, nil, obj, d, func(int) {})
-	if err == nil && !match {
-		f.reason, f.detail = AdoptCorrupt, fmt.Sprintf("the %d bytes of the blob do not have its digest", info.Size)
-	}
-	return err
-}
-
 // adoptRevisions reads and records the repository's manifests.
 func (a *adopter) adoptRevisions(ctx context.Context) error {
 	for _, l := range a.revisions { // an index may come before what it names
@@ -371,6 +337,9 @@ func (a *adopter) adoptRevisions(ctx context.Context) error {
 			return a.findManifest(ctx, oci.Digest(batch[i].ref), &found[i])
 		})
 		if err != nil {
+			return err
+		}
+		if err := a.checkSizes(ctx, found); err != nil {
 			return err
 		}
 		var rows []catalog.AdoptRow
@@ -419,7 +388,7 @@ func (a *adopter) findManifest(ctx context.Context, d oci.Digest, f *foundManife
 	b, err := a.readSmall(ctx, BlobKey(d), oci.MaxManifestSize)
 	switch {
 	case errors.Is(err, objstore.ErrNotExist):
-		f.reason, f.detail = AdoptMissingBlob, "the manifest is not in the storage"
+		f.reason, f.detail = AdoptLost, "the manifest is not in the storage"
 	case errors.Is(err, errTooLarge):
 		f.reason, f.detail = AdoptMalformed, err.Error()
 	case err != nil:
@@ -446,6 +415,12 @@ func isSchema1(b []byte) bool {
 
 // adoptTags reads and records the repository's tags.
 func (a *adopter) adoptTags(ctx context.Context) error {
+	for _, l := range a.tags {
+		delete(a.history, l.ref)
+	}
+	for _, tag := range slices.Sorted(maps.Keys(a.history)) {
+		a.note(AdoptDangling, tag, "the storage has a history of the tag, and no link to its manifest")
+	}
 	for left := a.tags; len(left) > 0; {
 		batch := left[:min(len(left), adoptBatch)]
 		left = left[len(batch):]

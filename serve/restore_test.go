@@ -117,7 +117,10 @@ func TestRestoreInterrupted(t *testing.T) {
 		"restore": func() error { _, err := restore(t, cfg, backup, serve.RestoreOptions{}); return err },
 		"serve":   func() error { _, err := serve.New(t.Context(), cfg, nil); return err },
 		"admin":   func() error { _, err := serve.OpenAdmin(t.Context(), cfg, nil); return err },
-		"adopt":   func() error { _, err := serve.AdoptInPlace(t.Context(), cfg, registry.AdoptOptions{}); return err },
+		"adopt": func() error {
+			_, err := serve.AdoptInPlace(t.Context(), cfg, false, registry.AdoptOptions{})
+			return err
+		},
 	}
 	for name, try := range tries {
 		if err := try(); err == nil || !strings.Contains(err.Error(), "empty that directory and run slipway restore") {

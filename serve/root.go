@@ -133,56 +133,6 @@ func checkAdopted(cfg *config.Config) error {
 // distributionDir is where a Distribution registry keeps everything.
 const distributionDir = "docker/registry/v2"
 
-// AdoptInPlace makes the storage of a Distribution registry, a directory or an object
-// store, that of a configuration, without moving anything.
-func AdoptInPlace(ctx context.Context, cfg *config.Config, o registry.AdoptOptions) (_ registry.AdoptReport, err error) {
-	if cfg.Storage.Driver() == "filesystem" {
-		if err := checkAdoptable(cfg.Storage.FileSystem.RootDirectory); err != nil {
-			return registry.AdoptReport{}, err
-		}
-	}
-	catalogDir, cleanUp, err := adoptInto(cfg, o.DryRun)
-	if err != nil {
-		return registry.AdoptReport{}, err
-	}
-	defer cleanUp()
-	r, err := openStorage(ctx, cfg, catalogDir)
-	if err != nil {
-		return registry.AdoptReport{}, err
-	}
-	defer func() { err = errors.Join(err, r.close(ctx)) }()
-	if cfg.Storage.Remote() {
-		if found, err := r.any(ctx, linksDir); err != nil || !found {
-			return registry.AdoptReport{}, errors.Join(err, boolError(!found, "the object store holds nothing of a Distribution registry below "+linksDir))
-		}
-	}
-	return registry.Adopt(ctx, r.cat, r.inner, o)
-}
-
-// checkAdoptable refuses a directory that is no storage of a Distribution registry.
-func checkAdoptable(dir string) error {
-	if _, err := os.Stat(filepath.Join(dir, distributionDir)); err != nil {
-		return fmt.Errorf("%s holds no Distribution storage, which has %s in it: %w", dir, distributionDir, err)
-	}
-	if err := checkRestored(dir); err != nil {
-		return err
-	}
-	return checkOwner(dir)
-}
-
-// adoptInto returns the directory for the catalogue of an adoption: a temporary one
-// where a dry run would leave a catalogue, which made the storage look adopted.
-func adoptInto(cfg *config.Config, dryRun bool) (dir string, cleanUp func(), err error) {
-	_, absent := os.Stat(filepath.Join(cfg.Storage.Root(), registry.CatalogFile))
-	if !dryRun || absent == nil && cfg.Storage.Catalog.Postgres == "" {
-		return "", func() {}, nil
-	}
-	if dir, err = os.MkdirTemp("", "slipway-adopt-"); err != nil {
-		return "", nil, err
-	}
-	return dir, func() { os.RemoveAll(dir) }, nil
-}
-
 func (r *root) close(ctx context.Context) error {
 	errs := []error{r.mirrors.close(ctx)}
 	if r.volumes != nil {

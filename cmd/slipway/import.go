@@ -42,6 +42,7 @@ func importCommand() *cobra.Command {
 directory: nothing is moved or changed, and "slipway serve --root DIR" serves it. Of one
 in an object store the configuration file says where it is.
 Exit status 1 tells that images in it are damaged; the others are adopted all the same.
+Exit status 2 tells that the storage has symbolic links in it, and that nothing was adopted.
 
 Otherwise copy repositories with all their tags, one repository, or one tag from
 another registry; also while a server uses the data directory. What is here already
@@ -88,10 +89,13 @@ func adopt(cmd *cobra.Command, f *importFlags, args []string) error {
 		return oneDir
 	}
 	p := newProgress("adopting")
-	rep, err := serve.AdoptInPlace(cmd.Context(), cfg, registry.AdoptOptions{DryRun: f.dryRun, Verify: f.verify, Progress: func(r registry.AdoptReport) {
+	rep, err := serve.AdoptInPlace(cmd.Context(), cfg, f.dryRun, registry.AdoptOptions{Verify: f.verify, Progress: func(r registry.AdoptReport) {
 		p.show("%d repositories, %d manifests, %d tags, %d blobs", r.Repositories, r.Manifests, r.Tags, r.Blobs)
 	}})
 	p.end()
+	if refused := (*serve.RefusedError)(nil); errors.As(err, &refused) {
+		return exitCode{exitUsage, err}
+	}
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,160 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"example.org/slipway/catalog"
+	"example.org/slipway/objstore"
+	"example.org/slipway/oci"
+)
+
+// findLayers looks up the blobs of the links collected so far. They are recorded
+// when the repository's manifests have told what sizes the blobs should have.
+func (a *adopter) findLayers(ctx context.Context) error {
+	digests := a.layers
+	a.layers = nil
+	known, err := a.cat.Presence(ctx, digests)
+	if err != nil {
+		return err
+	}
+	found := make([]foundBlob, len(digests))
+	err = each(ctx, len(digests), func(ctx context.Context, i int) error {
+		found[i].is = known[digests[i]]
+		return a.findBlob(ctx, digests[i], &found[i])
+	})
+	if err != nil {
+		return err
+	}
+	for i, d := range digests {
+		f := &found[i]
+		if f.reason == "" && a.corrupt[d] {
+			f.damage()
+		}
+		if f.reason != "" {
+			if err := a.refuse(ctx, d, f); err != nil {
+				return err
+			}
+			continue
+		}
+		a.blobs[d] = f
+		a.present[d] = true
+	}
+	return nil
+}
+
+// adoptLayers records the blobs that were found and are as they should be.
+func (a *adopter) adoptLayers(ctx context.Context) error {
+	rows := make([]catalog.AdoptRow, 0, min(len(a.blobs), adoptBatch))
+	for _, d := range slices.Sorted(maps.Keys(a.blobs)) {
+		f := a.blobs[d]
+		if f.is == catalog.Unknown || f.is == catalog.Deleting {
+			a.rep.Bytes += f.size
+		}
+		a.rep.Blobs++
+		rows = append(rows, catalog.AdoptRow{Repo: a.repo, Blob: &catalog.Blob{Digest: d, Size: f.size}})
+		if len(rows) == adoptBatch {
+			if err := a.record(ctx, rows); err != nil {
+				return err
+			}
+			rows = rows[:0]
+		}
+	}
+	return a.record(ctx, rows)
+}
+
+// refuse notes a blob that is not adopted. One with wrong bytes is not served any
+// more where the catalogue took it for good, so that the next push heals it.
+func (a *adopter) refuse(ctx context.Context, d oci.Digest, f *foundBlob) error {
+	a.note(f.reason, d.String(), f.detail)
+	delete(a.blobs, d)
+	delete(a.present, d)
+	if f.reason != AdoptCorrupt {
+		return nil
+	}
+	a.corrupt[d] = true
+	if _, err := a.cat.MarkAbsent(ctx, d, false); err != nil && !errors.Is(err, catalog.ErrNotFound) {
+		return err
+	}
+	return nil
+}
+
+// foundBlob is a blob in the storage, or why it is not adopted.
+type foundBlob struct {
+	is             catalog.Presence
+	size           int64
+	verified       bool
+	reason, detail string
+}
+
+// damage notes that the blob's bytes are wrong.
+func (f *foundBlob) damage() {
+	f.reason, f.detail = AdoptCorrupt, fmt.Sprintf("the %d bytes of the blob do not have its digest", f.size)
+}
+
+func (a *adopter) findBlob(ctx context.Context, d oci.Digest, f *foundBlob) error {
+	if f.is == catalog.Inline {
+		return nil // the catalogue has its bytes
+	}
+	info, err := a.store.Stat(ctx, BlobKey(d))
+	if errors.Is(err, objstore.ErrNotExist) {
+		f.reason, f.detail = AdoptMissingBlob, "the repository links a blob that is not in the storage"
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	f.size = info.Size
+	if a.o.Verify || f.size == 0 { // a crash leaves empty files
+		return a.verifyBlob(ctx, d, f)
+	}
+	return nil
+}
+
+// verifyBlob reads a blob and checks its digest.
+func (a *adopter) verifyBlob(ctx context.Context, d oci.Digest, f *foundBlob) error {
+	obj, err := a.store.Get(ctx, BlobKey(d), 0, -1)
+	if err != nil {
+		return err
+	}
+	defer obj.Close()
+	_, match, err := hashCopy(ctx, nil, obj, d, func(int) {})
+	if err == nil && !match {
+		f.damage()
+	}
+	f.verified = true
+	return err
+}
+
+// checkSizes verifies the blobs whose size is not what one of the manifests says. It
+// may be the manifest that is wrong: its pusher wrote the size, and Distribution does
+// not check it.
+func (a *adopter) checkSizes(ctx context.Context, manifests []foundManifest) error {
+	doubtful := map[oci.Digest]*foundBlob{}
+	for i := range manifests {
+		for _, desc := range manifests[i].doc.names().blobs {
+			f := a.blobs[desc.Digest]
+			if f != nil && !f.verified && f.is != catalog.Inline && f.size != desc.Size {
+				doubtful[desc.Digest] = f
+			}
+		}
+	}
+	digests := slices.Sorted(maps.Keys(doubtful))
+	err := each(ctx, len(digests), func(ctx context.Context, i int) error {
+		return a.verifyBlob(ctx, digests[i], doubtful[digests[i]])
+	})
+	if err != nil {
+		return err
+	}
+	for _, d := range digests {
+		if f := doubtful[d]; f.reason != "" {
+			if err := a.refuse(ctx, d, f); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

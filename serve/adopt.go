@@ -1,0 +1,117 @@
+package serve
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"example.org/slipway/catalog"
+	"example.org/slipway/config"
+	"example.org/slipway/registry"
+)
+
+// RefusedError says that a directory cannot be adopted as it is, and that nothing was.
+type RefusedError struct{ Err error }
+
+func (e *RefusedError) Error() string { return e.Err.Error() }
+func (e *RefusedError) Unwrap() error { return e.Err }
+
+// AdoptInPlace makes the storage of a Distribution registry, a directory or an object
+// store, that of a configuration, without moving anything. A dry run does the same to a
+// copy of the catalogue, which it throws away: so it counts what the run would.
+func AdoptInPlace(ctx context.Context, cfg *config.Config, dryRun bool, o registry.AdoptOptions) (_ registry.AdoptReport, err error) {
+	if cfg.Storage.Driver() == "filesystem" {
+		if err := checkAdoptable(cfg.Storage.FileSystem.RootDirectory); err != nil {
+			return registry.AdoptReport{}, err
+		}
+	}
+	var scratch string
+	if dryRun {
+		if scratch, err = os.MkdirTemp("", "slipway-adopt-"); err != nil {
+			return registry.AdoptReport{}, err
+		}
+		defer func() { err = errors.Join(err, os.RemoveAll(scratch)) }()
+	}
+	catalogDir := ""
+	if dryRun && !hasCatalog(cfg) { // one left behind would make the storage look adopted
+		catalogDir = scratch
+	}
+	r, err := openStorage(ctx, cfg, catalogDir)
+	if err != nil {
+		return registry.AdoptReport{}, err
+	}
+	defer func() { err = errors.Join(err, r.close(ctx)) }()
+	if cfg.Storage.Remote() {
+		if found, err := r.any(ctx, linksDir); err != nil || !found {
+			return registry.AdoptReport{}, errors.Join(err, boolError(!found, "the object store holds nothing of a Distribution registry below "+linksDir))
+		}
+	}
+	cat := r.cat
+	if dryRun && catalogDir == "" {
+		if cat, err = copyCatalog(ctx, r.cat, filepath.Join(scratch, registry.CatalogFile), cfg); err != nil {
+			return registry.AdoptReport{}, err
+		}
+		defer func() { err = errors.Join(err, cat.Close()) }()
+	}
+	return registry.Adopt(ctx, cat, r.inner, o)
+}
+
+// hasCatalog reports whether the catalogue of a configuration exists.
+func hasCatalog(cfg *config.Config) bool {
+	_, err := os.Stat(filepath.Join(cfg.Storage.Root(), registry.CatalogFile))
+	return err == nil || cfg.Storage.Catalog.Postgres != ""
+}
+
+// copyCatalog opens a copy of a catalogue, made at path.
+func copyCatalog(ctx context.Context, cat *catalog.Catalog, path string, cfg *config.Config) (*catalog.Catalog, error) {
+	if err := cat.Backup(ctx, path); err != nil {
+		return nil, err
+	}
+	return catalog.Open(ctx, path, &catalog.Options{Grace: cfg.Storage.GC.Grace})
+}
+
+// checkAdoptable refuses a directory that is no storage of a Distribution registry, or
+// one of which the object store could not see everything.
+func checkAdoptable(dir string) error {
+	if err := checkLinks(dir); err != nil {
+		return &RefusedError{err}
+	}
+	if _, err := os.Stat(filepath.Join(dir, distributionDir)); err != nil {
+		return fmt.Errorf("%s holds no Distribution storage, which has %s in it: %w", dir, distributionDir, err)
+	}
+	if err := checkRestored(dir); err != nil {
+		return err
+	}
+	return checkOwner(dir)
+}
+
+// checkLinks refuses a storage with a symbolic link in it. The object store follows
+// none, as whoever may write to one place of the disk could let it read another; what
+// is behind a link would be missing without a word.
+func checkLinks(dir string) error {
+	top := filepath.Join(dir, "docker")
+	return filepath.WalkDir(top, func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case errors.Is(err, fs.ErrNotExist) && path == top:
+			return nil // the caller says so
+		case err != nil:
+			return fmt.Errorf("look for symbolic links: %w", err)
+		case d.Type()&fs.ModeSymlink != 0:
+			return linkError(path)
+		}
+		return nil
+	})
+}
+
+// linkError tells the way out where a symbolic link stands for a part of the storage.
+func linkError(path string) error {
+	target, err := os.Readlink(path)
+	if err != nil {
+		return err
+	}
+	return fmt.Errorf("%s is a symbolic link to %s, and a storage with symbolic links is not served: "+
+		"move what it points at to its place, or have the whole data directory on the other disk and name that", path, target)
+}
