@@ -148,6 +148,9 @@ type Options struct {
 	// Grace is how long something unreferenced is kept at least, counted from
 	// the change that made it so; default 1 h.
 	Grace time.Duration
+	// Reserve keeps a part of the disk for deleting and collecting; see [Catalog.Room].
+	// Only with SQLite. Default: none is kept.
+	Reserve bool
 }
 
 func (o *Options) withDefaults() Options {
@@ -182,7 +185,7 @@ func Open(ctx context.Context, path string, o *Options) (*Catalog, error) {
 	if opts.Readers <= 0 {
 		opts.Readers = 2
 	}
-	db, err := openSQLite(ctx, path, opts.Readers, systemMillis(opts.Clock))
+	db, err := openSQLite(ctx, path, &opts)
 	if isDamaged(err) {
 		err = fmt.Errorf("the catalogue %s is damaged; restore a backup (slipway restore): %w", path, err)
 	}

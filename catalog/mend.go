@@ -135,9 +135,6 @@ const (
 	// checkpointEvery is after how many batches the size of the log is looked
 	// at. That costs 9 us.
 	checkpointEvery = 8
-	// lazyPages is how large the log may grow by lazy changes alone. It is more
-	// than checkpointPages, as most often a change comes that is synced anyway.
-	lazyPages = 6000
 )
 
 // checkpoint copies the log into the catalogue's file when it has become large.
@@ -148,16 +145,23 @@ const (
 // for long, it makes the next batch one.
 func (e *sqlite) checkpoint() {
 	synced := !e.lazy && !e.syncNext
-	if e.batches++; e.torn || e.batches < checkpointEvery || !synced && e.batches%checkpointEvery != 0 {
+	every, most := checkpointEvery, e.reserve.logPages()
+	if most == 1 { // each page of the log counts
+		every = 1
+	}
+	if e.batches++; e.torn || e.batches < every || !synced && e.batches%every != 0 {
 		return
 	}
 	pages, copied, err := e.walCheckpoint("NOOP")
 	if synced {
 		e.batches = 0
-		if err == nil && pages-copied >= checkpointPages && e.mendFile() == nil {
+		if err == nil && pages-copied >= most && e.mendFile() == nil {
 			_, _, err = e.walCheckpoint("PASSIVE")
+			if e.makeRoom(err) {
+				_, _, err = e.walCheckpoint("PASSIVE")
+			}
 		}
-	} else if err == nil && pages-copied >= lazyPages {
+	} else if err == nil && pages-copied >= 3*most { // more, as most often a change comes that is synced anyway
 		e.syncNext = true
 	}
 	if isIOError(err) {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/url"
 	"os"
+	"path/filepath"
 	"sync/atomic"
 
 	_ "modernc.org/sqlite" // the driver "sqlite"
@@ -45,20 +46,29 @@ type sqlite struct {
 	// doubt is set from a commit that failed to one that was synced: the failed
 	// one may still be found in the log. See settled.
 	doubt atomic.Bool
+	// reserve is nil where none is kept.
+	reserve *reserve
 }
 
 var _ engine = (*sqlite)(nil)
 
-func openSQLite(ctx context.Context, path string, readers int, clock func() int64) (*database, error) {
+func openSQLite(ctx context.Context, path string, opts *Options) (*database, error) {
+	// SQLite puts the log beside the file itself, wherever a link to it lies.
+	if real, err := filepath.EvalSymlinks(path); err == nil {
+		path = real
+	}
 	// The file holds manifests of private repositories: nobody else reads it.
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("open catalogue: %w", err)
 	}
 	db := newDatabase()
-	e := &sqlite{db: db, clock: clock, file: f, log: path + "-wal"}
+	e := &sqlite{db: db, clock: systemMillis(opts.Clock), file: f, log: path + "-wal"}
+	if opts.Reserve {
+		e.reserve = newReserve(path)
+	}
 	db.engine, db.lite = e, e
-	if err := e.open(ctx, path, readers); err != nil {
+	if err := e.openReserved(ctx, path, opts.Readers); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
 	go db.runWriter()
@@ -114,7 +124,11 @@ func (e *sqlite) close() error {
 		// remove it. As after a crash, the next process finds it instead.
 		return errors.Join(e.broken, e.readers.Close())
 	}
-	return errors.Join(e.readers.Close(), e.conn.Close(), e.writer.Close(), e.file.Close())
+	err := errors.Join(e.readers.Close(), e.conn.Close(), e.writer.Close(), e.file.Close())
+	if e.reserve != nil { // what the log took is free
+		e.reserve.fill()
+	}
+	return err
 }
 
 func (e *sqlite) end() {
@@ -126,9 +140,21 @@ func (e *sqlite) now(*tx) int64 { return e.clock() }
 
 func (e *sqlite) ready() error { return e.mend() }
 
-func (e *sqlite) after() { e.checkpoint() }
+func (e *sqlite) after() {
+	e.checkpoint()
+	if e.reserve != nil && e.reserve.low() {
+		e.reserve.fill()
+	}
+}
 
-func (e *sqlite) again(err error) (bool, error) { return false, err }
+// again gives a batch that the disk had no room for the reserve.
+func (e *sqlite) again(err error) (bool, error) { return e.makeRoom(err), err }
+
+// makeRoom reports whether a failure was one of a full disk, and the reserve was given
+// up for it.
+func (e *sqlite) makeRoom(err error) bool {
+	return e.reserve != nil && e.reserve.lacksRoom(err) && e.reserve.release(false)
+}
 
 func (e *sqlite) begin(t *tx, lazy bool) error {
 	if err := e.sync(lazy && !e.syncNext); err != nil {

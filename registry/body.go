@@ -33,6 +33,9 @@ func (r *Registry) receive(ctx context.Context, u *upload, off, size int64, body
 	if body == nil || size == 0 {
 		return checkLength(size, 0)
 	}
+	if err := r.room(); err != nil {
+		return err
+	}
 	if u.hash == nil {
 		u.setHash(algorithm(want))
 	}

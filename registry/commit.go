@@ -324,6 +324,9 @@ func (r *Registry) MountBlob(ctx context.Context, to, from string, d oci.Digest)
 			return oci.Descriptor{}, err
 		}
 	}
+	if err := r.room(); err != nil {
+		return oci.Descriptor{}, err
+	}
 	if lost, err := r.missing(ctx, []oci.Digest{d}); err != nil || len(lost) > 0 {
 		return oci.Descriptor{}, orUnknown(err, blobUnknown(from, d))
 	}

@@ -35,7 +35,7 @@ func storeError(doing string, err error) error {
 	case errors.As(err, &known):
 		return err
 	case errors.Is(err, context.Canceled):
-	case errors.Is(err, objstore.ErrNoSpace) || isFull(err):
+	case errors.Is(err, objstore.ErrNoSpace) || errors.Is(err, catalog.ErrFull) || isFull(err):
 		return &oci.Error{Code: oci.CodeUnknown, Status: http.StatusInsufficientStorage,
 			Message: "the registry's storage is full; nothing was stored by this request", Err: fmt.Errorf("%s: %w", doing, err)}
 	case errors.As(err, &busy):
@@ -49,6 +49,14 @@ func storeError(doing string, err error) error {
 			Message: "another request has taken this upload; ask for its status and continue from there", Err: fmt.Errorf("%s: %w", doing, err)}
 	}
 	return fmt.Errorf("%s: %w", doing, err)
+}
+
+// room refuses what is new while the catalogue's disk is full.
+func (r *Registry) room() error {
+	if err := r.cat.Room(); err != nil {
+		return storeError("begin a change", err)
+	}
+	return nil
 }
 
 // isStorageFull recognises what storeError made of a full store.

@@ -287,10 +287,7 @@ func (r *Registry) emitPush(ctx context.Context, repo string, doc document, res 
 }
 
 func (r *Registry) checkPut(repo string, m oci.PutManifest) error {
-	if err := r.writable(); err != nil {
-		return err
-	}
-	if err := oci.CheckName(repo); err != nil {
+	if err := errors.Join(r.writable(), oci.CheckName(repo), r.room()); err != nil {
 		return err
 	}
 	if int64(len(m.Bytes)) > r.opts.MaxManifestBytes {

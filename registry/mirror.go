@@ -43,7 +43,7 @@ func (r *Registry) mayMirror(repo string) error {
 // be gone, too: then its bytes are to be fetched again. A content that is stored already
 // is replaced, so that a damaged one is mended. Once begun, the outcome does not depend on ctx.
 func (r *Registry) AdoptBlob(ctx context.Context, repo string, d oci.Digest, size int64, path string) (oci.Descriptor, error) {
-	if err := errors.Join(r.mayMirror(repo), oci.CheckDigest(d)); err != nil {
+	if err := errors.Join(r.mayMirror(repo), r.room(), oci.CheckDigest(d)); err != nil {
 		return oci.Descriptor{}, err
 	}
 	info, err := os.Lstat(path)
@@ -81,7 +81,7 @@ func (r *Registry) AdoptBlob(ctx context.Context, repo string, d oci.Digest, siz
 // time is recorded with one transaction, and up to [catalog.InlineMax] bytes need
 // nothing else.
 func (r *Registry) AdoptBytes(ctx context.Context, repo string, d oci.Digest, content []byte) (oci.Descriptor, error) {
-	if err := errors.Join(r.mayMirror(repo), oci.CheckDigest(d)); err != nil {
+	if err := errors.Join(r.mayMirror(repo), r.room(), oci.CheckDigest(d)); err != nil {
 		return oci.Descriptor{}, err
 	}
 	if content == nil {

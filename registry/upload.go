@@ -100,7 +100,7 @@ func (r *Registry) StartUpload(ctx context.Context, repo string) (oci.UploadStat
 	if err := r.writable(); err != nil {
 		return oci.UploadStatus{}, err
 	}
-	if err := oci.CheckName(repo); err != nil {
+	if err := errors.Join(oci.CheckName(repo), r.room()); err != nil {
 		return oci.UploadStatus{}, err
 	}
 	u := r.newUpload(repo)

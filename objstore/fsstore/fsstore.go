@@ -87,6 +87,13 @@ type Options struct {
 	// FileMode is the mode of files the store makes, before the umask.
 	// Default 0600.
 	FileMode fs.FileMode
+	// Dirs are directories that objects will be in. New refuses a store in which one
+	// of them, or what is directly below it, is a symbolic link or another file system.
+	// Default none: the first object there finds out.
+	Dirs []string
+	// KeepFree is how many bytes of the disk uploads and Puts leave free: beyond it
+	// they are ErrNoSpace. Default 0.
+	KeepFree int64
 }
 
 // Store is an [objstore.Store], [objstore.UploadSweeper] and [objstore.Mover] in
@@ -99,6 +106,7 @@ type Store struct {
 	staging  int // descriptor of root/_staging
 	dirMode  uint32
 	fileMode uint32
+	keepFree int64
 	dirs     dirTable
 	bufs     buffers
 	closed   atomic.Bool
@@ -118,7 +126,7 @@ func New(root string, opts *Options) (*Store, error) {
 	if opts == nil {
 		opts = &Options{}
 	}
-	s := &Store{dirMode: 0o700, fileMode: 0o600, staging: -1}
+	s := &Store{dirMode: 0o700, fileMode: 0o600, staging: -1, keepFree: opts.KeepFree}
 	if opts.DirMode != 0 {
 		s.dirMode = uint32(opts.DirMode.Perm())
 	}
@@ -137,6 +145,9 @@ func New(root string, opts *Options) (*Store, error) {
 	}
 	if err := s.openStaging(); err != nil {
 		return nil, errors.Join(fmt.Errorf("open staging directory %s/%s: %w", s.root, stagingDir, err), s.Close())
+	}
+	if err := s.checkLayout(opts.Dirs); err != nil {
+		return nil, errors.Join(err, s.Close())
 	}
 	return s, nil
 }

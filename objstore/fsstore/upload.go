@@ -42,6 +42,7 @@ type upload struct {
 
 	reserved int64 // up to where the disk is reserved, 0 when nothing is
 	started  int64 // bytes whose writeback was started
+	checked  int64 // up to where there was room; see leaveRoom
 	lost     error // what made the upload unusable
 }
 
@@ -175,6 +176,9 @@ func (u *upload) Write(p []byte) (int, error) {
 	if err := u.reserve(u.size + int64(len(p))); err != nil {
 		return 0, fmt.Errorf("reserve disk for upload of %d bytes at %d: %w", u.hint, u.size, spaceError(err))
 	}
+	if err := u.leaveRoom(int64(len(p))); err != nil {
+		return 0, fmt.Errorf("write upload at %d: %w", u.size, errors.Join(spaceError(err), u.giveBack()))
+	}
 	n, err := u.f.WriteAt(p, u.size)
 	u.size += int64(n)
 	if err != nil {
@@ -216,7 +220,7 @@ func (u *upload) reserve(end int64) error {
 	if end <= u.reserved || to <= from {
 		return nil
 	}
-	if u.reserved == 0 && u.hint-u.size > u.available() {
+	if u.reserved == 0 && u.hint-u.size > u.available()-u.s.keepFree {
 		return unix.ENOSPC
 	}
 	err := retry(func() error {
@@ -231,6 +235,21 @@ func (u *upload) reserve(end int64) error {
 	default:
 		u.hint = 0 // not supported by the file system is no error
 	}
+	return nil
+}
+
+// leaveRoom refuses n more bytes that would leave less of the disk free than is to be
+// kept. It looks once a MiB, and what is reserved was looked at already.
+func (u *upload) leaveRoom(n int64) error {
+	const step = 1 << 20
+	end := u.size + n
+	if u.s.keepFree == 0 || end <= max(u.checked, u.reserved) {
+		return nil
+	}
+	if u.available()-u.s.keepFree < n {
+		return unix.ENOSPC
+	}
+	u.checked = end + step
 	return nil
 }
 
