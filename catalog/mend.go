@@ -8,7 +8,10 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // A failed fsync leaves three things that SQLite does not deal with.
@@ -52,7 +55,34 @@ func (e *sqlite) explain(err error) error {
 	if mendErr := e.mend(); errors.Is(mendErr, syscall.ENOSPC) || errors.Is(mendErr, syscall.EDQUOT) {
 		return fmt.Errorf("%w: %w", err, mendErr)
 	}
+	return e.impaired(err)
+}
+
+// impaired adds to a failure what keeps the machine from writing or opening files, if
+// that was it: SQLite drops the system's error.
+func (e *sqlite) impaired(err error) error {
+	var coded interface{ Code() int }
+	const readOnly, ioErr, cantOpen = 8, 10, 14
+	if !errors.As(err, &coded) {
+		return err
+	}
+	switch coded.Code() & 0xff {
+	case readOnly, ioErr, cantOpen:
+		if cause := tryDir(filepath.Dir(e.log)); cause != nil {
+			return fmt.Errorf("%w: %w", err, cause)
+		}
+	}
 	return err
+}
+
+// tryDir opens a directory and touches it.
+func tryDir(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	now := []unix.Timespec{{Nsec: unix.UTIME_NOW}, {Nsec: unix.UTIME_OMIT}}
+	return errors.Join(unix.UtimesNanoAt(unix.AT_FDCWD, dir, now, 0), f.Close())
 }
 
 // mendFile makes durable what was copied into the catalogue's file, before a

@@ -232,10 +232,10 @@ func (e *sqlite) query(_ *tx, query string, args []any) (*sql.Rows, error) {
 func (e *sqlite) read(ctx context.Context, query string, args []any, scan func(*sql.Rows) error) error {
 	s, err := e.reading.get(ctx, query)
 	if err != nil {
-		return err
+		return e.impaired(err)
 	}
 	rows, err := s.QueryContext(ctx, args...)
-	return eachRow(rows, err, scan)
+	return e.impaired(eachRow(rows, err, scan))
 }
 
 func (e *sqlite) integrity(ctx context.Context, quick bool, n int) ([]string, error) {

@@ -18,7 +18,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"example.org/slipway/catalog"
 	"example.org/slipway/objstore/fsstore"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"

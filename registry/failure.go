@@ -18,7 +18,7 @@ import (
 func Unavailable(err error) error {
 	var busy *objstore.BusyError
 	var known *oci.Error
-	if !errors.As(err, &known) && (errors.As(err, &busy) || errors.Is(err, catalog.ErrUnavailable)) {
+	if !errors.As(err, &known) && (errors.As(err, &busy) || errors.Is(err, catalog.ErrUnavailable) || impairment(err) != "") {
 		return storeError("use the storage", err)
 	}
 	return err
@@ -35,6 +35,8 @@ func storeError(doing string, err error) error {
 	case errors.As(err, &known):
 		return err
 	case errors.Is(err, context.Canceled):
+	case impairment(err) != "":
+		return unavailable(impairment(err), impairedRetry, doing, err)
 	case errors.Is(err, objstore.ErrNoSpace) || errors.Is(err, catalog.ErrFull) || isFull(err):
 		return &oci.Error{Code: oci.CodeUnknown, Status: http.StatusInsufficientStorage,
 			Message: "the registry's storage is full; nothing was stored by this request", Err: fmt.Errorf("%s: %w", doing, err)}
@@ -67,6 +69,22 @@ func isStorageFull(err error) bool {
 
 // isUnknown recognises that the store has lost an upload's bytes.
 func isUnknown(err error) bool { return oci.HasCode(err, oci.CodeBlobUploadUnknown) }
+
+// impairment names what keeps the machine from serving although nothing is damaged;
+// "" is none of that.
+func impairment(err error) string {
+	switch {
+	case errors.Is(err, syscall.EROFS):
+		return "the registry's disk is mounted read-only"
+	case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
+		return "the registry has no file descriptors left"
+	}
+	return ""
+}
+
+// impairedRetry is when a client should come again to a registry that somebody has to
+// look after first.
+const impairedRetry = 30 * time.Second
 
 // defaultRetry is when a client should come again where nobody knows better.
 const defaultRetry = 5 * time.Second

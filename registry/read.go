@@ -263,7 +263,7 @@ func (r *Registry) lost(ctx context.Context, repo string, d oci.Digest, err erro
 	if errors.Is(err, context.Canceled) {
 		return err
 	}
-	if busy := (*objstore.BusyError)(nil); errors.As(err, &busy) {
+	if busy := (*objstore.BusyError)(nil); errors.As(err, &busy) || impairment(err) != "" {
 		return storeError(fmt.Sprintf("read blob %s", d), err)
 	}
 	if away := r.unlessAway(ctx); away != nil {

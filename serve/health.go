@@ -17,6 +17,7 @@ import (
 
 // health answers /livez and /readyz.
 type health struct {
+	root    *root
 	reg     *registry.Registry
 	mirrors *mirrors // may be nil
 	log     *slog.Logger
@@ -38,7 +39,7 @@ type check struct {
 
 func newHealth(cfg *config.Config, r *root, log *slog.Logger) *health {
 	reg := r.reg
-	h := &health{reg: reg, mirrors: r.mirrors, log: log}
+	h := &health{root: r, reg: reg, mirrors: r.mirrors, log: log}
 	add := func(name string, every time.Duration, threshold int, run func(context.Context) error) {
 		h.checks = append(h.checks, &check{name: name, every: every, threshold: max(threshold, 1), run: run})
 	}
@@ -134,14 +135,17 @@ func (h *health) stopping() { h.drain.Store(true) }
 // live answers 200 as long as the process can answer at all.
 func (h *health) live(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") }
 
-// ready answers 200 when the registry can serve. An upstream that cannot be reached
-// is told, and no reason to serve nothing: what was fetched before is here.
+// ready answers 200 when the registry can serve. An upstream that cannot be reached,
+// or a full disk, is told, and no reason to serve nothing: what is here can be pulled.
 func (h *health) ready(w http.ResponseWriter, r *http.Request) {
 	if err := h.problem(r.Context()); err != nil {
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)
 		return
 	}
 	fmt.Fprintln(w, "ok")
+	if err := h.root.full(); err != nil {
+		fmt.Fprintf(w, "pushes are refused: %v\n", err)
+	}
 	for _, line := range h.mirrors.failing() {
 		fmt.Fprintln(w, line)
 	}
@@ -154,6 +158,9 @@ func (h *health) problem(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	if err := h.reg.Ready(ctx); err != nil {
+		return err
+	}
+	if err := h.root.impaired(); err != nil {
 		return err
 	}
 	for _, c := range h.checks {

@@ -31,6 +31,8 @@ type root struct {
 	// inner is the object store, store what the registry uses: the same with the caches
 	// of a server in front. Closing store closes both.
 	inner, store objstore.Store
+	// local says that the objects are in dir.
+	local bool
 	// cache, cluster and prefetch are nil where there is none.
 	cache    *tier.Store
 	cluster  *cluster.Cluster

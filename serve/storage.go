@@ -14,8 +14,6 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"example.org/slipway/catalog"
 	"example.org/slipway/config"
 	"example.org/slipway/objstore"
@@ -71,6 +69,7 @@ func (r *root) openStore(ctx context.Context, st *config.Storage) (objstore.Stor
 		if st.Driver() == "inmemory" {
 			return memstore.New(nil), nil
 		}
+		r.local = true
 		fs, err := fsstore.New(r.dir, &fsstore.Options{Dirs: objectDirs, KeepFree: keepFree(r.dir)})
 		if err != nil {
 			return nil, fmt.Errorf("open the object store: %w", err)
@@ -89,17 +88,6 @@ func (r *root) openStore(ctx context.Context, st *config.Storage) (objstore.Stor
 
 // objectDirs are where a file system store has its objects.
 var objectDirs = []string{blobsDir + "sha256", blobsDir + "sha512", "slipway/gear/packs", "slipway/verify"}
-
-// keepFree is how much of a disk uploads leave free: the last bytes are for what the
-// catalogue writes of them.
-func keepFree(dir string) int64 {
-	const most, share = 64 << 20, 32
-	var st unix.Statfs_t
-	if err := unix.Statfs(dir, &st); err != nil || st.Bsize <= 0 {
-		return 0
-	}
-	return min(most, int64(st.Blocks/share)*st.Bsize)
-}
 
 // openRemote opens a store behind a network.
 func openRemote(ctx context.Context, st *config.Storage, retry *remote.Retry) (objstore.Store, error) {

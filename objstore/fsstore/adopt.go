@@ -68,7 +68,7 @@ func (s *Store) adopt(ctx context.Context, key, path string) error {
 	if errors.Is(err, unix.EXDEV) { // the same device, mounted twice
 		return s.copyIn(ctx, key, f, st.Size)
 	}
-	return spaceError(err)
+	return s.spaceError(err)
 }
 
 // copyIn makes the first size bytes of a file an object, which are all of it.

@@ -96,6 +96,10 @@ type Options struct {
 	KeepFree int64
 }
 
+// inodesAgain is when to ask again where there are no inodes: somebody has to delete
+// files first.
+const inodesAgain = 30 * time.Second
+
 // Store is an [objstore.Store], [objstore.UploadSweeper] and [objstore.Mover] in
 // a directory.
 // It holds two descriptors, one more for each open object or upload that was
@@ -392,7 +396,7 @@ func (s *Store) Move(ctx context.Context, from, to string) error {
 		err = objstore.ErrNotExist
 	}
 	if err != nil {
-		return fmt.Errorf("move object %s to %s: %w", from, to, spaceError(err))
+		return fmt.Errorf("move object %s to %s: %w", from, to, s.spaceError(err))
 	}
 	s.tidy(dir)
 	return nil
@@ -416,8 +420,13 @@ func ignore(err error, errno unix.Errno) error {
 	return err
 }
 
-// spaceError marks the errors that mean a full disk or quota.
-func spaceError(err error) error {
+// spaceError marks the errors that mean a full disk or quota. A disk with room and
+// without inodes is not full: small contents, which need none, are still taken.
+func (s *Store) spaceError(err error) error {
+	var st unix.Statfs_t
+	if errors.Is(err, unix.ENOSPC) && unix.Fstatfs(s.paths.root, &st) == nil && st.Files > 0 && st.Ffree == 0 {
+		return &objstore.BusyError{RetryAfter: inodesAgain, Err: fmt.Errorf("the file system has no inodes left: %w", err)}
+	}
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
 		return fmt.Errorf("%w: %w", objstore.ErrNoSpace, err)
 	}

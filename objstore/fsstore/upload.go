@@ -171,19 +171,19 @@ func (u *upload) Write(p []byte) (int, error) {
 		return 0, u.lost
 	}
 	if err := u.open(); err != nil {
-		return 0, fmt.Errorf("open upload: %w", spaceError(err))
+		return 0, fmt.Errorf("open upload: %w", u.s.spaceError(err))
 	}
 	if err := u.reserve(u.size + int64(len(p))); err != nil {
-		return 0, fmt.Errorf("reserve disk for upload of %d bytes at %d: %w", u.hint, u.size, spaceError(err))
+		return 0, fmt.Errorf("reserve disk for upload of %d bytes at %d: %w", u.hint, u.size, u.s.spaceError(err))
 	}
 	if err := u.leaveRoom(int64(len(p))); err != nil {
-		return 0, fmt.Errorf("write upload at %d: %w", u.size, errors.Join(spaceError(err), u.giveBack()))
+		return 0, fmt.Errorf("write upload at %d: %w", u.size, errors.Join(u.s.spaceError(err), u.giveBack()))
 	}
 	n, err := u.f.WriteAt(p, u.size)
 	u.size += int64(n)
 	if err != nil {
 		err = errors.Join(err, u.giveBack())
-		return n, fmt.Errorf("write upload at %d: %w", u.size, spaceError(err))
+		return n, fmt.Errorf("write upload at %d: %w", u.size, u.s.spaceError(err))
 	}
 	// The last page is left out while it is not full.
 	if todo := u.size&^4095 - u.started; todo >= writebackStep {
@@ -291,7 +291,7 @@ func (u *upload) Suspend(context.Context) (string, error) {
 		err = u.f.Close() // network file systems report a failed write here
 	}
 	if err != nil {
-		return "", errors.Join(fmt.Errorf("suspend upload: %w", spaceError(err)), u.drop())
+		return "", errors.Join(fmt.Errorf("suspend upload: %w", u.s.spaceError(err)), u.drop())
 	}
 	u.lost = errUploadDone
 	return u.id, nil
@@ -318,7 +318,7 @@ func (u *upload) commit(key string, ifAbsent bool) error {
 		err = u.s.place(u.s.staging, u.id, key, ifAbsent)
 	}
 	if err != nil {
-		return errors.Join(spaceError(err), u.drop())
+		return errors.Join(u.s.spaceError(err), u.drop())
 	}
 	u.lost = errUploadDone
 	// The bytes are durable: closing cannot lose them any more. It comes last
