@@ -37,11 +37,11 @@ func storeError(doing string, err error) error {
 	case errors.Is(err, context.Canceled):
 	case impairment(err) != "":
 		return unavailable(impairment(err), impairedRetry, doing, err)
+	case errors.As(err, &busy):
+		return unavailable("the registry's storage is busy, or cannot be reached", max(busy.RetryAfter, defaultRetry), doing, err)
 	case errors.Is(err, objstore.ErrNoSpace) || errors.Is(err, catalog.ErrFull) || isFull(err):
 		return &oci.Error{Code: oci.CodeUnknown, Status: http.StatusInsufficientStorage,
 			Message: "the registry's storage is full; nothing was stored by this request", Err: fmt.Errorf("%s: %w", doing, err)}
-	case errors.As(err, &busy):
-		return unavailable("the registry's storage is busy, or cannot be reached", max(busy.RetryAfter, defaultRetry), doing, err)
 	case errors.Is(err, catalog.ErrUnavailable):
 		return unavailable("the registry's database cannot be reached", defaultRetry, doing, err)
 	case errors.Is(err, catalog.ErrDeleting):

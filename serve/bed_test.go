@@ -24,7 +24,10 @@ import (
 	"example.org/slipway/serve"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	// A catalogue on a read-only disk is left as it is, and with it its connection.
+	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("database/sql.(*DB).connectionOpener"))
+}
 
 // patience is how long a test waits for what must come. It is generous, because
 // it only costs time where something is broken.

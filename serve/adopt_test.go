@@ -1,0 +1,280 @@
+package serve_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"example.org/slipway/oci"
+	"example.org/slipway/registry"
+	"example.org/slipway/serve"
+)
+
+// storage is a Distribution storage that a test writes, with what a naive reader finds
+// in it.
+type storage struct {
+	t    *testing.T
+	root string
+	rnd  *rand.Rand
+	// images are all tagged images, whole those that a pull gets in full.
+	images, whole map[string]storedImage
+}
+
+type storedImage struct {
+	repo, tag, manifest string
+	blobs               []string
+}
+
+func (s *storage) write(content string, key ...string) string {
+	s.t.Helper()
+	path := filepath.Join(append([]string{s.root, "docker/registry/v2"}, key...)...)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		s.t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+		s.t.Fatal(err)
+	}
+	return path
+}
+
+// blob writes a blob and returns its file.
+func (s *storage) blob(content string) string {
+	hex := strings.TrimPrefix(digestOf(content), "sha256:")
+	return s.write(content, "blobs/sha256", hex[:2], hex, "data")
+}
+
+func (s *storage) link(repo, place, digest string) string {
+	return s.write(digest, "repositories", repo, place, "link")
+}
+
+// harms are what happens to a storage, beside nothing. Each takes an image's layer or a
+// file of its links.
+var harms = []func(s *storage, layer, tagLink, manifest string){
+	func(s *storage, layer, _, _ string) { s.cut(layer, 0) },
+	func(s *storage, layer, _, _ string) { s.cut(layer, 7) },
+	func(s *storage, layer, _, _ string) { s.append(layer) },
+	func(s *storage, layer, _, _ string) { s.remove(layer) },
+	func(s *storage, _, tagLink, _ string) { s.cut(tagLink, 0) },
+	func(s *storage, _, tagLink, _ string) { s.cut(tagLink, 20) },
+	func(s *storage, _, tagLink, _ string) { s.remove(tagLink) },
+	func(s *storage, _, _, manifest string) { s.remove(manifest) },
+	func(s *storage, _, _, manifest string) { s.cut(manifest, 0) },
+	func(s *storage, _, _, manifest string) { s.cut(manifest, 40) },
+}
+
+func (s *storage) cut(path string, size int64) {
+	if st, err := os.Stat(path); err != nil || st.Size() <= size {
+		return // harmed already
+	}
+	if err := os.Truncate(path, size); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func (s *storage) append(path string) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return
+	}
+	if err := os.WriteFile(path, append(b, "and more"...), 0o644); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func (s *storage) remove(path string) { _ = os.Remove(path) }
+
+// image writes an image of some layers, which others may have too.
+func (s *storage) image(repo, tag string, harmed bool) {
+	var layers []oci.Descriptor
+	var files, digests []string
+	for range 1 + s.rnd.IntN(3) {
+		c := strings.Repeat(fmt.Sprintf("layer %d ", s.rnd.IntN(12)), 40)
+		if s.rnd.IntN(4) == 0 {
+			c = contentOf(s.rnd.IntN(1<<16), 20_000) // too large for the catalogue
+		}
+		files = append(files, s.blob(c))
+		size := int64(len(c))
+		if s.rnd.IntN(10) == 0 {
+			size++ // its pusher was wrong, and Distribution took it
+		}
+		d := digestOf(c)
+		digests = append(digests, d)
+		layers = append(layers, oci.Descriptor{MediaType: "application/vnd.example.text", Digest: oci.Digest(d), Size: size})
+		s.link(repo, "_layers/sha256/"+d[7:], d)
+	}
+	b, err := json.Marshal(map[string]any{"schemaVersion": 2, "mediaType": oci.MediaTypeOCIManifest, "config": layers[0], "layers": layers,
+		"annotations": map[string]string{"name": repo + ":" + tag}})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	d := digestOf(string(b))
+	manifest := s.blob(string(b))
+	s.link(repo, "_manifests/revisions/sha256/"+d[7:], d)
+	s.link(repo, "_manifests/tags/"+tag+"/index/sha256/"+d[7:], d)
+	tagLink := s.link(repo, "_manifests/tags/"+tag+"/current", d)
+	if harmed {
+		harms[s.rnd.IntN(len(harms))](s, files[s.rnd.IntN(len(files))], tagLink, manifest)
+	}
+	s.images[repo+":"+tag] = storedImage{repo, tag, string(b), digests}
+}
+
+// read reads the storage naively, and notes which images are whole.
+func (s *storage) read() {
+	has := func(d string) bool {
+		b, err := os.ReadFile(filepath.Join(s.root, "docker/registry/v2/blobs/sha256", d[7:9], d[7:], "data"))
+		return err == nil && digestOf(string(b)) == d
+	}
+	for name, img := range s.images {
+		link, err := os.ReadFile(filepath.Join(s.root, "docker/registry/v2/repositories", img.repo, "_manifests/tags", img.tag, "current/link"))
+		whole := err == nil && string(link) == digestOf(img.manifest) && has(digestOf(img.manifest))
+		for _, d := range img.blobs {
+			whole = whole && has(d)
+		}
+		if whole {
+			s.whole[name] = img
+		}
+	}
+}
+
+// TestAdoptRandom adopts random storages, some of them damaged, and compares with a naive
+// reader: what is whole is served, nothing else is, damage is told, and the dry run told
+// before what the run did, also when the storage is adopted again.
+func TestAdoptRandom(t *testing.T) {
+	for seed := range uint64(12) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			s := &storage{t: t, root: t.TempDir(), rnd: rand.New(rand.NewPCG(seed, 0)), images: map[string]storedImage{}, whole: map[string]storedImage{}}
+			for i := range 12 {
+				s.image(fmt.Sprintf("team/app%d", s.rnd.IntN(4)), fmt.Sprint("v", i), seed%3 != 0 && s.rnd.IntN(3) == 0)
+			}
+			s.read()
+			damaged := len(s.whole) < len(s.images)
+			first := s.adopt()
+			if got := len(first.Lacks()) > 0; got != damaged {
+				t.Errorf("%d of %d images are whole, and what is lacking is said to be %v; notes %+v", len(s.whole), len(s.images), first.Lacks(), first.Notes)
+			}
+			s.check()
+
+			s.image("team/new", "v1", false)
+			clear(s.whole)
+			s.read()
+			s.adopt()
+			s.check()
+		})
+	}
+}
+
+// adopt adopts the storage, first dry.
+func (s *storage) adopt() registry.AdoptReport {
+	s.t.Helper()
+	var reps [2]registry.AdoptReport
+	for i := range reps {
+		var err error
+		reps[i], err = serve.AdoptInPlace(s.t.Context(), configure(s.t, setup{root: s.root}), i == 0, registry.AdoptOptions{Logger: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		reps[i].Took = 0
+	}
+	if diff := cmp.Diff(reps[0], reps[1]); diff != "" {
+		s.t.Errorf("the dry run told something else (-dry +run):\n%s", diff)
+	}
+	return reps[1]
+}
+
+// check compares what a server has with what a naive reader found.
+func (s *storage) check() {
+	s.t.Helper()
+	srv := start(s.t, setup{root: s.root})
+	for name, img := range s.images {
+		pulled := true
+		m := srv.do("GET", "/v2/"+img.repo+"/manifests/"+img.tag, "")
+		pulled = m.status == http.StatusOK
+		if pulled && m.body != img.manifest {
+			s.t.Errorf("%s: the manifest has other bytes", name)
+		}
+		for _, d := range img.blobs {
+			b := srv.do("GET", "/v2/"+img.repo+"/blobs/"+d, "")
+			pulled = pulled && b.status == http.StatusOK
+			if b.status == http.StatusOK && digestOf(b.body) != d {
+				s.t.Errorf("%s: blob %s has wrong bytes", name, d)
+			}
+			if b.status != http.StatusOK && b.status != http.StatusNotFound {
+				s.t.Errorf("%s: blob %s: status %d", name, d, b.status)
+			}
+		}
+		if _, whole := s.whole[name]; pulled != whole {
+			s.t.Errorf("%s: pulled %v, whole %v", name, pulled, whole)
+		}
+	}
+	if err := srv.stop(); err != nil {
+		s.t.Errorf("stop: %v", err)
+	}
+}
+
+// TestAdoptLinks: a storage with a symbolic link anywhere is refused by its name, and
+// nothing is adopted.
+func TestAdoptLinks(t *testing.T) {
+	build := func(t *testing.T) *storage {
+		s := &storage{t: t, root: t.TempDir(), rnd: rand.New(rand.NewPCG(1, 1)), images: map[string]storedImage{}}
+		s.image("team/app", "v1", false)
+		return s
+	}
+	var parts []string
+	sample := build(t)
+	err := filepath.WalkDir(filepath.Join(sample.root, "docker"), func(path string, _ fs.DirEntry, err error) error {
+		rel, relErr := filepath.Rel(sample.root, path)
+		parts = append(parts, rel)
+		if err == nil {
+			err = relErr
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, part := range parts {
+		for _, to := range []string{"outside", "inside", "loop"} {
+			s := build(t)
+			path := filepath.Join(s.root, part)
+			target := map[string]string{"outside": filepath.Join(t.TempDir(), "x"), "inside": filepath.Join(s.root, "aside"), "loop": path + ".moved"}[to]
+			if err := os.Rename(path, target); err != nil {
+				t.Fatal(err)
+			}
+			if to == "loop" {
+				target = path
+			}
+			if err := os.Symlink(target, path); err != nil {
+				t.Fatal(err)
+			}
+			_, err := serve.AdoptInPlace(t.Context(), configure(t, setup{root: s.root}), false, registry.AdoptOptions{Logger: slog.New(slog.DiscardHandler)})
+			if err == nil || !strings.Contains(err.Error(), path+" is a symbolic link") {
+				t.Errorf("%s, %s: got %v", part, to, err)
+			}
+			if _, err := os.Stat(filepath.Join(s.root, registry.CatalogFile)); err == nil {
+				t.Errorf("%s, %s: a catalogue was made", part, to)
+			}
+		}
+	}
+}
+
+// TestAdoptLostLinks: blobs without repositories are no empty storage.
+func TestAdoptLostLinks(t *testing.T) {
+	s := &storage{t: t, root: t.TempDir(), rnd: rand.New(rand.NewPCG(1, 1)), images: map[string]storedImage{}}
+	s.image("team/app", "v1", false)
+	if err := os.RemoveAll(filepath.Join(s.root, "docker/registry/v2/repositories")); err != nil {
+		t.Fatal(err)
+	}
+	_, err := serve.AdoptInPlace(t.Context(), configure(t, setup{root: s.root}), false, registry.AdoptOptions{Logger: slog.New(slog.DiscardHandler)})
+	if err == nil || !strings.Contains(err.Error(), "no repository") {
+		t.Errorf("got %v", err)
+	}
+}
