@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"mime"
 	"net"
 	"net/http"
 	"net/http/httptrace"
@@ -238,6 +239,10 @@ func (c *client) do(ctx context.Context, r *request) (*http.Response, error) {
 			return nil, err
 		}
 		if resp.StatusCode/100 == 2 {
+			if err := r.believe(resp); err != nil {
+				discard(resp)
+				return nil, err
+			}
 			return resp, nil
 		}
 		err = statusError(r, resp)
@@ -251,6 +256,35 @@ func (c *client) do(ctx context.Context, r *request) (*http.Response, error) {
 		}
 	}
 }
+
+// believe returns an error for an answer that looks like success and is not Swift's, such
+// as the page of a login. Swift tells the ETag of each object, and of one that was just
+// written it is the MD5 of the bytes that were sent.
+func (r *request) believe(resp *http.Response) error {
+	etag := strings.Trim(resp.Header.Get("Etag"), `"`)
+	ok := true
+	switch object := strings.Contains(r.path, "/"); {
+	case r.info || r.path == "":
+	case !object && r.method == http.MethodGet:
+		kind, _, err := mime.ParseMediaType(resp.Header.Get("Content-Type"))
+		ok = resp.StatusCode == http.StatusNoContent || err == nil && kind == "application/json"
+	case !object || resp.StatusCode == http.StatusAccepted: // older than what is there; see call
+	case r.method == http.MethodPut:
+		want := r.header["Etag"]
+		ok = resp.StatusCode == http.StatusCreated && etag != "" && (want == "" || strings.EqualFold(etag, strings.Trim(want, `"`)))
+	case r.method == http.MethodGet || r.method == http.MethodHead:
+		ok = etag != ""
+	case r.method == http.MethodDelete:
+		ok = resp.StatusCode == http.StatusNoContent || r.query.Has("multipart-manifest")
+	}
+	if ok {
+		return nil
+	}
+	return &answer{status: resp.StatusCode, what: r.method + " " + r.path, err: &objstore.BusyError{Err: errNotSwift}}
+}
+
+// errNotSwift is why an answer does not count.
+var errNotSwift = errors.New("the answer is not one of Swift's: look for a proxy, or a login, between the registry and the store")
 
 // call is do for a request whose answer is in its header.
 func (c *client) call(ctx context.Context, r *request) (http.Header, error) {

@@ -529,3 +529,46 @@ func testRestart(t *testing.T, b *bed) {
 	must(t, resume(t, s, state, int64(len(data))).Commit(t.Context(), "r/y"))
 	wantObject(t, s, "r/y", data)
 }
+
+// testLiar: what something else than Swift answers with 200 is no success.
+func testLiar(t *testing.T, b *bed) {
+	w := &wire{inner: http.DefaultTransport}
+	o := b.options(b.container())
+	o.Transport = w
+	s := b.open(t, o)
+	data := objtest.Content(1, 3*chunk)
+	must(t, s.Put(t.Context(), "a/b", data, false))
+	for _, kind := range []string{"", "text/html", "application/octet-stream"} {
+		lie := func(req *http.Request) (*http.Response, error) {
+			if req.Body != nil {
+				_, _ = io.Copy(io.Discard, req.Body) // as a proxy does
+			}
+			return &http.Response{StatusCode: 200, Status: "200 OK", Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, Request: req,
+				Header: http.Header{"Content-Type": {kind}}, Body: io.NopCloser(strings.NewReader("<html/>")), ContentLength: 7}, nil
+		}
+		w.set(lie, nil)
+		errs := map[string]error{}
+		errs["Put"] = s.Put(t.Context(), "a/c", data[:10], false)
+		errs["Delete"] = s.Delete(t.Context(), "a/b")
+		_, errs["Stat"] = s.Stat(t.Context(), "a/b")
+		_, errs["Get"] = s.Get(t.Context(), "a/b", 0, -1)
+		_, errs["Get of a range"] = s.Get(t.Context(), "a/b", 1, 2)
+		for _, err := range s.List(t.Context(), "", "") {
+			errs["List"] = err
+		}
+		u, err := s.NewUpload(t.Context(), -1)
+		if err == nil {
+			if _, err = u.Write(data[:100]); err == nil {
+				err = u.Commit(t.Context(), "a/d")
+			}
+		}
+		errs["upload"] = err
+		w.set(nil, nil)
+		for _, op := range []string{"Put", "Delete", "Stat", "Get", "Get of a range", "List", "upload"} {
+			if err := errs[op]; err == nil || errors.Is(err, objstore.ErrNotExist) {
+				t.Errorf("%s, answered 200 with a body of type %q: %v", op, kind, err)
+			}
+		}
+	}
+	wantObject(t, s, "a/b", data)
+}

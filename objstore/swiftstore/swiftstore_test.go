@@ -101,6 +101,7 @@ func (b *bed) together(t *testing.T) {
 		{"WriteFails", testWriteFails},
 		{"TempURL", testTempURL},
 		{"Errors", testErrors},
+		{"Liar", testLiar},
 		{"Truncated", testTruncated},
 		{"Quota", testQuota},
 	} {
