@@ -163,7 +163,9 @@ func TestAcknowledgedIsReadable(t *testing.T) {
 			t.Cleanup(func() { s.Close() })
 			return s
 		},
-		"memory": func(_ *testing.T, now func() time.Time) objstore.Store { return memstore.New(&memstore.Options{Now: now}) },
+		"memory": func(_ *testing.T, now func() time.Time) objstore.Store {
+			return memstore.New(&memstore.Options{Now: now})
+		},
 		"distant": func(_ *testing.T, now func() time.Time) objstore.Store {
 			return distantStore{memstore.New(&memstore.Options{Now: now})}
 		},

@@ -2,8 +2,6 @@ package s3store
 
 import (
 	"context"
-	"crypto/md5" // #nosec G501 -- what S3 calls objects by
-	"encoding/hex"
 	"errors"
 	"fmt"
 
@@ -196,20 +194,6 @@ func (s *Store) complete(ctx context.Context, key, uploadID string, parts []mini
 		}
 		return err
 	})
-}
-
-// multipartETag is the ETag of an object of these parts, "" where theirs are no MD5s:
-// the MD5 of theirs, and how many there are.
-func multipartETag(parts []minio.CompletePart) string {
-	h := md5.New() // #nosec G401 -- what S3 calls objects by
-	for _, p := range parts {
-		b, err := hex.DecodeString(p.ETag)
-		if err != nil || len(b) != md5.Size {
-			return ""
-		}
-		h.Write(b)
-	}
-	return fmt.Sprintf("%x-%d", h.Sum(nil), len(parts))
 }
 
 // abortMultipart drops a multipart upload. One that is not there is no error.
