@@ -75,24 +75,34 @@ func (f *fsck) doFew(ctx context.Context, t *tally, what string) error {
 // giveUp reports a content that is missing or damaged. Its repair takes a good copy from
 // quarantine, or else gives the content up, if those are few.
 func (f *fsck) giveUp(ctx context.Context, p Problem, same, repair func(context.Context) (bool, error)) error {
-	act := func(ctx context.Context) (err error) {
+	settle := func(ctx context.Context) (err error) {
 		if p.Hurts, err = f.hurts(ctx, p.Digest); err != nil {
 			return err
 		}
-		if f.o.Repair && p.Key != "" {
-			if x := f.read(ctx, quarantineKey(p.Digest), p.Digest, func(int) {}); x.match && x.err == nil {
-				p.Detail += "; the copy in quarantine is right"
-				repair = func(ctx context.Context) (bool, error) { return f.putBack(ctx, p.Digest) }
-			} else if p.Kind == ProblemCorrupt {
-				return f.quarantine(ctx, p, same)
-			}
-		}
 		return f.settle(ctx, p, same, repair)
 	}
-	if !f.o.Repair || repair == nil && p.Kind != ProblemCorrupt {
-		return act(ctx)
+	if !f.o.Repair {
+		return settle(ctx)
 	}
-	return f.few(ctx, &f.lost, act)
+	if p.Key != "" {
+		if x := f.read(ctx, quarantineKey(p.Digest), p.Digest, func(int) {}); x.match && x.err == nil {
+			p.Detail += "; the copy in quarantine is right"
+			repair = func(ctx context.Context) (bool, error) { return f.putBack(ctx, p.Digest) }
+			return settle(ctx)
+		}
+	}
+	if p.Key == "" || p.Kind != ProblemCorrupt {
+		if repair == nil {
+			return settle(ctx)
+		}
+		return f.few(ctx, &f.lost, settle)
+	}
+	return f.few(ctx, &f.lost, func(ctx context.Context) (err error) {
+		if p.Hurts, err = f.hurts(ctx, p.Digest); err != nil {
+			return err
+		}
+		return f.quarantine(ctx, p, same)
+	})
 }
 
 // quarantine moves a corrupt object away. The copy is made before anything is

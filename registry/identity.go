@@ -183,7 +183,8 @@ func (r *Registry) identify(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if settled && (asked == 0 || here < asked) || here == 0 && asked > 0 {
+	part := len(lacking) < len(idKeys) // a disk for a part of the store is away
+	if settled && (part || asked == 0 || here < asked) || here == 0 && asked > 0 {
 		return &StoreError{What: fmt.Sprintf("the object store is empty or not this registry's: it lacks %s, and %d of %d contents that were looked for; "+
 			"mount its disk, or name the right store; if nothing else is left of it, accept it as it is with slipway fsck --adopt-store", lacking[0], asked-here, asked)}
 	}

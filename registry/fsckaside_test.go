@@ -1,0 +1,191 @@
+package registry_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"example.org/slipway/oci"
+	"example.org/slipway/registry"
+)
+
+func quarantineOf(d oci.Digest) string { return "slipway/quarantine/sha256/" + d.Encoded() }
+
+// hold returns a registry with n images on a shelf.
+func hold(t *testing.T, n int) (*bed, *shelf) {
+	store := newShelf(t)
+	b := newBed(t, store, registry.Options{})
+	for i := range uint64(n) {
+		b.pushImage(fmt.Sprintf("r%d", i), i, "v1")
+	}
+	b.clock.Add(time.Minute)
+	return b, store
+}
+
+// TestFsckTakesBack puts the right bytes of a content that was given up into each place
+// where they may be, and runs every kind of repair: the image can be pulled again.
+func TestFsckTakesBack(t *testing.T) {
+	for _, place := range []string{"the store", "the quarantine", "both, the quarantine's damaged", "both, the store's damaged"} {
+		for _, o := range []registry.FsckOptions{{Repair: true}, {Repair: true, Quick: true}, {Repair: true, EmptyQuarantine: true}, {EmptyQuarantine: true}} {
+			for _, what := range []string{"a large layer", "a small layer", "a manifest"} {
+				t.Run(fmt.Sprintf("%s/%s/repair %t quick %t empty %t", place, what, o.Repair, o.Quick, o.EmptyQuarantine), func(t *testing.T) {
+					b, _ := hold(t, 1)
+					want := contents(t, b)
+					m, err := b.GetManifest(t.Context(), "r0", "v1")
+					if err != nil {
+						t.Fatal(err)
+					}
+					good := map[string][]byte{"a large layer": content(1<<32, 100_000), "a small layer": content(0, 5000), "a manifest": m.Bytes}[what]
+					d := oci.SHA256(good)
+					if what == "a large layer" {
+						b.overwrite(registry.BlobKey(d), []byte("gone"))
+					} else {
+						b.sql(`UPDATE blobs SET content = x'00' WHERE digest = ` + quote(d))
+					}
+					b.fsck(registry.FsckOptions{Repair: true})
+					b.fsck(registry.FsckOptions{EmptyQuarantine: true})
+					switch place {
+					case "the store":
+						b.overwrite(registry.BlobKey(d), good)
+					case "the quarantine":
+						b.overwrite(quarantineOf(d), good)
+					case "both, the quarantine's damaged":
+						b.overwrite(registry.BlobKey(d), good)
+						b.overwrite(quarantineOf(d), []byte("worse"))
+					default:
+						b.overwrite(registry.BlobKey(d), []byte("worse"))
+						b.overwrite(quarantineOf(d), good)
+					}
+					if err := b.clean(registry.FsckOptions{}); err == nil {
+						t.Error("a check says that all is well")
+					}
+					b.fsck(o)
+					if !o.Repair { // what it did not take back it must have kept
+						b.fsck(registry.FsckOptions{Repair: true})
+					}
+					if err := b.clean(registry.FsckOptions{}); err != nil {
+						t.Errorf("after the repair: %v", err)
+					}
+					for name, bytes := range contents(t, b) {
+						if want[name] != bytes {
+							t.Errorf("%s is another one", name)
+						}
+					}
+				})
+			}
+		}
+	}
+}
+
+// TestFsckHealsFromQuarantine: a content that is damaged once more is mended with the
+// copy that was set aside, and that one is not overwritten with the damaged bytes.
+func TestFsckHealsFromQuarantine(t *testing.T) {
+	for _, damage := range []string{"other bytes", "cut", "missing"} {
+		b, store := hold(t, 1)
+		want := contents(t, b)
+		good := content(1<<32, 100_000)
+		d := oci.SHA256(good)
+		b.overwrite(quarantineOf(d), good)
+		switch damage {
+		case "other bytes":
+			b.overwrite(registry.BlobKey(d), content(9, 100_000))
+		case "cut":
+			b.overwrite(registry.BlobKey(d), good[:5])
+		default:
+			store.must(store.Delete(t.Context(), registry.BlobKey(d)))
+		}
+		if err := b.clean(registry.FsckOptions{EmptyQuarantine: true, Repair: true}); err != nil {
+			t.Errorf("%s: %v", damage, err)
+		}
+		if now := contents(t, b); len(now) != len(want) {
+			t.Errorf("%s: %d contents of %d", damage, len(now), len(want))
+		}
+	}
+}
+
+// TestFsckOldCatalogue repairs with a catalogue that is older than the store, and then
+// goes back to the newer one: nothing that only that one names is lost.
+func TestFsckOldCatalogue(t *testing.T) {
+	for _, n := range []int{1, 9, 30} { // newer images; more than 10 are too many
+		for _, o := range []registry.FsckOptions{{Repair: true}, {Repair: true, Quick: true}, {Repair: true, GiveUpMany: true}} {
+			b := newDiskBed(t)
+			b.pushImage("old", 1000, "v1")
+			path := filepath.Join(t.TempDir(), "old.db")
+			if err := b.cat.Backup(t.Context(), path); err != nil {
+				t.Fatal(err)
+			}
+			for i := range n {
+				b.pushImage("new", uint64(i), fmt.Sprintf("v%d", i))
+			}
+			want := contents(t, b)
+			old := &bed{t: t, root: t.TempDir(), clock: b.clock, store: b.store}
+			data, err := os.ReadFile(path)
+			if err == nil {
+				err = os.WriteFile(filepath.Join(old.root, registry.CatalogFile), data, 0o600)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			b.clock.Add(time.Hour)
+			old.open(registry.Options{})
+			_, err = old.Fsck(t.Context(), o)
+			var many *registry.TooManyError
+			if refused := errors.As(err, &many); refused != (n > 10 && !o.GiveUpMany) || !refused && err != nil {
+				t.Errorf("%d newer images, %+v: got %v", n, o, err)
+			}
+			if err := b.clean(registry.FsckOptions{Repair: true}); err != nil {
+				t.Errorf("%d newer images, %+v: with the newer catalogue: %v", n, o, err)
+			}
+			if now := contents(t, b); len(now) != len(want) {
+				t.Errorf("%d newer images, %+v: %d contents of %d are left", n, o, len(now), len(want))
+			}
+		}
+	}
+}
+
+// TestFsckGivesUpFewUnasked: a repair that would give up many contents changes none of
+// them, and does so when it is told to; a few it gives up at once.
+func TestFsckGivesUpFewUnasked(t *testing.T) {
+	for _, damage := range []string{"missing", "corrupt", "corrupt in the catalogue"} {
+		for n, refused := range map[int]bool{1: false, 10: false, 11: true, 20: true} {
+			b, store := hold(t, 20)
+			for i := range n {
+				large := content(uint64(i)+1<<32, 100_000)
+				switch damage {
+				case "missing":
+					store.must(store.Delete(t.Context(), registry.BlobKey(oci.SHA256(large))))
+				case "corrupt":
+					b.overwrite(registry.BlobKey(oci.SHA256(large)), content(7, 100_000))
+				default:
+					b.sql(`UPDATE blobs SET content = x'00' WHERE digest = ` + quote(oci.SHA256(content(uint64(i), 5000))))
+				}
+			}
+			before := store.keys()
+			var many *registry.TooManyError
+			rep, err := b.Fsck(t.Context(), registry.FsckOptions{Repair: true})
+			switch {
+			case refused && !errors.As(err, &many):
+				t.Errorf("%d %s: got %v, want that it is too much", n, damage, err)
+			case refused && !slices.Equal(before, store.keys()):
+				t.Errorf("%d %s: a refused repair changes the store", n, damage)
+			case !refused && (err != nil || rep.Clean()):
+				t.Errorf("%d %s: got %v, %v; want that the images are incomplete", n, damage, kinds(rep), err)
+			}
+			rep, err = b.Fsck(t.Context(), registry.FsckOptions{Repair: true, GiveUpMany: true})
+			if err != nil || rep.Counts[registry.ProblemIncomplete] != n {
+				t.Errorf("%d %s: got %v, %v; want %d images incomplete", n, damage, kinds(rep), err, n)
+			}
+			for i := range n {
+				b.pushImage(fmt.Sprintf("r%d", i), uint64(i), "v1")
+			}
+			if err := b.clean(registry.FsckOptions{Repair: true}); err != nil {
+				t.Errorf("%d %s: pushed again: %v", n, damage, err)
+			}
+			contents(t, b)
+		}
+	}
+}
