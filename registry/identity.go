@@ -59,7 +59,7 @@ type storeWatch struct {
 // watchEvery is how often the store's identity is looked at while nothing asks for it.
 const watchEvery = 5 * time.Second
 
-// sampled is how many objects are looked for where the identity is missing.
+// sampled is how many contents, and packs, are looked for where the identity is missing.
 const sampled = 16
 
 // CheckStore returns nil if the object store is the one that the catalogue describes,
@@ -183,29 +183,40 @@ func (r *Registry) identify(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	part := len(lacking) < len(idKeys) // a disk for a part of the store is away
-	if settled && (part || asked == 0 || here < asked) || here == 0 && asked > 0 {
-		return &StoreError{What: fmt.Sprintf("the object store is empty or not this registry's: it lacks %s, and %d of %d contents that were looked for; "+
+	if settled && (asked == 0 || here < asked) || here == 0 && asked > 0 {
+		return &StoreError{What: fmt.Sprintf("the object store is empty or not this registry's: it lacks %s, and %d of %d objects that were looked for; "+
 			"mount its disk, or name the right store; if nothing else is left of it, accept it as it is with slipway fsck --adopt-store", lacking[0], asked-here, asked)}
 	}
 	return r.mark(ctx, lacking)
 }
 
-// sample looks for some of the objects that the catalogue names.
+// sample looks for some of the objects that the catalogue names: contents, and packs,
+// which may be on a disk of their own.
 func (r *Registry) sample(ctx context.Context) (asked, here int, err error) {
 	list, err := r.cat.SampleObjects(ctx, sampled)
 	if err != nil {
 		return 0, 0, err
 	}
+	packs, err := r.cat.GearPacks(ctx, 0, sampled)
+	if err != nil {
+		return 0, 0, err
+	}
+	var keys []string
 	for _, d := range list {
-		_, err := r.store.Stat(ctx, BlobKey(d))
+		keys = append(keys, BlobKey(d))
+	}
+	for _, p := range packs {
+		keys = append(keys, packPrefix+hex.EncodeToString(p.Digest[:]))
+	}
+	for _, key := range keys {
+		_, err := r.store.Stat(ctx, key)
 		if err == nil {
 			here++
 		} else if !errors.Is(err, objstore.ErrNotExist) {
 			return 0, 0, err
 		}
 	}
-	return len(list), here, nil
+	return len(keys), here, nil
 }
 
 // mark makes the store this registry's. A crash in the midst of it leaves an id that is

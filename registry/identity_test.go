@@ -135,7 +135,7 @@ func TestStoreAwayLosesNothing(t *testing.T) {
 		"half of the objects away":  {taken: func(key string) bool { return below("docker/")(key) && key[len(key)-10] < '8' }},
 		"an identity that is cut":   {below("docker/"), map[string][]byte{"docker/registry/v2/blobs/sha256/slipway-registry": nil}},
 		"all but the identity away": {taken: func(key string) bool { return strings.HasSuffix(key, "/data") }},
-		"nothing away, no identity": {taken: func(key string) bool { return !strings.HasSuffix(key, "/data") }},
+		"nothing away, no identity": {taken: func(key string) bool { return strings.Contains(key, "slipway-registry") || key == "slipway/registry" }},
 		"nothing away":              {taken: func(string) bool { return false }},
 		"objects cut short":         {taken: func(string) bool { return false }},
 	}
@@ -170,11 +170,14 @@ func TestStoreAwayLosesNothing(t *testing.T) {
 				for i := range uint64(12) {
 					b.pushImage(fmt.Sprintf("r%d", i), i, "v1")
 				}
+				b.putPack("a pack", 1)
 				b.clock.Add(time.Minute)
 				want := contents(t, b)
 				how := states[state]
 				store.take(how.taken, how.instead)
-				lacks := slices.ContainsFunc(slices.Collect(maps.Keys(store.aside)), func(key string) bool { return strings.HasSuffix(key, "/data") })
+				lacks := slices.ContainsFunc(slices.Collect(maps.Keys(store.aside)), func(key string) bool {
+					return strings.HasSuffix(key, "/data") || strings.Contains(key, "/packs/")
+				})
 				if strings.HasPrefix(state, "objects cut") {
 					for _, key := range store.keys() {
 						if strings.HasSuffix(key, "/data") {
