@@ -119,8 +119,9 @@ func (r *Registry) storeHere(ctx context.Context) error {
 func (r *Registry) unlessAway(ctx context.Context) error {
 	away := r.identity.away.Load()
 	if away == nil {
-		err := r.storeHere(context.WithoutCancel(ctx))
-		if !errors.As(err, &away) {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), watchEvery)
+		defer cancel()
+		if !errors.As(r.storeHere(ctx), &away) {
 			return nil
 		}
 	}
@@ -143,9 +144,7 @@ func (r *Registry) watchStore() {
 			return
 		case <-tick.C:
 			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-			if err := r.CheckStore(ctx); err != nil && r.StoreAway() == nil {
-				r.log.Warn("look at the object store", "err", err)
-			}
+			_ = r.CheckStore(ctx) // it logs what changes, and readiness tells the rest
 			cancel()
 		}
 	}
@@ -155,7 +154,7 @@ func (r *Registry) watchStore() {
 // lacks it, the objects that the catalogue names decide: if they are there the store
 // gets it, as in the first run, or after a copy that left it out.
 func (r *Registry) identify(ctx context.Context) error {
-	id, settled, err := r.cat.RegistryID(ctx)
+	id, settled, err := r.registryID(ctx)
 	if err != nil {
 		return err
 	}
@@ -188,6 +187,14 @@ func (r *Registry) identify(ctx context.Context) error {
 			"mount its disk, or name the right store; if nothing else is left of it, accept it as it is with slipway fsck --adopt-store", lacking[0], asked-here, asked)}
 	}
 	return r.mark(ctx, lacking)
+}
+
+// registryID asks the catalogue until the id is settled, and so will not change.
+func (r *Registry) registryID(ctx context.Context) (id string, settled bool, err error) {
+	if known := r.identity.id.Load(); known != nil {
+		return *known, true, nil
+	}
+	return r.cat.RegistryID(ctx)
 }
 
 // sample looks for some of the objects that the catalogue names: contents, and packs,
