@@ -1,0 +1,80 @@
+package catalog
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+
+	"example.org/slipway/oci"
+)
+
+// TestRegistryID: whoever proposes an id at the same time as others gets the same one,
+// and a settled id stays, whatever is proposed.
+func TestRegistryID(t *testing.T) {
+	onBoth(t, func(t *testing.T, b *bed) {
+		c, ctx := b.open(t, nil), t.Context()
+		want := func(id string, settled bool) {
+			t.Helper()
+			got, is, err := c.RegistryID(ctx)
+			if err != nil || got != id || is != settled {
+				t.Fatalf("got %q, settled %t, %v; want %q, settled %t", got, is, err, id, settled)
+			}
+		}
+		want("", false)
+		var agreed [4]string
+		var wg sync.WaitGroup
+		for i := range agreed {
+			wg.Go(func() {
+				var err error
+				if agreed[i], err = c.ProposeRegistryID(ctx, fmt.Sprintf("id%d", i)); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		for _, id := range agreed {
+			want(id, false)
+		}
+		if err := c.SettleRegistryID(ctx, agreed[0]); err != nil {
+			t.Fatal(err)
+		}
+		want(agreed[0], true)
+		if id, err := c.ProposeRegistryID(ctx, "another"); err != nil || id != agreed[0] {
+			t.Errorf("proposed again: got %q, %v; want %q", id, err, agreed[0])
+		}
+		want(agreed[0], true)
+	})
+}
+
+// TestTakeBack: only what is recorded as absent comes back.
+func TestTakeBack(t *testing.T) {
+	onBoth(t, func(t *testing.T, b *bed) {
+		c, ctx := b.open(t, nil), t.Context()
+		d := oci.SHA256([]byte("a content"))
+		if _, err := c.TakeBack(ctx, Blob{Digest: d, Size: 9}); !errors.Is(err, ErrNotFound) {
+			t.Errorf("without a row: %v", err)
+		}
+		if err := c.PutBlob(ctx, "a", Blob{Digest: d, Size: 9}, ""); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.TakeBack(ctx, Blob{Digest: d, Size: 1}); !errors.Is(err, ErrNotFound) {
+			t.Errorf("while it is here: %v", err)
+		}
+		if _, err := c.MarkAbsent(ctx, d, false); err != nil {
+			t.Fatal(err)
+		}
+		if absent, err := c.Absent(ctx, []oci.Digest{d, oci.SHA256(nil)}); err != nil || len(absent) != 1 || absent[d] {
+			t.Errorf("absent: got %v, %v; want the one, as no manifest", absent, err)
+		}
+		if _, err := c.TakeBack(ctx, Blob{Digest: d, Size: 9}); err != nil {
+			t.Fatal(err)
+		}
+		if is, err := c.Presence(ctx, []oci.Digest{d}); err != nil || is[d] != Object {
+			t.Errorf("taken back: got %v, %v; want an object", is, err)
+		}
+		if _, err := c.Blob(ctx, "a", d); !errors.Is(err, ErrNotFound) {
+			t.Errorf("it is shown without a manifest that names it: %v", err)
+		}
+	})
+}
