@@ -99,7 +99,7 @@ func (m *keptModel) step() {
 	m.clock.Add(time.Duration(1+m.rng.IntN(90)) * time.Minute)
 	m.n++
 	x := m.any()
-	k := m.rng.IntN(16)
+	k := m.rng.IntN(18)
 	switch {
 	case k < 4 || x == nil:
 		m.push(imageOf(m.pushBlob(modelRepo, fmt.Appendf(nil, "config %d", m.n)), m.pushBlob(modelRepo, content(m.n%5, 20_000))), m.name())
@@ -120,7 +120,7 @@ func (m *keptModel) step() {
 		m.push(m.attachment(), strings.Replace(string(oci.SHA256(fmt.Append(nil, m.n))), ":", "-", 1)+".sig")
 	case k == 12:
 		m.put(x, m.name())
-	case k == 13:
+	case k >= 13 && k < 16:
 		m.delete(x)
 	default:
 		m.pull(x)
