@@ -290,8 +290,13 @@ func (m *keptModel) judge(untagged bool) {
 	t, rule := m.t, m.rule()
 	m.note("newest %d, younger %s, pulled %s, tags %v", rule.KeepNewest, rule.KeepYounger, rule.KeepPulledWithin, rule.KeepTags)
 	told := m.rng.IntN(4) == 0 // and clients may count on something
-	if !told {
-		m.clock.Add(3 * time.Hour)
+	m.clock.Add(3 * time.Hour)
+	for range 3 {
+		if x := m.any(); told && x != nil {
+			if _, err := m.ResolveManifest(t.Context(), modelRepo, string(x.desc.Digest)); err != nil {
+				t.Error(err)
+			}
+		}
 	}
 	dry := m.retain(rule, true)
 	before := m.here()
