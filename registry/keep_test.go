@@ -212,3 +212,20 @@ func TestRetainClock(t *testing.T) {
 		})
 	}
 }
+
+// TestPullDepth: a pull of a platform counts for every index above it.
+func TestPullDepth(t *testing.T) {
+	b := newBed(t, nil, registry.Options{Grace: time.Hour})
+	leaf, _, _, _ := b.pushImage("a", 1)
+	b.pushManifest("a", indexOf(b.pushManifest("a", indexOf(leaf))), "deep")
+	b.pushImage("a", 2, "unused")
+	b.clock.Add(2 * day)
+	if _, err := b.ResolveManifest(t.Context(), "a", string(leaf.Digest)); err != nil {
+		t.Fatal(err)
+	}
+	b.clock.Add(2 * time.Hour)
+	rep, err := b.Retain(t.Context(), []registry.RetentionRule{{Repositories: only("a"), KeepPulledWithin: day}}, registry.RetainOptions{})
+	if err != nil || rep.Kept != 1 || rep.Removed != 1 {
+		t.Errorf("got %+v, %v, want deep kept", rep, err)
+	}
+}
