@@ -507,34 +507,6 @@ func (c *Catalog) DeleteManifest(ctx context.Context, repo string, d oci.Digest,
 	return tags, err
 }
 
-// checkParts refuses to remove a manifest that an immutable tag points at, or that is
-// part of an index, at any depth, that one points at.
-func (t *tx) checkParts(id int64, immutable func(string) bool) error {
-	if immutable == nil {
-		return nil
-	}
-	var fixed *ImmutableError
-	err := t.rows(`WITH RECURSIVE whole(id) AS (SELECT m.id FROM manifests m WHERE m.id = ?
-			UNION SELECT f.manifest_id FROM whole w CROSS JOIN manifests m ON m.id = w.id
-			CROSS JOIN refs f ON f.repo_id = m.repo_id AND f.blob_id = m.blob_id)
-		SELECT t.name, w.id FROM whole w CROSS JOIN tags t ON t.manifest_id = w.id ORDER BY t.name`, []any{id}, func(r *sql.Rows) error {
-		var name string
-		var at int64
-		if err := r.Scan(&name, &at); err != nil {
-			return err
-		}
-		if immutable(name) {
-			fixed = &ImmutableError{Tag: name, Part: at != id}
-			return errEnough
-		}
-		return nil
-	})
-	if err == nil && fixed != nil {
-		return fixed
-	}
-	return err
-}
-
 func (t *tx) tagsOf(manifestID int64) ([]string, error) {
 	var tags []string
 	err := t.rows(`SELECT name FROM tags WHERE manifest_id = ? ORDER BY name`, []any{manifestID}, func(r *sql.Rows) error {
