@@ -247,6 +247,13 @@ func TestChallengeScopes(t *testing.T) {
 			t.Errorf("%v on %q:\n got %s\nwant %s", c.act, c.repo, got, want)
 		}
 	}
+	for proto, want := range map[string]string{"https,http": "https", " HTTPS , http": "https", "http,https": "http", "http": "http", "": "http", "wss": "http"} {
+		r := get("/v2/", "")
+		r.Header.Set("X-Forwarded-Proto", proto)
+		if got := f.Challenge(r, "", 0); !strings.HasPrefix(got, `Bearer realm="`+want+`://registry.test/token"`) {
+			t.Errorf("X-Forwarded-Proto %q: got %s, want %s", proto, got, want)
+		}
+	}
 	r := get("/v2/", "")
 	r.Host = "evil\"\r\nX: y"
 	if got := f.Challenge(r, "", 0); strings.ContainsAny(got, "\r\n") || !strings.Contains(got, `evil\"X: y/token"`) {

@@ -86,10 +86,12 @@ func (a *Auth) tokenProblem(r *http.Request) string {
 }
 
 // origin is the URL of this server as the client named it. X-Forwarded-Proto
-// is believed: it comes back only to who sent it.
+// is believed: it comes back only to who sent it. Of a list the first element counts,
+// which is the scheme that the client used with the first proxy.
 func origin(r *http.Request) string {
 	scheme := "http"
-	if r.TLS != nil || strings.EqualFold(r.Header.Get("X-Forwarded-Proto"), "https") {
+	forwarded, _, _ := strings.Cut(r.Header.Get("X-Forwarded-Proto"), ",")
+	if r.TLS != nil || strings.EqualFold(strings.TrimSpace(forwarded), "https") {
 		scheme = "https"
 	}
 	return scheme + "://" + r.Host

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"net/url"
 	"strings"
 	"testing"
 
@@ -148,6 +149,85 @@ func FuzzForwardedFor(f *testing.F) {
 				b, _ := json.Marshal(appended)
 				t.Errorf("X-Forwarded-For %s: %q is no address", b, got)
 			}
+		}
+	})
+}
+
+// What a client sees as its registry's address, through proxies of all habits. Only
+// trusted ones are believed, and other headers than theirs change nothing.
+func TestOriginBehindProxy(t *testing.T) {
+	const proxy, stranger = "10.1.2.3:1234", "198.51.100.7:1234"
+	for _, tc := range []struct {
+		name, peer string
+		headers    []string
+		want       string
+	}{
+		{"nothing", proxy, nil, "http://registry.test"},
+		{"a scheme", proxy, []string{"X-Forwarded-Proto: https"}, "https://registry.test"},
+		{"a chain", proxy, []string{"X-Forwarded-Proto: https,http"}, "https://registry.test"},
+		{"a chain without TLS in front", proxy, []string{"X-Forwarded-Proto: http, https"}, "http://registry.test"},
+		{"a chain of lines", proxy, []string{"X-Forwarded-Proto: https", "X-Forwarded-Proto: http"}, "https://registry.test"},
+		{"capitals", proxy, []string{"X-Forwarded-Proto: HTTPS"}, "https://registry.test"},
+		{"another scheme", proxy, []string{"X-Forwarded-Proto: javascript"}, "http://registry.test"},
+		{"a host", proxy, []string{"X-Forwarded-Host: r.example"}, "http://r.example"},
+		{"a host with a port", proxy, []string{"X-Forwarded-Host: r.example:8443", "X-Forwarded-Proto: https"}, "https://r.example:8443"},
+		{"a list of hosts", proxy, []string{"X-Forwarded-Host: r.example, inner:5000"}, "http://r.example"},
+		{"IPv6", proxy, []string{"X-Forwarded-Host: [2001:db8::1]:5000"}, "http://[2001:db8::1]:5000"},
+		{"no host", proxy, []string{"X-Forwarded-Host: "}, "http://registry.test"},
+		{"a host that is a path", proxy, []string{"X-Forwarded-Host: r.example/x"}, "http://registry.test"},
+		{"a host with a user", proxy, []string{"X-Forwarded-Host: a@r.example"}, "http://registry.test"},
+		{"a host with a quote", proxy, []string{`X-Forwarded-Host: r".example`}, "http://registry.test"},
+		{"a host with a malformed port", proxy, []string{"X-Forwarded-Host: r.example:x"}, "http://registry.test"},
+		{"half an address", proxy, []string{"X-Forwarded-Host: [2001:db8::1"}, "http://registry.test"},
+		{"Forwarded", proxy, []string{`Forwarded: for=192.0.2.60;Proto=https;host="r.example:8443";by=203.0.113.43, for=10.0.0.1;proto=http;host=inner`}, "https://r.example:8443"},
+		{"Forwarded, IPv6", proxy, []string{`Forwarded: for="[2001:db8:cafe::17]:4711";host="[2001:db8::1]:5000"`}, "http://[2001:db8::1]:5000"},
+		{"Forwarded, quotes with separators", proxy, []string{`Forwarded: for="_a,;b";proto=https`}, "https://registry.test"},
+		{"Forwarded, malformed", proxy, []string{`Forwarded: host="r.example`, "Forwarded: proto"}, "http://r.example"},
+		{"Forwarded beside X-Forwarded", proxy, []string{"Forwarded: proto=http;host=other", "X-Forwarded-Proto: https", "X-Forwarded-Host: r.example"}, "https://r.example"},
+		{"a stranger", stranger, []string{"X-Forwarded-Proto: https,http", "X-Forwarded-Host: r.example", "Forwarded: proto=https;host=r.example"}, "http://registry.test"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			yes := true
+			a := newAuth(t, auth.Config{Token: &auth.TokenConfig{Builtin: &yes}})
+			b := newBed(t, setup{server: server.Options{TrustedProxies: prefixes("10.0.0.0/8"), Auth: a}})
+			r := httptest.NewRequest("GET", "http://registry.test/v2/", nil)
+			r.RemoteAddr = tc.peer
+			for _, line := range tc.headers {
+				name, value, _ := strings.Cut(line, ": ")
+				r.Header.Add(name, value)
+			}
+			before := r.Clone(t.Context())
+			w := httptest.NewRecorder()
+			b.srv.ServeHTTP(w, r)
+			if got := w.Header().Get("Www-Authenticate"); !strings.HasPrefix(got, `Bearer realm="`+tc.want+`/token"`) {
+				t.Errorf("%q: got %s, want the realm %s/token", tc.headers, got, tc.want)
+			}
+			if r.Host != before.Host || len(r.Header) != len(before.Header) {
+				t.Errorf("the request of net/http was changed to %s, %v", r.Host, r.Header)
+			}
+		})
+	}
+}
+
+// FuzzForwardedOrigin: whatever a proxy passes on, no challenge gets a realm that is
+// no URL of a host.
+func FuzzForwardedOrigin(f *testing.F) {
+	f.Add("https,http", "r.example:8443", `for=1.2.3.4;proto=https;host="[::1]:5000"`)
+	f.Add("", "a b", `host="x`)
+	var seen *http.Request
+	h := server.New(nil, &server.Options{TrustedProxies: prefixes("10.0.0.0/8"), Web: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { seen = r }),
+		IsWeb: func(string) bool { return true }})
+	f.Fuzz(func(t *testing.T, proto, host, forwarded string) {
+		r := httptest.NewRequest("GET", "http://registry.test/ui/", nil)
+		r.RemoteAddr = "10.1.2.3:1234"
+		r.Header["X-Forwarded-Proto"], r.Header["X-Forwarded-Host"], r.Header["Forwarded"] = []string{proto}, []string{host}, []string{forwarded}
+		h.ServeHTTP(httptest.NewRecorder(), r)
+		u, err := url.Parse("http://" + seen.Host + "/")
+		if err != nil || u.Host != seen.Host || u.Hostname() == "" {
+			t.Errorf("%q, %q: the host is %q", host, forwarded, seen.Host)
+		}
+		if list := seen.Header["X-Forwarded-Proto"]; len(list) > 1 || len(list) == 1 && list[0] != "http" && list[0] != "https" && list[0] != proto {
+			t.Errorf("%q, %q: the scheme is %q", proto, forwarded, list)
 		}
 	})
 }

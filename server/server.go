@@ -112,7 +112,8 @@ type Options struct {
 	// MaxUploadsPerClient bounds the uploads one address sends at once; 0: no limit.
 	MaxUploadsPerClient int
 	// TrustedProxies are the peers whose X-Forwarded-For is believed: the client
-	// is then the right-most address there that is not one of them. Default: none.
+	// is then the right-most address there that is not one of them. So are, of these
+	// peers only, the scheme and the host that they forward. Default: none.
 	TrustedProxies []netip.Prefix
 	// TrustUnixPeers makes every peer of a unix socket a trusted proxy.
 	TrustUnixPeers bool
