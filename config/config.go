@@ -129,6 +129,7 @@ type Validation struct {
 type ManifestsChecking struct {
 	URLs    URLRules   `yaml:"urls" doc:"URLs of foreign layers. Without allow and deny every URL may stand in a manifest: nothing here fetches it."`
 	Indexes IndexRules `yaml:"indexes" doc:"Whether the manifests an index lists must be there."`
+	Blobs   string     `yaml:"blobs" default:"all" enum:"all|none" doc:"all: the config and every layer of a manifest must be there before it; none: none needs to, so that an image may be pushed that cannot be pulled."`
 }
 
 // URLRules are regular expressions for the URLs in manifests.

@@ -343,12 +343,19 @@ func (r *Registry) manifestRow(repo string, d oci.Digest, doc document, m oci.Pu
 	if r.opts.Immutable != nil {
 		row.Immutable = func(tag string) bool { return r.opts.Immutable(repo, tag) }
 	}
+	own := func(d oci.Descriptor) {
+		if r.opts.MissingBlobs {
+			row.Optional = append(row.Optional, d)
+		} else {
+			row.Blobs = append(row.Blobs, d.Digest)
+		}
+	}
 	if doc.Config != nil {
-		row.Blobs = append(row.Blobs, doc.Config.Digest)
+		own(*doc.Config)
 	}
 	for _, l := range slices.Concat(doc.Layers, doc.Blobs) {
 		if !foreign(l) {
-			row.Blobs = append(row.Blobs, l.Digest)
+			own(l)
 			continue
 		}
 		for _, u := range l.URLs {

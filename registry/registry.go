@@ -84,6 +84,9 @@ type Options struct {
 	// MissingPlatforms tells whether an index of a repository may name a
 	// manifest that is not there; default: none may.
 	MissingPlatforms func(repo string, d oci.Descriptor) bool
+	// MissingBlobs lets a manifest name a config and layers that are not there;
+	// default: it may not, because such an image cannot be pulled.
+	MissingBlobs bool
 	// Partial tells of a repository that it is a copy of one in another registry, of
 	// which only what was asked for is here; default: none is. Its manifests may name
 	// what is not here, its tags move as they do there, and it is changed by

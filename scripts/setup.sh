@@ -211,6 +211,8 @@ setup_test() {
 	# The btrfs graph driver is the only part of dockerd that needs cgo.
 	go_tool dockerd github.com/moby/moby/v2/cmd/dockerd v2.0.0-beta.24 0 exclude_graphdriver_btrfs
 	go_tool helm helm.sh/helm/v3/cmd/helm v3.22.0
+	# The suite of the distribution specification, of its development.
+	go_tool conformance github.com/opencontainers/distribution-spec/conformance v0.0.0-20260831232431-97274622c111
 	go_tool versitygw github.com/versity/versitygw/cmd/versitygw v1.8.0
 
 	if [ ${#missing[@]} -gt 0 ]; then

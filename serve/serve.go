@@ -207,6 +207,7 @@ func registryOptions(cfg *config.Config, log *slog.Logger) (*registry.Options, e
 		return o, nil
 	}
 	o.MissingPlatforms = missingPlatforms(cfg.Validation.Manifests.Indexes)
+	o.MissingBlobs = cfg.Validation.Manifests.Blobs == "none"
 	o.ForeignURL, err = foreignURLs(cfg.Validation.Manifests.URLs)
 	return o, err
 }
