@@ -54,6 +54,16 @@ type MissingError struct {
 // Error implements error.
 func (e *MissingError) Error() string { return "manifest names content that is not there" }
 
+// SizeError says that a manifest names a content with a size that it does not have.
+type SizeError struct {
+	Digest oci.Digest
+	// Named is the size that the manifest has, Stored what the content has.
+	Named, Stored int64
+}
+
+// Error implements error.
+func (e *SizeError) Error() string { return "manifest names a content with a wrong size" }
+
 // Blob is a content as the catalogue knows it.
 type Blob struct {
 	Digest oci.Digest
@@ -87,6 +97,9 @@ type NewManifest struct {
 	// Optional contents are recorded as named, but may be absent: foreign
 	// layers, and platforms an index may lack.
 	Optional []oci.Descriptor
+	// Sizes of Blobs and Manifests as the manifest has them; those it leaves out are
+	// not compared with what is stored.
+	Sizes map[oci.Digest]int64
 	// Tags that are to point at the manifest.
 	Tags []string
 	// Immutable tells of a tag whether it may be moved once it exists.

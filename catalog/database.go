@@ -306,7 +306,7 @@ func isVerdict(err error) bool {
 // sentinel is a verdict without details. Compare it with errors.Is.
 type sentinel struct{ text string }
 
-var _ = []verdict{(*sentinel)(nil), (*MissingError)(nil), (*ImmutableError)(nil), (*MediaTypeError)(nil)}
+var _ = []verdict{(*sentinel)(nil), (*MissingError)(nil), (*ImmutableError)(nil), (*MediaTypeError)(nil), (*SizeError)(nil)}
 
 // newVerdict returns a verdict of its own.
 func newVerdict(text string) error { return &sentinel{text} }
@@ -318,6 +318,7 @@ func (s *sentinel) verdict()       {}
 func (e *MissingError) verdict()   {}
 func (e *ImmutableError) verdict() {}
 func (e *MediaTypeError) verdict() {}
+func (e *SizeError) verdict()      {}
 
 // now is the time of the change.
 func (t *tx) now() int64 { return t.db.now(t) }

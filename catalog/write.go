@@ -182,7 +182,7 @@ func (c *Catalog) DeleteBlob(ctx context.Context, repo string, d oci.Digest) err
 
 // PutManifest records a manifest, what it names, and its tags. replaced are
 // the tags that pointed elsewhere before. Errors: *MissingError,
-// *ImmutableError, *MediaTypeError.
+// *SizeError, *ImmutableError, *MediaTypeError.
 func (c *Catalog) PutManifest(ctx context.Context, repo string, m NewManifest) (replaced []string, err error) {
 	var annotations any
 	if len(m.Annotations) > 0 {
@@ -259,6 +259,7 @@ func (t *tx) checkManifest(repo string, m NewManifest) (repoID int64, named []in
 		}
 	}
 	var missing MissingError
+	var wrong *SizeError
 	for _, list := range []struct {
 		digests []oci.Digest
 		visible string
@@ -273,8 +274,11 @@ func (t *tx) checkManifest(repo string, m NewManifest) (repoID int64, named []in
 			return 0, nil, err
 		}
 		for _, d := range list.digests {
-			if id := ids[d]; id != 0 {
-				named = append(named, id)
+			if c, ok := ids[d]; ok {
+				named = append(named, c.id)
+				if size, ok := m.Sizes[d]; ok && size != c.size && wrong == nil {
+					wrong = &SizeError{Digest: d, Named: size, Stored: c.size}
+				}
 			} else if missing.Total++; missing.Total <= maxMissing {
 				missing.Digests = append(missing.Digests, d)
 			}
@@ -282,6 +286,9 @@ func (t *tx) checkManifest(repo string, m NewManifest) (repoID int64, named []in
 	}
 	if missing.Total > 0 {
 		return 0, nil, &missing
+	}
+	if wrong != nil {
+		return 0, nil, wrong
 	}
 	if m.Immutable != nil && repoID != 0 {
 		for _, tag := range m.Tags {
@@ -293,12 +300,15 @@ func (t *tx) checkManifest(repo string, m NewManifest) (repoID int64, named []in
 	return repoID, named, nil
 }
 
-// visible returns the ids of those contents that are stored, are not suspect, and of
-// which the condition is true, whose placeholders all stand for the repository. It asks for
+// storedContent is a content's id and size.
+type storedContent struct{ id, size int64 }
+
+// visible returns those contents that are stored, are not suspect, and of which the
+// condition is true, whose placeholders all stand for the repository. It asks for
 // many with one statement: a manifest may name thousands, and this is the only
 // writer.
-func (t *tx) visible(repoID int64, condition string, digests []oci.Digest) (map[oci.Digest]int64, error) {
-	ids := make(map[oci.Digest]int64, len(digests))
+func (t *tx) visible(repoID int64, condition string, digests []oci.Digest) (map[oci.Digest]storedContent, error) {
+	ids := make(map[oci.Digest]storedContent, len(digests))
 	more := make([]any, strings.Count(condition, "?"))
 	for i := range more {
 		more[i] = repoID
@@ -308,12 +318,12 @@ func (t *tx) visible(repoID int64, condition string, digests []oci.Digest) (map[
 		for _, d := range part {
 			args = append(args, string(d))
 		}
-		query := `SELECT b.digest, b.id FROM blobs b WHERE b.digest IN (` + marks("?", len(part)) + `) AND b.state = 1 AND b.suspect = 0 AND ` + condition
+		query := `SELECT b.digest, b.id, b.size FROM blobs b WHERE b.digest IN (` + marks("?", len(part)) + `) AND b.state = 1 AND b.suspect = 0 AND ` + condition
 		return t.rows(query, append(args, more...), func(r *sql.Rows) error {
 			var d oci.Digest
-			var id int64
-			err := r.Scan(&d, &id)
-			ids[d] = id
+			var c storedContent
+			err := r.Scan(&d, &c.id, &c.size)
+			ids[d] = c
 			return err
 		})
 	})

@@ -309,7 +309,10 @@ func putError(repo string, err error) error {
 	var missing *catalog.MissingError
 	var immutable *catalog.ImmutableError
 	var mediaType *catalog.MediaTypeError
+	var size *catalog.SizeError
 	switch {
+	case errors.As(err, &size):
+		return manifestInvalid("the manifest names %s with %d bytes, and it has %d; clients would refuse to pull it", size.Digest, size.Named, size.Stored)
 	case errors.As(err, &mediaType):
 		return manifestInvalid("repository %s holds this manifest with the media type %s; it cannot be changed", repo, mediaType.Stored)
 	case errors.As(err, &missing):
@@ -343,6 +346,10 @@ func (r *Registry) manifestRow(repo string, d oci.Digest, doc document, m oci.Pu
 	if r.opts.Immutable != nil {
 		row.Immutable = func(tag string) bool { return r.opts.Immutable(repo, tag) }
 	}
+	var err error
+	if row.Sizes, err = doc.sizes(); err != nil {
+		return row, err
+	}
 	own := func(d oci.Descriptor) {
 		if r.opts.MissingBlobs {
 			row.Optional = append(row.Optional, d)
@@ -374,6 +381,22 @@ func (r *Registry) manifestRow(repo string, d oci.Digest, doc document, m oci.Pu
 	}
 	row.Blobs, row.Manifests, row.Optional = once(row.Blobs), once(row.Manifests), unique(row.Optional)
 	return row, nil
+}
+
+// sizes returns how large the manifest says the contents are that it names.
+func (doc *document) sizes() (map[oci.Digest]int64, error) {
+	list := slices.Concat(doc.Layers, doc.Blobs, doc.Manifests)
+	if doc.Config != nil {
+		list = append(list, *doc.Config)
+	}
+	sizes := make(map[oci.Digest]int64, len(list))
+	for _, d := range list {
+		if size, again := sizes[d.Digest]; again && size != d.Size {
+			return nil, manifestInvalid("the manifest names %s with two sizes, %d and %d bytes", d.Digest, size, d.Size)
+		}
+		sizes[d.Digest] = d.Size
+	}
+	return sizes, nil
 }
 
 // once returns the digests in their order, each once.

@@ -446,6 +446,49 @@ func TestUncleanPaths(t *testing.T) {
 	}
 }
 
+// A manifest says how large the contents are that it names. Clients refuse to pull
+// one that is wrong, so it is not taken, whichever descriptor it is.
+func TestDescriptorSizes(t *testing.T) {
+	b := newBed(t, setup{})
+	config, layer, empty := b.push("a", []byte("{}")), b.push("a", []byte("0123456789")), b.push("a", nil)
+	child, raw := b.pushImage("a", 1)
+	image := func(configSize, layerSize, emptySize int) string {
+		return fmt.Sprintf(`{"schemaVersion":2,"mediaType":%q,"config":{"mediaType":"c/c","digest":%q,"size":%d},"layers":[{"mediaType":"l/l","digest":%q,"size":%d},{"mediaType":"l/l","digest":%q,"size":%d}]}`,
+			oci.MediaTypeOCIManifest, config, configSize, layer, layerSize, empty, emptySize)
+	}
+	index := func(size int) string {
+		return fmt.Sprintf(`{"schemaVersion":2,"mediaType":%q,"manifests":[{"mediaType":%q,"digest":%q,"size":%d}]}`, oci.MediaTypeOCIIndex, oci.MediaTypeOCIManifest, child, size)
+	}
+	foreign := strings.Replace(image(2, 11, 0), `"l/l"`, `"l/l","urls":["https://elsewhere.example/x"]`, 1)
+	twice := strings.Replace(image(2, 10, 0), string(empty)+`","size":0`, string(layer)+`","size":11`, 1)
+	list := []exchange{
+		{name: "image", body: image(2, 10, 0)}, {name: "index", body: index(len(raw))}, {name: "foreign layer", body: foreign},
+		{name: "one layer, two sizes", body: twice, status: 400},
+	}
+	for _, off := range []int{-1, 1, 1000} {
+		list = append(list, exchange{name: fmt.Sprint("layer ", off), body: image(2, 10+off, 0), status: 400},
+			exchange{name: fmt.Sprint("config ", off), body: image(2+off, 10, 0), status: 400},
+			exchange{name: fmt.Sprint("empty layer ", off), body: image(2, 10, off), status: 400},
+			exchange{name: fmt.Sprint("child ", off), body: index(len(raw) + off), status: 400})
+	}
+	for i := range list {
+		e := &list[i]
+		e.method, e.target = "PUT", fmt.Sprintf("/v2/a/manifests/t%d", i)
+		if e.status == 0 {
+			e.status = 201
+		} else {
+			e.code = oci.CodeManifestInvalid
+		}
+	}
+	b.run(t, list)
+	got := b.ask("PUT", "/v2/a/manifests/x", []byte(image(2, 11, 0)))
+	for _, part := range []string{string(layer), "11 bytes", "it has 10"} {
+		if !strings.Contains(string(got.Body), part) {
+			t.Errorf("the error %s does not say %q", got.Body, part)
+		}
+	}
+}
+
 func TestMethods(t *testing.T) {
 	b := newBed(t, setup{})
 	d := string(b.push("a", []byte("x")))
