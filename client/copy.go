@@ -286,6 +286,7 @@ func (c *copier) send(ctx context.Context, im CopyImage, m *oci.Manifest, tag st
 	if err != nil {
 		return err
 	}
+	var absent []string
 	if !present || c.o.Referrers {
 		for _, d := range manifests {
 			err := c.manifest(ctx, im, d, "", depth+1)
@@ -293,6 +294,8 @@ func (c *copier) send(ctx context.Context, im CopyImage, m *oci.Manifest, tag st
 				// The source lacks this platform. Whether an index may, the
 				// destination decides.
 				c.step(func(p *CopyProgress) { p.Absent++ })
+				c.o.Logger.WarnContext(ctx, "source lacks a manifest of an index", "repo", im.From, "index", m.Digest, "manifest", d.Digest, "platform", platformOf(d))
+				absent = append(absent, strings.TrimSpace(string(d.Digest)+" "+platformOf(d)))
 				continue
 			}
 			if err != nil {
@@ -326,10 +329,22 @@ func (c *copier) send(ctx context.Context, im CopyImage, m *oci.Manifest, tag st
 		}
 	}
 	if _, err := c.dst.PutManifest(ctx, im.To, put); err != nil {
+		if len(absent) > 0 && oci.HasCode(err, oci.CodeManifestBlobUnknown) {
+			return fmt.Errorf("the source lacks %d of the %d manifests of index %s (%s), and the destination takes no index without them (Slipway does with validation.manifests.indexes.platforms: none): %w",
+				len(absent), len(manifests), m.Digest, strings.Join(absent[:min(len(absent), 10)], ", "), err)
+		}
 		return err
 	}
 	c.step(func(p *CopyProgress) { p.Manifests++ })
 	return nil
+}
+
+// platformOf returns OS/ARCHITECTURE[/VARIANT], "" if the index does not say.
+func platformOf(d oci.Descriptor) string {
+	if d.Platform == nil {
+		return ""
+	}
+	return strings.TrimSuffix(d.Platform.OS+"/"+d.Platform.Architecture+"/"+d.Platform.Variant, "/")
 }
 
 func isIndex(mediaType string) bool {

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -323,4 +324,28 @@ func TestCopyErrors(t *testing.T) {
 			}
 		})
 	}
+}
+
+// An index whose source lacks some platforms: which they are is said, in the error
+// where the destination takes no such index, and in the log where it does.
+func TestCopyOfASparseIndexSaysWhatIsMissing(t *testing.T) {
+	missing := oci.SHA256([]byte("nowhere"))
+	index := fmt.Appendf(nil, `{"schemaVersion":2,"mediaType":%q,"manifests":[{"mediaType":%q,"digest":%q,"size":7,"platform":{"os":"linux","architecture":"arm","variant":"v7"}}]}`,
+		oci.MediaTypeOCIIndex, oci.MediaTypeOCIManifest, missing)
+	src := newMem()
+	d := oci.SHA256(index)
+	src.manifests["a@"+string(d)] = &oci.Manifest{Bytes: index, Descriptor: oci.Descriptor{MediaType: oci.MediaTypeOCIIndex, Digest: d, Size: int64(len(index))}}
+	src.tags["a:v1"] = d
+	var log bytes.Buffer
+	o := client.CopyOptions{Images: []client.CopyImage{{From: "a"}}, Logger: slog.New(slog.NewTextHandler(&log, nil))}
+	p, err := client.Copy(t.Context(), newMem(), src, o)
+	if err == nil || p.Absent != 1 || p.Failed != 1 {
+		t.Fatalf("got %v, %+v", err, p)
+	}
+	for what, text := range map[string]string{"error": err.Error(), "log": log.String()} {
+		if !strings.Contains(text, string(missing)) || !strings.Contains(text, "linux/arm/v7") {
+			t.Errorf("the %s does not name the platform: %s", what, text)
+		}
+	}
+	wantCode(t, err, oci.CodeManifestBlobUnknown)
 }

@@ -201,6 +201,9 @@ func (p *progress) copied(c client.CopyProgress) {
 func printCopied(w io.Writer, rep client.CopyProgress) {
 	fmt.Fprintf(w, "copied %d references: %d manifests and %d blobs sent (%s), %d were here, %d failed\n",
 		rep.References, rep.Manifests, rep.Blobs, size(rep.Bytes), rep.Present, rep.Failed)
+	if rep.Absent > 0 {
+		fmt.Fprintf(w, "the source lacks %d manifests that its indexes name; the log tells which\n", rep.Absent)
+	}
 }
 
 func restoreCommand() *cobra.Command {
