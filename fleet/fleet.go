@@ -1,7 +1,8 @@
 // Package fleet is what nodes say of themselves: which images a node has of a
 // repository, how much of them, and which containers run from them. Agents report it
-// every [Interval] to the registry that an image is from, with the right to pull it,
-// which is all that makes a report believable: a node is called what it calls itself.
+// every [Interval] to the registry that an image is from, with the right to pull it.
+// A node is called what it calls itself, but while its reports count they are those of
+// one client: another cannot speak for it, nor fill the book alone.
 //
 // Reports are kept in memory, for [Lifetime]. Behind a load balancer each server has
 // those that came to it.
@@ -23,8 +24,9 @@ const (
 	Lifetime = 5 * time.Minute
 
 	// maxReports and maxBytes bound a book, maxContainers the containers of an image, maxText
-	// each text in bytes.
+	// each text in bytes. One client has at most maxShare of the reports and of the bytes.
 	maxReports    = 50_000
+	maxShare      = 2 // half of them
 	maxBytes      = 64 << 20
 	maxContainers = 500
 	maxText       = 512
@@ -99,8 +101,9 @@ type Node struct {
 // Image is a report with the repository it is about.
 type Image struct {
 	Report
-	Repo string
-	Seen time.Time
+	Repo   string
+	Seen   time.Time
+	client string
 }
 
 // Book keeps reports. The zero value is not ready; make one with NewBook. Safe for
@@ -111,6 +114,18 @@ type Book struct {
 	mu      sync.Mutex
 	reports map[key]Image
 	bytes   int // of all reports
+	// clients are those that reports are by, owners those that nodes are of.
+	clients map[string]load
+	owners  map[string]owner
+}
+
+// load is what a client has in a book.
+type load struct{ reports, bytes int }
+
+// owner is the client that a node's reports are by, and how many there are.
+type owner struct {
+	client  string
+	reports int
 }
 
 type key struct{ node, repo, image string }
@@ -120,19 +135,25 @@ func NewBook(clock func() time.Time) *Book {
 	if clock == nil {
 		clock = time.Now
 	}
-	return &Book{clock: clock, reports: map[key]Image{}}
+	return &Book{clock: clock, reports: map[key]Image{}, clients: map[string]load{}, owners: map[string]owner{}}
 }
 
-// Add notes a report about an image of a repository, in place of the node's last one.
-// Errors say what is wrong with the report, or that there are too many.
-func (b *Book) Add(repo string, r *Report) error {
+// Add notes a client's report about an image of a repository, in place of the node's
+// last one. Errors say what is wrong with the report, that the node is another client's,
+// or that there are too many.
+func (b *Book) Add(client, repo string, r *Report) error {
 	if err := r.check(); err != nil {
 		return err
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	k := key{r.Node, repo, r.Image}
-	i := Image{Report: *r, Repo: repo, Seen: b.clock()}
+	i := Image{Report: *r, Repo: repo, Seen: b.clock(), client: client}
+	if b.foreign(&i) {
+		if b.expire(); b.foreign(&i) {
+			return fmt.Errorf("node %.40q is reported by another client", r.Node)
+		}
+	}
 	if b.full(k, &i) {
 		if b.expire(); b.full(k, &i) {
 			return fmt.Errorf("so much is reported already, of %d images of nodes, that there is no room for more", len(b.reports))
@@ -140,8 +161,29 @@ func (b *Book) Add(repo string, r *Report) error {
 	}
 	b.drop(k)
 	b.reports[k] = i
-	b.bytes += i.bytes()
+	b.count(&i, 1)
 	return nil
+}
+
+// foreign reports whether the node of a report is another client's.
+func (b *Book) foreign(i *Image) bool {
+	o, known := b.owners[i.Node]
+	return known && o.client != i.client
+}
+
+// count takes a report into account n times, 1 or -1.
+func (b *Book) count(i *Image, n int) {
+	b.bytes += n * i.bytes()
+	l, o := b.clients[i.client], b.owners[i.Node]
+	l.reports, l.bytes = l.reports+n, l.bytes+n*i.bytes()
+	o.client, o.reports = i.client, o.reports+n
+	b.clients[i.client], b.owners[i.Node] = l, o
+	if l.reports == 0 {
+		delete(b.clients, i.client)
+	}
+	if o.reports == 0 {
+		delete(b.owners, i.Node)
+	}
 }
 
 // full tells that there is no room for a report in place of the last one.
@@ -151,13 +193,15 @@ func (b *Book) full(k key, i *Image) bool {
 	if known {
 		more -= old.bytes()
 	}
-	return !known && len(b.reports) >= maxReports || more > 0 && b.bytes+more > maxBytes
+	own := b.clients[i.client]
+	return !known && (len(b.reports) >= maxReports || own.reports >= maxReports/maxShare) ||
+		more > 0 && (b.bytes+more > maxBytes || own.bytes+more > maxBytes/maxShare)
 }
 
 // drop forgets a report.
 func (b *Book) drop(k key) {
 	if old, known := b.reports[k]; known {
-		b.bytes -= old.bytes()
+		b.count(&old, -1)
 		delete(b.reports, k)
 	}
 }

@@ -14,7 +14,7 @@ func TestBook(t *testing.T) {
 	b := fleet.NewBook(func() time.Time { return now })
 	add := func(node, image string, local int) {
 		t.Helper()
-		if err := b.Add("team/app", &fleet.Report{Node: node, Image: image, Files: 10, LocalFiles: local, Tier: fmt.Sprint(local)}); err != nil {
+		if err := b.Add(node, "team/app", &fleet.Report{Node: node, Image: image, Files: 10, LocalFiles: local, Tier: fmt.Sprint(local)}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -42,7 +42,7 @@ func TestBadReports(t *testing.T) {
 		"many":           {Node: "n", Image: "i", Containers: make([]fleet.Container, 501)},
 		"long container": {Node: "n", Image: "i", Containers: []fleet.Container{{ID: strings.Repeat("c", 513)}}},
 	} {
-		if err := b.Add("a", r); err == nil {
+		if err := b.Add("client", "a", r); err == nil {
 			t.Errorf("%s: taken", name)
 		}
 	}
@@ -58,7 +58,7 @@ func TestFull(t *testing.T) {
 	var err error
 	n := 0
 	for ; err == nil && n < 100_000; n++ {
-		err = b.Add("a", &fleet.Report{Node: fmt.Sprint(n), Image: "i"})
+		err = b.Add(fmt.Sprint("client", n%5), "a", &fleet.Report{Node: fmt.Sprint(n), Image: "i"})
 	}
 	if err == nil {
 		t.Fatalf("%d reports are kept", n)
@@ -69,16 +69,54 @@ func TestFull(t *testing.T) {
 		large[i].ID = strings.Repeat("c", 500)
 	}
 	for n, err = 0, nil; err == nil && n < 1000; n++ {
-		err = b.Add("a", &fleet.Report{Node: fmt.Sprint(n), Image: "i", Containers: large})
+		err = b.Add(fmt.Sprint("client", n%5), "a", &fleet.Report{Node: fmt.Sprint(n), Image: "i", Containers: large})
 	}
 	if err == nil {
 		t.Fatalf("%d large reports are kept", n)
 	}
-	if err := b.Add("a", &fleet.Report{Node: "0", Image: "i"}); err != nil {
+	if err := b.Add("client0", "a", &fleet.Report{Node: "0", Image: "i"}); err != nil {
 		t.Errorf("a known node is refused: %v", err)
 	}
 	now = now.Add(fleet.Lifetime + time.Second)
-	if err := b.Add("a", &fleet.Report{Node: "new", Image: "i"}); err != nil {
+	if err := b.Add("new", "a", &fleet.Report{Node: "new", Image: "i"}); err != nil {
 		t.Errorf("old reports keep new ones out: %v", err)
+	}
+}
+
+// A client speaks for its own nodes, and leaves room for others.
+func TestOneClient(t *testing.T) {
+	now := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
+	b := fleet.NewBook(func() time.Time { return now })
+	add := func(client, node, image string) error {
+		return b.Add(client, "a", &fleet.Report{Node: node, Image: image, Tier: client})
+	}
+	if err := add("alice", "n1", "i"); err != nil {
+		t.Fatal(err)
+	}
+	for _, image := range []string{"i", "j"} {
+		if err := add("mallory", "n1", image); err == nil {
+			t.Errorf("another client reports image %s of the node", image)
+		}
+	}
+	if err := add("alice", "n1", "j"); err != nil {
+		t.Error(err)
+	}
+	if n := b.Nodes(); len(n) != 1 || len(n[0].Images) != 2 || n[0].Tier != "alice" {
+		t.Errorf("the book has %+v", n)
+	}
+	var err error
+	n := 0
+	for ; err == nil && n < 100_000; n++ {
+		err = add("mallory", fmt.Sprint("m", n), "i")
+	}
+	if err == nil {
+		t.Fatalf("one client has %d reports", n)
+	}
+	if err := add("bob", "n2", "i"); err != nil {
+		t.Errorf("one client keeps others out: %v", err)
+	}
+	now = now.Add(fleet.Lifetime + time.Second)
+	if err := add("bob", "n1", "i"); err != nil {
+		t.Errorf("a node that nobody reports any more has an owner: %v", err)
 	}
 }

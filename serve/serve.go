@@ -242,7 +242,7 @@ func (s *Server) setUpHTTP() error {
 	}
 	so.Gear = gearAPI{s.root.gear, s.writes}
 	s.nodes = fleet.NewBook(nil)
-	so.Nodes = s.nodes
+	so.Nodes, so.AnonymousReports = s.nodes, s.cfg.Gear.Anonymous
 	if s.root.volumes != nil {
 		so.Volumes = volumeAPI{s.root.volumes, s.writes}
 		s.metrics.MustRegister(s.root.volumes.Metrics()...)

@@ -265,6 +265,9 @@ func (s *Server) getGearProfile(q *request) error {
 
 // reportGearProfile answers POST .../gear/profiles/<digest>.
 func (s *Server) reportGearProfile(q *request) error {
+	if err := s.mayReport(q); err != nil {
+		return err
+	}
 	list, err := s.readNames(q, maxProfileNames)
 	if err != nil {
 		return err
@@ -272,7 +275,12 @@ func (s *Server) reportGearProfile(q *request) error {
 	if len(list.names) == 0 {
 		return oci.Errorf(oci.CodeSizeInvalid, "a profile has at least one name")
 	}
+	k := vote{q.reporter() + " at " + oci.ClientOf(q.r.RemoteAddr).String(), string(q.ext.arg)}
+	if !s.votes.take(k, s.opts.Clock()) {
+		return q.accepted() // it is heard already
+	}
 	if err := s.opts.Gear.ReportProfile(q.ctx(), q.Repo, q.ext.arg, list.names); err != nil {
+		s.votes.giveBack(k)
 		return unless(err, errNoProfile)
 	}
 	return q.accepted()

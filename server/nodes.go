@@ -11,9 +11,9 @@ import (
 
 // Nodes takes what nodes report; *fleet.Book is one.
 type Nodes interface {
-	// Add notes a report about an image of a repository. Errors are the report's fault,
-	// or say that there are too many.
-	Add(repo string, r *fleet.Report) error
+	// Add notes a report of a client about an image of a repository. Errors are the
+	// report's fault, or say that there are too many.
+	Add(client, repo string, r *fleet.Report) error
 }
 
 // maxNodeReport is the size in bytes of the longest report.
@@ -22,6 +22,9 @@ const maxNodeReport = 256 << 10
 // noteNode answers POST .../gear/nodes. It is no change of the registry, and not in the
 // audit log.
 func (s *Server) noteNode(q *request) error {
+	if err := s.mayReport(q); err != nil {
+		return err
+	}
 	src, _, done := s.body(q)
 	defer done()
 	if src == nil {
@@ -38,7 +41,7 @@ func (s *Server) noteNode(q *request) error {
 	if err := json.Unmarshal(b, &r); err != nil {
 		return &oci.Error{Code: oci.CodeUnsupported, Status: http.StatusBadRequest, Message: "the body is no report of a node: " + err.Error()}
 	}
-	if err := s.opts.Nodes.Add(q.Repo, &r); err != nil {
+	if err := s.opts.Nodes.Add(q.reporter(), q.Repo, &r); err != nil {
 		return &oci.Error{Code: oci.CodeUnsupported, Status: http.StatusBadRequest, Message: err.Error()}
 	}
 	return q.accepted()

@@ -70,6 +70,9 @@ type Options struct {
 	Site *auth.Site
 	// Nodes takes what nodes report; nil: nobody does.
 	Nodes Nodes
+	// AnonymousReports takes what anonymous clients report of nodes and profiles, where
+	// there are users.
+	AnonymousReports bool
 	// Volumes serves the volume extension; nil: none.
 	Volumes Volumes
 	// Web serves the web page, which the paths are that IsWeb names; nil: none.
@@ -130,6 +133,7 @@ type Server struct {
 	metrics *metrics
 	limits  *limiter
 	sending *limiter
+	votes   votes // on profiles
 	// proxied says that there may be trusted proxies.
 	proxied bool
 	places  places

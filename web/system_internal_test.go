@@ -96,7 +96,7 @@ func TestSystemSpeed(t *testing.T) {
 	book := fleet.NewBook(nil)
 	for i := range 2_000 {
 		for j := range 10 {
-			if err := book.Add("lib/app", &fleet.Report{Node: fmt.Sprintf("node-%04d", i), Image: fmt.Sprintf("lib/app:%d", j), Containers: []fleet.Container{{ID: "c"}}}); err != nil {
+			if err := book.Add(fmt.Sprint("client", i), "lib/app", &fleet.Report{Node: fmt.Sprintf("node-%04d", i), Image: fmt.Sprintf("lib/app:%d", j), Containers: []fleet.Container{{ID: "c"}}}); err != nil {
 				t.Fatal(err)
 			}
 		}
