@@ -275,8 +275,10 @@ type GearJob struct {
 	Failure  string
 	// Due is when the next attempt is.
 	Due time.Time
-	// Size of the layer in bytes, which only GearJobs tells.
+	// Size of the layer in bytes, and the number of a repository that shows it or 0,
+	// which only GearJobs tells.
 	Size int64
+	Repo int64
 }
 
 func scanGearJob(r *sql.Rows) (j GearJob, err error) {
@@ -304,14 +306,23 @@ func (c *Catalog) QueueGear(ctx context.Context, layers ...oci.Digest) error {
 	})
 }
 
-// GearJobs returns at most n conversions that are due, oldest first.
+// fairJobs is among how many conversions, the oldest that are due, repositories take
+// turns. It bounds what a look at the queue costs.
+const fairJobs = 4096
+
+// GearJobs returns at most n conversions that are due. Repositories take turns, each
+// with its oldest first, so that one that pushes much does not keep others waiting. A
+// layer that several repositories show is that of the oldest of them.
 func (c *Catalog) GearJobs(ctx context.Context, n int) ([]GearJob, error) {
 	var out []GearJob
-	err := c.db.rows(ctx, `SELECT j.digest, j.attempts, j.failure, j.due_at, COALESCE(b.size, 0) FROM gear_jobs j LEFT JOIN blobs b ON b.digest = j.digest
-		WHERE j.due_at <= ? ORDER BY j.due_at, j.id LIMIT ?`, []any{c.now(), n}, func(r *sql.Rows) error {
+	err := c.db.rows(ctx, `WITH due AS (SELECT id, digest, attempts, failure, due_at FROM gear_jobs WHERE due_at <= ? ORDER BY due_at, id LIMIT ?),
+		owned AS (SELECT due.*, COALESCE(b.size, 0) AS size, COALESCE((SELECT MIN(l.repo_id) FROM links l WHERE l.blob_id = b.id), 0) AS repo
+			FROM due LEFT JOIN blobs b ON b.digest = due.digest),
+		turns AS (SELECT owned.*, ROW_NUMBER() OVER (PARTITION BY repo ORDER BY due_at, id) AS turn FROM owned)
+		SELECT digest, attempts, failure, due_at, size, repo FROM turns ORDER BY turn, due_at, id LIMIT ?`, []any{c.now(), fairJobs, n}, func(r *sql.Rows) error {
 		var j GearJob
 		var due int64
-		err := r.Scan(&j.Digest, &j.Attempts, &j.Failure, &due, &j.Size)
+		err := r.Scan(&j.Digest, &j.Attempts, &j.Failure, &due, &j.Size, &j.Repo)
 		j.Due = fromMillis(due)
 		out = append(out, j)
 		return err

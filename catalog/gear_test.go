@@ -2,6 +2,7 @@ package catalog
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -236,11 +237,68 @@ func testGearJobs(t *testing.T, base *bed) {
 			t.Errorf("jobs, %v (-want +got):\n%s", err, diff)
 		}
 	}
-	check(GearJob{Digest: a, Due: due, Size: 1})
+	check(GearJob{Digest: a, Due: due, Size: 1, Repo: 1})
 	now = now.Add(time.Hour)
-	check(GearJob{Digest: a, Due: due, Size: 1}, GearJob{Digest: b, Attempts: 1, Failure: "bad luck", Due: due.Add(time.Minute), Size: 1})
+	check(GearJob{Digest: a, Due: due, Size: 1, Repo: 1}, GearJob{Digest: b, Attempts: 1, Failure: "bad luck", Due: due.Add(time.Minute), Size: 1, Repo: 1})
 	gearStep(t, c.EndGearJob(ctx, a))
 	gearStep(t, c.RecordGear(ctx, GearRecord{Packs: []NewGearPack{gearPack(1, 1)}, Layer: gearLayer(a, 1)}))
 	gearStep(t, c.QueueGear(ctx, a))
-	check(GearJob{Digest: b, Attempts: 1, Failure: "bad luck", Due: due.Add(time.Minute), Size: 1})
+	check(GearJob{Digest: b, Attempts: 1, Failure: "bad luck", Due: due.Add(time.Minute), Size: 1, Repo: 1})
+}
+
+// TestGearJobsTakeTurns: whatever repositories have queued, each is among the next jobs as
+// often as any other, as long as it has any, with its oldest.
+func TestGearJobsTakeTurns(t *testing.T) { onBoth(t, testGearJobsTakeTurns) }
+
+func testGearJobsTakeTurns(t *testing.T, base *bed) {
+	now := time.UnixMilli(1e12)
+	c := base.open(t, &Options{Clock: func() time.Time { return now }})
+	ctx := t.Context()
+	counts := []int{40, 1, 7, 0, 12}
+	for r, n := range counts {
+		for i := range n {
+			d := gearDigest(fmt.Sprintf("%d/%d", r, i))
+			gearStep(t, c.PutBlob(ctx, fmt.Sprint("repo", r), Blob{Digest: d, Size: 1, Content: []byte("1")}, ""))
+			gearStep(t, c.QueueGear(ctx, d))
+		}
+	}
+	for _, n := range []int{1, 3, 4, 8, 20, 60, 100} {
+		jobs, err := c.GearJobs(ctx, n)
+		gearStep(t, err)
+		got := map[int64]int{}
+		for _, j := range jobs {
+			got[j.Repo]++
+		}
+		if want := min(n, 60); len(jobs) != want {
+			t.Errorf("%d of %d jobs", len(jobs), want)
+		}
+		most := 0
+		for _, k := range got {
+			most = max(most, k)
+		}
+		id := int64(0) // of the repositories, as they were made
+		for r, of := range counts {
+			if of == 0 {
+				continue
+			}
+			id++
+			if got[id] < min(of, most-1) {
+				t.Errorf("of %d jobs repo%d has %d, another %d", n, r, got[id], most)
+			}
+		}
+		next := map[int64]int{}
+		for _, j := range jobs {
+			for r := range counts {
+				if j.Digest == gearDigest(fmt.Sprintf("%d/%d", r, next[j.Repo])) {
+					next[j.Repo]++
+					break
+				}
+			}
+		}
+		for repo, k := range next {
+			if k != got[repo] {
+				t.Errorf("the jobs of repository %d are not its oldest", repo)
+			}
+		}
+	}
 }

@@ -10,6 +10,7 @@ type Gear struct {
 	Workers       int           `yaml:"workers" default:"2" min:"1" doc:"Layers converted at once, those being pushed included."`
 	MaxEntries    int           `yaml:"max_entries" default:"1000000" min:"1" doc:"Most files, directories and links in a layer. One with more stays as it is."`
 	MaxLayerBytes Size          `yaml:"max_layer_bytes" default:"256GiB" min:"1" doc:"Largest uncompressed layer. One that is larger stays as it is."`
+	MaxLayerTime  time.Duration `yaml:"max_layer_time" default:"1h" min:"1s" doc:"Longest work on a layer, without the time in which its bytes are waited for. One that takes more stays as it is; it can be pulled as any other."`
 	Settle        Settle        `yaml:"settle" doc:"Rewriting of what was stored quickly into what takes less space, which also frees the space of deleted files."`
 	Anonymous     bool          `yaml:"anonymous_reports" doc:"Takes what anonymous clients report: which files containers open first, and which nodes run an image. By default only users report, unless auth is empty. A report counts once an hour for each client and image."`
 	StagedFor     time.Duration `yaml:"staged_for" default:"24h" min:"1m" doc:"How long files that clients upload wait for the image that holds them."`

@@ -52,6 +52,8 @@ type setup struct {
 	filest filestore.Options
 	// idle does not begin to work off the queue.
 	idle bool
+	// tick is how much time passes for conversions between two looks at the clock.
+	tick time.Duration
 	// off wires no Gear side to the registry.
 	off bool
 	// dsn of a catalogue that several processes share, which then go by the system's
@@ -169,6 +171,14 @@ func (b *bed) open() {
 	b.must(err)
 	g := b.o.gear
 	g.Logger, g.Clock, g.TempDir = log, clock, b.dir
+	if b.o.tick > 0 {
+		g.Clock = func() time.Time {
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			b.now = b.now.Add(b.o.tick)
+			return b.now
+		}
+	}
 	b.svc = gearregistry.New(b.cat, b, b.files, &g)
 	o := &registry.Options{Clock: clock, Logger: log, Grace: time.Minute, Tap: b.svc,
 		Partial: func(repo string) bool { return strings.HasPrefix(repo, "up/") },

@@ -12,6 +12,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"time"
 
 	"example.org/slipway/catalog"
 	"example.org/slipway/filestore"
@@ -124,7 +125,7 @@ func (s *Service) convert(ctx context.Context, body io.Reader, want gear.Want, c
 		behind = nil
 	}
 	sink := &leading{Writer: w, behind: behind}
-	out, err := gear.Convert(ctx, body, want, sink, &gear.ConvertOptions{
+	out, err := gear.Convert(ctx, &bounded{r: body, clock: s.opts.Clock, left: s.opts.LayerTime, max: s.opts.LayerTime}, want, sink, &gear.ConvertOptions{
 		MemoryBytes: conversionMemory / int64(cap(s.slots)), TempDir: s.opts.TempDir, Layer: s.opts.Layer, Index: s.opts.Index,
 		Progress: func(bytes, _ int64) { c.progress(bytes, 0) }, IndexOnly: sink.indexOnly,
 	})
@@ -154,6 +155,38 @@ func (s *Service) convert(ctx context.Context, body io.Reader, want gear.Want, c
 	s.metrics.newBytes.Add(float64(out.NewBytes))
 	s.metrics.took.Observe(s.opts.Clock().Sub(began).Seconds())
 	return nil
+}
+
+// bounded reads a layer for at most so much work: the time between two reads, in which
+// what was read is inflated, hashed and stored. The time in which bytes are waited for
+// does not count, nor does that before the first read.
+type bounded struct {
+	r     io.Reader
+	clock func() time.Time
+	// left of max.
+	left, max time.Duration
+	last      time.Time // the end of the last read; zero: there was none
+}
+
+// Read implements io.Reader.
+func (b *bounded) Read(p []byte) (int, error) {
+	if !b.last.IsZero() {
+		b.left -= b.clock().Sub(b.last)
+	}
+	if b.left < 0 {
+		return 0, &costlyError{b.max}
+	}
+	n, err := b.r.Read(p)
+	b.last = b.clock()
+	return n, err
+}
+
+// costlyError says that a layer takes more work than one may.
+type costlyError struct{ max time.Duration }
+
+// Error implements error.
+func (e *costlyError) Error() string {
+	return fmt.Sprintf("the layer takes more than %v of work (gear.max_layer_time), so it stays as it is", e.max)
 }
 
 // commitIndex encodes and records an index.
@@ -295,7 +328,8 @@ func (s *Service) mayAll(ctx context.Context, repo string, names []gear.Name) (b
 func permanent(err error) bool {
 	var format *rootfs.FormatError
 	var limit *rootfs.LimitError
-	return errors.As(err, &format) || errors.As(err, &limit) ||
+	var costly *costlyError
+	return errors.As(err, &format) || errors.As(err, &limit) || errors.As(err, &costly) ||
 		errors.Is(err, gear.ErrConflict) || errors.Is(err, gear.ErrTooLarge) || errors.Is(err, gear.ErrInvalid) || errors.Is(err, gear.ErrNotGear)
 }
 

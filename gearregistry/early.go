@@ -239,4 +239,33 @@ func (s *Service) indexesFirst(jobs []catalog.GearJob) {
 		}
 		return cmp.Compare(x, y)
 	})
+	s.takeTurns(jobs, func(j *catalog.GearJob) bool { return rank(j) == 2 })
+}
+
+// takeTurns puts jobs in the order in which repositories take turns, each in the order
+// that its jobs have; later ones come behind all others. What is being converted counts
+// as a turn that its repository has had. The caller holds mu.
+func (s *Service) takeTurns(jobs []catalog.GearJob, later func(*catalog.GearJob) bool) {
+	had := map[int64]int{}
+	for i := range jobs {
+		if s.active[jobs[i].Digest] != nil {
+			had[jobs[i].Repo]++
+		}
+	}
+	turn := make(map[oci.Digest]int, len(jobs))
+	for i := range jobs {
+		if j := &jobs[i]; s.active[j.Digest] == nil {
+			turn[j.Digest] = had[j.Repo]
+			had[j.Repo]++
+		}
+	}
+	slices.SortStableFunc(jobs, func(a, b catalog.GearJob) int {
+		switch x, y := later(&a), later(&b); {
+		case x == y:
+			return cmp.Compare(turn[a.Digest], turn[b.Digest])
+		case x:
+			return 1
+		}
+		return -1
+	})
 }

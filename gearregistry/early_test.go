@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
 
 	"example.org/slipway/catalog"
 	"example.org/slipway/gear"
@@ -192,4 +193,63 @@ func TestLargestFirst(t *testing.T) {
 	if diff := cmp.Diff([]string{"old and small", "failed", "larger", "large", "as large", "small"}, got); diff != "" {
 		t.Errorf("order of the queue (-want +got):\n%s", diff)
 	}
+}
+
+// TestTurns: of any queue and whatever is at work, the next job is of a repository that
+// has had fewest turns, and all of a repository's come in the order of the queue without
+// others.
+func TestTurns(t *testing.T) {
+	cat := newBed(t, setup{idle: true}).cat
+	rapid.Check(t, func(rt *rapid.T) {
+		now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+		s := gearregistry.New(cat, nil, nil, &gearregistry.Options{Clock: func() time.Time { return now }})
+		n := rapid.IntRange(0, 40).Draw(rt, "jobs")
+		var jobs []catalog.GearJob
+		active := map[oci.Digest]bool{}
+		for i := range n {
+			j := catalog.GearJob{Digest: oci.SHA256([]byte{byte(i)}), Repo: rapid.Int64Range(0, 4).Draw(rt, "repo"), Attempts: rapid.IntRange(0, 1).Draw(rt, "attempts"),
+				Size: rapid.Int64Range(0, 3).Draw(rt, "size"), Due: now.Add(-time.Duration(rapid.IntRange(0, 2).Draw(rt, "age")) * gearregistry.EarlyFor)}
+			jobs = append(jobs, j)
+			if rapid.IntRange(0, 5).Draw(rt, "active") == 0 {
+				active[j.Digest] = true
+				s.Start(j.Digest)
+			}
+		}
+		alone := map[int64][]oci.Digest{} // the queue of each repository, if it were the only one
+		for repo := range int64(5) {
+			var own []catalog.GearJob
+			for _, j := range jobs {
+				if j.Repo == repo {
+					own = append(own, j)
+				}
+			}
+			s.IndexesFirst(own)
+			for _, j := range own {
+				if !active[j.Digest] {
+					alone[repo] = append(alone[repo], j.Digest)
+				}
+			}
+		}
+		had := map[int64]int{}
+		for _, j := range jobs {
+			if active[j.Digest] {
+				had[j.Repo]++
+			}
+		}
+		s.IndexesFirst(jobs)
+		for _, j := range jobs {
+			if active[j.Digest] {
+				continue
+			}
+			for repo, rest := range alone {
+				if len(rest) > 0 && had[repo] < had[j.Repo] {
+					rt.Fatalf("repository %d has had %d turns and is given another before %d, which has had %d", j.Repo, had[j.Repo], repo, had[repo])
+				}
+			}
+			if alone[j.Repo][0] != j.Digest {
+				rt.Fatalf("a job of repository %d is passed over by another of the same", j.Repo)
+			}
+			had[j.Repo], alone[j.Repo] = had[j.Repo]+1, alone[j.Repo][1:]
+		}
+	})
 }

@@ -3,6 +3,7 @@ package gearregistry
 import (
 	"example.org/slipway/catalog"
 	"example.org/slipway/gear"
+	"example.org/slipway/oci"
 )
 
 // Wake has the workers look at the queue, as they do every few seconds.
@@ -17,6 +18,9 @@ const (
 	HushStep  = hushStep
 	HushFiles = hushFiles
 )
+
+// Start has a layer count as being converted.
+func (s *Service) Start(d oci.Digest) { s.start(d, &conversion{}) }
 
 // IndexesFirst sorts jobs as the queue does.
 func (s *Service) IndexesFirst(jobs []catalog.GearJob) { s.indexesFirst(jobs) }

@@ -62,6 +62,9 @@ type Options struct {
 	// Layer and Index bound what a layer may cost.
 	Layer *rootfs.Options
 	Index *gear.Limits
+	// LayerTime bounds the work of a conversion; default 1 h. The time in which it waits
+	// for bytes does not count.
+	LayerTime time.Duration
 	// Patience is how long in all a conversion waits for the bytes of an upload
 	// that it goes along with; default 30 s. An upload that is slower than that is
 	// converted from the queue when it is there: others must not wait for it.
@@ -178,6 +181,9 @@ func New(cat *catalog.Catalog, blobs Blobs, files *filestore.Store, o *Options) 
 	}
 	if v.Workers <= 0 {
 		v.Workers = 2
+	}
+	if v.LayerTime <= 0 {
+		v.LayerTime = time.Hour
 	}
 	if v.Patience <= 0 {
 		v.Patience = 30 * time.Second

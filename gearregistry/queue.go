@@ -329,8 +329,11 @@ func (s *Service) drainQueue(ctx context.Context) {
 			}
 		}
 		s.indexesFirst(jobs)
-		begun := false
+		begun := 0
 		for _, j := range jobs {
+			if begun == cap(s.slots) {
+				break // others may have come, whose turn it is
+			}
 			if active, _ := s.isActive(j.Digest); active || s.filesLater(j.Digest) {
 				continue
 			}
@@ -340,12 +343,12 @@ func (s *Service) drainQueue(ctx context.Context) {
 			case s.slots <- struct{}{}:
 			}
 			if s.beginQueued(j) {
-				begun = true
+				begun++
 			} else {
 				<-s.slots
 			}
 		}
-		if !begun {
+		if begun == 0 {
 			return
 		}
 	}

@@ -150,7 +150,9 @@ func TestQueuePermanent(t *testing.T) {
 		data   []byte
 		o      gearregistry.Options
 		reason string
+		tick   time.Duration
 	}{
+		"too much work":  {data: layer(5, 30, 300_000), o: gearregistry.Options{LayerTime: 3 * time.Second}, tick: time.Second, reason: "more than 3s of work"},
 		"corrupt gzip":   {data: broken, reason: "layer at"},
 		"truncated gzip": {data: good[:len(good)-20_000], reason: "unexpected EOF"},
 		"truncated tar":  {data: zipped(plain[:20_000]), reason: "unexpected EOF"},
@@ -164,7 +166,7 @@ func TestQueuePermanent(t *testing.T) {
 			reason: "too large"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newBed(t, setup{gear: test.o})
+			b := newBed(t, setup{gear: test.o, tick: test.tick})
 			_, d := b.push(ours, test.data)
 			b.eventually("the failure", func() bool { return b.status().Failed == 1 })
 			b.quiet()

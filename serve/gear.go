@@ -42,6 +42,7 @@ func (r *root) openGear(cfg *config.Config, log *slog.Logger, memory *registry.M
 		Logger: log, Mode: mode, SyncTimeout: cfg.Gear.SyncTimeout, Workers: cfg.Gear.Workers, TempDir: temp,
 		Layer:     &rootfs.Options{MaxEntries: int64(cfg.Gear.MaxEntries), MaxBytes: int64(cfg.Gear.MaxLayerBytes)},
 		Index:     &gear.Limits{Entries: cfg.Gear.MaxEntries},
+		LayerTime: cfg.Gear.MaxLayerTime,
 		StagedFor: cfg.Gear.StagedFor, SettleEvery: cfg.Gear.Settle.Interval, SettleShare: cfg.Gear.Settle.Share,
 		ReadOnly: cfg.Storage.Maintenance.ReadOnly.Enabled,
 	}
