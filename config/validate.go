@@ -107,6 +107,7 @@ func (v *validator) httpValues(h *HTTP) {
 	if h.Host != "" {
 		v.check("http.host", checkURL(h.Host))
 	}
+	v.hostNames("http.names", h.Names, map[string]bool{})
 	if h.Debug.Addr != "" {
 		v.check("http.debug.addr", checkAddr("tcp", h.Debug.Addr))
 	}

@@ -282,11 +282,11 @@ func (s *Server) setUpHTTP() error {
 // siteOf returns what is known of the names of a server, where pages of origins may
 // change things, too.
 func siteOf(cfg *config.Config, origins []string) *auth.Site {
-	names := slices.Clone(cfg.HTTP.Names)
+	var names []string
 	if name, err := os.Hostname(); err == nil {
 		names = append(names, name)
 	}
-	for _, own := range append(cfg.Proxy.OwnNames, cfg.Proxy.Hosts()...) {
+	for _, own := range slices.Concat(cfg.HTTP.Names, cfg.Proxy.OwnNames, cfg.Proxy.Hosts()) {
 		names = append(names, withoutPort(own))
 	}
 	return auth.NewSite(cfg.HTTP.Host, names, origins)

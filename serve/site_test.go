@@ -23,7 +23,7 @@ func siteServers(t *testing.T) []siteServer {
 		{name: "open", open: true},
 		{name: "open to the network", yaml: "http: {addr: '0.0.0.0:0', insecure_open_to_network: true, debug: {addr: '127.0.0.1:0'}}", open: true},
 		{name: "password that the browser keeps", yaml: tokenYAML(users, ""), edits: []func(*http.Request){basic("alice", "pw")}},
-		{name: "anonymous pushes", yaml: "auth:\n  htpasswd: {path: " + users + "}\n  access:\n    - {repositories: ['**'], subjects: [anonymous], actions: ['*']}\n"},
+		{name: "anonymous pushes", yaml: "auth:\n  htpasswd: {path: " + users + "}\n  access:\n    - {repositories: ['**'], subjects: [anonymous], actions: ['*']}\ngear: {anonymous_reports: true}\n"},
 	}
 }
 
@@ -98,7 +98,7 @@ func TestAnonymousUnderForeignName(t *testing.T) {
 // TestDebugUnderForeignName: what the debug listener shows is not shown to a page whose
 // site took this machine's address.
 func TestDebugUnderForeignName(t *testing.T) {
-	s := start(t, setup{yaml: "http: {names: [registry.test]}"})
+	s := start(t, setup{yaml: "http: {names: ['registry.test:5000']}"})
 	for _, path := range []string{"/metrics", "/livez", "/readyz", "/debug/health", "/debug/pprof/", "/debug/pprof/cmdline", "/debug/pprof/heap"} {
 		for host, want := range map[string]int{"": 200, "localhost": 200, "registry.test:1": 200, "page.example": 421, "127.0.0.1.page.example": 421} {
 			a := s.do("GET", s.debug+path, "", func(r *http.Request) {
