@@ -76,14 +76,18 @@ func OpenSnapshot(ctx context.Context, path string) (*Snapshot, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the copy of the catalogue: %w", err)
 	}
-	e := &sqlite{readers: db}
-	e.reading.prepare = db.PrepareContext
-	s := &Snapshot{&database{engine: e, lite: e}}
+	s := newSnapshot(db)
 	var n int
 	if err := s.db.row(ctx, `SELECT COUNT(*) FROM sqlite_master WHERE name IN ('blobs', 'links', 'manifests', 'refs', 'tags')`, nil, &n); err != nil || n != 5 {
 		return nil, errors.Join(fmt.Errorf("%s is not a catalogue", path), err, s.Close())
 	}
 	return s, nil
+}
+
+func newSnapshot(db *sql.DB) *Snapshot {
+	e := &sqlite{readers: db}
+	e.reading.prepare = db.PrepareContext
+	return &Snapshot{&database{engine: e, lite: e}}
 }
 
 // Close closes the snapshot.

@@ -300,11 +300,23 @@ type Use struct {
 	Tag string
 }
 
+// String names the image: repo:tag, or repo@digest.
+func (u Use) String() string {
+	if u.Tag != "" {
+		return u.Repo + ":" + u.Tag
+	}
+	return u.Repo + "@" + string(u.Manifest)
+}
+
 // Uses returns at most n tags and untagged manifests that need a content:
 // because they are it, name it, or name a manifest that does.
 func (c *Catalog) Uses(ctx context.Context, d oci.Digest, n int) ([]Use, error) {
+	return c.db.uses(ctx, d, n)
+}
+
+func (db *database) uses(ctx context.Context, d oci.Digest, n int) ([]Use, error) {
 	var out []Use
-	err := c.db.rows(ctx, `WITH RECURSIVE
+	err := db.rows(ctx, `WITH RECURSIVE
 		blob(id) AS (SELECT id FROM blobs WHERE digest = ?),
 		up(repo_id, manifest_id, blob_id) AS (
 			SELECT m.repo_id, m.id, m.blob_id FROM manifests m WHERE m.blob_id = (SELECT id FROM blob)

@@ -8,8 +8,8 @@ import (
 )
 
 const (
-	// registryIDSetting is the registry's id, once the object store has it too.
-	registryIDSetting = "registry_id"
+	// identitySetting is the registry's id, once the object store has it too.
+	identitySetting = "registry_id"
 	// proposedIDSetting is an id that may not have reached the object store yet.
 	proposedIDSetting = "registry_id_proposed"
 )
@@ -21,21 +21,11 @@ func (c *Catalog) RegistryID(ctx context.Context) (id string, settled bool, err 
 	return c.db.registryID(ctx)
 }
 
-// RegistryID returns the id of the registry that the snapshot was taken of; empty
-// where it had none.
-func (s *Snapshot) RegistryID(ctx context.Context) (string, error) {
-	id, settled, err := s.db.registryID(ctx)
-	if !settled {
-		id = ""
-	}
-	return id, err
-}
-
 func (db *database) registryID(ctx context.Context) (id string, settled bool, err error) {
-	err = db.rows(ctx, `SELECT name, value FROM settings WHERE name IN (?, ?)`, []any{registryIDSetting, proposedIDSetting}, func(r *sql.Rows) error {
+	err = db.rows(ctx, `SELECT name, value FROM settings WHERE name IN (?, ?)`, []any{identitySetting, proposedIDSetting}, func(r *sql.Rows) error {
 		var name, value string
 		err := r.Scan(&name, &value)
-		if name == registryIDSetting {
+		if name == identitySetting {
 			id, settled = value, true
 		} else if !settled {
 			id = value
@@ -51,7 +41,7 @@ func (db *database) registryID(ctx context.Context) (id string, settled bool, er
 func (c *Catalog) ProposeRegistryID(ctx context.Context, id string) (agreed string, err error) {
 	err = c.db.write(ctx, func(t *tx) error {
 		agreed = ""
-		for _, name := range []string{registryIDSetting, proposedIDSetting} {
+		for _, name := range []string{identitySetting, proposedIDSetting} {
 			err := t.row(`SELECT value FROM settings WHERE name = ?`, []any{name}, &agreed)
 			if err != ErrNotFound {
 				return err
@@ -71,7 +61,7 @@ func (c *Catalog) SettleRegistryID(ctx context.Context, id string) error {
 		if _, err := t.exec(`DELETE FROM settings WHERE name = ?`, proposedIDSetting); err != nil {
 			return err
 		}
-		_, err := t.exec(`INSERT INTO settings (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value`, registryIDSetting, id)
+		_, err := t.exec(`INSERT INTO settings (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value`, identitySetting, id)
 		return err
 	})
 }

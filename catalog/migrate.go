@@ -6,7 +6,9 @@ import (
 	"embed"
 	"fmt"
 	"io/fs"
+	"path"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/pressly/goose/v3"
@@ -29,6 +31,20 @@ func migrator(dialect goose.Dialect, dir string, db *sql.DB) (p *goose.Provider,
 	}
 	sources := p.ListSources()
 	return p, sources[len(sources)-1].Version, nil
+}
+
+// newestSchema is the version of the schema that this program knows.
+func newestSchema() (newest int64, err error) {
+	names, err := fs.Glob(migrations, "migrations/sqlite/*.sql")
+	for _, name := range names {
+		number, _, _ := strings.Cut(path.Base(name), "_")
+		v, err := strconv.ParseInt(number, 10, 64)
+		if err != nil {
+			return 0, err
+		}
+		newest = max(newest, v)
+	}
+	return newest, err
 }
 
 func newerSchema(have, newest int64) error {

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"iter"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,7 +15,6 @@ import (
 
 	"example.org/slipway/catalog"
 	"example.org/slipway/durable"
-	"example.org/slipway/objstore"
 	"example.org/slipway/objstore/fsstore"
 	"example.org/slipway/oci"
 )
@@ -49,6 +46,13 @@ type BackupOptions struct {
 	// Progress, if not nil, is called about ten times a second and at the end,
 	// never twice at the same time. It delays the copy.
 	Progress func(BackupReport)
+	// Verify also reads the objects that the earlier backup has, and copies again
+	// those that are damaged there. Otherwise only their sizes are compared.
+	Verify bool
+	// ReplaceOther replaces the backup of another registry.
+	ReplaceOther bool
+	// AllowShrink makes the backup although it holds far less than the earlier one.
+	AllowShrink bool
 }
 
 // BackupReport is how far a backup or a restore has come.
@@ -78,31 +82,44 @@ type BackupReport struct {
 	// UnreadPacks are packs of Gear files, at most 1000, that the source has and
 	// that could not be read. They are left out, and what is in them is made again
 	// from the layers. UnreadPacksTotal counts all.
-	UnreadPacks      []string      `json:"unread_packs,omitempty"`
-	UnreadPacksTotal int64         `json:"unread_packs_total"`
-	Took             time.Duration `json:"took"`
+	UnreadPacks      []string `json:"unread_packs,omitempty"`
+	UnreadPacksTotal int64    `json:"unread_packs_total"`
+	// Kept contents are damaged or missing in the registry. The backup keeps the
+	// good copies that the earlier one had.
+	Kept int64 `json:"kept,omitempty"`
+	// Incomplete images lack a content of which there is no good copy, as
+	// repo:tag or repo@digest, at most 1000. IncompleteTotal counts all.
+	Incomplete      []string `json:"incomplete,omitempty"`
+	IncompleteTotal int64    `json:"incomplete_total,omitempty"`
+	// Done says that the directory holds the new backup, or that all is restored.
+	Done bool          `json:"done"`
+	Took time.Duration `json:"took"`
 }
 
 // Backup copies the registry, as it is at one moment, into the directory dir,
 // while it serves. Collection of garbage waits meanwhile. Every byte is checked
 // against its digest on the way.
 //
-// dir is made if it is missing; else it must be empty or hold an earlier backup,
-// of which only what is new is copied. The catalogue is exchanged at the end, in
-// one step, so that after an interruption the earlier backup is still whole;
-// objects only it needed are then removed. If contents are damaged at the
-// source the backup is not exchanged either, and an error says so: repair the
-// registry with Fsck and begin again.
+// dir is made if it is missing. Otherwise it must be empty or hold an earlier
+// backup of this registry, and only what is new is copied. The catalogue is
+// exchanged at the end, in one step, so that after an interruption the earlier
+// backup is still whole. Then the objects go that no manifest names any more.
+//
+// A content that is damaged or missing in the registry is kept if the earlier backup
+// has a good copy. If there is none, everything else is backed up, and the error
+// is an [*IncompleteError]. Errors: [*OtherRegistryError], [*ShrinkError]; after these
+// the earlier backup is untouched.
 func (r *Registry) Backup(ctx context.Context, dir string, o BackupOptions) (BackupReport, error) {
 	t := newTransfer(r.store, o.Parallel, o.Progress)
-	err := r.backup(ctx, dir, t)
+	t.verify = o.Verify
+	err := r.backup(ctx, dir, o, t)
 	if err != nil {
 		err = fmt.Errorf("back up to %s: %w", dir, err)
 	}
 	return t.finish(), err
 }
 
-func (r *Registry) backup(ctx context.Context, dir string, t *transfer) (err error) {
+func (r *Registry) backup(ctx context.Context, dir string, o BackupOptions, t *transfer) (err error) {
 	if err := r.CheckStore(ctx); err != nil {
 		return err
 	}
@@ -133,32 +150,71 @@ func (r *Registry) backup(ctx context.Context, dir string, t *transfer) (err err
 	if _, _, err := dst.SweepUploads(ctx, time.Now().Add(time.Hour), func(string) bool { return false }); err != nil {
 		return err
 	}
-	unborn := filepath.Join(dir, catalogUnborn)
-	if err := os.Remove(unborn); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	t.dst = dst
+	if err := r.draft(ctx, dir, o, t); err != nil {
+		return errors.Join(err, removeDraft(dir))
+	}
+	if err := renameDurably(filepath.Join(dir, catalogUnborn), filepath.Join(dir, CatalogFile)); err != nil {
 		return err
 	}
-	t.dst = dst
+	t.step(func(rep *BackupReport) { rep.Done = true })
+	if err := withSnapshot(ctx, filepath.Join(dir, CatalogFile), func(s *catalog.Snapshot) error { return t.prune(ctx, s) }); err != nil {
+		return err
+	}
+	return incomplete("backup", t.rep.Incomplete, t.rep.IncompleteTotal)
+}
+
+// draft makes the new backup's catalogue, beside the earlier one, and brings the
+// objects that it names.
+func (r *Registry) draft(ctx context.Context, dir string, o BackupOptions, t *transfer) error {
+	before, err := earlierCatalog(ctx, dir, o.ReplaceOther)
+	if err != nil {
+		return err
+	}
 	for try := 1; ; try++ {
+		if err := removeDraft(dir); err != nil {
+			return err
+		}
+		unborn := filepath.Join(dir, catalogUnborn)
 		if err := r.cat.Backup(ctx, unborn); err != nil {
 			return err
 		}
-		if err := withSnapshot(ctx, unborn, func(s *catalog.Snapshot) error { return t.copyAll(ctx, s) }); err != nil {
-			return errors.Join(err, os.Remove(unborn))
+		d, err := catalog.OpenDraft(ctx, unborn, before)
+		if err != nil {
+			return err
+		}
+		if err := r.fillDraft(ctx, d, before, o, t); err != nil {
+			return errors.Join(err, d.Close())
 		}
 		if try == packTries || !t.again() {
-			break
+			return d.Finish()
 		}
-		if err := os.Remove(unborn); err != nil {
+		if err := d.Close(); err != nil {
 			return err
 		}
 	}
-	if n := t.rep.DamagedTotal; n > 0 {
-		return errors.Join(fmt.Errorf("%d contents of the registry are damaged, the first is %s; run slipway fsck --repair", n, t.rep.Damaged[0]), os.Remove(unborn))
+}
+
+func (r *Registry) fillDraft(ctx context.Context, d *catalog.Draft, before string, o BackupOptions, t *transfer) error {
+	if before != "" {
+		if err := checkReplaces(ctx, d, before, o); err != nil {
+			return err
+		}
 	}
-	if err := renameDurably(unborn, filepath.Join(dir, CatalogFile)); err != nil {
+	if err := t.copyAll(ctx, d.Snapshot); err != nil {
 		return err
 	}
-	return withSnapshot(ctx, filepath.Join(dir, CatalogFile), func(s *catalog.Snapshot) error { return t.prune(ctx, s) })
+	return r.keepGood(ctx, d, t)
+}
+
+// removeDraft removes what a backup that was interrupted left of its catalogue.
+func removeDraft(dir string) error {
+	for _, suffix := range []string{"-journal", ""} { // a journal alone would spoil the next draft
+		if err := os.Remove(filepath.Join(dir, catalogUnborn+suffix)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
 }
 
 // withSnapshot calls fn with the catalogue's copy at path open.
@@ -179,7 +235,7 @@ func claimBackup(dir string) (*os.File, error) {
 	marker := filepath.Join(dir, BackupMarker)
 	if _, err := os.Stat(marker); errors.Is(err, fs.ErrNotExist) {
 		if err := checkEmpty(dir); err != nil {
-			return nil, fmt.Errorf("it holds no earlier backup: %w", err)
+			return nil, fmt.Errorf("it holds no earlier backup; give an empty directory, or one of a backup of this registry: %w", err)
 		}
 	} else if err != nil {
 		return nil, err
@@ -269,220 +325,4 @@ func makeDir(dir string) error {
 		return err
 	}
 	return fsstore.MakeDir(abs, 0o700)
-}
-
-// RestoreOptions of [Restore]. The zero value works.
-type RestoreOptions struct {
-	// Parallel and Progress as in BackupOptions.
-	Parallel int
-	Progress func(BackupReport)
-	// AllowDamaged restores what it can of a backup that is damaged. Run Fsck
-	// with Repair before the registry is used.
-	AllowDamaged bool
-	// Claim, if not nil, keeps others away from root until it is released. It is
-	// called when root is there, before anything in it is looked at.
-	Claim func() (release func() error, err error)
-}
-
-// Restore makes the directory root a data root that holds what the backup in
-// dir holds. root must be missing or empty, and nobody may use it meanwhile.
-// Every byte is checked against its digest. The catalogue comes last, so that
-// a root with a catalogue is whole; one that has [RestoreMarker] and none is not,
-// and must be emptied. Errors: ErrNotEmpty.
-func Restore(ctx context.Context, dir, root string, o RestoreOptions) (BackupReport, error) {
-	t := newTransfer(nil, o.Parallel, o.Progress)
-	err := restore(ctx, dir, root, o, t)
-	if err != nil {
-		err = fmt.Errorf("restore %s to %s: %w", dir, root, err)
-	}
-	return t.finish(), err
-}
-
-func restore(ctx context.Context, dir, root string, o RestoreOptions, t *transfer) (err error) {
-	src, lock, err := openBackup(dir)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, src.Close(), lock.Close()) }()
-	release, err := claimRoot(root, o.Claim)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, release()) }()
-	dst, err := fsstore.New(root, nil)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, dst.Close()) }()
-	t.src, t.dst = src, dst
-	err = withSnapshot(ctx, filepath.Join(dir, CatalogFile), func(s *catalog.Snapshot) error {
-		complaints, err := s.Integrity(ctx, false, 1)
-		if err == nil && len(complaints) > 0 {
-			err = fmt.Errorf("the backup's catalogue is damaged: %s", complaints[0])
-		}
-		if err != nil {
-			return err
-		}
-		if err := t.copyAll(ctx, s); err != nil {
-			return err
-		}
-		return keepStoreID(ctx, s, dst)
-	})
-	if err != nil {
-		return err
-	}
-	if n := t.rep.DamagedTotal; n > 0 && !o.AllowDamaged {
-		return fmt.Errorf("%d contents of the backup are damaged, the first is %s; empty %s and restore with damage allowed to get the others", n, t.rep.Damaged[0], root)
-	}
-	unborn := filepath.Join(root, catalogUnborn)
-	if err := copyFile(filepath.Join(dir, CatalogFile), unborn); err != nil {
-		return err
-	}
-	if err := renameDurably(unborn, filepath.Join(root, CatalogFile)); err != nil {
-		return err
-	}
-	return os.Remove(filepath.Join(root, RestoreMarker)) // beside a catalogue it means nothing
-}
-
-// keepStoreID gives a restored store the id of the registry that the backup is of.
-func keepStoreID(ctx context.Context, s *catalog.Snapshot, dst objstore.Store) error {
-	id, err := s.RegistryID(ctx)
-	if err != nil || id == "" {
-		return err
-	}
-	return WriteStoreID(ctx, dst, id)
-}
-
-// claimRoot makes the directory to restore into, claims and marks it.
-func claimRoot(root string, claim func() (func() error, error)) (release func() error, err error) {
-	if err := makeDir(root); err != nil {
-		return nil, err
-	}
-	release = func() error { return nil }
-	if claim != nil {
-		if release, err = claim(); err != nil {
-			return nil, err
-		}
-	}
-	if err = CheckRestorable(root); err != nil {
-		err = fmt.Errorf("a backup is only restored into an empty directory: %w", err)
-	} else if err = os.WriteFile(filepath.Join(root, RestoreMarker), nil, 0o600); err == nil {
-		err = durable.SyncDir(root)
-	}
-	if err != nil {
-		return nil, errors.Join(err, release())
-	}
-	return release, nil
-}
-
-// openBackup opens a backup's objects for reading and keeps writers away.
-func openBackup(dir string) (store objstore.Store, lock *os.File, err error) {
-	if _, err := os.Stat(filepath.Join(dir, CatalogFile)); err != nil {
-		return nil, nil, fmt.Errorf("no complete backup is there: %w", err)
-	}
-	if lock, err = os.Open(filepath.Join(dir, BackupMarker)); err != nil {
-		return nil, nil, fmt.Errorf("no backup is there: %w", err)
-	}
-	if err := lockMarker(lock, syscall.LOCK_SH); err != nil {
-		return nil, nil, errors.Join(err, lock.Close())
-	}
-	fsys, err := fsstore.New(dir, nil)
-	if err != nil {
-		return nil, nil, errors.Join(err, lock.Close())
-	}
-	return readOnly{fsys}, lock, nil
-}
-
-// copyFile copies a file durably; the new one is only for its owner.
-func copyFile(from, to string) (err error) {
-	src, err := os.Open(from)
-	if err != nil {
-		return err
-	}
-	defer src.Close()
-	dst, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = io.Copy(dst, src)
-	return errors.Join(err, dst.Sync(), dst.Close())
-}
-
-// OpenBackup opens a backup as a registry that can be read but not written, so
-// that repositories and tags can be copied out of it into a registry that is
-// running. It works on a copy of the backup's catalogue in the directory for
-// temporary files, which close removes. close must be called.
-func OpenBackup(ctx context.Context, dir string, log *slog.Logger) (r *Registry, close func(context.Context) error, err error) {
-	store, lock, err := openBackup(dir)
-	if err != nil {
-		return nil, nil, fmt.Errorf("open backup %s: %w", dir, err)
-	}
-	var cat *catalog.Catalog
-	tmp := ""
-	close = func(ctx context.Context) error {
-		var errs []error
-		if r != nil {
-			errs = append(errs, r.Close(ctx))
-		}
-		if cat != nil {
-			errs = append(errs, cat.Close())
-		}
-		errs = append(errs, store.Close(), lock.Close())
-		if tmp != "" {
-			errs = append(errs, os.RemoveAll(tmp))
-		}
-		return errors.Join(errs...)
-	}
-	fail := func(err error) (*Registry, func(context.Context) error, error) {
-		return nil, nil, errors.Join(fmt.Errorf("open backup %s: %w", dir, err), close(ctx))
-	}
-	if tmp, err = os.MkdirTemp("", "slipway-backup-"); err != nil {
-		return fail(err)
-	}
-	path := filepath.Join(tmp, CatalogFile)
-	if err := copyFile(filepath.Join(dir, CatalogFile), path); err != nil {
-		return fail(err)
-	}
-	if cat, err = catalog.Open(ctx, path, nil); err != nil {
-		return fail(err)
-	}
-	if r, err = New(ctx, cat, store, &Options{Logger: log, ReadOnly: true, backup: true}); err != nil {
-		r = nil
-		return fail(err)
-	}
-	return r, close, nil
-}
-
-// errReadOnly is returned for a write to a backup.
-var errReadOnly = errors.New("a backup is not written to")
-
-// readOnly is a store that is only read. It hides the abilities of the one
-// below, such as sweeping uploads.
-type readOnly struct{ store objstore.Store }
-
-var _ objstore.Store = readOnly{}
-
-func (s readOnly) Get(ctx context.Context, key string, off, n int64) (objstore.Object, error) {
-	return s.store.Get(ctx, key, off, n)
-}
-
-func (s readOnly) Stat(ctx context.Context, key string) (objstore.Info, error) {
-	return s.store.Stat(ctx, key)
-}
-
-func (s readOnly) List(ctx context.Context, prefix, after string) iter.Seq2[objstore.Info, error] {
-	return s.store.List(ctx, prefix, after)
-}
-
-func (s readOnly) Put(context.Context, string, []byte, bool) error { return errReadOnly }
-func (s readOnly) Delete(context.Context, string) error            { return errReadOnly }
-func (s readOnly) Abandon(context.Context, string) error           { return errReadOnly }
-func (s readOnly) Close() error                                    { return s.store.Close() }
-
-func (s readOnly) NewUpload(context.Context, int64) (objstore.Upload, error) {
-	return nil, errReadOnly
-}
-
-func (s readOnly) Resume(context.Context, string, int64) (objstore.Upload, error) {
-	return nil, errReadOnly
 }

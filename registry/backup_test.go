@@ -3,11 +3,13 @@ package registry_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -264,18 +266,36 @@ func TestBackupInterrupted(t *testing.T) {
 	}
 }
 
+// TestBackupOfDamagedRegistry: what has no good copy anywhere is named, before and
+// after a repair gave it up, and everything else is backed up.
 func TestBackupOfDamagedRegistry(t *testing.T) {
 	p := plant(t)
 	ctx := t.Context()
+	p.pushImage("whole", 5, "v1")
 	dir := t.TempDir()
 	p.overwrite(registry.BlobKey(p.large.Digest), content(9, 100_000))
-	rep, err := p.Backup(ctx, dir, registry.BackupOptions{})
-	if err == nil || !strings.Contains(err.Error(), "fsck") || rep.DamagedTotal != 1 {
-		t.Errorf("got %+v and %v, want the damage reported", rep, err)
+	for _, repaired := range []bool{false, true} {
+		rep, err := p.Backup(ctx, dir, registry.BackupOptions{})
+		var lacks *registry.IncompleteError
+		if !errors.As(err, &lacks) || !rep.Done || !slices.Contains(lacks.Images, "a:v1") || !slices.Contains(lacks.Images, "b:v2") || slices.Contains(lacks.Images, "whole:v1") {
+			t.Fatalf("repaired %v: got %+v and %v, want a:v1 and b:v2 named", repaired, rep, err)
+		}
+		if _, err := registry.Restore(ctx, dir, t.TempDir(), registry.RestoreOptions{}); !errors.As(err, &lacks) {
+			t.Errorf("a restore of an incomplete backup: %v", err)
+		}
+		root := t.TempDir()
+		if _, err := registry.Restore(ctx, dir, root, registry.RestoreOptions{AllowDamaged: true}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := openDiskBed(t, root).GetManifest(ctx, "whole", "v1"); err != nil {
+			t.Errorf("the image without damage: %v", err)
+		}
+		p.fsck(registry.FsckOptions{Repair: true})
 	}
+	p.pushBlob("a", content(1+1<<32, 100_000))
 	p.fsck(registry.FsckOptions{Repair: true})
-	if _, err := p.Backup(ctx, dir, registry.BackupOptions{}); err != nil {
-		t.Errorf("after the repair: %v", err)
+	if rep, err := p.Backup(ctx, dir, registry.BackupOptions{}); err != nil || rep.IncompleteTotal != 0 {
+		t.Errorf("after a push that heals: got %+v, %v", rep, err)
 	}
 }
 
@@ -392,7 +412,7 @@ func TestBackupTellsOfAll(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := registry.BackupReport{Manifests: 1, Blobs: 2, Inline: 3, InlineBytes: 502 + m.Size, Took: rep.Took}
+	want := registry.BackupReport{Manifests: 1, Blobs: 2, Inline: 3, InlineBytes: 502 + m.Size, Done: true, Took: rep.Took}
 	if d := cmp.Diff(want, rep); d != "" {
 		t.Errorf("report (-want +got):\n%s", d)
 	}
@@ -401,7 +421,7 @@ func TestBackupTellsOfAll(t *testing.T) {
 		t.Fatal(err)
 	}
 	want = registry.BackupReport{Manifests: 1, Blobs: 3, Inline: 3, InlineBytes: 502 + m.Size, Objects: 1, ObjectsTotal: 1, Bytes: 50_000,
-		BytesTotal: 50_000, Copied: 1, CopiedBytes: 50_000, Took: rep.Took}
+		BytesTotal: 50_000, Copied: 1, CopiedBytes: 50_000, Done: true, Took: rep.Took}
 	if d := cmp.Diff(want, rep); d != "" {
 		t.Errorf("with an object (-want +got):\n%s", d)
 	}

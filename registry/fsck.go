@@ -462,11 +462,7 @@ func (f *fsck) hurts(ctx context.Context, d oci.Digest) ([]string, error) {
 	}
 	var out []string
 	for _, u := range uses {
-		if u.Tag != "" {
-			out = append(out, u.Repo+":"+u.Tag)
-		} else {
-			out = append(out, u.Repo+"@"+u.Manifest.String())
-		}
+		out = append(out, u.String())
 	}
 	return out, nil
 }

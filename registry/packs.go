@@ -136,6 +136,6 @@ func (t *transfer) again() bool {
 		return false
 	}
 	copied, bytes := t.rep.Copied, t.rep.CopiedBytes
-	t.gone, t.rep = 0, BackupReport{Copied: copied, CopiedBytes: bytes}
+	t.gone, t.lost, t.rep = 0, nil, BackupReport{Copied: copied, CopiedBytes: bytes}
 	return true
 }

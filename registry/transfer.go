@@ -20,10 +20,12 @@ type transfer struct {
 	src, dst objstore.Store
 	parallel int
 	progress func(BackupReport)
+	verify   bool // read what the destination has, too
 	began    time.Time
 
 	mu    sync.Mutex // guards what follows
 	rep   BackupReport
+	lost  []catalog.StoredContent // of which the source has no good copy
 	shown time.Time
 	gone  int // packs that were not at the source any more
 }
@@ -72,6 +74,15 @@ func (t *transfer) copyAll(ctx context.Context, s *catalog.Snapshot) error {
 	if err := t.copyPacks(ctx, s); err != nil { // first, because they may be replaced meanwhile
 		return err
 	}
+	err = inPages(ctx, 1, "small contents", s.Inlines, func(c catalog.InlineContent) int64 { return c.ID }, func(_ context.Context, c catalog.InlineContent) error {
+		if !oci.ValidDigest(c.Digest) || c.Digest.Algorithm().FromBytes(c.Bytes) != c.Digest {
+			t.lose(catalog.StoredContent{Digest: c.Digest, Inline: true})
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
 	return inPages(ctx, t.parallel, "objects", s.Objects, func(c catalog.StoredContent) int64 { return c.ID }, func(ctx context.Context, c catalog.StoredContent) error {
 		if err := t.copyObject(ctx, c); err != nil {
 			return fmt.Errorf("copy %s: %w", c.Digest, err)
@@ -106,12 +117,18 @@ func inPages[T any](ctx context.Context, parallel int, what string, list func(ct
 
 func (t *transfer) copyObject(ctx context.Context, c catalog.StoredContent) (err error) {
 	if !oci.ValidDigest(c.Digest) {
-		t.damaged(c.Digest)
+		t.lose(c)
 		return nil
 	}
 	key := BlobKey(c.Digest)
 	info, err := t.dst.Stat(ctx, key)
-	if err == nil && info.Size == c.Size {
+	here := err == nil && info.Size == c.Size
+	if here && t.verify {
+		if _, here, err = t.good(ctx, c.Digest); err != nil {
+			return err
+		}
+	}
+	if here {
 		t.step(func(rep *BackupReport) { rep.Objects, rep.Bytes = rep.Objects+1, rep.Bytes+c.Size })
 		return nil
 	}
@@ -120,7 +137,7 @@ func (t *transfer) copyObject(ctx context.Context, c catalog.StoredContent) (err
 	}
 	src, err := t.src.Get(ctx, key, 0, -1)
 	if errors.Is(err, objstore.ErrNotExist) {
-		t.damaged(c.Digest)
+		t.lose(c)
 		return nil
 	}
 	if err != nil {
@@ -138,7 +155,7 @@ func (t *transfer) copyObject(ctx context.Context, c catalog.StoredContent) (err
 	var unreadable *readError
 	if errors.As(err, &unreadable) && ctx.Err() == nil || err == nil && (!match || n != c.Size) {
 		t.step(func(rep *BackupReport) { rep.Bytes, rep.CopiedBytes = rep.Bytes-n, rep.CopiedBytes-n })
-		t.damaged(c.Digest)
+		t.lose(c)
 		return nil
 	}
 	if err != nil {
@@ -151,6 +168,14 @@ func (t *transfer) copyObject(ctx context.Context, c catalog.StoredContent) (err
 	return nil
 }
 
+// lose notes a content of which the source has no good copy.
+func (t *transfer) lose(c catalog.StoredContent) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.lost = append(t.lost, c)
+}
+
+// damaged adds a content to the report.
 func (t *transfer) damaged(d oci.Digest) {
 	t.step(func(rep *BackupReport) {
 		rep.DamagedTotal++
@@ -160,7 +185,7 @@ func (t *transfer) damaged(d oci.Digest) {
 	})
 }
 
-// prune removes the objects that the snapshot does not name.
+// prune removes the objects that nothing in the snapshot needs.
 func (t *transfer) prune(ctx context.Context, s *catalog.Snapshot) error {
 	const batch = 500
 	keys := make([]string, 0, batch)
@@ -177,6 +202,14 @@ func (t *transfer) prune(ctx context.Context, s *catalog.Snapshot) error {
 		}
 		for _, d := range digests {
 			if is[d] == catalog.Object {
+				continue
+			}
+			// A copy of something that a manifest names, and the backup lacks, may
+			// be the last one, whatever its state.
+			if named, err := s.Named(ctx, d); err != nil || named && is[d] != catalog.Inline {
+				if err != nil {
+					return err
+				}
 				continue
 			}
 			if err := t.dst.Delete(ctx, BlobKey(d)); err != nil {

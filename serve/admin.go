@@ -39,6 +39,8 @@ type FsckArgs struct {
 type BackupArgs struct {
 	// Dir is an absolute path.
 	Dir string
+	// As in registry.BackupOptions.
+	Verify, ReplaceOther, AllowShrink bool
 }
 
 // RetainArgs of [Admin.Retain]; see registry.RetainOptions.
@@ -226,7 +228,7 @@ func backup(ctx context.Context, r *root, args BackupArgs, progress func(registr
 	if inside {
 		return registry.BackupReport{}, fmt.Errorf("the backup directory %s is in the data directory, and would be lost with it; choose another, on another disk", args.Dir)
 	}
-	return r.reg.Backup(pastCache(ctx), args.Dir, registry.BackupOptions{Progress: progress})
+	return r.reg.Backup(pastCache(ctx), args.Dir, registry.BackupOptions{Progress: progress, Verify: args.Verify, ReplaceOther: args.ReplaceOther, AllowShrink: args.AllowShrink})
 }
 
 // within tells whether path, which may not exist yet, lies in dir or is it.

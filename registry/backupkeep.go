@@ -1,0 +1,296 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"example.org/slipway/catalog"
+	"example.org/slipway/objstore"
+	"example.org/slipway/oci"
+)
+
+// OtherRegistryError says that a directory holds the backup of another registry.
+type OtherRegistryError struct {
+	// Theirs is the id of the registry that the backup is of, "" where it has
+	// none. Ours is that of the registry to be backed up.
+	Theirs, Ours string
+}
+
+func (e *OtherRegistryError) Error() string {
+	theirs := "registry " + e.Theirs
+	if e.Theirs == "" {
+		theirs = "a registry with which this one shares no image"
+	}
+	return fmt.Sprintf("it holds a backup of %s, and this is registry %s; give another directory, or replace that backup for good with --replace-other", theirs, e.Ours)
+}
+
+// ShrinkError says that a backup would hold far less than the earlier one does.
+type ShrinkError struct {
+	// Before and Now count the manifests, and the contents, of the two.
+	Before, Now catalog.Totals
+}
+
+func (e *ShrinkError) Error() string {
+	return fmt.Sprintf("the registry has %d manifests and %d blobs, the earlier backup %d and %d; if the registry has lost them, restore that backup; if they were deleted on purpose, back up with --allow-shrink",
+		e.Now.Manifests, e.Now.Blobs, e.Before.Manifests, e.Before.Blobs)
+}
+
+// IncompleteError says that images lack contents of which there is no good copy.
+type IncompleteError struct {
+	What   string   // "backup"
+	Images []string // at most 1000
+	Total  int64
+}
+
+func (e *IncompleteError) Error() string {
+	const most = 10
+	names := strings.Join(e.Images[:min(len(e.Images), most)], ", ")
+	if e.Total > most {
+		names += fmt.Sprintf(" and %d more", e.Total-most)
+	}
+	return fmt.Sprintf("%d images in the %s are incomplete, because contents are damaged or missing: %s", e.Total, e.What, names)
+}
+
+// incomplete returns an [*IncompleteError] if there are such images.
+func incomplete(what string, images []string, total int64) error {
+	if total == 0 {
+		return nil
+	}
+	return &IncompleteError{what, images, total}
+}
+
+// earlierCatalog returns the path of the earlier backup's catalogue, "" if there is
+// none or if it cannot be used and replace says that it need not be.
+func earlierCatalog(ctx context.Context, dir string, replace bool) (string, error) {
+	path := filepath.Join(dir, CatalogFile)
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	} else if err != nil {
+		return "", err
+	}
+	if err := checkCatalog(ctx, path); err != nil {
+		if replace {
+			return "", nil
+		}
+		return "", fmt.Errorf("the catalogue of the earlier backup cannot be used, so nobody can tell what that holds: %w; give another directory, or replace that backup for good with --replace-other", err)
+	}
+	return path, nil
+}
+
+// checkCatalog refuses a backup's catalogue that is damaged, or that a newer program
+// made. It changes nothing.
+func checkCatalog(ctx context.Context, path string) error {
+	return withSnapshot(ctx, path, func(s *catalog.Snapshot) error {
+		complaints, err := s.Integrity(ctx, false, 1)
+		if err == nil && len(complaints) > 0 {
+			err = fmt.Errorf("it is damaged: %s", complaints[0])
+		}
+		if err != nil {
+			return err
+		}
+		return s.CheckSchema(ctx)
+	})
+}
+
+// checkReplaces refuses a draft that may not replace the earlier backup: because that
+// is of another registry, or holds far more.
+func checkReplaces(ctx context.Context, d *catalog.Draft, before string, o BackupOptions) error {
+	return withSnapshot(ctx, before, func(old *catalog.Snapshot) error {
+		theirs, _, err := old.Identity(ctx)
+		if err != nil {
+			return err
+		}
+		was, err := old.Totals(ctx)
+		if err != nil {
+			return err
+		}
+		now, err := d.Totals(ctx)
+		if err != nil {
+			return err
+		}
+		if !o.ReplaceOther {
+			ours, continues, err := d.Identity(ctx)
+			if err != nil {
+				return err
+			}
+			same := theirs == ours || theirs == continues
+			if theirs == "" {
+				same, err = d.SharesManifest(ctx)
+				same = same || was.Manifests == 0
+			}
+			if err != nil {
+				return err
+			}
+			if !same {
+				return &OtherRegistryError{Theirs: theirs, Ours: ours}
+			}
+		}
+		if !o.AllowShrink && !o.ReplaceOther && (shrunk(was.Manifests, now.Manifests) || shrunk(was.Blobs, now.Blobs)) {
+			return &ShrinkError{Before: was, Now: now}
+		}
+		return nil
+	})
+}
+
+// shrunk reports whether a count fell so far that a loss explains it better than
+// deletions do: to nothing, or by at least five to less than half.
+func shrunk(was, now int64) bool {
+	return was > 0 && now == 0 || was-now >= 5 && now < was/2
+}
+
+// keepGood looks for good copies of what the registry has lost: in the objects of
+// the earlier backup, and in its catalogue. What is nowhere is recorded as missing, and
+// the images that need it as incomplete.
+func (r *Registry) keepGood(ctx context.Context, d *catalog.Draft, t *transfer) error {
+	for _, c := range t.lost {
+		kept, err := t.keepOld(ctx, d, c)
+		if err == nil && !kept {
+			t.damaged(c.Digest)
+			err = d.Lose(ctx, c.Digest)
+		}
+		if err != nil {
+			return fmt.Errorf("look for a good copy of %s: %w", c.Digest, err)
+		}
+	}
+	const page = 500
+	for after := int64(0); ; {
+		list, err := d.Lost(ctx, after, page)
+		if err != nil {
+			return fmt.Errorf("list the contents that are not here: %w", err)
+		}
+		for _, c := range list {
+			after = c.ID
+			if _, err := t.keepOld(ctx, d, c); err != nil {
+				return fmt.Errorf("look for a good copy of %s: %w", c.Digest, err)
+			}
+		}
+		if len(list) < page {
+			break
+		}
+	}
+	images, err := r.incompleteImages(ctx, d)
+	if err != nil {
+		return fmt.Errorf("look for incomplete images: %w", err)
+	}
+	t.step(func(rep *BackupReport) {
+		rep.Incomplete, rep.IncompleteTotal = images[:min(len(images), maxProblems)], int64(len(images))
+	})
+	return d.SetIncomplete(ctx, t.rep.Incomplete)
+}
+
+// keepOld keeps the earlier backup's copy of a content, if it has a good one.
+func (t *transfer) keepOld(ctx context.Context, d *catalog.Draft, c catalog.StoredContent) (kept bool, err error) {
+	if !oci.ValidDigest(c.Digest) {
+		return false, nil
+	}
+	content, err := d.Before(ctx, c.Digest)
+	switch {
+	case err == nil && c.Digest.Algorithm().FromBytes(content) == c.Digest:
+		c.Size, kept = int64(len(content)), true
+	case err != nil && !errors.Is(err, catalog.ErrNotFound):
+		return false, err
+	default:
+		content = nil
+		if c.Size, kept, err = t.good(ctx, c.Digest); err != nil || !kept {
+			return false, err
+		}
+	}
+	if err := d.Keep(ctx, c.Digest, content, c.Size); err != nil {
+		return false, err
+	}
+	t.step(func(rep *BackupReport) { rep.Kept++ })
+	return true, nil
+}
+
+// good reports whether the destination has the object of a content, with its digest,
+// and how large it is.
+func (t *transfer) good(ctx context.Context, d oci.Digest) (size int64, good bool, err error) {
+	obj, err := t.dst.Get(ctx, BlobKey(d), 0, -1)
+	if errors.Is(err, objstore.ErrNotExist) {
+		return 0, false, nil
+	}
+	if err != nil {
+		return 0, false, err
+	}
+	defer obj.Close()
+	size, good, err = hashCopy(ctx, nil, obj, d, func(int) {})
+	var unreadable *readError
+	if errors.As(err, &unreadable) && ctx.Err() == nil {
+		return 0, false, nil
+	}
+	return size, good, err
+}
+
+// incompleteImages returns the images of the draft that lack something which a pull
+// needs.
+func (r *Registry) incompleteImages(ctx context.Context, d *catalog.Draft) ([]string, error) {
+	const page = 100
+	images := map[string]bool{}
+	lacking := map[oci.Digest]bool{}
+	for after := int64(0); ; {
+		gaps, err := d.Gaps(ctx, after, page)
+		if err != nil || len(gaps) == 0 {
+			return slices.Sorted(maps.Keys(images)), err
+		}
+		for _, g := range gaps {
+			after = g.Manifest.ID
+			if lacking[g.Digest] || r.partial(g.Manifest.Repo) {
+				continue
+			}
+			needed, err := needs(ctx, d.Snapshot, g)
+			if err != nil {
+				return nil, err
+			}
+			if !needed {
+				continue
+			}
+			lacking[g.Digest] = true
+			uses, err := d.Uses(ctx, g.Digest, maxProblems)
+			if err != nil {
+				return nil, err
+			}
+			for _, u := range uses {
+				if !r.partial(u.Repo) {
+					images[u.String()] = true
+				}
+			}
+		}
+	}
+}
+
+// needs reports whether a manifest cannot be pulled without a content that it names:
+// not so for foreign layers, and for platforms of an index, which are looked at by
+// themselves.
+func needs(ctx context.Context, s *catalog.Snapshot, g catalog.Gap) (bool, error) {
+	if g.Digest == g.Manifest.Digest {
+		return true, nil
+	}
+	content, err := s.Inline(ctx, g.Manifest.Digest)
+	if errors.Is(err, catalog.ErrNotFound) {
+		return false, nil // it is lacking itself
+	}
+	if err != nil {
+		return false, err
+	}
+	doc, err := parseManifest(content, g.Manifest.MediaType)
+	if err != nil {
+		return true, nil // what it needs cannot be told
+	}
+	return slices.ContainsFunc(doc.names().blobs, func(b oci.Descriptor) bool { return b.Digest == g.Digest }), nil
+}
+
+// writeIdentity puts the id of the registry into the store of a restored one.
+func writeIdentity(ctx context.Context, dst objstore.Store, s *catalog.Snapshot) error {
+	id, _, err := s.Identity(ctx)
+	if err != nil || id == "" {
+		return err
+	}
+	return dst.Put(ctx, "slipway/registry", []byte(id), true)
+}

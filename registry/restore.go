@@ -1,0 +1,247 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"example.org/slipway/catalog"
+	"example.org/slipway/durable"
+	"example.org/slipway/objstore"
+	"example.org/slipway/objstore/fsstore"
+)
+
+// RestoreOptions of [Restore]. The zero value works.
+type RestoreOptions struct {
+	// Parallel and Progress as in BackupOptions.
+	Parallel int
+	Progress func(BackupReport)
+	// AllowDamaged restores what it can of a backup that is damaged, or of which
+	// images are incomplete. Run Fsck with Repair before the registry is used.
+	AllowDamaged bool
+	// Claim, if not nil, keeps others away from root until it is released. It is
+	// called when root is there, before anything in it is looked at.
+	Claim func() (release func() error, err error)
+}
+
+// Restore makes the directory root a data root that holds what the backup in
+// dir holds. root must be missing or empty, and nobody may use it meanwhile.
+// Every byte is checked against its digest. The catalogue comes last, so that
+// a root with a catalogue is whole; one that has [RestoreMarker] and none is not,
+// and must be emptied. Errors: ErrNotEmpty.
+func Restore(ctx context.Context, dir, root string, o RestoreOptions) (BackupReport, error) {
+	t := newTransfer(nil, o.Parallel, o.Progress)
+	err := restore(ctx, dir, root, o, t)
+	if err != nil {
+		err = fmt.Errorf("restore %s to %s: %w", dir, root, err)
+	}
+	return t.finish(), err
+}
+
+func restore(ctx context.Context, dir, root string, o RestoreOptions, t *transfer) (err error) {
+	src, lock, err := openBackup(ctx, dir)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, src.Close(), lock.Close()) }()
+	var lacking []string
+	err = withSnapshot(ctx, filepath.Join(dir, CatalogFile), func(s *catalog.Snapshot) (err error) {
+		lacking, err = s.Incomplete(ctx)
+		return err
+	})
+	if err == nil && !o.AllowDamaged {
+		err = incomplete("backup", lacking, int64(len(lacking)))
+	}
+	if err != nil {
+		return err
+	}
+	release, err := claimRoot(root, o.Claim)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, release()) }()
+	dst, err := fsstore.New(root, nil)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, dst.Close()) }()
+	t.src, t.dst = src, dst
+	err = withSnapshot(ctx, filepath.Join(dir, CatalogFile), func(s *catalog.Snapshot) error {
+		if err := t.copyAll(ctx, s); err != nil {
+			return err
+		}
+		return keepStoreID(ctx, s, dst)
+	})
+	if err != nil {
+		return err
+	}
+	for _, c := range t.lost {
+		t.damaged(c.Digest)
+	}
+	t.step(func(rep *BackupReport) { rep.Incomplete, rep.IncompleteTotal = lacking, int64(len(lacking)) })
+	if n := t.rep.DamagedTotal; n > 0 && !o.AllowDamaged {
+		return fmt.Errorf("%d contents of the backup are damaged, the first is %s; empty %s and restore with damage allowed to get the others", n, t.rep.Damaged[0], root)
+	}
+	unborn := filepath.Join(root, catalogUnborn)
+	if err := copyFile(filepath.Join(dir, CatalogFile), unborn); err != nil {
+		return err
+	}
+	if err := renameDurably(unborn, filepath.Join(root, CatalogFile)); err != nil {
+		return err
+	}
+	t.step(func(rep *BackupReport) { rep.Done = true })
+	return os.Remove(filepath.Join(root, RestoreMarker)) // beside a catalogue it means nothing
+}
+
+// keepStoreID gives a restored store the id of the registry that the backup is of.
+func keepStoreID(ctx context.Context, s *catalog.Snapshot, dst objstore.Store) error {
+	id, _, err := s.Identity(ctx)
+	if err != nil || id == "" {
+		return err
+	}
+	return WriteStoreID(ctx, dst, id)
+}
+
+// claimRoot makes the directory to restore into, claims and marks it.
+func claimRoot(root string, claim func() (func() error, error)) (release func() error, err error) {
+	if err := makeDir(root); err != nil {
+		return nil, err
+	}
+	release = func() error { return nil }
+	if claim != nil {
+		if release, err = claim(); err != nil {
+			return nil, err
+		}
+	}
+	if err = CheckRestorable(root); err != nil {
+		err = fmt.Errorf("a backup is only restored into an empty directory: %w", err)
+	} else if err = os.WriteFile(filepath.Join(root, RestoreMarker), nil, 0o600); err == nil {
+		err = durable.SyncDir(root)
+	}
+	if err != nil {
+		return nil, errors.Join(err, release())
+	}
+	return release, nil
+}
+
+// openBackup opens a backup's objects for reading and keeps writers away. It refuses
+// a backup whose catalogue is damaged, or which a newer program made.
+func openBackup(ctx context.Context, dir string) (store objstore.Store, lock *os.File, err error) {
+	if _, err := os.Stat(filepath.Join(dir, CatalogFile)); err != nil {
+		return nil, nil, fmt.Errorf("no complete backup is there: %w", err)
+	}
+	if lock, err = os.Open(filepath.Join(dir, BackupMarker)); err != nil {
+		return nil, nil, fmt.Errorf("no backup is there: %w", err)
+	}
+	if err := lockMarker(lock, syscall.LOCK_SH); err != nil {
+		return nil, nil, errors.Join(err, lock.Close())
+	}
+	if err := checkCatalog(ctx, filepath.Join(dir, CatalogFile)); err != nil {
+		return nil, nil, errors.Join(fmt.Errorf("the backup's catalogue cannot be used: %w", err), lock.Close())
+	}
+	fsys, err := fsstore.New(dir, nil)
+	if err != nil {
+		return nil, nil, errors.Join(err, lock.Close())
+	}
+	return readOnly{fsys}, lock, nil
+}
+
+// copyFile copies a file durably; the new one is only for its owner.
+func copyFile(from, to string) (err error) {
+	src, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer src.Close()
+	dst, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(dst, src)
+	return errors.Join(err, dst.Sync(), dst.Close())
+}
+
+// OpenBackup opens a backup as a registry that can be read but not written, so
+// that repositories and tags can be copied out of it into a registry that is
+// running. It works on a copy of the backup's catalogue in the directory for
+// temporary files, which close removes. close must be called.
+func OpenBackup(ctx context.Context, dir string, log *slog.Logger) (r *Registry, close func(context.Context) error, err error) {
+	store, lock, err := openBackup(ctx, dir)
+	if err != nil {
+		return nil, nil, fmt.Errorf("open backup %s: %w", dir, err)
+	}
+	var cat *catalog.Catalog
+	tmp := ""
+	close = func(ctx context.Context) error {
+		var errs []error
+		if r != nil {
+			errs = append(errs, r.Close(ctx))
+		}
+		if cat != nil {
+			errs = append(errs, cat.Close())
+		}
+		errs = append(errs, store.Close(), lock.Close())
+		if tmp != "" {
+			errs = append(errs, os.RemoveAll(tmp))
+		}
+		return errors.Join(errs...)
+	}
+	fail := func(err error) (*Registry, func(context.Context) error, error) {
+		return nil, nil, errors.Join(fmt.Errorf("open backup %s: %w", dir, err), close(ctx))
+	}
+	if tmp, err = os.MkdirTemp("", "slipway-backup-"); err != nil {
+		return fail(err)
+	}
+	path := filepath.Join(tmp, CatalogFile)
+	if err := copyFile(filepath.Join(dir, CatalogFile), path); err != nil {
+		return fail(err)
+	}
+	if cat, err = catalog.Open(ctx, path, nil); err != nil {
+		return fail(err)
+	}
+	if r, err = New(ctx, cat, store, &Options{Logger: log, ReadOnly: true, backup: true}); err != nil {
+		r = nil
+		return fail(err)
+	}
+	return r, close, nil
+}
+
+// errReadOnly is returned for a write to a backup.
+var errReadOnly = errors.New("a backup is not written to")
+
+// readOnly is a store that is only read. It hides the abilities of the one
+// below, such as sweeping uploads.
+type readOnly struct{ store objstore.Store }
+
+var _ objstore.Store = readOnly{}
+
+func (s readOnly) Get(ctx context.Context, key string, off, n int64) (objstore.Object, error) {
+	return s.store.Get(ctx, key, off, n)
+}
+
+func (s readOnly) Stat(ctx context.Context, key string) (objstore.Info, error) {
+	return s.store.Stat(ctx, key)
+}
+
+func (s readOnly) List(ctx context.Context, prefix, after string) iter.Seq2[objstore.Info, error] {
+	return s.store.List(ctx, prefix, after)
+}
+
+func (s readOnly) Put(context.Context, string, []byte, bool) error { return errReadOnly }
+func (s readOnly) Delete(context.Context, string) error            { return errReadOnly }
+func (s readOnly) Abandon(context.Context, string) error           { return errReadOnly }
+func (s readOnly) Close() error                                    { return s.store.Close() }
+
+func (s readOnly) NewUpload(context.Context, int64) (objstore.Upload, error) {
+	return nil, errReadOnly
+}
+
+func (s readOnly) Resume(context.Context, string, int64) (objstore.Upload, error) {
+	return nil, errReadOnly
+}
