@@ -91,7 +91,7 @@ func (d *Draft) Keep(ctx context.Context, digest oci.Digest, content []byte, siz
 	if content != nil {
 		bytes = content
 	}
-	if err := d.exec(ctx, `UPDATE blobs SET state = 1, content = ?, size = ? WHERE digest = ?`, bytes, size, string(digest)); err != nil || !d.before {
+	if err := d.exec(ctx, `UPDATE blobs SET state = 1, content = ?, size = ?, suspect = 0 WHERE digest = ?`, bytes, size, string(digest)); err != nil || !d.before {
 		return err
 	}
 	return d.exec(ctx, `INSERT OR IGNORE INTO links (repo_id, blob_id, created_at)

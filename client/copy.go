@@ -40,6 +40,11 @@ type CopyOptions struct {
 	// ContinueOnError goes on with the next reference after an error. All
 	// errors are returned at the end, joined.
 	ContinueOnError bool
+	// Check, if not nil, looks at contents that the destination may have, before it
+	// is asked for them: what is damaged there must count as missing from then on. It
+	// is called with a manifest's digest, and then with those of its blobs, and
+	// returns those that are damaged.
+	Check func(ctx context.Context, contents []oci.Digest) (damaged []oci.Digest, err error)
 	// Progress is called after every step, never twice at the same time. It
 	// delays the copy.
 	Progress func(CopyProgress)
@@ -64,6 +69,8 @@ type CopyProgress struct {
 	Foreign int64
 	// Absent manifests are named by an index that the source has without them.
 	Absent int64
+	// Damaged contents at the destination, which a copy replaces.
+	Damaged int64
 }
 
 const (
@@ -78,13 +85,13 @@ const (
 
 // Copy copies images from one registry to another, blobs before the manifests
 // that need them, manifests before the indexes. What the destination has is
-// not sent again, so a copy that was interrupted is resumed by repeating it.
-// A manifest that the destination has is taken to be complete.
+// not sent again, so a copy that was interrupted is resumed by repeating it. What a
+// manifest names is looked at also where the destination has the manifest.
 //
 // References are copied one after the other. An error says which repository
 // and reference could not be copied. The progress returned is the final one.
 func Copy(ctx context.Context, dst, src oci.Registry, o CopyOptions) (CopyProgress, error) {
-	c := &copier{dst: dst, src: src, o: o, held: make(map[oci.Digest]string), done: make(map[doneKey]bool)}
+	c := &copier{dst: dst, src: src, o: o, held: make(map[oci.Digest]string), done: make(map[doneKey]bool), checked: make(map[oci.Digest]bool)}
 	if c.o.Parallel <= 0 {
 		c.o.Parallel = defaultParallel
 	}
@@ -110,6 +117,7 @@ type copier struct {
 	progress CopyProgress
 	held     map[oci.Digest]string // blob to a repository of the destination
 	done     map[doneKey]bool      // blobs and manifests that are at the destination
+	checked  map[oci.Digest]bool   // contents of the destination that were looked at
 }
 
 type doneKey struct {
@@ -232,6 +240,9 @@ func (c *copier) manifest(ctx context.Context, im CopyImage, desc oci.Descriptor
 	if c.isDone(im.To, desc.Digest) && tag == "" {
 		return nil
 	}
+	if err := c.check(ctx, desc.Digest); err != nil {
+		return err
+	}
 	_, err := c.dst.ResolveManifest(ctx, im.To, string(desc.Digest))
 	present := err == nil
 	if !present && !oci.HasCode(err, oci.CodeManifestUnknown) {
@@ -240,14 +251,12 @@ func (c *copier) manifest(ctx context.Context, im CopyImage, desc oci.Descriptor
 	if present && tag == "" {
 		c.step(func(p *CopyProgress) { p.Present++ })
 	}
-	if !present || tag != "" || c.o.Referrers && isIndex(desc.MediaType) {
-		m, err := c.src.GetManifest(ctx, im.From, string(desc.Digest))
-		if err != nil {
-			return err
-		}
-		if err := c.send(ctx, im, m, tag, present, depth); err != nil {
-			return err
-		}
+	m, err := c.src.GetManifest(ctx, im.From, string(desc.Digest))
+	if err != nil {
+		return err
+	}
+	if err := c.send(ctx, im, m, tag, present, depth); err != nil {
+		return err
 	}
 	c.setDone(im.To, desc.Digest)
 	if !c.o.Referrers {
@@ -286,40 +295,23 @@ func (c *copier) send(ctx context.Context, im CopyImage, m *oci.Manifest, tag st
 	if err != nil {
 		return err
 	}
-	var absent []string
-	if !present || c.o.Referrers {
-		for _, d := range manifests {
-			err := c.manifest(ctx, im, d, "", depth+1)
-			if oci.HasCode(err, oci.CodeManifestUnknown) {
-				// The source lacks this platform. Whether an index may, the
-				// destination decides.
-				c.step(func(p *CopyProgress) { p.Absent++ })
-				c.o.Logger.WarnContext(ctx, "source lacks a manifest of an index", "repo", im.From, "index", m.Digest, "manifest", d.Digest, "platform", platformOf(d))
-				absent = append(absent, strings.TrimSpace(string(d.Digest)+" "+platformOf(d)))
-				continue
-			}
-			if err != nil {
-				return fmt.Errorf("manifest %s: %w", d.Digest, err)
-			}
+	var absent []oci.Descriptor
+	for _, d := range manifests {
+		err := c.manifest(ctx, im, d, "", depth+1)
+		var unknown *absentError
+		switch {
+		case oci.HasCode(err, oci.CodeManifestUnknown) && !errors.As(err, &unknown):
+			// The source lacks this platform. Whether an index may, the
+			// destination decides.
+			absent = append(absent, d)
+			c.step(func(p *CopyProgress) { p.Absent++ })
+			c.o.Logger.WarnContext(ctx, "source lacks a manifest of an index", "repo", im.From, "index", m.Digest, "manifest", d.Digest, "platform", platformOf(d))
+		case err != nil:
+			return fmt.Errorf("manifest %s: %w", d.Digest, err)
 		}
 	}
-	if present && tag == "" {
-		return nil
-	}
-	if !present {
-		g, ctx := errgroup.WithContext(ctx)
-		g.SetLimit(c.o.Parallel)
-		for _, d := range blobs {
-			g.Go(func() error {
-				if err := c.blob(ctx, im, d); err != nil {
-					return fmt.Errorf("blob %s: %w", d.Digest, err)
-				}
-				return nil
-			})
-		}
-		if err := g.Wait(); err != nil {
-			return err
-		}
+	if err := c.blobs(ctx, im, blobs); err != nil || present && tag == "" {
+		return err
 	}
 	put := oci.PutManifest{Bytes: m.Bytes, MediaType: m.MediaType, Digest: m.Digest}
 	if tag != "" {
@@ -330,8 +322,7 @@ func (c *copier) send(ctx context.Context, im CopyImage, m *oci.Manifest, tag st
 	}
 	if _, err := c.dst.PutManifest(ctx, im.To, put); err != nil {
 		if len(absent) > 0 && oci.HasCode(err, oci.CodeManifestBlobUnknown) {
-			return fmt.Errorf("the source lacks %d of the %d manifests of index %s (%s), and the destination takes no index without them (Slipway does with validation.manifests.indexes.platforms: none): %w",
-				len(absent), len(manifests), m.Digest, strings.Join(absent[:min(len(absent), 10)], ", "), err)
+			return &absentError{m.Digest, absent, len(manifests), err}
 		}
 		return err
 	}
@@ -345,6 +336,80 @@ func platformOf(d oci.Descriptor) string {
 		return ""
 	}
 	return strings.TrimSuffix(d.Platform.OS+"/"+d.Platform.Architecture+"/"+d.Platform.Variant, "/")
+}
+
+// absentError reports that the destination refused an index because the source lacks
+// some of its manifests.
+type absentError struct {
+	index  oci.Digest
+	absent []oci.Descriptor
+	of     int
+	err    error
+}
+
+func (e *absentError) Error() string {
+	const most = 10
+	var names []string
+	for _, d := range e.absent[:min(len(e.absent), most)] {
+		names = append(names, strings.TrimSpace(string(d.Digest)+" "+platformOf(d)))
+	}
+	if n := len(e.absent) - most; n > 0 {
+		names = append(names, fmt.Sprintf("%d more", n))
+	}
+	return fmt.Sprintf("the source lacks %d of the %d manifests of index %s (%s), and the destination takes no index without them "+
+		"(Slipway does with validation.manifests.indexes.platforms: none): %v",
+		len(e.absent), e.of, e.index, strings.Join(names, ", "), e.err)
+}
+
+func (e *absentError) Unwrap() error { return e.err }
+
+// blobs brings the blobs of a manifest to the destination.
+func (c *copier) blobs(ctx context.Context, im CopyImage, blobs []oci.Descriptor) error {
+	digests := make([]oci.Digest, len(blobs))
+	for i, d := range blobs {
+		digests[i] = d.Digest
+	}
+	if err := c.check(ctx, digests...); err != nil {
+		return err
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(c.o.Parallel)
+	for _, d := range blobs {
+		g.Go(func() error {
+			if err := c.blob(ctx, im, d); err != nil {
+				return fmt.Errorf("blob %s: %w", d.Digest, err)
+			}
+			return nil
+		})
+	}
+	return g.Wait()
+}
+
+// check looks at contents of the destination that were not looked at before.
+func (c *copier) check(ctx context.Context, digests ...oci.Digest) error {
+	if c.o.Check == nil {
+		return nil
+	}
+	var news []oci.Digest
+	c.mu.Lock()
+	for _, d := range digests {
+		if !c.checked[d] {
+			c.checked[d] = true
+			news = append(news, d)
+		}
+	}
+	c.mu.Unlock()
+	if len(news) == 0 {
+		return nil
+	}
+	damaged, err := c.o.Check(ctx, news)
+	if err != nil {
+		return fmt.Errorf("check what is here: %w", err)
+	}
+	if len(damaged) > 0 {
+		c.step(func(p *CopyProgress) { p.Damaged += int64(len(damaged)) })
+	}
+	return nil
 }
 
 func isIndex(mediaType string) bool {
@@ -432,6 +497,9 @@ func (c *copier) blob(ctx context.Context, im CopyImage, d oci.Descriptor) error
 		if oci.HasCode(err, oci.CodeBlobUnknown) && isForeign(d) {
 			c.step(func(p *CopyProgress) { p.Foreign++ })
 			return nil
+		}
+		if oci.HasCode(err, oci.CodeBlobUnknown) {
+			return fmt.Errorf("neither the source nor the destination has it: %w", err)
 		}
 		if err != nil {
 			return err

@@ -283,14 +283,19 @@ func needs(ctx context.Context, s *catalog.Snapshot, g catalog.Gap) (bool, error
 	if err != nil {
 		return true, nil // what it needs cannot be told
 	}
-	return slices.ContainsFunc(doc.names().blobs, func(b oci.Descriptor) bool { return b.Digest == g.Digest }), nil
+	return hasDigest(doc.names().blobs, g.Digest), nil
 }
 
-// writeIdentity puts the id of the registry into the store of a restored one.
-func writeIdentity(ctx context.Context, dst objstore.Store, s *catalog.Snapshot) error {
-	id, _, err := s.Identity(ctx)
-	if err != nil || id == "" {
+// BackupOf returns the id of the registry that the backup in dir is of, "" for one made
+// before registries had ids.
+func BackupOf(ctx context.Context, dir string) (id string, err error) {
+	err = withSnapshot(ctx, filepath.Join(dir, CatalogFile), func(s *catalog.Snapshot) (err error) {
+		id, _, err = s.Identity(ctx)
 		return err
-	}
-	return dst.Put(ctx, "slipway/registry", []byte(id), true)
+	})
+	return id, err
 }
+
+// Continue records that this registry, which was empty, has got all images of a backup
+// of the registry with the given id, so that its own backups may replace that one.
+func (r *Registry) Continue(ctx context.Context, id string) error { return r.cat.Continue(ctx, id) }

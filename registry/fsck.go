@@ -99,6 +99,9 @@ type FsckOptions struct {
 	Quick bool
 	// Repair mends what can be mended. See the kinds of problems.
 	Repair bool
+	// From, if not nil, is asked by a repair for every content that is damaged or
+	// missing, before that is given up. An error of it ends the check.
+	From Source
 	// EmptyQuarantine first removes for good what earlier repairs moved aside, but for
 	// the only good copy of a content that is named.
 	EmptyQuarantine bool

@@ -91,6 +91,9 @@ func (f *fsck) giveUp(ctx context.Context, p Problem, same, repair func(context.
 			return settle(ctx)
 		}
 	}
+	if done, err := f.bring(ctx, p, p.Digest); done || err != nil {
+		return err
+	}
 	if p.Key == "" || p.Kind != ProblemCorrupt {
 		if repair == nil {
 			return settle(ctx)

@@ -133,7 +133,7 @@ func (f *fsck) checkManifest(ctx context.Context, m catalog.ManifestRow) error {
 // manifestContent returns a manifest's verified bytes. ok is false when the
 // manifest is gone, or what is wrong with its bytes has been reported.
 func (f *fsck) manifestContent(ctx context.Context, m catalog.ManifestRow) (content []byte, ok bool, err error) {
-	for range 2 { // a push may bring it back between the two questions
+	for range 3 { // a push, or the source, may bring it back between the questions
 		b, err := f.r.cat.StoredBlob(ctx, m.Digest)
 		if err == nil {
 			return f.verifiedManifest(ctx, m, b)
@@ -144,9 +144,14 @@ func (f *fsck) manifestContent(ctx context.Context, m catalog.ManifestRow) (cont
 		if _, there, err := f.r.cat.RefsOf(ctx, m); err != nil || !there {
 			return nil, false, err
 		}
-		if back, err := f.takeBack(ctx, m.Digest); err != nil {
+		back, err := f.takeBack(ctx, m.Digest)
+		if err == nil && !back {
+			back, err = f.bring(ctx, Problem{Kind: ProblemIncomplete, Repo: m.Repo, Digest: m.Digest, Detail: "the manifest itself was not here any more"}, m.Digest)
+		}
+		if err != nil {
 			return nil, false, err
-		} else if !back {
+		}
+		if !back {
 			break
 		}
 	}
@@ -224,9 +229,14 @@ func (f *fsck) checkNamedBlob(ctx context.Context, m catalog.ManifestRow, d oci.
 	case !known || ref.Linked:
 		return nil
 	case !ref.Stored:
-		if back, err := f.takeBack(ctx, d); err != nil {
+		back, err := f.takeBack(ctx, d)
+		if err == nil && !back {
+			back, err = f.bring(ctx, Problem{Kind: ProblemIncomplete, Repo: m.Repo, Digest: m.Digest, Detail: fmt.Sprintf("it needs blob %s, which was not here", d)}, d)
+		}
+		if err != nil {
 			return err
-		} else if back {
+		}
+		if back {
 			break
 		}
 		return f.incomplete(ctx, m, fmt.Sprintf("it needs blob %s, which is not here", d))

@@ -29,6 +29,8 @@ type GCArgs struct{ DryRun, Now, Untagged bool }
 // FsckArgs of [Admin.Fsck]; see registry.FsckOptions.
 type FsckArgs struct {
 	Quick, Repair, EmptyQuarantine, GiveUpMany, AdoptStore bool
+	// From is where a repair gets good copies; nil for nowhere.
+	From *FsckSource
 	// Rebuild first records the packs of Gear files that the catalogue does not
 	// know.
 	Rebuild  bool
@@ -200,13 +202,6 @@ func (a *Admin) Fsck(ctx context.Context, args FsckArgs, progress func(registry.
 		return askServer(ctx, a, "fsck", args, progress)
 	}
 	return fsckAll(ctx, a.local, args, progress)
-}
-
-func fsck(ctx context.Context, r *registry.Registry, args FsckArgs, progress func(registry.FsckReport)) (registry.FsckReport, error) {
-	return r.Fsck(ctx, registry.FsckOptions{
-		Quick: args.Quick, Repair: args.Repair, EmptyQuarantine: args.EmptyQuarantine, GiveUpMany: args.GiveUpMany, AdoptStore: args.AdoptStore,
-		Parallel: args.Parallel, Progress: progress,
-	})
 }
 
 // Backup copies everything into a directory.

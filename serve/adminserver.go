@@ -84,6 +84,12 @@ func (s *Server) handleTasks(mux *http.ServeMux) {
 	mux.Handle("POST /admin/backup", task(func(ctx context.Context, a BackupArgs, p func(registry.BackupReport)) (registry.BackupReport, error) {
 		return backup(ctx, s.root, a, p)
 	}))
+	mux.Handle("POST /admin/recheck", task(whileWritable(g, func(ctx context.Context, a recheckArgs, _ func(recheckReport)) (recheckReport, error) {
+		return recheck(ctx, reg, a)
+	})))
+	mux.Handle("POST /admin/continue", task(whileWritable(g, func(ctx context.Context, a continueArgs, _ func(struct{})) (struct{}, error) {
+		return continues(ctx, reg, a)
+	})))
 	mux.Handle("POST /admin/retention", task(whileWritable(g, func(ctx context.Context, a RetainArgs, _ func(registry.RetentionReport)) (registry.RetentionReport, error) {
 		return retain(ctx, s.cfg, reg, a)
 	})))

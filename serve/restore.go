@@ -19,6 +19,9 @@ type RestoreOptions struct {
 	// AllowDamaged restores what can be restored of a damaged backup into an
 	// empty root.
 	AllowDamaged bool
+	// Quick compares only the sizes of what is here already with the catalogue's,
+	// where a backup is merged. Otherwise its bytes are read.
+	Quick bool
 	// Progress, if not nil, is told how far a restore into an empty root is,
 	// MergeProgress how far a merge is.
 	Progress      func(registry.BackupReport)
@@ -73,25 +76,34 @@ func Restore(ctx context.Context, cfg *config.Config, dir string, o RestoreOptio
 	return rep, err
 }
 
-// merge adds a backup's images to a data root.
+// merge adds a backup's images to a data root, and replaces what is damaged there. The
+// backup is opened first, so that one that cannot be used changes nothing.
 func merge(ctx context.Context, cfg *config.Config, dir string, o RestoreOptions) (_ client.CopyProgress, err error) {
-	a, err := OpenAdmin(ctx, cfg, &AdminOptions{Create: cfg.Storage.Remote(), Logger: o.Logger})
-	if err != nil {
-		return client.CopyProgress{}, err
-	}
 	// Also after an interrupt: closing saves what is only in RAM.
 	closing := func(f func(context.Context) error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 		defer cancel()
 		err = errors.Join(err, f(ctx))
 	}
-	defer closing(a.Close)
 	src, closeBackup, err := registry.OpenBackup(ctx, dir, o.Logger)
 	if err != nil {
 		return client.CopyProgress{}, err
 	}
 	defer closing(closeBackup)
-	return client.Copy(ctx, a.Registry(), src, client.CopyOptions{Referrers: true, ContinueOnError: true, Progress: o.MergeProgress})
+	a, err := OpenAdmin(ctx, cfg, &AdminOptions{Create: cfg.Storage.Remote(), Logger: o.Logger})
+	if err != nil {
+		return client.CopyProgress{}, err
+	}
+	defer closing(a.Close)
+	repos, _, err := a.Registry().Repositories(ctx, "", 1)
+	if err != nil {
+		return client.CopyProgress{}, fmt.Errorf("look whether the registry is empty: %w", err)
+	}
+	rep, err := a.Copy(ctx, src, client.CopyOptions{Referrers: true, ContinueOnError: true, Progress: o.MergeProgress}, o.Quick)
+	if err == nil && len(repos) == 0 {
+		err = a.continues(ctx, dir)
+	}
+	return rep, err
 }
 
 // checkRestored refuses a directory into which a restore has not come to its

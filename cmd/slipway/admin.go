@@ -8,7 +8,6 @@ import (
 	"io"
 	"log/slog"
 	"maps"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -106,17 +105,26 @@ func printCollected(w io.Writer, args serve.GCArgs, rep registry.CollectReport) 
 func fsckCommand() *cobra.Command {
 	var f configFlags
 	var args serve.FsckArgs
+	var from string
+	var source importFlags
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "fsck",
 		Short: "Verify every digest, link and object; repair on demand",
 		Example: `  slipway fsck --root /var/lib/slipway
   slipway fsck --config /etc/slipway/config.yml --quick
-  slipway fsck --root /var/lib/slipway --repair`,
+  slipway fsck --root /var/lib/slipway --repair
+  slipway fsck --root /var/lib/slipway --repair --from /mnt/backup`,
 		Long: `Verify every digest, link and object, also while a server uses the data directory.
 Exit status 0: clean, or all was repaired; 4: problems remain.`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			if from != "" && !args.Repair {
+				return usagef("--from says where a repair gets what is damaged or missing; add --repair")
+			}
+			if args.From, err = source.fsckSource(cmd.Context(), from); err != nil {
+				return err
+			}
 			return withAdmin(cmd, &f, false, func(a *serve.Admin) error {
 				p := newProgress("checking")
 				rep, err := a.Fsck(cmd.Context(), args, func(r registry.FsckReport) {
@@ -139,6 +147,8 @@ Exit status 0: clean, or all was repaired; 4: problems remain.`,
 	f.add(cmd, false)
 	cmd.Flags().BoolVar(&args.Quick, "quick", false, "compare sizes only, do not read contents")
 	cmd.Flags().BoolVar(&args.Repair, "repair", false, "mend what can be mended; damaged contents are set aside so that they can be pushed again")
+	cmd.Flags().StringVar(&from, "from", "", "with --repair: first get what is damaged or missing from a backup's directory, or from a registry, REGISTRY[/REPOSITORY]")
+	source.addSource(cmd.Flags())
 	cmd.Flags().BoolVar(&args.Rebuild, "rebuild", false, "first record packs of Gear files that the catalogue does not know, so that a conversion need not make them again")
 	cmd.Flags().BoolVar(&args.EmptyQuarantine, "empty-quarantine", false, "first remove for good what earlier repairs set aside, but for the last good copy of a content")
 	cmd.Flags().BoolVar(&args.GiveUpMany, "give-up-many", false, "let --repair give up more than 1 % of the contents (and more than 10) as missing, damaged or unknown")
@@ -192,62 +202,6 @@ func printFsck(w io.Writer, rep registry.FsckReport) {
 	}
 	fmt.Fprintf(w, "checked %d contents of %s, %d manifests, %d objects in %s\n",
 		rep.Contents, size(rep.Bytes), rep.Manifests, rep.Objects, rep.Took.Round(1e6))
-}
-
-func backupCommand() *cobra.Command {
-	var f configFlags
-	var args serve.BackupArgs
-	var asJSON bool
-	cmd := &cobra.Command{
-		Use:   "backup DIR",
-		Short: "Copy the registry into a directory while it serves",
-		Example: `  slipway backup --root /var/lib/slipway /mnt/backup
-  slipway backup --config /etc/slipway/config.yml /mnt/backup`,
-		Long: `Copy the registry, as it is at one moment, into a directory, while it serves. Into an
-earlier backup of the same registry only what is new is copied. Until the end that one stays
-whole. It keeps its good copies of what is damaged or missing in the registry.
-
-Exit status 1 says that there is no new backup, or that images in it are incomplete; the
-output names them, and everything else is backed up.`,
-		Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, dirs []string) (err error) {
-			if args.Dir, err = filepath.Abs(dirs[0]); err != nil {
-				return err
-			}
-			return withAdmin(cmd, &f, false, func(a *serve.Admin) error {
-				p := newProgress("copying")
-				rep, err := a.Backup(cmd.Context(), args, func(r registry.BackupReport) {
-					p.share(r.Bytes, r.BytesTotal, "%d of %d objects", r.Objects, r.ObjectsTotal)
-				})
-				p.end()
-				if !rep.Done {
-					return err
-				}
-				return errors.Join(printReport(cmd.OutOrStdout(), asJSON, rep, func() { printTransfer(cmd.OutOrStdout(), "backed up", rep) }), err)
-			})
-		},
-	}
-	f.add(cmd, false)
-	cmd.Flags().BoolVar(&args.Verify, "verify", false, "also read what the earlier backup has, and copy again what is damaged there")
-	cmd.Flags().BoolVar(&args.AllowShrink, "allow-shrink", false, "back up although the registry has far less than the earlier backup")
-	cmd.Flags().BoolVar(&args.ReplaceOther, "replace-other", false, "replace the backup of another registry, for good")
-	addJSON(cmd, &asJSON)
-	return cmd
-}
-
-func printTransfer(w io.Writer, verb string, rep registry.BackupReport) {
-	fmt.Fprintf(w, "%s %d manifests and %d blobs, %s in all: %d contents in the catalogue (%s), %d objects (%s; %d of them copied now, %s) in %s\n",
-		verb, rep.Manifests, rep.Blobs, size(rep.InlineBytes+rep.Bytes), rep.Inline, size(rep.InlineBytes),
-		rep.Objects, size(rep.Bytes), rep.Copied, size(rep.CopiedBytes), rep.Took.Round(1e6))
-	if rep.UnreadPacksTotal > 0 {
-		fmt.Fprintf(w, "%d packs of Gear files could not be read and are left out, the first is %s; look at the disk, and run slipway fsck --repair\n", rep.UnreadPacksTotal, rep.UnreadPacks[0])
-	}
-	if rep.Kept > 0 {
-		fmt.Fprintf(w, "%d contents are damaged or missing in the registry, and the backup keeps its good copies; slipway restore DIR brings them back\n", rep.Kept)
-	}
-	for _, image := range rep.Incomplete {
-		fmt.Fprintf(w, "incomplete: %s\n", image)
-	}
 }
 
 func retentionCommand() *cobra.Command {

@@ -7,14 +7,13 @@ import (
 	"io"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"example.org/slipway/client"
-	"example.org/slipway/config"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 	"example.org/slipway/serve"
@@ -26,7 +25,7 @@ type importFlags struct {
 	inPlace, dryRun, verify bool
 	plainHTTP, insecure     bool
 	userFile, to            string
-	referrers, json         bool
+	referrers, json, quick  bool
 	parallel                int
 }
 
@@ -46,7 +45,8 @@ Exit status 2 tells that a symbolic link is in the storage, and that nothing was
 
 Otherwise copy repositories with all their tags, one repository, or one tag from
 another registry; also while a server uses the data directory. What is here already
-is not sent again, so an import that broke off is continued by repeating it.`,
+is not sent again, so an import that broke off is continued by repeating it. It is read,
+and replaced where it is damaged.`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if f.inPlace {
@@ -55,7 +55,7 @@ is not sent again, so an import that broke off is continued by repeating it.`,
 			if len(args) == 0 {
 				return usagef("name a registry to import from, or use --in-place DIR")
 			}
-			return withAdmin(cmd, &f.configFlags, true, func(a *serve.Admin) error { return importFrom(cmd, &f, a.Registry(), args) })
+			return withAdmin(cmd, &f.configFlags, true, func(a *serve.Admin) error { return importFrom(cmd, &f, a, args) })
 		},
 	}
 	f.add(cmd, false)
@@ -63,14 +63,20 @@ is not sent again, so an import that broke off is continued by repeating it.`,
 	fl.BoolVar(&f.inPlace, "in-place", false, "adopt the Distribution storage in the given directory")
 	fl.BoolVar(&f.dryRun, "dry-run", false, "with --in-place: only tell what would be adopted")
 	fl.BoolVar(&f.verify, "verify", false, "with --in-place: read every blob and check its digest")
-	fl.BoolVar(&f.plainHTTP, "plain-http", false, "the source speaks HTTP (the default for this machine's own addresses, unless the source is written with https://)")
-	fl.BoolVar(&f.insecure, "insecure", false, "the source speaks HTTPS, and its certificate is not checked")
-	fl.StringVar(&f.userFile, "credentials", "", "file with user:password for the source (default: docker's own configuration)")
+	f.addSource(fl)
 	fl.StringVar(&f.to, "to", "", "repository to copy to, where one repository is imported")
 	fl.BoolVar(&f.referrers, "referrers", true, "copy signatures and other referrers as well")
+	fl.BoolVar(&f.quick, "quick", false, "of what is here already compare only the sizes, do not read it")
 	fl.IntVar(&f.parallel, "parallel", 0, "blobs copied at once (default 4)")
 	addJSON(cmd, &f.json)
 	return cmd
+}
+
+// addSource adds the flags that say how to reach the source.
+func (f *importFlags) addSource(fl *pflag.FlagSet) {
+	fl.BoolVar(&f.plainHTTP, "plain-http", false, "the source speaks HTTP (the default for this machine's own addresses, unless the source is written with https://)")
+	fl.BoolVar(&f.insecure, "insecure", false, "the source speaks HTTPS, and its certificate is not checked")
+	fl.StringVar(&f.userFile, "credentials", "", "file with user:password for the source (default: docker's own configuration)")
 }
 
 func adopt(cmd *cobra.Command, f *importFlags, args []string) error {
@@ -121,7 +127,7 @@ func adopt(cmd *cobra.Command, f *importFlags, args []string) error {
 	return fmt.Errorf("the storage is damaged, and what it lacks is not adopted (%s; listed above); push these images again, or delete their tags", strings.Join(lacks, ", "))
 }
 
-func importFrom(cmd *cobra.Command, f *importFlags, dst oci.Registry, sources []string) error {
+func importFrom(cmd *cobra.Command, f *importFlags, dst *serve.Admin, sources []string) error {
 	w := cmd.OutOrStdout()
 	var reports []copyReport // for JSON, which is one list
 	for _, s := range sources {
@@ -129,7 +135,7 @@ func importFrom(cmd *cobra.Command, f *importFlags, dst oci.Registry, sources []
 		if err != nil {
 			return err
 		}
-		rep, err := copyImages(cmd.Context(), dst, src, client.CopyOptions{Images: images, Referrers: f.referrers, Parallel: f.parallel, ContinueOnError: true, Logger: slog.Default()})
+		rep, err := copyImages(cmd.Context(), dst, src, client.CopyOptions{Images: images, Referrers: f.referrers, Parallel: f.parallel, ContinueOnError: true, Logger: slog.Default()}, f.quick)
 		src.Close()
 		reports = append(reports, copyReportOf(s, rep))
 		if !f.json {
@@ -144,36 +150,16 @@ func importFrom(cmd *cobra.Command, f *importFlags, dst oci.Registry, sources []
 
 // source takes REGISTRY[/REPOSITORY[:TAG|@DIGEST]] apart and opens it.
 func (f *importFlags) source(s string) (*client.Client, []client.CopyImage, error) {
-	scheme := ""
-	for _, known := range []string{"http", "https", "docker"} {
-		if rest, ok := strings.CutPrefix(s, known+"://"); ok {
-			scheme, s = known, rest
-		}
-	}
-	host, path, _ := strings.Cut(s, "/")
+	url, path := f.address(s)
 	if path == "" && f.to != "" {
-		return nil, nil, usagef("--to names a repository, and %s is a whole registry: name the repository to copy, %s/REPOSITORY", s, host)
-	}
-	switch {
-	case scheme == "http" || scheme == "https":
-	case f.plainHTTP || client.IsLoopback(host) && !f.insecure:
-		scheme = "http"
-	default:
-		scheme = "https"
+		return nil, nil, usagef("--to names a repository, and %s is a whole registry: name the repository to copy, %s/REPOSITORY", s, s)
 	}
 	o := &client.Options{DockerConfig: f.userFile == "", InsecureSkipVerify: f.insecure, Logger: slog.Default()}
-	if f.userFile != "" {
-		b, err := os.ReadFile(f.userFile)
-		if err != nil {
-			return nil, nil, err
-		}
-		user, pass, ok := strings.Cut(strings.TrimSpace(string(b)), ":")
-		if !ok {
-			return nil, nil, fmt.Errorf("%s does not hold user:password", f.userFile)
-		}
-		o.Username, o.Password = user, pass
+	var err error
+	if o.Username, o.Password, err = f.user(); err != nil {
+		return nil, nil, err
 	}
-	c, err := client.New(scheme+"://"+host, o)
+	c, err := client.New(url, o)
 	if err != nil || path == "" {
 		return c, nil, err
 	}
@@ -186,11 +172,46 @@ func (f *importFlags) source(s string) (*client.Client, []client.CopyImage, erro
 	return c, []client.CopyImage{img}, nil
 }
 
-func copyImages(ctx context.Context, dst, src oci.Registry, o client.CopyOptions) (client.CopyProgress, error) {
+// address takes a registry's URL and the path behind it apart.
+func (f *importFlags) address(s string) (url, path string) {
+	scheme := ""
+	for _, known := range []string{"http", "https", "docker"} {
+		if rest, ok := strings.CutPrefix(s, known+"://"); ok {
+			scheme, s = known, rest
+		}
+	}
+	host, path, _ := strings.Cut(s, "/")
+	switch {
+	case scheme == "http" || scheme == "https":
+	case f.plainHTTP || client.IsLoopback(host) && !f.insecure:
+		scheme = "http"
+	default:
+		scheme = "https"
+	}
+	return scheme + "://" + host, path
+}
+
+// user reads the file of the flag --credentials, if that is set.
+func (f *importFlags) user() (name, password string, err error) {
+	if f.userFile == "" {
+		return "", "", nil
+	}
+	b, err := os.ReadFile(f.userFile)
+	if err != nil {
+		return "", "", err
+	}
+	name, password, ok := strings.Cut(strings.TrimSpace(string(b)), ":")
+	if !ok {
+		return "", "", fmt.Errorf("%s does not hold user:password", f.userFile)
+	}
+	return name, password, nil
+}
+
+func copyImages(ctx context.Context, dst *serve.Admin, src oci.Registry, o client.CopyOptions, quick bool) (client.CopyProgress, error) {
 	p := newProgress("copying")
 	defer p.end()
 	o.Progress = p.copied
-	return client.Copy(ctx, dst, src, o)
+	return dst.Copy(ctx, src, o, quick)
 }
 
 // copied shows how far a copy of images is.
@@ -204,55 +225,7 @@ func printCopied(w io.Writer, rep client.CopyProgress) {
 	if rep.Absent > 0 {
 		fmt.Fprintf(w, "the source lacks %d manifests that its indexes name; the log tells which\n", rep.Absent)
 	}
-}
-
-func restoreCommand() *cobra.Command {
-	var f configFlags
-	var damaged, asJSON bool
-	cmd := &cobra.Command{
-		Use:     "restore BACKUP",
-		Short:   "Restore a backup into an empty data directory, or merge it into a running registry",
-		Example: `  slipway restore --root /var/lib/slipway /mnt/backup`,
-		Long: `Restore a backup. Into an empty data directory everything comes back as it was. Where
-the data directory holds something already, also while a server uses it, the backup's
-images are added; tags that both have are set to what the backup says.`,
-		Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			dir, err := filepath.Abs(args[0])
-			if err != nil {
-				return err
-			}
-			cfg, err := f.load()
-			if err != nil {
-				return err
-			}
-			return restore(cmd, cfg, dir, damaged, asJSON)
-		},
+	if rep.Damaged > 0 {
+		fmt.Fprintf(w, "%d contents were damaged here and are replaced, unless an error above names them\n", rep.Damaged)
 	}
-	f.add(cmd, false)
-	cmd.Flags().BoolVar(&damaged, "allow-damaged", false, "restore what can be restored of a damaged backup; run fsck --repair afterwards")
-	addJSON(cmd, &asJSON)
-	return cmd
-}
-
-func restore(cmd *cobra.Command, cfg *config.Config, dir string, damaged, asJSON bool) error {
-	restoring, copying := newProgress("restoring"), newProgress("copying")
-	rep, err := serve.Restore(cmd.Context(), cfg, dir, serve.RestoreOptions{
-		AllowDamaged: damaged,
-		Progress: func(r registry.BackupReport) {
-			restoring.share(r.Bytes, r.BytesTotal, "%d of %d objects", r.Objects, r.ObjectsTotal)
-		},
-		MergeProgress: copying.copied,
-	})
-	restoring.end()
-	copying.end()
-	w := cmd.OutOrStdout()
-	switch {
-	case rep.Merged && (err == nil || rep.Copied.Failed > 0):
-		copied := copyReportOf("", rep.Copied)
-		return errors.Join(printReport(w, asJSON, restoreReport{Merged: true, Copied: &copied}, func() { printCopied(w, rep.Copied) }), err)
-	case err == nil:
-		return printReport(w, asJSON, restoreReport{Restored: &rep.Restored}, func() { printTransfer(w, "restored", rep.Restored) })
-	}
-	return err
 }

@@ -19,10 +19,11 @@ type copyReport struct {
 	Present    int64  `json:"present"`
 	Foreign    int64  `json:"foreign"`
 	Absent     int64  `json:"absent"`
+	Damaged    int64  `json:"damaged"`
 }
 
 func copyReportOf(source string, c client.CopyProgress) copyReport {
-	return copyReport{source, c.References, c.Failed, c.Manifests, c.Blobs, c.Bytes, c.Mounted, c.Present, c.Foreign, c.Absent}
+	return copyReport{source, c.References, c.Failed, c.Manifests, c.Blobs, c.Bytes, c.Mounted, c.Present, c.Foreign, c.Absent, c.Damaged}
 }
 
 // restoreReport has Copied where a backup was merged, and Restored otherwise.

@@ -1,0 +1,38 @@
+package main
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"example.org/slipway/client"
+	"example.org/slipway/serve"
+)
+
+// fsckSource says where a repair gets good copies: from a backup where there is such a
+// directory, else from a registry. The server that repairs need not be able to read
+// this user's credentials, so they are looked up here.
+func (f *importFlags) fsckSource(ctx context.Context, from string) (*serve.FsckSource, error) {
+	if from == "" {
+		return nil, nil
+	}
+	if _, err := os.Stat(from); err == nil || filepath.IsAbs(from) || strings.HasPrefix(from, ".") {
+		dir, err := filepath.Abs(from)
+		return &serve.FsckSource{Backup: dir}, err
+	}
+	url, repo := f.address(from)
+	src := &serve.FsckSource{Registry: url, Repo: repo, Insecure: f.insecure}
+	if f.userFile != "" {
+		name, password, err := f.user()
+		src.Credential = client.Credential{Username: name, Password: password}
+		return src, err
+	}
+	ask, err := client.DockerCredential("")
+	if err != nil {
+		return nil, err
+	}
+	_, host, _ := strings.Cut(url, "://")
+	src.Credential, err = ask(ctx, host)
+	return src, err
+}

@@ -1,0 +1,59 @@
+package serve
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"example.org/slipway/client"
+	"example.org/slipway/registry"
+)
+
+// FsckSource is where a repair gets good copies of what is damaged or missing: a backup,
+// or another registry.
+type FsckSource struct {
+	// Backup is the absolute path of a backup's directory; "" for a registry.
+	Backup string
+	// Registry is its URL. With Repo everything is looked for in that repository,
+	// otherwise in those of the same names.
+	Registry, Repo string
+	Credential     client.Credential
+	Insecure       bool // do not check the certificate
+}
+
+// open opens the source. close must be called.
+func (s *FsckSource) open(ctx context.Context) (src registry.Source, close func(context.Context) error, err error) {
+	if s.Backup != "" {
+		r, close, err := registry.OpenBackup(ctx, s.Backup, slog.New(slog.DiscardHandler))
+		if err != nil {
+			return nil, nil, err
+		}
+		return r.Source(), close, nil
+	}
+	c, err := client.New(s.Registry, &client.Options{InsecureSkipVerify: s.Insecure,
+		Credential: func(context.Context, string) (client.Credential, error) { return s.Credential, nil }})
+	if err != nil {
+		return nil, nil, err
+	}
+	return registry.RegistrySource(c, s.Repo), func(context.Context) error { c.Close(); return nil }, nil
+}
+
+func fsck(ctx context.Context, r *registry.Registry, args FsckArgs, progress func(registry.FsckReport)) (_ registry.FsckReport, err error) {
+	o := registry.FsckOptions{Quick: args.Quick, Repair: args.Repair, EmptyQuarantine: args.EmptyQuarantine,
+		GiveUpMany: args.GiveUpMany, AdoptStore: args.AdoptStore, Parallel: args.Parallel, Progress: progress}
+	if args.From != nil {
+		src, closeSource, openErr := args.From.open(ctx)
+		if openErr != nil {
+			return registry.FsckReport{}, fmt.Errorf("open the source of the repair: %w", openErr)
+		}
+		defer func() {
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+			defer cancel()
+			err = errors.Join(err, closeSource(ctx))
+		}()
+		o.From = src
+	}
+	return r.Fsck(ctx, o)
+}
