@@ -349,3 +349,49 @@ func TestCopyOfASparseIndexSaysWhatIsMissing(t *testing.T) {
 	}
 	wantCode(t, err, oci.CodeManifestBlobUnknown)
 }
+
+// TestCopyNamesWhatLacks: an index of which the source has not all, and an image
+// without one of its layers, say what is not there.
+func TestCopyNamesWhatLacks(t *testing.T) {
+	src := newMem()
+	index, _ := library(t, src)
+	outer := putManifest(t, src, "lib/app", parsed{MediaType: oci.MediaTypeOCIIndex, Manifests: []oci.Descriptor{index}}, "outer")
+	whole := *src.manifests["lib/app@"+string(index.Digest)]
+	var doc parsed
+	if err := json.Unmarshal(whole.Bytes, &doc); err != nil {
+		t.Fatal(err)
+	}
+	gone := doc.Manifests[0].Digest
+	delete(src.manifests, "lib/app@"+string(gone))
+	for _, ref := range []string{string(index.Digest), string(outer.Digest)} {
+		_, err := client.Copy(t.Context(), newMem(), src, client.CopyOptions{Images: []client.CopyImage{{From: "lib/app", References: []string{ref}}}})
+		if err == nil || !strings.Contains(err.Error(), string(gone)) || !strings.Contains(err.Error(), "of index "+string(index.Digest)) {
+			t.Errorf("copy of %s: got %v", ref, err)
+		}
+	}
+	layer := oci.SHA256([]byte("base"))
+	delete(src.blobs, "lib/tool@"+string(layer))
+	_, err := client.Copy(t.Context(), newMem(), src, client.CopyOptions{Images: []client.CopyImage{{From: "lib/tool"}}})
+	if err == nil || !strings.Contains(err.Error(), "neither the source nor the destination has it") || !strings.Contains(err.Error(), string(layer)) {
+		t.Errorf("an image without its layer: got %v", err)
+	}
+}
+
+// TestCopyLooksAtBlobs: a blob that the destination lost comes back, although the
+// manifest is there.
+func TestCopyLooksAtBlobs(t *testing.T) {
+	src, dst := newMem(), newMem()
+	library(t, src)
+	if _, err := client.Copy(t.Context(), dst, src, client.CopyOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	want := len(dst.blobs)
+	for key := range dst.blobs {
+		delete(dst.blobs, key)
+		p, err := client.Copy(t.Context(), dst, src, client.CopyOptions{})
+		if err != nil || len(dst.blobs) != want || p.Blobs != 1 || p.Manifests != 0 {
+			t.Errorf("without %s: got %+v, %v", key, p, err)
+		}
+		break
+	}
+}

@@ -1,0 +1,222 @@
+package registry_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"example.org/slipway/registry"
+)
+
+// TestBackupOfWhom backs one registry up into a directory that holds something else.
+func TestBackupOfWhom(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		prepare func(dir string, first *bed) *bed // returns the registry to back up
+		allowed bool
+	}{
+		{"the same registry", func(_ string, first *bed) *bed { return first }, true},
+		{"another registry", func(string, *bed) *bed { b := newDiskBed(t); b.pushImage("c", 9, "v1"); return b }, false},
+		{"another registry with the same image", func(string, *bed) *bed { b := newDiskBed(t); b.pushImage("a", 1, "v1"); return b }, false},
+		{"an empty one", func(string, *bed) *bed { return newDiskBed(t) }, false},
+		{"the registry restored on another machine", func(dir string, _ *bed) *bed {
+			root := t.TempDir()
+			if _, err := registry.Restore(t.Context(), dir, root, registry.RestoreOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			return openDiskBed(t, root)
+		}, true},
+		{"one that continues it", func(dir string, _ *bed) *bed {
+			b := newDiskBed(t)
+			b.pushImage("a", 1, "v1")
+			id, err := registry.BackupOf(t.Context(), dir)
+			if err == nil {
+				err = b.Continue(t.Context(), id)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			return b
+		}, true},
+		{"the same, from before registries had ids", func(dir string, first *bed) *bed {
+			snapshotSQL(t, dir, `DELETE FROM settings WHERE name = 'registry_id'`)
+			return first
+		}, true},
+		{"another, from before registries had ids", func(dir string, _ *bed) *bed {
+			snapshotSQL(t, dir, `DELETE FROM settings WHERE name = 'registry_id'`)
+			b := newDiskBed(t)
+			b.pushImage("c", 9, "v1")
+			return b
+		}, false},
+		{"the same, whose catalogue is damaged", func(dir string, first *bed) *bed {
+			if err := os.WriteFile(filepath.Join(dir, registry.CatalogFile), []byte("no catalogue"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			return first
+		}, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			first := newDiskBed(t)
+			first.pushImage("a", 1, "v1")
+			dir := t.TempDir()
+			if _, err := first.Backup(t.Context(), dir, registry.BackupOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			b := c.prepare(dir, first)
+			before := files(t, dir)
+			_, err := b.Backup(t.Context(), dir, registry.BackupOptions{})
+			if (err == nil) != c.allowed {
+				t.Fatalf("got %v, want allowed %v", err, c.allowed)
+			}
+			if err == nil {
+				return
+			}
+			if !strings.Contains(err.Error(), "--replace-other") {
+				t.Errorf("the error names no way out: %v", err)
+			}
+			if diff := cmp.Diff(before, files(t, dir)); diff != "" {
+				t.Errorf("the refusal changed the directory:\n%s", diff)
+			}
+			if _, err := b.Backup(t.Context(), dir, registry.BackupOptions{ReplaceOther: true}); err != nil {
+				t.Fatalf("replace it: %v", err)
+			}
+			if diff := cmp.Diff(contents(t, b), readBackup(t, dir)); diff != "" {
+				t.Errorf("the backup is not the registry (-registry +backup):\n%s", diff)
+			}
+		})
+	}
+}
+
+func snapshotSQL(t *testing.T, dir, statement string) {
+	(&bed{t: t, root: dir}).sql(statement)
+}
+
+// TestBackupShrinks: what looks like a loss is not backed up without being asked for.
+func TestBackupShrinks(t *testing.T) {
+	for _, c := range []struct {
+		images, delete int
+		refused        bool
+	}{{1, 0, false}, {1, 1, true}, {3, 2, false}, {12, 5, false}, {12, 8, true}, {12, 12, true}} {
+		b := newDiskBed(t)
+		for i := range c.images {
+			b.pushImage("a", uint64(i), "v")
+		}
+		want := contents(t, b)
+		dir := t.TempDir()
+		if _, err := b.Backup(t.Context(), dir, registry.BackupOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		b.sql(`DELETE FROM manifests WHERE id IN (SELECT id FROM manifests ORDER BY id LIMIT ` + fmt.Sprint(c.delete) + `)`)
+		_, err := b.Backup(t.Context(), dir, registry.BackupOptions{})
+		var shrunk *registry.ShrinkError
+		if errors.As(err, &shrunk) != c.refused || !c.refused && err != nil {
+			t.Errorf("%d of %d images gone: got %v, want refused %v", c.delete, c.images, err, c.refused)
+		}
+		if c.refused {
+			if diff := cmp.Diff(want, readBackup(t, dir)); diff != "" {
+				t.Errorf("the refusal changed the backup:\n%s", diff)
+			}
+			if _, err := b.Backup(t.Context(), dir, registry.BackupOptions{AllowShrink: true}); err != nil {
+				t.Errorf("with --allow-shrink: %v", err)
+			}
+		}
+	}
+}
+
+// TestRestoreRefusesFirst: a backup that cannot be used changes nothing.
+func TestRestoreRefusesFirst(t *testing.T) {
+	for name, spoil := range map[string]func(t *testing.T, dir string){
+		"made by a newer slipway": func(t *testing.T, dir string) {
+			snapshotSQL(t, dir, `INSERT INTO goose_db_version (version_id, is_applied) VALUES (9999, 1)`)
+		},
+		"is not a database": func(t *testing.T, dir string) {
+			if err := os.WriteFile(filepath.Join(dir, registry.CatalogFile), []byte(strings.Repeat("no catalogue", 999)), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newDiskBed(t)
+			b.pushImage("a", 1, "v1")
+			dir, root := t.TempDir(), filepath.Join(t.TempDir(), "root")
+			if _, err := b.Backup(t.Context(), dir, registry.BackupOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			spoil(t, dir)
+			if _, err := registry.Restore(t.Context(), dir, root, registry.RestoreOptions{}); err == nil || !strings.Contains(err.Error(), name) {
+				t.Errorf("restore: got %v", err)
+			}
+			if _, err := os.Stat(root); err == nil {
+				t.Error("the refused restore made the directory")
+			}
+			if _, _, err := registry.OpenBackup(t.Context(), dir, quiet()); err == nil || !strings.Contains(err.Error(), name) {
+				t.Errorf("open: got %v", err)
+			}
+		})
+	}
+}
+
+// TestBackupVerify: damage in the backup itself is noticed, by size always and by bytes
+// with Verify, and healed from the registry.
+func TestBackupVerify(t *testing.T) {
+	b := newDiskBed(t)
+	_, _, _, large := b.pushImage("a", 1, "v1")
+	dir := t.TempDir()
+	for name, c := range map[string]struct {
+		data   []byte
+		verify bool
+	}{"cut": {content(9, 10), false}, "flipped": {content(9, 100_000), true}} {
+		if _, err := b.Backup(t.Context(), dir, registry.BackupOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, registry.BlobKey(large.Digest)), c.data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		rep, err := b.Backup(t.Context(), dir, registry.BackupOptions{Verify: c.verify})
+		if err != nil || rep.Copied != 1 {
+			t.Errorf("%s: got %+v, %v, want the object copied again", name, rep, err)
+		}
+		if diff := cmp.Diff(contents(t, b), readBackup(t, dir)); diff != "" {
+			t.Errorf("%s: the backup is not the registry:\n%s", name, diff)
+		}
+	}
+}
+
+// TestFsckFromRegistry: every kind of damage that the catalogue of kinds knows is
+// repaired from a registry that has the image, in the same repository or another one.
+func TestFsckFromRegistry(t *testing.T) {
+	for name, spoil := range map[string]func(p *planted){
+		"object missing": func(p *planted) { p.delete(registry.BlobKey(p.large.Digest)) },
+		"object corrupt": func(p *planted) { p.overwrite(registry.BlobKey(p.large.Digest), content(9, 100_000)) },
+		"object cut":     func(p *planted) { p.overwrite(registry.BlobKey(p.large.Digest), content(9, 100)) },
+		"small content": func(p *planted) {
+			p.sql(`UPDATE blobs SET content = zeroblob(5000) WHERE digest = ` + quote(p.small.Digest))
+		},
+		"manifest": func(p *planted) { p.sql(`UPDATE blobs SET content = x'00' WHERE digest = ` + quote(p.a.Digest)) },
+		"given up before": func(p *planted) {
+			p.delete(registry.BlobKey(p.large.Digest))
+			p.sql(`UPDATE blobs SET content = x'00' WHERE digest = ` + quote(p.a.Digest))
+			p.fsck(registry.FsckOptions{Repair: true})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			good, p := plant(t), plant(t)
+			spoil(p)
+			rep := p.fsck(registry.FsckOptions{Repair: true, From: registry.RegistrySource(good, "")})
+			if !rep.Clean() || len(rep.Problems) == 0 || rep.Quarantined > 1 {
+				t.Errorf("got %+v", rep)
+			}
+			if diff := cmp.Diff(contents(t, good), contents(t, p)); diff != "" {
+				t.Errorf("the repaired registry is another one:\n%s", diff)
+			}
+			if rep := p.fsck(registry.FsckOptions{}); !rep.Clean() {
+				t.Errorf("a check after it: %+v", rep.Problems)
+			}
+		})
+	}
+}
