@@ -169,7 +169,7 @@ func fsckAdvice(repair bool, rep registry.FsckReport) error {
 	case !repair:
 		return errors.New("problems remain; slipway fsck --repair mends what can be mended")
 	case left(registry.ProblemIncomplete, registry.ProblemManifest):
-		return errors.New("problems remain that cannot be mended here; push the images named above again, add them from a backup (slipway restore BACKUP), or delete their tags")
+		return errors.New("problems remain that cannot be mended here; take what is missing from a backup or another registry (slipway fsck --repair --from SOURCE), push the images named above again, or delete their tags")
 	case left(registry.ProblemUnreadable):
 		return errors.New("contents remain that the store fails to give; look at the disk or the object store, then run slipway fsck --repair again")
 	}
