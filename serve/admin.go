@@ -19,6 +19,7 @@ import (
 
 	"example.org/slipway/client"
 	"example.org/slipway/config"
+	"example.org/slipway/objstore"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 )
@@ -66,6 +67,8 @@ type AdminOptions struct {
 	Create bool
 	// Logger; default slog.Default.
 	Logger *slog.Logger
+	// wrap puts something in front of the object store; nil leaves it as it is.
+	wrap func(objstore.Store) objstore.Store
 }
 
 // OpenAdmin opens the data root of a configuration. The caller closes it.
@@ -92,7 +95,7 @@ func OpenAdmin(ctx context.Context, cfg *config.Config, o *AdminOptions) (*Admin
 	}
 	a := &Admin{cfg: cfg, log: log}
 	n := newNotifier(cfg, log) // only queues: the next server delivers
-	r, err := openRoot(ctx, cfg, rootOptions{log: log, onEvent: n.hook()})
+	r, err := openRoot(ctx, cfg, rootOptions{log: log, onEvent: n.hook(), wrap: o.wrap})
 	if err == nil {
 		if err := n.start(r.cat); err != nil {
 			return nil, errors.Join(err, r.close(ctx))

@@ -11,6 +11,7 @@ import (
 
 	"example.org/slipway/client"
 	"example.org/slipway/config"
+	"example.org/slipway/objstore"
 	"example.org/slipway/registry"
 )
 
@@ -28,6 +29,8 @@ type RestoreOptions struct {
 	MergeProgress func(client.CopyProgress)
 	// Logger; default slog.Default.
 	Logger *slog.Logger
+	// wrap is for the root that a backup is merged into; see AdminOptions.
+	wrap func(objstore.Store) objstore.Store
 }
 
 // RestoreReport is what Restore did.
@@ -90,7 +93,7 @@ func merge(ctx context.Context, cfg *config.Config, dir string, o RestoreOptions
 		return client.CopyProgress{}, err
 	}
 	defer closing(closeBackup)
-	a, err := OpenAdmin(ctx, cfg, &AdminOptions{Create: cfg.Storage.Remote(), Logger: o.Logger})
+	a, err := OpenAdmin(ctx, cfg, &AdminOptions{Create: cfg.Storage.Remote(), Logger: o.Logger, wrap: o.wrap})
 	if err != nil {
 		return client.CopyProgress{}, err
 	}

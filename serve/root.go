@@ -58,6 +58,8 @@ const adminSocket = "admin.sock"
 type rootOptions struct {
 	log     *slog.Logger
 	onEvent func(context.Context, registry.Event) error
+	// wrap puts something in front of the object store; nil leaves it as it is.
+	wrap func(objstore.Store) objstore.Store
 	// serving opens what only a server has: caches, and peers. Administration has no
 	// use for them.
 	serving bool
@@ -77,6 +79,10 @@ func openRoot(ctx context.Context, cfg *config.Config, o rootOptions) (_ *root, 
 			err = errors.Join(err, r.close(ctx))
 		}
 	}()
+	if o.wrap != nil {
+		r.inner = o.wrap(r.inner)
+		r.store = r.inner
+	}
 	if err := r.checkCatalog(ctx, cfg); err != nil {
 		return nil, err
 	}

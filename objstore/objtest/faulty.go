@@ -28,6 +28,7 @@ const (
 	OpCommit    = "commit"
 	OpCancel    = "cancel"
 	OpAdopt     = "adopt"
+	OpMove      = "move" // with the object's first key
 )
 
 // Faults are the hooks of a faulty store. A nil hook does nothing. Hooks may
@@ -43,8 +44,8 @@ type Faults struct {
 }
 
 // Faulty returns a store that does what inner does, unless a hook says
-// otherwise. It is an [objstore.UploadSweeper] if inner is one, and gives the ability
-// of an [objstore.Adopter].
+// otherwise. It is an [objstore.UploadSweeper] if inner is one, and gives the abilities
+// of an [objstore.Adopter] and an [objstore.Mover] if inner has them.
 func Faulty(inner objstore.Store, f Faults) objstore.Store {
 	s := &faulty{inner, f}
 	if sw, ok := inner.(objstore.UploadSweeper); ok {
@@ -152,17 +153,32 @@ func (s *faulty) Abandon(ctx context.Context, state string) error {
 
 func (s *faulty) Close() error { return s.inner.Close() }
 
-// Adapt gives the ability of an [objstore.Adopter] if the inner store has it.
+// Adapt implements [objstore.Adapter].
 func (s *faulty) Adapt(target any) bool {
-	t, ok := target.(*objstore.Adopter)
-	if !ok {
-		return false
+	switch t := target.(type) {
+	case *objstore.Adopter:
+		inner, ok := objstore.As[objstore.Adopter](s.inner)
+		if ok {
+			*t = &faultyAdopter{&s.f, inner}
+		}
+		return ok
+	case *objstore.Mover:
+		inner, ok := objstore.As[objstore.Mover](s.inner)
+		if ok {
+			*t = &faultyMover{&s.f, inner}
+		}
+		return ok
 	}
-	inner, ok := objstore.As[objstore.Adopter](s.inner)
-	if ok {
-		*t = &faultyAdopter{&s.f, inner}
-	}
-	return ok
+	return false
+}
+
+type faultyMover struct {
+	f     *Faults
+	inner objstore.Mover
+}
+
+func (m *faultyMover) Move(ctx context.Context, from, to string) error {
+	return m.f.around(OpMove, from, func() error { return m.inner.Move(ctx, from, to) })
 }
 
 type faultyAdopter struct {

@@ -1,0 +1,232 @@
+package serve
+
+import (
+	"bytes"
+	"database/sql"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"example.org/slipway/oci"
+	"example.org/slipway/registry"
+)
+
+// violation is a promise that the registry did not keep.
+type violation struct {
+	promise string
+	err     error
+}
+
+func (v *violation) Error() string { return fmt.Sprintf("%s: %v", v.promise, v.err) }
+func (v *violation) Unwrap() error { return v.err }
+
+// pull reads a whole image by its tag, or by its digest with tag "".
+func (w *world) pull(repo, tag string, d oci.Digest) error {
+	ref := tag
+	if ref == "" {
+		ref = string(d)
+	}
+	m, err := w.a.reg.GetManifest(w.ctx, repo, ref)
+	if err != nil {
+		return fmt.Errorf("manifest %s:%s: %w", repo, ref, err)
+	}
+	im := w.images[d]
+	if !bytes.Equal(m.Bytes, im.raw) {
+		return fmt.Errorf("manifest %s:%s: other bytes than those of %s", repo, ref, d)
+	}
+	for _, c := range im.children {
+		if err := w.pull(repo, "", c.digest); err != nil {
+			return err
+		}
+	}
+	for _, b := range im.blobs {
+		got, err := w.read(repo, b, false)
+		if err != nil {
+			return fmt.Errorf("blob %s of %s:%s: %w", b, repo, ref, err)
+		}
+		if !bytes.Equal(got, w.bytes[b]) {
+			return fmt.Errorf("blob %s of %s:%s: other bytes", b, repo, ref)
+		}
+	}
+	return nil
+}
+
+// allReadable checks that each image that must be there can be pulled.
+func (w *world) allReadable() error {
+	var errs []error
+	for _, t := range w.o.required() {
+		errs = append(errs, w.pull(t.repo, t.tag, t.digest))
+	}
+	return errors.Join(errs...)
+}
+
+// firstReadable checks what was pushed last.
+func (w *world) firstReadable() error { return w.pull("app", "v1", w.first.digest) }
+
+func (w *world) restoredReadable() error { return w.takenReadable(w.backup()) }
+func (w *world) importedReadable() error { return w.takenReadable(filepath.Join(w.dir, "source")) }
+
+func (w *world) takenReadable(dir string) error {
+	tags, err := tagsOf(dir)
+	errs := []error{err}
+	for _, t := range tags {
+		errs = append(errs, w.pull(t.repo, t.tag, t.digest))
+	}
+	return errors.Join(errs...)
+}
+
+// backupComplete checks that a backup holds good bytes of each image that must be
+// there.
+func (w *world) backupComplete() error {
+	has, err := w.copies(w.backup())
+	if err != nil {
+		return err
+	}
+	for _, t := range w.o.required() {
+		for _, d := range w.images[t.digest].all() {
+			if !has[d] {
+				return fmt.Errorf("%s of %s:%s is not in the backup", d, t.repo, t.tag)
+			}
+		}
+	}
+	return nil
+}
+
+// served checks that nothing is served with other bytes than its own: every
+// content, from every repository.
+func (w *world) served() error {
+	for _, repo := range []string{"app", "lib", "dist"} {
+		for d, want := range w.bytes {
+			if w.images[d] != nil {
+				if m, err := w.a.reg.GetManifest(w.ctx, repo, string(d)); err == nil && !bytes.Equal(m.Bytes, want) {
+					return fmt.Errorf("manifest %s of %s is served with other bytes", d, repo)
+				}
+			}
+			for _, whole := range []bool{false, true} {
+				if b, err := w.read(repo, d, whole); err == nil && !bytes.Equal(b, want) {
+					return fmt.Errorf("blob %s of %s is served with other bytes (%d of %d), WriteTo %v", d, repo, len(b), len(want), whole)
+				}
+			}
+		}
+	}
+	for r, set := range w.o.tags {
+		m, err := w.a.reg.ResolveManifest(w.ctx, r.repo, r.tag)
+		if err == nil && !set[m.Digest] {
+			return fmt.Errorf("%s:%s points at %s, and may point at %v", r.repo, r.tag, m.Digest, set)
+		}
+		if oci.HasCode(err, oci.CodeManifestUnknown) && !set[""] {
+			return fmt.Errorf("%s:%s is gone, and must point at %v", r.repo, r.tag, set)
+		}
+	}
+	return nil
+}
+
+// copies finds the contents of which good bytes lie below a directory, wherever.
+func (w *world) copies(dir string) (map[oci.Digest]bool, error) {
+	has := map[oci.Digest]bool{}
+	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil || !e.Type().IsRegular() {
+			return err
+		}
+		if e.Name() == registry.CatalogFile {
+			return w.rows(path, has)
+		}
+		if strings.Contains(path, "catalog.db") || !strings.Contains(path, "sha256") {
+			return nil
+		}
+		b, err := os.ReadFile(path)
+		if d := oci.SHA256(b); w.bytes[d] != nil {
+			has[d] = true
+		}
+		return err
+	})
+	return has, err
+}
+
+// rows finds the contents of which a catalogue has good bytes.
+func (w *world) rows(path string, has map[oci.Digest]bool) error {
+	db, err := sql.Open("sqlite", "file:"+path+"?mode=ro&_pragma=busy_timeout(10000)")
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	rows, err := db.Query(`SELECT content FROM blobs WHERE content IS NOT NULL`)
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var b []byte
+		if err := rows.Scan(&b); err != nil {
+			return err
+		}
+		if d := oci.SHA256(b); w.bytes[d] != nil {
+			has[d] = true
+		}
+	}
+	return rows.Err()
+}
+
+// recover does what the documentation says to do about damage, and checks that
+// every image comes back of which there was a good copy of each content; and after
+// another push, all.
+func (w *world) recover() error {
+	reachable, err := w.copies(w.dir)
+	if err != nil {
+		return err
+	}
+	want := w.o.required()
+	w.o.full = false
+	if err := storeBack(w); err != nil {
+		return &violation{"the registry opens", err}
+	}
+	if err := w.restart(); err != nil {
+		return &violation{"the registry opens", err}
+	}
+	var said []error
+	_, err = w.a.Fsck(w.ctx, FsckArgs{Repair: true}, nil)
+	said = append(said, err)
+	for _, do := range []func(*world) error{restoreOp, importOp} {
+		if w.allOf(want) == nil {
+			break
+		}
+		// Restoring sets tags too; what was pushed since the backup is retagged.
+		before := w.o.clone()
+		err := do(w)
+		said = append(said, err)
+		w.o = before
+	}
+	for _, t := range want {
+		complete := true
+		for _, d := range w.images[t.digest].all() {
+			complete = complete && reachable[d]
+		}
+		if err := w.pull(t.repo, "", t.digest); err != nil && complete {
+			return &violation{"what has a good copy in reach can be recovered", fmt.Errorf("%s:%s: %w (commands said: %v)", t.repo, t.tag, err, errors.Join(said...))}
+		}
+	}
+	for _, t := range want {
+		if err := w.push(t.repo, t.tag, w.images[t.digest]); err != nil {
+			return &violation{"a push mends", err}
+		}
+	}
+	if err := w.allOf(want); err != nil {
+		return &violation{"what is pushed again can be read", err}
+	}
+	return nil
+}
+
+func (w *world) allOf(want []seamTag) error {
+	for _, t := range want {
+		if err := w.pull(t.repo, "", t.digest); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,422 @@
+package serve
+
+import (
+	"bytes"
+	"database/sql"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"example.org/slipway/client"
+	"example.org/slipway/oci"
+	"example.org/slipway/registry"
+)
+
+// seamOp is an operation of the model. Its error is what a client or an operator
+// was told; it need not succeed, but what it says must be true.
+type seamOp struct {
+	name string
+	run  func(w *world) error
+	// verdict checks what a success claims, beside what always holds.
+	verdict func(w *world) error
+}
+
+// seamOps are all operations, those first that others build on.
+func seamOps() []seamOp {
+	return []seamOp{
+		{"push", pushOp(0, false), nil},
+		{"push-chunked", pushOp(1, true), nil},
+		{"push-known", func(w *world) error { return w.push("app", "v1", w.first) }, (*world).firstReadable},
+		{"push-all", func(w *world) error { return w.pushAgain("app", "v1", w.first) }, (*world).firstReadable},
+		{"push-index", pushOp(3, false), nil},
+		{"retag", retag, nil},
+		{"delete-tag", deleteTag, nil},
+		{"delete-index", deleteIndex, nil},
+		{"mount", mount, nil},
+		{"adopt", adoptDistribution, (*world).allReadable},
+		{"corrupt", damageOp(func(b []byte) []byte { b[len(b)/2] ^= 1; return b }), nil},
+		{"cut", damageOp(func(b []byte) []byte { return b[:len(b)/2] }), nil},
+		{"remove", damageOp(func([]byte) []byte { return nil }), nil},
+		{"flip-row", flipRow, nil},
+		{"away", storeAway, nil},
+		{"back", storeBack, nil},
+		{"full", func(w *world) error { w.o.full = true; return nil }, nil},
+		{"room", func(w *world) error { w.o.full = false; return nil }, nil},
+		{"kill", (*world).kill, nil},
+		{"restart", (*world).restart, nil},
+		{"day", clockOp(25 * time.Hour), nil},
+		{"clock", clockOp(400 * 24 * time.Hour), nil},
+		{"fsck", fsckOp(false), (*world).allReadable},
+		{"repair", fsckOp(true), (*world).allReadable},
+		{"gc", collectOp, nil},
+		{"retention", retainOp, nil},
+		{"backup", backupOp, (*world).backupComplete},
+		{"restore", restoreOp, (*world).restoredReadable},
+		{"import", importOp, (*world).importedReadable},
+		{"convert", func(w *world) error { return second2(w.a.Convert(w.ctx, ConvertArgs{}, nil)) }, nil},
+		{"settle", func(w *world) error { return second2(w.a.Settle(w.ctx, SettleArgs{All: true})) }, nil},
+	}
+}
+
+func pushOp(n int, chunked bool) func(*world) error {
+	return func(w *world) error {
+		tag := fmt.Sprintf("p%d", n)
+		if !chunked {
+			return errors.Join(w.push("app", tag, w.fresh[n]), w.acknowledged("app", tag))
+		}
+		err := w.pushBy("app", tag, w.fresh[n], false, func(d oci.Digest, b []byte) error {
+			up, err := w.a.reg.StartUpload(w.ctx, "app")
+			if err != nil {
+				return err
+			}
+			half := len(b) / 2
+			if up, err = w.a.reg.AppendUpload(w.ctx, "app", up.ID, 0, int64(half), bytes.NewReader(b[:half])); err != nil {
+				return err
+			}
+			return second2(w.a.reg.CommitUpload(w.ctx, "app", up.ID, up.Size, int64(len(b)-half), bytes.NewReader(b[half:]), d))
+		})
+		return errors.Join(err, w.acknowledged("app", tag))
+	}
+}
+
+// pushAgain pushes every byte, as a client does that does not ask first.
+func (w *world) pushAgain(repo, tag string, im *seamImage) error {
+	return w.pushBy(repo, tag, im, true, func(d oci.Digest, b []byte) error {
+		return second2(w.a.reg.PushBlob(w.ctx, repo, d, int64(len(b)), bytes.NewReader(b)))
+	})
+}
+
+// acknowledged is for pushes: an image that was answered 201 can be read at once.
+func (w *world) acknowledged(repo, tag string) error {
+	for d := range w.o.tags[seamRef{repo, tag}] {
+		if d != "" && len(w.o.tags[seamRef{repo, tag}]) == 1 && !w.o.away {
+			if err := w.pull(repo, tag, d); err != nil && !w.o.harmed {
+				return &violation{"a push that was acknowledged cannot be read", err}
+			}
+		}
+	}
+	return nil
+}
+
+// retag moves the tag v2 to the image of v1 or back.
+func retag(w *world) error {
+	im := w.first
+	if w.o.tags[seamRef{"app", "v2"}][im.digest] {
+		im = w.second
+	}
+	w.o.may("app", "v2", im.digest)
+	_, err := w.a.reg.PutManifest(w.ctx, "app", oci.PutManifest{Bytes: im.raw, Tags: []string{"v2"}})
+	if err == nil {
+		w.o.is("app", "v2", im.digest)
+	}
+	return err
+}
+
+func deleteTag(w *world) error {
+	w.o.may("app", "v1", "")
+	err := w.a.reg.DeleteTag(w.ctx, "app", "v1")
+	if err == nil || oci.HasCode(err, oci.CodeManifestUnknown) {
+		w.o.is("app", "v1", "")
+	}
+	return err
+}
+
+func deleteIndex(w *world) error {
+	w.o.may("app", "multi", "")
+	err := w.a.reg.DeleteManifest(w.ctx, "app", w.multi.digest)
+	if err == nil || oci.HasCode(err, oci.CodeManifestUnknown) {
+		w.o.is("app", "multi", "")
+	}
+	return err
+}
+
+func mount(w *world) error {
+	return w.pushBy("lib", "v1", w.first, true, func(d oci.Digest, _ []byte) error {
+		return second2(w.a.reg.MountBlob(w.ctx, "lib", "app", d))
+	})
+}
+
+// adoptDistribution puts an image into the store as a Distribution registry does,
+// and adopts it.
+func adoptDistribution(w *world) error {
+	if err := w.close(); err != nil {
+		return err
+	}
+	im := w.adopted
+	if !w.o.away {
+		write := func(path string, b []byte) error {
+			path = filepath.Join(w.root(), "docker/registry/v2", path)
+			if _, err := os.Stat(path); err == nil {
+				return nil
+			}
+			return errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, b, 0o600))
+		}
+		link := func(dir string, d oci.Digest) error {
+			return write("repositories/dist/"+dir+"/link", []byte(d))
+		}
+		var errs []error
+		for _, d := range im.all() {
+			errs = append(errs, write(strings.TrimPrefix(registry.BlobKey(d), "docker/registry/v2/"), w.bytes[d]), link("_layers/sha256/"+d.Encoded(), d))
+		}
+		m := "_manifests/"
+		errs = append(errs, link(m+"revisions/sha256/"+im.digest.Encoded(), im.digest), link(m+"tags/v1/current", im.digest), link(m+"tags/v1/index/sha256/"+im.digest.Encoded(), im.digest))
+		if err := errors.Join(errs...); err != nil {
+			return err
+		}
+	}
+	dry, dryErr := AdoptInPlace(w.ctx, w.config(), registry.AdoptOptions{DryRun: true, Logger: quiet})
+	if !w.o.away {
+		w.o.may("dist", "v1", im.digest)
+	}
+	rep, err := AdoptInPlace(w.ctx, w.config(), registry.AdoptOptions{Logger: quiet})
+	if err == nil && len(rep.Lacks()) > 0 { // as the command does
+		err = fmt.Errorf("the storage lacks %v", rep.Lacks())
+	} else if err == nil && !w.o.away {
+		w.o.is("dist", "v1", im.digest)
+	}
+	if err := w.open(); err != nil {
+		return err
+	}
+	dry.Took, rep.Took = 0, 0
+	if got, want := fmt.Sprintf("%+v", rep), fmt.Sprintf("%+v", dry); dryErr == nil && err == nil && got != want {
+		return &violation{"the dry run of an adoption is not the run", fmt.Errorf("run %s, dry run %s", got, want)}
+	}
+	return err
+}
+
+// damageOp changes the object of a layer that several images share, and of one that
+// only the first has.
+func damageOp(change func([]byte) []byte) func(*world) error {
+	return func(w *world) error {
+		w.o.harmed = true
+		for _, d := range w.first.blobs {
+			path := filepath.Join(w.root(), registry.BlobKey(d))
+			b, err := os.ReadFile(path)
+			if errors.Is(err, fs.ErrNotExist) || len(b) == 0 {
+				continue
+			}
+			if b = change(b); b == nil {
+				err = os.Remove(path)
+			} else {
+				err = os.WriteFile(path, b, 0o600)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+// flipRow changes a bit of contents that the catalogue holds: of a manifest, and of
+// a small layer.
+func flipRow(w *world) error {
+	w.o.harmed = true
+	db, err := sql.Open("sqlite", "file:"+filepath.Join(w.root(), registry.CatalogFile)+"?_pragma=busy_timeout(10000)")
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	for _, d := range []oci.Digest{w.first.digest, w.first.blobs[3]} {
+		flipped := bytes.Clone(w.bytes[d])
+		flipped[len(flipped)/2] ^= 4
+		if _, err := db.Exec(`UPDATE blobs SET content = ? WHERE digest = ? AND content IS NOT NULL`, flipped, d); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// storeAway takes everything but the catalogue away, as a disk that is not mounted.
+func storeAway(w *world) error { return w.moveStore(w.root(), filepath.Join(w.dir, "away"), true) }
+
+func storeBack(w *world) error { return w.moveStore(filepath.Join(w.dir, "away"), w.root(), false) }
+
+func (w *world) moveStore(from, to string, away bool) error {
+	if w.o.away == away {
+		return nil
+	}
+	if err := w.close(); err != nil {
+		return err
+	}
+	entries, err := os.ReadDir(from)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if !e.IsDir() {
+			continue
+		}
+		dst := filepath.Join(to, e.Name())
+		err := errors.Join(os.MkdirAll(to, 0o700), os.RemoveAll(dst), os.Rename(filepath.Join(from, e.Name()), dst))
+		if err != nil {
+			return err
+		}
+	}
+	w.o.away = away
+	return w.open()
+}
+
+// clockOp lets time pass while nothing runs, or sets the clock wrongly: a process
+// that begins cannot tell one from the other.
+func clockOp(d time.Duration) func(*world) error {
+	return func(w *world) error {
+		if err := w.close(); err != nil {
+			return err
+		}
+		time.Sleep(d)
+		return w.open()
+	}
+}
+
+var errUnclean = errors.New("problems remain")
+
+func fsckOp(repair bool) func(*world) error {
+	return func(w *world) error {
+		rep, err := w.a.Fsck(w.ctx, FsckArgs{Repair: repair}, nil)
+		w.say("fsck: %v, repaired %v", rep.Counts, rep.Repaired)
+		if err == nil && !rep.Clean() {
+			err = errUnclean
+		}
+		return err
+	}
+}
+
+func collectOp(w *world) error {
+	dry, dryErr := w.a.Collect(w.ctx, GCArgs{DryRun: true, Now: true}, nil)
+	rep, err := w.a.Collect(w.ctx, GCArgs{Now: true}, nil)
+	w.say("gc: %d contents", rep.Contents)
+	same := dry.Contents == rep.Contents && dry.Bytes == rep.Bytes && dry.Manifests == rep.Manifests && dry.Blobs == rep.Blobs
+	if err == nil && (dryErr != nil || !same && !dry.AtLeast) {
+		return &violation{"the dry run of gc is not the run", fmt.Errorf("run %+v, dry run %+v, %v", rep, dry, dryErr)}
+	}
+	return err
+}
+
+// retainOp applies the rule keep_newest: 3. The oracle knows which tags are the
+// newest by the order of its own pushes, as far as no push was cut off.
+func retainOp(w *world) error {
+	dry, dryErr := w.a.Retain(w.ctx, RetainArgs{DryRun: true, Now: true})
+	images := 0
+	for _, t := range w.o.required() {
+		if t.repo == "app" && !strings.HasPrefix(t.tag, "sha256-") {
+			images++
+		}
+	}
+	for _, d := range dry.Decisions {
+		if d.Removed {
+			w.o.may(d.Repo, d.Tag, "")
+		}
+	}
+	rep, err := w.a.Retain(w.ctx, RetainArgs{Now: true})
+	w.say("retention: %d kept, %d removed", rep.Kept, rep.Removed)
+	if err != nil {
+		return err
+	}
+	if dryErr != nil || !slices.EqualFunc(dry.Decisions, rep.Decisions, func(a, b registry.TagDecision) bool {
+		return a.Repo == b.Repo && a.Tag == b.Tag && a.Removed == b.Removed
+	}) {
+		return &violation{"the dry run of retention is not the run", fmt.Errorf("run %+v, dry run %+v, %v", rep, dry, dryErr)}
+	}
+	kept := 0
+	for _, d := range rep.Decisions {
+		if d.Removed {
+			w.o.is(d.Repo, d.Tag, "")
+		} else if !strings.HasPrefix(d.Tag, "sha256-") && d.Repo == "app" {
+			kept++
+		}
+	}
+	if kept < min(3, images) {
+		return &violation{"retention removed images that the rule keeps", fmt.Errorf("%d of %d images kept, the rule says 3: %+v", kept, images, rep.Decisions)}
+	}
+	return nil
+}
+
+func backupOp(w *world) error {
+	return second2(w.a.Backup(w.ctx, BackupArgs{Dir: w.backup()}, nil))
+}
+
+// errNothing says that an operation has nothing to work on.
+var errNothing = errors.New("nothing is there to work on")
+
+func restoreOp(w *world) error {
+	if _, err := os.Stat(filepath.Join(w.backup(), registry.CatalogFile)); err != nil {
+		return errNothing
+	}
+	if err := w.mayTake(w.backup()); err != nil {
+		return err
+	}
+	if err := w.close(); err != nil {
+		return err
+	}
+	_, err := Restore(w.ctx, w.config(), w.backup(), RestoreOptions{Logger: quiet, wrap: w.wrap})
+	if err == nil {
+		err = w.takes(w.backup())
+	}
+	if openErr := w.open(); openErr != nil {
+		return openErr
+	}
+	return err
+}
+
+func importOp(w *world) error {
+	source := filepath.Join(w.dir, "source")
+	src, done, err := registry.OpenBackup(w.ctx, source, quiet)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = done(w.ctx) }()
+	if err := w.mayTake(source); err != nil {
+		return err
+	}
+	_, err = client.Copy(w.ctx, w.a.Registry(), src, client.CopyOptions{Referrers: true, ContinueOnError: true})
+	if err == nil {
+		err = w.takes(source)
+	}
+	return err
+}
+
+// tagsOf lists what a backup's catalogue says of tags.
+func tagsOf(dir string) (list []seamTag, err error) {
+	db, err := sql.Open("sqlite", "file:"+filepath.Join(dir, registry.CatalogFile)+"?mode=ro&immutable=1")
+	if err != nil {
+		return nil, err
+	}
+	defer db.Close()
+	rows, err := db.Query(`SELECT r.name, t.name, b.digest FROM tags t JOIN repositories r ON r.id = t.repo_id JOIN manifests m ON m.id = t.manifest_id JOIN blobs b ON b.id = m.blob_id ORDER BY 1, 2`)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var t seamTag
+		if err := rows.Scan(&t.repo, &t.tag, &t.digest); err != nil {
+			return nil, err
+		}
+		list = append(list, t)
+	}
+	return list, rows.Err()
+}
+
+// mayTake says that each tag of a backup may be set to what the backup says.
+func (w *world) mayTake(dir string) error {
+	tags, err := tagsOf(dir)
+	for _, t := range tags {
+		w.o.may(t.repo, t.tag, t.digest)
+	}
+	return err
+}
+
+// takes says that they are set.
+func (w *world) takes(dir string) error {
+	tags, err := tagsOf(dir)
+	for _, t := range tags {
+		w.o.is(t.repo, t.tag, t.digest)
+	}
+	return err
+}

@@ -1,0 +1,434 @@
+package serve
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"example.org/slipway/config"
+	"example.org/slipway/objstore"
+	"example.org/slipway/objstore/objtest"
+	"example.org/slipway/oci"
+	"example.org/slipway/registry"
+)
+
+// seamImage is an image or index as a client has it.
+type seamImage struct {
+	digest   oci.Digest
+	raw      []byte
+	blobs    []oci.Digest
+	children []*seamImage
+}
+
+// seamContents are all contents that any sequence of operations uses.
+type seamContents struct {
+	bytes  map[oci.Digest][]byte
+	images map[oci.Digest]*seamImage
+	// The images of the base, and those that operations push.
+	first, second, multi, adopted *seamImage
+	fresh                         []*seamImage
+	signatures                    []*seamImage
+}
+
+func newSeamContents() *seamContents {
+	c := &seamContents{bytes: map[oci.Digest][]byte{}, images: map[oci.Digest]*seamImage{}}
+	shared := c.layer(1)
+	c.first = c.image(1, shared, c.layer(2), c.put(seamBytes(3, 2000)))
+	c.second = c.image(2, shared, c.layer(4))
+	c.multi = c.index(c.image(3, c.layer(5)), c.image(4, shared, c.layer(6)))
+	c.adopted = c.image(5, shared, c.layer(7))
+	for i := range uint64(3) {
+		c.fresh = append(c.fresh, c.image(10+i, shared, c.layer(20+i), c.put(seamBytes(30+i, 3000))))
+	}
+	c.fresh = append(c.fresh, c.index(c.image(13, c.layer(23)), c.image(14, c.layer(24))))
+	for i := range uint64(2) {
+		c.signatures = append(c.signatures, c.image(40+i, c.put(seamBytes(50+i, 300))))
+	}
+	return c
+}
+
+func seamBytes(seed uint64, n int) []byte {
+	key := [32]byte{byte(seed), byte(seed >> 8)}
+	b := make([]byte, n)
+	_, _ = rand.NewChaCha8(key).Read(b) // has no errors
+	return b
+}
+
+func (c *seamContents) put(b []byte) oci.Digest {
+	d := oci.SHA256(b)
+	c.bytes[d] = b
+	return d
+}
+
+// layer makes a layer that is too large for the catalogue, and can be converted.
+func (c *seamContents) layer(seed uint64) oci.Digest {
+	var buf bytes.Buffer
+	z := gzip.NewWriter(&buf)
+	w := tar.NewWriter(z)
+	body := seamBytes(seed, 20_000)
+	err := errors.Join(w.WriteHeader(&tar.Header{Name: fmt.Sprintf("file%d", seed), Mode: 0o644, Size: int64(len(body)), Typeflag: tar.TypeReg}),
+		second(w.Write(body)), w.Close(), z.Close())
+	if err != nil {
+		panic(err)
+	}
+	return c.put(buf.Bytes())
+}
+
+func second(_ int, err error) error { return err }
+
+func (c *seamContents) manifest(doc any) *seamImage {
+	raw, err := json.Marshal(doc)
+	if err != nil {
+		panic(err)
+	}
+	im := &seamImage{digest: c.put(raw), raw: raw}
+	c.images[im.digest] = im
+	return im
+}
+
+func (c *seamContents) describe(d oci.Digest, mediaType string) map[string]any {
+	return map[string]any{"mediaType": mediaType, "digest": d, "size": len(c.bytes[d])}
+}
+
+func (c *seamContents) image(seed uint64, layers ...oci.Digest) *seamImage {
+	conf := c.put(fmt.Appendf(nil, `{"os":"linux","architecture":"amd64","seed":%d,"rootfs":{"type":"layers","diff_ids":[]}}`, seed))
+	list := []any{}
+	for _, l := range layers {
+		list = append(list, c.describe(l, "application/vnd.oci.image.layer.v1.tar+gzip"))
+	}
+	im := c.manifest(map[string]any{"schemaVersion": 2, "mediaType": oci.MediaTypeOCIManifest,
+		"config": c.describe(conf, "application/vnd.oci.image.config.v1+json"), "layers": list})
+	im.blobs = append([]oci.Digest{conf}, layers...)
+	return im
+}
+
+func (c *seamContents) index(children ...*seamImage) *seamImage {
+	list := []any{}
+	for _, m := range children {
+		list = append(list, c.describe(m.digest, oci.MediaTypeOCIManifest))
+	}
+	im := c.manifest(map[string]any{"schemaVersion": 2, "mediaType": oci.MediaTypeOCIIndex, "manifests": list})
+	im.children = children
+	return im
+}
+
+// all lists the digests an image consists of, its own included.
+func (im *seamImage) all() []oci.Digest {
+	list := append([]oci.Digest{im.digest}, im.blobs...)
+	for _, m := range im.children {
+		list = append(list, m.all()...)
+	}
+	return list
+}
+
+// seamRef is a tag of a repository.
+type seamRef struct{ repo, tag string }
+
+// seamOracle is what clients were told. A tag may point at any digest of its set,
+// where "" stands for no tag: there is more than one only after an operation that
+// failed or was killed.
+type seamOracle struct {
+	tags map[seamRef]map[oci.Digest]bool
+	// harmed says that something other than the registry touched its data, away
+	// that its store is not there, full that the store takes nothing.
+	harmed, away, full bool
+}
+
+func (o *seamOracle) clone() *seamOracle {
+	n := *o
+	n.tags = map[seamRef]map[oci.Digest]bool{}
+	for r, set := range o.tags {
+		n.tags[r] = maps.Clone(set)
+	}
+	return &n
+}
+
+// may says that a tag may be set to d from now on, or removed with "".
+func (o *seamOracle) may(repo, tag string, d oci.Digest) {
+	r := seamRef{repo, tag}
+	if o.tags[r] == nil {
+		o.tags[r] = map[oci.Digest]bool{"": true}
+	}
+	o.tags[r][d] = true
+}
+
+// is says that a client was told that a tag is set to d, or removed with "".
+func (o *seamOracle) is(repo, tag string, d oci.Digest) {
+	o.tags[seamRef{repo, tag}] = map[oci.Digest]bool{d: true}
+}
+
+// required returns the tags that must be there, in a fixed order, with what they
+// point at if that is certain, else with "".
+func (o *seamOracle) required() []seamTag {
+	var list []seamTag
+	for r, set := range o.tags {
+		if set[""] || len(set) != 1 {
+			continue
+		}
+		for d := range set {
+			list = append(list, seamTag{r, d})
+		}
+	}
+	slices.SortFunc(list, func(a, b seamTag) int {
+		return strings.Compare(a.repo+":"+a.tag, b.repo+":"+b.tag)
+	})
+	return list
+}
+
+type seamTag struct {
+	seamRef
+	digest oci.Digest
+}
+
+// seamBase is what every world begins as a copy of.
+type seamBase struct {
+	*seamContents
+	dir    string
+	oracle *seamOracle
+	now    time.Time
+}
+
+const seamConfig = `version: 0.1
+log: {level: error, accesslog: {disabled: true}}
+storage: {retention: [{repositories: ["app"], keep_newest: 3}]}
+gear: {rules: []}
+`
+
+// newSeamBase makes a root with some images, and a backup of another registry to
+// import from.
+func newSeamBase(t testing.TB) *seamBase {
+	t.Helper()
+	b := &seamBase{seamContents: newSeamContents(), dir: t.TempDir(), now: time.Now().Truncate(time.Hour).Add(2 * time.Hour)}
+	w := &world{seamBase: b, dir: b.dir, o: &seamOracle{tags: map[seamRef]map[oci.Digest]bool{}}, ctx: t.Context()}
+	fill := func(do ...error) {
+		if err := errors.Join(do...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// The source of imports is a backup, which is a registry that can be read.
+	fill(w.open(), w.push("app", "multi", b.multi), w.push("lib", "src", b.second),
+		second2(w.a.Backup(t.Context(), BackupArgs{Dir: filepath.Join(b.dir, "source")}, nil)), w.close())
+	fill(os.RemoveAll(w.root()), w.open())
+	w.o.tags = map[seamRef]map[oci.Digest]bool{}
+	fill(w.push("app", "v1", b.first), w.push("app", "v2", b.second), w.push("app", "multi", b.multi))
+	for i, s := range b.signatures {
+		fill(w.push("app", fmt.Sprintf("sha256-%064d.sig", i), s))
+	}
+	fill(w.close())
+	b.oracle = w.o
+	return b
+}
+
+func second2[T any](_ T, err error) error { return err }
+
+// world is a registry in a directory of its own, with a backup and a source of
+// imports beside it, and the oracle.
+type world struct {
+	*seamBase
+	ctx context.Context
+	dir string
+	a   *Admin
+	o   *seamOracle
+
+	mu    sync.Mutex
+	armed bool
+	// steps counts the durable steps of the operation under way; at the one that
+	// is crash the directory is copied to image, and the oracle to then.
+	steps, crash int
+	then         *seamOracle
+	broken       error // an image could not be made
+	said         []string
+}
+
+func (w *world) root() string   { return filepath.Join(w.dir, "root") }
+func (w *world) backup() string { return filepath.Join(w.dir, "backup") }
+func (w *world) image() string  { return w.dir + ".image" }
+
+func (w *world) config() *config.Config {
+	cfg, _, err := config.Parse(strings.NewReader(seamConfig), &config.Options{Overrides: []config.Override{{Key: "storage.root", Value: w.root()}}})
+	if err != nil {
+		panic(err)
+	}
+	return cfg
+}
+
+var quiet = slog.New(slog.DiscardHandler)
+
+func (w *world) open() error {
+	a, err := OpenAdmin(w.ctx, w.config(), &AdminOptions{Create: true, Logger: quiet, wrap: w.wrap})
+	if err != nil {
+		return fmt.Errorf("open the root: %w", err)
+	}
+	w.a = a
+	return nil
+}
+
+func (w *world) close() error {
+	if w.a == nil {
+		return nil
+	}
+	a := w.a
+	w.a = nil
+	return a.Close(w.ctx)
+}
+
+// durableOps are the calls of a store that change what survives a crash.
+var durableOps = map[string]bool{objtest.OpPut: true, objtest.OpDelete: true, objtest.OpCommit: true, objtest.OpSuspend: true,
+	objtest.OpAbandon: true, objtest.OpAdopt: true, objtest.OpMove: true, objtest.OpNewUpload: true}
+
+// takesRoom are those for which a full store has no room.
+var takesRoom = map[string]bool{objtest.OpPut: true, objtest.OpCommit: true, objtest.OpWrite: true, objtest.OpNewUpload: true}
+
+func (w *world) wrap(inner objstore.Store) objstore.Store {
+	return objtest.Faulty(inner, objtest.Faults{
+		Before: func(op, key string) error {
+			if durableOps[op] {
+				w.step()
+			}
+			if w.o.full && takesRoom[op] {
+				return fmt.Errorf("%s: %w", op, objstore.ErrNoSpace)
+			}
+			return nil
+		},
+		After: func(op, key string) error {
+			if durableOps[op] {
+				w.step()
+			}
+			return nil
+		},
+	})
+}
+
+// step is a moment at which the process may be killed.
+func (w *world) step() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.armed {
+		return
+	}
+	if w.steps++; w.steps == w.crash {
+		w.then = w.o.clone()
+		w.broken = copyTree(w.dir, w.image())
+	}
+}
+
+// become replaces the world by the image of it.
+func (w *world) become() error {
+	_ = w.close() // of a process that was killed before
+	w.o = w.then
+	return errors.Join(w.broken, os.RemoveAll(w.dir), os.Rename(w.image(), w.dir))
+}
+
+// kill ends the process as kill -9 does.
+func (w *world) kill() error {
+	w.then, w.broken = w.o.clone(), copyTree(w.dir, w.image())
+	return errors.Join(w.become(), w.open())
+}
+
+// restart ends the process in order, and begins a new one.
+func (w *world) restart() error { return errors.Join(w.close(), w.open()) }
+
+// copyTree copies files as they are, but for what a running process alone has use for.
+func copyTree(from, to string) error {
+	return filepath.WalkDir(from, func(path string, e fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		rel, err := filepath.Rel(from, path)
+		if err != nil {
+			return err
+		}
+		dst := filepath.Join(to, rel)
+		switch {
+		case e.IsDir():
+			return os.MkdirAll(dst, 0o700)
+		case e.Type()&fs.ModeSymlink != 0:
+			target, err := os.Readlink(path)
+			return errors.Join(err, os.Symlink(target, dst))
+		case !e.Type().IsRegular() || strings.HasSuffix(path, "-shm"):
+			return nil
+		}
+		b, err := os.ReadFile(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		return errors.Join(err, os.WriteFile(dst, b, 0o600))
+	})
+}
+
+// say notes what an operation did, for whoever looks at a failure.
+func (w *world) say(format string, args ...any) { w.said = append(w.said, fmt.Sprintf(format, args...)) }
+
+// push pushes an image as clients do: only what the registry says it lacks.
+func (w *world) push(repo, tag string, im *seamImage) error {
+	return w.pushBy(repo, tag, im, false, func(d oci.Digest, b []byte) error {
+		_, err := w.a.reg.PushBlob(w.ctx, repo, d, int64(len(b)), bytes.NewReader(b))
+		return err
+	})
+}
+
+func (w *world) pushBy(repo, tag string, im *seamImage, all bool, blob func(oci.Digest, []byte) error) error {
+	for _, m := range im.children {
+		if err := w.pushBy(repo, "", m, all, blob); err != nil {
+			return err
+		}
+	}
+	for _, d := range im.blobs {
+		if !all {
+			if _, err := w.a.reg.ResolveBlob(w.ctx, repo, d); err == nil {
+				continue
+			}
+		}
+		if err := blob(d, w.bytes[d]); err != nil {
+			return fmt.Errorf("push blob %s: %w", d, err)
+		}
+	}
+	m := oci.PutManifest{Bytes: im.raw}
+	if tag != "" {
+		m.Tags = []string{tag}
+		w.o.may(repo, tag, im.digest)
+	}
+	if _, err := w.a.reg.PutManifest(w.ctx, repo, m); err != nil {
+		return fmt.Errorf("push manifest %s: %w", im.digest, err)
+	}
+	if tag != "" {
+		w.o.is(repo, tag, im.digest)
+	}
+	return nil
+}
+
+// read returns a blob's bytes, by Read or by WriteTo.
+func (w *world) read(repo string, d oci.Digest, whole bool) ([]byte, error) {
+	c, err := w.a.reg.GetBlob(w.ctx, repo, d)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	if wt, ok := c.(io.WriterTo); ok && whole {
+		var buf bytes.Buffer
+		_, err := wt.WriteTo(&buf)
+		return buf.Bytes(), err
+	}
+	return io.ReadAll(c)
+}
+
+var _ = registry.CatalogFile
