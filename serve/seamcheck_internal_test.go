@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -22,6 +23,11 @@ type violation struct {
 
 func (v *violation) Error() string { return fmt.Sprintf("%s: %v", v.promise, v.err) }
 func (v *violation) Unwrap() error { return v.err }
+
+// fault notes a broken promise; the sequence goes on.
+func (w *world) fault(promise string, err error) {
+	w.faults = append(w.faults, &violation{promise, err})
+}
 
 // pull reads a whole image by its tag, or by its digest with tag "".
 func (w *world) pull(repo, tag string, d oci.Digest) error {
@@ -147,6 +153,37 @@ func (w *world) copies(dir string) (map[oci.Digest]bool, error) {
 		return err
 	})
 	return has, err
+}
+
+// ownCopies finds the contents of which good bytes are in the registry's hands: in its
+// root, its store when that is away, and its backup.
+func (w *world) ownCopies() map[oci.Digest]bool {
+	all := map[oci.Digest]bool{}
+	for _, dir := range []string{w.root(), w.backup(), filepath.Join(w.dir, "away")} {
+		has, err := w.copies(dir)
+		if err != nil {
+			w.fault("the model itself works", err)
+		}
+		maps.Copy(all, has)
+	}
+	return all
+}
+
+// keeps checks that the last operation did not destroy the last good copy of what
+// must be there. had is nil after one that is to destroy something.
+func (w *world) keeps(had map[oci.Digest]bool) {
+	if had == nil {
+		return
+	}
+	has := w.ownCopies()
+	for _, t := range w.o.required() {
+		for _, d := range w.images[t.digest].all() {
+			if had[d] && !has[d] {
+				w.fault("the last good copy is never destroyed", fmt.Errorf("%s of %s:%s", d, t.repo, t.tag))
+				return
+			}
+		}
+	}
 }
 
 // rows finds the contents of which a catalogue has good bytes.

@@ -1,10 +1,12 @@
 package serve
 
 import (
+	"cmp"
 	"errors"
 	"flag"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"runtime/debug"
@@ -15,6 +17,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"example.org/slipway/oci"
 )
 
 var seamsFlag = flag.String("seams", "", "one sequence of operations for TestSeams, such as push,away!2,repair; !2 kills it at its second durable step")
@@ -96,15 +100,20 @@ func runSeams(t *testing.T, base *seamBase, dir string, steps []seamStep) (res s
 		if err == nil {
 			err = w.open()
 		}
+		var had map[oci.Digest]bool
 		for i := 0; i < len(steps) && err == nil; i++ {
+			if i == len(steps)-1 && !steps[i].harms {
+				had = w.ownCopies()
+			}
 			opErr, err = w.do(steps[i])
 		}
 		if err != nil {
 			res.errs = []error{err}
 			return
 		}
+		w.keeps(had)
 		res.steps = w.steps
-		res.errs = w.check(steps[len(steps)-1], opErr)
+		res.errs = append(w.check(steps[len(steps)-1], opErr), w.faults...)
 	})
 	return res
 }
@@ -129,11 +138,7 @@ func (w *world) do(s seamStep) (opErr, err error) {
 	w.armed = false
 	w.mu.Unlock()
 	w.say("%s: %v", s, opErr)
-	var v *violation
-	if errors.As(opErr, &v) {
-		return nil, v
-	}
-	if w.then != nil && s.crash > 0 {
+	if w.then != nil && s.name != "kill" {
 		if err := w.become(); err != nil {
 			return nil, err
 		}
@@ -179,6 +184,8 @@ type seamWalk struct {
 	runs int
 	// failed are sequences by the promise they break.
 	failed map[string][]string
+	// shard of shards is run, of what begins with the same operation.
+	shard, shards int
 }
 
 func (k *seamWalk) run(t *testing.T, steps []seamStep) seamResult {
@@ -204,20 +211,74 @@ func (k *seamWalk) run(t *testing.T, steps []seamStep) seamResult {
 }
 
 // extend runs what begins with a sequence and has at most so many operations more.
-func (k *seamWalk) extend(t *testing.T, begin []seamStep, depth int, ops []seamOp) {
-	for _, op := range ops {
+// One operation of a sequence is killed, at each of its durable steps; of three
+// operations only the last.
+func (k *seamWalk) extend(t *testing.T, begin []seamStep, depth int) {
+	killed := slices.ContainsFunc(begin, func(s seamStep) bool { return s.crash > 0 })
+	for i, op := range seamOps() {
+		if len(begin) == 1 && i%k.shards != k.shard {
+			continue
+		}
 		steps := append(slices.Clip(begin), seamStep{seamOp: op})
 		n := k.run(t, steps).steps
-		for crash := 0; crash <= n; crash++ {
+		if depth > 1 {
+			k.extend(t, steps, depth-1)
+		}
+		for crash := 1; crash <= n && !killed; crash++ {
 			steps = append(slices.Clip(begin), seamStep{op, crash})
-			if crash > 0 {
-				k.run(t, steps)
-			}
-			if depth > 1 {
-				k.extend(t, steps, depth-1, seamOps())
+			k.run(t, steps)
+			if depth == 2 && len(begin) == 0 {
+				k.extend(t, steps, depth-1)
 			}
 		}
 	}
+}
+
+// walk runs all sequences of at most so many operations.
+func (k *seamWalk) walk(t *testing.T, depth int) {
+	t.Run("walk", func(t *testing.T) {
+		for _, op := range seamOps() {
+			t.Run(op.name, func(t *testing.T) {
+				t.Parallel()
+				begin := []seamStep{{seamOp: op}}
+				n := k.run(t, begin).steps
+				for crash := 0; crash <= n; crash++ {
+					begin = []seamStep{{op, crash}}
+					if crash > 0 {
+						k.run(t, begin)
+					}
+					if depth > 1 && (crash == 0 || depth == 2) {
+						k.extend(t, begin, depth-1)
+					}
+				}
+			})
+		}
+	})
+}
+
+// random runs sequences of 2 to 8 operations, which a seed decides, and shortens
+// those that fail.
+func (k *seamWalk) random(t *testing.T, seed uint64, n int) {
+	ops := seamOps()
+	t.Run("random", func(t *testing.T) {
+		const at = 2 // workers
+		for worker := range at {
+			t.Run(fmt.Sprint(worker), func(t *testing.T) {
+				t.Parallel()
+				for i := worker; i < n; i += at {
+					rng := rand.New(rand.NewPCG(seed, uint64(i)))
+					steps := make([]seamStep, 2+rng.IntN(7))
+					for j := range steps {
+						steps[j].seamOp = ops[rng.IntN(len(ops))]
+						if rng.IntN(4) == 0 {
+							steps[j].crash = 1 + rng.IntN(8)
+						}
+					}
+					k.run(t, steps)
+				}
+			})
+		}
+	})
 }
 
 // worldsDir is where worlds are made: in memory, where there is room.
@@ -230,10 +291,29 @@ func worldsDir(t *testing.T) string {
 	return t.TempDir()
 }
 
+// number is an environment variable's.
+func seamNumber(t *testing.T, name string, def int) int {
+	t.Helper()
+	v := os.Getenv(name)
+	if v == "" {
+		return def
+	}
+	n, err := strconv.Atoi(v)
+	if err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	return n
+}
+
 // TestSeams runs sequences of operations against a model that knows what clients
-// were told, and every copy of every byte.
+// were told, and every copy of every byte. By default it runs a fixed slice of them.
+//
+//	-seams push,away!2,repair  one sequence
+//	SLIPWAY_SEAMS=3            all of at most three operations
+//	SLIPWAY_SEAMS_SHARD=0/4    of these the first of four parts
+//	SLIPWAY_SEAMS_RANDOM=5000  so many longer ones, which SLIPWAY_SEAMS_SEED decides
 func TestSeams(t *testing.T) {
-	k := &seamWalk{base: newSeamBase(t), dir: worldsDir(t), failed: map[string][]string{}}
+	k := &seamWalk{base: newSeamBase(t), dir: worldsDir(t), failed: map[string][]string{}, shards: 1}
 	if *seamsFlag != "" {
 		steps, err := parseSequence(*seamsFlag)
 		if err != nil {
@@ -242,17 +322,26 @@ func TestSeams(t *testing.T) {
 		k.run(t, steps)
 		return
 	}
-	depth := 1
-	if v := os.Getenv("SLIPWAY_SEAMS"); v != "" {
-		var err error
-		if depth, err = strconv.Atoi(v); err != nil {
-			t.Fatalf("SLIPWAY_SEAMS: %v", err)
+	if v := os.Getenv("SLIPWAY_SEAMS_SHARD"); v != "" {
+		if _, err := fmt.Sscanf(v, "%d/%d", &k.shard, &k.shards); err != nil || k.shards < 1 || k.shard >= k.shards {
+			t.Fatalf("SLIPWAY_SEAMS_SHARD=%s is not of the form 0/4", v)
 		}
 	}
 	began := time.Now()
-	k.extend(t, nil, depth, seamOps())
+	longer := seamNumber(t, "SLIPWAY_SEAMS_RANDOM", 0)
+	depth := seamNumber(t, "SLIPWAY_SEAMS", 0)
+	if depth == 0 && longer == 0 {
+		depth, longer = 1, 300
+	}
+	if depth > 0 {
+		k.walk(t, depth)
+	}
+	k.random(t, uint64(seamNumber(t, "SLIPWAY_SEAMS_SEED", 1)), longer)
 	t.Logf("%d sequences in %s", k.runs, time.Since(began).Round(time.Millisecond))
 	for promise, list := range k.failed {
+		slices.SortStableFunc(list, func(a, b string) int {
+			return cmp.Or(strings.Count(a, ",")-strings.Count(b, ","), strings.Compare(a, b))
+		})
 		t.Errorf("%d sequences break the promise %q, the first are %q", len(list), promise, list[:min(len(list), 12)])
 	}
 }

@@ -25,7 +25,6 @@ import (
 	"example.org/slipway/objstore"
 	"example.org/slipway/objstore/objtest"
 	"example.org/slipway/oci"
-	"example.org/slipway/registry"
 )
 
 // seamImage is an image or index as a client has it.
@@ -254,6 +253,7 @@ type world struct {
 	then         *seamOracle
 	broken       error // an image could not be made
 	said         []string
+	faults       []error
 }
 
 func (w *world) root() string   { return filepath.Join(w.dir, "root") }
@@ -337,6 +337,9 @@ func (w *world) become() error {
 
 // kill ends the process as kill -9 does.
 func (w *world) kill() error {
+	w.mu.Lock()
+	w.armed = false // it has no steps of its own
+	w.mu.Unlock()
 	w.then, w.broken = w.o.clone(), copyTree(w.dir, w.image())
 	return errors.Join(w.become(), w.open())
 }
@@ -376,7 +379,9 @@ func copyTree(from, to string) error {
 }
 
 // say notes what an operation did, for whoever looks at a failure.
-func (w *world) say(format string, args ...any) { w.said = append(w.said, fmt.Sprintf(format, args...)) }
+func (w *world) say(format string, args ...any) {
+	w.said = append(w.said, fmt.Sprintf(format, args...))
+}
 
 // push pushes an image as clients do: only what the registry says it lacks.
 func (w *world) push(repo, tag string, im *seamImage) error {
@@ -430,5 +435,3 @@ func (w *world) read(repo string, d oci.Digest, whole bool) ([]byte, error) {
 	}
 	return io.ReadAll(c)
 }
-
-var _ = registry.CatalogFile
