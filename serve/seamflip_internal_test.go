@@ -1,0 +1,208 @@
+package serve
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"example.org/slipway/oci"
+	"example.org/slipway/registry"
+)
+
+// fileKind names the kind of a file of a world by its path, or is "".
+func fileKind(path string) string {
+	switch {
+	case strings.Contains(path, "/source/"), strings.HasSuffix(path, registry.LockFile), strings.HasSuffix(path, ".sock"):
+		return ""
+	case strings.Contains(path, "/backup/") && strings.HasSuffix(path, registry.CatalogFile):
+		return "backup's catalogue"
+	case strings.HasSuffix(path, registry.BackupMarker):
+		return "backup's marker"
+	case strings.Contains(path, "/backup/"):
+		return "backup's object"
+	case strings.HasSuffix(path, "-wal"):
+		return "log"
+	case strings.HasSuffix(path, registry.CatalogFile):
+		return "catalogue"
+	case strings.HasSuffix(path, "/data"):
+		return "blob"
+	}
+	return filepath.Base(filepath.Dir(path)) // packs, indexes, records
+}
+
+// flippable returns the files of a world by kind.
+func flippable(t *testing.T, dir string) map[string][]string {
+	t.Helper()
+	kinds := map[string][]string{}
+	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+		if err != nil || !e.Type().IsRegular() {
+			return err
+		}
+		info, err := e.Info()
+		if kind := fileKind(path); kind != "" && err == nil && info.Size() > 0 {
+			rel, _ := filepath.Rel(dir, path) // walked from dir
+			kinds[kind] = append(kinds[kind], rel)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return kinds
+}
+
+// TestFlippedBits flips a bit in each kind of file there is: of a registry that was
+// converted and backed up, and killed while its log was not empty. Nothing wrong is
+// served; what cannot be served is noticed; and nothing else is lost by whatever
+// maintenance command comes next.
+func TestFlippedBits(t *testing.T) {
+	base := newSeamBase(t)
+	dir := worldsDir(t)
+	worn := filepath.Join(dir, "worn")
+	var known *seamOracle
+	run := func(t *testing.T, from, to string, o *seamOracle, do func(w *world)) {
+		synctest.Test(t, func(t *testing.T) {
+			time.Sleep(time.Until(base.now))
+			w := &world{seamBase: base, ctx: t.Context(), dir: to, o: o.clone()}
+			if err := copyTree(from, to); err != nil {
+				t.Fatal(err)
+			}
+			do(w)
+			_ = w.close() // a damaged one need not end well
+		})
+	}
+	run(t, base.dir, worn, base.oracle, func(w *world) {
+		if err := w.open(); err != nil {
+			t.Fatal(err)
+		}
+		steps, err := parseSequence("push,convert,backup,push-chunked,kill,retag")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range steps {
+			if opErr, err := w.do(s); opErr != nil || err != nil {
+				t.Fatalf("%s: %v, %v", s, opErr, err)
+			}
+		}
+		if err := w.kill(); err != nil {
+			t.Fatal(err)
+		}
+		known = w.o
+		w.then, w.broken = known, copyTree(w.dir, w.image())
+	})
+	if err := errors.Join(os.RemoveAll(worn), os.Rename(worn+".image", worn)); err != nil {
+		t.Fatal(err)
+	}
+	kinds := flippable(t, worn)
+	for _, kind := range []string{"catalogue", "log", "blob", "backup's catalogue", "backup's object", "backup's marker"} {
+		if len(kinds[kind]) == 0 {
+			t.Errorf("the world has no file of the kind %q; it has %v", kind, kinds)
+		}
+	}
+	each := seamNumber(t, "SLIPWAY_FLIPS", 6)
+	for kind, files := range kinds {
+		t.Run(strings.ReplaceAll(kind, " ", "_"), func(t *testing.T) {
+			for i := range each {
+				rng := rand.New(rand.NewPCG(uint64(seamNumber(t, "SLIPWAY_SEAMS_SEED", 1)), uint64(i)))
+				file := files[rng.IntN(len(files))]
+				to := filepath.Join(dir, fmt.Sprint("flip", i))
+				run(t, worn, to, known, func(w *world) {
+					path := filepath.Join(to, file)
+					b, err := os.ReadFile(path)
+					if err != nil {
+						t.Fatal(err)
+					}
+					at := rng.IntN(8 * len(b))
+					had := w.ownCopies() // before: the oracle of what maintenance may not destroy
+					b[at/8] ^= 1 << (at % 8)
+					hit, err := w.lostBy(path, had, b)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if err := w.flipped(hit, maintenance(rng)); err != nil {
+						t.Errorf("round %d, bit %d of %s: %v\n\t%s", i, at, file, err, strings.Join(w.said, "\n\t"))
+					}
+				})
+				if err := os.RemoveAll(to); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// maintenance chooses two commands that come next.
+func maintenance(rng *rand.Rand) []seamOp {
+	var list []seamOp
+	for _, op := range seamOps() {
+		switch op.name {
+		case "repair", "gc", "backup", "restore", "import", "settle", "fsck":
+			list = append(list, op)
+		}
+	}
+	rng.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
+	return list[:2]
+}
+
+// lostBy writes a file, and returns the contents of which a good copy was lost by it.
+func (w *world) lostBy(path string, had map[oci.Digest]bool, b []byte) (map[oci.Digest]bool, error) {
+	if err := os.WriteFile(path, b, 0o600); err != nil {
+		return nil, err
+	}
+	lost := map[oci.Digest]bool{}
+	if strings.Contains(path, registry.CatalogFile) {
+		return lost, nil // its rows cannot be told apart any more
+	}
+	has := w.ownCopies()
+	for d := range had {
+		if !has[d] {
+			lost[d] = true
+		}
+	}
+	return lost, nil
+}
+
+// flipped judges a world in which one bit was flipped.
+func (w *world) flipped(hit map[oci.Digest]bool, next []seamOp) error {
+	if err := w.open(); err != nil {
+		w.say("open: %v", err)
+		return nil // noticed
+	}
+	w.o.harmed = true
+	if err := w.served(); err != nil {
+		return err
+	}
+	unreadable := w.allReadable()
+	w.say("readable: %v", unreadable)
+	if err := fsckOp(false)(w); err == nil && unreadable != nil {
+		return fmt.Errorf("fsck finds nothing, and %w", unreadable)
+	} else if err != nil {
+		w.say("fsck: %v", err)
+	}
+	had := w.ownCopies()
+	for _, op := range next {
+		w.say("%s: %v", op.name, op.run(w))
+		if w.a == nil {
+			return fmt.Errorf("%s left nothing that opens", op.name)
+		}
+	}
+	if err := w.served(); err != nil {
+		return err
+	}
+	has := w.ownCopies()
+	for _, t := range w.o.required() {
+		for _, d := range w.images[t.digest].all() {
+			if had[d] && !has[d] && !hit[d] {
+				return fmt.Errorf("the last good copy of %s of %s:%s is gone", d, t.repo, t.tag)
+			}
+		}
+	}
+	return nil
+}
