@@ -22,6 +22,7 @@
 //	SLIPWAY_SEED              seed of the random workloads; default: the clock, logged
 //	SLIPWAY_KILL_ROUNDS       rounds of kill -9, default 20
 //	SLIPWAY_POWERCUT_ROUNDS   rounds of power cuts, default 5
+//	SLIPWAY_LYINGDISK_ROUNDS  rounds of power cuts on a disk that keeps a random part, default 3
 //	SLIPWAY_GEARKILL_ROUNDS   rounds of kill -9 during conversions, default 20
 //	SLIPWAY_GEARCUT_ROUNDS    rounds of power cuts during conversions, default 5
 //	SLIPWAY_ALLOW_SKIP        tools whose absence scripts/test.sh accepts

@@ -139,6 +139,34 @@ func TestIOFaultsAndPowerCut(t *testing.T) {
 	}
 }
 
+// TestDiskThatLies cuts the power while clients push, on a disk that has kept a random
+// part of what was not synced: whole pages, sectors of pages, names of files. What was
+// acknowledged is there, and nothing is served with other bytes.
+func TestDiskThatLies(t *testing.T) {
+	random := seeded(t)
+	for round := range number(t, "SLIPWAY_LYINGDISK_ROUNDS", 3) {
+		b := newFaultyBed(t, random, &faultfs.Options{Volatile: true, Names: true, Torn: true})
+		load := b.load()
+		b.acknowledged(5 + random.IntN(40))
+		pause(time.Millisecond, 100*time.Millisecond, random)
+		load.ExpectErrors()
+		b.server.Kill()
+		if err := load.Stop(); err != nil {
+			t.Fatalf("before the power cut: %v", err)
+		}
+		loss, err := b.disk.PowerCut(random)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.server.Root = b.backing
+		b.server.Restart()
+		b.settle("after the power cut")
+		b.works()
+		b.endClean()
+		t.Logf("round %d: %d acknowledged; the cut took %+v", round, b.ledger.Acknowledged(), loss)
+	}
+}
+
 // TestRefusedCommitComesBack is about a commit of the catalogue that is whole in
 // its log when the fsync fails: the push is refused, and yet the next process
 // finds the commit, unless another one was written over it. What the server does

@@ -78,6 +78,7 @@ while [ "$SECONDS" -lt "$deadline" ]; do
 	turn 'kill -9 while converting' integration-all integration '^TestGearKill$' 'round [0-9]+:' SLIPWAY_GEARKILL_ROUNDS=10
 	turn 'power cut while converting' integration-all integration '^TestGearPowerCut$' 'round [0-9]+:' SLIPWAY_GEARCUT_ROUNDS=5
 	turn 'kill -9' integration-all integration '^TestKill$' 'round [0-9]+:' SLIPWAY_KILL_ROUNDS=60
+	turn 'power cut, lying disk' integration-all integration '^TestDiskThatLies$' 'round [0-9]+:' SLIPWAY_LYINGDISK_ROUNDS=12
 	turn 'failing disk' integration-all integration '^TestIOFaults' '^ *--- PASS: TestIOFaults[^/]*/'
 	turn 'power cut' integration-all integration '^TestPowerCut$' 'round [0-9]+:' SLIPWAY_POWERCUT_ROUNDS=15
 	turn 'replicas with faults' integration-replicas integration/replicas '^TestReplicas$' '^--- PASS' SLIPWAY_REPLICAS_FOR=30s

@@ -50,6 +50,11 @@ type Options struct {
 	// Volatile keeps the content that each page on the disk had at its last
 	// fsync, for [FS.PowerCut]. Nothing is really synced then.
 	Volatile bool
+	// Names makes names volatile too: a file that was made, renamed or removed may be
+	// as before, until its directory is synced. It needs Volatile.
+	Names bool
+	// Torn lets a page that was not synced be partly old and partly new.
+	Torn bool
 }
 
 // FS is a mounted file system.
@@ -70,6 +75,7 @@ type FS struct {
 
 	lossMu sync.Mutex
 	losses map[fileID]*unsynced
+	names  *names // nil where they are durable at once
 }
 
 // Mount mounts the directory backing, or skips the test where that cannot be
@@ -84,6 +90,12 @@ func Mount(t testing.TB, backing string, opts *Options) *FS {
 	f := &FS{Dir: filepath.Join(top, "mnt"), backing: backing, closed: make(chan struct{}), losses: map[fileID]*unsynced{}}
 	if opts != nil {
 		f.opts = *opts
+	}
+	if f.opts.Names {
+		f.names = &names{keep: backing + ".gone"}
+		if err := os.MkdirAll(f.names.keep, 0o700); err != nil {
+			t.Fatal(err)
+		}
 	}
 	for _, dir := range []string{backing, f.Dir} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {

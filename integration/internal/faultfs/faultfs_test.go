@@ -3,6 +3,7 @@ package faultfs_test
 import (
 	"bytes"
 	"errors"
+	"io/fs"
 	"io"
 	"math/rand/v2"
 	"os"
@@ -304,3 +305,51 @@ func TestClose(t *testing.T) {
 		t.Errorf("second close: %v", err)
 	}
 }
+
+// TestPowerCutNames shows which names survive: those whose directory was synced.
+func TestPowerCutNames(t *testing.T) {
+	f, backing := mounted(t, &faultfs.Options{Volatile: true, Names: true})
+	write := func(name string) {
+		t.Helper()
+		file, err := os.Create(filepath.Join(f.Dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = file.WriteString(name)
+		if err := errors.Join(err, file.Sync(), file.Close()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("synced")
+	write("removed")
+	write("replaced")
+	dir, err := os.Open(f.Dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(dir.Sync(), dir.Close()); err != nil {
+		t.Fatal(err)
+	}
+	write("new")
+	if err := errors.Join(os.Remove(filepath.Join(f.Dir, "removed")), os.Rename(filepath.Join(f.Dir, "new"), filepath.Join(f.Dir, "replaced"))); err != nil {
+		t.Fatal(err)
+	}
+	random := rand.New(lowest{}) // loses all it may
+	loss, err := f.PowerCut(random)
+	if err != nil || loss.Names != 3 {
+		t.Fatalf("power cut: %+v, %v; want 3 names lost", loss, err)
+	}
+	for name, want := range map[string]string{"synced": "synced", "removed": "removed", "replaced": "replaced"} {
+		if got, err := os.ReadFile(filepath.Join(backing, name)); err != nil || string(got) != want {
+			t.Errorf("%s: got %q, %v", name, got, err)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(backing, "new")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the new file is still there: %v", err)
+	}
+}
+
+// lowest is a source whose coins all fall on the side that is not 0.
+type lowest struct{}
+
+func (lowest) Uint64() uint64 { return 1<<64 - 1 }

@@ -141,6 +141,8 @@ type Loss struct {
 	// Lost pages were those of a failed fsync, Dropped ones were not yet
 	// synced.
 	Lost, Dropped int
+	// Names of files that are as they were before a change.
+	Names int
 }
 
 // PowerCut unmounts and gives the backing directory the content that a loss of
@@ -169,13 +171,36 @@ func (f *FS) PowerCut(random *rand.Rand) (Loss, error) {
 			} else {
 				loss.Dropped++
 			}
+			if f.opts.Torn && !p.lost && random.IntN(2) == 0 {
+				errs = append(errs, u.tear(i, p, random))
+				continue
+			}
 			errs = append(errs, u.revert(i, p))
 		}
 		clear(u.pages)
 		u.shut()
 		u.mu.Unlock()
 	}
-	return loss, errors.Join(errs...)
+	lost, err := f.names.lose(random)
+	loss.Names = lost
+	return loss, errors.Join(append(errs, err)...)
+}
+
+// sectorSize is what a disk writes whole.
+const sectorSize = 512
+
+// tear makes a page that was not synced partly new: each sector by chance. u.mu is held.
+func (u *unsynced) tear(i int64, p *page, random *rand.Rand) error {
+	now := make([]byte, pageSize)
+	if _, err := u.disk.ReadAt(now, i*pageSize); err != nil && err != io.EOF {
+		return err
+	}
+	for at := 0; at < pageSize; at += sectorSize {
+		if random.IntN(2) == 0 {
+			copy(p.old[at:at+sectorSize], now[at:])
+		}
+	}
+	return u.revert(i, p)
 }
 
 // revert writes back what the disk had of a page, without making the file any

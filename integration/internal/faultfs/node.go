@@ -2,7 +2,9 @@ package faultfs
 
 import (
 	"context"
+	"os"
 	"path"
+	"path/filepath"
 	"strings"
 	"syscall"
 
@@ -39,6 +41,9 @@ func (n *node) path(name ...string) string {
 	return path.Join(append([]string{n.Path(nil)}, name...)...)
 }
 
+// backing is where a name in the node really lies.
+func (n *node) backing(name string) string { return filepath.Join(n.f.backing, n.path(name)) }
+
 // meet is FS.meet for the node itself or a name in it.
 func (n *node) meet(op Op, name ...string) fault {
 	return n.f.meet(op, func() []string { return []string{n.path(name...)} })
@@ -49,9 +54,13 @@ func (n *node) Create(ctx context.Context, name string, flags uint32, mode uint3
 	if x.stops() {
 		return nil, nil, 0, x.err
 	}
+	_, statErr := os.Lstat(n.backing(name))
 	inode, fh, _, errno := n.LoopbackNode.Create(ctx, name, flags, mode, out)
 	if errno != 0 {
 		return nil, nil, 0, errno
+	}
+	if statErr != nil {
+		n.f.names.made(n.backing(name))
 	}
 	if x.err != 0 {
 		fh.(*fs.LoopbackFile).Release(ctx)
@@ -89,6 +98,9 @@ func (n *node) OpendirHandle(ctx context.Context, flags uint32) (fs.FileHandle, 
 
 func (d dir) Fsyncdir(ctx context.Context, flags uint32) syscall.Errno {
 	x := d.n.meet(SyncDir)
+	if x.err == 0 {
+		d.n.f.names.synced(filepath.Join(d.n.f.backing, d.n.path()))
+	}
 	if x.err != 0 || d.n.f.opts.Volatile {
 		return x.err
 	}
@@ -101,6 +113,9 @@ func (n *node) Mkdir(ctx context.Context, name string, mode uint32, out *fuse.En
 		return nil, x.err
 	}
 	inode, errno := n.LoopbackNode.Mkdir(ctx, name, mode, out)
+	if errno == 0 {
+		n.f.names.made(n.backing(name))
+	}
 	return inode, x.or(errno)
 }
 
@@ -109,7 +124,12 @@ func (n *node) Rename(ctx context.Context, name string, to fs.InodeEmbedder, new
 	if x.stops() {
 		return x.err
 	}
+	from, target := n.backing(name), to.(*node).backing(newName)
+	replaced := n.f.names.keeping(target)
 	errno := n.LoopbackNode.Rename(ctx, name, to, newName, flags)
+	if errno == 0 {
+		n.f.names.renamed(from, target, replaced)
+	}
 	if errno == 0 && x.err != 0 {
 		// The library moves its own entry only when it is told of success.
 		n.MvChild(name, to.EmbeddedInode(), newName, true)
@@ -123,6 +143,9 @@ func (n *node) Link(ctx context.Context, target fs.InodeEmbedder, name string, o
 		return nil, x.err
 	}
 	inode, errno := n.LoopbackNode.Link(ctx, target, name, out)
+	if errno == 0 {
+		n.f.names.made(n.backing(name))
+	}
 	return inode, x.or(errno)
 }
 
@@ -131,7 +154,13 @@ func (n *node) Unlink(ctx context.Context, name string) syscall.Errno {
 	if x.stops() {
 		return x.err
 	}
-	return x.or(n.LoopbackNode.Unlink(ctx, name))
+	path := n.backing(name)
+	gone := n.f.names.keeping(path)
+	errno := n.LoopbackNode.Unlink(ctx, name)
+	if errno == 0 {
+		n.f.names.removed(path, gone)
+	}
+	return x.or(errno)
 }
 
 func (n *node) Rmdir(ctx context.Context, name string) syscall.Errno {
