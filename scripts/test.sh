@@ -11,7 +11,8 @@
 #   GOTEST_FLAGS          more flags for both runs of go test, such as -short
 #   SLIPWAY_ALLOW_SKIP    tools whose absence is accepted, such as "helm dockerd"
 #   SLIPWAY_KILL_ROUNDS, SLIPWAY_POWERCUT_ROUNDS, SLIPWAY_GEARKILL_ROUNDS,
-#   SLIPWAY_GEARCUT_ROUNDS, SLIPWAY_REPLICAS_FOR   longer fault tests; they need
+#   SLIPWAY_GEARCUT_ROUNDS, SLIPWAY_LYINGDISK_ROUNDS, SLIPWAY_REPLICAS_FOR, SLIPWAY_SEAMS,
+#   SLIPWAY_SEAMS_RANDOM  longer fault tests; they need
 #   SLIPWAY_TEST_TIMEOUT  limit of each integration package, default 10m
 set -euo pipefail
 exec </dev/null

@@ -72,6 +72,8 @@ func (w *world) allReadable() error {
 // firstReadable checks what was pushed last.
 func (w *world) firstReadable() error { return w.pull("app", "v1", w.first.digest) }
 
+func (w *world) adoptedReadable() error { return w.pull("dist", "v1", w.adopted.digest) }
+
 func (w *world) restoredReadable() error { return w.takenReadable(w.backup()) }
 func (w *world) importedReadable() error { return w.takenReadable(filepath.Join(w.dir, "source")) }
 
@@ -159,12 +161,21 @@ func (w *world) copies(dir string) (map[oci.Digest]bool, error) {
 // root, its store when that is away, and its backup.
 func (w *world) ownCopies() map[oci.Digest]bool {
 	all := map[oci.Digest]bool{}
-	for _, dir := range []string{w.root(), w.backup(), filepath.Join(w.dir, "away")} {
+	for _, dir := range []string{w.root(), w.objects(), w.backup(), filepath.Join(w.dir, "away")} {
 		has, err := w.copies(dir)
 		if err != nil {
 			w.fault("the model itself works", err)
 		}
 		maps.Copy(all, has)
+	}
+	if w.remote != nil {
+		db, err := w.catalogue()
+		if err == nil {
+			err = errors.Join(w.rowsOf(db, all), db.Close())
+		}
+		if err != nil {
+			w.fault("the model itself works", err)
+		}
 	}
 	return all
 }
@@ -192,7 +203,10 @@ func (w *world) rows(path string, has map[oci.Digest]bool) error {
 	if err != nil {
 		return err
 	}
-	defer db.Close()
+	return errors.Join(w.rowsOf(db, has), db.Close())
+}
+
+func (w *world) rowsOf(db *sql.DB, has map[oci.Digest]bool) error {
 	rows, err := db.Query(`SELECT content FROM blobs WHERE content IS NOT NULL`)
 	if err != nil {
 		return err
@@ -214,10 +228,12 @@ func (w *world) rows(path string, has map[oci.Digest]bool) error {
 // every image comes back of which there was a good copy of each content; and after
 // another push, all.
 func (w *world) recover() error {
-	reachable, err := w.copies(w.dir)
+	reachable := w.ownCopies()
+	source, err := w.copies(filepath.Join(w.dir, "source"))
 	if err != nil {
 		return err
 	}
+	maps.Copy(reachable, source)
 	want := w.o.required()
 	w.o.full = false
 	if err := storeBack(w); err != nil {

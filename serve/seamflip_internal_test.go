@@ -63,7 +63,7 @@ func flippable(t *testing.T, dir string) map[string][]string {
 // served; what cannot be served is noticed; and nothing else is lost by whatever
 // maintenance command comes next.
 func TestFlippedBits(t *testing.T) {
-	base := newSeamBase(t)
+	base := newSeamBase(t, nil)
 	dir := worldsDir(t)
 	worn := filepath.Join(dir, "worn")
 	var known *seamOracle

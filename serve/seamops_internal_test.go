@@ -40,7 +40,7 @@ func seamOps() []seamOp {
 		{"delete-tag", deleteTag, nil, false},
 		{"delete-index", deleteIndex, nil, false},
 		{"mount", mount, nil, false},
-		{"adopt", adoptDistribution, (*world).allReadable, false},
+		{"adopt", adoptDistribution, (*world).adoptedReadable, false},
 		{"corrupt", damageOp(func(b []byte) []byte { b[len(b)/2] ^= 1; return b }), nil, true},
 		{"cut", damageOp(func(b []byte) []byte { return b[:len(b)/2] }), nil, true},
 		{"remove", damageOp(func([]byte) []byte { return nil }), nil, true},
@@ -152,7 +152,7 @@ func adoptDistribution(w *world) error {
 	im := w.adopted
 	if !w.o.away {
 		write := func(path string, b []byte) error {
-			path = filepath.Join(w.root(), "docker/registry/v2", path)
+			path = filepath.Join(w.objects(), "docker/registry/v2", path)
 			if _, err := os.Stat(path); err == nil {
 				return nil
 			}
@@ -171,11 +171,11 @@ func adoptDistribution(w *world) error {
 			return err
 		}
 	}
-	dry, dryErr := AdoptInPlace(w.ctx, w.config(), registry.AdoptOptions{DryRun: true, Logger: quiet})
+	dry, dryErr := AdoptInPlace(w.ctx, w.config(), registry.AdoptOptions{DryRun: true, Verify: true, Logger: quiet})
 	if !w.o.away {
 		w.o.may("dist", "v1", im.digest)
 	}
-	rep, err := AdoptInPlace(w.ctx, w.config(), registry.AdoptOptions{Logger: quiet})
+	rep, err := AdoptInPlace(w.ctx, w.config(), registry.AdoptOptions{Verify: true, Logger: quiet})
 	if err == nil && len(rep.Lacks()) > 0 { // as the command does
 		err = fmt.Errorf("the storage lacks %v", rep.Lacks())
 	} else if err == nil && !w.o.away {
@@ -197,7 +197,7 @@ func damageOp(change func([]byte) []byte) func(*world) error {
 	return func(w *world) error {
 		w.o.harmed = true
 		for _, d := range w.first.blobs {
-			path := filepath.Join(w.root(), registry.BlobKey(d))
+			path := filepath.Join(w.objects(), registry.BlobKey(d))
 			b, err := os.ReadFile(path)
 			if errors.Is(err, fs.ErrNotExist) || len(b) == 0 {
 				continue
@@ -219,7 +219,7 @@ func damageOp(change func([]byte) []byte) func(*world) error {
 // a small layer.
 func flipRow(w *world) error {
 	w.o.harmed = true
-	db, err := sql.Open("sqlite", "file:"+filepath.Join(w.root(), registry.CatalogFile)+"?_pragma=busy_timeout(10000)")
+	db, err := w.catalogue()
 	if err != nil {
 		return err
 	}
@@ -227,7 +227,7 @@ func flipRow(w *world) error {
 	for _, d := range []oci.Digest{w.first.digest, w.first.blobs[3]} {
 		flipped := bytes.Clone(w.bytes[d])
 		flipped[len(flipped)/2] ^= 4
-		if _, err := db.Exec(`UPDATE blobs SET content = ? WHERE digest = ? AND content IS NOT NULL`, flipped, d); err != nil {
+		if _, err := db.Exec(`UPDATE blobs SET content = $1 WHERE digest = $2 AND content IS NOT NULL`, flipped, d); err != nil {
 			return err
 		}
 	}
@@ -235,9 +235,9 @@ func flipRow(w *world) error {
 }
 
 // storeAway takes everything but the catalogue away, as a disk that is not mounted.
-func storeAway(w *world) error { return w.moveStore(w.root(), filepath.Join(w.dir, "away"), true) }
+func storeAway(w *world) error { return w.moveStore(w.objects(), filepath.Join(w.dir, "away"), true) }
 
-func storeBack(w *world) error { return w.moveStore(filepath.Join(w.dir, "away"), w.root(), false) }
+func storeBack(w *world) error { return w.moveStore(filepath.Join(w.dir, "away"), w.objects(), false) }
 
 func (w *world) moveStore(from, to string, away bool) error {
 	if w.o.away == away {

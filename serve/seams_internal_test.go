@@ -80,41 +80,46 @@ type seamResult struct {
 }
 
 // runSeams runs a sequence on a world of its own, in which time passes only where the
-// sequence says so, and checks every promise after its last operation.
+// sequence says so.
 func runSeams(t *testing.T, base *seamBase, dir string, steps []seamStep) (res seamResult) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		time.Sleep(time.Until(base.now))
 		w := &world{seamBase: base, ctx: t.Context(), dir: dir, o: base.oracle.clone()}
-		defer func() {
-			if p := recover(); p != nil {
-				res.errs = append(res.errs, &violation{"nothing panics", fmt.Errorf("%v\n%s", p, debug.Stack())})
-			}
-			res.log = w.said
-			_ = w.close() // what it says is checked where it matters
-			_ = os.RemoveAll(w.dir)
-			_ = os.RemoveAll(w.image())
-		}()
-		var opErr error
-		err := copyTree(base.dir, dir)
-		if err == nil {
-			err = w.open()
-		}
-		var had map[oci.Digest]bool
-		for i := 0; i < len(steps) && err == nil; i++ {
-			if i == len(steps)-1 && !steps[i].harms {
-				had = w.ownCopies()
-			}
-			opErr, err = w.do(steps[i])
-		}
-		if err != nil {
-			res.errs = []error{err}
-			return
-		}
-		w.keeps(had)
-		res.steps = w.steps
-		res.errs = append(w.check(steps[len(steps)-1], opErr), w.faults...)
+		res = w.sequence(steps)
 	})
+	return res
+}
+
+// sequence runs a sequence and checks every promise after its last operation.
+func (w *world) sequence(steps []seamStep) (res seamResult) {
+	defer func() {
+		if p := recover(); p != nil {
+			res.errs = append(res.errs, &violation{"nothing panics", fmt.Errorf("%v\n%s", p, debug.Stack())})
+		}
+		res.log = w.said
+		_ = w.close() // what it says is checked where it matters
+		_ = os.RemoveAll(w.dir)
+		_ = os.RemoveAll(w.image())
+	}()
+	var opErr error
+	err := copyTree(w.seamBase.dir, w.dir)
+	if err == nil {
+		err = w.open()
+	}
+	var had map[oci.Digest]bool
+	for i := 0; i < len(steps) && err == nil; i++ {
+		if i == len(steps)-1 && !steps[i].harms {
+			had = w.ownCopies()
+		}
+		opErr, err = w.do(steps[i])
+	}
+	if err != nil {
+		return seamResult{errs: []error{err}}
+	}
+	res.steps = w.steps
+	w.keeps(had)
+	res.errs = append(w.check(steps[len(steps)-1], opErr), w.faults...)
 	return res
 }
 
@@ -128,8 +133,10 @@ func (w *world) do(s seamStep) (opErr, err error) {
 			return err, nil
 		}
 	}
-	time.Sleep(time.Minute)
-	synctest.Wait()
+	if w.remote == nil {
+		time.Sleep(time.Minute)
+		synctest.Wait()
+	}
 	w.mu.Lock()
 	w.steps, w.crash, w.armed, w.then, w.broken = 0, s.crash, true, nil, nil
 	w.mu.Unlock()
@@ -178,22 +185,40 @@ func (w *world) check(last seamStep, opErr error) (broken []error) {
 
 // seamWalk runs sequences on several worlds at once and collects what fails.
 type seamWalk struct {
-	base *seamBase
-	dir  string
-	mu   sync.Mutex
-	runs int
+	base  *seamBase
+	dir   string
+	began time.Time
+	mu    sync.Mutex
+	runs  int
 	// failed are sequences by the promise they break.
 	failed map[string][]string
 	// shard of shards is run, of what begins with the same operation.
 	shard, shards int
 }
 
-func (k *seamWalk) run(t *testing.T, steps []seamStep) seamResult {
+func newSeamWalk(t *testing.T, remote *seamRemote) *seamWalk {
+	t.Helper()
+	return &seamWalk{base: newSeamBase(t, remote), dir: worldsDir(t), failed: map[string][]string{}, shards: 1, began: time.Now()}
+}
+
+// place gives the next world a directory and a name.
+func (k *seamWalk) place() (dir, name string) {
 	k.mu.Lock()
+	defer k.mu.Unlock()
 	k.runs++
-	dir := filepath.Join(k.dir, fmt.Sprint("w", k.runs))
-	k.mu.Unlock()
+	name = fmt.Sprint("world", k.runs)
+	return filepath.Join(k.dir, name), name
+}
+
+func (k *seamWalk) run(t *testing.T, steps []seamStep) seamResult {
+	dir, _ := k.place()
 	res := runSeams(t, k.base, dir, steps)
+	k.judge(t, steps, res)
+	return res
+}
+
+// judge notes what a sequence broke, and shows the first few of each promise.
+func (k *seamWalk) judge(t *testing.T, steps []seamStep, res seamResult) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, err := range res.errs {
@@ -204,10 +229,20 @@ func (k *seamWalk) run(t *testing.T, steps []seamStep) seamResult {
 		}
 		k.failed[promise] = append(k.failed[promise], sequence(steps))
 		if len(k.failed[promise]) <= 3 {
-			t.Errorf("%s: %v\n\t%s\nrun it again with -run TestSeams -seams %s", sequence(steps), err, strings.Join(res.log, "\n\t"), sequence(steps))
+			t.Errorf("%s: %v\n\t%s\nrun it again with -seams %s", sequence(steps), err, strings.Join(res.log, "\n\t"), sequence(steps))
 		}
 	}
-	return res
+}
+
+// summary counts what failed, the shortest sequences first.
+func (k *seamWalk) summary(t *testing.T) {
+	t.Logf("%d sequences in %s", k.runs, time.Since(k.began).Round(time.Millisecond))
+	for promise, list := range k.failed {
+		slices.SortStableFunc(list, func(a, b string) int {
+			return cmp.Or(strings.Count(a, ",")-strings.Count(b, ","), strings.Compare(a, b))
+		})
+		t.Errorf("%d sequences break the promise %q, the first are %q", len(list), promise, list[:min(len(list), 12)])
+	}
 }
 
 // extend runs what begins with a sequence and has at most so many operations more.
@@ -313,7 +348,7 @@ func seamNumber(t *testing.T, name string, def int) int {
 //	SLIPWAY_SEAMS_SHARD=0/4    of these the first of four parts
 //	SLIPWAY_SEAMS_RANDOM=5000  so many longer ones, which SLIPWAY_SEAMS_SEED decides
 func TestSeams(t *testing.T) {
-	k := &seamWalk{base: newSeamBase(t), dir: worldsDir(t), failed: map[string][]string{}, shards: 1}
+	k := newSeamWalk(t, nil)
 	if *seamsFlag != "" {
 		steps, err := parseSequence(*seamsFlag)
 		if err != nil {
@@ -327,7 +362,6 @@ func TestSeams(t *testing.T) {
 			t.Fatalf("SLIPWAY_SEAMS_SHARD=%s is not of the form 0/4", v)
 		}
 	}
-	began := time.Now()
 	longer := seamNumber(t, "SLIPWAY_SEAMS_RANDOM", 0)
 	depth := seamNumber(t, "SLIPWAY_SEAMS", 0)
 	if depth == 0 && longer == 0 {
@@ -337,11 +371,5 @@ func TestSeams(t *testing.T) {
 		k.walk(t, depth)
 	}
 	k.random(t, uint64(seamNumber(t, "SLIPWAY_SEAMS_SEED", 1)), longer)
-	t.Logf("%d sequences in %s", k.runs, time.Since(began).Round(time.Millisecond))
-	for promise, list := range k.failed {
-		slices.SortStableFunc(list, func(a, b string) int {
-			return cmp.Or(strings.Count(a, ",")-strings.Count(b, ","), strings.Compare(a, b))
-		})
-		t.Errorf("%d sequences break the promise %q, the first are %q", len(list), promise, list[:min(len(list), 12)])
-	}
+	k.summary(t)
 }

@@ -201,17 +201,18 @@ type seamBase struct {
 	dir    string
 	oracle *seamOracle
 	now    time.Time
+	remote *seamRemote // of the base; nil on a file system
 }
 
 const seamConfig = `version: 0.1
 log: {level: error, accesslog: {disabled: true}}
-storage: {retention: [{repositories: ["app"], keep_newest: 3}]}
-gear: {rules: []}
+storage:
+  retention: [{repositories: ["app"], keep_newest: 3}]
 `
 
 // newSeamBase makes a root with some images, and a backup of another registry to
 // import from.
-func newSeamBase(t testing.TB) *seamBase {
+func newSeamBase(t testing.TB, remote *seamRemote) *seamBase {
 	t.Helper()
 	b := &seamBase{seamContents: newSeamContents(), dir: t.TempDir(), now: time.Now().Truncate(time.Hour).Add(2 * time.Hour)}
 	w := &world{seamBase: b, dir: b.dir, o: &seamOracle{tags: map[seamRef]map[oci.Digest]bool{}}, ctx: t.Context()}
@@ -223,6 +224,7 @@ func newSeamBase(t testing.TB) *seamBase {
 	// The source of imports is a backup, which is a registry that can be read.
 	fill(w.open(), w.push("app", "multi", b.multi), w.push("lib", "src", b.second),
 		second2(w.a.Backup(t.Context(), BackupArgs{Dir: filepath.Join(b.dir, "source")}, nil)), w.close())
+	w.remote, b.remote = remote, remote
 	fill(os.RemoveAll(w.root()), w.open())
 	w.o.tags = map[seamRef]map[oci.Digest]bool{}
 	fill(w.push("app", "v1", b.first), w.push("app", "v2", b.second), w.push("app", "multi", b.multi))
@@ -244,6 +246,8 @@ type world struct {
 	dir string
 	a   *Admin
 	o   *seamOracle
+	// remote is where catalogue and contents are; nil: in the root.
+	remote *seamRemote
 
 	mu    sync.Mutex
 	armed bool
@@ -261,7 +265,11 @@ func (w *world) backup() string { return filepath.Join(w.dir, "backup") }
 func (w *world) image() string  { return w.dir + ".image" }
 
 func (w *world) config() *config.Config {
-	cfg, _, err := config.Parse(strings.NewReader(seamConfig), &config.Options{Overrides: []config.Override{{Key: "storage.root", Value: w.root()}}})
+	text := seamConfig
+	if w.remote != nil {
+		text = w.remote.config()
+	}
+	cfg, _, err := config.Parse(strings.NewReader(text), &config.Options{Overrides: []config.Override{{Key: "storage.root", Value: w.root()}}})
 	if err != nil {
 		panic(err)
 	}
@@ -340,6 +348,9 @@ func (w *world) kill() error {
 	w.mu.Lock()
 	w.armed = false // it has no steps of its own
 	w.mu.Unlock()
+	if w.remote != nil {
+		return w.die()
+	}
 	w.then, w.broken = w.o.clone(), copyTree(w.dir, w.image())
 	return errors.Join(w.become(), w.open())
 }

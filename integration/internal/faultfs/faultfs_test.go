@@ -3,8 +3,8 @@ package faultfs_test
 import (
 	"bytes"
 	"errors"
-	"io/fs"
 	"io"
+	"io/fs"
 	"math/rand/v2"
 	"os"
 	"os/exec"

@@ -1,0 +1,110 @@
+package serve
+
+import (
+	"database/sql"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	_ "github.com/jackc/pgx/v5/stdlib" // the driver "pgx"
+
+	"example.org/slipway/backendtest"
+)
+
+// seamRemote is where the contents and the catalogue of a world are, if they are not
+// in its root: in an S3 bucket and a PostgreSQL database. There time is the database's
+// and cannot be moved, and no moment within an operation can be kept.
+type seamRemote struct {
+	s3               *backendtest.S3Server
+	pg               *backendtest.PostgresServer
+	bucket, database string
+}
+
+func (r *seamRemote) config() string {
+	return seamConfig + fmt.Sprintf("  s3: {regionendpoint: \"http://%s\", accesskey: %s, secretkey: %s, bucket: %s, region: %s}\n  catalog: {postgres: %q}\n",
+		r.s3.Endpoint, r.s3.AccessKey, r.s3.SecretKey, r.bucket, r.s3.Region, r.pg.DSN(r.database))
+}
+
+// copy makes a bucket and a database with the same in it.
+func (r *seamRemote) copy(t testing.TB, name string) *seamRemote {
+	t.Helper()
+	n := &seamRemote{r.s3, r.pg, r.s3.Bucket(t), name}
+	r.pg.SQL(t, "postgres", "CREATE DATABASE "+n.database+" TEMPLATE "+r.database)
+	if err := copyTree(filepath.Join(r.s3.Dir, r.bucket), filepath.Join(r.s3.Dir, n.bucket)); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func (r *seamRemote) drop(t testing.TB) {
+	r.pg.SQL(t, "postgres", "DROP DATABASE "+r.database+" WITH (FORCE)")
+	if err := os.RemoveAll(filepath.Join(r.s3.Dir, r.bucket)); err != nil {
+		t.Error(err)
+	}
+}
+
+// objects is the directory in which a key of the object store is a path.
+func (w *world) objects() string {
+	if w.remote != nil {
+		return filepath.Join(w.remote.s3.Dir, w.remote.bucket)
+	}
+	return w.root()
+}
+
+// catalogue opens the tables behind the registry's back.
+func (w *world) catalogue() (*sql.DB, error) {
+	if w.remote != nil {
+		return sql.Open("pgx", w.remote.pg.DSN(w.remote.database))
+	}
+	return sql.Open("sqlite", "file:"+filepath.Join(w.root(), "catalog.db")+"?_pragma=busy_timeout(10000)")
+}
+
+// die ends the process without anything that a killed one would not do.
+func (w *world) die() error {
+	err := w.a.local.cat.Close()
+	_ = w.close() // of what cannot save anything any more
+	return errors.Join(err, w.open())
+}
+
+// runRemote is run on S3 and PostgreSQL, in real time.
+func (k *seamWalk) runRemote(t *testing.T, steps []seamStep) {
+	dir, name := k.place()
+	w := &world{seamBase: k.base, ctx: t.Context(), dir: dir, o: k.base.oracle.clone(), remote: k.base.remote.copy(t, name)}
+	defer w.remote.drop(t)
+	k.judge(t, steps, w.sequence(steps))
+}
+
+// TestSeamsRemote runs sequences on S3 and PostgreSQL: each operation alone, and then
+// SLIPWAY_SEAMS_RANDOM longer ones, default 12.
+func TestSeamsRemote(t *testing.T) {
+	r := &seamRemote{s3: backendtest.S3(t), pg: backendtest.Postgres(t)}
+	r.bucket, r.database = r.s3.Bucket(t), r.pg.CreateDatabase(t)
+	k := newSeamWalk(t, r)
+	ops := slices.DeleteFunc(seamOps(), func(op seamOp) bool { return strings.Contains("day clock", op.name) })
+	if *seamsFlag != "" {
+		steps, err := parseSequence(*seamsFlag)
+		if err != nil {
+			t.Fatal(err)
+		}
+		k.runRemote(t, steps)
+		return
+	}
+	for _, op := range ops {
+		k.runRemote(t, []seamStep{{seamOp: op}})
+	}
+	seed := uint64(seamNumber(t, "SLIPWAY_SEAMS_SEED", 1))
+	for i := range seamNumber(t, "SLIPWAY_SEAMS_RANDOM", 12) {
+		rng := rand.New(rand.NewPCG(seed, uint64(i)))
+		steps := make([]seamStep, 2+rng.IntN(5))
+		for j := range steps {
+			steps[j].seamOp = ops[rng.IntN(len(ops))]
+		}
+		k.runRemote(t, steps)
+	}
+	k.summary(t)
+}
