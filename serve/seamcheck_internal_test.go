@@ -125,7 +125,8 @@ func (w *world) served() error {
 		if err == nil && !set[m.Digest] {
 			return fmt.Errorf("%s:%s points at %s, and may point at %v", r.repo, r.tag, m.Digest, set)
 		}
-		if oci.HasCode(err, oci.CodeManifestUnknown) && !set[""] {
+		// One that is damaged may count as missing, so that it is pushed again.
+		if oci.HasCode(err, oci.CodeManifestUnknown) && !set[""] && !w.o.harmed {
 			return fmt.Errorf("%s:%s is gone, and must point at %v", r.repo, r.tag, set)
 		}
 	}
@@ -251,9 +252,10 @@ func (w *world) recover() error {
 		}
 		// Restoring sets tags too; what was pushed since the backup is retagged.
 		before := w.o.clone()
-		err := do(w)
-		said = append(said, err)
+		said = append(said, do(w))
 		w.o = before
+		_, err := w.a.Fsck(w.ctx, FsckArgs{Repair: true}, nil) // shows what came back wherever it is named
+		said = append(said, err)
 	}
 	for _, t := range want {
 		complete := true
