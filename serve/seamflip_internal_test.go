@@ -66,68 +66,26 @@ func TestFlippedBits(t *testing.T) {
 	base := newSeamBase(t, nil)
 	dir := worldsDir(t)
 	worn := filepath.Join(dir, "worn")
-	var known *seamOracle
-	run := func(t *testing.T, from, to string, o *seamOracle, do func(w *world)) {
-		synctest.Test(t, func(t *testing.T) {
-			time.Sleep(time.Until(base.now))
-			w := &world{seamBase: base, ctx: t.Context(), dir: to, o: o.clone()}
-			if err := copyTree(from, to); err != nil {
-				t.Fatal(err)
-			}
-			do(w)
-			_ = w.close() // a damaged one need not end well
-		})
-	}
-	run(t, base.dir, worn, base.oracle, func(w *world) {
-		if err := w.open(); err != nil {
-			t.Fatal(err)
-		}
-		steps, err := parseSequence("push,convert,backup,push-chunked,kill,retag")
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, s := range steps {
-			if opErr, err := w.do(s); opErr != nil || err != nil {
-				t.Fatalf("%s: %v, %v", s, opErr, err)
-			}
-		}
-		if err := w.kill(); err != nil {
-			t.Fatal(err)
-		}
-		known = w.o
-		w.then, w.broken = known, copyTree(w.dir, w.image())
-	})
-	if err := errors.Join(os.RemoveAll(worn), os.Rename(worn+".image", worn)); err != nil {
-		t.Fatal(err)
-	}
+	known := wear(t, base, worn)
 	kinds := flippable(t, worn)
-	for _, kind := range []string{"catalogue", "log", "blob", "backup's catalogue", "backup's object", "backup's marker"} {
+	for _, kind := range []string{"catalogue", "log", "blob", "packs", "backup's catalogue", "backup's object", "backup's marker"} {
 		if len(kinds[kind]) == 0 {
 			t.Errorf("the world has no file of the kind %q; it has %v", kind, kinds)
 		}
 	}
-	each := seamNumber(t, "SLIPWAY_FLIPS", 6)
+	seed := uint64(seamNumber(t, "SLIPWAY_SEAMS_SEED", 1))
 	for kind, files := range kinds {
 		t.Run(strings.ReplaceAll(kind, " ", "_"), func(t *testing.T) {
-			for i := range each {
-				rng := rand.New(rand.NewPCG(uint64(seamNumber(t, "SLIPWAY_SEAMS_SEED", 1)), uint64(i)))
-				file := files[rng.IntN(len(files))]
-				to := filepath.Join(dir, fmt.Sprint("flip", i))
-				run(t, worn, to, known, func(w *world) {
-					path := filepath.Join(to, file)
-					b, err := os.ReadFile(path)
-					if err != nil {
-						t.Fatal(err)
-					}
-					at := rng.IntN(8 * len(b))
-					had := w.ownCopies() // before: the oracle of what maintenance may not destroy
-					b[at/8] ^= 1 << (at % 8)
-					hit, err := w.lostBy(path, had, b)
+			for i := range seamNumber(t, "SLIPWAY_FLIPS", 6) {
+				rng := rand.New(rand.NewPCG(seed, uint64(i)))
+				to, file := filepath.Join(dir, fmt.Sprint("flip", i)), files[rng.IntN(len(files))]
+				inWorld(t, base, worn, to, known, func(w *world) {
+					hit, bit, err := w.flip(filepath.Join(to, file), rng)
 					if err != nil {
 						t.Fatal(err)
 					}
 					if err := w.flipped(hit, maintenance(rng)); err != nil {
-						t.Errorf("round %d, bit %d of %s: %v\n\t%s", i, at, file, err, strings.Join(w.said, "\n\t"))
+						t.Errorf("round %d, bit %d of %s: %v\n\t%s", i, bit, file, err, strings.Join(w.said, "\n\t"))
 					}
 				})
 				if err := os.RemoveAll(to); err != nil {
@@ -136,6 +94,48 @@ func TestFlippedBits(t *testing.T) {
 			}
 		})
 	}
+}
+
+// inWorld calls do with a copy of a world's directory, in a time of its own.
+func inWorld(t *testing.T, base *seamBase, from, to string, o *seamOracle, do func(w *world)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		time.Sleep(time.Until(base.now))
+		w := &world{seamBase: base, ctx: t.Context(), dir: to, o: o.clone()}
+		if err := copyTree(from, to); err != nil {
+			t.Fatal(err)
+		}
+		do(w)
+		_ = w.close() // a damaged one need not end well
+	})
+}
+
+// wear makes a world with every kind of file, as a killed process leaves it.
+func wear(t *testing.T, base *seamBase, worn string) *seamOracle {
+	t.Helper()
+	var known *seamOracle
+	inWorld(t, base, base.dir, worn, base.oracle, func(w *world) {
+		steps, err := parseSequence("push,convert,backup,push-chunked,kill,retag")
+		if err == nil {
+			err = w.open()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range steps {
+			if opErr, err := w.do(s); opErr != nil || err != nil {
+				t.Fatalf("%s: %v, %v", s, opErr, err)
+			}
+		}
+		known = w.o
+		if err := copyTree(w.dir, w.image()); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if err := errors.Join(os.RemoveAll(worn), os.Rename(worn+".image", worn)); err != nil {
+		t.Fatal(err)
+	}
+	return known
 }
 
 // maintenance chooses two commands that come next.
@@ -151,22 +151,25 @@ func maintenance(rng *rand.Rand) []seamOp {
 	return list[:2]
 }
 
-// lostBy writes a file, and returns the contents of which a good copy was lost by it.
-func (w *world) lostBy(path string, had map[oci.Digest]bool, b []byte) (map[oci.Digest]bool, error) {
-	if err := os.WriteFile(path, b, 0o600); err != nil {
-		return nil, err
+// flip flips a bit of a file, and returns the contents of which a good copy was lost by
+// it. The rows of a catalogue cannot be told apart any more.
+func (w *world) flip(path string, rng *rand.Rand) (lost map[oci.Digest]bool, bit int, err error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, 0, err
 	}
-	lost := map[oci.Digest]bool{}
-	if strings.Contains(path, registry.CatalogFile) {
-		return lost, nil // its rows cannot be told apart any more
+	lost = map[oci.Digest]bool{}
+	had := w.ownCopies()
+	bit = rng.IntN(8 * len(b))
+	b[bit/8] ^= 1 << (bit % 8)
+	if err := os.WriteFile(path, b, 0o600); err != nil || strings.Contains(path, registry.CatalogFile) {
+		return lost, bit, err
 	}
 	has := w.ownCopies()
 	for d := range had {
-		if !has[d] {
-			lost[d] = true
-		}
+		lost[d] = !has[d]
 	}
-	return lost, nil
+	return lost, bit, nil
 }
 
 // flipped judges a world in which one bit was flipped.
