@@ -113,6 +113,8 @@ What is counted:
   again. All that was acknowledged must be there, and `slipway fsck` must find nothing.
 - **power cut**: the block device is copied while clients push, with a random part of
   what was not synced. A server on the copy must have all that was acknowledged.
+- **power cut, lying disk**: a simulated disk keeps a random part of the pages, sectors and
+  names that were not synced. All that was acknowledged must be there.
 - **while converting**: the same while layers are converted to Gear form.
 - **sequence of operations**: pushes, deletions, damage, a store that is away, a full
   store, kills and the maintenance commands in random order, against a model that knows

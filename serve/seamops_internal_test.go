@@ -171,11 +171,11 @@ func adoptDistribution(w *world) error {
 			return err
 		}
 	}
-	dry, dryErr := AdoptInPlace(w.ctx, w.config(), registry.AdoptOptions{DryRun: true, Verify: true, Logger: quiet})
+	dry, dryErr := AdoptInPlace(w.ctx, w.config(), true, registry.AdoptOptions{Verify: true, Logger: quiet})
 	if !w.o.away {
 		w.o.may("dist", "v1", im.digest)
 	}
-	rep, err := AdoptInPlace(w.ctx, w.config(), registry.AdoptOptions{Verify: true, Logger: quiet})
+	rep, err := AdoptInPlace(w.ctx, w.config(), false, registry.AdoptOptions{Verify: true, Logger: quiet})
 	if err == nil && len(rep.Lacks()) > 0 { // as the command does
 		err = fmt.Errorf("the storage lacks %v", rep.Lacks())
 	} else if err == nil && !w.o.away {
