@@ -376,7 +376,7 @@ func importOp(w *world) error {
 	if err := w.mayTake(source); err != nil {
 		return err
 	}
-	_, err = client.Copy(w.ctx, w.a.Registry(), src, client.CopyOptions{Referrers: true, ContinueOnError: true})
+	_, err = w.a.Copy(w.ctx, src, client.CopyOptions{Referrers: true, ContinueOnError: true}, false)
 	if err == nil {
 		err = w.takes(source)
 	}
