@@ -19,14 +19,15 @@ func verdictValues() map[string]error {
 		"ErrNotFound": ErrNotFound, "ErrNoRepository": ErrNoRepository, "ErrReferenced": ErrReferenced, "ErrNotStored": ErrNotStored,
 		"ErrGearDeleting": ErrGearDeleting, "ErrGearStale": ErrGearStale, "ErrLeased": ErrLeased, "ErrBusy": ErrBusy,
 		"ErrDeleting": ErrDeleting, "ErrChanged": ErrChanged, "ErrInUse": ErrInUse, "ErrVolumeRemoving": ErrVolumeRemoving,
-		"errDryRun": errDryRun, "MissingError": &MissingError{}, "ImmutableError": &ImmutableError{}, "MediaTypeError": &MediaTypeError{}, "sentinel": &sentinel{"of a test"},
+		"errDryRun": errDryRun, "MissingError": &MissingError{}, "ImmutableError": &ImmutableError{}, "MediaTypeError": &MediaTypeError{},
+		"SizeError": &SizeError{}, "sentinel": &sentinel{"of a test"},
 	}
 }
 
 // failureNames are the errors of this package that no change returns as its answer:
 // of the database, of a caller, or of something around the changes.
 func failureNames() []string {
-	return []string{"errClosed", "errEnough", "ErrLeaseLost", "ErrUnavailable", "errConnectionString", "errGivenUp", "errNotCommitted",
+	return []string{"errClosed", "errEnough", "ErrFull", "ErrLeaseLost", "ErrUnavailable", "errConnectionString", "errGivenUp", "errNotCommitted",
 		"errWarned", "undecidedError"}
 }
 
