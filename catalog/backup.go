@@ -104,7 +104,7 @@ func (s *Snapshot) Integrity(ctx context.Context, quick bool, n int) ([]string, 
 // Objects returns at most n contents that are objects in the store and whose
 // ids are behind after, in order of id.
 func (s *Snapshot) Objects(ctx context.Context, after int64, n int) ([]StoredContent, error) {
-	return s.db.contents(ctx, `SELECT id, digest, size, 0, 0 FROM blobs WHERE id > ? AND state = 1 AND content IS NULL ORDER BY id LIMIT ?`, after, n)
+	return s.db.contents(ctx, `SELECT id, digest, size, 0, 0, 0 FROM blobs WHERE id > ? AND state = 1 AND content IS NULL ORDER BY id LIMIT ?`, after, n)
 }
 
 // Totals are how many contents a snapshot has, and where.

@@ -28,12 +28,14 @@ type StoredContent struct {
 	Inline bool
 	// Manifest says that some repository has it as a manifest.
 	Manifest bool
+	// Suspect says that a read of it failed, or gave wrong bytes; see MarkSuspect.
+	Suspect bool
 }
 
 // Contents returns at most n stored contents whose ids are behind after, in
 // order of id.
 func (c *Catalog) Contents(ctx context.Context, after int64, n int) ([]StoredContent, error) {
-	return c.db.contents(ctx, `SELECT b.id, b.digest, b.size, b.content IS NOT NULL, EXISTS (SELECT 1 FROM manifests m WHERE m.blob_id = b.id)
+	return c.db.contents(ctx, `SELECT b.id, b.digest, b.size, b.content IS NOT NULL, EXISTS (SELECT 1 FROM manifests m WHERE m.blob_id = b.id), b.suspect <> 0
 		FROM blobs b WHERE b.id > ? AND b.state = 1 ORDER BY b.id LIMIT ?`, after, n)
 }
 
@@ -41,7 +43,7 @@ func (db *database) contents(ctx context.Context, query string, args ...any) ([]
 	var out []StoredContent
 	err := db.rows(ctx, query, args, func(r *sql.Rows) error {
 		var s StoredContent
-		err := r.Scan(&s.ID, &s.Digest, &s.Size, &s.Inline, &s.Manifest)
+		err := r.Scan(&s.ID, &s.Digest, &s.Size, &s.Inline, &s.Manifest, &s.Suspect)
 		out = append(out, s)
 		return err
 	})

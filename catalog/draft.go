@@ -63,10 +63,23 @@ func (d *Draft) Finish() error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
+// Suspects returns the contents that are suspect in the registry. In the backup they
+// are not: its maker makes sure of its copies. See [Catalog.MarkSuspect].
+func (d *Draft) Suspects(ctx context.Context) (map[oci.Digest]bool, error) {
+	out := map[oci.Digest]bool{}
+	err := d.db.rows(ctx, `UPDATE blobs SET suspect = 0 WHERE suspect <> 0 RETURNING digest`, nil, func(r *sql.Rows) error {
+		var digest oci.Digest
+		err := r.Scan(&digest)
+		out[digest] = true
+		return err
+	})
+	return out, err
+}
+
 // Lost returns at most n contents that a manifest names or is, and that are not
 // stored, behind after, in order of id.
 func (d *Draft) Lost(ctx context.Context, after int64, n int) ([]StoredContent, error) {
-	return d.db.contents(ctx, `SELECT id, digest, size, 0, 0 FROM blobs WHERE id > ? AND state <> 1 AND `+namedBlob+` ORDER BY id LIMIT ?`, after, n)
+	return d.db.contents(ctx, `SELECT id, digest, size, 0, 0, 0 FROM blobs WHERE id > ? AND state <> 1 AND `+namedBlob+` ORDER BY id LIMIT ?`, after, n)
 }
 
 // namedBlob is true of a row of blobs that a manifest names or is.
@@ -107,7 +120,6 @@ func (d *Draft) Lose(ctx context.Context, digest oci.Digest) error {
 		`INSERT OR IGNORE INTO gc_queue (kind, repo_id, blob_id, due_at) SELECT 0, repo_id, blob_id, 0 FROM links WHERE blob_id = ` + id,
 		`INSERT OR IGNORE INTO gc_queue (kind, repo_id, blob_id, due_at) SELECT 0, 0, id, 0 FROM blobs WHERE digest = ?`,
 		`DELETE FROM links WHERE blob_id = ` + id,
-		`DELETE FROM gear_grants WHERE layer_id IN (SELECT id FROM gear_layers WHERE blob_id = ` + id + `)`,
 		`UPDATE blobs SET state = 0, content = NULL WHERE digest = ?`,
 	} {
 		if err := d.exec(ctx, q, string(digest)); err != nil {

@@ -9,7 +9,7 @@ import (
 
 // StoredContent returns a stored content as a check walks over it. Errors: ErrNotFound.
 func (c *Catalog) StoredContent(ctx context.Context, d oci.Digest) (StoredContent, error) {
-	list, err := c.db.contents(ctx, `SELECT b.id, b.digest, b.size, b.content IS NOT NULL, EXISTS (SELECT 1 FROM manifests m WHERE m.blob_id = b.id)
+	list, err := c.db.contents(ctx, `SELECT b.id, b.digest, b.size, b.content IS NOT NULL, EXISTS (SELECT 1 FROM manifests m WHERE m.blob_id = b.id), b.suspect <> 0
 		FROM blobs b WHERE b.digest = ? AND b.state = 1`, string(d))
 	if err != nil || len(list) == 0 {
 		return StoredContent{}, orNotFound(err)

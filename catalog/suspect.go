@@ -11,19 +11,25 @@ import (
 // its digest's. Repositories go on showing it, since the next read may succeed, but to
 // whoever pushes it, mounts it or names it in a manifest it counts as missing. Pushing
 // it or ClearSuspect ends that. marked reports whether the row was changed: it is not
-// if the content is suspect already or not stored.
+// if the content is suspect already or not stored. What the caller remembers of the
+// content is out of date in any case: whoever marked it first may not have dropped it
+// yet.
 func (c *Catalog) MarkSuspect(ctx context.Context, d oci.Digest) (s Shown, marked bool, err error) {
 	err = c.db.write(ctx, func(t *tx) error {
 		s, marked = Shown{}, false
-		id, err := t.insert(`UPDATE blobs SET suspect = 1 WHERE digest = ? AND state = 1 AND suspect = 0 RETURNING id`, string(d))
+		var id int64
+		var before bool
+		err := t.row(`SELECT id, suspect <> 0 FROM blobs WHERE digest = ? AND state = 1`, []any{string(d)}, &id, &before)
 		if err == ErrNotFound {
 			return nil
 		}
-		if err != nil {
-			return err
+		if err == nil && !before {
+			_, err = t.exec(`UPDATE blobs SET suspect = 1 WHERE id = ?`, id)
+			marked = true
 		}
-		marked = true
-		s, err = t.shown(d, id)
+		if err == nil {
+			s, err = t.shown(d, id)
+		}
 		return err
 	})
 	return s, marked && err == nil, err

@@ -201,6 +201,10 @@ func (r *Registry) fillDraft(ctx context.Context, d *catalog.Draft, before strin
 			return err
 		}
 	}
+	var err error
+	if t.suspects, err = d.Suspects(ctx); err != nil {
+		return fmt.Errorf("list the suspect contents: %w", err)
+	}
 	if err := t.copyAll(ctx, d.Snapshot); err != nil {
 		return err
 	}

@@ -10,6 +10,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"example.org/slipway/objstore/memstore"
+	"example.org/slipway/objstore/objtest"
+	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 )
 
@@ -216,6 +219,56 @@ func TestFsckFromRegistry(t *testing.T) {
 			}
 			if rep := p.fsck(registry.FsckOptions{}); !rep.Clean() {
 				t.Errorf("a check after it: %+v", rep.Problems)
+			}
+		})
+	}
+}
+
+// TestBackupOfSuspects: in a backup nothing is suspect. What the registry suspects is read
+// there although its size is right, since the registry's copy may be bad.
+func TestBackupOfSuspects(t *testing.T) {
+	for _, damaged := range []string{"", "here", "there", "both", "unreadable"} {
+		t.Run(damaged, func(t *testing.T) {
+			sectors := &badSectors{bad: map[string]bool{}}
+			b := newBed(t, objtest.Faulty(memstore.New(nil), sectors.faults()), registry.Options{})
+			_, config, _, large := b.pushImage("a", 1, "v1")
+			want := contents(t, b)
+			dir := t.TempDir()
+			_, err := b.Backup(t.Context(), dir, registry.BackupOptions{})
+			check(t, err)
+			for _, d := range []oci.Digest{config.Digest, large.Digest} {
+				_, _, err := b.cat.MarkSuspect(t.Context(), d)
+				check(t, err)
+			}
+			if damaged == "here" || damaged == "both" {
+				b.overwrite(registry.BlobKey(large.Digest), content(9, 100_000))
+			}
+			if damaged == "there" || damaged == "both" {
+				check(t, os.WriteFile(filepath.Join(dir, registry.BlobKey(large.Digest)), content(9, 100_000), 0o600))
+			}
+			if damaged == "unreadable" {
+				sectors.set(registry.BlobKey(large.Digest), true)
+			}
+			_, err = b.Backup(t.Context(), dir, registry.BackupOptions{})
+			var lacks *registry.IncompleteError
+			if damaged == "both" {
+				if !errors.As(err, &lacks) {
+					t.Errorf("no copy is good: %v", err)
+				}
+				return
+			}
+			check(t, err)
+			root := t.TempDir()
+			_, err = registry.Restore(t.Context(), dir, root, registry.RestoreOptions{})
+			check(t, err)
+			restored := openDiskBed(t, root)
+			for _, d := range []oci.Digest{config.Digest, large.Digest} {
+				if _, err := restored.ResolveBlob(t.Context(), "a", d); err != nil {
+					t.Errorf("in the restored registry: %v", err)
+				}
+			}
+			if diff := cmp.Diff(want, contents(t, restored)); diff != "" {
+				t.Errorf("restored (-want +got):\n%s", diff)
 			}
 		})
 	}

@@ -35,7 +35,7 @@ const (
 	// ProblemUnreadable: the store failed to give a content, twice. Where that is
 	// an error of the disk (EIO), and the store can move what it cannot read,
 	// repair moves it into quarantine and records that it is absent. Otherwise it
-	// is left alone: the next try may succeed.
+	// stays, since the next try may succeed, and the next push brings its bytes again.
 	ProblemUnreadable ProblemKind = "content-unreadable"
 	// ProblemSize: a content has its digest, but not the size the catalogue
 	// says. Repair corrects the catalogue.
@@ -468,14 +468,4 @@ func (f *fsck) hurts(ctx context.Context, d oci.Digest) ([]string, error) {
 		out = append(out, u.String())
 	}
 	return out, nil
-}
-
-// forget drops from RAM what is known of a content wherever it was shown.
-func (f *fsck) forget(d oci.Digest, s catalog.Shown) {
-	for _, repo := range s.Links {
-		f.r.ram.Drop(blobKey(repo, d))
-	}
-	for _, repo := range s.Manifests {
-		f.r.ram.Drop(cache.Key{Kind: kindManifest, Repo: repo, Ref: string(d)})
-	}
 }

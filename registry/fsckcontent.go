@@ -114,6 +114,7 @@ func (f *fsck) checkInline(ctx context.Context, c catalog.StoredContent) error {
 	p := Problem{Digest: c.Digest}
 	if c.Digest.Algorithm().FromBytes(b.Content) == c.Digest {
 		if b.Size == int64(len(b.Content)) {
+			f.unsuspect(c)
 			return nil
 		}
 		p.Kind, p.Detail = ProblemSize, fmt.Sprintf("it has %d bytes, the catalogue says %d", len(b.Content), b.Size)
@@ -139,7 +140,7 @@ func (f *fsck) corrected(d oci.Digest, s catalog.Shown, err error) (bool, error)
 		return false, nil
 	}
 	if err == nil {
-		f.forget(d, s)
+		f.r.forgetShown(d, s)
 	}
 	return err == nil, err
 }
@@ -178,10 +179,17 @@ type examined struct {
 	err   error
 }
 
-// examine reads an object, or in a quick check looks at its size.
+// unsuspect ends a content's being suspect: its bytes were read and are right.
+func (f *fsck) unsuspect(c catalog.StoredContent) {
+	if c.Suspect && f.r.writable() == nil {
+		f.r.healed(c.Digest)
+	}
+}
+
+// examine reads an object, or in a quick check looks at its size, unless it is suspect.
 func (f *fsck) examine(ctx context.Context, c catalog.StoredContent, step func(int)) (x examined) {
 	key := BlobKey(c.Digest)
-	if f.o.Quick {
+	if f.o.Quick && !c.Suspect {
 		x.info, x.err = f.r.store.Stat(ctx, key)
 		if x.err != nil || x.info.Size == c.Size {
 			x.match = true
@@ -216,6 +224,7 @@ func (f *fsck) checkObject(ctx context.Context, c catalog.StoredContent) error {
 		return err
 	}
 	if right() {
+		f.unsuspect(c)
 		return nil
 	}
 	p := Problem{Digest: c.Digest, Key: BlobKey(c.Digest)}
@@ -234,6 +243,11 @@ func (f *fsck) checkObject(ctx context.Context, c catalog.StoredContent) error {
 		return f.giveUp(ctx, p, same, func(ctx context.Context) (bool, error) { return f.absent(ctx, c.Digest, false) })
 	}
 	p.Kind, p.Detail = ProblemUnreadable, x.err.Error()
+	if f.o.Repair && isDamage(x.err) { // where it stays, a push brings its bytes again
+		if err := f.r.doubt(ctx, c.Digest, x.err); err != nil {
+			return err
+		}
+	}
 	return f.giveUp(ctx, p, same, f.setAside(c.Digest, x.err))
 }
 

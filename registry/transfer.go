@@ -21,6 +21,9 @@ type transfer struct {
 	parallel int
 	progress func(BackupReport)
 	verify   bool // read what the destination has, too
+	// suspects are contents of the source of which the destination's copy is read in
+	// any case: it may be the only good one.
+	suspects map[oci.Digest]bool
 	began    time.Time
 
 	mu    sync.Mutex // guards what follows
@@ -123,7 +126,7 @@ func (t *transfer) copyObject(ctx context.Context, c catalog.StoredContent) (err
 	key := BlobKey(c.Digest)
 	info, err := t.dst.Stat(ctx, key)
 	here := err == nil && info.Size == c.Size
-	if here && t.verify {
+	if here && (t.verify || t.suspects[c.Digest]) {
 		if _, here, err = t.good(ctx, c.Digest); err != nil {
 			return err
 		}
@@ -136,7 +139,7 @@ func (t *transfer) copyObject(ctx context.Context, c catalog.StoredContent) (err
 		return err
 	}
 	src, err := t.src.Get(ctx, key, 0, -1)
-	if errors.Is(err, objstore.ErrNotExist) {
+	if isDamage(err) {
 		t.lose(c)
 		return nil
 	}

@@ -150,10 +150,10 @@ func (r *Registry) doubt(ctx context.Context, d oci.Digest, why error) error {
 		r.log.Warn("note that a content is damaged", "digest", d, "damage", why, "err", err)
 		return nil
 	}
+	r.forgetShown(d, shown)
 	if !marked {
 		return nil // it was known, and said
 	}
-	r.forgetShown(d, shown)
 	r.log.Error("a content is damaged or missing; pushing it again mends it, and slipway fsck tells which images need it", "digest", d, "err", why)
 	return nil
 }
