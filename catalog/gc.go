@@ -196,9 +196,12 @@ func (c *Catalog) collectBlob(t *tx, d *Candidate, o CollectOptions, out *Collec
 				return t.enqueue(gcBlob, d.repoID, d.blobID, until.UnixMilli())
 			}
 		}
-		if err := t.unlink(d, out); err != nil {
-			return err
-		}
+		err = t.unlink(d, out)
+	} else { // it may be absent
+		err = t.revokeGear(d.repoID, d.blobID)
+	}
+	if err != nil {
+		return err
 	}
 	return t.dropContent(d, out)
 }

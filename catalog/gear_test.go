@@ -302,3 +302,68 @@ func testGearJobsTakeTurns(t *testing.T, base *bed) {
 		}
 	}
 }
+
+// Who may use the files of a Gear layer may do so again once a layer that was lost is
+// back, however it comes back, but not when the repository has let go of it meanwhile.
+func TestGearGrantsOutliveLoss(t *testing.T) { onBoth(t, testGearGrantsOutliveLoss) }
+
+func testGearGrantsOutliveLoss(t *testing.T, base *bed) {
+	now := time.UnixMilli(1e12)
+	c := base.open(t, &Options{Clock: func() time.Time { return now }, Grace: time.Second})
+	ctx := t.Context()
+	layer := Blob{Digest: gearDigest("a"), Size: 1, Content: []byte("1")}
+	config := Blob{Digest: gearDigest("c"), Size: 1, Content: []byte("1")}
+	granted := func(when string, want bool) {
+		t.Helper()
+		if got, err := c.GearGranted(ctx, "x", layer.Digest); err != nil || got != want {
+			t.Errorf("%s: granted %v, %v, want %v", when, got, err, want)
+		}
+	}
+	link := func() {
+		t.Helper()
+		rows, err := c.NamedBy(ctx, layer.Digest)
+		gearStep(t, err)
+		for _, m := range rows {
+			_, err := c.LinkNamed(ctx, m, layer.Digest)
+			gearStep(t, err)
+		}
+	}
+	gearStep(t, c.PutBlob(ctx, "x", layer, ""))
+	gearStep(t, c.PutBlob(ctx, "x", config, ""))
+	manifest := NewManifest{Manifest: Manifest{Digest: gearDigest("d"), MediaType: oci.MediaTypeOCIManifest, Content: []byte("{}")},
+		Blobs: []oci.Digest{layer.Digest, config.Digest}, Tags: []string{"v1"}}
+	_, err := c.PutManifest(ctx, "x", manifest)
+	gearStep(t, err)
+	record := GearRecord{Packs: []NewGearPack{gearPack(1, 1)}, Layer: gearLayer(layer.Digest, 1)}
+	record.Layer.Embedded = true
+	gearStep(t, c.RecordGear(ctx, record))
+	gearStep(t, c.GrantGear(ctx, "x", layer.Digest))
+	granted("at first", true)
+	for name, back := range map[string]func() error{
+		"taken back": func() error { _, err := c.TakeBack(ctx, layer); return err },
+		"healed":     func() error { _, err := c.Heal(ctx, layer.Digest, layer.Content, 1); return err },
+		"pushed":     func() error { return c.PutBlob(ctx, "x", layer, "") },
+	} {
+		_, err := c.MarkAbsent(ctx, layer.Digest, true)
+		gearStep(t, err)
+		granted(name+", while it is lost", false)
+		now = now.Add(time.Minute)
+		_, _, err = c.Collect(ctx, CollectOptions{Before: now})
+		gearStep(t, err)
+		gearStep(t, back())
+		link()
+		granted(name, true)
+	}
+	_, err = c.MarkAbsent(ctx, layer.Digest, true)
+	gearStep(t, err)
+	_, err = c.DeleteManifest(ctx, "x", manifest.Digest, nil)
+	gearStep(t, err)
+	for range 3 {
+		now = now.Add(time.Minute)
+		_, _, err = c.Collect(ctx, CollectOptions{Before: now})
+		gearStep(t, err)
+	}
+	gearStep(t, c.PutBlob(ctx, "x", layer, ""))
+	gearStep(t, c.RecordGear(ctx, record))
+	granted("after the repository let go of it", false)
+}

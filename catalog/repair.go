@@ -18,8 +18,10 @@ type Shown struct {
 // MarkAbsent records that a content is not here any more, whatever the
 // catalogue said: no repository shows it from now on, and the next push brings
 // it back. What names it still does, so that nothing else of the images that
-// need it is collected. inline tells where the caller found the content to be;
-// ErrNotFound is returned if that has changed.
+// need it is collected. The right to the files of a Gear layer is kept, and is good for
+// nothing until the repository shows the layer again; the collector ends it. inline
+// tells where the caller found the content to be; ErrNotFound is returned if that has
+// changed.
 func (c *Catalog) MarkAbsent(ctx context.Context, d oci.Digest, inline bool) (Shown, error) {
 	var s Shown
 	err := c.db.write(ctx, func(t *tx) error {
@@ -42,7 +44,6 @@ func (c *Catalog) MarkAbsent(ctx context.Context, d oci.Digest, inline bool) (Sh
 			{`INSERT INTO gc_queue (kind, repo_id, blob_id, due_at) SELECT 0, repo_id, blob_id, ? FROM links WHERE blob_id = ?
 				ON CONFLICT (kind, repo_id, blob_id) DO UPDATE SET due_at = excluded.due_at`, []any{due, id}},
 			{`DELETE FROM links WHERE blob_id = ?`, []any{id}},
-			{`DELETE FROM gear_grants WHERE layer_id IN (SELECT id FROM gear_layers WHERE blob_id = ?)`, []any{id}},
 		} {
 			if _, err := t.exec(q.query, q.args...); err != nil {
 				return err
@@ -106,9 +107,10 @@ func (c *Catalog) SetContent(ctx context.Context, d oci.Digest, content []byte) 
 	return c.correct(ctx, d, `UPDATE blobs SET content = ?, size = ?, suspect = 0 WHERE id = ?`, content, len(content))
 }
 
-// SetSize corrects the size in bytes of a stored content. Errors: ErrNotFound.
+// SetSize corrects the size in bytes of a stored content whose bytes were verified.
+// Errors: ErrNotFound.
 func (c *Catalog) SetSize(ctx context.Context, d oci.Digest, size int64) (Shown, error) {
-	return c.correct(ctx, d, `UPDATE blobs SET size = ? WHERE id = ?`, size)
+	return c.correct(ctx, d, `UPDATE blobs SET size = ?, suspect = 0 WHERE id = ?`, size)
 }
 
 func (c *Catalog) correct(ctx context.Context, d oci.Digest, query string, args ...any) (s Shown, err error) {
