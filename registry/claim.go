@@ -275,7 +275,7 @@ func (r *Registry) unpublishShared(ctx context.Context, u *upload, d oci.Digest,
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.replica.lease)
 	defer cancel()
-	if err := r.deleteGranted(ctx, d); err != nil {
+	if err := r.deleteUnwanted(ctx, d); err != nil {
 		log.Error("take back a blob that came too late; run slipway fsck --repair", "err", err)
 	}
 }
@@ -304,7 +304,7 @@ func (r *Registry) settleExpired(ctx context.Context) error {
 // before the row that names it, and only with the right to delete it, which makes
 // the catalogue refuse whatever the upload's last owner still records.
 func (r *Registry) settleShared(ctx context.Context, u catalog.Upload) error {
-	if err := r.deleteGranted(ctx, u.Intent); err != nil {
+	if err := r.deleteUnwanted(ctx, u.Intent); err != nil {
 		return err
 	}
 	row, err := r.cat.ClaimUpload(ctx, u.Repo, u.ID, r.replica.owner+"/settle", r.replica.lease)
@@ -336,13 +336,21 @@ func (r *Registry) settleShared(ctx context.Context, u catalog.Upload) error {
 	return r.cat.DeleteUploads(ctx, u.ID)
 }
 
-// deleteGranted deletes the objects of those of the contents that the catalogue
-// lets this replica delete: nothing needs them, and nobody is publishing them.
-func (r *Registry) deleteGranted(ctx context.Context, digests ...oci.Digest) error {
-	_, err := r.tryDelete(ctx, digests)
+// deleteUnwanted deletes an object that a publication may have left, if no row has its
+// digest. What an image lacks is left for fsck, which reads it and takes it back. Where a
+// row comes between the question and the deletion, nothing is lost: the object was never
+// acknowledged.
+func (r *Registry) deleteUnwanted(ctx context.Context, d oci.Digest) error {
+	wanted, err := r.cat.Wanted(ctx, d)
+	if err != nil || wanted {
+		return err
+	}
+	_, err = r.tryDelete(ctx, []oci.Digest{d})
 	return err
 }
 
+// tryDelete deletes the objects of those of the contents that the catalogue lets this
+// replica delete: nothing needs them, and nobody is publishing them.
 func (r *Registry) tryDelete(ctx context.Context, digests []oci.Digest) (granted int, err error) {
 	if len(digests) == 0 {
 		return 0, nil

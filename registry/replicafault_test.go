@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -402,5 +403,46 @@ func TestDatabaseUnavailable(t *testing.T) {
 		if !errors.As(err, &e) || e.HTTPStatus() != http.StatusServiceUnavailable || e.RetryAfter <= 0 {
 			t.Errorf("got %v, want UNAVAILABLE and a time", err)
 		}
+	}
+}
+
+// TestCutOffPushOfWhatIsLacking: a push brings what an image lacks, and is cut off when
+// the object is there. Whoever cleans up leaves the object, and fsck takes it back.
+func TestCutOffPushOfWhatIsLacking(t *testing.T) {
+	var cut atomic.Bool
+	store := objtest.Faulty(memstore.New(nil), objtest.Faults{After: func(op, _ string) error {
+		if op == objtest.OpCommit && cut.Load() {
+			return errors.New("no answer")
+		}
+		return nil
+	}})
+	cl := newCluster(t, store, time.Hour)
+	r := cl.add(registry.Options{Lease: 300 * time.Millisecond}, nil, nil)
+	ctx, data := t.Context(), content(9, 100_000)
+	d := oci.SHA256(data)
+	config, err := r.PushBlob(ctx, "a", oci.SHA256([]byte("{}")), 2, strings.NewReader("{}"))
+	check(t, err)
+	layer, err := r.PushBlob(ctx, "a", d, int64(len(data)), bytes.NewReader(data))
+	check(t, err)
+	pushTo(t, r, "a", imageOf(config, layer), "v1")
+	check(t, store.Delete(ctx, registry.BlobKey(d)))
+	_, err = r.Fsck(ctx, registry.FsckOptions{Repair: true}) // it records that the layer is not here
+	check(t, err)
+	cut.Store(true)
+	if _, err := r.PushBlob(ctx, "a", d, int64(len(data)), bytes.NewReader(data)); err == nil {
+		t.Fatal("the push succeeds")
+	}
+	cut.Store(false)
+	poll(t, "the push is settled", func() bool {
+		purge(t, r)
+		left, err := r.cat.Intents(ctx)
+		return err == nil && len(left) == 0
+	})
+	rep, err := r.Fsck(ctx, registry.FsckOptions{Repair: true})
+	if err != nil || !rep.Clean() {
+		t.Errorf("repair: %v, %v", kinds(rep), err)
+	}
+	if got, err := readBlob(ctx, r, "a", d); err != nil || !bytes.Equal(got, data) {
+		t.Errorf("the layer: %d bytes, %v", len(got), err)
 	}
 }
