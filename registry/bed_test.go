@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"math/rand/v2"
+	"os"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
@@ -108,6 +109,17 @@ func (b *bed) open(o registry.Options) {
 			b.t.Errorf("close the catalogue: %v", err)
 		}
 	})
+}
+
+// isIdentity reports whether a key is of the objects that say whose the store is.
+func isIdentity(key string) bool {
+	return key == "slipway/registry" || key == "docker/registry/v2/blobs/sha256/slipway-registry"
+}
+
+// chosen reports whether the nth of many combinations is tried: all of them with
+// SLIPWAY_ALL_CASES=1, and otherwise one in so many.
+func chosen(n, oneIn int) bool {
+	return os.Getenv("SLIPWAY_ALL_CASES") == "1" || n%oneIn == 0
 }
 
 // sql changes the catalogue behind its back.

@@ -213,8 +213,8 @@ func TestKillWhilePublishing(t *testing.T) {
 				}
 			}
 			var dead atomic.Bool
-			die := func(op, _ string) error {
-				if op == c.op && !dead.Swap(true) {
+			die := func(op, key string) error {
+				if op == c.op && !isIdentity(key) && !dead.Swap(true) {
 					if err := n.cat.Close(); err != nil {
 						t.Error(err)
 					}

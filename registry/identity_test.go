@@ -162,8 +162,12 @@ func TestStoreAwayLosesNothing(t *testing.T) {
 			return err
 		},
 	}
+	n := 0
 	for _, state := range slices.Sorted(maps.Keys(states)) {
 		for _, command := range slices.Sorted(maps.Keys(commands)) {
+			if n++; !chosen(n, 5) {
+				continue
+			}
 			t.Run(state+"/"+command, func(t *testing.T) {
 				store := newShelf(t)
 				b := newBed(t, store, registry.Options{})
