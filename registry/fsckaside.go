@@ -174,23 +174,22 @@ func (f *fsck) putBack(ctx context.Context, d oci.Digest) (bool, error) {
 }
 
 // takeBack looks whether a content that the catalogue has as absent is in the store, or
-// in quarantine, after all. Its repair records that it is here. It reports whether it is
-// now.
-func (f *fsck) takeBack(ctx context.Context, d oci.Digest) (bool, error) {
+// in quarantine, after all. Its repair records that it is here. found reports whether its
+// bytes are there, and back whether the catalogue has it now.
+func (f *fsck) takeBack(ctx context.Context, d oci.Digest) (found, back bool, err error) {
 	for _, key := range []string{BlobKey(d), quarantineKey(d)} {
 		x := f.read(ctx, key, d, func(int) {})
 		if err := ctx.Err(); err != nil {
-			return false, err
+			return false, false, err
 		}
 		if x.err != nil || !x.match {
 			continue
 		}
+		found = true
 		p := Problem{Kind: ProblemReturned, Digest: d, Key: key, Detail: fmt.Sprintf("its %d bytes are here and right, and the catalogue has it as absent", x.info.Size)}
-		var err error
 		if p.Hurts, err = f.hurts(ctx, d); err != nil {
-			return false, err
+			return true, false, err
 		}
-		back := false
 		confirm := func(ctx context.Context) (bool, error) {
 			absent, err := f.r.cat.Absent(ctx, []oci.Digest{d})
 			_, still := absent[d]
@@ -201,13 +200,13 @@ func (f *fsck) takeBack(ctx context.Context, d oci.Digest) (bool, error) {
 			return back, err
 		})
 		if err != nil || back {
-			return back, err
+			return true, back, err
 		}
 		break
 	}
 	// A push may have brought it meanwhile.
 	is, err := f.r.cat.Presence(ctx, []oci.Digest{d})
-	return is[d] == catalog.Object || is[d] == catalog.Inline, err
+	return found, is[d] == catalog.Object || is[d] == catalog.Inline, err
 }
 
 // recordBack records that the verified bytes under a key are those of a content that was

@@ -144,7 +144,7 @@ func (f *fsck) manifestContent(ctx context.Context, m catalog.ManifestRow) (cont
 		if _, there, err := f.r.cat.RefsOf(ctx, m); err != nil || !there {
 			return nil, false, err
 		}
-		back, err := f.takeBack(ctx, m.Digest)
+		_, back, err := f.takeBack(ctx, m.Digest)
 		if err == nil && !back {
 			back, err = f.bring(ctx, Problem{Kind: ProblemIncomplete, Repo: m.Repo, Digest: m.Digest, Detail: "the manifest itself was not here any more"}, m.Digest)
 		}
@@ -229,7 +229,7 @@ func (f *fsck) checkNamedBlob(ctx context.Context, m catalog.ManifestRow, d oci.
 	case !known || ref.Linked:
 		return nil
 	case !ref.Stored:
-		back, err := f.takeBack(ctx, d)
+		_, back, err := f.takeBack(ctx, d)
 		if err == nil && !back {
 			back, err = f.bring(ctx, Problem{Kind: ProblemIncomplete, Repo: m.Repo, Digest: m.Digest, Detail: fmt.Sprintf("it needs blob %s, which was not here", d)}, d)
 		}

@@ -77,7 +77,7 @@ func (f *fsck) nobodys(ctx context.Context, d oci.Digest, info objstore.Info) er
 		return err
 	}
 	if _, named := absent[d]; named {
-		if back, err := f.takeBack(ctx, d); err != nil || back {
+		if found, back, err := f.takeBack(ctx, d); err != nil || back || found && !f.o.Repair {
 			return err
 		}
 	}

@@ -70,7 +70,9 @@ func (r *Registry) CheckStore(ctx context.Context) error {
 		return nil
 	}
 	w := &r.identity
-	w.mu.Lock()
+	if err := lockPatiently(ctx, w.mu.TryLock); err != nil { // a store may take long to answer
+		return fmt.Errorf("wait for a look at the object store: %w", err)
+	}
 	defer w.mu.Unlock()
 	err := r.identify(ctx)
 	var away *StoreError
