@@ -83,6 +83,7 @@ while [ "$SECONDS" -lt "$deadline" ]; do
 	turn 'power cut' integration-all integration '^TestPowerCut$' 'round [0-9]+:' SLIPWAY_POWERCUT_ROUNDS=15
 	turn 'replicas with faults' integration-replicas integration/replicas '^TestReplicas$' '^--- PASS' SLIPWAY_REPLICAS_FOR=30s
 	turn 'collector against writers' registry registry 'CollectOracle' '^ *--- PASS' SLIPWAY_GC_SECONDS=10
+	turn 'lost or damaged object' registry registry '^(TestAcknowledgedIsReadable|TestStoreAwayLosesNothing|TestRetentionModel)$' '^ *--- PASS' SLIPWAY_ALL_CASES=1
 	turn 'cut-off publication' registry registry 'Kill|LostAnswers|Fault' '^ *--- PASS'
 	turn 'kill -9 of a volume' block-file block/file 'Kill' '^ *--- PASS'
 	turn 'kill -9 of a snapshotter' snapshotter snapshotter '^TestKill$' '^ *--- PASS'
@@ -124,8 +125,9 @@ What is counted:
   hang, or are carried out and answered with an error.
 - **replicas with faults**: several servers on PostgreSQL and S3 while servers, network
   and stores fail; one history of requests is judged each time.
-- **collector against writers**, **cut-off publication**, **kill -9 of a volume** and **of
-  a snapshotter**: tests that passed, each of which strikes many times.
+- **collector against writers**, **lost or damaged object**, **cut-off publication**,
+  **kill -9 of a volume** and **of a snapshotter**: tests that passed, each of which
+  strikes many times.
 
 The runs:
 
