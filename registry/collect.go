@@ -126,21 +126,7 @@ func (r *Registry) collect(ctx context.Context, o CollectOptions, rep *CollectRe
 	// One time for the whole run: what a step postpones must not be due in the
 	// next, which would never end.
 	now := r.judgingTime()
-	step := catalog.CollectOptions{Before: now, Untagged: o.Untagged || r.opts.DeleteUntagged, KeepUntagged: r.opts.Partial, DryRun: o.DryRun}
-	if o.DryRun {
-		step.Max = dryStep
-	}
-	switch {
-	case o.Now:
-	case r.replica != nil && policy && !o.DryRun:
-		// Manifests are due that were not queued a moment ago, when clients of other
-		// replicas may have been told of them. They get the time that others have.
-		step.Keep = func(string, oci.Digest) (time.Time, bool) { return r.now().Add(r.opts.Grace), true }
-	case o.DryRun:
-		step.Keep = func(repo string, d oci.Digest) (time.Time, bool) { return r.keep(repo, d, now) }
-	default:
-		step.Keep = func(repo string, d oci.Digest) (time.Time, bool) { return r.keepOrCondemn(repo, d, now) }
-	}
+	step := r.collectStep(o, policy, now)
 	for context.Cause(ctx) == nil {
 		if away := r.StoreAway(); away != nil && !o.DryRun {
 			return away
@@ -170,6 +156,26 @@ func (r *Registry) collect(ctx context.Context, o CollectOptions, rep *CollectRe
 		}
 	}
 	return context.Cause(ctx)
+}
+
+// collectStep returns what each step of a collection is asked for.
+func (r *Registry) collectStep(o CollectOptions, policy bool, now time.Time) catalog.CollectOptions {
+	step := catalog.CollectOptions{Before: now, Untagged: o.Untagged || r.opts.DeleteUntagged, KeepUntagged: r.opts.Partial, DryRun: o.DryRun}
+	if o.DryRun {
+		step.Max = dryStep
+	}
+	switch {
+	case o.Now:
+	case r.replica != nil && policy && !o.DryRun:
+		// Manifests are due that were not queued a moment ago, when clients of other
+		// replicas may have been told of them. They get the time that others have.
+		step.Keep = func(string, oci.Digest) (time.Time, bool) { return r.now().Add(r.opts.Grace), true }
+	case o.DryRun:
+		step.Keep = func(repo string, d oci.Digest) (time.Time, bool) { return r.keep(repo, d, now) }
+	default:
+		step.Keep = func(repo string, d oci.Digest) (time.Time, bool) { return r.keepOrCondemn(repo, d, now) }
+	}
+	return step
 }
 
 // dryStep is how many candidates a dry run looks at in one transaction, with what

@@ -261,13 +261,7 @@ func (s *Server) setUpHTTP() error {
 		so.Repository, so.Defaulted = s.root.mirrors.repository, s.root.mirrors.byDefault
 	}
 	s.handler = server.New(stoppable{s.root.served(), s.writes}, so)
-	s.metrics.MustRegister(s.handler.Metrics()...)
-	s.metrics.MustRegister(s.root.reg.Metrics()...)
-	s.metrics.MustRegister(s.root.gear.Metrics()...)
-	s.metrics.MustRegister(s.root.mirrors.metrics()...)
-	s.metrics.MustRegister(s.root.collectors...)
-	s.metrics.MustRegister(s.notifier.metrics()...)
-	s.metrics.MustRegister(freeSpace(s.root.dir))
+	s.registerMetrics()
 	s.health = newHealth(s.cfg, s.root, s.log)
 	s.http = newHTTPServer(h, s.log, s.requests.guard(traced(s.tracing, s.handler)))
 	if err := s.encrypt(); err != nil {
@@ -277,6 +271,17 @@ func (s *Server) setUpHTTP() error {
 	s.setUpDebug()
 	s.admin, err = newAdminServer(s)
 	return err
+}
+
+// registerMetrics registers the metrics of all parts but volumes.
+func (s *Server) registerMetrics() {
+	s.metrics.MustRegister(s.handler.Metrics()...)
+	s.metrics.MustRegister(s.root.reg.Metrics()...)
+	s.metrics.MustRegister(s.root.gear.Metrics()...)
+	s.metrics.MustRegister(s.root.mirrors.metrics()...)
+	s.metrics.MustRegister(s.root.collectors...)
+	s.metrics.MustRegister(s.notifier.metrics()...)
+	s.metrics.MustRegister(freeSpace(s.root.dir))
 }
 
 // siteOf returns what is known of the names of a server, where pages of origins may
