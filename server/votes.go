@@ -4,6 +4,7 @@ import (
 	"sync"
 	"time"
 
+	"example.org/slipway/auth"
 	"example.org/slipway/oci"
 )
 
@@ -58,12 +59,18 @@ func (v *votes) giveBack(k vote) {
 
 // mayReport checks that the client may say what nodes do with a repository's images.
 // Anonymous clients may where everybody may do everything, or the configuration says so.
+// A client that has a password sends it only when it is asked, so the refusal of an
+// anonymous one asks for it.
 func (s *Server) mayReport(q *request) error {
 	if s.open || s.opts.AnonymousReports || !q.id.Anonymous() {
 		return nil
 	}
-	return &oci.Error{Code: oci.CodeDenied, Message: "reports of nodes are taken from users only; " +
-		"gear.anonymous_reports takes those of anonymous clients, too"}
+	err, challenge := s.opts.Auth.Refuse(q.r, q.id, q.Repo, auth.Pull)
+	if challenge != "" {
+		q.w.Header().Set("WWW-Authenticate", challenge)
+	}
+	err.Message = "reports of nodes are taken from users only; gear.anonymous_reports takes those of anonymous clients, too"
+	return err
 }
 
 // reporter is who a node's report is by: the user, or without one the address.

@@ -56,13 +56,14 @@ func TestProfileVotes(t *testing.T) {
 }
 
 // TestAnonymousReports: anonymous clients report only where they may do everything or the
-// configuration says so.
+// configuration says so. Elsewhere they are asked who they are: a node with a password may
+// pull without it, and so does not send it before it is asked.
 func TestAnonymousReports(t *testing.T) {
 	d := oci.SHA256([]byte("m"))
 	for _, c := range []struct {
 		auth, allowed bool
 		want          int
-	}{{false, false, 202}, {true, false, 403}, {true, true, 202}} {
+	}{{false, false, 202}, {true, false, 401}, {true, true, 202}} {
 		book := fleet.NewBook(nil)
 		o := server.Options{Nodes: book, AnonymousReports: c.allowed}
 		if c.auth {
@@ -76,6 +77,12 @@ func TestAnonymousReports(t *testing.T) {
 		a := b.ask("POST", "/v2/public/a/_slipway/gear/profiles/"+string(d), []byte(fmt.Sprintf(`{"names":["sha256:%064x"]}`, 1)), "Content-Type: application/json")
 		if got, err := m.Profile(t.Context(), "public/a", d); a.Status != c.want || err != nil || len(got) != btoi(c.want == 202) {
 			t.Errorf("%+v: a profile's report is answered %d %s", c, a.Status, a.Body)
+		}
+		if asked := a.Header.Get("WWW-Authenticate") != ""; asked != (c.want == 401) {
+			t.Errorf("%+v: asked for a password: %t", c, asked)
+		}
+		if a := b.ask("POST", "/v2/public/a/_slipway/gear/nodes", []byte(`{"node":"n2","image":"i"}`), basic("alice")); a.Status != 202 {
+			t.Errorf("%+v: the report of a user is answered %d %s", c, a.Status, a.Body)
 		}
 	}
 }
