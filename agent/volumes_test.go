@@ -77,7 +77,8 @@ func newBedOn(t *testing.T, mode, fs, choice string, storage func(dir string) (r
 	registry, agent := storage(b.store)
 	b.startRegistry(fs, registry)
 	b.file = filepath.Join(dir, "agent.yml")
-	text := fmt.Sprintf("root: %s/state\nvolumes: {mode: %s, outage: 20s, %s}\nchoice: {default: [%s]}\nfetch: {background: false}\n", dir, mode, agent, choice)
+	text := fmt.Sprintf("root: %s/state\nregistries: [{host: %q, urls: [%q], username: node, password: node-secret}]\n"+
+		"volumes: {mode: %s, outage: 20s, %s}\nchoice: {default: [%s]}\nfetch: {background: false}\n", dir, b.host, "http://"+b.host, mode, agent, choice)
 	if err := os.WriteFile(b.file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -94,7 +95,13 @@ func (b *volumeBed) startRegistry(fs, storage string) {
 	if err := os.Mkdir(b.store, 0o700); err != nil {
 		b.t.Fatal(err)
 	}
-	yaml := fmt.Sprintf("version: 0.1\nlog: {level: error, accesslog: {disabled: true}}\nvolumes: {%s, build: push, fs: %s, rules: [{repositories: [off/**], build: off}]}\n", storage, fs)
+	users := filepath.Join(b.dir, "htpasswd")
+	if err := os.WriteFile(users, []byte("node:$2y$04$7aWgrmzguyWGABDcwlExruy1kLO9/SCFKPCTzBQ5XVAImPC0Pfa/i\n"), 0o600); err != nil { // node-secret
+		b.t.Fatal(err)
+	}
+	yaml := fmt.Sprintf("version: 0.1\nlog: {level: error, accesslog: {disabled: true}}\nvolumes: {%s, build: push, fs: %s, rules: [{repositories: [off/**], build: off}]}\n"+
+		"auth:\n  htpasswd: {path: %s}\n  access:\n    - {repositories: ['**'], subjects: [anonymous, node], actions: [pull, push, delete]}\n"+
+		"    - {repositories: ['**'], subjects: [node], actions: [volume, clone]}\n", storage, fs, users)
 	cfg, _, err := config.Parse(strings.NewReader(yaml), &config.Options{Overrides: []config.Override{
 		{Key: "storage.filesystem.rootdirectory", Value: filepath.Join(b.dir, "registry")}, {Key: "http.addr", Value: "127.0.0.1:0"}}})
 	if err != nil {
