@@ -97,8 +97,12 @@ func newBed(t testing.TB, fs string) *bed {
 	if b.conf, err = c.ClientConf(""); err != nil {
 		t.Fatal(err)
 	}
-	o := ctrnode.RegistryOptions{Ceph: c.Conf, User: "admin", Keyring: filepath.Join(c.Dir, "keyring"), Pool: c.Pool, Namespace: b.ns, Clones: b.clones, FS: fs}
-	b.Server = slipway.Start(t, t.TempDir(), &slipway.Options{Config: "version: 0.1\nlog: {level: info, accesslog: {disabled: true}}\nstorage: {delete: {enabled: true}}\n" + o.Volumes()})
+	o := ctrnode.RegistryOptions{Dir: t.TempDir(), Ceph: c.Conf, User: "admin", Keyring: filepath.Join(c.Dir, "keyring"), Pool: c.Pool, Namespace: b.ns, Clones: b.clones, FS: fs}
+	access, err := o.Access()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.Server = slipway.Start(t, t.TempDir(), &slipway.Options{Config: "version: 0.1\nlog: {level: info, accesslog: {disabled: true}}\nstorage: {delete: {enabled: true}}\n" + access + o.Volumes()})
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Log(b.log())

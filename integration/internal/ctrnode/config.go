@@ -12,12 +12,16 @@ import (
 func (o *Options) agentConfig() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "log: {level: info}\nprofiles: {record: false}\nmetrics: {addr: %q}\nregistries:\n", o.Metrics)
+	user := ""
+	if o.Ceph != "" {
+		user = fmt.Sprintf(", username: %s, password: %s", nodeUser, nodePassword)
+	}
 	for _, r := range o.Registries {
 		if o.CA != "" {
-			fmt.Fprintf(&b, "  - {host: %q, ca: %q}\n", r, o.CA)
+			fmt.Fprintf(&b, "  - {host: %q, ca: %q%s}\n", r, o.CA, user)
 			continue
 		}
-		fmt.Fprintf(&b, "  - {host: %q, urls: [%q], insecure_allow_plaintext: true}\n", r, "http://"+r)
+		fmt.Fprintf(&b, "  - {host: %q, urls: [%q], insecure_allow_plaintext: true%s}\n", r, "http://"+r, user)
 	}
 	if o.Way == VolumeLocal || o.Way == VolumeNetwork {
 		use := []string{"volume", Gear, Plain}

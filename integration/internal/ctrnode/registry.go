@@ -47,6 +47,29 @@ func (o *RegistryOptions) Volumes() string {
 	return ""
 }
 
+// nodeUser is the user of nodes that need credentials for Ceph, which are given to
+// users only.
+const (
+	nodeUser     = "node"
+	nodePassword = "node-secret"
+	nodeEntry    = "node:$2y$04$7aWgrmzguyWGABDcwlExruy1kLO9/SCFKPCTzBQ5XVAImPC0Pfa/i\n" // of htpasswd
+)
+
+// Access is the section of the configuration about who may do what: everybody may push
+// and pull, and with Ceph nodes may use volumes. It writes the file of passwords to Dir.
+func (o *RegistryOptions) Access() (string, error) {
+	if o.Ceph == "" {
+		return "", nil
+	}
+	file := filepath.Join(o.Dir, "htpasswd")
+	if err := os.WriteFile(file, []byte(nodeEntry), 0o600); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("auth:\n  htpasswd: {path: %q}\n  access:\n"+
+		"    - {repositories: ['**'], subjects: [anonymous, %s], actions: [pull, push, delete]}\n"+
+		"    - {repositories: ['**'], subjects: [%[2]s], actions: [volume, clone]}\n", file, nodeUser), nil
+}
+
 // Registry is a running one.
 type Registry struct {
 	Addr string
@@ -77,13 +100,16 @@ func StartRegistry(ctx context.Context, o RegistryOptions) (*Registry, error) {
 		r.CA = r.id.Certificate
 		config += fmt.Sprintf("  tls: {certificate: %q, key: %q}\n", r.id.Certificate, r.id.Key)
 	}
+	access, err := o.Access()
+	if err != nil {
+		return nil, err
+	}
 	file := filepath.Join(o.Dir, "config.yml")
-	if err := os.WriteFile(file, []byte(config+o.Volumes()), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte(config+access+o.Volumes()), 0o600); err != nil {
 		return nil, err
 	}
 	cmd := exec.Command(o.Binary, "serve", "--config", file, "--root", cmp.Or(o.Root, filepath.Join(o.Dir, "root")), "--addr", o.Addr, "--debug-addr", "127.0.0.1:0")
 	cmd.Env, cmd.Dir = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + o.Dir}, o.Dir
-	var err error
 	if r.process, err = proc.Launch(cmd, filepath.Join(o.Dir, "log")); err != nil {
 		return nil, err
 	}
