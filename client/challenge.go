@@ -161,53 +161,62 @@ func (c challenged) RoundTrip(r *http.Request) (*http.Response, error) {
 		return resp, err
 	}
 	const name = "Www-Authenticate"
-	if best := chooseChallenge(ParseChallenges(resp.Header[name]), r.URL); best != "" {
-		resp.Header[name] = []string{best}
+	if c := ChooseChallenge(resp.Header[name], r.URL); c.Scheme != "" {
+		resp.Header[name] = []string{c.header()}
 	}
 	return resp, nil
 }
 
-// chooseChallenge returns the header of the challenge to meet, "" for none that we
-// know: Bearer, which also works for those without a password, before Basic.
-// A Bearer challenge whose token service must not be shown credentials is taken
-// only if there is no other, so that the error says what is wrong with it.
-func chooseChallenge(list []Challenge, from *url.URL) string {
-	var basic, refused string
-	for _, c := range list {
-		switch c.Scheme {
-		case "bearer":
-			header, usable := bearerHeader(c, from)
-			if usable {
-				return header
+// ChooseChallenge returns the challenge to meet of those in the WWW-Authenticate
+// headers of an answer from a server at a URL; the zero Challenge if it knows none of
+// them. It prefers Bearer, which also works for those without a password, to Basic,
+// and makes its realm absolute. A Bearer challenge whose token service must not be
+// shown credentials is taken only if there is no other, so that the error says what
+// is wrong with it.
+func ChooseChallenge(headers []string, from *url.URL) Challenge {
+	var basic, refused Challenge
+	for _, c := range ParseChallenges(headers) {
+		switch {
+		case c.Scheme == "bearer" && c.Params["realm"] != "":
+			if c.resolve(from) {
+				return c
 			}
-			if refused == "" {
-				refused = header
+			if refused.Scheme == "" {
+				refused = c
 			}
-		case "basic":
-			basic = "Basic realm=" + quote(c.Params["realm"])
+		case c.Scheme == "basic":
+			basic = c
 		}
 	}
-	if basic != "" {
+	if basic.Scheme != "" {
 		return basic
 	}
 	return refused
 }
 
-// bearerHeader writes a Bearer challenge, and reports whether its token service can
-// be used from a registry at this URL.
-func bearerHeader(c Challenge, from *url.URL) (header string, usable bool) {
-	realm := c.Params["realm"]
-	if u, err := from.Parse(realm); err == nil && realm != "" {
-		realm = u.String()
-		usable = u.Host != "" && (u.Scheme == "https" || u.Scheme == "http" && from.Scheme == "http")
+// resolve makes the realm of a Bearer challenge absolute, and reports whether its
+// token service can be used from a registry at this URL.
+func (c Challenge) resolve(from *url.URL) (usable bool) {
+	u, err := from.Parse(c.Params["realm"])
+	if err != nil {
+		return false
 	}
-	header = "Bearer realm=" + quote(realm)
+	c.Params["realm"] = u.String()
+	return u.Host != "" && (u.Scheme == "https" || u.Scheme == "http" && from.Scheme == "http")
+}
+
+// header returns a Basic or Bearer challenge in its plain spelling.
+func (c Challenge) header() string {
+	if c.Scheme == "basic" {
+		return "Basic realm=" + quote(c.Params["realm"])
+	}
+	h := "Bearer realm=" + quote(c.Params["realm"])
 	for _, name := range []string{"service", "scope"} {
 		if v := c.Params[name]; v != "" {
-			header += "," + name + "=" + quote(v)
+			h += "," + name + "=" + quote(v)
 		}
 	}
-	return header, usable
+	return h
 }
 
 // quote returns s as a quoted string, without control characters.

@@ -135,10 +135,11 @@ func FuzzChallenges(f *testing.F) {
 				t.Errorf("%q: got %+v", s, c)
 			}
 		}
-		best := chooseChallenge(list, from)
-		if best == "" {
+		c := ChooseChallenge([]string{s, s}, from)
+		if c.Scheme == "" {
 			return
 		}
+		best := c.header()
 		if again := ParseChallenges([]string{best}); len(again) != 1 || strings.Contains(best, "\n") {
 			t.Errorf("%q: the choice %q is read as %+v", s, best, again)
 		}
@@ -167,6 +168,8 @@ func TestChooseChallenge(t *testing.T) {
 		{"realm that gives up TLS", secure, []string{`Bearer realm="http://a.example/t", Basic realm="b"`}, `Basic realm="b"`},
 		{"only a realm that gives up TLS", secure, []string{`Bearer realm="http://a.example/t"`}, `Bearer realm="http://a.example/t"`},
 		{"bearer without a realm", secure, []string{`Bearer service="s", Basic realm="b"`}, `Basic realm="b"`},
+		{"bearer without a realm alone", secure, []string{`Bearer service="s"`}, ""},
+		{"realm that is no URL", secure, []string{`Bearer realm="https://[", Basic realm="b"`}, `Basic realm="b"`},
 		{"second bearer is of use", secure, []string{`Bearer error="x", ` + bearer}, bearer},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -174,7 +177,11 @@ func TestChooseChallenge(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := chooseChallenge(ParseChallenges(tt.headers), from); got != tt.want {
+			got := ""
+			if c := ChooseChallenge(tt.headers, from); c.Scheme != "" {
+				got = c.header()
+			}
+			if got != tt.want {
 				t.Errorf("%q: got %s, want %s", tt.headers, got, tt.want)
 			}
 		})

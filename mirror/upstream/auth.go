@@ -131,22 +131,19 @@ func (k *keyring) basicHeader(ctx context.Context) (string, error) {
 // challenged returns what to show to an endpoint that answered 401 to a request
 // that showed something or nothing; "" where there is nothing else to show.
 func (k *keyring) challenged(ctx context.Context, repo string, h http.Header, shown string) (string, error) {
-	var basic bool
-	for _, c := range client.ParseChallenges(h.Values("Www-Authenticate")) {
-		if c.Scheme == "bearer" && c.Params["realm"] != "" {
-			if !k.learn(repo, c, shown) {
-				return "", nil
-			}
-			again, err := k.bearer(ctx, repo, strings.TrimPrefix(shown, "Bearer "))
-			if again == shown {
-				again = ""
-			}
-			return again, err
-		}
-		basic = basic || c.Scheme == "basic"
-	}
-	if !basic {
+	c := client.ChooseChallenge(h.Values("Www-Authenticate"), k.e.base)
+	switch c.Scheme {
+	case "":
 		return "", nil
+	case "bearer":
+		if !k.learn(repo, c, shown) {
+			return "", nil
+		}
+		again, err := k.bearer(ctx, repo, strings.TrimPrefix(shown, "Bearer "))
+		if again == shown {
+			again = ""
+		}
+		return again, err
 	}
 	k.mu.Lock()
 	k.scheme = "basic"

@@ -32,6 +32,7 @@ type guarded struct {
 	mu     *sync.Mutex
 	scope  func(repo string) string // nil: the usual one
 	realm  string                   // "" is its own
+	basic  string                   // challenge beside Bearer's
 	valid  map[string]string        // tokens and their scopes
 	issued int
 	forms  []string // of POST requests
@@ -39,7 +40,7 @@ type guarded struct {
 }
 
 func newGuarded(t *testing.T, password string) *guarded {
-	g := &guarded{password: password, mu: &sync.Mutex{}, valid: map[string]string{}}
+	g := &guarded{password: password, mu: &sync.Mutex{}, valid: map[string]string{}, basic: `Basic realm="x", `}
 	g.server = serve(t, g.serveHTTP)
 	return g
 }
@@ -63,7 +64,7 @@ func (g *guarded) serveHTTP(w http.ResponseWriter, r *http.Request) {
 			realm = "http://" + r.Host + "/token"
 		}
 		w.Header().Add("Www-Authenticate", "Negotiate abc==")
-		w.Header().Add("Www-Authenticate", fmt.Sprintf(`Basic realm="x", Bearer realm="%s",service="a, \"b\"",scope="%s"`, realm, scope))
+		w.Header().Add("Www-Authenticate", fmt.Sprintf(`%sBearer realm="%s",service="a, \"b\"",scope="%s"`, g.basic, realm, scope))
 		w.WriteHeader(http.StatusUnauthorized)
 		return
 	}
@@ -263,11 +264,11 @@ func TestRealms(t *testing.T) {
 		{"http://169.254.169.254/token", "address is refused"},
 		{"http://me:secret@127.0.0.1/token", "a user name"},
 		{"ftp://127.0.0.1/token", `"ftp" URL`},
-		{"/token", `"" URL`},
+		{"/token", ""},
 		{"http://[secret", "malformed"},
 	} {
 		g := newGuarded(t, "secret")
-		g.realm, g.valid, g.mu = tt.realm, service.valid, service.mu
+		g.realm, g.valid, g.mu, g.basic = tt.realm, service.valid, service.mu, ""
 		u := open(t, g.URL, upstream.Options{Credential: basic("me", "secret")})
 		err := pull(u, "a")
 		switch {
@@ -277,6 +278,25 @@ func TestRealms(t *testing.T) {
 			t.Errorf("%s: got %v, want one that says %q", tt.realm, err, tt.say)
 		case err != nil && strings.Contains(err.Error(), "secret"):
 			t.Errorf("%s: a secret is shown: %v", tt.realm, err)
+		}
+	}
+}
+
+// TestBasicInPlaceOfBearer has registries that also take a password, and name a token
+// service that must not be shown it.
+func TestBasicInPlaceOfBearer(t *testing.T) {
+	for _, realm := range []string{"", "ftp://127.0.0.1/token", "http://[x"} {
+		s := serve(t, func(w http.ResponseWriter, r *http.Request) {
+			if user, password, _ := r.BasicAuth(); user+":"+password != "me:secret" {
+				w.Header().Add("Www-Authenticate", `Bearer realm="`+realm+`"`)
+				w.Header().Add("Www-Authenticate", `Basic realm="x"`)
+				w.WriteHeader(http.StatusUnauthorized)
+				return
+			}
+			image(w, r)
+		})
+		if err := pull(open(t, s.URL, upstream.Options{Credential: basic("me", "secret")}), "a"); err != nil {
+			t.Errorf("realm %q: %v", realm, err)
 		}
 	}
 }
