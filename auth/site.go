@@ -62,14 +62,14 @@ func (s *Site) Check(r *http.Request) error {
 		"if it is to, name its origin in http.headers: Access-Control-Allow-Origin", from)}
 }
 
-// CheckHost refuses a request, for which nobody has to prove who they are, under a
-// name that is not known to be this server's. The error is DENIED.
-func (s *Site) CheckHost(r *http.Request) error {
-	if s.Knows(r.Host) {
+// CheckHost refuses a request, for which nobody has to prove who they are, to a host
+// that is not known to be this server. The error is DENIED.
+func (s *Site) CheckHost(host string) error {
+	if s.Knows(host) {
 		return nil
 	}
 	return &oci.Error{Code: oci.CodeDenied, Status: http.StatusMisdirectedRequest, Message: fmt.Sprintf("%.200q is not known as a name of this server, "+
-		"which asks nobody for a password; if it is one, add it to http.names", r.Host)}
+		"which asks nobody for a password; if it is one, add it to http.names", host)}
 }
 
 // Knows reports whether host, with or without a port, is an address, localhost, or

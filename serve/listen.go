@@ -209,7 +209,7 @@ func (s *Server) onlyOwnNames(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		err := s.site.Check(r)
 		if err == nil && (auth.NeedsHost(r) || strings.HasPrefix(r.URL.Path, "/debug/pprof")) {
-			err = s.site.CheckHost(r)
+			err = s.site.CheckHost(r.Host)
 		}
 		var refused *oci.Error
 		if errors.As(err, &refused) {

@@ -95,6 +95,29 @@ func TestAnonymousUnderForeignName(t *testing.T) {
 	}
 }
 
+// TestForwardedNames: beside a trusted proxy a browser may run whose page says that it
+// was forwarded. Both names of a request must be the server's.
+func TestForwardedNames(t *testing.T) {
+	s := start(t, setup{yaml: "http: {names: [registry.test], trusted_proxies: [127.0.0.1]}"})
+	for sentTo, ok := range map[string]bool{"": true, "localhost": true, "registry.test": true, "page.example": false} {
+		for forwarded, also := range map[string]bool{"": true, "localhost": true, "registry.test:443": true, "page.example": false} {
+			for _, path := range []string{"/v2/", "/v2/_catalog", "/ui/"} {
+				a := s.do("GET", path, "", func(r *http.Request) {
+					if sentTo != "" {
+						r.Host = sentTo
+					}
+					if forwarded != "" {
+						r.Header.Set("X-Forwarded-Host", forwarded)
+					}
+				})
+				if got := a.status != http.StatusMisdirectedRequest; got != (ok && also) {
+					t.Errorf("GET %s of %q, forwarded for %q: got %d", path, sentTo, forwarded, a.status)
+				}
+			}
+		}
+	}
+}
+
 // TestDebugUnderForeignName: what the debug listener shows is not shown to a page whose
 // site took this machine's address.
 func TestDebugUnderForeignName(t *testing.T) {

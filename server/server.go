@@ -9,6 +9,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -218,6 +219,8 @@ type request struct {
 	asked string
 	w     *response
 	r     *http.Request
+	// sentTo is the Host header as it arrived, where a proxy says that it was another.
+	sentTo string
 	// id is who asks, nil while nobody may know.
 	id *auth.Identity
 	// bodyRead counts the bytes of the request's body.
@@ -233,11 +236,12 @@ type request struct {
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	start := s.opts.Clock()
 	s.metrics.inFlight.Inc()
+	sentTo := r.Host
 	if s.proxied {
 		r = s.throughProxy(r)
 	}
 	rw := newResponse(w, s.opts.IdleTimeout)
-	q := request{w: rw, r: r}
+	q := request{w: rw, r: r, sentTo: sentTo}
 	if r.ContentLength != 0 {
 		// Also where nobody reads the body: net/http wants to see its end
 		// before it sends the answer.
@@ -297,7 +301,7 @@ func (s *Server) serve(q *request) error {
 		u = withoutPrefix(u, s.opts.Prefix)
 	}
 	req, ok, err := oci.Parse(u)
-	if err := s.fromHere(q.r); err != nil {
+	if err := s.fromHere(q); err != nil {
 		return err
 	}
 	if !ok {
@@ -336,8 +340,8 @@ func (s *Server) serve(q *request) error {
 	if err := s.authorize(q, q.Repo, h.action); err != nil {
 		return s.orAbsent(q, err)
 	}
-	if h.writes && q.id.Anonymous() && auth.NeedsHost(q.r) {
-		if err := s.opts.Site.CheckHost(q.r); err != nil {
+	if h.writes && q.id.Anonymous() {
+		if err := s.checkHost(q); err != nil {
 			return err
 		}
 	}
@@ -348,14 +352,25 @@ func (s *Server) serve(q *request) error {
 }
 
 // fromHere refuses what a page of another site sends.
-func (s *Server) fromHere(r *http.Request) error {
-	if err := s.opts.Site.Check(r); err != nil {
+func (s *Server) fromHere(q *request) error {
+	if err := s.opts.Site.Check(q.r); err != nil {
 		return err
 	}
-	if s.open && auth.NeedsHost(r) {
-		return s.opts.Site.CheckHost(r)
+	if s.open {
+		return s.checkHost(q)
 	}
 	return nil
+}
+
+// checkHost refuses a request under a name that is not this server's, where its Host
+// is all that tells it from that of another site's page. The name that a proxy
+// forwards must be one of the server's, and so must the one that the request itself
+// was sent to: a page can add X-Forwarded-Host in a browser beside the proxy.
+func (s *Server) checkHost(q *request) error {
+	if !auth.NeedsHost(q.r) {
+		return nil
+	}
+	return cmp.Or(s.opts.Site.CheckHost(q.r.Host), s.opts.Site.CheckHost(q.sentTo))
 }
 
 // authorize checks that the client may do act on repo.

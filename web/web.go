@@ -240,7 +240,7 @@ func (q *request) may(repo string, act auth.Action) bool {
 // local tells whether the client is on this machine, and not a proxy that forwards for
 // others.
 func (q *request) local() bool {
-	for _, name := range []string{"X-Forwarded-For", "Forwarded", "X-Real-Ip", "Via"} {
+	for _, name := range []string{"X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "Forwarded", "X-Real-Ip", "Via"} {
 		if q.r.Header.Get(name) != "" {
 			return false
 		}
