@@ -36,7 +36,20 @@ type issued struct {
 	refused int
 }
 
-// of returns the entry of a caller, and forgets those that are over.
+// lock returns the entry of a caller, which the caller of lock unlocks.
+func (k *credentials) lock(who caller, now time.Time) *issued {
+	for {
+		e := k.of(who, now)
+		e.mu.Lock()
+		if k.of(who, now) == e { // and stays it while it is locked
+			return e
+		}
+		e.mu.Unlock()
+	}
+}
+
+// of returns the entry of a caller as it is at the moment. For a new one it makes
+// room: it forgets those that are over and not locked.
 func (k *credentials) of(who caller, now time.Time) *issued {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -86,8 +99,7 @@ func (s *Service) Credential(ctx context.Context, repo string, d oci.Digest, clo
 		return block.Credential{}, oci.Errorf(oci.CodeDenied, "credentials for the storage of volumes are given to users only, by a rule in auth.access for the action volume")
 	}
 	now := s.opts.Clock()
-	e := s.credentials.of(caller{a.Name, clones}, now)
-	e.mu.Lock()
+	e := s.credentials.lock(caller{a.Name, clones}, now)
 	defer e.mu.Unlock()
 	lost := refused != "" && refused == e.c.User && e.refused < maxRefused
 	if now.Before(e.renew) && !lost {
