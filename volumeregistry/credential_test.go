@@ -3,7 +3,6 @@ package volumeregistry_test
 import (
 	"context"
 	"fmt"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -69,19 +68,6 @@ func TestCredentialsAreFew(t *testing.T) {
 			}
 		}
 		now.Add(int64(ttl / 4))
-	}
-	// Callers that come for the first time have others forgotten: theirs must stay.
-	var wg sync.WaitGroup
-	for k := range 100 {
-		for range 4 {
-			wg.Go(func() { ask(who{fmt.Sprint("node", k), k%2 == 0}, images[0], "") })
-		}
-	}
-	wg.Wait()
-	for w, had := range users {
-		if strings.HasPrefix(w.name, "node") && len(had) != 1 {
-			t.Errorf("%+v got %d credentials at once", w, len(had))
-		}
 	}
 	// One that the storage refuses is replaced, and not for ever.
 	w := who{"carol", false}
