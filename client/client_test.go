@@ -116,6 +116,23 @@ func TestURLPrefixAndUserAgent(t *testing.T) {
 	}
 }
 
+// TestDockerHub: images name Docker Hub by other hosts than that of its API.
+func TestDockerHub(t *testing.T) {
+	for in, want := range map[string]string{
+		"https://docker.io": "https://registry-1.docker.io", "https://Docker.io/": "https://registry-1.docker.io",
+		"https://index.docker.io": "https://registry-1.docker.io", "https://registry-1.docker.io": "https://registry-1.docker.io",
+		"https://docker.io.example": "https://docker.io.example", "http://docker.io:5000": "http://docker.io:5000",
+	} {
+		c, err := client.New(in, nil)
+		if err != nil || c.URL() != want {
+			t.Errorf("%s: got %v, %v, want %s", in, c, err, want)
+		}
+		if err == nil {
+			c.Close()
+		}
+	}
+}
+
 func TestErrors(t *testing.T) {
 	d := oci.SHA256([]byte("x"))
 	for name, tt := range map[string]struct {

@@ -55,9 +55,7 @@ func credential(host string, o *Options) (auth.CredentialFunc, error) {
 // StaticCredential is a user name and password for one host[:port], and nothing
 // for any other. The host docker.io stands for registry-1.docker.io.
 func StaticCredential(host, username, password string) CredentialFunc {
-	if host == "docker.io" {
-		host = "registry-1.docker.io"
-	}
+	host = apiHost(host)
 	return func(_ context.Context, asked string) (Credential, error) {
 		if !strings.EqualFold(asked, host) {
 			return Credential{}, nil
