@@ -33,6 +33,7 @@ type sqlite struct {
 	// descriptors of it: that would end their locks.
 	file *os.File
 	log  string // path of the write-ahead log
+	mark *logMark
 	// torn tells that a commit or checkpoint failed, so that the log on the disk
 	// may have gaps, and fileTorn that the catalogue's file may too; see mend.
 	torn, fileTorn bool
@@ -68,7 +69,11 @@ func openSQLite(ctx context.Context, path string, opts *Options) (*database, err
 		e.reserve = newReserve(path)
 	}
 	db.engine, db.lite = e, e
-	if err := e.openReserved(ctx, path, opts.Readers); err != nil {
+	err = checkLog(path)
+	if err == nil {
+		err = e.openReserved(ctx, path, opts.Readers)
+	}
+	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
 	go db.runWriter()
@@ -95,13 +100,17 @@ func (e *sqlite) open(ctx context.Context, path string, readers int) error {
 		w.Close()
 		return fmt.Errorf("bring catalogue %s up to date: %w", path, err)
 	}
-	if e.conn, err = w.Conn(ctx); err != nil {
+	if e.mark, err = startMark(path); err != nil {
 		w.Close()
+		return fmt.Errorf("mark how much of the log of catalogue %s is synced: %w", path, err)
+	}
+	if e.conn, err = w.Conn(ctx); err != nil {
+		err = errors.Join(err, w.Close(), e.mark.close())
 		return fmt.Errorf("open catalogue %s: %w", path, err)
 	}
 	e.writing.prepare = e.conn.PrepareContext
 	if e.readers, err = sql.Open("sqlite", dsn(path, "cache_size(-128)", "query_only(1)")); err != nil {
-		w.Close()
+		err = errors.Join(err, e.conn.Close(), w.Close(), e.mark.close())
 		return fmt.Errorf("open catalogue %s: %w", path, err)
 	}
 	e.readers.SetMaxOpenConns(readers)
@@ -124,7 +133,7 @@ func (e *sqlite) close() error {
 		// remove it. As after a crash, the next process finds it instead.
 		return errors.Join(e.broken, e.readers.Close())
 	}
-	err := errors.Join(e.readers.Close(), e.conn.Close(), e.writer.Close(), e.file.Close())
+	err := errors.Join(e.readers.Close(), e.conn.Close(), e.writer.Close(), e.mark.close(), e.file.Close())
 	if e.reserve != nil { // what the log took is free
 		e.reserve.fill()
 	}
@@ -196,6 +205,9 @@ func (e *sqlite) commit(*tx) error {
 	case err == nil && !e.lazy:
 		e.doubt.Store(false)
 		e.syncNext = false
+	}
+	if err == nil {
+		e.mark.committed(!e.lazy)
 	}
 	return err
 }
