@@ -246,7 +246,7 @@ func (w *world) recover() error {
 	var said []error
 	_, err = w.a.Fsck(w.ctx, FsckArgs{Repair: true}, nil)
 	said = append(said, err)
-	for _, do := range []func(*world) error{restoreOp, importOp} {
+	for _, do := range []func(*world) error{restoreOp, healOp, importOp} {
 		if w.allOf(want) == nil {
 			break
 		}

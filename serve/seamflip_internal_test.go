@@ -143,7 +143,7 @@ func maintenance(rng *rand.Rand) []seamOp {
 	var list []seamOp
 	for _, op := range seamOps() {
 		switch op.name {
-		case "repair", "gc", "backup", "restore", "import", "settle", "fsck":
+		case "repair", "heal", "gc", "backup", "restore", "import", "settle", "fsck":
 			list = append(list, op)
 		}
 	}

@@ -55,6 +55,7 @@ func seamOps() []seamOp {
 		{"clock", clockOp(400 * 24 * time.Hour), nil, false},
 		{"fsck", fsckOp(false), (*world).allReadable, false},
 		{"repair", fsckOp(true), (*world).allReadable, false},
+		{"heal", healOp, (*world).allReadable, false},
 		{"gc", collectOp, nil, false},
 		{"retention", retainOp, nil, false},
 		{"backup", backupOp, (*world).backupComplete, false},
@@ -287,6 +288,20 @@ func fsckOp(repair bool) func(*world) error {
 		}
 		return err
 	}
+}
+
+// healOp repairs with the bytes of the backup. Restoring it brings the tags that it
+// has, and so does not reach an image that had none then.
+func healOp(w *world) error {
+	if _, err := os.Stat(filepath.Join(w.backup(), registry.CatalogFile)); err != nil {
+		return errNothing
+	}
+	rep, err := w.a.Fsck(w.ctx, FsckArgs{Repair: true, From: &FsckSource{Backup: w.backup()}}, nil)
+	w.say("fsck --from: %v, repaired %v", rep.Counts, rep.Repaired)
+	if err == nil && !rep.Clean() {
+		err = errUnclean
+	}
+	return err
 }
 
 func collectOp(w *world) error {

@@ -381,12 +381,24 @@ func copyTree(from, to string) error {
 		case !e.Type().IsRegular() || strings.HasSuffix(path, "-shm"):
 			return nil
 		}
+		if strings.HasSuffix(path, "-reserve") { // only its size counts
+			return copySize(e, dst)
+		}
 		b, err := os.ReadFile(path)
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil
 		}
 		return errors.Join(err, os.WriteFile(dst, b, 0o600))
 	})
+}
+
+// copySize makes a file of the same size, which takes no room.
+func copySize(e fs.DirEntry, dst string) error {
+	info, err := e.Info()
+	if err != nil {
+		return err
+	}
+	return errors.Join(os.WriteFile(dst, nil, 0o600), os.Truncate(dst, info.Size()))
 }
 
 // say notes what an operation did, for whoever looks at a failure.
