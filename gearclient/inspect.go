@@ -135,14 +135,12 @@ func (c *Client) Inspect(ctx context.Context, img *Image, o InspectOptions) (*Re
 		return nil, err
 	}
 	r := &Report{Image: img.Name(), Digest: img.Manifest.Digest, Platform: img.Platform.String(), Gear: img.Gear, Original: img.Original,
-		Duplicates: []Duplicate{}, Shared: []Shared{}}
+		Layers: []LayerReport{}, Duplicates: []Duplicate{}, Shared: []Shared{}}
 	for i, x := range layers {
 		r.Layers = append(r.Layers, LayerReport{img.Layers[i].Digest, img.Layers[i].Size, statsOf(x)})
 	}
-	if r.index = layers[0]; !img.Gear {
-		if r.index, err = gear.Flatten(layers...); err != nil {
-			return nil, fmt.Errorf("the layers of %s do not fit together: %w", img.Name(), err)
-		}
+	if r.index, err = gear.Flatten(layers...); err != nil {
+		return nil, fmt.Errorf("the layers of %s do not fit together: %w", img.Name(), err)
 	}
 	r.Whole = statsOf(r.index)
 	var n countingWriter
