@@ -14,6 +14,8 @@ import (
 	"strings"
 	"sync"
 
+	"golang.org/x/sys/unix"
+
 	"example.org/slipway/config"
 	"example.org/slipway/durable"
 	"example.org/slipway/gearclient"
@@ -35,6 +37,21 @@ type MountRequest struct {
 	// the configuration says. With volume-network what is written goes to a clone in
 	// the storage, which umount deletes, and Upper must be empty.
 	Mode string `json:"mode,omitempty"`
+	// Suid gives the image's set-user-id programs and file capabilities their power
+	// on this machine, Dev its devices.
+	Suid bool `json:"suid,omitempty"`
+	Dev  bool `json:"dev,omitempty"`
+}
+
+// attributes are those that a mount for the request has.
+func (r *MountRequest) attributes() (attrs uint64) {
+	if !r.Suid {
+		attrs |= unix.MOUNT_ATTR_NOSUID
+	}
+	if !r.Dev {
+		attrs |= unix.MOUNT_ATTR_NODEV
+	}
+	return attrs
 }
 
 // MountAnswer tells what was mounted.
@@ -147,9 +164,9 @@ func (m *mounts) mount(ctx context.Context, req MountRequest) (*MountAnswer, err
 	}
 	if req.Mode == ModeNetwork {
 		r.Clone = true
-		err = m.clone(ctx, r)
+		err = m.clone(ctx, r, req.attributes())
 	} else {
-		err = m.overlay(ctx, r)
+		err = m.overlay(ctx, r, &req)
 	}
 	if err != nil {
 		m.mu.Lock()
@@ -273,13 +290,13 @@ func chainID(parent, diffID string) string {
 	return string(oci.SHA256([]byte(parent + " " + diffID)))
 }
 
-// overlay mounts what a record says.
-func (m *mounts) overlay(ctx context.Context, r *mountRecord) error {
+// overlay mounts what a record says, with the powers that were asked for.
+func (m *mounts) overlay(ctx context.Context, r *mountRecord, req *MountRequest) error {
 	layers, err := m.chains.mountWay(ctx, r.Chain, r.Way)
 	if err != nil {
 		return err
 	}
-	o := view.OverlayOptions{Lower: layers.Lower, Data: layers.Data, Metacopy: layers.Metacopy}
+	o := view.OverlayOptions{Lower: layers.Lower, Data: layers.Data, Metacopy: layers.Metacopy, NoSuid: !req.Suid, NoDev: !req.Dev}
 	if r.Upper != "" {
 		o.Upper, o.Work = r.Upper, r.Upper+".work"
 		if err := view.PrepareUpper(layers.Lower[0], o.Upper, o.Work); err != nil {
@@ -290,7 +307,7 @@ func (m *mounts) overlay(ctx context.Context, r *mountRecord) error {
 		return err
 	}
 	if r.Upper == "" && len(o.Lower) == 1 && len(o.Data) == 0 {
-		err = bindTo(o.Lower[0], r.Dir)
+		err = bindTo(o.Lower[0], r.Dir, req.attributes())
 	} else {
 		err = view.Overlay(r.Dir, o)
 	}

@@ -44,7 +44,7 @@ func (m *mounts) modeOf(req *MountRequest) (use []string, fs string, err error) 
 }
 
 // clone mounts a clone of the image's volume at the directory of a record.
-func (m *mounts) clone(ctx context.Context, r *mountRecord) (err error) {
+func (m *mounts) clone(ctx context.Context, r *mountRecord, attrs uint64) (err error) {
 	if err := m.save(r); err != nil {
 		return err
 	}
@@ -57,15 +57,24 @@ func (m *mounts) clone(ctx context.Context, r *mountRecord) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := bindTo(dir, r.Dir); err != nil {
+	if err := bindTo(dir, r.Dir, attrs); err != nil {
 		return err
 	}
 	return m.chains.adopt(r)
 }
 
-// bindTo mounts a directory at another one, too.
-func bindTo(dir, at string) error {
-	if err := unix.Mount(dir, at, "", unix.MS_BIND, ""); err != nil {
+// bindTo mounts a directory at another one, too, there with more attributes. The
+// mount has them before anybody can see it.
+func bindTo(dir, at string, attrs uint64) error {
+	fd, err := unix.OpenTree(unix.AT_FDCWD, dir, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if err == nil {
+		defer unix.Close(fd)
+		err = unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: attrs})
+	}
+	if err == nil {
+		err = unix.MoveMount(fd, "", unix.AT_FDCWD, at, unix.MOVE_MOUNT_F_EMPTY_PATH)
+	}
+	if err != nil {
 		return fmt.Errorf("mount %s at %s: %w", dir, at, err)
 	}
 	return nil

@@ -122,7 +122,7 @@ func tail(name string, from int64) string {
 
 func mountCommand() *cobra.Command {
 	var f agentFlags
-	var upper, platform, mode string
+	var req agent.MountRequest
 	cmd := &cobra.Command{
 		Use:   "mount IMAGE DIR",
 		Short: "Mount an image; its files come when they are opened",
@@ -130,6 +130,9 @@ func mountCommand() *cobra.Command {
 be one that slipway serve runs, or a mirror that the agent's configuration names. Files are
 fetched when they are opened and kept for all images. The agent that does that is started if
 none runs for --root. It needs root. slipway umount takes the mount away.
+
+The mount is nosuid and nodev: an image has no power over the machine that shows it. --suid
+and --dev give it that.
 
 Where the agent's configuration has storage of volumes, the image may come as a volume, of
 which blocks are read when they are touched: --mode volume-local mounts the one that all
@@ -142,29 +145,33 @@ share, volume-network a clone that is written to and goes with slipway umount.`,
 		Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			began := time.Now()
-			dir, err := filepath.Abs(args[1])
-			if err != nil {
+			var err error
+			if req.Dir, err = filepath.Abs(args[1]); err != nil {
 				return err
 			}
-			if upper, err = absolute(upper); err != nil {
+			if req.Upper, err = absolute(req.Upper); err != nil {
 				return err
 			}
 			c, err := ensure(cmd.Context(), &f)
 			if err != nil {
 				return err
 			}
-			m, err := c.Mount(cmd.Context(), agent.MountRequest{Image: args[0], Dir: dir, Upper: upper, Platform: platform, Mode: mode})
+			req.Image = args[0]
+			m, err := c.Mount(cmd.Context(), req)
 			if err != nil {
 				return err
 			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s (%s) is mounted at %s after %s%s\n", m.Image, m.Manifest, dir, time.Since(began).Round(time.Millisecond), how(m.Why))
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s (%s) is mounted at %s after %s%s\n", m.Image, m.Manifest, req.Dir, time.Since(began).Round(time.Millisecond), how(m.Why))
 			return err
 		},
 	}
 	f.add(cmd)
-	addMode(cmd, &mode)
-	cmd.Flags().StringVar(&upper, "rw", "", "directory for what is written (default: the mount is read-only)")
-	cmd.Flags().StringVar(&platform, "platform", "", "os/architecture[/variant] (default: Linux on this machine's architecture)")
+	addMode(cmd, &req.Mode)
+	fl := cmd.Flags()
+	fl.StringVar(&req.Upper, "rw", "", "directory for what is written (default: the mount is read-only)")
+	fl.StringVar(&req.Platform, "platform", "", "os/architecture[/variant] (default: Linux on this machine's architecture)")
+	fl.BoolVar(&req.Suid, "suid", false, "let set-user-id programs and file capabilities of the image work (default: the mount is nosuid)")
+	fl.BoolVar(&req.Dev, "dev", false, "let devices of the image work (default: the mount is nodev)")
 	return cmd
 }
 
@@ -287,7 +294,8 @@ func runContainer(cmd *cobra.Command, f *runFlags, image string, command []strin
 	if f.mode == agent.ModeNetwork {
 		upper = "" // a clone takes what is written
 	}
-	m, err := c.Mount(ctx, agent.MountRequest{Image: image, Dir: root, Upper: upper, Platform: f.platform, Mode: f.mode})
+	// The container's own namespaces bound what these programs and devices can do.
+	m, err := c.Mount(ctx, agent.MountRequest{Image: image, Dir: root, Upper: upper, Platform: f.platform, Mode: f.mode, Suid: true, Dev: true})
 	if err != nil {
 		return err
 	}

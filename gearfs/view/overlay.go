@@ -22,6 +22,9 @@ type OverlayOptions struct {
 	Upper, Work string
 	// ReadOnly makes the mount read-only though it has an upper directory.
 	ReadOnly bool
+	// NoSuid takes the power from set-user-id programs and file capabilities, NoDev
+	// from devices.
+	NoSuid, NoDev bool
 	// Metacopy sets metacopy=on and redirect_dir=on: what kernels before 6.16
 	// need to find data, and what lets images lie above other trees. The upper
 	// directory then holds files without their data and directories that are
@@ -143,11 +146,7 @@ func (o *OverlayOptions) mountByParts(dir string) error {
 	if err := unix.FsconfigCreate(fs); err != nil {
 		return explain(fs, err)
 	}
-	attrs := 0
-	if o.ReadOnly || o.Upper == "" {
-		attrs = unix.MOUNT_ATTR_RDONLY
-	}
-	mount, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, attrs)
+	mount, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, o.attributes())
 	if err != nil {
 		return explain(fs, err)
 	}
@@ -230,11 +229,22 @@ func (o *OverlayOptions) mountByPage(dir string) error {
 	if b.Len() > maxOptions {
 		return fmt.Errorf("the options have %d bytes and this kernel takes %d: %w", b.Len(), maxOptions, unix.E2BIG)
 	}
-	flags := uintptr(0)
+	// The flags of mount(2) have the values of these attributes.
+	return unix.Mount("overlay", dir, "overlay", uintptr(o.attributes()), b.String())
+}
+
+// attributes are those of the mount.
+func (o *OverlayOptions) attributes() (attrs int) {
 	if o.ReadOnly || o.Upper == "" {
-		flags = unix.MS_RDONLY
+		attrs |= unix.MOUNT_ATTR_RDONLY
 	}
-	return unix.Mount("overlay", dir, "overlay", flags, b.String())
+	if o.NoSuid {
+		attrs |= unix.MOUNT_ATTR_NOSUID
+	}
+	if o.NoDev {
+		attrs |= unix.MOUNT_ATTR_NODEV
+	}
+	return attrs
 }
 
 // escapePath is a path as the options of an overlay need it.

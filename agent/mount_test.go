@@ -1,0 +1,51 @@
+package agent
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestMountPowers mounts an image in every way that a request can ask for: it has
+// the powers that were asked for, and by default none.
+func TestMountPowers(t *testing.T) {
+	b := newVolumeBed(t, "local", "ext4", "gear, plain")
+	b.mountsOnceBuilt()
+	img := b.push("team/app", 1, map[string]string{"a": "first"})
+	n := 0
+	for _, mode := range []string{ModeAuto, ModeGear, ModeLocal, ModeNetwork} {
+		for _, rw := range []bool{false, true} {
+			if rw && mode == ModeNetwork {
+				continue // a clone takes what is written
+			}
+			for powers := range 4 {
+				n++
+				at := filepath.Join(b.dir, fmt.Sprint("powers", n))
+				if err := os.Mkdir(at, 0o755); err != nil {
+					t.Fatal(err)
+				}
+				req := MountRequest{Image: img.ref, Dir: at, Mode: mode, Suid: powers&1 != 0, Dev: powers&2 != 0}
+				if rw {
+					req.Upper = at + ".upper"
+				}
+				if _, err := b.caller.Mount(t.Context(), req); err != nil {
+					t.Fatalf("%+v: %v", req, err)
+				}
+				var st unix.Statfs_t
+				if err := unix.Statfs(at, &st); err != nil {
+					t.Fatal(err)
+				}
+				if suid, dev := st.Flags&unix.ST_NOSUID == 0, st.Flags&unix.ST_NODEV == 0; suid != req.Suid || dev != req.Dev {
+					t.Errorf("mode %s, upper %q: set-user-id programs work %v and devices %v, want %v and %v", mode, req.Upper, suid, dev, req.Suid, req.Dev)
+				}
+				b.read(filepath.Join(at, "a"), "first")
+				if err := b.caller.Umount(t.Context(), at); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+	}
+}
