@@ -13,6 +13,9 @@ package erofs
 
 import (
 	"bufio"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 )
@@ -80,8 +83,10 @@ type Xattr struct {
 
 // Options adjust an image. The zero value is good.
 type Options struct {
-	// UUID of the file system; default zeros. overlayfs tells lower file systems
-	// apart by it, and does not rely on zeros.
+	// UUID of the file system. By default it follows from what is written, so that
+	// the same tree has the same one and another tree another. Without one overlayfs
+	// would not find the file in the image that a changed file comes from: the
+	// names of a hard link that is made in the overlay would become two files.
 	UUID [16]byte
 }
 
@@ -147,9 +152,36 @@ func WriteWithRoom(w io.Writer, nodes []Node, contents []int32, opts *Options) (
 }
 
 func (p *plan) write(w io.Writer, opts *Options) (int64, error) {
+	id := opts.UUID
+	if id == ([16]byte{}) {
+		sum := sha256.New()
+		if _, err := p.encode(sum, id); err != nil {
+			return 0, err
+		}
+		copy(id[:], sum.Sum(nil))
+		id[6] = id[6]&0x0f | 0x80 // RFC 9562, version 8: ours to define
+		id[8] = id[8]&0x3f | 0x80
+	}
+	return p.encode(w, id)
+}
+
+func (p *plan) encode(w io.Writer, id [16]byte) (int64, error) {
 	e := &encoder{plan: p, w: bufio.NewWriterSize(w, 128<<10)}
-	if err := e.image(opts); err != nil {
+	if err := e.image(id); err != nil {
 		return e.at, fmt.Errorf("write image: %w", err)
 	}
 	return e.at, nil
+}
+
+// ReadUUID returns the UUID of an image. Errors: those of r, and that it is no
+// image.
+func ReadUUID(r io.ReaderAt) (id [16]byte, err error) {
+	var sb [superUUID + 16]byte
+	if _, err := r.ReadAt(sb[:], superOffset); err != nil {
+		return id, fmt.Errorf("read superblock: %w", err)
+	}
+	if binary.LittleEndian.Uint32(sb[:]) != superMagic {
+		return id, errors.New("this is no EROFS image")
+	}
+	return [16]byte(sb[superUUID:]), nil
 }

@@ -272,3 +272,37 @@ func TestEverything(t *testing.T) {
 func TestRootAlone(t *testing.T) {
 	compare(t, []erofs.Node{{Mode: erofs.Dir | 0o755}})
 }
+
+// TestUUID: each tree has a UUID of its own, the same each time.
+func TestUUID(t *testing.T) {
+	of := func(nodes []erofs.Node) [16]byte {
+		id, err := erofs.ReadUUID(bytes.NewReader(image(t, nodes)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return id
+	}
+	nodes := everything()
+	id := of(nodes)
+	if id[6]>>4 != 8 || id[8]>>6 != 2 {
+		t.Errorf("%x is no UUID of version 8", id)
+	}
+	if again := of(nodes); again != id {
+		t.Errorf("the same tree has %x and %x", id, again)
+	}
+	seen := map[[16]byte]int{id: -1}
+	for i := range nodes {
+		if nodes[i].Link != 0 {
+			continue
+		}
+		other := slices.Clone(nodes)
+		other[i].UID++
+		if at, ok := seen[of(other)]; ok {
+			t.Errorf("a change of node %d gives the UUID that one of node %d gives", i, at)
+		}
+		seen[of(other)] = i
+	}
+	if _, err := erofs.ReadUUID(bytes.NewReader(make([]byte, 4096))); err == nil {
+		t.Error("zeros are an image")
+	}
+}

@@ -24,6 +24,7 @@ import (
 const (
 	superOffset     = 1024
 	superMagic      = 0xE0F5E1E2
+	superUUID       = 48
 	compatChecksum  = 1
 	compatMtime     = 2
 	incompatChunked = 4
@@ -149,8 +150,8 @@ func (e *encoder) skip(to int64) error {
 	return nil
 }
 
-func (e *encoder) image(opts *Options) error {
-	if err := e.write(e.super(opts)); err != nil {
+func (e *encoder) image(id [16]byte) error {
+	if err := e.write(e.super(id)); err != nil {
 		return err
 	}
 	for serial, i := range e.order {
@@ -173,7 +174,7 @@ func (e *encoder) image(opts *Options) error {
 }
 
 // super returns block 0.
-func (e *encoder) super(opts *Options) []byte {
+func (e *encoder) super(id [16]byte) []byte {
 	block := make([]byte, blockSize)
 	sb, le := block[superOffset:], binary.LittleEndian
 	le.PutUint32(sb, superMagic)
@@ -183,7 +184,7 @@ func (e *encoder) super(opts *Options) []byte {
 	le.PutUint64(sb[16:], uint64(len(e.order)))
 	le.PutUint32(sb[36:], e.plan.blocks)
 	le.PutUint32(sb[40:], metaBlock)
-	copy(sb[48:], opts.UUID[:])
+	copy(sb[superUUID:], id[:])
 	if e.contents == nil || e.chunks {
 		le.PutUint32(sb[80:], incompatChunked)
 	}

@@ -2,7 +2,9 @@ package view_test
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -132,5 +134,19 @@ func TestCompileUndescribed(t *testing.T) {
 		if st.Mode != mode || st.Uid != 0 || st.Mtim.Sec != 0 {
 			t.Errorf("%s has mode %o, owner %d, time %d", path, st.Mode, st.Uid, st.Mtim.Sec)
 		}
+	}
+}
+
+// TestCheckWantsUUID: an image of an earlier version, which has none, is made anew.
+func TestCheckWantsUUID(t *testing.T) {
+	x, _ := index(t, file("f", "text"))
+	file, err := view.Compile(t.Context(), x, t.TempDir())
+	must(t, err)
+	old := []byte(read(t, file))
+	clear(old[1024+48:][:16])
+	name := filepath.Join(t.TempDir(), fmt.Sprintf("%x%s", sha256.Sum256(old), view.Suffix))
+	must(t, os.WriteFile(name, old, 0o444))
+	if err := view.Check(name); err == nil || !strings.Contains(err.Error(), "UUID") {
+		t.Errorf("an image without a UUID: %v", err)
 	}
 }

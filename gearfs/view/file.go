@@ -111,8 +111,23 @@ func holds(file string, name [sha256.Size]byte) (bool, error) {
 	return bytes.Equal(sum.Sum(nil), name[:]), nil
 }
 
-// Check tells whether an image file still has the bytes it is called by. A
-// kernel should not be given one that was not made here or has changed since:
+// identified reports an image without a UUID, as versions before 0.2 wrote them:
+// overlays above it take the names of a hard link apart.
+func identified(file string) error {
+	f, err := os.Open(file)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	id, err := erofs.ReadUUID(f)
+	if err == nil && id == ([16]byte{}) {
+		err = errors.New("an earlier version of Slipway made it, without a UUID")
+	}
+	return err
+}
+
+// Check tells whether an image file still has the bytes it is called by, and a
+// UUID. A kernel should not be given one that was not made here or has changed since:
 // after a crash or before the first mount, check.
 func Check(file string) error {
 	var name [sha256.Size]byte
@@ -123,6 +138,9 @@ func Check(file string) error {
 	same, err := holds(file, name)
 	if err == nil && !same {
 		err = errors.New("its bytes have changed, or it is gone")
+	}
+	if err == nil {
+		err = identified(file)
 	}
 	if err != nil {
 		return fmt.Errorf("check image %s: %w", file, err)
