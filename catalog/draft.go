@@ -113,6 +113,17 @@ func (d *Draft) Keep(ctx context.Context, digest oci.Digest, content []byte, siz
 		WHERE ob.digest = ? AND EXISTS (SELECT 1 FROM main.refs f WHERE f.repo_id = r.id AND f.blob_id = b.id)`, string(digest))
 }
 
+// NamedBy is as [Catalog.NamedBy].
+func (d *Draft) NamedBy(ctx context.Context, digest oci.Digest) ([]ManifestRow, error) {
+	return d.db.namedBy(ctx, digest)
+}
+
+// Link shows a content in the repository of a manifest that needs it.
+func (d *Draft) Link(ctx context.Context, m ManifestRow, digest oci.Digest) error {
+	return d.exec(ctx, `INSERT OR IGNORE INTO links (repo_id, blob_id, created_at)
+		SELECT m.repo_id, b.id, m.created_at FROM manifests m, blobs b WHERE m.id = ? AND b.digest = ?`, m.ID, string(digest))
+}
+
 // Lose records that the backup has no good copy of a content; see [Catalog.MarkAbsent].
 func (d *Draft) Lose(ctx context.Context, digest oci.Digest) error {
 	const id = `(SELECT id FROM blobs WHERE digest = ?)`

@@ -27,8 +27,12 @@ func orNotFound(err error) error {
 // NamedBy returns the manifests of all repositories that name a content themselves, in
 // order of id.
 func (c *Catalog) NamedBy(ctx context.Context, d oci.Digest) ([]ManifestRow, error) {
+	return c.db.namedBy(ctx, d)
+}
+
+func (db *database) namedBy(ctx context.Context, d oci.Digest) ([]ManifestRow, error) {
 	var out []ManifestRow
-	err := c.db.rows(ctx, `SELECT m.id, m.repo_id, m.blob_id, r.name, o.digest, m.media_type
+	err := db.rows(ctx, `SELECT m.id, m.repo_id, m.blob_id, r.name, o.digest, m.media_type
 		FROM blobs b JOIN refs f ON f.blob_id = b.id JOIN manifests m ON m.id = f.manifest_id AND m.repo_id = f.repo_id
 			JOIN repositories r ON r.id = m.repo_id JOIN blobs o ON o.id = m.blob_id
 		WHERE b.digest = ? ORDER BY m.id`, []any{string(d)}, func(r *sql.Rows) error {

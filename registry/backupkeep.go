@@ -205,8 +205,31 @@ func (t *transfer) keepOld(ctx context.Context, d *catalog.Draft, c catalog.Stor
 	if err := d.Keep(ctx, c.Digest, content, c.Size); err != nil {
 		return false, err
 	}
+	if err := showKept(ctx, d, c.Digest); err != nil {
+		return false, err
+	}
 	t.step(func(rep *BackupReport) { rep.Kept++ })
 	return true, nil
+}
+
+// showKept shows a content wherever a manifest needs it: the image may be newer than the
+// earlier backup.
+func showKept(ctx context.Context, d *catalog.Draft, digest oci.Digest) error {
+	rows, err := d.NamedBy(ctx, digest)
+	if err != nil {
+		return err
+	}
+	for _, m := range rows {
+		if needed, err := needs(ctx, d.Snapshot, catalog.Gap{Manifest: m, Digest: digest}); err != nil {
+			return err
+		} else if !needed {
+			continue
+		}
+		if err := d.Link(ctx, m, digest); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // good reports whether the destination has the object of a content, with its digest,

@@ -273,3 +273,29 @@ func TestBackupOfSuspects(t *testing.T) {
 		})
 	}
 }
+
+// TestBackupShowsWhatItKeeps: an image that is newer than the earlier backup needs a
+// content that is lost, and of which that backup has a copy.
+func TestBackupShowsWhatItKeeps(t *testing.T) {
+	b := newDiskBed(t)
+	_, config, small, large := b.pushImage("a", 1, "v1")
+	dir := t.TempDir()
+	_, err := b.Backup(t.Context(), dir, registry.BackupOptions{})
+	check(t, err)
+	for _, d := range []oci.Descriptor{config, small, large} {
+		_, err := b.MountBlob(t.Context(), "b", "a", d.Digest)
+		check(t, err)
+	}
+	b.pushManifest("b", imageOf(config, small, large), "v1")
+	want := contents(t, b)
+	check(t, b.store.Delete(t.Context(), registry.BlobKey(large.Digest)))
+	b.fsck(registry.FsckOptions{Repair: true}) // it records that the layer is not here
+	_, err = b.Backup(t.Context(), dir, registry.BackupOptions{})
+	check(t, err)
+	root := t.TempDir()
+	_, err = registry.Restore(t.Context(), dir, root, registry.RestoreOptions{})
+	check(t, err)
+	if diff := cmp.Diff(want, contents(t, openDiskBed(t, root))); diff != "" {
+		t.Errorf("restored (-want +got):\n%s", diff)
+	}
+}
