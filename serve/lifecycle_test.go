@@ -200,7 +200,7 @@ func (s *instance) rawUpload(method, path string, size int, part string) rawUplo
 	}
 	s.t.Cleanup(func() { c.Close() })
 	u := rawUpload{c, s.t}
-	u.send(fmt.Sprintf("%s %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", method, path, size, part))
+	u.send(fmt.Sprintf("%s %s HTTP/1.1\r\nHost: %s\r\nContent-Length: %d\r\n\r\n%s", method, path, s.Addr(), size, part))
 	return u
 }
 
