@@ -215,7 +215,11 @@ func (s *Store) makeDir(l *lease, dir string) (fd int, err error) {
 // rename moves the file name in the directory from to base in dirfd.
 func (s *Store) rename(from int, name string, dirfd int, base string, ifAbsent bool) error {
 	if !ifAbsent {
-		return unix.Renameat(from, name, dirfd, base)
+		err := unix.Renameat(from, name, dirfd, base)
+		if err == unix.EISDIR && unix.Unlinkat(dirfd, base, unix.AT_REMOVEDIR) == nil {
+			err = unix.Renameat(from, name, dirfd, base) // the directory was empty, so it held no objects
+		}
+		return err
 	}
 	err := unix.Renameat2(from, name, dirfd, base, unix.RENAME_NOREPLACE)
 	if err != unix.EINVAL && err != unix.ENOSYS {

@@ -316,6 +316,27 @@ func TestForeignNames(t *testing.T) {
 
 // TestTidy: what is deleted leaves no directory, also when commits and
 // deletions of the same object race.
+// TestEmptyDirectoryInPlace: an empty directory under a key, which holds no objects, does
+// not keep one from being stored there.
+func TestEmptyDirectoryInPlace(t *testing.T) {
+	ctx, root := t.Context(), t.TempDir()
+	s := open(t, root)
+	for name, store := range map[string]func() error{
+		"Put":    func() error { return s.Put(ctx, blobKey, []byte("x"), false) },
+		"Commit": func() error { return begin(t, s, []byte("x")).Commit(ctx, blobKey) },
+	} {
+		must(t, s.Delete(ctx, blobKey))
+		must(t, os.MkdirAll(filepath.Join(root, blobKey), 0o700))
+		if _, err := s.Stat(ctx, blobKey); !errors.Is(err, objstore.ErrNotExist) {
+			t.Errorf("%s: before it Stat: got %v, want ErrNotExist", name, err)
+		}
+		must(t, store())
+		if got := read(t, s, blobKey); string(got) != "x" {
+			t.Errorf("%s: got %q", name, got)
+		}
+	}
+}
+
 func TestTidy(t *testing.T) {
 	ctx, root := t.Context(), t.TempDir()
 	s := open(t, root)
