@@ -75,8 +75,8 @@ func (r *Registry) check(d oci.Digest, size int64, wait bool) *check {
 	return c
 }
 
-// checkLater compares an object with its digest after a range of it was read, if no
-// other is being compared for that reason. It leaves alone what costs a request to
+// checkLater compares an object with its digest after a client was told of it or read a
+// range of it, if no other is being compared for that reason. It leaves alone what costs a request to
 // another machine.
 func (r *Registry) checkLater(d oci.Digest, size int64) {
 	if r.distant || !r.checks.lazy.CompareAndSwap(false, true) {
@@ -173,7 +173,7 @@ func (r *Registry) readFailed(d oci.Digest, size int64, err error) {
 	defer cancel()
 	if brokeOff(err) {
 		r.trust.drop(d)
-		_, _, err = r.look(ctx, d, size)
+		_, _, err = r.glance(ctx, d, size)
 	} else {
 		err = r.doubt(ctx, d, err)
 	}

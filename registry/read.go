@@ -251,8 +251,13 @@ func (r *Registry) openBlob(ctx context.Context, repo string, d oci.Digest, b ra
 		}
 		return c, nil
 	}
-	if !r.hashedBefore(d, obj.Info()) {
-		r.checkLater(d, size)
+	here, err := r.inOrder(ctx, d, obj.Info())
+	if err == nil && !here {
+		err = blobLost(repo, d)
+	}
+	if err != nil {
+		obj.Close()
+		return nil, err
 	}
 	return &storeContent{Object: obj, r: r, digest: d}, nil
 }

@@ -177,14 +177,24 @@ func (r *Registry) healed(d oci.Digest) {
 	}
 }
 
-// look asks the store for the object of a content whose size the catalogue says. here is
-// false if it is missing or has another size; then the content is suspect. The size
-// that is returned is right also where the caller's was out of date.
+// look asks the store for the object of a content whose size the catalogue says, before a
+// client is told of it. here is false if it is missing, has another size or is damaged; then
+// the content is suspect. The size that is returned is right also where the caller's was
+// out of date.
 func (r *Registry) look(ctx context.Context, d oci.Digest, size int64) (now int64, here bool, err error) {
 	if w, ok := r.trust.get(d); r.distant && ok && w.size == size && r.opts.Steady()-w.at < statFresh {
 		return size, true, nil
 	}
-	info, err := r.store.Stat(ctx, BlobKey(d))
+	info, here, err := r.glance(ctx, d, size)
+	if here {
+		here, err = r.inOrder(ctx, d, info)
+	}
+	return info.Size, here, err
+}
+
+// glance is look without reading the object.
+func (r *Registry) glance(ctx context.Context, d oci.Digest, size int64) (info objstore.Info, here bool, err error) {
+	info, err = r.store.Stat(ctx, BlobKey(d))
 	if err == nil && info.Size != size {
 		// RAM may be older than the row.
 		if b, rowErr := r.cat.StoredBlob(ctx, d); rowErr != nil || b.Size != info.Size {
@@ -194,11 +204,38 @@ func (r *Registry) look(ctx context.Context, d oci.Digest, size int64) (now int6
 	switch {
 	case err == nil:
 		r.saw(d, info, false)
-		return info.Size, true, nil
+		return info, true, nil
 	case !isDamage(err):
-		return 0, false, storeError(fmt.Sprintf("look for blob %s", d), err)
+		return info, false, storeError(fmt.Sprintf("look for blob %s", d), err)
 	}
-	return 0, false, r.doubt(ctx, d, err)
+	return info, false, r.doubt(ctx, d, err)
+}
+
+// inOrder compares an object of which a client is about to be told with its digest, unless
+// that was done before. Of a large one the client is told at once, and it is compared
+// later. What another machine has is compared when it is read.
+func (r *Registry) inOrder(ctx context.Context, d oci.Digest, info objstore.Info) (bool, error) {
+	if r.distant || r.hashedBefore(d, info) {
+		return true, nil
+	}
+	if info.Size > hashedInline {
+		r.checkLater(d, info.Size)
+		return true, nil
+	}
+	c := r.check(d, info.Size, true)
+	if err := await(ctx, c.done); err != nil {
+		return false, err
+	}
+	switch {
+	case c.err == nil:
+		return true, nil
+	case brokeOff(c.err):
+		_, here, err := r.glance(ctx, d, info.Size)
+		return here, err
+	case !isDamage(c.err):
+		return false, storeError(fmt.Sprintf("read blob %s", d), c.err)
+	}
+	return false, r.doubt(ctx, d, c.err)
 }
 
 // missing returns those of the digests that the catalogue takes for objects and the

@@ -190,7 +190,11 @@ func TestAcknowledgedIsReadable(t *testing.T) {
 						before := []string{"", "read", "restart"}[(seed+seed/3)%3]
 						data := content(seed, size)
 						what := fmt.Sprintf("%s, object of %d bytes is %s, before that %q", form.name, size, state.name, before)
-						b.trial(what, before, data, state.visible, form.bytes, form.repo,
+						visible := state.visible
+						if name != "distant" && size <= 1<<20 { // it is read, unless it was and looks the same
+							visible = state.name != "unreadable" || before != ""
+						}
+						b.trial(what, before, data, visible, form.bytes, form.repo,
 							func() { state.change(b, sectors, registry.BlobKey(oci.SHA256(data)), data) },
 							func() error { return form.do(t.Context(), b, data) })
 					}
@@ -246,6 +250,37 @@ func (b *bed) trial(what, before string, data []byte, visible, brings bool, repo
 	}
 	if _, err := b.ResolveBlob(ctx, "a", d); err != nil {
 		b.t.Fatalf("%s: once it is mended, HEAD: %v", what, err)
+	}
+}
+
+// TestRangeOfDamaged: a range of a short object is given out only if the whole object
+// has its digest.
+func TestRangeOfDamaged(t *testing.T) {
+	for _, state := range states {
+		sectors := &badSectors{bad: map[string]bool{}}
+		b := &bed{t: t, root: t.TempDir(), clock: newFakeClock()}
+		b.store = objtest.Faulty(memstore.New(&memstore.Options{Now: b.clock.Now}), sectors.faults())
+		b.open(registry.Options{})
+		for i, size := range []int{100_000, 1 << 20} {
+			data := content(uint64(i), size)
+			d := b.pushBlob("a", data).Digest
+			b.clock.Add(time.Second)
+			state.change(b, sectors, registry.BlobKey(d), data)
+			for _, off := range []int{0, size / 2, size - 10} {
+				var got []byte
+				c, err := b.GetBlobRange(t.Context(), "a", d, int64(off), 10)
+				if err == nil {
+					got, err = io.ReadAll(c)
+					check(t, c.Close())
+				}
+				switch {
+				case err == nil && !bytes.Equal(got, data[off:off+10]):
+					t.Errorf("%s, %d bytes: wrong bytes at %d", state.name, size, off)
+				case (err == nil) != (state.name == "here"):
+					t.Errorf("%s, %d bytes: at %d: %v", state.name, size, off, err)
+				}
+			}
+		}
 	}
 }
 
