@@ -191,7 +191,7 @@ func (r *Registry) record(ctx context.Context, u *upload, d oci.Digest) (oci.Des
 		u.obj, u.state = nil, ""
 		return err
 	}, func() error {
-		return r.cat.PutBlob(ctx, u.repo, catalog.Blob{Digest: d, Size: u.size}, rowID)
+		return r.recordBlob(ctx, u.repo, catalog.Blob{Digest: d, Size: u.size}, rowID)
 	})
 }
 
@@ -207,10 +207,27 @@ func (r *Registry) recordSmall(ctx context.Context, repo string, d oci.Digest, c
 	if err != nil {
 		return storeError("store the blob", err)
 	}
-	if err := r.cat.PutBlob(ctx, repo, catalog.Blob{Digest: d, Size: int64(len(content)), Content: content}, rowID); err != nil {
+	err = r.recordBlob(ctx, repo, catalog.Blob{Digest: d, Size: int64(len(content)), Content: content}, rowID)
+	if err != nil {
 		return storeError("record the blob", err)
 	}
 	r.ram.Drop(blobKey(repo, d))
+	return nil
+}
+
+// recordBlob makes a stored content a blob of a repository. A content that was absent
+// comes back to every repository with a manifest that needs it.
+func (r *Registry) recordBlob(ctx context.Context, repo string, b catalog.Blob, rowID string) error {
+	absent, err := r.cat.Absent(ctx, []oci.Digest{b.Digest})
+	if err != nil {
+		return err
+	}
+	if err := r.cat.PutBlob(ctx, repo, b, rowID); err != nil || len(absent) == 0 {
+		return err
+	}
+	if err := r.relink(ctx, b.Digest); err != nil {
+		r.log.Warn("show a content that came back where images need it; slipway fsck --repair does", "digest", b.Digest, "err", err)
+	}
 	return nil
 }
 

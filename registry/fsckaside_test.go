@@ -9,6 +9,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
+	"example.org/slipway/catalog"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 )
@@ -103,6 +106,36 @@ func TestFsckHealsFromQuarantine(t *testing.T) {
 		}
 		if now := contents(t, b); len(now) != len(want) {
 			t.Errorf("%s: %d contents of %d", damage, len(now), len(want))
+		}
+	}
+}
+
+// TestPushBringsBackEverywhere: a content that a repair gave up and that is pushed again,
+// to whichever repository, is back in every image that needs it.
+func TestPushBringsBackEverywhere(t *testing.T) {
+	for _, size := range []int{50, 5000, 100_000} {
+		for _, to := range []string{"a", "b", "other"} {
+			b := newDiskBed(t)
+			data := content(7, size)
+			for _, repo := range []string{"a", "b"} {
+				b.pushManifest(repo, imageOf(b.pushBlob(repo, []byte("{}")), b.pushBlob(repo, data)), "v1")
+			}
+			want := contents(t, b)
+			d := oci.SHA256(data)
+			b.sql(`UPDATE blobs SET content = x'00' WHERE content IS NOT NULL AND digest = ` + quote(d))
+			if size > catalog.InlineMax {
+				b.overwrite(registry.BlobKey(d), content(8, size))
+			}
+			if rep := b.fsck(registry.FsckOptions{Repair: true}); rep.Clean() {
+				t.Fatalf("%d bytes: the damage was not found", size)
+			}
+			b.pushBlob(to, data)
+			if diff := cmp.Diff(want, contents(t, b)); diff != "" {
+				t.Errorf("%d bytes, pushed to %s:\n%s", size, to, diff)
+			}
+			if rep := b.fsck(registry.FsckOptions{}); !rep.Clean() {
+				t.Errorf("%d bytes, pushed to %s: %+v", size, to, rep.Problems)
+			}
 		}
 	}
 }

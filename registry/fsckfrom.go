@@ -182,7 +182,7 @@ func (r *Registry) healedFrom(ctx context.Context, d oci.Digest, content []byte,
 // Recheck looks at the bytes of contents, or with quick at their sizes, and records
 // those that are damaged as missing, so that whoever pushes them next is asked for their
 // bytes. It returns these. What is not here, or damaged, stays set aside as after a
-// repair by Fsck. See [Registry.Relink].
+// repair by Fsck.
 func (r *Registry) Recheck(ctx context.Context, contents []oci.Digest, quick bool) (damaged []oci.Digest, err error) {
 	if err := errors.Join(r.writable(), r.CheckStore(ctx)); err != nil {
 		return nil, err
@@ -217,29 +217,26 @@ func (r *Registry) Recheck(ctx context.Context, contents []oci.Digest, quick boo
 	return damaged, nil
 }
 
-// Relink makes contents that were pushed again visible in every repository with a
-// manifest that needs them.
-func (r *Registry) Relink(ctx context.Context, contents []oci.Digest) error {
-	f := &fsck{r: r}
-	for _, d := range contents {
-		rows, err := r.cat.NamedBy(ctx, d)
-		if err != nil {
-			return err
-		}
-		for _, m := range rows {
-			if err := f.relink(ctx, m, d); err != nil {
-				return fmt.Errorf("show %s in %s: %w", d, m.Repo, err)
-			}
+// relink makes a content that came back visible in every repository with a manifest
+// that needs it.
+func (r *Registry) relink(ctx context.Context, d oci.Digest) error {
+	rows, err := r.cat.NamedBy(ctx, d)
+	if err != nil {
+		return err
+	}
+	for _, m := range rows {
+		if err := r.showNamed(ctx, m, d); err != nil {
+			return fmt.Errorf("show %s in %s: %w", d, m.Repo, err)
 		}
 	}
 	return nil
 }
 
-func (f *fsck) relink(ctx context.Context, m catalog.ManifestRow, d oci.Digest) error {
-	if f.r.partial(m.Repo) {
+func (r *Registry) showNamed(ctx context.Context, m catalog.ManifestRow, d oci.Digest) error {
+	if r.partial(m.Repo) {
 		return nil
 	}
-	b, err := f.r.cat.StoredBlob(ctx, m.Digest)
+	b, err := r.cat.StoredBlob(ctx, m.Digest)
 	if errors.Is(err, catalog.ErrNotFound) {
 		return nil
 	}
@@ -250,7 +247,7 @@ func (f *fsck) relink(ctx context.Context, m catalog.ManifestRow, d oci.Digest) 
 	if err != nil || !hasDigest(doc.names().blobs, d) {
 		return nil // fsck reports a manifest that is none
 	}
-	_, err = f.r.cat.LinkNamed(ctx, m, d)
+	_, err = r.cat.LinkNamed(ctx, m, d)
 	return err
 }
 

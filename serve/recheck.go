@@ -2,19 +2,16 @@ package serve
 
 import (
 	"context"
-	"errors"
-	"sync"
 
 	"example.org/slipway/client"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 )
 
-// recheckArgs ask for a look at contents; see [registry.Registry.Recheck]. With Relink
-// they ask to show them again instead; see [registry.Registry.Relink].
+// recheckArgs ask for a look at contents; see [registry.Registry.Recheck].
 type recheckArgs struct {
-	Contents      []oci.Digest
-	Quick, Relink bool
+	Contents []oci.Digest
+	Quick    bool
 }
 
 type recheckReport struct {
@@ -22,9 +19,6 @@ type recheckReport struct {
 }
 
 func recheck(ctx context.Context, r *registry.Registry, args recheckArgs) (rep recheckReport, err error) {
-	if args.Relink {
-		return rep, r.Relink(ctx, args.Contents)
-	}
 	rep.Damaged, err = r.Recheck(pastCache(ctx), args.Contents, args.Quick)
 	return rep, err
 }
@@ -39,21 +33,11 @@ func (a *Admin) recheck(ctx context.Context, args recheckArgs) (recheckReport, e
 // Copy copies images from another registry into the data root. What is damaged there is
 // replaced: it is read to find out, or with quick only its size is looked at.
 func (a *Admin) Copy(ctx context.Context, src oci.Registry, o client.CopyOptions, quick bool) (client.CopyProgress, error) {
-	var mu sync.Mutex
-	var damaged []oci.Digest
 	o.Check = func(ctx context.Context, contents []oci.Digest) ([]oci.Digest, error) {
 		rep, err := a.recheck(ctx, recheckArgs{Contents: contents, Quick: quick})
-		mu.Lock()
-		defer mu.Unlock()
-		damaged = append(damaged, rep.Damaged...)
 		return rep.Damaged, err
 	}
-	rep, err := client.Copy(ctx, a.reg, src, o)
-	if len(damaged) > 0 { // also after an error: what came back is to be shown
-		_, linkErr := a.recheck(context.WithoutCancel(ctx), recheckArgs{Contents: damaged, Relink: true})
-		err = errors.Join(err, linkErr)
-	}
-	return rep, err
+	return client.Copy(ctx, a.reg, src, o)
 }
 
 // continueArgs say that the registry has got all images of a backup of the one with ID.
