@@ -1,17 +1,21 @@
 package registry_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/iotest"
 
 	"github.com/google/go-cmp/cmp"
 
 	"example.org/slipway/objstore/memstore"
 	"example.org/slipway/objstore/objtest"
+	"example.org/slipway/catalog"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 )
@@ -271,6 +275,35 @@ func TestBackupOfSuspects(t *testing.T) {
 				t.Errorf("restored (-want +got):\n%s", diff)
 			}
 		})
+// damagedSource is a registry whose copies of some contents are damaged.
+type damagedSource struct {
+	registry.Source
+	bad oci.Digest
+}
+
+func (s damagedSource) Content(ctx context.Context, d oci.Digest, images []catalog.Use) (io.ReadCloser, error) {
+	if d == s.bad {
+		return io.NopCloser(iotest.ErrReader(oci.Errorf(oci.CodeDigestInvalid, "the registry delivered other bytes"))), nil
+	}
+	return s.Source.Content(ctx, d, images)
+}
+
+// TestFsckFromDamagedSource: a copy that is damaged in the source, too, does not keep
+// the others from being used.
+func TestFsckFromDamagedSource(t *testing.T) {
+	good, p := plant(t), plant(t)
+	for _, d := range []oci.Descriptor{p.large, p.small} {
+		p.sql(`UPDATE blobs SET content = x'00' WHERE content IS NOT NULL AND digest = ` + quote(d.Digest))
+	}
+	p.delete(registry.BlobKey(p.large.Digest))
+	for _, bad := range []oci.Digest{p.small.Digest, p.large.Digest} {
+		rep := p.fsck(registry.FsckOptions{Repair: true, From: damagedSource{registry.RegistrySource(good, ""), bad}})
+		if rep.Clean() && bad == p.small.Digest {
+			t.Errorf("nothing remains, although the source has no good copy: %+v", rep)
+		}
+	}
+	if diff := cmp.Diff(contents(t, good), contents(t, p)); diff != "" {
+		t.Errorf("after two repairs that had both contents:\n%s", diff)
 	}
 }
 

@@ -122,6 +122,9 @@ func (f *fsck) fromSource(ctx context.Context, d oci.Digest) (done bool, err err
 	}
 	defer src.Close()
 	done, err = f.r.heal(ctx, d, src)
+	if oci.HasCode(err, oci.CodeDigestInvalid) { // the source's copy is damaged
+		return false, nil
+	}
 	if err != nil {
 		return false, fmt.Errorf("heal %s: %w", d, err)
 	}
