@@ -39,6 +39,10 @@ type witness struct {
 type trust struct {
 	mu        sync.Mutex
 	now, past map[oci.Digest]witness
+
+	// marking is held until RAM has followed what doubt recorded: whoever finds that
+	// recorded already must not be ahead of it.
+	marking sync.Mutex
 }
 
 func (t *trust) get(d oci.Digest) (witness, bool) {
@@ -145,6 +149,8 @@ func (r *Registry) doubt(ctx context.Context, d oci.Digest, why error) error {
 		return err
 	}
 	r.trust.drop(d)
+	r.trust.marking.Lock()
+	defer r.trust.marking.Unlock()
 	shown, marked, err := r.cat.MarkSuspect(ctx, d)
 	if err != nil {
 		r.log.Warn("note that a content is damaged", "digest", d, "damage", why, "err", err)
