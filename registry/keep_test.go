@@ -172,14 +172,18 @@ func TestRetainClock(t *testing.T) {
 		pulled bool // after the step
 		ran    bool // before it
 		want   bool // refused
+		// restarted says that the registry does not run while the clock steps.
+		restarted bool
 	}{
-		{"a week", 7 * day, false, false, false},
-		{"a year", 365 * day, false, false, true},
-		{"a year, pulled", 365 * day, true, true, true},
-		{"a week, pulled", 7 * day, true, true, false},
-		{"back", -2 * day, false, false, true},
-		{"back, pulled", -2 * day, true, true, true},
-		{"back a little", -time.Minute, false, true, false},
+		{"a week", 7 * day, false, false, false, false},
+		{"a year", 365 * day, false, false, true, false},
+		{"a year, pulled", 365 * day, true, true, true, false},
+		{"a week, pulled", 7 * day, true, true, false, false},
+		{"back", -2 * day, false, false, true, false},
+		{"back, pulled", -2 * day, true, true, true, false},
+		{"back a little", -time.Minute, false, true, false, false},
+		{"a year, and a pull after the start", 365 * day, true, false, true, true},
+		{"a week, and a pull after the start", 7 * day, true, false, false, true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			b := newBed(t, nil, registry.Options{Grace: time.Hour})
@@ -191,6 +195,9 @@ func TestRetainClock(t *testing.T) {
 				}
 			}
 			b.clock.Add(tc.step)
+			if tc.restarted {
+				b.restart(t)
+			}
 			if tc.pulled {
 				if _, err := b.GetManifest(t.Context(), "a", "v1"); err != nil {
 					t.Fatal(err)

@@ -335,6 +335,9 @@ func (r *Registry) begin(ctx context.Context) error {
 	if r.opts.backup {
 		return r.recoverStore(ctx)
 	}
+	if err := r.seedClock(ctx); err != nil {
+		r.log.Warn("note the time of the newest push or pull", "err", err) // a full disk serves pulls
+	}
 	err := r.CheckStore(ctx)
 	var away *StoreError
 	if !errors.As(err, &away) {

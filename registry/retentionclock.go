@@ -76,3 +76,17 @@ func (r *Registry) noteClock(ctx context.Context) error {
 	}
 	return nil
 }
+
+// seedClock notes the time of the newest push or pull where no time was noted yet, so that
+// a clock that jumped before the start is not believed because of a pull after it.
+func (r *Registry) seedClock(ctx context.Context) error {
+	noted, err := r.cat.Clock(ctx)
+	if err != nil || noted != 0 {
+		return err
+	}
+	newest, err := r.cat.Newest(ctx)
+	if err != nil || newest == 0 {
+		return err
+	}
+	return r.cat.NoteClock(ctx, time.UnixMilli(newest), maxIdle)
+}
