@@ -7,6 +7,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"example.org/slipway/catalog"
 	"example.org/slipway/config"
@@ -76,7 +79,7 @@ func copyCatalog(ctx context.Context, cat *catalog.Catalog, path string, cfg *co
 // checkAdoptable refuses a directory that is no storage of a Distribution registry, or
 // one of which the object store could not see everything.
 func checkAdoptable(dir string) error {
-	if err := checkLinks(dir); err != nil {
+	if err := checkFiles(dir); err != nil {
 		return &RefusedError{err}
 	}
 	if _, err := os.Stat(filepath.Join(dir, distributionDir)); err != nil {
@@ -88,19 +91,22 @@ func checkAdoptable(dir string) error {
 	return checkOwner(dir)
 }
 
-// checkLinks refuses a storage with a symbolic link in it. The object store follows
-// none, as whoever may write to one place of the disk could let it read another; what
-// is behind a link would be missing without a word.
-func checkLinks(dir string) error {
+// checkFiles refuses a storage with a symbolic link in it, or with a file that this
+// process may not read. The object store follows no links, as whoever may write to one
+// place of the disk could let it read another; what is behind a link would be missing
+// without a word. A blob that cannot be read would be adopted, and fail when it is pulled.
+func checkFiles(dir string) error {
 	top := filepath.Join(dir, "docker")
 	return filepath.WalkDir(top, func(path string, d fs.DirEntry, err error) error {
 		switch {
 		case errors.Is(err, fs.ErrNotExist) && path == top:
 			return nil // the caller says so
 		case err != nil:
-			return fmt.Errorf("look for symbolic links: %w", err)
+			return fmt.Errorf("look through the storage: %w", err)
 		case d.Type()&fs.ModeSymlink != 0:
 			return linkError(path)
+		case d.Type().IsRegular() && !strings.Contains(path, "/_uploads/"):
+			return checkReadable(path)
 		}
 		return nil
 	})
@@ -114,4 +120,13 @@ func linkError(path string) error {
 	}
 	return fmt.Errorf("%s is a symbolic link to %s, and a storage with symbolic links is not served: "+
 		"move what it points at to its place, or have the whole data directory on the other disk and name that", path, target)
+}
+
+// checkReadable tells the way out where this process may not read a file.
+func checkReadable(path string) error {
+	err := unix.Faccessat(unix.AT_FDCWD, path, unix.R_OK, unix.AT_EACCESS)
+	if errors.Is(err, unix.EACCES) {
+		return fmt.Errorf("%s cannot be read by user #%d: give that user the files first, such as with chown -R, or run this as their owner", path, os.Geteuid())
+	}
+	return nil // what else is wrong shows when it is read
 }

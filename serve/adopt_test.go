@@ -9,10 +9,12 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
@@ -220,19 +222,15 @@ func (s *storage) check() {
 	}
 }
 
-// TestAdoptLinks: a storage with a symbolic link anywhere is refused by its name, and
-// nothing is adopted.
-func TestAdoptLinks(t *testing.T) {
-	build := func(t *testing.T) *storage {
-		s := &storage{t: t, root: t.TempDir(), rnd: rand.New(rand.NewPCG(1, 1)), images: map[string]storedImage{}}
-		s.image("team/app", "v1", false)
-		return s
-	}
-	var parts []string
-	sample := build(t)
-	err := filepath.WalkDir(filepath.Join(sample.root, "docker"), func(path string, _ fs.DirEntry, err error) error {
-		rel, relErr := filepath.Rel(sample.root, path)
-		parts = append(parts, rel)
+// parts writes a storage with one image, and returns it with the paths of all its
+// directories and files, relative to its root.
+func parts(t *testing.T) (s *storage, paths []string) {
+	t.Helper()
+	s = &storage{t: t, root: t.TempDir(), rnd: rand.New(rand.NewPCG(1, 1)), images: map[string]storedImage{}}
+	s.image("team/app", "v1", false)
+	err := filepath.WalkDir(filepath.Join(s.root, "docker"), func(path string, _ fs.DirEntry, err error) error {
+		rel, relErr := filepath.Rel(s.root, path)
+		paths = append(paths, rel)
 		if err == nil {
 			err = relErr
 		}
@@ -241,9 +239,66 @@ func TestAdoptLinks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, part := range parts {
+	return s, paths
+}
+
+// refused adopts the storage, which is to fail with an error that says so, and to leave
+// no catalogue.
+func (s *storage) refused(what, says string) {
+	s.t.Helper()
+	_, err := serve.AdoptInPlace(s.t.Context(), configure(s.t, setup{root: s.root}), false, registry.AdoptOptions{Logger: slog.New(slog.DiscardHandler)})
+	if err == nil || !strings.Contains(err.Error(), says) {
+		s.t.Errorf("%s: got %v", what, err)
+	}
+	if _, err := os.Stat(filepath.Join(s.root, registry.CatalogFile)); err == nil {
+		s.t.Errorf("%s: a catalogue was made", what)
+	}
+}
+
+// TestAdoptUnreadable: what the user of the import may not read, anywhere in a storage,
+// is refused by its name, and nothing is adopted.
+func TestAdoptUnreadable(t *testing.T) {
+	_, paths := parts(t)
+	for _, part := range paths {
+		s, _ := parts(t)
+		path := filepath.Join(s.root, part)
+		st, err := os.Stat(path)
+		for _, dir := range []string{s.root, filepath.Dir(s.root)} {
+			if err == nil {
+				err = os.Chmod(dir, 0o755)
+			}
+		}
+		if err == nil {
+			err = os.Chmod(path, 0)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			runtime.LockOSThread() // for good: the thread ends with this
+			if os.Geteuid() == 0 {
+				if _, err := unix.SetfsuidRetUid(65534); err != nil {
+					t.Error(err)
+				}
+			}
+			s.refused(part, path)
+		}()
+		<-done
+		if err := os.Chmod(path, st.Mode()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestAdoptLinks: a storage with a symbolic link anywhere is refused by its name, and
+// nothing is adopted.
+func TestAdoptLinks(t *testing.T) {
+	_, paths := parts(t)
+	for _, part := range paths {
 		for _, to := range []string{"outside", "inside", "loop"} {
-			s := build(t)
+			s, _ := parts(t)
 			path := filepath.Join(s.root, part)
 			target := map[string]string{"outside": filepath.Join(t.TempDir(), "x"), "inside": filepath.Join(s.root, "aside"), "loop": path + ".moved"}[to]
 			if err := os.Rename(path, target); err != nil {
@@ -255,13 +310,7 @@ func TestAdoptLinks(t *testing.T) {
 			if err := os.Symlink(target, path); err != nil {
 				t.Fatal(err)
 			}
-			_, err := serve.AdoptInPlace(t.Context(), configure(t, setup{root: s.root}), false, registry.AdoptOptions{Logger: slog.New(slog.DiscardHandler)})
-			if err == nil || !strings.Contains(err.Error(), path+" is a symbolic link") {
-				t.Errorf("%s, %s: got %v", part, to, err)
-			}
-			if _, err := os.Stat(filepath.Join(s.root, registry.CatalogFile)); err == nil {
-				t.Errorf("%s, %s: a catalogue was made", part, to)
-			}
+			s.refused(part+", "+to, path+" is a symbolic link")
 		}
 	}
 }
