@@ -68,8 +68,12 @@ func (e *sqlite) impaired(err error) error {
 	}
 	switch coded.Code() & 0xff {
 	case readOnly, ioErr, cantOpen:
-		if cause := tryDir(filepath.Dir(e.log)); cause != nil {
+		dir := filepath.Dir(e.log)
+		if cause := tryDir(dir); cause != nil {
 			return fmt.Errorf("%w: %w", err, cause)
+		}
+		if e.reserve != nil && e.reserve.lacksRoom(err) {
+			return fmt.Errorf("%w: the disk of %s is full, and the reserve is used up; free a megabyte there by hand: %w", err, dir, syscall.ENOSPC)
 		}
 	}
 	return err

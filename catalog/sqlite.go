@@ -10,7 +10,7 @@ import (
 	"path/filepath"
 	"sync/atomic"
 
-	_ "modernc.org/sqlite" // the driver "sqlite"
+	driver "modernc.org/sqlite" // also registers "sqlite"
 )
 
 // logLimit, in bytes, is what the log's file is cut to when it begins anew. What
@@ -54,14 +54,15 @@ type sqlite struct {
 var _ engine = (*sqlite)(nil)
 
 func openSQLite(ctx context.Context, path string, opts *Options) (*database, error) {
-	// SQLite puts the log beside the file itself, wherever a link to it lies.
-	if real, err := filepath.EvalSymlinks(path); err == nil {
-		path = real
-	}
 	// The file holds manifests of private repositories: nobody else reads it.
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("open catalogue: %w", err)
+	}
+	// SQLite puts the log beside the file itself, wherever a link to it lies; so it does
+	// where the file was made just now.
+	if real, err := filepath.EvalSymlinks(path); err == nil {
+		path = real
 	}
 	db := newDatabase()
 	e := &sqlite{db: db, clock: systemMillis(opts.Clock), file: f, log: path + "-wal"}
@@ -74,7 +75,7 @@ func openSQLite(ctx context.Context, path string, opts *Options) (*database, err
 		err = e.openReserved(ctx, path, opts.Readers)
 	}
 	if err != nil {
-		return nil, errors.Join(err, f.Close())
+		return nil, errors.Join(e.impaired(err), f.Close())
 	}
 	go db.runWriter()
 	return db, nil
@@ -108,6 +109,9 @@ func (e *sqlite) open(ctx context.Context, path string, readers int) error {
 		err = errors.Join(err, w.Close(), e.mark.close())
 		return fmt.Errorf("open catalogue %s: %w", path, err)
 	}
+	if err := e.keepLog(); err != nil {
+		return errors.Join(err, e.conn.Close(), w.Close(), e.mark.close())
+	}
 	e.writing.prepare = e.conn.PrepareContext
 	if e.readers, err = sql.Open("sqlite", dsn(path, "cache_size(-128)", "query_only(1)")); err != nil {
 		err = errors.Join(err, e.conn.Close(), w.Close(), e.mark.close())
@@ -117,6 +121,20 @@ func (e *sqlite) open(ctx context.Context, path string, readers int) error {
 	e.readers.SetMaxIdleConns(readers)
 	e.reading.prepare = e.readers.PrepareContext
 	return nil
+}
+
+// keepLog has the log's files, emptied, outlive the process where a reserve is kept:
+// on a disk without inodes the next start could not make them again.
+func (e *sqlite) keepLog() error {
+	if e.reserve == nil {
+		return nil
+	}
+	return e.conn.Raw(func(c any) error {
+		if _, err := c.(driver.FileControl).FileControlPersistWAL("main", 1); err != nil {
+			return fmt.Errorf("keep the log's files: %w", err)
+		}
+		return nil
+	})
 }
 
 // dsn makes the data source name. synchronous=FULL is what makes a commit in

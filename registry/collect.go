@@ -135,8 +135,14 @@ func (r *Registry) collect(ctx context.Context, o CollectOptions, rep *CollectRe
 			step.Before = r.now().Add(r.opts.Grace + time.Second)
 		}
 		out, last, err := r.step(ctx, step)
-		if err != nil {
+		switch {
+		case isFull(err) && step.Max > 1 && !o.DryRun:
+			step.Max /= 2 // a smaller change needs less of the disk
+			continue
+		case err != nil:
 			return fmt.Errorf("collect garbage: %w", err)
+		case !o.DryRun:
+			step.Max = min(2*step.Max, mostAtOnce)
 		}
 		if out.Examined == 0 {
 			if !o.DryRun && r.collects.left.Swap(false) {
@@ -160,7 +166,7 @@ func (r *Registry) collect(ctx context.Context, o CollectOptions, rep *CollectRe
 
 // collectStep returns what each step of a collection is asked for.
 func (r *Registry) collectStep(o CollectOptions, policy bool, now time.Time) catalog.CollectOptions {
-	step := catalog.CollectOptions{Before: now, Untagged: o.Untagged || r.opts.DeleteUntagged, KeepUntagged: r.opts.Partial, DryRun: o.DryRun}
+	step := catalog.CollectOptions{Max: mostAtOnce, Before: now, Untagged: o.Untagged || r.opts.DeleteUntagged, KeepUntagged: r.opts.Partial, DryRun: o.DryRun}
 	if o.DryRun {
 		step.Max = dryStep
 	}
@@ -177,6 +183,9 @@ func (r *Registry) collectStep(o CollectOptions, policy bool, now time.Time) cat
 	}
 	return step
 }
+
+// mostAtOnce is how many candidates a step takes at most.
+const mostAtOnce = 256
 
 // dryStep is how many candidates a dry run looks at in one transaction, with what
 // they free: more of them show more of that, but pushes wait meanwhile, for about

@@ -150,6 +150,7 @@ func TestFullDisk(t *testing.T) {
 		{"layers", 64, 1_000_000, 0},
 		{"catalogue", 64, 12_000, 6 << 20},
 		{"small disk", 24, 300_000, 0},
+		{"catalogue on a small disk", 24, 12_000, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir := ext4(t, int64(c.mib))
@@ -243,24 +244,39 @@ func TestReadOnlyDisk(t *testing.T) {
 	s.err = nil
 }
 
-// TestNoInodes: without inodes, contents that need none are still taken.
-func TestNoInodes(t *testing.T) {
-	dir := ext4(t, 64, "-N", "400")
-	s := start(t, setup{root: filepath.Join(dir, "root")})
-	large := contentOf(1, 200_000)
-	s.pushImage("app", "large", large)
-	for i := 0; ; i++ {
-		f, err := os.Create(filepath.Join(dir, fmt.Sprint(i)))
+// takeInodes makes files in dir until the file system has no inodes left.
+func takeInodes(t *testing.T, dir string) {
+	t.Helper()
+	for {
+		f, err := os.CreateTemp(dir, "")
 		if errors.Is(err, syscall.ENOSPC) {
-			break
+			return
 		}
 		if err := errors.Join(err, f.Close()); err != nil {
 			t.Fatal(err)
 		}
 	}
+}
+
+// TestNoInodes: without inodes, contents that need none are still taken, and a start
+// serves pulls.
+func TestNoInodes(t *testing.T) {
+	dir := ext4(t, 64, "-N", "400")
+	o := setup{root: filepath.Join(dir, "root")}
+	s := start(t, o)
+	large := contentOf(1, 200_000)
+	s.pushImage("app", "large", large)
+	takeInodes(t, dir)
 	c := contentOf(2, 200_000)
 	s.impaired(http.StatusServiceUnavailable, "POST", "/v2/app/blobs/uploads/?digest="+digestOf(c), c, "inodes")
 	s.pushBlob("app", "small")
+	s.want(http.StatusOK, "GET", "/v2/app/blobs/"+digestOf(large), "")
+	if err := s.stop(); err != nil {
+		t.Errorf("stop: %v", err)
+	}
+	takeInodes(t, dir) // also those that the stop gave back
+	s = start(t, o)
+	s.impaired(http.StatusServiceUnavailable, "POST", "/v2/app/blobs/uploads/?digest="+digestOf(c), c, "inodes")
 	s.want(http.StatusOK, "GET", "/v2/app/blobs/"+digestOf(large), "")
 }
 
