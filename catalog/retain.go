@@ -16,16 +16,19 @@ var ErrChanged = newVerdict("the tag has changed since")
 // ErrInUse is returned when a client has just been told that a manifest is there.
 var ErrInUse = newVerdict("a client was just told of it")
 
-var hungTag = regexp.MustCompile(`^((sha256|sha512)-[0-9a-f]{64})(\..+)?$`)
+// hungTag matches such tags. A tag has no room for all of a SHA-512: tools cut it, to the
+// 64 digits of oci.ReferrersTag or to what fits.
+var hungTag = regexp.MustCompile(`^(sha256-[0-9a-f]{64}|sha512-[0-9a-f]{64})([0-9a-f]*)([._-].+)?$`)
 
 // HungOn returns the tag that oci.ReferrersTag makes of an image's digest, if a tag is that
-// tag or begins with it and a dot: signing tools keep signatures, attestations and SBOMs
-// under such tags, and name the image in them. Otherwise it returns "".
+// tag or begins with it and one of ". - _": signing tools keep signatures, attestations and
+// SBOMs under such tags, and name the image in them. Otherwise it returns "".
 func HungOn(tag string) string {
-	if m := hungTag.FindStringSubmatch(tag); m != nil {
-		return m[1]
+	m := hungTag.FindStringSubmatch(tag)
+	if m == nil || m[2] != "" && strings.HasPrefix(tag, "sha256-") {
+		return ""
 	}
-	return ""
+	return m[1]
 }
 
 // RetireOptions are conditions of a retirement.
@@ -216,9 +219,9 @@ func (p *retirement) take(m retired, out *Retired) (next []retired, err error) {
 		return next, err
 	}
 	base := oci.ReferrersTag(m.digest)
-	// '/' follows '.', so these are all names that begin with the base and a dot.
+	// 'g' follows all that HungOn takes behind the base.
 	err = p.rows(`SELECT t.name, t.updated_at, c.id, c.blob_id, b.digest FROM tags t JOIN manifests c ON c.id = t.manifest_id JOIN blobs b ON b.id = c.blob_id
-		WHERE t.repo_id = ? AND (t.name = ? OR t.name > ? AND t.name < ?) ORDER BY t.name`, []any{p.repoID, base, base + ".", base + "/"}, func(r *sql.Rows) error {
+		WHERE t.repo_id = ? AND t.name >= ? AND t.name < ? ORDER BY t.name`, []any{p.repoID, base, base + "g"}, func(r *sql.Rows) error {
 		var t TagInfo
 		var updated int64
 		var c retired

@@ -112,7 +112,7 @@ func CheckRetention(rules []RetentionRule) error {
 // start.
 //
 // Tags that hang on an image (catalog.HungOn: sha256-<hex>, also with a suffix such as
-// .sig) are no images and take nobody's place. They stay as long as the repository has the
+// .sig or -att) are no images and take nobody's place. They stay as long as the repository has the
 // image, and go in the run that removes it. If the image is in no repository, they go by
 // themselves a grace period after they were pushed. Two cases are judged by the rules, by a
 // count of their own: the image is in another repository only, or the repository holds

@@ -45,7 +45,7 @@ type keptTag struct {
 
 const modelRepo = "m/app"
 
-var hungName = regexp.MustCompile(`^sha256-([0-9a-f]{64})(\..+)?$`)
+var hungName = regexp.MustCompile(`^sha256-([0-9a-f]{64})([._-].+)?$`)
 
 // hungOn is the image that a tag names, or "".
 func hungOn(tag string) oci.Digest {
@@ -92,7 +92,7 @@ func (m *keptModel) any() *keptManifest {
 	return m.manifests[all[m.rng.IntN(len(all))]]
 }
 
-var suffixes = []string{".sig", ".att", ".sbom", ".src", ".dockerfile", ".x-y.z"}
+var suffixes = []string{".sig", ".att", ".sbom", ".src", ".dockerfile", ".x-y.z", "-sig", "_att"}
 
 func (m *keptModel) step() {
 	m.clock.Add(time.Duration(1+m.rng.IntN(90)) * time.Minute)

@@ -46,6 +46,9 @@ func lockRoot(dir string) (*lockFile, error) {
 	f, err := os.OpenFile(filepath.Join(dir, registry.LockFile), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		root.Close()
+		if errors.Is(err, unix.EROFS) {
+			return nil, fmt.Errorf("the disk of %s is mounted read-only, and slipway has to write there also to serve pulls; see the kernel's log for why, and mount it again: %w", dir, err)
+		}
 		return nil, fmt.Errorf("lock the data directory: %w", err)
 	}
 	if err := flock(f); err != nil {
