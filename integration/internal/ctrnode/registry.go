@@ -138,6 +138,7 @@ func get(ctx context.Context, client *http.Client, url string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	req.SetBasicAuth(nodeUser, nodePassword) // of no interest where nobody is asked
 	resp, err := client.Do(req)
 	if err != nil {
 		return nil, err
