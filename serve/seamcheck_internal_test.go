@@ -72,6 +72,7 @@ func (w *world) allReadable() error {
 // firstReadable checks what was pushed last.
 func (w *world) firstReadable() error { return w.pull("app", "v1", w.first.digest) }
 
+func (w *world) mountedReadable() error { return w.pull("lib", "v1", w.first.digest) }
 func (w *world) adoptedReadable() error { return w.pull("dist", "v1", w.adopted.digest) }
 
 func (w *world) restoredReadable() error { return w.takenReadable(w.backup()) }
@@ -98,6 +99,19 @@ func (w *world) backupComplete() error {
 			if !has[d] {
 				return fmt.Errorf("%s of %s:%s is not in the backup", d, t.repo, t.tag)
 			}
+		}
+	}
+	return nil
+}
+
+// indexFreed checks that a collection took what only a deleted index kept.
+func (w *world) indexFreed() error {
+	if !w.o.freed || w.o.harmed || w.remote != nil {
+		return nil
+	}
+	for _, c := range w.multi.children {
+		if _, err := w.a.reg.GetManifest(w.ctx, "app", string(c.digest)); err == nil {
+			return fmt.Errorf("the child %s of a deleted index is still there", c.digest)
 		}
 	}
 	return nil

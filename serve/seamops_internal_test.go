@@ -39,11 +39,12 @@ func seamOps() []seamOp {
 		{"retag", retag, nil, false},
 		{"delete-tag", deleteTag, nil, false},
 		{"delete-index", deleteIndex, nil, false},
-		{"mount", mount, nil, false},
+		{"mount", mount, (*world).mountedReadable, false},
 		{"adopt", adoptDistribution, (*world).adoptedReadable, false},
 		{"corrupt", damageOp(func(b []byte) []byte { b[len(b)/2] ^= 1; return b }), nil, true},
 		{"cut", damageOp(func(b []byte) []byte { return b[:len(b)/2] }), nil, true},
 		{"remove", damageOp(func([]byte) []byte { return nil }), nil, true},
+		{"return", returnObjects, nil, false},
 		{"flip-row", flipRow, nil, true},
 		{"away", storeAway, nil, false},
 		{"back", storeBack, nil, false},
@@ -56,7 +57,7 @@ func seamOps() []seamOp {
 		{"fsck", fsckOp(false), (*world).allReadable, false},
 		{"repair", fsckOp(true), (*world).allReadable, false},
 		{"heal", healOp, (*world).allReadable, false},
-		{"gc", collectOp, nil, false},
+		{"gc", collectOp, (*world).indexFreed, false},
 		{"retention", retainOp, nil, false},
 		{"backup", backupOp, (*world).backupComplete, false},
 		{"restore", restoreOp, (*world).restoredReadable, false},
@@ -135,6 +136,7 @@ func deleteIndex(w *world) error {
 	if err == nil || oci.HasCode(err, oci.CodeManifestUnknown) {
 		w.o.is("app", "multi", "")
 	}
+	w.o.freed = err == nil
 	return err
 }
 
@@ -215,6 +217,26 @@ func damageOp(change func([]byte) []byte) func(*world) error {
 		return nil
 	}
 }
+
+// returnObjects puts the objects of the first image's layers where they belong, as an
+// operator does who found them on another disk.
+func returnObjects(w *world) error {
+	w.o.harmed = true
+	for _, d := range w.first.blobs {
+		path := filepath.Join(w.objects(), registry.BlobKey(d))
+		_, err := os.Stat(path)
+		if !errors.Is(err, fs.ErrNotExist) || w.o.away || len(w.bytes[d]) <= seamLarge {
+			continue
+		}
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, w.bytes[d], 0o600)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// seamLarge is the size above which no content of a world is in the catalogue.
+const seamLarge = 10_000
 
 // flipRow changes a bit of contents that the catalogue holds: of a manifest, and of
 // a small layer.
@@ -422,6 +444,7 @@ func tagsOf(dir string) (list []seamTag, err error) {
 
 // mayTake says that each tag of a backup may be set to what the backup says.
 func (w *world) mayTake(dir string) error {
+	w.o.freed = false
 	tags, err := tagsOf(dir)
 	for _, t := range tags {
 		w.o.may(t.repo, t.tag, t.digest)

@@ -147,6 +147,8 @@ type seamOracle struct {
 	// harmed says that something other than the registry touched its data, away
 	// that its store is not there, full that the store takes nothing.
 	harmed, away, full bool
+	// freed says that an index was deleted, and that nothing brought it back.
+	freed bool
 }
 
 func (o *seamOracle) clone() *seamOracle {
