@@ -3,6 +3,8 @@
 #
 #   FOR=45m scripts/soak.sh
 #
+# Of the document only what follows the line "<!-- from here on" is replaced.
+#
 # Each turn appends one line to SLIPWAY_SOAK_DIR/figures.tsv (default dist/soak): when,
 # which commit, which fault, how often it struck, pass or fail, seconds. The document
 # is made of all lines in that file, so that a second run adds to the first; remove the
@@ -91,15 +93,13 @@ while [ "$SECONDS" -lt "$deadline" ]; do
 	turn 'failing object store' objstore-swiftstore objstore/swiftstore 'Fault|Crash|Lost' '^ *--- PASS'
 done
 
-# document prints docs/reliability.md from the figures.
+# document prints docs/reliability.md: its head, which is written by hand, and the rest
+# from the figures.
 document() {
+	sed '/^<!-- from here on/q' docs/reliability.md
 	cat <<'END'
-# Reliability
 
-Slipway's tests strike it with faults and then check that nothing it acknowledged is
-lost and that it serves no wrong byte. This page counts them. `make soak FOR=45m` runs
-them in turn and writes this page; [operating.md](operating.md) says what to do when a
-fault strikes for real.
+## Figures
 
 | fault | struck | turns | turns failed |
 |-|-:|-:|-:|

@@ -48,7 +48,7 @@ type seamContents struct {
 func newSeamContents() *seamContents {
 	c := &seamContents{bytes: map[oci.Digest][]byte{}, images: map[oci.Digest]*seamImage{}}
 	shared := c.layer(1)
-	c.first = c.image(1, shared, c.layer(2), c.put(seamBytes(3, 2000)))
+	c.first = c.image(1, shared, c.largeLayer(2), c.put(seamBytes(3, 2000)))
 	c.second = c.image(2, shared, c.layer(4))
 	c.multi = c.index(c.image(3, c.layer(5)), c.image(4, shared, c.layer(6)))
 	c.adopted = c.image(5, shared, c.layer(7))
@@ -76,11 +76,16 @@ func (c *seamContents) put(b []byte) oci.Digest {
 }
 
 // layer makes a layer that is too large for the catalogue, and can be converted.
-func (c *seamContents) layer(seed uint64) oci.Digest {
+func (c *seamContents) layer(seed uint64) oci.Digest { return c.layerOf(seed, 20_000) }
+
+// largeLayer makes one that is too large for RAM: it is not read before it is served.
+func (c *seamContents) largeLayer(seed uint64) oci.Digest { return c.layerOf(seed, 80_000) }
+
+func (c *seamContents) layerOf(seed uint64, size int) oci.Digest {
 	var buf bytes.Buffer
 	z := gzip.NewWriter(&buf)
 	w := tar.NewWriter(z)
-	body := seamBytes(seed, 20_000)
+	body := seamBytes(seed, size)
 	err := errors.Join(w.WriteHeader(&tar.Header{Name: fmt.Sprintf("file%d", seed), Mode: 0o644, Size: int64(len(body)), Typeflag: tar.TypeReg}),
 		second(w.Write(body)), w.Close(), z.Close())
 	if err != nil {
