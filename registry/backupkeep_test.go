@@ -13,9 +13,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"example.org/slipway/catalog"
 	"example.org/slipway/objstore/memstore"
 	"example.org/slipway/objstore/objtest"
-	"example.org/slipway/catalog"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 )
@@ -275,6 +275,9 @@ func TestBackupOfSuspects(t *testing.T) {
 				t.Errorf("restored (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
 // damagedSource is a registry whose copies of some contents are damaged.
 type damagedSource struct {
 	registry.Source
