@@ -28,7 +28,7 @@ func verdictValues() map[string]error {
 // of the database, of a caller, or of something around the changes.
 func failureNames() []string {
 	return []string{"errClosed", "errEnough", "ErrFull", "ErrLeaseLost", "ErrUnavailable", "errConnectionString", "errGivenUp", "errNotCommitted",
-		"errWarned", "undecidedError"}
+		"errWarned", "undecidedError", "LogDamagedError"}
 }
 
 // errorsDeclared returns the error variables and error types of this package's source.
