@@ -251,7 +251,7 @@ func (r *Registry) openBlob(ctx context.Context, repo string, d oci.Digest, b ra
 		}
 		return c, nil
 	}
-	here, err := r.inOrder(ctx, d, obj.Info())
+	here, err := r.inOrder(ctx, d, obj.Info(), false)
 	if err == nil && !here {
 		err = blobLost(repo, d)
 	}

@@ -193,7 +193,7 @@ func (r *Registry) look(ctx context.Context, d oci.Digest, size int64) (now int6
 	}
 	info, here, err := r.glance(ctx, d, size)
 	if here {
-		here, err = r.inOrder(ctx, d, info)
+		here, err = r.inOrder(ctx, d, info, true)
 	}
 	return info.Size, here, err
 }
@@ -217,20 +217,27 @@ func (r *Registry) glance(ctx context.Context, d oci.Digest, size int64) (info o
 	return info, false, r.doubt(ctx, d, err)
 }
 
-// inOrder compares an object of which a client is about to be told with its digest, unless
-// that was done before. Of a large one the client is told at once, and it is compared
-// later. What another machine has is compared when it is read.
-func (r *Registry) inOrder(ctx context.Context, d oci.Digest, info objstore.Info) (bool, error) {
+// patience is how long a client waits for the comparison of an object before it is told
+// that the object is here: enough for some 5 GB, and less than clients wait.
+const patience = 10 * time.Second
+
+// inOrder compares an object with its digest before a client is told of it, unless that
+// was done before. If that takes longer than patience, or the object is large and large is
+// false, the client is told at once, and the comparison goes on. What another machine has
+// is compared when it is read.
+func (r *Registry) inOrder(ctx context.Context, d oci.Digest, info objstore.Info, large bool) (bool, error) {
 	if r.distant || r.hashedBefore(d, info) {
 		return true, nil
 	}
-	if info.Size > hashedInline {
+	if info.Size > hashedInline && !large {
 		r.checkLater(d, info.Size)
 		return true, nil
 	}
 	c := r.check(d, info.Size, true)
-	if err := await(ctx, c.done); err != nil {
-		return false, err
+	waiting, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	if err := await(waiting, c.done); err != nil {
+		return ctx.Err() == nil, ctx.Err()
 	}
 	switch {
 	case c.err == nil:
