@@ -146,7 +146,7 @@ func TestNotCanonical(t *testing.T) {
 		"path":                  func(x *gear.Index) { x.Entries[10].Path = "c/../d" },
 		"NUL":                   func(x *gear.Index) { x.Entries[10].Path = "c\x00" },
 		"long path":             func(x *gear.Index) { x.Entries[10].Path = "c" + strings.Repeat("/c", 2048) },
-		"deep path":             func(x *gear.Index) { x.Entries[10].Path = "c-" + strings.Repeat("/c", 256) },
+		"deep path":             func(x *gear.Index) { x.Entries[10].Path = "c-" + strings.Repeat("/c", 2048) },
 		"below a file":          func(x *gear.Index) { x.Entries[10].Path = "c/x" },
 		"root no directory":     func(x *gear.Index) { x.Entries[0].Type = rootfs.Fifo },
 		"type":                  func(x *gear.Index) { x.Entries[11].Type = 99 },

@@ -6,11 +6,11 @@ import (
 )
 
 // Bounds of a path, those of package rootfs: what Linux takes in bytes (PATH_MAX
-// counts a closing NUL, NAME_MAX), and a depth that spares whatever recurses.
+// counts a closing NUL, NAME_MAX), and the depth that follows.
 const (
 	maxPath    = 4095
 	maxSegment = 255
-	maxDepth   = 256
+	maxDepth   = (maxPath + 1) / 2
 )
 
 // ComparePaths orders paths as a walk of the tree meets them: the root, then
@@ -60,7 +60,7 @@ func validPath(p string) error {
 	if p == "" || len(p) > maxPath {
 		return errors.New("path is empty or too long")
 	}
-	start, depth := 0, 0
+	start := 0
 	for i := 0; i <= len(p); i++ {
 		if i < len(p) && p[i] != '/' {
 			if p[i] == 0 {
@@ -72,8 +72,8 @@ func validPath(p string) error {
 		case "", ".", "..":
 			return errors.New("path is not clean")
 		}
-		if depth++; i-start > maxSegment || depth > maxDepth {
-			return errors.New("path has a segment that is too long, or too many")
+		if i-start > maxSegment {
+			return errors.New("path has a segment that is too long")
 		}
 		start = i + 1
 	}

@@ -77,6 +77,8 @@ type Report struct {
 	// Duplicates are contents at several paths, Largest the largest files.
 	Duplicates []Duplicate `json:"duplicates"`
 	Largest    []FileSize  `json:"largest"`
+	// LeftOut is what the layers have and a mounted tree has not.
+	LeftOut []LeftOut `json:"left_out,omitempty"`
 	// Shared is what each of the other images has too, SharedAny what any has.
 	Shared    []Shared `json:"shared"`
 	SharedAny *Shared  `json:"shared_any,omitempty"`
@@ -101,6 +103,12 @@ type LayerReport struct {
 type FileSize struct {
 	Path string `json:"path"`
 	Size int64  `json:"size"`
+}
+
+// LeftOut is something of a file that a mounted tree cannot have, and why.
+type LeftOut struct {
+	Path string `json:"path"`
+	What string `json:"what"`
 }
 
 // Duplicate is a content at several paths.
@@ -150,6 +158,13 @@ func (c *Client) Inspect(ctx context.Context, img *Image, o InspectOptions) (*Re
 	r.IndexBytes = int64(n)
 	r.Largest = largest(r.index, o.Top)
 	r.Duplicates = duplicates(r.index, o.Top)
+	for i := range r.index.Entries {
+		e := &r.index.Entries[i]
+		_, _, _, notes := gear.Mountable(&e.Entry)
+		for _, n := range notes {
+			r.LeftOut = append(r.LeftOut, LeftOut{e.Path, n})
+		}
+	}
 	return r, nil
 }
 

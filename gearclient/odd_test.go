@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -121,4 +122,21 @@ func (b *bed) walk(t testing.TB, tag string) error {
 	}
 	_, err = b.Convert(t.Context(), "odd", tag, gearclient.ConvertOptions{})
 	return err
+}
+
+// TestLeftOut: what a mounted tree will lack is told.
+func TestLeftOut(t *testing.T) {
+	b := newBed(t)
+	f := file("f", "x")
+	f.PAXRecords = map[string]string{"SCHILY.xattr.com.apple.provenance": "\x01", "SCHILY.xattr.user.ok": "1", "LIBARCHIVE.xattr.user.bad": "!!"}
+	b.pushImage("odd", "attributes", "linux/amd64", [][]byte{layer(t, f)})
+	r, err := b.Inspect(t.Context(), b.image("odd", "attributes"), gearclient.InspectOptions{})
+	must(t, err)
+	var got []string
+	for _, l := range r.LeftOut {
+		got = append(got, l.Path+" "+l.What)
+	}
+	if len(got) != 2 || !strings.Contains(got[0], "LIBARCHIVE.xattr.user.bad") || !strings.Contains(got[1], "com.apple.provenance") {
+		t.Errorf("left out: got %q", got)
+	}
 }

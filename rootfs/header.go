@@ -171,9 +171,14 @@ func xattrs(records map[string]string) ([]Xattr, error) {
 		if !ok {
 			continue
 		}
-		x, err := libarchive(name, value)
-		if err != nil {
-			return nil, err
+		x, ok := libarchive(name, value)
+		if !ok {
+			// Runtimes do not look at these records, so that one that cannot be read
+			// is no fault of the layer. It stays what it is, under its own name.
+			if len(key) <= maxXattrName {
+				list = append(list, Xattr{strings.Clone(key), strings.Clone(value)})
+			}
+			continue
 		}
 		// star's form wins as for runtimes, with the name encoded or not.
 		_, plain := records[schilyXattr+x.Name]
@@ -188,26 +193,27 @@ func xattrs(records map[string]string) ([]Xattr, error) {
 	// Two encodings of one name; which of them came last is not known.
 	list = slices.CompactFunc(list, func(a, b Xattr) bool { return a.Name == b.Name })
 	for _, x := range list {
-		if x.Name == "" || len(x.Name) > maxXattrName || strings.IndexByte(x.Name, 0) >= 0 {
+		if !validXattrName(x.Name) {
 			return nil, fmt.Errorf("extended attribute with the name %.300q", x.Name)
 		}
 	}
 	return list, nil
 }
 
-// libarchive decodes an extended attribute in libarchive's form. It has been
+// libarchive decodes an extended attribute in libarchive's form, if it can be. It has been
 // written with and without padding and in both alphabets.
-func libarchive(name, value string) (Xattr, error) {
+func libarchive(name, value string) (x Xattr, ok bool) {
 	plain, err := url.PathUnescape(name)
-	if err != nil {
-		return Xattr{}, fmt.Errorf("name of an extended attribute: %w", err)
+	if err != nil || !validXattrName(plain) {
+		return Xattr{}, false
 	}
 	std := strings.NewReplacer("-", "+", "_", "/").Replace(strings.TrimRight(value, "="))
 	raw, err := base64.RawStdEncoding.DecodeString(std)
-	if err != nil {
-		return Xattr{}, fmt.Errorf("extended attribute %.300q: %w", plain, err)
-	}
-	return Xattr{strings.Clone(plain), string(raw)}, nil
+	return Xattr{strings.Clone(plain), string(raw)}, err == nil
+}
+
+func validXattrName(name string) bool {
+	return name != "" && len(name) <= maxXattrName && strings.IndexByte(name, 0) < 0
 }
 
 func xattrBytes(list []Xattr) (n int64) {

@@ -41,8 +41,8 @@ type Options struct {
 	// an entry together. Default 128 KiB; Linux allows 64 KiB a value.
 	MaxXattrBytes int64
 	// MaxWindow is the largest zstd window in bytes, at most 2 GiB. So much
-	// memory is held while decoding. Default 64 MiB, which is what zstd needs up
-	// to level 21; --ultra -22 and --long need 128 MiB, --long=31 needs 2 GiB.
+	// memory is held while decoding. Default 128 MiB, which is what zstd needs for
+	// --ultra -22 and --long; --long=31 needs 2 GiB.
 	// Without --ultra and --long zstd stays at or below 8 MiB.
 	MaxWindow int64
 }
@@ -62,7 +62,7 @@ func (o *Options) withDefaults() Options {
 	def(&f.MaxMetadataBytes, 128<<20)
 	def(&f.MaxXattrs, 256)
 	def(&f.MaxXattrBytes, 128<<10)
-	def(&f.MaxWindow, 64<<20)
+	def(&f.MaxWindow, 128<<20)
 	return f
 }
 
@@ -106,7 +106,7 @@ func (e *LimitError) Error() string {
 	case "MaxXattrBytes":
 		what, hint = "more than %d bytes of extended attributes", "remove some"
 	case "MaxWindow":
-		what, hint = "a zstd window of more than %d bytes", "compress without --ultra and --long"
+		what, hint = "a zstd window of more than %d bytes", "compress with --long=27 or less"
 	}
 	at := ""
 	if e.Entry != "" {

@@ -68,7 +68,7 @@ func TestLimits(t *testing.T) {
 		{"MaxXattrs", &rootfs.Options{MaxXattrs: 5}, attrs(5, 1), attrs(6, 1), "f0"},
 		{"MaxXattrBytes", &rootfs.Options{MaxXattrBytes: 1016}, attrs(2, 500), attrs(2, 501), "f0"},
 		{"MaxWindow", &rootfs.Options{MaxWindow: 1 << 20}, window(20), window(21), ""},
-		{"MaxWindow", nil, window(26), window(27), ""},
+		{"MaxWindow", nil, window(27), window(28), ""},
 		{"MaxWindow", &rootfs.Options{MaxWindow: 1 << 20}, window(20), segment(2), ""},
 	} {
 		t.Run(tt.limit, func(t *testing.T) {

@@ -7,12 +7,11 @@ import (
 	"strings"
 )
 
-// What Linux takes, in bytes: PATH_MAX counts a closing NUL. No real image
-// comes near maxDepth; it spares consumers that recurse.
+// What Linux takes, in bytes: PATH_MAX counts a closing NUL. It bounds how deep a
+// tree is, too: 2,048 directories.
 const (
 	maxPath    = 4095
 	maxSegment = 255
-	maxDepth   = 256
 )
 
 const (
@@ -36,8 +35,8 @@ var (
 //
 // A name that leads out of the root ("../x", "/../x", "a/../../x") is an error,
 // as in Docker; containerd would confine it, but no archiver writes such names.
-// So is a name with a NUL byte, of more than 4,095 bytes, with a segment of more
-// than 255, or deeper than 256 directories.
+// So is a name with a NUL byte, of more than 4,095 bytes, or with a segment of more
+// than 255.
 func CleanPath(name string) (string, error) {
 	p, err := resolve(name)
 	if err != nil {
@@ -62,13 +61,9 @@ func checkShape(p string) error {
 	if len(p) > maxPath {
 		return fmt.Errorf("name of %d bytes; Linux allows %d", len(p), maxPath)
 	}
-	depth := 0
 	for seg := range strings.SplitSeq(p, "/") {
 		if len(seg) > maxSegment {
 			return fmt.Errorf("name with a segment of %d bytes; Linux allows %d", len(seg), maxSegment)
-		}
-		if depth++; depth > maxDepth {
-			return fmt.Errorf("name with more than %d segments", maxDepth)
 		}
 	}
 	return nil

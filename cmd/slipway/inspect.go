@@ -137,6 +137,15 @@ func printInspected(w io.Writer, r *gearclient.Report) {
 	for _, l := range r.Largest {
 		fmt.Fprintf(w, "    %10s  %s\n", size(l.Size), printable(l.Path))
 	}
+	if n := len(r.LeftOut); n > 0 {
+		fmt.Fprintln(w, "\na mounted tree lacks:")
+		for _, l := range r.LeftOut[:min(n, leftOutLines)] {
+			fmt.Fprintf(w, "    %s: %s\n", printable(l.Path), printable(l.What))
+		}
+		if n > leftOutLines {
+			fmt.Fprintf(w, "    and %d more (--json lists all)\n", n-leftOutLines)
+		}
+	}
 	if len(r.Shared) > 0 {
 		fmt.Fprintln(w, "\nshared with:")
 	}
@@ -157,6 +166,9 @@ func printInspected(w io.Writer, r *gearclient.Report) {
 		fmt.Fprintf(w, "not compared with %s\n", s)
 	}
 }
+
+// leftOutLines bounds what is printed: some archivers give every file such attributes.
+const leftOutLines = 10
 
 func stats(s *gearclient.Stats) string {
 	text := fmt.Sprintf("%d directories, %d files of %s", s.Dirs, s.Files, size(s.Bytes))

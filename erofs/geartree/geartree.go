@@ -28,7 +28,8 @@ type Tree struct {
 
 // Of returns the tree of an index, which must be that of a whole one
 // ([gear.Index.Flat]). Directories that nothing describes are there with mode
-// 0755 of root and the epoch as time. Nothing is escaped or left out. That names
+// 0755 of root and the epoch as time. Nothing is escaped, and left out is only what
+// [gear.Mountable] leaves out. That names
 // differ and that nodes can be in some file system is left to whoever writes
 // one. Errors: *[erofs.Error].
 func Of(x *gear.Index) (*Tree, error) {
@@ -123,10 +124,11 @@ func (b *builder) node(e *gear.Entry) (n erofs.Node, file int32, err error) {
 		}
 		return erofs.Node{Link: b.nodeOf[t]}, -1, nil
 	}
+	xs, major, minor, _ := gear.Mountable(&e.Entry)
 	n = erofs.Node{
 		Mode: e.Mode, UID: e.UID, GID: e.GID, Sec: e.Sec, Nsec: e.Nsec,
-		Size: e.Size, Target: e.Link, Major: e.Major, Minor: e.Minor,
-		Xattrs: xattrs(e.Xattrs),
+		Size: e.Size, Target: e.Link, Major: major, Minor: minor,
+		Xattrs: xattrs(xs),
 	}
 	switch e.Type {
 	case rootfs.Dir:

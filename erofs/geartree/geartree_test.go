@@ -2,6 +2,9 @@ package geartree_test
 
 import (
 	"errors"
+	"maps"
+	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 
@@ -98,5 +101,69 @@ func TestOfErrors(t *testing.T) {
 		if !errors.As(err, &e) || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: got %v, want %s", name, err, test.want)
 		}
+	}
+}
+
+// TestOddEntries gives entries of every type attributes and devices that other
+// systems' archivers write: every tree can be in an image, what a file can have is
+// in it, and each that is not has a note.
+func TestOddEntries(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(3, 5))
+	prefixes := []string{"user.", "trusted.", "security.", "system.", "com.apple.", "btrfs.", "LIBARCHIVE.xattr.user.", "", "user", "trusted.overlay."}
+	rests := []string{"x", "", "nfs4_acl", "posix_acl_access", "posix_acl_default", "posix_acl", "a.b", "overlay.opaque", strings.Repeat("n", 240), strings.Repeat("n", 250), "\xff"}
+	sizes := []int{0, 1, 100, 65535, 65536, 70000}
+	types := []rootfs.Type{rootfs.Dir, rootfs.File, rootfs.Symlink, rootfs.CharDevice, rootfs.BlockDevice, rootfs.Fifo, rootfs.Socket}
+	kept := 0
+	for n := range 3000 {
+		e := entry("x", types[rnd.IntN(len(types))], -1)
+		switch e.Type {
+		case rootfs.File:
+			e.File = 0
+		case rootfs.Symlink:
+			e.Mode, e.Link = 0, "to"
+		case rootfs.CharDevice, rootfs.BlockDevice:
+			e.Major, e.Minor = rnd.Uint32()>>rnd.IntN(32), rnd.Uint32()>>rnd.IntN(32)
+		}
+		names := map[string]bool{}
+		for range rnd.IntN(8) {
+			names[prefixes[rnd.IntN(len(prefixes))]+rests[rnd.IntN(len(rests))]] = true
+		}
+		delete(names, "")
+		for _, name := range slices.Sorted(maps.Keys(names)) {
+			e.Xattrs = append(e.Xattrs, rootfs.Xattr{Name: name, Value: strings.Repeat("v", sizes[rnd.IntN(len(sizes))])})
+		}
+		before := slices.Clone(e.Xattrs)
+		x := &gear.Index{Entries: []gear.Entry{e}, Files: []gear.File{gear.Empty()}}
+		tree, err := geartree.Of(x)
+		if err != nil {
+			t.Fatalf("tree %d, %+v: %v", n, e, err)
+		}
+		if err := erofs.Check(tree.Nodes); err != nil {
+			t.Fatalf("tree %d of an entry of type %d: %v", n, e.Type, err)
+		}
+		if !slices.Equal(before, e.Xattrs) {
+			t.Fatal("the entry's list was changed; entries share it")
+		}
+		_, _, _, notes := gear.Mountable(&e.Entry)
+		lost := len(e.Xattrs) - len(tree.Nodes[1].Xattrs)
+		if e.Major>>12 > 0 || e.Minor>>20 > 0 {
+			lost++
+		}
+		if len(notes) != lost {
+			t.Fatalf("%d things are left out or changed, with the notes %q", lost, notes)
+		}
+		for _, x := range e.Xattrs {
+			plain := e.Type == rootfs.File || e.Type == rootfs.Dir
+			can := plain && (x.Name == "user.x" || x.Name == "system.posix_acl_access") || x.Name == "trusted.x" || x.Name == "security.a.b"
+			if can && len(x.Value) <= 100 {
+				if !slices.Contains(tree.Nodes[1].Xattrs, erofs.Xattr{Name: x.Name, Value: x.Value}) {
+					t.Fatalf("type %d lacks %s", e.Type, x.Name)
+				}
+				kept++
+			}
+		}
+	}
+	if kept < 100 {
+		t.Errorf("only %d attributes that can be kept were tried", kept)
 	}
 }

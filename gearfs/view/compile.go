@@ -3,6 +3,7 @@ package view
 import (
 	"context"
 	"encoding/hex"
+	"slices"
 	"strings"
 
 	"example.org/slipway/erofs"
@@ -45,13 +46,13 @@ func tree(ctx context.Context, x *gear.Index) ([]erofs.Node, error) {
 			return nil, context.Cause(ctx)
 		}
 		n := &t.Nodes[i]
-		escape(n.Xattrs)
+		n.Xattrs = escape(n.Xattrs)
 		if file := t.FileOf[i]; file >= 0 && n.Size > 0 {
 			n.Xattrs = join(n.Xattrs, data[2*file:2*file+2:2*file+2])
 		}
 		if isWhiteout(n) {
 			n.Mode = erofs.File | n.Mode&^erofs.TypeMask
-			n.Xattrs = join(n.Xattrs, []erofs.Xattr{{Name: escapedMarks + "whiteout"}, {Name: userMarks + "whiteout"}})
+			mark(n, erofs.Xattr{Name: escapedMarks + "whiteout"}, erofs.Xattr{Name: userMarks + "whiteout"})
 			markWhiteouts(&t.Nodes[n.Parent])
 		}
 	}
@@ -86,29 +87,31 @@ func isWhiteout(n *erofs.Node) bool {
 // markWhiteouts gives a directory the attributes that make an overlay inside
 // the container look for such files in it, unless the image says otherwise.
 func markWhiteouts(n *erofs.Node) {
-	for _, x := range []erofs.Xattr{
-		{Name: escapedMarks + "whiteouts"}, // Linux 6.7
-		{Name: escapedMarks + "opaque", Value: "x"},
-		{Name: userMarks + "whiteouts"},
-		{Name: userMarks + "opaque", Value: "x"},
-	} {
-		has := false
-		for _, old := range n.Xattrs {
-			has = has || old.Name == x.Name
-		}
-		if !has {
+	mark(n,
+		erofs.Xattr{Name: escapedMarks + "whiteouts"}, // Linux 6.7
+		erofs.Xattr{Name: escapedMarks + "opaque", Value: "x"},
+		erofs.Xattr{Name: userMarks + "whiteouts"},
+		erofs.Xattr{Name: userMarks + "opaque", Value: "x"})
+}
+
+// mark gives a node those attributes that it does not have.
+func mark(n *erofs.Node, xs ...erofs.Xattr) {
+	for _, x := range xs {
+		if !slices.ContainsFunc(n.Xattrs, func(old erofs.Xattr) bool { return old.Name == x.Name }) {
 			n.Xattrs = join(n.Xattrs, []erofs.Xattr{x})
 		}
 	}
 }
 
-// escape renames the attributes that would steer the overlay.
-func escape(xs []erofs.Xattr) {
+// escape renames the attributes that would steer the overlay. One whose name is
+// then too long means nothing to any overlay, and is left out.
+func escape(xs []erofs.Xattr) []erofs.Xattr {
 	for i, x := range xs {
 		if rest, ok := strings.CutPrefix(x.Name, marks); ok {
 			xs[i].Name = escapedMarks + rest
 		}
 	}
+	return slices.DeleteFunc(xs, func(x erofs.Xattr) bool { return len(x.Name) > erofs.MaxName })
 }
 
 // join is append for lists that may be shared.

@@ -78,19 +78,18 @@ func TestCompileErrors(t *testing.T) {
 	order := &gear.Index{Entries: []gear.Entry{
 		{File: -1, Entry: rootfs.Entry{Path: "d/a", Type: rootfs.Fifo}}, {File: -1, Entry: rootfs.Entry{Path: "e", Type: rootfs.Fifo}},
 		{File: -1, Entry: rootfs.Entry{Path: "d/b", Type: rootfs.Fifo}}}}
-	attribute, _ := index(t, dir("d"), file("d/f", "x").xattrs("odd.name", "v"))
-	device, _ := index(t, member{Entry: rootfs.Entry{Path: "dev", Type: rootfs.BlockDevice, Major: 1 << 20}})
+	good, _ := index(t, file("f", "x"))
+	target := &gear.Index{Entries: []gear.Entry{{File: -1, Entry: rootfs.Entry{Path: "d/l", Type: rootfs.Symlink, Link: strings.Repeat("t", 4096)}}}}
 	for name, test := range map[string]struct {
 		x    *gear.Index
 		want string
 	}{
-		"whiteout":  {whiteout, `"gone" is a whiteout`},
-		"link":      {link, `"l" is a hard link to "nowhere"`},
-		"content":   {content, `"f" is a file without content`},
-		"root":      {root, `"." is the root`},
-		"order":     {order, `"d" is there twice`},
-		"attribute": {attribute, `"d/f" has attribute "odd.name"`},
-		"device":    {device, `"dev" is device`},
+		"whiteout": {whiteout, `"gone" is a whiteout`},
+		"link":     {link, `"l" is a hard link to "nowhere"`},
+		"content":  {content, `"f" is a file without content`},
+		"root":     {root, `"." is the root`},
+		"order":    {order, `"d" is there twice`},
+		"target":   {target, `"d/l" has a link target of 4096 bytes`},
 	} {
 		at := t.TempDir()
 		_, err := view.Compile(t.Context(), test.x, at)
@@ -102,15 +101,14 @@ func TestCompileErrors(t *testing.T) {
 		}
 	}
 	var e *erofs.Error
-	if _, err := view.Compile(t.Context(), attribute, t.TempDir()); !errors.As(err, &e) || e.Path != "d/f" {
-		t.Errorf("the error for an attribute is %v", err)
+	if _, err := view.Compile(t.Context(), target, t.TempDir()); !errors.As(err, &e) || e.Path != "d/l" {
+		t.Errorf("the error for a target is %v", err)
 	}
-	if _, err := view.Compile(t.Context(), attribute, "/nowhere"); err == nil {
+	if _, err := view.Compile(t.Context(), good, "/nowhere"); err == nil {
 		t.Error("a directory that is not there is no error")
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	good, _ := index(t, file("f", "x"))
 	if _, err := view.Compile(ctx, good, t.TempDir()); !errors.Is(err, context.Canceled) {
 		t.Errorf("with a context that has ended: %v", err)
 	}

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"example.org/slipway/gearfs/view"
+	"example.org/slipway/rootfs"
 )
 
 // TestLikePlainOverlay does the same at random to an image and to a plain overlay
@@ -161,4 +162,35 @@ func shape(t *testing.T, root string) map[string]string {
 		}
 	}
 	return out
+}
+
+// TestOddTrees mounts what other systems' archivers write, and deep trees.
+func TestOddTrees(t *testing.T) {
+	r := newRig(t)
+	deep := strings.Repeat("d/", 1500) + "f"
+	odd := []string{"LIBARCHIVE.xattr.user.x", "!!", "com.apple.provenance", "\x01", "system.nfs4_acl", "acl", "system.posix_acl_default", acl,
+		"trusted.overlay." + strings.Repeat("n", 239), "long", "trusted.overlay.whiteout", "mine", "user.", "", "user.ok", "yes"}
+	device := other("whiteout", rootfs.CharDevice).xattrs(odd...)
+	large := other("device", rootfs.BlockDevice)
+	large.Major, large.Minor = 1<<20|8, 1<<31|5
+	in := r.container(dir("dir").xattrs(odd...), file("file", "text").xattrs(odd...), other("link", rootfs.Symlink).link("file").xattrs(odd...),
+		device, large, file(deep, "deep"))
+	if got := read(t, in("file")); got != "text" {
+		t.Errorf("the file holds %q", got)
+	}
+	for _, name := range []string{"file", "dir"} {
+		if got := xattr(t, in(name), "user.ok"); got != "yes" {
+			t.Errorf("user.ok of the %s is %q", name, got)
+		}
+	}
+	if st := stat(t, in("device")); st.Rdev != unix.Mkdev(8, 5) {
+		t.Errorf("the device is %#x", st.Rdev)
+	}
+	at, err := os.OpenRoot(in(""))
+	must(t, err)
+	defer at.Close()
+	got, err := fs.ReadFile(at.FS(), deep)
+	if err != nil || string(got) != "deep" {
+		t.Errorf("the file %d directories down: %q, %v", strings.Count(deep, "/"), got, err)
+	}
 }
