@@ -180,6 +180,9 @@ func (s *fakeSource) Range(ctx context.Context, f gear.File, off, n int64, _ boo
 			return nil, err
 		}
 	}
+	if off+n > int64(len(s.body[f.Name])) {
+		return nil, fmt.Errorf("file %x has %d bytes", f.Name, len(s.body[f.Name]))
+	}
 	var r io.Reader = bytes.NewReader(s.body[f.Name][off : off+n])
 	if s.hook != nil {
 		var err error

@@ -218,8 +218,9 @@ func (t *fileTable) eachFrom(from int, do func(i int, f gear.File) bool) error {
 	return nil
 }
 
-// clash returns what two tables say differently of one file.
-func (t *fileTable) clash(o *fileTable) error {
+// clash returns the first file of which two tables say different things, as this
+// one has it.
+func (t *fileTable) clash(o *fileTable) (gear.File, error) {
 	for i, j := 0, 0; i < len(t.keys) && j < len(o.keys); {
 		// Names that share 63 bits would share a node of the pool.
 		if c := cmp.Compare(t.keys[i]>>1, o.keys[j]>>1); c != 0 {
@@ -232,24 +233,24 @@ func (t *fileTable) clash(o *fileTable) error {
 		}
 		a, err := t.whole(i)
 		if err != nil {
-			return err
+			return a, err
 		}
 		b, err := o.whole(j)
 		if err != nil {
-			return err
+			return a, err
 		}
 		switch {
 		case a.Name != b.Name:
-			return fmt.Errorf("files %x and %x: %w", a.Name, b.Name, errNodeClash)
+			return a, fmt.Errorf("files %x and %x: %w", a.Name, b.Name, errNodeClash)
 		case a.Size != b.Size:
-			return fmt.Errorf("file %x of %d bytes and of %d: %w", a.Name, a.Size, b.Size, ErrConflict)
+			return a, fmt.Errorf("file %x of %d bytes and of %d: %w", a.Name, a.Size, b.Size, ErrConflict)
 		case !slices.Equal(a.Chunks, b.Chunks):
-			return fmt.Errorf("file %x with other chunks: %w", a.Name, ErrConflict)
+			return a, fmt.Errorf("file %x with other chunks: %w", a.Name, ErrConflict)
 		}
 		i++
 		j++
 	}
-	return nil
+	return gear.File{}, nil
 }
 
 // selfClash tells whether two names of one table share 63 bits.

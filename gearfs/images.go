@@ -20,8 +20,8 @@ import (
 )
 
 // ErrConflict is returned, wrapped, by AddImage for an index that says something
-// else of a file than one that is known: one of the two lies, and since a cached
-// file serves all images, none may be believed against another.
+// else of a file than one that is known, and cannot prove it: one of the two lies,
+// and since a cached file serves all images, only the content itself is believed.
 var ErrConflict = errors.New("contradicts another image")
 
 var errNodeClash = poolfs.ErrCollision
@@ -163,7 +163,7 @@ func (s *Service) AddImage(spec ImageSpec, x *gear.Index) error {
 	}
 	img, err := s.openImage(dir)
 	if err == nil {
-		err = s.clash(img)
+		err = s.settle(img)
 	}
 	if err != nil {
 		if img != nil {
@@ -187,19 +187,6 @@ func uniqueRefs(refs []SourceRef) []SourceRef {
 		}
 	}
 	return out
-}
-
-// clash compares an image with all others.
-func (s *Service) clash(img *image) error {
-	if err := img.table.selfClash(); err != nil {
-		return err
-	}
-	for _, o := range s.allImages() {
-		if err := img.table.clash(o.table); err != nil {
-			return fmt.Errorf("%w (image %s)", err, o.chain)
-		}
-	}
-	return nil
 }
 
 // storeImage writes what is kept of an image, the record last.
@@ -342,6 +329,11 @@ func (s *Service) loadImages() error {
 func (s *Service) RemoveImage(chain string) error {
 	s.addMu.Lock()
 	defer s.addMu.Unlock()
+	return s.remove(chain)
+}
+
+// remove is RemoveImage while addMu is held.
+func (s *Service) remove(chain string) error {
 	s.imagesMu.Lock()
 	img := s.images[chain]
 	delete(s.images, chain)
