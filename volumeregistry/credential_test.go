@@ -2,7 +2,6 @@ package volumeregistry_test
 
 import (
 	"context"
-	"fmt"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -85,7 +84,7 @@ func TestCredentialsAreFew(t *testing.T) {
 	for _, ctx := range []context.Context{t.Context(), oci.WithActor(t.Context(), &oci.Actor{Addr: "192.0.2.1:1"})} {
 		before := made.Load()
 		if c, err := b.svc.Credential(ctx, repo, images[0], false, ""); !oci.HasCode(err, oci.CodeDenied) || made.Load() != before {
-			t.Error(fmt.Sprintf("nobody in particular gets %+v, %v", c, err))
+			t.Errorf("nobody in particular gets %+v, %v", c, err)
 		}
 	}
 }
