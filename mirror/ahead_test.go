@@ -48,7 +48,9 @@ func TestAhead(t *testing.T) {
 // TestAheadOfLies: a blob that is larger than its manifest says is not fetched to
 // its end for nobody.
 func TestAheadOfLies(t *testing.T) {
-	b := newBed(t, aheadUpTo(sizeSmall))
+	s := aheadUpTo(sizeSmall)
+	s.lying = true
+	b := newBed(t, s)
 	data := random(4, sizeLarge)
 	_, m := b.o.image("app", "v1", `{"os":"linux","architecture":"amd64"}`, data)
 	m.Layers[0].Size = 1000

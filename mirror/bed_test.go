@@ -109,10 +109,11 @@ type origin struct {
 	faults   func(r *http.Request) *fault
 }
 
-func newOrigin(t testing.TB) *origin {
+// newOrigin starts an upstream. A lying one takes manifests as they are, also such that
+// lie about the sizes of blobs.
+func newOrigin(t testing.TB, lying bool) *origin {
 	t.Helper()
-	// It takes manifests as they are, also such that lie about the sizes of blobs.
-	o := &origin{t: t, Registry: newRegistry(t, memstore.New(nil), &registry.Options{MissingBlobs: true}), requests: map[string]int{}, sent: map[string]int64{}}
+	o := &origin{t: t, Registry: newRegistry(t, memstore.New(nil), &registry.Options{MissingBlobs: lying}), requests: map[string]int{}, sent: map[string]int64{}}
 	o.handler = server.New(o.Registry, &server.Options{Logger: slog.New(slog.DiscardHandler)})
 	o.srv = httptest.NewServer(o)
 	o.url = o.srv.URL
@@ -328,11 +329,13 @@ type settings struct {
 	upstream func(*upstream.Options)
 	// wrap the store of the mirror.
 	wrap func(mirror.Store) mirror.Store
+	// lying is what the upstream may do; see newOrigin.
+	lying bool
 }
 
 func newBed(t testing.TB, s settings) *bed {
 	t.Helper()
-	b := &bed{t: t, o: newOrigin(t), clock: &clock{}}
+	b := &bed{t: t, o: newOrigin(t, s.lying), clock: &clock{}}
 	root := t.TempDir()
 	store, err := fsstore.New(root, nil)
 	if err != nil {

@@ -154,7 +154,7 @@ func TestLateStranger(t *testing.T) {
 func TestTruncatedMirror(t *testing.T) {
 	for _, c := range []struct{ size, copied int }{{sizeTiny, 100}, {sizeSmall, 64 << 10}, {sizeLarge, 1000}, {sizeTiny, 0}} {
 		t.Run(fmt.Sprint(c.copied, " of ", c.size), func(t *testing.T) {
-			short := newOrigin(t)
+			short := newOrigin(t, false)
 			b := newBed(t, settings{upstream: func(o *upstream.Options) { o.Mirrors = []string{short.url} }})
 			data := random(1, c.size)
 			b.o.push("app", data)

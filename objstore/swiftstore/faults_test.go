@@ -435,7 +435,7 @@ func testSilent(t *testing.T, b *bed) {
 		case !strings.HasSuffix(req.URL.Path, "s/x"):
 			return nil, nil
 		case req.Method == http.MethodGet: // it falls silent within the body
-			resp := answer(req, http.StatusOK, nil)
+			resp := answer(req, http.StatusOK, map[string]string{"Etag": "x"})
 			resp.ContentLength = 1000
 			resp.Body = io.NopCloser(io.MultiReader(strings.NewReader("begin"), hanging{req.Context()}))
 			return resp, nil
