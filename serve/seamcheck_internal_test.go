@@ -106,7 +106,7 @@ func (w *world) backupComplete() error {
 
 // indexFreed checks that a collection took what only a deleted index kept.
 func (w *world) indexFreed() error {
-	if !w.o.freed || w.o.harmed || w.remote != nil {
+	if !w.o.freed.Load() || w.o.harmed.Load() || w.remote != nil {
 		return nil
 	}
 	for _, c := range w.multi.children {
@@ -140,7 +140,7 @@ func (w *world) served() error {
 			return fmt.Errorf("%s:%s points at %s, and may point at %v", r.repo, r.tag, m.Digest, set)
 		}
 		// One that is damaged may count as missing, so that it is pushed again.
-		if oci.HasCode(err, oci.CodeManifestUnknown) && !set[""] && !w.o.harmed {
+		if oci.HasCode(err, oci.CodeManifestUnknown) && !set[""] && !w.o.harmed.Load() {
 			return fmt.Errorf("%s:%s is gone, and must point at %v", r.repo, r.tag, set)
 		}
 	}
@@ -176,7 +176,7 @@ func (w *world) copies(dir string) (map[oci.Digest]bool, error) {
 // root, its store when that is away, and its backup.
 func (w *world) ownCopies() map[oci.Digest]bool {
 	all := map[oci.Digest]bool{}
-	for _, dir := range []string{w.root(), w.objects(), w.backup(), filepath.Join(w.dir, "away")} {
+	for _, dir := range []string{w.root(), w.objects(), w.backup(), w.away()} {
 		has, err := w.copies(dir)
 		if err != nil {
 			w.fault("the model itself works", err)
@@ -250,7 +250,7 @@ func (w *world) recover() error {
 	}
 	maps.Copy(reachable, source)
 	want := w.o.required()
-	w.o.full = false
+	w.o.full.Store(false)
 	if err := storeBack(w); err != nil {
 		return &violation{"the registry opens", err}
 	}

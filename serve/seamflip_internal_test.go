@@ -178,7 +178,7 @@ func (w *world) flipped(hit map[oci.Digest]bool, next []seamOp) error {
 		w.say("open: %v", err)
 		return nil // noticed
 	}
-	w.o.harmed = true
+	w.o.harmed.Store(true)
 	if err := w.served(); err != nil {
 		return err
 	}

@@ -48,8 +48,8 @@ func seamOps() []seamOp {
 		{"flip-row", flipRow, nil, true},
 		{"away", storeAway, nil, false},
 		{"back", storeBack, nil, false},
-		{"full", func(w *world) error { w.o.full = true; return nil }, nil, false},
-		{"room", func(w *world) error { w.o.full = false; return nil }, nil, false},
+		{"full", func(w *world) error { w.o.full.Store(true); return nil }, nil, false},
+		{"room", func(w *world) error { w.o.full.Store(false); return nil }, nil, false},
 		{"kill", (*world).kill, nil, false},
 		{"restart", (*world).restart, nil, false},
 		{"day", clockOp(25 * time.Hour), nil, false},
@@ -98,8 +98,8 @@ func (w *world) pushAgain(repo, tag string, im *seamImage) error {
 // acknowledged is for pushes: an image that was answered 201 can be read at once.
 func (w *world) acknowledged(repo, tag string) error {
 	for d := range w.o.tags[seamRef{repo, tag}] {
-		if d != "" && len(w.o.tags[seamRef{repo, tag}]) == 1 && !w.o.away {
-			if err := w.pull(repo, tag, d); err != nil && !w.o.harmed {
+		if d != "" && len(w.o.tags[seamRef{repo, tag}]) == 1 && !w.o.away.Load() {
+			if err := w.pull(repo, tag, d); err != nil && !w.o.harmed.Load() {
 				w.fault("what was acknowledged can be read at once", err)
 			}
 		}
@@ -136,7 +136,7 @@ func deleteIndex(w *world) error {
 	if err == nil || oci.HasCode(err, oci.CodeManifestUnknown) {
 		w.o.is("app", "multi", "")
 	}
-	w.o.freed = err == nil
+	w.o.freed.Store(err == nil)
 	return err
 }
 
@@ -153,7 +153,7 @@ func adoptDistribution(w *world) error {
 		return err
 	}
 	im := w.adopted
-	if !w.o.away {
+	if !w.o.away.Load() {
 		write := func(path string, b []byte) error {
 			path = filepath.Join(w.objects(), "docker/registry/v2", path)
 			if _, err := os.Stat(path); err == nil {
@@ -175,13 +175,13 @@ func adoptDistribution(w *world) error {
 		}
 	}
 	dry, dryErr := AdoptInPlace(w.ctx, w.config(), true, registry.AdoptOptions{Verify: true, Logger: quiet})
-	if !w.o.away {
+	if !w.o.away.Load() {
 		w.o.may("dist", "v1", im.digest)
 	}
 	rep, err := AdoptInPlace(w.ctx, w.config(), false, registry.AdoptOptions{Verify: true, Logger: quiet})
 	if err == nil && len(rep.Lacks()) > 0 { // as the command does
 		err = fmt.Errorf("the storage lacks %v", rep.Lacks())
-	} else if err == nil && !w.o.away {
+	} else if err == nil && !w.o.away.Load() {
 		w.o.is("dist", "v1", im.digest)
 	}
 	if err := w.open(); err != nil {
@@ -198,7 +198,7 @@ func adoptDistribution(w *world) error {
 // only the first has.
 func damageOp(change func([]byte) []byte) func(*world) error {
 	return func(w *world) error {
-		w.o.harmed = true
+		w.o.harmed.Store(true)
 		for _, d := range w.first.blobs {
 			path := filepath.Join(w.objects(), registry.BlobKey(d))
 			b, err := os.ReadFile(path)
@@ -221,11 +221,11 @@ func damageOp(change func([]byte) []byte) func(*world) error {
 // returnObjects puts the objects of the first image's layers where they belong, as an
 // operator does who found them on another disk.
 func returnObjects(w *world) error {
-	w.o.harmed = true
+	w.o.harmed.Store(true)
 	for _, d := range w.first.blobs {
 		path := filepath.Join(w.objects(), registry.BlobKey(d))
 		_, err := os.Stat(path)
-		if !errors.Is(err, fs.ErrNotExist) || w.o.away || len(w.bytes[d]) <= seamLarge {
+		if !errors.Is(err, fs.ErrNotExist) || w.o.away.Load() || len(w.bytes[d]) <= seamLarge {
 			continue
 		}
 		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, w.bytes[d], 0o600)); err != nil {
@@ -241,7 +241,7 @@ const seamLarge = 10_000
 // flipRow changes a bit of contents that the catalogue holds: of a manifest, and of
 // a small layer.
 func flipRow(w *world) error {
-	w.o.harmed = true
+	w.o.harmed.Store(true)
 	db, err := w.catalogue()
 	if err != nil {
 		return err
@@ -258,12 +258,20 @@ func flipRow(w *world) error {
 }
 
 // storeAway takes everything but the catalogue away, as a disk that is not mounted.
-func storeAway(w *world) error { return w.moveStore(w.objects(), filepath.Join(w.dir, "away"), true) }
+func storeAway(w *world) error { return w.moveStore(w.objects(), w.away(), true) }
 
-func storeBack(w *world) error { return w.moveStore(filepath.Join(w.dir, "away"), w.objects(), false) }
+func storeBack(w *world) error { return w.moveStore(w.away(), w.objects(), false) }
+
+// away is where the store's directories are while it is away, on the same file system.
+func (w *world) away() string {
+	if w.remote != nil {
+		return w.objects() + ".away"
+	}
+	return filepath.Join(w.dir, "away")
+}
 
 func (w *world) moveStore(from, to string, away bool) error {
-	if w.o.away == away {
+	if w.o.away.Load() == away {
 		return nil
 	}
 	if err := w.close(); err != nil {
@@ -283,7 +291,7 @@ func (w *world) moveStore(from, to string, away bool) error {
 			return err
 		}
 	}
-	w.o.away = away
+	w.o.away.Store(away)
 	return w.open()
 }
 
@@ -444,7 +452,7 @@ func tagsOf(dir string) (list []seamTag, err error) {
 
 // mayTake says that each tag of a backup may be set to what the backup says.
 func (w *world) mayTake(dir string) error {
-	w.o.freed = false
+	w.o.freed.Store(false)
 	tags, err := tagsOf(dir)
 	for _, t := range tags {
 		w.o.may(t.repo, t.tag, t.digest)

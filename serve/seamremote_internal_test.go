@@ -43,7 +43,8 @@ func (r *seamRemote) copy(t testing.TB, name string) *seamRemote {
 
 func (r *seamRemote) drop(t testing.TB) {
 	r.pg.SQL(t, "postgres", "DROP DATABASE "+r.database+" WITH (FORCE)")
-	if err := os.RemoveAll(filepath.Join(r.s3.Dir, r.bucket)); err != nil {
+	bucket := filepath.Join(r.s3.Dir, r.bucket)
+	if err := errors.Join(os.RemoveAll(bucket), os.RemoveAll(bucket+".away")); err != nil {
 		t.Error(err)
 	}
 }
@@ -80,7 +81,7 @@ func (k *seamWalk) runRemote(t *testing.T, steps []seamStep) {
 }
 
 // TestSeamsRemote runs sequences on S3 and PostgreSQL: each operation alone, and then
-// SLIPWAY_SEAMS_RANDOM longer ones, default 12.
+// SLIPWAY_SEAMS_RANDOM longer ones, default 4.
 func TestSeamsRemote(t *testing.T) {
 	r := &seamRemote{s3: backendtest.S3(t), pg: backendtest.Postgres(t)}
 	r.bucket, r.database = r.s3.Bucket(t), r.pg.CreateDatabase(t)
@@ -98,7 +99,7 @@ func TestSeamsRemote(t *testing.T) {
 		k.runRemote(t, []seamStep{{seamOp: op}})
 	}
 	seed := uint64(seamNumber(t, "SLIPWAY_SEAMS_SEED", 1))
-	for i := range seamNumber(t, "SLIPWAY_SEAMS_RANDOM", 12) {
+	for i := range seamNumber(t, "SLIPWAY_SEAMS_RANDOM", 4) {
 		rng := rand.New(rand.NewPCG(seed, uint64(i)))
 		steps := make([]seamStep, 2+rng.IntN(5))
 		for j := range steps {

@@ -126,7 +126,7 @@ func (w *world) sequence(steps []seamStep) (res seamResult) {
 // do runs one operation. opErr is what it said to its caller.
 func (w *world) do(s seamStep) (opErr, err error) {
 	if w.a == nil {
-		if err := w.open(); err != nil && !w.o.away {
+		if err := w.open(); err != nil && !w.o.away.Load() {
 			return nil, &violation{"the registry opens", err}
 		} else if err != nil && s.name != "back" { // it may refuse a store that is away
 			w.say("%s: cannot open: %v", s.name, err)
@@ -163,17 +163,17 @@ func (w *world) check(last seamStep, opErr error) (broken []error) {
 		}
 	}
 	if w.a == nil {
-		if err := w.open(); err != nil && !w.o.away {
+		if err := w.open(); err != nil && !w.o.away.Load() {
 			promise("the registry opens", err)
 			return broken
 		}
 	}
 	if w.a != nil {
-		if opErr == nil && last.verdict != nil && !w.o.away {
+		if opErr == nil && last.verdict != nil && !w.o.away.Load() {
 			promise("who says done has done it: "+last.name, last.verdict(w))
 		}
 		promise("no wrong byte is served", w.served())
-		if !w.o.harmed && !w.o.away {
+		if !w.o.harmed.Load() && !w.o.away.Load() {
 			promise("without damage from outside everything can be read", w.allReadable())
 		}
 	}

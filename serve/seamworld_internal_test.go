@@ -18,8 +18,11 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"example.org/slipway/config"
 	"example.org/slipway/objstore"
@@ -147,26 +150,35 @@ type seamRef struct{ repo, tag string }
 // seamOracle is what clients were told. A tag may point at any digest of its set,
 // where "" stands for no tag: there is more than one only after an operation that
 // failed or was killed.
+//
+// A conversion in the background reaches steps too, which copy the oracle.
 type seamOracle struct {
-	tags map[seamRef]map[oci.Digest]bool
+	mu   sync.Mutex
+	tags map[seamRef]map[oci.Digest]bool // changed under mu, by the sequence alone
 	// harmed says that something other than the registry touched its data, away
 	// that its store is not there, full that the store takes nothing.
-	harmed, away, full bool
+	harmed, away, full atomic.Bool
 	// freed says that an index was deleted, and that nothing brought it back.
-	freed bool
+	freed atomic.Bool
 }
 
 func (o *seamOracle) clone() *seamOracle {
-	n := *o
-	n.tags = map[seamRef]map[oci.Digest]bool{}
+	n := &seamOracle{tags: map[seamRef]map[oci.Digest]bool{}}
+	for to, from := range map[*atomic.Bool]*atomic.Bool{&n.harmed: &o.harmed, &n.away: &o.away, &n.full: &o.full, &n.freed: &o.freed} {
+		to.Store(from.Load())
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
 	for r, set := range o.tags {
 		n.tags[r] = maps.Clone(set)
 	}
-	return &n
+	return n
 }
 
 // may says that a tag may be set to d from now on, or removed with "".
 func (o *seamOracle) may(repo, tag string, d oci.Digest) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
 	r := seamRef{repo, tag}
 	if o.tags[r] == nil {
 		o.tags[r] = map[oci.Digest]bool{"": true}
@@ -176,6 +188,8 @@ func (o *seamOracle) may(repo, tag string, d oci.Digest) {
 
 // is says that a client was told that a tag is set to d, or removed with "".
 func (o *seamOracle) is(repo, tag string, d oci.Digest) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
 	o.tags[seamRef{repo, tag}] = map[oci.Digest]bool{d: true}
 }
 
@@ -316,7 +330,7 @@ func (w *world) wrap(inner objstore.Store) objstore.Store {
 			if durableOps[op] {
 				w.step()
 			}
-			if w.o.full && takesRoom[op] {
+			if w.o.full.Load() && takesRoom[op] {
 				return fmt.Errorf("%s: %w", op, objstore.ErrNoSpace)
 			}
 			return nil
@@ -395,8 +409,28 @@ func copyTree(from, to string) error {
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil
 		}
-		return errors.Join(err, os.WriteFile(dst, b, 0o600))
+		return errors.Join(err, os.WriteFile(dst, b, 0o600), copyAttributes(path, dst))
 	})
+}
+
+// copyAttributes copies what a gateway to S3 keeps in attributes of its files: ETags.
+func copyAttributes(from, to string) error {
+	names := make([]byte, 4096)
+	n, err := unix.Listxattr(from, names)
+	if err != nil || n == 0 {
+		return nil // none, or no file system that has any
+	}
+	for name := range strings.SplitSeq(strings.TrimSuffix(string(names[:n]), "\x00"), "\x00") {
+		value := make([]byte, 4096)
+		n, err := unix.Getxattr(from, name, value)
+		if err == nil && strings.HasPrefix(name, "user.") {
+			err = unix.Setxattr(to, name, value[:n], 0)
+		}
+		if err != nil {
+			return fmt.Errorf("copy attribute %s of %s: %w", name, from, err)
+		}
+	}
+	return nil
 }
 
 // copySize makes a file of the same size, which takes no room.
