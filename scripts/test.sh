@@ -44,7 +44,7 @@ unwatched=(-gcflags 'modernc.org/sqlite/lib=-race=false')
 all() {
 	local status=0
 	# shellcheck disable=SC2086 # the flags are words
-	go test -json -race "${unwatched[@]}" -p 3 -timeout 10m ${GOTEST_FLAGS:-} ./... || status=1
+	go test -json -race "${unwatched[@]}" -p 3 -timeout 15m ${GOTEST_FLAGS:-} ./... || status=1
 	# What needs librbd. Not with -race: it would build C and Go anew for one package.
 	if [ $ceph = 1 ]; then
 		# shellcheck disable=SC2086

@@ -365,7 +365,7 @@ func TestSeams(t *testing.T) {
 	longer := seamNumber(t, "SLIPWAY_SEAMS_RANDOM", 0)
 	depth := seamNumber(t, "SLIPWAY_SEAMS", 0)
 	if depth == 0 && longer == 0 {
-		depth, longer = 1, 150
+		depth, longer = 1, 80
 	}
 	if depth > 0 {
 		k.walk(t, depth)

@@ -118,8 +118,9 @@ func TestBrowseArtifacts(t *testing.T) {
 	s.pushApp(repo, strings.Replace(app, ":", "-", 1)+".sig", "{}", "a signature")
 	s.shows("image/"+repo+":v1", "Attached to it", "SBOM", "application/spdx+json", "signature", "by a tag")
 
+	size := len(s.want(http.StatusOK, "GET", "/v2/"+repo+"/manifests/"+app, "").body)
 	index := s.pushed(repo, "all", oci.MediaTypeOCIIndex, map[string]any{"schemaVersion": 2, "mediaType": oci.MediaTypeOCIIndex, "manifests": []any{
-		map[string]any{"mediaType": oci.MediaTypeOCIManifest, "digest": app, "size": len(app), "platform": map[string]string{"os": "linux", "architecture": "arm64", "variant": "v8"}}}})
+		map[string]any{"mediaType": oci.MediaTypeOCIManifest, "digest": app, "size": size, "platform": map[string]string{"os": "linux", "architecture": "arm64", "variant": "v8"}}}})
 	s.shows("image/"+repo+":all", "index", "linux/arm64/v8", "Platforms", "/ui/image/"+repo+"@"+app)
 	s.shows("image/"+repo+"@"+app, "Part of", "/ui/image/"+repo+"@"+index)
 	s.shows("repo/"+repo, "index", "linux/arm64/v8")
