@@ -167,7 +167,7 @@ func TestSlowLink(t *testing.T) {
 	contents := [][]byte{content(1, 2<<20), content(2, 4<<20), content(3, 17<<20)}
 	tr := makeTree(t, contents...)
 	p, src, x := pushed(t, contents)
-	const patience = 800 * time.Millisecond
+	const patience = 1600 * time.Millisecond // a busy machine stands still for less
 	n := newNode(t, gearfs.Options{Bound: patience, Stall: patience}, map[string]gearfs.Source{"a": src})
 	must(t, n.AddImage(gearfs.ImageSpec{Chain: "sha256:1", Ref: "r/app:v1", Sources: []gearfs.SourceRef{{Registry: "a", Repo: "r/app"}}}, x))
 	p.slow.Store(true)
@@ -215,11 +215,11 @@ func TestSpoilt(t *testing.T) {
 	}
 }
 
-// slowly reads 16 KiB each 20 ms at most: a chunk in more than a second.
+// slowly reads 16 KiB each 40 ms at most: a chunk in more than two seconds.
 type slowly struct{ r io.Reader }
 
 func (s slowly) Read(p []byte) (int, error) {
-	time.Sleep(20 * time.Millisecond)
+	time.Sleep(40 * time.Millisecond)
 	return s.r.Read(p[:min(len(p), 16<<10)])
 }
 
