@@ -41,7 +41,7 @@ func (s *Service) settle(img *image) error {
 	return nil
 }
 
-// prove tells whether a file is what an image says, by what is in the cache or else
+// prove reports whether a file is what an image says, by what is in the cache or else
 // by what the image's own sources deliver.
 func (s *Service) prove(img *image, f gear.File) error {
 	if file, err := s.cache.OpenFile(f.Name); err == nil {
@@ -75,7 +75,7 @@ func (s *Service) prove(img *image, f gear.File) error {
 // errOther is returned, wrapped, for bytes that are not the file's.
 var errOther = errors.New("other bytes")
 
-// judge tells whether bytes are a file's, with the size and the chunks it is said to
+// judge reports whether bytes are a file's, with the size and the chunks it is said to
 // have.
 func judge(f gear.File, r io.Reader) error {
 	whole := sha256.New()

@@ -217,7 +217,7 @@ func (f *fsck) recordBack(ctx context.Context, d oci.Digest, key string, size in
 		return false, err
 	}
 	b := catalog.Blob{Digest: d, Size: size}
-	if absent[d] { // a manifest's bytes belong into the catalogue
+	if absent[d] { // a manifest's bytes belong in the catalogue
 		content, ok := f.readAll(ctx, key, d)
 		if !ok {
 			return false, ctx.Err()
@@ -232,7 +232,7 @@ func (f *fsck) recordBack(ctx context.Context, d oci.Digest, key string, size in
 	return f.corrected(d, s, err)
 }
 
-// readAll reads a content that belongs into the catalogue; ok is false where it is not
+// readAll reads a content that belongs in the catalogue; ok is false where it is not
 // what has the digest.
 func (f *fsck) readAll(ctx context.Context, key string, d oci.Digest) (content []byte, ok bool) {
 	obj, err := f.r.store.Get(ctx, key, 0, -1)

@@ -184,7 +184,7 @@ func (f *fsck) surplusShared(ctx context.Context, p Problem, confirm func(contex
 	return nil
 }
 
-// intended tells whether another replica is publishing a content.
+// intended reports whether another replica is publishing a content.
 func (f *fsck) intended(ctx context.Context, d oci.Digest) (bool, error) {
 	if f.r.replica == nil {
 		return false, nil

@@ -22,7 +22,7 @@ func TestProfileVotes(t *testing.T) {
 	clock := func() time.Time { return time.Unix(0, now.Load()) }
 	b, m := newGearBed(t, server.Options{Auth: newAuth(t, auth.Config{}), Clock: clock})
 	n := 0
-	// counts reports something new and tells whether that was taken in.
+	// counts reports something new, and returns whether it was taken in.
 	counts := func(user, repo string, manifest oci.Digest) bool {
 		t.Helper()
 		n++

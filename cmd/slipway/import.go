@@ -41,7 +41,7 @@ func importCommand() *cobra.Command {
 directory: nothing is moved or changed, and "slipway serve --root DIR" serves it. Of one
 in an object store the configuration file says where it is.
 Exit status 1 tells that images in it are damaged; the others are adopted all the same.
-Exit status 2 tells that a symbolic link is in the storage, and that nothing was adopted.
+Exit status 2 means that the storage has a symbolic link, and that nothing was adopted.
 
 Otherwise copy repositories with all their tags, one repository, or one tag from
 another registry; also while a server uses the data directory. What is here already

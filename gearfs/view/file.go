@@ -126,7 +126,7 @@ func identified(file string) error {
 	return err
 }
 
-// Check tells whether an image file still has the bytes it is called by, and a
+// Check reports whether an image file still has the bytes it is called by, and a
 // UUID. A kernel should not be given one that was not made here or has changed since:
 // after a crash or before the first mount, check.
 func Check(file string) error {
