@@ -229,7 +229,7 @@ func (f *fsck) recordBack(ctx context.Context, d oci.Digest, key string, size in
 		}
 	}
 	s, err := f.r.cat.TakeBack(ctx, b)
-	return f.corrected(d, s, err)
+	return f.r.corrected(d, s, err)
 }
 
 // readAll reads a content that belongs in the catalogue; ok is false where it is not

@@ -135,19 +135,19 @@ func (f *fsck) checkInline(ctx context.Context, c catalog.StoredContent) error {
 }
 
 // corrected makes RAM follow a change of a content's row.
-func (f *fsck) corrected(d oci.Digest, s catalog.Shown, err error) (bool, error) {
+func (r *Registry) corrected(d oci.Digest, s catalog.Shown, err error) (bool, error) {
 	if errors.Is(err, catalog.ErrNotFound) {
 		return false, nil
 	}
 	if err == nil {
-		f.r.forgetShown(d, s)
+		r.forgetShown(d, s)
 	}
 	return err == nil, err
 }
 
 func (f *fsck) setSize(ctx context.Context, d oci.Digest, size int64) (bool, error) {
 	s, err := f.r.cat.SetSize(ctx, d, size)
-	return f.corrected(d, s, err)
+	return f.r.corrected(d, s, err)
 }
 
 // absent records that a content is not here any more. It makes sure first that the
@@ -157,7 +157,7 @@ func (f *fsck) absent(ctx context.Context, d oci.Digest, inline bool) (bool, err
 		return false, err
 	}
 	s, err := f.r.cat.MarkAbsent(ctx, d, inline)
-	return f.corrected(d, s, err)
+	return f.r.corrected(d, s, err)
 }
 
 // takeInline reads a content from its object, or from quarantine, into the catalogue,
@@ -166,7 +166,7 @@ func (f *fsck) takeInline(ctx context.Context, d oci.Digest) (bool, error) {
 	for _, key := range []string{BlobKey(d), quarantineKey(d)} {
 		if b, ok := f.readAll(ctx, key, d); ok {
 			s, err := f.r.cat.SetContent(ctx, d, b)
-			return f.corrected(d, s, err)
+			return f.r.corrected(d, s, err)
 		}
 	}
 	return false, ctx.Err()

@@ -178,8 +178,7 @@ func (r *Registry) heal(ctx context.Context, d oci.Digest, src io.Reader) (done 
 // healedFrom records bytes that were stored again, and makes RAM follow.
 func (r *Registry) healedFrom(ctx context.Context, d oci.Digest, content []byte, size int64) (bool, error) {
 	s, err := r.cat.Heal(ctx, d, content, size)
-	f := &fsck{r: r}
-	return f.corrected(d, s, err)
+	return r.corrected(d, s, err)
 }
 
 // Recheck looks at the bytes of contents, or with quick at their sizes, and records
