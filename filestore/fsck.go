@@ -98,6 +98,9 @@ func (s *Store) verifyPack(ctx context.Context, p *catalog.GearPack, o VerifyOpt
 		if gone, e := s.replaced(ctx, p); gone || e != nil {
 			return 0, e
 		}
+		if len(rows) == 0 { // nothing needs the pack, and Settle drops it
+			return 0, nil
+		}
 		found(Problem{Pack: pack, What: err.Error()})
 	}
 	at := make(map[gear.Name]catalog.GearFile, len(table))
@@ -124,7 +127,36 @@ func (s *Store) verifyPack(ctx context.Context, p *catalog.GearPack, o VerifyOpt
 			}
 		}
 	}
+	if err != nil && o.Repair {
+		return len(rows), s.rescue(ctx, p)
+	}
 	return len(rows), nil
+}
+
+// rescue moves what is left of a damaged pack into a new one. It leaves alone a pack that
+// a conversion relies on, and all where another process keeps house.
+func (s *Store) rescue(ctx context.Context, p *catalog.GearPack) error {
+	s.settling.Lock()
+	defer s.settling.Unlock()
+	ctx, release, err := s.housekeeping(ctx)
+	if errors.Is(err, catalog.ErrLeased) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer release()
+	ctx, leave, err := s.enter(ctx)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	_, err = s.settleGroup(ctx, []catalog.GearPack{*p})
+	var busy busyError
+	if errors.As(err, &busy) || errors.Is(err, catalog.ErrGearStale) {
+		return nil
+	}
+	return err
 }
 
 // replaced tells that a pack went out of use meanwhile.

@@ -480,6 +480,57 @@ func TestRebuild(t *testing.T) {
 	b.verify()
 }
 
+// TestRepairEnds damages a pack in every way and expects that a repair leaves nothing for
+// the next look to find, and loses no content that can still be read.
+func TestRepairEnds(t *testing.T) {
+	contents := [][]byte{text(1, 700), noise(2, 90), text(3, 300)}
+	harm := func(good []byte, n int) []byte {
+		switch {
+		case n == 0:
+			return nil // the object is gone
+		case n%2 == 0:
+			return good[:len(good)*n/60]
+		}
+		bad := slices.Clone(good)
+		bad[len(bad)*n/60] ^= 1 << (n % 8)
+		return bad
+	}
+	for n := range 60 {
+		b := newBed(t, nil)
+		b.add("one", contents...)
+		key := b.keys()[0]
+		o, err := b.objs.Get(b.ctx, key, 0, -1)
+		must(t, err)
+		good, err := io.ReadAll(o)
+		must(t, errors.Join(err, o.Close()))
+		if bad := harm(good, n); bad != nil {
+			must(t, b.objs.Put(b.ctx, key, bad, false))
+		} else {
+			must(t, b.objs.Delete(b.ctx, key))
+		}
+		b.newStore()
+		named := map[string]bool{}
+		rep, err := b.s.Verify(b.ctx, filestore.VerifyOptions{Contents: true, Repair: true, Found: func(p filestore.Problem) { named[p.Name] = true }})
+		if err != nil || rep.Problems == 0 {
+			t.Fatalf("harm %d: %+v, %v", n, rep, err)
+		}
+		b.verify()
+		for _, c := range contents {
+			id := name(c)
+			f, err := b.s.Open(b.ctx, id)
+			if lost := errors.Is(err, filestore.ErrLost); lost != named[hex.EncodeToString(id[:])] {
+				t.Fatalf("harm %d: content %x: %v, but the repair named %v", n, id, err, named)
+			} else if lost {
+				continue
+			}
+			must(t, err)
+			if got, err := f.Content(b.ctx); err != nil || !bytes.Equal(got, c) {
+				t.Fatalf("harm %d: read %q, %v", n, got, err)
+			}
+		}
+	}
+}
+
 func TestOrphan(t *testing.T) {
 	b := newBed(t, nil)
 	b.add("one", many(1, 3)...)
