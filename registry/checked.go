@@ -188,24 +188,39 @@ func (r *Registry) openWhole(ctx context.Context, d oci.Digest, obj objstore.Obj
 	switch {
 	case r.hashedBefore(d, info):
 		return &storeContent{Object: obj, r: r, digest: d}, nil
-	case r.distant || info.Size <= hashedInline:
+	case r.distant || info.Size <= hashedInline || r.opener == nil:
 		return &hashedContent{obj: obj, r: r, digest: d, sum: newHash(algorithm(d)), left: info.Size}, nil
 	}
 	obj.Close()
-	cut := info.Size - heldBack
-	head, err := r.store.Get(ctx, BlobKey(d), 0, cut)
-	if err != nil {
-		return nil, err
+	return r.openHeld(ctx, d, info.Size)
+}
+
+// openHeld opens an object of a content to send all of it, its end after its check.
+func (r *Registry) openHeld(ctx context.Context, d oci.Digest, size int64) (oci.Content, error) {
+	c := &heldContent{digest: d}
+	for try := 0; ; try++ {
+		head, err := r.store.Get(ctx, BlobKey(d), 0, size-heldBack)
+		if err != nil {
+			return nil, err
+		}
+		c.head = &storeContent{Object: head, r: r, digest: d}
+		if c.whole, err = r.opener.OpenAt(ctx, BlobKey(d)); err != nil {
+			head.Close()
+			return nil, err
+		}
+		tail, err := r.store.Get(ctx, BlobKey(d), size-heldBack, heldBack)
+		if err != nil {
+			return nil, firstError(err, head.Close(), c.whole.Close())
+		}
+		c.tail = &storeContent{Object: tail, r: r, digest: d}
+		if now := tail.Info(); c.of(now) && now.Size == size { // and so is whole, which was opened in between
+			c.check = r.check(d, size, true)
+			return c, nil
+		}
+		if err := c.Close(); err != nil || try == 10 {
+			return nil, firstError(err, &objstore.BusyError{Err: errReplaced})
+		}
 	}
-	tail, err := r.store.Get(ctx, BlobKey(d), cut, heldBack)
-	if err != nil {
-		head.Close()
-		return nil, err
-	}
-	return &heldContent{
-		head: &storeContent{Object: head, r: r, digest: d}, tail: &storeContent{Object: tail, r: r, digest: d},
-		check: r.check(d, info.Size, true),
-	}, nil
 }
 
 // hashedContent is an object that is hashed while it is read. What ends it is not given
@@ -295,33 +310,45 @@ func (c *hashedContent) WriteTo(w io.Writer) (sent int64, err error) {
 
 // heldContent is an object whose end waits for its check.
 type heldContent struct {
+	digest     oci.Digest
 	head, tail *storeContent
-	check      *check
-	checked    bool
+	// whole is the same object, for the case that the check was of another, which has
+	// taken its place.
+	whole   objstore.ReadAtCloser
+	check   *check
+	checked bool
 }
 
 func (c *heldContent) Descriptor() oci.Descriptor { return c.head.Descriptor() }
 
 func (c *heldContent) Close() error {
-	return firstError(c.head.Close(), c.tail.Close())
+	return firstError(c.head.Close(), c.tail.Close(), c.whole.Close())
 }
 
-// await waits for the check, and makes sure that it was of the object that is sent.
+// of reports whether the object that is sent looks like info.
+func (c *heldContent) of(info objstore.Info) bool {
+	mine := c.head.Info()
+	return mine.Size == info.Size && mine.ModTime.Equal(info.ModTime)
+}
+
+// await waits for the check. If that was of another object than the one that is sent, this
+// one is hashed.
 func (c *heldContent) await() error {
 	if c.checked {
 		return nil
 	}
 	<-c.check.done
-	if c.check.err != nil {
-		return c.check.err
-	}
-	for _, part := range []*storeContent{c.head, c.tail} {
-		if got := part.Info(); got.Size != c.check.info.Size || !got.ModTime.Equal(c.check.info.ModTime) {
-			return &objstore.BusyError{Err: errReplaced}
+	if !c.of(c.check.info) {
+		size := c.head.Info().Size
+		_, match, err := hashCopy(context.Background(), nil, io.NewSectionReader(c.whole, 0, size), c.digest, func(int) {})
+		if err == nil && !match {
+			err = wrongBytes(c.digest)
 		}
+		c.checked = err == nil
+		return err
 	}
-	c.checked = true
-	return nil
+	c.checked = c.check.err == nil
+	return c.check.err
 }
 
 func (c *heldContent) Read(p []byte) (int, error) {

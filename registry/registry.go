@@ -189,6 +189,8 @@ type Registry struct {
 	keyed objstore.KeyedUploader
 	// distant says that each request to the store goes to another machine.
 	distant bool
+	// opener is store if that has the ability, or nil.
+	opener objstore.Opener
 	// replica is nil where this process has the catalogue to itself.
 	replica *replica
 
@@ -237,6 +239,7 @@ func New(ctx context.Context, cat *catalog.Catalog, store objstore.Store, o *Opt
 	r.ram = r.opts.Memory.ram
 	r.keyed, _ = objstore.As[objstore.KeyedUploader](store)
 	_, r.distant = objstore.As[objstore.Distant](store)
+	r.opener, _ = objstore.As[objstore.Opener](store)
 	if cat.Shared() {
 		r.replica = newReplica(&r.opts)
 		if err := r.readClock(ctx); err != nil {

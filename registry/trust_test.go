@@ -253,6 +253,51 @@ func (b *bed) trial(what, before string, data []byte, visible, brings bool, repo
 	}
 }
 
+// TestReadWhileStoredAnew: who reads an object in whose place others come gets all of the
+// bytes, and if some of those others are damaged, the right bytes or an error.
+func TestReadWhileStoredAnew(t *testing.T) {
+	files, err := fsstore.New(t.TempDir(), nil)
+	check(t, err)
+	t.Cleanup(func() { files.Close() })
+	b := newBed(t, files, registry.Options{})
+	for i := range 40 {
+		data := content(uint64(i), []int{300_000, 1<<20 + 1, 3 << 20, 5 << 20}[i%4])
+		d := b.pushBlob("a", data).Digest
+		versions := [][]byte{data, data}
+		if i%8 >= 4 {
+			versions[1] = bytes.Clone(data)
+			versions[1][(i*len(data)/40)] ^= 1
+		}
+		b.overwrite(registry.BlobKey(d), versions[0])
+		b.ForgetRAM()
+		stop, stopped := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(stopped)
+			for n := 0; ; n++ {
+				select {
+				case <-stop:
+					return
+				default:
+					b.overwrite(registry.BlobKey(d), versions[n%2])
+				}
+			}
+		}()
+		for range 3 {
+			got, err := readBlob(t.Context(), b, "a", d)
+			if err == nil && !bytes.Equal(got, data) {
+				t.Errorf("round %d, %d bytes: a read gives wrong bytes and no error", i, len(data))
+			}
+			if err != nil && i%8 < 4 {
+				t.Errorf("round %d, %d bytes: %v", i, len(data), err)
+			}
+		}
+		close(stop)
+		<-stopped
+		b.pushBlob("a", data)
+		b.wantBlob("a", data)
+	}
+}
+
 // TestRangeOfDamaged: a range of a short object is given out only if the whole object
 // has its digest.
 func TestRangeOfDamaged(t *testing.T) {
