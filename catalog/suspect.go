@@ -43,9 +43,9 @@ func (c *Catalog) ClearSuspect(ctx context.Context, d oci.Digest) error {
 	})
 }
 
-// StoredObjects returns those of the digests that the catalogue takes for objects in
-// the store, each once, with their sizes.
-func (c *Catalog) StoredObjects(ctx context.Context, digests []oci.Digest) ([]Blob, error) {
+// Stored returns those of the digests that are stored, each once, with the bytes of those
+// that are in the catalogue.
+func (c *Catalog) Stored(ctx context.Context, digests []oci.Digest) ([]Blob, error) {
 	known := make(map[oci.Digest]bool, len(digests)) // parts are filled up with what is in them already
 	var list []Blob
 	err := inParts(digests, func(part []oci.Digest) error {
@@ -53,9 +53,10 @@ func (c *Catalog) StoredObjects(ctx context.Context, digests []oci.Digest) ([]Bl
 		for i, d := range part {
 			args[i] = string(d)
 		}
-		return c.db.rows(ctx, `SELECT digest, size FROM blobs WHERE digest IN (`+marks("?", len(part))+`) AND state = 1 AND content IS NULL`, args, func(r *sql.Rows) error {
+		query := `SELECT digest, size, content, suspect <> 0 FROM blobs WHERE digest IN (` + marks("?", len(part)) + `) AND state = 1`
+		return c.db.rows(ctx, query, args, func(r *sql.Rows) error {
 			var b Blob
-			if err := r.Scan(&b.Digest, &b.Size); err != nil {
+			if err := r.Scan(&b.Digest, &b.Size, &b.Content, &b.Suspect); err != nil {
 				return err
 			}
 			if !known[b.Digest] {

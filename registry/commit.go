@@ -198,8 +198,8 @@ func (r *Registry) record(ctx context.Context, u *upload, d oci.Digest) (oci.Des
 // recordSmall records a blob whose bytes are to be in the catalogue. Where the store has
 // them, as in a storage that was adopted, that object is replaced.
 func (r *Registry) recordSmall(ctx context.Context, repo string, d oci.Digest, content []byte, rowID string) error {
-	objects, err := r.cat.StoredObjects(ctx, []oci.Digest{d})
-	if err == nil && len(objects) > 0 {
+	stored, err := r.cat.Stored(ctx, []oci.Digest{d})
+	if err == nil && len(stored) > 0 && stored[0].Content == nil && len(content) > 0 {
 		defer r.digests.lock(d)()
 		err = r.store.Put(ctx, BlobKey(d), content, false)
 		r.trust.drop(d)

@@ -251,20 +251,28 @@ func (r *Registry) inOrder(ctx context.Context, d oci.Digest, info objstore.Info
 	return false, r.doubt(ctx, d, c.err)
 }
 
-// missing returns those of the digests that the catalogue takes for objects and the
-// store does not have. It looks for several at once.
+// missing returns those of the digests that the catalogue takes for stored and that are
+// gone or damaged. It looks for several objects at once.
 func (r *Registry) missing(ctx context.Context, digests []oci.Digest) ([]oci.Digest, error) {
-	objects, err := r.cat.StoredObjects(ctx, digests)
+	stored, err := r.cat.Stored(ctx, digests)
 	if err != nil {
 		return nil, err
 	}
-	here := make([]bool, len(objects))
-	err = each(ctx, len(objects), func(ctx context.Context, i int) (err error) {
-		_, here[i], err = r.look(ctx, objects[i].Digest, objects[i].Size)
+	here := make([]bool, len(stored))
+	err = each(ctx, len(stored), func(ctx context.Context, i int) (err error) {
+		b := stored[i]
+		if b.Content == nil && b.Size > 0 {
+			_, here[i], err = r.look(ctx, b.Digest, b.Size)
+			return err
+		}
+		here[i] = int64(len(b.Content)) == b.Size && b.Digest.Algorithm().FromBytes(b.Content) == b.Digest
+		if !here[i] {
+			err = r.doubt(ctx, b.Digest, wrongBytes(b.Digest))
+		}
 		return err
 	})
 	var list []oci.Digest
-	for i, b := range objects {
+	for i, b := range stored {
 		if !here[i] {
 			list = append(list, b.Digest)
 		}

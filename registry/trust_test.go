@@ -409,6 +409,43 @@ func TestDamagedCatalogue(t *testing.T) {
 	}
 }
 
+// TestAcknowledgedRow: what is accepted although its row in the catalogue was damaged can
+// be read afterwards.
+func TestAcknowledgedRow(t *testing.T) {
+	b := newBed(t, nil, registry.Options{Partial: mirrored})
+	ctx := t.Context()
+	seed := uint64(0)
+	for _, damage := range []string{"content = CAST('{}' AS BLOB)", "content = substr(content, 2) || 'x'", "content = x''", "size = size + 1"} {
+		for _, form := range forms {
+			for _, before := range []string{"", "restart", "read"} {
+				seed++
+				data := content(seed, 900)
+				d := b.pushBlob("a", data).Digest
+				b.sql("UPDATE blobs SET " + damage + " WHERE digest = '" + string(d) + "'")
+				b.ForgetRAM()
+				if before == "read" {
+					if got, err := readBlob(ctx, b, "a", d); err == nil && !bytes.Equal(got, data) {
+						t.Errorf("%s: a read gives wrong bytes", damage)
+					}
+				}
+				err := form.do(ctx, b, data)
+				switch {
+				case err != nil && form.bytes:
+					t.Errorf("%s, %s: %v", damage, form.name, err)
+				case err != nil && !oci.HasCode(err, oci.CodeBlobUnknown) && !oci.HasCode(err, oci.CodeManifestBlobUnknown):
+					t.Errorf("%s, %s: got %v, want that it is missing", damage, form.name, err)
+				}
+				if before == "restart" {
+					b.ForgetRAM()
+				}
+				if got, readErr := readBlob(ctx, b, form.repo, d); err == nil && (readErr != nil || !bytes.Equal(got, data)) {
+					t.Errorf("%s, %s: it was acknowledged, and reads as %d bytes, %v", damage, form.name, len(got), readErr)
+				}
+			}
+		}
+	}
+}
+
 // TestSuspectOutlivesRestart: what a failed read showed is known to the next process.
 func TestSuspectOutlivesRestart(t *testing.T) {
 	b := newBed(t, nil, registry.Options{})
