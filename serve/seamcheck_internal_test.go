@@ -76,7 +76,7 @@ func (w *world) mountedReadable() error { return w.pull("lib", "v1", w.first.dig
 func (w *world) adoptedReadable() error { return w.pull("dist", "v1", w.adopted.digest) }
 
 func (w *world) restoredReadable() error { return w.takenReadable(w.backup()) }
-func (w *world) importedReadable() error { return w.takenReadable(filepath.Join(w.dir, "source")) }
+func (w *world) importedReadable() error { return w.takenReadable(w.source) }
 
 func (w *world) takenReadable(dir string) error {
 	tags, err := tagsOf(dir)
@@ -244,21 +244,17 @@ func (w *world) rowsOf(db *sql.DB, has map[oci.Digest]bool) error {
 // another push, all.
 func (w *world) recover() error {
 	reachable := w.ownCopies()
-	source, err := w.copies(filepath.Join(w.dir, "source"))
-	if err != nil {
-		return err
-	}
-	maps.Copy(reachable, source)
+	maps.Copy(reachable, w.sourceHas)
 	want := w.o.required()
 	w.o.full.Store(false)
-	if err := storeBack(w); err != nil {
+	if err := storeBack(w); err != nil && !errors.Is(err, errNothing) {
 		return &violation{"the registry opens", err}
 	}
 	if err := w.restart(); err != nil {
 		return &violation{"the registry opens", err}
 	}
 	var said []error
-	_, err = w.a.Fsck(w.ctx, FsckArgs{Repair: true}, nil)
+	_, err := w.a.Fsck(w.ctx, FsckArgs{Repair: true}, nil)
 	said = append(said, err)
 	for _, do := range []func(*world) error{restoreOp, healOp, importOp} {
 		if w.allOf(want) == nil {

@@ -19,7 +19,7 @@ import (
 // fileKind names the kind of a file of a world by its path, or is "".
 func fileKind(path string) string {
 	switch {
-	case strings.Contains(path, "/source/"), strings.HasSuffix(path, registry.LockFile), strings.HasSuffix(path, ".sock"):
+	case strings.HasSuffix(path, registry.LockFile), strings.HasSuffix(path, ".sock"):
 		return ""
 	case strings.Contains(path, "/backup/") && strings.HasSuffix(path, registry.CatalogFile):
 		return "backup's catalogue"
@@ -102,7 +102,7 @@ func inWorld(t *testing.T, base *seamBase, from, to string, o *seamOracle, do fu
 	synctest.Test(t, func(t *testing.T) {
 		time.Sleep(time.Until(base.now))
 		w := &world{seamBase: base, ctx: t.Context(), dir: to, o: o.clone()}
-		if err := copyTree(from, to); err != nil {
+		if err := copyTree(from, to, nil); err != nil {
 			t.Fatal(err)
 		}
 		do(w)
@@ -128,7 +128,7 @@ func wear(t *testing.T, base *seamBase, worn string) *seamOracle {
 			}
 		}
 		known = w.o
-		if err := copyTree(w.dir, w.image()); err != nil {
+		if err := copyTree(w.dir, w.image(), nil); err != nil {
 			t.Fatal(err)
 		}
 	})

@@ -12,6 +12,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pressly/goose/v3"
+
+	"example.org/slipway/catalog"
 	"example.org/slipway/client"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
@@ -48,8 +51,10 @@ func seamOps() []seamOp {
 		{"flip-row", flipRow, nil, true},
 		{"away", storeAway, nil, false},
 		{"back", storeBack, nil, false},
-		{"full", func(w *world) error { w.o.full.Store(true); return nil }, nil, false},
-		{"room", func(w *world) error { w.o.full.Store(false); return nil }, nil, false},
+		{"full", fullOp(true), nil, false},
+		{"room", fullOp(false), nil, false},
+		{"upgrade", upgradeOp, nil, false},
+		{"move", moveOp, nil, false},
 		{"kill", (*world).kill, nil, false},
 		{"restart", (*world).restart, nil, false},
 		{"day", clockOp(25 * time.Hour), nil, false},
@@ -199,6 +204,7 @@ func adoptDistribution(w *world) error {
 func damageOp(change func([]byte) []byte) func(*world) error {
 	return func(w *world) error {
 		w.o.harmed.Store(true)
+		done := errNothing
 		for _, d := range w.first.blobs {
 			path := filepath.Join(w.objects(), registry.BlobKey(d))
 			b, err := os.ReadFile(path)
@@ -213,8 +219,9 @@ func damageOp(change func([]byte) []byte) func(*world) error {
 			if err != nil {
 				return err
 			}
+			done = nil
 		}
-		return nil
+		return done
 	}
 }
 
@@ -222,6 +229,7 @@ func damageOp(change func([]byte) []byte) func(*world) error {
 // operator does who found them on another disk.
 func returnObjects(w *world) error {
 	w.o.harmed.Store(true)
+	done := errNothing
 	for _, d := range w.first.blobs {
 		path := filepath.Join(w.objects(), registry.BlobKey(d))
 		_, err := os.Stat(path)
@@ -231,8 +239,9 @@ func returnObjects(w *world) error {
 		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, w.bytes[d], 0o600)); err != nil {
 			return err
 		}
+		done = nil
 	}
-	return nil
+	return done
 }
 
 // seamLarge is the size above which no content of a world is in the catalogue.
@@ -272,7 +281,7 @@ func (w *world) away() string {
 
 func (w *world) moveStore(from, to string, away bool) error {
 	if w.o.away.Load() == away {
-		return nil
+		return errNothing
 	}
 	if err := w.close(); err != nil {
 		return err
@@ -293,6 +302,74 @@ func (w *world) moveStore(from, to string, away bool) error {
 	}
 	w.o.away.Store(away)
 	return w.open()
+}
+
+// fullOp fills the store, or makes room in it.
+func fullOp(full bool) func(*world) error {
+	return func(w *world) error {
+		if w.o.full.Swap(full) == full {
+			return errNothing
+		}
+		return nil
+	}
+}
+
+// upgradeOp leaves the root as version 0.1 did, which knew neither identities nor suspect
+// contents, and opens it.
+func upgradeOp(w *world) error {
+	if err := w.close(); err != nil {
+		return err
+	}
+	db, err := w.catalogue()
+	if err != nil {
+		return err
+	}
+	p, err := goose.NewProvider(goose.DialectSQLite3, db, os.DirFS("../catalog/migrations/sqlite"))
+	if err == nil {
+		_, err = p.DownTo(w.ctx, 4)
+	}
+	if err == nil {
+		_, err = db.Exec(`DELETE FROM settings WHERE name LIKE 'registry_id%'`)
+	}
+	errs := []error{err, db.Close()}
+	for _, dir := range []string{w.objects(), w.away()} {
+		for _, key := range []string{"slipway/registry", "docker/registry/v2/blobs/sha256/slipway-registry", "catalog.db-reserve", "catalog.db-synced"} {
+			if err := os.Remove(filepath.Join(dir, key)); !errors.Is(err, fs.ErrNotExist) {
+				errs = append(errs, err)
+			}
+		}
+	}
+	return errors.Join(append(errs, w.open())...)
+}
+
+// moveOp copies the catalogue into another one, and goes on with that.
+func moveOp(w *world) error {
+	if err := w.close(); err != nil {
+		return err
+	}
+	moved := filepath.Join(w.dir, "moved")
+	if err := os.MkdirAll(moved, 0o700); err != nil {
+		return err
+	}
+	from, err := catalog.Open(w.ctx, filepath.Join(w.root(), registry.CatalogFile), nil)
+	if err != nil {
+		return err
+	}
+	to, err := catalog.Open(w.ctx, filepath.Join(moved, registry.CatalogFile), nil)
+	if err != nil {
+		return errors.Join(err, from.Close())
+	}
+	errs := []error{catalog.Move(w.ctx, from, to, nil), from.Close(), to.Close()}
+	for _, suffix := range []string{"", "-wal", "-shm", "-synced", "-reserve"} {
+		name := registry.CatalogFile + suffix
+		if err := os.Remove(filepath.Join(w.root(), name)); !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+		}
+		if err := os.Rename(filepath.Join(moved, name), filepath.Join(w.root(), name)); !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(append(errs, os.RemoveAll(moved), w.open())...)
 }
 
 // clockOp lets time pass while nothing runs, or sets the clock wrongly: a process
@@ -412,18 +489,17 @@ func restoreOp(w *world) error {
 }
 
 func importOp(w *world) error {
-	source := filepath.Join(w.dir, "source")
-	src, done, err := registry.OpenBackup(w.ctx, source, quiet)
+	src, done, err := registry.OpenBackup(w.ctx, w.source, quiet)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = done(w.ctx) }()
-	if err := w.mayTake(source); err != nil {
+	if err := w.mayTake(w.source); err != nil {
 		return err
 	}
 	_, err = w.a.Copy(w.ctx, src, client.CopyOptions{Referrers: true, ContinueOnError: true}, false)
 	if err == nil {
-		err = w.takes(source)
+		err = w.takes(w.source)
 	}
 	return err
 }

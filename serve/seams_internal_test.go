@@ -17,8 +17,6 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"example.org/slipway/oci"
 )
 
 var seamsFlag = flag.String("seams", "", "one sequence of operations for TestSeams, such as push,away!2,repair; !2 kills it at its second durable step")
@@ -72,8 +70,13 @@ func parseSequence(text string) ([]seamStep, error) {
 
 // seamResult is what came of a sequence.
 type seamResult struct {
-	// steps is how many durable steps the last operation had.
-	steps int
+	// steps led to the world that was judged.
+	steps []seamStep
+	// nothing says that the last operation had nothing to work on: the sequence is
+	// the same as the one without it.
+	nothing bool
+	// moments are what a process leaves behind that is killed in the last operation.
+	moments []*seamMoment
 	// errs are the promises that were not kept.
 	errs []error
 	log  []string
@@ -81,18 +84,23 @@ type seamResult struct {
 
 // runSeams runs a sequence on a world of its own, in which time passes only where the
 // sequence says so.
-func runSeams(t *testing.T, base *seamBase, dir string, steps []seamStep) (res seamResult) {
+func runSeams(t *testing.T, base *seamBase, dir string, m *seamMoment, steps []seamStep, watch bool) (res seamResult) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		time.Sleep(time.Until(base.now))
-		w := &world{seamBase: base, ctx: t.Context(), dir: dir, o: base.oracle.clone()}
-		res = w.sequence(steps)
+		time.Sleep(time.Until(m.now))
+		w := &world{seamBase: base, ctx: t.Context(), dir: dir, o: m.oracle.clone(), watch: watch}
+		res = w.sequence(m, steps)
 	})
 	return res
 }
 
-// sequence runs a sequence and checks every promise after its last operation.
-func (w *world) sequence(steps []seamStep) (res seamResult) {
+var errKilled = errors.New("killed")
+
+// sequence runs a sequence from a moment, and checks every promise after its last
+// operation.
+func (w *world) sequence(m *seamMoment, steps []seamStep) (res seamResult) {
+	res.steps = slices.Concat(m.steps, steps)
+	w.said = slices.Clone(m.said)
 	defer func() {
 		if p := recover(); p != nil {
 			res.errs = append(res.errs, &violation{"nothing panics", fmt.Errorf("%v\n%s", p, debug.Stack())})
@@ -102,24 +110,35 @@ func (w *world) sequence(steps []seamStep) (res seamResult) {
 		_ = os.RemoveAll(w.dir)
 		_ = os.RemoveAll(w.image())
 	}()
-	var opErr error
-	err := copyTree(w.seamBase.dir, w.dir)
+	opErr, watch := errKilled, w.watch
+	err := copyTree(m.dir, w.dir, nil)
 	if err == nil {
 		err = w.open()
 	}
-	var had map[oci.Digest]bool
+	w.had = m.had
 	for i := 0; i < len(steps) && err == nil; i++ {
-		if i == len(steps)-1 && !steps[i].harms {
-			had = w.ownCopies()
+		if i == len(steps)-1 {
+			if w.had = nil; !steps[i].harms {
+				w.had = w.ownCopies()
+			}
 		}
+		w.watch = watch && i == len(steps)-1
 		opErr, err = w.do(steps[i])
 	}
-	if err != nil {
-		return seamResult{errs: []error{err}}
+	for _, killed := range w.moments {
+		killed.steps = append(slices.Clip(res.steps[:len(res.steps)-1]), seamStep{steps[len(steps)-1].seamOp, killed.steps[0].crash})
+		killed.said = w.said
 	}
-	res.steps = w.steps
-	w.keeps(had)
-	res.errs = append(w.check(steps[len(steps)-1], opErr), w.faults...)
+	res.moments = w.moments
+	switch {
+	case err != nil:
+		res.errs = []error{err}
+	case len(steps) > 0 && errors.Is(opErr, errNothing):
+		res.nothing = true
+	default:
+		w.keeps(w.had)
+		res.errs = append(w.check(res.steps[len(res.steps)-1], opErr), w.faults...)
+	}
 	return res
 }
 
@@ -149,10 +168,9 @@ func (w *world) do(s seamStep) (opErr, err error) {
 		if err := w.become(); err != nil {
 			return nil, err
 		}
-		opErr = errors.New("killed")
-		return opErr, w.open()
+		return errKilled, w.open()
 	}
-	return opErr, nil
+	return opErr, w.broken
 }
 
 // check holds the world against every promise.
@@ -210,15 +228,15 @@ func (k *seamWalk) place() (dir, name string) {
 	return filepath.Join(k.dir, name), name
 }
 
-func (k *seamWalk) run(t *testing.T, steps []seamStep) seamResult {
+func (k *seamWalk) run(t *testing.T, m *seamMoment, steps []seamStep, watch bool) seamResult {
 	dir, _ := k.place()
-	res := runSeams(t, k.base, dir, steps)
-	k.judge(t, steps, res)
+	res := runSeams(t, k.base, dir, m, steps, watch)
+	k.judge(t, res)
 	return res
 }
 
 // judge notes what a sequence broke, and shows the first few of each promise.
-func (k *seamWalk) judge(t *testing.T, steps []seamStep, res seamResult) {
+func (k *seamWalk) judge(t *testing.T, res seamResult) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, err := range res.errs {
@@ -227,9 +245,9 @@ func (k *seamWalk) judge(t *testing.T, steps []seamStep, res seamResult) {
 		if errors.As(err, &v) {
 			promise = v.promise
 		}
-		k.failed[promise] = append(k.failed[promise], sequence(steps))
+		k.failed[promise] = append(k.failed[promise], sequence(res.steps))
 		if len(k.failed[promise]) <= 3 {
-			t.Errorf("%s: %v\n\t%s\nrun it again with -seams %s", sequence(steps), err, strings.Join(res.log, "\n\t"), sequence(steps))
+			t.Errorf("%s: %v\n\t%s\nrun it again with -seams %s", sequence(res.steps), err, strings.Join(res.log, "\n\t"), sequence(res.steps))
 		}
 	}
 }
@@ -245,27 +263,32 @@ func (k *seamWalk) summary(t *testing.T) {
 	}
 }
 
-// extend runs what begins with a sequence and has at most so many operations more.
-// One operation of a sequence is killed, at each of its durable steps; of three
-// operations only the last.
-func (k *seamWalk) extend(t *testing.T, begin []seamStep, depth int) {
-	killed := slices.ContainsFunc(begin, func(s seamStep) bool { return s.crash > 0 })
+// extend runs what begins with a sequence and has at most so many operations more. With
+// kill the last operation is killed, too, at each of its durable steps, and the first one
+// with another operation after that.
+func (k *seamWalk) extend(t *testing.T, m *seamMoment, begin []seamStep, depth int, kill bool) {
 	for i, op := range seamOps() {
 		if len(begin) == 1 && i%k.shards != k.shard {
 			continue
 		}
-		steps := append(slices.Clip(begin), seamStep{seamOp: op})
-		n := k.run(t, steps).steps
-		if depth > 1 {
-			k.extend(t, steps, depth-1)
+		k.step(t, m, append(slices.Clip(begin), seamStep{seamOp: op}), depth, kill)
+	}
+}
+
+// step is extend for one operation.
+func (k *seamWalk) step(t *testing.T, m *seamMoment, steps []seamStep, depth int, kill bool) {
+	res := k.run(t, m, steps, kill)
+	for _, killed := range res.moments {
+		k.run(t, killed, nil, false)
+		if depth > 1 && len(steps) == 1 {
+			k.extend(t, killed, nil, 1, false)
 		}
-		for crash := 1; crash <= n && !killed; crash++ {
-			steps = append(slices.Clip(begin), seamStep{op, crash})
-			k.run(t, steps)
-			if depth == 2 && len(begin) == 0 {
-				k.extend(t, steps, depth-1)
-			}
+		if err := os.RemoveAll(killed.dir); err != nil {
+			t.Error(err)
 		}
+	}
+	if depth > 1 && !res.nothing {
+		k.extend(t, m, steps, depth-1, kill)
 	}
 }
 
@@ -275,17 +298,7 @@ func (k *seamWalk) walk(t *testing.T, depth int) {
 		for _, op := range seamOps() {
 			t.Run(op.name, func(t *testing.T) {
 				t.Parallel()
-				begin := []seamStep{{seamOp: op}}
-				n := k.run(t, begin).steps
-				for crash := 0; crash <= n; crash++ {
-					begin = []seamStep{{op, crash}}
-					if crash > 0 {
-						k.run(t, begin)
-					}
-					if depth > 1 && (crash == 0 || depth == 2) {
-						k.extend(t, begin, depth-1)
-					}
-				}
+				k.step(t, &k.base.seamMoment, []seamStep{{seamOp: op}}, depth, true)
 			})
 		}
 	})
@@ -309,7 +322,7 @@ func (k *seamWalk) random(t *testing.T, seed uint64, n int) {
 							steps[j].crash = 1 + rng.IntN(8)
 						}
 					}
-					k.run(t, steps)
+					k.run(t, &k.base.seamMoment, steps, false)
 				}
 			})
 		}
@@ -354,7 +367,7 @@ func TestSeams(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		k.run(t, steps)
+		k.run(t, &k.base.seamMoment, steps, false)
 		return
 	}
 	if v := os.Getenv("SLIPWAY_SEAMS_SHARD"); v != "" {

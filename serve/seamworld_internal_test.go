@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -175,6 +176,14 @@ func (o *seamOracle) clone() *seamOracle {
 	return n
 }
 
+// equal reports whether two oracles know the same.
+func (o *seamOracle) equal(p *seamOracle) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return maps.EqualFunc(o.tags, p.tags, maps.Equal[map[oci.Digest]bool]) && o.harmed.Load() == p.harmed.Load() &&
+		o.away.Load() == p.away.Load() && o.full.Load() == p.full.Load() && o.freed.Load() == p.freed.Load()
+}
+
 // may says that a tag may be set to d from now on, or removed with "".
 func (o *seamOracle) may(repo, tag string, d oci.Digest) {
 	o.mu.Lock()
@@ -216,13 +225,29 @@ type seamTag struct {
 	digest oci.Digest
 }
 
-// seamBase is what every world begins as a copy of.
-type seamBase struct {
-	*seamContents
+// seamMoment is a state in which worlds begin: that of the base, or what a killed process
+// left behind.
+type seamMoment struct {
 	dir    string
 	oracle *seamOracle
 	now    time.Time
-	remote *seamRemote // of the base; nil on a file system
+	// had are the contents of which there was a good copy before the operation that was
+	// killed, nil if it is to destroy something.
+	had map[oci.Digest]bool
+	// steps led to it. The last one names the durable step at which it was killed.
+	steps []seamStep
+	said  []string
+	sum   [32]byte // of its files
+}
+
+// seamBase is what every world begins as a copy of.
+type seamBase struct {
+	*seamContents
+	seamMoment
+	// source is a backup to import from, which nothing changes, and sourceHas what it has.
+	source    string
+	sourceHas map[oci.Digest]bool
+	remote    *seamRemote // of the base; nil on a file system
 }
 
 const seamConfig = `version: 0.1
@@ -235,7 +260,8 @@ storage:
 // import from.
 func newSeamBase(t testing.TB, remote *seamRemote) *seamBase {
 	t.Helper()
-	b := &seamBase{seamContents: newSeamContents(), dir: t.TempDir(), now: time.Now().Truncate(time.Hour).Add(2 * time.Hour)}
+	b := &seamBase{seamContents: newSeamContents(), source: filepath.Join(t.TempDir(), "source")}
+	b.dir, b.now = t.TempDir(), time.Now().Truncate(time.Hour).Add(2*time.Hour)
 	w := &world{seamBase: b, dir: b.dir, o: &seamOracle{tags: map[seamRef]map[oci.Digest]bool{}}, ctx: t.Context()}
 	fill := func(do ...error) {
 		if err := errors.Join(do...); err != nil {
@@ -244,7 +270,10 @@ func newSeamBase(t testing.TB, remote *seamRemote) *seamBase {
 	}
 	// The source of imports is a backup, which is a registry that can be read.
 	fill(w.open(), w.push("app", "multi", b.multi), w.push("lib", "src", b.second),
-		second2(w.a.Backup(t.Context(), BackupArgs{Dir: filepath.Join(b.dir, "source")}, nil)), w.close())
+		second2(w.a.Backup(t.Context(), BackupArgs{Dir: b.source}, nil)), w.close())
+	has, err := w.copies(b.source)
+	fill(err)
+	b.sourceHas = has
 	w.remote, b.remote = remote, remote
 	fill(os.RemoveAll(w.root()), w.open())
 	w.o.tags = map[seamRef]map[oci.Digest]bool{}
@@ -277,8 +306,13 @@ type world struct {
 	steps, crash int
 	then         *seamOracle
 	broken       error // an image could not be made
-	said         []string
-	faults       []error
+	// With watch, moments are what a process that is killed at a step of the operation
+	// under way leaves behind. Equal ones are kept once.
+	watch   bool
+	moments []*seamMoment
+	had     map[oci.Digest]bool
+	said    []string
+	faults  []error
 }
 
 func (w *world) root() string   { return filepath.Join(w.dir, "root") }
@@ -353,8 +387,27 @@ func (w *world) step() {
 	}
 	if w.steps++; w.steps == w.crash {
 		w.then = w.o.clone()
-		w.broken = copyTree(w.dir, w.image())
+		w.broken = copyTree(w.dir, w.image(), nil)
 	}
+	if w.watch {
+		w.broken = errors.Join(w.broken, w.moment())
+	}
+}
+
+// moment keeps the present state, unless it is that of the step before.
+func (w *world) moment() error {
+	m := &seamMoment{dir: fmt.Sprint(w.dir, ".at", w.steps), oracle: w.o.clone(), now: time.Now(), had: w.had}
+	sum := sha256.New()
+	if err := copyTree(w.dir, m.dir, sum); err != nil {
+		return err
+	}
+	sum.Sum(m.sum[:0])
+	if n := len(w.moments); n > 0 && w.moments[n-1].sum == m.sum && w.moments[n-1].oracle.equal(m.oracle) {
+		return os.RemoveAll(m.dir)
+	}
+	m.steps = []seamStep{{crash: w.steps}}
+	w.moments = append(w.moments, m)
+	return nil
 }
 
 // become replaces the world by the image of it.
@@ -372,7 +425,7 @@ func (w *world) kill() error {
 	if w.remote != nil {
 		return w.die()
 	}
-	w.then, w.broken = w.o.clone(), copyTree(w.dir, w.image())
+	w.then, w.broken = w.o.clone(), copyTree(w.dir, w.image(), nil)
 	return errors.Join(w.become(), w.open())
 }
 
@@ -380,7 +433,8 @@ func (w *world) kill() error {
 func (w *world) restart() error { return errors.Join(w.close(), w.open()) }
 
 // copyTree copies files as they are, but for what a running process alone has use for.
-func copyTree(from, to string) error {
+// Their names and bytes are written to sum if that is not nil.
+func copyTree(from, to string, sum io.Writer) error {
 	return filepath.WalkDir(from, func(path string, e fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil
@@ -408,6 +462,10 @@ func copyTree(from, to string) error {
 		b, err := os.ReadFile(path)
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil
+		}
+		if sum != nil {
+			fmt.Fprintf(sum, "%q %d\n", rel, len(b))
+			_, _ = sum.Write(b) // a hash has no errors
 		}
 		return errors.Join(err, os.WriteFile(dst, b, 0o600), copyAttributes(path, dst))
 	})
