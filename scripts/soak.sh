@@ -74,15 +74,15 @@ turn() {
 }
 
 while [ "$SECONDS" -lt "$deadline" ]; do
-	turn 'kill -9' integration-all integration '^TestKill$' 'round [0-9]+:' SLIPWAY_KILL_ROUNDS=60
-	turn 'power cut' integration-all integration '^TestPowerCut$' 'round [0-9]+:' SLIPWAY_POWERCUT_ROUNDS=15
-	turn 'sequence of operations' serve serve '^TestSeams$' 'sum:sequences in' SLIPWAY_SEAMS_RANDOM=400 SLIPWAY_SEAMS_SEED="$(date +%s)"
+	turn 'kill -9' integration-all integration '^TestKill$' 'round [0-9]+:' SLIPWAY_KILL_ROUNDS=150
+	turn 'power cut' integration-all integration '^TestPowerCut$' 'round [0-9]+:' SLIPWAY_POWERCUT_ROUNDS=25
+	turn 'sequence of operations' serve serve '^TestSeams$' 'sum:sequences in' SLIPWAY_SEAMS_RANDOM=200 SLIPWAY_SEAMS_SEED="$(date +%s)"
 	turn 'kill -9 while converting' integration-all integration '^TestGearKill$' 'round [0-9]+:' SLIPWAY_GEARKILL_ROUNDS=10
 	turn 'power cut while converting' integration-all integration '^TestGearPowerCut$' 'round [0-9]+:' SLIPWAY_GEARCUT_ROUNDS=5
-	turn 'kill -9' integration-all integration '^TestKill$' 'round [0-9]+:' SLIPWAY_KILL_ROUNDS=60
+	turn 'kill -9' integration-all integration '^TestKill$' 'round [0-9]+:' SLIPWAY_KILL_ROUNDS=150
 	turn 'power cut, lying disk' integration-all integration '^TestDiskThatLies$' 'round [0-9]+:' SLIPWAY_LYINGDISK_ROUNDS=12
 	turn 'failing disk' integration-all integration '^TestIOFaults' '^ *--- PASS: TestIOFaults[^/]*/'
-	turn 'power cut' integration-all integration '^TestPowerCut$' 'round [0-9]+:' SLIPWAY_POWERCUT_ROUNDS=15
+	turn 'power cut' integration-all integration '^TestPowerCut$' 'round [0-9]+:' SLIPWAY_POWERCUT_ROUNDS=25
 	turn 'replicas with faults' integration-replicas integration/replicas '^TestReplicas$' '^--- PASS' SLIPWAY_REPLICAS_FOR=30s
 	turn 'collector against writers' registry registry 'CollectOracle' '^ *--- PASS' SLIPWAY_GC_SECONDS=10
 	turn 'lost or damaged object' registry registry '^(TestAcknowledgedIsReadable|TestStoreAwayLosesNothing|TestRetentionModel)$' '^ *--- PASS' SLIPWAY_ALL_CASES=1
