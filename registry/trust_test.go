@@ -266,7 +266,7 @@ func TestReadWhileStoredAnew(t *testing.T) {
 		versions := [][]byte{data, data}
 		if i%8 >= 4 {
 			versions[1] = bytes.Clone(data)
-			versions[1][(i*len(data)/40)] ^= 1
+			versions[1][(i * len(data) / 40)] ^= 1
 		}
 		b.overwrite(registry.BlobKey(d), versions[0])
 		b.ForgetRAM()
