@@ -274,7 +274,7 @@ func newSeamBase(t testing.TB, remote *seamRemote) *seamBase {
 	has, err := w.copies(b.source)
 	fill(err)
 	b.sourceHas = has
-	w.remote, b.remote = remote, remote
+	w.remote, b.remote, w.cfg = remote, remote, nil
 	fill(os.RemoveAll(w.root()), w.open())
 	w.o.tags = map[seamRef]map[oci.Digest]bool{}
 	fill(w.push("app", "v1", b.first), w.push("app", "v2", b.second), w.push("app", "multi", b.multi))
@@ -296,6 +296,7 @@ type world struct {
 	dir string
 	a   *Admin
 	o   *seamOracle
+	cfg *config.Config
 	// remote is where catalogue and contents are; nil: in the root.
 	remote *seamRemote
 
@@ -320,6 +321,9 @@ func (w *world) backup() string { return filepath.Join(w.dir, "backup") }
 func (w *world) image() string  { return w.dir + ".image" }
 
 func (w *world) config() *config.Config {
+	if w.cfg != nil {
+		return w.cfg
+	}
 	text := seamConfig
 	if w.remote != nil {
 		text = w.remote.config()
@@ -328,6 +332,7 @@ func (w *world) config() *config.Config {
 	if err != nil {
 		panic(err)
 	}
+	w.cfg = cfg
 	return cfg
 }
 
