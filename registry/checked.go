@@ -5,7 +5,6 @@ import (
 	"hash"
 	"io"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"example.org/slipway/objstore"
@@ -25,30 +24,24 @@ const (
 	// firstChunk is how much of an object is hashed before its first byte is sent, if
 	// it has more, so that the first byte does not wait.
 	firstChunk = 16 << 10
-	// lazyRate is how fast an object is hashed of which only ranges were read, in
-	// bytes a second.
-	lazyRate = 64 << 20
 )
 
 // checks are the comparisons of objects with their digests that are under way.
 type checks struct {
 	mu      sync.Mutex
 	running map[oci.Digest]*check
-	// lazy says that one for which nobody waits is under way.
-	lazy atomic.Bool
 }
 
 // check is one comparison. err and info are set when done is closed: info is the
 // object that was read.
 type check struct {
-	done  chan struct{}
-	err   error
-	info  objstore.Info
-	hurry atomic.Bool // somebody waits
+	done chan struct{}
+	err  error
+	info objstore.Info
 }
 
 // check begins a comparison, or joins the one that is under way.
-func (r *Registry) check(d oci.Digest, size int64, wait bool) *check {
+func (r *Registry) check(d oci.Digest, size int64) *check {
 	cs := &r.checks
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -62,38 +55,19 @@ func (r *Registry) check(d oci.Digest, size int64, wait bool) *check {
 		r.background.Add(1)
 		go func() {
 			defer r.background.Done()
-			c.info, c.err = r.compare(d, size, c)
+			c.info, c.err = r.compare(d, size)
 			cs.mu.Lock()
 			delete(cs.running, d)
 			cs.mu.Unlock()
 			close(c.done)
 		}()
 	}
-	if wait {
-		c.hurry.Store(true)
-	}
 	return c
-}
-
-// checkLater compares an object with its digest after a client was told of it or read a
-// range of it, if no other is being compared for that reason. It leaves alone what costs a request to
-// another machine.
-func (r *Registry) checkLater(d oci.Digest, size int64) {
-	if r.distant || !r.checks.lazy.CompareAndSwap(false, true) {
-		return
-	}
-	c := r.check(d, size, false)
-	r.background.Add(1)
-	go func() {
-		defer r.background.Done()
-		<-c.done
-		r.checks.lazy.Store(false)
-	}()
 }
 
 // recheck compares a suspect content with its digest before anything is sent.
 func (r *Registry) recheck(ctx context.Context, d oci.Digest, size int64) error {
-	c := r.check(d, size, true)
+	c := r.check(d, size)
 	if err := await(ctx, c.done); err != nil || c.err != nil {
 		return firstError(err, c.err)
 	}
@@ -111,7 +85,7 @@ func firstError(errs ...error) error {
 }
 
 // compare reads an object and notes whether it has its digest.
-func (r *Registry) compare(d oci.Digest, size int64, c *check) (objstore.Info, error) {
+func (r *Registry) compare(d oci.Digest, size int64) (objstore.Info, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	done := make(chan struct{})
@@ -123,17 +97,17 @@ func (r *Registry) compare(d oci.Digest, size int64, c *check) (objstore.Info, e
 		case <-done:
 		}
 	}()
-	info, err := r.compareOnce(ctx, d, size, c)
+	info, err := r.compareOnce(ctx, d, size)
 	if err != nil && isDamage(err) && info.Key != "" {
 		if now, statErr := r.store.Stat(ctx, BlobKey(d)); statErr == nil && !now.ModTime.Equal(info.ModTime) {
-			info, err = r.compareOnce(ctx, d, size, c) // it was stored anew meanwhile
+			info, err = r.compareOnce(ctx, d, size) // it was stored anew meanwhile
 		}
 	}
 	r.readFailed(d, size, err)
 	return info, err
 }
 
-func (r *Registry) compareOnce(ctx context.Context, d oci.Digest, size int64, c *check) (objstore.Info, error) {
+func (r *Registry) compareOnce(ctx context.Context, d oci.Digest, size int64) (objstore.Info, error) {
 	obj, err := r.store.Get(ctx, BlobKey(d), 0, -1)
 	if err != nil {
 		return objstore.Info{}, err
@@ -143,14 +117,7 @@ func (r *Registry) compareOnce(ctx context.Context, d oci.Digest, size int64, c 
 	if info.Size != size {
 		return info, wrongSize(info.Size, size)
 	}
-	n, match, err := hashCopy(ctx, nil, obj, d, func(n int) {
-		if !c.hurry.Load() {
-			select {
-			case <-time.After(time.Duration(n) * time.Second / lazyRate):
-			case <-ctx.Done():
-			}
-		}
-	})
+	n, match, err := hashCopy(ctx, nil, obj, d, func(int) {})
 	switch {
 	case err != nil:
 		return info, err
@@ -214,7 +181,7 @@ func (r *Registry) openHeld(ctx context.Context, d oci.Digest, size int64) (oci.
 		}
 		c.tail = &storeContent{Object: tail, r: r, digest: d}
 		if now := tail.Info(); c.of(now) && now.Size == size { // and so is whole, which was opened in between
-			c.check = r.check(d, size, true)
+			c.check = r.check(d, size)
 			return c, nil
 		}
 		if err := c.Close(); err != nil || try == 10 {

@@ -251,15 +251,29 @@ func (r *Registry) openBlob(ctx context.Context, repo string, d oci.Digest, b ra
 		}
 		return c, nil
 	}
-	here, err := r.inOrder(ctx, d, obj.Info(), false)
-	if err == nil && !here {
-		err = blobLost(repo, d)
-	}
-	if err != nil {
+	if err := r.rangeInOrder(ctx, repo, d, obj.Info()); err != nil {
 		obj.Close()
 		return nil, err
 	}
 	return &storeContent{Object: obj, r: r, digest: d}, nil
+}
+
+// rangeInOrder makes sure that the open object of which a client reads a range has the
+// digest. Whether the bytes of a range are right cannot be told from them alone, so the
+// client waits for the whole object to be compared, or is told to come again.
+func (r *Registry) rangeInOrder(ctx context.Context, repo string, d oci.Digest, info objstore.Info) error {
+	here, err := r.inOrder(ctx, d, info)
+	switch {
+	case errors.Is(err, errChecking):
+		return unavailable("the blob is being compared with its digest, because nobody has read it since the start", defaultRetry, "read a range of blob "+string(d), err)
+	case err != nil:
+		return err
+	case !here:
+		return blobLost(repo, d)
+	case !r.distant && !r.hashedBefore(d, info):
+		return storeError("read a range of blob "+string(d), &objstore.BusyError{Err: errReplaced})
+	}
+	return nil
 }
 
 // lost reports a blob the catalogue knows and the store cannot give, unless it

@@ -193,7 +193,10 @@ func (r *Registry) look(ctx context.Context, d oci.Digest, size int64) (now int6
 	}
 	info, here, err := r.glance(ctx, d, size)
 	if here {
-		here, err = r.inOrder(ctx, d, info, true)
+		here, err = r.inOrder(ctx, d, info)
+	}
+	if errors.Is(err, errChecking) {
+		here, err = true, nil
 	}
 	return info.Size, here, err
 }
@@ -221,23 +224,22 @@ func (r *Registry) glance(ctx context.Context, d oci.Digest, size int64) (info o
 // that the object is here: enough for some 5 GB, and less than clients wait.
 const patience = 10 * time.Second
 
-// inOrder compares an object with its digest before a client is told of it, unless that
-// was done before. If that takes longer than patience, or the object is large and large is
-// false, the client is told at once, and the comparison goes on. What another machine has
-// is compared when it is read.
-func (r *Registry) inOrder(ctx context.Context, d oci.Digest, info objstore.Info, large bool) (bool, error) {
+// errChecking says that an object is still being compared with its digest.
+var errChecking = errors.New("the object is being compared with its digest, which takes a while")
+
+// inOrder compares an object with its digest before a client is told of it or reads a
+// range of it, unless that was done before. It returns errChecking if that takes longer
+// than patience, and the comparison goes on. What another machine has is compared when it
+// is read whole.
+func (r *Registry) inOrder(ctx context.Context, d oci.Digest, info objstore.Info) (bool, error) {
 	if r.distant || r.hashedBefore(d, info) {
 		return true, nil
 	}
-	if info.Size > hashedInline && !large {
-		r.checkLater(d, info.Size)
-		return true, nil
-	}
-	c := r.check(d, info.Size, true)
+	c := r.check(d, info.Size)
 	waiting, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	if err := await(waiting, c.done); err != nil {
-		return ctx.Err() == nil, ctx.Err()
+		return false, firstError(ctx.Err(), errChecking)
 	}
 	switch {
 	case c.err == nil:

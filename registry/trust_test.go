@@ -298,18 +298,19 @@ func TestReadWhileStoredAnew(t *testing.T) {
 	}
 }
 
-// TestRangeOfDamaged: a range of a short object is given out only if the whole object
-// has its digest.
+// TestRangeOfDamaged: a range of an object that a client has not read yet is given out only
+// if the whole object has its digest.
 func TestRangeOfDamaged(t *testing.T) {
 	for _, state := range states {
 		sectors := &badSectors{bad: map[string]bool{}}
 		b := &bed{t: t, root: t.TempDir(), clock: newFakeClock()}
 		b.store = objtest.Faulty(memstore.New(&memstore.Options{Now: b.clock.Now}), sectors.faults())
 		b.open(registry.Options{})
-		for i, size := range []int{100_000, 1 << 20} {
+		for i, size := range []int{100_000, 1 << 20, 1<<20 + 1, 3 << 20} {
 			data := content(uint64(i), size)
 			d := b.pushBlob("a", data).Digest
 			b.clock.Add(time.Second)
+			b.ForgetRAM()
 			state.change(b, sectors, registry.BlobKey(d), data)
 			for _, off := range []int{0, size / 2, size - 10} {
 				var got []byte
