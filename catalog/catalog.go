@@ -71,6 +71,9 @@ type Blob struct {
 	Size int64
 	// Content holds the bytes of an inline blob; nil for an object in the store.
 	Content []byte
+	// Tag is the objstore.Info.Tag of the object that has these bytes, "" if it is not
+	// known. Only ObjectTag reads it.
+	Tag string
 	// Suspect says that a read of the content failed, or gave wrong bytes; see MarkSuspect.
 	Suspect bool
 }

@@ -64,8 +64,12 @@ func (d *Draft) Finish() error {
 }
 
 // Suspects returns the contents that are suspect in the registry. In the backup they
-// are not: its maker makes sure of its copies. See [Catalog.MarkSuspect].
+// are not: its maker makes sure of its copies. See [Catalog.MarkSuspect]. The tags of
+// objects stay behind, as those of the backup have others.
 func (d *Draft) Suspects(ctx context.Context) (map[oci.Digest]bool, error) {
+	if err := d.exec(ctx, `UPDATE blobs SET tag = '' WHERE tag <> ''`); err != nil {
+		return nil, err
+	}
 	out := map[oci.Digest]bool{}
 	err := d.db.rows(ctx, `UPDATE blobs SET suspect = 0 WHERE suspect <> 0 RETURNING digest`, nil, func(r *sql.Rows) error {
 		var digest oci.Digest

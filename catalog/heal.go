@@ -53,7 +53,7 @@ func (c *Catalog) Heal(ctx context.Context, d oci.Digest, content []byte, size i
 		bytes = content
 	}
 	err = c.db.write(ctx, func(t *tx) error {
-		id, err := t.insert(`UPDATE blobs SET state = 1, content = ?, size = ?, suspect = 0 WHERE digest = ? AND state IN (0, 1) RETURNING id`, bytes, size, string(d))
+		id, err := t.insert(`UPDATE blobs SET state = 1, content = ?, size = ?, suspect = 0, tag = '' WHERE digest = ? AND state IN (0, 1) RETURNING id`, bytes, size, string(d))
 		if err != nil {
 			return err
 		}

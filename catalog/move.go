@@ -37,7 +37,7 @@ func storedTables() []storedTable {
 	}
 	return []storedTable{
 		table("repositories", 1, "id name created_at"),
-		table("blobs", 1, "id digest size state content created_at owner deadline suspect"),
+		table("blobs", 1, "id digest size state content created_at owner deadline suspect tag"),
 		table("links", 2, "repo_id blob_id created_at"),
 		table("manifests", 1, "id repo_id blob_id media_type artifact_type subject annotations created_at pulled_at"),
 		table("refs", 3, "repo_id blob_id manifest_id"),

@@ -90,7 +90,7 @@ func (c *Catalog) TakeBack(ctx context.Context, b Blob) (s Shown, err error) {
 		if err := t.row(`SELECT id FROM blobs WHERE digest = ? AND state = 0`, []any{string(b.Digest)}, &id); err != nil {
 			return err
 		}
-		if _, err := t.exec(`UPDATE blobs SET state = 1, size = ?, content = ?, suspect = 0 WHERE id = ?`, b.Size, b.Content, id); err != nil {
+		if _, err := t.exec(`UPDATE blobs SET state = 1, size = ?, content = ?, suspect = 0, tag = '' WHERE id = ?`, b.Size, b.Content, id); err != nil {
 			return err
 		}
 		if s, err = t.shown(b.Digest, id); err != nil {

@@ -43,6 +43,24 @@ func (c *Catalog) ClearSuspect(ctx context.Context, d oci.Digest) error {
 	})
 }
 
+// ObjectTag returns the tag of the object of a content, "" if none is known.
+func (c *Catalog) ObjectTag(ctx context.Context, d oci.Digest) (tag string, err error) {
+	err = c.db.row(ctx, `SELECT tag FROM blobs WHERE digest = ? AND state = 1`, []any{string(d)}, &tag)
+	if err == ErrNotFound {
+		err = nil
+	}
+	return tag, err
+}
+
+// SetObjectTag records the tag of the object of a content, whose bytes were just read and
+// are right.
+func (c *Catalog) SetObjectTag(ctx context.Context, d oci.Digest, tag string) error {
+	return c.db.write(ctx, func(t *tx) error {
+		_, err := t.exec(`UPDATE blobs SET tag = ? WHERE digest = ? AND state = 1 AND content IS NULL`, tag, string(d))
+		return err
+	})
+}
+
 // Stored returns those of the digests that are stored, each once, with the bytes of those
 // that are in the catalogue.
 func (c *Catalog) Stored(ctx context.Context, digests []oci.Digest) ([]Blob, error) {

@@ -69,12 +69,13 @@ func (t *tx) store(b Blob, now int64) (int64, error) {
 // mended. Bytes in the catalogue are never exchanged for an object, as manifests are
 // read from here.
 func (t *tx) storeNew(b Blob, now int64) (id int64, added bool, err error) {
-	id, err = t.insert(`INSERT INTO blobs (digest, size, state, content, created_at) VALUES (?, ?, 1, ?, ?)
-		ON CONFLICT (digest) DO UPDATE SET state = 1, size = excluded.size, created_at = excluded.created_at, owner = '', deadline = 0,
+	id, err = t.insert(`INSERT INTO blobs (digest, size, state, content, tag, created_at) VALUES (?, ?, 1, ?, ?, ?)
+		ON CONFLICT (digest) DO UPDATE SET state = 1, size = excluded.size, tag = excluded.tag, created_at = excluded.created_at, owner = '', deadline = 0,
 		content = CASE WHEN blobs.state = 1 AND excluded.content IS NULL THEN blobs.content ELSE excluded.content END,
 		suspect = CASE WHEN blobs.state = 1 AND excluded.content IS NULL AND blobs.content IS NOT NULL THEN blobs.suspect ELSE 0 END
 		WHERE blobs.state <> 1 OR blobs.suspect <> 0 OR blobs.size <> excluded.size
-		OR (excluded.content IS NOT NULL AND blobs.content <> excluded.content) RETURNING id`, string(b.Digest), b.Size, b.Content, now)
+		OR (excluded.content IS NOT NULL AND blobs.content <> excluded.content)
+		OR (excluded.tag <> '' AND blobs.tag <> excluded.tag) RETURNING id`, string(b.Digest), b.Size, b.Content, b.Tag, now)
 	if added = err != ErrNotFound; !added { // it is there
 		err = t.row(`SELECT id FROM blobs WHERE digest = ?`, []any{string(b.Digest)}, &id)
 	}

@@ -38,6 +38,9 @@ type Info struct {
 	Size int64
 	// ModTime is when the object was written, as the store tells it.
 	ModTime time.Time
+	// Tag is what the store calls these bytes, such as an ETag: it stays as long as the
+	// object is not written again. "" if the store has none; List tells none.
+	Tag string
 }
 
 // BusyError is returned, possibly wrapped, when the store refuses for the moment:
@@ -91,6 +94,8 @@ type Upload interface {
 	// cannot be used afterwards. After an error the key is as it was, or holds
 	// the whole object; the upload itself is gone.
 	Commit(ctx context.Context, key string) error
+	// Tag is the object's Info.Tag after Commit, "" if it is not known.
+	Tag() string
 	// Cancel drops the upload and frees its space. After Commit, Suspend or
 	// Cancel it is a no-op, so that it can be deferred. It works also when ctx
 	// is done already, because that is when it is needed.

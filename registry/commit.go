@@ -187,12 +187,18 @@ func (r *Registry) record(ctx context.Context, u *upload, d oci.Digest) (oci.Des
 		return desc, storeError("continue the upload", err)
 	}
 	return desc, r.putObject(ctx, u, d, u.size, func() error {
-		err := u.obj.Commit(ctx, BlobKey(d))
-		u.obj, u.state = nil, ""
-		return err
+		return u.commitObject(ctx, d)
 	}, func() error {
-		return r.recordBlob(ctx, u.repo, catalog.Blob{Digest: d, Size: u.size}, rowID)
+		return r.recordBlob(ctx, u.repo, catalog.Blob{Digest: d, Size: u.size, Tag: u.tag}, rowID)
 	})
+}
+
+// commitObject makes the open object of the upload that of a content.
+func (u *upload) commitObject(ctx context.Context, d oci.Digest) error {
+	err := u.obj.Commit(ctx, BlobKey(d))
+	u.tag = u.obj.Tag()
+	u.obj, u.state = nil, ""
+	return err
 }
 
 // recordSmall records a blob whose bytes are to be in the catalogue. Where the store has

@@ -163,7 +163,7 @@ func (r *Registry) publishAdopted(ctx context.Context, u *upload, d oci.Digest, 
 		return false, uploadBusy()
 	}
 	err = r.putObject(ctx, u, d, size, put, func() error {
-		added, err = r.cat.AdoptBlob(ctx, u.repo, catalog.Blob{Digest: d, Size: size}, u.id)
+		added, err = r.cat.AdoptBlob(ctx, u.repo, catalog.Blob{Digest: d, Size: size, Tag: u.tag}, u.id)
 		return err
 	})
 	return added, err
@@ -190,11 +190,7 @@ func (r *Registry) adoptFile(ctx context.Context, u *upload, d oci.Digest, size 
 	if err != nil {
 		return nil, err
 	}
-	return func() error {
-		err := u.obj.Commit(ctx, BlobKey(d))
-		u.obj, u.state = nil, ""
-		return err
-	}, nil
+	return func() error { return u.commitObject(ctx, d) }, nil
 }
 
 // onlyWriter hides what else a writer can.

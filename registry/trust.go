@@ -29,10 +29,20 @@ const (
 type witness struct {
 	size    int64
 	modTime time.Time
+	tag     string        // as in objstore.Info
 	at      time.Duration // by Options.Steady
+	// recorded says that the object has the tag that the catalogue recorded when it was
+	// stored, if it recorded one.
+	recorded bool
 	// hashed says that the object's bytes were compared with its digest since it was
-	// last written, as far as size and modTime tell.
+	// last written, as far as size, modTime and tag tell.
 	hashed bool
+}
+
+// looksLike reports whether nothing shows that the object was written since. Caches tell
+// no tags.
+func (w witness) looksLike(info objstore.Info) bool {
+	return w.size == info.Size && w.modTime.Equal(info.ModTime) && (w.tag == info.Tag || w.tag == "" || info.Tag == "")
 }
 
 // trust remembers what this process saw of objects lately.
@@ -57,11 +67,15 @@ func (t *trust) get(d oci.Digest) (witness, bool) {
 	return w, ok
 }
 
-// put notes what was just seen of an object. That its bytes were compared with its
-// digest stays known while it looks the same.
-func (t *trust) put(d oci.Digest, w witness) {
-	if before, ok := t.get(d); ok && before.size == w.size && before.modTime.Equal(w.modTime) {
-		w.hashed = w.hashed || before.hashed
+// put notes what was just seen of an object. What it was compared with stays known while
+// it looks the same.
+func (t *trust) put(d oci.Digest, info objstore.Info, w witness) {
+	w.size, w.modTime, w.tag = info.Size, info.ModTime, info.Tag
+	if before, ok := t.get(d); ok && before.looksLike(info) {
+		w.hashed, w.recorded = w.hashed || before.hashed, w.recorded || before.recorded
+		if w.tag == "" {
+			w.tag = before.tag
+		}
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -88,14 +102,14 @@ func (t *trust) drop(d oci.Digest) {
 
 // saw notes what the store says of the object of d.
 func (r *Registry) saw(d oci.Digest, info objstore.Info, hashed bool) {
-	r.trust.put(d, witness{info.Size, info.ModTime, r.opts.Steady(), hashed})
+	r.trust.put(d, info, witness{at: r.opts.Steady(), hashed: hashed})
 }
 
 // hashedBefore reports whether the bytes of the object, as it looks now, were compared
 // with its digest.
 func (r *Registry) hashedBefore(d oci.Digest, info objstore.Info) bool {
 	w, ok := r.trust.get(d)
-	return ok && w.hashed && w.size == info.Size && w.modTime.Equal(info.ModTime)
+	return ok && w.hashed && w.looksLike(info)
 }
 
 // damagedError says that what the store has is not the content.
@@ -229,11 +243,16 @@ var errChecking = errors.New("the object is being compared with its digest, whic
 
 // inOrder compares an object with its digest before a client is told of it or reads a
 // range of it, unless that was done before. It returns errChecking if that takes longer
-// than patience, and the comparison goes on. What another machine has is compared when it
-// is read whole.
+// than patience, and the comparison goes on. What another machine has is only compared if
+// it has another tag than it was stored with.
 func (r *Registry) inOrder(ctx context.Context, d oci.Digest, info objstore.Info) (bool, error) {
-	if r.distant || r.hashedBefore(d, info) {
+	if r.hashedBefore(d, info) {
 		return true, nil
+	}
+	if r.distant {
+		if same, err := r.asRecorded(ctx, d, info); err != nil || same {
+			return same, err
+		}
 	}
 	c := r.check(d, info.Size)
 	waiting, cancel := context.WithTimeout(ctx, patience)
@@ -243,6 +262,7 @@ func (r *Registry) inOrder(ctx context.Context, d oci.Digest, info objstore.Info
 	}
 	switch {
 	case c.err == nil:
+		r.recordTag(ctx, d, c.info)
 		return true, nil
 	case brokeOff(c.err):
 		_, here, err := r.glance(ctx, d, info.Size)
@@ -251,6 +271,34 @@ func (r *Registry) inOrder(ctx context.Context, d oci.Digest, info objstore.Info
 		return false, storeError(fmt.Sprintf("read blob %s", d), c.err)
 	}
 	return false, r.doubt(ctx, d, c.err)
+}
+
+// asRecorded reports whether an object has the tag with which it was stored, as far as
+// both are known.
+func (r *Registry) asRecorded(ctx context.Context, d oci.Digest, info objstore.Info) (bool, error) {
+	if w, ok := r.trust.get(d); info.Tag == "" || ok && w.recorded && w.looksLike(info) {
+		return true, nil
+	}
+	tag, err := r.cat.ObjectTag(ctx, d)
+	if err != nil {
+		return false, storeError(fmt.Sprintf("look up blob %s", d), err)
+	}
+	if tag != "" && tag != info.Tag {
+		return false, nil
+	}
+	r.trust.put(d, info, witness{at: r.opts.Steady(), recorded: true})
+	return true, nil
+}
+
+// recordTag notes the tag of an object that was just compared with its digest, because it
+// had another one than it was stored with: somebody copied it.
+func (r *Registry) recordTag(ctx context.Context, d oci.Digest, info objstore.Info) {
+	if info.Tag == "" {
+		return
+	}
+	if err := r.cat.SetObjectTag(ctx, d, info.Tag); err != nil {
+		r.log.Warn("note the tag of an object; it will be compared with its digest again", "digest", d, "err", err)
+	}
 }
 
 // missing returns those of the digests that the catalogue takes for stored and that are
@@ -287,7 +335,7 @@ func (r *Registry) missing(ctx context.Context, digests []oci.Digest) ([]oci.Dig
 // for themselves.
 func (r *Registry) proveStored(ctx context.Context, d oci.Digest, size int64) error {
 	if r.distant {
-		r.trust.put(d, witness{size: size, at: r.opts.Steady()})
+		r.trust.put(d, objstore.Info{Size: size}, witness{at: r.opts.Steady()})
 		return nil
 	}
 	info, err := r.store.Stat(ctx, BlobKey(d))

@@ -191,7 +191,10 @@ func TestAcknowledgedIsReadable(t *testing.T) {
 						data := content(seed, size)
 						what := fmt.Sprintf("%s, object of %d bytes is %s, before that %q", form.name, size, state.name, before)
 						visible := state.visible
-						if name != "distant" && size <= 1<<20 { // it is read, unless it was and looks the same
+						switch {
+						case name == "distant": // its tag is looked at
+							visible = visible || state.name != "unreadable"
+						case size <= 1<<20: // it is read, unless it was and looks the same
 							visible = state.name != "unreadable" || before != ""
 						}
 						b.trial(what, before, data, visible, form.bytes, form.repo,
@@ -301,10 +304,14 @@ func TestReadWhileStoredAnew(t *testing.T) {
 // TestRangeOfDamaged: a range of an object that a client has not read yet is given out only
 // if the whole object has its digest.
 func TestRangeOfDamaged(t *testing.T) {
-	for _, state := range states {
+	for i := range 2 * len(states) {
+		state, distant := states[i/2], i%2 == 1
 		sectors := &badSectors{bad: map[string]bool{}}
 		b := &bed{t: t, root: t.TempDir(), clock: newFakeClock()}
 		b.store = objtest.Faulty(memstore.New(&memstore.Options{Now: b.clock.Now}), sectors.faults())
+		if distant {
+			b.store = distantStore{b.store}
+		}
 		b.open(registry.Options{})
 		for i, size := range []int{100_000, 1 << 20, 1<<20 + 1, 3 << 20} {
 			data := content(uint64(i), size)
@@ -321,13 +328,39 @@ func TestRangeOfDamaged(t *testing.T) {
 				}
 				switch {
 				case err == nil && !bytes.Equal(got, data[off:off+10]):
-					t.Errorf("%s, %d bytes: wrong bytes at %d", state.name, size, off)
+					t.Errorf("%s, distant %v, %d bytes: wrong bytes at %d", state.name, distant, size, off)
 				case (err == nil) != (state.name == "here"):
-					t.Errorf("%s, %d bytes: at %d: %v", state.name, size, off, err)
+					t.Errorf("%s, distant %v, %d bytes: at %d: %v", state.name, distant, size, off, err)
 				}
 			}
 		}
 	}
+}
+
+// TestCopiedObject: an object that somebody stored anew behind the registry's back, with
+// the same bytes and another tag, is in order, and is read for that once.
+func TestCopiedObject(t *testing.T) {
+	reads := 0
+	b := newBed(t, distantStore{objtest.Faulty(memstore.New(nil), objtest.Faults{Before: func(op, _ string) error {
+		if op == objtest.OpGet {
+			reads++
+		}
+		return nil
+	}})}, registry.Options{})
+	data := content(1, 300_000)
+	d := b.pushBlob("a", data).Digest
+	head := func(want int) {
+		t.Helper()
+		reads = 0
+		b.ForgetRAM()
+		if _, err := b.ResolveBlob(t.Context(), "a", d); err != nil || reads != want {
+			t.Errorf("HEAD reads the object %d times, want %d: %v", reads, want, err)
+		}
+	}
+	head(0)
+	b.overwrite(registry.BlobKey(d), data)
+	head(1)
+	head(0)
 }
 
 // TestFailureThatPasses: an error that says nothing of the content leaves it in order,

@@ -39,6 +39,7 @@ type upload struct {
 	buf     []byte          // the bytes, while they are few
 	obj     objstore.Upload // open during a request
 	state   string          // of the object store's upload between requests
+	tag     string          // of the object, once it is committed
 	gone    bool
 	inRow   bool // nothing has come since the row was written
 	// want is the digest that the present request commits the upload as, if it

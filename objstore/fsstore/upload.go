@@ -277,6 +277,9 @@ func (u *upload) giveBack() error {
 	return nil
 }
 
+// Tag is "": files have none.
+func (u *upload) Tag() string { return "" }
+
 // Suspend keeps the file and closes it. See [objstore.Upload]. It does not
 // look at ctx: a request that was cancelled is a reason to suspend.
 func (u *upload) Suspend(context.Context) (string, error) {

@@ -51,6 +51,7 @@ type Store struct {
 type entry struct {
 	data []byte
 	mod  time.Time
+	tag  string // of an object
 }
 
 var (
@@ -87,7 +88,7 @@ func (s *Store) find(ctx context.Context, key string) (entry, objstore.Info, err
 	if !ok {
 		return e, objstore.Info{}, fmt.Errorf("object %s: %w", key, objstore.ErrNotExist)
 	}
-	return e, objstore.Info{Key: key, Size: int64(len(e.data)), ModTime: e.mod}, nil
+	return e, objstore.Info{Key: key, Size: int64(len(e.data)), ModTime: e.mod, Tag: e.tag}, nil
 }
 
 // Get opens n bytes of an object from off. See [objstore.Store].
@@ -134,8 +135,16 @@ func (s *Store) Put(ctx context.Context, key string, data []byte, ifAbsent bool)
 		return fmt.Errorf("put object %s: %w", key, objstore.ErrNoSpace)
 	}
 	s.used += more
-	s.objects[key] = entry{bytes.Clone(data), s.now()}
+	s.keep(key, bytes.Clone(data))
 	return nil
+}
+
+// keep makes data an object and returns its tag. s.mu is held.
+func (s *Store) keep(key string, data []byte) (tag string) {
+	s.lastID++
+	tag = "w" + strconv.FormatUint(s.lastID, 10)
+	s.objects[key] = entry{data, s.now(), tag}
+	return tag
 }
 
 // room is the number of bytes that can still be stored. s.mu is held.
@@ -323,6 +332,7 @@ type upload struct {
 	state string // set by the first Suspend
 	data  []byte
 	done  bool
+	tag   string // of the object
 }
 
 func (u *upload) Size() int64 { return int64(len(u.data)) }
@@ -361,7 +371,7 @@ func (u *upload) Suspend(context.Context) (string, error) {
 		u.s.lastID++
 		u.state = strconv.FormatUint(u.s.lastID, 10)
 	}
-	u.s.uploads[u.state] = &entry{u.data, u.s.now()}
+	u.s.uploads[u.state] = &entry{data: u.data, mod: u.s.now()}
 	return u.state, nil
 }
 
@@ -379,9 +389,12 @@ func (u *upload) Commit(ctx context.Context, key string) error {
 	}
 	u.done = true
 	u.s.used -= int64(len(old.data))
-	u.s.objects[key] = entry{slices.Clip(u.data), u.s.now()}
+	u.tag = u.s.keep(key, slices.Clip(u.data))
 	return nil
 }
+
+// Tag implements [objstore.Upload].
+func (u *upload) Tag() string { return u.tag }
 
 // Cancel drops the bytes. See [objstore.Upload].
 func (u *upload) Cancel(context.Context) error {

@@ -239,6 +239,8 @@ func (u *faultyUpload) Write(p []byte) (n int, err error) {
 	return n, err
 }
 
+func (u *faultyUpload) Tag() string { return u.u.Tag() }
+
 func (u *faultyUpload) Suspend(ctx context.Context) (state string, err error) {
 	err = u.f.around(OpSuspend, "", func() (err error) {
 		state, err = u.u.Suspend(ctx)

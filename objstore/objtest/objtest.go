@@ -62,6 +62,7 @@ func Run(t *testing.T, open func(t *testing.T) objstore.Store, o *Options) {
 		{"Upload empty", (*suite).uploadEmpty},
 		{"Upload size hint", (*suite).uploadSizeHint},
 		{"Upload replaces", (*suite).uploadReplaces},
+		{"Upload tag", (*suite).uploadTag},
 		{"Upload is invisible", (*suite).uploadInvisible},
 		{"Upload after its end", (*suite).uploadEnded},
 		{"Upload cancel", (*suite).uploadCancel},

@@ -55,6 +55,28 @@ func (t *suite) uploadSizeHint() {
 	}
 }
 
+// uploadTag: what Commit calls an object, Stat and Get call it, too, and other bytes
+// are called something else.
+func (t *suite) uploadTag() {
+	seen := map[string]bool{}
+	for i, size := range []int{0, 1000, 1000, t.opts.LargeSize, t.opts.LargeSize} {
+		u := t.mustUpload(Content(uint64(i), size))
+		t.must(u.Commit(t.Context(), "t/x"), "Commit")
+		info, err := t.s.Stat(t.Context(), "t/x")
+		t.must(err, "Stat")
+		obj, err := t.s.Get(t.Context(), "t/x", 0, -1)
+		t.must(err, "Get")
+		t.must(obj.Close(), "Close")
+		if got := obj.Info().Tag; info.Tag != u.Tag() && u.Tag() != "" || got != info.Tag && got != "" {
+			t.Errorf("object of %d bytes: Commit calls it %q, Stat %q and Get %q", size, u.Tag(), info.Tag, got)
+		}
+		if info.Tag != "" && seen[info.Tag] {
+			t.Errorf("object of %d bytes: it has the tag %q of another", size, info.Tag)
+		}
+		seen[info.Tag] = true
+	}
+}
+
 func (t *suite) uploadReplaces() {
 	t.mustPut("u/x", Content(1, 5000))
 	t.must(t.mustUpload(Content(2, 100)).Commit(t.Context(), "u/x"), "Commit")

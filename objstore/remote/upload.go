@@ -88,6 +88,7 @@ type upload struct {
 var _ objstore.Upload = (*upload)(nil)
 
 func (u *upload) Size() int64 { return u.u.Size() }
+func (u *upload) Tag() string { return u.u.Tag() }
 
 // Write is passed on as it is: see the package.
 func (u *upload) Write(p []byte) (int, error) {

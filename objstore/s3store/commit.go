@@ -60,8 +60,9 @@ func (u *upload) commit(ctx context.Context, key string) error {
 // putWhole writes an upload that is in RAM as a whole.
 func (u *upload) putWhole(ctx context.Context, key string) error {
 	return u.s.repeat(ctx, func(ctx context.Context) error {
-		return u.s.call(ctx, "put object", func(ctx context.Context) error {
-			return u.s.putObject(ctx, u.s.root+key, u.cur.reader(), u.cur.size, u.s.putOptions())
+		return u.s.call(ctx, "put object", func(ctx context.Context) (err error) {
+			u.tag, err = u.s.putObject(ctx, u.s.root+key, u.cur.reader(), u.cur.size, u.s.putOptions())
+			return err
 		})
 	})
 }
@@ -80,12 +81,19 @@ func (u *upload) commitKeyed(ctx context.Context) error {
 	for i, p := range u.parts {
 		parts[i] = minio.CompletePart{PartNumber: p.number, ETag: p.ETag}
 	}
-	if err := u.s.complete(ctx, u.key, u.uploadID, parts, u.size); err != nil {
-		return err
-	}
-	u.uploadID = ""
-	return nil
+	return u.complete(ctx, parts)
 }
+
+// complete makes the upload's object of its parts.
+func (u *upload) complete(ctx context.Context, parts []minio.CompletePart) (err error) {
+	if u.tag, err = u.s.complete(ctx, u.key, u.uploadID, parts, u.size); err == nil {
+		u.uploadID = ""
+	}
+	return err
+}
+
+// Tag implements [objstore.Upload].
+func (u *upload) Tag() string { return u.tag }
 
 // commitStaged makes one object of the stored parts, which the server copies, and
 // of the bytes in RAM.
@@ -123,11 +131,7 @@ func (u *upload) commitStaged(ctx context.Context, key string) error {
 	if err := g.Wait(); err != nil {
 		return err
 	}
-	if err := u.s.complete(ctx, key, u.uploadID, list, u.size); err != nil {
-		return err
-	}
-	u.uploadID = ""
-	return nil
+	return u.complete(ctx, list)
 }
 
 // beginMultipart begins the multipart upload of key.
@@ -169,15 +173,15 @@ func (s *Store) copyRange(ctx context.Context, from, key, uploadID string, numbe
 	return p, err
 }
 
-// complete makes the parts an object of so many bytes.
-func (s *Store) complete(ctx context.Context, key, uploadID string, parts []minio.CompletePart, size int64) error {
+// complete makes the parts an object of so many bytes, and returns its ETag.
+func (s *Store) complete(ctx context.Context, key, uploadID string, parts []minio.CompletePart, size int64) (etag string, err error) {
 	tries := 0
-	return s.repeat(ctx, func(ctx context.Context) error {
+	err = s.repeat(ctx, func(ctx context.Context) error {
 		err := s.call(ctx, "complete multipart upload", func(ctx context.Context) error {
 			tries++ // call itself may make two
 			o, err := s.core.CompleteMultipartUpload(ctx, s.bucket, s.root+key, uploadID, parts, minio.PutObjectOptions{})
 			if err == nil {
-				err = s.proof(o.ETag)
+				err, etag = s.proof(o.ETag), o.ETag
 			}
 			if err == nil && o.ETag != multipartETag(parts) {
 				err = s.confirm(ctx, s.root+key, size)
@@ -190,10 +194,12 @@ func (s *Store) complete(ctx context.Context, key, uploadID string, parts []mini
 		// The try before may have succeeded although its answer was lost. Keys are
 		// content addresses, so an object of that size there is the one.
 		if info, statErr := s.stat(ctx, key); statErr == nil && info.Size == size {
+			etag = info.Tag
 			return nil
 		}
 		return err
 	})
+	return etag, err
 }
 
 // abortMultipart drops a multipart upload. One that is not there is no error.
@@ -227,7 +233,7 @@ func (s *Store) copyLarge(ctx context.Context, from, to string, size int64) (err
 		})
 	}
 	if err = g.Wait(); err == nil {
-		err = s.complete(ctx, to, id, list, size)
+		_, err = s.complete(ctx, to, id, list, size)
 	}
 	if err != nil {
 		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), dropTimeout)

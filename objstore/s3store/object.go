@@ -129,7 +129,7 @@ func (o *object) open(body io.ReadCloser, info minio.ObjectInfo, contentRange st
 		return fmt.Errorf("answer has bytes %d to %d of %d, asked for %d from %d", first, first+length, size, n, off)
 	}
 	o.body, o.off, o.left = body, off, want
-	o.info = objstore.Info{Key: o.key, Size: size, ModTime: info.LastModified}
+	o.info = objstore.Info{Key: o.key, Size: size, ModTime: info.LastModified, Tag: info.ETag}
 	return nil
 }
 

@@ -25,22 +25,22 @@ func (s *Store) proof(etag string) error {
 // putObject is send for an object that is to stay. It counts only if the answer's ETag is
 // the MD5 of the bytes, or else if a HEAD shows the object with its size: where the
 // server encrypts, ETags are something else.
-func (s *Store) putObject(ctx context.Context, name string, body io.ReadSeeker, size int64, opts minio.PutObjectOptions) error {
-	etag, err := s.send(ctx, name, body, size, opts)
+func (s *Store) putObject(ctx context.Context, name string, body io.ReadSeeker, size int64, opts minio.PutObjectOptions) (etag string, err error) {
+	etag, err = s.send(ctx, name, body, size, opts)
 	if err != nil {
-		return err
+		return "", err
 	}
 	h := md5.New() // #nosec G401 -- what S3 calls objects by
 	if _, err := body.Seek(0, io.SeekStart); err != nil {
-		return err
+		return "", err
 	}
 	if _, err := io.Copy(h, body); err != nil {
-		return err
+		return "", err
 	}
 	if etag == hex.EncodeToString(h.Sum(nil)) {
-		return nil
+		return etag, nil
 	}
-	return s.confirm(ctx, name, size)
+	return etag, s.confirm(ctx, name, size)
 }
 
 // confirm makes sure that an object that was just written is there, and has its size.

@@ -358,7 +358,7 @@ func (s *Store) stat(ctx context.Context, key string) (objstore.Info, error) {
 		if err == nil && (o.Size < 0 || o.ETag == "") {
 			err = &objstore.BusyError{Err: fmt.Errorf("%s: the answer tells no size or no ETag, so it is not the store's", s.where)}
 		}
-		info = objstore.Info{Key: key, Size: o.Size, ModTime: o.LastModified}
+		info = objstore.Info{Key: key, Size: o.Size, ModTime: o.LastModified, Tag: o.ETag}
 		return err
 	})
 	// The answer to HEAD does not tell a missing object from a missing bucket.
@@ -463,7 +463,7 @@ func (s *Store) putOnce(ctx context.Context, name string, data []byte, ifAbsent 
 		if ifAbsent {
 			opts.SetMatchETagExcept("*")
 		}
-		err := s.putObject(ctx, name, bytes.NewReader(data), int64(len(data)), opts)
+		_, err := s.putObject(ctx, name, bytes.NewReader(data), int64(len(data)), opts)
 		if r := minio.ToErrorResponse(err); ifAbsent && err != nil {
 			switch {
 			case r.StatusCode == http.StatusConflict:

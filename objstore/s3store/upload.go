@@ -33,6 +33,7 @@ type upload struct {
 	cancel context.CancelFunc
 
 	size     int64
+	tag      string  // the object's ETag, after Commit
 	cur      *buffer // the part that fills up
 	id       string  // staging id, "" while nothing is stored there
 	uploadID string  // multipart upload of key, "" before its first part
@@ -307,7 +308,8 @@ func (u *upload) suspend(ctx context.Context) (string, error) {
 	}
 	err = u.s.repeat(ctx, func(ctx context.Context) error {
 		return u.s.call(ctx, "store state of upload", func(ctx context.Context) error {
-			return u.s.putObject(ctx, u.s.root+uploadDir+state.name(), body.reader(), body.size, u.s.putOptions())
+			_, err := u.s.putObject(ctx, u.s.root+uploadDir+state.name(), body.reader(), body.size, u.s.putOptions())
+			return err
 		})
 	})
 	return state.String(), err

@@ -52,7 +52,7 @@ func (s *Store) get(ctx context.Context, name string, off, n int64) (*object, er
 	if err != nil {
 		return nil, err
 	}
-	o := &object{body: resp.Body, off: off, left: resp.ContentLength, info: objstore.Info{Key: name, Size: resp.ContentLength, ModTime: modTime(resp.Header)}}
+	o := &object{body: resp.Body, off: off, left: resp.ContentLength, info: objstore.Info{Key: name, Size: resp.ContentLength, ModTime: modTime(resp.Header), Tag: etagIn(resp.Header)}}
 	if ranged {
 		o.info.Size, err = checkRange(resp, off, n)
 	}
@@ -106,7 +106,6 @@ func checkRange(resp *http.Response, off, n int64) (size int64, err error) {
 // head is what HEAD tells of an object.
 type head struct {
 	info  objstore.Info
-	etag  string
 	large bool   // it is a manifest
 	ref   string // the upload its segments belong to, if it is one of ours
 }
@@ -126,8 +125,7 @@ func (s *Store) head(ctx context.Context, name string, newest bool) (head, error
 		return head{}, fmt.Errorf("%s %s: the server does not tell the size", r.method, r.path)
 	}
 	h := head{
-		info:  objstore.Info{Key: name, Size: resp.ContentLength, ModTime: modTime(resp.Header)},
-		etag:  strings.Trim(resp.Header.Get("Etag"), `"`),
+		info:  objstore.Info{Key: name, Size: resp.ContentLength, ModTime: modTime(resp.Header), Tag: etagIn(resp.Header)},
 		large: strings.EqualFold(resp.Header.Get("X-Static-Large-Object"), "true"),
 	}
 	if ref := resp.Header.Get(refHeader); h.large && validID(ref) {
@@ -147,6 +145,9 @@ func (s *Store) Stat(ctx context.Context, key string) (objstore.Info, error) {
 	}
 	return h.info, nil
 }
+
+// etagIn is the ETag that an answer tells.
+func etagIn(h http.Header) string { return strings.Trim(h.Get("Etag"), `"`) }
 
 // modTime is when an object was written: as exactly as listings tell it, where the
 // server does so in the header, too.

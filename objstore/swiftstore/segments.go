@@ -121,7 +121,7 @@ func (s *Store) read(ctx context.Context, name string, q url.Values) ([]byte, er
 }
 
 // putManifest makes name a large object of segments of the upload id.
-func (s *Store) putManifest(ctx context.Context, name, id string, segs []segment) error {
+func (s *Store) putManifest(ctx context.Context, name, id string, segs []segment) (etag string, err error) {
 	type item struct {
 		Path string `json:"path"`
 		Etag string `json:"etag,omitempty"`
@@ -133,16 +133,16 @@ func (s *Store) putManifest(ctx context.Context, name, id string, segs []segment
 	}
 	body, err := json.Marshal(items)
 	if err != nil {
-		return err
+		return "", err
 	}
-	_, err = s.change(ctx, &request{
+	answer, err := s.change(ctx, &request{
 		method: http.MethodPut, path: s.path(name), query: url.Values{"multipart-manifest": {"put"}}, body: body,
 		header: map[string]string{"Content-Type": "application/octet-stream", "Accept": "application/json", refHeader: id},
 	})
 	if statusOf(err) == http.StatusNotFound {
-		return s.noContainer()
+		return "", s.noContainer()
 	}
-	return err
+	return etagIn(answer), err
 }
 
 // manifestError is the error of a manifest that the server refuses because of its

@@ -30,6 +30,7 @@ type upload struct {
 	flying *flight   // the segment behind them, or nil
 	buf    []byte    // the bytes behind that
 	size   int64
+	tag    string // the object's ETag, after Commit
 
 	kept    bool     // Suspend has told others of it
 	marked  bool     // key-0 may exist
@@ -409,6 +410,7 @@ func (u *upload) commitSmall(ctx context.Context, key string) error {
 		reusable, err = u.s.put(ctx, key, u.buf, etag, nil)
 		return err
 	})
+	u.tag = etag
 	if reusable {
 		u.s.giveBack(u.buf)
 		u.buf = nil
@@ -420,7 +422,8 @@ func (u *upload) commitSmall(ctx context.Context, key string) error {
 func (u *upload) commitCopy(ctx context.Context, key string) error {
 	seg := u.segs[0]
 	return again(ctx, func() error {
-		return u.s.copyObject(ctx, uploadDir(u.id)+seg.Name, key, head{etag: seg.Etag})
+		u.tag = seg.Etag
+		return u.s.copyObject(ctx, uploadDir(u.id)+seg.Name, key, head{info: objstore.Info{Tag: seg.Etag}})
 	})
 }
 
@@ -434,7 +437,10 @@ func (u *upload) commitLarge(ctx context.Context, key string) error {
 	if err != nil {
 		return errors.Join(fmt.Errorf("commit object %s: %w", key, err), u.drop(ctx))
 	}
-	err = again(ctx, func() error { return u.s.putManifest(ctx, key, u.id, segs) })
+	err = again(ctx, func() (err error) {
+		u.tag, err = u.s.putManifest(ctx, key, u.id, segs)
+		return err
+	})
 	clean, cancel := cleanContext(ctx)
 	defer cancel()
 	if err != nil {
@@ -493,7 +499,10 @@ func (u *upload) group(ctx context.Context) ([]segment, error) {
 			g.Size += seg.Size
 		}
 		u.garbage = append(u.garbage, g.Name) // if it comes to drop
-		err := again(ctx, func() error { return u.s.putManifest(ctx, uploadDir(u.id)+g.Name, u.id, part) })
+		err := again(ctx, func() error {
+			_, err := u.s.putManifest(ctx, uploadDir(u.id)+g.Name, u.id, part)
+			return err
+		})
 		if err != nil {
 			return nil, err
 		}
@@ -514,6 +523,9 @@ func undecided(ctx context.Context, err error) bool {
 func cleanContext(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), cleanTime)
 }
+
+// Tag implements [objstore.Upload].
+func (u *upload) Tag() string { return u.tag }
 
 // Cancel drops the upload. See [objstore.Upload].
 func (u *upload) Cancel(ctx context.Context) error {

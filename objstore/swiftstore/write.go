@@ -106,7 +106,7 @@ func (s *Store) copyObject(ctx context.Context, from, to string, h head) error {
 		r.query = url.Values{"multipart-manifest": {"get"}}
 	} else {
 		// A server that knows no copies would write an empty object; so it refuses.
-		r.header["Etag"] = h.etag
+		r.header["Etag"] = h.info.Tag
 	}
 	_, err := s.change(ctx, r)
 	return err
