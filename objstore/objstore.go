@@ -31,6 +31,10 @@ var ErrCorrupt = errors.New("object has other bytes than it should")
 // stored before is intact, and the same call succeeds once there is room.
 var ErrNoSpace = errors.New("no space left in the object store")
 
+// ErrTaken is returned, possibly wrapped, by a write where something that is no object, and
+// that the store does not move away, is in the place of the object or of its directory.
+var ErrTaken = errors.New("something that is no object is in its place")
+
 // Info describes a stored object.
 type Info struct {
 	Key string

@@ -42,6 +42,9 @@ func storeError(doing string, err error) error {
 	case errors.Is(err, objstore.ErrNoSpace) || errors.Is(err, catalog.ErrFull) || isFull(err):
 		return &oci.Error{Code: oci.CodeUnknown, Status: http.StatusInsufficientStorage,
 			Message: "the registry's storage is full; nothing was stored by this request", Err: fmt.Errorf("%s: %w", doing, err)}
+	case errors.Is(err, objstore.ErrTaken):
+		return &oci.Error{Code: oci.CodeUnknown, Status: http.StatusInternalServerError,
+			Message: "something that is no blob lies in the storage where this one belongs; slipway fsck --repair moves files away, and the log names it", Err: fmt.Errorf("%s: %w", doing, err)}
 	case errors.Is(err, catalog.ErrUnavailable):
 		return unavailable("the registry's database cannot be reached", defaultRetry, doing, err)
 	case errors.Is(err, catalog.ErrDeleting):

@@ -162,15 +162,20 @@ func (f *fsck) copyObject(ctx context.Context, from, to string, d oci.Digest, on
 
 // putBack makes what lies in quarantine, which is verified, the content's object.
 func (f *fsck) putBack(ctx context.Context, d oci.Digest) (bool, error) {
+	return f.move(ctx, quarantineKey(d), BlobKey(d), d)
+}
+
+// move gives an object, whose bytes have a digest, another key.
+func (f *fsck) move(ctx context.Context, from, to string, d oci.Digest) (bool, error) {
 	if m, ok := objstore.As[objstore.Mover](f.r.store); ok {
-		err := m.Move(ctx, quarantineKey(d), BlobKey(d))
+		err := m.Move(ctx, from, to)
 		return err == nil, err
 	}
-	match, err := f.copyObject(ctx, quarantineKey(d), BlobKey(d), d, true)
+	match, err := f.copyObject(ctx, from, to, d, true)
 	if err != nil || !match {
 		return false, err
 	}
-	return true, f.r.store.Delete(ctx, quarantineKey(d))
+	return true, f.r.store.Delete(ctx, from)
 }
 
 // takeBack looks whether a content that the catalogue has as absent is in the store, or

@@ -1,6 +1,7 @@
 package registry_test
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"example.org/slipway/catalog"
+	"example.org/slipway/objstore/fsstore"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 )
@@ -32,7 +34,7 @@ func hold(t *testing.T, n int) (*bed, *shelf) {
 // TestFsckTakesBack puts the right bytes of a content that was given up into each place
 // where they may be, and runs every kind of repair: the image can be pulled again.
 func TestFsckTakesBack(t *testing.T) {
-	for _, place := range []string{"the store", "the quarantine", "both, the quarantine's damaged", "both, the store's damaged"} {
+	for _, place := range []string{"the store", "the quarantine", "both, the quarantine's damaged", "both, the store's damaged", "another name"} {
 		for _, o := range []registry.FsckOptions{{Repair: true}, {Repair: true, Quick: true}, {Repair: true, EmptyQuarantine: true}, {EmptyQuarantine: true}} {
 			for _, what := range []string{"a large layer", "a small layer", "a manifest"} {
 				t.Run(fmt.Sprintf("%s/%s/repair %t quick %t empty %t", place, what, o.Repair, o.Quick, o.EmptyQuarantine), func(t *testing.T) {
@@ -56,6 +58,8 @@ func TestFsckTakesBack(t *testing.T) {
 						b.overwrite(registry.BlobKey(d), good)
 					case "the quarantine":
 						b.overwrite(quarantineOf(d), good)
+					case "another name":
+						b.overwrite(registry.BlobKey(d)+".bak", good)
 					case "both, the quarantine's damaged":
 						b.overwrite(registry.BlobKey(d), good)
 						b.overwrite(quarantineOf(d), []byte("worse"))
@@ -63,7 +67,7 @@ func TestFsckTakesBack(t *testing.T) {
 						b.overwrite(registry.BlobKey(d), []byte("worse"))
 						b.overwrite(quarantineOf(d), good)
 					}
-					if rep := b.fsck(registry.FsckOptions{}); rep.Clean() || rep.Counts[registry.ProblemOrphan] > 0 && place != "both, the store's damaged" {
+					if rep := b.fsck(registry.FsckOptions{}); rep.Clean() || rep.Counts[registry.ProblemOrphan] > 0 && place != "both, the store's damaged" && place != "another name" {
 						t.Errorf("a check finds %v, want what came back, and no object that is unknown", kinds(rep))
 					}
 					b.fsck(o)
@@ -80,6 +84,80 @@ func TestFsckTakesBack(t *testing.T) {
 					}
 				})
 			}
+		}
+	}
+}
+
+// TestFsckForeign puts what is not the registry's among the blobs: a check names it, a
+// repair moves it into quarantine, and the next check has nothing to say.
+func TestFsckForeign(t *testing.T) {
+	large := content(1<<32, 100_000) // of the image
+	for _, tt := range []struct {
+		key  string
+		data []byte
+	}{
+		{"docker/registry/v2/blobs/notes.txt", []byte("notes")},
+		{"docker/registry/v2/blobs/sha256/ab", nil},
+		{registry.BlobKey(oci.SHA256(large)) + ".bak", large},
+		{"docker/registry/v2/blobs/sha256/ab/data", large[:500]},
+		{registry.BlobKey(oci.SHA256(large)) + ".aside-X/deep/file", []byte("file")},
+	} {
+		for _, quick := range []bool{false, true} {
+			b, store := hold(t, 1)
+			want := contents(t, b)
+			b.overwrite(tt.key, tt.data)
+			b.clock.Add(time.Minute)
+			if rep := b.fsck(registry.FsckOptions{Quick: quick}); rep.Counts[registry.ProblemOrphan] != 1 {
+				t.Errorf("%s: a check finds %v", tt.key, kinds(rep))
+			}
+			b.fsck(registry.FsckOptions{Quick: quick, Repair: true})
+			if err := b.clean(registry.FsckOptions{}); err != nil {
+				t.Errorf("%s: after a repair: %v", tt.key, err)
+			}
+			if got := store.bytes(quarantineOf(oci.SHA256(tt.data))); !bytes.Equal(got, tt.data) {
+				t.Errorf("%s: other bytes in quarantine", tt.key)
+			}
+			if diff := cmp.Diff(want, contents(t, b)); diff != "" {
+				t.Errorf("%s: the contents differ: -want +got\n%s", tt.key, diff)
+			}
+		}
+	}
+}
+
+// TestDirectoryInPlaceOfBlob: a directory where a blob should be counts as missing, and a
+// push, and a repair from a source, put the blob into its place.
+func TestDirectoryInPlaceOfBlob(t *testing.T) {
+	data := content(1<<32, 100_000)
+	d := oci.SHA256(data)
+	source, _ := hold(t, 1)
+	for name, mend := range map[string]func(*bed){
+		"push":   func(b *bed) { b.pushBlob("r0", data) },
+		"source": func(b *bed) { b.fsck(registry.FsckOptions{Repair: true, From: source.Source()}) },
+	} {
+		root := t.TempDir()
+		store, err := fsstore.New(root, nil)
+		check(t, err)
+		t.Cleanup(func() { store.Close() })
+		b := newBed(t, store, registry.Options{})
+		b.pushImage("r0", 0, "v1")
+		path := filepath.Join(root, registry.BlobKey(d))
+		check(t, os.Remove(path))
+		check(t, os.MkdirAll(path, 0o700))
+		check(t, os.WriteFile(filepath.Join(path, "precious"), []byte("precious"), 0o600))
+		old := time.Now().Add(-24 * time.Hour)
+		check(t, os.Chtimes(filepath.Join(path, "precious"), old, old))
+		b.ForgetRAM()
+		if _, err := b.ResolveBlob(t.Context(), "r0", d); !oci.HasCode(err, oci.CodeBlobUnknown) {
+			t.Errorf("%s: HEAD before: %v", name, err)
+		}
+		mend(b)
+		b.wantBlob("r0", data)
+		b.fsck(registry.FsckOptions{Repair: true})
+		if err := b.clean(registry.FsckOptions{}); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if got, err := os.ReadFile(filepath.Join(root, quarantineOf(oci.SHA256([]byte("precious"))))); string(got) != "precious" {
+			t.Errorf("%s: what was in the directory: %q, %v", name, got, err)
 		}
 	}
 }

@@ -2,8 +2,10 @@ package registry
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"time"
 
@@ -49,13 +51,11 @@ func (f *fsck) lookUp(ctx context.Context, infos []objstore.Info) error {
 		return err
 	}
 	for _, info := range infos {
-		if info.ModTime.After(f.start) {
-			continue // a push under way
-		}
 		d, ok := digestOfKey(info.Key)
 		switch {
 		case !ok:
-			err = f.found(ctx, Problem{Kind: ProblemOrphan, Key: info.Key, Detail: "its key is not one of this registry; it is left alone"}, nil)
+			err = f.foreign(ctx, info)
+		case info.ModTime.After(f.start): // a push under way
 		case is[d] == catalog.Unknown:
 			err = f.nobodys(ctx, d, info)
 		case is[d] == catalog.Inline && !f.shared:
@@ -67,6 +67,53 @@ func (f *fsck) lookUp(ctx context.Context, infos []objstore.Info) error {
 	}
 	f.step(func(rep *FsckReport) { rep.Objects += int64(len(infos)) })
 	return nil
+}
+
+// foreign deals with a file among the blobs whose name is not one of this registry. Its
+// repair moves it into quarantine, by the digest of its bytes, and takes them back if an
+// image lacks them.
+func (f *fsck) foreign(ctx context.Context, info objstore.Info) error {
+	p := Problem{Kind: ProblemOrphan, Key: info.Key, Detail: fmt.Sprintf("%d bytes of %s; its name is not one of this registry", info.Size, info.ModTime.UTC().Format(time.RFC3339))}
+	if !f.o.Repair {
+		return f.found(ctx, p, nil)
+	}
+	return f.few(ctx, &f.unknown, func(ctx context.Context) error {
+		d, err := f.digestOf(ctx, info.Key)
+		switch {
+		case errors.Is(err, objstore.ErrNotExist):
+			return nil
+		case err != nil:
+			p.Detail += "; it cannot be read: " + err.Error()
+			return firstError(ctx.Err(), f.found(ctx, p, nil))
+		}
+		p.Detail += "; moved into quarantine as " + string(d)
+		err = f.found(ctx, p, func(ctx context.Context) (bool, error) { return f.move(ctx, info.Key, quarantineKey(d), d) })
+		if err != nil {
+			return err
+		}
+		absent, err := f.r.cat.Absent(ctx, []oci.Digest{d})
+		if _, named := absent[d]; err != nil || !named {
+			return err
+		}
+		if _, back, err := f.takeBack(ctx, d); err != nil || !back {
+			return err
+		}
+		return f.r.relink(ctx, d) // the manifests have been checked already
+	})
+}
+
+// digestOf hashes what lies under a key.
+func (f *fsck) digestOf(ctx context.Context, key string) (oci.Digest, error) {
+	obj, err := f.r.store.Get(ctx, key, 0, -1)
+	if err != nil {
+		return "", err
+	}
+	defer obj.Close()
+	sum := sha256.New()
+	if _, err := io.Copy(sum, obj); err != nil {
+		return "", err
+	}
+	return sumDigest("sha256:", sum), ctx.Err()
 }
 
 // nobodys deals with an object whose content the catalogue does not have: as one that it

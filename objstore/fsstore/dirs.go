@@ -1,6 +1,7 @@
 package fsstore
 
 import (
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"path"
@@ -175,6 +176,9 @@ func (s *Store) place(from int, name, key string, ifAbsent bool) (err error) {
 			}
 			closeDir(fd)
 		}
+		if err == unix.ENOTDIR || err == unix.ELOOP {
+			return fmt.Errorf("%w: %s, or what is above it, is no directory", objstore.ErrTaken, dir)
+		}
 		// ENOENT: another process removed a directory that was still empty.
 		// Or the file itself is gone, which the attempts bound.
 		if err != unix.ENOENT {
@@ -216,8 +220,11 @@ func (s *Store) makeDir(l *lease, dir string) (fd int, err error) {
 func (s *Store) rename(from int, name string, dirfd int, base string, ifAbsent bool) error {
 	if !ifAbsent {
 		err := unix.Renameat(from, name, dirfd, base)
-		if err == unix.EISDIR && unix.Unlinkat(dirfd, base, unix.AT_REMOVEDIR) == nil {
-			err = unix.Renameat(from, name, dirfd, base) // the directory was empty, so it held no objects
+		if err == unix.EISDIR {
+			if err := moveDirAside(dirfd, base); err != nil {
+				return err
+			}
+			err = unix.Renameat(from, name, dirfd, base)
 		}
 		return err
 	}
@@ -232,6 +239,19 @@ func (s *Store) rename(from int, name string, dirfd int, base string, ifAbsent b
 		return err
 	}
 	return ignore(unix.Unlinkat(from, name, 0), unix.ENOENT)
+}
+
+// moveDirAside frees the place of an object from a directory: it goes if it is empty, and
+// otherwise gets another name beside, so that nothing in it is lost.
+func moveDirAside(dirfd int, base string) error {
+	err := unix.Unlinkat(dirfd, base, unix.AT_REMOVEDIR)
+	if err == unix.ENOTEMPTY || err == unix.EEXIST {
+		err = unix.Renameat(dirfd, base, dirfd, base+".aside-"+rand.Text())
+	}
+	if err != nil && err != unix.ENOENT {
+		return fmt.Errorf("%w: the directory %s cannot be moved away: %w", objstore.ErrTaken, base, err)
+	}
+	return nil
 }
 
 // syncDirs makes the entries of the lease's directory fd durable, and that

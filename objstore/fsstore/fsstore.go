@@ -338,7 +338,7 @@ func (s *Store) exists(key string) error {
 	defer closeDir(fd)
 	var st unix.Stat_t
 	if err := unix.Fstatat(fd, base, &st, unix.AT_SYMLINK_NOFOLLOW); err == nil && st.Mode&unix.S_IFMT != unix.S_IFREG {
-		return fmt.Errorf("put object %s: its name is taken by something that is no object", key)
+		return fmt.Errorf("put object %s: %w", key, objstore.ErrTaken)
 	}
 	if err := s.syncDirs(l, fd); err != nil {
 		return fmt.Errorf("sync directory of object %s: %w", key, err)

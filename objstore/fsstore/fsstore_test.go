@@ -231,7 +231,7 @@ func TestPlanted(t *testing.T) {
 					t.Errorf("Put %s if absent: got error %v, want one about the file", key, err)
 				}
 			}
-			for _, key := range []string{"p/out/new", "p/out/new/deep", "p/dir", "p/self/new", "p/object/x"} {
+			for _, key := range []string{"p/out/new", "p/out/new/deep", "p/self/new", "p/object/x"} {
 				if err := s.Put(ctx, key, []byte("x"), false); err == nil {
 					t.Errorf("Put %s: got no error", key)
 				}
@@ -314,28 +314,67 @@ func TestForeignNames(t *testing.T) {
 	}
 }
 
-// TestTidy: what is deleted leaves no directory, also when commits and
-// deletions of the same object race.
-// TestEmptyDirectoryInPlace: an empty directory under a key, which holds no objects, does
-// not keep one from being stored there.
-func TestEmptyDirectoryInPlace(t *testing.T) {
+// TestDirectoryInPlace: a directory under a key does not keep an object from being stored
+// there, and what is in it is not lost.
+func TestDirectoryInPlace(t *testing.T) {
 	ctx, root := t.Context(), t.TempDir()
 	s := open(t, root)
+	adopted := filepath.Join(t.TempDir(), "file")
 	for name, store := range map[string]func() error{
 		"Put":    func() error { return s.Put(ctx, blobKey, []byte("x"), false) },
 		"Commit": func() error { return begin(t, s, []byte("x")).Commit(ctx, blobKey) },
+		"Move":   func() error { return s.Move(ctx, "other", blobKey) },
+		"Adopt":  func() error { return s.AdoptFile(ctx, blobKey, adopted) },
 	} {
-		must(t, s.Delete(ctx, blobKey))
-		must(t, os.MkdirAll(filepath.Join(root, blobKey), 0o700))
-		if _, err := s.Stat(ctx, blobKey); !errors.Is(err, objstore.ErrNotExist) {
-			t.Errorf("%s: before it Stat: got %v, want ErrNotExist", name, err)
-		}
-		must(t, store())
-		if got := read(t, s, blobKey); string(got) != "x" {
-			t.Errorf("%s: got %q", name, got)
+		for _, in := range []string{"", "file", "directory/file"} {
+			must(t, s.Delete(ctx, blobKey))
+			must(t, s.Put(ctx, "other", []byte("x"), false))
+			must(t, os.WriteFile(adopted, []byte("x"), 0o600))
+			must(t, os.MkdirAll(filepath.Join(root, blobKey, filepath.Dir(in)), 0o700))
+			if in != "" {
+				must(t, os.WriteFile(filepath.Join(root, blobKey, in), []byte(name), 0o600))
+			}
+			if _, err := s.Stat(ctx, blobKey); !errors.Is(err, objstore.ErrNotExist) {
+				t.Errorf("%s, %q: before it Stat: got %v, want ErrNotExist", name, in, err)
+			}
+			must(t, store())
+			if got := read(t, s, blobKey); string(got) != "x" {
+				t.Errorf("%s, %q: got %q", name, in, got)
+			}
+			kept, err := filepath.Glob(filepath.Join(root, blobKey+".aside-*", in))
+			must(t, err)
+			if in != "" && len(kept) != 1 {
+				t.Errorf("%s, %q: %q is kept of the directory", name, in, kept)
+			}
+			for _, path := range kept {
+				must(t, os.RemoveAll(strings.TrimSuffix(path, in)))
+			}
 		}
 	}
 }
+
+// TestFileInPlaceOfDirectory: a file, or a link, in the place of an object's directory is
+// refused by name and stays as it is.
+func TestFileInPlaceOfDirectory(t *testing.T) {
+	ctx, root := t.Context(), t.TempDir()
+	s := open(t, root)
+	must(t, s.Put(ctx, "a/file", []byte("object"), false))
+	must(t, os.Symlink(t.TempDir(), filepath.Join(root, "a/link")))
+	for _, key := range []string{"a/file/x", "a/file/x/y", "a/link/x", "a/link/x/y"} {
+		if err := s.Put(ctx, key, []byte("x"), false); !errors.Is(err, objstore.ErrTaken) {
+			t.Errorf("Put %s: got %v, want ErrTaken", key, err)
+		}
+		if err := begin(t, s, []byte("x")).Commit(ctx, key); !errors.Is(err, objstore.ErrTaken) {
+			t.Errorf("Commit %s: got %v, want ErrTaken", key, err)
+		}
+	}
+	if got := read(t, s, "a/file"); string(got) != "object" {
+		t.Errorf("the file: got %q", got)
+	}
+}
+
+// TestTidy: what is deleted leaves no directory, also when commits and
+// deletions of the same object race.
 
 func TestTidy(t *testing.T) {
 	ctx, root := t.Context(), t.TempDir()
