@@ -289,14 +289,21 @@ func lockMarker(f *os.File, how int) error {
 var ErrNotEmpty = errors.New("the directory is not empty")
 
 // CheckRestorable returns an error unless a backup may be restored into the
-// directory root: unless it is missing or holds nothing but a lock and what a
-// new file system has. Errors: ErrNotEmpty.
+// directory root: unless it is missing, or holds nothing but a lock and what a
+// new file system has, or what a restore left that did not come to its end. Errors: ErrNotEmpty.
 func CheckRestorable(root string) error {
 	err := checkEmpty(root, LockFile)
-	if errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, ErrNotEmpty) && RestoreCutOff(root) {
 		return nil
 	}
 	return err
+}
+
+// RestoreCutOff reports whether a restore into root was begun and has not come to its end.
+func RestoreCutOff(root string) bool {
+	_, catErr := os.Lstat(filepath.Join(root, CatalogFile))
+	_, err := os.Lstat(filepath.Join(root, RestoreMarker))
+	return err == nil && errors.Is(catErr, fs.ErrNotExist)
 }
 
 // checkEmpty refuses a directory that holds anything but what a new file system

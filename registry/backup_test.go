@@ -187,13 +187,14 @@ func TestRestoreDamaged(t *testing.T) {
 	}
 	root := t.TempDir()
 	rep, err := registry.Restore(ctx, dir, root, registry.RestoreOptions{})
-	if err == nil || rep.DamagedTotal != 1 || rep.Damaged[0] != large.Digest {
-		t.Errorf("got %+v and %v, want the damage reported", rep, err)
+	var lacks *registry.IncompleteError
+	if !errors.As(err, &lacks) || !slices.Equal(lacks.Images, []string{"a:v1"}) || rep.DamagedTotal != 1 || rep.Damaged[0] != large.Digest {
+		t.Errorf("got %+v and %v, want the damage and the image reported", rep, err)
 	}
 	if _, err := os.Stat(filepath.Join(root, registry.CatalogFile)); err == nil {
 		t.Error("the root has a catalogue all the same")
 	}
-	root = t.TempDir()
+	// The same directory will do.
 	if _, err := registry.Restore(ctx, dir, root, registry.RestoreOptions{AllowDamaged: true}); err != nil {
 		t.Fatal(err)
 	}

@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"iter"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
 
 	"example.org/slipway/catalog"
@@ -33,8 +35,8 @@ type RestoreOptions struct {
 // Restore makes the directory root a data root that holds what the backup in
 // dir holds. root must be missing or empty, and nobody may use it meanwhile.
 // Every byte is checked against its digest. The catalogue comes last, so that
-// a root with a catalogue is whole; one that has [RestoreMarker] and none is not,
-// and must be emptied. Errors: ErrNotEmpty.
+// a root with a catalogue is whole; into one that has [RestoreMarker] and none
+// another restore goes on. Errors: ErrNotEmpty, [*IncompleteError].
 func Restore(ctx context.Context, dir, root string, o RestoreOptions) (BackupReport, error) {
 	t := newTransfer(nil, o.Parallel, o.Progress)
 	err := restore(ctx, dir, root, o, t)
@@ -71,24 +73,53 @@ func restore(ctx context.Context, dir, root string, o RestoreOptions, t *transfe
 		return err
 	}
 	defer func() { err = errors.Join(err, dst.Close()) }()
-	t.src, t.dst = src, dst
-	err = withSnapshot(ctx, filepath.Join(dir, CatalogFile), func(s *catalog.Snapshot) error {
+	t.src, t.dst, t.verify = src, dst, true
+	err = withSnapshot(ctx, filepath.Join(dir, CatalogFile), func(s *catalog.Snapshot) (err error) {
+		if err := keepStoreID(ctx, s, dst); err != nil {
+			return err
+		}
 		if err := t.copyAll(ctx, s); err != nil {
 			return err
 		}
-		return keepStoreID(ctx, s, dst)
+		lacking, err = t.imagesOfLost(ctx, s, lacking)
+		return err
 	})
 	if err != nil {
 		return err
 	}
+	t.step(func(rep *BackupReport) {
+		rep.Incomplete, rep.IncompleteTotal = lacking[:min(len(lacking), maxProblems)], int64(len(lacking))
+	})
+	if n := t.rep.DamagedTotal; n > 0 && !o.AllowDamaged {
+		err := fmt.Errorf("%d contents of the backup are damaged, the first is %s; repeat the command with --allow-damaged to get everything else", n, t.rep.Damaged[0])
+		return errors.Join(err, incomplete("backup", lacking, int64(len(lacking))))
+	}
+	return bear(dir, root, t)
+}
+
+// imagesOfLost adds what the backup has no good copy of to the report, and to the images
+// that are incomplete those that need it.
+func (t *transfer) imagesOfLost(ctx context.Context, s *catalog.Snapshot, images []string) ([]string, error) {
 	for _, c := range t.lost {
 		t.damaged(c.Digest)
+		uses, err := s.Uses(ctx, c.Digest, maxProblems)
+		if err != nil {
+			return nil, fmt.Errorf("look for images that need %s: %w", c.Digest, err)
+		}
+		for _, u := range uses {
+			images = append(images, u.String())
+		}
 	}
-	t.step(func(rep *BackupReport) { rep.Incomplete, rep.IncompleteTotal = lacking, int64(len(lacking)) })
-	if n := t.rep.DamagedTotal; n > 0 && !o.AllowDamaged {
-		return fmt.Errorf("%d contents of the backup are damaged, the first is %s; empty %s and restore with damage allowed to get the others", n, t.rep.Damaged[0], root)
-	}
+	slices.Sort(images)
+	return slices.Compact(images), nil
+}
+
+// bear gives a restored root its catalogue, with which it is whole.
+func bear(dir, root string, t *transfer) error {
 	unborn := filepath.Join(root, catalogUnborn)
+	if err := os.Remove(unborn); err != nil && !errors.Is(err, fs.ErrNotExist) { // of a restore that was cut off
+		return err
+	}
 	if err := copyFile(filepath.Join(dir, CatalogFile), unborn); err != nil {
 		return err
 	}

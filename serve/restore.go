@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
-	"path/filepath"
 	"time"
 
 	"example.org/slipway/client"
@@ -112,10 +110,7 @@ func merge(ctx context.Context, cfg *config.Config, dir string, o RestoreOptions
 // checkRestored refuses a directory into which a restore has not come to its
 // end. Errors: ErrInUse while it is under way.
 func checkRestored(dir string) error {
-	if _, err := os.Stat(filepath.Join(dir, registry.CatalogFile)); err == nil {
-		return nil
-	}
-	if _, err := os.Stat(filepath.Join(dir, registry.RestoreMarker)); err != nil {
+	if !registry.RestoreCutOff(dir) {
 		return nil // also where it cannot be looked at; whoever opens the root will say so
 	}
 	l, err := lockRoot(dir) // held as long as the restore is under way
@@ -125,5 +120,5 @@ func checkRestored(dir string) error {
 	if err := l.release(); err != nil {
 		return err
 	}
-	return fmt.Errorf("a restore into %s was interrupted; empty that directory and run slipway restore again", dir)
+	return fmt.Errorf("a restore into %s was interrupted; run slipway restore again, which goes on where that one ended", dir)
 }

@@ -114,19 +114,25 @@ func TestRestoreInterrupted(t *testing.T) {
 		t.Fatal(err)
 	}
 	tries := map[string]func() error{
-		"restore": func() error { _, err := restore(t, cfg, backup, serve.RestoreOptions{}); return err },
-		"serve":   func() error { _, err := serve.New(t.Context(), cfg, nil); return err },
-		"admin":   func() error { _, err := serve.OpenAdmin(t.Context(), cfg, nil); return err },
+		"serve": func() error { _, err := serve.New(t.Context(), cfg, nil); return err },
+		"admin": func() error { _, err := serve.OpenAdmin(t.Context(), cfg, nil); return err },
 		"adopt": func() error {
 			_, err := serve.AdoptInPlace(t.Context(), cfg, false, registry.AdoptOptions{})
 			return err
 		},
 	}
 	for name, try := range tries {
-		if err := try(); err == nil || !strings.Contains(err.Error(), "empty that directory and run slipway restore") {
+		if err := try(); err == nil || !strings.Contains(err.Error(), "run slipway restore again") {
 			t.Errorf("%s: got %v", name, err)
 		}
 	}
+	if _, err := restore(t, cfg, saved(t), serve.RestoreOptions{}); err == nil || !strings.Contains(err.Error(), "belongs to registry") {
+		t.Errorf("another registry's backup into what was begun: got %v", err)
+	}
+	if rep, err := restore(t, cfg, backup, serve.RestoreOptions{AllowDamaged: true}); err != nil || rep.Merged || !slices.Equal(rep.Restored.Incomplete, []string{"app:v1"}) {
+		t.Errorf("the restore that goes on: got %+v, %v", rep, err)
+	}
+	start(t, setup{root: root}).want(200, "GET", "/v2/app/manifests/v1", "")
 }
 
 // TestOfflineEvents wants what a command does without a server to be told by
