@@ -56,7 +56,7 @@ func filled(t *testing.T, base *bed) *Catalog {
 			t.Fatal(err)
 		}
 	}
-	if _, _, err := s.c.Begin(ctx, "boot"); err != nil {
+	if _, err := s.c.Begin(ctx, "boot", time.UnixMilli(1), time.Hour, time.Hour); err != nil {
 		t.Fatal(err)
 	}
 	for table, rows := range s.c.rowsOf(t) {

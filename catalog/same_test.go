@@ -397,11 +397,14 @@ func (s *script) retention() {
 	at, err = s.c.Clock(ctx)
 	s.note("clock", err, at)
 	s.parts()
-	crashed, rebooted, err := s.c.Begin(ctx, "boot")
-	s.note("begin", err, crashed, rebooted)
-	crashed, rebooted, err = s.c.Begin(ctx, "boot 2")
-	s.note("begin", err, crashed, rebooted)
-	s.note("end", s.c.End(ctx))
+	for i, day := range []int{1000, 1001, 1002, 1030, 1030, 1032} {
+		now := time.UnixMilli(0).UTC().AddDate(0, 0, day)
+		begun, err := s.c.Begin(ctx, fmt.Sprint("boot ", i/2), now, time.Hour, 7*24*time.Hour)
+		s.note("begin", err, begun.Crashed, begun.Rebooted, begun.Idle, begun.HoldBack.Sub(now))
+		if i > 0 {
+			s.note("end", s.c.End(ctx, now.Add(time.Minute)))
+		}
+	}
 	for i := range 3 {
 		s.note("append", s.c.QueueAppend(ctx, "q", []byte{byte(i)}))
 	}

@@ -8,34 +8,92 @@ import (
 	"example.org/slipway/oci"
 )
 
-// runningSetting holds the boot id of the machine while a process uses the
-// catalogue, and is absent after it ended in an orderly way.
-const runningSetting = "running"
+const (
+	// runningSetting holds the boot id of the machine while a process uses the
+	// catalogue, and is absent after it ended in an orderly way.
+	runningSetting = "running"
+	// seenSetting holds what time it was when a process last said so, in Unix
+	// milliseconds, right or wrong.
+	seenSetting = "clock_seen"
+	// holdSetting holds until when the collector takes nothing, in Unix milliseconds.
+	holdSetting = "gc_hold"
+)
+
+// Begun is what a process finds when it begins to use the catalogue.
+type Begun struct {
+	// Crashed says that the process before did not End; Rebooted, that the machine went
+	// down under it, so that bytes it had not synced may be lost.
+	Crashed, Rebooted bool
+	// Idle is how long ago a process last said what time it is, by now's clock; 0 if
+	// none did.
+	Idle time.Duration
+	// HoldBack is until when the collector takes nothing: a grace period from now if the
+	// process before crashed, or is further back than maxIdle, so that the clock may have
+	// been set ahead meanwhile; or from when an earlier process found that.
+	HoldBack time.Time
+}
 
 // Begin notes that a process uses the catalogue from now on, on a machine with
-// the given boot id. crashed tells that the process before did not End;
-// rebooted, that the machine went down under it, so that bytes it had not synced
-// may be lost.
-func (c *Catalog) Begin(ctx context.Context, bootID string) (crashed, rebooted bool, err error) {
+// the given boot id.
+func (c *Catalog) Begin(ctx context.Context, bootID string, now time.Time, grace, maxIdle time.Duration) (b Begun, err error) {
 	err = c.db.write(ctx, func(t *tx) error {
-		var before string
-		switch err := t.row(`SELECT value FROM settings WHERE name = ?`, []any{runningSetting}, &before); err {
-		case nil:
-			crashed, rebooted = true, before != bootID
-		case ErrNotFound:
-			crashed, rebooted = false, false
-		default:
+		before, err := t.settings(runningSetting, seenSetting, holdSetting)
+		if err != nil {
 			return err
 		}
-		_, err := t.exec(`INSERT INTO settings (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value`, runningSetting, bootID)
-		return err
+		running, crashed := before[runningSetting]
+		b = Begun{Crashed: crashed, Rebooted: crashed && running != bootID}
+		if seen, err := strconv.ParseInt(before[seenSetting], 10, 64); err == nil {
+			b.Idle = now.Sub(time.UnixMilli(seen))
+		}
+		latest := now.Add(grace)
+		if hold, err := strconv.ParseInt(before[holdSetting], 10, 64); err == nil && hold < latest.UnixMilli() {
+			b.HoldBack = time.UnixMilli(hold)
+		}
+		if crashed || b.Idle > maxIdle {
+			b.HoldBack = latest
+		}
+		values := map[string]string{runningSetting: bootID, seenSetting: strconv.FormatInt(now.UnixMilli(), 10)}
+		if b.HoldBack.After(now) {
+			values[holdSetting] = strconv.FormatInt(b.HoldBack.UnixMilli(), 10)
+		}
+		for name, value := range values {
+			if err := t.set(name, value); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
-	return crashed, rebooted, err
+	return b, err
+}
+
+// settings returns the values of those of the names that have one.
+func (t *tx) settings(names ...string) (map[string]string, error) {
+	values := map[string]string{}
+	for _, name := range names {
+		var v string
+		switch err := t.row(`SELECT value FROM settings WHERE name = ?`, []any{name}, &v); err {
+		case nil:
+			values[name] = v
+		case ErrNotFound:
+		default:
+			return nil, err
+		}
+	}
+	return values, nil
+}
+
+func (t *tx) set(name, value string) error {
+	_, err := t.exec(`INSERT INTO settings (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value`, name, value)
+	return err
 }
 
 // End notes that the process ends in an orderly way.
-func (c *Catalog) End(ctx context.Context) error {
+func (c *Catalog) End(ctx context.Context, now time.Time) error {
 	return c.db.write(ctx, func(t *tx) error {
+		if err := t.set(seenSetting, strconv.FormatInt(now.UnixMilli(), 10)); err != nil {
+			return err
+		}
 		_, err := t.exec(`DELETE FROM settings WHERE name = ?`, runningSetting)
 		return err
 	})
@@ -54,9 +112,13 @@ func (c *Catalog) Clock(ctx context.Context) (ms int64, err error) {
 }
 
 // NoteClock notes what time it is, unless that is more than a step after the time noted
-// last, or before it. A step of 0 believes every time.
+// last, or before it. A step of 0 believes every time. What Begin tells of the next process
+// counts from now in any case.
 func (c *Catalog) NoteClock(ctx context.Context, now time.Time, step time.Duration) error {
 	return c.db.write(ctx, func(t *tx) error {
+		if err := t.set(seenSetting, strconv.FormatInt(now.UnixMilli(), 10)); err != nil {
+			return err
+		}
 		_, err := t.exec(`INSERT INTO settings (name, value) VALUES (?1, ?2) ON CONFLICT (name) DO UPDATE SET value = excluded.value
 			WHERE CAST(?4 AS BIGINT) = 0 OR CAST(?3 AS BIGINT) BETWEEN CAST(settings.value AS BIGINT) AND CAST(settings.value AS BIGINT) + CAST(?4 AS BIGINT)`,
 			clockSetting, strconv.FormatInt(now.UnixMilli(), 10), now.UnixMilli(), step.Milliseconds())

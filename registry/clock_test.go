@@ -1,6 +1,8 @@
 package registry_test
 
 import (
+	"context"
+	"log/slog"
 	"testing"
 	"time"
 
@@ -95,6 +97,59 @@ func TestPromiseOutlivesStep(t *testing.T) {
 	b.pass(2 * time.Minute)
 	if n := b.collect(); n != 1 {
 		t.Errorf("after it: got %d contents collected, want 1", n)
+	}
+}
+
+// TestClockSetAheadWhileStopped: after a start that may come after a jump of the clock, or
+// after a crash, content that waits for the collector has a grace period of time that
+// passed, however often the registry is stopped and started meanwhile.
+func TestClockSetAheadWhileStopped(t *testing.T) {
+	const grace = time.Hour
+	for _, tt := range []struct {
+		name  string
+		ahead time.Duration
+		crash bool
+		held  bool
+	}{
+		{name: "a night", ahead: 12 * time.Hour},
+		{name: "a year", ahead: 365 * 24 * time.Hour, held: true},
+		{name: "a crash", ahead: 12 * time.Hour, crash: true, held: true},
+	} {
+		b := newSteadyBed(t, grace)
+		b.pushBlob("a", content(1, 50_000))
+		start := func(stop bool) {
+			t.Helper()
+			if stop {
+				check(t, b.Close(t.Context()))
+			}
+			reg, err := registry.New(t.Context(), b.cat, b.store, &registry.Options{Clock: b.clock.Now, Grace: grace,
+				Steady: func() time.Duration { return time.Duration(b.steady.Now().UnixNano()) }, Logger: slog.New(slog.DiscardHandler)})
+			check(t, err)
+			t.Cleanup(func() { reg.Close(context.Background()) })
+			b.Registry = reg
+		}
+		b.pass(time.Minute)
+		check(t, b.Close(t.Context()))
+		if tt.crash {
+			_, err := b.cat.Begin(t.Context(), "boot", b.clock.Now(), grace, time.Hour)
+			check(t, err)
+		}
+		b.clock.Add(tt.ahead)
+		start(false)
+		for range 5 {
+			b.pass(grace / 6)
+			if n := b.collect(); (n == 0) != tt.held {
+				t.Errorf("%s: got %d contents collected, held %v", tt.name, n, tt.held)
+			}
+			start(true)
+			if !tt.held {
+				break
+			}
+		}
+		b.pass(grace / 2)
+		if n := b.collect(); (n == 1) != tt.held {
+			t.Errorf("%s, after a grace period: got %d contents collected", tt.name, n)
+		}
 	}
 }
 

@@ -275,7 +275,7 @@ func (r *Registry) Close(ctx context.Context) error {
 	err := errors.Join(r.uploads.saveAll(ctx), r.flushPulls(ctx), r.flushSeen(ctx))
 	r.uploads.unfollow()
 	if err == nil && r.replica == nil && r.seen.complete(r.judgingTime(), r.opts.Grace) {
-		err = r.cat.End(ctx)
+		err = r.cat.End(ctx, r.now())
 	}
 	return err
 }
@@ -326,14 +326,16 @@ func (r *Registry) keepHouse() {
 // begin notes that the process uses the catalogue, and looks at the store.
 func (r *Registry) begin(ctx context.Context) error {
 	if r.replica == nil {
-		crashed, rebooted, err := r.cat.Begin(ctx, bootID())
+		b, err := r.cat.Begin(ctx, bootID(), r.started, r.opts.Grace, maxIdle)
 		if err != nil {
 			return fmt.Errorf("begin to use the catalogue: %w", err)
 		}
-		if crashed { // what clients were told of last is not known
-			r.holdBack = r.started.Add(r.opts.Grace)
+		// After a crash it is not known what clients were told of last.
+		r.holdBack, r.rebooted = b.HoldBack, b.Rebooted
+		if b.Idle > maxIdle {
+			r.log.Warn("the clock says that the registry has not run for long; in case the clock is wrong, garbage collection takes nothing for a grace period; slipway gc --now does not wait",
+				"days", int(b.Idle.Hours()/24), "until", b.HoldBack)
 		}
-		r.rebooted = rebooted
 	}
 	if r.opts.backup {
 		return r.recoverStore(ctx)
