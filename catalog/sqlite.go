@@ -71,6 +71,9 @@ func openSQLite(ctx context.Context, path string, opts *Options) (*database, err
 	}
 	db.engine, db.lite = e, e
 	err = checkLog(path)
+	if err == nil && empty(f, e.log) {
+		err = execAlone(ctx, freshDSN(path), `PRAGMA user_version = 1`)
+	}
 	if err == nil {
 		err = e.openReserved(ctx, path, opts.Readers)
 	}
@@ -141,8 +144,10 @@ func (e *sqlite) keepLog() error {
 // the write-ahead log durable.
 func dsn(path string, extra ...string) string {
 	q := url.Values{"_pragma": append([]string{"busy_timeout(15000)", "journal_mode(WAL)", "synchronous(FULL)", "temp_store(MEMORY)"}, extra...)}
-	return "file:" + (&url.URL{Path: path}).EscapedPath() + "?" + q.Encode()
+	return fileURI(path) + "?" + q.Encode()
 }
+
+func fileURI(path string) string { return "file:" + (&url.URL{Path: path}).EscapedPath() }
 
 func (e *sqlite) close() error {
 	e.reading.close()

@@ -145,10 +145,7 @@ func (r *Registry) collect(ctx context.Context, o CollectOptions, rep *CollectRe
 			step.Max = min(2*step.Max, mostAtOnce)
 		}
 		if out.Examined == 0 {
-			if !o.DryRun && r.collects.left.Swap(false) {
-				return r.finishDeleting(ctx, rep)
-			}
-			return nil
+			return r.collected(ctx, o, rep)
 		}
 		rep.add(out, o.DryRun)
 		if o.DryRun {
@@ -162,6 +159,20 @@ func (r *Registry) collect(ctx context.Context, o CollectOptions, rep *CollectRe
 		}
 	}
 	return context.Cause(ctx)
+}
+
+// collected ends a collection that found nothing more.
+func (r *Registry) collected(ctx context.Context, o CollectOptions, rep *CollectReport) error {
+	if o.DryRun {
+		return nil
+	}
+	if err := r.cat.Shrink(ctx); err != nil {
+		r.log.Warn("give free pages of the catalogue back to the disk; the next collection tries again", "err", err)
+	}
+	if r.collects.left.Swap(false) {
+		return r.finishDeleting(ctx, rep)
+	}
+	return nil
 }
 
 // collectStep returns what each step of a collection is asked for.
