@@ -1,6 +1,7 @@
 package catalog
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -72,4 +73,10 @@ func openTest(t testing.TB, o *Options) *Catalog {
 	t.Helper()
 	b := bed{path: filepath.Join(t.TempDir(), "catalog.db")}
 	return b.open(t, o)
+}
+
+// putBlob is PutBlob for tests that do not look at what it finds.
+func (c *Catalog) putBlob(ctx context.Context, repo string, b Blob, uploadID string) error {
+	_, err := c.PutBlob(ctx, repo, b, uploadID)
+	return err
 }

@@ -32,7 +32,7 @@ func BenchmarkPut(b *testing.B) {
 					wg.Go(func() {
 						for i := next.Add(1); i <= int64(b.N); i = next.Add(1) {
 							content := fmt.Appendf(nil, "%d", i)
-							err := c.PutBlob(b.Context(), "repo", Blob{Digest: oci.SHA256(content), Size: int64(len(content)), Content: content}, "")
+							err := c.putBlob(b.Context(), "repo", Blob{Digest: oci.SHA256(content), Size: int64(len(content)), Content: content}, "")
 							if err != nil {
 								b.Error(err)
 								return

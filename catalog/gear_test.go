@@ -48,8 +48,8 @@ func testGearLayerLife(t *testing.T, base *bed) {
 	c := base.open(t, &Options{Clock: func() time.Time { return now }, Grace: time.Second})
 	ctx := t.Context()
 	a, b := gearDigest("a"), gearDigest("b")
-	gearStep(t, c.PutBlob(ctx, "x", Blob{Digest: a, Size: 1, Content: []byte("1")}, ""))
-	gearStep(t, c.PutBlob(ctx, "y", Blob{Digest: b, Size: 1, Content: []byte("1")}, ""))
+	gearStep(t, c.putBlob(ctx, "x", Blob{Digest: a, Size: 1, Content: []byte("1")}, ""))
+	gearStep(t, c.putBlob(ctx, "y", Blob{Digest: b, Size: 1, Content: []byte("1")}, ""))
 	gearStep(t, c.RecordGear(ctx, GearRecord{Packs: []NewGearPack{gearPack(1, 1, 2, 3)}, Layer: gearLayer(a, 1, 2, 3)}))
 	gearStep(t, c.RecordGear(ctx, GearRecord{Packs: []NewGearPack{gearPack(2, 3, 4)}, Layer: gearLayer(b, 3, 4)}))
 	got, err := c.GearLayer(ctx, a)
@@ -120,7 +120,7 @@ func testGearLayerPacks(t *testing.T, base *bed) {
 	ctx := t.Context()
 	a, b := gearDigest("a"), gearDigest("b")
 	for _, d := range []oci.Digest{a, b} {
-		gearStep(t, c.PutBlob(ctx, "x", Blob{Digest: d, Size: 1, Content: []byte("1")}, ""))
+		gearStep(t, c.putBlob(ctx, "x", Blob{Digest: d, Size: 1, Content: []byte("1")}, ""))
 	}
 	gearStep(t, c.RecordGear(ctx, GearRecord{Packs: []NewGearPack{gearPack(1, 1, 2, 3, 4), gearPack(2, 11, 12)}, Layer: gearLayer(a, 1, 2)}))
 	gearStep(t, c.LoseGear(ctx, GearName{1}, GearName{1}))
@@ -197,7 +197,7 @@ func testGearLost(t *testing.T, base *bed) {
 	c := base.open(t, nil)
 	ctx := t.Context()
 	a := gearDigest("a")
-	gearStep(t, c.PutBlob(ctx, "x", Blob{Digest: a, Size: 1, Content: []byte("1")}, ""))
+	gearStep(t, c.putBlob(ctx, "x", Blob{Digest: a, Size: 1, Content: []byte("1")}, ""))
 	gearStep(t, c.RecordGear(ctx, GearRecord{Packs: []NewGearPack{gearPack(1, 1, 2)}, Layer: gearLayer(a, 1, 2)}))
 	gearStep(t, c.LoseGear(ctx, GearName{1}, GearName{9})) // it does not lie there
 	gearStep(t, c.LoseGear(ctx, GearName{2}, GearName{1}))
@@ -226,7 +226,7 @@ func testGearJobs(t *testing.T, base *bed) {
 	ctx := t.Context()
 	a, b := gearDigest("a"), gearDigest("b")
 	for _, d := range []oci.Digest{a, b} {
-		gearStep(t, c.PutBlob(ctx, "x", Blob{Digest: d, Size: 1, Content: []byte("1")}, ""))
+		gearStep(t, c.putBlob(ctx, "x", Blob{Digest: d, Size: 1, Content: []byte("1")}, ""))
 	}
 	gearStep(t, c.QueueGear(ctx, b, gearDigest("c"), a, b)) // there is no c
 	gearStep(t, c.DeferGearJob(ctx, b, "bad luck", now.Add(time.Minute)))
@@ -258,7 +258,7 @@ func testGearJobsTakeTurns(t *testing.T, base *bed) {
 	for r, n := range counts {
 		for i := range n {
 			d := gearDigest(fmt.Sprintf("%d/%d", r, i))
-			gearStep(t, c.PutBlob(ctx, fmt.Sprint("repo", r), Blob{Digest: d, Size: 1, Content: []byte("1")}, ""))
+			gearStep(t, c.putBlob(ctx, fmt.Sprint("repo", r), Blob{Digest: d, Size: 1, Content: []byte("1")}, ""))
 			gearStep(t, c.QueueGear(ctx, d))
 		}
 	}
@@ -328,8 +328,8 @@ func testGearGrantsOutliveLoss(t *testing.T, base *bed) {
 			gearStep(t, err)
 		}
 	}
-	gearStep(t, c.PutBlob(ctx, "x", layer, ""))
-	gearStep(t, c.PutBlob(ctx, "x", config, ""))
+	gearStep(t, c.putBlob(ctx, "x", layer, ""))
+	gearStep(t, c.putBlob(ctx, "x", config, ""))
 	manifest := NewManifest{Manifest: Manifest{Digest: gearDigest("d"), MediaType: oci.MediaTypeOCIManifest, Content: []byte("{}")},
 		Blobs: []oci.Digest{layer.Digest, config.Digest}, Tags: []string{"v1"}}
 	_, err := c.PutManifest(ctx, "x", manifest)
@@ -341,8 +341,8 @@ func testGearGrantsOutliveLoss(t *testing.T, base *bed) {
 	granted("at first", true)
 	for name, back := range map[string]func() error{
 		"taken back": func() error { _, err := c.TakeBack(ctx, layer); return err },
-		"healed":     func() error { _, err := c.Heal(ctx, layer.Digest, layer.Content, 1); return err },
-		"pushed":     func() error { return c.PutBlob(ctx, "x", layer, "") },
+		"healed":     func() error { _, err := c.Heal(ctx, layer); return err },
+		"pushed":     func() error { return c.putBlob(ctx, "x", layer, "") },
 	} {
 		_, err := c.MarkAbsent(ctx, layer.Digest, true)
 		gearStep(t, err)
@@ -363,7 +363,7 @@ func testGearGrantsOutliveLoss(t *testing.T, base *bed) {
 		_, _, err = c.Collect(ctx, CollectOptions{Before: now})
 		gearStep(t, err)
 	}
-	gearStep(t, c.PutBlob(ctx, "x", layer, ""))
+	gearStep(t, c.putBlob(ctx, "x", layer, ""))
 	gearStep(t, c.RecordGear(ctx, record))
 	granted("after the repository let go of it", false)
 }

@@ -17,7 +17,7 @@ func testGearShare(t *testing.T, base *bed) {
 	a, b, d := gearDigest("a"), gearDigest("b"), gearDigest("d")
 	for digest, repos := range map[oci.Digest][]string{a: {"x", "z"}, b: {"y"}, d: {"x"}} {
 		for _, repo := range repos {
-			gearStep(t, c.PutBlob(ctx, repo, Blob{Digest: digest, Size: 1, Content: []byte("1")}, ""))
+			gearStep(t, c.putBlob(ctx, repo, Blob{Digest: digest, Size: 1, Content: []byte("1")}, ""))
 		}
 	}
 	gearStep(t, c.RecordGear(ctx, GearRecord{Packs: []NewGearPack{gearPack(1, 1, 2, 3)}, Layer: gearLayer(a, 1, 2, 3)}))

@@ -150,7 +150,7 @@ func TestDryRunAmongPushes(t *testing.T) { onBoth(t, testDryRunAmongPushes) }
 func testDryRunAmongPushes(t *testing.T, base *bed) {
 	c := base.open(t, nil)
 	d := func(i int) oci.Digest { return oci.SHA256([]byte(fmt.Sprint(i))) }
-	if err := c.PutBlob(t.Context(), "old", Blob{Digest: d(-1), Size: 1, Content: []byte("x")}, ""); err != nil {
+	if err := c.putBlob(t.Context(), "old", Blob{Digest: d(-1), Size: 1, Content: []byte("x")}, ""); err != nil {
 		t.Fatal(err)
 	}
 	release := c.db.hold(t)
@@ -164,7 +164,7 @@ func testDryRunAmongPushes(t *testing.T, base *bed) {
 				}
 				return
 			}
-			if err := c.PutBlob(t.Context(), "new", Blob{Digest: d(i), Size: 1, Content: []byte("x")}, ""); err != nil {
+			if err := c.putBlob(t.Context(), "new", Blob{Digest: d(i), Size: 1, Content: []byte("x")}, ""); err != nil {
 				t.Errorf("put: %v", err)
 			}
 		})

@@ -44,20 +44,16 @@ func (db *database) namedBy(ctx context.Context, d oci.Digest) ([]ManifestRow, e
 	return out, err
 }
 
-// Heal records verified bytes of a content that is known: in the catalogue, or with
-// nil as an object of so many bytes. Where it is shown does not change. Errors:
+// Heal records verified bytes of a content that is known: b.Content, or with nil an
+// object of the store. Where it is shown does not change. Errors:
 // ErrNotFound if the content is not known or about to be deleted.
-func (c *Catalog) Heal(ctx context.Context, d oci.Digest, content []byte, size int64) (s Shown, err error) {
-	var bytes any
-	if content != nil {
-		bytes = content
-	}
+func (c *Catalog) Heal(ctx context.Context, b Blob) (s Shown, err error) {
 	err = c.db.write(ctx, func(t *tx) error {
-		id, err := t.insert(`UPDATE blobs SET state = 1, content = ?, size = ?, suspect = 0, tag = '' WHERE digest = ? AND state IN (0, 1) RETURNING id`, bytes, size, string(d))
+		id, err := t.insert(`UPDATE blobs SET state = 1, content = ?, size = ?, suspect = 0, tag = ? WHERE digest = ? AND state IN (0, 1) RETURNING id`, b.Content, b.Size, b.Tag, string(b.Digest))
 		if err != nil {
 			return err
 		}
-		s, err = t.shown(d, id)
+		s, err = t.shown(b.Digest, id)
 		return err
 	})
 	return s, err

@@ -62,7 +62,7 @@ func TestDue(t *testing.T) {
 		}
 	}
 	want(d, false, false, time.Time{})
-	if err := c.PutBlob(ctx, "a", Blob{Digest: d, Size: int64(len(blob)), Content: blob}, ""); err != nil {
+	if err := c.putBlob(ctx, "a", Blob{Digest: d, Size: int64(len(blob)), Content: blob}, ""); err != nil {
 		t.Fatal(err)
 	}
 	want(d, false, true, now.Add(time.Hour))

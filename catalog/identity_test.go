@@ -47,6 +47,43 @@ func TestRegistryID(t *testing.T) {
 	})
 }
 
+// TestPutBlobTells: PutBlob tells where the content lies, and whether images that name it
+// have to be shown it again.
+func TestPutBlobTells(t *testing.T) {
+	onBoth(t, func(t *testing.T, b *bed) {
+		c, ctx := b.open(t, nil), t.Context()
+		blob := Blob{Digest: oci.SHA256([]byte("content")), Size: 7, Tag: "etag"}
+		put := func(what string, b Blob, want Recorded) {
+			t.Helper()
+			got, err := c.PutBlob(ctx, "a", b, "")
+			if err != nil || got != want {
+				t.Errorf("%s: got %+v, %v; want %+v", what, got, err, want)
+			}
+		}
+		put("new", blob, Recorded{Object: true})
+		inline := blob
+		inline.Content, inline.Tag = []byte("content"), ""
+		put("known as an object", inline, Recorded{Object: true})
+		m := Blob{Digest: oci.SHA256([]byte("manifest"))}
+		if _, err := c.PutManifest(ctx, "a", NewManifest{Manifest: Manifest{Digest: m.Digest, MediaType: oci.MediaTypeOCIManifest, Content: []byte("manifest")},
+			Blobs: []oci.Digest{blob.Digest}}); err != nil {
+			t.Fatal(err)
+		}
+		put("known and named", blob, Recorded{Object: true})
+		moved := blob
+		moved.Tag = "another"
+		put("stored anew", moved, Recorded{Object: true})
+		if tag, err := c.ObjectTag(ctx, blob.Digest); err != nil || tag != "another" {
+			t.Errorf("its tag is %q, %v", tag, err)
+		}
+		if _, err := c.MarkAbsent(ctx, blob.Digest, false); err != nil {
+			t.Fatal(err)
+		}
+		put("absent and named", inline, Recorded{Named: true})
+		put("known here", inline, Recorded{})
+	})
+}
+
 // TestTakeBack: only what is recorded as absent comes back.
 func TestTakeBack(t *testing.T) {
 	onBoth(t, func(t *testing.T, b *bed) {
@@ -55,7 +92,7 @@ func TestTakeBack(t *testing.T) {
 		if _, err := c.TakeBack(ctx, Blob{Digest: d, Size: 9}); !errors.Is(err, ErrNotFound) {
 			t.Errorf("without a row: %v", err)
 		}
-		if err := c.PutBlob(ctx, "a", Blob{Digest: d, Size: 9}, ""); err != nil {
+		if err := c.putBlob(ctx, "a", Blob{Digest: d, Size: 9}, ""); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := c.TakeBack(ctx, Blob{Digest: d, Size: 1}); !errors.Is(err, ErrNotFound) {

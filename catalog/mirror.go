@@ -24,14 +24,14 @@ func (c *Catalog) AdoptBlob(ctx context.Context, repo string, b Blob, uploadID s
 		if err != nil {
 			return err
 		}
-		var blobID int64
-		if blobID, added, err = t.storeNew(b, now); err != nil {
+		s, err := t.storeNew(b, now)
+		if added = s.added; err != nil {
 			return err
 		}
 		if err := t.endUpload(uploadID); err != nil {
 			return err
 		}
-		return t.linkNamed(repoID, blobID, now, now+c.grace.Milliseconds())
+		return t.linkNamed(repoID, s.id, now, now+c.grace.Milliseconds())
 	})
 	return added && err == nil, err
 }

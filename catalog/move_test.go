@@ -46,7 +46,7 @@ func filled(t *testing.T, base *bed) *Catalog {
 	s.gear()
 	ctx := t.Context()
 	for _, err := range []error{
-		s.c.PutBlob(ctx, "repo/0", Blob{Digest: oci.SHA256(nil), Content: []byte{}}, ""),
+		s.c.putBlob(ctx, "repo/0", Blob{Digest: oci.SHA256(nil), Content: []byte{}}, ""),
 		s.c.SaveUploads(ctx, Upload{ID: "u", Repo: "r", Hash: []byte{}, Content: nil, State: "x"}),
 		s.c.QueueAppend(ctx, "q", []byte("payload")),
 		s.c.IntendGear(ctx, "writer", GearName{77}),

@@ -480,7 +480,7 @@ func TestSchemas(t *testing.T) {
 	}
 	release()
 	_, d := contentOf(1)
-	if err := c[0].PutBlob(t.Context(), "r", Blob{Digest: d, Content: []byte("x")}, ""); err != nil {
+	if err := c[0].putBlob(t.Context(), "r", Blob{Digest: d, Content: []byte("x")}, ""); err != nil {
 		t.Error(err)
 	}
 	if err := c[0].DeleteBlob(t.Context(), "r", d); err != nil {

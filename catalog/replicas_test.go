@@ -144,7 +144,7 @@ func testDeleting(t *testing.T, base *bed) {
 	}
 	check("intent", intend("u1"), nil)
 	begin(1, "b", false) // somebody is about to publish it
-	check("record", r[0].PutBlob(ctx, "r", blob, "u1"), nil)
+	check("record", r[0].putBlob(ctx, "r", blob, "u1"), nil)
 	begin(1, "b", false) // it is here
 
 	check("intent", intend("u2"), nil)
@@ -160,7 +160,7 @@ func testDeleting(t *testing.T, base *bed) {
 	}
 	begin(1, "b", true)
 	begin(0, "c", false) // b has it
-	check("late record", r[0].PutBlob(ctx, "r", blob, "u2"), ErrDeleting)
+	check("late record", r[0].putBlob(ctx, "r", blob, "u2"), ErrDeleting)
 	check("new intent", intend("u3"), ErrDeleting)
 	check("forget by another", r[0].Forget(ctx, d), nil)
 	if base.dsn != "" { // else both are the same
@@ -169,13 +169,13 @@ func testDeleting(t *testing.T, base *bed) {
 		}
 		check("forget", r[1].Forget(ctx, d), nil)
 	}
-	check("late record, after the deletion", r[0].PutBlob(ctx, "r", blob, "u2"), ErrBusy)
+	check("late record, after the deletion", r[0].putBlob(ctx, "r", blob, "u2"), ErrBusy)
 	check("late intent of the same upload", intend("u2"), ErrBusy)
 	if u, err := r[1].ClaimUpload(ctx, "r", "u2", "b", time.Minute); err != nil || u.Intent != "" {
 		t.Errorf("the upload that was cut off: %+v, %v", u, err)
 	}
 	check("new intent", intend("u3"), nil)
-	check("record", r[0].PutBlob(ctx, "r", blob, "u3"), nil)
+	check("record", r[0].putBlob(ctx, "r", blob, "u3"), nil)
 
 	// Of an object that no row names, and a deletion that somebody does not end.
 	_, d = contentOf(2)
@@ -276,7 +276,7 @@ func (m *deletingModel) step() {
 			m.object, p.made = true, true
 			say("publishes", nil)
 		default:
-			err := m.r[i].PutBlob(ctx, "r", Blob{Digest: m.digest, Size: 1 << 20}, p.id)
+			err := m.r[i].putBlob(ctx, "r", Blob{Digest: m.digest, Size: 1 << 20}, p.id)
 			say("records", err)
 			p.id, p.made = "", false
 		}
@@ -334,7 +334,7 @@ func testConcurrentWriters(t *testing.T, base *bed) {
 			c := r[w%2]
 			for i := range rounds {
 				b, d := contentOf(i)
-				if err := c.PutBlob(t.Context(), "shared", Blob{Digest: d, Size: int64(len(b)), Content: b}, ""); err != nil {
+				if err := c.putBlob(t.Context(), "shared", Blob{Digest: d, Size: int64(len(b)), Content: b}, ""); err != nil {
 					t.Errorf("put: %v", err)
 				}
 				m := manifestOf(fmt.Sprint("m", i), i, i+1, "latest", fmt.Sprint("w", w, "-", i))

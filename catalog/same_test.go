@@ -94,8 +94,8 @@ func (s *script) push() {
 		if i%3 == 0 {
 			blob.Content = nil
 		}
-		s.note("put", s.c.PutBlob(ctx, fmt.Sprintf("repo/%d", i%2), blob, ""))
-		s.note("put again", s.c.PutBlob(ctx, fmt.Sprintf("repo/%d", i%2), blob, ""))
+		s.note("put", s.c.putBlob(ctx, fmt.Sprintf("repo/%d", i%2), blob, ""))
+		s.note("put again", s.c.putBlob(ctx, fmt.Sprintf("repo/%d", i%2), blob, ""))
 	}
 	for i := range 20 {
 		_, d := contentOf(2*i + 1)
@@ -105,7 +105,7 @@ func (s *script) push() {
 	_, err := s.c.MountBlob(ctx, "repo/2", "repo/none", oci.SHA256(nil))
 	s.note("mount nothing", err)
 	empty := oci.SHA256([]byte{})
-	s.note("empty", s.c.PutBlob(ctx, "repo/0", Blob{Digest: empty, Content: []byte{}}, ""))
+	s.note("empty", s.c.putBlob(ctx, "repo/0", Blob{Digest: empty, Content: []byte{}}, ""))
 	b, err := s.c.Blob(ctx, "repo/0", empty)
 	s.note("empty", err, b)
 	p, err := s.c.Presence(ctx, []oci.Digest{empty})

@@ -35,7 +35,7 @@ func TestShrink(t *testing.T) {
 			for i := range 400 {
 				g.Go(func() error {
 					data := content(i)
-					return c.PutBlob(t.Context(), fmt.Sprintf("r%d", i%7), Blob{Digest: oci.SHA256(data), Size: int64(len(data)), Content: data}, "")
+					return c.putBlob(t.Context(), fmt.Sprintf("r%d", i%7), Blob{Digest: oci.SHA256(data), Size: int64(len(data)), Content: data}, "")
 				})
 			}
 			if err := g.Wait(); err != nil {

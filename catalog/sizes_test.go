@@ -18,7 +18,7 @@ func testRepositorySizes(t *testing.T, base *bed) {
 	ctx, c := t.Context(), base.open(t, nil)
 	put := func(repo string, i int, size int64) {
 		_, d := contentOf(i)
-		if err := c.PutBlob(ctx, repo, Blob{Digest: d, Size: size}, ""); err != nil {
+		if err := c.putBlob(ctx, repo, Blob{Digest: d, Size: size}, ""); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -65,7 +65,7 @@ func BenchmarkRepositorySizes(b *testing.B) {
 	for i := range 10_000 {
 		for j := range 10 {
 			d := oci.SHA256(fmt.Appendf(nil, "%d", (i*7+j)%50_000))
-			if err := c.PutBlob(ctx, fmt.Sprintf("team/app-%05d", i), Blob{Digest: d, Size: 1000}, ""); err != nil {
+			if err := c.putBlob(ctx, fmt.Sprintf("team/app-%05d", i), Blob{Digest: d, Size: 1000}, ""); err != nil {
 				b.Fatal(err)
 			}
 		}

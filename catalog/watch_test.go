@@ -86,7 +86,7 @@ func TestWatch(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	step(r[0].PutBlob(ctx, "r", Blob{Digest: d, Size: int64(len(content)), Content: content}, ""))
+	step(r[0].putBlob(ctx, "r", Blob{Digest: d, Size: int64(len(content)), Content: content}, ""))
 	one, two := manifestOf("one", 1, 2, "t", "u"), manifestOf("two", 1, 2, "t")
 	for _, m := range []NewManifest{one, two} {
 		_, err := r[0].PutManifest(ctx, "r", m)

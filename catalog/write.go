@@ -60,26 +60,38 @@ func (t *tx) findRepository(name string) (id int64, err error) {
 // store records a content as stored and returns its id. The caller has the bytes, and
 // they have the digest. content is nil for an object in the store.
 func (t *tx) store(b Blob, now int64) (int64, error) {
-	id, _, err := t.storeNew(b, now)
-	return id, err
+	s, err := t.storeNew(b, now)
+	return s.id, err
 }
 
-// storeNew is store that also reports whether the row was made or changed. A row that
+// storedRow is the row of a content that was recorded as stored.
+type storedRow struct {
+	id int64
+	// added says that the row was made or changed.
+	added bool
+	Recorded
+}
+
+// storeNew is store that also tells of the row. One that
 // is right stays as it is; one that is suspect, or contradicts the bytes at hand, is
 // mended. Bytes in the catalogue are never exchanged for an object, as manifests are
 // read from here.
-func (t *tx) storeNew(b Blob, now int64) (id int64, added bool, err error) {
-	id, err = t.insert(`INSERT INTO blobs (digest, size, state, content, tag, created_at) VALUES (?, ?, 1, ?, ?, ?)
+func (t *tx) storeNew(b Blob, now int64) (s storedRow, err error) {
+	t.dirty = true
+	err = t.row(`INSERT INTO blobs (digest, size, state, content, tag, created_at) VALUES (?, ?, 1, ?, ?, ?)
 		ON CONFLICT (digest) DO UPDATE SET state = 1, size = excluded.size, tag = excluded.tag, created_at = excluded.created_at, owner = '', deadline = 0,
 		content = CASE WHEN blobs.state = 1 AND excluded.content IS NULL THEN blobs.content ELSE excluded.content END,
 		suspect = CASE WHEN blobs.state = 1 AND excluded.content IS NULL AND blobs.content IS NOT NULL THEN blobs.suspect ELSE 0 END
 		WHERE blobs.state <> 1 OR blobs.suspect <> 0 OR blobs.size <> excluded.size
 		OR (excluded.content IS NOT NULL AND blobs.content <> excluded.content)
-		OR (excluded.tag <> '' AND blobs.tag <> excluded.tag) RETURNING id`, string(b.Digest), b.Size, b.Content, b.Tag, now)
-	if added = err != ErrNotFound; !added { // it is there
-		err = t.row(`SELECT id FROM blobs WHERE digest = ?`, []any{string(b.Digest)}, &id)
+		OR (excluded.tag <> '' AND blobs.tag <> excluded.tag)
+		RETURNING id, content IS NULL, EXISTS (SELECT 1 FROM refs f WHERE f.blob_id = blobs.id
+			AND NOT EXISTS (SELECT 1 FROM links l WHERE l.repo_id = f.repo_id AND l.blob_id = f.blob_id))`,
+		[]any{string(b.Digest), b.Size, b.Content, b.Tag, now}, &s.id, &s.Object, &s.Named)
+	if s.added = err != ErrNotFound; !s.added { // it is there
+		err = t.row(`SELECT id, content IS NULL FROM blobs WHERE digest = ?`, []any{string(b.Digest)}, &s.id, &s.Object)
 	}
-	return id, added, err
+	return s, err
 }
 
 func (t *tx) link(repoID, blobID, now, due int64) error {
@@ -99,8 +111,8 @@ func (t *tx) link(repoID, blobID, now, due int64) error {
 // the object is in the store, durably; then it must be the intent of the upload,
 // if that is claimed. Errors: ErrBusy when the claim has run out and the object may
 // have been deleted since, ErrDeleting.
-func (c *Catalog) PutBlob(ctx context.Context, repo string, b Blob, uploadID string) error {
-	return c.db.write(ctx, func(t *tx) error {
+func (c *Catalog) PutBlob(ctx context.Context, repo string, b Blob, uploadID string) (rec Recorded, err error) {
+	err = c.db.write(ctx, func(t *tx) error {
 		if err := t.mayRecord(b, uploadID); err != nil {
 			return err
 		}
@@ -109,15 +121,26 @@ func (c *Catalog) PutBlob(ctx context.Context, repo string, b Blob, uploadID str
 		if err != nil {
 			return err
 		}
-		blobID, err := t.store(b, now)
+		s, err := t.storeNew(b, now)
 		if err != nil {
 			return err
 		}
+		rec = s.Recorded
 		if err := t.endUpload(uploadID); err != nil {
 			return err
 		}
-		return t.link(repoID, blobID, now, now+c.grace.Milliseconds())
+		return t.link(repoID, s.id, now, now+c.grace.Milliseconds())
 	})
+	return rec, err
+}
+
+// Recorded is what PutBlob found of a content.
+type Recorded struct {
+	// Object says that the row has the content as an object of the store.
+	Object bool
+	// Named says that the content was not here as it is now, and that manifests name it in
+	// repositories that do not show it.
+	Named bool
 }
 
 func (t *tx) liveBlob(b *Blob) (id int64, err error) {

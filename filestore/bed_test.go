@@ -118,7 +118,8 @@ func must(t tb, err error) {
 func (b *bed) push(layer string) oci.Digest {
 	b.t.Helper()
 	d := oci.Digest("sha256:" + hex.EncodeToString(sum([]byte(layer))))
-	must(b.t, b.cat.PutBlob(b.ctx, repo, catalog.Blob{Digest: d, Size: int64(len(layer)), Content: []byte(layer)}, ""))
+	_, err := b.cat.PutBlob(b.ctx, repo, catalog.Blob{Digest: d, Size: int64(len(layer)), Content: []byte(layer)}, "")
+	must(b.t, err)
 	return d
 }
 

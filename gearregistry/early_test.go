@@ -44,11 +44,12 @@ func arriving(b *bed, seed uint64) (d oci.Digest, x *gear.Index, release func())
 	data := layer(seed, 10, 600_000)
 	d = oci.SHA256(data)
 	ctx := context.Background()
-	b.must(b.cat.PutBlob(ctx, ours, catalog.Blob{Digest: d, Size: int64(len(data))}, ""))
+	_, err := b.cat.PutBlob(ctx, ours, catalog.Blob{Digest: d, Size: int64(len(data))}, "")
+	b.must(err)
 	put(b, registry.BlobKey(d), data)
 	b.must(b.svc.Queue(ctx, ours, []oci.Digest{d}))
 	<-reached
-	x, err := b.index(ours, d)
+	x, err = b.index(ours, d)
 	b.must(err)
 	return d, x, release
 }
@@ -151,7 +152,8 @@ func TestCrashBeforeFiles(t *testing.T) {
 	data := layer(2, 10, 600_000)
 	d := oci.SHA256(data)
 	ctx := context.Background()
-	b.must(b.cat.PutBlob(ctx, ours, catalog.Blob{Digest: d, Size: int64(len(data))}, ""))
+	_, err := b.cat.PutBlob(ctx, ours, catalog.Blob{Digest: d, Size: int64(len(data))}, "")
+	b.must(err)
 	put(b, registry.BlobKey(d), data)
 	b.must(b.svc.Queue(ctx, ours, []oci.Digest{d}))
 	<-at

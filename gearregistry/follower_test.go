@@ -159,7 +159,8 @@ func TestFollowOverflow(t *testing.T) {
 	f.Write(data[:1<<20])
 	f.Write(data[1<<20 : buffer+2<<20]) // more than the buffer at once
 	f.Write(data[buffer+2<<20:])        // for which there may be room, but not there
-	b.must(b.cat.PutBlob(context.Background(), ours, catalog.Blob{Digest: d, Size: int64(len(data))}, ""))
+	_, err := b.cat.PutBlob(context.Background(), ours, catalog.Blob{Digest: d, Size: int64(len(data))}, "")
+	b.must(err)
 	put(b, registry.BlobKey(d), data)
 	f.Published(d, int64(len(data)))
 	b.quiet()

@@ -106,7 +106,7 @@ func TestMemory(t *testing.T) {
 		d := oci.Digest("sha256:" + hex.EncodeToString(sum.Sum(nil)))
 		blobs.layers[d], blobs.sizes[d] = m, int64(size)
 		layers = append(layers, d)
-		if err := cat.PutBlob(t.Context(), ours, catalog.Blob{Digest: d, Size: int64(size)}, ""); err != nil {
+		if _, err := cat.PutBlob(t.Context(), ours, catalog.Blob{Digest: d, Size: int64(size)}, ""); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -149,7 +149,9 @@ func shrunk(was, now int64) bool {
 // the earlier backup, and in its catalogue. What is nowhere is recorded as missing, and
 // the images that need it as incomplete.
 func (r *Registry) keepGood(ctx context.Context, d *catalog.Draft, t *transfer) error {
+	looked := map[oci.Digest]bool{}
 	for _, c := range t.lost {
+		looked[c.Digest] = true
 		kept, err := t.keepOld(ctx, d, c)
 		if err == nil && !kept {
 			t.damaged(c.Digest)
@@ -167,6 +169,9 @@ func (r *Registry) keepGood(ctx context.Context, d *catalog.Draft, t *transfer) 
 		}
 		for _, c := range list {
 			after = c.ID
+			if looked[c.Digest] {
+				continue
+			}
 			if _, err := t.keepOld(ctx, d, c); err != nil {
 				return fmt.Errorf("look for a good copy of %s: %w", c.Digest, err)
 			}

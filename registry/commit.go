@@ -189,7 +189,8 @@ func (r *Registry) record(ctx context.Context, u *upload, d oci.Digest) (oci.Des
 	return desc, r.putObject(ctx, u, d, u.size, func() error {
 		return u.commitObject(ctx, d)
 	}, func() error {
-		return r.recordBlob(ctx, u.repo, catalog.Blob{Digest: d, Size: u.size, Tag: u.tag}, rowID)
+		_, err := r.recordBlob(ctx, u.repo, catalog.Blob{Digest: d, Size: u.size, Tag: u.tag}, rowID)
+		return err
 	})
 }
 
@@ -204,37 +205,49 @@ func (u *upload) commitObject(ctx context.Context, d oci.Digest) error {
 // recordSmall records a blob whose bytes are to be in the catalogue. Where the store has
 // them, as in a storage that was adopted, that object is replaced.
 func (r *Registry) recordSmall(ctx context.Context, repo string, d oci.Digest, content []byte, rowID string) error {
-	stored, err := r.cat.Stored(ctx, []oci.Digest{d})
-	if err == nil && len(stored) > 0 && stored[0].Content == nil && len(content) > 0 {
+	b := catalog.Blob{Digest: d, Size: int64(len(content)), Content: content}
+	object, err := r.recordBlob(ctx, repo, b, rowID)
+	if err != nil {
+		return storeError("record the blob", err)
+	}
+	if object {
 		defer r.digests.lock(d)()
 		err = r.store.Put(ctx, BlobKey(d), content, false)
 		r.trust.drop(d)
 	}
+	r.ram.Drop(blobKey(repo, d))
 	if err != nil {
 		return storeError("store the blob", err)
 	}
-	err = r.recordBlob(ctx, repo, catalog.Blob{Digest: d, Size: int64(len(content)), Content: content}, rowID)
-	if err != nil {
-		return storeError("record the blob", err)
-	}
-	r.ram.Drop(blobKey(repo, d))
 	return nil
 }
 
 // recordBlob makes a stored content a blob of a repository. A content that was absent
-// comes back to every repository with a manifest that needs it.
-func (r *Registry) recordBlob(ctx context.Context, repo string, b catalog.Blob, rowID string) error {
-	absent, err := r.cat.Absent(ctx, []oci.Digest{b.Digest})
+// comes back to every repository with a manifest that needs it. object reports whether the
+// catalogue has it as an object of the store.
+func (r *Registry) recordBlob(ctx context.Context, repo string, b catalog.Blob, rowID string) (object bool, err error) {
+	rec, err := r.cat.PutBlob(ctx, repo, b, rowID)
 	if err != nil {
-		return err
+		return false, err
 	}
-	if err := r.cat.PutBlob(ctx, repo, b, rowID); err != nil || len(absent) == 0 {
-		return err
+	if rec.Named {
+		if err := r.relink(ctx, b.Digest); err != nil {
+			r.log.Warn("show a content that came back where images need it; slipway fsck --repair does", "digest", b.Digest, "err", err)
+		}
 	}
-	if err := r.relink(ctx, b.Digest); err != nil {
-		r.log.Warn("show a content that came back where images need it; slipway fsck --repair does", "digest", b.Digest, "err", err)
+	return rec.Object, nil
+}
+
+// storeVerified puts verified bytes into the store as the object of d, makes sure that they
+// are there, and records that. The lock of d is held. doing is what an error is of.
+func (r *Registry) storeVerified(ctx context.Context, d oci.Digest, size int64, put, record func() error) (doing string, err error) {
+	if err = put(); err == nil {
+		err = r.proveStored(ctx, d, size)
 	}
-	return nil
+	if err != nil {
+		return "store the blob", err
+	}
+	return "record the blob", record()
 }
 
 // putObject puts the object of d into the store and records it. The intent of the upload
@@ -242,15 +255,7 @@ func (r *Registry) recordBlob(ctx context.Context, repo string, b catalog.Blob, 
 func (r *Registry) putObject(ctx context.Context, u *upload, d oci.Digest, size int64, put, record func() error) error {
 	unlock := sync.OnceFunc(r.digests.lock(d))
 	defer unlock()
-	doing := "store the blob"
-	err := put()
-	if err == nil {
-		err = r.proveStored(ctx, d, size)
-	}
-	if err == nil {
-		doing = "record the blob"
-		err = record()
-	}
+	doing, err := r.storeVerified(ctx, d, size, put, record)
 	if err == nil {
 		r.ram.Drop(blobKey(u.repo, d)) // it may have another size from now on
 		return nil

@@ -150,7 +150,7 @@ func (r *Registry) heal(ctx context.Context, d oci.Digest, src io.Reader) (done 
 		if d.Algorithm().FromBytes(head) != d {
 			return false, nil
 		}
-		return r.healedFrom(ctx, d, head, int64(len(head)))
+		return r.healedFrom(ctx, catalog.Blob{Digest: d, Size: int64(len(head)), Content: head})
 	}
 	dst, err := r.store.NewUpload(ctx, -1)
 	if err != nil {
@@ -169,16 +169,20 @@ func (r *Registry) heal(ctx context.Context, d oci.Digest, src io.Reader) (done 
 	if known, _, err = r.cat.Healable(ctx, d); err != nil || !known {
 		return false, err
 	}
-	if err := dst.Commit(ctx, BlobKey(d)); err != nil {
-		return false, err
+	doing, err := r.storeVerified(ctx, d, n, func() error { return dst.Commit(ctx, BlobKey(d)) }, func() (err error) {
+		done, err = r.healedFrom(ctx, catalog.Blob{Digest: d, Size: n, Tag: dst.Tag()})
+		return err
+	})
+	if err != nil {
+		return false, fmt.Errorf("%s: %w", doing, err)
 	}
-	return r.healedFrom(ctx, d, nil, n)
+	return done, nil
 }
 
 // healedFrom records bytes that were stored again, and makes RAM follow.
-func (r *Registry) healedFrom(ctx context.Context, d oci.Digest, content []byte, size int64) (bool, error) {
-	s, err := r.cat.Heal(ctx, d, content, size)
-	return r.corrected(d, s, err)
+func (r *Registry) healedFrom(ctx context.Context, b catalog.Blob) (bool, error) {
+	s, err := r.cat.Heal(ctx, b)
+	return r.corrected(b.Digest, s, err)
 }
 
 // Recheck looks at the bytes of contents, or with quick at their sizes, and records

@@ -182,7 +182,7 @@ func newConverter(ctx context.Context, dir string, cores int, src source) (_ *co
 	if c.cat, err = catalog.Open(ctx, filepath.Join(dir, "catalog"), nil); err != nil {
 		return nil, err
 	}
-	if err := c.cat.PutBlob(ctx, benchRepo, catalog.Blob{Digest: oci.Digest(src.Digest), Size: src.Size}, ""); err != nil {
+	if _, err := c.cat.PutBlob(ctx, benchRepo, catalog.Blob{Digest: oci.Digest(src.Digest), Size: src.Size}, ""); err != nil {
 		return nil, err
 	}
 	c.files, err = filestore.New(c.cat, objs, &filestore.Options{Workers: cores})
