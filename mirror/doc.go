@@ -52,8 +52,8 @@
 //
 // # When the disk is full
 //
-// A blob that cannot be written to Options.Dir goes to each reader straight from
-// the upstream and is kept nowhere.
+// A blob that cannot be written to Options.Dir, or would leave less than Options.KeepFree
+// of its disk, goes to each reader straight from the upstream and is kept nowhere.
 //
 // # On disk
 //

@@ -388,7 +388,7 @@ func (f *fill) reset() bool {
 	}
 	if f.file != nil { // the same file, because readers may have it open
 		f.file.close()
-		file, err := newSpool(f.m.fills.path(f.digest), f.digest)
+		file, err := newSpool(f.m.fills.path(f.digest), f.digest, f.m.opts.KeepFree)
 		if err != nil {
 			return false
 		}
@@ -409,7 +409,7 @@ func (f *fill) resume(ctx context.Context, d *download) error {
 	if err != nil {
 		return err
 	}
-	file, n, err := resumeSpool(ctx, f.m.fills.path(f.digest), f.digest, desc.Size)
+	file, n, err := resumeSpool(ctx, f.m.fills.path(f.digest), f.digest, desc.Size, f.m.opts.KeepFree)
 	if err != nil {
 		return &sinkError{err}
 	}
@@ -452,7 +452,7 @@ func (f *fill) begin(ctx context.Context, size int64) error {
 			f.m.fills.memory.Add(-size)
 		}
 		var err error
-		if file, err = newSpool(f.m.fills.path(f.digest), f.digest); err != nil {
+		if file, err = newSpool(f.m.fills.path(f.digest), f.digest, f.m.opts.KeepFree); err != nil {
 			return err
 		}
 	}

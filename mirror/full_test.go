@@ -60,8 +60,13 @@ func TestSpoolBecomesFull(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("only root may mount a small disk")
 	}
+	t.Run("to the last byte", func(t *testing.T) { spoolBecomesFull(t, 2<<20, 0) })
+	t.Run("but for what is kept", func(t *testing.T) { spoolBecomesFull(t, 6<<20, 4<<20) })
+}
+
+func spoolBecomesFull(t *testing.T, size, keep int64) {
 	dir := t.TempDir()
-	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=2m"); err != nil {
+	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, fmt.Sprint("size=", size)); err != nil {
 		t.Skipf("no tmpfs can be mounted: %v", err)
 	}
 	t.Cleanup(func() {
@@ -69,8 +74,25 @@ func TestSpoolBecomesFull(t *testing.T) {
 			t.Errorf("unmount: %v", err)
 		}
 	})
-	b := newBed(t, settings{options: func(o *mirror.Options) { o.Dir = dir }})
+	b := newBed(t, settings{options: func(o *mirror.Options) { o.Dir, o.KeepFree = dir, keep }})
 	t.Cleanup(func() { b.shut(b.Registry) }) // before the disk goes
+	least, stop := make(chan int64), make(chan struct{})
+	go func() {
+		left := size
+		for {
+			var st syscall.Statfs_t
+			if syscall.Statfs(dir, &st) == nil {
+				left = min(left, int64(st.Bavail)*st.Bsize)
+			}
+			select {
+			case <-stop:
+				least <- left
+				return
+			default:
+				time.Sleep(100 * time.Microsecond)
+			}
+		}
+	}()
 	data, fits := random(1, sizeLarge), random(2, 3<<19)
 	b.o.push("app", data)
 	b.o.push("app", fits)
@@ -88,6 +110,10 @@ func TestSpoolBecomesFull(t *testing.T) {
 	b.settled()
 	if _, err := b.store.ResolveBlob(t.Context(), "origin/app", oci.SHA256(fits)); err != nil {
 		t.Errorf("what fits was not stored: %v", err)
+	}
+	close(stop)
+	if left := <-least; left < keep-2<<20 { // it looks once a MiB
+		t.Errorf("%d bytes were left free, want %d", left, keep)
 	}
 }
 

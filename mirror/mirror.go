@@ -113,6 +113,9 @@ type Options struct {
 	// MemoryBytes is what small blobs may take in RAM while they come in; default
 	// 16 MiB. Beyond it they are written to Dir as large ones are.
 	MemoryBytes int64
+	// KeepFree is how many bytes of Dir's disk blobs that come in leave free; default 0.
+	// What would take more is not kept; see the package comment.
+	KeepFree int64
 	// Ahead is the size in bytes of the largest blobs of an image that are fetched as
 	// soon as a client was given its manifest; default: none.
 	Ahead int64

@@ -9,6 +9,8 @@ import (
 	"os"
 	"sync"
 
+	"golang.org/x/sys/unix"
+
 	"example.org/slipway/oci"
 )
 
@@ -47,6 +49,8 @@ type spool struct {
 	hash   hash.Hash
 	hashed chan struct{}
 	closed bool
+	// keep is how many bytes of the disk are left free. Up to checked that was looked at.
+	keep, checked int64
 }
 
 type piece struct {
@@ -55,17 +59,17 @@ type piece struct {
 }
 
 // newSpool begins a file.
-func newSpool(path string, d oci.Digest) (*spool, error) {
+func newSpool(path string, d oci.Digest, keep int64) (*spool, error) {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, &spoolError{err}
 	}
-	return startSpool(file, d, newHash(d), 0), nil
+	return startSpool(file, d, newHash(d), 0, keep), nil
 }
 
 // resumeSpool goes on with a file, of a blob of size bytes. It returns how many it
 // has.
-func resumeSpool(ctx context.Context, path string, d oci.Digest, size int64) (*spool, int64, error) {
+func resumeSpool(ctx context.Context, path string, d oci.Digest, size, keep int64) (*spool, int64, error) {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, 0, &spoolError{err}
@@ -84,7 +88,7 @@ func resumeSpool(ctx context.Context, path string, d oci.Digest, size int64) (*s
 		}
 		return nil, 0, err
 	}
-	return startSpool(file, d, h, n), n, nil
+	return startSpool(file, d, h, n, keep), n, nil
 }
 
 // contextReader reads until ctx ends.
@@ -100,8 +104,8 @@ func (r *contextReader) Read(p []byte) (int, error) {
 	return r.r.Read(p)
 }
 
-func startSpool(file *os.File, d oci.Digest, h hash.Hash, off int64) *spool {
-	s := &spool{file: file, want: d, off: off, hash: h, toHash: make(chan piece, chunksAhead), hashed: make(chan struct{})}
+func startSpool(file *os.File, d oci.Digest, h hash.Hash, off, keep int64) *spool {
+	s := &spool{file: file, want: d, off: off, hash: h, keep: keep, toHash: make(chan piece, chunksAhead), hashed: make(chan struct{})}
 	go func() {
 		defer close(s.hashed)
 		for p := range s.toHash {
@@ -121,12 +125,31 @@ func (s *spool) space() []byte {
 
 // take writes the first n bytes of space.
 func (s *spool) take(n int) error {
+	if err := s.leaveRoom(int64(n)); err != nil {
+		return &spoolError{err}
+	}
 	if _, err := s.file.WriteAt(s.cur[:n], s.off); err != nil {
 		return &spoolError{err}
 	}
 	s.off += int64(n)
 	s.toHash <- piece{s.cur, n}
 	s.cur = nil
+	return nil
+}
+
+// leaveRoom refuses n more bytes that would leave less of the disk free than is to be
+// kept. It looks once a MiB.
+func (s *spool) leaveRoom(n int64) error {
+	const step = 1 << 20
+	end := s.off + n
+	if s.keep == 0 || end <= s.checked {
+		return nil
+	}
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(int(s.file.Fd()), &st); err == nil && st.Blocks > 0 && int64(st.Bavail)*st.Bsize < s.keep+n {
+		return unix.ENOSPC
+	}
+	s.checked = end + step
 	return nil
 }
 
