@@ -127,6 +127,9 @@ func (w *world) served() error {
 					return fmt.Errorf("manifest %s of %s is served with other bytes", d, repo)
 				}
 			}
+			if b, err := w.readEnd(repo, d); err == nil && !bytes.Equal(b, want[len(want)/3:]) {
+				return fmt.Errorf("a range of blob %s of %s is served with other bytes", d, repo)
+			}
 			for _, whole := range []bool{false, true} {
 				b, err := w.read(repo, d, whole)
 				if err == nil && !bytes.Equal(b, want) {

@@ -213,6 +213,9 @@ func damageOp(change func([]byte) []byte) func(*world) error {
 			}
 			if b = change(b); b == nil {
 				err = os.Remove(path)
+				if err == nil && w.remote == nil && d == w.first.blobs[1] { // something else is in its place
+					err = errors.Join(os.Mkdir(path, 0o700), os.WriteFile(filepath.Join(path, "note"), []byte("not the registry's"), 0o600))
+				}
 			} else {
 				err = os.WriteFile(path, b, 0o600)
 			}
