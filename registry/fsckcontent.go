@@ -186,6 +186,19 @@ func (f *fsck) unsuspect(c catalog.StoredContent) {
 	}
 }
 
+// noteTag records the tag of an object behind a network that was read and is right: it
+// may have been adopted, or copied.
+func (f *fsck) noteTag(ctx context.Context, d oci.Digest, info objstore.Info) error {
+	if info.Tag == "" || f.o.Quick || f.r.writable() != nil {
+		return nil
+	}
+	tag, err := f.r.cat.ObjectTag(ctx, d)
+	if err == nil && tag != info.Tag {
+		f.r.recordTag(ctx, d, info)
+	}
+	return err
+}
+
 // examine reads an object, or in a quick check looks at its size, unless it is suspect.
 func (f *fsck) examine(ctx context.Context, c catalog.StoredContent, step func(int)) (x examined) {
 	key := BlobKey(c.Digest)
@@ -225,7 +238,7 @@ func (f *fsck) checkObject(ctx context.Context, c catalog.StoredContent) error {
 	}
 	if right() {
 		f.unsuspect(c)
-		return nil
+		return f.noteTag(ctx, c.Digest, x.info)
 	}
 	p := Problem{Digest: c.Digest, Key: BlobKey(c.Digest)}
 	same := func(ctx context.Context) (bool, error) { return f.sameObject(ctx, c, x) }

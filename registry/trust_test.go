@@ -361,6 +361,13 @@ func TestCopiedObject(t *testing.T) {
 	b.overwrite(registry.BlobKey(d), data)
 	head(1)
 	head(0)
+	b.sql(`UPDATE blobs SET tag = ''`) // as after an adoption
+	b.fsck(registry.FsckOptions{})
+	b.overwrite(registry.BlobKey(d), content(2, 300_000))
+	b.ForgetRAM()
+	if _, err := b.ResolveBlob(t.Context(), "a", d); !oci.HasCode(err, oci.CodeBlobUnknown) {
+		t.Errorf("HEAD of other bytes, once a check has noted the tag: %v", err)
+	}
 }
 
 // TestFailureThatPasses: an error that says nothing of the content leaves it in order,
