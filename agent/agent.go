@@ -158,6 +158,7 @@ func New(ctx context.Context, cfg *config.Agent, dev *os.File, ls Listeners, log
 	if a.mounts, err = openMounts(a.lay.mounts, a.chains); err != nil {
 		return nil, err
 	}
+	a.cache.SetHolders(&holders{a.pool, a.chains})
 	a.chains.inUse = a.mounts.uses
 	a.volumes.begin()
 	if cfg.CRI.Address != "" {
@@ -324,6 +325,9 @@ func (a *Agent) close() error {
 		<-a.poolEnded
 	}
 	if a.pool != nil {
+		if a.cache != nil {
+			a.cache.SetHolders(nil)
+		}
 		end(a.pool.Close())
 	}
 	if a.files != nil {

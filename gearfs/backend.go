@@ -83,6 +83,8 @@ func (s *Service) Open(ctx context.Context, name [32]byte) (poolfs.Content, erro
 		return nil, err
 	}
 	s.opened(name)
+	s.cache.Pin(name)
+	defer s.cache.Unpin(name)
 	img.st.opens.Add(1)
 	began := time.Now()
 	for range maxReopen {

@@ -129,6 +129,12 @@ func (img *image) Has(name gear.Name) bool {
 	return err != nil || i >= 0
 }
 
+// Holds reports whether an image has any of the files. One that is not known has.
+func (s *Service) Holds(chain string, names []gear.Name) bool {
+	img := s.image(chain)
+	return img == nil || slices.ContainsFunc(names, img.Has)
+}
+
 // AddImage makes an image known whose index, which must be flat, was verified by
 // the caller. It is durable when AddImage returns. An image that is known already
 // gets the sources it did not have. Errors: ErrConflict; poolfs.ErrCollision;

@@ -99,7 +99,7 @@ func (d *Dir) loadPartials() error {
 			continue
 		}
 		if isMap { // st is that of the chunks
-			p := &Partial{d: d, stamp: stampOf(max(st.Mtim.Sec, st.Atim.Sec)), bytes: st.Blocks * 512}
+			p := &Partial{d: d, stamp: max(st.Mtim.Nano(), st.Atim.Nano()), bytes: st.Blocks * 512}
 			p.f.Name, p.f.Size = name, st.Size
 			d.partials[name] = p
 			d.partial += p.bytes

@@ -47,8 +47,8 @@ type Policy uint8
 
 // The policies.
 const (
-	// LRU: the one that was not used for longest. A use is an open through the
-	// pool, a Touch, or what the file system records as access time.
+	// LRU: the one that was not used for longest. A use is an OpenFile, a Touch, or
+	// what Observe finds.
 	LRU Policy = iota
 	// FIFO: the one that was published first.
 	FIFO
@@ -115,10 +115,17 @@ type Dir struct {
 	leases   map[string]Set
 	// Disk space in bytes: of complete files, of partial ones, set aside for what
 	// is being written, and of evicted files that are still open somewhere.
-	used, partial, reserved, late int64
-	ghosts                        []ghost
-	ghostsAt                      time.Time
-	stats                         Stats
+	// Of the last, hoped may come back as soon as overlays forget them.
+	used, partial, reserved, late, hoped int64
+	ghosts                               []ghost
+	ghostsAt                             time.Time
+	holders                              Holders           // nil: unknown
+	pins                                 map[gear.Name]int // who is about to open a file
+	// queue has candidates for eviction, the next one first, with leased files or
+	// without. barren tells that there are only leased ones.
+	queue               []candidate
+	queueLeased, barren bool
+	stats               Stats
 }
 
 // Stats are what a cache directory holds and has done since it was opened.
@@ -195,7 +202,7 @@ func Open(dir string, o *Options) (*Dir, error) {
 	d := &Dir{
 		root: dir, opts: opts, log: opts.Logger, fd: -1,
 		wake: make(chan struct{}, 1), now: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{}),
-		files: newTable(rand.Uint64()), partials: map[gear.Name]*Partial{}, leases: map[string]Set{},
+		files: newTable(rand.Uint64()), partials: map[gear.Name]*Partial{}, leases: map[string]Set{}, pins: map[gear.Name]int{},
 	}
 	if err := d.open(); err != nil {
 		d.release()
@@ -288,12 +295,9 @@ func (d *Dir) Has(name gear.Name) bool {
 // written to is removed. Errors: fs.ErrNotExist.
 func (d *Dir) OpenFile(name gear.Name) (*os.File, error) {
 	d.mu.Lock()
-	e := d.files.get(&name)
-	if e != nil && d.opts.Policy == LRU {
-		e.stamp = d.stamp()
-	}
+	there := d.files.get(&name) != nil
 	d.mu.Unlock()
-	if e == nil {
+	if !there {
 		return nil, fmt.Errorf("file %x: %w", name, fs.ErrNotExist)
 	}
 	f, err := os.Open(d.path(name))
@@ -312,6 +316,9 @@ func (d *Dir) OpenFile(name gear.Name) (*os.File, error) {
 		_ = f.Close()
 		d.Damaged(name, "it was written to")
 		return nil, fmt.Errorf("file %x was damaged: %w", name, fs.ErrNotExist)
+	}
+	if d.opts.Policy == LRU {
+		d.markUsed(name, int(f.Fd()))
 	}
 	return f, nil
 }
@@ -337,6 +344,9 @@ func (d *Dir) Damaged(name gear.Name, why string) {
 	if !d.unlink(name) {
 		return
 	}
+	if d.holders != nil {
+		d.holders.Release(name)
+	}
 	d.stats.Damaged++
 	d.log.Warn("cached file is damaged and was removed", "file", hex.EncodeToString(name[:]), "why", why)
 }
@@ -357,10 +367,7 @@ func (d *Dir) Touch(names ...gear.Name) {
 }
 
 // stamp is the present time in an entry.
-func (d *Dir) stamp() uint32 { return stampOf(d.opts.Clock().Unix()) }
-
-// stampOf cuts seconds since 1970 to the years up to 2106.
-func stampOf(sec int64) uint32 { return uint32(min(max(sec, 0), 1<<32-1)) }
+func (d *Dir) stamp() int64 { return d.opts.Clock().UnixNano() }
 
 // Stats tells what the directory holds.
 func (d *Dir) Stats() Stats {

@@ -4,8 +4,6 @@ import (
 	"container/heap"
 	"errors"
 	"fmt"
-	"os"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -31,17 +29,14 @@ const (
 	// batchEvict is how many candidates one search through the table finds: it
 	// takes some 10 ns a file.
 	batchEvict = 1024
-	// slack is which part of the budget is freed at once, so that not every new
-	// file searches: 1/32.
-	slack = 32
 	// fullTries is how often a write that finds the disk full is tried.
-	fullTries = 4
-	// fullExtra is how many bytes are freed on a full disk beyond those needed.
-	fullExtra = 32 << 20
-	// ghostEvery is how often it is asked whether evicted files are gone.
-	ghostEvery = time.Second
-	// maxGhosts bounds their number; the oldest are taken for gone.
-	maxGhosts = 1 << 14
+	fullTries = 8
+	// fullExtra is how many bytes are freed on a full disk beyond those needed,
+	// for what the file system itself has to write.
+	fullExtra = 1 << 20
+	// maxKept is how many files that are in use are passed over in a row before
+	// no more are looked at: each costs some 10 µs.
+	maxKept = 4096
 )
 
 // Lease marks files that a running container needs, whether they are there or
@@ -59,6 +54,7 @@ func (d *Dir) LeaseSet(id string, s Set) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.leases[id] = s
+	d.queue, d.barren = nil, false
 }
 
 // Unlease ends a lease; one that is not there is no error.
@@ -66,9 +62,10 @@ func (d *Dir) Unlease(id string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	delete(d.leases, id)
+	d.queue, d.barren = nil, false
 }
 
-// leased tells whether a running container needs a file. mu is held.
+// leased reports whether a running container needs a file. mu is held.
 func (d *Dir) leased(name gear.Name) bool {
 	for _, s := range d.leases {
 		if s.Has(name) {
@@ -79,47 +76,60 @@ func (d *Dir) leased(name gear.Name) bool {
 }
 
 // Evict evicts files until so many bytes are free of them, or nothing is left but
-// leased and open ones, and returns how many it unlinked. Space that somebody
-// still holds comes back later.
-func (d *Dir) Evict(n int64) int64 {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	before := d.stats.EvictedBytes
-	d.evict(func() bool { return d.stats.EvictedBytes-before < n }, false)
-	return d.stats.EvictedBytes - before
-}
+// files that are leased or in use, and returns how many it freed.
+func (d *Dir) Evict(n int64) int64 { return d.free(n, false) }
 
 // reserve sets n bytes of the budget aside, or gives them back.
 func (d *Dir) reserve(n int64) {
 	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.reserved += n; n > 0 {
-		d.trim(0)
+	d.reserved += n
+	d.mu.Unlock()
+	if n > 0 {
+		d.makeRoom()
 	}
 }
 
-// trim keeps the budget, with n bytes to spare. Files nobody needs go until also
-// what is still open somewhere fits; leased ones only as far as their going
-// brings anything: what a container has open frees nothing. mu is held.
-func (d *Dir) trim(n int64) {
-	most := d.opts.MaxBytes - n
-	if d.opts.MaxBytes <= 0 || d.used+d.partial+d.reserved+d.late <= most {
+// total is the disk space that counts for the budget. mu is held.
+func (d *Dir) total() int64 { return d.used + d.partial + d.reserved + d.late }
+
+// makeRoom keeps the budget. It may take its time, and no lock is held.
+func (d *Dir) makeRoom() {
+	if d.opts.MaxBytes <= 0 {
 		return
 	}
-	d.layGhosts()
-	low := max(0, most-d.opts.MaxBytes/slack)
-	if d.used+d.partial+d.reserved+d.late > most {
-		d.evict(func() bool { return d.used+d.partial+d.reserved+d.late > low }, false)
+	d.mu.Lock()
+	for d.total() > d.opts.MaxBytes {
+		d.layGhosts()
+		over := func() bool { return d.total()-d.hoped > d.opts.MaxBytes }
+		for _, leased := range [2]bool{false, true} { // files nobody needs go first
+			d.evict(over, leased)
+		}
+		if !d.exorcise() {
+			break
+		}
 	}
-	if d.used+d.partial+d.reserved > most {
-		d.evict(func() bool { return d.used+d.partial+d.reserved > most }, true)
+	d.mu.Unlock()
+}
+
+// free evicts files until n bytes are free of them, if there are as many, with
+// those that containers need or without, and returns how many it freed.
+func (d *Dir) free(n int64, leased bool) int64 {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	unlinked, late := d.stats.EvictedBytes, d.late
+	freed := func() int64 { return d.stats.EvictedBytes - unlinked - (d.late - late) }
+	for {
+		d.evict(func() bool { return freed()+d.hoped < n }, leased)
+		if freed() >= n || !d.exorcise() {
+			return max(0, freed())
+		}
 	}
 }
 
 // candidate is a file that may go.
 type candidate struct {
 	name    gear.Name
-	stamp   uint32
+	stamp   int64
 	partial bool
 }
 
@@ -165,53 +175,57 @@ func (d *Dir) candidates(leased bool) []candidate {
 	return out
 }
 
-// evict unlinks files, the oldest first, as long as more says so. mu is held.
+// next returns the file to go next, if there is one. Candidates are searched for
+// when those of the last search are used up: what was used meanwhile has another
+// stamp, and all that is new is younger. mu is held.
+func (d *Dir) next(leased bool) (candidate, bool) {
+	for searched := false; ; searched = true {
+		if leased != d.queueLeased {
+			d.queue = nil
+		}
+		for len(d.queue) > 0 {
+			c := d.queue[0]
+			d.queue = d.queue[1:]
+			if p := d.partials[c.name]; c.partial && p != nil && p.refs == 0 && p.stamp == c.stamp {
+				return c, true
+			}
+			if e := d.files.get(&c.name); !c.partial && e != nil && e.stamp == c.stamp {
+				return c, true
+			}
+		}
+		if searched || !leased && d.barren {
+			return candidate{}, false
+		}
+		d.queue, d.queueLeased = d.candidates(leased), leased
+		d.barren = !leased && len(d.queue) == 0
+	}
+}
+
+// evict unlinks files, the oldest first, as long as more says so. A file that is
+// in use is passed over: its space would not come back, and whoever opens it next
+// would fetch it a second time. mu is held.
 func (d *Dir) evict(more func() bool, leased bool) {
-	for more() {
-		gone := false
-		for _, c := range d.candidates(leased) {
-			if !more() {
-				return
-			}
-			switch {
-			case c.partial:
-				d.stats.EvictedBytes += d.partials[c.name].bytes
-				d.stats.Evicted++
-				d.dropPartial(d.partials[c.name])
-				gone = true
-			case d.recentlyRead(c):
-				gone = true // it comes later in the order
-			default:
-				d.unlink(c.name)
-				d.stats.Evicted++
-				gone = true
-			}
-		}
-		if !gone {
+	for kept := 0; more() && kept < maxKept && kept <= d.files.n; {
+		c, ok := d.next(leased)
+		switch {
+		case !ok:
 			return
+		case c.partial:
+			d.stats.EvictedBytes += d.partials[c.name].bytes
+			d.stats.Evicted++
+			d.dropPartial(d.partials[c.name])
+		case d.inUse(c.name):
+			d.files.get(&c.name).stamp = d.stamp()
+			kept++
+		default:
+			d.unlink(c.name)
+			d.stats.Evicted++
+			kept = 0
 		}
 	}
 }
 
-// recentlyRead tells whether the file system has seen a use of a file that the
-// table has not: the kernel opens cached files without asking.
-func (d *Dir) recentlyRead(c candidate) bool {
-	if d.opts.Policy != LRU {
-		return false
-	}
-	var st unix.Stat_t
-	if err := unix.Lstat(d.path(c.name), &st); err != nil {
-		return false
-	}
-	e := d.files.get(&c.name)
-	if at := stampOf(st.Atim.Sec); e != nil && at > e.stamp && at <= d.stamp() {
-		e.stamp = at
-		return true
-	}
-	return false
-}
-
-// unlink removes a complete file, and tells whether there was one. mu is held.
+// unlink removes a complete file, and reports whether there was one. mu is held.
 func (d *Dir) unlink(name gear.Name) bool {
 	e, ok := d.files.remove(&name)
 	if !ok {
@@ -219,69 +233,12 @@ func (d *Dir) unlink(name gear.Name) bool {
 	}
 	d.used -= int64(e.blocks) * 512
 	d.stats.EvictedBytes += int64(e.blocks) * 512
-	path := d.path(name)
-	h, _, err := unix.NameToHandleAt(unix.AT_FDCWD, path, 0)
-	if err := os.Remove(path); err != nil {
-		d.log.Error("cached file cannot be removed", "err", err)
-		return true
-	}
-	if err == nil {
-		d.haunt(ghost{h, int64(e.blocks) * 512})
-	}
+	d.remove(name, d.path(name), int64(e.blocks)*512)
 	return true
 }
 
-// ghost is an evicted file whose inode may live on, because it is open, mapped,
-// or known to an overlay that found its data there. Only then its handle can be
-// opened.
-type ghost struct {
-	handle unix.FileHandle
-	bytes  int64
-}
-
-// alive tells whether the inode is still there.
-func (d *Dir) alive(g ghost) bool {
-	fd, err := unix.OpenByHandleAt(d.fd, g.handle, unix.O_PATH|unix.O_CLOEXEC)
-	if err != nil {
-		return false // ESTALE; or the file system cannot tell
-	}
-	_ = unix.Close(fd)
-	return true
-}
-
-// haunt counts an evicted file as long as it takes space. mu is held.
-func (d *Dir) haunt(g ghost) {
-	if !d.alive(g) {
-		return
-	}
-	if len(d.ghosts) == maxGhosts {
-		d.late -= d.ghosts[0].bytes
-		d.ghosts = d.ghosts[1:]
-	}
-	d.ghosts = append(d.ghosts, g)
-	d.late += g.bytes
-}
-
-// layGhosts finds out which evicted files are gone by now. mu is held.
-func (d *Dir) layGhosts() {
-	now := time.Now()
-	if len(d.ghosts) == 0 || now.Sub(d.ghostsAt) < ghostEvery {
-		return
-	}
-	d.ghostsAt = now
-	left := make([]ghost, 0, len(d.ghosts))
-	for _, g := range d.ghosts {
-		if d.alive(g) {
-			left = append(left, g)
-		} else {
-			d.late -= g.bytes
-		}
-	}
-	d.ghosts = left
-}
-
-// withRoom does what may find the disk full, evicts n bytes and more in that
-// case, and tries again.
+// withRoom does what may find the disk full, evicts n bytes and a few more in
+// that case, and tries again. p.mu of partial files may be held, and pub.
 func (d *Dir) withRoom(n int64, do func() error) error {
 	for try := 1; ; try++ {
 		err := do()
@@ -291,13 +248,9 @@ func (d *Dir) withRoom(n int64, do func() error) error {
 		if try == fullTries {
 			return fmt.Errorf("%w: %w", ErrFull, err)
 		}
-		freed := d.Evict(n + fullExtra)
+		freed := d.free(n+fullExtra, false)
 		if freed == 0 { // now also what running containers may need again
-			d.mu.Lock()
-			before := d.stats.EvictedBytes
-			d.evict(func() bool { return d.stats.EvictedBytes-before < n+fullExtra }, true)
-			freed = d.stats.EvictedBytes - before
-			d.mu.Unlock()
+			freed = d.free(n+fullExtra, true)
 		}
 		if freed == 0 {
 			return fmt.Errorf("%w: %w", ErrFull, err)

@@ -32,7 +32,7 @@ type Partial struct {
 
 	// Guarded by d.mu. stamp is when it was closed last.
 	refs  int
-	stamp uint32
+	stamp int64
 	bytes int64 // disk space as it is counted in d.partial
 
 	// finish is held while the whole is hashed and published. Before mu.
@@ -181,6 +181,7 @@ func (p *Partial) Close() {
 	defer d.mu.Unlock()
 	p.refs--
 	p.stamp = d.stamp()
+	d.barren = false
 	if p.refs > 0 || p.data == nil {
 		return
 	}
@@ -304,6 +305,7 @@ func (p *Partial) put(i int) error {
 
 // account counts the disk space it takes by now.
 func (p *Partial) account() error {
+	defer p.d.makeRoom()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.data == nil || p.published {
@@ -318,7 +320,6 @@ func (p *Partial) account() error {
 	defer d.mu.Unlock()
 	d.partial += st.Blocks*512 - p.bytes
 	p.bytes = st.Blocks * 512
-	d.trim(0)
 	return nil
 }
 
@@ -390,7 +391,11 @@ func (p *Partial) Complete(ctx context.Context) error {
 		p.mu.Unlock()
 		return err
 	}
-	return p.publish(data)
+	p.d.Pin(p.f.Name)
+	defer p.d.Unpin(p.f.Name)
+	err = p.publish(data)
+	p.d.makeRoom()
+	return err
 }
 
 // hash returns the SHA-256 of the whole.
@@ -429,12 +434,9 @@ func (p *Partial) publish(data *os.File) error {
 // dropPartial removes a partial file. Whoever has it open can go on. mu is held.
 func (d *Dir) dropPartial(p *Partial) {
 	d.partial -= p.bytes
+	path := d.partialPath(p.f.Name)
+	d.remove(p.f.Name, path+bitmapSuffix, 0)
+	d.remove(p.f.Name, path, p.bytes)
 	p.bytes = 0
 	delete(d.partials, p.f.Name)
-	path := d.partialPath(p.f.Name)
-	for _, path := range []string{path + bitmapSuffix, path} {
-		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			d.log.Error("partial file cannot be removed", "err", err)
-		}
-	}
 }

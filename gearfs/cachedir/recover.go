@@ -50,9 +50,6 @@ func (d *Dir) recover() error {
 	if d.dirty = w.youngest > s.Durable || len(w.suspects) > 0; d.dirty {
 		d.wake <- struct{}{}
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.trim(0)
 	return nil
 }
 
@@ -77,7 +74,7 @@ type walk struct {
 // suspect is a file whose content may not be what its name says.
 type suspect struct {
 	name  gear.Name
-	stamp uint32
+	stamp int64
 }
 
 func (w *walk) run() error {
@@ -135,20 +132,20 @@ func (w *walk) file(dirfd int, sub, base string) error {
 	if st.Mode&unix.S_IFMT != unix.S_IFREG {
 		return os.RemoveAll(path)
 	}
-	at := st.Ctim.Sec
+	at := st.Ctim.Nano()
 	if w.d.opts.Policy == LRU {
-		at = max(at, st.Atim.Sec)
+		at = st.Atim.Nano() // see markUsed
 	}
 	if isGeneration(st.Mtim.Sec) && uint32(st.Mtim.Sec) <= w.sound {
 		w.youngest = max(w.youngest, uint32(st.Mtim.Sec))
-		w.d.files.add(&name, blocksOf(st.Blocks), stampOf(at))
+		w.d.files.add(&name, blocksOf(st.Blocks), at)
 		w.d.used += st.Blocks * 512
 		return nil
 	}
 	if isGeneration(st.Mtim.Sec) {
 		w.youngest = max(w.youngest, uint32(st.Mtim.Sec))
 	}
-	w.suspects = append(w.suspects, suspect{name, stampOf(at)})
+	w.suspects = append(w.suspects, suspect{name, at})
 	return nil
 }
 
@@ -191,7 +188,7 @@ func (w *walk) check(s suspect) error {
 // hashFile returns the SHA-256 of a file as it is on disk. spend, when set, is
 // asked before each read.
 func hashFile(ctx context.Context, path string, spend func(ctx context.Context, n int) error) (gear.Name, error) {
-	f, err := os.Open(path)
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOATIME, 0) // it is no use of the file
 	if err != nil {
 		return gear.Name{}, err
 	}

@@ -6,28 +6,28 @@ import (
 	"example.org/slipway/gear"
 )
 
-// entry is a complete file: 40 bytes, without pointers, so that the garbage
+// entry is a complete file: 48 bytes, without pointers, so that the garbage
 // collector does not look into them.
 type entry struct {
 	name gear.Name
+	// stamp is when it was used last, or published, in nanoseconds since 1970; of
+	// an entry not in use, the number of the next one of those.
+	stamp int64
 	// blocks of 512 bytes that it takes; freeEntry for an entry not in use.
 	blocks uint32
-	// stamp is when it was used last, or published, in seconds since 1970; of an
-	// entry not in use, the next one of those.
-	stamp uint32
 }
 
 const (
 	// freeEntry marks an entry that is not in use; no file takes 2 TiB.
 	freeEntry = 1<<32 - 1
-	// pageEntries is how many entries are allocated together: 40 KiB. A slice
+	// pageEntries is how many entries are allocated together: 48 KiB. A slice
 	// that doubles would leave up to half of it unused.
 	pageEntries = 1024
 	// noEntry ends the list of entries not in use.
 	noEntry = 1<<32 - 1
 )
 
-// table finds files by name. Per file it takes 40 bytes and 5 to 11 for the slot.
+// table finds files by name. Per file it takes 48 bytes and 5 to 11 for the slot.
 type table struct {
 	pages []*[pageEntries]entry
 	// slots are open addressing by the first 8 bytes of the name, mixed with mix,
@@ -77,13 +77,13 @@ func (t *table) get(name *gear.Name) *entry {
 }
 
 // add adds a file that is not there.
-func (t *table) add(name *gear.Name, blocks, stamp uint32) {
+func (t *table) add(name *gear.Name, blocks uint32, stamp int64) {
 	if t.n*4 >= len(t.slots)*3 {
 		t.grow()
 	}
 	id := t.free
 	if id != noEntry {
-		t.free = t.entry(id).stamp
+		t.free = uint32(t.entry(id).stamp)
 	} else {
 		if t.top%pageEntries == 0 {
 			t.pages = append(t.pages, new([pageEntries]entry))
@@ -91,7 +91,7 @@ func (t *table) add(name *gear.Name, blocks, stamp uint32) {
 		id = uint32(t.top)
 		t.top++
 	}
-	*t.entry(id) = entry{*name, blocks, stamp}
+	*t.entry(id) = entry{*name, stamp, blocks}
 	slot, _ := t.find(name)
 	t.slots[slot] = id + 1
 	t.n++
@@ -105,7 +105,7 @@ func (t *table) remove(name *gear.Name) (entry, bool) {
 	}
 	id := t.slots[i] - 1
 	was := *t.entry(id)
-	*t.entry(id) = entry{blocks: freeEntry, stamp: t.free}
+	*t.entry(id) = entry{blocks: freeEntry, stamp: int64(t.free)}
 	t.free = id
 	t.n--
 	// Close the gap: what stands behind and belongs at or before it moves up.

@@ -173,10 +173,15 @@ func (w *Writer) Commit() error {
 	link := func(to string) error {
 		return unix.Linkat(unix.AT_FDCWD, proc, unix.AT_FDCWD, to, unix.AT_SYMLINK_FOLLOW)
 	}
-	return w.d.publish(w.f.Name, w.fd, link, func() {
+	// It may be larger than the budget, and is to be there nevertheless.
+	w.d.Pin(w.f.Name)
+	defer w.d.Unpin(w.f.Name)
+	err := w.d.publish(w.f.Name, w.fd, link, func() {
 		w.d.reserved -= w.reserved
 		w.reserved = 0
 	})
+	w.d.makeRoom()
+	return err
 }
 
 // Cancel throws away what was written. After Commit it does nothing.
@@ -226,8 +231,7 @@ func (d *Dir) adopt(name gear.Name, path string, settle func()) error {
 	return d.account(name, fd, settle)
 }
 
-// account enters a published file, open as fd, in the table, and evicts others
-// if that is too much.
+// account enters a published file, open as fd, in the table.
 func (d *Dir) account(name gear.Name, fd int, settle func()) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
@@ -240,7 +244,7 @@ func (d *Dir) account(name gear.Name, fd int, settle func()) error {
 		d.used += st.Blocks * 512
 		d.stats.Published++
 	}
-	d.trim(0)
+	d.barren = d.barren && d.leased(name)
 	d.mu.Unlock()
 	d.published(st.Blocks * 512)
 	return nil
