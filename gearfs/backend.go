@@ -96,7 +96,7 @@ func (s *Service) Open(ctx context.Context, name [32]byte) (poolfs.Content, erro
 			return nil, err
 		}
 		if f.Size >= gear.LargeFile {
-			pc, err := s.openLarge(img, f)
+			pc, err := s.openLarge(ctx, img, f)
 			if errors.Is(err, errComplete) {
 				continue
 			}
@@ -144,18 +144,17 @@ func (s *Service) openCached(f gear.File) (*os.File, error) {
 
 // openLarge opens the chunks of a large file. One that is not very large comes as
 // a whole.
-func (s *Service) openLarge(img *image, f gear.File) (*partialContent, error) {
+func (s *Service) openLarge(ctx context.Context, img *image, f gear.File) (*partialContent, error) {
 	lf, err := s.sched.acquire(img, f)
+	for began := time.Now(); errors.Is(err, errOtherChunks) && time.Since(began) < s.opts.Bound && ctx.Err() == nil; {
+		time.Sleep(yieldEvery) // its fetch ends, since its image has been forgotten
+		lf, err = s.sched.acquire(img, f)
+	}
 	if err != nil {
 		return nil, err
 	}
 	if f.Size <= streamWhole && lf.p.Left() > 0 {
-		s.sched.leave(s.sched.join(img, f, onDemand, true))
-		lf.mu.Lock()
-		if lf.stream < 0 {
-			lf.stream = 0 // to be waited for from now on
-		}
-		lf.mu.Unlock()
+		s.sched.bring(img, lf)
 	} else {
 		s.tryComplete(lf)
 	}

@@ -268,7 +268,7 @@ func TestReadersOfStream(t *testing.T) {
 	n := newNode(t, gearfs.Options{Mode: gearfs.Lazy}, map[string]gearfs.Source{"a": src})
 	n.add("sha256:1", tr, "a")
 	must(t, n.Background("sha256:1", true))
-	eventually(t, "the background begins", func() bool { return src.requests.Load() > 0 })
+	eventually(t, "the background begins", func() bool { return src.ranges.Load() > 0 })
 	began := time.Now()
 	n.check(tr, tr.files[0])
 	if took := time.Since(began); took > 8*time.Second {

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -28,6 +30,9 @@ const (
 // errComplete: the whole file is in the cache.
 var errComplete = fs.ErrExist
 
+// errOtherChunks: the file is in use as an image describes it that is not believed.
+var errOtherChunks = errors.New("the file is in use with other chunks")
+
 func isNotExist(err error) bool { return errors.Is(err, fs.ErrNotExist) }
 
 // large is a large file of which chunks are being fetched, one for all who have
@@ -37,9 +42,9 @@ type large struct {
 	img *image
 	f   gear.File
 	p   *cachedir.Partial
-	// refs count all who use p, readers those of them who have the file open.
-	// Guarded by the scheduler's mu.
-	refs, readers int
+	// refs count all who use p, readers those of them who have the file open, wanted
+	// those who complete it. Guarded by the scheduler's mu.
+	refs, readers, wanted int
 
 	// mu guards all below.
 	mu sync.Mutex
@@ -59,7 +64,7 @@ type large struct {
 }
 
 // acquire returns a large file's chunks; release gives them back. Errors:
-// errComplete.
+// errComplete, errOtherChunks.
 func (c *scheduler) acquire(img *image, f gear.File) (*large, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -71,6 +76,9 @@ func (c *scheduler) acquire(img *image, f gear.File) (*large, error) {
 		}
 		lf = &large{c: c, img: img, f: f, p: p, changed: make(chan struct{}), coming: map[int]*rangeJob{}, failed: map[int]error{}, stream: -1}
 		c.large[f.Name] = lf
+	}
+	if lf.f.Size != f.Size || !slices.Equal(lf.f.Chunks, f.Chunks) {
+		return nil, errOtherChunks
 	}
 	lf.refs++
 	return lf, nil
@@ -136,19 +144,26 @@ func (lf *large) want(missing []int, ahead int, prio priority) error {
 	if end := min(first+ahead, len(lf.f.Chunks)) - 1; end > last {
 		missing = append(missing, lf.p.Missing(int64(last+1)*gear.ChunkSize, int64(end-last)*gear.ChunkSize)...)
 	}
-	var jobs []*rangeJob
+	var jobs, under []*rangeJob
 	lf.mu.Lock()
 	for _, i := range missing {
 		if err := lf.failed[i]; err != nil {
 			delete(lf.failed, i)
 			if i <= last {
 				lf.mu.Unlock()
-				lf.queue(jobs, prio)
+				lf.queue(jobs, under, prio)
 				return err
 			}
 			continue
 		}
-		if lf.coming[i] != nil || lf.stream >= 0 && i >= lf.stream && i < lf.stream+nearStream {
+		if j := lf.coming[i]; j != nil {
+			if i <= last && !slices.Contains(under, j) {
+				under = append(under, j)
+			}
+			continue
+		}
+		// It may have come since the caller looked.
+		if lf.p.Has(i) || lf.stream >= 0 && i >= lf.stream && i < lf.stream+nearStream {
 			continue
 		}
 		j := &rangeJob{lf: lf, first: i, prio: prio}
@@ -161,20 +176,28 @@ func (lf *large) want(missing []int, ahead int, prio priority) error {
 		j.n++
 	}
 	lf.mu.Unlock()
-	lf.queue(jobs, prio)
+	lf.queue(jobs, under, prio)
 	return nil
 }
 
-// queue gives jobs to the scheduler.
-func (lf *large) queue(jobs []*rangeJob, prio priority) {
-	if len(jobs) == 0 {
+// queue gives jobs to the scheduler, and puts those forward that wait for less.
+func (lf *large) queue(jobs, under []*rangeJob, prio priority) {
+	if len(jobs)+len(under) == 0 {
 		return
 	}
-	lf.c.mu.Lock()
-	lf.c.ranges[prio] = append(lf.c.ranges[prio], jobs...)
+	c := lf.c
+	c.mu.Lock()
+	c.ranges[prio] = append(c.ranges[prio], jobs...)
 	lf.refs += len(jobs)
-	lf.c.mu.Unlock()
-	lf.c.wake()
+	for _, j := range under {
+		if i := slices.Index(c.ranges[j.prio], j); i >= 0 && prio < j.prio {
+			c.ranges[j.prio] = slices.Delete(c.ranges[j.prio], i, i+1)
+			j.prio = prio
+			c.ranges[prio] = append(c.ranges[prio], j)
+		}
+	}
+	c.mu.Unlock()
+	c.wake()
 }
 
 // runRange fetches chunks.
@@ -182,7 +205,14 @@ func (c *scheduler) runRange(j *rangeJob, src *source) {
 	ctx, g, end := guarded(c.s.ctx, c.s.opts.Stall)
 	defer end()
 	began, was := time.Now(), j.n
-	first, got, err := c.readRange(ctx, g, j, src)
+	var p *pace
+	if j.prio == inBackground {
+		runtime.LockOSThread() // p is of a thread
+		defer runtime.UnlockOSThread()
+		p = newPace()
+		defer p.close()
+	}
+	first, got, err := c.readRange(ctx, g, j, src, p)
 	if cause := context.Cause(ctx); err != nil && cause != nil {
 		err = cause
 	}
@@ -221,7 +251,7 @@ func (c *scheduler) runRange(j *rangeJob, src *source) {
 
 // readRange reads the chunks of a job, which becomes shorter with each, and
 // returns when the first byte came and how many did.
-func (c *scheduler) readRange(ctx context.Context, g *guard, j *rangeJob, src *source) (first time.Time, got int64, err error) {
+func (c *scheduler) readRange(ctx context.Context, g *guard, j *rangeJob, src *source, p *pace) (first time.Time, got int64, err error) {
 	from, err := c.dialled(src)
 	if err != nil {
 		return first, 0, err
@@ -278,6 +308,11 @@ func (c *scheduler) readRange(ctx context.Context, g *guard, j *rangeJob, src *s
 		j.n--
 		j.best, arrived = 0, 0
 		lf.c.s.tryComplete(lf)
+		if j.prio == inBackground && j.n > 0 {
+			if err := c.spare(ctx, g, lf, p, len(chunk)); err != nil {
+				return first, got, err
+			}
+		}
 	}
 	return first, got, nil
 }

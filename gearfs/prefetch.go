@@ -277,6 +277,8 @@ const (
 	completeEvery = 250 * time.Millisecond
 	// maxCompletePause is how long at most.
 	maxCompletePause = 5 * time.Minute
+	// tooLargePause is how long an image is left alone that does not fit.
+	tooLargePause = 24 * time.Hour
 	// window is how many files of the background are queued at a time.
 	window = 4096
 )
@@ -302,14 +304,23 @@ func (s *Service) completeImages() {
 	}
 }
 
-// complete fetches what is missing of an image.
+// errTooLarge: what is fetched of an image throws out what was fetched before.
+var errTooLarge = errors.New("the cache has no room for the whole image (cache.max_bytes)")
+
+// complete fetches what is missing of an image. One that has no room in the cache is
+// left as it is: its files would come again and again.
 func (s *Service) complete(img *image) {
-	for s.ctx.Err() == nil {
+	lost := removals(s.cache.Stats())
+	for left := len(img.table.keys); s.ctx.Err() == nil; {
 		var files []gear.File
 		_, _, err := s.missing(img, func(f gear.File) bool {
 			files = append(files, f)
 			return len(files) < window
 		})
+		if max := s.cache.Stats().MaxBytes; max > 0 && (img.table.bytes > max || len(files) > 0 && left <= 0 && removals(s.cache.Stats()) > lost) {
+			err, files = errTooLarge, nil
+		}
+		left -= len(files)
 		flights := s.sched.joinAll(img, files, inBackground, false)
 		failed := err
 		for _, fl := range flights {
@@ -323,6 +334,9 @@ func (s *Service) complete(img *image) {
 			return
 		case failed != nil:
 			img.st.pause = min(max(2*img.st.pause, 4*completeEvery), maxCompletePause)
+			if errors.Is(failed, errTooLarge) {
+				img.st.pause = tooLargePause
+			}
 			s.imagesMu.Lock()
 			img.st.retryAt = time.Now().Add(img.st.pause)
 			s.imagesMu.Unlock()

@@ -66,6 +66,7 @@ type flight struct {
 	// Guarded by the scheduler's mu.
 	prio    priority
 	running bool
+	parts   bool // it is assembled, and not a part of a request
 	over    bool
 	waiters int
 	keep    bool // goes on without waiters
@@ -108,6 +109,8 @@ type scheduler struct {
 	links   map[string]*link
 	large   map[gear.Name]*large
 	flip    bool // ranges go first, in turns
+	// assembling is how many large files are being completed by ranges.
+	assembling [priorities]int
 }
 
 func (c *scheduler) init(s *Service) {
@@ -343,7 +346,7 @@ func (c *scheduler) startRange(p priority, now time.Time) (bool, time.Time) {
 	for i := 0; i < len(q); i++ {
 		j := q[i]
 		src, at, err := c.choose(j.lf.img, j.lf.f.Name, &j.tries, now)
-		if j.lf.readers == 0 {
+		if j.lf.readers+j.lf.wanted == 0 {
 			err = errAbandoned
 		}
 		if err == nil && src == nil {
@@ -404,6 +407,15 @@ func (c *scheduler) startBatch(p priority, now time.Time) (bool, time.Time) {
 			continue
 		case fl.waiters == 0 && !fl.keep:
 			c.finish(fl, errAbandoned)
+			continue
+		case c.assembles(fl):
+			if !c.roomToAssemble(p) {
+				keep = append(keep, fl)
+				continue
+			}
+			fl.running, fl.parts = true, true
+			c.assembling[p]++
+			c.s.goWork(func() { c.assemble(fl, p) })
 			continue
 		case b != nil && (len(fl.tries.faults) > 0 || !c.delivers(b, fl)):
 			keep = append(keep, fl)

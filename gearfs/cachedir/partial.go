@@ -106,6 +106,13 @@ func (d *Dir) Partial(f gear.File) (*Partial, error) {
 	return p, nil
 }
 
+// HasPart reports whether there is a part of a large file.
+func (d *Dir) HasPart(name gear.Name) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.partials[name] != nil
+}
+
 // chunksSum identifies a list of chunks.
 func chunksSum(chunks []gear.Name) gear.Name {
 	h := sha256.New()
@@ -210,6 +217,13 @@ func (p *Partial) Missing(off, n int64) []int {
 		}
 	}
 	return out
+}
+
+// Has reports whether a chunk is there and has been compared.
+func (p *Partial) Has(i int) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.good.get(i)
 }
 
 // Left is how many chunks have not come, or have not been compared since the

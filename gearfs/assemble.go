@@ -1,0 +1,165 @@
+package gearfs
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"example.org/slipway/gear"
+)
+
+// A large file is completed from what is there of it: only chunks that are missing
+// and that nobody else fetches are asked for, in requests that are short enough
+// for a reader to wait for whatever such a request brings. So no chunk comes twice,
+// however the file is read meanwhile.
+
+// assembles reports whether a flight is of a file that comes in parts. A profile
+// brings a file that is not too large, and of which nothing is here, with others in
+// one request. mu is held.
+func (c *scheduler) assembles(fl *flight) bool {
+	return fl.f.Size >= gear.LargeFile &&
+		(fl.prio != fromProfile || fl.f.Size > streamWhole || c.large[fl.f.Name] != nil || c.s.cache.HasPart(fl.f.Name))
+}
+
+// roomToAssemble reports whether another file may be assembled now. mu is held.
+func (c *scheduler) roomToAssemble(p priority) bool {
+	return p == onDemand || c.assembling[p] < profileStreams && p == fromProfile || c.assembling[p] == 0
+}
+
+// bring has a whole large file come, for a reader. A request that is under way for
+// it is waited for.
+func (c *scheduler) bring(img *image, lf *large) {
+	fl := c.join(img, lf.f, onDemand, true)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	fl.waiters--
+	if !fl.running || fl.parts {
+		return
+	}
+	lf.mu.Lock()
+	defer lf.mu.Unlock()
+	if lf.stream < 0 {
+		lf.stream = 0
+	}
+}
+
+// assemble ends a flight with the file complete, or an error. c.assembling was
+// counted up.
+func (c *scheduler) assemble(fl *flight, p priority) {
+	err := c.complete(fl)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.assembling[p]--
+	if err == nil {
+		fl.img.st.files[p].Add(1)
+	}
+	c.finish(fl, err)
+	c.wake()
+}
+
+// complete fetches what is missing of a flight's file, and publishes it.
+func (c *scheduler) complete(fl *flight) error {
+	lf, err := c.acquire(fl.img, fl.f)
+	if errors.Is(err, errComplete) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer c.release(lf)
+	lf.streaming(-1) // a request that was to bring it as a whole has failed
+	c.mu.Lock()
+	lf.wanted++
+	c.mu.Unlock()
+	defer func() {
+		c.mu.Lock()
+		lf.wanted--
+		c.mu.Unlock()
+	}()
+	for first, asked := 0, 0; ; {
+		lf.mu.Lock()
+		changed := lf.changed
+		lf.mu.Unlock()
+		for first < len(fl.f.Chunks) && len(lf.missing(first, 1)) == 0 {
+			first++
+		}
+		if first == len(fl.f.Chunks) {
+			return lf.p.Complete(c.s.ctx)
+		}
+		prio, window, wanted := c.assembly(fl)
+		if !wanted {
+			return errAbandoned
+		}
+		n := 1
+		if first+window/2 >= asked { // the next request is there before this one ends
+			n, asked = window, first+window
+		}
+		missing := lf.missing(first, n)
+		if len(missing) == 0 {
+			continue
+		}
+		if err := lf.want(missing, 0, prio); err != nil {
+			return err
+		}
+		select {
+		case <-changed:
+			fl.moved.Add(1)
+		case <-time.After(completeEvery):
+		case <-c.s.ctx.Done():
+			return ErrClosed
+		}
+	}
+}
+
+// assembly is at which priority a file is assembled and how many chunks are asked
+// for at once: half a second of the link, and no more than a reader waits for.
+func (c *scheduler) assembly(fl *flight) (prio priority, chunks int, wanted bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	chunks = nearStream
+	if fl.prio == inBackground {
+		r := float64(assumedRate)
+		for _, src := range c.sourcesOf(fl.img, fl.f.Name) {
+			if l := c.links[src.ref.Registry]; l != nil && l.rate > 0 {
+				r = l.rate
+				break
+			}
+		}
+		chunks = min(max(int(r/2/gear.ChunkSize), 1), nearStream)
+	}
+	return fl.prio, chunks, (fl.waiters > 0 || fl.keep) && c.s.image(fl.img.chain) == fl.img
+}
+
+// missing lists which of n chunks are not there.
+func (lf *large) missing(first, n int) []int {
+	return lf.p.Missing(int64(first)*gear.ChunkSize, int64(n)*gear.ChunkSize)
+}
+
+// spare makes a request of the background wait for whoever needs the processors
+// more, and for its rate, unless a reader waits for what it brings.
+func (c *scheduler) spare(ctx context.Context, g *guard, lf *large, p *pace, n int) error {
+	urgent := func() bool { return lf.waiting.Load() > 0 }
+	g.hold()
+	defer g.resume()
+	for n > 0 && c.s.opts.BackgroundRate > 0 && !urgent() {
+		m := min(n, limitPiece)
+		if err := c.s.limit.WaitN(ctx, m); err != nil {
+			return err
+		}
+		n -= m
+	}
+	now := time.Now()
+	for until, looked := now.Add(p.due()), now; now.Before(until) && !urgent(); now = time.Now() {
+		if now.Sub(looked) >= crowdedEvery {
+			if looked = now; c.crowded() {
+				break
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(yieldEvery):
+		}
+	}
+	return nil
+}
