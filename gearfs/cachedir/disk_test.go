@@ -267,3 +267,44 @@ func diskModel(t *testing.T, rt *rapid.T, k *disk, dir string) {
 		},
 	})
 }
+
+// TestForeignFull has somebody else fill the disk: each file that comes takes the
+// place of about as much as it needs, and what containers need goes last.
+func TestForeignFull(t *testing.T) {
+	k := newDisk(t, 64)
+	d := open(t, filepath.Join(k.dir, "cache"), nil)
+	var files []gear.File
+	for i := range 20 {
+		files = append(files, put(t, d, content(uint64(i), 1<<20)))
+	}
+	d.Lease("container", []gear.Name{files[0].Name})
+	foreign, err := os.Create(filepath.Join(k.dir, "foreign"))
+	must(t, err)
+	for err == nil {
+		_, err = foreign.Write(make([]byte, 64<<10))
+	}
+	if !errors.Is(err, unix.ENOSPC) {
+		t.Fatal(err)
+	}
+	must(t, foreign.Sync(), foreign.Close())
+	for i := range 40 {
+		f := put(t, d, content(uint64(100+i), 1<<20))
+		if st := d.Stats(); !d.Has(f.Name) || st.Bytes < 16<<20 {
+			t.Fatalf("after %d files %d bytes are left of 20 MiB: %+v", i+1, st.Bytes, st)
+		}
+	}
+	if !d.Has(files[0].Name) || d.Has(files[1].Name) {
+		t.Error("the leased file must be there, the oldest other not")
+	}
+	// A large file comes in chunks, and as it is in use, it does not give way itself.
+	b := content(200, 8<<20)
+	p := partial(t, d, fileOf(b))
+	for i := range 8 {
+		must(t, p.PutChunk(i, chunk(b, i)))
+	}
+	must(t, p.Complete(background))
+	p.Close()
+	if st := d.Stats(); st.Bytes < 16<<20 {
+		t.Errorf("after a large file: %+v", st)
+	}
+}

@@ -206,7 +206,7 @@ func (d *Dir) publish(name gear.Name, fd int, link func(to string) error, settle
 	}
 	to, proc := d.path(name), "/proc/self/fd/"+strconv.Itoa(fd)
 	d.pub.RLock()
-	times := []unix.Timespec{{Nsec: unix.UTIME_NOW}, {Sec: int64(d.gen)}}
+	times := []unix.Timespec{unix.NsecToTimespec(d.stamp()), {Sec: int64(d.gen)}}
 	err := unix.UtimesNanoAt(unix.AT_FDCWD, proc, times, 0)
 	if err == nil {
 		err = d.withRoom(0, func() error { return link(to) })
