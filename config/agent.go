@@ -60,8 +60,8 @@ type AgentRegistry struct {
 
 // AgentCache configures the cache of files.
 type AgentCache struct {
-	MaxBytes Size   `yaml:"max_bytes" default:"20GiB" min:"0" doc:"Most bytes of files kept. What running containers need goes last. 0 means no limit."`
-	Policy   string `yaml:"policy" default:"lru" enum:"lru|fifo" doc:"What goes first: lru, what was longest not opened; fifo, what came first."`
+	MaxBytes Size   `yaml:"max_bytes" default:"20GiB" min:"0" doc:"Most bytes of the disk for files, beside one that is coming. Files in use stay, and what running containers need goes last. 0 means no limit."`
+	Policy   string `yaml:"policy" default:"lru" enum:"lru|fifo" doc:"What goes first: lru, what was not used for longest; fifo, what came first."`
 }
 
 // AgentFetch configures fetching.
