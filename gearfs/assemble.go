@@ -99,6 +99,9 @@ func (c *scheduler) complete(fl *flight) error {
 			continue
 		}
 		if err := lf.want(missing, 0, prio); err != nil {
+			lf.mu.Lock()
+			clear(lf.failed) // readers try for themselves
+			lf.mu.Unlock()
 			return err
 		}
 		select {

@@ -246,7 +246,7 @@ func (b *batch) storeLarge(fl *flight, r *meter) error {
 			}
 			return fmt.Errorf("read chunk %d of file %x: %w", i, fl.f.Name, err)
 		}
-		if err := lf.put(i, chunk); err != nil {
+		if err := lf.put(i, chunk, b.prio); err != nil {
 			return ofCache(err)
 		}
 		lf.streaming(i + 1)

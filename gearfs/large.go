@@ -23,6 +23,9 @@ const (
 	streamWhole = 16 << 20
 	// maxAhead is the longest read-ahead in chunks.
 	maxAhead = 32
+	// maxReread is how often chunks are fetched again for a read that were given up
+	// when they had just come, since the disk is full.
+	maxReread = 8
 	// nearStream is how many chunks behind a stream's place are waited for.
 	nearStream = 8
 )
@@ -59,6 +62,8 @@ type large struct {
 	err    error // why a job failed last
 	// moved changes when bytes come that had not come in an earlier try.
 	moved atomic.Int64
+	// tight tells that the disk has no room for all of it.
+	tight atomic.Bool
 	// waiting is how many readers wait for chunks.
 	waiting atomic.Int32
 }
@@ -112,9 +117,18 @@ func (lf *large) streaming(next int) {
 	lf.notify()
 }
 
-// put stores a chunk.
-func (lf *large) put(i int, b []byte) error {
+// put stores a chunk. If somebody reads the file and the disk is full, other chunks of
+// it make room.
+func (lf *large) put(i int, b []byte, prio priority) error {
 	err := lf.p.PutChunk(i, b)
+	for prio == onDemand && errors.Is(err, cachedir.ErrFull) {
+		lf.tight.Store(true)
+		if ok, other := lf.p.GiveUp(i); !ok {
+			err = errors.Join(err, other)
+			break
+		}
+		err = lf.p.PutChunk(i, b)
+	}
 	lf.mu.Lock()
 	defer lf.mu.Unlock()
 	lf.notify()
@@ -298,7 +312,7 @@ func (c *scheduler) readRange(ctx context.Context, g *guard, j *rangeJob, src *s
 				return first, got, fmt.Errorf("chunk %d of file %x: %w", j.first, lf.f.Name, err)
 			}
 		}
-		if err := lf.put(j.first, chunk); err != nil {
+		if err := lf.put(j.first, chunk, j.prio); err != nil {
 			return first, got, ofCache(err)
 		}
 		lf.mu.Lock()
@@ -356,8 +370,11 @@ type partialContent struct {
 // ReadAt implements poolfs.Content.
 func (pc *partialContent) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	ahead, entered := pc.advance(off, int64(len(p)))
+	if pc.lf.tight.Load() {
+		ahead = 1
+	}
 	n, err := pc.lf.p.ReadAt(p, off)
-	if errors.Is(err, cachedir.ErrMissing) {
+	for try := 0; try < maxReread && errors.Is(err, cachedir.ErrMissing); try++ {
 		if err := pc.s.awaitChunks(ctx, pc.lf, off, int64(len(p)), ahead); err != nil {
 			pc.lf.img.st.errors.Add(1)
 			return 0, fmt.Errorf("read for image %s: %w", pc.lf.img.name(), hideNotExist(err))

@@ -6,10 +6,13 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"os"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"example.org/slipway/gear"
 	"example.org/slipway/gearfs"
@@ -128,4 +131,32 @@ func readPieces(t *testing.T, n *node, f gear.File, body []byte, at []int64) {
 		}
 		must(t, c.Close())
 	}
+}
+
+// TestLargerThanDisk reads a file through a disk that cannot hold it.
+func TestLargerThanDisk(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("mounting a small file system needs root")
+	}
+	dir := t.TempDir()
+	must(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=20m"))
+	t.Cleanup(func() { must(t, unix.Unmount(dir, unix.MNT_DETACH)) })
+	body := content(5, 36<<20)
+	tr := makeTree(t, body, content(6, 9<<20), content(7, 50_000))
+	src := newSource(tr)
+	n := &node{t: t, dir: dir, opts: gearfs.Options{Mode: gearfs.Lazy, Bound: 20 * time.Second}, src: map[string]gearfs.Source{"a": src}}
+	n.start()
+	t.Cleanup(n.stop)
+	n.add("sha256:1", tr, "a")
+	for range 2 {
+		for _, f := range tr.files {
+			n.check(tr, f)
+		}
+	}
+	for _, way := range []string{"backwards", "at random"} {
+		for _, at := range readAt(len(body), way) {
+			readPieces(t, n, tr.files[0], body, at)
+		}
+	}
+	n.check(tr, tr.files[2])
 }

@@ -308,3 +308,59 @@ func TestForeignFull(t *testing.T) {
 		t.Errorf("after a large file: %+v", st)
 	}
 }
+
+// TestGiveUp writes a file to a disk that is smaller, while others read it: what they
+// get is right, or missing.
+func TestGiveUp(t *testing.T) {
+	k := newDisk(t, 40)
+	d := open(t, filepath.Join(k.dir, "cache"), nil)
+	b := content(1, 48<<20)
+	p := partial(t, d, fileOf(b))
+	defer p.Close()
+	stop := make(chan struct{})
+	var readers sync.WaitGroup
+	for r := range 2 {
+		readers.Go(func() {
+			buf := make([]byte, 100_000)
+			for at := int64(r); ; at = (at*7919 + 12345) % int64(len(b)-len(buf)) {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				n, err := p.ReadAt(buf, at)
+				if !bytes.Equal(buf[:n], b[at:][:n]) || err != nil && !errors.Is(err, cachedir.ErrMissing) {
+					t.Errorf("read at %d: %d bytes, %v", at, n, err)
+					return
+				}
+			}
+		})
+	}
+	gave := 0
+	for round := range 2 {
+		for j := range 48 {
+			i := (j*(1+6*round) + round) % 48 // in order, and then across
+			err := p.PutChunk(i, chunk(b, i))
+			for errors.Is(err, cachedir.ErrFull) {
+				ok, other := p.GiveUp(i)
+				if must(t, other); !ok {
+					t.Fatal("nothing is given up")
+				}
+				gave++
+				err = p.PutChunk(i, chunk(b, i))
+			}
+			must(t, err)
+			if !p.Has(i) || p.Left() == 0 {
+				t.Fatalf("chunk %d is there: %v, %d are missing", i, p.Has(i), p.Left())
+			}
+		}
+	}
+	close(stop)
+	readers.Wait()
+	if gave == 0 || gave > 40 {
+		t.Errorf("%d times some were given up", gave)
+	}
+	if err := p.Complete(background); !errors.Is(err, cachedir.ErrMissing) {
+		t.Errorf("complete: %v", err)
+	}
+}

@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -37,6 +38,9 @@ type Partial struct {
 
 	// finish is held while the whole is hashed and published. Before mu.
 	finish sync.Mutex
+	// io is held for reading while bytes are read or written that must not be given
+	// up meanwhile. After finish and before mu.
+	io sync.RWMutex
 	// mu guards all below; after finish and before d.mu.
 	mu        sync.Mutex
 	data, bm  *os.File // nil while nobody has it open
@@ -276,6 +280,16 @@ func (p *Partial) PutChunk(i int, b []byte) error {
 	if got := sha256.Sum256(b); got != p.f.Chunks[i] {
 		return fmt.Errorf("chunk %d of file %x has the name %x: %w", i, p.f.Name, got, gear.ErrContent)
 	}
+	if err := p.write(i, b); err != nil {
+		return err
+	}
+	return p.account()
+}
+
+// write is PutChunk of a chunk that has been compared.
+func (p *Partial) write(i int, b []byte) error {
+	p.io.RLock() // or what was written could be given up before all of it is
+	defer p.io.RUnlock()
 	if p.ready(i) {
 		return nil
 	}
@@ -295,7 +309,75 @@ func (p *Partial) PutChunk(i int, b []byte) error {
 	if err := p.put(i); err != nil {
 		return fmt.Errorf("bitmap of partial file %x: %w", p.f.Name, err)
 	}
-	return p.account()
+	return nil
+}
+
+// GiveUp makes room on a full disk for chunk i by giving up some of the others, first
+// those that a reader who goes on from i comes to last. They are missing then. It
+// reports whether there were any.
+func (p *Partial) GiveUp(i int) (bool, error) {
+	p.io.Lock()
+	n, err := p.punch(i)
+	p.io.Unlock()
+	if err != nil || n == 0 {
+		return false, err
+	}
+	if err := p.account(); err != nil {
+		return false, err
+	}
+	return true, p.d.flush()
+}
+
+const (
+	// giveUp is how many chunks are given up at a time, keepAhead how many from the
+	// one that is to come are given up last: the longest read-ahead.
+	giveUp, keepAhead = 8, 32
+)
+
+// punch gives up chunks and returns how many. io is held.
+func (p *Partial) punch(i int) (n int, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.data == nil || p.published {
+		return 0, nil
+	}
+	for _, j := range p.lastRead(i) {
+		if n == giveUp {
+			break
+		}
+		err := unix.Fallocate(int(p.data.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(j)*gear.ChunkSize, int64(gear.ChunkLen(p.f.Size, j)))
+		if err != nil {
+			return n, fmt.Errorf("give up chunk %d of partial file %x: %w", j, p.f.Name, err)
+		}
+		p.good.set(j, false)
+		p.have.set(j, false)
+		p.left++
+		n++
+	}
+	if n > 0 {
+		_, err = p.bm.WriteAt(p.have, mapHeader)
+	}
+	return n, err
+}
+
+// lastRead lists the chunks that are there, but for chunk i, in the order in which
+// they are given up for it: those far ahead, those behind, and if there are no others
+// those just ahead, the farthest first. mu is held.
+func (p *Partial) lastRead(i int) (out []int) {
+	add := func(from, to int) {
+		for j := max(from, 0); j < min(to, len(p.f.Chunks)); j++ {
+			if p.good.get(j) {
+				out = append(out, j)
+			}
+		}
+	}
+	add(i+keepAhead, len(p.f.Chunks))
+	add(0, i)
+	if len(out) == 0 {
+		add(i+1, i+keepAhead)
+		slices.Reverse(out)
+	}
+	return out
 }
 
 // put notes that a chunk was written.
@@ -347,6 +429,8 @@ func (p *Partial) ReadAt(b []byte, off int64) (int, error) {
 		return 0, io.EOF
 	}
 	want := b[:min(int64(len(b)), p.f.Size-off)]
+	p.io.RLock()
+	defer p.io.RUnlock()
 	missing := p.Missing(off, int64(len(want)))
 	if len(missing) > 0 {
 		want = want[:max(0, int64(missing[0])*gear.ChunkSize-off)]
@@ -381,6 +465,19 @@ func (p *Partial) ReadAt(b []byte, off int64) (int, error) {
 func (p *Partial) Complete(ctx context.Context) error {
 	p.finish.Lock()
 	defer p.finish.Unlock()
+	p.d.Pin(p.f.Name)
+	defer p.d.Unpin(p.f.Name)
+	if err := p.complete(ctx); err != nil {
+		return err
+	}
+	p.d.makeRoom()
+	return nil
+}
+
+// complete is Complete without making room for the file.
+func (p *Partial) complete(ctx context.Context) error {
+	p.io.RLock()
+	defer p.io.RUnlock()
 	p.mu.Lock()
 	published, left, data, broken := p.published, p.left, p.data, p.broken
 	p.mu.Unlock()
@@ -405,11 +502,7 @@ func (p *Partial) Complete(ctx context.Context) error {
 		p.mu.Unlock()
 		return err
 	}
-	p.d.Pin(p.f.Name)
-	defer p.d.Unpin(p.f.Name)
-	err = p.publish(data)
-	p.d.makeRoom()
-	return err
+	return p.publish(data)
 }
 
 // hash returns the SHA-256 of the whole.
