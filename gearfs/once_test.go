@@ -59,6 +59,9 @@ func once(t *testing.T, body []byte, way, when string) {
 		time.Sleep(time.Millisecond)
 		return r, nil
 	}
+	if when == "profile" { // which brings files of some sizes as a whole
+		src.profile = []gear.Name{tr.files[0].Name}
+	}
 	n := newNode(t, gearfs.Options{Mode: gearfs.Lazy}, map[string]gearfs.Source{"a": src})
 	n.add("sha256:1", tr, "a")
 	var readers sync.WaitGroup
@@ -67,8 +70,7 @@ func once(t *testing.T, body []byte, way, when string) {
 	case "before":
 		background()
 		time.Sleep(5 * time.Millisecond)
-	case "profile": // which brings files of some sizes as a whole
-		src.profile = []gear.Name{tr.files[0].Name}
+	case "profile":
 		_, err := n.Prefetch(t.Context(), "sha256:1", nil)
 		must(t, err)
 	}
@@ -109,7 +111,9 @@ func readAt(size int, way string) [][]int64 {
 			mixed = append(mixed, int64(j)*piece)
 		}
 	}
-	return map[string][][]int64{"in order": {in}, "backwards": {back}, "at random": {random}, "mixed": {mixed}, "two readers": {in, random}, "not at all": nil}[way]
+	return map[string][][]int64{
+		"in order": {in}, "backwards": {back}, "at random": {random}, "mixed": {mixed}, "two readers": {in, random}, "not at all": nil,
+	}[way]
 }
 
 // readPieces opens a file, reads half of the pieces, and the others after opening it

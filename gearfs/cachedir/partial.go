@@ -263,12 +263,18 @@ func (p *Partial) ready(i int) bool {
 		return false
 	}
 	// Lost in a crash, or damaged: blocks that a new copy leaves out must be zero.
-	if err := unix.Fallocate(int(data.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(i)*gear.ChunkSize, int64(len(buf))); err != nil {
+	if err := clearChunk(data, p.f.Size, i); err != nil {
 		p.broken = fmt.Errorf("clear chunk %d of partial file %x: %w", i, p.f.Name, err)
 		return false
 	}
 	p.have.set(i, false)
 	return false
+}
+
+// clearChunk makes a hole of a chunk.
+func clearChunk(data *os.File, size int64, i int) error {
+	const how = unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE
+	return unix.Fallocate(int(data.Fd()), how, int64(i)*gear.ChunkSize, int64(gear.ChunkLen(size, i)))
 }
 
 // PutChunk adds a chunk. One that is there already is ignored. Errors:
@@ -345,8 +351,7 @@ func (p *Partial) punch(i int) (n int, err error) {
 		if n == giveUp {
 			break
 		}
-		err := unix.Fallocate(int(p.data.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(j)*gear.ChunkSize, int64(gear.ChunkLen(p.f.Size, j)))
-		if err != nil {
+		if err := clearChunk(p.data, p.f.Size, j); err != nil {
 			return n, fmt.Errorf("give up chunk %d of partial file %x: %w", j, p.f.Name, err)
 		}
 		p.good.set(j, false)
