@@ -216,8 +216,9 @@ func holdsIndex(x *gear.Index) bool {
 }
 
 // takeIndex records the index in the layer of a Gear image as that layer's, if a
-// repository that shows the layer may read every file of it already. It counts in
-// such repositories only. Errors: errForeign if there is none, whether or not the
+// repository that shows the layer may read every file of it already, and if it says of
+// these files what they are. It counts in such repositories only. Errors:
+// gear.ErrInvalid; errForeign if there is none, whether or not the
 // files are somewhere else: to be told that would be to be told what others have.
 func (s *Service) takeIndex(ctx context.Context, d oci.Digest, diffID [32]byte) error {
 	x, err := s.embedded(ctx, d)
@@ -255,6 +256,9 @@ func (s *Service) takeIndex(ctx context.Context, d oci.Digest, diffID [32]byte) 
 		if missing[i] {
 			return fmt.Errorf("file %x of the Gear image in %s is damaged: %w", names[i], d, filestore.ErrLost)
 		}
+	}
+	if err := s.honest(ctx, x); err != nil {
+		return err
 	}
 	if err := commitIndex(ctx, w, x, catalog.GearLayer{Digest: d, Bytes: total(x), DiffID: diffID, Embedded: true}); err != nil {
 		return err
