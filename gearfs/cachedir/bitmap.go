@@ -83,7 +83,7 @@ func (d *Dir) loadPartials() error {
 	}
 	for _, e := range entries {
 		base, isMap := strings.CutSuffix(e.Name(), bitmapSuffix)
-		name, ok := parseName(base)
+		key, ok := parsePartial(base)
 		other := base + bitmapSuffix
 		if isMap {
 			other = base
@@ -92,16 +92,23 @@ func (d *Dir) loadPartials() error {
 		if ok {
 			ok = unix.Lstat(filepath.Join(dir, other), &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFREG
 		}
-		if !ok || d.files.get(&name) != nil {
+		if ok {
+			v, err := d.View(key.view)
+			if err != nil {
+				return err
+			}
+			ok = !v.Has(key.name)
+		}
+		if !ok {
 			if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
 				return err
 			}
 			continue
 		}
 		if isMap { // st is that of the chunks
-			p := &Partial{d: d, stamp: max(st.Mtim.Nano(), st.Atim.Nano()), bytes: st.Blocks * 512}
-			p.f.Name, p.f.Size = name, st.Size
-			d.partials[name] = p
+			p := &Partial{d: d, view: key.view, stamp: max(st.Mtim.Nano(), st.Atim.Nano()), bytes: st.Blocks * 512}
+			p.f.Name, p.f.Size = key.name, st.Size
+			d.partials[key] = p
 			d.partial += p.bytes
 		}
 	}

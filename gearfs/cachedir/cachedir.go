@@ -111,7 +111,8 @@ type Dir struct {
 	mu       sync.Mutex
 	closed   bool
 	files    *table
-	partials map[gear.Name]*Partial
+	views    map[ViewID]*View
+	partials map[partialKey]*Partial
 	leases   map[string]Set
 	// Disk space in bytes: of complete files, of partial ones, set aside for what
 	// is being written, and of evicted files that are still open somewhere.
@@ -142,6 +143,8 @@ type Stats struct {
 	LateBytes     int64 `json:"late_bytes"`
 	// MaxBytes is the budget, 0 for none.
 	MaxBytes int64 `json:"max_bytes"`
+	// Shown files were added to a view.
+	Shown int64 `json:"shown"`
 	// Published, Evicted and Damaged files; the latter were removed because their
 	// bytes were not those of their name any more.
 	Published    int64 `json:"published"`
@@ -202,7 +205,7 @@ func Open(dir string, o *Options) (*Dir, error) {
 	d := &Dir{
 		root: dir, opts: opts, log: opts.Logger, fd: -1,
 		wake: make(chan struct{}, 1), now: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{}),
-		files: newTable(rand.Uint64()), partials: map[gear.Name]*Partial{}, leases: map[string]Set{}, pins: map[gear.Name]int{},
+		files: newTable(rand.Uint64()), views: map[ViewID]*View{}, partials: map[partialKey]*Partial{}, leases: map[string]Set{}, pins: map[gear.Name]int{},
 	}
 	if err := d.open(); err != nil {
 		d.release()
@@ -214,7 +217,7 @@ func Open(dir string, o *Options) (*Dir, error) {
 
 // open does what can fail in Open.
 func (d *Dir) open() error {
-	for _, dir := range []string{"", filesDir, partialDir, tmpDir} {
+	for _, dir := range []string{"", filesDir, viewsDir, partialDir, tmpDir} {
 		if err := os.MkdirAll(filepath.Join(d.root, dir), 0o700); err != nil {
 			return err
 		}
@@ -330,6 +333,7 @@ func (d *Dir) forget(name gear.Name) {
 	if _, err := os.Lstat(d.path(name)); err == nil {
 		return // published again
 	}
+	d.hide(name)
 	if e, ok := d.files.remove(&name); ok {
 		d.used -= int64(e.blocks) * 512
 		d.stats.Gone++

@@ -130,7 +130,7 @@ func (d *Dir) free(n int64, leased bool) int64 {
 type candidate struct {
 	name    gear.Name
 	stamp   int64
-	partial bool
+	partial *Partial // nil: a complete file
 }
 
 // oldest is a heap of the batchEvict oldest candidates, the youngest on top.
@@ -160,12 +160,12 @@ func (d *Dir) candidates(leased bool) []candidate {
 		heap.Push(&h, c)
 	}
 	d.files.each(func(_ uint32, e *entry) bool {
-		offer(candidate{e.name, e.stamp, false})
+		offer(candidate{e.name, e.stamp, nil})
 		return true
 	})
-	for name, p := range d.partials {
+	for _, p := range d.partials {
 		if p.refs == 0 {
-			offer(candidate{name, p.stamp, true})
+			offer(candidate{p.f.Name, p.stamp, p})
 		}
 	}
 	out := make([]candidate, len(h))
@@ -186,10 +186,10 @@ func (d *Dir) next(leased bool) (candidate, bool) {
 		for len(d.queue) > 0 {
 			c := d.queue[0]
 			d.queue = d.queue[1:]
-			if p := d.partials[c.name]; c.partial && p != nil && p.refs == 0 && p.stamp == c.stamp {
+			if p := c.partial; p != nil && d.partials[p.key()] == p && p.refs == 0 && p.stamp == c.stamp {
 				return c, true
 			}
-			if e := d.files.get(&c.name); !c.partial && e != nil && e.stamp == c.stamp {
+			if e := d.files.get(&c.name); c.partial == nil && e != nil && e.stamp == c.stamp {
 				return c, true
 			}
 		}
@@ -210,10 +210,10 @@ func (d *Dir) evict(more func() bool, leased bool) {
 		switch {
 		case !ok:
 			return
-		case c.partial:
-			d.stats.EvictedBytes += d.partials[c.name].bytes
+		case c.partial != nil:
+			d.stats.EvictedBytes += c.partial.bytes
 			d.stats.Evicted++
-			d.dropPartial(d.partials[c.name])
+			d.dropPartial(c.partial)
 		case d.inUse(c.name):
 			d.files.get(&c.name).stamp = d.stamp()
 			kept++
@@ -227,6 +227,7 @@ func (d *Dir) evict(more func() bool, leased bool) {
 
 // unlink removes a complete file, and reports whether there was one. mu is held.
 func (d *Dir) unlink(name gear.Name) bool {
+	d.hide(name)
 	e, ok := d.files.remove(&name)
 	if !ok {
 		return false

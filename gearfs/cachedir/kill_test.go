@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -25,13 +26,15 @@ func child(dir string) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
+	v, err := d.View(1)
 	for i := uint64(rand.Uint32()); ; i++ {
-		var err error
-		if i%8 == 0 {
+		if err == nil && i%8 == 0 {
 			err = chunks(d, i)
-		} else {
+		} else if err == nil {
 			b := content(i, 1+int(i%7)*20_000)
-			err = write(d, fileOf(b), b)
+			if err = write(d, fileOf(b), b); err == nil && i%2 == 0 {
+				err = ignoreNotExist(v.Show(fileOf(b).Name)) // it may be evicted by now
+			}
 		}
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -79,7 +82,7 @@ func TestKill(t *testing.T) {
 		var out, errs bytes.Buffer
 		cmd.Stdout, cmd.Stderr = &out, &errs
 		must(t, cmd.Start())
-		time.Sleep(time.Duration(30+rand.IntN(150)) * time.Millisecond) // a random moment is the point
+		time.Sleep(time.Duration(50+rand.IntN(250)) * time.Millisecond) // a random moment is the point
 		must(t, cmd.Process.Signal(unix.SIGKILL))
 		_ = cmd.Wait()
 		if errs.Len() > 0 {
@@ -92,8 +95,11 @@ func TestKill(t *testing.T) {
 			b, err := os.ReadFile(state)
 			must(t, ignoreNotExist(err), os.WriteFile(state, bytes.Replace(b, []byte(`"boot":"`), []byte(`"boot":"x`), 1), 0o600))
 		}
+		view := filepath.Join(dir, "views", cachedir.ViewID(1).String())
+		checkWhole(t, view)
 		d, err := cachedir.Open(dir, nil)
 		must(t, err)
+		checkLinks(t, view, d.Files())
 		if s := d.Stats(); s.Damaged != 0 {
 			t.Fatalf("round %d: %+v", round, s)
 		}
@@ -134,6 +140,22 @@ func checkWhole(t *testing.T, dir string) {
 		}
 		return nil
 	}))
+}
+
+// checkLinks wants all files of a view to be links to complete files.
+func checkLinks(t *testing.T, view, files string) {
+	t.Helper()
+	paths, err := filepath.Glob(filepath.Join(view, "*", "*"))
+	must(t, err)
+	for _, path := range paths {
+		a, err := os.Stat(path)
+		must(t, err)
+		b, err := os.Stat(filepath.Join(files, strings.TrimPrefix(path, view)))
+		must(t, err)
+		if !os.SameFile(a, b) {
+			t.Fatalf("%s is another file", path)
+		}
+	}
 }
 
 // checkPartial reads what is said to be there of a large file.

@@ -11,6 +11,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -27,9 +29,10 @@ var ErrMissing = errors.New("chunk is not there yet")
 // counts: when it arrives, and, since a crash may have lost some of it, when it
 // is used for the first time after a start. It may be used concurrently.
 type Partial struct {
-	d   *Dir
-	f   gear.File
-	sum gear.Name // of the list of chunks
+	d    *Dir
+	view ViewID
+	f    gear.File
+	sum  gear.Name // of the list of chunks
 
 	// Guarded by d.mu. stamp is when it was closed last.
 	refs  int
@@ -63,10 +66,38 @@ func (b bitmap) set(i int, to bool) {
 	}
 }
 
-// partialPath is where the chunks of a file are; the bitmap is beside them.
-func (d *Dir) partialPath(name gear.Name) string {
-	return filepath.Join(d.root, partialDir, hex.EncodeToString(name[:]))
+// partialKey names a partial file. Each view has its own, as a chunk is a proof for
+// those only whose sources have sent it.
+type partialKey struct {
+	view ViewID
+	name gear.Name
 }
+
+func (p *Partial) key() partialKey { return partialKey{p.view, p.f.Name} }
+
+// String is what the file with the chunks is called.
+func (k partialKey) String() string {
+	digits := hex.EncodeToString(k.name[:])
+	if k.view == 0 {
+		return digits
+	}
+	return k.view.String() + "-" + digits
+}
+
+// parsePartial is the reverse of partialKey.String.
+func parsePartial(s string) (k partialKey, ok bool) {
+	view, digits, inView := strings.Cut(s, "-")
+	if !inView {
+		digits = view
+	} else if n, err := strconv.ParseUint(view, 16, 64); err == nil {
+		k.view = ViewID(n)
+	}
+	k.name, ok = parseName(digits)
+	return k, ok && k.String() == s
+}
+
+// path is where the chunks are; the bitmap is beside them.
+func (p *Partial) path() string { return filepath.Join(p.d.root, partialDir, p.key().String()) }
 
 const bitmapSuffix = ".map"
 
@@ -74,23 +105,33 @@ const bitmapSuffix = ".map"
 // it. Each handle must be closed. Errors: fs.ErrExist, wrapped, when the whole
 // file is there; gear.ErrContent when the file is open with other chunks.
 func (d *Dir) Partial(f gear.File) (*Partial, error) {
+	v, err := d.View(0)
+	if err != nil {
+		return nil, err
+	}
+	return v.Partial(f)
+}
+
+// Partial is [Dir.Partial] of a file that the view is to show when it is complete.
+func (v *View) Partial(f gear.File) (*Partial, error) {
+	d, key := v.d, partialKey{v.id, f.Name}
 	if f.Size < gear.LargeFile || f.Size > gear.MaxFile || len(f.Chunks) != gear.ChunkCount(f.Size) {
 		return nil, fmt.Errorf("file %x of %d bytes has %d chunks: %w", f.Name, f.Size, len(f.Chunks), gear.ErrContent)
 	}
 	sum := chunksSum(f.Chunks)
 	d.mu.Lock()
-	if d.files.get(&f.Name) != nil {
+	if v.has(f.Name) {
 		d.mu.Unlock()
 		return nil, fmt.Errorf("file %x: %w", f.Name, fs.ErrExist)
 	}
-	p := d.partials[f.Name]
+	p := d.partials[key]
 	if p != nil && p.refs == 0 && (p.f.Size != f.Size || p.sum != sum && p.sum != gear.Name{}) {
 		d.dropPartial(p) // of an index that is not believed any more
 		p = nil
 	}
 	if p == nil {
-		p = &Partial{d: d}
-		d.partials[f.Name] = p
+		p = &Partial{d: d, view: v.id}
+		d.partials[key] = p
 	}
 	if p.refs == 0 {
 		p.f, p.sum = f, sum
@@ -111,10 +152,13 @@ func (d *Dir) Partial(f gear.File) (*Partial, error) {
 }
 
 // HasPart reports whether there is a part of a large file.
-func (d *Dir) HasPart(name gear.Name) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.partials[name] != nil
+func (d *Dir) HasPart(name gear.Name) bool { return (&View{d: d}).HasPart(name) }
+
+// HasPart reports whether there is a part of a large file for the view.
+func (v *View) HasPart(name gear.Name) bool {
+	v.d.mu.Lock()
+	defer v.d.mu.Unlock()
+	return v.d.partials[partialKey{v.id, name}] != nil
 }
 
 // chunksSum identifies a list of chunks.
@@ -133,7 +177,7 @@ func (p *Partial) open() error {
 	if p.data != nil || p.published {
 		return p.broken
 	}
-	path := p.d.partialPath(p.f.Name)
+	path := p.path()
 	data, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return err
@@ -201,7 +245,7 @@ func (p *Partial) Close() {
 		_ = p.bm.Close()
 	}
 	p.data, p.bm = nil, nil
-	if p.broken != nil && d.partials[p.f.Name] == p {
+	if p.broken != nil && d.partials[p.key()] == p {
 		d.dropPartial(p)
 	}
 }
@@ -531,7 +575,7 @@ func (p *Partial) hash(ctx context.Context, data *os.File) (gear.Name, error) {
 }
 
 func (p *Partial) publish(data *os.File) error {
-	d, from := p.d, p.d.partialPath(p.f.Name)
+	d, from := p.d, p.path()
 	link := func(to string) error {
 		return unix.Renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, to, unix.RENAME_NOREPLACE)
 	}
@@ -539,16 +583,26 @@ func (p *Partial) publish(data *os.File) error {
 	defer p.mu.Unlock()
 	// The chunks are removed if the file had been published by another.
 	err := d.publish(p.f.Name, int(data.Fd()), link, func() { d.dropPartial(p) })
-	p.published = err == nil
+	if err != nil {
+		return err
+	}
+	p.published = true
+	v, err := d.View(p.view)
+	if err == nil {
+		err = v.Show(p.f.Name)
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // evicted at once: it is fetched again when it is opened again
+	}
 	return err
 }
 
 // dropPartial removes a partial file. Whoever has it open can go on. mu is held.
 func (d *Dir) dropPartial(p *Partial) {
 	d.partial -= p.bytes
-	path := d.partialPath(p.f.Name)
+	path := p.path()
 	d.remove(p.f.Name, path+bitmapSuffix, 0)
 	d.remove(p.f.Name, path, p.bytes)
 	p.bytes = 0
-	delete(d.partials, p.f.Name)
+	delete(d.partials, p.key())
 }

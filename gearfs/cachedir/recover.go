@@ -36,6 +36,9 @@ func (d *Dir) recover() error {
 	if err := w.run(); err != nil {
 		return err
 	}
+	if err := d.loadViews(); err != nil {
+		return err
+	}
 	if err := d.loadPartials(); err != nil {
 		return err
 	}

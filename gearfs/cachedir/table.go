@@ -76,6 +76,15 @@ func (t *table) get(name *gear.Name) *entry {
 	return t.entry(t.slots[i] - 1)
 }
 
+// id is the number of a file's entry, which it has until it is removed.
+func (t *table) id(name *gear.Name) (uint32, bool) {
+	i, ok := t.find(name)
+	if !ok {
+		return 0, false
+	}
+	return t.slots[i] - 1, true
+}
+
 // add adds a file that is not there.
 func (t *table) add(name *gear.Name, blocks uint32, stamp int64) {
 	if t.n*4 >= len(t.slots)*3 {
