@@ -1,6 +1,7 @@
 package gear
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -17,7 +18,8 @@ import (
 // described when a layer describes it.
 //
 // The layers must be in canonical form, as Decode and Builder give them. A hard
-// link to what no layer below has is ErrConflict.
+// link to what no layer below has is ErrConflict; layers that contradict each other
+// about a file are ErrInvalid.
 //
 // It takes time in proportion to the entries and the layers that hold each
 // directory, and memory for the result and the names of its files.
@@ -37,6 +39,9 @@ func Flatten(layers ...*Index) (*Index, error) {
 	if err := m.dir("", active); err != nil {
 		return nil, fmt.Errorf("flatten: %w", err)
 	}
+	if m.odd != nil {
+		return nil, fmt.Errorf("flatten: %w", m.odd)
+	}
 	return m.out, nil
 }
 
@@ -50,6 +55,7 @@ type merger struct {
 	names  map[Name]int32
 	out    *Index
 	most   int   // entries that the result may have
+	odd    error // of files about which layers contradict each other
 	stack  []int // of lists of layers, one below the other
 
 	linkTo map[inodeRef]inodeRef // the file that each hard link is a name of
@@ -247,7 +253,11 @@ func (m *merger) file(layer, file int32) int32 {
 	if *place == 0 {
 		f := &m.layers[layer].Files[file]
 		i, ok := m.names[f.Name]
-		if !ok {
+		if ok {
+			if first := &m.out.Files[i]; first.Size != f.Size || !slices.Equal(first.Chunks, f.Chunks) {
+				m.odd = cmp.Or(m.odd, fmt.Errorf("%w: layers say different things of the size or the chunks of file %x", ErrInvalid, f.Name))
+			}
+		} else {
 			i = int32(len(m.out.Files))
 			m.names[f.Name] = i
 			m.out.Files = append(m.out.Files, *f)
