@@ -18,7 +18,7 @@ import (
 // one request. mu is held.
 func (c *scheduler) assembles(fl *flight) bool {
 	return fl.f.Size >= gear.LargeFile &&
-		(fl.prio != fromProfile || fl.f.Size > streamWhole || c.large[fl.f.Name] != nil || c.s.cache.HasPart(fl.f.Name))
+		(fl.prio != fromProfile || fl.f.Size > streamWhole || c.large[fl.img.key(fl.f.Name)] != nil || fl.img.view.HasPart(fl.f.Name))
 }
 
 // roomToAssemble reports whether another file may be assembled now. mu is held.

@@ -20,11 +20,14 @@ var (
 )
 
 // Size implements poolfs.Backend.
-func (s *Service) Size(name [32]byte) (int64, bool) {
+func (s *Service) Size(k poolfs.Key) (int64, bool) {
 	s.imagesMu.RLock()
 	defer s.imagesMu.RUnlock()
 	for _, img := range s.images {
-		if f, i, err := img.table.find(name); err == nil && i >= 0 {
+		if img.key(k.Name) != keyOf(k) {
+			continue
+		}
+		if f, i, err := img.table.find(k.Name); err == nil && i >= 0 {
 			return f.Size, true
 		}
 	}
@@ -33,29 +36,31 @@ func (s *Service) Size(name [32]byte) (int64, bool) {
 
 // Resolve implements poolfs.Resolver: it finds the content of a node without a
 // table of nodes of its own, since a node's number is a part of the name.
-func (s *Service) Resolve(node uint64) (name [32]byte, size int64, ok bool) {
-	key := node << 1
+func (s *Service) Resolve(node uint64) (k poolfs.Key, size int64, ok bool) {
 	s.imagesMu.RLock()
 	defer s.imagesMu.RUnlock()
 	for _, img := range s.images {
-		t := img.table
+		t, key := img.table, poolfs.NameBits(uint64(img.view.ID()), node)<<1
 		if i := t.seek(key); i < len(t.keys) && t.keys[i]>>1 == key>>1 {
 			f, _, err := t.at(i)
-			if err == nil && poolfs.NodeID(f.Name) == node {
-				return f.Name, f.Size, true
+			if k = img.key(f.Name).poolKey(); err == nil && poolfs.NodeID(k) == node {
+				return k, f.Size, true
 			}
 		}
 	}
-	return name, 0, false
+	return poolfs.Key{}, 0, false
 }
 
-// lookup returns a file with its chunks and an image that holds it.
-func (s *Service) lookup(name gear.Name) (gear.File, *image, error) {
+// lookup returns a file with its chunks and an image of its domain that holds it.
+func (s *Service) lookup(k fileKey) (gear.File, *image, error) {
 	s.imagesMu.RLock()
 	defer s.imagesMu.RUnlock()
 	var failed error
 	for _, img := range s.images {
-		_, i, err := img.table.find(name)
+		if img.key(k.name) != k {
+			continue
+		}
+		_, i, err := img.table.find(k.name)
 		if err == nil && i >= 0 {
 			var f gear.File
 			if f, err = img.table.whole(i); err == nil {
@@ -67,7 +72,7 @@ func (s *Service) lookup(name gear.Name) (gear.File, *image, error) {
 	if failed != nil {
 		return gear.File{}, nil, failed
 	}
-	return gear.File{}, nil, fmt.Errorf("no image has file %x: %w", name, fs.ErrNotExist)
+	return gear.File{}, nil, fmt.Errorf("no image has file %x: %w", k.name, fs.ErrNotExist)
 }
 
 // maxReopen is how often a file that is evicted or found damaged between its
@@ -77,19 +82,20 @@ const maxReopen = 3
 // Open implements poolfs.Backend. A large file that is not complete is open as
 // soon as it can be read from; one that no source has is an error, but not
 // fs.ErrNotExist, since the image does have it.
-func (s *Service) Open(ctx context.Context, name [32]byte) (poolfs.Content, error) {
-	f, img, err := s.lookup(name)
+func (s *Service) Open(ctx context.Context, k poolfs.Key) (poolfs.Content, error) {
+	name := k.Name
+	f, img, err := s.lookup(keyOf(k))
 	if err != nil {
 		return nil, err
 	}
-	s.opened(name)
+	s.opened(keyOf(k))
 	s.cache.Pin(name)
 	defer s.cache.Unpin(name)
 	img.st.opens.Add(1)
 	began := time.Now()
 	for range maxReopen {
 		var file *os.File
-		if file, err = s.openCached(f); err == nil {
+		if file, err = s.openCached(img, f); err == nil {
 			return &fileContent{file}, nil
 		}
 		if !isNotExist(err) {
@@ -125,8 +131,8 @@ func hideNotExist(err error) error {
 }
 
 // openCached opens a complete file, and removes it if its size is wrong.
-func (s *Service) openCached(f gear.File) (*os.File, error) {
-	file, err := s.cache.OpenFile(f.Name)
+func (s *Service) openCached(img *image, f gear.File) (*os.File, error) {
+	file, err := img.view.OpenFile(f.Name)
 	if err != nil {
 		return nil, err
 	}

@@ -134,7 +134,7 @@ func (b *batch) deliver(ctx context.Context, i int, r io.Reader) error {
 			return err
 		}
 	} else {
-		if err := store(b.c.s.cache, fl.f, in); err != nil {
+		if err := store(b.c.s.cache, fl.img.view, fl.f, in); err != nil {
 			return err
 		}
 		b.c.mu.Lock()
@@ -185,8 +185,28 @@ func (b *batch) reading(lf *large) {
 // copyBuffers are for reading contents.
 var copyBuffers = sync.Pool{New: func() any { return new([limitPiece]byte) }}
 
-// store reads a content into the cache. Errors of the cache are *localError.
-func store(cache *cachedir.Dir, f gear.File, r io.Reader) error {
+// store reads a content into the cache, and has a view show it. Errors of the cache
+// are *localError.
+func store(cache *cachedir.Dir, view *cachedir.View, f gear.File, r io.Reader) error {
+	var err error
+	if cache.Has(f.Name) { // what comes is the proof that the view needs
+		if err = judge(f, io.LimitReader(r, f.Size+1)); errors.Is(err, ErrConflict) {
+			err = fmt.Errorf("%w: %w", gear.ErrContent, err)
+		}
+	} else {
+		err = write(cache, f, r)
+	}
+	if err != nil {
+		return err
+	}
+	if err := view.Show(f.Name); err != nil && !isNotExist(err) { // who misses it fetches it again
+		return &localError{err}
+	}
+	return nil
+}
+
+// write reads a content into the cache.
+func write(cache *cachedir.Dir, f gear.File, r io.Reader) error {
 	w, err := cache.Create(f)
 	if err != nil {
 		return &localError{err}
@@ -328,7 +348,7 @@ func (b *batch) wanted() bool {
 		if b.delivered[i] {
 			continue
 		}
-		if lf := b.c.large[fl.f.Name]; fl.awaited() || lf != nil && lf.waiting.Load() > 0 {
+		if lf := b.c.large[fl.img.key(fl.f.Name)]; fl.awaited() || lf != nil && lf.waiting.Load() > 0 {
 			return true
 		}
 	}

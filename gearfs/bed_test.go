@@ -21,6 +21,7 @@ import (
 	"example.org/slipway/gear"
 	"example.org/slipway/gearfs"
 	"example.org/slipway/gearfs/cachedir"
+	"example.org/slipway/gearfs/poolfs"
 	"example.org/slipway/rootfs"
 )
 
@@ -277,7 +278,7 @@ func (n *node) add(chain string, tr *tree, registries ...string) {
 
 // read opens a file as the pool does and reads all of it.
 func (n *node) read(f gear.File) ([]byte, error) {
-	c, err := n.Open(n.t.Context(), f.Name)
+	c, err := n.Open(n.t.Context(), poolfs.Key{Name: f.Name})
 	if err != nil {
 		return nil, err
 	}

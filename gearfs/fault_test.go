@@ -14,6 +14,7 @@ import (
 
 	"example.org/slipway/gear"
 	"example.org/slipway/gearfs"
+	"example.org/slipway/gearfs/poolfs"
 	"example.org/slipway/rootfs"
 )
 
@@ -232,10 +233,10 @@ func TestCancel(t *testing.T) {
 	n.add("sha256:1", tr, "a")
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(20*time.Millisecond, cancel)
-	if _, err := n.Open(ctx, tr.files[0].Name); !errors.Is(err, context.Canceled) {
+	if _, err := n.Open(ctx, poolfs.Key{Name: tr.files[0].Name}); !errors.Is(err, context.Canceled) {
 		t.Errorf("open: %v", err)
 	}
-	c, err := n.Open(t.Context(), tr.files[1].Name)
+	c, err := n.Open(t.Context(), poolfs.Key{Name: tr.files[1].Name})
 	must(t, err)
 	if _, err := c.ReadAt(ctx, make([]byte, 10), 0); !errors.Is(err, context.Canceled) {
 		t.Errorf("read: %v", err)

@@ -26,19 +26,19 @@ func TestOpen(t *testing.T) {
 	n.add("sha256:1", tr, "a")
 	for _, f := range tr.files {
 		n.check(tr, f)
-		if size, ok := n.Size(f.Name); !ok || size != f.Size {
+		if size, ok := n.Size(poolfs.Key{Name: f.Name}); !ok || size != f.Size {
 			t.Errorf("size %d, %v; want %d", size, ok, f.Size)
 		}
-		name, size, ok := n.Resolve(poolfs.NodeID(f.Name))
-		if !ok || name != f.Name || size != f.Size {
-			t.Errorf("resolve: %x, %d, %v", name, size, ok)
+		key, size, ok := n.Resolve(poolfs.NodeID(poolfs.Key{Name: f.Name}))
+		if !ok || key.Name != f.Name || size != f.Size {
+			t.Errorf("resolve: %x, %d, %v", key, size, ok)
 		}
 	}
 	eventually(t, "all files are complete", func() bool { return n.cache.Stats().Files == len(tr.files) })
 	asked := src.requests.Load() + src.ranges.Load()
 	for _, f := range tr.files {
 		n.check(tr, f)
-		c, err := n.Open(t.Context(), f.Name)
+		c, err := n.Open(t.Context(), poolfs.Key{Name: f.Name})
 		must(t, err)
 		if c.File() == nil {
 			t.Errorf("a complete file of %d bytes is not given for passthrough", f.Size)
@@ -48,11 +48,11 @@ func TestOpen(t *testing.T) {
 	if got := src.requests.Load() + src.ranges.Load(); got != asked {
 		t.Errorf("%d requests for what is local", got-asked)
 	}
-	if _, err := n.Open(t.Context(), gear.Name{1}); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := n.Open(t.Context(), poolfs.Key{Name: gear.Name{1}}); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a name no image has: %v", err)
 	}
 	must(t, n.RemoveImage("sha256:1"))
-	if _, err := n.Open(t.Context(), tr.files[0].Name); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := n.Open(t.Context(), poolfs.Key{Name: tr.files[0].Name}); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a cached file without an image: %v", err)
 	}
 }
@@ -399,7 +399,7 @@ func TestRanges(t *testing.T) {
 	src := newSource(tr)
 	n := newNode(t, gearfs.Options{}, map[string]gearfs.Source{"a": src})
 	n.add("sha256:1", tr, "a")
-	c, err := n.Open(t.Context(), f.Name)
+	c, err := n.Open(t.Context(), poolfs.Key{Name: f.Name})
 	must(t, err)
 	if c.File() != nil {
 		t.Error("a partial file is given for passthrough")
@@ -436,7 +436,7 @@ func TestLargeRestart(t *testing.T) {
 	src := newSource(tr)
 	n := newNode(t, gearfs.Options{}, map[string]gearfs.Source{"a": src})
 	n.add("sha256:1", tr, "a")
-	c, err := n.Open(t.Context(), tr.files[0].Name)
+	c, err := n.Open(t.Context(), poolfs.Key{Name: tr.files[0].Name})
 	must(t, err)
 	buf := make([]byte, 100)
 	_, err = c.ReadAt(t.Context(), buf, 3<<20)
@@ -444,7 +444,7 @@ func TestLargeRestart(t *testing.T) {
 	n.stop()
 	n.src = nil // no registry any more
 	n.start()
-	c, err = n.Open(t.Context(), tr.files[0].Name)
+	c, err = n.Open(t.Context(), poolfs.Key{Name: tr.files[0].Name})
 	must(t, err)
 	if _, err := c.ReadAt(t.Context(), buf, 3<<20+50); err != nil || !bytes.Equal(buf, body[3<<20+50:][:100]) {
 		t.Errorf("what was there before the restart: %v", err)

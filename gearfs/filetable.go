@@ -3,7 +3,6 @@ package gearfs
 import (
 	"bufio"
 	"bytes"
-	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -213,51 +212,6 @@ func (t *fileTable) eachFrom(from int, do func(i int, f gear.File) bool) error {
 		}
 		if !do(i, f) {
 			return nil
-		}
-	}
-	return nil
-}
-
-// clash returns the first file of which two tables say different things, as this
-// one has it.
-func (t *fileTable) clash(o *fileTable) (gear.File, error) {
-	for i, j := 0, 0; i < len(t.keys) && j < len(o.keys); {
-		// Names that share 63 bits would share a node of the pool.
-		if c := cmp.Compare(t.keys[i]>>1, o.keys[j]>>1); c != 0 {
-			if c < 0 {
-				i++
-			} else {
-				j++
-			}
-			continue
-		}
-		a, err := t.whole(i)
-		if err != nil {
-			return a, err
-		}
-		b, err := o.whole(j)
-		if err != nil {
-			return a, err
-		}
-		switch {
-		case a.Name != b.Name:
-			return a, fmt.Errorf("files %x and %x: %w", a.Name, b.Name, errNodeClash)
-		case a.Size != b.Size:
-			return a, fmt.Errorf("file %x of %d bytes and of %d: %w", a.Name, a.Size, b.Size, ErrConflict)
-		case !slices.Equal(a.Chunks, b.Chunks):
-			return a, fmt.Errorf("file %x with other chunks: %w", a.Name, ErrConflict)
-		}
-		i++
-		j++
-	}
-	return gear.File{}, nil
-}
-
-// selfClash tells whether two names of one table share 63 bits.
-func (t *fileTable) selfClash() error {
-	for i := 1; i < len(t.keys); i++ {
-		if t.keys[i]>>1 == t.keys[i-1]>>1 {
-			return fmt.Errorf("two files with the node of %x: %w", t.keys[i], errNodeClash)
 		}
 	}
 	return nil

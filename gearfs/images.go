@@ -16,6 +16,7 @@ import (
 
 	"example.org/slipway/durable"
 	"example.org/slipway/gear"
+	"example.org/slipway/gearfs/cachedir"
 	"example.org/slipway/gearfs/poolfs"
 )
 
@@ -35,6 +36,9 @@ type ImageSpec struct {
 	Chain string
 	// Ref is what people call it.
 	Ref string
+	// Domain is the trust domain of its sources: the image shows only contents that a
+	// source of this domain has sent here. Images without one see the whole cache.
+	Domain string
 	// Sources that can deliver its files, the preferred one first.
 	Sources []SourceRef
 	// Layers are the digests of its layers, for the status.
@@ -47,6 +51,7 @@ type record struct {
 	Chain   string      `json:"chain"`
 	Ref     string      `json:"ref,omitempty"`
 	Index   string      `json:"index"` // SHA-256 of the encoded index, in hex
+	Domain  string      `json:"domain,omitempty"`
 	Sources []SourceRef `json:"sources"`
 	Layers  []string    `json:"layers,omitempty"`
 	Added   time.Time   `json:"added"`
@@ -111,6 +116,7 @@ type image struct {
 	chain, ref string
 	dir        string
 	table      *fileTable
+	view       *cachedir.View
 	// rec is replaced as a whole, under Service.imagesMu.
 	rec *record
 	st  imageStats
@@ -162,19 +168,20 @@ func (s *Service) AddImage(spec ImageSpec, x *gear.Index) error {
 		return fmt.Errorf("image %s: %w", spec.Chain, err)
 	}
 	rec := &record{Version: recordVersion, Chain: spec.Chain, Ref: spec.Ref, Index: hex.EncodeToString(sum[:]),
-		Sources: uniqueRefs(spec.Sources), Layers: spec.Layers, Added: s.opts.Clock().UTC()}
+		Domain: spec.Domain, Sources: uniqueRefs(spec.Sources), Layers: spec.Layers, Added: s.opts.Clock().UTC()}
+	v, err := s.cache.View(viewOf(spec.Domain))
+	if err == nil {
+		err = s.settle(v, rec.Sources, x.Files)
+	}
+	if err != nil {
+		return fmt.Errorf("add image %s: %w", spec.Chain, err)
+	}
 	dir := filepath.Join(s.dir, base)
 	if err := s.storeImage(dir, rec, enc.Bytes(), table); err != nil {
 		return fmt.Errorf("store image %s: %w", spec.Chain, err)
 	}
 	img, err := s.openImage(dir)
-	if err == nil {
-		err = s.settle(img)
-	}
 	if err != nil {
-		if img != nil {
-			_ = img.close()
-		}
 		return errors.Join(fmt.Errorf("add image %s: %w", spec.Chain, err), os.RemoveAll(dir))
 	}
 	s.imagesMu.Lock()
@@ -237,6 +244,9 @@ func (s *Service) openImage(dir string) (*image, error) {
 		return nil, fmt.Errorf("record of image %s in %s", rec.Chain, filepath.Base(dir))
 	}
 	img := &image{chain: rec.Chain, ref: rec.Ref, dir: dir, rec: rec}
+	if img.view, err = s.cache.View(viewOf(rec.Domain)); err != nil {
+		return nil, err
+	}
 	if img.table, err = openTable(filepath.Join(dir, tableFile)); err != nil {
 		s.log.Warn("table of an image's files is made anew", "chain", rec.Chain, "err", err)
 		img.table, err = s.remakeTable(img)

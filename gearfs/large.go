@@ -73,14 +73,14 @@ type large struct {
 func (c *scheduler) acquire(img *image, f gear.File) (*large, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	lf := c.large[f.Name]
+	lf := c.large[img.key(f.Name)]
 	if lf == nil {
-		p, err := c.s.cache.Partial(f)
+		p, err := img.view.Partial(f)
 		if err != nil {
 			return nil, err
 		}
 		lf = &large{c: c, img: img, f: f, p: p, changed: make(chan struct{}), coming: map[int]*rangeJob{}, failed: map[int]error{}, stream: -1}
-		c.large[f.Name] = lf
+		c.large[img.key(f.Name)] = lf
 	}
 	if lf.f.Size != f.Size || !slices.Equal(lf.f.Chunks, f.Chunks) {
 		return nil, errOtherChunks
@@ -98,7 +98,7 @@ func (c *scheduler) release(lf *large) {
 // drop is release while mu is held.
 func (c *scheduler) drop(lf *large) {
 	if lf.refs--; lf.refs == 0 {
-		delete(c.large, lf.f.Name)
+		delete(c.large, lf.img.key(lf.f.Name))
 		lf.p.Close()
 	}
 }

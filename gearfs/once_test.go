@@ -16,6 +16,7 @@ import (
 
 	"example.org/slipway/gear"
 	"example.org/slipway/gearfs"
+	"example.org/slipway/gearfs/poolfs"
 )
 
 // counted counts the bytes that are taken from a source.
@@ -120,7 +121,7 @@ func readAt(size int, way string) [][]int64 {
 // again.
 func readPieces(t *testing.T, n *node, f gear.File, body []byte, at []int64) {
 	for _, part := range [][]int64{at[:len(at)/2], at[len(at)/2:]} {
-		c, err := n.Open(t.Context(), f.Name)
+		c, err := n.Open(t.Context(), poolfs.Key{Name: f.Name})
 		if err != nil {
 			t.Error(err)
 			return

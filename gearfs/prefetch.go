@@ -132,7 +132,7 @@ func (s *Service) plan(img *image, profile []gear.Name) (prefetchPlan, error) {
 			continue
 		}
 		seen[name] = true
-		if s.cache.Has(name) {
+		if img.view.Has(name) {
 			continue
 		}
 		_, i, err := img.table.find(name)
@@ -186,23 +186,23 @@ func (s *Service) hasAll(img *image) bool {
 }
 
 // lacking is how much of an image is not local, as long as the cache has had as
-// many files published and removed.
+// many files published, shown and removed.
 type lacking struct {
-	known              bool
-	published, removed int64
-	files              int
-	bytes              int64
+	known          bool
+	shown, removed int64
+	files          int
+	bytes          int64
 }
 
 // lacks counts the files of an image that are not local, unless nothing has
 // changed since they were counted.
 func (s *Service) lacks(img *image) (files int, bytes int64, err error) {
 	st := s.cache.Stats()
-	now := lacking{known: true, published: st.Published, removed: removals(st)}
+	now := lacking{known: true, shown: st.Published + st.Shown, removed: removals(st)}
 	img.st.mu.Lock()
 	was := img.st.lacking
 	img.st.mu.Unlock()
-	if was.known && was.published == now.published && was.removed == now.removed {
+	if was.known && was.shown == now.shown && was.removed == now.removed {
 		return was.files, was.bytes, nil
 	}
 	if now.files, now.bytes, err = s.missing(img, nil); err != nil {
@@ -219,7 +219,7 @@ func (s *Service) lacks(img *image) (files int, bytes int64, err error) {
 func (s *Service) missing(img *image, each func(f gear.File) bool) (files int, bytes int64, err error) {
 	var failed error
 	err = img.table.each(func(i int, f gear.File) bool {
-		if s.cache.Has(f.Name) {
+		if img.view.Has(f.Name) {
 			return true
 		}
 		files++

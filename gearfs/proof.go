@@ -10,41 +10,63 @@ import (
 	"time"
 
 	"example.org/slipway/gear"
+	"example.org/slipway/gearfs/cachedir"
 )
 
 // proofTime bounds how long an image is given to prove one file: one of 1 GiB comes
 // in that time at 30 Mbit/s.
 const proofTime = 5 * time.Minute
 
-// settle compares a new image with all others. Where two contradict each other, one
-// of them lies, and who came first is no reason to believe it: the new one must
-// prove what it says of the file. If it can, the other is forgotten, which harms
-// only containers of that image; if not, the new one is refused. addMu is held.
-func (s *Service) settle(img *image) error {
-	if err := img.table.selfClash(); err != nil {
+// Check returns why an image with these files, perhaps among others, could not be
+// added; tree are all files that the image has so far. It is asked before the image
+// is promised to anybody. Errors: those of AddImage.
+func (s *Service) Check(spec ImageSpec, files, tree []gear.File) error {
+	v, err := s.cache.View(viewOf(spec.Domain))
+	if err != nil {
+		return err
+	}
+	if _, err := sorted(tree); err != nil {
+		return err
+	}
+	s.addMu.Lock()
+	defer s.addMu.Unlock()
+	return s.settle(v, spec.Sources, files)
+}
+
+// settle compares the files of a new image with all others of its domain. Where two
+// contradict each other, one of them lies, and who came first is no reason to believe
+// it: the new one must prove what it says of the file. If it can, the other is
+// forgotten, which harms only containers of that image; if not, the new one is refused.
+// What other domains say does not matter: they have views of their own. addMu is held.
+func (s *Service) settle(v *cachedir.View, sources []SourceRef, files []gear.File) error {
+	rest, err := sorted(files)
+	if err != nil {
 		return err
 	}
 	for _, o := range s.allImages() {
-		f, err := img.table.clash(o.table)
+		if o.view != v {
+			continue
+		}
+		left, odd, err := o.table.clash(rest)
 		if errors.Is(err, ErrConflict) {
-			if proof := s.prove(img, f); proof != nil {
-				err = fmt.Errorf("%w; %w", err, proof)
-			} else {
-				s.log.Error("an image's index lies about a file; the image is forgotten", "image", o.name(), "chain", o.chain, "file", fmt.Sprintf("%x", f.Name))
-				err = s.remove(o.chain)
+			if proof := s.prove(v, sources, *odd); proof != nil {
+				return fmt.Errorf("%w; %w (image %s)", err, proof, o.chain)
 			}
+			s.log.Error("an image's index lies about a file; the image is forgotten", "image", o.name(), "chain", o.chain, "file", fmt.Sprintf("%x", odd.Name))
+			left, err = rest, s.remove(o.chain)
 		}
 		if err != nil {
 			return fmt.Errorf("%w (image %s)", err, o.chain)
 		}
+		rest = left // images that are known agree with each other
 	}
 	return nil
 }
 
-// prove reports whether a file is what an image says, by what is in the cache or else
-// by what the image's own sources deliver.
-func (s *Service) prove(img *image, f gear.File) error {
-	if file, err := s.cache.OpenFile(f.Name); err == nil {
+// prove returns why it is not known that a file is what a new image says: by what is in
+// the cache, or else by what the image's own sources deliver.
+func (s *Service) prove(v *cachedir.View, sources []SourceRef, f gear.File) error {
+	if file, err := v.OpenFile(f.Name); err == nil {
 		proof := judge(f, file)
 		if err := file.Close(); err != nil {
 			return err
@@ -56,7 +78,7 @@ func (s *Service) prove(img *image, f gear.File) error {
 	ctx, cancel := context.WithTimeout(s.ctx, proofTime)
 	defer cancel()
 	proof := errors.New("it has no source to prove what it says")
-	for _, ref := range img.rec.Sources {
+	for _, ref := range sources {
 		s.sched.mu.Lock()
 		known := s.sched.source(ref)
 		s.sched.mu.Unlock()

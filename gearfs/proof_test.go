@@ -10,6 +10,7 @@ import (
 
 	"example.org/slipway/gear"
 	"example.org/slipway/gearfs"
+	"example.org/slipway/gearfs/poolfs"
 )
 
 // TestLies has one image lie about a file that an honest one has, in every way, of a
@@ -83,7 +84,7 @@ func testLie(t *testing.T, tr *tree, honest, lie gear.File, cached, first bool) 
 func readShortly(t *testing.T, n *node, f gear.File) {
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	c, err := n.Open(ctx, f.Name)
+	c, err := n.Open(ctx, poolfs.Key{Name: f.Name})
 	if err != nil {
 		return
 	}

@@ -148,15 +148,15 @@ func (s *Service) observeFrom(img *image, from int, more func() bool) (next int,
 	return next, err
 }
 
-// opened notes that the pool was asked for a file, which any container whose
-// image has it may have opened.
-func (s *Service) opened(name gear.Name) {
+// opened notes that the pool was asked for a file, which any container of the domain
+// whose image has it may have opened.
+func (s *Service) opened(k fileKey) {
 	s.imagesMu.RLock()
 	defer s.imagesMu.RUnlock()
 	for _, c := range s.containers {
 		c.mu.Lock()
-		if c.rec != nil && c.img.Has(name) {
-			c.rec.add(name)
+		if c.rec != nil && c.img.key(k.name) == k && c.img.Has(k.name) {
+			c.rec.add(k.name)
 		}
 		c.mu.Unlock()
 	}

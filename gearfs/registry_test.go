@@ -26,6 +26,7 @@ import (
 	"example.org/slipway/gear"
 	"example.org/slipway/gearclient"
 	"example.org/slipway/gearfs"
+	"example.org/slipway/gearfs/poolfs"
 	"example.org/slipway/oci"
 	"example.org/slipway/serve/servetest"
 )
@@ -176,7 +177,7 @@ func TestSlowLink(t *testing.T) {
 		if i < 2 {
 			n.check(tr, f)
 		} else {
-			c, err := n.Open(t.Context(), f.Name)
+			c, err := n.Open(t.Context(), poolfs.Key{Name: f.Name})
 			must(t, err)
 			buf := make([]byte, 100)
 			if _, err := c.ReadAt(t.Context(), buf, 9<<20); err != nil || !bytes.Equal(buf, contents[i][9<<20:][:100]) {

@@ -101,13 +101,13 @@ type scheduler struct {
 
 	// mu guards all below. Before Service.imagesMu and large.mu.
 	mu      sync.Mutex
-	flights map[gear.Name]*flight
+	flights map[fileKey]*flight
 	queues  [priorities][]*flight
 	ranges  [priorities][]*rangeJob
 	running [priorities]int
 	sources map[SourceRef]*source
 	links   map[string]*link
-	large   map[gear.Name]*large
+	large   map[fileKey]*large
 	flip    bool // ranges go first, in turns
 	// assembling is how many large files are being completed by ranges.
 	assembling [priorities]int
@@ -116,10 +116,10 @@ type scheduler struct {
 func (c *scheduler) init(s *Service) {
 	c.s = s
 	c.kick = make(chan struct{}, 1)
-	c.flights = map[gear.Name]*flight{}
+	c.flights = map[fileKey]*flight{}
 	c.sources = map[SourceRef]*source{}
 	c.links = map[string]*link{}
-	c.large = map[gear.Name]*large{}
+	c.large = map[fileKey]*large{}
 }
 
 // wake makes run look at the queues.
@@ -164,14 +164,14 @@ func (c *scheduler) joinAll(img *image, files []gear.File, prio priority, keep b
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for i, f := range files {
-		fl := c.flights[f.Name]
+		fl := c.flights[img.key(f.Name)]
 		switch {
 		case fl == nil:
 			fl = &flight{f: f, img: img, prio: prio, done: make(chan struct{})}
-			c.flights[f.Name] = fl
+			c.flights[img.key(f.Name)] = fl
 			// Another flight may have ended since the caller looked: a file is in the
 			// cache before its flight is gone from here.
-			if c.s.cache.Has(f.Name) {
+			if img.view.Has(f.Name) {
 				c.finish(fl, nil)
 			} else {
 				c.queues[prio] = append(c.queues[prio], fl)
@@ -204,9 +204,9 @@ func (c *scheduler) finish(fl *flight, err error) {
 	fl.over = true
 	fl.running = false
 	fl.err = err
-	delete(c.flights, fl.f.Name)
+	delete(c.flights, fl.img.key(fl.f.Name))
 	close(fl.done)
-	if lf := c.large[fl.f.Name]; lf != nil {
+	if lf := c.large[fl.img.key(fl.f.Name)]; lf != nil {
 		lf.streaming(-1) // readers that waited for it have to ask themselves
 	}
 }

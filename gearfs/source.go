@@ -134,8 +134,8 @@ func (c *scheduler) choose(img *image, name gear.Name, t *tries, now time.Time) 
 	return nil, wake, fmt.Errorf("there is no source for it: %w", fs.ErrNotExist)
 }
 
-// sourcesOf lists the sources of an image, then those of other images that have
-// the file.
+// sourcesOf lists the sources of an image, then those of other images of its
+// domain that have the file.
 func (c *scheduler) sourcesOf(img *image, name gear.Name) []*source {
 	var out []*source
 	add := func(img *image) {
@@ -151,7 +151,7 @@ func (c *scheduler) sourcesOf(img *image, name gear.Name) []*source {
 		add(img)
 	}
 	for _, o := range c.s.images {
-		if o != img && o.Has(name) {
+		if o != img && o.view == img.view && o.Has(name) {
 			add(o)
 		}
 	}

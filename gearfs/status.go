@@ -236,7 +236,7 @@ func (s *Service) covers(img *image, removed int64, looks int) bool {
 		if looks--; looks < 0 {
 			return false
 		}
-		if !s.cache.Has(f.Name) {
+		if !img.view.Has(f.Name) {
 			c.complete = false
 			return false
 		}

@@ -151,9 +151,6 @@ func (v *View) Partial(f gear.File) (*Partial, error) {
 	return p, nil
 }
 
-// HasPart reports whether there is a part of a large file.
-func (d *Dir) HasPart(name gear.Name) bool { return (&View{d: d}).HasPart(name) }
-
 // HasPart reports whether there is a part of a large file for the view.
 func (v *View) HasPart(name gear.Name) bool {
 	v.d.mu.Lock()

@@ -310,7 +310,7 @@ func (p *pool) overlay(files map[string][32]byte) string {
 	}
 	for file, name := range files {
 		path := filepath.Join(lower, file)
-		size, _ := p.Size(name)
+		size, _ := p.Size(poolfs.Key{Name: name})
 		err := os.WriteFile(path, nil, 0o755)
 		if err == nil {
 			err = os.Truncate(path, size)

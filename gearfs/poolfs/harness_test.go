@@ -116,19 +116,24 @@ type known struct {
 	size int64
 }
 
-func (c *contents) add(name [32]byte, size int64) { c.of.Store(poolfs.NodeID(name), known{name, size}) }
-
-func (c *contents) Resolve(node uint64) (name [32]byte, size int64, ok bool) {
-	k, ok := c.of.Load(node)
-	if !ok {
-		return name, 0, false
-	}
-	return k.(known).name, k.(known).size, true
+func (c *contents) add(name [32]byte, size int64) {
+	c.of.Store(poolfs.NodeID(poolfs.Key{Name: name}), known{name, size})
 }
 
+func (c *contents) Resolve(node uint64) (key poolfs.Key, size int64, ok bool) {
+	k, ok := c.of.Load(node)
+	if !ok {
+		return key, 0, false
+	}
+	return poolfs.Key{Name: k.(known).name}, k.(known).size, true
+}
+
+func (c *contents) Views() []uint64 { return []uint64{0} }
+
 func (c *contents) size(name [32]byte) (int64, bool) {
-	got, size, ok := c.Resolve(poolfs.NodeID(name))
-	return size, ok && got == name
+	key := poolfs.Key{Name: name}
+	got, size, ok := c.Resolve(poolfs.NodeID(key))
+	return size, ok && got == key
 }
 
 // origin is a backend over a directory of complete files named as in the pool. It can be slow, fail, or pretend that
@@ -148,7 +153,7 @@ type origin struct {
 	cancelled atomic.Int64
 }
 
-func (o *origin) Size(name [32]byte) (int64, bool) { return o.nodes.size(name) }
+func (o *origin) Size(k poolfs.Key) (int64, bool) { return o.nodes.size(k.Name) }
 
 func (o *origin) set(f func(*origin)) {
 	o.mu.Lock()
@@ -156,7 +161,8 @@ func (o *origin) set(f func(*origin)) {
 	f(o)
 }
 
-func (o *origin) Open(ctx context.Context, name [32]byte) (poolfs.Content, error) {
+func (o *origin) Open(ctx context.Context, k poolfs.Key) (poolfs.Content, error) {
+	name := k.Name
 	o.opens.Add(1)
 	o.mu.Lock()
 	delay, failure, gate, partial := o.delay, o.failure, o.gate, o.partial

@@ -239,7 +239,10 @@ func (h *Holder) refuse(ctx context.Context) error {
 type nothing struct{}
 
 // Resolve implements [Resolver].
-func (nothing) Resolve(uint64) (name [32]byte, size int64, ok bool) { return name, 0, false }
+func (nothing) Resolve(uint64) (k Key, size int64, ok bool) { return k, 0, false }
+
+// Views implements [Resolver].
+func (nothing) Views() []uint64 { return nil }
 
 // Inherited returns the descriptor of a pool that this process was started with: the one systemd keeps under name
 // (LISTEN_FDS, after [Store]), else the one a [Holder] passed. os.ErrNotExist if there is none: mount then.

@@ -15,11 +15,14 @@ import (
 // FuzzLookup feeds the decoder of names. What it accepts is one name of one content.
 func FuzzLookup(f *testing.F) {
 	f.Add(uint64(fuse.RootNode), []byte("ab"))
-	f.Add(uint64(dirBase+1), bytes.Repeat([]byte("ab"), 31))
-	f.Add(uint64(dirBase+1), make([]byte, 300))
+	f.Add(subNode(0, 1), bytes.Repeat([]byte("ab"), 31))
+	f.Add(subNode(0, 1), make([]byte, 300))
+	f.Add(uint64(fuse.RootNode), []byte("0123456789ab"))
+	f.Add(viewNode(maxView), []byte("ff"))
+	f.Add(subNode(maxView, 0xff), bytes.Repeat([]byte("ab"), 31))
 	f.Fuzz(func(t *testing.T, parent uint64, name []byte) {
 		node, digest, ok := lookupNode(&fuse.Request{Op: fuse.OpLookup, Node: parent, Name: name})
-		if ok && !isDir(node) && (node != NodeID(digest) || PathOf(digest)[3:] != string(name)) {
+		if ok && !isDir(node) && (node != NodeID(digest) || PathOf(digest.Name)[3:] != string(name) || NameBits(digest.View, node) != NodeID(Key{Name: digest.Name})&^fileBit) {
 			t.Fatalf("name %q below %x became %x, node %x", name, parent, digest, node)
 		}
 	})
@@ -33,9 +36,12 @@ func TestLookupNode(t *testing.T) {
 	}{
 		{fuse.RootNode, "00", true}, {fuse.RootNode, "ff", true}, {fuse.RootNode, "FF", false}, {fuse.RootNode, "f", false}, {fuse.RootNode, "fff", false},
 		{fuse.RootNode, "", false}, {fuse.RootNode, "0g", false}, {fuse.RootNode, "..", false},
-		{dirBase, string(bytes.Repeat([]byte("0a"), 31)), true}, {dirBase, string(bytes.Repeat([]byte("0A"), 31)), false},
-		{dirBase, string(bytes.Repeat([]byte("0a"), 30)), false}, {dirBase, string(bytes.Repeat([]byte("0a"), 32)), false},
-		{dirEnd, string(bytes.Repeat([]byte("0a"), 31)), false}, {fileBit, "00", false},
+		{subNode(0, 0), string(bytes.Repeat([]byte("0a"), 31)), true}, {subNode(0, 0), string(bytes.Repeat([]byte("0A"), 31)), false},
+		{subNode(0, 0), string(bytes.Repeat([]byte("0a"), 30)), false}, {subNode(0, 0), string(bytes.Repeat([]byte("0a"), 32)), false},
+		{0x200, string(bytes.Repeat([]byte("0a"), 31)), false}, {fileBit, "00", false},
+		{fuse.RootNode, "0123456789ab", true}, {fuse.RootNode, "000000000000", false}, {fuse.RootNode, "0123456789AB", false},
+		{viewNode(7), "00", true}, {viewNode(7), "0123456789ab", false}, {viewNode(7), string(bytes.Repeat([]byte("0a"), 31)), false},
+		{subNode(7, 1), string(bytes.Repeat([]byte("0a"), 31)), true}, {subNode(7, 1), "00", false}, {viewBit, "00", false}, {viewBit | subBit, string(bytes.Repeat([]byte("0a"), 31)), false},
 	} {
 		if _, _, ok := lookupNode(&fuse.Request{Op: fuse.OpLookup, Node: tt.node, Name: []byte(tt.name)}); ok != tt.ok {
 			t.Errorf("%x %q: can exist: %v, want %v", tt.node, tt.name, ok, tt.ok)

@@ -20,7 +20,7 @@ func (s *Server) open(r *fuse.Request) {
 	if ino := t.inodes[r.Node]; ino != nil && (ino.backing > 0 || ino.content != nil) {
 		t.hold(ino)
 		tell := s.o.Opened != nil && s.identify(ino)
-		name := ino.name
+		name := ino.key.Name
 		s.answerOpen(r.Unique, ino)
 		if tell {
 			s.o.Opened(name)
@@ -141,7 +141,7 @@ func (s *Server) join(ctx context.Context, node uint64, needContent bool) (*inod
 // identify finds out which content an inode is. The lock is held.
 func (s *Server) identify(ino *inode) bool {
 	if !ino.named {
-		ino.name, ino.size, ino.named = s.resolver.Resolve(ino.node)
+		ino.key, ino.size, ino.named = s.resolver.Resolve(ino.node)
 	}
 	return ino.named
 }
@@ -157,14 +157,14 @@ func (s *Server) launch(ino *inode) error {
 	if err := context.Cause(s.conn.Context()); err != nil {
 		return err
 	}
-	name := ino.name
+	key := ino.key
 	ctx, cancel := watched(s.conn.Context(), s.o.Bound)
 	f := &flight{done: make(chan struct{}), cancel: cancel}
 	ino.flight = f
 	// The waiters get their answer at the bound whether Open returns or not.
 	stop := context.AfterFunc(ctx, func() { s.deliver(ino, f, nil, context.Cause(ctx)) })
 	s.conn.Go(func() {
-		c, err := s.backend.Open(ctx, name)
+		c, err := s.backend.Open(ctx, key)
 		if err == nil && c == nil {
 			err = errors.New("the backend opened nothing")
 		}
@@ -212,7 +212,11 @@ func (s *Server) release(r *fuse.Request) {
 
 // Evict says that the file of a content is about to be deleted or was. The kernel is made to let go of it, at once if
 // no process has it open, else with its last user; a later open asks the backend again.
-func (s *Server) Evict(name [32]byte) { s.table.evictNode(NodeID(name)) }
+func (s *Server) Evict(name [32]byte) {
+	for _, view := range s.resolver.Views() {
+		s.table.evictNode(NodeID(Key{view, name}))
+	}
+}
 
 // startRead answers READ in a goroutine: even a complete file may have to wait for the disk.
 func (s *Server) startRead(r *fuse.Request) {

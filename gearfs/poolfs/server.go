@@ -18,12 +18,12 @@ import (
 type Backend interface {
 	// Size tells the size of a content in bytes and whether the node knows of it, from the index of any image. It is
 	// asked for every lookup and must not wait for anything slow. It may be called concurrently.
-	Size(name [32]byte) (int64, bool)
+	Size(k Key) (int64, bool)
 	// Open makes a content readable, which may take as long as a fetch: it calls [Progress] whenever the fetch gets
 	// on. ctx ends when every process that waits is being killed, after the bound without progress, or when the
 	// server stops; Open then returns soon. An fs.ErrNotExist is shown as ENOENT, any other error as EIO, and neither
 	// is remembered. It may be called concurrently, for one name by one call at a time as a rule.
-	Open(ctx context.Context, name [32]byte) (Content, error)
+	Open(ctx context.Context, k Key) (Content, error)
 }
 
 // Content is an open content. The server closes it once, when no process uses it any more or, for passthrough, as soon
@@ -43,7 +43,9 @@ type Content interface {
 // Resolver turns node ids back into contents. It may be called concurrently and must not wait for anything slow.
 type Resolver interface {
 	// Resolve returns the content whose [NodeID] is node, if it is known.
-	Resolve(node uint64) (name [32]byte, size int64, ok bool)
+	Resolve(node uint64) (k Key, size int64, ok bool)
+	// Views lists the views of which contents are known.
+	Views() []uint64
 }
 
 // Options are the choices of [New]. The zero value works, but cannot be handed over.
@@ -189,7 +191,7 @@ func (s *Server) handle(r *fuse.Request) {
 
 func (s *Server) lookup(r *fuse.Request, out []byte) {
 	s.stats.lookups.Add(1)
-	node, name, ok := lookupNode(r)
+	node, key, ok := lookupNode(r)
 	if !ok {
 		s.conn.Fail(r.Unique, unix.ENOENT)
 		return
@@ -201,11 +203,11 @@ func (s *Server) lookup(r *fuse.Request, out []byte) {
 	}
 	if !isDir(node) {
 		// The resolver has the last word: what opens cannot turn back into this name must not be found under it.
-		size, known := s.backend.Size(name)
+		size, known := s.backend.Size(key)
 		if known {
-			var resolved [32]byte
+			var resolved Key
 			resolved, _, known = s.resolver.Resolve(node)
-			known = known && resolved == name
+			known = known && resolved == key
 		}
 		if !known {
 			s.conn.Fail(r.Unique, unix.ENOENT)

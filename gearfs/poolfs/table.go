@@ -40,7 +40,7 @@ type inode struct {
 	node    uint64
 	backing int32   // > 0: passthrough
 	content Content // cached mode; nil after a hand-over until it is needed
-	name    [32]byte
+	key     Key
 	size    int64
 	named   bool    // name and size are known, as they are beside a content
 	opens   int     // live file handles

@@ -1,6 +1,7 @@
 package poolfs
 
 import (
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"io/fs"
@@ -21,24 +22,34 @@ const (
 // and never change; a day only bounds what a mistake could cost.
 const attrTTL = 86400
 
-// lookupNode tells the node a LOOKUP asks for: a directory below the root, or a file below a directory, whose full
-// digest it returns. ok is false when no such name can exist.
-func lookupNode(r *fuse.Request) (node uint64, name [32]byte, ok bool) {
+// lookupNode returns the node that a LOOKUP asks for: a directory of a view or of files, or a file, with its key. ok is
+// false when no such name can exist.
+func lookupNode(r *fuse.Request) (node uint64, k Key, ok bool) {
 	switch {
-	case r.Node == fuse.RootNode && len(r.Name) == 2:
+	case r.Node == fuse.RootNode && len(r.Name) == viewDigits:
+		var b [8]byte
+		if !decodeHex(b[2:], r.Name) {
+			return 0, k, false
+		}
+		view := binary.BigEndian.Uint64(b[:])
+		return viewNode(view), k, view != 0
+	case (r.Node == fuse.RootNode || isView(r.Node)) && len(r.Name) == 2:
 		var b [1]byte
 		if !decodeHex(b[:], r.Name) {
-			return 0, name, false
+			return 0, k, false
 		}
-		return dirBase + uint64(b[0]), name, true
-	case isDir(r.Node) && len(r.Name) == maxNameLen:
-		name[0] = byte(r.Node - dirBase)
-		if !decodeHex(name[1:], r.Name) {
-			return 0, name, false
+		if r.Node == fuse.RootNode {
+			return subNode(0, b[0]), k, true
 		}
-		return NodeID(name), name, true
+		return subNode(viewOf(r.Node), b[0]), k, true
+	case isSub(r.Node) && len(r.Name) == maxNameLen:
+		k.View, k.Name[0] = viewOf(r.Node), byte(r.Node)
+		if !decodeHex(k.Name[1:], r.Name) {
+			return 0, k, false
+		}
+		return NodeID(k), k, true
 	}
-	return 0, name, false
+	return 0, k, false
 }
 
 // decodeHex decodes lower-case hex only: one name per content.

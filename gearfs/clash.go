@@ -1,0 +1,77 @@
+package gearfs
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"slices"
+
+	"example.org/slipway/gear"
+)
+
+// nodeKey is what the pool knows a file of a view by: names that share it cannot be
+// told apart there.
+func nodeKey(f *gear.File) uint64 { return binary.BigEndian.Uint64(f.Name[:]) >> 1 }
+
+// sorted lists the files that have a content, each once, by name. Errors: errNodeClash.
+func sorted(files []gear.File) ([]*gear.File, error) {
+	out := make([]*gear.File, 0, len(files))
+	for i := range files {
+		if files[i].Size > 0 {
+			out = append(out, &files[i])
+		}
+	}
+	slices.SortFunc(out, func(a, b *gear.File) int { return bytes.Compare(a.Name[:], b.Name[:]) })
+	out = slices.CompactFunc(out, func(a, b *gear.File) bool { return a.Name == b.Name && a.Size == b.Size })
+	for i := 1; i < len(out); i++ {
+		a, b := out[i-1], out[i]
+		switch {
+		case a.Name == b.Name:
+			return nil, fmt.Errorf("file %x has two sizes: %w", a.Name, gear.ErrInvalid)
+		case nodeKey(a) == nodeKey(b):
+			return nil, fmt.Errorf("files %x and %x: %w", a.Name, b.Name, errNodeClash)
+		}
+	}
+	return out, nil
+}
+
+// clash compares sorted files with a table. It returns those that the table does not
+// have, and the first of which it says something else.
+func (t *fileTable) clash(files []*gear.File) (rest []*gear.File, odd *gear.File, err error) {
+	rest = files[:0:0]
+	at := 0
+	for i, f := range files {
+		key := nodeKey(f)
+		for at < len(t.keys) && t.keys[at]>>1 < key {
+			at++
+		}
+		if at == len(t.keys) {
+			return append(rest, files[i:]...), nil, nil
+		}
+		if t.keys[at]>>1 > key {
+			rest = append(rest, f)
+			continue
+		}
+		known, err := t.whole(at)
+		if err == nil {
+			err = contradiction(f, &known)
+		}
+		if err != nil {
+			return nil, f, err
+		}
+	}
+	return rest, nil, nil
+}
+
+// contradiction returns how what two indexes say of a file differs, or nil.
+func contradiction(a, b *gear.File) error {
+	switch {
+	case a.Name != b.Name:
+		return fmt.Errorf("files %x and %x: %w", a.Name, b.Name, errNodeClash)
+	case a.Size != b.Size:
+		return fmt.Errorf("file %x of %d bytes and of %d: %w", a.Name, a.Size, b.Size, ErrConflict)
+	case !slices.Equal(a.Chunks, b.Chunks):
+		return fmt.Errorf("file %x with other chunks: %w", a.Name, ErrConflict)
+	}
+	return nil
+}
