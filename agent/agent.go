@@ -126,6 +126,7 @@ func New(ctx context.Context, cfg *config.Agent, dev *os.File, ls Listeners, log
 		log.Warn("credentials of images", "err", err)
 	}
 	a.regs = newRegistries(cfg.Registries, a.keys, nil, log)
+	a.regs.any = cfg.AnyRegistry
 	a.regs.silent = !cfg.Profiles.Record
 	if err := a.openFiles(); err != nil {
 		return nil, err

@@ -55,6 +55,7 @@ type chains struct {
 	flights singleflight.Group // by chain: preparing its tree
 	mu      sync.Mutex
 	mounted map[string]mountedTree // by chain
+	tower   tower                  // of the pull that is under way
 	later   map[string]*time.Timer // by chain: completion in the background
 }
 
@@ -207,7 +208,11 @@ func (c *chains) mountGear(ctx context.Context, rec *chainRecord) (snapshotter.L
 			return none, err
 		}
 	}
-	return snapshotter.Layers{Lower: []string{dir}, Data: []string{c.cache.Files(), c.pool}, Metacopy: c.support.Metacopy}, nil
+	data, err := c.files.Data(rec.Chain, c.pool)
+	if err != nil {
+		return none, err
+	}
+	return snapshotter.Layers{Lower: []string{dir}, Data: data, Metacopy: c.support.Metacopy}, nil
 }
 
 // know makes the file service know an image. The tree is returned if it was read
@@ -216,23 +221,11 @@ func (c *chains) know(chain string, rec *chainRecord) (*gear.Index, error) {
 	if c.files.HasImage(chain) {
 		return nil, nil
 	}
-	line, err := c.records.line(chain)
+	x, err := c.flat(chain)
 	if err != nil {
 		return nil, err
 	}
-	var layers []*gear.Index
-	for _, r := range line {
-		x, err := c.records.index(r)
-		if err != nil {
-			return nil, err
-		}
-		layers = append(layers, x)
-	}
-	x, err := gear.Flatten(layers...)
-	if err != nil {
-		return nil, fmt.Errorf("the layers do not fit together: %w", err)
-	}
-	spec := gearfs.ImageSpec{Chain: chain, Ref: rec.Ref, Sources: rec.Sources, Layers: rec.Layers}
+	spec := gearfs.ImageSpec{Chain: chain, Ref: rec.Ref, Domain: rec.Domain, Sources: rec.Sources, Layers: rec.Layers}
 	if err := c.files.AddImage(spec, x); err != nil {
 		return nil, err
 	}

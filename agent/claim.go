@@ -126,10 +126,11 @@ func (c *chains) claimVolume(ctx context.Context, l snapshotter.Layer, ref refer
 	sources := reg.refs(ref, l.Manifest)
 	c.changing.Lock()
 	defer c.changing.Unlock()
-	err = c.merge(l.ChainID, sources, snapshot)
+	domain := c.regs.domain(ref.host)
+	err = c.merge(l.ChainID, domain, sources, snapshot)
 	if errors.Is(err, errNoRecord) {
 		return "", c.records.create(&chainRecord{Chain: l.ChainID, Parent: l.Parent, Digest: l.Digest, Ref: l.ImageRef, Snapshot: snapshot,
-			Sources: sources, Layers: append(slices.Clone(below), l.Digest), Volume: v}, nil)
+			Domain: domain, Sources: sources, Layers: append(slices.Clone(below), l.Digest), Volume: v}, nil)
 	}
 	if err != nil {
 		return "", err
@@ -147,6 +148,9 @@ func (c *chains) claimGear(ctx context.Context, l snapshotter.Layer, ref referen
 	if c.support.Tier == view.Plain {
 		return "this kernel cannot mount it", nil
 	}
+	if reason := c.regs.believed(ref.host); reason != "" {
+		return reason, nil
+	}
 	if err := c.fill(ctx, l.Parent); err != nil {
 		return "", err
 	}
@@ -160,12 +164,21 @@ func (c *chains) claimGear(ctx context.Context, l snapshotter.Layer, ref referen
 		return reason, err
 	case err != nil:
 		return "", err
+	case rec.Domain != c.regs.domain(ref.host):
+		return "", fmt.Errorf("layer %s: %w", l.Digest, errOtherDomain)
 	case rec.Index == "":
 		if err := c.fill(ctx, l.ChainID); err != nil {
 			return "", err
 		}
+		tree, err := c.flat(l.ChainID)
+		if err == nil {
+			err = c.mountable(ctx, tree, tree.Files, rec.Domain, rec.Sources)
+		}
+		if err != nil {
+			return "", err
+		}
 	}
-	return "", c.claimAgain(l.ChainID, reg.refs(ref, l.Manifest), snapshot)
+	return "", c.claimAgain(l.ChainID, c.regs.domain(ref.host), reg.refs(ref, l.Manifest), snapshot)
 }
 
 // fill fetches the indexes of a chain's layers that came with an image that is a
@@ -206,7 +219,7 @@ func (c *chains) fetchIndex(ctx context.Context, rec *chainRecord) error {
 	if x == nil {
 		return fmt.Errorf("%w, and registry %s has none", errNoIndex, reg.host)
 	}
-	if diffID != "" && chainID(rec.Parent, diffID) != rec.Chain {
+	if diffID != "" && chainID(idOf(rec.Parent), diffID) != idOf(rec.Chain) {
 		return fmt.Errorf("registry %s gives the index of another layer", reg.host)
 	}
 	c.changing.Lock()
@@ -218,8 +231,8 @@ func (c *chains) fetchIndex(ctx context.Context, rec *chainRecord) error {
 	return c.records.addIndex(now, x)
 }
 
-// claimNew fetches the index of a layer and keeps it. Without one there is no
-// record.
+// claimNew fetches the index of a layer and keeps it if its tree can be mounted.
+// Without one there is no record.
 func (c *chains) claimNew(ctx context.Context, l snapshotter.Layer, ref reference, reg *registry, snapshot bool) (bool, error) {
 	var below []string
 	if l.Parent != "" {
@@ -241,10 +254,13 @@ func (c *chains) claimNew(ctx context.Context, l snapshotter.Layer, ref referenc
 		return false, fmt.Errorf("registry %s gives the index of another layer for %s: %w", reg.host, l.Digest,
 			&gear.MismatchError{What: "diff ID", Want: oci.Digest(l.DiffID), Got: oci.Digest(diffID)})
 	}
-	sources := reg.refs(ref, l.Manifest)
+	sources, domain := reg.refs(ref, l.Manifest), c.regs.domain(ref.host)
+	if err := c.fits(ctx, l, x, domain, sources); err != nil {
+		return false, err
+	}
 	c.changing.Lock()
 	defer c.changing.Unlock()
-	if err := c.merge(l.ChainID, sources, snapshot); !errors.Is(err, errNoRecord) {
+	if err := c.merge(l.ChainID, domain, sources, snapshot); !errors.Is(err, errNoRecord) {
 		return err == nil, err // somebody was quicker
 	}
 	if l.Parent != "" { // it may have been dropped meanwhile
@@ -253,25 +269,29 @@ func (c *chains) claimNew(ctx context.Context, l snapshotter.Layer, ref referenc
 		}
 	}
 	rec := &chainRecord{Chain: l.ChainID, Parent: l.Parent, Digest: l.Digest, Ref: l.ImageRef, Snapshot: snapshot,
-		Sources: sources, Layers: append(slices.Clone(below), l.Digest)}
+		Domain: domain, Sources: sources, Layers: append(slices.Clone(below), l.Digest)}
 	if err := c.records.create(rec, x); err != nil {
 		return false, fmt.Errorf("keep the index of layer %s: %w", l.Digest, err)
 	}
 	return true, nil
 }
 
-// claimAgain notes who else has a chain that is known. Errors: errNoRecord.
-func (c *chains) claimAgain(chain string, sources []gearfs.SourceRef, snapshot bool) error {
+// claimAgain notes who else of its domain has a chain that is known. Errors:
+// errNoRecord, errOtherDomain.
+func (c *chains) claimAgain(chain, domain string, sources []gearfs.SourceRef, snapshot bool) error {
 	c.changing.Lock()
 	defer c.changing.Unlock()
-	return c.merge(chain, sources, snapshot)
+	return c.merge(chain, domain, sources, snapshot)
 }
 
 // merge is claimAgain. changing is held.
-func (c *chains) merge(chain string, sources []gearfs.SourceRef, snapshot bool) error {
+func (c *chains) merge(chain, domain string, sources []gearfs.SourceRef, snapshot bool) error {
 	rec, err := c.records.load(chain)
 	if err != nil {
 		return err
+	}
+	if rec.Domain != domain {
+		return fmt.Errorf("chain %s: %w", chain, errOtherDomain)
 	}
 	n := len(rec.Sources)
 	for _, s := range sources {

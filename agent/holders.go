@@ -36,7 +36,7 @@ func (h *holders) Forget(names []gear.Name) {
 			continue
 		}
 		l := m.Layers()
-		if !slices.Contains(l.Data, c.cache.Files()) || len(l.Lower) > 0 && without[l.Lower[len(l.Lower)-1]] {
+		if !slices.ContainsFunc(l.Data, c.cache.Owns) || len(l.Lower) > 0 && without[l.Lower[len(l.Lower)-1]] {
 			continue
 		}
 		if err := view.Forget(m.Dir); err != nil {

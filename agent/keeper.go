@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -255,7 +256,7 @@ func usersOf(root string) int {
 			continue
 		}
 		for _, d := range list[i].Layers().Data {
-			if filepath.Dir(d) == cache {
+			if strings.HasPrefix(d, cache+"/") {
 				n++
 				break
 			}

@@ -240,7 +240,7 @@ func (m *mounts) claim(ctx context.Context, image, platform string, use []string
 	l := &snapshotter.Layer{Manifest: string(img.Manifest.Digest), ImageRef: image}
 	for i, d := range digests {
 		l.Parent, l.Digest, l.DiffID, l.Layers = l.ChainID, d, string(img.DiffIDs[i]), digests[i:]
-		l.ChainID = chainID(l.Parent, l.DiffID)
+		l.ChainID = m.chains.keyIn(chainID(idOf(l.Parent), l.DiffID), m.chains.regs.domain(ref.host))
 		var ok bool
 		why, ok, err = m.chains.claimBy(ctx, *l, ref, false, use, fs)
 		if err != nil && len(use) == 1 {

@@ -27,6 +27,9 @@ type chainRecord struct {
 	Parent  string `json:"parent,omitempty"`
 	Digest  string `json:"digest"`
 	Ref     string `json:"ref"`
+	// Domain is the trust domain of the sources. Records of older versions have none,
+	// and their images see the whole cache.
+	Domain string `json:"domain,omitempty"`
 	// Index is the SHA-256 of the layer's index, which lies beside the record; empty
 	// where the layer came with an image that is a volume.
 	Index   string             `json:"index,omitempty"`
@@ -72,11 +75,12 @@ type records struct {
 	limits *gear.Limits
 }
 
-// path is the directory of a chain's record. Chain IDs come from containerd.
+// path is the directory of a chain's record. Chain IDs come from containerd, and those
+// made by [keyIn] have a suffix.
 func (r *records) path(chain string) (string, error) {
 	alg, hex, ok := strings.Cut(chain, ":")
 	if !ok || len(hex) < 32 || len(chain) > 200 || strings.Trim(alg, "abcdefghijklmnopqrstuvwxyz0123456789") != "" ||
-		strings.Trim(hex, "0123456789abcdef") != "" {
+		strings.Trim(hex, "0123456789abcdef-") != "" {
 		return "", fmt.Errorf("%.80q is no chain ID", chain)
 	}
 	return filepath.Join(r.dir, alg+"-"+hex), nil

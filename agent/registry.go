@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 
@@ -80,6 +81,7 @@ func (r *registry) repo(name string) string { return r.prefix + name }
 type registries struct {
 	settings []config.AgentRegistry
 	keys     *keychain
+	any      bool // those that are not in the settings may have Gear
 	limits   *gear.Limits
 	silent   bool // tells registries nothing of what containers open
 	log      *slog.Logger
@@ -108,6 +110,23 @@ func (r *registries) of(ref reference) (*registry, error) {
 	}
 	r.open[key] = reg
 	return reg, nil
+}
+
+// domain is the trust domain of a registry.
+func (r *registries) domain(host string) string {
+	if d := r.setting(host).Domain; d != "" {
+		return d
+	}
+	return "host " + host // which no domain can be called, as it has a blank
+}
+
+// believed returns why an index of a registry is not believed; "" if it is.
+func (r *registries) believed(host string) string {
+	known := slices.ContainsFunc(r.settings, func(s config.AgentRegistry) bool { return s.Host == host })
+	if r.any || known || client.IsLoopback(host) {
+		return ""
+	}
+	return fmt.Sprintf("registry %s is not listed under registries, and any_registry is false", host)
 }
 
 // setting is what the configuration says of a host, or what holds without.

@@ -235,8 +235,22 @@ func ownNode(b *testing.B, dir string) (socket, chain string, labels map[string]
 // benchChains are chains on an empty directory.
 func benchChains(b *testing.B, dir string) *chains {
 	b.Helper()
+	c := bareChains(b, dir)
+	if err := os.Mkdir(filepath.Join(dir, "probe"), 0o700); err != nil {
+		b.Fatal(err)
+	}
+	var err error
+	if c.support, err = view.Probe(b.Context(), filepath.Join(dir, "probe"), view.Auto); err != nil {
+		b.Fatal(err)
+	}
+	return c
+}
+
+// bareChains are chains that do not know what the kernel can do.
+func bareChains(b testing.TB, dir string) *chains {
+	b.Helper()
 	at := func(name string) string { return filepath.Join(dir, name) }
-	for _, name := range []string{"chains", "trees", "views", "pool", "probe"} {
+	for _, name := range []string{"chains", "trees", "views", "pool"} {
 		if err := os.MkdirAll(at(name), 0o700); err != nil {
 			b.Fatal(err)
 		}
@@ -253,14 +267,10 @@ func benchChains(b *testing.B, dir string) *chains {
 		b.Fatal(err)
 	}
 	b.Cleanup(func() { _ = files.Close() })
-	support, err := view.Probe(b.Context(), at("probe"), view.Auto)
-	if err != nil {
-		b.Fatal(err)
-	}
 	ctx, cancel := context.WithCancel(b.Context())
 	c := &chains{
 		records: &records{dir: at("chains")}, trees: at("trees"), mounts: at("views"), pool: at("pool"), files: files, cache: cache, regs: regs,
-		support: support, log: log, ctx: ctx, opts: chainOptions{record: true}, mounted: map[string]mountedTree{}, later: map[string]*time.Timer{},
+		log: log, ctx: ctx, opts: chainOptions{record: true}, mounted: map[string]mountedTree{}, later: map[string]*time.Timer{},
 		inUse: func(string) bool { return false },
 	}
 	b.Cleanup(func() { cancel(); c.close() })

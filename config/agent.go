@@ -15,20 +15,21 @@ import (
 // server's is, but has no version and no variables of the environment are laid
 // over it.
 type Agent struct {
-	Root       string          `yaml:"root" default:"/var/lib/slipway-agent" doc:"Directory of the agent: files, indexes and containers' own changes. It must not lie on an overlay or a network file system."`
-	Run        string          `yaml:"run" doc:"Directory for sockets, mounts and what need not outlive a reboot, best on a tmpfs. Empty means /run/slipway-agent for the usual root, else a directory run in the root."`
-	Address    string          `yaml:"address" doc:"Socket that containerd calls as a proxy snapshotter. Empty means snapshotter.sock in run." example:"/run/slipway-agent/snapshotter.sock"`
-	Log        AgentLog        `yaml:"log" doc:"What is logged. Lines go to standard error."`
-	Metrics    AgentMetrics    `yaml:"metrics" doc:"Metrics and health over HTTP."`
-	Registries []AgentRegistry `yaml:"registries" doc:"Registries that need settings. Any other is reached by HTTPS under the name in the image, this machine's own addresses by HTTP, with the credentials of docker's configuration."`
-	Cache      AgentCache      `yaml:"cache" doc:"The files that all images share."`
-	Fetch      AgentFetch      `yaml:"fetch" doc:"How files come here."`
-	Profiles   AgentProfiles   `yaml:"profiles" doc:"Start-up profiles: which files a container opens first."`
-	Report     bool            `yaml:"report" default:"true" doc:"Tells registries which containers run from their images here and how much of these is here, for their list of nodes."`
-	CRI        AgentCRI        `yaml:"cri" doc:"Proxy between kubelet and containerd's image service, which learns the credentials of image pull secrets."`
-	Kernel     AgentKernel     `yaml:"kernel" doc:"What the kernel is used for. Everything is tried out at start."`
-	Volumes    AgentVolumes    `yaml:"volumes" doc:"Images as volumes in storage that this node is connected to (docs/volumes.md). Without file.dir and rbd.conf there are none."`
-	Choice     AgentChoice     `yaml:"choice" doc:"In which way an image comes here: volume, its blocks from shared storage; gear, its files when they are opened; plain, unpacked in the ordinary way. The first that works is used, and plain always comes last."`
+	Root        string          `yaml:"root" default:"/var/lib/slipway-agent" doc:"Directory of the agent: files, indexes and containers' own changes. It must not lie on an overlay or a network file system."`
+	Run         string          `yaml:"run" doc:"Directory for sockets, mounts and what need not outlive a reboot, best on a tmpfs. Empty means /run/slipway-agent for the usual root, else a directory run in the root."`
+	Address     string          `yaml:"address" doc:"Socket that containerd calls as a proxy snapshotter. Empty means snapshotter.sock in run." example:"/run/slipway-agent/snapshotter.sock"`
+	Log         AgentLog        `yaml:"log" doc:"What is logged. Lines go to standard error."`
+	Metrics     AgentMetrics    `yaml:"metrics" doc:"Metrics and health over HTTP."`
+	Registries  []AgentRegistry `yaml:"registries" doc:"Registries that need settings. Any other is reached by HTTPS under the name in the image, this machine's own addresses by HTTP, with the credentials of docker's configuration. Only those that are listed, and this machine's own, are asked for indexes (any_registry)."`
+	AnyRegistry bool            `yaml:"any_registry" doc:"Loads images of registries that are not listed lazily, too. Whoever serves an index says what is in an image, and nothing proves that it fits the layer; so otherwise these images are unpacked, which compares them with their digests."`
+	Cache       AgentCache      `yaml:"cache" doc:"The files that all images share. Each trust domain (registries) sees those that its registries have sent."`
+	Fetch       AgentFetch      `yaml:"fetch" doc:"How files come here."`
+	Profiles    AgentProfiles   `yaml:"profiles" doc:"Start-up profiles: which files a container opens first."`
+	Report      bool            `yaml:"report" default:"true" doc:"Tells registries which containers run from their images here and how much of these is here, for their list of nodes."`
+	CRI         AgentCRI        `yaml:"cri" doc:"Proxy between kubelet and containerd's image service, which learns the credentials of image pull secrets."`
+	Kernel      AgentKernel     `yaml:"kernel" doc:"What the kernel is used for. Everything is tried out at start."`
+	Volumes     AgentVolumes    `yaml:"volumes" doc:"Images as volumes in storage that this node is connected to (docs/volumes.md). Without file.dir and rbd.conf there are none."`
+	Choice      AgentChoice     `yaml:"choice" doc:"In which way an image comes here: volume, its blocks from shared storage; gear, its files when they are opened; plain, unpacked in the ordinary way. The first that works is used, and plain always comes last."`
 
 	places places
 }
@@ -49,6 +50,7 @@ type AgentRegistry struct {
 	Host                   string   `yaml:"host" doc:"Name of the registry in images, with its port if it has one." example:"registry.example.com"`
 	URLs                   []string `yaml:"urls" doc:"Where Slipway serves its images, the first that answers being used. Empty means https and the host." example:"https://registry.example.com"`
 	Prefix                 string   `yaml:"prefix" doc:"Put before the repository there, as for a mirror that has several registries." example:"docker.io/"`
+	Domain                 string   `yaml:"domain" doc:"Trust domain. An image shows only files that a registry of its domain has sent to this node, even if others are in the cache. Registries that may share what they fetched have the same one. Empty means one of its own." example:"company"`
 	CA                     string   `yaml:"ca" doc:"PEM file of the authorities that its certificate may come from. Empty means the system's."`
 	Certificate            string   `yaml:"certificate" doc:"PEM file of this node's certificate."`
 	Key                    string   `yaml:"key" doc:"PEM file of its key."`

@@ -210,3 +210,15 @@ func TestPartialOfViews(t *testing.T) {
 		t.Errorf("after both are complete: %+v", d.Stats())
 	}
 }
+
+func TestOwns(t *testing.T) {
+	d := open(t, t.TempDir(), nil)
+	v, err := d.View(9)
+	must(t, err)
+	for dir, want := range map[string]bool{d.Files(): true, v.Files(): true, filepath.Dir(d.Files()): false, filepath.Join(v.Files(), "ab"): false,
+		v.Files() + "x/y": false, filepath.Dir(v.Files()): false, "": false} {
+		if d.Owns(dir) != want {
+			t.Errorf("%s is its own: %v", dir, !want)
+		}
+	}
+}

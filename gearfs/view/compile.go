@@ -59,6 +59,15 @@ func tree(ctx context.Context, x *gear.Index) ([]erofs.Node, error) {
 	return t.Nodes, nil
 }
 
+// Fits returns why a flat index cannot be compiled and mounted, or nil.
+func Fits(ctx context.Context, x *gear.Index) error {
+	nodes, err := tree(ctx, x)
+	if err != nil {
+		return err
+	}
+	return erofs.Check(nodes)
+}
+
 // redirects are the two attributes of each content, which all its files share.
 func redirects(files []gear.File) []erofs.Xattr {
 	text := make([]byte, 0, len(files)*redirectLen)

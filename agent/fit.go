@@ -1,0 +1,120 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"example.org/slipway/gear"
+	"example.org/slipway/gearfs"
+	"example.org/slipway/gearfs/view"
+	"example.org/slipway/snapshotter"
+)
+
+// errOtherDomain says that a chain is known from registries of another trust domain.
+var errOtherDomain = errors.New("it is known from a registry of another trust domain")
+
+// keyIn returns what the record of a chain is called that is claimed for a domain: its
+// ID, unless another domain has that. What one says of a chain is not believed for
+// another.
+func (c *chains) keyIn(chain, domain string) string {
+	rec, err := c.records.load(chain)
+	if err != nil || rec.Domain == domain {
+		return chain
+	}
+	return chain + "-" + gearfs.DomainID(domain)
+}
+
+// idOf is the chain ID that a key of keyIn is for.
+func idOf(key string) string {
+	id, _, _ := strings.Cut(key, "-")
+	return id
+}
+
+// tower is the tree of a chain that a layer is about to be put on: a pull asks for one
+// layer after the other.
+type tower struct {
+	chain string
+	x     *gear.Index
+	timer *time.Timer
+}
+
+// put keeps a tree for as long as a pull waits for the next layer. mu is held.
+func (t *tower) put(chain string, x *gear.Index, forget func()) {
+	if t.timer != nil {
+		t.timer.Stop()
+	}
+	t.chain, t.x, t.timer = chain, x, time.AfterFunc(pullKeep, forget)
+}
+
+// flat returns the tree of a chain.
+func (c *chains) flat(chain string) (*gear.Index, error) {
+	c.mu.Lock()
+	if c.tower.chain == chain {
+		defer c.mu.Unlock()
+		return c.tower.x, nil
+	}
+	c.mu.Unlock()
+	line, err := c.records.line(chain)
+	if err != nil {
+		return nil, err
+	}
+	var layers []*gear.Index
+	for _, r := range line {
+		x, err := c.records.index(r)
+		if err != nil {
+			return nil, err
+		}
+		layers = append(layers, x)
+	}
+	return flatten(layers...)
+}
+
+func flatten(layers ...*gear.Index) (*gear.Index, error) {
+	x, err := gear.Flatten(layers...)
+	if err != nil {
+		return nil, fmt.Errorf("the layers do not fit together: %w", err)
+	}
+	return x, nil
+}
+
+// mountable returns why a tree could not be mounted; files are those that were not looked
+// at yet.
+func (c *chains) mountable(ctx context.Context, tree *gear.Index, files []gear.File, domain string, sources []gearfs.SourceRef) error {
+	if err := view.Fits(ctx, tree); err != nil {
+		return err
+	}
+	return c.files.Check(gearfs.ImageSpec{Domain: domain, Sources: sources}, files, tree.Files)
+}
+
+// fits returns why the tree of a layer and those below it could not be mounted. It is
+// asked before the layer is claimed: then it can still be unpacked.
+func (c *chains) fits(ctx context.Context, l snapshotter.Layer, x *gear.Index, domain string, sources []gearfs.SourceRef) error {
+	layers := []*gear.Index{x}
+	if l.Parent != "" {
+		below, err := c.flat(l.Parent)
+		if err != nil {
+			return err
+		}
+		layers = []*gear.Index{below, x}
+	}
+	tree, err := flatten(layers...)
+	if err != nil {
+		return err
+	}
+	if err := c.mountable(ctx, tree, x.Files, domain, sources); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.tower.put(l.ChainID, tree, func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.tower.x == tree {
+			c.tower = tower{}
+		}
+	})
+	return nil
+}

@@ -1,0 +1,188 @@
+package agent
+
+import (
+	"crypto/sha256"
+	"errors"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+
+	"example.org/slipway/config"
+	"example.org/slipway/gear"
+	"example.org/slipway/gearfs"
+	"example.org/slipway/gearfs/view"
+	"example.org/slipway/rootfs"
+	"example.org/slipway/snapshotter"
+)
+
+// member is an entry of a layer and what its file is said to be.
+type member struct {
+	e rootfs.Entry
+	f gear.File
+}
+
+func fileMember(path string, f gear.File, xattrs ...rootfs.Xattr) member {
+	return member{rootfs.Entry{Path: path, Type: rootfs.File, Mode: 0o644, Size: f.Size, Xattrs: xattrs}, f}
+}
+
+func linkMember(path, target string) member {
+	return member{e: rootfs.Entry{Path: path, Type: rootfs.HardLink, Link: target}}
+}
+
+func layerIndex(t *testing.T, members ...member) *gear.Index {
+	t.Helper()
+	b := gear.NewBuilder(nil)
+	for _, m := range members {
+		if err := b.Add(m.e, m.f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	x, err := b.Index()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return x
+}
+
+// TestFits asks of pairs of layers, sound ones, odd ones and such as no image can be made
+// of, whether the upper one fits. The answer must be what comes of it when the image is
+// then made: what was claimed can be mounted.
+func TestFits(t *testing.T) {
+	small := gear.File{Name: sha256.Sum256([]byte("small")), Size: 5}
+	large := gear.File{Name: sha256.Sum256([]byte("large")), Size: 5 << 20, Chunks: slices.Repeat([]gear.Name{{1}}, 5)}
+	bigger, rechunked, neighbour := small, large, small
+	bigger.Size++
+	rechunked.Chunks = slices.Repeat([]gear.Name{{2}}, 5)
+	neighbour.Name[31]++
+	known := gear.File{Name: sha256.Sum256([]byte("known")), Size: 7}
+	unlike := known
+	unlike.Size = 8
+	text := func(n int) string { return strings.Repeat("x", n) }
+	for _, c := range []struct {
+		name         string
+		lower, upper []member
+		fits         bool
+	}{
+		{"alike", []member{fileMember("a", small), fileMember("b", large)}, []member{fileMember("c", small), fileMember("d", large)}, true},
+		{"another size", []member{fileMember("a", small)}, []member{fileMember("c", bigger)}, false},
+		{"another size in place", []member{fileMember("a", small)}, []member{fileMember("a", bigger)}, false}, // the lower one is an image, too
+		{"other chunks", []member{fileMember("a", large)}, []member{fileMember("c", rechunked)}, false},
+		{"node of another", []member{fileMember("a", small)}, []member{fileMember("c", neighbour)}, false},
+		{"link below", []member{fileMember("a", small)}, []member{linkMember("c", "a")}, true},
+		{"link to nothing", []member{fileMember("a", small)}, []member{linkMember("c", "z")}, false},
+		{"known", nil, []member{fileMember("c", known)}, true},
+		{"unlike a known one", nil, []member{fileMember("c", unlike)}, false},
+		{"unlike a known one below", []member{fileMember("c", unlike)}, []member{fileMember("a", small)}, false},
+		{"attributes", nil, []member{fileMember("c", small, rootfs.Xattr{Name: "com.apple.provenance", Value: "x"}, rootfs.Xattr{Name: "system.nfs4_acl", Value: "acl"},
+			rootfs.Xattr{Name: "trusted.overlay.opaque", Value: "y"}, rootfs.Xattr{Name: "user.a", Value: text(70_000)})}, true},
+		{"devices", nil, []member{{e: rootfs.Entry{Path: "d", Type: rootfs.CharDevice, Major: 1 << 30, Minor: 1 << 31}}, {e: rootfs.Entry{Path: "w", Type: rootfs.CharDevice}}}, true},
+		{"long link", nil, []member{{e: rootfs.Entry{Path: "l", Type: rootfs.Symlink, Link: text(4095)}}}, true},
+		{"deep tree", nil, []member{{e: rootfs.Entry{Path: strings.Repeat("d/", 1500) + "e", Type: rootfs.Dir}}}, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			chains := bareChains(t, t.TempDir())
+			if err := chains.files.AddImage(gearfs.ImageSpec{Chain: "sha256:known", Domain: "d"}, layerIndex(t, fileMember("k", known))); err != nil {
+				t.Fatal(err)
+			}
+			low, top := testRecord("", "a"), testRecord("", "b")
+			low.Domain, top.Domain = "d", "d"
+			put := func(rec *chainRecord, x *gear.Index) error {
+				err := chains.fits(t.Context(), snapshotter.Layer{ChainID: rec.Chain, Parent: rec.Parent}, x, "d", nil)
+				if cerr := chains.records.create(rec, x); cerr != nil {
+					t.Fatal(cerr)
+				}
+				tree, kerr := chains.know(rec.Chain, rec)
+				if kerr == nil {
+					_, kerr = view.Compile(t.Context(), tree, chains.trees)
+				}
+				if (err == nil) != (kerr == nil) {
+					t.Errorf("asked before: %v; and then: %v", err, kerr)
+				}
+				return err
+			}
+			var err error
+			if c.lower != nil {
+				err = put(low, layerIndex(t, c.lower...))
+				top.Parent = low.Chain
+			}
+			if err == nil {
+				err = put(top, layerIndex(t, c.upper...))
+			}
+			if (err == nil) != c.fits {
+				t.Errorf("it fits: %v, want %v: %v", err == nil, c.fits, err)
+			}
+			if err := chains.files.Check(gearfs.ImageSpec{Domain: "another"}, []gear.File{unlike}, nil); err != nil {
+				t.Errorf("what one domain knows is held against another: %v", err)
+			}
+		})
+	}
+}
+
+// TestBelieved lists whose indexes are believed.
+func TestBelieved(t *testing.T) {
+	r := newRegistries([]config.AgentRegistry{{Host: "known.example"}, {Host: "shared.example", Domain: "d"}, {Host: "too.example:5000", Domain: "d"}}, &keychain{}, nil, slog.New(slog.DiscardHandler))
+	for host, want := range map[string]bool{"known.example": true, "known.example:443": false, "other.example": false, "localhost:5000": true,
+		"127.0.0.1": true, "[::1]:5000": true, "127.0.0.1.example": false, "too.example:5000": true, "too.example": false} {
+		for _, any := range []bool{false, true} {
+			r.any = any
+			if reason := r.believed(host); (reason == "") != (want || any) {
+				t.Errorf("%s, any_registry %v: %q", host, any, reason)
+			}
+		}
+	}
+	if r.domain("shared.example") != r.domain("too.example:5000") || r.domain("known.example") == r.domain("other.example") || r.domain("d") == r.domain("shared.example") {
+		t.Error("domains are mixed up")
+	}
+}
+
+// TestUnlisted: the layer of an unlisted registry is not asked for, and why is told.
+func TestUnlisted(t *testing.T) {
+	c := bareChains(t, t.TempDir())
+	c.support = &view.Support{Tier: view.Full}
+	reason, err := c.claimGear(t.Context(), snapshotter.Layer{ChainID: testRecord("", "a").Chain}, reference{host: "other.example", repo: "app", ref: "v1"}, nil, true)
+	if err != nil || !strings.Contains(reason, "other.example") || !strings.Contains(reason, "any_registry") {
+		t.Errorf("%q, error %v", reason, err)
+	}
+}
+
+// TestKeyIn: a chain has a record for each domain that claims it, and a record of one is
+// not another's.
+func TestKeyIn(t *testing.T) {
+	c := bareChains(t, t.TempDir())
+	rec := testRecord("", "c")
+	if got := c.keyIn(rec.Chain, "a"); got != rec.Chain {
+		t.Errorf("the first is called %s", got)
+	}
+	rec.Domain = "a"
+	if err := c.records.create(rec, emptyIndex()); err != nil {
+		t.Fatal(err)
+	}
+	if got := c.keyIn(rec.Chain, "a"); got != rec.Chain {
+		t.Errorf("the first is called %s the second time", got)
+	}
+	other := testRecord("", "c")
+	other.Chain, other.Domain = c.keyIn(rec.Chain, "b"), "b"
+	if other.Chain == rec.Chain || idOf(other.Chain) != rec.Chain || idOf(rec.Chain) != rec.Chain {
+		t.Fatalf("the second is called %s", other.Chain)
+	}
+	if err := c.records.create(other, emptyIndex()); err != nil {
+		t.Fatal(err)
+	}
+	all, err := c.records.all(func(dir string, err error) { t.Errorf("%s: %v", dir, err) })
+	if err != nil || len(all) != 2 {
+		t.Errorf("%d records, error %v", len(all), err)
+	}
+	if err := c.records.clean(); err != nil {
+		t.Error(err)
+	}
+	for _, claim := range []struct {
+		chain, domain string
+		want          error
+	}{{rec.Chain, "a", nil}, {rec.Chain, "b", errOtherDomain}, {other.Chain, "b", nil}, {other.Chain, "a", errOtherDomain}, {other.Chain, "", errOtherDomain}} {
+		sources := []gearfs.SourceRef{{Registry: "https://" + claim.domain, Repo: "app"}}
+		if err := c.claimAgain(claim.chain, claim.domain, sources, false); !errors.Is(err, claim.want) || err != nil && claim.want == nil {
+			t.Errorf("%s claimed for %q: %v", claim.chain, claim.domain, err)
+		}
+	}
+}

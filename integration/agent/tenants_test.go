@@ -1,0 +1,122 @@
+package agent_test
+
+import (
+	"archive/tar"
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"example.org/slipway/integration/internal/imagetest"
+	"example.org/slipway/integration/internal/node"
+	"example.org/slipway/integration/internal/slipway"
+)
+
+// oneFile is an image with two files.
+func oneFile(name string, body, other []byte) *imagetest.Bundle {
+	a := new(imagetest.Archive).Dir("./").Dir("etc/").
+		Add(tar.Header{Typeflag: tar.TypeReg, Name: "etc/" + name, Mode: 0o644}, body).
+		Add(tar.Header{Typeflag: tar.TypeReg, Name: "etc/other", Mode: 0o644}, other)
+	return imagetest.Compose(runtime.GOARCH, map[string]any{}, []imagetest.Layer{a.Layer()})
+}
+
+// rewritten is a registry that changes the indexes it gives out, and their names with
+// them.
+func rewritten(pairs ...[]byte) fault {
+	return func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+		if !strings.Contains(r.URL.Path, "/_slipway/gear/layers/") {
+			pass.ServeHTTP(w, r)
+			return
+		}
+		rec := httptest.NewRecorder()
+		pass.ServeHTTP(rec, r)
+		body := rec.Body.Bytes()
+		if rec.Code == http.StatusOK {
+			for i := 0; i < len(pairs); i += 2 {
+				body = bytes.ReplaceAll(body, pairs[i], pairs[i+1])
+			}
+			sum := sha256.Sum256(body)
+			name := "sha256:" + hex.EncodeToString(sum[:])
+			for _, h := range []string{"Slipway-Gear-Name", "Docker-Content-Digest"} {
+				if rec.Header().Get(h) != "" {
+					rec.Header().Set(h, name)
+				}
+			}
+			rec.Header().Set("Etag", `"`+name+`"`)
+		}
+		for h, v := range rec.Header() {
+			w.Header()[h] = v
+		}
+		w.WriteHeader(rec.Code)
+		_, _ = w.Write(body)
+	}
+}
+
+func digestOf(b []byte) []byte {
+	sum := sha256.Sum256(b)
+	return sum[:]
+}
+
+// TestTwoRegistries mounts images of two registries on one node. The second names
+// digests of the first one's files in its indexes, small and large ones, that the node
+// has and that it has not, and gives out another tree for a layer that both have. None
+// of its images shows a byte of the first one's, and the first one's show what they are.
+// Where both are said to be one domain, they share what was fetched.
+func TestTwoRegistries(t *testing.T) {
+	first, second := slipway.Start(t, t.TempDir(), nil), slipway.Start(t, t.TempDir(), nil)
+	evil := behind(t, second)
+	for what, size := range map[string]int{"small": 3000, "large": 5 << 20} {
+		secret, decoy := bytes.Repeat([]byte("top secret "), size/11), bytes.Repeat([]byte("harmless.. "), size/11)
+		copy(secret, what)
+		image := "team/" + what + ":v1"
+		honest := push(t, first, image, oneFile("secret", secret, []byte("the first's")))
+		thief := push(t, second, image, oneFile("steal", decoy, []byte("the second's")))
+		common := push(t, first, "team/common-"+what+":v1", oneFile("common", decoy, []byte("common")))
+		push(t, second, "team/common-"+what+":v1", oneFile("common", decoy, []byte("common")))
+		evil.set(rewritten(digestOf(decoy), digestOf(secret)))
+		want := func(dir, name string, body []byte) {
+			t.Helper()
+			got, err := os.ReadFile(filepath.Join(dir, "etc", name))
+			if err != nil || !bytes.Equal(got, body) {
+				t.Errorf("%s: %s has %d bytes, error %v", what, name, len(got), err)
+			}
+		}
+		refused := func(dir, name string) {
+			t.Helper()
+			if got, err := os.ReadFile(filepath.Join(dir, "etc", name)); err == nil {
+				t.Errorf("%s: the thief reads %.20q", what, got)
+			}
+			want(dir, "other", []byte("the second's"))
+		}
+		for _, before := range []bool{false, true} {
+			a := node.Start(t, quiet)
+			if before {
+				dir := a.Mount(honest)
+				want(dir, "secret", secret)
+			}
+			stolen := a.Mount(evil.ref(thief))
+			refused(stolen, "steal")
+			// The same layer from both: what the second says of it is not the first's.
+			a.Mount(evil.ref(common))
+			want(a.Mount(common), "common", decoy)
+			want(a.Mount(honest), "secret", secret)
+			refused(stolen, "steal")
+			if !a.KillWorker() {
+				t.Fatal("the agent has no worker")
+			}
+			refused(stolen, "steal")
+		}
+		evil.set(nil)
+		a := node.Start(t, quiet+"registries: [{host: \""+first.Addr+"\", urls: [\"http://"+first.Addr+"\"], domain: ours}, {host: \""+
+			evil.addr+"\", urls: [\"http://"+evil.addr+"\"], domain: ours}]\n")
+		want(a.Mount(common), "common", decoy)
+		evil.set(filesOnly(func(w http.ResponseWriter, _ *http.Request, _ http.Handler) { w.WriteHeader(http.StatusNotFound) }))
+		want(a.Mount(evil.ref(thief)), "steal", decoy)
+	}
+}
