@@ -74,7 +74,7 @@ func (b *Builder) Add(e rootfs.Entry, f File) error {
 
 func (b *Builder) add(e rootfs.Entry, f File) error {
 	if len(b.nodes) >= b.limits.Entries {
-		return fmt.Errorf("%w: more than %d entries", ErrTooLarge, b.limits.Entries)
+		return fmt.Errorf("%w: more than %d entries; split the layer or raise gear.max_entries", ErrTooLarge, b.limits.Entries)
 	}
 	if err := checkAdded(&e, f); err != nil {
 		return err

@@ -67,13 +67,13 @@ func entryOf(h *tar.Header, o *Options) (*Entry, error) {
 
 func checkEntry(e *Entry, o *Options) error {
 	if e.Size > o.MaxFileSize {
-		return &LimitError{Limit: "MaxFileSize", Max: o.MaxFileSize}
+		return &LimitError{Limit: "max_file_bytes", Max: o.MaxFileSize}
 	}
 	if int64(len(e.Xattrs)) > o.MaxXattrs {
-		return &LimitError{Limit: "MaxXattrs", Max: o.MaxXattrs}
+		return &LimitError{Limit: "max_xattrs", Max: o.MaxXattrs}
 	}
 	if xattrBytes(e.Xattrs) > o.MaxXattrBytes {
-		return &LimitError{Limit: "MaxXattrBytes", Max: o.MaxXattrBytes}
+		return &LimitError{Limit: "max_xattr_bytes", Max: o.MaxXattrBytes}
 	}
 	return nil
 }

@@ -56,20 +56,20 @@ func TestLimits(t *testing.T) {
 		in, over []byte
 		entry    string
 	}{
-		{"MaxEntries", &rootfs.Options{MaxEntries: 3}, files(3), files(4), "f3"},
-		{"MaxBytes", &rootfs.Options{MaxBytes: 5 * 512}, sized(512, 0), sized(512, 1), "f1"},
-		{"MaxBytes", &rootfs.Options{MaxBytes: 1 << 20}, sparse(1 << 20), sparse(1<<20 + 1), "f0"},
-		{"MaxFileSize", &rootfs.Options{MaxFileSize: 1000}, sized(1000, 1000), sized(1000, 1001), "f1"},
-		{"MaxRatio", tight, gzipped(t, sized(900_000)), gzipped(t, sized(1, 3<<20)), "f1"},
-		{"MaxRatio", tight, zstded(t, sized(900_000)), zstded(t, sized(1, 3<<20)), "f1"},
-		{"MaxRatio", tight, sized(30 << 20), gzipped(t, sparse(30<<20)), "f0"},
-		{"MaxRatio", tight, sparse(1 << 20), sparse(30 << 20), "f0"},
-		{"MaxMetadataBytes", &rootfs.Options{MaxMetadataBytes: 6}, files(3), files(4), "f3"},
-		{"MaxXattrs", &rootfs.Options{MaxXattrs: 5}, attrs(5, 1), attrs(6, 1), "f0"},
-		{"MaxXattrBytes", &rootfs.Options{MaxXattrBytes: 1016}, attrs(2, 500), attrs(2, 501), "f0"},
-		{"MaxWindow", &rootfs.Options{MaxWindow: 1 << 20}, window(20), window(21), ""},
-		{"MaxWindow", nil, window(27), window(28), ""},
-		{"MaxWindow", &rootfs.Options{MaxWindow: 1 << 20}, window(20), segment(2), ""},
+		{"max_entries", &rootfs.Options{MaxEntries: 3}, files(3), files(4), "f3"},
+		{"max_layer_bytes", &rootfs.Options{MaxBytes: 5 * 512}, sized(512, 0), sized(512, 1), "f1"},
+		{"max_layer_bytes", &rootfs.Options{MaxBytes: 1 << 20}, sparse(1 << 20), sparse(1<<20 + 1), "f0"},
+		{"max_file_bytes", &rootfs.Options{MaxFileSize: 1000}, sized(1000, 1000), sized(1000, 1001), "f1"},
+		{"max_ratio", tight, gzipped(t, sized(900_000)), gzipped(t, sized(1, 3<<20)), "f1"},
+		{"max_ratio", tight, zstded(t, sized(900_000)), zstded(t, sized(1, 3<<20)), "f1"},
+		{"max_ratio", tight, sized(30 << 20), gzipped(t, sparse(30<<20)), "f0"},
+		{"max_ratio", tight, sparse(1 << 20), sparse(30 << 20), "f0"},
+		{"max_metadata_bytes", &rootfs.Options{MaxMetadataBytes: 6}, files(3), files(4), "f3"},
+		{"max_xattrs", &rootfs.Options{MaxXattrs: 5}, attrs(5, 1), attrs(6, 1), "f0"},
+		{"max_xattr_bytes", &rootfs.Options{MaxXattrBytes: 1016}, attrs(2, 500), attrs(2, 501), "f0"},
+		{"max_window", &rootfs.Options{MaxWindow: 1 << 20}, window(20), window(21), ""},
+		{"max_window", nil, window(27), window(28), ""},
+		{"max_window", &rootfs.Options{MaxWindow: 1 << 20}, window(20), segment(2), ""},
 	} {
 		t.Run(tt.limit, func(t *testing.T) {
 			read(t, tt.in, tt.opts)
@@ -78,7 +78,7 @@ func TestLimits(t *testing.T) {
 			if !errors.As(err, &l) || l.Limit != tt.limit || l.Entry != tt.entry {
 				t.Fatalf("got error %v (%T), want %s at %q", err, err, tt.limit, tt.entry)
 			}
-			if text := err.Error(); !strings.Contains(text, fmt.Sprint(l.Max)) || !strings.Contains(text, "or raise "+tt.limit) || !strings.Contains(text, tt.entry) {
+			if text := err.Error(); !strings.Contains(text, fmt.Sprint(l.Max)) || !strings.Contains(text, "or raise gear."+tt.limit) || !strings.Contains(text, tt.entry) {
 				t.Errorf("got error %q, want the limit, its value, the entry and the way out", text)
 			}
 		})
@@ -96,8 +96,8 @@ func TestNeverBeyond(t *testing.T) {
 	// The length in the header is a lie here: the content follows the archive.
 	layer = gzipped(t, append(new(arc).end(), make([]byte, 8<<20)...))
 	err := readError(t, layer, &rootfs.Options{MaxBytes: 3<<20 + 7})
-	if l := (*rootfs.LimitError)(nil); !errors.As(err, &l) || l.Limit != "MaxBytes" {
-		t.Errorf("got error %v, want MaxBytes", err)
+	if l := (*rootfs.LimitError)(nil); !errors.As(err, &l) || l.Limit != "max_layer_bytes" {
+		t.Errorf("got error %v, want max_layer_bytes", err)
 	}
 }
 
@@ -113,8 +113,8 @@ func TestZstdBomb(t *testing.T) {
 	}
 	defer r.Close()
 	_, err = readAll(r)
-	if l := (*rootfs.LimitError)(nil); !errors.As(err, &l) || l.Limit != "MaxRatio" {
-		t.Errorf("got error %v, want MaxRatio", err)
+	if l := (*rootfs.LimitError)(nil); !errors.As(err, &l) || l.Limit != "max_ratio" {
+		t.Errorf("got error %v, want max_ratio", err)
 	}
 }
 

@@ -180,7 +180,7 @@ func (p *pipe) decompress(ctx context.Context, in *tee, diff hash.Hash) error {
 	// A block larger than the window of its frame gives this too, but only in
 	// frames made to do so.
 	case errors.Is(err, zstd.ErrWindowSizeExceeded) || errors.Is(err, zstd.ErrDecoderSizeExceeded):
-		return &LimitError{Limit: "MaxWindow", Max: p.opts.MaxWindow}
+		return &LimitError{Limit: "max_window", Max: p.opts.MaxWindow}
 	case err == io.EOF:
 		err = io.ErrUnexpectedEOF
 	case errors.Is(err, gzip.ErrHeader) && p.size > 0:
@@ -200,7 +200,7 @@ func (p *pipe) fill(ctx context.Context, dec io.Reader, diff hash.Hash, compress
 		}
 		n, err := readFull(dec, c.data)
 		if rest := p.opts.MaxBytes - p.size; int64(n) > rest {
-			n, err = int(rest), &LimitError{Limit: "MaxBytes", Max: p.opts.MaxBytes}
+			n, err = int(rest), &LimitError{Limit: "max_layer_bytes", Max: p.opts.MaxBytes}
 		}
 		p.size += int64(n)
 		c.data, c.in = c.data[:n], compressed()

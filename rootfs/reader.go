@@ -126,19 +126,19 @@ func (r *Reader) next() (*Entry, error) {
 	}
 	r.path = clip(h.Name)
 	if r.entries++; r.entries > r.opts.MaxEntries {
-		return nil, &LimitError{Limit: "MaxEntries", Max: r.opts.MaxEntries}
+		return nil, &LimitError{Limit: "max_entries", Max: r.opts.MaxEntries}
 	}
 	e, err := entryOf(h, &r.opts)
 	if e == nil || err != nil {
 		return nil, err
 	}
 	if e.Size > r.opts.MaxBytes-r.sizes {
-		return nil, &LimitError{Limit: "MaxBytes", Max: r.opts.MaxBytes}
+		return nil, &LimitError{Limit: "max_layer_bytes", Max: r.opts.MaxBytes}
 	}
 	r.sizes += e.Size
 	r.meta += int64(len(e.Path)+len(e.Link)) + xattrBytes(e.Xattrs)
 	if r.meta > r.opts.MaxMetadataBytes {
-		return nil, &LimitError{Limit: "MaxMetadataBytes", Max: r.opts.MaxMetadataBytes}
+		return nil, &LimitError{Limit: "max_metadata_bytes", Max: r.opts.MaxMetadataBytes}
 	}
 	return e, nil
 }

@@ -40,7 +40,7 @@ func (r *root) openGear(cfg *config.Config, log *slog.Logger, memory *registry.M
 	}
 	o := &gearregistry.Options{
 		Logger: log, Mode: mode, SyncTimeout: cfg.Gear.SyncTimeout, Workers: cfg.Gear.Workers, TempDir: temp,
-		Layer:     &rootfs.Options{MaxEntries: int64(cfg.Gear.MaxEntries), MaxBytes: int64(cfg.Gear.MaxLayerBytes)},
+		Layer:     layerLimits(&cfg.Gear),
 		Index:     &gear.Limits{Entries: cfg.Gear.MaxEntries},
 		LayerTime: cfg.Gear.MaxLayerTime,
 		StagedFor: cfg.Gear.StagedFor, SettleEvery: cfg.Gear.Settle.Interval, SettleShare: cfg.Gear.Settle.Share,
@@ -51,6 +51,15 @@ func (r *root) openGear(cfg *config.Config, log *slog.Logger, memory *registry.M
 	}
 	r.gear = gearregistry.New(r.cat, storedBlobs{r}, r.files, o)
 	return nil
+}
+
+// layerLimits are the bounds of what is converted.
+func layerLimits(c *config.Gear) *rootfs.Options {
+	return &rootfs.Options{
+		MaxEntries: int64(c.MaxEntries), MaxBytes: int64(c.MaxLayerBytes), MaxFileSize: int64(c.MaxFileBytes),
+		MaxRatio: int64(c.MaxRatio), RatioFree: int64(c.RatioFree), MaxMetadataBytes: int64(c.MaxMetadataBytes),
+		MaxXattrs: int64(c.MaxXattrs), MaxXattrBytes: int64(c.MaxXattrBytes), MaxWindow: int64(c.MaxWindow),
+	}
 }
 
 // gearModes compiles when which repository is converted.
