@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"time"
 
 	"example.org/slipway/oci"
 )
@@ -88,6 +89,28 @@ func (c *Catalog) RequeueGear(ctx context.Context, layers ...oci.Digest) error {
 			_, err := t.exec(`INSERT INTO gear_jobs (digest, due_at, attempts, failure) SELECT digest, ?, 0, '' FROM blobs WHERE digest = ? AND state = 1
 				ON CONFLICT (digest) DO UPDATE SET due_at = excluded.due_at, attempts = 0, failure = ''`, t.now(), string(d))
 			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// GearAwaited returns the last layer of a repository that was queued before the layer d
+// and was not tried yet. Errors: ErrNotFound.
+func (c *Catalog) GearAwaited(ctx context.Context, repo string, d oci.Digest) (layer oci.Digest, err error) {
+	err = c.db.row(ctx, `SELECT j.digest FROM gear_jobs j JOIN blobs b ON b.digest = j.digest AND b.state = 1
+		JOIN links k ON k.blob_id = b.id JOIN repositories r ON r.id = k.repo_id
+		WHERE j.attempts = 0 AND r.name = ? AND NOT EXISTS (SELECT 1 FROM gear_jobs own WHERE own.digest = ? AND own.id <= j.id)
+		ORDER BY j.id DESC LIMIT 1`, []any{repo, string(d)}, &layer)
+	return layer, err
+}
+
+// PostponeGear changes when layers are converted that were not tried yet.
+func (c *Catalog) PostponeGear(ctx context.Context, until time.Time, layers ...oci.Digest) error {
+	return c.db.write(ctx, func(t *tx) error {
+		for _, d := range layers {
+			if _, err := t.exec(`UPDATE gear_jobs SET due_at = ? WHERE digest = ? AND attempts = 0`, until.UnixMilli(), string(d)); err != nil {
 				return err
 			}
 		}

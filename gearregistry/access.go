@@ -108,16 +108,8 @@ func (s *Service) layer(ctx context.Context, repo string, d oci.Digest) (*Conten
 		return nil, err
 	}
 	if l.Embedded {
-		active, _ := s.isActive(d) // it is recorded before it is known who may use it
-		ok, err := s.cat.GearGranted(ctx, repo, d)
-		if err != nil {
+		if err := s.mayUse(ctx, repo, d); err != nil {
 			return nil, err
-		}
-		if !ok && active {
-			return nil, &PendingError{RetryAfter: retryAfter}
-		}
-		if !ok {
-			return nil, &PendingError{Reason: errForeign.Error()}
 		}
 	}
 	c, err := s.open(ctx, l.Index)

@@ -3,6 +3,7 @@ package gearregistry_test
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -184,13 +185,12 @@ func TestGearImageOfOthers(t *testing.T) {
 	}
 }
 
-// zippedLong is a gzip stream of more than 16 KiB whatever is in it: the comment
-// in its header makes it so.
+// zippedLong is a gzip stream of more than 16 KiB whatever is in it: the extra field in
+// its header makes it so.
 func zippedLong(b []byte) []byte {
-	z := zipped(b)
-	z[3] |= 1 << 4 // FCOMMENT
-	comment := append(bytes.Repeat([]byte("x"), 40_000), 0)
-	return slices.Concat(z[:10], comment, z[10:])
+	z, extra := zipped(b), make([]byte, 40_000)
+	z[3] |= 1 << 2 // FEXTRA
+	return slices.Concat(z[:10], binary.LittleEndian.AppendUint16(nil, uint16(len(extra))), extra, z[10:])
 }
 
 // TestGrants goes through the life of the layer of a Gear image.

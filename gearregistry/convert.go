@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"hash"
 	"io"
-	"slices"
 	"strings"
 	"time"
 
@@ -209,89 +208,24 @@ func total(x *gear.Index) (n int64) {
 	return n
 }
 
-// holdsIndex tells whether a layer looks like that of a Gear image.
-func holdsIndex(x *gear.Index) bool {
-	_, ok := x.Lookup(".slipway/index")
-	return ok && len(x.Entries) == 3
+// permanent tells whether a conversion would fail the same way again, if the
+// layer's bytes are those that were pushed.
+func permanent(err error) bool {
+	var format *rootfs.FormatError
+	var limit *rootfs.LimitError
+	var costly *costlyError
+	return errors.As(err, &format) || errors.As(err, &limit) || errors.As(err, &costly) ||
+		errors.Is(err, gear.ErrConflict) || errors.Is(err, gear.ErrTooLarge) || errors.Is(err, gear.ErrInvalid) || errors.Is(err, gear.ErrNotGear)
 }
 
-// takeIndex records the index in the layer of a Gear image as that layer's, if a
-// repository that shows the layer may read every file of it already, and if it says of
-// these files what they are. It counts in such repositories only. Errors:
-// gear.ErrInvalid; errForeign if there is none, whether or not the
-// files are somewhere else: to be told that would be to be told what others have.
-func (s *Service) takeIndex(ctx context.Context, d oci.Digest, diffID [32]byte) error {
-	x, err := s.embedded(ctx, d)
-	if err != nil {
-		return err
-	}
-	names := stored(x)
-	repos, err := s.cat.GearRepositories(ctx, d)
-	if err != nil {
-		return err
-	}
-	var granted []string
-	for _, repo := range repos {
-		may, err := s.mayAll(ctx, repo, names)
-		if err != nil {
-			return err
-		}
-		if may {
-			granted = append(granted, repo)
-		}
-	}
-	if len(granted) == 0 {
-		return errForeign
-	}
-	w, err := s.files.NewWriter(ctx)
-	if err != nil {
-		return err
-	}
-	defer w.Abort(ctx)
-	missing, err := w.Missing(ctx, names)
-	if err != nil {
-		return err
-	}
-	for i := range missing {
-		if missing[i] {
-			return fmt.Errorf("file %x of the Gear image in %s is damaged: %w", names[i], d, filestore.ErrLost)
-		}
-	}
-	if err := s.honest(ctx, x); err != nil {
-		return err
-	}
-	if err := commitIndex(ctx, w, x, catalog.GearLayer{Digest: d, Bytes: total(x), DiffID: diffID, Embedded: true}); err != nil {
-		return err
-	}
-	s.metrics.converted.Inc()
-	for _, repo := range granted {
-		if err := s.cat.GrantGear(ctx, repo, d); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// errForeign is why the layer of a Gear image is of no use in a repository.
-var errForeign = errors.New("the Gear image holds files that the repository does not; convert the original image in it")
-
-// embedded reads the index in the layer of a Gear image. That its bytes are still
-// those that were pushed is checked, as the index decides who is given what.
-func (s *Service) embedded(ctx context.Context, d oci.Digest) (*gear.Index, error) {
+// intact tells whether a stored layer still is what was pushed.
+func (s *Service) intact(ctx context.Context, d oci.Digest) error {
 	body, _, err := s.blobs.OpenBlob(ctx, d, 0)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer body.Close()
-	sum := newSum(d)
-	x, err := gear.ReadImageLayer(ctx, io.TeeReader(body, sum), s.opts.Index)
-	if err != nil {
-		return nil, err
-	}
-	if err := sum.check(body); err != nil {
-		return nil, err
-	}
-	return x, nil
+	return newSum(d).check(body)
 }
 
 // sum computes the digest of a blob of which the digest is known.
@@ -317,54 +251,6 @@ func (s *sum) check(rest io.Reader) error {
 		return &gear.MismatchError{What: "digest", Want: s.want, Got: got}
 	}
 	return nil
-}
-
-// mayAll tells whether a repository may read all files of a Gear image by other
-// ways than that image. Else whoever knows an index could make himself an image
-// of other people's files.
-func (s *Service) mayAll(ctx context.Context, repo string, names []gear.Name) (bool, error) {
-	may, err := s.cat.GearVisible(ctx, repo, names)
-	return err == nil && !slices.Contains(may, false), err
-}
-
-// permanent tells whether a conversion would fail the same way again, if the
-// layer's bytes are those that were pushed.
-func permanent(err error) bool {
-	var format *rootfs.FormatError
-	var limit *rootfs.LimitError
-	var costly *costlyError
-	return errors.As(err, &format) || errors.As(err, &limit) || errors.As(err, &costly) ||
-		errors.Is(err, gear.ErrConflict) || errors.Is(err, gear.ErrTooLarge) || errors.Is(err, gear.ErrInvalid) || errors.Is(err, gear.ErrNotGear)
-}
-
-// intact tells whether a stored layer still is what was pushed.
-func (s *Service) intact(ctx context.Context, d oci.Digest) error {
-	body, _, err := s.blobs.OpenBlob(ctx, d, 0)
-	if err != nil {
-		return err
-	}
-	defer body.Close()
-	return newSum(d).check(body)
-}
-
-// grantOne lets a repository use the layer of a Gear image that is known already.
-func (s *Service) grantOne(ctx context.Context, repo string, l catalog.GearLayer) error {
-	if granted, err := s.cat.GearGranted(ctx, repo, l.Digest); err != nil || granted {
-		return err
-	}
-	x, err := s.index(ctx, l.Index)
-	if err != nil {
-		return err
-	}
-	may, err := s.mayAll(ctx, repo, stored(x))
-	if err != nil {
-		return err
-	}
-	if !may {
-		s.log.Info("a Gear image was pushed whose files are not in its repository", "repo", repo, "layer", l.Digest)
-		return nil
-	}
-	return s.cat.GrantGear(ctx, repo, l.Digest)
 }
 
 // index reads an index.

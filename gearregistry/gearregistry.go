@@ -115,6 +115,9 @@ type Service struct {
 	// active are the layers being converted, by digest; a layer that is still
 	// being uploaded is not in it yet.
 	active map[oci.Digest]*conversion
+	// awaits has the layers of Gear images that wait in the queue, each with the layer
+	// whose conversion it waits for.
+	awaits map[oci.Digest]oci.Digest
 	// early are the indexes of layers whose files are not stored yet.
 	early map[oci.Digest]*early
 	// announced is when the last of them came; leads counts the conversions that
@@ -160,7 +163,7 @@ func (c *conversion) progress(bytes, size int64) {
 // New returns the service. It reads nothing; Run does the work that no request
 // asks for.
 func New(cat *catalog.Catalog, blobs Blobs, files *filestore.Store, o *Options) *Service {
-	s := &Service{cat: cat, blobs: blobs, files: files, active: map[oci.Digest]*conversion{}, early: map[oci.Digest]*early{},
+	s := &Service{cat: cat, blobs: blobs, files: files, active: map[oci.Digest]*conversion{}, early: map[oci.Digest]*early{}, awaits: map[oci.Digest]oci.Digest{},
 		changed: make(chan struct{}), queued: make(chan struct{}, 1), mounts: make(chan struct{}, 64), idle: make(chan struct{})}
 	close(s.idle)
 	if o != nil {
@@ -289,12 +292,22 @@ func (s *Service) start(d oci.Digest, c *conversion) bool {
 	return true
 }
 
-// end notes that it is not any more.
+// end notes that it is not any more, and has the queue look again at what waited for it.
 func (s *Service) end(d oci.Digest) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	delete(s.active, d)
+	var waited []oci.Digest
+	for g, layer := range s.awaits {
+		if layer == d && s.early[d] == nil {
+			waited = append(waited, g)
+			delete(s.awaits, g)
+		}
+	}
 	s.tell()
+	s.mu.Unlock()
+	if len(waited) > 0 {
+		s.lookAgain(s.ctx, waited...)
+	}
 }
 
 // tell wakes those who wait for a change. s.mu is held.

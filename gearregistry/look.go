@@ -50,10 +50,7 @@ func (s *Service) lookAt(ctx context.Context, repo string, d oci.Digest) (catalo
 		return l, s.whyNot(ctx, d)
 	}
 	if err == nil && l.Embedded {
-		var ok bool
-		if ok, err = s.cat.GearGranted(ctx, repo, d); err == nil && !ok {
-			err = &PendingError{Reason: errForeign.Error()}
-		}
+		err = s.mayUse(ctx, repo, d)
 	}
 	return l, err
 }

@@ -206,6 +206,7 @@ func (s *Service) Queue(ctx context.Context, repo string, layers []oci.Digest) e
 		l, err := s.cat.GearLayer(ctx, d)
 		if err == nil && l.Embedded {
 			err = s.grantOne(ctx, repo, l)
+			s.wake()
 		}
 		if err == nil {
 			continue
@@ -428,11 +429,15 @@ func (s *Service) convertQueued(ctx context.Context, d oci.Digest, attempts int,
 	if follows = errors.Is(err, errEarly); follows || ctx.Err() != nil { // the next look, or start, takes it up
 		return
 	}
-	if err == nil {
+	var awaits *awaitsError
+	switch {
+	case err == nil:
 		err = s.finished(ctx, d)
-	} else if errors.Is(err, errGone) {
+	case errors.Is(err, errGone):
 		err = s.cat.EndGearJob(ctx, d)
-	} else {
+	case errors.As(err, &awaits):
+		err = s.postpone(ctx, d, awaits.layer)
+	default:
 		err = s.failed(ctx, j, err)
 	}
 	if err != nil && ctx.Err() == nil {
@@ -502,8 +507,12 @@ func (s *Service) todo(ctx context.Context, d oci.Digest) (bool, error) {
 // convertStored converts a layer that is stored, if that is still to do. j is its
 // job, or nil if its files are wanted at once. Errors: errGone, errEarly.
 func (s *Service) convertStored(ctx context.Context, d oci.Digest, c *conversion, j *catalog.GearJob) error {
-	if todo, err := s.todo(ctx, d); err != nil || !todo {
+	todo, err := s.todo(ctx, d)
+	if err != nil {
 		return err
+	}
+	if !todo {
+		return s.grantMore(ctx, d)
 	}
 	body, size, err := s.blobs.OpenBlob(ctx, d, 0)
 	if errors.Is(err, catalog.ErrNotFound) {

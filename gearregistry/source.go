@@ -30,11 +30,7 @@ func (s *Service) StoredIndex(ctx context.Context, repo string, d oci.Digest) (x
 		return nil, false, err
 	}
 	if l.Embedded {
-		ok, err := s.cat.GearGranted(ctx, repo, d)
-		if err == nil && !ok {
-			err = &PendingError{Reason: errForeign.Error()}
-		}
-		if err != nil {
+		if err := s.mayUse(ctx, repo, d); err != nil {
 			return nil, true, err
 		}
 	}
