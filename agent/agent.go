@@ -71,6 +71,7 @@ type Agent struct {
 // layout is where everything lies.
 type layout struct {
 	cache, images, chains, trees, snapshots, mounts string // on disk
+	unpacked                                        string // trees where none can be mounted lazily
 	probe                                           string // for trying things out
 	volumeRecords                                   string // what is mounted of volumes
 	run, pool, views, state, keys, api              string // gone with a reboot
@@ -83,8 +84,8 @@ func layoutOf(cfg *config.Agent) layout {
 	return layout{
 		cache: filepath.Join(root, "cache"), images: filepath.Join(root, "images"), chains: filepath.Join(root, "chains"),
 		trees: filepath.Join(root, "trees"), snapshots: filepath.Join(root, "snapshots"), mounts: filepath.Join(root, "mounts"),
-		probe: filepath.Join(root, "probe"),
-		run:   run, pool: filepath.Join(run, "pool"), views: filepath.Join(run, "trees"), state: filepath.Join(run, "pool.state"),
+		unpacked: filepath.Join(root, "unpacked"), probe: filepath.Join(root, "probe"),
+		run: run, pool: filepath.Join(run, "pool"), views: filepath.Join(run, "trees"), state: filepath.Join(run, "pool.state"),
 		keys: filepath.Join(run, "keys.json"), api: filepath.Join(run, "agent.sock"),
 		volumeRecords: filepath.Join(root, "volumes"), volumes: filepath.Join(run, "volumes"), volumeMounts: filepath.Join(run, "volume-mounts"),
 		volumeState: filepath.Join(run, "volumes.state"), volumeSocket: filepath.Join(run, "volumes.sock"),
@@ -95,7 +96,7 @@ func layoutOf(cfg *config.Agent) layout {
 // them would see the files of all images. Mounts of snapshots pass through bind
 // mounts of containerd's, which need no way in.
 func (l *layout) makeDirs() error {
-	for _, dir := range []string{l.cache, l.images, l.chains, l.trees, l.snapshots, l.mounts, l.run, l.pool, l.views, l.volumes} {
+	for _, dir := range []string{l.cache, l.images, l.chains, l.trees, l.snapshots, l.mounts, l.unpacked, l.run, l.pool, l.views, l.volumes} {
 		if dir == l.pool || dir == l.volumes {
 			if _, mounted, err := view.Mounted(dir); err == nil && mounted {
 				continue
@@ -108,8 +109,9 @@ func (l *layout) makeDirs() error {
 	return nil
 }
 
-// New makes the worker of a pool: dev is its descriptor. What a worker before it
-// left is taken over. The listeners become the worker's.
+// New makes the worker of a pool: dev is its descriptor, nil where there can be no
+// pool: then images are unpacked. What a worker before it left is taken over. The
+// listeners become the worker's.
 func New(ctx context.Context, cfg *config.Agent, dev *os.File, ls Listeners, log *slog.Logger) (_ *Agent, err error) {
 	run, cancel := context.WithCancel(context.Background())
 	a := &Agent{cfg: cfg, log: log, lay: layoutOf(cfg), began: time.Now(), listeners: ls, cancel: cancel, poolEnded: make(chan struct{})}
@@ -131,30 +133,33 @@ func New(ctx context.Context, cfg *config.Agent, dev *os.File, ls Listeners, log
 	if err := a.openFiles(); err != nil {
 		return nil, err
 	}
-	tier, err := view.ParseTier(cfg.Kernel.Tier)
-	if err != nil {
+	if a.support, err = supportOf(ctx, cfg, a.lay.probe, dev, log); err != nil {
 		return nil, err
 	}
-	if a.support, err = probe(ctx, a.lay.probe, tier, log); err != nil {
-		return nil, err
+	if err := cleanUnpacked(a.lay.unpacked); err != nil {
+		log.Warn("what a crash left of unpacked images stays for now", "err", err)
 	}
 	recs := &records{dir: a.lay.chains}
 	if err := recs.clean(); err != nil {
 		log.Warn("what a crash left of images' records stays for now", "err", err)
 	}
-	if a.volumes, err = openVolumes(ctx, run, cfg, a.regs, recs, log); err != nil {
-		return nil, err
+	if dev != nil { // else nobody serves them
+		if a.volumes, err = openVolumes(ctx, run, cfg, a.regs, recs, log); err != nil {
+			return nil, err
+		}
 	}
 	a.chains = &chains{
-		records: recs, volumes: a.volumes, choice: cfg.Choice, trees: a.lay.trees, mounts: a.lay.views, pool: a.lay.pool,
+		records: recs, volumes: a.volumes, choice: cfg.Choice, trees: a.lay.trees, mounts: a.lay.views, pool: a.lay.pool, unpacked: a.lay.unpacked,
 		files: a.files, cache: a.cache, regs: a.regs, support: a.support, log: log, ctx: run,
 		opts:    chainOptions{cfg.Profiles.Record, cfg.Fetch.Background, cfg.Fetch.BackgroundDelay},
 		mounted: map[string]mountedTree{}, later: map[string]*time.Timer{},
 	}
 	a.chains.pulls = newPulls(run, &a.chains.work, cfg.Fetch.ConvertTimeout, nil, log, a.files.ObserveLink)
-	if a.pool, err = poolfs.New(dev, a.files, a.files, &poolfs.Options{
-		State: a.lay.state, Bound: cfg.Fetch.OpenTimeout, NoPassthrough: !cfg.Kernel.Passthrough, Opened: func(n [32]byte) { a.cache.Touch(n) }, Log: log}); err != nil {
-		return nil, err
+	if dev != nil {
+		if a.pool, err = poolfs.New(dev, a.files, a.files, &poolfs.Options{
+			State: a.lay.state, Bound: cfg.Fetch.OpenTimeout, NoPassthrough: !cfg.Kernel.Passthrough, Opened: func(n [32]byte) { a.cache.Touch(n) }, Log: log}); err != nil {
+			return nil, err
+		}
 	}
 	if a.mounts, err = openMounts(a.lay.mounts, a.chains); err != nil {
 		return nil, err
@@ -198,18 +203,28 @@ func (a *Agent) openFiles() (err error) {
 // images is fetched.
 const backgroundRest = 2 * time.Second
 
-// probe finds out what the kernel can do. What cannot be done lazily is unpacked.
-// What a worker that was killed while it did so left in dir is taken away.
-func probe(ctx context.Context, dir string, tier view.Tier, log *slog.Logger) (*view.Support, error) {
-	if err := view.UnmountBelow(dir); err != nil {
-		return nil, fmt.Errorf("take away what was tried out before: %w", err)
-	}
-	if err := errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o700)); err != nil {
+// supportOf finds out how images are mounted. What cannot be done lazily is unpacked,
+// also where the configuration asks for a way that does not work: a node without its
+// agent starts no containers at all.
+func supportOf(ctx context.Context, cfg *config.Agent, dir string, dev *os.File, log *slog.Logger) (*view.Support, error) {
+	tier, err := view.ParseTier(cfg.Kernel.Tier)
+	if err != nil {
 		return nil, err
 	}
-	s, err := view.Probe(ctx, dir, tier)
-	if err != nil {
-		return nil, fmt.Errorf("try what the kernel can do: %w", err)
+	s := &view.Support{Tier: view.Plain}
+	switch {
+	case dev == nil:
+		s.Reasons = []string{"plain: " + whyNoPool()}
+	default:
+		probed, err := probe(ctx, dir, tier)
+		if ctx.Err() != nil {
+			return nil, err
+		}
+		if err != nil {
+			s.Reasons = []string{err.Error(), "plain: nothing else works"}
+		} else {
+			s = probed
+		}
 	}
 	if s.Tier == view.FUSE {
 		s.Tier = view.Plain
@@ -220,6 +235,26 @@ func probe(ctx context.Context, dir string, tier view.Tier, log *slog.Logger) (*
 	}
 	log.Log(ctx, level, "images are mounted in this way", "tier", s.Tier, "reasons", s.Reasons)
 	return s, nil
+}
+
+// probe tries what the kernel can do. What a worker that was killed while it did so left
+// in dir is taken away.
+func probe(ctx context.Context, dir string, tier view.Tier) (*view.Support, error) {
+	if err := view.UnmountBelow(dir); err != nil {
+		return nil, fmt.Errorf("take away what was tried out before: %w", err)
+	}
+	if err := errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o700)); err != nil {
+		return nil, err
+	}
+	return view.Probe(ctx, dir, tier)
+}
+
+// whyNoPool says why there is no pool.
+func whyNoPool() string {
+	if err := poolfs.Available(); err != nil {
+		return fmt.Sprintf("there is no FUSE (%v)", err)
+	}
+	return "the pool could not be mounted when the agent started, as its log says"
 }
 
 // errPoolGone says that somebody has unmounted the pool.
@@ -241,8 +276,10 @@ func (a *Agent) Run(ctx context.Context, ready func()) error {
 		}()
 	}
 	// The pool goes first and ends last: all else may open files in it.
-	a.poolServed = true
-	serve("pool", a.servePool)
+	if a.pool != nil {
+		a.poolServed = true
+		serve("pool", a.servePool)
+	}
 	var err error
 	if a.snaps, err = snapshotter.New(a.lay.snapshots, a.chains, &snapshotter.Options{Logger: a.log}); err == nil {
 		a.startServers(serve)

@@ -132,9 +132,17 @@ func answer[In, Out any](do func(*http.Request, In) (Out, error)) http.HandlerFu
 
 func (a *Agent) status(ctx context.Context) Status {
 	s := Status{PID: os.Getpid(), Started: a.began, Root: a.cfg.Root, Tier: a.support.Tier.String(), Reasons: a.support.Reasons,
-		Snapshotter: a.cfg.Address, Pool: a.pool.Stats(), Volumes: a.volumes.status(ctx), Status: a.files.Status()}
+		Snapshotter: a.cfg.Address, Pool: a.poolStats(), Volumes: a.volumes.status(ctx), Status: a.files.Status()}
 	for _, m := range a.mounts.list() {
 		s.Mounts = append(s.Mounts, MountStatus(m))
+	}
+	return s
+}
+
+// poolStats are zero without a pool.
+func (a *Agent) poolStats() (s poolfs.Stats) {
+	if a.pool != nil {
+		s = a.pool.Stats()
 	}
 	return s
 }

@@ -31,16 +31,18 @@ type chains struct {
 	trees   string // image files
 	mounts  string // where these are mounted
 	pool    string // where the pool is mounted
-	files   *gearfs.Service
-	cache   *cachedir.Dir
-	regs    *registries
-	support *view.Support
-	opts    chainOptions
-	log     *slog.Logger
-	pulls   *pulls
-	volumes *volumes // nil: none are configured
-	choice  config.AgentChoice
-	plain   choices // of images that no chain stands for
+	// unpacked is where trees are that cannot be mounted lazily.
+	unpacked string
+	files    *gearfs.Service
+	cache    *cachedir.Dir
+	regs     *registries
+	support  *view.Support
+	opts     chainOptions
+	log      *slog.Logger
+	pulls    *pulls
+	volumes  *volumes // nil: none are configured
+	choice   config.AgentChoice
+	plain    choices // of images that no chain stands for
 
 	// changing is held while records are changed, from reading them on.
 	changing sync.Mutex
@@ -98,8 +100,8 @@ func (c *chains) prepare(chain, ref string) {
 		}
 		return
 	}
-	if !c.files.HasImage(chain) {
-		return // a volume
+	if !c.files.HasImage(chain) || c.eager() {
+		return // a volume, or all is here
 	}
 	if _, err := c.files.Prefetch(c.ctx, chain, nil); err != nil && c.ctx.Err() == nil {
 		c.log.Warn("the profile's files of an image are not fetched", "image", ref, "err", err)
@@ -190,6 +192,9 @@ func (c *chains) mountGear(ctx context.Context, rec *chainRecord) (snapshotter.L
 	x, err := c.know(rec.Chain, rec)
 	if err != nil {
 		return none, err
+	}
+	if c.eager() {
+		return c.unpack(ctx, rec, x)
 	}
 	file, err := c.compiled(ctx, rec, x)
 	if err != nil {
@@ -292,7 +297,7 @@ func (c *chains) startedBy(ctx context.Context, n snapshotter.Container, way str
 		c.volumes.started(n.Key, n.Chain)
 		return nil
 	}
-	if n.Running {
+	if n.Running || c.eager() {
 		return c.files.Adopt(n.Key, n.Chain)
 	}
 	mount := n.Mount
@@ -416,6 +421,9 @@ func (c *chains) drop(chain string) error {
 	}
 	if rec != nil { // it is nil if it was damaged
 		c.volumes.release(rec.Volume)
+	}
+	if err := os.RemoveAll(c.unpackedAt(chain)); err != nil {
+		return err
 	}
 	if rec == nil || rec.Image == "" {
 		return nil

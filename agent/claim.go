@@ -5,11 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"example.org/slipway/config"
 	"example.org/slipway/gear"
 	"example.org/slipway/gearfs"
-	"example.org/slipway/gearfs/view"
 	"example.org/slipway/oci"
 	"example.org/slipway/snapshotter"
 )
@@ -61,7 +61,7 @@ func (c *chains) claimBy(ctx context.Context, l snapshotter.Layer, ref reference
 		case reason != "":
 			why = append(why, way+": "+reason)
 		default:
-			why = append(why, way+": used")
+			why = append(why, way+": "+c.used(way))
 			err = c.settle(l, way, why, snapshot)
 			if len(l.Layers) == 1 {
 				c.volumes.settled(reg, ref, oci.Digest(l.Manifest), fs)
@@ -78,6 +78,19 @@ func (c *chains) claimBy(ctx context.Context, l snapshotter.Layer, ref reference
 	}
 	c.plain.put(l.ImageRef, append(slices.Clone(why), "plain: used"))
 	return why, false, err
+}
+
+// used says how a way that was taken is gone.
+func (c *chains) used(way string) string {
+	if way == config.WayGear && c.eager() {
+		return "unpacked by the agent, as " + c.whyEager()
+	}
+	return "used"
+}
+
+// whyEager says why images are unpacked.
+func (c *chains) whyEager() string {
+	return "this machine cannot mount it lazily: " + strings.Join(c.support.Reasons, "; ")
 }
 
 // settle notes of the last layer of an image how containers of it get its tree, and
@@ -145,8 +158,8 @@ func (c *chains) claimVolume(ctx context.Context, l snapshotter.Layer, ref refer
 
 // claimGear claims a layer that has an index, or tells why not.
 func (c *chains) claimGear(ctx context.Context, l snapshotter.Layer, ref reference, reg *registry, snapshot bool) (reason string, err error) {
-	if c.support.Tier == view.Plain {
-		return "this kernel cannot mount it", nil
+	if snapshot && c.eager() { // containerd unpacks it
+		return c.whyEager(), nil
 	}
 	if reason := c.regs.believed(ref.host); reason != "" {
 		return reason, nil

@@ -175,6 +175,18 @@ func MountPool(cfg *config.Agent, log *slog.Logger) (*os.File, error) {
 	return dev, nil
 }
 
+// poolOrNone returns the descriptor of the pool, or nil where none can be mounted:
+// images are unpacked then, and volumes are not used. A node without its agent would
+// start no containers at all.
+func poolOrNone(mount func(*config.Agent, *slog.Logger) (*os.File, error), cfg *config.Agent, log *slog.Logger) *os.File {
+	dev, err := mount(cfg, log)
+	if err != nil {
+		log.Warn("there is no pool for files that are fetched when they are opened, so images are unpacked", "err", err)
+		return nil
+	}
+	return dev
+}
+
 // Keep mounts the pool, opens the sockets, and keeps a worker running until ctx
 // ends. worker makes the command of a worker that was handed the sockets with
 // these names, volumeWorker that of a volume worker. While containers use files of the agent it goes on in spite of
@@ -194,14 +206,13 @@ func Keep(ctx, stop context.Context, cfg *config.Agent, worker func(sockets []st
 	if err != nil {
 		return err
 	}
-	dev, err := MountPool(cfg, log)
-	if err != nil {
-		return err
-	}
-	defer dev.Close()
-	vols, err := keepVolumes(cfg, mountVolumes, volumeWorker, log)
-	if err != nil {
-		return err
+	dev := poolOrNone(MountPool, cfg, log)
+	var vols *volumeKeeper
+	if dev != nil {
+		defer dev.Close()
+		if vols, err = keepVolumes(cfg, mountVolumes, volumeWorker, log); err != nil {
+			return err
+		}
 	}
 	go footprint.Keep(ctx)
 	lay := layoutOf(cfg)

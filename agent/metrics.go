@@ -117,7 +117,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	count(descs.cacheEvicted, float64(s.Cache.Evicted))
 	count(descs.cacheEvictedBytes, float64(s.Cache.EvictedBytes))
 	count(descs.cacheDamaged, float64(s.Cache.Damaged))
-	p := c.a.pool.Stats()
+	p := c.a.poolStats()
 	count(descs.poolOpens, float64(p.OpensPassthrough), "passthrough")
 	count(descs.poolOpens, float64(p.OpensCached), "cached")
 	count(descs.poolOpens, float64(p.OpensFailed), "failed")

@@ -3,7 +3,6 @@ package agent
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -16,11 +15,18 @@ import (
 // RunWorker is the worker of a keeper, which handed over the sockets with these
 // names. It serves until ctx ends.
 func RunWorker(ctx context.Context, cfg *config.Agent, sockets []string, log *slog.Logger, ready func()) error {
-	dev, err := poolfs.Inherited(poolName)
-	if err != nil {
-		return fmt.Errorf("a worker is started by slipway agent only: %w", err)
+	if len(sockets) == 0 {
+		return errors.New("a worker is started by slipway agent only")
 	}
-	defer dev.Close()
+	dev, err := poolfs.Inherited(poolName)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		dev = nil // the keeper has none
+	case err != nil:
+		return err
+	default:
+		defer dev.Close()
+	}
 	ls, err := InheritListeners(sockets)
 	if err != nil {
 		return err
@@ -44,14 +50,13 @@ func RunStored(ctx context.Context, cfg *config.Agent, volumeWorker func() *exec
 	if err != nil {
 		return err
 	}
-	dev, err := storedPool(cfg, log)
-	if err != nil {
-		return errors.Join(err, ls.Close())
-	}
-	defer dev.Close()
-	vols, err := keepVolumes(cfg, storedVolumes, volumeWorker, log)
-	if err != nil {
-		return errors.Join(err, ls.Close())
+	dev := poolOrNone(storedPool, cfg, log)
+	var vols *volumeKeeper
+	if dev != nil {
+		defer dev.Close()
+		if vols, err = keepVolumes(cfg, storedVolumes, volumeWorker, log); err != nil {
+			return errors.Join(err, ls.Close())
+		}
 	}
 	a, err := New(ctx, cfg, dev, ls, log)
 	if err != nil {

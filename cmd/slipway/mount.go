@@ -182,7 +182,7 @@ func addMode(cmd *cobra.Command, mode *string) {
 
 // how tells of ways that were tried in vain, or of another one than gear.
 func how(why []string) string {
-	if len(why) == 0 || len(why) == 1 && strings.HasPrefix(why[0], "gear:") {
+	if len(why) == 0 || len(why) == 1 && why[0] == "gear: used" {
 		return ""
 	}
 	return " (" + strings.Join(why, "; ") + ")"

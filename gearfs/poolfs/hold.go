@@ -57,7 +57,8 @@ type Holder struct {
 	replaced bool // the worker was told to make room for the next
 }
 
-// NewHolder returns a holder of dev, which stays the caller's. command makes the command of a worker: a program that
+// NewHolder returns a holder of dev, which stays the caller's, and may be nil: then it keeps a worker that has no pool,
+// and which [Inherited] tells so. command makes the command of a worker: a program that
 // does not lie on the pool, which takes dev from [Inherited], serves until SIGTERM and then exits. The holder adds the
 // descriptor.
 func NewHolder(dev *os.File, command func() *exec.Cmd, o *HolderOptions) *Holder {
@@ -74,7 +75,7 @@ func NewHolder(dev *os.File, command func() *exec.Cmd, o *HolderOptions) *Holder
 	def(&h.o.MaxBackoff, 2*time.Second)
 	def(&h.o.Bound, 60*time.Second)
 	def(&h.o.Grace, 10*time.Second)
-	if h.o.Refuse == nil && h.o.State != "" {
+	if h.o.Refuse == nil && h.o.State != "" && dev != nil {
 		h.o.Refuse = h.refuse
 	}
 	if h.o.Log == nil {
@@ -118,6 +119,9 @@ func (h *Holder) finished(ctx context.Context) bool {
 
 // Gone tells whether the file system is unmounted and unused, or aborted.
 func (h *Holder) Gone() bool {
+	if h.dev == nil {
+		return false
+	}
 	fd, err := fuse.RawFD(h.dev)
 	if err != nil {
 		return true

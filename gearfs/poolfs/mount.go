@@ -29,6 +29,15 @@ func Mount(dir string, o *MountOptions) (*os.File, error) {
 	return fuse.Mount(dir, fuse.MountOptions{Source: source, ReadaheadBytes: o.ReadaheadBytes, ReadOnly: true})
 }
 
+// Available returns why no pool can be mounted here, as far as the device tells.
+func Available() error {
+	f, err := os.OpenFile(fuse.Device, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	return f.Close()
+}
+
 // Teardown aborts the connection of the pool mounted at dir and unmounts it: for the end of a node's service or of a
 // test, when nobody may be left hanging. Nothing mounted there is no error.
 func Teardown(dir string) error { return fuse.Teardown(dir) }
