@@ -55,6 +55,7 @@ type Agent struct {
 	api     *http.Server
 	metrics *http.Server
 	support *view.Support
+	stale   []view.Mount // overlays over a pool that is gone
 
 	listeners Listeners
 	cancel    context.CancelFunc
@@ -164,7 +165,15 @@ func New(ctx context.Context, cfg *config.Agent, dev *os.File, ls Listeners, log
 	if a.mounts, err = openMounts(a.lay.mounts, a.chains); err != nil {
 		return nil, err
 	}
-	a.cache.SetHolders(&holders{a.pool, a.chains})
+	if a.pool != nil {
+		a.cache.SetHolders(&holders{a.pool, a.chains})
+	}
+	if a.pool != nil && a.pool.Fresh() {
+		if a.stale, err = overlaysOf(cfg.Root); err != nil {
+			return nil, err
+		}
+		refresh(a.stale, log)
+	}
 	a.chains.inUse = a.mounts.uses
 	a.volumes.begin()
 	if cfg.CRI.Address != "" {
@@ -279,6 +288,7 @@ func (a *Agent) Run(ctx context.Context, ready func()) error {
 	if a.pool != nil {
 		a.poolServed = true
 		serve("pool", a.servePool)
+		a.chains.background(func() { a.refreshAgain(a.chains.ctx, a.stale) })
 	}
 	var err error
 	if a.snaps, err = snapshotter.New(a.lay.snapshots, a.chains, &snapshotter.Options{Logger: a.log}); err == nil {

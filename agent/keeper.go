@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -207,10 +208,11 @@ func Keep(ctx, stop context.Context, cfg *config.Agent, worker func(sockets []st
 		return err
 	}
 	dev := poolOrNone(MountPool, cfg, log)
+	started := spareFromOOM(log)
 	var vols *volumeKeeper
 	if dev != nil {
 		defer dev.Close()
-		if vols, err = keepVolumes(cfg, mountVolumes, volumeWorker, log); err != nil {
+		if vols, err = keepVolumes(cfg, mountVolumes, volumeWorker, started, log); err != nil {
 			return err
 		}
 	}
@@ -221,7 +223,7 @@ func Keep(ctx, stop context.Context, cfg *config.Agent, worker func(sockets []st
 		cmd := worker(names)
 		cmd.ExtraFiles = fds
 		return cmd
-	}, &poolfs.HolderOptions{State: lay.state, Bound: cfg.Fetch.OpenTimeout, Log: log, Busy: func() bool {
+	}, &poolfs.HolderOptions{State: lay.state, Bound: cfg.Fetch.OpenTimeout, Started: started, Log: log, Busy: func() bool {
 		users := usersOf(cfg.Root) + volumeUsers(lay.volumeMounts)
 		if users == 0 || stop.Err() != nil {
 			return false
@@ -256,22 +258,18 @@ func release(cfg *config.Agent, log *slog.Logger) error {
 
 // usersOf counts the overlays of an agent: the root file systems of containers.
 func usersOf(root string) int {
-	list, err := view.Mounts("/")
+	list, err := overlaysOf(root)
 	if err != nil {
 		return 1 // not known, so none may be harmed
 	}
-	cache := filepath.Join(root, "cache")
-	n := 0
-	for i := range list {
-		if list[i].Type != "overlay" {
-			continue
-		}
-		for _, d := range list[i].Layers().Data {
-			if strings.HasPrefix(d, cache+"/") {
-				n++
-				break
-			}
-		}
-	}
-	return n
+	return len(list)
+}
+
+// overlaysOf lists the overlays of an agent.
+func overlaysOf(root string) ([]view.Mount, error) {
+	list, err := view.Mounts("/")
+	cache := filepath.Join(root, "cache") + "/"
+	return slices.DeleteFunc(list, func(m view.Mount) bool {
+		return m.Type != "overlay" || !slices.ContainsFunc(m.Layers().Data, func(d string) bool { return strings.HasPrefix(d, cache) })
+	}), err
 }

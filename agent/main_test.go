@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"os/exec"
 	"os/signal"
 	"strings"
 	"syscall"
@@ -32,17 +33,39 @@ func TestMain(m *testing.M) {
 	mounttest.Main(m)
 }
 
+// testProcess is such a process, which ends with this one.
+func testProcess(what, config string) *exec.Cmd {
+	cmd := exec.Command("/proc/self/exe")
+	// The race detector sleeps for a second at the end of a process by default.
+	cmd.Env = append(os.Environ(), asProcess+"="+what, withConfig+"="+config, "GORACE=atexit_sleep_ms=0 "+os.Getenv("GORACE"))
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	return cmd
+}
+
+func workerProcess(config string) func(sockets []string) *exec.Cmd {
+	return func(sockets []string) *exec.Cmd {
+		cmd := testProcess("worker", config)
+		cmd.Env = append(cmd.Env, withSocks+"="+strings.Join(sockets, ","))
+		return cmd
+	}
+}
+
 // runProcess is what such a process does.
 func runProcess(what string) error {
 	cfg, _, err := config.LoadAgent(os.Getenv(withConfig), nil)
 	if err != nil {
 		return err
 	}
+	Outlive()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelInfo})).With("process", what)
-	if what == "volume-worker" {
+	switch what {
+	case "volume-worker":
 		return RunVolumeWorker(ctx, cfg, log)
+	case "keeper":
+		return Keep(ctx, context.Background(), cfg, workerProcess(os.Getenv(withConfig)), func() *exec.Cmd { return testProcess("volume-worker", os.Getenv(withConfig)) }, log)
 	}
 	return RunWorker(ctx, cfg, strings.Split(os.Getenv(withSocks), ","), log, func() {})
 }

@@ -54,7 +54,7 @@ func RunStored(ctx context.Context, cfg *config.Agent, volumeWorker func() *exec
 	var vols *volumeKeeper
 	if dev != nil {
 		defer dev.Close()
-		if vols, err = keepVolumes(cfg, storedVolumes, volumeWorker, log); err != nil {
+		if vols, err = keepVolumes(cfg, storedVolumes, volumeWorker, nil, log); err != nil {
 			return errors.Join(err, ls.Close())
 		}
 	}

@@ -36,8 +36,8 @@ type volumeKeeper struct {
 }
 
 // keepVolumes begins to keep the volumes of an agent; nil if it is to have none.
-// command makes the command of a volume worker.
-func keepVolumes(cfg *config.Agent, dev func(*config.Agent, *slog.Logger) (*os.File, error), command func() *exec.Cmd, log *slog.Logger) (_ *volumeKeeper, err error) {
+// command makes the command of a volume worker, started is told its process id.
+func keepVolumes(cfg *config.Agent, dev func(*config.Agent, *slog.Logger) (*os.File, error), command func() *exec.Cmd, started func(pid int), log *slog.Logger) (_ *volumeKeeper, err error) {
 	if !cfg.Volumes.Configured() {
 		return nil, nil
 	}
@@ -64,7 +64,7 @@ func keepVolumes(cfg *config.Agent, dev func(*config.Agent, *slog.Logger) (*os.F
 		cmd := command()
 		cmd.ExtraFiles = []*os.File{k.socket}
 		return cmd
-	}, &poolfs.HolderOptions{Bound: cfg.Volumes.Outage, Log: log.With("of", "volumes"),
+	}, &poolfs.HolderOptions{Bound: cfg.Volumes.Outage, Started: started, Log: log.With("of", "volumes"),
 		Refuse: func(ctx context.Context) error { return volfs.Refuse(ctx, k.dev, layoutOf(cfg).volumeState) }})
 	var ctx context.Context
 	ctx, k.end = context.WithCancel(context.Background())

@@ -22,7 +22,7 @@ func TestNoVolumeWorker(t *testing.T) {
 	dir := t.TempDir()
 	cfg := &config.Agent{Root: filepath.Join(dir, "root"), Run: filepath.Join(dir, "run")}
 	cfg.Volumes.File.Dir, cfg.Volumes.Outage = dir, time.Second
-	k, err := keepVolumes(cfg, mountVolumes, func() *exec.Cmd { return exec.Command("false") }, slog.New(slog.DiscardHandler))
+	k, err := keepVolumes(cfg, mountVolumes, func() *exec.Cmd { return exec.Command("false") }, nil, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

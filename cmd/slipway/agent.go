@@ -77,17 +77,25 @@ containers need until it is there again.`,
 				return err
 			}
 			log := agentLogger(cfg, cmd.ErrOrStderr())
+			ctx := cmd.Context()
+			hangup := !signal.Ignored(syscall.SIGHUP) // not below nohup
+			agent.Outlive()
 			switch {
 			case cmd.Flags().Changed("worker"):
-				return runWorker(cmd.Context(), cfg, worker, log)
+				return runWorker(ctx, cfg, worker, log)
 			case os.Getenv("NOTIFY_SOCKET") != "":
 				self, err := os.Executable()
 				if err != nil {
 					return err
 				}
-				return agent.RunStored(cmd.Context(), cfg, volumeWorker(cfg, &f, self, true), log, func() { _, _ = daemon.SdNotify(false, daemon.SdNotifyReady) })
+				return agent.RunStored(ctx, cfg, volumeWorker(cfg, &f, self, true), log, func() { _, _ = daemon.SdNotify(false, daemon.SdNotifyReady) })
 			default:
-				return keepAgent(cmd.Context(), cfg, &f, log)
+				if hangup { // the end of the terminal is as good as a signal to end
+					var stop context.CancelFunc
+					ctx, stop = signal.NotifyContext(ctx, syscall.SIGHUP)
+					defer stop()
+				}
+				return keepAgent(ctx, cfg, &f, log)
 			}
 		},
 	}

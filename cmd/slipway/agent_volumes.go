@@ -26,6 +26,7 @@ func volumeWorkerCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			agent.Outlive()
 			return agent.RunVolumeWorker(cmd.Context(), cfg, agentLogger(cfg, cmd.ErrOrStderr()))
 		},
 	}

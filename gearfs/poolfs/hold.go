@@ -41,6 +41,8 @@ type HolderOptions struct {
 	Grace time.Duration
 	// Busy tells whether the mount is still in use. The holder does not end while it says so. Default: never busy.
 	Busy func() bool
+	// Started is told the process id of each worker. Default none.
+	Started func(pid int)
 	// Log gets what an operator would want to know. Default none.
 	Log *slog.Logger
 }
@@ -143,6 +145,9 @@ func (h *Holder) runWorker(ctx context.Context) error {
 	}
 	h.setWorker(cmd.Process)
 	defer h.setWorker(nil)
+	if h.o.Started != nil {
+		h.o.Started(cmd.Process.Pid)
+	}
 	h.o.Log.Info("pool worker", "pid", cmd.Process.Pid)
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()

@@ -147,6 +147,9 @@ func New(dev *os.File, b Backend, r Resolver, o *Options) (*Server, error) {
 	return s, nil
 }
 
+// Fresh reports whether nobody has served the pool before. It is asked before Serve.
+func (s *Server) Fresh() bool { return s.table.settled() == nil }
+
 // Close lets go of what New took, if Serve was not called or has returned. The mount stays, and needs a successor.
 func (s *Server) Close() error { return errors.Join(s.table.close(), s.conn.Close()) }
 
