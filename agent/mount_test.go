@@ -49,3 +49,50 @@ func TestMountPowers(t *testing.T) {
 		}
 	}
 }
+
+// TestPlainUmount: a mount of whatever kind that somebody took away with umount(8) is gone
+// for the agent, too: it can be made again, also in another way, and nothing counts as
+// running that is not.
+func TestPlainUmount(t *testing.T) {
+	b := newVolumeBed(t, "local", "ext4", "gear, plain")
+	b.mountsOnceBuilt()
+	img := b.push("team/app", 1, map[string]string{"a": "first"})
+	modes := []string{ModeGear, ModeLocal, ModeNetwork, ModeGear}
+	for i, mode := range modes {
+		for n, flags := range []int{0, unix.MNT_DETACH} {
+			at := filepath.Join(b.dir, "at")
+			if err := os.MkdirAll(at, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			req := MountRequest{Image: img.ref, Dir: at, Mode: mode}
+			if mode != ModeNetwork && (i+n)%2 == 0 {
+				req.Upper = at + ".upper"
+			}
+			if _, err := b.caller.Mount(t.Context(), req); err != nil {
+				t.Fatalf("%+v: %v", req, err)
+			}
+			b.read(filepath.Join(at, "a"), "first")
+			if _, err := b.caller.Mount(t.Context(), req); err == nil {
+				t.Errorf("%+v is mounted twice", req)
+			}
+			if err := unix.Unmount(at, flags); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	other := filepath.Join(b.dir, "other")
+	if err := os.Mkdir(other, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.caller.Mount(t.Context(), MountRequest{Image: img.ref, Dir: other}); err != nil {
+		t.Fatal(err)
+	}
+	s, err := b.caller.Status(t.Context())
+	if err != nil || len(s.Mounts) != 1 || len(s.Containers) != 1 {
+		t.Errorf("one mount is there, and %+v and containers %+v are known (%v)", s.Mounts, s.Containers, err)
+	}
+	if err := b.caller.Umount(t.Context(), other); err != nil {
+		t.Error(err)
+	}
+	b.noUse()
+}

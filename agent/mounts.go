@@ -102,11 +102,12 @@ type mounts struct {
 	claiming sync.RWMutex
 	mu       sync.Mutex
 	all      map[string]*mountRecord // by directory
+	making   map[string]bool         // directories of those that are about to be mounted
 }
 
 // openMounts reads back what is mounted; what no longer is, is forgotten.
 func openMounts(dir string, c *chains) (*mounts, error) {
-	m := &mounts{dir: dir, chains: c, all: map[string]*mountRecord{}}
+	m := &mounts{dir: dir, chains: c, all: map[string]*mountRecord{}, making: map[string]bool{}}
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, err
@@ -132,16 +133,41 @@ func openMounts(dir string, c *chains) (*mounts, error) {
 			}
 			continue
 		}
-		if r.Clone {
-			if err := c.DropRoot(c.ctx, r.key()); err != nil {
-				c.log.Warn("the clone of a mount that is gone stays for now", "dir", r.Dir, "err", err)
-			}
-		}
-		if err := m.forget(&r); err != nil {
-			c.log.Warn("a mount that is gone is not forgotten", "dir", r.Dir, "err", err)
-		}
+		m.letGo(&r)
 	}
 	return m, nil
+}
+
+// letGo forgets a mount that somebody else has unmounted.
+func (m *mounts) letGo(r *mountRecord) {
+	c := m.chains
+	if r.Clone {
+		if err := c.DropRoot(c.ctx, r.key()); err != nil {
+			c.log.Warn("the clone of a mount that is gone stays for now", "dir", r.Dir, "err", err)
+		}
+	}
+	if err := m.forget(r); err != nil {
+		c.log.Warn("a mount that is gone is not forgotten", "dir", r.Dir, "err", err)
+	}
+}
+
+// sweep forgets what was mounted and is not any more: by umount(8) as a rule.
+func (m *mounts) sweep(ctx context.Context) {
+	m.mu.Lock()
+	var gone []*mountRecord
+	for dir, r := range m.all {
+		if !m.making[dir] && !r.there() {
+			gone = append(gone, r)
+			delete(m.all, dir)
+		}
+	}
+	m.mu.Unlock()
+	for _, r := range gone {
+		if err := m.chains.Stopped(ctx, r.key()); err != nil {
+			m.chains.log.Warn("a mount that is gone counts as running", "dir", r.Dir, "err", err)
+		}
+		m.letGo(r)
+	}
 }
 
 func (m *mounts) file(dir string) string {
@@ -154,6 +180,7 @@ func (m *mounts) mount(ctx context.Context, req MountRequest) (*MountAnswer, err
 	if err := checkMount(&req); err != nil {
 		return nil, err
 	}
+	m.sweep(ctx)
 	use, fs, err := m.modeOf(&req)
 	if err != nil {
 		return nil, err
@@ -168,10 +195,13 @@ func (m *mounts) mount(ctx context.Context, req MountRequest) (*MountAnswer, err
 	} else {
 		err = m.overlay(ctx, r, &req)
 	}
+	m.mu.Lock()
+	delete(m.making, r.Dir)
 	if err != nil {
-		m.mu.Lock()
 		delete(m.all, r.Dir)
-		m.mu.Unlock()
+	}
+	m.mu.Unlock()
+	if err != nil {
 		return nil, errors.Join(err, m.forget(r))
 	}
 	return &MountAnswer{Image: req.Image, Manifest: img.Manifest.Digest, Chain: r.Chain, Config: img.Config, Why: why}, nil
@@ -190,9 +220,9 @@ func (m *mounts) reserve(ctx context.Context, req *MountRequest, use []string, f
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.all[r.Dir] != nil {
-		return nil, nil, nil, fmt.Errorf("%s is in use already", r.Dir)
+		return nil, nil, nil, fmt.Errorf("something is being mounted at %s already", r.Dir)
 	}
-	m.all[r.Dir] = r
+	m.all[r.Dir], m.making[r.Dir] = r, true
 	return img, why, r, nil
 }
 
@@ -247,7 +277,7 @@ func (m *mounts) claim(ctx context.Context, image, platform string, use []string
 			return nil, nil, nil, err
 		}
 		if err != nil || !ok {
-			return nil, nil, nil, fmt.Errorf("%s cannot be mounted: %s (slipway status of its registry tells more)", image, strings.Join(why, "; "))
+			return nil, nil, nil, fmt.Errorf("the agent cannot mount %s: %s", image, strings.Join(why, "; "))
 		}
 	}
 	return img, l, why, nil

@@ -150,6 +150,7 @@ func (m *mounts) reserveMap(ctx context.Context, req *MapRequest) (r *mountRecor
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	r.Mapped = true
+	delete(m.making, r.Dir)
 	return r, true, nil
 }
 
