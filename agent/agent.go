@@ -57,6 +57,9 @@ type Agent struct {
 	support *view.Support
 	stale   []view.Mount // overlays over a pool that is gone
 
+	// ender ends all of the agent, its keeper told twice; nil: systemd does.
+	ender func(twice bool) error
+
 	listeners Listeners
 	cancel    context.CancelFunc
 

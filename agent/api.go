@@ -89,6 +89,7 @@ func (a *Agent) apiHandler() http.Handler {
 	mux.HandleFunc("GET "+apiStatus, answer(func(r *http.Request, _ struct{}) (Status, error) { return a.status(r.Context()), nil }))
 	mux.HandleFunc("POST "+apiMount, answer(func(r *http.Request, req MountRequest) (*MountAnswer, error) { return a.mounts.mount(r.Context(), req) }))
 	mux.HandleFunc("POST "+apiUmount, answer(func(_ *http.Request, req MountRequest) (struct{}, error) { return struct{}{}, a.mounts.umount(req.Dir) }))
+	mux.HandleFunc("POST "+apiStop, answer(func(_ *http.Request, req StopRequest) (struct{}, error) { return struct{}{}, a.stop(req) }))
 	mux.HandleFunc("GET "+apiExplain, answer(func(r *http.Request, _ struct{}) (Explanation, error) {
 		return a.explain(r.Context(), r.URL.Query().Get("image"))
 	}))
@@ -302,6 +303,29 @@ func (c *Caller) Verify(ctx context.Context) (v VerifyAnswer, err error) {
 	return v, c.call(ctx, http.MethodPost, apiVerify, nil, &v)
 }
 
+// Ready waits until the agent answers, for no longer than one may take to start. Errors:
+// ErrNoAgent.
+func (c *Caller) Ready(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, readyWithin)
+	defer cancel()
+	_, err := c.Status(ctx)
+	return err
+}
+
+const readyWithin = 30 * time.Second
+
+// stateOf says what state an agent is in that gives no answer.
+func stateOf(ctx context.Context, err error) error {
+	switch {
+	case errors.Is(err, ErrNoAgent), errors.Is(err, fs.ErrPermission):
+	case errors.Is(ctx.Err(), context.DeadlineExceeded):
+		return fmt.Errorf("the agent is running and does not answer, as its worker is busy or does not start; its log tells why: %w", err)
+	case ctx.Err() == nil && (errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, unix.ECONNRESET)):
+		return fmt.Errorf("the agent's worker ended before it answered, and the next one starts; its log tells why: %w", err)
+	}
+	return fmt.Errorf("ask the agent: %w", err)
+}
+
 func (c *Caller) call(ctx context.Context, method, path string, in, out any) error {
 	var body io.Reader = http.NoBody
 	if in != nil {
@@ -317,12 +341,12 @@ func (c *Caller) call(ctx context.Context, method, path string, in, out any) err
 	}
 	resp, err := c.http.Do(req)
 	if err != nil {
-		return fmt.Errorf("ask the agent: %w", err)
+		return stateOf(ctx, err)
 	}
 	defer resp.Body.Close()
 	b, err := io.ReadAll(io.LimitReader(resp.Body, maxAPI))
 	if err != nil {
-		return fmt.Errorf("answer of the agent: %w", err)
+		return stateOf(ctx, err)
 	}
 	if resp.StatusCode != http.StatusOK {
 		return errors.New(strings.TrimSpace(string(b)))

@@ -65,7 +65,9 @@ func runProcess(what string) error {
 	case "volume-worker":
 		return RunVolumeWorker(ctx, cfg, log)
 	case "keeper":
-		return Keep(ctx, context.Background(), cfg, workerProcess(os.Getenv(withConfig)), func() *exec.Cmd { return testProcess("volume-worker", os.Getenv(withConfig)) }, log)
+		again, ended := SecondSignal(ctx)
+		defer ended()
+		return Keep(ctx, again, cfg, workerProcess(os.Getenv(withConfig)), func() *exec.Cmd { return testProcess("volume-worker", os.Getenv(withConfig)) }, log)
 	}
 	return RunWorker(ctx, cfg, strings.Split(os.Getenv(withSocks), ","), log, func() {})
 }

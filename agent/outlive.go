@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"os"
@@ -14,6 +15,25 @@ import (
 // goes with its keeper, and with it what containers can open.
 func Outlive() {
 	signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2)
+}
+
+// SecondSignal returns a context that ends with the first signal to end after ctx did,
+// which the first one ended. It takes signals from their defaults then, so that this one
+// ends the process in order, too.
+func SecondSignal(ctx context.Context) (context.Context, context.CancelFunc) {
+	stop, ended := context.WithCancel(context.Background())
+	context.AfterFunc(ctx, func() {
+		again := make(chan os.Signal, 1)
+		signal.Notify(again, os.Interrupt, syscall.SIGTERM)
+		go func() {
+			select {
+			case <-again:
+				ended()
+			case <-stop.Done():
+			}
+		}()
+	})
+	return stop, ended
 }
 
 const oomScoreAdj = "/proc/%s/oom_score_adj"

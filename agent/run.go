@@ -15,6 +15,7 @@ import (
 // RunWorker is the worker of a keeper, which handed over the sockets with these
 // names. It serves until ctx ends.
 func RunWorker(ctx context.Context, cfg *config.Agent, sockets []string, log *slog.Logger, ready func()) error {
+	ender := keeperEnder() // its keeper is its parent now
 	if len(sockets) == 0 {
 		return errors.New("a worker is started by slipway agent only")
 	}
@@ -35,6 +36,7 @@ func RunWorker(ctx context.Context, cfg *config.Agent, sockets []string, log *sl
 	if err != nil {
 		return errors.Join(err, ls.Close())
 	}
+	a.ender = ender
 	return a.Run(ctx, ready)
 }
 

@@ -105,7 +105,7 @@ containers need until it is there again.`,
 	if err := cmd.Flags().MarkHidden("worker"); err != nil {
 		panic(err) // the flag is there
 	}
-	cmd.AddCommand(volumeWorkerCommand(), agentStatusCommand(), agentExplainCommand(), agentConfigCommand(), agentVerifyCommand(), agentSetupCommand())
+	cmd.AddCommand(volumeWorkerCommand(), agentStatusCommand(), agentStopCommand(), agentExplainCommand(), agentConfigCommand(), agentVerifyCommand(), agentSetupCommand())
 	return cmd
 }
 
@@ -126,21 +126,8 @@ func keepAgent(ctx context.Context, cfg *config.Agent, f *agentFlags, log *slog.
 	if os.Geteuid() != 0 {
 		return errors.New("the agent mounts file systems and must be root")
 	}
-	// The first signal ended ctx and gave signals back to their defaults; the
-	// second one is to end it too, but in order.
-	stop, ended := context.WithCancel(context.Background())
+	stop, ended := agent.SecondSignal(ctx)
 	defer ended()
-	context.AfterFunc(ctx, func() {
-		again := make(chan os.Signal, 1)
-		signal.Notify(again, os.Interrupt, syscall.SIGTERM)
-		go func() {
-			select {
-			case <-again:
-				ended()
-			case <-stop.Done():
-			}
-		}()
-	})
 	self, err := os.Executable()
 	if err != nil {
 		return err
