@@ -125,6 +125,9 @@ func (c *chains) claimVolume(ctx context.Context, l snapshotter.Layer, ref refer
 		}
 		below = parent.Layers
 	}
+	if c.volumes == nil && c.eager() {
+		return "there are no volumes, as " + c.whyEager(), nil
+	}
 	r, reason := c.volumes.decide(ctx, reg, ref, l.ImageRef, oci.Digest(l.Manifest), fs)
 	if r == nil {
 		return reason, nil
@@ -172,7 +175,7 @@ func (c *chains) claimGear(ctx context.Context, l snapshotter.Layer, ref referen
 	case errors.Is(err, errNoRecord):
 		ok, err := c.claimNew(ctx, l, ref, reg, snapshot)
 		if err == nil && !ok {
-			reason = fmt.Sprintf("layer %s has no index: its registry does not offer Gear, or has not converted it", l.Digest)
+			reason = fmt.Sprintf("layer %s has no index: its registry does not offer Gear, or has not converted it, as slipway status of that registry tells", l.Digest)
 		}
 		return reason, err
 	case err != nil:

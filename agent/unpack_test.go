@@ -133,6 +133,12 @@ func TestUnpacked(t *testing.T) {
 					t.Error(err)
 				}
 			}
+			if !c.devices { // the registry has nothing to do with it
+				_, err := b.caller.Mount(t.Context(), MountRequest{Image: other.ref, Dir: b.dir, Mode: ModeLocal})
+				if err == nil || !strings.Contains(err.Error(), "FUSE") || strings.Contains(err.Error(), "registry") {
+					t.Errorf("a volume: %v", err)
+				}
+			}
 			time.Sleep(time.Second) // a worker that dies early is started again within that
 			after, err := b.caller.Status(t.Context())
 			if err != nil || after.PID != before.PID {

@@ -218,7 +218,7 @@ func (v *volumes) image(r *volumeRecord) node.Image {
 }
 
 // errNoVolumes says that an image is here as a volume, and volumes are off.
-var errNoVolumes = errors.New("the image was pulled as a volume, and the agent's configuration has no storage of volumes any more; set volumes again, or remove the image and pull it again")
+var errNoVolumes = errors.New("the image was pulled as a volume, and the agent has no volumes: its configuration has no storage of them any more, or there is no FUSE; mend that, or remove the image and pull it again")
 
 // local mounts a volume for all containers of the node.
 func (v *volumes) local(ctx context.Context, r *volumeRecord) (string, error) {

@@ -35,8 +35,8 @@ func ensure(ctx context.Context, f *agentFlags) (*agent.Caller, error) {
 		return nil, err
 	}
 	c := agent.NewCaller(cfg)
-	if _, err := c.Status(ctx); !errors.Is(err, agent.ErrNoAgent) {
-		return c, err
+	if err := c.Ready(ctx); !errors.Is(err, agent.ErrNoAgent) {
+		return c, withAgentHint(err)
 	}
 	if os.Geteuid() != 0 {
 		return nil, errors.New("mounting needs root: run it as root or with sudo (slipway export writes an image's tree without an agent)")
