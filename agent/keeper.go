@@ -211,30 +211,27 @@ func Keep(ctx, stop context.Context, cfg *config.Agent, worker func(sockets []st
 	started := spareFromOOM(log)
 	var vols *volumeKeeper
 	if dev != nil {
-		defer dev.Close()
+		defer func() { _ = dev.Close() }() // of the last one; nil has an error
 		if vols, err = keepVolumes(cfg, mountVolumes, volumeWorker, started, log); err != nil {
 			return err
 		}
 	}
 	go footprint.Keep(ctx)
 	lay := layoutOf(cfg)
-	told := false
-	h := poolfs.NewHolder(dev, func() *exec.Cmd {
-		cmd := worker(names)
-		cmd.ExtraFiles = fds
-		return cmd
-	}, &poolfs.HolderOptions{State: lay.state, Bound: cfg.Fetch.OpenTimeout, Started: started, Log: log, Busy: func() bool {
-		users := usersOf(cfg.Root) + volumeUsers(lay.volumeMounts)
-		if users == 0 || stop.Err() != nil {
-			return false
+	busy := busyUntil(stop, cfg, log)
+	for {
+		err = poolfs.NewHolder(dev, func() *exec.Cmd {
+			cmd := worker(names)
+			cmd.ExtraFiles = fds
+			return cmd
+		}, &poolfs.HolderOptions{State: lay.state, Bound: cfg.Fetch.OpenTimeout, Started: started, Log: log, Busy: busy}).Run(ctx)
+		if err != nil || ctx.Err() != nil {
+			break
 		}
-		if !told {
-			told = true
-			log.Warn("containers still use files of the agent, which goes on until they are gone; a second signal ends it at once", "containers", users)
-		}
-		return true
-	}})
-	err = h.Run(ctx)
+		log.Warn("somebody has unmounted or aborted the pool, so there is a new one", "pool", lay.pool)
+		_ = dev.Close()
+		dev = poolOrNone(MountPool, cfg, log)
+	}
 	if errors.Is(err, context.Canceled) {
 		err = nil
 	}
@@ -244,6 +241,23 @@ func Keep(ctx, stop context.Context, cfg *config.Agent, worker func(sockets []st
 		err = errors.Join(err, poolfs.Teardown(lay.volumes))
 	}
 	return err
+}
+
+// busyUntil returns what reports whether containers use files of the agent, and never does
+// so once stop has ended.
+func busyUntil(stop context.Context, cfg *config.Agent, log *slog.Logger) func() bool {
+	told := false
+	return func() bool {
+		users := usersOf(cfg.Root) + volumeUsers(layoutOf(cfg).volumeMounts)
+		if users == 0 || stop.Err() != nil {
+			return false
+		}
+		if !told {
+			told = true
+			log.Warn("containers still use files of the agent, which goes on until they are gone; a second signal ends it at once", "containers", users)
+		}
+		return true
+	}
 }
 
 // release unmounts the pool and the trees if no container uses them.

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"example.org/slipway/gearfs/poolfs"
 	"example.org/slipway/gearfs/view"
 )
 
@@ -232,4 +233,55 @@ func score(t *testing.T, pid int) string {
 		t.Fatal(err)
 	}
 	return strings.TrimSpace(string(text))
+}
+
+// TestPoolTakenAway: who unmounts the pool, or aborts its connection, does not end the
+// agent, and what is here can be opened.
+func TestPoolTakenAway(t *testing.T) {
+	b := newVolumeBed(t, "local", "ext4", "gear, plain")
+	b.end()
+	img := b.push("team/app", 0, map[string]string{"a": "first", "b": "second", "c": "third"})
+	b.startProcess()
+	pool := layoutOf(b.cfg).pool
+	for i, take := range []func() error{
+		func() error { return unix.Unmount(pool, 0) },
+		func() error { return unix.Unmount(pool, unix.MNT_DETACH) },
+		func() error { return poolfs.Teardown(pool) },
+	} {
+		before := pidOf(t, b)
+		at := filepath.Join(b.dir, fmt.Sprint("at", i))
+		if err := os.Mkdir(at, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		aborted := i == 2
+		if aborted { // in use
+			if _, err := b.caller.Mount(t.Context(), MountRequest{Image: img.ref, Dir: at}); err != nil {
+				t.Fatal(err)
+			}
+			b.read(filepath.Join(at, "a"), "first")
+		}
+		if err := take(); err != nil {
+			t.Fatal(err)
+		}
+		b.eventually("the next worker", func() error {
+			st, err := b.caller.Status(t.Context())
+			if err == nil && st.PID == before {
+				err = errors.New("the old one answers")
+			}
+			return err
+		})
+		if aborted {
+			b.read(filepath.Join(at, "a"), "first")
+			if err := b.caller.Umount(t.Context(), at); err != nil {
+				t.Error(err)
+			}
+		}
+		if _, err := b.caller.Mount(t.Context(), MountRequest{Image: img.ref, Dir: at}); err != nil {
+			t.Fatal(err)
+		}
+		b.read(filepath.Join(at, []string{"b", "c", "a"}[i]), []string{"second", "third", "first"}[i])
+		if err := b.caller.Umount(t.Context(), at); err != nil {
+			t.Error(err)
+		}
+	}
 }
