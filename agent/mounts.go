@@ -374,7 +374,7 @@ func (m *mounts) umount(dir string) error {
 	if err := m.chains.Stopped(context.Background(), r.key()); err != nil {
 		return err
 	}
-	lazy, err := view.Unmount(r.Dir)
+	lazy, err := m.unmount(r)
 	if err != nil {
 		return errors.Join(fmt.Errorf("unmount %s: %w", r.Dir, err), m.chains.adopt(r))
 	}
@@ -390,6 +390,19 @@ func (m *mounts) umount(dir string) error {
 	delete(m.all, r.Dir)
 	m.mu.Unlock()
 	return m.forget(r)
+}
+
+// unmount takes a mount away, later if it is in use. A tree that was unpacked is deleted
+// when its last mount goes, so such a mount stays while it is in use.
+func (m *mounts) unmount(r *mountRecord) (lazy bool, err error) {
+	if !m.chains.eager() || r.Way == config.WayVolume {
+		return view.Unmount(r.Dir)
+	}
+	err = unix.Unmount(r.Dir, unix.UMOUNT_NOFOLLOW)
+	if errors.Is(err, unix.EINVAL) { // nothing is mounted
+		err = nil
+	}
+	return false, err
 }
 
 // forget removes the record of a mount, and its chain and those below if nothing

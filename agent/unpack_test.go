@@ -129,6 +129,17 @@ func TestUnpacked(t *testing.T) {
 				if n == 2 {
 					continue // stays over the next start
 				}
+				f, err := os.Open(filepath.Join(at, "d"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := b.caller.Umount(t.Context(), at); err == nil {
+					t.Error("a mount in use was taken away")
+				}
+				b.read(filepath.Join(at, "d"), "third")
+				if err := f.Close(); err != nil {
+					t.Error(err)
+				}
 				if err := b.caller.Umount(t.Context(), at); err != nil {
 					t.Error(err)
 				}

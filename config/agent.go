@@ -86,7 +86,7 @@ type AgentProfiles struct {
 
 // AgentKernel configures what the kernel is used for.
 type AgentKernel struct {
-	Tier        string `yaml:"tier" default:"auto" enum:"auto|full|metacopy|loop|plain" doc:"auto takes the best way to mount images that works; the others force one. plain is ordinary unpacking, of everything."`
+	Tier        string `yaml:"tier" default:"auto" enum:"auto|full|metacopy|loop|plain" doc:"auto takes the best way to mount images that works; the others force one, and where that does not work everything is unpacked, as with plain."`
 	Passthrough bool   `yaml:"passthrough" default:"true" doc:"Lets the kernel read a fetched file itself, where it can."`
 }
 
