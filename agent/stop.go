@@ -49,7 +49,8 @@ func (a *Agent) stop(req StopRequest) error {
 	if len(used) == 0 || req.Now {
 		return a.ender(len(used) > 0)
 	}
-	return fmt.Errorf("containers or mounts use files of the agent: %s; unmount them or end the containers first, or end the agent at once with --now, after which they can open only what is here", strings.Join(used, ", "))
+	return fmt.Errorf("containers or mounts use files of the agent: %s; unmount them or end the containers first, "+
+		"or end the agent at once with --now, after which they can open only what is here", strings.Join(used, ", "))
 }
 
 // keeperEnder returns what ends the keeper of this worker, or the worker where its keeper
