@@ -103,7 +103,7 @@ func fileOps() []operation {
 				if t.fds[s] = -1; flags&unix.O_DIRECT != 0 && t.empty(p) {
 					return "empty" // see the limits in docs/nodes.md
 				}
-				fd, err := unix.Openat(t.top, p, flags|unix.O_NONBLOCK|unix.O_CLOEXEC, 0o640)
+				fd, err := openat(t.top, p, flags, 0o640)
 				t.fds[s] = fd
 				return answer("open", err)
 			}
@@ -228,6 +228,19 @@ func fileOps() []operation {
 			return fmt.Sprintf("%d bytes, sum %08x", len(b), crc32.ChecksumIEEE(b)), err
 		}),
 	}
+}
+
+// openat opens without waiting for the other end of a FIFO. It waits for whoever holds a
+// lease, as an open without O_NONBLOCK does.
+func openat(top int, p string, flags int, mode uint32) (fd int, err error) {
+	for range 1000 {
+		fd, err = unix.Openat(top, p, flags|unix.O_NONBLOCK|unix.O_CLOEXEC, mode)
+		if err != unix.EAGAIN {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return fd, err
 }
 
 // empty reports whether a file has no bytes.
@@ -432,7 +445,7 @@ func attributeOps() []operation {
 				_ = unix.Setfsgid(1000) // these say what it was before
 				_ = unix.Setfsuid(1000)
 				defer func() { _, _ = unix.Setfsuid(0), unix.Setfsgid(0) }()
-				fd, err := unix.Openat(t.top, p, flags|unix.O_NONBLOCK|unix.O_CLOEXEC, 0o644)
+				fd, err := openat(t.top, p, flags, 0o644)
 				if err == nil {
 					err = unix.Close(fd)
 				}
@@ -440,7 +453,7 @@ func attributeOps() []operation {
 			}
 		}},
 		simple("getflags", 1, func(t *tree, p string) (any, error) {
-			fd, err := unix.Openat(t.top, p, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+			fd, err := openat(t.top, p, unix.O_RDONLY, 0)
 			if err != nil {
 				return nil, err
 			}
