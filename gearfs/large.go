@@ -388,6 +388,8 @@ func (pc *partialContent) ReadAt(ctx context.Context, p []byte, off int64) (int,
 			_ = pc.lf.want(missing, ahead, onDemand) // whoever reads it asks again
 		}
 	}
+	// After a start the last chunk to be good may be one that is compared by a read.
+	pc.s.tryComplete(pc.lf)
 	return n, err
 }
 
