@@ -160,8 +160,8 @@ func TestQueuePermanent(t *testing.T) {
 		"no tar":         {data: zipped(content(3, 50_000)), reason: "layer at"},
 		"not compressed": {data: content(4, 50_000), reason: "layer at"},
 		"small, no tar":  {data: []byte("hello"), reason: "layer at"},
-		"too many":       {data: good, o: gearregistry.Options{Layer: &rootfs.Options{MaxEntries: 2}}, reason: "MaxEntries"},
-		"too large":      {data: good, o: gearregistry.Options{Layer: &rootfs.Options{MaxBytes: 50_000}}, reason: "MaxBytes"},
+		"too many":       {data: good, o: gearregistry.Options{Layer: &rootfs.Options{MaxEntries: 2}}, reason: "gear.max_entries"},
+		"too large":      {data: good, o: gearregistry.Options{Layer: &rootfs.Options{MaxBytes: 50_000}}, reason: "gear.max_layer_bytes"},
 		"index too large": {data: good, o: gearregistry.Options{Index: &gear.Limits{Entries: 2}},
 			reason: "too large"},
 	} {
