@@ -273,7 +273,7 @@ func (k *seamWalk) summary(t *testing.T) {
 // with another operation after that.
 func (k *seamWalk) extend(t *testing.T, m *seamMoment, begin []seamStep, depth int, kill bool) {
 	for i, op := range seamOps() {
-		if len(begin) == 1 && i%k.shards != k.shard {
+		if len(m.steps)+len(begin) == 1 && i%k.shards != k.shard {
 			continue
 		}
 		k.step(t, m, append(slices.Clip(begin), seamStep{seamOp: op}), depth, kill)
