@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -80,9 +81,13 @@ func testForeignFile(t *testing.T, secret []byte, victim, registry string) {
 	f := tr.files[0]
 	good, evil := newSource(tr), newSource(tr)
 	held := make(chan struct{})
+	var whole atomic.Bool
 	switch victim {
 	case "in part":
 		good.hook = func(_ gear.File, r io.Reader) (io.Reader, error) {
+			if whole.Load() {
+				return r, nil
+			}
 			return io.MultiReader(io.LimitReader(r, 3<<20), failing{}), nil
 		}
 	case "on its way":
@@ -133,7 +138,7 @@ func testForeignFile(t *testing.T, secret []byte, victim, registry string) {
 	steal("at once")
 	close(held)
 	<-done
-	good.hook = nil
+	whole.Store(true)
 	steal("later")
 	must(t, n.Close(), n.cache.Close())
 	n.start()
