@@ -169,6 +169,7 @@ func TestFullDisk(t *testing.T) {
 			if err := s.stop(); err != nil {
 				t.Errorf("stop: %v", err)
 			}
+			stuff(t, dir, 0) // what the log of the catalogue took
 			s = start(t, o)
 			s.pullAll(done, c.size)
 			if a := s.want(http.StatusOK, "GET", s.debug+"/readyz", ""); !strings.Contains(a.body, "pushes are refused") {

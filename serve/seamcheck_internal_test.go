@@ -270,7 +270,7 @@ func (w *world) recover() error {
 		// Restoring sets tags too; what was pushed since the backup is retagged.
 		before := w.o.clone()
 		said = append(said, do(w))
-		w.o = before
+		w.o.become(before)
 		_, err := w.a.Fsck(w.ctx, FsckArgs{Repair: true}, nil) // shows what came back wherever it is named
 		said = append(said, err)
 	}

@@ -164,16 +164,26 @@ type seamOracle struct {
 }
 
 func (o *seamOracle) clone() *seamOracle {
-	n := &seamOracle{tags: map[seamRef]map[oci.Digest]bool{}}
-	for to, from := range map[*atomic.Bool]*atomic.Bool{&n.harmed: &o.harmed, &n.away: &o.away, &n.full: &o.full, &n.freed: &o.freed} {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	copied := &seamOracle{tags: map[seamRef]map[oci.Digest]bool{}}
+	for r, set := range o.tags {
+		copied.tags[r] = maps.Clone(set)
+	}
+	for to, from := range map[*atomic.Bool]*atomic.Bool{&copied.harmed: &o.harmed, &copied.away: &o.away, &copied.full: &o.full, &copied.freed: &o.freed} {
+		to.Store(from.Load())
+	}
+	return copied
+}
+
+// become takes over what another oracle knows, while the background may ask this one.
+func (o *seamOracle) become(p *seamOracle) {
+	for to, from := range map[*atomic.Bool]*atomic.Bool{&o.harmed: &p.harmed, &o.away: &p.away, &o.full: &p.full, &o.freed: &p.freed} {
 		to.Store(from.Load())
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for r, set := range o.tags {
-		n.tags[r] = maps.Clone(set)
-	}
-	return n
+	o.tags = p.tags
 }
 
 // equal reports whether two oracles know the same.
