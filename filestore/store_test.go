@@ -489,13 +489,13 @@ func TestRepairEnds(t *testing.T) {
 		case n == 0:
 			return nil // the object is gone
 		case n%2 == 0:
-			return good[:len(good)*n/60]
+			return good[:len(good)*n/24]
 		}
 		bad := slices.Clone(good)
-		bad[len(bad)*n/60] ^= 1 << (n % 8)
+		bad[len(bad)*n/24] ^= 1 << (n % 8)
 		return bad
 	}
-	for n := range 60 {
+	for n := range 24 {
 		b := newBed(t, nil)
 		b.add("one", contents...)
 		key := b.keys()[0]
