@@ -17,29 +17,16 @@ import (
 	"example.org/slipway/gearregistry"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
-	"example.org/slipway/rootfs"
 )
 
 // gearImage is the layer of a Gear image that holds the contents.
 func gearImage(t testing.TB, contents ...[]byte) []byte {
 	t.Helper()
-	build := gear.NewBuilder(nil)
+	files := make([]gear.File, len(contents))
 	for i, c := range contents {
-		e := rootfs.Entry{Path: fmt.Sprintf("f%03d", i), Type: rootfs.File, Size: int64(len(c)), Mode: 0o644}
-		f := gear.File{Name: name(c), Size: int64(len(c))}
-		if err := build.Add(e, f); err != nil {
-			t.Fatal(err)
-		}
+		files[i] = gear.File{Name: name(c), Size: int64(len(c))}
 	}
-	x, err := build.Index()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := gear.ImageLayer(x)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return out
+	return imageOf(t, files...)
 }
 
 // stream is a stream of files.

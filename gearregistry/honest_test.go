@@ -2,6 +2,7 @@ package gearregistry_test
 
 import (
 	"crypto/sha256"
+	"fmt"
 	"slices"
 	"testing"
 
@@ -20,11 +21,11 @@ func fileOf(b []byte) gear.File {
 }
 
 // imageOf is the layer of a Gear image with an index of these files.
-func imageOf(t *testing.T, files ...gear.File) []byte {
+func imageOf(t testing.TB, files ...gear.File) []byte {
 	t.Helper()
 	build := gear.NewBuilder(nil)
 	for i, f := range files {
-		e := rootfs.Entry{Path: string(rune('a' + i)), Type: rootfs.File, Size: f.Size, Mode: 0o644}
+		e := rootfs.Entry{Path: fmt.Sprintf("f%03d", i), Type: rootfs.File, Size: f.Size, Mode: 0o644}
 		if err := build.Add(e, f); err != nil {
 			t.Fatal(err)
 		}
