@@ -62,7 +62,7 @@ type large struct {
 	err    error // why a job failed last
 	// moved changes when bytes come that had not come in an earlier try.
 	moved atomic.Int64
-	// tight tells that the disk has no room for all of it.
+	// tight is set once the disk had no room for all of it.
 	tight atomic.Bool
 	// waiting is how many readers wait for chunks.
 	waiting atomic.Int32

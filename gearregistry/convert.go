@@ -208,7 +208,7 @@ func total(x *gear.Index) (n int64) {
 	return n
 }
 
-// permanent tells whether a conversion would fail the same way again, if the
+// permanent reports whether a conversion would fail the same way again, if the
 // layer's bytes are those that were pushed.
 func permanent(err error) bool {
 	var format *rootfs.FormatError
@@ -218,7 +218,7 @@ func permanent(err error) bool {
 		errors.Is(err, gear.ErrConflict) || errors.Is(err, gear.ErrTooLarge) || errors.Is(err, gear.ErrInvalid) || errors.Is(err, gear.ErrNotGear)
 }
 
-// intact tells whether a stored layer still is what was pushed.
+// intact reports whether a stored layer still is what was pushed.
 func (s *Service) intact(ctx context.Context, d oci.Digest) error {
 	body, _, err := s.blobs.OpenBlob(ctx, d, 0)
 	if err != nil {

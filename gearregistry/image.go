@@ -14,7 +14,7 @@ import (
 	"example.org/slipway/oci"
 )
 
-// holdsIndex tells whether a layer looks like that of a Gear image.
+// holdsIndex reports whether a layer looks like that of a Gear image.
 func holdsIndex(x *gear.Index) bool {
 	_, ok := x.Lookup(".slipway/index")
 	return ok && len(x.Entries) == 3
@@ -147,7 +147,7 @@ func (s *Service) embedded(ctx context.Context, d oci.Digest) (*gear.Index, erro
 	return x, nil
 }
 
-// mayAll tells whether a repository may read all files of a Gear image by other
+// mayAll reports whether a repository may read all files of a Gear image by other
 // ways than that image. Else whoever knows an index could make himself an image
 // of other people's files.
 func (s *Service) mayAll(ctx context.Context, repo string, names []gear.Name) (bool, error) {

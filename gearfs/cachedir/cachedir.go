@@ -123,7 +123,7 @@ type Dir struct {
 	holders                              Holders           // nil: unknown
 	pins                                 map[gear.Name]int // who is about to open a file
 	// queue has candidates for eviction, the next one first, with leased files or
-	// without. barren tells that there are only leased ones.
+	// without. barren is set while only leased files are left.
 	queue               []candidate
 	queueLeased, barren bool
 	stats               Stats

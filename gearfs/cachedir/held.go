@@ -88,7 +88,7 @@ type ghost struct {
 	handle unix.FileHandle
 	bytes  int64
 	name   gear.Name
-	// hope tells that it may be known to an overlay only, which was not made to
+	// hope is set while an overlay alone may know it, and was not made to
 	// forget it yet.
 	hope bool
 }
