@@ -577,16 +577,19 @@ func (s *Service) remake(ctx context.Context, e *filestore.CorruptError) error {
 	return nil
 }
 
-// finished forgets the job of a layer that was converted. Contents that were
-// found damaged while it was have asked for another one, which was taken for the
-// same.
+// finished forgets the job of a layer that was converted. Whoever asked for the layer
+// while it was converted found that job, so finished looks at what they asked for:
+// contents that were found damaged, and further repositories of a Gear image.
 func (s *Service) finished(ctx context.Context, d oci.Digest) error {
 	if err := s.cat.EndGearJob(ctx, d); err != nil {
 		return err
 	}
 	lost, err := s.cat.GearLayerLost(ctx, d)
-	if err != nil || !lost {
+	if err != nil {
 		return err
 	}
-	return s.cat.RequeueGear(ctx, d)
+	if !lost && s.grantMore(ctx, d) == nil {
+		return nil
+	}
+	return s.cat.RequeueGear(ctx, d) // which says what the error was
 }
