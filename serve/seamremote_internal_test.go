@@ -72,15 +72,31 @@ func (w *world) die() error {
 }
 
 // runRemote is run on S3 and PostgreSQL, in real time.
-func (k *seamWalk) runRemote(t *testing.T, steps []seamStep) {
+func (k *seamWalk) runRemote(t *testing.T, steps []seamStep) seamResult {
 	dir, name := k.place()
 	w := &world{seamBase: k.base, ctx: t.Context(), dir: dir, o: k.base.oracle.clone(), remote: k.base.remote.copy(t, name)}
 	defer w.remote.drop(t)
-	k.judge(t, w.sequence(&k.base.seamMoment, steps))
+	res := w.sequence(&k.base.seamMoment, steps)
+	k.judge(t, res)
+	return res
 }
 
-// TestSeamsRemote runs sequences on S3 and PostgreSQL: each operation alone, and then
-// SLIPWAY_SEAMS_RANDOM longer ones, default 4.
+// extendRemote runs what begins with a sequence and has at most so many operations more.
+func (k *seamWalk) extendRemote(t *testing.T, ops []seamOp, begin []seamStep, depth int) {
+	for i, op := range ops {
+		if len(begin) == 0 && i%k.shards != k.shard {
+			continue
+		}
+		steps := append(slices.Clip(begin), seamStep{seamOp: op})
+		if res := k.runRemote(t, steps); depth > 1 && !res.nothing {
+			k.extendRemote(t, ops, steps, depth-1)
+		}
+	}
+}
+
+// TestSeamsRemote runs sequences on S3 and PostgreSQL: all of at most SLIPWAY_SEAMS
+// operations, default 1, and then SLIPWAY_SEAMS_RANDOM longer ones, default 4.
+// SLIPWAY_SEAMS_SHARD is that of TestSeams.
 func TestSeamsRemote(t *testing.T) {
 	r := &seamRemote{s3: backendtest.S3(t), pg: backendtest.Postgres(t)}
 	r.bucket, r.database = r.s3.Bucket(t), r.pg.CreateDatabase(t)
@@ -94,9 +110,8 @@ func TestSeamsRemote(t *testing.T) {
 		k.runRemote(t, steps)
 		return
 	}
-	for _, op := range ops {
-		k.runRemote(t, []seamStep{{seamOp: op}})
-	}
+	k.readShard(t)
+	k.extendRemote(t, ops, nil, seamNumber(t, "SLIPWAY_SEAMS", 1))
 	seed := uint64(seamNumber(t, "SLIPWAY_SEAMS_SEED", 1))
 	for i := range seamNumber(t, "SLIPWAY_SEAMS_RANDOM", 4) {
 		rng := rand.New(rand.NewPCG(seed, uint64(i)))

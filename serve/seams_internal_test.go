@@ -344,7 +344,19 @@ func worldsDir(t *testing.T) string {
 	return t.TempDir()
 }
 
-// number is an environment variable's.
+// readShard reads which part of the sequences is run.
+func (k *seamWalk) readShard(t *testing.T) {
+	t.Helper()
+	v := os.Getenv("SLIPWAY_SEAMS_SHARD")
+	if v == "" {
+		return
+	}
+	if _, err := fmt.Sscanf(v, "%d/%d", &k.shard, &k.shards); err != nil || k.shards < 1 || k.shard >= k.shards {
+		t.Fatalf("SLIPWAY_SEAMS_SHARD=%s is not of the form 0/4", v)
+	}
+}
+
+// seamNumber returns an environment variable's number.
 func seamNumber(t *testing.T, name string, def int) int {
 	t.Helper()
 	v := os.Getenv(name)
@@ -375,11 +387,7 @@ func TestSeams(t *testing.T) {
 		k.run(t, &k.base.seamMoment, steps, false)
 		return
 	}
-	if v := os.Getenv("SLIPWAY_SEAMS_SHARD"); v != "" {
-		if _, err := fmt.Sscanf(v, "%d/%d", &k.shard, &k.shards); err != nil || k.shards < 1 || k.shard >= k.shards {
-			t.Fatalf("SLIPWAY_SEAMS_SHARD=%s is not of the form 0/4", v)
-		}
-	}
+	k.readShard(t)
 	longer := seamNumber(t, "SLIPWAY_SEAMS_RANDOM", 0)
 	depth := seamNumber(t, "SLIPWAY_SEAMS", 0)
 	if depth == 0 && longer == 0 {
