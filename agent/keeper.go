@@ -61,19 +61,37 @@ func Listen(cfg *config.Agent) (_ Listeners, err error) {
 		if path == "" {
 			continue
 		}
-		if *ls.all()[i], err = listenUnix(path); err != nil {
+		if *ls.all()[i], err = whenFree(func() (net.Listener, error) { return listenUnix(path) }); err != nil {
 			return ls, err
 		}
 	}
 	if cfg.Metrics.Addr != "" {
-		if ls.Metrics, err = net.Listen("tcp", cfg.Metrics.Addr); err != nil {
+		if ls.Metrics, err = whenFree(func() (net.Listener, error) { return net.Listen("tcp", cfg.Metrics.Addr) }); err != nil {
 			return ls, fmt.Errorf("metrics.addr: %w", err)
 		}
 	}
 	return ls, nil
 }
 
-// listenUnix listens on a socket, in place of one that nobody answers on.
+// errServed says that another process listens on a socket.
+var errServed = errors.New("is served already: is another agent running?")
+
+// dying is how long a socket may outlive the agent that was killed: a process that dies
+// gives up its memory first, which may be much, and its sockets after that.
+const dying = 3 * time.Second
+
+// whenFree listens as soon as nobody else does, or returns the error of the last attempt.
+func whenFree(listen func() (net.Listener, error)) (net.Listener, error) {
+	for end := time.Now().Add(dying); ; time.Sleep(20 * time.Millisecond) {
+		l, err := listen()
+		if !errors.Is(err, errServed) && !errors.Is(err, unix.EADDRINUSE) || time.Now().After(end) {
+			return l, err
+		}
+	}
+}
+
+// listenUnix listens on a socket, in place of one that nobody answers on. Errors:
+// errServed.
 func listenUnix(path string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, err
@@ -87,7 +105,7 @@ func listenUnix(path string) (net.Listener, error) {
 	default:
 		if c, err := net.DialTimeout("unix", path, time.Second); err == nil {
 			_ = c.Close()
-			return nil, fmt.Errorf("%s is served already: is another agent running?", path)
+			return nil, fmt.Errorf("%s %w", path, errServed)
 		}
 		if err := os.Remove(path); err != nil {
 			return nil, err

@@ -38,10 +38,12 @@ func listenConfig(t *testing.T) *config.Agent {
 
 func TestListen(t *testing.T) {
 	cfg := listenConfig(t)
+	cfg.Metrics.Addr = "127.0.0.1:0"
 	ls, err := Listen(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
+	cfg.Metrics.Addr = ls.Metrics.Addr().String()
 	for _, name := range []string{cfg.Address, filepath.Join(cfg.Run, "agent.sock")} {
 		if st, err := os.Stat(name); err != nil || st.Mode().Perm() != 0o600 {
 			t.Errorf("%s has mode %v, error %v", name, st.Mode(), err)
@@ -50,15 +52,23 @@ func TestListen(t *testing.T) {
 	if _, err := Listen(cfg); err == nil || !strings.Contains(err.Error(), "another agent") {
 		t.Errorf("a second agent listens: %v", err)
 	}
-	// One that died leaves its sockets.
-	for _, l := range []net.Listener{ls.Snapshots, ls.API} {
-		l.(*net.UnixListener).SetUnlinkOnClose(false)
-	}
-	if err := ls.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if ls, err = Listen(cfg); err != nil {
-		t.Fatalf("behind an agent that is gone: %v", err)
+	// One that died leaves its sockets, and one that is dying still listens.
+	for _, after := range []time.Duration{0, 200 * time.Millisecond} {
+		for _, l := range []net.Listener{ls.Snapshots, ls.API} {
+			l.(*net.UnixListener).SetUnlinkOnClose(false)
+		}
+		closed := make(chan error, 1)
+		dead := ls
+		time.AfterFunc(after, func() { closed <- dead.Close() })
+		if after == 0 {
+			closed <- <-closed
+		}
+		if ls, err = Listen(cfg); err != nil {
+			t.Fatalf("behind an agent that is gone: %v", err)
+		}
+		if err := <-closed; err != nil {
+			t.Fatal(err)
+		}
 	}
 	if err := ls.Close(); err != nil {
 		t.Error(err)
