@@ -3,6 +3,7 @@ package cachedir_test
 import (
 	"errors"
 	"flag"
+	"fmt"
 	"io/fs"
 	"os"
 	"slices"
@@ -38,7 +39,7 @@ func TestBudgetModel(t *testing.T) {
 	for _, policy := range []cachedir.Policy{cachedir.LRU, cachedir.FIFO} {
 		name := map[cachedir.Policy]string{cachedir.LRU: "LRU", cachedir.FIFO: "FIFO"}[policy]
 		t.Run(name, func(t *testing.T) {
-			root := ramDir(t)
+			root := ramDir(t, 64)
 			rapid.Check(t, func(rt *rapid.T) { budgetModel(t, rt, root, policy) })
 		})
 	}
@@ -181,11 +182,11 @@ func budgetModel(t *testing.T, rt *rapid.T, root string, policy cachedir.Policy)
 
 // ramDir is a directory in memory, where many flushes cost nothing, if that can be
 // mounted.
-func ramDir(t *testing.T) string {
+func ramDir(t *testing.T, mib int64) string {
 	t.Helper()
 	dir := t.TempDir()
 	if os.Geteuid() == 0 {
-		must(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64m"))
+		must(t, unix.Mount("tmpfs", dir, "tmpfs", 0, fmt.Sprintf("size=%dm", mib)))
 		t.Cleanup(func() { must(t, unix.Unmount(dir, 0)) })
 	}
 	return dir

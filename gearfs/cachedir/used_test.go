@@ -4,6 +4,7 @@ import (
 	"container/list"
 	"math/rand/v2"
 	"os"
+	"strconv"
 	"testing"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 // lru is the exact one, over opens.
 type lru struct {
 	max, used, fetched int64
+	sizeOf             func(int) int64
 	order              list.List // of int, the next to go first
 	at                 map[int]*list.Element
 }
@@ -29,18 +31,18 @@ func (l *lru) open(i int, size int64) {
 	for l.used+size > l.max {
 		old := l.order.Remove(l.order.Front()).(int)
 		delete(l.at, old)
-		l.used -= sizeOf(old)
+		l.used -= l.sizeOf(old)
 	}
 	l.used += size
 	l.at[i] = l.order.PushBack(i)
 }
 
-func sizeOf(i int) int64 { return 4096 * int64(1+i*3%5) }
-
 // TestReplay runs tasks of images that share layers through a cache that holds a
 // part of them. The kernel opens what is there, so the cache sees only what it
 // lacks, and what is in memory when a container ends. It fetches hardly more than
-// an exact LRU over all opens would.
+// an exact LRU over all opens would, and never takes more of the disk than it may and
+// one file. With SLIPWAY_REPLAY_SCALE the files and the cache of 7 MiB are so many times
+// as large.
 func TestReplay(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("reading as an overlay does needs root")
@@ -71,10 +73,25 @@ func replay(t *testing.T, policy cachedir.Policy, observe bool) (fetched, exact 
 	const (
 		images, bases  = 30, 4
 		baseFiles, own = 60, 50
-		budget         = 7 << 20
 	)
-	d := open(t, ramDir(t), &cachedir.Options{MaxBytes: budget, Policy: policy, SyncEvery: -1})
-	model := &lru{max: budget, at: map[int]*list.Element{}}
+	scale := int64(1)
+	if v := os.Getenv("SLIPWAY_REPLAY_SCALE"); v != "" {
+		var err error
+		scale, err = strconv.ParseInt(v, 10, 64)
+		must(t, err)
+	}
+	budget := 7 << 20 * scale
+	dir := ramDir(t, 64*scale)
+	d := open(t, dir, &cachedir.Options{MaxBytes: budget, Policy: policy, SyncEvery: -1})
+	sizeOf := func(i int) int64 { return 4096 * scale * int64(1+i*3%5) }
+	model := &lru{max: budget, at: map[int]*list.Element{}, sizeOf: sizeOf}
+	var most int64 // on the disk
+	defer func() {
+		t.Logf("at most %d bytes on the disk, of %d", most, budget)
+		if most > budget+sizeOf(3) { // the largest
+			t.Errorf("%d bytes on the disk, and the cache may take %d", most, budget)
+		}
+	}()
 	rng := rand.New(rand.NewPCG(7, 7))
 	filesOf := func(image int) (all []int) {
 		for i := range baseFiles {
@@ -85,17 +102,21 @@ func replay(t *testing.T, policy cachedir.Policy, observe bool) (fetched, exact 
 		}
 		return all
 	}
-	bodies := map[int][]byte{}
+	files := map[int]gear.File{}
 	use := func(i int) {
-		if bodies[i] == nil {
-			bodies[i] = content(uint64(i), int(sizeOf(i)))
+		f, known := files[i]
+		if !known {
+			f = fileOf(content(uint64(i), int(sizeOf(i))))
+			files[i] = f
 		}
-		f := fileOf(bodies[i])
 		model.open(i, sizeOf(i))
 		fd, err := unix.Open(pathOf(d, f), unix.O_RDONLY|unix.O_NOATIME, 0)
 		if err != nil { // the pool is asked
-			must(t, write(d, f, bodies[i]))
+			must(t, write(d, f, content(uint64(i), int(sizeOf(i)))))
 			fetched += sizeOf(i)
+			var st unix.Statfs_t
+			must(t, unix.Statfs(dir, &st))
+			most = max(most, int64(st.Blocks-st.Bfree)*st.Bsize)
 			r, err := d.OpenFile(f.Name)
 			must(t, err)
 			fd, err = unix.Dup(int(r.Fd()))
@@ -116,8 +137,8 @@ func replay(t *testing.T, policy cachedir.Policy, observe bool) (fetched, exact 
 		}
 		if observe {
 			for _, i := range all {
-				if bodies[i] != nil {
-					d.Observe(gear.Name(fileOf(bodies[i]).Name))
+				if f, known := files[i]; known {
+					d.Observe(f.Name)
 				}
 			}
 		}
