@@ -114,7 +114,7 @@ func plainOverlay(t testing.TB, lower string) (dir string, unmount func()) {
 func TestDifferential(t *testing.T) {
 	tool.NeedRoot(t)
 	const ops = 2000
-	limits := []string{"getflags", "acl-lower", "copy-lower"} // see docs/nodes.md
+	limits := []string{"getflags", "acl-lower", "copy-lower", "watch-linked"} // see docs/nodes.md
 	rounds, seed := 10, 1
 	for name, n := range map[string]*int{"SLIPWAY_DIFFERENTIAL": &rounds, "SLIPWAY_DIFFERENTIAL_SEED": &seed} {
 		if text := os.Getenv(name); text != "" {

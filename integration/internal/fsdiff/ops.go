@@ -512,15 +512,28 @@ func otherOps() []operation {
 				return "", unix.FcntlFlock(uintptr(fd), unix.F_OFD_SETLK, &unix.Flock_t{Type: kind, Start: at, Len: n})
 			}
 		}),
+		// An overlay knows a file below that has several names by a number in memory only:
+		// when the kernel needs that memory, or a cache that is full asks for it, the file
+		// is another one, which nobody watches. That is "watch-linked".
 		simple("watch", 1, func(t *tree, p string) (any, error) {
-			const events = unix.IN_ALL_EVENTS &^ (unix.IN_ACCESS | unix.IN_OPEN | unix.IN_CLOSE)
-			return wrap2(unix.InotifyAddWatch(t.watch, t.path(p), events|unix.IN_DONT_FOLLOW))
+			var st unix.Stat_t
+			if unix.Lstat(t.path(p), &st) == nil && st.Mode&unix.S_IFMT != unix.S_IFDIR && st.Nlink > 1 {
+				return "has several names", nil
+			}
+			return t.watchPath(p)
 		}),
+		simple("watch-linked", 1, func(t *tree, p string) (any, error) { return t.watchPath(p) }),
 		{name: "events", weight: 2, make: func(*rand.Rand) (string, func(*tree) string) {
 			return "", func(t *tree) string { return answer(t.events()) }
 		}},
 		{name: "program", weight: 1, make: program, many: true},
 	}
+}
+
+// watchPath notices what happens to a path but reads.
+func (t *tree) watchPath(p string) (any, error) {
+	const events = unix.IN_ALL_EVENTS &^ (unix.IN_ACCESS | unix.IN_OPEN | unix.IN_CLOSE)
+	return wrap2(unix.InotifyAddWatch(t.watch, t.path(p), events|unix.IN_DONT_FOLLOW))
 }
 
 // events returns what was noticed since it was asked last.
