@@ -3,7 +3,9 @@ package client
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"mime"
 	"net/http"
 	"net/url"
 	"slices"
@@ -46,48 +48,62 @@ func (c *Client) list(ctx context.Context, l call, last string, n int) ([]string
 		q.Set("last", last)
 	}
 	l.url.RawQuery = q.Encode()
-	var names []string
-	var next *url.URL
-	for pages := 0; ; pages++ {
-		page, link, err := c.namesPage(ctx, l)
-		if err != nil {
-			return nil, false, err
-		}
-		names, next = append(names, page...), link
-		if next == nil || len(names) > 0 || n == 0 {
-			break
-		}
-		if pages == maxPages {
-			return nil, false, fmt.Errorf("GET %s: %d empty pages", bare(l.url), pages)
-		}
-		l.url = next
+	names, next, err := c.namesBehind(ctx, l, last, n)
+	if err != nil {
+		return nil, false, err
 	}
-	whole := next == nil && (last == "" || slices.Contains(names, last))
-	if !whole && len(names) <= n {
-		// The registry pages. Its order is kept even if it is another one:
-		// going on behind the last name then misses none.
-		return names, next != nil, nil
+	if next == nil && (last == "" || len(names) > n || slices.Contains(names, last)) { // it is the whole list
+		slices.Sort(names)
+		names = slices.DeleteFunc(slices.Compact(names), func(s string) bool { return s <= last })
 	}
-	slices.Sort(names)
-	names = slices.DeleteFunc(names, func(s string) bool { return s <= last })
+	// The order of a registry that pages is kept even if it is another one: going on behind
+	// the last name then misses none.
 	if len(names) > n {
 		return names[:n:n], true, nil
 	}
 	return names, next != nil, nil
 }
 
+// namesBehind gets one page that is not empty. It gets all pages of a registry that does not look
+// at last, which shows in what it answers, or in a link that goes on behind something else.
+func (c *Client) namesBehind(ctx context.Context, l call, last string, n int) (names []string, next *url.URL, err error) {
+	been := map[string]bool{}
+	for {
+		page, next, err := c.namesPage(ctx, l)
+		if err != nil {
+			return nil, nil, err
+		}
+		names = append(names, page...)
+		if next == nil || n == 0 || len(names) > 0 && next.Query().Has("last") && (last == "" || !slices.Contains(names, last)) {
+			return names, next, nil
+		}
+		if been[l.url.String()] = true; been[next.String()] || len(been) == maxPages {
+			return nil, nil, fmt.Errorf("GET %s: the list has no end; there were %d pages", bare(l.url), len(been))
+		}
+		l.url = next
+	}
+}
+
 // namesPage gets one page of a catalogue or tag list.
 func (c *Client) namesPage(ctx context.Context, l call) ([]string, *url.URL, error) {
-	var page struct {
-		Repositories []string `json:"repositories"`
-		Tags         []string `json:"tags"`
-	}
+	var page map[string]json.RawMessage
 	resp, err := c.getJSON(ctx, l, maxListBody, &page)
 	if err != nil {
 		return nil, nil, err
 	}
+	list, ok := page["tags"]
+	if !ok {
+		list, ok = page["repositories"]
+	}
+	if !ok { // and not an empty one
+		return nil, nil, fmt.Errorf("GET %s: the answer has no list", bare(l.url))
+	}
+	var names []string
+	if err := json.Unmarshal(list, &names); err != nil {
+		return nil, nil, fmt.Errorf("GET %s: %w", bare(l.url), err)
+	}
 	next, err := c.nextPage(l.url, resp)
-	return append(page.Repositories, page.Tags...), next, err
+	return names, next, err
 }
 
 // getJSON gets a JSON document of at most limit bytes.
@@ -190,11 +206,14 @@ func (c *Client) allReferrers(ctx context.Context, repo string, d oci.Digest, ar
 		l.url.RawQuery = url.Values{"artifactType": {artifactType}}.Encode()
 	}
 	l.header = http.Header{"Accept": {ocispec.MediaTypeImageIndex}}
-	l.accept = []int{http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusNotImplemented}
+	l.accept = []int{http.StatusBadRequest, http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusNotAcceptable, http.StatusNotImplemented}
 	var all []oci.Descriptor
+	been := map[string]bool{}
 	for pages := 0; l.url != nil; pages++ {
-		if pages == maxPages {
-			return nil, fmt.Errorf("GET %s: more than %d pages", bare(l.url), maxPages)
+		if at := l.url.String(); been[at] || pages == maxPages {
+			return nil, fmt.Errorf("GET %s: the list has no end; there were %d pages", bare(l.url), pages)
+		} else {
+			been[at] = true
 		}
 		page, next, ok, err := c.referrersPage(ctx, l, artifactType)
 		if err != nil {
@@ -222,9 +241,9 @@ func (c *Client) referrersPage(ctx context.Context, l call, artifactType string)
 	if err != nil {
 		return nil, nil, false, err
 	}
-	// SPEC: the answer of a registry with the API has the index's media type.
-	// Others answer with a page of their web interface.
-	if resp.StatusCode != http.StatusOK || contentType(resp.Header) != ocispec.MediaTypeImageIndex {
+	// SPEC: the answer of a registry with the API has the index's media type. Some say that it is
+	// JSON, and those without the API may answer with a page of their web interface.
+	if resp.StatusCode != http.StatusOK || isText(resp.Header) {
 		finish(resp)
 		return nil, nil, false, nil
 	}
@@ -232,16 +251,32 @@ func (c *Client) referrersPage(ctx context.Context, l call, artifactType string)
 	if err != nil {
 		return nil, nil, false, err
 	}
-	var index ocispec.Index
-	if err := json.Unmarshal(b, &index); err != nil {
+	var index struct {
+		Manifests json.RawMessage `json:"manifests"`
+	}
+	if err = json.Unmarshal(b, &index); err == nil && index.Manifests == nil {
+		err = errors.New("the answer has no list")
+	}
+	if err == nil {
+		err = json.Unmarshal(index.Manifests, &page)
+	}
+	if i := slices.IndexFunc(page, func(d oci.Descriptor) bool { return oci.CheckDigest(d.Digest) != nil }); err == nil && i >= 0 {
+		err = fmt.Errorf("number %d of the list has no digest", i+1)
+	}
+	if err != nil {
 		return nil, nil, false, fmt.Errorf("GET %s: %w", bare(l.url), err)
 	}
-	page = index.Manifests
 	if !slices.Contains(splitList(resp.Header.Values("OCI-Filters-Applied")), "artifactType") {
 		page = ofType(page, artifactType)
 	}
 	next, err = c.nextPage(l.url, resp.Header)
 	return page, next, true, err
+}
+
+// isText recognises an answer for people.
+func isText(h http.Header) bool {
+	t, _, err := mime.ParseMediaType(h.Get("Content-Type"))
+	return err == nil && (strings.HasPrefix(t, "text/") || t == "application/xhtml+xml")
 }
 
 func splitList(values []string) []string {

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"strings"
 
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
@@ -59,16 +60,7 @@ func (c *Client) ResolveManifest(ctx context.Context, repo, ref string) (oci.Des
 		return oci.Descriptor{}, err
 	}
 	_ = resp.Body.Close()
-	desc := oci.Descriptor{
-		MediaType: contentType(resp.Header),
-		Digest:    oci.Digest(resp.Header.Get("Docker-Content-Digest")),
-		Size:      resp.ContentLength,
-	}
-	if desc.Digest == "" && oci.IsDigest(ref) {
-		desc.Digest = oci.Digest(ref)
-	}
-	known := resp.StatusCode == http.StatusOK && desc.MediaType != "" && desc.Size >= 0 && oci.ValidDigest(desc.Digest)
-	if known && (!oci.IsDigest(ref) || string(desc.Digest) == ref) {
+	if desc, ok := DescribeManifest(resp, ref); ok {
 		return desc, nil
 	}
 	m, err := c.GetManifest(ctx, repo, ref)
@@ -76,6 +68,22 @@ func (c *Client) ResolveManifest(ctx context.Context, repo, ref string) (oci.Des
 		return oci.Descriptor{}, err
 	}
 	return m.Descriptor, nil
+}
+
+// DescribeManifest returns the descriptor that the answer to a HEAD for ref tells. ok is false
+// where it does not tell all of it, or that of another manifest.
+func DescribeManifest(resp *http.Response, ref string) (desc oci.Descriptor, ok bool) {
+	desc = oci.Descriptor{
+		MediaType: contentType(resp.Header),
+		Digest:    oci.Digest(resp.Header.Get("Docker-Content-Digest")),
+		Size:      resp.ContentLength,
+	}
+	if desc.Digest == "" && oci.IsDigest(ref) {
+		desc.Digest = oci.Digest(ref)
+	}
+	ok = resp.StatusCode == http.StatusOK && desc.MediaType != "" && desc.Size >= 0 && oci.ValidDigest(desc.Digest) &&
+		resp.Header.Get("Content-Encoding") == ""
+	return desc, ok && (!oci.IsDigest(ref) || string(desc.Digest) == ref)
 }
 
 // contentType returns an answer's media type without parameters, or "" when it
@@ -161,6 +169,8 @@ func manifestType(header string, b []byte) (string, error) {
 	}
 	err := json.Unmarshal(b, &m)
 	switch {
+	case err != nil && isJSON(header):
+		return "", &oci.Error{Code: oci.CodeManifestInvalid, Message: fmt.Sprintf("it is served as %q and is no JSON", header), Err: err}
 	case err != nil && header != "":
 		return header, nil // a type of its own, which need not be JSON
 	case err != nil:
@@ -179,6 +189,12 @@ func manifestType(header string, b []byte) (string, error) {
 		return oci.MediaTypeOCIManifest, nil
 	}
 	return "", oci.Errorf(oci.CodeManifestInvalid, "it has no media type")
+}
+
+// isJSON reports whether content of a media type is JSON, or else something other than it says,
+// such as compressed.
+func isJSON(mediaType string) bool {
+	return strings.HasSuffix(mediaType, "+json") || strings.HasSuffix(mediaType, "+prettyjws")
 }
 
 // maxTagQuery is how many bytes of tags one PUT carries; URLs longer than

@@ -1,6 +1,8 @@
 package client
 
 import (
+	"bytes"
+	"compress/gzip"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -322,10 +324,17 @@ func hostPort(host, scheme string) string {
 	return strings.TrimSuffix(host, ":443")
 }
 
-// readAll reads a body of at most limit bytes and closes it.
+// readAll reads a body of at most limit bytes and closes it. One that was compressed although
+// nobody asked for it is decompressed; one that is only said to be so stays as it is.
 func readAll(resp *http.Response, limit int64) ([]byte, error) {
 	defer resp.Body.Close()
 	b, err := io.ReadAll(io.LimitReader(resp.Body, limit+1))
+	if c := resp.Header.Get("Content-Encoding"); err == nil && (c == "gzip" || c == "x-gzip") && bytes.HasPrefix(b, []byte{0x1f, 0x8b}) {
+		var z *gzip.Reader
+		if z, err = gzip.NewReader(bytes.NewReader(b)); err == nil {
+			b, err = io.ReadAll(io.LimitReader(z, limit+1))
+		}
+	}
 	if err != nil {
 		return nil, fmt.Errorf("read answer of %s: %w", bare(resp.Request.URL), Redact(err))
 	}
