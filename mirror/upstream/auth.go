@@ -284,6 +284,9 @@ func (k *keyring) fetch(ctx context.Context, g grant) (string, time.Duration, er
 	if err := k.checkRealm(g.realm); err != nil {
 		return "", 0, err
 	}
+	if err := k.e.closed(k.e.health.look(ofTokens)); err != nil {
+		return "", 0, err
+	}
 	cr, err := k.credential(ctx)
 	if err != nil {
 		return "", 0, err
@@ -384,8 +387,7 @@ func (k *keyring) refused(resp *http.Response) error {
 	kind := Unavailable
 	switch {
 	case status == http.StatusTooManyRequests, status == http.StatusServiceUnavailable && pause(resp.Header, k.e.up.clock()) > 0:
-		k.e.health.backOff(pause(resp.Header, k.e.up.clock()), status)
-		kind = Busy
+		return k.e.busy(pause(resp.Header, k.e.up.clock()), status, ofTokens)
 	case status == http.StatusBadRequest, status == http.StatusUnauthorized, status == http.StatusForbidden, status == http.StatusNotFound:
 		kind = Denied
 	}

@@ -2,9 +2,11 @@ package upstream
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"strconv"
 	"strings"
@@ -49,6 +51,77 @@ func (e *endpoint) manifest(ctx context.Context, s subject, repo, ref, have stri
 	return m, etag, false, nil
 }
 
+// resolveManifest asks one endpoint by HEAD, and by GET where that gets no descriptor.
+func (e *endpoint) resolveManifest(ctx context.Context, s subject, repo, ref string) (oci.Descriptor, error) {
+	a := e.ask(http.MethodHead, oci.Request{Kind: oci.KindManifest, Repo: repo, Ref: ref})
+	a.header["Accept"] = []string{client.AcceptManifests}
+	resp, err := e.do(ctx, a)
+	if err == nil {
+		_ = resp.Body.Close()
+		if desc, ok := client.DescribeManifest(resp, ref); ok {
+			return desc, nil
+		}
+	} else if !ofHeadAlone(err) {
+		return oci.Descriptor{}, e.explain(ctx, s, err)
+	}
+	m, _, _, err := e.manifest(ctx, s, repo, ref, "")
+	if err != nil {
+		return oci.Descriptor{}, err
+	}
+	return m.Descriptor, nil
+}
+
+// resolveBlob asks one endpoint by HEAD, and where that does not get a size, by a GET whose body
+// is left unread. The size is -1 where neither tells it.
+func (e *endpoint) resolveBlob(ctx context.Context, s subject, repo string, d oci.Digest) (int64, error) {
+	resp, err := e.do(ctx, e.ask(http.MethodHead, oci.Request{Kind: oci.KindBlob, Repo: repo, Ref: string(d)}))
+	if err == nil {
+		_ = resp.Body.Close()
+		h := resp.Header
+		if resp.StatusCode == http.StatusOK && resp.ContentLength >= 0 && !encoded(h) && !another(oci.Digest(h.Get("Docker-Content-Digest")), d) {
+			return resp.ContentLength, nil
+		}
+	} else if !ofHeadAlone(err) {
+		return 0, e.explain(ctx, s, err)
+	}
+	b, err := e.blob(ctx, s, repo, d, 0)
+	if err != nil {
+		return 0, err
+	}
+	e.health.good()
+	_ = b.Close() // what is left of it does not matter
+	if b.encoded {
+		return -1, nil
+	}
+	return b.Size, nil
+}
+
+// ofHeadAlone reports whether GET may fare better than HEAD, which got this error: where a
+// connection was made, and the endpoint neither wants to be left alone nor is silent.
+func ofHeadAlone(err error) bool {
+	var e *Error
+	var op *net.OpError
+	var cert *tls.CertificateVerificationError
+	switch {
+	case !errors.As(err, &e) || e.Kind != Unavailable || e.slow || e.RetryAfter > 0:
+		return false
+	case errors.As(err, &op) && op.Op != "read" && op.Op != "write", errors.As(err, &cert):
+		return false
+	}
+	return true
+}
+
+// encoded reports whether what comes need not be as long as what is meant.
+func encoded(h http.Header) bool {
+	c := h.Get("Content-Encoding")
+	return c != "" && c != "identity"
+}
+
+// another reports whether an endpoint has told a digest that cannot be that of d.
+func another(told, d oci.Digest) bool {
+	return oci.ValidDigest(told) && told.Algorithm() == d.Algorithm() && told != d
+}
+
 // Body is a blob, or what is left of it, as it comes from an upstream. It must be
 // closed. Errors of Read are of kind [Unavailable], but for io.EOF and the
 // context's; the bytes read before are good, and can be continued from.
@@ -60,8 +133,9 @@ type Body struct {
 	// where the endpoint cannot begin elsewhere.
 	Off int64
 
-	e    *endpoint
-	what subject
+	e       *endpoint
+	what    subject
+	encoded bool // or said to be
 }
 
 // Blame says that what came was not the blob: the endpoint is tried after the
@@ -83,7 +157,7 @@ func (u *Upstream) Blob(ctx context.Context, repo string, d oci.Digest, off int6
 	if off < 0 {
 		return nil, oci.Errorf(oci.CodeRangeInvalid, "a range cannot begin at %d", off)
 	}
-	err = u.round(ctx, func(e *endpoint) (err error) {
+	err = u.round(ctx, ofBlobs, func(e *endpoint) (err error) {
 		b, err = e.blob(ctx, s, repo, d, off)
 		return err
 	})
@@ -100,7 +174,7 @@ func (e *endpoint) blob(ctx context.Context, s subject, repo string, d oci.Diges
 	if err != nil {
 		return nil, e.explain(ctx, s, err)
 	}
-	b := &Body{ReadCloser: named{resp.Body, e, ctx, s}, Size: -1, e: e, what: s}
+	b := &Body{ReadCloser: named{resp.Body, e, ctx, s}, Size: -1, e: e, what: s, encoded: encoded(resp.Header)}
 	switch resp.StatusCode {
 	case http.StatusOK:
 		b.Size = resp.ContentLength
@@ -115,11 +189,8 @@ func (e *endpoint) blob(ctx context.Context, s subject, repo string, d oci.Diges
 	default:
 		return nil, e.answered(s, client.ReadError(resp, s.notFound))
 	}
-	if c := resp.Header.Get("Content-Encoding"); err == nil && c != "" && c != "identity" {
-		err = fmt.Errorf("it answered with the encoding %q, and was asked for none", c)
-	}
-	if told := oci.Digest(resp.Header.Get("Docker-Content-Digest")); err == nil &&
-		oci.ValidDigest(told) && told.Algorithm() == d.Algorithm() && told != d {
+	// An encoding may be of the blob itself, as it was stored: the digest will tell.
+	if told := oci.Digest(resp.Header.Get("Docker-Content-Digest")); err == nil && another(told, d) {
 		err = fmt.Errorf("it answered with %s", told)
 	}
 	if err != nil {

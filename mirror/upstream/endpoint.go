@@ -221,7 +221,7 @@ func (e *endpoint) RoundTrip(req *http.Request) (*http.Response, error) {
 // The answer may have any status; its body must be closed. An error is an Error,
 // or the context's.
 func (e *endpoint) do(ctx context.Context, a ask) (*http.Response, error) {
-	release, err := e.admit(ctx, a.Kind == oci.KindBlob && a.method == http.MethodGet)
+	release, err := e.admit(ctx, a)
 	if err != nil {
 		return nil, err
 	}
@@ -280,8 +280,10 @@ func (e *endpoint) judge(resp *http.Response, a ask, began time.Time) error {
 	status := resp.StatusCode
 	told := pause(resp.Header, now)
 	switch {
-	case status == http.StatusTooManyRequests, status == http.StatusServiceUnavailable && told > 0:
-		e.health.backOff(told, status)
+	case status == http.StatusTooManyRequests:
+		return e.busy(told, status, quotaOf(a.Kind))
+	case status == http.StatusServiceUnavailable && told > 0:
+		return e.busy(told, status, ofManifests, ofBlobs, ofLists)
 	case status >= 500 && status != http.StatusNotImplemented:
 		e.health.failed(fmt.Errorf("it answered %d", status), false)
 	case !own && (status == http.StatusUnauthorized || status == http.StatusForbidden):
@@ -295,6 +297,14 @@ func (e *endpoint) judge(resp *http.Response, a ask, began time.Time) error {
 		e.health.good()
 	}
 	return nil
+}
+
+// busy notes an answer that asks for fewer requests of some quotas.
+func (e *endpoint) busy(told time.Duration, status int, of ...quota) error {
+	e.health.backOff(told, status, of...)
+	err := e.error(Busy, status, subject{}, fmt.Errorf("it answered %d", status))
+	err.RetryAfter, _ = e.health.look(of[0])
+	return err
 }
 
 // useless notes an answer that is none of a registry.

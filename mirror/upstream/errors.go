@@ -59,6 +59,7 @@ type Error struct {
 	what string   // was asked for: "manifest v1 of library/nginx"
 	code oci.Code // of what is not found
 	slow bool     // it took a timeout to find out
+	sure bool     // the endpoint answers so, and not because it is in trouble
 }
 
 // KindOf returns the kind of an upstream's error, 0 for any other error.
@@ -160,11 +161,7 @@ func (e *endpoint) error(k Kind, status int, s subject, err error) *Error {
 			err = fmt.Errorf("mirror %s: %w", e.name, err)
 		}
 	}
-	out := &Error{Kind: k, Upstream: e.up.name, Status: status, Err: err, what: s.String(), code: s.notFound}
-	if k == Busy {
-		out.RetryAfter = e.health.busy(e.up.clock())
-	}
-	return out
+	return &Error{Kind: k, Upstream: e.up.name, Status: status, Err: err, what: s.String(), code: s.notFound}
 }
 
 // answered makes an error of an answer that is one, in the terms of client.
@@ -175,12 +172,6 @@ func (e *endpoint) answered(s subject, o *oci.Error) *Error {
 		k = NotFound
 	case http.StatusUnauthorized, http.StatusForbidden, http.StatusUnavailableForLegalReasons:
 		k = Denied
-	case http.StatusTooManyRequests:
-		k = Busy
-	case http.StatusServiceUnavailable:
-		if e.health.busy(e.up.clock()) > 0 {
-			k = Busy
-		}
 	case http.StatusRequestedRangeNotSatisfiable:
 		k, o.Code = Wrong, oci.CodeRangeInvalid
 	case http.StatusBadRequest:
@@ -189,7 +180,9 @@ func (e *endpoint) answered(s subject, o *oci.Error) *Error {
 			k = NotFound
 		}
 	}
-	return e.error(k, o.Status, s, fmt.Errorf("it answered %d: %w", o.Status, o))
+	out := e.error(k, o.Status, s, fmt.Errorf("it answered %d: %w", o.Status, o))
+	out.sure = o.Status/100 != 5 && o.Status != http.StatusRequestTimeout || o.Status == http.StatusNotImplemented
+	return out
 }
 
 // explain makes an Error of whatever a request came to. The caller's own end

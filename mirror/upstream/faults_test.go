@@ -351,7 +351,6 @@ func TestBackOff(t *testing.T) {
 	busy := func(left time.Duration, requests int) {
 		t.Helper()
 		for _, f := range []func() error{
-			func() error { return getManifest(u, "v1") },
 			func() error { return getBlob(u, 0) },
 			func() error { _, err := u.ResolveBlob(t.Context(), "library/app", blobDigest); return err },
 		} {
@@ -375,7 +374,7 @@ func TestBackOff(t *testing.T) {
 	}
 	clk.add(10 * time.Second)
 	header.Store("ok")
-	ok(t, getManifest(u, "v1"))
+	ok(t, getBlob(u, 0))
 
 	header.Store("") // it does not say how long
 	busy(time.Second, 3)
@@ -383,7 +382,7 @@ func TestBackOff(t *testing.T) {
 	busy(2*time.Second, 4)
 	clk.add(2 * time.Second)
 	header.Store("ok") // for one request, and then it is too much again
-	ok(t, getManifest(u, "v1"))
+	ok(t, getBlob(u, 0))
 	_, err := u.ResolveBlob(t.Context(), "library/app", blobDigest)
 	ok(t, err)
 	header.Store("")
@@ -401,6 +400,54 @@ func TestBackOff(t *testing.T) {
 	ok(t, getBlob(u, 0))
 	if !u.Status().Endpoints[0].BackoffUntil.IsZero() {
 		t.Errorf("got %+v", u.Status())
+	}
+}
+
+// TestQuotas: an answer of 429 is about what it counted, and one of 503 about everything.
+func TestQuotas(t *testing.T) {
+	asks := map[string]func(u *upstream.Upstream) error{
+		"/manifests/": func(u *upstream.Upstream) error { return getManifest(u, "v1") },
+		"/blobs/":     func(u *upstream.Upstream) error { return getBlob(u, 0) },
+		"/tags/":      func(u *upstream.Upstream) error { _, _, err := u.Tags(t.Context(), "library/app", "", 1); return err },
+		"/token":      nil, // they are wanted for what is asked for first
+	}
+	for limited := range asks {
+		for _, status := range []int{429, 503} {
+			var s *server
+			s = serve(t, func(w http.ResponseWriter, r *http.Request) {
+				switch {
+				case strings.Contains(r.URL.Path, limited):
+					w.Header().Set("Retry-After", "30")
+					w.WriteHeader(status)
+				case strings.HasPrefix(r.URL.Path, "/token"):
+					_, _ = io.WriteString(w, `{"token":"t"}`)
+				case r.Header.Get("Authorization") == "":
+					w.Header().Set("Www-Authenticate", `Bearer realm="`+s.URL+`/token"`)
+					w.WriteHeader(http.StatusUnauthorized)
+				case strings.Contains(r.URL.Path, "/tags/"):
+					_, _ = io.WriteString(w, `{"tags":["a"]}`)
+				default:
+					image(w, r)
+				}
+			})
+			u := open(t, s.URL, upstream.Options{Clock: newClock().Now})
+			first := limited
+			if limited == "/token" {
+				first = "/blobs/"
+			}
+			for _, ask := range []string{first, "/manifests/", "/blobs/", "/tags/"} {
+				err := asks[ask](u)
+				if want := ask == limited || status == 503 || limited == "/token"; (upstream.KindOf(err) == upstream.Busy) != want {
+					t.Errorf("%d for %s: %s got %v", status, limited, ask, err)
+				}
+			}
+			if n := s.count("GET /v2/library/app" + limited); n > 1 {
+				t.Errorf("%d for %s: it was asked %d times", status, limited, n)
+			}
+			if n := s.count("GET /token"); limited == "/token" && n > 1 {
+				t.Errorf("%d for %s: it was asked %d times", status, limited, n)
+			}
+		}
 	}
 }
 

@@ -5,9 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
+
+	"example.org/slipway/oci"
 )
 
 const (
@@ -32,6 +36,30 @@ const (
 	downFails = 3
 )
 
+// quota is what an upstream counts together: when it wants fewer requests of one, it has not said
+// anything of the others. Docker Hub counts manifests, and not the blobs of an image whose manifest
+// was fetched.
+type quota uint8
+
+const (
+	ofManifests quota = iota
+	ofBlobs
+	ofLists
+	ofTokens
+	quotas // how many there are
+)
+
+// quotaOf returns what a request counts for.
+func quotaOf(k oci.Kind) quota {
+	switch k {
+	case oci.KindManifest:
+		return ofManifests
+	case oci.KindBlob:
+		return ofBlobs
+	}
+	return ofLists
+}
+
 // health is what is known of an endpoint from the requests made to it.
 type health struct {
 	clock func() time.Time
@@ -45,8 +73,8 @@ type health struct {
 	blamed  time.Time // the same, for wrong content
 	probing bool      // a request finds out whether a slow endpoint is back
 
-	backOffs int       // not long ago, for as long as seemed good
-	until    time.Time // end of the back-off
+	backOffs [quotas]int       // not long ago, for as long as seemed good
+	until    [quotas]time.Time // ends of the back-offs
 
 	lastErr            string
 	lastErrTime        time.Time
@@ -57,8 +85,8 @@ type health struct {
 
 // shut tells for how long no request may be made, and whether that is because
 // the endpoint wants it so. h.mu is held.
-func (h *health) shut(now time.Time) (after time.Duration, busy bool) {
-	if d := h.until.Sub(now); d > 0 {
+func (h *health) shut(now time.Time, q quota) (after time.Duration, busy bool) {
+	if d := h.until[q].Sub(now); d > 0 {
 		return d, true
 	}
 	if h.slow < slowFails {
@@ -75,36 +103,48 @@ func (h *health) shut(now time.Time) (after time.Duration, busy bool) {
 
 // look asks whether a request may be made now. enter asks too, and counts it: it
 // must come to failed, good, backOff or unknown.
-func (h *health) look() (after time.Duration, busy bool) {
+func (h *health) look(q quota) (after time.Duration, busy bool) {
 	now := h.clock()
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.shut(now)
+	return h.shut(now, q)
 }
 
-func (h *health) enter() (after time.Duration, busy bool) {
+func (h *health) enter(q quota) (after time.Duration, busy bool) {
 	now := h.clock()
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if after, busy = h.shut(now); after == 0 {
+	if after, busy = h.shut(now, q); after == 0 {
 		h.probing = h.slow >= slowFails
 		h.requests++
 	}
 	return after, busy
 }
 
-// busy returns what is left of a back-off.
+// busy returns what is left of the back-off that ends last.
 func (h *health) busy(now time.Time) time.Duration {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return max(0, h.until.Sub(now))
+	return max(0, h.lastUntil().Sub(now))
 }
 
-// last reports whether the endpoint is to be tried after the others.
+// lastUntil returns the end of the back-off that ends last. h.mu is held.
+func (h *health) lastUntil() time.Time {
+	return slices.MaxFunc(h.until[:], time.Time.Compare)
+}
+
+// last reports whether the endpoint failed or wants fewer requests of some quota.
 func (h *health) last(now time.Time) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return now.Before(h.penalty) || now.Before(h.blamed) || now.Before(h.until)
+	return now.Before(h.penalty) || now.Before(h.blamed) || now.Before(h.lastUntil())
+}
+
+// after reports whether the endpoint is to be tried after the others for requests of a quota.
+func (h *health) after(now time.Time, q quota) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return now.Before(h.penalty) || now.Before(h.blamed) || now.Before(h.until[q])
 }
 
 // failed notes a failure. Failures while one is being atoned for are of requests
@@ -169,32 +209,39 @@ func (h *health) unknown() {
 	h.probing = false
 }
 
-// backOff notes that the endpoint wants to be left alone, for as long as it told
-// or, for 0, as long as seems good.
-func (h *health) backOff(told time.Duration, status int) {
+// backOff notes that the endpoint wants fewer requests of some quotas, for as long as it told or,
+// for 0, as long as seems good.
+func (h *health) backOff(told time.Duration, status int, of ...quota) {
 	now := h.clock()
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.probing, h.slow = false, 0
 	h.failures++
 	h.lastErr, h.lastErrTime = "it answered "+strconv.Itoa(status), now
-	if now.Before(h.until) { // an answer to a request that was under way
-		if told > 0 && now.Add(told).After(h.until) {
-			h.until = now.Add(min(told, mostTold))
+	told = min(told, mostTold)
+	pause := time.Duration(0)
+	for _, q := range of {
+		if now.Before(h.until[q]) { // an answer to a request that was under way
+			if told > 0 && now.Add(told).After(h.until[q]) {
+				h.until[q] = now.Add(told)
+			}
+			continue
 		}
-		return
+		// Good answers do not count: some upstreams answer HEAD and refuse GET.
+		if now.Sub(h.until[q]) > longestBackOff {
+			h.backOffs[q] = 0
+		}
+		d := told
+		if d <= 0 {
+			h.backOffs[q]++
+			d = doubled(firstBackOff, longestBackOff, h.backOffs[q])
+		}
+		h.until[q] = now.Add(d)
+		pause = max(pause, d)
 	}
-	// Good answers do not count: some upstreams answer HEAD and refuse GET.
-	if now.Sub(h.until) > longestBackOff {
-		h.backOffs = 0
+	if pause > 0 {
+		h.log.Warn("upstream endpoint wants fewer requests; it is left alone", "status", status, "pause", pause)
 	}
-	d := min(told, mostTold)
-	if d <= 0 {
-		h.backOffs++
-		d = doubled(firstBackOff, longestBackOff, h.backOffs)
-	}
-	h.until = now.Add(d)
-	h.log.Warn("upstream endpoint wants fewer requests; it is left alone", "status", status, "pause", d)
 }
 
 // wrong notes that the endpoint delivered something other than it said.
@@ -231,13 +278,13 @@ func (h *health) why() error {
 // admit waits until a request may be made to an endpoint, and returns what gives
 // back its turn. Blobs and other requests have turns of their own. Nobody waits
 // for a back-off.
-func (e *endpoint) admit(ctx context.Context, blob bool) (release func(), err error) {
-	u := e.up
-	if err := e.closed(e.health.look()); err != nil {
+func (e *endpoint) admit(ctx context.Context, a ask) (release func(), err error) {
+	u, q := e.up, quotaOf(a.Kind)
+	if err := e.closed(e.health.look(q)); err != nil {
 		return nil, err
 	}
 	turns := u.others
-	if blob {
+	if q == ofBlobs && a.method == http.MethodGet {
 		turns = u.blobs
 	}
 	if turns != nil {
@@ -263,7 +310,7 @@ func (e *endpoint) admit(ctx context.Context, blob bool) (release func(), err er
 			return nil, e.error(Busy, 0, subject{}, errors.New("the configured rate of requests leaves no room before the deadline"))
 		}
 	}
-	if err := e.closed(e.health.enter()); err != nil { // while we waited
+	if err := e.closed(e.health.enter(q)); err != nil { // while we waited
 		release()
 		return nil, err
 	}

@@ -68,8 +68,8 @@ func (h *health) status() Endpoint {
 	defer h.mu.Unlock()
 	s := Endpoint{Healthy: healthy, LastError: h.lastErr, LastErrorTime: h.lastErrTime,
 		Requests: h.requests, Failures: h.failures, Latency: h.latency, Limit: h.limit}
-	if h.until.After(now) {
-		s.BackoffUntil = h.until
+	if until := h.lastUntil(); until.After(now) {
+		s.BackoffUntil = until
 	}
 	return s
 }

@@ -16,8 +16,10 @@
 //   - Redirects lead to public addresses only, unless the configuration allows
 //     others; token services also to addresses of the kinds that the upstream
 //     itself has. Addresses are checked when they are connected to.
-//   - An endpoint that answers 429 is left alone, by all requests, for as long as
-//     it wants. Nobody waits for that: requests are answered by [Busy].
+//   - An endpoint that answers 429 is left alone for as long as it wants, by all
+//     requests like the one that it answered so: for manifests, for blobs, for
+//     lists or for tokens. Nobody waits for that: requests are answered by [Busy].
+//   - An error to HEAD is no verdict until GET has said so.
 //   - An endpoint that stands still is given up. One that does so again and again
 //     costs a wait for one request at a time.
 //
@@ -211,7 +213,7 @@ func (u *Upstream) received(n int) {
 
 // order returns the endpoints in the order in which to try them: as configured,
 // but those behind the others that failed or want to be left alone.
-func (u *Upstream) order() []*endpoint {
+func (u *Upstream) order(q quota) []*endpoint {
 	if len(u.endpoints) == 1 {
 		return u.endpoints
 	}
@@ -219,7 +221,7 @@ func (u *Upstream) order() []*endpoint {
 	list := make([]*endpoint, 0, len(u.endpoints))
 	var last []*endpoint
 	for _, e := range u.endpoints {
-		if e.health.last(now) {
+		if e.health.after(now, q) {
 			last = append(last, e)
 		} else {
 			list = append(list, e)
@@ -231,9 +233,9 @@ func (u *Upstream) order() []*endpoint {
 // round tries the endpoints in order until one delivers. The error is the
 // upstream's own; where that says that there is no such thing, mirrors behind it
 // are not asked any more.
-func (u *Upstream) round(ctx context.Context, op func(*endpoint) error) error {
+func (u *Upstream) round(ctx context.Context, q quota, op func(*endpoint) error) error {
 	var own error
-	for _, e := range u.order() {
+	for _, e := range u.order(q) {
 		err := op(e)
 		if gone(ctx) {
 			return err
@@ -259,10 +261,10 @@ func (u *Upstream) round(ctx context.Context, op func(*endpoint) error) error {
 
 // rounds tries all endpoints again where that is quick and may help. It is for
 // requests that are small.
-func (u *Upstream) rounds(ctx context.Context, op func(*endpoint) error) error {
+func (u *Upstream) rounds(ctx context.Context, q quota, op func(*endpoint) error) error {
 	rest := firstRest
 	for n := 1; ; n++ {
-		err := u.round(ctx, op)
+		err := u.round(ctx, q, op)
 		if err == nil || n == rounds || gone(ctx) || !passing(err) || u.own().health.down() {
 			return err
 		}
@@ -284,7 +286,7 @@ func passing(err error) bool {
 	var cert *tls.CertificateVerificationError
 	var dns *net.DNSError
 	switch {
-	case !errors.As(err, &e) || e.Kind != Unavailable && e.Kind != Wrong || e.slow || e.RetryAfter > 0:
+	case !errors.As(err, &e) || e.Kind != Unavailable && e.Kind != Wrong || e.slow || e.sure || e.RetryAfter > 0:
 		return false
 	case errors.As(err, &cert), errors.As(err, &dns) && dns.IsNotFound, errors.Is(err, errRefused), errors.Is(err, errRedirect):
 		return false
@@ -312,34 +314,32 @@ func blobOf(repo string, d oci.Digest) (subject, error) {
 	return s, oci.CheckDigest(d)
 }
 
-// ResolveManifest asks for a manifest by tag or digest without fetching it: by
-// HEAD, which Docker Hub does not count against its limit. Where a registry does
-// not answer that with a digest, the manifest is fetched.
+// ResolveManifest asks what a tag or digest stands for: by HEAD, which Docker Hub does not
+// count against its limit. Where a registry does not answer that with a descriptor, the
+// manifest is fetched.
 func (u *Upstream) ResolveManifest(ctx context.Context, repo, ref string) (desc oci.Descriptor, err error) {
 	s, err := manifestOf(repo, ref)
 	if err != nil {
 		return oci.Descriptor{}, err
 	}
-	err = u.rounds(ctx, func(e *endpoint) (err error) {
-		if desc, err = e.list.ResolveManifest(ctx, e.prefix+repo, ref); err != nil {
-			return e.explain(ctx, s, err)
-		}
-		return nil
+	err = u.rounds(ctx, ofManifests, func(e *endpoint) (err error) {
+		desc, err = e.resolveManifest(ctx, s, repo, ref)
+		return err
 	})
 	return desc, err
 }
 
-// ResolveBlob asks for a blob of a repository without fetching it.
+// ResolveBlob asks for a blob of a repository without fetching it. Its size is -1 where the
+// registry does not say it.
 func (u *Upstream) ResolveBlob(ctx context.Context, repo string, d oci.Digest) (desc oci.Descriptor, err error) {
 	s, err := blobOf(repo, d)
 	if err != nil {
 		return oci.Descriptor{}, err
 	}
-	err = u.rounds(ctx, func(e *endpoint) (err error) {
-		if desc, err = e.list.ResolveBlob(ctx, e.prefix+repo, d); err != nil {
-			return e.explain(ctx, s, err)
-		}
-		return nil
+	desc = oci.Descriptor{MediaType: oci.MediaTypeOctetStream, Digest: d}
+	err = u.rounds(ctx, ofBlobs, func(e *endpoint) (err error) {
+		desc.Size, err = e.resolveBlob(ctx, s, repo, d)
+		return err
 	})
 	return desc, err
 }
@@ -353,7 +353,7 @@ func (u *Upstream) Manifest(ctx context.Context, repo, ref, have string) (m *oci
 	if err != nil {
 		return nil, "", false, err
 	}
-	err = u.rounds(ctx, func(e *endpoint) (err error) {
+	err = u.rounds(ctx, ofManifests, func(e *endpoint) (err error) {
 		m, etag, unchanged, err = e.manifest(ctx, s, repo, ref, have)
 		return err
 	})
@@ -366,7 +366,7 @@ func (u *Upstream) Tags(ctx context.Context, repo, last string, n int) (tags []s
 		return nil, false, err
 	}
 	s := subject{"tags", "", repo, oci.CodeNameUnknown}
-	err = u.rounds(ctx, func(e *endpoint) (err error) {
+	err = u.rounds(ctx, ofLists, func(e *endpoint) (err error) {
 		if tags, more, err = e.list.Tags(ctx, e.prefix+repo, last, n); err != nil {
 			return e.explain(ctx, s, err)
 		}
@@ -383,7 +383,7 @@ func (u *Upstream) Referrers(ctx context.Context, repo string, d oci.Digest) (li
 		return nil, err
 	}
 	s.noun, s.notFound = "list of referrers of", oci.CodeManifestUnknown
-	err = u.rounds(ctx, func(e *endpoint) (err error) {
+	err = u.rounds(ctx, ofLists, func(e *endpoint) (err error) {
 		if list, _, err = e.list.Referrers(ctx, e.prefix+repo, d, "", "", math.MaxInt); err != nil {
 			return e.explain(ctx, s, err)
 		}
