@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"time"
 
 	"example.org/slipway/mirror/upstream"
@@ -43,6 +44,9 @@ type download struct {
 	at, size int64
 	// body is the last connection's, for the blame.
 	body *upstream.Body
+	// noRanges says that the upstream does not give a part of the blob, so that it is
+	// fetched from its beginning and the sink is given what it lacks.
+	noRanges bool
 }
 
 const (
@@ -60,6 +64,10 @@ func (d *download) run(ctx context.Context, to sink) error {
 	for {
 		before, began := d.at, time.Now()
 		err := d.connect(ctx, to)
+		if d.at > 0 && !d.noRanges && rangeRefused(err) {
+			d.noRanges = true
+			continue
+		}
 		if err == nil || ctx.Err() != nil || !passes(err) {
 			return err
 		}
@@ -92,11 +100,36 @@ func passes(err error) bool {
 	return k == 0 || k == upstream.Busy || k == upstream.Unavailable
 }
 
+// rangeRefused reports whether an upstream may give the whole of a blob although it does not
+// give a part.
+func rangeRefused(err error) bool {
+	var open *openError
+	var e *upstream.Error
+	if !errors.As(err, &open) || !errors.As(err, &e) {
+		return false
+	}
+	return e.Kind == upstream.Wrong || e.Kind == upstream.Denied ||
+		e.Kind == upstream.Unavailable && (e.Status/100 == 4 || e.Status == http.StatusNotImplemented)
+}
+
+// openError is the error of a connection that brought nothing.
+type openError struct{ err error }
+
+// Error implements error.
+func (e *openError) Error() string { return e.err.Error() }
+
+// Unwrap returns the cause.
+func (e *openError) Unwrap() error { return e.err }
+
 // connect brings what one connection gives. nil: the blob is whole.
 func (d *download) connect(ctx context.Context, to sink) error {
-	body, err := d.s.Upstream.Blob(ctx, d.name, d.digest, d.at)
+	from := d.at
+	if d.noRanges {
+		from = 0
+	}
+	body, err := d.s.Upstream.Blob(ctx, d.name, d.digest, from)
 	if err != nil {
-		return err
+		return &openError{err}
 	}
 	defer body.Close()
 	d.body = body
@@ -105,7 +138,7 @@ func (d *download) connect(ctx context.Context, to sink) error {
 		d.m.event(Event{Action: ActionResumed, Upstream: d.s.Name, Repo: d.repo, Digest: d.digest, Bytes: d.at})
 	}
 	if err := d.checkSize(body); err != nil {
-		return err
+		return &openError{err}
 	}
 	if err := to.begin(ctx, d.size); err != nil {
 		return &sinkError{err}

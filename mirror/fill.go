@@ -6,6 +6,7 @@ import (
 	"crypto/sha512"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"hash"
 	"os"
 	"runtime"
@@ -257,6 +258,9 @@ func (f *fill) openPast(ctx context.Context, by reader, p span) (oci.Content, er
 	size, _, err := f.m.askBlob(ctx, by.s, by.name, by.repo, f.digest)
 	if err != nil {
 		return nil, err
+	}
+	if size < 0 {
+		return nil, &upstream.Error{Kind: upstream.Unavailable, Upstream: by.s.Name, Err: fmt.Errorf("it does not tell the size of blob %s, for which there is no room here", f.digest)}
 	}
 	off, end, err := p.in(size)
 	if err != nil {

@@ -3,6 +3,7 @@ package mirror
 import (
 	"context"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -248,10 +249,25 @@ func (m *Registry) ResolveBlob(ctx context.Context, repo string, d oci.Digest) (
 	}
 	size, began, err := m.askBlob(ctx, s, name, repo, d)
 	s.counts.fetched(kindBlob, began, err)
+	if err == nil && size < 0 { // the upstream does not say it
+		return m.measureBlob(ctx, s, name, repo, d)
+	}
 	return blobDescriptor(d, size), err
 }
 
-// askBlob asks the upstream whether a repository has a blob.
+// measureBlob fetches a blob to find out its size, which is certain at the end only.
+func (m *Registry) measureBlob(ctx context.Context, s *source, name, repo string, d oci.Digest) (oci.Descriptor, error) {
+	c, err := m.openBlob(ctx, s, name, repo, d, wholeBlob)
+	if err != nil {
+		return oci.Descriptor{}, err
+	}
+	defer c.Close()
+	size, err := c.WriteTo(io.Discard)
+	return blobDescriptor(d, size), err
+}
+
+// askBlob asks the upstream whether a repository has a blob. Its size is -1 where the upstream
+// does not say it.
 func (m *Registry) askBlob(ctx context.Context, s *source, name, repo string, d oci.Digest) (size int64, began bool, err error) {
 	mf, began, err := m.fly(ctx, flightKey{flyBlob, contentKey{repo, string(d)}}, func(ctx context.Context) (*oci.Manifest, error) {
 		if err := s.allowed(name, ""); err != nil {

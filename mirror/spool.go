@@ -67,8 +67,8 @@ func newSpool(path string, d oci.Digest, keep int64) (*spool, error) {
 	return startSpool(file, d, newHash(d), 0, keep), nil
 }
 
-// resumeSpool goes on with a file, of a blob of size bytes. It returns how many it
-// has.
+// resumeSpool goes on with a file, of a blob of size bytes or, for -1, of nobody knows how many.
+// It returns how many it has.
 func resumeSpool(ctx context.Context, path string, d oci.Digest, size, keep int64) (*spool, int64, error) {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -76,7 +76,7 @@ func resumeSpool(ctx context.Context, path string, d oci.Digest, size, keep int6
 	}
 	h := newHash(d)
 	n, err := io.CopyBuffer(h, &contextReader{ctx, file}, make([]byte, chunk))
-	if err == nil && n > size { // it cannot be of this blob
+	if err == nil && size >= 0 && n > size { // it cannot be of this blob
 		h.Reset()
 		n = 0
 		err = file.Truncate(0)

@@ -205,8 +205,9 @@ func (m *Registry) Repositories(ctx context.Context, last string, n int) ([]stri
 	return m.store.Repositories(ctx, last, n)
 }
 
-// Tags implements oci.Lister. Of a mirrored repository it lists what the upstream
-// has or, where that is offline or fails, what is here.
+// Tags implements oci.Lister. Of a mirrored repository it lists what the upstream has or, where
+// that is offline, what is here. While the upstream fails there is no list: what is here would
+// be a part of it that looks like all.
 func (m *Registry) Tags(ctx context.Context, repo, last string, n int) ([]string, bool, error) {
 	s, name := m.source(repo)
 	if s == nil {
@@ -221,12 +222,6 @@ func (m *Registry) Tags(ctx context.Context, repo, last string, n int) ([]string
 		return nil, false, err
 	}
 	tags, more, err := s.Upstream.Tags(ctx, name, last, n)
-	if m.mayBeStale(ctx, s, err) {
-		if tags, more, storeErr := m.store.Tags(ctx, repo, last, n); storeErr == nil {
-			s.counts.add(kindTags, resultStale)
-			return tags, more, nil
-		}
-	}
 	s.counts.fetched(kindTags, true, err)
 	return tags, more, err
 }
@@ -246,12 +241,6 @@ func (m *Registry) Referrers(ctx context.Context, repo string, d oci.Digest, art
 		return nil, false, err
 	}
 	list, err := s.Upstream.Referrers(ctx, name, d)
-	if m.mayBeStale(ctx, s, err) {
-		if list, more, storeErr := m.store.Referrers(ctx, repo, d, artifactType, last, n); storeErr == nil {
-			s.counts.add(kindReferrers, resultStale)
-			return list, more, nil
-		}
-	}
 	s.counts.fetched(kindReferrers, true, err)
 	if upstream.KindOf(err) == upstream.NotFound { // nobody refers to it
 		err = nil
@@ -274,14 +263,4 @@ func referrersPage(list []oci.Descriptor, artifactType, last string, n int) ([]o
 		return list[:n], n > 0
 	}
 	return list, false
-}
-
-// mayBeStale tells whether what is here may be listed instead of what the upstream
-// failed to list.
-func (m *Registry) mayBeStale(ctx context.Context, s *source, err error) bool {
-	if err == nil || ctx.Err() != nil || s.StaleIfError <= 0 {
-		return false
-	}
-	k := upstream.KindOf(err)
-	return k != upstream.NotFound && k != upstream.Denied
 }
