@@ -2,9 +2,12 @@ package config
 
 import (
 	"errors"
+	"maps"
+	"net"
 	"net/netip"
 	"net/url"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 )
@@ -101,6 +104,9 @@ type ProxyMapping struct {
 // DockerHub is the name of Docker Hub, as image names and containerd have it.
 const DockerHub = "docker.io"
 
+// dockerHubNames are what people call Docker Hub.
+var dockerHubNames = []string{DockerHub, "index.docker.io", "registry-1.docker.io"}
+
 // dockerHubURL is where Docker Hub is.
 const dockerHubURL = "https://registry-1.docker.io"
 
@@ -132,6 +138,57 @@ func (p *Proxy) Hosts() []string {
 	var list []string
 	for i := range p.Upstreams {
 		list = append(list, p.Upstreams[i].Hosts...)
+	}
+	return list
+}
+
+// Namespaces has the upstreams' names by what clients call them in ?ns= beside their names and
+// hosts: by the hosts of their URLs, as image names have them, and by all names of Docker Hub. What
+// could mean several upstreams is missing.
+func (p *Proxy) Namespaces() map[string]string {
+	all := p.All()
+	hub := slices.ContainsFunc(all, func(u Upstream) bool { return u.Name == DockerHub })
+	found := map[string]string{}
+	for i := range all {
+		u := &all[i]
+		for _, ns := range u.namespaces() {
+			if hub && u.Name != DockerHub && slices.Contains(dockerHubNames, ns) {
+				continue
+			}
+			if other, ok := found[ns]; ok && other != u.Name {
+				found[ns] = ""
+				continue
+			}
+			found[ns] = u.Name
+		}
+	}
+	for i := range all { // what is configured goes before what is derived
+		delete(found, all[i].Name)
+		for _, h := range all[i].Hosts {
+			delete(found, strings.ToLower(h))
+		}
+	}
+	maps.DeleteFunc(found, func(_, name string) bool { return name == "" })
+	return found
+}
+
+// namespaces are the names that follow from an upstream's name and URL. A registry that is not at
+// the root of its host, or of which a part is mirrored, is none that image names could mean.
+func (u *Upstream) namespaces() []string {
+	var list []string
+	if at, err := url.Parse(u.URL); err == nil && strings.Trim(at.Path, "/") == "" {
+		host, port := strings.ToLower(at.Hostname()), at.Port()
+		usual := "443"
+		if at.Scheme == "http" {
+			usual = "80"
+		}
+		if port == "" || port == usual {
+			list, port = append(list, host), usual
+		}
+		list = append(list, net.JoinHostPort(host, port))
+	}
+	if u.Name == DockerHub || slices.ContainsFunc(list, func(ns string) bool { return slices.Contains(dockerHubNames, ns) }) {
+		list = append(list, dockerHubNames...)
 	}
 	return list
 }
@@ -186,8 +243,7 @@ func remoteName(remote string) string {
 		return ""
 	}
 	host := strings.ToLower(u.Host)
-	switch host {
-	case "registry-1.docker.io", "index.docker.io", "docker.io":
+	if slices.Contains(dockerHubNames, host) {
 		return DockerHub
 	}
 	if strings.HasPrefix(host, "[") { // an IPv6 address is no name

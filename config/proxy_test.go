@@ -34,6 +34,47 @@ func TestDistributionProxy(t *testing.T) {
 	})
 }
 
+// TestNamespaces: each name that clients have for an upstream leads to it, and none that could mean
+// another leads anywhere.
+func TestNamespaces(t *testing.T) {
+	hub := func(name string) map[string]string {
+		m := map[string]string{"index.docker.io": name, "registry-1.docker.io": name, "registry-1.docker.io:443": name}
+		if name != "docker.io" {
+			m["docker.io"] = name
+		}
+		return m
+	}
+	for _, tc := range []struct {
+		name, text string
+		want       map[string]string
+	}{
+		{"with a port", `remoteurl: "http://Upstream.example.com:5000"`, map[string]string{"upstream.example.com:5000": "upstream.example.com-5000"}},
+		{"with the usual port", `remoteurl: "https://upstream.example.com:443/"`,
+			map[string]string{"upstream.example.com": "upstream.example.com-443", "upstream.example.com:443": "upstream.example.com-443"}},
+		{"without TLS", `remoteurl: "http://quay.io"`, map[string]string{"quay.io:80": "quay.io"}},
+		{"Docker Hub", `remoteurl: "https://registry-1.docker.io"`, hub("docker.io")},
+		{"Docker Hub by another name", `upstreams: [{name: hub, url: "https://registry-1.docker.io"}]`, hub("hub")},
+		{"Docker Hub twice", `upstreams: [{name: docker.io}, {name: hub-private, url: "https://registry-1.docker.io"}]`,
+			map[string]string{"index.docker.io": "docker.io", "registry-1.docker.io": "docker.io"}},
+		{"Docker Hub by way of a mirror", `upstreams: [{name: docker.io, url: "https://mirror.gcr.io"}]`,
+			map[string]string{"index.docker.io": "docker.io", "registry-1.docker.io": "docker.io", "mirror.gcr.io": "docker.io", "mirror.gcr.io:443": "docker.io"}},
+		{"an address", `upstreams: [{name: six, url: "http://[::1]:5000"}, {name: four, url: "http://10.0.0.1:5000"}]`,
+			map[string]string{"[::1]:5000": "six", "10.0.0.1:5000": "four"}},
+		{"two ports", `upstreams: [{name: quay.io}, {name: other, url: "https://quay.io:8443"}]`, map[string]string{"quay.io:443": "quay.io", "quay.io:8443": "other"}},
+		{"one registry twice", `upstreams: [{name: a, url: "http://x.test:1"}, {name: b, url: "http://x.test:1"}, {name: c, url: "http://x.test:1"}]`, map[string]string{}},
+		{"said otherwise", `upstreams: [{name: a, url: "http://x.test:1"}, {name: b, url: "http://y.test:1", hosts: ["x.test:1"]}]`, map[string]string{"y.test:1": "b"}},
+		{"a part of a registry", `upstreams: [{name: a, url: "https://harbor.test/v2/team"}]`, map[string]string{}},
+	} {
+		c, _, err := parse("version: 0.1\nproxy: {" + tc.text + "}")
+		if err != nil {
+			t.Fatalf("%s: %v", tc.name, err)
+		}
+		if d := cmp.Diff(tc.want, c.Proxy.Namespaces()); d != "" {
+			t.Errorf("%s (-want +got):\n%s", tc.name, d)
+		}
+	}
+}
+
 func TestUpstreamsOf(t *testing.T) {
 	for _, tc := range []struct {
 		name, text string

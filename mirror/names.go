@@ -66,8 +66,8 @@ func (m *Registry) Name(ctx context.Context, repo string) string {
 }
 
 // NameFor is the repository that a name stands for at a registry: the value of
-// the parameter ns, or the host the request was sent to, whose port does not
-// matter. ok is false where no source has that name.
+// the parameter ns, or the host the request was sent to. A port does not matter
+// where no source has it. ok is false where no source has that name.
 func (m *Registry) NameFor(ns, repo string) (name string, ok bool) {
 	ns = strings.ToLower(ns)
 	s := m.hosts[ns]

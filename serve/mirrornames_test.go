@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"example.org/slipway/oci"
 	"example.org/slipway/serve"
 )
 
@@ -122,6 +123,45 @@ func TestMirrorNamesAndMappings(t *testing.T) {
 	}
 	s.pull("example/x", "v1", "?ns=docker.io", ours)
 	s.pull("example/x", "v1", "", ours, host("mirror.test"))
+}
+
+// An upstream by its URL alone, as Distribution has it, is found by the name that images of it have.
+func TestNamespaceOfURL(t *testing.T) {
+	up, other := start(t, setup{}), start(t, setup{})
+	layer, theirs := mirrorLayer("up"), mirrorLayer("other")
+	up.pushImage("x/app", "v1", layer)
+	other.pushImage("x/app", "v1", theirs)
+	at, otherAt := strings.TrimPrefix(up.url, "http://"), strings.TrimPrefix(other.url, "http://")
+	for _, yaml := range []string{
+		fmt.Sprintf("proxy: {remoteurl: %q}", up.url),
+		fmt.Sprintf("proxy: {remoteurl: %q, upstreams: [{name: other, url: %q}]}", up.url, other.url),
+		fmt.Sprintf("proxy: {upstreams: [{name: up, url: %q}, {name: docker.io, url: %[1]q}]}", up.url),
+	} {
+		s := start(t, setup{yaml: yaml})
+		names := []string{at, strings.ToUpper(at)}
+		if strings.Contains(yaml, "docker.io") {
+			names = []string{"docker.io", "index.docker.io", "registry-1.docker.io"} // the URL could mean either
+			s.want(404, "GET", "/v2/x/app/manifests/v1?ns="+at, "")
+		} else {
+			s.pull("x/app", "v1", "", layer)
+		}
+		for _, ns := range names {
+			s.pull("x/app", "v1", "?ns="+ns, layer)
+			s.pull("x/app", string(oci.SHA256([]byte(imageOf(layer)))), "?ns="+ns, layer)
+			s.want(200, "HEAD", "/v2/x/app/manifests/v1?ns="+ns, "")
+			s.want(200, "GET", "/v2/x/app/tags/list?ns="+ns, "")
+			s.want(200, "GET", "/v2/x/app/referrers/"+string(oci.SHA256([]byte(imageOf(layer))))+"?ns="+ns, "")
+		}
+		if strings.Contains(yaml, "other") {
+			s.pull("x/app", "v1", "?ns="+otherAt, theirs)
+		} else {
+			s.want(404, "GET", "/v2/x/app/manifests/v1?ns="+otherAt, "")
+		}
+		s.want(404, "GET", "/v2/x/app/manifests/v1?ns=other.example", "")
+		host, _, _ := strings.Cut(at, ":")
+		s.want(404, "GET", "/v2/x/app/manifests/v1?ns="+host, "")
+		s.want(404, "GET", "/v2/x/app/manifests/v1?ns="+host+":1", "")
+	}
 }
 
 // A token for a name is good for the repository it stands for, as far as the rules go.

@@ -40,7 +40,9 @@ type mirrors struct {
 	own map[string]bool
 	// virtual are those under which it looks like one of the upstreams.
 	virtual map[string]bool
-	feed    feed
+	// namespaces has upstreams by what else they are called in ?ns=.
+	namespaces map[string]string
+	feed       feed
 }
 
 // mirrored tells which repositories are mirrors.
@@ -62,7 +64,7 @@ func (r *root) openMirrors(cfg *config.Config, gate *writeGate, log *slog.Logger
 	if !c.Enabled() || r.mirrors != nil {
 		return nil
 	}
-	m := &mirrors{cfg: c, own: ownNames(cfg), virtual: map[string]bool{}}
+	m := &mirrors{cfg: c, own: ownNames(cfg), virtual: map[string]bool{}, namespaces: c.Namespaces()}
 	defer func() {
 		if err != nil {
 			m.closeUpstreams()
@@ -377,6 +379,9 @@ func (m *mirrors) meant(r *http.Request, name string) (repo string, plain bool, 
 // named returns the repository of a name at a registry that is mirrored. A client
 // that is given a path of this server for that registry names it twice.
 func (m *mirrors) named(registry, name string) (string, bool) {
+	if upstream, ok := m.namespaces[strings.ToLower(registry)]; ok {
+		registry = upstream
+	}
 	repo, ok := m.NameFor(registry, name)
 	if !ok {
 		return "", false

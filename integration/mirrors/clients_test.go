@@ -9,6 +9,7 @@ import (
 	"example.org/slipway/integration/internal/blockfs"
 	"example.org/slipway/integration/internal/daemon"
 	"example.org/slipway/integration/internal/imagetest"
+	"example.org/slipway/integration/internal/slipway"
 	"example.org/slipway/integration/internal/tool"
 	"example.org/slipway/integration/internal/wire"
 )
@@ -150,6 +151,35 @@ func TestContainerd(t *testing.T) {
 			return c.Run(t, "run", "--rm", name, "run"+string(rune('0'+runs)))
 		}, func(name string) string { return public + "/" + name }, func(name string) string { return private + "/" + name }
 	})
+}
+
+// TestContainerdRemoteURL has containerd ask a mirror for the one registry that its configuration
+// names, as Distribution's does, by that registry's own name.
+func TestContainerdRemoteURL(t *testing.T) {
+	up := distribution(t)
+	im := imagetest.Hello(t)
+	up.push("library/hello", "v1", &im.Bundle)
+	mirror := slipway.Start(t, t.TempDir(), &slipway.Options{Config: "version: 0.1\nlog: {level: warn, accesslog: {disabled: true}}\nproxy: {remoteurl: \"http://" + up.addr + "\"}\n"})
+	c := daemon.StartContainerd(t)
+	hosts := t.TempDir()
+	dir := filepath.Join(hosts, up.addr)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	text := "server = \"http://127.0.0.1:1\"\n[host.\"http://" + mirror.Addr + "\"]\n  capabilities = [\"pull\", \"resolve\"]\n"
+	if err := os.WriteFile(filepath.Join(dir, "hosts.toml"), []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for i, ref := range []string{":v1", "@" + im.Top.Digest, ":v1"} {
+		if i == 2 {
+			up.kill()
+		}
+		c.Run(t, "image", "pull", "--hosts-dir", hosts, up.addr+"/library/hello"+ref)
+		if got := c.Run(t, "run", "--rm", up.addr+"/library/hello"+ref, "run"+string(rune('0'+i))); got != im.Output {
+			t.Errorf("%s prints %q, want %q", ref, got, im.Output)
+		}
+		c.Run(t, "image", "rm", "--sync", up.addr+"/library/hello"+ref)
+	}
 }
 
 // TestDocker has docker take the mirror for Docker Hub's, and pull what is private by its
