@@ -24,7 +24,7 @@ type Proxy struct {
 	Ahead     Size           `yaml:"ahead" default:"1MiB" min:"0" doc:"Largest layers and configs of an image that are fetched as soon as a client was given its manifest, if there are several; it is about to ask for them. 0 fetches what was asked for and nothing else."`
 	TTL       time.Duration  `yaml:"ttl" default:"0s" min:"0s" doc:"Mirrored images that nobody has pulled for this long are removed. 0 keeps them."`
 
-	RemoteURL string    `yaml:"remoteurl" doc:"Distribution's way to name one upstream, which is also the default. Its tags are asked for at each pull, as Distribution does. Its name is docker.io, or the host with a hyphen for the colon." example:"https://registry-1.docker.io"`
+	RemoteURL string    `yaml:"remoteurl" doc:"Distribution's way to name one upstream, which is also the default. Its tags are asked for at each pull, as Distribution does. Its name is docker.io, or the host with a hyphen for the colon; ?ns= has the host as it is." example:"https://registry-1.docker.io"`
 	Username  string    `yaml:"username" doc:"User name for remoteurl."`
 	Password  Secret    `yaml:"password" doc:"Password for remoteurl." example:"${file:/run/secrets/hub}"`
 	Exec      ProxyExec `yaml:"exec" doc:"Distribution's way to have a credential helper tell the credentials for remoteurl."`
@@ -42,7 +42,7 @@ type Upstream struct {
 	Name    string   `yaml:"name" doc:"Name of the upstream, with which its repositories begin here: one part of a repository name." example:"docker.io"`
 	URL     string   `yaml:"url" doc:"Where it is. Empty means https:// and its name, and Docker Hub for docker.io. Behind /v2/ may stand what its repositories begin with there: https://harbor.example.com/v2/hub-cache." example:"https://registry-1.docker.io"`
 	Mirrors []string `yaml:"mirrors" doc:"URLs of registries with the same content, which are asked first, in this order. What one does not have, or while it fails, the next is asked for; url is the last." example:"https://mirror.example.com"`
-	Hosts   []string `yaml:"hosts" doc:"Host names of this server under which it looks like the upstream itself, and other names of the upstream in ?ns=." example:"docker-mirror.example.com"`
+	Hosts   []string `yaml:"hosts" doc:"Host names of this server under which it looks like the upstream itself, and other names of the upstream in ?ns=. There it is also known by the host and port of its URL, and Docker Hub by all its names." example:"docker-mirror.example.com"`
 	Library *bool    `yaml:"library" doc:"Puts library/ before names of one part. Unset: for docker.io only." example:"true"`
 
 	Username     string            `yaml:"username" doc:"User name there. It and the password are sent to url and not to mirrors; docker_config may hold credentials for those, too." example:"reader"`
@@ -55,7 +55,7 @@ type Upstream struct {
 	Redirects    []string          `yaml:"redirects" doc:"Private, loopback or link-local networks that the upstream may redirect to. Public addresses need not be named. Token services may also be in a network like the upstream's own; everything else is refused." example:"10.0.0.0/8"`
 
 	Concurrency       int           `yaml:"concurrency" default:"32" min:"1" doc:"Blobs fetched from the upstream at the same time, and as many other requests beside them."`
-	RequestsPerSecond float64       `yaml:"requests_per_second" default:"0" min:"0" doc:"Requests per second to the upstream in the long run. 0 means no limit. Whatever it is, an upstream that answers 429 is left alone for as long as it says."`
+	RequestsPerSecond float64       `yaml:"requests_per_second" default:"0" min:"0" doc:"Requests per second to the upstream in the long run. 0 means no limit. Whatever it is, an upstream that answers 429 is not asked for more of the same for as long as it says."`
 	Burst             int           `yaml:"burst" default:"0" min:"0" doc:"Requests that may be sent at once. 0 means as many as requests_per_second."`
 	ConnectTimeout    time.Duration `yaml:"connect_timeout" default:"5s" min:"1ms" doc:"Longest time to connect."`
 	HeaderTimeout     time.Duration `yaml:"header_timeout" default:"30s" min:"1ms" doc:"Longest time until an answer begins."`

@@ -38,11 +38,16 @@
 // # Tags
 //
 // What a tag stands for is asked again after Source.TTL, and after a restart; one
-// HEAD for all who wait. While the upstream fails the tag is served as it was, for
+// HEAD for all who wait, and a GET where that gets an error. While the upstream fails the tag is served as it was, for
 // Source.StaleIfError after it was last confirmed. A tag that is gone upstream is
 // gone here. A tag that was moved to something the rules do not let in stays where
 // it was. A tag that the upstream has refused is served again when it is confirmed,
 // and not because the upstream fails later.
+//
+// # Lists
+//
+// Tags and referrers are what the upstream lists, or an error: what is here is a part of them.
+// Where the upstream is offline it is what is here, which Incomplete says.
 //
 // # Rules
 //

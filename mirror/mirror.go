@@ -22,11 +22,12 @@ type Upstream interface {
 	ResolveManifest(ctx context.Context, repo, ref string) (oci.Descriptor, error)
 	// Manifest fetches a manifest, whose digest was checked where ref is one.
 	Manifest(ctx context.Context, repo, ref, have string) (m *oci.Manifest, etag string, unchanged bool, err error)
-	// ResolveBlob asks whether the repository has a blob.
+	// ResolveBlob asks whether the repository has a blob. Its size is -1 where the upstream does
+	// not say it.
 	ResolveBlob(ctx context.Context, repo string, d oci.Digest) (oci.Descriptor, error)
 	// Blob opens a blob at off. Its bytes are not checked.
 	Blob(ctx context.Context, repo string, d oci.Digest, off int64) (*upstream.Body, error)
-	// Referrers lists all manifests whose subject is d.
+	// Referrers lists all manifests whose subject is d, or fails.
 	Referrers(ctx context.Context, repo string, d oci.Digest) ([]oci.Descriptor, error)
 	// Tags lists at most n tags behind last.
 	Tags(ctx context.Context, repo, last string, n int) (tags []string, more bool, err error)

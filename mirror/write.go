@@ -205,6 +205,15 @@ func (m *Registry) Repositories(ctx context.Context, last string, n int) ([]stri
 	return m.store.Repositories(ctx, last, n)
 }
 
+// Incomplete returns why lists of a repository may lack some of what they are of, "" where they
+// do not.
+func (m *Registry) Incomplete(repo string) string {
+	if s, _ := m.source(repo); s != nil && s.Offline {
+		return "this is what is here of " + s.Name + ", which is not asked"
+	}
+	return ""
+}
+
 // Tags implements oci.Lister. Of a mirrored repository it lists what the upstream has or, where
 // that is offline, what is here. While the upstream fails there is no list: what is here would
 // be a part of it that looks like all.

@@ -298,6 +298,14 @@ func TestMirrorAirGap(t *testing.T) {
 	far.pull("library/app", d, "?ns=pub", layer)
 	far.pull("priv/team/app", "v1", "", secret)
 	far.want(404, "GET", "/v2/pub/library/none/manifests/v1", "")
+	for path, want := range map[string]string{
+		"pub/library/app/tags/list":      `299 - "this is what is here of pub, which is not asked"`,
+		"pub/library/app/referrers/" + d: `299 - "this is what is here of pub, which is not asked"`,
+	} {
+		if got := far.want(200, "GET", "/v2/"+path, "").header.Get("Warning"); got != want {
+			t.Errorf("%s: got the warning %q, want %q", path, got, want)
+		}
+	}
 
 	// Of a registry that is not mirrored there nothing is taken in.
 	lacking := start(t, setup{yaml: fmt.Sprintf(offline, "")})

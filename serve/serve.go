@@ -259,6 +259,7 @@ func (s *Server) setUpHTTP() error {
 	}
 	if s.root.mirrors != nil {
 		so.Repository, so.Defaulted = s.root.mirrors.repository, s.root.mirrors.byDefault
+		so.Incomplete = s.root.mirrors.Incomplete
 	}
 	s.handler = server.New(stoppable{s.root.served(), s.writes}, so)
 	s.registerMetrics()

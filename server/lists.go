@@ -69,6 +69,17 @@ func (s *Server) sendNames(q *request, head map[string]any, key string, names []
 	return q.sendJSON(head)
 }
 
+// warn says in the answer why a list may not be whole. SPEC: registries may send warnings, in
+// this form; clients should show them.
+func (s *Server) warn(q *request) {
+	if s.opts.Incomplete == nil {
+		return
+	}
+	if why := s.opts.Incomplete(q.Repo); why != "" {
+		q.w.Header()["Warning"] = []string{"299 - " + strconv.Quote(why)}
+	}
+}
+
 // listTags answers GET /v2/<name>/tags/list. SPEC: end-8a, end-8b.
 func (s *Server) listTags(q *request) error {
 	last, n, err := page(q.r.URL.Query())
@@ -82,6 +93,7 @@ func (s *Server) listTags(q *request) error {
 	if err != nil {
 		return err
 	}
+	s.warn(q)
 	return s.sendNames(q, map[string]any{"name": q.ownRepo()}, "tags", tags, more && n > 0, n)
 }
 
@@ -197,6 +209,7 @@ func (s *Server) listReferrers(q *request) error {
 	if err != nil {
 		return err
 	}
+	s.warn(q)
 	h := q.w.Header()
 	if more && len(list) > 0 {
 		keep := q.ownQuery()

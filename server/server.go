@@ -64,6 +64,9 @@ type Options struct {
 	// Defaulted tells of which names Repository says something only for want of a
 	// repository of that name; nil: of none.
 	Defaulted DefaultedFunc
+	// Incomplete returns why lists of a repository may not be whole, "" where they are; nil:
+	// they always are. It is told in a Warning header.
+	Incomplete func(repo string) string
 	// Gear serves the Gear extension; nil: none.
 	Gear Gear
 	// Site tells pages of this server from those of others; default: one that is
