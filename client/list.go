@@ -210,11 +210,11 @@ func (c *Client) allReferrers(ctx context.Context, repo string, d oci.Digest, ar
 	var all []oci.Descriptor
 	been := map[string]bool{}
 	for pages := 0; l.url != nil; pages++ {
-		if at := l.url.String(); been[at] || pages == maxPages {
+		at := l.url.String()
+		if been[at] || pages == maxPages {
 			return nil, fmt.Errorf("GET %s: the list has no end; there were %d pages", bare(l.url), pages)
-		} else {
-			been[at] = true
 		}
+		been[at] = true
 		page, next, ok, err := c.referrersPage(ctx, l, artifactType)
 		if err != nil {
 			return nil, err

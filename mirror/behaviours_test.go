@@ -313,6 +313,28 @@ func aboutHead(add adder) {
 	for _, code := range []int{400, 401, 403, 404, 405, 410, 418, 500, 501, 502, 504} {
 		add(fmt.Sprintf("HEAD is answered %d", code), right, only(ofHead, status(code)), nil)
 	}
+	add("HEAD is answered 404 and GET fails", fails, func(x *exchange) {
+		if ofHead(x) {
+			status(404)(x)
+		} else {
+			status(500)(x)
+		}
+	}, nil)
+	add("HEAD is answered 403 and GET is limited", busy, func(x *exchange) {
+		if ofHead(x) {
+			status(403)(x)
+		} else {
+			status(429, "Retry-After", "30")(x)
+		}
+	}, nil)
+	add("HEAD is answered 200 for what is not there", gone, func(x *exchange) {
+		if ofHead(x) {
+			x.header = http.Header{}
+			x.send()
+		} else {
+			status(404)(x)
+		}
+	}, but(none, referrers, untold, headBlob))
 	add("HEAD ends the connection", right, only(ofHead, hangUp), nil)
 	add("HEAD is answered with a web page", right, only(ofHead, page), nil)
 	add("HEAD is answered with garbage", right, only(ofHead, raw("what?\r\n\r\n")), nil)

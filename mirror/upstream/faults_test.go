@@ -288,6 +288,34 @@ func TestOwnWord(t *testing.T) {
 	}
 }
 
+// TestOwnLists has a mirror that lists a part of what the upstream has.
+func TestOwnLists(t *testing.T) {
+	tags := func(status int, list string) *server {
+		return serve(t, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", oci.MediaTypeOCIIndex)
+			w.WriteHeader(status)
+			_, _ = io.WriteString(w, `{"tags":[`+list+`],"manifests":[]}`)
+		})
+	}
+	part := tags(200, `"a"`)
+	u := open(t, tags(200, `"a","b"`).URL, upstream.Options{Mirrors: []string{part.URL}})
+	if got, _, err := u.Tags(t.Context(), "library/app", "", 10); err != nil || len(got) != 2 {
+		t.Errorf("got %q, %v, want what the upstream lists", got, err)
+	}
+	u = open(t, tags(502, "").URL, upstream.Options{Mirrors: []string{part.URL}})
+	got, _, err := u.Tags(t.Context(), "library/app", "", 10)
+	if upstream.KindOf(err) != upstream.Unavailable {
+		t.Errorf("got %q, %v, want the upstream's failure", got, err)
+	}
+	list, err := u.Referrers(t.Context(), "library/app", manifestDigest)
+	if upstream.KindOf(err) != upstream.Unavailable {
+		t.Errorf("got %v, %v, want the upstream's failure", list, err)
+	}
+	if n := len(part.requests()); n > 0 {
+		t.Errorf("the mirror was asked %d times", n)
+	}
+}
+
 // TestOrder has an endpoint that is tried after the others once it failed, and in
 // its turn after a while.
 func TestOrder(t *testing.T) {

@@ -4,7 +4,7 @@
 //
 // An upstream has one or more endpoints: mirrors, which are tried first and in
 // order, and the upstream itself. Only the latter's word counts where something
-// is said not to exist or to be denied.
+// is said not to exist or to be denied, and only the latter is asked for lists.
 //
 // What it promises:
 //
@@ -212,10 +212,11 @@ func (u *Upstream) received(n int) {
 }
 
 // order returns the endpoints in the order in which to try them: as configured,
-// but those behind the others that failed or want to be left alone.
+// but those behind the others that failed or want to be left alone. What mirrors list may
+// be a part of what there is, so lists are the upstream's own.
 func (u *Upstream) order(q quota) []*endpoint {
-	if len(u.endpoints) == 1 {
-		return u.endpoints
+	if q == ofLists {
+		return u.endpoints[len(u.endpoints)-1:]
 	}
 	now := u.clock()
 	list := make([]*endpoint, 0, len(u.endpoints))
