@@ -81,7 +81,7 @@ func DescribeManifest(resp *http.Response, ref string) (desc oci.Descriptor, ok 
 	if desc.Digest == "" && oci.IsDigest(ref) {
 		desc.Digest = oci.Digest(ref)
 	}
-	ok = resp.StatusCode == http.StatusOK && desc.MediaType != "" && desc.Size >= 0 && oci.ValidDigest(desc.Digest) &&
+	ok = resp.StatusCode == http.StatusOK && desc.MediaType != "" && desc.Size > 0 && oci.ValidDigest(desc.Digest) &&
 		resp.Header.Get("Content-Encoding") == ""
 	return desc, ok && (!oci.IsDigest(ref) || string(desc.Digest) == ref)
 }

@@ -176,7 +176,7 @@ func (p *Proxy) Namespaces() map[string]string {
 // the root of its host, or of which a part is mirrored, is none that image names could mean.
 func (u *Upstream) namespaces() []string {
 	var list []string
-	if at, err := url.Parse(u.URL); err == nil && strings.Trim(at.Path, "/") == "" {
+	if at, err := url.Parse(u.URL); err == nil && (strings.Trim(at.Path, "/") == "" || strings.Trim(at.Path, "/") == "v2") {
 		host, port := strings.ToLower(at.Hostname()), at.Port()
 		usual := "443"
 		if at.Scheme == "http" {

@@ -63,6 +63,7 @@ func TestNamespaces(t *testing.T) {
 		{"two ports", `upstreams: [{name: quay.io}, {name: other, url: "https://quay.io:8443"}]`, map[string]string{"quay.io:443": "quay.io", "quay.io:8443": "other"}},
 		{"one registry twice", `upstreams: [{name: a, url: "http://x.test:1"}, {name: b, url: "http://x.test:1"}, {name: c, url: "http://x.test:1"}]`, map[string]string{}},
 		{"said otherwise", `upstreams: [{name: a, url: "http://x.test:1"}, {name: b, url: "http://y.test:1", hosts: ["x.test:1"]}]`, map[string]string{"y.test:1": "b"}},
+		{"with the path of the API", `remoteurl: "http://x.test:1/v2/"`, map[string]string{"x.test:1": "x.test-1"}},
 		{"a part of a registry", `upstreams: [{name: a, url: "https://harbor.test/v2/team"}]`, map[string]string{}},
 	} {
 		c, _, err := parse("version: 0.1\nproxy: {" + tc.text + "}")

@@ -77,9 +77,9 @@ func (e *endpoint) resolveBlob(ctx context.Context, s subject, repo string, d oc
 	resp, err := e.do(ctx, e.ask(http.MethodHead, oci.Request{Kind: oci.KindBlob, Repo: repo, Ref: string(d)}))
 	if err == nil {
 		_ = resp.Body.Close()
-		h := resp.Header
-		if resp.StatusCode == http.StatusOK && resp.ContentLength >= 0 && !encoded(h) && !another(oci.Digest(h.Get("Docker-Content-Digest")), d) {
-			return resp.ContentLength, nil
+		told := oci.Digest(resp.Header.Get("Docker-Content-Digest"))
+		if n := sizeOf(d, resp); n >= 0 && resp.StatusCode == http.StatusOK && !another(told, d) {
+			return n, nil
 		}
 	} else if !ofHeadAlone(err) {
 		return 0, e.explain(ctx, s, err)
@@ -90,10 +90,7 @@ func (e *endpoint) resolveBlob(ctx context.Context, s subject, repo string, d oc
 	}
 	e.health.good()
 	_ = b.Close() // what is left of it does not matter
-	if b.encoded {
-		return -1, nil
-	}
-	return b.Size, nil
+	return b.told, nil
 }
 
 // ofHeadAlone reports whether GET may fare better than HEAD, which got this error: where a
@@ -111,10 +108,16 @@ func ofHeadAlone(err error) bool {
 	return true
 }
 
-// encoded reports whether what comes need not be as long as what is meant.
-func encoded(h http.Header) bool {
-	c := h.Get("Content-Encoding")
-	return c != "" && c != "identity"
+// sizeOf returns the size that an answer tells of a blob; -1 where it tells none, that of something
+// compressed, or none at all of what is not empty.
+func sizeOf(d oci.Digest, resp *http.Response) int64 {
+	if c := resp.Header.Get("Content-Encoding"); c != "" && c != "identity" {
+		return -1
+	}
+	if resp.ContentLength == 0 && d.Algorithm().FromBytes(nil) != d {
+		return -1
+	}
+	return resp.ContentLength
 }
 
 // another reports whether an endpoint has told a digest that cannot be that of d.
@@ -133,9 +136,9 @@ type Body struct {
 	// where the endpoint cannot begin elsewhere.
 	Off int64
 
-	e       *endpoint
-	what    subject
-	encoded bool // or said to be
+	e    *endpoint
+	what subject
+	told int64 // Size, if that can be relied on, or -1
 }
 
 // Blame says that what came was not the blob: the endpoint is tried after the
@@ -174,7 +177,7 @@ func (e *endpoint) blob(ctx context.Context, s subject, repo string, d oci.Diges
 	if err != nil {
 		return nil, e.explain(ctx, s, err)
 	}
-	b := &Body{ReadCloser: named{resp.Body, e, ctx, s}, Size: -1, e: e, what: s, encoded: encoded(resp.Header)}
+	b := &Body{ReadCloser: named{resp.Body, e, ctx, s}, Size: -1, e: e, what: s, told: sizeOf(d, resp)}
 	switch resp.StatusCode {
 	case http.StatusOK:
 		b.Size = resp.ContentLength
