@@ -65,6 +65,7 @@ type Status struct {
 type SourceStatus struct {
 	Name     string          `json:"name"`
 	Offline  bool            `json:"offline"`
+	State    upstream.State  `json:"state"`
 	Upstream upstream.Status `json:"upstream"`
 	// Requests of clients since the process began: by type, and by result.
 	Requests map[string]map[string]int64 `json:"requests"`
@@ -91,6 +92,9 @@ func (m *Registry) Status() Status {
 	for name, s := range m.sources {
 		v := SourceStatus{Name: name, Offline: s.Offline, Upstream: s.Upstream.Status(), Requests: map[string]map[string]int64{},
 			PulledBytes: s.counts.pulled.Load(), PushedBytes: s.counts.pushed.Load(), Resumed: s.counts.resumed.Load()}
+		if v.State = v.Upstream.State; s.Offline {
+			v.State = upstream.Offline
+		}
 		for k := range kinds {
 			of := map[string]int64{}
 			for r := range results {

@@ -301,12 +301,10 @@ func (m *mirrors) failing() []string {
 		return nil
 	}
 	var lines []string
-	for _, u := range m.upstreams {
-		st := u.Status()
-		if slices.ContainsFunc(st.Endpoints, func(e upstream.Endpoint) bool { return e.Healthy }) {
-			continue
+	for _, st := range m.Status().Sources {
+		if st.State.Bad() && !st.State.Works() {
+			lines = append(lines, fmt.Sprintf("upstream %s is %s; what was fetched from it before is served", st.Name, st.State))
 		}
-		lines = append(lines, fmt.Sprintf("upstream %s cannot be asked; what was fetched from it before is served", st.Name))
 	}
 	return lines
 }

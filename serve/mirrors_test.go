@@ -2,9 +2,11 @@ package serve_test
 
 import (
 	"fmt"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -204,7 +206,7 @@ func TestMirrorWithoutUpstreams(t *testing.T) {
 	}
 	poll(t, "the server is ready and says which upstream fails", func() bool {
 		b.do("GET", "/v2/pub/library/other2/manifests/v1", "") // asks the upstream once more
-		return strings.Contains(b.want(200, "GET", b.debug+"/readyz", "").body, "upstream pub cannot be asked")
+		return strings.Contains(b.want(200, "GET", b.debug+"/readyz", "").body, "upstream pub is failing")
 	})
 	if err := b.stop(); err != nil {
 		t.Fatal(err)
@@ -214,6 +216,80 @@ func TestMirrorWithoutUpstreams(t *testing.T) {
 	}})
 	again.pull("app", "v1", "", layer)
 	again.pull("priv/team/app", "v1", "", secret)
+}
+
+// TestMirrorState wants the status, the metric, the page and readiness to say the same of an
+// upstream, and not more than is known.
+func TestMirrorState(t *testing.T) {
+	dead := freeURL(t)
+	for name, works := range map[string]bool{"works": true, "stopped": false} {
+		up := start(t, setup{})
+		up.pushImage("app", "v1", mirrorLayer("state"))
+		s := start(t, setup{yaml: fmt.Sprintf("proxy: {upstreams: [{name: up, url: %q}, {name: half, url: %q, mirrors: [%q]}, {name: off, url: %q, offline: true}]}\n", up.url, up.url, dead, dead)})
+		for _, repo := range []string{"up", "half", "off"} {
+			saysState(t, s, repo, map[bool]string{true: "offline by configuration", false: "not asked yet"}[repo == "off"], 0, 0)
+		}
+		if !works {
+			if err := up.stop(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, repo := range []string{"up", "half", "off"} {
+			s.do("GET", "/v2/"+repo+"/app/manifests/v1", "")
+		}
+		<-time.After(1100 * time.Millisecond) // longer than a failed endpoint is tried after the others at first
+		t.Log(name)
+		saysState(t, s, "off", "offline by configuration", 0, 0)
+		if works {
+			saysState(t, s, "up", "healthy", 1, 0)
+			saysState(t, s, "half", "healthy in part", 1, 1)
+		} else {
+			saysState(t, s, "up", "failing", 0, 1)
+			saysState(t, s, "half", "failing", 0, 2)
+		}
+	}
+}
+
+// freeURL is the URL of a port where nobody listens.
+func freeURL(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return "http://" + l.Addr().String()
+}
+
+// saysState wants every way to look at an upstream to show a state, with so many endpoints
+// that answer and that do not.
+func saysState(t *testing.T, s *instance, name, want string, good, bad int) {
+	t.Helper()
+	a, _ := openAdmin(t, s.cfg)
+	st, err := a.MirrorStatus(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, src := range st.Sources {
+		if src.Name == name && src.State.String() != want {
+			t.Errorf("%s: the status says %q, want %q", name, src.State, want)
+		}
+	}
+	metrics := s.want(200, "GET", s.debug+"/metrics", "").body
+	for value, n := range map[string]int{"1": good, "0": bad} {
+		re := regexp.MustCompile(`(?m)^slipway_upstream_endpoint_healthy\{[^}]*upstream="` + name + `"[^}]*\} ` + value + `$`)
+		if got := len(re.FindAllString(metrics, -1)); got != n {
+			t.Errorf("%s, which is %s: %d endpoints have the metric %s, want %d", name, want, got, value, n)
+		}
+	}
+	page := s.want(200, "GET", "/ui/mirrors", "").body
+	if _, card, _ := strings.Cut(page, "<h2>"+name+"</h2>"); !regexp.MustCompile(`^\s*<p[^>]*>` + want + `</p>`).MatchString(card) {
+		t.Errorf("%s: the page does not say %q: %.200s", name, want, card)
+	}
+	ready := s.want(200, "GET", s.debug+"/readyz", "").body
+	if got := strings.Contains(ready, "upstream "+name+" is "); got != (good == 0 && bad > 0) {
+		t.Errorf("%s, which is %s: readiness says %q", name, want, ready)
+	}
 }
 
 func TestMirrorTasks(t *testing.T) {

@@ -46,9 +46,6 @@ type mirrorsData struct {
 // upstreamRow is an upstream with the sums of its counts.
 type upstreamRow struct {
 	mirror.SourceStatus
-	// State is a word, Bad that it is one of trouble.
-	State                     string
-	Bad                       bool
 	Hits, Misses, Stale, Errs int64
 	// Saved bytes went to clients and did not come from the upstream.
 	Saved int64
@@ -66,28 +63,12 @@ func (q *request) mirrorsData(begin bool) *mirrorsData {
 	}
 	d.MirrorState = q.h.opts.System.Mirrors.Mirrors()
 	for _, s := range d.Sources {
-		row := upstreamRow{SourceStatus: s, State: "answers", Saved: max(0, s.PushedBytes-s.PulledBytes)}
+		row := upstreamRow{SourceStatus: s, Saved: max(0, s.PushedBytes-s.PulledBytes)}
 		for _, of := range s.Requests {
 			row.Hits += of["hit"]
 			row.Misses += of["miss"]
 			row.Stale += of["stale"]
 			row.Errs += of["error"]
-		}
-		healthy := 0
-		for _, e := range s.Upstream.Endpoints {
-			if e.Healthy {
-				healthy++
-			}
-		}
-		switch {
-		case s.Offline:
-			row.State = "not asked: offline"
-		case s.Upstream.Requests == 0:
-			row.State = "not asked yet"
-		case healthy == 0:
-			row.State, row.Bad = "does not answer", true
-		case healthy < len(s.Upstream.Endpoints):
-			row.State, row.Bad = "answers in part", true
 		}
 		d.Upstreams = append(d.Upstreams, row)
 	}

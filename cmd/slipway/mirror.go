@@ -81,22 +81,14 @@ start.`,
 
 func printMirrors(w io.Writer, st serve.MirrorStatus, now time.Time) {
 	for _, s := range st.Sources {
-		state := "healthy"
-		if s.Offline {
-			state = "offline by configuration"
-		}
-		fmt.Fprintf(w, "%s: %s; %s fetched, %s given out, %d downloads continued\n", s.Name, state, size(s.PulledBytes), size(s.PushedBytes), s.Resumed)
+		fmt.Fprintf(w, "%s: %s; %s fetched, %s given out, %d downloads continued\n", s.Name, s.State, size(s.PulledBytes), size(s.PushedBytes), s.Resumed)
 		for _, kind := range []string{"manifest", "blob"} {
 			n := s.Requests[kind]
 			fmt.Fprintf(w, "    %ss: %d from here, %d fetched, %d stale, %d not there, %d refused, %d offline\n", kind,
 				n["hit"], n["miss"], n["stale"], n["negative"], n["denied"], n["offline"])
 		}
 		for _, e := range s.Upstream.Endpoints {
-			state := "healthy"
-			if !e.Healthy {
-				state = "failing"
-			}
-			fmt.Fprintf(w, "    %s: %s, %d requests, %d failed, %s to an answer", e.URL, state, e.Requests, e.Failures, e.Latency.Round(time.Millisecond))
+			fmt.Fprintf(w, "    %s: %s, %d requests, %d failed, %s to an answer", e.URL, e.State, e.Requests, e.Failures, e.Latency.Round(time.Millisecond))
 			if left := e.Limit.String(); left != "" {
 				fmt.Fprintf(w, ", %s", left)
 			}

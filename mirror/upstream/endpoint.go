@@ -295,6 +295,8 @@ func (e *endpoint) judge(resp *http.Response, a ask, began time.Time) error {
 		return e.useless(status, fmt.Errorf("it answered %d", status))
 	case status/100 != 2 || a.method == http.MethodHead:
 		e.health.good()
+	default:
+		e.health.began()
 	}
 	return nil
 }

@@ -76,6 +76,7 @@ type health struct {
 	backOffs [quotas]int       // not long ago, for as long as seemed good
 	until    [quotas]time.Time // ends of the back-offs
 
+	last               State // what the last request came to
 	lastErr            string
 	lastErrTime        time.Time
 	requests, failures int64
@@ -133,13 +134,6 @@ func (h *health) lastUntil() time.Time {
 	return slices.MaxFunc(h.until[:], time.Time.Compare)
 }
 
-// last reports whether the endpoint failed or wants fewer requests of some quota.
-func (h *health) last(now time.Time) bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return now.Before(h.penalty) || now.Before(h.blamed) || now.Before(h.lastUntil())
-}
-
 // after reports whether the endpoint is to be tried after the others for requests of a quota.
 func (h *health) after(now time.Time, q quota) bool {
 	h.mu.Lock()
@@ -155,7 +149,7 @@ func (h *health) failed(err error, slow bool) {
 	defer h.mu.Unlock()
 	h.probing = false
 	h.failures++
-	h.lastErr, h.lastErrTime = err.Error(), now
+	h.last, h.lastErr, h.lastErrTime = Failing, err.Error(), now
 	if now.Before(h.penalty) {
 		return
 	}
@@ -200,6 +194,14 @@ func (h *health) good() {
 		h.log.Info("upstream endpoint answers again", "failures", h.fails)
 	}
 	h.fails, h.slow, h.probing, h.penalty = 0, 0, false, time.Time{}
+	h.last = Healthy
+}
+
+// began notes that an answer with a body has begun. A large one takes its time.
+func (h *health) began() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.last = Healthy
 }
 
 // unknown notes the end of a request that says nothing about the endpoint.
@@ -217,7 +219,7 @@ func (h *health) backOff(told time.Duration, status int, of ...quota) {
 	defer h.mu.Unlock()
 	h.probing, h.slow = false, 0
 	h.failures++
-	h.lastErr, h.lastErrTime = "it answered "+strconv.Itoa(status), now
+	h.last, h.lastErr, h.lastErrTime = LeftAlone, "it answered "+strconv.Itoa(status), now
 	told = min(told, mostTold)
 	pause := time.Duration(0)
 	for _, q := range of {
@@ -250,7 +252,7 @@ func (h *health) wrong(err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.failures++
-	h.lastErr, h.lastErrTime = err.Error(), now
+	h.last, h.lastErr, h.lastErrTime = Failing, err.Error(), now
 	h.blamed = now.Add(blame)
 	h.log.Warn("upstream endpoint delivered wrong content", "err", err)
 }

@@ -6,10 +6,75 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
+// State is how an endpoint or an upstream does, in one word for commands, pages,
+// metrics and readiness alike. The zero value is that nothing is known.
+type State string
+
+// The states. An endpoint is never HealthyInPart, and no upstream says Offline of
+// itself: that is a matter of the configuration.
+const (
+	// NotAsked: no request has been made.
+	NotAsked State = ""
+	// Healthy: the last request was answered, whatever the answer was.
+	Healthy State = "healthy"
+	// HealthyInPart: some endpoints are healthy, and some are not.
+	HealthyInPart State = "healthy in part"
+	// Failing: the last request failed, or brought wrong content.
+	Failing State = "failing"
+	// LeftAlone: the last answer was that there are too many requests.
+	LeftAlone State = "left alone"
+	// Offline: nothing is asked.
+	Offline State = "offline by configuration"
+)
+
+// String returns the state in words.
+func (s State) String() string {
+	if s == NotAsked {
+		return "not asked yet"
+	}
+	return string(s)
+}
+
+// MarshalText implements encoding.TextMarshaler.
+func (s State) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (s *State) UnmarshalText(text []byte) error {
+	if *s = State(text); *s == State(NotAsked.String()) {
+		*s = NotAsked
+	}
+	return nil
+}
+
+// Works reports whether something answers.
+func (s State) Works() bool { return s == Healthy || s == HealthyInPart }
+
+// Bad reports whether something that was asked does not work as it should.
+func (s State) Bad() bool { return s == HealthyInPart || s == Failing || s == LeftAlone }
+
+// together is the state of an upstream whose endpoints are in these states.
+func together(endpoints []Endpoint) State {
+	all := NotAsked
+	for _, e := range endpoints {
+		switch {
+		case e.State == NotAsked || e.State == all:
+		case all == NotAsked:
+			all = e.State
+		case all.Works() || e.State.Works():
+			all = HealthyInPart
+		default:
+			all = Failing
+		}
+	}
+	return all
+}
+
 // Status is how an upstream does.
 type Status struct {
 	// Name is the upstream's.
 	Name string `json:"name"`
+	// State follows from those of the endpoints.
+	State State `json:"state"`
 	// Endpoints are the mirrors and, last, the upstream itself.
 	Endpoints []Endpoint `json:"endpoints"`
 	// Limit is what the upstream itself said last.
@@ -28,8 +93,9 @@ type Status struct {
 type Endpoint struct {
 	// URL is the endpoint's as it is configured.
 	URL string `json:"url"`
-	// Healthy is false while the endpoint is tried after the others, because it
-	// failed or wants to be left alone.
+	// State is what the last request came to.
+	State State `json:"state"`
+	// Healthy is State's word, as a boolean.
 	Healthy bool `json:"healthy"`
 	// LastError is the last failure there was, "" where there was none yet.
 	LastError string `json:"last_error,omitempty"`
@@ -57,21 +123,33 @@ func (u *Upstream) Status() Status {
 		s.Requests += st.Requests
 		s.Failures += st.Failures
 	}
+	s.State = together(s.Endpoints)
 	s.Limit = s.Endpoints[len(s.Endpoints)-1].Limit
 	return s
 }
 
 func (h *health) status() Endpoint {
 	now := h.clock()
-	healthy := !h.last(now)
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	s := Endpoint{Healthy: healthy, LastError: h.lastErr, LastErrorTime: h.lastErrTime,
+	state := h.state(now)
+	s := Endpoint{State: state, Healthy: state.Works(), LastError: h.lastErr, LastErrorTime: h.lastErrTime,
 		Requests: h.requests, Failures: h.failures, Latency: h.latency, Limit: h.limit}
 	if until := h.lastUntil(); until.After(now) {
 		s.BackoffUntil = until
 	}
 	return s
+}
+
+// state returns how the endpoint does. h.mu is held.
+func (h *health) state(now time.Time) State {
+	switch {
+	case now.Before(h.blamed):
+		return Failing // other content may be right, and still
+	case now.Before(h.lastUntil()) && h.last != Failing:
+		return LeftAlone // requests that it does not count may be answered meanwhile
+	}
+	return h.last
 }
 
 // metrics are an upstream's. Its name is a constant label of each, so that those
@@ -130,16 +208,33 @@ func (m *metrics) gauges(u *Upstream, labels prometheus.Labels) {
 		func() float64 { return float64(u.limit().Remaining) })
 	for _, e := range u.endpoints {
 		labels := prometheus.Labels{"upstream": u.name, "endpoint": e.name}
-		add("slipway_upstream_endpoint_healthy", "1 where an endpoint is tried in its turn, 0 where it is tried after the others.", labels,
-			func() float64 {
-				if e.health.last(u.clock()) {
-					return 0
-				}
-				return 1
-			})
+		m.all = append(m.all, &healthy{e, prometheus.NewDesc("slipway_upstream_endpoint_healthy",
+			"1 where an endpoint answered when it was asked last, 0 where it failed or wants to be left alone. Absent until it is asked.", nil, labels)})
 		add("slipway_upstream_backoff_seconds", "Time for which an endpoint wants to be left alone yet.", labels,
 			func() float64 { return e.health.busy(u.clock()).Seconds() })
 	}
+}
+
+// healthy collects the state of an endpoint, once there is one.
+type healthy struct {
+	e    *endpoint
+	desc *prometheus.Desc
+}
+
+// Describe implements prometheus.Collector.
+func (c *healthy) Describe(ch chan<- *prometheus.Desc) { ch <- c.desc }
+
+// Collect implements prometheus.Collector.
+func (c *healthy) Collect(ch chan<- prometheus.Metric) {
+	st := c.e.health.status()
+	if st.State == NotAsked {
+		return
+	}
+	var value float64
+	if st.Healthy {
+		value = 1
+	}
+	ch <- prometheus.MustNewConstMetric(c.desc, prometheus.GaugeValue, value)
 }
 
 // limit returns what the upstream itself said last.
