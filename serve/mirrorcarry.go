@@ -63,9 +63,17 @@ func (r *root) exportMirrors(ctx context.Context, args MirrorExportArgs, progres
 	if err != nil {
 		return airgap.Progress{}, err
 	}
-	return writeFile(args.Path, func(w io.Writer) (airgap.Progress, error) {
-		return airgap.Write(pastCache(ctx), w, storedImages{r}, images, progress)
+	rep, err := writeFile(args.Path, func(f *os.File) (airgap.Progress, error) {
+		begin := func() (io.Writer, error) {
+			_, err := f.Seek(0, io.SeekStart)
+			return f, errors.Join(err, f.Truncate(0))
+		}
+		return airgap.Write(pastCache(ctx), begin, storedImages{r}, images, progress)
 	})
+	if n := len(rep.LeftOut); err == nil && n > 0 {
+		err = fmt.Errorf("%d images are not whole and left out; slipway mirror load fetches what is missing; first, %s: %s", n, rep.LeftOut[0].Image, rep.LeftOut[0].Reason)
+	}
+	return rep, err
 }
 
 // toExport lists the images that are meant.
@@ -108,7 +116,7 @@ func (r *root) toExport(ctx context.Context, args MirrorExportArgs) (images []ai
 }
 
 // writeFile has a file written beside its place and moves it there when it is whole.
-func writeFile[R any](path string, write func(io.Writer) (R, error)) (rep R, err error) {
+func writeFile[R any](path string, write func(*os.File) (R, error)) (rep R, err error) {
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*.part")
 	if err != nil {
 		return rep, fmt.Errorf("make the file: %w", err)

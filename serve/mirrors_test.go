@@ -357,6 +357,16 @@ func TestMirrorAirGap(t *testing.T) {
 	if left, err := filepath.Glob(filepath.Join(filepath.Dir(file), ".*")); err != nil || len(left) > 0 {
 		t.Errorf("the export left %v, %v", left, err)
 	}
+	// An image that lost a layer is left out and named, and the others are written.
+	part := filepath.Join(t.TempDir(), "part.tar")
+	b.want(202, "DELETE", "/v2/pub/library/app/blobs/"+digestOf(layer), "", alice)
+	out, err = a.ExportMirrors(t.Context(), serve.MirrorExportArgs{Path: part}, nil)
+	if err == nil || !strings.Contains(err.Error(), "1 images are not whole") || out.Images != 1 || len(out.LeftOut) != 1 || out.LeftOut[0].Image != "pub/library/app:v1" {
+		t.Errorf("export without a layer: got %+v, %v", out, err)
+	}
+	if fi, err := os.Stat(part); err != nil || fi.Size() < int64(len(secret)) {
+		t.Errorf("export without a layer: the file is %+v, %v", fi, err)
+	}
 	closeAdmin()
 	for _, s := range []*instance{b.public, b.private} {
 		if err := s.stop(); err != nil {

@@ -25,9 +25,12 @@ func mirrorExportCommand() *cobra.Command {
 		Long: `Write mirrored images, REPOSITORY[:TAG|@DIGEST] with the upstream's name, into a tar file in
 the layout of the OCI image specification: all of them, those of a pattern, or those that
 are named. Signatures and other referrers go with them. Of an index the platforms are
-written that are here; anything else that is missing is an error, and slipway mirror load
-fetches it. The same images give the same file. With a server it is the server that writes
-the file.`,
+written that are here. The same images give the same file. With a server it is the server
+that writes the file.
+
+An image that is not whole, or cannot be read, does not keep the others out: it is left out,
+and named. Exit status 1 tells that there was one; slipway mirror load fetches what is
+missing. If no image is whole, no file is written.`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			if len(args) > 1 && export.Pattern != "" {
@@ -43,13 +46,16 @@ the file.`,
 					p.share(r.Bytes, r.BytesTotal, "%d blobs", r.Blobs)
 				})
 				p.end()
-				if err != nil {
+				if rep.Images == 0 {
 					return nil, nil, err
 				}
 				return rep, func(w io.Writer) {
+					for _, l := range rep.LeftOut {
+						fmt.Fprintf(w, "left out: %s: %s\n", l.Image, l.Reason)
+					}
 					fmt.Fprintf(w, "wrote %d images with %d manifests and %d blobs of %s; %d parts are not here and left out\n",
 						rep.Images, rep.Manifests, rep.Blobs, size(rep.Bytes), rep.Absent)
-				}, nil
+				}, err
 			})
 		},
 	}

@@ -8,7 +8,8 @@
 // too, and what other tools write can be imported if it names its images in full.
 //
 // Manifests stay byte for byte as they are. An index whose platforms are not all
-// there is written with those that are. Whatever refers to a manifest (signatures,
+// there is written with those that are. An image that is not whole is left out,
+// and named. Whatever refers to a manifest (signatures,
 // SBOMs) goes with it. The same images give the same file.
 package airgap
 
@@ -63,6 +64,8 @@ type Progress struct {
 	// Bytes of blobs are written, or were present, of BytesTotal.
 	Bytes      int64 `json:"bytes"`
 	BytesTotal int64 `json:"bytes_total"`
+	// LeftOut are images that are not whole, at the end.
+	LeftOut []LeftOut `json:"left_out,omitempty"`
 }
 
 // Names and limits of an image layout.

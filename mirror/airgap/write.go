@@ -2,8 +2,10 @@ package airgap
 
 import (
 	"archive/tar"
+	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -27,40 +29,57 @@ type Source interface {
 	Referrers(ctx context.Context, repo string, d oci.Digest, artifactType, last string, n int) (list []oci.Descriptor, more bool, err error)
 }
 
-// MissingError says that an image is not whole at the source.
-type MissingError struct {
-	Image   Image
-	Missing oci.Digest
+// LeftOut is an image that is not whole, and so not in the file.
+type LeftOut struct {
+	Image  string `json:"image"`
+	Reason string `json:"reason"`
 }
 
-// Error implements error.
-func (e *MissingError) Error() string {
-	return fmt.Sprintf("image %s is not whole: %s has not been fetched", e.Image, e.Missing)
-}
-
-// Write writes images of src as one tar file. progress may be nil; it is called
-// often, and never twice at the same time. Errors: MANIFEST_UNKNOWN, *MissingError,
-// before anything is written, and those of src and w.
-func Write(ctx context.Context, w io.Writer, src Source, images []Image, progress func(Progress)) (Progress, error) {
-	x := &export{src: src, show: progress, named: map[Image]bool{}, contents: map[oci.Digest]content{}, signed: map[Image]bool{}}
-	for _, im := range images {
-		if err := x.collect(ctx, im); err != nil {
+// Write writes images of src as one tar file. An image that is not whole, or that cannot be
+// read, does not keep the others out: the report lists it in LeftOut. If none is whole,
+// that is an error, and nothing is written.
+//
+// begin returns where the file goes. It is called again if a blob turns out to be damaged while it
+// is being written: the file is then begun anew, without the images that need the blob.
+//
+// progress may be nil; it is called often, and never twice at the same time.
+func Write(ctx context.Context, begin func() (io.Writer, error), src Source, images []Image, progress func(Progress)) (Progress, error) {
+	bad := map[oci.Digest]error{}
+	for {
+		x := &export{src: src, show: progress, bad: bad, named: map[Image]bool{}, judged: map[place]*judgement{},
+			contents: map[oci.Digest]content{}, signed: map[place]bool{}, left: map[string]bool{}}
+		for _, im := range images {
+			if err := x.collect(ctx, im); err != nil {
+				return x.done, err
+			}
+		}
+		if x.done.ImagesTotal = len(x.index.Manifests); x.done.ImagesTotal == 0 && len(x.done.LeftOut) > 0 {
+			l := x.done.LeftOut[0]
+			return x.done, fmt.Errorf("none of the images is whole; slipway mirror load fetches what is missing; first, image %s: %s", l.Image, l.Reason)
+		}
+		w, err := begin()
+		if err != nil {
+			return x.done, err
+		}
+		known := len(bad)
+		if err := x.write(ctx, w); err != nil || len(bad) == known {
 			return x.done, err
 		}
 	}
-	x.done.ImagesTotal = len(x.index.Manifests)
-	return x.done, x.write(ctx, w)
 }
 
-// export is one call of Write.
+// export is one attempt of Write.
 type export struct {
 	src  Source
 	show func(Progress)
 	done Progress
+	bad  map[oci.Digest]error // contents that could not be read, and why
 
 	index    ocispec.Index
-	named    map[Image]bool // that are in the index
-	signed   map[Image]bool // manifests whose referrers were looked for
+	named    map[Image]bool // that are in the index, or left out
+	judged   map[place]*judgement
+	signed   map[place]bool // manifests whose referrers were looked for
+	left     map[string]bool
 	contents map[oci.Digest]content
 }
 
@@ -71,76 +90,180 @@ type content struct {
 	manifest bool
 }
 
+// judgement says whether a manifest is whole, with all it needs.
+type judgement struct {
+	parts  []content
+	absent int
+	lacks  error // why it is not whole, or nil
+}
+
 func (x *export) step() {
 	if x.show != nil {
-		x.show(x.done)
+		p := x.done
+		p.LeftOut = nil // all of them at the end
+		x.show(p)
 	}
 }
 
-// collect adds an image with what refers to it.
+// leave notes that an image is not whole.
+func (x *export) leave(im Image, why error) {
+	if name := im.String(); !x.left[name] {
+		x.left[name] = true
+		x.done.LeftOut = append(x.done.LeftOut, LeftOut{name, why.Error()})
+	}
+}
+
+// collect adds an image with what refers to it, if it is whole.
 func (x *export) collect(ctx context.Context, im Image) error {
 	if x.named[im] {
 		return nil
 	}
-	m, err := x.src.GetManifest(ctx, im.Repo, im.Ref)
-	if err != nil {
-		return fmt.Errorf("image %s: %w", im, err)
-	}
 	x.named[im] = true
-	d := oci.Descriptor{MediaType: m.MediaType, Digest: m.Digest, Size: int64(len(m.Bytes)),
-		Annotations: map[string]string{ocispec.AnnotationRefName: im.String(), containerdName: im.String()}}
-	x.index.Manifests = append(x.index.Manifests, d)
-	return x.manifest(ctx, im, m, 0)
-}
-
-// manifest adds a manifest of an image, with what it needs.
-func (x *export) manifest(ctx context.Context, im Image, m *oci.Manifest, depth int) error {
-	if depth > maxDepth {
-		return fmt.Errorf("image %s: manifests are nested more than %d deep", im, maxDepth)
+	m, err := x.src.GetManifest(ctx, im.Repo, im.Ref)
+	if ctx.Err() != nil {
+		return ctx.Err()
 	}
-	p, err := partsOf(m.MediaType, m.Bytes)
 	if err != nil {
-		return fmt.Errorf("image %s: %w", im, err)
+		x.leave(im, err)
+		return nil
 	}
-	x.contents[m.Digest] = content{oci.Descriptor{Digest: m.Digest, Size: int64(len(m.Bytes))}, im.Repo, true}
-	for _, d := range p.manifests {
-		child, err := x.src.GetManifest(ctx, im.Repo, string(d.Digest))
-		if oci.HasCode(err, oci.CodeManifestUnknown) {
-			x.done.Absent++
+	j, err := x.judge(ctx, im.Repo, m, 0)
+	if err != nil {
+		return err
+	}
+	if j.lacks != nil {
+		x.leave(im, j.lacks)
+		return nil
+	}
+	x.index.Manifests = append(x.index.Manifests, oci.Descriptor{MediaType: m.MediaType, Digest: m.Digest, Size: int64(len(m.Bytes)),
+		Annotations: map[string]string{ocispec.AnnotationRefName: im.String(), containerdName: im.String()}})
+	x.done.Absent += j.absent
+	for _, c := range j.parts {
+		if _, there := x.contents[c.Digest]; there {
 			continue
 		}
-		if err != nil {
-			return fmt.Errorf("image %s: %w", im, err)
-		}
-		if err := x.manifest(ctx, im, child, depth+1); err != nil {
-			return err
-		}
-	}
-	for _, d := range p.blobs {
-		if err := x.blob(ctx, im, d); err != nil {
-			return err
+		x.contents[c.Digest] = c
+		if !c.manifest {
+			x.done.BytesTotal += c.Size
 		}
 	}
 	x.step()
-	return x.referrers(ctx, im.Repo, m.Digest)
+	for _, c := range j.parts {
+		if c.manifest {
+			if err := x.referrers(ctx, im.Repo, c.Digest); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
-func (x *export) blob(ctx context.Context, im Image, d oci.Descriptor) error {
-	if _, ok := x.contents[d.Digest]; ok {
-		return nil
+// judge looks whether a manifest is whole. The error is ctx's.
+func (x *export) judge(ctx context.Context, repo string, m *oci.Manifest, depth int) (*judgement, error) {
+	at := place{repo, m.Digest}
+	if j := x.judged[at]; j != nil {
+		return j, nil
 	}
-	there, err := x.src.ResolveBlob(ctx, im.Repo, d.Digest)
+	j := &judgement{parts: []content{{oci.Descriptor{Digest: m.Digest, Size: int64(len(m.Bytes))}, repo, true}}, lacks: x.bad[m.Digest]}
+	p, err := partsOf(m.MediaType, m.Bytes)
 	switch {
-	case oci.HasCode(err, oci.CodeBlobUnknown) && isForeign(d):
-		x.done.Absent++
-		return nil
-	case oci.HasCode(err, oci.CodeBlobUnknown):
-		return &MissingError{im, d.Digest}
+	case j.lacks != nil:
 	case err != nil:
-		return fmt.Errorf("image %s: %w", im, err)
+		j.lacks = fmt.Errorf("manifest %s: %w", m.Digest, err)
+	case depth > maxDepth:
+		j.lacks = fmt.Errorf("manifests are nested more than %d deep", maxDepth)
+	default:
+		if err := x.children(ctx, repo, p.manifests, j, depth); err != nil {
+			return nil, err
+		}
+		for _, d := range p.blobs {
+			if err := x.blob(ctx, repo, d, j); err != nil {
+				return nil, err
+			}
+		}
 	}
-	x.contents[d.Digest] = content{oci.Descriptor{Digest: d.Digest, Size: there.Size}, im.Repo, false}
-	x.done.BytesTotal += there.Size
+	x.judged[at] = j
+	return j, nil
+}
+
+// children adds the manifests of an index that are whole. Those that are not are left out; the index
+// is not whole if it has no other image.
+func (x *export) children(ctx context.Context, repo string, list []oci.Descriptor, j *judgement, depth int) error {
+	var whole, images int
+	var why error
+	var left []func()
+	for _, d := range list {
+		if !isAttestation(d) {
+			images++
+		}
+		m, err := x.src.GetManifest(ctx, repo, string(d.Digest))
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if oci.HasCode(err, oci.CodeManifestUnknown) {
+			j.absent++
+			continue
+		}
+		child := &judgement{lacks: err}
+		if err == nil {
+			if child, err = x.judge(ctx, repo, m, depth+1); err != nil {
+				return err
+			}
+		}
+		if child.lacks != nil {
+			why = child.lacks
+			left = append(left, func() { x.leave(Image{repo, string(d.Digest)}, describe(d, child.lacks)) })
+			continue
+		}
+		if !isAttestation(d) {
+			whole++
+		}
+		j.parts = append(j.parts, child.parts...)
+		j.absent += child.absent
+	}
+	if images > 0 && whole == 0 {
+		j.lacks = errors.New("none of the images that the index names has been fetched")
+		if why != nil {
+			j.lacks = fmt.Errorf("none of the images that the index names is whole: %w", why)
+		}
+		return nil
+	}
+	for _, leave := range left {
+		leave()
+	}
+	return nil
+}
+
+// describe says which platform of an index is not whole.
+func describe(d oci.Descriptor, why error) error {
+	if d.Platform == nil {
+		return why
+	}
+	return fmt.Errorf("for %s/%s: %w", d.Platform.OS, d.Platform.Architecture, why)
+}
+
+// isAttestation reports whether an entry of an index is no image, but says how one was built.
+func isAttestation(d oci.Descriptor) bool {
+	return d.Platform != nil && d.Platform.OS == "unknown" && d.Platform.Architecture == "unknown"
+}
+
+// blob adds a blob that a manifest needs.
+func (x *export) blob(ctx context.Context, repo string, d oci.Descriptor, j *judgement) error {
+	there, err := x.src.ResolveBlob(ctx, repo, d.Digest)
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case oci.HasCode(err, oci.CodeBlobUnknown) && isForeign(d):
+		j.absent++
+	case oci.HasCode(err, oci.CodeBlobUnknown):
+		j.lacks = fmt.Errorf("blob %s has not been fetched", d.Digest)
+	case err != nil:
+		j.lacks = fmt.Errorf("blob %s: %w", d.Digest, err)
+	case x.bad[d.Digest] != nil:
+		j.lacks = fmt.Errorf("blob %s: %w", d.Digest, x.bad[d.Digest])
+	default:
+		j.parts = append(j.parts, content{oci.Descriptor{Digest: d.Digest, Size: there.Size}, repo, false})
+	}
 	return nil
 }
 
@@ -153,10 +276,10 @@ var signatureTags = []string{".sig", ".att", ".sbom"}
 
 // referrers adds what refers to a manifest, by its subject or by cosign's tags.
 func (x *export) referrers(ctx context.Context, repo string, d oci.Digest) error {
-	if x.signed[Image{repo, string(d)}] {
+	if x.signed[place{repo, d}] {
 		return nil
 	}
-	x.signed[Image{repo, string(d)}] = true
+	x.signed[place{repo, d}] = true
 	for last, more := "", true; more; {
 		var list []oci.Descriptor
 		var err error
@@ -173,14 +296,10 @@ func (x *export) referrers(ctx context.Context, repo string, d oci.Digest) error
 	}
 	for _, end := range signatureTags {
 		tag := strings.Replace(string(d), ":", "-", 1) + end
-		_, err := x.src.GetManifest(ctx, repo, tag)
-		if oci.HasCode(err, oci.CodeManifestUnknown) {
+		if _, err := x.src.GetManifest(ctx, repo, tag); oci.HasCode(err, oci.CodeManifestUnknown) {
 			continue
 		}
-		if err == nil {
-			err = x.collect(ctx, Image{repo, tag})
-		}
-		if err != nil {
+		if err := x.collect(ctx, Image{repo, tag}); err != nil {
 			return err
 		}
 	}
@@ -189,7 +308,7 @@ func (x *export) referrers(ctx context.Context, repo string, d oci.Digest) error
 
 // write writes what was collected, the small first.
 func (x *export) write(ctx context.Context, w io.Writer) error {
-	tw := tar.NewWriter(w)
+	known, tw := len(x.bad), tar.NewWriter(w)
 	x.index.SchemaVersion, x.index.MediaType = 2, ocispec.MediaTypeImageIndex
 	if x.index.Manifests == nil {
 		x.index.Manifests = []oci.Descriptor{}
@@ -211,11 +330,17 @@ func (x *export) write(ctx context.Context, w io.Writer) error {
 		}
 	}
 	for _, c := range x.inOrder() {
+		if len(x.bad) > known { // the file is begun anew; see what else is damaged
+			tw = tar.NewWriter(io.Discard)
+		}
 		if err := x.writeContent(ctx, tw, c); err != nil {
 			return err
 		}
 	}
 	x.done.Images = x.done.ImagesTotal
+	if len(x.bad) > known {
+		return nil
+	}
 	return tw.Close()
 }
 
@@ -249,40 +374,69 @@ func writeEntry(tw *tar.Writer, name string, size int64, body func() error) erro
 	return nil
 }
 
+// writeContent writes a content. If it cannot be read, x.bad says why, and what was written is
+// good for nothing.
 func (x *export) writeContent(ctx context.Context, tw *tar.Writer, c content) error {
+	body, err := x.open(ctx, c)
+	if err != nil {
+		return x.spoilt(ctx, c.Digest, err)
+	}
+	defer body.Close() // a reader has nothing to say at its end that Read has not said
 	return writeEntry(tw, entryOf(c.Digest), c.Size, func() error {
-		if c.manifest {
-			m, err := x.src.GetManifest(ctx, c.repo, string(c.Digest))
-			if err != nil {
-				return err
-			}
-			_, err = tw.Write(m.Bytes)
-			x.done.Manifests++
-			return err
-		}
-		body, err := x.src.OpenBlob(ctx, c.repo, c.Digest)
-		if err != nil {
-			return err
-		}
-		defer body.Close() // a reader has nothing to say at its end that Read has not said
 		v := c.Digest.Verifier()
-		n, err := io.Copy(io.MultiWriter(tw, v, counter{x}), body)
-		if err != nil {
+		r := &reading{r: io.TeeReader(io.LimitReader(body, c.Size), v)}
+		n, err := io.Copy(tw, r)
+		if !c.manifest {
+			x.done.Bytes += n
+			x.step()
+		}
+		switch {
+		case r.err != nil:
+			return x.spoilt(ctx, c.Digest, r.err)
+		case err != nil:
 			return err
+		case n != c.Size || !v.Verified():
+			return x.spoilt(ctx, c.Digest, errors.New("what is stored has another digest"))
+		case c.manifest:
+			x.done.Manifests++
+		default:
+			x.done.Blobs++
 		}
-		if n != c.Size || !v.Verified() {
-			return fmt.Errorf("the source gave other bytes than %s stands for", c.Digest)
-		}
-		x.done.Blobs++
 		return nil
 	})
 }
 
-// counter counts bytes of blobs.
-type counter struct{ x *export }
+// open opens a content.
+func (x *export) open(ctx context.Context, c content) (io.ReadCloser, error) {
+	if !c.manifest {
+		return x.src.OpenBlob(ctx, c.repo, c.Digest)
+	}
+	m, err := x.src.GetManifest(ctx, c.repo, string(c.Digest))
+	if err != nil {
+		return nil, err
+	}
+	return io.NopCloser(bytes.NewReader(m.Bytes)), nil
+}
 
-func (c counter) Write(p []byte) (int, error) {
-	c.x.done.Bytes += int64(len(p))
-	c.x.step()
-	return len(p), nil
+// spoilt notes that a content cannot be read. The error is ctx's.
+func (x *export) spoilt(ctx context.Context, d oci.Digest, err error) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	x.bad[d] = err
+	return nil
+}
+
+// reading remembers the error of a reader, to tell it from those of the writer.
+type reading struct {
+	r   io.Reader
+	err error
+}
+
+// Read implements io.Reader.
+func (r *reading) Read(p []byte) (n int, err error) {
+	if n, err = r.r.Read(p); err != nil && err != io.EOF {
+		r.err = err
+	}
+	return n, err
 }
