@@ -41,6 +41,8 @@ type Store interface {
 	oci.Registry
 	keeper
 	forgetter
+	// NamedBy returns the manifests of a repository that name a manifest.
+	NamedBy(ctx context.Context, repo string, d oci.Digest) ([]oci.Digest, error)
 }
 
 // keeper takes what was fetched and checked.
@@ -164,6 +166,7 @@ type source struct {
 	tags     tags
 	negative [kinds]negatives
 	children aging[childKey, child]
+	signed   aging[childKey, bool] // manifests that only_signed lets in
 	counts   counts
 	// strict says that manifests must be looked at before they are let in.
 	strict bool

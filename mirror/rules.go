@@ -8,6 +8,7 @@ import (
 	"io"
 	"path"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -161,6 +162,8 @@ type childKey struct {
 // child is what is known of it.
 type child struct {
 	platform Platform
+	// index names it.
+	index oci.Digest
 	// wanted is false when its platform is not mirrored.
 	wanted bool
 }
@@ -178,7 +181,7 @@ func (s *source) noteChildren(repo string, mf *oci.Manifest) {
 	}
 	for _, c := range doc.Manifests {
 		p := platformOf(c)
-		s.children.set(childKey{repo, c.Digest}, child{platform: p, wanted: wants(s.Platforms, p)})
+		s.children.set(childKey{repo, c.Digest}, child{platform: p, index: mf.Digest, wanted: wants(s.Platforms, p)})
 	}
 }
 
@@ -194,8 +197,8 @@ func (m *Registry) admit(ctx context.Context, s *source, name, repo string, mf *
 	}
 	_, isChild := s.children.get(childKey{repo, mf.Digest})
 	if isIndex(mf.MediaType) {
-		if s.OnlySigned && !isChild {
-			if err := m.checkSigned(ctx, s, name, mf.Digest); err != nil {
+		if s.OnlySigned {
+			if err := m.checkSigned(ctx, s, name, repo, mf.Digest, 0); err != nil {
 				return err
 			}
 		}
@@ -210,8 +213,8 @@ func (m *Registry) admit(ctx context.Context, s *source, name, repo string, mf *
 			return err
 		}
 	}
-	if s.OnlySigned && !isChild {
-		return m.checkSigned(ctx, s, name, mf.Digest)
+	if s.OnlySigned {
+		return m.checkSigned(ctx, s, name, repo, mf.Digest, 0)
 	}
 	return nil
 }
@@ -291,9 +294,51 @@ var signatureTypes = [...]string{
 	"application/vnd.cncf.notary.signature",
 }
 
-// checkSigned asks the upstream whether something has a signature: cosign's tag,
+// maxNesting is how deep indexes are nested at most.
+const maxNesting = 8
+
+// checkSigned looks whether a manifest has a signature upstream, or belongs to an index that
+// has one. Which indexes there are the store knows also after a restart.
+func (m *Registry) checkSigned(ctx context.Context, s *source, name, repo string, d oci.Digest, depth int) error {
+	if known, _ := s.signed.get(childKey{repo, d}); known {
+		return nil
+	}
+	c, noted := s.children.get(childKey{repo, d})
+	if noted {
+		if known, _ := s.signed.get(childKey{repo, c.index}); known {
+			s.signed.set(childKey{repo, d}, true)
+			return nil
+		}
+	}
+	no := m.askSigned(ctx, s, name, d)
+	if !isRefusal(no) || depth == maxNesting {
+		if no == nil {
+			s.signed.set(childKey{repo, d}, true)
+		}
+		return no
+	}
+	indexes, err := m.store.NamedBy(ctx, repo, d)
+	if err != nil {
+		return err
+	}
+	if noted && !slices.Contains(indexes, c.index) { // it is not stored yet
+		indexes = append(indexes, c.index)
+	}
+	for _, index := range indexes {
+		err := m.checkSigned(ctx, s, name, repo, index, depth+1)
+		if err == nil {
+			s.signed.set(childKey{repo, d}, true)
+		}
+		if !isRefusal(err) {
+			return err
+		}
+	}
+	return no
+}
+
+// askSigned asks the upstream whether something has a signature: cosign's tag,
 // or a referrer.
-func (m *Registry) checkSigned(ctx context.Context, s *source, name string, d oci.Digest) error {
+func (m *Registry) askSigned(ctx context.Context, s *source, name string, d oci.Digest) error {
 	tag := d.Algorithm().String() + "-" + d.Encoded() + ".sig"
 	_, err := s.Upstream.ResolveManifest(ctx, name, tag)
 	if err == nil || upstream.KindOf(err) != upstream.NotFound {

@@ -202,6 +202,76 @@ func TestOnlySigned(t *testing.T) {
 	b.wantManifest("origin/app", string(images[0].Digest), images[0].Digest)
 }
 
+// TestSignedIndex: an image that belongs to a signed index is let in by digest, whatever was
+// asked for before it, and what belongs to an index without a signature is not.
+func TestSignedIndex(t *testing.T) {
+	sign := func(b *bed, d oci.Descriptor, referrer bool) {
+		if !referrer {
+			b.o.image("app", "sha256-"+d.Digest.Encoded()+".sig", `{"s":2}`)
+			return
+		}
+		config := b.o.push("app", []byte(`{}`))
+		b.o.put("app", "", &manifest{SchemaVersion: 2, MediaType: oci.MediaTypeOCIManifest, ArtifactType: "application/vnd.dev.sigstore.bundle.v0.3+json", Config: &config, Subject: &d})
+	}
+	for name, c := range map[string]struct {
+		signed func(b *bed, outer, index oci.Descriptor, images []oci.Descriptor)
+		before bool // the index came before there was the rule
+		want   oci.Code
+	}{
+		"index by tag":      {signed: func(b *bed, _, index oci.Descriptor, _ []oci.Descriptor) { sign(b, index, false) }},
+		"index by referrer": {signed: func(b *bed, _, index oci.Descriptor, _ []oci.Descriptor) { sign(b, index, true) }},
+		"index of an index": {signed: func(b *bed, outer, _ oci.Descriptor, _ []oci.Descriptor) { sign(b, outer, false) }},
+		"each image": {before: true, signed: func(b *bed, _, _ oci.Descriptor, images []oci.Descriptor) {
+			for _, d := range images {
+				sign(b, d, false)
+			}
+		}},
+		"signed, from before the rule":   {before: true, signed: func(b *bed, _, index oci.Descriptor, _ []oci.Descriptor) { sign(b, index, false) }},
+		"unsigned, from before the rule": {before: true, signed: func(*bed, oci.Descriptor, oci.Descriptor, []oci.Descriptor) {}, want: oci.CodeDenied},
+	} {
+		for _, read := range []bool{false, true} { // whether the index is asked for again
+			t.Run(fmt.Sprintf("%s, read %v", name, read), func(t *testing.T) {
+				rule := settings{source: func(s *mirror.Source) { s.OnlySigned = true }}
+				first := rule
+				if c.before {
+					first = settings{}
+				}
+				b := newBed(t, first)
+				index, images := b.multi("app", "inner", "linux/amd64", "linux/arm64", "linux/s390x")
+				outer := b.o.put("app", "v1", &manifest{SchemaVersion: 2, MediaType: oci.MediaTypeOCIIndex, Manifests: []oci.Descriptor{index}})
+				c.signed(b, outer, index, images)
+				tag, d := "inner", index.Digest
+				if name == "index of an index" {
+					b.wantManifest("origin/app", "v1", outer.Digest)
+					b.wantManifest("origin/app", string(index.Digest), index.Digest)
+					tag, d = "v1", outer.Digest
+				}
+				b.wantManifest("origin/app", tag, d)
+				image := func(when string, i int) {
+					t.Helper()
+					_, err := b.GetManifest(t.Context(), "origin/app", string(images[i].Digest))
+					if c.want == "" && err != nil || c.want != "" && !oci.HasCode(err, c.want) {
+						t.Errorf("%s: an image of the index: %v, want %q", when, err, c.want)
+					}
+				}
+				if !c.before {
+					image("before a restart", 0)
+				}
+				b.shut(b.Registry)
+				b.opts.Sources[0].OnlySigned = true
+				b.open(rule)
+				if read {
+					b.wantManifest("origin/app", tag, d)
+				}
+				image("after a restart", 1)
+				b.shut(b.Registry)
+				b.open(rule)
+				image("after another one", 2)
+			})
+		}
+	}
+}
+
 // TestNames: what a name as a client writes it stands for.
 func TestNames(t *testing.T) {
 	b := newBed(t, settings{

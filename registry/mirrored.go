@@ -131,6 +131,22 @@ func (r *Registry) MirrorUsage(ctx context.Context, prefixes ...string) (MirrorU
 	return MirrorUsage(u), nil
 }
 
+// NamedBy returns the manifests of a repository that name a manifest themselves: the
+// indexes that it belongs to.
+func (r *Registry) NamedBy(ctx context.Context, repo string, d oci.Digest) ([]oci.Digest, error) {
+	rows, err := r.cat.NamedBy(ctx, d)
+	if err != nil {
+		return nil, storeError("look for what names "+string(d), err)
+	}
+	var list []oci.Digest
+	for _, m := range rows {
+		if m.Repo == repo {
+			list = append(list, m.Digest)
+		}
+	}
+	return list, nil
+}
+
 // MirrorAdded tells by how many bytes this process has made MirrorUsage.OnlyBytes of
 // all mirrored repositories grow since it began, about: manifests are not counted when
 // they come.

@@ -460,5 +460,10 @@ func (s mirrorStore) MirrorUsage(ctx context.Context, prefixes ...string) (regis
 	return s.stored.MirrorUsage(ctx, prefixes...)
 }
 
+// NamedBy implements mirror.Store.
+func (s mirrorStore) NamedBy(ctx context.Context, repo string, d oci.Digest) ([]oci.Digest, error) {
+	return s.stored.NamedBy(ctx, repo, d)
+}
+
 // MirrorAdded implements mirror.Store.
 func (s mirrorStore) MirrorAdded() int64 { return s.stored.MirrorAdded() }
