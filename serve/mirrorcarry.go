@@ -7,9 +7,13 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"example.org/slipway/auth"
 	"example.org/slipway/catalog"
+	"example.org/slipway/config"
 	"example.org/slipway/mirror/airgap"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
@@ -152,21 +156,87 @@ func (r *root) importMirrors(ctx context.Context, args MirrorImportArgs, progres
 		return airgap.Progress{}, err
 	}
 	defer f.Close()
-	fi, err := f.Stat()
-	if err != nil {
+	if fi, err := f.Stat(); err != nil {
 		return airgap.Progress{}, err
-	}
-	if !fi.Mode().IsRegular() {
+	} else if !fi.Mode().IsRegular() {
 		return airgap.Progress{}, fmt.Errorf("%s is not a regular file; its parts are read in no order", args.Path)
 	}
-	a, err := airgap.Open(f, fi.Size())
+	plain, err := r.unpacked(ctx, f)
 	if err != nil {
 		return airgap.Progress{}, fmt.Errorf("%s: %w", args.Path, err)
 	}
-	for _, im := range a.Images() {
-		if !m.Mirrored(im.Repo) {
-			return airgap.Progress{}, fmt.Errorf("image %s is of no registry that is mirrored here; proxy.upstreams of the configuration names them", im)
-		}
+	defer plain.Close()
+	fi, err := plain.Stat()
+	if err != nil {
+		return airgap.Progress{}, err
+	}
+	a, err := airgap.Open(plain, fi.Size())
+	if err != nil {
+		return airgap.Progress{}, fmt.Errorf("%s: %w", args.Path, err)
+	}
+	if err := a.Rename(m.imported); err != nil {
+		return airgap.Progress{}, err
 	}
 	return a.Import(ctx, r.reg, progress)
+}
+
+// imported returns the repository of an image that was carried here. Other tools name it by the host
+// of its registry, or leave out docker.io/library/.
+func (m *mirrors) imported(im airgap.Image) (string, error) {
+	if m.Mirrored(im.Repo) {
+		return im.Repo, nil
+	}
+	host, name, ok := strings.Cut(im.Repo, "/")
+	if !ok || !strings.ContainsAny(host, ".:") && host != "localhost" {
+		host, name = config.DockerHub, im.Repo
+	}
+	if repo, ok := m.NameFor(host, name); ok {
+		return repo, nil
+	}
+	return "", fmt.Errorf("image %s is of no registry that is mirrored here; proxy.upstreams of the configuration names them", im)
+}
+
+// unpacked returns a file as it is, or what a compressed one holds, in a file without a name beside the
+// blobs that come in.
+func (r *root) unpacked(ctx context.Context, f *os.File) (*os.File, error) {
+	in, how, err := airgap.Unpack(f)
+	if err != nil {
+		return nil, err
+	}
+	defer in.Close()
+	if how == "" {
+		return f, nil
+	}
+	out, err := os.CreateTemp(filepath.Join(r.dir, mirrorDir), "import-")
+	if err != nil {
+		return nil, err
+	}
+	err = os.Remove(out.Name())
+	if err == nil {
+		_, err = io.Copy(&roomy{ctx: ctx, f: out, keep: keepFree(r.dir)}, in)
+	}
+	if err != nil {
+		out.Close()
+		return nil, fmt.Errorf("unpack it: %w", err)
+	}
+	return out, nil
+}
+
+// roomy writes a file as long as its disk has room to spare.
+type roomy struct {
+	ctx  context.Context
+	f    *os.File
+	keep int64
+}
+
+// Write implements io.Writer.
+func (w *roomy) Write(p []byte) (int, error) {
+	if err := w.ctx.Err(); err != nil {
+		return 0, err
+	}
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(int(w.f.Fd()), &st); err == nil && st.Blocks > 0 && int64(st.Bavail)*st.Bsize < w.keep+int64(len(p)) {
+		return 0, unix.ENOSPC
+	}
+	return w.f.Write(p)
 }

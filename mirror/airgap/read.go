@@ -7,17 +7,23 @@ import (
 	"fmt"
 	"io"
 	"path"
+	"slices"
+	"strings"
 
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"example.org/slipway/oci"
 )
 
-// Archive is an open tar file. Its methods may run concurrently.
+// Archive is an open tar file. Its methods may run concurrently, but Rename.
 type Archive struct {
 	r        io.ReaderAt
 	contents map[oci.Digest]span
+	files    map[string]span       // what has no digest for a name
+	links    map[string]string     // names that stand for others
+	made     map[oci.Digest][]byte // manifests that are not in the file
 	images   []named
+	problems []error // of images that cannot be imported
 }
 
 // span is where in the file a content lies, in bytes.
@@ -29,64 +35,84 @@ type named struct {
 	desc oci.Descriptor
 }
 
-// errGzip says that the file is compressed.
-var errGzip = errors.New("the file is compressed; unpack it with gunzip first, since its parts are read in no order")
-
 // Open reads the directory of a tar file of size bytes, which must stay as it is
-// while the archive is used. What its contents are is checked when they are read.
+// while the archive is used. It is an OCI image layout or what docker save writes, or
+// both, and not compressed; see [Unpack]. What its contents are is checked when they are read.
 func Open(r io.ReaderAt, size int64) (*Archive, error) {
-	var magic [2]byte
-	if _, err := r.ReadAt(magic[:], 0); err == nil && magic == [2]byte{0x1f, 0x8b} {
-		return nil, errGzip
+	a := &Archive{r: r, contents: map[oci.Digest]span{}, files: map[string]span{}, links: map[string]string{}, made: map[oci.Digest][]byte{}}
+	if err := a.readDirectory(io.NewSectionReader(r, 0, size), size); err != nil {
+		return nil, err
 	}
-	a := &Archive{r: r, contents: map[oci.Digest]span{}}
-	sec := io.NewSectionReader(r, 0, size)
+	_, isLayout := a.files[layoutFile]
+	_, isDocker := a.files[dockerFile]
+	var err error
+	switch {
+	case isLayout || !isDocker:
+		err = a.readLayout()
+	default:
+		err = a.readDocker()
+	}
+	if err == nil && len(a.images) == 0 {
+		err = errors.Join(a.problems...)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return a, nil
+}
+
+// readDirectory reads where everything is.
+func (a *Archive) readDirectory(sec *io.SectionReader, size int64) error {
 	tr := tar.NewReader(sec)
-	small := map[string]span{}
 	for {
 		h, err := tr.Next()
 		if errors.Is(err, io.EOF) {
-			break
+			return nil
 		}
 		if err != nil {
-			return nil, fmt.Errorf("read the tar file: %w", err)
+			return fmt.Errorf("read the tar file: %w", err)
 		}
-		if h.Typeflag != tar.TypeReg {
+		name := path.Clean(h.Name)
+		switch h.Typeflag {
+		case tar.TypeSymlink: // older versions of Docker write a layer once and link to it
+			a.links[name] = path.Join(path.Dir(name), h.Linkname)
+			continue
+		case tar.TypeLink:
+			a.links[name] = path.Clean(h.Linkname)
+			continue
+		case tar.TypeReg:
+		default:
 			continue
 		}
 		off, err := sec.Seek(0, io.SeekCurrent) // a tar.Reader reads no further than headers
 		if err != nil {
-			return nil, fmt.Errorf("read the tar file: %w", err)
+			return fmt.Errorf("read the tar file: %w", err)
 		}
-		at := span{off, h.Size}
 		if h.Size < 0 || off+h.Size > size {
-			return nil, fmt.Errorf("the tar file is cut off in %.100q", h.Name)
+			return fmt.Errorf("the tar file is cut off in %.100q", h.Name)
 		}
-		switch name := path.Clean(h.Name); name {
-		case layoutFile, indexFile:
-			small[name] = at
-		default:
-			if d := digestOf(name); d != "" {
-				a.contents[d] = at
-			}
+		if d := digestOf(name); d != "" {
+			a.contents[d] = span{off, h.Size}
+		} else {
+			a.files[name] = span{off, h.Size}
 		}
 	}
-	return a, a.readIndex(small)
 }
 
-// readIndex reads what images there are.
-func (a *Archive) readIndex(small map[string]span) error {
+// readLayout reads what images there are in an image layout.
+func (a *Archive) readLayout() error {
 	var layout ocispec.ImageLayout
-	if err := a.readJSON(small, layoutFile, &layout); err != nil {
+	if err := a.readJSON(layoutFile, &layout); err != nil {
 		return err
 	}
 	if layout.Version != ocispec.ImageLayoutVersion {
 		return fmt.Errorf("the layout has version %.20q, known is %s", layout.Version, ocispec.ImageLayoutVersion)
 	}
 	var index ocispec.Index
-	if err := a.readJSON(small, indexFile, &index); err != nil {
+	if err := a.readJSON(indexFile, &index); err != nil {
 		return err
 	}
+	tags := a.dockerTags()
 	for _, d := range index.Manifests {
 		if err := oci.CheckDigest(d.Digest); err != nil {
 			return fmt.Errorf("%s: %w", indexFile, err)
@@ -95,31 +121,75 @@ func (a *Archive) readIndex(small map[string]span) error {
 		if name == "" {
 			name = d.Annotations[ocispec.AnnotationRefName]
 		}
-		if name == "" {
-			return fmt.Errorf("%s does not say what the image %s is called: it needs the annotation %s with UPSTREAM/REPOSITORY:TAG", indexFile, d.Digest, ocispec.AnnotationRefName)
+		switch names := tags[a.configOf(d, 0)]; {
+		case isFullName(name):
+			a.add(name, d)
+		case len(names) > 0: // the index says less than the list beside it
+			for _, name := range names {
+				a.add(name, d)
+			}
+		default:
+			a.problems = append(a.problems, fmt.Errorf("%s does not say what the image %s is called: it needs the annotation %s with UPSTREAM/REPOSITORY:TAG", indexFile, d.Digest, ocispec.AnnotationRefName))
 		}
-		im, err := ParseImage(name)
-		if err != nil {
-			return fmt.Errorf("%s: the name of the image %s: %w", indexFile, d.Digest, err)
-		}
-		if oci.IsDigest(im.Ref) && im.Ref != string(d.Digest) {
-			return fmt.Errorf("%s: the image %s is named by another digest", indexFile, d.Digest)
-		}
-		a.images = append(a.images, named{im, d})
 	}
 	return nil
 }
 
-func (a *Archive) readJSON(small map[string]span, name string, v any) error {
-	at, ok := small[name]
+// isFullName reports whether an annotation names a repository: some tools write a tag only.
+func isFullName(name string) bool { return strings.ContainsAny(name, "/:@") }
+
+// add adds an image by a name.
+func (a *Archive) add(name string, d oci.Descriptor) {
+	im, err := parseName(name)
+	switch i := slices.IndexFunc(a.images, func(n named) bool { return n.Image == im }); {
+	case err != nil:
+		err = fmt.Errorf("the name of the image %s: %w", d.Digest, err)
+	case oci.IsDigest(im.Ref) && im.Ref != string(d.Digest):
+		err = fmt.Errorf("the image %s is named by another digest", d.Digest)
+	case i >= 0 && a.images[i].desc.Digest != d.Digest:
+		err = fmt.Errorf("two images are called %s, %s and %s", im, a.images[i].desc.Digest, d.Digest)
+	case i < 0:
+		a.images = append(a.images, named{im, d})
+	}
+	if err != nil {
+		a.problems = append(a.problems, err)
+	}
+}
+
+// parseName reads the name of an image, whose registry may have a port.
+func parseName(s string) (Image, error) {
+	host, rest, ok := strings.Cut(s, "/")
+	if !ok || !strings.Contains(host, ":") {
+		return ParseImage(s)
+	}
+	im, err := ParseImage(rest)
+	im.Repo = host + "/" + im.Repo
+	return im, err
+}
+
+// Rename gives the images other repositories, or does nothing if there is an error for one.
+func (a *Archive) Rename(repo func(Image) (string, error)) error {
+	list := slices.Clone(a.images)
+	for i := range list {
+		var err error
+		if list[i].Repo, err = repo(list[i].Image); err != nil {
+			return err
+		}
+	}
+	a.images = list
+	return nil
+}
+
+func (a *Archive) readJSON(name string, v any) error {
+	at, ok := a.files[name]
 	if !ok {
-		return fmt.Errorf("the tar file has no %s: it is no OCI image layout", name)
+		return fmt.Errorf("the tar file has no %s: it is no OCI image layout, nor what docker save writes", name)
 	}
 	if at.size > maxIndex {
 		return fmt.Errorf("%s is larger than %d bytes", name, maxIndex)
 	}
-	b := make([]byte, at.size)
-	if _, err := a.r.ReadAt(b, at.off); err != nil && !errors.Is(err, io.EOF) {
+	b, err := a.read(at)
+	if err != nil {
 		return fmt.Errorf("read %s: %w", name, err)
 	}
 	if err := json.Unmarshal(b, v); err != nil {
@@ -137,14 +207,32 @@ func (a *Archive) Images() []Image {
 	return list
 }
 
+// read reads a small part of the file.
+func (a *Archive) read(at span) ([]byte, error) {
+	b := make([]byte, at.size)
+	if _, err := a.r.ReadAt(b, at.off); err != nil && !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	return b, nil
+}
+
+// has reports whether there is a manifest.
+func (a *Archive) has(d oci.Digest) bool {
+	_, there := a.contents[d]
+	return there || a.made[d] != nil
+}
+
 // manifest reads a manifest and checks it.
 func (a *Archive) manifest(d oci.Descriptor) ([]byte, error) {
+	if b := a.made[d.Digest]; b != nil {
+		return b, nil
+	}
 	at := a.contents[d.Digest]
 	if at.size > oci.MaxManifestSize {
 		return nil, fmt.Errorf("the manifest %s is larger than %d bytes", d.Digest, oci.MaxManifestSize)
 	}
-	b := make([]byte, at.size)
-	if _, err := a.r.ReadAt(b, at.off); err != nil && !errors.Is(err, io.EOF) {
+	b, err := a.read(at)
+	if err != nil {
 		return nil, fmt.Errorf("read the manifest %s: %w", d.Digest, err)
 	}
 	v := d.Digest.Verifier()
