@@ -16,6 +16,7 @@ import (
 // somebody asks for them, and kept.
 type Proxy struct {
 	Upstreams []Upstream     `yaml:"upstreams" doc:"Registries that are mirrored, beside the repositories pushed here. The mirrored repositories begin with the upstream's name: docker.io/library/nginx."`
+	Any       []string       `yaml:"any" doc:"Hosts of registries that are mirrored as well, although they are not listed: HOST or HOST:PORT, where * in the host stands for any number of characters, dots too, and as the port for any. Without a port it is the usual one of https. Their repositories begin with the host, with a hyphen for the colon before a port. Hosts of a pattern with * must have public addresses." example:"*.example.com"`
 	Mappings  []ProxyMapping `yaml:"mappings" doc:"Other names of mirrored repositories. The first that fits a name holds."`
 	Default   string         `yaml:"default" doc:"Name of the upstream whose repositories also go by their names there, without the upstream's before them, where no repository of that name was pushed here. Empty: they do not." example:"docker.io"`
 	OwnNames  []string       `yaml:"own_names" doc:"Host names of this registry that clients may send as ?ns=, beside that of http.host and the one they connect to. Any other that no upstream has is answered 404, so that the client goes on to the next registry and is not given another image of the same name." example:"registry.example.com"`
@@ -111,7 +112,7 @@ var dockerHubNames = []string{DockerHub, "index.docker.io", "registry-1.docker.i
 const dockerHubURL = "https://registry-1.docker.io"
 
 // Enabled tells whether there are mirrors.
-func (p *Proxy) Enabled() bool { return len(p.Upstreams) > 0 || p.RemoteURL != "" }
+func (p *Proxy) Enabled() bool { return len(p.Upstreams) > 0 || len(p.Any) > 0 || p.RemoteURL != "" }
 
 // All lists the upstreams, remoteurl as the last of them, each with its URL.
 func (p *Proxy) All() []Upstream {
@@ -131,6 +132,17 @@ func (p *Proxy) All() []Upstream {
 		list[i].URL = list[i].Where()
 	}
 	return list
+}
+
+// Unlisted is an upstream that is not listed, with the defaults of those that are.
+func Unlisted(name, url string) Upstream {
+	var u Upstream
+	setDefaults(reflect.ValueOf(&u).Elem())
+	if u.Name = name; name != DockerHub {
+		u.URL = url
+	}
+	u.URL = u.Where()
+	return u
 }
 
 // Hosts returns the host names of this server under which it looks like an upstream.

@@ -173,6 +173,18 @@ func TestProxyProblems(t *testing.T) {
 			"c.yml:13: proxy.upstreams[9].hosts[2]: is given twice, or the name of an upstream: it can lead to one place only",
 			"c.yml:13: proxy.upstreams[9].hosts[3]: must be a host name, with a port if it is not the usual one",
 		}},
+		{"any", `storage: {maintenance: {readonly: {enabled: true}}}
+proxy:
+  any: [ghcr.io, "https://quay.io", "http://*.example.com", "*.example.com:0"]
+  mappings:
+  - {from: "gh/*", to: "ghcr.io/*"}
+  - {from: "q/*", to: "quay.io/*"}`, []string{
+			"c.yml:4: proxy.any[1]: is a URL; write the host only, which is asked by https",
+			"c.yml:4: proxy.any[2]: has http:// before a host with *: only a host that is written out may be spoken to in clear",
+			"c.yml:4: proxy.any[3]: has a port that is no number from 1 to 65535, and not *",
+			"c.yml:7: proxy.mappings[1].to: must begin with the name of an upstream",
+			"c.yml:4: proxy.any: cannot be used with storage.maintenance.readonly: a mirror stores what it fetches; use proxy.offline to serve what is here",
+		}},
 		{"names", `proxy:
   upstreams: [{name: docker.io}]
   default: quay.io

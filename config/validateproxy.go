@@ -34,6 +34,10 @@ func (v *validator) proxyValues(p *Proxy) {
 		hosts[u.Name] = true
 	}
 	v.hostNames("proxy.own_names", p.OwnNames, hosts)
+	for i, s := range p.Any {
+		_, err := oci.ParseHostPattern(s)
+		v.check(fmt.Sprintf("proxy.any[%d]", i), err)
+	}
 	v.keepsForGood(p)
 	if p.RemoteURL != "" {
 		v.check("proxy.remoteurl", checkUpstreamURL(p.RemoteURL))
@@ -203,7 +207,7 @@ func (v *validator) mappings(list []ProxyMapping, names map[string]bool) {
 			v.bad(key+".to", "must be a repository name, or the beginning of one and /*")
 		case any != anyTo:
 			v.bad(key+".to", "must end with /* exactly where from does")
-		case !names[first]:
+		case !names[first] && !v.c.Proxy.mirrorsAny(first):
 			v.bad(key+".to", "must begin with the name of an upstream")
 		}
 	}
@@ -245,15 +249,26 @@ func (v *validator) proxyRelations(p *Proxy) {
 	})
 }
 
+// mirrorsAny reports whether a registry that is not listed is mirrored under a name.
+func (p *Proxy) mirrorsAny(name string) bool {
+	return slices.ContainsFunc(p.Any, func(s string) bool {
+		pattern, err := oci.ParseHostPattern(s)
+		return err == nil && strings.Contains(name, ".") && pattern.Match(name, "")
+	})
+}
+
 // offlineOnly tells whether no upstream is ever asked.
 func (p *Proxy) offlineOnly() bool {
-	return p.Offline || p.RemoteURL == "" && !slices.ContainsFunc(p.Upstreams, func(u Upstream) bool { return !u.Offline })
+	return p.Offline || p.RemoteURL == "" && len(p.Any) == 0 && !slices.ContainsFunc(p.Upstreams, func(u Upstream) bool { return !u.Offline })
 }
 
 // proxyKey is the key that makes mirrors.
 func (v *validator) proxyKey(p *Proxy) string {
 	if len(p.Upstreams) > 0 {
 		return "proxy.upstreams"
+	}
+	if p.RemoteURL == "" {
+		return "proxy.any"
 	}
 	return "proxy.remoteurl"
 }
@@ -299,6 +314,11 @@ func reaches(pattern, name string) bool {
 
 // proxyWarnings finds what is valid and yet hardly meant.
 func (v *validator) proxyWarnings(p *Proxy, warn func(key, reason string)) {
+	for i, s := range p.Any {
+		if pattern, err := oci.ParseHostPattern(s); err == nil && pattern.Broad() {
+			warn(fmt.Sprintf("proxy.any[%d]", i), "everybody may register a host that fits: whoever may pull here can have this server fetch and keep what anybody offers")
+		}
+	}
 	for i := range p.Upstreams {
 		u, key := &p.Upstreams[i], fmt.Sprintf("proxy.upstreams[%d]", i)
 		if u.TLS.InsecureSkipVerify {

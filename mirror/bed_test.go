@@ -341,7 +341,7 @@ func newBed(t testing.TB, s settings) *bed {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.store = newRegistry(t, store, &registry.Options{Partial: mirror.Names("origin", "second"), Clock: b.clock.Now})
+	b.store = newRegistry(t, store, &registry.Options{Partial: mirror.Names("origin", "second", "first.test"), Clock: b.clock.Now})
 	b.dir = filepath.Join(root, "fills")
 	b.opts = mirror.Options{Dir: b.dir, Clock: b.clock.Now, Logger: slog.New(slog.DiscardHandler), OnEvent: b.record}
 	b.opts.Sources = []mirror.Source{b.source("origin", b.o.url, s)}

@@ -125,7 +125,7 @@ func (c *metrics) Collect(ch chan<- prometheus.Metric) {
 	count := func(d *prometheus.Desc, v *atomic.Int64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v.Load()), labels...)
 	}
-	for name, s := range c.m.sources {
+	for name, s := range c.m.all() {
 		for k := range kinds {
 			for r := range results {
 				count(c.requests, &s.counts.requests[k][r], name, kindNames[k], resultNames[r])
@@ -137,6 +137,11 @@ func (c *metrics) Collect(ch chan<- prometheus.Metric) {
 	}
 	ch <- prometheus.MustNewConstMetric(c.fills, prometheus.GaugeValue, float64(c.m.fills.count.Load()))
 	ch <- prometheus.MustNewConstMetric(c.memory, prometheus.GaugeValue, float64(c.m.fills.memory.Load()))
+}
+
+// forget drops the series of a source that is no more.
+func (c *metrics) forget(name string) {
+	c.fetch.DeletePartialMatch(prometheus.Labels{"upstream": name})
 }
 
 func (c *metrics) observe(s *source, k kind, took time.Duration) {

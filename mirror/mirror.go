@@ -107,6 +107,8 @@ type Options struct {
 	Dir string
 	// Sources are the upstreams.
 	Sources []Source
+	// Any are registries that are mirrored and not in Sources; default: none.
+	Any *Any
 	// Default is the source of names that are of none and not stored; default: none.
 	Default string
 	// Mappings rename repositories; the first that matches counts.
@@ -180,6 +182,7 @@ type Registry struct {
 	log     *slog.Logger
 	sources map[string]*source // by name; not changed after New
 	hosts   map[string]*source
+	any     anys
 	names   localNames
 	fills   fills
 	flights flights
@@ -247,11 +250,7 @@ func (m *Registry) addSource(v Source) error {
 			return fmt.Errorf("upstream %s: %w", v.Name, err)
 		}
 	}
-	v.TTL = lifetime(v.TTL, time.Hour)
-	v.NegativeTTL = lifetime(v.NegativeTTL, 10*time.Second)
-	v.StaleIfError = lifetime(v.StaleIfError, 720*time.Hour)
-	v.Offline = v.Offline || m.opts.Offline
-	s := &source{Source: v, strict: len(v.Platforms) > 0 || v.MinAge > 0 || v.OnlySigned}
+	s := m.newSource(v)
 	m.sources[v.Name] = s
 	for _, h := range append([]string{v.Name}, v.Hosts...) {
 		if h = strings.ToLower(h); m.hosts[h] != nil {
@@ -260,6 +259,15 @@ func (m *Registry) addSource(v Source) error {
 		m.hosts[h] = s
 	}
 	return nil
+}
+
+// newSource puts a source to work.
+func (m *Registry) newSource(v Source) *source {
+	v.TTL = lifetime(v.TTL, time.Hour)
+	v.NegativeTTL = lifetime(v.NegativeTTL, 10*time.Second)
+	v.StaleIfError = lifetime(v.StaleIfError, 720*time.Hour)
+	v.Offline = v.Offline || m.opts.Offline
+	return &source{Source: v, strict: len(v.Platforms) > 0 || v.MinAge > 0 || v.OnlySigned}
 }
 
 // lifetime is a duration of a Source: 0 takes the default, negative is none.
@@ -326,13 +334,16 @@ func (m *Registry) source(repo string) (s *source, name string) {
 	if !ok {
 		return nil, ""
 	}
-	return m.sources[first], name
+	if s = m.sources[first]; s == nil {
+		s = m.unlisted(first)
+	}
+	return s, name
 }
 
 // Mirrored tells whether a repository, by its canonical name, is a mirror.
 func (m *Registry) Mirrored(repo string) bool {
-	s, _ := m.source(repo)
-	return s != nil
+	first, _, ok := strings.Cut(repo, "/")
+	return ok && m.sources[first] != nil || m.opts.Any != nil && m.opts.Any.Mirrored(repo)
 }
 
 // Names returns what tells mirrored repositories of the sources of those names

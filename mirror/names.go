@@ -46,8 +46,12 @@ func (m *Registry) NameToPush(repo string) string {
 			break
 		}
 	}
-	if s, name := m.source(repo); s != nil {
+	first, name, ok := strings.Cut(repo, "/")
+	if s := m.sources[first]; ok && s != nil {
 		return s.canonical(name)
+	}
+	if first == hubName && m.Mirrored(repo) {
+		return canonical(first, name, true)
 	}
 	return repo
 }
@@ -83,11 +87,23 @@ func (m *Registry) NameFor(ns, repo string) (name string, ok bool) {
 	return s.canonical(repo), true
 }
 
-func (s *source) canonical(name string) string {
-	if s.Library && !strings.Contains(name, "/") {
-		return s.Name + "/library/" + name
+// NameForAny is NameFor for a registry that is mirrored and not listed.
+func (m *Registry) NameForAny(ns, repo string) (name string, ok bool) {
+	if m.opts.Any == nil {
+		return "", false
 	}
-	return s.Name + "/" + name
+	registry, ok := m.opts.Any.Name(ns)
+	return canonical(registry, repo, registry == hubName), ok
+}
+
+func (s *source) canonical(name string) string { return canonical(s.Name, name, s.Library) }
+
+// canonical returns the name here of a registry's repository.
+func canonical(registry, name string, library bool) string {
+	if library && !strings.Contains(name, "/") {
+		return registry + "/library/" + name
+	}
+	return registry + "/" + name
 }
 
 // localNames remembers which names are repositories of ours, because a name

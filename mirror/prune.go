@@ -176,9 +176,9 @@ func (m *Registry) usedBytes(ctx context.Context) (int64, error) {
 	defer u.mu.Unlock()
 	if now := m.now(); u.counted.IsZero() || now.Sub(u.counted) > recountAfter {
 		added := m.store.MirrorAdded()
-		prefixes := make([]string, 0, len(m.sources))
-		for name := range m.sources {
-			prefixes = append(prefixes, name+"/")
+		prefixes, err := m.Prefixes(ctx)
+		if err != nil {
+			return 0, err
 		}
 		got, err := m.store.MirrorUsage(ctx, prefixes...)
 		if err != nil {

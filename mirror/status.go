@@ -89,7 +89,7 @@ type FillStatus struct {
 // Status tells how the mirrors are.
 func (m *Registry) Status() Status {
 	st := Status{Sources: []SourceStatus{}, Fills: []FillStatus{}}
-	for name, s := range m.sources {
+	for name, s := range m.all() {
 		v := SourceStatus{Name: name, Offline: s.Offline, Upstream: s.Upstream.Status(), Requests: map[string]map[string]int64{},
 			PulledBytes: s.counts.pulled.Load(), PushedBytes: s.counts.pushed.Load(), Resumed: s.counts.resumed.Load()}
 		if v.State = v.Upstream.State; s.Offline {

@@ -13,8 +13,9 @@ import (
 
 // ours refuses to write into a mirrored repository.
 func (m *Registry) ours(repo string) error {
-	if s, _ := m.source(repo); s != nil {
-		return oci.Errorf(oci.CodeUnsupported, "%s is a mirror of %s: nothing can be pushed to it; push to the upstream, or under another name", repo, s.Name)
+	if m.Mirrored(repo) {
+		first, _, _ := strings.Cut(repo, "/")
+		return oci.Errorf(oci.CodeUnsupported, "%s is a mirror of %s: nothing can be pushed to it; push to the upstream, or under another name", repo, first)
 	}
 	return nil
 }

@@ -193,6 +193,9 @@ func (m *mirrors) imported(im airgap.Image) (string, error) {
 	if repo, ok := m.NameFor(host, name); ok {
 		return repo, nil
 	}
+	if repo, ok := m.NameForAny(host, name); ok {
+		return repo, nil
+	}
 	return "", fmt.Errorf("image %s is of no registry that is mirrored here; proxy.upstreams of the configuration names them", im)
 }
 

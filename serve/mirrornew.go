@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"example.org/slipway/config"
 )
 
 // mirroredFile lists the upstreams of the last start, one in a line, in mirrorDir.
@@ -47,6 +49,14 @@ func (r *root) warnOfPushed(ctx context.Context, log *slog.Logger) error {
 				"upstream", u.Name, "repositories", names)
 		}
 	}
+	if any := r.mirrors.cfg.Any; len(any) > 0 {
+		text := "any: " + strings.Join(any, " ")
+		if now = append(now, strings.Fields(text)...); !slices.Equal(before, now) {
+			if err := r.warnOfHosts(ctx, log); err != nil {
+				return err
+			}
+		}
+	}
 	if slices.Equal(before, now) {
 		return nil
 	}
@@ -56,6 +66,26 @@ func (r *root) warnOfPushed(ctx context.Context, log *slog.Logger) error {
 	}
 	if err := os.Rename(next, file); err != nil {
 		return fmt.Errorf("note which upstreams there are: %w", err)
+	}
+	return nil
+}
+
+// warnOfHosts looks for repositories whose names begin with hosts that proxy.any fits.
+func (r *root) warnOfHosts(ctx context.Context, log *slog.Logger) error {
+	parts, err := r.firstParts(ctx)
+	if err != nil {
+		return fmt.Errorf("look for repositories of registries that are not listed: %w", err)
+	}
+	prefixes, err := r.mirrors.Prefixes(ctx)
+	if err != nil {
+		return fmt.Errorf("look for repositories of registries that are not listed: %w", err)
+	}
+	parts = slices.DeleteFunc(parts, func(part string) bool {
+		return !slices.Contains(prefixes, part+"/") || slices.ContainsFunc(r.mirrors.cfg.All(), func(u config.Upstream) bool { return u.Name == part })
+	})
+	if len(parts) > 0 {
+		log.Warn("repositories begin with hosts that proxy.any fits: they are mirrors, take no pushes, and proxy.ttl, proxy.max_bytes and "+
+			"slipway mirror prune remove them; if they were pushed, make the patterns of proxy.any fit less", "begin", parts[:min(len(parts), warnedRepositories)])
 	}
 	return nil
 }

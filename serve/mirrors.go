@@ -16,6 +16,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -43,18 +44,23 @@ type mirrors struct {
 	// namespaces has upstreams by what else they are called in ?ns=.
 	namespaces map[string]string
 	feed       feed
+
+	mu sync.Mutex // guards what follows
+	// unlisted are upstreams that are not in the configuration, by name.
+	unlisted map[string]*upstream.Upstream
 }
 
 // mirrored tells which repositories are mirrors.
-func mirrored(cfg *config.Proxy) func(repo string) bool {
-	if !cfg.Enabled() {
+func mirrored(cfg *config.Config) func(repo string) bool {
+	if !cfg.Proxy.Enabled() {
 		return nil
 	}
 	var names []string
-	for _, u := range cfg.All() {
+	for _, u := range cfg.Proxy.All() {
 		names = append(names, u.Name)
 	}
-	return mirror.Names(names...)
+	listed, others := mirror.Names(names...), anyHosts(cfg)
+	return func(repo string) bool { return listed(repo) || others.Mirrored(repo) }
 }
 
 // openMirrors puts the mirrored registries in front of the stored one, if there are
@@ -64,7 +70,7 @@ func (r *root) openMirrors(cfg *config.Config, gate *writeGate, log *slog.Logger
 	if !c.Enabled() || r.mirrors != nil {
 		return nil
 	}
-	m := &mirrors{cfg: c, own: ownNames(cfg), virtual: map[string]bool{}, namespaces: c.Namespaces()}
+	m := &mirrors{cfg: c, own: ownNames(cfg), virtual: map[string]bool{}, namespaces: c.Namespaces(), unlisted: map[string]*upstream.Upstream{}}
 	defer func() {
 		if err != nil {
 			m.closeUpstreams()
@@ -74,12 +80,15 @@ func (r *root) openMirrors(cfg *config.Config, gate *writeGate, log *slog.Logger
 	for _, p := range c.Mappings {
 		o.Mappings = append(o.Mappings, mirror.Mapping{From: p.From, To: p.To})
 	}
+	if len(c.Any) > 0 {
+		o.Any = m.openAny(r, cfg, log)
+	}
 	for i, u := range c.All() {
 		key := fmt.Sprintf("proxy.upstreams[%d]", i)
 		if i >= len(c.Upstreams) {
 			key = "proxy"
 		}
-		source, err := m.openSource(&u, log)
+		source, err := m.openListed(&u, log)
 		if err != nil {
 			return cfg.Problem(key, err.Error())
 		}
@@ -96,7 +105,7 @@ func (r *root) openMirrors(cfg *config.Config, gate *writeGate, log *slog.Logger
 // ownNames are the names under which clients may mean this registry itself.
 func ownNames(cfg *config.Config) map[string]bool {
 	own := make(map[string]bool)
-	for _, h := range cfg.Proxy.OwnNames {
+	for _, h := range slices.Concat(cfg.Proxy.OwnNames, cfg.HTTP.Names) {
 		own[strings.ToLower(h)] = true
 	}
 	if u, err := url.Parse(cfg.HTTP.Host); err == nil && u.Host != "" {
@@ -105,13 +114,9 @@ func ownNames(cfg *config.Config) map[string]bool {
 	return own
 }
 
-// openSource makes an upstream and what is to be done with it.
-func (m *mirrors) openSource(u *config.Upstream, log *slog.Logger) (*mirror.Source, error) {
-	o, err := upstreamOptions(u, log)
-	if err != nil {
-		return nil, err
-	}
-	up, err := upstream.New(o)
+// openListed makes an upstream that is listed.
+func (m *mirrors) openListed(u *config.Upstream, log *slog.Logger) (*mirror.Source, error) {
+	s, up, err := openSource(u, false, log)
 	if err != nil {
 		return nil, err
 	}
@@ -119,25 +124,44 @@ func (m *mirrors) openSource(u *config.Upstream, log *slog.Logger) (*mirror.Sour
 	for _, h := range u.Hosts {
 		m.virtual[strings.ToLower(h)] = true
 	}
+	return s, nil
+}
+
+// openSource makes an upstream and what is to be done with it. It is guarded if whoever asks
+// chooses where it is.
+func openSource(u *config.Upstream, guarded bool, log *slog.Logger) (_ *mirror.Source, up *upstream.Upstream, err error) {
+	o, err := upstreamOptions(u, log)
+	if err != nil {
+		return nil, nil, err
+	}
+	o.PublicOnly = guarded
+	if up, err = upstream.New(o); err != nil {
+		return nil, nil, err
+	}
+	defer func() {
+		if err != nil {
+			up.Close()
+		}
+	}()
 	others := slices.DeleteFunc(slices.Clone(u.Hosts), func(h string) bool { return strings.EqualFold(h, u.Name) })
 	s := &mirror.Source{
 		Name: u.Name, Hosts: others, Upstream: up, TTL: orNone(u.TTL), NegativeTTL: orNone(u.NegativeTTL), StaleIfError: orNone(u.StaleIfError),
 		Offline: u.Offline, Library: u.UsesLibrary(), KeepDeleted: u.KeepDeleted, MinAge: u.MinAge, OnlySigned: u.OnlySigned,
 	}
 	if s.Allow, err = mirrorRules(u.Allow); err != nil {
-		return nil, fmt.Errorf("allow: %w", err)
+		return nil, nil, fmt.Errorf("allow: %w", err)
 	}
 	if s.Deny, err = mirrorRules(u.Deny); err != nil {
-		return nil, fmt.Errorf("deny: %w", err)
+		return nil, nil, fmt.Errorf("deny: %w", err)
 	}
 	for _, text := range u.Platforms {
 		p, err := mirror.ParsePlatform(text)
 		if err != nil {
-			return nil, fmt.Errorf("platforms: %w", err)
+			return nil, nil, fmt.Errorf("platforms: %w", err)
 		}
 		s.Platforms = append(s.Platforms, p)
 	}
-	return s, nil
+	return s, up, nil
 }
 
 // orNone writes a duration as package mirror does, to which 0 is the default.
@@ -256,7 +280,7 @@ func checkMirrors(cfg *config.Config) error {
 	m := &mirrors{virtual: map[string]bool{}}
 	defer m.closeUpstreams()
 	for i, u := range cfg.Proxy.All() {
-		if _, err := m.openSource(&u, slog.New(slog.DiscardHandler)); err != nil {
+		if _, err := m.openListed(&u, slog.New(slog.DiscardHandler)); err != nil {
 			key := "proxy"
 			if i < len(cfg.Proxy.Upstreams) {
 				key = fmt.Sprintf("proxy.upstreams[%d]", i)
@@ -269,6 +293,11 @@ func checkMirrors(cfg *config.Config) error {
 
 func (m *mirrors) closeUpstreams() {
 	for _, u := range m.upstreams {
+		u.Close()
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, u := range m.unlisted {
 		u.Close()
 	}
 }
@@ -288,7 +317,7 @@ func (m *mirrors) metrics() []prometheus.Collector {
 	if m == nil {
 		return nil
 	}
-	list := m.Metrics()
+	list := append(m.Metrics(), m)
 	for _, u := range m.upstreams {
 		list = append(list, u.Collectors()...)
 	}
@@ -357,17 +386,20 @@ func (m *mirrors) meant(r *http.Request, name string) (repo string, plain bool, 
 	asOurs := false
 	if strings.Contains(r.URL.RawQuery, namespaceParam+"=") {
 		if ns := r.URL.Query().Get(namespaceParam); ns != "" {
-			if repo, ok := m.named(ns, name); ok {
+			if repo, ok := m.named(m.NameFor, ns, name); ok {
 				return repo, false, nil
 			}
 			if !m.isOwn(ns, r.Host) {
+				if repo, ok := m.named(m.NameForAny, ns, name); ok {
+					return repo, false, nil
+				}
 				return name, false, oci.Errorf(oci.CodeNameUnknown, "ns=%.80q names no registry that is mirrored here", ns)
 			}
 			asOurs = true
 		}
 	}
 	if host := strings.ToLower(r.Host); !asOurs && (m.virtual[host] || m.virtual[withoutPort(host)]) {
-		if repo, ok := m.named(host, name); ok {
+		if repo, ok := m.named(m.NameFor, host, name); ok {
 			return repo, false, nil
 		}
 	}
@@ -376,11 +408,11 @@ func (m *mirrors) meant(r *http.Request, name string) (repo string, plain bool, 
 
 // named returns the repository of a name at a registry that is mirrored. A client
 // that is given a path of this server for that registry names it twice.
-func (m *mirrors) named(registry, name string) (string, bool) {
+func (m *mirrors) named(look func(registry, name string) (string, bool), registry, name string) (string, bool) {
 	if upstream, ok := m.namespaces[strings.ToLower(registry)]; ok {
 		registry = upstream
 	}
-	repo, ok := m.NameFor(registry, name)
+	repo, ok := look(registry, name)
 	if !ok {
 		return "", false
 	}

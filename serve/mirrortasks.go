@@ -339,9 +339,9 @@ func (r *root) mirrorStatus(ctx context.Context) (MirrorStatus, error) {
 		return MirrorStatus{}, err
 	}
 	st := MirrorStatus{Status: m.Status(), MaxBytes: int64(m.cfg.MaxBytes)}
-	var prefixes []string
-	for _, u := range m.cfg.All() {
-		prefixes = append(prefixes, u.Name+"/")
+	prefixes, err := m.Prefixes(ctx)
+	if err != nil {
+		return MirrorStatus{}, err
 	}
 	st.Usage, err = r.reg.MirrorUsage(ctx, prefixes...)
 	return st, err

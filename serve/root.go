@@ -99,7 +99,7 @@ func openRoot(ctx context.Context, cfg *config.Config, o rootOptions) (_ *root, 
 	if err := r.openGear(cfg, o.log, opts.Memory); err != nil {
 		return nil, err
 	}
-	r.isMirror = mirrored(&cfg.Proxy)
+	r.isMirror = mirrored(cfg)
 	opts.Partial = r.isMirror
 	if err := r.openVolumes(cfg, o.log); err != nil {
 		return nil, err

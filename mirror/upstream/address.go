@@ -97,6 +97,8 @@ func classOf(a netip.Addr) class {
 // changes its address between two looks is of no use.
 type guard struct {
 	allow []netip.Prefix // besides public addresses
+	// peer says that it is the upstream itself that is guarded.
+	peer bool
 	// like are classes of addresses that are allowed too, nil for none.
 	like *atomic.Uint32
 }
@@ -111,6 +113,9 @@ func (g *guard) check(a netip.Addr) error {
 		if p.Contains(a) {
 			return nil
 		}
+	}
+	if g.peer {
+		return fmt.Errorf("%w: %s is a %s address, and a registry that is not listed must have a public one; list it as an upstream", errRefused, a, c)
 	}
 	return fmt.Errorf("%w: %s is a %s address, which the upstream may lead to only where the configuration allows it", errRefused, a, c)
 }

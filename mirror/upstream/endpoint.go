@@ -128,10 +128,16 @@ func (l *links) init(o *Options) {
 	other.InsecureSkipVerify, other.RootCAs = false, o.OtherRoots
 	l.proxy = o.Proxy
 	l.guards = [3]*guard{target: {allow: o.Redirects}, tokens: {allow: o.Redirects, like: &l.seen}}
+	if o.PublicOnly {
+		l.guards[peer] = &guard{allow: o.Redirects, peer: true}
+	}
 	for r := range l.byRole {
 		shown, control := conf, remember(&l.seen)
+		if role(r) != peer {
+			shown = other
+		}
 		if g := l.guards[r]; g != nil {
-			shown, control = other, g.control
+			control = g.control
 		}
 		l.byRole[r] = transport(o, shown, nil, control)
 		l.proxied[r] = transport(o, shown, o.Proxy, nil)

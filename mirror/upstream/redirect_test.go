@@ -3,6 +3,7 @@ package upstream_test
 import (
 	"fmt"
 	"net/http"
+	"net/url"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -52,6 +53,34 @@ func redirecting(elsewhere string) http.HandlerFunc {
 			w.Header().Set("Location", to)
 		}
 		w.WriteHeader(http.StatusTemporaryRedirect)
+	}
+}
+
+// TestPublicOnly: an upstream that the configuration did not choose is not connected to unless its
+// address is public or allowed, however it is written.
+func TestPublicOnly(t *testing.T) {
+	t.Parallel()
+	s := serve(t, image)
+	port := s.URL[strings.LastIndexByte(s.URL, ':'):]
+	for _, host := range []string{"127.0.0.1", "localhost", "127.1.2.3", "[::ffff:127.0.0.1]", "0.0.0.0"} {
+		u := open(t, "http://"+host+port, upstream.Options{PublicOnly: true})
+		err := getManifest(u, "v1")
+		unavailable(t, err, "a registry that is not listed must have a public one")
+		unavailable(t, getBlob(u, 0), "address is refused")
+	}
+	if got := s.requests(); len(got) != 0 {
+		t.Errorf("it was asked: %v", got)
+	}
+	ok(t, getManifest(open(t, s.URL, upstream.Options{PublicOnly: true, Redirects: here}), "v1"))
+	ok(t, getManifest(open(t, s.URL, upstream.Options{}), "v1"))
+	// A proxy would resolve the name; what can be seen is refused before.
+	proxy := func(*http.Request) (*url.URL, error) { return url.Parse(s.URL) }
+	before := len(s.requests())
+	for _, host := range []string{"127.0.0.1", "localhost", "x.localhost", "169.254.169.254", "0x7f.1", "10.0.0.1"} {
+		unavailable(t, getManifest(open(t, "http://"+host+port, upstream.Options{PublicOnly: true, Proxy: proxy}), "v1"), "address is refused")
+	}
+	if got := s.requests(); len(got) != before {
+		t.Errorf("it was asked: %v", got[before:])
 	}
 }
 

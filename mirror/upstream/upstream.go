@@ -88,6 +88,9 @@ type Options struct {
 	// Redirects are addresses, besides the public ones, that redirects and token
 	// services may lead to.
 	Redirects []netip.Prefix
+	// PublicOnly has the endpoints themselves guarded as redirects are, because somebody else than
+	// the configuration chose the host.
+	PublicOnly bool
 	// ConnectTimeout bounds a connection, and then a TLS handshake; 0 means 5 s.
 	ConnectTimeout time.Duration
 	// HeaderTimeout bounds the time until an answer begins, with the token and the

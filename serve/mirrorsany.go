@@ -1,0 +1,98 @@
+package serve
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"example.org/slipway/config"
+	"example.org/slipway/mirror"
+	"example.org/slipway/mirror/upstream"
+	"example.org/slipway/oci"
+)
+
+// anyHosts are the registries that are mirrored without being listed.
+func anyHosts(cfg *config.Config) *mirror.AnyHosts {
+	a := &mirror.AnyHosts{Except: map[string]bool{}}
+	for _, s := range cfg.Proxy.Any {
+		if p, err := oci.ParseHostPattern(s); err == nil { // Validate has refused the others
+			a.Patterns = append(a.Patterns, p)
+		}
+	}
+	for own := range ownNames(cfg) {
+		a.Except[strings.ReplaceAll(own, ":", "-")] = true
+	}
+	for _, u := range cfg.Proxy.All() {
+		for _, name := range append(slices.Clone(u.Hosts), u.Name) {
+			a.Except[strings.ToLower(name)] = true
+		}
+	}
+	return a
+}
+
+// openAny has registries that are not listed opened when they are asked for.
+func (m *mirrors) openAny(r *root, cfg *config.Config, log *slog.Logger) *mirror.Any {
+	return &mirror.Any{
+		AnyHosts: *anyHosts(cfg),
+		Open: func(name, url string, guarded bool) (*mirror.Source, error) {
+			u := config.Unlisted(name, url)
+			s, up, err := openSource(&u, guarded, log)
+			if err != nil {
+				return nil, err
+			}
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			m.unlisted[name] = up
+			return s, nil
+		},
+		Close: func(s *mirror.Source) {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			m.unlisted[s.Name].Close()
+			delete(m.unlisted, s.Name)
+		},
+		Stored: r.firstParts,
+	}
+}
+
+// firstParts lists what the names of stored repositories begin with, up to the first slash.
+func (r *root) firstParts(ctx context.Context) ([]string, error) {
+	const page = 100
+	var list []string
+	for last := ""; ; {
+		names, err := r.cat.Repositories(ctx, last, page)
+		if err != nil || len(names) == 0 {
+			return list, err
+		}
+		for _, name := range names {
+			if first, _, ok := strings.Cut(name, "/"); ok && (len(list) == 0 || list[len(list)-1] != first) {
+				list = append(list, first)
+			}
+		}
+		last = names[len(names)-1]
+		if first, _, ok := strings.Cut(names[0], "/"); ok && strings.HasPrefix(last, first+"/") {
+			last = first + "0" // which follows all of that part, because '0' follows '/'
+		}
+	}
+}
+
+// Describe implements prometheus.Collector. Which upstreams there are is not known beforehand.
+func (m *mirrors) Describe(chan<- *prometheus.Desc) {}
+
+// Collect implements prometheus.Collector, for upstreams that are not listed.
+func (m *mirrors) Collect(ch chan<- prometheus.Metric) {
+	m.mu.Lock()
+	list := make([]*upstream.Upstream, 0, len(m.unlisted))
+	for _, u := range m.unlisted {
+		list = append(list, u)
+	}
+	m.mu.Unlock()
+	for _, u := range list {
+		for _, c := range u.Collectors() {
+			c.Collect(ch)
+		}
+	}
+}

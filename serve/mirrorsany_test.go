@@ -1,0 +1,78 @@
+package serve_test
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"example.org/slipway/config"
+	"example.org/slipway/serve"
+)
+
+// TestMirrorAny mirrors a registry that is not listed, by each of its names.
+func TestMirrorAny(t *testing.T) {
+	up := start(t, setup{})
+	layer := mirrorLayer("unlisted")
+	d := up.pushImage("team/app", "v1", layer)
+	at := strings.TrimPrefix(up.url, "http://")
+	name := strings.ReplaceAll(at, ":", "-")
+	s := start(t, setup{yaml: fmt.Sprintf("proxy: {any: [%q, '*.test'], own_names: [own.test]}\n", at)})
+	s.pull("team/app", "v1", "?ns="+at, layer)
+	s.pull(name+"/team/app", "v1", "", layer)
+	s.pull(name+"/team/app", d, "?ns="+at, layer)
+	for _, ns := range []string{"elsewhere.example", "own.test", "127.0.0.1", "127.0.0.1:1"} {
+		s.want(404, "GET", "/v2/team/app/manifests/v1?ns="+ns, "")
+	}
+	if a := s.do("POST", "/v2/"+name+"/team/app/blobs/uploads/", ""); a.status != 405 || !strings.Contains(a.body, "is a mirror of "+name) {
+		t.Errorf("a push: %d %s", a.status, a.body)
+	}
+	s.pushImage("own.test/app", "v1", mirrorLayer("ours")) // this server's own name is no other registry
+	s.pushImage("team/app", "v1", mirrorLayer("ours"))
+
+	a, closeAdmin := openAdmin(t, s.cfg)
+	st, err := a.MirrorStatus(t.Context())
+	if err != nil || len(st.Sources) != 1 || st.Sources[0].Name != name || !st.Sources[0].State.Works() || st.Usage.Repositories != 1 || st.Usage.Bytes < int64(len(layer)) {
+		t.Errorf("status: %+v, %v", st, err)
+	}
+	if list, err := a.ListMirrors(t.Context(), serve.MirrorListArgs{}); err != nil || len(list.Images) != 1 || list.Images[0].Repository != name+"/team/app" {
+		t.Errorf("list: %+v, %v", list, err)
+	}
+	metrics := s.want(200, "GET", s.debug+"/metrics", "").body
+	for _, want := range []string{`registry_proxy_requests_total{result="miss",type="blob",upstream="` + name + `"} 1`, `slipway_upstream_endpoint_healthy{endpoint="` + up.url + `",upstream="` + name + `"} 1`} {
+		if !strings.Contains(metrics, want) {
+			t.Errorf("the metrics lack %s", want)
+		}
+	}
+	closeAdmin()
+	if err := up.stop(); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.stop(); err != nil {
+		t.Fatal(err)
+	}
+	again := start(t, setup{root: s.root, change: func(c *config.Config) { c.Proxy = s.cfg.Proxy }})
+	again.pull("team/app", d, "?ns="+at, layer)
+	again.pull("team/app", "v1", "", mirrorLayer("ours"))
+}
+
+// TestMirrorAnyGuarded: who chooses the host cannot have this server look into private networks.
+func TestMirrorAnyGuarded(t *testing.T) {
+	var asked atomic.Int64
+	inside := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked.Add(1) }))
+	t.Cleanup(inside.Close)
+	port := inside.URL[strings.LastIndexByte(inside.URL, ':'):]
+	s := start(t, setup{yaml: "proxy: {any: ['*', '*:*']}\n"})
+	for _, host := range []string{"127.0.0.1", "localhost", "127.0.0.2", "0.0.0.0", "127.1", "0x7f.0.0.1"} {
+		for _, path := range []string{"/v2/app/manifests/v1?ns=" + host + port, "/v2/" + host + strings.Replace(port, ":", "-", 1) + "/app/manifests/v1"} {
+			if a := s.do("GET", path, ""); a.status < 400 {
+				t.Errorf("%s: got status %d", path, a.status)
+			}
+		}
+	}
+	if n := asked.Load(); n != 0 {
+		t.Errorf("the host inside was asked %d times", n)
+	}
+}
