@@ -117,7 +117,7 @@ type anySource struct {
 // unlisted returns the source of a registry that is not listed, or nil.
 func (m *Registry) unlisted(name string) *source {
 	o := m.opts.Any
-	if o == nil {
+	if o == nil || !strings.ContainsAny(name, ".-") && name != "localhost" { // most names of repositories here
 		return nil
 	}
 	a := &m.any
@@ -144,6 +144,10 @@ func (m *Registry) unlisted(name string) *source {
 		a.sources = map[string]*anySource{}
 	}
 	s := &anySource{m.newSource(*v), a.clock}
+	s.tags.few, s.children.few, s.signed.few = true, true, true
+	for k := range s.negative {
+		s.negative[k].few = true
+	}
 	a.sources[name] = s
 	return s.source
 }

@@ -121,6 +121,10 @@ func TestAnyUpstreams(t *testing.T) {
 	if _, err := b.PutManifest(t.Context(), "other.test/app", oci.PutManifest{}); !oci.HasCode(err, oci.CodeUnsupported) {
 		t.Errorf("a push: %v", err)
 	}
+	for i := range 3000 { // what is remembered of one of them is bounded
+		_, _ = b.GetManifest(t.Context(), "first.test/app", fmt.Sprintf("none%d", i))
+	}
+	b.wantManifest("first.test/app", "v1", d.Digest)
 	b.o.srv.Close()
 	b.wantManifest("first.test/app", string(d.Digest), d.Digest)
 }

@@ -16,6 +16,15 @@ type contentKey struct{ repo, ref string }
 // and only where so many are asked for within a lifetime.
 const maxKeys = 100_000
 
+// most is how many keys a table has at most: of registries that are not listed there may
+// be many, whose tables together are then as large as one.
+func most(few bool) int {
+	if few {
+		return maxKeys / anyMost
+	}
+	return maxKeys
+}
+
 // tagState is what is known of a tag.
 type tagState struct {
 	// digest the upstream last gave it.
@@ -30,6 +39,7 @@ type tagState struct {
 
 // tags remembers when tags were last confirmed. The zero value is ready.
 type tags struct {
+	few   bool // see most
 	mu    sync.RWMutex
 	known map[contentKey]tagState
 }
@@ -47,13 +57,13 @@ func (t *tags) set(repo, tag string, st tagState, now time.Time) {
 	if t.known == nil {
 		t.known = map[contentKey]tagState{}
 	}
-	if len(t.known) >= maxKeys {
+	if len(t.known) >= most(t.few) {
 		for k, old := range t.known {
 			if !now.Before(old.until) {
 				delete(t.known, k)
 			}
 		}
-		if len(t.known) >= maxKeys { // each costs one question to the upstream
+		if len(t.known) >= most(t.few) { // each costs one question to the upstream
 			clear(t.known)
 		}
 	}
@@ -68,6 +78,7 @@ func (t *tags) drop(repo, tag string) {
 
 // negatives remembers what the upstream refused. The zero value is ready.
 type negatives struct {
+	few   bool         // see most
 	count atomic.Int64 // of known: most of the time none, and then nobody waits
 	mu    sync.RWMutex
 	known map[contentKey]negative
@@ -99,7 +110,7 @@ func (n *negatives) set(repo, ref string, err error, now time.Time, ttl time.Dur
 	if n.known == nil {
 		n.known = map[contentKey]negative{}
 	}
-	if len(n.known) >= maxKeys {
+	if len(n.known) >= most(n.few) {
 		clear(n.known)
 	}
 	n.known[contentKey{repo, ref}] = negative{err, now.Add(ttl)}
@@ -119,6 +130,7 @@ func (n *negatives) drop(repo, ref string) {
 // aging is a table of bounded size that forgets what was noted longest ago. The
 // zero value is ready.
 type aging[K comparable, V any] struct {
+	few       bool // see most
 	mu        sync.Mutex
 	now, past map[K]V
 }
@@ -126,7 +138,7 @@ type aging[K comparable, V any] struct {
 func (a *aging[K, V]) set(k K, v V) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.now == nil || len(a.now) >= maxKeys/2 {
+	if a.now == nil || len(a.now) >= most(a.few)/2 {
 		a.past, a.now = a.now, map[K]V{}
 	}
 	a.now[k] = v

@@ -212,3 +212,29 @@ func TestMirrorOfPushedNames(t *testing.T) {
 	again("", false)
 	s.pull("up/team/app", "v1", "", mirrorLayer("mine"))
 }
+
+// The same of names that begin with a host which a pattern fits.
+func TestMirrorOfPushedHosts(t *testing.T) {
+	s := start(t, setup{})
+	for i := range 120 { // more than a page of the list of repositories
+		s.pushImage(fmt.Sprintf("many/app%03d", i), "v1", "small")
+	}
+	for _, repo := range []string{"app", "reg.test/app", "reg.test0/app", "reg.testing/app", "zoo/app"} {
+		s.pushImage(repo, "v1", "small")
+	}
+	again := func(yaml, warned string) {
+		t.Helper()
+		if err := s.stop(); err != nil {
+			t.Fatal(err)
+		}
+		s = start(t, setup{root: s.root, yaml: yaml})
+		got := s.log.String()
+		if has := strings.Contains(got, "repositories begin with hosts"); has != (warned != "") || !strings.Contains(got, warned) {
+			t.Errorf("with %q the log has:\n%s", yaml, got)
+		}
+	}
+	again("proxy: {any: ['*.test']}", "begin=[reg.test]")
+	again("proxy: {any: ['*.test']}", "")
+	again("proxy: {any: ['*.test', '*.other']}", "begin=[reg.test]")
+	again("proxy: {any: ['*.test'], upstreams: [{name: x}]}", "")
+}

@@ -50,8 +50,8 @@ func (r *root) warnOfPushed(ctx context.Context, log *slog.Logger) error {
 		}
 	}
 	if any := r.mirrors.cfg.Any; len(any) > 0 {
-		text := "any: " + strings.Join(any, " ")
-		if now = append(now, strings.Fields(text)...); !slices.Equal(before, now) {
+		now = append(now, any...)
+		if slices.ContainsFunc(any, func(pattern string) bool { return !slices.Contains(before, pattern) }) {
 			if err := r.warnOfHosts(ctx, log); err != nil {
 				return err
 			}
