@@ -93,6 +93,18 @@ func TestTable1(t *testing.T) {
 	check(t, run(t, []req{{method: store.GET, kind: trace.Blob, digest: 1, size: -1}}, nil), "table1", map[string]float64{"egress": math.NaN()})
 }
 
+// What is pushed counts once, at the request that completes it, and what is refused not
+// at all: 3000 by PUT, which the PATCH before it is part of, 400 by a POST alone; the mount
+// brings nothing.
+func TestIngress(t *testing.T) {
+	upload := func(m store.Method, size int64, status uint16) req {
+		return req{method: m, kind: trace.Upload, client: 1, repo: 1, ref: 1, digest: 2, size: size, status: status}
+	}
+	rep := run(t, []req{upload(store.POST, 0, 202), upload(store.PATCH, 3000, 202), upload(store.PUT, 3000, 201), upload(store.POST, 400, 201),
+		upload(store.POST, 0, 201), upload(store.PUT, 7000, 400), upload(store.POST, 50, 202)}, nil)
+	check(t, rep, "table1", map[string]float64{"ingress": 3400, "bytes of PATCH": 3000})
+}
+
 // Pulled: 3, one by HTTP redirect; a 404 and a HEAD are none. Pushed: 1; the upload of
 // a layer is none. 3/4. Of all 8 requests 5 are GET, and one of them is a ping.
 func TestFigure4(t *testing.T) {

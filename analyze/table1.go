@@ -15,7 +15,8 @@ func table1() Plugin {
 		Figures: []Figure{{
 			ID: "table1", Title: "Table 1: the zones",
 			Definition: "Days: those in UTC with at least one request. Requests: all, with pings, which are also counted by themselves. " +
-				"Ingress: the sum of the sizes of PUT (layers and manifests). Egress: the sum of the sizes of GET. " +
+				"Ingress: the sum of the sizes of PUT (layers and manifests), and of POST with a whole layer, with a status below 400. " +
+				"Egress: the sum of the sizes of GET. " +
 				"Images pushed and pulled: PUT and GET of a manifest with a status below 400. Clients and servers: how many different ones there are.",
 		}},
 		New: func(store.Zone, *Options) Analysis { return &zoneTotals{} },
@@ -56,7 +57,7 @@ func (z *zoneTotals) Add(b *store.Batch) {
 		if b.Host[i] != store.None {
 			z.hosts.add(b.Host[i])
 		}
-		z.bytes(m, b.Kind[i], b.Size[i])
+		z.bytes(b, i)
 		switch {
 		case manifestGet(b, i):
 			z.pulled++
@@ -70,16 +71,18 @@ func (z *zoneTotals) Add(b *store.Batch) {
 
 // bytes counts what moved. A ping has no content, so a source that does not tell its
 // size lacks nothing.
-func (z *zoneTotals) bytes(m store.Method, k trace.Kind, size int64) {
+func (z *zoneTotals) bytes(b *store.Batch, i int) {
+	m, size := b.Method[i], b.Size[i]
 	known := size >= 0
 	switch {
 	case m == store.GET && known:
 		z.out += float64(size)
-	case m == store.GET && k != trace.Ping:
+	case m == store.GET && b.Kind[i] != trace.Ping:
 		z.unknownOut++
-	case m == store.PUT && known:
+	case b.Push(i) && !succeeded(b.Status[i]): // what was refused is not there
+	case b.Push(i) && known:
 		z.in += float64(size)
-	case m == store.PUT:
+	case b.Push(i):
 		z.unknownIn++
 	case m == store.PATCH && known:
 		z.patched += float64(size)
@@ -90,7 +93,7 @@ func (z *zoneTotals) Result() []Result {
 	r := Result{Requests: z.requests, Unknown: z.unknownIn + z.unknownOut}
 	r.count("days", z.days)
 	r.count("requests", z.requests)
-	if z.methods[store.PUT] == 0 || z.unknownIn < z.methods[store.PUT] {
+	if z.unknownIn == 0 || z.in > 0 {
 		r.add("ingress", Bytes, z.in)
 	}
 	if gets := z.methods[store.GET] - z.pings; gets <= 0 || z.unknownOut < gets {

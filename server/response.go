@@ -312,6 +312,9 @@ func (s *Server) logAccess(q *request, start time.Time) {
 	rec := trace.Record{Host: s.opts.Name, Duration: s.opts.Clock().Sub(start), Method: q.r.Method, RemoteAddr: host,
 		URI: s.loggedURI(q), Proto: q.r.Proto, UserAgent: q.r.UserAgent(), Referer: q.r.Referer(),
 		Status: q.w.status, Written: q.w.written, Received: q.bodyRead, Time: start}
+	if q.pushed > 0 { // clients send most of it in earlier requests
+		rec.Received = q.pushed
+	}
 	if q.id != nil {
 		rec.User = q.id.Name
 	}

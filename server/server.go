@@ -228,7 +228,9 @@ type request struct {
 	id *auth.Identity
 	// bodyRead counts the bytes of the request's body.
 	bodyRead int64
-	actor    *oci.Actor
+	// pushed is the size of the blob that the request completed, 0 if it completed none.
+	pushed int64
+	actor  *oci.Actor
 	// idText is the request's id once somebody needed it.
 	idText string
 	// abort says that the connection is to be cut off.

@@ -68,6 +68,7 @@ func (s *Server) pushBlob(q *request, d oci.Digest) error {
 	if err != nil {
 		return err
 	}
+	q.pushed = desc.Size
 	s.audit(q, "push", string(d))
 	return s.blobCreated(q, desc)
 }
@@ -142,6 +143,7 @@ func (s *Server) commitUpload(q *request) error {
 	if err != nil {
 		return err
 	}
+	q.pushed = desc.Size
 	s.audit(q, "push", string(d))
 	return s.blobCreated(q, desc)
 }

@@ -151,9 +151,9 @@ func served(b *store.Batch, i int) bool {
 	return b.Status[i] == 0 || b.Status[i] == 200 || b.Status[i] == 206
 }
 
-// stored tells whether request i is a push that was accepted.
+// stored reports whether request i is a push that was accepted.
 func stored(b *store.Batch, i int) bool {
-	return b.Method[i] == store.PUT && (b.Status[i] == 0 || b.Status[i] >= 200 && b.Status[i] < 300)
+	return b.Push(i) && (b.Status[i] == 0 || b.Status[i] >= 200 && b.Status[i] < 300)
 }
 
 // isLayerPut tells whether request i ends the push of a layer.

@@ -41,8 +41,9 @@ type Record struct {
 	// Written is the number of body bytes sent. The ten-field form has the
 	// content's size in its place, which is Received where that is not 0.
 	Written int64
-	// Received is the number of body bytes that came with the request (PUT,
-	// PATCH, POST). Ten-field form only.
+	// Received is the number of body bytes that came with the request (PUT, PATCH,
+	// POST), and of the request that completes an upload the size of the whole blob.
+	// Ten-field form only.
 	Received int64
 	// Digest is that of the content where the source tells and the URI does not: of
 	// what ends an upload, and of a manifest by tag. Ten-field form only, as an

@@ -89,3 +89,10 @@ func (b *Batch) Len() int { return len(b.Time) }
 
 // At is the time of request i.
 func (b *Batch) At(i int) time.Time { return time.UnixMicro(b.Time[i]).UTC() }
+
+// Push reports whether request i ends a push of content: a PUT, or a POST that carried a
+// whole blob. A POST that mounts a blob is answered with 201 too, but carries nothing. It
+// needs the columns of method, kind, status and size.
+func (b *Batch) Push(i int) bool {
+	return b.Method[i] == PUT || b.Method[i] == POST && b.Kind[i] == trace.Upload && b.Status[i] == 201 && b.Size[i] > 0
+}
