@@ -212,12 +212,12 @@ func parseBase(s string) (*url.URL, error) {
 	case u.RawQuery != "" || u.Fragment != "":
 		return nil, errors.New("the registry's URL has a query or fragment")
 	}
-	return &url.URL{Scheme: u.Scheme, Host: apiHost(strings.ToLower(u.Host)), Path: strings.TrimRight(u.Path, "/")}, nil
+	return &url.URL{Scheme: u.Scheme, Host: APIHost(strings.ToLower(u.Host)), Path: strings.TrimRight(u.Path, "/")}, nil
 }
 
-// apiHost returns the host of a registry's API. That of Docker Hub is not the one that
+// APIHost returns the host of a registry's API. That of Docker Hub is not the one that
 // stands in names of images.
-func apiHost(host string) string {
+func APIHost(host string) string {
 	if host == "docker.io" || host == "index.docker.io" {
 		return "registry-1.docker.io"
 	}

@@ -55,7 +55,7 @@ func credential(host string, o *Options) (auth.CredentialFunc, error) {
 // StaticCredential is a user name and password for one host[:port], and nothing
 // for any other. The host docker.io stands for registry-1.docker.io.
 func StaticCredential(host, username, password string) CredentialFunc {
-	host = apiHost(host)
+	host = APIHost(host)
 	return func(_ context.Context, asked string) (Credential, error) {
 		if !strings.EqualFold(asked, host) {
 			return Credential{}, nil
@@ -103,7 +103,7 @@ func (d *dockerConfig) credential(ctx context.Context, host string) (Credential,
 	if err != nil {
 		return Credential{}, err
 	}
-	cr, err := ask(ctx, host)
+	cr, err := ask(ctx, APIHost(host))
 	return Credential(cr), err
 }
 

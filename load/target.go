@@ -58,7 +58,7 @@ func open(t *Target, timeout time.Duration) (*endpoint, error) {
 	if e.url, err = url.Parse(t.URL); err != nil {
 		return nil, errors.New("the target's URL is malformed") // people put passwords there
 	}
-	e.url.Path = strings.TrimRight(e.url.Path, "/")
+	e.url.Host, e.url.Path = client.APIHost(e.url.Host), strings.TrimRight(e.url.Path, "/")
 	if e.host, err = wire.HostOf(e.url); err != nil {
 		return nil, err
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -18,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"example.org/slipway/client"
 	"example.org/slipway/replay"
 	"example.org/slipway/replay/plan"
 	"example.org/slipway/replay/result"
@@ -350,7 +352,7 @@ func (f *replayFlags) complete(cmd *cobra.Command, s *store.Store) (err error) {
 	if o.Dir == "" && !f.dryRun {
 		return usagef("name the directory of the result with -o")
 	}
-	if err := f.setTargets(); err != nil {
+	if err := f.setTargets(cmd.Context()); err != nil {
 		return err
 	}
 	if o.Secret, err = readSecret(f.secretFile); err != nil {
@@ -386,7 +388,7 @@ func (f *replayFlags) setSpeed() error {
 	return nil
 }
 
-func (f *replayFlags) setTargets() error {
+func (f *replayFlags) setTargets(ctx context.Context) error {
 	password, err := readSecret(f.passwordFile)
 	if err != nil {
 		return err
@@ -418,7 +420,7 @@ func (f *replayFlags) setTargets() error {
 			return err
 		}
 		if t.Username == "" && !f.noDocker && !f.dryRun {
-			if err := t.DockerCredentials(); err != nil {
+			if err := dockerCredential(ctx, &t); err != nil {
 				return err
 			}
 		}
@@ -427,6 +429,24 @@ func (f *replayFlags) setTargets() error {
 	if len(f.o.Targets) == 0 && !f.dryRun {
 		return usagef("name a registry with --target")
 	}
+	return nil
+}
+
+// dockerCredential fills in what Docker's configuration has for a target, if anything.
+func dockerCredential(ctx context.Context, t *replay.Target) error {
+	u, err := url.Parse(t.URL)
+	if err != nil {
+		return err
+	}
+	ask, err := client.DockerCredential("")
+	if err != nil {
+		return err
+	}
+	c, err := ask(ctx, u.Host)
+	if err != nil {
+		return fmt.Errorf("credentials for target %s: %w; give them by --username and --password-file, or use --no-docker-config", t.Name, err)
+	}
+	t.Username, t.Password, t.IdentityToken, t.AccessToken = c.Username, c.Password, c.RefreshToken, c.AccessToken
 	return nil
 }
 

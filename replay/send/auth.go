@@ -58,6 +58,9 @@ const maxTokens = 100_000
 // header is what is sent without being asked: nothing before the registry wanted
 // something for the first time.
 func (a *authority) header(scope string) string {
+	if a.target.AccessToken != "" {
+		return "Bearer " + a.target.AccessToken
+	}
 	a.mu.Lock()
 	basic, t := a.basic, a.tokens[scope]
 	a.mu.Unlock()

@@ -10,8 +10,6 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -328,34 +326,6 @@ func TestStepWaits(t *testing.T) {
 		}
 		if s.Outcome != result.OK || s.Sent < due || s.Step >= 0 && (s.Intended < due || s.Intended > s.Sent) {
 			t.Errorf("%+v: want it sent and intended at %d us or later", s, due)
-		}
-	}
-}
-
-func TestDockerCredentials(t *testing.T) {
-	dir := t.TempDir()
-	t.Setenv("DOCKER_CONFIG", dir)
-	config := `{"auths":{"r.example":{"auth":"dTpwOnE="},"t.example":{"identitytoken":"tok","auth":""}},"credHelpers":{"h.example":"test"}}`
-	if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(config), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	helper := "#!/bin/sh\nread host; echo \"{\\\"Username\\\":\\\"of-$host\\\",\\\"Secret\\\":\\\"s\\\"}\"\n"
-	if err := os.WriteFile(filepath.Join(dir, "docker-credential-test"), []byte(helper), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
-	for url, want := range map[string]Target{
-		"https://r.example": {Username: "u", Password: "p:q"},
-		"https://t.example": {IdentityToken: "tok"},
-		"https://h.example": {Username: "of-h.example", Password: "s"},
-		"https://n.example": {},
-	} {
-		got := Target{Name: "t", URL: url}
-		if err := got.DockerCredentials(); err != nil {
-			t.Errorf("%s: %v", url, err)
-		}
-		if got.Username != want.Username || got.Password != want.Password || got.IdentityToken != want.IdentityToken {
-			t.Errorf("%s: other credentials than those in the file", url)
 		}
 	}
 }

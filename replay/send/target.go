@@ -5,16 +5,10 @@ package send
 import (
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/base64"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
 	"net/url"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"time"
 )
@@ -27,10 +21,11 @@ type Target struct {
 	// URL is http://host or https://host, with a path before /v2/ if there is one.
 	URL string `json:"url"`
 	// Username and Password are shown to the registry or its token service;
-	// IdentityToken is exchanged for tokens instead.
+	// IdentityToken is exchanged for tokens instead, and AccessToken is one.
 	Username      string `json:"username,omitempty"`
 	Password      string `json:"password,omitempty"`
 	IdentityToken string `json:"identityToken,omitempty"`
+	AccessToken   string `json:"accessToken,omitempty"`
 	// CA verifies the server instead of the system's certificates; Cert and Key are
 	// presented to it. All are PEM.
 	CA   []byte `json:"ca,omitempty"`
@@ -45,7 +40,7 @@ type Target struct {
 // Secret tells whether the target has something that must not cross a network in
 // the clear.
 func (t *Target) Secret() bool {
-	return t.Password != "" || t.IdentityToken != "" || len(t.Key) > 0
+	return t.Password != "" || t.IdentityToken != "" || t.AccessToken != "" || len(t.Key) > 0
 }
 
 // parse checks the URL. Its errors do not contain it: people put passwords there.
@@ -110,94 +105,4 @@ func (t *Target) transport() (*http.Transport, error) {
 	tr.Protocols.SetHTTP1(true)
 	tr.Protocols.SetHTTP2(!t.HTTP1)
 	return tr, nil
-}
-
-// dockerConfig is what is read of Docker's config.json.
-type dockerConfig struct {
-	Auths map[string]struct {
-		Auth          string `json:"auth"`
-		IdentityToken string `json:"identitytoken"`
-	} `json:"auths"`
-	CredsStore  string            `json:"credsStore"`
-	CredHelpers map[string]string `json:"credHelpers"`
-}
-
-// DockerCredentials fills in the credentials that Docker's config.json has for the
-// target, in $DOCKER_CONFIG or ~/.docker, or that the helper gives which it names.
-// Without any the target stays as it is.
-func (t *Target) DockerCredentials() error {
-	u, err := t.parse()
-	if err != nil {
-		return err
-	}
-	dir := os.Getenv("DOCKER_CONFIG")
-	if dir == "" {
-		home, err := os.UserHomeDir()
-		if err != nil {
-			return err
-		}
-		dir = filepath.Join(home, ".docker")
-	}
-	raw, err := os.ReadFile(filepath.Join(dir, "config.json"))
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	var c dockerConfig
-	if err := json.Unmarshal(raw, &c); err != nil {
-		return errors.New("docker's config.json is malformed")
-	}
-	return t.fromDocker(&c, u.Host)
-}
-
-func (t *Target) fromDocker(c *dockerConfig, host string) error {
-	helper := c.CredHelpers[host]
-	if helper == "" {
-		helper = c.CredsStore
-	}
-	if helper != "" {
-		return t.askHelper(helper, host)
-	}
-	for _, name := range []string{host, "https://" + host, "http://" + host} {
-		a, ok := c.Auths[name]
-		if !ok {
-			continue
-		}
-		t.IdentityToken = a.IdentityToken
-		raw, err := base64.StdEncoding.DecodeString(a.Auth)
-		if err != nil {
-			return fmt.Errorf("docker's config.json has a malformed entry for %s", host)
-		}
-		t.Username, t.Password, _ = strings.Cut(string(raw), ":")
-		return nil
-	}
-	return nil
-}
-
-// askHelper runs a credential helper, docker-credential-NAME.
-func (t *Target) askHelper(name, host string) error {
-	if strings.ContainsAny(name, "/\\") {
-		return errors.New("docker's config.json names a credential helper with a path")
-	}
-	cmd := exec.Command("docker-credential-"+name, "get")
-	cmd.Stdin = strings.NewReader(host)
-	out, err := cmd.Output()
-	if err != nil {
-		if strings.Contains(string(out), "credentials not found") {
-			return nil
-		}
-		return fmt.Errorf("ask the credential helper %s: %w", name, err)
-	}
-	var a struct{ Username, Secret string }
-	if err := json.Unmarshal(out, &a); err != nil {
-		return fmt.Errorf("the credential helper %s gave no JSON", name)
-	}
-	if a.Username == "<token>" {
-		t.IdentityToken = a.Secret
-		return nil
-	}
-	t.Username, t.Password = a.Username, a.Secret
-	return nil
 }
