@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // each calls do for every command that users see.
@@ -59,22 +60,71 @@ func tryExample(t *testing.T, c *cobra.Command, line string) bool {
 	return found.CommandPath() == c.CommandPath()
 }
 
-// What a machine may read is asked for in one way.
+// What a machine may read is asked for in one way, and what is written is named in another:
+// over all commands, --output is a form and -o is a path.
 func TestOutputFlag(t *testing.T) {
 	each(rootCommand(), func(c *cobra.Command) {
-		if c.Flags().Lookup("json") == nil && c.Flags().Lookup("format") == nil {
+		forms := 0
+		c.Flags().VisitAll(func(f *pflag.Flag) {
+			switch {
+			case f.Shorthand == "o":
+				checkPath(t, c, f)
+			case f.Name == "output":
+				checkForm(t, c, f)
+			case f.Name == "json" || f.Name == "format" && f.Value.Type() == "form":
+				forms++
+			}
+		})
+		f := c.Flags().Lookup("output")
+		if forms > 0 && f == nil {
+			t.Errorf("%s: has no --output", c.CommandPath())
+		}
+		if f == nil {
 			return
 		}
-		f := c.Flags().Lookup("output")
-		if f == nil || f.Value.Set("json") != nil || f.Value.String() != "json" {
-			t.Errorf("%s: --output json does not mean what it should", c.CommandPath())
-		} else if j := c.Flags().Lookup("json"); j != nil && j.Value.String() != "true" && c.Flags().Lookup("format") == nil {
-			t.Errorf("%s: --output json is not --json", c.CommandPath())
-		}
-		if f != nil && f.Value.Set("text") != nil {
-			t.Errorf("%s: --output text is refused", c.CommandPath())
+		for _, name := range []string{"json", "format"} {
+			other := c.Flags().Lookup(name)
+			if other == nil || name == "json" && c.Flags().Lookup("format") != nil || name == "format" && other.Value.Type() != "form" {
+				continue
+			}
+			if got := other.Value.String(); got != "true" && got != "json" {
+				t.Errorf("%s: --output json is not --%s", c.CommandPath(), name)
+			}
 		}
 	})
+}
+
+// checkForm sets --output to json in the end.
+func checkForm(t *testing.T, c *cobra.Command, f *pflag.Flag) {
+	t.Helper()
+	if f.Shorthand != "" || f.Value.Set("json") != nil || f.Value.String() != "json" {
+		t.Errorf("%s: --output json does not mean what it should", c.CommandPath())
+	}
+	for _, path := range []string{"report.html", "./json", "", "xml"} {
+		if err := f.Value.Set(path); err == nil {
+			t.Errorf("%s: --output takes %q for a form", c.CommandPath(), path)
+		}
+	}
+	if f.Value.Set("text") != nil || f.Value.String() != "text" || f.Value.Set("json") != nil {
+		t.Errorf("%s: --output text is refused", c.CommandPath())
+	}
+}
+
+func checkPath(t *testing.T, c *cobra.Command, f *pflag.Flag) {
+	t.Helper()
+	if f.Name == "output" {
+		t.Errorf("%s: -o is short for --output", c.CommandPath())
+	}
+	for _, form := range []string{"json", "text", "html"} {
+		if err := f.Value.Set(form); err == nil {
+			t.Errorf("%s: -o %s names a file", c.CommandPath(), form)
+		}
+	}
+	for _, path := range []string{"report.json", "./json", "a/b"} {
+		if err := f.Value.Set(path); err != nil || f.Value.String() != path {
+			t.Errorf("%s: -o %s is %q, %v", c.CommandPath(), path, f.Value, err)
+		}
+	}
 }
 
 // The manual has a page for each command, the same at each time.

@@ -30,7 +30,7 @@ type loadFlags struct {
 	patterns                      []string
 	iteration, tally              float64
 	list, inPlace, quiet          bool
-	out, page                     string
+	out, page, form               string
 }
 
 // accessFlags are credentials and certificates for a registry.
@@ -52,7 +52,8 @@ With --upstream the images are pushed there, and pulled from URL, which mirrors 
 --prune takes them out of the mirror after each pass, so that each pull goes through it.
 --list pulls the images that are there instead of making any.
 
-A report is written at the end, as text, as JSON with --output and as a page with --html.
+A report is written at the end, as text or with --output json as JSON, as JSON to the
+file of -o and as a page to that of --html.
 Exit status 3 tells that wrong content came, 4 that pulls failed. All of it is described in
 docs/load.md.`,
 		Example: `  slipway load http://localhost:5000 --images 1500 --iteration-seconds 60 -o slipway.json --html slipway.html
@@ -108,7 +109,8 @@ func (f *loadFlags) addRun(fl *pflag.FlagSet) {
 	fl.StringVar(&f.server.file, "server-config", "", "with --prune slipway: its configuration file")
 	fl.IntVar(&o.PID, "server-pid", 0, "process of the registry on this machine, whose CPU time and memory are measured")
 	fl.StringVar(&f.name, "name", "", "name of the registry in reports (default: its host)")
-	fl.StringVarP(&f.out, "output", "o", "", "file to write the result to, as JSON")
+	addPath(fl, &f.out, "out", "file to write the result to, as JSON")
+	addForm(fl, &f.form, "output", "json")
 	fl.StringVar(&f.page, "html", "", "file to write the report to, as a page")
 	fl.BoolVarP(&f.quiet, "quiet", "q", false, "no progress")
 }
@@ -238,7 +240,7 @@ func (f *loadFlags) write(cmd *cobra.Command, res *load.Result) error {
 			return err
 		}
 	}
-	return res.WriteText(cmd.OutOrStdout())
+	return writeForm(cmd.OutOrStdout(), res, f.form)
 }
 
 // loadVerdict is the exit status that a run deserves which came to its end.

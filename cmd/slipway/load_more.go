@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"io"
-	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -47,20 +46,12 @@ slipway load --in-place pulls them.`,
 type formFlags struct{ format, out string }
 
 func (f *formFlags) add(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&f.format, "format", "text", "text, json or html")
-	cmd.Flags().StringVarP(&f.out, "output", "o", "", "file to write (default: standard output)")
+	addForm(cmd.Flags(), &f.format, "format", "json", "html")
+	addPath(cmd.Flags(), &f.out, "out", "file to write (default: standard output)")
 }
 
 func (f *formFlags) write(cmd *cobra.Command, r writable) error {
 	return output(cmd, f.out, func(w io.Writer) error { return writeForm(w, r, f.format) })
-}
-
-// check is called before a file is opened: a mistake must not empty it.
-func (f *formFlags) check() error {
-	if !slices.Contains([]string{"text", "json", "html"}, f.format) {
-		return fmt.Errorf("unknown format %q: use text, json or html", f.format)
-	}
-	return nil
 }
 
 func loadReportCommand() *cobra.Command {
@@ -71,9 +62,6 @@ func loadReportCommand() *cobra.Command {
 		Example: `  slipway load report slipway.json --format html -o slipway.html`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := form.check(); err != nil {
-				return err
-			}
 			results, err := readLoads(args)
 			if err != nil {
 				return err
@@ -93,9 +81,6 @@ func loadCompareCommand() *cobra.Command {
 		Example: `  slipway load compare slipway.json ociregistry.json --format html -o compared.html`,
 		Args:    cobra.MinimumNArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := form.check(); err != nil {
-				return err
-			}
 			results, err := readLoads(args)
 			if err != nil {
 				return err

@@ -36,15 +36,12 @@ type mirrorFlags struct {
 
 func (f *mirrorFlags) add(cmd *cobra.Command) {
 	f.configFlags.add(cmd, false)
-	cmd.Flags().StringVar(&f.output, "output", "text", "form of the answer: text or json; durations in JSON are in nanoseconds")
+	addForm(cmd.Flags(), &f.output, "output", "json")
 }
 
 // run does something with the data root, which with create is made, and prints what it gives, also after an
 // error that left something to tell.
 func (f *mirrorFlags) run(cmd *cobra.Command, create bool, do func(*serve.Admin) (rep any, text func(io.Writer), err error)) error {
-	if err := checkOutput(f.output); err != nil {
-		return err
-	}
 	return withAdmin(cmd, &f.configFlags, create, func(a *serve.Admin) error {
 		rep, text, err := do(a)
 		if text == nil {

@@ -112,9 +112,6 @@ func mirrorEventsCommand() *cobra.Command {
 		Example: `  slipway mirror events --config /etc/slipway/config.yml`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := checkOutput(f.output); err != nil {
-				return err
-			}
 			return withAdmin(cmd, &f.configFlags, false, func(a *serve.Admin) error {
 				w := cmd.OutOrStdout()
 				enc := json.NewEncoder(w)

@@ -2,6 +2,8 @@ package main
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -12,6 +14,73 @@ func addJSON(cmd *cobra.Command, asJSON *bool) {
 	cmd.Flags().BoolVar(asJSON, "json", false, "print the report as JSON; durations are in nanoseconds")
 }
 
+// formValue is a flag that says in which form a command answers.
+type formValue struct {
+	form  *string
+	forms []string
+}
+
+// addForm adds the flag --name, the form of an answer: text unless something else is asked for.
+func addForm(fl *pflag.FlagSet, form *string, name string, others ...string) {
+	*form = "text"
+	v := &formValue{form, append([]string{"text"}, others...)}
+	fl.Var(v, name, "form of the answer: "+v.choice())
+}
+
+func (v *formValue) choice() string {
+	last := len(v.forms) - 1
+	return strings.Join(v.forms[:last], ", ") + " or " + v.forms[last]
+}
+
+// String implements pflag.Value.
+func (v *formValue) String() string {
+	if v.form == nil {
+		return ""
+	}
+	return *v.form
+}
+
+// Set implements pflag.Value.
+func (v *formValue) Set(s string) error {
+	if !slices.Contains(v.forms, s) {
+		return fmt.Errorf("it is %s; -o names a file, where the command writes one", v.choice())
+	}
+	*v.form = s
+	return nil
+}
+
+// Type implements pflag.Value.
+func (v *formValue) Type() string { return "form" }
+
+// pathValue is the file or directory that a command writes.
+type pathValue struct{ path *string }
+
+// addPath adds the flag -o, the file or directory that a command writes.
+func addPath(fl *pflag.FlagSet, path *string, name, usage string) {
+	fl.VarP(&pathValue{path}, name, "o", usage)
+}
+
+// String implements pflag.Value.
+func (v *pathValue) String() string {
+	if v.path == nil {
+		return ""
+	}
+	return *v.path
+}
+
+// Set implements pflag.Value. The name of a form is refused: who writes "-o json" wants the
+// form and not a file of that name.
+func (v *pathValue) Set(s string) error {
+	if slices.Contains([]string{"text", "json", "yaml", "html", "csv", "junit"}, s) {
+		return fmt.Errorf("-o names what is written; the form is --output %s, and a file of that name is ./%s", s, s)
+	}
+	*v.path = s
+	return nil
+}
+
+// Type implements pflag.Value.
+func (v *pathValue) Type() string { return "path" }
+
 // oneOutputFlag gives the flag --output to every command that answers in a form a
 // machine reads and calls the flag for it otherwise.
 func oneOutputFlag(cmd *cobra.Command) {
@@ -21,16 +90,13 @@ func oneOutputFlag(cmd *cobra.Command) {
 		if fl.Lookup("output") != nil {
 			continue
 		}
-		if f := fl.Lookup("format"); f != nil {
-			fl.Var(&formatValue{f.Value}, "output", "the same as --format")
+		if f := fl.Lookup("format"); f != nil && f.Value.Type() == "form" { // others are of what is read
+			fl.Var(f.Value, "output", "the same as --format")
 		} else if f := fl.Lookup("json"); f != nil {
 			fl.Var(&jsonValue{f.Value}, "output", "form of the answer: text or json, which is --json")
 		}
 	}
 }
-
-// formatValue is another name of a flag.
-type formatValue struct{ pflag.Value }
 
 // jsonValue is a flag text|json that is the boolean flag --json.
 type jsonValue struct{ json pflag.Value }
@@ -55,7 +121,7 @@ func (v *jsonValue) Set(s string) error {
 }
 
 // Type implements pflag.Value.
-func (v *jsonValue) Type() string { return "string" }
+func (v *jsonValue) Type() string { return "form" }
 
 // nameCompletions lets shells complete the values of flags that have few.
 func nameCompletions(cmd *cobra.Command) {

@@ -17,8 +17,8 @@ import (
 
 // analyzeFlags of slipway trace analyze.
 type analyzeFlags struct {
-	out, from, to, sizes, location, layers string
-	o                                      analyze.Options
+	out, from, to, sizes, location, layers, form string
+	o                                            analyze.Options
 }
 
 func traceAnalyzeCommand() *cobra.Command {
@@ -39,7 +39,8 @@ Times are RFC 3339 or a day; --from is in, --to is not.`,
 		RunE: func(cmd *cobra.Command, args []string) error { return runTraceAnalyze(cmd, &f, args[0]) },
 	}
 	fl := cmd.Flags()
-	fl.StringVarP(&f.out, "output", "o", "", "directory for the report; made if it is missing")
+	addPath(fl, &f.out, "out", "directory for the report; made if it is missing")
+	addForm(fl, &f.form, "output", "json")
 	fl.StringSliceVar(&f.o.Zones, "zone", nil, "zones to analyse (default: all)")
 	fl.StringVar(&f.from, "from", "", "leave out what is before this time")
 	fl.StringVar(&f.to, "to", "", "leave out what is at this time or later")
@@ -62,9 +63,11 @@ func runTraceAnalyze(cmd *cobra.Command, f *analyzeFlags, dir string) error {
 		return err
 	}
 	defer s.Close()
-	drop, err := reportDir(f.out)
-	if err != nil {
-		return err
+	drop := func() {}
+	if f.out != "" {
+		if drop, err = reportDir(f.out); err != nil {
+			return err
+		}
 	}
 	p := newProgress("analysing")
 	start := time.Now()
@@ -78,8 +81,13 @@ func runTraceAnalyze(cmd *cobra.Command, f *analyzeFlags, dir string) error {
 		drop()
 		return err
 	}
-	if err := rep.Write(f.out); err != nil {
-		return err
+	if f.out != "" {
+		if err := rep.Write(f.out); err != nil {
+			return err
+		}
+	}
+	if f.form == "json" {
+		return printJSON(cmd.OutOrStdout(), rep)
 	}
 	took := time.Since(start)
 	fmt.Fprintf(cmd.OutOrStdout(), "%d requests of %d zones in %s; report in %s\n", rep.Settings.TotalRequests, len(rep.Zones),
@@ -108,8 +116,8 @@ func reportDir(dir string) (drop func(), err error) {
 
 // options reads the flags that are words.
 func (f *analyzeFlags) options() (err error) {
-	if f.out == "" {
-		return fmt.Errorf("-o tells where the report goes, and is needed")
+	if f.out == "" && f.form == "text" {
+		return usagef("-o tells where the report goes, and is needed unless --output json prints it")
 	}
 	if f.o.Session <= 0 || f.o.KeepAlive <= 0 {
 		return usagef("--session and --keep-alive are more than 0")

@@ -44,7 +44,7 @@ and people too: --round-sizes and --shift change those.`,
 	}
 	f.input.add(cmd)
 	fl := cmd.Flags()
-	fl.StringVarP(&f.out, "store", "o", "", "directory of the new store")
+	addPath(fl, &f.out, "store", "directory of the new store")
 	fl.StringVar(&f.keepKey, "keep-key", "", "file with the key, made if it is missing: the same names get the same pseudonyms again")
 	fl.Int64Var(&f.o.RoundSizes, "round-sizes", 0, "round sizes up to multiples of so many bytes")
 	fl.StringVar(&f.shift, "shift", "", "add this to all times, such as -168h; \"random\" takes a random number of weeks off")

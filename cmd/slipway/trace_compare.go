@@ -56,9 +56,6 @@ Exit status 3 tells that a gate failed, 4 that a run is not valid.`,
 			if o.Confidence = confidence / 100; confidence <= 0 || confidence >= 100 || o.BlockSeconds < 1 || o.Resamples < 1 {
 				return usagef("--confidence is between 0 and 100; --block and --resamples are 1 or more")
 			}
-			if err := checkFormat(format); err != nil {
-				return err
-			}
 			results, err := loadResults(args)
 			if err != nil {
 				return err
@@ -77,8 +74,8 @@ Exit status 3 tells that a gate failed, 4 that a run is not valid.`,
 	fl.Int64Var(&o.BlockSeconds, "block", 1, "length of the blocks of time, in seconds")
 	fl.IntVar(&o.Resamples, "resamples", 1000, "how many times blocks are drawn")
 	fl.Uint64Var(&o.Seed, "seed", 0, "of the drawing")
-	fl.StringVar(&format, "format", "text", "text, json, html, csv or junit")
-	fl.StringVarP(&out, "output", "o", "", "file to write (default: standard output)")
+	addForm(fl, &format, "format", "json", "html", "csv", "junit")
+	addPath(fl, &out, "out", "file to write (default: standard output)")
 	return cmd
 }
 

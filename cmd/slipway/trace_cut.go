@@ -39,7 +39,7 @@ repository, such as pings, are left out where repositories are named.`,
 	}
 	part.add(cmd)
 	cmd.Flags().StringSliceVar(&repos, "repo", nil, "repositories (default: all)")
-	cmd.Flags().StringVarP(&out, "store", "o", "", "directory of the new store")
+	addPath(cmd.Flags(), &out, "store", "directory of the new store")
 	return cmd
 }
 

@@ -47,7 +47,7 @@ docs/synthetic-traces.md lists what the traces are fitted to, and how well.`,
 	fl.IntVar(&f.days, "days", 0, "for how many days (default: for as long as the zones take for so many requests)")
 	fl.StringVar(&f.start, "start", "2017-06-20", "first day, in UTC")
 	fl.Uint64Var(&f.seed, "seed", 1, "what decides all that is left to chance")
-	fl.StringVarP(&f.output, "output", "o", "", "write a store into this directory")
+	addPath(fl, &f.output, "store", "write a store into this directory")
 	fl.StringVar(&f.archive, "ibm", "", "write files in the form of the public IBM archive into this directory")
 	fl.StringVar(&f.like, "like", "", "fit to the requests of this store instead of published figures")
 	return cmd

@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -81,7 +80,7 @@ the same time, URI and id, are counted too.`,
 			if err != nil {
 				return err
 			}
-			if err := errors.Join(checkStore(f.out), checkOutput(f.output)); err != nil {
+			if err := checkStore(f.out); err != nil {
 				return err
 			}
 			if f.memory < 1 || f.memory > maxMemory {
@@ -119,8 +118,8 @@ the same time, URI and id, are counted too.`,
 	}
 	f.input.add(cmd)
 	fl := cmd.Flags()
-	fl.StringVarP(&f.out, "store", "o", "", "directory of the store")
-	fl.StringVar(&f.output, "output", "text", "form of the summary: text or json")
+	addPath(fl, &f.out, "store", "directory of the store")
+	addForm(fl, &f.output, "output", "json")
 	fl.BoolVar(&f.drop, "drop-duplicates", false, "leave out records whose time, URI and id are those of another")
 	fl.Int64Var(&f.memory, "memory", 256, "MiB that records may take before they go to files")
 	return cmd
@@ -133,13 +132,6 @@ const maxMemory = 1 << 24
 func checkStore(dir string) error {
 	if dir == "" {
 		return usagef("-o tells which directory the store goes to, and is needed")
-	}
-	return nil
-}
-
-func checkOutput(s string) error {
-	if s != "text" && s != "json" {
-		return usagef("--output is %q; it is text or json", s)
 	}
 	return nil
 }

@@ -76,9 +76,6 @@ each figure is exactly is told in docs/trace.md.`,
   slipway trace info traces --from 2017-07-03 --to 2017-07-10 --output json`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := checkOutput(output); err != nil {
-				return err
-			}
 			from, to, err := part.times()
 			if err != nil {
 				return err
@@ -105,7 +102,7 @@ each figure is exactly is told in docs/trace.md.`,
 		},
 	}
 	part.add(cmd)
-	cmd.Flags().StringVar(&output, "output", "text", "form: text or json")
+	addForm(cmd.Flags(), &output, "output", "json")
 	cmd.Flags().BoolVar(&figures, "figures", false, "tell about popularity and order too")
 	return cmd
 }

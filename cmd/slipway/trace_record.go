@@ -37,7 +37,7 @@ The registry writes that log with log.accesslog.format: trace in its configurati
 		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd, args[0]) },
 	}
 	fl := cmd.Flags()
-	fl.StringVarP(&f.out, "store", "o", "", "directory of the store")
+	addPath(fl, &f.out, "store", "directory of the store")
 	fl.StringVar(&f.zone, "zone", "default", "zone of the records")
 	fl.StringVar(&f.format, "format", "trace", "format of the log: trace, distribution, clf, nginx or harbor")
 	fl.BoolVar(&f.all, "all", false, "record what is in the log already too")

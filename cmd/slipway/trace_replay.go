@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"maps"
 	"net/url"
@@ -34,7 +35,7 @@ type replayFlags struct {
 	user, passwordFile, ca, cert, key string
 	noDocker, insecure, http1         bool
 	level, speed, from, to, policy    string
-	phase, forward                    string
+	phase, forward, form              string
 	secretFile, workerCA, workerCert  string
 	workerKey                         string
 	workerTLS                         bool
@@ -111,7 +112,8 @@ func (f *replayFlags) addTargets(fl *pflag.FlagSet) {
 
 func (f *replayFlags) addRun(fl *pflag.FlagSet) {
 	o := &f.o
-	fl.StringVarP(&o.Dir, "output", "o", "", "directory of the result")
+	addPath(fl, &o.Dir, "out", "directory of the result")
+	addForm(fl, &f.form, "output", "json")
 	fl.StringVar(&f.phase, "phase", "all", "all, warmup (put everything in place only) or run (it is in place)")
 	fl.BoolVar(&o.Resume, "resume", false, "go on with the run in the directory of the result")
 	fl.BoolVar(&f.dryRun, "dry-run", false, "say what would be sent, and send nothing")
@@ -216,6 +218,9 @@ func (f *replayFlags) once(cmd *cobra.Command, s *store.Store, o replay.Options)
 	p.end()
 	if err == nil && o.Phase == replay.WarmUpOnly {
 		w := sum.WarmUp
+		if f.form == "json" {
+			return printJSON(cmd.OutOrStdout(), w)
+		}
 		fmt.Fprintf(cmd.OutOrStdout(), "put in place: %d blobs and %d manifests with %d requests in %.1f s, %d failed\n", w.Blobs, w.Manifests, w.Requests, w.Seconds, w.Errors)
 		return nil
 	}
@@ -252,25 +257,57 @@ func (f *replayFlags) report(cmd *cobra.Command, dirs []string, gates []result.G
 	if err != nil {
 		return err
 	}
-	for _, r := range results {
-		if err := r.Text(cmd.OutOrStdout()); err != nil {
-			return err
-		}
-		fmt.Fprintln(cmd.OutOrStdout())
-	}
 	comparisons := compareAll(results, result.CompareOptions{Seed: f.o.Plan.Maker.Seed, Gates: gates})
-	for _, c := range comparisons {
-		if err := c.Text(cmd.OutOrStdout()); err != nil {
-			return err
-		}
-	}
 	page := filepath.Join(f.o.Dir, "report.html")
 	err = writeReport(page, func(w *os.File) error { return result.HTML(w, "Replay", results, comparisons) })
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(cmd.OutOrStdout(), "report: %s\n", page)
+	if f.form == "json" {
+		err = printJSON(cmd.OutOrStdout(), newReplayReport(results, comparisons, page))
+	} else {
+		err = printReplay(cmd.OutOrStdout(), results, comparisons, page)
+	}
+	if err != nil {
+		return err
+	}
 	return verdict(results, comparisons)
+}
+
+func printReplay(w io.Writer, results []*result.Result, comparisons []*result.Comparison, page string) error {
+	for _, r := range results {
+		if err := r.Text(w); err != nil {
+			return err
+		}
+		fmt.Fprintln(w)
+	}
+	for _, c := range comparisons {
+		if err := c.Text(w); err != nil {
+			return err
+		}
+	}
+	_, err := fmt.Fprintf(w, "report: %s\n", page)
+	return err
+}
+
+// replayReport is what --output json prints.
+type replayReport struct {
+	Results     []replayResult       `json:"results"`
+	Comparisons []*result.Comparison `json:"comparisons,omitempty"`
+	Page        string               `json:"page"`
+}
+
+type replayResult struct {
+	Name string `json:"name"`
+	*result.Summary
+}
+
+func newReplayReport(results []*result.Result, comparisons []*result.Comparison, page string) *replayReport {
+	r := &replayReport{Comparisons: comparisons, Page: page}
+	for _, res := range results {
+		r.Results = append(r.Results, replayResult{res.Name, res.Summary})
+	}
+	return r
 }
 
 // verdict is the exit status that results deserve.

@@ -31,9 +31,6 @@ registry's.`,
   slipway trace report monday --format html -o monday.html`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := checkFormat(format); err != nil {
-				return err
-			}
 			results, err := loadResults(args)
 			if err != nil {
 				return err
@@ -45,8 +42,8 @@ registry's.`,
 			return verdict(results, nil)
 		},
 	}
-	cmd.Flags().StringVar(&format, "format", "text", "text, json, html, csv or junit")
-	cmd.Flags().StringVarP(&out, "output", "o", "", "file to write (default: standard output)")
+	addForm(cmd.Flags(), &format, "format", "json", "html", "csv", "junit")
+	addPath(cmd.Flags(), &out, "out", "file to write (default: standard output)")
 	cmd.Flags().Float64Var(&maxErrors, "max-errors", 0, "junit: percent of the requests that may fail")
 	return cmd
 }
@@ -68,14 +65,6 @@ func loadResults(dirs []string) ([]*result.Result, error) {
 		out = append(out, r)
 	}
 	return out, nil
-}
-
-// checkFormat is called before a file is opened: a mistake must not empty it.
-func checkFormat(format string) error {
-	if !slices.Contains([]string{"text", "json", "html", "csv", "junit"}, format) {
-		return fmt.Errorf("unknown format %q: use text, json, html, csv or junit", format)
-	}
-	return nil
 }
 
 // writeResults writes results, and comparisons if there are any, in a format.
@@ -113,7 +102,7 @@ func writeResults(w io.Writer, format string, results []*result.Result, comparis
 		}
 		return result.JUnit(w, checks)
 	}
-	return checkFormat(format)
+	return fmt.Errorf("unknown format %q", format)
 }
 
 // output writes to a file, or to standard output if none is named.
