@@ -144,7 +144,10 @@ func containersEnv(t *testing.T) (env *tool.Env, storage []string) {
 	return env, storage
 }
 
-func TestPodman(t *testing.T) {
+func TestPodman(t *testing.T) { testClient(t, podmanClient(t)) }
+
+func podmanClient(t *testing.T) client {
+	t.Helper()
 	path := tool.System(t, "podman")
 	tool.System(t, "runc")
 	env, global := containersEnv(t)
@@ -154,7 +157,7 @@ func TestPodman(t *testing.T) {
 		"--tmpdir", filepath.Join(env.Dir(), "tmp"))
 	args := func(a ...string) []string { return append(append([]string{}, global...), a...) }
 	pull := func(ref string) []string { return args("pull", "-q", "--tls-verify=false", ref) }
-	testClient(t, client{
+	return client{
 		push: func(t *testing.T, im *imagetest.Image, ref string) {
 			env.Run(t, path, args("load", "-q", "-i", writeArchive(t, im, ref))...)
 			env.Run(t, path, args("push", "-q", "--tls-verify=false", ref)...)
@@ -166,7 +169,7 @@ func TestPodman(t *testing.T) {
 		},
 		forget:      func(t *testing.T, ref string) { env.Run(t, path, args("rmi", "--force", ref)...) },
 		pullFailing: func(t *testing.T, ref string) string { return env.RunFailing(t, path, pull(ref)...) },
-	})
+	}
 }
 
 func TestBuildah(t *testing.T) {

@@ -16,6 +16,8 @@ import (
 type engine struct {
 	run  func(ctx context.Context, t *plan.Task, intended, wait int64)
 	drop func(t *plan.Task, intended, wait int64)
+	// announce gets each task in order, before it is run or dropped.
+	announce func(t *plan.Task)
 	// most is how many tasks run at once; patience is how long one may wait for its
 	// place before it is dropped.
 	most     int
@@ -54,7 +56,7 @@ func (e *engine) serve(ctx context.Context, start time.Time, feed <-chan *plan.T
 		sleepUntil(ctx, start) // all workers begin at the same time, in a closed loop too
 		for range e.most {
 			e.tasks.Go(func() {
-				for t := range feed {
+				for t := e.next(feed); t != nil; t = e.next(feed) {
 					e.dispatched.Add(1)
 					e.run(ctx, t, e.now(), 0)
 				}
@@ -64,6 +66,17 @@ func (e *engine) serve(ctx context.Context, start time.Time, feed <-chan *plan.T
 		e.open(ctx, feed)
 	}
 	e.tasks.Wait()
+}
+
+// next takes a task of a closed loop; nil if there are no more.
+func (e *engine) next(feed <-chan *plan.Task) *plan.Task {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	t := <-feed
+	if t != nil {
+		e.announce(t)
+	}
+	return t
 }
 
 func (e *engine) now() int64 { return time.Since(e.start).Microseconds() }
@@ -85,6 +98,7 @@ func (e *engine) open(ctx context.Context, feed <-chan *plan.Task) {
 
 // admit begins a task or lets it wait.
 func (e *engine) admit(ctx context.Context, t *plan.Task) {
+	e.announce(t)
 	intended := t.At.Microseconds()
 	e.mu.Lock()
 	defer e.mu.Unlock()

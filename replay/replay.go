@@ -379,6 +379,9 @@ func (r *runner) summary() *result.Summary {
 	if s.Closed {
 		s.Mode = fmt.Sprintf("closed loop of %d", r.o.ClosedLoop)
 	}
+	if u := r.plan.Unsized; u.Blobs+u.Manifests > 0 {
+		s.Unsized = &result.Unsized{Blobs: u.Blobs, Manifests: u.Manifests, BlobSize: r.o.Plan.UnknownSize(), Examples: u.Examples}
+	}
 	for i := range r.o.Targets {
 		s.Targets = append(s.Targets, r.o.Targets[i].Name)
 	}

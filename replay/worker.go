@@ -205,7 +205,9 @@ func (j *job) begin(ctx context.Context, b []byte) error {
 			}
 		})
 	}
+	e.announce = j.sender.Announce
 	e.drop = func(t *plan.Task, intended, wait int64) {
+		j.sender.Drop(t)
 		for _, s := range send.Unsent(t, result.Dropped, intended, e.now(), wait, nil) {
 			out.put(s)
 		}

@@ -360,6 +360,9 @@ func (f *replayFlags) describe(cmd *cobra.Command, s *store.Store) error {
 		fmt.Fprintf(w, "left out: %d, %s\n", p.Skipped[reason], reason)
 	}
 	fmt.Fprintf(w, "%d blobs of %s are made; %d uploads were paired with later requests by repository and size\n", p.Blobs, size(p.BlobBytes), p.Paired)
+	if u := p.Unsized; u.Blobs+u.Manifests > 0 {
+		fmt.Fprintf(w, "! %s\n", &result.Unsized{Blobs: u.Blobs, Manifests: u.Manifests, BlobSize: o.UnknownSize(), Examples: u.Examples})
+	}
 	fmt.Fprintf(w, "put in place before: %d blobs in their repositories, %d manifests\n", p.WarmBlobs, p.WarmManifests)
 	return nil
 }

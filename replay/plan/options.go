@@ -131,6 +131,12 @@ func (o *Options) query() store.Query {
 	return store.Query{Zone: o.Zone, From: o.From, To: o.To}
 }
 
+// UnknownSize is how large a blob is made whose size the trace does not tell.
+func (o Options) UnknownSize() int64 {
+	o.SizeScale = cmp.Or(o.SizeScale, 1)
+	return o.size(0)
+}
+
 // size is how large something is made that the trace says is n bytes.
 func (o *Options) size(n int64) int64 {
 	if n <= 0 {

@@ -14,6 +14,9 @@ const (
 	kindManifest = trace.Manifest
 )
 
+// maxStages bounds the stages of a push.
+const maxStages = 250
+
 // configStep pushes the configuration of a manifest.
 func configStep(repo string, config []byte) Step {
 	sum := sha256.Sum256(config)
@@ -28,8 +31,8 @@ type session struct {
 	// begin and last are recorded times in microseconds.
 	begin, last int64
 	closed      bool
-	// manifests counts a pull's HEAD and GET of its manifest, which are its first
-	// stages.
+	// manifests is the stage at which layers go on: after a pull's HEAD and GET of its
+	// manifest, and after each manifest of a push.
 	manifests uint8
 	target    uint8
 	// keepGaps is Options.KeepGaps.
@@ -185,6 +188,7 @@ func (s *sessioner) ask(key pair, b *store.Batch, i int) error {
 		q.asks = append(q.asks, step)
 		return nil
 	}
+	step.Stage = q.manifests
 	q.add(step, b.Time[i])
 	return nil
 }
@@ -192,16 +196,26 @@ func (s *sessioner) ask(key pair, b *store.Batch, i int) error {
 // upload is the PUT that ends one; what comes before is part of it.
 func (s *sessioner) upload(key pair, b *store.Batch, i int) error {
 	q := s.pushing(key, b, i)
-	if b.Method[i] != store.PUT || b.Ref[i] == store.None {
+	ref, whole := b.Ref[i], b.Method[i] == store.POST && b.Status[i] == 201
+	if whole {
+		ref = b.Digest[i]
+	} else if b.Method[i] != store.PUT {
 		return nil
 	}
-	step, err := s.p.push(s.p.names.repo(b.Repo[i]), b.Ref[i])
+	if ref == store.None {
+		return nil
+	}
+	step, err := s.p.push(s.p.names.repo(b.Repo[i]), ref)
 	if err != nil {
 		return err
+	}
+	if whole && b.Size[i] == 0 {
+		step.MountFrom = s.p.names.repo(s.p.blob(ref).home)
 	}
 	if len(q.asks) > 0 {
 		q.asks = q.asks[1:]
 	}
+	step.Stage = q.manifests
 	q.add(step, b.Time[i])
 	return nil
 }
@@ -213,8 +227,13 @@ func (s *sessioner) put(key pair, b *store.Batch, i int) error {
 		return err
 	}
 	q := s.pushing(key, b, i)
-	step.Stage = 1
+	step.Stage = q.manifests + 1
 	q.add(step, b.Time[i])
+	// What is put by its digest may be part of an index, whose manifest follows.
+	if s.p.names.tag(b.Ref[i]) == "" && q.manifests < maxStages {
+		q.manifests += 2
+		return nil
+	}
 	q.closed = true
 	delete(s.open, key)
 	return nil

@@ -4,8 +4,6 @@ import (
 	"crypto/sha256"
 	"fmt"
 
-	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
-
 	"example.org/slipway/oci"
 	"example.org/slipway/replay/content"
 	"example.org/slipway/trace"
@@ -28,7 +26,7 @@ func (p *Plan) layer(s *Step, ref store.Symbol) error {
 	}
 	if r.size == 0 { // nobody has it: what it would be follows from the name alone
 		r.key = content.Key(p.src.Name(store.Refs, ref))
-		r.size = p.o.size(0)
+		r.size = p.o.size(p.blob(ref).size) // an upload that does not end has that of its PATCHes
 		r.digest = p.o.Maker.Digest(r.key, r.size)
 	}
 	s.Key, s.Size, s.Digest = r.key, r.size, r.digest
@@ -92,17 +90,20 @@ func (p *Plan) step(b *store.Batch, i int, id int64) (s Step, err error) {
 // blobOnly makes a step of L0.
 func (p *Plan) blobOnly(s *Step, b *store.Batch, i int) error {
 	s.Repo = p.names.prefix + l0Repo
-	if s.Method == store.PUT {
+	if s.Method != store.GET {
 		s.Op = OpPush
 	}
 	s.Kind = trace.Blob
 	if b.Kind[i] != trace.Manifest {
+		if b.Ref[i] == store.None { // a blob in a POST
+			return p.layer(s, b.Digest[i])
+		}
 		return p.layer(s, b.Ref[i])
 	}
-	k := pairOf(b.Repo[i], b.Ref[i])
+	k := manifestOf(b, i)
 	m := p.manifest(k)
 	s.Key, s.Size, s.Digest = p.manifestKey(k, 0), m.size, m.digest
-	if s.Method == store.PUT && m.warm {
+	if l := p.places[pairOf(b.Repo[i], b.Ref[i])]; s.Method == store.PUT && !isDigested(k) && l != nil && l.warm {
 		s.Key = p.manifestKey(k, b.Time[i])
 		s.Digest = p.o.Maker.Digest(s.Key, s.Size)
 	}
@@ -111,7 +112,7 @@ func (p *Plan) blobOnly(s *Step, b *store.Batch, i int) error {
 }
 
 func (p *Plan) manifestStep(s *Step, b *store.Batch, i int) error {
-	k := pairOf(b.Repo[i], b.Ref[i])
+	k := manifestOf(b, i)
 	m := p.manifest(k)
 	s.Ref = p.names.tag(b.Ref[i])
 	if s.Method != store.PUT {
@@ -122,7 +123,7 @@ func (p *Plan) manifestStep(s *Step, b *store.Batch, i int) error {
 	}
 	s.Op = OpPutManifest
 	version := b.Time[i]
-	if s.Ref == "" { // a digest has one version only, which others ask for
+	if s.Ref == "" || isDigested(k) { // a digest has one version only, which others ask for
 		version = 0
 	}
 	return p.putManifest(s, k, m, version)
@@ -130,14 +131,16 @@ func (p *Plan) manifestStep(s *Step, b *store.Batch, i int) error {
 
 // putManifest fills in the body of a PUT.
 func (p *Plan) putManifest(s *Step, k pair, m *manifest, version int64) (err error) {
-	s.MediaType = ocispec.MediaTypeImageManifest
-	s.Body, err = p.document(k, m, version)
+	s.MediaType, s.Body, err = p.document(k, m, version)
 	s.Size, s.Digest = int64(len(s.Body)), sha256.Sum256(s.Body)
 	return err
 }
 
 func (p *Plan) uploadStep(s *Step, b *store.Batch, i int) error {
 	if s.Method == store.POST {
+		if b.Status[i] == 201 && b.Digest[i] != store.None {
+			return p.whole(s, b, i)
+		}
 		s.Op = OpOpen
 		return nil
 	}
@@ -154,6 +157,18 @@ func (p *Plan) uploadStep(s *Step, b *store.Batch, i int) error {
 	if s.Method == store.PATCH {
 		s.Op = OpPatch
 		s.Parts = max(1, p.blob(ref).patches)
+		if p.o.SizeScale == 1 && p.o.MaxSize == 0 {
+			s.To = max(0, b.Size[i])
+		}
 	}
 	return nil
+}
+
+// whole is a POST that needs no other request: it mounts a blob, or carries one.
+func (p *Plan) whole(s *Step, b *store.Batch, i int) error {
+	s.Op = OpPush
+	if b.Size[i] == 0 {
+		s.MountFrom = p.names.repo(p.blob(b.Digest[i]).home)
+	}
+	return p.layer(s, b.Digest[i])
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"time"
 
@@ -11,11 +12,13 @@ import (
 	"example.org/slipway/trace/store"
 )
 
-// blob is what the survey finds out about a name of table "refs": 16 bytes.
+// blob is what the survey finds out about a name of table "refs": 24 bytes.
 type blob struct {
 	size int64
 	// is is the blob that an upload brought, where that is another name.
 	is store.Symbol
+	// home is the first repository that had it.
+	home store.Symbol
 	// patches is how many PATCHes an upload came in.
 	patches uint16
 	flags   uint16
@@ -27,18 +30,6 @@ const (
 	// flagHash: its digest is needed.
 	flagHash
 )
-
-// manifest is what is known of a manifest: a repository's tag, or a digest.
-type manifest struct {
-	size   int64
-	layers []store.Symbol
-	// warm is set if it was read before it was put.
-	warm bool
-	// seen is set from the first request on.
-	seen bool
-	// digest, config and body's length are those of the version put in place.
-	digest [32]byte
-}
 
 // pair is a repository and a name.
 type pair uint64
@@ -73,6 +64,9 @@ type Plan struct {
 	// Paired uploads have no digest in the trace and were taken for the later
 	// requests of a blob of the same size in the same repository.
 	Paired int64
+	// Unsized is the content whose size the trace does not tell: blobs of 4 KiB take the
+	// place of blobs, and manifests are as long as it takes.
+	Unsized Unsized
 
 	o         Options
 	src       Source
@@ -81,6 +75,14 @@ type Plan struct {
 	blobs     []blob
 	pairs     map[pair]uint32
 	manifests map[pair]*manifest
+	places    map[pair]*place
+}
+
+// Unsized counts content whose size is not known.
+type Unsized struct {
+	Blobs, Manifests int64
+	// Examples are the first few of both.
+	Examples []string
 }
 
 // Progress is called now and then with how much of a job is done; total is 0 while
@@ -103,6 +105,8 @@ type visit struct {
 	last   int64
 	m      *manifest
 	layers []store.Symbol
+	// children are manifests that were put by their digests.
+	children []pair
 }
 
 type sized struct {
@@ -130,7 +134,7 @@ func New(ctx context.Context, src Source, o Options, tablePath string, progress 
 		progress = func(string, int64, int64) {}
 	}
 	p := &Plan{o: o, src: src, Skipped: Skip{}, names: newNames(src, o.RepoPrefix),
-		pairs: map[pair]uint32{}, manifests: map[pair]*manifest{}}
+		pairs: map[pair]uint32{}, manifests: map[pair]*manifest{}, places: map[pair]*place{}}
 	s := &survey{Plan: p, open: map[pair]*visit{}, uploads: map[pair]*visit{}, waiting: map[sized][]waiting{}}
 	times := newPace(&o)
 	err = p.read(ctx, p.Skipped, func(b *store.Batch, i int) error {
@@ -199,17 +203,20 @@ func (p *Plan) skip(b *store.Batch, i int) string {
 	kind, method := b.Kind[i], b.Method[i]
 	if p.o.Level == L0 {
 		switch {
-		case kind == trace.Blob && method == store.GET, kind == trace.Manifest && (method == store.GET || method == store.PUT),
-			kind == trace.Upload && method == store.PUT:
+		case kind == trace.Blob && method == store.GET, kind == trace.Manifest && method == store.GET, b.Push(i):
 		default:
 			return "not a GET or PUT of a blob or manifest"
 		}
 		switch {
 		case b.Size[i] <= 0:
 			return "no size"
-		case b.Ref[i] == store.None:
+		case b.Ref[i] == store.None && b.Digest[i] == store.None:
 			return "no reference"
 		}
+	}
+	writes := method == store.PUT || method == store.POST || method == store.PATCH
+	if writes && b.Status[i] >= 400 {
+		return "push that was refused" // for what reason is not recorded
 	}
 	switch {
 	case (kind == trace.Blob || kind == trace.Manifest || kind == trace.Upload) && b.Size[i] > maxContent && p.o.size(b.Size[i]) > maxContent:
@@ -248,16 +255,6 @@ func (p *Plan) blob(sym store.Symbol) *blob {
 		p.blobs = slices.Grow(p.blobs, int(sym)+1-len(p.blobs))[:int(sym)+1]
 	}
 	return &p.blobs[sym]
-}
-
-// manifest returns what is known of a manifest.
-func (p *Plan) manifest(k pair) *manifest {
-	m := p.manifests[k]
-	if m == nil {
-		m = &manifest{}
-		p.manifests[k] = m
-	}
-	return m
 }
 
 // succeeded tells whether a request found what it asked for.
@@ -307,6 +304,12 @@ func (s *survey) sweep(now int64) {
 func (s *survey) readBlob(b *store.Batch, i int) {
 	repo, ref := b.Repo[i], b.Ref[i]
 	bl := s.blob(ref)
+	if bl.home == store.None {
+		bl.home = repo
+	}
+	if b.Method[i] == store.HEAD {
+		s.pushing(b, i).add(ref) // who pushes asks for what may be there
+	}
 	if b.Method[i] == store.GET && b.Status[i] != 206 {
 		bl.size = max(bl.size, b.Size[i]) // a broken transfer is smaller
 	}
@@ -319,17 +322,8 @@ func (s *survey) readBlob(b *store.Batch, i int) {
 		}
 	}
 	bl.flags |= flagSeen | flagHash
-	gap := s.o.SessionGap.Microseconds()
-	if v := s.open[pairOf(b.Client[i], repo)]; v != nil && b.Method[i] == store.GET && b.Time[i]-v.last <= gap {
-		v.last = b.Time[i]
-		v.m.add(ref)
-	}
-}
-
-// add makes a blob one of the manifest's layers.
-func (m *manifest) add(layer store.Symbol) {
-	if len(m.layers) < maxLayers && !slices.Contains(m.layers, layer) {
-		m.layers = append(m.layers, layer)
+	if b.Method[i] == store.GET {
+		s.fetched(b, i)
 	}
 }
 
@@ -351,78 +345,103 @@ func (s *survey) pairUp(key pair, size int64) {
 	}
 }
 
+// upload is a request of an upload.
 func (s *survey) upload(b *store.Batch, i int) {
-	repo, ref := b.Repo[i], b.Ref[i]
-	if ref == store.None {
-		return
-	}
-	if b.Method[i] == store.PATCH {
-		if bl := s.blob(ref); bl.patches < 1<<15 {
+	ref := b.Ref[i]
+	switch {
+	case b.Method[i] == store.POST && b.Status[i] == 201 && b.Digest[i] != store.None:
+		if b.Size[i] == 0 {
+			s.mount(b, i)
+			return
+		}
+		s.brought(b, i, b.Digest[i])
+	case ref == store.None:
+	case b.Method[i] == store.PATCH:
+		bl := s.blob(ref)
+		if bl.patches < 1<<15 {
 			bl.patches++
 		}
-		return
+		bl.size += max(0, b.Size[i])
+	case b.Method[i] == store.PUT:
+		s.closed(b, i)
 	}
-	if b.Method[i] != store.PUT {
-		return
-	}
-	second := uint32(max(1, b.Time[i]/1e6))
-	d := b.Digest[i]
+}
+
+// closed is a PUT that ends an upload.
+func (s *survey) closed(b *store.Batch, i int) {
+	ref, d := b.Ref[i], b.Digest[i]
 	if d == store.None {
 		d = ref
 		if b.Size[i] > 0 {
-			k := sized{repo, b.Size[i]}
-			s.waiting[k] = append(s.waiting[k], waiting{ref, second})
+			k := sized{b.Repo[i], b.Size[i]}
+			s.waiting[k] = append(s.waiting[k], waiting{ref, second(b, i)})
 		}
 	}
 	if d != ref {
-		s.blob(ref).is = d
+		s.blob(d) // so that the one below stays where it is
+		bl := s.blob(ref)
+		bl.is = d
+		if b.Size[i] <= 0 { // then the PATCHes tell at least what came before
+			s.blob(d).size = max(s.blob(d).size, bl.size)
+		}
 	}
+	s.brought(b, i, d)
+	s.pushing(b, i).add(ref)
+}
+
+// second is when a request was, as in [Plan.pairs].
+func second(b *store.Batch, i int) uint32 { return uint32(max(1, b.Time[i]/1e6)) }
+
+// brought notes a blob that a push has brought.
+func (s *survey) brought(b *store.Batch, i int, d store.Symbol) {
 	bl := s.blob(d)
 	bl.size = max(bl.size, b.Size[i])
 	bl.flags |= flagSeen | flagHash
-	if _, known := s.pairs[pairOf(repo, d)]; !known {
-		s.pairs[pairOf(repo, d)] = second
+	if bl.home == store.None {
+		bl.home = b.Repo[i]
 	}
-	k := pairOf(b.Client[i], repo)
+	if _, known := s.pairs[pairOf(b.Repo[i], d)]; !known {
+		s.pairs[pairOf(b.Repo[i], d)] = second(b, i)
+	}
+	if b.Method[i] == store.POST {
+		s.pushing(b, i).add(d)
+	}
+}
+
+// mount is a blob that comes from another repository. Where the trace does not tell of one
+// that has it, it is put in place in this one.
+func (s *survey) mount(b *store.Batch, i int) {
+	repo, d := b.Repo[i], b.Digest[i]
+	bl := s.blob(d)
+	bl.flags |= flagSeen | flagHash
+	if _, known := s.pairs[pairOf(repo, d)]; !known {
+		s.pairs[pairOf(repo, d)] = second(b, i)
+		if bl.home == store.None {
+			s.pairs[pairOf(repo, d)] = inPlace
+		}
+	}
+	if bl.home == store.None {
+		bl.home = repo
+	}
+	s.pushing(b, i).add(d)
+}
+
+// pushing is what the client of a request has brought to the repository, or has found there.
+func (s *survey) pushing(b *store.Batch, i int) *visit {
+	k := pairOf(b.Client[i], b.Repo[i])
 	v := s.uploads[k]
 	if v == nil {
 		v = &visit{}
 		s.uploads[k] = v
 	}
 	v.last = b.Time[i]
-	if len(v.layers) < maxLayers {
+	return v
+}
+
+func (v *visit) add(ref store.Symbol) {
+	if len(v.layers) < maxLayers && !slices.Contains(v.layers, ref) {
 		v.layers = append(v.layers, ref)
 	}
-}
-
-func (s *survey) putManifest(b *store.Batch, i int) {
-	m := s.manifest(pairOf(b.Repo[i], b.Ref[i]))
-	m.seen = true
-	m.size = max(m.size, b.Size[i])
-	k := pairOf(b.Client[i], b.Repo[i])
-	if v := s.uploads[k]; v != nil {
-		for _, l := range v.layers {
-			m.add(l)
-		}
-		delete(s.uploads, k)
-	}
-}
-
-func (s *survey) readManifest(b *store.Batch, i int) {
-	m := s.manifest(pairOf(b.Repo[i], b.Ref[i]))
-	if !m.seen {
-		m.seen, m.warm = true, true
-	}
-	if b.Method[i] == store.GET {
-		m.size = max(m.size, b.Size[i])
-	}
-	k := pairOf(b.Client[i], b.Repo[i])
-	v := s.open[k]
-	if v == nil {
-		v = &visit{}
-		s.open[k] = v
-	}
-	v.last, v.m = b.Time[i], m
 }
 
 // content is the name whose content an upload's or a blob's is.
@@ -435,24 +454,7 @@ func (p *Plan) content(ref store.Symbol) store.Symbol {
 
 // complete settles what only the whole trace tells.
 func (s *survey) complete() {
-	for k, m := range s.manifests {
-		// Uploads were noted under their own names; some are blobs of another.
-		for j, l := range m.layers {
-			m.layers[j] = s.content(l)
-		}
-		slices.Sort(m.layers)
-		m.layers = slices.Compact(m.layers)
-		if m.warm {
-			s.WarmManifests++
-		}
-		for _, l := range m.layers {
-			lk := pairOf(k.repo(), l)
-			if _, known := s.pairs[lk]; m.warm || !known {
-				s.pairs[lk] = inPlace
-				s.blob(l).flags |= flagHash
-			}
-		}
-	}
+	s.completeManifests()
 	for k, when := range s.pairs {
 		if when == inPlace {
 			s.WarmBlobs++
@@ -464,21 +466,40 @@ func (s *survey) complete() {
 		for _, k := range s.sortedPairs() {
 			seen[s.content(k.ref())] = true
 		}
-		s.WarmBlobs = int64(len(seen))
-	} else {
-		s.WarmConfigs = int64(len(s.manifests))
+		s.WarmBlobs, s.WarmConfigs = int64(len(seen)), 0
 	}
+	s.countUnsized()
 	s.open, s.uploads, s.waiting = nil, nil, nil
 }
 
-// sortedManifests are the manifests in an order that is the same each time.
-func (p *Plan) sortedManifests() []pair {
-	keys := make([]pair, 0, len(p.manifests))
-	for k := range p.manifests {
-		keys = append(keys, k)
+// countUnsized counts what is made without a size to go by.
+func (s *survey) countUnsized() {
+	u := &s.Unsized
+	const examples = 5
+	name := func(sym store.Symbol) {
+		if len(u.Examples) < examples {
+			u.Examples = append(u.Examples, s.src.Name(store.Refs, sym))
+		}
 	}
-	slices.Sort(keys)
-	return keys
+	for sym := range s.blobs {
+		if bl := &s.blobs[sym]; bl.flags&flagHash != 0 && bl.size <= 0 {
+			u.Blobs++
+			name(store.Symbol(sym))
+		}
+	}
+	for _, k := range s.sortedManifests() {
+		if s.manifests[k].size <= 0 {
+			u.Manifests++
+			name(k.ref())
+		}
+	}
+}
+
+// sortedManifests are the manifests in an order that is the same each time.
+func (p *Plan) sortedManifests() []pair { return sortedKeys(p.manifests) }
+
+func sortedKeys[V any](m map[pair]V) []pair {
+	return slices.Sorted(maps.Keys(m))
 }
 
 // sortedPairs are the blobs to be put in place, those of one name together.

@@ -63,12 +63,12 @@ const (
 	OpPutManifest
 	// OpOpen begins an upload.
 	OpOpen
-	// OpPatch sends the next of Parts equal parts of an upload.
+	// OpPatch sends the next part of an upload: To bytes, or one of Parts equal parts.
 	OpPatch
 	// OpClose sends what an upload still lacks and names its digest.
 	OpClose
 	// OpPush is a whole upload: POST and PUT, after a HEAD if Ask is set, which ends
-	// it where the registry has the blob. From is a repository to mount from.
+	// it where the registry has the blob. MountFrom is a repository to mount from.
 	OpPush
 	opCount
 )
@@ -92,7 +92,8 @@ type Step struct {
 	Key    uint64
 	Size   int64
 	Digest [32]byte
-	// From and To bound the bytes of a range request; To 0 means none.
+	// From and To bound the bytes of a range request; To 0 means none. Of a PATCH, To is
+	// how many bytes it sends, 0 for an equal part.
 	From, To int64
 	// Upload ties the parts of an upload together, of which Parts come in PATCHes; 0
 	// for none.

@@ -132,12 +132,15 @@ func (w *warmUp) l0() error {
 			return err
 		}
 	}
-	for _, k := range w.p.sortedManifests() {
-		m := w.p.manifests[k]
-		if !m.warm {
+	sent := map[pair]bool{}
+	for _, k := range sortedKeys(w.p.places) {
+		l := w.p.places[k]
+		if !l.warm || sent[l.content] {
 			continue
 		}
-		s := Step{Op: OpPush, Method: store.PUT, Kind: kindBlob, Repo: repo, Ask: true, Key: w.p.manifestKey(k, 0), Size: m.size, Digest: m.digest}
+		sent[l.content] = true
+		m := w.p.manifests[l.content]
+		s := Step{Op: OpPush, Method: store.PUT, Kind: kindBlob, Repo: repo, Ask: true, Key: w.p.manifestKey(l.content, 0), Size: m.size, Digest: m.digest}
 		s.Ref = digestName(s.Digest)
 		if err := w.emit(s.Key, []Step{s}); err != nil {
 			return err
@@ -178,23 +181,30 @@ func (w *warmUp) blobs() error {
 	return flush()
 }
 
-// manifests sends the configurations of all manifests, and those manifests that are
-// read before the trace puts them.
+// manifests sends the configurations of the manifests that have none among their layers,
+// and those manifests that are read before the trace puts them.
 func (w *warmUp) manifests() error {
-	for _, k := range w.p.sortedManifests() {
-		m := w.p.manifests[k]
-		config, err := w.p.image(k, m)
-		if err != nil {
-			return err
-		}
+	for _, k := range sortedKeys(w.p.places) {
+		l := w.p.places[k]
+		m := w.p.manifests[l.content]
 		repo := w.p.names.repo(k.repo())
-		steps := []Step{configStep(repo, config)}
-		if m.warm {
+		var steps []Step
+		if w.p.needsConfig(k, l) {
+			config, err := w.p.image(l.content, m)
+			if err != nil {
+				return err
+			}
+			steps = append(steps, configStep(repo, config))
+		}
+		if l.warm {
 			s := Step{Stage: 1, Op: OpPutManifest, Method: store.PUT, Kind: kindManifest, Repo: repo, Ref: w.p.names.tag(k.ref())}
-			if err := w.p.putManifest(&s, k, m, 0); err != nil {
+			if err := w.p.putManifest(&s, l.content, m, 0); err != nil {
 				return err
 			}
 			steps = append(steps, s)
+		}
+		if len(steps) == 0 {
+			continue
 		}
 		if err := w.emit(content.Key(repo), steps); err != nil {
 			return err

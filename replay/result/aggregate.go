@@ -84,6 +84,8 @@ type Aggregate struct {
 	// Late is how many requests were sent more than LateAfter microseconds late.
 	Late  int64
 	Extra int64
+	// Workers is what each worker did.
+	Workers map[uint8]*WorkerCount
 	// Ended is when the last request had ended, Began when the first was to be sent,
 	// in microseconds; Began is -1 for none.
 	Began, Ended int64
@@ -109,7 +111,7 @@ const LateAfter = 2000
 // NewAggregate returns an empty one. onSecond, if not nil, gets the rows of the
 // series, in order of time but for very late requests; see [Aggregate.Flush].
 func NewAggregate(onSecond func(Second) error) *Aggregate {
-	return &Aggregate{Groups: map[Key]*Group{}, Lag: newHistogram(), Wait: newHistogram(), Began: -1,
+	return &Aggregate{Groups: map[Key]*Group{}, Workers: map[uint8]*WorkerCount{}, Lag: newHistogram(), Wait: newHistogram(), Began: -1,
 		BlockSeconds: 1, seconds: map[secondKey]*Block{}, onSecond: onSecond}
 }
 
@@ -127,6 +129,7 @@ func (a *Aggregate) Add(s *Sample) error {
 		return nil
 	}
 	a.Outcomes[s.Outcome]++
+	a.worker(s)
 	if s.Extra {
 		a.Extra++
 	}
@@ -155,6 +158,37 @@ func (a *Aggregate) group(s *Sample) {
 	g.Bytes += s.Bytes
 	g.Redirects += int64(s.Redirects)
 	g.RedirectTime += s.RedirectTime
+}
+
+// WorkerCount is what a worker did.
+type WorkerCount struct {
+	Requests, Errors, Unsent, Bytes int64
+	Latency, Lag                    *hdrhistogram.Histogram
+}
+
+// count returns what is counted of a worker.
+func (a *Aggregate) count(worker uint8) *WorkerCount {
+	w := a.Workers[worker]
+	if w == nil {
+		w = &WorkerCount{Latency: newHistogram(), Lag: newHistogram()}
+		a.Workers[worker] = w
+	}
+	return w
+}
+
+func (a *Aggregate) worker(s *Sample) {
+	w := a.count(s.Worker)
+	if !s.Executed() {
+		w.Unsent++
+		return
+	}
+	w.Requests++
+	w.Bytes += s.Bytes
+	if s.Outcome != OK {
+		w.Errors++
+	}
+	record(w.Latency, s.Latency())
+	record(w.Lag, s.Lag())
 }
 
 func (b *Block) add(s *Sample) {
@@ -273,6 +307,12 @@ func (a *Aggregate) Merge(o *Aggregate) {
 		mine.Bytes += g.Bytes
 		mine.Redirects += g.Redirects
 		mine.RedirectTime += g.RedirectTime
+	}
+	for i, w := range o.Workers {
+		mine := a.count(i)
+		mine.Requests, mine.Errors, mine.Unsent, mine.Bytes = mine.Requests+w.Requests, mine.Errors+w.Errors, mine.Unsent+w.Unsent, mine.Bytes+w.Bytes
+		mine.Latency.Merge(w.Latency)
+		mine.Lag.Merge(w.Lag)
 	}
 	a.Lag.Merge(o.Lag)
 	a.Wait.Merge(o.Wait)

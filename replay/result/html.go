@@ -138,7 +138,9 @@ Planned from the trace: {{.Planned}}{{if .Skipped}}; left out: {{counts .Skipped
 {{template "times" (row "latency" .Latency)}}{{template "times" (row "service" .Service)}}{{template "times" (row "generator's lag" .Summary.Lag)}}{{template "times" (row "wait for a place" .Summary.Wait)}}</table>
 <details><summary>By method, object, size and status</summary><table><tr><th>target</th><th>request</th><th>size</th><th>status</th><th>requests</th><th>latency p50</th><th>p90</th><th>p99</th><th>max</th><th>service p50</th><th>p99</th></tr>
 {{range .Summary.Groups}}<tr><td>{{.Target}}</td><td class="text">{{.Method}} {{.Object}}</td><td>{{.Size}}</td><td>{{.Status}}</td><td>{{.Requests}}</td><td>{{ms .Latency.P50}}</td><td>{{ms .Latency.P90}}</td><td>{{ms .Latency.P99}}</td><td>{{ms .Latency.Max}}</td><td>{{ms .Service.P50}}</td><td>{{ms .Service.P99}}</td></tr>{{end}}</table>
-<p>Options: {{range $k, $v := .Options}}{{$k}}={{$v}} {{end}}</p>
+{{if gt (len .PerWorker) 1}}<table><tr><th>worker</th><th>requests</th><th>errors</th><th>not sent</th><th>latency p50</th><th>p99</th><th>lag p50</th><th>p99</th><th>max</th></tr>
+{{range .PerWorker}}<tr><td>{{.Worker}}</td><td>{{.Requests}}</td><td>{{.Errors}}</td><td>{{.Unsent}}</td><td>{{ms .Latency.P50}}</td><td>{{ms .Latency.P99}}</td><td>{{ms .Lag.P50}}</td><td>{{ms .Lag.P99}}</td><td>{{ms .Lag.Max}}</td></tr>{{end}}</table>
+{{end}}<p>Options: {{range $k, $v := .Options}}{{$k}}={{$v}} {{end}}</p>
 <p>Slipway {{.Environment.Slipway}}, {{.Environment.Go}}, {{.Environment.OS}}/{{.Environment.Arch}}, {{.Environment.CPUs}} processors; workers: {{range .Workers}}{{.}} {{end}}</p></details></section>
 {{end}}
 {{range .Comparisons}}<section><h2>{{.Other}} against {{.Base}}</h2>{{range .Notes}}<p class="bad">{{.}}</p>{{end}}

@@ -51,6 +51,13 @@ func (r *Result) Text(w io.Writer) error {
 	for _, g := range r.Summary.Groups {
 		p.f("%s %s %s %s\t%s\t%d\t%.1f\t%s\t\n", g.Target, g.Method, g.Object, g.Size, g.Status, g.Requests, float64(g.Bytes)/1e6, g.Latency.cells())
 	}
+	if len(r.PerWorker) > 1 {
+		p.f("\nworker\trequests\terrors\tnot sent\tMB\tlatency p50\tp99\tlag p50\tp99\tmax\t\n")
+		for _, w := range r.PerWorker {
+			p.f("%s\t%d\t%d\t%d\t%.1f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t\n", w.Worker, w.Requests, w.Errors, w.Unsent, float64(w.Bytes)/1e6,
+				w.Latency.P50, w.Latency.P99, w.Lag.P50, w.Lag.P99, w.Lag.Max)
+		}
+	}
 	if p.err != nil {
 		return p.err
 	}

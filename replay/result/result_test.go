@@ -31,7 +31,7 @@ func draw(seed uint64, n, seconds int, mean float64) []result.Sample {
 		lag := rng.Int64N(300)
 		took := int64(rng.ExpFloat64() * mean * 1e3)
 		s := result.Sample{Task: int64(i), Last: true, Method: store.GET, Object: result.Object(trace.Blob), Status: 200,
-			Intended: at, Sent: at + lag, First: at + lag + took/2, End: at + lag + took, Bytes: rng.Int64N(1 << 22), Target: uint8(i % 2)}
+			Intended: at, Sent: at + lag, First: at + lag + took/2, End: at + lag + took, Bytes: rng.Int64N(1 << 22), Target: uint8(i % 2), Worker: uint8(i % 3)}
 		switch rng.IntN(100) {
 		case 0:
 			s.Outcome, s.Status = result.BadStatus, 500
@@ -72,6 +72,9 @@ func TestMergeLosesNothing(t *testing.T) {
 	opts := cmp.Options{cmpopts.IgnoreUnexported(result.Aggregate{}), cmp.Comparer(func(a, b result.Spread) bool { return a == b }),
 		cmp.Comparer(func(a, b *result.Group) bool {
 			return a.Latency.Equals(b.Latency) && a.Service.Equals(b.Service) && a.Bytes == b.Bytes
+		}),
+		cmp.Comparer(func(a, b *result.WorkerCount) bool {
+			return a.Latency.Equals(b.Latency) && a.Lag.Equals(b.Lag) && a.Requests == b.Requests && a.Errors == b.Errors && a.Unsent == b.Unsent && a.Bytes == b.Bytes
 		}),
 		cmpopts.IgnoreFields(result.Aggregate{}, "Lag", "Wait")}
 	if d := cmp.Diff(want, got, opts); d != "" {
@@ -119,6 +122,31 @@ func write(t testing.TB, dir string, samples []result.Sample) *result.Summary {
 		t.Fatal(err)
 	}
 	return s
+}
+
+// TestPerWorker: what workers did is told apart, and is all that was done.
+func TestPerWorker(t *testing.T) {
+	dir := t.TempDir()
+	sum := write(t, dir, draw(3, 3_000, 60, 5))
+	want := sum.Outcomes["ok"] + sum.Outcomes["status"]
+	var requests, unsent int64
+	for _, w := range sum.PerWorker {
+		requests, unsent = requests+w.Requests, unsent+w.Unsent
+		if w.Requests < 900 || w.Errors == 0 || w.Latency.P99 <= w.Latency.P50 || w.Lag.Max > 0.3 || w.Bytes == 0 {
+			t.Errorf("worker %+v", w)
+		}
+	}
+	if len(sum.PerWorker) != 3 || requests != want || unsent != sum.Outcomes["dropped"] {
+		t.Errorf("%d workers sent %d requests and %d not; want 3, %d and %d", len(sum.PerWorker), requests, unsent, want, sum.Outcomes["dropped"])
+	}
+	r, err := result.Load(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var text strings.Builder
+	if err := r.Text(&text); err != nil || !strings.Contains(text.String(), "worker") {
+		t.Errorf("the report does not tell of workers, %v:\n%s", err, &text)
+	}
 }
 
 func TestWhatIsWrittenIsRead(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -31,6 +32,8 @@ type Summary struct {
 	// that could not be.
 	Planned int64            `json:"planned"`
 	Skipped map[string]int64 `json:"skipped,omitempty"`
+	// Unsized is the content whose size the trace does not tell.
+	Unsized *Unsized `json:"unsized,omitempty"`
 	// WarmUp is what was put in place.
 	WarmUp *WarmUp `json:"warmUp,omitempty"`
 
@@ -68,6 +71,34 @@ type Summary struct {
 	Valid      bool             `json:"valid"`
 	Verdict    string           `json:"verdict"`
 	Groups     []GroupRow       `json:"groups"`
+	PerWorker  []WorkerRow      `json:"perWorker"`
+}
+
+// Unsized is content that was made without a recorded size to go by.
+type Unsized struct {
+	Blobs     int64 `json:"blobs"`
+	Manifests int64 `json:"manifests"`
+	// BlobSize is what blobs were given in its place, in bytes.
+	BlobSize int64 `json:"blobSize"`
+	// Examples are the names of some.
+	Examples []string `json:"examples"`
+}
+
+// String says how much it is, and of what.
+func (u *Unsized) String() string {
+	return fmt.Sprintf("the trace does not tell the sizes of %d blobs, which were given %d bytes, and of %d manifests, such as %s",
+		u.Blobs, u.BlobSize, u.Manifests, strings.Join(u.Examples, ", "))
+}
+
+// WorkerRow is what one worker did.
+type WorkerRow struct {
+	Worker   string `json:"worker"`
+	Requests int64  `json:"requests"`
+	Errors   int64  `json:"errors"`
+	Unsent   int64  `json:"unsent"`
+	Bytes    int64  `json:"bytes"`
+	Latency  Times  `json:"latencyMs"`
+	Lag      Times  `json:"lagMs"`
 }
 
 // Environment is where a run was made.
@@ -142,6 +173,7 @@ func (s *Summary) fill(a *Aggregate) {
 	}
 	s.judge(a)
 	s.Groups = s.rows(a)
+	s.PerWorker = s.workerRows(a)
 }
 
 func named(n [outcomes]int64) map[string]int64 {
@@ -188,6 +220,9 @@ func (s *Summary) judge(a *Aggregate) {
 	if s.Closed {
 		notes = append(notes, "closed loop: the registry set the pace, so latencies say nothing about what users of a loaded registry would see")
 	}
+	if s.Unsized != nil {
+		notes = append(notes, s.Unsized.String())
+	}
 	s.Valid = len(bad) == 0
 	s.Verdict = "valid"
 	if !s.Valid {
@@ -203,6 +238,19 @@ func (s *Summary) target(i uint8) string {
 		return s.Targets[i]
 	}
 	return fmt.Sprint(i)
+}
+
+func (s *Summary) workerRows(a *Aggregate) []WorkerRow {
+	rows := []WorkerRow{}
+	for _, i := range slices.Sorted(maps.Keys(a.Workers)) {
+		w, name := a.Workers[i], fmt.Sprint(i)
+		if int(i) < len(s.Workers) {
+			name = s.Workers[i]
+		}
+		rows = append(rows, WorkerRow{Worker: name, Requests: w.Requests, Errors: w.Errors, Unsent: w.Unsent, Bytes: w.Bytes,
+			Latency: times(w.Latency), Lag: times(w.Lag)})
+	}
+	return rows
 }
 
 func (s *Summary) rows(a *Aggregate) []GroupRow {

@@ -10,7 +10,6 @@ import (
 	"sync"
 	"time"
 
-	"example.org/slipway/replay/content"
 	"example.org/slipway/replay/result"
 	"example.org/slipway/trace"
 	"example.org/slipway/trace/store"
@@ -37,48 +36,18 @@ type upload struct {
 // uploads are those that go on: by their name in the trace, or not yet known by
 // it, which is when only the POST was seen; those are kept by client and repository.
 type uploads struct {
-	mu      sync.Mutex
-	byID    map[uint64]*upload
-	fresh   map[uint64][]*upload
-	count   int            // of fresh
-	ending  map[uint64]int // by client and repository: PUTs under way
-	changed sync.Cond      // ending
+	mu    sync.Mutex
+	byID  map[uint64]*upload
+	fresh map[uint64][]*upload
+	count int // of fresh
 }
 
 func newUploads() *uploads {
-	u := &uploads{byID: map[uint64]*upload{}, fresh: map[uint64][]*upload{}, ending: map[uint64]int{}}
-	u.changed.L = &u.mu
-	return u
-}
-
-// end notes that a client ends an upload, until the function is called that it
-// returns.
-func (u *uploads) end(by uint64) (done func()) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	u.ending[by]++
-	return func() {
-		u.mu.Lock()
-		defer u.mu.Unlock()
-		if u.ending[by]--; u.ending[by] == 0 {
-			delete(u.ending, by)
-		}
-		u.changed.Broadcast()
-	}
-}
-
-// ended waits until no upload of a client is being ended: it would not put a manifest
-// before. That is for no longer than requests may take.
-func (u *uploads) ended(by uint64) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	for u.ending[by] > 0 {
-		u.changed.Wait()
-	}
+	return &uploads{byID: map[uint64]*upload{}, fresh: map[uint64][]*upload{}}
 }
 
 // by is the key under which a client's fresh uploads are kept.
-func (r *run) by() uint64 { return r.task.Client ^ content.Key(r.Repo) ^ uint64(r.index) }
+func (r *run) by() uint64 { return clientKeyOf(r.task, r.Step) }
 
 // keep notes an upload that a POST began.
 func (u *uploads) keep(by uint64, up *upload) {
@@ -172,10 +141,13 @@ func (x *exchange) location() *url.URL {
 
 // open is the POST of a trace.
 func (r *run) open(ctx context.Context) {
-	up := &upload{target: r.target, index: r.index, repo: r.Repo}
-	up.busy.Lock()
+	up := r.s.begun(r.task)
+	if up == nil {
+		up = &upload{target: r.target, index: r.index, repo: r.Repo}
+		up.busy.Lock()
+		r.s.uploads.keep(r.by(), up)
+	}
 	defer up.busy.Unlock()
-	r.s.uploads.keep(r.by(), up) // at once: what comes next waits for the answer
 	up.at = r.begin(ctx, nil)
 }
 
@@ -215,6 +187,9 @@ func (r *run) patch(ctx context.Context) {
 	}
 	parts := int64(max(1, r.Parts))
 	from, to := up.sent, r.Size*min(parts, int64(up.parts)+1)/parts
+	if r.To > 0 {
+		to = min(from+r.To, r.Size)
+	}
 	to = max(from, to)
 	x := &exchange{method: store.PATCH, object: uploadObject, url: up.at, scope: scope(r.Repo, true), size: to - from, body: r.piece(from, to),
 		header: http.Header{"Content-Type": {"application/octet-stream"}}}
@@ -233,7 +208,6 @@ func (r *run) patch(ctx context.Context) {
 
 // close ends an upload.
 func (r *run) close(ctx context.Context) {
-	defer r.s.uploads.end(r.by())()
 	up, ok := r.hold(ctx)
 	defer up.busy.Unlock()
 	if ok {

@@ -45,6 +45,7 @@ type Sender struct {
 	start   time.Time
 	bufs    sync.Pool
 	uploads *uploads
+	turns   *turns
 
 	mu    sync.Mutex
 	noted time.Time
@@ -69,7 +70,7 @@ func New(targets []Target, start time.Time, o Options) (*Sender, error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &Sender{o: o, start: start, uploads: newUploads()}
+	s := &Sender{o: o, start: start, uploads: newUploads(), turns: newTurns()}
 	s.bufs.New = func() any { b := make([]byte, 64<<10); return &b }
 	for i := range targets {
 		t := &target{Target: targets[i]}
@@ -129,6 +130,12 @@ func (s *Sender) Run(ctx context.Context, t *plan.Task, intended, wait int64, em
 		ctx = context.WithValue(ctx, clientKey{}, t.Client)
 	}
 	if t.Alone() {
+		if w := s.turn(t); w != nil {
+			asked := s.now()
+			w.await(ctx)
+			wait += s.now() - asked // its client would not have sent it any sooner
+			defer s.endTurn(t)
+		}
 		samples, _ := s.step(ctx, t, 0, intended, wait)
 		samples[len(samples)-1].Last = true
 		for _, sm := range samples {
@@ -323,6 +330,9 @@ func (r *run) url(parts ...string) *url.URL {
 	return &u
 }
 
+// indexType is the media type of an index.
+const indexType = "application/vnd.oci.image.index.v1+json"
+
 // manifestTypes are what is accepted as a manifest.
 const manifestTypes = "application/vnd.oci.image.manifest.v1+json, application/vnd.oci.image.index.v1+json, " +
 	"application/vnd.docker.distribution.manifest.v2+json, application/vnd.docker.distribution.manifest.list.v2+json"
@@ -379,9 +389,6 @@ func (r *run) putManifest(ctx context.Context) {
 	if ref == "" {
 		ref = digestName(r.Digest)
 	}
-	asked := r.s.now()
-	r.s.uploads.ended(r.by())
-	r.wait += r.s.now() - asked
 	r.do(ctx, &exchange{method: store.PUT, object: result.Object(trace.Manifest), url: r.url(r.Repo, "manifests", ref),
 		header: http.Header{"Content-Type": {r.MediaType}}, scope: scope(r.Repo, true), size: int64(len(r.Body)), body: r.bytes, fine: r.fine})
 }
