@@ -323,6 +323,9 @@ func (f *cacheFlags) configs(r *simulate.Requests) ([]simulate.CacheConfig, erro
 func shareOf(text, suffix string, unit float64, whole int64) (int64, error) {
 	n, ok := strings.CutSuffix(strings.TrimSpace(text), suffix)
 	if !ok {
+		if v, err := strconv.ParseFloat(n, 64); err == nil && v > 0 && v < leastPlain {
+			return 0, fmt.Errorf("%q has no unit; write %s%s for a share, or %sB for bytes", text, n, suffix, n)
+		}
 		return parseByteCount(text)
 	}
 	v, err := strconv.ParseFloat(n, 64)
@@ -334,6 +337,10 @@ func shareOf(text, suffix string, unit float64, whole int64) (int64, error) {
 	}
 	return 0, fmt.Errorf("%s of %d bytes is too much", text, whole)
 }
+
+// leastPlain is the least number of bytes of a cache that is taken without a unit: who
+// writes less means a share.
+const leastPlain = 1 << 20
 
 // maxByteCount is more bytes than anything has, and sums of a few such do not overflow.
 const maxByteCount = 1 << 60
