@@ -31,6 +31,7 @@ import (
 	"net/url"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"oras.land/oras-go/v2/registry/remote/auth"
@@ -108,7 +109,9 @@ type Client struct {
 	most   time.Duration
 	stall  time.Duration // 0: never
 	upload *uploads
-	bufs   sync.Pool // *[]byte of copyBuffer bytes
+	// answered is set once the registry gave an answer.
+	answered atomic.Bool
+	bufs     sync.Pool // *[]byte of copyBuffer bytes
 
 	// referrers is held while the index of a referrers tag is rewritten. It is
 	// a channel and not a mutex so that waiting for it ends with the context.

@@ -4,11 +4,9 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/url"
 	"regexp"
@@ -142,16 +140,21 @@ func (c *Client) once(ctx context.Context, l call) (resp *http.Response, after t
 	}
 	resp, err = c.auth.Do(req)
 	if err != nil {
-		after = -1
-		if l.retry == retryAll && retryable(err) {
+		after, err = -1, needsTLS(err)
+		if l.retry == retryAll && c.retryable(err) {
 			after = 0
 		}
 		return nil, after, c.sendError(l, err)
 	}
+	c.answered.Store(true)
 	if resp.StatusCode/100 == 2 || slices.Contains(l.accept, resp.StatusCode) {
 		return resp, 0, nil
 	}
-	return nil, c.retryAfter(l, resp), answerError(l, resp)
+	err = answerError(l, resp)
+	if errors.Is(err, ErrNeedsTLS) {
+		return nil, -1, err
+	}
+	return nil, c.retryAfter(l, resp), err
 }
 
 // retryAfter tells when a request that was answered by an error may be made
@@ -190,15 +193,14 @@ func ParseRetryAfter(s string, now time.Time) time.Duration {
 
 // retryable tells whether a request that got no answer may succeed later:
 // not when credentials are missing or refused, a redirect was not followed, or
-// the server is the wrong one.
-func retryable(err error) bool {
+// the server is the wrong one. A server that nobody listens at any more may be
+// about to start again; one that never answered is not waited for.
+func (c *Client) retryable(err error) bool {
 	var token *errcode.ErrorResponse
-	var cert *tls.CertificateVerificationError
-	var dns *net.DNSError
 	switch {
 	case errors.As(err, &token):
 		return token.StatusCode == http.StatusTooManyRequests || token.StatusCode >= 500
-	case errors.As(err, &cert), errors.As(err, &dns) && dns.IsNotFound:
+	case misdirected(err), !c.answered.Load() && Unreachable(err):
 		return false
 	case errors.Is(err, auth.ErrBasicCredentialNotFound), errors.Is(err, errRedirect):
 		return false
@@ -250,6 +252,9 @@ func ReadError(resp *http.Response, notFound oci.Code) *oci.Error {
 		b = nil // the status says enough
 	}
 	e := oci.UnmarshalError(resp.StatusCode, b)
+	if resp.Request != nil && saysNeedsTLS(resp.Request.URL.Scheme, resp.StatusCode, b) {
+		e.Err = ErrNeedsTLS
+	}
 	if resp.StatusCode == http.StatusNotFound && notFound != "" && !aboutContent(e.Code) {
 		// Registries also say NAME_UNKNOWN, NOT_FOUND or nothing.
 		e.Code = notFound
