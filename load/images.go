@@ -13,7 +13,9 @@ import (
 	"math/rand/v2"
 	"regexp"
 	"runtime"
+	"slices"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -267,6 +269,23 @@ func layerDigest(mk content.Maker, key uint64, size int64) (oci.Digest, error) {
 		return "", fmt.Errorf("make a layer of %d bytes: %w", size, err)
 	}
 	return oci.Digest("sha256:" + hex.EncodeToString(h.Sum(nil))), nil
+}
+
+// fixPatterns makes "*" in a pattern that is no regular expression mean everything, as who
+// writes "*" or "*-0001" means it.
+func fixPatterns(patterns []string) ([]string, error) {
+	patterns = slices.Clone(patterns)
+	for i, p := range patterns {
+		if _, err := regexp.Compile(p); err == nil {
+			continue
+		}
+		glob := "^" + strings.ReplaceAll(regexp.QuoteMeta(p), `\*`, ".*")
+		if !strings.HasPrefix(p, "*") || strings.ContainsAny(p, `()[]{}+?|\^$`) {
+			return nil, fmt.Errorf("pattern %q is no regular expression; .* selects everything", p)
+		}
+		patterns[i] = glob
+	}
+	return patterns, nil
 }
 
 // Select distributes images over patterns: regular expressions that are looked for in

@@ -106,10 +106,12 @@ type Options struct {
 
 // Status is how far a run is.
 type Status struct {
-	// Phase is "making", "pushing", "listing", "pruning", "warming" or "running".
+	// Phase is "connecting", "making", "pushing", "listing", "pruning", "warming" or "running".
 	Phase string
 	// Done of Total, in phases before the last one.
 	Done, Total int64
+	// Idle is how long nothing was done, in phases before the last one.
+	Idle time.Duration
 	// Elapsed of Length, 0 if that is not known, in the last one.
 	Elapsed, Length time.Duration
 	// Tally is the last one, Image how long images took since the begin of the step.
@@ -183,6 +185,10 @@ func (r *run) complete() error {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
+	var err error
+	if o.Patterns, err = fixPatterns(o.Patterns); err != nil {
+		return err
+	}
 	switch {
 	case o.Step < 0 || o.Tally < 0 || o.Timeout < 0 || o.PushAtOnce < 0 || o.LayersAtOnce < 0 || o.Pullers < 0:
 		return errors.New("times and numbers cannot be negative")
@@ -228,9 +234,55 @@ func def[T comparable](v *T, d T) {
 func (r *run) prepare(ctx context.Context, res *Result) error {
 	var err error
 	if r.o.Source == Listed {
-		r.images, err = listImages(ctx, r.upstream, r.o.Patterns, r.o.AllTags, r.progress("listing"))
+		err = r.reach(ctx)
+	}
+	if err == nil {
+		err = r.choose(ctx)
+	}
+	if err == nil && r.o.Source != Listed { // what is wrong with the options is said first
+		err = r.reach(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	if r.o.Source == PushedSet {
+		if res.Pushed, err = r.pushAll(ctx); err != nil {
+			return err
+		}
+	}
+	r.describeImages(res)
+	switch {
+	case r.o.Prune != NoPrune:
+		return r.phase("pruning", func(tell func(done, total int64)) error { return r.pruneAll(ctx, tell) })
+	case !r.o.Cold && r.o.Mix.Has(Pull):
+		return r.phase("warming", func(tell func(done, total int64)) error { return r.warm(ctx, tell) })
+	}
+	return nil
+}
+
+// reach returns an error if a registry cannot be reached.
+func (r *run) reach(ctx context.Context) error {
+	return r.phase("connecting", func(func(done, total int64)) error {
+		if err := r.target.reach(ctx); err != nil || r.upstream == r.target {
+			return err
+		}
+		return r.upstream.reach(ctx)
+	})
+}
+
+// choose finds or makes the images, and gives each puller its own. It changes nothing in a
+// registry.
+func (r *run) choose(ctx context.Context) (err error) {
+	if r.o.Source == Listed {
+		err = r.phase("listing", func(tell func(done, total int64)) (err error) {
+			r.images, err = listImages(ctx, r.upstream, r.o.Patterns, r.o.AllTags, tell)
+			return err
+		})
 	} else {
-		r.images, err = r.generate(ctx, res)
+		r.report(Status{Phase: "making"})
+		if r.set, err = Generate(ctx, &r.o.Set); err == nil {
+			r.images, r.o.Set = r.set.Images, r.set.o
+		}
 	}
 	if err == nil {
 		err = r.choosePushes()
@@ -238,17 +290,7 @@ func (r *run) prepare(ctx context.Context, res *Result) error {
 	if err != nil {
 		return err
 	}
-	if err := r.distribute(); err != nil {
-		return err
-	}
-	r.describeImages(res)
-	switch {
-	case r.o.Prune != NoPrune:
-		return r.pruneAll(ctx)
-	case !r.o.Cold && r.o.Mix.Has(Pull):
-		return r.warm(ctx)
-	}
-	return nil
+	return r.distribute()
 }
 
 // choosePushes says what images pushers make: like those of the set, but none that another
@@ -263,24 +305,18 @@ func (r *run) choosePushes() error {
 	return nil
 }
 
-// generate makes the images, and pushes them.
-func (r *run) generate(ctx context.Context, res *Result) ([]*Image, error) {
-	r.report(Status{Phase: "making"})
-	set, err := Generate(ctx, &r.o.Set)
-	if err != nil {
-		return nil, err
-	}
-	r.set, r.o.Set = set, set.o
-	if r.o.Source == InPlace {
-		return set.Images, nil
-	}
-	p, err := pushSet(ctx, r.upstream, set, r.o.PushAtOnce, r.progress("pushing"))
+// pushAll pushes the images that were made.
+func (r *run) pushAll(ctx context.Context) (*Pushed, error) {
+	var p Pushed
+	err := r.phase("pushing", func(tell func(done, total int64)) (err error) {
+		p, err = pushSet(ctx, r.upstream, r.set, r.o.PushAtOnce, tell)
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
 	r.o.Logger.InfoContext(ctx, "images are in place", "pushed", p.Images, "present", p.Present, "seconds", p.Seconds)
-	res.Pushed = &p
-	return set.Images, nil
+	return &p, nil
 }
 
 // distribute gives each pattern its images.
@@ -323,7 +359,7 @@ func (r *run) distribute() error {
 }
 
 // warm pulls every image once, so that what is measured are not first pulls.
-func (r *run) warm(ctx context.Context) error {
+func (r *run) warm(ctx context.Context, tell func(done, total int64)) error {
 	const atOnce = 8
 	jobs := make(chan *Image)
 	g, ctx := errgroup.WithContext(ctx)
@@ -351,7 +387,6 @@ func (r *run) warm(ctx context.Context) error {
 		return nil
 	})
 	var done int64
-	tell := r.progress("warming")
 	var mu sync.Mutex
 	for range atOnce {
 		g.Go(func() error {
@@ -374,8 +409,7 @@ func (r *run) warm(ctx context.Context) error {
 
 // pruneAll has the first pass of each puller go to the upstream too, whatever the target
 // had of earlier runs.
-func (r *run) pruneAll(ctx context.Context) error {
-	tell := r.progress("pruning")
+func (r *run) pruneAll(ctx context.Context, tell func(done, total int64)) error {
 	for i, set := range r.sets {
 		if err := r.prune(ctx, r.patterns[i], set); err != nil {
 			return err
@@ -385,10 +419,41 @@ func (r *run) pruneAll(ctx context.Context) error {
 	return nil
 }
 
-// progress returns what tells of a phase.
-func (r *run) progress(phase string) func(done, total int64) {
-	r.o.Logger.Info("phase begins", "phase", phase)
-	return func(done, total int64) { r.report(Status{Phase: phase, Done: done, Total: total}) }
+// phase does what comes before the run, and tells how far it is; each second also if it is
+// no further than before, since a registry may not answer.
+func (r *run) phase(name string, do func(tell func(done, total int64)) error) error {
+	r.o.Logger.Info("phase begins", "phase", name)
+	var mu sync.Mutex
+	last, since := Status{Phase: name}, time.Now()
+	tell := func(done, total int64) {
+		mu.Lock()
+		last.Done, last.Total, since = done, total, time.Now()
+		s := last
+		mu.Unlock()
+		r.report(s)
+	}
+	r.report(last)
+	end := make(chan struct{})
+	var ticking sync.WaitGroup
+	ticking.Go(func() {
+		tick := time.NewTicker(time.Second)
+		defer tick.Stop()
+		for {
+			select {
+			case <-tick.C:
+				mu.Lock()
+				s := last
+				s.Idle = time.Since(since)
+				mu.Unlock()
+				r.report(s)
+			case <-end:
+				return
+			}
+		}
+	})
+	defer ticking.Wait()
+	defer close(end)
+	return do(tell)
 }
 
 func (r *run) report(s Status) {

@@ -73,7 +73,7 @@ func TestCached(t *testing.T) {
 	if diff := cmp.Diff([]int{1, 2, 3, 2, 1}, pullers); diff != "" {
 		t.Errorf("pullers: %s", diff)
 	}
-	if diff := cmp.Diff([]string{"making", "pushing", "warming", "running"}, phases); diff != "" {
+	if diff := cmp.Diff([]string{"making", "connecting", "pushing", "warming", "running"}, phases); diff != "" {
 		t.Errorf("phases: %s", diff)
 	}
 	// An index, a manifest, a configuration and five layers for each image; none is broken

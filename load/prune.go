@@ -105,7 +105,8 @@ func (e *endpoint) deleteImages(ctx context.Context, images []*Image) error {
 	for _, m := range images {
 		for _, p := range m.Manifests {
 			err := e.hasty.DeleteManifest(ctx, e.Prefix+m.Repo, p.Digest)
-			gone := oci.HasCode(err, oci.CodeManifestUnknown) || oci.HasCode(err, oci.CodeNameUnknown)
+			var answer *oci.Error
+			gone := errors.As(err, &answer) && answer.HTTPStatus() == http.StatusNotFound // whatever it is called
 			if err != nil && !gone {
 				return fmt.Errorf("prune %s: %w", m.Name(), err)
 			}

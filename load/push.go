@@ -96,9 +96,11 @@ func PushSet(ctx context.Context, o *Options) (*Pushed, error) {
 	}
 	defer e.close()
 	r.target, r.upstream = e, e
-	res := &Result{}
-	if _, err := r.generate(ctx, res); err != nil {
+	if err := r.choose(ctx); err != nil {
 		return nil, err
 	}
-	return res.Pushed, nil
+	if err := r.reach(ctx); err != nil {
+		return nil, err
+	}
+	return r.pushAll(ctx)
 }

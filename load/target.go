@@ -116,6 +116,20 @@ func checkPrefix(s string) error {
 	return nil
 }
 
+// reachTime bounds how long it is tried whether a registry can be reached.
+const reachTime = 10 * time.Second
+
+// reach returns an error if the registry cannot be reached at its address. Whatever else is
+// wrong is for those to say who want something of it.
+func (e *endpoint) reach(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, reachTime)
+	defer cancel()
+	if err := e.hasty.Ping(ctx); client.Unreachable(err) {
+		return fmt.Errorf("%s cannot be reached: %w", e.Name, err)
+	}
+	return nil
+}
+
 func (e *endpoint) close() { e.transport.CloseIdleConnections() }
 
 // authorization is what to show the registry for a repository; "" if nothing is known.

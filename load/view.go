@@ -3,6 +3,7 @@ package load
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 )
@@ -15,6 +16,7 @@ type View struct {
 	width    int
 	lines    int // that stand on the terminal
 	phase    string
+	counted  bool // how much the phase has to do was shown
 	shown    time.Time
 	tallies  int
 	now      func() time.Time
@@ -57,14 +59,17 @@ func (v *View) prepare(s Status) {
 	if v.terminal {
 		every = 100 * time.Millisecond
 	}
-	fresh := s.Phase != v.phase
+	fresh := s.Phase != v.phase || s.Total > 0 && !v.counted
 	if !fresh && v.now().Sub(v.shown) < every {
 		return
 	}
-	v.phase, v.shown = s.Phase, v.now()
+	v.phase, v.shown, v.counted = s.Phase, v.now(), s.Total > 0
 	text := s.Phase
 	if s.Total > 0 {
 		text = fmt.Sprintf("%s: %d of %d", s.Phase, s.Done, s.Total)
+	}
+	if s.Idle >= idleAfter {
+		text += fmt.Sprintf(", nothing for %s", s.Idle.Round(time.Second))
 	}
 	if v.terminal {
 		v.draw([]string{text})
@@ -73,13 +78,31 @@ func (v *View) prepare(s Status) {
 	v.line("%s", text)
 }
 
+// idleAfter is when it is worth a word that nothing was done.
+const idleAfter = 3 * time.Second
+
+// idle says for how long nothing has come and nothing has failed.
+func idle(s *Status) string {
+	var seconds float64
+	for _, t := range slices.Backward(s.Tallies) {
+		if t.Rate > 0 || t.Failed > 0 || t.Bytes > 0 {
+			break
+		}
+		seconds += t.Seconds
+	}
+	if d := time.Duration(seconds * float64(time.Second)); d >= idleAfter {
+		return fmt.Sprintf("  nothing for %s", d.Round(time.Second))
+	}
+	return ""
+}
+
 // rates are the figures of the last tally.
 func rates(s *Status) string {
 	p50, p99 := "-", "-"
 	if s.Image.Max > 0 { // no image came in this step yet
 		p50, p99 = msText(s.Image.P50), msText(s.Image.P99)
 	}
-	return fmt.Sprintf("%8s/s  %9s/s  p50 %s  p99 %s  %d failed", rateText(s.Tally.Rate), bytesText(float64(s.Tally.Bytes)/max(s.Tally.Seconds, 1e-9)), p50, p99, s.Tally.Failed)
+	return fmt.Sprintf("%8s/s  %9s/s  p50 %s  p99 %s  %d failed%s", rateText(s.Tally.Rate), bytesText(float64(s.Tally.Bytes)/max(s.Tally.Seconds, 1e-9)), p50, p99, s.Tally.Failed, idle(s))
 }
 
 // lastStep tells what the step before this one came to.

@@ -29,7 +29,7 @@ type loadFlags struct {
 	sizes, mix, prune, ramp, name string
 	patterns                      []string
 	iteration, tally              float64
-	list, inPlace, quiet          bool
+	list, inPlace, quiet, dryRun  bool
 	out, page, form               string
 }
 
@@ -90,7 +90,7 @@ func (f *loadFlags) addImages(fl *pflag.FlagSet) {
 	fl.BoolVar(&f.list, "list", false, "pull the images that are there, instead of making some")
 	fl.BoolVar(&f.o.AllTags, "all-tags", false, "with --list: every tag of a repository, not only the first")
 	fl.BoolVar(&f.inPlace, "in-place", false, "the images were pushed before: push nothing")
-	fl.StringSliceVar(&f.patterns, "patterns", nil, "regular expressions, one for each puller, of the names it pulls (default: one for each batch)")
+	fl.StringSliceVar(&f.patterns, "patterns", nil, "regular expressions, one for each puller, of the names it pulls; * is all of them (default: one for each batch)")
 }
 
 func (f *loadFlags) addRun(fl *pflag.FlagSet) {
@@ -111,6 +111,7 @@ func (f *loadFlags) addRun(fl *pflag.FlagSet) {
 	fl.StringVar(&f.name, "name", "", "name of the registry in reports (default: its host)")
 	addPath(fl, &f.out, "out", "file to write the result to, as JSON")
 	addForm(fl, &f.form, "output", "json")
+	fl.BoolVar(&f.dryRun, "dry-run", false, "say what would be pushed and pulled, and change nothing; only --list asks a registry")
 	fl.StringVar(&f.page, "html", "", "file to write the report to, as a page")
 	fl.BoolVarP(&f.quiet, "quiet", "q", false, "no progress")
 }
@@ -192,6 +193,9 @@ func (f *loadFlags) run(cmd *cobra.Command, url string) error {
 	if err := f.complete(cmd, url); err != nil {
 		return err
 	}
+	if f.dryRun {
+		return f.preview(cmd)
+	}
 	view := newLoadView()
 	if !f.quiet {
 		f.o.Progress = view.Show
@@ -214,6 +218,19 @@ func (f *loadFlags) run(cmd *cobra.Command, url string) error {
 		}
 		return measure()
 	})
+}
+
+// preview says what would be done.
+func (f *loadFlags) preview(cmd *cobra.Command) error {
+	f.o.PruneMirror = func(context.Context, string) error { return nil } // nothing is pruned
+	p, err := load.DryRun(cmd.Context(), &f.o)
+	switch {
+	case err != nil:
+		return err
+	case f.form == "json":
+		return p.WriteJSON(cmd.OutOrStdout())
+	}
+	return p.WriteText(cmd.OutOrStdout())
 }
 
 // newLoadView shows runs on standard error.

@@ -11,6 +11,7 @@ import (
 
 func loadPushCommand() *cobra.Command {
 	var f loadFlags
+	var dryRun bool
 	cmd := &cobra.Command{
 		Use:   "push URL",
 		Short: "Only push the images that slipway load pulls",
@@ -22,6 +23,13 @@ slipway load --in-place pulls them.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			f.iteration, f.tally = 1, 1
 			if err := f.complete(cmd, args[0]); err != nil {
+				return err
+			}
+			if dryRun {
+				p, err := load.DryRun(cmd.Context(), &f.o)
+				if err == nil {
+					fmt.Fprintf(cmd.OutOrStdout(), "%d images of %s would be pushed, as far as they are not there\n", p.Images, size(p.Bytes))
+				}
 				return err
 			}
 			view := newLoadView()
@@ -36,6 +44,7 @@ slipway load --in-place pulls them.`,
 			return err
 		},
 	}
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "say how much would be pushed, and ask the registry nothing")
 	f.addSet(cmd.Flags())
 	f.target.add(cmd.Flags(), "", "the registry")
 	cmd.Flags().BoolVarP(&f.quiet, "quiet", "q", false, "no progress")
