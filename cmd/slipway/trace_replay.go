@@ -1,15 +1,11 @@
 package main
 
 import (
-	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"maps"
-	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -20,7 +16,6 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"example.org/slipway/client"
 	"example.org/slipway/replay"
 	"example.org/slipway/replay/plan"
 	"example.org/slipway/replay/result"
@@ -153,6 +148,9 @@ func (f *replayFlags) run(cmd *cobra.Command, dir string) error {
 	}
 	if f.dryRun {
 		return f.describe(cmd, s)
+	}
+	if err := f.reach(cmd.Context()); err != nil {
+		return err
 	}
 	if f.metrics != "" {
 		stop, err := f.serveMetrics()
@@ -323,6 +321,24 @@ func verdict(results []*result.Result, comparisons []*result.Comparison) error {
 	return nil
 }
 
+// replayPlan is what would be sent.
+type replayPlan struct {
+	Requests   int64           `json:"requests"`
+	First      time.Time       `json:"first,omitzero"`
+	Last       time.Time       `json:"last,omitzero"`
+	Level      string          `json:"level"`
+	Tasks      int64           `json:"tasks"`
+	Steps      int64           `json:"steps"`
+	Seconds    float64         `json:"seconds"`
+	Skipped    plan.Skip       `json:"skipped,omitempty"`
+	Blobs      int64           `json:"blobs"`
+	Bytes      int64           `json:"bytes"`
+	Paired     int64           `json:"paired"`
+	WarmBlobs  int64           `json:"warmBlobs"`
+	WarmImages int64           `json:"warmManifests"`
+	Unsized    *result.Unsized `json:"unsized,omitempty"`
+}
+
 // describe prints the plan.
 func (f *replayFlags) describe(cmd *cobra.Command, s *store.Store) error {
 	dir, err := os.MkdirTemp("", "slipway-replay-*")
@@ -340,31 +356,40 @@ func (f *replayFlags) describe(cmd *cobra.Command, s *store.Store) error {
 		return err
 	}
 	defer p.Close()
-	var tasks, steps int64
-	var last time.Duration
+	d := replayPlan{Requests: p.Requests, First: p.First, Last: p.Last, Level: o.Level.String(), Skipped: p.Skipped, Blobs: p.Blobs, Bytes: p.BlobBytes,
+		Paired: p.Paired, WarmBlobs: p.WarmBlobs, WarmImages: p.WarmManifests}
+	if u := p.Unsized; u.Blobs+u.Manifests > 0 {
+		d.Unsized = &result.Unsized{Blobs: u.Blobs, Manifests: u.Manifests, BlobSize: o.UnknownSize(), Examples: u.Examples}
+	}
 	err = p.Tasks(cmd.Context(), 0, func(t *plan.Task) error {
-		tasks, steps, last = tasks+1, steps+int64(len(t.Steps)), t.At
+		d.Tasks, d.Steps, d.Seconds = d.Tasks+1, d.Steps+int64(len(t.Steps)), t.At.Seconds()
 		return nil
 	})
 	if err != nil {
 		return err
 	}
-	w := cmd.OutOrStdout()
-	if p.Requests == 0 {
+	if f.form == "json" {
+		return printJSON(cmd.OutOrStdout(), &d)
+	}
+	d.print(cmd.OutOrStdout())
+	return nil
+}
+
+func (d *replayPlan) print(w io.Writer) {
+	if d.Requests == 0 {
 		fmt.Fprintln(w, "nothing of the trace is to be replayed")
 	} else {
-		fmt.Fprintf(w, "%d requests from %s to %s are %d tasks of %d steps at %s, in %s\n", p.Requests, p.First.Format(time.RFC3339), p.Last.Format(time.RFC3339),
-			tasks, steps, o.Level, last.Round(time.Millisecond))
+		fmt.Fprintf(w, "%d requests from %s to %s are %d tasks of %d steps at %s, in %s\n", d.Requests, d.First.Format(time.RFC3339), d.Last.Format(time.RFC3339),
+			d.Tasks, d.Steps, d.Level, time.Duration(d.Seconds*float64(time.Second)).Round(time.Millisecond))
 	}
-	for _, reason := range slices.Sorted(maps.Keys(p.Skipped)) {
-		fmt.Fprintf(w, "left out: %d, %s\n", p.Skipped[reason], reason)
+	for _, reason := range slices.Sorted(maps.Keys(d.Skipped)) {
+		fmt.Fprintf(w, "left out: %d, %s\n", d.Skipped[reason], reason)
 	}
-	fmt.Fprintf(w, "%d blobs of %s are made; %d uploads were paired with later requests by repository and size\n", p.Blobs, size(p.BlobBytes), p.Paired)
-	if u := p.Unsized; u.Blobs+u.Manifests > 0 {
-		fmt.Fprintf(w, "! %s\n", &result.Unsized{Blobs: u.Blobs, Manifests: u.Manifests, BlobSize: o.UnknownSize(), Examples: u.Examples})
+	fmt.Fprintf(w, "%d blobs of %s are made; %d uploads were paired with later requests by repository and size\n", d.Blobs, size(d.Bytes), d.Paired)
+	if d.Unsized != nil {
+		fmt.Fprintf(w, "! %s\n", d.Unsized)
 	}
-	fmt.Fprintf(w, "put in place before: %d blobs in their repositories, %d manifests\n", p.WarmBlobs, p.WarmManifests)
-	return nil
+	fmt.Fprintf(w, "put in place before: %d blobs in their repositories, %d manifests\n", d.WarmBlobs, d.WarmImages)
 }
 
 // complete turns flags into options.
@@ -428,78 +453,6 @@ func (f *replayFlags) setSpeed() error {
 	return nil
 }
 
-func (f *replayFlags) setTargets(ctx context.Context) error {
-	password, err := readSecret(f.passwordFile)
-	if err != nil {
-		return err
-	}
-	common := replay.Target{Username: f.user, Password: password, Insecure: f.insecure, HTTP1: f.http1}
-	for path, dst := range map[string]*[]byte{f.ca: &common.CA, f.cert: &common.Cert, f.key: &common.Key} {
-		if path == "" {
-			continue
-		}
-		if *dst, err = os.ReadFile(path); err != nil {
-			return err
-		}
-	}
-	names := map[string]bool{}
-	for _, arg := range f.targets {
-		t := common
-		var named bool
-		if t.Name, t.URL, named = strings.Cut(arg, "="); !named || strings.Contains(t.Name, "/") {
-			t.URL, t.Name = arg, targetName(arg)
-		}
-		switch {
-		case t.Name == "" || t.Name == "." || t.Name == ".." || strings.Contains(t.Name, "\\"):
-			return errors.New("a target has no name, or one that no directory can have: use NAME=URL")
-		case names[t.Name]:
-			return usagef("two targets have the name %s: use NAME=URL", t.Name)
-		}
-		names[t.Name] = true
-		if err := t.Check(); err != nil {
-			return err
-		}
-		if t.Username == "" && !f.noDocker && !f.dryRun {
-			if err := dockerCredential(ctx, &t); err != nil {
-				return err
-			}
-		}
-		f.o.Targets = append(f.o.Targets, t)
-	}
-	if len(f.o.Targets) == 0 && !f.dryRun {
-		return usagef("name a registry with --target")
-	}
-	return nil
-}
-
-// dockerCredential fills in what Docker's configuration has for a target, if anything.
-func dockerCredential(ctx context.Context, t *replay.Target) error {
-	u, err := url.Parse(t.URL)
-	if err != nil {
-		return err
-	}
-	ask, err := client.DockerCredential("")
-	if err != nil {
-		return err
-	}
-	c, err := ask(ctx, u.Host)
-	if err != nil {
-		return fmt.Errorf("credentials for target %s: %w; give them by --username and --password-file, or use --no-docker-config", t.Name, err)
-	}
-	t.Username, t.Password, t.IdentityToken, t.AccessToken = c.Username, c.Password, c.RefreshToken, c.AccessToken
-	return nil
-}
-
-// targetName is the name of a target without one: its host and path. Where somebody has
-// put a password into the URL it is not in the name, which messages have.
-func targetName(raw string) string {
-	u, err := url.Parse(raw)
-	if err != nil || u.Host == "" {
-		return "without a name"
-	}
-	return strings.ReplaceAll(strings.TrimRight(u.Host+u.Path, "/"), "/", "_")
-}
-
 // readSecret reads a file without the line's end; nothing for no file.
 func readSecret(path string) (string, error) {
 	if path == "" {
@@ -534,26 +487,4 @@ func onlyZone(s *store.Store, name string) (string, error) {
 		return "", fmt.Errorf("name one of the zones with --zone: %s", strings.Join(names, ", "))
 	}
 	return name, nil
-}
-
-// clientTLS is the TLS configuration of somebody who connects.
-func clientTLS(ca, cert, key string) (*tls.Config, error) {
-	c := &tls.Config{MinVersion: tls.VersionTLS12}
-	if ca != "" {
-		pem, err := os.ReadFile(ca)
-		if err != nil {
-			return nil, err
-		}
-		if c.RootCAs = x509.NewCertPool(); !c.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("%s has no certificate", ca)
-		}
-	}
-	if cert != "" || key != "" {
-		pair, err := tls.LoadX509KeyPair(cert, key)
-		if err != nil {
-			return nil, err
-		}
-		c.Certificates = []tls.Certificate{pair}
-	}
-	return c, nil
 }
