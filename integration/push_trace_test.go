@@ -128,15 +128,17 @@ func testPushTrace(t *testing.T, push func(t *testing.T, im *imagetest.Image, re
 	decode(t, out[strings.IndexByte(out, '{'):], &plan)
 	within("ingress of the plan", plan.Trace.Ingress)
 
-	to := startTraced(t)
-	result := filepath.Join(dir, "result")
-	b.run(0, "replay", b.store, "-o", result, "--target", "http://"+to.addr, "--max-lag", slack, "-q")
-	if s := b.summary(result); s.Outcomes["ok"] != s.Requests || !s.Complete {
-		t.Errorf("replay: %+v\n%s", s, b.run(0, "report", result))
-	}
-	within("what the replay sent", float64(to.sent.Load()))
-	if has := to.end(t); has != had {
-		t.Errorf("after the replay the registry has %+v, want %+v", has, had)
+	for _, level := range []string{"L1", "L2"} {
+		to := startTraced(t)
+		result := filepath.Join(dir, level)
+		b.run(0, "replay", b.store, "-o", result, "--target", "http://"+to.addr, "--level", level, "--speed", "4x", "--max-lag", slack, "-q")
+		if s := b.summary(result); s.Outcomes["ok"] != s.Requests || !s.Complete {
+			t.Errorf("replay: %+v\n%s", s, b.run(0, "report", result))
+		}
+		within("what the replay at "+level+" sent", float64(to.sent.Load()))
+		if has := to.end(t); has != had {
+			t.Errorf("after the replay at %s the registry has %+v, want %+v", level, has, had)
+		}
 	}
 }
 

@@ -191,7 +191,9 @@ func TestSessions(t *testing.T) {
 		request{30, "p", "HEAD", "v2/a/blobs/d7", 404, 0},
 		request{31, "p", "POST", "v2/a/blobs/uploads/", 202, 0},
 		request{32, "p", "PATCH", "v2/a/blobs/uploads/u", 202, 0},
-		request{33, "p", "PUT", "v2/a/blobs/uploads/u", 201, 50},
+		request{33, "p", "PUT", "v2/a/blobs/uploads/u?digest=d7", 201, 50},
+		request{33, "p", "HEAD", "v2/a/blobs/d7", 200, 0},    // whether it came
+		request{33, "p", "HEAD", "v2/a/manifests/v", 404, 0}, // what the tag was
 		request{34, "p", "PUT", "v2/a/manifests/v", 201, 300},
 		request{61_000, "c", "GET", "v2/a/blobs/d3", 200, 10}, // more than a minute later
 		request{61_001, "h", "HEAD", "v2/a/manifests/t", 200, 0},
@@ -212,7 +214,7 @@ func TestSessions(t *testing.T) {
 		"0 ms: 0-GET-manifest 1-GET-blob 1-GET-blob",
 		"11 ms: 0-GET-ping",
 		"12 ms: 0-GET-blob",
-		"30 ms: 0-PUT-blob 1-PUT-manifest",
+		"30 ms: 0-PUT-blob 0-HEAD-manifest 1-HEAD-blob 2-PUT-manifest",
 		"61000 ms: 0-GET-blob",
 		"61001 ms: 0-HEAD-manifest 1-GET-manifest 2-GET-blob",
 	}

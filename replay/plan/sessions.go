@@ -1,8 +1,10 @@
 package plan
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
+	"slices"
 	"time"
 
 	"example.org/slipway/trace"
@@ -34,7 +36,9 @@ type session struct {
 	// manifests is the stage at which layers go on: after a pull's HEAD and GET of its
 	// manifest, and after each manifest of a push.
 	manifests uint8
-	target    uint8
+	// checks says that a push asks for what it has pushed, before its manifest.
+	checks bool
+	target uint8
 	// keepGaps is Options.KeepGaps.
 	keepGaps bool
 	// asks are HEADs that found nothing. Each upload asks by itself and takes one
@@ -139,6 +143,11 @@ func (s *sessioner) manifest(key pair, b *store.Batch, i int) error {
 	if err != nil {
 		return err
 	}
+	if push := s.current(key, Push, b.Time[i]); push != nil && b.Method[i] == store.HEAD {
+		step.Stage = push.manifests // who pushes asks what the tag was
+		push.add(step, b.Time[i])
+		return nil
+	}
 	q := s.current(key, Pull, b.Time[i])
 	asked := q != nil && len(q.task.Steps) == int(q.manifests) && b.Method[i] == store.GET &&
 		q.task.Steps[len(q.task.Steps)-1].Method == store.HEAD
@@ -189,6 +198,9 @@ func (s *sessioner) ask(key pair, b *store.Batch, i int) error {
 		return nil
 	}
 	step.Stage = q.manifests
+	if slices.ContainsFunc(q.task.Steps, func(s Step) bool { return s.Op == OpPush && s.Ref == step.Ref && s.Repo == step.Repo }) {
+		step.Stage, q.checks = q.manifests+1, true // it is there once it was pushed
+	}
 	q.add(step, b.Time[i])
 	return nil
 }
@@ -228,10 +240,13 @@ func (s *sessioner) put(key pair, b *store.Batch, i int) error {
 	}
 	q := s.pushing(key, b, i)
 	step.Stage = q.manifests + 1
+	if q.checks {
+		step.Stage++
+	}
 	q.add(step, b.Time[i])
 	// What is put by its digest may be part of an index, whose manifest follows.
 	if s.p.names.tag(b.Ref[i]) == "" && q.manifests < maxStages {
-		q.manifests += 2
+		q.manifests, q.checks = step.Stage+1, false
 		return nil
 	}
 	q.closed = true
@@ -249,6 +264,7 @@ func (s *sessioner) drain(now int64) error {
 		}
 		q.closed = true
 		q.task.Steps = append(q.asks, q.task.Steps...)
+		slices.SortStableFunc(q.task.Steps, func(a, b Step) int { return cmp.Compare(a.Stage, b.Stage) })
 		if len(q.task.Steps) > 0 { // none: an upload that was begun and never ended
 			if err := s.out.emit(q.begin, q.task); err != nil {
 				return err

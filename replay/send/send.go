@@ -129,13 +129,13 @@ func (s *Sender) Run(ctx context.Context, t *plan.Task, intended, wait int64, em
 	if s.o.Clients {
 		ctx = context.WithValue(ctx, clientKey{}, t.Client)
 	}
+	if w := s.turn(t); w != nil {
+		asked := s.now()
+		w.await(ctx)
+		wait += s.now() - asked // its client would not have sent it any sooner
+		defer s.endTurn(t)
+	}
 	if t.Alone() {
-		if w := s.turn(t); w != nil {
-			asked := s.now()
-			w.await(ctx)
-			wait += s.now() - asked // its client would not have sent it any sooner
-			defer s.endTurn(t)
-		}
 		samples, _ := s.step(ctx, t, 0, intended, wait)
 		samples[len(samples)-1].Last = true
 		for _, sm := range samples {

@@ -33,12 +33,13 @@ func newTurns() *turns { return &turns{tasks: map[int64]*turn{}, under: map[uint
 // Announce tells of a task that is run or dropped later. Tasks are announced in their order,
 // and not concurrently.
 func (s *Sender) Announce(t *plan.Task) {
-	st := &t.Steps[0]
-	if !t.Alone() || int(st.Target) >= len(s.targets) { // the steps of a session have an order
-		return
+	var gives, needs []uint64
+	for i := range t.Steps {
+		g, n := keys(t, &t.Steps[i])
+		gives, needs = append(gives, g...), append(needs, n...)
 	}
-	gives, needs := keys(t, st)
-	if len(gives)+len(needs) == 0 && st.Op != plan.OpOpen {
+	st := &t.Steps[0]
+	if len(gives)+len(needs) == 0 && st.Op != plan.OpOpen || int(st.Target) >= len(s.targets) {
 		return
 	}
 	w := &turn{keys: gives, ended: make(chan struct{})}
@@ -135,7 +136,8 @@ const (
 	saltManifest = 0xc2b2ae3d27d4eb4f
 )
 
-// keys says what others may wait for until a step has ended, and what it waits for.
+// keys says what others may wait for until a step has ended, and what it waits for. The steps
+// of a session have an order among them: only for what others push do they wait.
 func keys(t *plan.Task, st *plan.Step) (gives, needs []uint64) {
 	by := clientKeyOf(t, st)
 	of := func(ref string) uint64 { return by ^ content.Key(ref) }
@@ -145,9 +147,15 @@ func keys(t *plan.Task, st *plan.Step) (gives, needs []uint64) {
 	case plan.OpClose:
 		return []uint64{st.Upload ^ saltUpload, by, of(st.Ref)}, []uint64{st.Upload ^ saltUpload}
 	case plan.OpPush:
-		return []uint64{by, of(st.Ref)}, nil
+		if st.MountFrom != "" {
+			needs = []uint64{t.Client ^ content.Key(st.MountFrom) ^ uint64(st.Target) ^ content.Key(st.Ref)}
+		}
+		return []uint64{by, of(st.Ref)}, needs
 	case plan.OpPutManifest:
 		gives, needs = []uint64{of(st.Ref), of(digestName(st.Digest))}, []uint64{by}
+		if !t.Alone() {
+			return gives, nil
+		}
 		if st.MediaType == indexType {
 			return gives, append(needs, by^saltManifest)
 		}
