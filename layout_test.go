@@ -135,6 +135,7 @@ var fences = []fence{
 	{"github.com/moby/sys/mountinfo", []string{"snapshotter"}, "who else mounts a snapshot is its question"},
 	{"github.com/HdrHistogram/hdrhistogram-go", []string{"replay/result"}, "samples are counted in one place"},
 	{"github.com/parquet-go/parquet-go", []string{"trace/store", "replay/result"}, "who reads a trace or a result knows its columns, not its file format"},
+	{"github.com/ulikunitz/xz", []string{"trace"}, "logs are decompressed in one place"},
 	{"net/http/pprof", []string{"serve"}, "it is served on the debug port only"},
 	{"testing", []string{"oci/ocitest", "objstore/objtest", "serve/servetest", "mounttest", "backendtest", "block/blocktest", "block/layouttest"}, "test support is not product code"},
 }

@@ -137,4 +137,6 @@ require (
 	google.golang.org/grpc v1.85.0
 )
 
+require github.com/ulikunitz/xz v0.5.17 // indirect
+
 replace example.org/slipway => ../

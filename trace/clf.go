@@ -12,41 +12,246 @@ const clfTime = "02/Jan/2006:15:04:05 -0700"
 
 // parseCLF reads a line of Common or Combined Log Format whose time is that of the
 // request's arrival, as Apache and Slipway write it. What follows is ignored.
-func parseCLF(line []byte, rec *Record) error {
-	rest, when, err := clfHead(line, rec)
-	if err != nil {
-		return err
+func parseCLF(l *line, rec *Record) error {
+	rest, err := clfHead(l.text, rec)
+	if err == nil {
+		_, err = clfTail(rest, rec)
 	}
-	rec.Time = when
-	_, err = clfTail(rest, rec)
 	return err
 }
 
-// parseNginx is parseCLF for nginx, whose time is that of the answer's end. The first
-// field after the user agent that is a number of seconds is $request_time; without
-// one the duration is unknown.
-func parseNginx(line []byte, rec *Record) error {
-	rest, when, err := clfHead(line, rec)
+// parseNginx is parseCLF for nginx, whose time is that of the answer's end. Without a
+// $request_time the duration is unknown.
+func parseNginx(l *line, rec *Record) error {
+	rest, err := clfHead(l.text, rec)
 	if err != nil {
 		return err
 	}
-	rec.Time = when
+	if rest, err = clfTail(rest, rec); err == nil {
+		setRequestTime(rest, rec)
+	}
+	return err
+}
+
+// parseTraefikCLF reads Traefik's access log in its format "common": Combined Log Format
+// with the number of the request, router, server and duration. The time is the arrival.
+func parseTraefikCLF(l *line, rec *Record) error {
+	rest, err := clfHead(l.text, rec)
+	if err != nil {
+		return err
+	}
 	if rest, err = clfTail(rest, rec); err != nil {
+		return err
+	}
+	f := splitFields(rest)
+	if len(f) != 4 || !isDigits(f[0].text) || !f[1].quoted || !f[2].quoted {
+		return notUnderstood("there is no router and no server after the user agent")
+	}
+	took, ok := durationIn(f[3].text, time.Second)
+	if !ok || !strings.HasSuffix(f[3].text, "ms") {
+		return notUnderstood("the duration is %.40q", f[3].text)
+	}
+	rec.Duration = took
+	return nil
+}
+
+// parseNexus reads the request log of Nexus: Common Log Format with the bytes that came,
+// where it has them, those that were sent, milliseconds and the user agent. The time is
+// the end.
+func parseNexus(l *line, rec *Record) error {
+	rest, err := clfHead(l.text, rec)
+	if err != nil {
+		return err
+	}
+	request, rest, ok := quoted(rest)
+	f := splitFields(rest)
+	if !ok || len(f) < 4 {
+		return notUnderstood("there is no request, or too little after it")
+	}
+	if err := setRequest(request, rec); err != nil {
+		return err
+	}
+	numbers := 1 // the status
+	for numbers < len(f) && !f[numbers].quoted {
+		numbers++
+	}
+	if numbers < 3 || numbers > 4 || numbers == len(f) {
+		return notUnderstood("there are %d numbers after the request", numbers)
+	}
+	received, sent, took := "-", f[numbers-2].text, f[numbers-1].text
+	if numbers == 4 {
+		received = f[1].text
+	}
+	if err := setAnswer(f[0].text, sent, rec); err != nil {
+		return err
+	}
+	if err := setReceived(received, rec); err != nil {
+		return err
+	}
+	if !isDigits(took) {
+		return notUnderstood("the duration is %.40q", took)
+	}
+	rec.UserAgent = dash(f[numbers].text)
+	return ended(took, time.Millisecond, rec)
+}
+
+// parseQuay reads nginx's lines in the log of Quay, which have the address of the proxy
+// protocol behind that of the connection. Its other servers log the same requests: their
+// lines have no such field.
+func parseQuay(l *line, rec *Record) error {
+	at := clfTimeAt(l.text)
+	if at < 0 {
+		return notUnderstood("there is no time in brackets")
+	}
+	f := strings.Fields(string(l.text[:at]))
+	n := len(f) - 4
+	if n < 0 || !strings.HasPrefix(f[n+1], "(") || !strings.HasSuffix(f[n+1], ")") {
+		return notUnderstood("there is no address of the proxy protocol in parentheses")
+	}
+	behind, ok := address(strings.Trim(f[n+1], "()"))
+	client := f[n]
+	if ok {
+		client = behind
+	}
+	if rec.RemoteAddr, ok = clientOf(client); !ok {
+		return notUnderstood("the client is %.60q", client)
+	}
+	rec.User = unescape(dash(f[n+3]))
+	rest, err := clfTimed(l.text, at, rec)
+	if err != nil {
+		return err
+	}
+	if rest, err = clfTail(rest, rec); err == nil {
+		setRequestTime(rest, rec)
+	}
+	return err
+}
+
+// parseHarbor reads the log of Harbor's proxy: nginx with
+//
+//	$remote_addr - "$request" $status $body_bytes_sent "$http_referer" "$http_user_agent" $request_time $upstream_response_time $pipe
+//
+// whose line has no time: what collects the log puts one in front.
+func parseHarbor(l *line, rec *Record) error {
+	i := bytes.Index(l.text, []byte(` - "`))
+	if i < 0 {
+		return notRequest("it is not of the proxy's access log")
+	}
+	if l.when.IsZero() {
+		return notUnderstood("there is no time before the line")
+	}
+	client, _, ok := clfClient(strings.Fields(string(l.text[:i+2])))
+	if !ok {
+		return notUnderstood("the client is %.60q", l.text[:i])
+	}
+	rec.RemoteAddr, rec.Time = client, l.when
+	rest, err := clfTail(l.text[i+3:], rec)
+	if err != nil {
 		return err
 	}
 	setRequestTime(rest, rec)
 	return nil
 }
 
-// setRequestTime looks for $request_time and takes it off the time.
+// parseHarborCore reads what Harbor's core logs of requests at level debug:
+//
+//	2024/06/12 09:45:01.500 [D] [server.go:2774]  |     10.0.0.7| 200 |   2.5ms|   match| GET      /v2/   r:/v2/*
+//
+// whose time, before "[D]", is that of the end.
+func parseHarborCore(l *line, rec *Record) error {
+	f := strings.Split(string(l.text), "|")
+	if len(f) != 6 || !strings.Contains(f[0], "[D]") {
+		return notRequest("it is not of the core's requests")
+	}
+	for i := range f {
+		f[i] = strings.TrimSpace(f[i])
+	}
+	var ok bool
+	if rec.RemoteAddr, ok = clientOf(f[1]); !ok {
+		return notUnderstood("the client is %.60q", f[1])
+	}
+	if rec.Status, ok = statusOf(f[2]); !ok {
+		return notUnderstood("the status is %.40q", f[2])
+	}
+	if rec.Time = l.when; rec.Time.IsZero() {
+		return notUnderstood("there is no time before the line")
+	}
+	request := strings.Fields(f[5])
+	if len(request) < 2 {
+		return notUnderstood("the request is %.60q", f[5])
+	}
+	rec.Written = Unknown
+	if err := setTarget(request[0], request[1], "", rec); err != nil {
+		return err
+	}
+	if _, err := strconv.ParseFloat(f[3], 64); err == nil {
+		return notUnderstood("the duration is %.40q", f[3])
+	}
+	if err := ended(f[3], 1, rec); err != nil {
+		return err
+	}
+	answered(rec)
+	return nil
+}
+
+// ended sets the duration of a record whose time is that of its end.
+func ended(took string, unit time.Duration, rec *Record) error {
+	d, ok := durationIn(took, unit)
+	if !ok {
+		return notUnderstood("the duration is %.40q", took)
+	}
+	rec.Duration, rec.Time = d, rec.Time.Add(-d)
+	return nil
+}
+
+// setAnswer sets the status and the size of what was sent.
+func setAnswer(status, size string, rec *Record) error {
+	var ok bool
+	if rec.Status, ok = statusOf(status); !ok {
+		return notUnderstood("the status is %.40q", status)
+	}
+	if rec.Written, ok = sizeOrNone(size); !ok {
+		return notUnderstood("the size is %.40q", size)
+	}
+	rec.Duration = Unknown
+	answered(rec)
+	return nil
+}
+
+// setReceived sets the size of what came with a request. Where nothing came with what
+// ends an upload the content came before, and its size is unknown.
+func setReceived(size string, rec *Record) error {
+	if size == "-1" {
+		return nil
+	}
+	n, ok := sizeOrNone(size)
+	if !ok {
+		return notUnderstood("the size of the request is %.40q", size)
+	}
+	if rec.Written == Unknown && n > 0 { // of an upload
+		rec.Received = n
+	}
+	return nil
+}
+
+// setRequestTime looks for nginx's $request_time after the user agent and takes it off
+// the time: seconds with three digits after the point, plain, in quotes or parentheses,
+// or after the name that people give it. $gzip_ratio has two.
 func setRequestTime(rest []byte, rec *Record) {
 	for len(rest) > 0 {
 		var field string
 		field, rest = nextField(rest)
-		if i := strings.IndexByte(field, '='); i >= 0 {
-			field = field[i+1:] // rt=0.123
+		if name, value, ok := strings.Cut(field, "="); ok {
+			if !requestTimeNames[strings.ToLower(name)] {
+				continue
+			}
+			field = value
 		}
-		if seconds, ok := parseSeconds(strings.Trim(field, `"`)); ok {
+		field = strings.Trim(field, `"()[]{},;s`)
+		if len(field) < 5 || field[len(field)-4] != '.' {
+			continue
+		}
+		if seconds, ok := parseSeconds(field); ok {
 			rec.Duration = seconds
 			rec.Time = rec.Time.Add(-seconds)
 			return
@@ -54,44 +259,129 @@ func setRequestTime(rest []byte, rec *Record) {
 	}
 }
 
-// parseSeconds reads digits, a point and digits.
-func parseSeconds(s string) (time.Duration, bool) {
-	whole, fraction, ok := strings.Cut(s, ".")
-	if !ok || whole == "" || fraction == "" || len(whole) > 9 || len(fraction) > 9 {
-		return 0, false
-	}
-	for _, c := range []byte(whole + fraction) {
-		if c < '0' || c > '9' {
-			return 0, false
+// requestTimeNames are what people call $request_time, and not that of the upstream.
+var requestTimeNames = map[string]bool{"rt": true, "request_time": true, "reqtime": true, "req_time": true, "time": true,
+	"t": true, "duration": true, "total": true, "request-time": true}
+
+// clfTimeAt is where " [" stands before the time of a line, or below 0.
+func clfTimeAt(line []byte) int {
+	for from := 0; ; {
+		i := bytes.Index(line[from:], []byte(" ["))
+		if i < 0 {
+			return -1
 		}
+		at := from + i
+		if t := line[at+2:]; len(t) > 20 && t[0] >= '0' && t[0] <= '9' && (t[2] == '/' || t[4] == '-' && t[7] == '-') {
+			return at
+		}
+		from = at + 2
 	}
-	f, err := strconv.ParseFloat(s, 64)
-	if err != nil {
-		return 0, false
-	}
-	return durationOf(f), true
 }
 
-// clfHead reads the client, two names and the time.
-func clfHead(line []byte, rec *Record) (_ []byte, when time.Time, err error) {
-	client, rest := nextField(line)
-	_, rest = nextField(rest)
-	i := bytes.Index(rest, []byte(" ["))
-	if client == "" || i < 0 {
-		return nil, when, bad(BadSyntax, "the line is not in Combined Log Format")
+// clfHead reads the client, two names and the time, and returns what follows. What a
+// collector of logs put before the client, and unwrap does not know, is left out.
+func clfHead(line []byte, rec *Record) ([]byte, error) {
+	at := clfTimeAt(line)
+	if at < 0 {
+		return nil, notUnderstood("it has no time in brackets")
 	}
-	user := strings.Trim(string(rest[:i]), `" `)
-	rest = rest[i+2:]
-	i = bytes.IndexByte(rest, ']')
-	if i < 0 {
-		return nil, when, bad(BadSyntax, "the time has no end")
+	client, user, ok := clfClient(strings.Fields(string(line[:at])))
+	if !ok {
+		return nil, notUnderstood("there is no client before the time: %.80q", line[:at])
 	}
-	if when, err = time.Parse(clfTime, string(rest[:i])); err != nil {
-		return nil, when, bad(BadTime, "%.40q is no time", rest[:i])
+	rec.RemoteAddr, rec.User = client, unescape(dash(strings.Trim(user, `"`)))
+	return clfTimed(line, at, rec)
+}
+
+// clfTimed reads the time at a place that clfTimeAt found.
+func clfTimed(line []byte, at int, rec *Record) ([]byte, error) {
+	rest := line[at+2:]
+	end := bytes.IndexByte(rest, ']')
+	if end < 0 {
+		return nil, notUnderstood("the time has no end")
 	}
-	rec.RemoteAddr = unescape(client)
-	rec.User = unescape(dash(user))
-	return rest[i+1:], when.UTC(), nil
+	when, ok := parseCLFTime(rest[:end])
+	if !ok {
+		if when, ok = timeOf(string(rest[:end])); !ok {
+			return nil, notUnderstood("the time is %.40q", rest[:end])
+		}
+	}
+	rec.Time = when
+	return rest[end+1:], nil
+}
+
+// parseCLFTime reads 12/Jun/2024:09:45:01 +0000, and leaves all else to timeOf.
+func parseCLFTime(b []byte) (time.Time, bool) {
+	if len(b) != len(clfTime) || b[2] != '/' || b[6] != '/' || b[11] != ':' || b[14] != ':' || b[17] != ':' || b[20] != ' ' ||
+		b[21] != '+' && b[21] != '-' {
+		return time.Time{}, false
+	}
+	month := monthOf(b[3:6])
+	day, year := digits(b[0:2]), digits(b[7:11])
+	hour, minute, second := digits(b[12:14]), digits(b[15:17]), digits(b[18:20])
+	zone := digits(b[22:24])*3600 + digits(b[24:26])*60
+	if month == 0 || year < 0 || day < 1 || day > 28 || hour < 0 || hour > 23 || minute < 0 || minute > 59 || second < 0 || second > 59 ||
+		zone < 0 || zone > 14*3600 {
+		return time.Time{}, false
+	}
+	if b[21] == '-' {
+		zone = -zone
+	}
+	return time.Date(year, month, day, hour, minute, second-zone, 0, time.UTC), true
+}
+
+// monthOf is the month of three letters, or 0.
+func monthOf(b []byte) time.Month {
+	const months = "JanFebMarAprMayJunJulAugSepOctNovDec"
+	if i := strings.Index(months, string(b)); len(b) == 3 && i >= 0 && i%3 == 0 {
+		return time.Month(i/3 + 1)
+	}
+	return 0
+}
+
+// clfClient finds the client among the fields before the time: the third last, before the
+// ident and the user; the second last, where a format has no user; else the last that
+// is an address and has an ident after it, where a user has blanks. A name is a client
+// only if it begins the line: before an address stands what people put there, such as
+// the name of the virtual host.
+func clfClient(fields []string) (client, user string, ok bool) {
+	n := len(fields)
+	for i := n - 3; i >= 0; i-- {
+		if i < n-3 && fields[i+1] != "-" {
+			continue
+		}
+		if client, ok := listedAddress(fields[:i+1]); ok {
+			return client, strings.Join(fields[i+2:], " "), true
+		}
+	}
+	if n >= 2 && fields[n-1] == "-" {
+		if client, ok := listedAddress(fields[:n-1]); ok {
+			return client, "", true
+		}
+	}
+	if n == 2 || n == 3 {
+		client, ok = clientOf(fields[0])
+		if n == 3 {
+			user = fields[2]
+		}
+	}
+	return client, user, ok
+}
+
+// listedAddress is the client where the last of the fields is an address, or the end of
+// a list of these.
+func listedAddress(fields []string) (string, bool) {
+	i := len(fields) - 1
+	for i > 0 && strings.HasSuffix(fields[i-1], ",") {
+		i--
+	}
+	last := strings.Trim(fields[len(fields)-1], `"[],`)
+	if _, ok := address(last); !ok {
+		if _, ok = address(fields[len(fields)-1]); !ok {
+			return "", false
+		}
+	}
+	return clientOf(strings.Join(fields[i:], " "))
 }
 
 // clfTail reads the request, the status, the size and the two headers, which may be
@@ -99,38 +389,39 @@ func clfHead(line []byte, rec *Record) (_ []byte, when time.Time, err error) {
 func clfTail(rest []byte, rec *Record) ([]byte, error) {
 	request, rest, ok := quoted(rest)
 	if !ok {
-		return nil, bad(BadSyntax, "the request is not in quotes")
+		return nil, notUnderstood("the request is not in quotes")
 	}
-	var known bool
-	rec.Method, rec.URI, known = strings.Cut(request, " ")
-	if i := strings.LastIndexByte(rec.URI, ' '); i >= 0 {
-		rec.URI, rec.Proto = rec.URI[:i], rec.URI[i+1:]
-	}
-	if !known || rec.Method == "" || rec.URI == "" {
-		return nil, bad(BadMissing, "the request %.40q has no method or no URI", request)
+	if err := setRequest(request, rec); err != nil {
+		return nil, err
 	}
 	status, rest := nextField(rest)
-	code, err := strconv.Atoi(status)
-	if err != nil || code < 0 || code > 999 {
-		return nil, bad(BadNumber, "the status is %.40q", status)
-	}
-	rec.Status = code
 	size, rest := nextField(rest)
-	if size != "-" {
-		if rec.Written, err = strconv.ParseInt(size, 10, 64); err != nil || rec.Written < 0 {
-			return nil, bad(BadNumber, "the size is %.40q", size)
-		}
+	if size == "" {
+		return nil, notUnderstood("it has no size")
 	}
-	rec.Duration = Unknown
-	if referer, after, ok := quoted(rest); ok {
-		rec.Referer, rest = dash(referer), after
-		if agent, after, ok := quoted(rest); ok {
-			rec.UserAgent, rest = dash(agent), after
-		}
+	if err := setAnswer(status, size, rec); err != nil {
+		return nil, err
 	}
-	answered(rec)
+	rest = bytes.TrimLeft(rest, " ")
+	if len(rest) == 0 || rest[0] != '"' {
+		return rest, nil
+	}
+	referer, rest, ok := quoted(rest)
+	if !ok {
+		return nil, errCut
+	}
+	agent, after, ok := quoted(rest)
+	if !ok && bytes.IndexByte(rest, '"') >= 0 {
+		return nil, errCut
+	}
+	if rec.Referer = dash(referer); ok {
+		rec.UserAgent, rest = dash(agent), after
+	}
 	return rest, nil
 }
+
+// errCut is a line that ends within a field.
+var errCut = notUnderstood("it ends within a field")
 
 func dash(s string) string {
 	if s == "-" {
@@ -147,6 +438,31 @@ func nextField(b []byte) (field string, rest []byte) {
 		return string(b), nil
 	}
 	return string(b[:i]), b[i+1:]
+}
+
+// field is one of several that stand between spaces.
+type field struct {
+	text   string
+	quoted bool
+}
+
+// maxFields bounds the fields of a line; no format has as many.
+const maxFields = 64
+
+// splitFields takes fields apart of which some are in quotes.
+func splitFields(b []byte) []field {
+	var out []field
+	for len(out) < maxFields {
+		if b = bytes.TrimLeft(b, " "); len(b) == 0 {
+			break
+		}
+		var f field
+		if f.text, b, f.quoted = quoted(b); !f.quoted {
+			f.text, b = nextField(b)
+		}
+		out = append(out, f)
+	}
+	return out
 }
 
 // quoted reads a string in quotes, in which quotes are escaped.
@@ -188,63 +504,4 @@ func unescape(s string) string {
 		out = append(out, s[i])
 	}
 	return string(out)
-}
-
-// harborParser reads the log of Harbor's proxy: nginx with
-//
-//	$remote_addr - "$request" $status $body_bytes_sent "$http_referer" "$http_user_agent" $request_time $upstream_response_time $pipe
-//
-// whose line has no time. What collects the log puts one in front: syslog, as Harbor's
-// own installer sets it up ("Jun 20 01:28:15 172.18.0.1 proxy[1234]: "), or
-// RFC 3339, as Kubernetes, Docker and newer syslogs do.
-type harborParser struct {
-	// now is when the log is read: syslog's times have no year, they are of the last
-	// twelve months.
-	now time.Time
-}
-
-func (p *harborParser) parse(line []byte, rec *Record) error {
-	when, rest, ok := p.prefix(string(line))
-	if !ok {
-		return bad(BadTime, "there is no time before the line")
-	}
-	i := strings.Index(rest, " - \"")
-	if i < 0 {
-		return bad(BadOther, "the line is not of the proxy's access log")
-	}
-	client := rest[:i]
-	client = client[strings.LastIndexByte(client, ' ')+1:]
-	if client == "" {
-		return bad(BadSyntax, "there is no client")
-	}
-	rec.RemoteAddr, rec.Time = client, when.UTC()
-	after, err := clfTail([]byte(rest[i+3:]), rec)
-	if err != nil {
-		return err
-	}
-	setRequestTime(after, rec)
-	return nil
-}
-
-// prefix reads the time in front of a line.
-func (p *harborParser) prefix(line string) (when time.Time, rest string, ok bool) {
-	if first, rest, found := strings.Cut(line, " "); found {
-		if when, err := time.Parse(time.RFC3339Nano, first); err == nil {
-			return when, rest, true
-		}
-	}
-	if len(line) <= len(time.Stamp) {
-		return when, "", false
-	}
-	when, err := time.Parse(time.Stamp, line[:len(time.Stamp)])
-	if err != nil {
-		return when, "", false
-	}
-	// Parse takes year 0 and so February 29 too.
-	year := p.now.Year()
-	dated := time.Date(year, when.Month(), when.Day(), when.Hour(), when.Minute(), when.Second(), 0, time.UTC)
-	if dated.After(p.now.Add(24 * time.Hour)) {
-		dated = time.Date(year-1, when.Month(), when.Day(), when.Hour(), when.Minute(), when.Second(), 0, time.UTC)
-	}
-	return dated, line[len(time.Stamp):], true
 }

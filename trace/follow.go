@@ -1,6 +1,7 @@
 package trace
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -157,24 +158,60 @@ func (f *Follower) rotated() (bool, error) {
 	return true, nil // once more with the old file, which is complete now
 }
 
+// head is what the file begins with, of which some may be read already.
+func (f *Follower) head() []byte {
+	b := make([]byte, sniffSize)
+	n, _ := f.f.ReadAt(b, 0) // what cannot be read now cannot be read later either
+	return b[:n]
+}
+
 // Follow calls fn for the records of a stream that is still being written, such as a
-// [Follower], as soon as each is there. It cannot find out the format: FormatTrace is
-// taken where the options have none. It ends where the stream does.
+// [Follower], as soon as each is there. Where the options have no format it finds it out
+// as for a file: by what the file has already, else by what comes first. It ends where
+// the stream does. That nothing of all that came was understood is an error.
 func (in *Input) Follow(r io.Reader, name string, fn func(Source, *Record) error) error {
-	if in.o.Format == "" {
-		in.o.Format = FormatTrace
-	}
 	raw := &rawReader{r: r, n: in.read, ended: func() error { return nil }}
-	dec, err := in.decoder(context.Background(), raw, nil)
+	text := bufio.NewReaderSize(holesReader{raw}, sniffSize)
+	var head []byte
+	follower, ok := r.(*Follower)
+	if ok {
+		head = follower.head()
+	}
+	if len(bytes.TrimSpace(head)) == 0 { // wait for what comes first
+		err := skipBlank(text)
+		if err != nil && !errors.Is(err, io.EOF) {
+			return fmt.Errorf("read log %s: %w", name, err)
+		}
+		head, _ = text.Peek(text.Buffered())
+	}
+	dec, err := in.followDecoder(text, head)
 	if err != nil {
 		return err
 	}
-	if lines, ok := dec.(*lineDecoder); ok {
-		_, lines.whole = r.(*Follower) // whoever writes it may have been about to write the rest
+	if lines, isLines := dec.(*lineDecoder); isLines {
+		lines.whole = ok // whoever writes it may have been about to write the rest
 	}
 	err = in.records(context.Background(), dec, name, fn)
 	if raw.err != nil {
 		return fmt.Errorf("read log %s: %w", name, raw.err)
 	}
 	return err
+}
+
+// followDecoder is the decoder of a stream that begins with head or goes on after it.
+func (in *Input) followDecoder(r io.Reader, head []byte) (decoder, error) {
+	dec, err := in.decoder(context.Background(), r, head)
+	lines, ok := dec.(*lineDecoder)
+	if err != nil || !ok || lines.parse != nil {
+		return dec, err
+	}
+	lines.uris = nil // which have no times
+	known := newLineDecoder(bytes.NewReader(head), "", in.o.Now)
+	for len(known.parse) == 0 && known.next() == nil {
+		if err := known.find(); err != nil {
+			break
+		}
+	}
+	lines.parse = known.parse
+	return lines, nil
 }

@@ -1,9 +1,6 @@
 package trace
 
 import (
-	"archive/tar"
-	"bufio"
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -18,35 +15,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/klauspost/compress/gzip"
-	"github.com/klauspost/compress/zstd"
 )
-
-// More formats, which an [Input] reads and nothing writes.
-const (
-	// FormatDistribution is the JSON log of Distribution.
-	FormatDistribution Format = "distribution"
-	// FormatNginx is Combined Log Format of nginx, with $request_time at the end or
-	// without.
-	FormatNginx Format = "nginx"
-	// FormatHarbor is the access log of Harbor's proxy.
-	FormatHarbor Format = "harbor"
-	// FormatURIs is one URI per line and nothing else.
-	FormatURIs Format = "uris"
-)
-
-// ParseInputFormat checks the name of a format that an [Input] reads; "" and "auto"
-// mean that it finds out by itself.
-func ParseInputFormat(s string) (Format, error) {
-	switch f := Format(s); f {
-	case "", "auto":
-		return "", nil
-	case FormatTrace, FormatDistribution, FormatCLF, FormatNginx, FormatHarbor, FormatURIs:
-		return f, nil
-	}
-	return "", fmt.Errorf("unknown format %q: use auto, trace, distribution, clf, nginx, harbor or uris", s)
-}
 
 // Bad says why a record was skipped.
 type Bad string
@@ -60,6 +29,11 @@ const (
 	BadTime      Bad = "no time"
 	BadLength    Bad = "too long"
 	BadTruncated Bad = "truncated"
+	// BadLine is a line that cannot be of its format: a field cannot be a client, a time
+	// or a size.
+	BadLine Bad = "not understood"
+	// BadRepeated is a file whose requests are in another one too.
+	BadRepeated Bad = "logged elsewhere too"
 	// BadFile is a file that is damaged, or whose format is not known.
 	BadFile Bad = "unreadable file"
 	// BadOther is a line that tells of something else than a request, and no error.
@@ -104,6 +78,9 @@ type InputOptions struct {
 	// Now is when the logs are read, for those whose times have no year; zero is the
 	// clock's time.
 	Now time.Time
+	// Identify gives records without an id one that is made of all that they say, so that
+	// they can be found again in another copy of the log.
+	Identify bool
 }
 
 // Input reads logs. Its methods must not run concurrently, but for [Input.Read],
@@ -117,14 +94,16 @@ type Input struct {
 	// interned are strings of files in FormatTrace, which have about the same.
 	interned *interner
 	read     *atomic.Int64
-	mu       sync.Mutex
-	skipped  map[Bad]*Skipped
-	spare    []*interner // of parts that were joined
+	// identified counts records that got an id.
+	identified *atomic.Int64
+	mu         sync.Mutex
+	skipped    map[Bad]*Skipped
+	spare      []*interner // of parts that were joined
 }
 
 // NewInput returns an Input that has read nothing.
 func NewInput(o *InputOptions) *Input {
-	in := &Input{skipped: map[Bad]*Skipped{}, read: new(atomic.Int64), interned: new(interner)}
+	in := &Input{skipped: map[Bad]*Skipped{}, read: new(atomic.Int64), identified: new(atomic.Int64), interned: new(interner)}
 	if o != nil {
 		in.o = *o
 	}
@@ -143,6 +122,9 @@ func NewInput(o *InputOptions) *Input {
 
 // Read is how many bytes of files have been read, as they lie there.
 func (in *Input) Read() int64 { return in.read.Load() }
+
+// Identified is how many records got an id of what they say, see [InputOptions].
+func (in *Input) Identified() int64 { return in.identified.Load() }
 
 // Skipped returns what was skipped so far, most first.
 func (in *Input) Skipped() []Skipped {
@@ -238,8 +220,8 @@ func Files(paths []string) (files []string, size int64, err error) {
 }
 
 // ReadFile calls fn for the records of a file, in the order in which they lie there.
-// The file may be compressed with gzip or zstd, and may be a tar archive, of files that
-// are compressed in turn. The record is valid until fn returns. What is skipped is
+// The file may be compressed with gzip, zstd, xz or bzip2, and may be a tar archive, of
+// files that are compressed in turn. The record is valid until fn returns. What is skipped is
 // counted; the error is one of fn, as it is, or of reading the file, or that ctx is
 // done.
 func (in *Input) ReadFile(ctx context.Context, path string, fn func(Source, *Record) error) error {
@@ -299,87 +281,13 @@ func (r *stickyReader) Read(b []byte) (n int, err error) {
 	return n, r.err
 }
 
-const (
-	// sniffSize is how much of a file is looked at to find out what it is, in bytes.
-	sniffSize = 64 << 10
-	// maxNesting of compressed files in archives in compressed files.
-	maxNesting = 4
-	// maxWindow bounds the memory of a zstd decoder: 128 MiB is what zstd --long
-	// takes by default.
-	maxWindow = 128 << 20
-)
-
-// stream reads a file, or what was compressed or archived in one.
-func (in *Input) stream(ctx context.Context, r io.Reader, name string, depth int, fn func(Source, *Record) error) error {
-	br := bufio.NewReaderSize(&stickyReader{r: r}, sniffSize)
-	head, _ := br.Peek(sniffSize) // an error comes again when it is read
-	if depth < maxNesting {
-		switch {
-		case bytes.HasPrefix(head, []byte{0x1f, 0x8b}):
-			z, err := gzip.NewReader(br)
-			if err != nil {
-				in.Skip(BadFile, name, 0, err.Error())
-				return nil
-			}
-			defer z.Close()
-			return in.stream(ctx, z, name, depth+1, fn)
-		case bytes.HasPrefix(head, []byte{0x28, 0xb5, 0x2f, 0xfd}), skippableFrame(head):
-			z, err := zstd.NewReader(br, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(maxWindow))
-			if err != nil {
-				return fmt.Errorf("read log %s: %w", name, err)
-			}
-			defer z.Close()
-			return in.stream(ctx, z, name, depth+1, fn)
-		case len(head) > 262 && string(head[257:262]) == "ustar":
-			return in.archive(ctx, br, name, depth+1, fn)
-		}
-	}
-	if len(bytes.TrimSpace(head)) == 0 {
-		if _, err := br.ReadByte(); err != nil && !errors.Is(err, io.EOF) {
-			in.Skip(BadFile, name, 0, err.Error())
-		}
-		return nil // empty
-	}
-	dec, err := in.decoder(ctx, br, head)
-	if cerr := ctx.Err(); err != nil && cerr != nil {
-		return cerr
-	}
-	if err != nil {
-		in.Skip(BadFile, name, 0, err.Error())
-		return nil
-	}
-	return in.records(ctx, dec, name, fn)
-}
-
-// skippableFrame tells whether a file begins with a frame of zstd that is not data, as
-// those of programs that compress in parallel do.
-func skippableFrame(head []byte) bool {
-	return len(head) > 3 && head[0]&0xf0 == 0x50 && bytes.Equal(head[1:4], []byte{0x2a, 0x4d, 0x18})
-}
-
-// archive reads the regular files of a tar archive.
-func (in *Input) archive(ctx context.Context, r io.Reader, name string, depth int, fn func(Source, *Record) error) error {
-	for tr := tar.NewReader(r); ; {
-		h, err := tr.Next()
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			in.Skip(BadFile, name, 0, err.Error())
-			return nil
-		}
-		if h.Typeflag != tar.TypeReg || strings.HasPrefix(filepath.Base(h.Name), ".") {
-			continue
-		}
-		if err := in.stream(ctx, tr, name+":"+h.Name, depth, fn); err != nil {
-			return err
-		}
-	}
-}
-
 // records calls fn for what a decoder reads.
 func (in *Input) records(ctx context.Context, dec decoder, name string, fn func(Source, *Record) error) error {
 	var rec Record
+	var ids *identifier
+	if in.o.Identify {
+		ids = &identifier{}
+	}
 	for src := (Source{File: name, Record: 1}); ; src.Record++ {
 		if src.Record%1024 == 0 {
 			if err := ctx.Err(); err != nil {
@@ -390,6 +298,10 @@ func (in *Input) records(ctx context.Context, dec decoder, name string, fn func(
 		var skip *badRecord
 		switch {
 		case err == nil:
+			if ids != nil && rec.ID == "" {
+				rec.ID = ids.id(&rec)
+				in.identified.Add(1)
+			}
 			if err := fn(src, &rec); err != nil {
 				return err
 			}
@@ -397,6 +309,11 @@ func (in *Input) records(ctx context.Context, dec decoder, name string, fn func(
 			return nil
 		case errors.As(err, &skip):
 			in.Skip(skip.kind, name, src.Record, skip.why)
+		case errors.As(err, new(*unknownError)):
+			in.Skip(BadFile, name, 0, err.Error())
+			return nil
+		case ctx.Err() != nil:
+			return ctx.Err()
 		default: // what was compressed is damaged or cut short
 			in.Skip(BadFile, name, src.Record, err.Error())
 			return nil
@@ -412,24 +329,10 @@ type decoder interface {
 // decoder returns the one for a file that begins with head.
 func (in *Input) decoder(ctx context.Context, r io.Reader, head []byte) (decoder, error) {
 	format := in.o.Format
-	if format == "" {
-		if format = detect(head); format == "" {
-			return nil, fmt.Errorf("its format is not known; it begins with %.60q", bytes.TrimSpace(head))
-		}
-	}
-	switch format {
-	case FormatTrace:
+	if format == "" && beginsTrace(head) || format == FormatTrace && bareObjects(head, in.o.Now) {
 		return newJSONDecoder(r, in.interned), nil
-	case FormatDistribution:
-		return newLineDecoder(r, parseDistribution), nil
-	case FormatCLF:
-		return newLineDecoder(r, parseCLF), nil
-	case FormatNginx:
-		return newLineDecoder(r, parseNginx), nil
-	case FormatHarbor:
-		p := &harborParser{in.o.Now}
-		return newLineDecoder(r, p.parse), nil
-	case FormatURIs:
+	}
+	begin := func() (func([]byte, *Record) error, error) {
 		if in.turn != nil { // its times go on where those of the file before end
 			select {
 			case <-in.turn:
@@ -437,61 +340,18 @@ func (in *Input) decoder(ctx context.Context, r io.Reader, head []byte) (decoder
 				return nil, ctx.Err()
 			}
 		}
-		return newLineDecoder(r, in.uris.parse), nil
+		return in.uris.parse, nil
 	}
-	return nil, fmt.Errorf("unknown format %q", format)
-}
-
-// detect tells the format of a file by its first lines, "" if it is none of ours.
-func detect(head []byte) Format {
-	head = bytes.TrimPrefix(head, []byte("\xef\xbb\xbf"))
-	if head = bytes.TrimSpace(head); len(head) > 0 && head[0] == '[' && len(bytes.TrimLeft(head[1:], "[ \t\r\n{]")) < len(head)-1 {
-		return FormatTrace
+	dec := newLineDecoder(r, format, in.o.Now)
+	if format == FormatURIs {
+		return dec, dec.readURIs(begin)
 	}
-	const look = 50
-	for n := 0; len(head) > 0 && n < look; n++ {
-		line, rest, _ := bytes.Cut(head, []byte("\n"))
-		head = rest
-		if line = bytes.TrimSpace(line); len(line) == 0 {
-			continue
-		}
-		if f := detectLine(line); f != "" {
-			return f
-		}
-	}
-	return ""
-}
-
-// detectLine tells the format of a line, "" if it is of none or could be of several.
-func detectLine(line []byte) Format {
-	if line[0] == '{' {
-		switch {
-		case bytes.Contains(line, []byte(`"timestamp"`)):
-			return FormatTrace
-		case bytes.Contains(line, []byte(`"msg"`)) && bytes.Contains(line, []byte(`"level"`)):
-			return FormatDistribution
-		}
-		return FormatTrace
-	}
-	var rec Record
-	if parseNginx(line, &rec) == nil {
-		if rec.Duration >= 0 {
-			return FormatNginx
-		}
-		return FormatCLF
-	}
-	if (&harborParser{}).parse(line, &rec) == nil {
-		return FormatHarbor
-	}
-	uri := strings.TrimPrefix(string(line), "/")
-	if (uri == "v2" || strings.HasPrefix(uri, "v2/")) && !strings.ContainsAny(uri, " \t") {
-		return FormatURIs
-	}
-	return ""
+	dec.uris = begin
+	return dec, nil
 }
 
 // ibmName is how the files of the IBM traces are called.
-var ibmName = regexp.MustCompile(`(?:^|[/:])([A-Za-z0-9-]{1,64})-logstash-\d{4}\.\d{2}\.\d{2}-\d+\.json(?:\.(?:gz|zst))?$`)
+var ibmName = regexp.MustCompile(`(?:^|[/:])([A-Za-z0-9-]{1,64})-logstash-\d{4}\.\d{2}\.\d{2}-\d+\.json(?:\.(?:gz|zst|xz|bz2))?$`)
 
 // ZoneOf returns the zone that a file of the IBM traces is of, by its name, and "" for
 // other files. The production zones are called without their prefix: prod-dal09 is

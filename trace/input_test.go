@@ -146,13 +146,13 @@ func TestInputSkipsLines(t *testing.T) {
 	}{
 		{trace.FormatDistribution, `starting up` + "\n" + `{"msg":"authorized request","level":"info"}` + "\n" + `{"msg":1}` + "\n" + `{"msg":` + "\n" + long + "\n" +
 			`{"msg":"response completed","http.request.method":"GET","http.request.uri":"/v2/","time":"now"}`,
-			map[trace.Bad]int64{trace.BadOther: 2, trace.BadType: 1, trace.BadSyntax: 1, trace.BadLength: 1, trace.BadTime: 1}},
+			map[trace.Bad]int64{trace.BadOther: 2, trace.BadLine: 3, trace.BadLength: 1}},
 		{trace.FormatCLF, "hello\n" + `1.1.1.1 - - [x] "GET / HTTP/1.1" 200 1` + "\n" + `1.1.1.1 - - [01/Mar/2024:10:00:02 +0000] "-" 400 1` + "\n" +
 			`1.1.1.1 - - [01/Mar/2024:10:00:02 +0000] "GET / HTTP/1.1" 200 -5` + "\n" + `1.1.1.1 - - [01/Mar/2024:10:00:02 +0000] "GET /` + long,
-			map[trace.Bad]int64{trace.BadSyntax: 1, trace.BadTime: 1, trace.BadMissing: 1, trace.BadNumber: 1, trace.BadLength: 1}},
+			map[trace.Bad]int64{trace.BadLine: 4, trace.BadLength: 1}},
 		{trace.FormatHarbor, `10.0.0.7 - "GET /v2/ HTTP/1.1" 401 0 "-" "-" 0.001 0.001 .` + "\n" + `Mar  1 10:00:02 172.18.0.1 proxy[1]: 2024/03/01 [error] 7#0: upstream timed out`,
-			map[trace.Bad]int64{trace.BadTime: 1, trace.BadOther: 1}},
-		{trace.FormatURIs, "v2 x\n", map[trace.Bad]int64{trace.BadSyntax: 1}},
+			map[trace.Bad]int64{trace.BadLine: 1, trace.BadOther: 1}},
+		{trace.FormatURIs, "v2 x\n", map[trace.Bad]int64{trace.BadLine: 1}},
 		{"", "hello world\n", map[trace.Bad]int64{trace.BadFile: 1}},
 	} {
 		in := trace.NewInput(&trace.InputOptions{Format: tc.f})

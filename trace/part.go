@@ -7,7 +7,7 @@ package trace
 //
 // A part is read by one goroutine and then handed to Join, in the order of the files.
 func (in *Input) Part(turn <-chan struct{}) *Input {
-	part := &Input{o: in.o, turn: turn, uris: in.uris, read: in.read, skipped: map[Bad]*Skipped{}}
+	part := &Input{o: in.o, turn: turn, uris: in.uris, read: in.read, identified: in.identified, skipped: map[Bad]*Skipped{}}
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	if n := len(in.spare); n > 0 {

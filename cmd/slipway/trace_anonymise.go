@@ -104,7 +104,7 @@ func (f *anonymiseFlags) checkMixed() error {
 
 // logs anonymises logs.
 func (f *anonymiseFlags) logs(cmd *cobra.Command, args []string, a *trace.Anonymiser) error {
-	in, err := f.input.input()
+	in, err := f.input.input(false)
 	if err != nil {
 		return err
 	}

@@ -27,13 +27,14 @@ type traceInputFlags struct {
 
 func (f *traceInputFlags) add(cmd *cobra.Command) {
 	fl := cmd.Flags()
-	fl.StringVar(&f.format, "format", "auto", "format of the logs: auto, trace, distribution, clf, nginx, harbor or uris")
+	fl.StringVar(&f.format, "format", "auto", "format of the logs: auto, "+strings.Join(trace.FormatNames(), ", "))
 	fl.StringVar(&f.zone, "zone", "", "zone of the records (default: what the names of files of the IBM traces tell, or \"default\")")
 	fl.StringVar(&f.start, "start", "2000-01-01T00:00:00Z", "time of the first record of format uris")
 	fl.Float64Var(&f.rate, "rate", 10, "records a second of format uris")
 }
 
-func (f *traceInputFlags) input() (*trace.Input, error) {
+// input reads logs. With identify, records without ids get some.
+func (f *traceInputFlags) input(identify bool) (*trace.Input, error) {
 	format, err := trace.ParseInputFormat(f.format)
 	if err != nil {
 		return nil, usagef("--format: %w", err)
@@ -50,7 +51,7 @@ func (f *traceInputFlags) input() (*trace.Input, error) {
 	if !(f.rate > 0 && f.rate <= 1e9) {
 		return nil, usagef("--rate is %v; it must be above 0 and at most 1e9", f.rate)
 	}
-	return trace.NewInput(&trace.InputOptions{Format: format, Start: start, Rate: f.rate}), nil
+	return trace.NewInput(&trace.InputOptions{Format: format, Start: start, Rate: f.rate, Identify: identify}), nil
 }
 
 func traceImportCommand() *cobra.Command {
@@ -65,18 +66,21 @@ func traceImportCommand() *cobra.Command {
 		Use:   "import {FILE | DIR}... -o STORE",
 		Short: "Read logs of registries into a store",
 		Long: `Read logs of registries into a store of Parquet files, one per zone and day, rows in
-order of time. Files may be compressed with gzip or zstd, or be tar archives; of a
-directory all files are read. The store may exist already; records are added.
+order of time. The format of each file is found out by its lines, also behind what
+kubectl, Docker, syslog and journald put before them. Files may be compressed with gzip,
+zstd, xz or bzip2, or be tar archives; of a directory all files are read, but for logs of
+Harbor that repeat those of its proxy. The store may exist already; records are added.
 
-What cannot be read is skipped, counted and named; the rest is imported. Duplicates, of
-the same time, URI and id, are counted too.`,
+What cannot be read is skipped, counted and named; the rest is imported. An import that
+reads no request at all is an error. Duplicates, of the same time, URI and id, are counted
+too. With --drop-duplicates records without an id get one that is made of what they say.`,
 		Example: `  slipway trace import /var/log/slipway/access.log -o traces
   slipway trace import DockerRegistryTraces.tar.gz -o ibm
   slipway trace import nginx/*.gz --format nginx --zone fra -o traces
   slipway trace import uris.csv.zst --format uris --start 2017-06-20 --rate 2.8 --zone dal09 -o sample`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			in, err := f.input.input()
+			in, err := f.input.input(f.drop)
 			if err != nil {
 				return err
 			}
@@ -106,6 +110,10 @@ the same time, URI and id, are counted too.`,
 					p.share(in.Read(), total, "%d records, %.0f/s", records, float64(records)/time.Since(began).Seconds())
 				}})
 			p.end()
+			if n := in.Identified(); n > 0 {
+				fmt.Fprintf(cmd.ErrOrStderr(), "%d records have no id in their logs and got one of what they say; "+
+					"copies that are in the store from imports without --drop-duplicates are not found\n", n)
+			}
 			if f.output == "json" {
 				if jerr := printJSON(cmd.OutOrStdout(), done); err == nil {
 					err = jerr

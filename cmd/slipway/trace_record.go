@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -29,8 +31,9 @@ func traceRecordCommand() *cobra.Command {
 or for as long as --for says. A log that is rotated is followed to its new file; "-" reads
 standard input until it ends.
 
-The registry writes that log with log.accesslog.format: trace in its configuration. With
---format other logs can be followed too. What has come is published every --every.`,
+The format is found out as import does it: by what the log has already, or by the first
+lines that come. What has come is published every --every. A recording that understands
+nothing of what came is an error.`,
 		Example: `  slipway trace record /var/log/slipway/access.log -o traces
   slipway trace record /var/log/slipway/access.log -o traces --all --for 24h --zone fra`,
 		Args: cobra.ExactArgs(1),
@@ -39,11 +42,16 @@ The registry writes that log with log.accesslog.format: trace in its configurati
 	fl := cmd.Flags()
 	addPath(fl, &f.out, "store", "directory of the store")
 	fl.StringVar(&f.zone, "zone", "default", "zone of the records")
-	fl.StringVar(&f.format, "format", "trace", "format of the log: trace, distribution, clf, nginx or harbor")
+	fl.StringVar(&f.format, "format", "auto", "format of the log: auto, "+strings.Join(timedFormats(), ", "))
 	fl.BoolVar(&f.all, "all", false, "record what is in the log already too")
 	fl.DurationVar(&f.limit, "for", 0, "end after this time (default: when interrupted)")
 	fl.DurationVar(&f.every, "every", 10*time.Minute, "how often to publish what has come")
 	return cmd
+}
+
+// timedFormats are the formats whose records have times.
+func timedFormats() []string {
+	return slices.DeleteFunc(trace.FormatNames(), func(name string) bool { return name == string(trace.FormatURIs) })
 }
 
 func (f *recordFlags) run(cmd *cobra.Command, path string) error {
@@ -51,8 +59,8 @@ func (f *recordFlags) run(cmd *cobra.Command, path string) error {
 		return err
 	}
 	format, err := trace.ParseInputFormat(f.format)
-	if err != nil || format == "" || format == trace.FormatURIs { // which has no times
-		return errors.Join(err, usagef("--format is %q; a log that is followed is trace, distribution, clf, nginx or harbor", f.format))
+	if err != nil || format == trace.FormatURIs { // which has no times
+		return usagef("--format is %q; a log that is followed is auto, %s", f.format, strings.Join(timedFormats(), ", "))
 	}
 	if err := store.CheckZone(f.zone); err != nil {
 		return usagef("--zone: %w", err)

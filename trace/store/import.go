@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"strings"
@@ -140,6 +141,7 @@ func Import(ctx context.Context, in *trace.Input, files []string, w *Writer, o *
 	if im.o.Zone == "" {
 		im.o.Zone = defaultZone
 	}
+	files = in.Choose(ctx, files)
 	// Read at once are the file whose records are added, and those that wait here.
 	order := make(chan *reading, min(runtime.GOMAXPROCS(0), maxReaders)-1)
 	g, gctx := errgroup.WithContext(ctx)
@@ -175,8 +177,14 @@ func Import(ctx context.Context, in *trace.Input, files []string, w *Writer, o *
 	im.counts.fill(&im.out.Counts)
 	im.out.Written = w.Written()
 	im.out.Skipped = in.Skipped()
+	if im.out.Records == 0 && err == nil {
+		err = ErrNothing
+	}
 	return &im.out, err
 }
+
+// ErrNothing is that an import has read no record at all.
+var ErrNothing = errors.New("no request was read from the logs; --format tells their format, where it is not found out, and docs/trace.md has a line of each")
 
 // reading is a file that is being read.
 type reading struct {

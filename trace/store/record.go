@@ -23,7 +23,8 @@ type RecordOptions struct {
 
 // Record writes what a stream tells, such as a [trace.Follower], into a store until the
 // stream ends, and closes w. The end of ctx does not end it: whoever gives the stream
-// stops that.
+// stops that. That the stream has something, and nothing of it was understood, is
+// [ErrNothing].
 func Record(in *trace.Input, r io.Reader, name string, w *Writer, o *RecordOptions) (int64, error) {
 	if o == nil {
 		o = &RecordOptions{}
@@ -75,6 +76,9 @@ func Record(in *trace.Input, r io.Reader, name string, w *Writer, o *RecordOptio
 	cancel(err)
 	if err == nil {
 		err = <-ended
+	}
+	if n == 0 && err == nil && len(in.Skipped()) > 0 {
+		err = ErrNothing
 	}
 	return n, errors.Join(err, w.Close())
 }

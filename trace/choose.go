@@ -1,0 +1,114 @@
+package trace
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+)
+
+// Choose returns the files of a list that are to be read. A proxy and the registry behind it
+// log the same requests: of a directory with the logs of both those of the proxy alone
+// are read, which knows the clients and the errors. What is left out is skipped as
+// [BadRepeated]. With a format in the options all files are read.
+func (in *Input) Choose(ctx context.Context, files []string) []string {
+	if in.o.Format != "" || len(files) < 2 {
+		return files
+	}
+	formats := make([]Format, len(files))
+	front := map[string]int{} // of each directory, the file that is nearest to the clients
+	for i, file := range files {
+		formats[i] = in.formatOf(ctx, file)
+		dir := filepath.Dir(file)
+		if r := frontRank(formats[i]); r > 0 {
+			if best, ok := front[dir]; !ok || r < frontRank(formats[best]) {
+				front[dir] = i
+			}
+		}
+	}
+	var out []string
+	for i, file := range files {
+		best, ok := front[filepath.Dir(file)]
+		if !ok || !repeats(formats[best], formats[i]) {
+			out = append(out, file)
+			continue
+		}
+		in.Skip(BadRepeated, file, 0, fmt.Sprintf("its requests are those of %s; --format %s reads it and its like alone",
+			files[best], formats[i]))
+	}
+	return out
+}
+
+// frontRank orders the logs of Harbor's parts: 1 is nearest to the clients, 0 is of no
+// part.
+func frontRank(f Format) int {
+	switch f {
+	case FormatHarbor:
+		return 1
+	case FormatHarborCore:
+		return 2
+	}
+	return 0
+}
+
+// repeats reports whether a log, or what else Harbor writes into its directory, repeats
+// the requests of the part that is nearest to the clients.
+func repeats(front, f Format) bool {
+	switch f {
+	case FormatDistribution, FormatHarborCore, FormatNginx, FormatCLF:
+		return f != front
+	}
+	return false
+}
+
+// formatOf is the format of a regular file by what it begins with, "" where it is not
+// known.
+func (in *Input) formatOf(ctx context.Context, path string) Format {
+	info, err := os.Stat(path)
+	if err != nil || !info.Mode().IsRegular() {
+		return ""
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return "" // reading it will say so
+	}
+	defer f.Close()
+	return in.formatIn(&rawReader{r: f, n: new(atomic.Int64), ended: ctx.Err}, 0)
+}
+
+// formatIn is the format of what may be compressed; an archive has none.
+func (in *Input) formatIn(r io.Reader, depth int) Format {
+	br := bufio.NewReaderSize(&stickyReader{r: r}, sniffSize)
+	head, _ := br.Peek(sniffSize)
+	z, closed, err := decompressor(br, head)
+	if err != nil {
+		return ""
+	}
+	if z != nil {
+		defer closed()
+		if depth >= maxNesting {
+			return ""
+		}
+		return in.formatIn(z, depth+1)
+	}
+	text := bufio.NewReaderSize(newTextReader(br, head), sniffSize)
+	if skipBlank(text) != nil {
+		return ""
+	}
+	if head, _ = text.Peek(sniffSize); beginsTrace(head) {
+		return FormatTrace
+	}
+	dec := newLineDecoder(io.LimitReader(text, sniffSize), "", in.o.Now)
+	for dec.parse == nil {
+		if dec.next() != nil || dec.find() != nil {
+			break
+		}
+	}
+	if dec.parse == nil {
+		return ""
+	}
+	return dec.parse[0].name
+}

@@ -1,0 +1,232 @@
+package trace
+
+import (
+	"archive/tar"
+	"bufio"
+	"bytes"
+	"compress/bzip2"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"strings"
+	"unicode/utf16"
+	"unicode/utf8"
+
+	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/zstd"
+	"github.com/ulikunitz/xz"
+)
+
+const (
+	// sniffSize is how much of a file is looked at to find out what it is, in bytes.
+	sniffSize = 64 << 10
+	// maxNesting of compressed files in archives in compressed files.
+	maxNesting = 4
+	// maxWindow bounds the memory of a decoder of zstd or xz: 128 MiB is what zstd
+	// --long takes by default, and xz -9 takes half of it.
+	maxWindow = 128 << 20
+)
+
+// stream reads a file, or what was compressed or archived in one.
+func (in *Input) stream(ctx context.Context, r io.Reader, name string, depth int, fn func(Source, *Record) error) error {
+	br := bufio.NewReaderSize(&stickyReader{r: r}, sniffSize)
+	head, _ := br.Peek(sniffSize) // an error comes again when it is read
+	if depth < maxNesting {
+		z, closed, err := decompressor(br, head)
+		if err != nil {
+			in.Skip(BadFile, name, 0, err.Error())
+			return nil
+		}
+		if z != nil {
+			defer closed()
+			return in.stream(ctx, z, name, depth+1, fn)
+		}
+		if len(head) > 262 && string(head[257:262]) == "ustar" {
+			return in.archive(ctx, br, name, depth+1, fn)
+		}
+	}
+	text := bufio.NewReaderSize(newTextReader(br, head), maxRecord)
+	if err := skipBlank(text); err != nil {
+		if !errors.Is(err, io.EOF) {
+			in.Skip(BadFile, name, 0, err.Error())
+		}
+		return nil // empty
+	}
+	head, _ = text.Peek(sniffSize)
+	dec, err := in.decoder(ctx, text, head)
+	if err != nil {
+		return err
+	}
+	return in.records(ctx, dec, name, fn)
+}
+
+// decompressor reads what is compressed, or is nil for what is not.
+func decompressor(r io.Reader, head []byte) (z io.Reader, closed func(), err error) {
+	closed = func() {}
+	switch {
+	case bytes.HasPrefix(head, []byte{0x1f, 0x8b}):
+		z, err := gzip.NewReader(r)
+		if err != nil {
+			return nil, closed, err
+		}
+		return z, func() { z.Close() }, nil
+	case bytes.HasPrefix(head, []byte{0x28, 0xb5, 0x2f, 0xfd}), skippableFrame(head):
+		z, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(maxWindow))
+		if err != nil {
+			return nil, closed, err
+		}
+		return z, z.Close, nil
+	case bytes.HasPrefix(head, []byte("\xfd7zXZ\x00")):
+		if size := xzWindow(head); size > maxWindow {
+			return nil, closed, fmt.Errorf("its dictionary takes %d MiB, above the limit of %d", size>>20, maxWindow>>20)
+		}
+		z, err := xz.NewReader(bufio.NewReader(r))
+		return z, closed, err
+	case len(head) > 10 && string(head[:3]) == "BZh" && head[3] >= '1' && head[3] <= '9' && string(head[4:10]) == "1AY&SY":
+		return bzip2.NewReader(r), closed, nil
+	}
+	return nil, closed, nil
+}
+
+// skippableFrame tells whether a file begins with a frame of zstd that is not data, as
+// those of programs that compress in parallel do.
+func skippableFrame(head []byte) bool {
+	return len(head) > 3 && head[0]&0xf0 == 0x50 && bytes.Equal(head[1:4], []byte{0x2a, 0x4d, 0x18})
+}
+
+// xzWindow is the size of the dictionary in the header of the first block of an xz file,
+// 0 if it is not there: .xz file format 1.2.1, sections 3.1 and 5.3.1.
+func xzWindow(head []byte) int64 {
+	const streamHeader = 12
+	if len(head) < streamHeader+2 {
+		return 0
+	}
+	flags, b := head[streamHeader+1], head[streamHeader+2:]
+	for _, present := range []byte{0x40, 0x80} { // sizes of what is compressed and of what it was
+		if flags&present != 0 {
+			_, n := binary.Uvarint(b)
+			if n <= 0 {
+				return 0
+			}
+			b = b[n:]
+		}
+	}
+	if len(b) < 3 || b[0] != 0x21 || b[1] != 1 || b[2] > 40 { // LZMA2
+		return 0
+	}
+	return int64(2|b[2]&1) << (b[2]/2 + 11)
+}
+
+// archive reads the regular files of a tar archive.
+func (in *Input) archive(ctx context.Context, r io.Reader, name string, depth int, fn func(Source, *Record) error) error {
+	for tr := tar.NewReader(r); ; {
+		h, err := tr.Next()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			in.Skip(BadFile, name, 0, err.Error())
+			return nil
+		}
+		if h.Typeflag != tar.TypeReg || strings.HasPrefix(filepath.Base(h.Name), ".") {
+			continue
+		}
+		if err := in.stream(ctx, tr, name+":"+h.Name, depth, fn); err != nil {
+			return err
+		}
+	}
+}
+
+// newTextReader reads text: UTF-16 with its byte order mark, as PowerShell writes what
+// is redirected, becomes UTF-8; NUL, with which a log begins that was cut to nothing
+// while its writer went on where it was, becomes an end of line.
+func newTextReader(r io.Reader, head []byte) io.Reader {
+	switch {
+	case bytes.HasPrefix(head, []byte{0xff, 0xfe}):
+		r = &utf16Reader{r: r, order: binary.LittleEndian}
+	case bytes.HasPrefix(head, []byte{0xfe, 0xff}):
+		r = &utf16Reader{r: r, order: binary.BigEndian}
+	}
+	return holesReader{r}
+}
+
+// holesReader makes ends of lines of NULs.
+type holesReader struct{ r io.Reader }
+
+func (h holesReader) Read(b []byte) (int, error) {
+	n, err := h.r.Read(b)
+	for rest := b[:n]; ; {
+		i := bytes.IndexByte(rest, 0)
+		if i < 0 {
+			return n, err
+		}
+		for ; i < len(rest) && rest[i] == 0; i++ {
+			rest[i] = '\n'
+		}
+		rest = rest[i:]
+	}
+}
+
+// utf16Reader reads UTF-16 as UTF-8.
+type utf16Reader struct {
+	r     io.Reader
+	order binary.ByteOrder
+	in    [4 << 10]byte
+	have  int // bytes of in
+	out   []byte
+	err   error
+}
+
+func (u *utf16Reader) Read(b []byte) (int, error) {
+	for len(u.out) == 0 {
+		if u.err != nil {
+			return 0, u.err
+		}
+		var n int
+		n, u.err = u.r.Read(u.in[u.have:])
+		u.have += n
+		u.decode()
+	}
+	n := copy(b, u.out)
+	u.out = u.out[n:]
+	return n, nil
+}
+
+// decode takes the characters that are whole.
+func (u *utf16Reader) decode() {
+	u.out = nil
+	i := 0
+	for ; i+2 <= u.have; i += 2 {
+		r := rune(u.order.Uint16(u.in[i:]))
+		if utf16.IsSurrogate(r) {
+			if i+4 > u.have && u.err == nil {
+				break
+			}
+			low := rune(utf8.RuneError)
+			if i+4 <= u.have {
+				low = rune(u.order.Uint16(u.in[i+2:]))
+			}
+			if r = utf16.DecodeRune(r, low); r != utf8.RuneError {
+				i += 2
+			}
+		}
+		u.out = utf8.AppendRune(u.out, r)
+	}
+	u.have = copy(u.in[:], u.in[i:u.have])
+}
+
+// skipBlank skips what is blank at the beginning, however much it is.
+func skipBlank(r *bufio.Reader) error {
+	for {
+		c, err := r.ReadByte()
+		if err != nil {
+			return err
+		}
+		if c != ' ' && c != '\n' && c != '\r' && c != '\t' {
+			return r.UnreadByte()
+		}
+	}
+}

@@ -1,0 +1,227 @@
+package trace
+
+import (
+	"bytes"
+	"encoding/json"
+	"strconv"
+	"strings"
+)
+
+// pairs are the fields of a line that is a JSON object or in logfmt. Those of an object
+// within an object have the names of both with a point between; an array has the value of
+// its first element. Strings are without their quotes, null is left out.
+type pairs struct {
+	names, values []string
+	// raw is the value of the last array or object as it stands in the line.
+	raw map[string][]byte
+}
+
+const (
+	// maxPairs bounds the fields of a line.
+	maxPairs = 512
+	// maxDepth bounds objects within objects.
+	maxDepth = 8
+)
+
+// get is the value of the first of the names that the line has and that is not empty.
+func (p *pairs) get(names ...string) string {
+	for _, name := range names {
+		for i := range p.names {
+			if p.names[i] == name && p.values[i] != "" {
+				return p.values[i]
+			}
+		}
+	}
+	return ""
+}
+
+func (p *pairs) has(names ...string) bool {
+	for _, name := range names {
+		if p.get(name) == "" {
+			return false
+		}
+	}
+	return true
+}
+
+func (p *pairs) add(name, value string) {
+	if len(p.names) < maxPairs {
+		p.names, p.values = append(p.names, name), append(p.values, value)
+	}
+}
+
+// parseObject reads a JSON object and nothing after it. It reports whether that is one.
+func (p *pairs) parseObject(b []byte) bool {
+	*p = pairs{names: p.names[:0], values: p.values[:0]}
+	end, ok := p.object(b, 0, "", 0)
+	return ok && len(bytes.TrimSpace(b[end:])) == 0
+}
+
+// object reads the object at b[i] and returns the index after it.
+func (p *pairs) object(b []byte, i int, prefix string, depth int) (int, bool) {
+	if depth > maxDepth {
+		return 0, false
+	}
+	for i = skipSpace(b, i+1); ; {
+		if i < len(b) && b[i] == '}' && b[i-1] != ',' {
+			return i + 1, true
+		}
+		name, end, ok := jsonText(b, i)
+		if !ok {
+			return 0, false
+		}
+		if i = skipSpace(b, end); i >= len(b) || b[i] != ':' {
+			return 0, false
+		}
+		if i, ok = p.value(b, skipSpace(b, i+1), prefix+name, depth); !ok {
+			return 0, false
+		}
+		if i = skipSpace(b, i); i >= len(b) {
+			return 0, false
+		}
+		switch b[i] {
+		case ',':
+			i = skipSpace(b, i+1)
+		case '}':
+			return i + 1, true
+		default:
+			return 0, false
+		}
+	}
+}
+
+// value reads the value at b[i] of a name and returns the index after it.
+func (p *pairs) value(b []byte, i int, name string, depth int) (int, bool) {
+	if i >= len(b) {
+		return 0, false
+	}
+	switch b[i] {
+	case '"':
+		text, end, ok := jsonText(b, i)
+		if ok {
+			p.add(name, text)
+		}
+		return end, ok
+	case '{':
+		return p.object(b, i, name+".", depth+1)
+	case '[':
+		return p.array(b, i, name, depth+1)
+	}
+	end := i
+	for end < len(b) && strings.IndexByte(",}] \t\r\n", b[end]) < 0 {
+		end++
+	}
+	text := string(b[i:end])
+	switch {
+	case text == "null":
+	case text == "true", text == "false":
+		p.add(name, text)
+	default:
+		if _, err := strconv.ParseFloat(text, 64); err != nil {
+			return 0, false
+		}
+		p.add(name, text)
+	}
+	return end, true
+}
+
+// array reads the array at b[i], of which the first value counts.
+func (p *pairs) array(b []byte, i int, name string, depth int) (int, bool) {
+	if depth > maxDepth {
+		return 0, false
+	}
+	from := i
+	first := true
+	for i = skipSpace(b, i+1); ; first = false {
+		if i < len(b) && b[i] == ']' && first {
+			return i + 1, true
+		}
+		before := len(p.names)
+		end, ok := p.value(b, i, name, depth)
+		if !ok {
+			return 0, false
+		}
+		if !first {
+			p.names, p.values = p.names[:before], p.values[:before]
+		}
+		if i = skipSpace(b, end); i >= len(b) {
+			return 0, false
+		}
+		switch b[i] {
+		case ',':
+			i = skipSpace(b, i+1)
+		case ']':
+			if p.raw == nil {
+				p.raw = map[string][]byte{}
+			}
+			p.raw[name] = b[from : i+1]
+			return i + 1, true
+		default:
+			return 0, false
+		}
+	}
+}
+
+// jsonText reads the string at b[i] and returns the index after it.
+func jsonText(b []byte, i int) (string, int, bool) {
+	if text, end, res := plainString(b, i); res == parsed {
+		return string(text), end, true
+	}
+	if i >= len(b) || b[i] != '"' {
+		return "", 0, false
+	}
+	for end := i + 1; end < len(b); end++ {
+		switch b[end] {
+		case '\\':
+			end++
+		case '"':
+			var text string
+			err := json.Unmarshal(b[i:end+1], &text)
+			return text, end + 1, err == nil
+		}
+	}
+	return "", 0, false
+}
+
+// parseLogfmt reads name=value name="value" and so on. It reports whether the line is
+// nothing but that.
+func (p *pairs) parseLogfmt(b []byte) bool {
+	*p = pairs{names: p.names[:0], values: p.values[:0]}
+	for {
+		b = bytes.TrimLeft(b, " ")
+		if len(b) == 0 {
+			return len(p.names) > 1
+		}
+		i := bytes.IndexByte(b, '=')
+		if i <= 0 || bytes.ContainsAny(b[:i], " \"") {
+			return false
+		}
+		name := string(b[:i])
+		if b = b[i+1:]; len(b) > 0 && b[0] == '"' {
+			value, rest, ok := goQuoted(b)
+			if !ok {
+				return false
+			}
+			p.add(name, value)
+			b = rest
+			continue
+		}
+		var value string
+		value, b = nextField(b)
+		p.add(name, value)
+	}
+}
+
+// goQuoted reads a string as %q writes it.
+func goQuoted(b []byte) (s string, rest []byte, ok bool) {
+	for end := 1; end < len(b); end++ {
+		switch b[end] {
+		case '\\':
+			end++
+		case '"':
+			s, err := strconv.Unquote(string(b[:end+1]))
+			return s, b[end+1:], err == nil && (end+1 == len(b) || b[end+1] == ' ')
+		}
+	}
+	return "", nil, false
+}
