@@ -94,14 +94,14 @@ func (in *Input) formatIn(r io.Reader, depth int) Format {
 		}
 		return in.formatIn(z, depth+1)
 	}
-	text := bufio.NewReaderSize(newTextReader(br, head), sniffSize)
-	if skipBlank(text) != nil {
+	text := newText(newTextReader(br, head))
+	if skipBlank(text.Reader) != nil {
 		return ""
 	}
 	if head, _ = text.Peek(sniffSize); beginsTrace(head) {
 		return FormatTrace
 	}
-	dec := newLineDecoder(io.LimitReader(text, sniffSize), "", in.o.Now)
+	dec := newLineDecoder(newText(io.LimitReader(text, sniffSize)), "", in.o.Now)
 	for dec.parse == nil {
 		if dec.next() != nil || dec.find() != nil {
 			break

@@ -363,6 +363,8 @@ func clfClient(fields []string) (client, user string, ok bool) {
 		client, ok = clientOf(fields[0])
 		if n == 3 {
 			user = fields[2]
+		} else if client == "" { // the name of a user alone
+			ok = false
 		}
 	}
 	return client, user, ok
@@ -372,14 +374,14 @@ func clfClient(fields []string) (client, user string, ok bool) {
 // a list of these.
 func listedAddress(fields []string) (string, bool) {
 	i := len(fields) - 1
-	for i > 0 && strings.HasSuffix(fields[i-1], ",") {
-		i--
-	}
-	last := strings.Trim(fields[len(fields)-1], `"[],`)
+	last := strings.Trim(fields[i], `",`)
 	if _, ok := address(last); !ok {
-		if _, ok = address(fields[len(fields)-1]); !ok {
+		if _, ok = address(strings.TrimSuffix(last, "]")); !ok {
 			return "", false
 		}
+	}
+	for i > 0 && strings.HasSuffix(fields[i-1], ",") {
+		i--
 	}
 	return clientOf(strings.Join(fields[i:], " "))
 }

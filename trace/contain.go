@@ -48,8 +48,8 @@ func (in *Input) stream(ctx context.Context, r io.Reader, name string, depth int
 			return in.archive(ctx, br, name, depth+1, fn)
 		}
 	}
-	text := bufio.NewReaderSize(newTextReader(br, head), maxRecord)
-	if err := skipBlank(text); err != nil {
+	text := newText(newTextReader(br, head))
+	if err := skipBlank(text.Reader); err != nil {
 		if !errors.Is(err, io.EOF) {
 			in.Skip(BadFile, name, 0, err.Error())
 		}
@@ -138,6 +138,22 @@ func (in *Input) archive(ctx context.Context, r io.Reader, name string, depth in
 			return err
 		}
 	}
+}
+
+// text is a file as text, and what it is read from.
+type text struct {
+	*bufio.Reader
+	from io.Reader
+}
+
+func newText(from io.Reader) text {
+	return text{bufio.NewReaderSize(from, maxRecord), from}
+}
+
+// unbuffered is the rest of a text for a reader with a buffer of its own.
+func (t text) unbuffered() io.Reader {
+	read, _ := t.Peek(t.Buffered())
+	return io.MultiReader(bytes.NewReader(read), t.from)
 }
 
 // newTextReader reads text: UTF-16 with its byte order mark, as PowerShell writes what

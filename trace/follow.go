@@ -1,7 +1,6 @@
 package trace
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -171,14 +170,14 @@ func (f *Follower) head() []byte {
 // the stream does. That nothing of all that came was understood is an error.
 func (in *Input) Follow(r io.Reader, name string, fn func(Source, *Record) error) error {
 	raw := &rawReader{r: r, n: in.read, ended: func() error { return nil }}
-	text := bufio.NewReaderSize(holesReader{raw}, sniffSize)
+	text := newText(holesReader{raw})
 	var head []byte
 	follower, ok := r.(*Follower)
 	if ok {
 		head = follower.head()
 	}
 	if len(bytes.TrimSpace(head)) == 0 { // wait for what comes first
-		err := skipBlank(text)
+		err := skipBlank(text.Reader)
 		if err != nil && !errors.Is(err, io.EOF) {
 			return fmt.Errorf("read log %s: %w", name, err)
 		}
@@ -199,14 +198,14 @@ func (in *Input) Follow(r io.Reader, name string, fn func(Source, *Record) error
 }
 
 // followDecoder is the decoder of a stream that begins with head or goes on after it.
-func (in *Input) followDecoder(r io.Reader, head []byte) (decoder, error) {
+func (in *Input) followDecoder(r text, head []byte) (decoder, error) {
 	dec, err := in.decoder(context.Background(), r, head)
 	lines, ok := dec.(*lineDecoder)
 	if err != nil || !ok || lines.parse != nil {
 		return dec, err
 	}
 	lines.uris = nil // which have no times
-	known := newLineDecoder(bytes.NewReader(head), "", in.o.Now)
+	known := newLineDecoder(newText(bytes.NewReader(head)), "", in.o.Now)
 	for len(known.parse) == 0 && known.next() == nil {
 		if err := known.find(); err != nil {
 			break

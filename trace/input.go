@@ -327,10 +327,10 @@ type decoder interface {
 }
 
 // decoder returns the one for a file that begins with head.
-func (in *Input) decoder(ctx context.Context, r io.Reader, head []byte) (decoder, error) {
+func (in *Input) decoder(ctx context.Context, r text, head []byte) (decoder, error) {
 	format := in.o.Format
 	if format == "" && beginsTrace(head) || format == FormatTrace && bareObjects(head, in.o.Now) {
-		return newJSONDecoder(r, in.interned), nil
+		return newJSONDecoder(r.unbuffered(), in.interned), nil
 	}
 	begin := func() (func([]byte, *Record) error, error) {
 		if in.turn != nil { // its times go on where those of the file before end

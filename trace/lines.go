@@ -44,8 +44,8 @@ const (
 )
 
 // newLineDecoder reads a format; without a name it finds it out.
-func newLineDecoder(r io.Reader, format Format, now time.Time) *lineDecoder {
-	d := &lineDecoder{r: bufio.NewReaderSize(r, maxRecord), now: now}
+func newLineDecoder(r text, format Format, now time.Time) *lineDecoder {
+	d := &lineDecoder{r: r.Reader, now: now}
 	if format != "" {
 		d.parse = readers(format)
 	}

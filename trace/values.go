@@ -44,7 +44,11 @@ func address(s string) (string, bool) {
 	if len(s) < 2 || len(s) > 64 || s[0] != '[' && s[0] != ':' && !isHex(s[0]) {
 		return "", false
 	}
-	a, err := netip.ParseAddr(strings.Trim(s, "[]"))
+	bare := s
+	if s[0] == '[' && s[len(s)-1] == ']' {
+		bare = s[1 : len(s)-1]
+	}
+	a, err := netip.ParseAddr(bare)
 	if err != nil {
 		ap, err := netip.ParseAddrPort(s)
 		if err != nil {

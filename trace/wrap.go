@@ -64,6 +64,10 @@ func (l *line) unwrapOnce(now time.Time) bool {
 	case c >= 'A' && c <= 'Z' && l.unwrapStamp(now):
 		return true
 	}
+	if tab := bytes.Index(b[:min(len(b), 256)], []byte("\t{")); tab >= 0 { // after the tag of Fluentd, or Caddy's level
+		l.text = b[tab+1:]
+		return true
+	}
 	if rest, ok := cutService(b); ok {
 		l.text = rest
 		return true
