@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -14,23 +15,30 @@ import (
 // FuzzInput reads anything in each format: no panic, no endless loop, and only
 // records that can be stored.
 func FuzzInput(f *testing.F) {
-	formats := []trace.Format{"", trace.FormatTrace, trace.FormatDistribution, trace.FormatCLF, trace.FormatNginx, trace.FormatHarbor, trace.FormatURIs}
+	formats := []trace.Format{""}
+	for _, name := range trace.FormatNames() {
+		formats = append(formats, trace.Format(name))
+	}
 	for i, seed := range []string{
 		twoRecords, twoRecords[:200], `{"{"{"`, "[[[]", "v2\nv2/a/blobs/b\n",
-		`{"http.request.method":"GET","http.request.uri":"/v2/","msg":"response completed","time":"2024-03-01T11:00:02+01:00","http.response.duration":"1ms"}`,
 		`1.1.1.1 - - [01/Mar/2024:10:00:02 +0000] "GET / HTTP/1.1" 200 1 "-" "\x22" 0.1`,
-		`Mar  1 10:00:02 172.18.0.1 proxy[1234]: 10.0.0.7 - "GET /v2/ HTTP/1.1" 401 76 "-" "x" 1.250 1.249 .`,
-		`1.1.1.1 - - [01/Mar/2024:10:00:02 +0000] "GET  HTTP/1.1" 200 1`,
-		"\x1f\x8b\x08\x00", "\x28\xb5\x2f\xfd\x00",
+		`1.1.1.1 - - [01/Mar/2024:10:00:02 +0000] "GET  HTTP/1.1" 200 1`, "\xff\xfe1\x00\x00\xd8", "\x00\x00\n\x00",
+		"\x1f\x8b\x08\x00", "\x28\xb5\x2f\xfd\x00", "\xfd7zXZ\x00", "BZh91AY&SY",
 	} {
 		f.Add([]byte(seed), i%len(formats))
 	}
+	prefixes := fromDocs(f, "What stands before a line")
+	for i, x := range fromDocs(f, "A line of each") {
+		f.Add([]byte(x.text+"\n"+x.text), 0)
+		f.Add([]byte(x.behind(prefixes[i%len(prefixes)])), 0)
+		f.Add([]byte(x.text), 1+i%(len(formats)-1))
+	}
 	f.Fuzz(func(t *testing.T, b []byte, format int) {
-		in := trace.NewInput(&trace.InputOptions{Format: formats[uint(format)%uint(len(formats))], Now: time.Date(2024, 6, 1, 0, 0, 0, 0, time.UTC)})
+		in := trace.NewInput(&trace.InputOptions{Format: formats[uint(format)%uint(len(formats))], Now: time.Date(2024, 6, 1, 0, 0, 0, 0, time.UTC), Identify: true})
 		records := 0
 		err := in.ReadFrom(context.Background(), strings.NewReader(string(b)), "f", func(src trace.Source, r *trace.Record) error {
 			records++
-			if r.Method == "" || r.URI == "" || r.Written < trace.Unknown || r.Duration < trace.Unknown || r.Status < 0 || r.Status > 999 {
+			if r.Method == "" || r.URI == "" || r.Written < trace.Unknown || r.Duration < trace.Unknown || r.Received < 0 || r.Status < 0 || r.Status > 999 || r.ID == "" {
 				t.Errorf("record %+v", r)
 			}
 			return nil
@@ -40,6 +48,32 @@ func FuzzInput(f *testing.F) {
 		}
 		if records > len(b) {
 			t.Errorf("%d records in %d bytes", records, len(b))
+		}
+	})
+}
+
+// FuzzLine reads anything as a line behind each prefix: what is read behind one is what is
+// read bare, or more, where the bare line has no time.
+func FuzzLine(f *testing.F) {
+	prefixes := fromDocs(f, "What stands before a line")
+	for i, x := range fromDocs(f, "A line of each") {
+		f.Add(x.text, i)
+	}
+	f.Fuzz(func(t *testing.T, text string, i int) {
+		if strings.ContainsAny(text, "\r\n\x00\x1b") || !utf8.ValidString(text) || len(text) > 8<<10 || strings.Contains(text, "#033[") {
+			return
+		}
+		if text != strings.TrimSpace(text) || strings.HasPrefix(text, "\xef\xbb\xbf") || strings.HasPrefix(text, "[") {
+			return
+		}
+		bare := read(t, docsInput(""), text+"\n")
+		if len(bare) == 0 {
+			return
+		}
+		p := prefixes[uint(i)%uint(len(prefixes))]
+		got := read(t, docsInput(""), titled{"", text}.behind(p)+"\n")
+		if len(got) == 0 && len(bare) > 0 {
+			t.Errorf("%s: %q is read, but not behind %q", p.title, text, p.text)
 		}
 	})
 }

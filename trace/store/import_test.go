@@ -188,3 +188,63 @@ func TestNames(t *testing.T) {
 		t.Errorf("the empty name is %d, %v", sym, ok)
 	}
 }
+
+// TestImportAgain imports a log without ids again, in a store and as a copy beside it,
+// compressed and behind the prefix of a collector: no request is there twice, and those
+// that a client sent twice within a second are there twice.
+func TestImportAgain(t *testing.T) {
+	dir := t.TempDir()
+	var plain, prefixed strings.Builder
+	const requests = 200
+	for i := range requests {
+		line := fmt.Sprintf("10.0.0.%d - - [12/Jun/2024:09:%02d:%02d +0000] \"GET /v2/app/blobs/%d HTTP/1.1\" 200 1834 \"-\" \"x\"\n", i%3, i/60, i/4%60, i%4/3)
+		plain.WriteString(line)
+		prefixed.WriteString("2024-06-12T12:00:00.5Z stdout F " + line)
+	}
+	files := []string{filepath.Join(dir, "a.log"), filepath.Join(dir, "b.log"), filepath.Join(dir, "c.log")}
+	for i, content := range []string{plain.String(), prefixed.String(), plain.String() + plain.String()} {
+		if err := os.WriteFile(files[i], []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	to := filepath.Join(dir, "store")
+	for _, these := range [][]string{files[:1], files[1:2], files} {
+		w, err := store.NewWriter(to, &store.WriterOptions{DropDuplicates: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := store.Import(context.Background(), trace.NewInput(&trace.InputOptions{Identify: true}), these, w, &store.ImportOptions{Zone: "a"}); err != nil {
+			t.Fatal(err)
+		}
+		if got := len(readAll(t, open(t, to), store.Query{Zone: "a"})); got != requests {
+			t.Fatalf("after %v there are %d records of %d requests", these, got, requests)
+		}
+	}
+}
+
+// TestImportNothing imports and records logs of which nothing can be read: an error that
+// tells what to do, and what was there.
+func TestImportNothing(t *testing.T) {
+	dir := t.TempDir()
+	for name, content := range map[string]string{
+		"empty": "", "blank": "\n\n", "of no format": "hello\nworld\n", "of something else": `time="2024-06-12T09:44:00Z" level=info msg="listening"` + "\n",
+		"not understood": `10.0.0.777 - - [12/Jun/2024:09:45:01 +0000] "GET /v2/ HTTP/1.1" 200 2` + "\n", "binary": "\x7fELF\x02\x01\x01\x00\x00",
+	} {
+		file := filepath.Join(dir, "log")
+		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		got, err := importFiles(t, 1, []string{file}, filepath.Join(dir, name))
+		if !errors.Is(err, store.ErrNothing) || !strings.Contains(err.Error(), "--format") || len(strings.TrimSpace(content)) > 0 && len(got.Skipped) == 0 {
+			t.Errorf("%s: %v, skipped %+v", name, err, got.Skipped)
+		}
+		w, err := store.NewWriter(filepath.Join(dir, name), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = store.Record(trace.NewInput(nil), strings.NewReader(content), "log", w, nil)
+		if want := len(strings.TrimSpace(content)) > 0; errors.Is(err, store.ErrNothing) != want { // nothing may have been asked
+			t.Errorf("%s, recorded: %v", name, err)
+		}
+	}
+}
