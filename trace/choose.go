@@ -36,7 +36,7 @@ func (in *Input) Choose(ctx context.Context, files []string) []string {
 			out = append(out, file)
 			continue
 		}
-		in.Skip(BadRepeated, file, 0, fmt.Sprintf("its requests are those of %s; --format %s reads it and its like alone",
+		in.Skip(BadRepeated, file, 0, fmt.Sprintf("its requests are those of %q; --format %s reads it and its like alone",
 			files[best], formats[i]))
 	}
 	return out

@@ -324,6 +324,39 @@ func (r *repeated) Read(b []byte) (int, error) {
 	return len(b), nil
 }
 
+// TestWideDictionary refuses a file of xz whose dictionary takes 4 GiB.
+func TestWideDictionary(t *testing.T) {
+	in := trace.NewInput(nil)
+	got := read(t, in, "\xfd7zXZ\x00\x00\x04\xe6\xd6\xb4\x46\x02\x00\x21\x01\x28\x00\x00\x00"+strings.Repeat("x", 100))
+	if s := in.Skipped(); len(got) != 0 || len(s) != 1 || s[0].Kind != trace.BadFile || !strings.Contains(s[0].First[0].Why, "dictionary takes 4096 MiB") {
+		t.Errorf("skipped %+v", s)
+	}
+}
+
+// TestJSONOfNginx reads what nginx writes into JSON that people put together: variables
+// that are missing, and \xNN.
+func TestJSONOfNginx(t *testing.T) {
+	for name, line := range map[string]string{
+		"missing": `{"time_local":"12/Jun/2024:09:45:02 +0000","remote_addr":"203.0.113.7","request":"GET /v2/ HTTP/1.1","status":200,"body_bytes_sent":2,"upstream_response_time":-,"request_time":1.000,"x":}`,
+		"parts":   `{"@timestamp":"2024-06-12T09:45:02Z","client_ip":"203.0.113.7","method":"GET","path":"/v2/","args":"","status":200,"bytes_sent":2,"request_time":1.000}`,
+		"msec":    `{"msec":"1718185502.000","http_x_forwarded_for":"203.0.113.7, 10.0.0.12","request_method":"GET","request_uri":"/v2/","status":"200","bytes_sent":"2","request_time":"1.000"}`,
+		"escaped": `{"time_iso8601":"2024-06-12T09:45:02+00:00","remote_addr":"203.0.113.7","request":"GET /v2/ HTTP/1.1","http_referer":"\x22","status":"200","body_bytes_sent":"2","request_time":"1.000"}`,
+	} {
+		in := trace.NewInput(nil)
+		got := read(t, in, line+"\n")
+		want := trace.Record{Method: "GET", URI: "/v2/", RemoteAddr: "203.0.113.7", Status: 200, Written: 2, Duration: time.Second,
+			Time: time.Date(2024, 6, 12, 9, 45, 1, 0, time.UTC)}
+		if len(got) != 1 {
+			t.Errorf("%s: skipped %+v", name, in.Skipped())
+			continue
+		}
+		got[0].Referer = ""
+		if diff := cmp.Diff(want, plain(got[0])); diff != "" {
+			t.Errorf("%s: the record differs (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
 // benchLines are enough for what is done once for a file not to count.
 const benchLines = 20_000
 

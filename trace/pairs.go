@@ -113,7 +113,7 @@ func (p *pairs) value(b []byte, i int, name string, depth int) (int, bool) {
 	}
 	text := string(b[i:end])
 	switch {
-	case text == "null":
+	case text == "null", text == "-", text == "" && i < len(b): // nginx's variables without quotes may be missing
 	case text == "true", text == "false":
 		p.add(name, text)
 	default:
@@ -176,8 +176,11 @@ func jsonText(b []byte, i int) (string, int, bool) {
 			end++
 		case '"':
 			var text string
-			err := json.Unmarshal(b[i:end+1], &text)
-			return text, end + 1, err == nil
+			if err := json.Unmarshal(b[i:end+1], &text); err == nil {
+				return text, end + 1, true
+			}
+			// nginx without escape=json writes \xNN
+			return unescape(string(b[i+1 : end])), end + 1, bytes.Contains(b[i:end], []byte(`\x`))
 		}
 	}
 	return "", 0, false
