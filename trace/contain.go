@@ -10,8 +10,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"unicode/utf16"
 	"unicode/utf8"
 
@@ -122,6 +124,7 @@ func xzWindow(head []byte) int64 {
 
 // archive reads the regular files of a tar archive.
 func (in *Input) archive(ctx context.Context, r io.Reader, name string, depth int, fn func(Source, *Record) error) error {
+	var fronts map[string]string // once it is needed
 	for tr := tar.NewReader(r); ; {
 		h, err := tr.Next()
 		if errors.Is(err, io.EOF) {
@@ -134,8 +137,62 @@ func (in *Input) archive(ctx context.Context, r io.Reader, name string, depth in
 		if h.Typeflag != tar.TypeReg || strings.HasPrefix(filepath.Base(h.Name), ".") {
 			continue
 		}
+		if harborPart(h.Name) {
+			if fronts == nil {
+				fronts = harborProxies(ctx, name)
+			}
+			if front, ok := fronts[filepath.Dir(h.Name)]; ok {
+				in.Skip(BadRepeated, name+":"+h.Name, 0, fmt.Sprintf("its requests are those of %q", front))
+				continue
+			}
+		}
 		if err := in.stream(ctx, tr, name+":"+h.Name, depth, fn); err != nil {
 			return err
+		}
+	}
+}
+
+// harborPart reports whether a file of an archive is called as Harbor calls the logs that
+// repeat those of its proxy.
+func harborPart(name string) bool {
+	part, _, ok := strings.Cut(filepath.Base(name), ".log")
+	return ok && (part == "core" || part == "registry" || part == "portal")
+}
+
+// harborProxies are the logs of Harbor's proxy in an archive, by their directory. The names
+// alone tell: a file may come after those that repeat it, and so the archive is read once
+// more. What cannot be read again, such as a pipe, has none.
+func harborProxies(ctx context.Context, path string) map[string]string {
+	fronts := map[string]string{}
+	f, err := os.Open(path)
+	if err != nil {
+		return fronts
+	}
+	defer f.Close()
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return fronts
+	}
+	var r io.Reader = &rawReader{r: f, n: new(atomic.Int64), ended: ctx.Err}
+	for range maxNesting {
+		br := bufio.NewReaderSize(&stickyReader{r: r}, sniffSize)
+		head, _ := br.Peek(sniffSize)
+		z, closed, err := decompressor(br, head)
+		if err != nil {
+			return fronts
+		}
+		if r = br; z == nil {
+			break
+		}
+		defer closed()
+		r = z
+	}
+	for tr := tar.NewReader(r); ; {
+		h, err := tr.Next()
+		if err != nil {
+			return fronts
+		}
+		if h.Typeflag == tar.TypeReg && h.Size > 0 && strings.HasPrefix(filepath.Base(h.Name), "proxy.log") {
+			fronts[filepath.Dir(h.Name)] = h.Name
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package trace_test
 
 import (
+	"archive/tar"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -160,6 +161,49 @@ func TestChoose(t *testing.T) {
 		}
 		if got := docsInput(trace.FormatDistribution).Choose(context.Background(), files); len(got) != len(files) {
 			t.Errorf("%s: with a format %d files of %d are read", name, len(got), len(files))
+		}
+	}
+}
+
+// TestHarborArchive reads the directory as an archive, in which the proxy's log comes last,
+// from a file and from what can be read once.
+func TestHarborArchive(t *testing.T) {
+	var b bytes.Buffer
+	tw := tar.NewWriter(&b)
+	for _, member := range []titled{
+		{"harbor/core.log", example(t, "harbor-core")}, {"other/registry.log", example(t, "distribution, text")},
+		{"harbor/registry.log.1", "Jun 12 09:45:02 172.18.0.1 registry[7]: " + example(t, "distribution, text")}, {"harbor/proxy.log", example(t, "harbor")},
+	} {
+		if err := tw.WriteHeader(&tar.Header{Name: member.title, Mode: 0o600, Size: int64(len(member.text) + 1)}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.WriteString(tw, member.text+"\n"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := tw.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for _, form := range []string{"", "gz", "xz"} {
+		packed := b.Bytes()
+		if form != "" {
+			packed = compress(t, form, packed)
+		}
+		path := filepath.Join(t.TempDir(), "harbor.tar")
+		if err := os.WriteFile(path, packed, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		in := docsInput("")
+		var from []string
+		err := in.ReadFile(context.Background(), path, func(src trace.Source, _ *trace.Record) error {
+			from = append(from, strings.TrimPrefix(src.File, path+":"))
+			return nil
+		})
+		if diff := cmp.Diff([]string{"other/registry.log", "harbor/proxy.log"}, from); diff != "" || err != nil || count(in) != 2 {
+			t.Errorf("%s: %v, skipped %+v, files differ (-want +got):\n%s", form, err, in.Skipped(), diff)
+		}
+		if got := read(t, docsInput(""), string(packed)); len(got) != 4 {
+			t.Errorf("%s: what can be read once gave %d records", form, len(got))
 		}
 	}
 }
