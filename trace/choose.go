@@ -10,10 +10,10 @@ import (
 	"sync/atomic"
 )
 
-// Choose returns the files of a list that are to be read. A proxy and the registry behind it
-// log the same requests: of a directory with the logs of both those of the proxy alone
-// are read, which knows the clients and the errors. What is left out is skipped as
-// [BadRepeated]. With a format in the options all files are read.
+// Choose returns the files of a list that are to be read. The parts of Harbor log the same
+// requests. Choose leaves out the logs of the parts behind the proxy if the proxy's log
+// is in the same directory, because the proxy sees all clients and errors, and skips them as
+// [BadRepeated]. It returns all files if the options have a format.
 func (in *Input) Choose(ctx context.Context, files []string) []string {
 	if in.o.Format != "" || len(files) < 2 {
 		return files

@@ -165,9 +165,9 @@ func (f *Follower) head() []byte {
 }
 
 // Follow calls fn for the records of a stream that is still being written, such as a
-// [Follower], as soon as each is there. Where the options have no format it finds it out
-// as for a file: by what the file has already, else by what comes first. It ends where
-// the stream does. That nothing of all that came was understood is an error.
+// [Follower], as soon as each is there. It detects the format, unless the
+// options have one, from the lines that the file has already, else from the first that
+// come. It ends where the stream does.
 func (in *Input) Follow(r io.Reader, name string, fn func(Source, *Record) error) error {
 	raw := &rawReader{r: r, n: in.read, ended: func() error { return nil }}
 	text := newText(holesReader{raw})

@@ -51,9 +51,9 @@ type lineFormat struct {
 	object bool
 }
 
-// lineFormats are in the order in which they are tried. Where a file has lines of
-// several, as a container's log has those of a registry and of its access log, only
-// those of the first are requests: the others are the same ones again.
+// lineFormats are in the order in which they are tried. If a file has lines of several
+// formats, only those of the first format are read: a container may log each request
+// twice, as an event of the registry and in its access log.
 var lineFormats = []lineFormat{
 	{name: FormatTrace, parse: parseTraceLine, object: true},
 	{name: FormatHarbor, parse: parseHarbor},
@@ -76,8 +76,8 @@ var lineFormats = []lineFormat{
 	{name: FormatCLF, parse: parseCLF},
 }
 
-// parseTimedNginx is parseNginx for lines with a $request_time: without one nothing tells
-// whether the time of a line is that of the arrival.
+// parseTimedNginx is parseNginx for lines that have a $request_time. A line without one may
+// be of Apache, which writes the time of the arrival.
 func parseTimedNginx(l *line, rec *Record) error {
 	err := parseNginx(l, rec)
 	if err == nil && rec.Duration < 0 {

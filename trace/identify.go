@@ -7,10 +7,10 @@ import (
 	"time"
 )
 
-// identifier makes ids for the records of one file that have none, so that the same record
-// in another copy of the log has the same: of all that it says, and of how many of the
-// same came before it. A client may well ask for the same twice within a second, which
-// is as exact as most logs are: these are two requests in any copy.
+// identifier makes ids for those records of one file that have none. An id depends on the
+// content of the record and on the number of equal records before it, so that it is the
+// same in every copy of the log. Equal records are common: most logs have times in
+// seconds, and a client may ask for the same twice within a second.
 type identifier struct {
 	// seen counts what ended within window of began.
 	seen  map[uint64]int
@@ -18,8 +18,8 @@ type identifier struct {
 }
 
 const (
-	// idWindow is how far apart lines of the same record can be in one log. Where the time
-	// goes back by more the log is there once more.
+	// idWindow is how far apart equal records can be in one log. If the time goes back by
+	// more, the file has the log a second time.
 	idWindow = 2 * time.Second
 	// maxIdentified bounds the memory: 1 MiB.
 	maxIdentified = 1 << 16

@@ -29,10 +29,10 @@ const (
 	BadTime      Bad = "no time"
 	BadLength    Bad = "too long"
 	BadTruncated Bad = "truncated"
-	// BadLine is a line that cannot be of its format: a field cannot be a client, a time
-	// or a size.
+	// BadLine is a line that cannot be of the format, such as one with a field that cannot
+	// be a client, a time or a size.
 	BadLine Bad = "not understood"
-	// BadRepeated is a file whose requests are in another one too.
+	// BadRepeated is a file that repeats the requests of another.
 	BadRepeated Bad = "logged elsewhere too"
 	// BadFile is a file that is damaged, or whose format is not known.
 	BadFile Bad = "unreadable file"
@@ -78,8 +78,8 @@ type InputOptions struct {
 	// Now is when the logs are read, for those whose times have no year; zero is the
 	// clock's time.
 	Now time.Time
-	// Identify gives records without an id one that is made of all that they say, so that
-	// they can be found again in another copy of the log.
+	// Identify gives records without an id one that is made of their content, so that they
+	// are recognised in another copy of the log.
 	Identify bool
 }
 
@@ -123,7 +123,7 @@ func NewInput(o *InputOptions) *Input {
 // Read is how many bytes of files have been read, as they lie there.
 func (in *Input) Read() int64 { return in.read.Load() }
 
-// Identified is how many records got an id of what they say, see [InputOptions].
+// Identified returns the number of records that got an id, see [InputOptions].
 func (in *Input) Identified() int64 { return in.identified.Load() }
 
 // Skipped returns what was skipped so far, most first.

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// lineDecoder reads formats that have a record per line, and finds out which that is
-// where nobody told.
+// lineDecoder reads formats that have a record per line. It detects the format unless it
+// is given one.
 type lineDecoder struct {
 	r *bufio.Reader
 	// parse are the ways to read a line, of which the first that can counts; none while
@@ -28,7 +28,7 @@ type lineDecoder struct {
 	l        line
 	pieces   [2][]byte // of lines that came in pieces, by stream
 	previous []byte    // the last line that was read
-	// found is that the line which told the format is still to be read.
+	// found says that the line which showed the format is still to be read.
 	found bool
 	// before are lines from before the format was known: their number, and the first.
 	before int
@@ -43,7 +43,7 @@ const (
 	lookAhead = 200
 )
 
-// newLineDecoder reads a format; without a name it finds it out.
+// newLineDecoder reads a format; it detects the format if the name is empty.
 func newLineDecoder(r text, format Format, now time.Time) *lineDecoder {
 	d := &lineDecoder{r: r.Reader, now: now}
 	if format != "" {
@@ -150,8 +150,9 @@ func (d *lineDecoder) line(rec *Record) error {
 	return withExample(err, d.l.text)
 }
 
-// find tells the format by the line, and by those in memory after it. Lines before that
-// are held back: they are not understood if any line of the file is.
+// find detects the format from the line and the lines in memory after it. It holds back
+// lines of no format: they are skipped as lines if a later line has a format, else the
+// file is skipped as a whole.
 func (d *lineDecoder) find() error {
 	best := rankOf(&d.l)
 	uri := best < 0 && d.uris != nil && isURI(d.l.text)
@@ -256,7 +257,7 @@ func (d *lineDecoder) ended(err error) error {
 	return err
 }
 
-// cut reports whether the last line, which has no end, lacks what the line before has.
+// cut reports whether the last line, which has no end, has less than the line before it.
 func (d *lineDecoder) cut() bool {
 	was, is := d.previous, d.l.text
 	return len(was) > 0 && (bytes.Count(is, []byte(`"`)) < bytes.Count(was, []byte(`"`)) ||

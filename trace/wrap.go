@@ -29,9 +29,9 @@ const maxWraps = 6
 // docker's json-file and journald split lines into pieces of this size.
 const dockerPiece = 16 << 10
 
-// unwrap takes off what collectors of logs put around a line: times, the names of hosts,
-// pods, containers and programs, JSON, colours. now tells the year of times without
-// one.
+// unwrap removes what collectors of logs put around a line: times, the names of hosts,
+// pods, containers and programs, JSON, colours. Times without a year are of the twelve
+// months before now.
 func (l *line) unwrap(raw []byte, now time.Time) {
 	*l = line{text: raw, p: pairs{names: l.p.names[:0], values: l.p.values[:0]}}
 	if bytes.IndexByte(raw, 0x1b) >= 0 || bytes.Contains(raw, []byte("#033[")) {

@@ -66,14 +66,14 @@ func traceImportCommand() *cobra.Command {
 		Use:   "import {FILE | DIR}... -o STORE",
 		Short: "Read logs of registries into a store",
 		Long: `Read logs of registries into a store of Parquet files, one per zone and day, rows in
-order of time. The format of each file is found out by its lines, also behind what
-kubectl, Docker, syslog and journald put before them. Files may be compressed with gzip,
-zstd, xz or bzip2, or be tar archives; of a directory all files are read, but for logs of
-Harbor that repeat those of its proxy. The store may exist already; records are added.
+order of time. The command detects the format of each file, also behind the prefixes of
+kubectl, Docker, syslog and journald. Files may be compressed with gzip, zstd, xz or bzip2,
+or be tar archives. All files of a directory are read, except logs of Harbor that repeat
+the log of its proxy. The store may exist already; records are added.
 
 What cannot be read is skipped, counted and named; the rest is imported. An import that
-reads no request at all is an error. Duplicates, of the same time, URI and id, are counted
-too. With --drop-duplicates records without an id get one that is made of what they say.`,
+reads no request is an error. Duplicates, of the same time, URI and id, are counted too.
+With --drop-duplicates a record without an id gets one that is made of its content.`,
 		Example: `  slipway trace import /var/log/slipway/access.log -o traces
   slipway trace import DockerRegistryTraces.tar.gz -o ibm
   slipway trace import nginx/*.gz --format nginx --zone fra -o traces
@@ -111,8 +111,8 @@ too. With --drop-duplicates records without an id get one that is made of what t
 				}})
 			p.end()
 			if n := in.Identified(); n > 0 {
-				fmt.Fprintf(cmd.ErrOrStderr(), "%d records have no id in their logs and got one of what they say; "+
-					"copies that are in the store from imports without --drop-duplicates are not found\n", n)
+				fmt.Fprintf(cmd.ErrOrStderr(), "%d records had no id in their logs and got one that is made of their content; "+
+					"copies from imports without --drop-duplicates are not found\n", n)
 			}
 			if f.output == "json" {
 				if jerr := printJSON(cmd.OutOrStdout(), done); err == nil {

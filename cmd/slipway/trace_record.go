@@ -31,9 +31,9 @@ func traceRecordCommand() *cobra.Command {
 or for as long as --for says. A log that is rotated is followed to its new file; "-" reads
 standard input until it ends.
 
-The format is found out as import does it: by what the log has already, or by the first
-lines that come. What has come is published every --every. A recording that understands
-nothing of what came is an error.`,
+The command detects the format as import does, from the lines that the log has already or
+from the first new ones. It publishes what has come every --every. A recording that reads
+lines but no request is an error.`,
 		Example: `  slipway trace record /var/log/slipway/access.log -o traces
   slipway trace record /var/log/slipway/access.log -o traces --all --for 24h --zone fra`,
 		Args: cobra.ExactArgs(1),

@@ -183,8 +183,8 @@ func Import(ctx context.Context, in *trace.Input, files []string, w *Writer, o *
 	return &im.out, err
 }
 
-// ErrNothing is that an import has read no record at all.
-var ErrNothing = errors.New("no request was read from the logs; --format tells their format, where it is not found out, and docs/trace.md has a line of each")
+// ErrNothing says that an import or a recording read no request.
+var ErrNothing = errors.New("no request was read from the logs; name their format with --format if it was not detected; docs/trace.md shows a line of each format")
 
 // reading is a file that is being read.
 type reading struct {

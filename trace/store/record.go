@@ -23,8 +23,8 @@ type RecordOptions struct {
 
 // Record writes what a stream tells, such as a [trace.Follower], into a store until the
 // stream ends, and closes w. The end of ctx does not end it: whoever gives the stream
-// stops that. That the stream has something, and nothing of it was understood, is
-// [ErrNothing].
+// stops that. It returns [ErrNothing] if the
+// stream had lines but no request.
 func Record(in *trace.Input, r io.Reader, name string, w *Writer, o *RecordOptions) (int64, error) {
 	if o == nil {
 		o = &RecordOptions{}
