@@ -230,7 +230,7 @@ func TestDocumentedForms(t *testing.T) {
 	}
 }
 
-// TestDocumentedCut cuts each example anywhere, at every third byte, at the beginning and at the end of a file:
+// TestDocumentedCut cuts each example anywhere, at the beginning and at the end of a file:
 // nobody but the client of the example is ever a client, no size but its size is read,
 // and what is left out is counted.
 func TestDocumentedCut(t *testing.T) {
@@ -239,7 +239,10 @@ func TestDocumentedCut(t *testing.T) {
 			continue
 		}
 		want := x.told()
-		for i := 1; i < len(x.text); i += 3 {
+		for i, step := 1, 1; i < len(x.text); i += step {
+			if i > 16 {
+				step = 3
+			}
 			for name, input := range map[string]string{
 				"cut first": x.text[i:] + "\n" + x.text + "\n" + x.text + "\n",
 				"cut last":  x.text + "\n" + x.text + "\n" + x.text[:i],
