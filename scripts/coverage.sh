@@ -8,12 +8,12 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export GOFLAGS=${GOFLAGS:--buildvcs=false}
-work=$(mktemp -d)
+work=$(mktemp -d) scratch=$(mktemp -d)
 . scripts/scratch.sh
-trap 'unscratch "$work/scratch"; rm -rf "$work"' EXIT
+trap 'unscratch "$scratch"; rm -rf "$work"' EXIT
 
 status=0
-scratch "$work/scratch"
+scratch "$scratch"
 go test -short -cover -coverprofile "$work/profile" -p 4 -timeout 10m ./... >"$work/log" 2>&1 </dev/null || status=$?
 # What has no statements, or tests of its own only in integration, has no line.
 awk '$1 == "FAIL" && NF > 1 { print "coverage: tests fail in", $2 }

@@ -18,10 +18,10 @@ set -euo pipefail
 exec </dev/null
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-work=$(mktemp -d)
+work=$(mktemp -d) scratch=$(mktemp -d)
 # shellcheck source=scripts/scratch.sh
 . "$root/scripts/scratch.sh"
-trap 'unscratch "$work/scratch"; rm -rf "$work"' EXIT
+trap 'unscratch "$scratch"; rm -rf "$work"' EXIT
 export GOFLAGS=${GOFLAGS:--buildvcs=false}
 
 cd "$root"
@@ -46,7 +46,7 @@ unwatched=(-gcflags 'modernc.org/sqlite/lib=-race=false')
 all() {
 	local status=0
 	# shellcheck disable=SC2086 # the flags are words
-	(scratch "$work/scratch" && go test -json -race "${unwatched[@]}" -p 3 -timeout 15m ${GOTEST_FLAGS:-} ./...) || status=1
+	(scratch "$scratch" && go test -json -race "${unwatched[@]}" -p 3 -timeout 15m ${GOTEST_FLAGS:-} ./...) || status=1
 	# What needs librbd. Not with -race: it would build C and Go anew for one package.
 	if [ $ceph = 1 ]; then
 		# shellcheck disable=SC2086
