@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -61,8 +62,11 @@ func TestPatternsOfAll(t *testing.T) {
 // read where they are listed. What it says is what a run does.
 func TestDryRunAsksNothing(t *testing.T) {
 	registry := servetest.Start(t)
+	var mu sync.Mutex
 	var asked []string
 	srv := before(t, proxy(t, registry, nil).Config.Handler, func(_ http.ResponseWriter, r *http.Request) bool {
+		mu.Lock()
+		defer mu.Unlock()
 		asked = append(asked, r.Method)
 		return true
 	})
