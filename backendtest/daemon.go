@@ -221,9 +221,11 @@ func answers(network, addr string) func(context.Context) error {
 
 // shortDir is a directory of the test's own with a name short enough for Unix
 // sockets, which anybody may pass through.
-func shortDir(t testing.TB) string {
+func shortDir(t testing.TB) string { return shortDirIn(t, "") }
+
+func shortDirIn(t testing.TB, parent string) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "swb")
+	dir, err := os.MkdirTemp(parent, "swb")
 	if err != nil {
 		t.Fatal(err)
 	}

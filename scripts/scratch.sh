@@ -9,8 +9,9 @@ scratch() {
 	local free
 	free=$(awk '$1 == "MemAvailable:" { print int($2 / 1024) }' /proc/meminfo 2>/dev/null || echo 0)
 	if [ "${free:-0}" -ge 8192 ] && mount -t tmpfs -o "size=$((free / 2))m,mode=1777" slipway-test "$1" 2>/dev/null; then
-		# What go builds lies where it would lie otherwise.
-		export GOTMPDIR=${GOTMPDIR:-${TMPDIR:-/tmp}} TMPDIR=$1
+		# What go builds lies where it would lie otherwise, and what cannot be on a tmpfs.
+		export SLIPWAY_TEST_DISK=${TMPDIR:-/tmp}
+		export GOTMPDIR=${GOTMPDIR:-$SLIPWAY_TEST_DISK} TMPDIR=$1
 	fi
 }
 
