@@ -135,26 +135,35 @@ type run struct {
 	mu       sync.Mutex // held while Progress is called
 }
 
+// begin opens the registries of a run, which end closes.
+func begin(o *Options) (r *run, end func(), err error) {
+	r = &run{o: *o}
+	if err := r.complete(); err != nil {
+		return nil, nil, err
+	}
+	if r.target, err = open(&r.o.Target, r.o.Timeout); err != nil {
+		return nil, nil, err
+	}
+	r.upstream = r.target
+	if r.o.Upstream == nil {
+		return r, r.target.close, nil
+	}
+	if r.upstream, err = open(r.o.Upstream, r.o.Timeout); err != nil {
+		r.target.close()
+		return nil, nil, err
+	}
+	return r, func() { r.upstream.close(); r.target.close() }, nil
+}
+
 // Run puts the images in place and measures. When ctx ends early, or an error ends the
 // run, what was measured until then is returned beside the error; the result is nil if
 // there is nothing yet.
 func Run(ctx context.Context, o *Options) (*Result, error) {
-	r := &run{o: *o}
-	if err := r.complete(); err != nil {
+	r, end, err := begin(o)
+	if err != nil {
 		return nil, err
 	}
-	var err error
-	if r.target, err = open(&r.o.Target, r.o.Timeout); err != nil {
-		return nil, err
-	}
-	defer r.target.close()
-	r.upstream = r.target
-	if r.o.Upstream != nil {
-		if r.upstream, err = open(r.o.Upstream, r.o.Timeout); err != nil {
-			return nil, err
-		}
-		defer r.upstream.close()
-	}
+	defer end()
 	res := r.newResult()
 	if err := r.prepare(ctx, res); err != nil {
 		return nil, err

@@ -36,22 +36,13 @@ type PreviewPattern struct {
 // DryRun says what Run would do. It changes nothing in a registry; images that are listed
 // are asked for.
 func DryRun(ctx context.Context, o *Options) (*Preview, error) {
-	r := &run{o: *o}
-	if err := r.complete(); err != nil {
+	r, end, err := begin(o)
+	if err != nil {
 		return nil, err
 	}
-	var err error
-	if r.target, err = open(&r.o.Target, r.o.Timeout); err != nil {
-		return nil, err
-	}
-	defer r.target.close()
-	r.upstream = r.target
+	defer end()
 	p := &Preview{Target: r.target.Name, Push: r.o.Source == PushedSet, Ramp: r.o.Ramp, Prune: r.o.Prune}
-	if r.o.Upstream != nil {
-		if r.upstream, err = open(r.o.Upstream, r.o.Timeout); err != nil {
-			return nil, err
-		}
-		defer r.upstream.close()
+	if r.upstream != r.target {
 		p.Upstream = r.upstream.Name
 	}
 	if err := r.choose(ctx); err != nil {
