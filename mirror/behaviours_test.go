@@ -343,7 +343,7 @@ func aboutHead(add adder) {
 		x.WriteHeader(http.StatusOK)
 		_ = http.NewResponseController(x.ResponseWriter).Flush()
 	}), nil)
-	add("HEAD tells that everything is empty", right, only(ofHead, text("")), nil)
+	add("HEAD says that everything is empty", right, only(ofHead, text("")), nil)
 	add("HEAD is redirected to where only GET is signed", right, elsewhere(only(ofHead, status(403))), nil)
 	add("HEAD tells the size of what would be compressed", right, only(ofHead, func(x *exchange) {
 		x.body = zipped(x.body)

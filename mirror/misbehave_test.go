@@ -536,7 +536,7 @@ func (tr *trial) judge(a reply) {
 	}
 }
 
-// isRight tells whether a reply is what was asked for, where the tag is of an image.
+// isRight reports whether a reply is what was asked for, where the tag is of an image.
 func (tr *trial) isRight(a reply, tagged int) bool {
 	if a.status != http.StatusOK || a.broken != nil {
 		return false

@@ -29,7 +29,7 @@ written that are here. The same images give the same file. With a server it is t
 that writes the file.
 
 An image that is not whole, or cannot be read, does not keep the others out: it is left out,
-and named. Exit status 1 tells that there was one; slipway mirror load fetches what is
+and named. Exit status 1 says that there was one; slipway mirror load fetches what is
 missing. If no image is whole, no file is written.`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {

@@ -66,7 +66,7 @@ type world struct {
 	whole map[oci.Digest]bool
 }
 
-// blob makes a blob that is there, or is not, and tells whether it can be read.
+// blob makes a blob that is there, or is not, and reports whether it can be read.
 func (w *world) blob(repo string, sick int) (oci.Descriptor, bool) {
 	w.n++
 	data := fmt.Appendf(nil, "blob %d of %d", w.n, w.r.Uint64())

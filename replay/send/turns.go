@@ -59,7 +59,7 @@ func (s *Sender) Announce(t *plan.Task) {
 	s.turns.tasks[t.ID] = w
 }
 
-// Drop tells that an announced task is not run.
+// Drop says that an announced task is not run.
 func (s *Sender) Drop(t *plan.Task) { s.endTurn(t) }
 
 // turn returns that of a task, nil if it was not announced.
