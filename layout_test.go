@@ -15,94 +15,123 @@ import (
 
 const module = "example.org/slipway"
 
-// layout is the architecture: each package, and which packages of this module
-// it may import. A change here is a change of the architecture; say why in
+// groups is the architecture in the large: each directory of the root that holds
+// packages, and which others its packages may import. No two of them
+// import each other.
+var groups = map[string][]string{
+	"oci":      {},
+	"internal": {},
+	"registry": {"oci", "internal", "workload"},
+	"gear":     {"oci", "internal", "registry"},
+	"node":     {"gear", "internal"},
+	"volume":   {"oci", "internal", "registry", "gear", "node"},
+	"workload": {"oci", "internal"},
+	"scripts":  {"internal"},
+	"config":   {"oci", "registry"},
+	"web":      {"oci", "internal", "registry", "gear"},
+	"serve":    {"oci", "internal", "registry", "gear", "volume", "workload", "config", "web"},
+	"agent":    {"oci", "internal", "gear", "node", "volume", "config"},
+	"cmd":      {"oci", "internal", "registry", "gear", "volume", "workload", "config", "serve", "agent"},
+}
+
+// layout is the architecture in the small: each package, and which packages of this
+// module it may import. A change here is a change of the architecture; say why in
 // docs/architecture.md.
 var layout = map[string][]string{
-	"oci":                 {},
-	"oci/ocitest":         {"oci"},
-	"objstore":            {},
-	"objstore/objtest":    {"objstore"},
-	"objstore/fsstore":    {"durable", "objstore"},
-	"objstore/memstore":   {"objstore"},
-	"objstore/s3store":    {"objstore"},
-	"objstore/swiftstore": {"objstore"},
-	"objstore/remote":     {"objstore"},
-	"backendtest":         {},
-	"catalog":             {"oci"},
-	"cache":               {},
-	"cache/policy":        {},
-	"cache/tier":          {"cache/policy", "objstore"},
-	"cluster":             {"objstore", "oci"},
-	"prefetch":            {"cache/policy", "oci"},
-	"trace":               {},
-	"trace/store":         {"durable", "trace"},
-	"trace/synth":         {"durable", "trace", "trace/store"},
-	"durable":             {},
-	"fleet":               {},
-	"auth":                {"oci"},
-	"notify":              {"oci"},
-	"client":              {"block", "fleet", "oci"},
-	"chart":               {},
-	"dedup":               {"chart", "oci", "rootfs"},
-	"analyze":             {"chart", "trace", "trace/store"},
-	"report":              {"chart"},
-	"simulate":            {"cache/policy", "chart", "report", "trace", "trace/store", "trace/synth"},
-	"rootfs":              {},
-	"gear":                {"oci", "rootfs"},
-	"filestore":           {"gear", "objstore", "catalog"},
-	"gearregistry":        {"oci", "catalog", "filestore", "gear", "rootfs", "registry", "objstore"},
-	"gearclient":          {"oci", "client", "gear", "rootfs"},
-	"logtest":             {},
-	"mounttest":           {},
-	"erofs":               {},
-	"erofs/geartree":      {"erofs", "gear", "rootfs"},
-	"block":               {"gear", "oci"},
-	"block/ext4":          {"block", "erofs", "erofs/geartree", "gear"},
-	"block/erofslayout":   {"block", "erofs", "erofs/geartree"},
-	"block/layouttest":    {"block", "erofs", "erofs/geartree", "gear"},
-	"block/chain":         {"block", "block/erofslayout", "block/ext4", "erofs", "erofs/geartree", "gear", "oci", "rootfs"},
-	"block/blocktest":     {"block", "block/chain", "gear", "oci", "rootfs"},
-	"block/file":          {"block", "durable"},
-	"block/rbd":           {"block"},
-	"block/loop":          {},
-	"block/volfs":         {"block", "durable", "gearfs/fuse"},
-	"block/node":          {"block", "block/loop", "durable", "gearfs/view", "oci"},
-	"volumeregistry":      {"block", "block/chain", "catalog", "gear", "gearregistry", "oci", "registry"},
-	"gearfs/fuse":         {},
-	"footprint":           {},
-	"gearfs/view":         {"durable", "erofs", "erofs/geartree", "gear", "rootfs"},
-	"gearfs/poolfs":       {"gearfs/fuse"},
-	"snapshotter":         {"durable", "gearfs/view"},
-	"gearfs/cachedir":     {"gear"},
-	"gearfs":              {"durable", "gear", "rootfs", "gearfs/view", "gearfs/cachedir", "gearfs/poolfs"},
-	"registry":            {"durable", "oci", "objstore", "objstore/fsstore", "catalog", "cache"},
-	"replay/content":      {},
-	"replay/result":       {"chart", "durable", "trace", "trace/store"},
-	"replay/plan":         {"oci", "replay/content", "trace", "trace/store"},
-	"replay/send":         {"replay/content", "replay/plan", "replay/result", "trace", "trace/store"},
-	"replay":              {"durable", "replay/content", "replay/plan", "replay/result", "replay/send"},
-	"mirror/upstream":     {"client", "oci"},
-	"mirror":              {"mirror/upstream", "oci", "registry"},
-	"mirror/airgap":       {"mirror", "oci"},
-	"load/wire":           {},
-	"load":                {"chart", "client", "load/wire", "oci", "replay/content", "replay/result", "report"},
-	"dashboard":           {},
-	"scripts/dashboards":  {"dashboard"},
-	"scripts/package":     {},
-	"server":              {"block", "fleet", "oci", "auth", "trace"},
-	"config":              {"auth", "notify", "oci"},
-	"web":                 {"auth", "catalog", "chart", "fleet", "gear", "gearregistry", "mirror", "oci", "registry", "rootfs"},
-	// The composition root: the only package that knows concrete drivers.
-	"serve": {"oci", "objstore", "objstore/fsstore", "objstore/memstore", "objstore/s3store", "objstore/swiftstore", "objstore/remote",
-		"cache/policy", "cache/tier", "catalog", "registry", "server", "auth", "notify", "client", "cluster", "config", "trace", "rootfs", "gear",
-		"filestore", "gearregistry", "mirror", "mirror/airgap", "mirror/upstream", "prefetch", "durable",
-		"block", "block/file", "block/rbd", "volumeregistry", "web", "fleet", "footprint"},
-	"serve/servetest": {"config", "serve"},
-	// The composition root of the node side.
-	"agent": {"durable", "fleet", "oci", "client", "config", "gear", "gearclient", "gearfs", "gearfs/cachedir", "gearfs/poolfs", "gearfs/view", "snapshotter",
-		"block", "block/file", "block/node", "block/rbd", "block/volfs", "footprint"},
-	"cmd/slipway": {"block", "volumeregistry", "serve", "agent", "config", "registry", "client", "oci", "dedup", "gear", "gearclient", "gearregistry", "analyze", "simulate", "cache/policy", "trace/store", "trace/synth", "replay", "replay/plan", "replay/result", "trace", "durable", "load", "mirror", "mirror/airgap"},
+	// What everybody speaks.
+	"oci":         {},
+	"oci/client":  {"oci", "oci/fleet", "oci/volref"},
+	"oci/fleet":   {},
+	"oci/ocitest": {"oci"},
+	"oci/volref":  {"oci"},
+
+	// What serves several groups and no other module.
+	"internal/backendtest": {},
+	"internal/chart":       {},
+	"internal/dashboard":   {},
+	"internal/durable":     {},
+	"internal/footprint":   {},
+	"internal/logtest":     {},
+	"internal/mounttest":   {},
+	"internal/policy":      {},
+	"internal/report":      {"internal/chart"},
+
+	// The registry.
+	"registry":                     {"internal/durable", "oci", "registry/cache", "registry/catalog", "registry/objstore", "registry/objstore/fsstore"},
+	"registry/auth":                {"oci"},
+	"registry/cache":               {},
+	"registry/cache/tier":          {"internal/policy", "registry/objstore"},
+	"registry/catalog":             {"oci"},
+	"registry/cluster":             {"oci", "registry/objstore"},
+	"registry/mirror":              {"oci", "registry", "registry/mirror/upstream"},
+	"registry/mirror/airgap":       {"oci", "registry/mirror"},
+	"registry/mirror/upstream":     {"oci", "oci/client"},
+	"registry/notify":              {"oci"},
+	"registry/objstore":            {},
+	"registry/objstore/fsstore":    {"internal/durable", "registry/objstore"},
+	"registry/objstore/memstore":   {"registry/objstore"},
+	"registry/objstore/objtest":    {"registry/objstore"},
+	"registry/objstore/remote":     {"registry/objstore"},
+	"registry/objstore/s3store":    {"registry/objstore"},
+	"registry/objstore/swiftstore": {"registry/objstore"},
+	"registry/prefetch":            {"internal/policy", "oci"},
+	"registry/server":              {"oci", "oci/fleet", "oci/volref", "registry/auth", "workload/trace"},
+
+	// Images by files.
+	"gear":           {"gear/rootfs", "oci"},
+	"gear/client":    {"gear", "gear/rootfs", "oci", "oci/client"},
+	"gear/dedup":     {"gear/rootfs", "internal/chart", "oci"},
+	"gear/filestore": {"gear", "registry/catalog", "registry/objstore"},
+	"gear/rootfs":    {},
+	"gear/service":   {"gear", "gear/filestore", "gear/rootfs", "oci", "registry", "registry/catalog", "registry/objstore"},
+
+	// Images on a node.
+	"node/cachedir":       {"gear"},
+	"node/erofs":          {},
+	"node/erofs/geartree": {"gear", "gear/rootfs", "node/erofs"},
+	"node/fuse":           {},
+	"node/gearfs":         {"gear", "gear/rootfs", "internal/durable", "node/cachedir", "node/poolfs"},
+	"node/poolfs":         {"node/fuse"},
+	"node/snapshotter":    {"internal/durable", "node/view"},
+	"node/view":           {"gear", "gear/rootfs", "internal/durable", "node/erofs", "node/erofs/geartree"},
+
+	// Images as block volumes.
+	"volume/block":       {"gear", "oci", "oci/volref"},
+	"volume/blocktest":   {"gear", "gear/rootfs", "oci", "oci/volref", "volume/block", "volume/chain"},
+	"volume/chain":       {"gear", "gear/rootfs", "node/erofs", "node/erofs/geartree", "oci", "oci/volref", "volume/block", "volume/erofslayout", "volume/ext4"},
+	"volume/erofslayout": {"node/erofs", "node/erofs/geartree", "volume/block"},
+	"volume/ext4":        {"gear", "node/erofs", "node/erofs/geartree", "volume/block"},
+	"volume/file":        {"internal/durable", "oci/volref", "volume/block"},
+	"volume/layouttest":  {"gear", "node/erofs", "node/erofs/geartree", "volume/block"},
+	"volume/loop":        {},
+	"volume/node":        {"internal/durable", "node/view", "oci", "oci/volref", "volume/block", "volume/loop"},
+	"volume/rbd":         {"oci/volref", "volume/block"},
+	"volume/service":     {"gear", "gear/service", "oci", "oci/volref", "registry", "registry/catalog", "volume/block", "volume/chain"},
+	"volume/volfs":       {"internal/durable", "node/fuse", "oci/volref", "volume/block"},
+
+	// Traces, replays and load.
+	"workload/analyze":        {"internal/chart", "workload/trace", "workload/trace/store"},
+	"workload/load":           {"internal/chart", "internal/report", "oci", "oci/client", "workload/load/wire", "workload/replay/content", "workload/replay/result"},
+	"workload/load/wire":      {},
+	"workload/replay":         {"internal/durable", "workload/replay/content", "workload/replay/plan", "workload/replay/result", "workload/replay/send"},
+	"workload/replay/content": {},
+	"workload/replay/plan":    {"oci", "workload/replay/content", "workload/trace", "workload/trace/store"},
+	"workload/replay/result":  {"internal/chart", "internal/durable", "workload/trace", "workload/trace/store"},
+	"workload/replay/send":    {"workload/replay/content", "workload/replay/plan", "workload/replay/result", "workload/trace", "workload/trace/store"},
+	"workload/simulate":       {"internal/chart", "internal/policy", "internal/report", "workload/trace", "workload/trace/store", "workload/trace/synth"},
+	"workload/trace":          {},
+	"workload/trace/store":    {"internal/durable", "workload/trace"},
+	"workload/trace/synth":    {"internal/durable", "workload/trace", "workload/trace/store"},
+
+	// The composition roots, and what stands beside them. Only serve and agent know concrete drivers.
+	"scripts/dashboards": {"internal/dashboard"},
+	"scripts/package":    {},
+	"config":             {"oci", "registry/auth", "registry/notify"},
+	"web":                {"gear", "gear/rootfs", "gear/service", "internal/chart", "oci", "oci/fleet", "registry", "registry/auth", "registry/catalog", "registry/mirror"},
+	"serve":              {"config", "gear", "gear/filestore", "gear/rootfs", "gear/service", "internal/durable", "internal/footprint", "internal/policy", "oci", "oci/client", "oci/fleet", "oci/volref", "registry", "registry/auth", "registry/cache/tier", "registry/catalog", "registry/cluster", "registry/mirror", "registry/mirror/airgap", "registry/mirror/upstream", "registry/notify", "registry/objstore", "registry/objstore/fsstore", "registry/objstore/memstore", "registry/objstore/remote", "registry/objstore/s3store", "registry/objstore/swiftstore", "registry/prefetch", "registry/server", "volume/block", "volume/file", "volume/rbd", "volume/service", "web", "workload/trace"},
+	"serve/servetest":    {"config", "serve"},
+	"agent":              {"config", "gear", "gear/client", "internal/durable", "internal/footprint", "node/cachedir", "node/gearfs", "node/poolfs", "node/snapshotter", "node/view", "oci", "oci/client", "oci/fleet", "oci/volref", "volume/block", "volume/file", "volume/node", "volume/rbd", "volume/volfs"},
+	"cmd/slipway":        {"agent", "config", "gear", "gear/client", "gear/dedup", "gear/service", "internal/durable", "internal/policy", "oci", "oci/client", "oci/volref", "registry", "registry/mirror", "registry/mirror/airgap", "serve", "volume/service", "workload/analyze", "workload/load", "workload/replay", "workload/replay/plan", "workload/replay/result", "workload/simulate", "workload/trace", "workload/trace/store", "workload/trace/synth"},
 }
 
 // fence is a third-party module and the only packages that may use it.
@@ -113,31 +142,31 @@ type fence struct {
 }
 
 var fences = []fence{
-	{"modernc.org/sqlite", []string{"catalog"}, "SQL stays behind the catalogue's methods"},
-	{"database/sql", []string{"catalog"}, "SQL stays behind the catalogue's methods"},
-	{"github.com/jackc/pgx", []string{"catalog", "backendtest"}, "SQL stays behind the catalogue's methods"},
-	{"github.com/minio/minio-go", []string{"objstore/s3store", "backendtest"}, "one driver knows S3"},
-	{"github.com/ncw/swift", []string{"objstore/swiftstore"}, "one driver knows Swift"},
-	{"github.com/pressly/goose", []string{"catalog"}, "migrations belong to the schema"},
+	{"modernc.org/sqlite", []string{"registry/catalog"}, "SQL stays behind the catalogue's methods"},
+	{"database/sql", []string{"registry/catalog"}, "SQL stays behind the catalogue's methods"},
+	{"github.com/jackc/pgx", []string{"registry/catalog", "internal/backendtest"}, "SQL stays behind the catalogue's methods"},
+	{"github.com/minio/minio-go", []string{"registry/objstore/s3store", "internal/backendtest"}, "one driver knows S3"},
+	{"github.com/ncw/swift", []string{"registry/objstore/swiftstore"}, "one driver knows Swift"},
+	{"github.com/pressly/goose", []string{"registry/catalog"}, "migrations belong to the schema"},
 	{"github.com/spf13/cobra", []string{"cmd/slipway"}, "the command line is thin"},
 	{"github.com/spf13/pflag", []string{"cmd/slipway"}, "the command line is thin"},
-	{"oras.land/oras-go", []string{"client"}, "the token flow belongs to the client"},
-	{"github.com/coreos/go-oidc", []string{"auth"}, "who asks is decided in one place"},
-	{"github.com/golang-jwt/jwt", []string{"auth"}, "who asks is decided in one place"},
-	{"golang.org/x/crypto/bcrypt", []string{"auth"}, "who asks is decided in one place"},
-	{"go.yaml.in/yaml", []string{"config", "auth", "notify"}, "configuration is read in one place"},
+	{"oras.land/oras-go", []string{"oci/client"}, "the token flow belongs to the client"},
+	{"github.com/coreos/go-oidc", []string{"registry/auth"}, "who asks is decided in one place"},
+	{"github.com/golang-jwt/jwt", []string{"registry/auth"}, "who asks is decided in one place"},
+	{"golang.org/x/crypto/bcrypt", []string{"registry/auth"}, "who asks is decided in one place"},
+	{"go.yaml.in/yaml", []string{"config", "registry/auth", "registry/notify"}, "configuration is read in one place"},
 	{"go.opentelemetry.io", []string{"serve"}, "tracing wraps the handler and nothing else knows it"},
 	{"github.com/CycloneDX/cyclonedx-go", []string{"scripts/package"}, "what a release consists of is told in one place"},
 	{"golang.org/x/crypto/x509roots", []string{"scripts/package"}, "the product trusts whom the system trusts"},
-	{"github.com/containerd", []string{"snapshotter", "agent"}, "containerd is met at one place of the node"},
-	{"google.golang.org/grpc", []string{"snapshotter", "agent"}, "only containerd speaks it"},
-	{"github.com/ceph/go-ceph", []string{"block/rbd"}, "one driver knows Ceph, and only it needs a C compiler"},
-	{"github.com/moby/sys/mountinfo", []string{"snapshotter"}, "who else mounts a snapshot is its question"},
-	{"github.com/HdrHistogram/hdrhistogram-go", []string{"replay/result"}, "samples are counted in one place"},
-	{"github.com/parquet-go/parquet-go", []string{"trace/store", "replay/result"}, "who reads a trace or a result knows its columns, not its file format"},
-	{"github.com/ulikunitz/xz", []string{"trace"}, "logs are decompressed in one place"},
+	{"github.com/containerd", []string{"node/snapshotter", "agent"}, "containerd is met at one place of the node"},
+	{"google.golang.org/grpc", []string{"node/snapshotter", "agent"}, "only containerd speaks it"},
+	{"github.com/ceph/go-ceph", []string{"volume/rbd"}, "one driver knows Ceph, and only it needs a C compiler"},
+	{"github.com/moby/sys/mountinfo", []string{"node/snapshotter"}, "who else mounts a snapshot is its question"},
+	{"github.com/HdrHistogram/hdrhistogram-go", []string{"workload/replay/result"}, "samples are counted in one place"},
+	{"github.com/parquet-go/parquet-go", []string{"workload/trace/store", "workload/replay/result"}, "who reads a trace or a result knows its columns, not its file format"},
+	{"github.com/ulikunitz/xz", []string{"workload/trace"}, "logs are decompressed in one place"},
 	{"net/http/pprof", []string{"serve"}, "it is served on the debug port only"},
-	{"testing", []string{"oci/ocitest", "objstore/objtest", "serve/servetest", "mounttest", "backendtest", "block/blocktest", "block/layouttest"}, "test support is not product code"},
+	{"testing", []string{"oci/ocitest", "registry/objstore/objtest", "serve/servetest", "internal/mounttest", "internal/backendtest", "volume/blocktest", "volume/layouttest"}, "test support is not product code"},
 }
 
 func TestLayout(t *testing.T) {
@@ -189,7 +218,11 @@ func checkFile(t *testing.T, pkg, file string) error {
 		if err != nil {
 			return err
 		}
-		if dep, ok := strings.CutPrefix(imp, module+"/"); ok && !slices.Contains(allowed, dep) {
+		dep, ours := strings.CutPrefix(imp, module+"/")
+		if from, to := group(pkg), group(dep); ours && from != to && !slices.Contains(groups[from], to) {
+			t.Errorf("%s imports %s; the layout allows packages of %s only those of %v", file, dep, from, groups[from])
+		}
+		if ours && !slices.Contains(allowed, dep) {
 			t.Errorf("%s imports %s; the layout allows %s only %v", file, dep, pkg, allowed)
 		}
 		for _, f := range fences {
@@ -199,4 +232,10 @@ func checkFile(t *testing.T, pkg, file string) error {
 		}
 	}
 	return nil
+}
+
+// group is the directory of the root that a package is in.
+func group(pkg string) string {
+	name, _, _ := strings.Cut(pkg, "/")
+	return name
 }

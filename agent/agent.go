@@ -27,12 +27,12 @@ import (
 	"time"
 
 	"example.org/slipway/config"
-	"example.org/slipway/footprint"
-	"example.org/slipway/gearfs"
-	"example.org/slipway/gearfs/cachedir"
-	"example.org/slipway/gearfs/poolfs"
-	"example.org/slipway/gearfs/view"
-	"example.org/slipway/snapshotter"
+	"example.org/slipway/internal/footprint"
+	"example.org/slipway/node/cachedir"
+	"example.org/slipway/node/gearfs"
+	"example.org/slipway/node/poolfs"
+	"example.org/slipway/node/snapshotter"
+	"example.org/slipway/node/view"
 )
 
 // Agent is the worker.

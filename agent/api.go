@@ -22,8 +22,8 @@ import (
 
 	"example.org/slipway/config"
 	"example.org/slipway/gear"
-	"example.org/slipway/gearfs"
-	"example.org/slipway/gearfs/poolfs"
+	"example.org/slipway/node/gearfs"
+	"example.org/slipway/node/poolfs"
 )
 
 // Status is the state of an agent.

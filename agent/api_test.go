@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"example.org/slipway/gearfs"
+	"example.org/slipway/node/gearfs"
 )
 
 // TestFindImage: an image is found by its names, and what is not here is told with

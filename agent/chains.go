@@ -17,10 +17,10 @@ import (
 
 	"example.org/slipway/config"
 	"example.org/slipway/gear"
-	"example.org/slipway/gearfs"
-	"example.org/slipway/gearfs/cachedir"
-	"example.org/slipway/gearfs/view"
-	"example.org/slipway/snapshotter"
+	"example.org/slipway/node/cachedir"
+	"example.org/slipway/node/gearfs"
+	"example.org/slipway/node/snapshotter"
+	"example.org/slipway/node/view"
 )
 
 // chains make the trees of images available without their blobs: they fetch the

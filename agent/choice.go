@@ -4,9 +4,9 @@ import (
 	"strings"
 	"sync"
 
-	"example.org/slipway/client"
 	"example.org/slipway/config"
 	"example.org/slipway/oci"
+	"example.org/slipway/oci/client"
 )
 
 // ways tells the ways in which an image is to come here, in the order in which

@@ -7,9 +7,10 @@ import (
 	"strings"
 	"testing"
 
-	"example.org/slipway/block"
-	"example.org/slipway/block/volfs"
 	"example.org/slipway/config"
+	"example.org/slipway/oci/volref"
+	"example.org/slipway/volume/block"
+	"example.org/slipway/volume/volfs"
 )
 
 func TestWays(t *testing.T) {
@@ -76,38 +77,38 @@ func TestStorageErrors(t *testing.T) {
 
 func TestConnected(t *testing.T) {
 	none, file := &config.AgentVolumes{}, &config.AgentVolumes{File: config.AgentVolumesFile{Dir: "/d"}}
-	for _, p := range []block.Place{{Driver: "file", Cluster: "x"}, {Driver: "rbd", Cluster: "x"}, {Driver: "tape"}} {
+	for _, p := range []volref.Place{{Driver: "file", Cluster: "x"}, {Driver: "rbd", Cluster: "x"}, {Driver: "tape"}} {
 		if err := connected(none, p); !errors.Is(err, errNotConnected) {
 			t.Errorf("%+v without storage: %v", p, err)
 		}
 	}
-	if err := connected(file, block.Place{Driver: "file", Cluster: "x"}); err != nil {
+	if err := connected(file, volref.Place{Driver: "file", Cluster: "x"}); err != nil {
 		t.Error(err)
 	}
-	if err := connected(file, block.Place{Driver: "rbd"}); !errors.Is(err, errNotConnected) {
+	if err := connected(file, volref.Place{Driver: "rbd"}); !errors.Is(err, errNotConnected) {
 		t.Errorf("got %v", err)
 	}
 }
 
 // TestPickRecord takes what suits the mode, and tells why nothing does.
 func TestPickRecord(t *testing.T) {
-	here, away := block.Place{Driver: "file", Cluster: "x"}, block.Place{Driver: "rbd", Cluster: "y"}
-	ext4, erofs, far := block.Record{FS: block.Ext4, Place: here}, block.Record{FS: block.EROFS, Place: here}, block.Record{FS: block.EROFS, Place: away}
+	here, away := volref.Place{Driver: "file", Cluster: "x"}, volref.Place{Driver: "rbd", Cluster: "y"}
+	ext4, erofs, far := volref.Record{FS: volref.Ext4, Place: here}, volref.Record{FS: volref.EROFS, Place: here}, volref.Record{FS: volref.EROFS, Place: away}
 	local := &volumes{cfg: &config.AgentVolumes{Mode: "local", File: config.AgentVolumesFile{Dir: "/d"}}}
 	network := &volumes{cfg: &config.AgentVolumes{Mode: "network", File: config.AgentVolumesFile{Dir: "/d"}}}
 	for _, c := range []struct {
 		name    string
 		v       *volumes
-		records []block.Record
+		records []volref.Record
 		fs      string // asked for
 		want    string // file system, or part of the reason
 	}{
-		{"compact", local, []block.Record{ext4, erofs}, "", "erofs"},
-		{"what is reached", local, []block.Record{far, ext4}, "", "ext4"},
-		{"to be cloned", network, []block.Record{erofs, ext4}, "", "ext4"},
-		{"asked for", local, []block.Record{erofs, ext4}, "ext4", "ext4"},
-		{"none to be cloned", network, []block.Record{erofs}, "", "no record with file system ext4"},
-		{"far away", local, []block.Record{far}, "", "not connected"},
+		{"compact", local, []volref.Record{ext4, erofs}, "", "erofs"},
+		{"what is reached", local, []volref.Record{far, ext4}, "", "ext4"},
+		{"to be cloned", network, []volref.Record{erofs, ext4}, "", "ext4"},
+		{"asked for", local, []volref.Record{erofs, ext4}, "ext4", "ext4"},
+		{"none to be cloned", network, []volref.Record{erofs}, "", "no record with file system ext4"},
+		{"far away", local, []volref.Record{far}, "", "not connected"},
 	} {
 		r, err := c.v.pick(c.records, decisionKey{fs: c.fs})
 		if err != nil && !strings.Contains(err.Error(), c.want) || err == nil && r.FS != c.want {

@@ -9,9 +9,9 @@ import (
 
 	"example.org/slipway/config"
 	"example.org/slipway/gear"
-	"example.org/slipway/gearfs"
+	"example.org/slipway/node/gearfs"
+	"example.org/slipway/node/snapshotter"
 	"example.org/slipway/oci"
-	"example.org/slipway/snapshotter"
 )
 
 // Claim implements snapshotter.Lower.

@@ -18,7 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
 
-	"example.org/slipway/client"
+	"example.org/slipway/oci/client"
 )
 
 // maxCRI is the largest message passed on, in bytes; kubelet's own limit.

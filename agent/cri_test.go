@@ -18,7 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
 
-	"example.org/slipway/client"
+	"example.org/slipway/oci/client"
 )
 
 // text is a message's field that is a text or a message.

@@ -8,9 +8,9 @@ import (
 	"time"
 
 	"example.org/slipway/gear"
-	"example.org/slipway/gearfs"
-	"example.org/slipway/gearfs/view"
-	"example.org/slipway/snapshotter"
+	"example.org/slipway/node/gearfs"
+	"example.org/slipway/node/snapshotter"
+	"example.org/slipway/node/view"
 )
 
 // errOtherDomain says that a chain is known from registries of another trust domain.

@@ -10,10 +10,10 @@ import (
 
 	"example.org/slipway/config"
 	"example.org/slipway/gear"
-	"example.org/slipway/gearfs"
-	"example.org/slipway/gearfs/view"
-	"example.org/slipway/rootfs"
-	"example.org/slipway/snapshotter"
+	"example.org/slipway/gear/rootfs"
+	"example.org/slipway/node/gearfs"
+	"example.org/slipway/node/snapshotter"
+	"example.org/slipway/node/view"
 )
 
 // member is an entry of a layer and what its file is said to be.

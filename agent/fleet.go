@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"example.org/slipway/config"
-	"example.org/slipway/fleet"
-	"example.org/slipway/gearfs"
+	"example.org/slipway/node/gearfs"
 	"example.org/slipway/oci"
+	"example.org/slipway/oci/fleet"
 )
 
 // Version is the program's, for reports to registries; whoever runs an agent sets it before.

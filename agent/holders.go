@@ -4,9 +4,9 @@ import (
 	"slices"
 
 	"example.org/slipway/gear"
-	"example.org/slipway/gearfs/cachedir"
-	"example.org/slipway/gearfs/poolfs"
-	"example.org/slipway/gearfs/view"
+	"example.org/slipway/node/cachedir"
+	"example.org/slipway/node/poolfs"
+	"example.org/slipway/node/view"
 )
 
 // holders is who holds files of the cache while no process uses them: the pool

@@ -17,9 +17,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"example.org/slipway/config"
-	"example.org/slipway/footprint"
-	"example.org/slipway/gearfs/poolfs"
-	"example.org/slipway/gearfs/view"
+	"example.org/slipway/internal/footprint"
+	"example.org/slipway/node/poolfs"
+	"example.org/slipway/node/view"
 )
 
 // Listeners are the sockets of an agent. Those that are not configured are nil.

@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 	"sync"
 
-	"example.org/slipway/client"
+	"example.org/slipway/oci/client"
 )
 
 // maxKeys bounds the credentials that are kept; each is of one repository.

@@ -13,8 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"example.org/slipway/gearfs/poolfs"
-	"example.org/slipway/gearfs/view"
+	"example.org/slipway/node/poolfs"
+	"example.org/slipway/node/view"
 )
 
 // startProcess runs the keeper as a process of its own, which may be killed.

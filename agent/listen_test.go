@@ -17,9 +17,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 
 	"example.org/slipway/config"
-	"example.org/slipway/gearfs"
-	"example.org/slipway/gearfs/cachedir"
-	"example.org/slipway/gearfs/poolfs"
+	"example.org/slipway/node/cachedir"
+	"example.org/slipway/node/gearfs"
+	"example.org/slipway/node/poolfs"
 )
 
 func listenConfig(t *testing.T) *config.Agent {

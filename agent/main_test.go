@@ -12,7 +12,7 @@ import (
 	"testing"
 
 	"example.org/slipway/config"
-	"example.org/slipway/mounttest"
+	"example.org/slipway/internal/mounttest"
 )
 
 // Processes that tests of whole agents start are this program again.

@@ -17,11 +17,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"example.org/slipway/config"
-	"example.org/slipway/durable"
-	"example.org/slipway/gearclient"
-	"example.org/slipway/gearfs/view"
+	gearclient "example.org/slipway/gear/client"
+	"example.org/slipway/internal/durable"
+	"example.org/slipway/node/snapshotter"
+	"example.org/slipway/node/view"
 	"example.org/slipway/oci"
-	"example.org/slipway/snapshotter"
 )
 
 // MountRequest asks for an image at a directory, without containerd.

@@ -12,11 +12,11 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"example.org/slipway/client"
 	"example.org/slipway/config"
 	"example.org/slipway/gear"
-	"example.org/slipway/gearfs"
+	"example.org/slipway/node/gearfs"
 	"example.org/slipway/oci"
+	"example.org/slipway/oci/client"
 )
 
 const someDigest = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"

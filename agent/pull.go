@@ -8,9 +8,9 @@ import (
 	"sync"
 	"time"
 
-	"example.org/slipway/client"
 	"example.org/slipway/gear"
 	"example.org/slipway/oci"
+	"example.org/slipway/oci/client"
 )
 
 const (

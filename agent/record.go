@@ -14,9 +14,9 @@ import (
 	"strings"
 
 	"example.org/slipway/config"
-	"example.org/slipway/durable"
 	"example.org/slipway/gear"
-	"example.org/slipway/gearfs"
+	"example.org/slipway/internal/durable"
+	"example.org/slipway/node/gearfs"
 )
 
 // chainRecord is what is kept of a claimed layer: with those below it, all that

@@ -15,11 +15,11 @@ import (
 	"strings"
 	"sync"
 
-	"example.org/slipway/client"
 	"example.org/slipway/config"
 	"example.org/slipway/gear"
-	"example.org/slipway/gearclient"
+	gearclient "example.org/slipway/gear/client"
 	"example.org/slipway/oci"
+	"example.org/slipway/oci/client"
 )
 
 // reference is an image as containerd writes it, with the registry in front.

@@ -9,7 +9,7 @@ import (
 	"os/exec"
 
 	"example.org/slipway/config"
-	"example.org/slipway/gearfs/poolfs"
+	"example.org/slipway/node/poolfs"
 )
 
 // RunWorker is the worker of a keeper, which handed over the sockets with these

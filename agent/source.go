@@ -9,8 +9,8 @@ import (
 	"sync"
 
 	"example.org/slipway/gear"
-	"example.org/slipway/gearclient"
-	"example.org/slipway/gearfs"
+	gearclient "example.org/slipway/gear/client"
+	"example.org/slipway/node/gearfs"
 	"example.org/slipway/oci"
 )
 

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"example.org/slipway/gearfs/view"
+	"example.org/slipway/node/view"
 )
 
 // refreshEvery is how often overlays over a pool that is gone are refreshed: a file that

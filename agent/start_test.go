@@ -28,11 +28,11 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"example.org/slipway/gear"
-	"example.org/slipway/gearfs"
-	"example.org/slipway/gearfs/cachedir"
-	"example.org/slipway/gearfs/view"
-	"example.org/slipway/rootfs"
-	"example.org/slipway/snapshotter"
+	"example.org/slipway/gear/rootfs"
+	"example.org/slipway/node/cachedir"
+	"example.org/slipway/node/gearfs"
+	"example.org/slipway/node/snapshotter"
+	"example.org/slipway/node/view"
 )
 
 const (

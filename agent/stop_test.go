@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"example.org/slipway/gearfs/view"
+	"example.org/slipway/node/view"
 )
 
 // TestStop: an agent whose files are in use is not ended, and says by whom, unless it is

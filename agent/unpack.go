@@ -12,11 +12,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"example.org/slipway/durable"
 	"example.org/slipway/gear"
-	"example.org/slipway/gearfs"
-	"example.org/slipway/gearfs/view"
-	"example.org/slipway/snapshotter"
+	"example.org/slipway/internal/durable"
+	"example.org/slipway/node/gearfs"
+	"example.org/slipway/node/snapshotter"
+	"example.org/slipway/node/view"
 )
 
 // eager reports whether trees are unpacked, because this machine cannot mount images

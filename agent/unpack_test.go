@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"example.org/slipway/config"
-	"example.org/slipway/gearfs/view"
+	"example.org/slipway/node/view"
 )
 
 // withoutDevices gives the rest of a test, and the processes it starts, a /dev that has

@@ -11,9 +11,10 @@ import (
 	"net/http"
 	"path/filepath"
 
-	"example.org/slipway/block"
-	"example.org/slipway/block/node"
-	"example.org/slipway/block/volfs"
+	"example.org/slipway/oci/volref"
+	"example.org/slipway/volume/block"
+	"example.org/slipway/volume/node"
+	"example.org/slipway/volume/volfs"
 )
 
 // The agent's worker asks the volume worker over a socket, with JSON on HTTP:
@@ -21,11 +22,11 @@ import (
 
 // storageRequest is what a call names; which of it depends on the call.
 type storageRequest struct {
-	Name       string           `json:"name,omitempty"`
-	Place      block.Place      `json:"place,omitzero"`
-	Credential block.Credential `json:"credential,omitzero"`
-	ID         string           `json:"id,omitempty"`
-	Parent     string           `json:"parent,omitempty"`
+	Name       string            `json:"name,omitempty"`
+	Place      volref.Place      `json:"place,omitzero"`
+	Credential volref.Credential `json:"credential,omitzero"`
+	ID         string            `json:"id,omitempty"`
+	Parent     string            `json:"parent,omitempty"`
 }
 
 // storageAnswer is what a call returns; of an error, Code says which of package
@@ -195,25 +196,25 @@ func (s *volumeStorage) list(ctx context.Context) ([]volfs.Status, error) {
 }
 
 // Clone implements node.Storage.
-func (s *volumeStorage) Clone(ctx context.Context, p block.Place, c block.Credential, id, parent string) error {
+func (s *volumeStorage) Clone(ctx context.Context, p volref.Place, c volref.Credential, id, parent string) error {
 	_, err := s.call(ctx, http.MethodPost, "/clone", storageRequest{Place: p, Credential: c, ID: id, Parent: parent})
 	return err
 }
 
 // Remove implements node.Storage.
-func (s *volumeStorage) Remove(ctx context.Context, p block.Place, c block.Credential, id string) error {
+func (s *volumeStorage) Remove(ctx context.Context, p volref.Place, c volref.Credential, id string) error {
 	_, err := s.call(ctx, http.MethodPost, "/remove", storageRequest{Place: p, Credential: c, ID: id})
 	return err
 }
 
 // Commit implements node.Storage.
-func (s *volumeStorage) Commit(ctx context.Context, p block.Place, c block.Credential, id string) error {
+func (s *volumeStorage) Commit(ctx context.Context, p volref.Place, c volref.Credential, id string) error {
 	_, err := s.call(ctx, http.MethodPost, "/commit", storageRequest{Place: p, Credential: c, ID: id})
 	return err
 }
 
 // Exists implements node.Storage.
-func (s *volumeStorage) Exists(ctx context.Context, p block.Place, c block.Credential, id string) (bool, error) {
+func (s *volumeStorage) Exists(ctx context.Context, p volref.Place, c volref.Credential, id string) (bool, error) {
 	a, err := s.call(ctx, http.MethodPost, "/exists", storageRequest{Place: p, Credential: c, ID: id})
 	return a.Exists, err
 }

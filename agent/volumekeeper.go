@@ -14,11 +14,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"example.org/slipway/block/volfs"
 	"example.org/slipway/config"
-	"example.org/slipway/footprint"
-	"example.org/slipway/gearfs/poolfs"
-	"example.org/slipway/gearfs/view"
+	"example.org/slipway/internal/footprint"
+	"example.org/slipway/node/poolfs"
+	"example.org/slipway/node/view"
+	"example.org/slipway/volume/volfs"
 )
 
 // volumesName is what systemd keeps the descriptor of the volumes under.

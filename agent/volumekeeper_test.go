@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"example.org/slipway/config"
-	"example.org/slipway/gearfs/poolfs"
+	"example.org/slipway/node/poolfs"
 )
 
 // Where no volume worker can be started, who looks at a volume is told so after the

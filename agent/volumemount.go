@@ -9,8 +9,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"example.org/slipway/block"
 	"example.org/slipway/config"
+	"example.org/slipway/oci/volref"
 )
 
 // Modes of a mount without containerd.
@@ -36,7 +36,7 @@ func (m *mounts) modeOf(req *MountRequest) (use []string, fs string, err error) 
 		if req.Upper != "" {
 			return nil, "", errors.New("a clone takes what is written, so there is no directory for it: leave --rw away")
 		}
-		return []string{config.WayVolume}, block.Ext4, nil
+		return []string{config.WayVolume}, volref.Ext4, nil
 	case ModePlain:
 		return nil, "", errors.New("unpacking in the ordinary way is containerd's; slipway export writes an image's tree into a directory")
 	}
@@ -89,10 +89,10 @@ type MapRequest struct {
 
 // MapAnswer tells where it is.
 type MapAnswer struct {
-	Image  string      `json:"image"`
-	Volume string      `json:"volume"`
-	FS     string      `json:"fs"`
-	Place  block.Place `json:"place"`
+	Image  string       `json:"image"`
+	Volume string       `json:"volume"`
+	FS     string       `json:"fs"`
+	Place  volref.Place `json:"place"`
 	// File is the volume as a file or a device, Dir where it is mounted read-only.
 	File string `json:"file"`
 	Dir  string `json:"dir"`

@@ -10,11 +10,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"example.org/slipway/block"
-	"example.org/slipway/block/node"
 	"example.org/slipway/config"
+	"example.org/slipway/node/snapshotter"
 	"example.org/slipway/oci"
-	"example.org/slipway/snapshotter"
+	"example.org/slipway/oci/volref"
+	"example.org/slipway/volume/node"
 )
 
 // Containers in mode network: each has a clone of its image's volume.
@@ -27,7 +27,7 @@ func (c *chains) Roots(chain string) bool {
 		return false
 	}
 	rec, err := c.records.load(chain)
-	return err == nil && rec.way() == config.WayVolume && rec.Volume.Record.FS == block.Ext4
+	return err == nil && rec.way() == config.WayVolume && rec.Volume.Record.FS == volref.Ext4
 }
 
 // Root implements snapshotter.Rooter.
@@ -105,7 +105,7 @@ func (c *chains) CommitRoot(ctx context.Context, key, parent, chain string) erro
 	digest := oci.SHA256([]byte(id)) // it has no blob
 	own := *base.Volume
 	own.Own = true
-	own.Record.Layers = append(slices.Clone(own.Record.Layers), block.RecordLayer{Digest: digest, Volume: id, Size: own.Record.Layers[len(own.Record.Layers)-1].Size})
+	own.Record.Layers = append(slices.Clone(own.Record.Layers), volref.RecordLayer{Digest: digest, Volume: id, Size: own.Record.Layers[len(own.Record.Layers)-1].Size})
 	rec := &chainRecord{Chain: chain, Parent: parent, Digest: string(digest), Ref: base.Ref, Sources: base.Sources, Layers: append(slices.Clone(base.Layers), string(digest)),
 		Snapshot: true, Way: config.WayVolume, Why: []string{"volume: it was committed from a container on this node"}, Volume: &own}
 	c.changing.Lock()

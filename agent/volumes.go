@@ -11,9 +11,10 @@ import (
 	"sync"
 	"time"
 
-	"example.org/slipway/block"
-	"example.org/slipway/block/node"
 	"example.org/slipway/config"
+	"example.org/slipway/oci/volref"
+	"example.org/slipway/volume/block"
+	"example.org/slipway/volume/node"
 )
 
 // volumes are the images that come to this node as volumes. A nil *volumes has
@@ -49,7 +50,7 @@ type volumeContainer struct {
 // volumeRecord is what is kept of a chain that can come as a volume.
 type volumeRecord struct {
 	// Record of the image that the chain was claimed with, cut to the chain.
-	Record block.Record `json:"record"`
+	Record volref.Record `json:"record"`
 	// Ref is that image.
 	Ref string `json:"ref"`
 	// Own tells that it was made on this node, of a container, and goes with the
@@ -123,7 +124,7 @@ func (v *volumes) close() error {
 
 // claimed cuts the record of an image to the chain of a layer of it: all but the
 // last above layers. Nil if the layer is not the record's.
-func claimed(r *block.Record, image, digest string, above int) *volumeRecord {
+func claimed(r *volref.Record, image, digest string, above int) *volumeRecord {
 	n := len(r.Layers) - above
 	if n < 1 || string(r.Layers[n-1].Digest) != digest {
 		return nil
@@ -135,7 +136,7 @@ func claimed(r *block.Record, image, digest string, above int) *volumeRecord {
 
 // heldCredential is the last credential of an image, and since when it is held.
 type heldCredential struct {
-	block.Credential
+	volref.Credential
 	since time.Time
 }
 
@@ -149,14 +150,14 @@ func (h *heldCredential) refused(now time.Time) string {
 }
 
 // credential is how leave to use an image is got.
-func (v *volumes) credential(image string, r *block.Record) func(context.Context, bool) (block.Credential, error) {
+func (v *volumes) credential(image string, r *volref.Record) func(context.Context, bool) (volref.Credential, error) {
 	if r.Place.Driver == "file" {
 		return nil // a directory that is mounted here, or not
 	}
 	manifest := r.Manifest
 	var mu sync.Mutex
 	held := map[bool]*heldCredential{false: {}, true: {}} // by clones
-	return func(ctx context.Context, clones bool) (c block.Credential, err error) {
+	return func(ctx context.Context, clones bool) (c volref.Credential, err error) {
 		mu.Lock()
 		defer mu.Unlock()
 		last := held[clones]
@@ -184,13 +185,13 @@ func (v *volumes) credential(image string, r *block.Record) func(context.Context
 
 // credentialOf gets leave to use a volume of an image that was pulled before this
 // agent began.
-func (v *volumes) credentialOf(ctx context.Context, r *block.Record, volume string, clones bool) (block.Credential, error) {
+func (v *volumes) credentialOf(ctx context.Context, r *volref.Record, volume string, clones bool) (volref.Credential, error) {
 	if r.Place.Driver == "file" {
-		return block.Credential{}, nil
+		return volref.Credential{}, nil
 	}
 	all, err := v.records.all(func(string, error) {})
 	if err != nil {
-		return block.Credential{}, err
+		return volref.Credential{}, err
 	}
 	var other *volumeRecord // of the same storage, which lets into all of it
 	for _, rec := range all {
@@ -203,7 +204,7 @@ func (v *volumes) credentialOf(ctx context.Context, r *block.Record, volume stri
 		}
 	}
 	if other == nil {
-		return block.Credential{}, fmt.Errorf("no image here is in the storage of volume %s any more", volume)
+		return volref.Credential{}, fmt.Errorf("no image here is in the storage of volume %s any more", volume)
 	}
 	return v.credential(other.Ref, &other.Record)(ctx, clones || strings.HasPrefix(volume, "c-"))
 }
@@ -214,7 +215,7 @@ func (v *volumes) image(r *volumeRecord) node.Image {
 		return node.Image{Record: r.Record, Credential: get}
 	}
 	// What was committed here lies among the clones.
-	return node.Image{Record: r.Record, Credential: func(ctx context.Context, _ bool) (block.Credential, error) { return get(ctx, true) }}
+	return node.Image{Record: r.Record, Credential: func(ctx context.Context, _ bool) (volref.Credential, error) { return get(ctx, true) }}
 }
 
 // errNoVolumes says that an image is here as a volume, and volumes are off.
@@ -299,7 +300,7 @@ func (v *volumes) remove(ctx context.Context, r *volumeRecord) error {
 	if err := v.mgr.DropLocal(ctx, volume); err != nil {
 		return err
 	}
-	var c block.Credential
+	var c volref.Credential
 	if get := v.credential(r.Ref, &r.Record); get != nil {
 		var err error
 		if c, err = get(ctx, true); err != nil {

@@ -8,7 +8,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"example.org/slipway/backendtest"
+	"example.org/slipway/internal/backendtest"
 )
 
 // TestVolumesInCeph runs containers on volumes of a real cluster, in both modes, with

@@ -28,10 +28,10 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
-	"example.org/slipway/client"
 	"example.org/slipway/config"
-	"example.org/slipway/gearfs/view"
+	"example.org/slipway/node/view"
 	"example.org/slipway/oci"
+	"example.org/slipway/oci/client"
 	"example.org/slipway/serve"
 )
 

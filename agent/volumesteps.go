@@ -4,7 +4,7 @@ import (
 	"sync"
 	"time"
 
-	"example.org/slipway/block/volfs"
+	"example.org/slipway/volume/volfs"
 )
 
 // volumeSteps are those of package node, in the order of their first use.

@@ -7,10 +7,11 @@ import (
 	"sync"
 	"time"
 
-	"example.org/slipway/block"
-	"example.org/slipway/block/file"
-	"example.org/slipway/block/rbd"
 	"example.org/slipway/config"
+	"example.org/slipway/oci/volref"
+	"example.org/slipway/volume/block"
+	"example.org/slipway/volume/file"
+	"example.org/slipway/volume/rbd"
 )
 
 // volumeStores opens the storage of volumes that a node is connected to. A store
@@ -25,7 +26,7 @@ type volumeStores struct {
 
 // storeKey is a place as it is used with a credential.
 type storeKey struct {
-	place block.Place
+	place volref.Place
 	user  string
 	key   string
 	// clones is the namespace that may be written.
@@ -53,7 +54,7 @@ var errNotConnected = errors.New("this node is not connected to that storage")
 
 // connected tells why a place cannot be reached by what is configured, without
 // asking it; nil if it may be.
-func connected(cfg *config.AgentVolumes, p block.Place) error {
+func connected(cfg *config.AgentVolumes, p volref.Place) error {
 	switch {
 	case p.Driver == "file" && cfg.File.Dir == "":
 		return fmt.Errorf("%w: the volumes lie in a shared directory (set volumes.file.dir)", errNotConnected)
@@ -69,7 +70,7 @@ func connected(cfg *config.AgentVolumes, p block.Place) error {
 
 // use returns the store of a place, and how to give it back. A credential is what
 // it was when the store was opened.
-func (s *volumeStores) use(ctx context.Context, p block.Place, c block.Credential) (block.Store, func(), error) {
+func (s *volumeStores) use(ctx context.Context, p volref.Place, c volref.Credential) (block.Store, func(), error) {
 	if err := connected(s.cfg, p); err != nil {
 		return nil, nil, err
 	}
@@ -102,7 +103,7 @@ func (s *volumeStores) use(ctx context.Context, p block.Place, c block.Credentia
 }
 
 // open connects to a place, and makes sure that it is the one that is meant.
-func (s *volumeStores) open(ctx context.Context, key storeKey, o *openStore, c block.Credential) {
+func (s *volumeStores) open(ctx context.Context, key storeKey, o *openStore, c volref.Credential) {
 	defer close(o.ready)
 	store, err := s.connect(ctx, key.place, c)
 	if err == nil && store.Place() != key.place {
@@ -120,7 +121,7 @@ func (s *volumeStores) open(ctx context.Context, key storeKey, o *openStore, c b
 	}
 }
 
-func (s *volumeStores) connect(ctx context.Context, p block.Place, c block.Credential) (block.Store, error) {
+func (s *volumeStores) connect(ctx context.Context, p volref.Place, c volref.Credential) (block.Store, error) {
 	if p.Driver == "file" {
 		return file.Open(s.cfg.File.Dir, nil)
 	}

@@ -7,10 +7,10 @@ import (
 	"strings"
 	"time"
 
-	"example.org/slipway/block"
-	"example.org/slipway/block/node"
-	"example.org/slipway/client"
 	"example.org/slipway/oci"
+	"example.org/slipway/oci/client"
+	"example.org/slipway/oci/volref"
+	"example.org/slipway/volume/node"
 )
 
 // decisionKey is an image as it is pulled.
@@ -23,8 +23,8 @@ type decisionKey struct {
 
 // decision is whether an image comes as a volume.
 type decision struct {
-	done   chan struct{} // closed when the others are set
-	record *block.Record // nil: it does not
+	done   chan struct{}  // closed when the others are set
+	record *volref.Record // nil: it does not
 	reason string
 	volume string // is kept as long as the decision holds; "" if there is none
 }
@@ -39,7 +39,7 @@ const (
 
 // decide finds out whether an image comes as a volume, by mapping and mounting it.
 // Layers of one pull get one answer.
-func (v *volumes) decide(ctx context.Context, reg *registry, ref reference, image string, manifest oci.Digest, fs string) (*block.Record, string) {
+func (v *volumes) decide(ctx context.Context, reg *registry, ref reference, image string, manifest oci.Digest, fs string) (*volref.Record, string) {
 	if v == nil {
 		return nil, "no storage of volumes is configured on this node"
 	}
@@ -124,7 +124,7 @@ func (v *volumes) settled(reg *registry, ref reference, manifest oci.Digest, fs 
 }
 
 // offered asks the registry for the record of an image that this node can use.
-func (v *volumes) offered(ctx context.Context, key decisionKey) (*block.Record, error) {
+func (v *volumes) offered(ctx context.Context, key decisionKey) (*volref.Record, error) {
 	if why := trusts(v.regs.settings, key.reg.host); why != "" {
 		return nil, fmt.Errorf("of registry %s: %s", key.reg.host, why)
 	}
@@ -155,12 +155,12 @@ func because(reason string) string {
 
 // pick takes the record, of those that were checked when they came, that suits this
 // node best: a compact image where nobody writes to it, else one that can be cloned.
-func (v *volumes) pick(records []block.Record, key decisionKey) (*block.Record, error) {
-	want := []string{block.EROFS, block.Ext4}
+func (v *volumes) pick(records []volref.Record, key decisionKey) (*volref.Record, error) {
+	want := []string{volref.EROFS, volref.Ext4}
 	if key.fs != "" {
 		want = []string{key.fs}
 	} else if v.cfg.Mode == "network" {
-		want = []string{block.Ext4}
+		want = []string{volref.Ext4}
 	}
 	var errs []error
 	for _, fs := range want {

@@ -6,8 +6,8 @@ import (
 	"reflect"
 	"time"
 
-	"example.org/slipway/auth"
-	"example.org/slipway/notify"
+	"example.org/slipway/registry/auth"
+	"example.org/slipway/registry/notify"
 )
 
 // Version is the version of the file's shape, Distribution's.

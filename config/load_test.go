@@ -10,9 +10,9 @@ import (
 	"testing"
 	"time"
 
-	"example.org/slipway/auth"
 	"example.org/slipway/config"
-	"example.org/slipway/notify"
+	"example.org/slipway/registry/auth"
+	"example.org/slipway/registry/notify"
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 )

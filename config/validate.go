@@ -12,7 +12,7 @@ import (
 	"strconv"
 	"strings"
 
-	"example.org/slipway/auth"
+	"example.org/slipway/registry/auth"
 )
 
 // Validate checks what a single key cannot tell by its type: ranges, patterns,

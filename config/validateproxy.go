@@ -8,8 +8,8 @@ import (
 	"slices"
 	"strings"
 
-	"example.org/slipway/auth"
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/auth"
 )
 
 // proxyValues checks the section proxy.

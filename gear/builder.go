@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"example.org/slipway/rootfs"
+	"example.org/slipway/gear/rootfs"
 )
 
 // ErrConflict is returned, wrapped, for a layer that no runtime could unpack:

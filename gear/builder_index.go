@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"slices"
 
-	"example.org/slipway/rootfs"
+	"example.org/slipway/gear/rootfs"
 )
 
 // Index returns the layer in canonical form. The Builder cannot be used

@@ -13,8 +13,8 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"example.org/slipway/gear/rootfs"
 	"example.org/slipway/oci"
-	"example.org/slipway/rootfs"
 	"golang.org/x/sync/errgroup"
 )
 

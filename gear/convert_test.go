@@ -18,8 +18,8 @@ import (
 	"testing"
 
 	"example.org/slipway/gear"
+	"example.org/slipway/gear/rootfs"
 	"example.org/slipway/oci"
-	"example.org/slipway/rootfs"
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
 )

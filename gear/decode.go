@@ -11,7 +11,7 @@ import (
 	"strings"
 	"unsafe"
 
-	"example.org/slipway/rootfs"
+	"example.org/slipway/gear/rootfs"
 	"github.com/klauspost/compress/zstd"
 )
 

@@ -6,7 +6,7 @@ import (
 	"io"
 	"math"
 
-	"example.org/slipway/rootfs"
+	"example.org/slipway/gear/rootfs"
 	"github.com/klauspost/compress/zstd"
 )
 

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"example.org/slipway/rootfs"
+	"example.org/slipway/gear/rootfs"
 )
 
 // exportPlan is an index sorted into the steps of an export. Its entries point

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"example.org/slipway/gear"
-	"example.org/slipway/rootfs"
+	"example.org/slipway/gear/rootfs"
 )
 
 // capNetRaw is a version 2 file capability: cap_net_raw+ep.

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"example.org/slipway/rootfs"
+	"example.org/slipway/gear/rootfs"
 )
 
 // tree is a directory tree that is entered segment by segment, never through a

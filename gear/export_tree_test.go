@@ -21,7 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"example.org/slipway/gear"
-	"example.org/slipway/rootfs"
+	"example.org/slipway/gear/rootfs"
 )
 
 // needRoot skips a test that makes devices, owners or mounts.

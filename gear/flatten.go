@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"example.org/slipway/rootfs"
+	"example.org/slipway/gear/rootfs"
 )
 
 // Flatten returns the tree that layers, the lowest first, are together, as an

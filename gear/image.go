@@ -11,8 +11,8 @@ import (
 	"strconv"
 	"time"
 
+	"example.org/slipway/gear/rootfs"
 	"example.org/slipway/oci"
-	"example.org/slipway/rootfs"
 )
 
 // A Gear image is an ordinary image of one layer that holds the index of the

@@ -7,7 +7,7 @@ import (
 	"sort"
 	"strings"
 
-	"example.org/slipway/rootfs"
+	"example.org/slipway/gear/rootfs"
 )
 
 var (

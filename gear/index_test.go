@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"example.org/slipway/gear"
-	"example.org/slipway/rootfs"
+	"example.org/slipway/gear/rootfs"
 	"github.com/google/go-cmp/cmp"
 )
 

@@ -8,7 +8,7 @@ import (
 	"strings"
 
 	"example.org/slipway/gear"
-	"example.org/slipway/rootfs"
+	"example.org/slipway/gear/rootfs"
 )
 
 // ino is a file of the model; two paths with the same pointer are hard links.

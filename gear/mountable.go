@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	"example.org/slipway/rootfs"
+	"example.org/slipway/gear/rootfs"
 )
 
 // What a mounted tree can have of an entry. Indexes keep more: what other systems'

@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"example.org/slipway/gear"
-	"example.org/slipway/rootfs"
+	"example.org/slipway/gear/rootfs"
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"pgregory.net/rapid"

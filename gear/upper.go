@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"example.org/slipway/rootfs"
+	"example.org/slipway/gear/rootfs"
 )
 
 // ErrChanged is in the chain of the error of [TarUpper] for a directory that

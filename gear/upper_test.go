@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"example.org/slipway/gear"
-	"example.org/slipway/rootfs"
+	"example.org/slipway/gear/rootfs"
 )
 
 func tarUpper(t testing.TB, dir string, opts *gear.UpperOptions) []byte {

@@ -19,12 +19,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"example.org/slipway/gear"
-	"example.org/slipway/gearfs/view"
+	"example.org/slipway/gear/rootfs"
 	"example.org/slipway/integration/internal/imagetest"
 	"example.org/slipway/integration/internal/tool"
 	"example.org/slipway/integration/internal/treecmp"
+	"example.org/slipway/node/view"
 	"example.org/slipway/oci"
-	"example.org/slipway/rootfs"
 )
 
 // memory is a file store: sink of conversions and source of exports.

@@ -18,9 +18,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"example.org/slipway/objstore/fsstore"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/objstore/fsstore"
 )
 
 // distribution is a real Distribution registry over a directory.

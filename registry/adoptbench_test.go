@@ -11,10 +11,10 @@ import (
 	"testing"
 	"time"
 
-	"example.org/slipway/catalog"
-	"example.org/slipway/objstore/fsstore"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/objstore/fsstore"
 )
 
 // cpuTime is what this process has used of all processors.

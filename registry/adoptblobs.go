@@ -7,9 +7,9 @@ import (
 	"maps"
 	"slices"
 
-	"example.org/slipway/catalog"
-	"example.org/slipway/objstore"
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/objstore"
 )
 
 // findLayers looks up the blobs of the links collected so far. They are recorded

@@ -13,10 +13,10 @@ import (
 	"syscall"
 	"time"
 
-	"example.org/slipway/catalog"
-	"example.org/slipway/durable"
-	"example.org/slipway/objstore/fsstore"
+	"example.org/slipway/internal/durable"
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/objstore/fsstore"
 )
 
 // CatalogFile is the catalogue's name in a data root and in a backup, beside

@@ -17,10 +17,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"example.org/slipway/objstore"
-	"example.org/slipway/objstore/memstore"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/objstore"
+	"example.org/slipway/registry/objstore/memstore"
 )
 
 func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }

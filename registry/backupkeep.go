@@ -11,9 +11,9 @@ import (
 	"slices"
 	"strings"
 
-	"example.org/slipway/catalog"
-	"example.org/slipway/objstore"
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/objstore"
 )
 
 // OtherRegistryError says that a directory holds the backup of another registry.

@@ -13,11 +13,11 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"example.org/slipway/catalog"
-	"example.org/slipway/objstore/memstore"
-	"example.org/slipway/objstore/objtest"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/objstore/memstore"
+	"example.org/slipway/registry/objstore/objtest"
 )
 
 // TestBackupOfWhom backs one registry up into a directory that holds something else.

@@ -16,12 +16,12 @@ import (
 	"testing"
 	"time"
 
-	"example.org/slipway/catalog"
-	"example.org/slipway/objstore"
-	"example.org/slipway/objstore/fsstore"
-	"example.org/slipway/objstore/memstore"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/objstore"
+	"example.org/slipway/registry/objstore/fsstore"
+	"example.org/slipway/registry/objstore/memstore"
 )
 
 // fakeClock is a clock that only a test moves.

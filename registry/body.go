@@ -7,8 +7,8 @@ import (
 	"io"
 	"sync"
 
-	"example.org/slipway/catalog"
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/catalog"
 )
 
 // bufferPool holds the buffers between socket and store: 256 KiB, so that the

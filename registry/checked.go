@@ -7,8 +7,8 @@ import (
 	"sync"
 	"time"
 
-	"example.org/slipway/objstore"
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/objstore"
 )
 
 // Bytes that this process has not compared with their digest are never sent to their

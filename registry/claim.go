@@ -10,9 +10,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"example.org/slipway/catalog"
-	"example.org/slipway/objstore"
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/objstore"
 )
 
 // claim is the sole right of a request to an upload, where replicas share the

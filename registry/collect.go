@@ -8,9 +8,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"example.org/slipway/cache"
-	"example.org/slipway/catalog"
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/cache"
+	"example.org/slipway/registry/catalog"
 )
 
 // CollectOptions of [Registry.Collect]. The zero value collects what is due.

@@ -9,8 +9,8 @@ import (
 	"sync"
 	"time"
 
-	"example.org/slipway/catalog"
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/catalog"
 )
 
 // PushBlob implements oci.Writer.

@@ -6,13 +6,13 @@ import (
 	"path/filepath"
 	"testing"
 
-	"example.org/slipway/catalog"
-	"example.org/slipway/objstore"
-	"example.org/slipway/objstore/fsstore"
-	"example.org/slipway/objstore/memstore"
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/ocitest"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/objstore"
+	"example.org/slipway/registry/objstore/fsstore"
+	"example.org/slipway/registry/objstore/memstore"
 )
 
 func TestConformance(t *testing.T) {

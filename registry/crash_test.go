@@ -17,12 +17,12 @@ import (
 
 	"go.uber.org/goleak"
 
-	"example.org/slipway/catalog"
-	"example.org/slipway/objstore"
-	"example.org/slipway/objstore/fsstore"
-	"example.org/slipway/objstore/objtest"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/objstore"
+	"example.org/slipway/registry/objstore/fsstore"
+	"example.org/slipway/registry/objstore/objtest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(withServers{m}) }

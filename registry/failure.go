@@ -8,9 +8,9 @@ import (
 	"syscall"
 	"time"
 
-	"example.org/slipway/catalog"
-	"example.org/slipway/objstore"
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/objstore"
 )
 
 // Unavailable turns a failure of the store or catalogue that passes into what a

@@ -7,8 +7,8 @@ import (
 	"slices"
 	"time"
 
-	"example.org/slipway/catalog"
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/catalog"
 )
 
 // ForgetOptions of [Registry.Forget]. The zero value works.

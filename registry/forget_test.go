@@ -11,10 +11,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"example.org/slipway/objstore/fsstore"
-	"example.org/slipway/objstore/memstore"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/objstore/fsstore"
+	"example.org/slipway/registry/objstore/memstore"
 )
 
 // TestForget: an image goes at once with all that nobody else needs, and nothing else.

@@ -10,9 +10,9 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"example.org/slipway/cache"
-	"example.org/slipway/catalog"
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/cache"
+	"example.org/slipway/registry/catalog"
 )
 
 // ProblemKind says what is wrong.

@@ -7,9 +7,9 @@ import (
 	"io"
 	"strings"
 
-	"example.org/slipway/catalog"
-	"example.org/slipway/objstore"
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/objstore"
 )
 
 // TooManyError is a repair that would give up more contents than it may unasked.

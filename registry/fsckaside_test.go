@@ -12,10 +12,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"example.org/slipway/catalog"
-	"example.org/slipway/objstore/fsstore"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/objstore/fsstore"
 )
 
 func quarantineOf(d oci.Digest) string { return "slipway/quarantine/sha256/" + d.Encoded() }

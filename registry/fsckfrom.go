@@ -9,9 +9,9 @@ import (
 	"slices"
 	"time"
 
-	"example.org/slipway/catalog"
-	"example.org/slipway/objstore"
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/objstore"
 )
 
 // Source has good copies of contents: a backup, or another registry. Its bytes are

@@ -9,9 +9,9 @@ import (
 	"slices"
 	"time"
 
-	"example.org/slipway/catalog"
-	"example.org/slipway/objstore"
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/objstore"
 )
 
 // checkObjects compares the store with the catalogue, a batch at a time.

@@ -10,9 +10,9 @@ import (
 	"syscall"
 	"testing"
 
-	"example.org/slipway/objstore"
-	"example.org/slipway/objstore/fsstore"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/objstore"
+	"example.org/slipway/registry/objstore/fsstore"
 )
 
 // badSector is a store on a disk that cannot read one object.

@@ -11,10 +11,10 @@ import (
 	"testing"
 	"time"
 
-	"example.org/slipway/catalog"
-	"example.org/slipway/objstore"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/objstore"
 )
 
 // TestToldIsKept: a client is told that a blob or manifest is there in the moment

@@ -7,9 +7,9 @@ import (
 	"net/netip"
 	"time"
 
-	"example.org/slipway/catalog"
-	"example.org/slipway/objstore"
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/objstore"
 )
 
 // saveOpen gives uploads that have been open for a while a row in the

@@ -11,7 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"example.org/slipway/objstore"
+	"example.org/slipway/registry/objstore"
 )
 
 // The identity of a store is the registry's id in two objects: one beside what else is

@@ -12,10 +12,10 @@ import (
 	"testing"
 	"time"
 
-	"example.org/slipway/objstore"
-	"example.org/slipway/objstore/memstore"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/objstore"
+	"example.org/slipway/registry/objstore/memstore"
 )
 
 // shelf is a store in memory of which a test takes parts away and puts them back.

@@ -7,10 +7,10 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"example.org/slipway/objstore"
-	"example.org/slipway/objstore/memstore"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/objstore"
+	"example.org/slipway/registry/objstore/memstore"
 )
 
 // keyedStore is a store that writes uploads at their place.

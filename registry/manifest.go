@@ -10,9 +10,9 @@ import (
 	"slices"
 	"strings"
 
-	"example.org/slipway/cache"
-	"example.org/slipway/catalog"
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/cache"
+	"example.org/slipway/registry/catalog"
 )
 
 // mediaTypeArtifact is the artifact manifest that image-spec 1.1 dropped before

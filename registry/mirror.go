@@ -9,9 +9,9 @@ import (
 	"os"
 	"time"
 
-	"example.org/slipway/catalog"
-	"example.org/slipway/objstore"
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/objstore"
 )
 
 // adoptWithin bounds how long it takes to store what was adopted.

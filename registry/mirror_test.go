@@ -17,11 +17,11 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"example.org/slipway/catalog"
-	"example.org/slipway/objstore"
-	"example.org/slipway/objstore/fsstore"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/objstore"
+	"example.org/slipway/registry/objstore/fsstore"
 )
 
 // mirrored tells of the repositories that the tests mirror.

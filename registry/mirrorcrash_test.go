@@ -10,10 +10,10 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"example.org/slipway/objstore"
-	"example.org/slipway/objstore/objtest"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/objstore"
+	"example.org/slipway/registry/objstore/objtest"
 )
 
 // noAdopter is a store that cannot take files as they are.

@@ -7,8 +7,8 @@ import (
 	"strings"
 	"time"
 
-	"example.org/slipway/catalog"
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/catalog"
 )
 
 // MirrorQuery says which images of mirrored repositories to list. The zero value lists

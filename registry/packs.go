@@ -9,8 +9,8 @@ import (
 	"slices"
 	"strings"
 
-	"example.org/slipway/catalog"
-	"example.org/slipway/objstore"
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/objstore"
 )
 
 // packPrefix is where package filestore keeps its packs. To a backup they are

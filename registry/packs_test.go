@@ -10,11 +10,11 @@ import (
 	"slices"
 	"testing"
 
-	"example.org/slipway/catalog"
-	"example.org/slipway/objstore"
-	"example.org/slipway/objstore/fsstore"
-	"example.org/slipway/objstore/memstore"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/objstore"
+	"example.org/slipway/registry/objstore/fsstore"
+	"example.org/slipway/registry/objstore/memstore"
 )
 
 // hookedKey is a store in which something happens before a key is read.

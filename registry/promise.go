@@ -5,8 +5,8 @@ import (
 	"sync"
 	"time"
 
-	"example.org/slipway/catalog"
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/catalog"
 )
 
 // promises are contents of which clients of this replica were told a short while

@@ -3,8 +3,8 @@ package registry
 import (
 	"encoding/binary"
 
-	"example.org/slipway/cache"
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/cache"
 )
 
 // Kinds of keys in RAM, and the values under them. A value is bytes: what the

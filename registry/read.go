@@ -6,9 +6,9 @@ import (
 	"fmt"
 	"io"
 
-	"example.org/slipway/catalog"
-	"example.org/slipway/objstore"
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/objstore"
 )
 
 func blobUnknown(repo string, d oci.Digest) error {

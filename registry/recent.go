@@ -6,8 +6,8 @@ import (
 	"sync"
 	"time"
 
-	"example.org/slipway/catalog"
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/catalog"
 )
 
 // seenKey names content a client was told is there.

@@ -8,8 +8,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"example.org/slipway/cache"
-	"example.org/slipway/catalog"
+	"example.org/slipway/registry/cache"
+	"example.org/slipway/registry/catalog"
 )
 
 // Names of leases: each job is done by one replica at a time.

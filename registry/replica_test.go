@@ -13,11 +13,11 @@ import (
 	"testing"
 	"time"
 
-	"example.org/slipway/objstore"
-	"example.org/slipway/objstore/memstore"
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/ocitest"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/objstore"
+	"example.org/slipway/registry/objstore/memstore"
 )
 
 // TestReplicasConform: two replicas are one registry to a client whose every

@@ -10,10 +10,10 @@ import (
 	"testing"
 	"time"
 
-	"example.org/slipway/backendtest"
-	"example.org/slipway/catalog"
-	"example.org/slipway/objstore"
+	"example.org/slipway/internal/backendtest"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/objstore"
 )
 
 // servers are what the tests of several replicas share; TestMain ends them.

@@ -14,12 +14,12 @@ import (
 	"testing"
 	"time"
 
-	"example.org/slipway/catalog"
-	"example.org/slipway/objstore"
-	"example.org/slipway/objstore/memstore"
-	"example.org/slipway/objstore/objtest"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/objstore"
+	"example.org/slipway/registry/objstore/memstore"
+	"example.org/slipway/registry/objstore/objtest"
 )
 
 func asError(err error, e **oci.Error) bool { return errors.As(err, e) }

@@ -13,10 +13,10 @@ import (
 	"slices"
 	"syscall"
 
-	"example.org/slipway/catalog"
-	"example.org/slipway/durable"
-	"example.org/slipway/objstore"
-	"example.org/slipway/objstore/fsstore"
+	"example.org/slipway/internal/durable"
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/objstore"
+	"example.org/slipway/registry/objstore/fsstore"
 )
 
 // RestoreOptions of [Restore]. The zero value works.

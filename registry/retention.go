@@ -8,9 +8,9 @@ import (
 	"strings"
 	"time"
 
-	"example.org/slipway/cache"
-	"example.org/slipway/catalog"
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/cache"
+	"example.org/slipway/registry/catalog"
 )
 
 // RetentionRule says which tags of some repositories are kept. A tag is kept if

@@ -5,9 +5,9 @@ import (
 	"context"
 	"io"
 
-	"example.org/slipway/catalog"
-	"example.org/slipway/objstore"
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/objstore"
 )
 
 // Tap watches blobs while they come in, so that work on one can go along with

@@ -10,9 +10,9 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"example.org/slipway/catalog"
-	"example.org/slipway/objstore"
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/objstore"
 )
 
 // transfer copies the objects of a snapshot from one store to another.

@@ -11,12 +11,12 @@ import (
 	"testing"
 	"time"
 
-	"example.org/slipway/objstore"
-	"example.org/slipway/objstore/fsstore"
-	"example.org/slipway/objstore/memstore"
-	"example.org/slipway/objstore/objtest"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/objstore"
+	"example.org/slipway/registry/objstore/fsstore"
+	"example.org/slipway/registry/objstore/memstore"
+	"example.org/slipway/registry/objstore/objtest"
 )
 
 // distantStore is a store that claims to be behind a network.

@@ -17,9 +17,9 @@ import (
 	"sync"
 	"time"
 
-	"example.org/slipway/catalog"
-	"example.org/slipway/objstore"
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/objstore"
 )
 
 // upload is a blob on its way in. While it is no larger than

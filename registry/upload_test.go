@@ -11,9 +11,9 @@ import (
 	"testing"
 	"time"
 
-	"example.org/slipway/objstore/memstore"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/objstore/memstore"
 )
 
 // brokenBody breaks off at its end.

@@ -45,7 +45,7 @@ turns=0
 
 CGO_ENABLED=0 go build -o "$work/slipway" ./cmd/slipway
 export SLIPWAY_BIN=$work/slipway
-for package in serve registry block/file snapshotter objstore/s3store objstore/swiftstore; do
+for package in serve registry volume/file node/snapshotter registry/objstore/s3store registry/objstore/swiftstore; do
 	go test -c -o "$work/${package//\//-}.test" "./$package"
 done
 for package in . replicas; do
@@ -88,10 +88,10 @@ while [ "$SECONDS" -lt "$deadline" ]; do
 	turn 'collector against writers' registry registry 'CollectOracle' '^ *--- PASS' SLIPWAY_GC_SECONDS=10
 	turn 'lost or damaged object' registry registry '^(TestAcknowledgedIsReadable|TestStoreAwayLosesNothing|TestRetentionModel)$' '^ *--- PASS' SLIPWAY_ALL_CASES=1
 	turn 'cut-off publication' registry registry 'Kill|LostAnswers|Fault' '^ *--- PASS'
-	turn 'kill -9 of a volume' block-file block/file 'Kill' '^ *--- PASS'
-	turn 'kill -9 of a snapshotter' snapshotter snapshotter '^TestKill$' '^ *--- PASS'
-	turn 'failing object store' objstore-s3store objstore/s3store 'Fault|Cut|Lost' '^ *--- PASS'
-	turn 'failing object store' objstore-swiftstore objstore/swiftstore 'Fault|Crash|Lost' '^ *--- PASS'
+	turn 'kill -9 of a volume' volume-file volume/file 'Kill' '^ *--- PASS'
+	turn 'kill -9 of a snapshotter' node-snapshotter node/snapshotter '^TestKill$' '^ *--- PASS'
+	turn 'failing object store' registry-objstore-s3store registry/objstore/s3store 'Fault|Cut|Lost' '^ *--- PASS'
+	turn 'failing object store' registry-objstore-swiftstore registry/objstore/swiftstore 'Fault|Crash|Lost' '^ *--- PASS'
 done
 
 # document prints docs/reliability.md: its head, which is written by hand, and the rest

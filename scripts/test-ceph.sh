@@ -19,7 +19,7 @@ cd "$root"
 go build -tags 'ceph pacific' -o "$work/slipway-ceph" ./cmd/slipway
 export SLIPWAY_CEPH_BIN=$work/slipway-ceph
 status=0
-go test -count 1 -tags 'ceph pacific' -timeout "${SLIPWAY_TEST_TIMEOUT:-20m}" "$@" ./block/rbd || status=1
-go test -count 1 -tags 'ceph pacific' -timeout "${SLIPWAY_TEST_TIMEOUT:-20m}" -run Ceph "$@" ./block/node ./agent || status=1
+go test -count 1 -tags 'ceph pacific' -timeout "${SLIPWAY_TEST_TIMEOUT:-20m}" "$@" ./volume/rbd || status=1
+go test -count 1 -tags 'ceph pacific' -timeout "${SLIPWAY_TEST_TIMEOUT:-20m}" -run Ceph "$@" ./volume/node ./agent || status=1
 (cd integration && CGO_ENABLED=0 go test -count 1 -timeout "${SLIPWAY_TEST_TIMEOUT:-20m}" "$@" ./volumes) || status=1
 exit $status

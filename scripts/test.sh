@@ -50,10 +50,10 @@ all() {
 	# What needs librbd. Not with -race: it would build C and Go anew for one package.
 	if [ $ceph = 1 ]; then
 		# shellcheck disable=SC2086
-		CGO_ENABLED=1 go test -json -tags 'ceph pacific' -timeout 10m ${GOTEST_FLAGS:-} ./block/rbd || status=1
+		CGO_ENABLED=1 go test -json -tags 'ceph pacific' -timeout 10m ${GOTEST_FLAGS:-} ./volume/rbd || status=1
 		# Of these the other tests have been run above.
 		# shellcheck disable=SC2086
-		CGO_ENABLED=1 go test -json -tags 'ceph pacific' -timeout 10m ${GOTEST_FLAGS:-} -run Ceph ./block/node ./agent || status=1
+		CGO_ENABLED=1 go test -json -tags 'ceph pacific' -timeout 10m ${GOTEST_FLAGS:-} -run Ceph ./volume/node ./agent || status=1
 	fi
 	# A result kept from an earlier run would not have met this binary. Two packages at a
 	# time only where there is no daemon that others would have to wait for.

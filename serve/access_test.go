@@ -18,8 +18,8 @@ import (
 	"github.com/golang-jwt/jwt/v5"
 	"golang.org/x/crypto/bcrypt"
 
-	"example.org/slipway/client"
 	"example.org/slipway/oci"
+	"example.org/slipway/oci/client"
 )
 
 // htpasswd returns lines of a password file for user, password pairs.

@@ -17,11 +17,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"example.org/slipway/client"
 	"example.org/slipway/config"
-	"example.org/slipway/objstore"
 	"example.org/slipway/oci"
+	"example.org/slipway/oci/client"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/objstore"
 )
 
 // GCArgs of [Admin.Collect]; see registry.CollectOptions.

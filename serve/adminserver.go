@@ -15,9 +15,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"example.org/slipway/gearregistry"
+	gearregistry "example.org/slipway/gear/service"
 	"example.org/slipway/registry"
-	"example.org/slipway/server"
+	"example.org/slipway/registry/server"
 )
 
 // adminServer serves administration on a socket in the data root, to the user

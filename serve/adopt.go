@@ -11,9 +11,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"example.org/slipway/catalog"
 	"example.org/slipway/config"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/catalog"
 )
 
 // RefusedError says that a directory cannot be adopted as it is, and that nothing was.

@@ -19,7 +19,7 @@ import (
 	"go.uber.org/goleak"
 
 	"example.org/slipway/config"
-	"example.org/slipway/logtest"
+	"example.org/slipway/internal/logtest"
 	"example.org/slipway/oci"
 	"example.org/slipway/serve"
 )

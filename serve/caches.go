@@ -13,13 +13,13 @@ import (
 	"strings"
 	"time"
 
-	"example.org/slipway/cache/policy"
-	"example.org/slipway/cache/tier"
-	"example.org/slipway/cluster"
 	"example.org/slipway/config"
+	"example.org/slipway/internal/policy"
 	"example.org/slipway/oci"
-	"example.org/slipway/prefetch"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/cache/tier"
+	"example.org/slipway/registry/cluster"
+	"example.org/slipway/registry/prefetch"
 )
 
 const (

@@ -13,12 +13,12 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"example.org/slipway/cache/policy"
-	"example.org/slipway/cache/tier"
-	"example.org/slipway/catalog"
+	"example.org/slipway/internal/policy"
 	"example.org/slipway/oci"
-	"example.org/slipway/prefetch"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/cache/tier"
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/prefetch"
 )
 
 // CacheTier is how memory, or the disk's share, of a server's cache stands. Counts are

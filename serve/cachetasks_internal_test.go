@@ -6,11 +6,11 @@ import (
 
 	"github.com/opencontainers/go-digest"
 
-	"example.org/slipway/cache/tier"
-	"example.org/slipway/objstore"
-	"example.org/slipway/objstore/memstore"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/cache/tier"
+	"example.org/slipway/registry/objstore"
+	"example.org/slipway/registry/objstore/memstore"
 )
 
 // TestWarmLayers: the report counts what became of each layer, and the error tells why

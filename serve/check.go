@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"log/slog"
 
-	"example.org/slipway/auth"
 	"example.org/slipway/config"
-	"example.org/slipway/notify"
+	"example.org/slipway/registry/auth"
+	"example.org/slipway/registry/notify"
 )
 
 // authProblem says where in the configuration the mistake is that auth.New found.

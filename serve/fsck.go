@@ -7,7 +7,7 @@ import (
 	"log/slog"
 	"time"
 
-	"example.org/slipway/client"
+	"example.org/slipway/oci/client"
 	"example.org/slipway/registry"
 )
 

@@ -10,13 +10,13 @@ import (
 	"path/filepath"
 
 	"example.org/slipway/config"
-	"example.org/slipway/filestore"
 	"example.org/slipway/gear"
-	"example.org/slipway/gearregistry"
+	"example.org/slipway/gear/filestore"
+	"example.org/slipway/gear/rootfs"
+	gearregistry "example.org/slipway/gear/service"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
-	"example.org/slipway/rootfs"
-	"example.org/slipway/server"
+	"example.org/slipway/registry/server"
 )
 
 // gearTemp is the directory in a data root for large files during their

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"example.org/slipway/config"
-	"example.org/slipway/rootfs"
+	"example.org/slipway/gear/rootfs"
 )
 
 // TestLayerLimits gives each bound of a layer its own value, by the key that errors name,

@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"example.org/slipway/config"
-	"example.org/slipway/filestore"
-	"example.org/slipway/gearregistry"
+	"example.org/slipway/gear/filestore"
+	gearregistry "example.org/slipway/gear/service"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 )

@@ -5,8 +5,8 @@ import (
 	"sync"
 	"time"
 
-	"example.org/slipway/mirror"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/mirror"
 )
 
 // runJobs does the regular work of a server until ctx ends: collections, and

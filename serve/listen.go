@@ -20,10 +20,10 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
-	"example.org/slipway/auth"
 	"example.org/slipway/config"
 	"example.org/slipway/oci"
-	"example.org/slipway/server"
+	"example.org/slipway/registry/auth"
+	"example.org/slipway/registry/server"
 )
 
 // newHTTPServer makes the registry's HTTP server. Bodies have deadlines of their

@@ -15,10 +15,10 @@ import (
 	"strings"
 	"testing"
 
-	"example.org/slipway/logtest"
+	"example.org/slipway/internal/logtest"
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/server"
 	"example.org/slipway/serve"
-	"example.org/slipway/server"
 )
 
 // talk makes the requests whose records the access log tests look at, and

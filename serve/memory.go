@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"example.org/slipway/footprint"
+	"example.org/slipway/internal/footprint"
 )
 
 // A registry whose caches are small stays within smallLimit. One whose caches

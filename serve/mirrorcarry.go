@@ -11,12 +11,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"example.org/slipway/auth"
-	"example.org/slipway/catalog"
 	"example.org/slipway/config"
-	"example.org/slipway/mirror/airgap"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/auth"
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/mirror/airgap"
 )
 
 // storedImages is the data root as what images are exported from. Reading from it

@@ -11,7 +11,7 @@ import (
 	"sync"
 	"time"
 
-	"example.org/slipway/mirror"
+	"example.org/slipway/registry/mirror"
 )
 
 // feed hands the events of mirrors to whoever listens. The zero value is ready.

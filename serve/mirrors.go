@@ -21,12 +21,12 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"example.org/slipway/client"
 	"example.org/slipway/config"
-	"example.org/slipway/mirror"
-	"example.org/slipway/mirror/upstream"
 	"example.org/slipway/oci"
+	"example.org/slipway/oci/client"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/mirror"
+	"example.org/slipway/registry/mirror/upstream"
 )
 
 // mirrorDir is the directory in a data root for blobs of upstreams while they come in.

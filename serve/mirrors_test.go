@@ -17,9 +17,9 @@ import (
 	"time"
 
 	"example.org/slipway/config"
-	"example.org/slipway/mirror"
-	"example.org/slipway/mirror/airgap"
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/mirror"
+	"example.org/slipway/registry/mirror/airgap"
 	"example.org/slipway/serve"
 )
 

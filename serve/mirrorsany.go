@@ -9,9 +9,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"example.org/slipway/config"
-	"example.org/slipway/mirror"
-	"example.org/slipway/mirror/upstream"
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/mirror"
+	"example.org/slipway/registry/mirror/upstream"
 )
 
 // anyHosts are the registries that are mirrored without being listed.

@@ -11,11 +11,11 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"example.org/slipway/auth"
-	"example.org/slipway/mirror"
-	"example.org/slipway/mirror/airgap"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/auth"
+	"example.org/slipway/registry/mirror"
+	"example.org/slipway/registry/mirror/airgap"
 )
 
 // MirrorLoadArgs of [Admin.LoadMirrors].

@@ -8,9 +8,9 @@ import (
 	"path/filepath"
 	"time"
 
-	"example.org/slipway/catalog"
-	"example.org/slipway/durable"
+	"example.org/slipway/internal/durable"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/catalog"
 )
 
 // MoveArgs of [Admin.MoveCatalog].

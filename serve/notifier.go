@@ -11,10 +11,10 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"example.org/slipway/catalog"
 	"example.org/slipway/config"
-	"example.org/slipway/notify"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/notify"
 )
 
 // notifier hands the registry's events to the configured webhooks. Without any

@@ -11,7 +11,7 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"example.org/slipway/notify"
+	"example.org/slipway/registry/notify"
 )
 
 // receiver is a webhook that can be down.

@@ -4,10 +4,10 @@ import (
 	"fmt"
 	"regexp"
 
-	"example.org/slipway/auth"
 	"example.org/slipway/config"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/auth"
 )
 
 // repositories compiles patterns; none at all match every repository.

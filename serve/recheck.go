@@ -3,8 +3,8 @@ package serve
 import (
 	"context"
 
-	"example.org/slipway/client"
 	"example.org/slipway/oci"
+	"example.org/slipway/oci/client"
 	"example.org/slipway/registry"
 )
 

@@ -6,13 +6,13 @@ import (
 	"net/netip"
 	"time"
 
-	"example.org/slipway/cache/policy"
 	"example.org/slipway/config"
-	"example.org/slipway/objstore"
+	"example.org/slipway/internal/policy"
 	"example.org/slipway/oci"
-	"example.org/slipway/prefetch"
 	"example.org/slipway/registry"
-	"example.org/slipway/server"
+	"example.org/slipway/registry/objstore"
+	"example.org/slipway/registry/prefetch"
+	"example.org/slipway/registry/server"
 )
 
 // served is the registry for clients.

@@ -12,7 +12,7 @@ import (
 	"example.org/slipway/config"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
-	"example.org/slipway/server"
+	"example.org/slipway/registry/server"
 )
 
 // signer makes addresses, or none.

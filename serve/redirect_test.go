@@ -9,10 +9,10 @@ import (
 	"strings"
 	"testing"
 
-	"example.org/slipway/backendtest"
-	"example.org/slipway/cache/policy"
-	"example.org/slipway/client"
+	"example.org/slipway/internal/backendtest"
+	"example.org/slipway/internal/policy"
 	"example.org/slipway/oci"
+	"example.org/slipway/oci/client"
 )
 
 func policyNames() []string { return policy.Names() }

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"example.org/slipway/backendtest"
+	"example.org/slipway/internal/backendtest"
 	"example.org/slipway/oci"
 	"example.org/slipway/serve"
 )

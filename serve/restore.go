@@ -7,10 +7,10 @@ import (
 	"log/slog"
 	"time"
 
-	"example.org/slipway/client"
 	"example.org/slipway/config"
-	"example.org/slipway/objstore"
+	"example.org/slipway/oci/client"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/objstore"
 )
 
 // RestoreOptions of Restore. The zero value works.

@@ -10,8 +10,8 @@ import (
 	"syscall"
 	"testing"
 
-	"example.org/slipway/client"
 	"example.org/slipway/config"
+	"example.org/slipway/oci/client"
 	"example.org/slipway/registry"
 	"example.org/slipway/serve"
 )

@@ -10,16 +10,16 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"example.org/slipway/cache/tier"
-	"example.org/slipway/catalog"
-	"example.org/slipway/cluster"
 	"example.org/slipway/config"
-	"example.org/slipway/filestore"
-	"example.org/slipway/gearregistry"
-	"example.org/slipway/objstore"
-	"example.org/slipway/prefetch"
+	"example.org/slipway/gear/filestore"
+	gearregistry "example.org/slipway/gear/service"
 	"example.org/slipway/registry"
-	"example.org/slipway/volumeregistry"
+	"example.org/slipway/registry/cache/tier"
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/cluster"
+	"example.org/slipway/registry/objstore"
+	"example.org/slipway/registry/prefetch"
+	volumeregistry "example.org/slipway/volume/service"
 )
 
 // root is a data root that this process has to itself, with the object store and the

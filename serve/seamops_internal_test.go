@@ -16,10 +16,10 @@ import (
 	"github.com/pressly/goose/v3"
 	"golang.org/x/sys/unix"
 
-	"example.org/slipway/catalog"
-	"example.org/slipway/client"
 	"example.org/slipway/oci"
+	"example.org/slipway/oci/client"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/catalog"
 )
 
 // seamOp is an operation of the model. Its error is what a client or an operator
@@ -332,7 +332,7 @@ func upgradeOp(w *world) error {
 	if err != nil {
 		return err
 	}
-	p, err := goose.NewProvider(goose.DialectSQLite3, db, os.DirFS("../catalog/migrations/sqlite"))
+	p, err := goose.NewProvider(goose.DialectSQLite3, db, os.DirFS("../registry/catalog/migrations/sqlite"))
 	if err == nil {
 		_, err = p.DownTo(w.ctx, 4)
 	}

@@ -12,7 +12,7 @@ import (
 
 	_ "github.com/jackc/pgx/v5/stdlib" // the driver "pgx"
 
-	"example.org/slipway/backendtest"
+	"example.org/slipway/internal/backendtest"
 )
 
 // seamRemote is where the contents and the catalogue of a world are, if they are not

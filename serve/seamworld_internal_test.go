@@ -26,9 +26,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"example.org/slipway/config"
-	"example.org/slipway/objstore"
-	"example.org/slipway/objstore/objtest"
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/objstore"
+	"example.org/slipway/registry/objstore/objtest"
 )
 
 // seamImage is an image or index as a client has it.

@@ -18,14 +18,14 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
-	"example.org/slipway/auth"
 	"example.org/slipway/config"
-	"example.org/slipway/fleet"
 	"example.org/slipway/oci"
+	"example.org/slipway/oci/fleet"
 	"example.org/slipway/registry"
-	"example.org/slipway/server"
-	"example.org/slipway/trace"
+	"example.org/slipway/registry/auth"
+	"example.org/slipway/registry/server"
 	"example.org/slipway/web"
+	"example.org/slipway/workload/trace"
 )
 
 // Options of New beside the configuration.

@@ -14,16 +14,16 @@ import (
 	"strings"
 	"time"
 
-	"example.org/slipway/catalog"
 	"example.org/slipway/config"
-	"example.org/slipway/objstore"
-	"example.org/slipway/objstore/fsstore"
-	"example.org/slipway/objstore/memstore"
-	"example.org/slipway/objstore/remote"
-	"example.org/slipway/objstore/s3store"
-	"example.org/slipway/objstore/swiftstore"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/objstore"
+	"example.org/slipway/registry/objstore/fsstore"
+	"example.org/slipway/registry/objstore/memstore"
+	"example.org/slipway/registry/objstore/remote"
+	"example.org/slipway/registry/objstore/s3store"
+	"example.org/slipway/registry/objstore/swiftstore"
 )
 
 // openStorage locks a data root and opens its catalogue and object store.

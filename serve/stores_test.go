@@ -15,15 +15,15 @@ import (
 	"sync"
 	"testing"
 
-	"example.org/slipway/backendtest"
-	"example.org/slipway/catalog"
-	"example.org/slipway/client"
 	"example.org/slipway/config"
-	"example.org/slipway/objstore"
-	"example.org/slipway/objstore/s3store"
+	"example.org/slipway/internal/backendtest"
 	"example.org/slipway/oci"
+	"example.org/slipway/oci/client"
 	"example.org/slipway/oci/ocitest"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/objstore"
+	"example.org/slipway/registry/objstore/s3store"
 	"example.org/slipway/serve"
 )
 

@@ -7,15 +7,16 @@ import (
 	"io"
 	"log/slog"
 
-	"example.org/slipway/block"
-	"example.org/slipway/block/file"
-	"example.org/slipway/block/rbd"
-	"example.org/slipway/catalog"
 	"example.org/slipway/config"
 	"example.org/slipway/oci"
+	"example.org/slipway/oci/volref"
 	"example.org/slipway/registry"
-	"example.org/slipway/server"
-	"example.org/slipway/volumeregistry"
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/server"
+	"example.org/slipway/volume/block"
+	"example.org/slipway/volume/file"
+	"example.org/slipway/volume/rbd"
+	volumeregistry "example.org/slipway/volume/service"
 )
 
 // openVolumes opens the volume side of a data root, if there is one. Its storage is
@@ -157,7 +158,7 @@ func (a volumeAPI) Drop(ctx context.Context, repo string, manifest oci.Digest, f
 }
 
 // Credential implements server.Volumes.
-func (a volumeAPI) Credential(ctx context.Context, repo string, manifest oci.Digest, clones bool, refused string) (block.Credential, error) {
+func (a volumeAPI) Credential(ctx context.Context, repo string, manifest oci.Digest, clones bool, refused string) (volref.Credential, error) {
 	return a.v.Credential(ctx, repo, manifest, clones, refused)
 }
 

@@ -10,12 +10,12 @@ import (
 	"strings"
 	"testing"
 
-	"example.org/slipway/block"
-	"example.org/slipway/block/file"
-	"example.org/slipway/client"
 	"example.org/slipway/oci"
+	"example.org/slipway/oci/client"
+	"example.org/slipway/oci/volref"
 	"example.org/slipway/serve"
-	"example.org/slipway/volumeregistry"
+	"example.org/slipway/volume/file"
+	volumeregistry "example.org/slipway/volume/service"
 )
 
 // volumesYaml is a configuration that builds what is pushed in a new directory, but
@@ -86,7 +86,7 @@ func TestVolumes(t *testing.T) {
 	c := s.speaks()
 	d := resolve(t, c, "team/app", "v1")
 	st := builtVolumes(t, c, "team/app", d)
-	if len(st.Records) != 1 || st.Records[0].FS != block.Ext4 || st.Records[0].Manifest != d {
+	if len(st.Records) != 1 || st.Records[0].FS != volref.Ext4 || st.Records[0].Manifest != d {
 		t.Fatalf("records: %+v", st)
 	}
 	if names := volumesIn(t, dir); !slices.Equal(names, []string{st.Records[0].Volume()}) {
@@ -96,7 +96,7 @@ func TestVolumes(t *testing.T) {
 	if err != nil || len(refs) != 1 {
 		t.Errorf("referrers: %+v, %v", refs, err)
 	}
-	if cred, err := c.VolumeCredential(t.Context(), "team/app", d, true, ""); err != nil || cred != (block.Credential{}) {
+	if cred, err := c.VolumeCredential(t.Context(), "team/app", d, true, ""); err != nil || cred != (volref.Credential{}) {
 		t.Errorf("credential: %+v, %v", cred, err)
 	}
 	// The policy keeps others from being built, until somebody asks.
@@ -105,11 +105,11 @@ func TestVolumes(t *testing.T) {
 	if st, err := c.Volumes(t.Context(), "scratch/app", other); err != nil || len(st.Records) != 0 || st.State != "" {
 		t.Errorf("an image that is not to be built: %+v, %v", st, err)
 	}
-	if err := c.BuildVolume(t.Context(), "scratch/app", other, block.EROFS); err != nil {
+	if err := c.BuildVolume(t.Context(), "scratch/app", other, volref.EROFS); err != nil {
 		t.Fatal(err)
 	}
 	builtVolumes(t, c, "scratch/app", other)
-	if list, err := c.ListVolumes(t.Context(), "scratch/app"); err != nil || len(list) != 1 || list[0].FS != block.EROFS || list[0].Size == 0 {
+	if list, err := c.ListVolumes(t.Context(), "scratch/app"); err != nil || len(list) != 1 || list[0].FS != volref.EROFS || list[0].Size == 0 {
 		t.Errorf("list: %+v, %v", list, err)
 	}
 	if _, err := c.Volumes(t.Context(), "scratch/app", d); !oci.HasCode(err, oci.CodeManifestUnknown) {

@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"io"
 
-	"example.org/slipway/catalog"
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/catalog"
 	"example.org/slipway/web"
 )
 

@@ -7,7 +7,7 @@ import (
 	"runtime/debug"
 	"time"
 
-	"example.org/slipway/gearregistry"
+	gearregistry "example.org/slipway/gear/service"
 	"example.org/slipway/registry"
 	"example.org/slipway/web"
 )

@@ -3,10 +3,10 @@ package serve
 import (
 	"context"
 
-	"example.org/slipway/catalog"
 	"example.org/slipway/gear"
-	"example.org/slipway/gearregistry"
+	gearregistry "example.org/slipway/gear/service"
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/catalog"
 	"example.org/slipway/web"
 )
 

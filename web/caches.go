@@ -11,7 +11,7 @@ import (
 	"sync"
 	"time"
 
-	"example.org/slipway/chart"
+	"example.org/slipway/internal/chart"
 	"example.org/slipway/oci"
 )
 

@@ -3,9 +3,9 @@ package web
 import (
 	"net/http"
 
-	"example.org/slipway/auth"
-	"example.org/slipway/catalog"
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/auth"
+	"example.org/slipway/registry/catalog"
 )
 
 // deleteData is what the confirmation shows.

@@ -8,7 +8,7 @@ import (
 	"net/http"
 	"time"
 
-	"example.org/slipway/auth"
+	"example.org/slipway/registry/auth"
 )
 
 // The live parts of pages: a stream of server-sent events whose data is, as a string of

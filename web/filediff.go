@@ -10,8 +10,8 @@ import (
 	"strings"
 
 	"example.org/slipway/gear"
+	"example.org/slipway/gear/rootfs"
 	"example.org/slipway/oci"
-	"example.org/slipway/rootfs"
 )
 
 // diffData is what the page of the difference of two images shows.

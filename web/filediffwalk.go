@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"example.org/slipway/gear"
-	"example.org/slipway/rootfs"
+	"example.org/slipway/gear/rootfs"
 )
 
 // compareTrees calls each for every path of two trees, in their order; a or b is nil

@@ -4,7 +4,7 @@ import (
 	"slices"
 	"strings"
 
-	"example.org/slipway/gearregistry"
+	gearregistry "example.org/slipway/gear/service"
 	"example.org/slipway/oci"
 )
 

@@ -14,12 +14,12 @@ import (
 	"testing"
 	"time"
 
-	"example.org/slipway/auth"
-	"example.org/slipway/catalog"
 	"example.org/slipway/gear"
-	"example.org/slipway/gearregistry"
+	"example.org/slipway/gear/rootfs"
+	gearregistry "example.org/slipway/gear/service"
 	"example.org/slipway/oci"
-	"example.org/slipway/rootfs"
+	"example.org/slipway/registry/auth"
+	"example.org/slipway/registry/catalog"
 )
 
 // requestOf is a request of a handler, which is not served.

@@ -8,11 +8,11 @@ import (
 	"sync"
 	"time"
 
-	"example.org/slipway/auth"
-	"example.org/slipway/catalog"
 	"example.org/slipway/gear"
-	"example.org/slipway/gearregistry"
+	gearregistry "example.org/slipway/gear/service"
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/auth"
+	"example.org/slipway/registry/catalog"
 )
 
 // Files is what the pages of images' files read, beside Browse. Nothing of it counts as a

@@ -12,8 +12,8 @@ import (
 	"unsafe"
 
 	"example.org/slipway/gear"
+	"example.org/slipway/gear/rootfs"
 	"example.org/slipway/oci"
-	"example.org/slipway/rootfs"
 )
 
 // fileTree is the files of an image, with sums. All but cost, profiles and shares never

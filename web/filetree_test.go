@@ -20,11 +20,11 @@ import (
 
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
-	"example.org/slipway/catalog"
 	"example.org/slipway/gear"
-	"example.org/slipway/gearregistry"
+	"example.org/slipway/gear/rootfs"
+	gearregistry "example.org/slipway/gear/service"
 	"example.org/slipway/oci"
-	"example.org/slipway/rootfs"
+	"example.org/slipway/registry/catalog"
 )
 
 // shelf is images with indexes, as Files and as what pages of files need of Browse.

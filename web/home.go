@@ -6,8 +6,8 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"example.org/slipway/catalog"
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/catalog"
 )
 
 // Browse is what the pages of repositories show, and delete. To ask is not to pull.

@@ -10,10 +10,10 @@ import (
 	"strings"
 	"unicode"
 
-	"example.org/slipway/auth"
-	"example.org/slipway/catalog"
-	"example.org/slipway/gearregistry"
+	gearregistry "example.org/slipway/gear/service"
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/auth"
+	"example.org/slipway/registry/catalog"
 )
 
 // LayerState is what became of a layer.

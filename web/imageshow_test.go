@@ -9,10 +9,10 @@ import (
 	"testing"
 	"time"
 
-	"example.org/slipway/auth"
-	"example.org/slipway/catalog"
-	"example.org/slipway/gearregistry"
+	gearregistry "example.org/slipway/gear/service"
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/auth"
+	"example.org/slipway/registry/catalog"
 )
 
 // album is a shelf whose images have a page of their own, and layers in a state.

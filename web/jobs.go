@@ -6,8 +6,8 @@ import (
 	"sync"
 	"time"
 
-	"example.org/slipway/auth"
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/auth"
 )
 
 // outcome is what work has come to, in a form for people.

@@ -8,9 +8,9 @@ import (
 	"strconv"
 	"time"
 
-	"example.org/slipway/mirror"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/mirror"
 )
 
 // Mirrors are the mirrored registries.

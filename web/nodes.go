@@ -4,7 +4,7 @@ import (
 	"net/http"
 	"slices"
 
-	"example.org/slipway/fleet"
+	"example.org/slipway/oci/fleet"
 )
 
 // Nodes knows what nodes report; *fleet.Book does.

@@ -9,7 +9,7 @@ import (
 	"strconv"
 	"time"
 
-	"example.org/slipway/auth"
+	"example.org/slipway/registry/auth"
 )
 
 //go:embed all:templates

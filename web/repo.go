@@ -7,9 +7,9 @@ import (
 	"strconv"
 	"strings"
 
-	"example.org/slipway/auth"
-	"example.org/slipway/catalog"
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/auth"
+	"example.org/slipway/registry/catalog"
 )
 
 // tagsPage is how many tags are listed at once.

@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/crypto/bcrypt"
 
-	"example.org/slipway/auth"
+	"example.org/slipway/registry/auth"
 	"example.org/slipway/web"
 )
 

@@ -9,8 +9,8 @@ import (
 	"strings"
 	"time"
 
-	"example.org/slipway/auth"
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/auth"
 )
 
 // Logins lets people log in; *auth.Auth is one.

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"time"
 
-	"example.org/slipway/auth"
+	"example.org/slipway/registry/auth"
 )
 
 // Settings is how a server is configured, without secrets.

@@ -11,7 +11,7 @@ import (
 	"strconv"
 	"strings"
 
-	"example.org/slipway/chart"
+	"example.org/slipway/internal/chart"
 )
 
 //go:embed static

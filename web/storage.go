@@ -11,8 +11,8 @@ import (
 	"strconv"
 	"time"
 
-	"example.org/slipway/chart"
-	"example.org/slipway/gearregistry"
+	gearregistry "example.org/slipway/gear/service"
+	"example.org/slipway/internal/chart"
 	"example.org/slipway/registry"
 )
 

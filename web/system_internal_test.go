@@ -19,11 +19,11 @@ import (
 	"golang.org/x/crypto/bcrypt"
 	"golang.org/x/sys/unix"
 
-	"example.org/slipway/auth"
-	"example.org/slipway/fleet"
-	"example.org/slipway/gearregistry"
+	gearregistry "example.org/slipway/gear/service"
 	"example.org/slipway/oci"
+	"example.org/slipway/oci/fleet"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/auth"
 )
 
 const patience = 20 * time.Second

@@ -11,9 +11,9 @@ import (
 	"strings"
 	"time"
 
-	"example.org/slipway/catalog"
+	"example.org/slipway/gear/rootfs"
 	"example.org/slipway/oci"
-	"example.org/slipway/rootfs"
+	"example.org/slipway/registry/catalog"
 )
 
 const (

@@ -7,10 +7,10 @@ import (
 	"maps"
 	"time"
 
-	"example.org/slipway/auth"
-	"example.org/slipway/catalog"
 	"example.org/slipway/gear"
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/auth"
+	"example.org/slipway/registry/catalog"
 )
 
 const (

@@ -23,8 +23,8 @@ import (
 	"sync"
 	"time"
 
-	"example.org/slipway/auth"
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/auth"
 )
 
 // Root is the path of the first page, below the server's prefix.

@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"example.org/slipway/gearclient"
+	gearclient "example.org/slipway/gear/client"
 )
 
 // commitFlags of slipway commit.

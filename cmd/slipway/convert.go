@@ -8,9 +8,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"example.org/slipway/client"
-	"example.org/slipway/gearclient"
+	gearclient "example.org/slipway/gear/client"
 	"example.org/slipway/oci"
+	"example.org/slipway/oci/client"
 	"example.org/slipway/serve"
 )
 

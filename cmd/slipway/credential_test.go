@@ -5,7 +5,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"example.org/slipway/replay"
+	"example.org/slipway/workload/replay"
 )
 
 // TestReplayCredentials: targets of a replay get what Docker's configuration has for them,

@@ -10,8 +10,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"example.org/slipway/client"
-	"example.org/slipway/dedup"
+	"example.org/slipway/gear/dedup"
+	"example.org/slipway/oci/client"
 )
 
 // dedupFlags of slipway dedup.

@@ -6,7 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"example.org/slipway/client"
+	"example.org/slipway/oci/client"
 	"example.org/slipway/serve"
 )
 

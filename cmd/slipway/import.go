@@ -13,8 +13,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"example.org/slipway/client"
 	"example.org/slipway/oci"
+	"example.org/slipway/oci/client"
 	"example.org/slipway/registry"
 	"example.org/slipway/serve"
 )

@@ -3,7 +3,7 @@ package main
 import (
 	"time"
 
-	"example.org/slipway/client"
+	"example.org/slipway/oci/client"
 	"example.org/slipway/registry"
 )
 

@@ -11,7 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"example.org/slipway/gearclient"
+	gearclient "example.org/slipway/gear/client"
 )
 
 // inspectFlags of slipway inspect.

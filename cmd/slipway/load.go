@@ -16,8 +16,8 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/term"
 
-	"example.org/slipway/load"
 	"example.org/slipway/serve"
+	"example.org/slipway/workload/load"
 )
 
 // loadFlags of slipway load.

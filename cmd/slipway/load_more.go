@@ -6,7 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"example.org/slipway/load"
+	"example.org/slipway/workload/load"
 )
 
 func loadPushCommand() *cobra.Command {

@@ -7,7 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"example.org/slipway/load"
+	"example.org/slipway/workload/load"
 )
 
 // TestLoadNames reads results of one registry, from files of one name and of none but one.

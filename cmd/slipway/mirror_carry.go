@@ -8,9 +8,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"example.org/slipway/mirror"
-	"example.org/slipway/mirror/airgap"
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/mirror"
+	"example.org/slipway/registry/mirror/airgap"
 	"example.org/slipway/serve"
 )
 

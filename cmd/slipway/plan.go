@@ -10,9 +10,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"example.org/slipway/cache/policy"
-	"example.org/slipway/simulate"
-	"example.org/slipway/trace/store"
+	"example.org/slipway/internal/policy"
+	"example.org/slipway/workload/simulate"
+	"example.org/slipway/workload/trace/store"
 )
 
 // planFlags of slipway plan.

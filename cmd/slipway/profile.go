@@ -14,9 +14,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"example.org/slipway/agent"
-	"example.org/slipway/client"
 	"example.org/slipway/config"
 	"example.org/slipway/oci"
+	"example.org/slipway/oci/client"
 )
 
 func profileCommand() *cobra.Command {

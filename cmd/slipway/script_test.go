@@ -18,7 +18,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
-	"example.org/slipway/backendtest"
+	"example.org/slipway/internal/backendtest"
 )
 
 func TestMain(m *testing.M) {

@@ -6,9 +6,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"example.org/slipway/gearregistry"
+	gearregistry "example.org/slipway/gear/service"
 	"example.org/slipway/serve"
-	"example.org/slipway/volumeregistry"
+	volumeregistry "example.org/slipway/volume/service"
 )
 
 func statusCommand() *cobra.Command {

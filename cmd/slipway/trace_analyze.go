@@ -11,8 +11,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"example.org/slipway/analyze"
-	"example.org/slipway/trace/store"
+	"example.org/slipway/workload/analyze"
+	"example.org/slipway/workload/trace/store"
 )
 
 // analyzeFlags of slipway trace analyze.

@@ -13,9 +13,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"example.org/slipway/durable"
-	"example.org/slipway/trace"
-	"example.org/slipway/trace/store"
+	"example.org/slipway/internal/durable"
+	"example.org/slipway/workload/trace"
+	"example.org/slipway/workload/trace/store"
 )
 
 // anonymiseFlags of slipway trace anonymise.

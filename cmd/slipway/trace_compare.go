@@ -6,7 +6,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"example.org/slipway/replay/result"
+	"example.org/slipway/workload/replay/result"
 )
 
 // gateFlags are the regressions that are let pass.

@@ -7,7 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"example.org/slipway/trace/store"
+	"example.org/slipway/workload/trace/store"
 )
 
 func traceCutCommand() *cobra.Command {

@@ -9,8 +9,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"example.org/slipway/trace/store"
-	"example.org/slipway/trace/synth"
+	"example.org/slipway/workload/trace/store"
+	"example.org/slipway/workload/trace/synth"
 )
 
 // generateFlags of slipway trace generate.

@@ -15,8 +15,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"example.org/slipway/trace"
-	"example.org/slipway/trace/store"
+	"example.org/slipway/workload/trace"
+	"example.org/slipway/workload/trace/store"
 )
 
 // traceInputFlags say how logs are read.

@@ -9,7 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"example.org/slipway/trace/store"
+	"example.org/slipway/workload/trace/store"
 )
 
 // traceRangeFlags say which part of a store a command is about.

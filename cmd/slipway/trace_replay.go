@@ -16,10 +16,10 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"example.org/slipway/replay"
-	"example.org/slipway/replay/plan"
-	"example.org/slipway/replay/result"
-	"example.org/slipway/trace/store"
+	"example.org/slipway/workload/replay"
+	"example.org/slipway/workload/replay/plan"
+	"example.org/slipway/workload/replay/result"
+	"example.org/slipway/workload/trace/store"
 )
 
 // replayFlags of slipway trace replay.

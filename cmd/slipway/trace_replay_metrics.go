@@ -9,7 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
-	"example.org/slipway/replay"
+	"example.org/slipway/workload/replay"
 )
 
 // serveMetrics makes the replay's metrics and serves them until the function is called

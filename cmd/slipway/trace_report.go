@@ -11,7 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"example.org/slipway/replay/result"
+	"example.org/slipway/workload/replay/result"
 )
 
 func traceReportCommand() *cobra.Command {

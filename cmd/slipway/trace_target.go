@@ -11,8 +11,8 @@ import (
 	"strings"
 	"time"
 
-	"example.org/slipway/client"
-	"example.org/slipway/replay"
+	"example.org/slipway/oci/client"
+	"example.org/slipway/workload/replay"
 )
 
 func (f *replayFlags) setTargets(ctx context.Context) error {

@@ -14,7 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"example.org/slipway/replay"
+	"example.org/slipway/workload/replay"
 )
 
 // workerFlags of slipway trace worker.

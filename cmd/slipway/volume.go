@@ -9,11 +9,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"example.org/slipway/block"
-	"example.org/slipway/client"
-	"example.org/slipway/gearclient"
+	gearclient "example.org/slipway/gear/client"
+	"example.org/slipway/oci/client"
+	"example.org/slipway/oci/volref"
 	"example.org/slipway/serve"
-	"example.org/slipway/volumeregistry"
+	volumeregistry "example.org/slipway/volume/service"
 )
 
 func volumeCommand() *cobra.Command {
@@ -110,7 +110,7 @@ func printVolumes(w io.Writer, image string, st *client.VolumeStatus) {
 }
 
 // placeText is a place for people.
-func placeText(p block.Place) string {
+func placeText(p volref.Place) string {
 	if p.Driver == "rbd" {
 		return fmt.Sprintf("pool %s, namespace %s of Ceph cluster %s", p.Pool, p.Namespace, p.Cluster)
 	}

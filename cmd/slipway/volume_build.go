@@ -8,10 +8,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"example.org/slipway/block"
-	"example.org/slipway/client"
 	"example.org/slipway/oci"
-	"example.org/slipway/volumeregistry"
+	"example.org/slipway/oci/client"
+	"example.org/slipway/oci/volref"
+	volumeregistry "example.org/slipway/volume/service"
 )
 
 // buildFlags of slipway volume build.
@@ -46,8 +46,8 @@ storage is then made anew. With volumes.build: push the registry does this by it
 
 func buildVolume(cmd *cobra.Command, f *buildFlags, arg string) error {
 	ctx := cmd.Context()
-	if f.fs != "" && f.fs != block.Ext4 && f.fs != block.EROFS {
-		return usagef("--fs %s is no file system of volumes; there are %s and %s", f.fs, block.Ext4, block.EROFS)
+	if f.fs != "" && f.fs != volref.Ext4 && f.fs != volref.EROFS {
+		return usagef("--fs %s is no file system of volumes; there are %s and %s", f.fs, volref.Ext4, volref.EROFS)
 	}
 	r, img, err := f.open(cmd, arg)
 	if err != nil {
@@ -88,7 +88,7 @@ func waitForVolumes(ctx context.Context, r *remoteImage, d oci.Digest, fs string
 		if err != nil {
 			return nil, err
 		}
-		there := slices.ContainsFunc(st.Records, func(rec block.Record) bool { return fs == "" || rec.FS == fs })
+		there := slices.ContainsFunc(st.Records, func(rec volref.Record) bool { return fs == "" || rec.FS == fs })
 		switch st.State {
 		case "":
 			if there {

@@ -8,7 +8,7 @@ import (
 	"net/http"
 	"syscall"
 
-	"example.org/slipway/client"
+	"example.org/slipway/oci/client"
 )
 
 // wayOut adds to the error of a command what can be done about it, where the error is of

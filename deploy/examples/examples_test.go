@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"example.org/slipway/auth"
 	"example.org/slipway/config"
+	"example.org/slipway/registry/auth"
 )
 
 // TestExamples loads every file as slipway config check does. A warning counts

@@ -17,12 +17,12 @@ import (
 	"testing"
 	"time"
 
-	"example.org/slipway/backendtest"
 	"example.org/slipway/integration/internal/imagetest"
 	"example.org/slipway/integration/internal/node"
 	"example.org/slipway/integration/internal/proc"
 	"example.org/slipway/integration/internal/slipway"
 	"example.org/slipway/integration/internal/wire"
+	"example.org/slipway/internal/backendtest"
 )
 
 // configuration has everything switched on that has metrics of its own: an object store,

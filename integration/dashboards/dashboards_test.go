@@ -12,9 +12,9 @@ import (
 	"testing"
 	"time"
 
-	"example.org/slipway/dashboard"
 	"example.org/slipway/integration/internal/proc"
 	"example.org/slipway/integration/internal/tool"
+	"example.org/slipway/internal/dashboard"
 )
 
 // patience is how long all that is asked for may take to be there on a busy machine.

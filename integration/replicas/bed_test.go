@@ -16,12 +16,12 @@ import (
 	"testing"
 	"time"
 
-	"example.org/slipway/backendtest"
 	"example.org/slipway/integration/internal/lan"
 	"example.org/slipway/integration/internal/proc"
 	"example.org/slipway/integration/internal/slipway"
 	"example.org/slipway/integration/internal/tool"
 	"example.org/slipway/integration/replicas/faults"
+	"example.org/slipway/internal/backendtest"
 )
 
 const (

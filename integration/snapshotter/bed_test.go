@@ -24,7 +24,7 @@ import (
 	"example.org/slipway/integration/internal/proc"
 	"example.org/slipway/integration/internal/slipway"
 	"example.org/slipway/integration/internal/tool"
-	"example.org/slipway/snapshotter"
+	"example.org/slipway/node/snapshotter"
 )
 
 // name is what containerd calls the snapshotter.

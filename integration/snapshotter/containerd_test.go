@@ -18,7 +18,7 @@ import (
 	"example.org/slipway/integration/internal/daemon"
 	"example.org/slipway/integration/internal/imagetest"
 	"example.org/slipway/integration/internal/treecmp"
-	"example.org/slipway/snapshotter"
+	"example.org/slipway/node/snapshotter"
 )
 
 // ways are the ways in which layers become available.

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"example.org/slipway/integration/internal/blockfs"
-	"example.org/slipway/snapshotter"
+	"example.org/slipway/node/snapshotter"
 )
 
 // registryLower claims every layer that a registry gives it: it unpacks the

@@ -16,7 +16,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"example.org/slipway/integration/internal/tool"
-	"example.org/slipway/snapshotter"
+	"example.org/slipway/node/snapshotter"
 )
 
 // TestSuite runs containerd's test suite for snapshotters on layers that are

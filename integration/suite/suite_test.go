@@ -15,9 +15,9 @@ import (
 	"strings"
 	"testing"
 
-	"example.org/slipway/backendtest"
 	"example.org/slipway/integration/internal/slipway"
 	"example.org/slipway/integration/internal/tool"
+	"example.org/slipway/internal/backendtest"
 )
 
 // cached is a cache small enough for the suites to meet its limits.

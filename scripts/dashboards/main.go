@@ -11,7 +11,7 @@ import (
 	"fmt"
 	"os"
 
-	"example.org/slipway/dashboard"
+	"example.org/slipway/internal/dashboard"
 )
 
 func main() {

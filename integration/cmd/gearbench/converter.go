@@ -16,14 +16,14 @@ import (
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
 
-	"example.org/slipway/catalog"
-	"example.org/slipway/filestore"
 	"example.org/slipway/gear"
-	"example.org/slipway/objstore/fsstore"
+	"example.org/slipway/gear/filestore"
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/objstore/fsstore"
 )
 
-// freshLevel is the level of fresh packs (filestore/DESIGN.md).
+// freshLevel is the level of fresh packs (gear/filestore/DESIGN.md).
 const freshLevel = zstd.SpeedFastest
 
 // content of a layer, as found in a first look at it.

@@ -15,7 +15,7 @@ import (
 
 	"example.org/slipway/integration/internal/measure"
 	"example.org/slipway/integration/internal/rival"
-	"example.org/slipway/load"
+	"example.org/slipway/workload/load"
 )
 
 // Load is Ociregistry's load test.

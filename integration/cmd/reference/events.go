@@ -11,8 +11,8 @@ import (
 	"strings"
 	"time"
 
-	"example.org/slipway/notify"
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/notify"
 )
 
 const eventsHead = `# Events

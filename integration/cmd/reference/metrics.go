@@ -19,7 +19,7 @@ configured has none. [Dashboards and rules](../dashboards.md) use them.
 var programs = []struct{ title, pkg string }{
 	{"Registry", ""},
 	{"Node agent", "agent"},
-	{"Replay", "replay"},
+	{"Replay", "workload/replay"},
 }
 
 // metricsPage is the page of the metrics that the sources below root define.

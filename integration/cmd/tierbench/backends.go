@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"testing"
 
-	"example.org/slipway/backendtest"
+	"example.org/slipway/internal/backendtest"
 )
 
 // backend is an object store, and how a registry is told of it.

@@ -9,9 +9,9 @@ import (
 	"sync"
 	"time"
 
-	"example.org/slipway/backendtest"
 	"example.org/slipway/integration/internal/measure"
 	"example.org/slipway/integration/internal/netdelay"
+	"example.org/slipway/internal/backendtest"
 )
 
 // Crowd is what many clients do that ask for one uncached layer at once.

@@ -11,11 +11,11 @@ import (
 	"strings"
 	"time"
 
-	"example.org/slipway/backendtest"
 	"example.org/slipway/integration/internal/measure"
-	"example.org/slipway/replay/result"
-	"example.org/slipway/trace"
-	"example.org/slipway/trace/store"
+	"example.org/slipway/internal/backendtest"
+	"example.org/slipway/workload/replay/result"
+	"example.org/slipway/workload/trace"
+	"example.org/slipway/workload/trace/store"
 )
 
 // Fig16 is latency against the size of layers, by where they come from.

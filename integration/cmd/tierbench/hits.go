@@ -11,9 +11,9 @@ import (
 	"testing"
 	"time"
 
-	"example.org/slipway/backendtest"
 	"example.org/slipway/integration/internal/measure"
 	"example.org/slipway/integration/internal/rival"
+	"example.org/slipway/internal/backendtest"
 )
 
 // Hits is what hits in either tier cost, beside what cannot cost less.

@@ -15,12 +15,12 @@ import (
 	"testing"
 	"time"
 
-	"example.org/slipway/backendtest"
 	"example.org/slipway/integration/internal/measure"
 	"example.org/slipway/integration/internal/netdelay"
-	"example.org/slipway/replay/result"
-	"example.org/slipway/trace"
-	"example.org/slipway/trace/store"
+	"example.org/slipway/internal/backendtest"
+	"example.org/slipway/workload/replay/result"
+	"example.org/slipway/workload/trace"
+	"example.org/slipway/workload/trace/store"
 )
 
 // Prefetch is what the prefetchers are worth where the store is far away.

@@ -14,9 +14,9 @@ import (
 	"strings"
 	"time"
 
-	"example.org/slipway/cache/policy"
 	"example.org/slipway/integration/internal/measure"
-	"example.org/slipway/simulate"
+	"example.org/slipway/internal/policy"
+	"example.org/slipway/workload/simulate"
 )
 
 // Ratios are hit ratios of a running registry beside those of the simulator, and of

@@ -13,9 +13,9 @@ import (
 	"testing"
 	"time"
 
-	"example.org/slipway/backendtest"
 	"example.org/slipway/integration/internal/measure"
 	"example.org/slipway/integration/internal/slipway"
+	"example.org/slipway/internal/backendtest"
 )
 
 // Replicas is what pulls from caches cost when three replicas serve them instead of one.

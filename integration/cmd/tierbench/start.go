@@ -11,11 +11,11 @@ import (
 	"syscall"
 	"time"
 
-	"example.org/slipway/backendtest"
-	"example.org/slipway/catalog"
 	"example.org/slipway/integration/internal/measure"
+	"example.org/slipway/internal/backendtest"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/catalog"
 )
 
 // Start is how long a registry takes until it is ready on a bucket with many blobs.

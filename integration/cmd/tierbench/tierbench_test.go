@@ -17,7 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"example.org/slipway/integration/internal/measure"
-	"example.org/slipway/simulate"
+	"example.org/slipway/workload/simulate"
 )
 
 func TestParse(t *testing.T) {

@@ -1,9 +1,0 @@
-package erofs_test
-
-import (
-	"testing"
-
-	"example.org/slipway/mounttest"
-)
-
-func TestMain(m *testing.M) { mounttest.Main(m) }

@@ -1,0 +1,325 @@
+package filestore
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"example.org/slipway/gear"
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/objstore"
+)
+
+// VerifyOptions of Verify. The zero value compares the tables of the packs with
+// the catalogue and changes nothing.
+type VerifyOptions struct {
+	// Contents reads all packs and decodes every content.
+	Contents bool
+	// Repair records damaged contents as lost, and has objects deleted that the
+	// catalogue does not name.
+	Repair bool
+	// Found is told of every problem.
+	Found func(Problem)
+}
+
+// Problem is something that Verify found.
+type Problem struct {
+	// Pack in hex.
+	Pack string
+	// Name of a content in hex; empty if it is the whole pack.
+	Name string `json:",omitempty"`
+	// Orphan: the object is not in the catalogue.
+	Orphan bool `json:",omitempty"`
+	What   string
+}
+
+// VerifyReport is what Verify looked at.
+type VerifyReport struct {
+	Packs, Files int
+	// Bytes of the objects.
+	Bytes    int64
+	Problems int
+}
+
+// Verify looks for damaged packs and for objects that nothing names.
+func (s *Store) Verify(ctx context.Context, o VerifyOptions) (rep VerifyReport, err error) {
+	found := func(p Problem) {
+		rep.Problems++
+		if o.Found != nil {
+			o.Found(p)
+		}
+	}
+	var after int64
+	for {
+		packs, err := s.cat.GearPacks(ctx, after, 256)
+		if err != nil {
+			return rep, fmt.Errorf("list packs: %w", err)
+		}
+		if len(packs) == 0 {
+			break
+		}
+		for i := range packs {
+			after = packs[i].ID
+			rep.Packs++
+			rep.Bytes += packs[i].Size
+			n, err := s.verifyPack(ctx, &packs[i], o, found)
+			rep.Files += n
+			if err != nil {
+				return rep, fmt.Errorf("verify pack %x: %w", packs[i].Digest, err)
+			}
+		}
+	}
+	return rep, s.verifyOrphans(ctx, o, found)
+}
+
+// verifyPack compares one pack with the catalogue.
+func (s *Store) verifyPack(ctx context.Context, p *catalog.GearPack, o VerifyOptions, found func(Problem)) (int, error) {
+	rows, err := s.cat.GearPackFiles(ctx, p.ID)
+	if err != nil {
+		return 0, err
+	}
+	pack := hex.EncodeToString(p.Digest[:])
+	table, size, err := s.readTable(ctx, p.Digest)
+	if err == nil && size != p.Size {
+		err = fmt.Errorf("object of %d bytes, the catalogue says %d: %w", size, p.Size, errPack)
+	}
+	if err == nil && o.Contents {
+		err = s.verifyDigest(ctx, p.Digest)
+	}
+	if err != nil {
+		if !errors.Is(err, objstore.ErrNotExist) && !isDamage(err) {
+			return 0, err
+		}
+		if gone, e := s.replaced(ctx, p); gone || e != nil {
+			return 0, e
+		}
+		if len(rows) == 0 { // nothing needs the pack, and Settle drops it
+			return 0, nil
+		}
+		found(Problem{Pack: pack, What: err.Error()})
+	}
+	at := make(map[gear.Name]catalog.GearFile, len(table))
+	for _, f := range table {
+		at[f.Name] = f
+	}
+	for i := range rows {
+		f := &rows[i]
+		bad := s.verifyFile(ctx, f, at, err != nil, o.Contents || err != nil)
+		if bad == nil {
+			continue
+		}
+		if !isDamage(bad) && !errors.Is(bad, objstore.ErrNotExist) {
+			return i, bad
+		}
+		if gone, e := s.replaced(ctx, p); gone || e != nil {
+			return i, e
+		}
+		found(Problem{Pack: pack, Name: hex.EncodeToString(f.Name[:]), What: bad.Error()})
+		var corrupt *CorruptError
+		if o.Repair {
+			if err := s.damaged(ctx, f.Name, p.Digest, bad); !errors.As(err, &corrupt) {
+				return i, err
+			}
+		}
+	}
+	if err != nil && o.Repair {
+		return len(rows), s.rescue(ctx, p)
+	}
+	return len(rows), nil
+}
+
+// rescue moves what is left of a damaged pack into a new one. It leaves alone a pack that
+// a conversion relies on, and all where another process keeps house.
+func (s *Store) rescue(ctx context.Context, p *catalog.GearPack) error {
+	s.settling.Lock()
+	defer s.settling.Unlock()
+	ctx, release, err := s.housekeeping(ctx)
+	if errors.Is(err, catalog.ErrLeased) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer release()
+	ctx, leave, err := s.enter(ctx)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	_, err = s.settleGroup(ctx, []catalog.GearPack{*p})
+	var busy busyError
+	if errors.As(err, &busy) || errors.Is(err, catalog.ErrGearStale) {
+		return nil
+	}
+	return err
+}
+
+// replaced tells that a pack went out of use meanwhile.
+func (s *Store) replaced(ctx context.Context, p *catalog.GearPack) (bool, error) {
+	now, err := s.cat.GearPacks(ctx, p.ID-1, 1)
+	return err == nil && (len(now) == 0 || now[0].ID != p.ID), err
+}
+
+// verifyFile checks a content by the pack's table, unless that is damaged, and
+// by its bytes.
+func (s *Store) verifyFile(ctx context.Context, f *catalog.GearFile, table map[gear.Name]catalog.GearFile, noTable, contents bool) error {
+	if t, ok := table[f.Name]; !noTable && (!ok || placeOf(&t) != (place{f.Size, f.Off, f.Stored, gear.Name{}, gear.Encoding(f.Encoding)})) {
+		return fmt.Errorf("the pack's table does not say so: %w", errPack)
+	}
+	if !contents {
+		return nil
+	}
+	p := placeOf(f)
+	if p.encoding != gear.Chunked {
+		stored, err := s.readPack(ctx, p.pack, p.off, p.stored)
+		if err == nil {
+			_, err = s.decode(ctx, f.Name, p, stored, nil)
+		}
+		return err
+	}
+	file := &File{s: s, name: f.Name, at: p}
+	whole := sha256.New()
+	err := file.eachChunk(ctx, 0, p.size, func(_ int, chunk []byte) error {
+		_, err := whole.Write(chunk)
+		return err
+	})
+	if err == nil && gear.Name(whole.Sum(nil)) != f.Name {
+		err = gear.ErrContent
+	}
+	return err
+}
+
+// verifyDigest hashes a pack.
+func (s *Store) verifyDigest(ctx context.Context, digest gear.Name) error {
+	o, err := s.objs.Get(ctx, packKey(digest), 0, -1)
+	if err != nil {
+		return err
+	}
+	defer o.Close()
+	h := sha256.New()
+	if _, err := io.Copy(h, o); err != nil {
+		return err
+	}
+	if gear.Name(h.Sum(nil)) != digest {
+		return fmt.Errorf("the object has another digest: %w", errPack)
+	}
+	return nil
+}
+
+// readTable reads what a pack says about itself.
+func (s *Store) readTable(ctx context.Context, digest gear.Name) (files []catalog.GearFile, size int64, err error) {
+	info, err := s.objs.Stat(ctx, packKey(digest))
+	if err != nil {
+		return nil, 0, err
+	}
+	size = info.Size
+	if size < headerSize+trailerSize {
+		return nil, size, fmt.Errorf("%d bytes: %w", size, errPack)
+	}
+	b, err := s.readPack(ctx, digest, size-trailerSize, trailerSize)
+	if err != nil {
+		return nil, size, err
+	}
+	shape, err := parseTrailer(b, size)
+	if err != nil {
+		return nil, size, err
+	}
+	header, err := s.readPack(ctx, digest, 0, headerSize+int64(shape.dict))
+	if err != nil {
+		return nil, size, err
+	}
+	table, err := s.readPack(ctx, digest, shape.footerOff(size), int64(shape.files)*entrySize)
+	if err != nil {
+		return nil, size, err
+	}
+	_, files, err = shape.parse(header, table, size)
+	return files, size, err
+}
+
+// listed calls do for every pack in the object store.
+func (s *Store) listed(ctx context.Context, do func(digest gear.Name) error) error {
+	for info, err := range s.objs.List(ctx, keyPrefix, "") {
+		if err != nil {
+			return fmt.Errorf("list packs in the object store: %w", err)
+		}
+		b, err := hex.DecodeString(strings.TrimPrefix(info.Key, keyPrefix))
+		if err != nil || len(b) != len(gear.Name{}) {
+			continue // not ours
+		}
+		if err := do(gear.Name(b)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// verifyOrphans looks for objects that nothing names.
+func (s *Store) verifyOrphans(ctx context.Context, o VerifyOptions, found func(Problem)) error {
+	ctx, leave, err := s.enter(ctx)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	id := s.newWriterID()
+	err = s.listed(ctx, func(digest gear.Name) error {
+		known, err := s.cat.GearPackKnown(ctx, digest)
+		if err != nil || known {
+			return err
+		}
+		found(Problem{Pack: hex.EncodeToString(digest[:]), Orphan: true, What: "the catalogue does not name it"})
+		if o.Repair {
+			err = s.cat.IntendGear(ctx, id, digest) // and then not to do it
+		}
+		return err
+	})
+	if !o.Repair {
+		return err
+	}
+	if err := errors.Join(err, s.cat.EndGearIntents(context.WithoutCancel(ctx), id)); err != nil {
+		return err
+	}
+	return s.deletePacks(ctx)
+}
+
+// rebuildGrace is how long all layers may take to be converted again.
+const rebuildGrace = 30 * 24 * time.Hour
+
+// Rebuild records all packs in the object store that the catalogue does not
+// name, for a catalogue that was lost. Their contents are dead until the layers
+// that hold them are converted again, which then writes nothing; Settle leaves
+// them alone for rebuildGrace. Packs that are damaged are passed over and
+// reported.
+func (s *Store) Rebuild(ctx context.Context, found func(Problem)) (packs, files int, err error) {
+	now, err := s.now(ctx)
+	if err != nil {
+		return 0, 0, err
+	}
+	err = s.listed(ctx, func(digest gear.Name) error {
+		known, err := s.cat.GearPackKnown(ctx, digest)
+		if err != nil || known {
+			return err
+		}
+		table, size, err := s.readTable(ctx, digest)
+		if isDamage(err) {
+			found(Problem{Pack: hex.EncodeToString(digest[:]), Orphan: true, What: err.Error()})
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		p := catalog.NewGearPack{Digest: digest, Size: size, Files: table, NotBefore: now.Add(rebuildGrace)}
+		for i := range table {
+			p.Bytes += table[i].Stored
+			p.Dense = p.Dense || gear.Encoding(table[i].Encoding) == gear.ZstdDict
+		}
+		packs++
+		files += len(table)
+		return s.cat.RecordGear(ctx, catalog.GearRecord{Packs: []catalog.NewGearPack{p}})
+	})
+	return packs, files, err
+}

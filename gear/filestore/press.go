@@ -1,0 +1,349 @@
+package filestore
+
+import (
+	"context"
+	"fmt"
+	"math/bits"
+	"sync"
+	"sync/atomic"
+
+	"github.com/klauspost/compress/zstd"
+	"golang.org/x/sync/semaphore"
+
+	"example.org/slipway/gear"
+	"example.org/slipway/registry/catalog"
+)
+
+// What is under way in bytes before compression; the same number again may be held
+// compressed. It is compressed and appended without waiting for another press.
+const (
+	// pressBudget is for all presses of conversions together: twice the largest piece
+	// at least, so that two workers always have something to do.
+	pressBudget = 4 * gear.LargeFile
+	// settleBudget is beside it when packs are settled, of whose large pieces one is
+	// compressed at a time.
+	settleBudget = gear.LargeFile + gear.ChunkSize
+)
+
+// codec compresses pieces.
+type codec struct {
+	// whole is for contents below gear.LargeFile and for chunks, small for small
+	// contents and middle for the longer ones of them, if they are not nil.
+	whole, small, middle *zstd.Encoder
+	// dictFrame is the dictionary of small and middle as stored, or nil.
+	dictFrame []byte
+}
+
+// smallFile is the size in bytes below which a content is compressed with the
+// dictionary, if there is one. Above, it gains little, and training on such contents costs much.
+// It must not be more than zstd's block of 128 KiB.
+const smallFile = 128 << 10
+
+// middleFile is the size in bytes from which on a small content is compressed with
+// the best level: before each content all of its tables are set to those of the
+// dictionary, 34 MB, which takes milliseconds.
+const middleFile = 8 << 10
+
+// newEncoder makes an encoder of pieces of up to window bytes, a power of two, of
+// so many at once. A larger window would change nothing but the memory, which is
+// that of the window and of the level's tables for each worker: 34 MiB with the
+// best level.
+func newEncoder(level zstd.EncoderLevel, window, workers int, more ...zstd.EOption) (*zstd.Encoder, error) {
+	// No checksum: names and chunk digests are better ones.
+	return zstd.NewWriter(nil, append(more, zstd.WithEncoderLevel(level), zstd.WithEncoderCRC(false),
+		zstd.WithWindowSize(window), zstd.WithLowerEncoderMem(true), zstd.WithEncoderConcurrency(workers))...)
+}
+
+// encode returns the stored form of a piece of a content of size bytes. What it
+// returns is in buf, or is raw itself. Chunks have no dictionary, however short
+// the last one is.
+func (c *codec) encode(size int64, raw, buf []byte) ([]byte, gear.Encoding) {
+	z, e := c.whole, gear.Zstd
+	if c.small != nil && size < smallFile {
+		if z = c.small; c.middle != nil && size >= middleFile {
+			z = c.middle
+		}
+		if c.dictFrame != nil {
+			e = gear.ZstdDict
+		}
+	}
+	if len(raw) == 0 {
+		return raw, gear.Plain
+	}
+	if out := z.EncodeAll(raw, buf[:0]); len(out) < len(raw) {
+		return out, e
+	}
+	return raw, gear.Plain
+}
+
+// piece is a content, or a chunk of one, on its way through a press.
+type piece struct {
+	file    *gear.File
+	content *held
+	chunk   int // of a large content
+
+	size          int64
+	encoding      gear.Encoding
+	raw, buf, out []byte // raw and buf are from the store's buffers
+	err           error
+	done          chan struct{}
+}
+
+// inMemory is a content of which pieces may be used where they lie.
+type inMemory interface {
+	// Peek returns n bytes from off on, or nil if they do not lie together.
+	Peek(off, n int64) []byte
+}
+
+// held is a content that is released when nobody holds it any more.
+type held struct {
+	gear.Content
+	holders atomic.Int32
+}
+
+func (h *held) drop() {
+	if h.holders.Add(-1) == 0 {
+		h.Release()
+	}
+}
+
+// buffers are used again and again, each for pieces of more than half its size:
+// small pieces must not hold large buffers.
+type buffers struct{ class [32]sync.Pool }
+
+// leastClass is the class of the smallest buffers, of 512 bytes.
+const leastClass = 9
+
+// room is how large a buffer of a class is: for 1<<class bytes, and for what
+// becomes of them when they are compressed and do not get smaller, which is 3
+// bytes a block of 128 KiB and the header.
+func room(class int) int { return 1<<class + 1<<class>>15 + 64 }
+
+// get returns a buffer of size bytes, of at most gear.LargeFile.
+func (p *buffers) get(size int64) []byte {
+	k := max(bits.Len64(uint64(max(size, 1)-1)), leastClass)
+	if b, ok := p.class[k].Get().(*[]byte); ok {
+		return (*b)[:size]
+	}
+	return make([]byte, size, room(k))
+}
+
+// put gives a buffer back.
+func (p *buffers) put(b []byte) {
+	k := bits.Len(uint(cap(b))) - 1
+	if k >= leastClass && k < len(p.class) && cap(b) >= room(k) {
+		p.class[k].Put(&b)
+	}
+}
+
+// press compresses contents with several workers and appends them to packs in
+// the order in which they came.
+type press struct {
+	s      *Store
+	writer string
+	codec  *codec
+	roll   bool // to a new pack when one is full
+
+	ctx    context.Context
+	cancel context.CancelFunc
+	budget *semaphore.Weighted
+	work   chan *piece // to the workers
+	order  chan *piece // to the one who appends
+	wg     sync.WaitGroup
+
+	failed atomic.Pointer[error]
+	// packs that are finished, and the present one; the appender's, and after
+	// close the caller's.
+	packs []catalog.NewGearPack
+	pack  *packWriter
+	// closed tells that close was called, intended that a pack may have been
+	// announced.
+	closed, intended bool
+	// of the present large content
+	start  int64
+	chunks []gear.Chunk
+}
+
+func (s *Store) newPress(ctx context.Context, writer string, c *codec, budget *semaphore.Weighted) *press {
+	p := &press{s: s, writer: writer, codec: c, budget: budget,
+		work: make(chan *piece), order: make(chan *piece, 1024)}
+	p.ctx, p.cancel = context.WithCancel(ctx)
+	for range s.opts.Workers {
+		p.wg.Go(p.compress)
+	}
+	p.wg.Go(p.appendAll)
+	return p
+}
+
+// put hands a content over. It returns an earlier failure.
+func (p *press) put(f *gear.File, c gear.Content) error {
+	h := &held{Content: c}
+	h.holders.Store(1)
+	defer h.drop()
+	if f.Size < gear.LargeFile {
+		return p.send(&piece{file: f, content: h}, f.Size)
+	}
+	n := gear.ChunkCount(f.Size)
+	if len(f.Chunks) != n || f.Size > gear.MaxFile {
+		return fmt.Errorf("content %x of %d bytes has %d chunks", f.Name, f.Size, len(f.Chunks))
+	}
+	for i := range n {
+		if err := p.send(&piece{file: f, content: h, chunk: i}, int64(gear.ChunkLen(f.Size, i))); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// send hands a piece over, which takes size bytes of the budget.
+func (p *press) send(x *piece, size int64) error {
+	if err := p.failure(); err != nil {
+		return err
+	}
+	if err := p.budget.Acquire(p.ctx, size); err != nil {
+		if failed := p.failure(); failed != nil {
+			return failed
+		}
+		return err
+	}
+	x.size = size
+	x.done = make(chan struct{})
+	x.content.holders.Add(1)
+	p.order <- x // the appender takes all, whatever fails
+	p.work <- x
+	return nil
+}
+
+func (p *press) failure() error {
+	if e := p.failed.Load(); e != nil {
+		return *e
+	}
+	return nil
+}
+
+// fail keeps the first failure and stops the rest.
+func (p *press) fail(err error) {
+	if p.failed.CompareAndSwap(nil, &err) {
+		p.cancel()
+	}
+}
+
+// compress is a worker.
+func (p *press) compress() {
+	for x := range p.work {
+		if raw, err := p.read(x); err != nil {
+			x.err = fmt.Errorf("read content %x: %w", x.file.Name, err)
+		} else {
+			x.buf = p.s.buffers.get(x.size)
+			x.out, x.encoding = p.codec.encode(x.file.Size, raw, x.buf)
+			if x.encoding != gear.Plain {
+				x.buf = x.out
+			}
+		}
+		close(x.done)
+	}
+}
+
+// read returns the bytes of a piece, which stay until its content is released.
+func (p *press) read(x *piece) ([]byte, error) {
+	off := int64(x.chunk) * gear.ChunkSize
+	if m, ok := x.content.Content.(inMemory); ok {
+		if raw := m.Peek(off, x.size); raw != nil {
+			return raw, nil
+		}
+	}
+	x.raw = p.s.buffers.get(x.size)
+	n, err := x.content.ReadAt(x.raw, off)
+	if n == len(x.raw) {
+		err = nil
+	}
+	return x.raw, err
+}
+
+// appendAll writes the pieces in order. After a failure it goes on to take them,
+// so that nobody waits for it.
+func (p *press) appendAll() {
+	for x := range p.order {
+		<-x.done
+		err := x.err
+		if err == nil && p.failure() == nil {
+			err = p.append(x)
+		}
+		if err != nil {
+			p.fail(err)
+		}
+		x.content.drop()
+		p.budget.Release(x.size)
+		p.s.buffers.put(x.raw)
+		p.s.buffers.put(x.buf)
+	}
+}
+
+// append writes a piece to the pack.
+func (p *press) append(x *piece) error {
+	if p.pack == nil {
+		pack, err := p.s.newPack(p.ctx, p.codec.dictFrame)
+		if err != nil {
+			return err
+		}
+		p.pack = pack
+	}
+	if x.chunk == 0 {
+		p.start, p.chunks = p.pack.off, p.chunks[:0]
+	}
+	if err := p.pack.write(x.out); err != nil {
+		return err
+	}
+	encoding := x.encoding
+	if x.file.Size >= gear.LargeFile {
+		p.chunks = append(p.chunks, gear.Chunk{Stored: uint32(len(x.out)), Name: x.file.Chunks[x.chunk]})
+		if x.chunk < len(x.file.Chunks)-1 {
+			return nil
+		}
+		if err := p.pack.write(gear.AppendChunkTable(nil, p.chunks)); err != nil {
+			return err
+		}
+		encoding = gear.Chunked
+	}
+	if err := p.pack.add(x.file.Name, x.file.Size, encoding, p.start); err != nil {
+		return err
+	}
+	if p.roll && p.pack.full() {
+		return p.finish()
+	}
+	return nil
+}
+
+// finish ends the present pack, if there is one.
+func (p *press) finish() error {
+	if p.pack == nil {
+		return nil
+	}
+	p.intended = true
+	pack, err := p.pack.finish(p.ctx, p.writer)
+	if p.pack = nil; err != nil {
+		return err
+	}
+	p.packs = append(p.packs, pack)
+	return nil
+}
+
+// close waits for what is under way, ends the last pack and returns all of them,
+// or the first failure. Packs that are finished stay.
+func (p *press) close() ([]catalog.NewGearPack, error) {
+	p.closed = true
+	close(p.work)
+	close(p.order)
+	p.wg.Wait()
+	if p.failure() == nil {
+		if err := p.finish(); err != nil {
+			p.fail(err)
+		}
+	}
+	if p.pack != nil {
+		p.pack.cancel(p.ctx)
+		p.pack = nil
+	}
+	p.cancel()
+	return p.packs, p.failure()
+}

@@ -1,0 +1,380 @@
+package filestore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+
+	"github.com/klauspost/compress/zstd"
+	"golang.org/x/sync/semaphore"
+
+	"example.org/slipway/gear"
+	"example.org/slipway/registry/catalog"
+)
+
+// Levels of settled packs. What is below smallFile is compressed with a
+// dictionary, and what is below middleFile not with the best level. See DESIGN.md.
+const (
+	denseLevel = zstd.SpeedBestCompression
+	smallLevel = zstd.SpeedBetterCompression
+	// denseWorkers is how many workers compress with the best level, which takes
+	// some 40 MB for each, and as much again for a dictionary. Settling is in no
+	// hurry.
+	denseWorkers = 1
+)
+
+// SettleOptions of Settle. The zero value works.
+type SettleOptions struct {
+	// All also settles what does not fill a pack yet.
+	All bool
+	// Progress, if not nil, is called after each pack written.
+	Progress func(SettleReport)
+}
+
+// SettleReport is what a Settle did.
+type SettleReport struct {
+	// Replaced packs and the bytes of their objects.
+	Replaced      int
+	ReplacedBytes int64
+	// Written packs and the bytes of their objects.
+	Written      int
+	WrittenBytes int64
+}
+
+// Settle rewrites packs as conversions wrote them, small ones, and those with
+// much dead in them, in the order in which they came, into dense ones. What it
+// writes depends on the packs alone. Readers and writers go on meanwhile. It may
+// be cut off at any point; the next call goes on. Errors: catalog.ErrLeased where
+// another process that shares the catalogue is at it.
+func (s *Store) Settle(ctx context.Context, o SettleOptions) (rep SettleReport, err error) {
+	s.settling.Lock()
+	defer s.settling.Unlock()
+	ctx, release, err := s.housekeeping(ctx)
+	if err != nil {
+		return rep, err
+	}
+	defer release()
+	ctx, leave, err := s.enter(ctx)
+	if err != nil {
+		return rep, err
+	}
+	defer leave()
+	skip := map[int64]bool{}
+	for again := 0; ; {
+		group, err := s.nextGroup(ctx, o.All, skip)
+		if err != nil {
+			return rep, fmt.Errorf("look for packs to settle: %w", err)
+		}
+		if len(group) == 0 {
+			return rep, nil
+		}
+		written, err := s.settleGroup(ctx, group)
+		var corrupt *CorruptError
+		var busy busyError
+		switch {
+		case errors.As(err, &busy):
+			skip[int64(busy)] = true
+			continue
+		case errors.As(err, &corrupt): // it is recorded as lost, so the next try is without it
+			continue
+		case errors.Is(err, catalog.ErrGearStale) && again < tries:
+			again++
+			continue
+		case err != nil:
+			return rep, fmt.Errorf("settle %d packs from number %d: %w", len(group), group[0].ID, err)
+		}
+		again = 0
+		for _, p := range group {
+			rep.Replaced++
+			rep.ReplacedBytes += p.Size
+		}
+		for _, p := range written {
+			rep.Written++
+			rep.WrittenBytes += p.Size
+		}
+		if o.Progress != nil {
+			o.Progress(rep)
+		}
+	}
+}
+
+// wasteful tells that more than a quarter of a pack is dead.
+func wasteful(p *catalog.GearPack) bool {
+	return p.LiveFiles == 0 || p.Bytes-p.LiveBytes > p.Bytes/4
+}
+
+// settled tells that a pack is as it should be. That a group fills more than half
+// a pack and dense ones take a fifth less than others is why it need not be large.
+func (s *Store) settled(p *catalog.GearPack) bool {
+	return p.Dense && !wasteful(p) && p.Size >= s.opts.PackSize/3
+}
+
+// nextGroup returns the first packs that are to be settled together.
+// Packs to skip, and those to be left alone for now, are passed over.
+func (s *Store) nextGroup(ctx context.Context, all bool, skip map[int64]bool) ([]catalog.GearPack, error) {
+	var group []catalog.GearPack
+	var live, after int64
+	now, err := s.now(ctx)
+	if err != nil {
+		return nil, err
+	}
+	must := false // a group of small dense packs waits for more
+	for {
+		page, err := s.cat.GearPacks(ctx, after, 1000)
+		if err != nil {
+			return nil, err
+		}
+		for i := range page {
+			p := &page[i]
+			after = p.ID
+			if skip[p.ID] || p.NotBefore.After(now) || s.settled(p) {
+				continue
+			}
+			if len(group) > 0 && live+p.LiveBytes > s.opts.PackSize/8*9 {
+				if p.LiveBytes > live { // what is small waits for more of its kind
+					return []catalog.GearPack{*p}, nil
+				}
+				return group, nil
+			}
+			group = append(group, *p)
+			live += p.LiveBytes
+			must = must || !p.Dense || wasteful(p)
+			if live >= s.opts.PackSize/4*3 && (must || len(group) > 1) {
+				return group, nil
+			}
+		}
+		if len(page) == 0 {
+			break
+		}
+	}
+	if all && (must || len(group) > 1) {
+		return group, nil
+	}
+	return s.emptyPacks(group), nil
+}
+
+// emptyPacks are those of which nothing is needed, and that take no writing.
+func (s *Store) emptyPacks(packs []catalog.GearPack) []catalog.GearPack {
+	var out []catalog.GearPack
+	for _, p := range packs {
+		if p.LiveFiles == 0 {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// busyError is the number of a pack with contents on which a conversion relies
+// that has not ended.
+type busyError int64
+
+func (e busyError) Error() string { return fmt.Sprintf("a conversion needs pack number %d", int64(e)) }
+
+// settleGroup writes the live contents of packs into a new one and puts that in
+// their place.
+func (s *Store) settleGroup(ctx context.Context, group []catalog.GearPack) (written []catalog.NewGearPack, err error) {
+	var files []catalog.GearFile
+	var names []gear.Name
+	old := make([]int64, len(group))
+	for i, p := range group {
+		old[i] = p.ID
+		in, err := s.cat.GearPackFiles(ctx, p.ID)
+		if err != nil {
+			return nil, err
+		}
+		for _, f := range in {
+			names = append(names, f.Name)
+			if f.Live {
+				files = append(files, f)
+			} else if s.claims.pinned(f.Name) { // its conversion has not ended
+				return nil, busyError(p.ID)
+			}
+		}
+	}
+	id := s.newWriterID()
+	recorded := false
+	defer func() {
+		if !recorded {
+			err = errors.Join(err, s.cat.EndGearIntents(context.WithoutCancel(ctx), id))
+		}
+	}()
+	if len(files) > 0 {
+		if written, err = s.writeDense(ctx, id, files); err != nil {
+			return nil, err
+		}
+	}
+	now, err := s.now(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.cat.MoveGear(ctx, id, written, old, now.Add(s.opts.DeleteAfter)); err != nil {
+		return nil, err
+	}
+	recorded = true
+	for _, n := range names {
+		s.places.drop(n)
+	}
+	return written, nil
+}
+
+// writeDense writes contents into one pack.
+func (s *Store) writeDense(ctx context.Context, writer string, files []catalog.GearFile) ([]catalog.NewGearPack, error) {
+	c, err := s.denseCodec(ctx, files)
+	if err != nil {
+		return nil, err
+	}
+	defer s.dense.Put(c.whole)
+	// The encoders take as much memory as all else. What was needed before, samples,
+	// the encoders of the last pack and what conversions keep in pools, goes first;
+	// of pools it takes two collections.
+	for range 2 {
+		runtime.GC()
+	}
+	press := s.newPress(ctx, writer, c, semaphore.NewWeighted(settleBudget))
+	err = s.eachStored(ctx, files, func(it *item) error {
+		f := &gear.File{Name: it.name, Size: it.at.size}
+		content := &packed{ctx: ctx, s: s, it: *it}
+		if it.at.encoding == gear.Chunked {
+			file := &File{s: s, name: it.name, at: it.at}
+			var err error
+			if f.Chunks, err = file.Chunks(ctx); err != nil {
+				return err
+			}
+			content.file = file
+		}
+		return press.put(f, content)
+	})
+	if err != nil {
+		press.fail(err)
+	}
+	packs, err := press.close()
+	if err != nil {
+		return nil, err
+	}
+	for i := range packs {
+		packs[i].Dense = true
+	}
+	return packs, nil
+}
+
+// denseCodec learns a dictionary from the small ones of the contents.
+func (s *Store) denseCodec(ctx context.Context, files []catalog.GearFile) (*codec, error) {
+	var small []catalog.GearFile
+	var total int64
+	for _, f := range files {
+		if f.Size < smallFile && f.Size >= gram {
+			small = append(small, f)
+			total += f.Size
+		}
+	}
+	// Evenly from all of them, so that the dictionary is as good for the last
+	// as for the first.
+	var chosen []catalog.GearFile
+	var taken, seen int64
+	for _, f := range small {
+		if seen += f.Size; total <= sampleBytes || taken*total <= sampleBytes*seen {
+			chosen = append(chosen, f)
+			taken += f.Size
+		}
+	}
+	samples := make([][]byte, 0, len(chosen))
+	all := make([]byte, 0, taken)
+	err := s.eachStored(ctx, chosen, func(it *item) error {
+		b := all[len(all):][:it.at.size:it.at.size]
+		all = all[:len(all)+len(b)]
+		_, err := (&packed{ctx: ctx, s: s, it: *it}).ReadAt(b, 0)
+		samples = append(samples, b)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	dict := train(all, samples, smallLevel)
+	c := &codec{} // the encoders take their memory when they are first used
+	if c.small, err = newEncoder(smallLevel, 2*dictSize, 1); err != nil {
+		return nil, err
+	}
+	if dict != nil {
+		c.dictFrame = c.small.EncodeAll(dict, nil)
+		if c.small, err = newEncoder(smallLevel, 2*dictSize, 1, zstd.WithEncoderDict(dict)); err != nil {
+			return nil, err
+		}
+		if c.middle, err = newEncoder(denseLevel, 2*dictSize, denseWorkers, zstd.WithEncoderDict(dict)); err != nil {
+			return nil, err
+		}
+	}
+	var ok bool
+	if c.whole, ok = s.dense.Get().(*zstd.Encoder); !ok {
+		c.whole, err = newEncoder(denseLevel, gear.LargeFile, denseWorkers)
+	}
+	return c, err
+}
+
+// eachStored reads the stored bytes of contents, neighbours together, and gives
+// each to do in the order of files. Of chunked contents nothing is read.
+func (s *Store) eachStored(ctx context.Context, files []catalog.GearFile, do func(*item) error) error {
+	for len(files) > 0 {
+		var items []item
+		var total int64
+		for len(items) < len(files) && total < windowBytes {
+			f := &files[len(items)]
+			items = append(items, item{name: f.Name, at: placeOf(f), known: true})
+			if gear.Encoding(f.Encoding) != gear.Chunked {
+				total += f.Stored
+			}
+		}
+		files = files[len(items):]
+		var read []*item
+		for i := range items {
+			if items[i].at.encoding != gear.Chunked {
+				read = append(read, &items[i])
+			}
+		}
+		s.readAll(ctx, read)
+		for i := range items {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			if err := do(&items[i]); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// packed is a content that lies in a pack.
+type packed struct {
+	ctx  context.Context // of the Settle it is for
+	s    *Store
+	it   item
+	file *File // of a chunked one, its table read
+}
+
+// Release does nothing: nothing is held.
+func (p *packed) Release() {}
+
+// ReadAt reads the whole content into b or, of a chunked one, the chunk at off.
+func (p *packed) ReadAt(b []byte, off int64) (int, error) {
+	if p.file != nil {
+		f := *p.file // the table is shared, the rest changes when it is read
+		err := f.read(p.ctx, func() error {
+			return f.eachChunk(p.ctx, off, off+int64(len(b)), func(_ int, chunk []byte) error {
+				copy(b, chunk)
+				return nil
+			})
+		})
+		return len(b), err
+	}
+	if p.it.err == nil {
+		out, err := p.s.decode(p.ctx, p.it.name, p.it.at, p.it.stored, b)
+		if err == nil {
+			return copy(b, out), nil
+		}
+	}
+	// Once more, to be sure before it is declared lost.
+	f := File{s: p.s, name: p.it.name, at: p.it.at}
+	out, err := f.Content(p.ctx)
+	return copy(b, out), err
+}

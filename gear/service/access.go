@@ -1,0 +1,555 @@
+package service
+
+import (
+	"cmp"
+	"context"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"example.org/slipway/gear"
+	"example.org/slipway/gear/filestore"
+	"example.org/slipway/oci"
+	"example.org/slipway/registry"
+	"example.org/slipway/registry/catalog"
+)
+
+// retryAfter is when a client should ask again for an index in the making.
+const retryAfter = time.Second
+
+// PendingError says that a layer has no index.
+type PendingError struct {
+	// RetryAfter is when to ask again; 0: the conversion has failed.
+	RetryAfter time.Duration
+	Reason     string
+}
+
+// Error implements error.
+func (e *PendingError) Error() string {
+	if e.RetryAfter > 0 {
+		return "the layer is being converted"
+	}
+	return "the layer could not be converted: " + e.Reason
+}
+
+// holdFor is how long a request for an index in the making is held: most layers
+// are converted in that time, and their clients need not ask again.
+const holdFor = 2 * time.Second
+
+// Layer opens the index of a layer that a repository shows. If it is in the
+// making, Layer waits for it for at most two seconds. Errors: BLOB_UNKNOWN,
+// *PendingError.
+func (s *Service) Layer(ctx context.Context, repo string, d oci.Digest) (*Content, error) {
+	c, err := s.heldLayer(ctx, repo, d)
+	return c, registry.Unavailable(err)
+}
+
+func (s *Service) heldLayer(ctx context.Context, repo string, d oci.Digest) (*Content, error) {
+	_, changed := s.isActive(d) // before the look, so that no end is missed
+	c, err := s.layer(ctx, repo, d)
+	if !inTheMaking(err) {
+		return c, err
+	}
+	t := time.NewTimer(holdFor)
+	defer t.Stop()
+	idle := s.unattended()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-s.ctx.Done():
+			return nil, err
+		case <-t.C:
+			return nil, err
+		case <-idle:
+			// Nobody works off the queue, but what is active ends by itself.
+			if active, _ := s.isActive(d); !active {
+				return s.layer(ctx, repo, d)
+			}
+			idle = nil
+			continue
+		case <-changed:
+		}
+		var active bool
+		if active, changed = s.isActive(d); active && s.earlyIndex(d) == nil {
+			continue // another one's end
+		}
+		if c, err = s.layer(ctx, repo, d); !inTheMaking(err) {
+			return c, err
+		}
+	}
+}
+
+// inTheMaking tells whether an index is worth waiting for.
+func inTheMaking(err error) bool {
+	var p *PendingError
+	return errors.As(err, &p) && p.RetryAfter > 0
+}
+
+// layer is Layer without waiting.
+func (s *Service) layer(ctx context.Context, repo string, d oci.Digest) (*Content, error) {
+	if _, err := s.cat.Blob(ctx, repo, d); errors.Is(err, catalog.ErrNotFound) || errors.Is(err, catalog.ErrNoRepository) {
+		return nil, oci.Errorf(oci.CodeBlobUnknown, "%s has no layer %s", repo, d)
+	} else if err != nil {
+		return nil, err
+	}
+	l, err := s.cat.GearLayer(ctx, d)
+	if errors.Is(err, catalog.ErrNotFound) {
+		if c := s.earlyIndex(d); c != nil {
+			return c, nil
+		}
+		return nil, s.pending(ctx, repo, d)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if l.Embedded {
+		if err := s.mayUse(ctx, repo, d); err != nil {
+			return nil, err
+		}
+	}
+	c, err := s.open(ctx, l.Index)
+	var damaged *filestore.CorruptError // for the first who reads it
+	if errors.Is(err, filestore.ErrLost) || errors.As(err, &damaged) {
+		return nil, s.remaking(ctx, d)
+	}
+	if err != nil {
+		return nil, err
+	}
+	c.diffID = l.DiffID
+	return c, nil
+}
+
+// pending says why a layer has no index. One that nobody asked for is queued.
+func (s *Service) pending(ctx context.Context, repo string, d oci.Digest) error {
+	wait := &PendingError{RetryAfter: retryAfter}
+	if active, _ := s.isActive(d); active {
+		return wait
+	}
+	job, err := s.cat.GearJob(ctx, d)
+	switch {
+	case errors.Is(err, catalog.ErrNotFound) && s.opts.Mode(repo) == Off:
+		return &PendingError{Reason: "conversion is off for " + repo + " (gear.convert); slipway convert --all does it once, for all images"}
+	case errors.Is(err, catalog.ErrNotFound) && s.opts.ReadOnly:
+		return &PendingError{Reason: "the registry is read-only, so that nothing is converted"}
+	case errors.Is(err, catalog.ErrNotFound):
+		// Of what somebody asks for it is not known that it is a layer.
+		if like, err := s.likeLayer(ctx, d); err != nil || !like {
+			return cmp.Or(err, error(&PendingError{Reason: "it is no layer"}))
+		}
+		if err := s.Queue(ctx, repo, []oci.Digest{d}); err != nil {
+			return err
+		}
+		return wait
+	case err != nil:
+		return err
+	}
+	return s.whyFailed(job)
+}
+
+// whyFailed makes the answer for a layer whose conversion waits or has failed.
+// What is wrong with the layer the client may know; other reasons are for the
+// operator, who finds them in the log and in the status.
+func (s *Service) whyFailed(job catalog.GearJob) error {
+	switch {
+	case job.Attempts == 0:
+		return &PendingError{RetryAfter: retryAfter}
+	case s.ofLayer(job):
+		return &PendingError{Reason: job.Failure}
+	}
+	return &PendingError{Reason: "for a reason that may pass; it will be tried again"}
+}
+
+// ofLayer tells whether a conversion failed for what is wrong with the layer, which
+// clients may know. Errors of the server name its files and stores.
+func (s *Service) ofLayer(job catalog.GearJob) bool {
+	return job.Failure == errForeign.Error() || s.final(job)
+}
+
+// told is what a client may know of why a conversion failed.
+func (s *Service) told(job catalog.GearJob) string {
+	if s.ofLayer(job) {
+		return job.Failure
+	}
+	return "the registry could not read or store it; its log tells why"
+}
+
+// waiting is the answer for a layer whose job is in the queue: when to ask again, if that
+// helps, and why it has failed so far.
+func (s *Service) waiting(job catalog.GearJob) error {
+	switch {
+	case job.Attempts == 0:
+		return &PendingError{RetryAfter: retryAfter}
+	case s.final(job):
+		return &PendingError{Reason: job.Failure}
+	}
+	return &PendingError{RetryAfter: max(retryAfter, job.Due.Sub(s.opts.Clock())), Reason: s.told(job)}
+}
+
+// remaking says how far it is with an index that was damaged.
+func (s *Service) remaking(ctx context.Context, d oci.Digest) error {
+	if active, _ := s.isActive(d); active {
+		return &PendingError{RetryAfter: retryAfter}
+	}
+	job, err := s.cat.GearJob(ctx, d)
+	if errors.Is(err, catalog.ErrNotFound) { // it is being queued, or was made again just now
+		return &PendingError{RetryAfter: retryAfter}
+	}
+	if err != nil {
+		return err
+	}
+	return s.whyFailed(job)
+}
+
+// likeLayer tells whether a blob begins like a layer.
+func (s *Service) likeLayer(ctx context.Context, d oci.Digest) (bool, error) {
+	body, _, err := s.blobs.OpenBlob(ctx, d, 0)
+	if errors.Is(err, catalog.ErrNotFound) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	defer body.Close()
+	head := make([]byte, 512) // the header of a tar's first member
+	n, err := io.ReadFull(body, head)
+	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+		return false, err
+	}
+	return isLayer(head[:n]), nil
+}
+
+// File opens a file that a repository may read. Errors: BLOB_UNKNOWN.
+func (s *Service) File(ctx context.Context, repo string, name gear.Name) (*Content, error) {
+	names, may := [1]gear.Name{name}, [1]bool{}
+	if s.seen.has(repo, names[:], may[:]) > 0 {
+		may, err := s.visible(ctx, repo, []gear.Name{name})
+		if err != nil {
+			return nil, registry.Unavailable(err)
+		}
+		if !may[0] {
+			return nil, errNoFile
+		}
+	}
+	c, err := s.open(ctx, name)
+	if errors.Is(err, filestore.ErrNotFound) {
+		return nil, errNoFile
+	}
+	return c, registry.Unavailable(err)
+}
+
+var errNoFile = &oci.Error{Code: oci.CodeBlobUnknown, Message: "the repository has no such file"}
+
+// visible tells which files a repository may read. Those that are being stored are
+// waited for.
+func (s *Service) visible(ctx context.Context, repo string, names []gear.Name) ([]bool, error) {
+	return s.look(ctx, repo, names, true)
+}
+
+// look is visible, which waits if it may.
+func (s *Service) look(ctx context.Context, repo string, names []gear.Name, wait bool) ([]bool, error) {
+	out := make([]bool, len(names))
+	unknown := s.seen.has(repo, names, out)
+	if unknown == 0 {
+		return out, nil
+	}
+	at, ask := make([]int, 0, unknown), make([]gear.Name, 0, unknown)
+	for i, known := range out {
+		if !known {
+			at, ask = append(at, i), append(ask, names[i])
+		}
+	}
+	began, epoch, refused := time.Now(), s.seen.epoch(), false
+	may, err := s.cat.GearVisible(ctx, repo, ask)
+	if err != nil {
+		return nil, fmt.Errorf("look up who may read files: %w", err)
+	}
+	s.seen.add(repo, ask, may, epoch)
+	for i, ok := range may {
+		out[at[i]] = ok
+		refused = refused || !ok
+	}
+	if refused && wait {
+		came, err := s.arriving(ctx, repo, ask)
+		if err != nil {
+			return nil, err
+		}
+		if came {
+			return s.look(ctx, repo, names, false)
+		}
+	}
+	if refused {
+		return out, hush(ctx, began, len(ask))
+	}
+	return out, nil
+}
+
+// Looking up a file that another repository has takes a few microseconds longer
+// than one that nobody has. An answer that refuses some is therefore given at a
+// multiple of hushStep for each so many files, which is more than either takes.
+const (
+	hushStep  = 5 * time.Millisecond
+	hushFiles = 64
+)
+
+// hush waits until the time since began tells nothing about n look-ups.
+func hush(ctx context.Context, began time.Time, n int) error {
+	step := hushStep * time.Duration((n+hushFiles-1)/hushFiles)
+	left := step - time.Since(began)%step
+	t := time.NewTimer(left)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-t.C:
+		return nil
+	}
+}
+
+// Fetch writes files as a stream; those that the repository may not read are
+// missing in it.
+func (s *Service) Fetch(ctx context.Context, repo string, names []gear.Name, w io.Writer) error {
+	return s.files.Stream(ctx, w, names, &filestore.StreamOptions{Allow: func(ctx context.Context, names []gear.Name) ([]bool, error) {
+		return s.visible(ctx, repo, names)
+	}})
+}
+
+// Missing tells which files a repository needs uploaded: those it may not read,
+// wherever else they are, and those that were found damaged.
+func (s *Service) Missing(ctx context.Context, repo string, names []gear.Name) ([]bool, error) {
+	out, err := s.visible(ctx, repo, names)
+	if err != nil {
+		return nil, registry.Unavailable(err)
+	}
+	var ask []gear.Name
+	for i, may := range out {
+		if out[i] = !may && names[i] != gear.Empty().Name; may { // the empty one nobody needs to send
+			ask = append(ask, names[i])
+		}
+	}
+	files, err := s.cat.GearFiles(ctx, ask)
+	if err != nil {
+		return nil, fmt.Errorf("look up files: %w", err)
+	}
+	lost := map[gear.Name]bool{}
+	for i := range files {
+		if files[i].Pack == (gear.Name{}) {
+			lost[files[i].Name] = true
+		}
+	}
+	for i, n := range names {
+		out[i] = out[i] || lost[n]
+	}
+	return out, nil
+}
+
+// open opens a file whoever may read it.
+func (s *Service) open(ctx context.Context, name gear.Name) (*Content, error) {
+	if b := s.files.Cached(name); b != nil {
+		return &Content{name: name, size: int64(len(b)), small: b}, nil
+	}
+	f, err := s.files.Open(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	c := &Content{name: name, size: f.Size(), file: f}
+	if f.Size() < gear.LargeFile {
+		if c.small, err = f.Content(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return c, nil
+}
+
+// Content is an open file or index. It holds nothing that must be closed.
+type Content struct {
+	name   gear.Name
+	diffID [32]byte
+	size   int64
+	file   *filestore.File // nil if it was in RAM
+	small  []byte          // all of it, if it is small
+}
+
+// Name is the content's SHA-256.
+func (c *Content) Name() gear.Name { return c.name }
+
+// DiffID of an index is the SHA-256 of the uncompressed layer.
+func (c *Content) DiffID() [32]byte { return c.diffID }
+
+// Size in bytes.
+func (c *Content) Size() int64 { return c.size }
+
+// WriteRange writes the n bytes from off on, which lie within the content.
+func (c *Content) WriteRange(ctx context.Context, w io.Writer, off, n int64) error {
+	if off < 0 || n < 0 || n > c.Size()-off {
+		return fmt.Errorf("%d bytes from %d on are not within a content of %d", n, off, c.Size())
+	}
+	if c.small != nil {
+		_, err := w.Write(c.small[off : off+n])
+		return err
+	}
+	_, err := c.file.WriteRange(ctx, w, off, n)
+	return err
+}
+
+// WriteChunks writes n chunks from the first one as they are stored. Errors:
+// RANGE_INVALID.
+func (c *Content) WriteChunks(ctx context.Context, w io.Writer, first, n int, begin func(length int64)) error {
+	if c.file == nil {
+		return errNoChunk
+	}
+	err := c.file.WriteChunks(ctx, w, first, n, begin)
+	if errors.Is(err, filestore.ErrNoChunk) {
+		return errNoChunk
+	}
+	return err
+}
+
+var errNoChunk = &oci.Error{Code: oci.CodeRangeInvalid, Message: "the file has no such chunks; those of 4 MiB or more have one for each MiB"}
+
+// Close implements io.Closer.
+func (c *Content) Close() error { return nil }
+
+func parseName(s string) (n gear.Name, err error) {
+	b, err := hex.DecodeString(s)
+	if err == nil && len(b) != len(n) {
+		err = fmt.Errorf("%q is not a SHA-256", s)
+	}
+	copy(n[:], b)
+	return n, err
+}
+
+// Bounds of what is remembered of access. What a repository may read changes when
+// something is deleted, which forgets all, or collected, hence the time; and where
+// other processes delete too, which is not noticed here, that is short.
+const (
+	seenEntries = 32 << 10
+	seenFor     = 30 * time.Second
+	seenShared  = 5 * time.Second
+)
+
+// visible remembers which files which repositories may read, so that a hot file
+// costs no look-up.
+type visible struct {
+	clock    func() time.Time
+	lasts    time.Duration
+	mu       sync.RWMutex
+	now, old seen
+	turn     time.Time
+	changes  uint64
+}
+
+// seen has the files of each repository.
+type seen struct {
+	repos map[string]*seenFiles
+	n     int
+}
+
+// seenFiles are files in the order in which they were added, in which they are
+// mostly asked for again.
+type seenFiles struct {
+	names []gear.Name
+	// at finds a file by the beginning of its name: two that begin alike displace
+	// each other.
+	at map[uint64]int32
+}
+
+// find returns where a file is, which may be the hint; -1: nowhere.
+func (f *seenFiles) find(name *gear.Name, hint int) int {
+	if f == nil {
+		return -1
+	}
+	if hint < len(f.names) && f.names[hint] == *name {
+		return hint
+	}
+	i, ok := f.at[binary.LittleEndian.Uint64(name[:])]
+	if !ok || f.names[i] != *name {
+		return -1
+	}
+	return int(i)
+}
+
+func (s *seen) add(repo string, name *gear.Name) {
+	f := s.repos[repo]
+	if f == nil {
+		f = &seenFiles{at: map[uint64]int32{}}
+		if s.repos == nil {
+			s.repos = map[string]*seenFiles{}
+		}
+		s.repos[repo] = f
+	}
+	if f.find(name, 0) < 0 {
+		f.at[binary.LittleEndian.Uint64(name[:])] = int32(len(f.names))
+		f.names = append(f.names, *name)
+		s.n++
+	}
+}
+
+func (v *visible) init(clock func() time.Time, shared bool) {
+	v.clock, v.turn, v.lasts = clock, clock(), seenFor
+	if shared {
+		v.lasts = seenShared
+	}
+}
+
+// has tells of names, of which out has as many elements, which a repository is
+// known to may read, and of how many that is not known.
+func (v *visible) has(repo string, names []gear.Name, out []bool) (unknown int) {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	if v.clock().Sub(v.turn) > v.lasts {
+		return len(names) // the next add turns
+	}
+	now, old := v.now.repos[repo], v.old.repos[repo]
+	next, nextOld := 0, 0
+	for i := range names {
+		if k := now.find(&names[i], next); k >= 0 {
+			out[i], next = true, k+1
+		} else if k := old.find(&names[i], nextOld); k >= 0 {
+			out[i], nextOld = true, k+1
+		} else {
+			out[i] = false
+			unknown++
+		}
+	}
+	return unknown
+}
+
+// epoch is taken before a look-up and given to add with what it said.
+func (v *visible) epoch() uint64 {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	return v.changes
+}
+
+// add takes in which of the names a repository may read.
+func (v *visible) add(repo string, names []gear.Name, may []bool, epoch uint64) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.changes != epoch {
+		return
+	}
+	if now := v.clock(); now.Sub(v.turn) > v.lasts { // also what is in now may be older than that
+		v.now, v.old, v.turn = seen{}, seen{}, now
+	}
+	for i := range names {
+		if !may[i] {
+			continue
+		}
+		if v.now.n >= seenEntries {
+			v.now, v.old = seen{}, v.now
+		}
+		v.now.add(repo, &names[i])
+	}
+}
+
+func (v *visible) forget() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.changes++
+	v.now, v.old = seen{}, seen{}
+}

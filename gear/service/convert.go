@@ -1,0 +1,279 @@
+package service
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"crypto/sha512"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"strings"
+	"time"
+
+	"example.org/slipway/gear"
+	"example.org/slipway/gear/filestore"
+	"example.org/slipway/gear/rootfs"
+	"example.org/slipway/oci"
+	"example.org/slipway/registry"
+	"example.org/slipway/registry/catalog"
+)
+
+// Follow implements registry.Tap: it converts a layer while it is uploaded.
+func (s *Service) Follow(repo string, head []byte) registry.Follower {
+	if !isLayer(head) || s.opts.Mode(repo) == Off {
+		return nil
+	}
+	select {
+	case s.slots <- struct{}{}:
+	default:
+		return nil // the queue will have it
+	}
+	if !s.begin() {
+		<-s.slots
+		return nil
+	}
+	c := &conversion{since: s.opts.Clock()}
+	f := newFollower(followerMemory/cap(s.slots), func(ctx context.Context, d oci.Digest, off int64) (io.ReadCloser, error) {
+		body, _, err := s.blobs.OpenBlob(ctx, d, off)
+		return body, err
+	}, func(d oci.Digest, size int64) bool {
+		c.progress(0, size)
+		return s.start(d, c)
+	})
+	go func() {
+		defer s.work.Done()
+		defer func() { <-s.slots }()
+		behind := f.behind
+		if s.opts.Mode(repo) == Sync { // who pushes waits for the files as well
+			behind = nil
+		}
+		s.followUpload(f, c, behind)
+	}()
+	return f
+}
+
+// followUpload converts what a follower reads. A failure is nobody's business
+// yet: if an image needs the layer, the queue has it and says why it fails.
+func (s *Service) followUpload(f *follower, c *conversion, behind func() bool) {
+	s.lead(1)
+	body := f.reader(s.ctx, s.opts.Patience)
+	err := s.convert(s.ctx, body, gear.Want{}, c, behind, func() (oci.Digest, int64, error) {
+		d, size, err := f.published(s.ctx)
+		if err == nil {
+			// Another upload of it may have been faster, and have ended.
+			var todo bool
+			if todo, err = s.todo(s.ctx, d); err == nil && !todo {
+				err = errTaken
+			}
+		}
+		return d, size, err
+	})
+	s.lead(-1)
+	if closeErr := body.Close(); closeErr != nil {
+		s.log.Warn("close a layer", "err", closeErr)
+	}
+	d := f.giveUp()
+	if d == "" {
+		return
+	}
+	if errors.Is(err, errEarly) && s.attended() {
+		// The files come from the queue, behind the indexes of other layers.
+		if err = s.cat.QueueGear(s.ctx, d); err == nil {
+			s.end(d)
+			s.wake()
+			return
+		}
+	}
+	if errors.Is(err, filestore.ErrRetry) || errors.Is(err, errEarly) { // one that brought some of its files has failed
+		err = s.convertStored(s.ctx, d, c, nil)
+	}
+	s.endEarly(d)
+	if err == nil || errors.Is(err, errTaken) {
+		err = s.finished(s.ctx, d)
+	}
+	if err != nil && s.ctx.Err() == nil {
+		s.log.Debug("convert a layer while it is pushed", "layer", d, "err", err)
+	}
+	s.end(d)
+	s.wake() // the queue may have it
+}
+
+// isLayer tells whether the first bytes of a blob may be those of a layer:
+// gzip, zstd, also with a skippable frame first as of pzstd, or tar.
+func isLayer(head []byte) bool {
+	const ustarAt = 257
+	return bytes.HasPrefix(head, []byte{0x1f, 0x8b}) || bytes.HasPrefix(head, []byte{0x28, 0xb5, 0x2f, 0xfd}) ||
+		len(head) >= 4 && head[0]&0xf0 == 0x50 && string(head[1:4]) == "\x2a\x4d\x18" ||
+		len(head) >= ustarAt+5 && string(head[ustarAt:ustarAt+5]) == "ustar"
+}
+
+// convert converts the layer that body reads and records the outcome. done is
+// called when it was read, and returns the blob it is. Once behind, if not nil,
+// is true, no more files are stored. Errors: errEarly if that was so.
+func (s *Service) convert(ctx context.Context, body io.Reader, want gear.Want, c *conversion, behind func() bool, done func() (oci.Digest, int64, error)) error {
+	began := s.opts.Clock()
+	w, err := s.files.NewWriter(ctx)
+	if err != nil {
+		return err
+	}
+	defer w.Abort(ctx)
+	if s.cat.Shared() { // another process, which is asked for the files, would not wait for them
+		behind = nil
+	}
+	sink := &leading{Writer: w, behind: behind}
+	out, err := gear.Convert(ctx, &bounded{r: body, clock: s.opts.Clock, left: s.opts.LayerTime, max: s.opts.LayerTime}, want, sink, &gear.ConvertOptions{
+		MemoryBytes: conversionMemory / int64(cap(s.slots)), TempDir: s.opts.TempDir, Layer: s.opts.Layer, Index: s.opts.Index,
+		Progress: func(bytes, _ int64) { c.progress(bytes, 0) }, IndexOnly: sink.indexOnly,
+	})
+	if err != nil {
+		return err
+	}
+	d, size, err := done()
+	if err != nil {
+		return err
+	}
+	got := oci.Digest("sha256:" + hex.EncodeToString(out.Sums.Digest[:]))
+	if out.Sums.Compressed != size || strings.HasPrefix(string(d), "sha256:") && got != d {
+		return fmt.Errorf("layer %s of %d bytes was read as %s of %d bytes", d, size, got, out.Sums.Compressed)
+	}
+	if sink.alone.Load() && !holdsIndex(out.Index) {
+		return s.announce(d, out)
+	}
+	if holdsIndex(out.Index) {
+		w.Abort(ctx) // what a node needs is the index in it, and not a file that holds it
+		return s.takeIndex(ctx, d, out.Sums.DiffID)
+	}
+	if err := commitIndex(ctx, w, out.Index, catalog.GearLayer{Digest: d, Bytes: total(out.Index), DiffID: out.Sums.DiffID}); err != nil {
+		return err
+	}
+	s.metrics.converted.Inc()
+	s.metrics.readBytes.Add(float64(out.Sums.Uncompressed))
+	s.metrics.newBytes.Add(float64(out.NewBytes))
+	s.metrics.took.Observe(s.opts.Clock().Sub(began).Seconds())
+	return nil
+}
+
+// bounded reads a layer for at most so much work: the time between two reads, in which
+// what was read is inflated, hashed and stored. The time in which bytes are waited for
+// does not count, nor does that before the first read.
+type bounded struct {
+	r     io.Reader
+	clock func() time.Time
+	// left of max.
+	left, max time.Duration
+	last      time.Time // the end of the last read; zero: there was none
+}
+
+// Read implements io.Reader.
+func (b *bounded) Read(p []byte) (int, error) {
+	if !b.last.IsZero() {
+		b.left -= b.clock().Sub(b.last)
+	}
+	if b.left < 0 {
+		return 0, &costlyError{b.max}
+	}
+	n, err := b.r.Read(p)
+	b.last = b.clock()
+	return n, err
+}
+
+// costlyError says that a layer takes more work than one may.
+type costlyError struct{ max time.Duration }
+
+// Error implements error.
+func (e *costlyError) Error() string {
+	return fmt.Sprintf("the layer takes more than %v of work (gear.max_layer_time), so it stays as it is", e.max)
+}
+
+// commitIndex encodes and records an index.
+func commitIndex(ctx context.Context, w *filestore.Writer, x *gear.Index, l catalog.GearLayer) error {
+	var buf bytes.Buffer
+	if err := x.Encode(&buf); err != nil {
+		return fmt.Errorf("encode the index of %s: %w", l.Digest, err)
+	}
+	if _, err := w.PutIndex(ctx, buf.Bytes()); err != nil {
+		return fmt.Errorf("store the index of %s: %w", l.Digest, err)
+	}
+	return w.Commit(ctx, l)
+}
+
+// total is the size in bytes of all distinct contents.
+func total(x *gear.Index) (n int64) {
+	for i := range x.Files {
+		n += x.Files[i].Size
+	}
+	return n
+}
+
+// permanent reports whether a conversion would fail the same way again, if the
+// layer's bytes are those that were pushed.
+func permanent(err error) bool {
+	var format *rootfs.FormatError
+	var limit *rootfs.LimitError
+	var costly *costlyError
+	return errors.As(err, &format) || errors.As(err, &limit) || errors.As(err, &costly) ||
+		errors.Is(err, gear.ErrConflict) || errors.Is(err, gear.ErrTooLarge) || errors.Is(err, gear.ErrInvalid) || errors.Is(err, gear.ErrNotGear)
+}
+
+// intact reports whether a stored layer still is what was pushed.
+func (s *Service) intact(ctx context.Context, d oci.Digest) error {
+	body, _, err := s.blobs.OpenBlob(ctx, d, 0)
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	return newSum(d).check(body)
+}
+
+// sum computes the digest of a blob of which the digest is known.
+type sum struct {
+	hash.Hash
+	want oci.Digest
+}
+
+func newSum(d oci.Digest) *sum {
+	if strings.HasPrefix(string(d), "sha512:") {
+		return &sum{sha512.New(), d}
+	}
+	return &sum{sha256.New(), d}
+}
+
+// check reads the rest of the blob and compares. Errors: *gear.MismatchError.
+func (s *sum) check(rest io.Reader) error {
+	if _, err := io.Copy(s, rest); err != nil {
+		return err
+	}
+	alg, _, _ := strings.Cut(string(s.want), ":")
+	if got := oci.Digest(alg + ":" + hex.EncodeToString(s.Sum(nil))); got != s.want {
+		return &gear.MismatchError{What: "digest", Want: s.want, Got: got}
+	}
+	return nil
+}
+
+// index reads an index.
+func (s *Service) index(ctx context.Context, name gear.Name) (*gear.Index, error) {
+	c, err := s.open(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	var buf bytes.Buffer
+	if err := c.WriteRange(ctx, &buf, 0, c.Size()); err != nil {
+		return nil, err
+	}
+	return gear.Decode(&buf, s.opts.Index)
+}
+
+// stored are the contents of an index that the file store has: all but the empty
+// one.
+func stored(x *gear.Index) []gear.Name {
+	names := make([]gear.Name, 0, len(x.Files))
+	for i := range x.Files {
+		if x.Files[i].Size > 0 {
+			names = append(names, x.Files[i].Name)
+		}
+	}
+	return names
+}

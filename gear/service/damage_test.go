@@ -1,0 +1,194 @@
+package service_test
+
+import (
+	"bytes"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"example.org/slipway/gear"
+	"example.org/slipway/gear/filestore"
+	gearregistry "example.org/slipway/gear/service"
+	"example.org/slipway/registry"
+	"example.org/slipway/registry/objstore/fsstore"
+)
+
+// damaged is a bed with the real store, whose packs can be damaged. Contents are
+// not kept in RAM, where they would hide it.
+func damaged(t *testing.T) (b *bed, flip func()) {
+	t.Helper()
+	dir := t.TempDir()
+	store, err := fsstore.New(dir, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b = newBed(t, setup{store: store, filest: filestore.Options{Cache: noCache{}}})
+	return b, func() {
+		t.Helper()
+		n := 0
+		err := filepath.WalkDir(filepath.Join(dir, "slipway", "gear", "packs"), func(path string, d fs.DirEntry, err error) error {
+			if err != nil || d.IsDir() {
+				return err
+			}
+			raw, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			for i := 64; i < len(raw); i += 256 {
+				raw[i] ^= 0x20
+			}
+			n++
+			if err := os.Chmod(path, 0o600); err != nil {
+				return err
+			}
+			return os.WriteFile(path, raw, 0o600)
+		})
+		if err != nil || n == 0 {
+			t.Fatalf("%d packs damaged: %v", n, err)
+		}
+	}
+}
+
+type noCache struct{}
+
+func (noCache) Get(gear.Name) ([]byte, bool) { return nil, false }
+func (noCache) Put(gear.Name, []byte)        {}
+
+// TestDamage: bits of packs flip. Reads say so and never give wrong bytes, and
+// what was damaged is made again from the layer.
+func TestDamage(t *testing.T) {
+	b, flip := damaged(t)
+	small, large := content(1, 10_000), content(2, 5<<20)
+	_, d := b.push(ours, zipped(tarOf(file{"s", small}, file{"l", large})))
+	b.wait(d)
+	b.quiet()
+	b.readable(ours, d)
+	flip()
+	var corrupt *filestore.CorruptError
+	if _, err := b.read(ours, name(small)); !errors.As(err, &corrupt) && !errors.Is(err, filestore.ErrLost) {
+		t.Errorf("a damaged file: got %v", err)
+	}
+	for _, c := range [][]byte{small, large} {
+		b.eventually("the file again", func() bool {
+			got, err := b.read(ours, name(c))
+			if err == nil && !bytes.Equal(got, c) {
+				t.Fatal("wrong bytes")
+			}
+			return err == nil
+		})
+	}
+	b.eventually("the index again", func() bool {
+		_, err := b.index(ours, d)
+		var pending *gearregistry.PendingError
+		if err != nil && (!errors.As(err, &pending) || pending.RetryAfter == 0) {
+			t.Fatalf("a damaged index: got %v", err)
+		}
+		return err == nil
+	})
+	b.readable(ours, d)
+	b.quiet()
+	if st := b.status(); st.Waiting+st.Failed > 0 {
+		t.Errorf("left over: %+v", st)
+	}
+	// In a batch it is a failure of that file, and then whole again.
+	flip()
+	b.eventually("the batch again", func() bool {
+		var buf bytes.Buffer
+		b.must(b.svc.Fetch(t.Context(), ours, []gear.Name{name(large), name(small)}, &buf))
+		r := gear.NewStreamReader(&buf)
+		for {
+			it, err := r.Next()
+			switch {
+			case errors.Is(err, gear.ErrContent), errors.Is(err, gear.ErrFormat):
+				// The reader verifies, and asks for the file alone.
+				for _, c := range [][]byte{small, large} {
+					_, _ = b.read(ours, name(c))
+				}
+				return false
+			case err != nil:
+				return true
+			case it.Missing:
+				t.Fatal("a damaged file is missing")
+			case it.Failure != "":
+				return false
+			}
+			if _, err := it.WriteTo(new(bytes.Buffer)); err != nil {
+				_, _ = b.read(ours, it.Name)
+				return false
+			}
+		}
+	})
+	b.eventually("the index again", func() bool { _, err := b.index(ours, d); return err == nil })
+	b.readable(ours, d)
+}
+
+// TestDamageWithoutLayer: the layer's object is gone, too. The status says why
+// the file cannot be made again, and it can when the layer is back.
+func TestDamageWithoutLayer(t *testing.T) {
+	b, flip := damaged(t)
+	small := content(1, 30_000)
+	data := zipped(tarOf(file{"s", small}))
+	_, d := b.push(ours, data)
+	b.wait(d)
+	b.quiet()
+	b.must(b.objs.Delete(t.Context(), registry.BlobKey(d)))
+	flip()
+	var corrupt *filestore.CorruptError
+	if _, err := b.read(ours, name(small)); !errors.As(err, &corrupt) {
+		t.Errorf("got %v", err)
+	}
+	b.eventually("the failure", func() bool { return b.status().Failed == 1 })
+	b.quiet()
+	if f := b.status().Failures[0]; f.Layer != d || !strings.Contains(f.Reason, "not exist") || f.Retry.IsZero() {
+		t.Errorf("got %+v", f)
+	}
+	if _, err := b.read(ours, name(small)); !errors.Is(err, filestore.ErrLost) {
+		t.Errorf("got %v, want that it is lost", err)
+	}
+	put(b, registry.BlobKey(d), data)
+	b.pass(gearregistry.LastRetry)
+	b.eventually("the file again", func() bool { _, err := b.read(ours, name(small)); return err == nil })
+}
+
+// TestDamageCutOff: the process ends after a file was found damaged and before
+// that was made again.
+func TestDamageCutOff(t *testing.T) {
+	b, flip := damaged(t)
+	small := content(1, 30_000)
+	_, d := b.push(ours, zipped(tarOf(file{"s", small})))
+	b.wait(d)
+	b.quiet()
+	flip()
+	b.stop()
+	b.stop = func() {}
+	b.svc.Close()
+	if _, err := b.read(ours, name(small)); err == nil {
+		t.Error("a damaged file was read")
+	}
+	b.restart()
+	b.eventually("the file again", func() bool { _, err := b.read(ours, name(small)); return err == nil })
+}
+
+// TestDamageOfStaged: what only a client uploaded cannot be made again; it is
+// missing to him, and comes back when he sends it again.
+func TestDamageOfStaged(t *testing.T) {
+	b, flip := damaged(t)
+	small := content(1, 30_000)
+	put := func() { b.must(b.svc.PutFile(t.Context(), ours, name(small), -1, bytes.NewReader(small))) }
+	put()
+	flip()
+	if _, err := b.read(ours, name(small)); err == nil {
+		t.Error("a damaged file was read")
+	}
+	b.eventually("a word in the log", func() bool { return strings.Contains(b.log.String(), "no layer holds it any more") })
+	if missing, err := b.svc.Missing(t.Context(), ours, []gear.Name{name(small)}); err != nil || !missing[0] {
+		t.Errorf("missing: got %v, %v", missing, err)
+	}
+	put()
+	if _, err := b.read(ours, name(small)); err != nil {
+		t.Errorf("sent again: %v", err)
+	}
+}

@@ -1,0 +1,243 @@
+package service
+
+import (
+	"context"
+	"errors"
+	"io"
+	"sync"
+	"time"
+
+	"example.org/slipway/oci"
+)
+
+// errDropped ends the conversion of an upload that did not become a blob.
+var errDropped = errors.New("the upload has ended without becoming a blob")
+
+// errTaken ends one of a layer that is converted, or being converted, already.
+var errTaken = errors.New("the layer is being converted already")
+
+// errSlow ends one that has waited too long for bytes.
+var errSlow = errors.New("the upload is slow; its layer is converted when it is there")
+
+// follower is the layer of one conversion while it is being uploaded: what the
+// registry writes is read here a moment later. It never holds up the upload:
+// once more than limit bytes wait to be read, it stops taking them, and the rest
+// is read from the object store when the blob is there. Nor does it wait for a
+// slow one for ever: a slot for conversions, and other layers that need the same
+// files, would wait as well.
+type follower struct {
+	limit int
+	// open opens the published blob from a byte on.
+	open func(ctx context.Context, d oci.Digest, off int64) (io.ReadCloser, error)
+	// claim is asked when the upload has become a blob whether its conversion is
+	// for this follower to do.
+	claim func(d oci.Digest, size int64) bool
+
+	mu sync.Mutex
+	// changed is signalled when waiting or state grows.
+	changed *sync.Cond
+	waiting []byte
+	// taken is how many bytes were ever put into waiting; full that there was
+	// no room for what came behind them.
+	taken int64
+	full  bool
+	ended bool
+	blob  oci.Digest // what it became, "" while or if it did not
+	size  int64
+	// claimed is what claim said; given up, that nobody reads any more.
+	claimed, givenUp bool
+}
+
+func newFollower(limit int, open func(context.Context, oci.Digest, int64) (io.ReadCloser, error), claim func(oci.Digest, int64) bool) *follower {
+	f := &follower{limit: limit, open: open, claim: claim}
+	f.changed = sync.NewCond(&f.mu)
+	return f
+}
+
+// Write implements registry.Follower.
+func (f *follower) Write(p []byte) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.full || f.givenUp {
+		return
+	}
+	if len(f.waiting)+len(p) > f.limit {
+		f.full = true
+		return
+	}
+	f.waiting = append(f.waiting, p...)
+	f.taken += int64(len(p))
+	f.changed.Broadcast()
+}
+
+// Published implements registry.Follower.
+func (f *follower) Published(d oci.Digest, size int64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.ended, f.blob, f.size = true, d, size
+	f.claimed = !f.givenUp && f.claim(d, size)
+	f.changed.Broadcast()
+}
+
+// Dropped implements registry.Follower.
+func (f *follower) Dropped() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.ended = true
+	f.changed.Broadcast()
+}
+
+// published waits until the upload has ended and returns what it became.
+func (f *follower) published(ctx context.Context) (oci.Digest, int64, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for !f.ended && ctx.Err() == nil {
+		f.changed.Wait()
+	}
+	switch {
+	case ctx.Err() != nil:
+		return "", 0, ctx.Err()
+	case f.blob == "":
+		return "", 0, errDropped
+	case !f.claimed:
+		return "", 0, errTaken
+	}
+	return f.blob, f.size, nil
+}
+
+// behind tells that the conversion is slower than the upload.
+func (f *follower) behind() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.full || len(f.waiting) > f.limit/2
+}
+
+// giveUp says that nobody reads any more, and returns the blob whose conversion
+// was claimed until now, or "".
+func (f *follower) giveUp() oci.Digest {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.givenUp, f.waiting = true, nil
+	if !f.claimed {
+		return ""
+	}
+	f.claimed = false
+	return f.blob
+}
+
+// reader reads the layer, from its first byte on, and waits no longer than
+// patience for it in all. There is one at most, and it must be closed.
+func (f *follower) reader(ctx context.Context, patience time.Duration) io.ReadCloser {
+	r := &followReader{f: f, ctx: ctx, patience: patience, awake: context.AfterFunc(ctx, f.wake)}
+	r.timer = time.AfterFunc(time.Hour, func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		r.late = true
+		f.changed.Broadcast()
+	})
+	r.timer.Stop()
+	return r
+}
+
+type followReader struct {
+	f    *follower
+	ctx  context.Context
+	buf  []byte // taken from the follower
+	have []byte // the part of buf that was not read yet
+	rest io.ReadCloser
+	// awake stops waking the follower when ctx ends.
+	awake func() bool
+	// patience is what is left of it. timer runs while the reader waits, and
+	// sets late, which f.mu guards, when it is used up.
+	patience time.Duration
+	timer    *time.Timer
+	late     bool
+}
+
+// Read implements io.Reader.
+func (r *followReader) Read(p []byte) (int, error) {
+	if r.rest != nil {
+		return r.rest.Read(p)
+	}
+	if len(r.have) == 0 {
+		if err := r.next(); err != nil {
+			return 0, err
+		}
+		if r.rest != nil {
+			return r.rest.Read(p)
+		}
+	}
+	n := copy(p, r.have)
+	r.have = r.have[n:]
+	return n, nil
+}
+
+// next waits for bytes, or opens what was published behind those that were taken.
+func (r *followReader) next() error {
+	f := r.f
+	f.mu.Lock()
+	if err := r.wait(); err != nil {
+		f.mu.Unlock()
+		return err
+	}
+	// The two buffers take turns, so that a long layer allocates no more.
+	r.buf, f.waiting = f.waiting, r.buf[:0]
+	r.have = r.buf
+	blob, size, taken := f.blob, f.size, f.taken
+	f.mu.Unlock()
+	switch {
+	case len(r.have) > 0:
+		return nil
+	case taken == size:
+		return io.EOF
+	}
+	rest, err := f.open(r.ctx, blob, taken)
+	if err != nil {
+		return err
+	}
+	r.rest = rest
+	return nil
+}
+
+// wait waits until there are bytes or the upload has ended. f.mu is held.
+func (r *followReader) wait() error {
+	f := r.f
+	if len(f.waiting) == 0 && !f.ended {
+		began := time.Now()
+		r.timer.Reset(max(r.patience, 0))
+		for len(f.waiting) == 0 && !f.ended && r.ctx.Err() == nil && !r.late {
+			f.changed.Wait()
+		}
+		r.timer.Stop()
+		r.patience -= time.Since(began)
+	}
+	if err := r.ctx.Err(); err != nil {
+		return err
+	}
+	switch {
+	case r.late && !f.ended:
+		return errSlow
+	case f.ended && f.blob == "":
+		return errDropped
+	case f.ended && !f.claimed:
+		return errTaken
+	}
+	return nil
+}
+
+// Close implements io.Closer.
+func (r *followReader) Close() error {
+	r.timer.Stop()
+	r.awake()
+	if r.rest != nil {
+		return r.rest.Close()
+	}
+	return nil
+}
+
+// wake lets a reader whose context has ended notice it.
+func (f *follower) wake() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.changed.Broadcast()
+}

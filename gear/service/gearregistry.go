@@ -1,0 +1,400 @@
+// Package gearregistry is the registry's side of Gear: it converts the layers
+// that are pushed, keeps account of what waits and what failed, and decides
+// which repository may read which file.
+//
+// A layer is converted while it is uploaded ([Service.Follow]) or, where that was
+// not possible, from a durable queue in the catalogue. Nothing of it ever fails a
+// push. A file is read through a repository that shows a layer which holds it:
+// to know a name gives nothing.
+package service
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"sync"
+	"time"
+
+	"example.org/slipway/gear"
+	"example.org/slipway/gear/filestore"
+	"example.org/slipway/gear/rootfs"
+	"example.org/slipway/oci"
+	"example.org/slipway/registry/catalog"
+)
+
+// Mode is when the images of a repository are converted.
+type Mode uint8
+
+// The modes of conversion.
+const (
+	// Async converts while the image is pushed and soon after.
+	Async Mode = iota
+	// Sync answers the push of a manifest when its layers are converted.
+	Sync
+	// Off converts nothing by itself.
+	Off
+)
+
+// Blobs opens what is stored, whichever repository shows it.
+type Blobs interface {
+	// OpenBlob opens a blob from a byte on. Errors: catalog.ErrNotFound.
+	OpenBlob(ctx context.Context, d oci.Digest, off int64) (body io.ReadCloser, size int64, err error)
+}
+
+// Options of New. The zero value works.
+type Options struct {
+	// Logger; default slog.Default.
+	Logger *slog.Logger
+	// Clock tells the time; default time.Now.
+	Clock func() time.Time
+	// Mode of a repository; default Async for all.
+	Mode func(repo string) Mode
+	// SyncTimeout is how long a push waits at most with Sync; default 5 min.
+	SyncTimeout time.Duration
+	// Workers is how many layers are converted at once; default 2.
+	Workers int
+	// TempDir is where large files lie while they are converted; default
+	// os.TempDir. They have no name.
+	TempDir string
+	// Layer and Index bound what a layer may cost.
+	Layer *rootfs.Options
+	Index *gear.Limits
+	// LayerTime bounds the work of a conversion; default 1 h. The time in which it waits
+	// for bytes does not count.
+	LayerTime time.Duration
+	// Patience is how long in all a conversion waits for the bytes of an upload
+	// that it goes along with; default 30 s. An upload that is slower than that is
+	// converted from the queue when it is there: others must not wait for it.
+	Patience time.Duration
+	// StagedFor is how long a file that a client uploaded waits for the index
+	// that holds it; default 24 h.
+	StagedFor time.Duration
+	// SettleEvery is the time between two looks for packs to settle; 0: never.
+	// SettleShare, in percent, is how much of one processor it may use; default 50.
+	SettleEvery time.Duration
+	SettleShare int
+	// Lease is how long, where other processes share the catalogue, a conversion of
+	// one that died is left alone; default 1 min.
+	Lease time.Duration
+	// ReadOnly refuses uploads and reports, and queues nothing.
+	ReadOnly bool
+}
+
+// Memory in bytes of all conversions together: for contents, and for what was
+// uploaded and not read yet, of which each may hold twice its share. With what
+// compresses and what decodes them a process stays below 256 MB; see DESIGN.md.
+const (
+	conversionMemory = 96 << 20
+	followerMemory   = 16 << 20
+)
+
+// housekeepEvery is the time between two releases of what deleted layers held.
+const housekeepEvery = 10 * time.Minute
+
+// Service is the Gear side of a registry. All methods may run concurrently.
+type Service struct {
+	cat   *catalog.Catalog
+	blobs Blobs
+	files *filestore.Store
+	opts  Options
+	log   *slog.Logger
+
+	// slots bounds the conversions at work.
+	slots chan struct{}
+	// queued wakes the workers.
+	queued chan struct{}
+	// mounts bounds how many mounts wait for a conversion. Gear images are
+	// converted in a moment, and one that finds no place is granted at the push of
+	// its manifest, or not.
+	mounts chan struct{}
+
+	mu sync.Mutex
+	// active are the layers being converted, by digest; a layer that is still
+	// being uploaded is not in it yet.
+	active map[oci.Digest]*conversion
+	// awaits has the layers of Gear images that wait in the queue, each with the layer
+	// whose conversion it waits for.
+	awaits map[oci.Digest]oci.Digest
+	// early are the indexes of layers whose files are not stored yet.
+	early map[oci.Digest]*early
+	// announced is when the last of them came; leads counts the conversions that
+	// may give out another.
+	announced time.Time
+	leads     int
+	// changed is closed and made anew whenever a conversion ends or an index is
+	// there.
+	changed chan struct{}
+	closed  bool
+	// runs counts the calls of Run at work; idle is closed when there is none.
+	runs int
+	idle chan struct{}
+	// pause is until when nothing is begun from the queue, because how the last
+	// conversion ended could not be recorded.
+	pause time.Time
+
+	seen    visible
+	metrics metrics
+	// owner names this process in leases.
+	owner string
+
+	ctx    context.Context // ends with Close
+	cancel context.CancelFunc
+	work   sync.WaitGroup
+}
+
+// conversion is the conversion of one layer while it goes on.
+type conversion struct {
+	since time.Time
+	// bytes of the layer read so far, of size, which is 0 while it is unknown.
+	mu          sync.Mutex
+	bytes, size int64
+}
+
+// progress records how far the conversion is; 0 leaves a value as it is.
+func (c *conversion) progress(bytes, size int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.bytes, c.size = max(c.bytes, bytes), max(c.size, size)
+}
+
+// New returns the service. It reads nothing; Run does the work that no request
+// asks for.
+func New(cat *catalog.Catalog, blobs Blobs, files *filestore.Store, o *Options) *Service {
+	s := &Service{cat: cat, blobs: blobs, files: files, active: map[oci.Digest]*conversion{}, early: map[oci.Digest]*early{}, awaits: map[oci.Digest]oci.Digest{},
+		changed: make(chan struct{}), queued: make(chan struct{}, 1), mounts: make(chan struct{}, 64), idle: make(chan struct{})}
+	close(s.idle)
+	if o != nil {
+		s.opts = *o
+	}
+	v := &s.opts
+	if v.Logger == nil {
+		v.Logger = slog.Default()
+	}
+	if v.Clock == nil {
+		v.Clock = time.Now
+	}
+	if v.Mode == nil {
+		v.Mode = func(string) Mode { return Async }
+	}
+	if v.SyncTimeout <= 0 {
+		v.SyncTimeout = 5 * time.Minute
+	}
+	if v.Workers <= 0 {
+		v.Workers = 2
+	}
+	if v.LayerTime <= 0 {
+		v.LayerTime = time.Hour
+	}
+	if v.Patience <= 0 {
+		v.Patience = 30 * time.Second
+	}
+	if v.StagedFor <= 0 {
+		v.StagedFor = 24 * time.Hour
+	}
+	if v.SettleShare <= 0 || v.SettleShare > 100 {
+		v.SettleShare = 50
+	}
+	if v.Lease <= 0 {
+		v.Lease = time.Minute
+	}
+	s.log = v.Logger
+	s.owner = rand.Text()
+	s.slots = make(chan struct{}, v.Workers)
+	s.seen.init(v.Clock, cat.Shared())
+	s.metrics.init(s)
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	return s
+}
+
+// Run converts what is queued, and settles, until ctx ends. The conversions that
+// it began end with Close. It returns nil.
+func (s *Service) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(s.ctx, cancel)()
+	if !s.begin() {
+		return nil
+	}
+	defer s.work.Done()
+	s.running(1)
+	defer s.running(-1)
+	if err := s.files.Housekeep(ctx); err != nil && ctx.Err() == nil {
+		s.log.Error("clean up after unfinished conversions", "err", err)
+	}
+	if err := s.cat.QueueLostGear(ctx); err != nil && ctx.Err() == nil {
+		s.log.Error("queue the layers that hold damaged files", "err", err)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() { s.keepHouse(ctx) })
+	s.workQueue(ctx)
+	wg.Wait()
+	return nil
+}
+
+// running counts the calls of Run.
+func (s *Service) running(n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.runs == 0 {
+		s.idle = make(chan struct{})
+	}
+	if s.runs += n; s.runs == 0 {
+		close(s.idle)
+	}
+}
+
+// unattended is closed when nobody works off the queue.
+func (s *Service) unattended() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.idle
+}
+
+// attended tells whether somebody works off the queue.
+func (s *Service) attended() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.runs > 0
+}
+
+// Close ends the conversions under way, which the next start takes up again. The
+// catalogue and the store must stay open until it returns.
+func (s *Service) Close() {
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
+	s.cancel()
+	s.work.Wait()
+}
+
+// begin counts work that Close waits for; false: the service is closed.
+func (s *Service) begin() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return false
+	}
+	s.work.Add(1)
+	return true
+}
+
+// start notes that a layer is being converted; false: it is already.
+func (s *Service) start(d oci.Digest, c *conversion) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.active[d] != nil {
+		return false
+	}
+	s.active[d] = c
+	return true
+}
+
+// end notes that it is not any more, and has the queue look again at what waited for it.
+func (s *Service) end(d oci.Digest) {
+	s.mu.Lock()
+	delete(s.active, d)
+	var waited []oci.Digest
+	for g, layer := range s.awaits {
+		if layer == d && s.early[d] == nil {
+			waited = append(waited, g)
+			delete(s.awaits, g)
+		}
+	}
+	s.tell()
+	s.mu.Unlock()
+	if len(waited) > 0 {
+		s.lookAgain(s.ctx, waited...)
+	}
+}
+
+// tell wakes those who wait for a change. s.mu is held.
+func (s *Service) tell() {
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+// isActive tells whether a layer is being converted, and what to wait on for the
+// end of some conversion.
+func (s *Service) isActive(d oci.Digest) (bool, <-chan struct{}) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.active[d] != nil, s.changed
+}
+
+// keepHouse cleans up, and rewrites packs if that is wanted, now and then.
+func (s *Service) keepHouse(ctx context.Context) {
+	every := s.opts.SettleEvery
+	if every <= 0 {
+		every = housekeepEvery
+	}
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		var err error
+		if s.opts.SettleEvery > 0 {
+			err = s.Settle(ctx, false)
+		} else {
+			err = s.files.Housekeep(ctx)
+		}
+		if err != nil && ctx.Err() == nil && !errors.Is(err, catalog.ErrLeased) {
+			s.log.Error("clean up and settle packs", "err", err)
+		}
+	}
+}
+
+// Settle cleans up and rewrites packs. It rests between two of them, so that it
+// takes no more than its share of time, and while layers are converted.
+func (s *Service) Settle(ctx context.Context, all bool) error {
+	if err := s.files.Housekeep(ctx); err != nil {
+		return fmt.Errorf("clean up: %w", err)
+	}
+	last := time.Now() // of processor time and not of Options.Clock
+	rep, err := s.files.Settle(ctx, filestore.SettleOptions{All: all, Progress: func(filestore.SettleReport) {
+		worked := time.Since(last)
+		s.rest(ctx, worked*time.Duration(100-s.opts.SettleShare)/time.Duration(s.opts.SettleShare))
+		last = time.Now()
+	}})
+	if rep.Replaced > 0 {
+		s.log.Info("settled packs", "replaced", rep.Replaced, "replaced_bytes", rep.ReplacedBytes, "written", rep.Written, "written_bytes", rep.WrittenBytes)
+		s.metrics.settled.Add(float64(rep.ReplacedBytes))
+	}
+	return err
+}
+
+// longestRest is how long at most settling stands back behind conversions.
+const longestRest = 30 * time.Second
+
+// rest waits for a time, and until no layer is being converted or longestRest is
+// over: on a registry that converts all day packs are settled, too.
+func (s *Service) rest(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return
+	case <-t.C:
+	}
+	t.Reset(longestRest)
+	for ctx.Err() == nil {
+		s.mu.Lock()
+		busy, changed := len(s.active) > 0, s.changed
+		s.mu.Unlock()
+		if !busy {
+			return
+		}
+		select {
+		case <-ctx.Done():
+		case <-t.C:
+			return
+		case <-changed:
+		}
+	}
+}

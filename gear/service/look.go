@@ -1,0 +1,71 @@
+package service
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"example.org/slipway/gear"
+	"example.org/slipway/gear/filestore"
+	"example.org/slipway/oci"
+	"example.org/slipway/registry/catalog"
+)
+
+// ErrNotConverted says that a layer has no index and that nobody has asked for one.
+var ErrNotConverted = errors.New("the layer is not converted to Gear")
+
+// MayLook tells whether a repository shows a layer whose index can be read. Unlike
+// StoredIndex it queues nothing: it is for who only looks. Errors: BLOB_UNKNOWN,
+// ErrNotConverted, *PendingError.
+func (s *Service) MayLook(ctx context.Context, repo string, d oci.Digest) error {
+	_, err := s.lookAt(ctx, repo, d)
+	return err
+}
+
+// Look returns the index of a layer that a repository shows, and queues nothing. Errors:
+// as of MayLook.
+func (s *Service) Look(ctx context.Context, repo string, d oci.Digest) (*gear.Index, error) {
+	l, err := s.lookAt(ctx, repo, d)
+	if err != nil {
+		return nil, err
+	}
+	x, err := s.index(ctx, l.Index)
+	var damaged *filestore.CorruptError // for the first who reads it
+	if errors.Is(err, filestore.ErrLost) || errors.As(err, &damaged) {
+		return nil, &PendingError{RetryAfter: retryAfter, Reason: "its index is damaged and made again"}
+	}
+	return x, err
+}
+
+func (s *Service) lookAt(ctx context.Context, repo string, d oci.Digest) (catalog.GearLayer, error) {
+	_, err := s.cat.Blob(ctx, repo, d)
+	if errors.Is(err, catalog.ErrNotFound) || errors.Is(err, catalog.ErrNoRepository) {
+		return catalog.GearLayer{}, oci.Errorf(oci.CodeBlobUnknown, "%s has no layer %s", repo, d)
+	}
+	if err != nil {
+		return catalog.GearLayer{}, err
+	}
+	l, err := s.cat.GearLayer(ctx, d)
+	if errors.Is(err, catalog.ErrNotFound) {
+		return l, s.whyNot(ctx, d)
+	}
+	if err == nil && l.Embedded {
+		err = s.mayUse(ctx, repo, d)
+	}
+	return l, err
+}
+
+// whyNot says why a layer has no index.
+func (s *Service) whyNot(ctx context.Context, d oci.Digest) error {
+	if active, _ := s.isActive(d); active {
+		return &PendingError{RetryAfter: retryAfter}
+	}
+	job, err := s.cat.GearJob(ctx, d)
+	switch {
+	case errors.Is(err, catalog.ErrNotFound):
+		return ErrNotConverted
+	case err != nil:
+		return fmt.Errorf("look up the conversion of %s: %w", d, err)
+	}
+	return s.waiting(job)
+}

@@ -1,0 +1,209 @@
+package service_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"example.org/slipway/gear"
+	gearregistry "example.org/slipway/gear/service"
+	"example.org/slipway/oci"
+)
+
+// numbered is a name that shows its number.
+func numbered(i int) (n gear.Name) {
+	binary.BigEndian.PutUint64(n[:], uint64(i))
+	return n
+}
+
+func numbers(names []gear.Name) []int {
+	out := make([]int, len(names))
+	for i, n := range names {
+		out[i] = int(binary.BigEndian.Uint64(n[:]))
+	}
+	return out
+}
+
+func report(nums ...int) []gear.Name {
+	var out []gear.Name
+	for _, n := range nums {
+		out = append(out, numbered(n))
+	}
+	return out
+}
+
+func TestProfileOrder(t *testing.T) {
+	for name, test := range map[string]struct {
+		reports [][]int
+		want    []int
+	}{
+		"none":                      {nil, []int{}},
+		"one":                       {[][]int{{3, 1, 2}}, []int{3, 1, 2}},
+		"the average decides":       {[][]int{{1, 2, 3}, {2, 1, 3}, {2, 3, 1}}, []int{2, 1, 3}},
+		"equal places by name":      {[][]int{{2, 1}, {1, 2}}, []int{1, 2}},
+		"a quarter is enough":       {[][]int{{1}, {1}, {1}, {1, 2}}, []int{1, 2}},
+		"less than that is not":     {[][]int{{1}, {1}, {1}, {1}, {1, 2}}, []int{1}},
+		"twice in a report is once": {[][]int{{5, 5, 5, 6}, {6, 5}}, []int{5, 6}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var p gearregistry.Profile
+			for _, r := range test.reports {
+				p.Add(report(r...))
+			}
+			if got := numbers(p.Order()); !slices.Equal(got, test.want) {
+				t.Errorf("got %v, want %v", got, test.want)
+			}
+		})
+	}
+}
+
+// TestProfileFollows: what images are used for changes, and their profile does.
+func TestProfileFollows(t *testing.T) {
+	var p gearregistry.Profile
+	add := func(n int, names ...int) {
+		for range n {
+			p.Add(report(names...))
+		}
+		var again gearregistry.Profile
+		if err := again.Decode(p.Encode()); err != nil {
+			t.Fatalf("after %d reports of %v: %v", n, names, err)
+		}
+	}
+	add(10*gearregistry.MaxReports, 1, 2, 3)
+	add(2*gearregistry.MaxReports, 9, 8)
+	if got := numbers(p.Order()); !slices.Equal(got, []int{9, 8}) {
+		t.Errorf("got %v", got)
+	}
+	// Those of long ago are forgotten in the end, and do not spoil the rest.
+	add(100*gearregistry.MaxReports, 9, 8)
+	if p.Len() != 2 {
+		t.Errorf("%d files are kept", p.Len())
+	}
+}
+
+func TestProfileBounds(t *testing.T) {
+	var p gearregistry.Profile
+	var often []gear.Name
+	for i := range 100 {
+		often = append(often, numbered(i))
+	}
+	p.Add(often)
+	for k := range 3 {
+		names := slices.Clone(often)
+		for i := range gearregistry.MaxProfile {
+			names = append(names, numbered(1_000_000*(k+1)+i))
+		}
+		p.Add(names)
+		if p.Len() != gearregistry.MaxProfile {
+			t.Fatalf("%d files", p.Len())
+		}
+	}
+	if got := p.Order()[:100]; !slices.Equal(got, often) {
+		t.Error("what is opened often made place for what is not")
+	}
+	if n := len(p.Encode()); n > 1<<20 {
+		t.Errorf("%d bytes", n)
+	}
+}
+
+func TestProfileEncoding(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var p, q gearregistry.Profile
+		for range rapid.IntRange(1, 300).Draw(t, "reports") {
+			p.Add(report(rapid.SliceOfN(rapid.IntRange(0, 30), 1, 10).Draw(t, "names")...))
+		}
+		raw := p.Encode()
+		if err := q.Decode(raw); err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(q.Encode(), raw) || !slices.Equal(p.Order(), q.Order()) {
+			t.Fatal("it is another profile when it was decoded")
+		}
+	})
+}
+
+func FuzzProfileDecode(f *testing.F) {
+	var p gearregistry.Profile
+	p.Add(report(1, 2, 3))
+	f.Add(p.Encode())
+	f.Add([]byte{})
+	f.Add([]byte{1})
+	f.Add([]byte{1, 0, 0, 0xc0, 0x7f}) // NaN reports
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		var p gearregistry.Profile
+		if p.Decode(raw) != nil {
+			return
+		}
+		p.Order()
+		p.Add(report(7, 8))
+		if p.Len() > gearregistry.MaxProfile {
+			t.Errorf("%d files", p.Len())
+		}
+		var q gearregistry.Profile
+		if err := q.Decode(p.Encode()); err != nil {
+			t.Errorf("cannot decode what it encoded: %v", err)
+		}
+	})
+}
+
+// TestProfiles: reports by way of a repository, with names that are not for it.
+func TestProfiles(t *testing.T) {
+	b := newBed(t, setup{})
+	ctx := t.Context()
+	secret := []byte("secret")
+	_, l := b.push(theirs, zipped(tarOf(file{"s", secret})))
+	var files []file
+	for i := range 20 {
+		files = append(files, file{fmt.Sprint(i), []byte(fmt.Sprint("content ", i))})
+	}
+	m, d := b.push(ours, zipped(tarOf(files...)))
+	b.wait(d)
+	b.wait(l)
+	if got, err := b.svc.Profile(ctx, ours, m); len(got) != 0 || err != nil {
+		t.Errorf("before any report: %v, %v", got, err)
+	}
+	opened := []gear.Name{name(files[7].data), name(secret), name([]byte("nothing")), name(files[3].data), name(files[5].data)}
+	b.must(b.svc.ReportProfile(ctx, ours, m, opened))
+	want := []gear.Name{opened[0], opened[3], opened[4]}
+	if got, err := b.svc.Profile(ctx, ours, m); err != nil || !slices.Equal(got, want) {
+		t.Errorf("got %x (%v), want %x", got, err, want)
+	}
+	// Of foreign names alone nothing comes, and of none neither.
+	b.must(b.svc.ReportProfile(ctx, ours, m, opened[1:3]))
+	b.must(b.svc.ReportProfile(ctx, ours, m, nil))
+	// Far too many, most of which are unknown.
+	many := slices.Clone(want)
+	for range 3 * gearregistry.MaxProfile {
+		var n gear.Name
+		binary.BigEndian.PutUint64(n[:], rand.Uint64())
+		many = append(many, n)
+	}
+	b.must(b.svc.ReportProfile(ctx, ours, m, many))
+	if got, err := b.svc.Profile(ctx, ours, m); err != nil || !slices.Equal(got, want) {
+		t.Errorf("after many: got %x (%v)", got, err)
+	}
+	// A profile that is damaged is as none, and begins anew.
+	b.must(b.cat.ChangeGearProfile(ctx, m, func([]byte) ([]byte, error) { return []byte("nonsense"), nil }))
+	if got, err := b.svc.Profile(ctx, ours, m); len(got) != 0 || err != nil {
+		t.Errorf("of a damaged one: %v, %v", got, err)
+	}
+	b.must(b.svc.ReportProfile(ctx, ours, m, want[1:]))
+	if got, err := b.svc.Profile(ctx, ours, m); err != nil || !slices.Equal(got, want[1:]) {
+		t.Errorf("anew: got %x (%v)", got, err)
+	}
+	// It goes with its image.
+	b.must(b.reg.DeleteManifest(ctx, ours, m))
+	if err := b.svc.ReportProfile(ctx, ours, m, want); !oci.HasCode(err, oci.CodeManifestUnknown) {
+		t.Errorf("of a deleted image: %v", err)
+	}
+	b.collect()
+	b.must(b.cat.ChangeGearProfile(ctx, m, func([]byte) ([]byte, error) { return []byte("late"), nil }))
+	if got, err := b.cat.GearProfile(ctx, m); got != nil || err != nil {
+		t.Errorf("a profile of an image that is gone: %q, %v", got, err)
+	}
+}

@@ -1,0 +1,203 @@
+package gearfs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"time"
+
+	"example.org/slipway/gear"
+	"example.org/slipway/node/poolfs"
+)
+
+var (
+	_ poolfs.Backend  = (*Service)(nil)
+	_ poolfs.Resolver = (*Service)(nil)
+	_ poolfs.Content  = (*fileContent)(nil)
+	_ poolfs.Content  = (*partialContent)(nil)
+)
+
+// Size implements poolfs.Backend.
+func (s *Service) Size(k poolfs.Key) (int64, bool) {
+	s.imagesMu.RLock()
+	defer s.imagesMu.RUnlock()
+	for _, img := range s.images {
+		if img.key(k.Name) != keyOf(k) {
+			continue
+		}
+		if f, i, err := img.table.find(k.Name); err == nil && i >= 0 {
+			return f.Size, true
+		}
+	}
+	return 0, false
+}
+
+// Resolve implements poolfs.Resolver: it finds the content of a node without a
+// table of nodes of its own, since a node's number is a part of the name.
+func (s *Service) Resolve(node uint64) (k poolfs.Key, size int64, ok bool) {
+	s.imagesMu.RLock()
+	defer s.imagesMu.RUnlock()
+	for _, img := range s.images {
+		t, key := img.table, poolfs.NameBits(uint64(img.view.ID()), node)<<1
+		if i := t.seek(key); i < len(t.keys) && t.keys[i]>>1 == key>>1 {
+			f, _, err := t.at(i)
+			if k = img.key(f.Name).poolKey(); err == nil && poolfs.NodeID(k) == node {
+				return k, f.Size, true
+			}
+		}
+	}
+	return poolfs.Key{}, 0, false
+}
+
+// lookup returns a file with its chunks and an image of its domain that holds it.
+func (s *Service) lookup(k fileKey) (gear.File, *image, error) {
+	s.imagesMu.RLock()
+	defer s.imagesMu.RUnlock()
+	var failed error
+	for _, img := range s.images {
+		if img.key(k.name) != k {
+			continue
+		}
+		_, i, err := img.table.find(k.name)
+		if err == nil && i >= 0 {
+			var f gear.File
+			if f, err = img.table.whole(i); err == nil {
+				return f, img, nil
+			}
+		}
+		failed = errors.Join(failed, err)
+	}
+	if failed != nil {
+		return gear.File{}, nil, failed
+	}
+	return gear.File{}, nil, fmt.Errorf("no image has file %x: %w", k.name, fs.ErrNotExist)
+}
+
+// maxReopen is how often a file that is evicted or found damaged between its
+// arrival and its opening is fetched again.
+const maxReopen = 3
+
+// Open implements poolfs.Backend. A large file that is not complete is open as
+// soon as it can be read from; one that no source has is an error, but not
+// fs.ErrNotExist, since the image does have it.
+func (s *Service) Open(ctx context.Context, k poolfs.Key) (poolfs.Content, error) {
+	name := k.Name
+	f, img, err := s.lookup(keyOf(k))
+	if err != nil {
+		return nil, err
+	}
+	s.opened(keyOf(k))
+	s.cache.Pin(name)
+	defer s.cache.Unpin(name)
+	img.st.opens.Add(1)
+	began := time.Now()
+	for range maxReopen {
+		var file *os.File
+		if file, err = s.openCached(img, f); err == nil {
+			return &fileContent{file}, nil
+		}
+		if !isNotExist(err) {
+			return nil, err
+		}
+		if f.Size >= gear.LargeFile {
+			pc, err := s.openLarge(ctx, img, f)
+			if errors.Is(err, errComplete) {
+				continue
+			}
+			if err != nil {
+				return nil, fmt.Errorf("file %x: %w", name, err)
+			}
+			return pc, nil
+		}
+		err = s.sched.fetch(ctx, img, f, onDemand)
+		s.stalled(img, time.Since(began))
+		if err != nil {
+			img.st.errors.Add(1)
+			return nil, fmt.Errorf("open for image %s: %w", img.name(), hideNotExist(err))
+		}
+	}
+	return nil, fmt.Errorf("file %x is gone again as soon as it has arrived: %w", name, hideNotExist(err))
+}
+
+// hideNotExist keeps the text of an error that would be taken for "the image has
+// no such file".
+func hideNotExist(err error) error {
+	if isNotExist(err) {
+		return errors.New(err.Error())
+	}
+	return err
+}
+
+// openCached opens a complete file, and removes it if its size is wrong.
+func (s *Service) openCached(img *image, f gear.File) (*os.File, error) {
+	file, err := img.view.OpenFile(f.Name)
+	if err != nil {
+		return nil, err
+	}
+	st, err := file.Stat()
+	if err == nil && st.Size() == f.Size {
+		return file, nil
+	}
+	_ = file.Close()
+	if err != nil {
+		return nil, err
+	}
+	s.cache.Damaged(f.Name, fmt.Sprintf("it has %d bytes, not %d", st.Size(), f.Size))
+	return nil, fmt.Errorf("file %x: %w", f.Name, fs.ErrNotExist)
+}
+
+// openLarge opens the chunks of a large file. One that is not very large comes as
+// a whole.
+func (s *Service) openLarge(ctx context.Context, img *image, f gear.File) (*partialContent, error) {
+	lf, err := s.sched.acquire(img, f)
+	for began := time.Now(); errors.Is(err, errOtherChunks) && time.Since(began) < s.opts.Bound && ctx.Err() == nil; {
+		time.Sleep(yieldEvery) // its fetch ends, since its image has been forgotten
+		lf, err = s.sched.acquire(img, f)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if f.Size <= streamWhole && lf.p.Left() > 0 {
+		s.sched.bring(img, lf)
+	} else {
+		s.tryComplete(lf)
+	}
+	s.sched.mu.Lock()
+	lf.readers++
+	s.sched.mu.Unlock()
+	return &partialContent{s: s, lf: lf}, nil
+}
+
+// fileContent is a complete file.
+type fileContent struct{ f *os.File }
+
+// File implements poolfs.Content.
+func (c *fileContent) File() *os.File { return c.f }
+
+// ReadAt implements poolfs.Content.
+func (c *fileContent) ReadAt(_ context.Context, p []byte, off int64) (int, error) {
+	return c.f.ReadAt(p, off)
+}
+
+// Close implements poolfs.Content.
+func (c *fileContent) Close() error { return c.f.Close() }
+
+// File implements poolfs.Content: a file that was opened partial stays that.
+func (pc *partialContent) File() *os.File { return nil }
+
+// Close implements poolfs.Content.
+func (pc *partialContent) Close() error {
+	pc.mu.Lock()
+	defer pc.mu.Unlock()
+	if !pc.closed {
+		pc.closed = true
+		c := &pc.s.sched
+		c.mu.Lock()
+		pc.lf.readers--
+		c.drop(pc.lf)
+		c.mu.Unlock()
+	}
+	return nil
+}

@@ -1,0 +1,464 @@
+package gearfs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"runtime"
+	"sync"
+	"time"
+
+	"example.org/slipway/gear"
+	"example.org/slipway/node/cachedir"
+)
+
+// batch is one request to a source for many files.
+type batch struct {
+	c       *scheduler
+	src     *source
+	prio    priority
+	flights []*flight
+	bytes   int64
+	alone   bool
+
+	// Of run's goroutine.
+	delivered []bool
+	at        int // whose content is being delivered, -1 for none
+	got       int64
+	paused    bool
+	began     time.Time
+	first     time.Time // when the first content came
+	guard     *guard
+	pace      *pace // nil: it need not spare the processors, or does not know how
+
+	// mu guards what came is about; it is called by another goroutine, too.
+	mu      sync.Mutex
+	through int    // before it all flights are delivered
+	raw     int64  // bytes that arrived since the last delivery, in the same answer
+	lf      *large // what is being delivered, if that is large
+}
+
+// localError is a failure of this node, for which no source is to blame.
+type localError struct{ err error }
+
+func (e *localError) Error() string { return e.err.Error() }
+func (e *localError) Unwrap() error { return e.err }
+
+// guard ends a request whose source sends nothing.
+type guard struct {
+	d time.Duration
+
+	mu   sync.Mutex
+	t    *time.Timer
+	held bool
+}
+
+// guarded returns a context that ends when nothing moves for d.
+func guarded(parent context.Context, d time.Duration) (context.Context, *guard, func()) {
+	ctx, cancel := context.WithCancelCause(parent)
+	g := &guard{d: d}
+	g.t = time.AfterFunc(d, func() { cancel(errStalled) })
+	return ctx, g, func() {
+		g.t.Stop()
+		cancel(nil)
+	}
+}
+
+// moved notes that something came.
+func (g *guard) moved() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.held {
+		g.t.Reset(g.d)
+	}
+}
+
+// hold stops the clock until resume: nothing need come.
+func (g *guard) hold() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.held = true
+	g.t.Stop()
+}
+
+func (g *guard) resume() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.held = false
+	g.t.Reset(g.d)
+}
+
+// run asks the source, and puts back what it did not deliver.
+func (b *batch) run() {
+	ctx, g, end := guarded(b.c.s.ctx, b.c.s.opts.Stall)
+	defer end()
+	b.guard, b.at, b.began = g, -1, time.Now()
+	b.delivered = make([]bool, len(b.flights))
+	if !b.wanted() {
+		runtime.LockOSThread() // b.pace is of a thread
+		defer runtime.UnlockOSThread()
+		b.pace = newPace()
+		defer b.pace.close()
+	}
+	src, err := b.c.dialled(b.src)
+	if err == nil {
+		files := make([]gear.File, len(b.flights))
+		for i, fl := range b.flights {
+			files[i] = fl.f
+		}
+		err = src.Fetch(gear.WithArrival(ctx, b.came), files, func(i int, r io.Reader) error { return b.deliver(ctx, i, r) })
+	}
+	if cause := context.Cause(ctx); err != nil && cause != nil {
+		err = cause
+	}
+	b.finish(err)
+}
+
+// deliver stores one file.
+func (b *batch) deliver(ctx context.Context, i int, r io.Reader) error {
+	if i < 0 || i >= len(b.flights) || b.delivered[i] {
+		return fmt.Errorf("the source delivers file %d of %d, or twice", i, len(b.flights))
+	}
+	if b.first.IsZero() {
+		b.first = time.Now()
+	}
+	b.at = i
+	if err := b.yield(ctx); err != nil {
+		return err
+	}
+	fl := b.flights[i]
+	in := &meter{b: b, ctx: ctx, r: r}
+	if fl.f.Size >= gear.LargeFile {
+		if err := b.storeLarge(fl, in); err != nil {
+			return err
+		}
+	} else {
+		if err := store(b.c.s.cache, fl.img.view, fl.f, in); err != nil {
+			return err
+		}
+		b.c.mu.Lock()
+		b.c.finish(fl, nil)
+		b.c.mu.Unlock()
+	}
+	b.delivered[i] = true
+	b.at = -1
+	b.mu.Lock()
+	b.raw = 0
+	for b.through < len(b.delivered) && b.delivered[b.through] {
+		b.through++
+	}
+	b.mu.Unlock()
+	b.c.s.fetched(fl, b.prio)
+	return nil
+}
+
+// came notes that bytes arrived, which may be a part of what is delivered next.
+func (b *batch) came(n int) {
+	b.guard.moved()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if n == 0 {
+		b.raw = 0
+	}
+	b.raw += int64(n)
+	left := b.flights[b.through:]
+	if len(left) == 0 || b.raw <= left[0].arrived {
+		return
+	}
+	left[0].arrived = b.raw
+	for _, fl := range left {
+		fl.moved.Add(1)
+	}
+	if b.lf != nil {
+		b.lf.moved.Add(1)
+	}
+}
+
+// reading notes which large file is being delivered; nil: none.
+func (b *batch) reading(lf *large) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.lf = lf
+}
+
+// copyBuffers are for reading contents.
+var copyBuffers = sync.Pool{New: func() any { return new([limitPiece]byte) }}
+
+// store reads a content into the cache, and has a view show it. Errors of the cache
+// are *localError.
+func store(cache *cachedir.Dir, view *cachedir.View, f gear.File, r io.Reader) error {
+	var err error
+	if cache.Has(f.Name) { // what comes is the proof that the view needs
+		if err = judge(f, io.LimitReader(r, f.Size+1)); errors.Is(err, ErrConflict) {
+			err = fmt.Errorf("%w: %w", gear.ErrContent, err)
+		}
+	} else {
+		err = write(cache, f, r)
+	}
+	if err != nil {
+		return err
+	}
+	if err := view.Show(f.Name); err != nil && !isNotExist(err) { // who misses it fetches it again
+		return &localError{err}
+	}
+	return nil
+}
+
+// write reads a content into the cache.
+func write(cache *cachedir.Dir, f gear.File, r io.Reader) error {
+	w, err := cache.Create(f)
+	if err != nil {
+		return &localError{err}
+	}
+	defer w.Cancel()
+	buf := copyBuffers.Get().(*[limitPiece]byte)
+	defer copyBuffers.Put(buf)
+	for {
+		n, rerr := r.Read(buf[:])
+		if _, err := w.Write(buf[:n]); err != nil {
+			return ofCache(err)
+		}
+		if errors.Is(rerr, io.EOF) {
+			return ofCache(w.Commit())
+		}
+		if rerr != nil {
+			return fmt.Errorf("read file %x: %w", f.Name, rerr)
+		}
+	}
+}
+
+// ofCache marks an error of the cache unless it is about what was sent.
+func ofCache(err error) error {
+	if err == nil || errors.Is(err, gear.ErrContent) {
+		return err
+	}
+	return &localError{err}
+}
+
+// storeLarge reads a large file into its chunks, which readers see as they come.
+func (b *batch) storeLarge(fl *flight, r *meter) error {
+	lf, err := b.c.acquire(fl.img, fl.f)
+	if errors.Is(err, errComplete) {
+		b.c.mu.Lock()
+		b.c.finish(fl, nil)
+		b.c.mu.Unlock()
+		return nil // the rest is the source's to skip
+	}
+	if err != nil {
+		return &localError{err}
+	}
+	defer b.c.release(lf)
+	r.lf = lf
+	b.reading(lf)
+	defer b.reading(nil)
+	lf.streaming(0)
+	defer lf.streaming(-1)
+	buf := make([]byte, gear.ChunkSize)
+	for i := range fl.f.Chunks {
+		if err := b.breathe(r.ctx); err != nil {
+			return err
+		}
+		chunk := buf[:gear.ChunkLen(fl.f.Size, i)]
+		if _, err := io.ReadFull(r, chunk); err != nil {
+			if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+				err = io.ErrUnexpectedEOF
+			}
+			return fmt.Errorf("read chunk %d of file %x: %w", i, fl.f.Name, err)
+		}
+		if err := lf.put(i, chunk, b.prio); err != nil {
+			return ofCache(err)
+		}
+		lf.streaming(i + 1)
+	}
+	if n, _ := r.Read(buf[:1]); n > 0 {
+		return fmt.Errorf("file %x has more than %d bytes: %w", fl.f.Name, fl.f.Size, gear.ErrContent)
+	}
+	// Hashing the whole takes a while; the request goes on meanwhile.
+	if lf, err = b.c.acquire(fl.img, fl.f); err != nil && !errors.Is(err, errComplete) {
+		return &localError{err}
+	}
+	b.c.s.goWork(func() {
+		var err error
+		if lf != nil {
+			err = lf.p.Complete(b.c.s.ctx)
+			b.c.release(lf)
+		}
+		b.c.mu.Lock()
+		defer b.c.mu.Unlock()
+		b.c.finish(fl, err)
+	})
+	return nil
+}
+
+// yield lets what somebody waits for go first: a request of the background pauses
+// before its next file, unless that is what is waited for, or there is no other
+// stream that could bring it.
+func (b *batch) yield(ctx context.Context) error {
+	if b.prio == inBackground && b.c.s.opts.Streams >= 2 {
+		if err := b.pause(ctx, func() bool { return b.c.urgent.Load() > 0 || time.Now().Before(b.c.restsAt()) }); err != nil {
+			return err
+		}
+	}
+	return b.breathe(ctx)
+}
+
+// breathe leaves the processors to whoever else wants them, if nobody waits for the
+// request, or for its end.
+func (b *batch) breathe(ctx context.Context) error {
+	now := time.Now()
+	until, looked := now.Add(b.pace.due()), now
+	return b.pause(ctx, func() bool {
+		now := time.Now()
+		if now.Sub(looked) >= crowdedEvery {
+			looked = now
+			return now.Before(until) && !b.c.crowded()
+		}
+		return now.Before(until)
+	})
+}
+
+// pause waits as long as it must and nobody waits for a file of the request.
+func (b *batch) pause(ctx context.Context, must func() bool) error {
+	for must() && !b.wanted() {
+		b.paused = true
+		b.guard.hold()
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(yieldEvery):
+		}
+	}
+	b.guard.resume()
+	return nil
+}
+
+// yieldEvery is how often a paused request looks whether it may go on, crowdedEvery how
+// often through the queues, which may be long.
+const (
+	yieldEvery   = 5 * time.Millisecond
+	crowdedEvery = 50 * time.Millisecond
+)
+
+// wanted tells whether somebody waits for a file of the request.
+func (b *batch) wanted() bool {
+	b.c.mu.Lock()
+	defer b.c.mu.Unlock()
+	for i, fl := range b.flights {
+		if b.delivered[i] {
+			continue
+		}
+		if lf := b.c.large[fl.img.key(fl.f.Name)]; fl.awaited() || lf != nil && lf.waiting.Load() > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// meter counts what comes, and slows down the background.
+type meter struct {
+	b   *batch
+	ctx context.Context
+	r   io.Reader
+	n   int64
+	lf  *large // whose readers wait for it, or nil
+}
+
+// Read implements io.Reader.
+func (m *meter) Read(p []byte) (int, error) {
+	n, err := m.r.Read(p[:min(len(p), limitPiece)])
+	if n == 0 {
+		return n, err
+	}
+	b := m.b
+	b.got += int64(n)
+	b.guard.moved()
+	m.n += int64(n)
+	if fl := b.flights[b.at]; m.n > fl.best {
+		fl.best = m.n
+		fl.moved.Add(1)
+		if m.lf != nil {
+			m.lf.moved.Add(1)
+		}
+	}
+	for _, fl := range b.flights[b.at+1:] {
+		fl.moved.Add(1)
+	}
+	if b.prio == inBackground && b.c.s.opts.BackgroundRate > 0 && !b.wanted() {
+		b.paused = true
+		b.guard.hold()
+		if werr := b.c.s.limit.WaitN(m.ctx, n); werr != nil {
+			return n, werr
+		}
+		b.guard.resume()
+	}
+	return n, err
+}
+
+// finish accounts for the request and puts back what it did not deliver.
+func (b *batch) finish(err error) {
+	var left []*flight
+	files := 0
+	for i, fl := range b.flights {
+		if b.delivered[i] {
+			files++
+		} else {
+			left = append(left, fl)
+		}
+	}
+	if err == nil && len(left) > 0 {
+		err = fmt.Errorf("%s delivered %d of %d files: %w", b.src.ref, files, len(b.flights), io.ErrUnexpectedEOF)
+	}
+	c, now := b.c, time.Now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.running[b.prio]--
+	defer c.wake()
+	b.src.files += int64(files)
+	b.src.bytes += b.got
+	if !b.first.IsZero() {
+		got := b.got
+		if b.paused {
+			got = 0
+		}
+		c.observe(b.src.ref.Registry, b.first.Sub(b.began), got, now.Sub(b.first))
+	}
+	if files > 0 {
+		b.src.delivered(b.began)
+	}
+	if len(left) == 0 || c.s.ctx.Err() != nil {
+		return
+	}
+	culprit := left[0]
+	if b.at >= 0 {
+		culprit = b.flights[b.at]
+	}
+	c.requeue(left)
+	c.fault(&culprit.tries, b.src, files > 0 || b.alone, err)
+	var local *localError
+	if errors.As(err, &local) {
+		c.finish(culprit, fmt.Errorf("file %x: %w", culprit.f.Name, local.err))
+	}
+}
+
+// fault notes that a source failed with something. spare tells that it may be the
+// fault of that alone, since the request brought other things, or was a repetition
+// for it. mu is held.
+func (c *scheduler) fault(t *tries, src *source, spare bool, err error) {
+	var local *localError
+	if errors.As(err, &local) {
+		t.err = err
+		return
+	}
+	now := time.Now()
+	err = fmt.Errorf("%s: %w", src.ref, err)
+	t.blame(src, now, c.s.opts.RetryWait, err)
+	src.err = err
+	if !spare && !aboutFile(err) {
+		src.failed(now, err)
+	}
+	c.s.log.Warn("a source failed", "source", src.ref.String(), "failures", src.failures, "lies", src.lies, "err", err)
+}
+
+// aboutFile tells whether an error is about one file only.
+func aboutFile(err error) bool { return errors.Is(err, gear.ErrContent) || isNotExist(err) }

@@ -1,0 +1,160 @@
+package gearfs
+
+import (
+	"fmt"
+	"time"
+)
+
+// Mode is how an image's files come.
+type Mode string
+
+// The modes.
+const (
+	// Auto decides at each start.
+	Auto Mode = ""
+	// Lazy: those of the profile before the start, others when they are opened.
+	Lazy Mode = "lazy"
+	// Eager: all are asked for before the start. If it was not decided here, or if
+	// it is a matter of an instant, the start waits for all, else for those of the
+	// profile.
+	Eager Mode = "eager"
+)
+
+// Decision is how a start was done, and why.
+type Decision struct {
+	Mode   Mode   `json:"mode"`
+	Reason string `json:"reason"`
+	// What it was decided from: files of the image that are not local, those of
+	// them that the profile names, and the measured link; 0 if not known.
+	MissingFiles int           `json:"missing_files"`
+	MissingBytes int64         `json:"missing_bytes"`
+	ProfileFiles int           `json:"profile_files"`
+	ProfileBytes int64         `json:"profile_bytes"`
+	RTT          time.Duration `json:"rtt_ns"`
+	RatePerSec   float64       `json:"rate_bytes_per_second"`
+	// HitShare is which share of the files opened at earlier starts the profile
+	// had; what is assumed, if there were none.
+	HitShare float64 `json:"hit_share"`
+	// Eager and Lazy are how long the start was expected to wait for files.
+	Eager time.Duration `json:"eager_ns"`
+	Lazy  time.Duration `json:"lazy_ns"`
+}
+
+// hits are how well profiles did at earlier starts.
+type hits struct {
+	// Opened files, of which Covered were in the profile.
+	Opened  int64 `json:"opened"`
+	Covered int64 `json:"covered"`
+}
+
+// share is the part that was covered, with a prior for few measurements.
+func (h hits) share() float64 {
+	return (float64(h.Covered) + priorShare*priorWeight) / (float64(h.Opened) + priorWeight)
+}
+
+const (
+	// priorShare is the share of opens that a profile is assumed to have, with the
+	// weight of so many opens.
+	priorShare, priorWeight = 0.95, 100
+	// neededBytes and neededFiles are which part of an image a start is assumed to
+	// need of which no profile is known: a warm-up of a usual image reads 6 to 30 %
+	// of it (FAST'16 Slacker: 6.4 %).
+	neededBytes, neededFiles = 0.20, 0.05
+	// maxMisses bounds the opens assumed of a start without a profile.
+	maxMisses = 1000
+	// trivialBytes are fetched whatever else is known.
+	trivialBytes = 256 << 10
+	// fileTime is what a file takes to be written (measured: node/gearfs/DESIGN.md).
+	fileTime = 50 * time.Microsecond
+	// eagerGain is how much less than a lazy start one with all files must be
+	// expected to take: both are estimates, and what an eager one fetches in vain
+	// is in the way of what is opened.
+	eagerGain = 0.7
+	// eagerPrice in bytes is what may be fetched in vain for each second that an
+	// eager start is expected to win: the line, the registry and the disk are other
+	// starts', too. Without a price a fast line has every image fetched whole.
+	eagerPrice = 32 << 20
+	// briefly is how long a start waits for all files at most; else they come while
+	// it goes on.
+	briefly = 150 * time.Millisecond
+)
+
+// decisionInput is what is known before a start.
+type decisionInput struct {
+	forced              Mode
+	files, missingFiles int
+	bytes, missingBytes int64
+	profiled            int // names in the profile
+	profileFiles        int // of them missing
+	profileBytes        int64
+	link                link
+	hits                hits
+}
+
+// decide chooses how a start is done.
+func decide(in decisionInput) Decision {
+	d := Decision{
+		MissingFiles: in.missingFiles, MissingBytes: in.missingBytes, ProfileFiles: in.profileFiles, ProfileBytes: in.profileBytes,
+		RTT: in.link.rtt, RatePerSec: in.link.rate, HitShare: in.hits.share(), Mode: Lazy,
+	}
+	if in.link.rate > 0 {
+		d.Eager, d.Lazy = in.estimate(d.HitShare)
+	}
+	switch {
+	case in.forced != Auto:
+		d.Mode, d.Reason = in.forced, "set by configuration"
+	case in.missingFiles == 0:
+		d.Mode, d.Reason = Eager, "all files are local"
+	case in.missingBytes <= trivialBytes:
+		d.Mode, d.Reason = Eager, fmt.Sprintf("only %d bytes are missing", in.missingBytes)
+	case in.link.rate == 0:
+		d.Reason = "the link was not measured yet"
+	case float64(d.Eager) > eagerGain*float64(d.Lazy):
+		d.Reason = fmt.Sprintf("a lazy start waits %v, all %d missing files would take %v", d.Lazy, in.missingFiles, d.Eager)
+	case (d.Lazy-d.Eager).Seconds()*eagerPrice < float64(in.vain(d.HitShare)):
+		d.Reason = fmt.Sprintf("all %d missing files would take %v and a lazy start waits %v, but some %d bytes would come in vain",
+			in.missingFiles, d.Eager, d.Lazy, in.vain(d.HitShare))
+	default:
+		d.Mode, d.Reason = Eager, fmt.Sprintf("all %d missing files take %v, a lazy start would wait %v", in.missingFiles, d.Eager, d.Lazy)
+	}
+	return d
+}
+
+// waitsForAll tells whether an eager start waits for all files.
+func (d *Decision) waitsForAll(forced Mode) bool {
+	return forced == Eager || d.MissingBytes <= trivialBytes || d.RatePerSec > 0 && d.Eager <= briefly
+}
+
+// estimate is how long both ways wait for files.
+func (in *decisionInput) estimate(share float64) (eager, lazy time.Duration) {
+	take := func(files, bytes float64) time.Duration {
+		return time.Duration(bytes/in.link.rate*float64(time.Second)) + time.Duration(files*float64(fileTime))
+	}
+	eager = in.link.rtt + take(float64(in.missingFiles), float64(in.missingBytes))
+	missed, missedBytes := in.missed(share)
+	if in.profiled > 0 {
+		lazy = in.link.rtt + take(float64(in.profileFiles), float64(in.profileBytes))
+	}
+	// What the profile lacks comes file by file.
+	lazy += time.Duration(missed*float64(in.link.rtt)) + take(missed, missedBytes)
+	round := func(d time.Duration) time.Duration { return d.Round(time.Millisecond) }
+	return round(eager), round(lazy)
+}
+
+// missed are the files that a start is expected to open which no profile names,
+// and their bytes.
+func (in *decisionInput) missed(share float64) (files, bytes float64) {
+	if in.profiled == 0 {
+		return min(neededFiles*float64(in.missingFiles), maxMisses), neededBytes * float64(in.missingBytes)
+	}
+	rest := in.missingFiles - in.profileFiles
+	files = min(float64(in.profiled)*(1-share)/max(share, 0.1), float64(rest))
+	return files, files * float64(in.missingBytes-in.profileBytes) / float64(max(1, rest))
+}
+
+// vain is how many bytes an eager start is expected to fetch that a lazy one does
+// not.
+func (in *decisionInput) vain(share float64) int64 {
+	_, missed := in.missed(share)
+	return in.missingBytes - in.profileBytes - int64(missed)
+}

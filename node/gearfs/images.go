@@ -1,0 +1,435 @@
+package gearfs
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"example.org/slipway/gear"
+	"example.org/slipway/internal/durable"
+	"example.org/slipway/node/cachedir"
+	"example.org/slipway/node/poolfs"
+)
+
+// ErrConflict is returned, wrapped, by AddImage for an index that says something
+// else of a file than one that is known, and cannot prove it: one of the two lies,
+// and since a cached file serves all images, only the content itself is believed.
+var ErrConflict = errors.New("contradicts another image")
+
+var errNodeClash = poolfs.ErrCollision
+
+// ErrUnknown is returned, wrapped, for an image that is not known.
+var ErrUnknown = errors.New("image is not known")
+
+// ImageSpec describes an image that is added.
+type ImageSpec struct {
+	// Chain is the chain ID of its layers, which names it.
+	Chain string
+	// Ref is what people call it.
+	Ref string
+	// Domain is the trust domain of its sources: the image shows only contents that a
+	// source of this domain has sent here. Images without one see the whole cache.
+	Domain string
+	// Sources that can deliver its files, the preferred one first.
+	Sources []SourceRef
+	// Layers are the digests of its layers, for the status.
+	Layers []string
+}
+
+// record is what is kept of an image, as JSON.
+type record struct {
+	Version int         `json:"version"`
+	Chain   string      `json:"chain"`
+	Ref     string      `json:"ref,omitempty"`
+	Index   string      `json:"index"` // SHA-256 of the encoded index, in hex
+	Domain  string      `json:"domain,omitempty"`
+	Sources []SourceRef `json:"sources"`
+	Layers  []string    `json:"layers,omitempty"`
+	Added   time.Time   `json:"added"`
+	// Background tells that it is to be completed; Hits how well profiles did.
+	Background bool `json:"background,omitempty"`
+	Hits       hits `json:"hits"`
+}
+
+const (
+	recordVersion = 1
+	maxRecord     = 1 << 20 // bytes
+	recordFile    = "record.json"
+	indexFile     = "index"
+	tableFile     = "files"
+)
+
+// parseRecord reads a record.
+func parseRecord(b []byte) (*record, error) {
+	if len(b) > maxRecord {
+		return nil, fmt.Errorf("record of %d bytes", len(b))
+	}
+	var r record
+	if err := json.Unmarshal(b, &r); err != nil {
+		return nil, fmt.Errorf("record of an image: %w", err)
+	}
+	if r.Version != recordVersion {
+		return nil, fmt.Errorf("record of an image of version %d", r.Version)
+	}
+	if _, ok := parseHexName(r.Index); !ok || dirOf(r.Chain) == "" {
+		return nil, fmt.Errorf("record of image %.80q with index %.80q", r.Chain, r.Index)
+	}
+	if r.Hits.Opened < 0 || r.Hits.Covered < 0 || r.Hits.Covered > r.Hits.Opened {
+		r.Hits = hits{}
+	}
+	return &r, nil
+}
+
+func parseHexName(s string) (gear.Name, bool) {
+	var name gear.Name
+	if len(s) != 2*len(name) {
+		return name, false
+	}
+	_, err := hex.Decode(name[:], []byte(s))
+	return name, err == nil
+}
+
+// dirOf is the directory of an image, "" for what cannot be a chain ID.
+func dirOf(chain string) string {
+	if len(chain) == 0 || len(chain) > 200 {
+		return ""
+	}
+	for _, c := range []byte(chain) {
+		if (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != ':' && c != '-' && c != '_' {
+			return ""
+		}
+	}
+	return strings.ReplaceAll(chain, ":", "-")
+}
+
+// image is a known image.
+type image struct {
+	chain, ref string
+	dir        string
+	table      *fileTable
+	view       *cachedir.View
+	// rec is replaced as a whole, under Service.imagesMu.
+	rec *record
+	st  imageStats
+}
+
+func (img *image) close() error {
+	if img.table == nil || img.table.f == nil {
+		return nil
+	}
+	return img.table.f.Close()
+}
+
+// Has implements cachedir.Set: a lease of the whole image.
+func (img *image) Has(name gear.Name) bool {
+	_, i, err := img.table.find(name)
+	return err != nil || i >= 0
+}
+
+// Holds reports whether an image has any of the files. One that is not known has.
+func (s *Service) Holds(chain string, names []gear.Name) bool {
+	img := s.image(chain)
+	return img == nil || slices.ContainsFunc(names, img.Has)
+}
+
+// AddImage makes an image known whose index, which must be flat, was verified by
+// the caller. It is durable when AddImage returns. An image that is known already
+// gets the sources it did not have. Errors: ErrConflict; poolfs.ErrCollision;
+// gear.ErrInvalid.
+func (s *Service) AddImage(spec ImageSpec, x *gear.Index) error {
+	base := dirOf(spec.Chain)
+	if base == "" {
+		return fmt.Errorf("image with chain %.80q: %w", spec.Chain, fs.ErrInvalid)
+	}
+	s.addMu.Lock()
+	defer s.addMu.Unlock()
+	if img := s.image(spec.Chain); img != nil {
+		return s.addSources(img, spec.Sources)
+	}
+	if !x.Flat() {
+		return fmt.Errorf("image %s is not one whole tree: %w", spec.Chain, gear.ErrInvalid)
+	}
+	var enc bytes.Buffer
+	if err := x.Encode(&enc); err != nil {
+		return fmt.Errorf("image %s: %w", spec.Chain, err)
+	}
+	sum := sha256.Sum256(enc.Bytes())
+	table, err := encodeTable(x.Files)
+	if err != nil {
+		return fmt.Errorf("image %s: %w", spec.Chain, err)
+	}
+	rec := &record{Version: recordVersion, Chain: spec.Chain, Ref: spec.Ref, Index: hex.EncodeToString(sum[:]),
+		Domain: spec.Domain, Sources: uniqueRefs(spec.Sources), Layers: spec.Layers, Added: s.opts.Clock().UTC()}
+	v, err := s.cache.View(viewOf(spec.Domain))
+	if err == nil {
+		err = s.settle(v, rec.Sources, x.Files)
+	}
+	if err != nil {
+		return fmt.Errorf("add image %s: %w", spec.Chain, err)
+	}
+	dir := filepath.Join(s.dir, base)
+	if err := s.storeImage(dir, rec, enc.Bytes(), table); err != nil {
+		return fmt.Errorf("store image %s: %w", spec.Chain, err)
+	}
+	img, err := s.openImage(dir)
+	if err != nil {
+		return errors.Join(fmt.Errorf("add image %s: %w", spec.Chain, err), os.RemoveAll(dir))
+	}
+	s.imagesMu.Lock()
+	s.images[spec.Chain] = img
+	s.imagesMu.Unlock()
+	s.askProfile(img) // to be there when a container starts
+	return nil
+}
+
+// uniqueRefs drops sources named twice.
+func uniqueRefs(refs []SourceRef) []SourceRef {
+	var out []SourceRef
+	for _, r := range refs {
+		if !slices.Contains(out, r) {
+			out = append(out, r)
+		}
+	}
+	return out
+}
+
+// storeImage writes what is kept of an image, the record last.
+func (s *Service) storeImage(dir string, rec *record, index, table []byte) error {
+	if err := os.RemoveAll(dir); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	if err := durable.WriteFile(filepath.Join(dir, indexFile), index); err != nil {
+		return err
+	}
+	if err := durable.WriteFile(filepath.Join(dir, tableFile), table); err != nil {
+		return err
+	}
+	if err := writeRecord(dir, rec); err != nil {
+		return err
+	}
+	return durable.SyncDir(s.dir)
+}
+
+func writeRecord(dir string, rec *record) error {
+	b, err := json.MarshalIndent(rec, "", " ")
+	if err != nil {
+		return err
+	}
+	return durable.WriteFile(filepath.Join(dir, recordFile), append(b, '\n'))
+}
+
+// openImage reads back what is kept of an image.
+func (s *Service) openImage(dir string) (*image, error) {
+	b, err := os.ReadFile(filepath.Join(dir, recordFile))
+	if err != nil {
+		return nil, err
+	}
+	rec, err := parseRecord(b)
+	if err != nil {
+		return nil, err
+	}
+	if dirOf(rec.Chain) != filepath.Base(dir) {
+		return nil, fmt.Errorf("record of image %s in %s", rec.Chain, filepath.Base(dir))
+	}
+	img := &image{chain: rec.Chain, ref: rec.Ref, dir: dir, rec: rec}
+	if img.view, err = s.cache.View(viewOf(rec.Domain)); err != nil {
+		return nil, err
+	}
+	if img.table, err = openTable(filepath.Join(dir, tableFile)); err != nil {
+		s.log.Warn("table of an image's files is made anew", "chain", rec.Chain, "err", err)
+		img.table, err = s.remakeTable(img)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return img, nil
+}
+
+// openTable reads a table and leaves its file open.
+func openTable(path string) (*fileTable, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	st, err := f.Stat()
+	var t *fileTable
+	if err == nil && st.Size() > tableHeader+maxTableFiles*tableEntry {
+		err = fmt.Errorf("table of %d bytes", st.Size())
+	}
+	if err == nil {
+		b := make([]byte, st.Size())
+		if _, err = f.ReadAt(b, 0); err == nil {
+			t, err = parseTable(b)
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	t.f = f
+	return t, nil
+}
+
+// remakeTable makes the table of the index again.
+func (s *Service) remakeTable(img *image) (*fileTable, error) {
+	x, err := s.readIndex(img)
+	if err != nil {
+		return nil, err
+	}
+	b, err := encodeTable(x.Files)
+	if err != nil {
+		return nil, err
+	}
+	path := filepath.Join(img.dir, tableFile)
+	if err := durable.WriteFile(path, b); err != nil {
+		return nil, err
+	}
+	return openTable(path)
+}
+
+// readIndex reads back an image's index and compares it with its name.
+func (s *Service) readIndex(img *image) (*gear.Index, error) {
+	b, err := os.ReadFile(filepath.Join(img.dir, indexFile))
+	if err != nil {
+		return nil, err
+	}
+	if sum := sha256.Sum256(b); hex.EncodeToString(sum[:]) != img.rec.Index {
+		return nil, fmt.Errorf("index of image %s is damaged: %w", img.chain, gear.ErrContent)
+	}
+	return gear.Decode(bytes.NewReader(b), s.opts.Limits)
+}
+
+// loadImages reads back all images.
+func (s *Service) loadImages() error {
+	if err := os.MkdirAll(s.dir, 0o700); err != nil {
+		return err
+	}
+	entries, err := os.ReadDir(s.dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if !e.IsDir() {
+			continue
+		}
+		dir := filepath.Join(s.dir, e.Name())
+		img, err := s.openImage(dir)
+		if errors.Is(err, fs.ErrNotExist) { // it was being added or removed
+			if err := os.RemoveAll(dir); err != nil {
+				return err
+			}
+			continue
+		}
+		if err != nil {
+			s.log.Error("records of an image are damaged; pull it again", "dir", dir, "err", err)
+			continue
+		}
+		s.images[img.chain] = img
+	}
+	return nil
+}
+
+// RemoveImage forgets an image. Its files stay in the cache until they are
+// evicted. One that is not known is no error.
+func (s *Service) RemoveImage(chain string) error {
+	s.addMu.Lock()
+	defer s.addMu.Unlock()
+	return s.remove(chain)
+}
+
+// remove is RemoveImage while addMu is held.
+func (s *Service) remove(chain string) error {
+	s.imagesMu.Lock()
+	img := s.images[chain]
+	delete(s.images, chain)
+	s.imagesMu.Unlock()
+	if img == nil {
+		return nil
+	}
+	s.cache.Unlease(leaseOf(chain))
+	// The record goes first: without it the rest is a leftover. The table's
+	// descriptor is left to the garbage collector, since a fetch may use it.
+	err := os.Remove(filepath.Join(img.dir, recordFile))
+	if err = errors.Join(err, os.RemoveAll(img.dir), durable.SyncDir(s.dir)); err != nil {
+		return fmt.Errorf("remove image %s: %w", chain, err)
+	}
+	return nil
+}
+
+// addSources adds sources to an image; the new ones are preferred, as they are
+// those of the last pull.
+func (s *Service) addSources(img *image, refs []SourceRef) error {
+	s.imagesMu.RLock()
+	rec := *img.rec
+	s.imagesMu.RUnlock()
+	all := uniqueRefs(append(slices.Clone(refs), rec.Sources...))
+	if slices.Equal(all, rec.Sources) {
+		return nil
+	}
+	rec.Sources = all
+	return s.replaceRecord(img, &rec)
+}
+
+// replaceRecord changes what is kept of an image.
+func (s *Service) replaceRecord(img *image, rec *record) error {
+	if err := writeRecord(img.dir, rec); err != nil {
+		return fmt.Errorf("record of image %s: %w", rec.Chain, err)
+	}
+	s.imagesMu.Lock()
+	defer s.imagesMu.Unlock()
+	img.rec = rec
+	return nil
+}
+
+// image returns a known image, or nil.
+func (s *Service) image(chain string) *image {
+	s.imagesMu.RLock()
+	defer s.imagesMu.RUnlock()
+	return s.images[chain]
+}
+
+// allImages lists the images by chain.
+func (s *Service) allImages() []*image {
+	s.imagesMu.RLock()
+	defer s.imagesMu.RUnlock()
+	out := make([]*image, 0, len(s.images))
+	for _, img := range s.images {
+		out = append(out, img)
+	}
+	slices.SortFunc(out, func(a, b *image) int { return strings.Compare(a.chain, b.chain) })
+	return out
+}
+
+// HasImage tells whether an image is known.
+func (s *Service) HasImage(chain string) bool { return s.image(chain) != nil }
+
+// Index reads back the index of an image. Errors: ErrUnknown; gear.ErrContent if
+// it was damaged on disk.
+func (s *Service) Index(chain string) (*gear.Index, error) {
+	img := s.image(chain)
+	if img == nil {
+		return nil, fmt.Errorf("image %s: %w", chain, ErrUnknown)
+	}
+	return s.readIndex(img)
+}
+
+// Dir is where records of an image are; the caller may keep files of its own
+// there, which go with the image. Errors: ErrUnknown.
+func (s *Service) Dir(chain string) (string, error) {
+	img := s.image(chain)
+	if img == nil {
+		return "", fmt.Errorf("image %s: %w", chain, ErrUnknown)
+	}
+	return img.dir, nil
+}

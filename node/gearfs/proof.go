@@ -1,0 +1,140 @@
+package gearfs
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"time"
+
+	"example.org/slipway/gear"
+	"example.org/slipway/node/cachedir"
+)
+
+// proofTime bounds how long an image is given to prove one file: one of 1 GiB comes
+// in that time at 30 Mbit/s.
+const proofTime = 5 * time.Minute
+
+// Check returns why an image with these files, perhaps among others, could not be
+// added; tree are all files that the image has so far. It is asked before the image
+// is promised to anybody. Errors: those of AddImage.
+func (s *Service) Check(spec ImageSpec, files, tree []gear.File) error {
+	v, err := s.cache.View(viewOf(spec.Domain))
+	if err != nil {
+		return err
+	}
+	if _, err := sorted(tree); err != nil {
+		return err
+	}
+	s.addMu.Lock()
+	defer s.addMu.Unlock()
+	return s.settle(v, spec.Sources, files)
+}
+
+// settle compares the files of a new image with all others of its domain. Where two
+// contradict each other, one of them lies, and who came first is no reason to believe
+// it: the new one must prove what it says of the file. If it can, the other is
+// forgotten, which harms only containers of that image; if not, the new one is refused.
+// What other domains say does not matter: they have views of their own. addMu is held.
+func (s *Service) settle(v *cachedir.View, sources []SourceRef, files []gear.File) error {
+	rest, err := sorted(files)
+	if err != nil {
+		return err
+	}
+	for _, o := range s.allImages() {
+		if o.view != v {
+			continue
+		}
+		left, odd, err := o.table.clash(rest)
+		if errors.Is(err, ErrConflict) {
+			if proof := s.prove(v, sources, *odd); proof != nil {
+				return fmt.Errorf("%w; %w (image %s)", err, proof, o.chain)
+			}
+			s.log.Error("an image's index lies about a file; the image is forgotten", "image", o.name(), "chain", o.chain, "file", fmt.Sprintf("%x", odd.Name))
+			left, err = rest, s.remove(o.chain)
+		}
+		if err != nil {
+			return fmt.Errorf("%w (image %s)", err, o.chain)
+		}
+		rest = left // images that are known agree with each other
+	}
+	return nil
+}
+
+// prove returns why it is not known that a file is what a new image says: by what is in
+// the cache, or else by what the image's own sources deliver.
+func (s *Service) prove(v *cachedir.View, sources []SourceRef, f gear.File) error {
+	if file, err := v.OpenFile(f.Name); err == nil {
+		proof := judge(f, file)
+		if err := file.Close(); err != nil {
+			return err
+		}
+		if !errors.Is(proof, errOther) { // else the disk has damaged it
+			return proof
+		}
+	}
+	ctx, cancel := context.WithTimeout(s.ctx, proofTime)
+	defer cancel()
+	proof := errors.New("it has no source to prove what it says")
+	for _, ref := range sources {
+		s.sched.mu.Lock()
+		known := s.sched.source(ref)
+		s.sched.mu.Unlock()
+		src, err := s.sched.dialled(known)
+		if err == nil {
+			err = src.Fetch(ctx, []gear.File{f}, func(_ int, r io.Reader) error { return judge(f, r) })
+		}
+		if err == nil {
+			return nil
+		}
+		proof = fmt.Errorf("%s does not prove what it says: %w", ref, err)
+	}
+	return proof
+}
+
+// errOther is returned, wrapped, for bytes that are not the file's.
+var errOther = errors.New("other bytes")
+
+// judge reports whether bytes are a file's, with the size and the chunks it is said to
+// have.
+func judge(f gear.File, r io.Reader) error {
+	whole := sha256.New()
+	var size counter
+	r = io.TeeReader(r, io.MultiWriter(whole, &size))
+	wrong := -1
+	for k := range f.Chunks {
+		chunk := sha256.New()
+		if _, err := io.CopyN(chunk, r, gear.ChunkSize); err != nil && !errors.Is(err, io.EOF) {
+			return err
+		}
+		if sum(chunk) != f.Chunks[k] && wrong < 0 {
+			wrong = k
+		}
+	}
+	rest := &io.LimitedReader{R: r, N: gear.MaxFile}
+	if _, err := io.Copy(io.Discard, rest); err != nil {
+		return err
+	}
+	switch {
+	case sum(whole) != f.Name:
+		return fmt.Errorf("file %x: %w: %w", f.Name, errOther, gear.ErrContent)
+	case int64(size) != f.Size:
+		return fmt.Errorf("file %x has %d bytes, not %d: %w", f.Name, size, f.Size, ErrConflict)
+	case wrong >= 0:
+		return fmt.Errorf("chunk %d of file %x is another: %w", wrong, f.Name, ErrConflict)
+	}
+	return nil
+}
+
+func sum(h hash.Hash) gear.Name { return gear.Name(h.Sum(nil)) }
+
+// counter counts what is written to it.
+type counter int64
+
+// Write implements io.Writer.
+func (c *counter) Write(p []byte) (int, error) {
+	*c += counter(len(p))
+	return len(p), nil
+}

@@ -1,0 +1,93 @@
+package gearfs_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"example.org/slipway/gear"
+	"example.org/slipway/node/gearfs"
+	"example.org/slipway/node/poolfs"
+)
+
+// TestLies has one image lie about a file that an honest one has, in every way, of a
+// small and a large file, before and after the honest one came, with and without
+// the file in the cache: the honest image can always be added and read, and the lie
+// is not believed twice.
+func TestLies(t *testing.T) {
+	tr := makeTree(t, content(1, 1000), content(2, 5<<20), content(3, 77))
+	for i, size := range []string{"small", "large"} {
+		honest := tr.files[i]
+		lies := map[string]gear.File{}
+		for name, by := range map[string]int64{"shorter": -1, "longer": 1, "much longer": 3 << 20} {
+			lie := honest
+			if lie.Size += by; lie.Size >= gear.LargeFile {
+				lie.Chunks = make([]gear.Name, gear.ChunkCount(lie.Size))
+				copy(lie.Chunks, honest.Chunks)
+			}
+			lies[name] = lie
+		}
+		if honest.Chunks != nil {
+			lie := honest
+			lie.Chunks = slices.Clone(lie.Chunks)
+			lie.Chunks[1][0]++
+			lies["chunk"] = lie
+		}
+		for name, lie := range lies {
+			for state := range 4 {
+				cached, first := state&1 != 0, state&2 != 0
+				t.Run(fmt.Sprintf("%s %s, cached %t, first %t", size, name, cached, first), func(t *testing.T) { testLie(t, tr, honest, lie, cached, first) })
+			}
+		}
+	}
+}
+
+func testLie(t *testing.T, tr *tree, honest, lie gear.File, cached, first bool) {
+	n := newNode(t, gearfs.Options{}, map[string]gearfs.Source{"a": newSource(tr)})
+	b := gear.NewBuilder(nil)
+	must(t, b.Add(entry("x", lie.Size), lie))
+	x, err := b.Index()
+	must(t, err)
+	add := func() error {
+		return n.AddImage(gearfs.ImageSpec{Chain: "sha256:lie", Sources: []gearfs.SourceRef{{Registry: "a", Repo: "evil"}}}, x)
+	}
+	if cached {
+		n.add("sha256:before", tr, "a")
+		n.check(tr, honest)
+		eventually(t, "the file is in the cache", func() bool { return n.cache.Has(honest.Name) })
+		must(t, n.RemoveImage("sha256:before"))
+	}
+	if first {
+		must(t, add())
+		readShortly(t, n, lie) // whatever comes of it
+	}
+	n.add("sha256:honest", tr, "a")
+	n.check(tr, honest)
+	if err := add(); !errors.Is(err, gearfs.ErrConflict) {
+		t.Errorf("the lie is told again: %v", err)
+	}
+	for _, f := range tr.files {
+		n.check(tr, f)
+	}
+	n.stop()
+	n.start()
+	if !n.HasImage("sha256:honest") || n.HasImage("sha256:lie") {
+		t.Error("after a restart it is the other way round")
+	}
+	n.check(tr, honest)
+}
+
+// readShortly begins to read a file that may never come.
+func readShortly(t *testing.T, n *node, f gear.File) {
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	c, err := n.Open(ctx, poolfs.Key{Name: f.Name})
+	if err != nil {
+		return
+	}
+	_, _ = c.ReadAt(ctx, make([]byte, 100), f.Size-100)
+	must(t, c.Close())
+}

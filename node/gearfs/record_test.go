@@ -1,0 +1,165 @@
+package gearfs_test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"example.org/slipway/gear"
+	"example.org/slipway/node/gearfs"
+)
+
+// overlay mounts an overlay over a plain copy of a tree, as a stand-in for one
+// whose contents are elsewhere: what is watched is the overlay.
+func overlay(t testing.TB, tr *tree) string {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("mounting an overlay needs root")
+	}
+	root := t.TempDir()
+	for _, d := range []string{"lower", "upper", "work", "mnt"} {
+		must(t, os.Mkdir(filepath.Join(root, d), 0o755))
+	}
+	for i := range tr.index.Entries {
+		e := &tr.index.Entries[i]
+		if e.File < 0 {
+			continue
+		}
+		path := filepath.Join(root, "lower", e.Path)
+		at := time.Unix(e.Sec, 0)
+		must(t, os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, tr.body[tr.index.Files[e.File].Name], 0o644), os.Chtimes(path, at, at))
+	}
+	mnt := filepath.Join(root, "mnt")
+	must(t, unix.Mount("overlay", mnt, "overlay", 0, "lowerdir="+root+"/lower,upperdir="+root+"/upper,workdir="+root+"/work"))
+	t.Cleanup(func() { must(t, unix.Unmount(mnt, 0)) })
+	return mnt
+}
+
+// opens runs a process that opens files in their order.
+func opens(t testing.TB, mnt string, paths ...string) {
+	t.Helper()
+	cmd := exec.Command("cat", paths...)
+	cmd.Dir = mnt
+	must(t, cmd.Run())
+}
+
+// TestRecording sees opens of cached files by fanotify, in order and each once,
+// below a bind mount too, and makes a profile of them.
+func TestRecording(t *testing.T) {
+	tr := makeTree(t, manyFiles(1, 40)...)
+	mnt := overlay(t, tr)
+	src := newSource(tr)
+	n := newNode(t, gearfs.Options{RecordFor: time.Minute}, map[string]gearfs.Source{"a": src})
+	n.add("sha256:1", tr, "a")
+	must(t, n.ContainerStarted("c1", "sha256:1", mnt))
+	opens(t, mnt, "dir5/file5", "dir3/file3", "dir5/file5")
+	must(t, os.WriteFile(filepath.Join(mnt, "new"), []byte("not of the image"), 0o644))
+	opens(t, mnt, "new")
+	bind := filepath.Join(t.TempDir(), "bind")
+	must(t, os.Mkdir(bind, 0o755), unix.Mount(mnt, bind, "", unix.MS_BIND, ""))
+	opens(t, bind, "dir1/file1")
+	must(t, unix.Unmount(bind, unix.MNT_DETACH))
+	want := []gear.Name{tr.files[5].Name, tr.files[3].Name, tr.files[1].Name}
+	eventually(t, "three files are recorded", func() bool { return n.Status().Containers[0].Recorded == 3 })
+	n.ContainerStopped("c1")
+	eventually(t, "the profile is reported", func() bool { return len(src.report()) > 0 })
+	if diff := cmp.Diff(want, src.report()); diff != "" {
+		t.Errorf("reported (-want +got)\n%s", diff)
+	}
+	if p, err := n.Profile("sha256:1"); err != nil || !slices.Equal(p, want) {
+		t.Errorf("kept profile %x, %v", p, err)
+	}
+	if len(n.Status().Containers) != 0 {
+		t.Error("the container is still there")
+	}
+	// A start that the profile covers by half is remembered as that.
+	must(t, n.ContainerStarted("c2", "sha256:1", mnt))
+	opens(t, mnt, "dir5/file5", "dir6/file6")
+	n.ContainerStopped("c2")
+	eventually(t, "what is new is added to the profile", func() bool {
+		p, err := n.Profile("sha256:1")
+		return err == nil && slices.Equal(p, append(want, tr.files[6].Name))
+	})
+	got, err := n.Prefetch(t.Context(), "sha256:1", nil)
+	must(t, err)
+	if h := got.Decision.HitShare; h > 0.945 || h < 0.9 {
+		t.Errorf("hit share %v after one miss in two", h)
+	}
+}
+
+// TestRecordPool records what reaches the pool where nothing can be watched.
+func TestRecordPool(t *testing.T) {
+	tr := makeTree(t, manyFiles(1, 10)...)
+	src := newSource(tr)
+	n := newNode(t, gearfs.Options{RecordFor: time.Minute}, map[string]gearfs.Source{"a": src})
+	n.add("sha256:1", tr, "a")
+	must(t, n.SetProfile("sha256:1", []gear.Name{tr.files[9].Name, {8}}))
+	must(t, n.ContainerStarted("c1", "sha256:1", ""))
+	n.check(tr, tr.files[4])
+	n.check(tr, tr.files[2])
+	n.ContainerStopped("c1")
+	want := []gear.Name{tr.files[9].Name, tr.files[4].Name, tr.files[2].Name}
+	eventually(t, "the profile is reported", func() bool { return slices.Equal(src.report(), want) })
+}
+
+// TestLease keeps the files of a running container.
+func TestLease(t *testing.T) {
+	a, b := makeTree(t, manyFiles(1, 10)...), makeTree(t, manyFiles(2, 10)...)
+	n := newNode(t, gearfs.Options{}, map[string]gearfs.Source{"a": newSource(a, b)})
+	n.add("sha256:a", a, "a")
+	n.add("sha256:b", b, "a")
+	must(t, n.Adopt("c1", "sha256:a"))
+	for _, f := range append(slices.Clone(a.files), b.files...) {
+		n.check(a.or(b, f), f)
+	}
+	n.cache.Evict(1 << 40)
+	for i := range a.files {
+		if !n.cache.Has(a.files[i].Name) || n.cache.Has(b.files[i].Name) {
+			t.Fatalf("file %d: leased there %v, other there %v", i, n.cache.Has(a.files[i].Name), n.cache.Has(b.files[i].Name))
+		}
+	}
+	n.ContainerStopped("c1")
+	n.cache.Evict(1 << 40)
+	if s := n.cache.Stats(); s.Files != 0 {
+		t.Errorf("%d files are left", s.Files)
+	}
+}
+
+// or is the tree that has a file.
+func (tr *tree) or(o *tree, f gear.File) *tree {
+	if _, ok := tr.body[f.Name]; ok {
+		return tr
+	}
+	return o
+}
+
+// BenchmarkWatched is what recording costs who opens files: cat of 400 of them.
+func BenchmarkWatched(b *testing.B) {
+	tr := makeTree(b, manyFiles(1, 400)...)
+	mnt := overlay(b, tr)
+	var paths []string
+	for i := range tr.index.Entries {
+		if tr.index.Entries[i].File >= 0 {
+			paths = append(paths, tr.index.Entries[i].Path)
+		}
+	}
+	for _, watched := range []bool{false, true} {
+		b.Run(strings.Replace("watched=x", "x", map[bool]string{true: "yes", false: "no"}[watched], 1), func(b *testing.B) {
+			n := newNode(b, gearfs.Options{RecordFor: time.Hour}, map[string]gearfs.Source{})
+			n.add("sha256:1", tr)
+			if watched {
+				must(b, n.ContainerStarted("c", "sha256:1", mnt))
+			}
+			for b.Loop() {
+				opens(b, mnt, paths...)
+			}
+		})
+	}
+}

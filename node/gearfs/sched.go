@@ -1,0 +1,479 @@
+package gearfs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"example.org/slipway/gear"
+	"example.org/slipway/node/poolfs"
+)
+
+// priority of a fetch; a lower one goes first.
+type priority uint8
+
+const (
+	onDemand priority = iota
+	fromProfile
+	inBackground
+	priorities
+)
+
+// What a request asks for at most. The rest of a queue goes into the next one;
+// a file in a request that is under way cannot be put forward any more.
+const (
+	demandBytes, demandFiles = 8 << 20, 256
+	batchFiles               = 4096
+	// A request of a profile or of the background is as long as the link takes for
+	// about a second, within bounds.
+	batchTime                = time.Second
+	minBatch, maxBatch       = 1 << 20, 64 << 20
+	profileStreams           = 2
+	assumedRate              = 4 << 20 // bytes a second, before anything was measured
+	limitPiece               = 64 << 10
+	maxBackground      int64 = 16 << 20
+)
+
+var (
+	// ErrTimeout is returned, wrapped, when nothing arrived for as long as the
+	// bound.
+	ErrTimeout = errors.New("nothing arrived in time")
+	// ErrClosed is returned, wrapped, after Close.
+	ErrClosed = errors.New("file service is closed")
+
+	errAbandoned = errors.New("nobody waits for it any more")
+	errStalled   = errors.New("the source sent nothing for too long")
+)
+
+// flight is the fetch of a whole file, one for all who want it.
+type flight struct {
+	f    gear.File
+	img  *image // for which it was asked first
+	done chan struct{}
+	err  error // good once done is closed
+	// moved changes as the fetch gets on: bytes of it come that had not come in an
+	// earlier try, or those of another file that comes before it.
+	moved atomic.Int64
+	best  int64 // the most bytes that a try brought; of the batch that runs it
+	// arrived is the most that arrived in a try before it was delivered; of that
+	// batch's mu.
+	arrived int64
+
+	// Guarded by the scheduler's mu.
+	prio    priority
+	running bool
+	parts   bool // it is assembled, and not a part of a request
+	over    bool
+	waiters int
+	keep    bool // goes on without waiters
+	tries   tries
+}
+
+// awaited tells whether somebody waits for the file who is no completion of an
+// image. mu is held.
+func (fl *flight) awaited() bool {
+	return fl.prio == onDemand || fl.prio == fromProfile && fl.waiters > 0
+}
+
+// rangeJob is the fetch of some chunks of a large file.
+type rangeJob struct {
+	lf       *large
+	first, n int
+	prio     priority
+	best     int   // the most bytes of the first chunk that a try brought, or that arrived for it
+	checked  bool  // a source sent wrong bytes
+	tries    tries // guarded by the scheduler's mu
+}
+
+// scheduler decides what is fetched when.
+type scheduler struct {
+	s    *Service
+	kick chan struct{} // capacity 1
+	// urgent is how many callers wait for something at this moment.
+	urgent atomic.Int64
+	// calmed is when the last of them had what it waited for, in nanoseconds since
+	// 1970; 0: nobody waited yet.
+	calmed atomic.Int64
+
+	// mu guards all below. Before Service.imagesMu and large.mu.
+	mu      sync.Mutex
+	flights map[fileKey]*flight
+	queues  [priorities][]*flight
+	ranges  [priorities][]*rangeJob
+	running [priorities]int
+	sources map[SourceRef]*source
+	links   map[string]*link
+	large   map[fileKey]*large
+	flip    bool // ranges go first, in turns
+	// assembling is how many large files are being completed by ranges.
+	assembling [priorities]int
+}
+
+func (c *scheduler) init(s *Service) {
+	c.s = s
+	c.kick = make(chan struct{}, 1)
+	c.flights = map[fileKey]*flight{}
+	c.sources = map[SourceRef]*source{}
+	c.links = map[string]*link{}
+	c.large = map[fileKey]*large{}
+}
+
+// wake makes run look at the queues.
+func (c *scheduler) wake() {
+	select {
+	case c.kick <- struct{}{}:
+	default:
+	}
+}
+
+// run starts requests as there is work and room for them.
+func (c *scheduler) run() {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		c.mu.Lock()
+		at := c.dispatch(time.Now())
+		c.mu.Unlock()
+		if at.IsZero() {
+			timer.Stop()
+		} else {
+			timer.Reset(time.Until(at))
+		}
+		select {
+		case <-c.kick:
+		case <-timer.C:
+		case <-c.s.ctx.Done():
+			return
+		}
+	}
+}
+
+// join returns the fetch of a file, a new one if there is none, at a priority at
+// least as high. keep makes it go on when nobody waits. A waiter calls leave.
+func (c *scheduler) join(img *image, f gear.File, prio priority, keep bool) *flight {
+	return c.joinAll(img, []gear.File{f}, prio, keep)[0]
+}
+
+// joinAll is join of many files, which go together in one request if they can.
+func (c *scheduler) joinAll(img *image, files []gear.File, prio priority, keep bool) []*flight {
+	out := make([]*flight, len(files))
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i, f := range files {
+		fl := c.flights[img.key(f.Name)]
+		switch {
+		case fl == nil:
+			fl = &flight{f: f, img: img, prio: prio, done: make(chan struct{})}
+			c.flights[img.key(f.Name)] = fl
+			// Another flight may have ended since the caller looked: a file is in the
+			// cache before its flight is gone from here.
+			if img.view.Has(f.Name) {
+				c.finish(fl, nil)
+			} else {
+				c.queues[prio] = append(c.queues[prio], fl)
+			}
+		case prio < fl.prio:
+			fl.prio = prio // where it stood before it is passed over
+			if !fl.running {
+				c.queues[prio] = append(c.queues[prio], fl)
+			}
+		}
+		fl.keep = fl.keep || keep
+		fl.waiters++
+		out[i] = fl
+	}
+	c.wake()
+	return out
+}
+
+func (c *scheduler) leave(fl *flight) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	fl.waiters--
+}
+
+// finish ends a fetch. mu is held.
+func (c *scheduler) finish(fl *flight, err error) {
+	if fl.over {
+		return
+	}
+	fl.over = true
+	fl.running = false
+	fl.err = err
+	delete(c.flights, fl.img.key(fl.f.Name))
+	close(fl.done)
+	if lf := c.large[fl.img.key(fl.f.Name)]; lf != nil {
+		lf.streaming(-1) // readers that waited for it have to ask themselves
+	}
+}
+
+// fetch waits until a file is in the cache.
+func (c *scheduler) fetch(ctx context.Context, img *image, f gear.File, prio priority) error {
+	fl := c.join(img, f, prio, false)
+	defer c.leave(fl)
+	return c.await(ctx, fl, prio == onDemand)
+}
+
+// await waits for a flight as long as it gets on.
+func (c *scheduler) await(ctx context.Context, fl *flight, urgent bool) error {
+	if urgent {
+		c.urgent.Add(1)
+		defer c.calm()
+	}
+	bound := c.s.opts.Bound
+	tick := time.NewTicker(min(time.Second, bound/4))
+	defer tick.Stop()
+	last, seen := time.Now(), int64(0)
+	for {
+		select {
+		case <-fl.done:
+			return fl.err
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-c.s.ctx.Done():
+			return ErrClosed
+		case <-tick.C:
+		}
+		if moved := fl.moved.Load(); moved != seen {
+			last, seen = time.Now(), moved
+			poolfs.Progress(ctx)
+		}
+		if time.Since(last) > bound {
+			c.mu.Lock()
+			err := fl.tries.err
+			c.mu.Unlock()
+			if err == nil {
+				return fmt.Errorf("file %x: %w", fl.f.Name, ErrTimeout)
+			}
+			return fmt.Errorf("file %x: %w: %w", fl.f.Name, ErrTimeout, err)
+		}
+	}
+}
+
+// calm notes that one caller less waits.
+func (c *scheduler) calm() {
+	c.calmed.Store(time.Now().UnixNano())
+	if c.urgent.Add(-1) == 0 {
+		c.wake()
+	}
+}
+
+// restsAt is from when on the background may run, unless somebody waits for a file
+// until then.
+func (c *scheduler) restsAt() time.Time {
+	return time.Unix(0, c.calmed.Load()).Add(c.s.opts.BackgroundRest)
+}
+
+// room tells whether a request of a priority may start now. mu is held.
+func (c *scheduler) room(p priority, now time.Time) bool {
+	all := c.running[onDemand] + c.running[fromProfile] + c.running[inBackground]
+	most := c.s.opts.Streams
+	switch p {
+	case onDemand:
+		return all < most
+	case fromProfile:
+		return all < max(1, most-1) && c.running[fromProfile] < profileStreams
+	}
+	return all < max(1, most-1) && c.running[inBackground] == 0 && c.running[fromProfile] == 0 &&
+		len(c.queues[fromProfile]) == 0 && c.urgent.Load() == 0 && !now.Before(c.restsAt())
+}
+
+// crowded tells whether something that somebody waits for has to wait until a request
+// ends.
+func (c *scheduler) crowded() bool {
+	now := time.Now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for p := onDemand; p < inBackground; p++ {
+		if c.room(p, now) {
+			continue
+		}
+		if len(c.ranges[p]) > 0 || slices.ContainsFunc(c.queues[p], func(fl *flight) bool {
+			return !fl.over && !fl.running && fl.awaited()
+		}) {
+			return true
+		}
+	}
+	return false
+}
+
+// dispatch starts what can be started, and returns when to look again; never, if
+// that is zero. mu is held.
+func (c *scheduler) dispatch(now time.Time) time.Time {
+	var wake time.Time
+	sooner := func(t time.Time) {
+		if !t.IsZero() && (wake.IsZero() || t.Before(wake)) {
+			wake = t
+		}
+	}
+	for p := onDemand; p < priorities; {
+		if !c.room(p, now) {
+			if at := c.restsAt(); p == inBackground && now.Before(at) && len(c.queues[p])+len(c.ranges[p]) > 0 {
+				sooner(at)
+			}
+			p++
+			continue
+		}
+		c.flip = !c.flip
+		started := false
+		for i := range 2 {
+			var at time.Time
+			if (i == 0) == c.flip {
+				started, at = c.startRange(p, now)
+			} else {
+				started, at = c.startBatch(p, now)
+			}
+			sooner(at)
+			if started {
+				break
+			}
+		}
+		if !started {
+			p++
+		}
+	}
+	return wake
+}
+
+// startRange starts the first range job that has a source. mu is held.
+func (c *scheduler) startRange(p priority, now time.Time) (bool, time.Time) {
+	var wake time.Time
+	q := c.ranges[p]
+	for i := 0; i < len(q); i++ {
+		j := q[i]
+		src, at, err := c.choose(j.lf.img, j.lf.f.Name, &j.tries, now)
+		if j.lf.readers+j.lf.wanted == 0 {
+			err = errAbandoned
+		}
+		if err == nil && src == nil {
+			if wake.IsZero() || at.Before(wake) {
+				wake = at
+			}
+			continue
+		}
+		c.ranges[p] = append(q[:i:i], q[i+1:]...)
+		if err != nil {
+			j.lf.fail(j, err)
+			q, i = c.ranges[p], i-1
+			continue
+		}
+		c.running[p]++
+		c.s.goWork(func() { c.runRange(j, src) })
+		return true, wake
+	}
+	return false, wake
+}
+
+// batchBytes is how many bytes a request of a priority asks for.
+func (c *scheduler) batchBytes(p priority, src *source) int64 {
+	if p == onDemand {
+		return demandBytes
+	}
+	r := float64(assumedRate)
+	if l := c.links[src.ref.Registry]; l != nil && l.rate > 0 {
+		r = l.rate
+	}
+	if b := float64(c.s.opts.BackgroundRate); p == inBackground && b > 0 && b < r {
+		r = b
+	}
+	n := min(max(int64(r*batchTime.Seconds()), minBatch), maxBatch)
+	if p == inBackground {
+		n = min(n, maxBackground)
+	}
+	return n
+}
+
+// startBatch starts one request for as many queued files as fit. mu is held.
+func (c *scheduler) startBatch(p priority, now time.Time) (bool, time.Time) {
+	var wake time.Time
+	var b *batch
+	most, files := int64(0), batchFiles
+	if p == onDemand {
+		files = demandFiles
+	}
+	q := c.queues[p]
+	keep := q[:0:0]
+	for i, fl := range q {
+		if b != nil && (b.bytes >= most || len(b.flights) >= files || b.alone) {
+			keep = append(keep, q[i:]...)
+			break
+		}
+		switch {
+		case fl.over || fl.running || fl.prio != p:
+			continue
+		case fl.waiters == 0 && !fl.keep:
+			c.finish(fl, errAbandoned)
+			continue
+		case c.assembles(fl):
+			if !c.roomToAssemble(p) {
+				keep = append(keep, fl)
+				continue
+			}
+			fl.running, fl.parts = true, true
+			c.assembling[p]++
+			c.s.goWork(func() { c.assemble(fl, p) })
+			continue
+		case b != nil && (len(fl.tries.faults) > 0 || !c.delivers(b, fl)):
+			keep = append(keep, fl)
+			continue
+		}
+		if b == nil {
+			src, at, err := c.choose(fl.img, fl.f.Name, &fl.tries, now)
+			if err != nil {
+				c.finish(fl, fmt.Errorf("file %x: %w", fl.f.Name, err))
+				continue
+			}
+			if src == nil {
+				if wake.IsZero() || at.Before(wake) {
+					wake = at
+				}
+				keep = append(keep, fl)
+				continue
+			}
+			// What failed before goes alone: it must not spoil the others again.
+			b = &batch{c: c, src: src, prio: p, alone: len(fl.tries.faults) > 0}
+			most = c.batchBytes(p, src)
+		}
+		fl.running = true
+		b.flights = append(b.flights, fl)
+		b.bytes += fl.f.Size
+	}
+	c.queues[p] = keep
+	if b == nil {
+		return false, wake
+	}
+	c.running[p]++
+	c.s.goWork(b.run)
+	return true, wake
+}
+
+// delivers tells whether a batch's source is one of a flight's image.
+func (c *scheduler) delivers(b *batch, fl *flight) bool {
+	if fl.img == b.flights[0].img {
+		return true
+	}
+	c.s.imagesMu.RLock()
+	defer c.s.imagesMu.RUnlock()
+	for _, ref := range fl.img.rec.Sources {
+		if ref == b.src.ref {
+			return c.s.images[fl.img.chain] == fl.img
+		}
+	}
+	return false
+}
+
+// requeue puts flights that a request did not deliver at the head of their
+// queues. mu is held.
+func (c *scheduler) requeue(flights []*flight) {
+	for i := len(flights) - 1; i >= 0; i-- {
+		fl := flights[i]
+		fl.running = false
+		if !fl.over {
+			c.queues[fl.prio] = append([]*flight{fl}, c.queues[fl.prio]...)
+		}
+	}
+}

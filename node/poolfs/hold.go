@@ -1,0 +1,317 @@
+package poolfs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"example.org/slipway/node/fuse"
+)
+
+// WorkerFD is the number under which a worker finds the descriptor of its pool; see [Inherited].
+const WorkerFD = 3
+
+// HolderOptions are the choices of [NewHolder]. The zero value works.
+type HolderOptions struct {
+	// State is the workers' Options.State. Default none: then nobody answers while no worker runs.
+	State string
+	// Refuse answers in place of a worker until its context ends: with an error where a worker would be needed. Default:
+	// with State the pool's own, else nobody does.
+	Refuse func(ctx context.Context) error
+	// Healthy is how long a worker must have run for the next one to be started at once when it dies. Default 500 ms: who is
+	// killed every second still serves.
+	Healthy time.Duration
+	// MaxBackoff bounds the pause before a worker is started after others that died early. It begins with 20 ms and
+	// doubles. Default 2 s: meanwhile every open of a new file waits.
+	MaxBackoff time.Duration
+	// Bound is how long no worker may have been healthy before the holder fails with EIO, between attempts, what would
+	// need one: nobody waits for ever for an agent that cannot start. Files that the kernel reads itself go on
+	// working. Default 60 s.
+	Bound time.Duration
+	// Grace is how long a worker that is told to end may take before it is killed. Default 10 s.
+	Grace time.Duration
+	// Busy tells whether the mount is still in use. The holder does not end while it says so. Default: never busy.
+	Busy func() bool
+	// Started is told the process id of each worker. Default none.
+	Started func(pid int)
+	// Log gets what an operator would want to know. Default none.
+	Log *slog.Logger
+}
+
+// Holder keeps the descriptor of a pool and a worker that serves it. It is meant for a process of its own that does
+// nothing else and so has no reason to die.
+type Holder struct {
+	dev     *os.File
+	command func() *exec.Cmd
+	o       HolderOptions
+
+	mu       sync.Mutex
+	worker   *os.Process
+	replaced bool // the worker was told to make room for the next
+}
+
+// NewHolder returns a holder of dev, which stays the caller's, and may be nil: then it keeps a worker that has no pool,
+// and which [Inherited] tells so. command makes the command of a worker: a program that
+// does not lie on the pool, which takes dev from [Inherited], serves until SIGTERM and then exits. The holder adds the
+// descriptor.
+func NewHolder(dev *os.File, command func() *exec.Cmd, o *HolderOptions) *Holder {
+	h := &Holder{dev: dev, command: command}
+	if o != nil {
+		h.o = *o
+	}
+	def := func(p *time.Duration, d time.Duration) {
+		if *p <= 0 {
+			*p = d
+		}
+	}
+	def(&h.o.Healthy, 500*time.Millisecond)
+	def(&h.o.MaxBackoff, 2*time.Second)
+	def(&h.o.Bound, 60*time.Second)
+	def(&h.o.Grace, 10*time.Second)
+	if h.o.Refuse == nil && h.o.State != "" && dev != nil {
+		h.o.Refuse = h.refuse
+	}
+	if h.o.Log == nil {
+		h.o.Log = slog.New(slog.DiscardHandler)
+	}
+	return h
+}
+
+// firstBackoff is the first pause after a worker that died early.
+const firstBackoff = 20 * time.Millisecond
+
+// Run keeps a worker running until the file system is gone (nil), or until ctx ended and nothing uses the mount: then
+// the worker is told to end, and ctx's error returned. Whoever holds no descriptor any more leaves a dead mount behind.
+func (h *Holder) Run(ctx context.Context) error {
+	pause := time.Duration(0)
+	healthy := time.Now()
+	for {
+		began := time.Now()
+		err := h.runWorker(ctx)
+		if h.Gone() {
+			return nil
+		}
+		if h.finished(ctx) {
+			return context.Cause(ctx)
+		}
+		if h.takeReplaced() || time.Since(began) >= h.o.Healthy {
+			healthy, pause = time.Now(), 0
+			h.o.Log.Warn("pool worker ended; starting the next", "err", err)
+			continue
+		}
+		pause = min(max(2*pause, firstBackoff), h.o.MaxBackoff)
+		h.o.Log.Error("pool worker died early", "err", err, "pause", pause)
+		h.wait(ctx, pause, time.Since(healthy) > h.o.Bound)
+	}
+}
+
+// finished tells whether the holder may end.
+func (h *Holder) finished(ctx context.Context) bool {
+	return ctx.Err() != nil && (h.o.Busy == nil || !h.o.Busy())
+}
+
+// Gone tells whether the file system is unmounted and unused, or aborted.
+func (h *Holder) Gone() bool {
+	if h.dev == nil {
+		return false
+	}
+	fd, err := fuse.RawFD(h.dev)
+	if err != nil {
+		return true
+	}
+	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+	n, err := unix.Poll(p, 0)
+	return err == nil && n > 0 && p[0].Revents&unix.POLLERR != 0
+}
+
+// busyPoll is how often a holder that was told to end asks whether it may.
+const busyPoll = 500 * time.Millisecond
+
+// runWorker runs one worker to its end.
+func (h *Holder) runWorker(ctx context.Context) error {
+	cmd := h.command()
+	cmd.ExtraFiles = append([]*os.File{h.dev}, cmd.ExtraFiles...)
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("start a pool worker: %w", err)
+	}
+	h.setWorker(cmd.Process)
+	defer h.setWorker(nil)
+	if h.o.Started != nil {
+		h.o.Started(cmd.Process.Pid)
+	}
+	h.o.Log.Info("pool worker", "pid", cmd.Process.Pid)
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	tick := time.NewTicker(busyPoll)
+	defer tick.Stop()
+	done := ctx.Done()
+	var kill <-chan time.Time
+	for {
+		select {
+		case err := <-ended:
+			return err
+		case <-kill:
+			h.Signal(unix.SIGKILL)
+		case <-done:
+			done = nil
+		case <-tick.C:
+		}
+		if kill == nil && done == nil && h.finished(ctx) {
+			h.Signal(unix.SIGTERM)
+			kill = time.After(h.o.Grace)
+		}
+	}
+}
+
+func (h *Holder) setWorker(p *os.Process) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.worker = p
+}
+
+// Pid is the worker's process id, 0 between workers.
+func (h *Holder) Pid() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.worker == nil {
+		return 0
+	}
+	return h.worker.Pid
+}
+
+// Signal passes a signal on to the worker, if there is one.
+func (h *Holder) Signal(sig os.Signal) {
+	h.mu.Lock()
+	p := h.worker
+	h.mu.Unlock()
+	if p == nil {
+		return
+	}
+	if err := p.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		h.o.Log.Error("signal the pool worker", "signal", sig, "err", err)
+	}
+}
+
+// Replace upgrades: it tells the worker to end, and the next one, which may be another version of the program, is
+// started without a pause. No request fails.
+func (h *Holder) Replace() {
+	h.mu.Lock()
+	h.replaced = h.worker != nil
+	h.mu.Unlock()
+	h.Signal(unix.SIGTERM)
+}
+
+func (h *Holder) takeReplaced() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	r := h.replaced
+	h.replaced = false
+	return r
+}
+
+// wait pauses; meanwhile it fails what needs a worker if there was none for too long.
+func (h *Holder) wait(ctx context.Context, d time.Duration, refuse bool) {
+	if ctx.Err() != nil {
+		ctx = context.WithoutCancel(ctx) // told to end, but the mount is in use
+	}
+	ctx, cancel := context.WithTimeout(ctx, d)
+	defer cancel()
+	if refuse && h.o.Refuse != nil {
+		err := h.o.Refuse(ctx)
+		if err != nil && ctx.Err() == nil {
+			h.o.Log.Error("fail waiting requests", "err", err)
+		}
+	}
+	<-ctx.Done()
+}
+
+// refuse serves in place of a worker, with what the last one left and nothing more.
+func (h *Holder) refuse(ctx context.Context) error {
+	s, err := New(h.dev, nil, nothing{}, &Options{State: h.o.State, Log: h.o.Log, Drain: time.Millisecond})
+	if err != nil {
+		return err
+	}
+	s.refuse = true
+	return errors.Join(s.Serve(ctx), s.Close())
+}
+
+// nothing is what who refuses every request knows of contents.
+type nothing struct{}
+
+// Resolve implements [Resolver].
+func (nothing) Resolve(uint64) (k Key, size int64, ok bool) { return k, 0, false }
+
+// Views implements [Resolver].
+func (nothing) Views() []uint64 { return nil }
+
+// Inherited returns the descriptor of a pool that this process was started with: the one systemd keeps under name
+// (LISTEN_FDS, after [Store]), else the one a [Holder] passed. os.ErrNotExist if there is none: mount then.
+func Inherited(name string) (*os.File, error) {
+	fd := WorkerFD
+	if os.Getenv("LISTEN_PID") == strconv.Itoa(os.Getpid()) {
+		n, _ := strconv.Atoi(os.Getenv("LISTEN_FDS"))
+		found := false
+		for i, v := range strings.Split(os.Getenv("LISTEN_FDNAMES"), ":") {
+			if i < n && v == name {
+				fd, found = WorkerFD+i, true
+			}
+		}
+		if !found {
+			return nil, fmt.Errorf("systemd keeps no descriptor %q: %w", name, os.ErrNotExist)
+		}
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFCHR || st.Rdev != unix.Mkdev(10, 229) {
+		return nil, fmt.Errorf("descriptor %d is not that of a pool: %w", fd, os.ErrNotExist)
+	}
+	unix.CloseOnExec(fd)
+	// Blocking for now, so that NewFile keeps it out of Go's poller, which every request would wake.
+	if err := unix.SetNonblock(fd, false); err != nil {
+		return nil, fmt.Errorf("descriptor of the pool: %w", err)
+	}
+	return os.NewFile(uintptr(fd), fuse.Device), nil
+}
+
+// Store gives a copy of the descriptor to systemd (FileDescriptorStoreMax= of the unit must allow it), which passes it
+// to the next process of the unit under name: a holder without a process of our own. It is false when systemd did not
+// start this process.
+func Store(dev *os.File, name string) (bool, error) {
+	return notify("FDSTORE=1\nFDNAME="+name, dev)
+}
+
+// Unstore makes systemd let go of the descriptor, after an unmount.
+func Unstore(name string) (bool, error) { return notify("FDSTOREREMOVE=1\nFDNAME="+name, nil) }
+
+func notify(message string, f *os.File) (bool, error) {
+	path := os.Getenv("NOTIFY_SOCKET")
+	if path == "" {
+		return false, nil
+	}
+	var rights []byte
+	if f != nil {
+		fd, err := fuse.RawFD(f)
+		if err != nil {
+			return false, err
+		}
+		rights = unix.UnixRights(fd)
+	}
+	s, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return false, fmt.Errorf("notify systemd: %w", err)
+	}
+	// A leading @ stands for an abstract address, here as in the variable.
+	err = unix.Sendmsg(s, []byte(message), rights, &unix.SockaddrUnix{Name: path}, unix.MSG_NOSIGNAL)
+	if err = errors.Join(err, unix.Close(s)); err != nil {
+		return false, fmt.Errorf("notify systemd: %w", err)
+	}
+	return true, nil
+}

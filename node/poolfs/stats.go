@@ -1,0 +1,52 @@
+package poolfs
+
+import (
+	"sync/atomic"
+
+	"example.org/slipway/node/fuse"
+)
+
+type counters struct {
+	lookups, opens, passthrough, cached, failed, reads, readBytes atomic.Uint64
+	waiting                                                       atomic.Int64
+}
+
+// Stats are the figures of one server; a successor begins anew but for the last four, which belong to the connection.
+type Stats struct {
+	Lookups          uint64 // names looked up
+	Opens            uint64 // opens asked for
+	OpensPassthrough uint64 // answered with a file that the kernel reads itself
+	OpensCached      uint64 // answered in cached mode
+	OpensFailed      uint64 // answered with an error, or EINTR because the process was being killed
+	Reads            uint64 // reads asked for in cached mode
+	ReadBytes        uint64 // delivered in cached mode
+	Resent           uint64 // requests left by a predecessor
+	Interrupts       uint64 // signals to processes whose requests waited
+	Waiting          int64  // opens that wait for the backend now
+	Open             int    // files open now
+	Backing          int    // files known to the kernel now
+	Passthrough      bool   // new files are opened in passthrough mode
+	Resend           bool   // the kernel can send requests again
+}
+
+// Stats tells the figures of this moment.
+func (s *Server) Stats() Stats {
+	c := &s.stats
+	r := Stats{
+		Lookups: c.lookups.Load(), Opens: c.opens.Load(), OpensPassthrough: c.passthrough.Load(), OpensCached: c.cached.Load(),
+		OpensFailed: c.failed.Load(), Reads: c.reads.Load(), ReadBytes: c.readBytes.Load(), Resent: s.conn.Resent(),
+		Interrupts: s.conn.Interrupts(), Waiting: c.waiting.Load(),
+	}
+	t := &s.table
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	r.Open = len(t.opens)
+	for _, ino := range t.inodes {
+		if ino.backing > 0 {
+			r.Backing++
+		}
+	}
+	r.Passthrough = t.ready && t.passthrough()
+	r.Resend = t.conn.flags&fuse.FlagHasResend != 0
+	return r
+}

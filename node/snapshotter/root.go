@@ -1,0 +1,215 @@
+package snapshotter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/containerd/v2/core/snapshots/storage"
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
+
+	"example.org/slipway/internal/durable"
+)
+
+// Rooter is what a Lower is too that gives containers whole root file systems of
+// their own, to write to, in place of an overlay over a tree that they share.
+//
+// The key of a root is that of its snapshot with the snapshot's number: no two
+// snapshots ever have the same. All methods may run concurrently, those of one
+// key do not.
+type Rooter interface {
+	// Roots tells whether a container that is made now on a claimed chain is to
+	// have such a root. It must be quick, and decides once: later changes of mind
+	// do not touch the container.
+	Roots(chain string) bool
+
+	// Root makes the root of a container available, if it is not, and tells its
+	// directory. What was written to it before is there.
+	Root(ctx context.Context, key, chain string) (dir string, err error)
+
+	// DropRoot deletes a root. It is called at least once, also when a crash kept
+	// the root from being made, and must take an unknown key for success. An
+	// error is logged and DropRoot called again at the next cleaning.
+	DropRoot(ctx context.Context, key string) error
+
+	// RootUsage is what was written to a root.
+	RootUsage(ctx context.Context, key string) (sizeBytes, inodes int64, err error)
+
+	// CommitRoot makes a new chain of a root as it is now, which was made on
+	// parent. Mount and Root then take it like a claimed one, and Drop forgets it.
+	CommitRoot(ctx context.Context, key, parent, chain string) error
+}
+
+// rooter is Lower as a Rooter, if it is one.
+func (s *Snapshotter) rooter() (Rooter, error) {
+	if r, ok := s.lower.(Rooter); ok {
+		return r, nil
+	}
+	return nil, errNoLower
+}
+
+// rootMark names the file that says that a snapshot has a root of Lower's, or may
+// have one. It holds the root's key, and is durable before the root is made.
+func rootMark(dir string) string { return filepath.Join(dir, "root") }
+
+// rootKey reads a mark; "" if there is none.
+func rootKey(dir string) (string, error) {
+	b, err := os.ReadFile(rootMark(dir))
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	return string(b), err
+}
+
+// wantsRoot decides for a new snapshot whether it has a root of Lower's.
+func (s *Snapshotter) wantsRoot(n *snapshot) bool {
+	if n.kind != snapshots.KindActive || !n.container() || len(n.lowers) > 0 {
+		return false
+	}
+	r, err := s.rooter()
+	return err == nil && r.Roots(n.chain)
+}
+
+// markRoot notes for a new snapshot that it has a root of Lower's, if it has.
+func (s *Snapshotter) markRoot(n *snapshot) error {
+	if !n.rooted {
+		return nil
+	}
+	return durable.WriteFile(rootMark(s.path(n.id)), []byte(n.key+"#"+n.id))
+}
+
+// ownRoot returns the directory of a snapshot's root, "" if it has none. The caller
+// holds the snapshot's lock.
+func (s *Snapshotter) ownRoot(ctx context.Context, n *snapshot) (string, error) {
+	key, err := rootKey(s.path(n.id))
+	if err != nil || key == "" {
+		return "", err
+	}
+	r, err := s.rooter()
+	if err != nil {
+		return "", err
+	}
+	dir, err := r.Root(ctx, key, n.chain)
+	if err != nil {
+		return "", fmt.Errorf("root file system of its own: %w", err)
+	}
+	return dir, durable.WriteFile(s.madeOf(n.id), []byte(dir))
+}
+
+// rootUsage is Usage of a snapshot with a root, unless err.
+func (s *Snapshotter) rootUsage(ctx context.Context, key, root string, err error) (snapshots.Usage, error) {
+	var r Rooter
+	if err == nil {
+		r, err = s.rooter()
+	}
+	var u snapshots.Usage
+	if err == nil {
+		u.Size, u.Inodes, err = r.RootUsage(ctx, root)
+	}
+	if err != nil {
+		return snapshots.Usage{}, fmt.Errorf("usage of snapshot %s: %w", key, err)
+	}
+	return u, nil
+}
+
+// freeRoot makes sure that nobody uses the root of a snapshot that is to go.
+func (s *Snapshotter) freeRoot(table mountTable, id string) error {
+	key, err := rootKey(s.path(id))
+	if err != nil || key == "" {
+		return err
+	}
+	dir, err := os.ReadFile(s.madeOf(id))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // never handed out
+	}
+	if err != nil {
+		return err
+	}
+	if users := table.users(string(dir), string(dir), ""); len(users) > 0 {
+		return fmt.Errorf("its file system is still mounted at %s; stop the container that uses it, or unmount it: %w", strings.Join(users, ", "), errdefs.ErrFailedPrecondition)
+	}
+	return nil
+}
+
+// dropRoot deletes the root of a snapshot whose directory is given.
+func (s *Snapshotter) dropRoot(ctx context.Context, dir string) error {
+	key, err := rootKey(dir)
+	if err != nil || key == "" {
+		return err
+	}
+	r, err := s.rooter()
+	if err != nil {
+		return err
+	}
+	if err := r.DropRoot(ctx, key); err != nil {
+		return fmt.Errorf("delete the root file system of %s: %w", key, err)
+	}
+	return removeFile(rootMark(dir))
+}
+
+// commitRoot is Commit of a snapshot with a root of Lower's: the root becomes a
+// chain of Lower's, and the snapshot a claimed one.
+func (s *Snapshotter) commitRoot(ctx context.Context, name, key, id, root string, opts []snapshots.Opt) error {
+	r, err := s.rooter()
+	if err != nil {
+		return err
+	}
+	defer s.chains.lock(name)()
+	defer s.ids.lock(id)()
+	now, info, _, err := s.get(ctx, key)
+	if err != nil {
+		return err
+	}
+	if now != id {
+		return fmt.Errorf("it was removed meanwhile: %w", errdefs.ErrNotFound)
+	}
+	if _, _, _, err := s.get(ctx, name); err == nil {
+		return fmt.Errorf("snapshot %s: %w", name, errdefs.ErrAlreadyExists)
+	}
+	if err := s.notePending(name); err != nil {
+		return err
+	}
+	if err = r.CommitRoot(ctx, root, chainName(info.Parent), chainName(name)); err == nil {
+		err = s.meta.WithTransaction(ctx, true, func(ctx context.Context) error {
+			_, err := storage.CommitActive(ctx, key, name, claimedUsage(), opts...)
+			return err
+		})
+	}
+	s.settle(context.WithoutCancel(ctx), name)
+	if err != nil {
+		return err
+	}
+	// The commit stands; what fails now is done again at the next cleaning.
+	if err := s.stopped(context.WithoutCancel(ctx), s.path(id)); err != nil {
+		s.log.Warn("committed container is still looked after", "snapshot", name, "error", err)
+	}
+	if err := s.retire(id); err != nil {
+		s.log.Warn("committed snapshot stays on disk for now", "snapshot", name, "error", err)
+	}
+	return nil
+}
+
+// chainName is what Lower calls the chain of a claimed snapshot: its name if that
+// is a chain ID, as those of pulls are, else a digest of it.
+func chainName(snapshot string) string {
+	if _, err := digest.Parse(snapshot); err == nil {
+		return snapshot
+	}
+	return digest.FromString(snapshot).String()
+}
+
+// mountedRoot tells whether the root that a snapshot was given is mounted.
+func (s *Snapshotter) mountedRoot(table mountTable, id string) bool {
+	key, err := rootKey(s.path(id))
+	if err != nil || key == "" {
+		return false
+	}
+	dir, err := os.ReadFile(s.madeOf(id))
+	return err == nil && table.at(string(dir)) != nil
+}

@@ -1,0 +1,82 @@
+// Package volref holds what a registry, its clients and nodes say to one another about
+// an image as block volumes: the record that lists the volumes of its layers, the place
+// that stores them, and the credential to read them. The volumes themselves are
+// package block's. docs/formats/volume.md specifies the JSON.
+package volref
+
+import (
+	"time"
+
+	"example.org/slipway/oci"
+)
+
+// File systems of volumes.
+const (
+	// Ext4 is a chain of clones, one for each layer.
+	Ext4 = "ext4"
+	// EROFS is one volume for the whole image, compact and read-only.
+	EROFS = "erofs"
+)
+
+// Record says where an image is as volumes, in one file system and one place. Its
+// JSON is what the registry serves and what the referrer of the image holds
+// (docs/formats/volume.md).
+type Record struct {
+	// Version of the format: 1.
+	Version int `json:"version"`
+	// Manifest is the digest of the image's manifest.
+	Manifest oci.Digest `json:"manifest"`
+	FS       string     `json:"fs"`
+	Place    Place      `json:"place"`
+	// Layers from the bottom up; with EROFS only the last one has a volume.
+	Layers []RecordLayer `json:"layers"`
+	// Features of the volumes that a node must know; a node that does not know one
+	// must not use the record.
+	Features []string `json:"features,omitempty"`
+}
+
+// RecordLayer is a layer and the volume that holds the tree up to it.
+type RecordLayer struct {
+	Digest oci.Digest `json:"digest"`
+	// Volume is empty where there is none.
+	Volume string `json:"volume,omitempty"`
+	// Size in bytes of the device, and Used of what it stores over the one below.
+	Size int64 `json:"size,omitempty"`
+	Used int64 `json:"used,omitempty"`
+}
+
+// Volume is the name of the volume with the image's whole tree.
+func (r *Record) Volume() string {
+	if len(r.Layers) == 0 {
+		return ""
+	}
+	return r.Layers[len(r.Layers)-1].Volume
+}
+
+// Place is where volumes are: what a node must be connected to if it is to read
+// them. Two stores of one Place have the same volumes.
+type Place struct {
+	// Driver is "rbd" or "file".
+	Driver string `json:"driver"`
+	// Cluster is the fsid of a Ceph cluster, or the random identity in a shared
+	// directory.
+	Cluster string `json:"cluster"`
+	// Pool and Namespace of RBD; empty for files.
+	Pool      string `json:"pool,omitempty"`
+	Namespace string `json:"namespace,omitempty"`
+}
+
+// Credential lets a node use volumes for a while. That of a shared directory is
+// empty: the directory is mounted on the node, or it is not.
+type Credential struct {
+	// User without "client." and Key of cephx.
+	User string `json:"user,omitempty"`
+	Key  string `json:"key,omitempty"`
+	// Monitors are the addresses of the cluster, as in mon_host.
+	Monitors string `json:"monitors,omitempty"`
+	// Clones is the namespace of the pool in which this credential may make
+	// clones; empty if it may only read.
+	Clones string `json:"clones,omitempty"`
+	// Expires is when it ends; zero: never.
+	Expires time.Time `json:"expires,omitzero"`
+}

@@ -1,0 +1,339 @@
+package tier
+
+import (
+	"bytes"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"example.org/slipway/internal/policy"
+)
+
+// Names in Options.Dir.
+const (
+	tmpDir   = "tmp"   // files that are not whole yet
+	lockName = "lock"  // flocked by the Store that has the directory
+	markName = "clean" // of a shutdown in order, see snapshot.go
+)
+
+// errInUse tells that another Store has the directory.
+var errInUse = errors.New("the cache's directory is in use by another process")
+
+// pieceSize is how much is read or written at once, in bytes. Of what is shorter than
+// smallPiece as much is, so that many clients that read slowly take little.
+const (
+	pieceSize  = 256 << 10
+	smallPiece = 16 << 10
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// disk is the files of the SSD tier. An object's file is
+//
+//	<Dir>/<first 2 digits of the key>/<32 digits of the key>-<number>-<size>
+//
+// all hexadecimal; the number is that of the file among all that were ever written, so
+// that no name is used twice. It holds the object's bytes and a footer. Its modification
+// time is that of the object in whole seconds, which any later write would change.
+type disk struct {
+	dir    string
+	log    *slog.Logger
+	seq    atomic.Uint64
+	state  atomic.Int32
+	errors atomic.Int64
+	pieces *pieces
+
+	mu   sync.Mutex // of mounting
+	lock *os.File
+	said bool // that it cannot be mounted
+}
+
+// States of a disk.
+const (
+	unmounted int32 = iota // its files are not known
+	inUse
+	aside // a write failed; files are read
+)
+
+// pieces lends buffers of two sizes.
+type pieces struct{ pool, small sync.Pool }
+
+func (p *pieces) get() *[pieceSize]byte {
+	if b, ok := p.pool.Get().(*[pieceSize]byte); ok {
+		return b
+	}
+	return new([pieceSize]byte)
+}
+
+func (p *pieces) put(b *[pieceSize]byte) { p.pool.Put(b) }
+
+func (p *pieces) getSmall() *[smallPiece]byte {
+	if b, ok := p.small.Get().(*[smallPiece]byte); ok {
+		return b
+	}
+	return new([smallPiece]byte)
+}
+
+func (p *pieces) putSmall(b *[smallPiece]byte) { p.small.Put(b) }
+
+// usable tells whether files can be written.
+func (d *disk) usable() bool { return d.state.Load() == inUse }
+
+// aside leaves the disk alone until it is mounted again, and says so once.
+func (d *disk) aside(what string, err error) {
+	d.errors.Add(1)
+	if d.state.CompareAndSwap(inUse, aside) {
+		d.log.Error("the cache's SSD cannot be written and is left alone for a while", "doing", what, "dir", d.dir, "error", err)
+	}
+}
+
+func (d *disk) newFile(size int64) *file {
+	f := &file{seq: d.seq.Add(1), size: size}
+	f.path = filepath.Join(d.dir, tmpDir, strconv.FormatUint(f.seq, 16))
+	return f
+}
+
+// fileName is where the file of a key is below the directory.
+func fileName(k policy.Key, seq uint64, size int64) string {
+	h := hex.EncodeToString(k[:])
+	return h[:2] + "/" + h + "-" + strconv.FormatUint(seq, 16) + "-" + strconv.FormatInt(size, 16)
+}
+
+// parseName is the reverse of fileName, without the directory.
+func parseName(name string) (k policy.Key, seq uint64, size int64, ok bool) {
+	key, rest, _ := strings.Cut(name, "-")
+	num, length, _ := strings.Cut(rest, "-")
+	if len(key) != 2*len(k) {
+		return k, 0, 0, false
+	}
+	if _, err := hex.Decode(k[:], []byte(key)); err != nil {
+		return k, 0, 0, false
+	}
+	seq, err := strconv.ParseUint(num, 16, 64)
+	if err != nil {
+		return k, 0, 0, false
+	}
+	size, err = strconv.ParseInt(length, 16, 64)
+	if err != nil || size <= 0 || seq >= doubt {
+		return k, 0, 0, false
+	}
+	return k, seq, size, fileName(k, seq, size) == key[:2]+"/"+name
+}
+
+// create begins to write a file. Its bytes have room, or it is an error.
+func (d *disk) create(f *file) (*os.File, error) {
+	w, err := os.OpenFile(f.path, os.O_RDWR|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
+	if err != nil || f.size < 1<<20 {
+		return w, err
+	}
+	err = unix.Fallocate(int(w.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, f.size+footerSize)
+	if err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
+		return nil, errors.Join(err, w.Close())
+	}
+	return w, nil
+}
+
+// finish writes the footer behind the bytes, gives the file its name and closes it.
+func (d *disk) finish(f *file, w *os.File, k policy.Key, mod time.Time, crc uint32) error {
+	ft := footer{key: k, size: f.size, mod: mod.UnixNano(), crc: crc}
+	if y := mod.Year(); y < 1970 || y > 2200 {
+		ft.mod = 0
+	}
+	b := ft.encode()
+	_, err := w.WriteAt(b[:], f.size)
+	if err = errors.Join(err, w.Close()); err != nil {
+		return err
+	}
+	sealed := time.Unix(ft.mod/1e9, 0)
+	if err := os.Chtimes(f.path, sealed, sealed); err != nil {
+		return err
+	}
+	f.seal.mu.Lock()
+	defer f.seal.mu.Unlock()
+	final := filepath.Join(d.dir, fileName(k, f.seq, f.size))
+	err = os.Rename(f.path, final)
+	if errors.Is(err, fs.ErrNotExist) { // the first file in its directory
+		if err = os.Mkdir(filepath.Dir(final), 0o700); err == nil || errors.Is(err, fs.ErrExist) {
+			err = os.Rename(f.path, final)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	f.path = final
+	f.seal.footer = ft
+	f.seal.mtime.Store(sealed.UnixNano())
+	f.seal.known.Store(true)
+	return nil
+}
+
+// writeSlab writes an object that is in RAM.
+func (d *disk) writeSlab(f *file, k policy.Key, b *slab) error {
+	w, err := d.create(f)
+	if err != nil {
+		return err
+	}
+	if _, err := w.Write(b.data); err != nil {
+		return errors.Join(err, w.Close())
+	}
+	return d.finish(f, w, k, b.mod, b.crc)
+}
+
+// readSlab reads a file into RAM and checks it.
+func (d *disk) readSlab(f *file, k policy.Key) (*slab, error) {
+	h, err := d.open(f, k)
+	if err != nil {
+		return nil, err
+	}
+	b := &slab{data: make([]byte, f.size), mod: f.modTime(), crc: f.seal.footer.crc}
+	_, err = h.ReadAt(b.data, 0)
+	if err = errors.Join(err, h.Close()); err != nil {
+		return nil, err
+	}
+	if crc32.Checksum(b.data, castagnoli) != b.crc {
+		return nil, errDamaged
+	}
+	return b, nil
+}
+
+// seal is what tells that a file is whole.
+type seal struct {
+	// doubtful tells that the bytes have to be read before the file is used: they were
+	// written before something that may have lost some.
+	doubtful bool
+	// known tells that footer is read and the bytes are right; mtime is what the file's
+	// modification time, in nanoseconds, has to be for them to have stayed so.
+	known atomic.Bool
+	mtime atomic.Int64
+
+	mu     sync.Mutex // of all but the atomics, and of the file's path
+	footer footer
+}
+
+// modTime is the object's modification time. The seal is known.
+func (f *file) modTime() time.Time { return time.Unix(0, f.seal.footer.mod) }
+
+// open opens a file that is whole. It is looked at first: always its length and its
+// modification time, at its first use its footer, and its bytes if there is a doubt.
+func (d *disk) open(f *file, k policy.Key) (*os.File, error) {
+	h, err := os.OpenFile(f.path, os.O_RDONLY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.check(f, k, h); err != nil {
+		return nil, errors.Join(err, h.Close())
+	}
+	return h, nil
+}
+
+func (d *disk) check(f *file, k policy.Key, h *os.File) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(h.Fd()), &st); err != nil {
+		return fmt.Errorf("stat file: %w", err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size != f.size+footerSize {
+		return fmt.Errorf("%d bytes instead of %d: %w", st.Size, f.size+footerSize, errDamaged)
+	}
+	s := &f.seal
+	mtime := st.Mtim.Nano()
+	if s.known.Load() && s.mtime.Load() == mtime {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.known.Load() && s.mtime.Load() == mtime {
+		return nil // by another, meanwhile
+	}
+	var b [footerSize]byte
+	if _, err := h.ReadAt(b[:], f.size); err != nil {
+		return fmt.Errorf("read footer: %w", err)
+	}
+	ft, err := decodeFooter(b[:])
+	if err != nil {
+		return err
+	}
+	if ft.key != k || ft.size != f.size {
+		return fmt.Errorf("footer of another object: %w", errDamaged)
+	}
+	if s.doubtful || s.known.Load() || mtime != ft.mod/1e9*1e9 {
+		crc, err := d.sum(h, f.size)
+		if err != nil {
+			return err
+		}
+		if crc != ft.crc {
+			return errDamaged
+		}
+	}
+	if !s.known.Load() {
+		s.footer = ft
+	}
+	s.mtime.Store(mtime)
+	s.known.Store(true)
+	return nil
+}
+
+// sum reads the first n bytes of a file.
+func (d *disk) sum(h io.ReaderAt, n int64) (uint32, error) {
+	p := d.pieces.get()
+	defer d.pieces.put(p)
+	var crc uint32
+	for off := int64(0); off < n; {
+		m, err := h.ReadAt(p[:min(pieceSize, n-off)], off)
+		crc = crc32.Update(crc, castagnoli, p[:m])
+		if off += int64(m); err != nil && off < n {
+			return 0, fmt.Errorf("read file at %d: %w", off, err)
+		}
+	}
+	return crc, nil
+}
+
+// prepare takes the directory, and makes it if it is missing.
+func (d *disk) prepare() error {
+	if err := os.MkdirAll(filepath.Join(d.dir, tmpDir), 0o700); err != nil {
+		return err
+	}
+	if d.lock == nil {
+		f, err := os.OpenFile(filepath.Join(d.dir, lockName), os.O_RDONLY|os.O_CREATE, 0o600)
+		if err != nil {
+			return err
+		}
+		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+			err = errors.Join(err, f.Close())
+			if errors.Is(err, unix.EWOULDBLOCK) {
+				return fmt.Errorf("%s: %w", d.dir, errInUse)
+			}
+			return err
+		}
+		d.lock = f
+	}
+	return d.probe()
+}
+
+// probe writes as much as says something about the disk.
+func (d *disk) probe() error {
+	path := filepath.Join(d.dir, tmpDir, "probe")
+	err := os.WriteFile(path, bytes.Repeat([]byte{1}, 1<<20), 0o600)
+	return errors.Join(err, os.Remove(path))
+}
+
+func (d *disk) unlock() error {
+	if d.lock == nil {
+		return nil
+	}
+	err := d.lock.Close()
+	d.lock = nil
+	return err
+}

@@ -1,0 +1,48 @@
+package catalog
+
+import (
+	"fmt"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"example.org/slipway/internal/backendtest"
+	"example.org/slipway/oci"
+)
+
+// BenchmarkPut records small blobs, each durable when its caller goes on, by as many
+// callers at once.
+func BenchmarkPut(b *testing.B) {
+	var server backendtest.Shared
+	defer server.Close()
+	for _, kind := range []string{"sqlite", "postgres"} {
+		for _, callers := range []int{1, 16, 128} {
+			b.Run(fmt.Sprintf("%s/callers=%d", kind, callers), func(b *testing.B) {
+				base := &bed{path: filepath.Join(b.TempDir(), "catalog.db")}
+				if kind == "postgres" {
+					s := server.Postgres(b, "fsync=on", "full_page_writes=on")
+					base = &bed{dsn: s.DSN(s.CreateDatabase(b))}
+				}
+				c := base.open(b, nil)
+				var next atomic.Int64
+				var wg sync.WaitGroup
+				b.ResetTimer()
+				for range callers {
+					wg.Go(func() {
+						for i := next.Add(1); i <= int64(b.N); i = next.Add(1) {
+							content := fmt.Appendf(nil, "%d", i)
+							err := c.putBlob(b.Context(), "repo", Blob{Digest: oci.SHA256(content), Size: int64(len(content)), Content: content}, "")
+							if err != nil {
+								b.Error(err)
+								return
+							}
+						}
+					})
+				}
+				wg.Wait()
+				b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "put/s")
+			})
+		}
+	}
+}

@@ -1,0 +1,193 @@
+package cluster
+
+import (
+	"context"
+	"crypto/hmac"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"example.org/slipway/oci"
+	"example.org/slipway/registry/objstore"
+)
+
+// handlerPath is where the handler finds objects: the key follows.
+const handlerPath = "/_slipway/peer/blobs/"
+
+// failure is why a read from a peer failed: a label of the metric, and what it tells
+// of the peer.
+type failure struct {
+	reason string
+	verdict
+}
+
+var (
+	failedGone      = failure{"gone", verdictFailure}    // no connection, or it broke before an answer
+	failedSlow      = failure{"slow", verdictSlow}       // the store answered first
+	failedLate      = failure{"late", verdictFailure}    // no answer in time
+	failedStalled   = failure{"stalled", verdictFailure} // too slow in the middle
+	failedCut       = failure{"cut", verdictFailure}     // it ended too early
+	failedBusy      = failure{"busy", verdictBusy}       // it said so
+	failedAbsent    = failure{"absent", verdictNone}     // it does not have it, and cannot get it
+	failedRefused   = failure{"refused", verdictFailure} // it does not take us for a peer
+	failedForged    = failure{"forged", verdictFailure}  // whoever answers does not know the secret
+	failedWrong     = failure{"wrong", verdictWrong}     // other bytes than the digest's
+	failedAbandoned = failure{"abandoned", verdictNone}  // the caller gave up
+	failures        = [...]failure{failedGone, failedSlow, failedLate, failedStalled, failedCut, failedBusy, failedAbsent, failedRefused, failedForged, failedWrong, failedAbandoned}
+)
+
+// fail ends a read that the peer did not deliver.
+func (r *reading) fail(f failure, err error) error {
+	r.c.metrics.failed[f.reason].Inc()
+	r.c.end(r, f.verdict)
+	if f.verdict == verdictWrong {
+		r.c.opts.Logger.Error("a peer sent wrong bytes; it is not asked for a while", "peer", r.peer.id, "key", r.key, "pause", wrongPause)
+	} else {
+		r.c.opts.Logger.Debug("read from a peer", "peer", r.peer.id, "key", r.key, "reason", f.reason, "err", err)
+	}
+	return fmt.Errorf("read %s from peer %s: %s: %w", r.key, r.peer.id, f.reason, err)
+}
+
+// broke tells apart why a request, or an answer's body, ended.
+func broke(ctx context.Context, otherwise failure) failure {
+	switch cause := context.Cause(ctx); {
+	case cause == nil:
+		return otherwise
+	case errors.Is(cause, errOutrun):
+		return failedSlow
+	case errors.Is(cause, errLate):
+		return failedLate
+	case errors.Is(cause, errStall):
+		return failedStalled
+	default:
+		return failedAbandoned
+	}
+}
+
+// open opens the object at the peer. It ends the reading on an error; otherwise the
+// object does. stop ends ctx.
+func (r *reading) open(ctx context.Context, stop context.CancelCauseFunc) (_ objstore.Object, err error) {
+	defer func() {
+		if err != nil {
+			stop(nil)
+		}
+	}()
+	req, t, err := r.request(ctx)
+	if err != nil {
+		return nil, r.fail(failedGone, err)
+	}
+	resp, err := r.c.client.Do(req)
+	if err != nil {
+		return nil, r.fail(broke(ctx, failedGone), err)
+	}
+	info, err := r.judgeAnswer(resp, t)
+	if err != nil {
+		discard(resp.Body)
+		return nil, err
+	}
+	o := &object{reading: r, ctx: ctx, stop: stop, body: resp.Body, info: info, at: r.off, end: info.Size, begin: r.off}
+	if r.n > 0 {
+		o.end = min(o.end, r.off+r.n)
+	}
+	d, _ := r.c.cfg.Digest(r.key)
+	if r.off == 0 && o.end == info.Size {
+		o.want, o.sum = d.Encoded(), newHash(d)
+	}
+	if o.sum != nil && info.Size <= r.c.opts.VerifyFirst {
+		return o.readAhead()
+	}
+	return o, nil
+}
+
+func newHash(d oci.Digest) hash.Hash {
+	if alg := d.Algorithm(); alg.Available() {
+		return alg.Hash()
+	}
+	return nil
+}
+
+// request makes the signed request.
+func (r *reading) request(ctx context.Context) (*http.Request, ticket, error) {
+	c := r.c
+	path, ranges := handlerPath+r.key, ""
+	switch {
+	case r.n > 0:
+		ranges = fmt.Sprintf("bytes=%d-%d", r.off, r.off+r.n-1)
+	case r.off > 0:
+		ranges = fmt.Sprintf("bytes=%d-", r.off)
+	}
+	t := ticket{at: c.opts.Clock().Unix(), sender: c.self, count: r.count}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, r.peer.url+path, nil)
+	if err != nil {
+		return nil, t, err
+	}
+	if ranges != "" {
+		req.Header.Set("Range", ranges)
+	}
+	req.Header.Set(headerTicket, c.key.sign(http.MethodGet, path, ranges, r.peer.incarnation, t))
+	return req, t, nil
+}
+
+// judgeAnswer checks that an answer is the peer's, and what was asked for.
+func (r *reading) judgeAnswer(resp *http.Response, t ticket) (objstore.Info, error) {
+	h := resp.Header
+	got, err := hex.DecodeString(h.Get(headerProof))
+	want := r.c.key.proof(t, resp.StatusCode, h.Get("Content-Length"), h.Get("Content-Range"), h.Get("Last-Modified"))
+	if err != nil || !hmac.Equal(got, want) {
+		// A peer that does not know us cannot prove anything to us either.
+		if resp.StatusCode == http.StatusUnauthorized {
+			return objstore.Info{}, r.fail(failedRefused, errors.New(resp.Status))
+		}
+		return objstore.Info{}, r.fail(failedForged, errors.New(resp.Status))
+	}
+	switch resp.StatusCode {
+	case http.StatusOK, http.StatusPartialContent:
+	case http.StatusServiceUnavailable:
+		return objstore.Info{}, r.fail(failedBusy, errors.New(resp.Status))
+	case http.StatusNotFound, http.StatusRequestedRangeNotSatisfiable, http.StatusConflict:
+		return objstore.Info{}, r.fail(failedAbsent, errors.New(resp.Status))
+	default:
+		return objstore.Info{}, r.fail(failedGone, errors.New(resp.Status))
+	}
+	info := objstore.Info{Key: r.key, Size: resp.ContentLength}
+	first := int64(0)
+	if resp.StatusCode == http.StatusPartialContent {
+		if first, info.Size, err = parseContentRange(h.Get("Content-Range")); err != nil {
+			return objstore.Info{}, r.fail(failedCut, err)
+		}
+	}
+	length := info.Size - r.off
+	if r.n > 0 {
+		length = min(length, r.n)
+	}
+	if first != r.off || length <= 0 && info.Size > 0 || resp.ContentLength != length {
+		return objstore.Info{}, r.fail(failedCut, errors.New("another range than was asked for"))
+	}
+	if info.ModTime, err = http.ParseTime(h.Get("Last-Modified")); err != nil {
+		info.ModTime = time.Time{} // a store that does not know it
+	}
+	return info, nil
+}
+
+// parseContentRange reads "bytes FIRST-LAST/SIZE".
+func parseContentRange(s string) (first, size int64, err error) {
+	bad := fmt.Errorf("content range %q", s)
+	rest, ok := strings.CutPrefix(s, "bytes ")
+	a, rest, ok2 := strings.Cut(rest, "-")
+	b, c, ok3 := strings.Cut(rest, "/")
+	if !ok || !ok2 || !ok3 {
+		return 0, 0, bad
+	}
+	first, err1 := strconv.ParseInt(a, 10, 64)
+	last, err2 := strconv.ParseInt(b, 10, 64)
+	size, err3 := strconv.ParseInt(c, 10, 64)
+	if err1 != nil || err2 != nil || err3 != nil || first < 0 || last < first || size <= last {
+		return 0, 0, bad
+	}
+	return first, size, nil
+}

@@ -1,0 +1,199 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"example.org/slipway/registry/objstore"
+)
+
+// Store is an object store whose objects that have a home are read there. It belongs
+// below a cache, which asks it for what it does not hold, and above the store that all
+// replicas share.
+//
+// Everything but Get goes to the inner store. Its optional abilities are found by
+// [Store.Unwrap].
+type Store struct {
+	objstore.Store
+	c *Cluster
+}
+
+var _ objstore.Store = (*Store)(nil)
+
+// Store wraps the store that all replicas share.
+func (c *Cluster) Store(inner objstore.Store) *Store { return &Store{inner, c} }
+
+// Unwrap returns the inner store.
+func (s *Store) Unwrap() objstore.Store { return s.Store }
+
+// Get opens an object at its home, or in the inner store if this replica is the home,
+// the object has none, or the home does not answer well. The object uses ctx until it
+// is closed. See [objstore.Store].
+func (s *Store) Get(ctx context.Context, key string, off, n int64) (objstore.Object, error) {
+	r := s.c.begin(key)
+	if r == nil || off < 0 || n == 0 {
+		s.c.end(r, verdictNone)
+		return s.Store.Get(ctx, key, off, n)
+	}
+	r.inner, r.off, r.n, r.ctx = s.Store, off, n, ctx
+	return r.race(ctx)
+}
+
+// reading is a read from a peer under way. ctx spans its life.
+type reading struct {
+	c      *Cluster
+	peer   *peer
+	inner  objstore.Store
+	key    string
+	off, n int64
+	count  uint64          // number of the request
+	ctx    context.Context // of the caller, for what is read from the inner store
+}
+
+// begin chooses a peer for a key and notes that it is being asked, or returns nil.
+func (c *Cluster) begin(key string) *reading {
+	if _, ok := c.cfg.Digest(key); !ok {
+		return nil
+	}
+	h := hashString(key)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	// While peers are served this key nobody else is asked for it: see Handler.
+	if c.serving[key] > 0 {
+		c.metrics.reads.own.Inc()
+		return nil
+	}
+	p := c.choose(h)
+	if p == nil {
+		c.metrics.reads.own.Inc()
+		return nil
+	}
+	c.asking[key]++
+	c.count++
+	return &reading{c: c, peer: p, key: key, count: c.count}
+}
+
+// end notes what a read told of its peer. A nil read is none.
+func (c *Cluster) end(r *reading, v verdict) {
+	if r == nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	r.peer.inFlight--
+	c.inFlight--
+	count(c.asking, r.key, -1)
+	c.judge(r.peer, v)
+}
+
+// count changes a count and forgets it at 0.
+func count(m map[string]int, key string, by int) {
+	if m[key] += by; m[key] == 0 {
+		delete(m, key)
+	}
+}
+
+// opened is the result of opening an object somewhere.
+type opened struct {
+	obj objstore.Object
+	err error
+}
+
+// Why a peer is not waited for any longer, as causes of its context.
+var (
+	errOutrun = errors.New("the object store was faster")
+	errLate   = errors.New("no answer in time")
+	errStall  = errors.New("too slow")
+)
+
+// start opens an object in the background.
+func (c *Cluster) start(open func() (objstore.Object, error)) chan opened {
+	done := make(chan opened, 1)
+	c.background.Go(func() {
+		obj, err := open()
+		done <- opened{obj, err}
+	})
+	return done
+}
+
+// forget closes what is still being opened; nil is nothing.
+func (c *Cluster) forget(opening chan opened) {
+	if opening == nil {
+		return
+	}
+	c.background.Go(func() {
+		if o := <-opening; o.err == nil {
+			o.obj.Close()
+		}
+	})
+}
+
+// race opens the object at the peer. If that takes too long, the inner store is asked
+// as well, and who answers first wins; if it fails, the inner store is asked alone.
+// At worst the store is read as often as if there were no homes, and once more for the
+// home itself.
+func (r *reading) race(ctx context.Context) (objstore.Object, error) {
+	c, begin := r.c, time.Now()
+	peerCtx, stopPeer := context.WithCancelCause(ctx)
+	peer := c.start(func() (objstore.Object, error) { return r.open(peerCtx, stopPeer) })
+	hedge := time.NewTimer(c.opts.HedgeAfter)
+	defer hedge.Stop()
+	select {
+	case p := <-peer:
+		if p.err == nil {
+			c.metrics.firstByte.Observe(time.Since(begin).Seconds())
+			return p.obj, nil
+		}
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		return r.inner.Get(ctx, r.key, r.off, r.n)
+	case <-hedge.C:
+	}
+	c.metrics.hedges.Inc()
+	innerCtx, stopInner := context.WithCancel(ctx)
+	inner := c.start(func() (objstore.Object, error) { return r.inner.Get(innerCtx, r.key, r.off, r.n) })
+	late := time.NewTimer(c.opts.AnswerTimeout - c.opts.HedgeAfter)
+	defer late.Stop()
+	var innerErr error
+	for peer != nil || inner != nil {
+		select {
+		case p := <-peer:
+			if peer = nil; p.err == nil {
+				stopInner()
+				c.forget(inner)
+				c.metrics.firstByte.Observe(time.Since(begin).Seconds())
+				return p.obj, nil
+			}
+		case in := <-inner:
+			if inner = nil; in.err == nil {
+				stopPeer(errOutrun)
+				c.forget(peer)
+				return &held{in.obj, stopInner}, nil
+			}
+			innerErr = in.err
+		case <-late.C:
+			stopPeer(errLate) // it fails now, and what the store says counts
+		case <-ctx.Done():
+			stopInner()
+			c.forget(peer)
+			c.forget(inner)
+			return nil, ctx.Err()
+		}
+	}
+	stopInner()
+	return nil, innerErr
+}
+
+// held is an object that holds a context open.
+type held struct {
+	objstore.Object
+	release func()
+}
+
+// Close implements objstore.Object.
+func (h *held) Close() error {
+	defer h.release()
+	return h.Object.Close()
+}

@@ -1,0 +1,205 @@
+package airgap_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"example.org/slipway/oci"
+	"example.org/slipway/registry/mirror/airgap"
+)
+
+// spoilt is a store of which some contents cannot be read, or only with other bytes.
+type spoilt struct {
+	store
+	bad map[oci.Digest]string
+}
+
+// OpenBlob implements airgap.Source.
+func (s spoilt) OpenBlob(ctx context.Context, repo string, d oci.Digest) (io.ReadCloser, error) {
+	how := s.bad[d]
+	if how == "lost" {
+		return nil, errors.New("the object is gone")
+	}
+	c, err := s.store.OpenBlob(ctx, repo, d)
+	if err != nil || how == "" {
+		return c, err
+	}
+	b, err := io.ReadAll(c)
+	c.Close()
+	switch how {
+	case "short":
+		b = b[:len(b)/2]
+	case "other":
+		b[0] ^= 1
+	case "unreadable":
+		return io.NopCloser(io.MultiReader(bytes.NewReader(b[:len(b)/2]), failing{})), err
+	}
+	return io.NopCloser(bytes.NewReader(b)), err
+}
+
+type failing struct{}
+
+func (failing) Read([]byte) (int, error) { return 0, errors.New("input/output error") }
+
+// TestExportWhatIsWhole makes a random registry with everything that can be wrong with an
+// image, and wants the export of all of it to have exactly those that are whole.
+func TestExportWhatIsWhole(t *testing.T) {
+	for seed := range uint64(30) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) { exportWhole(t, rand.New(rand.NewPCG(seed, 1))) })
+	}
+}
+
+// world is a registry in the making, and what an export of it must have.
+type world struct {
+	spoilt
+	r     *rand.Rand
+	n     int
+	whole map[oci.Digest]bool
+}
+
+// blob makes a blob that is there, or is not, and reports whether it can be read.
+func (w *world) blob(repo string, sick int) (oci.Descriptor, bool) {
+	w.n++
+	data := fmt.Appendf(nil, "blob %d of %d", w.n, w.r.Uint64())
+	how := "there"
+	if w.r.IntN(100) < sick {
+		how = []string{"missing", "lost", "short", "other", "unreadable"}[w.r.IntN(5)]
+	}
+	if how == "missing" {
+		return oci.Descriptor{MediaType: "application/vnd.oci.image.layer.v1.tar", Digest: oci.SHA256(data), Size: int64(len(data))}, false
+	}
+	d := w.push(repo, data)
+	if how != "there" {
+		w.bad[d.Digest] = how
+	}
+	return d, how == "there"
+}
+
+// image makes an image, and notes whether it is whole.
+func (w *world) image(repo string, sick int, tags ...string) oci.Descriptor {
+	config, whole := w.blob(repo, sick)
+	var layers []oci.Descriptor
+	for range w.r.IntN(3) {
+		l, there := w.blob(repo, sick)
+		layers, whole = append(layers, l), whole && there
+	}
+	d := w.put(repo, map[string]any{"schemaVersion": 2, "mediaType": oci.MediaTypeOCIManifest, "config": config, "layers": layers}, oci.MediaTypeOCIManifest, tags...)
+	w.whole[d.Digest] = whole
+	return d
+}
+
+// index makes an index of images, of manifests that are not there, and maybe of an index.
+func (w *world) index(repo string, depth int, tags ...string) oci.Descriptor {
+	var list []oci.Descriptor
+	whole := false
+	for i := range 1 + w.r.IntN(3) {
+		var d oci.Descriptor
+		switch k := w.r.IntN(10); {
+		case k < 2:
+			d = oci.Descriptor{MediaType: oci.MediaTypeOCIManifest, Digest: oci.SHA256(fmt.Append(nil, w.r.Uint64())), Size: 10}
+		case k < 4 && depth < 2:
+			d = w.index(repo, depth+1)
+		default:
+			d = w.image(repo, 30)
+		}
+		d.Platform = &ocispec.Platform{OS: "linux", Architecture: fmt.Sprint("a", i)}
+		if w.r.IntN(5) == 0 {
+			d.Platform = &ocispec.Platform{OS: "unknown", Architecture: "unknown"}
+		} else {
+			whole = whole || w.whole[d.Digest]
+		}
+		list = append(list, d)
+	}
+	if !slices.ContainsFunc(list, func(d oci.Descriptor) bool { return d.Platform.OS != "unknown" }) {
+		whole = true // it has no image that could be missing
+	}
+	d := w.put(repo, map[string]any{"schemaVersion": 2, "mediaType": oci.MediaTypeOCIIndex, "manifests": list, "annotations": map[string]string{"n": fmt.Sprint(w.r.Uint64())}}, oci.MediaTypeOCIIndex, tags...)
+	w.whole[d.Digest] = whole
+	return d
+}
+
+func exportWhole(t *testing.T, r *rand.Rand) {
+	w := &world{spoilt: spoilt{newStore(t), map[oci.Digest]string{}}, r: r, whole: map[oci.Digest]bool{}}
+	var all []airgap.Image
+	want := map[string]bool{}
+	for i := range 6 {
+		im := airgap.Image{Repo: fmt.Sprintf("docker.io/team/r%d", r.IntN(3)), Ref: fmt.Sprint("v", i)}
+		var d oci.Descriptor
+		if r.IntN(2) == 0 {
+			d = w.image(im.Repo, 25, im.Ref)
+		} else {
+			d = w.index(im.Repo, 0, im.Ref)
+		}
+		all = append(all, im)
+		want[im.String()] = w.whole[d.Digest]
+	}
+	sound := w.image("docker.io/team/sound", 0, "v")
+	all, want["docker.io/team/sound:v"] = append(all, airgap.Image{Repo: "docker.io/team/sound", Ref: "v"}), true
+	b, p, err := export(t, w, all...)
+	if err != nil {
+		t.Fatalf("Write: %v", err)
+	}
+	got := map[string]bool{}
+	for _, l := range p.LeftOut {
+		if l.Reason == "" {
+			t.Errorf("%s is left out, and nothing says why", l.Image)
+		}
+		if _, asked := want[l.Image]; asked {
+			got[l.Image] = false
+		}
+	}
+	a := open(t, b)
+	for _, im := range a.Images() {
+		if _, both := got[im.String()]; both {
+			t.Errorf("%s is in the file, and said to be left out", im)
+		}
+		got[im.String()] = true
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Errorf("whole images (-want +got):\n%s", d)
+	}
+	for d := range w.bad {
+		if bytes.Contains(b, []byte(d.Encoded()+"\x00")) {
+			t.Errorf("the damaged blob %s is in the file", d)
+		}
+	}
+	dst := newStore(t)
+	if in, err := a.Import(t.Context(), dst, nil); err != nil || in.Images != p.Images {
+		t.Errorf("Import: %d of %d images, %v", in.Images, p.Images, err)
+	}
+	for _, m := range a.Images() {
+		whole(t, w, dst, m.Repo, m.Ref)
+	}
+	whole(t, w, dst, "docker.io/team/sound", string(sound.Digest))
+}
+
+// whole wants an image at dst with everything of it that is whole at the source.
+func whole(t *testing.T, w *world, dst store, repo, ref string) {
+	t.Helper()
+	m, err := dst.GetManifest(t.Context(), repo, ref)
+	if err != nil {
+		t.Errorf("%s:%s was imported: %v", repo, ref, err)
+		return
+	}
+	var doc struct{ Manifests, Layers []oci.Descriptor }
+	decode(t, m.Bytes, &doc)
+	for _, l := range doc.Layers {
+		if _, err := dst.GetBlob(t.Context(), repo, l.Digest); err != nil {
+			t.Errorf("%s:%s lacks a layer: %v", repo, ref, err)
+		}
+	}
+	for _, c := range doc.Manifests {
+		if w.whole[c.Digest] {
+			whole(t, w, dst, repo, string(c.Digest))
+		}
+	}
+}

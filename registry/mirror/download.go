@@ -1,0 +1,236 @@
+package mirror
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+
+	"example.org/slipway/oci"
+	"example.org/slipway/registry/mirror/upstream"
+)
+
+// sink is where a download's bytes go.
+type sink interface {
+	// begin is called at each connection with the size of the whole blob, or -1
+	// where the upstream does not tell.
+	begin(ctx context.Context, size int64) error
+	// space returns where the next bytes are to be put; not empty.
+	space() []byte
+	// take takes the first n bytes of space.
+	take(n int) error
+}
+
+// sinkError is an error that another connection would not help against.
+type sinkError struct{ err error }
+
+// Error implements error.
+func (e *sinkError) Error() string { return e.err.Error() }
+
+// Unwrap returns the cause.
+func (e *sinkError) Unwrap() error { return e.err }
+
+// download fetches a blob, over as many connections as it takes. It is not safe
+// for concurrent use.
+type download struct {
+	m      *Registry
+	s      *source
+	name   string // of the repository upstream
+	repo   string
+	digest oci.Digest
+	// at is how many bytes the sink has, size how many there are, or -1.
+	at, size int64
+	// body is the last connection's, for the blame.
+	body *upstream.Body
+	// noRanges says that the upstream does not give a part of the blob, so that it is
+	// fetched from its beginning and the sink is given what it lacks.
+	noRanges bool
+}
+
+const (
+	// maxTries is how many connections in a row may bring next to nothing.
+	maxTries = 8
+	// leastProgress is how many bytes make a connection one that brought something.
+	leastProgress = 32 << 10
+	firstPause    = 100 * time.Millisecond
+	longestPause  = 2 * time.Second
+)
+
+// run brings the sink all bytes from at on.
+func (d *download) run(ctx context.Context, to sink) error {
+	tries, left := 0, d.m.opts.Patience
+	for {
+		before, began := d.at, time.Now()
+		err := d.connect(ctx, to)
+		if d.at > 0 && !d.noRanges && rangeRefused(err) {
+			d.noRanges = true
+			continue
+		}
+		if err == nil || ctx.Err() != nil || !passes(err) {
+			return err
+		}
+		pause := retryAfter(err)
+		if d.at-before >= leastProgress {
+			tries, left = 0, d.m.opts.Patience // and no pause: a new connection may be all it takes
+		} else {
+			tries++
+			left -= time.Since(began)
+			pause = max(pause, min(firstPause<<(tries-1), longestPause))
+		}
+		if left -= pause; left < 0 || tries > maxTries {
+			return err
+		}
+		d.m.log.Info("go on with a blob whose download broke off", "upstream", d.s.Name, "repo", d.repo, "digest", d.digest,
+			"at", d.at, "size", d.size, "pause", pause, "err", err)
+		if err := sleep(ctx, pause); err != nil {
+			return err
+		}
+	}
+}
+
+// passes tells whether another connection may fare better.
+func passes(err error) bool {
+	var own *sinkError
+	if errors.As(err, &own) {
+		return false
+	}
+	k := upstream.KindOf(err)
+	return k == 0 || k == upstream.Busy || k == upstream.Unavailable
+}
+
+// rangeRefused reports whether an upstream may give the whole of a blob although it does not
+// give a part.
+func rangeRefused(err error) bool {
+	var open *openError
+	var e *upstream.Error
+	if !errors.As(err, &open) || !errors.As(err, &e) {
+		return false
+	}
+	return e.Kind == upstream.Wrong || e.Kind == upstream.Denied ||
+		e.Kind == upstream.Unavailable && (e.Status/100 == 4 || e.Status == http.StatusNotImplemented)
+}
+
+// openError is the error of a connection that brought nothing.
+type openError struct{ err error }
+
+// Error implements error.
+func (e *openError) Error() string { return e.err.Error() }
+
+// Unwrap returns the cause.
+func (e *openError) Unwrap() error { return e.err }
+
+// connect brings what one connection gives. nil: the blob is whole.
+func (d *download) connect(ctx context.Context, to sink) error {
+	from := d.at
+	if d.noRanges {
+		from = 0
+	}
+	body, err := d.s.Upstream.Blob(ctx, d.name, d.digest, from)
+	if err != nil {
+		return &openError{err}
+	}
+	defer body.Close()
+	d.body = body
+	if d.at > 0 {
+		d.s.counts.resumed.Add(1)
+		d.m.event(Event{Action: ActionResumed, Upstream: d.s.Name, Repo: d.repo, Digest: d.digest, Bytes: d.at})
+	}
+	if err := d.checkSize(body); err != nil {
+		return &openError{err}
+	}
+	if err := to.begin(ctx, d.size); err != nil {
+		return &sinkError{err}
+	}
+	if err := d.skip(body); err != nil {
+		return err
+	}
+	return d.receive(body, to)
+}
+
+// checkSize compares what the connection says with what is known.
+func (d *download) checkSize(body *upstream.Body) error {
+	switch {
+	case body.Off != d.at && body.Off != 0:
+		return d.wrong(fmt.Errorf("asked for byte %d of blob %s and was given byte %d", d.at, d.digest, body.Off))
+	case body.Size < 0:
+	case d.size < 0:
+		d.size = body.Size
+	case body.Size != d.size:
+		return d.wrong(fmt.Errorf("blob %s had %d bytes and now has %d", d.digest, d.size, body.Size))
+	}
+	if d.size >= 0 && d.at > d.size {
+		return d.wrong(fmt.Errorf("blob %s has %d bytes, and %d were fetched", d.digest, d.size, d.at))
+	}
+	return nil
+}
+
+// skip passes over what an endpoint sends again that knows no ranges.
+func (d *download) skip(body *upstream.Body) error {
+	n := d.at - body.Off
+	if n <= 0 {
+		return nil
+	}
+	got, err := io.CopyN(io.Discard, body, n)
+	d.s.counts.pulled.Add(got)
+	if errors.Is(err, io.EOF) {
+		return d.brokenOff(io.ErrUnexpectedEOF)
+	}
+	return err
+}
+
+func (d *download) receive(body *upstream.Body, to sink) error {
+	var probe [1]byte
+	for {
+		p := probe[:]
+		whole := d.size >= 0 && d.at == d.size
+		if !whole {
+			if p = to.space(); d.size >= 0 {
+				p = p[:min(int64(len(p)), d.size-d.at)]
+			}
+		}
+		n, err := body.Read(p)
+		d.s.counts.pulled.Add(int64(n))
+		if whole {
+			if n > 0 {
+				return d.wrong(fmt.Errorf("blob %s goes on behind its %d bytes", d.digest, d.size))
+			}
+			return nil // what a connection says that has nothing more to give does not matter
+		}
+		if n > 0 {
+			d.at += int64(n)
+			if err := to.take(n); err != nil {
+				return &sinkError{err}
+			}
+		}
+		switch {
+		case err == nil:
+		case !errors.Is(err, io.EOF):
+			return err
+		case d.size >= 0 && d.at < d.size:
+			return d.brokenOff(io.ErrUnexpectedEOF)
+		default:
+			return nil
+		}
+	}
+}
+
+// brokenOff is the error of a connection that ended too early.
+func (d *download) brokenOff(err error) error {
+	return &upstream.Error{Kind: upstream.Unavailable, Upstream: d.s.Name, Err: fmt.Errorf("blob %s broke off at byte %d of %d: %w", d.digest, d.at, d.size, err)}
+}
+
+// wrong is the error of an upstream that sent something else, and tells it.
+func (d *download) wrong(err error) error {
+	if d.body != nil {
+		d.body.Blame(err)
+	}
+	d.m.event(Event{Action: ActionWrong, Upstream: d.s.Name, Repo: d.repo, Digest: d.digest, Bytes: d.at, Err: err.Error()})
+	return &upstream.Error{Kind: upstream.Wrong, Upstream: d.s.Name, Err: err}
+}
+
+// wrongDigest is wrong for bytes that are not the blob's.
+func (d *download) wrongDigest(got oci.Digest) error {
+	return d.wrong(fmt.Errorf("the %d bytes received as blob %s have the digest %s", d.at, d.digest, got))
+}

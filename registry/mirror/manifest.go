@@ -1,0 +1,471 @@
+package mirror
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"example.org/slipway/oci"
+	"example.org/slipway/registry/mirror/upstream"
+)
+
+// What a flight asks.
+const (
+	flyManifest = iota // a manifest by tag or digest
+	flyBlob            // whether a repository has a blob
+)
+
+// ResolveManifest implements oci.Reader.
+func (m *Registry) ResolveManifest(ctx context.Context, repo, ref string) (oci.Descriptor, error) {
+	s, name := m.source(repo)
+	if s == nil {
+		return m.store.ResolveManifest(ctx, repo, ref)
+	}
+	mf, err := m.manifest(ctx, s, name, repo, ref, func(ctx context.Context, repo, ref string) (*oci.Manifest, error) {
+		d, err := m.store.ResolveManifest(ctx, repo, ref)
+		return &oci.Manifest{Descriptor: d}, err
+	})
+	if err != nil {
+		return oci.Descriptor{}, err
+	}
+	return mf.Descriptor, nil
+}
+
+// GetManifest implements oci.Reader.
+func (m *Registry) GetManifest(ctx context.Context, repo, ref string) (*oci.Manifest, error) {
+	s, name := m.source(repo)
+	if s == nil {
+		return m.store.GetManifest(ctx, repo, ref)
+	}
+	noted := false
+	mf, err := m.manifest(ctx, s, name, repo, ref, func(ctx context.Context, repo, ref string) (*oci.Manifest, error) {
+		mf, err := m.store.GetManifest(ctx, repo, ref)
+		noted = noted || err == nil
+		return mf, err
+	})
+	if err != nil {
+		return nil, err
+	}
+	if !noted { // it has not been stored yet
+		m.store.NotePull(repo, ref)
+		m.ahead(s, name, repo, mf)
+	}
+	s.counts.pushed.Add(mf.Size)
+	if s.strict {
+		s.noteChildren(repo, mf)
+	}
+	return mf, nil
+}
+
+// read reads a manifest of the store.
+type read func(ctx context.Context, repo, ref string) (*oci.Manifest, error)
+
+// manifest returns a manifest of a mirrored repository, from the store if that is
+// all right.
+func (m *Registry) manifest(ctx context.Context, s *source, name, repo, ref string, stored read) (*oci.Manifest, error) {
+	if oci.IsDigest(ref) {
+		return m.ofDigest(ctx, s, name, repo, oci.Digest(ref), stored)
+	}
+	if !oci.ValidTag(ref) { // it would become part of a URL
+		return nil, unknownManifest(repo, ref, "")
+	}
+	return m.ofTag(ctx, s, name, repo, ref, stored)
+}
+
+// ofDigest returns a manifest by digest. What the store has is enough: it cannot
+// have changed.
+func (m *Registry) ofDigest(ctx context.Context, s *source, name, repo string, d oci.Digest, stored read) (*oci.Manifest, error) {
+	if mf := m.pending.get(repo, d); mf != nil {
+		s.counts.add(kindManifest, resultHit)
+		return mf, nil
+	}
+	mf, err := stored(ctx, repo, string(d))
+	if err == nil {
+		s.counts.add(kindManifest, resultHit)
+		return mf, nil
+	}
+	if !oci.HasCode(err, oci.CodeManifestUnknown) {
+		return nil, err
+	}
+	if err := oci.CheckDigest(d); err != nil {
+		return nil, err
+	}
+	if err := s.cannotAsk(kindManifest, repo, string(d), m.now(), unknownManifest); err != nil {
+		return nil, err
+	}
+	if c, ok := s.children.get(childKey{repo, d}); ok && !c.wanted {
+		s.counts.add(kindManifest, resultDenied)
+		return nil, unknownManifest(repo, string(d), fmt.Sprintf("; its platform %s is not one that %s is mirrored for", c.platform, s.Name))
+	}
+	mf, began, err := m.fly(ctx, flightKey{flyManifest, contentKey{repo, string(d)}}, func(ctx context.Context) (*oci.Manifest, error) {
+		if mf := m.arrived(ctx, repo, d); mf != nil {
+			return mf, nil
+		}
+		return m.fetch(ctx, s, name, repo, string(d), "")
+	})
+	s.counts.fetched(kindManifest, began, err)
+	return mf, err
+}
+
+// arrived returns a manifest that was fetched since the store was asked.
+func (m *Registry) arrived(ctx context.Context, repo string, d oci.Digest) *oci.Manifest {
+	if mf := m.pending.get(repo, d); mf != nil {
+		return mf
+	}
+	if m.recent.has(contentKey{repo, string(d)}) {
+		if mf, err := m.store.GetManifest(ctx, repo, string(d)); err == nil {
+			return mf
+		}
+	}
+	return nil
+}
+
+// ofTag returns a manifest by tag, which the upstream is asked for when it was not
+// asked lately.
+func (m *Registry) ofTag(ctx context.Context, s *source, name, repo, tag string, stored read) (*oci.Manifest, error) {
+	for range maxLooks {
+		now := m.now()
+		st, known := s.tags.get(repo, tag)
+		if s.Offline || known && now.Before(st.until) {
+			mf, err := m.confirmed(ctx, repo, tag, st.digest, stored)
+			if err == nil {
+				s.counts.add(kindManifest, st.result())
+				return mf, nil
+			}
+			if !oci.HasCode(err, oci.CodeManifestUnknown) {
+				return nil, err
+			}
+		}
+		if err := s.cannotAsk(kindManifest, repo, tag, now, unknownManifest); err != nil {
+			return nil, err
+		}
+		mf, began, err := m.fly(ctx, flightKey{flyManifest, contentKey{repo, tag}}, func(ctx context.Context) (*oci.Manifest, error) {
+			return m.revalidate(ctx, s, name, repo, tag)
+		})
+		if err != nil || mf.Bytes != nil {
+			s.counts.fetched(kindManifest, began, err)
+			return mf, err
+		}
+		// The store has it, unless it was forgotten just now.
+		mf, err = m.confirmed(ctx, repo, tag, mf.Digest, stored)
+		if err == nil {
+			st, _ = s.tags.get(repo, tag)
+			s.counts.add(kindManifest, st.result())
+			return mf, nil
+		}
+		if !oci.HasCode(err, oci.CodeManifestUnknown) {
+			return nil, err
+		}
+		s.tags.drop(repo, tag)
+	}
+	return nil, errChanging
+}
+
+// result is what a request is that the state answers.
+func (st tagState) result() result {
+	if st.stale {
+		return resultStale
+	}
+	return resultHit
+}
+
+// confirmed returns the manifest that a tag was last confirmed to stand for, or,
+// where that is not known, what the store has under the tag.
+func (m *Registry) confirmed(ctx context.Context, repo, tag string, d oci.Digest, stored read) (*oci.Manifest, error) {
+	if d != "" {
+		if mf := m.pending.get(repo, d); mf != nil {
+			return mf, nil
+		}
+	}
+	mf, err := stored(ctx, repo, tag)
+	if d != "" && (err != nil || mf.Digest != d) {
+		// It is about to be stored, or another replica was told something newer.
+		if other, otherErr := stored(ctx, repo, string(d)); otherErr == nil {
+			return other, nil
+		}
+	}
+	return mf, err
+}
+
+// revalidate asks the upstream what a tag stands for. The manifest it returns has
+// no bytes when the store has it.
+func (m *Registry) revalidate(ctx context.Context, s *source, name, repo, tag string) (*oci.Manifest, error) {
+	st, known := s.tags.get(repo, tag)
+	known = known && m.now().Before(st.until) // by a flight that ended just now
+	if known {
+		if mf := m.arrived(ctx, repo, st.digest); mf != nil {
+			return mf, nil
+		}
+	}
+	have, err := m.store.ResolveManifest(ctx, repo, tag)
+	answer := &oci.Manifest{Descriptor: have}
+	if mf := m.pending.get(repo, st.digest); mf != nil { // what the store is about to have
+		have, answer, err = mf.Descriptor, mf, nil
+	}
+	if err != nil && !oci.HasCode(err, oci.CodeManifestUnknown) {
+		return nil, err
+	}
+	if err != nil {
+		return m.fetch(ctx, s, name, repo, tag, tag)
+	}
+	if known && st.digest == have.Digest {
+		return answer, nil
+	}
+	began := time.Now()
+	now, err := m.ask(ctx, s, name, tag)
+	m.metrics.observe(s, kindManifest, time.Since(began))
+	switch {
+	case err != nil:
+		return m.stale(ctx, s, repo, tag, have, err)
+	case now.Digest == have.Digest:
+		m.confirm(s, repo, tag, have.Digest)
+		return answer, nil
+	}
+	mf := m.pending.get(repo, now.Digest)
+	if mf == nil {
+		mf, err = m.store.GetManifest(ctx, repo, string(now.Digest))
+	}
+	if err == nil {
+		m.keep(s, repo, mf, tag)
+	} else {
+		mf, err = m.fetch(ctx, s, name, repo, string(now.Digest), tag)
+		if upstream.KindOf(err) == upstream.NotFound { // the tag has been moved again
+			mf, err = m.fetch(ctx, s, name, repo, tag, tag)
+		}
+		if err != nil {
+			return m.stale(ctx, s, repo, tag, have, err)
+		}
+	}
+	m.event(Event{Action: ActionMoved, Upstream: s.Name, Repo: repo, Ref: tag, Digest: mf.Digest})
+	return mf, nil
+}
+
+// confirmWithin is how long a client waits for an upstream to confirm a tag that
+// could be served as it was.
+const confirmWithin = 5 * time.Second
+
+// ask asks the upstream what a tag stands for that the store has.
+func (m *Registry) ask(ctx context.Context, s *source, name, tag string) (oci.Descriptor, error) {
+	if s.StaleIfError <= 0 {
+		return s.Upstream.ResolveManifest(ctx, name, tag)
+	}
+	short, cancel := context.WithTimeout(ctx, confirmWithin)
+	defer cancel()
+	now, err := s.Upstream.ResolveManifest(short, name, tag)
+	if err != nil && short.Err() != nil && ctx.Err() == nil && upstream.KindOf(err) == 0 {
+		err = &upstream.Error{Kind: upstream.Unavailable, Upstream: s.Name, Err: err}
+	}
+	return now, err
+}
+
+// fetch gets a manifest from the upstream, lets it in if the rules do, and has it
+// stored, under a tag unless that is empty.
+func (m *Registry) fetch(ctx context.Context, s *source, name, repo, ref, tag string) (*oci.Manifest, error) {
+	if err := s.allowed(name, tag); err != nil {
+		return nil, m.refused(s, kindManifest, repo, ref, err)
+	}
+	began := time.Now()
+	var mf *oci.Manifest
+	err := m.patiently(ctx, func() error {
+		var err error
+		mf, _, _, err = s.Upstream.Manifest(ctx, name, ref, "")
+		return err
+	})
+	took := time.Since(began)
+	m.metrics.observe(s, kindManifest, took)
+	if err != nil {
+		m.refuse(s, kindManifest, repo, ref, err)
+		return nil, err
+	}
+	s.counts.pulled.Add(mf.Size)
+	if s.strict {
+		err := m.admit(ctx, s, name, repo, mf)
+		if upstream.KindOf(err) == upstream.NotFound { // and not the manifest itself
+			m.log.Warn("a manifest is incomplete upstream", "upstream", s.Name, "repo", repo, "digest", mf.Digest, "err", err)
+			err = refuse(oci.CodeManifestUnknown, "%s/%s@%s is incomplete upstream, so that the rules of %s cannot be applied", s.Name, name, mf.Digest, s.Name)
+		}
+		if err != nil {
+			return nil, m.refused(s, kindManifest, repo, ref, err)
+		}
+	}
+	m.keep(s, repo, mf, tag)
+	m.event(Event{Action: ActionFetched, Upstream: s.Name, Repo: repo, Ref: ref, Digest: mf.Digest, Bytes: mf.Size, Duration: took})
+	return mf, nil
+}
+
+// refuse remembers that the upstream does not have something, or not for us.
+func (m *Registry) refuse(s *source, k kind, repo, ref string, err error) {
+	if why := upstream.KindOf(err); why == upstream.NotFound || why == upstream.Denied {
+		s.negative[k].set(repo, ref, err, m.now(), s.NegativeTTL)
+	}
+}
+
+// refused notes that the rules did not let something in, unless err is another
+// error.
+func (m *Registry) refused(s *source, k kind, repo, ref string, err error) error {
+	if isRefusal(err) {
+		s.negative[k].set(repo, ref, err, m.now(), s.NegativeTTL)
+		m.event(Event{Action: ActionRefused, Upstream: s.Name, Repo: repo, Ref: ref, Err: err.Error()})
+	}
+	return err
+}
+
+// stale decides what becomes of a tag that the store has when the upstream does
+// not confirm it.
+func (m *Registry) stale(ctx context.Context, s *source, repo, tag string, have oci.Descriptor, err error) (*oci.Manifest, error) {
+	mf := &oci.Manifest{Descriptor: have}
+	if ctx.Err() != nil {
+		return nil, err
+	}
+	now, again := m.now(), min(s.TTL, staleFor)
+	st, known := s.tags.get(repo, tag)
+	if !known { // not asked in this process: it has been good so far
+		st.confirmed = m.started
+	}
+	switch kind := upstream.KindOf(err); {
+	case isRefusal(err): // the tag was moved to what the rules keep out
+		m.log.Warn("tag stays where it was, because of what it was moved to", "upstream", s.Name, "repo", repo, "tag", tag, "err", err)
+		again = s.TTL // the upstream did answer
+	case kind == upstream.NotFound && s.KeepDeleted:
+		again = s.TTL
+	case kind == upstream.NotFound:
+		m.refuse(s, kindManifest, repo, tag, err)
+		s.tags.drop(repo, tag)
+		if err := m.store.ForgetTag(ctx, repo, tag); err != nil {
+			m.log.Warn("drop a tag that is gone upstream", "repo", repo, "tag", tag, "err", err)
+		}
+		m.event(Event{Action: ActionGone, Upstream: s.Name, Repo: repo, Ref: tag, Digest: have.Digest})
+		return nil, err
+	case kind == upstream.Denied:
+		m.refuse(s, kindManifest, repo, tag, err)
+		// From now on no failure brings it back, until it is confirmed.
+		st.digest, st.confirmed, st.until = have.Digest, time.Time{}, time.Time{}
+		s.tags.set(repo, tag, st, now)
+		return nil, err
+	case s.StaleIfError <= 0 || st.confirmed.IsZero() || now.Sub(st.confirmed) > s.StaleIfError:
+		return nil, err
+	default:
+		m.log.Warn("serve a tag that cannot be confirmed", "upstream", s.Name, "repo", repo, "tag", tag, "confirmed", st.confirmed, "err", err)
+	}
+	m.event(Event{Action: ActionStale, Upstream: s.Name, Repo: repo, Ref: tag, Digest: have.Digest, Err: err.Error()})
+	// Not each request is to wait for an upstream that is down.
+	st.digest, st.stale, st.until = have.Digest, true, now.Add(max(retryAfter(err), again))
+	s.tags.set(repo, tag, st, now)
+	return mf, nil
+}
+
+// staleFor is how long a tag that could not be confirmed is served before the
+// upstream is asked again, unless the upstream said how long.
+const staleFor = 10 * time.Second
+
+// confirm notes what a tag stands for.
+func (m *Registry) confirm(s *source, repo, tag string, d oci.Digest) {
+	now := m.now()
+	s.tags.set(repo, tag, tagState{digest: d, confirmed: now, until: now.Add(s.TTL)}, now)
+	s.negative[kindManifest].drop(repo, tag)
+}
+
+// keep has a manifest stored in the background: clients need not wait until it is
+// durable.
+func (m *Registry) keep(s *source, repo string, mf *oci.Manifest, tag string) {
+	if mf.Digest.Algorithm().FromBytes(mf.Bytes) != mf.Digest {
+		return // of a signed schema 1 manifest the upstream's word is all there is
+	}
+	p := oci.PutManifest{Bytes: mf.Bytes, MediaType: mf.MediaType, Digest: mf.Digest}
+	m.pending.add(repo, mf)
+	if tag != "" {
+		p.Tags = []string{tag}
+		m.confirm(s, repo, tag, mf.Digest)
+	}
+	store := func() {
+		defer m.pending.remove(repo, mf.Digest)
+		m.gate.pass(m.ctx)
+		if st, ok := s.tags.get(repo, tag); !ok || st.digest != mf.Digest {
+			p.Tags = nil // it is gone, or has been moved since
+		}
+		ctx, cancel := m.storing()
+		defer cancel()
+		if _, err := m.store.PutManifest(ctx, repo, p); err != nil {
+			m.log.Warn("store a manifest; it is fetched again", "repo", repo, "digest", mf.Digest, "err", err)
+			s.tags.drop(repo, tag)
+			return
+		}
+		m.recent.add(contentKey{repo, string(mf.Digest)})
+		if _, ok := s.tags.get(repo, tag); !ok && len(p.Tags) > 0 { // it went meanwhile
+			if err := m.store.ForgetTag(ctx, repo, tag); err != nil {
+				m.log.Warn("drop a tag that is gone upstream", "repo", repo, "tag", tag, "err", err)
+			}
+		}
+	}
+	if !m.spawn(store) { // going down
+		m.pending.remove(repo, mf.Digest)
+	}
+}
+
+// cannotAsk returns why the upstream is not asked for something, or nil.
+func (s *source) cannotAsk(k kind, repo, ref string, now time.Time, unknown func(repo, ref, why string) error) error {
+	if s.Offline {
+		s.counts.add(k, resultOffline)
+		return unknown(repo, ref, "; it was never fetched, and "+s.Name+" is offline")
+	}
+	if err := s.negative[k].get(repo, ref, now); err != nil {
+		s.counts.add(k, resultNegative)
+		return err
+	}
+	return nil
+}
+
+func unknownManifest(repo, ref, why string) error {
+	if err := oci.CheckName(repo); err != nil {
+		return err
+	}
+	return oci.Errorf(oci.CodeManifestUnknown, "repository %s has no manifest %.140s%s", repo, ref, why)
+}
+
+func unknownBlob(repo, ref, why string) error {
+	if err := oci.CheckName(repo); err != nil {
+		return err
+	}
+	return oci.Errorf(oci.CodeBlobUnknown, "repository %s has no blob %.140s%s", repo, ref, why)
+}
+
+// patiently asks a busy upstream again when it wants to be asked, as long as the
+// client may be kept waiting. Other failures the upstream has dealt with.
+func (m *Registry) patiently(ctx context.Context, ask func() error) error {
+	left := m.opts.Patience
+	for {
+		began := time.Now()
+		err := ask()
+		if upstream.KindOf(err) != upstream.Busy {
+			return err
+		}
+		pause := max(retryAfter(err), 50*time.Millisecond)
+		if left -= time.Since(began) + pause; left < 0 {
+			return err
+		}
+		if err := sleep(ctx, pause); err != nil {
+			return err
+		}
+	}
+}
+
+// retryAfter is when an upstream wants to be asked again.
+func retryAfter(err error) time.Duration {
+	var e *upstream.Error
+	if errors.As(err, &e) {
+		return e.RetryAfter
+	}
+	return 0
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

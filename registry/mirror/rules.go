@@ -1,0 +1,359 @@
+package mirror
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"example.org/slipway/oci"
+	"example.org/slipway/registry/mirror/upstream"
+)
+
+// Rule names contents of an upstream.
+type Rule struct {
+	// Name is a pattern for the upstream's repository, as path.Match has it, in
+	// which ** stands for any number of segments; default: every repository.
+	Name string
+	// Tag is what a tag must match; default: everything matches. With it the rule
+	// says nothing about what is asked for by digest.
+	Tag *regexp.Regexp
+}
+
+func (r Rule) check() error {
+	for _, part := range strings.Split(r.Name, "/") {
+		if _, err := path.Match(part, ""); err != nil {
+			return fmt.Errorf("pattern %q: %w", r.Name, err)
+		}
+	}
+	return nil
+}
+
+func (r Rule) matchesName(name string) bool {
+	return r.Name == "" || oci.MatchSegments(r.Name, name)
+}
+
+// Platform is what an image runs on. Variant may be empty: then any.
+type Platform struct {
+	OS, Architecture, Variant string
+}
+
+// ParsePlatform reads os/architecture or os/architecture/variant.
+func ParsePlatform(s string) (Platform, error) {
+	parts := strings.Split(s, "/")
+	if len(parts) < 2 || len(parts) > 3 || parts[0] == "" || parts[1] == "" || len(parts) == 3 && parts[2] == "" {
+		return Platform{}, fmt.Errorf("platform %q is not os/architecture or os/architecture/variant", s)
+	}
+	p := Platform{OS: parts[0], Architecture: parts[1]}
+	if len(parts) == 3 {
+		p.Variant = parts[2]
+	}
+	return p, nil
+}
+
+// String returns the platform as ParsePlatform reads it.
+func (p Platform) String() string {
+	s := p.OS + "/" + p.Architecture
+	if p.Variant != "" {
+		s += "/" + p.Variant
+	}
+	return s
+}
+
+// wants tells whether one of the platforms is p. Where none is chosen all are, and
+// what has no platform, such as a build's attestation, belongs to each.
+func wants(platforms []Platform, p Platform) bool {
+	if len(platforms) == 0 || p.OS == "" || p.OS == "unknown" {
+		return true
+	}
+	for _, w := range platforms {
+		if w.OS == p.OS && w.Architecture == p.Architecture && (w.Variant == "" || w.Variant == p.Variant) {
+			return true
+		}
+	}
+	return false
+}
+
+// refusal is a rule's no.
+type refusal struct{ reply *oci.Error }
+
+// Error implements error.
+func (r *refusal) Error() string { return r.reply.Error() }
+
+// Unwrap returns what the client is told.
+func (r *refusal) Unwrap() error { return r.reply }
+
+func refuse(code oci.Code, format string, args ...any) error {
+	return &refusal{oci.Errorf(code, format, args...)}
+}
+
+func isRefusal(err error) bool {
+	var r *refusal
+	return errors.As(err, &r)
+}
+
+// allowed applies the rules of names and tags. tag is empty for a digest.
+func (s *source) allowed(name, tag string) error {
+	for _, r := range s.Deny {
+		if r.matchesName(name) && (r.Tag == nil || tag != "" && r.Tag.MatchString(tag)) {
+			return s.notMirrored(name, tag)
+		}
+	}
+	if len(s.Allow) == 0 {
+		return nil
+	}
+	for _, r := range s.Allow {
+		if r.matchesName(name) && (r.Tag == nil || tag == "" || r.Tag.MatchString(tag)) {
+			return nil
+		}
+	}
+	return s.notMirrored(name, tag)
+}
+
+func (s *source) notMirrored(name, tag string) error {
+	if tag != "" {
+		name += ":" + tag
+	}
+	return refuse(oci.CodeDenied, "%s/%s is not mirrored here: the rules of %s do not allow it", s.Name, name, s.Name)
+}
+
+// document is what is read of a manifest.
+type document struct {
+	Config      *oci.Descriptor   `json:"config"`
+	Layers      []oci.Descriptor  `json:"layers"`
+	Manifests   []oci.Descriptor  `json:"manifests"`
+	Annotations map[string]string `json:"annotations"`
+}
+
+func isIndex(mediaType string) bool {
+	return mediaType == oci.MediaTypeOCIIndex || mediaType == oci.MediaTypeDockerIndex
+}
+
+// runs tells whether a manifest is an image: one that has a root file system. What
+// has none, such as a signature or a chart, cannot be run.
+func (d *document) runs() bool {
+	for _, l := range d.Layers {
+		if strings.HasPrefix(l.MediaType, "application/vnd.oci.image.layer.") || strings.HasPrefix(l.MediaType, "application/vnd.docker.image.rootfs.") {
+			return true
+		}
+	}
+	return false
+}
+
+func platformOf(d oci.Descriptor) Platform {
+	if d.Platform == nil {
+		return Platform{}
+	}
+	return Platform{OS: d.Platform.OS, Architecture: d.Platform.Architecture, Variant: d.Platform.Variant}
+}
+
+// childKey is a manifest that an index of a repository names.
+type childKey struct {
+	repo   string
+	digest oci.Digest
+}
+
+// child is what is known of it.
+type child struct {
+	platform Platform
+	// index names it.
+	index oci.Digest
+	// wanted is false when its platform is not mirrored.
+	wanted bool
+}
+
+// noteChildren remembers what an index that was let in says of its manifests. It
+// is noted again whenever the index is read, because nothing else survives a
+// restart.
+func (s *source) noteChildren(repo string, mf *oci.Manifest) {
+	if !isIndex(mf.MediaType) {
+		return
+	}
+	var doc document
+	if json.Unmarshal(mf.Bytes, &doc) != nil {
+		return
+	}
+	for _, c := range doc.Manifests {
+		p := platformOf(c)
+		s.children.set(childKey{repo, c.Digest}, child{platform: p, index: mf.Digest, wanted: wants(s.Platforms, p)})
+	}
+}
+
+// admit applies the rules that look at content. An index is as old and as well
+// signed as its images; an image whose index is signed is.
+func (m *Registry) admit(ctx context.Context, s *source, name, repo string, mf *oci.Manifest) error {
+	if mf.MediaType == oci.MediaTypeDockerManifestV1 || mf.MediaType == oci.MediaTypeDockerManifestV1S {
+		return refuse(oci.CodeDenied, "%s/%s@%s is a manifest of Docker's schema 1, to which the rules of %s cannot be applied", s.Name, name, mf.Digest, s.Name)
+	}
+	var doc document
+	if err := json.Unmarshal(mf.Bytes, &doc); err != nil {
+		return &upstream.Error{Kind: upstream.Wrong, Upstream: s.Name, Err: fmt.Errorf("read manifest %s: %w", mf.Digest, err)}
+	}
+	_, isChild := s.children.get(childKey{repo, mf.Digest})
+	if isIndex(mf.MediaType) {
+		if s.OnlySigned {
+			if err := m.checkSigned(ctx, s, name, repo, mf.Digest, 0); err != nil {
+				return err
+			}
+		}
+		s.noteChildren(repo, mf)
+		return m.admitFirst(ctx, s, name, repo, &doc)
+	}
+	if !doc.runs() || doc.Config == nil {
+		return nil
+	}
+	if len(s.Platforms) > 0 && !isChild || s.MinAge > 0 {
+		if err := m.checkConfig(ctx, s, name, repo, &doc); err != nil {
+			return err
+		}
+	}
+	if s.OnlySigned {
+		return m.checkSigned(ctx, s, name, repo, mf.Digest, 0)
+	}
+	return nil
+}
+
+// admitFirst checks the age of an index by that of its first image that is wanted
+// and there. The others are checked when they are asked for.
+func (m *Registry) admitFirst(ctx context.Context, s *source, name, repo string, doc *document) error {
+	if s.MinAge <= 0 {
+		return nil
+	}
+	var missing error
+	for _, c := range doc.Manifests {
+		p := platformOf(c)
+		if p.OS == "" || p.OS == "unknown" || isIndex(c.MediaType) || !wants(s.Platforms, p) {
+			continue
+		}
+		_, err := m.ofDigest(ctx, s, name, repo, c.Digest, m.store.GetManifest)
+		if !oci.HasCode(err, oci.CodeManifestUnknown) {
+			return err
+		}
+		missing = err
+	}
+	return missing
+}
+
+// maxConfig is the largest image config that is read, in bytes.
+const maxConfig = 4 << 20
+
+// checkConfig applies what the rules say of an image's config.
+func (m *Registry) checkConfig(ctx context.Context, s *source, name, repo string, doc *document) error {
+	var config struct {
+		Created      *time.Time `json:"created"`
+		OS           string     `json:"os"`
+		Architecture string     `json:"architecture"`
+		Variant      string     `json:"variant"`
+	}
+	b, err := m.readBlob(ctx, s, name, repo, doc.Config.Digest, maxConfig)
+	if err != nil {
+		return fmt.Errorf("read config %s: %w", doc.Config.Digest, err)
+	}
+	if err := json.Unmarshal(b, &config); err != nil {
+		return refuse(oci.CodeDenied, "%s/%s: the image's config %s cannot be read, so that the rules of %s cannot be applied: %v", s.Name, name, doc.Config.Digest, s.Name, err)
+	}
+	if p := (Platform{config.OS, config.Architecture, config.Variant}); !wants(s.Platforms, p) {
+		return refuse(oci.CodeManifestUnknown, "%s/%s: the image is for %s, which %s is not mirrored for", s.Name, name, p, s.Name)
+	}
+	if s.MinAge <= 0 {
+		return nil
+	}
+	if config.Created == nil {
+		return refuse(oci.CodeDenied, "%s/%s: the image does not say when it was made, and %s is mirrored only from an age of %s on", s.Name, name, s.Name, s.MinAge)
+	}
+	if at := config.Created.Add(s.MinAge); at.After(m.now()) {
+		return refuse(oci.CodeDenied, "%s/%s: the image was made at %s, and %s is mirrored only from an age of %s on", s.Name, name,
+			config.Created.UTC().Format(time.RFC3339), s.Name, s.MinAge)
+	}
+	return nil
+}
+
+// readBlob returns a config of a mirrored repository, of at most most bytes.
+func (m *Registry) readBlob(ctx context.Context, s *source, name, repo string, d oci.Digest, most int64) ([]byte, error) {
+	c, err := m.openBlob(ctx, s, name, repo, d, wholeBlob)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	if size := c.Descriptor().Size; size > most {
+		return nil, refuse(oci.CodeDenied, "%s/%s: config %s has %d bytes, and rules are applied to at most %d", s.Name, name, d, size, most)
+	}
+	return io.ReadAll(c)
+}
+
+// Artifact types of signatures in the referrers API.
+var signatureTypes = [...]string{
+	"application/vnd.dev.cosign.artifact.sig.",
+	"application/vnd.dev.sigstore.bundle",
+	"application/vnd.cncf.notary.signature",
+}
+
+// maxNesting is how deep indexes are nested at most.
+const maxNesting = 8
+
+// checkSigned looks whether a manifest has a signature upstream, or belongs to an index that
+// has one. Which indexes there are the store knows also after a restart.
+func (m *Registry) checkSigned(ctx context.Context, s *source, name, repo string, d oci.Digest, depth int) error {
+	if known, _ := s.signed.get(childKey{repo, d}); known {
+		return nil
+	}
+	c, noted := s.children.get(childKey{repo, d})
+	if noted {
+		if known, _ := s.signed.get(childKey{repo, c.index}); known {
+			s.signed.set(childKey{repo, d}, true)
+			return nil
+		}
+	}
+	no := m.askSigned(ctx, s, name, d)
+	if !isRefusal(no) || depth == maxNesting {
+		if no == nil {
+			s.signed.set(childKey{repo, d}, true)
+		}
+		return no
+	}
+	indexes, err := m.store.NamedBy(ctx, repo, d)
+	if err != nil {
+		return err
+	}
+	if noted && !slices.Contains(indexes, c.index) { // it is not stored yet
+		indexes = append(indexes, c.index)
+	}
+	for _, index := range indexes {
+		err := m.checkSigned(ctx, s, name, repo, index, depth+1)
+		if err == nil {
+			s.signed.set(childKey{repo, d}, true)
+		}
+		if !isRefusal(err) {
+			return err
+		}
+	}
+	return no
+}
+
+// askSigned asks the upstream whether something has a signature: cosign's tag,
+// or a referrer.
+func (m *Registry) askSigned(ctx context.Context, s *source, name string, d oci.Digest) error {
+	tag := d.Algorithm().String() + "-" + d.Encoded() + ".sig"
+	_, err := s.Upstream.ResolveManifest(ctx, name, tag)
+	if err == nil || upstream.KindOf(err) != upstream.NotFound {
+		return err
+	}
+	list, err := s.Upstream.Referrers(ctx, name, d)
+	if err != nil && upstream.KindOf(err) != upstream.NotFound {
+		return err
+	}
+	for _, r := range list {
+		for _, t := range signatureTypes {
+			if strings.HasPrefix(r.ArtifactType, t) {
+				return nil
+			}
+		}
+	}
+	return refuse(oci.CodeDenied, "%s/%s@%s has no signature, and %s is mirrored only with one", s.Name, name, d, s.Name)
+}

@@ -1,0 +1,117 @@
+package mirror
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"example.org/slipway/oci"
+	"example.org/slipway/registry/mirror/upstream"
+)
+
+// Actions of an Event.
+const (
+	// ActionFetched: a manifest or blob was fetched.
+	ActionFetched = "fetched"
+	// ActionMoved: a tag stands for something else than before.
+	ActionMoved = "moved"
+	// ActionGone: a tag is gone upstream, and here.
+	ActionGone = "gone"
+	// ActionStale: a tag was served that could not be confirmed, or that was moved
+	// to something the rules refuse.
+	ActionStale = "stale"
+	// ActionRefused: the rules did not let something in.
+	ActionRefused = "refused"
+	// ActionResumed: the download of a blob goes on after a break, at byte Bytes.
+	ActionResumed = "resumed"
+	// ActionWrong: the upstream sent something else than it should have. Nobody was
+	// given it as a whole, and it was not stored.
+	ActionWrong = "wrong"
+	// ActionForgotten: an image was dropped from the mirror.
+	ActionForgotten = "forgotten"
+)
+
+// Event is something that happened between the mirror and an upstream.
+type Event struct {
+	Time     time.Time  `json:"time"`
+	Action   string     `json:"action"`
+	Upstream string     `json:"upstream"`
+	Repo     string     `json:"repo"`
+	Ref      string     `json:"ref,omitempty"` // tag or digest that was asked for
+	Blob     bool       `json:"blob,omitempty"`
+	Digest   oci.Digest `json:"digest,omitempty"`
+	Bytes    int64      `json:"bytes,omitempty"`
+	// Duration is the time to fetch it.
+	Duration time.Duration `json:"duration,omitempty"`
+	// Err is why, where something failed.
+	Err string `json:"error,omitempty"`
+}
+
+func (m *Registry) event(e Event) {
+	if m.opts.OnEvent == nil {
+		return
+	}
+	e.Time = m.now()
+	m.opts.OnEvent(e)
+}
+
+// Status is how the mirrors are.
+type Status struct {
+	Sources []SourceStatus `json:"upstreams"` // by name
+	Fills   []FillStatus   `json:"fills"`     // those under way, the oldest first
+}
+
+// SourceStatus is how one is.
+type SourceStatus struct {
+	Name     string          `json:"name"`
+	Offline  bool            `json:"offline"`
+	State    upstream.State  `json:"state"`
+	Upstream upstream.Status `json:"upstream"`
+	// Requests of clients since the process began: by type, and by result.
+	Requests map[string]map[string]int64 `json:"requests"`
+	// PulledBytes came from the upstream, PushedBytes went to clients.
+	PulledBytes int64 `json:"pulled_bytes"`
+	PushedBytes int64 `json:"pushed_bytes"`
+	// Resumed is how many downloads went on after a break.
+	Resumed int64 `json:"resumed"`
+}
+
+// FillStatus is how far a blob is that is being fetched.
+type FillStatus struct {
+	Repo    string     `json:"repo"`
+	Digest  oci.Digest `json:"digest"`
+	Bytes   int64      `json:"bytes"`
+	Size    int64      `json:"size"` // -1: unknown
+	Readers int        `json:"readers"`
+	Began   time.Time  `json:"began"`
+}
+
+// Status tells how the mirrors are.
+func (m *Registry) Status() Status {
+	st := Status{Sources: []SourceStatus{}, Fills: []FillStatus{}}
+	for name, s := range m.all() {
+		v := SourceStatus{Name: name, Offline: s.Offline, Upstream: s.Upstream.Status(), Requests: map[string]map[string]int64{},
+			PulledBytes: s.counts.pulled.Load(), PushedBytes: s.counts.pushed.Load(), Resumed: s.counts.resumed.Load()}
+		if v.State = v.Upstream.State; s.Offline {
+			v.State = upstream.Offline
+		}
+		for k := range kinds {
+			of := map[string]int64{}
+			for r := range results {
+				of[resultNames[r]] = s.counts.requests[k][r].Load()
+			}
+			v.Requests[kindNames[k]] = of
+		}
+		st.Sources = append(st.Sources, v)
+	}
+	slices.SortFunc(st.Sources, func(a, b SourceStatus) int { return cmp.Compare(a.Name, b.Name) })
+	m.fills.mu.RLock()
+	for _, f := range m.fills.under {
+		f.mu.Lock()
+		st.Fills = append(st.Fills, FillStatus{Repo: f.repo, Digest: f.digest, Bytes: f.written, Size: f.size, Readers: f.readers, Began: f.began})
+		f.mu.Unlock()
+	}
+	m.fills.mu.RUnlock()
+	slices.SortFunc(st.Fills, func(a, b FillStatus) int { return a.Began.Compare(b.Began) })
+	return st
+}

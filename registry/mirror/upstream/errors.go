@@ -1,0 +1,231 @@
+package upstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"time"
+
+	"example.org/slipway/oci"
+	"example.org/slipway/oci/client"
+)
+
+// Kind is what went wrong, in the terms in which a mirror decides what to do.
+type Kind uint8
+
+// The kinds of error.
+const (
+	// NotFound: the upstream says that there is no such thing.
+	NotFound Kind = iota + 1
+	// Denied: the upstream does not let us have it (401, 403).
+	Denied
+	// Busy: the upstream wants to be left alone for a time (429, or 503 with a
+	// Retry-After).
+	Busy
+	// Unavailable: no answer, or none of a registry's: no connection, TLS,
+	// timeouts, 5xx, web pages, redirects that are not followed.
+	Unavailable
+	// Wrong: an answer that is not what was asked for: another digest, length or
+	// type.
+	Wrong
+)
+
+// String returns the kind as used in metrics and logs.
+func (k Kind) String() string {
+	names := [...]string{"ok", "not_found", "denied", "busy", "unavailable", "wrong"}
+	if int(k) < len(names) {
+		return names[k]
+	}
+	return "unknown"
+}
+
+// Error is why an upstream did not deliver. It also is (errors.As) the
+// [oci.Error] that a client of ours is to see, which names the upstream.
+type Error struct {
+	// Kind is what callers branch on.
+	Kind Kind
+	// Upstream is the upstream's name.
+	Upstream string
+	// Status is the upstream's HTTP status, 0 where it gave none.
+	Status int
+	// RetryAfter is when asking again makes sense, for Busy and Unavailable; 0
+	// means at once.
+	RetryAfter time.Duration
+	// Err is the cause, which is for logs and may be nil.
+	Err error
+
+	what string   // was asked for: "manifest v1 of library/nginx"
+	code oci.Code // of what is not found
+	slow bool     // it took a timeout to find out
+	sure bool     // the endpoint answers so, and not because it is in trouble
+}
+
+// KindOf returns the kind of an upstream's error, 0 for any other error.
+func KindOf(err error) Kind {
+	var e *Error
+	if errors.As(err, &e) {
+		return e.Kind
+	}
+	return 0
+}
+
+// Error implements error.
+func (e *Error) Error() string {
+	s := "upstream " + e.Upstream + ": "
+	if e.what != "" {
+		s += e.what + ": "
+	}
+	s += e.Kind.String()
+	if e.Err != nil {
+		s += ": " + e.Err.Error()
+	}
+	return s
+}
+
+// Unwrap returns what a client is told, and the cause.
+func (e *Error) Unwrap() []error {
+	if e.Err == nil {
+		return []error{e.wire()}
+	}
+	return []error{e.wire(), e.Err}
+}
+
+// wire is what a client is told: what it can understand and act upon, and
+// nothing of where the upstream's requests went.
+func (e *Error) wire() *oci.Error {
+	w := &oci.Error{RetryAfter: e.RetryAfter}
+	what := e.what
+	if what == "" {
+		what = "what was asked for"
+	}
+	switch e.Kind {
+	case NotFound:
+		w.Code, w.Status = e.code, http.StatusNotFound
+		if w.Code == "" {
+			w.Code = oci.CodeNameUnknown
+		}
+		w.Message = fmt.Sprintf("%s has no %s", e.Upstream, what)
+	case Denied:
+		w.Code = oci.CodeDenied
+		w.Message = fmt.Sprintf("%s does not let this registry have %s, or there is no such repository", e.Upstream, what)
+	case Busy:
+		w.Code = oci.CodeTooManyRequests
+		w.Message = fmt.Sprintf("%s takes no requests of this registry for the moment (%s)", e.Upstream, what)
+		if e.RetryAfter > 0 {
+			w.Message += fmt.Sprintf("; try again in %v", max(time.Second, e.RetryAfter.Round(time.Second)))
+		}
+	case Wrong:
+		w.Code, w.Status = oci.CodeUnavailable, http.StatusBadGateway
+		if oci.HasCode(e.Err, oci.CodeRangeInvalid) {
+			w.Code, w.Status = oci.CodeRangeInvalid, 0
+		}
+		w.Message = fmt.Sprintf("%s delivers something other than %s", e.Upstream, what)
+	default:
+		w.Code, w.Status = oci.CodeUnavailable, http.StatusBadGateway
+		w.Message = fmt.Sprintf("%s cannot be reached, or does not answer as a registry does (%s)", e.Upstream, what)
+		switch {
+		case e.RetryAfter > 0:
+			w.Status = 0 // 503, which may carry a Retry-After
+		case e.slow:
+			w.Status = http.StatusGatewayTimeout
+			w.Message = fmt.Sprintf("%s does not answer in time (%s)", e.Upstream, what)
+		}
+	}
+	return w
+}
+
+// subject is what a request is about, for its errors.
+type subject struct {
+	noun, ref, repo string // ref may be ""
+	notFound        oci.Code
+}
+
+// String returns "manifest v1 of library/app".
+func (s subject) String() string {
+	switch {
+	case s.noun == "":
+		return ""
+	case s.ref == "":
+		return s.noun + " of " + s.repo
+	}
+	return s.noun + " " + s.ref + " of " + s.repo
+}
+
+// error returns an error about an endpoint's answer, or lack of one.
+func (e *endpoint) error(k Kind, status int, s subject, err error) *Error {
+	if err != nil {
+		err = client.Redact(err)
+		if e != e.up.own() {
+			err = fmt.Errorf("mirror %s: %w", e.name, err)
+		}
+	}
+	return &Error{Kind: k, Upstream: e.up.name, Status: status, Err: err, what: s.String(), code: s.notFound}
+}
+
+// answered makes an error of an answer that is one, in the terms of client.
+func (e *endpoint) answered(s subject, o *oci.Error) *Error {
+	k := Unavailable
+	switch o.Status {
+	case http.StatusNotFound, http.StatusGone:
+		k = NotFound
+	case http.StatusUnauthorized, http.StatusForbidden, http.StatusUnavailableForLegalReasons:
+		k = Denied
+	case http.StatusRequestedRangeNotSatisfiable:
+		k, o.Code = Wrong, oci.CodeRangeInvalid
+	case http.StatusBadRequest:
+		switch o.Code { // names that this registry cannot have are none that it has
+		case oci.CodeNameInvalid, oci.CodeNameUnknown, oci.CodeTagInvalid, oci.CodeManifestUnknown, oci.CodeBlobUnknown:
+			k = NotFound
+		}
+	}
+	out := e.error(k, o.Status, s, fmt.Errorf("it answered %d: %w", o.Status, o))
+	out.sure = o.Status/100 != 5 && o.Status != http.StatusRequestTimeout || o.Status == http.StatusNotImplemented
+	return out
+}
+
+// explain makes an Error of whatever a request came to. The caller's own end
+// stays what it is, and so do errors about what the caller asked for.
+func (e *endpoint) explain(ctx context.Context, s subject, err error) error {
+	if gone(ctx) {
+		return fmt.Errorf("upstream %s: %s: %w", e.up.name, s, ctx.Err())
+	}
+	var known *Error
+	if errors.As(err, &known) {
+		if known.what != "" {
+			return known
+		}
+		about := *known // others may have the same one
+		about.what, about.code = s.String(), s.notFound
+		return &about
+	}
+	var o *oci.Error
+	if errors.As(err, &o) {
+		if o.Status != 0 {
+			return e.answered(s, o)
+		}
+		switch o.Code {
+		case oci.CodeDigestInvalid, oci.CodeManifestInvalid, oci.CodeSizeInvalid:
+			return e.error(Wrong, 0, s, err)
+		case oci.CodeNameInvalid, oci.CodeTagInvalid, oci.CodePaginationNumber:
+			return err
+		}
+	}
+	out := e.error(Unavailable, 0, s, err)
+	out.slow = slow(err)
+	return out
+}
+
+// gone tells whether a request ended because its caller no longer wants it, and
+// not because of the time that we give an upstream.
+func gone(ctx context.Context) bool {
+	return ctx.Err() != nil && context.Cause(ctx) != client.ErrStalled
+}
+
+// slow tells whether an error took its time: nobody else should have to wait as
+// long for it.
+func slow(err error) bool {
+	var n net.Error
+	return errors.Is(err, client.ErrStalled) || errors.As(err, &n) && n.Timeout()
+}

@@ -1,0 +1,297 @@
+package s3store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/minio/minio-go/v7"
+
+	"example.org/slipway/registry/objstore"
+)
+
+const (
+	// copyBuffer is how much WriteTo holds of an object, in bytes.
+	copyBuffer = 128 << 10
+	// readAhead is what a small ReadAt fetches, in bytes: a request takes as long
+	// as some hundred kilobytes more.
+	readAhead = 512 << 10
+	// fetchTime and fetchRate, in bytes a second, bound a read at a place.
+	fetchTime = 30 * time.Second
+	fetchRate = 256 << 10
+)
+
+// Get opens n bytes of an object from off, by one request. See [objstore.Store].
+// A body that the server cuts off is [io.ErrUnexpectedEOF] to the reader.
+func (s *Store) Get(ctx context.Context, key string, off, n int64) (objstore.Object, error) {
+	if err := s.beginKey(ctx, key); err != nil {
+		return nil, err
+	}
+	o, err := s.get(ctx, key, off, n)
+	if err != nil {
+		return nil, err
+	}
+	return o, nil
+}
+
+func (s *Store) get(ctx context.Context, key string, off, n int64) (*object, error) {
+	if off < 0 {
+		return nil, fmt.Errorf("read object %s: offset %d is negative", key, off)
+	}
+	if n == 0 {
+		return s.emptyRange(ctx, key)
+	}
+	o := &object{key: key}
+	ranged := true
+	err := s.call(ctx, "get object "+key, func(ctx context.Context) error {
+		var opts minio.GetObjectOptions
+		switch {
+		case n > 0 && off <= math.MaxInt64-n:
+			opts.Set("Range", fmt.Sprintf("bytes=%d-%d", off, off+n-1))
+		case off > 0:
+			opts.Set("Range", fmt.Sprintf("bytes=%d-", off))
+		}
+		body, info, header, err := s.core.GetObject(ctx, s.bucket, s.root+key, opts)
+		if r := minio.ToErrorResponse(err); err != nil && (r.Code == codeBadRange || r.StatusCode == http.StatusRequestedRangeNotSatisfiable) {
+			ranged = false
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if err := o.open(body, info, header.Get("Content-Range"), off, n); err != nil {
+			_ = body.Close() // it is not wanted
+			return err
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	if !ranged {
+		return s.emptyRange(ctx, key)
+	}
+	return o, nil
+}
+
+// emptyRange is an object of which no byte is read.
+func (s *Store) emptyRange(ctx context.Context, key string) (*object, error) {
+	info, err := s.stat(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	return &object{key: key, info: info, body: http.NoBody}, nil
+}
+
+// object is a range of an object on its way.
+type object struct {
+	key    string
+	info   objstore.Info
+	body   io.ReadCloser
+	off    int64 // of what is still to be read
+	left   int64
+	closed bool
+}
+
+var _ objstore.Object = (*object)(nil)
+
+// open takes the answer to a GET of n bytes from off.
+func (o *object) open(body io.ReadCloser, info minio.ObjectInfo, contentRange string, off, n int64) error {
+	first, length, size := int64(0), info.Size, info.Size
+	if contentRange != "" {
+		var ok bool
+		if first, length, size, ok = parseContentRange(contentRange); !ok {
+			return fmt.Errorf("answer has Content-Range %q", contentRange)
+		}
+	}
+	if size < 0 {
+		return errors.New("answer does not tell the object's size")
+	}
+	want := size - min(off, size)
+	if n >= 0 {
+		want = min(want, n)
+	}
+	switch {
+	case first == off && length == want:
+	case contentRange == "" && off == 0: // the whole object for a range of its beginning
+	case contentRange == "" && want == 0:
+		_ = body.Close() // nothing of it is wanted
+		body = http.NoBody
+	default:
+		return fmt.Errorf("answer has bytes %d to %d of %d, asked for %d from %d", first, first+length, size, n, off)
+	}
+	o.body, o.off, o.left = body, off, want
+	o.info = objstore.Info{Key: o.key, Size: size, ModTime: info.LastModified, Tag: info.ETag}
+	return nil
+}
+
+// parseContentRange reads "bytes 0-9/100".
+func parseContentRange(s string) (first, length, size int64, ok bool) {
+	s, ok = strings.CutPrefix(s, "bytes ")
+	span, total, ok1 := strings.Cut(s, "/")
+	from, to, ok2 := strings.Cut(span, "-")
+	if !ok || !ok1 || !ok2 {
+		return 0, 0, 0, false
+	}
+	first, err1 := strconv.ParseInt(from, 10, 64)
+	last, err2 := strconv.ParseInt(to, 10, 64)
+	size, err3 := strconv.ParseInt(total, 10, 64)
+	if err1 != nil || err2 != nil || err3 != nil || first < 0 || last < first || size <= last {
+		return 0, 0, 0, false
+	}
+	return first, last - first + 1, size, true
+}
+
+func (o *object) Info() objstore.Info { return o.info }
+
+func (o *object) Close() error {
+	if o.closed {
+		return nil
+	}
+	o.closed = true
+	return o.body.Close()
+}
+
+func (o *object) Read(p []byte) (int, error) {
+	switch {
+	case o.closed:
+		return 0, o.readError(os.ErrClosed)
+	case o.left == 0:
+		return 0, io.EOF
+	}
+	n, err := o.body.Read(p[:min(int64(len(p)), o.left)])
+	o.off += int64(n)
+	o.left -= int64(n)
+	switch {
+	case o.left == 0:
+		return n, nil
+	case errors.Is(err, io.EOF):
+		err = io.ErrUnexpectedEOF
+	case err == nil:
+		return n, nil
+	}
+	return n, o.readError(err)
+}
+
+func (o *object) readError(err error) error {
+	return fmt.Errorf("read object %s at %d: %w", o.key, o.off, err)
+}
+
+// WriteTo copies what is left to w.
+func (o *object) WriteTo(w io.Writer) (int64, error) {
+	if o.closed {
+		return 0, o.readError(os.ErrClosed)
+	}
+	buf := make([]byte, min(o.left+1, copyBuffer)) // never empty
+	// Their own ways to copy would bring buffers of their own.
+	return io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{o}, buf)
+}
+
+// OpenAt opens an object for reads at places. See [objstore.Opener]. A small read
+// fetches some of what follows and keeps it. ctx gives values only: the handle
+// lasts until Close.
+func (s *Store) OpenAt(ctx context.Context, key string) (objstore.ReadAtCloser, error) {
+	if err := s.beginKey(ctx, key); err != nil {
+		return nil, err
+	}
+	info, err := s.stat(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	r := &readerAt{s: s, info: info}
+	r.ctx, r.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	return r, nil
+}
+
+// readerAt reads an object at places.
+type readerAt struct {
+	s      *Store
+	info   objstore.Info
+	ctx    context.Context // of the handle, cancelled by Close
+	cancel context.CancelFunc
+
+	mu   sync.Mutex
+	from int64 // where ahead begins
+	// ahead is what the last small read fetched; it never changes, so it can be
+	// read without mu.
+	ahead []byte
+}
+
+// Close ends reads that are under way.
+func (r *readerAt) Close() error {
+	r.cancel()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.ahead = nil
+	return nil
+}
+
+// ReadAt implements [io.ReaderAt].
+func (r *readerAt) ReadAt(p []byte, off int64) (int, error) {
+	if r.ctx.Err() != nil {
+		return 0, fmt.Errorf("read object %s at %d: %w", r.info.Key, off, os.ErrClosed)
+	}
+	if off < 0 {
+		return 0, fmt.Errorf("read object %s: offset %d is negative", r.info.Key, off)
+	}
+	if off >= r.info.Size {
+		return 0, io.EOF
+	}
+	want := min(int64(len(p)), r.info.Size-off)
+	err := r.read(p[:want], off)
+	if err != nil {
+		return 0, err
+	}
+	if want < int64(len(p)) {
+		return int(want), io.EOF
+	}
+	return int(want), nil
+}
+
+// read fills p, which is inside the object.
+func (r *readerAt) read(p []byte, off int64) error {
+	if len(p) >= readAhead/2 {
+		return r.fetch(p, off)
+	}
+	r.mu.Lock()
+	from, ahead := r.from, r.ahead
+	r.mu.Unlock()
+	if off < from || off+int64(len(p)) > from+int64(len(ahead)) {
+		from, ahead = off, make([]byte, min(readAhead, r.info.Size-off))
+		if err := r.fetch(ahead, off); err != nil {
+			return err
+		}
+		r.mu.Lock()
+		r.from, r.ahead = from, ahead
+		r.mu.Unlock()
+	}
+	copy(p, ahead[off-from:])
+	return nil
+}
+
+// fetch fills p by one request.
+func (r *readerAt) fetch(p []byte, off int64) error {
+	limit := fetchTime + time.Duration(len(p)/fetchRate)*time.Second
+	ctx, cancel := context.WithTimeout(r.ctx, limit)
+	defer cancel()
+	o, err := r.s.get(ctx, r.info.Key, off, int64(len(p)))
+	if err == nil {
+		defer o.Close()
+		if o.info.Size != r.info.Size {
+			return fmt.Errorf("object %s changed while it was read", r.info.Key)
+		}
+		_, err = io.ReadFull(o, p)
+	}
+	if err != nil && ctx.Err() != nil && r.ctx.Err() == nil {
+		return &objstore.BusyError{Err: fmt.Errorf("no answer within %v: %w", limit, err)}
+	}
+	return err
+}

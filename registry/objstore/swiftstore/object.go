@@ -1,0 +1,243 @@
+package swiftstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"example.org/slipway/registry/objstore"
+)
+
+// refHeader is in the manifest of a large object: the id of the upload that its
+// segments belong to.
+const refHeader = "X-Object-Meta-Slipway-Upload"
+
+// Get opens n bytes of an object from off. See [objstore.Store]. ctx bounds also
+// the reading.
+func (s *Store) Get(ctx context.Context, key string, off, n int64) (objstore.Object, error) {
+	if err := s.beginKey(ctx, key); err != nil {
+		return nil, err
+	}
+	if off < 0 {
+		return nil, fmt.Errorf("read object %s: offset %d is negative", key, off)
+	}
+	o, err := s.get(ctx, key, off, n)
+	if err != nil {
+		return nil, fmt.Errorf("read object %s: %w", key, err)
+	}
+	o.info.Key = key
+	return o, nil
+}
+
+// get is Get for any name below the prefix.
+func (s *Store) get(ctx context.Context, name string, off, n int64) (*object, error) {
+	if n == 0 {
+		return s.getNothing(ctx, name)
+	}
+	r := &request{method: http.MethodGet, path: s.path(name), header: map[string]string{}}
+	ranged := off > 0 || n > 0
+	if ranged {
+		r.header["Range"] = rangeHeader(off, n)
+	}
+	resp, err := s.c.do(ctx, r)
+	if statusOf(err) == http.StatusRequestedRangeNotSatisfiable {
+		return s.getNothing(ctx, name)
+	}
+	if err != nil {
+		return nil, err
+	}
+	o := &object{body: resp.Body, off: off, left: resp.ContentLength, info: objstore.Info{Key: name, Size: resp.ContentLength, ModTime: modTime(resp.Header), Tag: etagIn(resp.Header)}}
+	if ranged {
+		o.info.Size, err = checkRange(resp, off, n)
+	}
+	if err == nil && o.left < 0 {
+		err = errors.New("the server does not tell how long the answer is")
+	}
+	if err != nil {
+		return nil, errors.Join(err, resp.Body.Close())
+	}
+	return o, nil
+}
+
+// getNothing is get of an empty range.
+func (s *Store) getNothing(ctx context.Context, name string) (*object, error) {
+	h, err := s.head(ctx, name, false)
+	if err != nil {
+		return nil, err
+	}
+	return &object{info: h.info}, nil
+}
+
+func rangeHeader(off, n int64) string {
+	from := "bytes=" + strconv.FormatInt(off, 10) + "-"
+	if last := off + n - 1; n > 0 && last >= off {
+		return from + strconv.FormatInt(last, 10)
+	}
+	return from // to the end, or so far behind any end that it does not matter
+}
+
+// checkRange makes sure that an answer is the range that was asked for, and
+// returns the size of the whole object.
+func checkRange(resp *http.Response, off, n int64) (size int64, err error) {
+	v := resp.Header.Get("Content-Range")
+	var first, last int64
+	if resp.StatusCode != http.StatusPartialContent {
+		return 0, fmt.Errorf("the server ignores the range and answers %d", resp.StatusCode)
+	}
+	if _, err := fmt.Sscanf(v, "bytes %d-%d/%d", &first, &last, &size); err != nil {
+		return 0, fmt.Errorf("the server sends range %q, which cannot be read", v)
+	}
+	end := size
+	if n > 0 && n < size-off {
+		end = off + n
+	}
+	if first != off || last != end-1 || last-first+1 != resp.ContentLength {
+		return 0, fmt.Errorf("the server sends %d bytes of range %q in place of %d from %d", resp.ContentLength, v, n, off)
+	}
+	return size, nil
+}
+
+// head is what HEAD tells of an object.
+type head struct {
+	info  objstore.Info
+	large bool   // it is a manifest
+	ref   string // the upload its segments belong to, if it is one of ours
+}
+
+// head asks for an object, for the newest of its replicas if that matters.
+func (s *Store) head(ctx context.Context, name string, newest bool) (head, error) {
+	r := &request{method: http.MethodHead, path: s.path(name), header: map[string]string{}}
+	if newest {
+		r.header["X-Newest"] = "true"
+	}
+	resp, err := s.c.do(ctx, r)
+	if err != nil {
+		return head{}, err
+	}
+	discard(resp)
+	if resp.ContentLength < 0 {
+		return head{}, fmt.Errorf("%s %s: the server does not tell the size", r.method, r.path)
+	}
+	h := head{
+		info:  objstore.Info{Key: name, Size: resp.ContentLength, ModTime: modTime(resp.Header), Tag: etagIn(resp.Header)},
+		large: strings.EqualFold(resp.Header.Get("X-Static-Large-Object"), "true"),
+	}
+	if ref := resp.Header.Get(refHeader); h.large && validID(ref) {
+		h.ref = ref
+	}
+	return h, nil
+}
+
+// Stat describes an object. See [objstore.Store].
+func (s *Store) Stat(ctx context.Context, key string) (objstore.Info, error) {
+	if err := s.beginKey(ctx, key); err != nil {
+		return objstore.Info{}, err
+	}
+	h, err := s.head(ctx, key, false)
+	if err != nil {
+		return objstore.Info{}, fmt.Errorf("stat object %s: %w", key, err)
+	}
+	return h.info, nil
+}
+
+// etagIn is the ETag that an answer tells.
+func etagIn(h http.Header) string { return strings.Trim(h.Get("Etag"), `"`) }
+
+// modTime is when an object was written: as exactly as listings tell it, where the
+// server does so in the header, too.
+func modTime(h http.Header) time.Time {
+	sec, frac, _ := strings.Cut(h.Get("X-Timestamp"), ".")
+	if n, err := strconv.ParseUint(sec, 10, 40); err == nil && len(frac) <= 9 {
+		ns, err := strconv.ParseUint((frac + "000000000")[:9], 10, 32)
+		if err == nil {
+			return time.Unix(int64(n), int64(ns)).UTC()
+		}
+	}
+	t, _ := http.ParseTime(h.Get("Last-Modified")) // the zero time says that it is not known
+	return t
+}
+
+// object is an open range of an object.
+type object struct {
+	body   io.ReadCloser // nil for an empty range
+	info   objstore.Info
+	off    int64 // where reading is
+	left   int64 // bytes still to come
+	closed bool
+}
+
+var _ objstore.Object = (*object)(nil)
+
+func (o *object) Info() objstore.Info { return o.info }
+
+func (o *object) Close() error {
+	if o.closed || o.body == nil {
+		o.closed = true
+		return nil
+	}
+	o.closed = true
+	// An end that was not read leaves the connection of no use.
+	return o.body.Close()
+}
+
+func (o *object) Read(p []byte) (int, error) {
+	switch {
+	case o.closed:
+		return 0, o.readError(fs.ErrClosed)
+	case o.left == 0:
+		return 0, io.EOF
+	}
+	n, err := o.body.Read(p[:min(int64(len(p)), o.left)])
+	o.off += int64(n)
+	o.left -= int64(n)
+	if err == io.EOF && o.left == 0 {
+		return n, nil
+	}
+	return n, o.readError(err)
+}
+
+// readError turns the end of an object that should go on into an error.
+func (o *object) readError(err error) error {
+	switch err {
+	case nil:
+		return nil
+	case io.EOF:
+		err = io.ErrUnexpectedEOF
+	}
+	return fmt.Errorf("read object %s at %d: %w", o.info.Key, o.off, err)
+}
+
+// copySize is the size of a copy buffer, in bytes.
+const copySize = 128 << 10
+
+// WriteTo sends what is left.
+func (o *object) WriteTo(w io.Writer) (int64, error) {
+	if o.closed {
+		return 0, o.readError(fs.ErrClosed)
+	}
+	buf := make([]byte, min(o.left, copySize))
+	var sent int64
+	for o.left > 0 {
+		n, err := o.Read(buf)
+		if n > 0 {
+			m, werr := w.Write(buf[:n])
+			sent += int64(m)
+			if werr == nil && m < n {
+				werr = io.ErrShortWrite
+			}
+			if werr != nil {
+				return sent, werr
+			}
+		}
+		if err != nil {
+			return sent, err
+		}
+	}
+	return sent, nil
+}

@@ -1,0 +1,343 @@
+// Package swiftstore keeps objects in a container of OpenStack Swift.
+//
+// The object of key a/b/c is the Swift object <prefix>a/b/c. An upload of no more
+// than one chunk becomes one Swift object, sent when it is committed. A larger one
+// is stored in segments as its bytes come, and Commit puts a static large object
+// (SLO) under the key, a manifest that names the segments: nothing is copied, and
+// the manifest replaces atomically what was under the key.
+//
+// # Names
+//
+// What belongs to the upload id lies in the same container, below
+// <prefix>slipway/segments/<id>/. Keys there are refused, and List leaves them out.
+//
+//	d<offset>-<tag>  a segment: the upload's bytes from offset. Never written
+//	                 twice with other bytes, since tag is random.
+//	m<number>-<tag>  a manifest of segments, where one manifest cannot hold them all
+//	state            the segments of a suspended upload, written by Suspend
+//	key-<number>     a key that the upload was or will be committed under; written
+//	                 before the manifest
+//
+// An upload's state, as Suspend returns it, is the id.
+//
+// # Which segments are alive
+//
+// The manifest under a key has the upload's id in its metadata, and key-0, key-1
+// and so on (Move adds one) tell the keys where such a manifest may be. So the
+// segments are alive as long as one of these keys has a manifest with that id.
+// Delete and Commit remove the object first and then, if nothing refers to them any
+// more, the old segments. A process that dies in between leaves them to
+// SweepUploads, and so do Put and the Commit of a small upload, which do not look at
+// what they replace. SweepUploads asks the same question of every upload that is old
+// enough, with two requests for each.
+//
+// A Commit that got no answer may still have its effect later. Hence it leaves the
+// segments alone, and SweepUploads decides when they are old.
+//
+// # What is relied on
+//
+// Swift is eventually consistent. This package relies on the following:
+//
+//   - A GET or HEAD finds an object that was not there before its PUT succeeded,
+//     because a PUT answers 201 when a majority of the replicas is on disk, and a
+//     read asks all of them before it answers 404.
+//   - Listings lag behind. Nothing that matters is decided by a listing alone:
+//     Resume reads the state object, and liveness is asked of the objects. Only
+//     what the listing and the objects agree upon is swept.
+//   - An overwritten object may be read as it was before while its newer replicas
+//     are out of reach. Objects have keys that tell their content, and segments are
+//     never overwritten; where it would matter (state, manifests) the read asks for
+//     the newest replica.
+//   - Swift checks "If-None-Match: *" before it reads the body, so of two
+//     conditional Puts to one key from two processes at the same moment both may
+//     succeed, and the later one stays. Within one process one of them wins.
+//
+// One upload must not be in use twice at the same time; the caller sees to that.
+// Should it happen all the same, each commit is made of its own segments.
+package swiftstore
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"io/fs"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"example.org/slipway/registry/objstore"
+)
+
+const (
+	// DefaultChunkSize is the size of segments, in bytes.
+	DefaultChunkSize = 20 << 20
+	// DefaultTimeout is how long the server may be silent.
+	DefaultTimeout = time.Minute
+
+	// maxPrefix bounds Options.Prefix, in bytes: with the longest key it stays
+	// below the 1024 bytes that Swift allows for a name.
+	maxPrefix = 256
+	// segmentDir is below the prefix; keys in it are ours.
+	segmentDir = "slipway/segments/"
+)
+
+// Options of a Store. AuthURL, Container and the credentials that the identity
+// service asks for are required.
+type Options struct {
+	// AuthURL is the identity service: http://host/auth/v1.0 for tempauth and
+	// others of its kind, https://host:5000/v3 for Keystone.
+	AuthURL string
+	// AuthVersion is 1, 2 or 3. Default 0: what AuthURL says.
+	AuthVersion int
+	// Username and Password. Keystone knows users by UserID, too, in place of the name.
+	Username, UserID, Password string
+	// Tenant (also called project) by name or id.
+	Tenant, TenantID string
+	// Domain of the user by name or id (Keystone v3).
+	Domain, DomainID string
+	// TenantDomain is the tenant's domain. Default: the user's.
+	TenantDomain, TenantDomainID string
+	// TrustID is a trust to act under in place of a tenant (Keystone v3).
+	TrustID string
+	// ApplicationCredentialID, or Name with the user's, and Secret stand in for
+	// the password (Keystone v3).
+	ApplicationCredentialID, ApplicationCredentialName, ApplicationCredentialSecret string
+	// Region of the service catalogue. Default: the first.
+	Region string
+	// EndpointType of the service catalogue: public, internal or admin. Default
+	// public. With another one the addresses that URL makes are of use only where
+	// that endpoint can be reached.
+	EndpointType string
+
+	// Container is made if it is missing and the user may do so.
+	Container string
+	// Prefix is put before each key, so that several stores can share a
+	// container. A slash is added if it has none at its end. Default none.
+	Prefix string
+	// ChunkSize is the size of segments, in bytes, and the size up to which an
+	// upload becomes a plain object. An upload holds up to two chunks in RAM. It
+	// is fitted into what the cluster allows. Default [DefaultChunkSize].
+	ChunkSize int64
+	// TempURLKey signs the addresses of URL. Default: the key of the container or
+	// the account; if neither has one, the container is given one.
+	TempURLKey string
+
+	// Timeout is how long the server may be silent within a request. Default
+	// [DefaultTimeout].
+	Timeout time.Duration
+	// CAFile holds certificates, in PEM, to be trusted beside the system's.
+	CAFile string
+	// InsecureSkipVerify trusts any certificate.
+	InsecureSkipVerify bool
+	// Transport sends the requests. Default: one with the two options above.
+	Transport http.RoundTripper
+}
+
+// Store is an [objstore.Store], [objstore.UploadSweeper], [objstore.Mover] and
+// [objstore.Redirector] in a container. It is no [objstore.Opener], because reads at
+// places would cost a request each, and no [objstore.KeyedUploader], because
+// knowing the key early spares it nothing.
+type Store struct {
+	c         *client
+	container string
+	prefix    string // "" or with a slash at its end
+	limits    limits
+	small     int64 // a last segment below this is read back and written again with what follows
+	buffers   sync.Pool
+	temp      tempKey
+	taken     [64]chan struct{} // each lets one conditional Put at a time pass, by hash of the key
+	seed      maphash.Seed
+	closed    atomic.Bool
+	pageSize  string // how many objects a listing gives at once; default: the server's
+}
+
+var (
+	_ objstore.Store         = (*Store)(nil)
+	_ objstore.UploadSweeper = (*Store)(nil)
+	_ objstore.Mover         = (*Store)(nil)
+	_ objstore.Redirector    = (*Store)(nil)
+)
+
+// limits are what the cluster tells of itself.
+type limits struct {
+	chunk       int64 // bytes of a segment
+	maxSegments int   // of one manifest
+	digest      string
+}
+
+// New opens the store, and makes the container if it is missing. ctx bounds only
+// New itself.
+func New(ctx context.Context, o Options) (*Store, error) {
+	if err := o.check(); err != nil {
+		return nil, err
+	}
+	c, err := newClient(&o)
+	if err != nil {
+		return nil, err
+	}
+	s := &Store{c: c, container: o.Container, seed: maphash.MakeSeed()}
+	if o.Prefix != "" {
+		s.prefix = strings.TrimSuffix(o.Prefix, "/") + "/"
+	}
+	for i := range s.taken {
+		s.taken[i] = make(chan struct{}, 1)
+	}
+	if err := s.probe(ctx, &o); err != nil {
+		c.close()
+		return nil, err
+	}
+	return s, nil
+}
+
+func (o *Options) check() error {
+	switch {
+	case o.AuthURL == "":
+		return errors.New("swift: the URL of the identity service is missing")
+	case o.Container == "" || len(o.Container) > 256 || strings.ContainsAny(o.Container, "/\x00"):
+		return fmt.Errorf("swift: %q cannot be the name of a container", o.Container)
+	case strings.HasPrefix(o.Prefix, "/") || len(o.Prefix) > maxPrefix || strings.Contains(o.Prefix, "//") || strings.Contains(o.Prefix, "\x00"):
+		return fmt.Errorf("swift: %q cannot be a prefix", o.Prefix)
+	case o.AuthVersion < 0 || o.AuthVersion > 3:
+		return fmt.Errorf("swift: there is no version %d of authentication: 1, 2 or 3", o.AuthVersion)
+	case o.AuthVersion == 0 && !strings.Contains(o.AuthURL, "v1") && !strings.Contains(o.AuthURL, "v2") && !strings.Contains(o.AuthURL, "v3"):
+		return errors.New("swift: the URL of the identity service does not tell the version of authentication: set it")
+	case o.ChunkSize < 0:
+		return fmt.Errorf("swift: chunk size %d is negative", o.ChunkSize)
+	}
+	return nil
+}
+
+// probe authenticates, learns what the cluster allows, and makes sure that the
+// container is there.
+func (s *Store) probe(ctx context.Context, o *Options) error {
+	if _, err := s.c.session(ctx, nil); err != nil {
+		return err
+	}
+	info, err := s.info(ctx)
+	if err != nil {
+		return err
+	}
+	chunk := cmp.Or(o.ChunkSize, DefaultChunkSize)
+	s.limits = limits{
+		chunk:       max(min(chunk, info.Swift.MaxFileSize), info.SLO.MinSegmentSize),
+		maxSegments: max(info.SLO.MaxSegments, 2),
+		digest:      info.digest(),
+	}
+	s.small = max(s.limits.chunk/4, info.SLO.MinSegmentSize)
+	if err := s.makeContainer(ctx); err != nil {
+		return err
+	}
+	return s.temp.init(ctx, s, o.TempURLKey)
+}
+
+// makeContainer makes the container unless it is there.
+func (s *Store) makeContainer(ctx context.Context) error {
+	_, err := s.c.call(ctx, &request{method: http.MethodHead, path: s.container, last: true})
+	if statusOf(err) == http.StatusNotFound {
+		_, err = s.c.call(ctx, &request{method: http.MethodPut, path: s.container})
+		if st := statusOf(err); st == http.StatusForbidden || st == http.StatusUnauthorized {
+			return fmt.Errorf("swift: container %q does not exist and the user may not make it: make it, or give the user the right to: %w", s.container, err)
+		}
+	}
+	switch statusOf(err) {
+	case http.StatusForbidden, http.StatusUnauthorized:
+		return fmt.Errorf("swift: the user may not use container %q: check user, tenant and the container's access lists: %w", s.container, err)
+	case http.StatusNotFound:
+		return fmt.Errorf("swift: the account of container %q does not exist: check tenant and region: %w", s.container, err)
+	}
+	if err != nil {
+		return fmt.Errorf("swift: open container %q: %w", s.container, err)
+	}
+	return nil
+}
+
+// clusterInfo is what GET /info tells, as far as it matters here.
+type clusterInfo struct {
+	Swift struct {
+		MaxFileSize int64 `json:"max_file_size"`
+	} `json:"swift"`
+	SLO *struct {
+		MinSegmentSize int64 `json:"min_segment_size"`
+		MaxSegments    int   `json:"max_manifest_segments"`
+	} `json:"slo"`
+	TempURL *struct {
+		Digests []string `json:"allowed_digests"`
+	} `json:"tempurl"`
+}
+
+// digest is the hash that temporary addresses are signed with, or "" where the
+// cluster has none. Clusters that do not list what they take know sha1 only.
+func (i *clusterInfo) digest() string {
+	if i.TempURL == nil {
+		return ""
+	}
+	for _, d := range i.TempURL.Digests {
+		if d == "sha256" {
+			return d
+		}
+	}
+	return "sha1"
+}
+
+// info asks the cluster what it can do. A cluster that keeps that to itself is
+// taken to have Swift's default settings.
+func (s *Store) info(ctx context.Context) (*clusterInfo, error) {
+	info := &clusterInfo{}
+	resp, err := s.c.do(ctx, &request{method: http.MethodGet, info: true})
+	switch st := statusOf(err); {
+	case err == nil:
+		defer resp.Body.Close()
+		if err := json.NewDecoder(limitBody(resp.Body, 1<<20)).Decode(info); err != nil {
+			return nil, fmt.Errorf("swift: read what the cluster can do: %w", err)
+		}
+		if info.SLO == nil {
+			return nil, errors.New("swift: the cluster has no static large objects (slo in the proxy's pipeline), which uploads are made of")
+		}
+	case st >= 400 && st < 500:
+		if err := json.Unmarshal([]byte(`{"slo":{},"tempurl":{}}`), info); err != nil {
+			return nil, err
+		}
+	default:
+		return nil, fmt.Errorf("swift: ask what the cluster can do: %w", err)
+	}
+	// Swift's defaults: 5 GiB + 2, 1 and 1000.
+	info.Swift.MaxFileSize = max(cmp.Or(info.Swift.MaxFileSize, 5<<30), 1)
+	info.SLO.MinSegmentSize = max(info.SLO.MinSegmentSize, 1)
+	info.SLO.MaxSegments = cmp.Or(info.SLO.MaxSegments, 1000)
+	return info, nil
+}
+
+// Close releases the store's connections. Requests under way go on.
+func (s *Store) Close() error {
+	if !s.closed.Swap(true) {
+		s.c.close()
+	}
+	return nil
+}
+
+// begin is the check every method starts with.
+func (s *Store) begin(ctx context.Context) error {
+	if s.closed.Load() {
+		return fmt.Errorf("object store in container %s: %w", s.container, fs.ErrClosed)
+	}
+	return ctx.Err()
+}
+
+// beginKey is begin for a method with a key.
+func (s *Store) beginKey(ctx context.Context, key string) error {
+	if err := objstore.CheckKey(key); err != nil {
+		return err
+	}
+	if strings.HasPrefix(key, segmentDir) {
+		return fmt.Errorf("key %q: %s is kept for the Swift store", key, segmentDir)
+	}
+	return s.begin(ctx)
+}
+
+// path is the place of an object below the account.
+func (s *Store) path(name string) string { return s.container + "/" + s.prefix + name }

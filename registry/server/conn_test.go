@@ -1,0 +1,80 @@
+package server_test
+
+import (
+	"bytes"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"sync/atomic"
+	"testing"
+
+	"example.org/slipway/registry/server"
+)
+
+// countingListener counts the writes to its connections.
+type countingListener struct {
+	net.Listener
+	writes atomic.Int64
+}
+
+func (l *countingListener) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return &countingConn{c, l}, nil
+}
+
+type countingConn struct {
+	net.Conn
+	l *countingListener
+}
+
+func (c *countingConn) Write(p []byte) (int, error) {
+	c.l.writes.Add(1)
+	return c.Conn.Write(p)
+}
+
+// TestSmallAnswerInOneWrite: an answer leaves together with its headers, one after
+// the other on the same connection, and a long one leaves whole.
+func TestSmallAnswerInOneWrite(t *testing.T) {
+	m := newMemGear()
+	bd := newBed(t, setup{server: server.Options{Gear: m}})
+	ts := httptest.NewUnstartedServer(bd.srv)
+	ln := &countingListener{Listener: ts.Listener}
+	ts.Listener, ts.Config.ConnContext = server.Listener(ln), server.ConnContext
+	ts.Start()
+	defer ts.Close()
+	get := func(method string, size, most int) {
+		t.Helper()
+		data := random(byte(size>>8), size)
+		before := ln.writes.Load()
+		req, err := http.NewRequest(method, ts.URL+gearAt+"files/"+digestOf(m.add("alice/app", data)), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := ts.Client().Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		got, err := io.ReadAll(resp.Body)
+		if method == http.MethodHead {
+			data = nil
+		}
+		if err != nil || !bytes.Equal(got, data) {
+			t.Errorf("%s of %d bytes: got %d, %v", method, size, len(got), err)
+		}
+		if n := ln.writes.Load() - before; most > 0 && n > int64(most) {
+			t.Errorf("%s of %d bytes: got %d writes, want %d", method, size, n, most)
+		}
+	}
+	for range 2 {
+		for _, size := range []int{1, 4096, 16 << 10, 32 << 10} {
+			get("GET", size, 1)
+			get("HEAD", size, 1)
+		}
+		get("GET", 300<<10, 0)
+	}
+}

@@ -1,0 +1,342 @@
+package server
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"example.org/slipway/oci"
+	"example.org/slipway/registry/auth"
+)
+
+// Gear is what the Gear extension serves: layers as indexes and files. A name is
+// the SHA-256 of a content. repo is always a valid repository name, for which the
+// client has the rights; whether the repository may see a layer or a file is for
+// the implementation to say.
+//
+// All methods may run concurrently, and ctx bounds each call. What a repository
+// does not have, and what it has but this one may not see, is BLOB_UNKNOWN: the
+// client gets one and the same answer. Errors of another kind than [oci.Error]
+// are answered with status 500.
+type Gear interface {
+	// Layer opens the index of a layer. Errors: BLOB_UNKNOWN, and
+	// *GearPendingError for a layer of the repository that has no index (yet).
+	Layer(ctx context.Context, repo string, layer oci.Digest) (GearIndex, error)
+	// File opens a file. Errors: BLOB_UNKNOWN.
+	File(ctx context.Context, repo string, name [32]byte) (GearContent, error)
+	// Fetch writes the files as one framed stream, in the order of names, of
+	// which there are at most 100,000. w holds back up to 64 KiB; it is an
+	// http.Flusher, which the implementation may use before it waits for
+	// something slow. An error before anything was sent is answered as an
+	// error, a later one cuts the connection.
+	Fetch(ctx context.Context, repo string, names [][32]byte, w io.Writer) error
+	// Missing tells of each name whether the repository needs it uploaded:
+	// the result has an element for each of names.
+	Missing(ctx context.Context, repo string, names [][32]byte) ([]bool, error)
+	// PutFile stores a file of size bytes, negative if unknown. Errors:
+	// DIGEST_INVALID if the content is another one than name says, and
+	// SIZE_INVALID; in both cases nothing is stored.
+	PutFile(ctx context.Context, repo string, name [32]byte, size int64, body io.Reader) error
+	// PutFiles stores the files of a framed stream and tells how many they
+	// were. After an error some may be stored.
+	PutFiles(ctx context.Context, repo string, stream io.Reader) (int, error)
+	// Profile returns which files a container of an image opens first, in
+	// that order. No names, or MANIFEST_UNKNOWN: none is known.
+	Profile(ctx context.Context, repo string, manifest oci.Digest) ([][32]byte, error)
+	// ReportProfile takes in which files a container opened, at most 20,000.
+	// Whoever may pull may report: what the names are is to be checked.
+	// Errors: MANIFEST_UNKNOWN.
+	ReportProfile(ctx context.Context, repo string, manifest oci.Digest, names [][32]byte) error
+}
+
+// GearContent is an open content. It must be closed and is not safe for
+// concurrent use.
+type GearContent interface {
+	// Name is the content's SHA-256.
+	Name() [32]byte
+	// Size in bytes.
+	Size() int64
+	// WriteRange writes the n bytes from off on, which lie within the content:
+	// all in one Write if they are in RAM, through w's ReadFrom if they are in
+	// a file as they are. ctx is the one that the content was opened with.
+	WriteRange(ctx context.Context, w io.Writer, off, n int64) error
+	// WriteChunks writes n chunks of a content of 4 MiB or more from the first one
+	// as they are stored, after it has told begin how many bytes that are. Errors:
+	// RANGE_INVALID for chunks that the content lacks, and n < 1.
+	WriteChunks(ctx context.Context, w io.Writer, first, n int, begin func(length int64)) error
+	// Close may be called again.
+	Close() error
+}
+
+// GearIndex is the open index of a layer.
+type GearIndex interface {
+	GearContent
+	// DiffID is the SHA-256 of the uncompressed layer; zero: not known. Who has
+	// the image's configuration compares.
+	DiffID() [32]byte
+}
+
+// GearPendingError says that a layer has no index, and whether one will come.
+type GearPendingError struct {
+	// RetryAfter is when to ask again; 0: the conversion has failed.
+	RetryAfter time.Duration
+	// Reason tells the client why it failed.
+	Reason string
+}
+
+// Error implements error.
+func (e *GearPendingError) Error() string {
+	if e.RetryAfter > 0 {
+		return "the layer is being converted"
+	}
+	return "the layer could not be converted: " + e.Reason
+}
+
+// Limits of the extension, which GET /v2/_slipway/gear tells.
+const (
+	// maxGearNames is how many names a list has at most: 3.2 MB of them.
+	maxGearNames = 100_000
+	// maxProfileNames is how many a profile has at most. A container opens a
+	// few hundred to a few thousand files while it starts.
+	maxProfileNames = 20_000
+	// maxGearFile is the size in bytes of the largest file.
+	maxGearFile = 64 << 30
+	// maxGearUpload is the size in bytes of the longest stream of files that
+	// is taken in one request, which would all be sent again if it broke.
+	maxGearUpload = 1 << 30
+)
+
+// Media types of the extension.
+const (
+	gearIndexType  = "application/vnd.slipway.gear.index.v1"
+	gearStreamType = "application/vnd.slipway.gear.stream.v1"
+	gearChunksType = "application/vnd.slipway.gear.chunks.v1"
+)
+
+// extension is what the path of a request of oci.KindExtension means.
+type extension struct {
+	endpoint extEndpoint
+	// arg is the digest at the end of the path.
+	arg oci.Digest
+	// name is the same where it is a file's.
+	name [32]byte
+	// first and last are the chunks of it that are wanted.
+	first, last int
+}
+
+// extEndpoint is a kind of path of an extension.
+type extEndpoint uint8
+
+const (
+	extUnknown  extEndpoint = iota
+	extDiscover             // _oci/ext/discover
+	gearInfo                // _slipway/gear
+	gearLayer               // _slipway/gear/layers/<digest>
+	gearFile                // _slipway/gear/files/<name>
+	gearChunks              // _slipway/gear/files/<name>/chunks/<first>-<last>
+	gearFiles               // _slipway/gear/files
+	gearFetch               // _slipway/gear/fetch
+	gearQuery               // _slipway/gear/query
+	gearProfile             // _slipway/gear/profiles/<digest>
+	gearNodes               // _slipway/gear/nodes
+	volumeList              // _slipway/volumes
+	volumeImage             // _slipway/volumes/<digest>
+	volumeKey               // _slipway/volumes/<digest>/credential
+)
+
+// String returns the endpoint's name in metrics.
+func (e extEndpoint) String() string {
+	return [...]string{"extension", "extension", "gear_info", "gear_layer", "gear_file", "gear_chunks", "gear_files", "gear_fetch", "gear_query", "gear_profile", "gear_nodes",
+		"volume_list", "volume_image", "volume_credential"}[e]
+}
+
+// extensions is the table of the extensions' endpoints, as handlers is of the
+// others. Those without an action see to access themselves.
+var extensions = [volumeKey + 1]methodHandlers{
+	extDiscover: {{(*Server).discover, 0, false}},
+	gearInfo:    {{(*Server).gearInfo, 0, false}},
+	gearLayer:   {{(*Server).getGearLayer, auth.Pull, false}, {(*Server).getGearLayer, auth.Pull, false}},
+	gearFile: {{(*Server).getGearFile, auth.Pull, false}, {(*Server).getGearFile, auth.Pull, false},
+		2: {(*Server).putGearFile, auth.Push, true}},
+	gearChunks:  {{(*Server).getGearChunks, auth.Pull, false}},
+	gearFiles:   {3: {(*Server).putGearFiles, auth.Push, true}},
+	gearFetch:   {3: {(*Server).fetchGear, auth.Pull, false}},
+	gearQuery:   {3: {(*Server).queryGear, auth.Push, false}},
+	gearProfile: {{(*Server).getGearProfile, auth.Pull, false}, 3: {(*Server).reportGearProfile, auth.Pull, true}},
+	gearNodes:   {3: {(*Server).noteNode, auth.Pull, true}},
+	volumeList:  {{(*Server).listVolumes, auth.Pull, false}},
+	volumeImage: {{(*Server).getVolumes, auth.Pull, false}, 3: {(*Server).buildVolumes, auth.Push, true}, 5: {(*Server).dropVolumes, auth.Delete, true}},
+	volumeKey:   {3: {(*Server).volumeCredential, auth.Volume, true}},
+}
+
+// findExtension returns the endpoint of an extension's path, and the digest at
+// its end.
+func findExtension(repo, path string) (e extEndpoint, arg string) {
+	switch path {
+	case "_oci/ext/discover":
+		return extDiscover, ""
+	case "_slipway/gear":
+		return gearInfo, ""
+	}
+	if rest, ok := strings.CutPrefix(path, "_slipway/volumes"); ok && repo != "" {
+		return findVolumes(rest)
+	}
+	path, ok := strings.CutPrefix(path, "_slipway/gear/")
+	if !ok || repo == "" {
+		return extUnknown, ""
+	}
+	switch path {
+	case "files":
+		return gearFiles, ""
+	case "fetch":
+		return gearFetch, ""
+	case "query":
+		return gearQuery, ""
+	case "nodes":
+		return gearNodes, ""
+	}
+	if arg, ok = strings.CutPrefix(path, "layers/"); ok {
+		return gearLayer, arg
+	}
+	if arg, ok = strings.CutPrefix(path, "files/"); ok {
+		if strings.Contains(arg, "/chunks/") {
+			return gearChunks, arg
+		}
+		return gearFile, arg
+	}
+	if arg, ok = strings.CutPrefix(path, "profiles/"); ok {
+		return gearProfile, arg
+	}
+	return extUnknown, ""
+}
+
+// findVolumes is findExtension of what follows _slipway/volumes.
+func findVolumes(rest string) (e extEndpoint, arg string) {
+	if rest == "" {
+		return volumeList, ""
+	}
+	arg, ok := strings.CutPrefix(rest, "/")
+	if !ok {
+		return extUnknown, ""
+	}
+	if d, ok := strings.CutSuffix(arg, "/credential"); ok {
+		return volumeKey, d
+	}
+	return volumeImage, arg
+}
+
+// parseExtension finds out what the path of an extension means.
+func (s *Server) parseExtension(q *request) error {
+	e, arg := findExtension(q.Repo, q.Ref)
+	switch {
+	case e == extUnknown:
+		return &oci.Error{Code: oci.CodeNameUnknown, Message: "this registry has no such extension endpoint; /v2/_oci/ext/discover tells which there are"}
+	case e >= volumeList && s.opts.Volumes == nil:
+		return &oci.Error{Code: oci.CodeUnsupported, Status: http.StatusNotFound, Message: "this registry does not offer images as volumes (volumes.driver)"}
+	case s.opts.Gear == nil && e > extDiscover && e < volumeList, s.opts.Nodes == nil && e == gearNodes:
+		return &oci.Error{Code: oci.CodeUnsupported, Status: http.StatusNotFound, Message: "this registry does not offer the Gear extension"}
+	}
+	q.ext = extension{endpoint: e, arg: oci.Digest(arg)}
+	switch e {
+	case gearLayer, gearProfile, volumeImage, volumeKey:
+		return oci.CheckDigest(q.ext.arg)
+	case gearFile:
+		var ok bool
+		if q.ext.name, ok = parseName(arg); !ok {
+			return errName(arg)
+		}
+	case gearChunks:
+		return q.ext.parseChunks(arg)
+	}
+	return nil
+}
+
+// parseChunks reads "<name>/chunks/<first>-<last>".
+func (e *extension) parseChunks(arg string) error {
+	name, chunks, _ := strings.Cut(arg, "/chunks/")
+	var ok bool
+	if e.name, ok = parseName(name); !ok {
+		return errName(name)
+	}
+	e.arg = oci.Digest(name)
+	first, last, _ := strings.Cut(chunks, "-")
+	var err1, err2 error
+	e.first, err1 = strconv.Atoi(first)
+	e.last, err2 = strconv.Atoi(last)
+	if err1 != nil || err2 != nil || e.first < 0 || e.last < e.first {
+		return oci.Errorf(oci.CodeRangeInvalid, "%.80q are no chunks: the numbers of the first and of the last one are needed, as in 0-3", chunks)
+	}
+	return nil
+}
+
+// admitReader checks that the client may read what concerns a repository, or the
+// registry if none is named.
+func (s *Server) admitReader(q *request) error {
+	if q.Repo == "" {
+		return s.admit(q)
+	}
+	return s.authorize(q, q.Repo, auth.Pull)
+}
+
+// discovered is an extension as the OCI extension discovery describes it.
+type discovered struct {
+	Name        string   `json:"name"`
+	URL         string   `json:"url"`
+	Description string   `json:"description"`
+	Endpoints   []string `json:"endpoints"`
+}
+
+// discover answers GET /v2/_oci/ext/discover and /v2/<name>/_oci/ext/discover.
+func (s *Server) discover(q *request) error {
+	if err := s.admitReader(q); err != nil {
+		return err
+	}
+	list := []discovered{}
+	if s.opts.Gear != nil {
+		d := discovered{Name: "_slipway", URL: "https://example.org/slipway/docs/formats/gear-api.md",
+			Description: "layers as an index and files that are fetched one by one",
+			Endpoints:   []string{"_slipway/gear"}}
+		if q.Repo != "" {
+			d.Endpoints = append(d.Endpoints, "_slipway/gear/layers/<digest>", "_slipway/gear/files/<name>", "_slipway/gear/files/<name>/chunks/<first>-<last>", "_slipway/gear/files",
+				"_slipway/gear/fetch", "_slipway/gear/query", "_slipway/gear/profiles/<digest>")
+			if s.opts.Nodes != nil {
+				d.Endpoints = append(d.Endpoints, "_slipway/gear/nodes")
+			}
+		}
+		list = append(list, d)
+	}
+	if s.opts.Volumes != nil && q.Repo != "" {
+		list = append(list, discovered{Name: "_slipway", URL: "https://example.org/slipway/docs/formats/volume.md",
+			Description: "images as block volumes in storage that nodes share",
+			Endpoints:   []string{"_slipway/volumes", "_slipway/volumes/<digest>", "_slipway/volumes/<digest>/credential"}})
+	}
+	return q.sendJSON(map[string]any{"extensions": list})
+}
+
+// gearOffer is what a server offers of the extension.
+type gearOffer struct {
+	Version int        `json:"version"`
+	Index   []string   `json:"index"`
+	Stream  []string   `json:"stream"`
+	Chunks  []string   `json:"chunks"`
+	Limits  gearLimits `json:"limits"`
+}
+
+type gearLimits struct {
+	Names        int   `json:"names"`
+	ProfileNames int   `json:"profile_names"`
+	FileBytes    int64 `json:"file_bytes"`
+	UploadBytes  int64 `json:"upload_bytes"`
+}
+
+// gearInfo answers GET /v2/_slipway/gear and /v2/<name>/_slipway/gear.
+func (s *Server) gearInfo(q *request) error {
+	if err := s.admitReader(q); err != nil {
+		return err
+	}
+	return q.sendJSON(gearOffer{Version: 1, Index: []string{gearIndexType}, Stream: []string{gearStreamType}, Chunks: []string{gearChunksType},
+		Limits: gearLimits{maxGearNames, maxProfileNames, maxGearFile, maxGearUpload}})
+}

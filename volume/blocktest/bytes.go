@@ -1,0 +1,271 @@
+package blocktest
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"sync"
+
+	"example.org/slipway/volume/block"
+)
+
+// bytes holds a chain of clones that grow against slices in memory.
+func (t *suite) bytes() {
+	for round := range t.opts.Rounds {
+		rnd := rand.New(rand.NewPCG(uint64(round), 1))
+		var all [][]byte
+		parent := ""
+		model := make([]byte, size)
+		for depth := range 4 {
+			id := fmt.Sprintf("v%d-%d", round, depth)
+			model = append(bytes.Clone(model), make([]byte, rnd.IntN(3)*4096)...)
+			v := t.create(id, parent, int64(len(model)))
+			t.wantBytes(v, model, 0)
+			t.scribble(rnd, v, model, 60)
+			if depth%2 == 1 { // a writer after a writer
+				t.close(v)
+				var err error
+				v, err = t.s.OpenWriter(t.Context(), id)
+				t.must(err, "OpenWriter")
+				t.wantBytes(v, model, 0)
+				t.scribble(rnd, v, model, 20)
+			}
+			t.wantBytes(v, model, 0)
+			t.commit(id, v)
+			all, parent = append(all, model), id
+		}
+		for depth, want := range all {
+			t.wantVolume(fmt.Sprintf("v%d-%d", round, depth), want)
+		}
+	}
+}
+
+// scribble writes, zeroes and reads at random places.
+func (t *suite) scribble(rnd *rand.Rand, v block.Volume, model []byte, n int) {
+	for range n {
+		off := rnd.IntN(len(model))
+		length := min([]int{1, 511, 4096, 5000, 64 << 10, 1<<20 + 7000}[rnd.IntN(6)], len(model)-off)
+		if rnd.IntN(2) == 0 {
+			off, length = off&^4095, (length+4095)&^4095
+			length = min(length, len(model)-off)
+		}
+		switch rnd.IntN(4) {
+		case 0:
+			t.must(v.Zero(int64(off), int64(length)), "Zero")
+			clear(model[off : off+length])
+		case 1:
+			t.wantBytes(v, model[off:off+length], int64(off))
+		default:
+			b := Content(rnd.Uint64(), length)
+			t.write(v, b, int64(off))
+			copy(model[off:], b)
+			clear(b) // the store must have its own copy
+		}
+	}
+}
+
+// ends: what goes beyond the end.
+func (t *suite) ends() {
+	v := t.create("v", "", 8192)
+	for _, tt := range []struct{ off, n int64 }{{8192, 1}, {8191, 2}, {0, 8193}, {-1, 2}, {1 << 62, 1}} {
+		if _, err := v.WriteAt(make([]byte, tt.n), tt.off); err == nil {
+			t.Errorf("WriteAt of %d bytes at %d: got no error", tt.n, tt.off)
+		}
+		if err := v.Zero(tt.off, tt.n); err == nil {
+			t.Errorf("Zero of %d bytes at %d: got no error", tt.n, tt.off)
+		}
+	}
+	if err := v.Zero(1, 1<<63-1); err == nil {
+		t.Error("Zero of a length that overflows: got no error")
+	}
+	t.must(v.Zero(8192, 0), "Zero of nothing at the end")
+	t.write(v, Content(1, 8192), 0)
+	t.commit("v", v)
+	v = t.open("v")
+	defer t.close(v)
+	for _, tt := range []struct {
+		off  int64
+		n    int
+		want int
+		err  error
+	}{
+		{0, 8192, 8192, nil}, {8000, 192, 192, nil}, {8000, 193, 192, io.EOF}, {8192, 1, 0, io.EOF}, {1 << 62, 1, 0, io.EOF}, {100, 0, 0, nil},
+	} {
+		b := make([]byte, tt.n)
+		n, err := v.ReadAt(b, tt.off)
+		if n == tt.n && errors.Is(err, io.EOF) {
+			err = nil // either is right of one that is whole
+		}
+		if n != tt.want || !errors.Is(err, tt.err) {
+			t.Errorf("ReadAt of %d bytes at %d: got %d, %v, want %d, %v", tt.n, tt.off, n, err, tt.want, tt.err)
+		}
+	}
+	if _, err := v.ReadAt(make([]byte, 1), -1); err == nil {
+		t.Error("ReadAt at -1: got no error")
+	}
+}
+
+// concurrent: reads and writes of many goroutines, in blocks they share.
+func (t *suite) concurrent() {
+	t.made("a", "", 1<<20, 0, Content(1, 1<<20))
+	v := t.create("b", "a", 1<<20)
+	const racers = 8
+	// Stretches of 1,000 bytes in turn: most blocks are written by several.
+	want := Content(1, 1<<20)
+	var wg sync.WaitGroup
+	for r := range racers {
+		wg.Go(func() {
+			for off := r * 1000; off+1000 <= 600_000; off += racers * 1000 {
+				if _, err := v.WriteAt(Content(uint64(r), 1000), int64(off)); err != nil {
+					t.Errorf("WriteAt: %v", err)
+				}
+				b := make([]byte, 1000)
+				if _, err := v.ReadAt(b, int64(off)); err != nil || !bytes.Equal(b, Content(uint64(r), 1000)) {
+					t.Errorf("ReadAt %d: other bytes, or %v", off, err)
+				}
+			}
+		})
+	}
+	wg.Go(func() { // beside it
+		if err := v.Zero(800_000, 100_000); err != nil {
+			t.Errorf("Zero: %v", err)
+		}
+		if err := v.Flush(); err != nil {
+			t.Errorf("Flush: %v", err)
+		}
+	})
+	wg.Wait()
+	for off := 0; off+1000 <= 600_000; off += 1000 {
+		copy(want[off:], Content(uint64(off/1000%racers), 1000))
+	}
+	clear(want[800_000:900_000])
+	t.wantBytes(v, want, 0)
+	t.commit("b", v)
+	t.wantVolume("b", want)
+	t.wantVolume("a", Content(1, 1<<20))
+}
+
+// changesOf checks the form of what Changes tells and returns for each block whether
+// it is in it.
+func (t *suite) changesOf(id string, size int64) []bool {
+	t.Helper()
+	in := make([]bool, size/block.BlockSize)
+	last := int64(0)
+	err := t.s.Changes(t.Context(), id, func(off, n int64) error {
+		if off < last || n <= 0 || off+n > size {
+			t.Errorf("Changes of %s: %d bytes at %d, behind %d of %d", id, n, off, last, size)
+			return nil
+		}
+		last = off + n
+		for b := off / block.BlockSize; b*block.BlockSize < off+n; b++ {
+			in[b] = true
+		}
+		return nil
+	})
+	t.must(err, "Changes")
+	return in
+}
+
+func (t *suite) changes() {
+	ctx := t.Context()
+	none := func(off, n int64) error { return nil }
+	t.wants(t.s.Changes(ctx, "a", none), block.ErrNotFound, "Changes of none")
+	v := t.create("a", "", 64<<20)
+	t.wants(t.s.Changes(ctx, "a", none), block.ErrNotCommitted, "Changes of one that is written")
+	t.write(v, Content(1, 10_000), 5000)
+	t.write(v, Content(1, 4096), 40<<20)
+	t.commit("a", v)
+	v = t.create("b", "a", 64<<20)
+	t.write(v, Content(2, 1), 40<<20)
+	t.must(v.Zero(4096, 4096), "Zero")
+	t.write(v, Content(2, 4096), 64<<20-4096)
+	t.commit("b", v)
+	for id, blocks := range map[string][]int{"a": {1, 2, 3, 10240}, "b": {1, 10240, 16383}} {
+		in := t.changesOf(id, 64<<20)
+		for _, b := range blocks {
+			if !in[b] {
+				t.Errorf("Changes of %s: block %d is not in them", id, b)
+			}
+		}
+		n := 0
+		for _, is := range in {
+			if is {
+				n++
+			}
+		}
+		if n > len(in)/2 {
+			t.Errorf("Changes of %s: %d of %d blocks, where %d are", id, n, len(in), len(blocks))
+		}
+	}
+	stop := errors.New("stop")
+	t.wants(t.s.Changes(ctx, "a", func(off, n int64) error { return stop }), stop, "Changes that are stopped")
+}
+
+// diff brings a chain under other names, and refuses what is damaged.
+func (t *suite) diff() {
+	ctx := t.Context()
+	t.made("a", "", 1<<20, 4096, Content(1, 300_000))
+	v := t.create("b", "a", 2<<20)
+	t.write(v, Content(2, 10_000), 1<<20)
+	t.must(v.Zero(8192, 100_000), "Zero")
+	t.commit("b", v)
+	var a, b bytes.Buffer
+	t.must(block.Diff(ctx, t.s, "a", &a), "Diff a")
+	t.must(block.Diff(ctx, t.s, "b", &b), "Diff b")
+	t.must(block.ApplyDiff(ctx, t.s, "a2", "", bytes.NewReader(a.Bytes())), "ApplyDiff a2")
+	t.must(t.s.Remove(ctx, "b"), "Remove b")
+	t.wants(block.ApplyDiff(ctx, t.s, "b", "a2", bytes.NewReader(b.Bytes())), block.ErrDiff, "ApplyDiff over another parent")
+	for _, cut := range []int{0, 10, b.Len() / 2, b.Len() - 1} {
+		t.wants(block.ApplyDiff(ctx, t.s, "b", "a", bytes.NewReader(b.Bytes()[:cut])), block.ErrDiff, "ApplyDiff of a part")
+	}
+	bad := bytes.Clone(b.Bytes())
+	bad[len(bad)/2] ^= 1
+	t.wants(block.ApplyDiff(ctx, t.s, "b", "a", bytes.NewReader(bad)), block.ErrDiff, "ApplyDiff of damaged bytes")
+	if _, err := t.s.Stat(ctx, "b"); !errors.Is(err, block.ErrNotFound) {
+		t.Errorf("left of what failed: %v", err)
+	}
+	t.must(block.ApplyDiff(ctx, t.s, "b", "a", bytes.NewReader(b.Bytes())), "ApplyDiff b")
+	want := make([]byte, 2<<20)
+	copy(want[4096:], Content(1, 300_000))
+	t.wantVolume("a2", want[:1<<20])
+	clear(want[8192:108_192])
+	copy(want[1<<20:], Content(2, 10_000))
+	t.wantVolume("b", want)
+}
+
+// full: what has no room is an error, and nothing else is harmed.
+func (t *suite) full(room int64) {
+	ctx := t.Context()
+	t.made("a", "", 1<<20, 0, Content(1, 1<<20))
+	v := t.create("b", "a", 2*room)
+	t.write(v, Content(2, 100_000), 0)
+	want := Content(1, 1<<20)
+	copy(want, Content(2, 100_000))
+	b := Content(3, 1<<20)
+	var err error
+	for off := int64(1 << 20); err == nil && off+1<<20 <= v.Size(); off += 1 << 20 {
+		if _, err = v.WriteAt(b, off); err == nil {
+			err = v.Flush()
+		}
+	}
+	t.wants(err, block.ErrFull, "writing to the end")
+	t.wantBytes(v, want, 0)
+	t.close(v)
+	t.wantVolume("a", Content(1, 1<<20))
+	t.eventually(t.opts.Death, "Remove what is too large", func() error { return t.s.Remove(ctx, "b") })
+	t.eventually(t.opts.Death, "write after that", func() error {
+		v, err := t.s.Create(ctx, "c", "a", 1<<20)
+		if err != nil {
+			return err
+		}
+		_, err = v.WriteAt(Content(4, 100_000), 0)
+		if err = errors.Join(err, v.Flush(), v.Close()); err != nil {
+			return errors.Join(err, t.s.Remove(ctx, "c"))
+		}
+		return t.s.Commit(ctx, "c")
+	})
+	copy(want, Content(4, 100_000))
+	t.wantVolume("c", want)
+}

@@ -1,0 +1,93 @@
+package ext4
+
+import (
+	"example.org/slipway/gear"
+	"example.org/slipway/node/erofs"
+)
+
+// match finds the inodes that stay, for each node that has one in the tree
+// before; the others have 0.
+func (s *step) match() {
+	s.ino = make([]uint32, len(s.t.Nodes))
+	claimed := make([]bool, len(s.inodes))
+	s.matchDirs()
+	// A name that was linked to another and is now a file of its own must not take
+	// the inode of what stays: those that keep their content come first.
+	s.matchNames(claimed, true)
+	s.matchNames(claimed, false)
+	s.matchContents(claimed)
+}
+
+// matchDirs finds the directories that stay, by path.
+func (s *step) matchDirs() {
+	s.ino[0] = rootInode
+	for i := 1; i < len(s.t.Nodes); i++ {
+		n := &s.t.Nodes[i]
+		if n.Link != 0 || n.Mode&erofs.TypeMask != erofs.Dir {
+			continue
+		}
+		ino := s.before(i)
+		if ino != 0 && s.inodes[ino].dir != nil {
+			s.ino[i] = ino
+		}
+	}
+}
+
+// before is the inode that the tree before has under the path of a node, 0 if
+// there is none. Directories have been matched.
+func (s *step) before(i int) uint32 {
+	n := &s.t.Nodes[i]
+	dir := s.ino[n.Parent]
+	if dir == 0 || s.inodes[dir] == nil {
+		return 0
+	}
+	return s.inodes[dir].dir.names[n.Name].ino
+}
+
+// matchNames finds files and others by their names, those whose content is the
+// same or any of the same type.
+func (s *step) matchNames(claimed []bool, same bool) {
+	nodes := s.t.Nodes
+	for i := 1; i < len(nodes); i++ {
+		p := primary(nodes, i)
+		if s.ino[p] != 0 || nodes[p].Mode&erofs.TypeMask == erofs.Dir {
+			continue
+		}
+		ino := s.before(i)
+		if ino == 0 || claimed[ino] {
+			continue
+		}
+		in := s.inodes[ino]
+		if in.node.Mode&erofs.TypeMask != nodes[p].Mode&erofs.TypeMask {
+			continue
+		}
+		if file := s.t.FileOf[p]; same && file >= 0 && !in.holds(&s.t.Files[file]) {
+			continue
+		}
+		s.ino[p], claimed[ino] = ino, true
+	}
+}
+
+// matchContents gives files that have no inode yet those of files that are gone
+// and had their content: they were moved.
+func (s *step) matchContents(claimed []bool) {
+	gone := map[gear.Name][]uint32{}
+	for ino := firstInode; ino < len(s.inodes); ino++ {
+		in := s.inodes[ino]
+		if in != nil && !claimed[ino] && in.size > 0 && in.node.Mode&erofs.TypeMask == erofs.File {
+			gone[in.content] = append(gone[in.content], uint32(ino))
+		}
+	}
+	if len(gone) == 0 {
+		return
+	}
+	for i, file := range s.t.FileOf {
+		if file < 0 || s.ino[i] != 0 || s.t.Files[file].Size == 0 {
+			continue
+		}
+		name := s.t.Files[file].Name
+		if inos := gone[name]; len(inos) > 0 {
+			s.ino[i], gone[name] = inos[0], inos[1:]
+		}
+	}
+}

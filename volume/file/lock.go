@@ -1,0 +1,284 @@
+package file
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"example.org/slipway/volume/block"
+)
+
+// Who makes, opens, commits or removes a volume holds the lock of the directory, for
+// milliseconds. It has two halves. Processes of one machine take turns by flock of
+// lock; the kernel ends it when they die. Machines, whose flocks may not know of
+// each other, take turns by the files of locks/: the one with the highest number is
+// the lock, and says who holds it. To take one that is free, or whose holder is
+// dead, is to make the next number, which succeeds once. Whoever comes late and makes
+// a number that was there before finds a higher one, and withdraws.
+
+// holder is who holds the lock or a lease. It is in the target of a symbolic link or
+// in the name of an empty file: these can be made where there is no room left, and
+// there, too, volumes must be opened and removed. When it was last renewed is the
+// time of change.
+type holder struct {
+	boot    string        // identity of the machine's running kernel
+	pid     int           // for whoever looks at the directory
+	flocked bool          // it has a flock that others of its machine can see, as long as it lives
+	within  time.Duration // is the time it must be renewed in
+	free    bool          // nobody holds it any more
+}
+
+// self is this process as a holder.
+func (s *Store) self() holder {
+	return holder{s.boot, os.Getpid(), !s.unlocked.Load(), s.o.LeaseTime, false}
+}
+
+// String is the holder as it is written: less than the 60 bytes that a file system
+// has for a link's target in the inode.
+func (h holder) String() string {
+	state := "time"
+	switch {
+	case h.free:
+		state = "free"
+	case h.flocked:
+		state = "lock"
+	}
+	return fmt.Sprintf("%s.%d.%s.%d", h.boot, h.pid, state, h.within.Milliseconds())
+}
+
+// unknown is a holder of whom nothing can be read.
+var unknown = holder{within: time.Minute}
+
+func parseHolder(text string) holder {
+	parts := strings.Split(text, ".")
+	if len(parts) != 4 {
+		return unknown
+	}
+	pid, err := strconv.Atoi(parts[1])
+	ms, err2 := strconv.ParseUint(parts[3], 10, 32) // 49 days
+	if err != nil || err2 != nil || ms == 0 {
+		return unknown
+	}
+	return holder{parts[0], pid, parts[2] == "lock", time.Duration(ms) * time.Millisecond, parts[2] == "free"}
+}
+
+// late tells whether a holder did not renew in time. Half of the time more is for
+// clocks that differ.
+func (s *Store) late(h holder, renewed time.Time) bool {
+	return s.o.Clock().Sub(renewed) > h.within+h.within/2
+}
+
+// held is the lock while it is held.
+type held struct {
+	s     *Store
+	path  string
+	since time.Time
+}
+
+// still returns an error if the lock may have been taken by another machine. It
+// comes before each step that decides something.
+func (h *held) still() error {
+	if d := h.s.o.Clock().Sub(h.since); d > h.s.o.LeaseTime {
+		return fmt.Errorf("%w: a step took %v", block.ErrAway, d)
+	}
+	return nil
+}
+
+// locked calls do with the lock held.
+func (s *Store) locked(ctx context.Context, do func(*held) error) error {
+	select {
+	case s.turn <- struct{}{}:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	defer func() { <-s.turn }()
+	if err := s.flock(ctx); err != nil {
+		return fmt.Errorf("take the lock: %w", err)
+	}
+	defer func() { _ = unix.Flock(int(s.lockFile.Fd()), unix.LOCK_UN) }()
+	h, err := s.take(ctx)
+	if err != nil {
+		return fmt.Errorf("take the lock: %w", err)
+	}
+	return errors.Join(do(h), h.release())
+}
+
+// pause between two looks at a lock that somebody holds.
+const (
+	firstPause = time.Millisecond
+	maxPause   = 50 * time.Millisecond
+)
+
+// rest waits a while, longer each time.
+func rest(ctx context.Context, pause *time.Duration) error {
+	t := time.NewTimer(*pause)
+	defer t.Stop()
+	*pause = min(*pause*3/2, maxPause)
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (s *Store) flock(ctx context.Context) error {
+	for pause := firstPause; ; {
+		err := unix.Flock(int(s.lockFile.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		switch {
+		case err == nil:
+			return nil
+		case noFlock(err):
+			s.unlocked.Store(true)
+			return nil
+		case !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR):
+			return err
+		}
+		if err := rest(ctx, &pause); err != nil {
+			return err
+		}
+	}
+}
+
+// noFlock tells whether an error is of a file system without flock.
+func noFlock(err error) bool {
+	return errors.Is(err, unix.ENOLCK) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EINVAL)
+}
+
+// take makes the next number once the highest one is free.
+func (s *Store) take(ctx context.Context) (*held, error) {
+	for pause := firstPause; ; {
+		n, _, err := s.highest(0)
+		if err != nil {
+			return nil, err
+		}
+		if free, err := s.free(n); err != nil {
+			return nil, err
+		} else if !free {
+			if err := rest(ctx, &pause); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		h, err := s.number(n + 1)
+		if h != nil || err != nil {
+			return h, err
+		}
+	}
+}
+
+// number tries to make a number of the lock; nil if somebody else did.
+func (s *Store) number(n uint64) (*held, error) {
+	h := &held{s, s.path("locks", strconv.FormatUint(n, 10)), s.o.Clock()}
+	err := s.mark(h.path, s.self(), h.since)
+	if errors.Is(err, fs.ErrExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	highest, temps, err := s.highest(n)
+	if err != nil || highest != n {
+		return nil, errors.Join(err, os.Remove(h.path))
+	}
+	for _, t := range temps {
+		// Only who holds the lock makes them: it died before it had freed it.
+		if err := ignore(os.Remove(t), fs.ErrNotExist); err != nil {
+			return nil, errors.Join(err, h.release())
+		}
+	}
+	return h, nil
+}
+
+// release frees the lock, unless somebody has taken it over.
+func (h *held) release() error {
+	if err := h.still(); err != nil {
+		return err
+	}
+	free := h.s.self()
+	free.free = true
+	temp := h.s.path("locks", tempLock+token())
+	if err := h.s.mark(temp, free, h.s.o.Clock()); err != nil {
+		return err
+	}
+	return os.Rename(temp, h.path)
+}
+
+// tempLock begins the name of what becomes a number of the lock.
+const tempLock = "t-"
+
+// mark makes a symbolic link that says who holds it.
+func (s *Store) mark(path string, h holder, now time.Time) error {
+	if err := os.Symlink(h.String(), path); err != nil {
+		return err
+	}
+	t := unix.NsecToTimespec(now.UnixNano())
+	err := unix.UtimesNanoAt(unix.AT_FDCWD, path, []unix.Timespec{t, t}, unix.AT_SYMLINK_NOFOLLOW)
+	if err != nil {
+		return errors.Join(fmt.Errorf("set the time of %s: %w", path, err), os.Remove(path))
+	}
+	return nil
+}
+
+// highest returns the highest number there is, 0 without any, removes those below
+// keep, and lists what was made to replace one.
+func (s *Store) highest(keep uint64) (highest uint64, temps []string, err error) {
+	names, err := os.ReadDir(s.path("locks"))
+	if err != nil {
+		return 0, nil, err
+	}
+	for _, e := range names {
+		n, err := strconv.ParseUint(e.Name(), 10, 64)
+		switch {
+		case err != nil && strings.HasPrefix(e.Name(), tempLock):
+			temps = append(temps, s.path("locks", e.Name()))
+		case err != nil:
+		case n >= keep:
+			highest = max(highest, n)
+		default:
+			if err := ignore(os.Remove(s.path("locks", e.Name())), fs.ErrNotExist); err != nil {
+				return 0, nil, err
+			}
+		}
+	}
+	return highest, temps, nil
+}
+
+// free tells whether number n can be followed by the next: nobody holds it, or
+// nobody who lives.
+func (s *Store) free(n uint64) (bool, error) {
+	if n == 0 {
+		return true, nil
+	}
+	path := s.path("locks", strconv.FormatUint(n, 10))
+	st, err := os.Lstat(path)
+	var text string
+	if err == nil {
+		text, err = os.Readlink(path)
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return true, nil // a higher one is there by now, which number finds
+	}
+	if err != nil {
+		return false, err
+	}
+	h := parseHolder(text)
+	// This process has the flock of this machine: no other one here can hold it.
+	dead := h.flocked && h.boot == s.boot && !s.unlocked.Load()
+	return h.free || dead || s.late(h, st.ModTime()), nil
+}
+
+// ignore is err, or nil if it is what.
+func ignore(err, what error) error {
+	if errors.Is(err, what) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,363 @@
+// Package node uses volumes on a machine that runs containers: it maps them,
+// mounts them, keeps a record of both, and finds everything again after it was
+// killed or the machine was started anew.
+//
+// An image is used in one of two ways. Local mounts its volume once, read-only,
+// for all containers of the machine, which put an overlay over it each. Network
+// gives one container a clone of its own, mounted to be written. Both give a
+// directory and know nothing of who runs containers.
+//
+// # What is durable
+//
+// For each image and each container there is a record in Options.Dir, written
+// before anything is done and removed when nothing of it is left. These are the
+// steps, after each of which the process may be killed:
+//
+//	local:   record, map, attach, mount, record of what is mounted
+//	network: record, clone, map, attach, (again: check) mount, record of what is mounted
+//	commit:  record, clone, map, freeze, copy, thaw, unmap, commit, record
+//	drop:    record, unmount, unmap, (network) remove the clone, end of the record
+//
+// What was not handed out yet is taken away by the next Open. What was, and is
+// mounted still, is taken over; what is not mounted any more, as after a start of
+// the machine, is mounted when it is asked for the next time. A loop device needs
+// no record: the kernel detaches it when neither a process nor a mount has it.
+//
+// # Mounts
+//
+// No mount has the flags nosuid, nodev or noexec: the directory may be the root of
+// a container itself, in which programs run and devices are what its cgroup lets
+// them be. That is why Options.Run is for root alone: nobody else on the machine
+// gets at a program of an image that is set-user-ID.
+package node
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"example.org/slipway/oci/volref"
+)
+
+// Options of a Manager.
+type Options struct {
+	// Dir holds the records; it outlives the machine's restarts. Made if missing.
+	Dir string
+	// Run is where volumes are mounted: a directory of this Manager's alone, for
+	// root only, that may be emptied by a restart of the machine. Made if missing.
+	Run string
+	// Storage is what the volumes are in.
+	Storage Storage
+	// Mapping says how RBD images become devices: "fuse" by Storage, "krbd" and
+	// "nbd" by the kernel; "auto", also "", by the first of krbd, nbd and fuse that
+	// is there. Other volumes are always mapped by Storage.
+	Mapping string
+	// Program maps RBD images in the kernel. Default: "rbd".
+	Program string
+	// Check repairs a container's copy that was not unmounted as it should, before it
+	// is mounted again: it has no journal. Default: "e2fsck".
+	Check string
+	// Outage is after how long without an answer of the storage a device of the
+	// kernel fails what is read or written. Default 5 minutes; Storage has its own.
+	Outage time.Duration
+	// Limits bound what is waited for.
+	Limits Limits
+	// Credential, if set, gets credentials for volumes of which the Manager has but
+	// a record, since their image was not asked for after a restart.
+	Credential func(ctx context.Context, r *volref.Record, volume string, clones bool) (volref.Credential, error)
+	// Observe, if set, is told how long a step took: "credential", "clone", "map",
+	// "attach", "check", "mount", "unmount", "unmap", "remove", "copy" or "commit".
+	Observe func(step string, took time.Duration)
+	// Log takes what nobody else is told. Default: none.
+	Log *slog.Logger
+
+	step  func(string)                                          // of tests: what was just done
+	probe func(ctx context.Context, kind, program string) error // of tests: whether the kernel can map
+}
+
+// Limits of a Manager.
+type Limits struct {
+	// Call is how long one call of the Storage may take. Default: 1 minute.
+	Call time.Duration
+	// Late is how long after a call was given up, or its caller killed, the storage
+	// may still do what it was asked for: until then a clone that nobody knows the
+	// fate of is looked for. Default: as long as Call; negative: not at all.
+	Late time.Duration
+	// Sweep is how often what could not be taken away is tried again, and
+	// credentials are looked at. Default: 30 seconds.
+	Sweep time.Duration
+}
+
+// Image is an image as volumes.
+type Image struct {
+	Record volref.Record
+	// Volume of the record that is meant. Default: that of the whole image.
+	Volume string
+	// Credential gets leave to use it, with clones to make clones, too. It may be
+	// called at any time until the Manager is closed. Nil for storage that needs
+	// none.
+	Credential func(ctx context.Context, clones bool) (volref.Credential, error)
+}
+
+// ErrClosed says that the Manager is not used any more.
+var ErrClosed = errors.New("volumes of this node are closed")
+
+// Manager has the volumes that a machine uses. Its methods may run concurrently;
+// there is one Manager for a Dir and a Run. One that waits for storage does not
+// make others wait.
+type Manager struct {
+	o       Options
+	log     *slog.Logger
+	storage Storage
+	reasons []string // how the mapping was chosen
+	boot    string   // this start of the machine
+	creds   *credentials
+
+	ctx  context.Context // of what is under way; ends with Close
+	stop context.CancelFunc
+	wait sync.WaitGroup // flights and the sweeper
+
+	mu      sync.Mutex
+	closed  bool
+	entries map[string]*entry // by name of the record
+	running map[string]bool   // directories in which something is being mounted
+	refused map[string]bool   // mappings whose credential was, as of the last sweep
+}
+
+// Open begins with what an earlier Manager left in Dir and Run. What cannot be
+// taken away now, because the storage is away, is tried again later.
+func Open(ctx context.Context, o Options) (*Manager, error) {
+	o.defaults()
+	if o.Storage == nil {
+		return nil, errors.New("volumes of a node: Options.Storage is missing")
+	}
+	for _, dir := range []string{o.Dir, o.Run} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return nil, fmt.Errorf("volumes of a node: %w", err)
+		}
+		if err := os.Chmod(dir, 0o700); err != nil { // see the package comment
+			return nil, fmt.Errorf("volumes of a node: %w", err)
+		}
+	}
+	run, err := filepath.EvalSymlinks(o.Run) // as the kernel tells what is mounted
+	if err != nil {
+		return nil, fmt.Errorf("volumes of a node: %w", err)
+	}
+	o.Run = run
+	boot, err := bootID()
+	if err != nil {
+		return nil, fmt.Errorf("volumes of a node: %w", err)
+	}
+	m := &Manager{o: o, log: o.Log, boot: boot, entries: map[string]*entry{}, running: map[string]bool{}}
+	if m.storage, m.reasons, err = chooseMapping(ctx, &o); err != nil {
+		return nil, fmt.Errorf("volumes of a node: %w", err)
+	}
+	m.creds = newCredentials(m)
+	m.ctx, m.stop = context.WithCancel(context.WithoutCancel(ctx))
+	if err := m.recover(); err != nil {
+		m.stop()
+		return nil, fmt.Errorf("volumes of a node: %w", err)
+	}
+	m.sweep(ctx)
+	m.wait.Go(m.sweeper)
+	return m, nil
+}
+
+func (o *Options) defaults() {
+	if o.Program == "" {
+		o.Program = "rbd"
+	}
+	if o.Check == "" {
+		o.Check = "e2fsck"
+	}
+	if o.Outage <= 0 {
+		o.Outage = 5 * time.Minute
+	}
+	if o.Limits.Call <= 0 {
+		o.Limits.Call = time.Minute
+	}
+	if o.Limits.Late == 0 {
+		o.Limits.Late = o.Limits.Call
+	}
+	if o.Limits.Sweep <= 0 {
+		o.Limits.Sweep = 30 * time.Second
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	if o.probe == nil {
+		o.probe = probeDevices
+	}
+	if o.step == nil {
+		o.step = func(string) {}
+	}
+}
+
+// Close ends the use of the Manager. What is mounted stays, for containers and
+// for the next Open. It waits some seconds for what is under way; what hangs longer
+// in the kernel is left to end by itself, and an error.
+func (m *Manager) Close() error {
+	m.mu.Lock()
+	m.closed = true
+	m.mu.Unlock()
+	m.stop()
+	done := make(chan struct{})
+	go func() { m.wait.Wait(); close(done) }()
+	select {
+	case <-done:
+		return nil
+	case <-time.After(endPatience):
+		return errors.New("close volumes of the node: a mount still waits for the storage")
+	}
+}
+
+// Local tells the directory with the tree of an image, read-only, which it mounts
+// if it is not. There is one for each volume, whoever asks, until DropLocal; it is
+// another one only after the old one stopped working for good. ctx bounds the
+// waiting: a mount that takes longer goes on, and the next Local finds it.
+func (m *Manager) Local(ctx context.Context, img Image) (dir string, err error) {
+	volume, err := m.check(&img)
+	if err != nil {
+		return "", fmt.Errorf("mount volume of image %s: %w", img.Record.Manifest, err)
+	}
+	name := localPrefix + nameOf(placeKey(img.Record.Place), volume)
+	m.creds.use(&img, volume)
+	if dir, ok := m.mounted(name); ok {
+		return dir, m.open()
+	}
+	err = m.fly(ctx, name, "mount", func(ctx context.Context, e *entry) error {
+		return m.mountLocal(ctx, e, &img.Record, volume)
+	})
+	if err != nil {
+		return "", fmt.Errorf("mount volume %s of image %s: %w", volume, img.Record.Manifest, err)
+	}
+	dir, ok := m.mounted(name)
+	if !ok {
+		return "", fmt.Errorf("mount volume %s of image %s: it was dropped meanwhile", volume, img.Record.Manifest)
+	}
+	return dir, nil
+}
+
+// DropLocal ends the use of a volume by Local: its mount and its mapping go. That
+// it is not there is success. Errors: ErrInUse as long as overlays over it exist;
+// it is then out of sight, and goes when they are gone, whether DropLocal is
+// called again or not.
+func (m *Manager) DropLocal(ctx context.Context, volume string) error {
+	var errs []error
+	for _, name := range m.namesOf(func(r *record) bool { return r.Key == "" && r.Volume == volume }) {
+		err := m.fly(ctx, name, "drop", m.drop)
+		errs = append(errs, err)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("drop volume %s: %w", volume, err)
+	}
+	return nil
+}
+
+// Network tells the directory with a container's own copy of an image, to be
+// written, which it makes if it is not there. What is written stays until
+// DropNetwork, also when the machine is started again. One that became read-only,
+// because its storage failed for longer than it may, is repaired and mounted again
+// if nobody uses it any more; else that is an error. ctx is as with Local.
+func (m *Manager) Network(ctx context.Context, key string, img Image) (dir string, err error) {
+	volume, err := m.check(&img)
+	if err == nil && img.Record.FS != volref.Ext4 {
+		err = fmt.Errorf("file system %s cannot be written; use it locally, with an overlay", img.Record.FS)
+	}
+	if err == nil && key == "" {
+		err = errors.New("the container has no key")
+	}
+	if err != nil {
+		return "", fmt.Errorf("clone image %s for container %s: %w", img.Record.Manifest, key, err)
+	}
+	name := networkPrefix + nameOf(key)
+	m.creds.use(&img, volume)
+	if dir, ok := m.mounted(name); ok && !failed(dir) {
+		return dir, errors.Join(m.open(), m.sameImage(name, &img.Record, volume))
+	}
+	err = m.fly(ctx, name, "mount", func(ctx context.Context, e *entry) error {
+		return m.mountNetwork(ctx, e, key, &img.Record, volume)
+	})
+	if err != nil {
+		return "", fmt.Errorf("clone image %s for container %s: %w", img.Record.Manifest, key, err)
+	}
+	dir, ok := m.mounted(name)
+	if !ok {
+		return "", fmt.Errorf("clone image %s for container %s: it was dropped meanwhile", img.Record.Manifest, key)
+	}
+	return dir, nil
+}
+
+// DropNetwork ends a container's copy with all that was written to it. Success if
+// there is none. An error says what stays for now; it is tried again until it is
+// gone, whether DropNetwork is called again or not.
+func (m *Manager) DropNetwork(ctx context.Context, key string) error {
+	if err := m.fly(ctx, networkPrefix+nameOf(key), "drop", m.drop); err != nil {
+		return fmt.Errorf("drop the volume of container %s: %w", key, err)
+	}
+	return nil
+}
+
+// Commit makes a committed volume id of what a container's copy holds now. The
+// container goes on; what it writes waits while the blocks are copied. Success if
+// there is such a volume already. It lies in the place of the container's copy,
+// so with RBD the name begins with "c-".
+func (m *Manager) Commit(ctx context.Context, key, id string) error {
+	name := networkPrefix + nameOf(key)
+	err := m.fly(ctx, name, "commit "+id, func(ctx context.Context, e *entry) error {
+		return m.commit(ctx, e, id)
+	})
+	if err != nil {
+		return fmt.Errorf("commit container %s as volume %s: %w", key, id, err)
+	}
+	return nil
+}
+
+// open tells by ErrClosed that the Manager is closed.
+func (m *Manager) open() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return ErrClosed
+	}
+	return nil
+}
+
+// check tells the volume that is meant by an image, and refuses one that this node
+// does not know how to use.
+func (m *Manager) check(img *Image) (string, error) {
+	r := img.Record
+	r.Layers = slices.Clone(r.Layers)
+	for i := range r.Layers {
+		// Records of others have no containers' volumes, but Commit makes them.
+		if l := &r.Layers[i]; volref.IsClone(l.Volume) {
+			l.Volume = "of-" + l.Volume
+		}
+	}
+	if err := r.Check(); err != nil {
+		return "", err
+	}
+	volume := img.Volume
+	if volume == "" {
+		volume = img.Record.Volume()
+	}
+	if !slices.ContainsFunc(img.Record.Layers, func(l volref.RecordLayer) bool { return volume != "" && l.Volume == volume }) {
+		return "", fmt.Errorf("its record has no volume %q", volume)
+	}
+	return volume, nil
+}
+
+// random is a part of a name that nobody has used.
+func random() string {
+	var b [8]byte
+	rand.Read(b[:]) // never fails
+	return hex.EncodeToString(b[:])
+}

@@ -1,0 +1,286 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"example.org/slipway/oci/volref"
+	"example.org/slipway/volume/block"
+)
+
+// mountLocal is the flight of Local.
+func (m *Manager) mountLocal(ctx context.Context, e *entry, img *volref.Record, volume string) error {
+	if err := m.ready(ctx, e); err != nil {
+		return err
+	}
+	if _, ok := m.mounted(e.name); ok {
+		return nil
+	}
+	// What Commit made lies where the clones are.
+	c, since, err := m.creds.forVolume(ctx, img, volume, volref.IsClone(volume))
+	if err != nil {
+		return fmt.Errorf("get a credential: %w", err)
+	}
+	r := record{Phase: making, Image: *img, Volume: volume}
+	if e.rec != nil {
+		r.Tries = e.rec.Tries
+	}
+	r.Tries++
+	r.Mount, r.Since, r.Expires = nil, since, c.Expires
+	if err := m.save(e, r); err != nil {
+		return err
+	}
+	m.o.step("record")
+	if err := m.bring(ctx, e, r, c); err != nil {
+		return errors.Join(err, m.giveUp(ctx, e))
+	}
+	return nil
+}
+
+// mountNetwork is the flight of Network.
+func (m *Manager) mountNetwork(ctx context.Context, e *entry, key string, img *volref.Record, volume string) error {
+	if err := m.ready(ctx, e); err != nil {
+		return err
+	}
+	if err := m.sameImage(e.name, img, volume); err != nil {
+		return err
+	}
+	if _, ok := m.mounted(e.name); ok {
+		return nil
+	}
+	c, since, err := m.creds.forVolume(ctx, img, volume, true)
+	if err != nil {
+		return fmt.Errorf("get a credential: %w", err)
+	}
+	r := record{Phase: making, Key: key, Image: *img, Volume: volume}
+	if e.rec != nil {
+		r = *e.rec
+	} else {
+		// The random part keeps the clones of two machines apart, and those of two
+		// containers of one key of which the first has not gone yet.
+		r.Clone = volref.ClonePrefix + nameOf(key)[:16] + "-" + random()
+	}
+	r.Tries++
+	r.Mount, r.Since, r.Expires = nil, since, c.Expires
+	if r.Phase == making && m.o.Limits.Late > 0 {
+		r.Doubt = time.Now().Add(m.o.Limits.Call + m.o.Limits.Late)
+	}
+	if err := m.save(e, r); err != nil {
+		return err
+	}
+	m.o.step("record")
+	if r.Phase == making {
+		if err := m.clone(ctx, e, &r, c); err != nil {
+			return errors.Join(err, m.giveUp(ctx, e))
+		}
+	}
+	if err := m.bring(ctx, e, r, c); err != nil {
+		return errors.Join(err, m.giveUp(ctx, e))
+	}
+	return nil
+}
+
+// clone makes the container's volume.
+func (m *Manager) clone(ctx context.Context, e *entry, r *record, c volref.Credential) error {
+	err := m.call(ctx, "clone", func(ctx context.Context) error {
+		return m.storage.Clone(ctx, r.Image.Place, c, r.Clone, r.Volume)
+	})
+	if err == nil {
+		r.Doubt = time.Time{} // recorded with the mount
+		return nil
+	}
+	err = fmt.Errorf("clone it: %w", err)
+	for _, certain := range []error{block.ErrNotFound, block.ErrNotCommitted, block.ErrExists, block.ErrFull, block.ErrDenied} {
+		if errors.Is(err, certain) {
+			r.Doubt = time.Time{}
+			return errors.Join(err, m.save(e, *r))
+		}
+	}
+	return err
+}
+
+// ready makes an entry one that can be mounted, or finds that it is. What does not
+// work for good goes out of sight; the mapping of what is only read stays, as what
+// uses it may, too.
+func (m *Manager) ready(ctx context.Context, e *entry) error {
+	if e.rec == nil {
+		return nil
+	}
+	if e.rec.Phase != made && e.rec.Key != "" {
+		return m.drop(ctx, e) // its clone may be gone
+	}
+	if mr := e.rec.Mount; mr != nil {
+		err := m.holds(mr)
+		if err == nil && e.rec.Key != "" && failed(mr.Dir) {
+			return m.mend(ctx, e)
+		}
+		if err == nil {
+			return m.revive(e)
+		}
+		m.log.Info("volume is not mounted any more and is mounted again", "name", e.name, "reason", err)
+	}
+	m.setReady(e, false)
+	if e.rec.Key != "" {
+		// Never mounted twice to be written: what used it must have ended.
+		if err := m.takeAway(ctx, e.name, e.rec, true); err != nil {
+			return fmt.Errorf("take away what was mounted before: %w", err)
+		}
+		return nil
+	}
+	_, err := m.unmountOf(e.name, true)
+	return err
+}
+
+// mend takes a container's copy away that its storage failed, to be mounted again.
+// Never while the old one is used: two of one file system would not agree.
+func (m *Manager) mend(ctx context.Context, e *entry) error {
+	if err := m.takeAway(ctx, e.name, e.rec, false); err != nil {
+		return fmt.Errorf("its storage failed, and it became read-only; stop what uses it, and try again: %w", err)
+	}
+	m.setReady(e, false)
+	m.log.Info("a container's volume became read-only and is mounted again", "name", e.name)
+	return nil
+}
+
+// revive makes an image that was about to go, but was in use, one to be used.
+func (m *Manager) revive(e *entry) error {
+	if e.rec.Phase != made {
+		r := *e.rec
+		r.Phase = made
+		if err := m.save(e, r); err != nil {
+			return err
+		}
+	}
+	m.setReady(e, true)
+	return nil
+}
+
+// giveUp is for what could not be mounted: what was never handed out goes. A
+// container's copy that was stays, not mounted.
+func (m *Manager) giveUp(ctx context.Context, e *entry) error {
+	switch {
+	case e.rec == nil:
+		return nil
+	case e.rec.Phase == made:
+		return m.takeAway(ctx, e.name, e.rec, true)
+	}
+	return m.drop(ctx, e)
+}
+
+// drop is the flight of DropLocal and DropNetwork.
+func (m *Manager) drop(ctx context.Context, e *entry) error {
+	if e.rec == nil {
+		return nil
+	}
+	r := *e.rec
+	lazy := r.Phase == making || r.Mount == nil || m.holds(r.Mount) != nil
+	if r.Phase != leaving {
+		r.Phase = leaving
+		if err := m.save(e, r); err != nil {
+			return err
+		}
+		m.o.step("leaving")
+	}
+	m.setReady(e, false)
+	if r.Commit != "" {
+		if err := m.abandon(ctx, e); err != nil {
+			return err
+		}
+		r.Commit = ""
+	}
+	if err := m.takeAway(ctx, e.name, &r, lazy); err != nil {
+		return err
+	}
+	if r.Clone != "" {
+		err := m.removeVolume(ctx, &r, r.Clone)
+		if strings.HasPrefix(e.name, latePrefix) && errors.Is(err, errNoCredential) {
+			err = nil // it was removed before, if it was there
+		}
+		if err != nil {
+			return err
+		}
+		if done, err := m.doubt(e, r); err != nil || done {
+			return err
+		}
+	}
+	return m.forget(e)
+}
+
+// doubt has a clone that may still come looked for until it cannot any more. The
+// record of the container goes meanwhile: there may be another one of its key. It
+// tells whether the record is that of the doubt, and stays.
+func (m *Manager) doubt(e *entry, r record) (stays bool, err error) {
+	if !time.Now().Before(r.Doubt) {
+		return false, nil
+	}
+	if strings.HasPrefix(e.name, latePrefix) {
+		return true, nil
+	}
+	r.Mount = nil
+	late := &entry{name: latePrefix + nameOf(r.Clone)}
+	if err := m.save(late, r); err != nil {
+		return false, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.entries[late.name] = late
+	return false, nil
+}
+
+// takeAway unmounts and unmaps a record's volume.
+func (m *Manager) takeAway(ctx context.Context, name string, r *record, lazy bool) error {
+	some, err := m.unmountOf(name, lazy)
+	if err != nil {
+		return err
+	}
+	wait := time.Duration(0)
+	if some {
+		wait = patience
+	}
+	return m.unmap(ctx, r.mapping(name).Name, wait)
+}
+
+// patience is for how long a mapping may still be in use after what used it has
+// gone: the kernel tells the end of a mount to a file system in user space
+// without waiting for it.
+const patience = 500 * time.Millisecond
+
+// unmap takes a mapping away, and waits a while for it not to be in use.
+func (m *Manager) unmap(ctx context.Context, name string, patience time.Duration) error {
+	end := time.Now().Add(patience)
+	for wait := time.Millisecond; ; wait = min(2*wait, 100*time.Millisecond) {
+		err := m.call(ctx, "unmap", func(ctx context.Context) error { return m.storage.Unmap(ctx, name) })
+		if err == nil {
+			return nil
+		}
+		if !errors.Is(err, block.ErrInUse) || time.Now().After(end) {
+			return fmt.Errorf("unmap %s: %w", name, err)
+		}
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// removeVolume deletes a volume that was made here.
+func (m *Manager) removeVolume(ctx context.Context, r *record, id string) error {
+	c, err := m.creds.toRemove(ctx, r)
+	if err != nil {
+		return fmt.Errorf("remove volume %s: %w", id, err)
+	}
+	err = m.call(ctx, "remove", func(ctx context.Context) error {
+		return m.storage.Remove(ctx, r.Image.Place, c, id)
+	})
+	if err != nil {
+		if errors.Is(err, block.ErrDenied) {
+			m.creds.forget(&r.Image, r.Volume)
+		}
+		return fmt.Errorf("remove volume %s: %w", id, err)
+	}
+	return nil
+}

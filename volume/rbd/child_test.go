@@ -1,0 +1,130 @@
+//go:build ceph
+
+package rbd_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+
+	"example.org/slipway/volume/block"
+	"example.org/slipway/volume/rbd"
+)
+
+// childEnv has the job of a process that this test binary is started as.
+const childEnv = "SLIPWAY_RBD_CHILD"
+
+// job is to open a volume, and then to read or write 4 KiB for each line of the input,
+// at that offset, and to answer with "ok" or the error.
+type job struct {
+	Options rbd.Options
+	ID      string
+	Write   bool
+}
+
+// child does the job, if there is one.
+func child() bool {
+	text := os.Getenv(childEnv)
+	if text == "" {
+		return false
+	}
+	var j job
+	if err := json.Unmarshal([]byte(text), &j); err != nil {
+		panic(err)
+	}
+	s, err := rbd.Open(context.Background(), j.Options)
+	var v block.Volume
+	if err == nil {
+		if j.Write {
+			v, err = s.OpenWriter(context.Background(), j.ID)
+		} else {
+			v, err = s.Open(context.Background(), j.ID)
+		}
+	}
+	tell(err)
+	if err != nil {
+		return true
+	}
+	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+		var off int64
+		fmt.Sscan(in.Text(), &off)
+		b := make([]byte, 4096)
+		if j.Write {
+			copy(b, "written by the child")
+			if _, err = v.WriteAt(b, off); err == nil {
+				err = v.Flush()
+			}
+		} else if _, err = v.ReadAt(b, off); err == nil && string(b) == string(make([]byte, len(b))) {
+			err = fmt.Errorf("WRONG BYTES: zeros at %d", off)
+		}
+		tell(err)
+	}
+	return true
+}
+
+func tell(err error) {
+	if err == nil {
+		fmt.Println("ok")
+		return
+	}
+	fmt.Println(strings.ReplaceAll(err.Error(), "\n", " "))
+}
+
+// other is a process with a volume open.
+type other struct {
+	cmd *exec.Cmd
+	in  io.Writer
+	out *bufio.Reader
+}
+
+func begin(t testing.TB, j job) *other {
+	t.Helper()
+	text, err := json.Marshal(j)
+	must(t, err)
+	p := &other{cmd: exec.Command(os.Args[0])}
+	p.cmd.Env = append(os.Environ(), childEnv+"="+string(text))
+	p.cmd.Stderr = os.Stderr
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	p.in, err = p.cmd.StdinPipe()
+	must(t, err)
+	out, err := p.cmd.StdoutPipe()
+	must(t, err)
+	p.out = bufio.NewReader(out)
+	must(t, p.cmd.Start())
+	t.Cleanup(p.kill)
+	if got := p.hear(t); got != "ok" {
+		t.Fatalf("the other process: %s", got)
+	}
+	return p
+}
+
+func (p *other) hear(t testing.TB) string {
+	t.Helper()
+	line, err := p.out.ReadString('\n')
+	must(t, err)
+	return strings.TrimSpace(line)
+}
+
+// ask has it read or write, and returns "ok" or the error.
+func (p *other) ask(t testing.TB, off int64) string {
+	t.Helper()
+	_, err := fmt.Fprintln(p.in, off)
+	must(t, err)
+	return p.hear(t)
+}
+
+func (p *other) signal(s syscall.Signal) { _ = p.cmd.Process.Signal(s) }
+
+func (p *other) kill() {
+	if p.cmd.ProcessState == nil {
+		p.signal(syscall.SIGKILL)
+		_ = p.cmd.Wait()
+	}
+}

@@ -1,0 +1,209 @@
+//go:build ceph
+
+package rbd
+
+import (
+	"crypto/rand"
+	"fmt"
+	"math"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"example.org/slipway/volume/block"
+)
+
+// lockName is that of the lock on each lease object.
+const lockName = "slipway"
+
+// readers and writer are the lease objects of a volume. They are made and removed
+// with it: a full cluster takes locks, but no new objects, and must still let volumes
+// be read and removed.
+func readers(id string) string { return "readers." + id }
+func writer(id string) string  { return "writer." + id }
+
+// lease is a lock of RADOS with an end, which is put off again and again.
+type lease struct {
+	s           *Store
+	oid, cookie string
+	exclusive   bool
+	// inherited: whoever had it before was a process of this machine that has died.
+	inherited  bool
+	stop, done chan struct{}
+
+	op sync.Mutex // held while the cluster is asked
+
+	mu    sync.Mutex
+	until time.Duration // since boot
+}
+
+// sinceBoot goes on while the machine sleeps, as the clocks of the OSDs do. Without a
+// clock every lease has lapsed.
+func sinceBoot() time.Duration {
+	var t unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &t); err != nil {
+		return math.MaxInt64
+	}
+	return time.Duration(t.Nano())
+}
+
+// acquire takes a lease: ErrInUse if another has it, and it or the other is
+// exclusive.
+func (s *Store) acquire(oid string, exclusive bool) (*lease, error) {
+	l := &lease{s: s, oid: oid, exclusive: exclusive, cookie: s.self.cookie(rand.Text()),
+		stop: make(chan struct{}), done: make(chan struct{})}
+	until, err := l.lock(0)
+	if errno(err) == eBusy {
+		alive, broken, e := s.holders(oid)
+		if e != nil {
+			return nil, e
+		}
+		if alive {
+			return nil, block.ErrInUse
+		}
+		l.inherited = broken // else it was given up meanwhile, or has lapsed
+		if until, err = l.lock(0); errno(err) == eBusy {
+			return nil, block.ErrInUse // somebody else was faster
+		}
+	}
+	if err != nil {
+		return nil, translate(err)
+	}
+	l.set(until)
+	go l.keep()
+	return l, nil
+}
+
+// radosError is the errno that go-ceph's locks return beside no error.
+type radosError int
+
+func (e radosError) Error() string  { return syscall.Errno(-e).Error() }
+func (e radosError) ErrorCode() int { return int(e) }
+
+// Flags of a lock: that it may be had already, or must be.
+const (
+	mayRenew  = 1
+	mustRenew = 2
+)
+
+// lock takes or prolongs the lock, and returns until when it is ours.
+func (l *lease) lock(flags byte) (until time.Duration, err error) {
+	l.op.Lock()
+	defer l.op.Unlock()
+	until = sinceBoot() + l.s.o.LeaseTime
+	var n int
+	if l.exclusive {
+		n, err = l.s.leases.LockExclusive(l.oid, lockName, l.cookie, "", l.s.o.LeaseTime, &flags)
+	} else {
+		n, err = l.s.leases.LockShared(l.oid, lockName, l.cookie, "", "", l.s.o.LeaseTime, &flags)
+	}
+	if err == nil && n != 0 {
+		err = radosError(n)
+	}
+	return until, err
+}
+
+func (l *lease) set(until time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.until = until
+}
+
+// revive gets a lease back that has lapsed, if unchanged finds, while it is held, that
+// nothing happened to what it is on.
+func (l *lease) revive(unchanged func() error) error {
+	until, err := l.lock(mayRenew)
+	if err != nil {
+		return translate(err)
+	}
+	if err := unchanged(); err != nil {
+		return err
+	}
+	l.set(until)
+	return nil
+}
+
+// valid tells whether the lease has not lapsed.
+func (l *lease) valid() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return sinceBoot() < l.until
+}
+
+func (l *lease) keep() {
+	defer close(l.done)
+	t := time.NewTicker(l.s.o.LeaseTime / 4)
+	defer t.Stop()
+	for {
+		select {
+		case <-l.stop:
+			return
+		case <-t.C:
+		}
+		if l.s.begin() != nil {
+			return
+		}
+		l.renew()
+		l.s.calls.Done()
+	}
+}
+
+// renew prolongs a lease that has not lapsed. One that has stays so until revive has
+// looked what happened meanwhile.
+func (l *lease) renew() {
+	switch until, err := l.lock(mustRenew); {
+	case err == nil && l.valid():
+		l.set(until)
+	case isMissing(err) || errno(err) == eBusy:
+		l.set(0)
+	}
+}
+
+// release gives the lease up. If the cluster is away it lapses by itself.
+func (l *lease) release() {
+	close(l.stop)
+	<-l.done
+	_, _ = l.s.leases.Unlock(l.oid, lockName, l.cookie)
+}
+
+// drop gives up a writer's lease on a volume that is not there, with its objects.
+func (l *lease) drop(id string) error {
+	close(l.stop)
+	<-l.done
+	if !l.valid() {
+		return nil // the objects may be another's
+	}
+	for _, oid := range []string{readers(id), writer(id)} {
+		if err := l.s.leases.Delete(oid); err != nil && !isMissing(err) {
+			return translate(err)
+		}
+	}
+	return nil
+}
+
+// holders tells whether anybody holds a lease, and breaks those of processes of this
+// machine that have died: broken tells whether there were any.
+func (s *Store) holders(oid string) (alive, broken bool, err error) {
+	info, err := s.leases.ListLockers(oid, lockName)
+	switch {
+	case isMissing(err):
+		return false, false, nil
+	case errno(err) == syscall.ERANGE:
+		return true, false, nil // too many to list
+	case err != nil:
+		return false, false, fmt.Errorf("look for leases: %w", translate(err))
+	}
+	for i := range min(info.NumLockers, len(info.Cookies), len(info.Clients)) {
+		if !s.self.dead(info.Cookies[i]) {
+			alive = true
+			continue
+		}
+		if _, err := s.leases.BreakLock(oid, lockName, info.Clients[i], info.Cookies[i]); err != nil && !isMissing(err) {
+			return false, false, fmt.Errorf("end the lease of a dead process: %w", translate(err))
+		}
+		broken = true
+	}
+	return alive, broken, nil
+}

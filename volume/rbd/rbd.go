@@ -1,0 +1,113 @@
+// Package rbd keeps volumes as RBD images of a Ceph pool.
+//
+// A volume is an image of its name in the namespace of the store. Complete is one
+// that has the snapshot "slipway", protected, and the image metadata "slipway.state" that
+// says so: the snapshot is what readers read and clones hang on, the metadata is set
+// last when a volume is committed and changes first when one is removed, so that what
+// was broken off in between counts as not complete. Clones
+// are of version 2, which may lie in another namespace than their parent and leave
+// in that of their parent nothing but a line in its header: names that begin with
+// volref.ClonePrefix, the containers' clones, live in a namespace of their own, and a node that
+// may only read volumes can still clone them.
+//
+// librbd does not tell of those who read. Whoever has a volume open holds a lease on
+// it, a lock that RADOS itself drops when it is not renewed in time, in a third
+// namespace that every node may write (LeaseNamespace). A reader whose lease has
+// lapsed answers no read until it has a new one and has seen that the volume is
+// still complete: the blocks of an image that was removed under it would read as
+// zeros. Leases of processes of this machine that have died are broken at once.
+// A writer holds librbd's exclusive lock, too: who takes over from one that is gone
+// has it blocklisted by the cluster, so that no late write of it arrives.
+//
+// The driver needs librbd and so a C compiler: it is there in binaries that were
+// built with the tags ceph and pacific (Available).
+package rbd
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"example.org/slipway/oci/volref"
+)
+
+// Driver is that of Place.
+const Driver = "rbd"
+
+// Options say which cluster, as whom and where.
+type Options struct {
+	// Conf is a configuration file of Ceph; empty: none is read. What is set below
+	// goes before it.
+	Conf string
+	// Monitors are their addresses, as in mon_host.
+	Monitors string
+	// User without "client."; empty: admin.
+	User string
+	// Key of the user, or the file with it; both empty: as Conf says.
+	Key, Keyring string
+
+	// Pool must be there; "rbd" if empty. Namespace is that of the volumes, "slipway"
+	// if empty, Clones that of the containers' clones; empty: there are none in this
+	// store. Namespaces are made if this user may.
+	Pool, Namespace, Clones string
+
+	// Cluster is the fsid that the cluster must have; empty: any.
+	Cluster string
+
+	// ObjectSize is the piece that storage is given out in, and that is copied when a
+	// clone is written to: a power of two from 4 KiB to 32 MiB; 256 KiB if 0.
+	ObjectSize int64
+
+	// Timeout bounds how long the cluster may stay silent; 15 s if 0.
+	Timeout time.Duration
+	// LeaseTime is how long a volume stays in use when the machine that had it open
+	// has died; 60 s if 0. It must be the same for all that use the volumes, and
+	// longer than Timeout.
+	LeaseTime time.Duration
+}
+
+//lint:ignore U1000 the driver needs it, which is built with the tag ceph
+func (o *Options) normalize() error {
+	o.User = cmp.Or(strings.TrimPrefix(o.User, "client."), "admin")
+	o.Pool, o.Namespace = cmp.Or(o.Pool, "rbd"), cmp.Or(o.Namespace, "slipway")
+	o.ObjectSize = cmp.Or(o.ObjectSize, 256<<10)
+	o.Timeout, o.LeaseTime = cmp.Or(o.Timeout, 15*time.Second), cmp.Or(o.LeaseTime, time.Minute)
+	switch {
+	case o.ObjectSize&(o.ObjectSize-1) != 0 || o.ObjectSize < 4<<10 || o.ObjectSize > 32<<20:
+		return fmt.Errorf("object size %d is not a power of two from 4 KiB to 32 MiB", o.ObjectSize)
+	case o.Clones == o.Namespace:
+		return fmt.Errorf("volumes and clones are both in namespace %q: whoever may clone could change volumes", o.Clones)
+	case LeaseNamespace(o.Namespace) == o.Clones:
+		return fmt.Errorf("namespace %q is that of leases", o.Clones)
+	case o.Timeout < 0 || o.LeaseTime <= o.Timeout:
+		return fmt.Errorf("leases of %s are not longer than the timeout of %s", o.LeaseTime, o.Timeout)
+	}
+	return nil
+}
+
+// Connect are the options to use the volumes of a place with a credential.
+func Connect(p volref.Place, c volref.Credential) Options {
+	return Options{
+		Monitors: c.Monitors, User: c.User, Key: c.Key,
+		Pool: p.Pool, Namespace: p.Namespace, Clones: c.Clones, Cluster: p.Cluster,
+	}
+}
+
+// LeaseNamespace is the RADOS namespace of the leases on the volumes of a
+// namespace. All who open volumes must be allowed to write in it.
+func LeaseNamespace(namespace string) string { return namespace + "-leases" }
+
+// Issuer is what a store can besides, if its own user may make users.
+type Issuer interface {
+	// Credential makes a user who for ttl may read volumes and, if the store has a
+	// namespace of clones, make clones there. ReadCredential makes one who may only
+	// read.
+	Credential(ctx context.Context, ttl time.Duration) (volref.Credential, error)
+	ReadCredential(ctx context.Context, ttl time.Duration) (volref.Credential, error)
+	// Expire removes the users whose time is over, and returns how many. Who is
+	// connected by then stays so until the cluster asks for a new ticket, an hour by
+	// default; nobody can connect any more.
+	Expire(ctx context.Context) (int, error)
+}

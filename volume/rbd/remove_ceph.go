@@ -1,0 +1,106 @@
+//go:build ceph
+
+package rbd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/ceph/go-ceph/rados"
+	"github.com/ceph/go-ceph/rbd"
+
+	"example.org/slipway/volume/block"
+)
+
+// removals is how many times the timeout a removal may take: it deletes every object
+// by itself, and each of those calls is bounded.
+const removals = 20
+
+// Remove implements block.Store.
+func (s *Store) Remove(ctx context.Context, id string) error {
+	_, err := run(ctx, s, removals*s.o.Timeout, func() (struct{}, error) { return struct{}{}, s.remove(id) }, nil)
+	if err != nil {
+		return fmt.Errorf("remove volume %s: %w", id, err)
+	}
+	return nil
+}
+
+func (s *Store) remove(id string) error {
+	err := s.exclusively(id, func(at *rados.IOContext, l *lease) (bool, error) {
+		if err := s.retire(at, l, id); err != nil {
+			return false, err
+		}
+		if err := rbd.RemoveImage(at, id); err != nil && !isMissing(err) {
+			return false, translate(err)
+		}
+		if there, err := exists(at, id); err != nil || there {
+			return false, errors.Join(err, errors.New("something of it is left; the next removal takes it"))
+		}
+		return true, l.drop(id)
+	})
+	if errors.Is(err, block.ErrNotFound) {
+		return nil
+	}
+	return err
+}
+
+// retire takes away all that keeps an image from being removed.
+func (s *Store) retire(at *rados.IOContext, l *lease, id string) error {
+	if err := s.unread(id); err != nil {
+		return err
+	}
+	img, err := rbd.OpenImage(at, id, rbd.NoSnapshot)
+	if isMissing(err) {
+		return nil // what is left of it is a name
+	}
+	if err != nil {
+		return translate(err)
+	}
+	return errors.Join(s.withdraw(img, l, id), translate(img.Close()))
+}
+
+func (s *Store) withdraw(img *rbd.Image, l *lease, id string) error {
+	if err := childless(img); err != nil {
+		return err
+	}
+	if err := s.takeLock(img, l); err != nil {
+		return err
+	}
+	was, err := isCommitted(img)
+	if err != nil {
+		return err
+	}
+	if was {
+		if err := img.SetMetadata(stateKey, stateRemoving); err != nil {
+			return translate(err)
+		}
+		// Who has come meanwhile has got its lease before it was withdrawn, and reads,
+		// or will find that it was. What clones holds a lease until it has a clone.
+		if err := errors.Join(s.unread(id), childless(img)); err != nil {
+			return errors.Join(err, translate(img.SetMetadata(stateKey, stateCommitted)))
+		}
+	}
+	return dropSnapshot(img)
+}
+
+// unread fails with ErrInUse if somebody has the volume open for reading.
+func (s *Store) unread(id string) error {
+	alive, _, err := s.holders(readers(id))
+	if err == nil && alive {
+		err = fmt.Errorf("%w: it has readers", block.ErrInUse)
+	}
+	return err
+}
+
+// childless fails with ErrInUse if a volume has clones.
+func childless(img *rbd.Image) error {
+	children, err := img.ListChildrenAttributes()
+	if err != nil {
+		return translate(err)
+	}
+	if len(children) > 0 {
+		return fmt.Errorf("%w: it has %d clones, one is %s", block.ErrInUse, len(children), children[0].ImageName)
+	}
+	return nil
+}

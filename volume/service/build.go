@@ -1,0 +1,216 @@
+package service
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	gearregistry "example.org/slipway/gear/service"
+	"example.org/slipway/oci"
+	"example.org/slipway/oci/volref"
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/volume/block"
+	"example.org/slipway/volume/chain"
+)
+
+// build is the build of one image while it goes on.
+type build struct {
+	since time.Time
+
+	mu   sync.Mutex
+	done int64 // bytes written so far
+	of   int64 // 0 while it is unknown
+}
+
+func (b *build) progress(done, of int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.done, b.of = done, of
+}
+
+func (b *build) state() (done, of int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.done, b.of
+}
+
+// build builds an image and records it. Errors: *waitingError, errNotAsked,
+// catalog.ErrNotFound if the image is wanted no more, and those of chain.Build.
+func (s *Service) build(ctx context.Context, v catalog.VolumeImage, b *build) error {
+	m, err := s.cat.Manifest(ctx, v.Repo, v.Manifest)
+	if errors.Is(err, catalog.ErrNoRepository) {
+		err = catalog.ErrNotFound
+	}
+	if err != nil {
+		return err
+	}
+	digests, err := layersOf(m.Content)
+	if err != nil {
+		return err
+	}
+	layers, err := s.indexes(ctx, v.Repo, digests)
+	if err != nil {
+		return err
+	}
+	store, err := s.storage.get(ctx)
+	if err != nil {
+		return err
+	}
+	place := placeName(store.Place())
+	if err := s.cat.IntendVolumes(ctx, v.ID, place, volumesOf(v.FS, digests)); err != nil {
+		return removing(err)
+	}
+	rec, err := chain.Build(ctx, store, layers, s.layers.Contents(), &block.BuildOptions{FS: v.FS, Log: s.log,
+		Progress: func(p block.Progress) { b.progress(p.Written, p.Total) }})
+	if err != nil {
+		return err
+	}
+	rec.Manifest = v.Manifest
+	return s.record(ctx, v, m, place, rec)
+}
+
+// removing turns the error of a volume that is being removed into one that passes.
+func removing(err error) error {
+	if errors.Is(err, catalog.ErrVolumeRemoving) {
+		return &waitingError{err.Error()}
+	}
+	return err
+}
+
+// indexes returns the layers of an image with their indexes. Errors:
+// *waitingError, errNotAsked.
+func (s *Service) indexes(ctx context.Context, repo string, digests []oci.Digest) ([]block.Layer, error) {
+	layers := make([]block.Layer, len(digests))
+	var wait *waitingError
+	for i, d := range digests { // all of them, so that all are queued
+		x, embedded, err := s.layers.StoredIndex(ctx, repo, d)
+		var pending *gearregistry.PendingError
+		switch {
+		case errors.As(err, &pending) && pending.RetryAfter > 0 && pending.Reason == "":
+			wait = &waitingError{"layer " + string(d) + " is being converted to Gear"}
+		case errors.As(err, &pending) && pending.RetryAfter > 0:
+			return nil, fmt.Errorf("layer %s: %s; its conversion to Gear is tried again", d, pending.Reason)
+		case err != nil:
+			return nil, fmt.Errorf("layer %s: %w", d, err)
+		case embedded:
+			return nil, errNotAsked
+		}
+		layers[i] = block.Layer{Digest: d, Index: x}
+	}
+	if wait != nil {
+		return nil, wait
+	}
+	return layers, nil
+}
+
+// volumesOf are the volumes of an image, each behind its parent.
+func volumesOf(fs string, layers []oci.Digest) []catalog.NewVolume {
+	if fs != volref.Ext4 {
+		return []catalog.NewVolume{{Name: volref.VolumeName(fs, layers)}}
+	}
+	out := make([]catalog.NewVolume, len(layers))
+	for i := range layers {
+		out[i].Name = volref.VolumeName(fs, layers[:i+1])
+		if i > 0 {
+			out[i].Parent = out[i-1].Name
+		}
+	}
+	return out
+}
+
+// placeName is how the catalogue knows a place.
+func placeName(p volref.Place) string {
+	b, err := json.Marshal(p)
+	if err != nil {
+		panic(err) // of strings only
+	}
+	return string(b)
+}
+
+// Media types of a record beside its image.
+const (
+	// ArtifactType is that of the referrer, and the media type of the record in it.
+	ArtifactType = "application/vnd.slipway.volumes.v1+json"
+	emptyType    = "application/vnd.oci.empty.v1+json"
+)
+
+// record puts a record beside its image and into the catalogue. A referrer with
+// another record before it goes.
+func (s *Service) record(ctx context.Context, v catalog.VolumeImage, m catalog.Manifest, place string, rec *volref.Record) error {
+	body, err := json.Marshal(rec)
+	if err != nil {
+		return fmt.Errorf("encode the record: %w", err)
+	}
+	out := catalog.VolumeRecord{Place: place, Record: body, Volumes: volumesOf(v.FS, digestsOf(rec))}
+	if !s.opts.Copied(v.Repo) {
+		if out.Referrer, err = s.pushReferrer(ctx, v.Repo, m, body); err != nil {
+			return fmt.Errorf("push the record: %w", err)
+		}
+	}
+	if err := s.cat.RecordVolumes(ctx, v.ID, out); err != nil {
+		if errors.Is(err, catalog.ErrNotFound) && out.Referrer != "" { // given up meanwhile, and nobody knows what was pushed
+			s.dropReferrer(ctx, v.ID, v.Repo, out.Referrer)
+		}
+		return removing(err)
+	}
+	s.log.Info("an image is built as volumes", "repo", v.Repo, "manifest", v.Manifest, "fs", v.FS, "volume", rec.Volume())
+	if v.Referrer != "" && v.Referrer != out.Referrer {
+		s.dropReferrer(ctx, v.ID, v.Repo, v.Referrer)
+	}
+	return nil
+}
+
+func digestsOf(rec *volref.Record) []oci.Digest {
+	out := make([]oci.Digest, len(rec.Layers))
+	for i, l := range rec.Layers {
+		out[i] = l.Digest
+	}
+	return out
+}
+
+// referrer is the manifest beside an image.
+type referrer struct {
+	SchemaVersion int              `json:"schemaVersion"`
+	MediaType     string           `json:"mediaType"`
+	ArtifactType  string           `json:"artifactType"`
+	Config        oci.Descriptor   `json:"config"`
+	Layers        []oci.Descriptor `json:"layers"`
+	Subject       oci.Descriptor   `json:"subject"`
+}
+
+// pushReferrer puts a record beside its image and returns the digest of the
+// manifest that holds it. The same record gives the same manifest.
+func (s *Service) pushReferrer(ctx context.Context, repo string, m catalog.Manifest, record []byte) (oci.Digest, error) {
+	empty := []byte("{}")
+	r := referrer{SchemaVersion: 2, MediaType: oci.MediaTypeOCIManifest, ArtifactType: ArtifactType,
+		Config:  oci.Descriptor{MediaType: emptyType, Digest: oci.SHA256(empty), Size: int64(len(empty))},
+		Layers:  []oci.Descriptor{{MediaType: ArtifactType, Digest: oci.SHA256(record), Size: int64(len(record))}},
+		Subject: oci.Descriptor{MediaType: m.MediaType, Digest: m.Digest, Size: int64(len(m.Content))}}
+	for _, blob := range [][]byte{empty, record} {
+		if _, err := s.reg.PushBlob(ctx, repo, oci.SHA256(blob), int64(len(blob)), bytes.NewReader(blob)); err != nil {
+			return "", err
+		}
+	}
+	body, err := json.Marshal(r)
+	if err != nil {
+		return "", err
+	}
+	put, err := s.reg.PutManifest(ctx, repo, oci.PutManifest{Bytes: body, MediaType: r.MediaType})
+	return put.Digest, err
+}
+
+// dropReferrer removes what stands beside an image, unless that of another file
+// system is the same. What cannot be removed says nothing wrong, and may stay.
+func (s *Service) dropReferrer(ctx context.Context, id int64, repo string, d oci.Digest) {
+	used, err := s.cat.ReferrerUsed(ctx, repo, d, id)
+	if err == nil && !used {
+		err = s.reg.DeleteManifest(ctx, repo, d)
+	}
+	if err != nil && ctx.Err() == nil && !oci.HasCode(err, oci.CodeManifestUnknown) && !oci.HasCode(err, oci.CodeNameUnknown) && !oci.HasCode(err, oci.CodeUnsupported) {
+		s.log.Warn("a record of volumes stays beside its image", "repo", repo, "referrer", d, "err", err)
+	}
+}

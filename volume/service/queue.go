@@ -1,0 +1,396 @@
+package service
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	gearregistry "example.org/slipway/gear/service"
+	"example.org/slipway/oci"
+	"example.org/slipway/oci/volref"
+	"example.org/slipway/registry"
+	"example.org/slipway/registry/catalog"
+)
+
+// Retries of builds that failed for a reason that may pass: the second after
+// firstRetry, then at twice the distance each time up to lastRetry, for ever.
+const (
+	firstRetry = 10 * time.Second
+	lastRetry  = time.Hour
+	// never is when a build is tried again that would fail the same way.
+	never = 100 * 365 * 24 * time.Hour
+	// maxReason in bytes is how much of an error is kept.
+	maxReason = 1000
+	// lookEvery is the longest time between two looks at the queue.
+	lookEvery = time.Second
+)
+
+// OnEvent takes in what happened to a repository: it queues pushed images where
+// that is wanted. It never fails a push.
+func (s *Service) OnEvent(ctx context.Context, e registry.Event) {
+	switch {
+	case e.Action == registry.ActionDelete && !e.Blob:
+		wake(s.gone)
+	case e.Action == registry.ActionPush && !e.Blob && !s.opts.ReadOnly && s.opts.Build(e.Repo):
+		m, err := s.cat.Manifest(ctx, e.Repo, e.Descriptor.Digest)
+		if err == nil && isImage(m) {
+			err = s.cat.QueueVolumes(ctx, e.Repo, m.Digest, false, s.opts.FS...)
+			wake(s.queued)
+		}
+		if err != nil {
+			s.log.Error("queue an image to be built as volumes", "repo", e.Repo, "manifest", e.Descriptor.Digest, "err", err)
+		}
+	}
+}
+
+// wake makes one who waits for a channel of one element go on.
+func wake(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// image is what a manifest says of an image.
+type image struct {
+	ArtifactType string           `json:"artifactType"`
+	Layers       []oci.Descriptor `json:"layers"`
+}
+
+// isImage tells whether a manifest is that of an image that can be volumes, as far
+// as it says itself.
+func isImage(m catalog.Manifest) bool {
+	_, err := layersOf(m.Content)
+	return err == nil
+}
+
+// layersOf returns the layers of an image from the bottom up. Errors:
+// *volref.UnsupportedError.
+func layersOf(manifest []byte) ([]oci.Digest, error) {
+	var m image
+	if err := json.Unmarshal(manifest, &m); err != nil || len(m.Layers) == 0 {
+		return nil, &volref.UnsupportedError{Reason: "it is not the manifest of one image; name that of a platform"}
+	}
+	if m.ArtifactType != "" {
+		return nil, &volref.UnsupportedError{Reason: "it is an artifact of the type " + m.ArtifactType}
+	}
+	out := make([]oci.Digest, len(m.Layers))
+	for i, l := range m.Layers {
+		if !gearregistry.IsLayer(l.MediaType) {
+			return nil, &volref.UnsupportedError{Reason: fmt.Sprintf("its layer %s of the type %.100s is no tar that is here", l.Digest, l.MediaType)}
+		}
+		out[i] = l.Digest
+	}
+	return out, nil
+}
+
+// Queue asks for an image of a repository as volumes in a file system, or with ""
+// in those that are configured, also if it is built: what is missing of it then is
+// made again. Errors: MANIFEST_UNKNOWN, UNSUPPORTED.
+func (s *Service) Queue(ctx context.Context, repo string, d oci.Digest, fs string) error {
+	if err := s.writable(); err != nil {
+		return err
+	}
+	list := s.opts.FS
+	if fs != "" {
+		if err := checkFS(fs); err != nil {
+			return err
+		}
+		list = []string{fs}
+	}
+	m, err := s.shows(ctx, repo, d)
+	if err != nil {
+		return err
+	}
+	if _, err := layersOf(m.Content); err != nil {
+		return &oci.Error{Code: oci.CodeUnsupported, Message: err.Error(), Err: err}
+	}
+	err = s.cat.QueueVolumes(ctx, repo, d, true, list...)
+	wake(s.queued)
+	return registry.Unavailable(err)
+}
+
+// Drop says that an image of a repository is not wanted as volumes any more, in one
+// file system or with "" in all. Errors: MANIFEST_UNKNOWN, also for an image that
+// is no volume, UNSUPPORTED.
+func (s *Service) Drop(ctx context.Context, repo string, d oci.Digest, fs string) error {
+	if err := s.writable(); err != nil {
+		return err
+	}
+	if fs != "" {
+		if err := checkFS(fs); err != nil {
+			return err
+		}
+	}
+	if _, err := s.shows(ctx, repo, d); err != nil {
+		return err
+	}
+	n, err := s.cat.DropVolumes(ctx, repo, d, fs)
+	if err == nil && n == 0 {
+		return oci.Errorf(oci.CodeManifestUnknown, "manifest %s of %s has no volumes", d, repo)
+	}
+	wake(s.gone)
+	return registry.Unavailable(err)
+}
+
+func (s *Service) writable() error {
+	if s.opts.ReadOnly {
+		return &oci.Error{Code: oci.CodeUnsupported, Message: "the registry is read-only (storage.maintenance.readonly)"}
+	}
+	return nil
+}
+
+// workQueue builds what is queued until ctx ends, and waits for what it began.
+func (s *Service) workQueue(ctx context.Context) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	tick := time.NewTicker(lookEvery)
+	defer tick.Stop()
+	for {
+		s.drainQueue(ctx, &wg)
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.queued:
+		case <-tick.C:
+		}
+	}
+}
+
+// drainQueue begins the builds that are due, as slots become free.
+func (s *Service) drainQueue(ctx context.Context, wg *sync.WaitGroup) {
+	for ctx.Err() == nil && !s.resting() {
+		list, err := s.cat.DueVolumes(ctx, 2*cap(s.slots)+16)
+		if err != nil {
+			if ctx.Err() == nil {
+				s.log.Error("read the queue of builds of volumes", "err", err)
+			}
+			return
+		}
+		others, err := s.elsewhere(ctx, list)
+		if err != nil {
+			return // nothing is lost by looking again
+		}
+		begun := false
+		for _, v := range list {
+			if others[v.ID] || s.isActive(v.ID) {
+				continue
+			}
+			select {
+			case <-ctx.Done():
+				return
+			case s.slots <- struct{}{}:
+			}
+			if s.beginBuild(ctx, v, wg) {
+				begun = true
+			} else {
+				<-s.slots
+			}
+		}
+		if !begun {
+			return
+		}
+	}
+}
+
+// beginBuild begins the build of an image of the queue, with a slot that the caller
+// took and that is given back when it ends. false: it is not begun.
+func (s *Service) beginBuild(ctx context.Context, v catalog.VolumeImage, wg *sync.WaitGroup) bool {
+	b := &build{since: s.opts.Clock()}
+	held, release, ok := s.hold(ctx, v.ID, b)
+	if !ok {
+		return false
+	}
+	wg.Go(func() {
+		defer func() {
+			release()
+			<-s.slots
+			wake(s.queued)
+		}()
+		s.buildQueued(held, v, b)
+	})
+	return true
+}
+
+// hold makes sure that nobody else works on an image, neither here nor in another
+// process that shares the catalogue. The context ends with that.
+func (s *Service) hold(ctx context.Context, id int64, b *build) (held context.Context, release func(), ok bool) {
+	s.mu.Lock()
+	_, busy := s.active[id]
+	if !busy {
+		s.active[id] = b
+	}
+	s.mu.Unlock()
+	if busy {
+		return nil, nil, false
+	}
+	end := func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.active, id)
+	}
+	if !s.cat.Shared() {
+		return ctx, end, true
+	}
+	held, unlease, err := s.cat.Hold(ctx, leaseName(id), s.owner, s.opts.Lease)
+	if err != nil {
+		if !errors.Is(err, catalog.ErrLeased) && ctx.Err() == nil {
+			s.log.Error("begin to work on the volumes of an image", "err", err)
+		}
+		end()
+		return nil, nil, false
+	}
+	return held, func() { unlease(); end() }, true
+}
+
+// leasePrefix begins the names of the leases on images.
+const leasePrefix = "volume-image/"
+
+func leaseName(id int64) string { return fmt.Sprintf("%s%d", leasePrefix, id) }
+
+func (s *Service) isActive(id int64) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, ok := s.active[id]
+	return ok
+}
+
+// waitingError says that a build cannot begin yet, which is no failure.
+type waitingError struct{ reason string }
+
+func (e *waitingError) Error() string { return e.reason }
+
+// errNotAsked: what a push has queued is nothing to be built.
+var errNotAsked = errors.New("it is a Gear image, whose volumes are those of the image it was made from")
+
+// buildQueued builds an image of the queue and records how that went.
+func (s *Service) buildQueued(ctx context.Context, v catalog.VolumeImage, b *build) {
+	// The queue was read a while ago.
+	now, err := s.cat.VolumeImage(ctx, v.ID)
+	if errors.Is(err, catalog.ErrNotFound) || err == nil && (now.Due.IsZero() || now.Attempts != v.Attempts || now.Dropped) {
+		return
+	}
+	if err != nil {
+		s.lostOutcome(ctx, v, err)
+		return
+	}
+	began := s.opts.Clock()
+	err = s.build(ctx, now, b)
+	var waiting *waitingError
+	if !errors.As(err, &waiting) {
+		s.endPause(v.ID)
+	}
+	switch {
+	case ctx.Err() != nil: // the next look, or start, takes it up
+		return
+	case err == nil:
+		s.metrics.built.Inc()
+		s.metrics.took.Observe(s.opts.Clock().Sub(began).Seconds())
+		return
+	case errors.Is(err, catalog.ErrNotFound): // the image is gone; the collector sees to what is left
+		wake(s.gone)
+		return
+	case waiting != nil:
+		err = s.putOff(ctx, v.ID)
+	case errors.Is(err, errNotAsked) && !now.Asked:
+		err = s.cat.DropUnasked(ctx, v.ID)
+		wake(s.gone)
+	default:
+		err = s.failed(ctx, now, err)
+	}
+	if err != nil {
+		s.lostOutcome(ctx, v, err)
+	}
+}
+
+// lostOutcome says that the catalogue did not take in how a build ended. The build is
+// still due, so that nothing more is begun for a while.
+func (s *Service) lostOutcome(ctx context.Context, v catalog.VolumeImage, err error) {
+	if ctx.Err() != nil {
+		return
+	}
+	s.log.Error("record how a build of volumes ended", "repo", v.Repo, "manifest", v.Manifest, "err", err)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.rest = s.opts.Clock().Add(firstRetry)
+}
+
+// resting tells whether the queue is left alone for now.
+func (s *Service) resting() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.opts.Clock().Before(s.rest)
+}
+
+// Pauses between two looks whether a build can begin: most layers are converted in
+// a moment.
+const (
+	firstPause = 50 * time.Millisecond
+	lastPause  = 2 * time.Second
+)
+
+// putOff has a build looked at again soon.
+func (s *Service) putOff(ctx context.Context, id int64) error {
+	s.mu.Lock()
+	pause := min(max(firstPause, 2*s.pauses[id]), lastPause)
+	s.pauses[id] = pause
+	s.mu.Unlock()
+	now, err := s.now(ctx)
+	if err != nil {
+		return err
+	}
+	err = s.cat.DeferVolumes(ctx, id, "", now.Add(pause))
+	time.AfterFunc(pause+time.Millisecond, func() { wake(s.queued) })
+	return err
+}
+
+// failed records that a build failed.
+func (s *Service) failed(ctx context.Context, v catalog.VolumeImage, err error) error {
+	s.metrics.failed.Inc()
+	wait := lastRetry
+	if n := min(v.Attempts, 20); firstRetry<<n < lastRetry {
+		wait = firstRetry << n
+	}
+	var unsupported *volref.UnsupportedError
+	var pending *gearregistry.PendingError
+	if errors.As(err, &unsupported) || errors.As(err, &pending) || errors.Is(err, errNotAsked) {
+		wait = never
+	}
+	s.log.Warn("an image could not be built as volumes", "repo", v.Repo, "manifest", v.Manifest, "fs", v.FS, "err", err, "attempt", v.Attempts+1, "final", wait == never)
+	reason := err.Error()
+	reason = strings.ToValidUTF8(reason[:min(len(reason), maxReason)], "")
+	now, err := s.now(ctx)
+	if err != nil {
+		return err
+	}
+	return s.cat.DeferVolumes(ctx, v.ID, reason, now.Add(wait))
+}
+
+// final tells whether a build that failed is not tried again.
+func (s *Service) final(v catalog.VolumeImage) bool {
+	return v.Due.After(s.opts.Clock().Add(never / 2))
+}
+
+// elsewhere tells which images other processes work on.
+func (s *Service) elsewhere(ctx context.Context, list []catalog.VolumeImage) (map[int64]bool, error) {
+	due := slices.ContainsFunc(list, func(v catalog.VolumeImage) bool { return !v.Due.IsZero() })
+	if !due || !s.cat.Shared() {
+		return nil, nil
+	}
+	leases, err := s.cat.Leases(ctx, leasePrefix)
+	if err != nil {
+		return nil, err
+	}
+	out := map[int64]bool{}
+	for _, v := range list {
+		if owner := leases[leaseName(v.ID)]; owner != "" && owner != s.owner {
+			out[v.ID] = true
+		}
+	}
+	return out, nil
+}

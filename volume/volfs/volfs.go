@@ -1,0 +1,333 @@
+// Package volfs shows volumes as files: a FUSE file system whose root has one
+// file for each mapping of the node. The kernel mounts EROFS straight from such a
+// file, and ext4 by way of a loop device.
+//
+// What it promises:
+//
+//   - A reader gets the bytes of the volume, or an error; fewer bytes than it asked
+//     for only at the end. When storage fails or does not answer, the request is
+//     tried again until [Options].Bound has passed since it came, and ends in EIO
+//     then. Other volumes go on meanwhile.
+//   - Nothing breaks when the server is killed while some process holds the
+//     descriptor of the mount: the next server finds in the state file which file
+//     is which volume, opens the volumes again when they are first asked for, and
+//     has the kernel send again what was not answered.
+//   - When a write is answered the volume has it, and after FSYNC it is durable; to
+//     close a file makes nothing durable. So that no answered write is lost with
+//     the server, what a volume's WriteAt has taken must have left the process when
+//     it returns: a driver must not keep writes back in memory of its own.
+//   - A write that was given up at the bound cannot overtake later ones: none
+//     reaches the volume before the old one has returned.
+//
+// The mount is made without a stack depth (no FUSE passthrough), since EROFS does
+// not lie on stacked file systems. For what a serving process must not do with its
+// own files, see package fuse: a server neither mounts them nor starts what lies
+// on them.
+package volfs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"example.org/slipway/node/fuse"
+	"example.org/slipway/volume/block"
+)
+
+// Opener opens the volume of a mapping: a committed one to be read, a writable one
+// to be written. It may be called concurrently and for one mapping more than once;
+// ctx bounds the call alone. The server closes what it opened.
+type Opener func(ctx context.Context, m block.Mapping) (block.Volume, error)
+
+// Options are the choices of [New]. The zero value works, but cannot be handed
+// over.
+type Options struct {
+	// State is the file that the next server needs, on tmpfs: it has to survive the
+	// process but not the machine. It has the keys of the credentials in it, and is
+	// readable by its owner alone. Default none.
+	State string
+	// Bound is how long a request may wait for storage before it ends in EIO.
+	// Default 5 min. A process that reads by way of the page cache may wait twice as
+	// long: after reading ahead has failed the kernel asks for the one page again.
+	Bound time.Duration
+	// Log gets what an operator would want to know. Default none.
+	Log *slog.Logger
+}
+
+const (
+	defaultBound = 5 * time.Minute
+	// drainTime is how long a server that is told to stop waits for requests in
+	// work; the others are left to the next one.
+	drainTime = 2 * time.Second
+	// maxBackground is large so that the requests of one volume whose storage hangs
+	// do not keep the kernel from sending those of others.
+	maxBackground = 8192
+)
+
+// Mount mounts the file system at an existing directory and returns the
+// descriptor that speaks for it: the mount works as long as any process holds it.
+// It needs CAP_SYS_ADMIN. Requests wait until somebody serves them. Package fuse
+// takes it away again.
+func Mount(dir string) (*os.File, error) {
+	return fuse.Mount(dir, fuse.MountOptions{Source: "slipway-volumes", NoExec: true})
+}
+
+// Server serves the volumes of one mount.
+type Server struct {
+	open Opener
+	o    Options
+	log  *slog.Logger
+	conn *fuse.Conn
+
+	small, large sync.Pool // *[]byte for answers with data and for writes
+
+	names nameLocks // before mu
+
+	mu    sync.Mutex
+	files map[uint64]*file // by node id
+	named map[string]*file
+	opens map[uint64]*file // by handle
+	next  uint64           // node id of the next file; none is used twice
+	init  *fuse.Settled
+}
+
+// New prepares to serve the connection of dev, which stays the caller's, from the
+// state that a predecessor left. It opens no volume.
+func New(dev *os.File, open Opener, o *Options) (*Server, error) {
+	s := &Server{open: open, files: map[uint64]*file{}, named: map[string]*file{}, opens: map[uint64]*file{}, next: fuse.RootNode + 1}
+	if o != nil {
+		s.o = *o
+	}
+	if s.o.Bound <= 0 {
+		s.o.Bound = defaultBound
+	}
+	if s.log = s.o.Log; s.log == nil {
+		s.log = slog.New(slog.DiscardHandler)
+	}
+	s.small.New = func() any { return newBuffer(smallIO) }
+	s.large.New = func() any { return newBuffer(largeIO) }
+	var err error
+	if s.conn, err = fuse.Open(dev, s.log); err != nil {
+		return nil, err
+	}
+	if err := s.load(); err != nil {
+		return nil, errors.Join(err, s.conn.Close())
+	}
+	return s, nil
+}
+
+// Serve answers requests until the file system is unmounted and unused (nil), the
+// connection is aborted ([fuse.ErrAborted]), or ctx ends (its error): then what is
+// not done within two seconds is left to the next server. It can be called once.
+func (s *Server) Serve(ctx context.Context) error {
+	err := s.conn.Negotiate(ctx, fuse.InitOptions{
+		Want:         fuse.FlagAsyncRead | fuse.FlagBigWrites | fuse.FlagAsyncDIO | fuse.FlagParallelDirops,
+		MaxReadahead: fuse.MaxRead, MaxBackground: maxBackground, MaxRead: fuse.MaxRead, MaxWrite: fuse.MaxWrite,
+		Settled: s.settled(), Save: s.saveInit,
+	})
+	if err != nil {
+		return fuse.EndOf(err)
+	}
+	return s.conn.Serve(ctx, drainTime, s.handle)
+}
+
+// Refuse serves in place of a server while none can be started: until ctx ends it
+// fails with EIO what needs storage, with the state that the last one left in the
+// file state. Nothing that was written is lost by it.
+func Refuse(ctx context.Context, dev *os.File, state string) error {
+	none := func(context.Context, block.Mapping) (block.Volume, error) { return nil, errRefused }
+	s, err := New(dev, none, &Options{State: state, Bound: time.Millisecond})
+	if err != nil {
+		return err
+	}
+	return errors.Join(s.Serve(ctx), s.Close())
+}
+
+var errRefused = errors.New("no server of the volumes runs")
+
+// Close closes the volumes and lets go of what New took, if Serve was not called
+// or has returned. The mount stays, and needs a successor. A volume whose storage
+// hangs is closed when it answers.
+func (s *Server) Close() error {
+	err := s.conn.Close()
+	s.mu.Lock()
+	files := make([]*file, 0, len(s.files))
+	for _, f := range s.files {
+		files = append(files, f)
+	}
+	s.mu.Unlock()
+	for _, f := range files {
+		err = errors.Join(err, f.shut())
+	}
+	return err
+}
+
+// Add shows a volume as the file of the mapping's name. It opens the volume now,
+// so that what is wrong is told here; ctx bounds that. A name that is there is
+// given another credential, with which its volume is opened anew; if that fails
+// the old one stays.
+//
+// Errors: block.ErrExists if the name is that of another volume, and those of the
+// Opener.
+func (s *Server) Add(ctx context.Context, m block.Mapping) error {
+	if !validName(m.Name) {
+		return fmt.Errorf("map volume %s: %q cannot be the name of a file", m.ID, m.Name)
+	}
+	unlock, err := s.names.lock(ctx, m.Name)
+	if err != nil {
+		return fmt.Errorf("map volume %s: %w", m.ID, err)
+	}
+	defer unlock()
+	s.mu.Lock()
+	f := s.named[m.Name]
+	s.mu.Unlock()
+	if f == nil {
+		err = s.add(ctx, m)
+	} else {
+		err = s.renew(ctx, f, m)
+	}
+	if err != nil {
+		return fmt.Errorf("map volume %s as %s: %w", m.ID, m.Name, err)
+	}
+	return nil
+}
+
+func (s *Server) add(ctx context.Context, m block.Mapping) error {
+	v, err := s.open(ctx, m)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	f := s.newFile(s.next, v.Size(), m)
+	s.next++
+	f.take(v)
+	s.files[f.node], s.named[m.Name] = f, f
+	if err = s.save(); err != nil {
+		delete(s.files, f.node)
+		delete(s.named, m.Name)
+	}
+	s.mu.Unlock()
+	if err != nil {
+		return errors.Join(err, f.shut())
+	}
+	return nil
+}
+
+// renew gives a file another credential.
+func (s *Server) renew(ctx context.Context, f *file, m block.Mapping) error {
+	old := f.mapped()
+	if old.Place != m.Place || old.ID != m.ID || old.Writable != m.Writable {
+		return fmt.Errorf("the name is that of volume %s: %w", old.ID, block.ErrExists)
+	}
+	if err := f.renew(ctx, m); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.save()
+}
+
+// releaseGrace is how long Remove waits for the kernel to tell that the last user
+// has closed the file: it does so without waiting for an answer, and may not have
+// been heard when the unmount that it follows has returned.
+const releaseGrace = 500 * time.Millisecond
+
+// Remove takes a file away and closes its volume, flushed if it is writable. That
+// there is no such file is success.
+//
+// Errors: block.ErrInUse while the kernel has the file open, for a loop device or
+// as an image. After an error of storage the file is gone, and what was written to
+// its volume may not be durable; after any other it is still there. ctx bounds the
+// waiting for storage.
+func (s *Server) Remove(ctx context.Context, name string) error {
+	unlock, err := s.names.lock(ctx, name)
+	if err != nil {
+		return fmt.Errorf("unmap %s: %w", name, err)
+	}
+	defer unlock()
+	f, err := s.forget(name)
+	if err != nil {
+		return fmt.Errorf("unmap %s: %w", name, err)
+	}
+	if f == nil {
+		return nil
+	}
+	if err := f.finish(ctx); err != nil {
+		return fmt.Errorf("unmap %s: volume %s: %w", name, f.mapped().ID, err)
+	}
+	return nil
+}
+
+// forget takes a file out of the tables unless it is in use.
+func (s *Server) forget(name string) (*file, error) {
+	deadline := time.Now().Add(releaseGrace)
+	for {
+		s.mu.Lock()
+		f := s.named[name]
+		if f == nil || f.opens == 0 {
+			defer s.mu.Unlock()
+			return f, s.drop(f)
+		}
+		s.mu.Unlock()
+		if time.Now().After(deadline) {
+			return nil, block.ErrInUse
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+// drop is for forget. The lock is held.
+func (s *Server) drop(f *file) error {
+	if f == nil {
+		return nil
+	}
+	name := f.mapped().Name
+	delete(s.files, f.node)
+	delete(s.named, name)
+	err := s.save()
+	if err != nil {
+		s.files[f.node], s.named[name] = f, f
+	}
+	return err
+}
+
+// Status tells about one mapping.
+type Status struct {
+	// Mapping without the key of its credential.
+	Mapping block.Mapping `json:"mapping"`
+	// Size of the volume in bytes.
+	Size int64 `json:"size"`
+	// Open tells whether the kernel has the file open.
+	Open bool `json:"open"`
+	// ReadBytes and WrittenBytes of this server, without its predecessors'.
+	ReadBytes    int64 `json:"readBytes"`
+	WrittenBytes int64 `json:"writtenBytes"`
+	// Errors of storage, also those after which another try succeeded, and the last
+	// of them; Failed is how many requests ended in one.
+	Errors    int64  `json:"errors"`
+	LastError string `json:"lastError,omitempty"`
+	Failed    int64  `json:"failed"`
+	// Denied tells that the storage refused the credential the last time that
+	// anything was asked of it: requests wait for another one, until their bound.
+	Denied bool `json:"denied,omitempty"`
+}
+
+// List tells about all mappings, by name.
+func (s *Server) List() []Status {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := make([]Status, 0, len(s.files))
+	for _, f := range s.named {
+		st := f.status()
+		st.Open = f.opens > 0
+		all = append(all, st)
+	}
+	slices.SortFunc(all, func(a, b Status) int { return strings.Compare(a.Mapping.Name, b.Mapping.Name) })
+	return all
+}

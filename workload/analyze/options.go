@@ -1,0 +1,98 @@
+package analyze
+
+import (
+	"fmt"
+	"runtime"
+	"time"
+
+	"example.org/slipway/workload/trace/store"
+)
+
+// LayersBy is what makes two requests for a layer be for the same one.
+type LayersBy string
+
+const (
+	// ByDigest takes layers of the same digest as the same, in whatever repository.
+	ByDigest LayersBy = "digest"
+	// ByURI takes a digest in two repositories as two layers.
+	ByURI LayersBy = "uri"
+)
+
+// Options of an analysis. The zero value is what docs/analysis.md gives as the
+// definition of each figure.
+type Options struct {
+	// Zones to analyse; empty for all.
+	Zones []string
+	// From and To bound the time of arrival: From is in, To is not. Zero is unbounded.
+	From, To time.Time
+	// Session is how long after a manifest layers count to it (Figure 12), and how
+	// long before it a push. Default 60 s; the paper also looks at up to 10 min.
+	Session time.Duration
+	// StopAtNext ends a session at the next manifest that the client gets of the
+	// repository. By default each manifest has the whole window.
+	StopAtNext bool
+	// SizesOf is whose contents Figure 6 has the sizes of: store.GET, the default, or
+	// store.PUT.
+	SizesOf store.Method
+	// KeepAlive is for how long after a request a client counts as active in the second
+	// form of Figure 13a. Default 60 s. The first form has none.
+	KeepAlive time.Duration
+	// Location is whose hours and weekdays Figure 14 has. Default UTC.
+	Location *time.Location
+	// LayersBy is what Figures 10a and 11a count. Default ByDigest.
+	LayersBy LayersBy
+	// Plugins make figures beside those of the paper.
+	Plugins []Plugin
+	// Workers is how many zones are read at once. Default the number of cores.
+	Workers int
+	// Progress, if not nil, is told how far the pass has come, at most by one goroutine
+	// at a time.
+	Progress func(Progress)
+}
+
+// Progress is how far a pass has come.
+type Progress struct {
+	// Records seen, of about Total.
+	Records, Total int64
+	// Zone that was read last.
+	Zone string
+}
+
+// withDefaults returns the options with all defaults in place, or what is wrong.
+func (o *Options) withDefaults() (*Options, error) {
+	var v Options
+	if o != nil {
+		v = *o
+	}
+	if v.Session == 0 {
+		v.Session = time.Minute
+	}
+	if v.KeepAlive == 0 {
+		v.KeepAlive = time.Minute
+	}
+	if v.SizesOf == store.OtherMethod {
+		v.SizesOf = store.GET
+	}
+	if v.Location == nil {
+		v.Location = time.UTC
+	}
+	if v.LayersBy == "" {
+		v.LayersBy = ByDigest
+	}
+	if v.Workers <= 0 {
+		v.Workers = runtime.GOMAXPROCS(0)
+	}
+	switch {
+	case v.Session < 0:
+		return nil, fmt.Errorf("the session is %s; it must be more than 0", v.Session)
+	case v.KeepAlive < 0:
+		return nil, fmt.Errorf("the keep-alive time is %s; it must be more than 0", v.KeepAlive)
+	case v.SizesOf != store.GET && v.SizesOf != store.PUT:
+		return nil, fmt.Errorf("there are sizes of GET and PUT, not of %s", v.SizesOf)
+	case v.LayersBy != ByDigest && v.LayersBy != ByURI:
+		return nil, fmt.Errorf("layers are counted by digest or uri, not by %q", v.LayersBy)
+	case !v.To.IsZero() && !v.From.Before(v.To):
+		return nil, fmt.Errorf("there is no time from %s to %s", v.From.Format(time.RFC3339), v.To.Format(time.RFC3339))
+	}
+	return &v, nil
+}

@@ -1,0 +1,536 @@
+// Package load finds out how many images a second a registry serves.
+//
+// Images are made, each an index, a manifest, a configuration and some layers, in batches
+// that patterns of their names tell apart; or they are found in a registry. Pullers then
+// fetch whole images, each from a batch of its own, one puller more after each step and
+// then one less, or more until more bring nothing. With pruning, each pass of a puller
+// goes through a mirror to its upstream; without, it is of what the registry has. Every
+// manifest and layer that comes is checked against its digest.
+//
+// The rate is what the driver itself counts, and it measures itself: where its own CPU
+// time was the limit, the result says so. Results are files that can be compared.
+package load
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"example.org/slipway/workload/replay/result"
+)
+
+// Source is where the images come from.
+type Source string
+
+// The sources.
+const (
+	// Pushed images are made and, where they are not there yet, pushed.
+	PushedSet Source = "push"
+	// InPlace images are made as before, and known to be there.
+	InPlace Source = "in-place"
+	// Listed images are those that the upstream has.
+	Listed Source = "list"
+)
+
+// Ramp is how the number of pullers changes.
+type Ramp string
+
+// The ramps.
+const (
+	// UpDown goes from 1 to the most, and back to 1.
+	UpDown Ramp = "up-down"
+	// Saturate goes up, in growing steps, until three of them bring no more.
+	Saturate Ramp = "saturate"
+	// Constant is the most at once, for one step.
+	Constant Ramp = "constant"
+)
+
+// Options of a run. All but Target may be left out.
+type Options struct {
+	// Target is what is measured.
+	Target Target
+	// Upstream is where images are pushed and listed, nil for the target.
+	Upstream *Target
+	Set      SetOptions
+	// Source of the images, "" means PushedSet.
+	Source Source
+	// AllTags takes every tag of listed repositories, not just the first.
+	AllTags bool
+	// Patterns are regular expressions; a puller fetches the images whose name its
+	// pattern is in. None means one for each batch, or all images where they are listed.
+	Patterns []string
+	// Pullers at most, 0 means one for each pattern, or 64 to saturate.
+	Pullers int
+	// Ramp, "" means UpDown.
+	Ramp Ramp
+	// Step is how long a number of pullers lasts, 0 means 10 s; Tally how often is
+	// counted, 0 means 1 s.
+	Step, Tally time.Duration
+	// Prune is how the target is made to go to its upstream again.
+	Prune Prune
+	// PruneMirror prunes the images of the repositories that a pattern selects, as
+	// path.Match has it. PruneSlipway needs it.
+	PruneMirror func(ctx context.Context, repositories string) error
+	Mix         Mix
+	// LayersAtOnce are how many layers a puller fetches at once, 0 means 1.
+	LayersAtOnce int
+	// Timeout bounds a request, 0 means a minute.
+	Timeout time.Duration
+	// Shuffle has each pass of a puller in another order.
+	Shuffle bool
+	// Cold measures from the first pull on. Otherwise everything is pulled once before,
+	// unless it is pruned.
+	Cold bool
+	// PushAtOnce is how many images are pushed at once, 0 means 8.
+	PushAtOnce int
+	// PID is a process on this machine, the registry's, whose CPU time and memory are
+	// measured; 0 for none.
+	PID int
+	// Version and Describe are for the result: that of the program, and how it was
+	// called.
+	Version  string
+	Describe map[string]string
+	// Progress is called now and then, not concurrently, and must not block.
+	Progress func(Status)
+	// Logger gets a line for each phase; nil discards.
+	Logger *slog.Logger
+}
+
+// Status is how far a run is.
+type Status struct {
+	// Phase is "connecting", "making", "pushing", "listing", "pruning", "warming" or "running".
+	Phase string
+	// Done of Total, in phases before the last one.
+	Done, Total int64
+	// Idle is how long nothing was done, in phases before the last one.
+	Idle time.Duration
+	// Elapsed of Length, 0 if that is not known, in the last one.
+	Elapsed, Length time.Duration
+	// Tally is the last one, Image how long images took since the begin of the step.
+	Tally          Tally
+	Image          result.Times
+	Images, Failed int64
+	Tallies        []Tally
+	Steps          []Step
+}
+
+// run is a run under way.
+type run struct {
+	o        Options
+	target   *endpoint
+	upstream *endpoint
+	images   []*Image
+	patterns []string
+	sets     [][]*Image
+	set      *Set
+	pushSet  SetOptions
+	mu       sync.Mutex // held while Progress is called
+}
+
+// begin opens the registries of a run, which end closes.
+func begin(o *Options) (r *run, end func(), err error) {
+	r = &run{o: *o}
+	if err := r.complete(); err != nil {
+		return nil, nil, err
+	}
+	if r.target, err = open(&r.o.Target, r.o.Timeout); err != nil {
+		return nil, nil, err
+	}
+	r.upstream = r.target
+	if r.o.Upstream == nil {
+		return r, r.target.close, nil
+	}
+	if r.upstream, err = open(r.o.Upstream, r.o.Timeout); err != nil {
+		r.target.close()
+		return nil, nil, err
+	}
+	return r, func() { r.upstream.close(); r.target.close() }, nil
+}
+
+// Run puts the images in place and measures. When ctx ends early, or an error ends the
+// run, what was measured until then is returned beside the error; the result is nil if
+// there is nothing yet.
+func Run(ctx context.Context, o *Options) (*Result, error) {
+	r, end, err := begin(o)
+	if err != nil {
+		return nil, err
+	}
+	defer end()
+	res := r.newResult()
+	if err := r.prepare(ctx, res); err != nil {
+		return nil, err
+	}
+	stop, cancel := context.WithCancel(ctx)
+	defer cancel()
+	s := r.newStepper(stop)
+	res.Began = s.begin.UTC()
+	err = s.run(r.schedule())
+	r.finish(res, s)
+	if errors.Is(err, errNothing) {
+		err = fmt.Errorf("%w, for a whole step: %s", err, res.firstFault())
+	}
+	res.Complete = err == nil
+	return res, err
+}
+
+// complete fills in what was left out, and checks the rest.
+func (r *run) complete() error {
+	o := &r.o
+	def(&o.Source, PushedSet)
+	def(&o.Ramp, UpDown)
+	def(&o.Step, 10*time.Second)
+	def(&o.Tally, time.Second)
+	def(&o.Timeout, time.Minute)
+	def(&o.PushAtOnce, 8)
+	def(&o.LayersAtOnce, 1)
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	var err error
+	if o.Patterns, err = fixPatterns(o.Patterns); err != nil {
+		return err
+	}
+	switch {
+	case o.Step < 0 || o.Tally < 0 || o.Timeout < 0 || o.PushAtOnce < 0 || o.LayersAtOnce < 0 || o.Pullers < 0:
+		return errors.New("times and numbers cannot be negative")
+	case o.Pullers > maxPullers || o.LayersAtOnce > 64:
+		return fmt.Errorf("at most %d pullers with 64 layers at once", maxPullers)
+	case o.Source != PushedSet && o.Source != InPlace && o.Source != Listed:
+		return fmt.Errorf("unknown source %q", o.Source)
+	case o.Ramp != UpDown && o.Ramp != Saturate && o.Ramp != Constant:
+		return fmt.Errorf("unknown ramp %q: use up-down, saturate or constant", o.Ramp)
+	case o.Prune != NoPrune && !o.Mix.Has(Pull):
+		return errors.New("there is nothing to prune without pulls")
+	case o.Prune == PruneSlipway && o.PruneMirror == nil:
+		return errors.New("nobody was named who prunes the mirror")
+	case o.Prune != NoPrune && o.Upstream == nil && o.Source != InPlace:
+		return errors.New("pruning a registry that the images are pushed to would delete them: name the upstream they are pulled through from")
+	case o.Prune != NoPrune && o.Upstream != nil && sameURL(o.Target.URL, o.Upstream.URL):
+		return errors.New("pruning the upstream itself would delete the images: name the mirror that they are pulled through")
+	case o.Prune == PruneDelete && o.Upstream == nil && o.Target.Prefix == "" && o.Target.Namespace == "":
+		return errors.New("nothing says that the registry is a mirror, and pruning another one would delete the images: name the upstream, or the prefix or namespace that the mirror has it by")
+	}
+	return nil
+}
+
+// sameURL tells whether two URLs are written for the same place.
+func sameURL(a, b string) bool {
+	x, errX := url.Parse(a)
+	y, errY := url.Parse(b)
+	return errX == nil && errY == nil && strings.EqualFold(x.Host, y.Host) && strings.TrimRight(x.Path, "/") == strings.TrimRight(y.Path, "/")
+}
+
+// maxPullers bounds them.
+const maxPullers = 10000
+
+// def fills in a value that was left out.
+func def[T comparable](v *T, d T) {
+	var zero T
+	if *v == zero {
+		*v = d
+	}
+}
+
+// prepare puts the images in place, and the target into the state that is measured.
+func (r *run) prepare(ctx context.Context, res *Result) error {
+	var err error
+	if r.o.Source == Listed {
+		err = r.reach(ctx)
+	}
+	if err == nil {
+		err = r.choose(ctx)
+	}
+	if err == nil && r.o.Source != Listed { // what is wrong with the options is said first
+		err = r.reach(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	if r.o.Source == PushedSet {
+		if res.Pushed, err = r.pushAll(ctx); err != nil {
+			return err
+		}
+	}
+	r.describeImages(res)
+	switch {
+	case r.o.Prune != NoPrune:
+		return r.phase("pruning", func(tell func(done, total int64)) error { return r.pruneAll(ctx, tell) })
+	case !r.o.Cold && r.o.Mix.Has(Pull):
+		return r.phase("warming", func(tell func(done, total int64)) error { return r.warm(ctx, tell) })
+	}
+	return nil
+}
+
+// reach returns an error if a registry cannot be reached.
+func (r *run) reach(ctx context.Context) error {
+	return r.phase("connecting", func(func(done, total int64)) error {
+		if err := r.target.reach(ctx); err != nil || r.upstream == r.target {
+			return err
+		}
+		return r.upstream.reach(ctx)
+	})
+}
+
+// choose finds or makes the images, and gives each puller its own. It changes nothing in a
+// registry.
+func (r *run) choose(ctx context.Context) (err error) {
+	if r.o.Source == Listed {
+		err = r.phase("listing", func(tell func(done, total int64)) (err error) {
+			r.images, err = listImages(ctx, r.upstream, r.o.Patterns, r.o.AllTags, tell)
+			return err
+		})
+	} else {
+		r.report(Status{Phase: "making"})
+		if r.set, err = Generate(ctx, &r.o.Set); err == nil {
+			r.images, r.o.Set = r.set.Images, r.set.o
+		}
+	}
+	if err == nil {
+		err = r.choosePushes()
+	}
+	if err != nil {
+		return err
+	}
+	return r.distribute()
+}
+
+// choosePushes says what images pushers make: like those of the set, but none that another
+// run has pushed.
+func (r *run) choosePushes() error {
+	s := Set{o: r.o.Set}
+	if err := s.complete(); err != nil {
+		return err
+	}
+	r.pushSet = s.o
+	r.pushSet.Maker.Seed ^= rand.Uint64()
+	return nil
+}
+
+// pushAll pushes the images that were made.
+func (r *run) pushAll(ctx context.Context) (*Pushed, error) {
+	var p Pushed
+	err := r.phase("pushing", func(tell func(done, total int64)) (err error) {
+		p, err = pushSet(ctx, r.upstream, r.set, r.o.PushAtOnce, tell)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	r.o.Logger.InfoContext(ctx, "images are in place", "pushed", p.Images, "present", p.Present, "seconds", p.Seconds)
+	return &p, nil
+}
+
+// distribute gives each pattern its images.
+func (r *run) distribute() error {
+	r.patterns = r.o.Patterns
+	if len(r.patterns) == 0 && r.set != nil {
+		for b := range r.set.Batches() {
+			r.patterns = append(r.patterns, r.set.BatchPattern(b+1))
+		}
+	}
+	if len(r.patterns) == 0 {
+		r.patterns = []string{""}
+	}
+	var overlap *Image
+	var err error
+	if r.sets, overlap, err = Select(r.images, r.patterns); err != nil {
+		return err
+	}
+	if r.o.Pullers == 0 {
+		if r.o.Pullers = len(r.patterns); r.o.Ramp == Saturate {
+			r.o.Pullers = 64
+		}
+	}
+	if r.o.Prune == NoPrune {
+		return nil
+	}
+	if overlap != nil {
+		return fmt.Errorf("several patterns select %s: with pruning, each image must have one puller", overlap.Name())
+	}
+	if r.o.Pullers > len(r.patterns) {
+		if r.o.Ramp != Saturate {
+			return fmt.Errorf("%d pullers need %d patterns: with pruning, each image must have one puller", r.o.Pullers, r.o.Pullers)
+		}
+		r.o.Pullers = len(r.patterns)
+	}
+	if r.o.Prune == PruneSlipway {
+		return r.checkGlobs()
+	}
+	return nil
+}
+
+// warm pulls every image once, so that what is measured are not first pulls.
+func (r *run) warm(ctx context.Context, tell func(done, total int64)) error {
+	const atOnce = 8
+	jobs := make(chan *Image)
+	g, ctx := errgroup.WithContext(ctx)
+	seen, total := map[*Image]bool{}, 0
+	for _, set := range r.sets {
+		for _, m := range set {
+			if !seen[m] {
+				seen[m] = true
+				total++
+			}
+		}
+	}
+	g.Go(func() error {
+		defer close(jobs)
+		for _, m := range r.images {
+			if !seen[m] {
+				continue
+			}
+			select {
+			case jobs <- m:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		return nil
+	})
+	var done int64
+	var mu sync.Mutex
+	for range atOnce {
+		g.Go(func() error {
+			p := &puller{r: r, lanes: []*lane{newLane(ctx, r.target, r.o.Timeout, newRecorder())}}
+			defer p.close()
+			for m := range jobs {
+				if err := p.pull(ctx, m); err != nil {
+					return fmt.Errorf("pull %s for the first time: %w", m.Name(), err)
+				}
+				mu.Lock()
+				done++
+				tell(done, int64(total))
+				mu.Unlock()
+			}
+			return nil
+		})
+	}
+	return g.Wait()
+}
+
+// pruneAll has the first pass of each puller go to the upstream too, whatever the target
+// had of earlier runs.
+func (r *run) pruneAll(ctx context.Context, tell func(done, total int64)) error {
+	for i, set := range r.sets {
+		if err := r.prune(ctx, r.patterns[i], set); err != nil {
+			return err
+		}
+		tell(int64(i+1), int64(len(r.sets)))
+	}
+	return nil
+}
+
+// phase does what comes before the run, and tells how far it is; each second also if it is
+// no further than before, since a registry may not answer.
+func (r *run) phase(name string, do func(tell func(done, total int64)) error) error {
+	r.o.Logger.Info("phase begins", "phase", name)
+	var mu sync.Mutex
+	last, since := Status{Phase: name}, time.Now()
+	tell := func(done, total int64) {
+		mu.Lock()
+		last.Done, last.Total, since = done, total, time.Now()
+		s := last
+		mu.Unlock()
+		r.report(s)
+	}
+	r.report(last)
+	end := make(chan struct{})
+	var ticking sync.WaitGroup
+	ticking.Go(func() {
+		tick := time.NewTicker(time.Second)
+		defer tick.Stop()
+		for {
+			select {
+			case <-tick.C:
+				mu.Lock()
+				s := last
+				s.Idle = time.Since(since)
+				mu.Unlock()
+				r.report(s)
+			case <-end:
+				return
+			}
+		}
+	})
+	defer ticking.Wait()
+	defer close(end)
+	return do(tell)
+}
+
+func (r *run) report(s Status) {
+	if r.o.Progress == nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.o.Progress(s)
+}
+
+// schedule returns how the pullers change.
+func (r *run) schedule() func(done []Step) (int, bool) {
+	most := r.o.Pullers
+	switch r.o.Ramp {
+	case Constant:
+		return func(done []Step) (int, bool) {
+			if len(done) > 0 {
+				return 0, false
+			}
+			return most, false
+		}
+	case Saturate:
+		return func(done []Step) (int, bool) {
+			if len(done) == 0 {
+				return 1, false
+			}
+			last := done[len(done)-1].Pullers
+			if last >= most || saturated(levels(done, r.o.Mix)) {
+				return 0, false
+			}
+			return min(nextLevel(last), most), false
+		}
+	}
+	return func(done []Step) (int, bool) {
+		switch n := len(done); {
+		case n < most:
+			return n + 1, false
+		case n < 2*most-1:
+			return 2*most - 1 - n, true
+		}
+		return 0, false
+	}
+}
+
+// length is how long the run takes, 0 if that is not known.
+func (r *run) length() time.Duration {
+	switch r.o.Ramp {
+	case Constant:
+		return r.o.Step
+	case Saturate:
+		return 0
+	}
+	return time.Duration(2*r.o.Pullers-1) * r.o.Step
+}
+
+// levels are the rates of the steps up.
+func levels(steps []Step, m Mix) []Level {
+	var out []Level
+	for _, s := range steps {
+		if s.Down {
+			continue
+		}
+		rate := s.Rate
+		if !m.PullsOnly() {
+			rate = s.OperationsRate
+		}
+		out = append(out, Level{s.Pullers, rate})
+	}
+	return out
+}

@@ -1,0 +1,106 @@
+package load
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sync/errgroup"
+
+	"example.org/slipway/oci"
+	"example.org/slipway/oci/client"
+)
+
+// Pushed is what was put in place before a run.
+type Pushed struct {
+	Images int64 `json:"images"`
+	// Present images were there before.
+	Present int64   `json:"present"`
+	Bytes   int64   `json:"bytes"`
+	Seconds float64 `json:"seconds"`
+}
+
+// pushSet pushes the images that a registry does not have, some at once.
+func pushSet(ctx context.Context, e *endpoint, s *Set, parallel int, progress func(done, total int64)) (Pushed, error) {
+	begin := time.Now()
+	var p Pushed
+	var next, done atomic.Int64
+	g, ctx := errgroup.WithContext(ctx)
+	for range min(parallel, len(s.Images)) {
+		g.Go(func() error {
+			for i := next.Add(1) - 1; i < int64(len(s.Images)); i = next.Add(1) - 1 {
+				m := s.Images[i]
+				// A registry that cannot be asked will not be pushed to either, and says
+				// then why.
+				d, err := e.patient.ResolveManifest(ctx, m.Repo, m.Tag)
+				if err == nil && d.Digest == m.Manifests[0].Digest {
+					atomic.AddInt64(&p.Present, 1)
+				} else if err := pushImage(ctx, e.patient, s, m); err != nil {
+					return fmt.Errorf("push %s: %w", m.Name(), err)
+				} else {
+					atomic.AddInt64(&p.Images, 1)
+					atomic.AddInt64(&p.Bytes, m.Bytes())
+				}
+				progress(done.Add(1), int64(len(s.Images)))
+			}
+			return nil
+		})
+	}
+	err := g.Wait()
+	p.Seconds = time.Since(begin).Seconds()
+	return p, err
+}
+
+// pushImage pushes a generated image: the blobs, then the manifest, then the index under
+// the tag.
+func pushImage(ctx context.Context, c *client.Client, s *Set, m *Image) error {
+	docs, err := documents(m)
+	if err != nil {
+		return err
+	}
+	for i, key := range m.layers {
+		b := m.Blobs[i+1]
+		r, err := layer(s.o.Maker, key, b.Size)
+		if err != nil {
+			return err
+		}
+		if _, err := c.PushBlob(ctx, m.Repo, b.Digest, b.Size, r); err != nil {
+			return err
+		}
+	}
+	if _, err := c.PushBlob(ctx, m.Repo, m.Blobs[0].Digest, m.Blobs[0].Size, bytes.NewReader(docs.config)); err != nil {
+		return err
+	}
+	put := oci.PutManifest{Bytes: docs.manifest, MediaType: ocispec.MediaTypeImageManifest, Digest: m.Manifests[1].Digest}
+	if _, err := c.PutManifest(ctx, m.Repo, put); err != nil {
+		return err
+	}
+	_, err = c.PutManifest(ctx, m.Repo, oci.PutManifest{Bytes: docs.index, MediaType: ocispec.MediaTypeImageIndex, Tags: []string{m.Tag}})
+	return err
+}
+
+// PushSet makes the images of o.Set and pushes those that o.Target does not have. Of the
+// other options PushAtOnce, Timeout, Progress and Logger matter.
+func PushSet(ctx context.Context, o *Options) (*Pushed, error) {
+	r := &run{o: *o}
+	r.o.Source, r.o.Upstream, r.o.Prune, r.o.Mix = PushedSet, nil, NoPrune, Mix{}
+	if err := r.complete(); err != nil {
+		return nil, err
+	}
+	e, err := open(&r.o.Target, r.o.Timeout)
+	if err != nil {
+		return nil, err
+	}
+	defer e.close()
+	r.target, r.upstream = e, e
+	if err := r.choose(ctx); err != nil {
+		return nil, err
+	}
+	if err := r.reach(ctx); err != nil {
+		return nil, err
+	}
+	return r.pushAll(ctx)
+}

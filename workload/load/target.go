@@ -1,0 +1,221 @@
+package load
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+
+	"example.org/slipway/oci"
+	"example.org/slipway/oci/client"
+	"example.org/slipway/workload/load/wire"
+)
+
+// Target is a registry and how to reach it.
+type Target struct {
+	// Name is that of reports; "" means the URL's host.
+	Name string
+	// URL is http://host or https://host, with a path before /v2/ if there is one.
+	URL string
+	// Namespace is sent as ?ns= with requests that read or delete, as containerd does
+	// with a mirror; "" sends none.
+	Namespace string
+	// Prefix is put before the names of repositories, as a mirror may want it, such as
+	// "docker.io/". Registries that name an upstream by its address take
+	// "localhost:5000/" too.
+	Prefix string
+	// TLS is for https; nil means the system's certificates.
+	TLS *tls.Config
+	// Username and Password are shown to the registry or its token service. Without
+	// them DockerConfig takes credentials from Docker's config.json.
+	Username, Password string
+	DockerConfig       bool
+}
+
+// endpoint is a target that can be used.
+type endpoint struct {
+	Target
+	url  *url.URL
+	host wire.Host
+	// ns is the query of requests that read, with its question mark.
+	ns string
+	// patient repeats what failed, hasty counts it.
+	patient, hasty *client.Client
+	learner        *learner
+	transport      *http.Transport
+}
+
+// open checks a target and makes what speaks to it. No request is made.
+func open(t *Target, timeout time.Duration) (*endpoint, error) {
+	e := &endpoint{Target: *t}
+	var err error
+	if e.url, err = url.Parse(t.URL); err != nil {
+		return nil, errors.New("the target's URL is malformed") // people put passwords there
+	}
+	e.url.Host, e.url.Path = client.APIHost(e.url.Host), strings.TrimRight(e.url.Path, "/")
+	if e.host, err = wire.HostOf(e.url); err != nil {
+		return nil, err
+	}
+	if e.Name == "" {
+		e.Name = e.url.Host
+	}
+	if t.Namespace != "" {
+		e.ns = "?ns=" + url.QueryEscape(t.Namespace)
+	}
+	if err := checkPrefix(t.Prefix); err != nil {
+		return nil, err
+	}
+	if proxy, err := http.ProxyFromEnvironment(&http.Request{URL: e.url}); err != nil || proxy != nil {
+		return nil, fmt.Errorf("a proxy is configured for %s, and its limits would be measured instead of the registry's; set NO_PROXY", e.url.Host)
+	}
+	e.transport = transport(t.TLS, timeout)
+	e.learner = &learner{next: e.transport, e: e, repos: map[string]string{}}
+	o := client.Options{Username: t.Username, Password: t.Password, DockerConfig: t.DockerConfig, Transport: e.learner, UserAgent: userAgent}
+	if e.patient, err = client.New(t.URL, &o); err != nil {
+		return nil, err
+	}
+	o.Retries = -1
+	e.hasty, err = client.New(t.URL, &o)
+	return e, err
+}
+
+// userAgent is what registries are told.
+const userAgent = "slipway-load"
+
+// transport makes connections as they are needed and keeps them.
+func transport(conf *tls.Config, timeout time.Duration) *http.Transport {
+	t := &http.Transport{
+		DialContext:           (&net.Dialer{Timeout: 10 * time.Second}).DialContext,
+		TLSHandshakeTimeout:   10 * time.Second,
+		ResponseHeaderTimeout: timeout,
+		MaxIdleConnsPerHost:   1024,
+		IdleConnTimeout:       90 * time.Second,
+		DisableCompression:    true,
+	}
+	if conf != nil {
+		t.TLSClientConfig = conf.Clone()
+	}
+	return t
+}
+
+// checkPrefix lets pass what can stand in a path as it is.
+func checkPrefix(s string) error {
+	for _, c := range []byte(s) {
+		switch {
+		case 'a' <= c && c <= 'z' || '0' <= c && c <= '9' || strings.IndexByte("._-:/[]", c) >= 0:
+		default:
+			return fmt.Errorf("%q cannot stand before the name of a repository", s)
+		}
+	}
+	return nil
+}
+
+// reachTime bounds how long it is tried whether a registry can be reached.
+const reachTime = 10 * time.Second
+
+// reach returns an error if the registry cannot be reached at its address. Whatever else is
+// wrong is for those to say who want something of it.
+func (e *endpoint) reach(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, reachTime)
+	defer cancel()
+	if err := e.hasty.Ping(ctx); client.Unreachable(err) {
+		return fmt.Errorf("%s cannot be reached: %w", e.Name, err)
+	}
+	return nil
+}
+
+func (e *endpoint) close() { e.transport.CloseIdleConnections() }
+
+// authorization is what to show the registry for a repository; "" if nothing is known.
+func (e *endpoint) authorization(repo string) string { return e.learner.get(repo) }
+
+// authorize learns what the registry wants to be shown for a repository in place of what
+// it refused, "" for nothing: the client package asks for a manifest, and what it shows is
+// noted. Others may have learned it meanwhile.
+func (e *endpoint) authorize(ctx context.Context, repo, ref, refused string) error {
+	if now := e.learner.get(repo); now != "" && now != refused {
+		return nil
+	}
+	e.learner.forget(repo, refused)
+	_, err := e.hasty.ResolveManifest(ctx, repo, ref)
+	if e.learner.get(repo) != "" {
+		return nil // whatever the registry said of the manifest
+	}
+	if err == nil {
+		err = errors.New("the registry wants credentials for one request and not for another")
+	}
+	return err
+}
+
+// learner is the transport of the clients. It names the upstream where one is to be
+// named, and notes the credentials that a registry took, so that requests can be made
+// without the work of finding them.
+type learner struct {
+	next http.RoundTripper
+	e    *endpoint
+
+	mu    sync.RWMutex
+	basic string            // for all repositories
+	repos map[string]string // tokens
+}
+
+// RoundTrip implements [http.RoundTripper].
+func (l *learner) RoundTrip(req *http.Request) (*http.Response, error) {
+	own := req.URL.Host == l.e.url.Host && req.URL.Scheme == l.e.url.Scheme
+	if own && l.e.Namespace != "" && (req.Method == http.MethodGet || req.Method == http.MethodHead || req.Method == http.MethodDelete) {
+		req = req.Clone(req.Context())
+		q := req.URL.Query()
+		q.Set("ns", l.e.Namespace)
+		req.URL.RawQuery = q.Encode()
+	}
+	resp, err := l.next.RoundTrip(req)
+	if err == nil && own && resp.StatusCode != http.StatusUnauthorized {
+		l.note(req.URL, req.Header.Get("Authorization"))
+	}
+	return resp, err
+}
+
+func (l *learner) note(u *url.URL, authorization string) {
+	if authorization == "" || strings.ContainsAny(authorization, "\r\n") {
+		return
+	}
+	rest, ok := strings.CutPrefix(u.Path, l.e.url.Path)
+	r, known, err := oci.Parse(&url.URL{Path: rest})
+	if !ok || !known || err != nil || r.Repo == "" {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if strings.HasPrefix(authorization, "Basic ") {
+		l.basic = authorization
+		return
+	}
+	l.repos[r.Repo] = authorization
+}
+
+func (l *learner) get(repo string) string {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	if l.basic != "" {
+		return l.basic
+	}
+	return l.repos[repo]
+}
+
+// forget forgets what was refused, and nothing that was learned since.
+func (l *learner) forget(repo, refused string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.basic == refused {
+		l.basic = ""
+	}
+	if l.repos[repo] == refused {
+		delete(l.repos, repo)
+	}
+}

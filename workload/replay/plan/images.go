@@ -1,0 +1,234 @@
+package plan
+
+import (
+	"slices"
+
+	"example.org/slipway/workload/trace/store"
+)
+
+// manifest is the content of a manifest. Where the source tells digests it is named by its
+// digest, as pairOf(store.None, digest), and has one version. Else it is named by its
+// repository and tag, and each PUT is a version of its own.
+type manifest struct {
+	size   int64
+	layers []store.Symbol
+	// children are manifests that an index names.
+	children []pair
+	// put is set once a push told what the only version names: then reads add nothing.
+	put bool
+	// config is the layer that stands in for the configuration; store.None if a
+	// configuration is made and put in place.
+	config store.Symbol
+	// digest is that of the version put in place, or of the only one.
+	digest [32]byte
+}
+
+func isDigested(k pair) bool { return k.repo() == store.None }
+
+// place is a name under which a repository has a manifest: a tag or a digest.
+type place struct {
+	// content is what it names first.
+	content pair
+	// second is that of the first PUT.
+	second uint32
+	// warm is set if it was read before it was put, brought if the manifest is there
+	// once another place of the repository is warm.
+	warm, brought bool
+}
+
+// manifestOf is the key of the manifest that a request is about.
+func manifestOf(b *store.Batch, i int) pair {
+	if d := b.Digest[i]; d != store.None {
+		return pairOf(store.None, d)
+	}
+	return pairOf(b.Repo[i], b.Ref[i])
+}
+
+// manifest returns what is known of a manifest.
+func (p *Plan) manifest(k pair) *manifest {
+	m := p.manifests[k]
+	if m == nil {
+		m = &manifest{}
+		p.manifests[k] = m
+	}
+	return m
+}
+
+// at notes that a request named a manifest by a place, and reports whether it is the first
+// that did.
+func (s *survey) at(k, content pair) (*place, bool) {
+	if l := s.places[k]; l != nil {
+		return l, false
+	}
+	l := &place{content: content}
+	s.places[k] = l
+	return l, true
+}
+
+// add makes a blob one of the manifest's layers.
+func (m *manifest) add(layer store.Symbol) {
+	if len(m.layers) < maxLayers && !slices.Contains(m.layers, layer) {
+		m.layers = append(m.layers, layer)
+	}
+}
+
+func (s *survey) putManifest(b *store.Batch, i int) {
+	k := manifestOf(b, i)
+	m := s.manifest(k)
+	m.size = max(m.size, b.Size[i])
+	repo := b.Repo[i]
+	if l, first := s.at(pairOf(repo, b.Ref[i]), k); first {
+		l.second = second(b, i)
+	}
+	if isDigested(k) {
+		if l, first := s.at(pairOf(repo, k.ref()), k); first {
+			l.second = second(b, i)
+		}
+	}
+	visits := pairOf(b.Client[i], repo)
+	v := s.uploads[visits]
+	if v == nil {
+		v = &visit{last: b.Time[i]}
+	}
+	if !m.put {
+		s.names(k, m, v)
+	}
+	v.layers = nil
+	if byDigest := isDigested(k) && b.Ref[i] == k.ref(); byDigest { // an index may follow
+		v.children, v.last = append(v.children, k), b.Time[i]
+		s.uploads[visits] = v
+		return
+	}
+	delete(s.uploads, visits)
+}
+
+// names notes what a manifest names that a client puts: the layers it has brought or
+// found, or else the manifests it has put.
+func (s *survey) names(k pair, m *manifest, v *visit) {
+	if isDigested(k) && len(v.layers) > 0 {
+		m.layers, m.put = nil, true
+	}
+	for _, l := range v.layers {
+		m.add(l)
+	}
+	if len(m.layers) == 0 && isDigested(k) && len(v.children) > 0 && !slices.Contains(v.children, k) {
+		m.children, m.put, v.children = v.children, true, nil
+	}
+}
+
+func (s *survey) readManifest(b *store.Batch, i int) {
+	k := manifestOf(b, i)
+	m := s.manifest(k)
+	l, first := s.at(pairOf(b.Repo[i], b.Ref[i]), k)
+	if first {
+		l.warm = true
+	}
+	if isDigested(k) && b.Ref[i] != k.ref() {
+		if d, unknown := s.at(pairOf(b.Repo[i], k.ref()), k); unknown {
+			d.brought, d.warm = first, !first // a tag that was moved unseen brings nothing
+		}
+	}
+	if b.Method[i] == store.GET {
+		m.size = max(m.size, b.Size[i])
+	}
+	visits := pairOf(b.Client[i], b.Repo[i])
+	v := s.open[visits]
+	if v == nil {
+		v = &visit{}
+		s.open[visits] = v
+	}
+	v.last, v.m = b.Time[i], m
+}
+
+// fetched notes that a client has fetched a layer after a manifest.
+func (s *survey) fetched(b *store.Batch, i int) {
+	v := s.open[pairOf(b.Client[i], b.Repo[i])]
+	if v == nil || b.Time[i]-v.last > s.o.SessionGap.Microseconds() {
+		return
+	}
+	v.last = b.Time[i]
+	if !v.m.put {
+		v.m.add(b.Ref[i])
+	}
+}
+
+// completeManifests settles what manifests name, and sees that it is in their repositories
+// before them.
+func (s *survey) completeManifests() {
+	for _, m := range s.manifests {
+		// Uploads were noted under their own names; some are blobs of another.
+		for j, l := range m.layers {
+			m.layers[j] = s.content(l)
+		}
+		slices.Sort(m.layers)
+		m.layers = slices.Compact(m.layers)
+	}
+	own := map[pair]uint32{} // the first PUT of each manifest, inPlace for none
+	for k, l := range s.places {
+		if l.warm {
+			s.WarmManifests++
+		}
+		m := s.manifests[l.content]
+		there := l.warm || l.brought
+		if !isOwn(k, l) && !there { // the place of the digest counts
+			continue
+		}
+		for _, layer := range m.layers {
+			lk := pairOf(k.repo(), layer)
+			when, known := s.pairs[lk]
+			if there || !known || isDigested(l.content) && when > l.second {
+				s.pairs[lk] = inPlace
+				s.blob(layer).flags |= flagHash
+			}
+		}
+		for _, c := range m.children {
+			if at := s.places[pairOf(k.repo(), c.ref())]; there || at == nil {
+				m.children = nil // some repository has the index and not what it names
+				break
+			}
+		}
+		if there {
+			own[l.content] = inPlace
+		} else if was, ok := own[l.content]; !ok || l.second < was {
+			own[l.content] = l.second
+		}
+	}
+	for k, m := range s.manifests {
+		s.chooseConfig(k, m, own[k])
+	}
+	for k, l := range s.places {
+		if s.needsConfig(k, l) {
+			s.WarmConfigs++
+		}
+	}
+}
+
+// isOwn reports whether a place is that by which its content is known.
+func isOwn(k pair, l *place) bool {
+	return k == l.content || isDigested(l.content) && k.ref() == l.content.ref()
+}
+
+// needsConfig reports whether a configuration is put in place for a manifest.
+func (p *Plan) needsConfig(k pair, l *place) bool {
+	m := p.manifests[l.content]
+	return m.config == store.None && len(m.children) == 0 && (isOwn(k, l) || l.warm)
+}
+
+// maxConfig bounds what can stand in for a configuration, in bytes: registries read those.
+const maxConfig = 1 << 20
+
+// chooseConfig lets the smallest of a manifest's blobs be its configuration, since one of
+// those that were pushed or fetched is: so no blob is pushed that the trace does not have.
+// It has to be there with the first version.
+func (s *survey) chooseConfig(k pair, m *manifest, first uint32) {
+	for _, l := range m.layers {
+		size := s.blob(l).size
+		if size <= 0 || size > maxConfig || m.config != store.None && size >= s.blob(m.config).size {
+			continue
+		}
+		if !isDigested(k) && s.pairs[pairOf(k.repo(), l)] > first {
+			continue
+		}
+		m.config = l
+	}
+}

@@ -1,0 +1,445 @@
+package simulate
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"example.org/slipway/internal/policy"
+)
+
+// The bounds, by the names that CacheConfig knows them by.
+const (
+	Belady     = "belady"
+	BeladySize = "belady-size"
+)
+
+// Policies are the names of all policies that can be simulated.
+func Policies() []string { return append(policy.Names(), Belady, BeladySize) }
+
+// By says which shard a request goes to.
+type By uint8
+
+// The ways to choose a shard.
+const (
+	// ByHost is the server that answered, as recorded.
+	ByHost By = iota
+	// ByRandom is any: a load balancer that knows nothing.
+	ByRandom
+	// ByDigest is one for each layer: consistent hashing.
+	ByDigest
+)
+
+// ParseBy returns a way to choose a shard by its name.
+func ParseBy(s string) (By, error) {
+	switch s {
+	case "", "host":
+		return ByHost, nil
+	case "random":
+		return ByRandom, nil
+	case "digest":
+		return ByDigest, nil
+	}
+	return 0, fmt.Errorf("no way to choose a shard is called %q; there are host, random and digest", s)
+}
+
+// String returns the way's name.
+func (b By) String() string { return [...]string{"host", "random", "digest"}[b] }
+
+// MarshalText writes the name.
+func (b By) MarshalText() ([]byte, error) { return []byte(b.String()), nil }
+
+// CacheConfig is a cache to simulate. Sizes are those of all shards together.
+type CacheConfig struct {
+	// Policy of the memory, and of the SSD; default lru for that. A bound is a single
+	// level of the size of both, and one shard.
+	Policy    string `json:"policy"`
+	SSDPolicy string `json:"ssd_policy"`
+	// RAM and SSD are their sizes in bytes; an SSD of 0 is none.
+	RAM int64 `json:"ram"`
+	SSD int64 `json:"ssd"`
+	// Split is the size from which on a layer never goes into memory; 0 is none.
+	Split int64 `json:"split"`
+	// Admission to the SSD.
+	Admission policy.Admission `json:"admission"`
+	// WriteRate and WriteBurst limit the writes to the SSD, see
+	// [policy.TwoLevelOptions].
+	WriteRate  int64 `json:"write_rate"`
+	WriteBurst int64 `json:"write_burst"`
+	// Shards is the number of caches that share nothing, default 1; By says which of
+	// them a request goes to.
+	Shards int `json:"shards"`
+	By     By  `json:"by"`
+	// Seed of all that is random.
+	Seed uint64 `json:"seed"`
+}
+
+// CacheResult is what a cache would have done. Ratios are shares of 1 of the requests
+// for layers; those of nothing are 0.
+type CacheResult struct {
+	Config CacheConfig `json:"config"`
+
+	Requests int64 `json:"requests"`
+	Hits     int64 `json:"hits"`
+	RAMHits  int64 `json:"ram_hits"`
+	Bytes    int64 `json:"bytes"`
+	HitBytes int64 `json:"hit_bytes"`
+	// ObjectRatio and ByteRatio are hits in either level of all requests, RAMRatio those
+	// in memory.
+	ObjectRatio float64 `json:"object_ratio"`
+	ByteRatio   float64 `json:"byte_ratio"`
+	RAMRatio    float64 `json:"ram_ratio"`
+	// RAMWarm is RAMRatio counted from the first eviction from memory on, CombinedWarm
+	// is ObjectRatio from the first eviction from the SSD on (from memory, if there is
+	// no SSD): FAST'18 counts so. It excludes the time in which the cache fills.
+	RAMWarm      float64 `json:"ram_warm"`
+	CombinedWarm float64 `json:"combined_warm"`
+	// NotCompulsory is hits through the requests that are not the first for their layer
+	// in the trace: what a cache without limit has in full.
+	NotCompulsory float64 `json:"not_compulsory"`
+	// BackendBytes is what had to be fetched.
+	BackendBytes int64 `json:"backend_bytes"`
+	// SSDWriteBytes is what was written to the SSD.
+	SSDWriteBytes int64 `json:"ssd_write_bytes"`
+	RAMEvictions  int64 `json:"ram_evictions"`
+	SSDEvictions  int64 `json:"ssd_evictions"`
+	// RAMNeverEvicted tells that nothing ever had to leave memory, so that RAMWarm is
+	// not defined; SSDNeverEvicted the same for the SSD and CombinedWarm.
+	RAMNeverEvicted bool `json:"ram_never_evicted"`
+	SSDNeverEvicted bool `json:"ssd_never_evicted"`
+}
+
+// RunOptions are settings of a simulation. The zero value works.
+type RunOptions struct {
+	// Workers is how many configurations run at once; default: the number of cores.
+	Workers int
+	// Progress, if not nil, is told how many requests of how many were simulated, over
+	// all configurations. It is called from several goroutines.
+	Progress func(done, total int64)
+}
+
+// Caches simulates caches over the same requests and returns a result for each
+// configuration, in their order.
+func Caches(ctx context.Context, r *Requests, configs []CacheConfig, o *RunOptions) ([]CacheResult, error) {
+	return caches(ctx, r, configs, o, func(int) observer { return nil })
+}
+
+// observer is told what became of a request for a layer: its number, and where the layer
+// was found.
+type observer func(i int, at policy.Level)
+
+// caches is Caches with an observer for each configuration, or nil. It is asked for when
+// the configuration's turn has come.
+func caches(ctx context.Context, r *Requests, configs []CacheConfig, o *RunOptions, watch func(config int) observer) ([]CacheResult, error) {
+	if o == nil {
+		o = &RunOptions{}
+	}
+	var next []int64
+	for _, c := range configs {
+		if err := c.check(r); err != nil {
+			return nil, err
+		}
+		if next == nil && c.isBound() {
+			next = nextRequests(r)
+		}
+	}
+	first := firstRequests(r)
+	results := make([]CacheResult, len(configs))
+	total := int64(r.Len()) * int64(len(configs))
+	tick := ticker(ctx, total, o.Progress)
+	err := parallel(o.Workers, len(configs), func(i int) error {
+		run := newCacheRun(r, configs[i], next)
+		run.watch = watch(i)
+		if err := run.all(tick); err != nil {
+			return err
+		}
+		results[i] = run.result(first)
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return results, nil
+}
+
+// ticker returns what is called after every few requests, by any goroutine: it adds them
+// to those that are done and tells whether to go on.
+func ticker(ctx context.Context, total int64, progress func(done, total int64)) func(n int) error {
+	var mu sync.Mutex
+	var done int64
+	return func(n int) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if done += int64(n); progress != nil {
+			progress(done, total)
+		}
+		return ctx.Err()
+	}
+}
+
+// parallel runs n jobs on some workers and returns the first error.
+func parallel(workers, n int, job func(i int) error) error {
+	if workers <= 0 {
+		workers = runtime.GOMAXPROCS(0)
+	}
+	var wg sync.WaitGroup
+	var at atomic.Int64
+	errs := make([]error, min(workers, n))
+	for w := range errs {
+		wg.Go(func() {
+			for errs[w] == nil {
+				i := int(at.Add(1)) - 1
+				if i >= n {
+					return
+				}
+				errs[w] = job(i)
+			}
+		})
+	}
+	wg.Wait()
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// maxShards bounds the memory of a simulation: W-TinyLFU and LHD take 4 MB each before they
+// hold anything.
+const maxShards = 256
+
+func (c *CacheConfig) isBound() bool { return c.Policy == Belady || c.Policy == BeladySize }
+
+func (c *CacheConfig) check(r *Requests) error {
+	for _, name := range []string{c.Policy, c.SSDPolicy} {
+		if !slices.Contains(Policies(), name) && (name != "" || c.Policy == "") {
+			return fmt.Errorf("no policy is called %q; there are %v", name, Policies())
+		}
+	}
+	switch {
+	case c.SSDPolicy == Belady || c.SSDPolicy == BeladySize:
+		return fmt.Errorf("%s is no policy for an SSD: as a bound it stands for both levels", c.SSDPolicy)
+	case c.RAM <= 0 || c.SSD < 0:
+		return fmt.Errorf("a cache of %d bytes and %d on an SSD cannot be simulated", c.RAM, c.SSD)
+	case c.Shards < 0 || c.Shards > maxShards:
+		return fmt.Errorf("there are no %d shards; up to %d can be simulated", c.Shards, maxShards)
+	case c.RAM < int64(c.Shards):
+		return fmt.Errorf("nothing fits into %d shards of %d bytes", c.Shards, c.RAM)
+	case c.Shards > 1 && c.By == ByHost && r.Host == nil:
+		return fmt.Errorf("shards by host need a trace that tells which server answered")
+	case c.WriteRate > 0 && c.WriteBurst <= 0:
+		return fmt.Errorf("a write budget of %d bytes a second needs a burst: what does not fit into it is never written", c.WriteRate)
+	case c.WriteRate > 0 && r.Time == nil:
+		return fmt.Errorf("a write budget needs a trace that tells the time")
+	}
+	return nil
+}
+
+// firstRequests is the number of requests that are the first for their layer.
+func firstRequests(r *Requests) int64 {
+	seen := make([]bool, len(r.Size))
+	var n int64
+	for i, l := range r.Layer {
+		if !seen[l] && (r.Write == nil || !r.Write[i]) {
+			n++
+		}
+		seen[l] = true
+	}
+	return n
+}
+
+// cacheRun is the simulation of one configuration.
+type cacheRun struct {
+	r      *Requests
+	c      CacheConfig
+	shards []*shard
+	rnd    *rand.Rand
+	next   []int64
+	now    time.Time
+	watch  observer
+	counts CacheResult
+}
+
+// shard is one cache with what is counted from its first evictions on.
+type shard struct {
+	cache             *policy.TwoLevel
+	bound             bound
+	ramWarm, ramHits  int64
+	allWarm, warmHits int64
+}
+
+func newCacheRun(r *Requests, c CacheConfig, next []int64) *cacheRun {
+	run := &cacheRun{r: r, c: c, next: next, rnd: rand.New(rand.NewPCG(c.Seed, 0x53686172))}
+	n := max(1, c.Shards)
+	if c.isBound() {
+		n = 1
+	}
+	for i := range n {
+		run.shards = append(run.shards, run.newShard(n, c.Seed+uint64(i)))
+	}
+	return run
+}
+
+// newShard makes one of n shards. The names of the policies were checked.
+func (run *cacheRun) newShard(n int, seed uint64) *shard {
+	c, s := run.c, &shard{}
+	ram, ssd, split := c.RAM/int64(n), c.SSD/int64(n), c.Split
+	var top policy.Policy
+	switch c.Policy {
+	case Belady:
+		s.bound = &belady{}
+	case BeladySize:
+		s.bound = newBeladySize(seed)
+	default:
+		top, _ = policy.New(c.Policy, seed)
+	}
+	if s.bound != nil {
+		top, ram, ssd, split = s.bound, ram+ssd, 0, 0
+	}
+	var bottom policy.Policy = policy.NewLRU()
+	if c.SSDPolicy != "" {
+		bottom, _ = policy.New(c.SSDPolicy, seed+1)
+	}
+	o := policy.TwoLevelOptions{
+		Split: split, Admission: c.Admission,
+		WriteRate: c.WriteRate / int64(n), WriteBurst: c.WriteBurst / int64(n),
+	}
+	if o.WriteRate > 0 {
+		o.Now = func() time.Time { return run.now }
+	}
+	s.cache = policy.NewTwoLevel(ram, top, ssd, bottom, &o)
+	return s
+}
+
+// tickEvery is how many requests are simulated between two looks at the context.
+const tickEvery = 1 << 16
+
+func (run *cacheRun) all(tick func(int) error) error {
+	n := run.r.Len()
+	for from := 0; from < n; from += tickEvery {
+		to := min(n, from+tickEvery)
+		for i := from; i < to; i++ {
+			run.request(i)
+		}
+		if err := tick(to - from); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (run *cacheRun) request(i int) {
+	r := run.r
+	layer := r.Layer[i]
+	size := r.Size[layer]
+	key := policy.NumberKey(uint64(layer) + 1)
+	s := run.shards[run.shard(i)]
+	if run.c.WriteRate > 0 {
+		run.now = time.UnixMicro(r.Time[i])
+	}
+	if s.bound != nil {
+		s.bound.at(int64(i), run.next[i])
+	}
+	write := r.Write != nil && r.Write[i]
+	at := s.cache.Get(key)
+	if at == policy.Nowhere {
+		s.cache.Add(key, size, 1)
+	} else if s.bound != nil && !s.bound.keeps() && run.next[i] == never {
+		s.cache.Remove(key)
+	}
+	if write {
+		return
+	}
+	run.count(s, size, at)
+	if run.watch != nil {
+		run.watch(i, at)
+	}
+}
+
+// count adds a request for a layer to the counts.
+func (run *cacheRun) count(s *shard, size int64, at policy.Level) {
+	c := &run.counts
+	c.Requests++
+	c.Bytes += size
+	if at != policy.Nowhere {
+		c.Hits++
+		c.HitBytes += size
+	}
+	if at == policy.RAM {
+		c.RAMHits++
+	}
+	st := s.cache.Stats()
+	if st.RAMEvictions > 0 {
+		s.ramWarm++
+		if at == policy.RAM {
+			s.ramHits++
+		}
+	}
+	if run.fullEvictions(st) > 0 {
+		s.allWarm++
+		if at != policy.Nowhere {
+			s.warmHits++
+		}
+	}
+}
+
+// fullEvictions counts what left the last level there is.
+func (run *cacheRun) fullEvictions(st policy.TwoLevelStats) int64 {
+	if run.c.SSD > 0 && !run.c.isBound() {
+		return st.SSDEvictions
+	}
+	return st.RAMEvictions
+}
+
+// shard is the number of the shard that request i goes to.
+func (run *cacheRun) shard(i int) int {
+	n := uint64(len(run.shards))
+	switch {
+	case n == 1:
+		return 0
+	case run.c.By == ByRandom:
+		return int(run.rnd.Uint64N(n))
+	case run.c.By == ByDigest:
+		// Fibonacci hashing, upper half.
+		return int((uint64(run.r.Layer[i]) * 0x9e3779b97f4a7c15 >> 32) % n)
+	}
+	return int(uint64(run.r.Host[i]) % n)
+}
+
+func (run *cacheRun) result(first int64) CacheResult {
+	c := run.counts
+	c.Config = run.c
+	var ramWarm, ramHits, allWarm, warmHits int64
+	c.RAMNeverEvicted, c.SSDNeverEvicted = true, true
+	for _, s := range run.shards {
+		st := s.cache.Stats()
+		c.RAMEvictions += st.RAMEvictions
+		c.SSDEvictions += st.SSDEvictions
+		c.SSDWriteBytes += st.SSDBytes
+		c.RAMNeverEvicted = c.RAMNeverEvicted && st.RAMEvictions == 0
+		c.SSDNeverEvicted = c.SSDNeverEvicted && st.SSDEvictions == 0
+		ramWarm, ramHits = ramWarm+s.ramWarm, ramHits+s.ramHits
+		allWarm, warmHits = allWarm+s.allWarm, warmHits+s.warmHits
+	}
+	c.ObjectRatio = ratio(c.Hits, c.Requests)
+	c.ByteRatio = ratio(c.HitBytes, c.Bytes)
+	c.RAMRatio = ratio(c.RAMHits, c.Requests)
+	c.RAMWarm = ratio(ramHits, ramWarm)
+	c.CombinedWarm = ratio(warmHits, allWarm)
+	c.NotCompulsory = ratio(c.Hits, c.Requests-first)
+	c.BackendBytes = c.Bytes - c.HitBytes
+	return c
+}
+
+func ratio(a, b int64) float64 {
+	if b <= 0 {
+		return 0
+	}
+	return float64(a) / float64(b)
+}

@@ -1,0 +1,406 @@
+package simulate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"example.org/slipway/internal/policy"
+)
+
+// Size is a cache of both levels in bytes, as it would be bought.
+type Size struct {
+	RAM int64 `json:"ram"`
+	SSD int64 `json:"ssd"`
+}
+
+// PlanConfig says what to plan for.
+type PlanConfig struct {
+	// Curves are the candidates, of all replicas together: lists of sizes that grow, of
+	// which each shows by itself where more is of less use.
+	Curves [][]Size `json:"-"`
+	// Policy of the memory and SSDPolicy of the SSD; default gdsf and lru, those of the
+	// registry.
+	Policy    string           `json:"policy"`
+	SSDPolicy string           `json:"ssd_policy"`
+	Admission policy.Admission `json:"admission"`
+	// Split says from which size in bytes on a layer never goes into a memory of ram
+	// bytes; nil is none.
+	Split func(ram int64) int64 `json:"-"`
+	// Growth is how many times as much is asked of the registry as in the trace, by as
+	// many times as many contents: default 1. A cache that is as many times as large has
+	// the hits of the trace.
+	Growth float64 `json:"growth"`
+	// Model is how long a layer takes from where; the zero value is [DefaultModel].
+	Model Model `json:"model"`
+	// Goal is the latency that is wanted, if any.
+	Goal Goal `json:"goal"`
+	// RAMCost is what a byte of memory costs beside one of SSD. Default
+	// [DefaultRAMCost].
+	RAMCost float64 `json:"ram_cost"`
+	// MaxDriveWrites is how often a day the whole SSD may be written: what is written more
+	// is not recommended. Default [DefaultDriveWrites].
+	MaxDriveWrites float64 `json:"max_drive_writes_per_day"`
+	// Replica is what one of them can do. The zero value is [DefaultReplica].
+	Replica Replica `json:"replica"`
+	// MaxReplicas is the most there may be. Default 16.
+	MaxReplicas int `json:"max_replicas"`
+	// NoHomes plans for replicas that keep caches for themselves, instead of one home
+	// for each layer.
+	NoHomes bool   `json:"no_homes"`
+	Seed    uint64 `json:"seed"`
+}
+
+// DefaultSplit is the size from which on the registry keeps a layer out of a memory of ram
+// bytes, unless storage.blob_cache.large says otherwise.
+func DefaultSplit(ram int64) int64 { return max(1, min(100<<20, ram/8)) }
+
+// DefaultRAMCost: memory has long cost some twenty times as much for a byte as SSDs for
+// servers. It only decides between candidates that serve equally well.
+const DefaultRAMCost = 20
+
+// DefaultDriveWrites: SSDs for mixed use are commonly specified for three drive writes a
+// day over five years.
+const DefaultDriveWrites = 3
+
+// Candidate is a cache, and what it would do.
+type Candidate struct {
+	Size
+	// Curve is the number of the list that it is from.
+	Curve int `json:"curve"`
+	// Result is that of the simulation, of which sizes and bytes are those of the trace,
+	// without growth.
+	Result CacheResult `json:"result"`
+	// Later is the object ratio of the second half of the requests, when the cache knew
+	// those of the first.
+	Later float64 `json:"later_object_ratio"`
+	// Gain is how much more of the requests a GiB more serves, from the next smaller
+	// candidate of its curve on; 0 for the smallest.
+	Gain float64 `json:"gain_per_gib"`
+	// Knee tells that from here on a GiB more serves less than on average between the
+	// smallest and the largest candidate of its curve.
+	Knee bool `json:"knee"`
+	// Latency of layers on a registry that has nothing else to do.
+	Latency Latency `json:"latency"`
+	// BackendBytesPerSec and BackendRequestsPerSec are those of the hour in which most
+	// bytes are fetched.
+	BackendBytesPerSec    float64 `json:"backend_bytes_per_second"`
+	BackendRequestsPerSec float64 `json:"backend_requests_per_second"`
+	// SSDBytesPerDay is what is written to the SSD, DriveWrites how often that is all of
+	// it.
+	SSDBytesPerDay float64 `json:"ssd_bytes_per_day"`
+	DriveWrites    float64 `json:"drive_writes_per_day"`
+	// Cost in bytes of SSD.
+	Cost float64 `json:"cost"`
+	// Meets tells whether Latency is as wanted.
+	Meets bool `json:"meets_goal"`
+}
+
+// Plan is what to buy, and why.
+type Plan struct {
+	Zone   string     `json:"zone"`
+	Config PlanConfig `json:"config"`
+	// Trace is what it was made from.
+	Trace PlanTrace `json:"trace"`
+	// None is a registry without a cache, Limit one whose cache never gives anything up.
+	None       Candidate   `json:"none"`
+	Limit      Candidate   `json:"limit"`
+	Candidates []Candidate `json:"candidates"`
+	Advice     Advice      `json:"advice"`
+	// Assumed is what the figures rest on, Unknown what the trace cannot tell.
+	Assumed []string `json:"assumed"`
+	Unknown []string `json:"unknown"`
+}
+
+// PlanTrace is what a plan knows of the trace, without growth.
+type PlanTrace struct {
+	Requests  int64 `json:"requests"`
+	LayerGets int   `json:"layer_gets"`
+	Layers    int   `json:"layers"`
+	// First is how many requests are the first for their layer.
+	First     int64   `json:"first_requests"`
+	Footprint int64   `json:"footprint_bytes"`
+	Ingress   int64   `json:"ingress_bytes"`
+	Seconds   float64 `json:"seconds"`
+	// PeakPerSec is how many requests of any kind came a second in the minute that had
+	// the most.
+	PeakPerSec float64 `json:"peak_requests_per_second"`
+	Skipped    int64   `json:"skipped_requests"`
+	Servers    int     `json:"servers"`
+	Sizes      string  `json:"sizes"`
+}
+
+// SizesFrom notes that the layers' sizes are not recorded but from elsewhere.
+func (p *Plan) SizesFrom(where string) {
+	p.Trace.Sizes = where
+	p.Unknown = p.unknown()
+}
+
+// planner makes one plan.
+type planner struct {
+	r *Requests
+	a *Arrivals
+	c PlanConfig
+	o *RunOptions
+}
+
+// MakePlan tries the sizes on the requests for layers and says which to take. The
+// requests have to tell their time, and their layers' sizes.
+func MakePlan(ctx context.Context, zone string, r *Requests, a *Arrivals, c PlanConfig, o *RunOptions) (*Plan, error) {
+	if err := c.complete(); err != nil {
+		return nil, err
+	}
+	if r.Len() == 0 || r.Time == nil || r.Write != nil {
+		return nil, errors.New("a plan needs requests for layers, with their times, and no pushes among them")
+	}
+	p := &planner{r: r, a: a, c: c, o: o}
+	plan := &Plan{Zone: zone, Config: c, Trace: p.trace()}
+	if err := p.tryAll(ctx, plan); err != nil {
+		return nil, err
+	}
+	if err := p.advise(ctx, plan); err != nil {
+		return nil, err
+	}
+	plan.Assumed, plan.Unknown = plan.assumed(), plan.unknown()
+	return plan, nil
+}
+
+// complete checks a configuration and puts defaults in.
+func (c *PlanConfig) complete() error {
+	if c.Policy == "" {
+		c.Policy = "gdsf"
+	}
+	if c.SSDPolicy == "" {
+		c.SSDPolicy = "lru"
+	}
+	if c.Growth == 0 {
+		c.Growth = 1
+	}
+	if c.RAMCost == 0 {
+		c.RAMCost = DefaultRAMCost
+	}
+	if c.MaxDriveWrites == 0 {
+		c.MaxDriveWrites = DefaultDriveWrites
+	}
+	if c.MaxReplicas == 0 {
+		c.MaxReplicas = 16
+	}
+	if c.Replica == (Replica{}) {
+		c.Replica = DefaultReplica()
+	}
+	if m := &c.Model; m.RAM.empty() && m.SSD.empty() && m.Backend.empty() {
+		*m = DefaultModel()
+	}
+	switch {
+	case c.Policy == Belady || c.Policy == BeladySize:
+		return fmt.Errorf("%s knows the future: there is no such cache to buy", c.Policy)
+	case !(c.Growth > 0) || c.Growth > maxGrowth:
+		return fmt.Errorf("a growth of %g is none; it is above 0 and at most %d", c.Growth, maxGrowth)
+	case !(c.MaxDriveWrites > 0):
+		return fmt.Errorf("an SSD that may be written %g times a day is none", c.MaxDriveWrites)
+	case !(c.RAMCost > 0):
+		return fmt.Errorf("memory at %g times the cost of SSD is none", c.RAMCost)
+	case c.MaxReplicas < 1 || c.MaxReplicas > maxShards:
+		return fmt.Errorf("there are no %d replicas; from 1 to %d can be planned", c.MaxReplicas, maxShards)
+	}
+	return errors.Join(c.checkCurves(), c.Model.check(), c.Replica.check())
+}
+
+// maxGrowth is more than any forecast.
+const maxGrowth = 10000
+
+func (t *Tier) empty() bool { return t.Latency == 0 && t.Bandwidth == 0 && len(t.Points) == 0 }
+
+// maxLevel bounds a level of a cache, so that sums do not overflow: 1 PiB.
+const maxLevel = 1 << 50
+
+func (c *PlanConfig) checkCurves() error {
+	if len(c.Curves) == 0 {
+		return errors.New("a plan needs sizes to choose from")
+	}
+	for _, list := range c.Curves {
+		if len(list) == 0 {
+			return errors.New("a plan needs sizes to choose from")
+		}
+		for i, s := range list {
+			if s.RAM <= 0 || s.SSD < 0 || max(s.RAM, s.SSD) > maxLevel {
+				return fmt.Errorf("a cache of %d bytes and %d on an SSD cannot be planned", s.RAM, s.SSD)
+			}
+			if i > 0 && s.RAM+s.SSD <= list[i-1].RAM+list[i-1].SSD {
+				return errors.New("the sizes of a curve grow")
+			}
+		}
+	}
+	return nil
+}
+
+func (p *planner) trace() PlanTrace {
+	r := p.r
+	return PlanTrace{
+		Requests: p.a.Requests, LayerGets: r.Len(), Layers: len(r.Size), First: firstRequests(r),
+		Footprint: r.Footprint(), Ingress: r.Ingress, Seconds: p.a.spanSeconds(),
+		PeakPerSec: float64(p.a.peak()) / 60, Skipped: r.Skipped, Servers: r.Servers(), Sizes: "recorded",
+	}
+}
+
+// simulated is the cache of the trace's own scale for one of the plan's.
+func (p *planner) simulated(s Size) CacheConfig {
+	g := p.c.Growth
+	c := CacheConfig{
+		Policy: p.c.Policy, SSDPolicy: p.c.SSDPolicy, Admission: p.c.Admission, Shards: 1, Seed: p.c.Seed,
+		RAM: int64(float64(s.RAM) / g), SSD: int64(float64(s.SSD) / g),
+	}
+	if p.c.Split != nil {
+		c.Split = p.c.Split(s.RAM)
+	}
+	return c
+}
+
+// tryAll simulates all candidates, a cache without limit and none.
+func (p *planner) tryAll(ctx context.Context, plan *Plan) error {
+	limit := CacheConfig{Policy: "lru", SSDPolicy: "lru", RAM: p.r.Footprint() + 1, Shards: 1}
+	configs := []CacheConfig{limit}
+	for _, list := range p.c.Curves {
+		for _, s := range list {
+			configs = append(configs, p.simulated(s))
+		}
+	}
+	views, results, err := p.look(ctx, configs)
+	if err != nil {
+		return err
+	}
+	for n, list := range p.c.Curves {
+		from := len(plan.Candidates)
+		for _, s := range list {
+			i := len(plan.Candidates) + 1
+			c := p.candidate(s, results[i], views[i])
+			c.Curve = n
+			plan.Candidates = append(plan.Candidates, c)
+		}
+		curve(plan.Candidates[from:])
+	}
+	g := p.c.Growth
+	plan.Limit = p.candidate(Size{RAM: int64(float64(limit.RAM) * g)}, results[0], views[0])
+	plan.None = p.without()
+	return nil
+}
+
+// view is what a simulation showed of one configuration.
+type view struct {
+	found found
+	// misses by hour, and of the minutes.
+	hours   map[int64]*fetched
+	minutes map[int64]*fetched
+	later   int64 // hits in the second half
+	// latency is worked out as soon as the simulation ends, when found goes.
+	latency Latency
+}
+
+// fetched is what was asked for and what of it had to be fetched.
+type fetched struct{ requests, bytes, misses, missBytes int64 }
+
+// look simulates, and keeps of each configuration what a plan wants to know. What is
+// kept by layer goes when the next configuration has its turn, but for the only one.
+func (p *planner) look(ctx context.Context, configs []CacheConfig) ([]*view, []CacheResult, error) {
+	views := make([]*view, len(configs))
+	results, err := caches(ctx, p.r, configs, p.o, func(i int) observer {
+		v := &view{found: make(found, 3*len(p.r.Size)), hours: map[int64]*fetched{}, minutes: map[int64]*fetched{}}
+		views[i] = v
+		left := p.r.Len()
+		return func(j int, at policy.Level) {
+			p.note(v, j, at)
+			if left--; left > 0 {
+				return
+			}
+			v.latency = v.found.latency(p.r.Size, &p.c.Model, 0)
+			if len(configs) > 1 {
+				v.found = nil
+			}
+		}
+	})
+	return views, results, err
+}
+
+// note adds a request to a view.
+func (p *planner) note(v *view, i int, at policy.Level) {
+	layer := p.r.Layer[i]
+	size := p.r.Size[layer]
+	v.found.add(layer, at)
+	if at != policy.Nowhere && i >= p.r.Len()/2 {
+		v.later++
+	}
+	t := p.r.Time[i]
+	for _, b := range []struct {
+		in map[int64]*fetched
+		at int64
+	}{{v.hours, t / hourMicros}, {v.minutes, t / minuteMicros}} {
+		f := b.in[b.at]
+		if f == nil {
+			f = &fetched{}
+			b.in[b.at] = f
+		}
+		f.requests++
+		f.bytes += size
+		if at == policy.Nowhere {
+			f.misses++
+			f.missBytes += size
+		}
+	}
+}
+
+// candidate makes one of a simulation.
+func (p *planner) candidate(s Size, res CacheResult, v *view) Candidate {
+	g, days := p.c.Growth, p.a.spanSeconds()/86400
+	c := Candidate{Size: s, Result: res, Latency: v.latency, Cost: float64(s.RAM)*p.c.RAMCost + float64(s.SSD)}
+	n := p.r.Len()
+	c.Later = ratio(v.later, int64(n-n/2))
+	c.SSDBytesPerDay = float64(res.SSDWriteBytes) * g / days
+	if s.SSD > 0 {
+		c.DriveWrites = c.SSDBytesPerDay / float64(s.SSD)
+	}
+	// An hour that the trace does not fill has the rate of what there is.
+	seconds := min(3600, p.a.spanSeconds())
+	for _, f := range v.hours {
+		if b := float64(f.missBytes) * g / seconds; b > c.BackendBytesPerSec {
+			c.BackendBytesPerSec, c.BackendRequestsPerSec = b, float64(f.misses)*g/seconds
+		}
+	}
+	c.Meets = p.c.Goal.met(c.Latency)
+	return c
+}
+
+// without is a registry that has no cache.
+func (p *planner) without() Candidate {
+	v := &view{found: make(found, 3*len(p.r.Size)), hours: map[int64]*fetched{}, minutes: map[int64]*fetched{}}
+	res := CacheResult{Requests: int64(p.r.Len())}
+	for i, l := range p.r.Layer {
+		p.note(v, i, policy.Nowhere)
+		res.Bytes += p.r.Size[l]
+	}
+	res.BackendBytes = res.Bytes
+	v.latency = v.found.latency(p.r.Size, &p.c.Model, 0)
+	return p.candidate(Size{}, res, v)
+}
+
+// curve sets the gains and finds the knee: the candidate that lies highest above the line
+// from the first to the last. On a curve that only flattens, the gain before it is above
+// the average and that after it below.
+func curve(list []Candidate) {
+	if len(list) < 2 {
+		return
+	}
+	gib := func(c *Candidate) float64 { return float64(c.RAM+c.SSD) / (1 << 30) }
+	first, last := &list[0], &list[len(list)-1]
+	slope := (last.Result.ObjectRatio - first.Result.ObjectRatio) / (gib(last) - gib(first))
+	knee, height := 0, 0.0
+	for i := range list {
+		c := &list[i]
+		if i > 0 {
+			c.Gain = (c.Result.ObjectRatio - list[i-1].Result.ObjectRatio) / (gib(c) - gib(&list[i-1]))
+		}
+		if h := c.Result.ObjectRatio - first.Result.ObjectRatio - slope*(gib(c)-gib(first)); h > height+1e-12 {
+			knee, height = i, h
+		}
+	}
+	list[knee].Knee = true
+}

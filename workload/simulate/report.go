@@ -1,0 +1,266 @@
+package simulate
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	"example.org/slipway/internal/chart"
+	"example.org/slipway/internal/policy"
+	"example.org/slipway/internal/report"
+)
+
+// CacheReport is what was simulated and what came out.
+type CacheReport struct {
+	Zone string `json:"zone"`
+	// Requests for layers, Layers the number of distinct ones. Pushes are those that Writes
+	// lets fill the cache without being requests.
+	Requests  int    `json:"requests"`
+	Pushes    int    `json:"pushes"`
+	Writes    Writes `json:"writes"`
+	Layers    int    `json:"layers"`
+	Footprint int64  `json:"footprint_bytes"`
+	Ingress   int64  `json:"ingress_bytes"`
+	// Servers is how many answered; 0 if the trace does not tell.
+	Servers int `json:"servers"`
+	// Skipped requests had no size.
+	Skipped int64 `json:"skipped_requests"`
+	// Sizes says where the sizes are from, Of what the sizes of the caches are shares of.
+	Sizes   string        `json:"sizes"`
+	Of      string        `json:"of"`
+	Results []CacheResult `json:"results"`
+}
+
+// PrefetchReport is what was simulated and what came out.
+type PrefetchReport struct {
+	Zone string `json:"zone"`
+	// Requests for manifests and layers; Skipped ones had no client, or no size.
+	Requests int   `json:"requests"`
+	Skipped  int64 `json:"skipped_requests"`
+	// Manifests is how many have layers that are known, which are learnt within Session.
+	Manifests int              `json:"manifests"`
+	Session   time.Duration    `json:"session_ns"`
+	Pair      string           `json:"pair"`
+	NoDigest  int64            `json:"pushes_without_digest"`
+	Results   []PrefetchResult `json:"results"`
+}
+
+// WriteJSON writes the report as JSON.
+func (r *CacheReport) WriteJSON(w io.Writer) error { return writeJSON(w, r) }
+
+// WriteJSON writes the report as JSON.
+func (r *PrefetchReport) WriteJSON(w io.Writer) error { return writeJSON(w, r) }
+
+func writeJSON(w io.Writer, v any) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	return e.Encode(v)
+}
+
+// WriteText writes the report for a terminal.
+func (r *CacheReport) WriteText(w io.Writer) error {
+	return (&report.Page{Facts: r.facts(), Tables: []report.Table{r.table()}}).WriteText(w)
+}
+
+// WriteText writes the report for a terminal.
+func (r *PrefetchReport) WriteText(w io.Writer) error {
+	return (&report.Page{Facts: r.facts(), Tables: []report.Table{r.table()}}).WriteText(w)
+}
+
+// WriteHTML writes the report as one page that needs nothing else.
+func (r *CacheReport) WriteHTML(w io.Writer) error {
+	p := report.Page{Title: "Cache simulation of " + r.Zone, Facts: r.facts(), Tables: []report.Table{r.table()}, Notes: cacheNotes(),
+		Charts: []report.Figure{
+			r.bars("Requests served from the cache", func(c *CacheResult) float64 { return c.ObjectRatio }),
+			r.bars("Bytes served from the cache", func(c *CacheResult) float64 { return c.ByteRatio }),
+		}}
+	return p.WriteHTML(w)
+}
+
+// WriteHTML writes the report as one page that needs nothing else.
+func (r *PrefetchReport) WriteHTML(w io.Writer) error {
+	p := report.Page{Title: "Prefetch simulation of " + r.Zone, Facts: r.facts(), Tables: []report.Table{r.table()}, Notes: prefetchNotes()}
+	for _, algorithm := range Prefetchers() {
+		title := "Hits per prefetch: " + algorithm
+		bars := chart.Bars{Title: title, Desc: title + ", by setting", X: chart.Axis{Title: "hits per prefetch"}}
+		for _, x := range r.Results {
+			if x.Config.Algorithm == algorithm {
+				value := x.HitsPerPrefetch
+				bars.Rows = append(bars.Rows, chart.Row{Name: x.Config.settings(), Values: []float64{value}, Label: strconv.FormatFloat(value, 'f', 2, 64)})
+			}
+		}
+		if len(bars.Rows) > 0 {
+			p.Charts = append(p.Charts, report.NewFigure(bars.Title, &bars))
+		}
+	}
+	return p.WriteHTML(w)
+}
+
+func (r *CacheReport) bars(title string, value func(*CacheResult) float64) report.Figure {
+	bars := chart.Bars{Title: title, Desc: title + " by policy and size", X: chart.Axis{Title: title, Unit: chart.Share, Full: true}}
+	for i := range r.Results {
+		c := &r.Results[i]
+		bars.Rows = append(bars.Rows, chart.Row{Name: c.Config.name(), Values: []float64{value(c)}, Label: percent(value(c)) + " %", Weak: c.Config.isBound()})
+	}
+	return report.NewFigure(bars.Title, &bars)
+}
+
+// name says what a configuration is, short.
+func (c *CacheConfig) name() string {
+	s := c.Policy + " " + bytesText(c.RAM)
+	if c.SSD > 0 {
+		s += " + " + bytesText(c.SSD)
+	}
+	return s
+}
+
+func (c *PrefetchConfig) name() string { return c.Algorithm + " " + c.settings() }
+
+// settings are the thresholds that the algorithm has.
+func (c *PrefetchConfig) settings() string {
+	if c.Algorithm == Manifest {
+		return "ML " + durationText(c.ML)
+	}
+	return fmt.Sprintf("LM %s ML %s", durationText(c.LM), durationText(c.ML))
+}
+
+func (r *CacheReport) facts() []string {
+	facts := []string{
+		fmt.Sprintf("zone %s: %d requests for %d layers", r.Zone, r.Requests, r.Layers),
+		fmt.Sprintf("footprint %s, pushed %s", bytesText(r.Footprint), bytesText(r.Ingress)),
+		"sizes of layers: " + r.Sizes,
+		"sizes of caches in per cent are of the " + r.Of,
+	}
+	switch r.Writes {
+	case WriteThrough:
+		facts = append(facts, fmt.Sprintf("%d pushes fill the cache and are no requests", r.Pushes))
+	case CompatWrites:
+		facts = append(facts, "a push is a request for the id of its upload")
+	}
+	for _, c := range r.Results {
+		if n := c.Config.Shards; c.Config.By == ByHost && n > r.Servers && r.Servers > 0 && !c.Config.isBound() {
+			facts = append(facts, fmt.Sprintf("only %d of %d shards are used: so many servers answered", r.Servers, n))
+			break
+		}
+	}
+	if r.Skipped > 0 {
+		facts = append(facts, fmt.Sprintf("%d requests left out: the trace does not tell their size", r.Skipped))
+	}
+	return facts
+}
+
+func (r *CacheReport) table() report.Table {
+	t := report.Table{Names: 2, Head: []string{"policy", "shards", "RAM", "SSD", "object %", "byte %", "RAM %", "RAM warm %", "all warm %", "not compulsory %", "backend", "SSD written", "RAM evictions", "SSD evictions"}}
+	for _, c := range r.Results {
+		name := c.Config.Policy
+		if c.Config.SSD > 0 && !c.Config.isBound() {
+			name += " + " + c.Config.SSDPolicy
+			if c.Config.Admission != policy.AdmitAll {
+				name += " " + c.Config.Admission.String()
+			}
+		}
+		shards := "1"
+		if c.Config.Shards > 1 && !c.Config.isBound() {
+			shards = fmt.Sprintf("%d by %s", c.Config.Shards, c.Config.By)
+		}
+		ram, all := percent(c.RAMWarm), percent(c.CombinedWarm)
+		if c.RAMNeverEvicted {
+			ram = "never evicted"
+		}
+		full := c.SSDNeverEvicted
+		if c.Config.SSD == 0 || c.Config.isBound() {
+			full = c.RAMNeverEvicted
+		}
+		if full {
+			all = "never evicted"
+		}
+		t.Rows = append(t.Rows, []string{
+			name, shards, bytesText(c.Config.RAM), bytesText(c.Config.SSD), percent(c.ObjectRatio), percent(c.ByteRatio), percent(c.RAMRatio),
+			ram, all, percent(c.NotCompulsory), bytesText(c.BackendBytes), bytesText(c.SSDWriteBytes),
+			strconv.FormatInt(c.RAMEvictions, 10), strconv.FormatInt(c.SSDEvictions, 10),
+		})
+	}
+	return t
+}
+
+func cacheNotes() []report.Note {
+	return []report.Note{
+		{Name: "object %, byte %", Text: "Requests and bytes served by either level, of all, from the first request on."},
+		{Name: "RAM %", Text: "Requests served from memory, of all."},
+		{Name: "RAM warm %, all warm %", Text: "The same for memory from the first eviction from memory on, and for both levels from the first eviction from the last level on: the time in which the cache fills is left out. FAST'18 counts so. A cache that never evicted has no such ratio."},
+		{Name: "not compulsory %", Text: "Hits through the requests that are not the first for their layer: what a cache without limit has in full."},
+		{Name: "backend, SSD written", Text: "Bytes that had to be fetched from the object store, and bytes written to the SSD."},
+		{Name: "belady, belady-size", Text: "No policies but bounds that know the future: the first is the best there is for contents of equal size and a cache that takes in all it is asked for, the second is close to the best by requests where sizes differ. They stand for both levels together and one shard."},
+	}
+}
+
+func (r *PrefetchReport) facts() []string {
+	facts := []string{
+		fmt.Sprintf("zone %s: %d requests for manifests and layers", r.Zone, r.Requests),
+		"layers pushed and pulled are paired by " + r.Pair,
+		fmt.Sprintf("the layers of %d manifests were learnt from what clients asked for after them", r.Manifests),
+	}
+	if r.NoDigest > 0 {
+		facts = append(facts, fmt.Sprintf("%d pushed layers have no digest in the trace and are paired with nothing; by size they can be", r.NoDigest))
+	}
+	if r.Session > 0 {
+		facts[2] += ", within " + durationText(r.Session)
+	}
+	if r.Skipped > 0 {
+		facts = append(facts, fmt.Sprintf("%d requests left out: the trace does not tell the client, or the size of a layer", r.Skipped))
+	}
+	return facts
+}
+
+func (r *PrefetchReport) table() report.Table {
+	t := report.Table{Names: 1, Head: []string{"prefetcher", "prefetches", "hits", "hits/prefetch", "precision %", "recall %", "fetched", "wasted", "peak memory", "pinned hits", "pinned peak"}}
+	for _, x := range r.Results {
+		t.Rows = append(t.Rows, []string{
+			x.Config.name(), strconv.FormatInt(x.Prefetches, 10), strconv.FormatInt(x.Hits, 10),
+			strconv.FormatFloat(x.HitsPerPrefetch, 'f', 2, 64), percent(x.Precision), percent(x.Recall),
+			bytesText(x.Bytes), bytesText(x.WastedBytes), bytesText(x.PeakBytes),
+			strconv.FormatInt(x.PinnedHits, 10), bytesText(x.PinnedPeakBytes),
+		})
+	}
+	return t
+}
+
+func prefetchNotes() []report.Note {
+	return []report.Note{
+		{Name: "hits/prefetch", Text: "Requests for layers that a prefetched one served, through prefetched layers: Figure 18 of FAST'18."},
+		{Name: "precision %, recall %", Text: "Prefetched layers that were asked for at all, of all prefetched; requests for layers that a prefetched one served, of all."},
+		{Name: "fetched, wasted", Text: "Bytes prefetched, and of these the bytes nobody asked for."},
+		{Name: "peak memory", Text: "The most that prefetched layers took at once."},
+		{Name: "pinned", Text: "The manifest prefetcher keeps what was pushed, so it need not be fetched: requests served so, and the most that it took."},
+	}
+}
+
+func percent(r float64) string { return strconv.FormatFloat(100*r, 'f', 1, 64) }
+
+// bytesText writes bytes with decimal prefixes.
+func bytesText(n int64) string {
+	f, i := float64(n), 0
+	for f >= 999.5 && i < 5 {
+		f /= 1000
+		i++
+	}
+	if i == 0 {
+		return strconv.FormatInt(n, 10) + " B"
+	}
+	return strconv.FormatFloat(f, 'f', 1, 64) + " " + "kMGTP"[i-1:i] + "B"
+}
+
+// durationText writes a duration without zeros at its end.
+func durationText(d time.Duration) string {
+	s := d.String()
+	if strings.HasSuffix(s, "m0s") {
+		s = s[:len(s)-2]
+	}
+	if strings.HasSuffix(s, "h0m") {
+		s = s[:len(s)-2]
+	}
+	return s
+}

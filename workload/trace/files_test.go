@@ -1,0 +1,286 @@
+package trace_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"example.org/slipway/workload/trace"
+)
+
+func TestFiles(t *testing.T) {
+	dir := t.TempDir()
+	logs := filepath.Join(dir, "logs")
+	for _, d := range []string{"logs/.hidden", "logs/sub", "empty"} {
+		if err := os.MkdirAll(filepath.Join(dir, d), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, f := range []string{"logs/b", "logs/.c", "logs/.hidden/d", "logs/sub/a"} {
+		if err := os.WriteFile(filepath.Join(dir, f), []byte("v2\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	link, pipe := filepath.Join(dir, "link"), filepath.Join(logs, "pipe")
+	if err := os.Symlink(logs, link); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		name  string
+		paths []string
+		want  []string
+		size  int64
+	}{
+		{"directory", []string{logs}, []string{"logs/b", "logs/sub/a"}, 6},
+		{"link to a directory", []string{link}, []string{"link/b", "link/sub/a"}, 6},
+		{"hidden, but named", []string{filepath.Join(logs, ".c"), filepath.Join(logs, ".hidden")}, []string{"logs/.c", "logs/.hidden/d"}, 6},
+		{"pipe", []string{pipe}, []string{"logs/pipe"}, 0},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			got, size, err := trace.Files(tc.paths)
+			for i := range got {
+				got[i] = strings.TrimPrefix(got[i], dir+"/")
+			}
+			if diff := cmp.Diff(tc.want, got); diff != "" || size != tc.size || err != nil {
+				t.Errorf("%d bytes, %v, files differ (-want +got):\n%s", size, err, diff)
+			}
+		})
+	}
+	if files, _, err := trace.Files([]string{filepath.Join(dir, "empty")}); err == nil || !strings.Contains(err.Error(), "no files") {
+		t.Errorf("an empty directory: %v, %v", files, err)
+	}
+}
+
+// TestCutCompressed: of a compressed file that was cut short, the last line is not taken
+// for a whole one, whose numbers may lack digits.
+func TestCutCompressed(t *testing.T) {
+	const line = `10.0.0.7 - - [01/Mar/2024:11:00:02 +0100] "GET /v2/ HTTP/1.1" 200 1367`
+	gz, zst := compressed(t, []byte(line+"\n"+line[:len(line)-2]))
+	for name, b := range map[string][]byte{"gzip": gz[:len(gz)-4], "zstd": zst[:len(zst)-2]} {
+		in := trace.NewInput(&trace.InputOptions{Format: trace.FormatCLF})
+		for _, r := range read(t, in, string(b)) {
+			if r.Written != 1367 {
+				t.Errorf("%s: a record of %d bytes", name, r.Written)
+			}
+		}
+		if s := in.Skipped(); len(s) != 1 || s[0].Kind != trace.BadFile {
+			t.Errorf("%s: skipped %+v", name, s)
+		}
+	}
+}
+
+// TestSkippableFrame: parallel compressors of zstd begin with a frame of their own.
+func TestSkippableFrame(t *testing.T) {
+	_, zst := compressed(t, []byte(twoRecords))
+	in := trace.NewInput(nil)
+	got := read(t, in, "\x50\x2a\x4d\x18\x04\x00\x00\x00\x01\x02\x03\x04"+string(zst))
+	if diff := cmp.Diff(golden(), got); diff != "" || len(in.Skipped()) != 0 {
+		t.Errorf("skipped %v, records differ (-want +got):\n%s", in.Skipped(), diff)
+	}
+}
+
+// TestEndlessLine reads what has no end of a line until it is told to end.
+func TestEndlessLine(t *testing.T) {
+	for _, format := range []trace.Format{trace.FormatCLF, trace.FormatTrace} {
+		ctx, cancel := context.WithCancel(context.Background())
+		in := trace.NewInput(&trace.InputOptions{Format: format})
+		ended := make(chan error, 1)
+		go func() {
+			ended <- in.ReadFrom(ctx, endless{}, "f", func(trace.Source, *trace.Record) error { return nil })
+		}()
+		tick := time.NewTicker(time.Millisecond)
+		for in.Read() < 4<<20 {
+			<-tick.C
+		}
+		tick.Stop()
+		cancel()
+		select {
+		case err := <-ended:
+			if !errors.Is(err, context.Canceled) {
+				t.Errorf("%s: %v", format, err)
+			}
+		case <-time.After(30 * time.Second):
+			t.Fatalf("%s: it has not ended for 30 s", format)
+		}
+	}
+}
+
+type endless struct{}
+
+func (endless) Read(b []byte) (int, error) {
+	for i := range b {
+		b[i] = 'x'
+	}
+	return len(b), nil
+}
+
+// TestFollowFromEnd begins while a line is being written: it is read as a whole.
+func TestFollowFromEnd(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	for before, want := range map[string]string{"": "", "ONE": "", clf("ONE"): "", clf("ONE") + "10.0.": "10.0."} {
+		if err := os.WriteFile(path, []byte(before), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if want == "" && !strings.Contains(before, "\n") {
+			want = before
+		}
+		f, err := trace.Follow(path, true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.Stop()
+		if got, err := io.ReadAll(f); err != nil || string(got) != want {
+			t.Errorf("after %q: %q, %v, want %q", before, got, err, want)
+		}
+		if err := f.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// follow records the methods of what a follower of a log in Combined Log Format reads.
+func follow(t *testing.T, path string) (next func() string, stop func() []trace.Skipped) {
+	t.Helper()
+	f, err := trace.Follow(path, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	in := trace.NewInput(&trace.InputOptions{Format: trace.FormatCLF})
+	methods, ended := make(chan string, 100), make(chan error, 1)
+	go func() {
+		ended <- in.Follow(f, path, func(_ trace.Source, r *trace.Record) error { methods <- r.Method; return nil })
+	}()
+	next = func() string {
+		t.Helper()
+		select {
+		case m := <-methods:
+			return m
+		case <-time.After(30 * time.Second):
+			t.Fatal("nothing was read in 30 s")
+			return ""
+		}
+	}
+	return next, func() []trace.Skipped {
+		t.Helper()
+		f.Stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		if err := f.Close(); err != nil {
+			t.Error(err)
+		}
+		if len(methods) > 0 {
+			t.Errorf("more was read: %s", <-methods)
+		}
+		return in.Skipped()
+	}
+}
+
+func clf(method string) string {
+	return `10.0.0.7 - - [01/Mar/2024:11:00:02 +0100] "` + method + ` /v2/ HTTP/1.1" 200 1367` + "\n"
+}
+
+// TestFollowRotated goes on writing to the old log after it was moved away and a new one
+// made, as every writer does until it is told.
+func TestFollowRotated(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	old, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer old.Close()
+	write := func(f *os.File, s string) {
+		t.Helper()
+		if _, err := f.WriteString(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	next, stop := follow(t, path)
+	expect := func(want string) {
+		t.Helper()
+		if got := next(); got != want {
+			t.Errorf("read %s, want %s", got, want)
+		}
+	}
+	write(old, clf("ONE"))
+	expect("ONE")
+	if err := os.Rename(path, path+".1"); err != nil {
+		t.Fatal(err)
+	}
+	now, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer now.Close()
+	// Long enough for a follower that does not wait to have gone on.
+	for range 3 {
+		write(old, clf("TWO"))
+		expect("TWO")
+		time.Sleep(250 * time.Millisecond)
+	}
+	write(old, clf("THREE"))
+	write(now, clf("FOUR"))
+	expect("THREE")
+	expect("FOUR")
+	write(now, strings.TrimSuffix(clf("FIVE"), "67\n"))
+	if s := stop(); len(s) != 1 || s[0].Kind != trace.BadTruncated {
+		t.Errorf("half a line: skipped %+v", s)
+	}
+}
+
+// FuzzAppendTraceJSON compares the line with what encoding/json makes of the fields.
+func FuzzAppendTraceJSON(f *testing.F) {
+	f.Add("docker/17.03 (linux)", "v2/a", int64(256753663), int64(1367), 200)
+	f.Add("\"\\<&>\u2028\xff\x00", "é", int64(1), int64(-1), 0)
+	f.Add("", "", int64(-1), int64(0), 999)
+	f.Add("x", "y", int64(1e18), int64(1<<62), 404)
+	f.Fuzz(func(t *testing.T, agent, id string, nanos, size int64, status int) {
+		r := trace.Record{UserAgent: agent, ID: id, Duration: time.Duration(nanos), Written: size, Status: status, Method: "GET", URI: "/v2/", Time: arrived}
+		want := map[string]any{"host": "", "http.request.duration": nil, "http.request.method": "GET", "http.request.remoteaddr": "",
+			"http.request.uri": "v2/", "http.request.useragent": agent, "http.response.status": nil, "http.response.written": nil, "id": id,
+			"timestamp": "2026-02-03T03:05:06.789Z"}
+		if nanos >= 0 {
+			delete(want, "http.request.duration") // compared below
+		}
+		if status != 0 {
+			want["http.response.status"] = status
+		}
+		if size >= 0 {
+			want["http.response.written"] = size
+		}
+		var got map[string]any
+		if err := json.Unmarshal(r.AppendTrace(nil), &got); err != nil {
+			t.Fatal(err)
+		}
+		if nanos >= 0 {
+			s, ok := got["http.request.duration"].(float64)
+			if d := s - time.Duration(nanos).Seconds(); !ok || d > s*1e-15 || d < -s*1e-15 {
+				t.Errorf("%d ns are %v", nanos, s)
+			}
+			delete(got, "http.request.duration")
+		}
+		plain, err := json.Marshal(want)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var again map[string]any
+		if err := json.Unmarshal(plain, &again); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(again, got); diff != "" {
+			t.Errorf("fields differ (-want +got):\n%s", diff)
+		}
+	})
+}

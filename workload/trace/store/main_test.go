@@ -1,0 +1,9 @@
+package store_test
+
+import (
+	"testing"
+
+	"example.org/slipway/internal/mounttest"
+)
+
+func TestMain(m *testing.M) { mounttest.Main(m) }

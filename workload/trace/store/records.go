@@ -1,0 +1,108 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"example.org/slipway/workload/trace"
+)
+
+// Records calls fn for the requests of one zone in order of time, as records in the
+// ten-field form with all that the store has of them: slower than [Store.Scan] by far.
+// The columns of the query do not matter. The record is valid until fn returns. It
+// ends at the first error of fn, which it returns as it is, or when ctx is done.
+func (s *Store) Records(ctx context.Context, q Query, fn func(*trace.Record) error) error {
+	z, err := s.zone(q.Zone)
+	if err != nil {
+		return err
+	}
+	from, to := q.bounds()
+	for i := range z.days {
+		d := &z.days[i]
+		if d.day+microDay <= from || d.day >= to {
+			continue
+		}
+		if err := d.records(ctx, from, to, fn); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (d *dayFile) records(ctx context.Context, from, to int64, fn func(*trace.Record) error) (err error) {
+	src, err := openSource(d.path, dayBuffers)
+	if err != nil {
+		return fmt.Errorf("read store: %w", err)
+	}
+	defer func() { err = errors.Join(err, src.close()) }()
+	if from > d.day { // begin at the row group that has it
+		var skip int64
+		for _, h := range d.hours {
+			if h.Last >= from {
+				break
+			}
+			skip += h.Rows
+		}
+		if err := src.seek(skip); err != nil {
+			return fmt.Errorf("read store: %w", err)
+		}
+	}
+	var rec trace.Record
+	for n := 0; ; n++ {
+		if n%1024 == 0 {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+		}
+		r, err := src.next()
+		if errors.Is(err, io.EOF) || err == nil && r.Time >= to {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if r.Time < from {
+			continue
+		}
+		r.record(&rec)
+		if err := fn(&rec); err != nil {
+			return err
+		}
+	}
+}
+
+// seek goes to a row.
+func (s *fileSource) seek(rowIndex int64) (err error) {
+	defer damaged(&err, s.path)
+	return s.r.SeekToRow(rowIndex)
+}
+
+// Hour is a part of a file: requests of one hour in UTC.
+type Hour struct {
+	Start   time.Time
+	Records int64
+}
+
+// Hours returns how many requests each hour of a zone has, from the index alone; hours
+// without any are left out.
+func (s *Store) Hours(zone string) ([]Hour, error) {
+	z, err := s.zone(zone)
+	if err != nil {
+		return nil, err
+	}
+	var out []Hour
+	for _, d := range z.days {
+		for _, h := range d.hours {
+			start := time.UnixMicro(h.First - h.First%microHour).UTC()
+			if n := len(out); n > 0 && out[n-1].Start.Equal(start) {
+				out[n-1].Records += h.Rows
+				continue
+			}
+			out = append(out, Hour{start, h.Rows})
+		}
+	}
+	return out, nil
+}
