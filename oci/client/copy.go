@@ -184,6 +184,10 @@ func (c *copier) image(ctx context.Context, im CopyImage) error {
 	if len(refs) == 0 {
 		var err error
 		refs, err = all(func(last string) ([]string, bool, error) { return c.src.Tags(ctx, im.From, last, copyPage) })
+		if errors.Is(err, ErrNothingListed) {
+			c.o.Logger.WarnContext(ctx, "the source lists no tags; the repository is taken for empty", "repo", im.From, "error", err)
+			return nil
+		}
 		if err != nil {
 			c.step(func(p *CopyProgress) { p.Repo, p.Failed = im.From, p.Failed+1 })
 			return fmt.Errorf("list tags of %s: %w", im.From, err)

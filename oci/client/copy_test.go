@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"sync"
@@ -393,5 +395,30 @@ func TestCopyLooksAtBlobs(t *testing.T) {
 			t.Errorf("without %s: got %+v, %v", key, p, err)
 		}
 		break
+	}
+}
+
+// TestCopyWithoutAList copies from registries whose list of tags says nothing, which is
+// how some say that there is nothing, and from one that answers with something else.
+func TestCopyWithoutAList(t *testing.T) {
+	for body, ok := range map[string]bool{
+		`{}`:                              true,
+		`{"name":"a/b"}`:                  true,
+		`{"name":"a/b","tags":null}`:      true,
+		`{"name":"a/b","tags":[]}`:        true,
+		`{"name":"a/b","child":[]}`:       false,
+		`{"errors":[{"code":"UNKNOWN"}]}`: false,
+		`[]`:                              false,
+	} {
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, body) }))
+		src := dial(t, s.URL, nil)
+		p, err := client.Copy(t.Context(), newMem(), src, client.CopyOptions{Images: []client.CopyImage{{From: "a/b"}}})
+		if (err == nil) != ok || p.References != 0 {
+			t.Errorf("tags/list answers %s: %d references, error %v", body, p.References, err)
+		}
+		if _, _, err := src.Tags(t.Context(), "a/b", "", 10); err == nil && !strings.Contains(body, "tags") {
+			t.Errorf("Tags takes %s for a list", body)
+		}
+		s.Close()
 	}
 }

@@ -18,6 +18,15 @@ import (
 	"example.org/slipway/oci"
 )
 
+var (
+	// ErrNothingListed says that a list is an object that holds nothing, or only the name
+	// of the repository. Some registries answer so when there is nothing to list. To tell
+	// it from an answer that lost its list is up to the caller.
+	ErrNothingListed = errors.New("the answer has neither a list nor anything else")
+
+	errNoList = errors.New("the answer has no list")
+)
+
 // Repositories implements [oci.Lister] by Docker's catalogue.
 func (c *Client) Repositories(ctx context.Context, last string, n int) ([]string, bool, error) {
 	l := c.listCall(oci.Request{Kind: oci.KindCatalog}, []string{auth.ScopeRegistryCatalog})
@@ -96,7 +105,12 @@ func (c *Client) namesPage(ctx context.Context, l call) ([]string, *url.URL, err
 		list, ok = page["repositories"]
 	}
 	if !ok { // and not an empty one
-		return nil, nil, fmt.Errorf("GET %s: the answer has no list", bare(l.url))
+		delete(page, "name")
+		err := errNoList
+		if len(page) == 0 {
+			err = ErrNothingListed
+		}
+		return nil, nil, fmt.Errorf("GET %s: %w", bare(l.url), err)
 	}
 	var names []string
 	if err := json.Unmarshal(list, &names); err != nil {
@@ -255,7 +269,7 @@ func (c *Client) referrersPage(ctx context.Context, l call, artifactType string)
 		Manifests json.RawMessage `json:"manifests"`
 	}
 	if err = json.Unmarshal(b, &index); err == nil && index.Manifests == nil {
-		err = errors.New("the answer has no list")
+		err = errNoList
 	}
 	if err == nil {
 		err = json.Unmarshal(index.Manifests, &page)
