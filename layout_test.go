@@ -55,6 +55,7 @@ var layout = map[string][]string{
 	"internal/mounttest":   {},
 	"internal/policy":      {},
 	"internal/report":      {"internal/chart"},
+	"internal/systemd":     {},
 
 	// The registry.
 	"registry":                     {"internal/durable", "oci", "registry/cache", "registry/catalog", "registry/objstore", "registry/objstore/fsstore"},
@@ -128,10 +129,10 @@ var layout = map[string][]string{
 	"scripts/package":    {},
 	"config":             {"oci", "registry/auth", "registry/notify"},
 	"web":                {"gear", "gear/rootfs", "gear/service", "internal/chart", "oci", "oci/fleet", "registry", "registry/auth", "registry/catalog", "registry/mirror"},
-	"serve":              {"config", "gear", "gear/filestore", "gear/rootfs", "gear/service", "internal/durable", "internal/footprint", "internal/policy", "oci", "oci/client", "oci/fleet", "oci/volref", "registry", "registry/auth", "registry/cache/tier", "registry/catalog", "registry/cluster", "registry/mirror", "registry/mirror/airgap", "registry/mirror/upstream", "registry/notify", "registry/objstore", "registry/objstore/fsstore", "registry/objstore/memstore", "registry/objstore/remote", "registry/objstore/s3store", "registry/objstore/swiftstore", "registry/prefetch", "registry/server", "volume/block", "volume/file", "volume/rbd", "volume/service", "web", "workload/trace"},
+	"serve":              {"config", "gear", "gear/filestore", "gear/rootfs", "gear/service", "internal/durable", "internal/footprint", "internal/policy", "internal/systemd", "oci", "oci/client", "oci/fleet", "oci/volref", "registry", "registry/auth", "registry/cache/tier", "registry/catalog", "registry/cluster", "registry/mirror", "registry/mirror/airgap", "registry/mirror/upstream", "registry/notify", "registry/objstore", "registry/objstore/fsstore", "registry/objstore/memstore", "registry/objstore/remote", "registry/objstore/s3store", "registry/objstore/swiftstore", "registry/prefetch", "registry/server", "volume/block", "volume/file", "volume/rbd", "volume/service", "web", "workload/trace"},
 	"serve/servetest":    {"config", "serve"},
 	"agent":              {"config", "gear", "gear/client", "internal/durable", "internal/footprint", "node/cachedir", "node/gearfs", "node/poolfs", "node/snapshotter", "node/view", "oci", "oci/client", "oci/fleet", "oci/volref", "volume/block", "volume/file", "volume/node", "volume/rbd", "volume/volfs"},
-	"cmd/slipway":        {"agent", "config", "gear", "gear/client", "gear/dedup", "gear/service", "internal/durable", "internal/policy", "oci", "oci/client", "oci/volref", "registry", "registry/mirror", "registry/mirror/airgap", "serve", "volume/service", "workload/analyze", "workload/load", "workload/replay", "workload/replay/plan", "workload/replay/result", "workload/simulate", "workload/trace", "workload/trace/store", "workload/trace/synth"},
+	"cmd/slipway":        {"agent", "config", "gear", "gear/client", "gear/dedup", "gear/service", "internal/durable", "internal/policy", "internal/systemd", "oci", "oci/client", "oci/volref", "registry", "registry/mirror", "registry/mirror/airgap", "serve", "volume/service", "workload/analyze", "workload/load", "workload/replay", "workload/replay/plan", "workload/replay/result", "workload/simulate", "workload/trace", "workload/trace/store", "workload/trace/synth"},
 }
 
 // fence is a third-party module and the only packages that may use it.
@@ -165,6 +166,7 @@ var fences = []fence{
 	{"github.com/HdrHistogram/hdrhistogram-go", []string{"workload/replay/result"}, "samples are counted in one place"},
 	{"github.com/parquet-go/parquet-go", []string{"workload/trace/store", "workload/replay/result"}, "who reads a trace or a result knows its columns, not its file format"},
 	{"github.com/ulikunitz/xz", []string{"workload/trace"}, "logs are decompressed in one place"},
+	{"github.com/coreos/go-systemd", []string{"internal/systemd"}, "what systemd is told is in one place"},
 	{"net/http/pprof", []string{"serve"}, "it is served on the debug port only"},
 	{"testing", []string{"oci/ocitest", "registry/objstore/objtest", "serve/servetest", "internal/mounttest", "internal/backendtest", "volume/blocktest", "volume/layouttest"}, "test support is not product code"},
 }

@@ -44,9 +44,10 @@ func RunWorker(ctx context.Context, cfg *config.Agent, sockets []string, log *sl
 const poolName = "pool"
 
 // RunStored is an agent of one process below systemd, which keeps the descriptor
-// of the pool when the agent dies or is restarted.
+// of the pool when the agent dies or is restarted. When again is closed it ends, and leaves
+// the descriptors to the program that this process executes next.
 // The volume worker is a second process all the same, and goes with the first.
-func RunStored(ctx context.Context, cfg *config.Agent, volumeWorker func() *exec.Cmd, log *slog.Logger, ready func()) error {
+func RunStored(ctx context.Context, cfg *config.Agent, volumeWorker func() *exec.Cmd, again <-chan struct{}, log *slog.Logger, ready func()) error {
 	// Who has the sockets has the pool: another agent's is not touched.
 	ls, err := Listen(cfg)
 	if err != nil {
@@ -64,8 +65,34 @@ func RunStored(ctx context.Context, cfg *config.Agent, volumeWorker func() *exec
 	if err != nil {
 		return errors.Join(err, vols.close(), ls.Close())
 	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		select {
+		case <-again:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
 	err = a.Run(ctx, ready)
+	select {
+	case <-again:
+		err = errors.Join(err, passOn(dev, vols))
+	default:
+	}
 	return errors.Join(err, vols.close())
+}
+
+// passOn leaves the descriptors to the program that this process executes next.
+func passOn(dev *os.File, vols *volumeKeeper) error {
+	if dev == nil {
+		return nil
+	}
+	all := map[string]*os.File{poolName: dev}
+	if vols != nil {
+		all[volumesName] = vols.dev
+	}
+	return poolfs.PassOn(all)
 }
 
 // storedPool is the pool that systemd kept, or a new one that it is to keep.

@@ -17,7 +17,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"example.org/slipway/config"
@@ -331,10 +330,4 @@ func (c *certificates) tlsConfig(cfg *config.TLS) (*tls.Config, error) {
 		return t, nil
 	}
 	return outer, nil
-}
-
-// notifySystemd tells the service manager, if there is one.
-func notifySystemd(state string) {
-	// Without a service manager there is nobody to tell, which is no error.
-	_, _ = daemon.SdNotify(false, state)
 }

@@ -19,6 +19,7 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
 	"example.org/slipway/config"
+	"example.org/slipway/internal/systemd"
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/fleet"
 	"example.org/slipway/registry"
@@ -354,7 +355,7 @@ func (s *Server) Run(ctx context.Context) error {
 	run("background work", func() error { s.runJobs(ctx); return nil })
 	run("memory", func() error { keepSmall(ctx, s.handler.Served); return nil })
 	run("health checks", func() error { s.health.run(ctx); return nil })
-	notifySystemd("READY=1")
+	systemd.Notify(systemd.Ready)
 	attrs := []any{"addr", s.listen.Addr().String(), "root", s.root.dir, "tls", s.certs != nil, "auth", !s.auth.Open()}
 	if s.debugLn != nil {
 		attrs = append(attrs, "debug", s.debugLn.Addr().String())
@@ -365,7 +366,7 @@ func (s *Server) Run(ctx context.Context) error {
 	case <-ctx.Done():
 	case err = <-failed:
 	}
-	notifySystemd("STOPPING=1")
+	systemd.Notify(systemd.Stopping)
 	err = errors.Join(err, s.drain())
 	cancel()
 	wg.Wait()

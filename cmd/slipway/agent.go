@@ -14,11 +14,11 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/spf13/cobra"
 
 	"example.org/slipway/agent"
 	"example.org/slipway/config"
+	"example.org/slipway/internal/systemd"
 )
 
 // agentFlags are the flags of all commands that have to do with an agent.
@@ -27,7 +27,7 @@ type agentFlags struct {
 }
 
 func (f *agentFlags) add(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&f.file, "config", "", "configuration file (see slipway agent config)")
+	cmd.Flags().StringVar(&f.file, "config", "", "configuration file (default "+systemAgentConfig+" if it is there and --root is not given; see slipway agent config)")
 	cmd.Flags().StringVar(&f.root, "root", "", "directory of the agent (default /var/lib/slipway-agent)")
 }
 
@@ -43,11 +43,18 @@ func (f *agentFlags) load() (*config.Agent, error) {
 	if err != nil {
 		return nil, err
 	}
+	ofSystem := f.file == "" && root == "" && there(systemAgentConfig)
+	if ofSystem {
+		f.file = systemAgentConfig
+	}
 	set("root", root, "--root")
 	set("address", f.address, "--address")
 	cfg, warnings, err := config.LoadAgent(f.file, over)
 	for _, w := range warnings {
 		slog.Warn("configuration", "warning", w.String())
+	}
+	if ofSystem {
+		err = whoseConfig(err)
 	}
 	return cfg, err
 }
@@ -60,12 +67,13 @@ func agentCommand() *cobra.Command {
 		Short: "Run the node agent: containers start before their image is here",
 		Long: `Run the node agent. containerd uses it as a proxy snapshotter (slipway agent setup
 --containerd writes the settings); slipway mount uses it without containerd. It needs root.
-Without --config it has the defaults that slipway agent config prints.
+Without a configuration it has the defaults that slipway agent config prints.
 
 When it is told to end while containers use its files, it goes on until they are gone; a
 second signal ends it at once. kill -9 of the worker it starts disturbs no container. As a
 service of systemd (Type=notify) it is one process that ends at once, and systemd keeps what
-containers need until it is there again.`,
+containers need until it is there again. SIGHUP, which systemctl reload sends, has it read its
+configuration again.`,
 		Example: `  slipway agent
   slipway agent --config /etc/slipway/agent.yml
   slipway agent --root /var/tmp/state
@@ -83,12 +91,8 @@ containers need until it is there again.`,
 			switch {
 			case cmd.Flags().Changed("worker"):
 				return runWorker(ctx, cfg, worker, log)
-			case os.Getenv("NOTIFY_SOCKET") != "":
-				self, err := os.Executable()
-				if err != nil {
-					return err
-				}
-				return agent.RunStored(ctx, cfg, volumeWorker(cfg, &f, self, true), log, func() { _, _ = daemon.SdNotify(false, daemon.SdNotifyReady) })
+			case systemd.IsManager():
+				return storedAgent(ctx, cfg, &f, log)
 			default:
 				if hangup { // the end of the terminal is as good as a signal to end
 					var stop context.CancelFunc
@@ -114,11 +118,45 @@ func agentLogger(cfg *config.Agent, w io.Writer) *slog.Logger {
 	if err := level.UnmarshalText([]byte(cfg.Log.Level)); err != nil {
 		level = slog.LevelInfo // the configuration was checked
 	}
-	o := &slog.HandlerOptions{Level: level}
-	if cfg.Log.Formatter == "json" {
-		return slog.New(slog.NewJSONHandler(w, o))
+	return slog.New(logHandler(w, cfg.Log.Formatter == "json", &slog.HandlerOptions{Level: level}))
+}
+
+// storedAgent is an agent below systemd. SIGHUP makes it begin anew with the configuration as
+// it is then, in the same process, and with what containers need in its hands.
+func storedAgent(ctx context.Context, cfg *config.Agent, f *agentFlags, log *slog.Logger) error {
+	self, err := os.Executable()
+	if err != nil {
+		return err
 	}
-	return slog.New(slog.NewTextHandler(w, o))
+	stop := systemd.FeedWatchdog(log)
+	defer stop()
+	hangups, again, ended := make(chan os.Signal, 1), make(chan struct{}), make(chan struct{})
+	signal.Notify(hangups, syscall.SIGHUP)
+	defer func() { signal.Stop(hangups); close(hangups); <-ended }()
+	go func() {
+		defer close(ended)
+		for range hangups {
+			if _, err := f.load(); err != nil {
+				log.Error("the configuration is not good; the agent goes on with the one it has", "err", err)
+				continue
+			}
+			systemd.Notify(systemd.Reloading)
+			close(again)
+			return
+		}
+	}()
+	err = agent.RunStored(ctx, cfg, volumeWorker(cfg, f, self, true), again, log, func() { systemd.Notify(systemd.Ready) })
+	select {
+	case <-again:
+	default:
+		return err
+	}
+	if err != nil || ctx.Err() != nil {
+		return err
+	}
+	log.Info("the agent begins anew")
+	signal.Ignore(syscall.SIGHUP) // until it has
+	return syscall.Exec(self, os.Args, os.Environ())
 }
 
 // keepAgent is the keeper: it starts workers, this same program.
@@ -307,7 +345,7 @@ what it should be is removed, and fetched again when it is needed. Containers go
 }
 
 func agentConfigCommand() *cobra.Command {
-	return &cobra.Command{
+	cmd := &cobra.Command{
 		Use:     "config",
 		Short:   "Print an agent's configuration file with every key, its default and meaning",
 		Example: `  slipway agent config > /etc/slipway/agent.yml`,
@@ -317,4 +355,27 @@ func agentConfigCommand() *cobra.Command {
 			return err
 		},
 	}
+	cmd.AddCommand(agentConfigCheckCommand())
+	return cmd
+}
+
+func agentConfigCheckCommand() *cobra.Command {
+	var f agentFlags
+	cmd := &cobra.Command{
+		Use:     "check [FILE]",
+		Short:   "Check an agent's configuration file",
+		Example: `  slipway agent config check /etc/slipway/agent.yml`,
+		Args:    cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 1 {
+				f.file = args[0]
+			}
+			if _, err := f.load(); err != nil {
+				return err
+			}
+			_, err := fmt.Fprintln(cmd.OutOrStdout(), "configuration is good")
+			return err
+		},
+	}
+	return cmd
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/signal"
 	"strings"
@@ -14,11 +15,15 @@ import (
 	"github.com/spf13/cobra"
 
 	"example.org/slipway/agent"
+	"example.org/slipway/internal/systemd"
 )
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	agent.Version = version
+	if systemd.ToJournal() { // what is logged before a configuration is read
+		slog.SetDefault(slog.New(logHandler(os.Stderr, false, nil)))
+	}
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
 	err := rootCommand().ExecuteContext(ctx)
 	interrupted := ctx.Err() != nil
@@ -29,7 +34,7 @@ func main() {
 	if interrupted && errors.Is(err, context.Canceled) {
 		err = errors.New("interrupted")
 	}
-	fmt.Fprintf(os.Stderr, "slipway: %v%s\n", err, wayOut(err))
+	fmt.Fprintln(os.Stderr, systemd.Failure(fmt.Sprintf("slipway: %v%s", err, wayOut(err))))
 	var code exitCode
 	if errors.As(err, &code) {
 		os.Exit(code.code)

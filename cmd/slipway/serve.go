@@ -2,7 +2,10 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"log/slog"
 	"os"
 	"os/signal"
@@ -12,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"example.org/slipway/config"
+	"example.org/slipway/internal/systemd"
 	"example.org/slipway/serve"
 )
 
@@ -24,10 +28,51 @@ http: {addr: "127.0.0.1:5000", debug: {addr: "127.0.0.1:5001"}}
 // configFlags are the flags of every command that needs the configuration.
 type configFlags struct {
 	file, root, addr, debugAddr string
+	builtin                     bool // never the system's file
+}
+
+// systemConfig and systemAgentConfig are where packages have the configurations of the server
+// and the agent of a machine. Commands that are told of no other use them.
+const (
+	systemConfig      = "/etc/slipway/config.yml"
+	systemAgentConfig = "/etc/slipway/agent.yml"
+)
+
+// ownRoot is the data directory of a server without a configuration.
+const ownRoot = "./slipway-data"
+
+// there tells whether a file is there. One that may not be looked at is.
+func there(name string) bool {
+	_, err := os.Stat(name)
+	return !errors.Is(err, fs.ErrNotExist)
+}
+
+// orSystem returns the configuration file that is meant where none is named: the system's,
+// unless a directory is named, or the data of a server without a configuration are here.
+func (f *configFlags) orSystem() string {
+	if f.file != "" || f.builtin || f.root != "" || there(ownRoot) || !there(systemConfig) {
+		return f.file
+	}
+	return systemConfig
+}
+
+// whoseConfig adds to the error of a system's file that may not be read what can be done.
+func whoseConfig(err error) error {
+	if errors.Is(err, fs.ErrPermission) {
+		return fmt.Errorf("%w; it is of this machine's service: be root, or name your own directory with --root", err)
+	}
+	return err
+}
+
+func (f *configFlags) defaultFile() string {
+	if f.builtin {
+		return "built-in"
+	}
+	return systemConfig + " if it is there and " + ownRoot + " is not, else built-in"
 }
 
 func (f *configFlags) add(cmd *cobra.Command, listening bool) {
-	cmd.Flags().StringVar(&f.file, "config", "", "configuration file (default: built-in, see slipway config example)")
+	cmd.Flags().StringVar(&f.file, "config", "", "configuration file (default: "+f.defaultFile()+", see slipway config example)")
 	cmd.Flags().StringVar(&f.root, "root", "", "data directory (default ./slipway-data)")
 	if listening {
 		cmd.Flags().StringVar(&f.addr, "addr", "", "address to serve on (default 127.0.0.1:5000)")
@@ -49,10 +94,13 @@ func (f *configFlags) load() (*config.Config, error) {
 	var cfg *config.Config
 	var warnings config.Warnings
 	var err error
-	if f.file == "" {
+	if file := f.orSystem(); file == "" {
 		cfg, warnings, err = config.Parse(strings.NewReader(builtin), &config.Options{Name: "built-in configuration", Env: os.Environ(), Overrides: over})
 	} else {
-		cfg, warnings, err = config.Load(f.file, os.Environ(), over)
+		cfg, warnings, err = config.Load(file, os.Environ(), over)
+		if f.file == "" {
+			err = whoseConfig(err)
+		}
 	}
 	for _, w := range warnings {
 		slog.Warn("configuration", "warning", w.String())
@@ -61,7 +109,7 @@ func (f *configFlags) load() (*config.Config, error) {
 }
 
 func serveCommand() *cobra.Command {
-	var f configFlags
+	f := configFlags{builtin: true}
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the registry",
@@ -86,6 +134,7 @@ serves on 127.0.0.1:5000, to this machine only.`,
 func runServer(ctx context.Context, cfg *config.Config) error {
 	log := newLogger(cfg)
 	slog.SetDefault(log)
+	defer systemd.FeedWatchdog(log)()
 	s, err := serve.New(ctx, cfg, &serve.Options{Logger: log, Version: version})
 	if err != nil {
 		return err
@@ -112,14 +161,24 @@ func runServer(ctx context.Context, cfg *config.Config) error {
 	return nil
 }
 
+// logHandler writes a log to w, which is standard error, and tells the journal how grave each
+// line is if that is read by it.
+func logHandler(w io.Writer, json bool, o *slog.HandlerOptions) slog.Handler {
+	base := func(w io.Writer) slog.Handler {
+		if json {
+			return slog.NewJSONHandler(w, o)
+		}
+		return slog.NewTextHandler(w, o)
+	}
+	if systemd.ToJournal() {
+		return systemd.NewHandler(w, base)
+	}
+	return base(w)
+}
+
 // newLogger makes the log the configuration asks for, on standard error.
 func newLogger(cfg *config.Config) *slog.Logger {
-	opts := &slog.HandlerOptions{Level: cfg.Log.SlogLevel()}
-	var h slog.Handler = slog.NewTextHandler(os.Stderr, opts)
-	if cfg.Log.Formatter != "text" {
-		h = slog.NewJSONHandler(os.Stderr, opts)
-	}
-	log := slog.New(h)
+	log := slog.New(logHandler(os.Stderr, cfg.Log.Formatter != "text", &slog.HandlerOptions{Level: cfg.Log.SlogLevel()}))
 	for k, v := range cfg.Log.Fields {
 		log = log.With(k, v)
 	}

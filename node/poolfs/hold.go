@@ -253,9 +253,49 @@ func (nothing) Resolve(uint64) (k Key, size int64, ok bool) { return k, 0, false
 // Views implements [Resolver].
 func (nothing) Views() []uint64 { return nil }
 
-// Inherited returns the descriptor of a pool that this process was started with: the one systemd keeps under name
-// (LISTEN_FDS, after [Store]), else the one a [Holder] passed. os.ErrNotExist if there is none: mount then.
+// passedOn is the variable by which a program gets descriptors of the one that its process executed before: the
+// process, and NAME=NUMBER of each.
+const passedOn = "SLIPWAY_POOLS"
+
+// PassOn leaves copies of the descriptors, by their names, to the program that this process executes next, which finds
+// them with [Inherited].
+func PassOn(devs map[string]*os.File) error {
+	list := []string{strconv.Itoa(os.Getpid())}
+	for name, dev := range devs {
+		fd, err := fuse.RawFD(dev)
+		if err != nil {
+			return err
+		}
+		if fd, err = unix.Dup(fd); err != nil { // which stays open when a program is executed
+			return fmt.Errorf("pass on %s: %w", name, err)
+		}
+		list = append(list, name+"="+strconv.Itoa(fd))
+	}
+	return os.Setenv(passedOn, strings.Join(list, ":"))
+}
+
+// passed returns the number of a descriptor that was passed on.
+func passed(name string) (fd int, found bool) {
+	list := strings.Split(os.Getenv(passedOn), ":")
+	if list[0] != strconv.Itoa(os.Getpid()) { // of another process, whose child this is
+		return 0, false
+	}
+	for _, entry := range list[1:] {
+		if n, ok := strings.CutPrefix(entry, name+"="); ok {
+			fd, err := strconv.Atoi(n)
+			return fd, err == nil
+		}
+	}
+	return 0, false
+}
+
+// Inherited returns the descriptor of a pool that this process was started with: one that was passed on under name
+// ([PassOn]), else the one systemd keeps under it (LISTEN_FDS, after [Store]), else the one a [Holder] passed.
+// os.ErrNotExist if there is none: mount then.
 func Inherited(name string) (*os.File, error) {
+	if fd, found := passed(name); found {
+		return poolAt(fd)
+	}
 	fd := WorkerFD
 	if os.Getenv("LISTEN_PID") == strconv.Itoa(os.Getpid()) {
 		n, _ := strconv.Atoi(os.Getenv("LISTEN_FDS"))
@@ -269,6 +309,11 @@ func Inherited(name string) (*os.File, error) {
 			return nil, fmt.Errorf("systemd keeps no descriptor %q: %w", name, os.ErrNotExist)
 		}
 	}
+	return poolAt(fd)
+}
+
+// poolAt makes a file of a descriptor of a pool.
+func poolAt(fd int) (*os.File, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFCHR || st.Rdev != unix.Mkdev(10, 229) {
 		return nil, fmt.Errorf("descriptor %d is not that of a pool: %w", fd, os.ErrNotExist)
