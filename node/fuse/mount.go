@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 
@@ -29,8 +28,6 @@ const Device = "/dev/fuse"
 
 const (
 	fuseType        = "fuse.slipway"
-	fusectl         = "/sys/fs/fuse/connections"
-	fusectlMagic    = 0x65735543 // FUSE_CTL_SUPER_MAGIC
 	defaultReadhead = 1 << 20
 )
 
@@ -77,8 +74,8 @@ func setReadahead(conn uint32, size int) error {
 	}
 	path := fmt.Sprintf("/sys/class/bdi/0:%d/read_ahead_kb", conn)
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil // a kernel without it: only slower
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.EROFS) {
+		return nil // a kernel without it, or a container whose /sys is read-only: only slower
 	}
 	if err != nil {
 		return fmt.Errorf("set read-ahead: %w", err)
@@ -156,28 +153,37 @@ func unescapeMount(s string) string {
 }
 
 // Abort ends a connection whatever state its server and users are in: every waiting request fails and so does every
-// later one. It is the way out when a server hangs, and belongs to every teardown. The control file system is mounted
-// if it is not. A connection that is gone already is no error.
+// later one. It is the way out when a server hangs, and belongs to every teardown. A connection that is gone already
+// is no error.
 func Abort(conn uint32) error {
-	if err := mountFusectl(); err != nil {
-		return err
+	ctl, err := control()
+	if err != nil {
+		return fmt.Errorf("mount the FUSE control file system: %w", err)
 	}
-	err := os.WriteFile(filepath.Join(fusectl, strconv.FormatUint(uint64(conn), 10), "abort"), []byte("1"), 0)
-	if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ENODEV) {
+	defer unix.Close(ctl)
+	fd, err := unix.Openat(ctl, strconv.FormatUint(uint64(conn), 10)+"/abort", unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	if err == nil {
+		_, err = unix.Write(fd, []byte("1"))
+		err = errors.Join(err, unix.Close(fd))
+	}
+	if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENODEV) {
 		return fmt.Errorf("abort FUSE connection %d: %w", conn, err)
 	}
 	return nil
 }
 
-func mountFusectl() error {
-	var st unix.Statfs_t
-	if err := unix.Statfs(fusectl, &st); err == nil && st.Type == fusectlMagic {
-		return nil
+// control is a descriptor of the control file system, mounted nowhere: where it is by custom, in /sys, it is in no
+// container whose /sys is read-only.
+func control() (int, error) {
+	ctx, err := unix.Fsopen("fusectl", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return -1, err
 	}
-	if err := unix.Mount("fusectl", fusectl, "fusectl", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil && !errors.Is(err, unix.EBUSY) {
-		return fmt.Errorf("mount the FUSE control file system: %w", err)
+	defer unix.Close(ctx)
+	if err := unix.FsconfigCreate(ctx); err != nil {
+		return -1, err
 	}
-	return nil
+	return unix.Fsmount(ctx, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC)
 }
 
 // Unmount takes a FUSE mount away from dir. What uses it keeps it alive, and it must then go on being served. A directory on which nothing is mounted is no error.
