@@ -82,7 +82,7 @@ func probeDevices(ctx context.Context, kind, program string) error {
 		return nil
 	}
 	if out, err := exec.CommandContext(ctx, "modprobe", module).CombinedOutput(); err != nil {
-		return fmt.Errorf("the kernel has no module %s: %w %.200s", module, err, bytes.TrimSpace(out))
+		return fmt.Errorf("module %[1]s is not loaded, and the agent, which as a service may not, could not load it: modprobe %[1]s does for now, a line %[1]s in /etc/modules-load.d/slipway.conf at every boot (%[2]w %.200[3]s)", module, err, bytes.TrimSpace(out))
 	}
 	_, err := os.Stat(sign)
 	return err
