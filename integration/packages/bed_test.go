@@ -1,12 +1,10 @@
 package packages
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -14,6 +12,7 @@ import (
 	"time"
 
 	"example.org/slipway/integration/internal/proc"
+	made "example.org/slipway/integration/internal/release"
 	"example.org/slipway/integration/internal/slipway"
 	"example.org/slipway/integration/internal/tool"
 )
@@ -22,8 +21,6 @@ import (
 const (
 	version = "0.1.0"
 	newer   = "0.2.0"
-	// epoch is the time of everything in them: 2023-11-14.
-	epoch = "1700000000"
 )
 
 // builds are what release has made already, by its arguments.
@@ -53,29 +50,16 @@ func release(t *testing.T, version string, kinds ...string) string {
 			t.Fatal(err)
 		}
 		builds.dir, builds.made = dir, map[string]error{}
-		if err := os.Symlink(slipway.Binary(t), filepath.Join(dir, "slipway-"+runtime.GOARCH)); err != nil {
-			t.Fatal(err)
-		}
 	}
 	key := version + "-" + strings.Join(kinds, "-")
 	out := filepath.Join(builds.dir, key)
 	if _, ok := builds.made[key]; !ok {
-		builds.made[key] = makeRelease(t.Context(), version, out, kinds)
+		builds.made[key] = made.Make(t.Context(), slipway.Binary(t), version, out, kinds...)
 	}
 	if err := builds.made[key]; err != nil {
 		t.Fatal(err)
 	}
 	return out
-}
-
-func makeRelease(ctx context.Context, version, out string, kinds []string) error {
-	cmd := exec.CommandContext(ctx, "../../scripts/release.sh", kinds...)
-	cmd.Env = append(os.Environ(), "VERSION="+version, "SOURCE_DATE_EPOCH="+epoch, "RELEASE_DIRTY=1", "RELEASE_QUICK=1",
-		"RELEASE_ARCH="+runtime.GOARCH, "RELEASE_BINARIES="+builds.dir, "RELEASE_DIR="+out)
-	if b, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("scripts/release.sh: %w\n%s", err, b)
-	}
-	return nil
 }
 
 // debian is a Debian system without systemd, with mounts, processes and network of its own.
@@ -185,7 +169,7 @@ func (d *debian) stop(t *testing.T, name string, p *proc.Process) {
 // SLIPWAY_UPGRADE_FROM may name a package that was made of other sources.
 func (d *debian) install(t *testing.T, v string) string {
 	t.Helper()
-	name := fmt.Sprintf("slipway_%s_%s.deb", v, runtime.GOARCH)
+	name := made.Deb(v)
 	from := os.Getenv("SLIPWAY_UPGRADE_FROM")
 	if from == "" || v != version {
 		from = filepath.Join(release(t, v, debs(v)...), name)

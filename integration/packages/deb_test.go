@@ -259,17 +259,21 @@ func (c *container) end(t *testing.T) {
 	}
 }
 
-// purgeWithMounts purges the package while a container's root is mounted: that is left.
+// purgeWithMounts purges the package while a container's root is mounted. That is left, as
+// are the images.
 func (d *debian) purgeWithMounts(t *testing.T) {
 	t.Helper()
-	d.run(t, "cp", "-a", "/var/lib/slipway", "/srv/data")
 	d.run(t, "cp", "-a", "/usr/bin/slipway", "/srv/slipway")
-	d.run(t, "dpkg", "--purge", "slipway")
-	if _, err := os.Stat(d.path("/var/lib/slipway-agent")); err != nil {
-		t.Errorf("the agent's directory, in which there are mounts: %v", err)
+	said := d.run(t, "sh", "-c", "dpkg --purge slipway 2>&1")
+	for _, dir := range []string{"/var/lib/slipway", "/var/lib/slipway-agent"} {
+		if _, err := os.Stat(d.path(dir)); err != nil {
+			t.Errorf("purge has not kept the data: %v", err)
+		}
+		if !strings.Contains(said, "rm -rf --one-file-system "+dir+"\n") {
+			t.Errorf("purge does not say how %s is deleted:\n%s", dir, said)
+		}
 	}
-	d.gone(t, "/var/lib/slipway")
-	d.run(t, "cp", "-a", "/srv/data", "/var/lib/slipway")
+	d.gone(t, "/var/log/slipway", "/etc/slipway")
 }
 
 func (d *debian) gone(t *testing.T, paths ...string) {
@@ -298,8 +302,15 @@ func (d *debian) removeAndPurge(t *testing.T, digest string) {
 	}
 	d.stop(t, "server", server)
 	d.run(t, "dpkg", "--purge", "slipway")
-	d.gone(t, "/usr/bin/slipway", "/etc/slipway", "/var/lib/slipway", "/var/lib/slipway-agent", "/var/log/slipway")
+	d.gone(t, "/usr/bin/slipway", "/etc/slipway", "/var/log/slipway")
 	d.run(t, "id", "slipway")
+	d.install(t, newer)
+	server = d.serve(t)
+	if got := d.outside(t, "skopeo", "inspect", "--tls-verify=false", "--format", "{{.Digest}}", "docker://"+image); got != digest {
+		t.Errorf("after purge and installation the server has %s, want %s", got, digest)
+	}
+	d.stop(t, "server", server)
+	d.run(t, "dpkg", "--purge", "slipway")
 }
 
 // checkSystemd looks at what the package's scripts ask of systemd. There is none here: a
