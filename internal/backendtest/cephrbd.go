@@ -2,9 +2,17 @@ package backendtest
 
 import (
 	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // RBDPool is the pool of the cluster that StartRBD starts.
@@ -64,6 +72,61 @@ func (c *Ceph) StartOSD(t testing.TB) {
 	// The map still has the old one as up: without this, "up" would not mean the new.
 	c.Command(t, "osd", "down", "0")
 	c.OSD.Start(c.osdUp)
+}
+
+// HoldCommits has the OSD write nothing to its disk until the function that it returns is
+// called: what clients send arrives, and is not done. It stops the one thread of the OSD
+// that does so.
+func (c *Ceph) HoldCommits(t testing.TB) (release func()) {
+	t.Helper()
+	tid := thread(t, c.OSD.Pid(), "bstore_kv_sync")
+	stopped, end, ended := make(chan error, 1), make(chan struct{}), make(chan error, 1)
+	go func() { // what traces a thread is one thread
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := unix.PtraceSeize(tid)
+		if err == nil {
+			err = unix.PtraceInterrupt(tid)
+		}
+		if err == nil {
+			_, err = unix.Wait4(tid, nil, unix.WALL, nil)
+		}
+		stopped <- err
+		<-end
+		ended <- unix.PtraceDetach(tid)
+	}()
+	if err := <-stopped; err != nil {
+		close(end)
+		t.Fatalf("stop thread %d of the OSD: %v", tid, err)
+	}
+	return sync.OnceFunc(func() {
+		close(end)
+		if err := <-ended; err != nil {
+			t.Errorf("let thread %d of the OSD go on: %v", tid, err)
+		}
+	})
+}
+
+// thread is the number of a process's thread of that name.
+func thread(t testing.TB, pid int, name string) int {
+	t.Helper()
+	names, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/comm", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range names {
+		b, err := os.ReadFile(path)
+		if err != nil || strings.TrimSpace(string(b)) != name {
+			continue
+		}
+		tid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return tid
+	}
+	t.Fatalf("process %d has no thread %s", pid, name)
+	return 0
 }
 
 // Full makes the cluster refuse whatever would make it grow, or ends that. The OSD

@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -13,6 +14,9 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/ceph/go-ceph/rados"
+	ceph "github.com/ceph/go-ceph/rbd"
 
 	"example.org/slipway/volume/block"
 	"example.org/slipway/volume/rbd"
@@ -27,6 +31,9 @@ type job struct {
 	Options rbd.Options
 	ID      string
 	Write   bool
+	// Bare, unless empty, is the id of a clone that is opened to write without a lease, as
+	// the kernel or a tool of Ceph would open it. Nothing else happens.
+	Bare string
 }
 
 // child does the job, if there is one.
@@ -38,6 +45,10 @@ func child() bool {
 	var j job
 	if err := json.Unmarshal([]byte(text), &j); err != nil {
 		panic(err)
+	}
+	if j.Bare != "" {
+		openBare(j)
+		return true
 	}
 	s, err := rbd.Open(context.Background(), j.Options)
 	var v block.Volume
@@ -67,6 +78,26 @@ func child() bool {
 		tell(err)
 	}
 	return true
+}
+
+// openBare ends with the process.
+func openBare(j job) {
+	conn, err := rados.NewConnWithUser("admin")
+	if err == nil {
+		err = errors.Join(conn.ReadConfigFile(j.Options.Conf), conn.Connect())
+	}
+	var at *rados.IOContext
+	if err == nil {
+		at, err = conn.OpenIOContext(j.Options.Pool)
+	}
+	if err == nil {
+		at.SetNamespace(j.Options.Clones)
+		_, err = ceph.OpenImageById(at, j.Bare, ceph.NoSnapshot)
+	}
+	tell(err)
+	if err == nil {
+		select {}
+	}
 }
 
 func tell(err error) {

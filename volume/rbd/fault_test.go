@@ -178,20 +178,11 @@ func TestBroken(t *testing.T) {
 	for _, object := range []string{"rbd_header." + id[strings.LastIndexAny(id, "\x00")+1:], "rbd_id.name"} {
 		c.Tool(t, "rados", "-p", o.Pool, "-N", o.Namespace, "rm", object)
 	}
-	// And one that is killed sooner: librbd deletes from the trash.
+	// And one that is killed sooner.
 	v, err = s.Create(ctx, "trashed", "", 8<<20)
 	must(t, err)
 	must(t, v.Close())
-	id = strings.TrimSpace(c.Tool(t, "rados", "-p", o.Pool, "-N", o.Namespace, "get", "rbd_id.trashed", "-"))
-	id = "id_" + id[strings.LastIndexAny(id, "\x00")+1:]
-	c.Tool(t, "rbd", "trash", "mv", name("trashed"))
-	entry := filepath.Join(t.TempDir(), "entry")
-	c.Tool(t, "rados", "-p", o.Pool, "-N", o.Namespace, "getomapval", "rbd_trash", id, entry)
-	text, err := os.ReadFile(entry)
-	must(t, err)
-	text[6] = 3 // the source "removing"
-	must(t, os.WriteFile(entry, text, 0o600))
-	c.Tool(t, "rados", "-p", o.Pool, "-N", o.Namespace, "setomapval", "--input-file", entry, "rbd_trash", id)
+	trash(t, c, o.Pool, o.Namespace, "trashed")
 	for _, id := range []string{"name", "trashed"} {
 		info, err := s.Stat(ctx, id)
 		if err != nil || info.Committed {
@@ -213,6 +204,26 @@ func TestBroken(t *testing.T) {
 	if left := c.Tool(t, "rbd", "--namespace", o.Namespace, "--pool", o.Pool, "ls"); left != "" {
 		t.Errorf("left in the directory: %s", left)
 	}
+}
+
+// trash leaves an image as a removal does that is killed: librbd deletes from the trash.
+// It returns the image's id.
+func trash(t testing.TB, c *backendtest.Ceph, pool, namespace, name string) string {
+	t.Helper()
+	rados := func(args ...string) string {
+		return c.Tool(t, "rados", append([]string{"-p", pool, "-N", namespace}, args...)...)
+	}
+	id := strings.TrimSpace(rados("get", "rbd_id."+name, "-"))
+	id = id[strings.LastIndexAny(id, "\x00")+1:]
+	c.Tool(t, "rbd", "trash", "mv", pool+"/"+namespace+"/"+name)
+	entry := filepath.Join(t.TempDir(), "entry")
+	rados("getomapval", "rbd_trash", "id_"+id, entry)
+	text, err := os.ReadFile(entry)
+	must(t, err)
+	text[6] = 3 // the source "removing"
+	must(t, os.WriteFile(entry, text, 0o600))
+	rados("setomapval", "--input-file", entry, "rbd_trash", "id_"+id)
+	return id
 }
 
 // away is the timeout of stores whose cluster is about to go. What stands before that

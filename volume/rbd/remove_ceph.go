@@ -31,7 +31,10 @@ func (s *Store) remove(id string) error {
 		if err := s.retire(at, l, id); err != nil {
 			return false, err
 		}
-		if err := rbd.RemoveImage(at, id); err != nil && !isMissing(err) {
+		switch err := rbd.RemoveImage(at, id); {
+		case errno(err) == eBusy: // snapshots and clones there are none of any more
+			return false, fmt.Errorf("%w (%w)", errWatched, err)
+		case err != nil && !isMissing(err):
 			return false, translate(err)
 		}
 		if there, err := exists(at, id); err != nil || there {

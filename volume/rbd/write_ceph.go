@@ -153,18 +153,12 @@ func (s *Store) openLocked(at *rados.IOContext, l *lease, id string) (*volume, e
 	return v, nil
 }
 
-// takeLock locks an image for who has the writer's lease. Others who watch it have it
-// open to write without a lease, mapped by the kernel for example; or they are gone,
-// and the cluster does not know yet, for half a minute.
+// takeLock locks an image for who has the writer's lease. Of a lease that a dead process
+// had, the watchers are dead, too.
 func (s *Store) takeLock(img *rbd.Image, l *lease) error {
-	watchers, err := img.ListWatchers()
-	if err != nil {
-		return translate(err)
-	}
-	self := s.conn.GetInstanceID()
-	for _, w := range watchers {
-		if uint64(w.Id) != self && !l.inherited {
-			return fmt.Errorf("%w: it is mapped by %s", block.ErrInUse, w.Addr)
+	if !l.inherited {
+		if err := s.unwatched(img); err != nil {
+			return err
 		}
 	}
 	owners, err := img.LockGetOwners()
@@ -217,7 +211,8 @@ func (s *Store) openWriter(id string) (*volume, error) {
 }
 
 // exclusively calls f with the writer's lease of a volume that is there, and releases
-// it unless f keeps it.
+// it unless f keeps it. If watchers were in f's way, those of them that are gone will not
+// be for ever.
 func (s *Store) exclusively(id string, f func(at *rados.IOContext, l *lease) (keep bool, err error)) error {
 	at, err := s.in(id)
 	if err != nil {
@@ -235,6 +230,9 @@ func (s *Store) exclusively(id string, f func(at *rados.IOContext, l *lease) (ke
 		return err
 	}
 	keep, err := f(at, l)
+	if errors.Is(err, errWatched) { // f has closed the image: who watches it keeps it loaded
+		err = errors.Join(err, s.reload(at, id))
+	}
 	if !keep {
 		l.release()
 	}

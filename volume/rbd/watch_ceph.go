@@ -1,0 +1,138 @@
+//go:build ceph
+
+package rbd
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/ceph/go-ceph/rados"
+	"github.com/ceph/go-ceph/rbd"
+	"golang.org/x/sync/errgroup"
+
+	"example.org/slipway/volume/block"
+)
+
+// errWatched: others have an image open to write who have no lease, mapped by the kernel
+// for example; or they are gone and the cluster does not know yet.
+var errWatched = fmt.Errorf("%w: it is mapped", block.ErrInUse)
+
+// unwatched fails with errWatched if others watch an image.
+func (s *Store) unwatched(img *rbd.Image) error {
+	watchers, err := img.ListWatchers()
+	if err != nil {
+		return translate(err)
+	}
+	var others []string
+	for _, w := range watchers {
+		if uint64(w.Id) != s.conn.GetInstanceID() {
+			others = append(others, fmt.Sprintf("client.%d at %s", w.Id, w.Addr))
+		}
+	}
+	if len(others) > 0 {
+		return fmt.Errorf("%w by %s", errWatched, strings.Join(others, ", "))
+	}
+	return nil
+}
+
+const (
+	// neighbours is how many objects an OSD is asked for to have it forget another one:
+	// twice what it keeps of a placement group, osd_pg_object_context_cache_count.
+	neighbours = 128
+	askers     = 8 // at a time
+)
+
+// reload has the OSD load the header of an image anew, unless somebody who is there
+// watches it.
+//
+// An OSD has the watchers of an object twice: stored with the object, which is what it
+// lists and what keeps an image from being removed, and in memory, where a client that is
+// silent has an end. A client that dies while its watch is being stored has only the
+// former, and stays for good (https://tracker.ceph.com/issues/58120). The OSD makes
+// the latter of the former when it loads the object. So other objects that would lie
+// beside it, which there are none of, push it out of what the OSD keeps of the last ones
+// asked for; the end comes after osd_client_watch_timeout.
+func (s *Store) reload(at *rados.IOContext, id string) error {
+	header, err := headerOf(at, id)
+	if isMissing(err) {
+		return nil
+	}
+	if err != nil {
+		return translate(err)
+	}
+	namespace, err := at.GetNamespace()
+	if err != nil {
+		return translate(err)
+	}
+	beside, err := s.openPool(namespace)
+	if err != nil {
+		return err
+	}
+	defer beside.Destroy()
+	beside.SetLocator(header)
+	var group errgroup.Group
+	group.SetLimit(askers)
+	for i := range neighbours {
+		group.Go(func() error {
+			// A question would not do: the OSD keeps nothing of what is not there. What
+			// changes nothing is kept.
+			err := beside.Delete(fmt.Sprintf("slipway_none.%d", i))
+			if isMissing(err) {
+				return nil
+			}
+			return translate(err)
+		})
+	}
+	return group.Wait()
+}
+
+// headerOf is the object that clients of an image watch.
+func headerOf(at *rados.IOContext, name string) (string, error) {
+	b := make([]byte, 1<<10)
+	n, err := at.Read("rbd_id."+name, b, 0)
+	if isMissing(err) {
+		return trashedHeader(at, name)
+	}
+	if err != nil {
+		return "", err
+	}
+	id, ok := text(b[:n])
+	if !ok {
+		return "", errors.New("the image's id is not understood")
+	}
+	return headerPrefix + id, nil
+}
+
+const (
+	headerPrefix = "rbd_header."
+	mostTrashed  = 10_000 // looked at
+)
+
+// trashedHeader is headerOf for an image of which a removal was broken off. The object
+// rbd_trash has an entry for each: 6 bytes of version and length, 1 of who put it there,
+// and its name.
+func trashedHeader(at *rados.IOContext, name string) (string, error) {
+	entries, err := at.GetOmapValues("rbd_trash", "", "id_", mostTrashed)
+	if err != nil {
+		return "", err
+	}
+	for key, entry := range entries {
+		if len(entry) < 7 {
+			continue
+		}
+		if was, ok := text(entry[7:]); ok && was == name {
+			return headerPrefix + strings.TrimPrefix(key, "id_"), nil
+		}
+	}
+	return "", rados.ErrNotFound
+}
+
+// text is what Ceph's encoding of a string begins with: its length in 4 bytes.
+func text(b []byte) (string, bool) {
+	if len(b) < 4 || uint64(binary.LittleEndian.Uint32(b)) > uint64(len(b)-4) {
+		return "", false
+	}
+	return string(b[4 : 4+binary.LittleEndian.Uint32(b)]), true
+}
