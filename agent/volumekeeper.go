@@ -209,7 +209,7 @@ func RunVolumeWorker(ctx context.Context, cfg *config.Agent, log *slog.Logger) (
 	if err != nil {
 		return err
 	}
-	stores := newVolumeStores(&cfg.Volumes)
+	stores := newVolumeStores(&cfg.Volumes, log)
 	defer func() { err = errors.Join(err, stores.close()) }()
 	s, err := volfs.New(dev, stores.volume, &volfs.Options{State: layoutOf(cfg).volumeState, Bound: cfg.Volumes.Outage, Log: log})
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"sync"
 	"time"
 
@@ -19,6 +20,7 @@ import (
 // change, and to connect takes time.
 type volumeStores struct {
 	cfg *config.AgentVolumes
+	log *slog.Logger
 
 	mu  sync.Mutex
 	all map[storeKey]*openStore
@@ -45,8 +47,8 @@ type openStore struct {
 // storeIdle is how long a store that nobody uses stays open.
 const storeIdle = time.Minute
 
-func newVolumeStores(cfg *config.AgentVolumes) *volumeStores {
-	return &volumeStores{cfg: cfg, all: map[storeKey]*openStore{}}
+func newVolumeStores(cfg *config.AgentVolumes, log *slog.Logger) *volumeStores {
+	return &volumeStores{cfg: cfg, log: log, all: map[storeKey]*openStore{}}
 }
 
 // errNotConnected says that this node has no way to a place.
@@ -126,7 +128,7 @@ func (s *volumeStores) connect(ctx context.Context, p volref.Place, c volref.Cre
 		return file.Open(s.cfg.File.Dir, nil)
 	}
 	o := rbd.Connect(p, c)
-	o.Conf = s.cfg.RBD.Conf
+	o.Conf, o.Log = s.cfg.RBD.Conf, s.log
 	return rbd.Open(ctx, o)
 }
 

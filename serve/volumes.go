@@ -34,7 +34,7 @@ func (r *root) openVolumes(cfg *config.Config, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	r.volumes = volumeregistry.New(r.cat, r.gear, besideImages{r}, func(ctx context.Context) (block.Store, error) { return openVolumeStore(ctx, c) },
+	r.volumes = volumeregistry.New(r.cat, r.gear, besideImages{r}, func(ctx context.Context) (block.Store, error) { return openVolumeStore(ctx, c, log) },
 		&volumeregistry.Options{Logger: log, Build: build, FS: c.FileSystems(), Workers: c.Workers, CredentialTTL: c.CredentialTTL,
 			Copied:   func(repo string) bool { return r.isMirror != nil && r.isMirror(repo) },
 			ReadOnly: cfg.Storage.Maintenance.ReadOnly.Enabled})
@@ -44,13 +44,13 @@ func (r *root) openVolumes(cfg *config.Config, log *slog.Logger) error {
 var _ volumeregistry.Issuer = rbd.Issuer(nil)
 
 // openVolumeStore opens the configured storage of volumes.
-func openVolumeStore(ctx context.Context, c *config.Volumes) (block.Store, error) {
+func openVolumeStore(ctx context.Context, c *config.Volumes, log *slog.Logger) (block.Store, error) {
 	switch c.Driver {
 	case "file":
 		return file.Open(c.File.Dir, nil)
 	case "rbd":
 		o := &c.RBD
-		return rbd.Open(ctx, rbd.Options{Conf: o.Conf, User: o.User, Keyring: o.Keyring, Pool: o.Pool, Namespace: o.Namespace, Clones: o.ClonesNamespace})
+		return rbd.Open(ctx, rbd.Options{Conf: o.Conf, User: o.User, Keyring: o.Keyring, Pool: o.Pool, Namespace: o.Namespace, Clones: o.ClonesNamespace, Log: log})
 	}
 	return nil, fmt.Errorf("there is no driver %q of volumes", c.Driver)
 }

@@ -27,6 +27,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"log/slog"
 	"strings"
 	"time"
 
@@ -66,6 +67,10 @@ type Options struct {
 	// has died; 60 s if 0. It must be the same for all that use the volumes, and
 	// longer than Timeout.
 	LeaseTime time.Duration
+
+	// Log is told which client of the cluster this connection is, as errors and rbd
+	// status name it; nobody if nil.
+	Log *slog.Logger `json:"-"`
 }
 
 //lint:ignore U1000 the driver needs it, which is built with the tag ceph
@@ -74,6 +79,9 @@ func (o *Options) normalize() error {
 	o.Pool, o.Namespace = cmp.Or(o.Pool, "rbd"), cmp.Or(o.Namespace, "slipway")
 	o.ObjectSize = cmp.Or(o.ObjectSize, 256<<10)
 	o.Timeout, o.LeaseTime = cmp.Or(o.Timeout, 15*time.Second), cmp.Or(o.LeaseTime, time.Minute)
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
 	switch {
 	case o.ObjectSize&(o.ObjectSize-1) != 0 || o.ObjectSize < 4<<10 || o.ObjectSize > 32<<20:
 		return fmt.Errorf("object size %d is not a power of two from 4 KiB to 32 MiB", o.ObjectSize)

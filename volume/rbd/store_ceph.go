@@ -59,6 +59,7 @@ func Open(ctx context.Context, o Options) (block.Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connect to Ceph as client.%s: %w", o.User, err)
 	}
+	o.Log.Info("connected to Ceph", "cluster", s.cluster, "user", o.User, "client", s.conn.GetInstanceID())
 	return s, nil
 }
 
