@@ -98,7 +98,8 @@ func TestViewsModel(t *testing.T) {
 			what = "restart"
 			must(t, d.Close())
 			if rng.IntN(2) == 0 { // with a file gone meanwhile, and dirt in the view
-				must(t, ignoreNotExist(os.Remove(path)), os.WriteFile(filepath.Join(v.Files(), "ab", "dirt"), nil, 0o600))
+				must(t, ignoreNotExist(os.Remove(path)), os.MkdirAll(filepath.Join(v.Files(), "ab"), 0o700),
+					os.WriteFile(filepath.Join(v.Files(), "ab", "dirt"), nil, 0o600), os.WriteFile(filepath.Join(v.Files(), "dirt"), nil, 0o600))
 				gone(f.Name)
 			}
 			d, err = cachedir.Open(dir, options)
@@ -117,6 +118,47 @@ func TestViewsModel(t *testing.T) {
 			if len(have) != len(model[id]) {
 				t.Fatalf("step %d, %s: view %s has %d files in its directory, want %d", step, what, id, len(have), len(model[id]))
 			}
+		}
+	}
+}
+
+// TestViewGrows counts the directories of a view: one to begin with, and one more for each
+// beginning of a name.
+func TestViewGrows(t *testing.T) {
+	dir := t.TempDir()
+	d, err := cachedir.Open(dir, nil)
+	must(t, err)
+	v, err := d.View(5)
+	must(t, err)
+	want := map[string]bool{}
+	count := func(v *cachedir.View) {
+		t.Helper()
+		entries, err := os.ReadDir(v.Files())
+		must(t, err)
+		if len(entries) != len(want) {
+			t.Fatalf("a view of files in %d directories has %d", len(want), len(entries))
+		}
+	}
+	count(v)
+	var names []gear.Name
+	for i := range 40 {
+		f := put(t, d, content(uint64(i), 500))
+		must(t, v.Show(f.Name))
+		want[fmt.Sprintf("%x", f.Name[:1])] = true
+		names = append(names, f.Name)
+		count(v)
+	}
+	if err := v.Show(gear.Name{1}); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("show of a file that is not there: %v", err)
+	}
+	must(t, d.Close())
+	d = open(t, dir, nil)
+	v, err = d.View(5)
+	must(t, err)
+	count(v)
+	for _, name := range names {
+		if !v.Has(name) {
+			t.Errorf("after a restart %x is not shown", name[:4])
 		}
 	}
 }
