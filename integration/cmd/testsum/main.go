@@ -14,28 +14,73 @@
 // regular expression, matched against "package.Test: reason", and behind " ## "
 // why the skip is right. The environment variable SLIPWAY_ALLOW_SKIP names
 // tools, separated by commas or spaces, whose absence is accepted on top.
+//
+// The runs are told apart by lines before and after each, of which the second
+// has the exit status of go test; a package that several kinds of run test
+// counts in each:
+//
+//	{"Action":"begin","Output":"KIND"}
+//	{"Action":"end","Output":"0"}
+//
+// The arguments are a command that runs tests again. If at most five tests
+// failed, it is called once for each of their packages with the kind, the
+// package and the pattern of the tests as further arguments, and prints events.
+// A test that passes then does not fail the run. It is listed as FLAKY with the
+// output of the failure, which the file given by -flaky gets too, and the last
+// line ends with ", N flaky". Nothing is run again if a package did not build,
+// did not end, panicked, or printed the report of a data race.
 package main
 
 import (
+	"errors"
 	"flag"
 	"fmt"
+	"io/fs"
 	"os"
 )
 
 func main() {
 	file := flag.String("expected-skips", "", "`file` of the skips that are not failures")
+	flaky := flag.String("flaky", "", "`file` for the output of flaky tests; removed if there are none")
 	flag.Parse()
-	expected, err := readExpected(*file, os.Getenv("SLIPWAY_ALLOW_SKIP"))
+	ok, err := summarise(*file, *flaky, flag.Args())
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "testsum:", err)
 		os.Exit(2)
 	}
-	s := newSummary(os.Stdout, expected)
-	if err := s.read(os.Stdin); err != nil {
-		fmt.Fprintln(os.Stderr, "testsum:", err)
-		os.Exit(2)
-	}
-	if !s.finish() {
+	if !ok {
 		os.Exit(1)
 	}
+}
+
+// summarise reads the standard input and reports whether all is well.
+func summarise(expectedFile, flakyFile string, again []string) (bool, error) {
+	expected, err := readExpected(expectedFile, os.Getenv("SLIPWAY_ALLOW_SKIP"))
+	if err != nil {
+		return false, err
+	}
+	s := newSummary(os.Stdout, expected)
+	if err := s.read(os.Stdin); err != nil {
+		return false, err
+	}
+	if len(again) > 0 {
+		s.runAgain(command(again))
+	}
+	if flakyFile != "" {
+		if err := writeReport(flakyFile, s.flakyReport()); err != nil {
+			return false, err
+		}
+	}
+	return s.finish(), nil
+}
+
+// writeReport writes the file, or removes it if there is nothing to report.
+func writeReport(file, report string) error {
+	if report != "" {
+		return os.WriteFile(file, []byte(report), 0o600)
+	}
+	if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
 }

@@ -25,10 +25,12 @@ type event struct {
 
 // test is a test that has started, or a package (with an empty name).
 type test struct {
-	pkg, name string
-	result    string // "pass", "fail", "skip", or "" while it runs
-	seconds   float64
-	output    []string
+	place
+	name    string
+	result  string // "pass", "fail", "skip", or "" while it runs
+	flaky   bool   // it failed, and passed when it was run again
+	seconds float64
+	output  []string
 }
 
 func (t *test) String() string {
@@ -38,20 +40,29 @@ func (t *test) String() string {
 	return t.pkg + "." + t.name
 }
 
-type key struct{ pkg, name string }
+// place is a package as it is tested by a kind of run.
+type place struct{ kind, pkg string }
+
+type key struct {
+	place
+	name string
+}
 
 // summary collects the events of all packages.
 type summary struct {
 	out      io.Writer
 	expected []*regexp.Regexp
 
+	kind  string // of the run whose events come in, empty between runs
+	seen  bool   // a failure has come in since the run began
 	tests map[key]*test
 	order []*test             // in the order in which they started
 	build map[string][]string // compiler output by import path
+	grave map[place]bool      // packages that printed what a second run must not excuse
 }
 
 func newSummary(out io.Writer, expected []*regexp.Regexp) *summary {
-	return &summary{out: out, expected: expected, tests: map[key]*test{}, build: map[string][]string{}}
+	return &summary{out: out, expected: expected, tests: map[key]*test{}, build: map[string][]string{}, grave: map[place]bool{}}
 }
 
 // read reads events until the input ends. A line that is not an event, such as
@@ -82,18 +93,23 @@ func (s *summary) add(e event) {
 	case "build-output", "build-fail":
 		s.build[e.ImportPath] = append(s.build[e.ImportPath], e.Output)
 		return
+	case "begin":
+		s.kind, s.seen = e.Output, false
+		return
+	case "end":
+		s.end(e.Output)
+		return
 	}
-	t := s.tests[key{e.Package, e.Test}]
-	if t == nil {
-		t = &test{pkg: e.Package, name: e.Test}
-		s.tests[key{e.Package, e.Test}] = t
-		s.order = append(s.order, t)
-	}
+	t := s.test(e.Package, e.Test)
 	switch e.Action {
 	case "output":
 		t.output = append(t.output, e.Output)
+		if isGrave(e.Output) {
+			s.grave[t.place] = true
+		}
 	case "pass", "fail", "skip":
 		t.result, t.seconds = e.Action, e.Elapsed
+		s.seen = s.seen || e.Action == "fail"
 		if e.FailedBuild != "" {
 			t.output = append(t.output, s.build[e.FailedBuild]...)
 		}
@@ -102,6 +118,29 @@ func (s *summary) add(e event) {
 			t.output = nil // only failures and skips are printed later
 		}
 	}
+}
+
+// test returns the entry of a test, or of a package if the name is empty.
+func (s *summary) test(pkg, name string) *test {
+	k := key{place{s.kind, pkg}, name}
+	t := s.tests[k]
+	if t == nil {
+		t = &test{place: k.place, name: name}
+		s.tests[k] = t
+		s.order = append(s.order, t)
+	}
+	return t
+}
+
+// end notes the exit status of the run whose events have come in. If no test explains a
+// status other than 0, the go command itself has failed.
+func (s *summary) end(status string) {
+	if status != "0" && !s.seen {
+		t := s.test("run "+s.kind, "")
+		t.result = "fail"
+		t.output = append(t.output, "testsum: go test ended with status "+status+", but no test failed\n")
+	}
+	s.kind = ""
 }
 
 // progress prints a line for each finished package, and what each failed test has
@@ -116,11 +155,14 @@ func (s *summary) progress(t *test) {
 	}
 }
 
-// finish prints failures, skips and totals, and returns whether all is well.
+// finish prints failures, flaky tests, skips and totals, and reports whether all is well.
 func (s *summary) finish() bool {
 	s.settle()
-	var passed, failed, skipped, unexpected int
+	var passed, failed, skipped, flaky, unexpected int
 	for _, t := range s.order {
+		if t.flaky {
+			fmt.Fprintf(s.out, "\n=== %s failed, and passed when it was run again; the failure:\n%s", t, strings.Join(t.output, ""))
+		}
 		switch {
 		case t.result == "fail" && s.isFailure(t):
 			failed++
@@ -139,7 +181,17 @@ func (s *summary) finish() bool {
 	if unexpected > 0 {
 		fmt.Fprintf(s.out, "\n%d skipped for a reason that is not expected: this counts as a failure\n", unexpected)
 	}
-	fmt.Fprintf(s.out, "%d passed, %d failed, %d skipped\n", passed, failed, skipped)
+	for _, t := range s.order {
+		if t.flaky && !strings.Contains(t.name, "/") {
+			flaky++
+			fmt.Fprintf(s.out, "FLAKY: %s\n", t)
+		}
+	}
+	fmt.Fprintf(s.out, "%d passed, %d failed, %d skipped", passed, failed, skipped)
+	if flaky > 0 {
+		fmt.Fprintf(s.out, ", %d flaky", flaky)
+	}
+	fmt.Fprintln(s.out)
 	return failed == 0 && unexpected == 0 && passed > 0
 }
 
@@ -167,15 +219,19 @@ func (s *summary) slowest() {
 // settle makes failures of the tests that never ended: a panic, a time limit
 // or a killed go command leaves them without a result.
 func (s *summary) settle() {
+	if s.kind != "" {
+		s.end("unknown")
+	}
 	for _, t := range s.order {
 		if t.result == "" {
 			t.result = "fail"
 			t.output = append(t.output, "testsum: it did not end\n")
+			s.grave[t.place] = true
 		}
 	}
 }
 
-// isFailure tells whether a failed test counts: each test does, a package only
+// isFailure reports whether a failed test counts: each test does, a package only
 // when none of its tests failed. Of a package whose tests did not end, which
 // the package's own output explains, both are printed.
 func (s *summary) isFailure(t *test) bool {
@@ -183,7 +239,7 @@ func (s *summary) isFailure(t *test) bool {
 		return true
 	}
 	for _, other := range s.order {
-		if other.pkg == t.pkg && other.name != "" && other.result == "fail" {
+		if other.place == t.place && other.name != "" && other.result == "fail" {
 			if len(t.output) > 0 {
 				fmt.Fprintf(s.out, "\n=== output of %s\n%s", t, strings.Join(t.output, ""))
 			}
@@ -193,7 +249,7 @@ func (s *summary) isFailure(t *test) bool {
 	return true
 }
 
-// skip prints a skipped test with its reason and tells whether it is expected.
+// skip prints a skipped test with its reason and reports whether it is expected.
 func (s *summary) skip(t *test) bool {
 	line := t.String() + ": " + skipReason(t.output)
 	for _, re := range s.expected {
