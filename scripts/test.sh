@@ -8,7 +8,13 @@
 # test fails or skips for a reason that integration/expected-skips.txt does not list.
 # scripts/setup.sh test installs what the integration tests run.
 #
-#   GOTEST_FLAGS          more flags for both runs of go test, such as -short
+# Up to five tests that failed are run once more, each package alone. What passes then is
+# listed as FLAKY and does not fail the run; bin/flaky.txt has what it printed when it failed.
+#
+#   scripts/test.sh                             everything
+#   scripts/test.sh again KIND PACKAGE PATTERN  the second run of a package's failed tests
+#
+#   GOTEST_FLAGS          more flags for all runs of go test, such as -short
 #   SLIPWAY_ALLOW_SKIP    tools whose absence is accepted, such as "helm dockerd"
 #   SLIPWAY_KILL_ROUNDS, SLIPWAY_POWERCUT_ROUNDS, SLIPWAY_GEARKILL_ROUNDS,
 #   SLIPWAY_GEARCUT_ROUNDS, SLIPWAY_LYINGDISK_ROUNDS, SLIPWAY_REPLICAS_FOR, SLIPWAY_SEAMS,
@@ -23,12 +29,46 @@ work=$(mktemp -d) scratch=$(mktemp -d)
 . "$root/scripts/scratch.sh"
 trap 'unscratch "$scratch"; rm -rf "$work"' EXIT
 export GOFLAGS=${GOFLAGS:--buildvcs=false}
-
-cd "$root"
-CGO_ENABLED=0 go build -o "$work/slipway" ./cmd/slipway
-(cd integration && CGO_ENABLED=0 go build -o "$work/testsum" ./cmd/testsum)
 # A process that exits would wait a second for the race detector's reports.
-export SLIPWAY_BIN=$work/slipway GORACE=atexit_sleep_ms=0
+export GORACE=atexit_sleep_ms=0
+cd "$root"
+
+# The race detector watches everything but SQLite, which is C turned into Go and takes
+# most of the time of a test that has a catalogue otherwise. No more may be left out:
+# what the linker takes of a generic type, as of sync.Map, may be of any package.
+unwatched=(-gcflags 'modernc.org/sqlite/lib=-race=false')
+
+# tests KIND ARGUMENT... runs go test as tests of a kind are run, and prints its events
+# between the lines that cmd/testsum tells runs apart by. Without vet, which scripts/lint.sh
+# runs once: each kind would vet all packages anew.
+tests() {
+	local kind=$1 status=0
+	shift
+	printf '{"Action":"begin","Output":"%s"}\n' "$kind"
+	# shellcheck disable=SC2086 # the flags are words
+	case $kind in
+	race)
+		(scratch "$scratch" && go test -json -vet=off -race "${unwatched[@]}" -timeout 15m ${GOTEST_FLAGS:-} "$@") || status=$?
+		;;
+	ceph) # Not with -race: it would build C and Go anew for a few packages.
+		CGO_ENABLED=1 go test -json -vet=off -tags 'ceph pacific' -timeout 10m ${GOTEST_FLAGS:-} "$@" || status=$?
+		;;
+	integration) # A result kept from an earlier run would not have met this binary.
+		(cd integration && go test -json -vet=off -count 1 -timeout "${SLIPWAY_TEST_TIMEOUT:-10m}" ${GOTEST_FLAGS:-} "$@") || status=$?
+		;;
+	esac
+	printf '{"Action":"end","Output":"%s"}\n' "$status"
+}
+
+if [ "${1:-}" = again ]; then
+	tests "$2" -count 1 -run "$4" "$3"
+	exit
+fi
+
+# With -trimpath as in the Makefile, so that what make build has compiled is used.
+CGO_ENABLED=0 go build -trimpath -o "$work/slipway" ./cmd/slipway
+(cd integration && go build -o "$work/testsum" ./cmd/testsum)
+export SLIPWAY_BIN=$work/slipway
 # Without librbd the tests that need it say so, each.
 ceph=0
 if [ -e /usr/include/rbd/librbd.h ]; then
@@ -37,38 +77,22 @@ if [ -e /usr/include/rbd/librbd.h ]; then
 	export SLIPWAY_CEPH_BIN=$work/slipway-ceph
 fi
 
-# The race detector watches everything but SQLite, which is C turned into Go and takes
-# most of the time of a test that has a catalogue otherwise. No more may be left out:
-# what the linker takes of a generic type, as of sync.Map, may be of any package.
-unwatched=(-gcflags 'modernc.org/sqlite/lib=-race=false')
-
-# all runs the tests of both modules; the second runs even if the first fails.
+# all runs the tests of both modules, whatever fails.
 all() {
-	local status=0
-	# shellcheck disable=SC2086 # the flags are words
-	(scratch "$scratch" && go test -json -race "${unwatched[@]}" -p 3 -timeout 15m ${GOTEST_FLAGS:-} ./...) || status=1
-	# What needs librbd. Not with -race: it would build C and Go anew for one package.
+	tests race -p 3 ./...
 	if [ $ceph = 1 ]; then
-		# shellcheck disable=SC2086
-		CGO_ENABLED=1 go test -json -tags 'ceph pacific' -timeout 10m ${GOTEST_FLAGS:-} ./volume/rbd || status=1
+		tests ceph ./volume/rbd
 		# Of these the other tests have been run above.
-		# shellcheck disable=SC2086
-		CGO_ENABLED=1 go test -json -tags 'ceph pacific' -timeout 10m ${GOTEST_FLAGS:-} -run Ceph ./volume/node ./agent || status=1
+		tests ceph -run Ceph ./volume/node ./agent
 	fi
-	# A result kept from an earlier run would not have met this binary. Two packages at a
-	# time only where there is no daemon that others would have to wait for.
-	(
-		cd integration
-		heavy='/integration(/agent|/mirrors|/replicas|/snapshotter|/suite|/volumes)?$'
-		mapfile -t light < <(go list ./... | grep -Ev "$heavy")
-		mapfile -t alone < <(go list ./... | grep -E "$heavy")
-		# shellcheck disable=SC2086
-		go test -json -count 1 -p 2 -timeout "${SLIPWAY_TEST_TIMEOUT:-10m}" ${GOTEST_FLAGS:-} "${light[@]}" || status=1
-		# shellcheck disable=SC2086
-		go test -json -count 1 -p 1 -timeout "${SLIPWAY_TEST_TIMEOUT:-10m}" ${GOTEST_FLAGS:-} "${alone[@]}" || status=1
-		exit $status
-	) || status=1
-	return $status
+	# Two packages at a time only where there is no daemon that others would have to wait for.
+	local heavy='/integration(/agent|/mirrors|/replicas|/snapshotter|/suite|/volumes)?$' light alone
+	mapfile -t light < <(cd integration && go list ./... | grep -Ev "$heavy")
+	mapfile -t alone < <(cd integration && go list ./... | grep -E "$heavy")
+	tests integration -p 2 "${light[@]}"
+	tests integration -p 1 "${alone[@]}"
 }
 
-all | "$work/testsum" -expected-skips integration/expected-skips.txt
+mkdir -p bin
+rm -f bin/flaky.txt
+all | "$work/testsum" -expected-skips integration/expected-skips.txt -flaky bin/flaky.txt scripts/test.sh again
