@@ -68,7 +68,7 @@ config_md() {
 		## Every key, its default and meaning
 	MD
 	printf '\n```yaml\n'
-	CGO_ENABLED=0 go run ./cmd/slipway config example
+	"$work/slipway" config example
 	printf '```\n'
 }
 
@@ -92,7 +92,7 @@ agent_config_md() {
 		## Every key, its default and meaning
 	MD
 	printf '\n```yaml\n'
-	CGO_ENABLED=0 go run ./cmd/slipway agent config
+	"$work/slipway" agent config
 	printf '```\n'
 }
 
@@ -120,14 +120,14 @@ case ${1:-} in
 	exit 2
 	;;
 esac
-made config.md config_md
-made agent-config.md agent_config_md
-
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-CGO_ENABLED=0 go build -o "$work/slipway" ./cmd/slipway
-(cd integration && CGO_ENABLED=0 go build -o "$work/reference" ./cmd/reference)
+# With -trimpath as in the Makefile, so that what make build has compiled is used.
+CGO_ENABLED=0 go build -trimpath -o "$work/slipway" ./cmd/slipway
+(cd integration && go build -o "$work/reference" ./cmd/reference)
 mkdir -p docs/reference
+made config.md config_md
+made agent-config.md agent_config_md
 made reference/cli.md cli_md
 made reference/metrics.md metrics_md
 made reference/events.md events_md
