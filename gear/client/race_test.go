@@ -21,11 +21,11 @@ func TestConvertAtOnce(t *testing.T) {
 		layers := [][]byte{}
 		for l := range 1 + rnd.IntN(3) {
 			members := []member{file(fmt.Sprintf("own%d", l), noise(uint64(i*10+l), 50))}
-			for f := range rnd.IntN(1500) {
+			for f := range rnd.IntN(400) {
 				members = append(members, file(fmt.Sprintf("%d/%d", l, f), noise(uint64(f%200), 1+rnd.IntN(3000))))
 			}
 			for f := range rnd.IntN(3) {
-				members = append(members, file(fmt.Sprintf("large%d-%d", l, f), noise(uint64(1000+i*100+f), rnd.IntN(6<<20))))
+				members = append(members, file(fmt.Sprintf("large%d-%d", l, f), noise(uint64(1000+i*100+f), rnd.IntN(2<<20))))
 			}
 			layers = append(layers, layer(t, members...))
 		}

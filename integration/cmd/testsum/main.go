@@ -32,16 +32,14 @@
 package main
 
 import (
-	"errors"
 	"flag"
 	"fmt"
-	"io/fs"
 	"os"
 )
 
 func main() {
 	file := flag.String("expected-skips", "", "`file` of the skips that are not failures")
-	flaky := flag.String("flaky", "", "`file` for the output of flaky tests; removed if there are none")
+	flaky := flag.String("flaky", "", "`file` for the output of flaky tests, written only if there are any")
 	flag.Parse()
 	ok, err := summarise(*file, *flaky, flag.Args())
 	if err != nil {
@@ -66,21 +64,10 @@ func summarise(expectedFile, flakyFile string, again []string) (bool, error) {
 	if len(again) > 0 {
 		s.runAgain(command(again))
 	}
-	if flakyFile != "" {
-		if err := writeReport(flakyFile, s.flakyReport()); err != nil {
+	if report := s.flakyReport(); report != "" && flakyFile != "" {
+		if err := os.WriteFile(flakyFile, []byte(report), 0o600); err != nil {
 			return false, err
 		}
 	}
 	return s.finish(), nil
-}
-
-// writeReport writes the file, or removes it if there is nothing to report.
-func writeReport(file, report string) error {
-	if report != "" {
-		return os.WriteFile(file, []byte(report), 0o600)
-	}
-	if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return nil
 }
