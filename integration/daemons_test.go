@@ -59,7 +59,7 @@ func TestContainerd(t *testing.T) {
 		pull: func(t *testing.T, ref string) { c.Run(t, pull(ref)...) },
 		output: func(t *testing.T, ref string) string {
 			runs++
-			return c.Run(t, "run", "--rm", ref, fmt.Sprintf("run%d", runs))
+			return c.Run(t, "run", "--rm", ref, fmt.Sprintf("run%d-%d", os.Getpid(), runs))
 		},
 		forget: func(t *testing.T, ref string) {
 			if slices.Contains(strings.Fields(c.Run(t, "image", "ls", "-q")), ref) {

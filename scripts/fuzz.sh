@@ -20,7 +20,7 @@ fuzz() {
 	shift
 	program=$work/${package//\//-}
 	# shellcheck disable=SC2086 # a flag and its value, or neither
-	go test -c $instrument -o "$program" "./$package"
+	go test -c -ldflags "-s -w" $instrument -o "$program" "./$package"
 	cd "$root/$package"
 	for name; do
 		# Inputs of code with goroutines never cover the same twice, so without a bound

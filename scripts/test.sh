@@ -19,7 +19,7 @@
 #   SLIPWAY_KILL_ROUNDS, SLIPWAY_POWERCUT_ROUNDS, SLIPWAY_GEARKILL_ROUNDS,
 #   SLIPWAY_GEARCUT_ROUNDS, SLIPWAY_LYINGDISK_ROUNDS, SLIPWAY_REPLICAS_FOR, SLIPWAY_SEAMS,
 #   SLIPWAY_SEAMS_RANDOM  longer fault tests; they need
-#   SLIPWAY_TEST_TIMEOUT  limit of each integration package, default 10m
+#   SLIPWAY_TEST_TIMEOUT  limit of each integration package, default 15m
 set -euo pipefail
 exec </dev/null
 
@@ -54,7 +54,7 @@ tests() {
 		CGO_ENABLED=1 go test -json -vet=off -tags 'ceph pacific' -timeout 10m ${GOTEST_FLAGS:-} "$@" || status=$?
 		;;
 	integration) # A result kept from an earlier run would not have met this binary.
-		(cd integration && go test -json -vet=off -count 1 -timeout "${SLIPWAY_TEST_TIMEOUT:-10m}" ${GOTEST_FLAGS:-} "$@") || status=$?
+		(cd integration && go test -json -vet=off -count 1 -timeout "${SLIPWAY_TEST_TIMEOUT:-15m}" ${GOTEST_FLAGS:-} "$@") || status=$?
 		;;
 	esac
 	printf '{"Action":"end","Output":"%s"}\n' "$status"
@@ -79,18 +79,19 @@ fi
 
 # all runs the tests of both modules, whatever fails.
 all() {
-	tests race -p 3 ./...
+	# The longest first, so that at the end several packages are left for the cores.
+	tests race -p 3 ./serve ./gear/client ./registry ./registry/... ./...
 	if [ $ceph = 1 ]; then
 		tests ceph ./volume/rbd
 		# Of these the other tests have been run above.
 		tests ceph -run Ceph ./volume/node ./agent
 	fi
-	# Two packages at a time only where there is no daemon that others would have to wait for.
-	local heavy='/integration(/agent|/mirrors|/replicas|/snapshotter|/suite|/volumes)?$' light alone
-	mapfile -t light < <(cd integration && go list ./... | grep -Ev "$heavy")
-	mapfile -t alone < <(cd integration && go list ./... | grep -E "$heavy")
-	tests integration -p 2 "${light[@]}"
-	tests integration -p 1 "${alone[@]}"
+	# Two packages at a time, the longest first, as each has daemons, directories and ports of
+	# its own; but alone those that measure for how long an answer may be out of date.
+	local alone='/integration/(mirrors|replicas)$' others
+	mapfile -t others < <(cd integration && go list . ./agent ./volumes ./snapshotter ./... | grep -Ev "$alone")
+	tests integration -p 2 "${others[@]}"
+	tests integration -p 1 ./mirrors ./replicas
 }
 
 mkdir -p bin

@@ -69,11 +69,11 @@ func TestContainerd(t *testing.T) {
 			b.pull("overlayfs", ref)
 			t.Run("run", func(t *testing.T) {
 				for i := range 3 {
-					if got := b.ctr.Run(t, "run", "--rm", "--snapshotter", name, ref, fmt.Sprint("run", i)); got != im.Output {
+					if got := b.ctr.Run(t, "run", "--rm", "--snapshotter", name, ref, fmt.Sprintf("run%d-%d", os.Getpid(), i)); got != im.Output {
 						t.Errorf("the container prints %q, want %q", got, im.Output)
 					}
 				}
-				if got := b.ctr.Run(t, "run", "--rm", "--read-only", "--snapshotter", name, ref, "readonly"); got != im.Output {
+				if got := b.ctr.Run(t, "run", "--rm", "--read-only", "--snapshotter", name, ref, fmt.Sprint("readonly", os.Getpid())); got != im.Output {
 					t.Errorf("the read-only container prints %q, want %q", got, im.Output)
 				}
 			})
