@@ -137,6 +137,9 @@ require (
 	google.golang.org/grpc v1.85.0
 )
 
-require github.com/ulikunitz/xz v0.5.17 // indirect
+require (
+	github.com/ulikunitz/xz v0.5.17 // indirect
+	k8s.io/cri-api v0.37.2 // indirect
+)
 
 replace example.org/slipway => ../

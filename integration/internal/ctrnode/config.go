@@ -40,6 +40,9 @@ func (o *Options) agentConfig() string {
 		}
 		fmt.Fprintf(&b, "choice: {default: [%s]}\n", strings.Join(use, ", "))
 	}
+	if o.CRI != nil {
+		fmt.Fprintf(&b, "address: %q\ncri: {address: %q, containerd: %q}\n", filepath.Join(o.Dir, "s.sock"), filepath.Join(o.Dir, "i.sock"), filepath.Join(o.Dir, "c.sock"))
+	}
 	b.WriteString(o.Agent)
 	return b.String()
 }

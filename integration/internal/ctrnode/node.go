@@ -76,6 +76,8 @@ type Options struct {
 	Metrics string
 	// Agent is appended to the agent's configuration.
 	Agent string
+	// CRI has the node run pods; nil: containers only.
+	CRI *CRI
 }
 
 // Node is a running machine. Its methods may be called concurrently, but for those
@@ -150,7 +152,12 @@ func listens(socket string) error {
 }
 
 func (n *Node) startContainerd(ctx context.Context) (err error) {
-	if err := os.WriteFile(n.path("containerd.toml"), []byte(n.containerdConfig()), 0o600); err != nil {
+	if n.o.CRI != nil {
+		err = n.setUpCRI(ctx)
+	} else {
+		err = os.WriteFile(n.path("containerd.toml"), []byte(n.containerdConfig()), 0o600)
+	}
+	if err != nil {
 		return err
 	}
 	n.containerd, err = n.launch("containerd", exec.Command(filepath.Join(tool.Dir(), "containerd"), "--config", n.path("containerd.toml")))
@@ -286,7 +293,7 @@ func (n *Node) Stop() error {
 	if n.containerd != nil {
 		_ = n.containerd.Stop(stopTimeout) // its end is nobody's result
 	}
-	errs := []error{n.end("containerd-shim"), unmountBelow(n.path("state"))}
+	errs := []error{n.endPods(), n.end("containerd-shim"), unmountBelow(n.path("state"))}
 	if n.agent != nil {
 		n.agent.Signal(syscall.SIGTERM)
 		select {
@@ -304,5 +311,5 @@ func (n *Node) Stop() error {
 
 // clear kills what still runs, and takes away mounts and loop devices.
 func (n *Node) clear() error {
-	return errors.Join(n.end(""), abortBelow(n.Dir), unmountBelow(n.Dir), detachBelow(n.Dir))
+	return errors.Join(n.end(""), n.endPods(), abortBelow(n.Dir), unmountBelow(n.Dir), detachBelow(n.Dir))
 }

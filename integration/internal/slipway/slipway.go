@@ -39,6 +39,9 @@ type Options struct {
 	Config string
 	// Env is added to the server's environment, as "NAME=value".
 	Env []string
+	// Host is the address that the registry listens on; default 127.0.0.1. Another one
+	// needs a configuration that allows it.
+	Host string
 }
 
 // Server is a registry process that can be stopped, killed and started again
@@ -70,6 +73,9 @@ func Start(t testing.TB, root string, opts *Options) *Server {
 	// it; another pair is tried then.
 	for try := 1; ; try++ {
 		s.Addr, s.DebugAddr = FreeAddr(t), FreeAddr(t)
+		if s.opts.Host != "" {
+			s.Addr = strings.Replace(s.Addr, "127.0.0.1", s.opts.Host, 1)
+		}
 		err := s.start()
 		if err == nil {
 			break

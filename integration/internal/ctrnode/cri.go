@@ -1,0 +1,195 @@
+package ctrnode
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"example.org/slipway/integration/internal/proc"
+	"example.org/slipway/integration/internal/tool"
+)
+
+// CRI has a node answer kubelet: containerd with its runtime service, and the agent before
+// its image service. Both get the settings that slipway agent setup --kubernetes writes.
+type CRI struct {
+	// Sandbox is the image of the first container of each pod.
+	Sandbox string
+	// Pods is the network of pods, such as 10.88.1.0/24, on a bridge of the node's; "": all
+	// have the node's own.
+	Pods string
+}
+
+// RuntimeSocket is containerd's, ImageSocket the agent's before it.
+func (n *Node) RuntimeSocket() string { return n.path("c.sock") }
+
+// ImageSocket is where kubelet pulls images.
+func (n *Node) ImageSocket() string {
+	if n.o.Way == Plain {
+		return n.RuntimeSocket()
+	}
+	return n.path("i.sock")
+}
+
+// Cgroup is the parent of everything that runs in the node's pods.
+func (n *Node) Cgroup() string {
+	return "/slipway-" + strings.ReplaceAll(strings.Trim(n.Dir, "/"), "/", "-")
+}
+
+// setUpCRI writes the settings of containerd, its own and those that the product has for it.
+func (n *Node) setUpCRI(ctx context.Context) error {
+	text := fmt.Sprintf(`version = 3
+root = %q
+state = %q
+imports = [%q]
+disabled_plugins = ["io.containerd.nri.v1.nri"]
+[grpc]
+  address = %q
+[ttrpc]
+  address = %q
+[debug]
+  level = "warn"
+[plugins."io.containerd.internal.v1.opt"]
+  path = %q
+[plugins."io.containerd.grpc.v1.cri"]
+  stream_server_address = "127.0.0.1"
+  stream_server_port = "0"
+[plugins."io.containerd.cri.v1.images"]
+  snapshotter = "overlayfs"
+  stats_collect_period = 1
+[plugins."io.containerd.cri.v1.images".registry]
+  config_path = %q
+[plugins."io.containerd.cri.v1.images".pinned_images]
+  sandbox = %q
+[plugins."io.containerd.cri.v1.runtime"]
+  restrict_oom_score_adj = true
+  netns_mounts_under_state_dir = true
+[plugins."io.containerd.cri.v1.runtime".cni]
+  bin_dirs = [%q]
+  conf_dir = %q
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
+  runtime_type = "io.containerd.runc.v2"
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
+  BinaryName = %q
+`, n.path("root"), n.path("state"), n.path("conf.d/*.toml"), n.RuntimeSocket(), n.RuntimeSocket()+".ttrpc", n.path("opt"),
+		n.path("hosts"), n.o.CRI.Sandbox, tool.Dir(), n.path("cni"), filepath.Join(tool.Dir(), "runc"))
+	err := errors.Join(os.MkdirAll(n.path("conf.d"), 0o700), os.MkdirAll(n.path("cni"), 0o700),
+		os.WriteFile(n.path("containerd.toml"), []byte(text), 0o600), n.writeNetwork())
+	if err != nil || n.o.Way == Plain {
+		return err
+	}
+	_, err = n.Slipway(ctx, "agent", "setup", "--kubernetes", "--apply", "--containerd-conf-dir", n.path("conf.d"),
+		"--containerd-hosts", n.path("hosts"), "--kubelet-drop-in", n.path("kubelet.conf"))
+	return err
+}
+
+// writeNetwork describes the network of pods.
+func (n *Node) writeNetwork() error {
+	if n.o.CRI.Pods == "" {
+		return nil
+	}
+	text := fmt.Sprintf(`{"cniVersion": "1.0.0", "name": "pods", "plugins": [
+  {"type": "bridge", "bridge": "pods0", "isGateway": true,
+   "ipam": {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": %q}]], "routes": [{"dst": "0.0.0.0/0"}]}}
+]}
+`, n.path("addresses"), n.o.CRI.Pods)
+	return os.WriteFile(n.path("cni/10-pods.conflist"), []byte(text), 0o600)
+}
+
+// RestartContainerd ends containerd, with SIGKILL or in order, and starts it again. Containers
+// run on.
+func (n *Node) RestartContainerd(ctx context.Context, kill bool) error {
+	if kill {
+		n.containerd.Kill()
+	} else if err := n.containerd.Stop(stopTimeout); err != nil {
+		return err
+	}
+	return n.startContainerd(ctx)
+}
+
+// hierarchies are the directories of the node's cgroup: one for each controller, or one.
+func (n *Node) hierarchies() []string {
+	if _, err := os.Stat("/sys/fs/cgroup/cgroup.controllers"); err == nil {
+		return []string{"/sys/fs/cgroup" + n.Cgroup()}
+	}
+	found, _ := filepath.Glob("/sys/fs/cgroup/*" + n.Cgroup()) // the pattern is good
+	return found
+}
+
+// InCgroup are the processes of the node's pods.
+func (n *Node) InCgroup() (pids []int) {
+	for _, dir := range n.hierarchies() {
+		_ = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error { // what has gone meanwhile is no error
+			if err != nil || d.Name() != "cgroup.procs" {
+				return nil
+			}
+			b, _ := os.ReadFile(path)
+			for _, f := range strings.Fields(string(b)) {
+				if pid, err := strconv.Atoi(f); err == nil {
+					pids = append(pids, pid)
+				}
+			}
+			return nil
+		})
+	}
+	return pids
+}
+
+// endPods kills what runs in the node's pods and removes their cgroups.
+func (n *Node) endPods() error {
+	if n.o.CRI == nil {
+		return nil
+	}
+	for end := time.Now().Add(stopTimeout); ; time.Sleep(10 * time.Millisecond) {
+		pids := n.InCgroup()
+		if len(pids) == 0 {
+			break
+		}
+		for _, pid := range pids {
+			_ = syscall.Kill(pid, syscall.SIGKILL) // ESRCH: it has just ended
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("processes of pods do not end: %v", pids)
+		}
+	}
+	var errs []error
+	for _, dir := range n.hierarchies() {
+		var dirs []string
+		_ = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+			if err == nil && d.IsDir() {
+				dirs = append(dirs, path)
+			}
+			return nil
+		})
+		for i := len(dirs) - 1; i >= 0; i-- {
+			errs = append(errs, removeCgroup(dirs[i]))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// removeCgroup waits while the kernel lets the processes of a cgroup go.
+func removeCgroup(dir string) error {
+	for end := time.Now().Add(stopTimeout); ; time.Sleep(10 * time.Millisecond) {
+		err := unix.Rmdir(dir)
+		if err == nil || errors.Is(err, unix.ENOENT) {
+			return nil
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("remove cgroup %s: %w", dir, err)
+		}
+	}
+}
+
+// Launch starts a program of the node, such as kubelet, in its network. It goes with the
+// node.
+func (n *Node) Launch(name string, cmd *exec.Cmd) (*proc.Process, error) { return n.launch(name, cmd) }

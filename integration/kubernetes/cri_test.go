@@ -1,0 +1,209 @@
+package kubernetes
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"example.org/slipway/integration/internal/ctrnode"
+	"example.org/slipway/integration/internal/imagetest"
+	"example.org/slipway/integration/internal/proc"
+)
+
+// TestCRI asks a node what kubelet asks it in the life of pods.
+func TestCRI(t *testing.T) {
+	b := newBed(t)
+	ref := b.push("public/app:1", imagetest.Summed(t, 1, files, fileBytes, largeBytes))
+	private := b.push("one/app:1", imagetest.Summed(t, 2, files, fileBytes, largeBytes))
+	if err := b.pull(b.ref("public/pause:1"), ""); err != nil {
+		t.Fatal(err)
+	}
+	before := b.leftovers(t)
+	t.Run("Lazy", func(t *testing.T) { b.lazy(t, ref) })
+	t.Run("PullSecret", func(t *testing.T) { b.pullSecret(t, private) })
+	t.Run("Volume", func(t *testing.T) { b.imageVolume(t, ref, private) })
+	t.Run("Users", func(t *testing.T) { b.userNamespace(t, ref) })
+	t.Run("Stats", func(t *testing.T) { b.stats(t, ref) })
+	t.Run("Sizes", func(t *testing.T) { b.sizes(t) })
+	t.Run("Restarts", func(t *testing.T) { b.restarts(t, ref) })
+	t.Run("Removal", func(t *testing.T) { b.removal(t, []string{ref, private}, before) })
+}
+
+func (b *bed) leftovers(t *testing.T) ctrnode.Leftovers {
+	t.Helper()
+	l, err := b.Leftovers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// lazy starts a pod of an image whose large file does not come.
+func (b *bed) lazy(t *testing.T, ref string) {
+	if err := b.pull(ref, ""); err != nil {
+		t.Fatal(err)
+	}
+	s, err := b.images.ImageStatus(t.Context(), &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: ref}})
+	if err != nil || s.Image == nil {
+		t.Fatalf("status of the image: %v, error %v", s, err)
+	}
+	if s.Image.Size < largeBytes {
+		t.Errorf("kubelet is told that the image has %d bytes, want at least %d", s.Image.Size, largeBytes)
+	}
+	if way, said, err := b.Used(t.Context(), ref); err != nil || way != ctrnode.Gear {
+		t.Errorf("the image came as %q, error %v: %s", way, err, said)
+	}
+	p := b.start(t, ref, imagetest.Verify+" && echo good", nil)
+	if got := p.ended(t); got != "good" {
+		t.Errorf("the container prints %q", got)
+	}
+	if disk := b.cacheBytes(t); disk > largeBytes {
+		t.Errorf("%d bytes are in the cache, though nobody has read /large", disk)
+	}
+}
+
+// pullSecret starts a private image with the credential that kubelet pulls it with.
+func (b *bed) pullSecret(t *testing.T, ref string) {
+	for _, user := range []string{"", "bob"} {
+		if err := b.pull(ref, user); err == nil {
+			t.Fatalf("%q could pull an image of alice's", user)
+		}
+	}
+	if err := b.pull(ref, "alice"); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.start(t, ref, imagetest.Verify+" && echo good", nil).ended(t); got != "good" {
+		t.Errorf("the container prints %q", got)
+	}
+}
+
+// imageVolume mounts one image in a container of another.
+func (b *bed) imageVolume(t *testing.T, ref, volume string) {
+	p := b.start(t, ref, "cd /volume && sha256sum -c -s sums && ls bin/busybox && ! touch /volume/new 2>/dev/null && echo good", func(_ *cri.PodSandboxConfig, c *cri.ContainerConfig) {
+		c.Mounts = []*cri.Mount{{ContainerPath: "/volume", Image: &cri.ImageSpec{Image: volume}, Readonly: true}}
+	})
+	if got := p.ended(t); got != "bin/busybox\ngood" {
+		t.Errorf("the container prints %q", got)
+	}
+}
+
+// userNamespace starts a pod whose root is nobody on the node.
+func (b *bed) userNamespace(t *testing.T, ref string) {
+	p := b.start(t, ref, imagetest.Verify+" && touch /new && id -u && cat /proc/self/uid_map", func(s *cri.PodSandboxConfig, c *cri.ContainerConfig) {
+		ids := []*cri.IDMapping{{HostId: 1 << 20, ContainerId: 0, Length: 65536}}
+		for _, o := range []*cri.NamespaceOption{s.Linux.SecurityContext.NamespaceOptions, c.Linux.SecurityContext.NamespaceOptions} {
+			o.UsernsOptions = &cri.UserNamespace{Mode: cri.NamespaceMode_POD, Uids: ids, Gids: ids}
+		}
+	})
+	if got := p.ended(t); !strings.HasPrefix(got, "0\n") || !strings.Contains(got, "1048576") {
+		t.Errorf("the container prints %q", got)
+	}
+}
+
+// stats writes into a container and asks how much.
+func (b *bed) stats(t *testing.T, ref string) {
+	const written = 3 << 20
+	p := b.start(t, ref, "head -c 3145728 /dev/zero > /tmp/new && echo good && sleep 3600", nil)
+	p.passes(t, 1)
+	proc.Poll(t, time.Minute, "statistics of the container", func() bool {
+		r, err := b.runtime.ContainerStats(t.Context(), &cri.ContainerStatsRequest{ContainerId: p.main})
+		if err != nil {
+			t.Fatal(err)
+		}
+		layer, memory := r.Stats.GetWritableLayer(), r.Stats.GetMemory().GetWorkingSetBytes().GetValue()
+		used := layer.GetUsedBytes().GetValue()
+		return used >= written && used < 2*written && memory > 0 && strings.HasPrefix(layer.GetFsId().GetMountpoint(), b.Root()+"/")
+	})
+	list, err := b.runtime.ListContainerStats(t.Context(), &cri.ListContainerStatsRequest{})
+	if err != nil || len(list.Stats) == 0 {
+		t.Errorf("statistics of all containers: %v, error %v", list, err)
+	}
+}
+
+// cacheBytes is how much disk the files of images take.
+func (b *bed) cacheBytes(t *testing.T) (total int64) {
+	t.Helper()
+	err := filepath.WalkDir(filepath.Join(b.Root(), "cache"), func(_ string, d os.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		st, err := d.Info()
+		if err == nil {
+			total += st.Size()
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return total
+}
+
+// sizes asks how much room images take: kubelet decides by that when it removes some.
+func (b *bed) sizes(t *testing.T) {
+	cache := b.cacheBytes(t)
+	r, err := b.images.ImageFsInfo(t.Context(), &cri.ImageFsInfoRequest{})
+	if err != nil || len(r.ImageFilesystems) == 0 {
+		t.Fatalf("file systems of images: %v, error %v", r, err)
+	}
+	f := r.ImageFilesystems[0]
+	if !strings.HasPrefix(f.FsId.Mountpoint, b.Root()+"/") {
+		t.Errorf("images lie in %s, want the agent's directory %s", f.FsId.Mountpoint, b.Root())
+	}
+	// Beside the cache there are indexes and what containers have written.
+	if used := int64(f.UsedBytes.GetValue()); used < cache || used > cache+cache/4+8<<20 {
+		t.Errorf("images take %d bytes, want what the cache holds, %d, and little more", used, cache)
+	}
+	if f.InodesUsed.GetValue() < 2*files {
+		t.Errorf("images take %d inodes, want one for each of more than %d files", f.InodesUsed.GetValue(), 2*files)
+	}
+}
+
+// restarts ends what serves a container that reads.
+func (b *bed) restarts(t *testing.T, ref string) {
+	p := b.start(t, ref, loop, nil)
+	p.passes(t, 1)
+	if !b.Kill(ctrnode.Worker) {
+		t.Error("there is no worker to kill")
+	}
+	p.passes(t, 2)
+	for _, kill := range []bool{true, false} {
+		if err := b.RestartContainerd(t.Context(), kill); err != nil {
+			t.Fatal(err)
+		}
+		p.passes(t, 2)
+		r, err := b.runtime.ExecSync(t.Context(), &cri.ExecSyncRequest{ContainerId: p.main, Cmd: []string{"sh", "-c", "head -c 1048576 /large | wc -c"}, Timeout: 30})
+		if err != nil || r.ExitCode != 0 || strings.TrimSpace(string(r.Stdout)) != "1048576" {
+			t.Errorf("exec after a restart of containerd: %v, error %v", r, err)
+		}
+	}
+	if got := b.start(t, ref, imagetest.Verify+" && echo good", nil).ended(t); got != "good" {
+		t.Errorf("a pod started after the restarts prints %q", got)
+	}
+}
+
+// removal removes images, after which nothing of them is mounted.
+func (b *bed) removal(t *testing.T, refs []string, before ctrnode.Leftovers) {
+	for _, ref := range refs {
+		if _, err := b.images.RemoveImage(t.Context(), &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: ref}}); err != nil {
+			t.Fatal(err)
+		}
+		s, err := b.images.ImageStatus(t.Context(), &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: ref}})
+		if err != nil || s.Image != nil {
+			t.Errorf("the removed image %s is %v, error %v", ref, s.Image, err)
+		}
+	}
+	for end := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+		after := b.leftovers(t)
+		if after.Equal(before) {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("left over: %s; before: %s", after, before)
+		}
+	}
+}
