@@ -180,11 +180,17 @@ func New(ctx context.Context, cfg *config.Agent, dev *os.File, ls Listeners, log
 	a.chains.inUse = a.mounts.uses
 	a.volumes.begin()
 	if cfg.CRI.Address != "" {
-		if a.cri, err = newImageProxy(cfg.CRI.Containerd, a.keys, log); err != nil {
+		if a.cri, err = newImageProxy(cfg.CRI.Containerd, a.keys, a.diskUse, log); err != nil {
 			return nil, err
 		}
 	}
 	return a, nil
+}
+
+// diskUse is what images have on the disk beside their snapshots.
+func (a *Agent) diskUse() diskUse {
+	st := a.cache.Stats()
+	return diskUse{dir: a.lay.snapshots, bytes: uint64(st.Bytes + st.PartialBytes + st.LateBytes), inodes: uint64(st.Files + st.Partial)}
 }
 
 // openFiles opens the cache and the file service on it.

@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"slices"
 	"strings"
 
 	"google.golang.org/grpc"
@@ -26,23 +27,33 @@ const maxCRI = 16 << 20
 
 // imageProxy passes every call of kubelet on to containerd as it is, and learns
 // on the way which credential an image is pulled with: nothing else tells a
-// snapshotter. It implements no service, so that it fits any version of either.
+// snapshotter. What containerd says of the disk it completes: no snapshot has the
+// files that all images share. It implements no service, so that it fits any version
+// of either.
 type imageProxy struct {
 	keys *keychain
+	disk func() diskUse
 	log  *slog.Logger
 	srv  *grpc.Server
 	conn *grpc.ClientConn
 }
 
+// diskUse is what the shared files take, and the directory by which containerd names the
+// file system that they are on.
+type diskUse struct {
+	dir           string
+	bytes, inodes uint64
+}
+
 // newImageProxy makes a proxy to the socket of containerd.
-func newImageProxy(containerd string, keys *keychain, log *slog.Logger) (*imageProxy, error) {
+func newImageProxy(containerd string, keys *keychain, disk func() diskUse, log *slog.Logger) (*imageProxy, error) {
 	conn, err := grpc.NewClient("unix://"+containerd,
 		grpc.WithTransportCredentials(insecure.NewCredentials()), // a socket of this machine
 		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(rawCodec{}), grpc.MaxCallRecvMsgSize(maxCRI), grpc.MaxCallSendMsgSize(maxCRI)))
 	if err != nil {
 		return nil, fmt.Errorf("reach containerd at %s: %w", containerd, err)
 	}
-	p := &imageProxy{keys: keys, log: log, conn: conn}
+	p := &imageProxy{keys: keys, disk: disk, log: log, conn: conn}
 	p.srv = grpc.NewServer(grpc.ForceServerCodecV2(rawCodec{}), grpc.UnknownServiceHandler(p.pass),
 		grpc.MaxRecvMsgSize(maxCRI), grpc.MaxSendMsgSize(maxCRI))
 	return p, nil
@@ -78,7 +89,7 @@ func (p *imageProxy) pass(_ any, in grpc.ServerStream) error {
 	}
 	requests := make(chan error, 1)
 	go func() { requests <- p.forward(method, in, out) }()
-	err = p.backward(out, in)
+	err = p.backward(method, out, in)
 	cancel()
 	if sent := <-requests; err == nil && sent != nil && !errors.Is(sent, context.Canceled) && status.Code(sent) != codes.Canceled {
 		err = sent
@@ -103,7 +114,7 @@ func (p *imageProxy) forward(method string, in grpc.ServerStream, out grpc.Clien
 	}
 }
 
-func (p *imageProxy) backward(out grpc.ClientStream, in grpc.ServerStream) error {
+func (p *imageProxy) backward(method string, out grpc.ClientStream, in grpc.ServerStream) error {
 	headed := false
 	for {
 		var m rawMessage
@@ -122,6 +133,9 @@ func (p *imageProxy) backward(out grpc.ClientStream, in grpc.ServerStream) error
 				return nil
 			}
 			return err
+		}
+		if strings.HasSuffix(method, ".ImageService/ImageFsInfo") {
+			m.data = p.completed(m.data)
 		}
 		if err := in.SendMsg(&m); err != nil {
 			return err
@@ -146,6 +160,88 @@ func (p *imageProxy) learn(request []byte) {
 	if err != nil {
 		p.log.Warn("the credential of a pull is not kept", "image", image, "err", err)
 	}
+}
+
+// completed adds the shared files to an ImageFsInfoResponse of the CRI, v1.
+func (p *imageProxy) completed(response []byte) []byte {
+	out, err := addDiskUse(response, p.disk())
+	if err != nil {
+		p.log.Warn("what containerd says of the disk could not be read; kubelet is not told of the files that images share", "err", err)
+		return response
+	}
+	return out
+}
+
+// addDiskUse changes one of the file systems of images, image_filesystems = 1 {fs_id = 2
+// {mountpoint = 1}, used_bytes = 3 {value = 1}, inodes_used = 4 {value = 1}}. Of a field
+// that occurs twice in a message the last counts.
+func addDiskUse(response []byte, add diskUse) (out []byte, err error) {
+	for b := response; len(b) > 0; {
+		num, typ, n := protowire.ConsumeField(b)
+		if n < 0 {
+			return nil, errWire
+		}
+		field := b[:n]
+		b = b[n:]
+		if num != 1 || typ != protowire.BytesType {
+			out = append(out, field...)
+			continue
+		}
+		_, _, tag := protowire.ConsumeTag(field)
+		fs, _ := protowire.ConsumeBytes(field[tag:])
+		var dir string
+		var bytes, inodes uint64
+		err := eachText(fs, func(n protowire.Number, v []byte) (err error) {
+			switch n {
+			case 2:
+				return eachText(v, func(n protowire.Number, v []byte) error {
+					if n == 1 {
+						dir = string(v)
+					}
+					return nil
+				})
+			case 3:
+				bytes, err = wireNumber(v)
+			case 4:
+				inodes, err = wireNumber(v)
+			}
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+		if dir == add.dir {
+			fs = appendWireNumber(slices.Clone(fs), 3, bytes+add.bytes)
+			fs = appendWireNumber(fs, 4, inodes+add.inodes)
+		}
+		out = protowire.AppendBytes(protowire.AppendTag(out, 1, protowire.BytesType), fs)
+	}
+	return out, nil
+}
+
+// wireNumber reads a message {value = 1}; none is 0.
+func wireNumber(b []byte) (v uint64, err error) {
+	for len(b) > 0 {
+		num, typ, n := protowire.ConsumeTag(b)
+		if n < 0 {
+			return 0, errWire
+		}
+		size := protowire.ConsumeFieldValue(num, typ, b[n:])
+		if size < 0 {
+			return 0, errWire
+		}
+		if num == 1 && typ == protowire.VarintType {
+			v, _ = protowire.ConsumeVarint(b[n:])
+		}
+		b = b[n+size:]
+	}
+	return v, nil
+}
+
+// appendWireNumber adds a field that is a message {value = 1}.
+func appendWireNumber(b []byte, field protowire.Number, v uint64) []byte {
+	m := protowire.AppendVarint(protowire.AppendTag(nil, 1, protowire.VarintType), v)
+	return protowire.AppendBytes(protowire.AppendTag(b, field, protowire.BytesType), m)
 }
 
 // errWire says that bytes are no message of the wanted form.

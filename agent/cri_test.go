@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -77,7 +78,7 @@ func criBed(t *testing.T) (*grpc.ClientConn, *keychain, *bytes.Buffer) {
 		t.Fatal(err)
 	}
 	var log bytes.Buffer
-	p, err := newImageProxy(filepath.Join(dir, "back"), keys, slog.New(slog.NewTextHandler(&log, nil)))
+	p, err := newImageProxy(filepath.Join(dir, "back"), keys, func() diskUse { return diskUse{"/agent/snapshots", 1000, 10} }, slog.New(slog.NewTextHandler(&log, nil)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -163,6 +164,57 @@ func TestImageProxyStreams(t *testing.T) {
 	}
 	if len(s.Trailer().Get("ended")) != 1 {
 		t.Errorf("trailer %v", s.Trailer())
+	}
+}
+
+// TestImageProxySizes has containerd's answer about the disk completed, and others left
+// alone.
+func TestImageProxySizes(t *testing.T) {
+	conn, _, log := criBed(t)
+	fs := func(dir string, bytes, inodes uint64) string {
+		b := protowire.AppendVarint(protowire.AppendTag(nil, 1, protowire.VarintType), 7) // timestamp
+		b = text(b, 2, string(text(nil, 1, dir)))
+		return string(appendWireNumber(appendWireNumber(b, 3, bytes), 4, inodes))
+	}
+	const method = "/runtime.v1.ImageService/ImageFsInfo"
+	ask := func(in []byte) []byte {
+		t.Helper()
+		var out rawMessage
+		if err := conn.Invoke(t.Context(), method, &rawMessage{in}, &out); err != nil {
+			t.Fatal(err)
+		}
+		return out.data
+	}
+	answer := text(text(text(nil, 1, fs("/agent/snapshots", 234, 5)), 1, fs("/overlayfs", 50, 6)), 2, fs("/agent/snapshots", 1, 1))
+	type usage struct {
+		dir           string
+		bytes, inodes uint64
+	}
+	var got []usage
+	err := eachText(ask(answer), func(n protowire.Number, v []byte) error {
+		var u usage
+		err := eachText(v, func(n protowire.Number, v []byte) (err error) {
+			switch n {
+			case 2:
+				_, _, tag := protowire.ConsumeTag(v)
+				dir, _ := protowire.ConsumeBytes(v[tag:])
+				u.dir = string(dir)
+			case 3:
+				u.bytes, err = wireNumber(v)
+			case 4:
+				u.inodes, err = wireNumber(v)
+			}
+			return err
+		})
+		got = append(got, u)
+		return err
+	})
+	want := []usage{{"/agent/snapshots", 1234, 15}, {"/overlayfs", 50, 6}, {"/agent/snapshots", 1, 1}}
+	if err != nil || !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v, error %v", got, want, err)
+	}
+	if bad := text(nil, 1, "\xff"); !bytes.Equal(ask(bad), bad) || !strings.Contains(log.String(), "could not be read") {
+		t.Errorf("an answer that cannot be read is changed, or nothing is said of it: %s", log)
 	}
 }
 

@@ -55,7 +55,7 @@ const managed = "# Written by slipway agent setup; slipway agent setup --undo re
 func SetupContainerd(cfg *config.Agent, p Paths) []Change {
 	p.defaults()
 	var b strings.Builder
-	fmt.Fprintf(&b, "%sversion = 3\n\n[proxy_plugins.%s]\n  type = \"snapshot\"\n  address = %q\n  [proxy_plugins.%s.exports]\n    root = %q\n    enable_remote_snapshot_annotations = \"true\"\n\n",
+	fmt.Fprintf(&b, "%sversion = 3\n\n[proxy_plugins.%s]\n  type = \"snapshot\"\n  address = %q\n  capabilities = [\"remap-ids\"]\n  [proxy_plugins.%s.exports]\n    root = %q\n    enable_remote_snapshot_annotations = \"true\"\n\n",
 		managed, p.SnapshotterKey, cfg.Address, p.SnapshotterKey, filepath.Join(cfg.Root, "snapshots"))
 	fmt.Fprintf(&b, "[plugins.\"io.containerd.cri.v1.images\"]\n  snapshotter = %q\n  disable_snapshot_annotations = false\n\n", p.SnapshotterKey)
 	registries := hosts(cfg, p.Hosts)

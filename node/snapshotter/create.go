@@ -125,8 +125,8 @@ func (n *snapshot) container() bool {
 // nil when root does.
 func (s *Snapshotter) owner(ctx context.Context, n *snapshot) (*ids, error) {
 	if mapped, err := mappedRoot(n.labels); err != nil || mapped != nil {
-		if err == nil && n.chain != "" {
-			err = fmt.Errorf("image %s is served lazily, and that takes no mapped user ids; run the container without a user namespace, or pull the image for the overlayfs snapshotter: %w", n.chain, errdefs.ErrNotImplemented)
+		if err == nil && s.wantsRoot(n) {
+			err = fmt.Errorf("containers of image %s have volumes of their own, and these take no mapped user ids; run the container without a user namespace, or use volumes in mode local: %w", n.chain, errdefs.ErrNotImplemented)
 		}
 		return mapped, err
 	}

@@ -171,7 +171,12 @@ func (s *Snapshotter) mountOverlay(ctx context.Context, n *snapshot) (string, er
 	if err := os.WriteFile(s.madeOf(n.id), []byte(parts), 0o600); err != nil {
 		return "", err
 	}
-	return dir, view.Overlay(dir, o)
+	lower, done, err := s.idmapped(n, o.Lower)
+	if err != nil {
+		return "", err
+	}
+	o.Lower = lower
+	return dir, errors.Join(view.Overlay(dir, o), done())
 }
 
 // madeOf names the file that says what a mounted overlay was made of. It is

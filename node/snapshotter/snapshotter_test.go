@@ -305,12 +305,33 @@ func TestMappedIDs(t *testing.T) {
 	b := newBed(t)
 	chain := b.claim("one")
 	mapped := map[string]string{snapshots.LabelSnapshotUIDMapping: "0:1000:65536", snapshots.LabelSnapshotGIDMapping: "0:1000:65536"}
-	_, err := b.Prepare(t.Context(), "ns/1/c", chain, snapshots.WithLabels(mapped))
-	if !errdefs.IsNotImplemented(err) || !strings.Contains(err.Error(), "ns/1/c") || !strings.Contains(err.Error(), "overlayfs") {
-		t.Errorf("mapped ids over a claimed layer: %v, want not implemented, the snapshot and the way out", err)
+	m, err := b.Prepare(t.Context(), "ns/1/c", chain, snapshots.WithLabels(mapped))
+	if err != nil {
+		t.Fatal(err)
 	}
-	if _, err := b.Stat(t.Context(), "ns/1/c"); !errdefs.IsNotFound(err) {
-		t.Errorf("the refused snapshot: %v, want none", err)
+	owner := func(file string) uint32 {
+		t.Helper()
+		info, err := os.Lstat(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return info.Sys().(*syscall.Stat_t).Uid
+	}
+	b.in(m, func(dir string) {
+		b.read(filepath.Join(dir, "chain"), chain)
+		for _, file := range []string{dir, filepath.Join(dir, "chain")} {
+			if got := owner(file); got != 1000 {
+				t.Errorf("%s belongs to %d, want 1000", file, got)
+			}
+		}
+		// Changing a file copies it, with its owner.
+		b.write(filepath.Join(dir, "chain"), "changed")
+		if got := owner(filepath.Join(dir, "chain")); got != 1000 {
+			t.Errorf("the changed file belongs to %d, want 1000", got)
+		}
+	})
+	if left, err := filepath.Glob(filepath.Join(b.dir, "snapshots", "*", "ids*")); err != nil || len(left) > 0 {
+		t.Errorf("left over: %v, error %v", left, err)
 	}
 	for _, bad := range []string{"x", "0:1000", "1:1000:5", "0:4294967295:1", "0:1:0", "0:-1:3", "0:1:2:3", ","} {
 		mapped[snapshots.LabelSnapshotUIDMapping] = bad
