@@ -206,6 +206,10 @@ setup_test() {
 	go_tool containerd github.com/containerd/containerd/v2/cmd/containerd v2.4.2
 	go_tool containerd-shim-runc-v2 github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2 v2.4.2
 	go_tool ctr github.com/containerd/containerd/v2/cmd/ctr v2.4.2
+	# The network of pods.
+	go_tool bridge github.com/containernetworking/plugins/plugins/main/bridge v1.9.1
+	go_tool loopback github.com/containernetworking/plugins/plugins/main/loopback v1.9.1
+	go_tool host-local github.com/containernetworking/plugins/plugins/ipam/host-local v1.9.1
 	# moby's containerd store needs runc 1.2 or newer; Debian 12 has 1.1.
 	go_tool runc github.com/opencontainers/runc v1.5.2 1 seccomp
 	# The btrfs graph driver is the only part of dockerd that needs cgo.

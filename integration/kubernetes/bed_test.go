@@ -68,6 +68,9 @@ func newBed(t *testing.T) *bed {
 		tool.Built(t, name)
 	}
 	dir := tool.ShortTempDir(t)
+	if err := os.Chmod(dir, 0o711); err != nil {
+		t.Fatal(err)
+	}
 	passwords := filepath.Join(dir, "users")
 	if err := os.WriteFile(passwords, []byte(users()), 0o600); err != nil {
 		t.Fatal(err)

@@ -82,7 +82,8 @@ disabled_plugins = ["io.containerd.nri.v1.nri"]
   BinaryName = %q
 `, n.path("root"), n.path("state"), n.path("conf.d/*.toml"), n.RuntimeSocket(), n.RuntimeSocket()+".ttrpc", n.path("opt"),
 		n.path("hosts"), n.o.CRI.Sandbox, tool.Dir(), n.path("cni"), filepath.Join(tool.Dir(), "runc"))
-	err := errors.Join(os.MkdirAll(n.path("conf.d"), 0o700), os.MkdirAll(n.path("cni"), 0o700),
+	// Pods with a user namespace go to their files as nobody.
+	err := errors.Join(os.Chmod(n.Dir, 0o711), os.MkdirAll(n.path("conf.d"), 0o700), os.MkdirAll(n.path("cni"), 0o700),
 		os.WriteFile(n.path("containerd.toml"), []byte(text), 0o600), n.writeNetwork())
 	if err != nil || n.o.Way == Plain {
 		return err
