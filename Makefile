@@ -4,7 +4,7 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 LDFLAGS  = -s -w -X main.version=$(VERSION)
 FUZZTIME ?= 60s
 
-.PHONY: demo test test-ceph soak run build build-ceph bench bench-gear bench-start bench-trace bench-tiers bench-mirrors bench-cider observe lint coverage site fuzz release release-check deb image clean
+.PHONY: demo test test-ceph test-kubernetes soak run build build-ceph bench bench-gear bench-start bench-trace bench-tiers bench-mirrors bench-cider observe lint coverage site fuzz release release-check deb image clean
 
 demo: build
 	scripts/setup.sh demo
@@ -18,6 +18,12 @@ test: setup-build
 test-ceph: setup-build
 	scripts/setup.sh test
 	scripts/test-ceph.sh
+
+# Clusters of Kubernetes on this machine, as root. Builds Kubernetes once.
+test-kubernetes: setup-build
+	scripts/setup.sh test
+	scripts/setup.sh kubernetes
+	scripts/test-kubernetes.sh
 
 # The fault tests in turn, for as long as FOR says; writes docs/reliability.md.
 FOR ?= 45m

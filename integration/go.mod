@@ -139,7 +139,7 @@ require (
 
 require (
 	github.com/ulikunitz/xz v0.5.17 // indirect
-	k8s.io/cri-api v0.37.2 // indirect
+	k8s.io/cri-api v0.37.2
 )
 
 replace example.org/slipway => ../

@@ -126,6 +126,23 @@ func (n *Node) hierarchies() []string {
 	return found
 }
 
+// MakeCgroup makes the node's cgroup, which kubelet wants to find.
+func (n *Node) MakeCgroup() error {
+	var errs []error
+	parents := []string{"/sys/fs/cgroup"}
+	if _, err := os.Stat("/sys/fs/cgroup/cgroup.controllers"); err != nil {
+		if parents, err = filepath.Glob("/sys/fs/cgroup/*"); err != nil {
+			return err
+		}
+	}
+	for _, dir := range parents {
+		if st, err := os.Lstat(dir); err == nil && st.IsDir() {
+			errs = append(errs, os.MkdirAll(dir+n.Cgroup(), 0o755))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // InCgroup are the processes of the node's pods.
 func (n *Node) InCgroup() (pids []int) {
 	for _, dir := range n.hierarchies() {

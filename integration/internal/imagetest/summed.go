@@ -20,8 +20,11 @@ var applets = strings.Fields("sh sha256sum sleep cat id head wc dd touch ls echo
 // content.
 const Verify = "cd / && sha256sum -c -s sums"
 
+// VerifyLarge reads the large file.
+const VerifyLarge = "cd / && sha256sum -c -s large.sum"
+
 // Summed returns an image of busybox with files of random content below /files, and their
-// sums in /sums. The last file is /large, which is not listed. An image with another seed
+// sums in /sums. The last file is /large, whose sum is in /large.sum. An image with another seed
 // has no file in common but busybox. A container of it sleeps, unless it is given a script.
 func Summed(t testing.TB, seed byte, files, sizeBytes, largeBytes int) *Bundle {
 	t.Helper()
@@ -46,7 +49,9 @@ func Summed(t testing.TB, seed byte, files, sizeBytes, largeBytes int) *Bundle {
 		fmt.Fprintf(sums, "%x  %s\n", sha256.Sum256(data), name)
 	}
 	a.File("sums", sums.String())
-	large := new(Archive).File("large", string(content(largeBytes)))
+	data := content(largeBytes)
+	a.File("large.sum", fmt.Sprintf("%x  large\n", sha256.Sum256(data)))
+	large := new(Archive).File("large", string(data))
 	return Compose(runtime.GOARCH, map[string]any{"Entrypoint": []string{"/bin/sh", "-c"}, "Cmd": []string{"exec sleep 1000000"}, "Env": []string{"PATH=/bin"}},
 		[]Layer{base.Layer(), a.Layer(), large.Layer()})
 }

@@ -1,0 +1,159 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"example.org/slipway/integration/internal/ctrnode"
+	"example.org/slipway/integration/internal/proc"
+	"example.org/slipway/integration/internal/tool"
+)
+
+// Node is a node of a cluster.
+type Node struct {
+	*ctrnode.Node
+	// Name is that of the Kubernetes object.
+	Name string
+
+	plane   *Plane
+	addr    string
+	kubelet *proc.Process
+}
+
+// StartNode starts node i of a cluster, from 0 on, and waits until it is ready. The options
+// need a network; pods get one of their own. The caller stops it.
+func (p *Plane) StartNode(ctx context.Context, i int, o ctrnode.Options) (n *Node, err error) {
+	if i >= maxNodes {
+		return nil, fmt.Errorf("there are accounts for %d nodes", maxNodes)
+	}
+	o.CRI.Pods = fmt.Sprintf("10.88.%d.0/24", i)
+	n = &Node{Name: nodeName(i), plane: p, addr: o.Net.Addr}
+	if n.Node, err = ctrnode.Start(ctx, o); err != nil {
+		return nil, err
+	}
+	if err := n.StartKubelet(ctx); err != nil {
+		return nil, errors.Join(err, n.Stop())
+	}
+	return n, nil
+}
+
+func (n *Node) path(name string) string { return filepath.Join(n.Dir, name) }
+
+// StartKubelet starts kubelet, anew if it has ended, and waits until the node is ready.
+func (n *Node) StartKubelet(ctx context.Context) (err error) {
+	if err := errors.Join(n.MakeCgroup(), os.MkdirAll(n.path("kubelet"), 0o755), os.WriteFile(n.path("kubelet.yaml"), []byte(n.config()), 0o600)); err != nil {
+		return err
+	}
+	n.kubelet, err = n.Launch("kubelet", exec.Command(filepath.Join(tool.Dir(), "kubelet"), "--config", n.path("kubelet.yaml"), "--kubeconfig", n.plane.Kubeconfig(n.Name),
+		"--hostname-override", n.Name, "--node-ip", n.addr, "--root-dir", n.path("kubelet"), "--cert-dir", n.path("kubelet/pki")))
+	if err != nil {
+		return err
+	}
+	if err := n.plane.await(ctx, n.kubelet, "get", "node", n.Name); err != nil {
+		return fmt.Errorf("%w\n%s", err, n.kubelet.Log(4000))
+	}
+	if _, err := n.plane.Kubectl(ctx, "", "wait", "--for=condition=Ready", "node/"+n.Name, "--timeout", readyTimeout.String()); err != nil {
+		return fmt.Errorf("%w\n%s", err, n.kubelet.Log(4000))
+	}
+	return nil
+}
+
+// config is that of kubelet. Nodes share a machine, so none may tidy up beyond its own
+// cgroup, or judge by how full the disk is.
+func (n *Node) config() string {
+	return fmt.Sprintf(`apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+failCgroupV1: false
+cgroupDriver: cgroupfs
+cgroupRoot: %q
+failSwapOn: false
+containerRuntimeEndpoint: "unix://%s"
+imageServiceEndpoint: "unix://%s"
+authentication: {anonymous: {enabled: true}, webhook: {enabled: false}}
+authorization: {mode: AlwaysAllow}
+evictionHard: {nodefs.available: "1%%", imagefs.available: "1%%", memory.available: "50Mi"}
+makeIPTablesUtilChains: false
+resolvConf: ""
+readOnlyPort: 0
+healthzPort: 0
+podLogsDir: %q
+volumePluginDir: %q
+nodeStatusUpdateFrequency: 5s
+maxPods: 250
+kubeAPIQPS: 100
+kubeAPIBurst: 200
+`, n.Cgroup(), n.RuntimeSocket(), n.ImageSocket(), n.path("podlogs"), n.path("plugins"))
+}
+
+// KillKubelet ends kubelet with SIGKILL.
+func (n *Node) KillKubelet() { n.kubelet.Kill() }
+
+// Reboot does to the node what pulling its plug does, and waits until it is ready again.
+func (n *Node) Reboot(ctx context.Context) error {
+	n.kubelet.Kill()
+	if err := n.Node.Reboot(ctx); err != nil {
+		return err
+	}
+	return n.StartKubelet(ctx)
+}
+
+// Logs is what the node's processes printed last.
+func (n *Node) Logs() string {
+	if n.kubelet == nil {
+		return n.Node.Logs()
+	}
+	return fmt.Sprintf("kubelet of %s (%s) printed last:\n%s\n%s", n.Name, n.kubelet.State(), n.kubelet.Log(6000), n.Node.Logs())
+}
+
+// Stop ends everything of the node.
+func (n *Node) Stop() error {
+	if n.kubelet != nil {
+		_ = n.kubelet.Stop(stopTimeout) // its end is nobody's result
+	}
+	return n.Node.Stop()
+}
+
+// Ready waits until all pods of a namespace are ready and returns how long that took.
+func (p *Plane) Ready(ctx context.Context, namespace string, limit time.Duration) (time.Duration, error) {
+	began := time.Now()
+	_, err := p.Kubectl(ctx, "", "-n", namespace, "wait", "--for=condition=Ready", "pod", "--all", "--timeout", limit.String())
+	if err != nil {
+		pods, _ := p.Kubectl(ctx, "", "-n", namespace, "get", "pods,events", "-o", "wide")
+		err = fmt.Errorf("%w\n%s", err, pods)
+	}
+	return time.Since(began), err
+}
+
+// RemoveImages removes all images of kubelet's, as kubelet does, but for those whose name
+// contains a text.
+func (n *Node) RemoveImages(ctx context.Context, keep string) error {
+	conn, err := grpc.NewClient("unix://"+n.ImageSocket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	images := cri.NewImageServiceClient(conn)
+	list, err := images.ListImages(ctx, &cri.ListImagesRequest{})
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, im := range list.Images {
+		if strings.Contains(strings.Join(im.RepoTags, " "), keep) {
+			continue
+		}
+		_, err := images.RemoveImage(ctx, &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: im.Id}})
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,285 @@
+package cluster
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"example.org/slipway/integration/internal/ctrnode"
+	"example.org/slipway/integration/internal/imagetest"
+	"example.org/slipway/integration/internal/kube"
+	"example.org/slipway/integration/internal/lan"
+	"example.org/slipway/integration/internal/proc"
+	"example.org/slipway/integration/internal/slipway"
+	"example.org/slipway/integration/internal/tool"
+)
+
+// limit bounds what should take seconds.
+const limit = 3 * time.Minute
+
+// access lets everybody pull public images, and each of two users those of a namespace.
+const access = `
+version: 0.1
+http: {insecure_open_to_network: true}
+auth:
+  htpasswd: {path: %q}
+  access:
+    - {repositories: ["**"], subjects: [root], actions: ["*"]}
+    - {repositories: ["public/**"], subjects: [anonymous, alice, bob], actions: [pull]}
+    - {repositories: ["one/**"], subjects: [alice], actions: [pull]}
+    - {repositories: ["two/**"], subjects: [bob], actions: [pull]}
+`
+
+// cluster is a registry and a cluster.
+type cluster struct {
+	t        *testing.T
+	net      *lan.LAN
+	registry *slipway.Server
+	plane    *kube.Plane
+	nodes    []*kube.Node
+	before   []ctrnode.Leftovers
+}
+
+// newCluster starts a cluster with so many nodes. At the end of the test it looks for what
+// pods have left behind, and takes all down.
+func newCluster(t *testing.T, nodes int) *cluster {
+	t.Helper()
+	tool.NeedRoot(t)
+	for _, name := range append([]string{"containerd", "containerd-shim-runc-v2", "runc"}, kube.Programs...) {
+		tool.Built(t, name)
+	}
+	dir := tool.ShortTempDir(t)
+	c := &cluster{t: t}
+	var err error
+	check := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	check(os.Chmod(dir, 0o711)) // pods with a user namespace go to their files as nobody
+	c.net, err = lan.New(t.Context())
+	check(err)
+	t.Cleanup(func() {
+		if err := c.net.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	passwords := filepath.Join(dir, "users")
+	check(os.WriteFile(passwords, []byte(users()), 0o600))
+	c.registry = slipway.Start(t, t.TempDir(), &slipway.Options{Config: fmt.Sprintf(access, passwords), Host: c.net.Addr})
+	c.push("public/pause:1", imagetest.Summed(t, 0, 1, 1, 1))
+	c.plane, err = kube.StartPlane(t.Context(), filepath.Join(dir, "plane"), c.net.Addr)
+	check(err)
+	t.Cleanup(func() {
+		if err := c.plane.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	for i := range nodes {
+		link, err := c.net.Join(t.Context())
+		check(err)
+		n, err := c.plane.StartNode(t.Context(), i, ctrnode.Options{
+			Dir: filepath.Join(dir, fmt.Sprintf("n%d", i)), Binary: slipway.Binary(t), Way: ctrnode.Gear, Net: link, Registries: []string{c.registry.Addr},
+			CRI: &ctrnode.CRI{Sandbox: c.ref("public/pause:1")}, Agent: "fetch: {mode: lazy, background: false}\n",
+		})
+		check(err)
+		c.nodes = append(c.nodes, n)
+		t.Cleanup(func() {
+			if t.Failed() {
+				t.Log(n.Logs())
+			}
+			if err := n.Stop(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	return c
+}
+
+// users are root, alice and bob, whose password is secret.
+func users() string {
+	var b strings.Builder
+	for _, name := range []string{"root", "alice", "bob"} {
+		fmt.Fprintf(&b, "%s:$2y$05$abcdefghijklmnopqrstuuOQiyCxlgf/oeuTqixKmWdcYUh4Hjl0a\n", name)
+	}
+	return b.String()
+}
+
+// ref is the name of an image of the registry.
+func (c *cluster) ref(name string) string { return c.registry.Addr + "/" + name }
+
+// push pushes an image and waits until it is converted.
+func (c *cluster) push(name string, im *imagetest.Bundle) (ref string) {
+	c.t.Helper()
+	repo, tag, _ := strings.Cut(name, ":")
+	client := c.registry.Client.As("root", "secret")
+	for _, blob := range im.Blobs {
+		if _, err := client.PushBlob(c.t.Context(), repo, blob.Data); err != nil {
+			c.t.Fatal(err)
+		}
+	}
+	if _, err := client.PutManifest(c.t.Context(), repo, tag, im.Top.MediaType, im.Top.Data); err != nil {
+		c.t.Fatal(err)
+	}
+	c.registry.Converted()
+	return c.ref(name)
+}
+
+// kubectl runs a command that must work.
+func (c *cluster) kubectl(args ...string) string {
+	c.t.Helper()
+	out, err := c.plane.Kubectl(c.t.Context(), "", args...)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return out
+}
+
+// apply makes objects, in which REGISTRY stands for the registry.
+func (c *cluster) apply(manifests string) {
+	c.t.Helper()
+	manifests = strings.ReplaceAll(manifests, "REGISTRY", c.registry.Addr)
+	if _, err := c.plane.Kubectl(c.t.Context(), manifests, "apply", "-f", "-"); err != nil {
+		c.t.Fatalf("%v\n%s", err, manifests)
+	}
+}
+
+// namespace makes a namespace once it can have pods, with the password of a user as secret
+// "pull".
+func (c *cluster) namespace(name, user string, labels ...string) {
+	c.t.Helper()
+	c.kubectl("create", "namespace", name)
+	for _, l := range labels {
+		c.kubectl("label", "namespace", name, l)
+	}
+	if user != "" {
+		c.kubectl("-n", name, "create", "secret", "docker-registry", "pull", "--docker-server", c.registry.Addr, "--docker-username", user, "--docker-password", "secret")
+	}
+	proc.Poll(c.t, limit, "the service account of namespace "+name, func() bool {
+		_, err := c.plane.Kubectl(c.t.Context(), "", "-n", name, "get", "serviceaccount", "default")
+		return err == nil
+	})
+}
+
+// ready waits until the pods of a namespace are.
+func (c *cluster) ready(namespace string) time.Duration {
+	c.t.Helper()
+	took, err := c.plane.Ready(c.t.Context(), namespace, limit)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return took
+}
+
+// pod is what tests want to know of one.
+type pod struct {
+	Metadata struct{ Name, Namespace string }
+	Spec     struct{ NodeName string }
+	Status   struct {
+		Phase             string
+		ContainerStatuses []struct {
+			Name         string
+			RestartCount int
+			State        struct {
+				Waiting *struct{ Reason, Message string }
+			}
+		}
+	}
+}
+
+func (c *cluster) pods(args ...string) []pod {
+	c.t.Helper()
+	var list struct{ Items []pod }
+	if err := json.Unmarshal([]byte(c.kubectl(append([]string{"get", "pods", "-o", "json"}, args...)...)), &list); err != nil {
+		c.t.Fatal(err)
+	}
+	return list.Items
+}
+
+// logs is what a pod's container has printed.
+func (c *cluster) logs(p *pod) string {
+	return c.kubectl("-n", p.Metadata.Namespace, "logs", p.Metadata.Name, "-c", "main")
+}
+
+// read waits until all running pods have read their files once more, rightly and without a
+// restart.
+func (c *cluster) read() {
+	c.t.Helper()
+	all := c.pods("--all-namespaces", "--field-selector", "status.phase=Running")
+	if len(all) == 0 {
+		c.t.Fatal("no pod runs")
+	}
+	for i := range all {
+		p := &all[i]
+		for _, s := range p.Status.ContainerStatuses {
+			if s.RestartCount > 0 {
+				c.t.Errorf("container %s of %s was restarted %d times", s.Name, p.Metadata.Name, s.RestartCount)
+			}
+		}
+		before := strings.Count(c.logs(p), "good")
+		proc.Poll(c.t, limit, p.Metadata.Name+" to go on reading", func() bool {
+			out := c.logs(p)
+			if strings.Contains(out, "bad") {
+				c.t.Fatalf("%s read something wrong:\n%s", p.Metadata.Name, out)
+			}
+			return strings.Count(out, "good") > before
+		})
+	}
+}
+
+// mark notes what nodes have of the kernel's once a pod of the sandboxes' image has run.
+func (c *cluster) mark() {
+	c.t.Helper()
+	for _, n := range c.nodes {
+		c.apply(fmt.Sprintf(`{apiVersion: v1, kind: Pod, metadata: {name: first-%s}, spec: {nodeName: %[1]s, restartPolicy: Never, containers: [{name: main, image: "REGISTRY/public/pause:1", args: ["true"]}]}}`, n.Name))
+	}
+	proc.Poll(c.t, limit, "the first pods to end", func() bool {
+		done := c.pods("--field-selector", "status.phase=Succeeded")
+		return len(done) == len(c.nodes)
+	})
+	c.kubectl("delete", "pod", "--all", "--wait")
+	for _, n := range c.nodes {
+		c.before = append(c.before, c.quiet(n))
+	}
+}
+
+// quiet waits until no container has something mounted on a node.
+func (c *cluster) quiet(n *kube.Node) (l ctrnode.Leftovers) {
+	c.t.Helper()
+	for end := time.Now().Add(limit); ; time.Sleep(100 * time.Millisecond) {
+		var err error
+		if l, err = n.Leftovers(); err != nil {
+			c.t.Fatal(err)
+		}
+		if !strings.Contains(l.String(), "overlay ") && len(n.InCgroup()) == 0 {
+			return l
+		}
+		if time.Now().After(end) {
+			c.t.Fatalf("%s has %s and processes %v", n.Name, l, n.InCgroup())
+		}
+	}
+}
+
+// leaks deletes namespaces and images, and compares what is left with what there was.
+func (c *cluster) leaks(namespaces ...string) {
+	c.t.Helper()
+	c.kubectl(append([]string{"delete", "namespace", "--wait", "--timeout", limit.String()}, namespaces...)...)
+	for i, n := range c.nodes {
+		if err := n.RemoveImages(c.t.Context(), "/pause:"); err != nil {
+			c.t.Errorf("remove images: %v", err)
+		}
+		var after ctrnode.Leftovers
+		end := time.Now().Add(limit)
+		for after = c.quiet(n); !after.Equal(c.before[i]) && time.Now().Before(end); after = c.quiet(n) {
+			time.Sleep(100 * time.Millisecond)
+		}
+		if !after.Equal(c.before[i]) {
+			c.t.Errorf("%s has %s; before the first pod it had %s", n.Name, after, c.before[i])
+		}
+	}
+}

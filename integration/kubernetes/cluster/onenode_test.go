@@ -1,0 +1,221 @@
+package cluster
+
+import (
+	"strings"
+	"testing"
+
+	"example.org/slipway/integration/internal/ctrnode"
+	"example.org/slipway/integration/internal/imagetest"
+	"example.org/slipway/integration/internal/proc"
+)
+
+// The images: files of fileBytes that are read all the time, and one that is not.
+const (
+	files      = 40
+	fileBytes  = 64 << 10
+	largeBytes = 16 << 20
+)
+
+// loop is a container's script: it reads all files again and again.
+const loop = `"while true; do if ` + imagetest.Verify + `; then echo good; else echo bad; fi; sleep 1; done"`
+
+// kinds are pods of each kind that differs for whoever serves their files. The last one of
+// each namespace is of a namespace whose image it may not have.
+const kinds = `
+apiVersion: v1
+kind: Pod
+metadata: {name: plain, namespace: open}
+spec:
+  terminationGracePeriodSeconds: 0
+  containers: [{name: main, image: "REGISTRY/public/app:1", args: [` + loop + `]}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: always, namespace: open}
+spec:
+  terminationGracePeriodSeconds: 0
+  containers: [{name: main, image: "REGISTRY/public/app:1", imagePullPolicy: Always, args: [` + loop + `]}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: init, namespace: open}
+spec:
+  terminationGracePeriodSeconds: 0
+  volumes: [{name: made, emptyDir: {}}]
+  initContainers:
+    - {name: init, image: "REGISTRY/public/app:1", args: ["` + imagetest.Verify + ` && mkdir -p /made/sub && cat sums > /made/sub/sums"], volumeMounts: [{name: made, mountPath: /made}]}
+  containers:
+    - {name: main, image: "REGISTRY/public/app:1", args: [` + loop + `], volumeMounts: [{name: made, mountPath: /sums, subPath: sub/sums}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: users, namespace: open}
+spec:
+  hostUsers: false
+  terminationGracePeriodSeconds: 0
+  containers: [{name: main, image: "REGISTRY/public/app:1", args: [` + loop + `]}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: model, namespace: open}
+spec:
+  terminationGracePeriodSeconds: 0
+  volumes: [{name: model, image: {reference: "REGISTRY/public/model:1"}}]
+  containers: [{name: main, image: "REGISTRY/public/app:1", args: ["while true; do if cd /model && sha256sum -c -s sums; then echo good; else echo bad; fi; sleep 1; done"], volumeMounts: [{name: model, mountPath: /model}]}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: restricted, namespace: strict}
+spec:
+  terminationGracePeriodSeconds: 0
+  securityContext: {runAsNonRoot: true, runAsUser: 1000, seccompProfile: {type: RuntimeDefault}}
+  containers:
+    - {name: main, image: "REGISTRY/public/app:1", args: [` + loop + `], securityContext: {readOnlyRootFilesystem: true, allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: secret, namespace: one}
+spec:
+  terminationGracePeriodSeconds: 0
+  imagePullSecrets: [{name: pull}]
+  containers: [{name: main, image: "REGISTRY/one/app:1", args: [` + loop + `]}]
+---
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: puller, namespace: two}
+imagePullSecrets: [{name: pull}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: account, namespace: two}
+spec:
+  serviceAccountName: puller
+  terminationGracePeriodSeconds: 0
+  containers: [{name: main, image: "REGISTRY/two/app:1", args: [` + loop + `]}]
+`
+
+// never is a pod of an image that is there.
+const never = `
+apiVersion: v1
+kind: Pod
+metadata: {name: never, namespace: open}
+spec:
+  terminationGracePeriodSeconds: 0
+  containers: [{name: main, image: "REGISTRY/public/app:1", imagePullPolicy: Never, args: [` + loop + `]}]
+`
+
+// foreign are pods of images that others of the node may use.
+const foreign = `
+apiVersion: v1
+kind: Pod
+metadata: {name: foreign, namespace: one}
+spec:
+  imagePullSecrets: [{name: pull}]
+  containers: [{name: main, image: "REGISTRY/two/app:1", imagePullPolicy: Always}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: present, namespace: one}
+spec:
+  imagePullSecrets: [{name: pull}]
+  containers: [{name: main, image: "REGISTRY/two/app:1", imagePullPolicy: IfNotPresent}]
+`
+
+// TestOneNode runs ten pods on a node, restarts everything below them, and finds nothing
+// left when they are gone.
+func TestOneNode(t *testing.T) {
+	c := newCluster(t, 1)
+	n := c.nodes[0]
+	c.mark()
+	for name, seed := range map[string]byte{"public/app:1": 1, "public/model:1": 2, "one/app:1": 3, "two/app:1": 4} {
+		c.push(name, imagetest.Summed(t, seed, files, fileBytes, largeBytes))
+	}
+	c.namespace("open", "")
+	c.namespace("strict", "", "pod-security.kubernetes.io/enforce=restricted")
+	c.namespace("one", "alice")
+	c.namespace("two", "bob")
+
+	c.apply(kinds)
+	for _, ns := range []string{"open", "strict", "one", "two"} {
+		c.ready(ns)
+	}
+	c.apply(never)
+	t.Logf("the pod of an image that is there was ready after %s", c.ready("open").Round(1e6))
+	c.apply(foreign)
+	c.waiting("one", "foreign", "present")
+	c.read()
+	for _, image := range []string{"public/app:1", "public/model:1", "one/app:1", "two/app:1"} {
+		if way, said, err := n.Used(t.Context(), c.ref(image)); err != nil || way != ctrnode.Gear {
+			t.Errorf("%s came as %q, error %v: %s", image, way, err, said)
+		}
+	}
+	if _, err := c.plane.Kubectl(t.Context(), strings.ReplaceAll(strings.ReplaceAll(never, "name: never, namespace: open", "name: refused, namespace: strict"), "REGISTRY", c.registry.Addr), "apply", "-f", "-"); err == nil || !strings.Contains(err.Error(), "PodSecurity") {
+		t.Errorf("a pod that the namespace forbids: %v", err)
+	}
+
+	if !n.Kill(ctrnode.Worker) {
+		t.Error("there is no worker to kill")
+	}
+	c.kubectl("-n", "open", "exec", "plain", "--", "sh", "-c", imagetest.VerifyLarge) // comes now
+	c.read()
+	if err := n.RestartContainerd(t.Context(), true); err != nil {
+		t.Fatal(err)
+	}
+	n.KillKubelet()
+	if err := n.StartKubelet(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	c.read()
+
+	c.registry.Stop()
+	c.kubectl("-n", "open", "delete", "pod", "never", "--wait")
+	c.apply(never)
+	t.Logf("without a registry the pod was ready after %s", c.ready("open").Round(1e6))
+	c.read()
+	c.registry.Restart()
+
+	if err := n.Reboot(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	c.rebooted("open", "strict", "two")
+	c.leaks("open", "strict", "one", "two")
+}
+
+// waiting waits until pods cannot have their image, and sees that they do not run.
+func (c *cluster) waiting(namespace string, names ...string) {
+	c.t.Helper()
+	for _, name := range names {
+		proc.Poll(c.t, limit, name+" to be refused its image", func() bool {
+			for _, p := range c.pods("-n", namespace, "--field-selector", "metadata.name="+name) {
+				for _, s := range p.Status.ContainerStatuses {
+					if p.Status.Phase == "Running" {
+						c.t.Fatalf("%s runs an image that its namespace may not have", name)
+					}
+					if w := s.State.Waiting; w != nil && (w.Reason == "ErrImagePull" || w.Reason == "ImagePullBackOff") {
+						return true
+					}
+				}
+			}
+			return false
+		})
+	}
+	c.kubectl(append([]string{"-n", namespace, "delete", "pod", "--wait", "--grace-period=0", "--force"}, names...)...)
+}
+
+// rebooted waits until all pods of namespaces run again after a reboot.
+func (c *cluster) rebooted(namespaces ...string) {
+	c.t.Helper()
+	for _, ns := range namespaces {
+		proc.Poll(c.t, limit, "pods of "+ns+" to run again", func() bool {
+			for _, p := range c.pods("-n", ns) {
+				for _, s := range p.Status.ContainerStatuses {
+					if s.RestartCount == 0 {
+						return false
+					}
+				}
+			}
+			return true
+		})
+		c.ready(ns)
+	}
+}

@@ -1,0 +1,151 @@
+package cluster
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"testing"
+	"time"
+
+	"example.org/slipway/integration/internal/ctrnode"
+	"example.org/slipway/integration/internal/imagetest"
+)
+
+const (
+	// replicas are spread over the nodes.
+	replicas = 50
+	// rolling bounds a roll-out of all of them on a busy machine.
+	rolling = 10 * time.Minute
+)
+
+// deployment reads its files now and then, so that fifty of it leave the machine some room.
+const deployment = `
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: many, namespace: open}
+spec:
+  replicas: %d
+  selector: {matchLabels: {app: many}}
+  strategy: {rollingUpdate: {maxSurge: 25%%, maxUnavailable: 25%%}}
+  template:
+    metadata: {labels: {app: many}}
+    spec:
+      terminationGracePeriodSeconds: 0
+      topologySpreadConstraints: [{maxSkew: 1, topologyKey: kubernetes.io/hostname, whenUnsatisfiable: ScheduleAnyway, labelSelector: {matchLabels: {app: many}}}]
+      containers:
+        - name: main
+          image: "REGISTRY/public/app:%s"
+          args: ["while true; do if ` + imagetest.Verify + `; then echo good; else echo bad; fi; sleep 10; done"]
+`
+
+// job reads every file of its image, ten times.
+const job = `
+apiVersion: batch/v1
+kind: Job
+metadata: {name: "job%d", namespace: open}
+spec:
+  completions: 10
+  parallelism: 5
+  backoffLimit: 0
+  template:
+    metadata: {labels: {app: job}}
+    spec:
+      restartPolicy: Never
+      containers: [{name: main, image: "REGISTRY/public/app:%s", args: ["` + imagetest.Verify + ` && ` + imagetest.VerifyLarge + ` && echo good"]}]
+`
+
+// TestThreeNodes rolls fifty pods out over three nodes, has jobs come and go while parts of
+// the nodes are killed, and takes one node through drain and reboot.
+func TestThreeNodes(t *testing.T) {
+	c := newCluster(t, 3)
+	c.mark()
+	for tag, seed := range map[string]byte{"1": 1, "2": 2} {
+		c.push("public/app:"+tag, imagetest.Summed(t, seed, files, fileBytes, largeBytes))
+	}
+	c.namespace("open", "")
+	c.rollOut("1")
+	c.jobs(rounds(t))
+	c.rollOut("2")
+	c.read()
+
+	n := c.nodes[0]
+	c.kubectl("drain", n.Name, "--force", "--ignore-daemonsets", "--delete-emptydir-data", "--timeout", rolling.String())
+	if err := n.Reboot(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	c.kubectl("uncordon", n.Name)
+	c.kubectl("-n", "open", "rollout", "restart", "deployment/many")
+	c.kubectl("-n", "open", "rollout", "status", "deployment/many", "--timeout", rolling.String())
+	c.settled()
+	c.read()
+	c.leaks("open")
+}
+
+// rounds is how many jobs come and go: SLIPWAY_KUBERNETES_ROUNDS, default 6.
+func rounds(t *testing.T) int {
+	text := os.Getenv("SLIPWAY_KUBERNETES_ROUNDS")
+	if text == "" {
+		return 6
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func (c *cluster) rollOut(tag string) {
+	c.t.Helper()
+	began := time.Now()
+	c.apply(fmt.Sprintf(deployment, replicas, tag))
+	c.kubectl("-n", "open", "rollout", "status", "deployment/many", "--timeout", rolling.String())
+	c.t.Logf("%d pods of version %s on %d nodes after %s", replicas, tag, len(c.nodes), time.Since(began).Round(time.Second/10))
+	c.settled()
+	for _, n := range c.nodes {
+		if pods := c.pods("-n", "open", "-l", "app=many", "--field-selector", "spec.nodeName="+n.Name); len(pods) < replicas/len(c.nodes)/2 {
+			c.t.Errorf("%s has %d of %d pods", n.Name, len(pods), replicas)
+		}
+	}
+}
+
+// settled waits until no pod of an earlier version is left.
+func (c *cluster) settled() {
+	c.t.Helper()
+	for end := time.Now().Add(rolling); ; time.Sleep(200 * time.Millisecond) {
+		if n := len(c.pods("-n", "open", "-l", "app=many")); n == replicas {
+			return
+		} else if time.Now().After(end) {
+			c.t.Fatalf("there are %d pods, want %d", n, replicas)
+		}
+	}
+}
+
+// jobs has jobs come and go. Meanwhile the agent's worker of one node is killed, containerd
+// of the next, kubelet of the third.
+func (c *cluster) jobs(rounds int) {
+	c.t.Helper()
+	began := time.Now()
+	for i := range rounds {
+		c.apply(fmt.Sprintf(job, i, "2"))
+		n := c.nodes[i%len(c.nodes)]
+		switch i % 3 {
+		case 0:
+			n.Kill(ctrnode.Worker)
+		case 1:
+			if err := n.RestartContainerd(c.t.Context(), true); err != nil {
+				c.t.Fatal(err)
+			}
+		case 2:
+			n.KillKubelet()
+			if err := n.StartKubelet(c.t.Context()); err != nil {
+				c.t.Fatal(err)
+			}
+		}
+		name := fmt.Sprintf("job/job%d", i)
+		if _, err := c.plane.Kubectl(c.t.Context(), "", "-n", "open", "wait", "--for=condition=Complete", name, "--timeout", rolling.String()); err != nil {
+			c.t.Errorf("%v\n%s", err, c.kubectl("-n", "open", "describe", name))
+		}
+		c.kubectl("-n", "open", "delete", name, "--wait")
+	}
+	c.t.Logf("%d jobs of ten pods took %s", rounds, time.Since(began).Round(time.Second))
+}
