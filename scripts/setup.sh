@@ -161,7 +161,7 @@ module_tool() {
 	work=$(mktemp -d "$tools/build.XXXXXX")
 	if (
 		cd "$work"
-		export CGO_ENABLED=0 GOFLAGS="-buildvcs=false -modcacherw"
+		export CGO_ENABLED=0 GOFLAGS=-buildvcs=false
 		go mod init tools.invalid/build
 		go mod edit -require "$module@$version"
 		mod=$(go mod download -json "$module@$version" | awk -F'"' '$2 == "GoMod" { print $4 }')
