@@ -78,12 +78,7 @@ func ghost(t *testing.T, c *backendtest.Ceph, o rbd.Options, id string) {
 	must(t, p.Start())
 	kill := func() { _ = p.Process.Kill(); _ = p.Wait() }
 	defer kill()
-	eventually(t, func() error {
-		if ops := c.Command(t, "tell", "osd.0", "dump_ops_in_flight"); !strings.Contains(ops, "watch watch") {
-			return errors.New("no watch is under way: " + ops)
-		}
-		return nil
-	})
+	eventually(t, func() error { return watchStarted(t, c) })
 	kill()
 	eventually(t, func() error {
 		if n := sockets(t, c.OSD.Pid()); n > before {
@@ -99,6 +94,29 @@ func ghost(t *testing.T, c *backendtest.Ceph, o rbd.Options, id string) {
 		}
 		return nil
 	})
+}
+
+// watchStarted fails unless the OSD is making somebody a watcher. Before it has started to,
+// it drops what a client that is gone has asked for.
+func watchStarted(t testing.TB, c *backendtest.Ceph) error {
+	t.Helper()
+	text := c.Command(t, "tell", "osd.0", "dump_ops_in_flight")
+	var dump struct {
+		Ops []struct {
+			Description string `json:"description"`
+			TypeData    struct {
+				FlagPoint string `json:"flag_point"`
+			} `json:"type_data"`
+		} `json:"ops"`
+	}
+	must(t, json.Unmarshal([]byte(text), &dump))
+	for _, op := range dump.Ops {
+		at := op.TypeData.FlagPoint
+		if strings.Contains(op.Description, "watch watch") && (at == "started" || strings.HasPrefix(at, "waiting for sub")) {
+			return nil
+		}
+	}
+	return errors.New("no watch is under way: " + text)
 }
 
 // sockets counts those of a process.
