@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"example.org/slipway/internal/backendtest"
 	"example.org/slipway/volume/block"
@@ -22,11 +23,11 @@ import (
 // connected. Such a clone can be written and removed all the same.
 func TestGhost(t *testing.T) {
 	o, c := options(t)
-	o.LeaseTime = deadLease
 	s := open(t, o)
 	ctx := soon(t)
 	b := content(14, 8192)
 	fill(t, s, "a", "", 8<<20, b, 0)
+	n := as(t, s, issue(t, s, time.Hour, false)) // a node
 	clone := func(name string) (id string) {
 		v, err := s.Create(ctx, name, "a", 8<<20)
 		must(t, err)
@@ -42,23 +43,23 @@ func TestGhost(t *testing.T) {
 	t.Run("trashed", func(t *testing.T) { // a removal is what was killed
 		clone("c-1")
 		ghost(t, c, o, trash(t, c, o.Pool, o.Clones, "c-1"))
-		inUse(t, func() error { return s.Remove(ctx, "c-1") })
+		inUse(t, func() error { return n.Remove(ctx, "c-1") })
 	})
 	t.Run("written", func(t *testing.T) {
 		ghost(t, c, o, clone("c-2"))
 		inUse(t, func() error {
-			v, err := s.OpenWriter(ctx, "c-2")
+			v, err := n.OpenWriter(ctx, "c-2")
 			if err == nil {
 				wantBytes(t, v, 0, b)
 				err = v.Close()
 			}
 			return err
 		})
-		must(t, s.Remove(ctx, "c-2"))
+		must(t, n.Remove(ctx, "c-2"))
 	})
 	t.Run("removed", func(t *testing.T) {
 		ghost(t, c, o, clone("c-3"))
-		inUse(t, func() error { return s.Remove(ctx, "c-3") })
+		inUse(t, func() error { return n.Remove(ctx, "c-3") })
 	})
 	must(t, s.Remove(ctx, "a"))
 }
