@@ -151,7 +151,11 @@ func (s *storage) read() {
 // reader: what is whole is served, nothing else is, damage is told, and the dry run told
 // before what the run did, also when the storage is adopted again.
 func TestAdoptRandom(t *testing.T) {
-	for seed := range uint64(12) {
+	seeds := uint64(12)
+	if testing.Short() {
+		seeds = 3
+	}
+	for seed := range seeds {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			s := &storage{t: t, root: t.TempDir(), rnd: rand.New(rand.NewPCG(seed, 0)), images: map[string]storedImage{}, whole: map[string]storedImage{}}
 			for i := range 12 {

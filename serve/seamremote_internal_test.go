@@ -113,7 +113,7 @@ func TestSeamsRemote(t *testing.T) {
 	k.readShard(t)
 	k.extendRemote(t, ops, nil, seamNumber(t, "SLIPWAY_SEAMS", 1))
 	seed := uint64(seamNumber(t, "SLIPWAY_SEAMS_SEED", 1))
-	for i := range seamNumber(t, "SLIPWAY_SEAMS_RANDOM", 4) {
+	for i := range seamNumber(t, "SLIPWAY_SEAMS_RANDOM", fewer(4)) {
 		rng := rand.New(rand.NewPCG(seed, uint64(i)))
 		steps := make([]seamStep, 2+rng.IntN(5))
 		for j := range steps {

@@ -356,6 +356,14 @@ func (k *seamWalk) readShard(t *testing.T) {
 	}
 }
 
+// fewer returns how many of n rounds a short run makes.
+func fewer(n int) int {
+	if testing.Short() {
+		return max(1, n/8)
+	}
+	return n
+}
+
 // seamNumber returns an environment variable's number.
 func seamNumber(t *testing.T, name string, def int) int {
 	t.Helper()
@@ -391,7 +399,7 @@ func TestSeams(t *testing.T) {
 	longer := seamNumber(t, "SLIPWAY_SEAMS_RANDOM", 0)
 	depth := seamNumber(t, "SLIPWAY_SEAMS", 0)
 	if depth == 0 && longer == 0 {
-		depth, longer = 1, 80
+		depth, longer = 1, fewer(80)
 	}
 	if depth > 0 {
 		k.walk(t, depth)

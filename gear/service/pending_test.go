@@ -35,7 +35,11 @@ func (b *bed) awaitIndex(repo string, d oci.Digest) *gear.Index {
 // by then, each is taken in, in each repository that pushed its layers, and no layer is
 // read more often than without the Gear image.
 func TestGearImageWhileConverting(t *testing.T) {
-	for seed := range uint64(12) {
+	seeds := uint64(12)
+	if testing.Short() {
+		seeds = 3
+	}
+	for seed := range seeds {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			rnd := rand.New(rand.NewPCG(seed, 1))
 			b := newBed(t, setup{gear: gearregistry.Options{Workers: 1 + rnd.IntN(2)}})

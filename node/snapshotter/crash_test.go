@@ -108,6 +108,9 @@ func cycle(s *snapshotter.Snapshotter, name string, i int) error {
 // each time at what the next one finds.
 func TestKill(t *testing.T) {
 	rounds := 12
+	if testing.Short() {
+		rounds = 3
+	}
 	if text := os.Getenv("SLIPWAY_KILL_ROUNDS"); text != "" {
 		var err error
 		if rounds, err = strconv.Atoi(text); err != nil {

@@ -24,7 +24,11 @@ import (
 // and every name the same content, the same number of links and the same
 // neighbours with whom it is one file; also after both were mounted again.
 func TestLikePlainOverlay(t *testing.T) {
-	for seed := range uint64(20) {
+	seeds := uint64(20)
+	if testing.Short() {
+		seeds = 4
+	}
+	for seed := range seeds {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			rnd := rand.New(rand.NewPCG(seed, 1))
 			r := newRig(t)

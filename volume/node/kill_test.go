@@ -135,6 +135,9 @@ func TestKilled(t *testing.T) {
 func TestKilledAnywhere(t *testing.T) {
 	t.Parallel()
 	rounds := 6
+	if testing.Short() {
+		rounds = 2
+	}
 	if n, err := strconv.Atoi(os.Getenv("NODE_TEST_ROUNDS")); err == nil {
 		rounds = n
 	}

@@ -35,7 +35,11 @@ type worker struct {
 // TestModel: whatever is done, bytes are those of the store inside, or there is an error,
 // and that only if the store inside fails.
 func TestModel(t *testing.T) {
-	for seed := range uint64(12) {
+	seeds := uint64(12)
+	if testing.Short() {
+		seeds = 3
+	}
+	for seed := range seeds {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			var faults atomic.Bool
 			r := rnd(seed)

@@ -53,7 +53,11 @@ func (failing) Read([]byte) (int, error) { return 0, errors.New("input/output er
 // TestExportWhatIsWhole makes a random registry with everything that can be wrong with an
 // image, and wants the export of all of it to have exactly those that are whole.
 func TestExportWhatIsWhole(t *testing.T) {
-	for seed := range uint64(30) {
+	seeds := uint64(30)
+	if testing.Short() {
+		seeds = 6
+	}
+	for seed := range seeds {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) { exportWhole(t, rand.New(rand.NewPCG(seed, 1))) })
 	}
 }
