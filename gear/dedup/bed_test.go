@@ -18,7 +18,7 @@ import (
 	"example.org/slipway/oci"
 )
 
-// noise is bytes that no compressor makes smaller, others for each seed.
+// noise returns n bytes that no compressor makes smaller. Each seed gives different ones.
 func noise(seed uint64, n int) string {
 	r := rand.New(rand.NewPCG(seed, 0))
 	b := make([]byte, n)
@@ -28,12 +28,12 @@ func noise(seed uint64, n int) string {
 	return string(b)
 }
 
-// member is one member of a layer. A name that ends in "/" is a directory, a
-// link that begins with "=" a hard link.
+// member is one member of a layer. A name that ends in "/" is a directory. A link that
+// begins with "=" is a hard link.
 type member struct{ name, content, link string }
 
-// layerOf makes a layer. As a tar its size is known: 512 bytes for each member,
-// its content filled up to a multiple of 512, and 1,024 at the end.
+// layerOf makes a layer. It is a plain tar, so its size is known: 512 bytes for each
+// member, its content padded to a multiple of 512, and 1,024 bytes at the end.
 func layerOf(t testing.TB, members ...member) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -75,7 +75,7 @@ func gzipped(t testing.TB, b []byte) []byte {
 	return out.Bytes()
 }
 
-// content is blobs by digest, with the manifests among them.
+// content maps digests to blobs, manifests among them.
 type content map[oci.Digest][]byte
 
 func (c content) add(mediaType string, b []byte) oci.Descriptor {
@@ -93,7 +93,7 @@ func (c content) addJSON(t testing.TB, mediaType string, v any) oci.Descriptor {
 	return c.add(mediaType, b)
 }
 
-// image adds an image for a platform, os/architecture.
+// image adds an image for a platform, which is given as os/architecture.
 func (c content) image(t testing.TB, platform string, layers ...[]byte) oci.Descriptor {
 	t.Helper()
 	osName, arch, _ := strings.Cut(platform, "/")
@@ -111,13 +111,13 @@ func (c content) image(t testing.TB, platform string, layers ...[]byte) oci.Desc
 	return c.addJSON(t, m.MediaType, m)
 }
 
-// index adds an index of manifests.
+// index adds an index of the manifests.
 func (c content) index(t testing.TB, manifests ...oci.Descriptor) oci.Descriptor {
 	t.Helper()
 	return c.addJSON(t, oci.MediaTypeOCIIndex, ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: oci.MediaTypeOCIIndex, Manifests: manifests})
 }
 
-// writeLayout writes a layout whose index.json has the manifests.
+// writeLayout writes a layout whose index.json lists the manifests.
 func writeLayout(t testing.TB, dir string, c content, manifests ...oci.Descriptor) {
 	t.Helper()
 	index, err := json.Marshal(ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}, Manifests: manifests})
@@ -139,7 +139,7 @@ func writeLayout(t testing.TB, dir string, c content, manifests ...oci.Descripto
 	}
 }
 
-// analyse analyses layouts.
+// analyse runs the analysis over the layouts below dir.
 func analyse(t testing.TB, dir string, set dedup.Set, o *dedup.Options) *dedup.Report {
 	t.Helper()
 	if err := set.AddLayouts(t.Context(), dir); err != nil {
@@ -155,8 +155,8 @@ func analyse(t testing.TB, dir string, set dedup.Set, o *dedup.Options) *dedup.R
 	return rep
 }
 
-// Three images of two series, made so that every number can be told in
-// advance: layers are plain tar, and nothing in them can be compressed.
+// sample returns three images of two series. Every number of their report can be computed
+// in advance, because the layers are plain tar and nothing in them compresses.
 //
 //	web/1: base, 302,080 bytes with big (chunks c1 c2 c3) and a link
 //	web/2: base, 302,080 bytes with big2 (chunks c1 c4 c3), without d/two
@@ -190,7 +190,8 @@ func writeSample(t testing.TB) (dir string) {
 	return dir
 }
 
-// sampleOptions has a category for each series, and what two of the images need.
+// sampleOptions returns a category for each series, and the files that two of the images
+// need.
 func sampleOptions(t testing.TB) *dedup.Options {
 	t.Helper()
 	one := oci.SHA256([]byte(noise(1, 1000))).Encoded()[:32]

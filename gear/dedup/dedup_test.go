@@ -21,7 +21,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func saved(part, whole int64) float64 { return 1 - float64(part)/float64(whole) }
 
-// group is a group whose stored and uncompressed bytes are the same.
+// group returns a group whose stored and uncompressed sizes are the same.
 func group(name, category string, images int, objects, sizes [4]int64) dedup.Group {
 	g := dedup.Group{Name: name, Category: category, Images: images}
 	for i := range g.Rows {
@@ -34,7 +34,7 @@ func group(name, category string, images int, objects, sizes [4]int64) dedup.Gro
 	return g
 }
 
-// sampleReport is what the comment of sample says, added up by hand.
+// sampleReport returns the report of sample, added up by hand.
 func sampleReport() *dedup.Report {
 	db := [2][4]int64{{1, 2, 4, 4}, {51200, 51200, 43856, 43856}}
 	web := [2][4]int64{{2, 3, 4, 6}, {622592, 613376, 606000, 437072}}
@@ -94,7 +94,7 @@ func TestCompression(t *testing.T) {
 	}
 }
 
-// A file too large for memory is 137 times the same chunk.
+// TestLargeFile analyses a file that is too large for memory: 137 times the same chunk.
 func TestLargeFile(t *testing.T) {
 	const times = 137
 	chunk := noise(7, dedup.ChunkSize)
@@ -125,7 +125,7 @@ func TestLargeFile(t *testing.T) {
 	}
 }
 
-// What an image shows is what its layers make one over the other.
+// TestTree checks that an image shows its layers stacked one over the other.
 func TestTree(t *testing.T) {
 	f := func(name string, size int) member { return member{name: name, content: noise(uint64(size), size)} }
 	lower := []member{f("a/x", 1), f("a/y", 2), f("a/b/z", 4), f("top", 8), {name: "lib", link: "usr/lib"}, f("usr/lib/l", 16)}
@@ -189,7 +189,7 @@ func TestPlatforms(t *testing.T) {
 	artifact := c.addJSON(t, oci.MediaTypeOCIManifest, map[string]any{"schemaVersion": 2, "config": oci.Descriptor{MediaType: "application/vnd.example"}, "layers": []oci.Descriptor{}})
 	amd, arm := c.image(t, "linux/amd64", one(1)), c.image(t, "linux/arm64", one(2))
 	index := c.index(t, with(amd, "linux/amd64"), with(arm, "linux/arm64/v8"), with(artifact, "unknown/unknown"))
-	tags := []oci.Descriptor{c.index(t, index), arm, artifact, index} // the first one is an index in an index
+	tags := []oci.Descriptor{c.index(t, index), arm, artifact, index} // the first one is an index within an index
 	names := []string{"nested", "arm", "artifact", "index"}
 	for i := range tags {
 		tags[i].Annotations = map[string]string{"org.opencontainers.image.ref.name": names[i]}
@@ -273,7 +273,7 @@ func TestOutput(t *testing.T) {
 	}
 }
 
-// svgTexts returns the texts of an SVG file, each on a line.
+// svgTexts returns the texts of an SVG file, one per line.
 func svgTexts(t *testing.T, svg string) string {
 	t.Helper()
 	out := "\n"
@@ -295,8 +295,7 @@ func svgTexts(t *testing.T, svg string) string {
 	}
 }
 
-// Tables of a report without anything that is optional, and with numbers of any
-// size.
+// TestTextOfLittle prints a report without any optional part, with numbers of any size.
 func TestTextOfLittle(t *testing.T) {
 	rep := &dedup.Report{Images: 1, LeftOut: 2, Skipped: 3, All: dedup.Group{Name: "all", Images: 1}}
 	rep.All.Rows[dedup.File] = dedup.Row{Dedup: dedup.File, Objects: 1234567, StoredBytes: 999_960, RawBytes: 43_210_000_000_000_000, SavedOfLayer: -0.25}

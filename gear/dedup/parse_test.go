@@ -54,8 +54,8 @@ func TestReadUsedRefuses(t *testing.T) {
 	}
 }
 
-// FuzzReadUsed: whatever a file says, each image is there once and has a name
-// from it.
+// FuzzReadUsed checks that each image occurs once, under a name that the file gives,
+// whatever the file contains.
 func FuzzReadUsed(f *testing.F) {
 	f.Add(`{"image":"a/1","files":["x"]}{"image":"a/1","files":[]}`)
 	f.Add(`{"a/1":{"rc":0,"fps":["00112233445566778899aabbccddeeff:1"]},"b/2":{}}`)
@@ -74,8 +74,8 @@ func FuzzReadUsed(f *testing.F) {
 	})
 }
 
-// oneManifest is a registry that has one manifest, whatever is asked for, and
-// one blob.
+// oneManifest is a registry that answers every request with the same manifest. It has one
+// blob.
 type oneManifest struct {
 	bytes []byte
 	blob  []byte
@@ -107,8 +107,8 @@ func (b blob) WriteTo(w io.Writer) (int64, error) {
 	return b.Reader.WriteTo(w)
 }
 
-// FuzzManifest: whatever a registry answers, the image is counted, is a problem
-// or is skipped.
+// FuzzManifest checks that an image is counted, reported as a problem or skipped,
+// whatever the registry answers.
 func FuzzManifest(f *testing.F) {
 	c := content{}
 	layer := []byte(strings.Repeat("\x00", 1024))

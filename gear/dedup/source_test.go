@@ -23,7 +23,7 @@ import (
 	"example.org/slipway/registry/server"
 )
 
-// serve returns a client of a registry over HTTP, and the registry.
+// serve returns a registry and a client of it over HTTP.
 func serve(t *testing.T) (*client.Client, *registry.Registry) {
 	t.Helper()
 	cat, err := catalog.Open(t.Context(), filepath.Join(t.TempDir(), registry.CatalogFile), nil)
@@ -65,7 +65,8 @@ func push(t *testing.T, reg oci.Writer, repo string, c content, image oci.Descri
 	}
 }
 
-// The images of a registry give the same report as those of layouts.
+// TestRegistry checks that images in a registry give the same report as images in
+// layouts.
 func TestRegistry(t *testing.T) {
 	c, reg := serve(t)
 	contents, images := sample(t)
@@ -103,7 +104,8 @@ func TestRegistry(t *testing.T) {
 	}
 }
 
-// What is damaged is named, what needs it is left out, and the rest is counted.
+// TestDamage checks that the report names what is damaged, leaves out what needs it and
+// counts the rest.
 func TestDamage(t *testing.T) {
 	contents, images := sample(t)
 	var manifest struct {
@@ -141,7 +143,7 @@ func TestDamage(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			// web/1 comes first, so that a layer it shares is looked for there first.
+			// web/1 comes first, so the analysis looks for a shared layer there first.
 			set := dedup.Set{}
 			for _, part := range []string{"web", "db"} {
 				if err := set.AddLayouts(t.Context(), filepath.Join(dir, part)); err != nil {
@@ -167,7 +169,8 @@ func TestDamage(t *testing.T) {
 	}
 }
 
-// A layer is read once, and missed wherever it is missing or cut short.
+// TestDamageOfWhatIsShared checks that a shared layer is read once, and that every image
+// lacks it when it is missing or truncated.
 func TestDamageOfWhatIsShared(t *testing.T) {
 	dir := writeSample(t)
 	contents, images := sample(t)

@@ -22,8 +22,8 @@ import (
 	"example.org/slipway/gear/rootfs"
 )
 
-// benchLayer is a gzip layer of 100 MB: text and machine code by halves, in
-// files of 64 bytes to 4 MiB.
+// benchLayer returns a gzip layer of 100 MB, half text and half machine code, in files of
+// 64 bytes to 4 MiB.
 var benchLayer = sync.OnceValues(func() ([]byte, error) {
 	program, err := os.Executable()
 	if err != nil {
@@ -71,7 +71,7 @@ var benchLayer = sync.OnceValues(func() ([]byte, error) {
 	return layer.Bytes(), err
 })
 
-// usage is wall and processor time.
+// usage is wall-clock and processor time.
 type usage struct{ wall, cpu time.Duration }
 
 func measure(b *testing.B, f func() error) usage {
@@ -90,7 +90,7 @@ func measure(b *testing.B, f func() error) usage {
 	return usage{time.Since(t0), cpu() - c0}
 }
 
-// readLayer reads a layer whole and returns its uncompressed size.
+// readLayer reads a whole layer and returns its uncompressed size.
 func readLayer(layer []byte) (int64, error) {
 	r, err := rootfs.Open(context.Background(), bytes.NewReader(layer), nil)
 	if err != nil {
@@ -112,8 +112,9 @@ func readLayer(layer []byte) (int64, error) {
 	}
 }
 
-// BenchmarkReader compares with the floor: the same gunzip, and both sums one
-// after the other on one core. cpu/floor and wall/floor are the ratios.
+// BenchmarkReader compares the reader with a lower bound: the same gunzip, then both
+// sums, one after the other on one core. It reports the ratios as cpu/floor and
+// wall/floor.
 func BenchmarkReader(b *testing.B) {
 	layer, err := benchLayer()
 	if err != nil {
@@ -149,7 +150,7 @@ func BenchmarkReader(b *testing.B) {
 	b.ReportMetric(got.wall.Seconds()/base.wall.Seconds(), "wall/floor")
 }
 
-// BenchmarkSmallLayer is the cost of opening: a layer of one small file.
+// BenchmarkSmallLayer measures the cost of opening a layer of one small file.
 func BenchmarkSmallLayer(b *testing.B) {
 	var a arc
 	layer := gzipped(b, a.file(b, "f", "content").end())
@@ -161,7 +162,7 @@ func BenchmarkSmallLayer(b *testing.B) {
 	}
 }
 
-// BenchmarkGunzip compares the library with the standard one.
+// BenchmarkGunzip compares the gzip library with the standard one.
 func BenchmarkGunzip(b *testing.B) {
 	layer, err := benchLayer()
 	if err != nil {

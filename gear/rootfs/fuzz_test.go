@@ -45,7 +45,7 @@ func FuzzReader(f *testing.F) {
 	f.Fuzz(func(t *testing.T, in []byte) { checkReader(t, in, opts) })
 }
 
-// checkReader reads any bytes and checks what holds for whatever they are.
+// checkReader reads any bytes and checks what holds for every input.
 func checkReader(t *testing.T, in []byte, o *rootfs.Options) {
 	r, err := rootfs.Open(context.Background(), bytes.NewReader(in), o)
 	if err != nil {

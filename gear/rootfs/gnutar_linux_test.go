@@ -22,15 +22,14 @@ import (
 	"example.org/slipway/gear/rootfs"
 )
 
-// TestGNUTar reads archives GNU tar made of a real tree and compares them with
-// the tree.
+// TestGNUTar compares a real tree with the archives that GNU tar makes of it.
 func TestGNUTar(t *testing.T) {
 	root := makeTree(t)
 	want := walk(t, root)
 	for _, tt := range []struct {
 		name   string
 		args   []string
-		second bool // times are of whole seconds
+		second bool // the archive holds times in whole seconds
 	}{
 		{"gnu", []string{"--format=gnu"}, true},
 		{"gnu sparse", []string{"--format=gnu", "--sparse"}, true},
@@ -68,7 +67,7 @@ func TestGNUTar(t *testing.T) {
 	}
 }
 
-// makeTree makes a tree with what a test without privileges can have.
+// makeTree makes a tree of everything that a test can create without privileges.
 func makeTree(t *testing.T) string {
 	root := t.TempDir()
 	check := func(err error) {
@@ -88,7 +87,7 @@ func makeTree(t *testing.T) string {
 	check(syscall.Mkfifo(at("pipe"), 0o620))
 	f, err := os.Create(at("sparse"))
 	check(err)
-	for i := range int64(40) { // more extents than fit a GNU header
+	for i := range int64(40) { // more extents than fit in a GNU header
 		_, err = f.WriteAt([]byte(noise(5000)), i<<16)
 		check(err)
 	}
@@ -105,10 +104,10 @@ func makeTree(t *testing.T) string {
 	return root
 }
 
-// walk is the tree as a layer should have it, by path.
+// walk returns the tree as a layer should hold it, sorted by path.
 func walk(t *testing.T, root string) []member {
 	var list []member
-	first := map[uint64]string{} // inode to its first name
+	first := map[uint64]string{} // inode to the first of its names
 	err := filepath.WalkDir(root, func(p string, d os.DirEntry, err error) error {
 		if err != nil {
 			return err
@@ -151,7 +150,7 @@ func walk(t *testing.T, root string) []member {
 	return list
 }
 
-// compareWithTar reads an archive without whiteouts with archive/tar alone.
+// compareWithTar reads an archive without whiteouts with archive/tar alone and compares.
 func compareWithTar(t *testing.T, layer []byte) {
 	t.Helper()
 	r := open(t, layer, nil)
@@ -177,7 +176,8 @@ func compareWithTar(t *testing.T, layer []byte) {
 	}
 }
 
-// TestGNUTarAttributes has GNU tar store what the file system lets a test set.
+// TestGNUTarAttributes has GNU tar store the extended attributes that the file system
+// lets a test set.
 func TestGNUTarAttributes(t *testing.T) {
 	root := t.TempDir()
 	file := filepath.Join(root, "f")

@@ -16,12 +16,12 @@ import (
 	"example.org/slipway/gear/rootfs"
 )
 
-// arc is an archive made by hand.
+// arc is an archive under construction.
 type arc struct {
 	bytes.Buffer
 }
 
-// add appends a member written by archive/tar.
+// add appends a member that archive/tar encodes.
 func (a *arc) add(tb testing.TB, h tar.Header, content string) *arc {
 	tb.Helper()
 	if h.Size == 0 {
@@ -40,14 +40,14 @@ func (a *arc) add(tb testing.TB, h tar.Header, content string) *arc {
 	return a
 }
 
-// file appends a file of mode 0644.
+// file appends a regular file of mode 0644.
 func (a *arc) file(tb testing.TB, name, content string) *arc {
 	tb.Helper()
 	return a.add(tb, tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o644}, content)
 }
 
-// raw appends a header block with a right checksum, as edit leaves it, and
-// content with its padding.
+// raw appends a header block as edit leaves it, with a correct checksum, followed by
+// content and its padding.
 func (a *arc) raw(typ byte, name, content string, edit func(block []byte)) *arc {
 	b := make([]byte, 512)
 	copy(b, name)
@@ -77,7 +77,7 @@ func (a *arc) pad(content string) *arc {
 	return a
 }
 
-// pax appends an extended header of the records given as key, value, key, value.
+// pax appends an extended header. records holds keys and values in turn.
 func (a *arc) pax(typ byte, records ...string) *arc {
 	var s string
 	for i := 0; i < len(records); i += 2 {
@@ -123,13 +123,13 @@ func zstded(tb testing.TB, b []byte) []byte {
 	return e.EncodeAll(b, nil)
 }
 
-// member is an entry with the sum of its content.
+// member is an entry and the SHA-256 sum of its content.
 type member struct {
 	rootfs.Entry
 	Sum [sha256.Size]byte
 }
 
-// readAll reads a layer to its end.
+// readAll reads a layer to the end.
 func readAll(r *rootfs.Reader) (list []member, err error) {
 	for {
 		e, err := r.Next()
@@ -155,7 +155,7 @@ func readAll(r *rootfs.Reader) (list []member, err error) {
 	}
 }
 
-// open opens a layer that is closed with the test.
+// open opens a layer and closes it when the test ends.
 func open(tb testing.TB, layer []byte, opts *rootfs.Options) *rootfs.Reader {
 	tb.Helper()
 	r, err := rootfs.Open(context.Background(), bytes.NewReader(layer), opts)
@@ -166,7 +166,7 @@ func open(tb testing.TB, layer []byte, opts *rootfs.Options) *rootfs.Reader {
 	return r
 }
 
-// read reads a layer that must be sound.
+// read reads a layer that must be valid.
 func read(tb testing.TB, layer []byte, opts *rootfs.Options) ([]member, rootfs.Sums) {
 	tb.Helper()
 	r := open(tb, layer, opts)
@@ -181,7 +181,7 @@ func read(tb testing.TB, layer []byte, opts *rootfs.Options) ([]member, rootfs.S
 	return list, sums
 }
 
-// readError reads a layer that must not be sound.
+// readError reads a layer that must be invalid and returns the error.
 func readError(tb testing.TB, layer []byte, opts *rootfs.Options) error {
 	tb.Helper()
 	r, err := rootfs.Open(context.Background(), bytes.NewReader(layer), opts)
@@ -204,7 +204,7 @@ func readError(tb testing.TB, layer []byte, opts *rootfs.Options) error {
 	return err
 }
 
-// place is the error as a FormatError.
+// place returns err as a FormatError.
 func place(tb testing.TB, err error) *rootfs.FormatError {
 	tb.Helper()
 	var f *rootfs.FormatError
@@ -222,7 +222,7 @@ func entriesOf(list []member) []rootfs.Entry {
 	return es
 }
 
-// sumOf is the sum of the content of the only file in the list.
+// sumOf returns the sum of the only file in the list.
 func sumOf(tb testing.TB, list []member) [sha256.Size]byte {
 	tb.Helper()
 	if len(list) != 1 {

@@ -2,8 +2,8 @@ package rootfs
 
 import "testing"
 
-// TestZeros: a file of some GiB of zeros, of which gzip makes a thousandth and zstd
-// less, is no bomb by default.
+// TestZeros checks that a file of some GiB of zeros is not taken for a bomb by default.
+// Gzip compresses such a file to a thousandth, zstd to less.
 func TestZeros(t *testing.T) {
 	o := Defaults()
 	for _, bytes := range []int64{1, 1 << 30, 5 << 29, 8 << 30} {

@@ -15,7 +15,8 @@ import (
 
 func dir(name string) tar.Header { return tar.Header{Name: name, Typeflag: tar.TypeDir} }
 
-// TestLimits has a layer at each limit, which must be read, and one beyond it.
+// TestLimits reads a layer at each limit, which must succeed, and one beyond it, which
+// must fail.
 func TestLimits(t *testing.T) {
 	files := func(n int) []byte {
 		var a arc
@@ -43,11 +44,11 @@ func TestLimits(t *testing.T) {
 			"GNU.sparse.major", "0", "GNU.sparse.minor", "1").raw('0', "f0", "", nil).end()
 	}
 	tight := &rootfs.Options{MaxRatio: 10, RatioFree: 1 << 20}
-	window := func(log int) []byte { // an empty frame of that window, and the layer
+	window := func(log int) []byte { // returns an empty frame with that window, followed by the layer
 		frame := []byte{0x28, 0xb5, 0x2f, 0xfd, 0, byte(log-10) << 3, 1, 0, 0}
 		return append(frame, zstded(t, sized(1))...)
 	}
-	segment := func(size byte) []byte { // an empty frame of a single segment of size MiB
+	segment := func(size byte) []byte { // returns an empty frame with a single segment of size MiB
 		return append([]byte{0x28, 0xb5, 0x2f, 0xfd, 0xa0, 0, 0, size << 4, 0, 1, 0, 0}, zstded(t, sized(1))...)
 	}
 	for _, tt := range []struct {
@@ -85,7 +86,7 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// TestNeverBeyond counts what a bomb yields before it is noticed.
+// TestNeverBeyond checks that a bomb yields no more than the limit before it is detected.
 func TestNeverBeyond(t *testing.T) {
 	var a arc
 	layer := gzipped(t, a.file(t, "f", strings.Repeat("\x00", 8<<20)).end())
@@ -93,7 +94,7 @@ func TestNeverBeyond(t *testing.T) {
 	if _, err := r.Next(); err == nil {
 		t.Fatal("a file larger than MaxBytes: got no error")
 	}
-	// The length in the header is a lie here: the content follows the archive.
+	// The bomb hides behind the end of the archive, where no header states its length.
 	layer = gzipped(t, append(new(arc).end(), make([]byte, 8<<20)...))
 	err := readError(t, layer, &rootfs.Options{MaxBytes: 3<<20 + 7})
 	if l := (*rootfs.LimitError)(nil); !errors.As(err, &l) || l.Limit != "max_layer_bytes" {
@@ -101,8 +102,8 @@ func TestNeverBeyond(t *testing.T) {
 	}
 }
 
-// TestZstdBomb is a frame of run-length blocks: 128 KiB from 4 bytes, for which
-// no memory but the buffers may be taken.
+// TestZstdBomb reads a frame of run-length blocks, each 128 KiB from 4 bytes. The reader
+// must not allocate memory beyond its buffers.
 func TestZstdBomb(t *testing.T) {
 	bomb := []byte("\x28\xb5\x2f\xfd\x00\x38") // window of 128 KiB
 	block := []byte{2, 0, 0x10, 0}             // RLE of 128 KiB zeros
@@ -118,7 +119,7 @@ func TestZstdBomb(t *testing.T) {
 	}
 }
 
-// repeat gives the same bytes for ever.
+// repeat returns the same bytes forever.
 type repeat struct{ b []byte }
 
 func (r repeat) Read(b []byte) (n int, err error) {

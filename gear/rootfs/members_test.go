@@ -16,7 +16,7 @@ import (
 	"example.org/slipway/gear/rootfs"
 )
 
-// mk builds an archive without its end.
+// mk builds an archive without its end-of-archive blocks.
 type mk = func(testing.TB, *arc)
 
 func TestMembers(t *testing.T) {
@@ -216,8 +216,8 @@ func TestBadMembers(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
 		make  mk
-		entry string // that the error names
-		text  string // that it holds
+		entry string // entry the error names
+		text  string // text the error contains
 	}{
 		{"escape", named("../x"), "../x", "leaves the root"},
 		{"absolute escape", named("/../x"), "/../x", "leaves the root"},
@@ -271,7 +271,7 @@ func TestBadMembers(t *testing.T) {
 	}
 }
 
-// TestSparse reads one file in every sparse form: a hole, "data", a hole.
+// TestSparse reads one file in every sparse form. The file is a hole, "data" and a hole.
 func TestSparse(t *testing.T) {
 	const size = 1 << 20
 	content := make([]byte, size)
@@ -317,8 +317,8 @@ func TestSparse(t *testing.T) {
 	}
 }
 
-// TestHugeFile has sizes beyond 2^33 in all three encodings; the archive ends
-// where the content would begin.
+// TestHugeFile reads sizes beyond 2^33 in all three encodings. The archive ends where the
+// content would begin.
 func TestHugeFile(t *testing.T) {
 	const size = 1<<33 + 5
 	for name, make := range map[string]mk{

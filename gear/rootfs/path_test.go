@@ -11,7 +11,7 @@ import (
 func TestCleanPath(t *testing.T) {
 	deep := strings.Repeat("d/", 2047) + "f"
 	for _, tt := range []struct {
-		name, in, want string // want "" is an error
+		name, in, want string // an empty want means an error
 	}{
 		{"plain", "usr/bin/x", "usr/bin/x"},
 		{"dot slash", "./usr/bin/x", "usr/bin/x"},
@@ -68,7 +68,7 @@ func FuzzCleanPath(f *testing.F) {
 	})
 }
 
-// unsafe says what an Entry.Path must not be.
+// unsafe returns what makes p invalid as an Entry.Path.
 func unsafe(p string) string {
 	switch {
 	case p == "":

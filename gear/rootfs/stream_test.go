@@ -22,7 +22,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// noise is n bytes, at most 4 MiB, that do not compress.
+// noise returns n bytes, at most 4 MiB, that do not compress.
 func noise(n int) string { return lots()[:n] }
 
 var lots = sync.OnceValue(func() string {
@@ -31,7 +31,8 @@ var lots = sync.OnceValue(func() string {
 	return string(b)
 })
 
-// TestWholeStream has what a layer may consist of beside one compressed archive.
+// TestWholeStream reads layers in every form that a stream may have besides a single
+// complete archive.
 func TestWholeStream(t *testing.T) {
 	var a arc
 	a.file(t, "f", noise(3<<20)).file(t, "g", "last")
@@ -100,7 +101,7 @@ func TestBadStreams(t *testing.T) {
 		name  string
 		in    []byte
 		entry string
-		is    error // if not nil
+		is    error // nil: any error
 		text  string
 	}{
 		{"tar cut in a header", layer[:1300], "first", io.ErrUnexpectedEOF, "header of the following member"},
@@ -136,7 +137,8 @@ func TestBadStreams(t *testing.T) {
 	}
 }
 
-// TestSourceFails keeps the errors of the source apart from those of the layer.
+// TestSourceFails checks that an error of the source is not reported as an error of the
+// layer.
 func TestSourceFails(t *testing.T) {
 	var a arc
 	layer := a.file(t, "f", noise(1<<20)).end()
@@ -160,7 +162,8 @@ func TestSourceFails(t *testing.T) {
 	}
 }
 
-// TestSlowSource reads a byte at a time, and with the error beside the data.
+// TestSlowSource reads from sources that return one byte at a time, or the error together
+// with the last data.
 func TestSlowSource(t *testing.T) {
 	var a arc
 	layer := gzipped(t, a.file(t, "f", noise(10000)).end())
@@ -189,7 +192,7 @@ func TestSlowSource(t *testing.T) {
 	}
 }
 
-// idle never gives anything.
+// idle is a reader that never returns any data.
 type idle struct{}
 
 func (idle) Read([]byte) (int, error) { return 0, nil }
@@ -235,8 +238,7 @@ type failing struct{ err error }
 
 func (f failing) Write([]byte) (int, error) { return 0, f.err }
 
-// TestClose closes at every stage; that nothing is left running is for TestMain
-// to see.
+// TestClose closes at every stage. TestMain checks that no goroutine is left.
 func TestClose(t *testing.T) {
 	var a arc
 	layer := a.file(t, "f", noise(4<<20)).file(t, "g", noise(1<<20)).end()
@@ -272,7 +274,7 @@ func TestClose(t *testing.T) {
 	}
 }
 
-// TestCancel cancels without closing, which must free everything too.
+// TestCancel cancels the context without closing, which must free everything too.
 func TestCancel(t *testing.T) {
 	var a arc
 	layer := a.file(t, "f", noise(4<<20)).end()
@@ -297,11 +299,11 @@ func TestCancel(t *testing.T) {
 	goleak.VerifyNone(t)
 }
 
-// TestCloseWithoutReading closes while the source has more to come, and ends.
+// TestCloseWithoutReading checks that Close returns while the source still has data.
 func TestCloseWithoutReading(t *testing.T) {
 	pr, pw := io.Pipe()
 	go func() {
-		pw.Write(make([]byte, 600)) // answered by the reads of Open and its goroutine
+		pw.Write(make([]byte, 600)) // read by Open and its goroutine
 		pw.CloseWithError(io.ErrNoProgress)
 	}()
 	r, err := rootfs.Open(context.Background(), pr, nil)
