@@ -11,10 +11,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// tarEntry makes an entry of its short form: "d a" is a directory, "f a 3" a
-// file of three bytes, "l a b" a symbolic link to b, "h a b" a hard link, "p a"
-// a fifo, "w a" a whiteout and "o a" an opaque directory. All files of a size
-// have the same content, and the mode of an entry is its number.
+// tarEntry returns the entry for a short form: "d a" is a directory, "f a 3" a file of
+// three bytes, "l a b" a symbolic link to b, "h a b" a hard link, "p a" a fifo, "w a" a
+// whiteout and "o a" an opaque directory. Files of the same size have the same content.
+// The mode of an entry is its number.
 func tarEntry(t testing.TB, short string, number int) (rootfs.Entry, gear.File) {
 	t.Helper()
 	f := strings.Fields(short)
@@ -42,7 +42,7 @@ func tarEntry(t testing.TB, short string, number int) (rootfs.Entry, gear.File) 
 	return e, contentOf(e.Size)
 }
 
-// layerOf builds the index of a layer in the short form of tarEntry.
+// layerOf builds the index of a layer from entries in the short form of tarEntry.
 func layerOf(t testing.TB, entries ...string) (*gear.Index, error) {
 	t.Helper()
 	b := gear.NewBuilder(nil)
@@ -55,7 +55,7 @@ func layerOf(t testing.TB, entries ...string) (*gear.Index, error) {
 	return b.Index()
 }
 
-// short is the reverse of tarEntry, with the mode before the rest.
+// short is the reverse of tarEntry. It puts the mode before the path.
 func short(x *gear.Index) (out []string) {
 	for _, e := range x.Entries {
 		s := string(" dflhcbpswo"[e.Type]) + fmt.Sprintf("%o ", e.Mode) + e.Path
@@ -220,7 +220,8 @@ func TestFlattenRefuses(t *testing.T) {
 	}
 }
 
-// manyDeep is a layer that implies many more directories than it has entries.
+// manyDeep returns the entries of a layer that implies many more directories than it has
+// entries.
 func manyDeep() (out []string) {
 	for i := range 100 {
 		out = append(out, fmt.Sprintf("p %d%s", i, strings.Repeat("/d", 200)))
@@ -228,7 +229,7 @@ func manyDeep() (out []string) {
 	return out
 }
 
-// TestBuilderBounded has symbolic links lead to and fro in every path.
+// TestBuilderBounded adds symbolic links that go back and forth in every path.
 func TestBuilderBounded(t *testing.T) {
 	b := gear.NewBuilder(nil)
 	fro := strings.Repeat("a/../", 800)

@@ -11,8 +11,9 @@ import (
 	"example.org/slipway/gear"
 )
 
-// chunked is a content of six chunks, every other one of them as plain as it is
-// stored when a frame is no shorter, and what is sent of n of them from the first.
+// chunked returns a content of six chunks and a function that returns what is sent for n
+// chunks from the first. Every other chunk is plain, as it is stored when a frame is no
+// shorter.
 func chunked(t testing.TB) (content []byte, send func(first, n int) []byte) {
 	t.Helper()
 	var chunks []gear.Chunk
@@ -35,7 +36,7 @@ func chunked(t testing.TB) (content []byte, send func(first, n int) []byte) {
 	}
 }
 
-// readInto reads all, so many bytes at a time.
+// readInto reads everything, n bytes at a time.
 func readInto(r io.Reader, n int) (out []byte, err error) {
 	buf := make([]byte, n)
 	for {

@@ -24,15 +24,15 @@ import (
 	"go.uber.org/goleak"
 )
 
-// recorder is a sink that keeps what it is told, and reads each content in a
-// goroutine of its own as a store that compresses would.
+// recorder is a sink that records its calls. Like a store that compresses, it reads each
+// content in a goroutine.
 type recorder struct {
 	calls   []string
 	has     map[gear.Name]bool
-	fail    map[int]error // of the call with this number
+	fail    map[int]error // errors by number of the call
 	during  func(call int)
 	wg      sync.WaitGroup
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards bad and content
 	bad     []error
 	content map[gear.Name]int64
 }
@@ -71,7 +71,7 @@ func (r *recorder) Put(_ context.Context, f gear.File, c gear.Content) error {
 	return r.call("put %x %d %x", f.Name, f.Size, f.Chunks)
 }
 
-// verify reads a content in pieces and compares its digests.
+// verify reads a content in pieces and checks its digests.
 func verify(f gear.File, c gear.Content) error {
 	whole := sha256.New()
 	buf := make([]byte, min(f.Size, gear.ChunkSize))
@@ -103,8 +103,8 @@ func (r *recorder) check(t testing.TB) {
 	}
 }
 
-// makeLayer returns a tar with files of the given sizes, some twice, and other
-// entries between them.
+// makeLayer returns a tar with files of the given sizes, some of them twice, with other
+// entries in between.
 func makeLayer(t testing.TB, sizes ...int) []byte {
 	t.Helper()
 	var out bytes.Buffer
@@ -201,7 +201,7 @@ func TestConvertIsDeterministic(t *testing.T) {
 		if last != int64(zipped.Len()) {
 			t.Errorf("progress ends at %d of %d bytes", last, zipped.Len())
 		}
-		// Each file of the index but the empty one was put, once.
+		// Each file of the index was put once, except the empty one.
 		if got.New != len(sink.content) || got.New != len(got.Index.Files)-1 {
 			t.Errorf("%d files of %d were put, %d told", len(sink.content), len(got.Index.Files), got.New)
 		}
@@ -221,7 +221,7 @@ func TestConvertTree(t *testing.T) {
 	want := []rootfs.Entry{
 		{Path: ".", Type: rootfs.Dir, Mode: 0o700},
 		{Path: "d0/again", Type: rootfs.File, Mode: 0o600, Size: 3},
-		{Path: "d0/b", Type: rootfs.File, Mode: 0o600, Size: 3}, // the first name in order is the file
+		{Path: "d0/b", Type: rootfs.File, Mode: 0o600, Size: 3}, // in path order this name comes first, so it is the file
 		{Path: "d0/file", Type: rootfs.HardLink, Link: "d0/b"},
 		{Path: "d1/file", Type: rootfs.File, Mode: 0o644},
 		{Path: "etc/gone", Type: rootfs.Whiteout},
@@ -262,7 +262,7 @@ func TestConvertPutsOnlyMissing(t *testing.T) {
 	}
 }
 
-// wantsNothing is a sink that has everything.
+// wantsNothing is a sink that already has every content.
 type wantsNothing struct{ puts int }
 
 func (*wantsNothing) Missing(_ context.Context, names []gear.Name) ([]bool, error) {
@@ -275,14 +275,14 @@ func (w *wantsNothing) Put(_ context.Context, _ gear.File, c gear.Content) error
 	return nil
 }
 
-// TestConvertIndexOnly wants the same index whether or not contents are kept, also
-// when that ends in the middle of a large one.
+// TestConvertIndexOnly checks that the index is the same whether or not contents are
+// kept, also when keeping them stops in the middle of a large one.
 func TestConvertIndexOnly(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	layer := makeLayer(t, manySizes()...)
 	encode := func(o *gear.ConvertOptions) []byte {
 		t.Helper()
-		o.MemoryBytes = 8 << 20 // files of 2 MiB are large ones
+		o.MemoryBytes = 8 << 20 // makes files of 2 MiB large
 		sink := &wantsNothing{}
 		got, err := convertWith(t, layer, sink, o)
 		if err != nil {
@@ -341,8 +341,8 @@ func TestConvertDigests(t *testing.T) {
 	}
 }
 
-// TestConvertFails has a conversion fail in all places and waits for every
-// goroutine and content.
+// TestConvertFails makes a conversion fail in all places. It waits until each goroutine
+// has ended and each content is released.
 func TestConvertFails(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	layer := makeLayer(t, manySizes()...)
@@ -419,7 +419,7 @@ type failing struct{ err error }
 
 func (f *failing) Read([]byte) (int, error) { return 0, f.err }
 
-// TestConvertMemory converts 3 GB, 1 GB of it one file.
+// TestConvertMemory converts 3 GB, of which one file is 1 GB.
 func TestConvertMemory(t *testing.T) {
 	if testing.Short() {
 		t.Skip("writes half a gigabyte to disk")
@@ -451,7 +451,7 @@ func TestConvertMemory(t *testing.T) {
 		}
 		w.CloseWithError(errors.Join(err, tw.Close()))
 	}()
-	runtime.GC() // what other tests left
+	runtime.GC() // free what other tests left
 	var peak uint64
 	sink := &recorder{}
 	watch := func(int64, int64) {

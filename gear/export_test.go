@@ -21,14 +21,15 @@ import (
 	"example.org/slipway/gear/rootfs"
 )
 
-// capNetRaw is a version 2 file capability: cap_net_raw+ep.
+// capNetRaw is a file capability of version 2: cap_net_raw+ep.
 const capNetRaw = "\x01\x00\x00\x02\x00\x20\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"
 
-// aclUser is an access control list: rw for the owner, user 1000 reads, mask r.
+// aclUser is an access control list: the owner may read and write, user 1000 may read,
+// the mask is r.
 const aclUser = "\x02\x00\x00\x00\x01\x00\x06\x00\xff\xff\xff\xff\x02\x00\x04\x00\xe8\x03\x00\x00" +
 	"\x04\x00\x00\x00\xff\xff\xff\xff\x10\x00\x04\x00\xff\xff\xff\xff\x20\x00\x00\x00\xff\xff\xff\xff"
 
-// buildTree makes a tree with one of everything.
+// buildTree makes a tree with one entry of each kind.
 func buildTree(t testing.TB, dir string) {
 	t.Helper()
 	in := func(name string) string { return filepath.Join(dir, name) }
@@ -99,7 +100,7 @@ func TestExport(t *testing.T) {
 	x, src := f.index()
 	sock := gear.Entry{Entry: rootfs.Entry{Path: "sock", Type: rootfs.Socket, Mode: 0o600, Sec: 4}, File: -1}
 	x.Entries = append(x.Entries, sock)
-	slices.Reverse(x.Entries) // nothing depends on the order
+	slices.Reverse(x.Entries) // the order must not matter
 
 	var last gear.ExportProgress
 	out := export(t, x, src, &gear.ExportOptions{Progress: func(p gear.ExportProgress) { last = p }})
@@ -121,7 +122,7 @@ func TestExport(t *testing.T) {
 	}
 }
 
-// simple is an index of files with the given contents, at their own names.
+// simple returns an index of files with the given contents, each named after its content.
 func simple(contents ...string) (*gear.Index, *memSource) {
 	f := newFlat()
 	for _, c := range contents {
@@ -136,7 +137,7 @@ func simple(contents ...string) (*gear.Index, *memSource) {
 	return f.index()
 }
 
-// TestExportFetchesOnce counts what is asked of the source.
+// TestExportFetchesOnce counts how often the source is asked for each content.
 func TestExportFetchesOnce(t *testing.T) {
 	x, src := simple("one", "two", "three")
 	for i := range 20 {
@@ -144,7 +145,7 @@ func TestExportFetchesOnce(t *testing.T) {
 		e.Path = fmt.Sprintf("copies/%d", i)
 		x.Entries = append(x.Entries, e)
 	}
-	x.Files = append(x.Files, gear.File{Name: gear.Name{1}, Size: 5}) // nobody's
+	x.Files = append(x.Files, gear.File{Name: gear.Name{1}, Size: 5}) // no entry refers to it
 	src.got = make(chan gear.Name, 100)
 	out := export(t, x, src, nil)
 	if len(src.got) != 3 {
@@ -158,8 +159,8 @@ func TestExportFetchesOnce(t *testing.T) {
 	}
 }
 
-// TestExportBatches: a fetch is a round trip, and asks for no more files than
-// a server takes at once.
+// TestExportBatches checks that a fetch asks for many files in one round trip, and for no
+// more than a server takes at once.
 func TestExportBatches(t *testing.T) {
 	contents := make([]string, 4100)
 	for i := range contents {
@@ -247,7 +248,7 @@ func TestExportRefuses(t *testing.T) {
 	}
 }
 
-// fetchFunc is a source that misbehaves.
+// fetchFunc is a source that a test makes misbehave.
 type fetchFunc func([]gear.File, func(int, io.Reader) error) error
 
 func (f fetchFunc) Fetch(_ context.Context, files []gear.File, deliver func(int, io.Reader) error) error {
@@ -323,8 +324,8 @@ func TestExportIntoFullDirectory(t *testing.T) {
 	}
 }
 
-// TestExportInherits exports to a directory that gives its own access control
-// list and group to what is made in it.
+// TestExportInherits exports to a directory that passes its access control list and group
+// on to new files. The exported tree must not take them over.
 func TestExportInherits(t *testing.T) {
 	needRoot(t)
 	dir := t.TempDir()
@@ -338,7 +339,7 @@ func TestExportInherits(t *testing.T) {
 	for name, want := range map[string]string{
 		"dir/one": "100644 0:0 0.000000000 3 " + fmt.Sprintf("%x", sha256.Sum256([]byte("one"))),
 		"sub":     "40755 0:0 0.000000000",
-		"dir":     "40755 0:0 0.000000000", // needed, but not in the index
+		"dir":     "40755 0:0 0.000000000", // needed as a parent, but not in the index
 	} {
 		if got[name] != want {
 			t.Errorf("%s is %q, want %q", name, got[name], want)
@@ -364,7 +365,8 @@ func TestExportCancelled(t *testing.T) {
 	}
 }
 
-// TestExportUnprivileged is about what a process without privileges may not do.
+// TestExportUnprivileged checks what happens with entries that an unprivileged process
+// may not create.
 func TestExportUnprivileged(t *testing.T) {
 	var base string
 	if os.Getenv("SLIPWAY_TEST_DIR") == "" {
@@ -394,8 +396,7 @@ func TestExportUnprivileged(t *testing.T) {
 	}
 }
 
-// FuzzExport exports trees of hostile names; nothing beside the directory may
-// change.
+// FuzzExport exports trees with hostile names. Nothing outside the directory may change.
 func FuzzExport(f *testing.F) {
 	f.Add([]byte("s l /..\nf l/x\nd a\nh b a\n"))
 	f.Add([]byte("d a\ns a/b ../..\nf a/b/c\n"))
@@ -424,7 +425,7 @@ func FuzzExport(f *testing.F) {
 		top := t.TempDir()
 		must(t, os.Mkdir(filepath.Join(top, "out"), 0o755), write(filepath.Join(top, "victim"), "unharmed"))
 		before := describe(t, top)
-		// An error is fine, wherever it comes from.
+		// Any error is acceptable here.
 		err := gear.Export(t.Context(), x, src, filepath.Join(top, "out"), nil)
 		after := describe(t, top)
 		for name := range after {

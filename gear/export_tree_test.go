@@ -24,7 +24,7 @@ import (
 	"example.org/slipway/gear/rootfs"
 )
 
-// needRoot skips a test that makes devices, owners or mounts.
+// needRoot skips a test that needs root to make devices, owners or mounts.
 func needRoot(t testing.TB) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -32,7 +32,7 @@ func needRoot(t testing.TB) {
 	}
 }
 
-// describe reads a tree as the operating system shows it: one line a path.
+// describe returns a tree as the operating system shows it, one line per path.
 func describe(t testing.TB, dir string) map[string]string {
 	t.Helper()
 	out := map[string]string{}
@@ -68,7 +68,7 @@ func describe(t testing.TB, dir string) map[string]string {
 		}
 		if !d.IsDir() && st.Nlink > 1 {
 			if groups[st.Ino] == "" {
-				groups[st.Ino] = name // the only one, maybe: others may be hidden
+				groups[st.Ino] = name // it may be the only name: others may be hidden
 			} else {
 				line += " = " + groups[st.Ino]
 			}
@@ -108,20 +108,20 @@ func listXattrs(t testing.TB, p string) []rootfs.Xattr {
 	return out
 }
 
-// flat is a flattened tree under construction, and the contents of its files.
+// flat is a flattened tree under construction, with the contents of its files.
 type flat struct {
 	entries map[string]gear.Entry
 	data    map[gear.Name][]byte
-	names   map[string]gear.Name // of the files in entries
-	inodes  map[string]int       // of all entries; those of one are names of one file
-	made    int                  // inodes so far
+	names   map[string]gear.Name // by path, of the files in entries
+	inodes  map[string]int       // by path, of all entries; the names of one file have the same number
+	made    int                  // number of inodes so far
 }
 
 func newFlat() *flat {
 	return &flat{entries: map[string]gear.Entry{}, data: map[gear.Name][]byte{}, names: map[string]gear.Name{}, inodes: map[string]int{}}
 }
 
-// apply puts a layer on top, as the image specification says.
+// apply puts a layer on top of the tree, as the image specification says.
 func (f *flat) apply(t testing.TB, layer []byte) {
 	t.Helper()
 	tr := tar.NewReader(bytes.NewReader(layer))
@@ -197,7 +197,7 @@ func (f *flat) put(t testing.TB, p string, h *tar.Header, r io.Reader) {
 	f.entries[p] = e
 }
 
-// index is the tree so far and a source of its contents.
+// index returns the tree so far and a source of its contents.
 func (f *flat) index() (*gear.Index, *memSource) {
 	x := &gear.Index{}
 	at := map[gear.Name]int32{}
@@ -235,7 +235,7 @@ func fileOf(b []byte) gear.File {
 // memSource delivers contents from memory, last first.
 type memSource struct {
 	data map[gear.Name][]byte
-	got  chan gear.Name // told of each content delivered, when not nil
+	got  chan gear.Name // if not nil, receives the name of each content delivered
 }
 
 func (s *memSource) Fetch(ctx context.Context, files []gear.File, deliver func(int, io.Reader) error) error {
@@ -247,7 +247,8 @@ func (s *memSource) Fetch(ctx context.Context, files []gear.File, deliver func(i
 		if s.got != nil {
 			s.got <- f.Name
 		}
-		// A reader that gives a little at a time, as a network does.
+		// Hide the reader's other methods, so that it delivers a little at a time, as a
+		// network does.
 		if err := deliver(i, struct{ io.Reader }{bytes.NewReader(b)}); err != nil {
 			return err
 		}
@@ -265,7 +266,7 @@ func export(t testing.TB, x *gear.Index, src gear.FileSource, opts *gear.ExportO
 	return dir
 }
 
-// must fails the test for the first error.
+// must fails the test at the first error.
 func must(t testing.TB, errs ...error) {
 	t.Helper()
 	for i, err := range errs {
@@ -275,19 +276,19 @@ func must(t testing.TB, errs ...error) {
 	}
 }
 
-// write makes a file, with its directories.
+// write makes a file and its parent directories.
 func write(name, content string) error {
 	return errors.Join(os.MkdirAll(filepath.Dir(name), 0o755), os.WriteFile(name, []byte(content), 0o644))
 }
 
-// stamp sets the time of last change, in ns, of a path itself.
+// stamp sets the modification time of name itself, not of what a link points to.
 func stamp(name string, sec, nsec int64) error {
 	ts := []unix.Timespec{{Sec: 7}, {Sec: sec, Nsec: nsec}}
 	return unix.UtimesNanoAt(unix.AT_FDCWD, name, ts, unix.AT_SYMLINK_NOFOLLOW)
 }
 
-// asNobody runs the named test again in a process without privileges, whose
-// environment has SLIPWAY_TEST_DIR=dir, and tells whether this is that process.
+// asNobody runs the test again in an unprivileged process, whose environment has
+// SLIPWAY_TEST_DIR=dir. It reports whether this is that process.
 func asNobody(t *testing.T, dir string) bool {
 	t.Helper()
 	if os.Getenv("SLIPWAY_TEST_DIR") != "" {
@@ -297,7 +298,8 @@ func asNobody(t *testing.T, dir string) bool {
 	out, w, err := os.Pipe()
 	must(t, err)
 	defer out.Close()
-	// The executable may lie where only root may look; this way needs no look.
+	// The executable may lie where only root may look. This path works without looking it
+	// up.
 	p, err := os.StartProcess("/proc/self/exe", []string{"gear.test", "-test.run=^" + t.Name() + "$", "-test.v"}, &os.ProcAttr{
 		Dir:   "/",
 		Env:   append(os.Environ(), "SLIPWAY_TEST_DIR="+dir, "TMPDIR="+dir),

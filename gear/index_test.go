@@ -18,7 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// everything is an index that has each thing an index can have.
+// everything returns an index with one of each thing that an index can hold.
 func everything() *gear.Index {
 	large := gear.File{Name: gear.Name{1}, Size: gear.LargeFile + 1, Chunks: []gear.Name{{2}, {3}, {4}, {5}, {6}}}
 	other := gear.File{Name: gear.Name{7}, Size: 2 * gear.LargeFile}
@@ -66,8 +66,7 @@ func encoded(t testing.TB, x *gear.Index) []byte {
 	return buf.Bytes()
 }
 
-// TestIndexBytes fixes the format: these are the bytes docs/formats/gear-index.md
-// explains.
+// TestIndexBytes pins the format to the bytes that docs/formats/gear-index.md explains.
 func TestIndexBytes(t *testing.T) {
 	x := &gear.Index{
 		Entries: []gear.Entry{
@@ -138,7 +137,7 @@ func TestDecodeRefuses(t *testing.T) {
 	}
 }
 
-// TestNotCanonical has each rule of the canonical form broken once.
+// TestNotCanonical breaks each rule of the canonical form once.
 func TestNotCanonical(t *testing.T) {
 	for name, spoil := range map[string]func(*gear.Index){
 		"order":                 func(x *gear.Index) { x.Entries[2], x.Entries[7] = x.Entries[7], x.Entries[2] },
@@ -182,8 +181,8 @@ func TestNotCanonical(t *testing.T) {
 	}
 }
 
-// TestLargeIndex makes, encodes, decodes and flattens an index of 399,000 files
-// and watches the memory of flattening.
+// TestLargeIndex makes, encodes, decodes and flattens an index of 399,000 files, and
+// measures the memory that flattening takes.
 func TestLargeIndex(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")
@@ -247,7 +246,7 @@ func FuzzDecode(f *testing.F) {
 			return
 		}
 		recode(t, x)
-		// Two layers of the same may contradict nothing but links to below.
+		// Two equal layers can only conflict in links to lower layers.
 		if _, err := gear.Flatten(x, x); err != nil && !errors.Is(err, gear.ErrConflict) && !errors.Is(err, gear.ErrTooLarge) {
 			t.Error(err)
 		}

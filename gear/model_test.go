@@ -11,14 +11,14 @@ import (
 	"example.org/slipway/gear/rootfs"
 )
 
-// ino is a file of the model; two paths with the same pointer are hard links.
+// ino is a file of the model. Two paths with the same pointer are hard links.
 type ino struct {
 	e    rootfs.Entry // Path is empty
-	link string       // of a hard link that has no target yet
+	link string       // target of a hard link that is still missing
 }
 
-// tree is a file system as a map, for comparison with what the package makes of
-// layers. It is slow and does one thing after the other, as a runtime would.
+// tree is a file system as a map. The tests compare it with what the package makes of
+// layers. It is slow: it does one thing after the other, as a runtime would.
 type tree map[string]*ino
 
 func dirOf(p string) string {
@@ -38,13 +38,13 @@ func removeBelow[V any](t map[string]V, p string) {
 
 var errModel = errors.New("conflict")
 
-// upper is one layer as it is unpacked into a directory of its own.
+// upper is one layer as it is unpacked into an empty directory.
 type upper struct {
 	files           tree
 	opaque, removed map[string]bool
 }
 
-// resolve follows the symbolic links of the layer in the directory p.
+// resolve follows the symbolic links that the layer has in the directory p.
 func (u *upper) resolve(p string) (string, error) {
 	for hops := 0; ; hops++ {
 		if hops > 100 {
@@ -75,7 +75,7 @@ func (u *upper) resolve(p string) (string, error) {
 	}
 }
 
-// cleanRooted splits a path and resolves "..", which is nothing at the root.
+// cleanRooted splits a path and resolves "..", which has no effect at the root.
 func cleanRooted(p string) (out []string) {
 	for s := range strings.SplitSeq(p, "/") {
 		switch s {
@@ -168,7 +168,7 @@ func union(a, b []rootfs.Xattr) []rootfs.Xattr {
 	return out
 }
 
-// finish gives links that found nothing what came later in the layer.
+// finish resolves the hard links whose targets came later in the layer.
 func (u *upper) finish() error {
 	for hops := 0; hops < 50; hops++ {
 		again := false

@@ -16,13 +16,13 @@ import (
 	"pgregory.net/rapid"
 )
 
-// genPath draws from few names, so that paths meet.
+// genPath draws from few names, so that paths collide.
 func genPath(t *rapid.T, label string) string {
 	segs := rapid.SliceOfN(rapid.SampledFrom([]string{"a", "b", "a-", "\xff"}), 1, 4).Draw(t, label)
 	return strings.Join(segs, "/")
 }
 
-// genEntry draws an entry that a tar could hold; content is told by Size.
+// genEntry draws an entry that a tar could hold. Its size identifies its content.
 func genEntry(t *rapid.T) rootfs.Entry {
 	e := rootfs.Entry{Path: genPath(t, "path")}
 	e.Type = rapid.SampledFrom([]rootfs.Type{
@@ -56,8 +56,8 @@ func contentOf(size int64) gear.File {
 	return f
 }
 
-// TestLayersAsModel compares builder and flattening with the naive model, and
-// has every index encoded and decoded on the way.
+// TestLayersAsModel compares the builder and Flatten with the naive model. It also
+// encodes and decodes every index on the way.
 func TestLayersAsModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		state := tree{}
@@ -107,7 +107,7 @@ func TestLayersAsModel(t *testing.T) {
 	})
 }
 
-// recode encodes and decodes an index and compares.
+// recode encodes and decodes an index and compares the two.
 func recode(t interface {
 	Helper()
 	Fatalf(string, ...any)

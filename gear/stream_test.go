@@ -14,7 +14,7 @@ import (
 	"example.org/slipway/gear"
 )
 
-// frame compresses b as packs do, with a dictionary if that is not nil.
+// frame compresses b as packs do, with a dictionary unless dict is nil.
 func frame(t testing.TB, b, dict []byte) []byte {
 	t.Helper()
 	var opts []zstd.EOption
@@ -37,7 +37,7 @@ func dictOf(t testing.TB, b []byte) []byte {
 	return d
 }
 
-// letters is compressible; the same seed makes the same ones.
+// letters returns compressible bytes. The same seed gives the same bytes.
 func letters(seed uint64, n int) []byte {
 	r := rand.New(rand.NewPCG(seed, 3))
 	words := []string{"gear ", "index of files ", "layer ", "a content ", "chunk by chunk, ", "pack "}
@@ -48,7 +48,8 @@ func letters(seed uint64, n int) []byte {
 	return b[:n]
 }
 
-// TestDictionariesOnly: a stream that brings dictionaries and nothing else ends.
+// TestDictionariesOnly checks that reading ends when a stream holds nothing but
+// dictionaries.
 func TestDictionariesOnly(t *testing.T) {
 	dict := frame(t, dictOf(t, letters(1, 20_000)), nil)
 	var out bytes.Buffer
@@ -67,7 +68,7 @@ func TestDictionariesOnly(t *testing.T) {
 	}
 }
 
-// streamed is a stream with a record of each kind, and the contents in it.
+// streamed returns a stream with a record of each kind, and the contents in it.
 func streamed(t testing.TB) (stream []byte, contents [][]byte) {
 	t.Helper()
 	var out bytes.Buffer
@@ -138,7 +139,8 @@ func TestStream(t *testing.T) {
 	}
 }
 
-// read reads a stream and tells whether all of it was good.
+// read reads a stream and returns the number of its items, and an error if any part is
+// invalid.
 func read(r *gear.StreamReader) (items int, err error) {
 	for {
 		it, err := r.Next()
@@ -158,7 +160,7 @@ func read(r *gear.StreamReader) (items int, err error) {
 	}
 }
 
-// TestStreamRun: several contents in one record, also with dictionaries.
+// TestStreamRun writes several contents in one record, also with dictionaries.
 func TestStreamRun(t *testing.T) {
 	var enc gear.StreamEncoder
 	dict := dictOf(t, letters(1, 8000))
@@ -202,7 +204,7 @@ func TestStreamRun(t *testing.T) {
 	if err != nil || !enc.HasDict(id) || enc.HasDict(gear.Name{8}) {
 		t.Fatalf("dictionary: %v", err)
 	}
-	for range 2 { // the dictionary stays
+	for range 2 { // the second pass reuses the dictionary
 		want := len(stream) + enc.ContentsLen(len(files))
 		if stream, err = enc.AppendContents(stream, len(files), describe); err != nil || len(stream) != want {
 			t.Fatalf("%d bytes, want %d: %v", len(stream), want, err)
@@ -228,7 +230,8 @@ func TestStreamRun(t *testing.T) {
 	}
 }
 
-// TestStreamRunBounds: a record has at least one content, and not too many.
+// TestStreamRunBounds checks that a record must have at least one content and not too
+// many.
 func TestStreamRunBounds(t *testing.T) {
 	for _, n := range []uint16{0, gear.StreamRun + 1, 0xffff} {
 		b := binary.LittleEndian.AppendUint16([]byte("SLGSTRM\x01\x02"), n)
@@ -285,7 +288,7 @@ func TestStreamDamaged(t *testing.T) {
 		r := gear.NewStreamReader(bytes.NewReader(bad))
 		it, err := r.Next()
 		if err == nil && bytes.Equal(it.Bytes(), content) {
-			_, err = r.Next() // the damage is behind it, or without effect on the content
+			_, err = r.Next() // the damage comes later, or does not affect the content
 			if i >= out.Len()-9 && (err == nil || err == io.EOF) {
 				t.Errorf("byte %d of the end changed, unnoticed", i)
 			}
@@ -348,7 +351,7 @@ func FuzzStream(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add(out.Bytes())
-	// A large content of which only the beginning is there.
+	// A large content that ends after its first part.
 	head := append(bytes.Clone(out.Bytes()[:8]), 2, 1, 0)
 	head = append(head, make([]byte, 32)...)
 	head = binary.LittleEndian.AppendUint64(head, 1<<40)

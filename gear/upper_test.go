@@ -31,7 +31,7 @@ func tarUpper(t testing.TB, dir string, opts *gear.UpperOptions) []byte {
 	return b.Bytes()
 }
 
-// headers lists a tar: type and name, and the target of a link.
+// headers lists a tar: the type and name of each member, and the target of a link.
 func headers(t testing.TB, layer []byte) []string {
 	t.Helper()
 	var out []string
@@ -53,7 +53,7 @@ func headers(t testing.TB, layer []byte) []string {
 // overlay is a mounted overlay.
 type overlay struct{ lower, upper, work, merged string }
 
-// mount mounts an overlay over lower, which the test fills first.
+// mount mounts an overlay over lower. The test fills lower first.
 func (o *overlay) mount(t testing.TB, options string) {
 	t.Helper()
 	data := fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s%s", o.lower, o.upper, o.work, options)
@@ -78,7 +78,7 @@ func newOverlay(t testing.TB) *overlay {
 	return o
 }
 
-// checkCommit compares the merged directory with lower + the tar of upper.
+// checkCommit checks that lower plus the tar of upper gives the merged directory.
 func (o *overlay) checkCommit(t testing.TB, opts *gear.UpperOptions) {
 	t.Helper()
 	f := newFlat()
@@ -97,7 +97,7 @@ func (o *overlay) checkCommit(t testing.TB, opts *gear.UpperOptions) {
 	}
 }
 
-// convert makes the index of a layer.
+// convert returns the index of a layer.
 func convert(t testing.TB, layer []byte) *gear.Index {
 	t.Helper()
 	r, err := rootfs.Open(t.Context(), bytes.NewReader(layer), nil)
@@ -165,7 +165,8 @@ func TestTarUpper(t *testing.T) {
 	}
 }
 
-// TestTarUpperRandom does to overlays what may come to a container's mind.
+// TestTarUpperRandom makes random changes to overlays, of the kinds that a container may
+// make.
 func TestTarUpperRandom(t *testing.T) {
 	seeds := uint64(12)
 	if testing.Short() {
@@ -191,7 +192,7 @@ func TestTarUpperRandom(t *testing.T) {
 	}
 }
 
-// randomStep changes something below dir; what cannot be done is not.
+// randomStep changes something below dir. It ignores what cannot be done.
 func randomStep(rnd *rand.Rand, dir string) {
 	name := func() string {
 		p := dir
@@ -217,11 +218,11 @@ func randomStep(rnd *rand.Rand, dir string) {
 	case 10:
 		_ = unix.Lsetxattr(p, "trusted.overlay.opaque", []byte("y"), 0)
 	case 11:
-		_ = os.Symlink(path.Base(name()), p) // stays inside
+		_ = os.Symlink(path.Base(name()), p) // the target stays inside
 	}
 }
 
-// TestTarUpperPartial reads directories that do not hold all that changed.
+// TestTarUpperPartial reads upper directories that hold only a part of the changes.
 func TestTarUpperPartial(t *testing.T) {
 	for option, want := range map[string]string{"redirect_dir": `"moved" was renamed`, "metacopy": `"file" has its content`} {
 		t.Run(option, func(t *testing.T) {
@@ -244,7 +245,7 @@ func TestTarUpperPartial(t *testing.T) {
 	}
 }
 
-// TestTarUpperMarks is about the marks of overlayfs that are attributes.
+// TestTarUpperMarks checks the marks that overlayfs keeps in extended attributes.
 func TestTarUpperMarks(t *testing.T) {
 	needRoot(t)
 	dir := t.TempDir()
@@ -335,8 +336,8 @@ func TestTarUpperSkipsSockets(t *testing.T) {
 	}
 }
 
-// TestTarUpperUnprivileged: opaque directories cannot be told from others
-// without root, and the tar would be wrong.
+// TestTarUpperUnprivileged checks that TarUpper asks for root. Without root it cannot
+// recognise opaque directories, and the tar would be wrong.
 func TestTarUpperUnprivileged(t *testing.T) {
 	var dir string
 	if os.Getenv("SLIPWAY_TEST_DIR") == "" {
@@ -354,7 +355,7 @@ func TestTarUpperUnprivileged(t *testing.T) {
 	tarUpper(t, dir, &gear.UpperOptions{UserXattr: true})
 }
 
-// writerFunc is called for every write.
+// writerFunc is a writer that calls the function for every write.
 type writerFunc func(p []byte)
 
 func (f writerFunc) Write(p []byte) (int, error) {
@@ -362,8 +363,7 @@ func (f writerFunc) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestTarUpperLargeChanges changes a file that is streamed, once a part of it
-// has arrived.
+// TestTarUpperLargeChanges changes a large file while it is streamed.
 func TestTarUpperLargeChanges(t *testing.T) {
 	needRoot(t)
 	for _, size := range []int64{5, 40 << 20} { // truncated, extended
@@ -382,9 +382,9 @@ func TestTarUpperLargeChanges(t *testing.T) {
 	}
 }
 
-// TestTarUpperRetries changes a file during its first reading, or during each:
-// the kernel asks before a read, and the test changes the file before it says
-// yes.
+// TestTarUpperRetries changes a file during its first reading, or during each one. The
+// kernel asks the test for permission before each read, and the test changes the file
+// before it grants it.
 func TestTarUpperRetries(t *testing.T) {
 	needRoot(t)
 	for _, changes := range []int{0, 1, 2} {
@@ -417,8 +417,9 @@ func TestTarUpperRetries(t *testing.T) {
 	}
 }
 
-// watchReads has before called ahead of each first read of an open file, with
-// the number of the reading from 1. It returns how many there were.
+// watchReads calls before ahead of the first read of each opening of the file, with the
+// number of the reading, counted from 1. The returned function reports how many readings
+// there were.
 func watchReads(t *testing.T, name string, before func(n int)) func() int {
 	t.Helper()
 	fan, err := unix.FanotifyInit(unix.FAN_CLASS_CONTENT|unix.FAN_CLOEXEC|unix.FAN_NONBLOCK, unix.O_RDONLY)
@@ -444,8 +445,8 @@ func watchReads(t *testing.T, name string, before func(n int)) func() int {
 				done <- opens
 				return
 			}
-			// Each event is 24 bytes: length u32, version u8, reserved u8,
-			// metadata length u16, mask u64, descriptor i32, process i32.
+			// Each event is 24 bytes: length u32, version u8, reserved u8, metadata
+			// length u16, mask u64, descriptor i32, process i32.
 			for b := buf[:n]; len(b) >= 24; b = b[24:] {
 				mask := uint64(b[8]) | uint64(b[9])<<8 | uint64(b[10])<<16
 				if mask&unix.FAN_OPEN_PERM != 0 {
@@ -477,8 +478,8 @@ func watchReads(t *testing.T, name string, before func(n int)) func() int {
 	return stop
 }
 
-// FuzzTarUpper reads directories of any names and attributes; the tar must
-// parse, be sorted, hold clean paths only and be the same again.
+// FuzzTarUpper reads directories with any names and attributes. The tar must parse, be
+// sorted, hold clean paths only, and come out the same a second time.
 func FuzzTarUpper(f *testing.F) {
 	f.Add([]byte("f a/b\nx a user.overlay.opaque y\nw c\nh d a/b\n"))
 	f.Add([]byte("f .wh.x\ns \xff ../..\nx \xff trusted.a\n"))
@@ -490,7 +491,7 @@ func FuzzTarUpper(f *testing.F) {
 		opts := &gear.UpperOptions{UserXattr: true}
 		var a, b bytes.Buffer
 		if err := gear.TarUpper(t.Context(), dir, &a, opts); err != nil {
-			return // such as a name no layer can hold
+			return // for example a name that no layer can hold
 		}
 		must(t, gear.TarUpper(t.Context(), dir, &b, opts))
 		if !bytes.Equal(a.Bytes(), b.Bytes()) {
@@ -506,8 +507,9 @@ func FuzzTarUpper(f *testing.F) {
 	})
 }
 
-// buildScript makes what the lines of a script say; what cannot be made is not
-// there. Symbolic links come last, so that nothing is made through them.
+// buildScript makes the entries that the lines of a script describe and leaves out those
+// that cannot be made. It makes symbolic links last, so that no entry is made through
+// them.
 func buildScript(t *testing.T, dir string, script []byte) {
 	root, err := os.OpenRoot(dir)
 	must(t, err)
