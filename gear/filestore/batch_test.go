@@ -21,7 +21,7 @@ import (
 	"example.org/slipway/registry/objstore/objtest"
 )
 
-// stores are a kind with Opener, one without, and one that is slow.
+// stores returns a store that implements Opener, one that does not, and a slow one.
 func stores(t *testing.T) map[string]objstore.Store {
 	t.Helper()
 	disk, err := fsstore.New(t.TempDir(), nil)
@@ -29,7 +29,7 @@ func stores(t *testing.T) map[string]objstore.Store {
 	t.Cleanup(func() { disk.Close() })
 	var calls atomic.Int64
 	slow := objtest.Faulty(memstore.New(nil), objtest.Faults{Before: func(op, _ string) error {
-		if op == "get" && calls.Add(1)%8 == 0 { // now and then
+		if op == "get" && calls.Add(1)%8 == 0 { // only now and then
 			time.Sleep(5 * time.Millisecond)
 		}
 		return nil
@@ -37,8 +37,8 @@ func stores(t *testing.T) map[string]objstore.Store {
 	return map[string]objstore.Store{"disk": disk, "memory": memstore.New(nil), "slow": slow}
 }
 
-// TestStreamOrders reads batches in orders that packs do not have, more than a
-// window holds, from more packs than are kept open, with few places in RAM.
+// TestStreamOrders reads batches in other orders than those of the packs. The batches
+// exceed a window and the number of open packs, and few places fit in RAM.
 func TestStreamOrders(t *testing.T) {
 	for kind, store := range stores(t) {
 		t.Run(kind, func(t *testing.T) {
@@ -70,8 +70,8 @@ func TestStreamOrders(t *testing.T) {
 	}
 }
 
-// TestStreamBrokenPack: what cannot be read is a failure of that content, and the
-// others come.
+// TestStreamBrokenPack checks that an unreadable content is reported as a failure of that
+// content, and that the others still come.
 func TestStreamBrokenPack(t *testing.T) {
 	root := t.TempDir()
 	disk, err := fsstore.New(root, nil)
@@ -111,7 +111,7 @@ func TestStreamBrokenPack(t *testing.T) {
 	}
 }
 
-// TestStreamToNobody: a client that leaves ends the batch, also while the next
+// TestStreamToNobody checks that a batch ends when the client leaves, also while the next
 // window is read.
 func TestStreamToNobody(t *testing.T) {
 	for kind, store := range stores(t) {
@@ -134,7 +134,7 @@ func TestStreamToNobody(t *testing.T) {
 	}
 }
 
-// leaving takes some writes, and then no more.
+// leaving is a client that accepts some writes and fails the following ones.
 type leaving struct{ most int }
 
 func (l *leaving) Write(p []byte) (int, error) {

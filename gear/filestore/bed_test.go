@@ -27,7 +27,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(withServers{m}) }
 
-// tb is what testing.TB and rapid.T have in common.
+// tb is the common part of testing.TB and rapid.T.
 type tb interface {
 	Helper()
 	Fatalf(format string, args ...any)
@@ -77,7 +77,7 @@ func (b *bed) init(o *filestore.Options) {
 	b.open()
 }
 
-// open opens catalogue and store, as a new process does.
+// open opens the catalogue and the store, as a new process does.
 func (b *bed) open() {
 	b.t.Helper()
 	var err error
@@ -114,7 +114,7 @@ func must(t tb, err error) {
 	}
 }
 
-// push makes the blob of a layer be there.
+// push adds the blob of a layer.
 func (b *bed) push(layer string) oci.Digest {
 	b.t.Helper()
 	d := oci.Digest("sha256:" + hex.EncodeToString(sum([]byte(layer))))
@@ -130,7 +130,7 @@ func (b *bed) remove(layer string) {
 	must(b.t, b.cat.DeleteBlob(b.ctx, repo, d))
 	b.pass(time.Second)
 	_, _, err := b.cat.Collect(b.ctx, catalog.CollectOptions{Before: b.clock(), Keep: func(_ string, other oci.Digest) (time.Time, bool) {
-		return b.clock(), other != d // no manifest names the others
+		return b.clock(), other != d // only d has lost its manifest
 	}})
 	must(b.t, err)
 }
@@ -149,7 +149,7 @@ func file(content []byte) gear.File {
 	return f
 }
 
-// content is a gear.Content that must be released once it was put.
+// content is a gear.Content that must be released after it was put.
 type content struct {
 	*bytes.Reader
 	released *sync.WaitGroup
@@ -158,7 +158,7 @@ type content struct {
 
 func (c *content) Release() { c.once.Do(c.released.Done) }
 
-// write puts contents into a writer.
+// write puts contents into a writer and waits until all are released.
 func write(ctx context.Context, w *filestore.Writer, contents [][]byte) error {
 	var released sync.WaitGroup
 	for part := range slices.Chunk(contents, 7) {
@@ -180,11 +180,11 @@ func write(ctx context.Context, w *filestore.Writer, contents [][]byte) error {
 			}
 		}
 	}
-	released.Wait() // without any further call
+	released.Wait() // no further call may be needed
 	return nil
 }
 
-// index is a stand-in for a layer's index.
+// index returns a stand-in for a layer's index.
 func index(layer string, contents [][]byte) []byte {
 	var b strings.Builder
 	fmt.Fprintf(&b, "index of %s\n", layer)
@@ -194,7 +194,7 @@ func index(layer string, contents [][]byte) []byte {
 	return []byte(b.String())
 }
 
-// convert writes a layer whose blob is there.
+// convert converts a layer whose blob exists.
 func (b *bed) convert(d oci.Digest, layer string, contents [][]byte) error {
 	w, err := b.s.NewWriter(b.ctx)
 	if err != nil {
@@ -210,13 +210,13 @@ func (b *bed) convert(d oci.Digest, layer string, contents [][]byte) error {
 	return w.Commit(b.ctx, catalog.GearLayer{Digest: d})
 }
 
-// add pushes and converts a layer.
+// add pushes a layer and converts it.
 func (b *bed) add(layer string, contents ...[]byte) {
 	b.t.Helper()
 	must(b.t, b.convert(b.push(layer), layer, contents))
 }
 
-// check reads a content in every way.
+// check reads each content in every way.
 func (b *bed) check(contents ...[]byte) {
 	b.t.Helper()
 	names := make([]gear.Name, len(contents))
@@ -252,7 +252,7 @@ func (b *bed) check(contents ...[]byte) {
 	}
 }
 
-// verify expects the store to be sound and returns how many packs it has.
+// verify checks that the store is sound and returns the number of its packs.
 func (b *bed) verify() int {
 	b.t.Helper()
 	rep, err := b.s.Verify(b.ctx, filestore.VerifyOptions{Contents: true, Found: func(p filestore.Problem) { b.t.Errorf("problem: %+v", p) }})
@@ -270,7 +270,7 @@ func (b *bed) settle(all bool) filestore.SettleReport {
 	return rep
 }
 
-// keys lists the objects.
+// keys returns the keys of all objects.
 func (b *bed) keys() []string {
 	b.t.Helper()
 	var out []string
@@ -281,11 +281,11 @@ func (b *bed) keys() []string {
 	return out
 }
 
-// text makes a compressible content; the same seed makes the same one.
+// text returns a compressible content. The same seed gives the same content.
 func text(seed uint64, size int) []byte {
 	r := rand.New(rand.NewPCG(seed, 1))
 	words := make([]string, 60)
-	wr := rand.New(rand.NewPCG(7, 7)) // the words are common to all
+	wr := rand.New(rand.NewPCG(7, 7)) // all contents share these words
 	for i := range words {
 		words[i] = fmt.Sprintf("w%x", wr.Uint64())
 	}
@@ -296,7 +296,7 @@ func text(seed uint64, size int) []byte {
 	return b[:size]
 }
 
-// noise makes an incompressible content.
+// noise returns an incompressible content.
 func noise(seed uint64, size int) []byte {
 	r := rand.New(rand.NewPCG(seed, 2))
 	b := make([]byte, size)
@@ -306,7 +306,7 @@ func noise(seed uint64, size int) []byte {
 	return b
 }
 
-// many makes n small contents.
+// many returns n small contents.
 func many(seed uint64, n int) [][]byte {
 	out := make([][]byte, n)
 	for i := range out {

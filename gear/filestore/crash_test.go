@@ -17,8 +17,8 @@ import (
 	"example.org/slipway/registry/objstore/objtest"
 )
 
-// crash lets a number of operations on the object store pass. From then on all
-// fail, and with kill the catalogue ends, too: as when the process is killed.
+// crash lets a number of operations on the object store pass. After that all operations
+// fail. If kill is set, it also closes the catalogue, as if the process had been killed.
 type crash struct {
 	mu   sync.Mutex
 	left int
@@ -28,7 +28,7 @@ type crash struct {
 
 func (c *crash) step(op string) error {
 	switch op {
-	case objtest.OpRead, objtest.OpGet, objtest.OpStat, objtest.OpList: // they change nothing
+	case objtest.OpRead, objtest.OpGet, objtest.OpStat, objtest.OpList: // these change nothing
 		return nil
 	}
 	c.mu.Lock()
@@ -45,15 +45,15 @@ func (c *crash) step(op string) error {
 	return errInjected
 }
 
-// TestCrash cuts a life of conversions, settling and deletions off at each of
-// its steps. The next process must find everything sound, leave nothing over,
-// and be able to do what was cut off.
+// TestCrash interrupts a sequence of conversions, settling and deletions at each of its
+// steps. The next process must find everything sound, leave nothing over, and be able to
+// repeat the interrupted step.
 func TestCrash(t *testing.T) {
 	for _, mode := range []string{"before", "after", "kill before", "kill after"} {
 		t.Run(mode, func(t *testing.T) {
 			every := 11
 			if mode != "kill after" {
-				every = 37 // the other modes meet the same code
+				every = 37 // the other modes run the same code
 			}
 			for n := 0; ; n += every {
 				if !crashAt(t, n, mode) {
@@ -156,7 +156,7 @@ func TestDependsOnAnother(t *testing.T) {
 			_, err = w.PutIndex(b.ctx, index("two", own))
 			must(t, err)
 			go func() { second <- w.Commit(b.ctx, catalog.GearLayer{Digest: two}) }()
-			// It has recorded its own, and waits.
+			// It has recorded its own contents and waits.
 			for {
 				if n, err := b.cat.GearCounts(b.ctx); err != nil || n.Packs == 1 {
 					must(t, err)
@@ -168,7 +168,7 @@ func TestDependsOnAnother(t *testing.T) {
 				t.Fatalf("did not wait: %v", err)
 			default:
 			}
-			b.settle(true) // must leave alone what they rely on
+			b.settle(true) // must not touch what the two rely on
 			if commits {
 				_, err = first.PutIndex(b.ctx, index("one", shared))
 				must(t, err)
@@ -188,7 +188,7 @@ func TestDependsOnAnother(t *testing.T) {
 	}
 }
 
-// Two conversions that each bring what the other needs.
+// TestDependOnEachOther runs two conversions, each of which stores what the other needs.
 func TestDependOnEachOther(t *testing.T) {
 	b := newBed(t, nil)
 	one, two := many(1, 10), many(2, 10)
@@ -214,7 +214,7 @@ func TestDependOnEachOther(t *testing.T) {
 	b.check(slices.Concat(one, two)...)
 }
 
-// TestTogether has everything at once; it is for the race detector.
+// TestTogether does everything at once. It is meant for the race detector.
 func TestTogether(t *testing.T) {
 	b := newBed(t, &filestore.Options{PackSize: 32 << 10, DeleteAfter: time.Nanosecond, Locations: 64})
 	const layers = 24

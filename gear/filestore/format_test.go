@@ -17,7 +17,7 @@ import (
 	"example.org/slipway/registry/objstore/memstore"
 )
 
-// packOf is a pack of plain contents.
+// packOf returns a pack of plain contents.
 func packOf(contents ...string) []byte {
 	b := packHeader(nil)
 	var files []catalog.GearFile
@@ -67,7 +67,7 @@ func FuzzPack(f *testing.F) {
 	})
 }
 
-// The format does not change by accident.
+// TestPackGolden checks that the format does not change by accident.
 func TestPackGolden(t *testing.T) {
 	sum := sha256.Sum256(packOf("one", "", "three"))
 	const want = "79ec6836961038d392edb5c5903d5a9c36ff4aaa8bde576607922091dc55d865"
@@ -94,14 +94,13 @@ func TestTrainIsDeterministic(t *testing.T) {
 			t.Fatalf("run %d made another dictionary", i)
 		}
 	}
-	same := slices.Repeat([][]byte{[]byte("the same")}, 100) // too little to choose from
+	same := slices.Repeat([][]byte{[]byte("the same")}, 100) // not enough variety for a dictionary
 	for i, few := range [][][]byte{nil, samples[:5], make([][]byte, 100), same} {
 		if d := train(bytes.Join(few, nil), few, zstd.SpeedBetterCompression); d != nil {
 			t.Errorf("samples %d: a dictionary of %d bytes", i, len(d))
 		}
 	}
-	// Whether a dictionary can be made of these is the library's to say; it is
-	// no failure if not.
+	// The library may or may not make a dictionary of these. Both are fine.
 	equal := slices.Repeat([][]byte{bytes.Repeat([]byte("same"), 2000)}, 100)
 	train(bytes.Join(equal, nil), equal, zstd.SpeedBetterCompression)
 }

@@ -16,14 +16,14 @@ import (
 	"example.org/slipway/registry/objstore/memstore"
 )
 
-// Each check is a hundred steps on real files; -rapid.checks asks for more.
+// Each check runs a hundred steps on real files; -rapid.checks asks for more.
 func init() {
 	if err := flag.Set("rapid.checks", "40"); err != nil {
 		panic(err)
 	}
 }
 
-// pool is what the layers of the model are made of.
+// pool returns the contents that the layers of the model consist of.
 func pool() [][]byte {
 	out := [][]byte{{}, noise(1, 40<<10), text(2, 130<<10)}
 	return append(out, many(1, 60)...)

@@ -6,8 +6,8 @@ import (
 	"example.org/slipway/gear"
 )
 
-// TestPlaces: what was asked for stays, what is put again is replaced, and packs
-// are forgotten with their last content.
+// TestPlaces checks that recently used places stay, that a second put replaces the first,
+// and that a pack is forgotten with its last content.
 func TestPlaces(t *testing.T) {
 	at := func(i int) gear.Name { return gear.Name{byte(i), byte(i >> 8), 31: 1} }
 	of := func(i int) place {
@@ -29,7 +29,7 @@ func TestPlaces(t *testing.T) {
 	for i := range items {
 		items[i] = entry{name: at(i), how: asUnknown}
 	}
-	items[25].how = asMissing // not allowed, so not looked up
+	items[25].how = asMissing // not allowed, so it is not looked up
 	if n := p.locate(items); n != 10 || items[25].how != asMissing {
 		t.Errorf("%d of 30 places are unknown, want 10; what is not allowed became %v", n, items[25].how)
 	}
@@ -41,7 +41,7 @@ func TestPlaces(t *testing.T) {
 	if items[3].how != along || items[11].how != along {
 		t.Error("what was asked for is gone")
 	}
-	like := at(3) // begins as another one
+	like := at(3) // has the same prefix as another name
 	like[31] = 2
 	if _, ok := p.get(like); ok {
 		t.Error("got the place of another content")

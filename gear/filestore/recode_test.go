@@ -16,8 +16,8 @@ const (
 	recordContents = 2
 )
 
-// TestStreamWithoutDictionary: a few contents come without the dictionary that
-// is longer than they are, many come with it.
+// TestStreamWithoutDictionary checks that a few contents come without a dictionary, as it
+// is longer than they are, and that many come with it.
 func TestStreamWithoutDictionary(t *testing.T) {
 	for kind, store := range stores(t) {
 		t.Run(kind, func(t *testing.T) {
@@ -47,8 +47,8 @@ func TestStreamWithoutDictionary(t *testing.T) {
 	}
 }
 
-// TestStreamWithoutDictionaryDamaged: a content that does not decode is sent as it
-// is, for the reader to find out, and the others come.
+// TestStreamWithoutDictionaryDamaged checks that a content that does not decode is sent
+// as it is, so that the reader notices, and that the other contents still come.
 func TestStreamWithoutDictionaryDamaged(t *testing.T) {
 	root := t.TempDir()
 	disk, err := fsstore.New(root, nil)

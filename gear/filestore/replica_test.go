@@ -17,10 +17,10 @@ import (
 	"example.org/slipway/registry/objstore/objtest"
 )
 
-// servers are what the tests of several processes share; TestMain ends them.
+// servers are shared by the tests with several processes. TestMain stops them.
 var servers backendtest.Shared
 
-// withServers ends the servers of the package behind its tests.
+// withServers stops the servers of the package after its tests.
 type withServers struct{ *testing.M }
 
 func (m withServers) Run() int {
@@ -28,8 +28,9 @@ func (m withServers) Run() int {
 	return m.M.Run()
 }
 
-// processes returns stores of several processes over one catalogue and one object
-// store. They go by the system's clock, or by that of the first.
+// processes returns stores that act as several processes over one catalogue and one
+// object store. If real is set, they use the system's clock, otherwise the clock of the
+// first.
 func processes(t *testing.T, n int, real bool, o filestore.Options) []*bed {
 	t.Helper()
 	pg := servers.Postgres(t)
@@ -55,7 +56,7 @@ func processes(t *testing.T, n int, real bool, o filestore.Options) []*bed {
 	return list
 }
 
-// take removes a layer's blob, by the system's clock.
+// take removes a layer's blob and uses the system's clock.
 func (b *bed) take(layer string) error {
 	d := oci.Digest("sha256:" + hex.EncodeToString(sum([]byte(layer))))
 	if err := b.cat.DeleteBlob(b.ctx, repo, d); err != nil {
@@ -67,9 +68,9 @@ func (b *bed) take(layer string) error {
 	return err
 }
 
-// TestProcesses: two processes convert layers that share contents, and remove
-// some, while both clean up and settle. Everything that is left can be read by
-// both, and nothing else is left.
+// TestProcesses has two processes convert layers that share contents and remove some of
+// them, while both clean up and settle. In the end, both can read everything that is
+// left, and nothing else is left.
 func TestProcesses(t *testing.T) {
 	list := processes(t, 2, true, filestore.Options{PackSize: 40_000, DeleteAfter: 20 * time.Millisecond, Lease: time.Second, Workers: 1})
 	const layers = 12
@@ -79,7 +80,7 @@ func TestProcesses(t *testing.T) {
 	for k, b := range list {
 		writers.Go(func() {
 			for i := range layers {
-				// Each layer is converted by both, at about the same time.
+				// Both processes convert each layer, at about the same time.
 				layer := fmt.Sprintf("layer %d", i)
 				d := b.push(layer)
 				for try := 0; ; try++ {
@@ -138,19 +139,19 @@ func TestProcesses(t *testing.T) {
 		}
 	}
 	list[1].verify()
-	for i := range layers { // at places that were looked up before the last packs
+	for i := range layers { // look for contents whose places were cached before the last packs
 		list[1].check(contents(i)...)
 	}
 }
 
-// TestProcessDies: the packs of a process that died in the midst of a conversion
-// are reclaimed when its lease has run out, and not before. If it is not dead after
-// all its conversion fails, and done again succeeds.
+// TestProcessDies checks that the packs of a process that died during a conversion are
+// reclaimed when its lease has expired, and not before. If the process is alive after
+// all, its conversion fails, and a second attempt succeeds.
 func TestProcessDies(t *testing.T) {
 	list := processes(t, 2, false, filestore.Options{PackSize: 10_000, Workers: 1})
 	a, b := list[0], list[1]
 	a.opts.Clock, b.opts.Clock = a.clock, a.clock
-	var contents [][]byte // of several packs
+	var contents [][]byte // enough for several packs
 	for i := range 30 {
 		contents = append(contents, noise(uint64(i), 2000))
 	}
@@ -162,7 +163,7 @@ func TestProcessDies(t *testing.T) {
 	_, err = w.PutIndex(b.ctx, index("layer", contents))
 	must(t, err)
 	began := time.Now()
-	for len(b.keys()) < 2 { // they are made beside us
+	for len(b.keys()) < 2 { // the packs are made in the background
 		if time.Since(began) > 10*time.Second {
 			t.Fatalf("only %d packs were made", len(b.keys()))
 		}
@@ -185,8 +186,8 @@ func TestProcessDies(t *testing.T) {
 	a.verify()
 }
 
-// TestProcessUnannounced: a writer that cannot be announced, while another one that
-// was taken for dead has not ended, fails alone.
+// TestProcessUnannounced checks a process that was taken for dead while one of its
+// writers is still open. A further writer, which cannot be announced, fails alone.
 func TestProcessUnannounced(t *testing.T) {
 	list := processes(t, 2, false, filestore.Options{Lease: 200 * time.Millisecond, Workers: 1})
 	a, b := list[0], list[1]
@@ -206,7 +207,7 @@ func TestProcessUnannounced(t *testing.T) {
 			break
 		}
 		must(t, err)
-		late.Abort(b.ctx) // the loss has not been noticed yet
+		late.Abort(b.ctx) // the process has not noticed the loss yet
 		if time.Since(began) > 10*time.Second {
 			t.Fatal("writers are announced though another process has the lease")
 		}
@@ -219,7 +220,7 @@ func TestProcessUnannounced(t *testing.T) {
 	b.check(many(1, 3)...)
 }
 
-// TestProcessDeletesSome: a deletion that fails does not undo those before it.
+// TestProcessDeletesSome checks that a failed deletion does not undo the ones before it.
 func TestProcessDeletesSome(t *testing.T) {
 	b := processes(t, 1, false, filestore.Options{})[0]
 	deleted := 0

@@ -30,7 +30,7 @@ func TestWriteReadSettle(t *testing.T) {
 	odd := [][]byte{{}, {1}, text(9, 4<<20-1), noise(4, 100<<10), large, edge}
 	b.add("one", append(slices.Clone(small), odd...)...)
 	b.check(append(slices.Clone(small), odd...)...)
-	b.add("two", many(1, 250)...) // 200 of them are here
+	b.add("two", many(1, 250)...) // 200 of them are already stored
 	b.check(many(1, 250)...)
 	if n := b.verify(); n != 2 {
 		t.Errorf("%d packs, want one for each conversion", n)
@@ -62,7 +62,7 @@ func TestDictionaryPays(t *testing.T) {
 	if rep.WrittenBytes > rep.ReplacedBytes*3/4 {
 		t.Errorf("settled %d bytes into %d: no dictionary", rep.ReplacedBytes, rep.WrittenBytes)
 	}
-	b.newStore() // nothing in RAM
+	b.newStore() // empties the caches in RAM
 	b.check(many(3, 2000)...)
 }
 
@@ -124,7 +124,8 @@ func TestDeletedLayer(t *testing.T) {
 	}
 }
 
-// A deleted layer that comes back finds its contents.
+// TestDeadComesBack checks that a deleted layer finds its contents again when it comes
+// back.
 func TestDeadComesBack(t *testing.T) {
 	b := newBed(t, nil)
 	b.add("one", many(1, 100)...)
@@ -138,7 +139,7 @@ func TestDeadComesBack(t *testing.T) {
 	b.check(many(1, 100)...)
 }
 
-// gets counts the bytes that are asked for.
+// gets counts the calls of Get and the bytes they ask for.
 type gets struct {
 	objstore.Store
 	calls, bytes atomic.Int64
@@ -150,7 +151,8 @@ func (g *gets) Get(ctx context.Context, key string, off, n int64) (objstore.Obje
 	return g.Store.Get(ctx, key, off, n)
 }
 
-// TestChunksAsStored: chunks come as long as they are stored, and only those.
+// TestChunksAsStored checks that chunks are returned as they are stored, and that only
+// those asked for are read.
 func TestChunksAsStored(t *testing.T) {
 	b := newBed(t, nil)
 	g := &gets{Store: b.objs}
@@ -263,7 +265,7 @@ func TestStream(t *testing.T) {
 	}
 }
 
-// A reader that knows an old place finds the new one.
+// TestPackGone checks that a reader with an outdated place finds the new one.
 func TestPackGone(t *testing.T) {
 	b := newBed(t, nil)
 	large := noise(1, 6<<20)
@@ -310,7 +312,7 @@ func TestDamagedBytesAreFound(t *testing.T) {
 	must(t, err)
 	good, err := io.ReadAll(o)
 	must(t, errors.Join(err, o.Close()))
-	for i := 0; i < len(good); i += 3 { // an entry has 49 bytes: each field is met in one of the three
+	for i := 0; i < len(good); i += 3 { // an entry has 49 bytes, so one of the three meets each field
 		bad := slices.Clone(good)
 		bad[i] ^= 1 << (i % 8)
 		must(t, b.objs.Put(b.ctx, key, bad, false))
@@ -332,7 +334,7 @@ func TestDamagedBytesAreFound(t *testing.T) {
 			}
 		}
 		must(t, b.objs.Put(b.ctx, key, good, false))
-		// Made again, they are as before.
+		// Store the contents again, so that the next round starts as this one did.
 		w, err := b.s.NewWriter(b.ctx)
 		must(t, err)
 		must(t, write(b.ctx, w, contents))
@@ -343,7 +345,7 @@ func TestDamagedBytesAreFound(t *testing.T) {
 	}
 }
 
-// settleBack gives all contents their place in the pack they came from.
+// settleBack puts all contents back into the pack they came from.
 func (b *bed) settleBack(t *testing.T, key string, contents [][]byte) {
 	t.Helper()
 	b.check(contents...)
@@ -390,8 +392,9 @@ func TestDamagedChunk(t *testing.T) {
 	b.check(large, text(2, 100))
 }
 
-// The dictionary of a pack is for small contents only, and not for the short last
-// chunk of a large one, which is read without it.
+// TestSettleShortTail checks that the dictionary of a pack serves small contents only.
+// The short last chunk of a large content is read without a dictionary and must not use
+// it.
 func TestSettleShortTail(t *testing.T) {
 	b := newBed(t, nil)
 	large := text(7, 5<<20+700)
@@ -407,7 +410,8 @@ func TestSettleShortTail(t *testing.T) {
 	b.verify()
 }
 
-// Each pack is rewritten once, wherever the large ones come.
+// TestSettleOnce checks that each pack is rewritten once, wherever the large contents
+// come.
 func TestSettleOnce(t *testing.T) {
 	const unit = 4 << 10 // a sixteenth of a pack
 	for _, sizes := range [][]int{{3, 15, 3, 15, 6, 5}, {9, 8, 9, 8}, {11, 8, 1, 1, 1, 17, 2, 11}, {1, 40, 1, 40}} {
@@ -431,7 +435,7 @@ func TestSettleOnce(t *testing.T) {
 	}
 }
 
-// Settling goes on without what is damaged.
+// TestSettleDamaged checks that settling skips what is damaged and goes on.
 func TestSettleDamaged(t *testing.T) {
 	b := newBed(t, nil)
 	contents := append(many(1, 100), noise(8, 50<<10))
@@ -462,7 +466,7 @@ func TestRebuild(t *testing.T) {
 	b.pass(time.Hour)
 	must(t, b.s.Housekeep(b.ctx))
 	packs := b.keys()
-	// Another catalogue, which knows nothing.
+	// Another catalogue, which is empty.
 	must(t, b.cat.Close())
 	b.path += "2"
 	b.open()
@@ -480,14 +484,14 @@ func TestRebuild(t *testing.T) {
 	b.verify()
 }
 
-// TestRepairEnds damages a pack in every way and expects that a repair leaves nothing for
-// the next look to find, and loses no content that can still be read.
+// TestRepairEnds damages a pack in every way. After a repair the next check must find
+// nothing, and no readable content may be lost.
 func TestRepairEnds(t *testing.T) {
 	contents := [][]byte{text(1, 700), noise(2, 90), text(3, 300)}
 	harm := func(good []byte, n int) []byte {
 		switch {
 		case n == 0:
-			return nil // the object is gone
+			return nil // nil: the object is deleted
 		case n%2 == 0:
 			return good[:len(good)*n/24]
 		}
@@ -588,7 +592,7 @@ func BenchmarkContent(b *testing.B) {
 	}
 }
 
-// never is a cache of nothing.
+// never is a cache that keeps nothing.
 type never struct{}
 
 func (never) Get(gear.Name) ([]byte, bool) { return nil, false }
@@ -599,7 +603,7 @@ func bench(b *testing.B, cached bool) {
 	o := &filestore.Options{}
 	if !cached {
 		o.Cache = never{}
-		o.Locations = 16 // next to nothing: the catalogue is asked
+		o.Locations = 16 // so few that the catalogue is asked
 	}
 	d.init(o)
 	defer d.cat.Close()
