@@ -19,7 +19,7 @@ import (
 	"example.org/slipway/registry"
 )
 
-// gearImage is the layer of a Gear image that holds the contents.
+// gearImage returns the layer of a Gear image that holds the contents.
 func gearImage(t testing.TB, contents ...[]byte) []byte {
 	t.Helper()
 	files := make([]gear.File, len(contents))
@@ -29,7 +29,7 @@ func gearImage(t testing.TB, contents ...[]byte) []byte {
 	return imageOf(t, files...)
 }
 
-// stream is a stream of files.
+// stream returns a stream of files.
 func stream(t testing.TB, contents ...[]byte) []byte {
 	t.Helper()
 	var out bytes.Buffer
@@ -48,7 +48,7 @@ func stream(t testing.TB, contents ...[]byte) []byte {
 	return out.Bytes()
 }
 
-// seen is all that a client of a repository can find out about files, in words.
+// seen returns in words all that a client of a repository can find out about files.
 func (b *bed) seen(repo string, manifest oci.Digest, names ...gear.Name) []string {
 	b.t.Helper()
 	ctx := context.Background()
@@ -74,8 +74,8 @@ func (b *bed) seen(repo string, manifest oci.Digest, names ...gear.Name) []strin
 	return append(out, fmt.Sprint("profile: ", profile, err))
 }
 
-// TestOthersFiles tries every way to files of another repository. What a client
-// sees must be what it sees of files that are nowhere.
+// TestOthersFiles tries every way to the files of another repository. The client must see
+// the same as for files that do not exist.
 func TestOthersFiles(t *testing.T) {
 	b := newBed(t, setup{})
 	secret, large, staged := []byte("their secret"), content(1, 5<<20), content(2, 1000)
@@ -106,7 +106,7 @@ func TestOthersFiles(t *testing.T) {
 			t.Errorf("report on others: %v", err)
 		}
 	}
-	// Who has the content may upload it, and then has it.
+	// A client that has the content may upload it, and then has access.
 	before := b.status()
 	for _, c := range [][]byte{secret, []byte("nobody's")} {
 		b.must(b.svc.PutFile(t.Context(), ours, name(c), int64(len(c)), bytes.NewReader(c)))
@@ -122,8 +122,9 @@ func TestOthersFiles(t *testing.T) {
 	}
 }
 
-// TestGearImageOfOthers: the index in the layer of a Gear image names files; that
-// gives none of them, and does not tell whether they exist.
+// TestGearImageOfOthers pushes a Gear image whose index names files of another
+// repository. The image gives access to none of them and does not reveal whether they
+// exist.
 func TestGearImageOfOthers(t *testing.T) {
 	secret, own := []byte("their secret"), []byte("our own")
 	for _, how := range []string{"as a blob and a manifest", "small", "followed", "asked for"} {
@@ -137,10 +138,10 @@ func TestGearImageOfOthers(t *testing.T) {
 				b.wait(o)
 				guess := secret
 				if what == "nowhere" {
-					guess = []byte("their regret") // as long
+					guess = []byte("their regret") // has the same length
 				}
 				image := gearImage(t, guess, own)
-				if how == "followed" { // beyond what is kept in the catalogue
+				if how == "followed" { // too large to be kept in the catalogue
 					image = zippedLong(image)
 				}
 				d := b.pushBlob(ours, image)
@@ -172,15 +173,15 @@ func TestGearImageOfOthers(t *testing.T) {
 	}
 }
 
-// zippedLong is a gzip stream of more than 16 KiB whatever is in it: the extra field in
-// its header makes it so.
+// zippedLong returns a gzip stream of more than 16 KiB, whatever the length of b. An
+// extra field in the header makes it that long.
 func zippedLong(b []byte) []byte {
 	z, extra := zipped(b), make([]byte, 40_000)
 	z[3] |= 1 << 2 // FEXTRA
 	return slices.Concat(z[:10], binary.LittleEndian.AppendUint16(nil, uint16(len(extra))), extra, z[10:])
 }
 
-// TestGrants goes through the life of the layer of a Gear image.
+// TestGrants follows the layer of a Gear image from its push to its deletion.
 func TestGrants(t *testing.T) {
 	const third = "third/app"
 	a, c := []byte("first file"), []byte("second file")
@@ -203,7 +204,8 @@ func TestGrants(t *testing.T) {
 			}
 		}
 	}
-	// Linked elsewhere by upload of the same bytes, also with some of the files.
+	// Uploading the same bytes to another repository gives no access, even if it has some
+	// of the files.
 	b.push(ours, image)
 	foreign(ours)
 	b.must(b.svc.PutFile(t.Context(), ours, name(a), -1, bytes.NewReader(a)))
@@ -212,7 +214,7 @@ func TestGrants(t *testing.T) {
 	if _, err := b.read(ours, name(c)); err == nil {
 		t.Error("one file gave the other")
 	}
-	// A mount gives no more than the repository has from which it is.
+	// A mount gives no more access than the source repository has.
 	mount := func(to, from string) {
 		t.Helper()
 		_, err := b.reg.MountBlob(t.Context(), to, from, d)
@@ -222,20 +224,21 @@ func TestGrants(t *testing.T) {
 	foreign(third)
 	mount(third, theirs)
 	b.readable(third, d)
-	// With all the files by other ways it may be used.
+	// A repository that has all the files from elsewhere may use the image.
 	_, l2 := b.push(ours, zipped(tarOf(file{"x", a}, file{"y", c})))
 	b.wait(l2)
 	b.pushManifest(ours, d)
 	b.quiet()
 	b.readable(ours, d)
-	// Deleted and pushed again, rights are looked at anew: third has lost them.
+	// After deletion and a new push, access is checked again: third has lost it.
 	b.must(b.reg.DeleteBlob(t.Context(), third, d))
 	if _, err := b.read(third, name(a)); err == nil {
 		t.Error("read after the layer was deleted")
 	}
 	b.push(third, image)
 	foreign(third)
-	// Also where the collector took it away, and for the others nothing changed.
+	// The same holds when the collector removed the layer. Nothing changes for the
+	// others.
 	b.must(b.reg.DeleteManifest(t.Context(), theirs, m1))
 	b.must(b.reg.DeleteManifest(t.Context(), theirs, m2))
 	b.collect()
@@ -244,8 +247,8 @@ func TestGrants(t *testing.T) {
 	b.readable(ours, d)
 }
 
-// TestGrantOfUnknownFirst: a Gear image that was of no use in one repository is
-// of use in another that has its files, at once.
+// TestGrantOfUnknownFirst checks that a Gear image that was useless in one repository
+// works at once in another that has its files.
 func TestGrantOfUnknownFirst(t *testing.T) {
 	a := []byte("a file")
 	image := gearImage(t, a)
@@ -269,8 +272,8 @@ func TestGrantOfUnknownFirst(t *testing.T) {
 	}
 }
 
-// TestMountBeforeConversion: the layer of a Gear image is mounted while it is
-// still being converted.
+// TestMountBeforeConversion mounts the layer of a Gear image while it is still being
+// converted.
 func TestMountBeforeConversion(t *testing.T) {
 	a := []byte("a file")
 	image := gearImage(t, a)
@@ -293,8 +296,8 @@ func TestMountBeforeConversion(t *testing.T) {
 	b.readable(ours, d)
 }
 
-// TestStaged: what a client uploaded is for its repository, until its time is
-// over or an image holds it.
+// TestStaged checks that a file that a client uploaded is visible to its repository only,
+// until it expires or an image holds it.
 func TestStaged(t *testing.T) {
 	b := newBed(t, setup{gear: gearregistry.Options{StagedFor: time.Hour}})
 	small, large, kept := []byte("small"), content(1, 6<<20), content(2, 2<<20)
@@ -327,7 +330,7 @@ func TestStaged(t *testing.T) {
 			t.Error("read after its time")
 		}
 	}
-	// A repository that was only ever staged to is not left behind.
+	// A repository that only ever held staged files disappears with them.
 	b.must(b.svc.PutFile(t.Context(), "only/staged", name(small), -1, bytes.NewReader(small)))
 	b.pass(2 * time.Hour)
 	b.must(b.files.Housekeep(t.Context()))
@@ -337,7 +340,7 @@ func TestStaged(t *testing.T) {
 	}
 }
 
-// TestPutRefuses: uploads that are not what they say.
+// TestPutRefuses checks that uploads that do not match their description are refused.
 func TestPutRefuses(t *testing.T) {
 	b := newBed(t, setup{idle: true})
 	data := []byte("some bytes")
@@ -345,7 +348,7 @@ func TestPutRefuses(t *testing.T) {
 		return b.svc.PutFile(t.Context(), ours, n, size, body)
 	}
 	bad := stream(t, data)
-	bad[len(bad)-12] ^= 1 // in the content
+	bad[len(bad)-12] ^= 1 // a byte of the content
 	_, badErr := b.svc.PutFiles(t.Context(), ours, bytes.NewReader(bad))
 	cut := stream(t, data, content(1, 5000))
 	_, cutErr := b.svc.PutFiles(t.Context(), ours, bytes.NewReader(cut[:len(cut)-3000]))
@@ -381,8 +384,8 @@ func TestPutRefuses(t *testing.T) {
 	}
 }
 
-// TestAccessEnds: after the deletion of the only layer that shows a file, access
-// ends at once; after a collection, when what is remembered is too old.
+// TestAccessEnds checks that access to a file ends at once when the only layer that holds
+// it is deleted. After a collection it ends when the cached answer expires.
 func TestAccessEnds(t *testing.T) {
 	b := newBed(t, setup{})
 	secret := []byte("a file")
@@ -398,7 +401,8 @@ func TestAccessEnds(t *testing.T) {
 		t.Errorf("read after the deletion: %v", err)
 	}
 	b.readable(theirs, d)
-	// The collector takes the other, as no manifest names it. It tells nobody.
+	// The collector removes the other blob, since no manifest names it, and announces
+	// nothing.
 	b.pass(2 * time.Minute)
 	b.readable(theirs, d)
 	_, err := b.reg.Collect(t.Context(), registry.CollectOptions{Now: true})
@@ -413,8 +417,8 @@ func TestAccessEnds(t *testing.T) {
 	}
 }
 
-// TestHush: refusals of names that others have, and of names that nobody has,
-// take equally long.
+// TestHush checks that a refusal takes equally long whether another repository has the
+// file or nobody has it.
 func TestHush(t *testing.T) {
 	b := newBed(t, setup{})
 	var files []file
@@ -425,7 +429,7 @@ func TestHush(t *testing.T) {
 	b.push(ours, zipped(tarOf(file{"o", []byte("our own")})))
 	b.wait(l)
 	b.quiet()
-	var took [2][]time.Duration // of theirs, of nobody's
+	var took [2][]time.Duration // for files of theirs, for files of nobody
 	const rounds = 40
 	for i := range rounds {
 		for k, n := range []gear.Name{name(files[i].data), name([]byte(fmt.Sprint("nothing ", i)))} {
@@ -451,7 +455,7 @@ func TestHush(t *testing.T) {
 	if diff := (a - c).Abs(); diff > gearregistry.HushStep/2 {
 		t.Errorf("the median refusal takes %v of a file of others and %v of one that nobody has", a, c)
 	}
-	// Many at once take as many steps.
+	// Many look-ups at once take proportionally more steps.
 	var names []gear.Name
 	for _, f := range files {
 		names = append(names, name(f.data))
@@ -465,7 +469,7 @@ func TestHush(t *testing.T) {
 	}
 }
 
-// TestRange: what is no part of a content is refused.
+// TestRange checks that a range outside the content is refused.
 func TestRange(t *testing.T) {
 	b := newBed(t, setup{})
 	small, large := []byte("0123456789"), content(1, 5<<20)
@@ -490,7 +494,7 @@ func TestRange(t *testing.T) {
 	}
 }
 
-// TestMany: pushes, reads, uploads and deletions all at once.
+// TestMany pushes, reads, uploads and deletes at the same time.
 func TestMany(t *testing.T) {
 	b := newBed(t, setup{})
 	ctx := t.Context()
@@ -537,8 +541,8 @@ func TestMany(t *testing.T) {
 	b.quiet()
 }
 
-// TestLayerIsHeld: a request for an index in the making waits for it, but not for
-// long, and not when its client has left.
+// TestLayerIsHeld checks that a request for an index that is being made waits for it, but
+// not for long, and not after its client has left.
 func TestLayerIsHeld(t *testing.T) {
 	b := newBed(t, setup{})
 	reached, release := make(chan struct{}, 1), make(chan struct{})

@@ -36,7 +36,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(withServers{m}) }
 
-// patience is how long a test waits for what must come.
+// patience is how long a test waits for a condition.
 const patience = 30 * time.Second
 
 const (
@@ -44,25 +44,24 @@ const (
 	theirs = "theirs/app"
 )
 
-// setup says what a bed is made of. The zero value is one over a store in memory
-// with the defaults.
+// setup configures a bed. The zero value gives a bed over a store in memory, with the
+// defaults.
 type setup struct {
 	store  objstore.Store
 	gear   gearregistry.Options
 	filest filestore.Options
-	// idle does not begin to work off the queue.
+	// idle leaves the queue unprocessed until run is called.
 	idle bool
-	// tick is how much time passes for conversions between two looks at the clock.
+	// tick is how far the conversions' clock advances each time they read it.
 	tick time.Duration
-	// off wires no Gear side to the registry.
+	// off runs the registry without its Gear side.
 	off bool
-	// dsn of a catalogue that several processes share, which then go by the system's
-	// clock; empty: one of its own.
+	// dsn names a catalogue that several processes share. They then use the system's
+	// clock. If dsn is empty, the bed makes its own catalogue.
 	dsn string
 }
 
-// bed is a registry with its Gear side and all that lies below, wired as package
-// serve does.
+// bed is a registry with its Gear side and all layers below, wired as package serve does.
 type bed struct {
 	t   testing.TB
 	dir string
@@ -76,9 +75,9 @@ type bed struct {
 	log   *logtest.Buffer
 	stop  func()
 
-	// before, if set, is asked before each operation of the store.
+	// before, if set, is called before each operation of the store.
 	before atomic.Pointer[func(op, key string) error]
-	// opened counts how often each blob was opened by the Gear side.
+	// opened counts how often the Gear side opened each blob.
 	openedMu sync.Mutex
 	opened   map[oci.Digest]int
 
@@ -119,7 +118,7 @@ func (b *bed) clock() time.Time {
 	return b.now
 }
 
-// pass lets time go by.
+// pass advances the clock.
 func (b *bed) pass(d time.Duration) {
 	b.mu.Lock()
 	b.now = b.now.Add(d)
@@ -127,7 +126,7 @@ func (b *bed) pass(d time.Duration) {
 	b.svc.Wake()
 }
 
-// fault sets what is asked before each operation of the store.
+// fault sets the function that is called before each operation of the store.
 func (b *bed) fault(f func(op, key string) error) {
 	if f == nil {
 		b.before.Store(nil)
@@ -194,7 +193,7 @@ func (b *bed) open() {
 	}
 }
 
-// run begins to work off the queue.
+// run starts to process the queue.
 func (b *bed) run() {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -208,7 +207,7 @@ func (b *bed) run() {
 	}
 }
 
-// close ends the process in the order of package serve.
+// close stops the process in the order of package serve.
 func (b *bed) close() {
 	if b.cat == nil {
 		return
@@ -230,7 +229,7 @@ func (b *bed) close() {
 	b.cat = nil
 }
 
-// restart ends the process and starts another.
+// restart stops the process and starts another.
 func (b *bed) restart() {
 	b.t.Helper()
 	b.close()
@@ -244,7 +243,7 @@ func (b *bed) must(err error) {
 	}
 }
 
-// eventually waits until something holds.
+// eventually waits until a condition holds.
 func (b *bed) eventually(what string, holds func() bool) {
 	b.t.Helper()
 	tick := time.NewTicker(2 * time.Millisecond)
@@ -256,7 +255,7 @@ func (b *bed) eventually(what string, holds func() bool) {
 	}
 }
 
-// quiet waits until nothing is being converted.
+// quiet waits until no conversion is running.
 func (b *bed) quiet() {
 	b.t.Helper()
 	b.eventually("no conversion", func() bool { return b.svc.SlotsTaken() == 0 && len(b.status().Active) == 0 })
@@ -285,7 +284,7 @@ func (b *bed) metric(name string) int {
 	return 0
 }
 
-// wait waits for the index of a layer.
+// wait waits until the index of a layer exists.
 func (b *bed) wait(d oci.Digest) {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.t.Context(), patience)
@@ -331,7 +330,7 @@ func zipped(b []byte) []byte {
 	return out.Bytes()
 }
 
-// layer is a compressed layer of n incompressible files of size bytes each.
+// layer returns a compressed layer of n incompressible files of size bytes each.
 func layer(seed uint64, n, size int) []byte {
 	var files []file
 	for i := range n {
@@ -365,7 +364,7 @@ func (b *bed) pushBlob(repo string, data []byte) oci.Digest {
 	return d
 }
 
-// pushManifest pushes an image of blobs that are there.
+// pushManifest pushes an image of blobs that were pushed before.
 func (b *bed) pushManifest(repo string, layers ...oci.Digest) oci.Digest {
 	b.t.Helper()
 	desc := func(kind string, d oci.Digest) oci.Descriptor {
@@ -396,7 +395,7 @@ func (b *bed) push(repo string, data []byte) (manifest, layer oci.Digest) {
 	return b.pushManifest(repo, layer), layer
 }
 
-// index reads the index of a layer as a client of a repository.
+// index reads the index of a layer, as a client of a repository does.
 func (b *bed) index(repo string, d oci.Digest) (*gear.Index, error) {
 	c, err := b.svc.Layer(context.Background(), repo, d)
 	if err != nil {
@@ -418,7 +417,7 @@ func (b *bed) content(c *gearregistry.Content) ([]byte, error) {
 	return buf.Bytes(), err
 }
 
-// read reads a file as a client of a repository.
+// read reads a file, as a client of a repository does.
 func (b *bed) read(repo string, n gear.Name) ([]byte, error) {
 	c, err := b.svc.File(context.Background(), repo, n)
 	if err != nil {
@@ -444,7 +443,7 @@ func (b *bed) readable(repo string, d oci.Digest) {
 	}
 }
 
-// pending checks that a layer has no index, for a reason.
+// pending checks that a layer has no index, and that the error names the reason.
 func (b *bed) pending(repo string, d oci.Digest, reason string) {
 	b.t.Helper()
 	_, err := b.svc.Layer(context.Background(), repo, d)
@@ -454,7 +453,7 @@ func (b *bed) pending(repo string, d oci.Digest, reason string) {
 	}
 }
 
-// collect removes what nothing needs.
+// collect removes what no manifest needs.
 func (b *bed) collect() {
 	b.t.Helper()
 	b.pass(2 * time.Minute)

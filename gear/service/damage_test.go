@@ -16,8 +16,8 @@ import (
 	"example.org/slipway/registry/objstore/fsstore"
 )
 
-// damaged is a bed with the real store, whose packs can be damaged. Contents are
-// not kept in RAM, where they would hide it.
+// damaged returns a bed on the real store and a function that damages its packs. It keeps
+// no contents in RAM, which would hide the damage.
 func damaged(t *testing.T) (b *bed, flip func()) {
 	t.Helper()
 	dir := t.TempDir()
@@ -57,8 +57,8 @@ type noCache struct{}
 func (noCache) Get(gear.Name) ([]byte, bool) { return nil, false }
 func (noCache) Put(gear.Name, []byte)        {}
 
-// TestDamage: bits of packs flip. Reads say so and never give wrong bytes, and
-// what was damaged is made again from the layer.
+// TestDamage flips bits of packs. Reads report it and never return wrong bytes, and the
+// damaged files are made again from the layer.
 func TestDamage(t *testing.T) {
 	b, flip := damaged(t)
 	small, large := content(1, 10_000), content(2, 5<<20)
@@ -93,7 +93,7 @@ func TestDamage(t *testing.T) {
 	if st := b.status(); st.Waiting+st.Failed > 0 {
 		t.Errorf("left over: %+v", st)
 	}
-	// In a batch it is a failure of that file, and then whole again.
+	// In a batch the damaged file fails alone. A later batch is complete.
 	flip()
 	b.eventually("the batch again", func() bool {
 		var buf bytes.Buffer
@@ -103,7 +103,7 @@ func TestDamage(t *testing.T) {
 			it, err := r.Next()
 			switch {
 			case errors.Is(err, gear.ErrContent), errors.Is(err, gear.ErrFormat):
-				// The reader verifies, and asks for the file alone.
+				// The reader verifies the stream and asks for the file alone.
 				for _, c := range [][]byte{small, large} {
 					_, _ = b.read(ours, name(c))
 				}
@@ -125,8 +125,8 @@ func TestDamage(t *testing.T) {
 	b.readable(ours, d)
 }
 
-// TestDamageWithoutLayer: the layer's object is gone, too. The status says why
-// the file cannot be made again, and it can when the layer is back.
+// TestDamageWithoutLayer also removes the layer's object. The status says why the file
+// cannot be made again. When the layer is back, the file is repaired.
 func TestDamageWithoutLayer(t *testing.T) {
 	b, flip := damaged(t)
 	small := content(1, 30_000)
@@ -153,8 +153,8 @@ func TestDamageWithoutLayer(t *testing.T) {
 	b.eventually("the file again", func() bool { _, err := b.read(ours, name(small)); return err == nil })
 }
 
-// TestDamageCutOff: the process ends after a file was found damaged and before
-// that was made again.
+// TestDamageCutOff ends the process after a file was found damaged and before it was made
+// again.
 func TestDamageCutOff(t *testing.T) {
 	b, flip := damaged(t)
 	small := content(1, 30_000)
@@ -172,8 +172,8 @@ func TestDamageCutOff(t *testing.T) {
 	b.eventually("the file again", func() bool { _, err := b.read(ours, name(small)); return err == nil })
 }
 
-// TestDamageOfStaged: what only a client uploaded cannot be made again; it is
-// missing to him, and comes back when he sends it again.
+// TestDamageOfStaged damages a file that only a client uploaded, so that it cannot be
+// made again. The client finds it missing, and gets it back by sending it again.
 func TestDamageOfStaged(t *testing.T) {
 	b, flip := damaged(t)
 	small := content(1, 30_000)

@@ -19,8 +19,8 @@ import (
 	"example.org/slipway/registry/objstore/objtest"
 )
 
-// heldPacks lets no pack become an object until release is called. reached is
-// closed when one waits.
+// heldPacks keeps every pack from becoming an object until release is called. It closes
+// reached when the first one waits.
 func heldPacks(b *bed) (reached <-chan struct{}, release func()) {
 	at, gate := make(chan struct{}), make(chan struct{})
 	first := true
@@ -37,8 +37,8 @@ func heldPacks(b *bed) (reached <-chan struct{}, release func()) {
 	return at, func() { b.fault(nil); close(gate) }
 }
 
-// arriving has a layer converted up to where its index is there and its files are not,
-// until release is called.
+// arriving starts the conversion of a layer and returns when its index exists and its
+// files do not. The files come when release is called.
 func arriving(b *bed, seed uint64) (d oci.Digest, x *gear.Index, release func()) {
 	reached, release := heldPacks(b)
 	data := layer(seed, 10, 600_000)
@@ -54,8 +54,9 @@ func arriving(b *bed, seed uint64) (d oci.Digest, x *gear.Index, release func())
 	return d, x, release
 }
 
-// TestIndexBeforeFiles: the index of a layer is given out while its files are
-// being stored. Who asks for one of these waits for it, and nobody else does.
+// TestIndexBeforeFiles checks that the index of a layer is served while its files are
+// still being stored. A request for one of these files waits for it, and no other request
+// does.
 func TestIndexBeforeFiles(t *testing.T) {
 	b := newBed(t, setup{})
 	ctx := context.Background()
@@ -110,8 +111,8 @@ func TestIndexBeforeFiles(t *testing.T) {
 	b.readable(ours, d)
 }
 
-// TestLookProfile: who only looks at a profile does not wait for files that are being
-// stored, and is not told of them.
+// TestLookProfile checks that LookProfile does not wait for files that are being stored,
+// and leaves them out.
 func TestLookProfile(t *testing.T) {
 	b := newBed(t, setup{})
 	small := []byte("small")
@@ -123,7 +124,7 @@ func TestLookProfile(t *testing.T) {
 	var p gearregistry.Profile
 	p.Add(all)
 	b.must(b.cat.ChangeGearProfile(ctx, m, func([]byte) ([]byte, error) { return p.Encode(), nil }))
-	brief, end := context.WithTimeout(ctx, 10*time.Second) // a third of what Profile waits
+	brief, end := context.WithTimeout(ctx, 10*time.Second) // a third of the time that Profile waits
 	defer end()
 	got, err := b.svc.LookProfile(brief, ours, m)
 	release()
@@ -137,7 +138,8 @@ func TestLookProfile(t *testing.T) {
 	}
 }
 
-// TestCrashBeforeFiles: the process ends between the index and the files.
+// TestCrashBeforeFiles ends the process after the index is stored and before the files
+// are.
 func TestCrashBeforeFiles(t *testing.T) {
 	b := newBed(t, setup{})
 	failing := errors.New("the process is about to end")
@@ -158,7 +160,7 @@ func TestCrashBeforeFiles(t *testing.T) {
 	b.must(b.svc.Queue(ctx, ours, []oci.Digest{d}))
 	<-at
 	b.quiet()
-	// The files did not come: nor is there an index.
+	// Without its files the layer has no index either.
 	b.pending(ours, d, "may pass")
 	b.close()
 	b.fault(nil)
@@ -169,8 +171,8 @@ func TestCrashBeforeFiles(t *testing.T) {
 	b.readable(ours, d)
 }
 
-// TestLargestFirst: of the layers that were pushed just now the largest comes
-// first, but none waits for long because it is small.
+// TestLargestFirst checks that the largest of the layers that were pushed just now comes
+// first, and that no small layer waits for long.
 func TestLargestFirst(t *testing.T) {
 	now := time.Unix(1000, 0)
 	cat, err := catalog.Open(t.Context(), filepath.Join(t.TempDir(), "catalog.db"), nil)
@@ -197,9 +199,9 @@ func TestLargestFirst(t *testing.T) {
 	}
 }
 
-// TestTurns: of any queue and whatever is at work, the next job is of a repository that
-// has had fewest turns, and all of a repository's come in the order of the queue without
-// others.
+// TestTurns draws any queue and any running conversions. The next job must be of a
+// repository that has had the fewest turns. The jobs of one repository must come in the
+// order that the queue would have without the others.
 func TestTurns(t *testing.T) {
 	cat := newBed(t, setup{idle: true}).cat
 	rapid.Check(t, func(rt *rapid.T) {
@@ -217,7 +219,7 @@ func TestTurns(t *testing.T) {
 				s.Start(j.Digest)
 			}
 		}
-		alone := map[int64][]oci.Digest{} // the queue of each repository, if it were the only one
+		alone := map[int64][]oci.Digest{} // the queue that each repository would have alone
 		for repo := range int64(5) {
 			var own []catalog.GearJob
 			for _, j := range jobs {

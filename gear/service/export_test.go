@@ -6,29 +6,29 @@ import (
 	"example.org/slipway/registry/catalog"
 )
 
-// Wake has the workers look at the queue, as they do every few seconds.
+// Wake makes the workers look at the queue, as they do every few seconds.
 func (s *Service) Wake() { s.wake() }
 
-// SlotsTaken counts the conversions at work, those of uploads included.
+// SlotsTaken returns the number of running conversions, those of uploads included.
 func (s *Service) SlotsTaken() int { return len(s.slots) }
 
-// HushStep is the floor of the time that a refusal takes, HushFiles for how many
-// look-ups.
+// HushStep is the minimum time of a refusal. HushFiles is the number of look-ups it
+// covers.
 const (
 	HushStep  = hushStep
 	HushFiles = hushFiles
 )
 
-// Start has a layer count as being converted.
+// Start marks a layer as being converted.
 func (s *Service) Start(d oci.Digest) { s.start(d, &conversion{}) }
 
-// IndexesFirst sorts jobs as the queue does.
+// IndexesFirst sorts jobs in the order of the queue.
 func (s *Service) IndexesFirst(jobs []catalog.GearJob) { s.indexesFirst(jobs) }
 
-// EarlyFor is how long a layer of the queue gets its index first.
+// EarlyFor is how long after its push a queued layer gets its index first.
 const EarlyFor = earlyFor
 
-// What the tests of profiles need.
+// The tests of profiles need these constants.
 const (
 	MaxProfile = maxProfile
 	MaxReports = maxReports
@@ -36,16 +36,16 @@ const (
 	FirstRetry = firstRetry
 )
 
-// Profile is a profile.
+// Profile exports profile.
 type Profile struct{ p profile }
 
-// Add merges a report.
+// Add merges a report into the profile.
 func (p *Profile) Add(names []gear.Name) { p.p.add(names) }
 
-// Order returns what is opened first.
+// Order returns the files that an image opens first.
 func (p *Profile) Order() []gear.Name { return p.p.order() }
 
-// Len counts the files.
+// Len returns the number of files.
 func (p *Profile) Len() int { return len(p.p.files) }
 
 // Encode returns the stored form.

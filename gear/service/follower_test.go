@@ -21,7 +21,7 @@ import (
 	"example.org/slipway/registry/objstore/objtest"
 )
 
-// upload is an upload in pieces.
+// upload is an upload in several pieces.
 type upload struct {
 	b        *bed
 	repo, id string
@@ -47,8 +47,8 @@ func (u *upload) commit(d oci.Digest) error {
 	return err
 }
 
-// TestFollow pushes layers in several ways, without anybody who works off the
-// queue: what is converted then was converted along with its upload.
+// TestFollow pushes layers in several ways while no worker processes the queue. A layer
+// that is converted nevertheless was converted along with its upload.
 func TestFollow(t *testing.T) {
 	data := layer(1, 60, 50_000)
 	d := oci.SHA256(data)
@@ -105,7 +105,7 @@ func TestFollow(t *testing.T) {
 	}
 }
 
-// TestFollowOnDisk does it with the real store.
+// TestFollowOnDisk does the same with the real store.
 func TestFollowOnDisk(t *testing.T) {
 	store, err := fsstore.New(t.TempDir(), nil)
 	if err != nil {
@@ -118,8 +118,8 @@ func TestFollowOnDisk(t *testing.T) {
 	b.readable(ours, d)
 }
 
-// TestFollowNothing: blobs that are no layers, and repositories that are not to
-// be converted, cost nothing and are not spoken of.
+// TestFollowNothing checks that blobs that are no layers, and repositories that are off,
+// leave no trace in the status or the log.
 func TestFollowNothing(t *testing.T) {
 	b := newBed(t, setup{idle: true, gear: gearregistry.Options{Mode: func(repo string) gearregistry.Mode {
 		if repo == theirs {
@@ -139,7 +139,7 @@ func TestFollowNothing(t *testing.T) {
 	b.push(theirs, layer(3, 3, 30_000))
 	d := b.pushBlob(ours, content(4, 100_000))
 	b.pending(ours, d, "no layer")
-	// It begins like one and is none.
+	// This begins like a layer and is none.
 	like := b.pushBlob(ours, append([]byte{0x1f, 0x8b, 8, 0}, content(5, 100_000)...))
 	b.quiet()
 	if st := b.status(); st.Waiting+st.Failed+st.Layers > 0 || b.log.String() != "" {
@@ -148,8 +148,9 @@ func TestFollowNothing(t *testing.T) {
 	_ = like
 }
 
-// TestFollowOverflow: the upload is faster than the conversion. What found no
-// place is read from the store, for the index, and all of it for the files.
+// TestFollowOverflow uploads faster than the conversion reads. The store is then read
+// twice: the part that did not fit in the buffer for the index, and the whole layer for
+// the files.
 func TestFollowOverflow(t *testing.T) {
 	b := newBed(t, setup{idle: true})
 	data := layer(6, 16, 1<<20)
@@ -158,7 +159,7 @@ func TestFollowOverflow(t *testing.T) {
 	f := b.svc.Follow(ours, data)
 	f.Write(data[:1<<20])
 	f.Write(data[1<<20 : buffer+2<<20]) // more than the buffer at once
-	f.Write(data[buffer+2<<20:])        // for which there may be room, but not there
+	f.Write(data[buffer+2<<20:])        // there may be room, but not in the right place
 	_, err := b.cat.PutBlob(context.Background(), ours, catalog.Blob{Digest: d, Size: int64(len(data))}, "")
 	b.must(err)
 	put(b, registry.BlobKey(d), data)
@@ -170,7 +171,7 @@ func TestFollowOverflow(t *testing.T) {
 	b.readable(ours, d)
 }
 
-// put makes an object.
+// put stores an object.
 func put(b *bed, key string, data []byte) {
 	b.t.Helper()
 	ctx := context.Background()
@@ -181,8 +182,8 @@ func put(b *bed, key string, data []byte) {
 	b.must(u.Commit(ctx, key))
 }
 
-// TestFollowEndsEarly: whatever becomes of an upload, its conversion ends, and
-// nothing of it is left.
+// TestFollowEndsEarly checks that the conversion ends and leaves nothing behind, whatever
+// happens to its upload.
 func TestFollowEndsEarly(t *testing.T) {
 	data := layer(7, 30, 50_000)
 	d := oci.SHA256(data)
@@ -212,7 +213,7 @@ func TestFollowEndsEarly(t *testing.T) {
 			u := b.upload(ours)
 			u.append(data[:500_000])
 			b.pass(24 * 8 * time.Hour)
-			b.must(b.reg.Close(context.Background())) // ends the minute's work, and what is followed
+			b.must(b.reg.Close(context.Background())) // ends the work of this minute and the followed uploads
 		}},
 		"closed": {do: func(b *bed) {
 			u := b.upload(ours)
@@ -231,7 +232,7 @@ func TestFollowEndsEarly(t *testing.T) {
 			u := b.upload(ours)
 			u.append(zipped(content(8, 600_000)))
 			b.quiet()
-			u.append(content(9, 100_000)) // the conversion has ended long before
+			u.append(content(9, 100_000)) // the conversion ended long before
 		}},
 		"store is full": {do: func(b *bed) {
 			b.fault(func(op, key string) error {
@@ -266,8 +267,8 @@ type errReader struct{}
 
 func (errReader) Read([]byte) (int, error) { return 0, io.ErrUnexpectedEOF }
 
-// TestFollowTwice: several push the same layer at once, and somebody asks for it.
-// There is one index, made once, and all of them are told so.
+// TestFollowTwice has several clients push the same layer at once, and one ask for it.
+// The layer is converted once, and every client gets the index.
 func TestFollowTwice(t *testing.T) {
 	b := newBed(t, setup{gear: gearregistry.Options{Workers: 4}})
 	for round := range 5 {
@@ -301,21 +302,20 @@ func TestFollowTwice(t *testing.T) {
 	}
 }
 
-// TestFollowSlowDoesNotHoldUp: whoever uploads files of somebody else's layer
-// slowly must not keep that from being converted.
+// TestFollowSlowDoesNotHoldUp checks that a slow upload of a layer does not delay the
+// conversion of the same layer for others.
 func TestFollowSlowDoesNotHoldUp(t *testing.T) {
 	b := newBed(t, setup{gear: gearregistry.Options{Patience: 50 * time.Millisecond}})
 	data := layer(20, 40, 50_000)
 	u := b.upload(theirs)
-	u.append(data[:len(data)-1000]) // all files but the last, and then nothing more
+	u.append(data[:len(data)-1000]) // all but the end, and then nothing more
 	_, d := b.push(ours, data)
 	b.wait(d)
 	b.readable(ours, d)
 	b.must(b.reg.CancelUpload(context.Background(), theirs, u.id))
 }
 
-// TestFollowGone: the blob is deleted between its push and the end of its
-// conversion.
+// TestFollowGone deletes the blob between its push and the end of its conversion.
 func TestFollowGone(t *testing.T) {
 	b := newBed(t, setup{idle: true})
 	data := layer(21, 10, 50_000)

@@ -11,7 +11,7 @@ import (
 	"example.org/slipway/oci"
 )
 
-// fileOf is what an honest index says of a content.
+// fileOf returns what an honest index says about a content.
 func fileOf(b []byte) gear.File {
 	f := gear.File{Name: name(b), Size: int64(len(b))}
 	for at := 0; len(b) >= gear.LargeFile && at < len(b); at += gear.ChunkSize {
@@ -20,7 +20,7 @@ func fileOf(b []byte) gear.File {
 	return f
 }
 
-// imageOf is the layer of a Gear image with an index of these files.
+// imageOf returns the layer of a Gear image whose index has these files.
 func imageOf(t testing.TB, files ...gear.File) []byte {
 	t.Helper()
 	build := gear.NewBuilder(nil)
@@ -41,9 +41,9 @@ func imageOf(t testing.TB, files ...gear.File) []byte {
 	return out
 }
 
-// TestLyingIndex pushes Gear images whose index says something false of a file that
-// the repository holds, in every way that an index can: none counts, and whoever asks
-// is told which file and why. The honest one beside them counts.
+// TestLyingIndex pushes Gear images whose index states something false about a file that
+// the repository holds, in every way that an index can. None is accepted, and the error
+// says which file is wrong and why. An honest image beside them is accepted.
 func TestLyingIndex(t *testing.T) {
 	small, large := content(1, 5000), content(2, 5<<20+17)
 	truth := []gear.File{fileOf(small), fileOf(large)}

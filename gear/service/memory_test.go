@@ -20,8 +20,8 @@ import (
 	"example.org/slipway/registry/objstore/fsstore"
 )
 
-// made is a layer that is made while it is read: files of 1 MiB and a large one,
-// zeros or incompressible.
+// made is a layer that is generated while it is read. It has files of 1 MiB and a large
+// one, all of them zeros or all incompressible.
 type made struct {
 	seed  byte
 	zeros bool
@@ -64,7 +64,7 @@ type counted int64
 
 func (c *counted) Write(p []byte) (int, error) { *c += counted(len(p)); return len(p), nil }
 
-// madeBlobs opens layers that are made while they are read.
+// madeBlobs opens layers that are generated while they are read.
 type madeBlobs struct {
 	layers map[oci.Digest]made
 	sizes  map[oci.Digest]int64
@@ -74,8 +74,8 @@ func (b madeBlobs) OpenBlob(_ context.Context, d oci.Digest, _ int64) (io.ReadCl
 	return b.layers[d].open(), b.sizes[d], nil
 }
 
-// TestMemory converts four layers of 300 MB at once. What the process holds from
-// the system must stay below 256 MB.
+// TestMemory converts four layers of 300 MB at once. The memory that the process holds
+// from the system must stay below 256 MB.
 func TestMemory(t *testing.T) {
 	if testing.Short() {
 		t.Skip("converts 1.2 GB")

@@ -11,7 +11,7 @@ import (
 	"example.org/slipway/registry/catalog"
 )
 
-// mirrorImage records an image of a mirrored repository none of which need be there.
+// mirrorImage records an image of a mirrored repository. Its blobs need not exist.
 func (b *bed) mirrorImage(repo string, config []byte, layers ...[]byte) {
 	b.t.Helper()
 	desc := func(kind string, data []byte) oci.Descriptor {
@@ -44,14 +44,14 @@ func (b *bed) queued(d oci.Digest) bool {
 	return err == nil
 }
 
-// TestMirroredLayers: a layer of a mirrored image is queued when it comes, and not
-// before, whichever comes first; its config never is.
+// TestMirroredLayers checks that a layer of a mirrored image is queued once both the
+// layer and the manifest have arrived, in either order. The config is never queued.
 func TestMirroredLayers(t *testing.T) {
 	b := newBed(t, setup{idle: true, gear: gearregistry.Options{Mode: func(repo string) gearregistry.Mode {
 		if repo == "up/off" || repo == ours {
 			return gearregistry.Off
 		}
-		return gearregistry.Sync // nobody waits for what is mirrored
+		return gearregistry.Sync // nothing waits for mirrored layers
 	}}})
 	config := []byte(`{"os":"linux"}`)
 	first, later, early, off := layer(1, 3, 9000), layer(2, 3, 9000), layer(3, 3, 100), layer(4, 2, 100)
@@ -77,7 +77,7 @@ func TestMirroredLayers(t *testing.T) {
 	b.adopt("up/app", config)
 	b.adopt("up/off", off)
 	want("with a layer", map[*[]byte]bool{&first: true, &later: false, &config: false, &off: false})
-	// Stored for somebody else already: shown, it is there, too.
+	// A layer stored for another repository exists here as soon as it is linked.
 	b.pushBlob(ours, later)
 	want("with the other layer elsewhere", map[*[]byte]bool{&later: false})
 	_, err := b.reg.LinkStored(t.Context(), "up/app", oci.SHA256(later))

@@ -14,8 +14,8 @@ import (
 	"example.org/slipway/oci"
 )
 
-// awaitIndex reads the index of a layer as a client does, which asks again as long as it
-// is told to. It fails on an answer that ends the wait.
+// awaitIndex reads the index of a layer as a client does: it asks again while the answer
+// says so. It fails on an answer that ends the wait.
 func (b *bed) awaitIndex(repo string, d oci.Digest) *gear.Index {
 	b.t.Helper()
 	for end := time.Now().Add(patience); ; {
@@ -31,9 +31,9 @@ func (b *bed) awaitIndex(repo string, d oci.Digest) *gear.Index {
 }
 
 // TestGearImageWhileConverting makes Gear images of random images as soon as their
-// indexes are given out, which may be before their files are stored. Whatever is stored
-// by then, each is taken in, in each repository that pushed its layers, and no layer is
-// read more often than without the Gear image.
+// indexes are served, which may be before their files are stored. Each Gear image is
+// accepted in each repository that pushed its layers. No layer is read more often than
+// without the Gear image.
 func TestGearImageWhileConverting(t *testing.T) {
 	seeds := uint64(12)
 	if testing.Short() {
@@ -50,7 +50,7 @@ func TestGearImageWhileConverting(t *testing.T) {
 				for j := range rnd.IntN(200) {
 					files = append(files, file{fmt.Sprintf("small%d", j), content(seed<<16+uint64(i<<8+j%150), 1+rnd.IntN(3000))})
 				}
-				for j := range rnd.IntN(3) { // from 4 MiB on a layer's index comes first
+				for j := range rnd.IntN(3) { // from 4 MiB on, the index of a layer comes before its files
 					files = append(files, file{fmt.Sprintf("large%d", j), content(seed<<24+uint64(i<<8+j), rnd.IntN(8<<20))})
 				}
 				layers = append(layers, zipped(tarOf(files...)))
@@ -72,7 +72,7 @@ func TestGearImageWhileConverting(t *testing.T) {
 				b.must(err)
 				made, err = gear.ImageLayer(x)
 				b.must(err)
-				if rnd.IntN(2) == 0 { // too large for the catalogue, so converted along with its upload
+				if rnd.IntN(2) == 0 { // too large for the catalogue, so it is converted along with its upload
 					made = zippedLong(made)
 				}
 				image[repo] = b.pushBlob(repo, made)
@@ -84,7 +84,7 @@ func TestGearImageWhileConverting(t *testing.T) {
 			}
 			b.quiet()
 			for _, l := range layers {
-				if n := b.opens(oci.SHA256(l)); n > 3 { // what follows the upload, the index, the files
+				if n := b.opens(oci.SHA256(l)); n > 3 { // once along with the upload, once for the index, once for the files
 					t.Errorf("a layer was opened %d times", n)
 				}
 			}
@@ -92,9 +92,9 @@ func TestGearImageWhileConverting(t *testing.T) {
 	}
 }
 
-// TestGearImageBeforeFiles: while the files of a layer are held back, a Gear image waits.
-// When they are stored, one of them is taken in, and one of files that are nowhere is
-// refused; when they do not come, both are refused until they do.
+// TestGearImageBeforeFiles checks that a Gear image waits while the files of a layer are
+// held back. When they are stored, the image is accepted, and an image of unknown files
+// is refused. If they fail to be stored, both are refused until they are.
 func TestGearImageBeforeFiles(t *testing.T) {
 	for _, fails := range []bool{false, true} {
 		t.Run(fmt.Sprintf("fails %v", fails), func(t *testing.T) {
@@ -140,13 +140,13 @@ func (b *bed) eventuallyRefused(repo string, d oci.Digest) {
 	})
 }
 
-// TestGearImageFirst: the queue comes to a Gear image before it comes to the layer whose
-// files are in it, as after a restart.
+// TestGearImageFirst has the queue reach a Gear image before the layer that holds its
+// files, as after a restart.
 func TestGearImageFirst(t *testing.T) {
 	b := newBed(t, setup{idle: true, gear: gearregistry.Options{Workers: 1}})
 	small, large := zipped(tarOf(file{"f", bytes.Repeat([]byte("a"), 100)})), zippedLong(gearImage(t, bytes.Repeat([]byte("a"), 100)))
 	_, l := b.push(ours, small)
-	d := b.pushBlob(ours, large) // larger, so it comes first
+	d := b.pushBlob(ours, large) // the larger one comes first
 	b.pushManifest(ours, d)
 	b.quiet()
 	b.run()

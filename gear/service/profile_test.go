@@ -15,7 +15,7 @@ import (
 	"example.org/slipway/oci"
 )
 
-// numbered is a name that shows its number.
+// numbered returns a name from which the number can be read.
 func numbered(i int) (n gear.Name) {
 	binary.BigEndian.PutUint64(n[:], uint64(i))
 	return n
@@ -62,7 +62,7 @@ func TestProfileOrder(t *testing.T) {
 	}
 }
 
-// TestProfileFollows: what images are used for changes, and their profile does.
+// TestProfileFollows checks that the profile follows when an image is used differently.
 func TestProfileFollows(t *testing.T) {
 	var p gearregistry.Profile
 	add := func(n int, names ...int) {
@@ -79,7 +79,7 @@ func TestProfileFollows(t *testing.T) {
 	if got := numbers(p.Order()); !slices.Equal(got, []int{9, 8}) {
 		t.Errorf("got %v", got)
 	}
-	// Those of long ago are forgotten in the end, and do not spoil the rest.
+	// Old files are forgotten in the end and do not affect the rest.
 	add(100*gearregistry.MaxReports, 9, 8)
 	if p.Len() != 2 {
 		t.Errorf("%d files are kept", p.Len())
@@ -133,7 +133,7 @@ func FuzzProfileDecode(f *testing.F) {
 	f.Add(p.Encode())
 	f.Add([]byte{})
 	f.Add([]byte{1})
-	f.Add([]byte{1, 0, 0, 0xc0, 0x7f}) // NaN reports
+	f.Add([]byte{1, 0, 0, 0xc0, 0x7f}) // a count of NaN reports
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		var p gearregistry.Profile
 		if p.Decode(raw) != nil {
@@ -151,7 +151,8 @@ func FuzzProfileDecode(f *testing.F) {
 	})
 }
 
-// TestProfiles: reports by way of a repository, with names that are not for it.
+// TestProfiles reports the use of files through a repository. Some of the names are not
+// visible to it.
 func TestProfiles(t *testing.T) {
 	b := newBed(t, setup{})
 	ctx := t.Context()
@@ -173,10 +174,10 @@ func TestProfiles(t *testing.T) {
 	if got, err := b.svc.Profile(ctx, ours, m); err != nil || !slices.Equal(got, want) {
 		t.Errorf("got %x (%v), want %x", got, err, want)
 	}
-	// Of foreign names alone nothing comes, and of none neither.
+	// A report of foreign names only, or of no names, has no effect.
 	b.must(b.svc.ReportProfile(ctx, ours, m, opened[1:3]))
 	b.must(b.svc.ReportProfile(ctx, ours, m, nil))
-	// Far too many, most of which are unknown.
+	// Far too many names, most of them unknown.
 	many := slices.Clone(want)
 	for range 3 * gearregistry.MaxProfile {
 		var n gear.Name
@@ -187,7 +188,7 @@ func TestProfiles(t *testing.T) {
 	if got, err := b.svc.Profile(ctx, ours, m); err != nil || !slices.Equal(got, want) {
 		t.Errorf("after many: got %x (%v)", got, err)
 	}
-	// A profile that is damaged is as none, and begins anew.
+	// A damaged profile counts as none, and the next report starts a new one.
 	b.must(b.cat.ChangeGearProfile(ctx, m, func([]byte) ([]byte, error) { return []byte("nonsense"), nil }))
 	if got, err := b.svc.Profile(ctx, ours, m); len(got) != 0 || err != nil {
 		t.Errorf("of a damaged one: %v, %v", got, err)
@@ -196,7 +197,7 @@ func TestProfiles(t *testing.T) {
 	if got, err := b.svc.Profile(ctx, ours, m); err != nil || !slices.Equal(got, want[1:]) {
 		t.Errorf("anew: got %x (%v)", got, err)
 	}
-	// It goes with its image.
+	// The profile is deleted with its image.
 	b.must(b.reg.DeleteManifest(ctx, ours, m))
 	if err := b.svc.ReportProfile(ctx, ours, m, want); !oci.HasCode(err, oci.CodeManifestUnknown) {
 		t.Errorf("of a deleted image: %v", err)

@@ -24,12 +24,13 @@ import (
 	"example.org/slipway/registry/objstore/objtest"
 )
 
-// packs tells an operation that ends a pack from others.
+// packs reports whether an operation finishes a pack.
 func packs(op, key string) bool {
 	return op == objtest.OpCommit && strings.HasPrefix(key, "slipway/gear/packs/")
 }
 
-// full makes the store of packs full, as long as it is not told otherwise.
+// full makes the store of packs fail for want of space until the fault is removed. It
+// returns the number of attempts to write.
 func (b *bed) full() (attempts *atomic.Int32) {
 	attempts = new(atomic.Int32)
 	b.fault(func(op, key string) error {
@@ -42,8 +43,8 @@ func (b *bed) full() (attempts *atomic.Int32) {
 	return attempts
 }
 
-// TestQueueSurvives: a process ends in the middle of a conversion, and the next
-// one takes it up.
+// TestQueueSurvives ends a process in the middle of a conversion. The next process must
+// resume it.
 func TestQueueSurvives(t *testing.T) {
 	b := newBed(t, setup{})
 	held := make(chan struct{}, 8)
@@ -68,11 +69,11 @@ func TestQueueSurvives(t *testing.T) {
 	}
 }
 
-// TestQueueIdle: with nobody who works off the queue, pushes queue for later and
-// do not wait.
+// TestQueueIdle checks that without a worker, pushes queue their layers for later and do
+// not wait.
 func TestQueueIdle(t *testing.T) {
 	b := newBed(t, setup{idle: true, gear: gearregistry.Options{Mode: func(string) gearregistry.Mode { return gearregistry.Sync }}})
-	small := zipped(tarOf(file{"a", []byte("small")})) // not an object, so not followed
+	small := zipped(tarOf(file{"a", []byte("small")})) // too small to be an object, so its upload is not followed
 	began := time.Now()
 	_, d := b.push(ours, small)
 	if took := time.Since(began); took > patience {
@@ -91,8 +92,8 @@ func TestQueueIdle(t *testing.T) {
 	b.stop = func() {}
 }
 
-// TestQueueRetries: a full store fails no push, and the conversion is tried again
-// at growing distances until it succeeds.
+// TestQueueRetries checks that a full store fails no push, and that the conversion is
+// retried at growing intervals until it succeeds.
 func TestQueueRetries(t *testing.T) {
 	b := newBed(t, setup{})
 	attempts := b.full()
@@ -106,7 +107,7 @@ func TestQueueRetries(t *testing.T) {
 		b.quiet()
 	}
 	failed(1)
-	b.pending(ours, d, "for a reason that may pass") // no more than that is the client's business
+	b.pending(ours, d, "for a reason that may pass") // the client learns no more than that
 	if st := b.status(); !strings.Contains(st.Failures[0].Reason, "no space left") || st.Failures[0].Retry.IsZero() {
 		t.Errorf("got %+v", st.Failures)
 	}
@@ -139,8 +140,8 @@ func TestQueueRetries(t *testing.T) {
 	}
 }
 
-// TestQueuePermanent: layers that cannot be converted are pushed all the same,
-// and are kept with the reason, which the client gets, too.
+// TestQueuePermanent checks that layers that cannot be converted can still be pushed.
+// They stay in the queue with the reason, and the client gets the reason too.
 func TestQueuePermanent(t *testing.T) {
 	good := layer(2, 3, 30_000)
 	broken := slices.Clone(good)
@@ -179,7 +180,7 @@ func TestQueuePermanent(t *testing.T) {
 				t.Errorf("got %+v, want the reason %q after one attempt", st.Failures, test.reason)
 			}
 			b.pending(ours, d, test.reason)
-			// Asked for again, it is tried again.
+			// A new request tries it again.
 			if n, err := b.svc.QueueAll(t.Context(), true); n != 1 || err != nil {
 				t.Errorf("queued %d (%v)", n, err)
 			}
@@ -189,7 +190,8 @@ func TestQueuePermanent(t *testing.T) {
 	}
 }
 
-// TestQueueDamagedLayer: a layer that was damaged in the store is not given up.
+// TestQueueDamagedLayer checks that a layer whose blob is damaged in the store is not
+// given up.
 func TestQueueDamagedLayer(t *testing.T) {
 	b := newBed(t, setup{idle: true, off: true})
 	data := layer(3, 5, 30_000)
@@ -213,7 +215,7 @@ func TestQueueDamagedLayer(t *testing.T) {
 	b.readable(ours, d)
 }
 
-// TestQueueAll: images that were pushed while nothing was converted.
+// TestQueueAll queues images that were pushed while conversion was off.
 func TestQueueAll(t *testing.T) {
 	b := newBed(t, setup{gear: gearregistry.Options{Mode: func(string) gearregistry.Mode { return gearregistry.Off }}})
 	var layers []oci.Digest
@@ -221,7 +223,7 @@ func TestQueueAll(t *testing.T) {
 		_, d := b.push(ours, layer(uint64(30+i), 3, 20_000))
 		layers = append(layers, d)
 	}
-	b.pushManifest(theirs, b.pushBlob(theirs, layer(30, 3, 20_000))) // one of them once more
+	b.pushManifest(theirs, b.pushBlob(theirs, layer(30, 3, 20_000))) // the second image holds this layer too
 	b.pending(ours, layers[0], "conversion is off")
 	if st := b.status(); st.Layers+st.Waiting > 0 {
 		t.Fatalf("converted although it is off: %+v", st)
@@ -239,8 +241,8 @@ func TestQueueAll(t *testing.T) {
 	}
 }
 
-// TestSync: the push of a manifest is answered when its layers are converted, or
-// when the time is over.
+// TestSync checks that the push of a manifest is answered when its layers are converted,
+// or when the timeout is over.
 func TestSync(t *testing.T) {
 	o := gearregistry.Options{Mode: func(string) gearregistry.Mode { return gearregistry.Sync }, SyncTimeout: 50 * time.Millisecond}
 	b := newBed(t, setup{gear: o})
@@ -251,7 +253,7 @@ func TestSync(t *testing.T) {
 		}
 		return nil
 	})
-	_, d := b.push(ours, zipped(tarOf(file{"a", []byte("first")}))) // answered all the same
+	_, d := b.push(ours, zipped(tarOf(file{"a", []byte("first")}))) // answered after the timeout
 	b.pending(ours, d, "")
 	if !strings.Contains(b.log.String(), "not converted") {
 		t.Errorf("the log says nothing: %s", b.log)
@@ -264,13 +266,13 @@ func TestSync(t *testing.T) {
 	b.open()
 	for i := range 5 {
 		_, d := b.push(ours, layer(uint64(40+i), 3, 3_000*(i+1)))
-		b.readable(ours, d) // without waiting
+		b.readable(ours, d) // there is no need to wait
 	}
-	// A layer that cannot be converted is not waited for either.
+	// The push does not wait for a layer that cannot be converted.
 	b.push(ours, []byte("no layer at all"))
 }
 
-// TestSyncOutlastsEvent: the wait is not bounded by the time for events.
+// TestSyncOutlastsEvent checks that the wait does not end with the context of the event.
 func TestSyncOutlastsEvent(t *testing.T) {
 	b := newBed(t, setup{gear: gearregistry.Options{Mode: func(string) gearregistry.Mode { return gearregistry.Sync }}})
 	d := b.pushBlob(ours, zipped(tarOf(file{"a", []byte("b")})))
@@ -299,7 +301,7 @@ func TestSyncOutlastsEvent(t *testing.T) {
 	b.readable(ours, d)
 }
 
-// TestSyncStops: whoever waits does not keep the process from ending.
+// TestSyncStops checks that a waiting push does not keep the process from ending.
 func TestSyncStops(t *testing.T) {
 	b := newBed(t, setup{gear: gearregistry.Options{Mode: func(string) gearregistry.Mode { return gearregistry.Sync }}})
 	d := b.pushBlob(ours, zipped(tarOf(file{"a", []byte("b")})))
@@ -323,7 +325,7 @@ func TestSyncStops(t *testing.T) {
 	close(hold)
 }
 
-// TestQueueDeleted: layers that are deleted while they are queued.
+// TestQueueDeleted deletes layers while they are queued.
 func TestQueueDeleted(t *testing.T) {
 	b := newBed(t, setup{idle: true})
 	m, _ := b.push(ours, zipped(tarOf(file{"a", []byte("small")})))
@@ -332,7 +334,7 @@ func TestQueueDeleted(t *testing.T) {
 	if st := b.status(); st.Waiting != 0 {
 		t.Errorf("a layer that is gone waits: %+v", st)
 	}
-	// Also one that is in the hands of a worker by then.
+	// Do the same with a layer that a worker is already converting.
 	m, d := b.push(ours, zipped(tarOf(file{"a", []byte("other")})))
 	held, hold := make(chan struct{}), make(chan struct{})
 	b.fault(func(op, key string) error {
@@ -356,8 +358,8 @@ func TestQueueDeleted(t *testing.T) {
 	}
 }
 
-// TestQueueCannotRecord: when the catalogue takes nothing, conversions are not
-// begun again and again.
+// TestQueueCannotRecord checks that conversions are not restarted again and again when
+// the catalogue accepts no writes.
 func TestQueueCannotRecord(t *testing.T) {
 	b := newBed(t, setup{})
 	var attempts atomic.Int32
@@ -365,7 +367,7 @@ func TestQueueCannotRecord(t *testing.T) {
 	b.fault(func(op, key string) error {
 		if packs(op, key) {
 			attempts.Add(1)
-			b.cat.Close() // as good as a full disk, for what is written then
+			b.cat.Close() // for later writes this is like a full disk
 			return objstore.ErrNoSpace
 		}
 		return nil
@@ -387,8 +389,8 @@ func TestQueueCannotRecord(t *testing.T) {
 	b.cat = nil
 }
 
-// TestDeterministic: with one worker and with eight, the same pushes one after
-// the other give the same packs and indexes.
+// TestDeterministic checks that the same pushes, one after the other, give the same packs
+// and indexes with one worker and with eight.
 func TestDeterministic(t *testing.T) {
 	run := func(workers int) []string {
 		store := memstore.New(nil)

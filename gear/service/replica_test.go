@@ -10,10 +10,10 @@ import (
 	"example.org/slipway/registry/objstore/memstore"
 )
 
-// servers are what the tests of several processes share; TestMain ends them.
+// servers are shared by the tests with several processes. TestMain stops them.
 var servers backendtest.Shared
 
-// withServers ends the servers of the package behind its tests.
+// withServers stops the servers of the package after its tests.
 type withServers struct{ *testing.M }
 
 func (m withServers) Run() int {
@@ -21,7 +21,7 @@ func (m withServers) Run() int {
 	return m.M.Run()
 }
 
-// replicas are two processes over one catalogue and one store.
+// replicas returns two processes over one catalogue and one store.
 func replicas(t *testing.T, o setup) (a, b *bed) {
 	t.Helper()
 	pg := servers.Postgres(t)
@@ -29,8 +29,8 @@ func replicas(t *testing.T, o setup) (a, b *bed) {
 	return newBed(t, o), newBed(t, o)
 }
 
-// TestReplicasConvertOnce: two processes work off one queue, each layer once, and
-// both have what the other one made.
+// TestReplicasConvertOnce has two processes work on one queue. Each layer is converted
+// once, and both processes serve what the other one made.
 func TestReplicasConvertOnce(t *testing.T) {
 	a, b := replicas(t, setup{idle: true, gear: gearregistry.Options{Mode: func(string) gearregistry.Mode { return gearregistry.Off }}})
 	var layers []oci.Digest
@@ -58,7 +58,8 @@ func TestReplicasConvertOnce(t *testing.T) {
 	}
 }
 
-// TestReplicasWait: who waits for a conversion sees that another process did it.
+// TestReplicasWait checks that a process that waits for a conversion notices when another
+// process finishes it.
 func TestReplicasWait(t *testing.T) {
 	a, b := replicas(t, setup{idle: true, gear: gearregistry.Options{Mode: func(string) gearregistry.Mode { return gearregistry.Off }}})
 	_, d := a.push(ours, layer(1, 3, 5_000))
@@ -80,8 +81,8 @@ func TestReplicasWait(t *testing.T) {
 	b.readable(ours, d)
 }
 
-// TestReplicasAccessEnds: after a deletion by another process access ends within
-// seconds.
+// TestReplicasAccessEnds checks that access ends within seconds after another process
+// deleted the layer.
 func TestReplicasAccessEnds(t *testing.T) {
 	a, b := replicas(t, setup{})
 	secret := []byte("a file")

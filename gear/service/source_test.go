@@ -13,8 +13,8 @@ import (
 	"example.org/slipway/oci"
 )
 
-// TestContents: who has the index of a layer gets all files of it, in the order
-// asked for, also large and empty ones.
+// TestContents checks that Fetch delivers all files of a layer's index, also large and
+// empty ones.
 func TestContents(t *testing.T) {
 	b := newBed(t, setup{})
 	large := bytes.Repeat([]byte("0123456789abcde\n"), (gear.LargeFile+5<<20)/16)
@@ -52,7 +52,8 @@ func TestContents(t *testing.T) {
 	}
 }
 
-// TestStoredIndexQueues: a layer that is not converted is, whatever the mode.
+// TestStoredIndexQueues checks that asking for the index of a layer queues it for
+// conversion, whatever the mode.
 func TestStoredIndexQueues(t *testing.T) {
 	b := newBed(t, setup{gear: gearregistry.Options{Mode: func(string) gearregistry.Mode { return gearregistry.Off }}})
 	_, d := b.push(ours, tarOf(file{"a", []byte("first")}))
