@@ -51,7 +51,7 @@ func must(t testing.TB, errs ...error) {
 	}
 }
 
-// bed is a client of a registry.
+// bed is a client and the registry it uses.
 type bed struct {
 	t   testing.TB
 	url string
@@ -73,8 +73,9 @@ func dial(t testing.TB, url string, o *gearclient.Options) *bed {
 	return &bed{t, url, reg, gearclient.New(reg, o)}
 }
 
-// throughProxy returns a client whose requests go to handle first, which tells
-// whether it has answered, and else to the same registry.
+// throughProxy returns a client whose requests go through a proxy. The proxy calls handle
+// first, which reports whether it answered the request. Other requests go to the registry
+// of b.
 func (b *bed) throughProxy(o *gearclient.Options, handle func(w http.ResponseWriter, r *http.Request) bool, change func(*http.Response) error) *bed {
 	b.t.Helper()
 	u, err := url.Parse(b.url)
@@ -94,7 +95,7 @@ func (b *bed) throughProxy(o *gearclient.Options, handle func(w http.ResponseWri
 	return dial(b.t, s.URL, o)
 }
 
-// noise is incompressible.
+// noise returns n incompressible bytes.
 func noise(seed uint64, n int) string {
 	b := make([]byte, n)
 	r := rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8)})
@@ -116,7 +117,7 @@ func dir(name string) member {
 	return member{tar.Header{Typeflag: tar.TypeDir, Name: name + "/", Mode: 0o755}, ""}
 }
 
-// link is a link; a hard link says of the file what file says.
+// link returns a link. A hard link has the mode of a member that file returns.
 func link(kind byte, name, to string) member {
 	mode := int64(0o777)
 	if kind == tar.TypeLink {
@@ -125,7 +126,7 @@ func link(kind byte, name, to string) member {
 	return member{tar.Header{Typeflag: kind, Name: name, Linkname: to, Mode: mode}, ""}
 }
 
-// at sets a member's time.
+// at sets the time of a member.
 func at(sec int64, m member) member {
 	m.ModTime = time.Unix(sec, 5)
 	return m
@@ -149,8 +150,8 @@ func layer(t testing.TB, members ...member) []byte {
 	return b.Bytes()
 }
 
-// original are the layers of the test image: whiteouts, an opaque directory,
-// links over layers, large files, duplicates, owners, attributes, a device.
+// original returns the layers of the test image: whiteouts, an opaque directory, links
+// over layers, large files, duplicates, owners, attributes and a device.
 func original(t testing.TB) [][]byte {
 	setuid := file("usr/bin/su", "su")
 	setuid.Mode, setuid.Uid, setuid.Gid = 0o4755, 7, 8
@@ -170,7 +171,7 @@ func original(t testing.TB) [][]byte {
 
 const env = `"Env":["A=b"],"Entrypoint":["/bin/sh"],"Labels":{"who":"me"}`
 
-// pushImage pushes an image of layers and returns its manifest.
+// pushImage pushes an image with the given layers and returns its manifest.
 func (b *bed) pushImage(repo, ref, platform string, layers [][]byte) oci.Descriptor {
 	b.t.Helper()
 	p, err := gearclient.ParsePlatform(platform)
@@ -216,7 +217,7 @@ func (b *bed) pushManifest(repo, ref, mediaType string, m any) oci.Descriptor {
 	return oci.Descriptor{MediaType: mediaType, Digest: res.Digest, Size: int64(len(raw))}
 }
 
-// image opens an image, of its only platform or linux/amd64.
+// image opens an image for its only platform, or for linux/amd64.
 func (b *bed) image(repo, ref string) *gearclient.Image {
 	b.t.Helper()
 	img, err := b.One(b.t.Context(), repo, ref, &gearclient.Platform{OS: "linux", Architecture: "amd64"})
@@ -234,8 +235,8 @@ func (b *bed) export(img *gearclient.Image) string {
 	return out
 }
 
-// unpack applies layers in the plainest way: each entry in its turn, then the
-// times of directories.
+// unpack applies layers in the simplest way: each entry in turn, then the times of the
+// directories.
 func unpack(t testing.TB, layers [][]byte) string {
 	t.Helper()
 	root := filepath.Join(t.TempDir(), "plain")
@@ -284,7 +285,7 @@ func unpack(t testing.TB, layers [][]byte) string {
 		}
 	}
 	for path, at := range dirs {
-		if _, err := os.Lstat(path); err == nil { // not removed by a later layer
+		if _, err := os.Lstat(path); err == nil { // no later layer has removed it
 			setTime(t, path, at)
 		}
 	}
@@ -297,8 +298,8 @@ func setTime(t testing.TB, path string, at time.Time) {
 	must(t, unix.UtimesNanoAt(unix.AT_FDCWD, path, []unix.Timespec{ts, ts}, unix.AT_SYMLINK_NOFOLLOW))
 }
 
-// describe reads a tree as the operating system shows it, a line each path but
-// for the root itself.
+// describe returns a tree as the operating system shows it, one line per path, without
+// the root itself.
 func describe(t testing.TB, root string) map[string]string {
 	t.Helper()
 	out, first := map[string]string{}, map[uint64]string{}

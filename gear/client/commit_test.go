@@ -17,8 +17,7 @@ import (
 
 func gearName(content string) [32]byte { return sha256.Sum256([]byte(content)) }
 
-// container mounts an overlay over a directory and changes things in it as a
-// container may.
+// container mounts an overlay over a directory and changes it as a container may.
 func container(t testing.TB, lower string) (upper, merged string) {
 	t.Helper()
 	top := t.TempDir()
@@ -37,14 +36,14 @@ func container(t testing.TB, lower string) (upper, merged string) {
 		os.RemoveAll(m("opt")),
 		os.WriteFile(m("usr/large3"), []byte(noise(9, 4<<20+17)), 0o644),
 		os.WriteFile(m("usr/small"), []byte(noise(8, 70_000)), 0o755), os.Link(m("usr/small"), m("bin/small")),
-		os.WriteFile(m("usr/known"), []byte("hello"), 0o644), // a content that the base has
+		os.WriteFile(m("usr/known"), []byte("hello"), 0o644), // the base has this content
 		os.Symlink("nowhere", m("usr/link")), os.Chown(m("usr/bin/su"), 1, 2), os.Chmod(m("usr/bin/su"), 0o2711),
 		unix.Mkfifo(m("tmp/fifo"), 0o600),
 	)
 	return upper, merged
 }
 
-// TestCommit: base and changes together are what the container saw.
+// TestCommit checks that the base and the changes together give what the container saw.
 func TestCommit(t *testing.T) {
 	b := newBed(t)
 	layers := original(t)
@@ -60,7 +59,8 @@ func TestCommit(t *testing.T) {
 		o := gearclient.CommitOptions{Tag: "v2", Author: "me", Comment: "why", Created: at, Progress: func(files int, _ int64) { sent = files }}
 		p, err := b.Commit(t.Context(), upper, from, o)
 		must(t, err)
-		// changed, only, large3 and small; not what the base has, and nothing twice.
+		// changed, only, large3 and small are sent; what the base has is not, and nothing
+		// is sent twice.
 		if want := []int{4, 0}[i]; sent != want {
 			t.Errorf("base %s: %d files were sent, want %d", from.Ref, sent, want)
 		}
@@ -83,12 +83,12 @@ func TestCommit(t *testing.T) {
 		}
 		digests[p.Digest] = true
 	}
-	if len(digests) != 2 { // they name different bases
+	if len(digests) != 2 { // the images name different bases
 		t.Errorf("got %d images of two bases", len(digests))
 	}
 
-	// A commit goes on top of a commit, and into another repository, which
-	// has none of the files.
+	// A commit may have a commit as its base, and may go into a repository that has none
+	// of the files.
 	p, err := b.Commit(t.Context(), t.TempDir(), b.image("team/app", "v2"), gearclient.CommitOptions{Repo: "else/where", Tag: "v3"})
 	must(t, err)
 	img := b.image("else/where", "v3")
@@ -101,7 +101,7 @@ func TestCommit(t *testing.T) {
 	}
 }
 
-// TestCommitLayer: an ordinary image with one more layer.
+// TestCommitLayer commits to an ordinary image, which gets one more layer.
 func TestCommitLayer(t *testing.T) {
 	b := newBed(t)
 	layers := original(t)
@@ -131,7 +131,7 @@ func TestCommitLayer(t *testing.T) {
 	}
 }
 
-// TestCommitRefuses: what cannot be committed leaves no tag.
+// TestCommitRefuses checks that a refused commit leaves no tag.
 func TestCommitRefuses(t *testing.T) {
 	b := newBed(t)
 	b.pushImage("app", "v1", "linux/amd64", original(t))

@@ -29,8 +29,8 @@ func wantTree(t testing.TB, want, got string) {
 	}
 }
 
-// TestConvert: what an image becomes is the same tree and the same to run, and
-// the same image each time.
+// TestConvert checks that a converted image has the same tree and runs the same way, and
+// that converting again gives the same image.
 func TestConvert(t *testing.T) {
 	b := newBed(t)
 	layers := original(t)
@@ -85,7 +85,7 @@ func TestConvert(t *testing.T) {
 	}
 }
 
-// TestPlatforms: the image for a platform is found, and an index becomes one.
+// TestPlatforms finds the image for each platform and converts an index.
 func TestPlatforms(t *testing.T) {
 	b := newBed(t)
 	var list []oci.Descriptor
@@ -143,17 +143,17 @@ func TestPlatforms(t *testing.T) {
 	}
 }
 
-// TestBrokenStream: a fetch that breaks goes on where it was, also in the middle
-// of a large file.
+// TestBrokenStream checks that a fetch resumes where it broke off, also in the middle of
+// a large file.
 func TestBrokenStream(t *testing.T) {
 	b := newBed(t)
 	layers := original(t)
 	b.pushImage("app", "v1", "linux/amd64", layers)
-	b.export(b.image("app", "v1")) // it is converted
+	b.export(b.image("app", "v1")) // so that the image is converted
 	var fetches atomic.Int64
 	cut := b.throughProxy(nil, nil, func(r *http.Response) error {
 		if strings.HasSuffix(r.Request.URL.Path, "/fetch") {
-			// The first part is cut within the first large file or before it.
+			// The first part ends within the first large file or before it.
 			r.Body = &cutBody{r.Body, 50_000 + 500_000*fetches.Add(1)}
 			r.ContentLength = -1
 			r.Header.Del("Content-Length")
@@ -166,7 +166,7 @@ func TestBrokenStream(t *testing.T) {
 	}
 }
 
-// cutBody breaks off after some bytes.
+// cutBody is a body that breaks off after a number of bytes.
 type cutBody struct {
 	io.ReadCloser
 	left int64
@@ -181,7 +181,7 @@ func (c *cutBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// TestBadStream: a stream that never gets anywhere is given up.
+// TestBadStream checks that the client gives up a stream that makes no progress.
 func TestBadStream(t *testing.T) {
 	b := newBed(t)
 	b.pushImage("app", "v1", "linux/amd64", [][]byte{layer(t, file("a", "a"))})
@@ -206,8 +206,8 @@ func TestBadStream(t *testing.T) {
 	}
 }
 
-// TestRange: whole chunks of a large file come compressed, and everything comes
-// right, from registries that cannot send chunks as well.
+// TestRange checks that whole chunks of a large file are sent compressed. It also reads
+// from registries that cannot send chunks and expects the right content.
 func TestRange(t *testing.T) {
 	b := newBed(t)
 	large := strings.Repeat("so compressible ", 5<<16) + noise(4, 300_000)
@@ -287,8 +287,8 @@ func TestRange(t *testing.T) {
 	}
 }
 
-// TestSpoiltStreams: where every stream is spoilt, files come one by one, and not each
-// with a stream for all of the rest.
+// TestSpoiltStreams damages every stream. The files must then come one by one, without a
+// new stream of all remaining files for each.
 func TestSpoiltStreams(t *testing.T) {
 	b := newBed(t)
 	var files []member
@@ -332,7 +332,7 @@ func TestSpoiltStreams(t *testing.T) {
 	}
 }
 
-// TestMissing: a content that is not there is named with its file and image.
+// TestMissing checks that the error for a missing content names its file and image.
 func TestMissing(t *testing.T) {
 	b := newBed(t)
 	b.pushImage("app", "v1", "linux/amd64", [][]byte{layer(t, file("a", "a"))})
@@ -349,7 +349,8 @@ func TestMissing(t *testing.T) {
 	}
 }
 
-// TestWaiting: a layer in the making is waited for, so long and no longer.
+// TestWaiting checks that the client waits for a layer that is being converted, and for
+// how long.
 func TestWaiting(t *testing.T) {
 	b := newBed(t)
 	b.pushImage("app", "v1", "linux/amd64", [][]byte{layer(t, file("a", "a"))})
@@ -380,7 +381,7 @@ func TestWaiting(t *testing.T) {
 	}
 }
 
-// TestRefused: registries and images that cannot be read say why.
+// TestRefused checks that the errors for unreadable registries and images say why.
 func TestRefused(t *testing.T) {
 	b := newBed(t)
 	good := layer(t, file("a", "a"))

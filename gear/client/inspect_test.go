@@ -24,7 +24,7 @@ func TestInspect(t *testing.T) {
 	must(t, err)
 	img := b.image("app", "v1")
 	for _, tag := range []string{"v2", "v3"} {
-		_, err := b.Index(t.Context(), b.image("app", tag)) // it is converted
+		_, err := b.Index(t.Context(), b.image("app", tag)) // converts the image
 		must(t, err)
 	}
 	if _, err := b.Index(t.Context(), b.image("app", "v5")); err == nil {
@@ -70,7 +70,7 @@ func TestInspect(t *testing.T) {
 		t.Errorf("tree: got %q, want %q", tree, want)
 	}
 
-	// The Gear image is the same, but for its layer.
+	// The Gear image is the same except for its layer.
 	g, err := b.Inspect(t.Context(), b.image("app", "v1-gear"), gearclient.InspectOptions{})
 	must(t, err)
 	if !g.Gear || g.Original != img.Manifest.Digest || len(g.Layers) != 1 || g.Whole != r.Whole || g.IndexBytes != r.IndexBytes {

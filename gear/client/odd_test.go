@@ -15,19 +15,19 @@ import (
 	"example.org/slipway/oci"
 )
 
-// oddImage is an image as other programs may push it: valid, or nearly.
+// oddImage is an image as other programs may push it, either valid or nearly so.
 type oddImage struct {
-	layers int  // of these, chosen by the seed
-	null   bool // no list of layers at all
-	diffs  int  // how many more or fewer diff IDs than layers
-	label  bool // it says that it is a Gear image
+	layers int  // how many of oddLayers, chosen by the seed
+	null   bool // the list of layers is null
+	diffs  int  // number of diff IDs minus number of layers
+	label  bool // the image claims to be a Gear image
 	config string
 }
 
 // valid reports whether every command must take the image.
 func (o oddImage) valid() bool { return !o.label && o.diffs == 0 && o.config == "" }
 
-// oddLayers are the smallest layers there are, and others that say little.
+// oddLayers returns the smallest possible layers and others with hardly any content.
 func oddLayers(t testing.TB) [][]byte {
 	return [][]byte{
 		layer(t), // no entries
@@ -70,8 +70,8 @@ func (b *bed) pushOdd(t testing.TB, o oddImage, layers [][]byte, tag string) {
 	b.pushManifest("odd", tag, m.MediaType, m)
 }
 
-// TestOddImages walks what the commands do over images of few and strange
-// layers: a valid one is handled as any other, and none is a panic.
+// TestOddImages runs what the commands do over images of few and strange layers. A valid
+// image is handled like any other, and none causes a panic.
 func TestOddImages(t *testing.T) {
 	b := newBed(t)
 	all := oddLayers(t)
@@ -124,7 +124,7 @@ func (b *bed) walk(t testing.TB, tag string) error {
 	return err
 }
 
-// TestLeftOut: what a mounted tree will lack is told.
+// TestLeftOut checks that the client reports what a mounted tree will lack.
 func TestLeftOut(t *testing.T) {
 	b := newBed(t)
 	f := file("f", "x")

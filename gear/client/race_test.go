@@ -12,8 +12,8 @@ import (
 )
 
 // TestConvertAtOnce converts random images at random moments after their push, some of
-// them by two clients at once or for two repositories. Each conversion succeeds, and what
-// the same image becomes is the same.
+// them by two clients at once or for two repositories. Each conversion must succeed, and
+// equal images must give equal results.
 func TestConvertAtOnce(t *testing.T) {
 	b := newBed(t)
 	rnd := rand.New(rand.NewPCG(1, 5))
