@@ -67,6 +67,24 @@ func migrateSQLite(ctx context.Context, db *sql.DB) error {
 	return err
 }
 
+// isNewest tells whether the schema is the one that this program knows. Most starts find
+// it so, and need not wait for other processes, nor for more connections.
+func isNewest(ctx context.Context, conn *sql.Conn) (bool, error) {
+	newest, err := newestSchema()
+	if err != nil {
+		return false, err
+	}
+	// The search path may have the table of another registry in a schema behind ours.
+	var begun bool
+	err = conn.QueryRowContext(ctx, `SELECT to_regclass(quote_ident(current_schema()) || '.goose_db_version') IS NOT NULL`).Scan(&begun)
+	if err != nil || !begun {
+		return false, err
+	}
+	var have int64
+	err = conn.QueryRowContext(ctx, `SELECT COALESCE(MAX(version_id), 0) FROM goose_db_version`).Scan(&have)
+	return have == newest, err
+}
+
 // migratePostgres brings the schema up to date while other processes use it, or
 // leaves it when it is up to date. One process does so at a time.
 func migratePostgres(ctx context.Context, db *sql.DB, lock int64) (err error) {

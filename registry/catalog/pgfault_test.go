@@ -464,6 +464,40 @@ func TestOpenPostgres(t *testing.T) {
 	}
 }
 
+// TestOpenNewest: who finds the schema as it must be waits for nobody who is changing it,
+// and does not take that of a schema behind its own in the search path for it.
+func TestOpenNewest(t *testing.T) {
+	s := servers.Postgres(t)
+	db := s.CreateDatabase(t)
+	c := (&bed{dsn: s.DSN(db)}).open(t, nil)
+	var key uint64
+	if _, err := fmt.Sscanf(c.db.pg.channel, "slipway_%x", &key); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := c.db.pg.readers.Conn(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := conn.ExecContext(t.Context(), `SELECT pg_advisory_lock($1)`, int64(key)^1); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	other, err := OpenPostgres(ctx, s.DSN(db), nil)
+	if err != nil {
+		t.Fatalf("while the schema is locked: %v", err)
+	}
+	if err := other.Close(); err != nil {
+		t.Error(err)
+	}
+	s.SQL(t, db, `CREATE SCHEMA front`)
+	(&bed{dsn: s.DSN(db) + "&search_path=front,public"}).open(t, nil)
+	if got := s.SQL(t, db, `SELECT COUNT(*) FROM front.blobs`); got != "0" {
+		t.Errorf("the front schema has %s contents", got)
+	}
+}
+
 // TestSchemas: catalogues in two schemas of one database do not meet.
 func TestSchemas(t *testing.T) {
 	s := servers.Postgres(t)

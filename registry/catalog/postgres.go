@@ -151,7 +151,11 @@ func (p *postgres) open(ctx context.Context) error {
 	key := int64(h.Sum64())
 	p.channel = fmt.Sprintf("slipway_%016x", h.Sum64())
 	p.beginAs = beginStatements(key, sync)
-	if err := migratePostgres(ctx, p.writers, key^1); err != nil {
+	newest, err := isNewest(ctx, p.conn)
+	if err == nil && !newest {
+		err = migratePostgres(ctx, p.writers, key^1)
+	}
+	if err != nil {
 		return fmt.Errorf("bring the schema up to date: %w", err)
 	}
 	// Those that ended long ago have nothing to look up.
