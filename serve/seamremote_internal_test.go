@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	_ "github.com/jackc/pgx/v5/stdlib" // the driver "pgx"
 
@@ -18,10 +19,39 @@ import (
 // seamRemote is where the contents and the catalogue of a world are, if they are not
 // in its root: in an S3 bucket and a PostgreSQL database. There time is the database's
 // and cannot be moved, and no moment within an operation can be kept.
+//
+// Each world has a bucket of its own. The database is that of all: to make and to drop one
+// took most of the time.
 type seamRemote struct {
 	s3               *backendtest.S3Server
 	pg               *backendtest.PostgresServer
 	bucket, database string
+	// db is a connection to the database that lasts, and worlds how many it has seen.
+	db     *sql.DB
+	worlds int
+}
+
+// newSeamRemote starts the servers.
+func newSeamRemote(t testing.TB) *seamRemote {
+	t.Helper()
+	// Connections last, as those of other servers of S3 do, and small objects need no large
+	// buffers.
+	t.Setenv("VGW_KEEP_ALIVE", "true")
+	t.Setenv("VGW_POSIX_IO_BUFFER_SIZE", "32768")
+	r := &seamRemote{s3: backendtest.S3(t), pg: backendtest.Postgres(t, "jit=off")}
+	r.bucket, r.database = r.s3.Bucket(t), r.pg.CreateDatabase(t)
+	db, err := sql.Open("pgx", r.pg.DSN(r.database))
+	if err != nil {
+		t.Fatal(err)
+	}
+	db.SetMaxOpenConns(1)
+	t.Cleanup(func() {
+		if err := db.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	r.db = db
+	return r
 }
 
 func (r *seamRemote) config() string {
@@ -29,19 +59,65 @@ func (r *seamRemote) config() string {
 		r.s3.Endpoint, r.s3.AccessKey, r.s3.SecretKey, r.bucket, r.s3.Region, r.pg.DSN(r.database))
 }
 
-// copy makes a bucket and a database with the same in it.
-func (r *seamRemote) copy(t testing.TB, name string) *seamRemote {
+// keep makes the present state of the database that of the base: it is copied into a
+// schema of its own, of which the registry knows nothing, with a function that copies it
+// back.
+func (r *seamRemote) keep(t testing.TB) {
 	t.Helper()
-	n := &seamRemote{r.s3, r.pg, r.s3.Bucket(t), name}
-	r.pg.SQL(t, "postgres", "CREATE DATABASE "+n.database+" TEMPLATE "+r.database)
-	if err := copyTree(filepath.Join(r.s3.Dir, r.bucket), filepath.Join(r.s3.Dir, n.bucket), nil); err != nil {
+	_, err := r.db.Exec(`DO $do$
+		DECLARE
+			name TEXT;
+			s RECORD;
+			body TEXT := '';
+		BEGIN
+			CREATE SCHEMA base;
+			FOR name IN SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind = 'r' ORDER BY 1 LOOP
+				EXECUTE format('CREATE TABLE base.%1$I AS TABLE public.%1$I', name);
+				body := body || format('DELETE FROM public.%1$I; INSERT INTO public.%1$I SELECT * FROM base.%1$I;', name);
+			END LOOP;
+			FOR s IN SELECT * FROM pg_sequences WHERE schemaname = 'public' ORDER BY sequencename LOOP
+				body := body || format('PERFORM setval(%L, %s, %L);', 'public.' || quote_ident(s.sequencename),
+					COALESCE(s.last_value, s.start_value), s.last_value IS NOT NULL);
+			END LOOP;
+			EXECUTE format('CREATE FUNCTION base.reset() RETURNS VOID LANGUAGE plpgsql AS %L', 'BEGIN ' || body || ' END');
+		END $do$`)
+	if err != nil {
 		t.Fatal(err)
 	}
-	return n
 }
 
+// copy makes a bucket with what is in that of the base, and the database that of the base
+// again. No connection of the world before is left, whatever the server still does for it.
+func (r *seamRemote) copy(t testing.TB, name string) *seamRemote {
+	t.Helper()
+	for begin := time.Now(); ; time.Sleep(time.Millisecond) {
+		var others int
+		err := r.db.QueryRow(`SELECT COUNT(pg_terminate_backend(pid)) FROM pg_stat_activity
+			WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()`).Scan(&others)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if others == 0 {
+			break
+		}
+		if time.Since(begin) > time.Minute {
+			t.Fatalf("%d connections of the world before do not end", others)
+		}
+	}
+	_, err := r.db.Exec(`SELECT base.reset()`)
+	if r.worlds++; err == nil && r.worlds%100 == 0 { // the rows of the worlds before are in the way
+		_, err = r.db.Exec(`VACUUM`)
+	}
+	n := *r
+	n.bucket = name
+	if err := errors.Join(err, copyTree(filepath.Join(r.s3.Dir, r.bucket), filepath.Join(r.s3.Dir, n.bucket), nil)); err != nil {
+		t.Fatal(err)
+	}
+	return &n
+}
+
+// drop removes the bucket of a world.
 func (r *seamRemote) drop(t testing.TB) {
-	r.pg.SQL(t, "postgres", "DROP DATABASE "+r.database+" WITH (FORCE)")
 	bucket := filepath.Join(r.s3.Dir, r.bucket)
 	if err := errors.Join(os.RemoveAll(bucket), os.RemoveAll(bucket+".away")); err != nil {
 		t.Error(err)
@@ -98,9 +174,9 @@ func (k *seamWalk) extendRemote(t *testing.T, ops []seamOp, begin []seamStep, de
 // operations, default 1, and then SLIPWAY_SEAMS_RANDOM longer ones, default 4.
 // SLIPWAY_SEAMS_SHARD is that of TestSeams.
 func TestSeamsRemote(t *testing.T) {
-	r := &seamRemote{s3: backendtest.S3(t), pg: backendtest.Postgres(t)}
-	r.bucket, r.database = r.s3.Bucket(t), r.pg.CreateDatabase(t)
+	r := newSeamRemote(t)
 	k := newSeamWalk(t, r)
+	r.keep(t)
 	ops := slices.DeleteFunc(seamOps(), func(op seamOp) bool { return slices.Contains([]string{"day", "clock", "upgrade", "move"}, op.name) })
 	if *seamsFlag != "" {
 		steps, err := parseSequence(*seamsFlag)

@@ -464,7 +464,7 @@ func copyTree(from, to string, sum io.Writer) error {
 		dst := filepath.Join(to, rel)
 		switch {
 		case e.IsDir():
-			return os.MkdirAll(dst, 0o700)
+			return errors.Join(os.MkdirAll(dst, 0o700), copyAttributes(path, dst))
 		case e.Type()&fs.ModeSymlink != 0:
 			target, err := os.Readlink(path)
 			return errors.Join(err, os.Symlink(target, dst))
@@ -486,7 +486,8 @@ func copyTree(from, to string, sum io.Writer) error {
 	})
 }
 
-// copyAttributes copies what a gateway to S3 keeps in attributes of its files: ETags.
+// copyAttributes copies what a gateway to S3 keeps in attributes of its files and
+// directories: ETags, and whose a bucket is.
 func copyAttributes(from, to string) error {
 	names := make([]byte, 4096)
 	n, err := unix.Listxattr(from, names)
