@@ -12,8 +12,7 @@ func (s *Service) Wake() { s.wake() }
 // SlotsTaken returns the number of running conversions, those of uploads included.
 func (s *Service) SlotsTaken() int { return len(s.slots) }
 
-// HushStep is the minimum time of a refusal. HushFiles is the number of look-ups it
-// covers.
+// HushStep is the minimum time of a refusal, taken once for every HushFiles look-ups.
 const (
 	HushStep  = hushStep
 	HushFiles = hushFiles
