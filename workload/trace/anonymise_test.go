@@ -57,7 +57,7 @@ func TestAnonymise(t *testing.T) {
 	}
 }
 
-// TestFollow reads a log while it is written, moved away and cut.
+// TestFollow reads a log while it is written, moved away and truncated.
 func TestFollow(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "access.log")
 	line := func(id string) string {
@@ -110,7 +110,7 @@ func TestFollow(t *testing.T) {
 	put(os.O_TRUNC, line("fourth"))
 	expect("fourth")
 	put(os.O_APPEND, line("fifth"))
-	f.Stop() // what is there already is read
+	f.Stop() // the lines that already exist are read
 	expect("fifth")
 	if err := <-done; err != nil {
 		t.Error(err)

@@ -20,10 +20,10 @@ import (
 	"example.org/slipway/workload/trace"
 )
 
-// titled is a line of docs/trace.md with the line that tells what it is.
+// titled is a line of docs/trace.md with the title line above it.
 type titled struct{ title, text string }
 
-// fromDocs reads the lines of a block of docs/trace.md.
+// fromDocs reads the titled lines of the block below a heading of docs/trace.md.
 func fromDocs(t testing.TB, heading string) []titled {
 	t.Helper()
 	page, err := os.ReadFile("../../docs/trace.md")
@@ -44,17 +44,17 @@ func fromDocs(t testing.TB, heading string) []titled {
 	return out
 }
 
-// format of a line of the docs.
+// format returns the format of a line, as its title names it.
 func (x titled) format() trace.Format {
 	name, _, _ := strings.Cut(strings.ReplaceAll(x.title, ",", " "), " ")
 	return trace.Format(name)
 }
 
-// behind is the line as a collector of logs writes it.
+// behind returns the line behind a prefix, as a collector of logs writes it.
 func (x titled) behind(prefix titled) string {
 	text := x.text
 	if strings.HasPrefix(prefix.text, "{") {
-		quoted, _ := json.Marshal(text) // strings always marshal
+		quoted, _ := json.Marshal(text) // marshalling a string cannot fail
 		text = strings.Trim(string(quoted[1:len(quoted)-1]), "")
 	}
 	return strings.Replace(prefix.text, "LINE", text, 1)
@@ -62,7 +62,7 @@ func (x titled) behind(prefix titled) string {
 
 const layer = "sha256:5b0bcabd1ed22e9fb1310cf6c2dec7cdef19f0ad69efa1f392e94a4333501270"
 
-// told is the request of the examples, with what a format tells of it.
+// told returns the request of the examples, reduced to what the line's format records.
 func (x titled) told() trace.Record {
 	want := trace.Record{Method: "GET", RemoteAddr: "203.0.113.7", URI: "/v2/team/app/blobs/" + layer, UserAgent: "containerd/1.7.18",
 		Status: 200, Written: 1834, Duration: time.Second, Time: time.Date(2024, 6, 12, 9, 45, 1, 0, time.UTC)}
@@ -82,20 +82,20 @@ func (x titled) told() trace.Record {
 	return want
 }
 
-// docsInput reads what the docs have.
+// docsInput returns an input for the examples of the docs.
 func docsInput(format trace.Format) *trace.Input {
 	at := time.Date(2024, 6, 12, 9, 45, 1, 0, time.UTC)
 	return trace.NewInput(&trace.InputOptions{Format: format, Start: at, Now: at.AddDate(0, 2, 0)})
 }
 
-// plain is a record without what not every format has.
+// plain returns a record without the fields that not every format has.
 func plain(r trace.Record) trace.Record {
 	r.Host, r.ID, r.Proto, r.User = "", "", "", ""
 	return r
 }
 
-// checkDocs compares what was read with the request of an example. sizeLast says that the
-// last line has no end, and so perhaps not all digits of a size that ends it.
+// checkDocs compares the records that were read with the request of an example. If
+// sizeLast is set, the last line has no end, so a size at its end may lack digits.
 func checkDocs(t *testing.T, x titled, in *trace.Input, got []trace.Record, n int, sizeLast bool) {
 	t.Helper()
 	if len(got) != n || len(in.Skipped()) > 0 {
@@ -105,7 +105,7 @@ func checkDocs(t *testing.T, x titled, in *trace.Input, got []trace.Record, n in
 		if x.format() == trace.FormatURIs {
 			r.Time = x.told().Time
 		}
-		if i == n-1 && sizeLast && strings.HasSuffix(x.text, "1834") && r.Written == trace.Unknown { // digits may be missing
+		if i == n-1 && sizeLast && strings.HasSuffix(x.text, "1834") && r.Written == trace.Unknown { // a size that may lack digits is unknown
 			r.Written = x.told().Written
 		}
 		if diff := cmp.Diff(x.told(), plain(r)); diff != "" {
@@ -114,7 +114,8 @@ func checkDocs(t *testing.T, x titled, in *trace.Input, got []trace.Record, n in
 	}
 }
 
-// TestDocumentedFormats reads the example of each format bare, with its name and without.
+// TestDocumentedFormats reads the example of each format without a prefix, both with the
+// format given and without.
 func TestDocumentedFormats(t *testing.T) {
 	examples := fromDocs(t, "A line of each")
 	seen := map[string]bool{}
@@ -132,8 +133,8 @@ func TestDocumentedFormats(t *testing.T) {
 	}
 }
 
-// TestDocumentedPrefixes reads each example behind each prefix, and behind two: the same
-// record.
+// TestDocumentedPrefixes reads each example behind each prefix, and behind two of them.
+// The record must be the same.
 func TestDocumentedPrefixes(t *testing.T) {
 	prefixes := fromDocs(t, "What stands before a line")
 	if len(prefixes) < 15 {
@@ -152,7 +153,7 @@ func TestDocumentedPrefixes(t *testing.T) {
 	}
 }
 
-// compress returns what a program makes of an input, by its name.
+// compress returns the input as the named program compresses it.
 func compress(t testing.TB, name string, input []byte) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -169,7 +170,7 @@ func compress(t testing.TB, name string, input []byte) []byte {
 		tw := tar.NewWriter(&b)
 		err = tw.WriteHeader(&tar.Header{Name: "logs/access.log", Mode: 0o600, Size: int64(len(input))})
 		w = tw
-	case "bz2": // which the standard library does not write
+	case "bz2": // the standard library does not write bzip2
 		cmd := exec.Command("bzip2", "-c")
 		cmd.Stdin = bytes.NewReader(input)
 		out, err := cmd.Output()
@@ -191,7 +192,7 @@ func compress(t testing.TB, name string, input []byte) []byte {
 }
 
 // TestDocumentedForms reads each example from files in each compression, with each kind
-// of line, and with what logs have where they were cut.
+// of line end, and with the bytes that logs have where they were cut.
 func TestDocumentedForms(t *testing.T) {
 	wide := func(s string) string {
 		var b strings.Builder
@@ -219,7 +220,7 @@ func TestDocumentedForms(t *testing.T) {
 				checkDocs(t, x, in, read(t, in, string(packed)), 3, false)
 				if name == "tar" {
 					packed = compress(t, "xz", packed)
-				} else { // one stream after the other, as of logs that were joined
+				} else { // two streams in a row, as in joined logs
 					packed = append(packed, packed...)
 				}
 				in = docsInput("")
@@ -230,9 +231,9 @@ func TestDocumentedForms(t *testing.T) {
 	}
 }
 
-// TestDocumentedCut cuts each example anywhere, at the beginning and at the end of a file:
-// nobody but the client of the example is ever a client, no size but its size is read,
-// and what is left out is counted.
+// TestDocumentedCut cuts each example at any byte, at the beginning and at the end of a
+// file. No record may have a client or a size that the example does not have, and the
+// lines left out must be counted.
 func TestDocumentedCut(t *testing.T) {
 	for _, x := range fromDocs(t, "A line of each") {
 		if x.format() == trace.FormatURIs {
@@ -249,13 +250,13 @@ func TestDocumentedCut(t *testing.T) {
 			} {
 				in := docsInput("")
 				got := read(t, in, input)
-				left := name == "cut last" && i <= strings.Index(x.text, "203.0.113.7") // of the prefix, and no line behind it
+				left := name == "cut last" && i <= strings.Index(x.text, "203.0.113.7") // a cut in the prefix of the last line leaves no line
 				if n := len(got) + int(count(in)); n != 3 && (n != 2 || !left) || len(got) < 2 {
 					t.Fatalf("%s, %s at %d: %d records, skipped %+v", x.title, name, i, len(got), in.Skipped())
 				}
 				for _, r := range got {
 					if strings.Contains(x.title, "X-Forwarded-For") && r.RemoteAddr == "10.0.0.12" {
-						continue // the rest of a list is a list
+						continue // the rest of a list of clients is also a list
 					}
 					if r.RemoteAddr != want.RemoteAddr && r.RemoteAddr != "" || r.Written != want.Written && r.Written != trace.Unknown || r.Status != want.Status || r.URI != want.URI {
 						t.Fatalf("%s, %s at %d: the record %+v", x.title, name, i, r)
@@ -266,7 +267,7 @@ func TestDocumentedCut(t *testing.T) {
 	}
 }
 
-// count is how much was skipped.
+// count returns how many lines were skipped.
 func count(in *trace.Input) (n int64) {
 	for _, s := range in.Skipped() {
 		n += s.Count
@@ -274,8 +275,8 @@ func count(in *trace.Input) (n int64) {
 	return n
 }
 
-// TestDocumentedDamage puts something into the fields of each example that cannot stand
-// there. The line is not understood, and is shown.
+// TestDocumentedDamage puts values into the fields of each example that are invalid
+// there. The line must be skipped and shown.
 func TestDocumentedDamage(t *testing.T) {
 	for _, x := range fromDocs(t, "A line of each") {
 		if x.format() == trace.FormatURIs {
@@ -304,7 +305,7 @@ func TestDocumentedDamage(t *testing.T) {
 	}
 }
 
-// shows reports whether a message has part of a line.
+// shows reports whether a message contains part of a line.
 func shows(why, text string) bool {
 	for i := 0; i+40 <= len(text); i++ {
 		if strings.Contains(why, text[i:i+40]) {
@@ -314,8 +315,8 @@ func shows(why, text string) bool {
 	return false
 }
 
-// TestEndsWithSizes reads uploads: what came with a request is its size where the log
-// tells it, and unknown where nothing came with what ends an upload.
+// TestEndsWithSizes reads uploads. The size is what came with the request, where the log
+// states it. It is unknown when nothing came with the request that ends an upload.
 func TestEndsWithSizes(t *testing.T) {
 	for _, x := range fromDocs(t, "A line of each") {
 		for _, size := range []int{0, 4096} {

@@ -63,8 +63,8 @@ func TestFiles(t *testing.T) {
 	}
 }
 
-// TestCutCompressed: of a compressed file that was cut short, the last line is not taken
-// for a whole one, whose numbers may lack digits.
+// TestCutCompressed checks that the last line of a truncated compressed file is not taken
+// for a complete one, since its numbers may lack digits.
 func TestCutCompressed(t *testing.T) {
 	const line = `10.0.0.7 - - [01/Mar/2024:11:00:02 +0100] "GET /v2/ HTTP/1.1" 200 1367`
 	gz, zst := compressed(t, []byte(line+"\n"+line[:len(line)-2]))
@@ -81,7 +81,8 @@ func TestCutCompressed(t *testing.T) {
 	}
 }
 
-// TestSkippableFrame: parallel compressors of zstd begin with a frame of their own.
+// TestSkippableFrame reads zstd files that begin with a skippable frame, as parallel
+// compressors write them.
 func TestSkippableFrame(t *testing.T) {
 	_, zst := compressed(t, []byte(twoRecords))
 	in := trace.NewInput(nil)
@@ -91,7 +92,7 @@ func TestSkippableFrame(t *testing.T) {
 	}
 }
 
-// TestEndlessLine reads what has no end of a line until it is told to end.
+// TestEndlessLine reads a line without an end until it is told to stop.
 func TestEndlessLine(t *testing.T) {
 	for _, format := range []trace.Format{trace.FormatCLF, trace.FormatTrace} {
 		ctx, cancel := context.WithCancel(context.Background())
@@ -126,7 +127,8 @@ func (endless) Read(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// TestFollowFromEnd begins while a line is being written: it is read as a whole.
+// TestFollowFromEnd begins while a line is being written. That line must be read
+// completely.
 func TestFollowFromEnd(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	for before, want := range map[string]string{"": "", "ONE": "", clf("ONE"): "", clf("ONE") + "10.0.": "10.0."} {
@@ -150,7 +152,8 @@ func TestFollowFromEnd(t *testing.T) {
 	}
 }
 
-// follow records the methods of what a follower of a log in Combined Log Format reads.
+// follow starts a follower of a log in Combined Log Format. It returns a function that
+// returns the method of the next record.
 func follow(t *testing.T, path string) (next func() string, stop func() []trace.Skipped) {
 	t.Helper()
 	f, err := trace.Follow(path, false)
@@ -192,8 +195,8 @@ func clf(method string) string {
 	return `10.0.0.7 - - [01/Mar/2024:11:00:02 +0100] "` + method + ` /v2/ HTTP/1.1" 200 1367` + "\n"
 }
 
-// TestFollowRotated goes on writing to the old log after it was moved away and a new one
-// made, as every writer does until it is told.
+// TestFollowRotated keeps writing to the old log after it was moved away and a new one
+// was created, as every writer does until it is told to reopen.
 func TestFollowRotated(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	old, err := os.Create(path)
@@ -224,7 +227,7 @@ func TestFollowRotated(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer now.Close()
-	// Long enough for a follower that does not wait to have gone on.
+	// Long enough that a follower that does not wait would have gone on.
 	for range 3 {
 		write(old, clf("TWO"))
 		expect("TWO")
@@ -240,7 +243,7 @@ func TestFollowRotated(t *testing.T) {
 	}
 }
 
-// FuzzAppendTraceJSON compares the line with what encoding/json makes of the fields.
+// FuzzAppendTraceJSON compares the line with the encoding of the fields by encoding/json.
 func FuzzAppendTraceJSON(f *testing.F) {
 	f.Add("docker/17.03 (linux)", "v2/a", int64(256753663), int64(1367), 200)
 	f.Add("\"\\<&>\u2028\xff\x00", "é", int64(1), int64(-1), 0)

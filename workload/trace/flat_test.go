@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// FuzzParseFlat compares the fast way through a record with encoding/json: whatever
-// the fast way reads, the slow way reads to the same.
+// FuzzParseFlat compares the fast parser of a record with encoding/json. Whatever the
+// fast parser accepts, the slow one must read with the same result.
 func FuzzParseFlat(f *testing.F) {
 	for _, seed := range []string{
 		`{"host": "579633fd", "http.request.duration": 0.256753663, "http.request.method": "GET", "http.request.remoteaddr": "1c6fe6d6", "http.request.uri": "v2", "http.request.useragent": "docker/17.03.1-ce", "http.response.status": 200, "http.response.written": 1367, "id": "dc3ba3e77a", "timestamp": "2017-06-20T01:28:15.962Z"}`,
@@ -44,7 +44,7 @@ func FuzzParseFlat(f *testing.F) {
 	})
 }
 
-// sameFields compares what the fields are, not where they lie.
+// sameFields compares the values of fields, not where they lie in memory.
 func sameFields(a, b fields) bool {
 	va, vb := reflect.ValueOf(a), reflect.ValueOf(b)
 	for i := range va.NumField() {
@@ -62,7 +62,7 @@ func sameFields(a, b fields) bool {
 	return true
 }
 
-// FuzzTime compares the fast way of reading times with that of the time package.
+// FuzzTime compares the fast parser of times with the time package.
 func FuzzTime(f *testing.F) {
 	for _, s := range []string{"2017-06-20T01:28:15.962Z", "2017-06-20T01:28:15Z", "2016-02-29T23:59:59.123456789Z", "2017-02-29T00:00:00Z",
 		"2017-06-31T00:00:00Z", "0000-01-01T00:00:00Z", "2017-06-20T24:00:00Z", "2017-06-20T01:28:15.Z", "2017-06-20T01:28:15,5Z", "2017-06-20T01:28:15+02:00"} {
@@ -73,7 +73,7 @@ func FuzzTime(f *testing.F) {
 		if !ok {
 			return
 		}
-		// The fast way is not tried: a longer fraction with the same value.
+		// Force the slow parser: append zeros to the fraction, which keeps the value.
 		plain := strings.TrimSuffix(s, "Z")
 		if !strings.Contains(plain, ".") {
 			plain += "."

@@ -12,8 +12,8 @@ import (
 	"example.org/slipway/workload/trace"
 )
 
-// FuzzInput reads anything in each format: no panic, no endless loop, and only
-// records that can be stored.
+// FuzzInput reads any input in each format. It must not panic or loop forever, and must
+// return only records that can be stored.
 func FuzzInput(f *testing.F) {
 	formats := []trace.Format{""}
 	for _, name := range trace.FormatNames() {
@@ -52,8 +52,9 @@ func FuzzInput(f *testing.F) {
 	})
 }
 
-// FuzzLine reads anything as a line behind each prefix: what is read behind one is what is
-// read bare, or more, where the bare line has no time.
+// FuzzLine reads anything as a line behind each prefix. A line that can be read bare must
+// also be read behind a prefix. The reverse need not hold, because a bare line may lack
+// the time.
 func FuzzLine(f *testing.F) {
 	prefixes := fromDocs(f, "What stands before a line")
 	for i, x := range fromDocs(f, "A line of each") {
@@ -78,7 +79,7 @@ func FuzzLine(f *testing.F) {
 	})
 }
 
-// FuzzTraceLine writes records and reads them again.
+// FuzzTraceLine writes records and reads them back.
 func FuzzTraceLine(f *testing.F) {
 	f.Add("h", "GET", "1.2.3.4", "v2/a/b/manifests/c", "docker \"x\" \\ é", "id", "sha256:ab", int64(1367), int64(256753663), 200)
 	f.Fuzz(func(t *testing.T, host, method, client, uri, agent, id, digest string, size, nanos int64, status int) {
@@ -92,7 +93,7 @@ func FuzzTraceLine(f *testing.F) {
 		if len(got) != 1 {
 			t.Fatalf("%q was not read", line)
 		}
-		// What is no UTF-8 is replaced, the slash and the query are left out.
+		// Invalid UTF-8 is replaced. The leading slash and the query are left out.
 		for _, s := range []*string{&want.Host, &want.Method, &want.RemoteAddr, &want.URI, &want.UserAgent, &want.ID, &want.Digest} {
 			*s = strings.Map(func(r rune) rune { return r }, *s)
 		}

@@ -19,7 +19,7 @@ import (
 	"example.org/slipway/workload/trace"
 )
 
-// two records in the framing and with the quirks of the IBM traces.
+// twoRecords is two records with the framing and the quirks of the IBM traces.
 const twoRecords = `[{"host": "579633fd", "http.request.duration": 0.256753663, "http.request.method": "GET", "http.request.remoteaddr": "1c6fe6d6", "http.request.uri": "v2/ca64105a/8b31ac2f/manifests/817c8a39", "http.request.useragent": "docker/17.03.1-ce go/go1.7.5 git-commit/c6d412e kernel/4.4.0-78-generic os/linux arch/amd64 UpstreamClient(Docker-Client/17.03.1-ce \\(linux\\))", "http.response.status": 200, "http.response.written": 1367, "id": "dc3ba3e77a", "timestamp": "2017-06-20T01:28:15.962Z"}, {"host":"579633fd","http.request.duration":2.5,"http.request.method":"PUT","http.request.remoteaddr":"1c6fe6d6","http.request.uri":"v2/ca64105a/8b31ac2f/blobs/uploads/0a1b2c3d","http.request.useragent":"docker/1.12.6","http.response.status":201,"http.response.written":4096,"id":"dc3ba3e77b","timestamp":"2017-06-20T01:28:16Z","digest":"83d6821d"}]`
 
 func golden() []trace.Record {
@@ -32,7 +32,7 @@ func golden() []trace.Record {
 	}
 }
 
-// read reads an input as a whole.
+// read reads a whole input.
 func read(t testing.TB, in *trace.Input, input string) []trace.Record {
 	t.Helper()
 	var out []trace.Record
@@ -124,7 +124,7 @@ func TestInputFormats(t *testing.T) {
 			trace.Record{Duration: trace.Unknown, Method: "GET", URI: "v2/a7e6b589/manifests/817c8a39", Written: trace.Unknown, Time: end}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			for _, format := range []trace.Format{tc.f, ""} { // as told, and found out
+			for _, format := range []trace.Format{tc.f, ""} { // format given, then detected
 				in := trace.NewInput(&trace.InputOptions{Format: format, Start: end, Rate: 2, Now: end.AddDate(0, 6, 0)})
 				if diff := cmp.Diff([]trace.Record{tc.want}, read(t, in, tc.input+"\n")); diff != "" {
 					t.Errorf("format %q: records differ (-want +got):\n%s", format, diff)
@@ -256,7 +256,7 @@ func TestZoneOf(t *testing.T) {
 	}
 }
 
-// sharedTraces is the directory with data of a real registry. Tests that need it are
+// sharedTraces returns the directory with data of a real registry. Tests that need it are
 // skipped without it.
 func sharedTraces(t testing.TB) string {
 	t.Helper()

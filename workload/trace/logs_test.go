@@ -19,12 +19,13 @@ import (
 	"example.org/slipway/workload/trace"
 )
 
-// combined is a line of Combined Log Format of a client.
+// combined returns a line of Combined Log Format with the given client.
 func combined(client string) string {
 	return client + ` - - [12/Jun/2024:09:45:01 +0000] "GET /v2/team/app/manifests/v1 HTTP/1.1" 200 1834 "-" "containerd/1.7.18"`
 }
 
-// TestClients reads whatever can stand where a client stands, and nothing else.
+// TestClients reads everything that may stand in the place of a client, and refuses the
+// rest.
 func TestClients(t *testing.T) {
 	for field, want := range map[string]string{
 		"203.0.113.7": "203.0.113.7", "203.0.113.7:40312": "203.0.113.7", "2001:db8::7": "2001:db8::7", "[2001:db8::7]:40312": "2001:db8::7",
@@ -51,7 +52,7 @@ func TestClients(t *testing.T) {
 	}
 }
 
-// TestRequestTimes tells $request_time from other numbers after the user agent.
+// TestRequestTimes distinguishes $request_time from other numbers after the user agent.
 func TestRequestTimes(t *testing.T) {
 	for after, want := range map[string]time.Duration{
 		"": trace.Unknown, `"2.31"`: trace.Unknown, "2.31": trace.Unknown, `"-"`: trace.Unknown, "411": trace.Unknown, `urt=0.998`: trace.Unknown,
@@ -66,7 +67,7 @@ func TestRequestTimes(t *testing.T) {
 	}
 }
 
-// TestPieces joins lines that CRI and Docker split, of two streams at once.
+// TestPieces joins lines that CRI and Docker split, from two streams at once.
 func TestPieces(t *testing.T) {
 	long := strings.Replace(combined("203.0.113.7"), "containerd", strings.Repeat("x", 40<<10), 1)
 	var cri, docker strings.Builder
@@ -89,7 +90,7 @@ func TestPieces(t *testing.T) {
 	}
 }
 
-// example is the first line of the docs with a title.
+// example returns the line of the docs that has the title.
 func example(t *testing.T, title string) string {
 	t.Helper()
 	for _, x := range fromDocs(t, "A line of each") {
@@ -101,8 +102,8 @@ func example(t *testing.T, title string) string {
 	return ""
 }
 
-// TestOneLogTwice reads containers' logs in which two programs, or two parts of one, log
-// the same requests, whichever comes first.
+// TestOneLogTwice reads logs of containers in which two programs, or two parts of one
+// program, log the same requests in either order.
 func TestOneLogTwice(t *testing.T) {
 	startup := `time="2024-06-12T09:44:00Z" level=info msg="listening on [::]:5000" go.version=go1.22.4` + "\n"
 	for name, lines := range map[string][2]string{
@@ -121,7 +122,7 @@ func TestOneLogTwice(t *testing.T) {
 	}
 }
 
-// TestChoose reads Harbor's directory, in which all parts log the same requests.
+// TestChoose reads Harbor's log directory, in which all parts log the same requests.
 func TestChoose(t *testing.T) {
 	logs := map[string]string{
 		"proxy.log": example(t, "harbor"), "proxy.log.1.gz": string(compress(t, "gz", []byte(example(t, "harbor")+"\n"))),
@@ -165,8 +166,8 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// TestHarborArchive reads the directory as an archive, in which the proxy's log comes last,
-// from a file and from what can be read once.
+// TestHarborArchive reads the directory as an archive in which the proxy's log comes
+// last. It reads the archive from a file and from a stream that can be read only once.
 func TestHarborArchive(t *testing.T) {
 	var b bytes.Buffer
 	tw := tar.NewWriter(&b)
@@ -208,12 +209,12 @@ func TestHarborArchive(t *testing.T) {
 	}
 }
 
-// TestFollowFindsFormats follows a log of each format, from a pipe and from a file, from
-// its beginning and from its end.
+// TestFollowFindsFormats follows a log of each format, from a pipe and from a file, and
+// from the beginning and the end of the file.
 func TestFollowFindsFormats(t *testing.T) {
 	for _, x := range fromDocs(t, "A line of each") {
 		if x.format() == trace.FormatURIs {
-			continue // which have no times
+			continue // URIs have no times
 		}
 		in := docsInput("")
 		if err := in.Follow(strings.NewReader("\n"+x.text+"\n"+x.text+"\n"), "-", counter(t, x, 2)); err != nil {
@@ -253,7 +254,8 @@ func TestFollowFindsFormats(t *testing.T) {
 	}
 }
 
-// counter checks records, and at the end of the test how many there were.
+// counter returns a function that checks records. At the end of the test it also checks
+// their number.
 func counter(t *testing.T, x titled, want int) func(trace.Source, *trace.Record) error {
 	n := 0
 	t.Cleanup(func() {
@@ -270,8 +272,8 @@ func counter(t *testing.T, x titled, want int) func(trace.Source, *trace.Record)
 	}
 }
 
-// TestIdentify gives the same records the same ids in every copy of a log, whatever is
-// around its lines, and two requests that are the same in all two ids.
+// TestIdentify checks that equal records get equal ids in every copy of a log, whatever
+// surrounds the lines, and that two equal requests get different ids.
 func TestIdentify(t *testing.T) {
 	log := combined("203.0.113.7") + "\n" + combined("203.0.113.8") + "\n" + combined("203.0.113.7") + "\n" +
 		strings.Replace(combined("203.0.113.7"), ":45:01", ":45:09", 1) + "\n"
@@ -314,8 +316,8 @@ func TestIdentify(t *testing.T) {
 	}
 }
 
-// TestBoundedMemory reads what has no end, of each kind that makes a reader remember, with
-// as much memory as for little.
+// TestBoundedMemory reads endless input of each kind that makes a reader keep state. It
+// must take no more memory than short input.
 func TestBoundedMemory(t *testing.T) {
 	const size = 32 << 20
 	quoted, _ := json.Marshal(strings.Repeat("x", 16<<10))
@@ -350,7 +352,7 @@ func TestBoundedMemory(t *testing.T) {
 	}
 }
 
-// repeated is something again and again.
+// repeated is a reader that repeats its unit.
 type repeated struct {
 	unit, rest []byte
 	each       func()
@@ -368,7 +370,7 @@ func (r *repeated) Read(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// TestWideDictionary refuses a file of xz whose dictionary takes 4 GiB.
+// TestWideDictionary refuses an xz file whose dictionary takes 4 GiB.
 func TestWideDictionary(t *testing.T) {
 	in := trace.NewInput(nil)
 	got := read(t, in, "\xfd7zXZ\x00\x00\x04\xe6\xd6\xb4\x46\x02\x00\x21\x01\x28\x00\x00\x00"+strings.Repeat("x", 100))
@@ -377,8 +379,8 @@ func TestWideDictionary(t *testing.T) {
 	}
 }
 
-// TestJSONOfNginx reads what nginx writes into JSON that people put together: variables
-// that are missing, and \xNN.
+// TestJSONOfNginx reads JSON from hand-written nginx log formats: missing variables and
+// \xNN escapes.
 func TestJSONOfNginx(t *testing.T) {
 	for name, line := range map[string]string{
 		"missing": `{"time_local":"12/Jun/2024:09:45:02 +0000","remote_addr":"203.0.113.7","request":"GET /v2/ HTTP/1.1","status":200,"body_bytes_sent":2,"upstream_response_time":-,"request_time":1.000,"x":}`,
@@ -401,7 +403,7 @@ func TestJSONOfNginx(t *testing.T) {
 	}
 }
 
-// benchLines are enough for what is done once for a file not to count.
+// benchLines is so many that the fixed cost of a file does not matter.
 const benchLines = 20_000
 
 // BenchmarkLogs reads the examples of the docs.

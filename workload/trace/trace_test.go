@@ -19,12 +19,12 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// clfLine takes a line of Combined Log Format apart, as analysers do.
+// clfLine splits a line of Combined Log Format as analysers do.
 var clfLine = regexp.MustCompile(`^(\S+) - (\S+) \[([^\]]+)\] "((?:[^"\\]|\\.)*)" (\d+) (-?\d+) "((?:[^"\\]|\\.)*)" "((?:[^"\\]|\\.)*)"\n$`)
 
 var hexEscape = regexp.MustCompile(`\\x[0-9a-f]{2}|\\.`)
 
-// unescape undoes Apache's escapes.
+// unescape reverses Apache's escapes.
 func unescape(s string) string {
 	return hexEscape.ReplaceAllStringFunc(s, func(e string) string {
 		if e[1] != 'x' {
@@ -38,8 +38,8 @@ func unescape(s string) string {
 
 var arrived = time.Date(2026, 2, 3, 4, 5, 6, 789e6, time.FixedZone("", 3600))
 
-// FuzzAppendCLF: a client cannot forge a line or a field, and every byte it sent
-// can be read back.
+// FuzzAppendCLF checks that a client cannot forge a line or a field, and that every byte
+// it sent can be read back.
 func FuzzAppendCLF(f *testing.F) {
 	f.Add("127.0.0.1", "me", "GET", "/v2/", "HTTP/1.1", "docker", "")
 	f.Add("::1", "a b", "GET", "/\n127.0.0.1 - - [x] \"GET /\"", "HTTP/1.1", "x\" \"y", "\\")
@@ -77,7 +77,8 @@ func FuzzAppendCLF(f *testing.F) {
 	})
 }
 
-// FuzzAppendTrace: one line of JSON, from which what was valid comes back.
+// FuzzAppendTrace checks that a record becomes one line of JSON, from which every valid
+// value can be read back.
 func FuzzAppendTrace(f *testing.F) {
 	f.Add("docker", "/v2/a/b?x=y", "id")
 	f.Add("\"}\n{\"host\":\"x", "//", "\u2028<&>")
@@ -163,7 +164,7 @@ func TestWriter(t *testing.T) {
 	}
 }
 
-// TestWriterFlushes: a record does not wait in the buffer for the next one.
+// TestWriterFlushes checks that a record does not wait in the buffer for the next one.
 func TestWriterFlushes(t *testing.T) {
 	s := &sink{}
 	w := trace.NewWriter(s, trace.FormatCLF)
@@ -178,8 +179,8 @@ func TestWriterFlushes(t *testing.T) {
 	}
 }
 
-// TestWriterErrors: a log that cannot be written is no reason to stop, and no
-// secret.
+// TestWriterErrors checks that a writer goes on when its log cannot be written, and that
+// it reports the error.
 func TestWriterErrors(t *testing.T) {
 	s := &sink{err: errors.New("disk full")}
 	w := trace.NewWriter(s, trace.FormatCLF)

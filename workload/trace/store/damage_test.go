@@ -13,8 +13,8 @@ import (
 	"example.org/slipway/workload/trace/store"
 )
 
-// TestWriteFails lets a file not be written, as on a full disk: what was published
-// before stays, and the writer says what is wrong from then on.
+// TestWriteFails makes writing a file fail, as on a full disk. What was published before
+// must stay, and the writer must report the error from then on.
 func TestWriteFails(t *testing.T) {
 	dir := t.TempDir()
 	recs := someRecords(500, time.Hour, 11)
@@ -42,7 +42,7 @@ func TestWriteFails(t *testing.T) {
 	}
 }
 
-// TestLeftovers has a writer that was killed leave its files.
+// TestLeftovers starts a writer among the files of one that was killed.
 func TestLeftovers(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, nil, "a", someRecords(500, time.Hour, 12))
@@ -66,7 +66,7 @@ func TestLeftovers(t *testing.T) {
 	}
 }
 
-// TestFlush publishes twice, with records for the same day.
+// TestFlush publishes twice, both times with records for the same day.
 func TestFlush(t *testing.T) {
 	dir := t.TempDir()
 	recs := someRecords(600, time.Hour, 13)
@@ -135,7 +135,7 @@ func TestCopy(t *testing.T) {
 	}
 }
 
-// FuzzOpen damages a file of a store: reading it may fail and must not panic.
+// FuzzOpen damages a file of a store. Reading it may fail but must not panic.
 func FuzzOpen(f *testing.F) {
 	dir := f.TempDir()
 	write(f, dir, nil, "a", someRecords(50, 2*time.Hour, 15))
@@ -168,7 +168,7 @@ func FuzzOpen(f *testing.F) {
 		if err == nil && n != 50 {
 			t.Errorf("byte %d: a scan gave %d of 50 requests and no error", at, n)
 		}
-		// Whatever comes of it: no panic.
+		// Any error is acceptable; a panic is not.
 		_ = s.Records(context.Background(), store.Query{Zone: "a"}, func(*trace.Record) error { return nil })
 	})
 }

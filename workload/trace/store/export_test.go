@@ -1,7 +1,7 @@
 package store
 
-// SetMaxRuns changes after how many runs of a day they are merged.
+// SetMaxRuns sets after how many runs of a day they are merged.
 func (w *Writer) SetMaxRuns(n int) { w.maxRuns = n }
 
-// SetMaxGroup changes how many rows a row group may have, which is less than readers take.
+// SetMaxGroup sets how many rows a row group may have. That is less than readers accept.
 func (w *Writer) SetMaxGroup(n int) { w.maxGroup = n }

@@ -22,7 +22,7 @@ import (
 	"example.org/slipway/workload/trace/store"
 )
 
-// row has the columns of docs/trace.md.
+// row has the columns that docs/trace.md lists.
 type row struct {
 	Time     int64  `parquet:"time,timestamp(microsecond),delta,uncompressed"`
 	Duration int64  `parquet:"duration,delta,uncompressed"`
@@ -40,10 +40,10 @@ type row struct {
 	URI      string `parquet:"uri,dict"`
 }
 
-// dayPath is the file of the first day of zone a.
+// dayPath returns the path of the first day of zone a.
 func dayPath(dir string) string { return filepath.Join(dir, "zone=a", "day=2017-06-20.parquet") }
 
-// openFile opens a file with everything in it, as any program would.
+// openFile opens a file with all its indexes, as any program would.
 func openFile(t *testing.T, path string) *parquet.File {
 	t.Helper()
 	b, err := os.ReadFile(path)
@@ -57,8 +57,8 @@ func openFile(t *testing.T, path string) *parquet.File {
 	return f
 }
 
-// byLibrary writes the rows of a file, with the row groups it has, as Parquet's library
-// does by itself.
+// byLibrary writes the rows of a file with the Parquet library alone, in the same row
+// groups.
 func byLibrary(t *testing.T, path string, f *parquet.File) {
 	t.Helper()
 	out, err := os.Create(path)
@@ -88,7 +88,8 @@ func byLibrary(t *testing.T, path string, f *parquet.File) {
 	}
 }
 
-// TestLikeLibrary compares what a file says of itself with what the library's says.
+// TestLikeLibrary compares the metadata of a file with the metadata that the library
+// writes.
 func TestLikeLibrary(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, nil, "a", someRecords(2000, 5*time.Hour, 40))
@@ -113,7 +114,7 @@ func TestLikeLibrary(t *testing.T) {
 	a, b := theirs.Metadata(), ours.Metadata()
 	for i := range a.RowGroups {
 		for j := range a.RowGroups[i].Columns {
-			if c := &a.RowGroups[i].Columns[j].MetaData; c.Type == format.ByteArray { // we have no bounds of those
+			if c := &a.RowGroups[i].Columns[j].MetaData; c.Type == format.ByteArray { // we write no bounds for byte arrays
 				c.Statistics.MinValue, c.Statistics.MaxValue = nil, nil
 			}
 		}
@@ -126,7 +127,8 @@ func TestLikeLibrary(t *testing.T) {
 	}
 }
 
-// TestOldFile reads a file that the library wrote, as earlier versions did, and adds to it.
+// TestOldFile reads a file that the library wrote, as earlier versions did, and adds
+// records to it.
 func TestOldFile(t *testing.T) {
 	recs := byTime(someRecords(3000, 5*time.Hour, 41))
 	from, dir := t.TempDir(), t.TempDir()
@@ -147,8 +149,8 @@ func TestOldFile(t *testing.T) {
 	}
 }
 
-// TestPages writes an hour of several pages, some of which are short because of long ids,
-// and has the library look for rows by the index of pages.
+// TestPages writes an hour of several pages, some of them short because of long ids. The
+// library then looks up rows through the page index.
 func TestPages(t *testing.T) {
 	const rows = 40_000
 	recs := byTime(someRecords(rows, time.Hour, 42))
@@ -213,7 +215,7 @@ func TestPages(t *testing.T) {
 	}
 }
 
-// TestManyRows writes an hour of more rows than a row group has.
+// TestManyRows writes an hour with more rows than a row group holds.
 func TestManyRows(t *testing.T) {
 	const group, rows = 5000, 5100
 	dir := t.TempDir()
@@ -231,7 +233,7 @@ func TestManyRows(t *testing.T) {
 		}
 		w.SetMaxGroup(group)
 		for i := range tc.add {
-			// Most of the few moments that there are have some.
+			// There are few different times, and most of them occur.
 			r := trace.Record{Method: "GET", URI: "v2", Status: 200, Time: start.Add(time.Duration(i*7919%100) * time.Second)}
 			if err := w.Add("a", &r); err != nil {
 				t.Fatal(err)
@@ -264,7 +266,8 @@ func TestManyRows(t *testing.T) {
 	}
 }
 
-// TestSameBytes imports the same files with different numbers of cores.
+// TestSameBytes imports the same files with different numbers of cores and expects the
+// same bytes.
 func TestSameBytes(t *testing.T) {
 	logs := t.TempDir()
 	for i := range 6 {

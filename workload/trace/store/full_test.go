@@ -13,13 +13,14 @@ import (
 	"example.org/slipway/workload/trace/store"
 )
 
-// TestFullDisk writes four days to a disk with room for about two, after one that was
-// there before, with and without temporary files. What is there in the end is whole days.
+// TestFullDisk writes four days to a disk with room for about two, after one day that was
+// stored before, with and without temporary files. In the end every stored day must be
+// complete.
 func TestFullDisk(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("only root may mount a small disk")
 	}
-	const each = 15_000 // a day's file takes about 0.5 MB
+	const each = 15_000 // the file of a day takes about 0.5 MB
 	for _, tc := range []struct {
 		name string
 		o    store.WriterOptions

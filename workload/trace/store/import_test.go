@@ -18,7 +18,7 @@ import (
 	"example.org/slipway/workload/trace/store"
 )
 
-// importFiles imports files with a number of cores.
+// importFiles imports files with the given number of cores.
 func importFiles(t *testing.T, cores int, files []string, dir string) (*store.Imported, error) {
 	t.Helper()
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(cores))
@@ -29,8 +29,8 @@ func importFiles(t *testing.T, cores int, files []string, dir string) (*store.Im
 	return store.Import(context.Background(), trace.NewInput(&trace.InputOptions{Start: start, Rate: 8}), files, w, &store.ImportOptions{Zone: "a"})
 }
 
-// TestImportInOrder imports files whose records have their times from all that came
-// before them, and some that do not, with several read at once.
+// TestImportInOrder imports several files at once. The times of some records depend on
+// all files before them, so the order must be kept.
 func TestImportInOrder(t *testing.T) {
 	dir := t.TempDir()
 	var files []string
@@ -73,8 +73,8 @@ func TestImportInOrder(t *testing.T) {
 	}
 }
 
-// TestImportMissing imports files of which one is not there: what is before it is
-// imported, what is after it is not, although it was read.
+// TestImportMissing imports files of which one is missing. The files before it are
+// imported. Those after it are not, although they were read.
 func TestImportMissing(t *testing.T) {
 	dir := t.TempDir()
 	recs := byTime(someRecords(2000, 5*time.Hour, 60))
@@ -103,7 +103,7 @@ func TestImportMissing(t *testing.T) {
 	}
 }
 
-// TestImportEnds lets the store fail while files are read.
+// TestImportEnds makes the store fail while files are read.
 func TestImportEnds(t *testing.T) {
 	dir := t.TempDir()
 	var line []byte
@@ -135,7 +135,7 @@ func TestImportEnds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.Part("default"); err != nil { // so the writer takes no record of that
+	if _, err := w.Part("default"); err != nil { // the writer now takes no records of this zone
 		t.Fatal(err)
 	}
 	if _, err := store.Import(context.Background(), trace.NewInput(nil), files, w, nil); err == nil {
@@ -143,7 +143,7 @@ func TestImportEnds(t *testing.T) {
 	}
 }
 
-// TestNames writes names of all lengths that differ in one place.
+// TestNames writes names of all lengths that differ in one byte.
 func TestNames(t *testing.T) {
 	var recs []trace.Record
 	for n := 1; n <= 12; n++ {
@@ -156,7 +156,7 @@ func TestNames(t *testing.T) {
 		}
 	}
 	dir := t.TempDir()
-	write(t, dir, nil, "a", append(recs, recs...)) // known names, too
+	write(t, dir, nil, "a", append(recs, recs...)) // the second half repeats known names
 	var want []trace.Record
 	for _, r := range recs {
 		want = append(want, r, r)
@@ -189,9 +189,9 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// TestImportAgain imports a log without ids again, in a store and as a copy beside it,
-// compressed and behind the prefix of a collector: no request is there twice, and those
-// that a client sent twice within a second are there twice.
+// TestImportAgain imports a log without ids again, both the same file and copies of it,
+// compressed and behind the prefix of a collector. No request may be stored twice, except
+// those that a client sent twice within a second.
 func TestImportAgain(t *testing.T) {
 	dir := t.TempDir()
 	var plain, prefixed strings.Builder
@@ -222,8 +222,8 @@ func TestImportAgain(t *testing.T) {
 	}
 }
 
-// TestImportNothing imports and records logs of which nothing can be read: an error that
-// tells what to do, and what was there.
+// TestImportNothing imports and records logs without a readable line. The error must say
+// what to do and what the log contained.
 func TestImportNothing(t *testing.T) {
 	dir := t.TempDir()
 	for name, content := range map[string]string{
@@ -243,7 +243,7 @@ func TestImportNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err = store.Record(trace.NewInput(nil), strings.NewReader(content), "log", w, nil)
-		if want := len(strings.TrimSpace(content)) > 0; errors.Is(err, store.ErrNothing) != want { // nothing may have been asked
+		if want := len(strings.TrimSpace(content)) > 0; errors.Is(err, store.ErrNothing) != want { // an empty log is fine here: there may have been no request
 			t.Errorf("%s, recorded: %v", name, err)
 		}
 	}

@@ -14,8 +14,8 @@ import (
 	"example.org/slipway/workload/trace/store"
 )
 
-// TestRealSample imports 725,242 URIs of a real registry and compares every figure
-// that is known of them, to the last digit that is.
+// TestRealSample imports 725,242 URIs of a real registry and compares every known figure,
+// to its last known digit.
 func TestRealSample(t *testing.T) {
 	shared := os.Getenv("SLIPWAY_TRACES")
 	if shared == "" {

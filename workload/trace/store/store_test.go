@@ -20,7 +20,8 @@ import (
 
 var start = time.Date(2017, 6, 20, 0, 0, 0, 0, time.UTC)
 
-// someRecords makes n records over a time, about in the mix of a real registry.
+// someRecords returns n records spread over a time, roughly in the mix of a real
+// registry.
 func someRecords(n int, over time.Duration, seed uint64) []trace.Record {
 	rnd := rand.New(rand.NewPCG(seed, 1))
 	out := make([]trace.Record, n)
@@ -221,7 +222,7 @@ func TestZones(t *testing.T) {
 
 func TestDuplicates(t *testing.T) {
 	recs := someRecords(1000, time.Hour, 6)
-	for i := range 10 { // no duplicates: another time, another URI, no id
+	for i := range 10 { // no duplicates: they differ in time or URI and have no id
 		r := recs[i]
 		r.Time = r.Time.Add(time.Millisecond)
 		s := recs[i]
@@ -324,7 +325,7 @@ func TestScanEnds(t *testing.T) {
 	}
 }
 
-// benchRecords is a day of dal09: 285 k requests.
+// benchRecords is the number of requests in a day of dal09: 285 thousand.
 const benchRecords = 285_000
 
 func BenchmarkWrite(b *testing.B) {
@@ -355,8 +356,8 @@ func BenchmarkScan(b *testing.B) {
 	b.ReportMetric(float64(info.Size())/benchRecords, "B/record")
 }
 
-// BenchmarkImport imports two days in the form of the IBM traces: four files a day,
-// records in no order within each.
+// BenchmarkImport imports two days in the form of the IBM traces: four files a day, with
+// the records of each file in no order.
 func BenchmarkImport(b *testing.B) {
 	dir := b.TempDir()
 	const files, each = 8, 62_500

@@ -19,7 +19,7 @@ import (
 	"example.org/slipway/workload/trace/store"
 )
 
-// TestOneWriter has a second writer come while the first has temporary files.
+// TestOneWriter opens a second writer while the first has temporary files.
 func TestOneWriter(t *testing.T) {
 	dir := t.TempDir()
 	recs := someRecords(20_000, 10*time.Hour, 20)
@@ -41,10 +41,10 @@ func TestOneWriter(t *testing.T) {
 	if got := w.Written(); got.Records != 20_000 || got.Spilled == 0 {
 		t.Errorf("written: %+v", got)
 	}
-	write(t, dir, nil, "a", recs[:1]) // the lock went with the writer
+	write(t, dir, nil, "a", recs[:1]) // the lock ended with the writer
 }
 
-// TestParts writes two zones at once.
+// TestParts writes two zones at the same time.
 func TestParts(t *testing.T) {
 	dir := t.TempDir()
 	w, err := store.NewWriter(dir, &store.WriterOptions{Memory: 1 << 20})
@@ -110,7 +110,7 @@ func TestParts(t *testing.T) {
 	}
 }
 
-// TestManyRuns spills more runs of a day than are merged at once.
+// TestManyRuns spills more runs of a day than the writer merges at once.
 func TestManyRuns(t *testing.T) {
 	dir := t.TempDir()
 	recs := someRecords(60_000, 2*time.Hour, 22)
@@ -141,7 +141,7 @@ func TestManyRuns(t *testing.T) {
 	}
 }
 
-// TestDropKeepsOld leaves out what is new and a duplicate, not what was there.
+// TestDropKeepsOld checks that only new duplicates are dropped, not those stored before.
 func TestDropKeepsOld(t *testing.T) {
 	dir := t.TempDir()
 	recs := someRecords(100, time.Hour, 23)
@@ -156,7 +156,8 @@ func TestDropKeepsOld(t *testing.T) {
 	}
 }
 
-// TestNotUTF8: a client may send any bytes, and readers of Parquet want text.
+// TestNotUTF8 writes invalid UTF-8. A client may send any bytes, but readers of Parquet
+// expect text.
 func TestNotUTF8(t *testing.T) {
 	dir := t.TempDir()
 	r := trace.Record{Host: "h\xff", Method: "G\xff", RemoteAddr: "c\xff", URI: "v2/a\xff/blobs/b\xff", UserAgent: "caf\xe9 \xff", ID: "\xffi",
@@ -176,15 +177,15 @@ func TestNotUTF8(t *testing.T) {
 	}
 }
 
-// TestManyDays: a day with few records, as times all over a century make of a broken
-// log, takes little memory beside them.
+// TestManyDays checks that a day with few records takes little memory beyond these
+// records. A broken log may have times from a whole century.
 func TestManyDays(t *testing.T) {
 	dir := t.TempDir()
 	w, err := store.NewWriter(dir, &store.WriterOptions{Memory: 4 << 20})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i := range 8400 { // the memory is reckoned up once
+	for i := range 8400 { // enough for the writer to add up its memory once
 		r := trace.Record{Method: "GET", URI: "v2", Time: start.AddDate(0, 0, i%200)}
 		if err := w.Add("a", &r); err != nil {
 			t.Fatal(err)
@@ -198,8 +199,8 @@ func TestManyDays(t *testing.T) {
 	}
 }
 
-// TestDigestOfAnonymised: after names were replaced, and after that is copied, a
-// manifest by digest still has a digest.
+// TestDigestOfAnonymised checks that a manifest by digest still has a digest after names
+// were replaced, and after the result is copied.
 func TestDigestOfAnonymised(t *testing.T) {
 	a, err := trace.NewAnonymiser(make([]byte, trace.MinKey), nil)
 	if err != nil {
@@ -239,7 +240,8 @@ func TestDigestOfAnonymised(t *testing.T) {
 	}
 }
 
-// TestOpenHostileZone: names of zones go to terminals and into reports.
+// TestOpenHostileZone opens zones with hostile names, since names go to terminals and
+// into reports.
 func TestOpenHostileZone(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, nil, "a", someRecords(10, time.Hour, 25))
@@ -251,7 +253,8 @@ func TestOpenHostileZone(t *testing.T) {
 	}
 }
 
-// TestImportUnknown: what a client sent is shown so that a terminal does nothing.
+// TestImportUnknown checks that what a client sent is shown in a form that a terminal
+// does not interpret.
 func TestImportUnknown(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "log")

@@ -8,7 +8,7 @@ import (
 	"example.org/slipway/workload/trace/synth"
 )
 
-// BenchmarkGenerate makes requests of dal, one for each iteration.
+// BenchmarkGenerate generates requests of dal, one per iteration.
 func BenchmarkGenerate(b *testing.B) {
 	p, err := synth.Zone("dal")
 	if err != nil {

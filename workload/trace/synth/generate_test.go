@@ -78,8 +78,9 @@ func TestSameSeedSameTraceOnAnyNumberOfProcessors(t *testing.T) {
 	}
 }
 
-// TestRecordsHaveTheFormOfTheArchive checks every field of every record, and what
-// belongs together: an upload begins before it ends, a layer always has the same size.
+// TestRecordsHaveTheFormOfTheArchive checks every field of every record, and what must
+// match between records: an upload begins before it ends, and a layer always has the same
+// size.
 func TestRecordsHaveTheFormOfTheArchive(t *testing.T) {
 	hex8, hex10 := regexp.MustCompile(`^[0-9a-f]{8}$`), regexp.MustCompile(`^[0-9a-f]{10}$`)
 	uri := regexp.MustCompile(`^v2$|^v2/([0-9a-f]{8}/){1,4}(manifests/[0-9a-f]{8}|blobs/[0-9a-f]{8}|blobs/uploads/([0-9a-f]{8})?)$`)
@@ -125,7 +126,7 @@ func TestRecordsHaveTheFormOfTheArchive(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if posts-ends > 5 || len(patched) > 5 { // sessions that the number of requests cut off
+	if posts-ends > 5 || len(patched) > 5 { // sessions cut off at the requested number of requests
 		t.Errorf("%d uploads begun, %d ended, %d in chunks without an end", posts, ends, len(patched))
 	}
 	total := float64(depths[0] + depths[1] + depths[2] + depths[3])
@@ -195,8 +196,9 @@ func TestGenerateEnds(t *testing.T) {
 	}
 }
 
-// FuzzGenerate tries profiles and options of all kinds: either they are refused, or as
-// many records come as were asked for, in order of time and within the days.
+// FuzzGenerate tries profiles and options of all kinds. Either they are refused, or
+// exactly the requested number of records is generated, in order of time and within the
+// days.
 func FuzzGenerate(f *testing.F) {
 	f.Add(uint64(1), int64(500), int(2), "mix", 0.2, 1.0)
 	f.Add(uint64(2), int64(100), int(1), "pause", 80000.0, 0.001)
@@ -230,7 +232,7 @@ func FuzzGenerate(f *testing.F) {
 	})
 }
 
-// mutate changes a part of a profile.
+// mutate changes one part of a profile.
 func mutate(p *synth.Profile, what string, a, b float64) {
 	switch what {
 	case "mix":

@@ -9,12 +9,12 @@ import (
 	"example.org/slipway/workload/trace"
 )
 
-// measured computes, from records alone, what is published about the zones. It keeps
-// everything in memory and shares nothing with the generator.
+// measured computes the published figures of the zones from records alone. It keeps
+// everything in memory and shares no code with the generator.
 type measured struct {
 	total                               int64
 	method, status                      map[string]int64
-	kind                                map[string]int // of GETs
+	kind                                map[string]int // GETs only
 	putKind                             map[trace.Kind]int64
 	headPutBlob, headPutMan             int64
 	layers, layerURIs                   map[string]int
@@ -30,11 +30,11 @@ type measured struct {
 	days                                map[int64]float64
 	pingRuns, pings                     int64
 	lastGet                             trace.Kind
-	lastManifest                        map[string][]int // client+repo: open windows, as indexes of after
+	lastManifest                        map[string][]int // by client and repository: open windows, as indexes into after
 	openAt                              []int64
 	after                               []int
 	hosts                               map[string]bool
-	firsts                              []int // which layer GETs were the first of their layers
+	firsts                              []int // whether each layer GET was the first of its layer
 	tagged                              int64 // manifest GETs of the tag latest
 	namespaces                          map[string]int
 }
@@ -127,14 +127,15 @@ func (m *measured) addGet(r *trace.Record, t trace.Target, ms int64, size float6
 	m.lastGet = t.Kind
 }
 
-// open are the windows of 60 s that have not ended.
+// open returns the windows of 60 s that are still open.
 func (m *measured) open(key string, ms int64) []int {
 	return slices.DeleteFunc(m.lastManifest[key], func(i int) bool { return ms-m.openAt[i] >= int64(time.Minute/time.Millisecond) })
 }
 
 func (m *measured) share(n int64) float64 { return float64(n) / float64(m.total) }
 
-// topShare is what the n most popular have of all; below 1, n is a share of the items.
+// topShare returns the share of the n most popular items. Below 1, n is a share of the
+// items.
 func topShare(counts map[string]int, n float64) float64 {
 	ranked, all := ranks(counts)
 	if n < 1 {
@@ -156,7 +157,8 @@ func ranks(counts map[string]int) (ranked []int, all int) {
 	return ranked, all
 }
 
-// slope of log count over log rank, least squares over the first n ranks.
+// slope returns the slope of log count over log rank, by least squares over the first n
+// ranks.
 func slope(counts map[string]int, n int) float64 {
 	ranked, _ := ranks(counts)
 	var sx, sy, sxx, sxy float64
@@ -204,7 +206,7 @@ func mean(values []float64) float64 {
 	return s / float64(len(values))
 }
 
-// gap is a quantile of the times between arrivals in seconds.
+// gap returns a quantile of the times between arrivals, in seconds.
 func (m *measured) gap(q float64) float64 {
 	gaps := make([]float64, 0, len(m.times))
 	for i := 1; i < len(m.times); i++ {
@@ -213,7 +215,7 @@ func (m *measured) gap(q float64) float64 {
 	return quantile(gaps, q)
 }
 
-// perMinute are the requests of each minute from the first to the last.
+// perMinute returns the number of requests in each minute from the first to the last.
 func (m *measured) perMinute() []float64 {
 	var out []float64
 	for t := m.times[0] / 60000; t <= m.times[len(m.times)-1]/60000; t++ {
@@ -222,7 +224,7 @@ func (m *measured) perMinute() []float64 {
 	return out
 }
 
-// without is the share of manifest GETs that no layer GET follows.
+// without returns the share of manifest GETs that no layer GET follows.
 func (m *measured) without() float64 {
 	n := 0
 	for _, c := range m.after {
@@ -233,7 +235,7 @@ func (m *measured) without() float64 {
 	return float64(n) / float64(len(m.after))
 }
 
-// layersAfter are the numbers of layer GETs that follow manifest GETs, where some do.
+// layersAfter returns the number of layer GETs after each manifest GET that some follow.
 func (m *measured) layersAfter() []float64 {
 	var out []float64
 	for _, c := range m.after {
@@ -244,7 +246,7 @@ func (m *measured) layersAfter() []float64 {
 	return out
 }
 
-// timeOf is a quantile of the durations of layers from one size to another.
+// timeOf returns a quantile of the durations of layers in a range of sizes.
 func (m *measured) timeOf(from, to, q float64) float64 {
 	var out []float64
 	for _, l := range m.layerTime {
@@ -263,7 +265,7 @@ func (m *measured) layerSeconds() []float64 {
 	return out
 }
 
-// lateNew is the share of first touches in the second half of the layer GETs.
+// lateNew returns the share of first touches in the second half of the layer GETs.
 func (m *measured) lateNew() float64 {
 	half := m.kind["blob"] / 2
 	n := 0
@@ -277,7 +279,8 @@ func (m *measured) lateNew() float64 {
 
 func (m *measured) latest() float64 { return float64(m.tagged) / float64(m.kind["manifest"]) }
 
-// night is the mean of an hour from 2 to 6 over that of one from 13 to 19 UTC.
+// night returns the mean of an hour from 2 to 6 UTC divided by the mean of an hour from
+// 13 to 19 UTC.
 func (m *measured) night() float64 {
 	var night, day float64
 	for h, n := range m.hours {

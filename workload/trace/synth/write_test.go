@@ -76,7 +76,7 @@ func TestWriteStore(t *testing.T) {
 	}
 }
 
-// TestWriteEnds is told to end in the middle: what was made until then can be read.
+// TestWriteEnds stops writing in the middle. The records written so far must be readable.
 func TestWriteEnds(t *testing.T) {
 	dir := t.TempDir()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -153,8 +153,8 @@ func TestArchiveHasTheSameRecords(t *testing.T) {
 	}
 }
 
-// TestFitRoundTrip makes a trace, fits a profile to it, makes another from that, and
-// compares both traces.
+// TestFitRoundTrip generates a trace, fits a profile to it, generates another trace from
+// the profile, and compares the two traces.
 func TestFitRoundTrip(t *testing.T) {
 	for _, name := range []string{"dal", "dev"} {
 		t.Run(name, func(t *testing.T) {
@@ -162,7 +162,7 @@ func TestFitRoundTrip(t *testing.T) {
 			dir := t.TempDir()
 			requests := int64(100_000)
 			if raceDetector {
-				requests = 40_000 // ten times slower, and just as far from the goal
+				requests = 40_000 // under the race detector it is ten times slower, and the result is no closer
 			}
 			o := synth.Options{Seed: 11, Requests: requests}
 			writeStore(t, dir, []*synth.Profile{zone(t, name)}, &o)
@@ -188,7 +188,7 @@ func TestFitRoundTrip(t *testing.T) {
 	}
 }
 
-// compare tells where two traces differ by more than is documented for --like.
+// compare reports where two traces differ by more than what is documented for --like.
 func compare(t *testing.T, a, b *measured) {
 	t.Helper()
 	for _, f := range []struct {
@@ -220,8 +220,8 @@ func compare(t *testing.T, a, b *measured) {
 	}
 }
 
-// TestFitWindows: layers belong to all pulls of the client and repository of the minute
-// before.
+// TestFitWindows checks that layers count for every pull of the same client and
+// repository in the minute before.
 func TestFitWindows(t *testing.T) {
 	dir := t.TempDir()
 	w, err := store.NewWriter(dir, nil)
@@ -246,7 +246,8 @@ func TestFitWindows(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Layers 1 and 2 belong to the first manifest, 2 and 3 to the second, none to d's.
+	// Layers 1 and 2 count for the first manifest, 2 and 3 for the second, none for that
+	// of d.
 	if p.PullsWithLayers != 2.0/3 || p.LayersPerPull != 2 {
 		t.Errorf("%g of the pulls with layers, %g layers each; want 2/3 and 2", p.PullsWithLayers, p.LayersPerPull)
 	}

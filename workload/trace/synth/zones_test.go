@@ -10,7 +10,7 @@ import (
 	"example.org/slipway/workload/trace/synth"
 )
 
-// figure is one published number: what it is, and how near the traces must come to it.
+// figure is one published number and how close the traces must come to it.
 // docs/synthetic-traces.md has the same table.
 type figure struct {
 	name     string
@@ -19,12 +19,12 @@ type figure struct {
 	measured func(*measured) float64
 }
 
-// within is a figure with a tolerance to both sides.
+// within returns a figure with the same tolerance in both directions.
 func within(name string, want, tolerance float64, f func(*measured) float64) figure {
 	return figure{name, want, want - tolerance, want + tolerance, f}
 }
 
-// between is a figure of which a range is published, or a limit; want is not a number.
+// between returns a figure for a published range or limit. Its want is NaN.
 func between(name string, low, up float64, f func(*measured) float64) figure {
 	return figure{name, math.NaN(), low, up, f}
 }
@@ -47,7 +47,7 @@ func repoGets(m *measured) map[string]int  { return m.repoGets }
 func spaces(m *measured) map[string]int    { return m.namespaces }
 func clients(m *measured) map[string]int   { return m.clients }
 
-// everyZone are the figures that all zones share.
+// everyZone returns the figures that all zones share.
 func everyZone() []figure {
 	return []figure{
 		between("GET, share of requests", 0.60, 0.85, methodShare("GET")),
@@ -98,8 +98,8 @@ func hosts(n float64) figure {
 	return within("registry servers", n, 0, func(m *measured) float64 { return float64(len(m.hosts)) })
 }
 
-// dalFigures are those of three days: most of what is known of sequences is of 725,242
-// GETs of dal.
+// dalFigures returns figures of three days. Most of what is known about sequences comes
+// from 725,242 GETs of dal.
 func dalFigures() []figure {
 	return []figure{
 		hosts(6), pulled(0.90, 0.02), layersOfGets(0.5, 0.7), gap99(2, 5), busiest(1, 0.15, 0.02), meanLayer(14.5, 2), noLayers(0.83, 0.03),
@@ -158,7 +158,7 @@ func zoneFigures() map[string][]figure {
 	}
 }
 
-// measureZone generates requests of a zone at the archive's rate.
+// measureZone generates requests of a zone at the rate of the archive.
 func measureZone(t *testing.T, zone string, requests int64) *measured {
 	t.Helper()
 	p, err := synth.Zone(zone)
