@@ -4,8 +4,9 @@ import (
 	"testing"
 )
 
-// Measured points are joined by lines; outside of them the first stays, and the last
-// slope goes on.
+// TestMeasuredTier checks the interpolation between measured points. Straight lines join
+// the points. Below the first point its value holds, and beyond the last point the last
+// slope continues.
 func TestMeasuredTier(t *testing.T) {
 	tier := Tier{Points: []TierPoint{{1000, 20}, {2000, 30}, {4000, 70}}}
 	for _, c := range []struct {
@@ -13,7 +14,7 @@ func TestMeasuredTier(t *testing.T) {
 		link float64
 		want float64
 	}{{0, 0, 20}, {1000, 0, 20}, {1500, 0, 25}, {2000, 0, 30}, {3000, 0, 50}, {4000, 0, 70}, {5000, 0, 90},
-		// A link of 10,000 bytes a second is slower than what was measured.
+		// A link of 10,000 bytes a second is slower than the measured times.
 		{3000, 10e3, 300}, {3000, 1e9, 50}} {
 		if got := tier.ms(c.size, c.link); got != c.want {
 			t.Errorf("%d bytes over %g bytes/s take %g ms, want %g", c.size, c.link, got, c.want)
@@ -29,8 +30,8 @@ func TestMeasuredTier(t *testing.T) {
 	}
 }
 
-// The line from (1, 0.4) to (9, 0.8) rises 0.05 for each GiB. (3, 0.65) lies 0.15 above
-// it, (5, 0.72) 0.12.
+// TestKnee finds the knee by hand. The line from (1, 0.4) to (9, 0.8) rises by 0.05 for
+// each GiB. The point (3, 0.65) lies 0.15 above it, (5, 0.72) 0.12.
 func TestKnee(t *testing.T) {
 	var list []Candidate
 	for _, p := range []struct{ gib, ratio float64 }{{1, 0.4}, {3, 0.65}, {5, 0.72}, {9, 0.8}} {

@@ -17,9 +17,9 @@ import (
 	"example.org/slipway/workload/trace/store"
 )
 
-// miniature is ten requests for layers a (1000 bytes), b (2000) and c (4000) in two hours:
-// a b a c a, and an hour later b a a c b; in its first minute there are two manifests of
-// 500 bytes and a push as well.
+// miniature returns ten requests for the layers a (1000 bytes), b (2000) and c (4000) in
+// two hours: a b a c a, and an hour later b a a c b. The first minute also has two
+// manifests of 500 bytes and a push.
 func miniature() *source {
 	s := &source{}
 	layer := func(at float64, ref store.Symbol, size int64) { s.add(at, store.GET, trace.Blob, 1, 1, ref, ref, size) }
@@ -40,8 +40,9 @@ func miniature() *source {
 	return s
 }
 
-// plain takes 1 ms from memory, 10 ms from the SSD, and from the backend 100 ms and a
-// millisecond for each 1000 bytes, with LRU in both levels and nothing else to wait for.
+// plain returns a configuration with LRU in both levels. A request takes 1 ms from memory
+// and 10 ms from the SSD. From the backend it takes 100 ms and another millisecond for
+// each 1000 bytes. There is no other delay.
 func plain(curves ...[]simulate.Size) simulate.PlanConfig {
 	return simulate.PlanConfig{
 		Policy: "lru", Curves: curves, MaxDriveWrites: 100,
@@ -77,8 +78,9 @@ func closeTo(t testing.TB, what string, got, want float64) {
 	}
 }
 
-// With 3000 bytes, memory holds a and b, and c passes by: of the requests 3, 5, 6, 7, 8
-// and 10 are hits. With an SSD of 4000 bytes, 9 is one too.
+// TestPlanCandidates compares candidates with figures worked out by hand. With 3000
+// bytes, memory holds a and b, and c is not cached: requests 3, 5, 6, 7, 8 and 10 are
+// hits. With an SSD of 4000 bytes, request 9 is a hit too.
 func TestPlanCandidates(t *testing.T) {
 	p := makePlan(t, miniature(), plain([]simulate.Size{{RAM: 3000}}, []simulate.Size{{RAM: 3000, SSD: 4000}}))
 	ram, ssd := p.Candidates[0], p.Candidates[1]
@@ -88,7 +90,7 @@ func TestPlanCandidates(t *testing.T) {
 		hits      int64
 		later     float64
 		l         simulate.Latency
-		fetched   float64 // bytes in the first hour, which is the peak
+		fetched   float64 // bytes in the first hour, which has the peak
 		misses    float64
 		dayBytes  float64
 		dayWrites float64
@@ -120,8 +122,8 @@ func TestPlanCandidates(t *testing.T) {
 	}
 }
 
-// Twice the content and twice the requests: a cache of twice the size has the same hits,
-// and everything a second is twice as much.
+// TestPlanGrowth doubles the content and the requests. A cache of twice the size must
+// have the same hits, and every rate must double.
 func TestPlanGrowth(t *testing.T) {
 	c := plain([]simulate.Size{{RAM: 6000, SSD: 8000}})
 	c.Growth = 2
@@ -146,7 +148,7 @@ func TestPlanGoal(t *testing.T) {
 		{"mean=42ms", 0, true, "it is the cheapest that has mean=42.0 ms"},
 		{"mean=33ms", 1, true, "it is the cheapest that has mean=33.0 ms"},
 		{"p50=1.1ms", 0, true, "it is the cheapest"},
-		// 31.4 ms is what a cache without limit has.
+		// A cache without limit has 31.4 ms.
 		{"mean=32ms", 1, false, "none of the sizes tried has mean=32.0 ms"},
 		{"mean=31ms", 1, false, "no cache has mean=31.0 ms: without any limit it is 31.4 ms"},
 		{"p99=100ms", 0, false, "no cache has p99=100 ms: without any limit it is 104 ms"},
@@ -163,7 +165,8 @@ func TestPlanGoal(t *testing.T) {
 	}
 }
 
-// The SSD is written 23.4 times a day: where that is too often, memory alone is taken.
+// TestPlanWear plans an SSD that is written 23.4 times a day. Where that is too often,
+// the plan must take memory alone.
 func TestPlanWear(t *testing.T) {
 	c := plain([]simulate.Size{{RAM: 3000}}, []simulate.Size{{RAM: 3000, SSD: 4000}})
 	c.MaxDriveWrites = 20
@@ -171,7 +174,8 @@ func TestPlanWear(t *testing.T) {
 	if a := makePlan(t, miniature(), c).Advice; a.Candidate != 0 || a.GoalMet || !strings.Contains(a.Why, "written at most 20 times a day") {
 		t.Errorf("with a goal: candidate %d, met %v, %q; want memory alone, which does not meet it", a.Candidate, a.GoalMet, a.Why)
 	}
-	// Of a curve, the next larger that lasts: 4000 bytes in 8000 are 11.7 times a day.
+	// On a curve, the plan takes the next larger SSD that lasts: 4000 bytes written to
+	// 8000 are 11.7 times a day.
 	c = plain([]simulate.Size{{RAM: 3000, SSD: 4000}, {RAM: 3000, SSD: 8000}})
 	c.MaxDriveWrites = 20
 	if a := makePlan(t, miniature(), c).Advice; a.Candidate != 1 {
@@ -183,9 +187,10 @@ func TestPlanWear(t *testing.T) {
 	}
 }
 
-// In the first minute there are 7 requests, and of the layers a, b and c are misses: 13 s
-// of CPU time. 8000 bytes of layers and 1000 of manifests are sent. With two replicas, a
-// half of the layers goes through both: 4 s and 4000 bytes more for both together.
+// TestPlanReplicas checks figures worked out by hand. The first minute has 7 requests. Of
+// the layers, a, b and c are misses, which takes 13 s of CPU time. 8000 bytes of layers
+// and 1000 of manifests are sent. With two replicas, half of the layers pass through
+// both, which adds 4 s and 4000 bytes for both together.
 func TestPlanReplicas(t *testing.T) {
 	c := plain([]simulate.Size{{RAM: 3000}})
 	c.Replica.Bandwidth = 1000
@@ -208,10 +213,10 @@ func TestPlanReplicas(t *testing.T) {
 			if a.Replicas != tt.replicas || a.Each.RAM != tt.cache {
 				t.Errorf("%d replicas of %d bytes, want %d of %d", a.Replicas, a.Each.RAM, tt.replicas, tt.cache)
 			}
-			if tt.cpu > 0 { // by random balancing the misses depend on chance
+			if tt.cpu > 0 { // with random balancing the misses depend on chance
 				closeTo(t, "share of the CPU", a.CPU, tt.cpu)
-				// Transfers have what is left of the network: 6 hits of 1 ms, 4 misses of
-				// 100 ms, and 19000 bytes in all.
+				// Transfers get the rest of the network. There are 6 hits of 1 ms, 4
+				// misses of 100 ms, and 19000 bytes in all.
 				closeTo(t, "mean latency in the peak minute", a.Peak.Mean, (6*1+4*100+19000/(1000*(1-tt.net))*1e3)/10)
 			}
 			closeTo(t, "share of the network", a.Network, tt.net)
@@ -229,8 +234,8 @@ func TestPlanReplicas(t *testing.T) {
 	})
 	t.Run("more for the latency", func(t *testing.T) {
 		c.Replica.Busy, c.Replica.Spare, c.MaxReplicas = 1, 1, 16
-		// One replica has 850 bytes/s left in the minute, which makes the mean 2276 ms; two
-		// have 891.7 and 2171 ms.
+		// One replica has 850 bytes/s left in the minute, which gives a mean of 2276 ms.
+		// Two have 891.7 bytes/s and 2171 ms.
 		c.Goal = simulate.Goal{Of: "mean", Ms: 2200}
 		p := makePlan(t, miniature(), c)
 		if a := p.Advice; a.Replicas != 2 || !a.GoalMet || a.Homes.Replicas != 3 || a.Each.RAM != 1000 {
@@ -239,7 +244,7 @@ func TestPlanReplicas(t *testing.T) {
 	})
 }
 
-// many is a source of requests for some hundred layers over two days.
+// many returns requests for some hundred layers over two days.
 func many() *source {
 	s := &source{}
 	rnd := rand.New(rand.NewPCG(1, 2))
@@ -250,7 +255,8 @@ func many() *source {
 	return s
 }
 
-// A plan says of a cache what the simulator says of it.
+// TestPlanIsSimulated checks that a plan reports the same results for a cache as the
+// simulator.
 func TestPlanIsSimulated(t *testing.T) {
 	ctx := context.Background()
 	s := many()
@@ -279,7 +285,8 @@ func TestPlanIsSimulated(t *testing.T) {
 			t.Errorf("candidate %d (-simulated +planned):\n%s", i, diff)
 		}
 	}
-	// Three replicas with and without homes are three shards by digest and at random.
+	// Three replicas with homes are three shards by digest, without homes three shards at
+	// random.
 	size := p.Candidates[p.Advice.Candidate].Size
 	on := simulate.CacheConfig{Policy: "gdsf", SSDPolicy: "lru", RAM: size.RAM, SSD: size.SSD, Split: simulate.DefaultSplit(size.RAM / 3), Shards: 3, By: simulate.ByDigest}
 	off := on
@@ -297,7 +304,7 @@ func TestPlanIsSimulated(t *testing.T) {
 func TestPlanReports(t *testing.T) {
 	c := plain([]simulate.Size{{RAM: 1000}, {RAM: 3000}, {RAM: 9000}}, []simulate.Size{{RAM: 3000, SSD: 4000}})
 	c.Goal = simulate.Goal{Of: "mean", Ms: 33}
-	c.RAMCost = 1 // an SSD is not cheaper: 9000 bytes of memory cost more than both
+	c.RAMCost = 1 // the SSD is not cheaper: 9000 bytes of memory cost more than both levels
 	p := makePlan(t, miniature(), c)
 	p.Zone = "<dal>"
 	var text, page, data bytes.Buffer
@@ -329,7 +336,7 @@ func TestPlanReports(t *testing.T) {
 		if back.Advice.Candidate != p.Advice.Candidate {
 			t.Errorf("JSON advises candidate %d, want %d", back.Advice.Candidate, p.Advice.Candidate)
 		}
-	} else if !strings.Contains(err.Error(), "By") { // ways to choose a shard are written as words
+	} else if !strings.Contains(err.Error(), "By") { // the JSON has a word for the way to choose a shard
 		t.Error(err)
 	}
 }

@@ -17,8 +17,8 @@ import (
 	"example.org/slipway/workload/trace"
 )
 
-// sample reads the requests for layers of the real sample; it has neither sizes nor
-// times, and is no part of the project.
+// sample reads the requests for layers of the real sample. The sample has neither sizes
+// nor times and is not part of the project.
 func sample(t testing.TB) *simulate.Requests {
 	t.Helper()
 	dir := os.Getenv("SLIPWAY_TRACES")
@@ -59,17 +59,18 @@ func sample(t testing.TB) *simulate.Requests {
 	return r
 }
 
-// cell is a pair of ratios in per cent.
+// cell holds the object ratio and the byte ratio in per cent.
 type cell struct{ object, byte float64 }
 
-// published are the ratios of other simulators on the same requests and the same modelled
-// sizes (seed 1), for caches of 2, 4, 6, 8 and 10 % of the footprint: libCacheSim 0.3.5.
+// published returns the ratios of another simulator, libCacheSim 0.3.5, on the same
+// requests and the same modelled sizes (seed 1). The caches have 2, 4, 6, 8 and 10 % of
+// the footprint.
 //
-// Not compared are three policies in which libCacheSim follows other rules: its LFUDA
-// raises an entry's worth by the age of the cache with every request instead of once, its
-// SLRU gives up what its lowest segment has no room for even where the cache has, and its
-// W-TinyLFU's sketch had 20 counters, because their number overflowed. arc-unit is its
-// ARC.
+// Three policies are not compared, because libCacheSim follows other rules there. Its
+// LFUDA raises the worth of an entry by the age of the cache at every request instead of
+// once. Its SLRU evicts what does not fit in its lowest segment even if the cache has
+// room. Its W-TinyLFU had a sketch of 20 counters, because their number overflowed.
+// arc-unit is its ARC.
 func published() map[string][5]cell {
 	return map[string][5]cell{
 		"lru":               {{47.7, 43.0}, {54.9, 51.1}, {58.9, 55.0}, {61.1, 57.2}, {62.5, 58.8}},
@@ -86,8 +87,8 @@ func published() map[string][5]cell {
 	}
 }
 
-// some is how many of the first n cases are simulated: the race detector makes a
-// simulation ten times as long, and finds in two at once what it finds in all.
+// some returns how many of the first n cases are simulated. The race detector makes a
+// simulation ten times as long, and finds in two cases at once what it finds in all.
 func some(n int64) int64 {
 	if raceDetector {
 		return min(n, 2)
@@ -95,7 +96,8 @@ func some(n int64) int64 {
 	return n
 }
 
-// The ratios of other simulators on the requests of a production registry.
+// TestSample compares the ratios with those of other simulators on the requests of a
+// production registry.
 func TestSample(t *testing.T) {
 	r := sample(t)
 	correlated := *r
@@ -113,12 +115,14 @@ func TestSample(t *testing.T) {
 
 func near(got, want, tolerance float64) bool { return math.Abs(got-want) <= tolerance+1e-9 }
 
-// One level: the ratios are those of libCacheSim within 0.3 points.
+// sampleOneLevel checks one level: the ratios are within 0.3 points of those of
+// libCacheSim.
 func sampleOneLevel(t *testing.T, r *simulate.Requests) {
 	for name, want := range published() {
 		t.Run(name, func(t *testing.T) {
-			// Both draw at random here. The ratios are means of some seeds; a single run
-			// of the other simulator is up to half a point by bytes from its own mean.
+			// Both simulators draw at random for these policies. The ratios are means of
+			// several seeds. A single run of the other simulator differs from its own
+			// mean by up to half a point of the byte ratio.
 			seeds, byteTolerance := uint64(1), 0.3
 			switch {
 			case name != "lhd" && name != simulate.BeladySize:
@@ -150,8 +154,10 @@ func sampleOneLevel(t *testing.T, r *simulate.Requests) {
 	}
 }
 
-// Two levels: SSD of ten times the memory, which is 2 to 10 % of the 307 GiB pushed in
-// the three days of the sample. RAM, all and bytes in per cent, GB written to the SSD.
+// sampleTwoLevels checks two levels. The memory is 2 to 10 % of the 307 GiB that were
+// pushed in the three days of the sample, and the SSD is ten times as large. The columns
+// are the RAM ratio, the ratio of all hits and the byte ratio in per cent, and the GB
+// written to the SSD.
 func sampleTwoLevels(t *testing.T, r *simulate.Requests) {
 	for _, c := range []struct {
 		policy    string
@@ -187,7 +193,8 @@ func sampleTwoLevels(t *testing.T, r *simulate.Requests) {
 	}
 }
 
-// The SSD grows: all hits, and what counting from the first eviction from the SSD shows.
+// sampleLargerSSD checks growing SSDs: the ratio of all hits, and the ratio counted from
+// the first eviction from the SSD.
 func sampleLargerSSD(t *testing.T, r *simulate.Requests) {
 	for times, want := range map[int64][5]cell{
 		15: {{61.4, 60.4}, {64.9, 62.4}, {66.4, 62.3}, {67.4, 60.8}, {67.9, 58.6}},
@@ -207,7 +214,8 @@ func sampleLargerSSD(t *testing.T, r *simulate.Requests) {
 	}
 }
 
-// Six servers that share nothing, and six with a home for each digest.
+// sampleShards checks six servers that share nothing, and six servers with a home for
+// each digest.
 func sampleShards(t *testing.T, r *simulate.Requests) {
 	for _, c := range []struct {
 		policy string
@@ -222,9 +230,10 @@ func sampleShards(t *testing.T, r *simulate.Requests) {
 			configs = append(configs, simulate.CacheConfig{Policy: c.policy, RAM: p * (307 << 30) / 100, Shards: 6, By: c.by, Seed: 1})
 		}
 		for i, got := range caches(t, r, configs...) {
-			// There GDSF makes room for every newcomer; ours does not for one that is worth
-			// less than what would go, which matters where a server has room for a few
-			// gigabytes and layers are as large. Without this rule the ratios agree.
+			// The other GDSF makes room for every newcomer. Ours does not if the newcomer
+			// is worth less than what it would evict. This matters where a server has
+			// room for a few gigabytes and layers are as large. Without this rule the
+			// ratios agree.
 			surplus := 0.0
 			if c.policy == "gdsf" {
 				surplus = 1.3
@@ -238,8 +247,9 @@ func sampleShards(t *testing.T, r *simulate.Requests) {
 	}
 }
 
-// Popular layers are small: rho of -0.3. Most layers are asked for once, and the order of
-// those, which decides their sizes, is not known of the other simulation.
+// sampleRho checks sizes that correlate with popularity: with a rho of -0.3, popular
+// layers are small. Most layers are requested once. Their order decides their sizes, and
+// the order that the other simulation used is unknown.
 func sampleRho(t *testing.T, r *simulate.Requests) {
 	for name, want := range map[string][2]cell{
 		"gdsf": {{65.8, 18.2}, {68.0, 26.4}}, "lru": {{51.4, 18.1}, {63.3, 27.5}}, "s3-fifo": {{53.7, 18.4}, {60.2, 23.6}},

@@ -18,7 +18,8 @@ import (
 	"example.org/slipway/workload/trace/synth"
 )
 
-// requests are for layers given by letters; sizes are those of a, b, c and so on.
+// requests returns requests for layers named by letters. The sizes are those of a, b, c
+// and so on.
 func requests(layers string, sizes ...int64) *simulate.Requests {
 	r := &simulate.Requests{Size: sizes}
 	for _, c := range layers {
@@ -36,8 +37,8 @@ func caches(t testing.TB, r *simulate.Requests, configs ...simulate.CacheConfig)
 	return out
 }
 
-// Figure 17 in miniature, worked out by hand: memory of 4, SSD of 10, 4 and more to the
-// SSD at once.
+// TestFigure17 simulates figure 17 in miniature, worked out by hand. The memory holds 4,
+// the SSD 10. Layers of 4 and more go to the SSD at once.
 //
 //	a2 miss  a in memory
 //	b2 miss  a, b in memory
@@ -58,7 +59,7 @@ func TestFigure17(t *testing.T) {
 	want := simulate.CacheResult{
 		Config: c, Requests: 11, Hits: 4, RAMHits: 1, Bytes: 2 + 2 + 2 + 2 + 5 + 2 + 11 + 5 + 4 + 5 + 2, HitBytes: 2 + 2 + 5 + 5,
 		ObjectRatio: 4.0 / 11, ByteRatio: 14.0 / 42, RAMRatio: 1.0 / 11,
-		// Counted with the request that evicts: c to b are 9, f to b are 3.
+		// Both count the evicting request too: c to b are 9, f to b are 3.
 		RAMWarm: 1.0 / 9, CombinedWarm: 1.0 / 3,
 		NotCompulsory: 4.0 / 5, BackendBytes: 28, SSDWriteBytes: 2 + 2 + 5 + 4 + 2, RAMEvictions: 3, SSDEvictions: 2,
 	}
@@ -79,12 +80,12 @@ func TestNeverEvicted(t *testing.T) {
 }
 
 func TestBounds(t *testing.T) {
-	// With room for 2, the best is 3 hits: keep a and b, give up c and d at once.
+	// With room for 2, the optimum is 3 hits: keep a and b, and drop c and d at once.
 	got := caches(t, requests("abcabdab", 1, 1, 1, 1),
 		simulate.CacheConfig{Policy: simulate.Belady, RAM: 2},
 		simulate.CacheConfig{Policy: simulate.BeladySize, RAM: 1, SSD: 1},
 		simulate.CacheConfig{Policy: "lru", RAM: 2})
-	// Belady takes in all that it is asked for, so c costs it b, d costs it b again.
+	// Belady admits every layer that is requested, so c evicts b, and d evicts b again.
 	for i, want := range []int64{2, 4, 0} {
 		if got[i].Hits != want {
 			t.Errorf("%s: %d hits, want %d", got[i].Config.Policy, got[i].Hits, want)
@@ -102,7 +103,8 @@ func TestShards(t *testing.T) {
 	random, digest := c, c
 	random.By, digest.By = simulate.ByRandom, simulate.ByDigest
 	got := caches(t, r, c, random, digest)
-	// Either server has to fetch both layers; by digest each is fetched once.
+	// With the other choices each server fetches both layers. By digest each layer is
+	// fetched once.
 	for i, want := range []int64{196, 196, 198} {
 		if got[i].Hits != want {
 			t.Errorf("by %v: %d hits, want %d", got[i].Config.By, got[i].Hits, want)
@@ -135,14 +137,14 @@ func TestBadConfigs(t *testing.T) {
 	}
 }
 
-// source is a store of one batch.
+// source is a store with one batch.
 type source struct{ b store.Batch }
 
 func (s *source) Scan(_ context.Context, _ store.Query, fn func(*store.Batch) error) error {
 	return fn(&s.b)
 }
 
-// add adds a request at a second.
+// add adds a request at a time in seconds.
 func (s *source) add(second float64, m store.Method, k trace.Kind, client, repo, ref, digest store.Symbol, size int64) {
 	b := &s.b
 	b.Time = append(b.Time, int64(second*1e6))
@@ -158,14 +160,14 @@ func TestLoadCache(t *testing.T) {
 	const repo = 1
 	s.add(0, store.PUT, trace.Upload, 1, repo, 90, store.None, 70) // paired with the GET of 70 below
 	s.add(1, store.PUT, trace.Upload, 1, repo, 91, store.None, 80) // never asked for
-	s.add(2, store.PUT, trace.Upload, 1, repo, 92, 50, 60)         // the source tells the digest
+	s.add(2, store.PUT, trace.Upload, 1, repo, 92, 50, 60)         // the source states the digest
 	s.add(3, store.PUT, trace.Manifest, 1, repo, 93, store.None, 5)
 	s.add(4, store.GET, trace.Blob, 1, repo, 40, 40, 70)
-	s.add(5, store.GET, trace.Blob, 1, repo, 50, 50, 20) // a part
+	s.add(5, store.GET, trace.Blob, 1, repo, 50, 50, 20) // a range of the blob
 	s.add(6, store.GET, trace.Blob, 1, repo, 50, 50, 60)
 	s.add(7, store.HEAD, trace.Blob, 1, repo, 50, 50, 60)
 	s.add(8, store.GET, trace.Manifest, 1, repo, 93, store.None, 5)
-	s.add(9, store.GET, trace.Blob, 1, repo, 51, 51, 0) // no size
+	s.add(9, store.GET, trace.Blob, 1, repo, 51, 51, 0) // has no size
 	s.add(10, store.GET, trace.Blob, 1, repo, 52, 52, 9)
 	s.b.Status[len(s.b.Status)-1] = 404
 
@@ -186,7 +188,7 @@ func TestLoadCache(t *testing.T) {
 	if r.Ingress != 70+80+60+5 || r.Skipped != 1 || r.Footprint() != 130 {
 		t.Errorf("ingress %d, skipped %d, footprint %d; want 215, 1, 130", r.Ingress, r.Skipped, r.Footprint())
 	}
-	// What is pushed is there when it is asked for.
+	// A pushed layer is cached when it is requested.
 	c := simulate.CacheConfig{Policy: "lru", RAM: 1000}
 	for w, want := range map[simulate.Writes][2]int64{
 		simulate.NoWrites: {3, 1}, simulate.WriteThrough: {3, 3}, simulate.CompatWrites: {6, 1},
@@ -196,8 +198,8 @@ func TestLoadCache(t *testing.T) {
 			t.Errorf("writes %d: %d hits of %d, want %d of %d", w, got.Hits, got.Requests, want[1], want[0])
 		}
 	}
-	// What was pushed and is asked for later is one layer, not two; compat names a push by
-	// its upload.
+	// A layer that is pushed and requested later is one layer, not two. compat names a
+	// push by its upload.
 	for w, want := range map[simulate.Writes]int64{simulate.WriteThrough: 70 + 60 + 80, simulate.CompatWrites: 70 + 60 + 70 + 80 + 60} {
 		if got := load(w).Footprint(); got != want {
 			t.Errorf("writes %d: footprint %d, want %d", w, got, want)
@@ -205,7 +207,8 @@ func TestLoadCache(t *testing.T) {
 	}
 }
 
-// A push is paired with the next GET of its size, not with one before it or a later one.
+// TestPairedWithNext checks that a push is paired with the next GET of its size, not with
+// an earlier or a later one.
 func TestPairedWithNext(t *testing.T) {
 	s := &source{}
 	s.add(0, store.GET, trace.Blob, 1, 1, 40, 40, 70)
@@ -226,7 +229,8 @@ func TestPairedWithNext(t *testing.T) {
 	}
 }
 
-// The id of an upload is no digest, even if it is that of another layer.
+// TestUploadIDs checks that the id of an upload is not taken for a digest, even if it
+// equals that of another layer.
 func TestUploadIDs(t *testing.T) {
 	s := &source{}
 	s.add(0, store.PUT, trace.Upload, 1, 1, 50, store.None, 70)
@@ -251,7 +255,8 @@ func TestUploadIDs(t *testing.T) {
 	}
 }
 
-// The numbers of servers in a store say nothing: three of them go to three shards.
+// TestShardsOfHosts checks that the numbers of servers in a store have no meaning: three
+// servers go to three shards.
 func TestShardsOfHosts(t *testing.T) {
 	s := &source{}
 	for i := range 12 {
@@ -270,7 +275,7 @@ func TestShardsOfHosts(t *testing.T) {
 	if got := caches(t, r, c)[0]; got.Hits != 9 || r.Servers() != 3 {
 		t.Errorf("%d hits with a shard for each of %d servers, want 9 with 3: each of them misses once", got.Hits, r.Servers())
 	}
-	// Where no server is told there is nothing to go by.
+	// Without servers in the trace, shards by host are impossible.
 	for i := range s.b.Host {
 		s.b.Host[i] = store.None
 	}
@@ -279,8 +284,8 @@ func TestShardsOfHosts(t *testing.T) {
 	}
 }
 
-// What a prefetcher needs and the trace does not tell is counted, not guessed: all who are
-// unknown are not one client.
+// TestPrefetchSkips checks that requests without what a prefetcher needs are counted, and
+// that nothing is guessed: unknown clients are not one client.
 func TestPrefetchSkips(t *testing.T) {
 	s := &source{}
 	s.add(0, store.GET, trace.Manifest, store.None, 1, 60, store.None, 1)
@@ -301,7 +306,8 @@ func TestPrefetchSkips(t *testing.T) {
 	}
 }
 
-// By near size, the nearest of what was pushed is taken, if it is within 1000 bytes.
+// TestPairNear checks pairing by near size: a GET takes the pushed layer of the nearest
+// size, if it is within 1000 bytes.
 func TestPairNear(t *testing.T) {
 	for _, c := range []struct{ size, want int64 }{{4000, 5000}, {3999, 0}, {5400, 5000}, {5500, 6000}, {7000, 6000}, {7001, 0}} {
 		s := &source{}
@@ -319,7 +325,7 @@ func TestPairNear(t *testing.T) {
 		if c.want == 0 {
 			hits = 0
 		}
-		// What is wasted tells which of the two was hit.
+		// The wasted bytes show which of the two was hit.
 		wasted := 5000 + 6000 - c.want
 		if got[0].Prefetches != 2 || got[0].Hits != hits || got[0].WastedBytes != wasted {
 			t.Errorf("size %d: %d hits, %d bytes wasted of 2 prefetches, want %d and %d", c.size, got[0].Hits, got[0].WastedBytes, hits, wasted)
@@ -336,7 +342,7 @@ func pulls(t *testing.T, s *source, pair simulate.Pair) *simulate.Pulls {
 	return p
 }
 
-// Figure 18 in miniature, worked out by hand.
+// TestFigure18 simulates figure 18 in miniature, worked out by hand.
 func TestFigure18(t *testing.T) {
 	const (
 		minute                 = 60
@@ -351,7 +357,7 @@ func TestFigure18(t *testing.T) {
 	s.add(0, store.PUT, trace.Upload, alice, repo, uploadX, x, sizeX)
 	s.add(1, store.PUT, trace.Upload, alice, repo, uploadY, y, sizeY)
 	s.add(2, store.PUT, trace.Manifest, alice, repo, tag, store.None, 1)
-	s.add(3, store.GET, trace.Manifest, alice, repo, tag, store.None, 1) // pushed it: nothing
+	s.add(3, store.GET, trace.Manifest, alice, repo, tag, store.None, 1) // it pushed the image, so nothing is prefetched
 	s.add(4*minute, store.GET, trace.Manifest, bob, repo, tag, store.None, 1)
 	s.add(4*minute+1, store.GET, trace.Blob, bob, repo, x, x, sizeX)          // hit
 	s.add(4*minute+2, store.GET, trace.Blob, bob, repo, x, x, sizeX)          // hit
@@ -371,12 +377,14 @@ func TestFigure18(t *testing.T) {
 	}{
 		{"long, long", simulate.PairDigest, a1(long, long), simulate.PrefetchResult{
 			Hits: 4, Prefetches: 2, Used: 2, Bytes: 8000, HitsPerPrefetch: 2, Precision: 1, Recall: 1, PeakBytes: 8000}},
-		// x and y are prefetched for bob at 4 min and, having gone, for ev at 30 min.
+		// x and y are prefetched for bob at 4 min. They expire, and are prefetched for ev
+		// at 30 min.
 		{"long LM, short ML", simulate.PairDigest, a1(long, short), simulate.PrefetchResult{
 			Hits: 3, Prefetches: 4, Used: 2, Bytes: 16000, HitsPerPrefetch: 0.75, Precision: 0.5, Recall: 0.75, WastedBytes: 6000, PeakBytes: 8000}},
 		{"short, short", simulate.PairDigest, a1(short, short), simulate.PrefetchResult{
 			Hits: 2, Prefetches: 2, Used: 1, Bytes: 8000, HitsPerPrefetch: 1, Precision: 0.5, Recall: 0.5, WastedBytes: 3000, PeakBytes: 8000}},
-		// ev's layer has another size: to a registry that knows sizes only, another layer.
+		// ev's layer has another size. A registry that knows only sizes takes it for
+		// another layer.
 		{"by size", simulate.PairSize, a1(long, long), simulate.PrefetchResult{
 			Hits: 3, Prefetches: 2, Used: 2, Bytes: 8000, HitsPerPrefetch: 1.5, Precision: 1, Recall: 0.75, PeakBytes: 8000}},
 		{"by near size", simulate.PairNear, a1(long, long), simulate.PrefetchResult{
@@ -395,8 +403,8 @@ func TestFigure18(t *testing.T) {
 	}
 }
 
-// The manifest prefetcher over a trace without pushes: it knows the layers from what
-// others ask for after the manifest.
+// TestManifestPrefetch runs the manifest prefetcher over a trace without pushes. It
+// learns the layers from what other clients request after the manifest.
 func TestManifestPrefetch(t *testing.T) {
 	const repo, tag, x, y = 1, 60, 50, 51
 	s := &source{}
@@ -405,7 +413,7 @@ func TestManifestPrefetch(t *testing.T) {
 		s.add(at, store.GET, trace.Manifest, client, repo, tag, store.None, 1)
 		s.add(at+1, store.GET, trace.Blob, client, repo, x, x, 100)
 		s.add(at+2, store.GET, trace.Blob, client, repo, y, y, 10)
-		s.add(at+3, store.GET, trace.Manifest, client, repo, tag, store.None, 1) // looks again
+		s.add(at+3, store.GET, trace.Manifest, client, repo, tag, store.None, 1) // requests the manifest again
 		s.add(at+100, store.GET, trace.Blob, client, repo, 52, 52, 1)            // too late for the session
 	}
 	ahead := simulate.PrefetchConfig{Algorithm: simulate.Manifest, ML: time.Minute}
@@ -422,7 +430,7 @@ func TestManifestPrefetch(t *testing.T) {
 	want := []simulate.PrefetchResult{
 		{Config: ahead, LayerGets: 9, Hits: 6, Prefetches: 6, Used: 6, Bytes: 330, HitsPerPrefetch: 1, Precision: 1, Recall: 6.0 / 9, PeakBytes: 110,
 			Stats: policy.ManifestsStats{Known: 3}},
-		// The first client teaches it.
+		// It learns from the first client.
 		{Config: online, LayerGets: 9, Hits: 4, Prefetches: 4, Used: 4, Bytes: 220, HitsPerPrefetch: 1, Precision: 1, Recall: 4.0 / 9, PeakBytes: 110,
 			Stats: policy.ManifestsStats{Known: 3}},
 	}
@@ -431,8 +439,8 @@ func TestManifestPrefetch(t *testing.T) {
 	}
 }
 
-// The sizes are those of the one model there is, in the order of NumPy's normal numbers:
-// 0.35, 0.82, 0.33 and -1.30 for seed 1.
+// TestModelSizesOrder checks that sizes come in the order of NumPy's normal numbers, as
+// in the only existing model: 0.35, 0.82, 0.33 and -1.30 for seed 1.
 func TestModelSizesOrder(t *testing.T) {
 	m := synth.BlobSizes()
 	want := []int64{m.Quantile(5.0 / 8), m.Quantile(7.0 / 8), m.Quantile(3.0 / 8), m.Quantile(1.0 / 8)}
@@ -465,7 +473,7 @@ func TestModelSizes(t *testing.T) {
 	if got := mean / float64(total) / 1e6; math.Abs(got-14.43) > 2 {
 		t.Errorf("mean size is %.2f MB, want about 14.43", got)
 	}
-	// With a negative rho the popular are small.
+	// With a negative rho, popular layers are small.
 	head := func(rho float64) (sum float64) {
 		for _, s := range simulate.ModelSizes(counts, 3, rho)[:50] {
 			sum += math.Log(float64(s)) / 50

@@ -5,12 +5,12 @@ import (
 	"testing"
 )
 
-// The numbers are those of NumPy 2: default_rng(seed).standard_normal.
+// TestNormal compares with the numbers of NumPy 2: default_rng(seed).standard_normal.
 func TestNormal(t *testing.T) {
 	for _, c := range []struct {
 		seed uint64
 		want []float64
-		// sum of the first million, which meets all layers and the tail
+		// sum of the first million, which covers all layers of the ziggurat and the tail
 		sum float64
 	}{
 		{0, []float64{0.1257302210933933, -0.1321048632913019, 0.6404226504432821, 0.10490011715303971, -0.535669373161111}, 1599241.9297638484},
