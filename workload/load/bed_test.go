@@ -16,8 +16,8 @@ import (
 	"example.org/slipway/workload/load"
 )
 
-// proxy serves what a registry serves, as change has it: it gets each answer before it is
-// sent on.
+// proxy serves what a registry serves. change, if not nil, gets each answer before it is
+// sent on and may modify it.
 func proxy(t testing.TB, registry string, change func(*http.Response) error) *httptest.Server {
 	t.Helper()
 	to, err := url.Parse(registry)
@@ -34,7 +34,8 @@ func proxy(t testing.TB, registry string, change func(*http.Response) error) *ht
 	return srv
 }
 
-// before runs a check before a handler; where it answers itself it returns false.
+// before serves h behind a check. The check returns false if it has answered the request
+// itself.
 func before(t testing.TB, h http.Handler, check func(w http.ResponseWriter, r *http.Request) bool) *httptest.Server {
 	t.Helper()
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -46,7 +47,7 @@ func before(t testing.TB, h http.Handler, check func(w http.ResponseWriter, r *h
 	return srv
 }
 
-// password wants a password for everything.
+// password returns the URL of a proxy that requires a password for every request.
 func password(t testing.TB, registry, user, secret string) string {
 	want := "Basic " + base64.StdEncoding.EncodeToString([]byte(user+":"+secret))
 	return before(t, proxy(t, registry, nil).Config.Handler, func(w http.ResponseWriter, r *http.Request) bool {
@@ -60,7 +61,8 @@ func password(t testing.TB, registry, user, secret string) string {
 	}).URL
 }
 
-// tokens wants a token for each repository, which lasts for so many requests.
+// tokens returns the URL of a proxy that requires a token for each repository. A token is
+// valid for the given number of requests.
 func tokens(t testing.TB, registry string, requests int) string {
 	grants := make(chan map[string]int, 1)
 	grants <- map[string]int{}
@@ -95,8 +97,8 @@ func tokens(t testing.TB, registry string, requests int) string {
 	return self
 }
 
-// distribution starts Distribution's registry, as a mirror of a registry or, with "", as
-// one of its own. It returns its URL.
+// distribution starts Distribution's registry and returns its URL. It mirrors upstream,
+// unless that is empty.
 func distribution(t *testing.T, upstream string) string {
 	t.Helper()
 	more := ""
@@ -106,7 +108,7 @@ func distribution(t *testing.T, upstream string) string {
 	return "http://" + backendtest.Distribution(t, more)
 }
 
-// measure runs a load that must come to its end.
+// measure runs a load that must complete.
 func measure(t testing.TB, o load.Options) *load.Result {
 	t.Helper()
 	res, err := load.Run(t.Context(), &o)
@@ -116,7 +118,7 @@ func measure(t testing.TB, o load.Options) *load.Result {
 	return res
 }
 
-// short are options of a run of some hundred milliseconds.
+// short returns the options of a run of some hundred milliseconds.
 func short(url string) load.Options {
 	return load.Options{Target: load.Target{URL: url}, Set: load.SetOptions{Images: 12, Batches: 3, Prefix: "load/"},
 		Step: 100 * time.Millisecond, Tally: 20 * time.Millisecond}

@@ -9,14 +9,14 @@ import (
 	"example.org/slipway/workload/load"
 )
 
-// Five minutes of cached pulls, with one to eight pullers and back.
+// ExampleRun pulls cached images for five minutes, with one to eight pullers and back.
 func ExampleRun() {
 	res, err := load.Run(context.Background(), &load.Options{
 		Target: load.Target{URL: "http://localhost:5000"},
 		Set:    load.SetOptions{Images: 400, Batches: 8, Prefix: "load/"},
 		Step:   20 * time.Second,
 	})
-	if res != nil { // also after an interrupt
+	if res != nil { // not nil after an interrupt either
 		_ = res.WriteText(os.Stdout)
 	}
 	if err != nil {

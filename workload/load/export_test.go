@@ -1,6 +1,6 @@
 package load
 
-// What tests of other packages need of this one.
+// The tests in package load_test need these.
 var (
 	PushImage  = pushImage
 	Contents   = contents

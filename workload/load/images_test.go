@@ -33,8 +33,8 @@ func sizes(t testing.TB, s string) load.Sizes {
 	return z
 }
 
-// TestGenerateIsDeterministic: the same options, the same images, and the ones with more
-// images begin with them but for the batch in their names.
+// TestGenerateIsDeterministic checks that equal options give equal images. A larger set
+// begins with the images of a smaller one, except for the batch in their names.
 func TestGenerateIsDeterministic(t *testing.T) {
 	o := &load.SetOptions{Images: 30, Batches: 3, Sizes: sizes(t, "1KiB-64KiB"), Maker: content.Maker{Seed: 7}}
 	unexported := cmpopts.IgnoreUnexported(load.Image{})
@@ -74,8 +74,8 @@ func TestGenerateShape(t *testing.T) {
 	}
 }
 
-// TestPatternsAreDisjoint: each image is in one batch, and each batch as large as the
-// others or larger by one.
+// TestPatternsAreDisjoint checks that each image is in one batch, and that the sizes of
+// batches differ by one at most.
 func TestPatternsAreDisjoint(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	for range 20 {
@@ -84,7 +84,7 @@ func TestPatternsAreDisjoint(t *testing.T) {
 		var long, short []string
 		for b := range s.Batches() {
 			long = append(long, s.BatchPattern(b+1))
-			short = append(short, fmt.Sprintf("-%04d", b+1)) // as Ociregistry's driver is called
+			short = append(short, fmt.Sprintf("-%04d", b+1)) // as the arguments of Ociregistry's driver
 		}
 		for _, patterns := range [][]string{long, short} {
 			sets, overlap, err := load.Select(s.Images, patterns)
@@ -167,7 +167,7 @@ func TestSizes(t *testing.T) {
 	}
 }
 
-// TestSizesSpread: a range is drawn from evenly by order of magnitude.
+// TestSizesSpread checks that sizes are drawn evenly by order of magnitude.
 func TestSizesSpread(t *testing.T) {
 	s := generate(t, &load.SetOptions{Images: 200, Sizes: sizes(t, "2KiB-128KiB")})
 	below, n := 0, 0

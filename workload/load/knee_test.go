@@ -8,7 +8,7 @@ import (
 	"example.org/slipway/workload/load"
 )
 
-// curve measures a function at numbers of pullers, with noise.
+// curve returns a function measured at numbers of pullers, with noise.
 func curve(at []int, noise float64, rate func(n float64) float64) []load.Level {
 	rnd := rand.New(rand.NewPCG(1, 1))
 	var out []load.Level
@@ -56,7 +56,8 @@ func TestFindKnee(t *testing.T) {
 	}
 }
 
-// TestFindKneeScales: other units of the rate and another order are the same curve.
+// TestFindKneeScales checks that neither the unit of the rate nor the order of the points
+// changes the result.
 func TestFindKneeScales(t *testing.T) {
 	levels := curve([]int{1, 2, 3, 4, 6, 8, 12, 16}, 0.02, func(n float64) float64 { return 10 * min(n, 5) })
 	want, _ := load.FindKnee(levels)

@@ -20,7 +20,7 @@ import (
 	"example.org/slipway/workload/load"
 )
 
-// clean wants a run in which everything went well, and whose counts agree.
+// clean checks that a run had no failures and that its counts agree.
 func clean(t testing.TB, r *load.Result) {
 	t.Helper()
 	if !r.Complete || r.Total.Failed != 0 || len(r.Faults) != 0 || r.Wrong() != 0 {
@@ -29,7 +29,7 @@ func clean(t testing.TB, r *load.Result) {
 	agree(t, r)
 }
 
-// agree wants counts that agree with each other.
+// agree checks that the counts of a result agree with each other.
 func agree(t testing.TB, r *load.Result) {
 	t.Helper()
 	var tallied, failed, bytes, stepped int64
@@ -51,7 +51,7 @@ func agree(t testing.TB, r *load.Result) {
 	if tallied != o.Images || failed != o.Failed || bytes != o.Bytes {
 		t.Errorf("the tallies have %d images, %d failures and %d bytes; the totals %d, %d and %d", tallied, failed, bytes, o.Images, o.Failed, o.Bytes)
 	}
-	if stepped > o.Images { // what ended after the last step is in none
+	if stepped > o.Images { // pulls that ended after the last step are in no step
 		t.Errorf("the steps have %d images, the run %d", stepped, o.Images)
 	}
 }
@@ -76,7 +76,7 @@ func TestCached(t *testing.T) {
 	if diff := cmp.Diff([]string{"making", "connecting", "pushing", "warming", "running"}, phases); diff != "" {
 		t.Errorf("phases: %s", diff)
 	}
-	// An index, a manifest, a configuration and five layers for each image; none is broken
+	// Each image is an index, a manifest, a configuration and five layers. No pull is cut
 	// off at the end.
 	if r.Total.Images == 0 || r.Total.Requests != 8*r.Total.Images || r.Images.Requests != 8 || r.Mode != "cached" {
 		t.Errorf("%d images were %d requests (%g each), mode %s", r.Total.Images, r.Total.Requests, r.Images.Requests, r.Mode)
@@ -85,13 +85,13 @@ func TestCached(t *testing.T) {
 		t.Errorf("pushed: %+v, want 12", r.Pushed)
 	}
 
-	// A second time everything is there.
+	// In a second run, everything exists already.
 	again := measure(t, short(o.Target.URL))
 	clean(t, again)
 	if again.Pushed.Images != 0 || again.Pushed.Present != 12 {
 		t.Errorf("pushed again: %+v, want 12 that were there", again.Pushed)
 	}
-	// Others find the images by listing them.
+	// A run can also find the images by listing them.
 	listed := short(o.Target.URL)
 	listed.Source, listed.Patterns = load.Listed, []string{"-0001", "-0003"}
 	found := measure(t, listed)
@@ -136,7 +136,7 @@ func TestCredentials(t *testing.T) {
 	})
 }
 
-// TestRedirects: blobs come from elsewhere, where credentials must not be shown.
+// TestRedirects redirects blobs to another server, which must not see the credentials.
 func TestRedirects(t *testing.T) {
 	registry := servetest.Start(t)
 	var leaked, served atomic.Int64
@@ -144,7 +144,7 @@ func TestRedirects(t *testing.T) {
 		if r.Header.Get("Authorization") != "" || r.URL.Query().Get("signature") != "a b" {
 			leaked.Add(1)
 		}
-		if r.URL.Query().Get("again") == "" { // a place that has only a path is on this host
+		if r.URL.Query().Get("again") == "" { // a Location with only a path refers to this host
 			w.Header().Set("Location", r.URL.Path+"?signature=a+b&again=1")
 			w.WriteHeader(http.StatusTemporaryRedirect)
 			return false
@@ -156,7 +156,7 @@ func TestRedirects(t *testing.T) {
 		if r.Method == http.MethodGet && strings.Contains(r.URL.Path, "/blobs/sha256:") {
 			w.Header().Set("Location", store.URL+r.URL.Path+"?signature=a+b")
 			w.WriteHeader(http.StatusTemporaryRedirect)
-			_, _ = io.WriteString(w, strings.Repeat("a page about it\n", 1000)) // longer than the blobs are
+			_, _ = io.WriteString(w, strings.Repeat("a page about it\n", 1000)) // longer than the blobs
 			return false
 		}
 		return true
@@ -169,7 +169,8 @@ func TestRedirects(t *testing.T) {
 	}
 }
 
-// tampered changes every so many answers with content of a registry, and counts them.
+// tampered returns the URL of a proxy that changes every so many answers with content of
+// a registry. It also counts the changed answers.
 func tampered(t testing.TB, registry string, every int64, change func(*http.Response, []byte) []byte) (string, *atomic.Int64) {
 	var seen, done atomic.Int64
 	srv := proxy(t, registry, func(resp *http.Response) error {
@@ -189,7 +190,7 @@ func tampered(t testing.TB, registry string, every int64, change func(*http.Resp
 	return srv.URL, &done
 }
 
-// TestWrongBytes: a registry that sends something else is found out each time.
+// TestWrongBytes checks that a run detects each answer with other content.
 func TestWrongBytes(t *testing.T) {
 	registry := servetest.Start(t)
 	first := short(registry)
@@ -215,7 +216,7 @@ func TestWrongBytes(t *testing.T) {
 		{"cut off", "broken connection", func(_ *http.Response, b []byte) []byte { return b[:len(b)/2] }},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			// Seven such answers are an image, so that some images are right.
+			// An image takes seven such answers, so some images are right.
 			url, changed := tampered(t, registry, 9, test.change)
 			o := short(url)
 			o.Source, o.Cold = load.InPlace, true
@@ -235,7 +236,8 @@ func TestWrongBytes(t *testing.T) {
 	}
 }
 
-// TestWrongWarmUp: what cannot be pulled at all is an error before anything is measured.
+// TestWrongWarmUp checks that a load that cannot pull at all fails before it measures
+// anything.
 func TestWrongWarmUp(t *testing.T) {
 	o := short(servetest.Start(t))
 	o.Source = load.InPlace
@@ -244,8 +246,8 @@ func TestWrongWarmUp(t *testing.T) {
 	}
 }
 
-// TestPruneDelete: the manifests are deleted after each pass, and pushed again by whoever
-// stands for the upstream here.
+// TestPruneDelete deletes the manifests after each pass. The stand-in for a mirror then
+// pushes them again.
 func TestPruneDelete(t *testing.T) {
 	registry := servetest.Start(t)
 	c, err := client.New(registry, nil)
@@ -256,7 +258,7 @@ func TestPruneDelete(t *testing.T) {
 	set := generate(t, &load.SetOptions{Images: 12, Batches: 3, Prefix: "load/"})
 	var mu sync.Mutex
 	var deleted, missed int
-	// A mirror of the simplest kind: what it does not have, it has pushed to it first.
+	// The simplest mirror: it pushes a missing image to the registry first.
 	mirror := before(t, proxy(t, registry, nil).Config.Handler, func(w http.ResponseWriter, r *http.Request) bool {
 		mu.Lock()
 		defer mu.Unlock()
@@ -298,7 +300,7 @@ func TestPruneDelete(t *testing.T) {
 	}
 }
 
-// TestPruneMirror: what prunes is asked for the repositories of a puller, and no others.
+// TestPruneMirror checks that a puller prunes its own repositories and no others.
 func TestPruneMirror(t *testing.T) {
 	registry := servetest.Start(t)
 	o := short(registry)
@@ -320,7 +322,7 @@ func TestPruneMirror(t *testing.T) {
 	if len(asked) != 3 || asked["load/*-0001"]+asked["load/*-0002"]+asked["load/*-0003"] != r.Total.Pruned+3 {
 		t.Errorf("pruned %v, the result has %d", asked, r.Total.Pruned)
 	}
-	o.Patterns = []string{"-000[12]", "-0003"} // what the first two end in is in the third too
+	o.Patterns = []string{"-000[12]", "-0003"} // the third batch ends in the same digits as the first two
 	if _, err := load.Run(t.Context(), &o); err == nil || !strings.Contains(err.Error(), "of another puller") {
 		t.Errorf("got %v, want what is wrong with the patterns", err)
 	}
@@ -330,7 +332,7 @@ func TestPruneMirror(t *testing.T) {
 	}
 }
 
-// TestPruneOciregistry sees the requests that Ociregistry expects.
+// TestPruneOciregistry checks the requests that Ociregistry expects.
 func TestPruneOciregistry(t *testing.T) {
 	registry := servetest.Start(t)
 	var mu sync.Mutex
@@ -359,7 +361,7 @@ func TestPruneOciregistry(t *testing.T) {
 	o.Target.Namespace = "localhost:5001"
 	r := measure(t, o)
 	clean(t, r)
-	passes := asked["-0001"] + asked["-0002"] + asked["-0003"] - 3 // three before the run
+	passes := asked["-0001"] + asked["-0002"] + asked["-0003"] - 3 // the run was preceded by three
 	if len(asked) != 3 || int64(passes) != r.Total.Pruned {
 		t.Errorf("pruned %v, the result has %d", asked, r.Total.Pruned)
 	}
@@ -393,7 +395,7 @@ func TestMixed(t *testing.T) {
 	}
 }
 
-// TestPushes: no run pushes what another one has pushed, whatever it pulls.
+// TestPushes checks that no run pushes what another one has pushed, whatever it pulls.
 func TestPushes(t *testing.T) {
 	registry := servetest.Start(t)
 	clean(t, measure(t, short(registry)))
@@ -437,7 +439,7 @@ func TestPushes(t *testing.T) {
 	}
 }
 
-// TestHeads: what is only told of brings no bytes.
+// TestHeads checks that HEAD requests count no bytes.
 func TestHeads(t *testing.T) {
 	o := short(servetest.Start(t))
 	var err error
@@ -451,8 +453,8 @@ func TestHeads(t *testing.T) {
 	}
 }
 
-// TestPagesOfTags: a tag is found that is not on the first page, with the namespace and
-// the credentials that all requests need.
+// TestPagesOfTags checks that a tag is found that is not on the first page, and that each
+// request carries the namespace and the credentials.
 func TestPagesOfTags(t *testing.T) {
 	registry := servetest.Start(t)
 	var pages atomic.Int64
@@ -497,7 +499,7 @@ func TestSaturate(t *testing.T) {
 	}
 }
 
-// TestGone: a registry that goes away during the run ends it.
+// TestGone stops the registry during the run, which must end.
 func TestGone(t *testing.T) {
 	registry := servetest.Start(t)
 	first := short(registry)

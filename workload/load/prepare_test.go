@@ -15,8 +15,8 @@ import (
 	"example.org/slipway/workload/load"
 )
 
-// TestPruneOfWhatIsGone: whatever a registry calls it, a manifest that is not there is
-// pruned.
+// TestPruneOfWhatIsGone checks that a missing manifest counts as pruned, whatever error
+// the registry returns.
 func TestPruneOfWhatIsGone(t *testing.T) {
 	registry := servetest.Start(t)
 	for _, body := range []string{"", "not found", `{"errors":[{"code":"MANIFEST_UNKNOWN"}]}`, `{"errors":[{"code":"NAME_UNKNOWN"}]}`,
@@ -38,7 +38,8 @@ func TestPruneOfWhatIsGone(t *testing.T) {
 	}
 }
 
-// TestPatternsOfAll: "*" is everything, and what cannot be meant is refused with what could.
+// TestPatternsOfAll checks that "*" means everything, and that the error for an invalid
+// pattern suggests a valid one.
 func TestPatternsOfAll(t *testing.T) {
 	for pattern, want := range map[string]int{"*": 12, ".*": 12, "": 12, "*-0001": 4, "*-0001:*": 4, "-0002[:@]": 4, "**": 12, "*[": -1, "(": -1, "+": -1} {
 		o := short("http://127.0.0.1:1")
@@ -58,8 +59,8 @@ func TestPatternsOfAll(t *testing.T) {
 	}
 }
 
-// TestDryRunAsksNothing: nothing is asked of a registry whose images are made, and only
-// read where they are listed. What it says is what a run does.
+// TestDryRunAsksNothing checks that a dry run sends no request if the images are
+// generated, and only reads if they are listed. It must report what a run does.
 func TestDryRunAsksNothing(t *testing.T) {
 	registry := servetest.Start(t)
 	var mu sync.Mutex
@@ -95,8 +96,8 @@ func TestDryRunAsksNothing(t *testing.T) {
 	}
 }
 
-// TestHangingTargetIsTold: while a registry does not answer, somebody is told that nothing
-// happens, in each phase that asks it.
+// TestHangingTargetIsTold checks that the status reports a registry that does not answer,
+// in each phase that sends requests to it.
 func TestHangingTargetIsTold(t *testing.T) {
 	for phase, hangs := range map[string]func(*http.Request) bool{
 		"connecting": func(r *http.Request) bool { return true },
@@ -134,7 +135,7 @@ func TestHangingTargetIsTold(t *testing.T) {
 	}
 }
 
-// TestViewOfNothing: a view says for how long nothing has come.
+// TestViewOfNothing checks that a view shows for how long nothing has arrived.
 func TestViewOfNothing(t *testing.T) {
 	for want, s := range map[string]load.Status{
 		"pushing: 1 of 5, nothing for 12s": {Phase: "pushing", Done: 1, Total: 5, Idle: 12 * time.Second},
@@ -149,7 +150,8 @@ func TestViewOfNothing(t *testing.T) {
 	}
 }
 
-// TestUnreachableTarget: where nobody listens, no run begins, whatever would come first.
+// TestUnreachableTarget checks that no run begins if nothing listens at the target,
+// whatever the first step would be.
 func TestUnreachableTarget(t *testing.T) {
 	srv := httptest.NewServer(http.NotFoundHandler())
 	gone := srv.URL

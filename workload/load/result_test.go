@@ -14,7 +14,7 @@ import (
 	"example.org/slipway/workload/replay/result"
 )
 
-// sample is a result as a run of ten pullers makes it; the rate is flat from knee on.
+// sample returns the result of a run of ten pullers. The rate is flat from knee on.
 func sample(name string, each, knee float64) *load.Result {
 	r := &load.Result{Version: 1, Name: name, Target: name + ":5000", Mode: "cached", Began: time.Unix(1.7e9, 0).UTC(), Complete: true,
 		Environment: result.Here("test"), Options: map[string]string{"images": "1500", "url": "http://" + name + ":5000"},
@@ -97,7 +97,7 @@ func TestPage(t *testing.T) {
 func TestCompare(t *testing.T) {
 	a, b := sample("slipway", 300, 8), sample("other", 150, 4)
 	b.Images.Count = 100
-	b.Steps = b.Steps[:8] // it never had nine pullers
+	b.Steps = b.Steps[:8] // this run never had nine pullers
 	c, err := load.Compare([]*load.Result{a, b})
 	if err != nil {
 		t.Fatal(err)

@@ -21,7 +21,7 @@ import (
 	"example.org/slipway/workload/load/wire"
 )
 
-// hostOf is the server of a URL.
+// hostOf returns the host of a URL.
 func hostOf(t testing.TB, raw string) wire.Host {
 	t.Helper()
 	u, err := url.Parse(raw)
@@ -35,7 +35,7 @@ func hostOf(t testing.TB, raw string) wire.Host {
 	return h
 }
 
-// get sends a GET and returns the answer with its body.
+// get sends a request and returns the answer with its body.
 func get(t testing.TB, c *wire.Client, h wire.Host, method, target string) (wire.Answer, string) {
 	t.Helper()
 	var body strings.Builder
@@ -47,7 +47,7 @@ func get(t testing.TB, c *wire.Client, h wire.Host, method, target string) (wire
 	return a, body.String()
 }
 
-// site answers in all the ways that a server may.
+// site answers in every way that a server may.
 func site(t testing.TB) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/plain", func(w http.ResponseWriter, r *http.Request) {
@@ -95,7 +95,7 @@ func TestAnswers(t *testing.T) {
 	for i := range 100 {
 		fmt.Fprintf(&pieces, "piece %d;", i)
 	}
-	for round := range 2 { // a second time over the same connection
+	for round := range 2 { // the second round uses the same connection
 		for _, test := range []struct {
 			method, target string
 			want           wire.Answer
@@ -119,7 +119,7 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// TestKeepsConnections counts them.
+// TestKeepsConnections counts the connections.
 func TestKeepsConnections(t *testing.T) {
 	var opened atomic.Int64
 	srv := httptest.NewUnstartedServer(site(t))
@@ -141,7 +141,7 @@ func TestKeepsConnections(t *testing.T) {
 		t.Errorf("%d connections were opened, want 1", got)
 	}
 	srv.CloseClientConnections()
-	if _, body := get(t, c, h, "GET", "/plain"); body != "hello" { // over a new one, and nobody is told
+	if _, body := get(t, c, h, "GET", "/plain"); body != "hello" { // over a new connection, without an error
 		t.Errorf("got %q after the server had closed the connection", body)
 	}
 	if got := opened.Load(); got != 2 {
@@ -262,7 +262,7 @@ func TestEnds(t *testing.T) {
 		if !errors.Is(err, enough) || a.Status != 200 {
 			t.Errorf("got %+v and %v, want the reader's error", a, err)
 		}
-		if _, body := get(t, c, h, "GET", "/plain"); body != "hello" { // not the rest of the other
+		if _, body := get(t, c, h, "GET", "/plain"); body != "hello" { // not the rest of the other answer
 			t.Errorf("got %q afterwards", body)
 		}
 	})
@@ -276,8 +276,8 @@ func TestClean(t *testing.T) {
 	}
 }
 
-// FuzzAnswer compares with net/http: what both take for an answer they must understand
-// in the same way.
+// FuzzAnswer compares the client with net/http. If both accept an answer, they must
+// understand it in the same way.
 func FuzzAnswer(f *testing.F) {
 	f.Add([]byte("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"), false)
 	f.Add([]byte("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5;x=y\r\nhello\r\n0\r\nX: y\r\n\r\n"), false)
@@ -302,7 +302,7 @@ func FuzzAnswer(f *testing.F) {
 			}
 		}
 		if err != nil {
-			return // it is stricter in what does not matter here
+			return // net/http is stricter where it does not matter here
 		}
 		b, err := io.ReadAll(want.Body)
 		if err != nil {
