@@ -28,8 +28,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// newRegistry starts a registry in memory that notes each request before it is
-// served, and returns its URL. wrap, if not nil, stands before it.
+// newRegistry starts a registry in memory that records each request before it is served,
+// and returns its URL. wrap, if not nil, wraps the handler.
 func newRegistry(t testing.TB, wrap func(http.Handler) http.Handler) (url string, seen *seen) {
 	t.Helper()
 	objects := memstore.New(nil)
@@ -62,7 +62,7 @@ func newRegistry(t testing.TB, wrap func(http.Handler) http.Handler) (url string
 	return srv.URL, seen
 }
 
-// seen is what requests a registry got.
+// seen records the requests that a registry got.
 type seen struct {
 	mu    sync.Mutex
 	count map[string]int // by "METHOD path"
@@ -91,10 +91,10 @@ func (s *seen) total() (n int) {
 	return len(s.at)
 }
 
-// day is when the traces of the tests begin.
+// day is the time at which the traces of the tests begin.
 var day = time.Date(2017, 6, 20, 1, 0, 0, 0, time.UTC)
 
-// request is one of a trace: at so many milliseconds, by a client.
+// request is a request of a trace: a time in milliseconds, a client and the rest.
 type request struct {
 	ms     int
 	client string
@@ -104,7 +104,7 @@ type request struct {
 	size   int64
 }
 
-// newStore writes a trace.
+// newStore writes a trace to a store.
 func newStore(t testing.TB, requests []request) *store.Store {
 	t.Helper()
 	dir := t.TempDir()
@@ -133,8 +133,8 @@ func newStore(t testing.TB, requests []request) *store.Store {
 	return s
 }
 
-// images is a trace of two pulls of one image by two clients, the push of another and
-// its pull, and what else is asked of a registry.
+// images returns a trace of two pulls of one image by two clients, the push of another
+// image and its pull, and other requests that registries get.
 func images() []request {
 	const a, b = "v2/a7e6b589/one", "v2/a7e6b589/deep/er/two"
 	return []request{
@@ -163,10 +163,10 @@ func images() []request {
 	}
 }
 
-// options of a replay of a store's zone to registries.
+// options returns the options of a replay of the zone of a store to registries.
 func options(t testing.TB, level plan.Level, urls ...string) replay.Options {
 	o := replay.Options{Plan: plan.Options{Level: level, Zone: "dal"}, Dir: filepath.Join(t.TempDir(), "result"), Version: "test",
-		Log: slog.New(slog.NewTextHandler(testWriter{t}, nil)), MaxLag: 10 * time.Second} // a shared machine is not what is tested
+		Log: slog.New(slog.NewTextHandler(testWriter{t}, nil)), MaxLag: 10 * time.Second} // the tests must not depend on the speed of a shared machine
 	for i, u := range urls {
 		o.Targets = append(o.Targets, send.Target{Name: fmt.Sprintf("t%d", i), URL: u})
 	}
@@ -180,7 +180,7 @@ func (w testWriter) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// run replays and reads the result back.
+// run replays a trace and reads the result back.
 func run(t testing.TB, s *store.Store, o replay.Options) (*result.Summary, []result.Sample) {
 	t.Helper()
 	sum, err := replay.Run(t.Context(), s, o)
@@ -198,5 +198,5 @@ func samples(t testing.TB, dir string) (all []result.Sample) {
 	return all
 }
 
-// drain reads what a test server is sent.
+// drain reads the body of a request.
 func drain(r *http.Request) { _, _ = io.Copy(io.Discard, r.Body) }

@@ -12,8 +12,8 @@ import (
 	"example.org/slipway/workload/replay/plan"
 )
 
-// TestStallShowsInIntendedTimes is the coordinated omission test: what waits behind a
-// stall is slow for who sent it, however fast it is once it is its turn.
+// TestStallShowsInIntendedTimes is the coordinated omission test. A request that waits
+// behind a stall is slow for its client, however fast it is once it is sent.
 func TestStallShowsInIntendedTimes(t *testing.T) {
 	const stall = 1500 * time.Millisecond
 	var mu sync.Mutex
@@ -26,14 +26,14 @@ func TestStallShowsInIntendedTimes(t *testing.T) {
 			}
 			wait := time.Until(until)
 			mu.Unlock()
-			if wait > 0 && wait < stall { // the first requests go through
+			if wait > 0 && wait < stall { // the first requests pass
 				time.Sleep(wait)
 			}
 			next.ServeHTTP(w, r)
 		})
 	})
 	o := options(t, plan.L1, url)
-	o.Concurrency = 2 // of 500: the requests that see the stall themselves are 0.4 %
+	o.Concurrency = 2 // of 500: the requests that the stall itself hits are 0.4 %
 	sum, _ := run(t, newStore(t, pings(500, 4)), o)
 	if sum.Latency.P99 < 1000 || sum.Latency.P90 < 700 {
 		t.Errorf("latency p90 %.0f ms, p99 %.0f ms: a stall of %s does not show", sum.Latency.P90, sum.Latency.P99, stall)
@@ -103,8 +103,8 @@ func TestSeveralTargets(t *testing.T) {
 	}
 }
 
-// BenchmarkTimeliness sends pings as they were recorded to a server that answers at
-// once, and says how late they left: section Timeliness of docs/replay.md.
+// BenchmarkTimeliness sends pings at their recorded times to a server that answers at
+// once, and reports how late they left. See the section Timeliness of docs/replay.md.
 func BenchmarkTimeliness(b *testing.B) {
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { drain(r) }))
 	defer srv.Close()

@@ -18,11 +18,11 @@ import (
 	"example.org/slipway/workload/replay/result"
 )
 
-// hours is a trace of pings an hour apart, for closed loops: its times must not show.
+// hours returns a trace of pings an hour apart. In a closed loop its times must not show.
 func hours(n int) []request { return pings(n, 3_600_000) }
 
-// wantNow wants samples of a closed loop that lasted for seconds, not for the hours of
-// its trace.
+// wantNow checks that the samples of a closed loop lasted for seconds, not for the hours
+// of the trace.
 func wantNow(t *testing.T, sum *result.Summary, all []result.Sample) {
 	t.Helper()
 	for _, s := range all {
@@ -55,7 +55,7 @@ func TestClosedLoopGoesOnWhereItEnded(t *testing.T) {
 				cancel()
 			}
 			mu.Unlock()
-			time.Sleep(time.Millisecond) // so that the first samples are told long before
+			time.Sleep(time.Millisecond) // so that the first samples are reported long before the end
 			next.ServeHTTP(w, r)
 		})
 	})
@@ -88,7 +88,7 @@ func TestClosedLoopLosesAWorker(t *testing.T) {
 			if cut {
 				once.Do(lost.cut)
 			}
-			time.Sleep(5 * time.Millisecond) // so that there is something under way
+			time.Sleep(5 * time.Millisecond) // so that requests are in flight
 			next.ServeHTTP(w, r)
 		})
 	})
@@ -103,8 +103,8 @@ func TestClosedLoopLosesAWorker(t *testing.T) {
 	}
 }
 
-// TestLostSessionIsCountedOnce loses the only other worker while pulls are under way
-// of which some layers have been told already.
+// TestLostSessionIsCountedOnce cuts the only other worker during pulls of which some
+// layers were already reported.
 func TestLostSessionIsCountedOnce(t *testing.T) {
 	var rs []request
 	for i := range 40 {
@@ -125,7 +125,7 @@ func TestLostSessionIsCountedOnce(t *testing.T) {
 				layers++
 				cut := layers == 100
 				mu.Unlock()
-				time.Sleep(30 * time.Millisecond) // longer than samples wait to be told
+				time.Sleep(30 * time.Millisecond) // longer than samples wait to be reported
 				if cut {
 					once.Do(lost.cut)
 				}
@@ -174,7 +174,8 @@ func TestResumeWantsTheSameRun(t *testing.T) {
 	}
 }
 
-// TestFailedBeginIsNoRun: what could not begin must not stand in the way.
+// TestFailedBeginIsNoRun checks that a run that could not begin does not prevent the next
+// one.
 func TestFailedBeginIsNoRun(t *testing.T) {
 	url, _ := newRegistry(t, nil)
 	st := newStore(t, images())
@@ -220,7 +221,8 @@ func TestOptionsWithoutSense(t *testing.T) {
 	}
 }
 
-// TestUploadsAreCancelledBeforeTheEnd: the process may end right after Run.
+// TestUploadsAreCancelledBeforeTheEnd checks that Run cancels open uploads before it
+// returns, since the process may end right afterwards.
 func TestUploadsAreCancelledBeforeTheEnd(t *testing.T) {
 	var mu sync.Mutex
 	cancelled := 0
@@ -243,7 +245,8 @@ func TestUploadsAreCancelledBeforeTheEnd(t *testing.T) {
 	}
 }
 
-// TestWarmUpAlone says what it did, and leaves nothing that looks like a result.
+// TestWarmUpAlone checks that a warm-up reports what it did and leaves nothing that looks
+// like a result.
 func TestWarmUpAlone(t *testing.T) {
 	url, _ := newRegistry(t, nil)
 	o := options(t, plan.L1, url)
@@ -262,8 +265,8 @@ func TestWarmUpAlone(t *testing.T) {
 	}
 }
 
-// TestStrangerSendsLittle: before it has shown that it knows the secret, nobody fills a
-// worker's memory, and nobody is told what it does.
+// TestStrangerSendsLittle checks that a peer that has not proved that it knows the secret
+// can neither fill a worker's memory nor learn what it does.
 func TestStrangerSendsLittle(t *testing.T) {
 	var log logtest.Buffer
 	addr := startWorker(t, &replay.WorkerOptions{Secret: "open sesame", Log: slog.New(slog.NewTextHandler(&log, nil))}).Addr().String()
@@ -275,10 +278,10 @@ func TestStrangerSendsLittle(t *testing.T) {
 	if err := conn.SetDeadline(time.Now().Add(time.Minute)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := conn.Write([]byte{0, 0, 16, 0, 2}); err != nil { // a proof of 1 MiB
+	if _, err := conn.Write([]byte{0, 0, 16, 0, 2}); err != nil { // announces a proof of 1 MiB
 		t.Fatal(err)
 	}
-	b, err := io.ReadAll(conn) // the greeting, and then the end without more
+	b, err := io.ReadAll(conn) // the greeting, and then the end of the connection
 	if len(b) > 4096 || !strings.Contains(log.String(), "a frame of 1048576 bytes") {
 		t.Errorf("the worker waits for a proof of 1 MiB: %d bytes, %v; its log:\n%s", len(b), err, log.String())
 	}

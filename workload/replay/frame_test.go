@@ -31,8 +31,8 @@ func FuzzSamplesFrame(f *testing.F) {
 	})
 }
 
-// FuzzWorker lets a coordinator say anything: the worker must end with an error and
-// not by itself.
+// FuzzWorker sends a worker anything that a coordinator might send. The worker must end
+// with an error, and not on its own.
 func FuzzWorker(f *testing.F) {
 	f.Add([]byte("{}"), byte(frameConfig))
 	f.Add([]byte(`{"start":1}`), byte(frameBegin))
@@ -53,13 +53,13 @@ func FuzzWorker(f *testing.F) {
 		if err := ours.SetDeadline(time.Now().Add(time.Second)); err != nil {
 			t.Error(err)
 		}
-		_ = l.send(frameType(kind), payload) // it may have gone already
+		_ = l.send(frameType(kind), payload) // the connection may be gone already
 		ours.Close()
 		<-done
 	})
 }
 
-// TestSamplesOutOfTurn has a worker that answers before it is asked.
+// TestSamplesOutOfTurn has a worker answer before it is asked.
 func TestSamplesOutOfTurn(t *testing.T) {
 	ours, theirs := net.Pipe()
 	done := make(chan struct{})

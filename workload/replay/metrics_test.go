@@ -12,10 +12,10 @@ import (
 	"example.org/slipway/workload/replay/plan"
 )
 
-// TestMetrics: what Prometheus gets is what is in the result.
+// TestMetrics checks that Prometheus gets the same figures as the result.
 func TestMetrics(t *testing.T) {
 	url, _ := newRegistry(t, nil)
-	o := options(t, plan.L2, url) // with sessions, which are no requests
+	o := options(t, plan.L2, url) // L2 has sessions, which are not requests
 	o.Metrics = replay.NewMetrics()
 	s, all := run(t, newStore(t, images()), o)
 

@@ -26,7 +26,7 @@ func wantOutcomes(t *testing.T, s *result.Summary, all []result.Sample, want map
 func TestL1SendsEachRequest(t *testing.T) {
 	url, seen := newRegistry(t, nil)
 	o := options(t, plan.L1, url)
-	// An upload's requests come in their order only if the machine keeps up with them.
+	// The requests of an upload arrive in order only if the machine keeps up with them.
 	o.Plan.Speed, o.Plan.MaxGap = 0.1, 200*time.Millisecond
 	s, all := run(t, newStore(t, images()), o)
 	// 20 of 22 requests are replayed.
@@ -36,7 +36,7 @@ func TestL1SendsEachRequest(t *testing.T) {
 	}
 	const a, b = "/v2/a7e6b589/one", "/v2/a7e6b589/deep/er/two"
 	for request, want := range map[string]int{
-		"GET /v2/":                            2, // one after a redirect from /v2, or /v2 itself is answered
+		"GET /v2/":                            2, // /v2 is answered itself or redirected to /v2/
 		"GET " + a + "/manifests/817c8a39":    2,
 		"HEAD " + a + "/manifests/817c8a39":   1,
 		"PUT " + a + "/manifests/817c8a39":    1, // warm-up
@@ -73,7 +73,8 @@ func TestL1SendsEachRequest(t *testing.T) {
 func TestL0SendsBlobsOnly(t *testing.T) {
 	url, seen := newRegistry(t, nil)
 	s, all := run(t, newStore(t, images()), options(t, plan.L0, url))
-	// 8 GETs with a size, but one of a part is one of all; 2 PUTs of a POST and a PUT each.
+	// 8 GETs have a size, and one of a range counts as one of the whole blob. Each of the
+	// 2 PUTs becomes a POST and a PUT.
 	wantOutcomes(t, s, all, map[string]int64{"ok": 9 + 2*2})
 	if n := seen.get("GET /v2/replay/tags/list"); n != 0 {
 		t.Errorf("%d requests for tags at L0", n)
@@ -134,7 +135,7 @@ func TestResultsOfTwoRunsHaveTheSameContent(t *testing.T) {
 		o := options(t, level, first)
 		o.Plan.Maker.Seed, o.Plan.MaxGap = 4, time.Second
 		run(t, st, o)
-		// On the same registry everything is there already.
+		// On the same registry everything exists already.
 		o.Dir += "-again"
 		o.Phase = "run"
 		s, all := run(t, st, o)

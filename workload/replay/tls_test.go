@@ -16,7 +16,7 @@ import (
 	"example.org/slipway/workload/replay/plan"
 )
 
-// authority makes certificates for 127.0.0.1 and for clients.
+// authority issues certificates for 127.0.0.1 and for clients.
 type authority struct {
 	t    testing.TB
 	key  *ecdsa.PrivateKey
@@ -32,7 +32,7 @@ func newAuthority(t testing.TB) *authority {
 	return a
 }
 
-// issue signs a certificate; the first one by itself.
+// issue signs a certificate. The first one is self-signed.
 func (a *authority) issue(c *x509.Certificate) tls.Certificate {
 	a.t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -64,8 +64,8 @@ func (a *authority) client() tls.Certificate {
 	return a.issue(&x509.Certificate{ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
 }
 
-// TestWorkerOverTLS lets in who has the right certificate and the right secret, and
-// nobody else.
+// TestWorkerOverTLS checks that only a coordinator with the right certificate and the
+// right secret gets in.
 func TestWorkerOverTLS(t *testing.T) {
 	url, seen := newRegistry(t, nil)
 	ca, stranger := newAuthority(t), newAuthority(t)

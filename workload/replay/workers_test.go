@@ -23,7 +23,7 @@ import (
 	"example.org/slipway/workload/replay/result"
 )
 
-// workerServer is a worker at an address, whose connections can be cut.
+// workerServer is a worker at an address. Tests can cut its connections.
 type workerServer struct {
 	net.Listener
 	mu    sync.Mutex
@@ -40,7 +40,7 @@ func (w *workerServer) Accept() (net.Conn, error) {
 	return c, err
 }
 
-// cut ends the worker as a kill does: without a word.
+// cut ends the worker as a kill does, without a last message.
 func (w *workerServer) cut() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -84,7 +84,7 @@ func serveWorker(t testing.TB, o *replay.WorkerOptions, c *tls.Config) *workerSe
 	return w
 }
 
-// what is a sample without its times and its worker.
+// what returns samples without their times and workers.
 func what(all []result.Sample) (out []string) {
 	for _, s := range all {
 		out = append(out, fmt.Sprintf("%06d/%d/%d %s %s %d %s %d bytes", s.Task, s.Step, s.Part, s.Method, s.Object, s.Status, s.Outcome, s.Bytes))
@@ -169,7 +169,7 @@ func TestSkewedClockOfAWorker(t *testing.T) {
 	}
 }
 
-// pings is a trace of n pings, so many milliseconds apart, by seven clients.
+// pings returns a trace of n pings by seven clients, apart milliseconds from each other.
 func pings(n, apart int) (out []request) {
 	for i := range n {
 		out = append(out, request{i * apart, fmt.Sprint("client", i%7), "GET", "v2", 200, 2})
@@ -192,7 +192,7 @@ func TestLostWorkerLosesOnlyWhatIsUnderWay(t *testing.T) {
 			if cut {
 				once.Do(lost.cut)
 			}
-			time.Sleep(50 * time.Millisecond) // so that there is something under way
+			time.Sleep(50 * time.Millisecond) // so that requests are in flight
 			next.ServeHTTP(w, r)
 		})
 	})

@@ -92,8 +92,8 @@ func TestDuplicates(t *testing.T) {
 			blocks++
 		}
 	}
-	// 25 % of 102,400 blocks drawn from 65,536: 21,157 different ones are expected,
-	// so 4,443 blocks are there twice.
+	// 25 % of 102,400 blocks are drawn from 65,536. 21,157 different ones are expected,
+	// so 4,443 blocks occur twice.
 	if twice < 3800 || twice > 5100 {
 		t.Errorf("%d of %d blocks were there before, want about 4443", twice, blocks)
 	}

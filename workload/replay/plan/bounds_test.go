@@ -11,8 +11,8 @@ import (
 	"example.org/slipway/workload/replay/plan"
 )
 
-// TestNameWithoutContent has a name that nobody has the content of behind all others:
-// the table of digests does not reach to it.
+// TestNameWithoutContent plans a name without content after all other names. The table of
+// digests does not reach that far.
 func TestNameWithoutContent(t *testing.T) {
 	for _, status := range []uint16{404, 0} {
 		m := newMemory(request{0, "c", "GET", "v2/a/blobs/d1", 200, 10}, request{1, "c", "HEAD", "v2/a/blobs/d2", status, 0})
@@ -36,7 +36,7 @@ func TestWhatIsLeftOutIsCountedOnce(t *testing.T) {
 			t.Errorf("left out (-want +got):\n%s", d)
 		}
 	}
-	// Made smaller, the blob can be replayed.
+	// With a size limit, the blob can be replayed.
 	if p := newPlan(t, m, plan.Options{Level: plan.L0, MaxSize: 100}); p.Requests != 1 || p.BlobBytes != 100 {
 		t.Errorf("%d requests and %d bytes, want one blob of 100", p.Requests, p.BlobBytes)
 	}
@@ -52,7 +52,7 @@ func TestOptionsWithoutSense(t *testing.T) {
 	}
 }
 
-// TestTimesStayInOrder has options with which times do not fit into a Duration.
+// TestTimesStayInOrder uses options with which times overflow a Duration.
 func TestTimesStayInOrder(t *testing.T) {
 	m := newMemory(request{0, "c", "GET", "v2", 200, 2}, request{1, "c", "GET", "v2", 200, 2}, request{86_400_000, "c", "GET", "v2", 200, 2},
 		request{86_400_001, "c", "GET", "v2", 200, 2})
@@ -68,7 +68,7 @@ func TestTimesStayInOrder(t *testing.T) {
 	}
 }
 
-// TestPushGoesToOneRegistry has several registries that share the requests.
+// TestPushGoesToOneRegistry has several registries share the requests.
 func TestPushGoesToOneRegistry(t *testing.T) {
 	var rs []request
 	for i, c := range []string{"p", "q", "r", "s", "t", "u", "v", "w"} {
@@ -87,7 +87,7 @@ func TestPushGoesToOneRegistry(t *testing.T) {
 	if len(used) < 2 {
 		t.Errorf("all pushes go to one of four registries")
 	}
-	// By digest, what is brought is where it is looked for.
+	// By digest, content is pushed to the registry where it is looked for.
 	m := newMemory(request{0, "p", "PUT", "v2/a/blobs/uploads/u", 201, 777}, request{1, "q", "GET", "v2/a/blobs/d", 200, 777})
 	for seed := range uint64(8) {
 		o := plan.Options{Level: plan.L0, Targets: 4, TargetPolicy: plan.ByDigest}

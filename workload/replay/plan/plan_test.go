@@ -30,8 +30,8 @@ type request struct {
 	size   int64
 }
 
-// memory is a trace in memory, as a [plan.Source]. It repeats its requests, so that a
-// trace may have as many as one likes.
+// memory is a [plan.Source] with a trace in memory. It repeats its requests, so a trace
+// can be as long as a test needs.
 type memory struct {
 	requests []request
 	repeat   int64
@@ -71,7 +71,7 @@ func (m *memory) Scan(ctx context.Context, q store.Query, fn func(*store.Batch) 
 			b.Repo = append(b.Repo, m.symbol(store.Repos, t.Repo))
 			b.Ref = append(b.Ref, m.symbol(store.Refs, t.Ref))
 			d := store.None
-			if _, named, ok := strings.Cut(r.uri, "digest="); ok { // as Slipway's log tells
+			if _, named, ok := strings.Cut(r.uri, "digest="); ok { // as in Slipway's log
 				d = m.symbol(store.Refs, named)
 			} else if t.Kind == trace.Blob || t.Kind == trace.Manifest && oci.IsDigest(t.Ref) {
 				d = b.Ref[len(b.Ref)-1]
@@ -132,16 +132,16 @@ func TestWhatIsPutInPlace(t *testing.T) {
 	m := newMemory(
 		request{0, "c", "GET", "v2/a/manifests/t", 200, 900},
 		request{1, "c", "GET", "v2/a/blobs/d1", 200, 10},
-		request{2, "c", "GET", "v2/b/blobs/d1", 200, 10},             // in another repository
+		request{2, "c", "GET", "v2/b/blobs/d1", 200, 10},             // the same blob in another repository
 		request{3, "x", "PUT", "v2/c/blobs/uploads/u1", 201, 777},    // becomes d2
-		request{4, "x", "PUT", "v2/c/manifests/t", 201, 500},         // is brought by the trace
+		request{4, "x", "PUT", "v2/c/manifests/t", 201, 500},         // the trace itself brings it
 		request{5, "y", "GET", "v2/c/manifests/t", 200, 500},         //
-		request{6, "y", "GET", "v2/c/blobs/d2", 200, 777},            // by its size that of u1
+		request{6, "y", "GET", "v2/c/blobs/d2", 200, 777},            // its size makes it the content of u1
 		request{7, "y", "GET", "v2/c/blobs/d3", 200, 777},            // no upload is left for this one
-		request{8, "z", "HEAD", "v2/c/blobs/d4", 404, 0},             // is not there
-		request{9, "z", "GET", "v2/d/blobs/d5", 404, 19},             // neither
-		request{70_000, "y", "GET", "v2/c/blobs/d6", 200, 1},         // too late to be of the manifest
-		request{70_001, "z", "GET", "v2/c/blobs/uploads/u9", 204, 0}, // not of the protocol
+		request{8, "z", "HEAD", "v2/c/blobs/d4", 404, 0},             // does not exist
+		request{9, "z", "GET", "v2/d/blobs/d5", 404, 19},             // nor does this one
+		request{70_000, "y", "GET", "v2/c/blobs/d6", 200, 1},         // too late to belong to the manifest
+		request{70_001, "z", "GET", "v2/c/blobs/uploads/u9", 204, 0}, // not part of the protocol
 	)
 	p := newPlan(t, m, plan.Options{Level: plan.L1})
 	want := []string{"0 blob a", "0 blob b from a", "0 blob c", "0 blob c", "1 manifest a:t"}
@@ -161,8 +161,8 @@ func TestWhatIsPutInPlace(t *testing.T) {
 	if err := json.Unmarshal(put.Body, &doc); err != nil {
 		t.Fatal(err)
 	}
-	// d3 was fetched with the manifest too, and is in place; one of the two stands in for
-	// the configuration.
+	// d3 was fetched with the manifest too, and is in place. One of the two blobs serves
+	// as the configuration.
 	if len(doc.Layers) != 1 || doc.Config.Size != 777 || doc.SchemaVersion != 2 || len(put.Body) < 500 || put.Digest != sha256.Sum256(put.Body) {
 		t.Errorf("a manifest of %d bytes with layers %v", len(put.Body), doc.Layers)
 	}
@@ -186,18 +186,18 @@ func TestSessions(t *testing.T) {
 		request{0, "c", "GET", "v2/a/manifests/t", 200, 900},
 		request{10, "c", "GET", "v2/a/blobs/d1", 200, 10},
 		request{11, "e", "GET", "v2", 200, 2},
-		request{12, "c", "GET", "v2/b/blobs/d9", 200, 10}, // another repository: on its own
+		request{12, "c", "GET", "v2/b/blobs/d9", 200, 10}, // another repository, so a task by itself
 		request{20, "c", "GET", "v2/a/blobs/d2", 200, 10},
 		request{30, "p", "HEAD", "v2/a/blobs/d7", 404, 0},
 		request{31, "p", "POST", "v2/a/blobs/uploads/", 202, 0},
 		request{32, "p", "PATCH", "v2/a/blobs/uploads/u", 202, 0},
 		request{33, "p", "PUT", "v2/a/blobs/uploads/u?digest=d7", 201, 50},
-		request{33, "p", "HEAD", "v2/a/blobs/d7", 200, 0},    // whether it came
-		request{33, "p", "HEAD", "v2/a/manifests/v", 404, 0}, // what the tag was
+		request{33, "p", "HEAD", "v2/a/blobs/d7", 200, 0},    // checks that it arrived
+		request{33, "p", "HEAD", "v2/a/manifests/v", 404, 0}, // checks the tag before
 		request{34, "p", "PUT", "v2/a/manifests/v", 201, 300},
 		request{61_000, "c", "GET", "v2/a/blobs/d3", 200, 10}, // more than a minute later
 		request{61_001, "h", "HEAD", "v2/a/manifests/t", 200, 0},
-		request{61_002, "h", "GET", "v2/a/manifests/t", 200, 900}, // what the HEAD was for
+		request{61_002, "h", "GET", "v2/a/manifests/t", 200, 900}, // the GET after the HEAD
 		request{61_003, "h", "GET", "v2/a/blobs/d1", 200, 10},
 	)
 	p := newPlan(t, m, plan.Options{Level: plan.L2})
@@ -226,8 +226,8 @@ func TestSessions(t *testing.T) {
 	}
 }
 
-// TestKeepGaps: the steps of a pull know when they came after its begin, pushes and
-// single requests do not wait.
+// TestKeepGaps checks that the steps of a pull keep their distance from its begin, and
+// that pushes and single requests do not wait.
 func TestKeepGaps(t *testing.T) {
 	m := newMemory(
 		request{100, "h", "HEAD", "v2/a/manifests/t", 200, 0},
@@ -315,8 +315,8 @@ func TestTableIsUsedAgain(t *testing.T) {
 	}
 }
 
-// TestMemoryDoesNotGrowWithRequests plans 200,000 requests of a few objects: what
-// is kept of a request would show.
+// TestMemoryDoesNotGrowWithRequests plans 200,000 requests of a few objects. Memory kept
+// for each request would show.
 func TestMemoryDoesNotGrowWithRequests(t *testing.T) {
 	m := newMemory(
 		request{0, "c", "GET", "v2/a/manifests/t", 200, 900},

@@ -14,11 +14,11 @@ import (
 	"example.org/slipway/workload/trace"
 )
 
-// digest is a name that is one, of a number.
+// digest returns a valid digest made from a number.
 func digest(n int) string { return fmt.Sprintf("sha256:%x", sha256.Sum256([]byte{byte(n)})) }
 
-// pushes are recorded pushes, as Slipway's log has them, in all the ways in which clients
-// send content. Each is to repository "a" or "b" by client "p".
+// pushes are recorded pushes, as Slipway's log has them, in all ways in which clients
+// send content. Each goes to repository "a" or "b" and comes from client "p".
 var pushes = map[string][]request{
 	"POST, PATCH, PUT": {
 		{0, "p", "HEAD", "v2/a/blobs/" + digest(1), 404, 0},
@@ -69,9 +69,9 @@ var pushes = map[string][]request{
 	},
 }
 
-// TestPushesSendWhatWasPushed: a replay sends the bytes that the trace tells were pushed,
-// in as many requests, and puts nothing in place before. Manifests name what came before
-// them and nothing else.
+// TestPushesSendWhatWasPushed checks that a replay sends the bytes that the trace says
+// were pushed, in as many requests, and puts nothing in place before. Manifests refer to
+// content that came before them and to nothing else.
 func TestPushesSendWhatWasPushed(t *testing.T) {
 	for name, requests := range pushes {
 		var want []int64
@@ -97,8 +97,8 @@ func TestPushesSendWhatWasPushed(t *testing.T) {
 	}
 }
 
-// sentSizes are the sizes of what steps push, sorted. It checks that manifests name what
-// was pushed, and that the parts of an upload fit into it.
+// sentSizes returns the sizes of what the steps push, sorted. It checks that manifests
+// refer to pushed content, and that the parts of an upload fit into it.
 func sentSizes(t *testing.T, all []*plan.Task, level plan.Level) (sizes []int64) {
 	t.Helper()
 	there := map[string]int64{}
@@ -149,7 +149,8 @@ func checkNamed(t *testing.T, body []byte, there map[string]int64) {
 	}
 }
 
-// TestCancelledPush: the PATCHes of an upload that does not end are sent with their sizes.
+// TestCancelledPush checks that the PATCHes of a cancelled upload are sent with their
+// sizes.
 func TestCancelledPush(t *testing.T) {
 	p := newPlan(t, newMemory(
 		request{1, "p", "POST", "v2/a/blobs/uploads/", 202, 0},
@@ -171,7 +172,7 @@ func TestCancelledPush(t *testing.T) {
 	}
 }
 
-// TestUnsized: what the trace tells no size of is counted and named.
+// TestUnsized checks that content of unknown size is counted and named.
 func TestUnsized(t *testing.T) {
 	p := newPlan(t, newMemory(
 		request{1, "p", "POST", "v2/a/blobs/uploads/", 202, -1},

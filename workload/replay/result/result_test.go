@@ -22,7 +22,7 @@ import (
 	"example.org/slipway/workload/trace/store"
 )
 
-// draw makes n samples over so many seconds, with latencies around a mean in ms.
+// draw returns n samples over some seconds, with latencies around a mean in ms.
 func draw(seed uint64, n, seconds int, mean float64) []result.Sample {
 	rng := rand.New(rand.NewPCG(seed, 0))
 	out := make([]result.Sample, n)
@@ -57,7 +57,7 @@ func aggregate(t testing.TB, samples []result.Sample) *result.Aggregate {
 }
 
 func TestMergeLosesNothing(t *testing.T) {
-	all := draw(1, 6_000, 5000, 20) // longer than blocks of a second reach
+	all := draw(1, 6_000, 5000, 20) // longer than blocks of one second can cover
 	var first, second []result.Sample
 	for i, s := range all {
 		if i%3 == 0 {
@@ -124,7 +124,8 @@ func write(t testing.TB, dir string, samples []result.Sample) *result.Summary {
 	return s
 }
 
-// TestPerWorker: what workers did is told apart, and is all that was done.
+// TestPerWorker checks that the result counts the requests of each worker, and that they
+// add up to the total.
 func TestPerWorker(t *testing.T) {
 	dir := t.TempDir()
 	sum := write(t, dir, draw(3, 3_000, 60, 5))
@@ -186,7 +187,7 @@ func TestRunWithoutAnEndIsReadable(t *testing.T) {
 	all := draw(4, 5000, 10, 5)
 	r.Add(all[:3000])
 	r.Checkpoint()
-	r.Add(all[3000:]) // as if killed here
+	r.Add(all[3000:]) // as if the process were killed here
 	got, err := result.Load(dir)
 	if err != nil {
 		t.Fatal(err)
@@ -210,7 +211,7 @@ func TestFullDisk(t *testing.T) {
 	all := draw(5, 40_000, 10, 5)
 	r.Add(all[:10_000])
 	r.Checkpoint()
-	// The next file is on a disk without room.
+	// The next file is on a disk without space.
 	if err := os.Symlink("/dev/full", filepath.Join(dir, "requests-000001.parquet.tmp")); err != nil {
 		t.Fatal(err)
 	}
@@ -284,7 +285,7 @@ func TestDamagedFileIsAnError(t *testing.T) {
 	}
 }
 
-// loaded writes and loads a result.
+// loaded writes a result and loads it.
 func loaded(t testing.TB, name string, samples []result.Sample) *result.Result {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), name)

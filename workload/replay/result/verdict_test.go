@@ -8,11 +8,11 @@ import (
 	"example.org/slipway/workload/replay/result"
 )
 
-// TestRatesAgree: a comparison says what the reports say, also of runs that end
-// within a second, and with blocks that do not divide them.
+// TestRatesAgree checks that a comparison states the same rates as the reports, also for
+// runs that end within a second, and for blocks that do not divide them.
 func TestRatesAgree(t *testing.T) {
 	a, b := draw(20, 2100, 21, 5), draw(21, 2100, 21, 5)
-	for i := range b { // 21 s and 20.1 s
+	for i := range b { // one run takes 21 s, the other 20.1 s
 		for _, v := range []*int64{&b[i].Intended, &b[i].Sent, &b[i].First, &b[i].End} {
 			*v = *v * 201 / 210
 		}
@@ -43,7 +43,8 @@ func TestVerdictOnErrors(t *testing.T) {
 	}
 }
 
-// TestTextSpeaksNotToTheTerminal has names from a result that somebody else made.
+// TestTextSpeaksNotToTheTerminal prints names from a result that somebody else made. They
+// must not reach the terminal as control sequences.
 func TestTextSpeaksNotToTheTerminal(t *testing.T) {
 	r := loaded(t, "r", draw(23, 100, 10, 5))
 	r.Name, r.Problems = "\x1b]0;owned\a", []string{"\x1b[2J\u009b31m"}

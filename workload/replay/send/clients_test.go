@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// A registry is told whose request it is, and nobody else is; two clients are two.
+// TestClientsAreTold checks that the registry, and no other server, learns which client
+// sent a request, and that two clients are distinct.
 func TestClientsAreTold(t *testing.T) {
 	good := blobBytes(t)
 	var told, elsewhere []string

@@ -23,7 +23,7 @@ import (
 
 const blobSize = 100_000
 
-// getBlob is the task of reading a blob, whole or from a byte on.
+// getBlob returns a task that reads a blob, all of it or from a byte on.
 func getBlob(from int64) *plan.Task {
 	s := plan.Step{Method: store.GET, Kind: trace.Blob, Repo: "a/b", Key: 7, Size: blobSize, Digest: content.Maker{}.Digest(7, blobSize)}
 	s.Ref = digestName(s.Digest)
@@ -305,8 +305,8 @@ func TestFailureEndsASession(t *testing.T) {
 	}
 }
 
-// TestStepWaits: a step is not sent before its time, counts from it, and holds up those
-// of its session only whose turn is after it.
+// TestStepWaits checks that a step is not sent before its time, that its latency counts
+// from then, and that it delays only later steps of its session.
 func TestStepWaits(t *testing.T) {
 	data := blobBytes(t)
 	url := serve(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(data) })

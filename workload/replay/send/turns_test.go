@@ -15,8 +15,9 @@ import (
 	"example.org/slipway/workload/trace/store"
 )
 
-// TestAPushKeepsItsOrder: tasks of one client's push that are run in any order reach the
-// registry in that in which they were announced, as far as one needs the other.
+// TestAPushKeepsItsOrder runs the tasks of one client's push in any order. They must
+// reach the registry in the order in which they were announced, where one needs the
+// other.
 func TestAPushKeepsItsOrder(t *testing.T) {
 	blob := plan.Step{Kind: trace.Upload, Repo: "a", Key: 7, Size: 3000, Digest: content.Maker{}.Digest(7, 3000), Upload: 5}
 	blob.Ref = digestName(blob.Digest)
@@ -36,10 +37,10 @@ func TestAPushKeepsItsOrder(t *testing.T) {
 	want := []string{"POST", "PATCH", "PATCH", "PUT", "HEAD", "PUT", "PUT", "HEAD"}
 
 	var mu sync.Mutex
-	var got []string // by the time of the answer
+	var got []string // in the order of the answers
 	url := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
-		time.Sleep(5 * time.Millisecond) // so that another could overtake
+		time.Sleep(5 * time.Millisecond) // gives another request time to overtake
 		mu.Lock()
 		defer mu.Unlock()
 		got = append(got, r.Method)
@@ -58,7 +59,7 @@ func TestAPushKeepsItsOrder(t *testing.T) {
 		s.Announce(all[i])
 	}
 	var wg sync.WaitGroup
-	for i := range all { // the last first
+	for i := range all { // start with the last one
 		wg.Go(func() {
 			s.Run(t.Context(), all[len(all)-1-i], 0, 0, func(sm result.Sample) {
 				if sm.Outcome != result.OK || sm.Extra {
@@ -69,7 +70,8 @@ func TestAPushKeepsItsOrder(t *testing.T) {
 	}
 	wg.Wait()
 	for i := range want {
-		// The HEAD of the blob and the manifest need both the upload, and not each other.
+		// The HEAD of the blob and the PUT of the manifest both need the upload, but not
+		// each other.
 		if i >= len(got) || got[i] != want[i] && !(i >= 4 && i <= 6) {
 			t.Fatalf("requests were answered in the order %q, want %q", got, want)
 		}
@@ -82,7 +84,8 @@ func TestAPushKeepsItsOrder(t *testing.T) {
 	}
 }
 
-// TestDroppedTasksHoldNobodyUp: what follows a task that is not run goes on.
+// TestDroppedTasksHoldNobodyUp checks that dropped tasks do not block the tasks after
+// them.
 func TestDroppedTasksHoldNobodyUp(t *testing.T) {
 	url := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
@@ -108,7 +111,7 @@ func TestDroppedTasksHoldNobodyUp(t *testing.T) {
 			t.Errorf("%+v", sm)
 		}
 	})
-	if n != 2 { // the upload is opened anew
+	if n != 2 { // the upload is opened again
 		t.Errorf("%d requests, want a POST and a PUT", n)
 	}
 	if err := s.Close(); err != nil {

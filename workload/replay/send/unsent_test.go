@@ -17,7 +17,7 @@ import (
 	"example.org/slipway/workload/trace/store"
 )
 
-// TestUnsent has a sample for each step that has none, and one for the session.
+// TestUnsent expects a sample for each step without one, and one for the session.
 func TestUnsent(t *testing.T) {
 	pull := getBlob(0)
 	pull.ID, pull.Session = 5, plan.Pull
@@ -50,14 +50,14 @@ func TestUnsent(t *testing.T) {
 	}
 }
 
-// tokenRegistry wants a token for each repository; a is given one only when release is
-// closed, and old says which are not taken any more.
+// tokenRegistry requires a token for each repository. It grants the token for a when
+// release is closed. It does not accept the token in refused.
 type tokenRegistry struct {
 	url     string
 	release chan struct{}
-	asked   chan struct{} // closed when a's token is asked for
+	asked   chan struct{} // closed when the token for a is requested
 	mu      sync.Mutex
-	given   map[string]int // tokens by scope
+	given   map[string]int // number of tokens by scope
 	refused string
 }
 
@@ -92,8 +92,8 @@ func getTags(repo string) *plan.Task {
 	return &plan.Task{Steps: []plan.Step{{Method: store.GET, Kind: trace.Tags, Repo: repo}}}
 }
 
-// TestSlowTokenHoldsUpItsScopeOnly: what a token service takes for one repository must
-// not be measured at others.
+// TestSlowTokenHoldsUpItsScopeOnly checks that a slow token service for one repository
+// does not add to the times of others.
 func TestSlowTokenHoldsUpItsScopeOnly(t *testing.T) {
 	r := newTokenRegistry(t)
 	s, err := New([]Target{{Name: "t", URL: r.url, Username: "u", Password: "p"}}, time.Now(), Options{})
@@ -111,7 +111,7 @@ func TestSlowTokenHoldsUpItsScopeOnly(t *testing.T) {
 	var wg sync.WaitGroup
 	wg.Go(func() { ask("a") })
 	<-r.asked
-	ask("b") // hangs if it waits for the token of a
+	ask("b") // hangs if it waits for a's token
 	ask("b")
 	close(r.release)
 	wg.Wait()
@@ -120,7 +120,7 @@ func TestSlowTokenHoldsUpItsScopeOnly(t *testing.T) {
 	}
 }
 
-// TestRefusedTokenIsFetchedAnew: a registry may forget tokens before they expire.
+// TestRefusedTokenIsFetchedAnew checks a registry that forgets tokens before they expire.
 func TestRefusedTokenIsFetchedAnew(t *testing.T) {
 	r := newTokenRegistry(t)
 	s, err := New([]Target{{Name: "t", URL: r.url, Username: "u", Password: "p"}}, time.Now(), Options{})
@@ -143,7 +143,8 @@ func TestRefusedTokenIsFetchedAnew(t *testing.T) {
 	}
 }
 
-// TestUploadStaysWhereItWasBegun: the recorded server of a part may be another one.
+// TestUploadStaysWhereItWasBegun checks that all parts of an upload go to one server,
+// although the trace may record another one for a part.
 func TestUploadStaysWhereItWasBegun(t *testing.T) {
 	var got []string
 	var targets []Target
