@@ -24,7 +24,7 @@ type req struct {
 	status                                uint16
 }
 
-// batch makes a batch of requests.
+// batch returns a batch of requests.
 func batch(zone string, reqs []req) *store.Batch {
 	b := &store.Batch{Zone: zone}
 	for _, r := range reqs {
@@ -49,7 +49,7 @@ func batch(zone string, reqs []req) *store.Batch {
 	return b
 }
 
-// randomTrace makes a trace of n requests over some days, one of them absent.
+// randomTrace returns a trace of n requests over some days, one of them absent.
 func randomTrace(seed uint64, n int) []req {
 	rnd := rand.New(rand.NewPCG(seed, 1))
 	var out []req

@@ -9,8 +9,8 @@ import (
 	"example.org/slipway/workload/trace/store"
 )
 
-// errorShare is an analysis of one's own: what share of the requests failed. Its state
-// is what it counts, its figure is described in the plug-in.
+// errorShare is a custom analysis: the share of requests that failed. It keeps only its
+// counts. The plug-in describes its figure.
 type errorShare struct{ failed, n int64 }
 
 func (e *errorShare) Columns() store.Columns { return store.ColStatus }
@@ -37,7 +37,7 @@ func ExamplePlugin() {
 			Plot: analyze.Plot{Kind: analyze.PlotBars, X: chart.Axis{Title: "share of requests", Unit: chart.Share, Full: true}}}},
 		New: func(store.Zone, *analyze.Options) analyze.Analysis { return &errorShare{} },
 	}
-	// A store.Store, opened with store.Open, in place of this one.
+	// A real program opens a store with store.Open and uses it here.
 	traces := oneZone("here", []req{{status: 200}, {status: 200}, {status: 404}, {status: 200}})
 	rep, err := analyze.Run(context.Background(), traces, &analyze.Options{Plugins: []analyze.Plugin{errors}})
 	if err != nil {

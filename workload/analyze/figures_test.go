@@ -27,8 +27,8 @@ func run(t *testing.T, reqs []req, o *analyze.Options) *analyze.Report {
 	return rep
 }
 
-// check compares numbers of a figure with those computed by hand. NaN stands for one
-// that must not be there. What is computed of buckets may be off as documented.
+// check compares numbers of a figure with those worked out by hand. NaN means that the
+// number must be absent.
 func check(t *testing.T, rep *analyze.Report, figure string, want map[string]float64) *analyze.Result {
 	t.Helper()
 	r := rep.Figure(figure).Zone("z")
@@ -48,7 +48,7 @@ func check(t *testing.T, rep *analyze.Report, figure string, want map[string]flo
 	return r
 }
 
-// near is check for numbers out of buckets: within the documented error.
+// near is like check, for numbers from buckets. It allows the documented error.
 func near(t *testing.T, rep *analyze.Report, figure, name string, want float64) {
 	t.Helper()
 	got, ok := rep.Figure(figure).Zone("z").Value(name)
@@ -64,10 +64,11 @@ func unknown(t *testing.T, r *analyze.Result, requests, left int64) {
 	}
 }
 
-// Days: the first and the fourth, so 2, and 2 absent. Ingress: 500 of the manifest; the
-// upload's size is unknown. Egress: 1000 + 4000 + 6000 + 10; a HEAD has none, and the
-// ping none that is missing. Pulled: one, for the other was not there (404). Layers
-// with content: one with status 200; the part (206) is none.
+// TestTable1 checks numbers worked out by hand. The requests are of the first and the
+// fourth day, so 2 days have requests and 2 are absent. Ingress is the 500 of the
+// manifest, since the size of the upload is unknown. Egress is 1000 + 4000 + 6000 + 10; a
+// HEAD has none, and the ping lacks none. One image is pulled, because the other does not
+// exist (404). One layer has content and status 200; the range (206) does not count.
 func TestTable1(t *testing.T) {
 	reqs := []req{
 		{method: store.GET, kind: trace.Manifest, client: 1, host: 1, repo: 1, ref: 1, size: 1000, status: 200},
@@ -89,13 +90,13 @@ func TestTable1(t *testing.T) {
 	if z := rep.Zones[0]; z.Days != 2 || z.Absent != 2 || z.Requests != 10 {
 		t.Errorf("the zone has %d days, %d absent, %d requests; want 2, 2, 10", z.Days, z.Absent, z.Requests)
 	}
-	// Without any size there is no egress, which is not an egress of 0.
+	// Without any size there is no egress, which differs from an egress of 0.
 	check(t, run(t, []req{{method: store.GET, kind: trace.Blob, digest: 1, size: -1}}, nil), "table1", map[string]float64{"egress": math.NaN()})
 }
 
-// What is pushed counts once, at the request that completes it, and what is refused not
-// at all: 3000 by PUT, which the PATCH before it is part of, 400 by a POST alone; the mount
-// brings nothing.
+// TestIngress checks that pushed content counts once, at the request that completes it,
+// and refused content not at all. That is 3000 by PUT, including the PATCH before it, and
+// 400 by a single POST. The mount brings nothing.
 func TestIngress(t *testing.T) {
 	upload := func(m store.Method, size int64, status uint16) req {
 		return req{method: m, kind: trace.Upload, client: 1, repo: 1, ref: 1, digest: 2, size: size, status: status}
@@ -105,8 +106,9 @@ func TestIngress(t *testing.T) {
 	check(t, rep, "table1", map[string]float64{"ingress": 3400, "bytes of PATCH": 3000})
 }
 
-// Pulled: 3, one by HTTP redirect; a 404 and a HEAD are none. Pushed: 1; the upload of
-// a layer is none. 3/4. Of all 8 requests 5 are GET, and one of them is a ping.
+// TestFigure4 counts images. 3 are pulled, one through an HTTP redirect; a 404 and a HEAD
+// do not count. 1 is pushed; the upload of a layer does not count. That gives 3/4. Of all
+// 8 requests, 5 are GETs, and one of them is a ping.
 func TestFigure4(t *testing.T) {
 	manifest := func(m store.Method, status uint16) req {
 		return req{method: m, kind: trace.Manifest, repo: 1, ref: 1, status: status}
@@ -118,8 +120,9 @@ func TestFigure4(t *testing.T) {
 	check(t, run(t, []req{{method: store.GET, kind: trace.Ping}}, nil), "4a", map[string]float64{"pulls": math.NaN(), "pulled": 0})
 }
 
-// GET: 3 layers, 1 manifest, whatever the status; the ping and the tag list are
-// neither, but among all 6. PUT and HEAD: PUT upload, HEAD blob, HEAD manifest.
+// TestFigure5 counts kinds of requests. GETs are 3 layers and 1 manifest, whatever the
+// status. The ping and the tag list are neither, but belong to the 6 in all. PUT and HEAD
+// are a PUT of an upload, a HEAD of a blob and a HEAD of a manifest.
 func TestFigure5(t *testing.T) {
 	rep := run(t, []req{
 		{method: store.GET, kind: trace.Blob, digest: 1, status: 200}, {method: store.GET, kind: trace.Blob, digest: 1, status: 206}, {method: store.GET, kind: trace.Blob, digest: 2, status: 404},
@@ -132,10 +135,11 @@ func TestFigure5(t *testing.T) {
 	check(t, rep, "5b", map[string]float64{"layers": 2.0 / 3, "manifests": 1.0 / 3, "PUT of layers": 1, "HEAD of layers": 1, "HEAD of manifests": 1, "PUT of manifests": 0})
 }
 
-// Layers by requests: 10, 10, 200, 999999, 10^6; below 1 MB are 4 of 5, for 10^6 is not.
-// By objects: digest 1 once, with 10, so 3 of 4. The one without a size and the one
-// that is not there do not count. Manifests: 1000 is not above 1 kB, 10001 is above
-// 10 kB; the same tag counts once as an object, the same tag elsewhere again.
+// TestFigure6 counts sizes. Layers by requests are 10, 10, 200, 999999 and 10^6, of which
+// 4 of 5 are below 1 MB, because 10^6 is not. By objects, digest 1 counts once, with 10,
+// so it is 3 of 4. The layer without a size and the missing one do not count. Of the
+// manifests, 1000 is not above 1 kB, and 10001 is above 10 kB. The same tag counts once
+// as an object, and again in another repository.
 func TestFigure6(t *testing.T) {
 	blob := func(digest store.Symbol, size int64, status uint16) req {
 		return req{method: store.GET, kind: trace.Blob, repo: 1, digest: digest, size: size, status: status}
@@ -152,16 +156,17 @@ func TestFigure6(t *testing.T) {
 	r := check(t, rep, "6a", map[string]float64{"below 1 MB": 0.8, "below 10 MB": 1, "objects below 1 MB": 0.75, "median": 200, "p10": 10, "max": 1e6, "objects": 4, "median of objects": 200})
 	unknown(t, r, 5, 1)
 	check(t, rep, "6b", map[string]float64{"above 1 kB": 2.0 / 3, "above 10 kB": 1.0 / 3, "objects": 2, "objects above 10 kB": 0.5})
-	// Of PUT: 30, 30, 40, 40. The two uploads without a digest are two objects, the
+	// PUTs have 30, 30, 40 and 40. The two uploads without a digest are two objects, the
 	// two of one digest are one.
 	put := run(t, reqs, &analyze.Options{SizesOf: store.PUT})
 	check(t, put, "6a", map[string]float64{"median": 30, "max": 40, "objects": 3, "mean": 35})
 	check(t, put, "6b", map[string]float64{"median": 50, "objects": 1})
 }
 
-// Minutes of the first day: two requests, one, none for three minutes, 100, none for
-// 1,434; the second day is absent; the third has one minute, with one request. So
-// 1,441 minutes, of which 1,437 are empty. 100 is at least 100.
+// TestFigure7 counts requests by minute. The minutes of the first day have two requests,
+// one, none for three minutes, 100, and none for 1,434 minutes. The second day is absent.
+// The third has one minute with one request. So there are 1,441 minutes, of which 1,437
+// are empty. 100 is at least 100.
 func TestFigure7(t *testing.T) {
 	ping := func(at time.Duration) req { return req{at: at, method: store.GET, kind: trace.Ping} }
 	reqs := []req{ping(10 * sec), ping(60*sec - ms), ping(60 * sec)}
@@ -176,8 +181,9 @@ func TestFigure7(t *testing.T) {
 	}
 }
 
-// GET of layers: 100 µs, 1 s, just above 1 s, 10 s. 1 s is not more than 1 s, 10 s is
-// at least 10 s. The others have one request each.
+// TestFigure8 checks latencies. GETs of layers take 100 µs, 1 s, just above 1 s, and 10
+// s. 1 s is not more than 1 s, 10 s is at least 10 s. The other kinds have one request
+// each.
 func TestFigure8(t *testing.T) {
 	blob := func(dur time.Duration, status uint16) req {
 		return req{dur: dur, method: store.GET, kind: trace.Blob, digest: 1, status: status}
@@ -197,9 +203,10 @@ func TestFigure8(t *testing.T) {
 	}
 }
 
-// Bins: 1000 and 1258 bytes lie in that from 10^3.0, 1259 in that from 10^3.1. Of the
-// first the median of 5, 7 and 9 µs is 7. A size of 0 lies in none. Durations of 10,
-// 100 and 1000 µs at 1, 10 and 100 MB are in proportion: a slope of 1.
+// TestFigure9 checks latencies by size. 1000 and 1258 bytes lie in the bin from 10^3.0,
+// 1259 bytes in the bin from 10^3.1. In the first bin the median of 5, 7 and 9 µs is 7. A
+// size of 0 lies in no bin. Durations of 10, 100 and 1000 µs at 1, 10 and 100 MB are
+// proportional, which gives a slope of 1.
 func TestFigure9(t *testing.T) {
 	blob := func(size int64, us int64) req {
 		return req{dur: time.Duration(us) * time.Microsecond, method: store.GET, kind: trace.Blob, digest: 1, size: size, status: 200}
@@ -223,9 +230,10 @@ func TestFigure9(t *testing.T) {
 	}
 }
 
-// Layers: digest 1 five times in two repositories, 2 three times, 3 and 4 once; a part
-// (206) counts, what is not there does not. Manifests: 12, 6, 4 and 3 times, which is
-// 12/rank: a slope of 1. Clients: pings do not count. Repositories: all requests.
+// TestFigures10And11 checks popularity. Layers: digest 1 is requested five times in two
+// repositories, 2 three times, 3 and 4 once. A range (206) counts, a missing layer does
+// not. Manifests are requested 12, 6, 4 and 3 times, which is 12/rank and gives a slope
+// of 1. Clients: pings do not count. Repositories: all requests count.
 func TestFigures10And11(t *testing.T) {
 	var reqs []req
 	add := func(n int, r req) {
@@ -255,7 +263,7 @@ func TestFigures10And11(t *testing.T) {
 
 	reqs = nil
 	for i, n := range []int{12, 6, 4, 3} {
-		// The last two have the same tag in different repositories.
+		// The last two use the same tag in different repositories.
 		add(n, req{method: store.GET, kind: trace.Manifest, repo: store.Symbol(1 + i), user: 9, ref: store.Symbol(1 + min(i, 2)), client: 1, status: 200})
 	}
 	add(5, req{method: store.GET, kind: trace.Manifest, repo: 7, user: 9, ref: 1, client: 1, status: 404})

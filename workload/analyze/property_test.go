@@ -17,7 +17,7 @@ import (
 	"example.org/slipway/workload/trace/store"
 )
 
-// asJSON is all that a report says.
+// asJSON returns the whole report as JSON.
 func asJSON(t *testing.T, r *analyze.Report) []byte {
 	t.Helper()
 	b, err := json.MarshalIndent(r, "", " ")
@@ -27,8 +27,8 @@ func asJSON(t *testing.T, r *analyze.Report) []byte {
 	return b
 }
 
-// However a trace is cut into batches, and however many zones are read at once, the
-// report is the same.
+// TestCutsDoNotMatter checks that the report is the same however the trace is cut into
+// batches, and however many zones are read at once.
 func TestCutsDoNotMatter(t *testing.T) {
 	for seed := range uint64(5) {
 		src := &memSource{names: []string{"a", "dal", "z"}, reqs: map[string][]req{
@@ -59,7 +59,7 @@ func TestCutsDoNotMatter(t *testing.T) {
 	}
 }
 
-// Sessions, looked up by brute force.
+// TestSessionsAgainstBruteForce compares sessions with a brute-force search.
 func TestSessionsAgainstBruteForce(t *testing.T) {
 	for seed := range uint64(20) {
 		reqs := randomTrace(seed, 600)
@@ -114,7 +114,8 @@ func sum(v []float64) float64 {
 	return s
 }
 
-// Active clients and requests at each millisecond, and idle periods, by brute force.
+// TestSweepAgainstBruteForce counts active clients and requests at each millisecond, and
+// idle periods, by brute force.
 func TestSweepAgainstBruteForce(t *testing.T) {
 	const span = 3 * 60 * 1000 // milliseconds
 	for seed := range uint64(20) {
@@ -177,7 +178,8 @@ func most(sets []map[store.Symbol]bool) int {
 	return n
 }
 
-// A distribution's quantiles are within the documented error, its curve exact.
+// TestHist checks that the quantiles of a distribution are within the documented error
+// and that its curve is exact.
 func TestHist(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	for range 50 {
@@ -209,13 +211,14 @@ func TestHist(t *testing.T) {
 	}
 }
 
-// Whatever requests a store holds, the analysis ends and its report can be written.
+// FuzzRun checks that the analysis ends and its report can be written, whatever requests
+// a store holds.
 func FuzzRun(f *testing.F) {
 	f.Add(int64(0), int64(1), int64(1), uint8(1), uint8(2), uint16(200))
 	f.Add(int64(-1), int64(-1), int64(-1), uint8(9), uint8(99), uint16(0))
 	f.Add(int64(math.MaxInt64/2000), int64(math.MaxInt64), int64(math.MaxInt64), uint8(1), uint8(3), uint16(65535))
 	f.Fuzz(func(t *testing.T, at, dur, size int64, method, kind uint8, status uint16) {
-		const limit = 200 * 365 * 86400 * 1e6 // what the store's files can hold: some centuries
+		const limit = 200 * 365 * 86400 * 1e6 // the limit of the store's files: some centuries
 		b := &store.Batch{Zone: "z"}
 		for i := range int64(4) {
 			b.Time = append(b.Time, at%limit/(4-i))

@@ -21,7 +21,7 @@ import (
 	"example.org/slipway/workload/trace/store"
 )
 
-// paperRows are the rows of the table of figures that the product promises.
+// paperRows names the rows of the table of figures that the product promises.
 const paperRows = "table1 4a 4b 5a 5b 6a 6b 7 8a 8b 8c 8d 8e 9 10a 10b 10c 10d 11a 11b 11c 11d 12a 12b 13a 13b 14a 14b 15a 15b"
 
 func writeReport(t *testing.T, src analyze.Source, o *analyze.Options) (*analyze.Report, string) {
@@ -46,8 +46,9 @@ func readFile(t *testing.T, elem ...string) string {
 	return string(b)
 }
 
-// The page has every figure with its definition and needs nothing from outside; every
-// file it links is there; every SVG file is XML, every CSV file CSV.
+// TestReportFiles checks that the page has every figure with its definition and needs
+// nothing from outside, that every linked file exists, and that SVG and CSV files are
+// valid.
 func TestReportFiles(t *testing.T) {
 	src := &memSource{names: []string{"dal09", "elsewhere"}, reqs: map[string][]req{"dal09": randomTrace(1, 2000), "elsewhere": randomTrace(2, 500)}}
 	rep, dir := writeReport(t, src, nil)
@@ -62,7 +63,7 @@ func TestReportFiles(t *testing.T) {
 			t.Errorf("figure %s has %d zones and the definition %q", id, len(f.Zones), f.Definition)
 		}
 	}
-	// Style, pictures and links only; names of XML are not fetched.
+	// Only styles, pictures and links count. Names of XML are not fetched.
 	for _, m := range regexp.MustCompile(`(?i)(src|href|action)\s*=\s*"([^"]*)"|url\(|@import|https?://[^"<\s]*`).FindAllString(html, -1) {
 		switch {
 		case m == "http://www.w3.org/2000/svg", strings.HasPrefix(m, `href="#`):
@@ -111,8 +112,8 @@ func checkXML(t *testing.T, name, text string) {
 	}
 }
 
-// Published numbers stand beside ours only where they are of the same thing: zones of
-// the paper, totals of about as many days.
+// TestComparison checks that published numbers stand beside ours only if both describe
+// the same thing: zones of the paper, and totals over about as many days.
 func TestComparison(t *testing.T) {
 	reqs := []req{{method: store.GET, kind: trace.Manifest, repo: 1, ref: 1, status: 200}, {method: store.GET, kind: trace.Manifest, repo: 1, ref: 1, status: 200},
 		{method: store.GET, kind: trace.Manifest, repo: 1, ref: 1, status: 200}, {method: store.PUT, kind: trace.Manifest, repo: 1, ref: 1, status: 201}}
@@ -135,7 +136,7 @@ func TestComparison(t *testing.T) {
 	if c := find("table1", "requests", "FAST'18, Table 1"); c.NotComparable != "1 of 65 days" || *c.Low != 1.03e6 {
 		t.Errorf("one day's requests are compared with all of the paper: %+v", c)
 	}
-	// 75 % are pulls, the paper has 78 %; of 360 and 105 thousand images 77.4 %.
+	// 75 % are pulls, the paper has 78 %. For 360 and 105 thousand images it is 77.4 %.
 	if c := find("4a", "pulls", "FAST'18, text"); *c.Ours != 0.75 || *c.Low != 0.78 || *c.Difference > -0.029 || *c.Difference < -0.031 {
 		t.Errorf("pulls: %+v", c)
 	}
@@ -153,7 +154,7 @@ func TestComparison(t *testing.T) {
 	}
 }
 
-// hostile is a plug-in whose words are not what a page expects.
+// hostile is a plug-in with words that a page does not expect.
 type hostile struct{ n int64 }
 
 func (h *hostile) Columns() store.Columns { return 0 }
@@ -181,7 +182,7 @@ func TestPluginsAreEscapedAndChecked(t *testing.T) {
 	}
 }
 
-// broken is a plug-in whose results are not what they ought to be.
+// broken is a plug-in with invalid results.
 type broken struct {
 	hostile
 	results []analyze.Result
@@ -189,8 +190,8 @@ type broken struct {
 
 func (b *broken) Result() []analyze.Result { return b.results }
 
-// What a plug-in does wrong is said with its name, and not when all was read and half is
-// written.
+// TestPluginsAreHeldToTheirWord checks that an invalid plug-in fails by name, before
+// anything is written.
 func TestPluginsAreHeldToTheirWord(t *testing.T) {
 	figures := []analyze.Figure{{ID: "mine", Title: "mine"}}
 	src := oneZone("z", randomTrace(1, 10))
@@ -215,7 +216,8 @@ func TestPluginsAreHeldToTheirWord(t *testing.T) {
 	}
 }
 
-// Published numbers have the unit of ours, also where the trace does not tell ours.
+// TestUnitsOfPublished checks that published numbers have the same unit as ours, also
+// where the trace lacks ours.
 func TestUnitsOfPublished(t *testing.T) {
 	src := &memSource{reqs: map[string][]req{}}
 	for _, z := range []string{"dal", "dev", "fra", "lon", "prs", "stg", "syd"} {
@@ -243,8 +245,9 @@ func TestUnitsOfPublished(t *testing.T) {
 	}
 }
 
-// A row for each published quantity, a column for each zone; a zone that a source has no
-// number of has an empty cell, one with two numbers of one quantity two rows.
+// TestComparedTable checks that the table has a row for each published quantity and a
+// column for each zone. The cell of a zone is empty if the source has no number for it. A
+// zone with two numbers of one quantity has two rows.
 func TestComparedTable(t *testing.T) {
 	src := &memSource{reqs: map[string][]req{}}
 	for _, z := range []string{"dal", "fra", "other"} {
@@ -277,7 +280,8 @@ func TestComparedTable(t *testing.T) {
 	}
 }
 
-// A report that cannot be written leaves each file as it was, and no link is followed.
+// TestWriteReplaces checks that a failed write leaves each file as it was, and that no
+// link is followed.
 func TestWriteReplaces(t *testing.T) {
 	src := oneZone("z", randomTrace(1, 100))
 	rep, dir := writeReport(t, src, nil)
@@ -296,7 +300,7 @@ func TestWriteReplaces(t *testing.T) {
 	if got := readFile(t, elsewhere); got != "precious" {
 		t.Errorf("a link was followed: %q", got)
 	}
-	// A directory stands where the page's new file would: the page stays.
+	// A directory blocks the new file of the page, so the old page stays.
 	page := readFile(t, dir, "index.html")
 	if err := os.MkdirAll(filepath.Join(dir, "index.html.new", "x"), 0o755); err != nil {
 		t.Fatal(err)
@@ -334,7 +338,8 @@ func TestOptionsAreChecked(t *testing.T) {
 	}
 }
 
-// An error of the source, and an end of the context, end the run.
+// TestRunEnds checks that an error of the source and the end of the context both end the
+// run.
 func TestRunEnds(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	src := &memSource{names: []string{"z"}, reqs: map[string][]req{"z": randomTrace(1, 100)}, cut: func(int) []int { return []int{50} }}

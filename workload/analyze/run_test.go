@@ -11,7 +11,7 @@ import (
 type memSource struct {
 	names []string
 	reqs  map[string][]req
-	// cut is where batches end; nil for one batch.
+	// cut returns where batches end. A nil cut gives one batch.
 	cut func(n int) []int
 }
 

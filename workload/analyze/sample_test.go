@@ -19,7 +19,7 @@ import (
 	"example.org/slipway/workload/trace/store"
 )
 
-// uriSource is the requests of a file of URIs: there is nothing else in it.
+// uriSource holds the requests of a file of URIs. The file has no other data.
 type uriSource struct{ batches []*store.Batch }
 
 func (u *uriSource) Zones() []store.Zone { return []store.Zone{{Name: "dal09"}} }
@@ -33,7 +33,7 @@ func (u *uriSource) Scan(_ context.Context, _ store.Query, fn func(*store.Batch)
 	return nil
 }
 
-// readSample reads the real sample, or skips the test where it is missing.
+// readSample reads the real sample. It skips the test if the sample is missing.
 func readSample(t *testing.T) *uriSource {
 	t.Helper()
 	dir := cmp.Or(os.Getenv("SLIPWAY_TRACES"), filepath.Join("..", "..", "..", "shared", "traces"))
@@ -83,7 +83,8 @@ func readSample(t *testing.T) *uriSource {
 	return u
 }
 
-// The numbers that were measured on the real sample by other means.
+// TestRealSample compares with numbers that were measured on the real sample by other
+// means.
 func TestRealSample(t *testing.T) {
 	src := readSample(t)
 	rep, err := analyze.Run(context.Background(), src, nil)
@@ -134,7 +135,8 @@ func TestRealSample(t *testing.T) {
 			t.Errorf("figure %s: %s is %s, want %s", c.figure, c.value, got, c.want)
 		}
 	}
-	// The file has neither sizes nor durations nor clients. That is said, not counted.
+	// The file has neither sizes nor durations nor clients. The report must say so and
+	// not count them.
 	for figure, unknown := range map[string]int64{"6a": 259_274, "6b": 132_610, "8a": 259_274, "8d": 132_610, "9": 259_274, "12a": 132_610} {
 		r := rep.Figure(figure).Zone("dal09")
 		if r.Unknown != unknown || r.Requests != 0 {
