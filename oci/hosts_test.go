@@ -9,7 +9,7 @@ import (
 func TestHostPattern(t *testing.T) {
 	for _, c := range []struct {
 		pattern, host, port string
-		url                 string // "": it does not fit
+		url                 string // an empty url means that the pattern does not match
 	}{
 		{"ghcr.io", "ghcr.io", "", "https://ghcr.io"},
 		{"GHCR.io", "ghcr.io", "", "https://ghcr.io"},
@@ -17,7 +17,7 @@ func TestHostPattern(t *testing.T) {
 		{"ghcr.io", "ghcr.io", "5000", ""},
 		{"ghcr.io", "xghcr.io", "", ""},
 		{"ghcr.io", "ghcr.io.evil.example", "", ""},
-		{"ghcr.io", "ghcr-io", "", ""}, // the dot is a dot
+		{"ghcr.io", "ghcr-io", "", ""}, // the dot matches only a dot
 		{"*.example.com", "a.example.com", "", "https://a.example.com"},
 		{"*.example.com", "a.b.example.com", "", "https://a.b.example.com"},
 		{"*.example.com", "example.com", "", ""},

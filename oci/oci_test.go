@@ -17,7 +17,7 @@ import (
 	"example.org/slipway/oci"
 )
 
-// The specification's expressions, anchored.
+// These are the specification's expressions, anchored.
 var (
 	specName = regexp.MustCompile(`^[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*(\/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)*$`)
 	specTag  = regexp.MustCompile(`^[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}$`)
@@ -85,8 +85,8 @@ func TestReferrersTag(t *testing.T) {
 	}
 }
 
-// FuzzParse: whatever is accepted is the path that its own parts make, and its
-// parts are what they should be.
+// FuzzParse checks that an accepted path is the path that its parts make, and that its
+// parts are valid.
 func FuzzParse(f *testing.F) {
 	d := string(oci.SHA256(nil))
 	for _, p := range []string{"/v2/", "/v2", "/v2/_catalog", "/v2/a/b/blobs/" + d, "/v2/a/manifests/x", "/v2/a/blobs/uploads/", "/v2/a/blobs/uploads",
@@ -137,8 +137,8 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// FuzzUnmarshalError: whatever a registry answers becomes an error with a code
-// and a status, and our own errors come back as they were.
+// FuzzUnmarshalError checks that any answer of a registry becomes an error with a code
+// and a status, and that our own errors come back unchanged.
 func FuzzUnmarshalError(f *testing.F) {
 	f.Add(404, []byte(`{"errors":[{"code":"BLOB_UNKNOWN","message":"m","detail":{"a":1}}]}`))
 	f.Add(500, []byte(`{"errors":[]}`))
@@ -186,7 +186,7 @@ func TestErrors(t *testing.T) {
 			t.Errorf("status of %v: got %d, want %d", c.err, got, c.want)
 		}
 	}
-	// The cause is not for the client.
+	// The client must not see the cause.
 	hidden := &oci.Error{Code: oci.CodeUnknown, Message: "failed", Err: cause, Detail: func() {}}
 	if b := oci.MarshalErrors(hidden); bytes.Contains(b, []byte("fire")) || oci.UnmarshalError(500, b).Code != oci.CodeUnknown {
 		t.Errorf("got %s", b)

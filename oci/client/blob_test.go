@@ -34,11 +34,11 @@ func read(t testing.TB, c *client.Client, d oci.Digest) string {
 	return string(b)
 }
 
-// brokenBlob serves a blob and breaks connections after some bytes.
+// brokenBlob serves a blob and breaks each connection after a number of bytes.
 type brokenBlob struct {
 	content []byte
-	cut     func(request int) int            // bytes delivered; negative: all
-	change  func(request int, h http.Header) // last word on the header
+	cut     func(request int) int            // bytes delivered; negative means all
+	change  func(request int, h http.Header) // changes the header last
 	ranges  bool
 	n       atomic.Int32
 }
@@ -86,7 +86,7 @@ func TestGetBlobResumes(t *testing.T) {
 	for name, tt := range map[string]struct {
 		blob     *brokenBlob
 		off, n   int64
-		want     []byte // nil: an error
+		want     []byte // nil: an error is expected
 		wantErr  string
 		requests int
 	}{
@@ -163,8 +163,8 @@ func TestGetBlobOfAnotherDigest(t *testing.T) {
 			content, err := c.GetBlob(t.Context(), "a", oci.SHA256([]byte("hello")))
 			if err == nil {
 				defer content.Close()
-				// A reader that knows the size must notice as well as one that
-				// waits for the end.
+				// A reader that knows the size must notice, like one that reads to the
+				// end.
 				_, err = io.ReadFull(content, make([]byte, len(served)))
 				if again, err2 := content.Read(make([]byte, 1)); again != 0 || !errors.Is(err2, err) {
 					t.Errorf("a second Read got %d, %v, want the same error", again, err2)
@@ -188,7 +188,7 @@ func TestGetBlobWithoutSize(t *testing.T) {
 			w.Header().Set("Content-Length", "5")
 			return
 		}
-		w.(http.Flusher).Flush() // chunked
+		w.(http.Flusher).Flush() // makes the answer chunked
 		_, _ = io.WriteString(w, "hello")
 	})
 	if got := read(t, dial(t, s.URL, nil), oci.SHA256([]byte("hello"))); got != "hello" {

@@ -13,11 +13,11 @@ import (
 	"example.org/slipway/oci/client"
 )
 
-// lateConn is a connection whose writer comes back from a request's body only
-// when it is told to.
+// lateConn is a connection whose Write does not return after the end of a request's body
+// until back is closed.
 type lateConn struct {
 	net.Conn
-	body []byte // what the body is
+	body []byte // the body of the request
 	back <-chan struct{}
 }
 
@@ -29,9 +29,9 @@ func (c *lateConn) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// TestAnswerBeforeWriterIsBack: net/http looks for the end of a body once more
-// when all of it has been sent. If the answer is quicker than that look, the look
-// must not end the connection, on which the rest of the answer comes.
+// TestAnswerBeforeWriterIsBack checks a race in net/http, which looks for the end of a
+// body once more after all of it has been sent. If the answer comes before that look, the
+// look must not close the connection, since the rest of the answer arrives on it.
 func TestAnswerBeforeWriterIsBack(t *testing.T) {
 	answer := bytes.Repeat([]byte("0123456789abcdef"), 64<<10)
 	s := serve(t, func(w http.ResponseWriter, r *http.Request) {
@@ -51,7 +51,7 @@ func TestAnswerBeforeWriterIsBack(t *testing.T) {
 	}}
 	defer tr.CloseIdleConnections()
 	c := dial(t, s.URL, &client.Options{Transport: tr})
-	for range 3 { // on the same connection
+	for range 3 { // all on the same connection
 		r, err := c.GearFetch(t.Context(), "a", [][32]byte{name})
 		if err != nil {
 			t.Fatal(err)

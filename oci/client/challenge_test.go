@@ -41,7 +41,7 @@ func TestParseChallenges(t *testing.T) {
 	}
 }
 
-// writer writes challenges in any of the spellings that RFC 9110 allows.
+// writer writes challenges in every spelling that RFC 9110 allows.
 type writer struct{ *rand.Rand }
 
 func (w writer) any(list ...string) string { return list[w.IntN(len(list))] }
@@ -77,7 +77,7 @@ func (w writer) value() (value, written string) {
 	return value, `"` + b.String() + `"`
 }
 
-// challenge returns a challenge and how it is written.
+// challenge returns a challenge and its written form.
 func (w writer) challenge() (Challenge, string) {
 	c := Challenge{Scheme: w.any("basic", "bearer", "negotiate", "digest", "x-1"), Params: map[string]string{}}
 	text := w.cased(c.Scheme)
@@ -97,7 +97,8 @@ func (w writer) challenge() (Challenge, string) {
 	return c, text
 }
 
-// Whatever order, spelling and number of headers: what was written is read.
+// TestParseChallengesReadsTheGrammar checks that every written challenge is read back,
+// whatever the order, the spelling and the number of headers.
 func TestParseChallengesReadsTheGrammar(t *testing.T) {
 	for seed := range uint64(20_000) {
 		w := writer{rand.New(rand.NewPCG(seed, 1))}

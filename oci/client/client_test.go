@@ -51,7 +51,7 @@ func serve(t testing.TB, h http.HandlerFunc) *exchange {
 	return e
 }
 
-// dial returns a client with short pauses.
+// dial returns a client that retries after short pauses.
 func dial(t testing.TB, url string, o *client.Options) *client.Client {
 	t.Helper()
 	var opts client.Options
@@ -116,7 +116,8 @@ func TestURLPrefixAndUserAgent(t *testing.T) {
 	}
 }
 
-// TestDockerHub: images name Docker Hub by other hosts than that of its API.
+// TestDockerHub checks the host names that images use for Docker Hub. They differ from
+// the host of its API.
 func TestDockerHub(t *testing.T) {
 	for in, want := range map[string]string{
 		"https://docker.io": "https://registry-1.docker.io", "https://Docker.io/": "https://registry-1.docker.io",
@@ -216,7 +217,7 @@ func TestNamesAreChecked(t *testing.T) {
 
 func TestRetry(t *testing.T) {
 	for name, tt := range map[string]struct {
-		fail     int // answers before a good one
+		fail     int // number of bad answers before a good one
 		status   int
 		after    string
 		op       string
@@ -310,7 +311,7 @@ func TestCancelEndsRetries(t *testing.T) {
 	}
 }
 
-// tokenServer is a registry that wants a token, and its token service.
+// tokenServer is a registry that requires a token, together with its token service.
 type tokenServer struct {
 	*exchange
 	mu     sync.Mutex
@@ -351,7 +352,7 @@ func newTokenServer(t *testing.T, next http.HandlerFunc) *tokenServer {
 func TestTokenFlow(t *testing.T) {
 	s := newTokenServer(t, func(w http.ResponseWriter, r *http.Request) { w.Header().Set("Content-Length", "5") })
 	c := dial(t, s.URL, &client.Options{Username: "joe", Password: "secret"})
-	for range 2 { // the second time with the token at hand
+	for range 2 { // the second request reuses the token
 		if _, err := c.ResolveBlob(t.Context(), "a/b", oci.SHA256([]byte("hello"))); err != nil {
 			t.Fatal(err)
 		}
@@ -380,8 +381,8 @@ func TestTokenRefused(t *testing.T) {
 	}
 }
 
-// TestTokenExpiresBeforeStream pushes a stream that cannot be sent twice with a
-// token that the registry no longer takes.
+// TestTokenExpiresBeforeStream pushes a stream that cannot be sent twice. The client's
+// token has expired by then.
 func TestTokenExpiresBeforeStream(t *testing.T) {
 	content := strings.Repeat("x", 3<<20)
 	d := oci.SHA256([]byte(content))
@@ -509,19 +510,20 @@ func TestTLS(t *testing.T) {
 	if err := dial(t, s.URL, &client.Options{RootCAs: pool}).Ping(t.Context()); err != nil {
 		t.Error(err)
 	}
-	// An hour's pause would show that a certificate error is tried again.
+	// A retry would show as a pause of an hour: certificate errors must not be retried.
 	if err := dial(t, s.URL, &client.Options{RetryWait: time.Hour}).Ping(t.Context()); err == nil {
 		t.Error("got no error for an unknown authority")
 	}
 }
 
-// The client meets the challenge that it can, wherever it stands in the answer.
+// TestChallengesAreMet checks that the client answers a challenge that it can meet,
+// wherever it stands in the response.
 func TestChallengesAreMet(t *testing.T) {
 	const basic, unknown = `Basic realm="b"`, "Negotiate a/b=="
 	for name, tt := range map[string]struct {
-		challenges []string // BEARER stands for the token service's
+		challenges []string // BEARER stands for the challenge of the token service
 		o          client.Options
-		want       string // the Authorization that the registry takes
+		want       string // the Authorization header that the registry accepts
 	}{
 		"one header, basic first":  {challenges: []string{basic + ", BEARER"}, want: "Bearer t"},
 		"one header, bearer first": {challenges: []string{"BEARER, " + basic}, want: "Bearer t"},

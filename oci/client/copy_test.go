@@ -20,16 +20,16 @@ import (
 	"example.org/slipway/oci/client"
 )
 
-// memRegistry is the part of a registry in RAM that Copy uses. It refuses
-// manifests whose content is missing, as registries do.
+// memRegistry is the part of a registry in RAM that Copy uses. Like real registries, it
+// refuses manifests whose content is missing.
 type memRegistry struct {
 	oci.Registry
 	mu        sync.Mutex
-	blobs     map[string][]byte // repo@digest
+	blobs     map[string][]byte // by repo@digest
 	manifests map[string]*oci.Manifest
-	tags      map[string]oci.Digest // repo:tag
+	tags      map[string]oci.Digest // by repo:tag
 	mounts    bool
-	broken    oci.Digest // GetBlob of it fails
+	broken    oci.Digest // GetBlob fails for it
 	log       []string
 }
 
@@ -171,7 +171,7 @@ func (m *memRegistry) Tags(_ context.Context, repo, last string, n int) ([]strin
 	return pageOf(names, last)
 }
 
-// pageOf returns pages of one name, so that paging is exercised.
+// pageOf returns pages of one name, so that paging is tested.
 func pageOf(names []string, last string) ([]string, bool, error) {
 	slices.Sort(names)
 	names = slices.DeleteFunc(slices.Compact(names), func(s string) bool { return s <= last })
@@ -190,7 +190,7 @@ func (m *memRegistry) Referrers(_ context.Context, repo string, d oci.Digest, _,
 	}
 	slices.SortFunc(list, func(a, b oci.Descriptor) int { return strings.Compare(string(a.Digest), string(b.Digest)) })
 	list = slices.DeleteFunc(list, func(d oci.Descriptor) bool { return string(d.Digest) <= last })
-	return list[:min(1, n, len(list))], len(list) > 1, nil // pages of one, so that paging is exercised
+	return list[:min(1, n, len(list))], len(list) > 1, nil // pages of one, so that paging is tested
 }
 
 func pushBlob(t testing.TB, r oci.Registry, repo, content string) oci.Descriptor {
@@ -231,8 +231,8 @@ func image(t testing.TB, r oci.Registry, repo string, subject *oci.Descriptor, l
 	return putManifest(t, r, repo, x, tags...)
 }
 
-// library fills a registry with two repositories: an index of two images with
-// a signed member, and an image that shares a layer.
+// library fills a registry with two repositories. One has an index of two images, one of
+// them signed. The other has an image that shares a layer.
 func library(t testing.TB, r oci.Registry) (index, signature oci.Descriptor) {
 	one := image(t, r, "lib/app", nil, []string{"base", "one"})
 	two := image(t, r, "lib/app", nil, []string{"base", "two"})
@@ -328,8 +328,9 @@ func TestCopyErrors(t *testing.T) {
 	}
 }
 
-// An index whose source lacks some platforms: which they are is said, in the error
-// where the destination takes no such index, and in the log where it does.
+// TestCopyOfASparseIndexSaysWhatIsMissing checks an index whose source lacks some
+// platforms. The error names them if the destination refuses such an index, and the log
+// names them if it accepts it.
 func TestCopyOfASparseIndexSaysWhatIsMissing(t *testing.T) {
 	missing := oci.SHA256([]byte("nowhere"))
 	index := fmt.Appendf(nil, `{"schemaVersion":2,"mediaType":%q,"manifests":[{"mediaType":%q,"digest":%q,"size":7,"platform":{"os":"linux","architecture":"arm","variant":"v7"}}]}`,
@@ -352,8 +353,8 @@ func TestCopyOfASparseIndexSaysWhatIsMissing(t *testing.T) {
 	wantCode(t, err, oci.CodeManifestBlobUnknown)
 }
 
-// TestCopyNamesWhatLacks: an index of which the source has not all, and an image
-// without one of its layers, say what is not there.
+// TestCopyNamesWhatLacks checks that the error names what is missing from an index or an
+// image.
 func TestCopyNamesWhatLacks(t *testing.T) {
 	src := newMem()
 	index, _ := library(t, src)
@@ -379,8 +380,8 @@ func TestCopyNamesWhatLacks(t *testing.T) {
 	}
 }
 
-// TestCopyLooksAtBlobs: a blob that the destination lost comes back, although the
-// manifest is there.
+// TestCopyLooksAtBlobs checks that a blob that the destination lost is copied again,
+// although its manifest exists.
 func TestCopyLooksAtBlobs(t *testing.T) {
 	src, dst := newMem(), newMem()
 	library(t, src)
@@ -398,8 +399,9 @@ func TestCopyLooksAtBlobs(t *testing.T) {
 	}
 }
 
-// TestCopyWithoutAList copies from registries whose list of tags says nothing, which is
-// how some say that there is nothing, and from one that answers with something else.
+// TestCopyWithoutAList copies from registries whose list of tags is absent or empty,
+// which means that there are no tags, and from registries that answer with something
+// else.
 func TestCopyWithoutAList(t *testing.T) {
 	for body, ok := range map[string]bool{
 		`{}`:                              true,

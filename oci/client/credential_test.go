@@ -71,7 +71,8 @@ func TestDockerCredential(t *testing.T) {
 	}
 }
 
-// shell writes a program that appends a line to the file "runs" beside it.
+// shell writes a program that runs body and appends a line to the file "runs" beside it.
+// runs counts the lines.
 func shell(t *testing.T, body string) (command []string, runs func() int) {
 	t.Helper()
 	dir := t.TempDir()
@@ -92,7 +93,7 @@ func TestCommandCredential(t *testing.T) {
 	for name, tt := range map[string]struct {
 		script, username string
 		want             client.Credential
-		say              string // what the error says
+		say              string // text of the error
 	}{
 		"password":       {"echo secret", "AWS", client.Credential{Username: "AWS", Password: "secret"}, ""},
 		"helper":         {`echo '{"ServerURL":"x","Username":"me","Secret":"secret"}'`, "", client.Credential{Username: "me", Password: "secret"}, ""},
@@ -159,7 +160,7 @@ func TestCommandCredentialIsKept(t *testing.T) {
 		}
 	}
 	wantCredential(t, f, "cdn.example.com", client.Credential{})
-	for n := range 2 { // a failure holds for a moment
+	for n := range 2 { // a failure is remembered for a moment
 		if _, err := f(t.Context(), "registry.example.com"); err == nil || runs() != 1 {
 			t.Fatalf("ask %d: got %v after %d runs", n, err, runs())
 		}
@@ -184,7 +185,7 @@ func TestCommandCredentialIsKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	now = now.Add(time.Hour)
-	is("two", 4) // it fails, and the old one may do
+	is("two", 4) // it fails, but the old credential may still be valid
 	is("two", 4)
 	set("three")
 	now = now.Add(time.Minute)
@@ -198,10 +199,10 @@ func TestCommandCredentialIsKept(t *testing.T) {
 	if cr, err := f(ctx, "registry.example.com"); err != nil && !errors.Is(err, context.Canceled) || err == nil && cr.Password != "three" {
 		t.Errorf("got %q, %v", cr.Password, err)
 	}
-	is("three", runs()+1) // a caller that left did no harm
+	is("three", runs()+1) // a caller that left does no harm
 }
 
-// A command may take longer than those wait who want to know what it says.
+// TestCommandCredentialIsSlow checks a command that runs longer than its caller waits.
 func TestCommandCredentialIsSlow(t *testing.T) {
 	gate := filepath.Join(t.TempDir(), "gate")
 	command, runs := shell(t, "while ! test -e "+gate+"; do sleep 0.02; done; echo secret")

@@ -164,7 +164,7 @@ func TestDistributionCopy(t *testing.T) {
 				t.Errorf("%s:%s: %v, %v", repo, tag, err1, err2)
 				continue
 			}
-			// The index of a referrers tag is rewritten by every client.
+			// Every client rewrites the index of a referrers tag.
 			if diff := cmp.Diff(a.Digest, b.Digest); diff != "" && !strings.HasPrefix(tag, "sha256-") {
 				t.Errorf("%s:%s (-want +got):\n%s", repo, tag, diff)
 			}

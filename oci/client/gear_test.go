@@ -17,7 +17,7 @@ import (
 	"example.org/slipway/oci/client"
 )
 
-// TestGearRetries: what may be sent again is sent again after a 503.
+// TestGearRetries checks that requests that may be repeated are repeated after a 503.
 func TestGearRetries(t *testing.T) {
 	data := []byte("0123456789")
 	name := sha256.Sum256(data)
@@ -75,7 +75,7 @@ func TestGearRetries(t *testing.T) {
 	}
 }
 
-// TestGearAnswers: registries that do not answer as they should.
+// TestGearAnswers checks invalid answers of registries.
 func TestGearAnswers(t *testing.T) {
 	name := sha256.Sum256([]byte("x"))
 	layer := oci.SHA256([]byte("layer"))
@@ -92,7 +92,7 @@ func TestGearAnswers(t *testing.T) {
 		headers map[string]string
 		body    string
 		ask     func(c *client.Client) error
-		want    string // in the error
+		want    string // text of the error
 	}{
 		"layer without a name": {status: 200, body: "x", ask: layerOf, want: "does not name"},
 		"layer with a bad name": {status: 200, headers: map[string]string{"Slipway-Gear-Name": "sha512:" + strings.Repeat("a", 128)}, body: "x", ask: layerOf,
@@ -137,7 +137,8 @@ func TestGearAnswers(t *testing.T) {
 	}
 }
 
-// TestGearPending: a Retry-After is told, not waited for, whatever the detail.
+// TestGearPending checks that a Retry-After is returned and not waited for, whatever the
+// detail.
 func TestGearPending(t *testing.T) {
 	var asked atomic.Int32
 	s := serve(t, func(w http.ResponseWriter, r *http.Request) {

@@ -121,8 +121,8 @@ func TestPutManifestTags(t *testing.T) {
 	for name, tt := range map[string]struct {
 		tags   []string
 		digest bool
-		told   []string // OCI-Tag
-		want   []string // requests
+		told   []string // OCI-Tag headers of the answer
+		want   []string // expected requests
 	}{
 		"none":            {want: []string{"PUT /v2/a/manifests/" + d}},
 		"one":             {tags: []string{"x"}, want: []string{"PUT /v2/a/manifests/x"}},
@@ -272,7 +272,8 @@ func TestReferrersAPI(t *testing.T) {
 	}
 }
 
-// TestReferrersPage: whatever order a registry lists in, pages are by digest.
+// TestReferrersPage checks that pages are sorted by digest, whatever order the registry
+// lists in.
 func TestReferrersPage(t *testing.T) {
 	var list []oci.Descriptor
 	for _, i := range []string{"3", "1", "2", "1"} {

@@ -16,7 +16,7 @@ import (
 	"example.org/slipway/oci/client"
 )
 
-// roundTrip is a transport.
+// roundTrip is a transport made of a function.
 type roundTrip func(*http.Request) (*http.Response, error)
 
 func (f roundTrip) RoundTrip(req *http.Request) (*http.Response, error) { return f(req) }
@@ -25,7 +25,7 @@ func dialError(errno syscall.Errno) error {
 	return &net.OpError{Op: "dial", Net: "tcp", Err: os.NewSyscallError("connect", errno)}
 }
 
-// closedPort is an address at which nobody listens.
+// closedPort returns an address at which nothing listens.
 func closedPort(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -36,8 +36,9 @@ func closedPort(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// TestWhatIsPermanentIsSaidAtOnce: a registry that cannot be reached at its address, or not
-// in the protocol of the URL, is asked once; what may pass is asked again.
+// TestWhatIsPermanentIsSaidAtOnce checks that the client asks only once if the registry
+// cannot be reached at its address or in the protocol of the URL. Errors that may pass
+// are retried.
 func TestWhatIsPermanentIsSaidAtOnce(t *testing.T) {
 	ok := http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
 	plain := httptest.NewServer(ok)
@@ -89,14 +90,14 @@ func TestWhatIsPermanentIsSaidAtOnce(t *testing.T) {
 	}
 }
 
-// TestARegistryThatAnsweredIsWaitedFor: when a registry that answered is gone, it may come
-// back.
+// TestARegistryThatAnsweredIsWaitedFor checks that the client retries when a registry
+// that has answered before is gone, since it may come back.
 func TestARegistryThatAnsweredIsWaitedFor(t *testing.T) {
 	srv := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	defer srv.Close()
 	tries := 0
 	r, err := client.New(srv.URL, &client.Options{RetryWait: time.Millisecond, Transport: roundTrip(func(req *http.Request) (*http.Response, error) {
-		if tries++; tries == 2 || tries == 3 { // it is started anew
+		if tries++; tries == 2 || tries == 3 { // the registry is being restarted
 			return nil, dialError(syscall.ECONNREFUSED)
 		}
 		return http.DefaultTransport.RoundTrip(req)

@@ -12,15 +12,15 @@ import (
 	"example.org/slipway/oci"
 )
 
-// script answers requests in order and compares what was sent.
+// script answers requests in order and compares them with the expected ones.
 type script []step
 
 type step struct {
-	method, uri string // expected
+	method, uri string // of the expected request
 	header      map[string]string
 	body        string
 
-	status int // answered
+	status int // of the answer
 	answer map[string]string
 	text   string
 }
@@ -173,12 +173,12 @@ func TestChunkedUpload(t *testing.T) {
 		{method: "PATCH", uri: "/elsewhere/u1?n=0", body: "hel", header: map[string]string{"Content-Range": "0-2", "Content-Type": "application/octet-stream"},
 			status: 202, answer: map[string]string{"Location": "/elsewhere/u1?n=3", "Range": "0-2"}},
 		{method: "GET", uri: "/elsewhere/u1?n=3", status: 204, answer: map[string]string{"Location": "/elsewhere/u1?n=3", "Range": "0-2"}},
-		// Asked for 4 by mistake: the client looks, and refuses.
+		// The client asks for 4 by mistake, looks at the status, and refuses.
 		{method: "GET", uri: "/elsewhere/u1?n=3", status: 204, answer: map[string]string{"Range": "0-2"}},
-		// Without an offset or size there is no Content-Range.
+		// Content-Range is absent without an offset or a size.
 		{method: "PATCH", uri: "/elsewhere/u1?n=3", body: "l", header: map[string]string{"Content-Range": ""}, status: 202, answer: map[string]string{"Range": "0-3"}},
 		{method: "PUT", uri: "/elsewhere/u1?n=3&digest=" + quoted, body: "o", header: map[string]string{"Content-Range": "4-4"}, status: 201},
-		{method: "GET", uri: "/v2/a/blobs/uploads/u1", status: 404}, // forgotten
+		{method: "GET", uri: "/v2/a/blobs/uploads/u1", status: 404}, // the upload is forgotten
 	}.serve(t)
 	c, ctx := dial(t, s.URL, nil), t.Context()
 	st, err := c.StartUpload(ctx, "a")

@@ -7,8 +7,8 @@ import (
 	"example.org/slipway/oci"
 )
 
-// TestReadRecord: a record of another version is told apart by that, whatever else is
-// in it, and one of another image is refused.
+// TestReadRecord checks that a record of another version is refused with its version,
+// whatever else it holds, and that a record of another image is refused.
 func TestReadRecord(t *testing.T) {
 	d := oci.SHA256([]byte("image"))
 	good := `{"version":1,"manifest":"` + string(d) + `","fs":"erofs","place":{"driver":"file","cluster":"abc"},"layers":[{"digest":"` + string(d) + `","volume":"erofs-1","size":4096}]}`

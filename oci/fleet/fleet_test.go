@@ -51,7 +51,7 @@ func TestBadReports(t *testing.T) {
 	}
 }
 
-// Whoever may pull can fill the book, but not the memory.
+// TestFull checks that a client that may pull can fill the book, but not the memory.
 func TestFull(t *testing.T) {
 	now := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 	b := fleet.NewBook(func() time.Time { return now })
@@ -83,7 +83,8 @@ func TestFull(t *testing.T) {
 	}
 }
 
-// A client speaks for its own nodes, and leaves room for others.
+// TestOneClient checks that a client reports only for its own nodes, and leaves room for
+// others.
 func TestOneClient(t *testing.T) {
 	now := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 	b := fleet.NewBook(func() time.Time { return now })

@@ -8,8 +8,8 @@ import (
 	"example.org/slipway/oci"
 )
 
-// sizes are around the borders where registries change their ways: 16 KiB and
-// 64 KiB (what is kept elsewhere than in files), and more than any buffer.
+// sizes returns sizes around the limits at which registries behave differently: 16 KiB
+// and 64 KiB, up to which content is kept outside files, and more than any buffer.
 func (s *suite) sizes() []int {
 	return []int{0, 1, 100, 16<<10 - 1, 16 << 10, 16<<10 + 1, 64 << 10, 64<<10 + 1, 256 << 10, s.o.LargeSize}
 }
@@ -19,12 +19,12 @@ func (s *suite) blobsRoundTrip() {
 		data := random(uint64(i), size)
 		desc := s.push(repo, data)
 		s.wantBlob(repo, desc.Digest, data)
-		s.push(repo, data) // again
+		s.push(repo, data) // push it a second time
 		s.wantBlob(repo, desc.Digest, data)
 
 		data = random(uint64(100+i), size)
 		d := oci.SHA256(data)
-		if size == 0 { // there is only one
+		if size == 0 { // there is only one empty blob
 			continue
 		}
 		_, err := s.r.PushBlob(s.Context(), repo, d, -1, struct{ *strings.Reader }{strings.NewReader(string(data))})
@@ -99,7 +99,7 @@ func (s *suite) blobsRefused() {
 			{"truncated, of unknown size", -1, data[:size-1], oci.CodeDigestInvalid},
 		} {
 			_, err := s.r.PushBlob(s.Context(), repo, d, c.size, bytes.NewReader(c.body))
-			if s.o.Remote && c.code == oci.CodeSizeInvalid { // found out on this side of the network
+			if s.o.Remote && c.code == oci.CodeSizeInvalid { // the client finds out before it sends
 				if err == nil {
 					s.Errorf("push a blob of %d bytes, %s: got no error", size, c.name)
 				}
@@ -108,7 +108,7 @@ func (s *suite) blobsRefused() {
 			}
 			s.wantNoBlob(repo, d)
 		}
-		s.push(repo, data) // what went wrong does not stand in the way
+		s.push(repo, data) // the failed pushes do not prevent this one
 		s.wantBlob(repo, d, data)
 	}
 	for _, d := range []oci.Digest{"", "sha256:", "sha256:abc", "md5:d41d8cd98f00b204e9800998ecf8427e", oci.Digest(strings.ToUpper(string(oci.SHA256(nil)))), "sha256:../../../../../../../../../../../../../../../../../etc/passwd"} {
@@ -123,7 +123,7 @@ func (s *suite) blobsOfOthers() {
 	s.wantNoBlob("one", d)
 	s.wantNoBlob("one/b", d)
 	s.wantNoBlob("one/a/a", d)
-	// Pushing what another repository has needs the bytes all the same.
+	// Pushing a blob that another repository has still needs the bytes.
 	_, err := s.r.PushBlob(s.Context(), "one/b", d, 20<<10, bytes.NewReader(random(2, 20<<10)))
 	s.wantCode(err, "push other bytes under a known digest", oci.CodeDigestInvalid)
 	s.wantNoBlob("one/b", d)
@@ -148,7 +148,7 @@ func (s *suite) mounts() {
 		s.wantNoBlob("to/c", d)
 		_, err = s.r.MountBlob(s.Context(), "to/c", "from/a", oci.SHA256([]byte("none")))
 		s.wantCode(err, "mount what is nowhere", oci.CodeBlobUnknown)
-		// The copy lives on without the original.
+		// The copy survives the deletion of the original.
 		s.must(s.r.DeleteBlob(s.Context(), "from/a", d), "delete the original")
 		s.wantNoBlob("from/a", d)
 		s.wantBlob("to/b", d, data)

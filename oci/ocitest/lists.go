@@ -19,7 +19,7 @@ func (s *suite) referrers() {
 	sig := s.putWithSubject(signature, subject.Digest)
 	sig.ArtifactType, sig.Annotations = signature.ArtifactType, signature.Annotations
 
-	config := *image.Config // has no artifact type of its own: its config's media type is
+	config := *image.Config // it has no artifact type, so the media type of its config counts
 	config.MediaType = "application/vnd.example.sbom"
 	bill := image
 	bill.Config, bill.Subject = &config, &subject
@@ -37,7 +37,7 @@ func (s *suite) referrers() {
 	s.wantReferrers(subject.Digest, "application/vnd.example.none")
 	s.wantReferrers(oci.SHA256([]byte("none")), "")
 
-	// A subject need not be there, before or any more.
+	// A subject need not exist, neither before nor afterwards.
 	absent := oci.Descriptor{MediaType: oci.MediaTypeOCIManifest, Digest: oci.SHA256([]byte("later")), Size: 5}
 	early := s.image(repo, 3)
 	early.Subject = &absent
@@ -65,7 +65,7 @@ func (s *suite) putWithSubject(doc document, subject oci.Digest) oci.Descriptor 
 	return oci.Descriptor{MediaType: doc.MediaType, Digest: res.Digest, Size: res.Size}
 }
 
-// wantReferrers reads the list whole and in pages of one.
+// wantReferrers checks the list as a whole and in pages of one.
 func (s *suite) wantReferrers(d oci.Digest, artifactType string, want ...oci.Descriptor) {
 	s.Helper()
 	got, more, err := s.r.Referrers(s.Context(), repo, d, artifactType, "", 100)
@@ -99,7 +99,7 @@ func (s *suite) wantReferrers(d oci.Digest, artifactType string, want ...oci.Des
 	s.equal(byDigest(got), byDigest(want), "referrers of type %q", artifactType)
 }
 
-// awkward are names whose order differs by locale, case or length.
+// awkward holds names whose order depends on locale, case or length.
 var awkward = []string{"1", "10", "2", "A", "B", "Z", "_", "a", "a-b", "a.b", "aB", "a_b", "aa", "b", "latest", "v1.0", "v1.10", "v1.9"}
 
 func (s *suite) tagPages() {
@@ -135,7 +135,7 @@ func (s *suite) repositoryPages() {
 	})
 }
 
-// pages walks a list in pages of several sizes, and enters it at odd places.
+// pages walks a list in pages of several sizes, and also starts at odd places.
 func (s *suite) pages(what string, want []string, list func(last string, n int) ([]string, bool, error)) {
 	s.Helper()
 	for _, n := range []int{1, 2, 3, len(want) - 1, len(want), len(want) + 1, 1000} {

@@ -13,7 +13,7 @@ func (s *suite) manifestsRoundTrip() {
 	image := s.image(repo, 1)
 	docker := image
 	docker.MediaType = oci.MediaTypeDockerManifest
-	bare := image // OCI manifests need not say what they are
+	bare := image // OCI manifests need not state their media type
 	bare.MediaType = ""
 	bare.Annotations = map[string]string{"k": "<v>"}
 	repeated := image
@@ -49,7 +49,7 @@ func (s *suite) manifestsRoundTrip() {
 		nested := document{SchemaVersion: 2, MediaType: oci.MediaTypeOCIIndex, Manifests: []oci.Descriptor{m}}
 		s.wantManifest(repo, string(s.put(repo, nested).Digest), oci.Descriptor{MediaType: oci.MediaTypeOCIIndex, Digest: oci.SHA256(s.marshal(nested)), Size: int64(len(s.marshal(nested)))}, nil)
 	}
-	// A manifest is no blob, and a blob is no manifest.
+	// A manifest is not a blob, and a blob is not a manifest.
 	s.wantNoBlob(repo, children[0].Digest)
 	s.wantNoManifest(repo, string(image.Config.Digest))
 
@@ -101,7 +101,7 @@ func (s *suite) manifestsRefused() {
 		}
 		_, err := s.r.PutManifest(s.Context(), repo, put)
 		codes := []oci.Code{c.code}
-		if c.code == oci.CodeSizeInvalid { // some say it of the manifest
+		if c.code == oci.CodeSizeInvalid { // some registries report an invalid manifest
 			codes = append(codes, oci.CodeManifestInvalid)
 		}
 		s.wantCode(err, "put a manifest with "+c.name, codes...)
@@ -149,7 +149,7 @@ func (s *suite) manifestMissing() {
 		s.wantNoManifest(repo, string(oci.SHA256(b)))
 	}
 
-	// What need not be distributed may stay away.
+	// Layers that need not be distributed may be absent.
 	foreign := absent
 	foreign.MediaType = "application/vnd.oci.image.layer.nondistributable.v1.tar+gzip"
 	byURL := absent
@@ -212,6 +212,6 @@ func (s *suite) manifestDeletion() {
 		s.wantCode(s.r.DeleteManifest(s.Context(), repo, d), "delete an absent manifest", oci.CodeManifestUnknown)
 	}
 	s.wantCode(s.r.DeleteManifest(s.Context(), "nowhere", db.Digest), "delete a manifest elsewhere", oci.CodeManifestUnknown)
-	// What the deleted manifests named can still be pushed again at once.
+	// The content of the deleted manifests can still be pushed again at once.
 	s.wantManifest(repo, "a1", s.put(repo, a, "a1"), s.marshal(a))
 }

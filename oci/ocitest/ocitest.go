@@ -1,6 +1,6 @@
-// Package ocitest is the conformance suite of registries: [Run] holds anything
-// that is an [oci.Registry] to the contract written in package oci, whether it
-// stores, proxies or speaks HTTP to another one. Only tests import it.
+// Package ocitest is the conformance suite of registries. [Run] checks any [oci.Registry]
+// against the contract that package oci states, whether it stores, proxies or speaks HTTP
+// to another registry. Only tests import it.
 package ocitest
 
 import (
@@ -19,22 +19,22 @@ import (
 	"example.org/slipway/oci"
 )
 
-// Options of Run. The zero value is good.
+// Options configure Run. The zero value is good.
 type Options struct {
 	// LargeSize is the size of the largest blobs, in bytes. Default 1 MiB + 1.
 	LargeSize int
-	// Racers is how many goroutines do the same thing at once. Default 8.
+	// Racers is the number of goroutines that do the same thing at once. Default 8.
 	Racers int
-	// Remote says that requests go over a network: then a body that breaks off
-	// may be reported as any error, because nobody answers it.
+	// Remote says that requests go over a network. A body that breaks off may then be
+	// reported as any error, because nothing answers it.
 	Remote bool
-	// FixedDigest says that an upload whose commit broke off may only be committed
-	// as the same digest: it is being written to its place already.
+	// FixedDigest says that an upload whose commit broke off may only be committed with
+	// the same digest, because it is already being written to its place.
 	FixedDigest bool
 }
 
-// Run runs every case of the contract as a subtest. open returns an empty
-// registry, in which every tag may be moved; each case gets its own. o may be nil.
+// Run runs every case of the contract as a subtest. open returns an empty registry in
+// which every tag may be moved. Each case gets its own registry. o may be nil.
 func Run(t *testing.T, open func(t *testing.T) oci.Registry, o *Options) {
 	var opts Options
 	if o != nil {
@@ -81,14 +81,14 @@ func Run(t *testing.T, open func(t *testing.T) oci.Registry, o *Options) {
 	}
 }
 
-// suite is one case.
+// suite is one test case.
 type suite struct {
 	*testing.T
 	r oci.Registry
 	o Options
 }
 
-// repo is the repository most cases use.
+// repo is the repository that most cases use.
 const repo = "library/hello"
 
 // random returns n bytes that depend on seed.
@@ -133,7 +133,7 @@ func (s *suite) push(repo string, data []byte) oci.Descriptor {
 	return desc
 }
 
-// wantBlob checks that a blob is there, whole, by all ways of looking at it.
+// wantBlob checks in every way that a blob exists and is complete.
 func (s *suite) wantBlob(repo string, d oci.Digest, want []byte) {
 	s.Helper()
 	desc, err := s.r.ResolveBlob(s.Context(), repo, d)
@@ -200,8 +200,8 @@ func (s *suite) marshal(d document) []byte {
 	return b
 }
 
-// image pushes the blobs of a small image and returns its manifest, which it
-// does not push. Images of different seeds share their layer.
+// image pushes the blobs of a small image and returns its manifest, without pushing it.
+// Images with different seeds share their layer.
 func (s *suite) image(repo string, seed int) document {
 	s.Helper()
 	config := s.push(repo, fmt.Appendf(nil, `{"architecture":"amd64","os":"linux","seed":%d}`, seed))
@@ -223,7 +223,7 @@ func (s *suite) put(repo string, doc document, tags ...string) oci.Descriptor {
 	return oci.Descriptor{MediaType: doc.MediaType, Digest: res.Digest, Size: res.Size}
 }
 
-// wantManifest checks that a tag or digest leads to a manifest.
+// wantManifest checks that a tag or digest resolves to a manifest.
 func (s *suite) wantManifest(repo, ref string, want oci.Descriptor, bytesWanted []byte) {
 	s.Helper()
 	desc, err := s.r.ResolveManifest(s.Context(), repo, ref)

@@ -23,7 +23,7 @@ func (s *suite) race(do func(i int)) {
 	wg.Wait()
 }
 
-// raceBlob: many push the same bytes, to one and to several repositories.
+// raceBlob pushes the same bytes many times at once, to one and to several repositories.
 func (s *suite) raceBlob() {
 	for round, size := range []int{500, 16<<10 + 1, s.o.LargeSize} {
 		data := random(uint64(round), size)
@@ -47,8 +47,8 @@ func (s *suite) raceBlob() {
 	}
 }
 
-// raceUpload: several requests write to one upload. One at a time may, and what
-// is acknowledged is what is there.
+// raceUpload has several requests write to one upload. Only one may write at a time, and
+// the upload must hold exactly what was acknowledged.
 func (s *suite) raceUpload() {
 	for _, size := range []int{1000, 100_000} {
 		id := s.start(repo)
@@ -88,8 +88,8 @@ func (s *suite) raceUpload() {
 	}
 }
 
-// raceTag: a tag is moved all the time and what it leaves is deleted. It always
-// leads somewhere, and every tag of one push moves with the others.
+// raceTag moves a tag all the time and deletes the manifests it leaves. The tag must
+// always resolve, and all tags of one push must move together.
 func (s *suite) raceTag() {
 	docs := make([]document, s.o.Racers)
 	for i := range docs {
@@ -145,8 +145,8 @@ func (s *suite) raceTag() {
 	}
 }
 
-// racePushDelete: one image is pushed and deleted by several at once. Whatever
-// is there at the end is whole.
+// racePushDelete pushes and deletes one image several times at once. Whatever exists at
+// the end must be complete.
 func (s *suite) racePushDelete() {
 	doc := s.image(repo, 1)
 	b := s.marshal(doc)

@@ -27,7 +27,7 @@ func (s *suite) start(repo string) string {
 	return st.ID
 }
 
-// append adds a chunk and checks where the upload then stands.
+// append adds a chunk and checks the size of the upload afterwards.
 func (s *suite) append(id string, off int64, chunk []byte, wantSize int) {
 	s.Helper()
 	st, err := s.r.AppendUpload(s.Context(), repo, id, off, int64(len(chunk)), bytes.NewReader(chunk))
@@ -59,7 +59,7 @@ func (s *suite) commit(id string, off int64, last []byte, data []byte) {
 	s.wantEnded(repo, id)
 }
 
-// wantEnded checks that an upload is known no more.
+// wantEnded checks that an upload no longer exists.
 func (s *suite) wantEnded(repo, id string) {
 	s.Helper()
 	ctx := s.Context()
@@ -135,7 +135,7 @@ func (s *suite) uploadOutOfOrder() {
 	}
 }
 
-// brokenReader gives some bytes and then an error.
+// brokenReader returns some bytes and then an error.
 type brokenReader struct {
 	io.Reader
 }
@@ -150,7 +150,8 @@ func (r *brokenReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// uploadBrokenOff: what arrived before an error can be continued from.
+// uploadBrokenOff checks that an upload can be continued after the bytes that arrived
+// before an error.
 func (s *suite) uploadBrokenOff() {
 	for _, size := range []int{5000, 40 << 10, s.o.LargeSize} {
 		for _, announced := range []bool{true, false} {
@@ -183,10 +184,11 @@ func (s *suite) uploadBrokenOff() {
 	}
 }
 
-// settled asks for the status until no request writes any more: over a network
-// the other side may still be busy with one that was given up here, or about to
-// begin with it. Until more than before bytes have come it waits a moment for
-// that: a late chunk of unknown length would be added wherever the upload stands.
+// settled asks for the status until no request writes any more, and returns the size.
+// Over a network the other side may still be busy with a request that was given up here,
+// or about to begin with it. settled waits a moment for that until more than before bytes
+// have arrived: a late chunk of unknown length would be appended wherever the upload
+// stands.
 func (s *suite) settled(id string, before int64) int64 {
 	s.Helper()
 	tick := time.NewTicker(2 * time.Millisecond)
@@ -211,7 +213,7 @@ func (s *suite) settled(id string, before int64) int64 {
 	return 0
 }
 
-// uploadAnnouncedWrongly: a body that is not as long as announced.
+// uploadAnnouncedWrongly sends a body of another length than announced.
 func (s *suite) uploadAnnouncedWrongly() {
 	if s.o.Remote {
 		s.Skip("an HTTP client cannot send a body of another length than it announces")
@@ -293,7 +295,7 @@ func (s *suite) uploadSHA512() {
 	if s.o.FixedDigest {
 		return
 	}
-	// A client that changes its mind about the algorithm.
+	// The client changes the algorithm of the digest.
 	data := random(7, 40<<10)
 	id := s.start(repo)
 	_, err := s.r.CommitUpload(s.Context(), repo, id, 0, int64(len(data)), &brokenReader{bytes.NewReader(data[:30<<10])}, sha512Of(data))

@@ -26,7 +26,8 @@ func TestVolumeName(t *testing.T) {
 			seen[name] = true
 		}
 	}
-	// Volumes that exist have these names: another one makes them all again.
+	// Existing volumes have these names. Other names would cause all volumes to be made
+	// again.
 	if got, want := volref.VolumeName(volref.Ext4, []oci.Digest{a}), "ext4-26d33f885d482a048aa09210d341bc0a0a828bba"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
