@@ -15,23 +15,23 @@ import (
 	"time"
 )
 
-// cephStep bounds one command of the cluster's making.
+// cephStep bounds one command while a cluster is made.
 const cephStep = time.Minute
 
-// Ceph is a cluster of one monitor and one OSD. That of StartCeph keeps everything in
-// RAM, and loses it when it ends; that of StartRBD has a disk.
+// Ceph is a cluster of one monitor and one OSD. The cluster of StartCeph keeps everything
+// in RAM and loses it when it ends. The cluster of StartRBD has a disk.
 type Ceph struct {
-	// Conf is the configuration file, for clients too: CEPH_CONF.
+	// Conf is the path of the configuration file. Clients use it too, as CEPH_CONF.
 	Conf string
-	// Mon and OSD are its processes.
+	// Mon and OSD are the processes of the cluster.
 	Mon, OSD *Daemon
 
 	t   testing.TB
 	dir string
 }
 
-// cephConf is the configuration. One copy of everything, few placement groups and
-// quick elections: the cluster is there in a second.
+// cephConf is the configuration. With one copy of everything, few placement groups and
+// quick elections, the cluster is ready in a second.
 var cephConf = template.Must(template.New("ceph.conf").Parse(`[global]
 fsid = {{.FSID}}
 mon_initial_members = a
@@ -127,7 +127,7 @@ func startCeph(t testing.TB, disk bool) *Ceph {
 	return c
 }
 
-// makeMon writes the configuration, the keys and the monitor's first state.
+// makeMon writes the configuration, the keys and the first state of the monitor.
 func (c *Ceph) makeMon(disk bool) {
 	c.t.Helper()
 	for _, dir := range []string{"mon", "osd", "rgw"} {
@@ -153,7 +153,7 @@ func (c *Ceph) makeMon(disk bool) {
 	c.run("ceph-mon", "--mkfs", "-i", "a", "--monmap", monmap, "--keyring", keyring)
 }
 
-// makeOSD makes the OSD known to the cluster.
+// makeOSD registers the OSD with the cluster.
 func (c *Ceph) makeOSD(osd string) {
 	c.t.Helper()
 	id := uuid(c.t)
@@ -188,14 +188,14 @@ func (c *Ceph) osdUp(ctx context.Context) error {
 	return nil
 }
 
-// ask is a command of the ceph tool that may fail.
+// ask runs a command of the ceph tool, which may fail.
 func (c *Ceph) ask(ctx context.Context, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	return c.command(ctx, "ceph", append([]string{"--connect-timeout", "5"}, args...)...)
 }
 
-// run is a command that must succeed.
+// run runs a command that must succeed.
 func (c *Ceph) run(name string, args ...string) string {
 	c.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), cephStep)
@@ -239,7 +239,7 @@ func RGW(t testing.TB) *S3Server {
 	return s
 }
 
-// uuid is a random one, from the kernel.
+// uuid returns a random UUID from the kernel.
 func uuid(t testing.TB) string {
 	t.Helper()
 	b, err := os.ReadFile("/proc/sys/kernel/random/uuid")

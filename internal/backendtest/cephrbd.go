@@ -18,8 +18,8 @@ import (
 // RBDPool is the pool of the cluster that StartRBD starts.
 const RBDPool = "rbd"
 
-// StartRBD starts a cluster with a disk, a sparse file of 16 GB, and a pool for RBD
-// images. It takes five seconds.
+// StartRBD starts a cluster with a disk, which is a sparse file of 16 GB, and a pool for
+// RBD images. It takes five seconds.
 func StartRBD(t testing.TB) *Ceph {
 	t.Helper()
 	tool(t, "rbd")
@@ -30,9 +30,9 @@ func StartRBD(t testing.TB) *Ceph {
 	return c
 }
 
-// RBD returns the cluster of the package, which the first call starts as StartRBD
-// does. Tests have namespaces of their own in its pool; who stops a part of it starts
-// it again.
+// RBD returns the cluster of the package. The first call starts it, as StartRBD does.
+// Each test uses its own namespaces in the pool. A test that stops a part of the cluster
+// must start it again.
 func (s *Shared) RBD(t testing.TB) *Ceph {
 	t.Helper()
 	s.mu.Lock()
@@ -43,13 +43,13 @@ func (s *Shared) RBD(t testing.TB) *Ceph {
 	return s.ceph
 }
 
-// Command is a command of the ceph tool that must succeed, and what it prints.
+// Command runs a command of the ceph tool, which must succeed, and returns its output.
 func (c *Ceph) Command(t testing.TB, args ...string) string {
 	t.Helper()
 	return c.Tool(t, "ceph", append([]string{"--connect-timeout", "20"}, args...)...)
 }
 
-// Tool is a command of another tool of Ceph, such as rbd or rados.
+// Tool runs a command of another tool of Ceph, such as rbd or rados.
 func (c *Ceph) Tool(t testing.TB, name string, args ...string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), cephStep)
@@ -61,27 +61,26 @@ func (c *Ceph) Tool(t testing.TB, name string, args ...string) string {
 	return out
 }
 
-// KillOSD ends the OSD as a crash of its machine would. Everything that was
-// acknowledged is there when StartOSD has started it again, if the cluster has a
-// disk.
+// KillOSD ends the OSD as a crash of its machine would. If the cluster has a disk,
+// everything acknowledged is still there after StartOSD.
 func (c *Ceph) KillOSD() { c.OSD.Kill() }
 
-// StartOSD starts the OSD again, and returns when clients can use it.
+// StartOSD starts the OSD again and returns when clients can use it.
 func (c *Ceph) StartOSD(t testing.TB) {
 	t.Helper()
-	// The map still has the old one as up: without this, "up" would not mean the new.
+	// The map still shows the old OSD as up. Without this, "up" would not mean the new
+	// one.
 	c.Command(t, "osd", "down", "0")
 	c.OSD.Start(c.osdUp)
 }
 
-// HoldCommits has the OSD write nothing to its disk until the function that it returns is
-// called: what clients send arrives, and is not done. It stops the one thread of the OSD
-// that does so.
+// HoldCommits keeps the OSD from writing to its disk until release is called. Requests of
+// clients arrive, and are not completed. It stops the one thread of the OSD that commits.
 func (c *Ceph) HoldCommits(t testing.TB) (release func()) {
 	t.Helper()
 	tid := thread(t, c.OSD.Pid(), "bstore_kv_sync")
 	stopped, end, ended := make(chan error, 1), make(chan struct{}), make(chan error, 1)
-	go func() { // what traces a thread is one thread
+	go func() { // the same OS thread must attach and detach
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		err := unix.PtraceSeize(tid)
@@ -107,7 +106,7 @@ func (c *Ceph) HoldCommits(t testing.TB) (release func()) {
 	})
 }
 
-// thread is the number of a process's thread of that name.
+// thread returns the number of the thread of a process that has the name.
 func thread(t testing.TB, pid int, name string) int {
 	t.Helper()
 	names, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/comm", pid))
@@ -129,11 +128,11 @@ func thread(t testing.TB, pid int, name string) int {
 	return 0
 }
 
-// Full makes the cluster refuse whatever would make it grow, or ends that. The OSD
-// reports how full it is with its heartbeats.
+// Full makes the cluster refuse everything that would make it grow, or ends that. The OSD
+// reports how full it is in its heartbeats.
 func (c *Ceph) Full(t testing.TB, full bool) {
 	t.Helper()
-	ratios := [3]string{"0.85", "0.90", "0.95"} // Ceph's own; any others must be in order, too
+	ratios := [3]string{"0.85", "0.90", "0.95"} // Ceph's defaults; other ratios must be in order too
 	if full {
 		ratios = [3]string{"0.000001", "0.000002", "0.000003"}
 	}

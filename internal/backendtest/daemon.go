@@ -1,6 +1,6 @@
 // Package backendtest starts the real servers that tests talk to: registries, object
-// stores and databases. Only tests import it. Everything listens on 127.0.0.1, lies
-// in directories of the test's own, and ends with the test.
+// stores and databases. Only tests import it. Every server listens on 127.0.0.1, keeps
+// its files in directories of the test, and ends with the test.
 package backendtest
 
 import (
@@ -19,23 +19,23 @@ import (
 	"time"
 )
 
-// startTimeout is how long a server may take until it answers, on a machine that is
-// busy with other tests.
+// startTimeout is how long a server may take until it answers, on a machine that is busy
+// with other tests.
 const startTimeout = 2 * time.Minute
 
-// Daemon is a server process that the test started: a direct child, whose end is
-// waited for. The kernel kills it when the test's process ends.
+// Daemon is a server process that a test started. It is a direct child, and its end is
+// waited for. The kernel kills it when the process of the test ends.
 type Daemon struct {
 	t    testing.TB
 	make func() *exec.Cmd
 	log  string
 	cmd  *exec.Cmd
-	done chan struct{} // closed when the process has been waited for
+	done chan struct{} // closed after the process has been waited for
 }
 
-// start runs what command makes and waits until ready answers nil. The process is
-// killed at the end of the test; when that has failed, the end of its output is
-// printed. command is called for each start: see Restart.
+// start runs the command that command returns, and waits until ready returns nil. The
+// process is killed at the end of the test. If the test has failed, the end of the output
+// is printed. command is called for each start; see Start.
 func start(t testing.TB, dir string, command func() *exec.Cmd, ready func(context.Context) error) *Daemon {
 	t.Helper()
 	d := &Daemon{t: t, make: command}
@@ -50,7 +50,7 @@ func start(t testing.TB, dir string, command func() *exec.Cmd, ready func(contex
 	return d
 }
 
-// Start starts the server, anew if it has ended, and waits until ready answers nil.
+// Start starts the server, again if it has ended, and waits until ready returns nil.
 func (d *Daemon) Start(ready func(context.Context) error) {
 	d.t.Helper()
 	out, err := os.OpenFile(d.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
@@ -69,7 +69,7 @@ func (d *Daemon) Start(ready func(context.Context) error) {
 	d.await(ready)
 }
 
-// run starts the process and waits for it on one locked thread: the kernel sends
+// run starts the process and waits for it on one locked thread. The kernel sends
 // Pdeathsig when the thread that started the child ends.
 func (d *Daemon) run(started chan<- error) {
 	runtime.LockOSThread()
@@ -83,7 +83,7 @@ func (d *Daemon) run(started chan<- error) {
 	if err != nil {
 		return
 	}
-	_ = d.cmd.Wait() // how it ended shows in its output
+	_ = d.cmd.Wait() // the output shows how it ended
 	close(d.done)
 }
 
@@ -106,15 +106,15 @@ func (d *Daemon) await(ready func(context.Context) error) {
 	}
 }
 
-// Pid is the process id.
+// Pid returns the process id.
 func (d *Daemon) Pid() int { return d.cmd.Process.Pid }
 
 // Signal sends a signal unless the process has ended.
 func (d *Daemon) Signal(s syscall.Signal) {
 	select {
-	case <-d.done: // the pid may belong to somebody else by now
+	case <-d.done: // another process may have the pid by now
 	default:
-		_ = syscall.Kill(d.Pid(), s) // ESRCH: it ended meanwhile
+		_ = syscall.Kill(d.Pid(), s) // ESRCH: it ended in the meantime
 	}
 }
 
@@ -137,7 +137,7 @@ func (d *Daemon) end(s syscall.Signal) {
 	}
 }
 
-// output is the end of what the server has printed.
+// output returns the end of the server's output.
 func (d *Daemon) output() string {
 	b, err := os.ReadFile(d.log)
 	if err != nil {
@@ -150,10 +150,10 @@ func (d *Daemon) output() string {
 	return string(b)
 }
 
-// FreePort is a TCP port of 127.0.0.1 that nobody listens on. It is below those that
-// the kernel gives away by itself: another test that asks for any port must not be
-// given this one before the server that it is for has come up. Nobody else is given it
-// by FreePort while this process lives.
+// FreePort returns a TCP port of 127.0.0.1 on which nothing listens. The port is below
+// those that the kernel assigns: another test that asks for any port must not get this
+// one before its server has started. FreePort does not return it again while this process
+// lives.
 func FreePort() (int, error) {
 	for range 100 {
 		port := 10000 + rand.IntN(10000)
@@ -176,14 +176,14 @@ func FreePort() (int, error) {
 	return 0, errors.New("no free port found")
 }
 
-// claims are sockets without a file, each for a port: the kernel closes them when the
-// process ends.
+// claims holds a socket without a file for each port. The kernel closes the sockets when
+// the process ends.
 var claims struct {
 	sync.Mutex
-	held []net.Listener // a listener that nobody knew of any more would be closed
+	held []net.Listener // keeps the listeners reachable: the garbage collector would close them
 }
 
-// claim tells whether nobody else has claimed a port.
+// claim reports whether no other process has claimed a port, and claims it.
 func claim(port int) (bool, error) {
 	l, err := net.Listen("unix", fmt.Sprintf("@slipway-test-port-%d", port))
 	if errors.Is(err, syscall.EADDRINUSE) {
@@ -207,7 +207,7 @@ func freePort(t testing.TB) int {
 	return port
 }
 
-// answers is a ready function: something accepts connections at the address.
+// answers returns a ready function: something accepts connections at the address.
 func answers(network, addr string) func(context.Context) error {
 	return func(ctx context.Context) error {
 		var d net.Dialer
@@ -219,8 +219,8 @@ func answers(network, addr string) func(context.Context) error {
 	}
 }
 
-// shortDir is a directory of the test's own with a name short enough for Unix
-// sockets, which anybody may pass through.
+// shortDir returns a directory of the test. Its path is short enough for Unix sockets,
+// and any user may pass through it.
 func shortDir(t testing.TB) string { return shortDirIn(t, "") }
 
 func shortDirIn(t testing.TB, parent string) string {

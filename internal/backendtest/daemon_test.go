@@ -2,7 +2,8 @@ package backendtest
 
 import "testing"
 
-// TestFreePort: no port is given twice, even before anybody listens on it.
+// TestFreePort checks that FreePort never returns a port twice, even before anything
+// listens on it.
 func TestFreePort(t *testing.T) {
 	seen := map[int]bool{}
 	for range 300 {

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// Distribution starts Distribution's registry, as Debian packages it, on an empty
+// Distribution starts Distribution's registry, as packaged by Debian, on an empty
 // directory and returns its address, HOST:PORT. more is added to its configuration.
 func Distribution(t testing.TB, more string) string {
 	t.Helper()

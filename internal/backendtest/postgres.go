@@ -17,10 +17,10 @@ import (
 	"time"
 )
 
-// PostgresServer is a PostgreSQL server of a test.
+// PostgresServer is a PostgreSQL server for tests.
 type PostgresServer struct {
 	*Daemon
-	// Addr is where it listens, host:port.
+	// Addr is the address on which it listens, host:port.
 	Addr string
 
 	bin, data string
@@ -28,14 +28,14 @@ type PostgresServer struct {
 	last      atomic.Int64
 }
 
-// postgresDir is where Debian has the programs, by version.
+// postgresDir is where Debian installs the programs, by version.
 const postgresDir = "/usr/lib/postgresql/*/bin"
 
-// postgresBin is the directory of initdb and postgres.
+// postgresBin returns the directory of initdb and postgres.
 func postgresBin(t testing.TB) string {
 	t.Helper()
 	if p, err := exec.LookPath("initdb"); err == nil {
-		if p, err = filepath.EvalSymlinks(p); err != nil { // the others lie beside the real one
+		if p, err = filepath.EvalSymlinks(p); err != nil { // the other programs lie beside the real one
 			t.Fatal(err)
 		}
 		return filepath.Dir(p)
@@ -47,9 +47,9 @@ func postgresBin(t testing.TB) string {
 	return filepath.Dir(found[len(found)-1])
 }
 
-// Postgres starts a server that ends with the test. It does not sync its files, as
-// only a power cut would show that; settings such as "fsync=on" change it. As root
-// it runs as the user postgres.
+// Postgres starts a server that ends with the test. The server does not sync its files,
+// as only a power cut would show that. Settings such as "fsync=on" change it. As root,
+// the test runs it as the user postgres.
 func Postgres(t testing.TB, settings ...string) *PostgresServer {
 	t.Helper()
 	s := newPostgres(t)
@@ -71,10 +71,10 @@ func newPostgres(t testing.TB) *PostgresServer {
 	return s
 }
 
-// launch starts a server that has its data.
+// launch starts a server whose data directory is ready.
 func (s *PostgresServer) launch(t testing.TB, settings []string) {
 	t.Helper()
-	_, port, _ := net.SplitHostPort(s.Addr) // as it was joined
+	_, port, _ := net.SplitHostPort(s.Addr) // it was joined above
 	args := []string{"-D", s.data, "-p", port, "-h", "127.0.0.1", "-k", "",
 		"-c", "shared_buffers=32MB", "-c", "fsync=off", "-c", "full_page_writes=off", "-c", "max_connections=200"}
 	for _, set := range settings {
@@ -90,8 +90,8 @@ func (s *PostgresServer) launch(t testing.TB, settings []string) {
 }
 
 // Standby starts a copy of the server that follows it. From then on each commit of the
-// server waits until the copy has it, so that what was acknowledged survives when the
-// server is lost and the copy takes its place: see Promote. It ends with the test.
+// server waits until the copy has it. So what was acknowledged survives if the server is
+// lost and the copy takes its place; see Promote. The copy ends with the test.
 func (s *PostgresServer) Standby(t testing.TB, settings ...string) *PostgresServer {
 	t.Helper()
 	c := newPostgres(t)
@@ -101,8 +101,8 @@ func (s *PostgresServer) Standby(t testing.TB, settings ...string) *PostgresServ
 	return c
 }
 
-// Follow makes a server the standby of another as Standby does. Whatever it holds is
-// lost.
+// Follow makes the server a standby of primary, as Standby does. It deletes all data of
+// the server.
 func (s *PostgresServer) Follow(t testing.TB, primary *PostgresServer) {
 	t.Helper()
 	s.Kill()
@@ -119,7 +119,7 @@ func (s *PostgresServer) copyOf(t testing.TB, primary *PostgresServer) {
 	s.run(t, "pg_basebackup", "-d", primary.DSN("postgres"), "-D", s.data, "-R", "-X", "stream", "-c", "fast", "--no-sync")
 }
 
-// awaited makes commits of a server wait for its standby.
+// awaited makes commits of primary wait for its standby.
 func (s *PostgresServer) awaited(t testing.TB, primary *PostgresServer) {
 	t.Helper()
 	primary.SQL(t, "postgres", "ALTER SYSTEM SET synchronous_standby_names = '*'")
@@ -131,8 +131,8 @@ func (s *PostgresServer) awaited(t testing.TB, primary *PostgresServer) {
 	}
 }
 
-// Promote makes a standby a server that takes changes, and waits for no standby itself.
-// The one it followed must be gone, or must have nobody who still speaks to it.
+// Promote makes a standby a server that accepts changes and waits for no standby itself.
+// The server it followed must be gone, or must have no clients left.
 func (s *PostgresServer) Promote(t testing.TB) {
 	t.Helper()
 	if s.SQL(t, "postgres", "SELECT pg_promote()") != "t" {
@@ -142,10 +142,9 @@ func (s *PostgresServer) Promote(t testing.TB) {
 	s.SQL(t, "postgres", "SELECT pg_reload_conf()")
 }
 
-// Kill ends the server and its processes with SIGKILL, and returns when they are
-// gone.
+// Kill ends the server and its processes with SIGKILL, and returns when they are gone.
 func (s *PostgresServer) Kill() {
-	s.Signal(syscall.SIGSTOP) // or it would have more children than are found
+	s.Signal(syscall.SIGSTOP) // otherwise it would start more children than are found
 	for begin := time.Now(); time.Since(begin) < time.Second; time.Sleep(time.Millisecond) {
 		if state, _ := statOf(s.Pid()); state != "R" && state != "S" && state != "D" {
 			break
@@ -158,25 +157,25 @@ func (s *PostgresServer) Kill() {
 	}
 }
 
-// killOrphan ends a process of a server that is gone. A process that ends loses its
-// command line before it lets go of the memory it shares, and a server does not start
-// before that: so what counts is that it is a zombie.
+// killOrphan ends a process of a server that is gone, and waits until it is a zombie.
+// A lost command line is not enough: an ending process loses it before it releases its
+// shared memory, and a server does not start before that.
 func killOrphan(pid int) {
 	for begin := time.Now(); time.Since(begin) < 20*time.Second; time.Sleep(time.Millisecond) {
 		switch state, _ := statOf(pid); {
 		case state == "" || state == "Z" || state == "X":
 			return
 		case isPostgres(pid):
-			_ = syscall.Kill(pid, syscall.SIGKILL) // ESRCH: it has ended meanwhile
+			_ = syscall.Kill(pid, syscall.SIGKILL) // ESRCH: it has ended in the meantime
 		case hasCommand(pid):
-			return // somebody else has got its number
+			return // another process has its number now
 		}
 	}
 }
 
-// childrenOf are the processes that a process has started.
+// childrenOf returns the processes that a process has started.
 func childrenOf(pid int) []int {
-	found, _ := filepath.Glob("/proc/[0-9]*") // the pattern is a good one
+	found, _ := filepath.Glob("/proc/[0-9]*") // the pattern is valid
 	var out []int
 	for _, path := range found {
 		child, err := strconv.Atoi(filepath.Base(path))
@@ -190,35 +189,36 @@ func childrenOf(pid int) []int {
 	return out
 }
 
-// statOf returns the state of a process, and its parent; "" and 0 if it has ended.
+// statOf returns the state of a process and its parent, or "" and 0 if it has ended.
 func statOf(pid int) (state string, parent int) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return "", 0
 	}
-	// The name, which may hold anything, is in parentheses before them.
+	// Both follow the name, which is in parentheses and may hold anything.
 	fields := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
 	if len(fields) < 2 {
 		return "", 0
 	}
-	parent, _ = strconv.Atoi(fields[1]) // a number, says proc(5)
+	parent, _ = strconv.Atoi(fields[1]) // proc(5) says that it is a number
 	return fields[0], parent
 }
 
-// isPostgres tells a process of a server that is running from another that has got
-// its number. One that has just been made looks like its parent.
+// isPostgres reports whether a process is one of a running server, and not another that
+// has got its number. A process that was just forked looks like its parent.
 func isPostgres(pid int) bool {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 	return err == nil && strings.Contains(string(b), "postgres")
 }
 
-// hasCommand tells a process that runs a program from one that is ending.
+// hasCommand reports whether a process runs a program. One that is ending does not.
 func hasCommand(pid int) bool {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 	return err == nil && len(b) > 0
 }
 
-// becomePostgres lets the server run as the user postgres: it refuses to be root.
+// becomePostgres makes the server run as the user postgres, because it refuses to run as
+// root.
 func (s *PostgresServer) becomePostgres(t testing.TB, dir string) {
 	t.Helper()
 	u, err := user.Lookup("postgres")
@@ -233,7 +233,7 @@ func (s *PostgresServer) becomePostgres(t testing.TB, dir string) {
 	s.cred.Credential = &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}
 }
 
-// run runs one of PostgreSQL's programs to its end.
+// run runs one of PostgreSQL's programs until it ends.
 func (s *PostgresServer) run(t testing.TB, program string, args ...string) string {
 	t.Helper()
 	cmd := exec.Command(filepath.Join(s.bin, program), args...)
@@ -245,7 +245,7 @@ func (s *PostgresServer) run(t testing.TB, program string, args ...string) strin
 	return string(out)
 }
 
-// Ready tells whether the server answers; it is what Start takes.
+// Ready returns nil if the server answers. It is the argument for Start.
 func (s *PostgresServer) Ready(ctx context.Context) error {
 	cmd := exec.CommandContext(ctx, filepath.Join(s.bin, "pg_isready"), "-q", "-d", s.DSN("postgres"))
 	cmd.Dir = "/"
@@ -261,11 +261,11 @@ func (s *PostgresServer) Restart() {
 	s.Start(s.Ready)
 }
 
-// DSN is the connection string of a database.
+// DSN returns the connection string of a database.
 func (s *PostgresServer) DSN(database string) string { return postgresDSN(s.Addr, database) }
 
-// DSNThrough is DSN by way of another address, such as that of a proxy, or of several,
-// separated by commas.
+// DSNThrough is like DSN for another address, such as that of a proxy, or for several
+// addresses, separated by commas.
 func (s *PostgresServer) DSNThrough(addr, database string) string { return postgresDSN(addr, database) }
 
 func postgresDSN(addr, database string) string {
@@ -273,8 +273,8 @@ func postgresDSN(addr, database string) string {
 	return u.String()
 }
 
-// CreateDatabase makes an empty database with a name of its own and returns that.
-// options are added to CREATE DATABASE, which ends with the server.
+// CreateDatabase makes an empty database with a unique name and returns the name. options
+// are added to CREATE DATABASE. The database ends with the server.
 func (s *PostgresServer) CreateDatabase(t testing.TB, options ...string) string {
 	t.Helper()
 	name := "test" + strconv.FormatInt(s.last.Add(1), 10)
@@ -282,8 +282,7 @@ func (s *PostgresServer) CreateDatabase(t testing.TB, options ...string) string 
 	return name
 }
 
-// SQL runs statements in a database with psql and returns what they answer,
-// without headings.
+// SQL runs statements in a database with psql and returns their output without headings.
 func (s *PostgresServer) SQL(t testing.TB, database, statements string) string {
 	t.Helper()
 	return strings.TrimSpace(s.run(t, "psql", "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-d", s.DSN(database), "-c", statements))

@@ -16,19 +16,19 @@ import (
 	"github.com/minio/minio-go/v7/pkg/credentials"
 )
 
-// S3Server is a server that speaks S3, over plain HTTP.
+// S3Server is a server that speaks S3 over plain HTTP.
 type S3Server struct {
-	// Endpoint is host:port.
+	// Endpoint is the address, host:port.
 	Endpoint string
-	// AccessKey and SecretKey may do everything. A change holds from the next start
-	// of the Daemon on, where the server takes them from its command line (S3).
+	// AccessKey and SecretKey have all rights. A change takes effect at the next start of
+	// the Daemon, if the server gets them from its command line (S3).
 	AccessKey, SecretKey string
 	Region               string
-	// Daemon is the server's process, which answers when Ready returns nil.
+	// Daemon is the process of the server. It answers when Ready returns nil.
 	Daemon *Daemon
 	// Dir is where the server keeps its data.
 	Dir string
-	// Flags are more flags of the server from the next start on: S3 only.
+	// Flags are additional flags of the server from the next start on, for S3 only.
 	Flags []string
 }
 
@@ -49,7 +49,7 @@ func tool(t testing.TB, name string) string {
 	if path, err := exec.LookPath(name); err == nil {
 		return path
 	}
-	// Debian keeps daemons where an ordinary user's PATH does not look.
+	// Debian keeps daemons outside the PATH of an ordinary user.
 	if path := filepath.Join("/usr/sbin", name); isProgram(path) {
 		return path
 	}
@@ -79,7 +79,7 @@ func S3(t testing.TB) *S3Server {
 		args := append([]string{"--quiet", "--region", s.Region, "--port", s.Endpoint}, s.Flags...)
 		cmd := exec.Command(path, append(args, "posix", s.Dir)...)
 		cmd.Dir = dir
-		// Not in the command line, which everybody on the machine can read.
+		// Keep the keys off the command line, which every user of the machine can read.
 		cmd.Env = append(os.Environ(), "ROOT_ACCESS_KEY="+s.AccessKey, "ROOT_SECRET_KEY="+s.SecretKey)
 		return cmd
 	}, s.Ready)
@@ -101,7 +101,7 @@ func (s *S3Server) Ready(ctx context.Context) error {
 	return err
 }
 
-// Bucket makes a bucket of a name that nobody else uses.
+// Bucket makes a bucket with a unique name.
 func (s *S3Server) Bucket(t testing.TB) string {
 	t.Helper()
 	c, err := minio.New(s.Endpoint, &minio.Options{

@@ -5,9 +5,8 @@ import (
 	"testing"
 )
 
-// Shared keeps servers that all tests of a package use, each with names of its own
-// in them: a test's main function closes it behind the last test. The zero value
-// is ready.
+// Shared keeps servers that all tests of a package use, each with its own names in them.
+// The TestMain of the package closes it after the last test. The zero value is ready.
 type Shared struct {
 	mu       sync.Mutex
 	postgres *PostgresServer
@@ -15,8 +14,8 @@ type Shared struct {
 	cleanups []func()
 }
 
-// Postgres returns the PostgreSQL server of the package, which the first call
-// starts, with its settings. Nobody should stop it.
+// Postgres returns the PostgreSQL server of the package. The first call starts it, with
+// its settings. Tests must not stop it.
 func (s *Shared) Postgres(t testing.TB, settings ...string) *PostgresServer {
 	t.Helper()
 	s.mu.Lock()
@@ -27,7 +26,7 @@ func (s *Shared) Postgres(t testing.TB, settings ...string) *PostgresServer {
 	return s.postgres
 }
 
-// Close ends the servers.
+// Close stops the servers.
 func (s *Shared) Close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -37,8 +36,8 @@ func (s *Shared) Close() {
 	s.cleanups, s.postgres, s.ceph = nil, nil, nil
 }
 
-// packageTB is a test whose end is that of its package. What fails while a server
-// starts is the test's that asked for it first.
+// packageTB is a test that ends with its package. If a server fails to start, the test
+// that asked for it first fails.
 type packageTB struct {
 	testing.TB
 	shared *Shared
@@ -46,5 +45,5 @@ type packageTB struct {
 
 func (t *packageTB) Cleanup(f func()) { t.shared.cleanups = append(t.shared.cleanups, f) }
 
-// Failed is asked when the test is over.
+// Failed is called when the test is over.
 func (t *packageTB) Failed() bool { return false }

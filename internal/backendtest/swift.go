@@ -21,17 +21,17 @@ import (
 	"time"
 )
 
-// SwiftServer is OpenStack Swift on this machine: a proxy with tempauth, and one
-// account, container and object server with one replica of everything. It has no
-// replicators and updaters: with one replica there is nothing to repair.
+// SwiftServer is OpenStack Swift on this machine: a proxy with tempauth, and one account,
+// container and object server with one replica of everything. It runs no replicators and
+// updaters, because with one replica there is nothing to repair.
 type SwiftServer struct {
-	// AuthURL is where tempauth gives tokens, version 1.
+	// AuthURL is where tempauth issues tokens, version 1.
 	AuthURL string
-	// User and Key are of an administrator of the account, Account its name.
+	// User and Key belong to an administrator of the account. Account is its name.
 	User, Key, Account string
-	// Guest and GuestKey are of a user who may do nothing before he is given rights.
+	// Guest and GuestKey belong to a user without any rights at first.
 	Guest, GuestKey string
-	// StorageURL is the account's address.
+	// StorageURL is the address of the account.
 	StorageURL string
 	// Dir holds configuration, data and logs.
 	Dir string
@@ -42,18 +42,19 @@ type SwiftServer struct {
 
 type swiftPorts struct{ Proxy, Account, Container, Object, Memcached int }
 
-// SwiftMaxSegments is how many segments a manifest may have: few, so that tests reach
-// the limit.
+// SwiftMaxSegments is how many segments a manifest may have. It is small, so that tests
+// reach the limit.
 const SwiftMaxSegments = 10
 
-// swiftPrograms are what Swift needs, of the Debian packages swift-proxy,
-// swift-account, swift-container, swift-object and memcached. The servers take limits
-// and the salt of their hashes from /etc/swift/swift.conf, which the packages bring
-// along, wherever their own configuration is.
+// swiftPrograms are the programs that Swift needs, from the Debian packages swift-proxy,
+// swift-account, swift-container, swift-object and memcached. The servers read limits and
+// the salt of their hashes from /etc/swift/swift.conf, which the packages install,
+// wherever their other configuration lies.
 var swiftPrograms = [...]string{"swift-proxy-server", "swift-account-server", "swift-container-server", "swift-object-server", "memcached"}
 
-// Swift starts Swift with an empty account, and ends it with the test. It takes a few
-// seconds, so a package should start it once. Without the programs the test is skipped.
+// Swift starts Swift with an empty account, and stops it when the test ends. That takes a
+// few seconds, so a package should start it once. Without the programs the test is
+// skipped.
 func Swift(t testing.TB) *SwiftServer {
 	t.Helper()
 	paths := make(map[string]string)
@@ -64,8 +65,8 @@ func Swift(t testing.TB) *SwiftServer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Not on a tmpfs: there Swift answered 404 for an object that was being replaced. It lists
-	// a directory to find the newest of an object's files.
+	// Do not use a tmpfs: on one, Swift answered 404 for an object that was being
+	// replaced. It lists a directory to find the newest file of an object.
 	s := &SwiftServer{Dir: shortDirIn(t, os.Getenv("SLIPWAY_TEST_DISK")), User: "test:tester", Key: "testing", Guest: "test:guest", GuestKey: "guesting", Account: "AUTH_test"}
 	s.ports = swiftPorts{Proxy: freePort(t), Account: freePort(t), Container: freePort(t), Object: freePort(t), Memcached: freePort(t)}
 	base := fmt.Sprintf("http://127.0.0.1:%d", s.ports.Proxy)
@@ -73,10 +74,10 @@ func Swift(t testing.TB) *SwiftServer {
 	s.configure(t, me.Username)
 	s.sink(t)
 	run := func(name string, args ...string) *Daemon {
-		// They start at the same time, and are waited for below.
+		// The servers start at the same time. The code below waits for them.
 		return start(t, s.Dir, func() *exec.Cmd { return exec.Command(paths[name], args...) }, func(context.Context) error { return nil })
 	}
-	// Stopped in the reverse order at the end: the proxy first.
+	// Cleanup stops them in the reverse order, so the proxy stops first.
 	s.memcached = run("memcached", "-u", me.Username, "-l", "127.0.0.1", "-p", fmt.Sprint(s.ports.Memcached), "-U", "0", "-m", "64")
 	s.account = run("swift-account-server", s.conf("account"))
 	s.container = run("swift-container-server", s.conf("container"))
@@ -88,7 +89,7 @@ func Swift(t testing.TB) *SwiftServer {
 
 func (s *SwiftServer) conf(server string) string { return filepath.Join(s.Dir, server+".conf") }
 
-// part is one of the servers, and when it is ready.
+// swiftPart is one of the servers, with the function that reports when it is ready.
 type swiftPart struct {
 	d     *Daemon
 	ready func(context.Context) error
@@ -105,7 +106,7 @@ func (s *SwiftServer) parts() []swiftPart {
 	}
 }
 
-// healthy is a ready function: the server says that it is well.
+// healthy returns a ready function: the server reports that it is healthy.
 func healthy(addr string) func(context.Context) error {
 	return func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
@@ -141,7 +142,7 @@ func (s *SwiftServer) Stop() {
 	}
 }
 
-// Start starts all servers again, at the same addresses. Tokens from before are lost.
+// Start starts all servers again at the same addresses. Earlier tokens are lost.
 func (s *SwiftServer) Start() {
 	s.proxy.t.Helper()
 	for _, p := range s.parts() {
@@ -150,7 +151,7 @@ func (s *SwiftServer) Start() {
 	s.await()
 }
 
-// KillObject ends the object server with SIGKILL. Listings and tokens go on to work.
+// KillObject ends the object server with SIGKILL. Listings and tokens still work.
 func (s *SwiftServer) KillObject() { s.object.Kill() }
 
 // StartObject starts the object server again.
@@ -159,7 +160,7 @@ func (s *SwiftServer) StartObject() {
 	s.object.Start(s.parts()[3].ready)
 }
 
-// ForgetTokens makes all tokens given so far invalid.
+// ForgetTokens makes all tokens issued so far invalid.
 func (s *SwiftServer) ForgetTokens() error {
 	c, err := net.DialTimeout("tcp", fmt.Sprintf("127.0.0.1:%d", s.ports.Memcached), 10*time.Second)
 	if err != nil {
@@ -179,8 +180,8 @@ func (s *SwiftServer) ForgetTokens() error {
 	return nil
 }
 
-// sink collects what Swift logs. It writes to syslog only, and without a socket of
-// ours the lines would go to the UDP port of a syslog daemon.
+// sink collects Swift's log. Swift writes only to syslog, and without this socket the
+// lines would go to the UDP port of a syslog daemon.
 func (s *SwiftServer) sink(t testing.TB) {
 	t.Helper()
 	l, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: filepath.Join(s.Dir, "log.sock"), Net: "unixgram"})
@@ -198,7 +199,7 @@ func (s *SwiftServer) sink(t testing.TB) {
 		for {
 			n, err := l.Read(buf)
 			if err != nil {
-				return // closed below
+				return // the listener is closed below
 			}
 			fmt.Fprintf(file, "%s\n", bytes.TrimRight(buf[:n], "\x00\n"))
 		}
@@ -216,7 +217,7 @@ func (s *SwiftServer) sink(t testing.TB) {
 	})
 }
 
-// configure writes configuration and rings.
+// configure writes the configuration and the rings.
 func (s *SwiftServer) configure(t testing.TB, me string) {
 	t.Helper()
 	must := func(err error) {
@@ -247,9 +248,9 @@ func (s *SwiftServer) configure(t testing.TB, me string) {
 // ringPower is the number of bits that choose a partition.
 const ringPower = 4
 
-// writeRing writes a ring of one device and one replica. The format is Swift's
-// version 1: a gzip file of "R1NG", the version, the length of a JSON text, that text,
-// and for each replica the device of each partition, as 16 bits each.
+// writeRing writes a ring of one device and one replica. The format is version 1 of
+// Swift's: a gzip file with "R1NG", the version, the length of a JSON text, that text,
+// and for each replica the device of each partition, in 16 bits each.
 func writeRing(path string, port int) error {
 	about, err := json.Marshal(map[string]any{
 		"devs": []map[string]any{{
@@ -274,8 +275,8 @@ func writeRing(path string, port int) error {
 	return os.WriteFile(path, out.Bytes(), 0o644)
 }
 
-// swiftBase has time-outs for machines that are busy with other tests: a listing
-// that misses an object because its update timed out would stay so.
+// swiftBase has time-outs for machines that are busy with other tests. A listing that
+// lacks an object because its update timed out would stay that way.
 const swiftBase = `[DEFAULT]
 bind_ip = 127.0.0.1
 bind_port = {{.Port}}
@@ -304,7 +305,7 @@ node_timeout = 60
 use = egg:swift#healthcheck
 `
 
-// swiftProxy does not avoid a server for long after it has failed.
+// swiftProxy avoids a failed server only for a short time.
 const swiftProxy = `[pipeline:main]
 pipeline = catch_errors healthcheck cache bulk tempurl tempauth copy container-quotas slo dlo proxy-server
 [app:proxy-server]

@@ -14,18 +14,19 @@ import (
 	"example.org/slipway/internal/chart"
 )
 
-// picture is any chart.
+// picture is any kind of chart.
 type picture interface {
 	SVG(o *chart.Options) string
 }
 
-// parsed is what a picture says and draws.
+// parsed holds the texts and elements of a picture.
 type parsed struct {
 	texts, titles []string
 	elements      map[string]int
 }
 
-// parse reads a picture as XML and sees that no length is outside of it or no number.
+// parse reads a picture as XML. It checks that every length is a number and lies within
+// the picture.
 func parse(t testing.TB, svg string) parsed {
 	t.Helper()
 	p := parsed{elements: map[string]int{}}
@@ -108,7 +109,7 @@ func TestCDF(t *testing.T) {
 			t.Errorf("the picture has no %s", want)
 		}
 	}
-	// A step goes up at its point: from the bottom at 0, to 50 % at 1 kB.
+	// A step rises at its point: from the bottom at 0 to 50 % at 1 kB.
 	path := regexp.MustCompile(`class="line s0" d="M([\d.]+) ([\d.]+)V([\d.]+)H([\d.]+)V([\d.]+)H`).FindStringSubmatch(svg)
 	if path == nil {
 		t.Fatalf("the first series is no staircase:\n%s", svg)
@@ -130,7 +131,7 @@ func TestBands(t *testing.T) {
 	svg := c.SVG(nil)
 	p := parse(t, svg)
 	p.has(t, "1 ms", "10 ms", "1 s", "10 s", "median", "all")
-	if p.elements["polygon"] != 1 || strings.Count(svg, "h0\"/>") != 2 { // in the legend and in the plot, where one of three is a point
+	if p.elements["polygon"] != 1 || strings.Count(svg, "h0\"/>") != 2 { // one in the legend and one in the plot, where one of three is a point
 		t.Errorf("elements %v in\n%s", p.elements, svg)
 	}
 }
@@ -160,7 +161,8 @@ func TestColumns(t *testing.T) {
 	parse(t, one.SVG(nil)).has(t, "no data")
 }
 
-// Numbers so small that no steps lie between them make an axis from 0 to 1.
+// TestTiniestNumbers checks that numbers without any steps between them give an axis from
+// 0 to 1.
 func TestTiniestNumbers(t *testing.T) {
 	p := parse(t, (&chart.Columns{Groups: []chart.Group{{Names: []string{"a"}, Values: []float64{math.SmallestNonzeroFloat64}}}}).SVG(nil))
 	p.has(t, "0", "1")
@@ -184,8 +186,8 @@ func TestFormat(t *testing.T) {
 	}
 }
 
-// Whatever it is given, a picture is well-formed, has its title and stays within its
-// bounds.
+// FuzzCharts checks that a picture is well-formed, has its title and stays within its
+// bounds, whatever it is given.
 func FuzzCharts(f *testing.F) {
 	f.Add(1.0, 2.0, 3.0, "title", "name", 720, false, uint8(0))
 	f.Add(math.NaN(), math.Inf(1), math.Inf(-1), "<script>&\"'", "]]>\x00\xff", 0, true, uint8(1))

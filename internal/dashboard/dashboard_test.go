@@ -14,7 +14,7 @@ import (
 	"example.org/slipway/internal/dashboard"
 )
 
-// TestCurrent: what is delivered is what the code says.
+// TestCurrent checks that the delivered dashboards match the code.
 func TestCurrent(t *testing.T) {
 	if err := dashboard.Check(filepath.Join("..", "..", "deploy", "grafana")); err != nil {
 		t.Errorf("%v: go run ./scripts/dashboards writes them", err)
@@ -56,7 +56,7 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// TestPanels: boards are such as Grafana takes, and no panel hides another.
+// TestPanels checks that Grafana accepts the boards and that no panel hides another.
 func TestPanels(t *testing.T) {
 	uids := map[string]bool{}
 	for _, b := range dashboard.Boards() {
@@ -98,8 +98,8 @@ var (
 	grouping = regexp.MustCompile(`(?:by|without) \(([^)]*)\)`)
 )
 
-// TestQueries: every variable is one of the board, no placeholder is left, and a legend
-// has only labels that are left by the query's sums.
+// TestQueries checks that every variable is defined on the board, that no placeholder is
+// left, and that a legend has only labels that the sums of the query keep.
 func TestQueries(t *testing.T) {
 	for _, b := range dashboard.Boards() {
 		values := map[string]string{"__rate_interval": "1m"}
@@ -127,7 +127,8 @@ func TestQueries(t *testing.T) {
 	}
 }
 
-// TestModel: what is written is read back whole, so no field is lost on its way.
+// TestModel checks that a written board is read back completely, so that no field is
+// lost.
 func TestModel(t *testing.T) {
 	for _, b := range dashboard.Boards() {
 		text, err := b.JSON()

@@ -12,7 +12,7 @@ import (
 
 func TestWriteFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "f")
-	// What a crash left behind is in nobody's way.
+	// The remains of a crash must not get in the way.
 	if err := os.WriteFile(path+".new", []byte("half of something longer"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -38,7 +38,8 @@ func TestWriteFileFails(t *testing.T) {
 	if err := durable.WriteFile(filepath.Join(dir, "missing", "f"), nil); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("in a directory that is not there: %v", err)
 	}
-	// A directory cannot be replaced by a file: it stays, and nothing else is left.
+	// A directory cannot be replaced by a file. It must stay, and nothing else may be
+	// left.
 	if err := os.MkdirAll(filepath.Join(dir, "d", "in"), 0o700); err != nil {
 		t.Fatal(err)
 	}

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestDue gives memory back after the start, and after each burst of work once, but
-// not while there is work, or after none.
+// TestDue checks that memory is given back after the start and once after each burst of
+// work. It is not given back during work or without any work.
 func TestDue(t *testing.T) {
 	k := keeper{idle: idleLooks - 1, since: gain}
 	var total int64
@@ -19,7 +19,7 @@ func TestDue(t *testing.T) {
 			total += each
 			if k.due(total) {
 				due++
-				total += work / 2 // its own
+				total += work / 2 // trimming allocates too
 				k.trimmed(total)
 			}
 		}
@@ -38,7 +38,7 @@ func TestDue(t *testing.T) {
 	}
 }
 
-// TestTrim gives garbage and pages of the executable back.
+// TestTrim checks that garbage and pages of the executable are given back.
 func TestTrim(t *testing.T) {
 	resident := func() int {
 		b, err := os.ReadFile("/proc/self/statm")
@@ -64,8 +64,8 @@ func TestTrim(t *testing.T) {
 	_ = garbage
 }
 
-// TestUnwritten finds the code, and neither what is written nor what the dynamic
-// linker has written, be that in memory or in swap.
+// TestUnwritten checks that the code is found. Pages that the program or the dynamic
+// linker has written must not be found, whether they are in memory or in swap.
 func TestUnwritten(t *testing.T) {
 	entry := func(at, perms, path string, anonymous, swap int) string {
 		return fmt.Sprintf("%s %s 00000000 08:01 42 %s\nSize: 16 kB\nAnonymous: %d kB\nSwap: %d kB\nSwapPss: 0 kB\nVmFlags: rd ex mr\n", at, perms, path, anonymous, swap)
@@ -86,7 +86,7 @@ func TestUnwritten(t *testing.T) {
 	}
 }
 
-// countingReader counts what is read.
+// countingReader counts the bytes that are read.
 type countingReader struct {
 	r io.Reader
 	n int

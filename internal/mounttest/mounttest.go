@@ -1,4 +1,4 @@
-// Package mounttest runs a package's tests where their mounts trouble nobody.
+// Package mounttest runs the tests of a package where their mounts disturb nothing else.
 package mounttest
 
 import (
@@ -10,9 +10,9 @@ import (
 	"testing"
 )
 
-// Main is what TestMain of a package that mounts calls. It runs the tests in a
-// mount namespace of their own, if it may: what they mount goes with them, however
-// they end.
+// Main runs the tests of a package that mounts; its TestMain calls it. As root it runs
+// them in a new mount namespace. Their mounts go with the namespace, however the tests
+// end.
 func Main(m *testing.M) {
 	const inside = "SLIPWAY_TEST_MOUNTS"
 	if os.Getuid() != 0 || os.Getenv(inside) != "" {

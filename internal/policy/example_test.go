@@ -6,8 +6,8 @@ import (
 	"example.org/slipway/internal/policy"
 )
 
-// A cache of 100 bytes keeps what is asked for again; whoever holds the bytes drops them
-// as it is told.
+// A cache of 100 bytes keeps what is requested again. Whoever holds the bytes drops those
+// of an evicted entry.
 func ExampleNewCache() {
 	p, err := policy.New("gdsf", 1)
 	if err != nil {
@@ -20,7 +20,7 @@ func ExampleNewCache() {
 		name string
 		size int64
 	}{{"config", 10}, {"base", 80}, {"config", 10}, {"app", 40}, {"config", 10}} {
-		k := policy.KeyOf([]byte(content.name)) // of a digest's bytes in earnest
+		k := policy.KeyOf([]byte(content.name)) // a real cache takes the bytes of a digest
 		names[k] = content.name
 		if c.Get(k) {
 			fmt.Println("hit", content.name)

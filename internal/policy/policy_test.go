@@ -13,11 +13,12 @@ import (
 	"example.org/slipway/internal/policy"
 )
 
-// key is that of a content with a name.
+// key returns the key of a content with a name.
 func key(name string) policy.Key { return policy.KeyOf([]byte(name)) }
 
-// play asks a cache for contents, given as names with sizes ("a b5 a"; 1 by default), and
-// takes in what is missed. It returns a letter for each: h for a hit, m for a miss.
+// play requests contents from a cache and adds those that it misses. They are given as
+// names with sizes ("a b5 a"; 1 by default). It returns a letter for each request: h for
+// a hit, m for a miss.
 func play(t *testing.T, c *policy.Cache, requests string) string {
 	t.Helper()
 	var out strings.Builder
@@ -40,7 +41,7 @@ func play(t *testing.T, c *policy.Cache, requests string) string {
 	return out.String()
 }
 
-// held are those of the names a to z that a cache holds.
+// held returns those of the names a to z that a cache holds.
 func held(has func(policy.Key) bool) string {
 	var out strings.Builder
 	for r := 'a'; r <= 'z'; r++ {
@@ -60,7 +61,7 @@ func newPolicy(t testing.TB, name string) policy.Policy {
 	return p
 }
 
-// The outcomes were worked out by hand.
+// TestByHand compares with outcomes that were worked out by hand.
 func TestByHand(t *testing.T) {
 	for _, c := range []struct {
 		name, policy   string
@@ -72,22 +73,22 @@ func TestByHand(t *testing.T) {
 		{"as many go as are needed", "lru", 10, "a4 b4 c2 a4 d6", "mmmhm", "ad"},
 		{"what is larger than the cache passes by", "lru", 3, "a b c4 a b", "mmmhh", "ab"},
 		{"the first goes though it was asked for", "fifo", 3, "a b c a d a b", "mmmhmmm", "abd"},
-		// The hand spares a, takes b, then c, then d: it is at e when f is in.
+		// The hand spares a, takes b, then c, then d. It stands at e when f is added.
 		{"the hand goes on from where it stood", "sieve", 3, "a b c a d e a f", "mmmhmmhm", "aef"},
-		// a is worth 1/2, b 1/5 and c 1/4: b goes, L is 1/5. b comes back at 2/5: c goes,
-		// L is 1/4. d is worth 1/4+1/10 < 2/5: not kept, L is 7/20. a is then worth
-		// 7/20+2/2, e 7/20+1/5: b goes.
+		// a is worth 1/2, b 1/5 and c 1/4, so b goes and L is 1/5. b comes back at 2/5,
+		// so c goes and L is 1/4. d is worth 1/4+1/10 < 2/5, so it is not kept and L is
+		// 7/20. Then a is worth 7/20+2/2 and e 7/20+1/5, so b goes.
 		{"worth is L plus frequency by size", "gdsf", 10, "a2 b5 c4 b5 d10 a2 e5", "mmmmmhm", "ae"},
-		// a counts 2 until it goes, and 1 when it is back: then it goes before b.
+		// a counts 2 until it goes, and 1 when it is back, so it then goes before b.
 		{"frequency restarts at 1", "gdsf", 2, "a a b b b c b c a c", "mhmhhmhmmm", "bc"},
-		// b (1) goes for c, L is 1; c and a both have 2, a is older.
+		// b (1) goes for c, and L is 1. c and a both have 2, and a is older.
 		{"equal worth goes by age", "lfuda", 2, "a a b c d", "mhmmm", "cd"},
-		// A hit moves a from the lowest segment up one, which pushes c down.
+		// A hit moves a from the lowest segment up by one, which pushes c down.
 		{"segments push down", "slru", 8, "a b c d e f g h a i j", "mmmmmmmmhmm", "adefghij"},
 		// a and b come back while they are remembered, and go to the main queue.
 		{"what comes back is kept", "2q", 4, "a b c d e a c f b", "mmmmmmhmm", "abef"},
-		// a is asked for twice, b comes back as a ghost and moves the target to 1, so that
-		// for e the list of what was asked for often gives up its oldest, a.
+		// a is requested twice. b comes back as a ghost and moves the target to 1, so
+		// that for e the list of frequent contents evicts its oldest, a.
 		{"a ghost moves the target", "arc", 3, "a b c a d b e", "mmmhmmm", "bde"},
 		{"a worth per byte", "lhd", 11, "a b10 c", "mmm", "ac"},
 		{"requests for time", "hyperbolic", 2, "a a a b c", "mhhmm", "ac"},
@@ -105,21 +106,21 @@ func TestByHand(t *testing.T) {
 }
 
 func TestS3FIFO(t *testing.T) {
-	// Room for 2 newcomers and 18 others. The first two are in the small queue, the
-	// others went to the main one, which had room.
+	// There is room for 2 newcomers and 18 others. The first two are in the small queue.
+	// The others went to the main queue, which had room.
 	c := policy.NewCache(20, policy.NewS3FIFO(), nil)
 	name := func(i int) string { return string(rune('a' + i)) }
 	for i := range 20 {
 		play(t, c, name(i))
 	}
 	play(t, c, "u") // a goes and is remembered
-	play(t, c, "a") // into the main queue; b goes
-	play(t, c, "v") // the main queue has 19: its oldest, c, goes
+	play(t, c, "a") // a goes to the main queue, and b goes
+	play(t, c, "v") // the main queue has 19, so its oldest, c, goes
 	if got, want := held(c.Has), "adefghijklmnopqrstuv"; got != want {
 		t.Errorf("held %s, want %s", got, want)
 	}
-	play(t, c, "u u") // twice more: u moves to the main queue instead of going
-	play(t, c, "w")   // and v goes
+	play(t, c, "u u") // after two more requests u moves to the main queue instead of going
+	play(t, c, "w")   // v goes
 	if got, want := held(c.Has), "adefghijklmnopqrstuw"; got != want {
 		t.Errorf("held %s, want %s", got, want)
 	}
@@ -128,22 +129,24 @@ func TestS3FIFO(t *testing.T) {
 func TestTinyLFU(t *testing.T) {
 	c := policy.NewCache(20, policy.NewTinyLFU(&policy.TinyLFUOptions{Window: 0.5, Counters: 1 << 12}), nil)
 	play(t, c, "a2 b2 c2 d2 e2 f2 g2 h2 i2 j2")
-	// The window's oldest fill the main part: a to e. f is as frequent as a: it goes.
+	// The oldest contents of the window, a to e, fill the main part. f is as frequent as
+	// a, so f goes.
 	play(t, c, "k2")
 	if got, want := held(c.Has), "abcdeghijk"; got != want {
 		t.Fatalf("held %s, want %s", got, want)
 	}
-	// f was asked for twice when its turn comes: a goes for it.
+	// f has been requested twice when its turn comes, so a goes for it.
 	play(t, c, "f2 l2 m2 n2 o2 p2")
 	if got, want := held(c.Has), "bcdeflmnop"; got != want {
 		t.Errorf("held %s, want %s", got, want)
 	}
 }
 
-// ARC's target moves by a content's size, or by the unit it is given.
+// TestARCStep checks that ARC's target moves by the size of a content, or by the given
+// unit.
 func TestARCStep(t *testing.T) {
-	// As the sequence by hand above, with ten times the sizes: a unit of 1 leaves the
-	// target at 1, and what was asked for once goes: d instead of a.
+	// This is the sequence by hand above with ten times the sizes. A unit of 1 leaves the
+	// target at 1, so the list of contents requested once evicts: d goes instead of a.
 	requests := "a10 b10 c10 a10 d10 b10 e10"
 	for name, want := range map[string]string{"arc": "bde", "arc-unit": "abe"} {
 		c := policy.NewCache(30, newPolicy(t, name), nil)
@@ -154,15 +157,15 @@ func TestARCStep(t *testing.T) {
 	}
 }
 
-// LHD learns from what was hit and given up: after its first lesson it keeps what is
-// asked for in a loop and gives up what comes once.
+// TestLHDLearns checks that LHD learns from hits and evictions. After its first lesson it
+// keeps the contents that are requested in a loop and evicts those that come once.
 func TestLHDLearns(t *testing.T) {
 	hits := func(every int) (n int) {
 		c := policy.NewCache(100, policy.NewLHD(&policy.LHDOptions{Seed: 1, Reconfigure: every}), nil)
 		for i := range 60_000 {
 			k := policy.NumberKey(uint64(i%2*1000 + i/2%80))
 			if i%2 == 1 {
-				k = policy.NumberKey(uint64(1_000_000 + i)) // once
+				k = policy.NumberKey(uint64(1_000_000 + i)) // requested once
 			}
 			if c.Get(k) {
 				n++
@@ -213,7 +216,8 @@ func TestPins(t *testing.T) {
 	}
 }
 
-// All that is pinned leaves no room: nothing is taken in, and nothing goes.
+// TestPinnedFull checks that a cache full of pinned contents neither adds nor evicts
+// anything.
 func TestPinnedFull(t *testing.T) {
 	var evicted []policy.Entry
 	c := policy.NewCache(10, policy.NewLRU(), &policy.Options{OnEvict: func(e policy.Entry) { evicted = append(evicted, e) }})
@@ -251,7 +255,7 @@ func TestNames(t *testing.T) {
 }
 
 func BenchmarkPolicies(b *testing.B) {
-	// Zipf-like requests over 100,000 contents of about 1 kB to 1 MB, in a cache that
+	// The requests are Zipf-like over 100,000 contents of about 1 kB to 1 MB. The cache
 	// holds about a tenth of them.
 	keys := make([]policy.Key, 1<<18)
 	sizes := make([]int64, len(keys))

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// What is asked for more than 2^31 times, which takes a busy registry a month, stays the
-// most popular.
+// TestMostPopular checks that an entry requested more than 2^31 times stays the most
+// popular. A busy registry reaches that in a month.
 func TestMostPopular(t *testing.T) {
 	for _, name := range []string{"gdsf", "lfuda", "hyperbolic", "s3-fifo"} {
 		p, err := New(name, 1)

@@ -41,7 +41,7 @@ func TestAlgorithm1(t *testing.T) {
 	if got := a.GetManifest(at(4), repo1, bob); got != nil {
 		t.Errorf("bob is given %v again", got)
 	}
-	// The layers are there already: only their time starts anew.
+	// The layers are already prefetched, so only their time starts again.
 	if got := a.GetManifest(at(9), repo1, ev); got != nil {
 		t.Errorf("fetched twice: %v", got)
 	}
@@ -52,7 +52,7 @@ func TestAlgorithm1(t *testing.T) {
 	if a.GetLayer(at(19), x.Key) {
 		t.Error("x is kept for more than 10 minutes after the last manifest")
 	}
-	// Both are too old for anyone after an hour; y a minute later.
+	// After an hour x is too old for any client; y is a minute later.
 	if diff := cmp.Diff([]policy.Layer{y}, a.GetManifest(at(60), repo1, 14)); diff != "" {
 		t.Errorf("after the first has aged (-want +got):\n%s", diff)
 	}
@@ -72,7 +72,7 @@ func TestAlgorithm1Bound(t *testing.T) {
 	if diff := cmp.Diff([]policy.Layer{layer("y", 1), layer("z", 1)}, a.GetManifest(at(3), repo1, bob)); diff != "" {
 		t.Errorf("the oldest entry goes (-want +got):\n%s", diff)
 	}
-	// A layer that is pushed again is one entry still, with a new time.
+	// A layer that is pushed again remains one entry, with a new time.
 	a.PutLayer(at(4), repo1, bob, layer("y", 1))
 	if got := a.GetManifest(at(62.5), repo1, alice); got != nil || !a.Prefetched().Has(key("y")) {
 		t.Errorf("fetched %v; y is kept: %v", got, a.Prefetched().Has(key("y")))
@@ -96,12 +96,12 @@ func TestManifests(t *testing.T) {
 	if hit, _ := m.GetLayer(at(0.5), alice, y.Key); !hit {
 		t.Error("a prefetched layer is no hit")
 	}
-	// alice asked for a layer within a minute: x is not cancelled.
+	// alice requested a layer within a minute, so x is not cancelled.
 	if plan := m.Advance(at(2)); plan.Drop != nil {
 		t.Errorf("dropped %v", plan.Drop)
 	}
-	// bob gets another manifest: x and y are there, z is new; he asks for nothing, so z
-	// is dropped after a minute, and it alone.
+	// bob gets another manifest. x and y exist, and z is new. He requests nothing, so z
+	// alone is dropped after a minute.
 	if diff := cmp.Diff([]policy.Layer{z}, m.GetManifest(at(3), repo1, bob, key("other"), []policy.Layer{x, y, z}, nil).Fetch); diff != "" {
 		t.Errorf("fetched for bob (-want +got):\n%s", diff)
 	}
@@ -111,12 +111,12 @@ func TestManifests(t *testing.T) {
 	if diff := cmp.Diff([]policy.Layer{z}, m.Advance(at(4)).Drop); diff != "" {
 		t.Errorf("dropped for bob (-want +got):\n%s", diff)
 	}
-	// alice has y: for a manifest with y only nothing is fetched, even when it is gone.
+	// alice has y, so nothing is fetched for a manifest with only y, even when y is gone.
 	m.Advance(at(60))
 	if plan := m.GetManifest(at(61), repo1, alice, key("third"), []policy.Layer{y}, nil); plan.Fetch != nil {
 		t.Errorf("fetched what the client has: %v", plan.Fetch)
 	}
-	// A day later nothing of this is known.
+	// A day later all of this is forgotten.
 	if plan := m.GetManifest(at(60+1441+60), repo1, alice, man, []policy.Layer{y}, nil); len(plan.Fetch) != 1 {
 		t.Error("after a day the client is still known")
 	}
@@ -179,7 +179,8 @@ func TestManifestsPins(t *testing.T) {
 		t.Errorf("after a push (-want +got):\n%s", diff)
 	}
 	m.PutManifest(at(1), key("n"), []policy.Layer{x})
-	// Pushed again: the pins of the first push end, or they would never.
+	// The manifest is pushed again. The pins of the first push must end now, or they
+	// never would.
 	again := policy.Plan{Pin: []policy.Layer{y}, Unpin: []policy.Layer{x, y}, PinUntil: at(61.5)}
 	if diff := cmp.Diff(again, m.PutManifest(at(1.5), key("m"), []policy.Layer{y})); diff != "" {
 		t.Errorf("after a second push (-want +got):\n%s", diff)
@@ -200,7 +201,8 @@ func TestManifestsPins(t *testing.T) {
 	}
 }
 
-// Whatever is asked, the account adds up: what was fetched is kept or was dropped.
+// TestPrefetchAccount checks that the counts add up for any requests: everything that was
+// fetched is either held or dropped.
 func TestPrefetchAccount(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		at := clock()

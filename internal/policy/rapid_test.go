@@ -11,7 +11,7 @@ import (
 	"example.org/slipway/internal/policy"
 )
 
-// op is something done to a cache.
+// op is an operation on a cache.
 type op struct {
 	what int
 	key  uint64
@@ -31,17 +31,17 @@ const (
 func drawOps(t *rapid.T) []op {
 	return rapid.SliceOfN(rapid.Custom(func(t *rapid.T) op {
 		o := op{key: rapid.Uint64Range(0, 25).Draw(t, "key")}
-		// Requests are the most.
+		// Most operations are requests.
 		o.what = max(0, rapid.IntRange(-12, opKinds-1).Draw(t, "what"))
-		// A content has one size.
+		// The size depends only on the content.
 		o.size = int64(o.key*o.key*7919%97 + 1)
 		o.wait = time.Duration(rapid.IntRange(1, 30).Draw(t, "wait")) * time.Second
 		return o
 	}), 1, 120).Draw(t, "ops")
 }
 
-// follow does ops to a cache and checks after each that what the cache says adds up. It
-// returns all that happened.
+// follow applies ops to a cache. After each it checks that what the cache reports adds
+// up. It returns all events.
 func follow(t *rapid.T, name string, limit int64, ops []op) []string {
 	now := time.Unix(0, 0)
 	pins := map[policy.Key]time.Time{}
@@ -67,7 +67,7 @@ func follow(t *rapid.T, name string, limit int64, ops []op) []string {
 		switch o.what {
 		case opRequest:
 			got := c.Get(k)
-			// Only now: a pin that ends may cost an entry its place.
+			// Look only now: a pin that ends may evict an entry.
 			if _, want := bytes[k]; got != want {
 				t.Fatalf("request for %d: hit %v, held %v", o.key, got, want)
 			}
@@ -122,8 +122,8 @@ func check(t *rapid.T, c *policy.Cache, bytes map[policy.Key]int64, limit int64)
 	}
 }
 
-// A cache never holds more than its limit, never evicts what is pinned, tells all that
-// goes, and does the same for the same calls: with every policy.
+// TestInvariants checks each policy. A cache never holds more than its limit, never
+// evicts a pinned entry, reports every eviction, and does the same for the same calls.
 func TestInvariants(t *testing.T) {
 	for _, name := range policy.Names() {
 		t.Run(name, func(t *testing.T) {
@@ -139,7 +139,7 @@ func TestInvariants(t *testing.T) {
 	}
 }
 
-// naive is a cache that looks at everything it holds to find a victim.
+// naive is a cache that searches all its entries for a victim.
 type naive struct {
 	entries []naiveEntry
 	clock   int
@@ -195,7 +195,8 @@ func (n *naive) bytes() (sum int64) {
 	return sum
 }
 
-// LRU, FIFO and GDSF do what a program does that is too simple to be wrong.
+// TestAgainstNaive compares LRU, FIFO and GDSF with a program that is too simple to be
+// wrong.
 func TestAgainstNaive(t *testing.T) {
 	for _, name := range []string{"lru", "fifo", "gdsf"} {
 		t.Run(name, func(t *testing.T) {
@@ -225,7 +226,8 @@ func TestAgainstNaive(t *testing.T) {
 	}
 }
 
-// What is told of moves always leads to where the contents are, in one level at most.
+// TestTwoLevelInvariants checks that the reported moves always lead to where the contents
+// are, which is one level at most.
 func TestTwoLevelInvariants(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		ram := rapid.Int64Range(0, 300).Draw(t, "ram")

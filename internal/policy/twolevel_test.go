@@ -11,8 +11,8 @@ import (
 	"example.org/slipway/internal/policy"
 )
 
-// levels makes a two-level cache with LRU in both and plays requests: r and s for hits in
-// memory and on the SSD, m for a miss.
+// levels makes a two-level cache with LRU in both levels and plays requests. It returns r
+// and s for hits in memory and on the SSD, and m for a miss.
 func levels(ram, ssd int64, o *policy.TwoLevelOptions, requests string) (*policy.TwoLevel, string, []string) {
 	var moves []string
 	if o == nil {
@@ -37,9 +37,10 @@ func levels(ram, ssd int64, o *policy.TwoLevelOptions, requests string) (*policy
 	return c, out.String(), moves
 }
 
-// The whole of Figure 17's cache in one sequence, worked out by hand.
+// TestTwoLevelByHand plays all cases of the cache of figure 17 in one sequence, worked
+// out by hand.
 func TestTwoLevelByHand(t *testing.T) {
-	// Memory of 4, SSD of 10; from 4 on a content goes to the SSD at once.
+	// The memory holds 4, the SSD 10. Contents of 4 and more go to the SSD at once.
 	c, got, moves := levels(4, 10, &policy.TwoLevelOptions{Split: 4}, "a2 b2 c2 a2 d5 c2 e11 d5 f4")
 	if want := "mmmsmrmsm"; got != want {
 		t.Errorf("got %s, want %s", got, want)
@@ -47,10 +48,11 @@ func TestTwoLevelByHand(t *testing.T) {
 	want := []string{
 		"a nowhere>ram", "b nowhere>ram",
 		"a ram>ssd", "c nowhere>ram", // c pushes a down
-		"b ram>ssd", "a ssd>ram", // a hit on the SSD goes up, and b down
-		"d nowhere>ssd", // too large for memory: 2 + 5 on the SSD
-		// e is larger than the SSD: passes by. d is hit on the SSD and stays there.
-		"b ssd>nowhere", "f nowhere>ssd", // 2 + 5 + 4 are more than 10: the oldest goes
+		"b ram>ssd", "a ssd>ram", // a hit on the SSD moves a up and b down
+		"d nowhere>ssd", // too large for memory; the SSD holds 2 + 5
+		// e is larger than the SSD and is not cached. d is hit on the SSD and stays
+		// there.
+		"b ssd>nowhere", "f nowhere>ssd", // 2 + 5 + 4 is more than 10, so the oldest goes
 	}
 	if diff := cmp.Diff(want, moves); diff != "" {
 		t.Errorf("moves (-want +got):\n%s", diff)
@@ -66,8 +68,8 @@ func TestTwoLevelByHand(t *testing.T) {
 }
 
 func TestSecondTouch(t *testing.T) {
-	// a is given up after one request and is not written; the second time it is. b is
-	// hit in memory before it is given up.
+	// a is evicted after one request and is not written. The second time it is. b is hit
+	// in memory before it is evicted.
 	_, got, moves := levels(2, 10, &policy.TwoLevelOptions{Admission: policy.SecondTouch}, "a2 b2 b2 a2 c2 a2 b2")
 	if want := "mmrmmss"; got != want {
 		t.Errorf("got %s, want %s; moves %v", got, want, moves)
@@ -82,7 +84,7 @@ func TestSecondTouch(t *testing.T) {
 	if diff := cmp.Diff(want, moves); diff != "" {
 		t.Errorf("moves (-want +got):\n%s", diff)
 	}
-	// Only one content is remembered: a is forgotten when b is given up.
+	// Only one content is remembered: a is forgotten when b is evicted.
 	_, got, _ = levels(1, 10, &policy.TwoLevelOptions{Admission: policy.SecondTouch, Remember: 1}, "a1 b1 c1 a1 d1 a1")
 	if want := "mmmmmm"; got != want {
 		t.Errorf("with one ghost: got %s, want %s", got, want)
@@ -93,13 +95,13 @@ func TestWriteBudget(t *testing.T) {
 	now := time.Unix(0, 0)
 	o := policy.TwoLevelOptions{Now: func() time.Time { return now }, WriteRate: 1, WriteBurst: 10, Admission: policy.Adaptive}
 	c := policy.NewTwoLevel(1, policy.NewLRU(), 100, policy.NewLRU(), &o)
-	// Everything is written as long as half of the burst is left.
+	// Everything is written while half of the burst is left.
 	for i, want := range []policy.Level{policy.SSD, policy.SSD, policy.Nowhere} {
 		if got := c.Add(policy.NumberKey(uint64(i)), 3, 1); got != want {
 			t.Errorf("content %d goes to %v, want %v", i, got, want)
 		}
 	}
-	// Below that only what is asked for again.
+	// Below that, only contents that are requested again are written.
 	if got := c.Add(policy.NumberKey(2), 3, 1); got != policy.SSD {
 		t.Errorf("a content asked for twice goes to %v, want ssd", got)
 	}
