@@ -22,13 +22,13 @@ import (
 	"example.org/slipway/registry/catalog"
 )
 
-// requestOf is a request of a handler, which is not served.
+// requestOf returns a request of a handler, without serving it.
 func requestOf(h *Handler, path string) *request {
 	return &request{h: h, r: httptest.NewRequest("GET", path, nil), w: httptest.NewRecorder()}
 }
 
-// An image is not shown that would take too much memory, whatever takes it; and a layer
-// that it has many times is read once.
+// TestTreeMemory checks that an image is not shown if it would take too much memory for
+// any reason, and that a layer that occurs many times is read once.
 func TestTreeMemory(t *testing.T) {
 	s := newShelf()
 	h, _ := open(t, &Options{Files: s, Browse: s}, timing{})
@@ -47,13 +47,14 @@ func TestTreeMemory(t *testing.T) {
 	holds(t, h, "/ui/tree/lib/app:large", "Too many files")
 	shared := large[0].Xattrs
 	for i := range large {
-		large[i].Xattrs = shared // as decoded: one row of attributes for all
+		large[i].Xattrs = shared // as decoded: all share one row of attributes
 	}
 	s.push("lib/app", "alike", "{}", layer(t, large...))
 	holds(t, h, "/ui/tree/lib/app:alike", "d0000")
 }
 
-// What a tree costs is what it takes, hidden names and profiles included.
+// TestTreeCost checks that the cost of a tree is what it takes, hidden names and profiles
+// included.
 func TestTreeCost(t *testing.T) {
 	path := strings.Repeat(strings.Repeat("n", 200)+"/", 10)
 	x := layer(t, rootfs.Entry{Path: "attributes", Type: rootfs.Dir, Mode: 0o755, Xattrs: []rootfs.Xattr{{Name: "user.x", Value: strings.Repeat("x", 100<<10)}}})
@@ -104,7 +105,7 @@ func TestTreeCost(t *testing.T) {
 	}
 }
 
-// No profile costs nothing.
+// TestNoProfile checks that an absent profile takes no memory.
 func TestNoProfile(t *testing.T) {
 	tree, err := newFileTree("", []*gear.Index{layer(t, file("a", "a"))})
 	if err != nil {
@@ -119,7 +120,8 @@ func TestNoProfile(t *testing.T) {
 	}
 }
 
-// What images share is counted of one at a time, and only some wait for it.
+// TestShareTurns checks that shared files are counted for one image at a time, and that
+// only some requests wait for it.
 func TestShareTurns(t *testing.T) {
 	s := testShelf(t)
 	var running, most atomic.Int32
@@ -165,7 +167,8 @@ func TestShareTurns(t *testing.T) {
 	}
 }
 
-// What is beside the files may fail: the files are shown.
+// TestTreeWithout checks that the files are shown even if the optional parts of the page
+// fail.
 func TestTreeWithout(t *testing.T) {
 	s := testShelf(t)
 	s.broken = errors.New("the catalogue does not answer")
@@ -180,7 +183,7 @@ func TestTreeWithout(t *testing.T) {
 	}
 }
 
-// lent is an Access of somebody who may pull lib/*, and may manage the registry too.
+// lent is the Access of a user who may pull lib/*, and who may also manage the registry.
 type lent struct{ admin bool }
 
 func (l lent) Open() bool { return false }
@@ -192,7 +195,8 @@ func (l lent) Allowed(_ *auth.Identity, repo string, act auth.Action) bool {
 	return act == auth.Admin && l.admin || act == auth.Pull && strings.HasPrefix(repo, "lib/")
 }
 
-// Who may not see a repository learns nothing of what it holds.
+// TestHolders checks that a user who may not see a repository learns nothing of its
+// content.
 func TestHolders(t *testing.T) {
 	s := testShelf(t)
 	h, _ := open(t, &Options{Files: s, Browse: s, Access: lent{}}, timing{})
@@ -212,7 +216,7 @@ func TestHolders(t *testing.T) {
 	holds(t, h, "/ui/tree/lib/app:v2?path=srv", "none")
 }
 
-// A link is made without reading the query again.
+// TestSelf checks that a link is made without parsing the query again.
 func TestSelf(t *testing.T) {
 	h, _ := open(t, &Options{}, timing{})
 	q := requestOf(h, "/ui/tree/lib/app:v2?path=usr&only=1&"+strings.Repeat("a&", 9_000)+"from=7")
@@ -224,14 +228,14 @@ func TestSelf(t *testing.T) {
 	}
 }
 
-// part is an entry of an index.
+// part returns an entry of an index.
 func (s *shelf) part(tag, os, arch, version string) oci.Descriptor {
 	p := platformOf(os, arch)
 	p.OSVersion = version
 	return oci.Descriptor{Digest: s.manifests["lib/app "+tag].Digest, Platform: p}
 }
 
-// Each platform of an index can be chosen, and is then shown.
+// TestPlatforms checks that each platform of an index can be chosen and is then shown.
 func TestPlatforms(t *testing.T) {
 	s := testShelf(t)
 	h, _ := open(t, &Options{Files: s, Browse: s}, timing{})
@@ -262,7 +266,8 @@ func TestPlatforms(t *testing.T) {
 	holds(t, h, "/ui/tree/lib/app:outer", "Not an image", "names another index")
 }
 
-// The page of a difference tells for which platform it is, and lets the reader choose.
+// TestDiffPlatform checks that the page of a difference names its platform and lets the
+// reader choose another.
 func TestDiffPlatform(t *testing.T) {
 	s := testShelf(t)
 	h, _ := open(t, &Options{Files: s, Browse: s}, timing{})
@@ -278,7 +283,7 @@ func TestDiffPlatform(t *testing.T) {
 	holds(t, h, "/ui/diff/lib/app?from=a&to=b&platform=linux/arm64", "No such platform", "lib/app:b: This image is for linux/riscv64")
 }
 
-// Configs that cannot be read are not compared as if they were empty.
+// TestDiffConfigs checks that unreadable configs are not compared as if they were empty.
 func TestDiffConfigs(t *testing.T) {
 	s := testShelf(t)
 	h, _ := open(t, &Options{Files: s, Browse: s}, timing{})
@@ -302,7 +307,8 @@ func TestDiffConfigs(t *testing.T) {
 	}
 }
 
-// A page of changes begins where there are some.
+// TestDiffPages checks pages of changes that begin beyond the list, at an invalid place
+// and within the list.
 func TestDiffPages(t *testing.T) {
 	s := testShelf(t)
 	h, _ := open(t, &Options{Files: s, Browse: s}, timing{})
@@ -325,7 +331,8 @@ func TestDiffPages(t *testing.T) {
 	holds(t, h, diff+"&at=400", "many", "0399", "Rows before")
 }
 
-// The rows of a difference's summary do not overlap, and lead to what they count.
+// TestDiffWhere checks that the rows of a difference's summary do not overlap, and that
+// they lead to what they count.
 func TestDiffWhere(t *testing.T) {
 	s := newShelf()
 	h, _ := open(t, &Options{Files: s, Browse: s}, timing{})
@@ -350,7 +357,8 @@ func TestDiffWhere(t *testing.T) {
 	}
 }
 
-// Pages that look at all of a tree wait for a place, and end when nobody waits for them.
+// TestWalkers checks that pages that walk a whole tree wait for their turn, and end when
+// no client waits for them.
 func TestWalkers(t *testing.T) {
 	s := testShelf(t)
 	h, _ := open(t, &Options{Files: s, Browse: s}, timing{})
@@ -389,7 +397,8 @@ func TestWalkers(t *testing.T) {
 	}
 }
 
-// Who asks for an image while another one is read is told so.
+// TestTreeBusy checks that a request for an image is answered with the reason while
+// another image is being read.
 func TestTreeBusy(t *testing.T) {
 	s := testShelf(t)
 	h, _ := open(t, &Options{Files: s, Browse: s}, timing{})
@@ -403,7 +412,8 @@ func TestTreeBusy(t *testing.T) {
 	<-h.trees.making
 }
 
-// The bytes of rows are those of their directory: a second name of a file counts nothing.
+// TestHardLinkRows checks that the bytes of rows are those of their directory: a second
+// name of a file counts nothing.
 func TestHardLinkRows(t *testing.T) {
 	s := testShelf(t)
 	h, _ := open(t, &Options{Files: s, Browse: s}, timing{})
@@ -420,7 +430,7 @@ func TestHardLinkRows(t *testing.T) {
 	}
 }
 
-// Two names never look the same.
+// TestShowNames checks that two different names never look the same.
 func TestShowNames(t *testing.T) {
 	seen := map[string]string{}
 	for _, s := range []string{"a\n", `a\n`, `a\\n`, `a\x0a`, "a\\\n", "\xff", `\xff`, "\uFFFD", `\ufffd`, "\xef\xbf", "\u202e", `\u202e`, "\U000E0001", `\U000e0001`, "\u0e00" + "01", `C:\dir`, `C:\\dir`, `\`, `\\`} {
@@ -435,7 +445,7 @@ func TestShowNames(t *testing.T) {
 	}
 }
 
-// Reasons lead where the cause is.
+// TestWhyNoFiles checks that the reason shown leads to the cause.
 func TestWhyNoFiles(t *testing.T) {
 	s := testShelf(t)
 	h, _ := open(t, &Options{Files: s, Browse: s}, timing{})
@@ -479,7 +489,8 @@ func TestWhyNoFiles(t *testing.T) {
 	holds(t, h, "/ui/tree/lib/app:deep", "Too many files")
 }
 
-// The last part of a treemap is the rest where there is one, and keeps its name else.
+// TestTreemapRest checks that the last part of a treemap is the rest if there is one, and
+// otherwise keeps its name.
 func TestTreemapRest(t *testing.T) {
 	for _, n := range []int{treemapParts, treemapParts + 1, treemapParts + 2} {
 		entries := []rootfs.Entry{file("zzz-empty", "")}

@@ -27,7 +27,8 @@ import (
 	"example.org/slipway/registry/catalog"
 )
 
-// shelf is images with indexes, as Files and as what pages of files need of Browse.
+// shelf holds images with indexes. It implements Files, and the part of Browse that the
+// pages of files need.
 type shelf struct {
 	Browse
 	manifests map[string]catalog.Manifest
@@ -35,9 +36,10 @@ type shelf struct {
 	blobs     map[oci.Digest][]byte
 	profile   []gear.Name
 	looks     int
-	// fail is the error of MayLook, unread of Look, broken of what decorates a page.
+	// fail is the error of MayLook, unread that of Look, and broken that of optional
+	// parts of a page.
 	fail, unread, broken error
-	// share is what Share does, holders what Holders finds.
+	// share implements Share, and holders is the result of Holders.
 	share   func(context.Context) (catalog.GearShare, error)
 	holders catalog.GearHolders
 }
@@ -100,12 +102,12 @@ func (s *shelf) Holders(_ context.Context, names []gear.Name, _ int) ([]catalog.
 }
 func (s *shelf) Converts(repo string) bool { return repo != "off/app" }
 
-// content is a file of a text.
+// content returns a file with the text.
 func content(text string) gear.File {
 	return gear.File{Name: sha256.Sum256([]byte(text)), Size: int64(len(text))}
 }
 
-// layer builds an index; an entry that is a file has its Link as content.
+// layer builds an index. The Link of a file entry is its content.
 func layer(t testing.TB, entries ...rootfs.Entry) *gear.Index {
 	t.Helper()
 	b := gear.NewBuilder(nil)
@@ -151,7 +153,7 @@ func (s *shelf) put(repo, tag string, v any) oci.Digest {
 	return m.Digest
 }
 
-// visit asks a handler for a page.
+// visit requests a page from a handler.
 func visit(t testing.TB, h http.Handler, path string) (status int, body string) {
 	t.Helper()
 	r := httptest.NewRequest("GET", path, nil)
@@ -164,7 +166,7 @@ func visit(t testing.TB, h http.Handler, path string) (status int, body string) 
 func holds(t testing.TB, h http.Handler, path string, texts ...string) string {
 	t.Helper()
 	status, body := visit(t, h, path)
-	for range 100 { // what is shared is counted apart
+	for range 100 { // shared files are counted in the background
 		if !strings.Contains(body, "Being counted") {
 			break
 		}
@@ -196,7 +198,7 @@ func testShelf(t testing.TB) *shelf {
 	return s
 }
 
-// The files of an image, directory by directory, and found by name.
+// TestTree checks the files of an image, by directory and by name.
 func TestTree(t *testing.T) {
 	s := testShelf(t)
 	h, _ := open(t, &Options{Files: s, Browse: s}, timing{})
@@ -231,7 +233,8 @@ func getRaw(h http.Handler, path string) (int, string) {
 	return w.Code, w.Body.String()
 }
 
-// Images whose files cannot be shown say why, and what to do.
+// TestTreeProblems checks that the page of an image whose files cannot be shown says why
+// and what to do.
 func TestTreeProblems(t *testing.T) {
 	s := testShelf(t)
 	h, _ := open(t, &Options{Files: s, Browse: s}, timing{})
@@ -267,7 +270,7 @@ func TestTreeProblems(t *testing.T) {
 	holds(t, h, "/ui/tree/lib/app:multi?platform=plan9/mips", "No such platform", "linux/arm64, linux/amd64")
 }
 
-// What differs between two tags.
+// TestDiff checks the differences between two tags.
 func TestDiff(t *testing.T) {
 	s := testShelf(t)
 	h, _ := open(t, &Options{Files: s, Browse: s}, timing{})
@@ -291,7 +294,7 @@ func TestDiff(t *testing.T) {
 	holds(t, h, "/ui/diff/lib/two?from=1&to=2&times=1", "touched", "1970-01-01")
 }
 
-// An image of 100,000 files in two layers is shown quickly.
+// TestLargeTree checks that an image of 100,000 files in two layers is shown quickly.
 func TestLargeTree(t *testing.T) {
 	s := newShelf()
 	b, top := gear.NewBuilder(nil), gear.NewBuilder(nil)
@@ -325,7 +328,7 @@ func TestLargeTree(t *testing.T) {
 		body := holds(t, h, "/ui/"+path)
 		took := time.Since(began)
 		t.Logf("%-50s %8v, %d KiB", path, took.Round(time.Millisecond/10), len(body)>>10)
-		if i > 0 && i != 5 && took > 2*time.Second { // quiet: below 200 ms
+		if i > 0 && i != 5 && took > 2*time.Second { // below 200 ms on a quiet machine
 			t.Errorf("%s took %v", path, took)
 		}
 	}
@@ -336,7 +339,7 @@ func platformOf(os, arch string) *ocispec.Platform {
 	return &ocispec.Platform{OS: os, Architecture: arch}
 }
 
-// Trees are given up from the one that was used longest ago.
+// TestTreesBounded checks that the least recently used trees are dropped first.
 func TestTreesBounded(t *testing.T) {
 	c := newTrees()
 	for i := range 5 {
@@ -353,7 +356,7 @@ func TestTreesBounded(t *testing.T) {
 	}
 }
 
-// Any names are written as text that is plain to see.
+// FuzzShowName checks that every name is shown as plain, visible text.
 func FuzzShowName(f *testing.F) {
 	f.Add(hostile)
 	f.Add("plain")
@@ -372,7 +375,7 @@ func FuzzShowName(f *testing.F) {
 	})
 }
 
-// The parts of a treemap fill it and lie within it.
+// TestSquarify checks that the parts of a treemap fill it and lie within it.
 func TestSquarify(t *testing.T) {
 	for _, sizes := range [][]int64{{1}, {5, 5}, {600, 600, 400, 300, 200, 200, 100}, {1 << 60, 1, 1, 1}, {3, 2, 1, 1, 1, 1, 1, 1, 1, 1}} {
 		var parts []part

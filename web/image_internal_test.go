@@ -8,7 +8,7 @@ import (
 	"example.org/slipway/oci"
 )
 
-// What builders put into the history reads as a Dockerfile.
+// TestInstruction checks that the history that builders write is shown like a Dockerfile.
 func TestInstruction(t *testing.T) {
 	for by, want := range map[string][2]string{
 		"/bin/sh -c #(nop)  CMD [\"bash\"]":     {"CMD", `["bash"]`},
@@ -29,7 +29,8 @@ func TestInstruction(t *testing.T) {
 	}
 }
 
-// Steps and layers are matched; what is left over on either side is shown.
+// TestBuild checks that steps and layers are matched, and that the unmatched ones of both
+// are shown.
 func TestBuild(t *testing.T) {
 	layers := []oci.Descriptor{{Size: 10}, {Size: 40}}
 	got := build([]historyEntry{{CreatedBy: "ADD a"}, {CreatedBy: "ENV b", Empty: true}}, layers)
@@ -63,7 +64,7 @@ func TestKindOf(t *testing.T) {
 	}
 }
 
-// Manifests and configs that somebody made up break nothing.
+// FuzzImage checks that invented manifests and configs break nothing.
 func FuzzImage(f *testing.F) {
 	f.Add([]byte(`{"manifests":[{"platform":{"os":"linux"}}]}`), []byte(`{"history":[{"created_by":"|1 a"}],"config":{"Cmd":["\ud800"]}}`))
 	f.Fuzz(func(t *testing.T, content, config []byte) {

@@ -15,7 +15,7 @@ import (
 	"example.org/slipway/registry/catalog"
 )
 
-// album is a shelf whose images have a page of their own, and layers in a state.
+// album is a shelf whose images have pages. Its layers are in a given state.
 type album struct {
 	*shelf
 	state LayerState
@@ -31,7 +31,7 @@ func (a *album) Attached(context.Context, string, oci.Digest, int) ([]oci.Descri
 
 func (a *album) Layer(context.Context, string, oci.Digest) (LayerState, error) { return a.state, nil }
 
-// managed is access with one user of all rights, or with one who may pull.
+// managed is an Access for one user, who either has all rights or may only pull.
 type managed struct{ admin bool }
 
 func (m managed) Open() bool { return false }
@@ -43,7 +43,8 @@ func (m managed) Allowed(_ *auth.Identity, _ string, act auth.Action) bool {
 	return act == auth.Pull || m.admin
 }
 
-// A manifest is indented, unless it is so deep that this would take a multiple of its bytes.
+// TestPrettyDepth checks that a manifest is indented, unless it is so deep that indenting
+// would multiply its size.
 func TestPrettyDepth(t *testing.T) {
 	nested := func(n int) []byte {
 		return []byte(`{"a":` + strings.Repeat("[", n-1) + strings.Repeat("]", n-1) + `}`)
@@ -62,7 +63,7 @@ func TestPrettyDepth(t *testing.T) {
 	}
 }
 
-// Sizes that somebody made up do not overflow their sum.
+// TestImageSizes checks that invented sizes do not overflow their sum.
 func TestImageSizes(t *testing.T) {
 	a := &album{shelf: newShelf()}
 	h, _ := open(t, &Options{Browse: a, Files: a}, timing{})
@@ -83,8 +84,9 @@ func TestImageSizes(t *testing.T) {
 	}
 }
 
-// What turns the direction of text, or is not seen, is written out wherever somebody's
-// text stands; commands keep their lines and backslashes.
+// TestImageHostileText checks that characters that turn the direction of text or are
+// invisible are escaped wherever text from users appears. Commands must keep their lines
+// and backslashes.
 func TestImageHostileText(t *testing.T) {
 	const turn = "\u202e"
 	a := &album{shelf: newShelf(), state: LayerState{Here: true, Waiting: true, Failure: "bad" + turn}}
@@ -111,7 +113,8 @@ func TestImageHostileText(t *testing.T) {
 	}
 }
 
-// Who may only pull learns what is wrong with a layer, and nothing of the server.
+// TestImageFailure checks that a user who may only pull learns what is wrong with a
+// layer, and nothing about the server.
 func TestImageFailure(t *testing.T) {
 	const raw = "spool file: open /var/lib/slipway/spool-1: no space left on device"
 	a := &album{shelf: newShelf(), state: LayerState{Here: true, Waiting: true, Failure: raw}}
@@ -126,7 +129,7 @@ func TestImageFailure(t *testing.T) {
 	if body := holds(t, others, "/ui/image/lib/app:v1", "entry 3: no path"); strings.Contains(body, "spool") {
 		t.Error("who may pull sees paths of the server")
 	}
-	a.fail = &gearregistry.PendingError{RetryAfter: time.Second} // it is tried just now
+	a.fail = &gearregistry.PendingError{RetryAfter: time.Second} // it is being tried right now
 	if body := holds(t, others, "/ui/image/lib/app:v1", "not converted: <bdi>it is tried again"); strings.Contains(body, "spool") {
 		t.Error("who may pull sees paths of the server while a layer is tried again")
 	}

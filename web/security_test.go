@@ -19,7 +19,7 @@ import (
 	"example.org/slipway/web"
 )
 
-// users are an Auth with alice, who may only read, and root.
+// users returns an Auth with root, and with alice, who may only read.
 func users(t *testing.T) *auth.Auth {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "htpasswd")
@@ -43,7 +43,7 @@ func users(t *testing.T) *auth.Auth {
 	return a
 }
 
-// site is a page behind a real server, and a browser's client.
+// site is a handler behind a real server, with a browser's client.
 type site struct {
 	*httptest.Server
 	client *http.Client
@@ -89,7 +89,7 @@ func (s *site) get(t *testing.T, path string) (*http.Response, string) {
 	return s.do(t, r)
 }
 
-// post sends a form as a browser on the page itself does, with more headers.
+// post sends a form as a browser does from the page itself, with additional headers.
 func (s *site) post(t *testing.T, path string, form url.Values, headers ...string) (*http.Response, string) {
 	t.Helper()
 	r, err := http.NewRequest("POST", s.URL+path, strings.NewReader(form.Encode()))
@@ -112,12 +112,12 @@ func withUsers(t *testing.T) *site {
 	return newSite(t, &web.Options{Access: a, Logins: a})
 }
 
-// events are what an audit log was told.
+// events collects the events of an audit log.
 type events []auth.Event
 
 func (e *events) Record(ev auth.Event) { *e = append(*e, ev) }
 
-// Logins and refusals are in the audit log.
+// TestAudit checks that logins and refusals are in the audit log.
 func TestAudit(t *testing.T) {
 	a, log := users(t), &events{}
 	s := newSite(t, &web.Options{Access: a, Logins: a, Audit: log})
@@ -166,7 +166,8 @@ func TestLogin(t *testing.T) {
 	}
 }
 
-// The cookie goes over TLS only, where there is TLS, and not to the rest of the server.
+// TestSecureCookie checks that the cookie is sent over TLS only, if the server uses TLS,
+// and not to the rest of the server.
 func TestSecureCookie(t *testing.T) {
 	a := users(t)
 	s := newSite(t, &web.Options{Access: a, Logins: a, Host: "https://registry.example.com", Prefix: "/reg", Session: time.Hour})
@@ -179,7 +180,7 @@ func TestSecureCookie(t *testing.T) {
 	}
 }
 
-// Nobody is sent to another site after a login.
+// TestOpenRedirect checks that a login never redirects to another site.
 func TestOpenRedirect(t *testing.T) {
 	s := withUsers(t)
 	for _, next := range []string{"https://evil.example/ui/", "//evil.example/ui/", "/\\evil.example", "/ui/\\..", "javascript:alert(1)",
@@ -191,8 +192,8 @@ func TestOpenRedirect(t *testing.T) {
 	}
 }
 
-// Forms of other sites change nothing, and nor does a site that took a name of its own
-// to this address.
+// TestForgery checks that forms of other sites change nothing. The same holds for a site
+// that has pointed its own name at this address.
 func TestForgery(t *testing.T) {
 	s := withUsers(t)
 	form := url.Values{"user": {"root"}, "password": {"secret of root"}}
@@ -213,8 +214,8 @@ func TestForgery(t *testing.T) {
 	}
 }
 
-// Without users only who is at this machine manages the registry: nobody that a proxy on
-// it forwards.
+// TestLocal checks that without users only a client on this machine manages the registry,
+// and not one that a local proxy forwards.
 func TestLocal(t *testing.T) {
 	s := newSite(t, &web.Options{})
 	for _, header := range []string{"", "X-Forwarded-For", "Forwarded", "Via"} {
@@ -229,8 +230,8 @@ func TestLocal(t *testing.T) {
 	}
 }
 
-// Without users no other site reads the pages of who manages the registry by taking its
-// own name to this address.
+// TestRebinding checks that without users no other site can read the pages of an
+// administrator by pointing its own name at this address.
 func TestRebinding(t *testing.T) {
 	s := newSite(t, &web.Options{Host: "https://registry.example.com"})
 	for host, want := range map[string]int{"evil.example": http.StatusForbidden, "evil.example:5000": http.StatusForbidden, "127.0.0.1.evil.example": http.StatusForbidden,
@@ -256,7 +257,7 @@ func TestRebinding(t *testing.T) {
 	}
 }
 
-// Where nothing is stored there is nothing to tell of it.
+// TestNoStorage checks that without storage there are no events about it.
 func TestNoStorage(t *testing.T) {
 	s := newSite(t, &web.Options{})
 	if _, body := s.get(t, "/ui/events?topic=gear"); strings.Contains(body, "data:") {
@@ -264,7 +265,8 @@ func TestNoStorage(t *testing.T) {
 	}
 }
 
-// Every answer keeps frames, scripts from elsewhere and guesses at types away.
+// TestHeaders checks that every answer forbids frames, foreign scripts and guessing of
+// types.
 func TestHeaders(t *testing.T) {
 	s := withUsers(t)
 	for _, path := range []string{"/", "/ui/", "/ui/login", "/ui/none", "/ui/settings", "/ui/static/x/style.css"} {
@@ -278,7 +280,7 @@ func TestHeaders(t *testing.T) {
 	}
 }
 
-// Paths cannot be talked into anything but pages.
+// TestPathTricks checks that no path leads anywhere but to pages.
 func TestPathTricks(t *testing.T) {
 	s := newSite(t, &web.Options{})
 	for _, path := range []string{"/ui/../../etc/passwd", "/ui/%2e%2e/%2e%2e/etc/passwd", "/ui/static/../../web.go", "/ui/static/..%2f..%2fweb.go",

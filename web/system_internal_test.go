@@ -28,7 +28,7 @@ import (
 
 const patience = 20 * time.Second
 
-// stored is a storage that was surveyed, and in which nothing can be done.
+// stored is a storage that was surveyed, and on which every other operation fails.
 type stored struct {
 	survey *Survey
 	begun  int
@@ -53,7 +53,7 @@ func (s *stored) Retain(context.Context, bool) (registry.RetentionReport, error)
 	return registry.RetentionReport{}, errors.New("not here")
 }
 
-// open returns a handler behind a server, both closed with the test.
+// open returns a handler and its server. Both are closed when the test ends.
 func open(t testing.TB, o *Options, times timing) (*Handler, *httptest.Server) {
 	t.Helper()
 	o.Logger = slog.New(slog.DiscardHandler)
@@ -87,7 +87,8 @@ func get(t testing.TB, s *httptest.Server, path string) (int, string) {
 	return resp.StatusCode, string(b)
 }
 
-// The pages are quick with 10,000 repositories and 2,000 nodes.
+// TestSystemSpeed checks that the pages are quick with 10,000 repositories and 2,000
+// nodes.
 func TestSystemSpeed(t *testing.T) {
 	v := &Survey{Time: time.Now(), Bytes: 1 << 40, ImageBytes: 3 << 40}
 	for i := range 10_000 {
@@ -105,7 +106,7 @@ func TestSystemSpeed(t *testing.T) {
 	for path, want := range map[string]string{"storage": "app-00049<", "storage?sort=only": "app-09999<", "storage?from=9990": "app-09999<", "storage?from=-1": "app-00000<",
 		"storage?from=99999999999999999999": "By repository", "nodes": "node-0099<", "nodes?last=node-1950": "node-1999<", "nodes?node=node-1000": "lib/app:9"} {
 		best := time.Hour
-		for range 3 { // others may be at the processors, too
+		for range 3 { // other processes may use the processors too
 			began := time.Now()
 			status, body := get(t, s, "/ui/"+path)
 			best = min(best, time.Since(began))
@@ -123,7 +124,8 @@ func TestSystemSpeed(t *testing.T) {
 	}
 }
 
-// One job runs at a time, outlives its beginner, can be stopped, and ends with the handler.
+// TestJobs checks that one job runs at a time, outlives its beginner, can be stopped, and
+// ends with the handler.
 func TestJobs(t *testing.T) {
 	j := newJobs(time.Now)
 	begun, ended := make(chan struct{}), make(chan error, 1)
@@ -144,7 +146,7 @@ func TestJobs(t *testing.T) {
 	if c := j.current(); c == nil || c.Progress != "half" || !c.Running() {
 		t.Fatalf("the job is %+v", c)
 	}
-	j.end("c/d") // another one's
+	j.end("c/d") // the path of another job
 	if j.current() == nil {
 		t.Fatal("the wrong job was stopped")
 	}
@@ -173,7 +175,7 @@ func TestJobs(t *testing.T) {
 	}
 }
 
-// An outcome's table is bounded.
+// TestOutcomeRows checks that the table of an outcome is bounded.
 func TestOutcomeRows(t *testing.T) {
 	var o outcome
 	for range maxRows + 7 {
@@ -184,7 +186,7 @@ func TestOutcomeRows(t *testing.T) {
 	}
 }
 
-// stream reads what a stream of events sends.
+// eventStream opens a stream of events.
 func eventStream(t *testing.T, s *httptest.Server, query string, cookie string) (*http.Response, *bufio.Scanner) {
 	t.Helper()
 	r, err := http.NewRequest("GET", s.URL+"/ui/events?"+query, nil)
@@ -202,7 +204,7 @@ func eventStream(t *testing.T, s *httptest.Server, query string, cookie string) 
 	return resp, bufio.NewScanner(resp.Body)
 }
 
-// untilEnd reads a stream to its end, and returns whether it was sent a line.
+// untilEnd reads a stream to its end and reports whether it contained a line.
 func untilEnd(t *testing.T, lines *bufio.Scanner, want string) (found bool) {
 	t.Helper()
 	done := make(chan struct{})
@@ -220,11 +222,11 @@ func untilEnd(t *testing.T, lines *bufio.Scanner, want string) (found bool) {
 	return found
 }
 
-// Streams are bounded, have heartbeats, and end after their life, with the session, and
-// with the handler.
+// TestStreams checks that streams are bounded, have heartbeats, and end after their
+// lifetime, with the session, and with the handler.
 func TestStreams(t *testing.T) {
 	current := goleak.IgnoreCurrent()
-	t.Cleanup(func() { goleak.VerifyNone(t, current) }) // after all others
+	t.Cleanup(func() { goleak.VerifyNone(t, current) }) // runs after all other cleanups
 	hash, err := bcrypt.GenerateFromPassword([]byte("secret"), bcrypt.MinCost)
 	if err != nil {
 		t.Fatal(err)
@@ -273,7 +275,7 @@ func TestStreams(t *testing.T) {
 	}
 }
 
-// mirrored are mirrors whose list cannot be had.
+// mirrored is a set of mirrors whose list is unavailable.
 type mirrored struct{ err error }
 
 func (m *mirrored) Mirrors() MirrorState { return MirrorState{} }
@@ -284,7 +286,8 @@ func (m *mirrored) PruneMirrors(context.Context, time.Duration, string, bool) ([
 	return nil, 0, m.err
 }
 
-// A list that cannot be read is the server's fault, unless its place was made up.
+// TestMirrorImages checks that a failed list is the server's fault, unless the client
+// invented its place.
 func TestMirrorImages(t *testing.T) {
 	m := &mirrored{}
 	_, s := open(t, &Options{System: System{Mirrors: m}}, timing{})
@@ -297,8 +300,8 @@ func TestMirrorImages(t *testing.T) {
 	}
 }
 
-// Whoever loads the page of mirrors has what is stored counted; a page that stays open
-// does not.
+// TestMirrorSurveys checks that loading the page of mirrors starts a survey of the
+// storage, and that a page that stays open does not.
 func TestMirrorSurveys(t *testing.T) {
 	v := &stored{survey: &Survey{Time: time.Now()}}
 	h, s := open(t, &Options{System: System{Mirrors: &mirrored{}, Storage: v}}, timing{})
@@ -311,7 +314,8 @@ func TestMirrorSurveys(t *testing.T) {
 	}
 }
 
-// A report that became a pipe since it was looked at is not waited for.
+// TestReportPipe checks that a report that has become a pipe since it was found does not
+// block the request.
 func TestReportPipe(t *testing.T) {
 	dir := t.TempDir()
 	if err := unix.Mkfifo(filepath.Join(dir, "report.html"), 0o600); err != nil {
@@ -350,7 +354,8 @@ func newAuth(t *testing.T, users string) *auth.Auth {
 	return a
 }
 
-// The hit ratio is that of the last minute, and the ring is bounded.
+// TestCacheRing checks that the hit ratio is that of the last minute, and that the ring
+// is bounded.
 func TestCacheRing(t *testing.T) {
 	var r cacheRing
 	at := time.Unix(1_000_000, 0)
