@@ -10,7 +10,7 @@ import (
 	"example.org/slipway/config"
 )
 
-// bomb is YAML of few bytes that stands for ten to the power of levels values.
+// bomb returns a short YAML text that expands to ten to the power of levels values.
 func bomb(levels int) string {
 	var b strings.Builder
 	b.WriteString("version: 0.1\nlog:\n  fields:\n    a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n")
@@ -41,8 +41,8 @@ func TestLimits(t *testing.T) {
 			if !errors.As(err, &ps) || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("got error %.300v, want %s", err, tc.want)
 			}
-			// All that is ever allocated, freed or not: 1 MiB of YAML costs the
-			// parser some hundred bytes for each of its values.
+			// This counts all allocations, freed or not: 1 MiB of YAML costs the parser
+			// some hundred bytes for each of its values.
 			if got := after.TotalAlloc - before.TotalAlloc; got > 1<<30 {
 				t.Errorf("allocated %d MiB", got>>20)
 			}
@@ -58,8 +58,8 @@ func unknownKeys(n int) string {
 	return b.String()
 }
 
-// FuzzParse looks for texts that crash the parser, or that it accepts though
-// what it made of them is not valid or cannot be written.
+// FuzzParse looks for texts that crash the parser. It also looks for texts that the
+// parser accepts although the result is invalid or cannot be written.
 func FuzzParse(f *testing.F) {
 	f.Add(config.Example(), "SLIPWAY_HTTP_ADDR=127.0.0.1:1")
 	f.Add(bomb(3), "REGISTRY_AUTH=htpasswd")

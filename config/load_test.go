@@ -24,12 +24,12 @@ func parse(text string, env ...string) (*config.Config, config.Warnings, error) 
 	return config.Parse(strings.NewReader(text), &config.Options{Name: "c.yml", Env: env, ReadFile: noFiles})
 }
 
-// diff compares configurations but for the places their values came from.
+// diff compares configurations except for the origin of their values.
 func diff(want, got *config.Config) string {
 	return cmp.Diff(want, got, cmpopts.IgnoreUnexported(config.Config{}), cmpopts.EquateEmpty())
 }
 
-// warned lists the keys that were warned of.
+// warned lists the keys of the warnings.
 func warned(ws config.Warnings) []string {
 	var keys []string
 	for _, w := range ws {
@@ -38,11 +38,11 @@ func warned(ws config.Warnings) []string {
 	return keys
 }
 
-// fileCase is a file that is accepted.
+// fileCase is a file that must be accepted.
 type fileCase struct {
 	name, text string
 	env        []string
-	want       func(c *config.Config) // changes Default to what is expected
+	want       func(c *config.Config) // turns the default into the expected configuration
 	warned     []string               // "where key" of each warning
 }
 
@@ -66,8 +66,8 @@ func runFiles(t *testing.T, cases []fileCase) {
 	}
 }
 
-// The files are in the manner of those that Distribution's documentation shows
-// and that its images and its users' charts contain.
+// TestDistributionFiles reads files like those in Distribution's documentation, in its
+// images and in the charts of its users.
 func TestDistributionFiles(t *testing.T) {
 	runFiles(t, []fileCase{
 		{

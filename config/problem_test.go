@@ -9,15 +9,15 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// problemCase is a file that is refused. Its text follows "version: 0.1\n", so
-// it begins in line 2.
+// problemCase is a file that must be refused. Its text follows "version: 0.1
+// ", so it begins in line 2.
 type problemCase struct {
 	name, text string
 	want       []string
 }
 
-// Each problem names where it stands and the key, and all come at once. What a
-// message must not show is "hush" in these files.
+// runProblems checks that each problem names its place and its key, and that all are
+// reported at once. The files use "hush" for what a message must not show.
 func runProblems(t *testing.T, cases []problemCase) {
 	t.Helper()
 	for _, tc := range cases {
@@ -217,7 +217,7 @@ func TestVersion(t *testing.T) {
 	}
 }
 
-// Who may listen where without authentication.
+// TestOpenToNetwork checks which addresses are allowed without authentication.
 func TestOpenToNetwork(t *testing.T) {
 	const tls = "tls: {certificate: /c, key: /k, clientcas: [/ca]"
 	for _, tc := range []struct {

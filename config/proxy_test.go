@@ -9,7 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// The proxy sections are in the manner of those of Distribution's documentation.
+// TestDistributionProxy reads proxy sections like those in Distribution's documentation.
 func TestDistributionProxy(t *testing.T) {
 	runFiles(t, []fileCase{
 		{
@@ -17,7 +17,7 @@ func TestDistributionProxy(t *testing.T) {
 			want: func(c *config.Config) {
 				c.Proxy.RemoteURL, c.Proxy.Username, c.Proxy.Password, c.Proxy.TTL = "https://registry-1.docker.io", "reader", "hush", 168*time.Hour
 			},
-			warned: []string{"c.yml:2 proxy"}, // everybody on this machine
+			warned: []string{"c.yml:2 proxy"}, // every user of this machine has access
 		},
 		{
 			name: "with a credential helper", text: "version: 0.1\nproxy: {remoteurl: \"https://123.dkr.ecr.eu-central-1.amazonaws.com\", exec: {command: docker-credential-ecr-login, lifetime: 1h}, ttl: 0}\n",
@@ -34,8 +34,8 @@ func TestDistributionProxy(t *testing.T) {
 	})
 }
 
-// TestNamespaces: each name that clients have for an upstream leads to it, and none that could mean
-// another leads anywhere.
+// TestNamespaces checks that each name that clients use for an upstream leads to it, and
+// that ambiguous names lead nowhere.
 func TestNamespaces(t *testing.T) {
 	hub := func(name string) map[string]string {
 		m := map[string]string{"index.docker.io": name, "registry-1.docker.io": name, "registry-1.docker.io:443": name}
@@ -79,7 +79,7 @@ func TestNamespaces(t *testing.T) {
 func TestUpstreamsOf(t *testing.T) {
 	for _, tc := range []struct {
 		name, text string
-		want       []string // name, URL, whether library/ is put, tags asked for each time
+		want       []string // name, URL, whether library/ is added, whether tags are always checked
 		def        string
 	}{
 		{"none", "proxy: {ttl: 1h}", nil, ""},
@@ -257,8 +257,8 @@ storage: {maintenance: {readonly: {enabled: true}}}`, []string{
 	})
 }
 
-// What the credentials of an upstream open must not be open to everybody unless
-// the file says so in as many words.
+// TestPrivateContent checks that content behind the credentials of an upstream is not
+// open to everybody unless the file says so explicitly.
 func TestPrivateContent(t *testing.T) {
 	const (
 		upstream = "proxy: {upstreams: [{name: quay.io}, {name: docker.io, username: me, password: hush%s}]}\n"
@@ -273,7 +273,7 @@ func TestPrivateContent(t *testing.T) {
 	for _, tc := range []struct {
 		name, rest string
 		refused    bool
-		warned     string // without consent, where it is not refused
+		warned     string // the warning without consent, if the file is not refused
 	}{
 		{name: "loopback", rest: "", warned: "proxy.upstreams[1]"},
 		{name: "open to the network", rest: open, refused: true},
@@ -304,7 +304,8 @@ func TestPrivateContent(t *testing.T) {
 	}
 }
 
-// Each source of credentials counts, and no credentials need no consent.
+// TestPrivateContentSources checks that every source of credentials counts, and that
+// without credentials no consent is needed.
 func TestPrivateContentSources(t *testing.T) {
 	for keys, refused := range map[string]bool{
 		"":                           false,

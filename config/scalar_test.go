@@ -65,7 +65,7 @@ func TestReferences(t *testing.T) {
 		"${file:/s}":          "from file",
 		"a ${file:/crlf} b":   "a x b",
 		"${file:/two}":        "a\n",
-		"${file:/ref}":        "${env:A}", // not expanded again
+		"${file:/ref}":        "${env:A}", // the result is not expanded again
 		"${env:A}${env:A}":    "aa",
 		"$${env:A} ${env:A}":  "${env:A} a",
 		"${other} $ ${ $5 {}": "${other} $ ${ $5 {}",
@@ -82,7 +82,7 @@ func TestReferences(t *testing.T) {
 	}
 }
 
-// Nothing that prints a configuration prints a secret.
+// TestSecretsAreNotShown checks that no way of printing a configuration shows a secret.
 func TestSecretsAreNotShown(t *testing.T) {
 	c, _, err := parse(`version: 0.1
 http: {secret: hush, headers: {X-Shown: [shown]}}

@@ -13,8 +13,8 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// conform checks a value against the part of JSON Schema that Schema uses, and
-// returns what does not conform.
+// conform checks a value against the part of JSON Schema that Schema uses, and returns
+// the violations.
 func conform(schema map[string]any, value any, path string) []string {
 	var bad []string
 	if types := oneOrMore(schema["type"]); len(types) > 0 && !slices.ContainsFunc(types, func(t string) bool { return isType(value, t) }) {
@@ -147,7 +147,8 @@ func TestSchema(t *testing.T) {
 	}
 }
 
-// Every key is described, also those whose structs belong to other packages.
+// TestEveryKeyIsDescribed checks that every key is described, also those whose structs
+// belong to other packages.
 func TestEveryKeyIsDescribed(t *testing.T) {
 	var walk func(s map[string]any, path string) int
 	walk = func(s map[string]any, path string) int {
@@ -185,14 +186,15 @@ func TestExampleIsDefault(t *testing.T) {
 	}
 }
 
-// What the example shows in comments can be used by removing "# ".
+// TestExampleComments checks that the commented samples of the example work after
+// removing "# ".
 func TestExampleComments(t *testing.T) {
 	yamlKey := regexp.MustCompile(`^( *)# ( *)(- |-$|[a-z_A-Z0-9-]+:( |$))(.*)$`)
 	var out []string
 	for line := range strings.Lines(config.Example()) {
 		line = strings.TrimSuffix(line, "\n")
 		if m := yamlKey.FindStringSubmatch(line); m != nil && !strings.Contains(line, "# # ") && !strings.Contains(m[5], ";") {
-			// The default of the same key goes, for the sample takes its place.
+			// The sample replaces the default of the same key.
 			if i := len(out) - 1; i >= 0 && strings.HasPrefix(out[i], m[1]+m[2]+strings.TrimSpace(m[3])+" ") {
 				out = out[:i]
 			}
@@ -202,7 +204,8 @@ func TestExampleComments(t *testing.T) {
 	}
 	text := strings.Join(out, "\n")
 	c, _, err := config.Parse(strings.NewReader(text), &config.Options{
-		// One driver, and what auth.mtls needs: the example shows alternatives.
+		// The example shows alternatives, so choose one driver, and add what auth.mtls
+		// needs.
 		Env: []string{
 			"SLIPWAY_STORAGE=filesystem", "SLIPWAY_HTTP_TLS_CLIENTCAS_0=/ca",
 			"SLIPWAY_HTTP_TLS_CERTIFICATE=/c", "SLIPWAY_HTTP_TLS_KEY=/k",

@@ -7,7 +7,8 @@ import (
 	"example.org/slipway/config"
 )
 
-// Settings tell each value with where it was set, and no secret.
+// TestSettings checks that each value is listed with its origin, and that no secret is
+// shown.
 func TestSettings(t *testing.T) {
 	const file = `version: 0.1
 http:

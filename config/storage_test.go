@@ -8,8 +8,8 @@ import (
 	"example.org/slipway/config"
 )
 
-// The sections are in the manner of those that Distribution's documentation shows
-// for its drivers.
+// TestDistributionDrivers reads storage sections like those in Distribution's
+// documentation of its drivers.
 func TestDistributionDrivers(t *testing.T) {
 	runFiles(t, []fileCase{
 		{
@@ -143,7 +143,7 @@ cluster: {addr: "0.0.0.0:5002", url: "http://10.0.0.5:5002", id: r0, secret: "01
 	})
 }
 
-// The flag --root names the local directory, whichever the driver is.
+// TestRootFlag checks that the flag --root sets the local directory, whatever the driver.
 func TestRootFlag(t *testing.T) {
 	for text, want := range map[string]string{
 		"storage: {root: /a}":                                  "/x",
@@ -163,7 +163,7 @@ func TestRootFlag(t *testing.T) {
 			}
 			continue
 		}
-		if strings.Contains(text, "inmemory") { // has no directory to name
+		if strings.Contains(text, "inmemory") { // it has no directory
 			if err == nil || !strings.Contains(err.Error(), "choose one storage driver") {
 				t.Errorf("%s: got %v", text, err)
 			}
@@ -289,7 +289,8 @@ func TestStorageWarnings(t *testing.T) {
 	}
 }
 
-// No secret of a driver, a catalogue or a cluster is ever shown.
+// TestStorageSecrets checks that no secret of a driver, a catalogue or a cluster is ever
+// shown.
 func TestStorageSecrets(t *testing.T) {
 	for _, text := range []string{
 		"storage: {s3: {bucket: b, accesskey: a, secretkey: hush, sessiontoken: hush}, catalog: {postgres: \"postgres://u:hush@h/d\"}}\ncluster: {addr: \"127.0.0.1:1\", secret: hushhushhushhush}",
