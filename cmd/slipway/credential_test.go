@@ -8,8 +8,9 @@ import (
 	"example.org/slipway/workload/replay"
 )
 
-// TestReplayCredentials: targets of a replay get what Docker's configuration has for them,
-// under each of the names that docker, podman and their helpers store it.
+// TestReplayCredentials checks that the targets of a replay get the credentials in
+// Docker's configuration, under each name that docker, podman and their helpers store
+// them.
 func TestReplayCredentials(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("DOCKER_CONFIG", dir)

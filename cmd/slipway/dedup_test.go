@@ -18,7 +18,7 @@ func TestDedup(t *testing.T) {
 		Files:               []string{"testdata/dedup.txtar"},
 		RequireExplicitExec: true,
 		Setup: func(e *testscript.Env) error {
-			e.Setenv("DOCKER_CONFIG", e.WorkDir) // without credentials
+			e.Setenv("DOCKER_CONFIG", e.WorkDir) // a directory without credentials
 			e.Setenv("GORACE", "atexit_sleep_ms=0")
 			return nil
 		},
@@ -35,8 +35,8 @@ func TestDedup(t *testing.T) {
 	})
 }
 
-// dedupLayer is an archive with two equal files of 1,000 bytes, which cannot be
-// compressed.
+// dedupLayer returns an archive with two equal files of 1,000 bytes, which do not
+// compress.
 func dedupLayer(ts *testscript.TestScript) string {
 	content := make([]byte, 1000)
 	r := rand.New(rand.NewPCG(1, 0))
@@ -54,7 +54,7 @@ func dedupLayer(ts *testscript.TestScript) string {
 	return b.String()
 }
 
-// layout DIR writes an OCI image layout with one image.
+// layout implements layout DIR: it writes an OCI image layout with one image.
 func layout(ts *testscript.TestScript, _ bool, args []string) {
 	dir := ts.MkAbs(args[0])
 	layer := dedupLayer(ts)
@@ -71,7 +71,7 @@ func layout(ts *testscript.TestScript, _ bool, args []string) {
 	}
 }
 
-// rmlayer DIR removes the layer of a layout.
+// removeLayer implements rmlayer DIR: it removes the layer of a layout.
 func removeLayer(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Check(os.Remove(filepath.Join(ts.MkAbs(args[0]), layoutBlob(dedupLayer(ts)))))
 }

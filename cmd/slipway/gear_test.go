@@ -12,7 +12,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 )
 
-// tarOf makes a layer of a directory's files, at its top level.
+// tarOf returns a layer of the files of a directory, at its top level.
 func tarOf(ts *testscript.TestScript, dir string) string {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
@@ -28,8 +28,9 @@ func tarOf(ts *testscript.TestScript, dir string) string {
 	return b.String()
 }
 
-// pushdirs ADDR REPOSITORY TAG DIR... pushes an image with a layer for each
-// directory, which runs sh on Linux and this machine's kind of processor.
+// pushDirs implements pushdirs ADDR REPOSITORY TAG DIR...: it pushes an image with a
+// layer for each directory. The image runs sh on Linux and on this machine's kind of
+// processor.
 func pushDirs(ts *testscript.TestScript, neg bool, args []string) {
 	base := "http://" + args[0] + "/v2/" + args[1]
 	blob := func(mediaType, content string) string {

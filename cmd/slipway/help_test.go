@@ -20,7 +20,8 @@ func each(c *cobra.Command, do func(*cobra.Command)) {
 	}
 }
 
-// The help of every command has an example, and what that says can be done.
+// TestExamples checks that the help of every command has an example and that the example
+// can be parsed.
 func TestExamples(t *testing.T) {
 	each(rootCommand(), func(c *cobra.Command) {
 		lines := strings.Split(strings.TrimSpace(c.Example), "\n")
@@ -38,14 +39,14 @@ func TestExamples(t *testing.T) {
 	})
 }
 
-// tryExample parses a line of an example, and tells whether it is of the command c.
+// tryExample parses a line of an example and reports whether it runs the command c.
 func tryExample(t *testing.T, c *cobra.Command, line string) bool {
 	line, _, _ = strings.Cut(line, " #")
 	line, _, _ = strings.Cut(line, " > ")
 	line, _, _ = strings.Cut(line, " | ")
 	words := strings.Fields(strings.NewReplacer("'", "", `"`, "").Replace(line))
 	if len(words) == 0 || words[0] != "slipway" {
-		return false // of another program, or the line before goes on
+		return false // another program, or a continuation of the line before
 	}
 	found, rest, err := rootCommand().Find(words[1:])
 	if err != nil {
@@ -60,8 +61,8 @@ func tryExample(t *testing.T, c *cobra.Command, line string) bool {
 	return found.CommandPath() == c.CommandPath()
 }
 
-// What a machine may read is asked for in one way, and what is written is named in another:
-// over all commands, --output is a form and -o is a path.
+// TestOutputFlag checks the output flags of all commands: --output chooses a
+// machine-readable form, and -o names a path to write.
 func TestOutputFlag(t *testing.T) {
 	each(rootCommand(), func(c *cobra.Command) {
 		forms := 0
@@ -94,7 +95,7 @@ func TestOutputFlag(t *testing.T) {
 	})
 }
 
-// checkForm sets --output to json in the end.
+// checkForm checks that --output is a form and leaves it set to json.
 func checkForm(t *testing.T, c *cobra.Command, f *pflag.Flag) {
 	t.Helper()
 	if f.Shorthand != "" || f.Value.Set("json") != nil || f.Value.String() != "json" {
@@ -127,7 +128,8 @@ func checkPath(t *testing.T, c *cobra.Command, f *pflag.Flag) {
 	}
 }
 
-// The manual has a page for each command, the same at each time.
+// TestManual checks that the manual has a page for each command and is the same each
+// time.
 func TestManual(t *testing.T) {
 	t.Setenv("SOURCE_DATE_EPOCH", "1700000000")
 	var before string
@@ -153,7 +155,7 @@ func TestManual(t *testing.T) {
 	}
 }
 
-// Completion knows commands and the values of flags.
+// TestCompletion checks that completion knows commands and the values of flags.
 func TestCompletion(t *testing.T) {
 	for args, want := range map[string]string{"ser": "serve", "volume ": "build", "status --output ": "json", "mount --mode ": "volume-local"} {
 		var out strings.Builder

@@ -10,7 +10,8 @@ import (
 	"example.org/slipway/workload/load"
 )
 
-// TestLoadNames reads results of one registry, from files of one name and of none but one.
+// TestLoadNames reads results of one registry from files in different directories, some
+// with equal names.
 func TestLoadNames(t *testing.T) {
 	dir := t.TempDir()
 	var paths []string

@@ -25,16 +25,16 @@ func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"slipway": main})
 }
 
-// TestScripts runs the command as its users do. Beside testscript's own
-// commands there are those of the table.
+// TestScripts runs the command as its users do. The table adds commands to those of
+// testscript.
 func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata/script",
 		RequireUniqueNames:  true,
 		RequireExplicitExec: true,
 		Setup: func(e *testscript.Env) error {
-			e.Setenv("DOCKER_CONFIG", e.WorkDir)    // without credentials
-			e.Setenv("GORACE", "atexit_sleep_ms=0") // or each command takes a second more under -race
+			e.Setenv("DOCKER_CONFIG", e.WorkDir)    // a directory without credentials
+			e.Setenv("GORACE", "atexit_sleep_ms=0") // otherwise each command takes a second more under -race
 			return nil
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
@@ -52,7 +52,8 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-// exits STATUS COMMAND... runs a command that must end with the status.
+// exits implements exits STATUS COMMAND...: it runs a command that must end with the
+// status.
 func exits(ts *testscript.TestScript, neg bool, args []string) {
 	want, err := strconv.Atoi(args[0])
 	ts.Check(err)
@@ -70,7 +71,8 @@ func exits(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// oneline wants standard error to be one line of slipway's, and no stack trace.
+// oneLine implements oneline: standard error must be one line of slipway's, without a
+// stack trace.
 func oneLine(ts *testscript.TestScript, neg bool, _ []string) {
 	text := ts.ReadFile("stderr")
 	if !strings.HasPrefix(text, "slipway: ") || strings.Count(text, "\n") != 1 {
@@ -78,7 +80,8 @@ func oneLine(ts *testscript.TestScript, neg bool, _ []string) {
 	}
 }
 
-// freeport VARIABLE... sets each to an address nobody listens on.
+// freePort implements freeport VARIABLE...: it sets each variable to an address on which
+// nothing listens.
 func freePort(ts *testscript.TestScript, neg bool, args []string) {
 	for _, name := range args {
 		port, err := backendtest.FreePort()
@@ -87,7 +90,8 @@ func freePort(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// ready ADDR waits until a server answers there; ! ready ADDR until none does.
+// ready implements ready ADDR, which waits until a server answers there, and ! ready
+// ADDR, which waits until none does.
 func ready(ts *testscript.TestScript, neg bool, args []string) {
 	for deadline := time.Now().Add(30 * time.Second); ; <-time.After(10 * time.Millisecond) {
 		resp, err := http.Get("http://" + args[0] + "/v2/")
@@ -108,7 +112,7 @@ func digestOf(content string) string {
 	return "sha256:" + hex.EncodeToString(sum[:])
 }
 
-// layerOf makes a layer that is too large to be kept in the catalogue.
+// layerOf returns a layer that is too large to be kept in the catalogue.
 func layerOf(word string) string { return strings.Repeat(word+"\n", 32<<10/len(word)) }
 
 func manifestOf(layer string) string {
@@ -129,7 +133,8 @@ func send(ts *testscript.TestScript, method, url, contentType, body string) (int
 	return resp.StatusCode, string(b)
 }
 
-// push ADDR REPOSITORY TAG WORD pushes an image whose layer is made of a word.
+// push implements push ADDR REPOSITORY TAG WORD: it pushes an image whose layer is made
+// of the word.
 func push(ts *testscript.TestScript, neg bool, args []string) {
 	layer := layerOf(args[3])
 	base := "http://" + args[0] + "/v2/" + args[1]
@@ -141,8 +146,8 @@ func push(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// pull ADDR REPOSITORY TAG WORD wants the image that push pushes; ! pull wants
-// that it cannot be pulled.
+// pull implements pull ADDR REPOSITORY TAG WORD, which expects the image that push
+// pushes, and ! pull, which expects that it cannot be pulled.
 func pull(ts *testscript.TestScript, neg bool, args []string) {
 	layer := layerOf(args[3])
 	base := "http://" + args[0] + "/v2/" + args[1]
@@ -157,7 +162,7 @@ func pull(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// damage ROOT WORD changes a bit of a layer on disk.
+// damage implements damage ROOT WORD: it flips a bit of a layer on disk.
 func damage(ts *testscript.TestScript, neg bool, args []string) {
 	hexDigest := strings.TrimPrefix(digestOf(layerOf(args[1])), "sha256:")
 	path := filepath.Join(ts.MkAbs(args[0]), "docker/registry/v2/blobs/sha256", hexDigest[:2], hexDigest, "data")
@@ -168,8 +173,8 @@ func damage(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(os.WriteFile(path, b, 0o600))
 }
 
-// disttree DIR REPOSITORY TAG WORD writes the storage of a Distribution
-// registry that has one image.
+// distTree implements disttree DIR REPOSITORY TAG WORD: it writes the storage of a
+// Distribution registry that has one image.
 func distTree(ts *testscript.TestScript, neg bool, args []string) {
 	top := filepath.Join(ts.MkAbs(args[0]), "docker/registry/v2")
 	repo := filepath.Join(top, "repositories", args[1])
@@ -193,7 +198,7 @@ func distTree(ts *testscript.TestScript, neg bool, args []string) {
 	write(filepath.Join(repo, "_manifests/tags", args[2], "current/link"), digestOf(manifest))
 }
 
-// isjson wants standard output to be one JSON value.
+// isJSON implements isjson: standard output must be one JSON value.
 func isJSON(ts *testscript.TestScript, neg bool, _ []string) {
 	if text := ts.ReadFile("stdout"); !json.Valid([]byte(text)) {
 		ts.Fatalf("standard output is not JSON:\n%s", text)

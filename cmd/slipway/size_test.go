@@ -2,8 +2,8 @@ package main
 
 import "testing"
 
-// TestShareOf: a small number without a unit is refused, since nobody can tell whether it
-// is a share or bytes; all else means what it says.
+// TestShareOf checks that a small number without a unit is refused, since it could be a
+// share or bytes. Every other value means what it says.
 func TestShareOf(t *testing.T) {
 	const whole = 1000 << 20
 	for text, want := range map[string]int64{
