@@ -27,7 +27,7 @@ type made struct {
 	zeros bool
 }
 
-const madeFiles, madeLarge = 150, 150 << 20
+const madeFiles, madeLarge = 60, 80 << 20
 
 func (m made) writeTo(out io.Writer) error {
 	w := tar.NewWriter(out)
@@ -74,11 +74,11 @@ func (b madeBlobs) OpenBlob(_ context.Context, d oci.Digest, _ int64) (io.ReadCl
 	return b.layers[d].open(), b.sizes[d], nil
 }
 
-// TestMemory converts four layers of 300 MB at once. The memory that the process holds
+// TestMemory converts four layers of 147 MB at once. The memory that the process holds
 // from the system must stay below 256 MB.
 func TestMemory(t *testing.T) {
 	if testing.Short() {
-		t.Skip("converts 1.2 GB")
+		t.Skip("converts 590 MB")
 	}
 	const bound = 256 << 20
 	cat, err := catalog.Open(t.Context(), t.TempDir()+"/catalog.db", nil)

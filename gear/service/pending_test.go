@@ -35,7 +35,7 @@ func (b *bed) awaitIndex(repo string, d oci.Digest) *gear.Index {
 // accepted in each repository that pushed its layers. No layer is read more often than
 // without the Gear image.
 func TestGearImageWhileConverting(t *testing.T) {
-	seeds := uint64(12)
+	seeds := uint64(8)
 	if testing.Short() {
 		seeds = 3
 	}
