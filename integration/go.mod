@@ -135,11 +135,9 @@ require (
 	github.com/opencontainers/go-digest v1.0.0
 	golang.org/x/crypto v0.58.0
 	google.golang.org/grpc v1.85.0
-)
-
-require (
-	github.com/ulikunitz/xz v0.5.17 // indirect
 	k8s.io/cri-api v0.37.2
 )
+
+require github.com/ulikunitz/xz v0.5.17 // indirect
 
 replace example.org/slipway => ../

@@ -73,7 +73,7 @@ func StartPlane(ctx context.Context, dir, host string) (p *Plane, err error) {
 		"--tls-cert-file", p.path("api.crt"), "--tls-private-key-file", p.path("api.key"), "--cert-dir", p.path("certs"),
 		"--token-auth-file", p.path("tokens.csv"), "--authorization-mode", "Node,RBAC", "--enable-admission-plugins", "NodeRestriction",
 		"--service-account-issuer", "https://"+p.addr, "--service-account-signing-key-file", p.path("sa.key"), "--service-account-key-file", p.path("sa.key"),
-		"--service-cluster-ip-range", "10.96.0.0/16", "--allow-privileged")
+		"--service-cluster-ip-range", "10.96.0.0/16", "--allow-privileged", "--kubelet-preferred-address-types", "InternalIP")
 	if err != nil {
 		return p, err
 	}
