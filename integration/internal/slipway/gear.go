@@ -42,7 +42,7 @@ func (s *Server) GearStatus() GearStatus {
 func (s *Server) Converted() GearStatus {
 	s.t.Helper()
 	var st GearStatus
-	proc.Poll(s.t, 2*time.Minute, "the end of all conversions", func() bool {
+	proc.Poll(s.t, 10*time.Minute, "the end of all conversions", func() bool {
 		st = s.GearStatus()
 		return st.Waiting == 0 && len(st.Active) == 0
 	})
