@@ -41,6 +41,7 @@ type accessFlags struct {
 
 func loadCommand() *cobra.Command {
 	var f loadFlags
+	f.server.builtin = true // what is pruned is named
 	cmd := &cobra.Command{
 		Use:   "load URL",
 		Short: "Find out how many images a second a registry serves",

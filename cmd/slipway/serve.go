@@ -50,8 +50,12 @@ func there(name string) bool {
 // orSystem returns the configuration file that is meant where none is named: the system's,
 // unless a directory is named, or the data of a server without a configuration are here.
 func (f *configFlags) orSystem() string {
-	if f.file != "" || f.builtin || f.root != "" || there(ownRoot) || !there(systemConfig) {
+	if f.file != "" || f.builtin || f.root != "" || !there(systemConfig) {
 		return f.file
+	}
+	// In a directory that may not be looked into nobody has a server of his own.
+	if _, err := os.Stat(ownRoot); err == nil {
+		return ""
 	}
 	return systemConfig
 }
