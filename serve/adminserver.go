@@ -5,10 +5,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/http"
 	"os"
+	"os/user"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -82,7 +85,8 @@ func (s *Server) handleTasks(mux *http.ServeMux) {
 		return fsckAll(ctx, s.root, a, p)
 	})))
 	mux.Handle("POST /admin/backup", task(func(ctx context.Context, a BackupArgs, p func(registry.BackupReport)) (registry.BackupReport, error) {
-		return backup(ctx, s.root, a, p)
+		rep, err := backup(ctx, s.root, a, p)
+		return rep, mayWrite(err, a.Dir)
 	}))
 	mux.Handle("POST /admin/recheck", task(whileWritable(g, func(ctx context.Context, a recheckArgs, _ func(recheckReport)) (recheckReport, error) {
 		return recheck(ctx, reg, a)
@@ -208,6 +212,21 @@ const clientPatience = 10 * time.Second
 
 // maxArgs is the size in bytes of the largest request: a list of images to fetch.
 const maxArgs = 32 << 20
+
+// mayWrite adds to the error of a directory that this server may not write what can be done,
+// since it is not whoever asked for it that writes.
+func mayWrite(err error, dir string) error {
+	var at *fs.PathError
+	if !errors.Is(err, fs.ErrPermission) && !errors.Is(err, unix.EROFS) || !errors.As(err, &at) ||
+		!strings.HasPrefix(at.Path, dir) && !strings.HasPrefix(dir, at.Path) {
+		return err
+	}
+	name := strconv.Itoa(os.Geteuid())
+	if u, uerr := user.Current(); uerr == nil {
+		name = u.Username
+	}
+	return fmt.Errorf("%w; the running server writes it, so %[2]s must be there and belong to its user, %[3]s, and the server's unit must let it: systemctl edit slipway, [Service] ReadWritePaths=%[2]s, systemctl restart slipway", err, dir, name)
+}
 
 // task serves one kind of administration work as lines of JSON.
 func task[A, R any](do func(context.Context, A, func(R)) (R, error)) http.Handler {
