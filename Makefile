@@ -4,7 +4,7 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 LDFLAGS  = -s -w -X main.version=$(VERSION)
 FUZZTIME ?= 60s
 
-.PHONY: demo test test-ceph test-kubernetes soak run build build-ceph bench bench-gear bench-start bench-trace bench-tiers bench-mirrors bench-cider observe lint coverage site fuzz release release-check deb image clean
+.PHONY: demo test test-ceph test-kubernetes test-systemd soak run build build-ceph bench bench-gear bench-start bench-trace bench-tiers bench-mirrors bench-cider observe lint coverage site fuzz release release-check deb image clean
 
 demo: build
 	scripts/setup.sh demo
@@ -24,6 +24,11 @@ test-kubernetes: setup-build
 	scripts/setup.sh test
 	scripts/setup.sh kubernetes
 	scripts/test-kubernetes.sh
+
+# The Debian package in a Debian that systemd boots.
+test-systemd: setup-build
+	scripts/setup.sh systemd
+	scripts/test-systemd.sh
 
 # The fault tests in turn, for as long as FOR says; writes docs/reliability.md.
 FOR ?= 45m

@@ -6,6 +6,7 @@
 #   scripts/setup.sh test    real clients and tools of the integration tests
 #   scripts/setup.sh kubernetes  Kubernetes and etcd, for `make test-kubernetes`; takes
 #                            a quarter of an hour of two processors, once
+#   scripts/setup.sh systemd what `make test-systemd` boots and runs
 #   scripts/setup.sh demo    what `make demo` runs
 #   scripts/setup.sh bench   the servers `make bench` compares with
 #   scripts/setup.sh observe Prometheus, for `make observe`
@@ -37,7 +38,7 @@ say() { printf 'setup: %s\n' "$*"; }
 warn() { printf 'setup: %s\n' "$*" >&2; }
 
 usage() {
-	echo "usage: scripts/setup.sh build|lint|test|kubernetes|demo|bench|observe|release" >&2
+	echo "usage: scripts/setup.sh build|lint|test|kubernetes|systemd|demo|bench|observe|release" >&2
 	exit 2
 }
 
@@ -180,8 +181,8 @@ module_tool() {
 	rm -rf "$work"
 }
 
-# debian_tar NAME PACKAGE makes $tools/NAME.tar, once: a minimal system like this
-# one with a package.
+# debian_tar NAME PACKAGES makes $tools/NAME.tar, once: a minimal system like this
+# one with packages, a comma between them.
 debian_tar() {
 	local suite archive=$tools/$1.tar
 	[ ! -e "$archive" ] || return 0
@@ -208,6 +209,30 @@ debian_suite() {
 	(. /etc/os-release && echo "${VERSION_CODENAME:-bookworm}")
 }
 
+# containerd_tools installs containerd and what it needs to run containers.
+containerd_tools() {
+	pkg-config --exists libseccomp 2>/dev/null || apt_install libseccomp-dev
+	go_tool containerd github.com/containerd/containerd/v2/cmd/containerd v2.4.2
+	go_tool containerd-shim-runc-v2 github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2 v2.4.2
+	go_tool ctr github.com/containerd/containerd/v2/cmd/ctr v2.4.2
+	# moby's containerd store needs runc 1.2 or newer; Debian 12 has 1.1.
+	go_tool runc github.com/opencontainers/runc v1.5.2 1 seccomp
+}
+
+# setup_systemd installs what boots a Debian with systemd, and what that runs.
+setup_systemd() {
+	check_build
+	apt_need systemd-nspawn:systemd-container mmdebstrap:mmdebstrap dpkg-deb:dpkg nsenter:util-linux \
+		skopeo:skopeo busybox:busybox-static curl:curl gcc:gcc pkg-config:pkg-config
+	debian_tar "systemd-$(debian_suite)" systemd,systemd-sysv,dbus,procps,iproute2,adduser
+	containerd_tools
+	if [ ${#missing[@]} -gt 0 ]; then
+		warn "NOT INSTALLED: ${missing[*]}; make test-systemd needs them"
+		return 1
+	fi
+	say "everything for make test-systemd is in place"
+}
+
 setup_test() {
 	check_build
 	apt_need dockerd:docker.io docker:docker.io podman:podman catatonit:catatonit skopeo:skopeo \
@@ -224,7 +249,6 @@ setup_test() {
 		swift-container-server:swift-container swift-object-server:swift-object \
 		memcached:memcached swift:python3-swiftclient haproxy:haproxy nginx:nginx-light \
 		prometheus:prometheus promtool:prometheus
-	pkg-config --exists libseccomp 2>/dev/null || apt_install libseccomp-dev
 	# Headers of librbd, for the driver of volumes.
 	[ -e /usr/include/rbd/librbd.h ] || apt_install librbd-dev librados-dev
 	[ -e /usr/include/rbd/librbd.h ] || missing+=(librbd-dev)
@@ -235,15 +259,11 @@ setup_test() {
 
 	go_tool crane github.com/google/go-containerregistry/cmd/crane v0.22.1
 	go_tool regctl github.com/regclient/regclient/cmd/regctl v0.11.7
-	go_tool containerd github.com/containerd/containerd/v2/cmd/containerd v2.4.2
-	go_tool containerd-shim-runc-v2 github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2 v2.4.2
-	go_tool ctr github.com/containerd/containerd/v2/cmd/ctr v2.4.2
+	containerd_tools
 	# The network of pods.
 	go_tool bridge github.com/containernetworking/plugins/plugins/main/bridge v1.9.1
 	go_tool loopback github.com/containernetworking/plugins/plugins/main/loopback v1.9.1
 	go_tool host-local github.com/containernetworking/plugins/plugins/ipam/host-local v1.9.1
-	# moby's containerd store needs runc 1.2 or newer; Debian 12 has 1.1.
-	go_tool runc github.com/opencontainers/runc v1.5.2 1 seccomp
 	# The btrfs graph driver is the only part of dockerd that needs cgo.
 	go_tool dockerd github.com/moby/moby/v2/cmd/dockerd v2.0.0-beta.24 0 exclude_graphdriver_btrfs
 	go_tool helm helm.sh/helm/v3/cmd/helm v3.22.0
@@ -331,6 +351,7 @@ build) check_build ;;
 lint) setup_lint ;;
 test) setup_test ;;
 kubernetes) setup_kubernetes ;;
+systemd) setup_systemd ;;
 demo) setup_demo ;;
 bench) setup_bench ;;
 observe) setup_observe ;;

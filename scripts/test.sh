@@ -89,8 +89,8 @@ all() {
 	# Two packages at a time, the longest first, as each has daemons, directories and ports of
 	# its own; but alone those that measure for how long an answer may be out of date.
 	local alone='/integration/(mirrors|replicas)$' others
-	# Clusters are for scripts/test-kubernetes.sh.
-	mapfile -t others < <(cd integration && go list . ./agent ./volumes ./snapshotter ./... | grep -Ev "$alone|/kubernetes/cluster$")
+	# Clusters are for scripts/test-kubernetes.sh, systemd for scripts/test-systemd.sh.
+	mapfile -t others < <(cd integration && go list . ./agent ./volumes ./snapshotter ./... | grep -Ev "$alone|(/kubernetes/cluster|/systemd)$")
 	tests integration -p 2 "${others[@]}"
 	tests integration -p 1 ./mirrors ./replicas
 }

@@ -101,14 +101,18 @@ func (m *machine) digest(t *testing.T) string {
 	return m.outside(t, "skopeo", "inspect", "--tls-verify=false", "--format", "{{.Digest}}", "docker://"+image)
 }
 
+// ctrLog has what ctr says itself, and what containers write to standard error.
+const ctrLog = "/run/ctr.log"
+
 // ctr is a command that runs a container of the image with the agent's snapshots. Its name
 // is of this test alone, as control groups of containers are this machine's.
 func (m *machine) ctr(name string, args ...string) *exec.Cmd {
-	return m.command(append([]string{"ctr", "run", "--rm", "--snapshotter", "slipway", image, filepath.Base(m.env.Dir()) + "-" + name, "/bin/busybox", "sh"}, args...)...)
+	return m.command(append([]string{"sh", "-c", `exec "$@" 2>>` + ctrLog, "sh", "ctr", "run", "--rm", "--snapshotter", "slipway", image, filepath.Base(m.env.Dir()) + "-" + name, "/bin/busybox", "sh"}, args...)...)
 }
 
 // load is a container that opens file after file, all the time.
 type load struct {
+	m    *machine
 	p    *proc.Process
 	log  string
 	sums []string
@@ -117,7 +121,7 @@ type load struct {
 
 func (m *machine) startLoad(t *testing.T, sums []string) *load {
 	t.Helper()
-	l := &load{log: filepath.Join(m.env.Dir(), "load.log"), sums: sums}
+	l := &load{m: m, log: filepath.Join(m.env.Dir(), "load.log"), sums: sums}
 	l.p = proc.Start(t, m.ctr("load", "-c", fmt.Sprintf(`while :; do
 	i=%d
 	while [ $i -lt %d ]; do
@@ -139,7 +143,7 @@ func (l *load) check(t *testing.T) int {
 	proc.Poll(t, patience, "more files that the container reads", func() bool {
 		select {
 		case <-l.p.Exited():
-			t.Fatalf("the container ended (%s):\n%s", l.p.State(), l.p.Log(2<<10))
+			t.Fatalf("the container ended (%s):\n%s%s", l.p.State(), l.p.Log(2<<10), l.m.run(t, "tail", "-n", "5", ctrLog))
 		default:
 		}
 		l.verify(t)
@@ -172,10 +176,10 @@ func (l *load) verify(t *testing.T) {
 	}
 }
 
-func (l *load) end(m *machine, t *testing.T) {
+func (l *load) end(t *testing.T) {
 	t.Helper()
 	l.verify(t)
-	m.run(t, "ctr", "task", "kill", "-s", "KILL", filepath.Base(m.env.Dir())+"-load")
+	l.m.run(t, "ctr", "task", "kill", "-s", "KILL", filepath.Base(l.m.env.Dir())+"-load")
 	select {
 	case <-l.p.Exited():
 	case <-time.After(patience):
@@ -230,6 +234,7 @@ func (s *shell) read(t *testing.T, file int) string {
 
 func (s *shell) end(t *testing.T) {
 	t.Helper()
+	_, _ = fmt.Fprintln(s.in, "exit 0") // whatever it could not read
 	_ = s.in.Close()
 	if err := s.cmd.Wait(); err != nil {
 		t.Errorf("the container ended with %v", err)

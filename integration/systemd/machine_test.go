@@ -66,7 +66,7 @@ func (m *machine) launch(t *testing.T, groups []string) {
 shift
 exec systemd-nspawn "$@"`
 	cmd := exec.Command("sh", "-ec", script, "sh", strings.Join(groups, " "), "-D", m.root, "--register=no", "--keep-unit", "--boot",
-		"--console=pipe", "--private-network", "--capability=all", "--bind=/dev/fuse", "--bind-ro="+tool.Dir()+":/opt/tools")
+		"--console=pipe", "--private-network", "--capability=all", "--system-call-filter=@keyring", "--bind=/dev/fuse", "--bind-ro="+tool.Dir()+":/opt/tools")
 	cmd.Env = m.env.Vars()
 	m.nspawn = proc.Start(t, cmd, filepath.Join(m.env.Dir(), "nspawn.log"))
 	t.Cleanup(func() { m.halt(t) })
