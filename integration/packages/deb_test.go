@@ -264,7 +264,7 @@ func (c *container) end(t *testing.T) {
 func (d *debian) purgeWithMounts(t *testing.T) {
 	t.Helper()
 	d.run(t, "cp", "-a", "/usr/bin/slipway", "/srv/slipway")
-	said := d.run(t, "sh", "-c", "dpkg --purge slipway 2>&1")
+	said := d.run(t, "sh", "-c", "dpkg --purge slipway 2>&1") + "\n"
 	for _, dir := range []string{"/var/lib/slipway", "/var/lib/slipway-agent"} {
 		if _, err := os.Stat(d.path(dir)); err != nil {
 			t.Errorf("purge has not kept the data: %v", err)
