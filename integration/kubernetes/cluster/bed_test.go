@@ -201,9 +201,20 @@ func (c *cluster) pods(args ...string) []pod {
 	return list.Items
 }
 
-// logs is what a pod's container has printed.
-func (c *cluster) logs(p *pod) string {
-	return c.kubectl("-n", p.Metadata.Namespace, "logs", p.Metadata.Name, "-c", "main")
+// logs is what a pod's container has printed. A kubelet that has just started does not know
+// its pods at once.
+func (c *cluster) logs(p *pod) (out string) {
+	c.t.Helper()
+	var err error
+	for end := time.Now().Add(limit); ; time.Sleep(100 * time.Millisecond) {
+		out, err = c.plane.Kubectl(c.t.Context(), "", "-n", p.Metadata.Namespace, "logs", p.Metadata.Name, "-c", "main")
+		if err == nil {
+			return out
+		}
+		if time.Now().After(end) {
+			c.t.Fatal(err)
+		}
+	}
 }
 
 // read waits until all running pods have read their files once more, rightly and without a
