@@ -166,7 +166,7 @@ module_tool() {
 		go mod init tools.invalid/build
 		go mod edit -require "$module@$version"
 		mod=$(go mod download -json "$module@$version" | awk -F'"' '$2 == "GoMod" { print $4 }')
-		for staged in $(awk '$2 == "=>" && $3 ~ /^\.\/staging\// { print $1 }' "$mod"); do
+		awk '$2 == "=>" && $3 ~ /^\.\/staging\// { print $1 }' "$mod" | while read -r staged; do
 			go mod edit -replace "$staged=$staged@v0.${version#v*.}"
 		done
 		go build -mod=mod -trimpath -ldflags "-s -w $ldflags" -o "$name" "$package"

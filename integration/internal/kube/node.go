@@ -95,6 +95,17 @@ kubeAPIBurst: 200
 `, n.Cgroup(), n.RuntimeSocket(), n.ImageSocket(), n.path("podlogs"), n.path("plugins"))
 }
 
+// Collect has containerd collect its garbage. It keeps what removed containers had written
+// until there is more of it, or an image is removed.
+func (n *Node) Collect(ctx context.Context) error {
+	const id = "collect"
+	if _, err := n.Ctr(ctx, "-n", "k8s.io", "leases", "create", "--id", id); err != nil {
+		return err
+	}
+	_, err := n.Ctr(ctx, "-n", "k8s.io", "leases", "delete", "--sync", id)
+	return err
+}
+
 // KillKubelet ends kubelet with SIGKILL.
 func (n *Node) KillKubelet() { n.kubelet.Kill() }
 

@@ -262,7 +262,10 @@ func (c *cluster) mark() {
 // quiet waits until no container has something mounted on a node.
 func (c *cluster) quiet(n *kube.Node) (l ctrnode.Leftovers) {
 	c.t.Helper()
-	for end := time.Now().Add(limit); ; time.Sleep(100 * time.Millisecond) {
+	for end := time.Now().Add(limit); ; time.Sleep(500 * time.Millisecond) {
+		if err := n.Collect(c.t.Context()); err != nil {
+			c.t.Fatal(err)
+		}
 		var err error
 		if l, err = n.Leftovers(); err != nil {
 			c.t.Fatal(err)

@@ -26,14 +26,14 @@ func TestChart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.push("public/slipway:1", imagetest.Compose(runtime.GOARCH, map[string]any{"Entrypoint": []string{"/slipway"}, "User": "65532:65532"},
+	c.push("public/slipway:v1", imagetest.Compose(runtime.GOARCH, map[string]any{"Entrypoint": []string{"/slipway"}, "User": "65532:65532"},
 		[]imagetest.Layer{imagetest.NewLayer(imagetest.File{Name: "slipway", Mode: 0o755, Data: program})}))
 	chart := h.push()
 
 	const ns = "registry"
 	c.namespace(ns, "", "pod-security.kubernetes.io/enforce=restricted")
 	c.kubectl("-n", ns, "create", "secret", "generic", "slipway-users", "--from-literal=htpasswd="+users())
-	values := []string{"--set", "image.repository=" + c.ref("public/slipway"), "--set", "image.tag=1", "--set", "htpasswd.existingSecret=slipway-users", "--set", "persistence.enabled=false"}
+	values := []string{"--set", "image.repository=" + c.ref("public/slipway"), "--set", "image.tag=v1", "--set", "htpasswd.existingSecret=slipway-users", "--set", "persistence.enabled=false"}
 	h.run(append([]string{"-n", ns, "install", "slipway", chart, "--plain-http", "--wait", "--timeout", limit.String()}, values...)...)
 	c.kubectl("-n", ns, "exec", "deploy/slipway", "--", "/slipway", "gc", "--dry-run", "--config", "/etc/slipway/config.yml")
 	h.used(ns)
