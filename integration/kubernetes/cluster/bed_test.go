@@ -225,6 +225,7 @@ func (c *cluster) read() {
 	if len(all) == 0 {
 		c.t.Fatal("no pod runs")
 	}
+	before := make([]int, len(all))
 	for i := range all {
 		p := &all[i]
 		for _, s := range p.Status.ContainerStatuses {
@@ -232,13 +233,16 @@ func (c *cluster) read() {
 				c.t.Errorf("container %s of %s was restarted %d times", s.Name, p.Metadata.Name, s.RestartCount)
 			}
 		}
-		before := strings.Count(c.logs(p), "good")
+		before[i] = strings.Count(c.logs(p), "good")
+	}
+	for i := range all {
+		p := &all[i]
 		proc.Poll(c.t, limit, p.Metadata.Name+" to go on reading", func() bool {
 			out := c.logs(p)
 			if strings.Contains(out, "bad") {
 				c.t.Fatalf("%s read something wrong:\n%s", p.Metadata.Name, out)
 			}
-			return strings.Count(out, "good") > before
+			return strings.Count(out, "good") > before[i]
 		})
 	}
 }
