@@ -22,7 +22,7 @@ import (
 	"example.org/slipway/oci/client"
 )
 
-// htpasswd returns lines of a password file for user, password pairs.
+// htpasswd returns the lines of a password file for pairs of user and password.
 func htpasswd(t testing.TB, pairs ...string) string {
 	t.Helper()
 	var b strings.Builder
@@ -59,7 +59,8 @@ func TestHTPasswdReload(t *testing.T) {
 	})
 }
 
-// tokenYAML lets everybody pull public/** and alice do everything.
+// tokenYAML returns a configuration in which everybody may pull public/** and alice may do
+// everything.
 func tokenYAML(path, more string) string {
 	return `
 auth:
@@ -125,7 +126,7 @@ func TestTokenService(t *testing.T) {
 	}
 }
 
-// registry is a client of the server.
+// registry returns a client of the server.
 func (s *instance) registry(o *client.Options) *client.Client {
 	s.t.Helper()
 	c, err := client.New(s.url, o)
@@ -136,7 +137,7 @@ func (s *instance) registry(o *client.Options) *client.Client {
 	return c
 }
 
-// checkAudit wants what TestTokenService did, line by line valid.
+// checkAudit checks that the audit log is valid line by line and records what TestTokenService did.
 func checkAudit(t *testing.T, text string) {
 	t.Helper()
 	found := map[string]int{}
@@ -149,7 +150,7 @@ func checkAudit(t *testing.T, text string) {
 			t.Errorf("audit line %s: time or address is wrong", line)
 		}
 		e.Reference, _, _ = strings.Cut(e.Reference, "@")
-		if len(e.Reference) > 20 { // the id of a token, or a digest
+		if len(e.Reference) > 20 { // a token's ID or a digest
 			e.Reference = "*"
 		}
 		found[strings.Join([]string{e.Event, e.Outcome, e.Subject, e.Repo, e.Reference}, " ")]++
@@ -164,8 +165,8 @@ func checkAudit(t *testing.T, text string) {
 	}
 }
 
-// TestTokenRealm follows the challenge where the server is not at the root of
-// what the request names.
+// TestTokenRealm follows the challenge of a server that is not at the root of the host that the
+// request names.
 func TestTokenRealm(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "htpasswd")
 	writeFile(t, path, htpasswd(t, "alice", "pw"))

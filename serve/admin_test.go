@@ -22,7 +22,8 @@ import (
 	"example.org/slipway/serve"
 )
 
-// openAdmin opens a root for administration until the test ends or close.
+// openAdmin opens a root for administration. It stays open until the test ends or closeAdmin is
+// called.
 func openAdmin(t testing.TB, cfg *config.Config) (a *serve.Admin, closeAdmin func()) {
 	t.Helper()
 	a, err := serve.OpenAdmin(t.Context(), cfg, &serve.AdminOptions{Logger: slog.New(slog.DiscardHandler)})
@@ -43,7 +44,7 @@ func openAdmin(t testing.TB, cfg *config.Config) (a *serve.Admin, closeAdmin fun
 	return a, closeAdmin
 }
 
-// reports is what all tasks say, and how often they told of progress.
+// reports holds the reports of all tasks and how often they reported progress.
 type reports struct {
 	GC        registry.CollectReport
 	Fsck      registry.FsckReport
@@ -52,7 +53,7 @@ type reports struct {
 	Tags      []string
 }
 
-// everyTask runs all tasks in the form that changes nothing. The fsck repairs.
+// everyTask runs every task in the form that changes nothing, except that fsck repairs.
 func everyTask(t *testing.T, a *serve.Admin) reports {
 	t.Helper()
 	var rep reports
@@ -83,7 +84,7 @@ func everyTask(t *testing.T, a *serve.Admin) reports {
 }
 
 func TestAdminSameReports(t *testing.T) {
-	// Longer than a socket's address can be.
+	// The path is longer than a socket's address can be.
 	root := filepath.Join(t.TempDir(), strings.Repeat("long/", 10)+strings.Repeat("x", 100))
 	o := setup{root: root, yaml: `storage: {retention: [{repositories: ["ci/**"], keep_newest: 1}]}`}
 	s := start(t, o)
@@ -111,7 +112,7 @@ func TestAdminSameReports(t *testing.T) {
 			t.Errorf("backup to %s in the data directory: got %v", dir, err)
 		}
 	}
-	// The damaged layer must not be backed up, and the error must survive the way.
+	// The damaged layer must not be backed up, and the error must reach the caller.
 	if _, err := a.Backup(t.Context(), serve.BackupArgs{Dir: filepath.Join(t.TempDir(), "b")}, nil); err == nil || !strings.Contains(err.Error(), "damaged") {
 		t.Errorf("backup of damage: got %v", err)
 	}
@@ -141,7 +142,7 @@ func TestAdminSameReports(t *testing.T) {
 	}
 }
 
-// damage changes a blob's bytes on disk.
+// damage changes the bytes of a blob on disk.
 func damage(t testing.TB, root, content string) {
 	t.Helper()
 	path := filepath.Join(root, registry.BlobKey(oci.Digest(digestOf(content))))
@@ -169,8 +170,7 @@ auth: {access: [{repositories: ["**"], subjects: [anonymous], actions: [pull, pu
 	if err != nil || gc.Contents != 4 {
 		t.Errorf("Collect: got %+v, %v; want 4 contents", gc, err)
 	}
-	// The registry behind the socket is the same, without access control, but
-	// with all other rules.
+	// The socket serves the same registry without access control. All other rules apply.
 	ctx := t.Context()
 	if _, err := a.Registry().PushBlob(ctx, "b", oci.Digest(digestOf("x")), 1, strings.NewReader("x")); err != nil {
 		t.Errorf("PushBlob: %v", err)
@@ -193,7 +193,7 @@ func TestOpenAdminErrors(t *testing.T) {
 	if err := taken.stop(); err != nil {
 		t.Fatal(err)
 	}
-	openAdmin(t, taken.cfg) // another command; the socket of the server before it is still there
+	openAdmin(t, taken.cfg) // another command, while the previous server's socket still exists
 	for _, c := range []struct {
 		name, root string
 		want       []string
@@ -247,7 +247,7 @@ func TestAdminProtocol(t *testing.T) {
 		want               int
 	}{
 		{"POST", "/admin/gc", `{"DryRun":true}`, 200},
-		{"POST", "/admin/gc", `{"DryRun":true,"OnlyOnMondays":true}`, 400}, // of a later version
+		{"POST", "/admin/gc", `{"DryRun":true,"OnlyOnMondays":true}`, 400}, // a field of a later version
 		{"POST", "/admin/gc", `not JSON`, 400},
 		{"POST", "/admin/gc", ``, 400},
 		{"GET", "/admin/gc", ``, 405},
@@ -262,9 +262,8 @@ func TestAdminProtocol(t *testing.T) {
 	s.client.CloseIdleConnections()
 }
 
-// TestStopDuringAdministration wants the server to end what comes over the
-// socket before it closes what that uses. A push whose body stands still is
-// such a thing, which does not end by itself.
+// TestStopDuringAdministration wants the server to end the requests on the socket before it closes
+// what they use. A push whose body stalls is such a request: it does not end by itself.
 func TestStopDuringAdministration(t *testing.T) {
 	s := start(t, setup{})
 	a, _ := openAdmin(t, s.cfg)
@@ -275,7 +274,7 @@ func TestStopDuringAdministration(t *testing.T) {
 		_, err := a.Registry().PushBlob(context.Background(), "a", oci.Digest(digestOf("never")), 1<<20, body)
 		failed <- err
 	}()
-	if _, err := feed.Write(make([]byte, 1<<16)); err != nil { // somebody reads: it is under way
+	if _, err := feed.Write(make([]byte, 1<<16)); err != nil { // somebody reads: the push is under way
 		t.Fatal(err)
 	}
 	if err := s.stop(); err != nil {

@@ -21,13 +21,13 @@ import (
 	"example.org/slipway/serve"
 )
 
-// storage is a Distribution storage that a test writes, with what a naive reader finds
-// in it.
+// storage is a Distribution storage that a test writes, together with what a naive reader finds in
+// it.
 type storage struct {
 	t    *testing.T
 	root string
 	rnd  *rand.Rand
-	// images are all tagged images, whole those that a pull gets in full.
+	// images holds all tagged images. whole holds those that can be pulled in full.
 	images, whole map[string]storedImage
 }
 
@@ -58,8 +58,8 @@ func (s *storage) link(repo, place, digest string) string {
 	return s.write(digest, "repositories", repo, place, "link")
 }
 
-// harms are what happens to a storage, beside nothing. Each takes an image's layer or a
-// file of its links.
+// harms lists the kinds of damage to a storage, besides none at all. Each gets an image's layer or
+// a file of its links.
 var harms = []func(s *storage, layer, tagLink, manifest string){
 	func(s *storage, layer, _, _ string) { s.cut(layer, 0) },
 	func(s *storage, layer, _, _ string) { s.cut(layer, 7) },
@@ -94,7 +94,7 @@ func (s *storage) append(path string) {
 
 func (s *storage) remove(path string) { _ = os.Remove(path) }
 
-// image writes an image of some layers, which others may have too.
+// image writes an image of some layers. Other images may share them.
 func (s *storage) image(repo, tag string, harmed bool) {
 	var layers []oci.Descriptor
 	var files, digests []string
@@ -106,7 +106,7 @@ func (s *storage) image(repo, tag string, harmed bool) {
 		files = append(files, s.blob(c))
 		size := int64(len(c))
 		if s.rnd.IntN(10) == 0 {
-			size++ // its pusher was wrong, and Distribution took it
+			size++ // the pusher stated a wrong size, and Distribution accepted it
 		}
 		d := digestOf(c)
 		digests = append(digests, d)
@@ -129,7 +129,7 @@ func (s *storage) image(repo, tag string, harmed bool) {
 	s.images[repo+":"+tag] = storedImage{repo, tag, string(b), digests}
 }
 
-// read reads the storage naively, and notes which images are whole.
+// read reads the storage naively and records which images are whole.
 func (s *storage) read() {
 	has := func(d string) bool {
 		b, err := os.ReadFile(filepath.Join(s.root, "docker/registry/v2/blobs/sha256", d[7:9], d[7:], "data"))
@@ -147,9 +147,9 @@ func (s *storage) read() {
 	}
 }
 
-// TestAdoptRandom adopts random storages, some of them damaged, and compares with a naive
-// reader: what is whole is served, nothing else is, damage is told, and the dry run told
-// before what the run did, also when the storage is adopted again.
+// TestAdoptRandom adopts random storages, some of them damaged, and compares the result with a
+// naive reader. Whole images are served, and nothing else. Damage is reported. The dry run predicts
+// what the run does, also when the storage is adopted a second time.
 func TestAdoptRandom(t *testing.T) {
 	seeds := uint64(12)
 	if testing.Short() {
@@ -178,7 +178,7 @@ func TestAdoptRandom(t *testing.T) {
 	}
 }
 
-// adopt adopts the storage, first dry.
+// adopt adopts the storage after a dry run.
 func (s *storage) adopt() registry.AdoptReport {
 	s.t.Helper()
 	var reps [2]registry.AdoptReport
@@ -196,7 +196,7 @@ func (s *storage) adopt() registry.AdoptReport {
 	return reps[1]
 }
 
-// check compares what a server has with what a naive reader found.
+// check compares the contents of a server with what a naive reader found.
 func (s *storage) check() {
 	s.t.Helper()
 	srv := start(s.t, setup{root: s.root})
@@ -226,7 +226,7 @@ func (s *storage) check() {
 	}
 }
 
-// parts writes a storage with one image, and returns it with the paths of all its
+// parts writes a storage with one image. It returns the storage and the paths of all its
 // directories and files, relative to its root.
 func parts(t *testing.T) (s *storage, paths []string) {
 	t.Helper()
@@ -246,8 +246,7 @@ func parts(t *testing.T) (s *storage, paths []string) {
 	return s, paths
 }
 
-// refused adopts the storage, which is to fail with an error that says so, and to leave
-// no catalogue.
+// refused adopts the storage and wants an error that contains says, and no catalogue left behind.
 func (s *storage) refused(what, says string) {
 	s.t.Helper()
 	_, err := serve.AdoptInPlace(s.t.Context(), configure(s.t, setup{root: s.root}), false, registry.AdoptOptions{Logger: slog.New(slog.DiscardHandler)})
@@ -259,8 +258,8 @@ func (s *storage) refused(what, says string) {
 	}
 }
 
-// TestAdoptUnreadable: what the user of the import may not read, anywhere in a storage,
-// is refused by its name, and nothing is adopted.
+// TestAdoptUnreadable wants an import to name and refuse anything in a storage that its user may
+// not read, and to adopt nothing.
 func TestAdoptUnreadable(t *testing.T) {
 	_, paths := parts(t)
 	for _, part := range paths {
@@ -281,7 +280,7 @@ func TestAdoptUnreadable(t *testing.T) {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			runtime.LockOSThread() // for good: the thread ends with this
+			runtime.LockOSThread() // never unlocked: the thread ends with this goroutine
 			if os.Geteuid() == 0 {
 				if _, err := unix.SetfsuidRetUid(65534); err != nil {
 					t.Error(err)
@@ -296,8 +295,8 @@ func TestAdoptUnreadable(t *testing.T) {
 	}
 }
 
-// TestAdoptLinks: a storage with a symbolic link anywhere is refused by its name, and
-// nothing is adopted.
+// TestAdoptLinks wants an import to name and refuse a symbolic link anywhere in a storage, and to
+// adopt nothing.
 func TestAdoptLinks(t *testing.T) {
 	_, paths := parts(t)
 	for _, part := range paths {
@@ -319,7 +318,7 @@ func TestAdoptLinks(t *testing.T) {
 	}
 }
 
-// TestAdoptLostLinks: blobs without repositories are no empty storage.
+// TestAdoptLostLinks checks that a storage of blobs without repositories does not count as empty.
 func TestAdoptLostLinks(t *testing.T) {
 	s := &storage{t: t, root: t.TempDir(), rnd: rand.New(rand.NewPCG(1, 1)), images: map[string]storedImage{}}
 	s.image("team/app", "v1", false)

@@ -25,30 +25,29 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	// A catalogue on a read-only disk is left as it is, and with it its connection.
+	// A catalogue on a read-only disk is left alone, and so is its connection.
 	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("database/sql.(*DB).connectionOpener"))
 }
 
-// patience is how long a test waits for what must come. It is generous, because
-// it only costs time where something is broken.
+// patience is how long a test waits for something that must happen. It is generous, because it
+// costs time only when something is broken.
 const patience = 30 * time.Second
 
-// setup says what a server is made of. The zero value is one with a root of its
-// own and the defaults.
+// setup describes a server. The zero value is a server with a root of its own and the defaults.
 type setup struct {
-	// yaml is the configuration without version.
+	// yaml is the configuration without the version.
 	yaml string
 	// root defaults to a new directory.
 	root string
-	// keep leaves http.addr and http.debug.addr as yaml has them.
+	// keep leaves http.addr and http.debug.addr as yaml sets them.
 	keep bool
-	// change changes the configuration beyond what a file may say, such as
-	// intervals too short for real life.
+	// change changes the configuration in ways that a file cannot, for example to intervals too
+	// short for production.
 	change func(*config.Config)
 	opts   serve.Options
 }
 
-// configure parses a setup's configuration.
+// configure parses the configuration of a setup.
 func configure(t testing.TB, o setup) *config.Config {
 	t.Helper()
 	over := []config.Override{{Key: "storage.root", Value: o.root}}
@@ -76,7 +75,7 @@ type instance struct {
 	cfg    *config.Config
 	log    *logtest.Buffer
 	client *http.Client
-	// url and debug are where it listens, without a closing slash.
+	// url and debug are the addresses it listens on, without a trailing slash.
 	url, debug string
 	cancel     context.CancelFunc
 	done       chan error
@@ -84,7 +83,7 @@ type instance struct {
 	err        error
 }
 
-// start runs a server until the test ends or stop.
+// start runs a server until the test ends or stop is called.
 func start(t testing.TB, o setup) *instance {
 	t.Helper()
 	if o.root == "" {
@@ -117,7 +116,7 @@ func start(t testing.TB, o setup) *instance {
 	return s
 }
 
-// stop ends the server and returns what Run and Close said.
+// stop ends the server and returns the errors of Run and Close.
 func (s *instance) stop() error {
 	s.once.Do(func() {
 		s.cancel()
@@ -134,14 +133,14 @@ func (s *instance) stop() error {
 	return s.err
 }
 
-// answer is a whole answer.
+// answer is a complete answer.
 type answer struct {
 	status int
 	header http.Header
 	body   string
 }
 
-// do sends a request. Each edit changes it first.
+// do sends a request after applying each edit to it.
 func (s *instance) do(method, path, body string, edits ...func(*http.Request)) answer {
 	s.t.Helper()
 	if !strings.Contains(path, "://") {
@@ -166,7 +165,7 @@ func (s *instance) do(method, path, body string, edits ...func(*http.Request)) a
 	return answer{resp.StatusCode, resp.Header, string(b)}
 }
 
-// want sends a request and fails the test unless the status is the wanted one.
+// want sends a request and fails the test unless the answer has the given status.
 func (s *instance) want(status int, method, path, body string, edits ...func(*http.Request)) answer {
 	s.t.Helper()
 	a := s.do(method, path, body, edits...)
@@ -196,8 +195,8 @@ func (s *instance) pushBlob(repo, content string, edits ...func(*http.Request)) 
 	return d
 }
 
-// imageOf is a manifest of one layer, which is no file tree, with the layer as its
-// config.
+// imageOf returns a manifest with one layer that also serves as its config. The layer is not a file
+// tree.
 func imageOf(layer string) string {
 	d := digestOf(layer)
 	return fmt.Sprintf(`{"schemaVersion":2,"mediaType":%q,"config":{"mediaType":"application/vnd.oci.image.config.v1+json","digest":%q,"size":%d},"layers":[{"mediaType":"application/vnd.example.text","digest":%q,"size":%d}]}`,
@@ -215,7 +214,7 @@ func (s *instance) pushImage(repo, tag, layer string, edits ...func(*http.Reques
 	return digestOf(m)
 }
 
-// poll waits until f holds.
+// poll waits until f returns true.
 func poll(t testing.TB, what string, f func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(patience); !f(); {
@@ -226,10 +225,10 @@ func poll(t testing.TB, what string, f func() bool) {
 	}
 }
 
-// pause lets others run between two looks at a condition.
+// pause lets other goroutines run between two checks of a condition.
 func pause() { <-time.After(5 * time.Millisecond) }
 
-// refused tells whether nobody accepts connections at an address.
+// refused reports whether an address refuses connections.
 func refused(addr net.Addr) bool {
 	c, err := net.DialTimeout(addr.Network(), addr.String(), time.Second)
 	if err == nil {
@@ -240,7 +239,7 @@ func refused(addr net.Addr) bool {
 
 func writeFile(t testing.TB, path, content string) {
 	t.Helper()
-	// As renewals do it: a new file takes the old one's place.
+	// Renewals work like this: a new file replaces the old one.
 	tmp := path + ".new"
 	if err := os.WriteFile(tmp, []byte(content), 0o600); err != nil {
 		t.Fatal(err)
@@ -266,7 +265,7 @@ func remove(t testing.TB, path string) {
 	}
 }
 
-// socketTransport connects to the administration socket in a root.
+// socketTransport connects to the administration socket of a root.
 func socketTransport(root string) *http.Transport {
 	return &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(root, "admin.sock"))

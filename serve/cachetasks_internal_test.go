@@ -13,8 +13,8 @@ import (
 	"example.org/slipway/registry/objstore/memstore"
 )
 
-// TestWarmLayers: the report counts what became of each layer, and the error tells why
-// one could not be fetched.
+// TestWarmLayers checks that the report counts the outcome of each layer, and that the error says
+// why a layer could not be fetched.
 func TestWarmLayers(t *testing.T) {
 	const size = 1000
 	store := memstore.New(nil)

@@ -25,10 +25,10 @@ import (
 
 var copiesSeeds = flag.Int("copies.seeds", 6, "random runs of TestLastGoodCopy")
 
-// TestLastGoodCopy damages a registry and its backup at random, and runs the commands of
-// maintenance in between. The oracle looks into the files: as long as each content of
-// an image has a good copy in either place, no command may take the last one, the
-// documented commands bring the image back, and no command says that all is well before.
+// TestLastGoodCopy damages a registry and its backup at random and runs maintenance commands in
+// between. The oracle looks into the files. As long as each content of an image has a good copy in
+// either place, no command may remove the last one, the documented commands restore the image, and
+// no command reports that all is well before that.
 func TestLastGoodCopy(t *testing.T) {
 	for seed := range *copiesSeeds {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -38,7 +38,7 @@ func TestLastGoodCopy(t *testing.T) {
 	}
 }
 
-// stored is a pushed image: the digests of its contents, and the bytes.
+// stored is a pushed image: the bytes of its contents by digest.
 type stored map[oci.Digest][]byte
 
 // copies is one run.
@@ -48,7 +48,7 @@ type copies struct {
 	cfg          *config.Config
 	root, backup string
 	n            int
-	live, saved  map[string]stored // images of the registry, and of the latest backup, by tag
+	live, saved  map[string]stored // the images of the registry and of the latest backup, by tag
 	log          []string
 }
 
@@ -106,7 +106,7 @@ func (c *copies) run(steps int) {
 	}
 }
 
-// end wants everything back that has a good copy of each content.
+// end wants every image restored of which each content has a good copy.
 func (c *copies) end() {
 	want := c.recoverable()
 	if len(c.saved) > 0 {
@@ -116,7 +116,7 @@ func (c *copies) end() {
 	defer done()
 	for tag := range want {
 		if _, ok := c.live[tag]; !ok {
-			continue // deleted, and only in the backup
+			continue // the image was deleted, and only the backup has it
 		}
 		if err := pulls(c.t.Context(), reg.Registry(), tag, c.live[tag]); err != nil {
 			c.t.Errorf("image %s has good copies and does not come back: %v", tag, err)
@@ -138,7 +138,7 @@ func (c *copies) admin() (*serve.Admin, func()) {
 	}
 }
 
-// push pushes an image with a small and a large layer; some are shared with others.
+// push pushes an image with a small and a large layer. Images share some of the layers.
 func (c *copies) push() {
 	a, done := c.admin()
 	defer done()
@@ -170,7 +170,7 @@ func (c *copies) push() {
 	}
 	res, err := a.Registry().PutManifest(c.t.Context(), "app", oci.PutManifest{Bytes: raw, Tags: []string{tag}})
 	if err != nil {
-		c.did("push %s: %v", tag, err) // one of its contents is damaged; that is told
+		c.did("push %s: %v", tag, err) // one of its contents is damaged, and the registry said so
 		return
 	}
 	im[res.Descriptor.Digest] = raw
@@ -202,7 +202,7 @@ func (c *copies) delete() {
 	c.did("delete %s", tag)
 }
 
-// damage removes, cuts or flips an object, or flips bytes in the catalogue.
+// damage removes, truncates or flips an object, or flips bytes in the catalogue.
 func (c *copies) damage(dir string) {
 	objects, err := filepath.Glob(filepath.Join(dir, "docker/registry/v2/blobs/sha256/*/*/data"))
 	if err != nil || len(objects) == 0 {
@@ -227,7 +227,7 @@ func (c *copies) damage(dir string) {
 	c.did("%s %s", what, path[len(dir)-4:])
 }
 
-// rewrite writes a file anew: the old one may have other names.
+// rewrite replaces a file by a new one, because the old one may have other names.
 func rewrite(path string, change func([]byte) []byte) error {
 	b, err := os.ReadFile(path)
 	if err != nil {
@@ -305,7 +305,7 @@ func (c *copies) restore() {
 	if err == nil {
 		c.whole("a restore without complaint", a.Registry(), c.saved)
 	}
-	for tag, im := range c.saved { // those that were deleted are back
+	for tag, im := range c.saved { // deleted images are back
 		if _, err := a.Registry().ResolveManifest(c.t.Context(), "app", tag); err == nil {
 			c.live[tag] = im
 		}
@@ -348,7 +348,7 @@ func pulls(ctx context.Context, r oci.Reader, tag string, im stored) error {
 	return nil
 }
 
-// recoverable returns the images each content of which has a good copy, by the files.
+// recoverable returns the images of which every content has a good copy in the files.
 func (c *copies) recoverable() map[string]bool {
 	good := map[oci.Digest]bool{}
 	for _, dir := range []string{c.root, c.backup} {

@@ -19,8 +19,8 @@ import (
 	"example.org/slipway/serve"
 )
 
-// ext4 mounts a new file system of a size at a new directory. mkfs.ext4 gets the
-// options.
+// ext4 mounts a new file system of the given size on a new directory. It passes the options to
+// mkfs.ext4.
 func ext4(t *testing.T, mib int64, options ...string) string {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -34,7 +34,7 @@ func ext4(t *testing.T, mib int64, options ...string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// -m 0: root may use the blocks that are reserved for it.
+	// -m 0: root may use the reserved blocks.
 	for _, c := range [][]string{append(append([]string{"mkfs.ext4", "-q", "-F", "-m", "0"}, options...), image), {"mount", "-o", "loop", image, dir}} {
 		if out, err := exec.Command(c[0], c[1:]...).CombinedOutput(); err != nil {
 			t.Fatalf("%v: %v\n%s", c, err, out)
@@ -48,7 +48,7 @@ func ext4(t *testing.T, mib int64, options ...string) string {
 	return dir
 }
 
-// stuff writes a file into dir until left bytes or less are free.
+// stuff writes a file into dir until at most left bytes are free.
 func stuff(t *testing.T, dir string, left int64) {
 	t.Helper()
 	f, err := os.OpenFile(filepath.Join(dir, "stuff"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
@@ -76,15 +76,15 @@ func freeOf(t *testing.T, dir string) int64 {
 	return int64(st.Bavail) * st.Bsize
 }
 
-// contentOf is the content that a test pushes as its nth.
+// contentOf returns the content of a test's nth push.
 func contentOf(n, size int) string {
 	b := make([]byte, size)
 	rand.NewChaCha8([32]byte{byte(n), byte(n >> 8), byte(size)}).Read(b)
 	return string(b)
 }
 
-// pushUntilFull pushes images until one is refused, and returns the numbers of those
-// that were not.
+// pushUntilFull pushes images until one is refused. It returns the numbers of those that were
+// accepted.
 func (s *instance) pushUntilFull(size int) (done []int) {
 	var mu sync.Mutex
 	var wg sync.WaitGroup
@@ -123,7 +123,7 @@ func (s *instance) pushUntilFull(size int) (done []int) {
 	return done
 }
 
-// pullAll checks that images are there.
+// pullAll checks that images can be pulled.
 func (s *instance) pullAll(images []int, size int) {
 	s.t.Helper()
 	for _, n := range images {
@@ -137,14 +137,13 @@ func (s *instance) pullAll(images []int, size int) {
 	}
 }
 
-// TestFullDisk walks through a disk that is filled by layers or by the catalogue, to the
-// last byte: deleting and collecting make room again, without anything being done to the
-// disk from outside.
+// TestFullDisk fills a disk to the last byte, with layers or with the catalogue. Deleting and
+// collecting must free space again without help from outside.
 func TestFullDisk(t *testing.T) {
 	for _, c := range []struct {
 		name      string
 		mib, size int
-		// to leaves as little to the registry, 0 all.
+		// to is the space that is left to the registry. 0 leaves all.
 		to int64
 	}{
 		{"layers", 64, 1_000_000, 0},
@@ -169,7 +168,7 @@ func TestFullDisk(t *testing.T) {
 			if err := s.stop(); err != nil {
 				t.Errorf("stop: %v", err)
 			}
-			stuff(t, dir, 0) // what the log of the catalogue took
+			stuff(t, dir, 0) // the space that the catalogue's log took
 			s = start(t, o)
 			s.pullAll(done, c.size)
 			if a := s.want(http.StatusOK, "GET", s.debug+"/readyz", ""); !strings.Contains(a.body, "pushes are refused") {
@@ -204,7 +203,7 @@ func (s *instance) collectNow() {
 	}
 }
 
-// impaired checks what a server says whose disk is not damaged and cannot be used.
+// impaired checks the answer of a server whose disk is undamaged but cannot be used.
 func (s *instance) impaired(status int, method, path, body, says string) {
 	s.t.Helper()
 	if a := s.want(status, method, path, body); status == http.StatusServiceUnavailable && a.header.Get("Retry-After") == "" {
@@ -220,7 +219,7 @@ func (s *instance) impaired(status int, method, path, body, says string) {
 	}
 }
 
-// TestReadOnlyDisk: a disk that the kernel has made read-only serves pulls.
+// TestReadOnlyDisk checks that a disk the kernel made read-only still serves pulls.
 func TestReadOnlyDisk(t *testing.T) {
 	dir := ext4(t, 64)
 	s := start(t, setup{root: filepath.Join(dir, "root")})
@@ -245,7 +244,7 @@ func TestReadOnlyDisk(t *testing.T) {
 	s.err = nil
 }
 
-// takeInodes makes files in dir until the file system has no inodes left.
+// takeInodes makes files in dir until the file system has no free inodes.
 func takeInodes(t *testing.T, dir string) {
 	t.Helper()
 	for {
@@ -259,8 +258,8 @@ func takeInodes(t *testing.T, dir string) {
 	}
 }
 
-// TestNoInodes: without inodes, contents that need none are still taken, and a start
-// serves pulls.
+// TestNoInodes checks that without free inodes the server still accepts contents that need none,
+// and that it starts and serves pulls.
 func TestNoInodes(t *testing.T) {
 	dir := ext4(t, 64, "-N", "400")
 	o := setup{root: filepath.Join(dir, "root")}
@@ -275,13 +274,13 @@ func TestNoInodes(t *testing.T) {
 	if err := s.stop(); err != nil {
 		t.Errorf("stop: %v", err)
 	}
-	takeInodes(t, dir) // also those that the stop gave back
+	takeInodes(t, dir) // also the inodes that the stop freed
 	s = start(t, o)
 	s.impaired(http.StatusServiceUnavailable, "POST", "/v2/app/blobs/uploads/?digest="+digestOf(c), c, "inodes")
 	s.want(http.StatusOK, "GET", "/v2/app/blobs/"+digestOf(large), "")
 }
 
-// TestNoDescriptors: a pull that cannot open its blob is told to come again.
+// TestNoDescriptors checks that a pull which cannot open its blob gets an error that says to try again.
 func TestNoDescriptors(t *testing.T) {
 	s := start(t, setup{})
 	large := contentOf(1, 200_000)

@@ -10,8 +10,8 @@ import (
 	"example.org/slipway/gear/rootfs"
 )
 
-// TestLayerLimits gives each bound of a layer its own value, by the key that errors name,
-// and wants the conversion to have it; and wants the defaults of both to be the same.
+// TestLayerLimits sets each limit of a layer to a different value, by the key that errors name, and
+// wants the conversion to use it. It also wants the two sets of defaults to be the same.
 func TestLayerLimits(t *testing.T) {
 	bounds := reflect.TypeFor[rootfs.Options]()
 	var text strings.Builder

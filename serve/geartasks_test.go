@@ -14,7 +14,7 @@ import (
 	"example.org/slipway/serve"
 )
 
-// tarOf is a layer with one file.
+// tarOf returns a layer with one file.
 func tarOf(t testing.TB, name, content string) string {
 	t.Helper()
 	var b bytes.Buffer
@@ -31,7 +31,7 @@ func tarOf(t testing.TB, name, content string) string {
 	return b.String()
 }
 
-// pushLayer is pushImage with a layer that is one by its media type.
+// pushLayer is pushImage with a layer that has the media type of a layer.
 func (s *instance) pushLayer(repo, tag, layer string) {
 	s.t.Helper()
 	s.pushBlob(repo, layer)
@@ -57,7 +57,7 @@ func wantConverted(t *testing.T, a *serve.Admin, args serve.ConvertArgs, queued 
 	}
 }
 
-// TestGearTasks: what is not converted is, through a server and without one.
+// TestGearTasks checks that missing conversions are made, with a server and without one.
 func TestGearTasks(t *testing.T) {
 	for _, through := range []string{"a server", "none"} {
 		t.Run(through, func(t *testing.T) {
@@ -87,7 +87,7 @@ func TestGearTasks(t *testing.T) {
 	}
 }
 
-// TestGearTasksReadOnly: nothing waits for what may not be done.
+// TestGearTasksReadOnly checks that nothing waits for a conversion that is not allowed.
 func TestGearTasksReadOnly(t *testing.T) {
 	s := start(t, setup{yaml: gearOff})
 	s.pushGear()
@@ -108,7 +108,7 @@ func TestGearTasksReadOnly(t *testing.T) {
 	}
 }
 
-// packs are the files of the packs in a root or a backup.
+// packs returns the pack files of a root or a backup.
 func packs(t testing.TB, root string) (files []string) {
 	t.Helper()
 	err := filepath.WalkDir(filepath.Join(root, "slipway/gear/packs"), func(path string, d os.DirEntry, err error) error {
@@ -123,7 +123,7 @@ func packs(t testing.TB, root string) (files []string) {
 	return files
 }
 
-// TestGearFsck: damaged packs and unknown ones are found, and mended.
+// TestGearFsck checks that damaged and unknown packs are found and repaired.
 func TestGearFsck(t *testing.T) {
 	s := start(t, setup{})
 	s.pushLayer("team/app", "v1", tarOf(t, "a", strings.Repeat("first ", 9000)))
@@ -148,8 +148,8 @@ func TestGearFsck(t *testing.T) {
 	if err != nil || rep.Clean() || rep.Counts[serve.ProblemGear] != 3 || rep.Counts[serve.ProblemGearUnknown] != 1 || len(rep.Problems) != 4 {
 		t.Fatalf("damaged: got %+v, %v", rep, err)
 	}
-	// Of the four problems each is one no more: the contents are lost, and made
-	// again; the pack has nothing anybody needs.
+	// None of the four problems remains: the lost contents are made again, and nobody needs
+	// anything in the pack.
 	rep, err = a.Fsck(t.Context(), serve.FsckArgs{Repair: true}, nil)
 	if err != nil || !rep.Clean() || rep.Repaired[serve.ProblemGear] != 3 || rep.Repaired[serve.ProblemGearUnknown] != 1 {
 		t.Errorf("repair: got %+v, %v", rep, err)
@@ -166,7 +166,7 @@ func TestGearFsck(t *testing.T) {
 	}
 }
 
-// TestGearRebuild: packs that a new catalogue does not know are recorded, and the
+// TestGearRebuild checks that packs unknown to a new catalogue are recorded, and that the
 // conversion writes no others.
 func TestGearRebuild(t *testing.T) {
 	for _, through := range []string{"a server", "none"} {
@@ -203,7 +203,7 @@ func TestGearRebuild(t *testing.T) {
 	}
 }
 
-// wantAll converts everything, and wants so many layers then.
+// wantAll converts everything and wants the given number of converted layers.
 func wantAll(t *testing.T, a *serve.Admin, layers int64) {
 	t.Helper()
 	rep, err := a.Convert(t.Context(), serve.ConvertArgs{}, nil)
@@ -212,7 +212,7 @@ func wantAll(t *testing.T, a *serve.Admin, layers int64) {
 	}
 }
 
-// TestGearBackup: packs are in a backup, and come back.
+// TestGearBackup checks that a backup contains the packs and that a restore brings them back.
 func TestGearBackup(t *testing.T) {
 	s := start(t, setup{})
 	layer := tarOf(t, "a", strings.Repeat("first ", 9000))

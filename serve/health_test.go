@@ -118,8 +118,8 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// documented compares the metrics with the tables that operators read. Those of late
-// come into being when there is something to tell.
+// documented compares the metrics with the tables that operators read. The metrics in late appear
+// only when there is something to report.
 func documented(t *testing.T, page string, late []string, docs ...string) {
 	t.Helper()
 	inDocs := map[string]bool{}
@@ -133,7 +133,7 @@ func documented(t *testing.T, page string, late []string, docs ...string) {
 			continue
 		}
 		for _, m := range name.FindAllStringSubmatch(row, -1) {
-			if !strings.HasSuffix(m[1], "_") { // what follows are labels
+			if !strings.HasSuffix(m[1], "_") { // labels follow
 				inDocs[m[1]] = true
 				continue
 			}

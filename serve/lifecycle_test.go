@@ -51,7 +51,7 @@ func TestTwoServers(t *testing.T) {
 
 func TestCloseWithoutRun(t *testing.T) {
 	cfg := configure(t, setup{root: t.TempDir()})
-	for range 2 { // what the first has must be free for the second
+	for range 2 { // the first server must leave everything free for the second
 		s, err := serve.New(t.Context(), cfg, nil)
 		if err != nil {
 			t.Fatal(err)
@@ -129,7 +129,7 @@ func TestNewErrors(t *testing.T) {
 			}
 		})
 	}
-	// A start that failed leaves nothing behind that would hinder the next.
+	// A failed start must leave nothing behind that hinders the next one.
 	start(t, setup{root: filepath.Join(dir, "root")})
 	busy.want(200, "GET", "/v2/", "")
 }
@@ -176,7 +176,7 @@ func TestUnixSocket(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	// What a killed process leaves is no obstacle.
+	// The leftovers of a killed process must not be an obstacle.
 	ln, err := net.Listen("unix", path)
 	if err != nil {
 		t.Fatal(err)
@@ -186,7 +186,7 @@ func TestUnixSocket(t *testing.T) {
 	start(t, o)
 }
 
-// rawUpload is an upload whose body the test sends by hand.
+// rawUpload is an upload whose body the test sends itself.
 type rawUpload struct {
 	net.Conn
 	t testing.TB
@@ -211,7 +211,7 @@ func (u rawUpload) send(text string) {
 	}
 }
 
-// status reads the answer, 0 when the connection ended instead.
+// status reads the status of the answer. It is 0 if the connection ended instead.
 func (u rawUpload) status() int {
 	u.t.Helper()
 	u.SetReadDeadline(time.Now().Add(patience))
@@ -255,7 +255,7 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// inFlight waits until so many requests are being served.
+// inFlight waits until n requests are being served.
 func (s *instance) inFlight(n int) {
 	s.t.Helper()
 	want := fmt.Sprintf("registry_http_in_flight_requests %d\n", n)
@@ -316,7 +316,7 @@ func TestConnectionLimit(t *testing.T) {
 	if got := third.status(); got != 200 {
 		t.Errorf("after one was closed: got status %d, want 200", got)
 	}
-	// All places are taken: stopping must not wait for one.
+	// All slots are taken. Stopping must not wait for one.
 	began := time.Now()
 	if err := s.stop(); err != nil {
 		t.Error(err)

@@ -9,8 +9,8 @@ import (
 	"example.org/slipway/registry"
 )
 
-// TestLockRoot: one process holds a root, also when somebody removes the file
-// that stands for it, and until it lets go.
+// TestLockRoot checks that one process holds a root until it lets go, even if somebody removes the
+// lock file.
 func TestLockRoot(t *testing.T) {
 	dir := t.TempDir()
 	l, err := lockRoot(dir)

@@ -21,8 +21,8 @@ import (
 	"example.org/slipway/serve"
 )
 
-// talk makes the requests whose records the access log tests look at, and
-// returns the sizes of the layer and the manifest.
+// talk sends the requests whose records the access log tests examine. It returns the sizes of the
+// layer and the manifest.
 func talk(s *instance) (layer, manifest int) {
 	content := strings.Repeat("x", 1234)
 	m := imageOf(content)
@@ -57,7 +57,7 @@ func TestAccessLogCombined(t *testing.T) {
 		}
 		got = append(got, m[1]+" "+m[3]+" "+m[4])
 	}
-	// The bytes are those of the answer's body, also where a request had one.
+	// The bytes are those of the answer's body, even if the request had a body.
 	notFound := len(s404(t))
 	want := []string{"POST 201 0", "PUT 201 0", fmt.Sprint("GET 200 ", layer), "HEAD 200 0", "GET 206 10", fmt.Sprint("GET 404 ", notFound)}
 	if strings.Join(got, ", ") != strings.Join(want, ", ") {
@@ -74,7 +74,7 @@ func TestAccessLogCombined(t *testing.T) {
 	}
 }
 
-// s404 is the body of the 404 that talk gets.
+// s404 returns the body of the 404 answer that talk gets.
 func s404(t testing.TB) string {
 	s := start(t, setup{})
 	s.pushImage("a", "v1", "layer")
@@ -96,7 +96,7 @@ func TestAccessLogTrace(t *testing.T) {
 			t.Fatalf("%s: %v", l, err)
 		}
 		fields := 10
-		if m := rec["http.request.method"]; m == "POST" || m == "PUT" { // which content it was
+		if m := rec["http.request.method"]; m == "POST" || m == "PUT" { // the digest of the content
 			fields++
 			if !strings.HasPrefix(fmt.Sprint(rec["digest"]), "sha256:") {
 				t.Errorf("no digest: %s", l)
@@ -107,7 +107,7 @@ func TestAccessLogTrace(t *testing.T) {
 		}
 		got = append(got, fmt.Sprintf("%v %v %v", rec["http.request.method"], rec["http.response.status"], rec["http.response.written"]))
 	}
-	// The bytes are those of the content, whichever way it went.
+	// The bytes are those of the content, in either direction.
 	want := []string{fmt.Sprint("POST 201 ", layer), fmt.Sprint("PUT 201 ", manifest), fmt.Sprint("GET 200 ", layer), "HEAD 200 0", "GET 206 10", fmt.Sprint("GET 404 ", len(s404(t)))}
 	if strings.Join(got, ", ") != strings.Join(want, ", ") {
 		t.Errorf("got  %q\nwant %q", got, want)
@@ -176,7 +176,7 @@ func TestPanic(t *testing.T) {
 	}
 }
 
-// brokenBody is a registry whose blobs panic half way.
+// brokenBody is a registry whose blobs panic halfway.
 type brokenBody struct{ oci.Registry }
 
 func (brokenBody) GetBlob(_ context.Context, _ string, d oci.Digest) (oci.Content, error) {
@@ -195,8 +195,8 @@ func (brokenContent) WriteTo(w io.Writer) (int64, error) {
 	panic("half way")
 }
 
-// TestPanicInBody wants an answer that has begun to be cut off, so that nobody
-// takes it for whole.
+// TestPanicInBody wants an answer that has begun to be cut off, so that no client takes it for
+// complete.
 func TestPanicInBody(t *testing.T) {
 	var log logtest.Buffer
 	srv := server.New(brokenBody{}, &server.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})

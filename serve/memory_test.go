@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// TestLimitCountsStacks: the stacks of many connections must not use up what is
-// meant for the heap, or the collector runs all the time.
+// TestLimitCountsStacks checks that the stacks of many connections do not use up the memory meant
+// for the heap. The collector would run all the time otherwise.
 func TestLimitCountsStacks(t *testing.T) {
 	t.Setenv("GOGC", "")
 	t.Setenv("GOMEMLIMIT", "")
@@ -38,7 +38,7 @@ func TestLimitCountsStacks(t *testing.T) {
 		if beside < 16<<20 {
 			t.Fatalf("%d bytes beside the heap, so few that this tells nothing", beside)
 		}
-		// A second passes between two looks; a little may have come since.
+		// A second passes between two measurements. A little may have been added since.
 		if room := limit - live - beside; room >= leastRoom*3/4 && limit < 1<<40 {
 			return
 		} else if time.Now().After(deadline) {
@@ -48,7 +48,8 @@ func TestLimitCountsStacks(t *testing.T) {
 	}
 }
 
-// TestCgroupMemory: the least limit on the way up counts, of either version.
+// TestCgroupMemory checks that the smallest limit on the way up the hierarchy counts, in both
+// cgroup versions.
 func TestCgroupMemory(t *testing.T) {
 	const none = math.MaxInt64
 	for _, tc := range []struct {
@@ -83,8 +84,7 @@ func TestCgroupMemory(t *testing.T) {
 	}
 }
 
-// TestGoMemory: GOMEMLIMIT bounds what a cache may have, and the limit of keepSmall does
-// not.
+// TestGoMemory checks that GOMEMLIMIT bounds a cache and that the limit of keepSmall does not.
 func TestGoMemory(t *testing.T) {
 	defer debug.SetMemoryLimit(debug.SetMemoryLimit(100 << 20))
 	t.Setenv("GOMEMLIMIT", "100MiB")
@@ -97,7 +97,7 @@ func TestGoMemory(t *testing.T) {
 	}
 }
 
-// waitDeep waits on a stack that had to grow, and that is in use.
+// waitDeep waits on a stack that had to grow and is in use.
 func waitDeep(ready chan<- struct{}, end <-chan struct{}) {
 	var frame [8 << 10]byte
 	ready <- struct{}{}

@@ -12,7 +12,8 @@ import (
 	"example.org/slipway/serve"
 )
 
-// What was pushed here is no mirror: it is neither listed with them nor carried away.
+// TestMirrorListHasNoPushed checks that pushed images do not count as mirrored: they are neither
+// listed with the mirrors nor exported.
 func TestMirrorListHasNoPushed(t *testing.T) {
 	b := newMirrorBed(t)
 	b.public.pushImage("library/app", "v1", mirrorLayer("public"))
@@ -41,9 +42,8 @@ func TestMirrorListHasNoPushed(t *testing.T) {
 	}
 }
 
-// defaultBed is a server with def as its default upstream, of which priv wants a
-// password and shut lets nobody in. Alice may do everything there, and bob
-// everything to team/ and nothing else.
+// defaultBed returns a server with def as its default upstream. Its upstream priv wants a password,
+// and shut lets nobody in. Alice may do everything, bob may do everything in team/ only.
 func defaultBed(t *testing.T, def string) *instance {
 	t.Helper()
 	dir := t.TempDir()
@@ -67,8 +67,8 @@ proxy:
 `, filepath.Join(dir, "users"), private.url, private.url, def)})
 }
 
-// The first push of a repository is not disturbed by the default upstream: not by
-// what the client may not read there, and not by what the upstream denies.
+// TestMirrorDefaultAndFirstPush checks that the default upstream does not disturb the first push of
+// a repository: neither by what the client may not read there nor by what the upstream denies.
 func TestMirrorDefaultAndFirstPush(t *testing.T) {
 	for name, bed := range map[string]struct {
 		def string
@@ -96,8 +96,9 @@ func TestMirrorDefaultAndFirstPush(t *testing.T) {
 	}
 }
 
-// With ns or a host of an upstream a name is the upstream's, although mappings have
-// another meaning for it here, and mappings hold for names in full.
+// TestMirrorNamesAndMappings checks that with ns, or with the host of an upstream, a name belongs
+// to that upstream even if mappings give the name another meaning here. Mappings apply to complete
+// names.
 func TestMirrorNamesAndMappings(t *testing.T) {
 	up := start(t, setup{})
 	hub, lib, ours := mirrorLayer("hub"), mirrorLayer("library"), mirrorLayer("ours")
@@ -125,7 +126,8 @@ func TestMirrorNamesAndMappings(t *testing.T) {
 	s.pull("example/x", "v1", "", ours, host("mirror.test"))
 }
 
-// An upstream by its URL alone, as Distribution has it, is found by the name that images of it have.
+// TestNamespaceOfURL checks that an upstream given only by its URL, as in Distribution, is found
+// under the name that its images have.
 func TestNamespaceOfURL(t *testing.T) {
 	up, other := start(t, setup{}), start(t, setup{})
 	layer, theirs := mirrorLayer("up"), mirrorLayer("other")
@@ -140,7 +142,7 @@ func TestNamespaceOfURL(t *testing.T) {
 		s := start(t, setup{yaml: yaml})
 		names := []string{at, strings.ToUpper(at)}
 		if strings.Contains(yaml, "docker.io") {
-			names = []string{"docker.io", "index.docker.io", "registry-1.docker.io"} // the URL could mean either
+			names = []string{"docker.io", "index.docker.io", "registry-1.docker.io"} // the URL could mean any of them
 			s.want(404, "GET", "/v2/x/app/manifests/v1?ns="+at, "")
 		} else {
 			s.pull("x/app", "v1", "", layer)
@@ -164,7 +166,8 @@ func TestNamespaceOfURL(t *testing.T) {
 	}
 }
 
-// A token for a name is good for the repository it stands for, as far as the rules go.
+// TestMirrorTokens checks that a token for a name is also valid for the repository that the name
+// stands for, within the rules.
 func TestMirrorTokens(t *testing.T) {
 	s := defaultBed(t, "priv")
 	secret := mirrorLayer("secret")
@@ -188,8 +191,8 @@ func TestMirrorTokens(t *testing.T) {
 	}
 }
 
-// What was pushed before its name became an upstream's is a mirror from then on, and
-// the log says so, once.
+// TestMirrorOfPushedNames checks that pushed contents become a mirror when their name becomes an
+// upstream's, and that the log says so once.
 func TestMirrorOfPushedNames(t *testing.T) {
 	s := start(t, setup{})
 	s.pushImage("up/team/app", "v1", mirrorLayer("mine"))
@@ -213,10 +216,10 @@ func TestMirrorOfPushedNames(t *testing.T) {
 	s.pull("up/team/app", "v1", "", mirrorLayer("mine"))
 }
 
-// The same of names that begin with a host which a pattern fits.
+// TestMirrorOfPushedHosts checks the same for names that begin with a host that matches a pattern.
 func TestMirrorOfPushedHosts(t *testing.T) {
 	s := start(t, setup{})
-	for i := range 120 { // more than a page of the list of repositories
+	for i := range 120 { // more than one page of the list of repositories
 		s.pushImage(fmt.Sprintf("many/app%03d", i), "v1", "small")
 	}
 	for _, repo := range []string{"app", "reg.test/app", "reg.test0/app", "reg.testing/app", "zoo/app"} {

@@ -23,23 +23,23 @@ import (
 	"example.org/slipway/serve"
 )
 
-// host sets the host that a request asks.
+// host sets the Host header of a request.
 func host(name string) func(*http.Request) {
 	return func(r *http.Request) { r.Host = name }
 }
 
-// mirrorBed is a server that mirrors two others, of which one wants a password.
+// mirrorBed is a server that mirrors two others, one of which wants a password.
 type mirrorBed struct {
 	*instance
 	public, private *instance
 	access          string // its access log
 }
 
-// mirrorLayer is the content of a layer that is too large for the catalogue.
+// mirrorLayer returns the content of a layer that is too large for the catalogue.
 func mirrorLayer(word string) string { return strings.Repeat(word+"\n", 200<<10/len(word)) }
 
-// mirrorRules lets everybody pull from pub and the names that stand for it, alice do
-// everything and bob pull what alice pushes to team/.
+// mirrorRules let everybody pull from pub and the names that stand for it. Alice may do everything,
+// and bob may pull what alice pushes to team/.
 const mirrorRules = `auth:
   max_failures_per_minute: -1
   htpasswd: {path: %s}
@@ -70,7 +70,7 @@ proxy:
 
 var alice = basic("alice", "a")
 
-// pull wants an image as it was pushed, by any of its names.
+// pull wants an image as it was pushed, under any of its names.
 func (s *instance) pull(repo, ref, query, layer string, edits ...func(*http.Request)) {
 	s.t.Helper()
 	if got := s.want(200, "GET", "/v2/"+repo+"/manifests/"+ref+query, "", edits...); got.body != imageOf(layer) {
@@ -86,7 +86,7 @@ func TestMirrorNames(t *testing.T) {
 	layer, own := mirrorLayer("public"), mirrorLayer("own")
 	d := b.public.pushImage("library/app", "v1", layer)
 	b.public.pushImage("team/app", "v1", layer)
-	b.pushImage("team/app", "v1", own, alice) // here, and of the same name there
+	b.pushImage("team/app", "v1", own, alice) // pushed here, under a name that the upstream has too
 	for _, tc := range []struct {
 		name, repo, ref, query string
 		edits                  []func(*http.Request)
@@ -123,8 +123,8 @@ func TestMirrorNames(t *testing.T) {
 	}
 }
 
-// wantLogged wants at least n requests below uri in the access log, and none below
-// the names that stand for others.
+// wantLogged wants at least n requests below uri in the access log, and none below the names that
+// stand for others.
 func (b *mirrorBed) wantLogged(uri string, n int) {
 	b.t.Helper()
 	poll(b.t, fmt.Sprintf("%s is %d times in the access log", uri, n), func() bool {
@@ -139,8 +139,8 @@ func (b *mirrorBed) wantLogged(uri string, n int) {
 	}
 }
 
-// What credentials open upstream is for those whom the rules let, and for nobody
-// else, by whichever name and although the content is here.
+// TestMirrorOfPrivate checks that content fetched with upstream credentials is served only to
+// clients that the rules allow, under every name and even if the content is already here.
 func TestMirrorOfPrivate(t *testing.T) {
 	b := newMirrorBed(t)
 	secret := mirrorLayer("secret")
@@ -173,18 +173,19 @@ func TestMirrorWrites(t *testing.T) {
 		}
 		b.want(http.StatusMethodNotAllowed, "PUT", "/v2/"+repo+"/manifests/v2", imageOf(layer), alice, isManifest)
 	}
-	// A plain name is one of ours as soon as somebody pushes it.
+	// A plain name is local as soon as somebody pushes it.
 	b.pull("library/app", "v1", "", layer)
 	mine := mirrorLayer("mine")
 	b.pushImage("library/app", "v1", mine, alice)
 	b.pull("library/app", "v1", "", mine, alice)
 	b.pull("pub/library/app", "v1", "", layer)
-	// A delete drops what is kept.
+	// A delete drops the kept content.
 	b.want(202, "DELETE", "/v2/pub/library/app/manifests/"+digestOf(imageOf(layer)), "", alice)
 	b.pull("pub/library/app", "v1", "", layer)
 }
 
-// With both upstreams gone all that was fetched is served, also after a restart.
+// TestMirrorWithoutUpstreams checks that everything fetched is served while both upstreams are
+// gone, also after a restart.
 func TestMirrorWithoutUpstreams(t *testing.T) {
 	b := newMirrorBed(t)
 	layer, secret := mirrorLayer("public"), mirrorLayer("secret")
@@ -223,8 +224,8 @@ func TestMirrorWithoutUpstreams(t *testing.T) {
 	again.pull("priv/team/app", "v1", "", secret)
 }
 
-// TestMirrorState wants the status, the metric, the page and readiness to say the same of an
-// upstream, and not more than is known.
+// TestMirrorState wants the status, the metric, the page and readiness to agree on an upstream and
+// to claim no more than is known.
 func TestMirrorState(t *testing.T) {
 	dead := freeURL(t)
 	for name, works := range map[string]bool{"works": true, "stopped": false} {
@@ -242,7 +243,7 @@ func TestMirrorState(t *testing.T) {
 		for _, repo := range []string{"up", "half", "off"} {
 			s.do("GET", "/v2/"+repo+"/app/manifests/v1", "")
 		}
-		<-time.After(1100 * time.Millisecond) // longer than a failed endpoint is tried after the others at first
+		<-time.After(1100 * time.Millisecond) // longer than a failed endpoint is tried only after the others
 		t.Log(name)
 		saysState(t, s, "off", "offline by configuration", 0, 0)
 		if works {
@@ -255,7 +256,7 @@ func TestMirrorState(t *testing.T) {
 	}
 }
 
-// freeURL is the URL of a port where nobody listens.
+// freeURL returns the URL of a port on which nobody listens.
 func freeURL(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -266,8 +267,8 @@ func freeURL(t *testing.T) string {
 	return "http://" + l.Addr().String()
 }
 
-// saysState wants every way to look at an upstream to show a state, with so many endpoints
-// that answer and that do not.
+// saysState wants every view of an upstream to show the same state, with the given numbers of
+// endpoints that answer and that do not.
 func saysState(t *testing.T, s *instance, name, want string, good, bad int) {
 	t.Helper()
 	a, _ := openAdmin(t, s.cfg)
@@ -341,7 +342,7 @@ func TestMirrorTasks(t *testing.T) {
 	}
 }
 
-// Images are carried to a server that never asks an upstream.
+// TestMirrorAirGap carries images to a server that never asks an upstream.
 func TestMirrorAirGap(t *testing.T) {
 	b := newMirrorBed(t)
 	layer, secret := mirrorLayer("public"), mirrorLayer("secret")
@@ -362,7 +363,7 @@ func TestMirrorAirGap(t *testing.T) {
 	if left, err := filepath.Glob(filepath.Join(filepath.Dir(file), ".*")); err != nil || len(left) > 0 {
 		t.Errorf("the export left %v, %v", left, err)
 	}
-	// An image that lost a layer is left out and named, and the others are written.
+	// An image that lost a layer is left out and named. The others are written.
 	part := filepath.Join(t.TempDir(), "part.tar")
 	b.want(202, "DELETE", "/v2/pub/library/app/blobs/"+digestOf(layer), "", alice)
 	out, err = a.ExportMirrors(t.Context(), serve.MirrorExportArgs{Path: part}, nil)
@@ -398,7 +399,7 @@ func TestMirrorAirGap(t *testing.T) {
 		}
 	}
 
-	// Of a registry that is not mirrored there nothing is taken in.
+	// Images of a registry that is not mirrored there are not imported.
 	lacking := start(t, setup{yaml: fmt.Sprintf(offline, "")})
 	la, _ := openAdmin(t, lacking.cfg)
 	if _, err := la.ImportMirrors(t.Context(), serve.MirrorImportArgs{Path: file}, nil); err == nil || !strings.Contains(err.Error(), "priv/team/app:v1 is of no registry that is mirrored here") {
@@ -407,8 +408,8 @@ func TestMirrorAirGap(t *testing.T) {
 	lacking.want(404, "GET", "/v2/pub/library/app/manifests/v1", "")
 }
 
-// TestMirrorImportSaved imports what docker save and others write, compressed, whose names are not
-// those of repositories here.
+// TestMirrorImportSaved imports compressed archives of docker save and other tools. Their names are
+// not those of repositories here.
 func TestMirrorImportSaved(t *testing.T) {
 	layer := mirrorLayer("saved")
 	config := fmt.Sprintf(`{"rootfs":{"diff_ids":[%q]}}`, digestOf(layer))
@@ -451,7 +452,7 @@ func TestMirrorImportSaved(t *testing.T) {
 	}
 }
 
-// The commands work on a data directory that no server uses, too.
+// TestMirrorTasksWithoutServer runs the commands on a data directory that no server uses.
 func TestMirrorTasksWithoutServer(t *testing.T) {
 	b := newMirrorBed(t)
 	layer := mirrorLayer("public")
@@ -507,7 +508,7 @@ func TestMirrorEvents(t *testing.T) {
 			if e.Upstream != "pub" || e.Repo != "pub/library/app" || e.Time.IsZero() {
 				t.Errorf("got the event %+v", e)
 			}
-			if err := b.stop(); err != nil { // listeners do not hold it up
+			if err := b.stop(); err != nil { // listeners do not delay it
 				t.Fatal(err)
 			}
 			for {
@@ -528,7 +529,7 @@ func TestMirrorEvents(t *testing.T) {
 	}
 }
 
-// Wrong files are told before anything starts.
+// TestMirrorProblems checks that wrong files are reported before anything starts.
 func TestMirrorProblems(t *testing.T) {
 	dir := t.TempDir()
 	noPEM := filepath.Join(dir, "x")
@@ -553,7 +554,7 @@ func TestMirrorProblems(t *testing.T) {
 	}
 }
 
-// What nobody pulls any more goes after proxy.ttl.
+// TestMirrorTTL checks that images nobody pulls any more are removed after proxy.ttl.
 func TestMirrorTTL(t *testing.T) {
 	public := start(t, setup{})
 	layer := mirrorLayer("public")

@@ -12,7 +12,7 @@ import (
 	"example.org/slipway/serve"
 )
 
-// TestMirrorAny mirrors a registry that is not listed, by each of its names.
+// TestMirrorAny mirrors a registry that is not listed, under each of its names.
 func TestMirrorAny(t *testing.T) {
 	up := start(t, setup{})
 	layer := mirrorLayer("unlisted")
@@ -29,7 +29,7 @@ func TestMirrorAny(t *testing.T) {
 	if a := s.do("POST", "/v2/"+name+"/team/app/blobs/uploads/", ""); a.status != 405 || !strings.Contains(a.body, "is a mirror of "+name) {
 		t.Errorf("a push: %d %s", a.status, a.body)
 	}
-	s.pushImage("own.test/app", "v1", mirrorLayer("ours")) // this server's own name is no other registry
+	s.pushImage("own.test/app", "v1", mirrorLayer("ours")) // this server's own name is not another registry
 	s.pushImage("team/app", "v1", mirrorLayer("ours"))
 
 	a, closeAdmin := openAdmin(t, s.cfg)
@@ -58,7 +58,8 @@ func TestMirrorAny(t *testing.T) {
 	again.pull("team/app", "v1", "", mirrorLayer("ours"))
 }
 
-// TestMirrorAnyGuarded: who chooses the host cannot have this server look into private networks.
+// TestMirrorAnyGuarded checks that a client which chooses the host cannot make this server look
+// into private networks.
 func TestMirrorAnyGuarded(t *testing.T) {
 	var asked atomic.Int64
 	inside := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked.Add(1) }))

@@ -119,7 +119,7 @@ func TestNotifications(t *testing.T) {
 	if got := docker.got(); !sameSet(got, want) {
 		t.Errorf("docker: got  %q\nwant %q", got, want)
 	}
-	// The other one is down all the while, and the server restarts meanwhile.
+	// The other receiver is down all the time, and the server restarts meanwhile.
 	poll(t, "the other receiver is tried", func() bool { return cloud.tried.Load() > 1 })
 	if err := s.stop(); err != nil {
 		t.Fatal(err)
@@ -154,7 +154,7 @@ func TestNotifications(t *testing.T) {
 	}
 }
 
-// sameSet compares without regard to order: pulls overtake pushes.
+// sameSet compares two lists and ignores the order, because pulls overtake pushes.
 func sameSet(a, b []string) bool {
 	return slices.Equal(slices.Sorted(slices.Values(a)), slices.Sorted(slices.Values(b)))
 }

@@ -12,7 +12,7 @@ import (
 )
 
 func TestRateLimit(t *testing.T) {
-	// The default burst is what comes in a second, and at least one request.
+	// The default burst is one second's worth of requests, and at least one.
 	s := start(t, setup{yaml: "http: {ratelimit: {requests_per_second: 0.01}}"})
 	s.want(200, "GET", "/v2/", "")
 	a := s.want(429, "GET", "/v2/", "")
@@ -83,7 +83,7 @@ func TestDeleteDisabled(t *testing.T) {
 func TestImmutableTags(t *testing.T) {
 	s := start(t, setup{yaml: `storage: {immutable_tags: [{repositories: ["team/**"], tags: ["v[0-9]+"]}]}`})
 	s.pushImage("team/app", "v1", "one")
-	s.pushImage("team/app", "v1", "one") // the same again
+	s.pushImage("team/app", "v1", "one") // the same image again
 	s.pushBlob("team/app", "two")
 	put := func(want int, repo, tag string) {
 		t.Helper()
@@ -123,7 +123,7 @@ func TestRetentionJob(t *testing.T) {
 
 func TestGarbageJob(t *testing.T) {
 	s := start(t, setup{change: func(c *config.Config) {
-		// Long enough for a push to put the manifest after its blobs.
+		// The grace is long enough for a push to send its manifest after its blobs.
 		c.Storage.GC.Grace, c.Storage.GC.Interval = 2*time.Second, 10*time.Millisecond
 	}})
 	d := s.pushImage("a", "v1", "layer")

@@ -15,7 +15,7 @@ import (
 	"example.org/slipway/registry/server"
 )
 
-// signer makes addresses, or none.
+// signer returns addresses, or none.
 type signer struct{ err error }
 
 func (s signer) URL(_ context.Context, key string, valid time.Duration) (string, error) {
@@ -55,12 +55,12 @@ storage:
 	}{
 		{"app", "198.51.100.1:99", "x", mib, true},
 		{"app", "198.51.100.1:99", "x", mib - 1, false},
-		{"app", "198.51.100.1:99", "held", mib, true}, // large does not look
+		{"app", "198.51.100.1:99", "held", mib, true}, // large is not looked up
 		{"app", "@", "x", mib, true},
 		{"secret/a/b", "10.0.0.1:99", "x", mib, false},
 		{"models/llm", "10.0.0.1:99", "x", 65 * kib, true},
-		{"models/llm", "10.0.0.1:99", "x", 64 * kib, false}, // lies in the server's own memory
-		{"models/llm", "10.0.0.1", "x", 65 * kib, true},     // named by a proxy
+		{"models/llm", "10.0.0.1:99", "x", 64 * kib, false}, // the blob is in the server's own memory
+		{"models/llm", "10.0.0.1", "x", 65 * kib, true},     // the address comes from a proxy
 		{"models/llm", "[::ffff:10.0.0.1]:99", "x", 65 * kib, true},
 		{"models/llm", "[2001:db8::1%eth0]:99", "x", 65 * kib, true},
 		{"models/llm", "11.0.0.1:99", "x", 65 * kib, false}, // the last rule
@@ -68,7 +68,7 @@ storage:
 		{"app", "192.0.2.1:99", "x", mib, true},
 		{"app", "192.0.2.1:99", "x", mib - 1, false},
 		{"app", "192.0.2.1:99", "held", mib, false},
-		{"ci/app", "192.0.2.1:99", "x", mib, true}, // the first rule that is for it
+		{"ci/app", "192.0.2.1:99", "x", mib, true}, // the first rule that applies
 		{"ci/app", "192.0.2.2:99", "x", mib, false},
 	} {
 		q := server.Redirect{Repo: tc.repo, Client: tc.client, Blob: oci.Descriptor{Digest: digest.FromString(tc.blob), Size: tc.size}}
@@ -96,7 +96,7 @@ storage:
 	if url, err := r.Redirect(t.Context(), part); err != nil || url == "" || len(events) != 1 {
 		t.Errorf("a part: sent to %q, %v, events %+v; want it sent, and no second pull", url, err, events)
 	}
-	// What a mirror is still fetching is not in the store yet.
+	// A blob that a mirror is still fetching is not in the store yet.
 	r.stored = func(context.Context, string, oci.Digest) bool { return false }
 	if url, err := r.Redirect(t.Context(), q); err != nil || url != "" {
 		t.Errorf("a blob that is not stored yet: sent to %q, %v", url, err)
@@ -164,7 +164,7 @@ func TestBlobOf(t *testing.T) {
 	}
 }
 
-// Writes that were stopped go on where that was in vain.
+// TestWriteGate checks that writes go on if stopping them was in vain.
 func TestWriteGate(t *testing.T) {
 	g := newWriteGate()
 	leave, err := g.enter()
@@ -204,7 +204,7 @@ func TestWriteGate(t *testing.T) {
 	leave()
 }
 
-// TestIsBlob: what is cached is what blobOf knows, and to tell costs little.
+// TestIsBlob checks that the cached answers agree with blobOf and that a lookup is cheap.
 func TestIsBlob(t *testing.T) {
 	good := registry.BlobKey(digest.FromString("x"))
 	hex := digest.FromString("x").Encoded()

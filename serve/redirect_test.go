@@ -17,8 +17,8 @@ import (
 
 func policyNames() []string { return policy.Names() }
 
-// A client that is sent to the store gets the blob there, and nothing of its
-// credentials goes along.
+// TestRedirectIsFollowed checks that a client which is sent to the store gets the blob there, and
+// that its credentials are not sent along.
 func TestRedirectIsFollowed(t *testing.T) {
 	s3 := backendtest.S3(t)
 	swift := func(t *testing.T) string {
@@ -58,7 +58,7 @@ func TestRedirectIsFollowed(t *testing.T) {
 			if got := s.want(200, "HEAD", "/v2/a/blobs/"+d, "").header.Get("Content-Length"); got != fmt.Sprint(len(layer)) {
 				t.Errorf("HEAD: length %s", got)
 			}
-			s.want(404, "GET", "/v2/b/blobs/"+d, "") // another repository's
+			s.want(404, "GET", "/v2/b/blobs/"+d, "") // a blob of another repository
 			wantPulled(t, s.url, d, layer)
 			if page := s.want(200, "GET", s.debug+"/metrics", "").body; !strings.Contains(page, `slipway_server_redirects_total{outcome="sent"} 4`) {
 				t.Error("the metrics do not count four redirects")
@@ -74,7 +74,7 @@ func TestRedirectIsFollowed(t *testing.T) {
 	}
 }
 
-// noFollow asks for something and follows no redirect.
+// noFollow sends a request and follows no redirect.
 func noFollow(t *testing.T, s *instance, path string) *http.Response {
 	t.Helper()
 	c := *s.client
@@ -90,7 +90,7 @@ func noFollow(t *testing.T, s *instance, path string) *http.Response {
 	return resp
 }
 
-// wantPulled pulls a blob of repository a with our own client.
+// wantPulled pulls a blob of repository a with the project's client.
 func wantPulled(t *testing.T, url, d, layer string) {
 	t.Helper()
 	transport := &http.Transport{}
@@ -109,7 +109,7 @@ func wantPulled(t *testing.T, url, d, layer string) {
 	}
 }
 
-// What the cache holds goes through the server.
+// TestRedirectUncached checks that the server itself sends what its cache holds.
 func TestRedirectUncached(t *testing.T) {
 	s3 := backendtest.S3(t)
 	s := start(t, setup{yaml: s3Yaml(t, s3, s3.Endpoint, withRAM+"  prefetch: {mode: off}\n  redirect: {mode: uncached, min_size: 100KiB}\n")})

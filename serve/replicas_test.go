@@ -23,7 +23,7 @@ func drop(t *testing.T, a *serve.Admin, digests ...string) {
 	}
 }
 
-// freeAddr is an address nobody listens on.
+// freeAddr returns an address on which nobody listens.
 func freeAddr(t *testing.T) string {
 	t.Helper()
 	port, err := backendtest.FreePort()
@@ -33,8 +33,8 @@ func freeAddr(t *testing.T) string {
 	return fmt.Sprintf("127.0.0.1:%d", port)
 }
 
-// Two servers with one catalogue and one store: what one is told the other knows, and a
-// blob is read from the store once for both.
+// TestReplicas runs two servers with one catalogue and one store. What one learns, the other knows,
+// and a blob is read from the store once for both.
 func TestReplicas(t *testing.T) {
 	s3, postgres := backendtest.S3(t), backendtest.Postgres(t)
 	c := countRequests(t, s3.Endpoint)
@@ -51,7 +51,7 @@ func TestReplicas(t *testing.T) {
 			return err == nil && len(st.Servers) == 2
 		})
 	}
-	for range 4 { // some of which have their home at either
+	for range 4 { // the home of some is one server, of others the other
 		layer := layerOf(200 << 10)
 		d := servers[0].pushImage("a", "v1", layer)
 		before := c.reads(digestOf(layer))
@@ -69,8 +69,8 @@ func TestReplicas(t *testing.T) {
 	}
 }
 
-// Of two servers with one queue one delivers, each event once, and the other goes on when
-// that one stops.
+// TestReplicasDeliverOnce checks that one of two servers with one queue delivers, each event once,
+// and that the other continues when that one stops.
 func TestReplicasDeliverOnce(t *testing.T) {
 	s3, postgres := backendtest.S3(t), backendtest.Postgres(t)
 	hook := newReceiver(t)
@@ -94,7 +94,7 @@ func TestReplicasDeliverOnce(t *testing.T) {
 	}
 }
 
-// The metrics of what stands before an object store are documented.
+// TestStoreMetrics checks that the metrics of the layers before an object store are documented.
 func TestStoreMetrics(t *testing.T) {
 	s3, postgres := backendtest.S3(t), backendtest.Postgres(t)
 	storage := s3Yaml(t, s3, s3.Endpoint, withRAM+"  redirect: {mode: large}\n"+fmt.Sprintf("  catalog: {postgres: %q}\n", postgres.DSN(postgres.CreateDatabase(t))))
@@ -108,7 +108,7 @@ func TestStoreMetrics(t *testing.T) {
 		[]string{"registry_notifications_status_total", "registry_storage_errors_total", "registry_storage_retries_total"}, "operating.md", "caching.md")
 }
 
-// The catalogue moves from a directory to PostgreSQL while pulls go on.
+// TestMoveCatalog moves the catalogue from a directory to PostgreSQL while pulls go on.
 func TestMoveCatalog(t *testing.T) {
 	s3, postgres := backendtest.S3(t), backendtest.Postgres(t)
 	bucket := s3.Bucket(t)

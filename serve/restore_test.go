@@ -59,7 +59,7 @@ func TestRestoreInto(t *testing.T) {
 			cfg := configure(t, setup{root: root})
 			held := false
 			rep, err := restore(t, cfg, backup, serve.RestoreOptions{Progress: func(registry.BackupReport) {
-				if !held { // nobody else gets at it meanwhile
+				if !held { // nobody else can use it meanwhile
 					held = true
 					if _, err := serve.New(t.Context(), cfg, nil); !errors.Is(err, serve.ErrInUse) {
 						t.Errorf("a server on a root being restored: got %v", err)
@@ -76,7 +76,7 @@ func TestRestoreInto(t *testing.T) {
 				t.Error("the marker is still there")
 			}
 			start(t, setup{root: root}).want(200, "GET", "/v2/app/manifests/v1", "")
-			// Now there is something, and so it is merged.
+			// The root is not empty any more, and so the backup is merged.
 			merged := false
 			rep, err = restore(t, cfg, backup, serve.RestoreOptions{MergeProgress: func(client.CopyProgress) { merged = true }})
 			if err != nil || !rep.Merged || rep.Copied.References != 1 || !merged {
@@ -101,8 +101,7 @@ func TestRestoreLocked(t *testing.T) {
 	}
 }
 
-// TestRestoreInterrupted wants everybody to say what to do with what an
-// interrupted restore left.
+// TestRestoreInterrupted wants every command to say what to do about an interrupted restore.
 func TestRestoreInterrupted(t *testing.T) {
 	backup, root := saved(t), filepath.Join(t.TempDir(), "root")
 	damage(t, backup, strings.Repeat("layer", 20_000)) // ends the restore before the catalogue
@@ -135,8 +134,8 @@ func TestRestoreInterrupted(t *testing.T) {
 	start(t, setup{root: root}).want(200, "GET", "/v2/app/manifests/v1", "")
 }
 
-// TestOfflineEvents wants what a command does without a server to be told by
-// the next one.
+// TestOfflineEvents wants the next server to deliver the events of a command that ran without a
+// server.
 func TestOfflineEvents(t *testing.T) {
 	r := newReceiver(t)
 	r.up.Store(true)
@@ -165,7 +164,7 @@ func TestOfflineEvents(t *testing.T) {
 	}
 }
 
-// TestRetentionPattern has a pattern of the dialect that all rules have.
+// TestRetentionPattern checks that retention uses the same pattern dialect as all other rules.
 func TestRetentionPattern(t *testing.T) {
 	s := start(t, setup{yaml: `storage: {retention: [{repositories: ["ci/?pp/**"], keep_newest: 1}]}`})
 	for _, repo := range []string{"ci/app", "ci/app/x", "ci/xapp"} {

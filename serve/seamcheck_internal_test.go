@@ -24,12 +24,12 @@ type violation struct {
 func (v *violation) Error() string { return fmt.Sprintf("%s: %v", v.promise, v.err) }
 func (v *violation) Unwrap() error { return v.err }
 
-// fault notes a broken promise; the sequence goes on.
+// fault records a broken promise. The sequence continues.
 func (w *world) fault(promise string, err error) {
 	w.faults = append(w.faults, &violation{promise, err})
 }
 
-// pull reads a whole image by its tag, or by its digest with tag "".
+// pull reads a whole image by its tag, or by its digest if tag is "".
 func (w *world) pull(repo, tag string, d oci.Digest) error {
 	ref := tag
 	if ref == "" {
@@ -69,7 +69,7 @@ func (w *world) allReadable() error {
 	return errors.Join(errs...)
 }
 
-// firstReadable checks what was pushed last.
+// firstReadable checks that the latest push can be read.
 func (w *world) firstReadable() error { return w.pull("app", "v1", w.first.digest) }
 
 func (w *world) mountedReadable() error { return w.pull("lib", "v1", w.first.digest) }
@@ -87,8 +87,7 @@ func (w *world) takenReadable(dir string) error {
 	return errors.Join(errs...)
 }
 
-// backupComplete checks that a backup holds good bytes of each image that must be
-// there.
+// backupComplete checks that a backup holds good bytes of each image that must be in it.
 func (w *world) backupComplete() error {
 	has, err := w.copies(w.backup())
 	if err != nil {
@@ -104,7 +103,7 @@ func (w *world) backupComplete() error {
 	return nil
 }
 
-// indexFreed checks that a collection took what only a deleted index kept.
+// indexFreed checks that a collection removed what only a deleted index kept.
 func (w *world) indexFreed() error {
 	if !w.o.freed.Load() || w.o.harmed.Load() || w.remote != nil {
 		return nil
@@ -117,8 +116,8 @@ func (w *world) indexFreed() error {
 	return nil
 }
 
-// served checks that nothing is served with other bytes than its own: every
-// content, from every repository.
+// served checks that every content is served with its own bytes or not at all, from every
+// repository.
 func (w *world) served() error {
 	for _, repo := range []string{"app", "lib", "dist"} {
 		for d, want := range w.bytes {
@@ -135,7 +134,7 @@ func (w *world) served() error {
 				if err == nil && !bytes.Equal(b, want) {
 					return fmt.Errorf("blob %s of %s is served with other bytes (%d of %d), WriteTo %v", d, repo, len(b), len(want), whole)
 				}
-				if oci.HasCode(err, oci.CodeBlobUnknown) { // nor is it there for WriteTo
+				if oci.HasCode(err, oci.CodeBlobUnknown) { // then WriteTo must not find it either
 					break
 				}
 			}
@@ -146,7 +145,7 @@ func (w *world) served() error {
 		if err == nil && !set[m.Digest] {
 			return fmt.Errorf("%s:%s points at %s, and may point at %v", r.repo, r.tag, m.Digest, set)
 		}
-		// One that is damaged may count as missing, so that it is pushed again.
+		// A damaged content may count as missing, so that clients push it again.
 		if oci.HasCode(err, oci.CodeManifestUnknown) && !set[""] && !w.o.harmed.Load() {
 			return fmt.Errorf("%s:%s is gone, and must point at %v", r.repo, r.tag, set)
 		}
@@ -154,7 +153,7 @@ func (w *world) served() error {
 	return nil
 }
 
-// copies finds the contents of which good bytes lie below a directory, wherever.
+// copies returns the contents of which good bytes exist anywhere below a directory.
 func (w *world) copies(dir string) (map[oci.Digest]bool, error) {
 	has := map[oci.Digest]bool{}
 	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
@@ -179,8 +178,8 @@ func (w *world) copies(dir string) (map[oci.Digest]bool, error) {
 	return has, err
 }
 
-// ownCopies finds the contents of which good bytes are in the registry's hands: in its
-// root, its store when that is away, and its backup.
+// ownCopies returns the contents of which the registry holds good bytes: in its root, in its store
+// while that is away, or in its backup.
 func (w *world) ownCopies() map[oci.Digest]bool {
 	all := map[oci.Digest]bool{}
 	for _, dir := range []string{w.root(), w.objects(), w.backup(), w.away()} {
@@ -202,8 +201,8 @@ func (w *world) ownCopies() map[oci.Digest]bool {
 	return all
 }
 
-// keeps checks that the last operation did not destroy the last good copy of what
-// must be there. had is nil after one that is to destroy something.
+// keeps checks that the last operation did not destroy the last good copy of what must be there.
+// had is nil after an operation whose purpose is to destroy something.
 func (w *world) keeps(had map[oci.Digest]bool) {
 	if had == nil {
 		return
@@ -219,7 +218,7 @@ func (w *world) keeps(had map[oci.Digest]bool) {
 	}
 }
 
-// rows finds the contents of which a catalogue has good bytes.
+// rows returns the contents of which a catalogue has good bytes.
 func (w *world) rows(path string, has map[oci.Digest]bool) error {
 	db, err := sql.Open("sqlite", "file:"+path+"?mode=ro&_pragma=busy_timeout(10000)")
 	if err != nil {
@@ -246,9 +245,8 @@ func (w *world) rowsOf(db *sql.DB, has map[oci.Digest]bool) error {
 	return rows.Err()
 }
 
-// recover does what the documentation says to do about damage, and checks that
-// every image comes back of which there was a good copy of each content; and after
-// another push, all.
+// recover follows the documentation's steps for damage. It checks that every image comes back of
+// which each content had a good copy. After another push, all images must be back.
 func (w *world) recover() error {
 	reachable := w.ownCopies()
 	maps.Copy(reachable, w.sourceHas)
@@ -267,11 +265,11 @@ func (w *world) recover() error {
 		if w.allOf(want) == nil {
 			break
 		}
-		// Restoring sets tags too; what was pushed since the backup is retagged.
+		// Restoring sets tags too. What was pushed since the backup is tagged again.
 		before := w.o.clone()
 		said = append(said, do(w))
 		w.o.become(before)
-		_, err := w.a.Fsck(w.ctx, FsckArgs{Repair: true}, nil) // shows what came back wherever it is named
+		_, err := w.a.Fsck(w.ctx, FsckArgs{Repair: true}, nil) // finds what came back, wherever it is named
 		said = append(said, err)
 	}
 	for _, t := range want {

@@ -16,7 +16,7 @@ import (
 	"example.org/slipway/registry"
 )
 
-// fileKind names the kind of a file of a world by its path, or is "".
+// fileKind returns the kind of a world's file by its path, or "".
 func fileKind(path string) string {
 	switch {
 	case strings.HasSuffix(path, registry.LockFile), strings.HasSuffix(path, ".sock"):
@@ -58,10 +58,9 @@ func flippable(t *testing.T, dir string) map[string][]string {
 	return kinds
 }
 
-// TestFlippedBits flips a bit in each kind of file there is: of a registry that was
-// converted and backed up, and killed while its log was not empty. Nothing wrong is
-// served; what cannot be served is noticed; and nothing else is lost by whatever
-// maintenance command comes next.
+// TestFlippedBits flips a bit in a file of each kind. The registry was converted and backed up, and
+// killed while its log was not empty. Nothing wrong may be served. What cannot be served must be
+// noticed. The next maintenance command must lose nothing else, whichever it is.
 func TestFlippedBits(t *testing.T) {
 	base := newSeamBase(t, nil)
 	dir := worldsDir(t)
@@ -96,7 +95,7 @@ func TestFlippedBits(t *testing.T) {
 	}
 }
 
-// inWorld calls do with a copy of a world's directory, in a time of its own.
+// inWorld calls do with a copy of a world's directory and a clock of its own.
 func inWorld(t *testing.T, base *seamBase, from, to string, o *seamOracle, do func(w *world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -106,7 +105,7 @@ func inWorld(t *testing.T, base *seamBase, from, to string, o *seamOracle, do fu
 			t.Fatal(err)
 		}
 		do(w)
-		_ = w.close() // a damaged one need not end well
+		_ = w.close() // closing a damaged one may fail
 	})
 }
 
@@ -138,7 +137,7 @@ func wear(t *testing.T, base *seamBase, worn string) *seamOracle {
 	return known
 }
 
-// maintenance chooses two commands that come next.
+// maintenance chooses the next two commands.
 func maintenance(rng *rand.Rand) []seamOp {
 	var list []seamOp
 	for _, op := range seamOps() {
@@ -151,8 +150,8 @@ func maintenance(rng *rand.Rand) []seamOp {
 	return list[:2]
 }
 
-// flip flips a bit of a file, and returns the contents of which a good copy was lost by
-// it. The rows of a catalogue cannot be told apart any more.
+// flip flips a bit of a file. It returns the contents that lost a good copy by it. The rows of a
+// catalogue cannot be told apart any more.
 func (w *world) flip(path string, rng *rand.Rand) (lost map[oci.Digest]bool, bit int, err error) {
 	b, err := os.ReadFile(path)
 	if err != nil {

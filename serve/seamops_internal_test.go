@@ -22,18 +22,18 @@ import (
 	"example.org/slipway/registry/catalog"
 )
 
-// seamOp is an operation of the model. Its error is what a client or an operator
-// was told; it need not succeed, but what it says must be true.
+// seamOp is an operation of the model. Its error is what a client or an operator got. The operation
+// need not succeed, but what it reports must be true.
 type seamOp struct {
 	name string
 	run  func(w *world) error
-	// verdict checks what a success claims, beside what always holds.
+	// verdict checks what a success claims, in addition to what always holds.
 	verdict func(w *world) error
-	// harms says that it is something from outside that destroys bytes.
+	// harms is set for an influence from outside that destroys bytes.
 	harms bool
 }
 
-// seamOps are all operations, those first that others build on.
+// seamOps returns all operations. Those that others build on come first.
 func seamOps() []seamOp {
 	return []seamOp{
 		{"push", pushOp(0, false), nil, false},
@@ -102,7 +102,7 @@ func (w *world) pushAgain(repo, tag string, im *seamImage) error {
 	})
 }
 
-// acknowledged is for pushes: an image that was answered 201 can be read at once.
+// acknowledged checks a push: an image that was answered with 201 can be read at once.
 func (w *world) acknowledged(repo, tag string) error {
 	for d := range w.o.tags[seamRef{repo, tag}] {
 		if d != "" && len(w.o.tags[seamRef{repo, tag}]) == 1 && !w.o.away.Load() {
@@ -153,8 +153,7 @@ func mount(w *world) error {
 	})
 }
 
-// adoptDistribution puts an image into the store as a Distribution registry does,
-// and adopts it.
+// adoptDistribution writes an image into the store as a Distribution registry does, and adopts it.
 func adoptDistribution(w *world) error {
 	if err := w.close(); err != nil {
 		return err
@@ -186,7 +185,7 @@ func adoptDistribution(w *world) error {
 		w.o.may("dist", "v1", im.digest)
 	}
 	rep, err := AdoptInPlace(w.ctx, w.config(), false, registry.AdoptOptions{Verify: true, Logger: quiet})
-	if err == nil && len(rep.Lacks()) > 0 { // as the command does
+	if err == nil && len(rep.Lacks()) > 0 { // the command does the same
 		err = fmt.Errorf("the storage lacks %v", rep.Lacks())
 	} else if err == nil && !w.o.away.Load() {
 		w.o.is("dist", "v1", im.digest)
@@ -201,8 +200,8 @@ func adoptDistribution(w *world) error {
 	return err
 }
 
-// damageOp changes the object of a layer that several images share, and of one that
-// only the first has.
+// damageOp changes the objects of two layers: one that several images share and one that only the
+// first image has.
 func damageOp(change func([]byte) []byte) func(*world) error {
 	return func(w *world) error {
 		w.o.harmed.Store(true)
@@ -215,12 +214,12 @@ func damageOp(change func([]byte) []byte) func(*world) error {
 			}
 			if b = change(b); b == nil {
 				err = os.Remove(path)
-				if err == nil && w.remote == nil && d == w.first.blobs[1] { // something else is in its place
+				if err == nil && w.remote == nil && d == w.first.blobs[1] { // another object is in its place
 					err = errors.Join(os.Mkdir(path, 0o700), os.WriteFile(filepath.Join(path, "note"), []byte("not the registry's"), 0o600))
 				}
 			} else {
 				err = os.WriteFile(path, b, 0o600)
-				if err == nil && w.remote != nil { // whoever puts other bytes into S3 gives them another ETag
+				if err == nil && w.remote != nil { // whoever writes other bytes into S3 changes the ETag
 					err = unix.Setxattr(path, "user.etag", fmt.Appendf(nil, "%x", md5.Sum(b)), 0)
 				}
 			}
@@ -233,8 +232,8 @@ func damageOp(change func([]byte) []byte) func(*world) error {
 	}
 }
 
-// returnObjects puts the objects of the first image's layers where they belong, as an
-// operator does who found them on another disk.
+// returnObjects puts the objects of the first image's layers back, as an operator does who found
+// them on another disk.
 func returnObjects(w *world) error {
 	w.o.harmed.Store(true)
 	done := errNothing
@@ -252,11 +251,10 @@ func returnObjects(w *world) error {
 	return done
 }
 
-// seamLarge is the size above which no content of a world is in the catalogue.
+// seamLarge is a size. No larger content of a world is in the catalogue.
 const seamLarge = 10_000
 
-// flipRow changes a bit of contents that the catalogue holds: of a manifest, and of
-// a small layer.
+// flipRow changes a bit of two contents in the catalogue: a manifest and a small layer.
 func flipRow(w *world) error {
 	w.o.harmed.Store(true)
 	db, err := w.catalogue()
@@ -274,12 +272,12 @@ func flipRow(w *world) error {
 	return nil
 }
 
-// storeAway takes everything but the catalogue away, as a disk that is not mounted.
+// storeAway removes everything but the catalogue, as if a disk were not mounted.
 func storeAway(w *world) error { return w.moveStore(w.objects(), w.away(), true) }
 
 func storeBack(w *world) error { return w.moveStore(w.away(), w.objects(), false) }
 
-// away is where the store's directories are while it is away, on the same file system.
+// away returns where the store's directories are while it is away. It is on the same file system.
 func (w *world) away() string {
 	if w.remote != nil {
 		return w.objects() + ".away"
@@ -312,7 +310,7 @@ func (w *world) moveStore(from, to string, away bool) error {
 	return w.open()
 }
 
-// fullOp fills the store, or makes room in it.
+// fullOp fills the store or frees space in it.
 func fullOp(full bool) func(*world) error {
 	return func(w *world) error {
 		if w.o.full.Swap(full) == full {
@@ -322,8 +320,8 @@ func fullOp(full bool) func(*world) error {
 	}
 }
 
-// upgradeOp leaves the root as version 0.1 did, which knew neither identities nor suspect
-// contents, and opens it.
+// upgradeOp leaves the root as version 0.1 did, which knew neither identities nor suspect contents.
+// Then it opens the root.
 func upgradeOp(w *world) error {
 	if err := w.close(); err != nil {
 		return err
@@ -350,7 +348,7 @@ func upgradeOp(w *world) error {
 	return errors.Join(append(errs, w.open())...)
 }
 
-// moveOp copies the catalogue into another one, and goes on with that.
+// moveOp copies the catalogue into another one and continues with that.
 func moveOp(w *world) error {
 	if err := w.close(); err != nil {
 		return err
@@ -380,8 +378,8 @@ func moveOp(w *world) error {
 	return errors.Join(append(errs, os.RemoveAll(moved), w.open())...)
 }
 
-// clockOp lets time pass while nothing runs, or sets the clock wrongly: a process
-// that begins cannot tell one from the other.
+// clockOp lets time pass while nothing runs, or sets the clock wrongly. A starting process cannot
+// tell the two apart.
 func clockOp(d time.Duration) func(*world) error {
 	return func(w *world) error {
 		if err := w.close(); err != nil {
@@ -405,8 +403,8 @@ func fsckOp(repair bool) func(*world) error {
 	}
 }
 
-// healOp repairs with the bytes of the backup. Restoring it brings the tags that it
-// has, and so does not reach an image that had none then.
+// healOp repairs with the bytes of the backup. Restoring the backup sets the tags that it has. It
+// therefore does not reach an image that had no tag then.
 func healOp(w *world) error {
 	if _, err := os.Stat(filepath.Join(w.backup(), registry.CatalogFile)); err != nil {
 		return errNothing
@@ -430,8 +428,8 @@ func collectOp(w *world) error {
 	return err
 }
 
-// retainOp applies the rule keep_newest: 3. The oracle knows which tags are the
-// newest by the order of its own pushes, as far as no push was cut off.
+// retainOp applies the rule keep_newest: 3. The oracle knows the newest tags from the order of its
+// own pushes, unless a push was cut off.
 func retainOp(w *world) error {
 	dry, dryErr := w.a.Retain(w.ctx, RetainArgs{DryRun: true, Now: true})
 	images := 0
@@ -473,7 +471,7 @@ func backupOp(w *world) error {
 	return second2(w.a.Backup(w.ctx, BackupArgs{Dir: w.backup()}, nil))
 }
 
-// errNothing says that an operation has nothing to work on.
+// errNothing reports that an operation has nothing to work on.
 var errNothing = errors.New("nothing is there to work on")
 
 func restoreOp(w *world) error {
@@ -512,7 +510,7 @@ func importOp(w *world) error {
 	return err
 }
 
-// tagsOf lists what a backup's catalogue says of tags.
+// tagsOf lists the tags in a backup's catalogue.
 func tagsOf(dir string) (list []seamTag, err error) {
 	db, err := sql.Open("sqlite", "file:"+filepath.Join(dir, registry.CatalogFile)+"?mode=ro&immutable=1")
 	if err != nil {
@@ -534,7 +532,7 @@ func tagsOf(dir string) (list []seamTag, err error) {
 	return list, rows.Err()
 }
 
-// mayTake says that each tag of a backup may be set to what the backup says.
+// mayTake allows each tag of a backup to be set to its value in the backup.
 func (w *world) mayTake(dir string) error {
 	w.o.freed.Store(false)
 	tags, err := tagsOf(dir)
@@ -544,7 +542,7 @@ func (w *world) mayTake(dir string) error {
 	return err
 }
 
-// takes says that they are set.
+// takes records that these tags are set.
 func (w *world) takes(dir string) error {
 	tags, err := tagsOf(dir)
 	for _, t := range tags {

@@ -16,17 +16,17 @@ import (
 	"example.org/slipway/internal/backendtest"
 )
 
-// seamRemote is where the contents and the catalogue of a world are, if they are not
-// in its root: in an S3 bucket and a PostgreSQL database. There time is the database's
-// and cannot be moved, and no moment within an operation can be kept.
+// seamRemote holds the contents and the catalogue of a world that are not in its root but in an S3
+// bucket and a PostgreSQL database. Time there is the database's and cannot be moved, and no moment
+// within an operation can be kept.
 //
-// Each world has a bucket of its own. The database is that of all: to make and to drop one
+// Each world has its own bucket. All worlds share the database, because creating and dropping one
 // took most of the time.
 type seamRemote struct {
 	s3               *backendtest.S3Server
 	pg               *backendtest.PostgresServer
 	bucket, database string
-	// db is a connection to the database that lasts, and worlds how many it has seen.
+	// db is a lasting connection to the database. worlds counts the worlds that it has seen.
 	db     *sql.DB
 	worlds int
 }
@@ -34,8 +34,7 @@ type seamRemote struct {
 // newSeamRemote starts the servers.
 func newSeamRemote(t testing.TB) *seamRemote {
 	t.Helper()
-	// Connections last, as those of other servers of S3 do, and small objects need no large
-	// buffers.
+	// Connections persist, as with other S3 servers, and small objects need no large buffers.
 	t.Setenv("VGW_KEEP_ALIVE", "true")
 	t.Setenv("VGW_POSIX_IO_BUFFER_SIZE", "32768")
 	r := &seamRemote{s3: backendtest.S3(t), pg: backendtest.Postgres(t, "jit=off")}
@@ -59,9 +58,8 @@ func (r *seamRemote) config() string {
 		r.s3.Endpoint, r.s3.AccessKey, r.s3.SecretKey, r.bucket, r.s3.Region, r.pg.DSN(r.database))
 }
 
-// keep makes the present state of the database that of the base: it is copied into a
-// schema of its own, of which the registry knows nothing, with a function that copies it
-// back.
+// keep makes the present state of the database that of the base. It copies the state into a
+// separate schema, which the registry does not know, with a function that copies it back.
 func (r *seamRemote) keep(t testing.TB) {
 	t.Helper()
 	_, err := r.db.Exec(`DO $do$
@@ -86,8 +84,8 @@ func (r *seamRemote) keep(t testing.TB) {
 	}
 }
 
-// copy makes a bucket with what is in that of the base, and the database that of the base
-// again. No connection of the world before is left, whatever the server still does for it.
+// copy makes a bucket with the contents of the base's bucket and resets the database to the base.
+// No connection of the previous world remains, whatever the server still does for it.
 func (r *seamRemote) copy(t testing.TB, name string) *seamRemote {
 	t.Helper()
 	for begin := time.Now(); ; time.Sleep(time.Millisecond) {
@@ -105,7 +103,7 @@ func (r *seamRemote) copy(t testing.TB, name string) *seamRemote {
 		}
 	}
 	_, err := r.db.Exec(`SELECT base.reset()`)
-	if r.worlds++; err == nil && r.worlds%100 == 0 { // the rows of the worlds before are in the way
+	if r.worlds++; err == nil && r.worlds%100 == 0 { // the rows of earlier worlds are in the way
 		_, err = r.db.Exec(`VACUUM`)
 	}
 	n := *r
@@ -124,7 +122,7 @@ func (r *seamRemote) drop(t testing.TB) {
 	}
 }
 
-// objects is the directory in which a key of the object store is a path.
+// objects returns the directory in which the keys of the object store are paths.
 func (w *world) objects() string {
 	if w.remote != nil {
 		return filepath.Join(w.remote.s3.Dir, w.remote.bucket)
@@ -140,10 +138,10 @@ func (w *world) catalogue() (*sql.DB, error) {
 	return sql.Open("sqlite", "file:"+filepath.Join(w.root(), "catalog.db")+"?_pragma=busy_timeout(10000)")
 }
 
-// die ends the process without anything that a killed one would not do.
+// die ends the process and does nothing that a killed process would not do.
 func (w *world) die() error {
 	err := w.a.local.cat.Close()
-	_ = w.close() // of what cannot save anything any more
+	_ = w.close() // closes what can no longer save anything
 	return errors.Join(err, w.open())
 }
 
@@ -157,7 +155,7 @@ func (k *seamWalk) runRemote(t *testing.T, steps []seamStep) seamResult {
 	return res
 }
 
-// extendRemote runs what begins with a sequence and has at most so many operations more.
+// extendRemote runs the sequences that begin with begin and have at most depth operations more.
 func (k *seamWalk) extendRemote(t *testing.T, ops []seamOp, begin []seamStep, depth int) {
 	for i, op := range ops {
 		if len(begin) == 0 && i%k.shards != k.shard {
@@ -170,9 +168,9 @@ func (k *seamWalk) extendRemote(t *testing.T, ops []seamOp, begin []seamStep, de
 	}
 }
 
-// TestSeamsRemote runs sequences on S3 and PostgreSQL: all of at most SLIPWAY_SEAMS
-// operations, default 1, and then SLIPWAY_SEAMS_RANDOM longer ones, default 4.
-// SLIPWAY_SEAMS_SHARD is that of TestSeams.
+// TestSeamsRemote runs sequences on S3 and PostgreSQL: first all of at most SLIPWAY_SEAMS
+// operations (default 1), then SLIPWAY_SEAMS_RANDOM longer ones (default 4). SLIPWAY_SEAMS_SHARD is
+// that of TestSeams.
 func TestSeamsRemote(t *testing.T) {
 	r := newSeamRemote(t)
 	k := newSeamWalk(t, r)

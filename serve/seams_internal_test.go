@@ -21,8 +21,8 @@ import (
 
 var seamsFlag = flag.String("seams", "", "one sequence of operations for TestSeams, such as push,away!2,repair; !2 kills it at its second durable step")
 
-// seamStep is an operation of a sequence. With crash it is killed at that durable
-// step, or runs to its end if it has less.
+// seamStep is an operation of a sequence. If crash is set, the operation is killed at that durable
+// step, or runs to its end if it has fewer.
 type seamStep struct {
 	seamOp
 	crash int
@@ -43,7 +43,7 @@ func sequence(steps []seamStep) string {
 	return strings.Join(names, ",")
 }
 
-// parseSequence reads what sequence wrote.
+// parseSequence parses the output of sequence.
 func parseSequence(text string) ([]seamStep, error) {
 	byName := map[string]seamOp{}
 	for _, op := range seamOps() {
@@ -68,22 +68,21 @@ func parseSequence(text string) ([]seamStep, error) {
 	return steps, nil
 }
 
-// seamResult is what came of a sequence.
+// seamResult is the result of a sequence.
 type seamResult struct {
-	// steps led to the world that was judged.
+	// steps led to the judged world.
 	steps []seamStep
-	// nothing says that the last operation had nothing to work on: the sequence is
-	// the same as the one without it.
+	// nothing is set if the last operation had nothing to work on. The sequence is then the same as
+	// the one without it.
 	nothing bool
-	// moments are what a process leaves behind that is killed in the last operation.
+	// moments are the states that a process leaves behind when it is killed in the last operation.
 	moments []*seamMoment
-	// errs are the promises that were not kept.
+	// errs are the broken promises.
 	errs []error
 	log  []string
 }
 
-// runSeams runs a sequence on a world of its own, in which time passes only where the
-// sequence says so.
+// runSeams runs a sequence on its own world, in which time passes only where the sequence says so.
 func runSeams(t *testing.T, base *seamBase, dir string, m *seamMoment, steps []seamStep, watch bool) (res seamResult) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -96,8 +95,7 @@ func runSeams(t *testing.T, base *seamBase, dir string, m *seamMoment, steps []s
 
 var errKilled = errors.New("killed")
 
-// sequence runs a sequence from a moment, and checks every promise after its last
-// operation.
+// sequence runs a sequence from a moment and checks every promise after the last operation.
 func (w *world) sequence(m *seamMoment, steps []seamStep) (res seamResult) {
 	res.steps = slices.Concat(m.steps, steps)
 	w.said = slices.Clone(m.said)
@@ -106,7 +104,7 @@ func (w *world) sequence(m *seamMoment, steps []seamStep) (res seamResult) {
 			res.errs = append(res.errs, &violation{"nothing panics", fmt.Errorf("%v\n%s", p, debug.Stack())})
 		}
 		res.log = w.said
-		_ = w.close() // what it says is checked where it matters
+		_ = w.close() // its error is checked where it matters
 		_ = os.RemoveAll(w.dir)
 		_ = os.RemoveAll(w.image())
 	}()
@@ -142,12 +140,12 @@ func (w *world) sequence(m *seamMoment, steps []seamStep) (res seamResult) {
 	return res
 }
 
-// do runs one operation. opErr is what it said to its caller.
+// do runs one operation. opErr is the error that its caller got.
 func (w *world) do(s seamStep) (opErr, err error) {
 	if w.a == nil {
 		if err := w.open(); err != nil && !w.o.away.Load() {
 			return nil, &violation{"the registry opens", err}
-		} else if err != nil && s.name != "back" { // it may refuse a store that is away
+		} else if err != nil && s.name != "back" { // it may refuse while the store is away
 			w.say("%s: cannot open: %v", s.name, err)
 			return err, nil
 		}
@@ -173,7 +171,7 @@ func (w *world) do(s seamStep) (opErr, err error) {
 	return opErr, w.broken
 }
 
-// check holds the world against every promise.
+// check checks the world against every promise.
 func (w *world) check(last seamStep, opErr error) (broken []error) {
 	promise := func(what string, err error) {
 		if err != nil {
@@ -212,9 +210,10 @@ type seamWalk struct {
 	began time.Time
 	mu    sync.Mutex
 	runs  int
-	// failed are sequences by the promise they break.
+	// failed lists the failed sequences by the promise that they break.
 	failed map[string][]string
-	// shard of shards is run, of what begins with the same operation.
+	// shard is the part of shards that is run. The parts divide the sequences that begin with the
+	// same operation.
 	shard, shards int
 }
 
@@ -224,7 +223,7 @@ func newSeamWalk(t *testing.T, remote *seamRemote) *seamWalk {
 	return &seamWalk{base: newSeamBase(t, remote), dir: worldsDir(t), failed: map[string][]string{}, shards: 1, began: time.Now()}
 }
 
-// place gives the next world a directory and a name.
+// place returns a directory and a name for the next world.
 func (k *seamWalk) place() (dir, name string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -240,7 +239,7 @@ func (k *seamWalk) run(t *testing.T, m *seamMoment, steps []seamStep, watch bool
 	return res
 }
 
-// judge notes what a sequence broke, and shows the first few of each promise.
+// judge records the promises that a sequence broke and logs the first few failures of each.
 func (k *seamWalk) judge(t *testing.T, res seamResult) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -257,7 +256,7 @@ func (k *seamWalk) judge(t *testing.T, res seamResult) {
 	}
 }
 
-// summary counts what failed, the shortest sequences first.
+// summary counts the failures and lists the shortest sequences first.
 func (k *seamWalk) summary(t *testing.T) {
 	t.Logf("%d sequences in %s", k.runs, time.Since(k.began).Round(time.Millisecond))
 	for promise, list := range k.failed {
@@ -268,9 +267,9 @@ func (k *seamWalk) summary(t *testing.T) {
 	}
 }
 
-// extend runs what begins with a sequence and has at most so many operations more. With
-// kill the last operation is killed, too, at each of its durable steps, and the first one
-// with another operation after that.
+// extend runs the sequences that begin with begin and have at most depth operations more. If kill
+// is set, the last operation is also killed at each of its durable steps, and the first one with
+// another operation after that.
 func (k *seamWalk) extend(t *testing.T, m *seamMoment, begin []seamStep, depth int, kill bool) {
 	for i, op := range seamOps() {
 		if len(m.steps)+len(begin) == 1 && i%k.shards != k.shard {
@@ -280,7 +279,7 @@ func (k *seamWalk) extend(t *testing.T, m *seamMoment, begin []seamStep, depth i
 	}
 }
 
-// step is extend for one operation.
+// step does the work of extend for one operation.
 func (k *seamWalk) step(t *testing.T, m *seamMoment, steps []seamStep, depth int, kill bool) {
 	res := k.run(t, m, steps, kill)
 	for _, killed := range res.moments {
@@ -297,7 +296,7 @@ func (k *seamWalk) step(t *testing.T, m *seamMoment, steps []seamStep, depth int
 	}
 }
 
-// walk runs all sequences of at most so many operations.
+// walk runs all sequences of at most depth operations.
 func (k *seamWalk) walk(t *testing.T, depth int) {
 	t.Run("walk", func(t *testing.T) {
 		for _, op := range seamOps() {
@@ -309,8 +308,7 @@ func (k *seamWalk) walk(t *testing.T, depth int) {
 	})
 }
 
-// random runs sequences of 2 to 8 operations, which a seed decides, and shortens
-// those that fail.
+// random runs sequences of 2 to 8 operations, chosen by a seed, and shortens those that fail.
 func (k *seamWalk) random(t *testing.T, seed uint64, n int) {
 	ops := seamOps()
 	t.Run("random", func(t *testing.T) {
@@ -334,7 +332,7 @@ func (k *seamWalk) random(t *testing.T, seed uint64, n int) {
 	})
 }
 
-// worldsDir is where worlds are made: in memory, where there is room.
+// worldsDir returns the directory for worlds. It is in memory if there is room.
 func worldsDir(t *testing.T) string {
 	t.Helper()
 	if dir, err := os.MkdirTemp("/dev/shm", "seams"); err == nil {
@@ -344,7 +342,7 @@ func worldsDir(t *testing.T) string {
 	return t.TempDir()
 }
 
-// readShard reads which part of the sequences is run.
+// readShard reads which part of the sequences to run.
 func (k *seamWalk) readShard(t *testing.T) {
 	t.Helper()
 	v := os.Getenv("SLIPWAY_SEAMS_SHARD")
@@ -364,7 +362,7 @@ func fewer(n int) int {
 	return n
 }
 
-// seamNumber returns an environment variable's number.
+// seamNumber returns the number in an environment variable.
 func seamNumber(t *testing.T, name string, def int) int {
 	t.Helper()
 	v := os.Getenv(name)

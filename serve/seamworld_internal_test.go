@@ -39,11 +39,11 @@ type seamImage struct {
 	children []*seamImage
 }
 
-// seamContents are all contents that any sequence of operations uses.
+// seamContents holds all contents that a sequence of operations can use.
 type seamContents struct {
 	bytes  map[oci.Digest][]byte
 	images map[oci.Digest]*seamImage
-	// The images of the base, and those that operations push.
+	// These are the images of the base and those that operations push.
 	first, second, multi, adopted *seamImage
 	fresh                         []*seamImage
 	signatures                    []*seamImage
@@ -69,7 +69,7 @@ func newSeamContents() *seamContents {
 func seamBytes(seed uint64, n int) []byte {
 	key := [32]byte{byte(seed), byte(seed >> 8)}
 	b := make([]byte, n)
-	_, _ = rand.NewChaCha8(key).Read(b) // has no errors
+	_, _ = rand.NewChaCha8(key).Read(b) // never returns an error
 	return b
 }
 
@@ -79,10 +79,10 @@ func (c *seamContents) put(b []byte) oci.Digest {
 	return d
 }
 
-// layer makes a layer that is too large for the catalogue, and can be converted.
+// layer makes a layer that is too large for the catalogue and can be converted.
 func (c *seamContents) layer(seed uint64) oci.Digest { return c.layerOf(seed, 20_000) }
 
-// largeLayer makes one that is too large for RAM: it is not read before it is served.
+// largeLayer makes a layer that is too large for RAM. It is not read before it is served.
 func (c *seamContents) largeLayer(seed uint64) oci.Digest { return c.layerOf(seed, 80_000) }
 
 func (c *seamContents) layerOf(seed uint64, size int) oci.Digest {
@@ -136,7 +136,7 @@ func (c *seamContents) index(children ...*seamImage) *seamImage {
 	return im
 }
 
-// all lists the digests an image consists of, its own included.
+// all returns the digests of everything an image consists of, including its own.
 func (im *seamImage) all() []oci.Digest {
 	list := append([]oci.Digest{im.digest}, im.blobs...)
 	for _, m := range im.children {
@@ -148,18 +148,18 @@ func (im *seamImage) all() []oci.Digest {
 // seamRef is a tag of a repository.
 type seamRef struct{ repo, tag string }
 
-// seamOracle is what clients were told. A tag may point at any digest of its set,
-// where "" stands for no tag: there is more than one only after an operation that
+// seamOracle records what clients were told. A tag may point at any digest of its set, where ""
+// means that the tag does not exist. A set has more than one member only after an operation that
 // failed or was killed.
 //
-// A conversion in the background reaches steps too, which copy the oracle.
+// A conversion in the background also reaches steps, which copy the oracle.
 type seamOracle struct {
 	mu   sync.Mutex
-	tags map[seamRef]map[oci.Digest]bool // changed under mu, by the sequence alone
-	// harmed says that something other than the registry touched its data, away
-	// that its store is not there, full that the store takes nothing.
+	tags map[seamRef]map[oci.Digest]bool // guarded by mu; only the sequence changes it
+	// harmed is set if something other than the registry touched its data, away if its store is not
+	// there, full if the store accepts nothing.
 	harmed, away, full atomic.Bool
-	// freed says that an index was deleted, and that nothing brought it back.
+	// freed is set if an index was deleted and nothing brought it back.
 	freed atomic.Bool
 }
 
@@ -176,7 +176,7 @@ func (o *seamOracle) clone() *seamOracle {
 	return copied
 }
 
-// become takes over what another oracle knows, while the background may ask this one.
+// become takes over the knowledge of another oracle while the background may read this one.
 func (o *seamOracle) become(p *seamOracle) {
 	for to, from := range map[*atomic.Bool]*atomic.Bool{&o.harmed: &p.harmed, &o.away: &p.away, &o.full: &p.full, &o.freed: &p.freed} {
 		to.Store(from.Load())
@@ -186,7 +186,7 @@ func (o *seamOracle) become(p *seamOracle) {
 	o.tags = p.tags
 }
 
-// equal reports whether two oracles know the same.
+// equal reports whether two oracles hold the same knowledge.
 func (o *seamOracle) equal(p *seamOracle) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -194,7 +194,7 @@ func (o *seamOracle) equal(p *seamOracle) bool {
 		o.away.Load() == p.away.Load() && o.full.Load() == p.full.Load() && o.freed.Load() == p.freed.Load()
 }
 
-// may says that a tag may be set to d from now on, or removed with "".
+// may allows a tag to be set to d from now on, or to be removed if d is "".
 func (o *seamOracle) may(repo, tag string, d oci.Digest) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -205,15 +205,15 @@ func (o *seamOracle) may(repo, tag string, d oci.Digest) {
 	o.tags[r][d] = true
 }
 
-// is says that a client was told that a tag is set to d, or removed with "".
+// is records that a client was told that a tag is set to d, or removed if d is "".
 func (o *seamOracle) is(repo, tag string, d oci.Digest) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.tags[seamRef{repo, tag}] = map[oci.Digest]bool{d: true}
 }
 
-// required returns the tags that must be there, in a fixed order, with what they
-// point at if that is certain, else with "".
+// required returns the tags that must exist, in a fixed order. Each comes with its digest if that
+// is certain, and with "" otherwise.
 func (o *seamOracle) required() []seamTag {
 	var list []seamTag
 	for r, set := range o.tags {
@@ -235,29 +235,29 @@ type seamTag struct {
 	digest oci.Digest
 }
 
-// seamMoment is a state in which worlds begin: that of the base, or what a killed process
-// left behind.
+// seamMoment is a state in which worlds begin: that of the base, or what a killed process left
+// behind.
 type seamMoment struct {
 	dir    string
 	oracle *seamOracle
 	now    time.Time
-	// had are the contents of which there was a good copy before the operation that was
-	// killed, nil if it is to destroy something.
+	// had are the contents that had a good copy before the killed operation. It is nil if that
+	// operation is meant to destroy something.
 	had map[oci.Digest]bool
-	// steps led to it. The last one names the durable step at which it was killed.
+	// steps led to this state. The last one names the durable step at which it was killed.
 	steps []seamStep
 	said  []string
-	sum   [32]byte // of its files
+	sum   [32]byte // of the files
 }
 
-// seamBase is what every world begins as a copy of.
+// seamBase is the state that every world copies at its beginning.
 type seamBase struct {
 	*seamContents
 	seamMoment
-	// source is a backup to import from, which nothing changes, and sourceHas what it has.
+	// source is a backup to import from, which nothing changes. sourceHas lists its contents.
 	source    string
 	sourceHas map[oci.Digest]bool
-	remote    *seamRemote // of the base; nil on a file system
+	remote    *seamRemote // the base's; nil on a file system
 }
 
 const seamConfig = `version: 0.1
@@ -266,8 +266,7 @@ storage:
   retention: [{repositories: ["app"], keep_newest: 3}]
 `
 
-// newSeamBase makes a root with some images, and a backup of another registry to
-// import from.
+// newSeamBase makes a root with some images and a backup of another registry to import from.
 func newSeamBase(t testing.TB, remote *seamRemote) *seamBase {
 	t.Helper()
 	b := &seamBase{seamContents: newSeamContents(), source: filepath.Join(t.TempDir(), "source")}
@@ -278,7 +277,7 @@ func newSeamBase(t testing.TB, remote *seamRemote) *seamBase {
 			t.Fatal(err)
 		}
 	}
-	// The source of imports is a backup, which is a registry that can be read.
+	// The source of imports is a backup, which can be read as a registry.
 	fill(w.open(), w.push("app", "multi", b.multi), w.push("lib", "src", b.second),
 		second2(w.a.Backup(t.Context(), BackupArgs{Dir: b.source}, nil)), w.close())
 	has, err := w.copies(b.source)
@@ -298,8 +297,8 @@ func newSeamBase(t testing.TB, remote *seamRemote) *seamBase {
 
 func second2[T any](_ T, err error) error { return err }
 
-// world is a registry in a directory of its own, with a backup and a source of
-// imports beside it, and the oracle.
+// world is a registry in a directory of its own, with a backup and a source of imports beside it,
+// and the oracle.
 type world struct {
 	*seamBase
 	ctx context.Context
@@ -307,18 +306,18 @@ type world struct {
 	a   *Admin
 	o   *seamOracle
 	cfg *config.Config
-	// remote is where catalogue and contents are; nil: in the root.
+	// remote is where catalogue and contents are. If it is nil, they are in the root.
 	remote *seamRemote
 
 	mu    sync.Mutex
 	armed bool
-	// steps counts the durable steps of the operation under way; at the one that
-	// is crash the directory is copied to image, and the oracle to then.
+	// steps counts the durable steps of the running operation. At step number crash the directory
+	// is copied to image and the oracle to then.
 	steps, crash int
 	then         *seamOracle
-	broken       error // an image could not be made
-	// With watch, moments are what a process that is killed at a step of the operation
-	// under way leaves behind. Equal ones are kept once.
+	broken       error // the error if an image could not be made
+	// If watch is set, moments collects what a process leaves behind that is killed at a step of
+	// the running operation. Equal moments are kept once.
 	watch   bool
 	moments []*seamMoment
 	had     map[oci.Digest]bool
@@ -366,11 +365,11 @@ func (w *world) close() error {
 	return a.Close(w.ctx)
 }
 
-// durableOps are the calls of a store that change what survives a crash.
+// durableOps lists the calls of a store that change what survives a crash.
 var durableOps = map[string]bool{objtest.OpPut: true, objtest.OpDelete: true, objtest.OpCommit: true, objtest.OpSuspend: true,
 	objtest.OpAbandon: true, objtest.OpAdopt: true, objtest.OpMove: true, objtest.OpNewUpload: true}
 
-// takesRoom are those for which a full store has no room.
+// takesRoom lists the calls that fail on a full store.
 var takesRoom = map[string]bool{objtest.OpPut: true, objtest.OpCommit: true, objtest.OpWrite: true, objtest.OpNewUpload: true}
 
 func (w *world) wrap(inner objstore.Store) objstore.Store {
@@ -393,7 +392,7 @@ func (w *world) wrap(inner objstore.Store) objstore.Store {
 	})
 }
 
-// step is a moment at which the process may be killed.
+// step marks a moment at which the process may be killed.
 func (w *world) step() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -409,7 +408,7 @@ func (w *world) step() {
 	}
 }
 
-// moment keeps the present state, unless it is that of the step before.
+// moment keeps the present state unless it equals that of the previous step.
 func (w *world) moment() error {
 	m := &seamMoment{dir: fmt.Sprint(w.dir, ".at", w.steps), oracle: w.o.clone(), now: time.Now(), had: w.had}
 	sum := sha256.New()
@@ -425,17 +424,17 @@ func (w *world) moment() error {
 	return nil
 }
 
-// become replaces the world by the image of it.
+// become replaces the world by its image.
 func (w *world) become() error {
-	_ = w.close() // of a process that was killed before
+	_ = w.close() // the process was killed before
 	w.o = w.then
 	return errors.Join(w.broken, os.RemoveAll(w.dir), os.Rename(w.image(), w.dir))
 }
 
-// kill ends the process as kill -9 does.
+// kill ends the process like kill -9.
 func (w *world) kill() error {
 	w.mu.Lock()
-	w.armed = false // it has no steps of its own
+	w.armed = false // closing has no steps
 	w.mu.Unlock()
 	if w.remote != nil {
 		return w.die()
@@ -444,11 +443,11 @@ func (w *world) kill() error {
 	return errors.Join(w.become(), w.open())
 }
 
-// restart ends the process in order, and begins a new one.
+// restart stops the process cleanly and starts a new one.
 func (w *world) restart() error { return errors.Join(w.close(), w.open()) }
 
-// copyTree copies files as they are, but for what a running process alone has use for.
-// Their names and bytes are written to sum if that is not nil.
+// copyTree copies files unchanged, except those that only a running process needs. It writes their
+// names and bytes to sum if sum is not nil.
 func copyTree(from, to string, sum io.Writer) error {
 	return filepath.WalkDir(from, func(path string, e fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
@@ -480,19 +479,19 @@ func copyTree(from, to string, sum io.Writer) error {
 		}
 		if sum != nil {
 			fmt.Fprintf(sum, "%q %d\n", rel, len(b))
-			_, _ = sum.Write(b) // a hash has no errors
+			_, _ = sum.Write(b) // a hash never returns an error
 		}
 		return errors.Join(err, os.WriteFile(dst, b, 0o600), copyAttributes(path, dst))
 	})
 }
 
-// copyAttributes copies what a gateway to S3 keeps in attributes of its files and
-// directories: ETags, and whose a bucket is.
+// copyAttributes copies the extended attributes in which an S3 gateway keeps ETags and the owner of
+// a bucket.
 func copyAttributes(from, to string) error {
 	names := make([]byte, 4096)
 	n, err := unix.Listxattr(from, names)
 	if err != nil || n == 0 {
-		return nil // none, or no file system that has any
+		return nil // none, or the file system supports none
 	}
 	for name := range strings.SplitSeq(strings.TrimSuffix(string(names[:n]), "\x00"), "\x00") {
 		value := make([]byte, 4096)
@@ -507,7 +506,7 @@ func copyAttributes(from, to string) error {
 	return nil
 }
 
-// copySize makes a file of the same size, which takes no room.
+// copySize makes a file of the same size that takes no space.
 func copySize(e fs.DirEntry, dst string) error {
 	info, err := e.Info()
 	if err != nil {
@@ -516,12 +515,12 @@ func copySize(e fs.DirEntry, dst string) error {
 	return errors.Join(os.WriteFile(dst, nil, 0o600), os.Truncate(dst, info.Size()))
 }
 
-// say notes what an operation did, for whoever looks at a failure.
+// say records what an operation did, for whoever investigates a failure.
 func (w *world) say(format string, args ...any) {
 	w.said = append(w.said, fmt.Sprintf(format, args...))
 }
 
-// push pushes an image as clients do: only what the registry says it lacks.
+// push pushes an image as clients do: it sends only what the registry lacks.
 func (w *world) push(repo, tag string, im *seamImage) error {
 	return w.pushBy(repo, tag, im, false, func(d oci.Digest, b []byte) error {
 		_, err := w.a.reg.PushBlob(w.ctx, repo, d, int64(len(b)), bytes.NewReader(b))
@@ -559,7 +558,7 @@ func (w *world) pushBy(repo, tag string, im *seamImage, all bool, blob func(oci.
 	return nil
 }
 
-// readEnd reads a blob from a third of it on.
+// readEnd reads a blob from one third of its length to the end.
 func (w *world) readEnd(repo string, d oci.Digest) ([]byte, error) {
 	c, err := w.a.reg.GetBlobRange(w.ctx, repo, d, int64(len(w.bytes[d])/3), -1)
 	if err != nil {

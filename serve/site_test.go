@@ -7,12 +7,13 @@ import (
 	"testing"
 )
 
-// siteServer is a server of one kind, with what a request of another site may get there.
+// siteServer is a server of one kind, with the answers that a request from another site may get.
 type siteServer struct {
 	name, yaml string
-	// open: nobody is asked who they are, so that other names are refused for reads, too.
+	// open means that clients need not identify themselves. Foreign host names are therefore
+	// refused for reads, too.
 	open bool
-	// edits are the ambient credentials that a browser would add.
+	// edits add the ambient credentials that a browser would send.
 	edits []func(*http.Request)
 }
 
@@ -27,9 +28,9 @@ func siteServers(t *testing.T) []siteServer {
 	}
 }
 
-// TestOtherSites sends what pages of other sites can have a browser send: every method
-// to every kind of endpoint, with the headers of the page's own request and of others'.
-// The standard library says which of these come from another site.
+// TestOtherSites sends the requests that pages of other sites can make a browser send: every method
+// to every kind of endpoint, with headers of the page's own origin and of others. The standard
+// library decides which of these come from another site.
 func TestOtherSites(t *testing.T) {
 	const named = "registry.test"
 	d := digestOf("page")
@@ -83,8 +84,8 @@ func TestOtherSites(t *testing.T) {
 	}
 }
 
-// TestAnonymousUnderForeignName: where anonymous clients may push, a page whose site
-// took this server's address may not, and docker may under any name.
+// TestAnonymousUnderForeignName checks a server to which anonymous clients may push. A page whose
+// site took over this server's address may not push, and docker may push under any name.
 func TestAnonymousUnderForeignName(t *testing.T) {
 	s := start(t, setup{yaml: siteServers(t)[3].yaml})
 	host := func(r *http.Request) { r.Host = "registry.internal" }
@@ -95,8 +96,8 @@ func TestAnonymousUnderForeignName(t *testing.T) {
 	}
 }
 
-// TestForwardedNames: beside a trusted proxy a browser may run whose page says that it
-// was forwarded. Both names of a request must be the server's.
+// TestForwardedNames checks requests that claim to be forwarded. A browser may run beside a trusted
+// proxy, and its page may claim that. Both names of a request must be the server's.
 func TestForwardedNames(t *testing.T) {
 	s := start(t, setup{yaml: "http: {names: [registry.test], trusted_proxies: [127.0.0.1]}"})
 	for sentTo, ok := range map[string]bool{"": true, "localhost": true, "registry.test": true, "page.example": false} {
@@ -118,8 +119,8 @@ func TestForwardedNames(t *testing.T) {
 	}
 }
 
-// TestDebugUnderForeignName: what the debug listener shows is not shown to a page whose
-// site took this machine's address.
+// TestDebugUnderForeignName checks that the debug listener shows nothing to a page whose site took
+// over this machine's address.
 func TestDebugUnderForeignName(t *testing.T) {
 	s := start(t, setup{yaml: "http: {names: ['registry.test:5000']}"})
 	for _, path := range []string{"/metrics", "/livez", "/readyz", "/debug/health", "/debug/pprof/", "/debug/pprof/cmdline", "/debug/pprof/heap"} {
@@ -136,7 +137,7 @@ func TestDebugUnderForeignName(t *testing.T) {
 	}
 }
 
-// request is one that a page has a browser send.
+// request is a request that a page makes a browser send.
 type request struct{ method, path, host, origin, site string }
 
 func (q request) edit(r *http.Request) {
@@ -148,7 +149,7 @@ func (q request) edit(r *http.Request) {
 	}
 }
 
-// plain is the request as the standard library judges it.
+// plain returns the request in the form that the standard library judges.
 func (q request) plain(t *testing.T) *http.Request {
 	t.Helper()
 	r, err := http.NewRequest(q.method, "http://"+q.host+q.path, http.NoBody)

@@ -11,10 +11,10 @@ import (
 	"example.org/slipway/serve"
 )
 
-// TestDiskAway takes each directory away that a disk may be mounted on, while the server
-// runs and before it starts, and leaves an empty mount point: requests for what is there
-// are answered 503, readiness says why, each command refuses, and once the disk is back
-// everything can be pulled without a restart.
+// TestDiskAway removes each directory that may be a mount point, while the server runs and before
+// it starts, and leaves an empty directory. Requests for its contents are answered with 503,
+// readiness gives the reason, and each command refuses. Once the disk is back, everything can be
+// pulled without a restart.
 func TestDiskAway(t *testing.T) {
 	for _, dir := range []string{"docker", "docker/registry", "docker/registry/v2/blobs", "docker/registry/v2/blobs/sha256"} {
 		for _, when := range []string{"while it runs", "before it starts"} {
@@ -72,7 +72,7 @@ func TestDiskAway(t *testing.T) {
 	}
 }
 
-// wantRefused runs the commands of maintenance, each of which is to refuse.
+// wantRefused runs the maintenance commands and wants each to refuse.
 func wantRefused(t *testing.T, s *instance) {
 	t.Helper()
 	a, closeAdmin := openAdmin(t, s.cfg)

@@ -27,7 +27,7 @@ import (
 	"example.org/slipway/serve"
 )
 
-// counter stands before an object store and counts the requests by method and path.
+// counter is a proxy before an object store that counts the requests by method and path.
 type counter struct {
 	addr string
 	mu   sync.Mutex
@@ -43,7 +43,7 @@ func countRequests(t testing.TB, endpoint string) *counter {
 		Transport: transport,
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.SetURL(&url.URL{Scheme: "http", Host: endpoint})
-			r.Out.Host = r.In.Host // which the signature is of
+			r.Out.Host = r.In.Host // the signature covers the host
 		},
 	}
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -57,7 +57,7 @@ func countRequests(t testing.TB, endpoint string) *counter {
 	return c
 }
 
-// reads is how often a blob was read.
+// reads returns how often a blob was read.
 func (c *counter) reads(digest string) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -80,8 +80,8 @@ func (c *counter) all() (n int) {
 	return n
 }
 
-// s3Yaml is a storage section with a bucket of its own. addr is of the server or of
-// what stands before it; more are further keys of the section.
+// s3Yaml returns a storage section with a new bucket. addr is the address of the server or of a
+// proxy before it. more holds further keys of the section.
 func s3Yaml(t testing.TB, s *backendtest.S3Server, addr, more string) string {
 	t.Helper()
 	return s3YamlOf(s, s.Bucket(t), addr, more)
@@ -92,29 +92,29 @@ func s3YamlOf(s *backendtest.S3Server, bucket, addr, more string) string {
 		addr, s.AccessKey, s.SecretKey, bucket, s.Region, more)
 }
 
-// withRAM gives a storage section a cache in memory that holds what the tests use.
+// withRAM gives a storage section a memory cache that holds everything the tests use.
 const withRAM = "  blob_cache: {ram: 64MiB, large: 32MiB}\n"
 
-// layerOf makes a layer of so many bytes that nobody else has.
+// layerOf makes a unique layer of the given size in bytes.
 func layerOf(size int) string {
 	return strings.Repeat(rand.Text(), size/26+1)[:size]
 }
 
-// everyStore runs what takes minutes on every store.
+// everyStore runs tests that take minutes on every store.
 var everyStore = flag.Bool("every-store", false, "hold every store to the whole contract of a registry, which takes two minutes more")
 
 // storeCase is a place for content.
 type storeCase struct {
 	name string
-	// yaml returns a storage section of its own, and skips where the server is missing.
+	// yaml returns a new storage section. It skips the test if the server is missing.
 	yaml func(t testing.TB) string
-	// quick says that many registries can be made on it in little time.
+	// quick is set if many registries can be made on the store in little time.
 	quick bool
 	// fixed is ocitest's FixedDigest.
 	fixed bool
 }
 
-// storeCases are all of them. Each server is started once.
+// storeCases returns all cases. Each server is started once.
 func storeCases(t *testing.T) []storeCase {
 	s3 := sync.OnceValue(func() *backendtest.S3Server { return backendtest.S3(t) })
 	swift := sync.OnceValue(func() *backendtest.SwiftServer { return backendtest.Swift(t) })
@@ -136,8 +136,8 @@ func storeCases(t *testing.T) []storeCase {
 	}
 }
 
-// Everything a registry does works wherever the content is, and is there after a
-// restart.
+// TestObjectStores checks that every function of a registry works on every store, and that the
+// contents are there after a restart.
 func TestObjectStores(t *testing.T) {
 	for _, tc := range storeCases(t) {
 		t.Run(tc.name, func(t *testing.T) {
@@ -190,11 +190,11 @@ func TestObjectStores(t *testing.T) {
 	}
 }
 
-// The whole contract of a registry holds with every store and a cache in front.
+// TestStoreConformance checks the whole contract of a registry on every store behind a cache.
 func TestStoreConformance(t *testing.T) {
 	for _, tc := range storeCases(t) {
 		if !tc.quick {
-			continue // each is quick enough to be tested on; many new ones are not
+			continue // each is quick enough to be tested on, but many new ones are not
 		}
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
@@ -212,8 +212,8 @@ func TestStoreConformance(t *testing.T) {
 	}
 }
 
-// A blob is read from the store once, however often it is pulled; and not at all if it
-// was just pushed, unless that is switched off.
+// TestCacheReadsOnce checks that a blob is read from the store once, however often it is pulled. A
+// blob that was just pushed is not read at all, unless that is switched off.
 func TestCacheReadsOnce(t *testing.T) {
 	s3 := backendtest.S3(t)
 	for _, through := range []bool{false, true} {
@@ -222,7 +222,7 @@ func TestCacheReadsOnce(t *testing.T) {
 		layer := layerOf(200 << 10)
 		d := digestOf(layer)
 		s.pushImage("a", "v1", layer)
-		before := c.reads(d) // of the conversion to Gear, say
+		before := c.reads(d) // for example reads of the conversion to Gear
 		for range 3 {
 			if got := s.want(200, "GET", "/v2/a/blobs/"+d, "").body; got != layer {
 				t.Fatalf("got %d bytes that are not the layer's", len(got))
@@ -240,7 +240,7 @@ func TestCacheReadsOnce(t *testing.T) {
 		if err != nil || st.RAM.Entries == 0 || st.RAM.Hits < int64(3-want) || st.RAM.Limit == 0 {
 			t.Errorf("status %+v, %v", st, err)
 		}
-		// A check reads the store, and not what the cache remembers of it.
+		// A check reads the store and does not rely on the cache.
 		before = c.reads(d)
 		if rep, err := a.Fsck(t.Context(), serve.FsckArgs{}, nil); err != nil || !rep.Clean() {
 			t.Errorf("fsck: %+v, %v", rep, err)
@@ -269,7 +269,7 @@ func TestCacheReadsOnce(t *testing.T) {
 	}
 }
 
-// A client that is given a manifest finds its layers in the cache.
+// TestPrefetchReadsAhead checks that a client that got a manifest finds its layers in the cache.
 func TestPrefetchReadsAhead(t *testing.T) {
 	s3 := backendtest.S3(t)
 	c := countRequests(t, s3.Endpoint)
@@ -298,7 +298,8 @@ func TestPrefetchReadsAhead(t *testing.T) {
 	}
 }
 
-// A start costs the same whatever the bucket holds: nothing looks at what is in it.
+// TestStartAsksLittle checks that a start costs the same whatever the bucket holds, because it does
+// not look at the objects.
 func TestStartAsksLittle(t *testing.T) {
 	s3 := backendtest.S3(t)
 	c := countRequests(t, s3.Endpoint)
@@ -313,13 +314,14 @@ func TestStartAsksLittle(t *testing.T) {
 	before := c.all()
 	s = start(t, o)
 	s.want(200, "GET", s.debug+"/readyz", "")
-	const most = 12 // to find the bucket and what it can do, and whether it answers
+	const most = 12 // to find the bucket, its abilities and whether it answers
 	if n := c.all() - before; n > most {
 		t.Errorf("a start took %d requests to the store, want at most %d: %v", n, most, c.seen)
 	}
 }
 
-// A bucket that belongs to another catalogue is not served, and says why.
+// TestUnknownBucket checks that a bucket of another catalogue is not served and that the error says
+// why.
 func TestUnknownBucket(t *testing.T) {
 	s3 := backendtest.S3(t)
 	o := setup{yaml: s3Yaml(t, s3, s3.Endpoint, "")}
@@ -335,8 +337,8 @@ func TestUnknownBucket(t *testing.T) {
 	}
 }
 
-// A server that was killed in the first push of all has left an object of which the
-// catalogue knows only that it was intended. It starts again without help.
+// TestKilledInFirstPush checks a server that was killed in its very first push. It left an object
+// that the catalogue knows only as intended. The server must start again without help.
 func TestKilledInFirstPush(t *testing.T) {
 	s3 := backendtest.S3(t)
 	bucket := s3.Bucket(t)
@@ -369,7 +371,7 @@ func TestKilledInFirstPush(t *testing.T) {
 	s.pushImage("a", "v1", layer)
 }
 
-// The words of the configuration are those of the policies.
+// TestPolicyNames checks that the configuration and the policies use the same words.
 func TestPolicyNames(t *testing.T) {
 	for _, name := range policyNames() {
 		text := fmt.Sprintf("version: 0.1\nstorage: {blob_cache: {ram: 1MiB, ssd: 1MiB, ram_policy: %s, ssd_policy: %s}}", name, name)

@@ -13,8 +13,7 @@ import (
 	"example.org/slipway/config"
 )
 
-// TestTaskClientGone wants a task to end with its client, and the gate to wait
-// for it.
+// TestTaskClientGone wants a task to end when its client is gone, and the gate to wait for it.
 func TestTaskClientGone(t *testing.T) {
 	ended := make(chan error, 1)
 	var g gate
@@ -58,8 +57,8 @@ func TestTaskClientGone(t *testing.T) {
 	}
 }
 
-// TestCloseWaits wants the data root to stay locked until nobody uses it any
-// more, or another process could open it meanwhile.
+// TestCloseWaits wants the data root to stay locked until nobody uses it any more. Another process
+// could open it otherwise.
 func TestCloseWaits(t *testing.T) {
 	cfg, _, err := config.Parse(strings.NewReader("version: 0.1"), &config.Options{Overrides: []config.Override{
 		{Key: "storage.filesystem.rootdirectory", Value: t.TempDir()}, {Key: "http.addr", Value: "127.0.0.1:0"},
@@ -82,7 +81,7 @@ func TestCloseWaits(t *testing.T) {
 	select {
 	case err := <-closed:
 		t.Fatalf("Close returned %v while a request was under way", err)
-	case <-time.After(100 * time.Millisecond): // long for a Close that does not wait
+	case <-time.After(100 * time.Millisecond): // long enough for a Close that does not wait
 	}
 	if _, err := New(t.Context(), cfg, nil); !errors.Is(err, ErrInUse) {
 		t.Errorf("another server meanwhile: got %v, want ErrInUse", err)
@@ -99,7 +98,7 @@ func TestCloseWaits(t *testing.T) {
 	}
 }
 
-// TestRemoteErrors wants each way an answer can go wrong to be told apart.
+// TestRemoteErrors wants a distinct error for each way in which an answer can go wrong.
 func TestRemoteErrors(t *testing.T) {
 	for _, c := range []struct {
 		name, answer, want string

@@ -84,7 +84,7 @@ func (a *authority) pool() *x509.CertPool {
 	return p
 }
 
-// trust makes the instance's client one that knows the authority.
+// trust makes the instance's client trust the authority.
 func (s *instance) trust(a *authority, certs ...tls.Certificate) {
 	s.client.CloseIdleConnections()
 	s.client.Transport = &http.Transport{ForceAttemptHTTP2: true, TLSClientConfig: &tls.Config{RootCAs: a.pool(), Certificates: certs}}
@@ -126,7 +126,7 @@ func TestCertificateReload(t *testing.T) {
 	}
 	use("third")
 	poll(t, "the repaired file is served", func() bool { return served() == "third" })
-	if n := strings.Count(s.log.String(), "cannot be loaded"); n > 6 { // broken, missing, and halves of a pair
+	if n := strings.Count(s.log.String(), "cannot be loaded"); n > 6 { // broken, missing, and mismatched halves of a pair
 		t.Errorf("the log complains %d times about the same file", n)
 	}
 }
@@ -165,7 +165,7 @@ func TestHTTP2(t *testing.T) {
 	if got := s.want(200, "GET", "/v2/a/manifests/v1", ""); got.body != imageOf("layer") {
 		t.Errorf("over h2c: got %q", got.body)
 	}
-	// HTTP/2 drains too: the request under way ends, then the server.
+	// HTTP/2 drains too: first the running request ends, then the server.
 	if err := s.stop(); err != nil {
 		t.Error(err)
 	}
@@ -204,7 +204,7 @@ auth:
 		resp.Body.Close()
 		t.Errorf("a stranger's certificate: got %s, want the handshake to fail", resp.Status)
 	}
-	// Certificates that are asked for and not verified prove nothing.
+	// Requested but unverified certificates prove nothing.
 	s = start(t, setup{yaml: tlsKeys + "request-client-cert" + rules})
 	s.trust(a, stranger.client("alice"))
 	s.want(401, "GET", "/v2/team/app/tags/list", "")

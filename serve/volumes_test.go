@@ -18,8 +18,8 @@ import (
 	volumeregistry "example.org/slipway/volume/service"
 )
 
-// volumesYaml is a configuration that builds what is pushed in a new directory, but
-// for scratch/.
+// volumesYaml returns a configuration that builds every pushed image in a new directory, except
+// those in scratch/.
 func volumesYaml(t *testing.T) (yaml, dir string) {
 	dir = t.TempDir()
 	return fmt.Sprintf("volumes: {driver: file, file: {dir: %q}, build: push, rules: [{repositories: [scratch/**]}]}\n"+
@@ -59,7 +59,7 @@ func resolve(t *testing.T, c *client.Client, repo, tag string) oci.Digest {
 	return d.Digest
 }
 
-// volumesIn are the names of the volumes in a directory.
+// volumesIn returns the names of the volumes in a directory.
 func volumesIn(t *testing.T, dir string) (names []string) {
 	t.Helper()
 	s, err := file.Open(dir, nil)
@@ -77,7 +77,7 @@ func volumesIn(t *testing.T, dir string) (names []string) {
 	return names
 }
 
-// TestVolumes: from a push over the records and the interface of clients to the
+// TestVolumes follows a volume from the push through the records and the client interface to the
 // removal, with a restart in between.
 func TestVolumes(t *testing.T) {
 	yaml, dir := volumesYaml(t)
@@ -99,7 +99,7 @@ func TestVolumes(t *testing.T) {
 	if cred, err := c.VolumeCredential(t.Context(), "team/app", d, true, ""); err != nil || cred != (volref.Credential{}) {
 		t.Errorf("credential: %+v, %v", cred, err)
 	}
-	// The policy keeps others from being built, until somebody asks.
+	// The policy excludes other images until somebody asks for them.
 	s.pushLayer("scratch/app", "v1", tarOf(t, "b", "second"))
 	other := resolve(t, c, "scratch/app", "v1")
 	if st, err := c.Volumes(t.Context(), "scratch/app", other); err != nil || len(st.Records) != 0 || st.State != "" {
@@ -130,7 +130,7 @@ func TestVolumes(t *testing.T) {
 	if err != nil || rep.Built != 2 || rep.Volumes != 2 || len(rep.Images) != 2 || rep.Place.Driver != "file" {
 		t.Errorf("report: %+v, %v", rep, err)
 	}
-	// With the images all of it goes.
+	// Removing the images removes everything.
 	if err := c.RemoveVolume(t.Context(), "scratch/app", other, ""); err != nil {
 		t.Fatal(err)
 	}
@@ -146,7 +146,8 @@ func TestVolumes(t *testing.T) {
 	}
 }
 
-// TestVolumesRights: who may read an image may ask where it is, and no more.
+// TestVolumesRights checks that a client that may read an image may ask where its volume is, and
+// nothing more.
 func TestVolumesRights(t *testing.T) {
 	yaml, _ := volumesYaml(t)
 	users := filepath.Join(t.TempDir(), "htpasswd")
@@ -203,8 +204,8 @@ func TestVolumesRights(t *testing.T) {
 	}
 }
 
-// TestNoVolumes: without a driver nothing is offered, and a server starts without
-// its storage.
+// TestNoVolumes checks that a server without a driver offers no volumes, and that a server starts
+// without its volume storage.
 func TestNoVolumes(t *testing.T) {
 	s := start(t, setup{})
 	d := s.pushImage("team/app", "v1", "text")
@@ -238,7 +239,7 @@ func TestNoVolumes(t *testing.T) {
 	})
 }
 
-// TestVolumesWithoutLibrbd: a binary without librbd refuses the driver rbd at start.
+// TestVolumesWithoutLibrbd checks that a binary without librbd refuses the driver rbd at start.
 func TestVolumesWithoutLibrbd(t *testing.T) {
 	cfg := configure(t, setup{root: filepath.Join(t.TempDir(), "root"), yaml: "volumes: {driver: rbd}"})
 	s, err := serve.New(t.Context(), cfg, nil)

@@ -12,7 +12,7 @@ import (
 	"example.org/slipway/oci"
 )
 
-// pushed pushes a manifest that is given as what JSON is made of.
+// pushed pushes a manifest. content is encoded as JSON.
 func (s *instance) pushed(repo, ref, mediaType string, content any) string {
 	s.t.Helper()
 	text, ok := content.(string)
@@ -30,7 +30,7 @@ func (s *instance) pushed(repo, ref, mediaType string, content any) string {
 	return digestOf(text)
 }
 
-// part is a descriptor of a blob that is pushed.
+// part pushes a blob and returns its descriptor.
 func (s *instance) part(repo, mediaType, content string) map[string]any {
 	return map[string]any{"mediaType": mediaType, "digest": s.pushBlob(repo, content), "size": len(content)}
 }
@@ -49,13 +49,13 @@ func (s *instance) pushApp(repo, tag, config string, layers ...string) string {
 	return s.pushed(repo, tag, oci.MediaTypeOCIManifest, m)
 }
 
-// page returns a page that is there.
+// page returns a page that must exist.
 func (s *instance) page(path string, edits ...func(*http.Request)) string {
 	s.t.Helper()
 	return s.want(http.StatusOK, "GET", "/ui/"+path, "", edits...).body
 }
 
-// shows fails the test unless a page holds all texts.
+// shows fails the test unless a page contains all texts.
 func (s *instance) shows(path string, texts ...string) {
 	s.t.Helper()
 	body := html.UnescapeString(s.page(path))
@@ -70,7 +70,7 @@ const appConfig = `{"created":"2026-01-02T03:04:05Z","os":"linux","architecture"
 	"Entrypoint":["/app","--x"],"Cmd":["serve"],"WorkingDir":"/srv","ExposedPorts":{"80/tcp":{}},"Volumes":{"/data":{}},"Labels":{"note":"<script>alert(1)</script>\u202e"}},
 	"history":[{"created_by":"/bin/sh -c #(nop) ADD file:1 in / "},{"created_by":"ENV A=1","empty_layer":true},{"created_by":"RUN /bin/sh -c apt-get update && apt-get install x # buildkit"}]}`
 
-// The pages of repositories, tags and an image.
+// TestBrowse checks the pages of repositories, tags and an image.
 func TestBrowse(t *testing.T) {
 	s := start(t, setup{})
 	s.shows("", "There is no repository here yet", "docker push "+strings.TrimPrefix(s.url, "http://")+"/alpine:3")
@@ -106,7 +106,7 @@ func TestBrowse(t *testing.T) {
 	s.shows("caches", "Asked for most", "/ui/image/lib/app:v1")
 }
 
-// What is no image has its page, too.
+// TestBrowseArtifacts checks that an artifact that is no image has a page, too.
 func TestBrowseArtifacts(t *testing.T) {
 	s := start(t, setup{})
 	const repo = "lib/app"
@@ -144,7 +144,8 @@ func TestBrowseArtifacts(t *testing.T) {
 	s.shows("repo/"+repo, "Helm chart", "artifact")
 }
 
-// Deleting asks first, tells why not, and is recorded.
+// TestBrowseDelete checks that a deletion asks first, gives the reason if it is refused, and is
+// recorded.
 func TestBrowseDelete(t *testing.T) {
 	dir := t.TempDir()
 	audit := filepath.Join(dir, "audit.log")
@@ -176,7 +177,7 @@ func TestBrowseDelete(t *testing.T) {
 	s.want(http.StatusConflict, "POST", "/ui/delete/lib/app:v1", "", sameOrigin...)
 }
 
-// Repositories that somebody may not see look as if they were not there.
+// TestBrowseAccess checks that repositories a client may not see look as if they did not exist.
 func TestBrowseAccess(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "htpasswd")
 	writeFile(t, path, htpasswd(t, "alice", "a", "root", "r"))

@@ -9,13 +9,13 @@ import (
 	"example.org/slipway/web"
 )
 
-// TestSurveyFails: after a survey that failed there is another in its time, and what an
-// earlier one found is not taken for current.
+// TestSurveyFails checks that a failed survey is followed by another at the usual time, and that an
+// earlier result does not count as current.
 func TestSurveyFails(t *testing.T) {
 	var fail error
 	v := &surveyor{measure: func(context.Context) (*web.Survey, error) { return &web.Survey{Time: time.Now()}, fail }}
 	defer v.close()
-	// made waits for a survey, and acts as if its timer had begun the next.
+	// made waits for a survey and acts as if its timer had started the next.
 	made := func() (armed, old bool) {
 		v.wg.Wait()
 		v.mu.Lock()

@@ -13,10 +13,10 @@ import (
 	"time"
 )
 
-// sameOrigin is what a browser says of a form of the page itself.
+// sameOrigin sets the headers that a browser sends with a form of the page itself.
 var sameOrigin = []func(*http.Request){header("Sec-Fetch-Site", "same-origin"), header("Content-Type", "application/x-www-form-urlencoded")}
 
-// act posts a form of an action and waits for what became of it.
+// act posts the form of an action and waits for its outcome.
 func (s *instance) act(path, form, want string) {
 	s.t.Helper()
 	s.want(http.StatusOK, "POST", "/ui/"+path, form, sameOrigin...)
@@ -30,7 +30,7 @@ func (s *instance) act(path, form, want string) {
 	}
 }
 
-// holds polls a page until it holds texts.
+// holds polls a page until it contains all texts.
 func (s *instance) holds(path string, texts ...string) {
 	s.t.Helper()
 	for _, want := range texts {
@@ -47,7 +47,7 @@ func (s *instance) holds(path string, texts ...string) {
 	}
 }
 
-// The pages of the server itself, on a server with a cache and a mirror.
+// TestSystemPages checks the pages of the server itself, with a cache and a mirror.
 func TestSystemPages(t *testing.T) {
 	dir := t.TempDir()
 	audit := filepath.Join(dir, "audit.log")
@@ -95,7 +95,7 @@ func TestSystemPages(t *testing.T) {
 	}
 }
 
-// Nodes show what agents report, with names that somebody made up.
+// TestNodesPage checks that the nodes page shows the reports of agents, whose names may be made up.
 func TestNodesPage(t *testing.T) {
 	s := start(t, setup{})
 	d := s.pushImage("lib/app", "v1", "a layer")
@@ -109,7 +109,7 @@ func TestNodesPage(t *testing.T) {
 	s.want(http.StatusNotFound, "GET", "/ui/nodes?node=other", "")
 }
 
-// Reports are shut in, and nothing but reports is served.
+// TestReports checks that reports are sandboxed and that nothing but reports is served.
 func TestReports(t *testing.T) {
 	dir := t.TempDir()
 	reports := filepath.Join(dir, "reports")
@@ -151,7 +151,7 @@ func TestReports(t *testing.T) {
 	}
 }
 
-// events opens a stream and returns a function that reads its next line of data.
+// events opens a stream and returns a function that reads its next data line.
 func (s *instance) events(topic string, edits ...func(*http.Request)) (next func() (string, bool)) {
 	s.t.Helper()
 	r, err := http.NewRequest("GET", s.url+"/ui/events?topic="+topic, nil)
@@ -180,7 +180,8 @@ func (s *instance) events(topic string, edits ...func(*http.Request)) (next func
 	}
 }
 
-// A stream tells changes, and a stop of the server does not wait for it.
+// TestEvents checks that a stream reports changes and that stopping the server does not wait for
+// it.
 func TestEvents(t *testing.T) {
 	s := start(t, setup{yaml: "storage: {blob_cache: {ram: 64MiB}, prefetch: {mode: off}}\nhttp: {draintimeout: 10m}"})
 	next := s.events("caches")
@@ -218,7 +219,8 @@ func TestEvents(t *testing.T) {
 	}
 }
 
-// Who may only read sees no page of the system, and a stream ends with the right to it.
+// TestSystemAccess checks that a client with read access only sees no system page, and that a
+// stream ends when the client loses the right to it.
 func TestSystemAccess(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "htpasswd")
 	writeFile(t, path, htpasswd(t, "alice", "a", "root", "r"))

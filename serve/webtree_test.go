@@ -31,7 +31,7 @@ func treeLayer(t testing.TB, files map[string]string) string {
 	return b.String()
 }
 
-// pushTree pushes an image of one layer of files.
+// pushTree pushes an image with one layer of files.
 func (s *instance) pushTree(repo, tag string, files map[string]string, edits ...func(*http.Request)) {
 	s.t.Helper()
 	layer := treeLayer(s.t, files)
@@ -42,7 +42,7 @@ func (s *instance) pushTree(repo, tag string, files map[string]string, edits ...
 	s.want(http.StatusCreated, "PUT", "/v2/"+repo+"/manifests/"+tag, m, append(edits, isManifest)...)
 }
 
-// The files of images and the differences of their tags, read of a server.
+// TestFilePages reads the files of images and the differences between their tags from a server.
 func TestFilePages(t *testing.T) {
 	s := start(t, setup{yaml: "gear: {rules: [{repositories: ['off/**'], convert: off}]}\n"})
 	shared := strings.Repeat("many have this. ", 1000)
@@ -51,7 +51,8 @@ func TestFilePages(t *testing.T) {
 	s.pushTree("lib/other", "v1", map[string]string{"lib/shared": shared})
 	s.pushTree("off/app", "v1", map[string]string{"a": "never converted"})
 
-	// What an image shares is kept for some minutes: all are to be converted when it is counted.
+	// The shares of an image are cached for some minutes. All images must be converted before they
+	// are counted.
 	for _, image := range []string{"lib/app:v2", "lib/other:v1"} {
 		s.holds("/ui/tree/"+image+"?path=lib", "shared")
 	}
@@ -63,7 +64,8 @@ func TestFilePages(t *testing.T) {
 	s.want(http.StatusNotFound, "GET", "/ui/tree/lib/app:v9", "")
 }
 
-// Who may not see a repository learns neither of its files nor that others share them.
+// TestFilePagesAccess checks that a client that may not see a repository learns neither its files
+// nor that others share them.
 func TestFilePagesAccess(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "htpasswd")
 	writeFile(t, path, htpasswd(t, "root", "r", "alice", "a"))
