@@ -12,8 +12,8 @@ func aheadUpTo(n int64) settings {
 	return settings{options: func(o *mirror.Options) { o.Ahead = n }}
 }
 
-// TestAhead: the small blobs of an image come with its manifest, once, and the large
-// ones when somebody asks for them.
+// TestAhead checks that the small blobs of an image are fetched with its manifest, once, and the
+// large ones when somebody asks for them.
 func TestAhead(t *testing.T) {
 	b := newBed(t, aheadUpTo(sizeSmall))
 	layers := [][]byte{random(1, sizeTiny), random(2, sizeSmall), random(3, sizeSmall+1)}
@@ -38,15 +38,15 @@ func TestAhead(t *testing.T) {
 	if got := b.o.count("GET /v2/app/blobs/"); got != 4 {
 		t.Errorf("%d downloads of 4 blobs", got)
 	}
-	// The image is here: nothing is fetched, or looked for, any more.
+	// The image is here. Nothing is fetched or looked up any more.
 	b.wantManifest("origin/app", "v1", desc.Digest)
 	if got := b.o.count("/v2/app/blobs/"); got != 4 {
 		t.Errorf("%d requests for 4 blobs", got)
 	}
 }
 
-// TestAheadOfLies: a blob that is larger than its manifest says is not fetched to
-// its end for nobody.
+// TestAheadOfLies checks that a blob larger than its manifest says is not fetched to its end when
+// nobody asked for it.
 func TestAheadOfLies(t *testing.T) {
 	s := aheadUpTo(sizeSmall)
 	s.lying = true
@@ -72,8 +72,8 @@ func TestAheadOfLies(t *testing.T) {
 	b.wantBlob("origin/app", data)
 }
 
-// TestAheadFails: a blob that cannot be fetched is no error of the manifest, and
-// whoever asks for it is told.
+// TestAheadFails checks that a blob which cannot be fetched is not an error of the manifest, and
+// that a client which asks for it gets the error.
 func TestAheadFails(t *testing.T) {
 	b := newBed(t, aheadUpTo(sizeSmall))
 	data := random(5, sizeTiny)
@@ -94,8 +94,8 @@ func TestAheadFails(t *testing.T) {
 	b.wantBlob("origin/app", data)
 }
 
-// TestAheadOfOne: what a client asks for next by itself does not take the connection from
-// what it asks for then.
+// TestAheadOfOne checks that fetching ahead what a client asks for next anyway does not take the
+// connection from that request.
 func TestAheadOfOne(t *testing.T) {
 	b := newBed(t, aheadUpTo(sizeSmall))
 	desc, _ := b.o.image("app", "v1", `{"os":"linux","architecture":"amd64"}`, random(6, sizeSmall+1))

@@ -24,8 +24,8 @@ func patterns(t testing.TB, list ...string) []oci.HostPattern {
 	return out
 }
 
-// TestAnyHosts: which registries are mirrored without being listed, what they are called, and where
-// they are; names and hosts lead to each other.
+// TestAnyHosts checks which unlisted registries are mirrored, how they are named and where they
+// are, and that names and hosts lead to each other.
 func TestAnyHosts(t *testing.T) {
 	a := mirror.AnyHosts{Patterns: patterns(t, "ghcr.io", "docker.io", "*.example.com", "*.example.com:5000", "internal.test:8443", "127.0.0.1:5000"),
 		Except: map[string]bool{"own.example.com": true}}
@@ -75,7 +75,7 @@ func TestAnyHosts(t *testing.T) {
 	}
 }
 
-// TestAnyUpstreams mirrors registries that are not listed, more of them than are remembered.
+// TestAnyUpstreams mirrors unlisted registries, more of them than the mirror remembers.
 func TestAnyUpstreams(t *testing.T) {
 	const many = 100
 	open := map[string]int{}
@@ -105,7 +105,7 @@ func TestAnyUpstreams(t *testing.T) {
 	if got := b.Name(t.Context(), "first.test/app"); got != "first.test/app" || len(open) != 1 {
 		t.Errorf("a name stands for %s; %d are open", got, len(open))
 	}
-	// Names that lead nowhere do not push out what has given something.
+	// Names that lead nowhere do not evict an upstream that has served something.
 	for i := range many {
 		if _, err := b.GetManifest(t.Context(), fmt.Sprintf("r%d.none/none", i), "v1"); err == nil {
 			t.Fatal("there is no such image")
@@ -121,7 +121,7 @@ func TestAnyUpstreams(t *testing.T) {
 	if _, err := b.PutManifest(t.Context(), "other.test/app", oci.PutManifest{}); !oci.HasCode(err, oci.CodeUnsupported) {
 		t.Errorf("a push: %v", err)
 	}
-	for i := range 3000 { // what is remembered of one of them is bounded
+	for i := range 3000 { // the memory for one of them is bounded
 		_, _ = b.GetManifest(t.Context(), "first.test/app", fmt.Sprintf("none%d", i))
 	}
 	b.wantManifest("first.test/app", "v1", d.Digest)

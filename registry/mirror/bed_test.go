@@ -35,7 +35,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// patience is how long a test waits for what must happen.
+// patience is how long a test waits for something that must happen.
 const patience = time.Minute
 
 // clock is a clock that only a test moves.
@@ -51,7 +51,7 @@ func random(seed uint64, n int) []byte {
 	return b
 }
 
-// newRegistry makes a stored registry.
+// newRegistry returns a stored registry.
 func newRegistry(t testing.TB, store objstore.Store, o *registry.Options) *registry.Registry {
 	t.Helper()
 	o.Logger = slog.New(slog.DiscardHandler)
@@ -73,14 +73,14 @@ func newRegistry(t testing.TB, store objstore.Store, o *registry.Options) *regis
 	return r
 }
 
-// fault is what is wrong with an answer of an origin. The zero value is nothing.
+// fault describes what is wrong with an origin's answer. The zero value is no fault.
 type fault struct {
 	status int               // instead of the answer
-	header map[string]string // of that
+	header map[string]string // of the replacement answer
 	body   string
-	// cutAt ends the body, if it is positive, by a reset of the connection.
+	// cutAt, if positive, resets the connection after that many bytes of the body.
 	cutAt int64
-	// gate holds the body up behind gateAt bytes until it is closed.
+	// gate blocks the body after gateAt bytes until it is closed.
 	gate   <-chan struct{}
 	gateAt int64
 	// flip changes the byte at flipAt of the body.
@@ -90,12 +90,11 @@ type fault struct {
 	noRange bool
 	// chunked hides how long the body is.
 	chunked bool
-	// more is sent behind the body, less of it is not, and the length fits that.
+	// more bytes are appended to the body, or less bytes are left out. The length is adjusted.
 	more, less int64
 }
 
-// origin is a registry that is mirrored: the project's own server, at which faults
-// can be injected.
+// origin is the mirrored registry: the project's own server with fault injection.
 type origin struct {
 	*registry.Registry
 	t       testing.TB
@@ -105,11 +104,11 @@ type origin struct {
 
 	mu       sync.Mutex
 	requests map[string]int   // by "METHOD path"
-	sent     map[string]int64 // bytes of bodies, by path
+	sent     map[string]int64 // bytes of bodies by path
 	faults   func(r *http.Request) *fault
 }
 
-// newOrigin starts an upstream. A lying one takes manifests as they are, also such that
+// newOrigin starts an upstream. If lying is set, it accepts every manifest, including those that
 // lie about the sizes of blobs.
 func newOrigin(t testing.TB, lying bool) *origin {
 	t.Helper()
@@ -121,14 +120,14 @@ func newOrigin(t testing.TB, lying bool) *origin {
 	return o
 }
 
-// on sets what is wrong from now on; nil: nothing.
+// on sets the faults from now on. nil means none.
 func (o *origin) on(f func(r *http.Request) *fault) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.faults = f
 }
 
-// count returns how many requests there were whose method and path hold a text.
+// count returns how many requests there were whose method and path contain text.
 func (o *origin) count(text string) int {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -141,7 +140,7 @@ func (o *origin) count(text string) int {
 	return n
 }
 
-// sentOf returns how many bytes were sent of blobs.
+// sentOf returns how many bytes of a blob were sent.
 func (o *origin) sentOf(d oci.Digest) int64 {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -182,7 +181,7 @@ func (o *origin) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// faultyWriter is an answer with a fault.
+// faultyWriter writes an answer with a fault.
 type faultyWriter struct {
 	http.ResponseWriter
 	o    *origin
@@ -308,7 +307,7 @@ func (o *origin) image(repo, tag, config string, layers ...[]byte) (oci.Descript
 	return o.put(repo, tag, m), m
 }
 
-// bed is a mirror under test, with all that lies below it.
+// bed is a mirror under test, with everything below it.
 type bed struct {
 	*mirror.Registry
 	t     testing.TB
@@ -322,14 +321,14 @@ type bed struct {
 	events []mirror.Event
 }
 
-// settings change what a bed is made of.
+// settings configure a bed.
 type settings struct {
 	source   func(*mirror.Source)
 	options  func(*mirror.Options)
 	upstream func(*upstream.Options)
-	// wrap the store of the mirror.
+	// wrap wraps the store of the mirror.
 	wrap func(mirror.Store) mirror.Store
-	// lying is what the upstream may do; see newOrigin.
+	// lying is passed to newOrigin.
 	lying bool
 }
 
@@ -385,7 +384,7 @@ func (b *bed) open(s settings) {
 	b.t.Cleanup(func() { b.shut(m) })
 }
 
-// shut ends a mirror.
+// shut closes a mirror.
 func (b *bed) shut(m *mirror.Registry) {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -401,7 +400,7 @@ func (b *bed) record(e mirror.Event) {
 	b.events = append(b.events, e)
 }
 
-// happened returns how many events there were of an action.
+// happened returns how many events of an action there were.
 func (b *bed) happened(action string) int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -414,7 +413,7 @@ func (b *bed) happened(action string) int {
 	return n
 }
 
-// until waits for a condition.
+// until waits until a condition holds.
 func until(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {
@@ -430,7 +429,7 @@ func (b *bed) settled() {
 	until(b.t, "nothing is being fetched", func() bool { return len(b.Status().Fills) == 0 })
 }
 
-// get reads a blob whole.
+// get reads a whole blob.
 func (b *bed) get(repo string, d oci.Digest) ([]byte, error) {
 	return read(b.GetBlob(b.t.Context(), repo, d))
 }
@@ -445,7 +444,7 @@ func read(c oci.Content, err error) ([]byte, error) {
 	return buf.Bytes(), err
 }
 
-// wantBlob checks that a blob is served as it is.
+// wantBlob checks that a blob is served unchanged.
 func (b *bed) wantBlob(repo string, want []byte) {
 	b.t.Helper()
 	got, err := b.get(repo, oci.SHA256(want))
@@ -454,7 +453,7 @@ func (b *bed) wantBlob(repo string, want []byte) {
 	}
 }
 
-// wantManifest checks what a reference stands for.
+// wantManifest checks the digest that a reference stands for.
 func (b *bed) wantManifest(repo, ref string, want oci.Digest) {
 	b.t.Helper()
 	m, err := b.GetManifest(b.t.Context(), repo, ref)
@@ -475,7 +474,7 @@ func wantCode(t testing.TB, what string, err error, code oci.Code) {
 	}
 }
 
-// parts returns the files of fills.
+// parts returns the files of the fills.
 func (b *bed) parts() []string {
 	b.t.Helper()
 	list, err := os.ReadDir(b.dir)
@@ -489,7 +488,7 @@ func (b *bed) parts() []string {
 	return names
 }
 
-// isBlob tells whether a request fetches a blob.
+// isBlob reports whether a request fetches a blob.
 func isBlob(r *http.Request, d oci.Digest) bool {
 	return r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/blobs/"+string(d))
 }

@@ -14,13 +14,13 @@ import (
 	"example.org/slipway/oci"
 )
 
-// does is what an upstream does with a request.
+// does is an upstream's handling of a request.
 type does = func(x *exchange)
 
-// send gives the right answer.
+// send sends the right answer.
 func send(x *exchange) { x.send() }
 
-// only does something with some requests and gives the right answer to others.
+// only applies do to some requests and answers the others correctly.
 func only(when func(x *exchange) bool, do does) does {
 	return func(x *exchange) {
 		if when(x) {
@@ -41,7 +41,7 @@ func of(kinds ...string) func(x *exchange) bool {
 	return func(x *exchange) bool { return slices.Contains(kinds, x.kind) }
 }
 
-// status answers with a status; header are names and values by turns.
+// status answers with a status. header lists names and values alternately.
 func status(code int, header ...string) does {
 	return func(x *exchange) {
 		x.fail(code, "UNKNOWN")
@@ -56,7 +56,7 @@ func (x *exchange) with(header ...string) {
 	}
 }
 
-// header answers with other headers; an empty value removes one.
+// header answers with changed headers. An empty value removes a header.
 func header(header ...string) does {
 	return func(x *exchange) {
 		x.with(header...)
@@ -69,7 +69,7 @@ func header(header ...string) does {
 	}
 }
 
-// body answers with another body.
+// body answers with a changed body.
 func body(f func(b []byte) []byte) does {
 	return func(x *exchange) {
 		x.body = f(bytes.Clone(x.body))
@@ -87,10 +87,10 @@ func page(x *exchange) {
 
 func hangUp(x *exchange) { x.hangUp() }
 
-// hang answers with n bytes, or nothing at all if n is negative, and then no more.
+// hang sends n bytes, or nothing at all if n is negative, and then stalls.
 func hang(n int) does {
 	return func(x *exchange) {
-		if n >= 0 && ofHead(x) { // there is nothing to wait in
+		if n >= 0 && ofHead(x) { // the answer has no body in which to stall
 			x.send()
 			return
 		}
@@ -109,7 +109,7 @@ func hang(n int) does {
 	}
 }
 
-// raw writes to the connection what is no answer, and ends it.
+// raw writes s to the connection, which is not a valid answer, and closes it.
 func raw(s string) does {
 	return func(x *exchange) {
 		conn, _, err := http.NewResponseController(x.ResponseWriter).Hijack()
@@ -120,12 +120,11 @@ func raw(s string) does {
 	}
 }
 
-// half sends half of the answer, and of blobs at most so much of what is left, and ends the
-// connection.
+// half sends half of the answer, at most a limited part of a blob, and closes the connection.
 func half(x *exchange) { x.sendSome(len(x.body) / 2) }
 
-// bare sends n bytes of the answer in chunks without an end, or with one, or until the end of
-// the connection.
+// bare sends n bytes of the answer without a length: in chunks with or without an end, or until the
+// connection is closed.
 func bare(n func(size int) int, how string) does {
 	return func(x *exchange) {
 		b := x.body[:n(len(x.body))]
@@ -166,8 +165,8 @@ func flipped(b []byte) []byte {
 	return b
 }
 
-// elsewhere redirects to another host, which is the same server under another name, and does
-// something with what is asked for there.
+// elsewhere redirects to another host, which is the same server under another name, and applies
+// there to the requests at that host.
 func elsewhere(there does) does {
 	return func(x *exchange) {
 		_, port, _ := strings.Cut(strings.TrimPrefix(x.t.c.URL, "http://"), ":")
@@ -193,7 +192,7 @@ func redirect(to string) does {
 	}
 }
 
-// afterBreak sends 60 kB of a blob, ends the connection, and then does something.
+// afterBreak sends 60 kB of a blob, closes the connection, and then applies another behaviour.
 func afterBreak(then does) does {
 	return only(of("blobs"), only(func(x *exchange) bool { return !ofHead(x) }, func(x *exchange) {
 		if x.n == 0 {
@@ -203,7 +202,7 @@ func afterBreak(then does) does {
 	}))
 }
 
-// from answers a request for a range with another one.
+// from answers a range request with another range.
 func from(f func(at, size int) (contentRange string, begin int)) does {
 	return only(ofRange, func(x *exchange) {
 		at, _ := strconv.Atoi(strings.Trim(x.r.Header.Get("Range"), "bytes=-"))
@@ -216,7 +215,7 @@ func from(f func(at, size int) (contentRange string, begin int)) does {
 	})
 }
 
-// cursor lists in pages of two, behind a place that is no name, and knows nothing of last.
+// cursor lists in pages of two. Its page marker is not a name, and it does not know last.
 func cursor(x *exchange) {
 	at, _ := strconv.Atoi(x.r.URL.Query().Get("next_page"))
 	end := min(at+2, len(allTags))
@@ -228,7 +227,7 @@ func cursor(x *exchange) {
 	x.send()
 }
 
-// whole lists all that there is, whatever was asked for.
+// whole lists everything, whatever was asked for.
 func whole(x *exchange) {
 	x.header.Del("Link")
 	tags := slices.Clone(allTags)
@@ -237,7 +236,7 @@ func whole(x *exchange) {
 	x.send()
 }
 
-// paged lists referrers in two pages, and does something with the second.
+// paged lists referrers in two pages and applies second to the second page.
 func paged(second does) does {
 	return only(of("referrers"), func(x *exchange) {
 		names := namesIn(x.body)
@@ -258,8 +257,8 @@ func paged(second does) does {
 	})
 }
 
-// tagged keeps referrers under a tag and does something with requests to the API. tag is what it
-// does with the tag.
+// tagged keeps referrers under a tag. It applies api to requests to the API and tag to requests for
+// the tag.
 func tagged(api, tag does) does {
 	return func(x *exchange) {
 		switch {
@@ -290,7 +289,7 @@ func but(list ...any) map[string]verdict {
 	return m
 }
 
-// behaviours are those that upstreams are known for, and some that follow from what HTTP and the
+// behaviours returns behaviours that upstreams are known for, and some that HTTP and the
 // distribution specification leave open.
 func behaviours() []behaviour {
 	var list []behaviour
@@ -308,7 +307,7 @@ func behaviours() []behaviour {
 
 type adder = func(name string, v verdict, do does, except map[string]verdict) *behaviour
 
-// aboutHead: HEAD is not what GET is.
+// aboutHead covers upstreams where HEAD differs from GET.
 func aboutHead(add adder) {
 	for _, code := range []int{400, 401, 403, 404, 405, 410, 418, 500, 501, 502, 504} {
 		add(fmt.Sprintf("HEAD is answered %d", code), right, only(ofHead, status(code)), nil)
@@ -352,7 +351,7 @@ func aboutHead(add adder) {
 	}), nil)
 }
 
-// aboutStatus: the upstream says no, in all ways, to everything.
+// aboutStatus covers upstreams that refuse everything, in every way.
 func aboutStatus(add adder) {
 	for _, code := range []int{404, 410} {
 		add(fmt.Sprintf("everything is answered %d", code), gone, status(code), but(none, referrers))
@@ -382,7 +381,7 @@ func aboutStatus(add adder) {
 	add("the first request ends the connection", right, only(first, hangUp), nil)
 }
 
-// aboutAnswers: what looks like an answer is none, or another.
+// aboutAnswers covers answers that only look like one, or that answer something else.
 func aboutAnswers(add adder) {
 	add("everything is a web page", fails, page, nil)
 	add("answers are empty", fails, text(""), nil)
@@ -406,7 +405,7 @@ func aboutAnswers(add adder) {
 	}, but(fails, smallBlob, largeBlob, headBlob))
 	add("answers are said to be compressed", right, header("Content-Encoding", "gzip"), nil)
 	add("answers are compressed in an unknown way", fails, func(x *exchange) {
-		x.body = zipped(x.body) // as good as any
+		x.body = zipped(x.body) // as valid as any other
 		x.with("Content-Encoding", "br")
 		x.header.Del("Docker-Content-Digest")
 		x.send()
@@ -435,7 +434,7 @@ func aboutAnswers(add adder) {
 	}, nil)
 }
 
-// aboutBreaks: connections end too early, too late, or not at all.
+// aboutBreaks covers connections that end too early, too late, or not at all.
 func aboutBreaks(add adder) {
 	add("connections end at once", fails, hangUp, nil)
 	add("answers are not of HTTP", fails, raw("SSH-2.0-OpenSSH_9.6\r\n"), nil)
@@ -465,7 +464,7 @@ func aboutBreaks(add adder) {
 	})), nil)
 }
 
-// aboutLists: lists that are not whole, and such that are although they do not look like it.
+// aboutLists covers incomplete lists, and complete lists that do not look complete.
 func aboutLists(add adder) {
 	lists := []any{fails, tagList, referrers}
 	for _, s := range []string{"{}", "null", "[]", "", `{"errors":[{"code":"UNKNOWN"}]}`, `{"tags":"v1","manifests":"v1"}`, `{"tags":["v1"],"manifests":[`} {

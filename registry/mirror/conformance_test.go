@@ -13,7 +13,7 @@ import (
 	"example.org/slipway/registry/objstore/memstore"
 )
 
-// TestConformanceOfOurs holds the repositories that are no mirrors to the contract.
+// TestConformanceOfOurs checks the contract for the repositories that are not mirrors.
 func TestConformanceOfOurs(t *testing.T) {
 	ocitest.Run(t, func(t *testing.T) oci.Registry {
 		store := newRegistry(t, memstore.New(nil), &registry.Options{})
@@ -30,18 +30,18 @@ func TestConformanceOfOurs(t *testing.T) {
 	}, &ocitest.Options{LargeSize: 100_000, Racers: 3})
 }
 
-// through is a registry whose content is pushed to the upstream and read through
-// the mirror. What is deleted is deleted there, and forgotten here.
+// through is a registry whose content is pushed to the upstream and read through the mirror. A
+// delete deletes the content upstream and forgets it here.
 type through struct {
 	oci.Registry // the upstream
 	b            *bed
 }
 
-// mirrorOf is the mirror's name for the upstream's.
+// mirrorOf returns the mirror's name for a repository of the upstream.
 func mirrorOf(repo string) string { return "origin/" + short(repo) }
 
-// short shortens a name that with the mirror's prefix would be longer than names may
-// be, and cannot be mirrored therefore.
+// short shortens a name that would be too long with the mirror's prefix and therefore could not be
+// mirrored.
 func short(repo string) string {
 	if oci.ValidName(repo) && len("origin/"+repo) > oci.MaxNameLength {
 		return "long/" + oci.SHA256([]byte(repo)).Encoded()
@@ -57,7 +57,7 @@ func (r *through) PutManifest(ctx context.Context, repo string, p oci.PutManifes
 	return r.Registry.PutManifest(ctx, short(repo), p)
 }
 
-// TestConformanceOfMirrors holds what is read through a mirror to the contract.
+// TestConformanceOfMirrors checks the contract for reads through a mirror.
 func TestConformanceOfMirrors(t *testing.T) {
 	ocitest.Run(t, func(t *testing.T) oci.Registry {
 		b := newBed(t, settings{source: func(s *mirror.Source) { s.TTL, s.NegativeTTL = -1, -1 }})
@@ -117,7 +117,7 @@ func (r *through) DeleteTag(ctx context.Context, repo, tag string) error {
 	return err
 }
 
-// known drops the error that says that something was never mirrored.
+// known drops the error for something that was never mirrored.
 func known(err error) error {
 	if oci.HasCode(err, oci.CodeManifestUnknown) || oci.HasCode(err, oci.CodeBlobUnknown) {
 		return nil
@@ -125,7 +125,7 @@ func known(err error) error {
 	return err
 }
 
-// TestWritesRefused: nothing can be pushed to a mirror.
+// TestWritesRefused checks that nothing can be pushed to a mirror.
 func TestWritesRefused(t *testing.T) {
 	b := newBed(t, settings{})
 	ctx, repo, d := t.Context(), "origin/library/hello", oci.SHA256(nil)

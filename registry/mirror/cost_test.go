@@ -18,7 +18,7 @@ import (
 	"example.org/slipway/registry/server"
 )
 
-// canned answers requests from a table, for next to no CPU.
+// canned answers requests from a table and uses almost no CPU.
 type canned map[string][]byte
 
 func (c canned) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -41,10 +41,10 @@ func (c canned) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Write(b)
 }
 
-// BenchmarkColdPull pulls images of eight objects (an index, a manifest, a config
-// and five blobs of 2 KB) that are not here, over HTTP, and BenchmarkCachedPull
-// pulls one again and again, through the mirror and from the store alone. The CPU
-// time is the whole process's: of the upstream and the client, too.
+// BenchmarkColdPull pulls images over HTTP that are not here. Each has eight objects: an index, a
+// manifest, a config and five blobs of 2 KB. BenchmarkCachedPull pulls one image repeatedly,
+// through the mirror and from the store alone. The CPU time is that of the whole process, including
+// the upstream and the client.
 func BenchmarkColdPull(b *testing.B) {
 	b.StopTimer()
 	c := canned{}
@@ -99,8 +99,8 @@ func BenchmarkCachedPull(b *testing.B) {
 	}
 }
 
-// BenchmarkLargePull pulls a blob of 256 MiB that is not here, through the mirror and
-// from the upstream alone, and reports when the first byte comes, too.
+// BenchmarkLargePull pulls a blob of 256 MiB that is not here, through the mirror and from the
+// upstream alone. It also reports when the first byte arrives.
 func BenchmarkLargePull(b *testing.B) {
 	const size = 256 << 20
 	blob := random(1, size)
@@ -128,7 +128,7 @@ func BenchmarkLargePull(b *testing.B) {
 	}
 }
 
-// large gets a large blob and returns when its first byte has come.
+// large gets a large blob and returns when its first byte arrived.
 func large(b *testing.B, url string, size int64) (first time.Duration) {
 	b.Helper()
 	began := time.Now()
@@ -182,7 +182,7 @@ func newBench(b *testing.B, url string) string {
 	return front.URL
 }
 
-// pull gets all objects of images, as clients do: the tag first.
+// pull gets all objects of images in the order of clients: the tag first.
 func pull(b *testing.B, base string, images [][]string) {
 	b.Helper()
 	for _, paths := range images {
@@ -200,7 +200,7 @@ func pull(b *testing.B, base string, images [][]string) {
 	}
 }
 
-// cpu is how much CPU time this process has used.
+// cpu returns how much CPU time this process has used.
 func cpu() time.Duration {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
@@ -209,8 +209,8 @@ func cpu() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// TestCounts: each request is counted once, as what it was, and the bytes as they
-// went.
+// TestCounts checks that each request is counted once, under its right kind, and that the bytes are
+// counted as transferred.
 func TestCounts(t *testing.T) {
 	b := newBed(t, settings{options: func(o *mirror.Options) { o.Patience = time.Millisecond }})
 	layer := random(1, sizeSmall)
@@ -260,8 +260,7 @@ func TestCounts(t *testing.T) {
 	}
 }
 
-// gather returns the values of a metric with two labels, the first of which tells
-// them apart.
+// gather returns the values of a metric with two labels by the value of the first.
 func (b *bed) gather(name string) map[string]float64 {
 	b.t.Helper()
 	reg := prometheus.NewPedanticRegistry()

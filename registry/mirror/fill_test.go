@@ -18,15 +18,15 @@ import (
 	"example.org/slipway/registry/mirror"
 )
 
-// isSmall and isLarge lie on the two sides of what is fetched into RAM.
+// isSmall and isLarge are sizes on either side of the limit for fetching into RAM.
 const (
 	sizeTiny  = 3000
 	sizeSmall = 500_000
 	sizeLarge = 5<<20 + 77
 )
 
-// TestOneFetchForAll: a thousand clients of one cold blob cost one download, the
-// first bytes reach them before the last have come, and all get the right ones.
+// TestOneFetchForAll checks that a thousand clients of one cold blob cost one download. They get
+// the first bytes before the last have arrived, and all get the right ones.
 func TestOneFetchForAll(t *testing.T) {
 	const clients, size = 1000, 1<<20 + 100_000
 	b := newBed(t, settings{})
@@ -80,7 +80,7 @@ func TestOneFetchForAll(t *testing.T) {
 	}
 }
 
-// checkingWriter compares what is written with what should be.
+// checkingWriter compares what is written with the expected bytes.
 type checkingWriter struct {
 	want  []byte
 	at    int
@@ -99,8 +99,8 @@ func (w *checkingWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestSizes: blobs around the limits of how they are fetched, by both ways of
-// reading, twice.
+// TestSizes fetches blobs of sizes around the limits of the ways to fetch, twice by both ways of
+// reading.
 func TestSizes(t *testing.T) {
 	b := newBed(t, settings{})
 	for _, size := range []int{0, 1, sizeTiny, 64 << 10, 64<<10 + 1, sizeSmall, 1 << 20, 1<<20 + 1, sizeLarge} {
@@ -128,7 +128,7 @@ func TestSizes(t *testing.T) {
 	}
 }
 
-// TestSHA512: the digest's own algorithm is used.
+// TestSHA512 checks that the digest's own algorithm is used.
 func TestSHA512(t *testing.T) {
 	b := newBed(t, settings{})
 	for _, size := range []int{sizeTiny, sizeLarge} {
@@ -145,8 +145,7 @@ func TestSHA512(t *testing.T) {
 	}
 }
 
-// TestRangesWhileFilling: parts are served from what has come, and wait for what
-// has not.
+// TestRangesWhileFilling checks that ranges are served from what has arrived and wait for the rest.
 func TestRangesWhileFilling(t *testing.T) {
 	for _, size := range []int{sizeSmall, sizeLarge} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
@@ -204,8 +203,8 @@ func TestRangesWhileFilling(t *testing.T) {
 	}
 }
 
-// TestWrongBytes: what is not the blob never reaches a client as a whole and is
-// never stored, however it is wrong. The next request has the right bytes.
+// TestWrongBytes checks that wrong content never reaches a client whole and is never stored,
+// however it is wrong. The next request gets the right bytes.
 func TestWrongBytes(t *testing.T) {
 	b := newBed(t, settings{options: func(o *mirror.Options) { o.Patience = 1 }})
 	seed := uint64(100)
@@ -256,8 +255,8 @@ func (b *bed) servesNothingWrong(t *testing.T, data []byte, f fault) {
 	b.settled()
 }
 
-// TestWrongOnce: a small blob that is wrong at first is fetched again before anybody
-// is told.
+// TestWrongOnce checks that a small blob which is wrong at first is fetched again before anybody
+// gets an error.
 func TestWrongOnce(t *testing.T) {
 	b := newBed(t, settings{})
 	data := random(4, sizeTiny)
@@ -269,8 +268,8 @@ func TestWrongOnce(t *testing.T) {
 	b.wantBlob("origin/app", data)
 }
 
-// TestResume: a download that breaks off goes on where it was, once for each break,
-// and each byte comes once.
+// TestResume checks that an interrupted download continues where it stopped, once for each
+// interruption, and that each byte is sent once.
 func TestResume(t *testing.T) {
 	for _, size := range []int{sizeSmall, sizeLarge} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
@@ -300,8 +299,8 @@ func TestResume(t *testing.T) {
 	}
 }
 
-// TestResumeWithoutRanges: an upstream that knows no ranges sends it all again, and
-// what is there is passed over.
+// TestResumeWithoutRanges checks that an upstream without ranges sends everything again, and that
+// the mirror skips what it already has.
 func TestResumeWithoutRanges(t *testing.T) {
 	b := newBed(t, settings{})
 	data := random(5, sizeLarge)
@@ -317,7 +316,7 @@ func TestResumeWithoutRanges(t *testing.T) {
 	b.wantBlob("origin/app", data)
 }
 
-// TestRetries: what passes upstream is no error for a client.
+// TestRetries checks that temporary upstream failures are no errors for a client.
 func TestRetries(t *testing.T) {
 	b := newBed(t, settings{})
 	data := random(6, sizeLarge)
@@ -342,15 +341,15 @@ func TestRetries(t *testing.T) {
 	b.wantBlob("origin/app", data)
 }
 
-// TestRestart: another process goes on with what the one before has fetched.
+// TestRestart checks that a new process continues what the previous one fetched.
 func TestRestart(t *testing.T) {
 	for _, size := range []int{sizeSmall, sizeLarge} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) { restart(t, size) })
 	}
 }
 
-// TestGivenUp: what has come of a blob stays when its upstream is away for longer than
-// anybody waits.
+// TestGivenUp checks that the fetched part of a blob is kept when its upstream is away for longer
+// than anybody waits.
 func TestGivenUp(t *testing.T) {
 	for _, size := range []int{sizeSmall, sizeLarge} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
@@ -426,8 +425,8 @@ func restart(t *testing.T, size int) {
 	}
 }
 
-// TestRestartWithDamage: a file of before that is not the blob's beginning costs a
-// download and no more.
+// TestRestartWithDamage checks that an old file that is not the beginning of the blob costs one
+// download and nothing else.
 func TestRestartWithDamage(t *testing.T) {
 	data := random(7, sizeLarge)
 	for name, left := range map[string][]byte{
@@ -465,7 +464,7 @@ func TestRestartWithDamage(t *testing.T) {
 	}
 }
 
-// TestLinger: a fill goes on when its last reader has left, but not for ever.
+// TestLinger checks that a fill continues after its last reader has left, but not for ever.
 func TestLinger(t *testing.T) {
 	b := newBed(t, settings{})
 	data := random(9, sizeLarge)
@@ -503,8 +502,8 @@ func TestLinger(t *testing.T) {
 	}
 }
 
-// TestOtherRepository: content that another repository has is shown only where the
-// upstream says so, and then not fetched again.
+// TestOtherRepository checks that content of another repository is shown only where the upstream
+// has it, and is then not fetched again.
 func TestOtherRepository(t *testing.T) {
 	for name, wait := range map[string]bool{"while filling": false, "stored": true} {
 		t.Run(name, func(t *testing.T) {
@@ -561,7 +560,7 @@ func TestOtherRepository(t *testing.T) {
 	}
 }
 
-// TestRace: many blobs, many clients, in any order.
+// TestRace has many clients read many blobs in any order.
 func TestRace(t *testing.T) {
 	b := newBed(t, settings{options: func(o *mirror.Options) { o.MemoryBytes = 1 << 20 }})
 	var blobs [][]byte

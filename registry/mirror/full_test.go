@@ -16,8 +16,8 @@ import (
 	"example.org/slipway/registry/mirror"
 )
 
-// TestFullSpool: a blob that cannot be written reaches its readers all the same,
-// checked, and is kept nowhere.
+// TestFullSpool checks that a blob which cannot be written still reaches its readers, verified, and
+// is not kept anywhere.
 func TestFullSpool(t *testing.T) {
 	b := newBed(t, settings{})
 	data := random(1, sizeLarge)
@@ -54,8 +54,7 @@ func TestFullSpool(t *testing.T) {
 	}
 }
 
-// TestSpoolBecomesFull: the disk becomes full in the middle of a blob that many are
-// reading.
+// TestSpoolBecomesFull fills the disk in the middle of a blob that many clients are reading.
 func TestSpoolBecomesFull(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("only root may mount a small disk")
@@ -75,7 +74,7 @@ func spoolBecomesFull(t *testing.T, size, keep int64) {
 		}
 	})
 	b := newBed(t, settings{options: func(o *mirror.Options) { o.Dir, o.KeepFree = dir, keep }})
-	t.Cleanup(func() { b.shut(b.Registry) }) // before the disk goes
+	t.Cleanup(func() { b.shut(b.Registry) }) // before the disk is removed
 	least, stop := make(chan int64), make(chan struct{})
 	go func() {
 		left := size
@@ -106,18 +105,18 @@ func spoolBecomesFull(t *testing.T, size, keep int64) {
 	if err != nil || len(list) > 0 {
 		t.Errorf("left on the full disk: %v, %v", list, err)
 	}
-	b.wantBlob("origin/app", fits) // comes by a copy: another file system
+	b.wantBlob("origin/app", fits) // is copied, because the store is on another file system
 	b.settled()
 	if _, err := b.store.ResolveBlob(t.Context(), "origin/app", oci.SHA256(fits)); err != nil {
 		t.Errorf("what fits was not stored: %v", err)
 	}
 	close(stop)
-	if left := <-least; left < keep-2<<20 { // it looks once a MiB
+	if left := <-least; left < keep-2<<20 { // the mirror checks once a MiB
 		t.Errorf("%d bytes were left free, want %d", left, keep)
 	}
 }
 
-// failing is a store that takes nothing.
+// failing is a store that accepts nothing.
 type failing struct {
 	mirror.Store
 }
@@ -136,7 +135,7 @@ func (f *failing) PutManifest(ctx context.Context, repo string, m oci.PutManifes
 	return oci.PutResult{}, errFull
 }
 
-// TestFullStore: what cannot be stored is served, and a large blob is stored later
+// TestFullStore checks that a blob which cannot be stored is served. A large blob is stored later
 // without being fetched again.
 func TestFullStore(t *testing.T) {
 	b := newBed(t, settings{wrap: func(s mirror.Store) mirror.Store { return &failing{s} }})
@@ -163,7 +162,7 @@ func TestFullStore(t *testing.T) {
 	}
 }
 
-// TestLoad: a whole image, in all platforms, is here afterwards.
+// TestLoad checks that a load makes a whole image available, in all platforms.
 func TestLoad(t *testing.T) {
 	b := newBed(t, settings{})
 	index, images := b.multi("app", "v1", "linux/amd64", "linux/arm64")
@@ -222,8 +221,8 @@ func FuzzParseReference(f *testing.F) {
 	})
 }
 
-// TestForget: what is forgotten is gone at once and comes again when it is asked for;
-// what others share stays, and readers read on.
+// TestForget checks that forgotten content is gone at once and returns when it is asked for. Shared
+// content stays, and running reads continue.
 func TestForget(t *testing.T) {
 	b := newBed(t, settings{})
 	shared, own := random(1, sizeLarge), random(2, sizeLarge)
@@ -269,8 +268,8 @@ func mustResolve(t *testing.T, b *bed, repo, tag string) oci.Digest {
 	return d.Digest
 }
 
-// TestForgetWhilePulling: whoever pulls an image that is forgotten again and again
-// gets right bytes all the same.
+// TestForgetWhilePulling checks that a client gets right bytes even while the image it pulls is
+// forgotten again and again.
 func TestForgetWhilePulling(t *testing.T) {
 	b := newBed(t, settings{})
 	layers := [][]byte{random(1, sizeTiny), random(2, sizeSmall), random(3, 2<<20)}
@@ -306,7 +305,7 @@ func TestForgetWhilePulling(t *testing.T) {
 	b.settled()
 }
 
-// TestPrune: by age, by use, by name, and by size.
+// TestPrune prunes by age, by use, by name and by size.
 func TestPrune(t *testing.T) {
 	b := newBed(t, settings{})
 	load := func(repo string, seed uint64) {
@@ -321,7 +320,7 @@ func TestPrune(t *testing.T) {
 	load("b", 2)
 	load("team/c", 3)
 	b.clock.Add(24 * time.Hour)
-	has := func() (names string) { // by their tags: to ask for a manifest counts as a pull
+	has := func() (names string) { // by their tags, because asking for a manifest counts as a pull
 		t.Helper()
 		for _, repo := range []string{"a", "b", "team/c"} {
 			if tags, _, err := b.store.Tags(t.Context(), "origin/"+repo, "", 1); err == nil && len(tags) == 1 {
@@ -355,7 +354,7 @@ func TestPrune(t *testing.T) {
 	prune(mirror.PruneOptions{Pattern: "origin/**"}, 1, "")
 }
 
-// TestMaxBytes: the images used longest ago make room by themselves.
+// TestMaxBytes checks that the least recently used images are removed to free space.
 func TestMaxBytes(t *testing.T) {
 	b := newBed(t, settings{options: func(o *mirror.Options) { o.MaxBytes = 2 * sizeLarge }})
 	for i := range 4 {
@@ -366,7 +365,7 @@ func TestMaxBytes(t *testing.T) {
 		b.clock.Add(24 * time.Hour)
 	}
 	b.shut(b.Registry)
-	b.open(settings{}) // it looks at once
+	b.open(settings{}) // it checks at once
 	until(t, "there is room", func() bool {
 		u, err := b.store.MirrorUsage(t.Context(), "origin/")
 		return err == nil && u.OnlyBytes <= 2*sizeLarge

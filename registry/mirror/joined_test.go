@@ -18,7 +18,7 @@ import (
 	"example.org/slipway/registry/mirror/upstream"
 )
 
-// readers returns how many readers the fills have together.
+// readers returns how many readers all fills have together.
 func (b *bed) readers() int {
 	n := 0
 	for _, f := range b.Status().Fills {
@@ -27,8 +27,8 @@ func (b *bed) readers() int {
 	return n
 }
 
-// hold makes requests for blobs of a repository wait until release is called, and
-// end with a status then.
+// hold blocks requests for blobs of a repository until release is called, and then answers them
+// with a status.
 func (b *bed) hold(repo string, status int) (release func()) {
 	gate := make(chan struct{})
 	b.o.on(func(r *http.Request) *fault {
@@ -45,8 +45,8 @@ func (b *bed) hold(repo string, status int) (release func()) {
 	return sync.OnceFunc(func() { close(gate) })
 }
 
-// TestFillFailsForOther: what the upstream says of one repository is not told to the
-// readers of another who joined its fill.
+// TestFillFailsForOther checks that an upstream's answer for one repository does not reach readers
+// of another repository that joined its fill.
 func TestFillFailsForOther(t *testing.T) {
 	for _, status := range []int{404, 403, 502} {
 		for _, size := range []int{sizeTiny, sizeLarge} {
@@ -73,7 +73,7 @@ func TestFillFailsForOther(t *testing.T) {
 	}
 }
 
-// TestFillBreaksForOther: neither are they told it once they have begun to read.
+// TestFillBreaksForOther checks the same for readers that have begun to read.
 func TestFillBreaksForOther(t *testing.T) {
 	b := newBed(t, settings{})
 	data := random(1, sizeLarge)
@@ -109,15 +109,15 @@ func TestFillBreaksForOther(t *testing.T) {
 	b.wantBlob("origin/public", data)
 }
 
-// readOnly is a store that shows nothing in further repositories.
+// readOnly is a store that cannot add its content to further repositories.
 type readOnly struct{ mirror.Store }
 
 func (readOnly) LinkStored(context.Context, string, oci.Digest) (oci.Descriptor, error) {
 	return oci.Descriptor{}, &oci.Error{Code: oci.CodeUnavailable, Message: "writes are stopped"}
 }
 
-// TestLateStranger: who was let in when the fill was over fetches the blob anew
-// where the store cannot show it.
+// TestLateStranger checks a reader that is admitted when the fill is over. It fetches the blob anew
+// if the store cannot show it.
 func TestLateStranger(t *testing.T) {
 	b := newBed(t, settings{wrap: func(s mirror.Store) mirror.Store { return readOnly{s} }})
 	data := random(1, sizeTiny)
@@ -151,8 +151,8 @@ func TestLateStranger(t *testing.T) {
 	}
 }
 
-// TestTruncatedMirror: an endpoint whose copy is too short, and says so, is to blame,
-// and not the one that has all of it.
+// TestTruncatedMirror checks that an endpoint whose copy is too short, and says so, is blamed, and
+// not the endpoint that has all of it.
 func TestTruncatedMirror(t *testing.T) {
 	for _, c := range []struct{ size, copied int }{{sizeTiny, 100}, {sizeSmall, 64 << 10}, {sizeLarge, 1000}, {sizeTiny, 0}} {
 		t.Run(fmt.Sprint(c.copied, " of ", c.size), func(t *testing.T) {
@@ -183,7 +183,7 @@ func TestTruncatedMirror(t *testing.T) {
 	}
 }
 
-// fillMemory is what the metric says.
+// fillMemory returns the value of the metric.
 func (b *bed) fillMemory() float64 {
 	b.t.Helper()
 	reg := prometheus.NewPedanticRegistry()
@@ -203,7 +203,7 @@ func (b *bed) fillMemory() float64 {
 	return 0
 }
 
-// TestMemoryOfReaders: a blob in RAM counts as long as somebody reads it.
+// TestMemoryOfReaders checks that a blob in RAM counts as long as somebody reads it.
 func TestMemoryOfReaders(t *testing.T) {
 	b := newBed(t, settings{})
 	data := random(1, sizeSmall)
@@ -224,8 +224,8 @@ func TestMemoryOfReaders(t *testing.T) {
 	}
 }
 
-// TestNobodyWaits: fills of which nothing has come end with their last reader, and
-// the next begins anew.
+// TestNobodyWaits checks that a fill without any bytes yet ends with its last reader, and that the
+// next one starts anew.
 func TestNobodyWaits(t *testing.T) {
 	b := newBed(t, settings{upstream: func(o *upstream.Options) { o.Concurrent = 2 }})
 	data := random(1, sizeTiny)

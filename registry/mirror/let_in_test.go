@@ -14,12 +14,12 @@ import (
 	"example.org/slipway/registry/mirror"
 )
 
-// aged is the config of an image that is old enough for any rule, one for each n.
+// aged returns the config of an image that is old enough for any rule. Each n gives another one.
 func aged(n int) string {
 	return fmt.Sprintf(`{"os":"linux","architecture":"amd64","created":"2020-01-01T00:00:00Z","n":%d}`, n)
 }
 
-// lacks makes the upstream lack what is under a digest.
+// lacks makes the upstream lack the content of a digest.
 func lacks(d oci.Digest) func(*http.Request) *fault {
 	return func(r *http.Request) *fault {
 		if strings.HasSuffix(r.URL.Path, string(d)) {
@@ -29,8 +29,7 @@ func lacks(d oci.Digest) func(*http.Request) *fault {
 	}
 }
 
-// TestIncompleteUpstream: that a part of an image is missing does not mean that its
-// tag is.
+// TestIncompleteUpstream checks that a missing part of an image does not make its tag missing.
 func TestIncompleteUpstream(t *testing.T) {
 	b := newBed(t, settings{source: func(s *mirror.Source) { s.MinAge = time.Hour }})
 	layer := random(1, sizeTiny)
@@ -52,7 +51,7 @@ func TestIncompleteUpstream(t *testing.T) {
 	wantCode(t, "a first pull", err, oci.CodeManifestUnknown)
 }
 
-// TestIncompleteIndex: the age of an index is that of the first image that is there.
+// TestIncompleteIndex checks that the age of an index is that of its first image that is present.
 func TestIncompleteIndex(t *testing.T) {
 	b := newBed(t, settings{source: func(s *mirror.Source) { s.MinAge = time.Hour }})
 	index := &manifest{SchemaVersion: 2, MediaType: oci.MediaTypeOCIIndex}
@@ -72,7 +71,7 @@ func TestIncompleteIndex(t *testing.T) {
 	wantCode(t, "an index of which nothing is there", err, oci.CodeManifestUnknown)
 }
 
-// TestRevoked: a tag that the upstream has refused is not served because the upstream
+// TestRevoked checks that a tag which the upstream has refused is not served when the upstream
 // fails later.
 func TestRevoked(t *testing.T) {
 	b := newBed(t, settings{})
@@ -96,7 +95,7 @@ func TestRevoked(t *testing.T) {
 	b.wantManifest("origin/private", "v1", d.Digest)
 }
 
-// TestSchema1: a manifest whose digest cannot be checked stands for nothing but itself,
+// TestSchema1 checks that a manifest whose digest cannot be checked stands for nothing but itself
 // and passes no rule about content.
 func TestSchema1(t *testing.T) {
 	for name, strict := range map[string]bool{"no rules": false, "rules": true} {
@@ -123,8 +122,8 @@ func TestSchema1(t *testing.T) {
 	}
 }
 
-// TestBadConfig: an image whose config cannot be read is refused by the rules, and
-// not asked for again at once.
+// TestBadConfig checks that the rules refuse an image whose config cannot be read, and that it is
+// not requested again at once.
 func TestBadConfig(t *testing.T) {
 	b := newBed(t, settings{source: func(s *mirror.Source) { s.MinAge = time.Hour }})
 	for tag, config := range map[string]string{"text": "no JSON", "long": `{"os":"` + strings.Repeat("x", 4<<20) + `"}`} {
@@ -139,7 +138,7 @@ func TestBadConfig(t *testing.T) {
 	}
 }
 
-// slowStore takes manifests when it is let, and tells when one has come.
+// slowStore accepts manifests only when it is allowed to, and signals when one has arrived.
 type slowStore struct {
 	mirror.Store
 	came, let chan struct{}
@@ -151,8 +150,8 @@ func (s *slowStore) PutManifest(ctx context.Context, repo string, m oci.PutManif
 	return s.Store.PutManifest(ctx, repo, m)
 }
 
-// TestDeletedWhilePending: a tag that is gone before its manifest was stored does not
-// come with it.
+// TestDeletedWhilePending checks that a tag which was deleted before its manifest was stored does
+// not return with it.
 func TestDeletedWhilePending(t *testing.T) {
 	for name, storing := range map[string]bool{"waiting": false, "being stored": true} {
 		t.Run(name, func(t *testing.T) {
@@ -179,7 +178,7 @@ func TestDeletedWhilePending(t *testing.T) {
 	}
 }
 
-// TestSilentUpstream: a cached tag does not wait for an upstream that says nothing.
+// TestSilentUpstream checks that a cached tag does not wait for an upstream that does not answer.
 func TestSilentUpstream(t *testing.T) {
 	if testing.Short() {
 		t.Skip("waits for some seconds")
@@ -199,7 +198,7 @@ func TestSilentUpstream(t *testing.T) {
 	}
 }
 
-// TestForgetBlob: what is not here cannot be deleted.
+// TestForgetBlob checks that content which is not here cannot be deleted.
 func TestForgetBlob(t *testing.T) {
 	b := newBed(t, settings{})
 	data := random(1, sizeTiny)
@@ -213,7 +212,7 @@ func TestForgetBlob(t *testing.T) {
 	wantCode(t, "twice", b.DeleteBlob(t.Context(), "origin/app", d.Digest), oci.CodeBlobUnknown)
 }
 
-// TestLoadNested: a manifest that is named often is visited once.
+// TestLoadNested checks that a manifest which is named several times is visited once.
 func TestLoadNested(t *testing.T) {
 	b := newBed(t, settings{})
 	d, _ := b.o.image("app", "", `{}`, random(1, sizeTiny))

@@ -30,25 +30,25 @@ import (
 	"example.org/slipway/registry/server"
 )
 
-// verdict is what a client is to be told of an upstream that behaves in some way.
+// verdict is what a client must learn from an upstream that behaves in some way.
 type verdict string
 
 const (
-	right  verdict = "right"  // what was asked for can be had
-	gone   verdict = "gone"   // the upstream says that it is not there
-	denied verdict = "denied" // the upstream says that it is not for us
-	busy   verdict = "busy"   // the upstream wants to be left alone
-	fails  verdict = "fails"  // the upstream gives no answer that can be used
-	none   verdict = "none"   // the upstream has a list, and it is empty
+	right  verdict = "right"  // the request can be satisfied
+	gone   verdict = "gone"   // the upstream lacks it
+	denied verdict = "denied" // the upstream denies it to us
+	busy   verdict = "busy"   // the upstream asks to be left alone
+	fails  verdict = "fails"  // the upstream gives no usable answer
+	none   verdict = "none"   // the upstream has an empty list
 	untold verdict = "untold" // the upstream lies, and nobody could know; it does no harm
 )
 
-// What clients ask for.
+// These are the kinds of requests of clients.
 const (
 	byTag     = "manifest by tag"
 	byDigest  = "manifest by digest"
-	smallBlob = "blob"       // comes in in RAM
-	largeBlob = "large blob" // comes in on the disk
+	smallBlob = "blob"       // arrives in RAM
+	largeBlob = "large blob" // arrives on the disk
 	headBlob  = "HEAD of a blob"
 	tagList   = "tags"
 	referrers = "referrers"
@@ -56,22 +56,22 @@ const (
 
 var asked = []string{byTag, byDigest, smallBlob, largeBlob, headBlob, tagList, referrers}
 
-// What the mirror has when a client asks.
+// These are the states of the mirror when a client asks.
 const (
 	cold    = "cold"    // nothing
-	present = "here"    // what was asked for a moment ago
-	expired = "expired" // the same, but so old that tags are asked for again
+	present = "here"    // what was requested a moment ago
+	expired = "expired" // the same, but so old that tags are requested again
 )
 
 // behaviour is a way in which an upstream misbehaves.
 type behaviour struct {
 	name    string
 	verdict verdict
-	// but has the kinds of request of which the verdict is another one.
+	// but lists the kinds of request with another verdict.
 	but map[string]verdict
-	// silent says that it takes a timeout to find out.
+	// silent is set if it takes a timeout to find out.
 	silent bool
-	// before is what a client asks for first, whatever the answer is.
+	// before is the client's first request, whose answer does not matter.
 	before string
 	does   func(x *exchange)
 }
@@ -93,7 +93,7 @@ type crooked struct {
 	trials map[string]*trial // by repository
 }
 
-// trial is one behaviour, kind of request and state.
+// trial is a combination of behaviour, kind of request and state.
 type trial struct {
 	c           *crooked
 	b           *behaviour
@@ -112,7 +112,7 @@ type trial struct {
 	done     chan struct{}
 }
 
-// image is what an upstream has.
+// image is an image of an upstream.
 type image struct {
 	manifest, blob, referrers []byte
 	digest, layer             oci.Digest // of the first two
@@ -144,20 +144,20 @@ func encode(v any) []byte {
 
 var allTags = []string{"v1", "v2", "v3", "v4", "v5", "v6", "v7"}
 
-// exchange is a request to an upstream, and the answer that would be right.
+// exchange is a request to an upstream with the correct answer.
 type exchange struct {
 	http.ResponseWriter
 	r      *http.Request
 	t      *trial
 	kind   string // manifests, blobs, tags, referrers
 	ref    string
-	n      int // how many requests like it there were before it
+	n      int // how many requests like it came before
 	status int
 	header http.Header
 	body   []byte
 }
 
-// ServeHTTP is the upstreams' side.
+// ServeHTTP serves the upstreams.
 func (c *crooked) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	parts := strings.Split(strings.TrimPrefix(r.URL.Path, "/v2/"), "/")
 	c.mu.Lock()
@@ -173,7 +173,7 @@ func (c *crooked) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		x.send()
 		return
 	}
-	if strings.HasPrefix(r.Host, "localhost") { // a redirect is no request of its own
+	if strings.HasPrefix(r.Host, "localhost") { // following a redirect does not count as a request
 		t.b.does(x)
 		return
 	}
@@ -189,7 +189,7 @@ func (c *crooked) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	t.b.does(x)
 }
 
-// answer prepares the answer of a registry that is all right.
+// answer prepares the answer of a healthy registry.
 func (x *exchange) answer() {
 	tagged := x.t.images[0].manifest
 	if x.t.moved.Load() {
@@ -230,7 +230,7 @@ func (x *exchange) content(mediaType string) {
 	x.header.Set("Docker-Content-Digest", d)
 }
 
-// tags answers with a page.
+// tags answers with a page of tags.
 func (x *exchange) tags(q url.Values) {
 	list := allTags[:]
 	if last := q.Get("last"); last != "" {
@@ -253,7 +253,7 @@ func (x *exchange) fail(status int, code string) {
 	x.body = encode(map[string]any{"errors": []map[string]string{{"code": code, "message": "as it goes"}}})
 }
 
-// send sends the answer, a part of a blob where that is asked for.
+// send sends the answer, or a part of a blob if a range was requested.
 func (x *exchange) send() {
 	if x.status == http.StatusOK && x.kind == "blobs" && x.r.Method == http.MethodGet {
 		x.cut()
@@ -266,7 +266,7 @@ func (x *exchange) send() {
 	}
 }
 
-// cut makes the answer one to a request for a range.
+// cut turns the answer into one to a range request.
 func (x *exchange) cut() {
 	from, err := strconv.Atoi(strings.TrimSuffix(strings.TrimPrefix(x.r.Header.Get("Range"), "bytes="), "-"))
 	if err != nil {
@@ -277,10 +277,10 @@ func (x *exchange) cut() {
 	x.body = x.body[from:]
 }
 
-// hangUp ends the connection.
+// hangUp closes the connection.
 func (x *exchange) hangUp() { panic(http.ErrAbortHandler) }
 
-// sendSome sends n bytes of the answer and ends the connection.
+// sendSome sends n bytes of the answer and closes the connection.
 func (x *exchange) sendSome(n int) {
 	body := x.body
 	if x.status == http.StatusOK && x.kind == "blobs" {
@@ -295,7 +295,7 @@ func (x *exchange) sendSome(n int) {
 	x.hangUp()
 }
 
-// newCrooked starts the upstreams and what is in front of the mirrors.
+// newCrooked starts the upstreams and the front of the mirrors.
 func newCrooked(t *testing.T) *crooked {
 	c := &crooked{trials: map[string]*trial{}, stop: make(chan struct{})}
 	c.store = newRegistry(t, memstore.New(nil), &registry.Options{Partial: mirror.Names("up")})
@@ -361,10 +361,10 @@ func TestMisbehavingUpstream(t *testing.T) {
 	}
 }
 
-// open makes the mirror of a trial.
+// open opens the mirror of a trial.
 func (tr *trial) open(t *testing.T) {
 	t.Helper()
-	// Time runs out only where that is what is tried, however busy the machine is.
+	// Timeouts expire only in trials about timeouts, however busy the machine is.
 	timeout, wait := patience, patience
 	if tr.b.silent {
 		timeout = 2 * time.Second
@@ -401,7 +401,7 @@ func (tr *trial) problem(format string, args ...any) {
 	tr.problems = append(tr.problems, fmt.Sprintf(format, args...))
 }
 
-// reply is an answer of the mirror; all pages of it, if it is a list.
+// reply is an answer of the mirror. For a list it holds all pages.
 type reply struct {
 	status int
 	header http.Header
@@ -410,7 +410,7 @@ type reply struct {
 	broken error
 }
 
-// ask makes a client's request.
+// ask sends a client's request.
 func (tr *trial) ask(kind string) (a reply) {
 	im := tr.images[0]
 	method, path := http.MethodGet, map[string]string{
@@ -448,7 +448,7 @@ func (tr *trial) ask(kind string) (a reply) {
 	return a
 }
 
-// namesIn returns what a list lists.
+// namesIn returns the entries of a list.
 func namesIn(body []byte) (names []string) {
 	var list struct {
 		Tags      []string         `json:"tags"`
@@ -463,7 +463,7 @@ func namesIn(body []byte) (names []string) {
 	return append(names, list.Tags...)
 }
 
-// run brings the mirror into the state, has the upstream misbehave, and judges.
+// run brings the mirror into the state, makes the upstream misbehave, and judges the result.
 func (tr *trial) run() {
 	if tr.state != cold {
 		if a := tr.ask(tr.kind); !tr.isRight(a, 0) {
@@ -536,7 +536,7 @@ func (tr *trial) judge(a reply) {
 	}
 }
 
-// isRight reports whether a reply is what was asked for, where the tag is of an image.
+// isRight reports whether a reply is correct, given the image that the tag points to.
 func (tr *trial) isRight(a reply, tagged int) bool {
 	if a.status != http.StatusOK || a.broken != nil {
 		return false
@@ -560,12 +560,12 @@ func (tr *trial) isRight(a reply, tagged int) bool {
 	return bytes.Equal(a.body, want) && a.header.Get("Docker-Content-Digest") == string(oci.SHA256(want))
 }
 
-// mostAsked is how many requests one of a client may cost: eight rounds of HEAD and GET.
+// mostAsked bounds the upstream requests for one client request: eight rounds of HEAD and GET.
 const mostAsked = 20
 
-// judgeRequests looks at what the upstream was asked for.
+// judgeRequests checks the requests that the upstream got.
 func (tr *trial) judgeRequests(a reply) {
-	wait, _ := strconv.Atoi(a.header.Get("Retry-After")) // 0 where it is not told
+	wait, _ := strconv.Atoi(a.header.Get("Retry-After")) // 0 if there is none
 	tr.mu.Lock()
 	seen := slices.Clone(tr.seen)
 	tr.mu.Unlock()

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// What matches a pattern begins with its literal part.
+// TestLiteral checks that everything that matches a pattern begins with its literal part.
 func TestLiteral(t *testing.T) {
 	for pattern, want := range map[string]string{
 		"": "", "**": "", "*/a": "", "a": "a", "a/b": "a/b", "a/b/": "a/b", "a//b*": "a/b", "a/**": "a", "a/**/b": "a", "a/b?": "a/b", "a/[bc]": "a", `a/\b`: "a",

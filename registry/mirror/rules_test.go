@@ -14,7 +14,7 @@ import (
 	"example.org/slipway/registry/mirror"
 )
 
-// TestNameRules: which repositories and tags are let in.
+// TestNameRules checks which repositories and tags are admitted.
 func TestNameRules(t *testing.T) {
 	v1 := regexp.MustCompile(`^v1(\..*)?$`)
 	for _, c := range []struct {
@@ -72,7 +72,7 @@ func TestBadRules(t *testing.T) {
 	}
 }
 
-// multi pushes an index of an image for each platform, and returns it with them.
+// multi pushes an index with an image for each platform, and returns the index and the images.
 func (b *bed) multi(repo, tag string, platforms ...string) (index oci.Descriptor, images []oci.Descriptor) {
 	b.t.Helper()
 	m := &manifest{SchemaVersion: 2, MediaType: oci.MediaTypeOCIIndex}
@@ -86,8 +86,8 @@ func (b *bed) multi(repo, tag string, platforms ...string) (index oci.Descriptor
 	return b.o.put(repo, tag, m), images
 }
 
-// TestPlatforms: an index is what it is; images of other platforms are not here, by
-// whatever way they are asked for.
+// TestPlatforms checks that an index is unchanged and that images of other platforms are not here,
+// however they are requested.
 func TestPlatforms(t *testing.T) {
 	amd64, err := mirror.ParsePlatform("linux/amd64")
 	if err != nil {
@@ -121,8 +121,8 @@ func TestPlatforms(t *testing.T) {
 	}
 }
 
-// TestMissingPlatforms: an index may name what its registry lacks; the rest can be
-// pulled, and loaded.
+// TestMissingPlatforms checks that an index may name images that its registry lacks. The rest can
+// be pulled and loaded.
 func TestMissingPlatforms(t *testing.T) {
 	b := newBed(t, settings{})
 	index, images := b.multi("app", "v1", "linux/amd64", "linux/arm64")
@@ -144,8 +144,8 @@ func TestMissingPlatforms(t *testing.T) {
 	}
 }
 
-// TestMinAge: an image that is too young is not let in; a tag that was moved to one
-// stays where it was.
+// TestMinAge checks that an image that is too young is not admitted, and that a tag which was moved
+// to one keeps its old image.
 func TestMinAge(t *testing.T) {
 	b := newBed(t, settings{source: func(s *mirror.Source) { s.MinAge = 72 * time.Hour }})
 	created := func(ago time.Duration) string {
@@ -173,8 +173,8 @@ func TestMinAge(t *testing.T) {
 	b.wantManifest("origin/app", "v1", young.Digest)
 }
 
-// TestOnlySigned: what has no signature is not let in; a signed index speaks for its
-// images.
+// TestOnlySigned checks that unsigned images are not admitted, and that the signature of an index
+// covers its images.
 func TestOnlySigned(t *testing.T) {
 	s := settings{source: func(s *mirror.Source) { s.OnlySigned = true }}
 	b := newBed(t, s)
@@ -202,8 +202,8 @@ func TestOnlySigned(t *testing.T) {
 	b.wantManifest("origin/app", string(images[0].Digest), images[0].Digest)
 }
 
-// TestSignedIndex: an image that belongs to a signed index is let in by digest, whatever was
-// asked for before it, and what belongs to an index without a signature is not.
+// TestSignedIndex checks that an image of a signed index is admitted by digest, whatever was
+// requested before it, and that parts of an unsigned index are not.
 func TestSignedIndex(t *testing.T) {
 	sign := func(b *bed, d oci.Descriptor, referrer bool) {
 		if !referrer {
@@ -215,7 +215,7 @@ func TestSignedIndex(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		signed func(b *bed, outer, index oci.Descriptor, images []oci.Descriptor)
-		before bool // the index came before there was the rule
+		before bool // the index was fetched before the rule existed
 		want   oci.Code
 	}{
 		"index by tag":      {signed: func(b *bed, _, index oci.Descriptor, _ []oci.Descriptor) { sign(b, index, false) }},
@@ -229,7 +229,7 @@ func TestSignedIndex(t *testing.T) {
 		"signed, from before the rule":   {before: true, signed: func(b *bed, _, index oci.Descriptor, _ []oci.Descriptor) { sign(b, index, false) }},
 		"unsigned, from before the rule": {before: true, signed: func(*bed, oci.Descriptor, oci.Descriptor, []oci.Descriptor) {}, want: oci.CodeDenied},
 	} {
-		for _, read := range []bool{false, true} { // whether the index is asked for again
+		for _, read := range []bool{false, true} { // whether the index is requested again
 			t.Run(fmt.Sprintf("%s, read %v", name, read), func(t *testing.T) {
 				rule := settings{source: func(s *mirror.Source) { s.OnlySigned = true }}
 				first := rule
@@ -272,7 +272,7 @@ func TestSignedIndex(t *testing.T) {
 	}
 }
 
-// TestNames: what a name as a client writes it stands for.
+// TestNames checks what the names that clients write stand for.
 func TestNames(t *testing.T) {
 	b := newBed(t, settings{
 		source: func(s *mirror.Source) { s.Library, s.Hosts = true, []string{"Mirror.example.com"} },
@@ -309,7 +309,7 @@ func TestNames(t *testing.T) {
 	if got, ok := b.NameFor("other.example.com:443", "nginx"); ok {
 		t.Errorf("nginx at an unknown host: %s", got)
 	}
-	// What is pushed is ours from then on.
+	// A pushed name is local from then on.
 	data := random(1, 10)
 	if _, err := b.PushBlob(t.Context(), "team/app", oci.SHA256(data), 10, strings.NewReader(string(data))); err != nil {
 		t.Fatal(err)
@@ -322,8 +322,8 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// TestLists: tags and referrers are the upstream's. While it fails there are none, because what
-// is here may be a part of them.
+// TestLists checks that lists of tags and referrers are the upstream's. There are none while it
+// fails, because the content here may be incomplete.
 func TestLists(t *testing.T) {
 	b := newBed(t, settings{})
 	d, _ := b.o.image("app", "v1", `{}`)

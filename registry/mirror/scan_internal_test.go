@@ -8,7 +8,7 @@ import (
 	"example.org/slipway/oci"
 )
 
-// TestScan: beginnings of blobs that nobody asks for go after a week, but not those
+// TestScan checks that partial blobs which nobody asks for are removed after a week, but not those
 // that are being fetched.
 func TestScan(t *testing.T) {
 	t.Parallel()

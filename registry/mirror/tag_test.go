@@ -11,12 +11,12 @@ import (
 	"example.org/slipway/registry/mirror"
 )
 
-// failAll makes each answer an error.
+// failAll turns each answer into an error.
 func failAll(status int) func(*http.Request) *fault {
 	return func(*http.Request) *fault { return &fault{status: status} }
 }
 
-// TestTagLifetime: a tag is asked for once in its lifetime, by HEAD.
+// TestTagLifetime checks that a tag is requested once in its lifetime, by HEAD.
 func TestTagLifetime(t *testing.T) {
 	b := newBed(t, settings{source: func(s *mirror.Source) { s.TTL = time.Hour }})
 	first, _ := b.o.image("app", "v1", `{"n":1}`)
@@ -38,9 +38,9 @@ func TestTagLifetime(t *testing.T) {
 	if got := b.happened(mirror.ActionMoved); got != 1 {
 		t.Errorf("%d events about a moved tag, want 1", got)
 	}
-	// The image of before can still be pulled by whoever has begun to.
+	// A client that has begun to pull the previous image can finish.
 	b.wantManifest("origin/app", string(first.Digest), first.Digest)
-	// And the tag can move back, which needs no content.
+	// The tag can also move back, which needs no content.
 	if _, err := b.o.PutManifest(t.Context(), "app", oci.PutManifest{Bytes: mustManifest(t, b, first.Digest), Tags: []string{"v1"}}); err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +61,7 @@ func mustManifest(t *testing.T, b *bed, d oci.Digest) []byte {
 	return m.Bytes
 }
 
-// TestTagMovesDuringPull: who was told a digest gets that content to the end.
+// TestTagMovesDuringPull checks that a client which got a digest can pull that content to the end.
 func TestTagMovesDuringPull(t *testing.T) {
 	b := newBed(t, settings{source: func(s *mirror.Source) { s.TTL = -1 }})
 	layer := random(1, sizeLarge)
@@ -79,8 +79,8 @@ func TestTagMovesDuringPull(t *testing.T) {
 	b.wantManifest("origin/app", "v1", moved.Digest)
 }
 
-// TestOneQuestionForAll: many who ask for a cold tag, or one to be confirmed, cost
-// one request.
+// TestOneQuestionForAll checks that many requests for a cold tag, or for one to be confirmed, cost
+// one upstream request.
 func TestOneQuestionForAll(t *testing.T) {
 	b := newBed(t, settings{})
 	d, _ := b.o.image("app", "v1", `{}`)
@@ -97,8 +97,7 @@ func TestOneQuestionForAll(t *testing.T) {
 	}
 }
 
-// TestNegative: what the upstream lacks is not asked for again for a while, and then
-// is.
+// TestNegative checks that what the upstream lacks is not requested again for a while, and then is.
 func TestNegative(t *testing.T) {
 	b := newBed(t, settings{source: func(s *mirror.Source) { s.NegativeTTL = time.Minute }})
 	b.o.image("app", "v1", `{}`)
@@ -119,7 +118,7 @@ func TestNegative(t *testing.T) {
 	b.wantManifest("origin/app", "v2", d.Digest)
 }
 
-// TestUpstreamFails: which failures a cached tag outlives.
+// TestUpstreamFails checks which failures a cached tag outlives.
 func TestUpstreamFails(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -153,7 +152,7 @@ func TestUpstreamFails(t *testing.T) {
 					wantCode(t, "tag", err, c.code)
 				}
 			}
-			// Content is what it is.
+			// Content that is addressed by digest does not change.
 			b.wantManifest("origin/app", string(d.Digest), d.Digest)
 			b.o.on(nil)
 			b.clock.Add(2 * time.Hour)
@@ -162,7 +161,8 @@ func TestUpstreamFails(t *testing.T) {
 	}
 }
 
-// TestDeletedTag: a tag that is gone upstream does not come back with a failure.
+// TestDeletedTag checks that a tag which was deleted upstream does not come back when the upstream
+// fails.
 func TestDeletedTag(t *testing.T) {
 	b := newBed(t, settings{})
 	d, _ := b.o.image("app", "v1", `{}`)
@@ -180,7 +180,7 @@ func TestDeletedTag(t *testing.T) {
 	}
 }
 
-// TestAfterRestart: tags are confirmed anew, and served if that cannot be.
+// TestAfterRestart checks that tags are confirmed again, and served if that is impossible.
 func TestAfterRestart(t *testing.T) {
 	b := newBed(t, settings{})
 	d, _ := b.o.image("app", "v1", `{}`)
@@ -197,7 +197,7 @@ func TestAfterRestart(t *testing.T) {
 	b.wantManifest("origin/app", "v1", d.Digest)
 }
 
-// TestOffline: what is here is served, and nobody is asked.
+// TestOffline checks that an offline mirror serves what it has and asks nobody.
 func TestOffline(t *testing.T) {
 	b := newBed(t, settings{})
 	layer := random(1, sizeSmall)
@@ -227,8 +227,8 @@ func TestOffline(t *testing.T) {
 	}
 }
 
-// TestPrivateContent: what the upstream no longer lets us have is not served to those
-// who ask by tag, and nothing of it under other names.
+// TestPrivateContent checks content that the upstream no longer lets us have. It is not served by
+// tag, and none of it is served under other names.
 func TestPrivateContent(t *testing.T) {
 	b := newBed(t, settings{source: func(s *mirror.Source) { s.TTL = -1 }})
 	layer := random(3, sizeTiny)
@@ -245,8 +245,8 @@ func TestPrivateContent(t *testing.T) {
 	wantCode(t, "its tag", err, oci.CodeDenied)
 }
 
-// TestBlobGoneUpstream: a blob that was deleted is an error where it was never
-// fetched, and none where it was.
+// TestBlobGoneUpstream checks that a deleted blob is an error if it was never fetched, and none if
+// it was.
 func TestBlobGoneUpstream(t *testing.T) {
 	b := newBed(t, settings{})
 	kept, lost := random(1, sizeTiny), random(2, sizeTiny)

@@ -22,7 +22,7 @@ import (
 	"example.org/slipway/registry/objstore/memstore"
 )
 
-// store is a stored registry whose repositories below docker.io are mirrors.
+// store is a stored registry in which the repositories below docker.io are mirrors.
 type store struct {
 	*registry.Registry
 	t testing.TB
@@ -76,7 +76,7 @@ func (s store) put(repo string, doc any, mediaType string, tags ...string) oci.D
 	return oci.Descriptor{MediaType: mediaType, Digest: r.Digest, Size: int64(len(b))}
 }
 
-// image puts an image with a large and a small layer, of a seed.
+// image stores an image with a large and a small layer that depend on seed.
 func (s store) image(repo string, seed byte, subject *oci.Descriptor, tags ...string) oci.Descriptor {
 	s.t.Helper()
 	large := make([]byte, 300<<10)
@@ -91,7 +91,7 @@ func (s store) image(repo string, seed byte, subject *oci.Descriptor, tags ...st
 	return s.put(repo, doc, oci.MediaTypeOCIManifest, tags...)
 }
 
-// index puts an index of manifests.
+// index stores an index of manifests.
 func (s store) index(repo string, list []oci.Descriptor, tags ...string) oci.Descriptor {
 	s.t.Helper()
 	return s.put(repo, map[string]any{"schemaVersion": 2, "mediaType": oci.MediaTypeOCIIndex, "manifests": list}, oci.MediaTypeOCIIndex, tags...)
@@ -123,7 +123,7 @@ func open(t testing.TB, b []byte) *airgap.Archive {
 	return a
 }
 
-// wantWhole wants an image with all its parts at dst to be that of src.
+// wantWhole wants the complete image at dst to equal that at src.
 func wantWhole(t *testing.T, src, dst store, im airgap.Image) {
 	t.Helper()
 	want, err := src.GetManifest(t.Context(), im.Repo, im.Ref)
@@ -174,7 +174,7 @@ func TestRoundTrip(t *testing.T) {
 		t.Error("the same images gave another file")
 	}
 	a := open(t, b)
-	if n := len(a.Images()); n != 5 { // with the signature and the tag of cosign's
+	if n := len(a.Images()); n != 5 { // with the signature and the tag of cosign
 		t.Errorf("got %d images, want 5: %v", n, a.Images())
 	}
 	var last airgap.Progress
@@ -193,7 +193,7 @@ func TestRoundTrip(t *testing.T) {
 	if err != nil || len(list) != 1 || list[0].Digest != sig.Digest {
 		t.Errorf("the signature is not there: %v, %v", list, err)
 	}
-	// Once more: nothing is sent.
+	// A second import sends nothing.
 	if p, err = a.Import(t.Context(), dst, nil); err != nil || p.Blobs != 0 {
 		t.Errorf("a second import sent %d blobs: %v", p.Blobs, err)
 	}
@@ -219,7 +219,7 @@ func TestWriteWhatIsNotWhole(t *testing.T) {
 	}
 }
 
-// entries are those of a tar file.
+// entries are the entries of a tar file.
 type entries []struct{ name, body string }
 
 func (e entries) tar(t testing.TB) []byte {
@@ -242,7 +242,7 @@ func (e entries) tar(t testing.TB) []byte {
 
 const layout = `{"imageLayoutVersion":"1.0.0"}`
 
-// indexOf is an index.json with one image.
+// indexOf returns an index.json with one image.
 func indexOf(d oci.Digest, name string) string {
 	return fmt.Sprintf(`{"schemaVersion":2,"manifests":[{"mediaType":%q,"digest":%q,"size":2,"annotations":{"org.opencontainers.image.ref.name":%q}}]}`, oci.MediaTypeOCIManifest, d, name)
 }
@@ -273,7 +273,8 @@ func TestOpenProblems(t *testing.T) {
 	}
 }
 
-// One damaged image does not keep the others out, and nothing wrong gets in.
+// TestImportDamaged checks that one damaged image does not keep the others out and that nothing
+// wrong is imported.
 func TestImportDamaged(t *testing.T) {
 	src, dst := newStore(t), newStore(t)
 	src.image("docker.io/a", 1, nil, "1")
@@ -295,7 +296,7 @@ func TestImportDamaged(t *testing.T) {
 	if _, err := dst.GetManifest(t.Context(), "docker.io/a", "1"); !oci.HasCode(err, oci.CodeManifestUnknown) {
 		t.Errorf("the damaged image is there: %v", err)
 	}
-	// The whole file then mends it.
+	// Importing the whole file then repairs it.
 	if _, err := open(t, whole).Import(t.Context(), dst, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -335,14 +336,14 @@ func FuzzOpen(f *testing.F) {
 			return
 		}
 		var got nowhere
-		_, _ = a.Import(t.Context(), &got, nil) // must neither panic nor send what is wrong
+		_, _ = a.Import(t.Context(), &got, nil) // must neither panic nor send anything wrong
 		if got.wrong != nil {
 			t.Error(got.wrong)
 		}
 	})
 }
 
-// nowhere is a registry that checks what it gets and keeps nothing.
+// nowhere is a registry that checks what it gets and stores nothing.
 type nowhere struct{ wrong error }
 
 func (*nowhere) ResolveBlob(context.Context, string, oci.Digest) (oci.Descriptor, error) {

@@ -17,7 +17,7 @@ import (
 	"example.org/slipway/registry/mirror/airgap"
 )
 
-// saved is an image as docker save has it.
+// saved is an image in the form that docker save writes.
 type saved struct {
 	tags   []string
 	layers []string
@@ -30,12 +30,12 @@ func (s saved) config() []byte {
 	}
 	b, err := json.Marshal(map[string]any{"os": "linux", "architecture": "amd64", "rootfs": map[string]any{"type": "layers", "diff_ids": ids}})
 	if err != nil {
-		panic(err) // it is a constant in all but name
+		panic(err) // the input is effectively a constant
 	}
 	return b
 }
 
-// archive is a tar file in the making.
+// archive is a tar file under construction.
 type archive struct {
 	t    testing.TB
 	buf  bytes.Buffer
@@ -107,9 +107,9 @@ type listed struct {
 
 func hex(b []byte) string { return oci.SHA256(b).Encoded() }
 
-// flavours are the ways in which tools write images for docker load.
+// flavours lists the ways in which tools write images for docker load.
 var flavours = map[string]func(a *archive, images []saved){
-	// Docker before 25: a directory for each layer, and links to those that came before.
+	// Docker before 25 writes a directory for each layer, and links to earlier layers.
 	"docker 20": func(a *archive, images []saved) {
 		var list []listed
 		seen := map[string]string{}
@@ -133,7 +133,7 @@ var flavours = map[string]func(a *archive, images []saved){
 		a.json("repositories", map[string]any{})
 		a.json("manifest.json", list)
 	},
-	// skopeo and podman: layers by digest, and the directories as links.
+	// skopeo and podman write layers by digest, and the directories as links.
 	"skopeo": func(a *archive, images []saved) {
 		var list []listed
 		for i, im := range images {
@@ -150,7 +150,7 @@ var flavours = map[string]func(a *archive, images []saved){
 		}
 		a.json("manifest.json", list)
 	},
-	// crane and kaniko: compressed layers.
+	// crane and kaniko write compressed layers.
 	"crane": func(a *archive, images []saved) {
 		var list []listed
 		for _, im := range images {
@@ -165,7 +165,8 @@ var flavours = map[string]func(a *archive, images []saved){
 		}
 		a.json("manifest.json", list)
 	},
-	// Bazel: as a layout without an index; here with hard links and names from the current directory.
+	// Bazel writes a layout without an index. Here it has hard links and names relative to the
+	// current directory.
 	"blobs": func(a *archive, images []saved) {
 		var list []listed
 		for _, im := range images {
@@ -186,9 +187,9 @@ var flavours = map[string]func(a *archive, images []saved){
 	"docker 29":          func(a *archive, images []saved) { docker25(a, images, true, true) },
 }
 
-// docker25 writes a layout as well. Its index may name the images, or leave that to
-// manifest.json; it may have an index for each image, with platforms that are not there and
-// what says how it was built.
+// docker25 also writes a layout. Its index may name the images or leave that to manifest.json. It
+// may have an index for each image, with platforms that are absent and with attestations of the
+// build.
 func docker25(a *archive, images []saved, named, multi bool) {
 	var list []listed
 	index := map[string]any{"schemaVersion": 2}
@@ -210,7 +211,7 @@ func docker25(a *archive, images []saved, named, multi bool) {
 		if multi {
 			m["annotations"] = map[string]string{"another": "platform"}
 			m["layers"] = []oci.Descriptor{{MediaType: "application/vnd.oci.image.layer.v1.tar", Digest: oci.SHA256([]byte("not here")), Size: 8}}
-			other := a.blob(oci.MediaTypeOCIManifest, m) // its layer is not there
+			other := a.blob(oci.MediaTypeOCIManifest, m) // its layer is absent
 			gone := oci.Descriptor{MediaType: oci.MediaTypeOCIManifest, Digest: oci.SHA256([]byte("gone")), Size: 4}
 			d = a.blob(oci.MediaTypeOCIIndex, map[string]any{"schemaVersion": 2, "mediaType": oci.MediaTypeOCIIndex, "manifests": []oci.Descriptor{other, d, gone}})
 		}
@@ -242,7 +243,8 @@ func (a *archive) blob(mediaType string, v any) oci.Descriptor {
 	return oci.Descriptor{MediaType: mediaType, Digest: oci.SHA256(b), Size: int64(len(b))}
 }
 
-// wantSaved wants a tag to be an image: its config, and layers that unpack to what they were.
+// wantSaved wants a tag to be the image im: its config, and layers that unpack to the original
+// content.
 func wantSaved(t *testing.T, dst store, repo, ref string, im saved) {
 	t.Helper()
 	m, err := dst.GetManifest(t.Context(), repo, ref)
@@ -292,8 +294,8 @@ func wantSaved(t *testing.T, dst store, repo, ref string, im saved) {
 	}
 }
 
-// TestImportSaved imports what each tool writes, as it is and compressed, several images with
-// several tags that share layers.
+// TestImportSaved imports the archives of each tool, uncompressed and compressed. Each holds
+// several images with several tags that share layers.
 func TestImportSaved(t *testing.T) {
 	layer := func(s string) string { return strings.Repeat(s, 1000) }
 	images := []saved{
@@ -361,7 +363,7 @@ func TestUnpackBzip2(t *testing.T) {
 	}
 }
 
-// TestImportSavedProblems: what is wrong with one image does not keep the others out, and is said.
+// TestImportSavedProblems checks that a faulty image does not keep the others out and is reported.
 func TestImportSavedProblems(t *testing.T) {
 	good, other := saved{[]string{"docker.io/library/good:1"}, []string{"one layer"}}, saved{[]string{"docker.io/library/other:1"}, []string{"another layer"}}
 	for want, write := range map[string]func(a *archive) listed{

@@ -17,7 +17,7 @@ import (
 	"example.org/slipway/registry/mirror/airgap"
 )
 
-// spoilt is a store of which some contents cannot be read, or only with other bytes.
+// spoilt is a store in which some contents cannot be read or have wrong bytes.
 type spoilt struct {
 	store
 	bad map[oci.Digest]string
@@ -50,8 +50,8 @@ type failing struct{}
 
 func (failing) Read([]byte) (int, error) { return 0, errors.New("input/output error") }
 
-// TestExportWhatIsWhole makes a random registry with everything that can be wrong with an
-// image, and wants the export of all of it to have exactly those that are whole.
+// TestExportWhatIsWhole makes a random registry with everything that can be wrong with an image. It
+// wants an export of everything to contain exactly the whole images.
 func TestExportWhatIsWhole(t *testing.T) {
 	seeds := uint64(30)
 	if testing.Short() {
@@ -62,7 +62,7 @@ func TestExportWhatIsWhole(t *testing.T) {
 	}
 }
 
-// world is a registry in the making, and what an export of it must have.
+// world is a registry under construction, with the expected content of its export.
 type world struct {
 	spoilt
 	r     *rand.Rand
@@ -70,7 +70,7 @@ type world struct {
 	whole map[oci.Digest]bool
 }
 
-// blob makes a blob that is there, or is not, and reports whether it can be read.
+// blob makes a blob that may be missing, and reports whether it can be read.
 func (w *world) blob(repo string, sick int) (oci.Descriptor, bool) {
 	w.n++
 	data := fmt.Appendf(nil, "blob %d of %d", w.n, w.r.Uint64())
@@ -88,7 +88,7 @@ func (w *world) blob(repo string, sick int) (oci.Descriptor, bool) {
 	return d, how == "there"
 }
 
-// image makes an image, and notes whether it is whole.
+// image makes an image and records whether it is whole.
 func (w *world) image(repo string, sick int, tags ...string) oci.Descriptor {
 	config, whole := w.blob(repo, sick)
 	var layers []oci.Descriptor
@@ -101,7 +101,7 @@ func (w *world) image(repo string, sick int, tags ...string) oci.Descriptor {
 	return d
 }
 
-// index makes an index of images, of manifests that are not there, and maybe of an index.
+// index makes an index of images, of missing manifests, and sometimes of an index.
 func (w *world) index(repo string, depth int, tags ...string) oci.Descriptor {
 	var list []oci.Descriptor
 	whole := false
@@ -186,7 +186,7 @@ func exportWhole(t *testing.T, r *rand.Rand) {
 	whole(t, w, dst, "docker.io/team/sound", string(sound.Digest))
 }
 
-// whole wants an image at dst with everything of it that is whole at the source.
+// whole wants an image at dst with every part that is whole at the source.
 func whole(t *testing.T, w *world, dst store, repo, ref string) {
 	t.Helper()
 	m, err := dst.GetManifest(t.Context(), repo, ref)

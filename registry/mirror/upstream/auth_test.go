@@ -32,7 +32,7 @@ type guarded struct {
 	mu     *sync.Mutex
 	scope  func(repo string) string // nil: the usual one
 	realm  string                   // "" is its own
-	basic  string                   // challenge beside Bearer's
+	basic  string                   // challenge besides Bearer's
 	valid  map[string]string        // tokens and their scopes
 	issued int
 	forms  []string // of POST requests
@@ -99,7 +99,7 @@ func (g *guarded) token(w http.ResponseWriter, r *http.Request) {
 	_, _ = fmt.Fprintf(w, `{"token":%q,"expires_in":300}`, token)
 }
 
-// revoke makes all tokens useless.
+// revoke invalidates all tokens.
 func (g *guarded) revoke() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -125,7 +125,7 @@ func TestTokens(t *testing.T) {
 	counts(2, 1)
 	ok(t, pull(u, "a"))
 	counts(3, 1)
-	ok(t, pull(u, "b")) // without being told to
+	ok(t, pull(u, "b")) // without a new challenge
 	counts(4, 2)
 	clk.add(4 * time.Minute)
 	ok(t, pull(u, "a"))
@@ -134,14 +134,14 @@ func TestTokens(t *testing.T) {
 	ok(t, pull(u, "a"))
 	counts(6, 3)
 	clk.add(time.Minute)
-	g.revoke() // it has not, and yet is no longer good
+	g.revoke() // it has not expired, and yet is no longer valid
 	ok(t, pull(u, "a"))
 	counts(8, 4)
 	ok(t, func() error { _, err := u.ResolveManifest(t.Context(), "a", "v1"); return err }())
 	counts(8, 4)
 }
 
-// TestOneToken has many requests that want the same token.
+// TestOneToken sends many requests that need the same token.
 func TestOneToken(t *testing.T) {
 	g := newGuarded(t, "")
 	u := open(t, g.URL, upstream.Options{})
@@ -185,14 +185,14 @@ func TestDeniedTokens(t *testing.T) {
 		err := pull(u, "a")
 		want(t, err, upstream.Denied, oci.CodeDenied, http.StatusForbidden)
 	}
-	if n := g.count("GET /token"); n != 1 { // accounts are locked after some attempts
+	if n := g.count("GET /token"); n != 1 { // registries lock accounts after some attempts
 		t.Errorf("got %d requests for tokens, want 1", n)
 	}
 	password.Store("secret")
 	clk.add(10 * time.Second)
 	ok(t, pull(u, "a"))
 
-	// The same refusal is told to many at once.
+	// Many requests get the same refusal at once.
 	g = newGuarded(t, "secret")
 	u = open(t, g.URL, upstream.Options{Clock: clk.Now, Credential: basic("me", "wrong")})
 	var wg sync.WaitGroup
@@ -208,7 +208,7 @@ func TestDeniedTokens(t *testing.T) {
 		t.Errorf("got %d requests for tokens, want 1", n)
 	}
 
-	// A token service that grants what the registry does not take.
+	// The token service grants something that the registry does not accept.
 	g = newGuarded(t, "")
 	u = open(t, g.URL, upstream.Options{Clock: clk.Now})
 	g.scope = func(repo string) string { return "repository:" + repo + ":pull" }
@@ -252,7 +252,7 @@ func TestTokenServiceFails(t *testing.T) {
 	}
 }
 
-// TestRealms has token services at other addresses.
+// TestRealms uses token services at other addresses.
 func TestRealms(t *testing.T) {
 	t.Parallel()
 	service := newGuarded(t, "secret")
@@ -260,7 +260,7 @@ func TestRealms(t *testing.T) {
 		realm string
 		say   string // what the error says, "" where there is none
 	}{
-		{service.URL + "/token", ""}, // another port of where the upstream is
+		{service.URL + "/token", ""}, // another port of the upstream's host
 		{"http://169.254.169.254/token", "address is refused"},
 		{"http://me:secret@127.0.0.1/token", "a user name"},
 		{"ftp://127.0.0.1/token", `"ftp" URL`},
@@ -282,8 +282,8 @@ func TestRealms(t *testing.T) {
 	}
 }
 
-// TestBasicInPlaceOfBearer has registries that also take a password, and name a token
-// service that must not be shown it.
+// TestBasicInPlaceOfBearer uses registries that also accept a password and name a token service
+// which must not see it.
 func TestBasicInPlaceOfBearer(t *testing.T) {
 	for _, realm := range []string{"", "ftp://127.0.0.1/token", "http://[x"} {
 		s := serve(t, func(w http.ResponseWriter, r *http.Request) {
@@ -359,7 +359,7 @@ func TestBasic(t *testing.T) {
 	unavailable(t, pull(broken, "a"), "the helper is missing")
 }
 
-// TestManyTokens has more repositories than tokens are kept for.
+// TestManyTokens uses more repositories than the number of tokens kept.
 func TestManyTokens(t *testing.T) {
 	g := newGuarded(t, "")
 	u := open(t, g.URL, upstream.Options{})

@@ -64,7 +64,7 @@ func (s *server) requests() []string {
 	return append([]string(nil), s.seen...)
 }
 
-// count returns how many requests began so.
+// count returns how many requests began with prefix.
 func (s *server) count(prefix string) int {
 	n := 0
 	for _, r := range s.requests() {
@@ -75,8 +75,7 @@ func (s *server) count(prefix string) int {
 	return n
 }
 
-// image answers as a registry that has the manifest under every name and tag,
-// and the blob.
+// image answers like a registry that has the manifest under every name and tag, and the blob.
 func image(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case strings.Contains(r.URL.Path, "/manifests/"):
@@ -92,7 +91,7 @@ func image(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// quiet takes what servers say of handshakes that fail, which is what is tested.
+// quiet discards the servers' messages about failed handshakes, which the tests provoke.
 var quiet = log.New(io.Discard, "", 0)
 
 // clock is a clock that stands still until it is moved.
@@ -115,7 +114,7 @@ func (c *clock) add(d time.Duration) {
 	c.now = c.now.Add(d)
 }
 
-// open returns an upstream of the name "up" with the options' other fields.
+// open returns an upstream named "up" with the other fields of the options.
 func open(t testing.TB, url string, o upstream.Options) *upstream.Upstream {
 	t.Helper()
 	o.Name, o.URL = "up", url
@@ -127,7 +126,7 @@ func open(t testing.TB, url string, o upstream.Options) *upstream.Upstream {
 	return u
 }
 
-// want checks an error's kind and what a client is told.
+// want checks an error's kind and what a client gets.
 func want(t testing.TB, err error, k upstream.Kind, code oci.Code, status int) {
 	t.Helper()
 	if got := upstream.KindOf(err); got != k {
@@ -176,7 +175,7 @@ func getBlob(u *upstream.Upstream, off int64) error {
 	return err
 }
 
-// ok fails the test where there is an error.
+// ok fails the test if there is an error.
 func ok(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
@@ -184,12 +183,12 @@ func ok(t testing.TB, err error) {
 	}
 }
 
-// until waits for something that another goroutine does.
+// until waits for another goroutine.
 func until(t testing.TB, what string, f func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(30 * time.Second); !f(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Errorf("waited too long: %s", what) // also of goroutines, which must not end the test
+			t.Errorf("waited too long: %s", what) // also called from goroutines, which must not end the test
 			return
 		}
 	}

@@ -8,7 +8,7 @@ import (
 	"example.org/slipway/registry/mirror/upstream"
 )
 
-// BenchmarkSmallBlob is what a request costs beside the same request by net/http.
+// BenchmarkSmallBlob compares the cost of a request with that of the same request by net/http.
 func BenchmarkSmallBlob(b *testing.B) {
 	s := serve(b, image)
 	b.Run("upstream", func(b *testing.B) {

@@ -17,11 +17,10 @@ import (
 	"example.org/slipway/registry/mirror/upstream"
 )
 
-// soon is how long the tests wait for what never comes.
+// soon is how long the tests wait for something that must not happen.
 const soon = 100 * time.Millisecond
 
-// hang is a registry that takes requests and does not answer them, but for those
-// that pass lets through.
+// hang returns a registry that accepts requests and answers only those that pass lets through.
 func hang(t *testing.T, pass func(r *http.Request) bool) *server {
 	stay := make(chan struct{})
 	s := serve(t, func(w http.ResponseWriter, r *http.Request) {
@@ -38,7 +37,7 @@ func hang(t *testing.T, pass func(r *http.Request) bool) *server {
 	return s
 }
 
-// gone is the URL of a port where nobody listens.
+// gone returns the URL of a port on which nobody listens.
 func gone(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -63,7 +62,7 @@ func TestSlow(t *testing.T) {
 			clk.add(time.Minute) // two at the same time would count as one
 		}
 	}
-	// It is known to be slow: nobody else waits.
+	// The upstream is known to be slow, and nobody else waits.
 	for range 3 {
 		err := getManifest(u, "v1")
 		want(t, err, upstream.Unavailable, oci.CodeUnavailable, http.StatusServiceUnavailable)
@@ -78,7 +77,7 @@ func TestSlow(t *testing.T) {
 	if st := u.Status().Endpoints[0]; st.Healthy || st.LastError == "" || st.Failures != 2 {
 		t.Errorf("got %+v", st)
 	}
-	// One request in a while finds out whether it is back.
+	// One request at intervals finds out whether it is back.
 	clk.add(time.Minute)
 	want(t, getManifest(u, "v1"), upstream.Unavailable, oci.CodeUnavailable, http.StatusGatewayTimeout)
 	want(t, getManifest(u, "v1"), upstream.Unavailable, oci.CodeUnavailable, http.StatusServiceUnavailable)
@@ -110,7 +109,7 @@ func TestOneProbe(t *testing.T) {
 	}
 }
 
-// TestBreaks has blobs that end too early, or stand still.
+// TestBreaks sends blobs that end too early or stall.
 func TestBreaks(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]func(w http.ResponseWriter, r *http.Request){
@@ -163,8 +162,7 @@ func TestBreaks(t *testing.T) {
 	}
 }
 
-// TestTrickle has a manifest that comes too slowly to be waited for, though it
-// never stands still.
+// TestTrickle sends a manifest that never stalls but arrives too slowly to wait for.
 func TestTrickle(t *testing.T) {
 	t.Parallel()
 	s := serve(t, func(w http.ResponseWriter, r *http.Request) {
@@ -189,7 +187,7 @@ func TestTrickle(t *testing.T) {
 	}
 }
 
-// TestAgain has failures that are over at the next try.
+// TestAgain makes requests fail that succeed at the next try.
 func TestAgain(t *testing.T) {
 	t.Parallel()
 	for name, fail := range map[string]func(w http.ResponseWriter){
@@ -264,7 +262,7 @@ func TestMirrors(t *testing.T) {
 	}
 }
 
-// TestOwnWord has mirrors that say one thing and an upstream that says another.
+// TestOwnWord uses mirrors that contradict the upstream.
 func TestOwnWord(t *testing.T) {
 	answer := func(code int) string {
 		return serve(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(code) }).URL
@@ -288,7 +286,7 @@ func TestOwnWord(t *testing.T) {
 	}
 }
 
-// TestOwnLists has a mirror that lists a part of what the upstream has.
+// TestOwnLists uses a mirror that lists only a part of what the upstream has.
 func TestOwnLists(t *testing.T) {
 	tags := func(status int, list string) *server {
 		return serve(t, func(w http.ResponseWriter, _ *http.Request) {
@@ -316,8 +314,8 @@ func TestOwnLists(t *testing.T) {
 	}
 }
 
-// TestOrder has an endpoint that is tried after the others once it failed, and in
-// its turn after a while.
+// TestOrder uses an endpoint that is tried after the others once it has failed, and in its usual
+// turn after a while.
 func TestOrder(t *testing.T) {
 	clk := newClock()
 	var broken atomic.Bool
@@ -404,12 +402,12 @@ func TestBackOff(t *testing.T) {
 	header.Store("ok")
 	ok(t, getBlob(u, 0))
 
-	header.Store("") // it does not say how long
+	header.Store("") // no duration is given
 	busy(time.Second, 3)
 	clk.add(time.Second)
 	busy(2*time.Second, 4)
 	clk.add(2 * time.Second)
-	header.Store("ok") // for one request, and then it is too much again
+	header.Store("ok") // for one request, and then it refuses again
 	ok(t, getBlob(u, 0))
 	_, err := u.ResolveBlob(t.Context(), "library/app", blobDigest)
 	ok(t, err)
@@ -431,13 +429,13 @@ func TestBackOff(t *testing.T) {
 	}
 }
 
-// TestQuotas: an answer of 429 is about what it counted, and one of 503 about everything.
+// TestQuotas checks that a 429 applies to what was counted, and a 503 to everything.
 func TestQuotas(t *testing.T) {
 	asks := map[string]func(u *upstream.Upstream) error{
 		"/manifests/": func(u *upstream.Upstream) error { return getManifest(u, "v1") },
 		"/blobs/":     func(u *upstream.Upstream) error { return getBlob(u, 0) },
 		"/tags/":      func(u *upstream.Upstream) error { _, _, err := u.Tags(t.Context(), "library/app", "", 1); return err },
-		"/token":      nil, // they are wanted for what is asked for first
+		"/token":      nil, // tokens are requested first
 	}
 	for limited := range asks {
 		for _, status := range []int{429, 503} {
@@ -479,7 +477,7 @@ func TestQuotas(t *testing.T) {
 	}
 }
 
-// TestNobodyAsks has many callers when the upstream wants to be left alone.
+// TestNobodyAsks has many callers while the upstream wants to be left alone.
 func TestNobodyAsks(t *testing.T) {
 	s := serve(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Retry-After", "600")
@@ -495,14 +493,13 @@ func TestNobodyAsks(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if n := len(s.requests()); n > 2 { // those that were under way together
+	if n := len(s.requests()); n > 2 { // those that were running at the same time
 		t.Errorf("got %d requests, want 2 at most", n)
 	}
 }
 
-// TestImpatientCallers has callers whose deadline is over before the upstream is
-// given up, which becomes known nevertheless. Callers that change their minds
-// say nothing.
+// TestImpatientCallers has callers whose deadline passes before the upstream is given up. The
+// failure becomes known nevertheless. Callers that cancel prove nothing.
 func TestImpatientCallers(t *testing.T) {
 	s := hang(t, nil)
 	clk := newClock()

@@ -13,8 +13,8 @@ import (
 	"example.org/slipway/registry/mirror/upstream"
 )
 
-// redirecting is a registry with a manifest v1 and others that are elsewhere, as
-// their tags say.
+// redirecting returns a registry with a manifest v1 and with others that are elsewhere, as their
+// tags say.
 func redirecting(elsewhere string) http.HandlerFunc {
 	port := elsewhere[strings.LastIndexByte(elsewhere, ':')+1:]
 	const manifests = "/v2/library/app/manifests/"
@@ -56,8 +56,8 @@ func redirecting(elsewhere string) http.HandlerFunc {
 	}
 }
 
-// TestPublicOnly: an upstream that the configuration did not choose is not connected to unless its
-// address is public or allowed, however it is written.
+// TestPublicOnly checks an upstream that the configuration did not choose. It is contacted only if
+// its address is public or allowed, however the address is written.
 func TestPublicOnly(t *testing.T) {
 	t.Parallel()
 	s := serve(t, image)
@@ -73,7 +73,7 @@ func TestPublicOnly(t *testing.T) {
 	}
 	ok(t, getManifest(open(t, s.URL, upstream.Options{PublicOnly: true, Redirects: here}), "v1"))
 	ok(t, getManifest(open(t, s.URL, upstream.Options{}), "v1"))
-	// A proxy would resolve the name; what can be seen is refused before.
+	// A proxy would resolve the name. Addresses that are visible are refused before that.
 	proxy := func(*http.Request) (*url.URL, error) { return url.Parse(s.URL) }
 	before := len(s.requests())
 	for _, host := range []string{"127.0.0.1", "localhost", "x.localhost", "169.254.169.254", "0x7f.1", "10.0.0.1"} {
@@ -86,7 +86,7 @@ func TestPublicOnly(t *testing.T) {
 
 func TestRedirects(t *testing.T) {
 	t.Parallel()
-	var shown atomic.Int32 // credentials at the wrong place
+	var shown atomic.Int32 // credentials that reached the wrong place
 	elsewhere := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Authorization") != "" {
 			shown.Add(1)
@@ -144,8 +144,8 @@ func TestRedirects(t *testing.T) {
 	}
 }
 
-// TestRedirectToOwn has a mirror that redirects to the upstream itself, which may
-// be where it is.
+// TestRedirectToOwn uses a mirror that redirects to the upstream itself, which may be at any
+// address.
 func TestRedirectToOwn(t *testing.T) {
 	own := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Authorization") != "" {
@@ -169,7 +169,7 @@ func TestRedirectToOwn(t *testing.T) {
 	}
 }
 
-// TestSecretsStayHidden has a credential that must be in no error.
+// TestSecretsStayHidden checks that a credential appears in no error.
 func TestSecretsStayHidden(t *testing.T) {
 	t.Parallel()
 	s := serve(t, func(w http.ResponseWriter, r *http.Request) {

@@ -11,7 +11,7 @@ import (
 	"example.org/slipway/registry/mirror/upstream"
 )
 
-// shown returns what the metric says of an endpoint: 0, 1, or -1 for nothing.
+// shown returns the metric of an endpoint: 0, 1, or -1 if there is none.
 func shown(t *testing.T, u *upstream.Upstream, url string) float64 {
 	t.Helper()
 	reg := prometheus.NewRegistry()
@@ -33,8 +33,8 @@ func shown(t *testing.T, u *upstream.Upstream, url string) float64 {
 	return -1
 }
 
-// TestState has an upstream do everything that one can do, and wants its state to be what
-// the last request came to, whatever time passes since.
+// TestState makes an upstream do everything that one can do. Its state must be the outcome of the
+// last request, however much time passes since.
 func TestState(t *testing.T) {
 	t.Parallel()
 	status := func(code int, header ...string) http.HandlerFunc {
@@ -48,7 +48,7 @@ func TestState(t *testing.T) {
 	body := func(text string) http.HandlerFunc {
 		return func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Length", "20")
-			_, _ = w.Write([]byte(text)) // shorter than it says: the connection is cut
+			_, _ = w.Write([]byte(text)) // shorter than its stated length: the connection is cut
 		}
 	}
 	for name, tc := range map[string]struct {
@@ -102,7 +102,7 @@ func TestState(t *testing.T) {
 			if tc.want == upstream.Healthy {
 				metric = 1
 			}
-			_ = getBlob(u, 0) // what it returns is the matter of other tests
+			_ = getBlob(u, 0) // other tests check the result
 			if name == "another content" {
 				b, err := u.Blob(t.Context(), "library/app", blobDigest, 0)
 				ok(t, err)
@@ -122,7 +122,7 @@ func TestState(t *testing.T) {
 	}
 }
 
-// TestStateOfSeveral wants the state of an upstream to follow from those of its endpoints.
+// TestStateOfSeveral wants the state of an upstream to follow from the states of its endpoints.
 func TestStateOfSeveral(t *testing.T) {
 	t.Parallel()
 	var down atomic.Bool

@@ -43,7 +43,7 @@ func newAuthority(t *testing.T) *authority {
 	return a
 }
 
-// issue makes a certificate for 127.0.0.1 that is good until then.
+// issue makes a certificate for 127.0.0.1 that is valid until the given time.
 func (a *authority) issue(t *testing.T, name string, until time.Time) tls.Certificate {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -91,15 +91,14 @@ func TestCertificates(t *testing.T) {
 				return
 			}
 			unavailable(t, err, tt.say)
-			if n := u.Status().Requests; n != 1 { // it will be no better in a moment
+			if n := u.Status().Requests; n != 1 { // a retry would not help
 				t.Errorf("got %d requests, want 1", n)
 			}
 		})
 	}
 }
 
-// TestOtherHosts has a host that redirects lead to: it is not trusted for what the
-// registry is trusted for.
+// TestOtherHosts redirects to another host. The trust in the registry does not extend to it.
 func TestOtherHosts(t *testing.T) {
 	ca, other := newAuthority(t), newAuthority(t)
 	conf := func(a *authority) *tls.Config {
@@ -131,8 +130,8 @@ func TestOtherHosts(t *testing.T) {
 	}
 }
 
-// TestClientCertificate has a registry that wants one, and another host that it
-// redirects to and that must not see it.
+// TestClientCertificate uses a registry that wants a client certificate and redirects to another
+// host, which must not see it.
 func TestClientCertificate(t *testing.T) {
 	ca := newAuthority(t)
 	var shown atomic.Int32

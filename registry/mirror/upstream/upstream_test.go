@@ -55,7 +55,7 @@ func TestManifest(t *testing.T) {
 		if m, _, unchanged, err = u.Manifest(ctx, "library/app", ref, etag); err != nil || !unchanged || m != nil {
 			t.Errorf("%s with its ETag: got %+v, %t, %v", ref, m, unchanged, err)
 		}
-		// The ETag of somebody else says nothing.
+		// The ETag of another server proves nothing.
 		if m, _, unchanged, err = u.Manifest(ctx, "library/app", ref, "http://elsewhere "+etag); err != nil || unchanged || m == nil {
 			t.Errorf("%s with another's ETag: got %+v, %t, %v", ref, m, unchanged, err)
 		}
@@ -78,7 +78,7 @@ func TestManifest(t *testing.T) {
 	}
 }
 
-// TestAnswers has answers that are none, and what they are taken for.
+// TestAnswers sends invalid answers and checks how they are classified.
 func TestAnswers(t *testing.T) {
 	t.Parallel()
 	answer := func(status int, header, body string) http.HandlerFunc {
@@ -177,7 +177,7 @@ func TestBlob(t *testing.T) {
 	}
 }
 
-// TestBlobAnswers has answers to a request for a blob from byte 5 on.
+// TestBlobAnswers answers requests for a blob from byte 5 on.
 func TestBlobAnswers(t *testing.T) {
 	part := func(rng, body string, headers ...string) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) {
@@ -200,7 +200,7 @@ func TestBlobAnswers(t *testing.T) {
 	}
 	for name, tt := range map[string]struct {
 		h    http.HandlerFunc
-		kind upstream.Kind // 0: it is taken
+		kind upstream.Kind // 0: the answer is accepted
 		off  int64
 		size int64
 	}{
@@ -247,7 +247,7 @@ func TestLists(t *testing.T) {
 			case "/v2/pre/fix/library/app/tags/list":
 				_, _ = io.WriteString(w, `{"name":"x","tags":["a","b","c"]}`)
 			case "/v2/pre/fix/library/app/referrers/" + string(manifestDigest):
-				if !api { // as some answer with their web interface
+				if !api { // some registries answer with their web interface
 					w.Header().Set("Content-Type", "text/html")
 				} else {
 					w.Header().Set("Content-Type", oci.MediaTypeOCIIndex)
@@ -359,7 +359,7 @@ func TestTurns(t *testing.T) {
 	ok(t, err)
 	second := make(chan error)
 	go func() { second <- getBlob(u, 0) }()
-	ok(t, getManifest(u, "v1")) // what is small does not wait
+	ok(t, getManifest(u, "v1")) // small requests do not wait
 	select {
 	case err := <-second:
 		t.Fatalf("two blobs at once: %v", err)
@@ -373,7 +373,7 @@ func TestTurns(t *testing.T) {
 	ok(t, first.Close())
 	ok(t, <-second)
 
-	// One request now, and the next in a thousand seconds.
+	// One request may go now, and the next in a thousand seconds.
 	u = open(t, s.URL, upstream.Options{RequestsPerSecond: .001})
 	ok(t, getManifest(u, "v1"))
 	ctx, cancel = context.WithTimeout(t.Context(), time.Minute)
@@ -413,8 +413,7 @@ func TestProxy(t *testing.T) {
 	unavailable(t, getManifest(broken, "v1"), "no proxy today")
 }
 
-// TestCallerLeaves has callers that no longer want an answer, which is nobody's
-// failure.
+// TestCallerLeaves has callers that no longer want an answer. That counts as nobody's failure.
 func TestCallerLeaves(t *testing.T) {
 	stay := make(chan struct{})
 	s := serve(t, func(w http.ResponseWriter, r *http.Request) {
