@@ -105,7 +105,7 @@ func TestAuditLogFile(t *testing.T) {
 	}
 }
 
-// Whatever happens, no secret gets into a log, an audit line or an error.
+// TestSecretsStayOutOfLogs checks that no secret ever gets into a log, an audit line or an error.
 func TestSecretsStayOutOfLogs(t *testing.T) {
 	p := newProvider(t)
 	key := ecKey(t)
@@ -168,7 +168,7 @@ func TestSecretsStayOutOfLogs(t *testing.T) {
 			t.Errorf("%s: empty, so the test shows nothing", name)
 		}
 		for _, s := range secrets {
-			// A part of a token is as bad as all of it: look for signatures, too.
+			// A part of a token is as bad as the whole. The search therefore includes signatures.
 			if i := strings.LastIndexByte(s, '.'); i > 0 && strings.Contains(text, s[i+1:]) || strings.Contains(text, s) {
 				t.Errorf("%s: holds the secret %.20q...:\n%s", name, s, text)
 			}

@@ -340,12 +340,12 @@ func TestHTPasswdReload(t *testing.T) {
 	login("alice", "two", false)
 	f.clock.Add(time.Minute)
 	login("alice", "one", true)
-	if strings.Contains(f.log.String(), "read again") { // it would forget what was verified
+	if strings.Contains(f.log.String(), "read again") { // it would forget what it has verified
 		t.Errorf("an unchanged file is read again:\n%s", f.log)
 	}
 
 	writeFile(t, cfg.Path, htpasswdLines(t, "alice", "two"))
-	login("alice", "one", true) // within the second that a look holds for
+	login("alice", "one", true) // within the second for which a check of the file holds
 	f.clock.Add(time.Second)
 	login("alice", "one", false) // also forgotten in the cache
 	login("alice", "two", true)

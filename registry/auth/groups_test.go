@@ -15,9 +15,8 @@ import (
 	"example.org/slipway/registry/auth"
 )
 
-// TestGroupsDoNotMix: of three sources that tell of the same groups, each rule is good for
-// its own, whatever names a source gives its groups, also by way of our own tokens and
-// sessions.
+// TestGroupsDoNotMix uses three sources with the same group names. A rule applies only to its own
+// source, whatever names a source gives its groups, also through our own tokens and sessions.
 func TestGroupsDoNotMix(t *testing.T) {
 	key := ecKey(t)
 	issuer := func() *provider {
@@ -75,7 +74,7 @@ func TestGroupsDoNotMix(t *testing.T) {
 	}
 }
 
-// TestAmbiguousGroups: a rule names the source of a group as soon as there are two.
+// TestAmbiguousGroups checks that a rule must name the source of a group as soon as there are two.
 func TestAmbiguousGroups(t *testing.T) {
 	corp, ci := auth.OIDCConfig{Name: "corp", Issuer: "https://corp.test", Audience: "x"}, auth.OIDCConfig{Issuer: "https://ci.test", Audience: "x"}
 	certs := &auth.MTLSConfig{}

@@ -77,7 +77,7 @@ func newFixture(t testing.TB, cfg auth.Config, clock *fakeClock) *fixture {
 	return f
 }
 
-// htpasswdFile writes a file of user, password pairs.
+// htpasswdFile writes a password file for pairs of user and password.
 func htpasswdFile(t testing.TB, pairs ...string) *auth.HTPasswdConfig {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "htpasswd")
@@ -98,7 +98,7 @@ func htpasswdLines(t testing.TB, pairs ...string) string {
 	return b.String()
 }
 
-// writeFile replaces a file the way editors do, so that the inode changes.
+// writeFile replaces a file as editors do, so that the inode changes.
 func writeFile(t testing.TB, path, content string) {
 	t.Helper()
 	if err := os.WriteFile(path+".new", []byte(content), 0o600); err != nil {
@@ -109,7 +109,7 @@ func writeFile(t testing.TB, path, content string) {
 	}
 }
 
-// get makes a request with an Authorization header, unless that is empty.
+// get makes a request with an Authorization header. An empty one is left out.
 func get(target, authorization string) *http.Request {
 	r := httptest.NewRequest("GET", "http://registry.test"+target, nil)
 	if authorization != "" {
@@ -124,7 +124,7 @@ func basic(user, password string) string {
 	return r.Header.Get("Authorization")
 }
 
-// tokenAnswer is what the token endpoint answers.
+// tokenAnswer is an answer of the token endpoint.
 type tokenAnswer struct {
 	Token        string
 	AccessToken  string `json:"access_token"`

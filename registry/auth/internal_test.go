@@ -16,7 +16,7 @@ import (
 	"example.org/slipway/oci"
 )
 
-// naiveMatch is the definition of patterns, written as it is said.
+// naiveMatch implements the definition of patterns literally.
 func naiveMatch(pat, name []string) bool {
 	if len(pat) == 0 {
 		return len(name) == 0
@@ -113,7 +113,8 @@ func TestPattern(t *testing.T) {
 	}
 }
 
-// A pattern made to be slow must take no longer than its lengths multiplied.
+// TestPatternIsNotExponential checks that the time of a pattern made to be slow is bounded by the
+// product of the lengths.
 func TestPatternIsNotExponential(t *testing.T) {
 	for _, c := range []struct{ pattern, name string }{
 		{strings.Repeat("*a", 60) + "b", strings.Repeat("a", 255)},
@@ -302,8 +303,8 @@ func FuzzParseHTPasswd(f *testing.F) {
 	})
 }
 
-// An unknown user's password must be compared with a hash as costly as those
-// of the known ones.
+// TestDecoyCosts checks that an unknown user's password is compared with a hash that costs as much
+// as those of known users.
 func TestDecoyCosts(t *testing.T) {
 	h := &htpasswd{}
 	f := &userFile{costs: []int{5, 5, 5, 12}}
@@ -337,7 +338,7 @@ func TestLoginsQueueIsBounded(t *testing.T) {
 	if err := h.acquire(ctx); err != nil {
 		t.Fatal(err)
 	}
-	// The slot is taken: one more waits until its request ends.
+	// The slot is taken. One more request waits until the slot is free.
 	done := make(chan error)
 	go func() { done <- h.acquire(ctx) }()
 	for deadline := time.Now().Add(5 * time.Second); h.waiting.Load() != 1; runtime.Gosched() {
@@ -345,7 +346,7 @@ func TestLoginsQueueIsBounded(t *testing.T) {
 			t.Fatal("nobody waits")
 		}
 	}
-	h.waiting.Add(bcryptQueue - 1) // as many as may
+	h.waiting.Add(bcryptQueue - 1) // as many as allowed
 	err := h.acquire(ctx)
 	var retry *RetryError
 	if !oci.HasCode(err, oci.CodeTooManyRequests) || !errors.As(err, &retry) || retry.After != time.Second {

@@ -90,7 +90,7 @@ type provider struct {
 	keys  atomic.Pointer[[]map[string]string]
 	down  atomic.Bool
 	asked atomic.Int64 // for the key set
-	// exchange is the login that the token endpoint knows of.
+	// exchange is the login that the token endpoint accepts.
 	exchange atomic.Pointer[loginExchange]
 }
 
@@ -157,7 +157,7 @@ func newOIDCFixture(t *testing.T) *oidcFixture {
 
 const oidcBob = "oidc:corp:bob@acme.test"
 
-// claims returns good claims with some replaced, or removed by nil.
+// claims returns good claims. Each pair replaces a claim, or removes it if the value is nil.
 func (o *oidcFixture) claims(pairs ...any) jwt.MapClaims {
 	now := o.clock.Now()
 	c := jwt.MapClaims{
@@ -270,8 +270,8 @@ func TestOIDCIssuerDownAndNewKeys(t *testing.T) {
 	}
 	o.p.down.Store(false)
 	o.clock.Add(10 * time.Second)
-	// The last question's outcome may serve for a moment longer: it is one for all
-	// who ask at the same time.
+	// The result of the last request may be used for a moment longer, because all who ask at the
+	// same time share one request.
 	deadline := time.Now().Add(10 * time.Second)
 	_, err := o.Authenticate(rotated)
 	for err != nil && time.Now().Before(deadline) {
@@ -282,7 +282,8 @@ func TestOIDCIssuerDownAndNewKeys(t *testing.T) {
 	}
 }
 
-// Our own token holds the groups that rules name, and ends with the issuer's.
+// TestOIDCToOwnToken checks that our own token holds the groups that rules name, and that it
+// expires with the issuer's.
 func TestOIDCToOwnToken(t *testing.T) {
 	o := newOIDCFixture(t)
 	short := o.rsa(t, "exp", o.clock.Now().Add(90*time.Second).Unix())

@@ -35,7 +35,8 @@ func session(t *testing.T, f *fixture, user, password string) string {
 	return token
 }
 
-// A session stands for its user until it ends, is ended, or the password changes.
+// TestSession checks that a session stands for its user until it expires, is ended, or the password
+// changes.
 func TestSession(t *testing.T) {
 	users := htpasswdFile(t, "alice", "secret", "bob", "hidden")
 	f := newFixture(t, auth.Config{HTPasswd: users, Access: []auth.Rule{{Repositories: []string{"team/**"}, Subjects: []string{"alice"}, Actions: []string{"pull"}}}}, nil)
@@ -79,8 +80,8 @@ func TestSession(t *testing.T) {
 	}
 }
 
-// Tokens of the token service are no sessions, and nobody logs in where there is nothing
-// to log in with.
+// TestNoSession checks that tokens of the token service are not sessions, and that nobody can log
+// in when no login method is configured.
 func TestNoSession(t *testing.T) {
 	yes := true
 	f := newFixture(t, auth.Config{HTPasswd: htpasswdFile(t, "alice", "secret"), Token: &auth.TokenConfig{Builtin: &yes}}, nil)
@@ -107,7 +108,7 @@ func TestNoSession(t *testing.T) {
 	}
 }
 
-// login goes through the issuer's page, and returns what the browser comes back with.
+// login goes through the issuer's page and returns the result with which the browser comes back.
 func (o *oidcFixture) login(t *testing.T, change func(claims jwt.MapClaims, answer url.Values)) (*auth.Identity, string, error) {
 	t.Helper()
 	const redirect = "https://registry.test/ui/login/done"
@@ -132,7 +133,7 @@ func (o *oidcFixture) login(t *testing.T, change func(claims jwt.MapClaims, answ
 	return o.FinishLogin(get("/", ""), state, answer, redirect)
 }
 
-// loginExchange is what a provider gives a token for.
+// loginExchange is the login for which a provider gives a token.
 type loginExchange struct{ code, challenge, idToken string }
 
 // token answers at the token endpoint. SPEC: RFC 6749 4.1.3, RFC 7636 4.6.

@@ -32,7 +32,7 @@ func TestSiteKnows(t *testing.T) {
 	}
 }
 
-// TestSiteOrigins: an origin that is none admits no page.
+// TestSiteOrigins checks that an invalid origin admits no page.
 func TestSiteOrigins(t *testing.T) {
 	s := auth.NewSite("https://own.test/", nil, []string{"*", "null", "", "https://ui.test", "https://path.test/x"})
 	for origin, want := range map[string]bool{"https://own.test": true, "https://ui.test": true, "http://ui.test": false, "null": false,
@@ -47,7 +47,7 @@ func TestSiteOrigins(t *testing.T) {
 	}
 }
 
-// TestNeedsHost: names matter where a browser could have been led here, and nowhere else.
+// TestNeedsHost checks that host names matter only where a browser could have been led here.
 func TestNeedsHost(t *testing.T) {
 	loopback, network, unix := &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}, &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1)}, &net.UnixAddr{}
 	for _, c := range []struct {

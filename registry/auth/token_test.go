@@ -37,7 +37,7 @@ func tokenConfig(t testing.TB) auth.Config {
 	}
 }
 
-// claimsOf decodes a token without looking at its signature.
+// claimsOf decodes a token without checking its signature.
 func claimsOf(t testing.TB, token string) (header map[string]any, claims jwt.MapClaims) {
 	t.Helper()
 	parsed, _, err := jwt.NewParser().ParseUnverified(token, jwt.MapClaims{})
@@ -166,7 +166,7 @@ func TestTokenIsWorthItsScopeWithinTheRules(t *testing.T) {
 		t.Error("the catalogue is not what alice may pull")
 	}
 
-	// The same key, narrower rules: the access claim alone gives nothing.
+	// The key is the same and the rules are narrower. The access claim alone grants nothing.
 	cfg := tokenConfig(t)
 	cfg.Token.Key = filepath.Join(f.dir, "token.key")
 	cfg.Access = []auth.Rule{publicPull}
@@ -291,8 +291,9 @@ func TestRefreshToken(t *testing.T) {
 	}
 }
 
-// Without a configured lifetime nobody gets a refresh token, however it is asked
-// for, and one that an earlier configuration gave stays good to its end.
+// TestRefreshTokensAreForWhoConfiguresThem checks that without a configured lifetime nobody gets a
+// refresh token, however the request is made. A token from an earlier configuration stays valid
+// until it expires.
 func TestRefreshTokensAreForWhoConfiguresThem(t *testing.T) {
 	cfg := tokenConfig(t)
 	cfg.Token.Key = filepath.Join(t.TempDir(), "token.key")
@@ -364,7 +365,7 @@ func TestTokenKeyFile(t *testing.T) {
 	path := filepath.Join(dir, "sub", "token.key")
 	cfg := auth.Config{HTPasswd: htpasswdFile(t, "alice", "pw"), Token: &auth.TokenConfig{Builtin: &yes, Key: path}}
 
-	// Replicas that start at once agree on one key.
+	// Replicas that start at the same time agree on one key.
 	fixtures := make([]*fixture, 4)
 	var wg sync.WaitGroup
 	for i := range fixtures {
@@ -395,7 +396,7 @@ func TestTokenKeyFile(t *testing.T) {
 		t.Errorf("files left behind: %v, %v", entries, err)
 	}
 
-	// Rotation: a new key in front signs, the old one still verifies.
+	// Rotation: a new key in front signs, and the old one still verifies.
 	old, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
@@ -437,7 +438,7 @@ func FuzzBearer(f *testing.F) {
 	f.Add("eyJhbGciOiJub25lIn0.eyJpc3MiOiJzbGlwd2F5In0.x")
 	f.Fuzz(func(t *testing.T, token string) {
 		if id, err := fx.Authenticate(get("/v2/", "Bearer "+token)); err == nil && strings.TrimSpace(token) != good {
-			// Only another spelling of the same three parts may pass.
+			// Only another encoding of the same three parts may be accepted.
 			_, claims := claimsOf(t, strings.TrimSpace(token))
 			if claims["sub"] != "alice" {
 				t.Errorf("accepted %q as %+v", token, id)
