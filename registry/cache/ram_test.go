@@ -16,7 +16,7 @@ import (
 
 const limit = 16 * 8 << 10 // 8 KiB for each of the 16 shards
 
-// value is a value of at least 8 bytes that tells its number with each of them.
+// value returns a value of at least 8 bytes. Each 8 bytes hold its number.
 func value(number, size int) []byte {
 	b := binary.LittleEndian.AppendUint64(nil, uint64(number))
 	for i := len(b); i < size; i++ {
@@ -25,7 +25,7 @@ func value(number, size int) []byte {
 	return b
 }
 
-// number reads a value back.
+// number returns the number in a value.
 func number(t interface {
 	Helper()
 	Fatalf(string, ...any)
@@ -38,9 +38,9 @@ func number(t interface {
 	return n
 }
 
-// TestModel compares the table with a map: a value that is found is the one put
-// last and not dropped since, and bytes and entries stay in bounds. Values that
-// were found once stay what they were, whatever happens to the table.
+// TestModel compares the table with a map. A value that is found is the latest one put and was not
+// dropped since. Bytes and entries stay within their bounds. Values that were found once do not
+// change, whatever happens to the table.
 func TestModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := cache.NewRAM(limit)
@@ -152,12 +152,12 @@ func TestModel(t *testing.T) {
 	})
 }
 
-// TestEpochs: readers look a value up in a slow place and put it, writers change
-// the slow place and then drop or replace. What was changed is never served again.
+// TestEpochs has readers that look a value up in slow storage and put it, and writers that change
+// the slow storage and then drop or replace the value. An outdated value must never be served.
 func TestEpochs(t *testing.T) {
 	c := cache.NewRAM(1 << 20)
 	const keys, rounds = 4, 3000
-	var truth [keys]atomic.Int64 // the slow place: versions only grow
+	var truth [keys]atomic.Int64 // the slow storage: versions only grow
 	var dropped [keys]atomic.Int64
 	key := func(i int) cache.Key { return cache.Key{Repo: "r", Ref: fmt.Sprint(i)} }
 	var writers, readers sync.WaitGroup
@@ -213,8 +213,8 @@ func TestEpochs(t *testing.T) {
 	}
 }
 
-// TestScanResistance: values that are asked for survive a long scan of values
-// that are not, which under LRU they would not.
+// TestScanResistance checks that requested values survive a long scan of values that are requested
+// only once. Under LRU they would not.
 func TestScanResistance(t *testing.T) {
 	c := cache.NewRAM(1 << 20)
 	hot := func(i int) cache.Key { return cache.Key{Kind: 1, Ref: fmt.Sprint(i)} }
@@ -247,7 +247,7 @@ func TestScanResistance(t *testing.T) {
 	}
 }
 
-// TestNothing: a table without room takes nothing and fails nobody.
+// TestNothing checks that a table without room stores nothing and fails no call.
 func TestNothing(t *testing.T) {
 	for _, size := range []int64{-1, 0, 100} {
 		c := cache.NewRAM(size)
@@ -260,7 +260,7 @@ func TestNothing(t *testing.T) {
 	}
 }
 
-// TestKeysDoNotMix: neighbouring keys are different ones.
+// TestKeysDoNotMix checks that neighbouring keys are distinct.
 func TestKeysDoNotMix(t *testing.T) {
 	c := cache.NewRAM(1 << 20)
 	for i, k := range []cache.Key{{0, "ab", "c"}, {0, "a", "bc"}, {0, "", "abc"}, {0, "abc", ""}, {1, "ab", "c"}, {0, "c", "ab"}, {0, "a", "a"}, {1, "a", "a"}, {0, "b", "b"}, {0, "", ""}} {
@@ -274,7 +274,8 @@ func TestKeysDoNotMix(t *testing.T) {
 	}
 }
 
-// TestOddities: what cannot be kept is refused, and nothing is a value, too.
+// TestOddities checks that values which cannot be kept are refused, and that an empty value is
+// valid.
 func TestOddities(t *testing.T) {
 	c := cache.NewRAM(64 << 20)
 	long := cache.Key{Repo: string(make([]byte, 1<<16)), Ref: "x"}
@@ -292,11 +293,11 @@ func TestOddities(t *testing.T) {
 	}
 }
 
-// TestEmptiedBlocks: replacing one value again and again, beside one that stays,
-// takes no more memory with time.
+// TestEmptiedBlocks checks that memory does not grow when one value is replaced again and again
+// beside one that stays.
 func TestEmptiedBlocks(t *testing.T) {
 	c := cache.NewRAM(64 << 20)
-	// In one shard, between the blocks that are emptied.
+	// The keys are in one shard, between the blocks that are emptied.
 	stays := make([]cache.Key, 64)
 	for i := range stays {
 		stays[i] = cache.Key{Kind: 1, Ref: fmt.Sprint(i)}
@@ -316,8 +317,8 @@ func TestEmptiedBlocks(t *testing.T) {
 	}
 }
 
-// TestReaders: values stay whole under the eyes of readers while writers make
-// the table evict, replace and drop them.
+// TestReaders checks that values stay whole for their readers while writers make the table evict,
+// replace and drop them.
 func TestReaders(t *testing.T) {
 	c := cache.NewRAM(limit)
 	var all sync.WaitGroup
@@ -351,7 +352,7 @@ func TestReaders(t *testing.T) {
 	}
 }
 
-// TestBytes: the table takes as much memory as it says, in few objects.
+// TestBytes checks that the table takes as much memory as it reports, in few objects.
 func TestBytes(t *testing.T) {
 	heap := func() (bytes, objects int64) {
 		runtime.GC()

@@ -17,7 +17,7 @@ import (
 	"example.org/slipway/registry/objstore/objtest"
 )
 
-// drained returns a TCP connection whose other end throws all away.
+// drained returns a TCP connection whose other end discards everything.
 func drained(b *testing.B) *net.TCPConn {
 	b.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -52,7 +52,7 @@ func cpu(b *testing.B) time.Duration {
 	return time.Duration(ru.Utime.Nano() + ru.Stime.Nano())
 }
 
-// benchSend sends an object to a client over and over. CPU is that of both ends.
+// benchSend sends an object to a client repeatedly. The CPU time is that of both ends.
 func benchSend(b *testing.B, size int64, send func(w io.Writer) (int64, error)) {
 	c := drained(b)
 	b.SetBytes(size)
@@ -94,7 +94,7 @@ func BenchmarkRAMHit(b *testing.B) {
 	}
 }
 
-// BenchmarkGet is a hit in RAM without sending it.
+// BenchmarkGet measures a hit in RAM without sending it.
 func BenchmarkGet(b *testing.B) {
 	m := memstore.New(nil)
 	key := "docker/registry/v2/blobs/sha256/ab/" + fmt.Sprintf("%064d", 1) + "/data"
@@ -155,7 +155,7 @@ func BenchmarkSSDHit(b *testing.B) {
 	}
 }
 
-// BenchmarkStart is a start with 100,000 files.
+// BenchmarkStart measures a start with 100,000 files.
 func BenchmarkStart(b *testing.B) {
 	const files = 100_000
 	dir := b.TempDir()

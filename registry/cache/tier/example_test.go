@@ -12,7 +12,7 @@ import (
 
 func ExampleNew() {
 	ctx := context.Background()
-	inner := memstore.New(nil) // in earnest one behind a network
+	inner := memstore.New(nil) // in production a store behind a network
 	s, err := tier.New(inner, &tier.Options{
 		RAMBytes:  64 << 20,
 		Cacheable: func(key string) bool { return strings.HasPrefix(key, "blobs/") },

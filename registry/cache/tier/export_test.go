@@ -1,6 +1,6 @@
 package tier
 
-// For tests.
+// These are exported for tests.
 var (
 	KeyOf        = keyOf
 	DecodeMark   = decodeMark
@@ -8,10 +8,10 @@ var (
 	ParseName    = parseName
 )
 
-// Remount tries again at once what failed.
+// Remount retries at once what failed.
 func (s *Store) Remount() { s.remount() }
 
-// Limits of fills.
+// These are the limits of fills.
 const (
 	Ahead      = ahead
 	KeepFill   = keepFill
@@ -25,8 +25,8 @@ func Mark(boot string, order []uint64) []byte {
 	return m.encode()
 }
 
-// Again encodes what was decoded.
+// Again encodes a decoded mark.
 func (m mark) Again() []byte { return m.encode() }
 
-// Again encodes what was decoded.
+// Again encodes a decoded footer.
 func (f footer) Again() [footerSize]byte { return f.encode() }

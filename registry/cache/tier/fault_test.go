@@ -13,8 +13,8 @@ import (
 	"example.org/slipway/registry/cache/tier"
 )
 
-// TestReopen: what was on the SSD is there again, in the order of use, and its files are
-// not read.
+// TestReopen checks that the content of the SSD is available again in the order of use, without
+// reading its files.
 func TestReopen(t *testing.T) {
 	dir := t.TempDir()
 	o := &tier.Options{SSDBytes: 100_000, Dir: dir}
@@ -77,7 +77,7 @@ func TestReopenSmaller(t *testing.T) {
 	}
 }
 
-// TestBadFiles: a file that is not what it should be is a miss and goes.
+// TestBadFiles checks that a damaged file is a miss and is removed.
 func TestBadFiles(t *testing.T) {
 	const size = 300_000
 	key := madeKey(size, 1)
@@ -153,7 +153,7 @@ func TestBadFiles(t *testing.T) {
 				}
 				want := int64(1)
 				if name == "vanished" && restart != "running" {
-					want = 0 // nobody knew of it
+					want = 0 // no file was known
 				}
 				if st := s.Status(); m.gets.Load() != 2 || st.Damaged != want || s.Holds(key).String() != "ssd" {
 					t.Errorf("fetched %d times, %d damaged; want 2, %d", m.gets.Load(), st.Damaged, want)
@@ -164,7 +164,7 @@ func TestBadFiles(t *testing.T) {
 	}
 }
 
-// TestCrashWithGoodFiles: they are read once before they are used.
+// TestCrashWithGoodFiles checks that files are read once before they are used after a crash.
 func TestCrashWithGoodFiles(t *testing.T) {
 	dir := t.TempDir()
 	m := newMade()
@@ -183,7 +183,7 @@ func TestCrashWithGoodFiles(t *testing.T) {
 	if err := os.Remove(filepath.Join(dir, "clean")); err != nil {
 		t.Fatal(err)
 	}
-	for range 2 { // the doubt lasts over a restart in order
+	for range 2 { // the doubt outlasts a clean restart
 		if s, err = tier.New(m, o); err != nil {
 			t.Fatal(err)
 		}
@@ -204,7 +204,7 @@ func TestCrashWithGoodFiles(t *testing.T) {
 	}
 }
 
-// TestForeignFiles: what is not the cache's is left alone.
+// TestForeignFiles checks that files of others are left alone.
 func TestForeignFiles(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"notes", "ab/notes", "ab/" + fmt.Sprintf("%032x-1-0", 1), "tmp/left"} {
@@ -227,8 +227,8 @@ func TestForeignFiles(t *testing.T) {
 	}
 }
 
-// TestNoDirectory: a directory that cannot be used keeps nothing from working, and is used
-// when it can be.
+// TestNoDirectory checks that everything works while the directory cannot be used, and that the
+// directory is used as soon as it can be.
 func TestNoDirectory(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "cache")
 	if err := os.WriteFile(dir, nil, 0o600); err != nil {
@@ -259,7 +259,8 @@ func TestNoDirectory(t *testing.T) {
 	limits(t, s)
 }
 
-// tmpfs mounts a file system of a size at a new directory; TestMain sees that it goes.
+// tmpfs mounts a file system of the given size on a new directory. TestMain makes sure that it is
+// removed.
 func tmpfs(t *testing.T, size int) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -277,13 +278,13 @@ func tmpfs(t *testing.T, size int) string {
 	return dir
 }
 
-// TestFullAndReadOnly: an SSD that is full or read-only fails no request, whatever it was
-// asked for, and is used again when it can be.
+// TestFullAndReadOnly checks that a full or read-only SSD fails no request of any kind and is used
+// again when it can be.
 func TestFullAndReadOnly(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("mounting needs root")
 	}
-	// Less than the cache may have.
+	// The size is less than the cache may have.
 	dir := tmpfs(t, 4<<20)
 	m := newMade()
 	s := open(t, m, &tier.Options{RAMBytes: 1 << 20, SSDBytes: 64 << 20, LargeObject: 100_000, RAMPolicy: "lru", Dir: dir, WriteThrough: true})
@@ -352,8 +353,8 @@ func TestFullAndReadOnly(t *testing.T) {
 	limits(t, s)
 }
 
-// TestTooManyOpenFiles: a file that cannot be opened because this process has too many
-// open is as good as before.
+// TestTooManyOpenFiles checks that a file stays valid if it cannot be opened because this process
+// has too many open files.
 func TestTooManyOpenFiles(t *testing.T) {
 	m := newMade()
 	s := open(t, m, &tier.Options{SSDBytes: 1 << 20, Dir: t.TempDir()})
@@ -364,7 +365,7 @@ func TestTooManyOpenFiles(t *testing.T) {
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
 		t.Fatal(err)
 	}
-	next, err := os.Open(os.DevNull) // gets the lowest number that is free
+	next, err := os.Open(os.DevNull) // gets the lowest free number
 	if err != nil {
 		t.Fatal(err)
 	}

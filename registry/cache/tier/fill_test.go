@@ -19,19 +19,19 @@ import (
 	"example.org/slipway/registry/objstore/objtest"
 )
 
-// heap is how much memory Go has in use.
+// heap returns how much memory Go has in use.
 func heap() int64 {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return int64(m.HeapInuse + m.StackInuse)
 }
 
-// TestOneFillForMany: a hundred clients ask for a large object that is not here. It is
-// fetched once, all have their first bytes before it is here, and memory stays small.
+// TestOneFillForMany has a hundred clients request a large object that is not cached. It is fetched
+// once, all get their first bytes before it has arrived, and memory use stays small.
 func TestOneFillForMany(t *testing.T) {
 	const clients = 100
 	size := int64(1 << 30)
-	if raceDetector { // which takes ten times as long
+	if raceDetector { // the race detector takes ten times as long
 		size = 128 << 20
 	}
 	m := newMade()
@@ -75,11 +75,11 @@ func TestOneFillForMany(t *testing.T) {
 			first := make([]byte, 1000)
 			_, err = io.ReadFull(o, first)
 			started.Done()
-			started.Wait() // who leaves alone ends the fetch
+			started.Wait() // a client that is alone and leaves ends the fetch
 			if err == nil {
 				_, err = c.Write(first)
 			}
-			if i%50 == 0 && err == nil { // some read all of it, slower than it comes
+			if i%50 == 0 && err == nil { // some read all of it, slower than it arrives
 				_, err = o.WriteTo(c)
 				if err == nil && c.off != size {
 					t.Errorf("got %d bytes", c.off)
@@ -106,7 +106,7 @@ func TestOneFillForMany(t *testing.T) {
 	limits(t, s)
 }
 
-// sizes notes how much each Write and ReadFrom gets.
+// sizes records how much each Write and ReadFrom gets.
 type sizes []int64
 
 func (s *sizes) Write(p []byte) (int, error) {
@@ -120,8 +120,8 @@ func (s *sizes) ReadFrom(r io.Reader) (int64, error) {
 	return n, err
 }
 
-// TestFirstBytesAreFew: however much has come, each reader begins with a little, so that
-// the last of many does not wait for all that the others can have.
+// TestFirstBytesAreFew checks that each reader begins with a little, however much has arrived. The
+// last of many readers must not wait for everything that the others can have.
 func TestFirstBytesAreFew(t *testing.T) {
 	for name, o := range map[string]tier.Options{
 		"ram": {RAMBytes: 64 << 20, LargeObject: -1}, "ssd": {SSDBytes: 64 << 20}, "window": {RAMBytes: 256 << 20, LargeObject: 1},
@@ -161,8 +161,8 @@ func TestFirstBytesAreFew(t *testing.T) {
 	}
 }
 
-// TestWindow: what is not kept is fetched once all the same for those who read it
-// together, and a slow one does not hold up the others.
+// TestWindow checks that an object which is not kept is still fetched only once for those who read
+// it together, and that a slow reader does not delay the others.
 func TestWindow(t *testing.T) {
 	const size = 50 << 20
 	m := newMade()
@@ -177,7 +177,7 @@ func TestWindow(t *testing.T) {
 	s := open(t, m, &tier.Options{RAMBytes: 512 << 20, LargeObject: 1 << 20})
 	var wg sync.WaitGroup
 	key := madeKey(size, 1)
-	fast := make(chan struct{}) // closed when the others have all
+	fast := make(chan struct{}) // closed when the others have everything
 	var others atomic.Int32
 	others.Store(4)
 	for i := range 5 {
@@ -202,7 +202,7 @@ func TestWindow(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	// The others may have lost each other too, but not the one who went first.
+	// The others may have lost each other too, but not the one that went first.
 	if n := m.gets.Load(); n < 2 || n > 5 {
 		t.Errorf("the store inside was asked %d times; want 2, or as many as fell behind", n)
 	}
@@ -212,8 +212,8 @@ func TestWindow(t *testing.T) {
 	limits(t, s)
 }
 
-// TestRangesOfAFill: a fill in progress serves ranges as they come, and what is far ahead
-// comes from the store inside.
+// TestRangesOfAFill checks that a running fill serves ranges as they arrive. Ranges far ahead come
+// from the inner store.
 func TestRangesOfAFill(t *testing.T) {
 	for name, o := range map[string]tier.Options{
 		"ram": {RAMBytes: 256 << 20, LargeObject: -1},
@@ -222,7 +222,7 @@ func TestRangesOfAFill(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			const size = 64 << 20
 			m := newMade()
-			var open1 atomic.Int64 // how far the fetch may go
+			var open1 atomic.Int64 // how far the fetch may proceed
 			open1.Store(10 << 20)
 			m.hold = func(_ string, off int64) error {
 				for off >= open1.Load() && off < 40<<20 {
@@ -273,8 +273,8 @@ func TestRangesOfAFill(t *testing.T) {
 	}
 }
 
-// TestWaitersThatLeave: one that goes does not stop the others; when all have gone a fill
-// goes on only if most of it is here.
+// TestWaitersThatLeave checks that a reader which leaves does not stop the others. When all have
+// left, the fill continues only if most of the object has arrived.
 func TestWaitersThatLeave(t *testing.T) {
 	const size = 32 << 20
 	for _, tt := range []struct {
@@ -337,8 +337,8 @@ func TestWaitersThatLeave(t *testing.T) {
 
 var errBroken = errors.New("the line broke")
 
-// TestFillBreaks: a fetch that breaks off is continued; one that cannot be is an error for
-// all, and nothing stays.
+// TestFillBreaks checks that an interrupted fetch is continued. If it cannot be, all readers get an
+// error and nothing is kept.
 func TestFillBreaks(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
@@ -381,7 +381,7 @@ func TestFillBreaks(t *testing.T) {
 	}
 }
 
-// TestVerify: bytes that are not those of the key are neither kept nor sent to their end.
+// TestVerify checks that bytes which do not match the key are neither kept nor sent to their end.
 func TestVerify(t *testing.T) {
 	right := objtest.Content(1, 3<<20)
 	wrong := bytes.Clone(right)
@@ -432,8 +432,8 @@ func TestMissing(t *testing.T) {
 	}
 }
 
-// TestCloseEndsFills: who reads what is being fetched when the cache is closed gets an
-// error and not a part.
+// TestCloseEndsFills checks that readers of a running fill get an error, and not a part, when the
+// cache is closed.
 func TestCloseEndsFills(t *testing.T) {
 	m := newMade()
 	held := make(chan struct{})
@@ -468,8 +468,8 @@ func TestCloseEndsFills(t *testing.T) {
 	}
 }
 
-// TestSlowClientsHoldNothingUp: those who read what is not kept, and stand still, leave
-// room for other fetches.
+// TestSlowClientsHoldNothingUp checks that stalled readers of objects which are not kept leave room
+// for other fetches.
 func TestSlowClientsHoldNothingUp(t *testing.T) {
 	s := open(t, newMade(), &tier.Options{RAMBytes: 512 << 20, LargeObject: 1 << 20, FillLimit: 1})
 	for i := range uint64(3) {

@@ -9,7 +9,7 @@ import (
 	"example.org/slipway/registry/cache/tier"
 )
 
-// requests are keys of made objects: few of them are asked for often, and most are small.
+// requests returns keys of made objects. Few of them are requested often, and most are small.
 func requests(seed uint64, n int) []string {
 	r := rnd(seed)
 	keys := make([]string, n)
@@ -22,7 +22,7 @@ func requests(seed uint64, n int) []string {
 	return keys
 }
 
-// TestHitsAreThePolicys: the same requests are hits as in a simulation, for every policy.
+// TestHitsAreThePolicys checks for every policy that the same requests hit as in a simulation.
 func TestHitsAreThePolicys(t *testing.T) {
 	keys := requests(1, 1600)
 	for _, name := range policy.Names() {

@@ -15,14 +15,14 @@ import (
 	"example.org/slipway/registry/cache/tier"
 )
 
-// killDir is the variable that makes this binary one that is to be killed.
+// killDir is the environment variable that makes this binary the process to be killed.
 const killDir = "SLIPWAY_TEST_TIER_KILL"
 
 func killOptions(dir string) *tier.Options {
 	return &tier.Options{RAMBytes: 300_000, SSDBytes: 3 << 20, LargeObject: 30_000, Dir: dir, WriteThrough: true}
 }
 
-// killKeys are some objects with which both tiers overflow.
+// killKeys returns objects that overflow both tiers.
 func killKeys() []string {
 	var keys []string
 	for i := range uint64(200) {
@@ -31,7 +31,7 @@ func killKeys() []string {
 	return keys
 }
 
-// fillUntilKilled fills and serves, and says so.
+// fillUntilKilled fills and serves, and reports it.
 func fillUntilKilled(dir string) {
 	s, err := tier.New(newMade(), killOptions(dir))
 	if err != nil {
@@ -60,8 +60,8 @@ func fillUntilKilled(dir string) {
 	select {}
 }
 
-// TestKilled: whatever was under way when the process was killed, the next one serves
-// right bytes, and knows what was there.
+// TestKilled kills the process at any moment. The next process must serve right bytes and know what
+// was there.
 func TestKilled(t *testing.T) {
 	dir := t.TempDir()
 	var found int
@@ -77,7 +77,7 @@ func TestKilled(t *testing.T) {
 		}
 		line, err := bufio.NewReader(out).ReadString('\n')
 		if err == nil && strings.TrimSpace(line) == "ready" {
-			time.Sleep(time.Duration(rand.IntN(30)) * time.Millisecond) // any moment is right
+			time.Sleep(time.Duration(rand.IntN(30)) * time.Millisecond) // any moment will do
 		}
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()

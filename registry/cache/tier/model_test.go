@@ -21,8 +21,8 @@ import (
 
 var errFault = errors.New("the store fails")
 
-// worker is one of those that use a store at the same time, each with keys of its own that
-// only it changes, and some that nobody changes.
+// worker is one of the concurrent users of a store. Each has its own keys, which only it changes,
+// and some that nobody changes.
 type worker struct {
 	t      *testing.T
 	s      *tier.Store
@@ -32,8 +32,8 @@ type worker struct {
 	has    map[string][]byte
 }
 
-// TestModel: whatever is done, bytes are those of the store inside, or there is an error,
-// and that only if the store inside fails.
+// TestModel checks after any operation that the bytes are those of the inner store. An error is
+// allowed only if the inner store fails.
 func TestModel(t *testing.T) {
 	seeds := uint64(12)
 	if testing.Short() {
@@ -72,7 +72,7 @@ func TestModel(t *testing.T) {
 			s.DropAll()
 			st := idle(t, s)
 			for deadline := time.Now().Add(20 * time.Second); st.RAM.Taken != 0 || st.SSD.Taken != 0; st = idle(t, s) {
-				if time.Now().After(deadline) { // what was dropped is removed in the background
+				if time.Now().After(deadline) { // dropped objects are removed in the background
 					t.Fatalf("bytes are taken by nothing: %+v", st)
 				}
 				time.Sleep(time.Millisecond)
@@ -82,7 +82,7 @@ func TestModel(t *testing.T) {
 	}
 }
 
-// size is mostly small.
+// size returns a size, which is mostly small.
 func (w *worker) size() int {
 	if w.r.IntN(10) == 0 {
 		return w.r.IntN(60_000)
@@ -121,7 +121,7 @@ func (w *worker) step() {
 		w.s.Drop(key)
 	case 7:
 		w.faults.Store(w.r.IntN(2) == 0)
-	case 8: // somebody who goes away
+	case 8: // a reader that leaves
 		ctx, cancel := context.WithCancel(ctx)
 		o, err := w.s.Get(ctx, key, 0, -1)
 		cancel()

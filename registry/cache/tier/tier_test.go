@@ -33,12 +33,11 @@ func TestMain(m *testing.M) {
 	mounttest.Main(m)
 }
 
-// made is a store of objects that are made when they are asked for: gen/<size>/<seed>. It
-// counts how often.
+// made is a store whose objects are made on request: gen/<size>/<seed>. It counts the requests.
 type made struct {
 	objstore.Store
 	gets atomic.Int64
-	// hold, if not nil, is called before each Read, with where it begins.
+	// hold, if not nil, is called before each Read with its offset.
 	hold func(key string, off int64) error
 }
 
@@ -105,11 +104,10 @@ func (o *madeObject) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// pattern is what made objects consist of, over and over. Its length is odd, so that
-// mistaken offsets show.
+// pattern is the repeated content of made objects. Its length is odd, so that wrong offsets show.
 var pattern = objtest.Content(1, 1<<20-3)
 
-// eachPiece calls do with pieces of n bytes of a made object from off on.
+// eachPiece calls do with pieces of n bytes of a made object, beginning at off.
 func eachPiece(n int, seed uint64, off int64, do func(at int, want []byte) bool) bool {
 	for at := 0; at < n; {
 		from := int((uint64(off) + uint64(at) + seed*104_729) % uint64(len(pattern)))
@@ -130,7 +128,7 @@ func madeBytes(p []byte, seed uint64, off int64) {
 	})
 }
 
-// checker fails if what is written to it are not an object's bytes from off on.
+// checker fails if the bytes written to it are not those of an object from off on.
 type checker struct {
 	seed uint64
 	off  int64
@@ -179,7 +177,7 @@ func mustGet(t testing.TB, s objstore.Store, key string) {
 	}
 }
 
-// idle waits until nothing is on its way.
+// idle waits until nothing is being fetched or written.
 func idle(t testing.TB, s *tier.Store) tier.Status {
 	t.Helper()
 	deadline := time.Now().Add(20 * time.Second)
@@ -256,7 +254,7 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-// limits checks that no limit was ever passed and that the counts agree.
+// limits checks that no limit was ever exceeded and that the counts agree.
 func limits(t testing.TB, s *tier.Store) {
 	t.Helper()
 	st := s.Status()
@@ -267,7 +265,7 @@ func limits(t testing.TB, s *tier.Store) {
 	}
 }
 
-// diskBytes is what the files of a cache hold, without their footers.
+// diskBytes returns the bytes in the files of a cache, without the footers.
 func diskBytes(t testing.TB, dir string) (bytes int64, files int) {
 	t.Helper()
 	for _, path := range cacheFiles(t, dir) {
@@ -303,7 +301,7 @@ func TestWhereObjectsGo(t *testing.T) {
 	if n := m.gets.Load(); n != 4 {
 		t.Errorf("the store inside was asked %d times, want 4: once for each, twice for what is too large", n)
 	}
-	// Two more push small down; a hit brings it up again.
+	// Two more objects push small down. A hit brings it up again.
 	mustGet(t, s, madeKey(40_000, 4))
 	mustGet(t, s, madeKey(40_001, 5))
 	idle(t, s)
@@ -370,7 +368,7 @@ func TestPin(t *testing.T) {
 	}
 }
 
-// TestPinsLeaveRoom: whatever is pinned, as much is left for what is asked for.
+// TestPinsLeaveRoom checks that the room for requested objects is kept, whatever is pinned.
 func TestPinsLeaveRoom(t *testing.T) {
 	for name, o := range map[string]tier.Options{"ram": {RAMBytes: 100_000, LargeObject: -1}, "ssd": {SSDBytes: 100_000}} {
 		t.Run(name, func(t *testing.T) {
@@ -421,7 +419,7 @@ func TestWarm(t *testing.T) {
 }
 
 func TestOpenOutlivesEviction(t *testing.T) {
-	// What is open stays readable, and counted, after it was given up.
+	// An open object stays readable and counted after it was evicted.
 	m := newMade()
 	s := open(t, m, &tier.Options{RAMBytes: 100_000, RAMPolicy: "lru", LargeObject: -1})
 	key := madeKey(60_000, 1)
@@ -486,7 +484,7 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// TestWriteBudget: no more is written to the SSD than may be.
+// TestWriteBudget checks that the SSD is not written to beyond the budget.
 func TestWriteBudget(t *testing.T) {
 	m := newMade()
 	s := open(t, m, &tier.Options{SSDBytes: 10 << 20, Dir: t.TempDir(), SSDWritePerDay: 86_400, SSDWriteBurst: 250_000,

@@ -18,7 +18,7 @@ import (
 	"example.org/slipway/registry/objstore/objtest"
 )
 
-// TestUploadsAreKept: with WriteThrough nothing that was uploaded is fetched.
+// TestUploadsAreKept checks that with WriteThrough no uploaded object is fetched.
 func TestUploadsAreKept(t *testing.T) {
 	ctx := t.Context()
 	for _, size := range []int{1, 5000, 400_000, 3 << 20} {
@@ -78,8 +78,8 @@ func TestUploadsAreKept(t *testing.T) {
 	}
 }
 
-// TestUploadsSpareTheSSD: an upload that the policy will not have on the SSD is not
-// written there on the way.
+// TestUploadsSpareTheSSD checks that an upload which the policy rejects for the SSD is not written
+// there first.
 func TestUploadsSpareTheSSD(t *testing.T) {
 	const size = 100_000
 	for _, tt := range []struct {
@@ -123,8 +123,8 @@ func TestUploadsSpareTheSSD(t *testing.T) {
 	}
 }
 
-// TestUploadsContinuedElsewhere: what another process has written to an upload in between
-// is what the object has, and not what was copied here before.
+// TestUploadsContinuedElsewhere checks an upload that another process wrote to in between. The
+// object has those bytes and not the ones copied here before.
 func TestUploadsContinuedElsewhere(t *testing.T) {
 	ctx := t.Context()
 	for name, o := range map[string]tier.Options{"ram": {RAMBytes: 1 << 20, LargeObject: -1}, "ssd": {SSDBytes: 100 << 20}} {
@@ -190,7 +190,7 @@ func TestUploadsContinuedElsewhere(t *testing.T) {
 	}
 }
 
-// TestManyUploads: those that are done push out none that goes on.
+// TestManyUploads checks that finished uploads evict no running one.
 func TestManyUploads(t *testing.T) {
 	ctx := t.Context()
 	s := open(t, memstore.New(nil), &tier.Options{RAMBytes: 1 << 20, LargeObject: -1, WriteThrough: true})
