@@ -12,7 +12,7 @@ import (
 	"example.org/slipway/internal/backendtest"
 )
 
-// servers are those that the tests of this package share.
+// servers are the servers that the tests of this package share.
 var servers backendtest.Shared
 
 func TestMain(m *testing.M) {
@@ -45,7 +45,7 @@ func postgresBed(t testing.TB) *bed {
 	return &bed{dsn: s.DSN(s.CreateDatabase(t))}
 }
 
-// try opens the catalogue, which the caller closes.
+// try opens the catalogue. The caller closes it.
 func (b *bed) try(t testing.TB, o *Options) (*Catalog, error) {
 	if b.dsn != "" {
 		return OpenPostgres(t.Context(), b.dsn, o)
@@ -53,7 +53,7 @@ func (b *bed) try(t testing.TB, o *Options) (*Catalog, error) {
 	return Open(t.Context(), b.path, o)
 }
 
-// open opens the catalogue for as long as the test lasts.
+// open opens the catalogue until the test ends.
 func (b *bed) open(t testing.TB, o *Options) *Catalog {
 	t.Helper()
 	c, err := b.try(t, o)
@@ -75,7 +75,7 @@ func openTest(t testing.TB, o *Options) *Catalog {
 	return b.open(t, o)
 }
 
-// putBlob is PutBlob for tests that do not look at what it finds.
+// putBlob is PutBlob for tests that ignore its result.
 func (c *Catalog) putBlob(ctx context.Context, repo string, b Blob, uploadID string) error {
 	_, err := c.PutBlob(ctx, repo, b, uploadID)
 	return err

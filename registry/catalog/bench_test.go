@@ -11,8 +11,8 @@ import (
 	"example.org/slipway/oci"
 )
 
-// BenchmarkPut records small blobs, each durable when its caller goes on, by as many
-// callers at once.
+// BenchmarkPut records small blobs by several callers at once. Each blob is durable before its
+// caller continues.
 func BenchmarkPut(b *testing.B) {
 	var server backendtest.Shared
 	defer server.Close()

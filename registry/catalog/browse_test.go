@@ -10,7 +10,8 @@ import (
 	"example.org/slipway/oci"
 )
 
-// Repositories and tags are found by a part of their names, and described.
+// TestBrowse checks that repositories and tags are found by a part of their names, with their
+// descriptions.
 func TestBrowse(t *testing.T) {
 	onBoth(t, func(t *testing.T, b *bed) {
 		c, ctx := b.open(t, nil), t.Context()
@@ -77,7 +78,7 @@ func TestBrowse(t *testing.T) {
 	})
 }
 
-// A page of repositories is quick however many there are.
+// TestBrowseSpeed checks that a page of repositories is quick however many there are.
 func TestBrowseSpeed(t *testing.T) {
 	c, ctx := openTest(t, nil), t.Context()
 	c.fill(t, 10_000)
@@ -91,7 +92,7 @@ func TestBrowseSpeed(t *testing.T) {
 	}
 	for _, q := range [][2]string{{"", ""}, {"", "team/of/people/app-05000"}, {"app-09999", ""}, {"no such", ""}} {
 		best := time.Hour
-		for range 3 { // others may be at the processors, too
+		for range 3 { // other processes may use the processors, too
 			began := time.Now()
 			names, err := c.SearchRepositories(ctx, q[0], q[1], 51)
 			if err != nil {

@@ -40,7 +40,8 @@ func gearStep(t *testing.T, err error) {
 	}
 }
 
-// A layer's contents are visible where the layer is, and go with it.
+// TestGearLayerLife checks that a layer's contents are visible where the layer is, and are removed
+// with it.
 func TestGearLayerLife(t *testing.T) { onBoth(t, testGearLayerLife) }
 
 func testGearLayerLife(t *testing.T, base *bed) {
@@ -62,7 +63,7 @@ func testGearLayerLife(t *testing.T, base *bed) {
 			t.Errorf("visible in %s: %v, %v, want %v", repo, got, err, want)
 		}
 	}
-	// 3 lies in the first pack; its copy in the second is dead.
+	// Content 3 is in the first pack. Its copy in the second is dead.
 	packs, err := c.GearPacks(ctx, 0, 10)
 	gearStep(t, err)
 	if len(packs) != 2 || packs[0].LiveFiles != 3 || packs[1].LiveFiles != 1 || packs[1].LiveBytes != 10 || packs[1].Bytes != 20 {
@@ -111,8 +112,8 @@ func testGearLayerLife(t *testing.T, base *bed) {
 	gearStep(t, c.IntendGear(ctx, "w", GearName{1}))
 }
 
-// A layer's contents are found wherever they are when its packs are recorded with
-// it: in these, in others, or lost.
+// TestGearLayerPacks checks that a layer's contents are found when its packs are recorded with it,
+// wherever they are: in these packs, in others, or lost.
 func TestGearLayerPacks(t *testing.T) { onBoth(t, testGearLayerPacks) }
 
 func testGearLayerPacks(t *testing.T, base *bed) {
@@ -125,8 +126,8 @@ func testGearLayerPacks(t *testing.T, base *bed) {
 	gearStep(t, c.RecordGear(ctx, GearRecord{Packs: []NewGearPack{gearPack(1, 1, 2, 3, 4), gearPack(2, 11, 12)}, Layer: gearLayer(a, 1, 2)}))
 	gearStep(t, c.LoseGear(ctx, GearName{1}, GearName{1}))
 	gearStep(t, c.RecordGear(ctx, GearRecord{
-		// All new; two that are elsewhere, and one that the layer does not hold;
-		// a known pack; one that brings back what was lost.
+		// In order: only new contents; two that are elsewhere and one that the layer does not hold;
+		// a known pack; one that brings back lost contents.
 		Packs: []NewGearPack{gearPack(3, 5, 6), gearPack(4, 3, 2, 7, 8), gearPack(2, 11, 12), gearPack(5, 1, 9)},
 		Layer: gearLayer(b, 5, 6, 3, 2, 7, 11, 1, 9),
 	}))
@@ -157,7 +158,7 @@ func testGearLayerPacks(t *testing.T, base *bed) {
 	if diff := cmp.Diff(map[byte]int64{1: 2, 2: 1, 3: 2, 4: 1, 5: 2}, live); diff != "" {
 		t.Errorf("live contents of packs (-want +got):\n%s", diff)
 	}
-	// What the first layer held alone goes with it, and nothing of the second.
+	// The contents that only the first layer held go with it. None of the second layer's do.
 	gearStep(t, c.db.write(ctx, func(t *tx) error { return t.dropGearLayer(a) }))
 	for n := 1; n > 0; {
 		n, err = c.CollectGear(ctx, 100)
@@ -199,7 +200,7 @@ func testGearLost(t *testing.T, base *bed) {
 	a := gearDigest("a")
 	gearStep(t, c.putBlob(ctx, "x", Blob{Digest: a, Size: 1, Content: []byte("1")}, ""))
 	gearStep(t, c.RecordGear(ctx, GearRecord{Packs: []NewGearPack{gearPack(1, 1, 2)}, Layer: gearLayer(a, 1, 2)}))
-	gearStep(t, c.LoseGear(ctx, GearName{1}, GearName{9})) // it does not lie there
+	gearStep(t, c.LoseGear(ctx, GearName{1}, GearName{9})) // it is not there
 	gearStep(t, c.LoseGear(ctx, GearName{2}, GearName{1}))
 	if f, err := c.GearFile(ctx, GearName{2}); err != nil || f.Pack != (GearName{}) || !f.Live {
 		t.Errorf("lost: %+v, %v", f, err)
@@ -228,7 +229,7 @@ func testGearJobs(t *testing.T, base *bed) {
 	for _, d := range []oci.Digest{a, b} {
 		gearStep(t, c.putBlob(ctx, "x", Blob{Digest: d, Size: 1, Content: []byte("1")}, ""))
 	}
-	gearStep(t, c.QueueGear(ctx, b, gearDigest("c"), a, b)) // there is no c
+	gearStep(t, c.QueueGear(ctx, b, gearDigest("c"), a, b)) // c does not exist
 	gearStep(t, c.DeferGearJob(ctx, b, "bad luck", now.Add(time.Minute)))
 	check := func(want ...GearJob) {
 		t.Helper()
@@ -246,8 +247,8 @@ func testGearJobs(t *testing.T, base *bed) {
 	check(GearJob{Digest: b, Attempts: 1, Failure: "bad luck", Due: due.Add(time.Minute), Size: 1, Repo: 1})
 }
 
-// TestGearJobsTakeTurns: whatever repositories have queued, each is among the next jobs as
-// often as any other, as long as it has any, with its oldest.
+// TestGearJobsTakeTurns checks that each repository with jobs is among the next jobs as often as
+// any other, with its oldest job, whatever the repositories have queued.
 func TestGearJobsTakeTurns(t *testing.T) { onBoth(t, testGearJobsTakeTurns) }
 
 func testGearJobsTakeTurns(t *testing.T, base *bed) {
@@ -276,7 +277,7 @@ func testGearJobsTakeTurns(t *testing.T, base *bed) {
 		for _, k := range got {
 			most = max(most, k)
 		}
-		id := int64(0) // of the repositories, as they were made
+		id := int64(0) // of the repositories, in the order of their creation
 		for r, of := range counts {
 			if of == 0 {
 				continue
@@ -303,8 +304,8 @@ func testGearJobsTakeTurns(t *testing.T, base *bed) {
 	}
 }
 
-// Who may use the files of a Gear layer may do so again once a layer that was lost is
-// back, however it comes back, but not when the repository has let go of it meanwhile.
+// TestGearGrantsOutliveLoss checks that the grants for files of a lost Gear layer hold again when
+// the layer is back, however it comes back. They do not if the repository has dropped it meanwhile.
 func TestGearGrantsOutliveLoss(t *testing.T) { onBoth(t, testGearGrantsOutliveLoss) }
 
 func testGearGrantsOutliveLoss(t *testing.T, base *bed) {

@@ -9,7 +9,8 @@ import (
 	"example.org/slipway/oci"
 )
 
-// What the layers of an image share with others, and with those of one repository only.
+// TestGearShare checks what the layers of an image share with others, and with those of a single
+// repository.
 func TestGearShare(t *testing.T) { onBoth(t, testGearShare) }
 
 func testGearShare(t *testing.T, base *bed) {
@@ -57,7 +58,7 @@ func testGearShare(t *testing.T, base *bed) {
 	if got, err := c.GearHolders(ctx, []GearName{{3}}, 2); err != nil || len(got[0].Repositories) != 2 || !got[0].More {
 		t.Errorf("two holders: %v, %v", got, err)
 	}
-	// Of a content that very many layers hold not all are looked at, and that is told.
+	// If very many layers hold a content, not all of them are examined, and the result says so.
 	gearStep(t, c.db.write(ctx, func(t *tx) error {
 		_, err := t.exec(`WITH RECURSIVE s(i) AS (SELECT 1 UNION ALL SELECT i+1 FROM s WHERE i < 300)
 			INSERT INTO gear_layer_files (file_id, layer_id) SELECT f.id, 1000 + s.i FROM s, gear_files f WHERE f.name = ?`, []byte{0: 3, 31: 0})

@@ -26,17 +26,17 @@ func (db *database) hold(t *testing.T) (release func()) {
 	return func() { close(free); wg.Wait() }
 }
 
-// queued waits until n changes are in line.
+// queued waits until n changes are queued.
 func (db *database) queued(n int) {
 	for len(db.writes) < n {
-		// The others need the processor, and nothing tells when they are here.
+		// The others need the processor, and nothing signals when they are here.
 		ch := make(chan struct{})
 		go close(ch)
 		<-ch
 	}
 }
 
-// put is a change that can be seen afterwards.
+// put makes a change that can be seen afterwards.
 func put(t *tx, i int) error {
 	_, err := t.exec(`INSERT INTO queue (name, payload) VALUES ('test', ?)`, []byte(fmt.Sprint(i)))
 	return err
@@ -55,7 +55,7 @@ func (c *Catalog) testRows(t *testing.T) map[string]int {
 	return out
 }
 
-// TestGroupCommit: changes that wait are committed together.
+// TestGroupCommit checks that waiting changes are committed together.
 func TestGroupCommit(t *testing.T) { onBoth(t, testGroupCommit) }
 
 func testGroupCommit(t *testing.T, base *bed) {
@@ -86,8 +86,8 @@ func testGroupCommit(t *testing.T, base *bed) {
 	}
 }
 
-// TestGroupCommitFailures: a change that fails undoes what it wrote and nothing
-// else, whether it fails before or after it wrote.
+// TestGroupCommitFailures checks that a failed change undoes what it wrote and nothing else,
+// whether it fails before or after it wrote.
 func TestGroupCommitFailures(t *testing.T) { onBoth(t, testGroupCommitFailures) }
 
 func testGroupCommitFailures(t *testing.T, base *bed) {
@@ -110,7 +110,7 @@ func testGroupCommitFailures(t *testing.T, base *bed) {
 				if i%10 == 7 {
 					return sentinel
 				}
-				if i%10 == 8 { // a statement that SQLite refuses
+				if i%10 == 8 { // a statement that SQLite rejects
 					_, err := t.exec(`INSERT INTO repositories (name, created_at) VALUES (NULL, 0)`)
 					return err
 				}
@@ -144,7 +144,7 @@ func testGroupCommitFailures(t *testing.T, base *bed) {
 	}
 }
 
-// TestDryRunAmongPushes: a dry run undoes itself while pushes share its commit.
+// TestDryRunAmongPushes checks that a dry run undoes itself while pushes share its commit.
 func TestDryRunAmongPushes(t *testing.T) { onBoth(t, testDryRunAmongPushes) }
 
 func testDryRunAmongPushes(t *testing.T, base *bed) {
@@ -185,8 +185,7 @@ func testDryRunAmongPushes(t *testing.T, base *bed) {
 	}
 }
 
-// TestCloseWaits: a change that was accepted is durable, one that was refused
-// left nothing.
+// TestCloseWaits checks that an accepted change is durable and that a refused one left nothing.
 func TestCloseWaits(t *testing.T) { onBoth(t, testCloseWaits) }
 
 func testCloseWaits(t *testing.T, base *bed) {
@@ -241,8 +240,8 @@ func testCloseWaits(t *testing.T, base *bed) {
 	}
 }
 
-// TestWriteCancelled: a context that has ended before the change is one that
-// does not happen; one that ends meanwhile does not make the outcome unknown.
+// TestWriteCancelled checks that a change whose context ended before it does not happen, and that a
+// context which ends meanwhile does not make the outcome unknown.
 func TestWriteCancelled(t *testing.T) { onBoth(t, testWriteCancelled) }
 
 func testWriteCancelled(t *testing.T, base *bed) {

@@ -9,8 +9,8 @@ import (
 	"example.org/slipway/oci"
 )
 
-// TestHold: a lease that is held outlives its time, excludes others until it is
-// released, and ends when somebody else has it all the same.
+// TestHold checks that a held lease outlives its time, excludes others until it is released, and
+// ends if somebody else gets it nevertheless.
 func TestHold(t *testing.T) {
 	c := openTest(t, nil)
 	const d = 200 * time.Millisecond
@@ -35,7 +35,7 @@ func TestHold(t *testing.T) {
 		t.Fatalf("after the first was released: %v", err)
 	}
 	defer release()
-	if err := c.Unlease(t.Context(), "job", "b"); err != nil { // as if it had run out
+	if err := c.Unlease(t.Context(), "job", "b"); err != nil { // as if it had expired
 		t.Fatal(err)
 	}
 	if ok, err := c.Lease(t.Context(), "job", "c", time.Minute); err != nil || !ok {
@@ -47,7 +47,7 @@ func TestHold(t *testing.T) {
 	}
 }
 
-// TestDue: what is shown is told with the time at which the collector looks at it.
+// TestDue checks that Due reports what is shown with the time at which the collector looks at it.
 func TestDue(t *testing.T) {
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	c := openTest(t, &Options{Clock: func() time.Time { return now }, Grace: time.Hour})

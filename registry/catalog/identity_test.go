@@ -9,8 +9,8 @@ import (
 	"example.org/slipway/oci"
 )
 
-// TestRegistryID: whoever proposes an id at the same time as others gets the same one,
-// and a settled id stays, whatever is proposed.
+// TestRegistryID checks that all who propose an ID at the same time get the same one, and that a
+// settled ID stays, whatever is proposed.
 func TestRegistryID(t *testing.T) {
 	onBoth(t, func(t *testing.T, b *bed) {
 		c, ctx := b.open(t, nil), t.Context()
@@ -47,8 +47,8 @@ func TestRegistryID(t *testing.T) {
 	})
 }
 
-// TestPutBlobTells: PutBlob tells where the content lies, and whether images that name it
-// have to be shown it again.
+// TestPutBlobTells checks that PutBlob reports where the content is, and whether it must be added
+// again to images that name it.
 func TestPutBlobTells(t *testing.T) {
 	onBoth(t, func(t *testing.T, b *bed) {
 		c, ctx := b.open(t, nil), t.Context()
@@ -84,7 +84,7 @@ func TestPutBlobTells(t *testing.T) {
 	})
 }
 
-// TestTakeBack: only what is recorded as absent comes back.
+// TestTakeBack checks that only contents recorded as absent come back.
 func TestTakeBack(t *testing.T) {
 	onBoth(t, func(t *testing.T, b *bed) {
 		c, ctx := b.open(t, nil), t.Context()

@@ -7,8 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestLeases: only leases that run, and whose name begins with the prefix as it is
-// written, are listed.
+// TestLeases checks that only running leases are listed whose name begins with the literal prefix.
 func TestLeases(t *testing.T) { onBoth(t, testLeases) }
 
 func testLeases(t *testing.T, base *bed) {

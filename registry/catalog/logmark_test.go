@@ -10,16 +10,16 @@ import (
 	"testing"
 )
 
-// killedLog is a catalogue's files as a killed process leaves them: with acknowledged
-// changes, and after them lazy ones.
+// killedLog holds a catalogue's files as a killed process leaves them: with acknowledged changes
+// followed by lazy ones.
 type killedLog struct {
 	files  map[string][]byte // by what follows the catalogue's name
 	acked  []int
 	synced logPlace
 }
 
-// killLog makes the changes and copies the files. The log is begun anew if old is set, so
-// that behind its end lie frames of an earlier round.
+// killLog makes the changes and copies the files. If old is set, the log is restarted first, so
+// that frames of an earlier round follow its end.
 func killLog(t *testing.T, old bool) *killedLog {
 	t.Helper()
 	c := openTest(t, nil)
@@ -63,7 +63,7 @@ func killLog(t *testing.T, old bool) *killedLog {
 	return k
 }
 
-// open opens a catalogue of the files, with another log.
+// open opens a catalogue from the files with another log.
 func (k *killedLog) open(t *testing.T, log []byte, mark bool) (path string, err error) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "catalog.db")
@@ -94,12 +94,11 @@ func (k *killedLog) open(t *testing.T, log []byte, mark bool) (path string, err 
 
 var errLost = errors.New("acknowledged changes are lost")
 
-// size is how many bytes of the log are synced.
+// size returns how many bytes of the log are synced.
 func (k *killedLog) size() int { return logHeader + int(k.synced.frames)*(frameHeader+pageBytes) }
 
-// TestFlippedLog flips bits all over the log of a process that was killed. No change that
-// was acknowledged is lost unnoticed, the log is kept, and whoever accepts the loss can
-// go on.
+// TestFlippedLog flips bits all over the log of a killed process. No acknowledged change is lost
+// unnoticed, the log is kept, and an operator who accepts the loss can continue.
 func TestFlippedLog(t *testing.T) {
 	for name, old := range map[string]bool{"first round": false, "later round": true} {
 		t.Run(name, func(t *testing.T) {
@@ -137,9 +136,9 @@ func TestFlippedLog(t *testing.T) {
 	}
 }
 
-// TestTornLog damages the log only behind what was synced, as a loss of power does. It
-// opens, with everything that was acknowledged as durable. So does a log that is
-// missing what the mark of an earlier round says.
+// TestTornLog damages the log only after its synced part, like a loss of power. The catalogue opens
+// with everything that was acknowledged as durable. It also opens if the log lacks what the mark of
+// an earlier round says.
 func TestTornLog(t *testing.T) {
 	for name, old := range map[string]bool{"first round": false, "later round": true} {
 		t.Run(name, func(t *testing.T) {
@@ -172,8 +171,8 @@ func TestTornLog(t *testing.T) {
 	}
 }
 
-// TestMarkAfterClose: a catalogue that was closed, and opened again, has a mark that
-// claims nothing of the log that went.
+// TestMarkAfterClose checks that a catalogue that was closed and opened again has a mark that
+// claims nothing of the removed log.
 func TestMarkAfterClose(t *testing.T) {
 	b := bed{path: filepath.Join(t.TempDir(), "catalog.db")}
 	for n := range 3 {

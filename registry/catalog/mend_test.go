@@ -11,10 +11,10 @@ import (
 	"testing"
 )
 
-// These look at single steps. That together they keep what was acknowledged is
-// shown on a disk that fails, by the integration tests.
+// These tests examine single steps. The integration tests run on a failing disk and show that the
+// steps together keep what was acknowledged.
 
-// TestRewrite: a file has the same bytes afterwards, whatever its size.
+// TestRewrite checks that a file of any size has the same bytes afterwards.
 func TestRewrite(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	if err := rewriteLog(path); err != nil {
@@ -34,8 +34,8 @@ func TestRewrite(t *testing.T) {
 	}
 }
 
-// TestMend: a batch after a failed commit mends the log first, and goes through.
-// The catalogue's file waits for the next checkpoint.
+// TestMend checks that the batch after a failed commit first mends the log and then succeeds. The
+// catalogue's file waits for the next checkpoint.
 func TestMend(t *testing.T) {
 	c := openTest(t, nil)
 	for i := range 3 {
@@ -56,14 +56,14 @@ func TestMend(t *testing.T) {
 	}
 }
 
-// fsyncFailed is what the driver makes of a failed fsync of the log.
+// fsyncFailed is the driver's error for a failed fsync of the log.
 type fsyncFailed struct{}
 
 func (fsyncFailed) Error() string { return "disk I/O error" }
 func (fsyncFailed) Code() int     { return 10 | 4<<8 } // SQLITE_IOERR_FSYNC
 
-// TestNoRoomInFsync: a commit whose fsync found no room says so, and when there
-// is room again the next one goes through.
+// TestNoRoomInFsync checks that a commit whose fsync found no room says so, and that the next one
+// succeeds when there is room again.
 func TestNoRoomInFsync(t *testing.T) {
 	c := openTest(t, nil)
 	for full, want := range map[string]bool{"/dev/full": true, c.db.lite.log: false} {
@@ -84,8 +84,7 @@ func TestNoRoomInFsync(t *testing.T) {
 	}
 }
 
-// TestSettled: what was refused is committed over, once, by a commit that is
-// synced.
+// TestSettled checks that a synced commit overwrites refused changes once.
 func TestSettled(t *testing.T) {
 	c := openTest(t, nil)
 	size := func() int64 {
@@ -100,7 +99,7 @@ func TestSettled(t *testing.T) {
 	if err := c.db.settled(t.Context()); err != nil || size() != before {
 		t.Errorf("with no doubt the log grew from %d to %d bytes; %v", before, size(), err)
 	}
-	for range 2 { // the second time the value in the file stays the same
+	for range 2 { // the second time the value in the file does not change
 		c.db.lite.doubt.Store(true)
 		if err := c.db.writeLazy(t.Context(), func(t *tx) error { return put(t, 1) }); err != nil || !c.db.lite.doubt.Load() {
 			t.Errorf("a commit that is not synced has ended the doubt; %v", err)
@@ -112,8 +111,8 @@ func TestSettled(t *testing.T) {
 	}
 }
 
-// TestCheckpoint: the log does not grow for ever, and is not copied while it is
-// not synced: a checkpoint syncs it too, and its failure there would be final.
+// TestCheckpoint checks that the log does not grow for ever. It must not be copied before it is
+// synced: a checkpoint syncs it too, and a failure there would be final.
 func TestCheckpoint(t *testing.T) {
 	c := openTest(t, nil)
 	large := make([]byte, 1<<20)
@@ -128,7 +127,7 @@ func TestCheckpoint(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		// When there is another change the writer has made its checkpoint.
+		// When there is another change, the writer has finished its checkpoint.
 		err := c.db.writeLazy(t.Context(), func(*tx) error { return nil })
 		if err != nil {
 			t.Fatal(err)
@@ -150,8 +149,7 @@ func TestCheckpoint(t *testing.T) {
 	}
 }
 
-// TestCloseTorn: a catalogue that cannot be mended leaves its log to the next
-// process.
+// TestCloseTorn checks that a catalogue which cannot be mended leaves its log to the next process.
 func TestCloseTorn(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "catalog.db")
 	c, err := Open(t.Context(), path, nil)
@@ -159,7 +157,7 @@ func TestCloseTorn(t *testing.T) {
 		t.Fatal(err)
 	}
 	err = c.db.write(t.Context(), func(x *tx) error {
-		c.db.lite.torn, c.db.lite.log = true, filepath.Dir(path) // which cannot be written to
+		c.db.lite.torn, c.db.lite.log = true, filepath.Dir(path) // a path that cannot be written to
 		return put(x, 1)
 	})
 	if err != nil {
@@ -182,8 +180,7 @@ func TestCloseTorn(t *testing.T) {
 	}
 }
 
-// TestLazyLogIsBounded: the log does not grow for as long as nobody asks for a
-// durable change.
+// TestLazyLogIsBounded checks that the log stays bounded while nobody asks for a durable change.
 func TestLazyLogIsBounded(t *testing.T) {
 	for name, writes := range map[string]struct{ calls, uploads int }{
 		"many small": {2000, 1}, "few large": {40, 50},
@@ -196,7 +193,7 @@ func TestLazyLogIsBounded(t *testing.T) {
 			}
 			for i := range writes.calls {
 				for k := range uploads {
-					// SQLite does not write what stays the same.
+					// SQLite does not write unchanged values.
 					uploads[k].Content = bytes.Repeat([]byte{byte(i)}, 15_000)
 				}
 				if err := c.SaveUploads(t.Context(), uploads...); err != nil {
@@ -214,7 +211,7 @@ func TestLazyLogIsBounded(t *testing.T) {
 			if n := size(); n > 32<<20 {
 				t.Errorf("the log has %d bytes after %d lazy changes", n, writes.calls)
 			}
-			// All is copied; what comes next begins the log anew.
+			// Everything is copied. The next change restarts the log.
 			var busy, pages, copied int
 			if err := c.db.row(t.Context(), "PRAGMA wal_checkpoint(PASSIVE)", nil, &busy, &pages, &copied); err != nil || copied != pages {
 				t.Fatalf("%d of %d pages were copied, %v", copied, pages, err)
@@ -229,8 +226,8 @@ func TestLazyLogIsBounded(t *testing.T) {
 	}
 }
 
-// TestSyncNext: the batch that ends a row of lazy ones is synced, even when its
-// changes have nothing to commit.
+// TestSyncNext checks that the batch after a series of lazy ones is synced, even if its changes
+// have nothing to commit.
 func TestSyncNext(t *testing.T) {
 	c := openTest(t, nil)
 	lazily := func(fn func(*sqlite)) int64 {

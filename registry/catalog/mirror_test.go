@@ -11,7 +11,7 @@ import (
 	"example.org/slipway/oci"
 )
 
-// partialOf is manifestOf with everything optional, as mirrors have it.
+// partialOf is manifestOf with everything optional, as mirrors need it.
 func partialOf(name string, from, to int, tags ...string) NewManifest {
 	m := manifestOf(name, from, to, tags...)
 	for _, d := range m.Blobs {
@@ -21,7 +21,7 @@ func partialOf(name string, from, to int, tags ...string) NewManifest {
 	return m
 }
 
-// mirror goes through what mirrored repositories need.
+// mirror calls the methods that mirrored repositories need.
 func (s *script) mirror() {
 	ctx := s.t.Context()
 	adopt := func(repo string, i int) {
@@ -40,7 +40,7 @@ func (s *script) mirror() {
 	}
 	list := func(q ImageQuery) {
 		images, err := s.c.Images(ctx, q)
-		for i := range images { // ids differ
+		for i := range images { // IDs differ
 			images[i].ID, images[i].repoID = 0, 0
 		}
 		s.note("images", err, images)
@@ -108,8 +108,8 @@ func (s *script) mirror() {
 	s.note("repositories", err, repos)
 }
 
-// TestAdoptIsNotQueued: what a manifest names already costs no entry in the collector's
-// queue, and what none names has one.
+// TestAdoptIsNotQueued checks that a content which a manifest already names adds no entry to the
+// collector's queue, and that an unnamed one does.
 func TestAdoptIsNotQueued(t *testing.T) {
 	onBoth(t, func(t *testing.T, b *bed) {
 		ctx := t.Context()
@@ -142,7 +142,8 @@ func TestAdoptIsNotQueued(t *testing.T) {
 	})
 }
 
-// TestUntaggedIsKept: the collector leaves manifests without a tag where it is told to.
+// TestUntaggedIsKept checks that the collector keeps manifests without a tag where it is configured
+// to.
 func TestUntaggedIsKept(t *testing.T) {
 	ctx := t.Context()
 	now := time.UnixMilli(1_700_000_000_000)
@@ -160,7 +161,7 @@ func TestUntaggedIsKept(t *testing.T) {
 	}
 }
 
-// BenchmarkAdopt records small contents that a manifest names, by many at once.
+// BenchmarkAdopt records small contents that a manifest names, by many callers at once.
 func BenchmarkAdopt(b *testing.B) {
 	ctx := context.Background()
 	bb := bed{path: b.TempDir() + "/catalog.db"}

@@ -37,7 +37,7 @@ func (c *Catalog) rowsOf(t *testing.T) map[string][]string {
 	return out
 }
 
-// filled is a catalogue with something in every table.
+// filled returns a catalogue with rows in every table.
 func filled(t *testing.T, base *bed) *Catalog {
 	t.Helper()
 	s := &script{t: t, now: time.UnixMilli(1_700_000_000_000)}
@@ -67,8 +67,8 @@ func filled(t *testing.T, base *bed) *Catalog {
 	return s.c
 }
 
-// TestMove: what is moved to PostgreSQL and back is the same, and goes on with new
-// ids.
+// TestMove checks that a catalogue moved to PostgreSQL and back is the same, and continues with new
+// IDs.
 func TestMove(t *testing.T) {
 	lite := &bed{path: filepath.Join(t.TempDir(), "from.db")}
 	from := filled(t, lite)
@@ -95,13 +95,13 @@ func TestMove(t *testing.T) {
 		t.Errorf("to a catalogue that is not empty: %v", err)
 	}
 	s := &script{t: t, c: to}
-	s.push() // ids go on behind those that were moved
+	s.push() // IDs continue after the moved ones
 	if slices.ContainsFunc(s.out, func(line string) bool { return strings.Contains(line, "SQLSTATE") }) {
 		t.Errorf("pushes after the move: %q", s.out)
 	}
 }
 
-// TestMoveTables: Move knows all columns of all tables.
+// TestMoveTables checks that Move knows all columns of all tables.
 func TestMoveTables(t *testing.T) {
 	c := openTest(t, nil)
 	got := map[string][]string{}
@@ -125,8 +125,7 @@ func TestMoveTables(t *testing.T) {
 	}
 }
 
-// TestMoveCutOff: of a move that is given up nothing is left, and the next one
-// succeeds.
+// TestMoveCutOff checks that nothing is left of a cancelled move, and that the next one succeeds.
 func TestMoveCutOff(t *testing.T) {
 	from := filled(t, &bed{path: filepath.Join(t.TempDir(), "from.db")})
 	to := postgresBed(t).open(t, nil)
@@ -149,7 +148,7 @@ func TestMoveCutOff(t *testing.T) {
 	}
 }
 
-// TestBackupPostgres: a backup of PostgreSQL is a catalogue that can be moved back.
+// TestBackupPostgres checks that a backup of PostgreSQL is a catalogue that can be moved back.
 func TestBackupPostgres(t *testing.T) {
 	c := filled(t, postgresBed(t))
 	path := filepath.Join(t.TempDir(), "backup.db")

@@ -16,14 +16,14 @@ import (
 	"example.org/slipway/internal/backendtest"
 )
 
-// proxy stands between a catalogue and its server. It can swallow what is sent in
-// both directions, and cut connections.
+// proxy stands between a catalogue and its server. It can drop packets in both directions and cut
+// connections.
 type proxy struct {
 	listener net.Listener
 	to       string
 	swallow  atomic.Bool
-	// cutAfter is how many more packets from a client pass until its connection
-	// is cut; negative: all.
+	// cutAfter is how many more packets of a client pass before its connection is cut. A negative
+	// value means all.
 	cutAfter atomic.Int64
 
 	wg    sync.WaitGroup
@@ -87,25 +87,25 @@ func (p *proxy) pass(from, to net.Conn, fromClient bool) {
 		if n > 0 && fromClient && p.cutAfter.Load() >= 0 {
 			last = p.cutAfter.Add(-1) < 0
 			if last && rand.IntN(2) == 0 {
-				return // it never arrives; else its answer does not
+				return // the packet never arrives; otherwise its answer does not
 			}
 		}
 		if _, werr := to.Write(buf[:n]); werr != nil || err != nil {
 			return
 		}
 		if last {
-			// What was sent last is to reach the server, and its answer nobody.
+			// The last packet must reach the server, and its answer nobody.
 			if c, ok := to.(*net.TCPConn); ok {
 				_ = c.CloseWrite() // it may be closed already
 			}
 			from.Close()
-			_, _ = io.Copy(io.Discard, to) // until the server has ended
+			_, _ = io.Copy(io.Discard, to) // until the server has finished
 			return
 		}
 	}
 }
 
-// cut ends all connections.
+// cut closes all connections.
 func (p *proxy) cut() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -124,8 +124,8 @@ func eventually(t *testing.T, within time.Duration, what string, ok func() bool)
 	}
 }
 
-// TestCommitOutcomes: while connections break at any moment, also between a commit
-// and its answer, what was acknowledged has happened exactly once.
+// TestCommitOutcomes checks that every acknowledged change has happened exactly once, while
+// connections break at any moment, even between a commit and its answer.
 func TestCommitOutcomes(t *testing.T) {
 	t.Parallel()
 	s := servers.Postgres(t)
@@ -179,7 +179,7 @@ func TestCommitOutcomes(t *testing.T) {
 	t.Logf("%d connections were cut", cuts)
 }
 
-// TestServerGone: a server that ends, for a moment or for long.
+// TestServerGone stops a server, briefly and for long.
 func TestServerGone(t *testing.T) {
 	t.Parallel()
 	s := backendtest.Postgres(t, "fsync=on", "full_page_writes=on")
@@ -187,8 +187,8 @@ func TestServerGone(t *testing.T) {
 	t.Run("unavailable", func(t *testing.T) { testUnavailable(t, s) })
 }
 
-// testServerKilled: what was acknowledged is there after the server was killed, and
-// changes go on when it is back.
+// testServerKilled checks that acknowledged changes survive a kill of the server, and that changes
+// continue when it is back.
 func testServerKilled(t *testing.T, s *backendtest.PostgresServer) {
 	db := s.CreateDatabase(t)
 	r := replicas(t, &bed{dsn: s.DSN(db)}, nil)
@@ -202,7 +202,7 @@ func testServerKilled(t *testing.T, s *backendtest.PostgresServer) {
 	var wg sync.WaitGroup
 	defer func() {
 		stop.Store(true)
-		if t.Failed() { // nobody needs to wait for the server then
+		if t.Failed() { // nobody needs to wait for the server any more
 			r[0].Close()
 			r[1].Close()
 		}
@@ -241,8 +241,8 @@ func testServerKilled(t *testing.T, s *backendtest.PostgresServer) {
 	}
 }
 
-// TestWriterStandsStill: a process that stops in the middle of a change, or cannot
-// be reached, does not keep the others from writing for long.
+// TestWriterStandsStill checks that a process which stops in the middle of a change, or becomes
+// unreachable, does not block the others' writes for long.
 func TestWriterStandsStill(t *testing.T) {
 	t.Parallel()
 	s := servers.Postgres(t)
@@ -284,8 +284,8 @@ func TestWriterStandsStill(t *testing.T) {
 	}
 }
 
-// testUnavailable: when the server is away for long, changes and reads say so, and
-// they go on when it is back.
+// testUnavailable checks that changes and reads report a long absence of the server, and that they
+// continue when it is back.
 func testUnavailable(t *testing.T, s *backendtest.PostgresServer) {
 	c := (&bed{dsn: s.DSN(s.CreateDatabase(t))}).open(t, nil)
 	const patience = 3 * time.Second
@@ -318,8 +318,8 @@ func testUnavailable(t *testing.T, s *backendtest.PostgresServer) {
 	}
 }
 
-// TestFailover: a standby takes the place of a server that is gone, or whose machine
-// answers nothing any more, without anybody's help and without a loss.
+// TestFailover has a standby replace a server that is gone or whose machine no longer answers. It
+// needs nobody's help and loses nothing.
 func TestFailover(t *testing.T) {
 	for name, silent := range map[string]bool{"killed": false, "silent": true} {
 		t.Run(name, func(t *testing.T) {
@@ -367,7 +367,7 @@ func TestFailover(t *testing.T) {
 			eventually(t, time.Minute, "some changes", func() bool { return done.Load() > from+100 })
 			t.Logf("changes went on %v after the standby was ready", time.Since(begin).Round(time.Millisecond))
 			end()
-			for i, c := range r { // readers have found it, too
+			for i, c := range r { // readers have found the new server, too
 				rows := c.testRows(t)
 				for n := range acknowledged {
 					if rows[fmt.Sprint(n)] != 1 {
@@ -379,8 +379,8 @@ func TestFailover(t *testing.T) {
 	}
 }
 
-// TestStandbyAway: a change is not acknowledged as long as the standby has not got it,
-// even if it can be seen, because somebody ended the server's wait for the standby.
+// TestStandbyAway checks that a change is not acknowledged before the standby has it. That holds
+// even if the change is visible because somebody ended the server's wait for the standby.
 func TestStandbyAway(t *testing.T) {
 	t.Parallel()
 	s := backendtest.Postgres(t)
@@ -408,8 +408,8 @@ func TestStandbyAway(t *testing.T) {
 	}
 }
 
-// TestOpenPostgres: databases that will not do are refused, and several processes
-// may make the schema at once.
+// TestOpenPostgres checks that unsuitable databases are refused, and that several processes may
+// create the schema at once.
 func TestOpenPostgres(t *testing.T) {
 	s := servers.Postgres(t)
 	latin := (&bed{dsn: s.DSN(s.CreateDatabase(t, "ENCODING 'SQL_ASCII'"))})
@@ -464,8 +464,8 @@ func TestOpenPostgres(t *testing.T) {
 	}
 }
 
-// TestOpenNewest: who finds the schema as it must be waits for nobody who is changing it,
-// and does not take that of a schema behind its own in the search path for it.
+// TestOpenNewest checks a process that finds its schema up to date. It waits for nobody who is
+// changing the schema, and it does not mistake a schema further down the search path for its own.
 func TestOpenNewest(t *testing.T) {
 	s := servers.Postgres(t)
 	db := s.CreateDatabase(t)
@@ -498,7 +498,7 @@ func TestOpenNewest(t *testing.T) {
 	}
 }
 
-// TestSchemas: catalogues in two schemas of one database do not meet.
+// TestSchemas checks that catalogues in two schemas of one database do not interfere.
 func TestSchemas(t *testing.T) {
 	s := servers.Postgres(t)
 	db := s.CreateDatabase(t)
@@ -531,7 +531,7 @@ func TestSchemas(t *testing.T) {
 	}
 }
 
-// TestServerClock: without a clock of the options, time is the server's.
+// TestServerClock checks that time is the server's if the options set no clock.
 func TestServerClock(t *testing.T) {
 	c := postgresBed(t).open(t, nil)
 	if err := c.SaveUploads(t.Context(), Upload{ID: "u", Repo: "r"}); err != nil {

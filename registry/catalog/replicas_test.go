@@ -13,7 +13,7 @@ import (
 	"example.org/slipway/oci"
 )
 
-// testClock is a clock that tests set; several catalogues share it.
+// testClock is a clock that tests set and several catalogues share.
 type testClock struct {
 	mu  sync.Mutex
 	now time.Time
@@ -33,8 +33,8 @@ func (c *testClock) add(d time.Duration) {
 	c.now = c.now.Add(d)
 }
 
-// replicas are the catalogues of two processes, if the database allows that, or
-// twice the same one.
+// replicas returns the catalogues of two processes if the database allows that, and otherwise the
+// same catalogue twice.
 func replicas(t *testing.T, base *bed, o *Options) [2]*Catalog {
 	t.Helper()
 	a := base.open(t, o)
@@ -58,7 +58,7 @@ func testLease(t *testing.T, base *bed) {
 	take(0, "a", true)
 	take(1, "b", false)
 	clock.add(50 * time.Second)
-	take(0, "a", true) // prolonged
+	take(0, "a", true) // renewed
 	clock.add(50 * time.Second)
 	take(1, "b", false)
 	clock.add(10 * time.Second)
@@ -118,8 +118,7 @@ func testClaims(t *testing.T, base *bed) {
 
 func TestDeleting(t *testing.T) { onBoth(t, testDeleting) }
 
-// testDeleting: a push and the deletion of the same content keep out of each
-// other's way.
+// testDeleting checks that a push and a deletion of the same content exclude each other.
 func testDeleting(t *testing.T, base *bed) {
 	clock := newTestClock()
 	r := replicas(t, base, &Options{Clock: clock.Now})
@@ -148,7 +147,7 @@ func testDeleting(t *testing.T, base *bed) {
 	begin(1, "b", false) // it is here
 
 	check("intent", intend("u2"), nil)
-	clock.add(2 * time.Minute) // its owner stands still
+	clock.add(2 * time.Minute) // its owner has stalled
 	list, err := r[1].ExpiredIntents(ctx, 5)
 	if err != nil || len(list) != 1 || list[0].ID != "u2" || list[0].Intent != d {
 		t.Errorf("expired: %+v, %v", list, err)
@@ -177,7 +176,7 @@ func testDeleting(t *testing.T, base *bed) {
 	check("new intent", intend("u3"), nil)
 	check("record", r[0].putBlob(ctx, "r", blob, "u3"), nil)
 
-	// Of an object that no row names, and a deletion that somebody does not end.
+	// The rest concerns an object that no row names, and a deletion that nobody finishes.
 	_, d = contentOf(2)
 	begin(0, "a", true)
 	clock.add(time.Minute)
@@ -196,9 +195,9 @@ func testDeleting(t *testing.T, base *bed) {
 	check("intent once it is stopped", intend("u4"), nil)
 }
 
-// TestDeletingModel runs random schedules of pushes and deletions of one content
-// on two replicas, with pauses in which claims and deadlines run out. What must
-// never be is a row that says the content is here, without its object.
+// TestDeletingModel runs random schedules of pushes and deletions of one content on two replicas,
+// with pauses in which claims and deadlines expire. A row must never say that the content is here
+// while its object is missing.
 func TestDeletingModel(t *testing.T) { onBoth(t, testDeletingModel) }
 
 func testDeletingModel(t *testing.T, base *bed) {
@@ -220,8 +219,7 @@ func testDeletingModel(t *testing.T, base *bed) {
 	}
 }
 
-// deletingModel is the state of one schedule: each actor stands between two of its
-// steps.
+// deletingModel is the state of one schedule. Each actor is between two of its steps.
 type deletingModel struct {
 	t      *testing.T
 	r      [2]*Catalog
@@ -267,7 +265,7 @@ func (m *deletingModel) step() {
 			}
 			say("intends", err)
 		case !p.made:
-			// Only within its claim does a replica write to the store.
+			// A replica writes to the store only within its claim.
 			if u, err := m.r[i].Upload(ctx, "r", p.id); err != nil || u.Owner != owner || !u.Until.After(m.clock.Now()) {
 				p.id = ""
 				say("gives up", err)
@@ -299,7 +297,7 @@ func (m *deletingModel) step() {
 			say("forgets", m.r[i].Forget(ctx, m.digest))
 			d.granted, d.done = false, false
 		}
-	case 6: // the collector takes it out
+	case 6: // the collector removes the content
 		say("unlinks", m.r[i].DeleteBlob(ctx, "r", m.digest))
 		m.clock.add(time.Second)
 		_, _, err := m.r[i].Collect(ctx, CollectOptions{Before: m.clock.Now()})
@@ -321,8 +319,7 @@ func (m *deletingModel) check(seed uint64) {
 	}
 }
 
-// TestConcurrentWriters: two processes change the same things, and all of it
-// counts exactly once.
+// TestConcurrentWriters has two processes change the same things. Every change counts exactly once.
 func TestConcurrentWriters(t *testing.T) { onBoth(t, testConcurrentWriters) }
 
 func testConcurrentWriters(t *testing.T, base *bed) {
@@ -363,7 +360,7 @@ func testConcurrentWriters(t *testing.T, base *bed) {
 	}
 }
 
-// count adds one to a number in the catalogue, by reading and writing it.
+// count increments a number in the catalogue by reading and writing it.
 func count(t *tx) error {
 	var n int
 	err := t.row(`SELECT CAST(value AS INTEGER) FROM settings WHERE name = 'count'`, nil, &n)
@@ -382,7 +379,7 @@ func counted(t *testing.T, c *Catalog) (n int) {
 	return n
 }
 
-// TestInParts: every element comes, in parts of few sizes.
+// TestInParts checks that every element is returned, in parts of few sizes.
 func TestInParts(t *testing.T) {
 	for _, n := range []int{0, 1, 3, 255, 256, 257, 1000} {
 		list := make([]int, n)

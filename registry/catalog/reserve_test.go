@@ -8,8 +8,8 @@ import (
 	"example.org/slipway/registry/catalog"
 )
 
-// TestReserveBesideFile: where a link names the catalogue, its reserve is on the disk of
-// the file, also when that file is made only now.
+// TestReserveBesideFile checks a link that names the catalogue. The reserve is on the disk of the
+// linked file, even if that file is only being created.
 func TestReserveBesideFile(t *testing.T) {
 	link, file := filepath.Join(t.TempDir(), "catalog.db"), filepath.Join(t.TempDir(), "real.db")
 	if err := os.Symlink(file, link); err != nil {

@@ -7,8 +7,8 @@ import (
 	"example.org/slipway/registry/catalog"
 )
 
-// TestHungOn tells tags that name an image's digest, as tools that sign make them, from
-// other tags.
+// TestHungOn checks that tags which name an image's digest, as signing tools make them, are
+// distinguished from other tags.
 func TestHungOn(t *testing.T) {
 	hex := strings.Repeat("0123456789abcdef", 4)
 	short, long := "sha256-"+hex, "sha512-"+hex
@@ -22,7 +22,7 @@ func TestHungOn(t *testing.T) {
 		{long + ".sig", long},
 		{long + hex[:57], long}, // 128 characters, the most that a tag has
 		{long + hex[:53] + ".sig", long},
-		{short + "0", ""}, // no SHA-256
+		{short + "0", ""}, // not a SHA-256
 		{short + "0.sig", ""},
 		{short[:70], ""},
 		{long[:70] + ".sig", ""},

@@ -15,7 +15,7 @@ import (
 	"example.org/slipway/oci"
 )
 
-// script calls methods of a catalogue and notes what they return.
+// script calls methods of a catalogue and records their results.
 type script struct {
 	t   *testing.T
 	c   *Catalog
@@ -23,15 +23,15 @@ type script struct {
 	out []string
 }
 
-// note records what a call returned, in a form that both databases share.
+// note records a call's result in a form that both databases share.
 func (s *script) note(what string, err error, got ...any) {
 	s.t.Helper()
 	b, jsonErr := json.Marshal(got)
 	if jsonErr != nil {
 		s.t.Fatal(jsonErr)
 	}
-	// PostgreSQL has no NUL in text, and nothing that is not UTF-8; SQLite does
-	// not tell empty bytes from none when they are read.
+	// PostgreSQL allows no NUL and only valid UTF-8 in text. SQLite does not distinguish empty
+	// bytes from none when they are read.
 	same := strings.NewReplacer(`\u0000`, "\uFFFD", `\ufffd`, "\uFFFD", `"Content":null`, `"Content":""`)
 	line := fmt.Sprintf("%s: %s", what, same.Replace(string(b)))
 	if err != nil {
@@ -45,7 +45,7 @@ func contentOf(i int) ([]byte, oci.Digest) {
 	return b, oci.SHA256(b)
 }
 
-// TestSameAnswers: both databases answer a long row of calls in the same way.
+// TestSameAnswers checks that both databases give the same answers to a long series of calls.
 func TestSameAnswers(t *testing.T) {
 	var outs [][]string
 	onBoth(t, func(t *testing.T, base *bed) {
@@ -75,7 +75,7 @@ func TestSameAnswers(t *testing.T) {
 	}
 }
 
-// manifestOf is a manifest of the contents from from to to.
+// manifestOf returns a manifest of the contents with the numbers from to to.
 func manifestOf(name string, from, to int, tags ...string) NewManifest {
 	m := NewManifest{Manifest: Manifest{MediaType: "application/vnd.oci.image.manifest.v1+json", Content: []byte("manifest " + name)}, Tags: tags}
 	m.Digest = oci.SHA256(m.Content)
@@ -180,7 +180,7 @@ func (s *script) readAll() {
 	n, err := s.c.Counts(ctx)
 	s.note("counts", err, n)
 	e, err := s.c.Extent(ctx)
-	e.LastContent, e.LastManifest = 0, 0 // PostgreSQL leaves out ids
+	e.LastContent, e.LastManifest = 0, 0 // PostgreSQL skips IDs
 	s.note("extent", err, e)
 	contents, err := s.c.Contents(ctx, 0, 7)
 	for i := range contents {
@@ -388,7 +388,7 @@ func (s *script) retention() {
 	}
 	at, err := s.c.Newest(ctx)
 	s.note("newest", err, at > 0)
-	for _, m := range []time.Duration{1000, 1010, 1200, 1005} { // the third is too far, the last is behind
+	for _, m := range []time.Duration{1000, 1010, 1200, 1005} { // the third is too far ahead, the last is behind
 		err := s.c.NoteClock(ctx, time.UnixMilli(int64(m)), 50*time.Millisecond)
 		at, err2 := s.c.Clock(ctx)
 		s.note("clock", errors.Join(err, err2), at)

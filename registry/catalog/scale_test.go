@@ -12,12 +12,10 @@ import (
 	"example.org/slipway/oci"
 )
 
-// big tells whether the large variants run; they take minutes with the race
-// detector.
+// big reports whether to run the large variants. They take minutes with the race detector.
 func big() bool { return os.Getenv("SLIPWAY_BIG_TESTS") == "1" }
 
-// fill makes n blobs of 100 bytes in 100 repositories, a tagged manifest for
-// every ten of them.
+// fill makes n blobs of 100 bytes in 100 repositories, and a tagged manifest for every ten of them.
 func (c *Catalog) fill(t testing.TB, n int) {
 	t.Helper()
 	err := c.db.write(t.Context(), func(t *tx) error {
@@ -46,7 +44,7 @@ func (c *Catalog) fill(t testing.TB, n int) {
 	}
 }
 
-// TestCollectCost: what 100 deletions cost depends on them and not on the store.
+// TestCollectCost checks that the cost of 100 deletions depends on them and not on the store.
 func TestCollectCost(t *testing.T) {
 	sizes, rounds := []int{3_000, 30_000}, 3
 	switch {
@@ -113,8 +111,8 @@ func (c *Catalog) deleteByID(t *testing.T, blobID int) {
 	}
 }
 
-// TestMeasureCost: what it costs to measure an image depends on the image and not on
-// the store.
+// TestMeasureCost checks that the cost of measuring an image depends on the image and not on the
+// store.
 func TestMeasureCost(t *testing.T) {
 	sizes := []int{3_000, 60_000}
 	if raceDetector {
@@ -141,14 +139,14 @@ func TestMeasureCost(t *testing.T) {
 	}
 }
 
-// TestManyTags: a catalogue with a million tags opens in a second, and a page of
-// them costs a page.
+// TestManyTags checks that a catalogue with a million tags opens in a second, and that listing a
+// page of them costs one page.
 func TestManyTags(t *testing.T) {
 	n := 100_000
 	switch {
 	case big():
 		n = 1_000_000
-	case raceDetector: // which makes SQLite ten times slower
+	case raceDetector: // the race detector makes SQLite ten times slower
 		n = 20_000
 	}
 	path := filepath.Join(t.TempDir(), "catalog.db")

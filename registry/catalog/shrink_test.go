@@ -12,8 +12,8 @@ import (
 	"example.org/slipway/oci"
 )
 
-// TestShrink fills a catalogue and collects a part of it: the file gives back what is
-// free if that is much, also when that happens again, and what is left is as it was.
+// TestShrink fills a catalogue and collects a part of it. The file returns its free space if that
+// is much, also repeatedly, and the remaining content is unchanged.
 func TestShrink(t *testing.T) {
 	for _, tt := range []struct {
 		delete  int // of 400 contents
@@ -41,7 +41,7 @@ func TestShrink(t *testing.T) {
 			if err := g.Wait(); err != nil {
 				t.Fatal(err)
 			}
-			size := func() int64 { // once the log is in it
+			size := func() int64 { // after the log was merged into it
 				t.Helper()
 				if err := c.Close(); err != nil {
 					t.Fatal(err)

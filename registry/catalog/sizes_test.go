@@ -10,7 +10,7 @@ import (
 	"example.org/slipway/oci"
 )
 
-// Repositories are measured by what they show, what only they show, and what their
+// TestRepositorySizes measures repositories by what they show, what only they show, and what their
 // manifests name.
 func TestRepositorySizes(t *testing.T) { onBoth(t, testRepositorySizes) }
 

@@ -7,8 +7,9 @@ import (
 	"testing"
 )
 
-// Who asks for a statement that is prepared does not wait for one that is being prepared,
-// nor does who asks for that one wait any longer than they care to.
+// TestStatementsDoNotWait checks that a caller which wants a prepared statement does not wait for
+// another statement that is being prepared. A caller which wants that one waits only as long as its
+// context allows.
 func TestStatementsDoNotWait(t *testing.T) {
 	const known, slow = `SELECT 1`, `SELECT 2`
 	readers := openTest(t, nil).db.lite.readers
@@ -54,7 +55,8 @@ func TestStatementsDoNotWait(t *testing.T) {
 	}
 }
 
-// A statement that could not be prepared can be when it is asked for again.
+// TestStatementsAgain checks that a statement whose preparation failed is prepared at the next
+// request.
 func TestStatementsAgain(t *testing.T) {
 	readers := openTest(t, nil).db.lite.readers
 	broken := errors.New("no connection")

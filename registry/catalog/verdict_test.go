@@ -13,7 +13,7 @@ import (
 	"testing"
 )
 
-// verdictValues are the errors of this package that answer a change.
+// verdictValues returns the errors of this package that are answers to a change.
 func verdictValues() map[string]error {
 	return map[string]error{
 		"ErrNotFound": ErrNotFound, "ErrNoRepository": ErrNoRepository, "ErrReferenced": ErrReferenced, "ErrNotStored": ErrNotStored,
@@ -24,8 +24,8 @@ func verdictValues() map[string]error {
 	}
 }
 
-// failureNames are the errors of this package that no change returns as its answer:
-// of the database, of a caller, or of something around the changes.
+// failureNames returns the errors of this package that no change returns as its answer: those of
+// the database, of a caller, or of something around the changes.
 func failureNames() []string {
 	return []string{"errClosed", "errEnough", "ErrFull", "ErrLeaseLost", "ErrUnavailable", "errConnectionString", "errGivenUp", "errNotCommitted",
 		"errWarned", "undecidedError", "LogDamagedError"}
@@ -81,8 +81,8 @@ func errorsOf(decl ast.Decl) (names []string) {
 	return names
 }
 
-// TestVerdictsAreTyped: each error of this package is known as a verdict or as a
-// failure, and its type says the same.
+// TestVerdictsAreTyped checks that each error of this package is listed as a verdict or as a
+// failure, and that its type agrees.
 func TestVerdictsAreTyped(t *testing.T) {
 	verdicts, failures := verdictValues(), failureNames()
 	for _, name := range errorsDeclared(t) {
@@ -114,8 +114,8 @@ func (c *counting) commit(t *tx) error {
 	return c.engine.commit(t)
 }
 
-// TestVerdictSharesCommit: one change of a whole batch that is refused, or that
-// fails after it wrote, does not make the others commit one by one.
+// TestVerdictSharesCommit checks a batch in which one change is refused or fails after it wrote.
+// The others must not be committed one by one.
 func TestVerdictSharesCommit(t *testing.T) { onBoth(t, testVerdictSharesCommit) }
 
 func testVerdictSharesCommit(t *testing.T, base *bed) {
@@ -160,7 +160,7 @@ func testVerdictSharesCommit(t *testing.T, base *bed) {
 		c.db.queued(maxBatch)
 		release()
 		wg.Wait()
-		// One is that of the change which held the writer.
+		// One commit is that of the change that held the writer.
 		if got := counted.commits - before - 1; got > r.most {
 			t.Errorf("%s: a batch of %d took %d commits, want at most %d", r.name, maxBatch, got, r.most)
 		}

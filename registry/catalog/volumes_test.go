@@ -10,7 +10,7 @@ import (
 	"example.org/slipway/oci"
 )
 
-// putVolumes leaves rows in all tables of volumes.
+// putVolumes adds rows to all tables of volumes.
 func putVolumes(ctx context.Context, c *Catalog) error {
 	d, err := putVolumeImage(ctx, c, "volumes/app", "image")
 	if err != nil {
@@ -58,7 +58,7 @@ func (v *volumeBed) image(repo, name string) VolumeImage {
 	return list[0]
 }
 
-// removing wants these volumes removed now.
+// removing checks which volumes are to be removed now.
 func (v *volumeBed) removing(now bool, want ...string) {
 	v.t.Helper()
 	got, err := v.c.RemovingVolumes(v.t.Context(), "p", now, 10)
@@ -68,7 +68,7 @@ func (v *volumeBed) removing(now bool, want ...string) {
 	}
 }
 
-// TestVolumes: from a push to the removal of what nobody needs.
+// TestVolumes follows volumes from a push to the removal of those that nobody needs.
 func TestVolumes(t *testing.T) {
 	onBoth(t, func(t *testing.T, base *bed) {
 		ctx := t.Context()
@@ -101,7 +101,7 @@ func TestVolumes(t *testing.T) {
 		}
 		v.removing(true)
 
-		// The second image is deleted, and only what it alone needs may go, in time.
+		// The second image is deleted. Only what it alone needs is removed, after its time.
 		_, err = v.c.DeleteManifest(ctx, "r", two.Manifest, nil)
 		v.must(err)
 		lost, err := v.c.LostVolumeImages(ctx, 0, 10)
@@ -126,7 +126,7 @@ func TestVolumes(t *testing.T) {
 		v.removing(true, "c")
 		v.must(v.c.ForgetVolumes(ctx, "p", "c"))
 
-		// The first one is dropped, and all go, children first.
+		// The first image is dropped, and all volumes are removed, children first.
 		if n, err := v.c.DropVolumes(ctx, "r", one.Manifest, ""); err != nil || n != 1 {
 			t.Errorf("drop: %d, %v", n, err)
 		}
@@ -142,7 +142,7 @@ func TestVolumes(t *testing.T) {
 	})
 }
 
-// TestVolumesWantedAgain: one that was dropped and asked for again stays, and is
+// TestVolumesWantedAgain checks that a volume that was dropped and requested again stays and is
 // built again.
 func TestVolumesWantedAgain(t *testing.T) {
 	v := &volumeBed{t: t, now: time.UnixMilli(1_700_000_000_000)}

@@ -15,7 +15,7 @@ import (
 	"example.org/slipway/internal/backendtest"
 )
 
-// watcher notes what it is told.
+// watcher records the notifications it gets.
 type watcher struct {
 	mu      sync.Mutex
 	trusted bool
@@ -48,7 +48,7 @@ func (w *watcher) trust() bool {
 	return w.trusted
 }
 
-// take returns what was told since the last call.
+// take returns the notifications since the last call.
 func (w *watcher) take() []Change {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -74,7 +74,7 @@ func watching(t *testing.T, c *Catalog) *watcher {
 	return w
 }
 
-// TestWatch: each process hears of what the others changed, and not of its own.
+// TestWatch checks that each process learns the changes of the others and not its own.
 func TestWatch(t *testing.T) {
 	r := replicas(t, postgresBed(t), nil)
 	a, b := watching(t, r[0]), watching(t, r[1])
@@ -107,7 +107,7 @@ func TestWatch(t *testing.T) {
 	if got := a.take(); len(got) > 0 {
 		t.Errorf("told of its own changes: %v", got)
 	}
-	// A failed change is not told, and more than fits into one notification is.
+	// A failed change is not announced. A change larger than one notification is.
 	err = r[0].db.write(ctx, func(t *tx) error { t.changed(ChangeTag, "r", "failed"); return ErrNotFound })
 	if !errors.Is(err, ErrNotFound) {
 		t.Error(err)
@@ -129,8 +129,8 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// TestWatchLost: whatever becomes of its connection, a watcher that is trusted
-// misses nothing for longer than 4 s.
+// TestWatchLost checks that a trusted watcher never misses anything for longer than 4 s, whatever
+// happens to its connection.
 func TestWatchLost(t *testing.T) {
 	t.Parallel()
 	s := servers.Postgres(t)
@@ -147,7 +147,7 @@ func TestWatchLost(t *testing.T) {
 		}
 	}
 	told := func(tag string) bool { return slices.Contains(w.take(), Change{ChangeTag, "r", tag}) }
-	// What a machine that is busy with other tests may add to each bound.
+	// busy is what a machine that is busy with other tests may add to each bound.
 	const busy = 10 * time.Second
 	for name, fault := range map[string]struct {
 		begin, end func()
@@ -177,9 +177,8 @@ func TestWatchLost(t *testing.T) {
 	}
 }
 
-// TestWatchDoubt: after a commit of which nobody knows whether it took place, a
-// process forgets what it knew, though it is its own and the connection for
-// notifications is whole.
+// TestWatchDoubt checks that a process forgets its knowledge after a commit with unknown outcome.
+// This holds although the commit is its own and the connection for notifications is intact.
 func TestWatchDoubt(t *testing.T) {
 	t.Parallel()
 	s := servers.Postgres(t)
@@ -198,7 +197,7 @@ func TestWatchDoubt(t *testing.T) {
 	}
 	other, looking := direct(), direct()
 	locked := make(chan error, 1)
-	queue := sync.OnceFunc(func() { // another writer is next, and keeps all from finding out
+	queue := sync.OnceFunc(func() { // another writer is next and keeps everybody from finding out
 		go func() {
 			_, err := other.PgConn().Exec(t.Context(), c.db.pg.beginAs[0]).ReadAll()
 			locked <- err
@@ -225,7 +224,7 @@ func TestWatchDoubt(t *testing.T) {
 	eventually(t, 5*time.Second, "it is lost and found again", func() bool {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		return w.trusted && w.lost == 2 // with that at the beginning
+		return w.trusted && w.lost == 2 // including the one at the beginning
 	})
 	if _, err := other.Exec(t.Context(), "ROLLBACK"); err != nil {
 		t.Fatal(err)
@@ -233,14 +232,14 @@ func TestWatchDoubt(t *testing.T) {
 	eventually(t, 10*time.Second, "a change", func() bool { return c.db.write(t.Context(), count) == nil })
 }
 
-// killBackends ends the server's processes that watchers of a database talk to.
+// killBackends ends the server's processes that serve watchers of a database.
 func killBackends(t *testing.T, s *backendtest.PostgresServer, db string) {
 	t.Helper()
 	s.SQL(t, db, `SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
 		AND query LIKE 'LISTEN%'`)
 }
 
-// TestConnectionString: no part of one that cannot be read is shown.
+// TestConnectionString checks that no part of an invalid connection string is shown.
 func TestConnectionString(t *testing.T) {
 	for _, dsn := range []string{"host=x password = hush port=x", "postgres://u:hush:b@h:port/x", "hush", "password='hush", "postgres://u:hush@h:1:2/x"} {
 		if _, err := OpenPostgres(t.Context(), dsn, nil); err == nil || strings.Contains(err.Error(), "hush") {
@@ -262,7 +261,7 @@ func TestRebind(t *testing.T) {
 	}
 }
 
-// FuzzNotice: no notification of anybody ends the watcher.
+// FuzzNotice checks that no notification from anybody ends the watcher.
 func FuzzNotice(f *testing.F) {
 	f.Add(encodeNotice(notice{Writer: "w", Changes: []Change{{ChangeTag, "r", "t"}}}))
 	f.Add(`{"w":"","c":[[1,"a"],[300,"","",""],{}]}`)
