@@ -22,7 +22,7 @@ import (
 	"example.org/slipway/registry/objstore/memstore"
 )
 
-// directory is a catalogue's leases, in RAM.
+// directory holds a catalogue's leases in RAM.
 type directory struct {
 	mu      sync.Mutex
 	leases  map[string]lease
@@ -77,7 +77,7 @@ func (d *directory) Leases(_ context.Context, prefix string) (map[string]string,
 	return m, nil
 }
 
-// counted is the store that all replicas share, with a count of reads by key.
+// counted is the store that all replicas share. It counts reads by key.
 type counted struct {
 	objstore.Store
 	mu    sync.Mutex
@@ -134,7 +134,7 @@ func keyOf(b []byte) string {
 	return "blobs/sha256/" + hex[:2] + "/" + hex
 }
 
-// bed is some replicas on one store.
+// bed is a set of replicas on one store.
 type bed struct {
 	t        *testing.T
 	dir      *directory
@@ -146,7 +146,8 @@ func newBed(t *testing.T) *bed {
 	return &bed{t: t, dir: &directory{}, mem: memstore.New(nil)}
 }
 
-// join adds a replica. source makes what its peers are served from; nil is its store.
+// join adds a replica. source makes the source from which its peers are served. nil means its
+// store.
 func (b *bed) join(id string, o *cluster.Options, source func(*cluster.Store) cluster.Source) *replica {
 	b.t.Helper()
 	var opts cluster.Options
@@ -246,7 +247,7 @@ func read(ctx context.Context, s cluster.Source, key string, off, n int64) ([]by
 	return buf.Bytes(), obj.Info(), errors.Join(err, obj.Close())
 }
 
-// want reads a range and compares it and its description with what is stored.
+// want reads a range and compares it and its description with the stored object.
 func (b *bed) want(s cluster.Source, key string, data []byte, off, n int64) {
 	b.t.Helper()
 	got, info, err := read(b.t.Context(), s, key, off, n)
@@ -266,7 +267,7 @@ func (b *bed) want(s cluster.Source, key string, data []byte, off, n int64) {
 	}
 }
 
-// metric is the sum of a replica's counter with the given name and label value.
+// metric returns the sum of a replica's counter for the given name and label value.
 func metric(t *testing.T, r *replica, name, label string) float64 {
 	t.Helper()
 	reg := prometheus.NewRegistry()

@@ -2,8 +2,7 @@ package cluster
 
 import "time"
 
-// AskOnly makes a cluster that is not run believe that every blob's home is another
-// replica.
+// AskOnly makes a cluster that is not running believe that another replica is every blob's home.
 func (c *Cluster) AskOnly(other *Cluster) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -11,7 +11,7 @@ import (
 	"example.org/slipway/oci"
 )
 
-// nobody is a directory in which nothing is.
+// nobody is an empty directory.
 type nobody struct{}
 
 func (nobody) Lease(context.Context, string, string, time.Duration) (bool, error) { return true, nil }
@@ -38,7 +38,7 @@ func newTest(t *testing.T, id string, o *Options) *Cluster {
 	return c
 }
 
-// leases is what the directory says of the given replicas.
+// leases returns the directory entries of the given replicas.
 func leases(ids ...string) map[string]string {
 	m := map[string]string{}
 	for _, id := range ids {
@@ -69,7 +69,7 @@ func homes(t *testing.T, c *Cluster, keys []string) map[string]string {
 	return m
 }
 
-// TestHomesAreEven: each of n replicas is the home of about 1/n of all blobs.
+// TestHomesAreEven checks that each of n replicas is the home of about 1/n of all blobs.
 func TestHomesAreEven(t *testing.T) {
 	c := newTest(t, "r0", nil)
 	all := keys(20_000)
@@ -84,7 +84,7 @@ func TestHomesAreEven(t *testing.T) {
 			t.Errorf("%d replicas: homes at %v", len(ids)+1, n)
 		}
 		for id, got := range n {
-			// Six standard deviations of a binomial with 20,000 draws.
+			// The bound is six standard deviations of a binomial with 20,000 draws.
 			if d := got - want; d*d > 36*want {
 				t.Errorf("%d replicas: %s is the home of %d blobs, want about %d", len(ids)+1, id, got, want)
 			}
@@ -92,8 +92,8 @@ func TestHomesAreEven(t *testing.T) {
 	}
 }
 
-// TestHomesMoveLittle: a replica that comes takes its share from all others, and one
-// that leaves gives its share to all others; no other blob moves.
+// TestHomesMoveLittle checks that a new replica takes its share from all others, and that one which
+// leaves gives its share to all others. No other blob moves.
 func TestHomesMoveLittle(t *testing.T) {
 	c := newTest(t, "r0", nil)
 	all := keys(20_000)
@@ -121,7 +121,7 @@ func TestHomesMoveLittle(t *testing.T) {
 	}
 }
 
-// TestAllAgree: every replica finds the same homes, whatever else it knows.
+// TestAllAgree checks that every replica finds the same homes, whatever else it knows.
 func TestAllAgree(t *testing.T) {
 	all := keys(1000)
 	var want map[string]string
@@ -144,8 +144,8 @@ func TestAllAgree(t *testing.T) {
 	}
 }
 
-// TestBoundedLoad: however popular one blob, no peer gets more than its bounded share
-// of the reads under way; what is above goes to the next home.
+// TestBoundedLoad checks that no peer gets more than its bounded share of the running reads,
+// however popular one blob is. The excess goes to the next home.
 func TestBoundedLoad(t *testing.T) {
 	c := newTest(t, "r0", &Options{MaxPerPeer: 1000})
 	c.setMembers(leases("r1", "r2", "r3", "r4"))
@@ -175,7 +175,7 @@ func TestBoundedLoad(t *testing.T) {
 	}
 }
 
-// TestFewReadsStayHome: a bound on shares must not scatter a handful of reads.
+// TestFewReadsStayHome checks that the bound on shares does not scatter a handful of reads.
 func TestFewReadsStayHome(t *testing.T) {
 	c := newTest(t, "r0", nil)
 	c.setMembers(leases("r1", "r2"))
@@ -201,8 +201,8 @@ func TestFewReadsStayHome(t *testing.T) {
 	}
 }
 
-// TestAwayPeers: one that fails is left out at once, for longer each time, and is
-// tried again after that; its blobs go to their next homes meanwhile.
+// TestAwayPeers checks that a failing peer is left out at once, for longer each time, and is then
+// tried again. Its blobs go to their next homes meanwhile.
 func TestAwayPeers(t *testing.T) {
 	now := time.Unix(1e9, 0)
 	c := newTest(t, "r0", &Options{Clock: func() time.Time { return now }})
@@ -249,7 +249,7 @@ func TestAwayPeers(t *testing.T) {
 	}
 }
 
-// rank are the ids of the members in the order in which a key would go to them.
+// rank returns the IDs of the members in the order in which a key would go to them.
 func rank(c *Cluster, key string) (ids []string) {
 	h := hashString(key)
 	for p, s := next(c.members, h, 0, true); p != nil; p, s = next(c.members, h, s, false) {
@@ -258,7 +258,7 @@ func rank(c *Cluster, key string) (ids []string) {
 	return ids
 }
 
-// TestStrangeMembers: what is no member is left out; the rest counts.
+// TestStrangeMembers checks that invalid members are left out and the rest count.
 func TestStrangeMembers(t *testing.T) {
 	c := newTest(t, "r0", nil)
 	c.setMembers(map[string]string{

@@ -14,8 +14,8 @@ import (
 	"example.org/slipway/registry/objstore"
 )
 
-// oneFill is the part of a cache that can make replicas wait for each other: one read
-// of a key for all who ask for it at the same time.
+// oneFill is the part of a cache that can make replicas wait for each other: one read of a key for
+// all who ask for it at the same time.
 type oneFill struct {
 	s cluster.Source
 
@@ -40,7 +40,7 @@ func (o *oneFill) Get(ctx context.Context, key string, off, n int64) (objstore.O
 		}
 		o.fills[key] = f
 		go func() {
-			// Whoever asked first may go; the others still wait.
+			// Whoever asked first may leave. The others still wait.
 			f.data, f.info, f.err = read(context.WithoutCancel(ctx), o.s, key, 0, -1)
 			o.mu.Lock()
 			delete(o.fills, key)
@@ -70,13 +70,13 @@ type inRAM struct {
 func (o inRAM) Info() objstore.Info { return o.info }
 func (inRAM) Close() error          { return nil }
 
-// TestNoRing: replicas that disagree so much about homes that each takes the next one
-// for every blob's home ask each other for the same blobs at the same moment, each with
-// one fill for all who ask. None may wait for one that waits for it, and no request of
-// a peer may lead to another one.
+// TestNoRing has replicas that disagree about homes so much that each takes the next one for every
+// blob's home. They ask each other for the same blobs at the same moment, each with one fill for
+// all callers. None may wait for one that waits for it, and no request of a peer may lead to
+// another one.
 func TestNoRing(t *testing.T) {
 	b := newBed(t)
-	// No hedge and no timeout in the way: a ring would hang until the test's deadline.
+	// No hedge or timeout interferes: a ring would hang until the test's deadline.
 	patient := &cluster.Options{HedgeAfter: time.Hour, AnswerTimeout: 2 * time.Hour, StallTimeout: time.Hour, Lease: time.Hour}
 	var caches []*oneFill
 	const n = 4
@@ -126,8 +126,8 @@ func TestNoRing(t *testing.T) {
 	}
 }
 
-// TestMembership: replicas find each other, notice who leaves and who is killed, take
-// over the lease of their own killed predecessor, and refuse the id of another one.
+// TestMembership checks that replicas find each other and notice which ones leave or are killed. A
+// replica takes over the lease of its own killed predecessor and refuses the ID of another one.
 func TestMembership(t *testing.T) {
 	b := newBed(t)
 	r1, r2, r3 := b.join("r1", nil, nil), b.join("r2", nil, nil), b.join("r3", nil, nil)
@@ -186,7 +186,8 @@ func TestMembership(t *testing.T) {
 	}
 }
 
-// TestConfig: what cannot work is refused at the start, without repeating the secret.
+// TestConfig checks that an impossible configuration is refused at the start, without repeating the
+// secret.
 func TestConfig(t *testing.T) {
 	good := cluster.Config{ID: "r1", URL: "http://h:1", Secret: []byte(secret), Digest: digestOf}
 	for _, c := range []struct {

@@ -16,8 +16,8 @@ import (
 	"example.org/slipway/registry/objstore"
 )
 
-// TestPeerReads: a blob is read from its home, whole and in ranges, and only the home
-// reads it from the store.
+// TestPeerReads checks that a blob is read from its home, whole and in ranges, and that only the
+// home reads it from the store.
 func TestPeerReads(t *testing.T) {
 	b := newBed(t)
 	r1, r2 := b.join("r1", nil, nil), b.join("r2", nil, nil)
@@ -29,7 +29,7 @@ func TestPeerReads(t *testing.T) {
 			b.want(r1.store, key, data, c.off, c.n)
 			b.want(r2.store, key, data, c.off, c.n)
 		}
-		// Only empty ranges, for which no peer is worth asking twice.
+		// The only reads are empty ranges, for which it is not worth asking a peer twice.
 		if got := r1.inner.count(key); got > 5 {
 			t.Errorf("r1 read a blob of %d bytes, whose home is r2, %d times from the store", size, got)
 		}
@@ -44,7 +44,7 @@ func TestPeerReads(t *testing.T) {
 	}
 }
 
-// TestObjectsWithoutHome: what is no blob goes to the store, and is not served.
+// TestObjectsWithoutHome checks that objects other than blobs go to the store and are not served.
 func TestObjectsWithoutHome(t *testing.T) {
 	b := newBed(t)
 	r1 := b.join("r1", nil, nil)
@@ -65,14 +65,14 @@ func TestObjectsWithoutHome(t *testing.T) {
 	}
 }
 
-// sourceFunc is a source that does something else than it should.
+// sourceFunc is a source that misbehaves.
 type sourceFunc func(ctx context.Context, key string, off, n int64) (objstore.Object, error)
 
 func (f sourceFunc) Get(ctx context.Context, key string, off, n int64) (objstore.Object, error) {
 	return f(ctx, key, off, n)
 }
 
-// bent is an object whose bytes, or their end, come from elsewhere.
+// bent is an object whose bytes or whose end come from elsewhere.
 type bent struct {
 	objstore.Object
 	r io.Reader
@@ -91,7 +91,7 @@ func bend(s cluster.Source, how func(io.Reader) io.Reader) cluster.Source {
 	})
 }
 
-// flip changes the byte at a place.
+// flip changes the byte at one offset.
 type flip struct {
 	r  io.Reader
 	at int
@@ -123,7 +123,7 @@ func (h *hang) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// TestBadPeers: whatever a peer does, the read succeeds with the right bytes.
+// TestBadPeers checks that the read succeeds with the right bytes, whatever a peer does.
 func TestBadPeers(t *testing.T) {
 	var released chan struct{} // closed at the end of each case
 	quick := cluster.Options{HedgeAfter: 50 * time.Millisecond, AnswerTimeout: 2 * time.Second, StallTimeout: 200 * time.Millisecond}
@@ -185,8 +185,8 @@ func TestBadPeers(t *testing.T) {
 	}
 }
 
-// TestLargeLie: a large wrong object ends in an error before its last byte, and the
-// liar is not asked again.
+// TestLargeLie checks that a large wrong object ends in an error before its last byte, and that the
+// lying peer is not asked again.
 func TestLargeLie(t *testing.T) {
 	b := newBed(t)
 	r1 := b.join("r1", nil, nil)
@@ -207,7 +207,7 @@ func TestLargeLie(t *testing.T) {
 	}
 }
 
-// TestGonePeers: a peer that is not there costs no error, and soon no time.
+// TestGonePeers checks that an absent peer costs no error, and soon no time.
 func TestGonePeers(t *testing.T) {
 	b := newBed(t)
 	r1 := b.join("r1", nil, nil)
@@ -227,7 +227,7 @@ func TestGonePeers(t *testing.T) {
 	poll(t, "the peer is no member", func() bool { return len(r1.Members()) == 1 })
 }
 
-// TestImpostor: who does not know the secret but has a replica's address is not
+// TestImpostor checks that a server with a replica's address but without the secret is not
 // believed, whatever it answers.
 func TestImpostor(t *testing.T) {
 	for _, c := range []struct {
@@ -267,7 +267,7 @@ func TestImpostor(t *testing.T) {
 	}
 }
 
-// TestStrangers: requests that no peer signed get nothing.
+// TestStrangers checks that requests which no peer signed get nothing.
 func TestStrangers(t *testing.T) {
 	b := newBed(t)
 	var seen http.Header
@@ -320,8 +320,8 @@ func TestStrangers(t *testing.T) {
 	}
 }
 
-// TestBusyPeer: a peer that serves as many as it may refuses more, and they are read
-// from the store.
+// TestBusyPeer checks that a peer at its limit refuses more reads, and that those are read from the
+// store.
 func TestBusyPeer(t *testing.T) {
 	release := make(chan struct{})
 	b := newBed(t)
@@ -350,8 +350,8 @@ func TestBusyPeer(t *testing.T) {
 	<-done
 }
 
-// TestCallerGivesUp: a read whose caller has gone ends at once and is no fault of the
-// peer.
+// TestCallerGivesUp checks that a read whose caller has gone ends at once and does not count
+// against the peer.
 func TestCallerGivesUp(t *testing.T) {
 	b := newBed(t)
 	r1 := b.join("r1", nil, nil)
@@ -369,7 +369,7 @@ func TestCallerGivesUp(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	poll(t, "it is counted", func() bool { return fallbacks(t, r1, "abandoned") == 1 })
-	// And one that is closed half way.
+	// The same holds for a read that is closed halfway.
 	b2 := newBed(t)
 	r3 := b2.join("r3", nil, nil)
 	b2.join("r4", nil, nil)

@@ -55,7 +55,7 @@ func TestTickets(t *testing.T) {
 	}
 }
 
-// TestWindow holds the window against a map of what has come.
+// TestWindow compares the window with a map of what has arrived.
 func TestWindow(t *testing.T) {
 	var ws windows
 	ws.init(time.Minute)

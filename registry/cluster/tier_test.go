@@ -15,8 +15,8 @@ import (
 	"example.org/slipway/registry/cluster"
 )
 
-// TestOneReadForAll: with the caches that replicas really have, a blob that clients of
-// all replicas ask for at once is read from the store once.
+// TestOneReadForAll uses the caches of real replicas. A blob that clients of all replicas request
+// at once is read from the store once.
 func TestOneReadForAll(t *testing.T) {
 	b := newBed(t)
 	patient := &cluster.Options{HedgeAfter: time.Minute, AnswerTimeout: 2 * time.Minute, StallTimeout: 2 * time.Minute, MinRate: 1, Lease: 20 * time.Second}
