@@ -48,7 +48,7 @@ func (r received) tag() string {
 	return e.Data.Tag
 }
 
-// hook is a webhook that answers as told and hands out what it took.
+// hook is a webhook that answers as configured and hands out what it accepted.
 type hook struct {
 	*httptest.Server
 	mu     sync.Mutex
@@ -86,7 +86,7 @@ func (h *hook) attempts() int {
 	return h.tries
 }
 
-// next returns what the hook takes next.
+// next returns the next event that the hook accepts.
 func (h *hook) next(t testing.TB) received {
 	t.Helper()
 	select {
@@ -146,7 +146,7 @@ func publish(t testing.TB, n *notify.Notifier, a notify.Action, tags ...string) 
 	}
 }
 
-// waitFor polls until ok.
+// waitFor polls until ok returns true.
 func waitFor(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	tick := time.NewTicker(time.Millisecond)
@@ -180,8 +180,8 @@ func TestOrder(t *testing.T) {
 	for range want {
 		got = append(got, h.next(t).tag())
 	}
-	// Pulls and pushes are each in order; between them a push may overtake
-	// pulls published after the queue was last read.
+	// Pulls and pushes each arrive in order. A push may overtake pulls published after the queue
+	// was last read.
 	for _, pulls := range []bool{false, true} {
 		if diff := cmp.Diff(filter(want, pulls), filter(got, pulls)); diff != "" {
 			t.Errorf("pulls=%t (-want +got):\n%s", pulls, diff)
@@ -238,7 +238,7 @@ func TestRestartKeepsTheQueue(t *testing.T) {
 	publish(t, n, notify.ActionPush, "1", "2")
 	waitFor(t, "an attempt", func() bool { return h.attempts() > 0 })
 	stop()
-	publish(t, n, notify.ActionPush, "3") // nobody runs
+	publish(t, n, notify.ActionPush, "3") // nobody is running
 	if got := metric(t, n, "registry_notifications_pending_total", "endpoint", "hook"); got != 3 {
 		t.Errorf("got %v pending, want 3", got)
 	}
@@ -263,7 +263,7 @@ func TestRunTwiceAtOnce(t *testing.T) {
 	h.wantTags(t, "2")
 }
 
-// TestSlowEndpoint has an endpoint that does not answer at all.
+// TestSlowEndpoint uses an endpoint that does not answer at all.
 func TestSlowEndpoint(t *testing.T) {
 	release := make(chan struct{})
 	slow := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -290,8 +290,8 @@ func TestSlowEndpoint(t *testing.T) {
 	}
 }
 
-// TestStopFinishesDelivery stops while an endpoint has taken an event and has
-// not answered yet.
+// TestStopFinishesDelivery stops after an endpoint has received an event and before it has
+// answered.
 func TestStopFinishesDelivery(t *testing.T) {
 	arrived, release := make(chan struct{}), make(chan struct{})
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -418,8 +418,8 @@ func TestUnreadableItemIsDropped(t *testing.T) {
 	}
 }
 
-// clockTransport answers without a network, so that it works with a fake
-// clock, and records when it was asked.
+// clockTransport answers without a network, so that it works with a fake clock. It records when it
+// was called.
 type clockTransport struct {
 	mu     sync.Mutex
 	begin  time.Time
@@ -506,7 +506,7 @@ func TestWaits(t *testing.T) {
 	}
 }
 
-// metric returns the sum of a metric's samples that have the labels.
+// metric returns the sum of a metric's samples with the labels.
 func metric(t testing.TB, n *notify.Notifier, name string, labels ...string) float64 {
 	t.Helper()
 	reg := prometheus.NewPedanticRegistry()

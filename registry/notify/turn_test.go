@@ -10,8 +10,8 @@ import (
 	"example.org/slipway/registry/notify"
 )
 
-// TestTurns: of two processes over one queue the one delivers whose turn it is,
-// wherever events come from, and the other goes on where it stopped, in order.
+// TestTurns runs two processes over one queue. The one whose turn it is delivers, wherever the
+// events come from. The other continues in order where it stopped.
 func TestTurns(t *testing.T) {
 	h, q := newHook(t), notify.NewMemQueue(100)
 	var turn atomic.Int32
@@ -31,8 +31,8 @@ func TestTurns(t *testing.T) {
 	h.answer(http.StatusOK)
 	publish(t, list[0], notify.ActionPush, "5")
 	h.wantTags(t, "3", "4", "5")
-	// What has been delivered is delivered again by the other one whose turn it is before
-	// it is off the queue.
+	// An event that was delivered but is still in the queue is delivered again when the turn passes
+	// to the other process. The test therefore waits until the queue is empty.
 	empty := func() {
 		waitFor(t, "an empty queue", func() bool {
 			n, err := q.Len(t.Context(), "hook")
@@ -48,8 +48,8 @@ func TestTurns(t *testing.T) {
 	}
 }
 
-// TestTurnsWhileDown: what another process delivers while this one waits for an
-// endpoint that is down is not delivered again.
+// TestTurnsWhileDown checks that events which another process delivers, while this one waits for an
+// endpoint that is down, are not delivered again.
 func TestTurnsWhileDown(t *testing.T) {
 	h, q := newHook(t), notify.NewMemQueue(100)
 	h.answer(http.StatusServiceUnavailable)
