@@ -59,7 +59,7 @@ func FuzzCheckKey(f *testing.F) {
 		if len(key) > objstore.MaxKeyLength || strings.Trim(key, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._=+-/") != "" {
 			t.Errorf("CheckKey(%q) took a key outside the alphabet or limit", key)
 		}
-		// Joined to a directory, the key stays what it is and stays inside.
+		// Joined to a directory, the key stays unchanged and inside it.
 		if got, want := path.Join("/root", key), "/root/"+key; got != want {
 			t.Errorf("path.Join(/root, %q) = %q, want %q", key, got, want)
 		}

@@ -12,7 +12,7 @@ import (
 	"example.org/slipway/registry/objstore/objtest"
 )
 
-// TestAdoptMoves: the object is the very file, and has no more rights than the store's
+// TestAdoptMoves checks that the object is the same file, with no more permissions than the store's
 // own files.
 func TestAdoptMoves(t *testing.T) {
 	root := t.TempDir()
@@ -36,8 +36,8 @@ func TestAdoptMoves(t *testing.T) {
 	}
 }
 
-// TestAdoptCopies: what somebody else could write to, or lies on another file system, is
-// copied and stays where it is.
+// TestAdoptCopies checks that a file which somebody else could write to, or which is on another
+// file system, is copied and stays where it is.
 func TestAdoptCopies(t *testing.T) {
 	data := objtest.Content(1, 700_000)
 	second := filepath.Join(t.TempDir(), "spool")
@@ -63,7 +63,7 @@ func TestAdoptCopies(t *testing.T) {
 	}
 }
 
-// dirsOf lists a key with its directories.
+// dirsOf returns a key and its directories.
 func dirsOf(key string) (out []string) {
 	for i := range key {
 		if key[i] == '/' {
@@ -73,8 +73,7 @@ func dirsOf(key string) (out []string) {
 	return append(out, key)
 }
 
-// otherFileSystem returns a directory of another file system than that of TempDir, if
-// there is one.
+// otherFileSystem returns a directory on a file system other than that of TempDir, if there is one.
 func otherFileSystem(t *testing.T) (string, bool) {
 	var here, there unix.Stat_t
 	must(t, unix.Stat(t.TempDir(), &here))

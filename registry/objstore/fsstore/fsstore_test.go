@@ -73,7 +73,7 @@ func read(t testing.TB, s objstore.Store, key string) []byte {
 	return b
 }
 
-// tree returns what is below root, sorted, directories with a slash.
+// tree lists everything below root, sorted. Directories end with a slash.
 func tree(t testing.TB, root string) []string {
 	t.Helper()
 	var names []string
@@ -163,7 +163,7 @@ func TestModes(t *testing.T) {
 	}
 }
 
-// TestReservedKeys: staging files cannot be reached as objects.
+// TestReservedKeys checks that staging files cannot be reached as objects.
 func TestReservedKeys(t *testing.T) {
 	root := t.TempDir()
 	s := open(t, root)
@@ -188,8 +188,8 @@ func TestReservedKeys(t *testing.T) {
 	wantTree(t, root, "_staging/", "_staging/"+state, "lost+found/", "lost+found/x/")
 }
 
-// plant puts things into the store that are not its own: links that lead out
-// of it or to another object, and special files.
+// plant adds foreign entries to the store: links that lead out of it or to another object, and
+// special files.
 func plant(t *testing.T, root string) (outside string, keys []string) {
 	t.Helper()
 	outside = t.TempDir()
@@ -249,7 +249,7 @@ func TestPlanted(t *testing.T) {
 					}
 				}
 			}
-			// A link or special file under the very key is replaced, not followed.
+			// A link or special file at the key itself is replaced, not followed.
 			for _, key := range []string{"p/abs", "p/out", "p/rel", "p/fifo"} {
 				must(t, s.Put(ctx, key, []byte("mine"), false))
 				if got := read(t, s, key); string(got) != "mine" {
@@ -266,8 +266,8 @@ func TestPlanted(t *testing.T) {
 	}
 }
 
-// TestPlantedStaging: a link as the staging directory is refused, and links in
-// it are no uploads.
+// TestPlantedStaging checks that a link as the staging directory is refused, and that links in it
+// do not count as uploads.
 func TestPlantedStaging(t *testing.T) {
 	root, outside := t.TempDir(), t.TempDir()
 	must(t, os.Symlink(outside, filepath.Join(root, "_staging")))
@@ -296,7 +296,7 @@ func TestPlantedStaging(t *testing.T) {
 	}
 }
 
-// TestForeignNames: files whose names are no keys are not listed.
+// TestForeignNames checks that files whose names are not keys are not listed.
 func TestForeignNames(t *testing.T) {
 	root := t.TempDir()
 	s := open(t, root)
@@ -314,8 +314,8 @@ func TestForeignNames(t *testing.T) {
 	}
 }
 
-// TestDirectoryInPlace: a directory under a key does not keep an object from being stored
-// there, and what is in it is not lost.
+// TestDirectoryInPlace checks that an object can be stored under a key where a directory is, and
+// that the directory's content is not lost.
 func TestDirectoryInPlace(t *testing.T) {
 	ctx, root := t.Context(), t.TempDir()
 	s := open(t, root)
@@ -353,8 +353,8 @@ func TestDirectoryInPlace(t *testing.T) {
 	}
 }
 
-// TestFileInPlaceOfDirectory: a file, or a link, in the place of an object's directory is
-// refused by name and stays as it is.
+// TestFileInPlaceOfDirectory checks that a file or link in the place of an object's directory is
+// named and refused, and stays as it is.
 func TestFileInPlaceOfDirectory(t *testing.T) {
 	ctx, root := t.Context(), t.TempDir()
 	s := open(t, root)
@@ -373,8 +373,8 @@ func TestFileInPlaceOfDirectory(t *testing.T) {
 	}
 }
 
-// TestTidy: what is deleted leaves no directory, also when commits and
-// deletions of the same object race.
+// TestTidy checks that a deletion leaves no directory, also when commits and deletions of the same
+// object race.
 
 func TestTidy(t *testing.T) {
 	ctx, root := t.Context(), t.TempDir()
@@ -412,8 +412,8 @@ func TestTidy(t *testing.T) {
 	}
 }
 
-// TestDirectoriesAreForgotten: the directories of single blobs do not pile up
-// in memory.
+// TestDirectoriesAreForgotten checks that the directories of single blobs do not accumulate in
+// memory.
 func TestDirectoriesAreForgotten(t *testing.T) {
 	s := open(t, t.TempDir())
 	for i := range 50 {
@@ -424,7 +424,7 @@ func TestDirectoriesAreForgotten(t *testing.T) {
 	}
 }
 
-// TestReopen: objects and suspended uploads are there in another Store.
+// TestReopen checks that objects and suspended uploads are available in another Store.
 func TestReopen(t *testing.T) {
 	ctx, root := t.Context(), t.TempDir()
 	s := open(t, root)
@@ -448,8 +448,7 @@ func TestReopen(t *testing.T) {
 	}
 }
 
-// TestReadTruncated: a file that became shorter is an error, never a short
-// object.
+// TestReadTruncated checks that a file that became shorter is an error, never a short object.
 func TestReadTruncated(t *testing.T) {
 	root := t.TempDir()
 	s := open(t, root)
@@ -471,7 +470,7 @@ func TestReadTruncated(t *testing.T) {
 	}
 }
 
-// TestManyReaders: more large reads at once than there are buffers.
+// TestManyReaders runs more large reads at once than there are buffers.
 func TestManyReaders(t *testing.T) {
 	s := open(t, t.TempDir())
 	data := objtest.Content(1, 300_000)
@@ -501,7 +500,7 @@ func TestManyReaders(t *testing.T) {
 	}
 }
 
-// slowWriter holds its first Write up until it is released.
+// slowWriter blocks its first Write until it is released.
 type slowWriter struct {
 	ready, release chan struct{}
 	got            bytes.Buffer

@@ -11,8 +11,8 @@ import (
 	"example.org/slipway/registry/objstore/fsstore"
 )
 
-// TestKeepFree: uploads and Puts of any size and announcement leave the bytes free that
-// are to be kept, and what they held comes back.
+// TestKeepFree checks that uploads and Puts of any size and announcement leave the reserved bytes
+// free, and that the space they held is returned.
 func TestKeepFree(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("mounting needs root")
@@ -51,7 +51,7 @@ func TestKeepFree(t *testing.T) {
 			if !errors.Is(err, objstore.ErrNoSpace) {
 				t.Errorf("hint %d, pieces of %d: got %v after %d bytes, want ErrNoSpace", hint, piece, err, u.Size())
 			}
-			if free := free(); free < keep-2<<20 { // it looks once a MiB
+			if free := free(); free < keep-2<<20 { // it checks once a MiB
 				t.Errorf("hint %d, pieces of %d: %d bytes are left, %d were to be", hint, piece, free, keep)
 			}
 			if err := u.Cancel(t.Context()); err != nil {

@@ -11,8 +11,8 @@ import (
 	"example.org/slipway/registry/objstore/fsstore"
 )
 
-// TestLayout: a store of which a part is elsewhere is refused by the name of that part,
-// however it got there.
+// TestLayout checks that a store with a part elsewhere is refused and the part is named, however it
+// got there.
 func TestLayout(t *testing.T) {
 	const objects = "blobs/sha256"
 	parts := []string{"_staging", "blobs", "blobs/sha256", "blobs/sha256/ab"}

@@ -9,8 +9,8 @@ import (
 	"example.org/slipway/registry/objstore"
 )
 
-// TestMove gives an object another key, over another object and into a new
-// directory, and tidies up behind it.
+// TestMove moves an object to another key, over another object and into a new directory. Move must
+// also remove the empty directories behind it.
 func TestMove(t *testing.T) {
 	root := t.TempDir()
 	s := open(t, root)

@@ -15,7 +15,8 @@ import (
 	"example.org/slipway/registry/objstore/objtest"
 )
 
-// TestSuspendedHoldNoDescriptors: only what was written to and is in use does.
+// TestSuspendedHoldNoDescriptors checks that only uploads that were written to and are in use hold
+// descriptors.
 func TestSuspendedHoldNoDescriptors(t *testing.T) {
 	s := open(t, t.TempDir())
 	before := descriptors(t)
@@ -54,8 +55,8 @@ func expectError(err error) error {
 	return nil
 }
 
-// TestSweepAfterKill: what a killed process leaves is a staging file without a
-// lock that nobody knows.
+// TestSweepAfterKill sweeps what a killed process leaves: a staging file without a lock that nobody
+// knows.
 func TestSweepAfterKill(t *testing.T) {
 	ctx, root := t.Context(), t.TempDir()
 	staging := filepath.Join(root, "_staging")
@@ -72,7 +73,7 @@ func TestSweepAfterKill(t *testing.T) {
 	young := suspend(t, begin(t, s, []byte("young")))
 	claimed := suspend(t, begin(t, s, []byte("claimed")))
 	must(t, os.Chtimes(filepath.Join(staging, claimed), old, old))
-	// In use by another Store, as by another process, and stalled for long.
+	// The upload is in use by another Store, as by another process, and has stalled for long.
 	other := open(t, root)
 	paused := suspend(t, begin(t, other, []byte("in use")))
 	inUse, err := other.Resume(ctx, paused, 6)
@@ -94,8 +95,7 @@ func TestSweepAfterKill(t *testing.T) {
 	}
 }
 
-// TestResumeInUse: two writers of one upload would write into each other's
-// object.
+// TestResumeInUse checks that an upload has one writer. Two would write into each other's object.
 func TestResumeInUse(t *testing.T) {
 	ctx, root := t.Context(), t.TempDir()
 	s, other := open(t, root), open(t, root)
@@ -116,7 +116,7 @@ func TestResumeInUse(t *testing.T) {
 	}
 }
 
-// TestCommitSwept: the staging file was removed by somebody else.
+// TestCommitSwept commits an upload whose staging file somebody else removed.
 func TestCommitSwept(t *testing.T) {
 	root := t.TempDir()
 	s := open(t, root)
@@ -133,8 +133,8 @@ func TestCommitSwept(t *testing.T) {
 	wantTree(t, root, "_staging/")
 }
 
-// TestReservedSpaceIsReturned: an object takes no more of the disk than its
-// bytes, however large it was announced.
+// TestReservedSpaceIsReturned checks that an object takes no more disk space than its bytes,
+// however large it was announced.
 func TestReservedSpaceIsReturned(t *testing.T) {
 	root := t.TempDir()
 	s := open(t, root)
@@ -159,8 +159,8 @@ func TestReservedSpaceIsReturned(t *testing.T) {
 	}
 }
 
-// TestReservationFollows: an announced size holds no more of the disk than what
-// has arrived warrants, while the upload is open and even less when it is not.
+// TestReservationFollows checks that an announced size reserves no more disk space than the arrived
+// bytes warrant while the upload is open, and even less when it is not.
 func TestReservationFollows(t *testing.T) {
 	const slack = 64 << 10
 	ctx, root := t.Context(), t.TempDir()
@@ -228,18 +228,18 @@ func TestNoSpace(t *testing.T) {
 	must(t, s.Put(ctx, "ballast", ballast, false))
 	data := objtest.Content(2, 6<<20)
 
-	// With a hint the first byte tells.
+	// With a hint, the first byte shows the lack of room.
 	u, err := s.NewUpload(ctx, int64(len(data)))
 	must(t, err)
 	n, err := u.Write(data[:10])
 	if !errors.Is(err, objstore.ErrNoSpace) || n != 0 || u.Size() != 0 {
 		t.Errorf("first Write of a too large upload: got %d, size %d, %v; want 0, 0, ErrNoSpace", n, u.Size(), err)
 	}
-	// What was tried is given back.
+	// The space of the attempt is returned.
 	must(t, s.Put(ctx, "other", make([]byte, 2<<20), false))
 	must(t, s.Delete(ctx, "other"))
 
-	// Without one, some Write is cut.
+	// Without a hint, some Write is cut short.
 	v := begin(t, s, nil)
 	for err = nil; err == nil && v.Size() < int64(len(data)); {
 		before := v.Size()
@@ -258,7 +258,7 @@ func TestNoSpace(t *testing.T) {
 		t.Error("full disk harmed an object")
 	}
 
-	// Once there is room both go on where they were.
+	// Once there is room, both continue where they were.
 	must(t, s.Delete(ctx, "ballast"))
 	_, err = v.Write(data[v.Size():])
 	must(t, err)

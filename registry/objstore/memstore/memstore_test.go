@@ -55,7 +55,7 @@ func TestMaxBytes(t *testing.T) {
 	ok("Put of 40", s.Put(ctx, "d", objtest.Content(1, 40), false))
 	full("Put of 1", s.Put(ctx, "e", objtest.Content(1, 1), false))
 
-	// Dropping an upload in any way gives its bytes back.
+	// Dropping an upload in any way frees its bytes.
 	ok("Delete", s.Delete(ctx, "d"))
 	for _, drop := range []func(objstore.Upload) error{
 		func(u objstore.Upload) error { return u.Cancel(ctx) },

@@ -13,7 +13,7 @@ import (
 	"example.org/slipway/registry/objstore"
 )
 
-// adopter returns the ability. Where there is none the case has nothing to check.
+// adopter returns the store's Adopter. A store without one has nothing to check.
 func (t *suite) adopter() (objstore.Adopter, bool) {
 	t.Helper()
 	a, ok := objstore.As[objstore.Adopter](t.s)
@@ -23,7 +23,7 @@ func (t *suite) adopter() (objstore.Adopter, bool) {
 	return a, ok
 }
 
-// file makes a file.
+// file writes data to a file and returns its path.
 func (t *suite) file(data []byte) (path string) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "file")
@@ -39,7 +39,7 @@ func (t *suite) adopt() {
 	ctx := t.Context()
 	for i, size := range []int{0, 1, 4096, 100_000, t.opts.LargeSize} {
 		key, data := fmt.Sprintf("ad/opt/%d", i), Content(uint64(20+i), size)
-		// Whoever keeps what was read must not keep it now.
+		// The store may have kept what was read. It must not serve that now.
 		t.mustPut(key, []byte("before"))
 		t.wantObject(key, []byte("before"))
 		path := t.file(data)
@@ -52,7 +52,7 @@ func (t *suite) adopt() {
 			t.Errorf("read the open file: got %d bytes, %v; want the %d it had", len(got), err, size)
 		}
 		t.must(open.Close(), "close the file")
-		// The object is not what is under the path.
+		// The object must be independent of the file at the path.
 		t.must(os.WriteFile(path, []byte("after"), 0o600), "write to the path")
 		t.wantObject(key, data)
 	}
@@ -84,7 +84,7 @@ func (t *suite) adoptFails() {
 	t.wantErr(err, objstore.ErrNotExist, "Stat")
 }
 
-// adoptRace has many adopt, and delete, under one key.
+// adoptRace runs many adoptions and deletions under one key.
 func (t *suite) adoptRace() {
 	a, ok := t.adopter()
 	if !ok {

@@ -114,7 +114,7 @@ func benchGet(b *testing.B, s objstore.Store, key string, size int64) {
 	}
 }
 
-// cpuTime is what this process has used, in user and system mode.
+// cpuTime returns the CPU time of this process, in user and system mode.
 func cpuTime(b *testing.B) time.Duration {
 	var ru syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &ru); err != nil {

@@ -9,9 +9,9 @@ import (
 	"example.org/slipway/registry/objstore"
 )
 
-// Operations as the hooks of [Faults] name them. The key is the object's; for
-// OpResume and OpAbandon it is the upload's state, and for OpNewUpload,
-// OpWrite, OpSuspend, OpCancel and OpSweep it is empty.
+// These are the operations as the hooks of [Faults] name them. The key is the object's key. For
+// OpResume and OpAbandon it is the upload's state. For OpNewUpload, OpWrite, OpSuspend, OpCancel
+// and OpSweep it is empty.
 const (
 	OpGet       = "get"
 	OpStat      = "stat"
@@ -31,21 +31,21 @@ const (
 	OpMove      = "move" // with the object's first key
 )
 
-// Faults are the hooks of a faulty store. A nil hook does nothing. Hooks may
-// be called concurrently, and may wait, to hold an operation up.
+// Faults are the hooks of a faulty store. A nil hook does nothing. Hooks may be called
+// concurrently. They may block to delay an operation.
 type Faults struct {
-	// Before is called before an operation. If it returns an error, that is
-	// the operation's, and the store sees nothing of it.
+	// Before is called before an operation. If it returns an error, the operation returns that
+	// error and does not reach the store.
 	Before func(op, key string) error
-	// After is called after an operation that succeeded. If it returns an
-	// error, that is the operation's although the store did it: what a caller
-	// sees when the answer was lost on the network.
+	// After is called after an operation that succeeded. If it returns an error, the operation
+	// returns that error although the store performed it. A caller sees the same when the answer
+	// was lost on the network.
 	After func(op, key string) error
 }
 
-// Faulty returns a store that does what inner does, unless a hook says
-// otherwise. It is an [objstore.UploadSweeper] if inner is one, and gives the abilities
-// of an [objstore.Adopter] and an [objstore.Mover] if inner has them.
+// Faulty returns a store that does what inner does unless a hook intervenes. It is an
+// [objstore.UploadSweeper] if inner is one, and has the abilities of an [objstore.Adopter] and an
+// [objstore.Mover] if inner has them.
 func Faulty(inner objstore.Store, f Faults) objstore.Store {
 	s := &faulty{inner, f}
 	if sw, ok := inner.(objstore.UploadSweeper); ok {

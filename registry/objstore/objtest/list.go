@@ -69,8 +69,8 @@ func (t *suite) list() {
 	t.must(t.s.Abandon(t.Context(), state), "Abandon")
 }
 
-// listOrder has names that sort otherwise as directories than as keys: '-',
-// '.' and '+' come before '/', digits and letters behind it.
+// listOrder uses names that sort differently as directories than as keys: '-', '.' and '+' come
+// before '/', digits and letters after it.
 func (t *suite) listOrder() {
 	var keys []string
 	for _, a := range []string{"a", "a-b", "a.b", "a+b", "a0", "a=", "aa", "A", "_", "-"} {
@@ -114,8 +114,8 @@ func (t *suite) listStops() {
 	}
 }
 
-// listDuringChanges checks that what is there the whole time is listed while
-// other objects come and go.
+// listDuringChanges checks that objects which exist the whole time are listed while others come and
+// go.
 func (t *suite) listDuringChanges() {
 	var want []string
 	for i := range 30 {

@@ -65,7 +65,7 @@ func (t *suite) getWhileReplaced() {
 	t.must(err, "Read")
 	t.mustPut("g/x", young)
 	t.must(t.s.Delete(t.Context(), "g/x"), "Delete")
-	// Whether it still can be read depends on the store; mixed bytes are wrong.
+	// It depends on the store whether the object can still be read. Mixed bytes are wrong.
 	tail, err := io.ReadAll(o)
 	if got := append(head, tail...); !bytes.HasPrefix(old, got) || err == nil && len(got) != len(old) {
 		t.Errorf("reading an object that was replaced: got %d other bytes, %v", len(got), err)
@@ -101,7 +101,7 @@ func (t *suite) objectClosed() {
 }
 
 func (t *suite) put() {
-	before := time.Now().Add(-time.Minute) // clocks of other machines differ
+	before := time.Now().Add(-time.Minute) // the clocks of other machines differ
 	for i, key := range []string{"a", "p/a", "p/b/c", "p/b=+._-/D", blobKey} {
 		t.mustPut(key, Content(uint64(i), 100+i))
 		t.wantObject(key, Content(uint64(i), 100+i))
@@ -177,8 +177,8 @@ func (t *suite) putRace() {
 	})
 }
 
-// wantOneOf checks that an object is whole: what racer i would have written.
-// It may run in any goroutine.
+// wantOneOf checks that an object is whole: that it has the content which one racer i would have
+// written. It may run in any goroutine.
 func (t *suite) wantOneOf(key string, content func(i int) []byte) {
 	o, err := t.s.Get(t.Context(), key, 0, -1)
 	if err != nil {
@@ -215,7 +215,7 @@ func (t *suite) delete() {
 	t.wantKeys("", "", nil)
 	t.mustPut("d/a/x", []byte("3"))
 	t.wantObject("d/a/x", []byte("3"))
-	// A prefix without objects is free to be a key.
+	// A prefix without objects can be used as a key.
 	t.must(t.s.Delete(ctx, "d/a/x"), "Delete")
 	t.mustPut("d/a", []byte("4"))
 	t.wantObject("d/a", []byte("4"))

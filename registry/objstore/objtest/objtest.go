@@ -1,6 +1,6 @@
-// Package objtest is the conformance suite of object stores: [Run] holds every
-// driver to the contract of [objstore.Store], [Bench] measures it, and [Faulty]
-// makes a store fail on purpose. Only tests import it.
+// Package objtest is the conformance suite of object stores: [Run] checks every driver against the
+// contract of [objstore.Store], [Bench] measures it, and [Faulty] makes a store fail on purpose.
+// Only tests import it.
 package objtest
 
 import (
@@ -15,7 +15,7 @@ import (
 	"example.org/slipway/registry/objstore"
 )
 
-// Options of Run. The zero value is good.
+// Options are the options of Run. The zero value is good.
 type Options struct {
 	// Suspended is how many uploads are suspended at once in one case.
 	// Default 10000; stores behind a network take fewer.
@@ -169,7 +169,7 @@ func (t *suite) mustResume(state string, size int64) objstore.Upload {
 	return u
 }
 
-// wantObject checks an object's bytes, read both ways, and what Stat tells.
+// wantObject checks an object's bytes, read both ways, and its description from Stat.
 func (t *suite) wantObject(key string, want []byte) {
 	t.Helper()
 	t.wantRange(key, 0, -1, want, int64(len(want)))
@@ -180,8 +180,8 @@ func (t *suite) wantObject(key string, want []byte) {
 	}
 }
 
-// wantRange checks n bytes of an object from off, read with Read and with
-// WriteTo, and the size of the whole object.
+// wantRange checks n bytes of an object from off, read with Read and with WriteTo, and the size of
+// the whole object.
 func (t *suite) wantRange(key string, off, n int64, want []byte, size int64) {
 	t.Helper()
 	for _, way := range []struct {

@@ -14,7 +14,7 @@ import (
 	"example.org/slipway/registry/objstore/objtest"
 )
 
-// TestFaultyWithoutFaults: hooks that do nothing change nothing.
+// TestFaultyWithoutFaults checks that hooks that do nothing change nothing.
 func TestFaultyWithoutFaults(t *testing.T) {
 	objtest.Run(t, func(*testing.T) objstore.Store {
 		nothing := func(string, string) error { return nil }
@@ -85,7 +85,7 @@ func TestFaultyBefore(t *testing.T) {
 	}
 }
 
-// TestFaultyAfter: the store did it and the caller sees an error.
+// TestFaultyAfter checks that the store performs the operation while the caller gets an error.
 func TestFaultyAfter(t *testing.T) {
 	broken := errors.New("broken")
 	inner := memstore.New(nil)

@@ -35,7 +35,7 @@ func (t *suite) uploadEmpty() {
 	t.must(err, "NewUpload")
 	t.must(u.Commit(t.Context(), "e/one"), "Commit")
 	t.wantObject("e/one", nil)
-	// Without any Write: a registry does this between POST and PATCH.
+	// There is no Write: a registry does this between POST and PATCH.
 	u, err = t.s.NewUpload(t.Context(), -1)
 	t.must(err, "NewUpload")
 	u = t.mustResume(t.mustSuspend(u), 0)
@@ -44,7 +44,7 @@ func (t *suite) uploadEmpty() {
 	t.wantObject("e/two", nil)
 }
 
-// uploadSizeHint: the hint is only a hint.
+// uploadSizeHint checks that the size hint does not bind.
 func (t *suite) uploadSizeHint() {
 	for _, hint := range []int64{-1, 0, 10, 2 << 20, 64 << 20} {
 		u, err := t.s.NewUpload(t.Context(), hint)
@@ -55,8 +55,8 @@ func (t *suite) uploadSizeHint() {
 	}
 }
 
-// uploadTag: what Commit calls an object, Stat and Get call it, too, and other bytes
-// are called something else.
+// uploadTag checks that Stat and Get return the tag that Commit returned, and that other bytes get
+// another tag.
 func (t *suite) uploadTag() {
 	seen := map[string]bool{}
 	for i, size := range []int{0, 1000, 1000, t.opts.LargeSize, t.opts.LargeSize} {
@@ -95,7 +95,8 @@ func (t *suite) uploadInvisible() {
 	t.wantKeys("", "", []string{"u/x"})
 }
 
-// uploadEnded: nothing works after the end, Cancel does nothing.
+// uploadEnded checks that after its end an upload rejects everything but Cancel, which does
+// nothing.
 func (t *suite) uploadEnded() {
 	ctx := t.Context()
 	for _, end := range []struct {
@@ -255,8 +256,8 @@ func (t *suite) suspendMany() {
 	t.wantKeys("", "", []string{"many/x"})
 }
 
-// commitDeleteRace: removing the last object of a directory must not break a
-// commit into it.
+// commitDeleteRace checks that removing the last object of a directory does not break a commit into
+// it.
 func (t *suite) commitDeleteRace() {
 	t.race(func(i int) {
 		key := fmt.Sprintf("cd/dir/%d/data", i%2)

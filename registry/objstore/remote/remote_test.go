@@ -46,9 +46,9 @@ func TestSuite(t *testing.T) {
 	}
 }
 
-// TestSuiteFlaky fails every fourth operation before it is done: nothing of it may
-// be seen. Upload's methods are left out, which are not repeated, and reads of
-// bodies: one that goes on finds the object replaced in the cases that replace it.
+// TestSuiteFlaky fails every fourth operation before it is done, and no caller may notice. It
+// excludes the methods of Upload, which are not repeated, and reads of bodies. A read that
+// continues finds the object replaced in the cases that replace it.
 func TestSuiteFlaky(t *testing.T) {
 	var n atomic.Int64
 	quiet := []string{objtest.OpRead, objtest.OpWrite, objtest.OpSuspend, objtest.OpCommit, objtest.OpCancel, objtest.OpSweep}
@@ -66,7 +66,7 @@ func TestSuiteFlaky(t *testing.T) {
 	}, &objtest.Options{Suspended: 50})
 }
 
-// quick retries without much waiting and without end.
+// quick returns options that retry without much waiting and without end.
 func quick() *remote.Retry {
 	return remote.NewRetry(&remote.RetryOptions{First: time.Microsecond, Most: time.Microsecond, Tries: 20, Burst: 1e9})
 }
@@ -102,8 +102,8 @@ func (h *hooked) List(ctx context.Context, prefix, after string) iter.Seq2[objst
 	return h.Store.List(ctx, prefix, after)
 }
 
-// TestRetryAfter: pauses are as long as the store asks for, within the bound, and
-// grow without that.
+// TestRetryAfter checks that pauses are as long as the store asks for, within the bound, and that
+// they grow otherwise.
 func TestRetryAfter(t *testing.T) {
 	for _, tt := range []struct {
 		name     string
@@ -135,8 +135,8 @@ func TestRetryAfter(t *testing.T) {
 	}
 }
 
-// TestDeadline: a pause beyond the caller's deadline is not made, and the error is
-// the store's.
+// TestDeadline checks that no pause exceeds the caller's deadline, and that the error is the
+// store's.
 func TestDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := remote.Wrap(&hooked{Store: memstore.New(nil), stat: func(context.Context) error {
@@ -153,7 +153,7 @@ func TestDeadline(t *testing.T) {
 	})
 }
 
-// torn is an object whose stream breaks after so many bytes.
+// torn is an object whose stream breaks after a number of bytes.
 type torn struct {
 	objstore.Object
 	left int
@@ -168,8 +168,8 @@ func (o *torn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// TestTornReads: a body is continued as often as each stream brings something, and
-// given up when they bring nothing.
+// TestTornReads checks that a body is continued as long as each stream brings something, and given
+// up when streams bring nothing.
 func TestTornReads(t *testing.T) {
 	inner := memstore.New(nil)
 	data := objtest.Content(1, 2<<20)
@@ -198,7 +198,7 @@ func TestTornReads(t *testing.T) {
 	}
 }
 
-// TestNoRetry: what cannot pass is not repeated.
+// TestNoRetry checks that permanent errors are not retried.
 func TestNoRetry(t *testing.T) {
 	for _, want := range []error{objstore.ErrNotExist, objstore.ErrExist, objstore.ErrNoSpace, context.Canceled, errors.New("denied")} {
 		tries := 0
@@ -235,7 +235,7 @@ func TestPassing(t *testing.T) {
 	}
 }
 
-// TestLimit: more operations than there is room for wait, and at last are refused.
+// TestLimit checks that operations beyond the limit wait, and are refused in the end.
 func TestLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var now, most atomic.Int32
@@ -268,7 +268,8 @@ func TestLimit(t *testing.T) {
 	})
 }
 
-// TestTimeout: each try has its bound, and a store that then answers serves.
+// TestTimeout checks that each attempt has its timeout, and that a store which then answers is
+// used.
 func TestTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tries := 0
@@ -285,7 +286,7 @@ func TestTimeout(t *testing.T) {
 	})
 }
 
-// TestHedgeTime: hedges wait for the time that is usual here, and the loser's
+// TestHedgeTime checks that hedges wait for the usual time of the store, and that the loser's
 // answer is closed.
 func TestHedgeTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -341,7 +342,7 @@ func TestHedgeTime(t *testing.T) {
 	})
 }
 
-// counted is an object that counts down at its end.
+// counted is an object that decrements a counter when it is closed.
 type counted struct {
 	objstore.Object
 	open *atomic.Int32
@@ -352,7 +353,7 @@ func (c *counted) Close() error {
 	return c.Object.Close()
 }
 
-// TestListGoesOn: a walk that breaks off lists every object once.
+// TestListGoesOn checks that an interrupted walk lists every object once.
 func TestListGoesOn(t *testing.T) {
 	mem := memstore.New(nil)
 	var want []string
@@ -385,7 +386,7 @@ func TestListGoesOn(t *testing.T) {
 	}
 }
 
-// TestAbilities: a wrapped store has the abilities of the inner one, and no others.
+// TestAbilities checks that a wrapped store has the abilities of the inner one and no others.
 func TestAbilities(t *testing.T) {
 	fs, err := fsstore.New(t.TempDir(), nil)
 	must(t, err)

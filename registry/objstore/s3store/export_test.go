@@ -5,14 +5,14 @@ import (
 	"io"
 )
 
-// Names for the tests outside.
+// These names are exported for the external tests.
 var (
 	PartSize   = partSize
 	Grown      = grown
 	CheckParts = checkParts
 )
 
-// Limits for the tests outside.
+// These limits are exported for the external tests.
 const (
 	MaxParts  = maxParts
 	MaxPart   = maxPart
@@ -20,7 +20,7 @@ const (
 	MaxObject = maxObject
 )
 
-// DecodeState decodes what a state object holds and encodes it anew.
+// DecodeState decodes the content of a state object and encodes it again.
 func DecodeState(r io.Reader) (again []byte, stored int64, err error) {
 	rec, err := decodeRecord(bufio.NewReader(r))
 	if err != nil {
@@ -30,7 +30,7 @@ func DecodeState(r io.Reader) (again []byte, stored int64, err error) {
 	return again, rec.stored(), err
 }
 
-// ParseState parses a state and formats it anew.
+// ParseState parses a state and formats it again.
 func ParseState(s string) (again, name string, ok bool) {
 	id, ok := parseState(s)
 	return id.String(), id.name(), ok

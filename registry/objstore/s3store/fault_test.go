@@ -24,7 +24,7 @@ import (
 	"example.org/slipway/registry/objstore/s3store"
 )
 
-// wantText checks that an error says all that an operator needs, and no secret.
+// wantText checks that an error says all that an operator needs and contains no secret.
 func wantText(t *testing.T, err error, secret string, parts ...string) {
 	t.Helper()
 	if err == nil {
@@ -79,7 +79,7 @@ func TestNewFails(t *testing.T) {
 	}
 }
 
-// TestReadOnly: the server refuses writes.
+// TestReadOnly uses a server that refuses writes.
 func TestReadOnly(t *testing.T) {
 	srv := backendtest.S3(t)
 	bucket := srv.Bucket(t)
@@ -99,8 +99,8 @@ func TestReadOnly(t *testing.T) {
 	wantObject(t, s, "a/b", []byte("there"))
 }
 
-// TestBucketGoes: the bucket is removed while the store is open. No object may seem
-// to be merely missing.
+// TestBucketGoes removes the bucket while the store is open. No object may seem to be merely
+// missing.
 func TestBucketGoes(t *testing.T) {
 	srv := backendtest.S3(t)
 	bucket := srv.Bucket(t)
@@ -116,8 +116,8 @@ func TestBucketGoes(t *testing.T) {
 	must(t, fresh.Close())
 }
 
-// TestRotation changes the credentials. Old ones are refused with a clear error;
-// new ones are taken from the file without a restart.
+// TestRotation changes the credentials. Old ones are refused with a clear error. New ones are taken
+// from the file without a restart.
 func TestRotation(t *testing.T) {
 	srv := backendtest.S3(t)
 	bucket := srv.Bucket(t)
@@ -169,8 +169,7 @@ func TestEnvironment(t *testing.T) {
 	wantObject(t, s, "a", []byte("1"))
 }
 
-// TestURL reads by a signed address with nothing but net/http, also in part, until
-// it expires.
+// TestURL reads by a signed address with only net/http, also in part, until it expires.
 func TestURL(t *testing.T) {
 	srv := backendtest.S3(t)
 	s := open(t, options(srv, srv.Bucket(t)))
@@ -205,7 +204,7 @@ func TestURL(t *testing.T) {
 	waitFor(t, func() bool { code, _ := fetch(short, ""); return code == http.StatusForbidden })
 }
 
-// faulty is a transport that answers, breaks or delays requests itself.
+// faulty is a transport that answers, breaks or delays requests.
 type faulty struct {
 	inner http.RoundTripper
 	mu    sync.Mutex
@@ -290,7 +289,7 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// TestStalledUpload: a server that takes no byte any more is given up.
+// TestStalledUpload checks that a server which stops reading is given up.
 func TestStalledUpload(t *testing.T) {
 	srv := backendtest.S3(t)
 	tr := &faulty{inner: http.DefaultTransport}
@@ -311,7 +310,7 @@ func TestStalledUpload(t *testing.T) {
 	must(t, s.Put(t.Context(), "a/b", make([]byte, 1<<20), false))
 }
 
-// TestTruncated: a body that ends early is never taken for the whole.
+// TestTruncated checks that a body which ends early never counts as the whole.
 func TestTruncated(t *testing.T) {
 	srv := backendtest.S3(t)
 	tr := &faulty{inner: http.DefaultTransport}
@@ -341,8 +340,8 @@ func TestTruncated(t *testing.T) {
 	}
 }
 
-// TestTruncatedState: what an upload is continued from does not come whole. It is
-// there, so the same call succeeds later.
+// TestTruncatedState truncates the state from which an upload is continued. The state still exists,
+// so that the same call succeeds later.
 func TestTruncatedState(t *testing.T) {
 	srv := backendtest.S3(t)
 	tr := &faulty{inner: http.DefaultTransport}
@@ -378,8 +377,8 @@ func TestTruncatedState(t *testing.T) {
 	must(t, up.Commit(t.Context(), "a/b"))
 }
 
-// TestLostComplete: the answer to the last request of an upload is lost, or says that
-// it failed. The object is there, and that must be found.
+// TestLostComplete checks an upload whose last request has a lost or failed answer. The object is
+// there, and the store must find it.
 func TestLostComplete(t *testing.T) {
 	srv := backendtest.S3(t)
 	for _, tt := range []struct {
@@ -407,7 +406,7 @@ func TestLostComplete(t *testing.T) {
 				if req.Method != http.MethodPost || !req.URL.Query().Has("uploadId") {
 					return nil, nil
 				}
-				if lost.Add(1) > 1 { // what S3 says a while later
+				if lost.Add(1) > 1 { // what S3 answers a while later
 					return answer(req, http.StatusNotFound, "NoSuchUpload"), nil
 				}
 				resp, err := http.DefaultTransport.RoundTrip(req)
@@ -428,8 +427,8 @@ func TestLostComplete(t *testing.T) {
 	}
 }
 
-// TestSuspendFails: what an upload got since it was suspended cannot be stored. It goes
-// on from where it was suspended, of which others know.
+// TestSuspendFails checks an upload whose bytes since its suspension cannot be stored. It continues
+// from the point of the suspension, which others know.
 func TestSuspendFails(t *testing.T) {
 	srv := backendtest.S3(t)
 	bucket := srv.Bucket(t)
@@ -466,7 +465,7 @@ func TestSuspendFails(t *testing.T) {
 	wantNames(t, srv, bucket, "a/b")
 }
 
-// TestPartsRepeated: each part fails once.
+// TestPartsRepeated fails each part once.
 func TestPartsRepeated(t *testing.T) {
 	srv := backendtest.S3(t)
 	bucket := srv.Bucket(t)
@@ -497,8 +496,7 @@ func TestPartsRepeated(t *testing.T) {
 	wantNames(t, srv, bucket, "a/keyed", "a/staged")
 }
 
-// TestMemory: uploads take the RAM they were promised, whatever their number and
-// size.
+// TestMemory checks that uploads use the RAM they were promised, whatever their number and size.
 func TestMemory(t *testing.T) {
 	if testing.Short() {
 		t.Skip("sends 640 MiB")
@@ -543,8 +541,8 @@ func TestMemory(t *testing.T) {
 	wg.Wait()
 	close(stop)
 	watch.Wait()
-	// Two uploads with three parts of 16 MiB, eighteen with two of 5 MiB, and what
-	// the collector has not got to.
+	// The bound holds two uploads with three parts of 16 MiB, eighteen with two of 5 MiB, and what
+	// the garbage collector has not reached yet.
 	const bound = 400 << 20
 	got := most.Load() - before.HeapAlloc
 	t.Logf("20 uploads at once took %d MiB", got>>20)

@@ -16,7 +16,7 @@ import (
 	"example.org/slipway/registry/objstore/s3store"
 )
 
-// said makes an answer that no S3 gave.
+// said makes an answer that no S3 server gave.
 func said(req *http.Request, body string, header ...string) *http.Response {
 	h := http.Header{"Content-Length": {strconv.Itoa(len(body))}}
 	for i := 0; i+1 < len(header); i += 2 {
@@ -29,7 +29,7 @@ func said(req *http.Request, body string, header ...string) *http.Response {
 		Header: h, Body: io.NopCloser(strings.NewReader(body)), ContentLength: int64(len(body)), Request: req}
 }
 
-// lies are what something between the registry and the store may answer with 200.
+// lies are the answers with status 200 that something between the registry and the store may give.
 var lies = []struct {
 	name string
 	say  func(req *http.Request) *http.Response
@@ -49,7 +49,7 @@ var lies = []struct {
 	}},
 }
 
-// changes are the operations that store something, and the requests by which they do.
+// changes are the operations that store something, with the requests that they use.
 var changes = []struct {
 	name    string
 	request func(req *http.Request) bool
@@ -120,8 +120,8 @@ func upload(t *testing.T, s *s3store.Store, place, key string, data []byte) (err
 	return u.Commit(t.Context(), key)
 }
 
-// TestLiar: whatever something else than the store answers with 200, a change that is
-// said to be made was made, and a read that ends well gave the object.
+// TestLiar checks that a change which is reported as made was made, and that a read which ends well
+// returned the object, whatever something else than the store answers with 200.
 func TestLiar(t *testing.T) {
 	srv := backendtest.S3(t)
 	tr := &faulty{inner: http.DefaultTransport}
@@ -138,7 +138,7 @@ func TestLiar(t *testing.T) {
 					if c.name == "move" {
 						must(t, s.Put(t.Context(), "from/"+key, data, false))
 					}
-					var told atomic.Int32 // parts go at the same time
+					var told atomic.Int32 // parts are sent at the same time
 					tr.set(func(req *http.Request) (*http.Response, error) {
 						if !c.request(req) {
 							return nil, nil

@@ -22,7 +22,7 @@ import (
 	"example.org/slipway/registry/objstore/s3store"
 )
 
-// options are those of a store in a bucket of the server.
+// options returns the options of a store in a bucket of the server.
 func options(srv *backendtest.S3Server, bucket string) s3store.Options {
 	return s3store.Options{
 		Endpoint: srv.Endpoint, Bucket: bucket, Region: srv.Region, PathStyle: true,
@@ -31,7 +31,7 @@ func options(srv *backendtest.S3Server, bucket string) s3store.Options {
 	}
 }
 
-// open opens a store that the test closes.
+// open opens a store, which the test closes at its end.
 func open(t testing.TB, o s3store.Options) *s3store.Store {
 	t.Helper()
 	s, err := s3store.New(t.Context(), o)
@@ -84,7 +84,7 @@ func wantObject(t testing.TB, s objstore.Store, key string, want []byte) {
 	}
 }
 
-// names are all objects of a bucket but the probe, also those that are no keys.
+// names lists all objects of a bucket except the probe, including those whose names are not keys.
 func names(t testing.TB, srv *backendtest.S3Server, bucket string) (list []string) {
 	t.Helper()
 	c, err := minio.New(srv.Endpoint, &minio.Options{
@@ -117,7 +117,7 @@ func TestSuiteVersity(t *testing.T) {
 	}, &objtest.Options{Suspended: 60, LargeSize: 11<<20 + 1})
 }
 
-// TestSuiteWrapped is the suite behind retries and hedges.
+// TestSuiteWrapped runs the suite behind retries and hedges.
 func TestSuiteWrapped(t *testing.T) {
 	srv := backendtest.S3(t)
 	bucket := srv.Bucket(t)
@@ -138,7 +138,7 @@ func TestSuiteRGW(t *testing.T) {
 	}, &objtest.Options{Suspended: 20, LargeSize: 11<<20 + 1})
 }
 
-// openOnce opens a store that the suite closes.
+// openOnce opens a store, which the suite closes.
 func openOnce(t testing.TB, o s3store.Options) *s3store.Store {
 	t.Helper()
 	s, err := s3store.New(context.Background(), o)
@@ -148,8 +148,8 @@ func openOnce(t testing.TB, o s3store.Options) *s3store.Store {
 	return s
 }
 
-// TestStaged is an upload whose key comes last: with several parts, from another
-// replica on, at every kind of size.
+// TestStaged makes uploads whose key comes last: with several parts, continued by another replica,
+// at every kind of size.
 func TestStaged(t *testing.T) {
 	srv := backendtest.S3(t)
 	bucket := srv.Bucket(t)
@@ -179,8 +179,8 @@ func TestStaged(t *testing.T) {
 	}
 }
 
-// TestStagedTwoWriters: two processes believe that the upload is theirs. Neither
-// changes what the other one has written.
+// TestStagedTwoWriters has two processes that believe they own the upload. Neither changes what the
+// other has written.
 func TestStagedTwoWriters(t *testing.T) {
 	srv := backendtest.S3(t)
 	bucket := srv.Bucket(t)
@@ -202,7 +202,7 @@ func TestStagedTwoWriters(t *testing.T) {
 	must(t, err)
 	must(t, ua.Commit(t.Context(), "k/a"))
 	wantObject(t, one, "k/a", append(slices.Clone(head), a...))
-	// The other one's bytes went with the upload, and it must say so.
+	// The other writer's bytes went with the upload, and its upload must say so.
 	if ub, err = one.Resume(t.Context(), stateB, 18<<20); err == nil {
 		err = ub.Commit(t.Context(), "k/b")
 	}
@@ -214,8 +214,8 @@ func TestStagedTwoWriters(t *testing.T) {
 	}
 }
 
-// TestKeyed is an upload whose key is known: a multipart upload, suspended and
-// resumed by another replica.
+// TestKeyed makes an upload whose key is known: a multipart upload, suspended and resumed by
+// another replica.
 func TestKeyed(t *testing.T) {
 	srv := backendtest.S3(t)
 	bucket := srv.Bucket(t)
@@ -277,8 +277,7 @@ func TestKeyed(t *testing.T) {
 	wantNames(t, srv, bucket, "a/b")
 }
 
-// TestSweep finds what processes left behind that died: staged parts, states and
-// multipart uploads.
+// TestSweep finds what dead processes left behind: staged parts, states and multipart uploads.
 func TestSweep(t *testing.T) {
 	srv := backendtest.S3(t)
 	bucket := srv.Bucket(t)
@@ -316,7 +315,7 @@ func TestSweep(t *testing.T) {
 		wantObject(t, s, key, data)
 	}
 	wantNames(t, srv, bucket, "a/kept", "a/other")
-	// What is open here is kept however old.
+	// Uploads that are open here are kept however old they are.
 	mine := write(t, s, data)
 	n, _, err = s.SweepUploads(ctx, time.Now().Add(time.Hour), keep)
 	if n != 0 || err != nil {
@@ -338,8 +337,7 @@ func waitFor(t testing.TB, cond func() bool) {
 	}
 }
 
-// TestKill kills the server in the middle of an upload, which goes on after its
-// restart.
+// TestKill kills the server in the middle of an upload, which continues after its restart.
 func TestKill(t *testing.T) {
 	srv := backendtest.S3(t)
 	bucket := srv.Bucket(t)
@@ -351,8 +349,8 @@ func TestKill(t *testing.T) {
 	_, err = u.Write(data[8<<20 : 12<<20])
 	must(t, err)
 	srv.Daemon.Kill()
-	// Write fails once the parts that cannot be stored fill the buffers, and says
-	// how far it came.
+	// Write fails once the parts that cannot be stored fill the buffers, and returns how far it
+	// came.
 	at := int64(12 << 20)
 	for err == nil && at < int64(len(data)) {
 		var n int
@@ -420,5 +418,5 @@ func TestMove(t *testing.T) {
 	}
 }
 
-// once repeats nothing.
+// once calls f and does not repeat it.
 func once(ctx context.Context, f func(context.Context) error) error { return f(ctx) }

@@ -9,8 +9,8 @@ import (
 	"example.org/slipway/registry/objstore/s3store"
 )
 
-// TestPartSizes: every object that S3 can hold fits into 10,000 parts, if its size
-// is announced; one whose size is not known can still be large.
+// TestPartSizes checks that every object that S3 can hold fits into 10,000 parts if its size is
+// announced. An object of unknown size can still be large.
 func TestPartSizes(t *testing.T) {
 	const mib, gib = 1 << 20, 1 << 30
 	total := func(first int64) (sum int64, parts int) {

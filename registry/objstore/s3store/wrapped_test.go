@@ -49,7 +49,7 @@ func wrap(t *testing.T, ro *remote.Options) *wrapped {
 	return w
 }
 
-// metric is the sum of a counter over all its labels but the given ones.
+// metric returns the sum of a counter over all its labels except the given ones.
 func (w *wrapped) metric(t *testing.T, name string, labels ...string) float64 {
 	t.Helper()
 	reg := prometheus.NewRegistry()
@@ -80,7 +80,7 @@ func hasLabels(m *dto.Metric, labels []string) bool {
 	return true
 }
 
-// TestEveryThirdFails: a server that is busy every third time is none the worse.
+// TestEveryThirdFails checks that a server which is busy every third time causes no failure.
 func TestEveryThirdFails(t *testing.T) {
 	w := wrap(t, &remote.Options{})
 	var n atomic.Int64
@@ -125,7 +125,7 @@ func TestEveryThirdFails(t *testing.T) {
 	}
 }
 
-// TestDown: a server that is down gets few retries, and is a BusyError.
+// TestDown checks that a server which is down gets few retries and causes a BusyError.
 func TestDown(t *testing.T) {
 	w := wrap(t, &remote.Options{})
 	var n atomic.Int64
@@ -146,13 +146,13 @@ func TestDown(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	// 50 of the burst, and one for ten operations.
+	// Retries are bounded by a burst of 50, and one for ten operations.
 	if got := n.Load(); got > 300+50+30 {
 		t.Errorf("300 operations made %d requests, want at most 380", got)
 	}
 }
 
-// TestTruncatedResumed: each body breaks off after 300 KB, and the object is whole.
+// TestTruncatedResumed cuts each body after 300 KB. The object must be whole.
 func TestTruncatedResumed(t *testing.T) {
 	w := wrap(t, &remote.Options{})
 	data := objtest.Content(1, 2_000_000)
@@ -180,7 +180,7 @@ func TestTruncatedResumed(t *testing.T) {
 	}
 }
 
-// TestChangedMeanwhile: an object that was replaced is not pieced together.
+// TestChangedMeanwhile checks that an object which was replaced is not pieced together.
 func TestChangedMeanwhile(t *testing.T) {
 	w := wrap(t, &remote.Options{})
 	old, young := objtest.Content(1, 1_000_000), objtest.Content(2, 1_000_001)
@@ -207,7 +207,7 @@ func TestChangedMeanwhile(t *testing.T) {
 	}
 }
 
-// TestStall: a body that stands still is given up and continued.
+// TestStall checks that a stalled body is given up and continued.
 func TestStall(t *testing.T) {
 	w := wrap(t, &remote.Options{Stall: 100 * time.Millisecond})
 	data := objtest.Content(1, 1_000_000)
@@ -229,7 +229,7 @@ func TestStall(t *testing.T) {
 	}
 }
 
-// untilDone gives no byte before its request is cancelled.
+// untilDone is a body that gives no byte before its request is cancelled.
 type untilDone struct{ req *http.Request }
 
 func (u untilDone) Read([]byte) (int, error) {
@@ -237,8 +237,8 @@ func (u untilDone) Read([]byte) (int, error) {
 	return 0, u.req.Context().Err()
 }
 
-// TestNoAnswer: a server that takes requests and says nothing is a BusyError, in
-// time.
+// TestNoAnswer checks that a server which accepts requests and does not answer causes a BusyError
+// in time.
 func TestNoAnswer(t *testing.T) {
 	w := wrap(t, &remote.Options{Timeout: 50 * time.Millisecond})
 	w.tr.set(func(req *http.Request) (*http.Response, error) {
@@ -264,13 +264,13 @@ func TestNoAnswer(t *testing.T) {
 	}
 }
 
-// TestHedge: when a first byte is late, a second request gets it. The first one is
-// cancelled.
+// TestHedge checks that a second request gets the first byte when it is late, and that the first
+// request is cancelled.
 func TestHedge(t *testing.T) {
 	w := wrap(t, &remote.Options{HedgeAfter: 300 * time.Millisecond})
 	data := objtest.Content(1, 100_000)
 	must(t, w.Put(t.Context(), "a/b", data, false))
-	for range 64 { // what is usual
+	for range 64 { // the usual time
 		wantObject(t, w, "a/b", data)
 	}
 	var slow, cancelled atomic.Int32
@@ -292,7 +292,7 @@ func TestHedge(t *testing.T) {
 	if won := w.metric(t, "registry_storage_hedges_total", "won") - before; won != 1 {
 		t.Errorf("%g hedges have won, want 1", won)
 	}
-	// All reads slow: hedges stay few.
+	// When all reads are slow, hedges stay few.
 	w.tr.set(func(req *http.Request) (*http.Response, error) {
 		time.Sleep(350 * time.Millisecond) // the server's slowness, which is what is tested
 		return nil, nil
@@ -307,8 +307,7 @@ func TestHedge(t *testing.T) {
 	}
 }
 
-// cutter is a TCP proxy that resets each connection after so many bytes of the
-// server.
+// cutter is a TCP proxy that resets each connection after a number of bytes from the server.
 type cutter struct {
 	l     net.Listener
 	to    string
@@ -372,7 +371,7 @@ func TestResets(t *testing.T) {
 	data := objtest.Content(1, 2_000_000)
 	must(t, s.Put(t.Context(), "a/b", data, false))
 	proxy.after.Store(700_000)
-	must(t, s.Close()) // connections from before
+	must(t, s.Close()) // earlier connections
 	o.Endpoint = proxy.l.Addr().String()
 	s = remote.Wrap(openOnce(t, o), &remote.Options{
 		Retry: remote.NewRetry(&remote.RetryOptions{First: time.Millisecond, Most: 20 * time.Millisecond, Burst: 1000}),

@@ -17,9 +17,8 @@ import (
 	"example.org/slipway/registry/objstore/swiftstore"
 )
 
-// crash runs do again and again, with the process dying one request later each time,
-// until do gets through. check looks at what is left, with a store of another
-// process, and must leave the container empty.
+// crash runs do repeatedly, and the process dies one request later each time, until do succeeds.
+// check examines what is left with the store of another process. It must leave the container empty.
 func (b *bed) crash(t *testing.T, prepare func(t *testing.T, s *swiftstore.Store) (do func(context.Context) error), check func(t *testing.T, s *swiftstore.Store, container string, err error)) {
 	w := &wire{}
 	o := b.options(b.container())
@@ -141,7 +140,7 @@ func testMoveCrash(t *testing.T, b *bed) {
 		if !moved {
 			wantObject(t, s, "to", old)
 		}
-		// One key after the other, so that what they share must outlive the first.
+		// The keys are deleted one after the other, so that what they share must outlive the first.
 		must(t, s.Delete(t.Context(), "from"))
 		if moved {
 			wantObject(t, s, "to", data)
@@ -150,7 +149,7 @@ func testMoveCrash(t *testing.T, b *bed) {
 	})
 }
 
-// testCommitFailsForNow: a refusal that passes costs nobody an upload.
+// testCommitFailsForNow checks that a temporary refusal costs nobody an upload.
 func testCommitFailsForNow(t *testing.T, b *bed) {
 	w := &wire{}
 	o := b.options(b.container())
@@ -196,8 +195,8 @@ func testCommitFailsForNow(t *testing.T, b *bed) {
 	wantMissing(t, s, "f/y")
 }
 
-// testCommitUndecided: the manifest is written and the answer is lost. The process
-// lives on and tidies up, but must not take what the object needs.
+// testCommitUndecided loses the answer after the manifest was written. The process lives on and
+// tidies up, but must not remove what the object needs.
 func testCommitUndecided(t *testing.T, b *bed) {
 	w := &wire{}
 	o := b.options(b.container())
@@ -237,8 +236,8 @@ func testCommitUndecided(t *testing.T, b *bed) {
 	}
 }
 
-// testSweepDoubts: an object that seems to be gone while the listing knows it may
-// only be out of reach.
+// testSweepDoubts checks an object that seems to be gone while the listing shows it. It may only be
+// unreachable.
 func testSweepDoubts(t *testing.T, b *bed) {
 	w := &wire{}
 	o := b.options(b.container())
@@ -258,7 +257,7 @@ func testSweepDoubts(t *testing.T, b *bed) {
 			t.Errorf("SweepUploads while the %s is out of reach: got %d, %d bytes; want 0", name, n, size)
 		}
 	}
-	// An old replica has another manifest.
+	// An outdated replica has another manifest.
 	w.set(nil, func(resp *http.Response) (*http.Response, error) {
 		if resp.Request.Method == http.MethodHead && strings.HasSuffix(resp.Request.URL.Path, "d/x") {
 			resp.Header.Set("X-Object-Meta-Slipway-Upload", strings.Repeat("A", 26))
@@ -273,7 +272,7 @@ func testSweepDoubts(t *testing.T, b *bed) {
 	wantObject(t, s, "d/x", data)
 }
 
-// testWriteFails: what Write could not store is still in the upload.
+// testWriteFails checks that what Write could not store is still in the upload.
 func testWriteFails(t *testing.T, b *bed) {
 	w := &wire{}
 	c := b.container()
@@ -309,7 +308,7 @@ func testWriteFails(t *testing.T, b *bed) {
 	must(t, u.Commit(t.Context(), "w/x"))
 	wantObject(t, s, "w/x", data)
 
-	// An upload that was kept before can still be resumed as it was.
+	// An upload that was suspended before can still be resumed unchanged.
 	state := suspend(t, begin(t, s, data[:2*chunk]))
 	u = resume(t, s, state, 2*chunk)
 	write(t, u, data[2*chunk:2*chunk+10])

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Exported for tests.
+// These are exported for tests.
 var (
 	DecodeState   = decodeState
 	EncodeState   = encodeState
@@ -19,8 +19,8 @@ type Segment = segment
 // SetClock replaces the store's clock.
 func SetClock(s *Store, now func() time.Time) { s.c.now = now }
 
-// SetPageSize makes listings come in pages of so many objects.
+// SetPageSize makes the pages of listings hold n objects.
 func SetPageSize(s *Store, n string) { s.pageSize = n }
 
-// PastStray wraps a transport as a store does.
+// PastStray wraps a transport in the same way as a store does.
 func PastStray(rt http.RoundTripper) http.RoundTripper { return pastStray{rt} }

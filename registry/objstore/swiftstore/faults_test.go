@@ -75,7 +75,7 @@ func testContainers(t *testing.T, b *bed) {
 		})
 	}
 
-	// With rights of the container alone everything works but new addresses.
+	// With permissions on the container alone, everything works except new addresses.
 	if resp, _ := b.request(t, http.MethodPost, c, map[string]string{
 		"X-Container-Read": b.Guest, "X-Container-Write": b.Guest, "X-Container-Meta-Temp-Url-Key": "",
 	}, ""); resp.StatusCode/100 != 2 {
@@ -106,7 +106,7 @@ func testPrefixes(t *testing.T, b *bed) {
 			suspend(t, begin(t, s, data))
 		}
 	}
-	for _, name := range []string{"a/", "a/dir/", "a/with%20space"} { // by others
+	for _, name := range []string{"a/", "a/dir/", "a/with%20space"} { // made by others
 		if resp, _ := b.request(t, http.MethodPut, c+"/"+name, nil, ""); resp.StatusCode != http.StatusCreated {
 			t.Fatalf("PUT: %s", resp.Status)
 		}
@@ -152,8 +152,8 @@ func testPrefixes(t *testing.T, b *bed) {
 	}
 }
 
-// testToken: one new token is fetched when the old one is not taken any more,
-// however many requests find out.
+// testToken checks that one new token is fetched when the old one is refused, however many requests
+// find out.
 func testToken(t *testing.T, b *bed) {
 	tr := http.DefaultTransport.(*http.Transport).Clone()
 	tr.ExpectContinueTimeout = time.Minute // a busy server must not get a body before it has refused it
@@ -205,7 +205,7 @@ func testToken(t *testing.T, b *bed) {
 			wg.Go(func() {
 				err := op.do()
 				var busy *objstore.BusyError
-				if errors.As(err, &busy) { // refused while its body was sent: the caller may ask again
+				if errors.As(err, &busy) { // refused while its body was sent: the caller may retry
 					err = op.do()
 				}
 				if err != nil {
@@ -220,13 +220,13 @@ func testToken(t *testing.T, b *bed) {
 				asked++
 			}
 		}
-		// One more where the first answer was not its own: see pastStray.
+		// There is one more if the first answer belonged to another request: see pastStray.
 		if asked < 1 || asked > 2 {
 			t.Errorf("%s: identity service was asked %d times, want once", op.name, asked)
 		}
 	}
 
-	// Refused for good: no endless attempts.
+	// A permanent refusal causes no endless attempts.
 	w.set(func(req *http.Request) (*http.Response, error) {
 		if !strings.Contains(req.URL.Path, "/auth/") {
 			return answer(req, http.StatusUnauthorized, nil), nil
@@ -306,7 +306,7 @@ func testErrors(t *testing.T, b *bed) {
 			wantNoSecret(t, err, b.Key)
 		}
 	}
-	// A request that is given up is not the store's fault.
+	// A cancelled request is not the store's fault.
 	for name, op := range ops {
 		ctx, cancel := context.WithCancel(t.Context())
 		w.set(func(req *http.Request) (*http.Response, error) {
@@ -341,7 +341,7 @@ func testErrors(t *testing.T, b *bed) {
 	}
 }
 
-// testTruncated: an answer that ends early is never taken for the object.
+// testTruncated checks that an answer which ends early never counts as the object.
 func testTruncated(t *testing.T, b *bed) {
 	w := &wire{}
 	o := b.options(b.container())
@@ -352,7 +352,7 @@ func testTruncated(t *testing.T, b *bed) {
 	must(t, s.Put(t.Context(), "t/small", data[:chunk], false))
 	for _, tt := range []struct {
 		name string
-		err  error // at the end of what came
+		err  error // after what arrived
 	}{{"end", nil}, {"unexpected end", io.ErrUnexpectedEOF}, {"reset", errCut}} {
 		w.set(nil, func(resp *http.Response) (*http.Response, error) {
 			body := io.Reader(io.LimitReader(resp.Body, 1000))
@@ -384,7 +384,7 @@ func testTruncated(t *testing.T, b *bed) {
 			}
 		}
 	}
-	// A server that answers something else than what was asked for.
+	// These are servers that answer something else than what was requested.
 	for name, change := range map[string]func(h http.Header){
 		"no range":      func(h http.Header) { h.Del("Content-Range") },
 		"another range": func(h http.Header) { h.Set("Content-Range", "bytes 0-9/196608") },
@@ -414,7 +414,7 @@ type failing struct{ err error }
 
 func (f failing) Read([]byte) (int, error) { return 0, f.err }
 
-// testSilent: a server that accepts requests and says nothing holds up nobody for ever.
+// testSilent checks that a server which accepts requests and never answers blocks nobody for ever.
 func testSilent(t *testing.T, b *bed) {
 	w := &wire{}
 	o := b.options(b.container())
@@ -456,7 +456,7 @@ func testSilent(t *testing.T, b *bed) {
 	}
 }
 
-// hanging is a reader that waits for the end of a context.
+// hanging is a reader that blocks until a context ends.
 type hanging struct{ ctx context.Context }
 
 func (h hanging) Read([]byte) (int, error) {
@@ -502,7 +502,7 @@ func testObjectServerKilled(t *testing.T, b *bed) {
 	if _, err := s.Resume(t.Context(), state, 1); !errors.As(err, &busy) {
 		t.Errorf("Resume without an object server: got error %v, want a BusyError", err)
 	}
-	// Nothing that lives is taken for dead.
+	// A live upload does not count as dead.
 	if n, _, err := s.SweepUploads(t.Context(), future(), func(string) bool { return false }); n != 0 || err == nil {
 		t.Errorf("SweepUploads without an object server: got %d, %v; want 0 and an error", n, err)
 	}
@@ -530,7 +530,7 @@ func testRestart(t *testing.T, b *bed) {
 	wantObject(t, s, "r/y", data)
 }
 
-// testLiar: what something else than Swift answers with 200 is no success.
+// testLiar checks that an answer with 200 from something else than Swift is not a success.
 func testLiar(t *testing.T, b *bed) {
 	w := &wire{inner: http.DefaultTransport}
 	o := b.options(b.container())

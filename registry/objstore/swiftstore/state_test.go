@@ -23,7 +23,7 @@ func TestState(t *testing.T) {
 	two := []swiftstore.Segment{{Name: "d000000000000000-" + tag, Size: 10, Etag: etag}, {Name: "d000000000000010-" + tag, Size: 5, Etag: etag}}
 	data, err := swiftstore.EncodeState(two)
 	must(t, err)
-	// What is stored must be readable by later versions.
+	// Later versions must be able to read what is stored.
 	want := `{"version":1,"segments":[{"name":"d000000000000000-` + tag + `","size":10,"etag":"` + etag + `"},{"name":"d000000000000010-` + tag + `","size":5,"etag":"` + etag + `"}]}`
 	if string(data) != want {
 		t.Errorf("EncodeState: got %s, want %s", data, want)
@@ -131,7 +131,7 @@ func TestRetryAfter(t *testing.T) {
 	}
 }
 
-// strayTransport answers the first requests with what is left of another answer.
+// strayTransport answers the first requests with the rest of another answer.
 type strayTransport struct{ left int }
 
 func (s *strayTransport) RoundTrip(*http.Request) (*http.Response, error) {

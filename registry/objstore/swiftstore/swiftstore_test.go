@@ -24,14 +24,14 @@ const blobKey = "docker/registry/v2/blobs/sha256/ab/abcdef/data"
 // chunk is the chunk size of most tests.
 const chunk = 64 << 10
 
-// bed is the Swift that all tests share, and the containers they make.
+// bed is the Swift cluster that all tests share, with the containers they make.
 type bed struct {
 	*backendtest.SwiftServer
 	made  atomic.Int32
 	token atomic.Value // of the test's own requests
 }
 
-// container names a container that nobody has used yet.
+// container returns the name of an unused container.
 func (b *bed) container() string { return fmt.Sprintf("c%d", b.made.Add(1)) }
 
 func (b *bed) options(container string) swiftstore.Options {
@@ -58,11 +58,11 @@ type testCase struct {
 	run  func(*testing.T, *bed)
 }
 
-// TestSwift runs everything that needs a cluster on one.
+// TestSwift runs all tests that need a cluster on a single one.
 func TestSwift(t *testing.T) {
 	b := &bed{SwiftServer: backendtest.Swift(t)}
 	t.Run("Together", func(t *testing.T) { b.together(t) })
-	// These change what all have in common, or bear no load beside them.
+	// These tests change what all share, or cannot run beside load.
 	for _, c := range []testCase{
 		{"TempURLKeys", testTempURLKeys},
 		{"Token", testToken},
@@ -74,7 +74,7 @@ func TestSwift(t *testing.T) {
 	}
 }
 
-// together runs cases at the same time that have containers of their own.
+// together runs the cases that have their own containers at the same time.
 func (b *bed) together(t *testing.T) {
 	for _, c := range []testCase{
 		{"Conformance", testConformance},
@@ -112,8 +112,8 @@ func (b *bed) together(t *testing.T) {
 	}
 }
 
-// testConformance has objects of one segment and of many, in a container that is not
-// the store's alone.
+// testConformance uses objects of one segment and of many, in a container that is not the store's
+// alone.
 func testConformance(t *testing.T, b *bed) {
 	c := b.container()
 	var stores atomic.Int32
@@ -127,8 +127,8 @@ func testConformance(t *testing.T, b *bed) {
 	}, &objtest.Options{Suspended: 8, LargeSize: 350_001})
 }
 
-// testDefaultChunk: what is below the default chunk is one plain object, in however
-// many pieces and requests it comes.
+// testDefaultChunk checks that an object below the default chunk size is one plain object, however
+// many pieces and requests bring it.
 func testDefaultChunk(t *testing.T, b *bed) {
 	c := b.container()
 	o := b.options(c)
@@ -242,7 +242,7 @@ func resume(t testing.TB, s objstore.Store, state string, size int64) objstore.U
 	return u
 }
 
-// upload writes an object by an upload.
+// upload writes an object with an upload.
 func upload(t testing.TB, s objstore.Store, key string, data []byte) {
 	t.Helper()
 	must(t, begin(t, s, data).Commit(t.Context(), key))
@@ -278,7 +278,7 @@ func wantMissing(t testing.TB, s objstore.Store, key string) {
 	}
 }
 
-// request sends a request of the test's own to the account.
+// request sends one of the test's own requests to the account.
 func (b *bed) request(t testing.TB, method, path string, header map[string]string, body string) (*http.Response, string) {
 	t.Helper()
 	for {
@@ -317,7 +317,7 @@ func (b *bed) authenticate(t testing.TB) (token string) {
 	return resp.Header.Get("X-Auth-Token")
 }
 
-// names lists a container as it is, with ids and tags of uploads cut off.
+// names lists the objects of a container. The IDs and tags of uploads are cut off.
 func (b *bed) names(t testing.TB, container string) []string {
 	t.Helper()
 	resp, text := b.request(t, http.MethodGet, container, nil, "") // no test has more than one page
@@ -339,7 +339,7 @@ func (b *bed) names(t testing.TB, container string) []string {
 	return names
 }
 
-// segments is how many segments a container has.
+// segments returns how many segments a container has.
 func (b *bed) segments(t testing.TB, container string) (n int) {
 	t.Helper()
 	for _, name := range b.names(t, container) {
@@ -350,7 +350,7 @@ func (b *bed) segments(t testing.TB, container string) (n int) {
 	return n
 }
 
-// wire is a transport that a test can meddle with.
+// wire is a transport that a test can manipulate.
 type wire struct {
 	inner  http.RoundTripper // default: http.DefaultTransport
 	mu     sync.Mutex
@@ -395,7 +395,7 @@ func (w *wire) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// answer makes an answer of its own.
+// answer makes an artificial answer.
 func answer(req *http.Request, status int, header map[string]string) *http.Response {
 	h := http.Header{}
 	for k, v := range header {
@@ -406,8 +406,8 @@ func answer(req *http.Request, status int, header map[string]string) *http.Respo
 
 var errCut = errors.New("the wire was cut")
 
-// cutAfter lets n requests pass and none after them: for the cluster the process has
-// died. died is called then. count tells how many there were.
+// cutAfter lets n requests pass and none after them: to the cluster, the process has died. died is
+// called then. count returns how many requests there were.
 func (w *wire) cutAfter(n int, died func()) (count func() int) {
 	var passed atomic.Int64
 	w.set(func(*http.Request) (*http.Response, error) {

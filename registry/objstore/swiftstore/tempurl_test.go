@@ -11,7 +11,7 @@ import (
 	"example.org/slipway/registry/objstore/swiftstore"
 )
 
-// fetch is what anybody gets from an address.
+// fetch returns what anybody gets from an address.
 func fetch(t testing.TB, url string, header map[string]string) (status int, body string) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
@@ -71,7 +71,7 @@ func testTempURL(t *testing.T, b *bed) {
 			t.Errorf("GET after the end: got %d, want 401", status)
 		}
 	}
-	// A clock that is wrong is put right by the server's.
+	// The server's clock corrects a wrong clock.
 	for _, off := range []time.Duration{-time.Hour, time.Hour} {
 		swiftstore.SetClock(s, func() time.Time { return time.Now().Add(off) })
 		_, err := s.Stat(t.Context(), "u/small")
@@ -103,7 +103,7 @@ func testTempURLKeys(t *testing.T, b *bed) {
 		status, _ := fetch(t, url, nil)
 		return status
 	}
-	// The second one finds the key that the first one set.
+	// The second store finds the key that the first one set.
 	second := b.open(t, o)
 	if got := status(second); got != http.StatusOK {
 		t.Errorf("second store: GET is %d, want 200", got)
@@ -114,7 +114,7 @@ func testTempURLKeys(t *testing.T, b *bed) {
 	if got := status(third); got != http.StatusUnauthorized {
 		t.Errorf("store with a wrong key: GET is %d, want 401", got)
 	}
-	// The operator changes the key: within a minute it is noticed.
+	// The operator changes the key. The store notices within a minute.
 	post := func(path string, header ...string) {
 		t.Helper()
 		h := map[string]string{}
@@ -133,7 +133,7 @@ func testTempURLKeys(t *testing.T, b *bed) {
 	if got := status(second); got != http.StatusOK {
 		t.Errorf("after the key was changed: GET is %d, want 200", got)
 	}
-	// Without a key of its own the container uses the account's.
+	// Without its own key the container uses the account's.
 	post(o.Container, "X-Remove-Container-Meta-Temp-Url-Key", "x")
 	post("", "X-Account-Meta-Temp-Url-Key-2", "the account's")
 	fourth := b.open(t, o)

@@ -18,10 +18,10 @@ import (
 	"example.org/slipway/registry/objstore/objtest"
 )
 
-// future is when everything is old.
+// future returns a time at which everything counts as old.
 func future() time.Time { return time.Now().Add(time.Hour) }
 
-// wantNames checks what a container holds, with the names of an upload's parts cut.
+// wantNames checks the objects in a container. The names of an upload's parts are shortened.
 func (b *bed) wantNames(t testing.TB, container string, want ...string) {
 	t.Helper()
 	if diff := cmp.Diff(want, b.names(t, container), cmpopts.EquateEmpty()); diff != "" {
@@ -55,7 +55,7 @@ func testSegments(t *testing.T, b *bed) {
 		must(t, err)
 		stat, err := s.Stat(t.Context(), info.Key)
 		must(t, err)
-		stat.Tag = "" // which List does not tell
+		stat.Tag = "" // List does not return it
 		if diff := cmp.Diff(stat, info); diff != "" {
 			t.Errorf("List differs from Stat: -stat +list\n%s", diff)
 		}
@@ -114,7 +114,7 @@ func testResume(t *testing.T, b *bed) {
 			if _, err := other.Resume(t.Context(), state, int64(len(data))+1); !errors.Is(err, objstore.ErrNotExist) {
 				t.Errorf("Resume beyond the size: got error %v, want ErrNotExist", err)
 			}
-			// Somebody resumed it and died; then a second one goes on, twice.
+			// A replica resumed it and died. A second one then continues, twice.
 			dead := resume(t, s, state, size)
 			write(t, dead, tail[:chunk/2])
 			u := resume(t, other, state, size)
@@ -127,7 +127,7 @@ func testResume(t *testing.T, b *bed) {
 			if _, err := s.Resume(t.Context(), state, 0); !errors.Is(err, objstore.ErrNotExist) {
 				t.Errorf("Resume after Commit: got error %v, want ErrNotExist", err)
 			}
-			// The one thought dead comes back too late, and does no harm.
+			// The replica that was thought dead comes back too late and does no harm.
 			must(t, dead.Cancel(t.Context()))
 			must(t, other.Abandon(t.Context(), state))
 			wantObject(t, other, "r/x", want)
@@ -141,7 +141,7 @@ func testResume(t *testing.T, b *bed) {
 	}
 }
 
-// testOtherChunkSize: the replica that goes on has another configuration.
+// testOtherChunkSize continues an upload on a replica with another configuration.
 func testOtherChunkSize(t *testing.T, b *bed) {
 	c := b.container()
 	s := b.open(t, b.options(c))
@@ -162,8 +162,7 @@ func testOtherChunkSize(t *testing.T, b *bed) {
 	b.wantNames(t, c)
 }
 
-// testSmallPieces: many requests that each bring a little make no more segments
-// than few that bring much.
+// testSmallPieces checks that many small requests make no more segments than few large ones.
 func testSmallPieces(t *testing.T, b *bed) {
 	c := b.container()
 	s := b.open(t, b.options(c))
@@ -175,7 +174,7 @@ func testSmallPieces(t *testing.T, b *bed) {
 		write(t, u, data[n:n+piece])
 	}
 	state := suspend(t, u)
-	// All but the last have a quarter of a chunk at least.
+	// All but the last hold at least a quarter of a chunk.
 	if n := b.segments(t, c); n > 12 {
 		t.Errorf("container has %d segments, want 12 at most", n)
 	}
@@ -184,7 +183,7 @@ func testSmallPieces(t *testing.T, b *bed) {
 	must(t, s.Delete(t.Context(), "p/x"))
 	b.wantNames(t, c)
 
-	// What fits into one segment becomes a plain object without being sent twice.
+	// An upload that fits into one segment becomes a plain object without being sent twice.
 	state = suspend(t, begin(t, s, data[:chunk/2]))
 	must(t, resume(t, s, state, chunk/2).Commit(t.Context(), "p/y"))
 	b.wantNames(t, c, "p/y")
@@ -209,7 +208,7 @@ func testDeleteFrees(t *testing.T, b *bed) {
 	b.wantNames(t, c)
 }
 
-// testForeignLargeObject: what another program has uploaded in its own way.
+// testForeignLargeObject uses large objects that another program uploaded in its own way.
 func testForeignLargeObject(t *testing.T, b *bed) {
 	c := b.container()
 	s := b.open(t, b.options(c))
@@ -266,7 +265,7 @@ func testMove(t *testing.T, b *bed) {
 	must(t, s.Move(ctx, "m/a", "m/b"))
 	must(t, s.Move(ctx, "m/b", "m/b"))
 	must(t, s.Move(ctx, "m/b", "m/c"))
-	must(t, s.Move(ctx, "m/c", "m/a")) // where it has been before
+	must(t, s.Move(ctx, "m/c", "m/a")) // to a key where it was before
 	must(t, s.Move(ctx, "m/a", "m/c"))
 	if got := listed(t, s); !slices.Equal(got, []string{"m/c"}) {
 		t.Errorf("after Move: got objects %q, want m/c", got)
@@ -311,7 +310,7 @@ func testSweepLeavesTheLiving(t *testing.T, b *bed) {
 	if _, err := s.Resume(t.Context(), lost, 0); !errors.Is(err, objstore.ErrNotExist) {
 		t.Errorf("Resume of a swept upload: got error %v, want ErrNotExist", err)
 	}
-	// It was not dead. Its object cannot be made any more, and is not made in part.
+	// The upload was not dead. Its object cannot be made any more, and is not made in part.
 	if err := dead.Commit(t.Context(), "s/dead"); !errors.Is(err, objstore.ErrNotExist) {
 		t.Errorf("Commit of an upload that was swept: got error %v, want ErrNotExist", err)
 	}
@@ -329,8 +328,8 @@ func testSweepLeavesTheLiving(t *testing.T, b *bed) {
 	}
 }
 
-// testSweepTidies: what lies beside the segments of an object goes, and what looks
-// like an upload and is none stays.
+// testSweepTidies checks that unused segments beside those of an object are removed, and that
+// objects which only look like an upload stay.
 func testSweepTidies(t *testing.T, b *bed) {
 	c := b.container()
 	s := b.open(t, b.options(c))
