@@ -21,11 +21,10 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// patience is how long a test waits for what must come.
+// patience is how long a test waits for something that must happen.
 const patience = 20 * time.Second
 
-// shelf is a cache that holds what it is told to, and whose fetches wait where a test
-// wants them to.
+// shelf is a cache whose content the test sets, and whose fetches block where a test wants them to.
 type shelf struct {
 	mu      sync.Mutex
 	held    map[string]bool
@@ -34,7 +33,7 @@ type shelf struct {
 	ended   []string // fetches that were cancelled
 	block   map[string]chan struct{}
 	failing map[string]bool
-	// pinnedIsHeld takes for held what is pinned, as a simulation does.
+	// pinnedIsHeld makes pinned objects count as held, as in a simulation.
 	pinnedIsHeld bool
 }
 
@@ -129,7 +128,7 @@ type bed struct {
 // key names objects by the last hexadecimal digits of the digest, which tests read.
 func key(d oci.Digest) string { return "blob-" + d.Encoded()[:12] }
 
-// newBed makes a prefetcher; run says whether it fetches.
+// newBed makes a prefetcher. run sets whether it fetches.
 func newBed(t *testing.T, o prefetch.Options, run bool) *bed {
 	t.Helper()
 	b := &bed{t: t, shelf: newShelf(), clock: newClock()}
@@ -163,19 +162,19 @@ func (b *bed) start() {
 	b.t.Cleanup(b.stop)
 }
 
-// by is the context of a request of a client.
+// by returns the context of a client's request.
 func by(client string) context.Context {
 	return oci.WithActor(context.Background(), &oci.Actor{Name: client, Addr: "192.0.2.1:1234"})
 }
 
 func blob(name string) oci.Digest { return digest.FromString(name) }
 
-// layer describes a layer of a size.
+// layer returns the descriptor of a layer.
 func layer(name string, size int64) oci.Descriptor {
 	return oci.Descriptor{MediaType: "application/vnd.oci.image.layer.v1.tar", Digest: blob(name), Size: size}
 }
 
-// image is a manifest of layers.
+// image returns a manifest of layers.
 func image(layers ...oci.Descriptor) (oci.Digest, []byte) {
 	b, err := json.Marshal(ocispec.Manifest{MediaType: oci.MediaTypeOCIManifest, Config: layer("config", 2), Layers: layers})
 	if err != nil {
@@ -184,7 +183,7 @@ func image(layers ...oci.Descriptor) (oci.Digest, []byte) {
 	return digest.FromBytes(b), b
 }
 
-// index is an index of manifests for linux on some architectures.
+// index returns an index of manifests for linux on some architectures.
 func index(manifests map[string]oci.Digest) (oci.Digest, []byte) {
 	var ix ocispec.Index
 	ix.MediaType = oci.MediaTypeOCIIndex

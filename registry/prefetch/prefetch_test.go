@@ -13,7 +13,7 @@ import (
 	"example.org/slipway/registry/prefetch"
 )
 
-// small leaves out configs and what the registry has in its own memory.
+// small excludes configs and what the registry has in its own memory.
 const small = 10
 
 func manifestMode() prefetch.Options { return prefetch.Options{Small: small, Parallel: 1} }
@@ -23,9 +23,9 @@ func TestManifestWarmsSmallFirst(t *testing.T) {
 	d, m := image(layer("large", 3000), layer("small", 20), layer("middle", 100), layer("inline", small), layer("large", 3000))
 	b.GetManifest(by("alice"), "team/app", d, m)
 	b.wantFetched("small", "middle", "large")
-	// Who has seen it is about to ask for nothing.
+	// A client that has seen it will ask for nothing.
 	b.GetManifest(by("alice"), "team/app", d, m)
-	// Another client needs nothing fetched that is held.
+	// For another client, nothing that is held needs to be fetched.
 	b.GetManifest(by("bob"), "team/app", d, m)
 	poll(t, "the fetches have ended", func() bool { return b.Stats().Fetched == 3 })
 	b.clock.add(time.Second)
@@ -42,14 +42,15 @@ func TestManifestWarmsSmallFirst(t *testing.T) {
 	if got.Precision() != 2.0/3 || got.Recall() != 1 {
 		t.Errorf("precision %v, recall %v", got.Precision(), got.Recall())
 	}
-	b.clock.add(time.Hour) // what is kept as fetched ahead ends
+	b.clock.add(time.Hour) // the entry for what was fetched ahead expires
 	b.Advance()
 	if got := b.Stats().WastedBytes; got != 3000 {
 		t.Errorf("%d bytes wasted, want the 3000 of the layer nobody asked for", got)
 	}
 }
 
-// Large layers wait for a sign that the client pulls: any blob of the repository's.
+// TestEager checks that large layers wait for a sign that the client pulls: any blob of the
+// repository.
 func TestEager(t *testing.T) {
 	for name, first := range map[string]struct {
 		blob string
@@ -77,7 +78,7 @@ func TestEager(t *testing.T) {
 	}
 }
 
-// Nothing is begun by what is no client's pull.
+// TestWhatBeginsNothing checks that only a client's pull starts a fetch.
 func TestWhatBeginsNothing(t *testing.T) {
 	b := newBed(t, manifestMode(), true)
 	d, m := image(layer("a", 100))
@@ -91,8 +92,8 @@ func TestWhatBeginsNothing(t *testing.T) {
 	}
 }
 
-// A client that does not come loses its place: what waits is not begun, what is under
-// way is cancelled, unless somebody else asked for it.
+// TestCancel checks that a client that does not come loses its place. Its waiting fetches are not
+// started, and its running ones are cancelled unless somebody else asked for them.
 func TestCancel(t *testing.T) {
 	b := newBed(t, manifestMode(), true)
 	first := make(chan struct{})
@@ -128,7 +129,8 @@ func TestCancel(t *testing.T) {
 	}
 }
 
-// The request for a layer that waits to be fetched fetches it itself.
+// TestOvertaken checks that a request for a layer that waits to be fetched fetches the layer
+// itself.
 func TestOvertaken(t *testing.T) {
 	b := newBed(t, manifestMode(), false)
 	d, m := image(layer("a", 100), layer("b", 200))
@@ -144,7 +146,7 @@ func TestOvertaken(t *testing.T) {
 	}
 }
 
-// What could not be fetched is tried again for the next client.
+// TestFailure checks that a failed fetch is tried again for the next client.
 func TestFailure(t *testing.T) {
 	b := newBed(t, manifestMode(), true)
 	b.shelf.failing[key(blob("a"))] = true
@@ -172,7 +174,7 @@ func TestPins(t *testing.T) {
 		}
 	}
 	check("pushed")
-	for _, client := range []string{"alice", "bob"} { // who need no more favours than that
+	for _, client := range []string{"alice", "bob"} { // two pulls are enough
 		b.GetManifest(by(client), "r", d1, m1)
 	}
 	delete(want, key(blob("one")))
@@ -183,8 +185,8 @@ func TestPins(t *testing.T) {
 	check("an hour later")
 }
 
-// A client that is given an index has the manifest of its platform read ahead, once it
-// is known which that is.
+// TestIndex checks that the manifest of a client's platform is read ahead for an index, once the
+// platform is known.
 func TestIndex(t *testing.T) {
 	manifests := map[oci.Digest][]byte{}
 	o := manifestMode()
@@ -204,7 +206,7 @@ func TestIndex(t *testing.T) {
 		return ix, ixm, arm, m2
 	}
 	ix, ixm, arm, armm := push("v1")
-	b.GetManifest(by("alice"), "r", ix, ixm) // who knows what she runs on?
+	b.GetManifest(by("alice"), "r", ix, ixm) // her platform is unknown
 	b.GetManifest(by("alice"), "r", arm, armm)
 	b.wantFetched("v1-arm64")
 	b.GetBlob(by("alice"), "r", blob("v1-arm64"), 100)
@@ -225,7 +227,7 @@ func TestAlgorithm1(t *testing.T) {
 	b.PutBlob(by("ci"), "r", blob("b"), 200)
 	b.PutBlob(by("ci"), "r", blob("inline"), small)
 	b.PutBlob(context.Background(), "r", blob("own"), 100)
-	d, m := image(layer("x", 100)) // what it names does not matter
+	d, m := image(layer("x", 100)) // the layers it names do not matter
 	b.GetManifest(by("ci"), "r", d, m)
 	b.GetManifest(by("alice"), "other", d, m)
 	b.GetManifest(by("alice"), "r", d, m)
@@ -245,7 +247,7 @@ func TestAlgorithm1(t *testing.T) {
 	b.wantFetched("a", "b")
 }
 
-// Clients are told apart by name and address.
+// TestClients checks that clients are distinguished by name and address.
 func TestClients(t *testing.T) {
 	b := newBed(t, manifestMode(), false)
 	d, m := image(layer("a", 100))
@@ -271,7 +273,7 @@ func TestClients(t *testing.T) {
 	}
 }
 
-// More than can wait is not begun.
+// TestQueueIsBounded checks that no more fetches are accepted than can wait.
 func TestQueueIsBounded(t *testing.T) {
 	b := newBed(t, prefetch.Options{Manifests: policy.ManifestsOptions{Precision: -1}}, false)
 	for i := range 5000 {

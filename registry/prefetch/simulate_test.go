@@ -18,14 +18,14 @@ import (
 	"example.org/slipway/workload/trace/store"
 )
 
-// recording are requests that are given to a live prefetcher one after the other, and
-// to a simulation as a trace.
+// recording is a series of requests. A live prefetcher gets them one after the other, and a
+// simulation gets them as a trace.
 type recording struct {
 	batch  store.Batch
 	live   []func(*bed)
 	random *rand.Rand
 	now    time.Time
-	// latest is the manifest that each tag of each repository is at.
+	// latest is the manifest to which each tag of each repository points.
 	latest map[[2]int]pushed
 	layers int
 }
@@ -41,7 +41,7 @@ func (r *recording) Scan(_ context.Context, _ store.Query, fn func(*store.Batch)
 	return fn(&r.batch)
 }
 
-// Symbols of the trace by kind.
+// These are the symbols of the trace by kind.
 const (
 	repoSymbol   = 100
 	clientSymbol = 200
@@ -67,7 +67,7 @@ func (r *recording) add(m store.Method, k trace.Kind, client, repo int, ref, dig
 
 func (r *recording) wait(d time.Duration) { r.now = r.now.Add(d) }
 
-// sizeOf gives each layer a size of its own, so that no order is left to chance.
+// sizeOf gives each layer a different size, so that the order never depends on chance.
 func sizeOf(layer int) int64 { return int64(1000 + (layer*7919)%100_000*100 + layer) }
 
 func layerName(layer int) string { return fmt.Sprintf("layer %d", layer) }
@@ -76,7 +76,7 @@ func repoName(repo int) string { return fmt.Sprintf("team/repo%d", repo) }
 
 func clientCtx(client int) context.Context { return by(fmt.Sprintf("client %d", client)) }
 
-// push pushes an image of some layers that were there and some new ones.
+// push pushes an image of some existing layers and some new ones.
 func (r *recording) push(client, repo, tag int) {
 	var contents []int
 	if old, ok := r.latest[[2]int{repo, tag}]; ok {
@@ -104,7 +104,7 @@ func (r *recording) push(client, repo, tag int) {
 	})
 }
 
-// pull asks for an image, and for so many of its layers.
+// pull requests an image and the given number of its layers.
 func (r *recording) pull(client, repo, tag, layers int) {
 	p, ok := r.latest[[2]int{repo, tag}]
 	if !ok {
@@ -131,10 +131,10 @@ func record(seed uint64) *recording {
 		repo, tag := r.random.IntN(repos), r.random.IntN(tags)
 		if r.random.IntN(5) == 0 {
 			r.push(r.random.IntN(2), repo, tag)
-			// A trace does not tell what a manifest names: somebody has to fetch it all.
+			// A trace does not say what a manifest names. One client must fetch everything.
 			r.pull(scanner, repo, tag, 100)
 		} else {
-			// Mostly a look at what is new, and no more.
+			// Most requests only check for news.
 			r.pull(2+r.random.IntN(clients), repo, tag, 100*(r.random.IntN(3)/2))
 		}
 		r.wait(time.Duration(r.random.IntN(240)) * time.Second)
@@ -142,8 +142,8 @@ func record(seed uint64) *recording {
 	return r
 }
 
-// The same requests lead to the same decisions as in a simulation: it is the same code,
-// told the same things.
+// TestDecidesAsSimulated checks that the same requests lead to the same decisions as in a
+// simulation: the code is the same and gets the same input.
 func TestDecidesAsSimulated(t *testing.T) {
 	manifest := simulate.PrefetchConfig{Algorithm: simulate.Manifest, ML: 20 * time.Minute, Manifests: policy.ManifestsOptions{Pin: 2 * time.Minute}}
 	limited := manifest
