@@ -22,9 +22,8 @@ import (
 	"example.org/slipway/registry/server"
 )
 
-// newAuth makes rules by which anybody may pull from public/, alice does
-// everything below alice/ and may pull from shared, and bob may only pull from
-// shared.
+// newAuth makes these rules: anybody may pull from public/, alice may do everything below alice/
+// and pull from shared, and bob may only pull from shared.
 func newAuth(t *testing.T, cfg auth.Config) *auth.Auth {
 	t.Helper()
 	var lines strings.Builder
@@ -105,7 +104,7 @@ func TestAccess(t *testing.T) {
 		{name: "push", method: "POST", target: "/v2/alice/app/blobs/uploads/?digest=" + d, body: "0123456789", headers: []string{basic("alice")}, status: 201},
 		{name: "anonymous again, on the same connection", method: "GET", target: "/v2/alice/app/blobs/" + d, status: 401, code: oci.CodeUnauthorized},
 
-		// What is malformed stays malformed, whoever asks.
+		// Malformed requests stay malformed, whoever sends them.
 		{name: "malformed name", method: "GET", target: "/v2/alice//app/blobs/" + d, headers: []string{basic("alice")}, status: 400, code: oci.CodeNameInvalid},
 		{name: "encoded slash", method: "GET", target: "/v2/alice%2fapp/blobs/" + d, headers: []string{basic("alice")}, status: 400, code: oci.CodeNameInvalid},
 		{name: "dots", method: "PUT", target: "/v2/alice/../secret/manifests/x", body: "{}", headers: []string{basic("alice")}, status: 400, code: oci.CodeNameInvalid},
@@ -122,8 +121,8 @@ func TestAccess(t *testing.T) {
 	})
 }
 
-// TestCatalogAccess: the catalogue shows what one may pull, in pages that are
-// full although most names are not shown.
+// TestCatalogAccess checks that the catalogue shows what a client may pull. Its pages are full
+// although most names are not shown.
 func TestCatalogAccess(t *testing.T) {
 	off := false
 	b := newAuthBed(t, auth.Config{Token: &auth.TokenConfig{Builtin: &off}})
@@ -156,8 +155,8 @@ func TestCatalogAccess(t *testing.T) {
 	}
 }
 
-// TestCatalogWork: one request looks at so many names and no more, whoever asks,
-// and what it tells of where it stopped names no repository.
+// TestCatalogWork checks that one request examines a bounded number of names, whoever asks, and
+// that its position marker names no repository.
 func TestCatalogWork(t *testing.T) {
 	off := false
 	a := newAuth(t, auth.Config{Token: &auth.TokenConfig{Builtin: &off}})
@@ -201,7 +200,7 @@ func TestCatalogWork(t *testing.T) {
 	}
 }
 
-// manyRepositories only lists names, which are sorted, and counts them.
+// manyRepositories only lists sorted names and counts them.
 type manyRepositories struct {
 	oci.Registry
 	names  []string
@@ -215,8 +214,7 @@ func (m *manyRepositories) Repositories(_ context.Context, last string, n int) (
 	return rest[:n], n < len(rest), nil
 }
 
-// TestTokenFlow is what docker does: it is refused, fetches a token, and comes
-// back.
+// TestTokenFlow does what docker does: it is refused, fetches a token and comes back.
 func TestTokenFlow(t *testing.T) {
 	on := true
 	b := newAuthBed(t, auth.Config{Token: &auth.TokenConfig{Builtin: &on}})

@@ -42,8 +42,7 @@ type bed struct {
 	log  *logtest.Buffer
 }
 
-// setup says what a bed is made of. The zero value is a registry in memory,
-// open to everybody.
+// setup configures a bed. The zero value is a registry in memory that is open to everybody.
 type setup struct {
 	store    objstore.Store
 	registry registry.Options
@@ -91,7 +90,7 @@ func newBed(t testing.TB, o setup) *bed {
 	return b
 }
 
-// conn is a connection on which requests are sent as they are written here.
+// conn is a connection on which a test sends requests exactly as written.
 type conn struct {
 	t testing.TB
 	net.Conn
@@ -144,7 +143,7 @@ func (c *conn) tryReceive(method string) (answer, error) {
 	return answer{resp.StatusCode, resp.Header, body, resp.Close}, err
 }
 
-// ask sends one request on a connection of its own. headers are lines.
+// ask sends one request on a new connection. headers are lines.
 func (b *bed) ask(method, target string, body []byte, headers ...string) answer {
 	b.t.Helper()
 	c := b.dial()
@@ -161,7 +160,7 @@ func (c *conn) ask(method, target string, body []byte, headers ...string) answer
 	return c.receive(method)
 }
 
-// wantError checks that an answer is the specification's error.
+// wantError checks that an answer is the given error of the specification.
 func (a answer) wantError(t testing.TB, what string, status int, code oci.Code) {
 	t.Helper()
 	if a.Status != status {
@@ -187,8 +186,7 @@ func (a answer) wantError(t testing.TB, what string, status int, code oci.Code) 
 	}
 }
 
-// want checks the status and some headers. A value of "" says that the header
-// must be absent.
+// want checks the status and some headers. The value "" means that the header must be absent.
 func (a answer) want(t testing.TB, what string, status int, headers map[string]string) {
 	t.Helper()
 	if a.Status != status {
@@ -218,7 +216,7 @@ func (b *bed) push(repo string, data []byte) oci.Digest {
 	return d
 }
 
-// imageJSON is a manifest whose blobs are in the repository.
+// imageJSON returns a manifest whose blobs are in the repository.
 func (b *bed) imageJSON(repo string, seed byte) []byte {
 	b.t.Helper()
 	config := []byte(fmt.Sprintf(`{"seed":%d}`, seed))

@@ -10,8 +10,8 @@ import (
 	"example.org/slipway/oci/ocitest"
 )
 
-// TestConformance holds the chain of client, server and registry to the
-// contract of the registry alone.
+// TestConformance checks the chain of client, server and registry against the contract of the
+// registry alone.
 func TestConformance(t *testing.T) {
 	ocitest.Run(t, func(t *testing.T) oci.Registry {
 		b := newBed(t, setup{})

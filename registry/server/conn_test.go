@@ -36,8 +36,8 @@ func (c *countingConn) Write(p []byte) (int, error) {
 	return c.Conn.Write(p)
 }
 
-// TestSmallAnswerInOneWrite: an answer leaves together with its headers, one after
-// the other on the same connection, and a long one leaves whole.
+// TestSmallAnswerInOneWrite checks that an answer is written together with its headers, also one
+// after the other on the same connection, and that a long one arrives whole.
 func TestSmallAnswerInOneWrite(t *testing.T) {
 	m := newMemGear()
 	bd := newBed(t, setup{server: server.Options{Gear: m}})

@@ -10,7 +10,7 @@ import (
 	"example.org/slipway/registry/server"
 )
 
-// corsPaths are paths of every kind, and the methods that they have.
+// corsPaths returns paths of every kind and their methods.
 func corsPaths(digest string) map[string]string {
 	return map[string]string{
 		"/v2/":                            "GET, HEAD",
@@ -31,7 +31,7 @@ func TestPreflight(t *testing.T) {
 	configured := []string{"HEAD", "GET", "OPTIONS", "DELETE"}
 	a := newAuth(t, auth.Config{})
 	b := newBed(t, setup{server: server.Options{Auth: a, Token: a.TokenHandler(), TokenPath: auth.TokenPath, Headers: http.Header{
-		"access-control-allow-origin":      {origin}, // of any spelling
+		"access-control-allow-origin":      {origin}, // in any spelling
 		"Access-Control-Allow-Methods":     configured,
 		"Access-Control-Allow-Headers":     {"Authorization", "Accept"},
 		"Access-Control-Allow-Credentials": {"true"},
@@ -54,7 +54,7 @@ func TestPreflight(t *testing.T) {
 	}
 	b.ask("OPTIONS", "/v2/A/blobs/"+d, nil, "Origin: "+origin).want(t, "a malformed name", 204, nil)
 
-	// A page can read every answer, also those that say what is wrong.
+	// A page can read every answer, including errors.
 	for target, status := range map[string]int{
 		"/v2/": 401, "/v2/alice/a/tags/list": 401, "/v2/public/none/tags/list": 404, "/v2/A/tags/list": 400, "/token": 200, "/token?service=other": 400, "/elsewhere": 404,
 	} {
@@ -69,7 +69,8 @@ func TestPreflight(t *testing.T) {
 	}
 }
 
-// An answer names one origin, as browsers want it, and never one that is not allowed.
+// TestAllowedOrigins checks that an answer names one origin, as browsers want it, and never a
+// disallowed one.
 func TestAllowedOrigins(t *testing.T) {
 	for _, tt := range []struct {
 		name       string

@@ -18,7 +18,7 @@ import (
 	"example.org/slipway/registry/server"
 )
 
-// exchange is a request as it goes over the wire, and its answer.
+// exchange is a request on the wire and its answer.
 type exchange struct {
 	name           string
 	method, target string
@@ -30,8 +30,7 @@ type exchange struct {
 	wantBody       string            // not looked at when empty
 }
 
-// run sends the exchanges over one connection, which must live through all of
-// them, errors too.
+// run sends the exchanges over one connection, which must survive all of them, errors included.
 func (b *bed) run(t *testing.T, list []exchange) {
 	t.Helper()
 	c := b.dial()
@@ -58,8 +57,8 @@ func (b *bed) run(t *testing.T, list []exchange) {
 	}
 }
 
-// rangeExchanges are the range and conditional requests to a content of the
-// digits 0 to 9 that has the headers whole.
+// rangeExchanges returns range and conditional requests for a content of the digits 0 to 9. whole
+// are the headers of the whole content.
 func rangeExchanges(target, etag string, whole map[string]string) []exchange {
 	const data = "0123456789"
 	part := func(v string, n int) map[string]string {
@@ -143,9 +142,9 @@ func TestBlobExchanges(t *testing.T) {
 	}...))
 }
 
-// Ranges are answered as net/http answers them for a file, but for two kinds where
-// RFC 9110 leaves the choice: several ranges at once get the whole content, and so
-// does what is no range.
+// TestRangesAreThoseOfNetHTTP checks that ranges are answered as net/http answers them for a file.
+// There are two exceptions, where RFC 9110 leaves the choice: several ranges at once and invalid
+// ranges get the whole content.
 func TestRangesAreThoseOfNetHTTP(t *testing.T) {
 	b := newBed(t, setup{})
 	c := b.dial()
@@ -174,7 +173,7 @@ func TestRangesAreThoseOfNetHTTP(t *testing.T) {
 			name := fmt.Sprintf("bytes=%s of %d", spec, size)
 			want := map[string]string{"Content-Range": w.Header().Get("Content-Range")}
 			if w.Code == http.StatusRequestedRangeNotSatisfiable {
-				want["Content-Range"] = fmt.Sprintf("bytes */%d", size) // net/http leaves it out of what it cannot read
+				want["Content-Range"] = fmt.Sprintf("bytes */%d", size) // net/http leaves it out for ranges it cannot parse
 			} else if string(got.Body) != w.Body.String() {
 				t.Errorf("%s: got body %q, want %q", name, got.Body, w.Body)
 			}
@@ -351,14 +350,14 @@ func TestListExchanges(t *testing.T) {
 	})
 }
 
-// TestReferrerPages: more referrers than one answer holds.
+// TestReferrerPages lists more referrers than one answer holds.
 func TestReferrerPages(t *testing.T) {
 	b := newBed(t, setup{})
 	subject, raw := b.pushImage("a", 1, "v1")
 	const count = 2001
 	want := map[oci.Digest]bool{}
 	var g errgroup.Group
-	g.SetLimit(256) // they share commits
+	g.SetLimit(256) // the writes share commits
 	for i := range count {
 		doc := strings.Replace(string(raw), `"layers":[]`, fmt.Sprintf(`"artifactType":"x/y","annotations":{"n":"%d"},"layers":[],"subject":{"mediaType":"m","digest":%q,"size":1}`, i, subject), 1)
 		want[oci.SHA256([]byte(doc))] = true
@@ -394,8 +393,8 @@ func TestReferrerPages(t *testing.T) {
 	}
 }
 
-// TestUncleanPaths: a path means what it says, or nothing. It is never answered
-// with a redirect, to which clients would send a POST as a GET.
+// TestUncleanPaths checks that a path is taken literally or rejected. It is never answered with a
+// redirect, which clients would follow with GET instead of POST.
 func TestUncleanPaths(t *testing.T) {
 	b := newBed(t, setup{})
 	d := b.push("a/b", []byte("x"))
@@ -446,8 +445,8 @@ func TestUncleanPaths(t *testing.T) {
 	}
 }
 
-// A manifest says how large the contents are that it names. Clients refuse to pull
-// one that is wrong, so it is not taken, whichever descriptor it is.
+// TestDescriptorSizes checks the sizes in a manifest. Clients refuse to pull one with a wrong size.
+// The server therefore rejects it, whichever descriptor is wrong.
 func TestDescriptorSizes(t *testing.T) {
 	b := newBed(t, setup{})
 	config, layer, empty := b.push("a", []byte("{}")), b.push("a", []byte("0123456789")), b.push("a", nil)
@@ -526,7 +525,7 @@ func TestMethods(t *testing.T) {
 	noDelete.ask("DELETE", "/v2/a/blobs/"+d, nil).wantError(t, "deletion switched off", 405, oci.CodeUnsupported)
 }
 
-// TestPrefixAndHost: behind a path prefix, with absolute Locations.
+// TestPrefixAndHost serves behind a path prefix with absolute Locations.
 func TestPrefixAndHost(t *testing.T) {
 	b := newBed(t, setup{server: server.Options{Prefix: "/reg", Host: "https://registry.test", Headers: http.Header{"X-Extra": {"yes"}}}})
 	d := b.push("a", []byte("x"))

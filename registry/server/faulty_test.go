@@ -18,7 +18,7 @@ import (
 	"example.org/slipway/registry/objstore/objtest"
 )
 
-// faults fails operations on demand. The error carries what only a log may show.
+// faults fails operations on demand. The error contains what only a log may show.
 type faults struct {
 	op  atomic.Pointer[string]
 	err error
@@ -35,8 +35,8 @@ func (f *faults) hooks() objtest.Faults {
 	}}
 }
 
-// TestStoreErrors: whatever fails in the store, the client gets a clear error
-// that tells nothing of the inside, and nothing half done can be seen.
+// TestStoreErrors checks that the client gets a clear error without internals whatever fails in the
+// store, and that nothing half done is visible.
 func TestStoreErrors(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -103,8 +103,8 @@ func TestStoreErrors(t *testing.T) {
 	}
 }
 
-// TestFullStore: a store without room keeps what it has and takes more once
-// there is room again.
+// TestFullStore checks that a full store keeps its content and accepts more once there is room
+// again.
 func TestFullStore(t *testing.T) {
 	b := newBed(t, setup{store: memstore.New(&memstore.Options{MaxBytes: 1_000_000})})
 	first := random(1, 400_000)
@@ -133,8 +133,8 @@ func TestFullStore(t *testing.T) {
 	}
 }
 
-// TestReadErrors: a blob that cannot be read is an error, or an answer that ends
-// early, and never one that looks whole.
+// TestReadErrors checks that a blob which cannot be read gives an error or an answer that ends
+// early, never one that looks whole.
 func TestReadErrors(t *testing.T) {
 	f := &faults{err: errors.New("sda: I/O error at secret sector")}
 	b := newBed(t, setup{store: objtest.Faulty(memstore.New(nil), f.hooks())})
@@ -152,7 +152,7 @@ func TestReadErrors(t *testing.T) {
 	b.ask("GET", "/v2/a/blobs/"+d, nil).want(t, "once the store works again", 200, nil)
 }
 
-// halfStore gives half of each object.
+// halfStore returns half of each object.
 type halfStore struct{ objstore.Store }
 
 func (s halfStore) Get(ctx context.Context, key string, off, n int64) (objstore.Object, error) {
@@ -170,8 +170,8 @@ func (o halfObject) WriteTo(w io.Writer) (int64, error) {
 	return n, err
 }
 
-// TestBrokenAnswers: an answer that cannot be finished ends early, and the log
-// tells why.
+// TestBrokenAnswers checks that an answer which cannot be finished ends early, and that the log
+// says why.
 func TestBrokenAnswers(t *testing.T) {
 	b := newBed(t, setup{store: halfStore{memstore.New(nil)}})
 	d := string(b.push("a", random(1, 300_000)))
@@ -185,7 +185,7 @@ func TestBrokenAnswers(t *testing.T) {
 	})
 }
 
-// TestClientsGone: a client that leaves in the middle is no error of ours.
+// TestClientsGone checks that a client which leaves in the middle is not a server error.
 func TestClientsGone(t *testing.T) {
 	dir := t.TempDir()
 	disk, err := fsstore.New(dir, nil)

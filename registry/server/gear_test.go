@@ -46,7 +46,7 @@ const (
 	gearAt     = "/v2/alice/app/_slipway/gear/"
 )
 
-// newGearBed is a registry that offers the extension to everybody.
+// newGearBed makes a registry that offers the extension to everybody.
 func newGearBed(t *testing.T, o server.Options) (*bed, *memGear) {
 	t.Helper()
 	m := newMemGear()
@@ -216,7 +216,7 @@ func TestGearPending(t *testing.T) {
 	}
 }
 
-// TestGearBreaks: contents and streams that cannot be read to their end.
+// TestGearBreaks uses contents and streams that cannot be read to their end.
 func TestGearBreaks(t *testing.T) {
 	b, m := newGearBed(t, server.Options{})
 	n := m.add("alice/app", random(1, 300_000))
@@ -307,7 +307,7 @@ func TestGearFetch(t *testing.T) {
 	}
 }
 
-// chunked is a body without a length.
+// chunked returns a body without a length.
 func chunked(parts ...string) string {
 	var b strings.Builder
 	for _, p := range parts {
@@ -316,8 +316,8 @@ func chunked(parts ...string) string {
 	return b.String()
 }
 
-// TestGearLimits: lists and files that are too long are refused before they are
-// in memory.
+// TestGearLimits checks that lists and files which are too long are refused before they are in
+// memory.
 func TestGearLimits(t *testing.T) {
 	b, m := newGearBed(t, server.Options{})
 	manifest := string(oci.SHA256([]byte("m")))
@@ -356,7 +356,7 @@ func TestGearLimits(t *testing.T) {
 		c := b.dial()
 		c.send("POST %s HTTP/1.1\r\nHost: x\r\n%s\r\nTransfer-Encoding: chunked\r\n\r\n", gearAt+e.path, e.header)
 		stop := make(chan struct{})
-		go func() { // sends until the server hangs up
+		go func() { // sends until the server closes the connection
 			defer close(stop)
 			for part := []byte(chunked(e.part)); ; {
 				if _, err := c.Write(part); err != nil {
@@ -450,8 +450,8 @@ type auditor struct{ refs []string }
 
 func (a *auditor) Record(e auth.Event) { a.refs = append(a.refs, e.Reference) }
 
-// TestGearFlush: what is flushed arrives, and a source that is slow between two
-// flushes is no client that stands still.
+// TestGearFlush checks that flushed data arrives, and that a source which is slow between two
+// flushes does not count as a stalled client.
 func TestGearFlush(t *testing.T) {
 	b, m := newGearBed(t, server.Options{IdleTimeout: idle})
 	m.hold = make(chan struct{})
@@ -476,7 +476,7 @@ func TestGearFlush(t *testing.T) {
 	}
 }
 
-// TestGearClientLeaves: a stream whose client is gone ends.
+// TestGearClientLeaves checks that a stream ends when its client is gone.
 func TestGearClientLeaves(t *testing.T) {
 	b, m := newGearBed(t, server.Options{})
 	m.hold = make(chan struct{})
@@ -539,7 +539,7 @@ func TestGearAccess(t *testing.T) {
 		{name: "who pulls may not query", method: "POST", target: sharedAt + "query", headers: []string{basic("bob"), binaryType}, body: binaryList(n), status: 403, code: oci.CodeDenied},
 		{name: "who pulls may not put", method: "PUT", target: sharedAt + "files/" + digestOf(n), headers: []string{basic("bob")}, body: string(data), status: 403, code: oci.CodeDenied},
 	})
-	// Bob may pull from shared. That alice has a file makes no difference to him.
+	// Bob may pull from shared. It makes no difference to him that alice has a file.
 	for _, path := range []string{"files/", "layers/"} {
 		secret, absent := digestOf(n), digestOf(name{1})
 		if path == "layers/" {
@@ -576,7 +576,7 @@ func TestGearRateLimits(t *testing.T) {
 	})
 }
 
-// TestGearMetrics: each endpoint has a label of its own, and paths have none.
+// TestGearMetrics checks that each endpoint has its own label and that paths have none.
 func TestGearMetrics(t *testing.T) {
 	b, _ := newGearBed(t, server.Options{})
 	for i := range 20 {

@@ -7,7 +7,7 @@ import (
 	"example.org/slipway/registry/server"
 )
 
-// sink is a ResponseWriter that keeps nothing.
+// sink is a ResponseWriter that discards everything.
 type sink struct {
 	header http.Header
 	n      int
@@ -17,8 +17,8 @@ func (s *sink) Header() http.Header         { return s.header }
 func (s *sink) WriteHeader(int)             {}
 func (s *sink) Write(p []byte) (int, error) { s.n += len(p); return len(p), nil }
 
-// BenchmarkSmallGet compares a small file of the extension with a small blob:
-// what the handler takes for each, without the connection.
+// BenchmarkSmallGet compares the handler's time for a small file of the extension with that for a
+// small blob, without the connection.
 func BenchmarkSmallGet(b *testing.B) {
 	m := newMemGear()
 	bd := newBed(b, setup{server: server.Options{Gear: m}})

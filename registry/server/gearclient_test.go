@@ -55,7 +55,7 @@ func wantCode(t *testing.T, what string, err error, code oci.Code) {
 	}
 }
 
-// TestGearClient is package client against this server, with tokens.
+// TestGearClient tests package client against this server, with tokens.
 func TestGearClient(t *testing.T) {
 	on := true
 	a := newAuth(t, auth.Config{Token: &auth.TokenConfig{Builtin: &on}})
@@ -187,7 +187,7 @@ func TestGearClientLayers(t *testing.T) {
 	wantCode(t, "another content", err, oci.CodeDigestInvalid)
 }
 
-// breaker cuts the bodies of answers off.
+// breaker cuts off the bodies of answers.
 type breaker struct {
 	next  http.RoundTripper
 	after int64
@@ -205,8 +205,8 @@ func (b *breaker) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// TestGearClientResumes: files and indexes go on where a connection broke; a
-// stream does not, and says so.
+// TestGearClientResumes checks that files and indexes continue where a connection broke. A stream
+// does not, and returns an error.
 func TestGearClientResumes(t *testing.T) {
 	b, m := newGearBed(t, server.Options{})
 	transport := &http.Transport{}
@@ -246,7 +246,7 @@ func TestGearClientResumes(t *testing.T) {
 	}
 }
 
-// TestGearClientStall: a stream that stands still is given up.
+// TestGearClientStall checks that a stalled stream is given up.
 func TestGearClientStall(t *testing.T) {
 	b, m := newGearBed(t, server.Options{})
 	m.hold = make(chan struct{})

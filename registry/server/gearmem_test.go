@@ -17,8 +17,7 @@ import (
 
 type name = [32]byte
 
-// memGear is the extension in memory. Its frames are name, length in 8 bytes,
-// content.
+// memGear is the extension in memory. Its frames are a name, a length in 8 bytes, and the content.
 type memGear struct {
 	mu       sync.Mutex
 	files    map[string]map[name][]byte // by repository
@@ -27,11 +26,11 @@ type memGear struct {
 	profiles map[string][]name // by repository and digest
 	open     int               // contents that were not closed
 
-	// breakAt makes reads fail at this byte of a content or stream; 0: never.
+	// breakAt makes reads fail at this byte of a content or stream. 0 means never.
 	breakAt int
-	// hold, if not nil, is waited for in the middle of a stream, after a flush.
+	// hold, if not nil, blocks the middle of a stream after a flush.
 	hold chan struct{}
-	// short makes Missing answer for no name.
+	// short makes Missing answer for none of the names.
 	short bool
 }
 
@@ -94,7 +93,7 @@ func (c *memGearContent) WriteRange(_ context.Context, w io.Writer, off, n int64
 	return err
 }
 
-// WriteChunks takes every ten bytes for a chunk.
+// WriteChunks treats every ten bytes as a chunk.
 func (c *memGearContent) WriteChunks(ctx context.Context, w io.Writer, first, n int, begin func(length int64)) error {
 	if n < 1 || n > len(c.data)/10-first {
 		return oci.Errorf(oci.CodeRangeInvalid, "it has %d chunks", len(c.data)/10)
@@ -122,7 +121,7 @@ func (m *memGear) Layer(ctx context.Context, repo string, layer oci.Digest) (ser
 	case !ok && p != nil && repo == "alice/app":
 		return nil, fmt.Errorf("open layer: %w", p)
 	case !ok:
-		// What other repositories hold must make no difference.
+		// The content of other repositories must make no difference.
 		return nil, oci.Errorf(oci.CodeBlobUnknown, "%s is not in %s but in others", layer, repo)
 	}
 	c, err := m.File(ctx, repo, n)
@@ -132,7 +131,7 @@ func (m *memGear) Layer(ctx context.Context, repo string, layer oci.Digest) (ser
 	return memGearIndex{c}, nil
 }
 
-// memGearIndex has the diff ID of its name's bytes in reverse.
+// memGearIndex has a diff ID that is its name's bytes in reverse.
 type memGearIndex struct{ server.GearContent }
 
 func (x memGearIndex) DiffID() [32]byte { return reversed(x.Name()) }
@@ -220,7 +219,7 @@ func (m *memGear) PutFile(_ context.Context, repo string, n name, size int64, bo
 	b, err := io.ReadAll(body)
 	switch {
 	case err != nil:
-		return fmt.Errorf("spool: %w", errors.New("hidden")) // in words of its own
+		return fmt.Errorf("spool: %w", errors.New("hidden")) // in its own words
 	case size >= 0 && int64(len(b)) != size:
 		return oci.Errorf(oci.CodeSizeInvalid, "%d bytes of %d", len(b), size)
 	case sha256.Sum256(b) != n:

@@ -13,7 +13,7 @@ import (
 	"example.org/slipway/oci"
 )
 
-// wantOCI checks that an error is one for a client.
+// wantOCI checks that an error is one for clients.
 func wantOCI(t *testing.T, err error) {
 	t.Helper()
 	var e *oci.Error
@@ -69,7 +69,7 @@ func FuzzJSONNames(f *testing.F) {
 		if len(got.names) > most || (got.profile != "") == (got.names != nil) && len(got.names) > 0 || got.binary {
 			t.Errorf("got %+v", got)
 		}
-		// What is taken means the same to encoding/json.
+		// Accepted input means the same to encoding/json.
 		var want struct {
 			Names   []string
 			Profile string
@@ -105,7 +105,7 @@ func FuzzParseName(f *testing.F) {
 	})
 }
 
-// TestNamesFailInReading: a list that cannot be read to its end is none.
+// TestNamesFailInReading checks that a list which cannot be read to its end is rejected.
 func TestNamesFailInReading(t *testing.T) {
 	broken := io.MultiReader(bytes.NewReader(make([]byte, 64)), iotest.ErrReader(errors.New("reset")))
 	if names, err := readBinaryNames(broken, -1, 10, new(nameBuffer)); names != nil || err == nil {
@@ -117,7 +117,7 @@ func TestNamesFailInReading(t *testing.T) {
 	wantOCI(t, err)
 }
 
-// TestNamesTakeMemoryAsTheyCome: a length that is promised costs nothing.
+// TestNamesTakeMemoryAsTheyCome checks that an announced length alone takes no memory.
 func TestNamesTakeMemoryAsTheyCome(t *testing.T) {
 	r := &firstRead{}
 	_, _ = readBinaryNames(r, maxGearNames*32, maxGearNames, new(nameBuffer))

@@ -19,10 +19,10 @@ import (
 	"example.org/slipway/registry/server"
 )
 
-// idle is how long these tests let a client stand still.
+// idle is how long these tests let a client stall.
 const idle = 150 * time.Millisecond
 
-// wantClosed checks that the server ends a connection, of its own accord.
+// wantClosed checks that the server closes a connection by itself.
 func (c *conn) wantClosed(what string) {
 	c.t.Helper()
 	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
@@ -52,8 +52,8 @@ func (b *bed) uploaded(loc string) string {
 	return got.Header.Get("Range")
 }
 
-// TestHangingBodies: clients that announce a body and then send no more of it.
-// They are told, and the connection ends, wherever the request was going.
+// TestHangingBodies has clients that announce a body and stop sending it. They get an error and the
+// connection is closed, whatever the request was for.
 func TestHangingBodies(t *testing.T) {
 	b := newBed(t, setup{server: server.Options{IdleTimeout: idle}})
 	loc := b.startUpload("a")
@@ -100,8 +100,8 @@ func TestHangingBodies(t *testing.T) {
 	b.ask("HEAD", "/v2/a/blobs/"+string(d), nil).want(t, "what hung", 404, nil)
 }
 
-// TestTricklingBody: a body of which a byte comes now and then must not hold its
-// upload for longer than one that stands still, and keeps what came.
+// TestTricklingBody sends a byte of a body now and then. Such a body must not hold its upload
+// longer than a stalled one, and the upload keeps what arrived.
 func TestTricklingBody(t *testing.T) {
 	b := newBed(t, setup{server: server.Options{IdleTimeout: idle, MinBodyRate: 1 << 10}})
 	loc := b.startUpload("a")
@@ -127,7 +127,7 @@ func TestTricklingBody(t *testing.T) {
 		t.Errorf("what came is not kept: got Range %q", r)
 	}
 
-	// One that is just fast enough is left alone.
+	// A body that is just fast enough is left alone.
 	data := random(2, 1000)
 	c = b.dial()
 	c.send("POST /v2/a/blobs/uploads/?digest=%s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n", oci.SHA256(data), len(data))
@@ -140,8 +140,8 @@ func TestTricklingBody(t *testing.T) {
 	c.receive("POST").want(t, "slow, but fast enough", 201, nil)
 }
 
-// TestSlowButAlive: a body that comes slowly, but comes, and an answer that
-// takes longer than a client may stand still.
+// TestSlowButAlive sends a body that is slow but steady, and lets an answer take longer than a
+// client may stall.
 func TestSlowButAlive(t *testing.T) {
 	b := newBed(t, setup{
 		server: server.Options{IdleTimeout: idle},
@@ -168,7 +168,7 @@ func TestSlowButAlive(t *testing.T) {
 		c.send("%s", data[part*5000:(part+1)*5000])
 	}
 	c.receive("POST").want(t, "a slow push", 201, nil)
-	// The connection is as good as new.
+	// The connection can still be used.
 	for range 3 {
 		<-tick.C
 	}
@@ -176,8 +176,8 @@ func TestSlowButAlive(t *testing.T) {
 	c.ask("POST", "/v2/a/blobs/uploads/?digest="+string(d), data).want(t, "and one with a body", 201, nil)
 }
 
-// TestClientsThatDoNotRead: they ask and ask and read nothing. The server must
-// let go of them.
+// TestClientsThatDoNotRead has clients that send requests and read nothing. The server must
+// disconnect them.
 func TestClientsThatDoNotRead(t *testing.T) {
 	b := newBed(t, setup{server: server.Options{IdleTimeout: idle}})
 	for _, size := range []int{100, 60_000, 8 << 20} {
@@ -203,7 +203,7 @@ func TestClientsThatDoNotRead(t *testing.T) {
 	waitFor(t, "requests are still being served", func() bool { return b.gauge("registry_http_in_flight_requests") == 0 })
 }
 
-// TestLyingBodies: what is announced is not what comes.
+// TestLyingBodies sends bodies that differ from their announcement.
 func TestLyingBodies(t *testing.T) {
 	b := newBed(t, setup{})
 	data := random(1, 20_000)
@@ -230,7 +230,7 @@ func TestLyingBodies(t *testing.T) {
 		b.ask("PUT", loc+"?digest="+string(d), data[12_000:], "Content-Range: 12000-19999").want(t, "go on", 201, nil)
 	})
 	t.Run("longer than announced", func(t *testing.T) {
-		// The rest is the beginning of another request, and not a good one.
+		// The rest is read as the beginning of another, malformed request.
 		loc := b.startUpload("b")
 		c := b.dial()
 		c.send("PATCH %s HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n%s", loc, "0123456789abcdef\r\n\r\n")
@@ -277,8 +277,7 @@ func TestLyingBodies(t *testing.T) {
 		for _, headers := range []string{"Content-Length: 1\r\nContent-Length: 2", "Content-Length: -1", "Content-Length: 1x", "Transfer-Encoding: gzip"} {
 			c := b.dial()
 			c.send("POST %s HTTP/1.1\r\nHost: x\r\n%s\r\n\r\n%s", target, headers, data)
-			// The answer may be lost: the server ends the connection with what it
-			// has not read.
+			// The answer may be lost, because the server closes the connection with unread data.
 			if got, err := c.tryReceive("POST"); err == nil && (got.Status < 400 || got.Status > 501) {
 				t.Errorf("%q: got status %d", headers, got.Status)
 			}
@@ -288,7 +287,7 @@ func TestLyingBodies(t *testing.T) {
 	waitFor(t, "uploads stay in memory", func() bool { return b.gauge("registry_http_in_flight_requests") == 0 })
 }
 
-// TestManifestTooLarge: 413, whether or not the size is announced.
+// TestManifestTooLarge wants a 413, whether or not the size is announced.
 func TestManifestTooLarge(t *testing.T) {
 	b := newBed(t, setup{server: server.Options{MaxManifestBytes: 1000}, registry: registry.Options{MaxManifestBytes: 1000}})
 	raw := b.imageJSON("a", 1)
@@ -304,7 +303,7 @@ func TestManifestTooLarge(t *testing.T) {
 	b.ask("HEAD", "/v2/a/manifests/y", nil).want(t, "nothing is there", 404, nil)
 }
 
-// TestOldClients: HTTP/1.0, with and without keep-alive.
+// TestOldClients uses HTTP/1.0, with and without keep-alive.
 func TestOldClients(t *testing.T) {
 	b := newBed(t, setup{})
 	data := random(1, 100_000)
@@ -326,8 +325,8 @@ func TestOldClients(t *testing.T) {
 	}
 }
 
-// TestFiles: bodies that the kernel copies are the bytes that were stored, at
-// sizes around the borders of buffers and deadlines, over HTTP/1.1 and HTTP/2.
+// TestFiles checks that bodies which the kernel copies have the stored bytes, at sizes around the
+// limits of buffers and deadlines, over HTTP/1.1 and HTTP/2.
 func TestFiles(t *testing.T) {
 	for name, tlsToo := range map[string]bool{"HTTP/1.1": false, "HTTP/2": true} {
 		t.Run(name, func(t *testing.T) {
@@ -372,7 +371,7 @@ func TestFiles(t *testing.T) {
 	}
 }
 
-// TestHTTP2Push: a push, an error and a pull over one HTTP/2 connection.
+// TestHTTP2Push sends a push, an error and a pull over one HTTP/2 connection.
 func TestHTTP2Push(t *testing.T) {
 	b := newBed(t, setup{tls: true, server: server.Options{IdleTimeout: 2 * time.Second}})
 	client := b.http.Client()
@@ -404,7 +403,7 @@ func TestHTTP2Push(t *testing.T) {
 	if status, got := do("GET", "/v2/a/blobs/"+d, nil); status != 200 || !bytes.Equal(got, data) {
 		t.Errorf("pull: %d and %d bytes", status, len(got))
 	}
-	// A stream that stands still ends without the connection.
+	// A stalled stream ends, and its connection does not.
 	pr, pw := io.Pipe()
 	defer pw.Close()
 	go func() { _, _ = pw.Write([]byte("0123456789")) }()

@@ -11,7 +11,7 @@ import (
 	"example.org/slipway/workload/trace"
 )
 
-// TestPushesAreLoggedWithTheirSize: the access log tells the size of each blob and
+// TestPushesAreLoggedWithTheirSize checks that the access log has the size of each blob and
 // manifest once, at the request that completes it, however the client sends the bytes.
 func TestPushesAreLoggedWithTheirSize(t *testing.T) {
 	const octets = "Content-Type: application/octet-stream"
@@ -77,7 +77,7 @@ func TestPushesAreLoggedWithTheirSize(t *testing.T) {
 	}
 }
 
-// pushedBytes adds the sizes of what completed pushes.
+// pushedBytes adds up the sizes of completed pushes.
 func pushedBytes(t *testing.T, log string) (n int) {
 	t.Helper()
 	for line := range strings.Lines(log) {

@@ -16,7 +16,7 @@ import (
 	"example.org/slipway/workload/trace"
 )
 
-// families gathers what the server's collectors tell.
+// families gathers the metrics of the server's collectors.
 func (b *bed) families() map[string]*dto.MetricFamily {
 	b.t.Helper()
 	reg := prometheus.NewPedanticRegistry()
@@ -45,9 +45,8 @@ func (b *bed) gauge(name string) float64 {
 	return f.GetMetric()[0].GetGauge().GetValue()
 }
 
-// TestMetricLabels: whatever clients send, the set of series stays small, and no
-// repository, digest or header of theirs is in it; of a repository that exists, the
-// first part of its name is.
+// TestMetricLabels checks that the set of series stays small whatever clients send. No repository,
+// digest or header of theirs is in it, except the first part of the name of an existing repository.
 func TestMetricLabels(t *testing.T) {
 	b := newBed(t, setup{})
 	d, _ := b.pushImage("secret/name", 1, "v1")
@@ -66,7 +65,7 @@ func TestMetricLabels(t *testing.T) {
 		"handler": regexp.MustCompile(`^(none|base|catalog|blob|manifest|blob_upload|blob_upload_chunk|tags|referrers|extension)$`),
 		"result":  regexp.MustCompile(`^(ok|error)$`),
 		"kind":    regexp.MustCompile(`^(manifest|blob)$`),
-		// Of one that clients pulled from.
+		// The value is that of a repository from which clients pulled.
 		"namespace": regexp.MustCompile(`^(secret|-)$`),
 	}
 	series := 0
@@ -92,7 +91,7 @@ func TestMetricLabels(t *testing.T) {
 	}
 }
 
-// clfLine is a line of Combined Log Format in which nothing can be forged.
+// clfLine matches a line of Combined Log Format in which nothing can be forged.
 var clfLine = regexp.MustCompile(`^127\.0\.0\.1 - (\S+) \[\d\d/\w{3}/\d{4}:\d\d:\d\d:\d\d [+-]\d{4}\] "((?:[^"\\]|\\.)*)" (\d{3}) (\d+) "((?:[^"\\]|\\.)*)" "((?:[^"\\]|\\.)*)"$`)
 
 func TestAccessLog(t *testing.T) {
@@ -159,7 +158,7 @@ func checkTrace(t *testing.T, lines []string, d string) {
 			keys = append(keys, k)
 		}
 		want := fields
-		if r["http.request.method"] == "POST" { // an upload has its content's digest too
+		if r["http.request.method"] == "POST" { // the digest of its content is logged for an upload, too
 			want = append([]string{"digest"}, fields...)
 			if r["digest"] != d {
 				t.Errorf("line %d has the digest %v, want %s", i, r["digest"], d)

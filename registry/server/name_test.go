@@ -12,8 +12,8 @@ import (
 	"example.org/slipway/workload/trace"
 )
 
-// otherNames says that ?ns=pub and the names below also/ mean public/, that a is
-// alice/app, and that every other ns leads nowhere.
+// otherNames maps ?ns=pub and the names below also/ to public/, and a to alice/app. Every other ns
+// leads nowhere.
 func otherNames(r *http.Request, name string) (string, error) {
 	switch ns := r.URL.Query().Get("ns"); {
 	case ns == "pub":

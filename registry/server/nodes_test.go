@@ -8,7 +8,8 @@ import (
 	"example.org/slipway/registry/server"
 )
 
-// Whoever may pull from a repository may say which nodes run its images, within bounds.
+// TestNodeReports checks that a client that may pull from a repository may report which nodes run
+// its images, within bounds.
 func TestNodeReports(t *testing.T) {
 	book := fleet.NewBook(nil)
 	b, _ := newGearBed(t, server.Options{Nodes: book})

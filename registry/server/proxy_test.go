@@ -14,7 +14,7 @@ import (
 	"example.org/slipway/workload/trace"
 )
 
-// addrLog keeps the addresses of an access log.
+// addrLog collects the addresses of an access log.
 type addrLog struct{ addrs []string }
 
 func (l *addrLog) Write(r *trace.Record) { l.addrs = append(l.addrs, r.RemoteAddr) }
@@ -70,7 +70,7 @@ func TestClientBehindProxies(t *testing.T) {
 	}
 }
 
-// throughProxy asks the server as a client behind the proxy 10.1.2.3 would.
+// throughProxy sends a request as a client behind the proxy 10.1.2.3 would.
 func throughProxy(h http.Handler, client, target string, basic ...string) *httptest.ResponseRecorder {
 	r := httptest.NewRequest("GET", target, nil)
 	r.RemoteAddr = "10.1.2.3:1234"
@@ -83,13 +83,13 @@ func throughProxy(h http.Handler, client, target string, basic ...string) *httpt
 	return w
 }
 
-// auditAddrs keeps the addresses of an audit log.
+// auditAddrs collects the addresses of an audit log.
 type auditAddrs struct{ lines []string }
 
 func (a *auditAddrs) Record(e auth.Event) { a.lines = append(a.lines, e.Event+" "+e.Addr) }
 
-// TestLimitsBehindProxy: what one client behind a proxy uses up, another behind
-// the same one still has.
+// TestLimitsBehindProxy checks that a client behind a proxy does not use up the limit of another
+// one behind the same proxy.
 func TestLimitsBehindProxy(t *testing.T) {
 	audit := new(auditAddrs)
 	b := newBed(t, setup{server: server.Options{TrustedProxies: prefixes("10.0.0.0/8"), RequestsPerSecond: 0.01, Burst: 2, Audit: audit}})
@@ -111,8 +111,7 @@ func TestLimitsBehindProxy(t *testing.T) {
 	}
 }
 
-// TestLoginsBehindProxy: wrong passwords count against the client and not
-// against the proxy.
+// TestLoginsBehindProxy checks that wrong passwords count against the client and not the proxy.
 func TestLoginsBehindProxy(t *testing.T) {
 	off := false
 	a := newAuth(t, auth.Config{Token: &auth.TokenConfig{Builtin: &off}, MaxFailuresPerMinute: 1})
@@ -128,9 +127,8 @@ func TestLoginsBehindProxy(t *testing.T) {
 	}
 }
 
-// FuzzForwardedFor: whatever a client sends through a trusted proxy, it is
-// counted under an address, and never under one that it could have chosen while
-// the proxy wrote another.
+// FuzzForwardedFor checks that a client is counted under an address whatever it sends through a
+// trusted proxy. It can never choose that address if the proxy wrote another.
 func FuzzForwardedFor(f *testing.F) {
 	for _, s := range []string{"", "unknown", "1.2.3.4", "[::1]:80", ",,", "1.2.3.4,", "fe80::1%eth0", " 10.0.0.1\t, x"} {
 		f.Add(s)
@@ -153,8 +151,8 @@ func FuzzForwardedFor(f *testing.F) {
 	})
 }
 
-// What a client sees as its registry's address, through proxies of all habits. Only
-// trusted ones are believed, and other headers than theirs change nothing.
+// TestOriginBehindProxy checks what a client sees as its registry's address through proxies with
+// different habits. Only trusted ones are believed, and headers other than theirs change nothing.
 func TestOriginBehindProxy(t *testing.T) {
 	const proxy, stranger = "10.1.2.3:1234", "198.51.100.7:1234"
 	for _, tc := range []struct {
@@ -209,8 +207,8 @@ func TestOriginBehindProxy(t *testing.T) {
 	}
 }
 
-// FuzzForwardedOrigin: whatever a proxy passes on, no challenge gets a realm that is
-// no URL of a host.
+// FuzzForwardedOrigin checks that the realm of a challenge is always a URL of a host, whatever a
+// proxy passes on.
 func FuzzForwardedOrigin(f *testing.F) {
 	f.Add("https,http", "r.example:8443", `for=1.2.3.4;proto=https;host="[::1]:5000"`)
 	f.Add("", "a b", `host="x`)

@@ -14,7 +14,7 @@ import (
 	"example.org/slipway/registry/server"
 )
 
-// counts are the counters of a name that are not zero, by their labels' values.
+// counts returns the counters of a name that are not zero, by the values of their labels.
 func (b *bed) counts(name string) map[string]float64 {
 	b.t.Helper()
 	got := map[string]float64{}
@@ -30,8 +30,8 @@ func (b *bed) counts(name string) map[string]float64 {
 	return got
 }
 
-// TestPullCounts: what clients get is counted by its kind and the first part of the
-// repository's name; what they do not get is not.
+// TestPullCounts checks that what clients get is counted by its kind and the first part of the
+// repository's name, and that what they do not get is not counted.
 func TestPullCounts(t *testing.T) {
 	b := newBed(t, setup{})
 	b.pushImage("team/app/web", 1, "v1")
@@ -60,8 +60,8 @@ func TestPullCounts(t *testing.T) {
 	}
 }
 
-// TestPullNamespaces: there are only so many series, however many namespaces there are,
-// and no pull is lost.
+// TestPullNamespaces checks that the number of series is bounded, however many namespaces there
+// are, and that no pull is lost.
 func TestPullNamespaces(t *testing.T) {
 	b := newBed(t, setup{})
 	const namespaces = 70
@@ -79,15 +79,14 @@ func TestPullNamespaces(t *testing.T) {
 	}
 }
 
-// foreign answers with an error as an upstream may have made it up.
+// foreign answers with an error that an upstream may have made up.
 type foreign struct{ oci.Registry }
 
 func (foreign) GetManifest(context.Context, string, string) (*oci.Manifest, error) {
 	return nil, &oci.Error{Code: "MADE_UP_17", Message: "no"}
 }
 
-// TestForeignErrorCode: a code that the specification does not have makes no series of
-// its own.
+// TestForeignErrorCode checks that a code outside the specification does not create a new series.
 func TestForeignErrorCode(t *testing.T) {
 	b := newBed(t, setup{})
 	b.srv = server.New(foreign{b.reg}, &server.Options{Logger: slog.New(slog.DiscardHandler)})

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// oneRange is RFC 9110's byte range of one part.
+// oneRange matches RFC 9110's byte range with one part.
 var oneRange = regexp.MustCompile(`^bytes=\s*(\d*)-(\d*)\s*$`)
 
 func FuzzParseRange(f *testing.F) {
@@ -98,8 +98,8 @@ func FuzzParseContentRange(f *testing.F) {
 	})
 }
 
-// TestLimiterForgets: memory is bounded by who was there lately, and an address
-// cannot win tokens by being forgotten.
+// TestLimiterForgets checks that memory is bounded by the recent addresses, and that an address
+// cannot gain tokens by being forgotten.
 func TestLimiterForgets(t *testing.T) {
 	l := newLimiter(0.001, 2, 1)
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
@@ -128,7 +128,7 @@ func TestLimiterForgets(t *testing.T) {
 	if len(l.clients) > 1 {
 		t.Errorf("%d addresses are remembered after an hour", len(l.clients))
 	}
-	// A host of IPv6 has a /64.
+	// An IPv6 host has a /64.
 	if !l.allow("[2001:db8::1]:1", clock) || !l.allow("[2001:db8::2]:1", clock) || l.allow("[2001:db8::3]:1", clock) {
 		t.Error("addresses of one /64 are not one client")
 	}

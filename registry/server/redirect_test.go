@@ -13,7 +13,7 @@ import (
 	"example.org/slipway/registry/server"
 )
 
-// sendOff sends clients away for blobs of one repository, and notes what it is asked.
+// sendOff redirects clients for blobs of one repository and records the requests to it.
 type sendOff struct {
 	repo  string
 	err   error
@@ -70,7 +70,8 @@ func TestRedirect(t *testing.T) {
 	}
 }
 
-// Who may not have a blob is not sent to it either.
+// TestRedirectComesAfterAccess checks that a client that may not have a blob is not redirected to
+// it.
 func TestRedirectComesAfterAccess(t *testing.T) {
 	off := &sendOff{repo: "alice/app"}
 	b := newBed(t, setup{server: server.Options{Auth: newAuth(t, auth.Config{}), Redirect: off}})

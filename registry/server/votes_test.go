@@ -14,15 +14,15 @@ import (
 	"example.org/slipway/registry/server"
 )
 
-// TestProfileVotes: what a client reports of an image counts once an hour, however often
-// it says so, and as often for another client or image.
+// TestProfileVotes checks that a client's report about an image counts once an hour, however often
+// it is sent, and separately for another client or image.
 func TestProfileVotes(t *testing.T) {
 	now := atomic.Int64{}
 	now.Store(time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC).UnixNano())
 	clock := func() time.Time { return time.Unix(0, now.Load()) }
 	b, m := newGearBed(t, server.Options{Auth: newAuth(t, auth.Config{}), Clock: clock})
 	n := 0
-	// counts reports something new, and returns whether it was taken in.
+	// counts reports something new and returns whether it was accepted.
 	counts := func(user, repo string, manifest oci.Digest) bool {
 		t.Helper()
 		n++
@@ -46,7 +46,7 @@ func TestProfileVotes(t *testing.T) {
 		}
 		now.Add(int64(time.Hour))
 	}
-	// One that comes to nothing is no vote.
+	// A report without any effect does not count as a vote.
 	none := oci.SHA256([]byte("no manifest"))
 	for range 2 {
 		if a := b.ask("POST", "/v2/shared/_slipway/gear/profiles/"+string(none), []byte(`{"names":["sha256:`+strings.Repeat("0", 64)+`"]}`), basic("alice"), "Content-Type: application/json"); a.Status != 404 {
@@ -55,9 +55,9 @@ func TestProfileVotes(t *testing.T) {
 	}
 }
 
-// TestAnonymousReports: anonymous clients report only where they may do everything or the
-// configuration says so. Elsewhere they are asked who they are: a node with a password may
-// pull without it, and so does not send it before it is asked.
+// TestAnonymousReports checks that anonymous clients may report only where they may do everything
+// or the configuration allows it. Elsewhere they are asked for credentials: a node with a password
+// may pull without it, and so does not send it before it is asked.
 func TestAnonymousReports(t *testing.T) {
 	d := oci.SHA256([]byte("m"))
 	for _, c := range []struct {
