@@ -25,7 +25,7 @@ func store(t testing.TB) block.Store {
 	return s
 }
 
-// small is the diff of a small volume.
+// small returns the diff of a small volume.
 func small(t testing.TB) []byte {
 	t.Helper()
 	s := store(t)
@@ -79,7 +79,7 @@ func TestDiffErrors(t *testing.T) {
 	}
 }
 
-// sink takes the volume of a diff and keeps nothing.
+// sink accepts the volume of a diff and stores nothing.
 type sink struct {
 	block.Store
 	size, end int64

@@ -1,5 +1,5 @@
-// Package blocktest is the conformance suite of stores of volumes: [Run] holds every
-// driver to the contract of [block.Store]. Only tests import it.
+// Package blocktest is the conformance suite of stores of volumes: [Run] checks every driver
+// against the contract of [block.Store]. Only tests import it.
 package blocktest
 
 import (
@@ -16,19 +16,18 @@ import (
 	"example.org/slipway/volume/block"
 )
 
-// Options of Run. The zero value is good.
+// Options are the options of Run. The zero value is good.
 type Options struct {
-	// Where tells how another process opens the place of a store: what it returns is
-	// given to the function that [Main] was called with. Nil: the cases with other
-	// processes are skipped.
+	// Where returns how another process opens the place of a store. The function that [Main] was
+	// called with gets the result. If Where is nil, the cases with other processes are skipped.
 	Where func(block.Store) string
 	// Death is how long after the death of a process its leases and locks may last.
 	// Default 30 s.
 	Death time.Duration
-	// Full returns an empty store with room for some MiB only, and how many bytes
-	// that certainly is not more than. Nil: the case is skipped.
+	// Full returns an empty store with room for some MiB only, and a number of bytes that certainly
+	// exceeds the room. If Full is nil, the case is skipped.
 	Full func(t *testing.T) (block.Store, int64)
-	// Rounds is how often the random cases are run; default 1.
+	// Rounds is how often the random cases run. Default 1.
 	Rounds int
 }
 
@@ -85,7 +84,7 @@ func Run(t *testing.T, open func(t *testing.T) block.Store, o *Options) {
 	})
 }
 
-// suite is a case under way.
+// suite is a running case.
 type suite struct {
 	*testing.T
 	s    block.Store
@@ -123,7 +122,7 @@ func (t *suite) close(v block.Volume) {
 	t.must(v.Close(), "Close of a volume")
 }
 
-// commit ends the writing of a volume.
+// commit closes a volume and commits it.
 func (t *suite) commit(id string, v block.Volume) {
 	t.Helper()
 	t.must(v.Flush(), "Flush")
@@ -153,7 +152,7 @@ func (t *suite) write(v block.Volume, b []byte, off int64) {
 	}
 }
 
-// wantBytes checks what is at off of an open volume.
+// wantBytes checks the bytes at off of an open volume.
 func (t *suite) wantBytes(v io.ReaderAt, want []byte, off int64) {
 	t.Helper()
 	got := make([]byte, len(want))
@@ -169,7 +168,7 @@ func (t *suite) wantBytes(v io.ReaderAt, want []byte, off int64) {
 	}
 }
 
-// wantVolume checks the whole of a committed volume.
+// wantVolume checks the whole content of a committed volume.
 func (t *suite) wantVolume(id string, want []byte) {
 	t.Helper()
 	v := t.open(id)
@@ -180,18 +179,18 @@ func (t *suite) wantVolume(id string, want []byte) {
 	t.close(v)
 }
 
-// Content is n bytes that differ with the seed, none of them zero.
+// Content returns n bytes that depend on the seed. None of them is zero.
 func Content(seed uint64, n int) []byte {
 	b := make([]byte, n)
 	rnd := rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8), byte(seed >> 16), 1})
-	_, _ = rnd.Read(b) // it does not fail
+	_, _ = rnd.Read(b) // it never fails
 	for i := range b {
 		b[i] |= 1
 	}
 	return b
 }
 
-// eventually calls do until it succeeds, and fails after so long.
+// eventually calls do until it succeeds. It fails the case after the given time.
 func (t *suite) eventually(within time.Duration, what string, do func() error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), within)
@@ -211,7 +210,7 @@ func (t *suite) eventually(within time.Duration, what string, do func() error) {
 	}
 }
 
-// names tried that cannot be.
+// badNames returns names that are not valid.
 func badNames() []string {
 	long := bytes.Repeat([]byte{'a'}, 101)
 	return []string{"", ".", "..", "a/b", "A", "1a", "-a", "a b", "ä", "a\x00", "../a", string(long)}

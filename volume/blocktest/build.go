@@ -15,7 +15,7 @@ import (
 	"example.org/slipway/volume/chain"
 )
 
-// sumOf is the SHA-256 of a committed volume.
+// sumOf returns the SHA-256 of a committed volume.
 func sumOf(tb testing.TB, s block.Store, id string) (sum [sha256.Size]byte) {
 	tb.Helper()
 	v, err := s.Open(tb.Context(), id)
@@ -23,8 +23,8 @@ func sumOf(tb testing.TB, s block.Store, id string) (sum [sha256.Size]byte) {
 		tb.Fatalf("Open %s: %v", id, err)
 	}
 	h := sha256.New()
-	// What the device has beyond is zeros, and too much to read: it is in the list of
-	// changes if it is not.
+	// The rest of the device is zeros, and too much to read. Any part that is not zeros is in the
+	// list of changes.
 	n := min(v.Size(), 64<<20)
 	if _, err := io.CopyBuffer(h, io.NewSectionReader(v, 0, n), make([]byte, 1<<20)); err != nil {
 		tb.Errorf("read %s: %v", id, err)
@@ -35,8 +35,7 @@ func sumOf(tb testing.TB, s block.Store, id string) (sum [sha256.Size]byte) {
 	return [sha256.Size]byte(h.Sum(nil))
 }
 
-// WantRecord checks that a record says what a store has, and is one that a node may
-// use.
+// WantRecord checks that a record describes what a store has, and that a node may use it.
 func WantRecord(tb testing.TB, s block.Store, r *volref.Record) {
 	tb.Helper()
 	withManifest := *r
@@ -61,7 +60,7 @@ func WantRecord(tb testing.TB, s block.Store, r *volref.Record) {
 	}
 }
 
-// wantWhole checks that nothing is left that is not complete.
+// wantWhole checks that no incomplete volume is left.
 func (t *suite) wantWhole() {
 	t.Helper()
 	infos, err := t.s.List(t.Context(), "")
@@ -89,7 +88,7 @@ func (t *suite) build() {
 		if most != 1 || fetches > 3 {
 			t.Errorf("%s: %d fetches of %d contents, one of them %d times", fs, fetches, contents, most)
 		}
-		// Again, and what is above and beside it.
+		// The same build is repeated, then builds of chains above and beside it.
 		again, err := chain.Build(ctx, t.s, im.Layers, nil, o)
 		t.must(err, "Build again")
 		if diff := cmp.Diff(rec, again); diff != "" {
@@ -112,7 +111,7 @@ func (t *suite) build() {
 	t.wantWhole()
 }
 
-// buildRace: builders at once make one chain.
+// buildRace checks that concurrent builders make one chain.
 func (t *suite) buildRace() {
 	var wg sync.WaitGroup
 	records := make([]*volref.Record, 4)

@@ -11,7 +11,7 @@ import (
 	"example.org/slipway/volume/block"
 )
 
-// bytes holds a chain of clones that grow against slices in memory.
+// bytes compares a chain of growing clones with slices in memory.
 func (t *suite) bytes() {
 	for round := range t.opts.Rounds {
 		rnd := rand.New(rand.NewPCG(uint64(round), 1))
@@ -24,7 +24,7 @@ func (t *suite) bytes() {
 			v := t.create(id, parent, int64(len(model)))
 			t.wantBytes(v, model, 0)
 			t.scribble(rnd, v, model, 60)
-			if depth%2 == 1 { // a writer after a writer
+			if depth%2 == 1 { // a second writer continues
 				t.close(v)
 				var err error
 				v, err = t.s.OpenWriter(t.Context(), id)
@@ -66,7 +66,7 @@ func (t *suite) scribble(rnd *rand.Rand, v block.Volume, model []byte, n int) {
 	}
 }
 
-// ends: what goes beyond the end.
+// ends checks accesses beyond the end.
 func (t *suite) ends() {
 	v := t.create("v", "", 8192)
 	for _, tt := range []struct{ off, n int64 }{{8192, 1}, {8191, 2}, {0, 8193}, {-1, 2}, {1 << 62, 1}} {
@@ -96,7 +96,7 @@ func (t *suite) ends() {
 		b := make([]byte, tt.n)
 		n, err := v.ReadAt(b, tt.off)
 		if n == tt.n && errors.Is(err, io.EOF) {
-			err = nil // either is right of one that is whole
+			err = nil // either result is right for a whole volume
 		}
 		if n != tt.want || !errors.Is(err, tt.err) {
 			t.Errorf("ReadAt of %d bytes at %d: got %d, %v, want %d, %v", tt.n, tt.off, n, err, tt.want, tt.err)
@@ -107,12 +107,12 @@ func (t *suite) ends() {
 	}
 }
 
-// concurrent: reads and writes of many goroutines, in blocks they share.
+// concurrent checks reads and writes of many goroutines in blocks that they share.
 func (t *suite) concurrent() {
 	t.made("a", "", 1<<20, 0, Content(1, 1<<20))
 	v := t.create("b", "a", 1<<20)
 	const racers = 8
-	// Stretches of 1,000 bytes in turn: most blocks are written by several.
+	// Stretches of 1,000 bytes take turns, so that several goroutines write to most blocks.
 	want := Content(1, 1<<20)
 	var wg sync.WaitGroup
 	for r := range racers {
@@ -128,7 +128,7 @@ func (t *suite) concurrent() {
 			}
 		})
 	}
-	wg.Go(func() { // beside it
+	wg.Go(func() { // concurrently
 		if err := v.Zero(800_000, 100_000); err != nil {
 			t.Errorf("Zero: %v", err)
 		}
@@ -147,8 +147,8 @@ func (t *suite) concurrent() {
 	t.wantVolume("a", Content(1, 1<<20))
 }
 
-// changesOf checks the form of what Changes tells and returns for each block whether
-// it is in it.
+// changesOf checks the form of the result of Changes. It returns for each block whether the result
+// contains it.
 func (t *suite) changesOf(id string, size int64) []bool {
 	t.Helper()
 	in := make([]bool, size/block.BlockSize)
@@ -203,7 +203,7 @@ func (t *suite) changes() {
 	t.wants(t.s.Changes(ctx, "a", func(off, n int64) error { return stop }), stop, "Changes that are stopped")
 }
 
-// diff brings a chain under other names, and refuses what is damaged.
+// diff transfers a chain under other names and checks that damaged diffs are refused.
 func (t *suite) diff() {
 	ctx := t.Context()
 	t.made("a", "", 1<<20, 4096, Content(1, 300_000))
@@ -235,7 +235,7 @@ func (t *suite) diff() {
 	t.wantVolume("b", want)
 }
 
-// full: what has no room is an error, and nothing else is harmed.
+// full checks that writing without room is an error and harms nothing else.
 func (t *suite) full(room int64) {
 	ctx := t.Context()
 	t.made("a", "", 1<<20, 0, Content(1, 1<<20))

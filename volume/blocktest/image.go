@@ -16,21 +16,20 @@ import (
 	"example.org/slipway/volume/block"
 )
 
-// Image is an image made up of a seed: the same wherever it is made.
+// Image is an image generated from a seed. It is the same wherever it is made.
 type Image struct {
 	Layers []block.Layer
 	Source *Source
 }
 
-// Source has the contents of an image, and counts what is asked of it.
+// Source delivers the contents of an image and counts the requests.
 type Source struct {
-	// Before, when set, is called before each content is delivered; its error ends
-	// the fetch.
+	// Before, if not nil, is called before each content is delivered. Its error ends the fetch.
 	Before func(ctx context.Context, f gear.File) error
 
 	contents map[gear.Name][]byte
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the following fields
 	fetches int
 	asked   map[gear.Name]int
 }
@@ -50,7 +49,7 @@ func (s *Source) Fetch(ctx context.Context, files []gear.File, deliver func(i in
 		if !ok {
 			return fmt.Errorf("content %x is not there", f.Name)
 		}
-		// Readers of contents may return less than is asked for.
+		// Readers of contents may return less than requested.
 		if err := deliver(i, io.MultiReader(bytes.NewReader(b[:len(b)/3]), bytes.NewReader(b[len(b)/3:]))); err != nil {
 			return err
 		}
@@ -67,8 +66,8 @@ func (s *Source) count(files []gear.File) {
 	}
 }
 
-// Counts returns how many fetches there were, for how many contents, and how often
-// the most asked for was asked for.
+// Counts returns the number of fetches, the number of contents fetched, and how often the most
+// requested content was requested.
 func (s *Source) Counts() (fetches, contents, most int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -89,8 +88,8 @@ func (s *Source) Damage(n int) {
 	}
 }
 
-// NewImage makes the image of a seed with so many layers. Layers of two images of
-// one seed are the same as far as both have them.
+// NewImage makes the image of a seed with the given number of layers. Two images of one seed share
+// the layers that both have.
 func NewImage(tb testing.TB, seed uint64, layers int) *Image {
 	tb.Helper()
 	im := &Image{Source: &Source{contents: map[gear.Name][]byte{}, asked: map[gear.Name]int{}}}
@@ -106,8 +105,8 @@ func NewImage(tb testing.TB, seed uint64, layers int) *Image {
 	return im
 }
 
-// layer has files of its own, files that all layers have, a file that replaces that
-// of the layer below, one that is removed, and one that comes back.
+// layer makes a layer with new files, files that all layers have, a file that replaces one of the
+// layer below, one that is removed, and one that comes back.
 func (im *Image) layer(rnd *rand.Rand, i int) (*gear.Index, error) {
 	b := gear.NewBuilder(nil)
 	var err error
@@ -141,7 +140,7 @@ func (im *Image) layer(rnd *rand.Rand, i int) (*gear.Index, error) {
 	return b.Index()
 }
 
-// file makes a content known.
+// file registers a content.
 func (im *Image) file(b []byte) gear.File {
 	f := gear.File{Name: sha256.Sum256(b), Size: int64(len(b))}
 	if f.Size >= gear.LargeFile {

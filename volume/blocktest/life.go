@@ -84,7 +84,7 @@ func (t *suite) remove() {
 	t.wants(t.s.Remove(ctx, "a"), block.ErrInUse, "Remove of one with one more reader")
 	t.wantBytes(two, Content(1, 5000), 0)
 	t.close(two)
-	// One that is not committed holds its parent, too.
+	// An uncommitted volume holds its parent, too.
 	t.close(t.create("c-half", "a", size))
 	t.wants(t.s.Remove(ctx, "a"), block.ErrInUse, "Remove of one with a child that is written")
 	t.must(t.s.Remove(ctx, "c-half"), "Remove of one that was written")
@@ -93,7 +93,7 @@ func (t *suite) remove() {
 	if infos, err := t.s.List(ctx, ""); err != nil || len(infos) > 0 {
 		t.Errorf("left: %v, %v", infos, err)
 	}
-	// The next of that name has nothing of it.
+	// A new volume of that name has none of the old content.
 	v := t.create("a", "", size)
 	t.wantBytes(v, make([]byte, 8192), 0)
 	t.close(v)
@@ -124,7 +124,7 @@ func (t *suite) parents() {
 	t.wantVolume("deep", append(make([]byte, size), Content(1, 8192)...))
 }
 
-// createRace: of many that create a volume one does.
+// createRace checks that only one of many concurrent creations of a volume succeeds.
 func (t *suite) createRace() {
 	var wg sync.WaitGroup
 	var made, others atomic.Int32
@@ -153,8 +153,7 @@ func (t *suite) createRace() {
 	}
 }
 
-// commitRace: whoever clones, opens and removes a volume at a time sees it whole or
-// not at all.
+// commitRace checks that concurrent clones, opens and removals see a volume whole or not at all.
 func (t *suite) commitRace() {
 	for round := range 3 * t.opts.Rounds {
 		id := fmt.Sprintf("v%d", round)
@@ -189,7 +188,7 @@ func (t *suite) commitRace() {
 	}
 }
 
-// cloneOnce clones a volume that may go.
+// cloneOnce clones a volume that may be removed meanwhile.
 func (t *suite) cloneOnce(parent, id string) {
 	v, err := t.s.Create(t.Context(), id, parent, 64<<10)
 	if errors.Is(err, block.ErrNotFound) {

@@ -19,18 +19,18 @@ import (
 	"example.org/slipway/volume/chain"
 )
 
-// childEnv has the job of a process that a test binary is started as.
+// childEnv holds the job of a child process of the test binary.
 const childEnv = "SLIPWAY_BLOCKTEST_CHILD"
 
-// job is what another process does.
+// job is the work of another process.
 type job struct {
 	Where string
 	Do    string // "read", "write", "build"
 	ID    string
 }
 
-// Main is what TestMain of a driver calls first. In a process that [Run] started it
-// does what that is for, with a store that open opens, and does not return.
+// Main must be called first by a driver's TestMain. In a process that [Run] started, it does that
+// process's job with a store that open opens, and does not return.
 func Main(open func(where string) (block.Store, error)) {
 	text := os.Getenv(childEnv)
 	if text == "" {
@@ -86,8 +86,8 @@ func (j *job) do(s block.Store) error {
 	return fmt.Errorf("unknown job %q", j.Do)
 }
 
-// write writes every block of a volume again and again, each time the next byte up to
-// the greatest, and says of each pass that it is durable.
+// write writes every block of a volume repeatedly, each time with the next byte, up to the largest.
+// It reports each pass when it is durable.
 func (j *job) write(v block.Volume) error {
 	fmt.Println("open")
 	for pass := byte(1); ; pass = min(pass, 254) + 1 {
@@ -107,7 +107,7 @@ func (j *job) write(v block.Volume) error {
 	}
 }
 
-// fatal is a test outside of tests, for what cannot fail.
+// fatal is a testing.TB for use outside of tests, in calls that cannot fail.
 type fatal struct{ testing.TB }
 
 func (*fatal) Helper() {}
@@ -117,7 +117,7 @@ func (*fatal) Fatalf(format string, args ...any) {
 	os.Exit(1)
 }
 
-// process is another process under way.
+// process is another running process.
 type process struct {
 	t   *suite
 	cmd *exec.Cmd
@@ -125,7 +125,8 @@ type process struct {
 	out *bufio.Reader
 }
 
-// start starts another process, and waits until it has begun. Nil: the driver cannot.
+// start starts another process and waits until it has begun. It returns nil if the driver does not
+// support that.
 func (t *suite) start(do, id string) *process {
 	t.Helper()
 	if t.opts.Where == nil {
@@ -158,7 +159,7 @@ func (p *process) hear() string {
 	return strings.TrimSpace(line)
 }
 
-// kill ends the process as a crash would. Only the first call does something.
+// kill ends the process as a crash would. Only the first call has an effect.
 func (p *process) kill() {
 	if p.cmd.ProcessState == nil {
 		_ = p.cmd.Process.Kill()
@@ -166,8 +167,8 @@ func (p *process) kill() {
 	}
 }
 
-// otherReader: a volume that another process reads is not removed, until that is
-// closed or dead.
+// otherReader checks that a volume which another process reads is not removed before that process
+// closes it or dies.
 func (t *suite) otherReader() {
 	ctx := t.Context()
 	t.made("v", "", size, 0, Content(1, 4096))
@@ -185,8 +186,8 @@ func (t *suite) otherReader() {
 	t.eventually(t.opts.Death, "Remove after the reader's death", func() error { return t.s.Remove(ctx, "v") })
 }
 
-// otherWriter: a volume has one writer, wherever; what a dead one said was durable is
-// there.
+// otherWriter checks that a volume has one writer among all processes, and that what a dead writer
+// reported as durable is there.
 func (t *suite) otherWriter() {
 	ctx := t.Context()
 	t.made("p", "", 256<<10, 0, Content(1, 256<<10))
@@ -205,7 +206,7 @@ func (t *suite) otherWriter() {
 		t.wants(err, block.ErrInUse, "OpenWriter beside another's")
 		t.wants(t.s.Commit(ctx, id), block.ErrInUse, "Commit beside a writer")
 		t.wants(t.s.Remove(ctx, id), block.ErrInUse, "Remove beside a writer")
-		time.Sleep(time.Duration(round%5) * time.Millisecond) // somewhere in a pass
+		time.Sleep(time.Duration(round%5) * time.Millisecond) // at some point of a pass
 		p.kill()
 		var v block.Volume
 		t.eventually(t.opts.Death, "OpenWriter after the writer's death", func() (err error) {
@@ -229,7 +230,7 @@ func (t *suite) otherWriter() {
 	}
 }
 
-// builderKilled: the next builder finishes what one left that died.
+// builderKilled checks that the next builder finishes the work of one that died.
 func (t *suite) builderKilled() {
 	p := t.start("build", "")
 	if p == nil {

@@ -58,7 +58,7 @@ func built(t testing.TB, s block.Store, im *blocktest.Image, o *block.BuildOptio
 	return rec
 }
 
-// wantWhole checks that a store has so many volumes, all of them complete.
+// wantWhole checks that a store has n volumes and that all of them are complete.
 func wantWhole(t *testing.T, s block.Store, n int) {
 	t.Helper()
 	infos, err := s.List(t.Context(), "")
@@ -86,7 +86,7 @@ func contentOf(t *testing.T, s block.Store, id string) (path string) {
 	must(t, f.Truncate(v.Size()))
 	for at := id; at != ""; {
 		must(t, s.Changes(t.Context(), at, func(off, n int64) error {
-			// Through the top: what a layer above changed is read as it is there.
+			// The read goes through the top volume: what a layer above changed is read from there.
 			_, err := io.Copy(io.NewOffsetWriter(f, off), io.NewSectionReader(v, off, n))
 			return err
 		}))
@@ -97,8 +97,8 @@ func contentOf(t *testing.T, s block.Store, id string) (path string) {
 	return path
 }
 
-// sumOf is a sum of all blocks of a volume that are not zeros, and where they are.
-// Reading it all would take a minute: most of a device is free.
+// sumOf returns a sum over the nonzero blocks of a volume and their places. Reading everything
+// would take a minute, because most of a device is free.
 func sumOf(t *testing.T, s block.Store, id string) string {
 	t.Helper()
 	f, err := os.Open(contentOf(t, s, id))
@@ -123,7 +123,7 @@ func sumOf(t *testing.T, s block.Store, id string) string {
 	}
 }
 
-// described says what lies in a directory, by path.
+// described describes the content of a directory by path.
 func described(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	out := map[string]string{}
@@ -157,7 +157,7 @@ func described(t *testing.T, dir string) map[string]string {
 	return out
 }
 
-// TestMounted: every volume mounts as the tree of its layers.
+// TestMounted checks that every volume mounts as the tree of its layers.
 func TestMounted(t *testing.T) {
 	t.Parallel()
 	if os.Getuid() != 0 {
@@ -191,7 +191,7 @@ func TestMounted(t *testing.T) {
 	}
 }
 
-// TestSame: two builders that know nothing of each other build the same.
+// TestSame checks that two independent builders build the same.
 func TestSame(t *testing.T) {
 	t.Parallel()
 	for _, fsys := range []string{volref.Ext4, volref.EROFS} {
@@ -213,7 +213,8 @@ func TestSame(t *testing.T) {
 	}
 }
 
-// TestUnsupported: what cannot be a volume is refused before anything is written.
+// TestUnsupported checks that an image which cannot be a volume is refused before anything is
+// written.
 func TestUnsupported(t *testing.T) {
 	t.Parallel()
 	for name, e := range map[string]rootfs.Entry{
@@ -241,8 +242,8 @@ func TestUnsupported(t *testing.T) {
 	}
 }
 
-// TestUnsupportedBelow: what a layer above removes is no hindrance, and the image
-// without that layer is refused though its volume is there.
+// TestUnsupportedBelow checks that unsupported content which a layer above removes is no obstacle.
+// The image without that layer is refused although its volume exists.
 func TestUnsupportedBelow(t *testing.T) {
 	t.Parallel()
 	s, im := store(t), blocktest.NewImage(t, 1, 0)
@@ -263,8 +264,8 @@ func TestUnsupportedBelow(t *testing.T) {
 	}
 }
 
-// overtaken is a store in which another builder takes a volume over as it is about to
-// be durable, and completes it.
+// overtaken is a store in which another builder takes over a volume just before it becomes durable,
+// and completes it.
 type overtaken struct {
 	block.Store
 	finish func()
@@ -286,7 +287,7 @@ func (v *overtakenVolume) Flush() error {
 	return errors.Join(block.ErrAway, err)
 }
 
-// TestOvertaken: a builder that was taken for dead leaves alone what another one has
+// TestOvertaken checks that a builder which was thought dead leaves alone what another one has
 // completed.
 func TestOvertaken(t *testing.T) {
 	t.Parallel()
@@ -300,8 +301,8 @@ func TestOvertaken(t *testing.T) {
 	wantWhole(t, s, 1)
 }
 
-// TestBreaksOff: wherever a build breaks off, only whole volumes are left, and the
-// next one goes on from there.
+// TestBreaksOff checks that an interrupted build leaves only whole volumes, at any point, and that
+// the next build continues from there.
 func TestBreaksOff(t *testing.T) {
 	t.Parallel()
 	s := store(t)
@@ -340,7 +341,7 @@ func TestBreaksOff(t *testing.T) {
 	}
 }
 
-// TestFromBelow: what the layers below have is not fetched again.
+// TestFromBelow checks that contents of the layers below are not fetched again.
 func TestFromBelow(t *testing.T) {
 	t.Parallel()
 	s := store(t)
@@ -353,7 +354,7 @@ func TestFromBelow(t *testing.T) {
 	}
 }
 
-// TestWaits: what another builder writes is waited for, as long as ctx allows.
+// TestWaits checks that a build waits for what another builder writes, as long as ctx allows.
 func TestWaits(t *testing.T) {
 	t.Parallel()
 	s, im := store(t), blocktest.NewImage(t, 9, 2)
@@ -372,7 +373,7 @@ func TestWaits(t *testing.T) {
 	if n, _, _ := im.Source.Counts(); n != 0 {
 		t.Errorf("%d fetches for a volume of somebody else", n)
 	}
-	// Its builder is gone, and knew something else by the name.
+	// Its builder is gone, and had other content under that name.
 	must(t, v.Close())
 	ctx, cancel = context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
@@ -387,7 +388,7 @@ type keeping struct{ block.Store }
 
 func (keeping) Remove(context.Context, string) error { return block.ErrDenied }
 
-// TestNotRemoved: a build does not wait for ever for what it may not remove.
+// TestNotRemoved checks that a build does not wait for ever for a volume that it may not remove.
 func TestNotRemoved(t *testing.T) {
 	t.Parallel()
 	s, im := store(t), blocktest.NewImage(t, 9, 1)
@@ -401,7 +402,7 @@ func TestNotRemoved(t *testing.T) {
 	}
 }
 
-// removing is a store whose volumes below go when one above is made.
+// removing is a store that removes the volumes below when one above is created.
 type removing struct {
 	block.Store
 	id    string
@@ -418,7 +419,7 @@ func (r *removing) Create(ctx context.Context, id, parent string, size int64) (b
 	return r.Store.Create(ctx, id, parent, size)
 }
 
-// TestRemovedBelow: a volume that is collected under a build is made again.
+// TestRemovedBelow checks that a volume which is collected during a build is made again.
 func TestRemovedBelow(t *testing.T) {
 	t.Parallel()
 	im := blocktest.NewImage(t, 10, 2)

@@ -61,7 +61,8 @@ func TestTrees(t *testing.T) {
 	}
 }
 
-// TestContents: each once, large ones and empty ones, with an ACL beside.
+// TestContents checks that each content is stored once, large and empty ones included, with an ACL
+// present.
 func TestContents(t *testing.T) {
 	m := layouttest.New()
 	m.Put("a", layouttest.File(1, 5<<30+1)).Sec = -1 << 40

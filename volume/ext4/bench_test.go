@@ -7,7 +7,7 @@ import (
 	"example.org/slipway/volume/layouttest"
 )
 
-// BenchmarkNext: a large image, and one more layer over it that changes a file.
+// BenchmarkNext lays out a large image and one more layer over it that changes a file.
 func BenchmarkNext(b *testing.B) {
 	m := image(100_000)
 	first := m.Tree()

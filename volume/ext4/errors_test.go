@@ -11,8 +11,8 @@ import (
 	"example.org/slipway/volume/layouttest"
 )
 
-// TestErrors: what a file system cannot hold is told by path, and leaves the
-// image as it was.
+// TestErrors checks that what a file system cannot hold is reported by path and leaves the image
+// unchanged.
 func TestErrors(t *testing.T) {
 	attr := func(name, value string) func(*layouttest.Model) {
 		return func(m *layouttest.Model) { m.At("d/f").Xattrs = []erofs.Xattr{{Name: name, Value: value}} }
@@ -54,7 +54,7 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// TestTooLarge: 16 TiB is the end.
+// TestTooLarge checks the limit of 16 TiB.
 func TestTooLarge(t *testing.T) {
 	m := layouttest.New()
 	for i := range 3 {
@@ -66,8 +66,8 @@ func TestTooLarge(t *testing.T) {
 	}
 }
 
-// TestNoContent: a file has a content, also an empty one: else it would keep that of
-// the tree before.
+// TestNoContent checks that a file must have a content, even if it is empty. It would keep that of
+// the previous tree otherwise.
 func TestNoContent(t *testing.T) {
 	m := layouttest.New()
 	m.Put("f", layouttest.File(1, 0))

@@ -23,7 +23,7 @@ import (
 	"example.org/slipway/volume/layouttest"
 )
 
-// chain is a device and the Image of it, to which trees are applied.
+// chain is a device with its Image, to which trees are applied.
 type chain struct {
 	t     testing.TB
 	file  string
@@ -34,8 +34,8 @@ func newChain(t testing.TB) *chain {
 	return &chain{t, filepath.Join(t.TempDir(), "device"), ext4.New([16]byte{1, 2, 3, 15: 4})}
 }
 
-// next brings the device to a tree, and returns the plan and how many blocks the
-// file system wrote. e2fsck must have nothing to say.
+// next brings the device to a tree. It returns the plan and how many blocks the file system wrote.
+// e2fsck must not complain.
 func (c *chain) next(m *layouttest.Model) (*block.Plan, int64) {
 	c.t.Helper()
 	p, err := c.image.Next(m.Tree())
@@ -87,7 +87,7 @@ func everything() *layouttest.Model {
 	m.Put("big", layouttest.File(4, 5)).Xattrs = []erofs.Xattr{
 		{Name: "user." + strings.Repeat("x", 250), Value: strings.Repeat("v", 3000)}, {Name: "security.selinux", Value: strings.Repeat("s", 700)},
 		{Name: "trusted.overlay.redirect", Value: "/ab"}}
-	// More than a block holds: some are in the inode.
+	// The attributes do not fit into a block. Some are in the inode.
 	m.Put("full", layouttest.Dir(0o700)).Xattrs = []erofs.Xattr{{Name: "trusted.a", Value: strings.Repeat("v", 60)}, {Name: "trusted.b", Value: strings.Repeat("v", 4000)}}
 	return m
 }
@@ -108,7 +108,7 @@ func TestRootAlone(t *testing.T) {
 	c.compare(layouttest.New().Tree())
 }
 
-// TestChains applies random trees, each made of the one before.
+// TestChains applies random trees, each derived from the previous one.
 func TestChains(t *testing.T) {
 	rounds := 3
 	if s := os.Getenv("SLIPWAY_ROUNDS"); s != "" {
@@ -132,7 +132,7 @@ func TestChains(t *testing.T) {
 	}
 }
 
-// TestLinks: names of one file that come and go.
+// TestLinks adds and removes names of one file.
 func TestLinks(t *testing.T) {
 	c := newChain(t)
 	m := layouttest.New()
@@ -162,8 +162,7 @@ func TestLinks(t *testing.T) {
 	c.compare(m.Tree())
 }
 
-// TestLayers: trees as layers make them, a link to a file of a layer below among
-// them.
+// TestLayers applies trees as layers make them, including a link to a file of a layer below.
 func TestLayers(t *testing.T) {
 	layer := func(entries ...rootfs.Entry) *gear.Index {
 		b := gear.NewBuilder(nil)
@@ -207,7 +206,7 @@ func TestLayers(t *testing.T) {
 	}
 }
 
-// image is a tree like that of a small image.
+// image returns a tree like that of a small image.
 func image(files int) *layouttest.Model {
 	m := layouttest.New()
 	for i := range files {
@@ -216,7 +215,7 @@ func image(files int) *layouttest.Model {
 	return m
 }
 
-// TestFewBlocks: what one file changes is little, and near each other.
+// TestFewBlocks checks that changing one file changes few blocks, which are close to each other.
 func TestFewBlocks(t *testing.T) {
 	c := newChain(t)
 	m := image(5000)
@@ -224,7 +223,7 @@ func TestFewBlocks(t *testing.T) {
 	m.Put("usr/lib/0/0/file-0", layouttest.File(1<<40, 9000))
 	p, meta := c.next(m)
 	t.Logf("%d blocks for the tree, %d for a change", all, meta)
-	// The inode, the bitmap and the descriptors of its blocks, the superblock.
+	// These are the inode, the bitmap and the descriptors of its blocks, and the superblock.
 	if meta > 5 || len(p.Files) != 1 {
 		t.Errorf("a file that changes writes %d blocks and %d contents", meta, len(p.Files))
 	}
@@ -232,8 +231,8 @@ func TestFewBlocks(t *testing.T) {
 	if p, meta = c.next(m); meta > 7 || len(p.Files) != 1 {
 		t.Errorf("a new file writes %d blocks and %d contents", meta, len(p.Files))
 	}
-	// What holds the superblock, the tables, directories before and new, contents:
-	// where a clone has whole objects copied, so many are.
+	// A clone copies whole objects: those of the superblock, the tables, old and new directories,
+	// and contents.
 	objects := map[int64]bool{}
 	for _, b := range p.Meta {
 		objects[b.Off>>22] = true
@@ -274,7 +273,7 @@ func TestLargeDirectory(t *testing.T) {
 		}
 	}
 	list(50_000)
-	for i := range 10_000 { // thins it out, and makes it longer
+	for i := range 10_000 { // thins it out and makes it longer
 		m.Remove(fmt.Sprintf("d/%d%s", i*5, "-tail"[:i*5%6]))
 		m.Put(fmt.Sprintf("d/%d.%s", i, strings.Repeat("n", i%200)), layouttest.File(uint64(i), 1))
 	}
@@ -285,8 +284,8 @@ func TestLargeDirectory(t *testing.T) {
 	c.compare(m.Tree())
 }
 
-// TestDeepAndWide: a file below 250 directories, and, in long runs, one that has
-// more than 65,000, and many files.
+// TestDeepAndWide makes a file below 250 directories. Long runs also make a directory with more
+// than 65,000 directories, and many files.
 func TestDeepAndWide(t *testing.T) {
 	c := newChain(t)
 	m := layouttest.New()
@@ -314,8 +313,8 @@ func TestDeepAndWide(t *testing.T) {
 	c.compare(m.Tree())
 }
 
-// TestLargeFiles: files beyond what an inode has extents for, across groups that
-// begin with tables, and a device that grows.
+// TestLargeFiles makes files with more extents than an inode holds, across groups that begin with
+// tables, on a device that grows.
 func TestLargeFiles(t *testing.T) {
 	c := newChain(t)
 	m := layouttest.New()
@@ -338,7 +337,7 @@ func TestLargeFiles(t *testing.T) {
 	c.compare(m.Tree())
 }
 
-// TestWritable: a device is a file system that containers can write to.
+// TestWritable checks that containers can write to the file system of a device.
 func TestWritable(t *testing.T) {
 	c := newChain(t)
 	m := image(1000)

@@ -9,7 +9,7 @@ import (
 	"example.org/slipway/volume/layouttest"
 )
 
-// source is fuzz input as random numbers, and after its end a plain sequence.
+// source turns fuzz input into random numbers, and continues with a plain sequence after its end.
 type source struct {
 	b []byte
 	n uint64
@@ -25,8 +25,8 @@ func (s *source) Uint64() uint64 {
 	return v * 0x9E3779B97F4A7C15
 }
 
-// FuzzNext changes a tree as the input says, and gives a file its beginning as an
-// access control list. e2fsck has nothing to say of what comes of it.
+// FuzzNext changes a tree as the input says, and gives a file the beginning of the input as an
+// access control list. e2fsck must not complain about the result.
 func FuzzNext(f *testing.F) {
 	f.Add([]byte{})
 	f.Add([]byte("some changes to a tree, in the order of these bytes"))

@@ -7,8 +7,8 @@ import (
 	"example.org/slipway/volume/file"
 )
 
-// BenchmarkRead reads 128 KiB at a time, as a kernel does, at the top of a chain of
-// ten whose blocks are in the page cache.
+// BenchmarkRead reads 128 KiB at a time, as a kernel does, from the top of a chain of ten volumes
+// whose blocks are in the page cache.
 func BenchmarkRead(b *testing.B) {
 	const size, step = 16 << 20, 128 << 10
 	s, err := file.Open(b.TempDir(), nil)

@@ -19,7 +19,7 @@ import (
 	"example.org/slipway/volume/file"
 )
 
-// clock is a time that tests set.
+// clock is a clock that tests set.
 type clock struct{ ns atomic.Int64 }
 
 func newClock() *clock {
@@ -31,11 +31,10 @@ func newClock() *clock {
 func (c *clock) now() time.Time          { return time.Unix(0, c.ns.Load()) }
 func (c *clock) advance(d time.Duration) { c.ns.Add(int64(d)) }
 
-// machines are two stores of one directory on machines that know of each other by
-// time only.
+// machines opens two stores of one directory as if on two machines that share nothing but time.
 func machines(t *testing.T) (a, b *file.Store, c *clock, dir string) {
 	dir, c = t.TempDir(), newClock()
-	o := &file.Options{Clock: c.now, LeaseTime: time.Hour} // no renewal in a test's time
+	o := &file.Options{Clock: c.now, LeaseTime: time.Hour} // no renewal during a test
 	a, b = open(t, dir, o), open(t, dir, o)
 	a.SetBoot("one")
 	b.SetBoot("two")
@@ -65,8 +64,8 @@ func wants(t *testing.T, err, want error) {
 	}
 }
 
-// TestLeasesBetweenMachines: a machine that died keeps a volume for the time of its
-// lease, and one that only seemed to be dead writes no more.
+// TestLeasesBetweenMachines checks that a dead machine keeps a volume for the time of its lease,
+// and that one which was only thought dead writes nothing more.
 func TestLeasesBetweenMachines(t *testing.T) {
 	t.Parallel()
 	a, b, c, _ := machines(t)
@@ -84,7 +83,7 @@ func TestLeasesBetweenMachines(t *testing.T) {
 		wants(t, err, block.ErrInUse)
 		c.advance(29 * time.Minute)
 	}
-	// Not renewed in time, but the other one waits a little longer.
+	// The lease was not renewed in time. The other machine waits a little longer.
 	_, err = w.WriteAt(blocktest.Content(3, 5000), 0)
 	wants(t, err, block.ErrAway)
 	wants(t, w.Flush(), block.ErrAway)
@@ -106,8 +105,8 @@ func TestLeasesBetweenMachines(t *testing.T) {
 	must(t, b.Commit(ctx, "w"))
 }
 
-// TestUnflushedOnAnotherMachine: of a machine that stopped, only what was flushed
-// counts; blocks that were not are the parent's.
+// TestUnflushedOnAnotherMachine checks that only flushed data of a stopped machine counts.
+// Unflushed blocks are the parent's.
 func TestUnflushedOnAnotherMachine(t *testing.T) {
 	t.Parallel()
 	a, b, c, _ := machines(t)
@@ -130,7 +129,7 @@ func TestUnflushedOnAnotherMachine(t *testing.T) {
 	must(t, errors.Join(w.Close(), w2.Close()))
 }
 
-// TestLockBetweenMachines: machines without a common flock take turns.
+// TestLockBetweenMachines checks that machines without a common flock take turns.
 func TestLockBetweenMachines(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -166,7 +165,8 @@ func TestLockBetweenMachines(t *testing.T) {
 	}
 }
 
-// TestLockOfDeadMachine: the lock of a machine that died within ends in time.
+// TestLockOfDeadMachine checks that the lock of a machine that died while holding it expires in
+// time.
 func TestLockOfDeadMachine(t *testing.T) {
 	t.Parallel()
 	a, b, c, dir := machines(t)
@@ -178,7 +178,7 @@ func TestLockOfDeadMachine(t *testing.T) {
 	must(t, os.Symlink("one.1.lock.3600000", path))
 	at := unix.NsecToTimespec(c.now().UnixNano())
 	must(t, unix.UtimesNanoAt(unix.AT_FDCWD, path, []unix.Timespec{at, at}, unix.AT_SYMLINK_NOFOLLOW))
-	must(t, a.Remove(t.Context(), "none")) // of its own machine: dead at once
+	must(t, a.Remove(t.Context(), "none")) // a lock of the same machine: dead at once
 	must(t, os.Remove(filepath.Join(dir, "locks", next(t, dir))))
 	must(t, os.Symlink("one.1.lock.3600000", path))
 	must(t, unix.UtimesNanoAt(unix.AT_FDCWD, path, []unix.Timespec{at, at}, unix.AT_SYMLINK_NOFOLLOW))
@@ -195,7 +195,7 @@ func next(t *testing.T, dir string) string {
 	return left[0].Name()
 }
 
-// TestLeftovers: what a process that died left on its way is in nobody's way.
+// TestLeftovers checks that what a dead process left unfinished hinders nobody.
 func TestLeftovers(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -204,7 +204,7 @@ func TestLeftovers(t *testing.T) {
 	for _, d := range []string{"tmp/removed", "tmp/made/leases"} {
 		must(t, os.MkdirAll(filepath.Join(dir, d), 0o700))
 	}
-	// A name of a child that was never made, and one of a child that is gone.
+	// One name is of a child that was never made, and one of a child that is gone.
 	must(t, os.WriteFile(filepath.Join(dir, "volumes/p/children/never"), nil, 0o600))
 	must(t, os.WriteFile(filepath.Join(dir, "volumes/p/leases/r-0.other.1.time.60000"), nil, 0o600))
 	must(t, os.Chtimes(filepath.Join(dir, "volumes/p/leases/r-0.other.1.time.60000"), time.Unix(1, 0), time.Unix(1, 0)))
@@ -218,7 +218,7 @@ func TestLeftovers(t *testing.T) {
 	}
 }
 
-// TestDamaged: bytes of the directory that are wrong are errors.
+// TestDamaged checks that wrong bytes in the directory are errors.
 func TestDamaged(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -17,7 +17,7 @@ import (
 	"example.org/slipway/volume/file"
 )
 
-// mainContext is that of children.
+// mainContext is the context of child processes.
 var mainContext = context.Background()
 
 func TestMain(m *testing.M) {
@@ -63,7 +63,7 @@ func TestStore(t *testing.T) {
 		return s
 	}, &blocktest.Options{
 		Where: p.where,
-		Death: 5 * time.Second, // of this machine: at once
+		Death: 5 * time.Second, // a process of this machine: at once
 		Full: func(t *testing.T) (block.Store, int64) {
 			return open(t, tmpfs(t, 16<<20), nil), 16 << 20
 		},
@@ -94,7 +94,7 @@ func run(t testing.TB, name string, args ...string) {
 	}
 }
 
-// disk mounts an ext4 of so many bytes, which can be full and can be frozen.
+// disk mounts an ext4 of the given size in bytes, which can be full and can be frozen.
 func disk(t testing.TB, size int64) string {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -119,7 +119,7 @@ func TestIdentity(t *testing.T) {
 	if _, err := file.Open(filepath.Join(dir, "missing"), nil); err == nil {
 		t.Error("a missing directory was opened")
 	}
-	// Many at once make one.
+	// Many concurrent calls create one.
 	got := make(chan volref.Place, 8)
 	for range cap(got) {
 		go func() {

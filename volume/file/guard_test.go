@@ -10,8 +10,8 @@ import (
 	"example.org/slipway/volume/block"
 )
 
-// TestOrder: after a write that was given up, no other begins before it has ended;
-// reads do.
+// TestOrder checks that after a write was given up, no other write begins before it has ended,
+// while reads do.
 func TestOrder(t *testing.T) {
 	t.Parallel()
 	g, o := newGuard(20*time.Millisecond), &order{}
@@ -46,8 +46,8 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-// TestGuard: a step that shows that it goes on is waited for; no more than so many
-// hang.
+// TestGuard checks that a step which makes progress is waited for, and that the number of hanging
+// steps is bounded.
 func TestGuard(t *testing.T) {
 	t.Parallel()
 	g := newGuard(time.Second)
@@ -78,8 +78,8 @@ func TestGuard(t *testing.T) {
 	}
 }
 
-// TestLateNumber: who makes a number of the lock late, which was there before, does
-// not have it.
+// TestLateNumber checks that a process which is late in making a number of the lock that already
+// exists does not own it.
 func TestLateNumber(t *testing.T) {
 	s, err := Open(t.TempDir(), nil)
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"example.org/slipway/volume/blocktest"
 )
 
-// TestHang: a directory that hangs makes methods fail in time; when it is back, all
-// goes on, and no write that came late lies over a later one.
+// TestHang checks that methods fail in time while a directory hangs. When it is back everything
+// continues, and no late write overwrites a later one.
 func TestHang(t *testing.T) {
 	t.Parallel()
 	dir := disk(t, 64<<20)
@@ -46,14 +46,14 @@ func TestHang(t *testing.T) {
 		t.Errorf("it took %v", d)
 	}
 	thaw()
-	// The bound is still a short one, and what was begun may end later.
+	// The bound is still short, and what was begun may end later.
 	until := func(what string, do func() error) {
 		t.Helper()
 		for err := do(); err != nil; err = do() {
 			if !errors.Is(err, block.ErrAway) && !errors.Is(err, block.ErrInUse) || time.Since(begun) > 30*time.Second {
 				t.Fatalf("%s: %v", what, err)
 			}
-			time.Sleep(5 * time.Millisecond) // between two tries
+			time.Sleep(5 * time.Millisecond) // between two attempts
 		}
 	}
 	until("it does not go on", func() error {
@@ -70,14 +70,13 @@ func TestHang(t *testing.T) {
 	}
 	until("close", w.Close)
 	until("commit", func() error { return s.Commit(t.Context(), "w") })
-	// What was begun and not waited for is closed again.
+	// What was begun and given up is closed again.
 	for _, id := range []string{"w", "v", "x"} {
 		until("remove "+id, func() error { return s.Remove(t.Context(), id) })
 	}
 }
 
-// TestFullDisk: as the suite's case with a real file system, and a commit that has no
-// room.
+// TestFullDisk runs the suite's case with a real file system, and a commit that has no room.
 func TestFullDisk(t *testing.T) {
 	t.Parallel()
 	dir := disk(t, 32<<20)

@@ -18,8 +18,7 @@ import (
 	"example.org/slipway/volume/file"
 )
 
-// TestKilled: what a writer that is killed was told is written is there, flushed or
-// not.
+// TestKilled checks that everything a killed writer was told is written is there, flushed or not.
 func TestKilled(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -52,15 +51,15 @@ func TestKilled(t *testing.T) {
 	must(t, s.Commit(t.Context(), "w"))
 }
 
-// TestKilledAnywhere: wherever in the life of volumes a process is killed, what is
-// complete is right, and all can be removed.
+// TestKilledAnywhere kills a process at any point in the life of volumes. What is complete must be
+// right, and everything must be removable.
 func TestKilledAnywhere(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	s := open(t, dir, nil)
 	for round := range killRounds(8) {
 		cmd, _ := child(t, "live:"+dir)
-		time.Sleep(time.Duration(10+round*37%150) * time.Millisecond) // anywhere
+		time.Sleep(time.Duration(10+round*37%150) * time.Millisecond) // at any point
 		must(t, cmd.Process.Kill())
 		_ = cmd.Wait()
 		infos, err := s.List(t.Context(), "")
@@ -99,7 +98,7 @@ func TestKilledAnywhere(t *testing.T) {
 	}
 }
 
-// lived is what is in the volumes of live.
+// lived returns the content of the volumes of live.
 func lived(clone bool) []byte {
 	b := blocktest.Content(1, 64<<10)
 	if clone {
@@ -108,7 +107,7 @@ func lived(clone bool) []byte {
 	return b
 }
 
-// live is a child of TestKilledAnywhere: it makes and removes volumes.
+// live is a child of TestKilledAnywhere. It makes and removes volumes.
 func live(dir string) error {
 	s, err := file.Open(dir, nil)
 	for err == nil {
@@ -131,7 +130,7 @@ func makeFull(s *file.Store, id, parent string, off int64, b []byte) error {
 	return errors.Join(err, v.Close(), s.Commit(mainContext, id))
 }
 
-// killRounds is how often a child is killed.
+// killRounds returns how often a child is killed.
 func killRounds(n int) int {
 	if os.Getenv("SLIPWAY_KILL_ROUNDS") != "" {
 		return 50 * n
@@ -139,7 +138,7 @@ func killRounds(n int) int {
 	return n
 }
 
-// child starts this test binary as a process that is going to be killed.
+// child starts this test binary as a process that will be killed.
 func child(t *testing.T, do string) (*exec.Cmd, io.Reader) {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
@@ -152,10 +151,10 @@ func child(t *testing.T, do string) (*exec.Cmd, io.Reader) {
 	return cmd, out
 }
 
-// killedEnv says what a child does, and in which directory.
+// killedEnv holds what a child does and in which directory.
 const killedEnv = "SLIPWAY_FILE_KILLED"
 
-// untilKilled is what a child does. It does not end by itself.
+// untilKilled does the work of a child. It does not end by itself.
 func untilKilled(text string) error {
 	if dir, ok := strings.CutPrefix(text, "live:"); ok {
 		return live(dir)
@@ -163,8 +162,8 @@ func untilKilled(text string) error {
 	return writeUntilKilled(strings.TrimPrefix(text, "write:"))
 }
 
-// killedAt is where the write n of a child goes: 5,000 bytes of n, at places that
-// share blocks.
+// killedAt returns where write n of a child goes: 5,000 bytes of value n, at places that share
+// blocks.
 func killedAt(n byte) int64 { return int64(n) * 2500 }
 
 // writeUntilKilled is the child of TestKilled.
@@ -193,20 +192,20 @@ func writeUntilKilled(dir string) error {
 	}
 }
 
-// checkKilled checks that the last write of a child is there, and those before it as
-// far as it left them.
+// checkKilled checks that the last write of a child is there, and the earlier ones as far as they
+// were not overwritten.
 func checkKilled(t *testing.T, w block.Volume, round int, last byte) {
 	t.Helper()
 	for i := range int(last) {
 		n := byte(i + 1)
-		want := 2500 // the rest was written over by the next one
+		want := 2500 // the next write overwrote the rest
 		if n == last {
 			want = 5000
 		}
 		got := make([]byte, want)
 		_, err := w.ReadAt(got, killedAt(n))
 		must(t, err)
-		next := n + 1 // may have been written and not told
+		next := n + 1 // may have been written but not reported
 		for i, b := range got {
 			if b != n && !(n == last && i >= 2500 && b == next) {
 				t.Fatalf("round %d: write %d of %d, byte %d: got %d", round, n, last, i, b)

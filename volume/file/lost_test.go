@@ -5,8 +5,7 @@ import (
 	"testing"
 )
 
-// TestLost: a volume of which a flush failed is not committed, by nobody, and can be
-// removed.
+// TestLost checks that nobody can commit a volume after a failed flush, and that it can be removed.
 func TestLost(t *testing.T) {
 	t.Parallel()
 	s, err := Open(t.TempDir(), nil)
@@ -21,7 +20,7 @@ func TestLost(t *testing.T) {
 	if _, err := v.WriteAt([]byte("bytes"), 0); err != nil {
 		t.Fatal(err)
 	}
-	_ = v.(*volume).w.data.Close() // what is behind it fails from here on
+	_ = v.(*volume).w.data.Close() // the file behind it fails from here on
 	for range 2 {
 		if err := v.Flush(); !errors.Is(err, errLost) {
 			t.Errorf("Flush: got error %v", err)

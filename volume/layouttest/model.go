@@ -1,5 +1,5 @@
-// Package layouttest has what tests of layouts share: trees that change, plans
-// written to files, and what a mounted file system must show.
+// Package layouttest holds what tests of layouts share: trees that change, plans written to files,
+// and what a mounted file system must show.
 package layouttest
 
 import (
@@ -14,8 +14,8 @@ import (
 	"example.org/slipway/node/erofs/geartree"
 )
 
-// Model is a tree that a test changes step by step. Paths are as in "usr/bin",
-// "" is the root. What a test asks for must be possible.
+// Model is a tree that a test changes step by step. Paths have the form "usr/bin", and "" is the
+// root. A test must only request possible changes.
 type Model struct{ Root *Item }
 
 // Item is an inode of a Model.
@@ -26,12 +26,12 @@ type Item struct {
 	entries map[string]*Item
 }
 
-// New returns a tree of a root alone.
+// New returns a tree with only a root.
 func New() *Model {
 	return &Model{&Item{Node: erofs.Node{Mode: erofs.Dir | 0o755}, entries: map[string]*Item{}}}
 }
 
-// At returns what is at a path, nil if nothing is.
+// At returns the item at a path, or nil.
 func (m *Model) At(path string) *Item {
 	it := m.Root
 	for path != "" && it != nil {
@@ -42,9 +42,8 @@ func (m *Model) At(path string) *Item {
 	return it
 }
 
-// Put puts an item at a path, whose directories are made if need be, also
-// in the place of files, and returns
-// it. One that is somewhere else, too, has one more name.
+// Put puts an item at a path and returns it. It makes missing directories, also in the place of
+// files. An item that is already somewhere else gets one more name.
 func (m *Model) Put(path string, it *Item) *Item {
 	dir, name := m.Root, path
 	for {
@@ -61,7 +60,7 @@ func (m *Model) Put(path string, it *Item) *Item {
 	return it
 }
 
-// Remove removes a path and all below it.
+// Remove removes a path and everything below it.
 func (m *Model) Remove(path string) {
 	dir, name := "", path
 	if i := strings.LastIndexByte(path, '/'); i >= 0 {
@@ -75,15 +74,15 @@ func Dir(mode uint32) *Item {
 	return &Item{Node: erofs.Node{Mode: erofs.Dir | mode}, entries: map[string]*Item{}}
 }
 
-// File returns a file of size bytes, which differ for each id.
+// File returns a file of size bytes. The bytes differ for each id.
 func File(id uint64, size int64) *Item {
 	return &Item{Node: erofs.Node{Mode: erofs.File | 0o644, Size: size}, Content: Content(id, size)}
 }
 
-// Node returns what is no file and no directory.
+// Node returns an item that is neither a file nor a directory.
 func Node(n erofs.Node) *Item { return &Item{Node: n} }
 
-// Content is a content that Fill fills in.
+// Content returns a content that Fill can fill in.
 func Content(id uint64, size int64) gear.File {
 	f := gear.File{Size: size}
 	binary.LittleEndian.PutUint64(f.Name[:], id)
@@ -91,15 +90,15 @@ func Content(id uint64, size int64) gear.File {
 	return f
 }
 
-// Contents of more than sparse bytes are zeros but for the first stamp bytes of
-// each stride, and their last bytes.
+// Contents of more than sparse bytes are zeros except for the first stamp bytes of each stride and
+// the last bytes.
 const (
 	sparse = 1 << 20
 	stamp  = 4096
 	stride = 64 << 20
 )
 
-// stretchesOf calls f for each stretch of a content that is not zeros.
+// stretchesOf calls at for each stretch of a content that is not zeros.
 func stretchesOf(f gear.File, at func(off int64, b []byte)) {
 	if f.Size == 0 {
 		return
@@ -125,7 +124,7 @@ func fill(f gear.File, off, n int64) []byte {
 	return b
 }
 
-// Tree returns the tree as it is, its names in the order of bytes.
+// Tree returns the current tree with its names in byte order.
 func (m *Model) Tree() *geartree.Tree {
 	t := &geartree.Tree{}
 	places, files := map[*Item]int32{}, map[gear.Name]int32{}

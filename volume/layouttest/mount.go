@@ -21,9 +21,8 @@ import (
 	"example.org/slipway/volume/block"
 )
 
-// Apply writes a plan to a file, sparse, which becomes as long as the device, and
-// checks what a plan promises. It returns how many blocks the file system wrote
-// of its own.
+// Apply writes a plan to a sparse file, which becomes as long as the device, and checks what a plan
+// promises. It returns how many blocks the file system wrote itself.
 func Apply(t testing.TB, file string, p *block.Plan) (meta int64) {
 	t.Helper()
 	f, err := os.OpenFile(file, os.O_RDWR|os.O_CREATE, 0o600)
@@ -96,21 +95,21 @@ func place(t testing.TB, f *os.File, pl block.Placed) {
 	})
 }
 
-// Check has a checker look at an image file: it must find nothing.
+// Check runs a checker on an image file. It must find nothing.
 func Check(t testing.TB, tool string, args ...string) {
 	t.Helper()
 	found, err := exec.LookPath(tool)
 	if err != nil {
 		t.Skipf("%s is not installed", tool)
 	}
-	// e2fsck does not count all that it would ask about as errors.
+	// e2fsck does not count everything that it would ask about as an error.
 	if out, err := exec.Command(found, args...).CombinedOutput(); err != nil || strings.Contains(string(out), "? no") {
 		t.Fatalf("%s: %v\n%s", tool, err, out)
 	}
 }
 
-// Mount mounts an image file by way of a loop device, and returns where, and
-// what unmounts it; the test's end does so, too.
+// Mount mounts an image file on a loop device. It returns the directory and a function that
+// unmounts it. The end of the test also unmounts it.
 func Mount(t testing.TB, file, fs, options string) (dir string, unmount func()) {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -135,7 +134,7 @@ func Mount(t testing.TB, file, fs, options string) (dir string, unmount func()) 
 	return dir, unmount
 }
 
-// Expected says what a mounted tree must look like, by path.
+// Expected describes by path what a mounted tree must look like.
 func Expected(tree *geartree.Tree) map[string]string {
 	nodes := tree.Nodes
 	paths, names, dirs := make([]string, len(nodes)), make([][]string, len(nodes)), make([]int, len(nodes))
@@ -181,7 +180,7 @@ func sumOf(files []gear.File, i int32) string {
 	return b.String()
 }
 
-// seen is what a mounted node shows.
+// seen describes a mounted node.
 type seen struct {
 	node           erofs.Node
 	links          int
@@ -200,8 +199,8 @@ func (s seen) String() string {
 		n.Mode, n.UID, n.GID, n.Size, n.Sec, n.Nsec, s.links, n.Major, n.Minor, n.Target, n.Xattrs, s.content, first)
 }
 
-// Described says what is mounted at dir looks like, by path. The contents of
-// files are compared where Content has any.
+// Described describes by path what is mounted at dir. It compares the contents of files where
+// Content is set.
 func Described(t testing.TB, dir string) map[string]string {
 	t.Helper()
 	all := map[string]seen{}
@@ -252,7 +251,7 @@ func look(path string, st *unix.Stat_t) (s seen, err error) {
 	return s, err
 }
 
-// contentOf is sumOf of what is in a file.
+// contentOf returns sumOf for the content of a file.
 func contentOf(path string, size int64) (string, error) {
 	f, err := os.Open(path)
 	if err != nil {

@@ -10,14 +10,14 @@ import (
 	"example.org/slipway/node/erofs"
 )
 
-// An access control list: rw for the owner, user 1000 reads, mask r.
+// ACL is an access control list: rw for the owner, user 1000 reads, mask r.
 const ACL = "\x02\x00\x00\x00\x01\x00\x06\x00\xff\xff\xff\xff\x02\x00\x04\x00\xe8\x03\x00\x00" +
 	"\x04\x00\x00\x00\xff\xff\xff\xff\x10\x00\x04\x00\xff\xff\xff\xff\x20\x00\x00\x00\xff\xff\xff\xff"
 
-// Capability is that of a file that may open raw sockets.
+// Capability is the capability of a file that may open raw sockets.
 const Capability = "\x01\x00\x00\x02\x00\x20\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"
 
-// paths returns all paths but the root's, and those of directories with it.
+// paths returns all paths except the root, and the paths of directories including the root.
 func (m *Model) paths() (all, dirs []string) {
 	dirs = []string{""}
 	var walk func(path string, it *Item)
@@ -57,7 +57,7 @@ func (m *Model) Change(rnd *rand.Rand, n int) {
 			m.Remove(old)
 		case k == 10: // a file becomes a directory, and the like
 			m.Put(old, randomItem(rnd))
-		case k < 13 && it.entries == nil: // one more name
+		case k < 13 && it.entries == nil: // another name
 			if it.Mode&erofs.TypeMask != erofs.Dir {
 				m.Put(fresh, it)
 			}
@@ -104,7 +104,7 @@ func randomItem(rnd *rand.Rand) *Item {
 	return it
 }
 
-// properties gives an item any that its type may have.
+// properties gives an item random properties that its type may have.
 func properties(rnd *rand.Rand, it *Item) {
 	kind := it.Mode & erofs.TypeMask
 	it.Mode = kind | uint32(rnd.IntN(0o10000))

@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) { mounttest.Main(m) }
 
-// image makes a file of so many bytes, each 4,096 of them different.
+// image makes a file of the given size in which every 4,096 bytes differ.
 func image(t *testing.T, size int) string {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -46,7 +46,7 @@ func attach(t *testing.T, path string, o loop.Options) *loop.Device {
 	return d
 }
 
-// freed waits until no device is that of a file.
+// freed waits until no device uses a file.
 func freed(t *testing.T, path string) {
 	t.Helper()
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(2 * time.Millisecond) {
@@ -101,7 +101,7 @@ func TestAttach(t *testing.T) {
 	}
 }
 
-// Many at once must each get a device of their own.
+// TestParallel checks that concurrent calls each get their own device.
 func TestParallel(t *testing.T) {
 	path := image(t, 1<<20)
 	const n = 12
@@ -132,7 +132,8 @@ func TestParallel(t *testing.T) {
 	freed(t, path)
 }
 
-// A mounted device stays when its maker has gone, and goes with the mount.
+// TestMounted checks that a mounted device stays when its maker is gone, and is removed with the
+// mount.
 func TestMounted(t *testing.T) {
 	path := image(t, 16<<20)
 	mkfs, err := exec.LookPath("mkfs.ext4")

@@ -48,18 +48,17 @@ func TestMain(m *testing.M) {
 
 func role(name string, args ...string) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe", args...)
-	// Without the second that the race detector waits at the end of a process.
+	// This avoids the second that the race detector waits at the end of a process.
 	cmd.Env = append(os.Environ(), roleEnv+"="+name, "GORACE=atexit_sleep_ms=0")
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	return cmd
 }
 
-// bed is a place of volumes, the process that serves them, and what a Manager
-// needs.
+// bed is a place of volumes, the process that serves them, and what a Manager needs.
 type bed struct {
 	t                           testing.TB
-	base, mnt, dir, state, sock string // dir: of the store, as openStore wants it
+	base, mnt, dir, state, sock string // dir: of the store, in the form that openStore takes
 	records, run                string
 	dev                         *os.File
 	child                       *exec.Cmd // serves
@@ -68,7 +67,7 @@ type bed struct {
 	credential                  func(context.Context, bool) (volref.Credential, error) // of images made from now on
 }
 
-// patience is after how long a test is taken to hang.
+// patience is the time after which a test counts as hanging.
 const patience = 60 * time.Second
 
 func newBed(t testing.TB) *bed {
@@ -76,7 +75,7 @@ func newBed(t testing.TB) *bed {
 	return newBedAt(t, "")
 }
 
-// newBedAt is newBed for the volumes of openStore.
+// newBedAt is newBed for the volumes that openStore opens.
 func newBedAt(t testing.TB, where string) *bed {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -105,7 +104,7 @@ func newBedAt(t testing.TB, where string) *bed {
 	return b
 }
 
-// connect mounts the files of volumes and has them served.
+// connect mounts the files of volumes and starts their server.
 func (b *bed) connect() {
 	b.t.Helper()
 	dev, err := volfs.Mount(b.mnt)
@@ -141,7 +140,7 @@ func (b *bed) kill() {
 	b.child.Wait()
 }
 
-// end takes everything away, whatever hangs.
+// end removes everything, whatever hangs.
 func (b *bed) end() {
 	if err := view.UnmountBelow(b.run); err != nil {
 		b.t.Error(err)
@@ -171,7 +170,7 @@ func (b *bed) options() node.Options {
 		Log: slog.New(slog.NewTextHandler(&b.log, &slog.HandlerOptions{Level: slog.LevelDebug}))}
 }
 
-// open opens a Manager, closed at the end of the test.
+// open opens a Manager and closes it at the end of the test.
 func (b *bed) open(change ...func(*node.Options)) *node.Manager {
 	b.t.Helper()
 	o := b.options()
@@ -190,8 +189,8 @@ func (b *bed) open(change ...func(*node.Options)) *node.Manager {
 	return m
 }
 
-// image puts a tree into a committed volume, with the programs that make file
-// systems: what is mounted is then none of our own making.
+// image puts a tree into a committed volume. It uses the programs that make file systems, so that
+// what is mounted was not made by our own code.
 func (b *bed) image(name, fsType string, files map[string]string) node.Image {
 	b.t.Helper()
 	tree, img := filepath.Join(b.base, name+".tree"), filepath.Join(b.base, name+".img")
@@ -224,7 +223,7 @@ func (b *bed) imageOf(volume, fsType string) node.Image {
 	return img
 }
 
-// commit puts what a sparse file has into a committed volume.
+// commit puts the content of a sparse file into a committed volume.
 func (b *bed) commit(id, path string) {
 	b.t.Helper()
 	ctx := context.Background()
@@ -251,7 +250,7 @@ func (b *bed) commit(id, path string) {
 	ok(b.t, errors.Join(v.Flush(), v.Close(), b.store.Commit(ctx, id)))
 }
 
-// counts are what may leak.
+// counts holds the numbers of things that may leak.
 type counts struct{ Mounts, Loops, Mapped, Clones, Records, Dirs int }
 
 func (b *bed) counts() counts {
@@ -289,7 +288,7 @@ func (b *bed) mappings() []string {
 	return names
 }
 
-// nothing waits until nothing is left; loop devices go after what used them.
+// nothing waits until nothing is left. Loop devices disappear after their users.
 func (b *bed) nothing() {
 	b.t.Helper()
 	var c counts
@@ -310,13 +309,13 @@ func (b *bed) want(dir, path, text string) {
 	}
 }
 
-// noCredential is for storage that this test's service opens by itself.
+// noCredential is for storage that the test's service opens itself.
 func noCredential(context.Context, *volref.Record, string, bool) (volref.Credential, error) {
 	return volref.Credential{}, nil
 }
 
-// victim is the role "manager": it opens a Manager, does one thing and kills
-// itself after a step of it.
+// victim plays the role "manager": it opens a Manager, does one thing and kills itself after a step
+// of it.
 func victim() error {
 	var v struct {
 		Records, Run, Sock, Do, Key, ID, Kill string
@@ -361,7 +360,7 @@ func victim() error {
 	return m.Close()
 }
 
-// killedAt runs a victim, and tells whether it was killed.
+// killedAt runs a victim and reports whether it was killed.
 func (b *bed) killedAt(do, step, key, id string, img node.Image) bool {
 	b.t.Helper()
 	arg, err := json.Marshal(map[string]any{"Records": b.records, "Run": b.run, "Sock": b.sock, "Do": do, "Kill": step, "Key": key, "ID": id, "Image": img.Record})

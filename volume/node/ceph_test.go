@@ -17,7 +17,7 @@ import (
 	"example.org/slipway/volume/rbd"
 )
 
-// The same with images of a real Ceph, whose disk goes away and comes back.
+// TestCeph does the same with images of a real Ceph cluster whose disk goes away and comes back.
 func TestCeph(t *testing.T) {
 	c := backendtest.StartRBD(t)
 	where, err := json.Marshal(rbd.Options{Conf: c.Conf, Pool: backendtest.RBDPool, Namespace: "images", Clones: "clones", Timeout: 5 * time.Second, LeaseTime: 10 * time.Second})
@@ -48,7 +48,7 @@ func TestCeph(t *testing.T) {
 	for _, dir := range []string{local, compact, own} {
 		b.want(dir, "bin/tool", tree["bin/tool"])
 	}
-	// The server is killed, and the machine of the writer is the same.
+	// The server is killed. The writer's machine is the same.
 	b.kill()
 	b.serve()
 	b.want(own, "later", "written in an outage")

@@ -15,9 +15,8 @@ import (
 	"example.org/slipway/volume/node"
 )
 
-// standIn is a program called as rbd is, for kernels that have none of its
-// devices. It makes loop devices of the files of a directory: ID of an image. A
-// clone it makes of v-a.
+// standIn is a program with the interface of rbd, for kernels without its devices. It makes loop
+// devices from the files ID of a directory. It makes a clone from v-a.
 const standIn = `#!/bin/bash
 dir=$(dirname "$0")
 echo "$*" >>"$dir/calls"
@@ -84,7 +83,7 @@ func TestDevices(t *testing.T) {
 	b, at, img, with := deviceBed(t)
 	ctx := context.Background()
 	ok(t, os.MkdirAll(b.records+"/devices", 0o700))
-	ok(t, os.WriteFile(b.records+"/devices/.key-1", []byte("secret"), 0o600)) // of one that was killed
+	ok(t, os.WriteFile(b.records+"/devices/.key-1", []byte("secret"), 0o600)) // left by a killed one
 	m := b.open(with)
 	dir, err := m.Local(ctx, img)
 	ok(t, err)
@@ -99,12 +98,12 @@ func TestDevices(t *testing.T) {
 			t.Errorf("volume %s is mounted from %s", v.Name, v.File)
 		}
 	}
-	// The volume that is read is mapped below, too, for its lease.
+	// The volume that is read is also mapped below, for its lease.
 	if got := b.counts(); got.Mapped != 1 {
 		t.Errorf("mapped below: %+v", got)
 	}
 	ok(t, m.Close())
-	// The next one knows of the devices, even if it makes no more of them.
+	// The next Manager knows of the devices, even if it makes no more of them.
 	m = b.open()
 	again, err := m.Local(ctx, img)
 	if err != nil || again != dir {
@@ -146,7 +145,8 @@ func TestDevices(t *testing.T) {
 	}
 }
 
-// A device that was made although the program was given up does not stay.
+// TestDeviceComesLate checks that a device is removed that was made although the program was given
+// up.
 func TestDeviceComesLate(t *testing.T) {
 	t.Parallel()
 	b, at, img, with := deviceBed(t)
@@ -164,8 +164,8 @@ func TestDeviceComesLate(t *testing.T) {
 	})
 }
 
-// What the kernel does not map goes through user space, and so does what needs
-// another credential later.
+// TestDevicesNot checks that user space serves what the kernel cannot map, and what needs another
+// credential later.
 func TestDevicesNot(t *testing.T) {
 	t.Parallel()
 	b, at, img, with := deviceBed(t)

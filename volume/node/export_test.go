@@ -2,13 +2,13 @@ package node
 
 import "context"
 
-// SetStep has f called after each step.
+// SetStep sets a function that is called after each step.
 func (o *Options) SetStep(f func(string)) { o.step = f }
 
-// SetProbe says whether the kernel can map RBD images.
+// SetProbe sets the probe for whether the kernel can map RBD images.
 func (o *Options) SetProbe(f func(ctx context.Context, kind, program string) error) { o.probe = f }
 
-// ParseRecord and ParseDevices are for fuzzing.
+// ParseRecord and ParseDevices are exported for fuzzing.
 func ParseRecord(b []byte) error {
 	_, err := parseRecord(b)
 	return err
@@ -16,5 +16,5 @@ func ParseRecord(b []byte) error {
 
 func ParseDevices(b []byte) (map[string]string, error) { return parseDevices(b) }
 
-// Sweep does at once what is done now and then.
+// Sweep does at once what otherwise runs from time to time.
 func (m *Manager) Sweep() { m.sweep(m.ctx) }

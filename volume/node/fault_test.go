@@ -14,8 +14,8 @@ import (
 	"example.org/slipway/volume/node"
 )
 
-// A mount(2) that waits for storage keeps nobody else waiting, and ends when the
-// storage is back.
+// TestMountHangs checks that a mount(2) that waits for storage blocks nobody else, and ends when
+// the storage is back.
 func TestMountHangs(t *testing.T) {
 	t.Parallel()
 	b, ctx := newBed(t), context.Background()
@@ -23,7 +23,7 @@ func TestMountHangs(t *testing.T) {
 	stopped := make(chan struct{})
 	m := b.open(func(o *node.Options) {
 		o.SetStep(func(step string) {
-			if step == "attach" { // only ext4 has it
+			if step == "attach" { // only ext4 has this step
 				b.child.Process.Signal(syscall.SIGSTOP)
 				close(stopped)
 			}
@@ -65,8 +65,8 @@ func TestMountHangs(t *testing.T) {
 	b.nothing()
 }
 
-// A process that is killed while it mounts may get its mount after its successor
-// has begun.
+// TestKilledWhileMountHangs kills a process while it mounts. The mount may appear after its
+// successor has started.
 func TestKilledWhileMountHangs(t *testing.T) {
 	t.Parallel()
 	b, ctx := newBed(t), context.Background()
@@ -75,7 +75,7 @@ func TestKilledWhileMountHangs(t *testing.T) {
 	ok(t, err)
 	victim := role("manager", string(arg))
 	ok(t, victim.Start())
-	time.Sleep(300 * time.Millisecond) // it hangs in mount(2), or has not come there
+	time.Sleep(300 * time.Millisecond) // it hangs in mount(2), or has not got there yet
 	victim.Process.Kill()
 	opened := make(chan *node.Manager)
 	go func() { opened <- b.open() }()
@@ -92,7 +92,7 @@ func TestKilledWhileMountHangs(t *testing.T) {
 	b.nothing()
 }
 
-// lateStorage makes clones after it said that it did not.
+// lateStorage makes clones after it reported that it did not.
 type lateStorage struct {
 	*remote
 	asked, came *atomic.Int32
@@ -123,7 +123,7 @@ func TestLateClone(t *testing.T) {
 		}
 	}
 	ok(t, m.DropNetwork(ctx, "c"))
-	// They may be gone as soon as they are there.
+	// They may be removed as soon as they exist.
 	b.eventually("the clones come", func() bool { return came.Load() > 0 && came.Load() == asked.Load() })
 	b.nothing()
 }

@@ -16,8 +16,8 @@ import (
 	"example.org/slipway/volume/node"
 )
 
-// Killed after any step, the next Manager leaves nothing behind, and does what
-// was asked for.
+// TestKilled kills a Manager after each step. The next one leaves nothing behind and does what was
+// requested.
 func TestKilled(t *testing.T) {
 	t.Parallel()
 	t.Run("local", func(t *testing.T) {
@@ -130,8 +130,7 @@ func TestKilled(t *testing.T) {
 	})
 }
 
-// TestKilledAnywhere kills at random moments: NODE_TEST_ROUNDS times, by default a
-// few.
+// TestKilledAnywhere kills at random moments: NODE_TEST_ROUNDS times, by default a few.
 func TestKilledAnywhere(t *testing.T) {
 	t.Parallel()
 	rounds := 6
@@ -153,7 +152,7 @@ func TestKilledAnywhere(t *testing.T) {
 		arg, err := json.Marshal(map[string]any{"Records": b.records, "Run": b.run, "Sock": b.sock, "Do": do, "Key": "c", "ID": "c-made", "Image": use.Record})
 		ok(t, err)
 		victim := role("manager", string(arg))
-		victim.Stderr = nil // a commit of no container
+		victim.Stderr = nil // the commit of a container that does not exist
 		ok(t, victim.Start())
 		time.Sleep(after)
 		victim.Process.Kill()

@@ -21,8 +21,8 @@ import (
 	"example.org/slipway/volume/layouttest"
 )
 
-// A container's copy that was torn away from its storage is repaired and mounted
-// again: what was durable is there.
+// TestTorn checks that a container's copy which lost its storage is repaired and mounted again,
+// with everything that was durable.
 func TestTorn(t *testing.T) {
 	t.Parallel()
 	b, ctx := newBed(t), context.Background()
@@ -49,7 +49,8 @@ func TestTorn(t *testing.T) {
 	b.nothing()
 }
 
-// A container's copy that became read-only is mounted again when nobody uses it.
+// TestReadOnly checks that a container's copy which became read-only is mounted again when nobody
+// uses it.
 func TestReadOnly(t *testing.T) {
 	t.Parallel()
 	b, ctx := newBed(t), context.Background()
@@ -65,7 +66,7 @@ func TestReadOnly(t *testing.T) {
 		t.Errorf("while it is used: %v, want %v", err, block.ErrInUse)
 	}
 	used.Close()
-	// Neither while a container has it mounted elsewhere, whether it is asked for
+	// It is not mounted again while a container has it mounted elsewhere, whether it is requested
 	// once or twice.
 	bound := filepath.Join(b.base, "bound")
 	ok(t, os.Mkdir(bound, 0o755))
@@ -84,7 +85,7 @@ func TestReadOnly(t *testing.T) {
 	b.nothing()
 }
 
-// What a container deletes does not stay in the storage.
+// TestDiscard checks that what a container deletes is freed in the storage.
 func TestDiscard(t *testing.T) {
 	t.Parallel()
 	b, ctx := newBed(t), context.Background()
@@ -102,7 +103,7 @@ func TestDiscard(t *testing.T) {
 		if err != nil || len(clones) != 1 {
 			t.Fatalf("%v, %v", clones, err)
 		}
-		// How the file driver keeps it is seen by the size of its file.
+		// The size of the file driver's file shows this.
 		var st unix.Stat_t
 		ok(t, unix.Stat(filepath.Join(b.dir, "volumes", clones[0].ID, "data"), &st))
 		return st.Blocks * 512
@@ -133,7 +134,7 @@ func TestCommit(t *testing.T) {
 	}
 	ok(t, m.Commit(ctx, "c", "c-made"))
 	ok(t, os.WriteFile(filepath.Join(dir, "mine"), []byte("second"), 0o644))
-	ok(t, m.Commit(ctx, "c", "c-made")) // is there
+	ok(t, m.Commit(ctx, "c", "c-made")) // it exists
 	b.want(dir, "mine", "second")
 	made := b.imageOf("c-made", volref.Ext4)
 	b.check("c-made")
@@ -149,7 +150,7 @@ func TestCommit(t *testing.T) {
 	if info.Parent != "v-a" || info.Used > 512<<10 {
 		t.Errorf("committed: %+v; little was changed", info)
 	}
-	// It can be used as any image.
+	// It can be used like any image.
 	second, err := m.Network(ctx, "d", made)
 	ok(t, err)
 	b.want(second, "mine", "first")
@@ -157,7 +158,7 @@ func TestCommit(t *testing.T) {
 	b.nothing()
 }
 
-// check has e2fsck look at a volume.
+// check runs e2fsck on a volume.
 func (b *bed) check(id string) {
 	b.t.Helper()
 	ctx, s := context.Background(), &remote{b.sock}
@@ -169,8 +170,8 @@ func (b *bed) check(id string) {
 	ok(b.t, s.Unmap(ctx, "check"))
 }
 
-// What is mounted of our own layouts is the tree, in both modes, and can be written
-// and committed.
+// TestBuilt checks that a mounted volume of our own layouts is the tree, in both modes, and can be
+// written and committed.
 func TestBuilt(t *testing.T) {
 	t.Parallel()
 	b, ctx := newBed(t), context.Background()

@@ -86,7 +86,7 @@ func TestLocal(t *testing.T) {
 	}
 }
 
-// readFiles reads the files of a pattern that are there when it comes to them.
+// readFiles reads the files of a pattern that still exist when it reaches them.
 func readFiles(t *testing.T, pattern string) (all []string) {
 	t.Helper()
 	paths, err := filepath.Glob(pattern)
@@ -99,7 +99,7 @@ func readFiles(t *testing.T, pattern string) (all []string) {
 	return all
 }
 
-// A volume over which there is an overlay goes only after it.
+// TestDropLocalInUse checks that a volume below an overlay is removed only after the overlay.
 func TestDropLocalInUse(t *testing.T) {
 	t.Parallel()
 	for _, fsType := range []string{volref.Ext4, volref.EROFS} {
@@ -117,7 +117,7 @@ func TestDropLocalInUse(t *testing.T) {
 				t.Fatalf("drop under an overlay: %v, want %v", err, block.ErrInUse)
 			}
 			b.want(merged, "etc/motd", "hello\n")
-			// It may be used again meanwhile.
+			// The volume may be used again meanwhile.
 			dir, err = m.Local(ctx, img)
 			ok(t, err)
 			b.want(dir, "etc/motd", "hello\n")
@@ -172,7 +172,7 @@ func TestNetwork(t *testing.T) {
 	if _, err := m.Network(ctx, "x", b.imageOf("v-a", volref.EROFS)); err == nil {
 		t.Error("EROFS was cloned to be written")
 	}
-	// One that is open stays, and goes by itself later.
+	// An open one stays, and is removed by itself later.
 	f, err := os.Open(filepath.Join(dirs[0], "mine"))
 	ok(t, err)
 	if err := m.DropNetwork(ctx, "container0"); !errors.Is(err, block.ErrInUse) {
@@ -187,8 +187,8 @@ func TestNetwork(t *testing.T) {
 	b.nothing()
 }
 
-// The next Manager has what was mounted, without mounting again, and after a
-// restart of the machine everything is mounted on its next use.
+// TestTakeOver checks that the next Manager has what was mounted without mounting again, and that
+// after a restart of the machine everything is mounted at its next use.
 func TestTakeOver(t *testing.T) {
 	t.Parallel()
 	b, ctx := newBed(t), context.Background()
@@ -219,7 +219,7 @@ func TestTakeOver(t *testing.T) {
 	}
 	ok(t, m.Close())
 
-	// The machine starts anew.
+	// The machine restarts.
 	ok(t, view.UnmountBelow(b.run))
 	ok(t, os.RemoveAll(b.run))
 	ok(t, fuse.Teardown(b.mnt))
@@ -239,7 +239,7 @@ func TestTakeOver(t *testing.T) {
 	b.nothing()
 }
 
-// What is mounted of a connection that is gone is mounted again elsewhere.
+// TestStale checks that mounts of a lost connection are mounted again elsewhere.
 func TestStale(t *testing.T) {
 	t.Parallel()
 	b, ctx := newBed(t), context.Background()
@@ -247,7 +247,7 @@ func TestStale(t *testing.T) {
 	m := b.open()
 	old, err := m.Local(ctx, img)
 	ok(t, err)
-	held, err := os.Open(old) // an overlay
+	held, err := os.Open(old) // as an overlay does
 	ok(t, err)
 	defer held.Close()
 	ok(t, fuse.Teardown(b.mnt))
@@ -266,7 +266,7 @@ func TestStale(t *testing.T) {
 	b.nothing()
 }
 
-// The process that serves the volumes may be killed at any time.
+// TestServerKilled checks that the process that serves the volumes may be killed at any time.
 func TestServerKilled(t *testing.T) {
 	t.Parallel()
 	b, ctx := newBed(t), context.Background()
@@ -290,7 +290,7 @@ func TestServerKilled(t *testing.T) {
 	b.nothing()
 }
 
-// While storage does not answer for one image, others go on.
+// TestHanging checks that others continue while storage does not answer for one image.
 func TestHanging(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
@@ -299,7 +299,7 @@ func TestHanging(t *testing.T) {
 	m := b.open()
 	dir, err := m.Local(ctx, other)
 	ok(t, err)
-	// Nobody serves: whoever maps is told, whoever reads waits.
+	// Nobody serves. A caller that maps gets an error, and a caller that reads waits.
 	ok(t, b.child.Process.Signal(unix.SIGSTOP))
 	short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
 	defer cancel()
@@ -314,7 +314,7 @@ func TestHanging(t *testing.T) {
 		t.Errorf("it took %v", took)
 	}
 	ok(t, b.child.Process.Signal(unix.SIGCONT))
-	d, err := m.Local(ctx, a) // what was under way
+	d, err := m.Local(ctx, a) // the earlier call
 	ok(t, err)
 	b.want(d, "etc/motd", "hello\n")
 	ok(t, errors.Join(m.DropLocal(ctx, "v-a"), m.DropLocal(ctx, "v-b")))
@@ -350,7 +350,7 @@ func TestRefused(t *testing.T) {
 	b.nothing()
 }
 
-// Credentials are replaced while they are good.
+// TestRenew checks that credentials are replaced while they are valid.
 func TestRenew(t *testing.T) {
 	t.Parallel()
 	b, ctx := newBed(t), context.Background()
@@ -388,8 +388,8 @@ func TestRenew(t *testing.T) {
 	b.nothing()
 }
 
-// A credential that is taken back before its time is replaced when the storage refuses
-// it: what waits for the volume goes on.
+// TestRevoked checks that a credential which is revoked early is replaced when the storage refuses
+// it. What waits for the volume continues.
 func TestRevoked(t *testing.T) {
 	t.Parallel()
 	b, ctx := newBed(t), context.Background()
@@ -416,7 +416,7 @@ func TestRevoked(t *testing.T) {
 	b.kill()
 	accept("better")
 	key.Store("better")
-	b.serve() // opens everything anew when it is asked for it
+	b.serve() // opens everything anew on request
 	for _, dir := range append(clones, local) {
 		b.want(dir, "bin/tool", tree["bin/tool"])
 	}
@@ -427,8 +427,8 @@ func TestRevoked(t *testing.T) {
 	b.nothing()
 }
 
-// A clone can be removed after the image is gone that it was made of: with leave to
-// use another one of the place.
+// TestDropWithoutImage checks that a clone can be removed after its image is gone. It may use the
+// credential of another image of the place.
 func TestDropWithoutImage(t *testing.T) {
 	t.Parallel()
 	b, ctx := newBed(t), context.Background()

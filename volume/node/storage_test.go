@@ -19,16 +19,15 @@ import (
 	"example.org/slipway/volume/volfs"
 )
 
-// service is the other process: it has the store open and serves its volumes as
-// files. Its methods are those of node.Storage, for net/rpc.
+// service is the other process. It has the store open and serves its volumes as files. Its methods
+// are those of node.Storage, for net/rpc.
 type service struct {
 	srv   *volfs.Server
 	store block.Store
 	mnt   string
 }
 
-// openStore opens the volumes in a directory, or those that rbd.Options in JSON are
-// of.
+// openStore opens the volumes in a directory, or those of rbd.Options in JSON.
 func openStore(where string) (block.Store, error) {
 	if !strings.HasPrefix(where, "{") {
 		return file.Open(where, nil)
@@ -40,8 +39,8 @@ func openStore(where string) (block.Store, error) {
 	return rbd.Open(context.Background(), o)
 }
 
-// serveStorage is the role "storage": arguments are the mount, the store, the
-// state and the socket; descriptor 3 is the connection.
+// serveStorage plays the role "storage". Its arguments are the mount, the store, the state and the
+// socket. Descriptor 3 is the connection.
 func serveStorage() error {
 	mnt, dir, state, sock := os.Args[1], os.Args[2], os.Args[3], os.Args[4]
 	store, err := openStore(dir)
@@ -74,7 +73,7 @@ func serveStorage() error {
 	return srv.Serve(context.Background())
 }
 
-// Args and Reply are of all methods.
+// Args and Reply are used by all methods.
 type (
 	Args struct {
 		M          block.Mapping
@@ -175,7 +174,7 @@ func (s *remote) call(ctx context.Context, method string, a *Args) (*Reply, erro
 	}
 }
 
-// typed gives an error that came as text its meaning again.
+// typed turns an error that arrived as text back into its value.
 func typed(err error) error {
 	if err == nil {
 		return nil

@@ -11,8 +11,8 @@ import (
 
 const benchSize = 60 << 20
 
-// BenchmarkObjects is what the size of objects means: for the build of a volume of
-// 60 MB from pieces of 12 KiB, and for its use.
+// BenchmarkObjects measures the effect of the object size on building a volume of 60 MB from pieces
+// of 12 KiB, and on using it.
 func BenchmarkObjects(b *testing.B) {
 	data := content(1, benchSize)
 	for _, order := range []int{18, 20, 22} {

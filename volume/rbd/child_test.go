@@ -22,21 +22,21 @@ import (
 	"example.org/slipway/volume/rbd"
 )
 
-// childEnv has the job of a process that this test binary is started as.
+// childEnv holds the job of a child process of this test binary.
 const childEnv = "SLIPWAY_RBD_CHILD"
 
-// job is to open a volume, and then to read or write 4 KiB for each line of the input,
-// at that offset, and to answer with "ok" or the error.
+// job is the work of a child: it opens a volume. For each line of the input it then reads or writes
+// 4 KiB at that offset, and answers with "ok" or the error.
 type job struct {
 	Options rbd.Options
 	ID      string
 	Write   bool
-	// Bare, unless empty, is the id of a clone that is opened to write without a lease, as
-	// the kernel or a tool of Ceph would open it. Nothing else happens.
+	// Bare, unless empty, is the ID of a clone that is opened for writing without a lease, as the
+	// kernel or a tool of Ceph would open it. Nothing else happens.
 	Bare string
 }
 
-// child does the job, if there is one.
+// child does the job and reports whether there was one.
 func child() bool {
 	text := os.Getenv(childEnv)
 	if text == "" {
@@ -80,7 +80,7 @@ func child() bool {
 	return true
 }
 
-// openBare ends with the process.
+// openBare opens the clone until the process ends.
 func openBare(j job) {
 	conn, err := rados.NewConnWithUser("admin")
 	if err == nil {
@@ -143,7 +143,7 @@ func (p *other) hear(t testing.TB) string {
 	return strings.TrimSpace(line)
 }
 
-// ask has it read or write, and returns "ok" or the error.
+// ask makes it read or write, and returns "ok" or the error.
 func (p *other) ask(t testing.TB, off int64) string {
 	t.Helper()
 	_, err := fmt.Fprintln(p.in, off)

@@ -18,7 +18,7 @@ import (
 	"example.org/slipway/volume/rbd"
 )
 
-// TestKilled: what a process of this machine held when it was killed is free at once.
+// TestKilled checks that everything a killed process of this machine held is free at once.
 func TestKilled(t *testing.T) {
 	t.Parallel()
 	o, c := options(t)
@@ -39,7 +39,7 @@ func TestKilled(t *testing.T) {
 	want(t, s.Remove(ctx, "c-1"), block.ErrInUse)
 	_, err = s.OpenWriter(ctx, "c-1")
 	want(t, err, block.ErrInUse)
-	// As docs/volumes-ceph.md shows it to operators.
+	// This is the command that docs/volumes-ceph.md shows to operators.
 	if out := c.Tool(t, "rados", "-p", o.Pool, "-N", rbd.LeaseNamespace(o.Namespace), "lock", "info", "readers.a", "slipway"); !strings.Contains(out, "cookie") {
 		t.Errorf("who has the volume open: %s", out)
 	}
@@ -59,8 +59,8 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// TestLapsed: a process that stood still for longer than its leases answers nothing
-// that is not so, and changes nothing of who came after it.
+// TestLapsed checks a process that stood still for longer than its leases. It answers nothing false
+// and changes nothing of its successor.
 func TestLapsed(t *testing.T) {
 	t.Parallel()
 	o, _ := options(t)
@@ -109,7 +109,7 @@ func TestLapsed(t *testing.T) {
 	must(t, v.Close())
 }
 
-// TestBroken: what a creation, a commit or a removal that was broken off leaves.
+// TestBroken checks what an interrupted creation, commit or removal leaves behind.
 func TestBroken(t *testing.T) {
 	t.Parallel()
 	o, c := options(t)
@@ -171,14 +171,14 @@ func TestBroken(t *testing.T) {
 	c.Tool(t, "rados", "-p", o.Pool, "-N", o.Namespace, "rm", "rbd_header."+id[strings.LastIndexAny(id, "\x00")+1:])
 	broken("headless", block.ErrNotFound)
 
-	// What a removal leaves that is killed in the midst of its end.
+	// This is left by a removal that is killed near its end.
 	fill(t, s, "name", "", 8<<20, b, 0)
 	fill(t, s, "nameless", "", 8<<20, b, 0)
 	id = strings.TrimSpace(c.Tool(t, "rados", "-p", o.Pool, "-N", o.Namespace, "get", "rbd_id.name", "-"))
 	for _, object := range []string{"rbd_header." + id[strings.LastIndexAny(id, "\x00")+1:], "rbd_id.name"} {
 		c.Tool(t, "rados", "-p", o.Pool, "-N", o.Namespace, "rm", object)
 	}
-	// And one that is killed sooner.
+	// This is left by one that is killed earlier.
 	v, err = s.Create(ctx, "trashed", "", 8<<20)
 	must(t, err)
 	must(t, v.Close())
@@ -206,8 +206,8 @@ func TestBroken(t *testing.T) {
 	}
 }
 
-// trash leaves an image as a removal does that is killed: librbd deletes from the trash.
-// It returns the image's id.
+// trash leaves an image as a killed removal does, because librbd deletes from the trash. It returns
+// the image's ID.
 func trash(t testing.TB, c *backendtest.Ceph, pool, namespace, name string) string {
 	t.Helper()
 	rados := func(args ...string) string {
@@ -226,14 +226,14 @@ func trash(t testing.TB, c *backendtest.Ceph, pool, namespace, name string) stri
 	return id
 }
 
-// away is the timeout of stores whose cluster is about to go. What stands before that
-// must be done in it, on a busy machine too.
+// away is the timeout of stores whose cluster is about to go away. What comes before must finish
+// within it, also on a busy machine.
 const away = 2 * time.Second
 
 // within fails unless f returns ErrAway in bounded time.
 func within(t testing.TB, what string, f func() error) {
 	t.Helper()
-	const limit = 5 * away // of three, and a busy machine
+	const limit = 5 * away // for three, and a busy machine
 	began := time.Now()
 	err := f()
 	if took := time.Since(began); !errors.Is(err, block.ErrAway) || took > limit {
@@ -241,8 +241,8 @@ func within(t testing.TB, what string, f func() error) {
 	}
 }
 
-// TestAway kills the OSD: everything ends in time with ErrAway, and goes on with the
-// same bytes when it is back.
+// TestAway kills the OSD. Everything ends in time with ErrAway, and continues with the same bytes
+// when the OSD is back.
 func TestAway(t *testing.T) {
 	o, c := options(t)
 	o.Timeout, o.LeaseTime = away, time.Minute
@@ -305,9 +305,9 @@ func TestAway(t *testing.T) {
 	}
 }
 
-// shortWatches has the cluster forget soon, until its OSD is started again, who watches
-// an image and is gone: closing an image waits for them. It returns the configuration
-// for clients that say often enough that they are there.
+// shortWatches makes the cluster soon forget the absent watchers of an image, until its OSD is
+// restarted, because closing an image waits for them. It returns the configuration for clients that
+// report often enough that they are alive.
 func shortWatches(t testing.TB, c *backendtest.Ceph) string {
 	t.Helper()
 	c.Command(t, "tell", "osd.0", "config", "set", "osd_client_watch_timeout", "3")
@@ -333,7 +333,7 @@ func eventually(t testing.TB, f func() error) {
 	}
 }
 
-// TestNoMonitor stops the monitor: nobody can connect, who is connected reads on.
+// TestNoMonitor stops the monitor. Nobody can connect, and connected clients continue to read.
 func TestNoMonitor(t *testing.T) {
 	o, c := options(t)
 	o.Timeout = away
@@ -362,7 +362,7 @@ func TestNoMonitor(t *testing.T) {
 	})
 }
 
-// TestFull: a full cluster is told as such, loses nothing, and gives way to removal.
+// TestFull checks that a full cluster is reported as full, loses nothing and allows removals.
 func TestFull(t *testing.T) {
 	o, c := options(t)
 	s := open(t, o)
@@ -376,7 +376,7 @@ func TestFull(t *testing.T) {
 	must(t, err)
 	c.Full(t, true)
 	defer c.Full(t, false)
-	eventually(t, func() error { // until the map has come to us
+	eventually(t, func() error { // until the map has arrived
 		if _, err := clone.WriteAt(b[:8192], 32<<20); err == nil {
 			return errors.New("not full")
 		} else if !errors.Is(err, block.ErrFull) {
@@ -397,7 +397,7 @@ func TestFull(t *testing.T) {
 	eventually(t, func() error { _, err := clone.WriteAt(b[:8192], 32<<20); return err })
 	wantBytes(t, clone, 32<<20, b[:8192])
 	must(t, clone.Close())
-	want(t, building.Close(), block.ErrFull) // that it is not whole is told once more
+	want(t, building.Close(), block.ErrFull) // it is reported again that the volume is not whole
 	for _, id := range []string{"b", "c-1", "a"} {
 		must(t, s.Remove(ctx, id))
 	}

@@ -18,9 +18,9 @@ import (
 	"example.org/slipway/volume/rbd"
 )
 
-// TestGhost: who was killed while the OSD made it a watcher of a clone stays one in what
-// the OSD lists, and has no end there: the OSD sets one only for a client that is still
-// connected. Such a clone can be written and removed all the same.
+// TestGhost kills a client while the OSD makes it a watcher of a clone. The OSD continues to list
+// it, without an end: it sets one only for a client that is still connected. Such a clone can
+// nevertheless be written and removed.
 func TestGhost(t *testing.T) {
 	o, c := options(t)
 	s := open(t, o)
@@ -40,7 +40,7 @@ func TestGhost(t *testing.T) {
 		want(t, f(), block.ErrInUse)
 		eventually(t, f)
 	}
-	t.Run("trashed", func(t *testing.T) { // a removal is what was killed
+	t.Run("trashed", func(t *testing.T) { // the killed process was removing it
 		clone("c-1")
 		ghost(t, c, o, trash(t, c, o.Pool, o.Clones, "c-1"))
 		inUse(t, func() error { return n.Remove(ctx, "c-1") })
@@ -64,8 +64,8 @@ func TestGhost(t *testing.T) {
 	must(t, s.Remove(ctx, "a"))
 }
 
-// ghost has a process open an image and kills it when the OSD has it as a watcher and
-// has not written that down.
+// ghost makes a process open an image. It kills the process when the OSD has it as a watcher but
+// has not yet written that down.
 func ghost(t *testing.T, c *backendtest.Ceph, o rbd.Options, id string) {
 	t.Helper()
 	text, err := json.Marshal(job{Options: o, Bare: id})
@@ -97,8 +97,8 @@ func ghost(t *testing.T, c *backendtest.Ceph, o rbd.Options, id string) {
 	})
 }
 
-// watchStarted fails unless the OSD is making somebody a watcher. Before it has started to,
-// it drops what a client that is gone has asked for.
+// watchStarted fails unless the OSD is making somebody a watcher. Before it has started to, it
+// drops the requests of a client that is gone.
 func watchStarted(t testing.TB, c *backendtest.Ceph) error {
 	t.Helper()
 	text := c.Command(t, "tell", "osd.0", "dump_ops_in_flight")
@@ -120,7 +120,7 @@ func watchStarted(t testing.TB, c *backendtest.Ceph) error {
 	return errors.New("no watch is under way: " + text)
 }
 
-// sockets counts those of a process.
+// sockets counts the sockets of a process.
 func sockets(t testing.TB, pid int) (n int) {
 	t.Helper()
 	dir := fmt.Sprintf("/proc/%d/fd", pid)

@@ -18,7 +18,7 @@ import (
 	"example.org/slipway/volume/rbd"
 )
 
-// servers has the cluster that the tests of this package share.
+// servers holds the cluster that the tests of this package share.
 var servers backendtest.Shared
 
 func TestMain(m *testing.M) {
@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 
 const leaseTime = 10 * time.Second
 
-// options are of namespaces of the test's own.
+// options returns options with namespaces for this test alone.
 func options(t testing.TB) (rbd.Options, *backendtest.Ceph) {
 	t.Helper()
 	c := servers.RBD(t)
@@ -110,7 +110,7 @@ func wantBytes(t testing.TB, v block.Volume, off int64, b []byte) {
 	}
 }
 
-// soon is a context that ends.
+// soon returns a context that ends soon.
 func soon(t testing.TB) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	t.Cleanup(cancel)

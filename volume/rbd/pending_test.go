@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestPending writes at random and compares with what was sent, which may be no more
-// than was written.
+// TestPending writes at random and compares it with what was sent. No more may be sent than was
+// written.
 func TestPending(t *testing.T) {
 	const size = 24 << 20 // more chunks than are held
 	r := rand.New(rand.NewPCG(1, 2))
@@ -59,7 +59,7 @@ func TestPending(t *testing.T) {
 	}
 }
 
-// TestPendingParts: writes that touch are sent as one.
+// TestPendingParts checks that adjacent writes are sent as one.
 func TestPendingParts(t *testing.T) {
 	var c chunk
 	for _, s := range []span{{10, 20}, {30, 40}, {50, 60}, {20, 22}, {25, 30}, {0, 1}, {41, 49}, {22, 25}, {39, 50}, {12, 13}} {
@@ -70,7 +70,8 @@ func TestPendingParts(t *testing.T) {
 	}
 }
 
-// TestPendingError: after the first error nothing more is taken, and all are told.
+// TestPendingError checks that nothing more is accepted after the first error, and that all callers
+// get it.
 func TestPendingError(t *testing.T) {
 	bad := errors.New("bad")
 	p := newPending(func([]byte, int64) error { return bad })

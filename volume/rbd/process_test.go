@@ -26,8 +26,8 @@ func TestDead(t *testing.T) {
 	}
 }
 
-// FuzzDead: cookies come from whoever may write leases. None but those of this
-// machine are dead.
+// FuzzDead checks cookies, which come from everybody who may write leases. Only those of this
+// machine can count as dead.
 func FuzzDead(f *testing.F) {
 	p, err := thisProcess()
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"example.org/slipway/volume/rbd"
 )
 
-// deadLease is so long that nobody who has died can have been waited for.
+// deadLease is too long for a test to have waited for a dead process.
 const deadLease = time.Minute
 
 func TestSuite(t *testing.T) {

@@ -16,7 +16,7 @@ import (
 	"example.org/slipway/volume/rbd"
 )
 
-// TestMapped: an image that somebody else has mapped, who has no lease, is in use.
+// TestMapped checks that an image counts as in use if somebody without a lease has mapped it.
 func TestMapped(t *testing.T) {
 	t.Parallel()
 	o, c := options(t)
@@ -55,7 +55,7 @@ func TestMapped(t *testing.T) {
 	must(t, s.Remove(ctx, "a"))
 }
 
-// TestMany clones, reads and removes at once, and counts what is left.
+// TestMany clones, reads and removes concurrently, and counts what is left.
 func TestMany(t *testing.T) {
 	t.Parallel()
 	o, c := options(t)

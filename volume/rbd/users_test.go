@@ -58,7 +58,7 @@ func TestCredential(t *testing.T) {
 		t.Fatalf("list: %+v, %v", all, err)
 	}
 
-	// A clone of its own it may make, write, commit and remove.
+	// It may make, write, commit and remove its own clone.
 	v, err = n.Create(ctx, "c-1", "a", 16<<20)
 	must(t, err)
 	wantBytes(t, v, 4096, b)
@@ -71,7 +71,7 @@ func TestCredential(t *testing.T) {
 	must(t, n.Commit(ctx, "c-1"))
 	must(t, n.Remove(ctx, "c-1"))
 
-	// Everything else is refused, and changes nothing.
+	// Everything else is refused and changes nothing.
 	_, err = n.Create(ctx, "b", "", 8<<20)
 	want(t, err, block.ErrDenied)
 	_, err = n.Create(ctx, "b", "a", 8<<20)
@@ -84,7 +84,7 @@ func TestCredential(t *testing.T) {
 	wantBytes(t, v, 4096, b)
 	must(t, v.Close())
 
-	// It cannot see another pool, and another namespace neither.
+	// It can see neither another pool nor another namespace.
 	c.Command(t, "osd", "pool", "create", o.Namespace, "1", "1")
 	for _, where := range [][2]string{{o.Namespace, o.Namespace}, {backendtest.RBDPool, "t-other"}} {
 		other := rbd.Connect(volref.Place{Pool: where[0], Namespace: where[1]}, cred)
@@ -108,7 +108,7 @@ func TestCredential(t *testing.T) {
 		wantBytes(t, v, 4096, b)
 		want(t, s.Remove(ctx, "a"), block.ErrInUse)
 		must(t, v.Close())
-		cred.Clones = o.Clones // it may claim what it likes
+		cred.Clones = o.Clones // it may claim anything
 		n = as(t, s, cred)
 		_, err = n.Create(ctx, "c-2", "a", 8<<20)
 		want(t, err, block.ErrDenied)

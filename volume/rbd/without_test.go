@@ -9,8 +9,8 @@ import (
 	"example.org/slipway/volume/rbd"
 )
 
-// TestOptions: what cannot be is refused before anybody is asked, and a binary
-// without librbd says how to have one with it.
+// TestOptions checks that impossible options are refused before any request, and that a binary
+// without librbd says how to get one with it.
 func TestOptions(t *testing.T) {
 	t.Parallel()
 	for want, o := range map[string]rbd.Options{

@@ -32,7 +32,7 @@ import (
 	volumeregistry "example.org/slipway/volume/service"
 )
 
-// servers are those that the tests of this package share.
+// servers are the servers that the tests of this package share.
 var servers backendtest.Shared
 
 func TestMain(m *testing.M) {
@@ -47,14 +47,13 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// patience is how long a test waits for what must come.
+// patience is how long a test waits for something that must happen.
 const patience = 30 * time.Second
 
-// place is what servers share: an object store, a catalogue and a directory of
-// volumes.
+// place holds what servers share: an object store, a catalogue and a directory of volumes.
 type place struct {
 	objects, volumes string
-	// dsn of the catalogue, or path of one that only one server uses.
+	// dsn is set for a catalogue that servers share, path for one that only one server uses.
 	dsn, path string
 }
 
@@ -69,19 +68,19 @@ func newPlace(t *testing.T) *place {
 	return p
 }
 
-// setup says what a bed is made of. The zero value builds what is pushed.
+// setup configures a bed. The zero value builds everything that is pushed.
 type setup struct {
 	opts volumeregistry.Options
 	// store wraps the storage of volumes.
 	store func(block.Store) block.Store
-	// open replaces the opening of the storage.
+	// open replaces the function that opens the storage.
 	open func(context.Context) (block.Store, error)
-	// idle does not work off the queues; noGear only that of Gear.
+	// idle keeps the queues from being processed, noGear only the queue of Gear.
 	idle, noGear bool
 	grace        time.Duration
 }
 
-// bed is a registry with its Gear and its volume side, wired as package serve does.
+// bed is a registry with its Gear and volume services, wired as package serve does it.
 type bed struct {
 	t     *testing.T
 	p     *place
@@ -159,7 +158,7 @@ func newBed(t *testing.T, p *place, o setup) *bed {
 	return b
 }
 
-// beside puts records beside images.
+// beside stores records beside images.
 type beside struct{ b *bed }
 
 func (x beside) PushBlob(ctx context.Context, repo string, d oci.Digest, size int64, r io.Reader) (oci.Descriptor, error) {
@@ -196,7 +195,7 @@ func (b *bed) close() {
 	})
 }
 
-// layer is a tar of files with contents.
+// layer returns a tar of files with contents.
 func layer(t *testing.T, files ...string) []byte {
 	t.Helper()
 	var buf bytes.Buffer
@@ -267,8 +266,7 @@ func (b *bed) image(repo string, d oci.Digest) volumeregistry.ImageStatus {
 	return st
 }
 
-// built waits until an image has records and nothing is to be done, and returns
-// them.
+// built waits until an image has records and nothing remains to be done, and returns the records.
 func (b *bed) built(repo string, d oci.Digest) []volref.Record {
 	b.t.Helper()
 	var st volumeregistry.ImageStatus
@@ -291,7 +289,7 @@ func (b *bed) built(repo string, d oci.Digest) []volref.Record {
 	return out
 }
 
-// volumes lists what is in the storage.
+// volumes lists the volumes in the storage.
 func (b *bed) volumes() []string {
 	b.t.Helper()
 	s, err := file.Open(b.p.volumes, nil)

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// TestOneEntryForEachCaller: those who come for the first time have others forgotten,
-// but no entry that somebody is about to fill.
+// TestOneEntryForEachCaller checks that new callers evict other entries, but never one that
+// somebody is about to fill.
 func TestOneEntryForEachCaller(t *testing.T) {
 	var k credentials
 	now := time.Now()

@@ -12,9 +12,9 @@ import (
 	volumeregistry "example.org/slipway/volume/service"
 )
 
-// TestCredentialsAreFew: a caller that asks ever so often, for whatever image, has few
-// credentials at a time, is never left with less than half of one's time, and has none
-// of another caller's or with more rights.
+// TestCredentialsAreFew checks a caller that asks very often and for any image. It has few
+// credentials at a time and is never left with less than half of the lifetime of one. It never gets
+// a credential of another caller or one with more rights.
 func TestCredentialsAreFew(t *testing.T) {
 	const ttl = time.Hour
 	var now, made atomic.Int64
@@ -61,14 +61,14 @@ func TestCredentialsAreFew(t *testing.T) {
 		}
 		wg.Wait()
 		for _, w := range all {
-			// Four rounds are one lifetime, of which each half has one.
+			// Four rounds are one lifetime. Each half of it has one credential.
 			if want := round/2 + 1; len(users[w]) != want {
 				t.Errorf("round %d: %+v has had %d credentials, want %d", round, w, len(users[w]), want)
 			}
 		}
 		now.Add(int64(ttl / 4))
 	}
-	// One that the storage refuses is replaced, and not for ever.
+	// A credential that the storage refuses is replaced, but not for ever.
 	w := who{"carol", false}
 	had := map[string]bool{}
 	for user, k := "", 0; k < 100; k++ {

@@ -16,7 +16,7 @@ import (
 	volumeregistry "example.org/slipway/volume/service"
 )
 
-// halting stops writers of volumes until it is let go.
+// halting blocks writers of volumes until it is released.
 type halting struct {
 	block.Store
 	halt    *atomic.Bool
@@ -42,8 +42,8 @@ func newHalting() halting {
 
 func (h halting) over(s block.Store) block.Store { h.Store = s; return h }
 
-// TestRestart: a build that the end of the server cuts off, with a volume half
-// made, is taken up by the next one.
+// TestRestart checks that the next server continues a build that the end of a server interrupted,
+// with a volume half made.
 func TestRestart(t *testing.T) {
 	p := newPlace(t)
 	h := newHalting()
@@ -68,7 +68,7 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// TestHalfBuiltGoes: what a build left of an image that is gone is removed.
+// TestHalfBuiltGoes checks that the remains of a build are removed when its image is gone.
 func TestHalfBuiltGoes(t *testing.T) {
 	p := newPlace(t)
 	h := newHalting()
@@ -90,8 +90,8 @@ func TestHalfBuiltGoes(t *testing.T) {
 	}
 }
 
-// TestReplicas: of two servers with one catalogue and one storage one builds an
-// image, and the other one goes on with what it leaves.
+// TestReplicas runs two servers with one catalogue and one storage. One builds an image, and the
+// other continues from what it leaves.
 func TestReplicas(t *testing.T) {
 	p := newPlace(t)
 	pg := servers.Postgres(t)
@@ -106,7 +106,7 @@ func TestReplicas(t *testing.T) {
 	poll(t, "both know that it is built", func() bool {
 		return one.image(repo, d).State == volumeregistry.StateBuilding && two.image(repo, d).State == volumeregistry.StateBuilding
 	})
-	<-time.After(2500 * time.Millisecond) // longer than a lease, in which the other one must not begin
+	<-time.After(2500 * time.Millisecond) // longer than a lease; the other must not start meanwhile
 	if n := h.creates.Load(); n != 1 {
 		t.Errorf("%d builds were begun, want one", n)
 	}
@@ -123,7 +123,7 @@ func TestReplicas(t *testing.T) {
 	other.built(repo, d)
 }
 
-// issuing is storage that gives out credentials, as that of Ceph does.
+// issuing is storage that issues credentials, as Ceph's does.
 type issuing struct {
 	block.Store
 	clones  string
@@ -143,7 +143,8 @@ func (i issuing) Expire(context.Context) (int, error) { return int(i.expired.Add
 
 var _ volumeregistry.Issuer = issuing{}
 
-// TestCredentials: a node gets what it asked for and no more, and what is over ends.
+// TestCredentials checks that a node gets what it asked for and no more, and that expired
+// credentials end.
 func TestCredentials(t *testing.T) {
 	for _, clones := range []string{"", "clones"} {
 		n := &atomic.Int64{}
@@ -167,8 +168,8 @@ func TestCredentials(t *testing.T) {
 	}
 }
 
-// TestFull: storage that is full is the reason that clients are told, and the build
-// goes on when there is room.
+// TestFull checks that clients learn that the storage is full, and that the build continues when
+// there is room.
 func TestFull(t *testing.T) {
 	full := &atomic.Bool{}
 	full.Store(true)
@@ -201,8 +202,7 @@ func (c crowded) Create(ctx context.Context, id, parent string, size int64) (blo
 	return c.Store.Create(ctx, id, parent, size)
 }
 
-// TestStuckVolume: a volume that cannot be removed holds up no other, and is tried
-// again.
+// TestStuckVolume checks that a volume which cannot be removed blocks no other and is tried again.
 func TestStuckVolume(t *testing.T) {
 	stuck := &atomic.Value{}
 	stuck.Store("")
@@ -228,7 +228,7 @@ func TestStuckVolume(t *testing.T) {
 	}
 }
 
-// sticky is storage that does not let go of one volume.
+// sticky is storage that refuses to remove one volume.
 type sticky struct {
 	block.Store
 	name *atomic.Value
@@ -241,7 +241,7 @@ func (s sticky) Remove(ctx context.Context, id string) error {
 	return s.Store.Remove(ctx, id)
 }
 
-// blocking is storage whose removals wait.
+// blocking is storage whose removals block.
 type blocking struct {
 	block.Store
 	removes *atomic.Int64
@@ -254,8 +254,8 @@ func (k blocking) Remove(ctx context.Context, id string) error {
 	return k.Store.Remove(ctx, id)
 }
 
-// TestOneCollects: two collections of a process are one behind the other, as the
-// second could remove by an old list what was made again since.
+// TestOneCollects checks that two collections of a process run one after the other. The second
+// could otherwise use an old list and remove what was made again since.
 func TestOneCollects(t *testing.T) {
 	k := blocking{removes: &atomic.Int64{}, goOn: make(chan struct{})}
 	b := newBed(t, newPlace(t), setup{store: func(s block.Store) block.Store { k.Store = s; return k }})
@@ -266,7 +266,7 @@ func TestOneCollects(t *testing.T) {
 	}
 	var wg sync.WaitGroup
 	first := func() {
-		for k.removes.Load() == 0 { // the image may be held for a moment
+		for k.removes.Load() == 0 { // something may hold the image for a moment
 			if _, err := b.svc.Collect(t.Context(), true); err != nil {
 				t.Error(err)
 				return
@@ -291,7 +291,7 @@ func TestOneCollects(t *testing.T) {
 	}
 }
 
-// dropping gives up an image when its volume is made.
+// dropping drops an image when its volume is made.
 type dropping struct {
 	block.Store
 	drop func()
@@ -302,8 +302,7 @@ func (k dropping) Create(ctx context.Context, id, parent string, size int64) (bl
 	return k.Store.Create(ctx, id, parent, size)
 }
 
-// TestDropUnderBuild: of an image that is given up while it is built no record stays
-// beside it.
+// TestDropUnderBuild checks that no record stays beside an image that is dropped while it is built.
 func TestDropUnderBuild(t *testing.T) {
 	var b *bed
 	var d oci.Digest

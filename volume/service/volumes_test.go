@@ -24,8 +24,8 @@ const repo = "team/app"
 
 func base(t *testing.T) []byte { return layer(t, "a", strings.Repeat("first ", 9000), "b", "small") }
 
-// TestPushToRemoval: a push is built, the record is served and stands beside the
-// image, and with the image all of it goes.
+// TestPushToRemoval checks that a pushed image is built, that its record is served and stored
+// beside the image, and that everything is removed with the image.
 func TestPushToRemoval(t *testing.T) {
 	b := newBed(t, newPlace(t), setup{opts: volumeregistry.Options{FS: []string{volref.Ext4, volref.EROFS}}})
 	one := b.push(repo, "v1", base(t))
@@ -48,7 +48,7 @@ func TestPushToRemoval(t *testing.T) {
 		t.Errorf("volumes: got %q, want two of ext4 and two of EROFS", got)
 	}
 
-	// What stands beside the image is what is served.
+	// The record beside the image is the one that is served.
 	refs := b.referrers(repo, two)
 	if len(refs) != 2 {
 		t.Fatalf("referrers: got %+v, want two", refs)
@@ -75,7 +75,7 @@ func TestPushToRemoval(t *testing.T) {
 		}
 	}
 
-	// The volumes of the upper image go while a node has the lower one open.
+	// The volumes of the upper image are removed while a node has the lower one open.
 	s, err := file.Open(b.p.volumes, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -119,8 +119,8 @@ func collect(t *testing.T, b *bed, now bool) volumeregistry.Collected {
 	return c
 }
 
-// TestPolicy: only what is to be built is, and what is asked for; what can be no
-// volume says why.
+// TestPolicy checks that only images that are selected or requested are built, and that an image
+// which cannot be a volume says why.
 func TestPolicy(t *testing.T) {
 	b := newBed(t, newPlace(t), setup{opts: volumeregistry.Options{Build: func(r string) bool { return strings.HasPrefix(r, "team/") }}})
 	off := b.push("scratch/app", "v1", base(t))
@@ -161,8 +161,8 @@ func TestPolicy(t *testing.T) {
 	}
 }
 
-// TestUnsupported: what no volume can hold fails once, with the reason, and is not
-// tried again by itself.
+// TestUnsupported checks that an image which no volume can hold fails once with the reason, and is
+// not tried again by itself.
 func TestUnsupported(t *testing.T) {
 	b := newBed(t, newPlace(t), setup{})
 	d := b.push(repo, "bad", bytes.Repeat([]byte("this is no tar. "), 4000))
@@ -176,7 +176,7 @@ func TestUnsupported(t *testing.T) {
 	}
 }
 
-// TestDrop: volumes that are given up go, and come back when they are asked for.
+// TestDrop checks that dropped volumes are removed and come back when they are requested.
 func TestDrop(t *testing.T) {
 	b := newBed(t, newPlace(t), setup{})
 	d := b.push(repo, "v1", base(t))
@@ -203,7 +203,7 @@ func TestDrop(t *testing.T) {
 	}
 }
 
-// TestLostVolume: what was lost in the storage is made again when that is asked for.
+// TestLostVolume checks that a volume lost in the storage is made again on request.
 func TestLostVolume(t *testing.T) {
 	b := newBed(t, newPlace(t), setup{})
 	d := b.push(repo, "v1", base(t))
@@ -222,8 +222,8 @@ func TestLostVolume(t *testing.T) {
 	poll(t, "the volume is there again", func() bool { return slices.Contains(b.volumes(), rec.Volume()) && b.image(repo, d).State == "" })
 }
 
-// TestOtherStorage: records of another place are not served, and say why; those of
-// storage that is away neither.
+// TestOtherStorage checks that records of another place are not served and say why. Records of
+// storage that is away are not served either.
 func TestOtherStorage(t *testing.T) {
 	p := newPlace(t)
 	b := newBed(t, p, setup{})

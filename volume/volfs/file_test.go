@@ -17,8 +17,8 @@ type closing struct {
 func (c closing) Size() int64  { return 0 }
 func (c closing) Close() error { close(c.closed); return nil }
 
-// A volume whose opening ends after its file is gone is closed, and not opened
-// again for who waited for it.
+// TestGoneWhileItOpens checks a volume whose file is gone before its opening ends. It is closed,
+// and not opened again for those who waited for it.
 func TestGoneWhileItOpens(t *testing.T) {
 	gate, v := make(chan struct{}), closing{closed: make(chan struct{})}
 	opens := 0

@@ -11,8 +11,8 @@ import (
 	"example.org/slipway/volume/loop"
 )
 
-// Whoever makes a loop device of a file whose server does not answer keeps nobody
-// else from making one.
+// TestAttachHangs checks that a process that makes a loop device of a file whose server does not
+// answer does not keep others from making one.
 func TestAttachHangs(t *testing.T) {
 	m := newMount(t)
 	m.disk("c-1", 1<<20)

@@ -31,7 +31,8 @@ import (
 	"example.org/slipway/volume/volfs"
 )
 
-// The test binary plays every part that has to be a process of its own: roleEnv tells which.
+// roleEnv names the role of a child process. The test binary plays every part that needs its own
+// process.
 const roleEnv = "VOLFS_ROLE"
 
 func TestMain(m *testing.M) {
@@ -55,13 +56,13 @@ func exit(err error) {
 
 func role(name string, env []string, args ...string) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe", args...)
-	// Without the second that the race detector waits at the end of a process.
+	// This avoids the second that the race detector waits at the end of a process.
 	cmd.Env = append(os.Environ(), append(env, roleEnv+"="+name, "GORACE=atexit_sleep_ms=0")...)
 	cmd.Stderr = os.Stderr
 	return cmd
 }
 
-// disk is a volume in a plain file. A writer holds it alone.
+// disk is a volume in a plain file. A writer has exclusive use of it.
 type disk struct {
 	*os.File
 	size     int64
@@ -96,12 +97,12 @@ func (d *disk) Zero(off, n int64) error {
 	return unix.Fallocate(int(d.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, n)
 }
 
-// faults steers what the volumes of a server in this process do wrong.
+// faults controls the faults of the volumes of a server in this process.
 type faults struct {
 	mu      sync.Mutex
 	gate    map[string]chan struct{} // by ID: reads and writes wait until it is closed
 	fail    map[string]error         // reads, writes and flushes fail
-	deny    string                   // user whose volumes neither open nor read
+	deny    string                   // user whose volumes can be neither opened nor read
 	opens   atomic.Int64
 	closed  atomic.Int64
 	flushes atomic.Int64
@@ -113,7 +114,7 @@ func (s *faults) set(f func()) {
 	f()
 }
 
-// hold makes the reads and writes of a volume wait until the returned function is called.
+// hold blocks the reads and writes of a volume until the returned function is called.
 func (s *faults) hold(id string) (letGo func()) {
 	gate := make(chan struct{})
 	s.set(func() { s.gate[id] = gate })
@@ -166,7 +167,7 @@ func (v *faulty) Close() error {
 	return v.disk.Close()
 }
 
-// mount is a mount with its volumes in a directory, and a watchdog.
+// mount is a mount with its volumes in a directory and a watchdog.
 type mount struct {
 	faults
 	t                     testing.TB
@@ -175,7 +176,7 @@ type mount struct {
 	dev                   *os.File
 }
 
-// patience is after how long a test is taken to hang, and its connection aborted.
+// patience is the time after which a test counts as hanging and its connection is aborted.
 const patience = 60 * time.Second
 
 func newMount(t testing.TB) *mount {
@@ -202,7 +203,8 @@ func newMount(t testing.TB) *mount {
 	return m
 }
 
-// guard has a process of its own tear the mount down when the test hangs or dies, and the test's end otherwise.
+// guard starts a process that tears the mount down if the test hangs or dies. The end of the test
+// tears it down otherwise.
 func (m *mount) guard() {
 	t := m.t
 	conn, err := fuse.Connection(m.dev)
@@ -210,7 +212,7 @@ func (m *mount) guard() {
 		t.Fatal(err)
 	}
 	dog := role("watchdog", nil, strconv.Itoa(int(conn)), patience.String())
-	dog.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // what ends the test is not to end it
+	dog.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // what ends the test must not end it
 	leash, err := dog.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -265,7 +267,7 @@ func stateFile(t testing.TB) string {
 	return filepath.Join(dir, "state")
 }
 
-// disk makes a volume of random bytes and returns them.
+// disk makes a volume of random bytes and returns the bytes.
 func (m *mount) disk(id string, size int) []byte {
 	m.t.Helper()
 	b := make([]byte, size)
@@ -280,7 +282,7 @@ func (m *mount) disk(id string, size int) []byte {
 
 func (m *mount) path(name string) string { return filepath.Join(m.mnt, name) }
 
-// server makes a server in this process that serves until the test ends or stop is called.
+// server makes a server in this process, which serves until the test ends or stop is called.
 func (m *mount) server(bound time.Duration) (s *volfs.Server, stop func()) {
 	m.t.Helper()
 	s, err := volfs.New(m.dev, func(_ context.Context, mp block.Mapping) (block.Volume, error) {
@@ -327,7 +329,7 @@ func mapping(name, id string, writable bool, user string) block.Mapping {
 		Credential: volref.Credential{User: user, Key: "secret"}}
 }
 
-// serveChild serves the descriptor 3 until SIGTERM.
+// serveChild serves descriptor 3 until SIGTERM.
 func serveChild() error {
 	unix.CloseOnExec(3)
 	dir := os.Getenv("VOLFS_DIR")
@@ -371,7 +373,7 @@ func storeOpener(s block.Store) volfs.Opener {
 	}
 }
 
-// child starts a server in a process of its own, which adds mappings first.
+// child starts a server in a new process, which adds mappings first.
 func (m *mount) child(add ...block.Mapping) *exec.Cmd {
 	m.t.Helper()
 	b, err := json.Marshal(add)
@@ -386,7 +388,8 @@ func (m *mount) child(add ...block.Mapping) *exec.Cmd {
 	return cmd
 }
 
-// keep runs servers one after the other, each as soon as the one before was killed, until stop is called.
+// keep runs servers one after the other until stop is called. Each starts as soon as the previous
+// one was killed.
 func (m *mount) keep(add ...block.Mapping) (kill func(), stop func()) {
 	m.t.Helper()
 	cur := m.child(add...)
@@ -410,8 +413,8 @@ func (m *mount) keep(add ...block.Mapping) (kill func(), stop func()) {
 	return kill, stop
 }
 
-// open opens a file without adding it to Go's poller, as os.Open does: the kernel would ask this process about it, and
-// make it wait for itself where it is the server.
+// open opens a file without adding it to Go's poller, which os.Open does. The kernel would ask this
+// process about it, which would wait for itself if it is the server.
 func open(path string, flags int) (*os.File, error) {
 	fd, err := unix.Open(path, flags|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -430,7 +433,7 @@ func (m *mount) open(name string, flags int) *os.File {
 	return f
 }
 
-// same compares a part of a file with what it has to be.
+// same compares a part of a file with the expected bytes.
 func same(f io.ReaderAt, want []byte, off int64) error {
 	got := make([]byte, len(want))
 	if n, err := f.ReadAt(got, off); n < len(got) {

@@ -28,7 +28,7 @@ func newServer(m *mount) (*volfs.Server, error) {
 		&volfs.Options{State: m.state})
 }
 
-// tool runs a program of the machine, or skips.
+// tool runs a program of the machine, or skips the test.
 func tool(t testing.TB, name string, args ...string) {
 	t.Helper()
 	path, err := exec.LookPath(name)
@@ -69,7 +69,7 @@ func (m *mount) sameTree(at string) {
 	}
 }
 
-// mountpoint is a directory on which what is mounted goes at the end.
+// mountpoint makes a directory whose mounts are removed at the end of the test.
 func (m *mount) mountpoint(name string) string {
 	m.t.Helper()
 	dir := filepath.Join(m.base, name)
@@ -124,9 +124,10 @@ func TestExt4(t *testing.T) {
 	}
 }
 
-// TestKilledUnderLoad kills the server all the time while one process reads a volume at random, another writes and
-// reads a file system on a loop device, and a third direct. No error may be seen, and no wrong byte. It ends after
-// VOLFS_STORM_SECONDS, by default one, and not before enough has happened.
+// TestKilledUnderLoad kills the server repeatedly. One process reads a volume at random, another
+// writes and reads a file system on a loop device, and a third uses direct I/O. No error and no
+// wrong byte may be seen. It ends after VOLFS_STORM_SECONDS, by default one, and not before enough
+// has happened.
 func TestKilledUnderLoad(t *testing.T) {
 	d := time.Second
 	if s, err := time.ParseDuration(os.Getenv("VOLFS_STORM_SECONDS") + "s"); err == nil {
@@ -165,7 +166,7 @@ func TestKilledUnderLoad(t *testing.T) {
 			before := reads.Load()
 			time.Sleep(100 * time.Millisecond)
 			if reads.Load() == before {
-				continue // the new one does not yet serve
+				continue // the new one does not serve yet
 			}
 			kill()
 			kills.Add(1)
@@ -241,8 +242,8 @@ func writeChecked(path string, b []byte) error {
 	return same(f, b, 0)
 }
 
-// TestStore has volumes of a real store read and written while servers are killed; what was written is in the clone
-// and not in its parent.
+// TestStore reads and writes volumes of a real store while servers are killed. What was written is
+// in the clone and not in its parent.
 func TestStore(t *testing.T) {
 	m := newMount(t)
 	m.store = filepath.Join(m.base, "store")
@@ -306,7 +307,7 @@ func TestStore(t *testing.T) {
 	}
 }
 
-// sameDirect is same by direct I/O.
+// sameDirect is same with direct I/O.
 func sameDirect(f *os.File, want []byte) error {
 	got := aligned(len(want))
 	if _, err := f.ReadAt(got, 0); err != nil || !bytes.Equal(got, want) {
@@ -315,7 +316,8 @@ func sameDirect(f *os.File, want []byte) error {
 	return nil
 }
 
-// BenchmarkSequential reads 256 MiB, which the page cache has below the server, once through FUSE and once as they are.
+// BenchmarkSequential reads 256 MiB that are in the page cache below the server, once through FUSE
+// and once directly.
 func BenchmarkSequential(b *testing.B) {
 	const size = 256 << 20
 	m := newMount(b)

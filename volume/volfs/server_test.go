@@ -85,7 +85,7 @@ func TestNames(t *testing.T) {
 	if _, err := open(m.path("a"), unix.O_RDONLY); !errors.Is(err, unix.ENOENT) {
 		t.Errorf("a removed file: got %v, want %v", err, unix.ENOENT)
 	}
-	// Another volume of the same name is another file to the kernel, too.
+	// Another volume of the same name is another file to the kernel as well.
 	m.add(s, "a", "v2", false)
 	if err := same(m.open("a", unix.O_RDONLY), v2, 0); err != nil {
 		t.Error(err)
@@ -167,14 +167,15 @@ func TestWrite(t *testing.T) {
 	}
 }
 
-// aligned is memory for direct I/O.
+// aligned returns memory for direct I/O.
 func aligned(n int) []byte {
 	b := make([]byte, n+4096)
 	at := uintptr(unsafe.Pointer(&b[0])) & 4095
 	return b[4096-at:][:n]
 }
 
-// What fails for a while is tried again, with a volume opened anew.
+// TestStorageThatFailsForAWhile checks that operations which fail for a while are tried again, with
+// a volume opened anew.
 func TestStorageThatFailsForAWhile(t *testing.T) {
 	m := newMount(t)
 	want := m.disk("v1", 256<<10)
@@ -199,8 +200,8 @@ func TestStorageThatFailsForAWhile(t *testing.T) {
 	}
 }
 
-// While the storage of a volume hangs, others go on; it fails at the bound, not
-// before.
+// TestBound checks that others continue while the storage of a volume hangs, and that it fails at
+// the bound and not before.
 func TestBound(t *testing.T) {
 	m := newMount(t)
 	one, two := m.disk("v1", 4<<20), m.disk("v2", 1<<20)
@@ -223,7 +224,7 @@ func TestBound(t *testing.T) {
 	letGo := m.hold("v1")
 	defer letGo()
 	wait := read(func(_ time.Time, i int) error { return same(f1, one[i<<12:][:4096], int64(i)<<12) })
-	time.Sleep(20 * time.Millisecond) // for them to be in work
+	time.Sleep(20 * time.Millisecond) // until they are being processed
 	if err := same(f2, two, 0); err != nil {
 		t.Errorf("another volume: %v", err)
 	}
@@ -249,7 +250,8 @@ func TestBound(t *testing.T) {
 	}
 }
 
-// A write that was given up at the bound must not come after a later one.
+// TestGivenUpWriteDoesNotOvertake checks that a write which was given up at the bound does not come
+// after a later one.
 func TestGivenUpWriteDoesNotOvertake(t *testing.T) {
 	m := newMount(t)
 	m.disk("c-1", 64<<10)
@@ -264,7 +266,7 @@ func TestGivenUpWriteDoesNotOvertake(t *testing.T) {
 	if _, err := f.WriteAt(old, 0); !errors.Is(err, unix.EIO) {
 		t.Fatalf("got %v, want %v", err, unix.EIO)
 	}
-	// Storage answers again, but the old write is still under way.
+	// Storage answers again, but the old write is still running.
 	m.set(func() { delete(m.gate, "c-1") })
 	if _, err := f.WriteAt(later, 0); !errors.Is(err, unix.EIO) {
 		t.Errorf("a write beside one under way: got %v, want %v", err, unix.EIO)
@@ -289,7 +291,7 @@ func TestKilledReaderIsLetGo(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "a read", func() bool { return s.List()[0].Open })
-	time.Sleep(50 * time.Millisecond) // for it to read
+	time.Sleep(50 * time.Millisecond) // until it reads
 	cat.Process.Kill()
 	began := time.Now()
 	cat.Wait()
@@ -299,7 +301,8 @@ func TestKilledReaderIsLetGo(t *testing.T) {
 	letGo()
 }
 
-// Another credential is taken while the volume is in use; a bad one changes nothing.
+// TestCredentialIsReplaced checks that another credential is accepted while the volume is in use,
+// and that a bad one changes nothing.
 func TestCredentialIsReplaced(t *testing.T) {
 	for _, writable := range []bool{false, true} {
 		m := newMount(t)
@@ -337,7 +340,8 @@ func TestCredentialIsReplaced(t *testing.T) {
 	}
 }
 
-// A server that was told to stop leaves files, opens and credentials to the next.
+// TestHandOver checks that a server which was told to stop leaves files, opens and credentials to
+// the next.
 func TestHandOver(t *testing.T) {
 	m := newMount(t)
 	want := m.disk("v1", 1<<20)
@@ -348,7 +352,7 @@ func TestHandOver(t *testing.T) {
 	letGo := m.hold("v1")
 	done := make(chan error, 1)
 	go func() { done <- same(f, want, 0) }()
-	time.Sleep(20 * time.Millisecond) // for it to be in work
+	time.Sleep(20 * time.Millisecond) // until it is being processed
 	go func() { time.Sleep(100 * time.Millisecond); letGo() }()
 	stop()
 	opens := m.opens.Load()
@@ -375,7 +379,8 @@ func TestHandOver(t *testing.T) {
 	}
 }
 
-// While no server can be started, what needs storage fails, and is not lost for the next.
+// TestRefuse checks that operations that need storage fail while no server can be started, and that
+// nothing is lost for the next one.
 func TestRefuse(t *testing.T) {
 	m := newMount(t)
 	want := m.disk("v1", 64<<10)
@@ -402,7 +407,8 @@ func TestRefuse(t *testing.T) {
 	}
 }
 
-// A state file that cannot be understood is not taken for none: who uses the files would find them gone.
+// TestDamagedState checks that an unreadable state file does not count as a missing one. Users of
+// the files would find them gone otherwise.
 func TestDamagedState(t *testing.T) {
 	m := newMount(t)
 	for _, b := range []string{"", "{", `{"version":2}`} {
@@ -414,7 +420,7 @@ func TestDamagedState(t *testing.T) {
 			t.Errorf("state %q was taken", b)
 		}
 	}
-	// That of another connection is none.
+	// The state of another connection does not count.
 	if err := os.WriteFile(m.state, []byte(`{"version":1,"connection":1000000}`), 0o600); err != nil {
 		t.Fatal(err)
 	}

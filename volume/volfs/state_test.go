@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// FuzzState feeds the reader of the state file: what it takes is consistent, and is taken again.
+// FuzzState feeds the reader of the state file. What it accepts is consistent and is accepted
+// again.
 func FuzzState(f *testing.F) {
 	for _, s := range []string{
 		"", "{}", "null", "[]", `{"version":1,"connection":7}`, `{"version":1,"connection":8}`,
