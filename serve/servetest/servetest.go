@@ -13,8 +13,8 @@ import (
 	"example.org/slipway/serve"
 )
 
-// Start runs a registry on loopback, on an empty directory, until the test ends. It
-// returns its URL.
+// Start runs a registry on loopback with an empty directory until the test ends. It returns the
+// URL.
 func Start(t testing.TB) string {
 	t.Helper()
 	yaml := "version: 0.1\nlog: {level: error, accesslog: {disabled: true}}\n"
