@@ -11,8 +11,8 @@ import (
 	"example.org/slipway/node/gearfs"
 )
 
-// TestFindImage: an image is found by its names, and what is not here is told with
-// what is.
+// TestFindImage checks that an image is found by its names, and that the error for a missing one
+// lists the images that are here.
 func TestFindImage(t *testing.T) {
 	old, now := time.Unix(1000, 0), time.Unix(2000, 0)
 	images := []gearfs.ImageStatus{

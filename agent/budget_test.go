@@ -14,11 +14,10 @@ import (
 	"example.org/slipway/config"
 )
 
-// TestBudget reads three images through a cache that holds less than two of them, in
-// every way that leaves something behind which could hold an evicted file: mounts
-// that stay, files that the kernel found in the cache, open files, a worker that was
-// killed. The disk never has more than the budget and one file, and what is read is
-// right.
+// TestBudget reads three images through a cache that holds fewer than two of them. It uses every
+// way that could keep an evicted file: mounts that stay, files that the kernel found in the cache,
+// open files, a worker that was killed. The disk never holds more than the budget and one file, and
+// all reads are right.
 func TestBudget(t *testing.T) {
 	for _, passthrough := range []bool{true, false} {
 		t.Run(fmt.Sprintf("passthrough %v", passthrough), func(t *testing.T) { testBudget(t, passthrough) })
@@ -82,7 +81,7 @@ func testBudget(t *testing.T, passthrough bool) {
 	check("in the end")
 }
 
-// configure adds to the agent's configuration.
+// configure adds text to the agent's configuration.
 func (b *volumeBed) configure(text string) {
 	b.t.Helper()
 	f, err := os.OpenFile(b.file, os.O_WRONLY|os.O_APPEND, 0)
@@ -97,7 +96,7 @@ func (b *volumeBed) configure(text string) {
 	}
 }
 
-// mountGear mounts an image by files, once it has been converted.
+// mountGear mounts an image by files after it was converted.
 func (b *volumeBed) mountGear(img *image, at string) (dir string) {
 	b.t.Helper()
 	dir = filepath.Join(b.dir, at)
@@ -111,15 +110,15 @@ func (b *volumeBed) mountGear(img *image, at string) (dir string) {
 	return dir
 }
 
-// randomText is incompressible.
+// randomText returns incompressible text.
 func randomText(seed uint64, n int) string {
 	p := make([]byte, n)
 	_, _ = rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8), 1}).Read(p)
 	return string(p)
 }
 
-// smallState puts the agent's directory on a disk of its own, and returns what tells
-// how much of that is taken.
+// smallState puts the agent's directory on a separate disk. It returns a function that reports how
+// much of that disk is used.
 func (b *volumeBed) smallState(mib int64) (used func() int64) {
 	b.t.Helper()
 	image, dir := filepath.Join(b.dir, "disk"), filepath.Join(b.dir, "state")

@@ -21,7 +21,7 @@ func TestWays(t *testing.T) {
 	for image, want := range map[string]string{
 		"r.example:5000/team/app":       "volume",
 		"r.example:5000/team/a/b:v1":    "volume",
-		"r.example:5000/team":           "volume", // ** stands for no part, too
+		"r.example:5000/team":           "volume", // ** also matches no part
 		"r.example:5000/teams/app":      "gear plain",
 		"docker.io/library/nginx:1":     "volume",
 		"docker.io/x/library/nginx":     "gear plain",
@@ -61,7 +61,8 @@ func TestTrusts(t *testing.T) {
 	}
 }
 
-// TestStorageErrors: what a caller tells apart survives the way between processes.
+// TestStorageErrors checks that errors which a caller distinguishes survive the way between
+// processes.
 func TestStorageErrors(t *testing.T) {
 	for _, want := range []error{block.ErrNotFound, block.ErrExists, block.ErrNotCommitted, block.ErrCommitted, block.ErrInUse, block.ErrFull, block.ErrAway, block.ErrDenied, errNotConnected} {
 		code := codeOf(fmt.Errorf("volume x: %w", want))
@@ -90,7 +91,7 @@ func TestConnected(t *testing.T) {
 	}
 }
 
-// TestPickRecord takes what suits the mode, and tells why nothing does.
+// TestPickRecord picks the record that suits the mode, or gives the reason why none does.
 func TestPickRecord(t *testing.T) {
 	here, away := volref.Place{Driver: "file", Cluster: "x"}, volref.Place{Driver: "rbd", Cluster: "y"}
 	ext4, erofs, far := volref.Record{FS: volref.Ext4, Place: here}, volref.Record{FS: volref.EROFS, Place: here}, volref.Record{FS: volref.EROFS, Place: away}
@@ -100,7 +101,7 @@ func TestPickRecord(t *testing.T) {
 		name    string
 		v       *volumes
 		records []volref.Record
-		fs      string // asked for
+		fs      string // requested
 		want    string // file system, or part of the reason
 	}{
 		{"compact", local, []volref.Record{ext4, erofs}, "", "erofs"},
@@ -117,7 +118,7 @@ func TestPickRecord(t *testing.T) {
 	}
 }
 
-// TestStepTimes: counters that begin anew do not take back what was counted.
+// TestStepTimes checks that counters which restart do not undo what was counted.
 func TestStepTimes(t *testing.T) {
 	s := newStepTimes()
 	at := func(name string, read int64) volfs.Status {

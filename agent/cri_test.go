@@ -22,19 +22,19 @@ import (
 	"example.org/slipway/oci/client"
 )
 
-// text is a message's field that is a text or a message.
+// text returns a message field that is a text or a message.
 func text(b []byte, n protowire.Number, v string) []byte {
 	return protowire.AppendString(protowire.AppendTag(b, n, protowire.BytesType), v)
 }
 
-// pullMessage is a PullImageRequest.
+// pullMessage returns a PullImageRequest.
 func pullMessage(image, user, password string) []byte {
 	b := text(nil, 1, string(text(nil, 1, image)))
 	return text(b, 2, string(text(text(nil, 1, user), 2, password)))
 }
 
-// echo is a containerd that answers each message with itself and what it was
-// called with; "fail" with an error.
+// echo acts as a containerd that answers each message with the message and its method. It answers
+// "fail" with an error.
 func echo(_ any, s grpc.ServerStream) error {
 	method, _ := grpc.MethodFromServerStream(s)
 	md, _ := metadata.FromIncomingContext(s.Context())
@@ -167,8 +167,8 @@ func TestImageProxyStreams(t *testing.T) {
 	}
 }
 
-// TestImageProxySizes has containerd's answer about the disk completed, and others left
-// alone.
+// TestImageProxySizes checks that containerd's answer about the disk is completed and that other
+// answers are left alone.
 func TestImageProxySizes(t *testing.T) {
 	conn, _, log := criBed(t)
 	fs := func(dir string, bytes, inodes uint64) string {

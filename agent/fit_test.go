@@ -16,7 +16,7 @@ import (
 	"example.org/slipway/node/view"
 )
 
-// member is an entry of a layer and what its file is said to be.
+// member is an entry of a layer with the description of its file.
 type member struct {
 	e rootfs.Entry
 	f gear.File
@@ -45,9 +45,9 @@ func layerIndex(t *testing.T, members ...member) *gear.Index {
 	return x
 }
 
-// TestFits asks of pairs of layers, sound ones, odd ones and such as no image can be made
-// of, whether the upper one fits. The answer must be what comes of it when the image is
-// then made: what was claimed can be mounted.
+// TestFits asks whether the upper of two layers fits. The layers are sound ones, odd ones, and ones
+// of which no image can be made. The answer must agree with the image that is then made: what was
+// claimed can be mounted.
 func TestFits(t *testing.T) {
 	small := gear.File{Name: sha256.Sum256([]byte("small")), Size: 5}
 	large := gear.File{Name: sha256.Sum256([]byte("large")), Size: 5 << 20, Chunks: slices.Repeat([]gear.Name{{1}}, 5)}
@@ -119,7 +119,7 @@ func TestFits(t *testing.T) {
 	}
 }
 
-// TestBelieved lists whose indexes are believed.
+// TestBelieved checks whose indexes are believed.
 func TestBelieved(t *testing.T) {
 	r := newRegistries([]config.AgentRegistry{{Host: "known.example"}, {Host: "shared.example", Domain: "d"}, {Host: "too.example:5000", Domain: "d"}}, &keychain{}, nil, slog.New(slog.DiscardHandler))
 	for host, want := range map[string]bool{"known.example": true, "known.example:443": false, "other.example": false, "localhost:5000": true,
@@ -136,7 +136,8 @@ func TestBelieved(t *testing.T) {
 	}
 }
 
-// TestUnlisted: the layer of an unlisted registry is not asked for, and why is told.
+// TestUnlisted checks that a layer of an unlisted registry is not requested, and that the reason is
+// given.
 func TestUnlisted(t *testing.T) {
 	c := bareChains(t, t.TempDir())
 	c.support = &view.Support{Tier: view.Full}
@@ -146,8 +147,8 @@ func TestUnlisted(t *testing.T) {
 	}
 }
 
-// TestKeyIn: a chain has a record for each domain that claims it, and a record of one is
-// not another's.
+// TestKeyIn checks that a chain has a record for each domain that claims it, and that domains do
+// not share records.
 func TestKeyIn(t *testing.T) {
 	c := bareChains(t, t.TempDir())
 	rec := testRecord("", "c")

@@ -17,7 +17,7 @@ import (
 	"example.org/slipway/node/view"
 )
 
-// startProcess runs the keeper as a process of its own, which may be killed.
+// startProcess runs the keeper in a separate process, which may be killed.
 func (b *volumeBed) startProcess(change ...func(*exec.Cmd)) *exec.Cmd {
 	b.t.Helper()
 	cmd := testProcess("keeper", b.file)
@@ -29,7 +29,7 @@ func (b *volumeBed) startProcess(change ...func(*exec.Cmd)) *exec.Cmd {
 		b.t.Fatal(err)
 	}
 	b.t.Cleanup(func() {
-		_ = view.UnmountBelow(b.dir) // it goes on while files are in use
+		_ = view.UnmountBelow(b.dir) // continues while files are in use
 		_ = cmd.Process.Signal(unix.SIGTERM)
 		_ = cmd.Wait() // or it was killed
 	})
@@ -38,7 +38,7 @@ func (b *volumeBed) startProcess(change ...func(*exec.Cmd)) *exec.Cmd {
 	return cmd
 }
 
-// killAgent kills a keeper and with it the worker: nothing holds the pool any more.
+// killAgent kills a keeper and its worker, so that nothing holds the pool any more.
 func (b *volumeBed) killAgent(keeper *exec.Cmd) {
 	b.t.Helper()
 	if err := keeper.Process.Kill(); err != nil {
@@ -53,9 +53,9 @@ func (b *volumeBed) killAgent(keeper *exec.Cmd) {
 	})
 }
 
-// TestKeeperKilled: whatever was read of an image, and by whom, can be opened again when
-// an agent runs after its keeper was killed. Nobody drops the kernel's caches. What is not
-// here fails at once, and comes where the image is mounted anew.
+// TestKeeperKilled checks that everything that was read of an image, by anybody, can be opened
+// again when an agent runs after its keeper was killed. Nobody drops the kernel's caches. What is
+// not here fails at once, and is available where the image is mounted anew.
 func TestKeeperKilled(t *testing.T) {
 	b := newVolumeBed(t, "local", "ext4", "gear, plain")
 	b.end()
@@ -142,8 +142,8 @@ func TestKeeperKilled(t *testing.T) {
 	})
 }
 
-// TestKeeperOutlives: nothing but its own kill ends a keeper whose files are in use, and
-// so the pool: neither signals, nor the end of whoever reads its log, nor that of workers.
+// TestKeeperOutlives checks that only its own kill ends a keeper whose files are in use, and with
+// it the pool. Signals, the end of the reader of its log, and the end of workers do not.
 func TestKeeperOutlives(t *testing.T) {
 	b := newVolumeBed(t, "local", "ext4", "gear, plain")
 	b.end()
@@ -214,7 +214,7 @@ func TestKeeperOutlives(t *testing.T) {
 	if err := b.caller.Umount(t.Context(), at); err != nil {
 		t.Error(err)
 	}
-	_ = keeper.Wait() // it was told to end
+	_ = keeper.Wait() // it was asked to stop
 }
 
 func pidOf(t *testing.T, b *volumeBed) int {
@@ -235,8 +235,8 @@ func score(t *testing.T, pid int) string {
 	return strings.TrimSpace(string(text))
 }
 
-// TestPoolTakenAway: who unmounts the pool, or aborts its connection, does not end the
-// agent, and what is here can be opened.
+// TestPoolTakenAway checks that unmounting the pool, or aborting its connection, does not end the
+// agent, and that local files can be opened.
 func TestPoolTakenAway(t *testing.T) {
 	b := newVolumeBed(t, "local", "ext4", "gear, plain")
 	b.end()

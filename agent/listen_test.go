@@ -24,7 +24,7 @@ import (
 
 func listenConfig(t *testing.T) *config.Agent {
 	t.Helper()
-	dir, err := os.MkdirTemp("/tmp", "swl") // names of sockets are short
+	dir, err := os.MkdirTemp("/tmp", "swl") // names of sockets must be short
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,7 +52,7 @@ func TestListen(t *testing.T) {
 	if _, err := Listen(cfg); err == nil || !strings.Contains(err.Error(), "another agent") {
 		t.Errorf("a second agent listens: %v", err)
 	}
-	// One that died leaves its sockets, and one that is dying still listens.
+	// A dead agent leaves its sockets, and a dying one still listens.
 	for _, after := range []time.Duration{0, 200 * time.Millisecond} {
 		for _, l := range []net.Listener{ls.Snapshots, ls.API} {
 			l.(*net.UnixListener).SetUnlinkOnClose(false)
@@ -104,7 +104,7 @@ func TestAnswer(t *testing.T) {
 	}
 }
 
-// TestMetrics looks at every metric of an agent with nothing to do.
+// TestMetrics checks every metric of an idle agent.
 func TestMetrics(t *testing.T) {
 	dir := t.TempDir()
 	cache, err := cachedir.Open(filepath.Join(dir, "cache"), nil)

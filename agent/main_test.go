@@ -15,11 +15,11 @@ import (
 	"example.org/slipway/internal/mounttest"
 )
 
-// Processes that tests of whole agents start are this program again.
+// The tests of whole agents start this program again as a child process.
 const (
 	asProcess  = "SLIPWAY_TEST_AGENT"         // worker or volume-worker
 	withConfig = "SLIPWAY_TEST_AGENT_CONFIG"  // its configuration
-	withSocks  = "SLIPWAY_TEST_AGENT_SOCKETS" // what a worker was handed
+	withSocks  = "SLIPWAY_TEST_AGENT_SOCKETS" // the sockets that a worker inherits
 )
 
 func TestMain(m *testing.M) {
@@ -33,7 +33,7 @@ func TestMain(m *testing.M) {
 	mounttest.Main(m)
 }
 
-// testProcess is such a process, which ends with this one.
+// testProcess returns such a process, which ends with this one.
 func testProcess(what, config string) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe")
 	// The race detector sleeps for a second at the end of a process by default.
@@ -51,7 +51,7 @@ func workerProcess(config string) func(sockets []string) *exec.Cmd {
 	}
 }
 
-// runProcess is what such a process does.
+// runProcess does the work of such a process.
 func runProcess(what string) error {
 	cfg, _, err := config.LoadAgent(os.Getenv(withConfig), nil)
 	if err != nil {

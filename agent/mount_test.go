@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// umount is umount(2), tried again while the directory is busy: the kernel is not done
-// with a file that was read for the first time when the call that closes it returns.
+// umount calls umount(2) again while the directory is busy. When a file is read for the first time
+// and closed, the kernel is not yet done with it when close returns.
 func umount(t *testing.T, dir string, flags int) {
 	t.Helper()
 	err := unix.Unmount(dir, flags)
@@ -25,8 +25,8 @@ func umount(t *testing.T, dir string, flags int) {
 	}
 }
 
-// TestMountPowers mounts an image in every way that a request can ask for: it has
-// the powers that were asked for, and by default none.
+// TestMountPowers mounts an image in every way that a request can ask for. The mount has the powers
+// that were requested, and by default none.
 func TestMountPowers(t *testing.T) {
 	b := newVolumeBed(t, "local", "ext4", "gear, plain")
 	b.mountsOnceBuilt()
@@ -35,7 +35,7 @@ func TestMountPowers(t *testing.T) {
 	for _, mode := range []string{ModeAuto, ModeGear, ModeLocal, ModeNetwork} {
 		for _, rw := range []bool{false, true} {
 			if rw && mode == ModeNetwork {
-				continue // a clone takes what is written
+				continue // a clone accepts writes
 			}
 			for powers := range 4 {
 				n++
@@ -66,9 +66,9 @@ func TestMountPowers(t *testing.T) {
 	}
 }
 
-// TestPlainUmount: a mount of whatever kind that somebody took away with umount(8) is gone
-// for the agent, too: it can be made again, also in another way, and nothing counts as
-// running that is not.
+// TestPlainUmount checks that a mount of any kind that somebody removed with umount(8) is gone for
+// the agent, too. It can be made again, also in another way, and nothing counts as running that is
+// not.
 func TestPlainUmount(t *testing.T) {
 	b := newVolumeBed(t, "local", "ext4", "gear, plain")
 	b.mountsOnceBuilt()

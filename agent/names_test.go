@@ -121,7 +121,7 @@ func FuzzKeychain(f *testing.F) {
 	})
 }
 
-// emptyIndex is the index of a layer without anything.
+// emptyIndex returns the index of an empty layer.
 func emptyIndex() *gear.Index { return &gear.Index{} }
 
 func testRecord(parent, hex string) *chainRecord {
@@ -158,8 +158,8 @@ func TestRecords(t *testing.T) {
 	if _, err := r.index(top); err == nil || !strings.Contains(err.Error(), "damaged") {
 		t.Errorf("another index is read, error %v", err)
 	}
-	// What a crash leaves goes, but not when records are listed: it could as well be
-	// just being made. What is damaged is told of and stays.
+	// The remains of a crash are removed, but not when records are listed: they could just be in
+	// the making. Damaged records are reported and stay.
 	for _, d := range []string{dir + ".new", filepath.Join(r.dir, "sha256-"+strings.Repeat("c", 64)), filepath.Join(r.dir, "sha256-"+strings.Repeat("d", 64))} {
 		if err := os.Mkdir(d, 0o700); err != nil {
 			t.Fatal(err)

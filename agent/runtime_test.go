@@ -10,7 +10,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// imageRoot makes the tree of an image with these files in etc.
+// imageRoot makes the tree of an image with the given files in etc.
 func imageRoot(t *testing.T, files map[string]string) string {
 	t.Helper()
 	root := t.TempDir()
@@ -47,8 +47,7 @@ func TestUser(t *testing.T) {
 	}
 }
 
-// TestUserStaysInside has the image's passwd be something else than a file of
-// the image.
+// TestUserStaysInside uses an image whose passwd is not a regular file of the image.
 func TestUserStaysInside(t *testing.T) {
 	outside := filepath.Join(t.TempDir(), "passwd")
 	if err := os.WriteFile(outside, []byte("evil:x:0:0::/:\n"), 0o644); err != nil {

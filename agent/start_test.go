@@ -36,14 +36,14 @@ import (
 )
 
 const (
-	// benchFiles are as many as an image of an interpreter has, benchLayers too.
+	// benchFiles and benchLayers are the numbers of an image of an interpreter.
 	benchFiles, benchLayers = 13_000, 6
 )
 
-// BenchmarkStart makes and mounts the root file system of a container, with
-// containerd's overlayfs snapshotter and with ours in turns, when everything is
-// local. Ours is asked over a socket, as containerd does it. If SLIPWAY_CONTAINERD
-// names a containerd, both are asked through it, as by those who start containers.
+// BenchmarkStart makes and mounts the root file system of a container, alternately with
+// containerd's overlayfs snapshotter and with ours, when everything is local. Ours is called over a
+// socket, as containerd does it. If SLIPWAY_CONTAINERD names a containerd, both are called through
+// it, as by programs that start containers.
 func BenchmarkStart(b *testing.B) {
 	if os.Geteuid() != 0 {
 		b.Skip("needs root: it mounts")
@@ -90,11 +90,11 @@ func BenchmarkStart(b *testing.B) {
 	b.ReportMetric(took[1][len(took[1])/2]/took[0][len(took[0])/2], "ratio")
 }
 
-// startOnce times Prepare and the mount, and takes both away again.
+// startOnce measures Prepare and the mount, and removes both again.
 func startOnce(b *testing.B, sn snapshots.Snapshotter, parent, at, key string) time.Duration {
 	b.Helper()
 	ctx := inNamespace(b)
-	// Without the label containerd's garbage collection takes it.
+	// Without the label containerd's garbage collection removes it.
 	root := snapshots.WithLabels(map[string]string{"containerd.io/gc.root": "1"})
 	began := time.Now()
 	mounts, err := sn.Prepare(ctx, key, parent, root)
@@ -137,7 +137,7 @@ func snapshotterAt(conn *grpc.ClientConn, name string) snapshots.Snapshotter {
 	return proxy.NewSnapshotter(snapshotsapi.NewSnapshotsClient(conn), name)
 }
 
-// startContainerd starts a containerd that has our snapshotter beside its own.
+// startContainerd starts a containerd that has our snapshotter besides its own.
 func startContainerd(b *testing.B, program, dir, socket string) *grpc.ClientConn {
 	b.Helper()
 	config := fmt.Sprintf("version = 2\nroot = %q\nstate = %q\ndisabled_plugins = [\"io.containerd.grpc.v1.cri\"]\n[grpc]\n  address = %q\n[ttrpc]\n  address = %q\n"+
@@ -191,13 +191,13 @@ func plainLayers(b *testing.B, sn snapshots.Snapshotter) (chain string) {
 	return chain
 }
 
-// ownNode serves our snapshotter over the agent's chains, with an image that is
-// local, and returns the labels with which its layer is prepared.
+// ownNode serves our snapshotter over the agent's chains, with a local image. It returns the labels
+// with which the image's layer is prepared.
 func ownNode(b *testing.B, dir string) (socket, chain string, labels map[string]string) {
 	b.Helper()
 	c := benchChains(b, dir)
 	x, names := benchIndex(b, c.cache)
-	const host = "127.0.0.1:1" // nobody there
+	const host = "127.0.0.1:1" // nobody listens there
 	manifest := "sha256:" + fmt.Sprintf("%064x", 3)
 	diff := "sha256:" + fmt.Sprintf("%064x", 4)
 	reg, err := c.regs.of(reference{host: host, repo: "app", ref: "v1"})
@@ -232,7 +232,7 @@ func ownNode(b *testing.B, dir string) (socket, chain string, labels map[string]
 	}
 }
 
-// benchChains are chains on an empty directory.
+// benchChains returns chains on an empty directory.
 func benchChains(b *testing.B, dir string) *chains {
 	b.Helper()
 	c := bareChains(b, dir)
@@ -246,7 +246,7 @@ func benchChains(b *testing.B, dir string) *chains {
 	return c
 }
 
-// bareChains are chains that do not know what the kernel can do.
+// bareChains returns chains that do not know what the kernel can do.
 func bareChains(b testing.TB, dir string) *chains {
 	b.Helper()
 	at := func(name string) string { return filepath.Join(dir, name) }
@@ -277,7 +277,7 @@ func bareChains(b testing.TB, dir string) *chains {
 	return c
 }
 
-// benchIndex is an image's index, whose files are in the cache.
+// benchIndex returns an image's index whose files are in the cache.
 func benchIndex(b *testing.B, cache *cachedir.Dir) (*gear.Index, []gear.Name) {
 	b.Helper()
 	build := gear.NewBuilder(nil)

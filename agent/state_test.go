@@ -16,10 +16,10 @@ import (
 	"example.org/slipway/config"
 )
 
-// TestStates: who asks an agent that gives no answer is told what state the agent is in,
-// and not sent to the registry.
+// TestStates checks that a caller of an agent that does not answer learns the agent's state, and is
+// not sent to the registry.
 func TestStates(t *testing.T) {
-	dir, err := os.MkdirTemp("/tmp", "sws") // names of sockets are short
+	dir, err := os.MkdirTemp("/tmp", "sws") // names of sockets must be short
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,7 +46,7 @@ func TestStates(t *testing.T) {
 	}
 	told("no agent", ErrNoAgent.Error())
 
-	// A worker that never starts, and one that ends when it is asked.
+	// One worker never starts, and one ends when it is called.
 	ctx, end := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	run := func(worker *exec.Cmd) {
@@ -76,7 +76,7 @@ func TestStates(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := unix.Kill(st.PID, unix.SIGSTOP); err != nil { // so that the question is under way
+	if err := unix.Kill(st.PID, unix.SIGSTOP); err != nil { // so that the call is running
 		t.Fatal(err)
 	}
 	time.AfterFunc(200*time.Millisecond, func() { _ = unix.Kill(st.PID, unix.SIGKILL) })

@@ -13,8 +13,8 @@ import (
 	"example.org/slipway/node/view"
 )
 
-// TestStop: an agent whose files are in use is not ended, and says by whom, unless it is
-// to end now. What it leaves is nothing, or what is in use, and the next one starts.
+// TestStop checks that an agent whose files are in use refuses to stop and names the users, unless
+// it must stop now. It leaves nothing, or only what is in use, and the next agent starts.
 func TestStop(t *testing.T) {
 	b := newVolumeBed(t, "local", "ext4", "gear, plain")
 	b.end()
@@ -55,7 +55,7 @@ func TestStop(t *testing.T) {
 		if err := stop(false); err == nil || !strings.Contains(err.Error(), at) {
 			t.Fatalf("it is in use at %s: %v", at, err)
 		}
-		b.read(filepath.Join(at, "b"), "second") // it goes on
+		b.read(filepath.Join(at, "b"), "second") // the process continues
 		if !now {
 			if err := b.caller.Umount(t.Context(), at); err != nil {
 				t.Fatal(err)

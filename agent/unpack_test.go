@@ -16,8 +16,8 @@ import (
 	"example.org/slipway/node/view"
 )
 
-// withoutDevices gives the rest of a test, and the processes it starts, a /dev that has
-// what every program needs and nothing else.
+// withoutDevices gives the rest of a test and its child processes a /dev with only what every
+// program needs.
 func withoutDevices(t *testing.T) {
 	t.Helper()
 	if err := unix.Mount("dev", "/dev", "tmpfs", 0, "mode=755"); err != nil {
@@ -35,7 +35,7 @@ func withoutDevices(t *testing.T) {
 	}
 }
 
-// again ends the agent, and starts it with more in its configuration.
+// again ends the agent and starts it with additional configuration.
 func (b *volumeBed) again(more string) {
 	b.t.Helper()
 	b.end()
@@ -52,9 +52,9 @@ func (b *volumeBed) again(more string) {
 	b.start()
 }
 
-// TestUnpacked runs an agent on machines that cannot mount images lazily, for each
-// reason that there may be. It stays up, mounts images that it unpacks, leaves layers of
-// pulls to containerd, and containers of images that were claimed before start, too.
+// TestUnpacked runs an agent on machines that cannot mount images lazily, for each possible reason.
+// The agent stays up and mounts images that it unpacks. It leaves the layers of pulls to
+// containerd. The containers of images that were claimed before also start.
 func TestUnpacked(t *testing.T) {
 	for _, c := range []struct {
 		name, config string
@@ -144,13 +144,13 @@ func TestUnpacked(t *testing.T) {
 					t.Error(err)
 				}
 			}
-			if !c.devices { // the registry has nothing to do with it
+			if !c.devices { // it has nothing to do with the registry
 				_, err := b.caller.Mount(t.Context(), MountRequest{Image: other.ref, Dir: b.dir, Mode: ModeLocal})
 				if err == nil || !strings.Contains(err.Error(), "FUSE") || strings.Contains(err.Error(), "registry") {
 					t.Errorf("a volume: %v", err)
 				}
 			}
-			time.Sleep(time.Second) // a worker that dies early is started again within that
+			time.Sleep(time.Second) // a worker that dies early is restarted within that time
 			after, err := b.caller.Status(t.Context())
 			if err != nil || after.PID != before.PID {
 				t.Errorf("the worker was %d and is %d (%v)", before.PID, after.PID, err)

@@ -13,8 +13,8 @@ import (
 	"example.org/slipway/node/poolfs"
 )
 
-// Where no volume worker can be started, who looks at a volume is told so after the
-// outage that is waited out, and does not wait for ever.
+// TestNoVolumeWorker checks a machine on which no volume worker can be started. A caller that reads
+// a volume gets an error after the tolerated outage, and does not wait for ever.
 func TestNoVolumeWorker(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: mounts")

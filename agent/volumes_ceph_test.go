@@ -11,8 +11,8 @@ import (
 	"example.org/slipway/internal/backendtest"
 )
 
-// TestVolumesInCeph runs containers on volumes of a real cluster, in both modes, with
-// the credentials that the registry gives out.
+// TestVolumesInCeph runs containers on volumes of a real cluster, in both modes, with the
+// credentials that the registry issues.
 func TestVolumesInCeph(t *testing.T) {
 	c := backendtest.StartRBD(t)
 	for i, mode := range []string{"local", "network"} {

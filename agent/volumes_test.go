@@ -35,8 +35,8 @@ import (
 	"example.org/slipway/serve"
 )
 
-// volumeBed is a registry that builds volumes in a directory, and an agent on the
-// same machine that is connected to it.
+// volumeBed is a registry that builds volumes in a directory, and an agent on the same machine that
+// is connected to it.
 type volumeBed struct {
 	t      *testing.T
 	dir    string
@@ -57,14 +57,14 @@ func newVolumeBed(t *testing.T, mode, fs, choice string) *volumeBed {
 	})
 }
 
-// newBedOn is newVolumeBed with other storage than a directory: what configures it
-// at the registry and at the agent.
+// newBedOn is newVolumeBed with other storage than a directory. storage returns its configuration
+// for the registry and for the agent.
 func newBedOn(t *testing.T, mode, fs, choice string, storage func(dir string) (registry, agent string)) *volumeBed {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: it mounts")
 	}
-	dir, err := os.MkdirTemp("/tmp", "swv") // names of sockets are short
+	dir, err := os.MkdirTemp("/tmp", "swv") // names of sockets must be short
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -127,8 +127,7 @@ func (b *volumeBed) startRegistry(fs, storage string) {
 	b.t.Cleanup(func() { b.reg.Close() })
 }
 
-// start runs the keeper of an agent, with processes of its own, and waits for it.
-// b.end ends it.
+// start runs the keeper of an agent with its child processes, and waits for it. b.end ends it.
 func (b *volumeBed) start() {
 	b.t.Helper()
 	process := func(what string) *exec.Cmd {
@@ -182,7 +181,7 @@ func (b *volumeBed) eventually(what string, try func() error) {
 	b.t.Fatalf("waited for %s: %v", what, err)
 }
 
-// image is one that was pushed.
+// image is a pushed image.
 type image struct {
 	ref      string
 	manifest oci.Digest
@@ -197,7 +196,7 @@ func (i *image) chain() (chain string) {
 	return chain
 }
 
-// labels are those that containerd prepares a layer with.
+// labels returns the labels with which containerd prepares a layer.
 func (i *image) labels(layer int, chain string) map[string]string {
 	var digests []string
 	for _, d := range i.layers {
@@ -210,8 +209,7 @@ func (i *image) labels(layer int, chain string) map[string]string {
 	}
 }
 
-// push pushes an image of layers of files, and waits for its volumes if it is to
-// have any.
+// push pushes an image of layers of files. It waits for the image's volumes if it should have any.
 func (b *volumeBed) push(repo string, records int, layers ...map[string]string) *image {
 	b.t.Helper()
 	img := &image{ref: b.host + "/" + repo + ":v1"}
@@ -296,7 +294,7 @@ func tarOf(t *testing.T, files map[string]string) []byte {
 	return out.Bytes()
 }
 
-// snapshots is the agent as containerd sees it.
+// snapshots returns the agent as containerd sees it.
 func (b *volumeBed) snapshots() (context.Context, snapshots.Snapshotter) {
 	b.t.Helper()
 	conn, err := grpc.NewClient("unix://"+b.cfg.Address, grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -307,13 +305,13 @@ func (b *volumeBed) snapshots() (context.Context, snapshots.Snapshotter) {
 	return namespaces.WithNamespace(b.t.Context(), "default"), proxy.NewSnapshotter(snapshotsapi.NewSnapshotsClient(conn), "slipway")
 }
 
-// pull prepares the layers of an image as containerd does; all must be claimed.
+// pull prepares the layers of an image as containerd does. All must be claimed.
 func (b *volumeBed) pull(ctx context.Context, sn snapshots.Snapshotter, img *image) (chain string) {
 	b.t.Helper()
 	return b.pullFrom(ctx, sn, img, 0)
 }
 
-// pullFrom is pull where layers that are there already are not asked for.
+// pullFrom is pull without the layers below first, which are already there.
 func (b *volumeBed) pullFrom(ctx context.Context, sn snapshots.Snapshotter, img *image, first int) (chain string) {
 	b.t.Helper()
 	for i, diff := range img.diffIDs {
@@ -330,7 +328,7 @@ func (b *volumeBed) pullFrom(ctx context.Context, sn snapshots.Snapshotter, img 
 	return chain
 }
 
-// in mounts what a snapshot is, calls f with the place and unmounts it.
+// in mounts a snapshot, calls f with the directory and unmounts it.
 func (b *volumeBed) in(mounts []mount.Mount, f func(dir string)) {
 	b.t.Helper()
 	dir, err := os.MkdirTemp(b.dir, "at")
@@ -355,7 +353,7 @@ func (b *volumeBed) read(name, want string) {
 	}
 }
 
-// noUse waits until nothing is left of volumes on this node.
+// noUse waits until nothing of volumes is left on this node.
 func (b *volumeBed) noUse() {
 	b.t.Helper()
 	b.eventually("no volume in use", func() error {
@@ -363,8 +361,8 @@ func (b *volumeBed) noUse() {
 		if err != nil {
 			return err
 		}
-		// What a worker asked for when it was killed may still come, and is looked
-		// for until it cannot any more.
+		// A request of a killed worker may still arrive. The agent looks for its result until it
+		// cannot arrive any more.
 		left := slices.DeleteFunc(s.Volumes.Volumes, func(u VolumeUse) bool { return strings.HasPrefix(u.Name, "late-") && u.Dir == "" })
 		if len(left) > 0 {
 			err = fmt.Errorf("%+v", left)
@@ -376,7 +374,7 @@ func (b *volumeBed) noUse() {
 	})
 }
 
-// explain is what is told of an image, once the agent has prepared it.
+// explain returns the explanation for an image after the agent has prepared it.
 func (b *volumeBed) explain(name string) string {
 	b.t.Helper()
 	var x Explanation
@@ -399,8 +397,7 @@ func (b *volumeBed) remove(ctx context.Context, sn snapshots.Snapshotter, keys .
 	}
 }
 
-// children are the processes of the agent whose command has a word in its
-// environment.
+// children returns the processes of the agent whose command has a word in its environment.
 func children(t *testing.T, what string) (pids []int) {
 	t.Helper()
 	entries, err := os.ReadDir("/proc")
@@ -445,8 +442,8 @@ func (b *volumeBed) kill(what string) {
 
 var big = strings.Repeat("0123456789abcdef", 64<<10/16)
 
-// TestVolumesLocal pulls an image that is a volume, runs containers on it, kills
-// both processes, and takes everything away.
+// TestVolumesLocal pulls an image that is a volume, runs containers on it, kills both processes,
+// and removes everything.
 func TestVolumesLocal(t *testing.T) {
 	for _, fs := range []string{"ext4", "erofs"} {
 		t.Run(fs, func(t *testing.T) {
@@ -491,7 +488,7 @@ func TestVolumesLocal(t *testing.T) {
 	}
 }
 
-// TestVolumesNetwork gives containers clones, and makes an image of one.
+// TestVolumesNetwork gives clones to containers, and makes an image of a clone.
 func TestVolumesNetwork(t *testing.T) {
 	b := newVolumeBed(t, "network", "ext4", "volume")
 	img := b.push("team/app", 1, map[string]string{"base": "of the first", "big": big}, map[string]string{"top": "of the second"})
@@ -557,7 +554,7 @@ func TestVolumesNetwork(t *testing.T) {
 	}
 }
 
-// TestVolumeChoice has images come in the ways that are there, and tells why.
+// TestVolumeChoice checks that images arrive in the available ways, and that the reason is given.
 func TestVolumeChoice(t *testing.T) {
 	b := newVolumeBed(t, "local", "ext4", "volume, gear, plain")
 	none := b.push("off/app", 0, map[string]string{"a": "without a volume"})
@@ -566,7 +563,7 @@ func TestVolumeChoice(t *testing.T) {
 	if x := b.explain(none.ref); !strings.Contains(x, "volume: no record in the registry") || !strings.Contains(x, "gear: used") {
 		t.Errorf("it is explained by %q", x)
 	}
-	// A storage that has lost what the registry believes to be there.
+	// The storage has lost what the registry believes to be there.
 	lost := b.push("team/lost", 1, map[string]string{"a": "lost"})
 	entries, err := os.ReadDir(b.store)
 	if err != nil {
@@ -593,8 +590,8 @@ func TestVolumeChoice(t *testing.T) {
 	b.remove(ctx, sn, "one")
 }
 
-// TestVolumesShareLayers has images come in different ways that have layers in
-// common, in either order.
+// TestVolumesShareLayers uses images that arrive in different ways and share layers, in either
+// order.
 func TestVolumesShareLayers(t *testing.T) {
 	for _, fs := range []string{"ext4", "erofs"} {
 		b := newVolumeBed(t, "local", fs, "volume, gear")
@@ -604,7 +601,7 @@ func TestVolumesShareLayers(t *testing.T) {
 		lone := b.push("off/low", 0, low)
 		ctx, sn := b.snapshots()
 		for _, img := range []*image{a, g, lone} {
-			first := 1 // containerd asks for what is not there
+			first := 1 // containerd asks for what is missing
 			if img == a {
 				first = 0
 			}
@@ -629,8 +626,7 @@ func TestVolumesShareLayers(t *testing.T) {
 	}
 }
 
-// TestVolumesKilled kills the worker while containers come and go, and wants
-// nothing to be left of them.
+// TestVolumesKilled kills the worker while containers come and go. Nothing of them may be left.
 func TestVolumesKilled(t *testing.T) {
 	rounds := 3
 	if n, err := strconv.Atoi(os.Getenv("SLIPWAY_VOLUMES_ROUNDS")); err == nil {
@@ -671,7 +667,7 @@ func TestVolumesKilled(t *testing.T) {
 	b.noUse()
 }
 
-// pullRetrying is pull as it goes on when the agent dies of it.
+// pullRetrying is pull for an agent that may die during it.
 func (b *volumeBed) pullRetrying(ctx context.Context, sn snapshots.Snapshotter, img *image) (chain string) {
 	for i, diff := range img.diffIDs {
 		parent := chain
@@ -686,7 +682,7 @@ func (b *volumeBed) pullRetrying(ctx context.Context, sn snapshots.Snapshotter, 
 	return chain
 }
 
-// TestVolumeAway: a container whose storage is gone says so, and how to go on.
+// TestVolumeAway checks that a container whose storage is gone says so, and says how to continue.
 func TestVolumeAway(t *testing.T) {
 	b := newVolumeBed(t, "local", "ext4", "volume")
 	img := b.push("team/app", 1, map[string]string{"a": "first"})
@@ -722,7 +718,7 @@ func TestVolumeAway(t *testing.T) {
 	b.remove(ctx, sn, "one", chain)
 }
 
-// mountsOnceBuilt mounts an image that is no volume, in vain, and as soon as it is
+// mountsOnceBuilt mounts an image before it is a volume, which fails, and again as soon as it is
 // one.
 func (b *volumeBed) mountsOnceBuilt() {
 	b.t.Helper()
