@@ -10,8 +10,8 @@ import (
 	"example.org/slipway/node/cachedir"
 )
 
-// BenchmarkPublish publishes 1,000 files of 4 KiB, with the checkpoint that makes
-// them durable apart, and for comparison by fsync and rename of each.
+// BenchmarkPublish publishes 1,000 files of 4 KiB. It measures the checkpoint that makes them
+// durable separately, and for comparison fsync and rename of each file.
 func BenchmarkPublish(b *testing.B) {
 	const files = 1000
 	bodies := make([][]byte, files)
@@ -70,7 +70,7 @@ func BenchmarkPublish(b *testing.B) {
 	})
 }
 
-// BenchmarkStart opens a directory of 20,000 files and tells the memory for each.
+// BenchmarkStart opens a directory of 20,000 files and reports the memory for each.
 func BenchmarkStart(b *testing.B) {
 	dir := b.TempDir()
 	d, err := cachedir.Open(dir, &cachedir.Options{SyncEvery: -1})

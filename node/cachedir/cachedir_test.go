@@ -32,7 +32,7 @@ func must(t testing.TB, errs ...error) {
 	}
 }
 
-// content is incompressible and differs with the seed.
+// content returns incompressible bytes that depend on the seed.
 func content(seed uint64, n int) []byte {
 	b := make([]byte, n)
 	_, _ = rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8), byte(seed >> 16)}).Read(b)
@@ -123,7 +123,7 @@ func TestPublish(t *testing.T) {
 			if st.Mode() != 0o444 {
 				t.Errorf("mode %v, want 0444", st.Mode())
 			}
-			must(t, write(d, f, b)) // again is no error
+			must(t, write(d, f, b)) // writing it again is no error
 		})
 	}
 	var st unix.Stat_t
@@ -198,8 +198,8 @@ func TestReopen(t *testing.T) {
 	}
 }
 
-// TestPowerCut looks at what a cut of power may leave: files younger than the last
-// checkpoint, seen by another run of the kernel.
+// TestPowerCut checks what a power cut may leave: files newer than the last checkpoint, seen by
+// another run of the kernel.
 func TestPowerCut(t *testing.T) {
 	dir := t.TempDir()
 	o := &cachedir.Options{SyncEvery: -1, Boot: "one"}
@@ -212,7 +212,7 @@ func TestPowerCut(t *testing.T) {
 	zeroed := put(t, d, content(4, 50_000))
 	cut := put(t, d, content(5, 50_000))
 	copied := filepath.Join(t.TempDir(), "copy")
-	must(t, os.CopyFS(copied, os.DirFS(dir))) // times are not kept: those of the originals follow
+	must(t, os.CopyFS(copied, os.DirFS(dir))) // times are not kept: those of the originals are set below
 	must(t, filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
 		st, serr := os.Stat(path)
 		rel, rerr := filepath.Rel(dir, path)
@@ -222,8 +222,7 @@ func TestPowerCut(t *testing.T) {
 	at := func(f gear.File) string {
 		return filepath.Join(copied, strings.TrimPrefix(pathOf(d, f), dir))
 	}
-	// What a file system with delayed allocation leaves: the name and the size, or
-	// the name alone.
+	// A file system with delayed allocation leaves the name and the size, or only the name.
 	keepTime := func(f gear.File, do func(path string)) {
 		st, err := os.Stat(at(f))
 		must(t, err, os.Chmod(at(f), 0o600))
@@ -238,7 +237,7 @@ func TestPowerCut(t *testing.T) {
 	if s := same.Stats(); s.Rehashed != 0 || s.Files != 5 {
 		t.Errorf("same boot: %+v", s)
 	}
-	// The second kernel run; the first has made no checkpoint since.
+	// This is the second kernel run. The first has made no checkpoint since.
 	must(t, os.WriteFile(filepath.Join(copied, "state.json"), []byte(`{"version":1,"boot":"one","durable":1}`), 0o600))
 	defer func() { must(t, same.Close()) }()
 	lock := filepath.Join(copied, "lock")
@@ -334,5 +333,5 @@ func TestDiskFull(t *testing.T) {
 	if s := d.Stats(); s.ReservedBytes != 0 || s.Evicted == 0 {
 		t.Errorf("stats %+v", s)
 	}
-	put(t, d, content(100, 1<<20)) // and afterwards it works again
+	put(t, d, content(100, 1<<20)) // and it works again afterwards
 }

@@ -21,8 +21,7 @@ import (
 	"example.org/slipway/node/cachedir"
 )
 
-// disk is an ext4 of its own, so that what a cache takes of it can be measured,
-// whoever has it open.
+// disk is a separate ext4, so that the space a cache takes can be measured, whoever has it open.
 type disk struct {
 	t    testing.TB
 	dir  string
@@ -45,7 +44,7 @@ func newDisk(t testing.TB, mib int) *disk {
 	return &disk{t: t, dir: dir}
 }
 
-// used is what the file system has given away since base was set.
+// used returns the space that the file system has allocated since base was set.
 func (k *disk) used() int64 {
 	k.t.Helper()
 	fd, err := unix.Open(k.dir, unix.O_RDONLY, 0)
@@ -55,7 +54,7 @@ func (k *disk) used() int64 {
 	return int64(st.Blocks-st.Bfree)*st.Bsize - k.base
 }
 
-// overlays are mounts over the files of a cache, which know where they found them.
+// overlays are mounts over the files of a cache. They remember where they found the files.
 type overlays struct {
 	mu      sync.Mutex
 	dirs    []string
@@ -77,7 +76,7 @@ func (o *overlays) Forget([]gear.Name) {
 	}
 }
 
-// mount mounts another one.
+// mount adds another mount.
 func (o *overlays) mount(t testing.TB, d *cachedir.Dir, dir string) {
 	t.Helper()
 	must(t, os.MkdirAll(dir, 0o700), os.MkdirAll(dir+".empty", 0o700))
@@ -88,10 +87,10 @@ func (o *overlays) mount(t testing.TB, d *cachedir.Dir, dir string) {
 	o.dirs = append(o.dirs, dir)
 }
 
-// TestDiskModel does what containers and the pool do with files of a cache and
-// compares the books with the disk: nothing that is on it is missing from them,
-// the budget, with one file beyond, is only exceeded by what is in use, what is in
-// use is not evicted, and no more is than has to be.
+// TestDiskModel does what containers and the pool do with the files of a cache, and compares the
+// books with the disk. The books contain everything that is on the disk. Only files in use exceed
+// the budget by more than one file. Files in use are not evicted, and no more files are evicted
+// than necessary.
 func TestDiskModel(t *testing.T) {
 	must(t, flag.Set("rapid.checks", "6"), flag.Set("rapid.steps", "60"))
 	k := newDisk(t, 96)
@@ -102,7 +101,7 @@ func TestDiskModel(t *testing.T) {
 	})
 }
 
-// user is somebody who has a file open or mapped.
+// user is a user that has a file open or mapped.
 type user struct {
 	f      *os.File
 	mapped []byte
@@ -122,7 +121,7 @@ func diskModel(t *testing.T, rt *rapid.T, k *disk, dir string) {
 	const (
 		budget  = 16 << 20
 		largest = 6 << 20
-		// The file system's own: directories, trees of extents, the journal's tail.
+		// slop is the file system's own use: directories, extent trees, the tail of the journal.
 		slop = 1 << 20
 	)
 	c := &clock{at: time.Now().Add(time.Hour)}
@@ -164,7 +163,7 @@ func diskModel(t *testing.T, rt *rapid.T, k *disk, dir string) {
 			must(t, write(d, files[i], bodies[i]))
 		}
 	}
-	// path is a file as it is seen through the cache or one of the mounts.
+	// path returns a file's path through the cache or one of the mounts.
 	path := func(rt *rapid.T, i int) string {
 		base := rapid.SampledFrom(append([]string{d.Files()}, over.dirs...)).Draw(rt, "through")
 		name := fmt.Sprintf("%x", files[i].Name)
@@ -191,7 +190,7 @@ func diskModel(t *testing.T, rt *rapid.T, k *disk, dir string) {
 		_ = unix.Lstat(pathOf(d, files[i]), &is)
 		users[i] = keep(f)
 		users[i].size = files[i].Size
-		gone[i] = old.Ino != is.Ino // a mount may know what was deleted still
+		gone[i] = old.Ino != is.Ino // a mount may still know a deleted file
 	}
 	rt.Repeat(map[string]func(*rapid.T){
 		"put": add, "put another": add, "put a third": add, "put a fourth": add,
@@ -268,8 +267,8 @@ func diskModel(t *testing.T, rt *rapid.T, k *disk, dir string) {
 	})
 }
 
-// TestForeignFull has somebody else fill the disk: each file that comes takes the
-// place of about as much as it needs, and what containers need goes last.
+// TestForeignFull has somebody else fill the disk. Each new file evicts about as much as it needs,
+// and what containers need is evicted last.
 func TestForeignFull(t *testing.T) {
 	k := newDisk(t, 64)
 	d := open(t, filepath.Join(k.dir, "cache"), nil)
@@ -296,7 +295,7 @@ func TestForeignFull(t *testing.T) {
 	if !d.Has(files[0].Name) || d.Has(files[1].Name) {
 		t.Error("the leased file must be there, the oldest other not")
 	}
-	// A large file comes in chunks, and as it is in use, it does not give way itself.
+	// A large file arrives in chunks. It is in use and therefore not evicted itself.
 	b := content(200, 8<<20)
 	p := partial(t, d, fileOf(b))
 	for i := range 8 {
@@ -309,8 +308,8 @@ func TestForeignFull(t *testing.T) {
 	}
 }
 
-// TestGiveUp writes a file to a disk that is smaller, while others read it: what they
-// get is right, or missing.
+// TestGiveUp writes a file to a disk that is too small while others read it. What they get is right
+// or missing.
 func TestGiveUp(t *testing.T) {
 	k := newDisk(t, 40)
 	d := open(t, filepath.Join(k.dir, "cache"), nil)

@@ -2,7 +2,7 @@ package cachedir
 
 import "example.org/slipway/gear"
 
-// ParseState and ParseMap are the decoders, for fuzzing.
+// ParseState decodes a state. It is exported for fuzzing.
 func ParseState(b []byte) (durable uint32, err error) {
 	s, err := parseState(b)
 	return s.Durable, err
@@ -22,8 +22,7 @@ func NewMap(f gear.File) []byte {
 	return mapRecord{f.Name, f.Size, chunksSum(f.Chunks), make(bitmap, (len(f.Chunks)+7)/8)}.append(nil)
 }
 
-// CheckBooks compares what is counted with what the directory holds, and returns
-// all that is counted.
+// Counted compares the counters with the content of the directory, and returns all that is counted.
 func (d *Dir) Counted() (files map[gear.Name]int64, total int64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

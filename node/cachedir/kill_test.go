@@ -33,7 +33,7 @@ func child(dir string) {
 		} else if err == nil {
 			b := content(i, 1+int(i%7)*20_000)
 			if err = write(d, fileOf(b), b); err == nil && i%2 == 0 {
-				err = ignoreNotExist(v.Show(fileOf(b).Name)) // it may be evicted by now
+				err = ignoreNotExist(v.Show(fileOf(b).Name)) // it may have been evicted by now
 			}
 		}
 		if err != nil {
@@ -44,7 +44,7 @@ func child(dir string) {
 	}
 }
 
-// chunks puts a large file in disorder.
+// chunks writes a large file in random order.
 func chunks(d *cachedir.Dir, seed uint64) error {
 	b := content(seed%4, 5<<20+1)
 	f := fileOf(b)
@@ -64,9 +64,8 @@ func chunks(d *cachedir.Dir, seed uint64) error {
 	return nil
 }
 
-// TestKill kills a process that fills a directory at random moments. Whatever is
-// in the directory of files at any moment must be whole: the next process may
-// serve it without looking.
+// TestKill kills a process that fills a directory at random moments. Everything in the directory of
+// files must be whole at any moment, because the next process may serve it without checking.
 func TestKill(t *testing.T) {
 	dir := t.TempDir()
 	self, err := os.Executable()
@@ -158,7 +157,7 @@ func checkLinks(t *testing.T, view, files string) {
 	}
 }
 
-// checkPartial reads what is said to be there of a large file.
+// checkPartial reads the parts of a large file that are recorded as present.
 func checkPartial(t *testing.T, d *cachedir.Dir, b []byte) {
 	t.Helper()
 	f := fileOf(b)

@@ -18,8 +18,8 @@ import (
 	"example.org/slipway/node/cachedir"
 )
 
-// clock goes on by a second each time it is asked, from an hour hence: the real
-// access times of files are then never newer.
+// clock advances by a second at each call and starts an hour ahead. The real access times of files
+// are then never newer.
 type clock struct {
 	mu sync.Mutex
 	at time.Time
@@ -32,9 +32,9 @@ func (c *clock) now() time.Time {
 	return c.at
 }
 
-// TestBudgetModel compares which files are there with a model of the budget.
+// TestBudgetModel compares the files that are there with a model of the budget.
 func TestBudgetModel(t *testing.T) {
-	// Each of them makes and removes 256 directories.
+	// Each check makes and removes 256 directories.
 	must(t, flag.Set("rapid.checks", "30"))
 	for _, policy := range []cachedir.Policy{cachedir.LRU, cachedir.FIFO} {
 		name := map[cachedir.Policy]string{cachedir.LRU: "LRU", cachedir.FIFO: "FIFO"}[policy]
@@ -45,15 +45,15 @@ func TestBudgetModel(t *testing.T) {
 	}
 }
 
-// model is the budget in its plainest form: order has the files that are there,
-// the first to be evicted first.
+// model is the budget in its simplest form. order holds the existing files, the first to be evicted
+// first.
 type model struct {
 	policy cachedir.Policy
 	max    int64
 	size   map[gear.Name]int64
 	order  []gear.Name
 	leases map[string][]gear.Name
-	// came has just come.
+	// came is the file that has just arrived.
 	came gear.Name
 }
 
@@ -79,7 +79,7 @@ func (m *model) use(f gear.Name) {
 	}
 }
 
-// trim makes room for n bytes more. The file that has just come stays.
+// trim frees space for n more bytes. The file that has just arrived stays.
 func (m *model) trim(n int64) {
 	for _, leased := range []bool{false, true} {
 		for i := 0; i < len(m.order) && m.used()+n > m.max; {
@@ -94,7 +94,7 @@ func (m *model) trim(n int64) {
 
 func (m *model) put(f gear.Name) {
 	n := (m.size[f] + 4095) / 4096 * 4096
-	m.trim(n) // when it is begun
+	m.trim(n) // at its beginning
 	if !slices.Contains(m.order, f) {
 		m.order = append(m.order, f)
 	}
@@ -180,8 +180,7 @@ func budgetModel(t *testing.T, rt *rapid.T, root string, policy cachedir.Policy)
 	})
 }
 
-// ramDir is a directory in memory, where many flushes cost nothing, if that can be
-// mounted.
+// ramDir returns a directory in memory, where many flushes cost nothing, if one can be mounted.
 func ramDir(t *testing.T, mib int64) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -192,7 +191,7 @@ func ramDir(t *testing.T, mib int64) string {
 	return dir
 }
 
-// onDisk is what those files take that are there.
+// onDisk returns the space of those files that exist.
 func onDisk(d *cachedir.Dir, files []gear.File) (n int64) {
 	for _, f := range files {
 		var st unix.Stat_t
@@ -203,9 +202,9 @@ func onDisk(d *cachedir.Dir, files []gear.File) (n int64) {
 	return n
 }
 
-// TestEvictOpen finds files open and mapped when room is needed: they stay, since
-// their space would not come back. What is deleted all the same is counted until
-// the last user is gone, and nobody is disturbed.
+// TestEvictOpen checks files that are open or mapped when space is needed. They stay, because their
+// space would not be freed. A file that is deleted nevertheless counts until its last user is gone,
+// and nobody is disturbed.
 func TestEvictOpen(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("looking at unlinked files needs root")
@@ -244,7 +243,7 @@ func TestEvictOpen(t *testing.T) {
 	}
 }
 
-// TestEvictPartial evicts a partial file nobody has open, and no other.
+// TestEvictPartial evicts a partial file that nobody has open, and no other.
 func TestEvictPartial(t *testing.T) {
 	d := open(t, t.TempDir(), &cachedir.Options{MaxBytes: 6 << 20})
 	a, b := content(1, 4<<20), content(2, 4<<20)

@@ -74,7 +74,7 @@ func TestPartial(t *testing.T) {
 	p.Close()
 	must(t, d.Close())
 
-	// A restart keeps what is there, and a chunk that the disk lost is missing.
+	// A restart keeps what is there. A chunk that the disk lost is missing.
 	path := filepath.Join(dir, "partial", fmt.Sprintf("%x", f.Name))
 	raw, err := os.OpenFile(path, os.O_WRONLY, 0)
 	must(t, err)
@@ -132,7 +132,7 @@ func TestPartial(t *testing.T) {
 	}
 }
 
-// TestLyingIndex has an index whose chunks are not those of the content it names.
+// TestLyingIndex uses an index whose chunks do not match the content it names.
 func TestLyingIndex(t *testing.T) {
 	d := open(t, t.TempDir(), nil)
 	b := content(1, 4<<20)

@@ -14,7 +14,7 @@ import (
 	"example.org/slipway/node/cachedir"
 )
 
-// lru is the exact one, over opens.
+// lru is an exact LRU over opens.
 type lru struct {
 	max, used, fetched int64
 	sizeOf             func(int) int64
@@ -37,12 +37,11 @@ func (l *lru) open(i int, size int64) {
 	l.at[i] = l.order.PushBack(i)
 }
 
-// TestReplay runs tasks of images that share layers through a cache that holds a
-// part of them. The kernel opens what is there, so the cache sees only what it
-// lacks, and what is in memory when a container ends. It fetches hardly more than
-// an exact LRU over all opens would, and never takes more of the disk than it may and
-// one file. With SLIPWAY_REPLAY_SCALE the files and the cache of 7 MiB are so many times
-// as large.
+// TestReplay runs tasks of images that share layers through a cache that holds a part of them. The
+// kernel opens what is there. The cache therefore sees only what it lacks, and what is in memory
+// when a container ends. It fetches hardly more than an exact LRU over all opens would. It never
+// takes more disk space than the budget and one file. SLIPWAY_REPLAY_SCALE multiplies the size of
+// the files and of the cache of 7 MiB.
 func TestReplay(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("reading as an overlay does needs root")
@@ -50,11 +49,11 @@ func TestReplay(t *testing.T) {
 	for name, test := range map[string]struct {
 		policy  cachedir.Policy
 		observe bool
-		// least and most are of what the exact one fetches.
+		// least and most bound the fetches, relative to those of the exact LRU.
 		least, most float64
 	}{
 		"lru": {cachedir.LRU, true, 0.5, 1.05},
-		// It is that which helps.
+		// Observe is what makes the difference.
 		"what the pool saw": {cachedir.LRU, false, 1.1, 2},
 		"fifo":              {cachedir.FIFO, true, 1.1, 2},
 	} {
@@ -68,7 +67,7 @@ func TestReplay(t *testing.T) {
 	}
 }
 
-// replay returns how many bytes came, and how many to an exact LRU.
+// replay returns how many bytes were fetched, and how many an exact LRU would fetch.
 func replay(t *testing.T, policy cachedir.Policy, observe bool) (fetched, exact int64) {
 	const (
 		images, bases  = 30, 4
@@ -88,7 +87,7 @@ func replay(t *testing.T, policy cachedir.Policy, observe bool) (fetched, exact 
 	var most int64 // on the disk
 	defer func() {
 		t.Logf("at most %d bytes on the disk, of %d", most, budget)
-		if most > budget+sizeOf(3) { // the largest
+		if most > budget+sizeOf(3) { // the largest file
 			t.Errorf("%d bytes on the disk, and the cache may take %d", most, budget)
 		}
 	}()
@@ -126,7 +125,7 @@ func replay(t *testing.T, policy cachedir.Policy, observe bool) (fetched, exact 
 		must(t, err, unix.Close(fd))
 	}
 	for range 250 {
-		// A few images run often, most now and then; a task opens a part of the image.
+		// A few images run often, most rarely. A task opens a part of the image.
 		image := int(float64(images) * rng.Float64() * rng.Float64())
 		all := filesOf(image)
 		task := rng.IntN(2)
@@ -146,8 +145,8 @@ func replay(t *testing.T, policy cachedir.Policy, observe bool) (fetched, exact 
 	return fetched, model.fetched
 }
 
-// TestObserve: what is read without anybody being told stays, also over a restart;
-// what is not in memory goes.
+// TestObserve checks that files which are read without the cache's knowledge stay, also over a
+// restart, and that files which are not in memory are evicted.
 func TestObserve(t *testing.T) {
 	dir := t.TempDir()
 	c := &clock{at: time.Now().Add(time.Hour)}

@@ -14,7 +14,7 @@ import (
 	"example.org/slipway/node/cachedir"
 )
 
-// shown lists what lies in a view's directory.
+// shown lists the files in a view's directory.
 func shown(t *testing.T, v *cachedir.View) map[gear.Name]bool {
 	t.Helper()
 	out := map[gear.Name]bool{}
@@ -32,8 +32,8 @@ func shown(t *testing.T, v *cachedir.View) map[gear.Name]bool {
 	return out
 }
 
-// TestViewsModel does all that changes a cache directory in random order, and compares
-// what each view shows, by its methods and in its directory, with a model of it.
+// TestViewsModel makes all kinds of changes to a cache directory in random order. It compares what
+// each view shows, by its methods and in its directory, with a model.
 func TestViewsModel(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	dir := t.TempDir()
@@ -97,7 +97,7 @@ func TestViewsModel(t *testing.T) {
 		case 8:
 			what = "restart"
 			must(t, d.Close())
-			if rng.IntN(2) == 0 { // with a file gone meanwhile, and dirt in the view
+			if rng.IntN(2) == 0 { // with a file gone meanwhile, and garbage in the view
 				must(t, ignoreNotExist(os.Remove(path)), os.MkdirAll(filepath.Join(v.Files(), "ab"), 0o700),
 					os.WriteFile(filepath.Join(v.Files(), "ab", "dirt"), nil, 0o600), os.WriteFile(filepath.Join(v.Files(), "dirt"), nil, 0o600))
 				gone(f.Name)
@@ -122,8 +122,8 @@ func TestViewsModel(t *testing.T) {
 	}
 }
 
-// TestViewGrows counts the directories of a view: one to begin with, and one more for each
-// beginning of a name.
+// TestViewGrows counts the directories of a view: one at first, and one more for each prefix of a
+// name.
 func TestViewGrows(t *testing.T) {
 	dir := t.TempDir()
 	d, err := cachedir.Open(dir, nil)
@@ -163,7 +163,7 @@ func TestViewGrows(t *testing.T) {
 	}
 }
 
-// TestViewsShare puts a file into two views: it takes its space once, and is one inode.
+// TestViewsShare puts a file into two views. It takes its space once and is one inode.
 func TestViewsShare(t *testing.T) {
 	d := open(t, t.TempDir(), nil)
 	f := put(t, d, content(1, 100_000))
@@ -189,9 +189,9 @@ func TestViewsShare(t *testing.T) {
 	}
 }
 
-// TestPartialOfViews puts chunks of one file in one view: the other view does not have
-// them, before and after the file is complete and after a restart, and shows the file
-// only when all chunks came for it as well.
+// TestPartialOfViews puts chunks of one file into one view. The other view does not have them,
+// before and after the file is complete and after a restart. It shows the file only when all chunks
+// were also fetched for it.
 func TestPartialOfViews(t *testing.T) {
 	dir := t.TempDir()
 	b := content(5, 5<<20+9)

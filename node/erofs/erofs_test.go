@@ -41,7 +41,7 @@ func save(t testing.TB, nodes []erofs.Node) string {
 	return file
 }
 
-// fsck has the checker of erofs-utils look at an image file.
+// fsck checks an image file with the checker of erofs-utils.
 func fsck(t testing.TB, file string) error {
 	t.Helper()
 	tool, err := exec.LookPath("fsck.erofs")
@@ -55,7 +55,7 @@ func fsck(t testing.TB, file string) error {
 	return nil
 }
 
-// mount has the kernel mount an image file.
+// mount mounts an image file with the kernel.
 func mount(t testing.TB, file string) string {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -78,7 +78,7 @@ func mount(t testing.TB, file string) string {
 	return dir
 }
 
-// expected describes nodes as described does what is mounted.
+// expected describes nodes in the same form as described does for a mount.
 func expected(nodes []erofs.Node) map[string]string {
 	paths, names := make([]string, len(nodes)), make([][]string, len(nodes))
 	dirs := make([]int, len(nodes)) // directories in it
@@ -130,8 +130,8 @@ func describe(mode, uid, gid uint32, size, sec, nsec int64, links int, dev uint6
 	return fmt.Sprintf("%o %d:%d %d bytes %d.%09d %d links dev %#x -> %q %q same as %q", mode, uid, gid, size, sec, nsec, links, dev, target, xs, first)
 }
 
-// described describes what is mounted at dir. Directories are read by
-// getdents, and each name is looked up too.
+// described describes what is mounted at dir. It reads directories with getdents and also looks up
+// each name.
 func described(t testing.TB, dir string) map[string]string {
 	t.Helper()
 	out := map[string]string{}
@@ -200,7 +200,7 @@ func xattrs(t testing.TB, file string, list, value []byte) []erofs.Xattr {
 	return out
 }
 
-// compare checks the image of nodes by fsck.erofs and by mounting it.
+// compare checks the image of nodes with fsck.erofs and by mounting it.
 func compare(t testing.TB, nodes []erofs.Node) {
 	t.Helper()
 	file := save(t, nodes)
@@ -220,7 +220,7 @@ const (
 		"\x04\x00\x00\x00\xff\xff\xff\xff\x10\x00\x04\x00\xff\xff\xff\xff\x20\x00\x00\x00\xff\xff\xff\xff"
 )
 
-// everything is a tree with one of everything.
+// everything returns a tree with one node of each kind.
 func everything() []erofs.Node {
 	long := strings.Repeat("n", 255)
 	nodes := []erofs.Node{
@@ -273,7 +273,7 @@ func TestRootAlone(t *testing.T) {
 	compare(t, []erofs.Node{{Mode: erofs.Dir | 0o755}})
 }
 
-// TestUUID: each tree has a UUID of its own, the same each time.
+// TestUUID checks that each tree has its own UUID, the same each time.
 func TestUUID(t *testing.T) {
 	of := func(nodes []erofs.Node) [16]byte {
 		id, err := erofs.ReadUUID(bytes.NewReader(image(t, nodes)))

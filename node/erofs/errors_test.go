@@ -92,7 +92,7 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// full takes some bytes and then fails.
+// full accepts some bytes and then fails.
 type full struct{ left int }
 
 var errFull = errors.New("full")

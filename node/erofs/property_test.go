@@ -20,7 +20,7 @@ import (
 	"example.org/slipway/node/erofs"
 )
 
-// genName draws names that sort around "." and "..", long ones and odd ones.
+// genName draws names that sort around "." and "..", long names and odd names.
 func genName(t *rapid.T) string {
 	if rapid.IntRange(0, 9).Draw(t, "kind of name") == 0 {
 		return strings.Repeat("z", rapid.IntRange(1, 255).Draw(t, "length"))
@@ -30,7 +30,7 @@ func genName(t *rapid.T) string {
 	}).Draw(t, "name")
 }
 
-// genXattrs draws attributes that the type may have.
+// genXattrs draws attributes that are allowed for the type.
 func genXattrs(t *rapid.T, mode uint32) []erofs.Xattr {
 	names := []string{"trusted.t", "trusted.overlay.redirect", "security.s", "security.selinux"}
 	kind := mode & erofs.TypeMask
@@ -68,7 +68,7 @@ func genNode(t *rapid.T) erofs.Node {
 	return n
 }
 
-// genTree draws a tree in which all is well.
+// genTree draws a valid tree.
 func genTree(t *rapid.T) []erofs.Node {
 	root := genNode(t)
 	root.Mode = root.Mode&^erofs.TypeMask | erofs.Dir
@@ -134,7 +134,7 @@ func TestTrees(t *testing.T) {
 	})
 }
 
-// large is a tree of n entries like those of an image, the same each time.
+// large returns a tree of n entries like those of an image, the same each time.
 func large(n int) []erofs.Node {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	nodes := []erofs.Node{{Mode: erofs.Dir | 0o755}}
@@ -180,13 +180,13 @@ func TestLargeTree(t *testing.T) {
 	compare(t, nodes)
 }
 
-// TestLargeDirectory has a directory of many names, each of which the kernel
-// must find, and miss what is not there.
+// TestLargeDirectory makes a directory of many names. The kernel must find each of them and no
+// others.
 func TestLargeDirectory(t *testing.T) {
 	nodes := []erofs.Node{{Mode: erofs.Dir | 0o755}, {Name: "d", Mode: erofs.Dir | 0o755}}
 	const n = 50_000
 	for i := range n {
-		// Not in the order of their bytes, and of different lengths.
+		// The names are not in byte order, and their lengths differ.
 		nodes = append(nodes, erofs.Node{Name: fmt.Sprintf("%d%s", i, "-tail"[:i%6]), Parent: 1, Mode: erofs.File | 0o600, Size: int64(i)})
 	}
 	file := save(t, nodes)
@@ -211,7 +211,7 @@ func TestLargeDirectory(t *testing.T) {
 	}
 }
 
-// FuzzWrite makes nodes of any bytes: they are refused, or the image is sound.
+// FuzzWrite makes nodes of any bytes. They are refused, or the image is sound.
 func FuzzWrite(f *testing.F) {
 	f.Add([]byte{})
 	f.Add([]byte("\x01a\x00\x00\x41\xed\x00"))
@@ -239,7 +239,7 @@ func FuzzWrite(f *testing.F) {
 	})
 }
 
-// decode reads nodes from bytes, most of which lead to something that is wrong.
+// decode reads nodes from bytes. Most inputs lead to an error.
 func decode(b []byte) []erofs.Node {
 	next := func() byte {
 		if len(b) == 0 {

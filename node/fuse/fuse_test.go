@@ -23,7 +23,7 @@ func rawRequest(op Opcode, node uint64, body []byte) []byte {
 	return append(b, body...)
 }
 
-// write is the body of a WRITE that says it has n bytes, and has data.
+// write returns the body of a WRITE that announces n bytes and contains data.
 func write(n uint32, data string) []byte {
 	b := make([]byte, 40, 40+len(data))
 	binary.LittleEndian.PutUint64(b[8:], 4096)
@@ -31,7 +31,8 @@ func write(n uint32, data string) []byte {
 	return append(b, data...)
 }
 
-// FuzzParse feeds the decoder of requests. It must neither panic nor accept what is shorter than it says.
+// FuzzParse feeds the decoder of requests. It must neither panic nor accept a request that is
+// shorter than it says.
 func FuzzParse(f *testing.F) {
 	for _, b := range [][]byte{
 		nil,
@@ -90,7 +91,8 @@ func TestDirentsEndAtTheLimit(t *testing.T) {
 	}
 }
 
-// A mount that nobody serves must be torn down without anybody asking it something.
+// TestTeardownOfAnUnservedMount checks that a mount that nobody serves is torn down without any
+// request to it.
 func TestTeardownOfAnUnservedMount(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("mounting needs root")

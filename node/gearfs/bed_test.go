@@ -36,7 +36,7 @@ func must(t testing.TB, errs ...error) {
 	}
 }
 
-// eventually waits for a condition.
+// eventually waits until a condition holds.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(30 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
@@ -46,7 +46,7 @@ func eventually(t testing.TB, what string, ok func() bool) {
 	}
 }
 
-// content is incompressible and differs with the seed.
+// content returns incompressible bytes that depend on the seed.
 func content(seed uint64, n int) []byte {
 	b := make([]byte, n)
 	_, _ = rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8), byte(seed >> 16)}).Read(b)
@@ -86,7 +86,7 @@ func makeTree(t testing.TB, contents ...[]byte) *tree {
 	return out
 }
 
-// manyFiles are n small contents.
+// manyFiles returns n small contents.
 func manyFiles(seed, n int) [][]byte {
 	var out [][]byte
 	for i := range n {
@@ -95,7 +95,7 @@ func manyFiles(seed, n int) [][]byte {
 	return out
 }
 
-// fakeSource delivers contents, and misbehaves as told.
+// fakeSource delivers contents and misbehaves as configured.
 type fakeSource struct {
 	body map[gear.Name][]byte
 	// hook, when set, is called before a content is delivered and may replace its
@@ -214,7 +214,7 @@ func (s *fakeSource) report() []gear.Name {
 	return s.reported
 }
 
-// mostAsked is how often the file was asked for that was asked for most.
+// mostAsked returns how often the most requested file was requested.
 func (s *fakeSource) mostAsked() (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -266,7 +266,7 @@ func (n *node) stop() {
 	}
 }
 
-// add makes an image known, with the registries that have it.
+// add adds an image with the registries that have it.
 func (n *node) add(chain string, tr *tree, registries ...string) {
 	n.t.Helper()
 	spec := gearfs.ImageSpec{Chain: chain, Ref: "r/" + chain}

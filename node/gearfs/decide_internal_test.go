@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// An eager start is chosen where it wins enough for what it fetches in vain.
+// TestEagerHasAPrice checks that an eager start is chosen where it gains enough for what it fetches
+// in vain.
 func TestEagerHasAPrice(t *testing.T) {
 	t.Parallel()
 	image := decisionInput{files: 5000, missingFiles: 5000, bytes: 100 << 20, missingBytes: 100 << 20}

@@ -20,12 +20,12 @@ import (
 	"example.org/slipway/node/poolfs"
 )
 
-// addTo makes an image of a domain known.
+// addTo adds an image of a domain.
 func (n *node) addTo(domain, chain string, x *gear.Index, registry string) error {
 	return n.AddImage(gearfs.ImageSpec{Chain: chain, Domain: domain, Sources: []gearfs.SourceRef{{Registry: registry, Repo: "repo"}}}, x)
 }
 
-// in is what the pool asks for when a container of a domain opens a file.
+// in returns the key that the pool asks for when a container of a domain opens a file.
 func in(t *testing.T, domain string, f gear.File) poolfs.Key {
 	t.Helper()
 	view, err := strconv.ParseUint(gearfs.DomainID(domain), 16, 64)
@@ -50,7 +50,7 @@ func readIn(ctx context.Context, n *node, k poolfs.Key, size int64) ([]byte, err
 	return b, nil
 }
 
-// path is where a container of an image finds a file before it asks the pool.
+// path returns where a container of an image finds a file before it asks the pool.
 func (n *node) path(chain string, f gear.File) string {
 	n.t.Helper()
 	data, err := n.Data(chain, "/pool")
@@ -58,10 +58,10 @@ func (n *node) path(chain string, f gear.File) string {
 	return filepath.Join(data[0], fmt.Sprintf("%x/%x", f.Name[:1], f.Name[1:]))
 }
 
-// TestForeignFile has an image of one domain name a file that another domain has
-// fetched, or part of it, or is fetching. It gets the file only from its own registry: not
-// if that lacks it, nor if it sends something else, nor after a restart; and if that has
-// it, both share one copy.
+// TestForeignFile uses an image of one domain that names a file which another domain has fetched,
+// fully or in part, or is fetching. The image gets the file only from its own registry. It does not
+// get it if that registry lacks it or sends something else, nor after a restart. If that registry
+// has it, both share one copy.
 func TestForeignFile(t *testing.T) {
 	sizes := map[string]int{"small": 5000, "large": 5<<20 + 3, "in ranges": 20<<20 + 5}
 	for size, bytesOf := range sizes {
@@ -163,9 +163,9 @@ type failing struct{}
 
 func (failing) Read([]byte) (int, error) { return 0, errors.New("connection reset") }
 
-// TestForeignLies has an image of one domain say something false of a file of another,
-// before and after that has it: neither is refused for it, the liar gets nothing, and the
-// other's file is as it was.
+// TestForeignLies uses an image of one domain that makes a false statement about a file of another
+// one, before and after the other has it. Neither image is refused for it. The lying image gets
+// nothing, and the other's file is unchanged.
 func TestForeignLies(t *testing.T) {
 	for i, body := range [][]byte{content(1, 1000), content(2, 5<<20)} {
 		for _, first := range []bool{false, true} {
@@ -205,8 +205,8 @@ func TestForeignLies(t *testing.T) {
 	}
 }
 
-// TestForeignSource: a file is never fetched for one domain from the sources of another,
-// and images of one domain do share theirs.
+// TestForeignSource checks that a file is never fetched for one domain from the sources of another,
+// and that images of one domain share theirs.
 func TestForeignSource(t *testing.T) {
 	tr := makeTree(t, manyFiles(1, 20)...)
 	full, empty := newSource(tr), newSource()
@@ -233,8 +233,8 @@ func TestForeignSource(t *testing.T) {
 	}
 }
 
-// TestForeignOpens: the profile of a domain's container has none of the opens of
-// another domain's.
+// TestForeignOpens checks that the profile of a domain's container contains no opens of another
+// domain's.
 func TestForeignOpens(t *testing.T) {
 	tr := makeTree(t, manyFiles(1, 5)...)
 	good, evil := newSource(tr), newSource(tr)

@@ -7,7 +7,7 @@ import (
 	"example.org/slipway/gear"
 )
 
-// Busy makes all processors seem busy, as long as the test runs.
+// Busy makes all processors seem busy until the test ends.
 func Busy(t *testing.T) {
 	was := threadTimes
 	t.Cleanup(func() { threadTimes = was })
@@ -20,7 +20,7 @@ func Busy(t *testing.T) {
 	}
 }
 
-// The decoders, for fuzzing.
+// These decoders are exported for fuzzing.
 var (
 	ParseProfile  = parseProfile
 	EncodeProfile = encodeProfile
@@ -46,8 +46,8 @@ func ParseRecord(b []byte) (chain string, index gear.Name, err error) {
 	return r.Chain, index, nil
 }
 
-// Covers looks for so many files of an image, and tells what is known then and
-// where it goes on.
+// Covers examines up to looks files of an image. It returns what is known then, and where it would
+// continue.
 func (s *Service) Covers(chain string, removed int64, looks int) (complete bool, at int) {
 	img := s.image(chain)
 	complete = s.covers(img, removed, looks)

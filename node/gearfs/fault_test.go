@@ -22,12 +22,12 @@ func entry(path string, size int64) rootfs.Entry {
 	return rootfs.Entry{Path: path, Type: rootfs.File, Mode: 0o644, Size: size}
 }
 
-// endless never stops.
+// endless is a reader that never ends.
 type endless struct{}
 
 func (endless) Read(p []byte) (int, error) { return len(p), nil }
 
-// lies are the ways of sending what is not the file.
+// lies returns the ways to send something other than the file.
 func lies() map[string]func(f gear.File, r io.Reader) (io.Reader, error) {
 	return map[string]func(f gear.File, r io.Reader) (io.Reader, error){
 		"wrong bytes": func(f gear.File, r io.Reader) (io.Reader, error) {
@@ -49,7 +49,7 @@ type iotestErr struct{ err error }
 
 func (e iotestErr) Read([]byte) (int, error) { return 0, e.err }
 
-// TestFallOver has a first source that misbehaves and a second that does not.
+// TestFallOver uses a first source that misbehaves and a second that does not.
 func TestFallOver(t *testing.T) {
 	for name, lie := range lies() {
 		t.Run(name, func(t *testing.T) {
@@ -70,7 +70,8 @@ func TestFallOver(t *testing.T) {
 	}
 }
 
-// TestNoHonestSource ends with an error, never with wrong bytes, and soon.
+// TestNoHonestSource checks that without an honest source a read ends soon with an error, and never
+// with wrong bytes.
 func TestNoHonestSource(t *testing.T) {
 	for name, lie := range lies() {
 		t.Run(name, func(t *testing.T) {
@@ -110,8 +111,8 @@ func TestNoHonestSource(t *testing.T) {
 	}
 }
 
-// TestGoneAndBack: the registry is away for some time. What is cached goes on, an
-// open of something else fails in time, and works when it is back.
+// TestGoneAndBack takes the registry away for some time. Reads of cached files continue. An open of
+// another file fails in time, and works when the registry is back.
 func TestGoneAndBack(t *testing.T) {
 	tr := makeTree(t, append(manyFiles(1, 10), content(2, 18<<20))...)
 	src := newSource(tr)
@@ -138,13 +139,13 @@ func TestGoneAndBack(t *testing.T) {
 	for _, f := range tr.files {
 		profile = append(profile, f.Name)
 	}
-	// A start does not wait for a registry that is away.
+	// A start does not wait for an absent registry.
 	if got, err := n.Prefetch(t.Context(), "sha256:1", profile); err != nil || got.Left == 0 || got.Took > 10*time.Second {
 		t.Errorf("prefetched %+v, %v", got, err)
 	}
 	gone.Store(false)
 	for _, f := range tr.files {
-		// So short a bound may also end an open of a large file that is on its way.
+		// So short a bound may also end a pending open of a large file.
 		eventually(t, "the file is read", func() bool {
 			b, err := n.read(f)
 			if err == nil && !bytes.Equal(b, tr.body[f.Name]) {
@@ -158,7 +159,7 @@ func TestGoneAndBack(t *testing.T) {
 	}
 }
 
-// TestStall: a source that stops sending is given up for another.
+// TestStall checks that a source which stops sending is given up for another.
 func TestStall(t *testing.T) {
 	tr := makeTree(t, content(1, 5000), content(2, 18<<20))
 	bad, good := newSource(tr), newSource(tr)
@@ -173,7 +174,7 @@ func TestStall(t *testing.T) {
 	}
 }
 
-// TestOutageThenLie: wrong bytes are given a second try, whatever went wrong before.
+// TestOutageThenLie checks that wrong bytes get a second try, whatever went wrong before.
 func TestOutageThenLie(t *testing.T) {
 	for _, size := range []int{5000, 18 << 20} {
 		tr := makeTree(t, content(1, size))
@@ -199,7 +200,7 @@ func TestOutageThenLie(t *testing.T) {
 	}
 }
 
-// TestOneBadFile must not keep the others from coming.
+// TestOneBadFile checks that one bad file does not keep the others from arriving.
 func TestOneBadFile(t *testing.T) {
 	tr := makeTree(t, manyFiles(1, 100)...)
 	src := newSource(tr)
@@ -221,7 +222,7 @@ func TestOneBadFile(t *testing.T) {
 	}
 }
 
-// TestCancel: who stops waiting is let go at once.
+// TestCancel checks that a caller which stops waiting returns at once.
 func TestCancel(t *testing.T) {
 	tr := makeTree(t, content(1, 5000), content(2, 18<<20))
 	src := newSource(tr)
@@ -244,7 +245,7 @@ func TestCancel(t *testing.T) {
 	must(t, c.Close())
 }
 
-// TestDamagedCache: a file that is too short on disk is fetched again.
+// TestDamagedCache checks that a file which is too short on disk is fetched again.
 func TestDamagedCache(t *testing.T) {
 	tr := makeTree(t, content(1, 5000))
 	n := newNode(t, gearfs.Options{}, map[string]gearfs.Source{"a": newSource(tr)})
@@ -260,7 +261,7 @@ func TestDamagedCache(t *testing.T) {
 	}
 }
 
-// TestBackgroundRate bounds the background and nothing else.
+// TestBackgroundRate limits the rate of the background and nothing else.
 func TestBackgroundRate(t *testing.T) {
 	tr := makeTree(t, append(manyFiles(1, 5), content(1, 600<<10), content(2, 600<<10))...)
 	src := newSource(tr)
@@ -274,7 +275,7 @@ func TestBackgroundRate(t *testing.T) {
 	}
 }
 
-// TestBrokenRecords: what is damaged on disk is left out or made anew.
+// TestBrokenRecords checks that damaged records on disk are left out or made anew.
 func TestBrokenRecords(t *testing.T) {
 	tr := makeTree(t, manyFiles(1, 10)...)
 	n := newNode(t, gearfs.Options{}, map[string]gearfs.Source{"a": newSource(tr)})

@@ -57,8 +57,7 @@ func TestOpen(t *testing.T) {
 	}
 }
 
-// TestOnce has a hundred callers open each file at the same moment, through two
-// images.
+// TestOnce has a hundred callers open each file at the same moment, through two images.
 func TestOnce(t *testing.T) {
 	tr := makeTree(t, append(manyFiles(1, 30), content(7, 6<<20))...)
 	src := newSource(tr)
@@ -96,7 +95,7 @@ func TestOnce(t *testing.T) {
 	}
 }
 
-// TestGather: what is asked for while all streams are busy goes in one request.
+// TestGather checks that files requested while all streams are busy are fetched in one request.
 func TestGather(t *testing.T) {
 	tr := makeTree(t, manyFiles(1, 50)...)
 	src := newSource(tr)
@@ -119,7 +118,8 @@ func TestGather(t *testing.T) {
 	}
 }
 
-// TestPriorities: what is waited for overtakes a profile, and that the background.
+// TestPriorities checks that awaited files overtake a profile, and that a profile overtakes the
+// background.
 func TestPriorities(t *testing.T) {
 	var contents [][]byte
 	for i := range 500 {
@@ -136,7 +136,7 @@ func TestPriorities(t *testing.T) {
 	n.add("sha256:1", tr, "a")
 	must(t, n.Background("sha256:1", true))
 	eventually(t, "the background begins", func() bool { return src.requests.Load() == 1 })
-	var rest []gear.File // what the request under way is not for
+	var rest []gear.File // what the running request is not for
 	src.mu.Lock()
 	first := len(src.order)
 	for _, f := range tr.files {
@@ -169,8 +169,8 @@ func TestPriorities(t *testing.T) {
 	}
 }
 
-// TestBackgroundPauses: a request of the background that is under way stops as long
-// as somebody waits for something else.
+// TestBackgroundPauses checks that a running background request pauses while somebody waits for
+// something else.
 func TestBackgroundPauses(t *testing.T) {
 	tr := makeTree(t, append(manyFiles(1, 100), manyFiles(2, 1)...)...)
 	wanted := tr.files[100]
@@ -199,7 +199,7 @@ func TestBackgroundPauses(t *testing.T) {
 	eventually(t, "the other request begins", func() bool { return src.requests.Load() == 2 && n.Status().Waiting == 1 })
 	close(waiting)
 	for range 20 {
-		time.Sleep(5 * time.Millisecond) // it must not go on meanwhile
+		time.Sleep(5 * time.Millisecond) // it must not continue meanwhile
 		if got := n.cache.Stats().Files; got > 1 {
 			t.Fatalf("%d files of the background came while somebody waited", got)
 		}
@@ -209,7 +209,7 @@ func TestBackgroundPauses(t *testing.T) {
 	eventually(t, "the image is complete", func() bool { return n.Status().Images[0].Complete })
 }
 
-// TestBackgroundRests: the background does not begin while files are opened one after
+// TestBackgroundRests checks that the background does not start while files are opened one after
 // the other, although nobody waits in between.
 func TestBackgroundRests(t *testing.T) {
 	const rest = 500 * time.Millisecond
@@ -234,8 +234,8 @@ func TestBackgroundRests(t *testing.T) {
 	}
 }
 
-// TestBackgroundSparesProcessors: while others want the processors, the completion of
-// an image rests, but for what somebody asks for.
+// TestBackgroundSparesProcessors checks that the completion of an image pauses while others want
+// the processors, except for what somebody asks for.
 func TestBackgroundSparesProcessors(t *testing.T) {
 	gearfs.Busy(t)
 	tr := makeTree(t, append(manyFiles(1, 50), content(9, 8<<20))...)
@@ -250,7 +250,7 @@ func TestBackgroundSparesProcessors(t *testing.T) {
 	if got := came() - before; got > 4 {
 		t.Errorf("%d files came in %v, want one a second", got, time.Since(began))
 	}
-	// The last ones of the request that rests.
+	// These are the last files of the request that pauses.
 	began = time.Now()
 	n.check(tr, tr.files[len(tr.files)-2])
 	n.check(tr, tr.files[len(tr.files)-1])
@@ -259,8 +259,8 @@ func TestBackgroundSparesProcessors(t *testing.T) {
 	}
 }
 
-// TestReadersOfStream: who reads a large file while a request of the background
-// streams it is not kept waiting by its rests.
+// TestReadersOfStream checks that the pauses of a background request which streams a large file do
+// not delay the readers of that file.
 func TestReadersOfStream(t *testing.T) {
 	gearfs.Busy(t)
 	tr := makeTree(t, content(9, 20<<20))
@@ -276,8 +276,8 @@ func TestReadersOfStream(t *testing.T) {
 	}
 }
 
-// TestRestInTheWay: a request does not rest while something more urgent waits for its
-// end, as nothing else may run beside it.
+// TestRestInTheWay checks that a request does not pause while something more urgent waits for its
+// end, because nothing else may run beside it.
 func TestRestInTheWay(t *testing.T) {
 	gearfs.Busy(t)
 	tr, other := makeTree(t, manyFiles(1, 60)...), makeTree(t, content(2, 5000))
@@ -327,7 +327,7 @@ func TestPrefetch(t *testing.T) {
 	if _, err := n.Prefetch(t.Context(), "sha256:9", nil); !errors.Is(err, gearfs.ErrUnknown) {
 		t.Errorf("unknown image: %v", err)
 	}
-	// The kept profile serves after a restart, without the registry.
+	// The stored profile is used after a restart, without the registry.
 	n.stop()
 	n.src = nil
 	n.start()
@@ -442,7 +442,7 @@ func TestLargeRestart(t *testing.T) {
 	_, err = c.ReadAt(t.Context(), buf, 3<<20)
 	must(t, err, c.Close())
 	n.stop()
-	n.src = nil // no registry any more
+	n.src = nil // the registry is gone
 	n.start()
 	c, err = n.Open(t.Context(), poolfs.Key{Name: tr.files[0].Name})
 	must(t, err)
@@ -498,7 +498,7 @@ func TestImages(t *testing.T) {
 	}
 }
 
-// TestManyImages is many starts at once, of images that share files.
+// TestManyImages starts many images that share files at the same time.
 func TestManyImages(t *testing.T) {
 	shared := manyFiles(1, 100)
 	var trees []*tree

@@ -19,7 +19,7 @@ import (
 	"example.org/slipway/node/poolfs"
 )
 
-// counted counts the bytes that are taken from a source.
+// counted counts the bytes that are read from a source.
 type counted struct {
 	r io.Reader
 	n *atomic.Int64
@@ -31,10 +31,10 @@ func (c *counted) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// TestOnlyOnce reads large files in every way while the rest of the image comes in the
-// background, with the reader before it, beside it and behind it, closed half way
-// and opened again, over a restart and with a source that breaks off: each byte
-// comes once, and in the end the files are complete.
+// TestOnlyOnce reads large files in every way while the rest of the image is fetched in the
+// background. The reader is ahead of the fetch, beside it and behind it. It closes halfway and
+// opens again, over a restart and with a source that breaks off. Each byte is fetched once, and the
+// files are complete in the end.
 func TestOnlyOnce(t *testing.T) {
 	for _, size := range []int{5 << 20, 14<<20 + 1, 24 << 20} {
 		body := content(uint64(size), size)
@@ -60,7 +60,7 @@ func once(t *testing.T, body []byte, way, when string) {
 		time.Sleep(time.Millisecond)
 		return r, nil
 	}
-	if when == "profile" { // which brings files of some sizes as a whole
+	if when == "profile" { // a profile brings files of some sizes as a whole
 		src.profile = []gear.Name{tr.files[0].Name}
 	}
 	n := newNode(t, gearfs.Options{Mode: gearfs.Lazy}, map[string]gearfs.Source{"a": src})
@@ -95,7 +95,7 @@ func once(t *testing.T, body []byte, way, when string) {
 	}
 }
 
-// readAt is where each reader reads pieces, in order. No reader reads all.
+// readAt returns where each reader reads its pieces, in order. No reader reads everything.
 func readAt(size int, way string) [][]int64 {
 	const piece = 128 << 10
 	rng := rand.New(rand.NewPCG(1, uint64(size)))
@@ -117,8 +117,7 @@ func readAt(size int, way string) [][]int64 {
 	}[way]
 }
 
-// readPieces opens a file, reads half of the pieces, and the others after opening it
-// again.
+// readPieces opens a file and reads half of the pieces, and the others after opening it again.
 func readPieces(t *testing.T, n *node, f gear.File, body []byte, at []int64) {
 	for _, part := range [][]int64{at[:len(at)/2], at[len(at)/2:]} {
 		c, err := n.Open(t.Context(), poolfs.Key{Name: f.Name})

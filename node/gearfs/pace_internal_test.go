@@ -35,7 +35,7 @@ func TestPace(t *testing.T) {
 	}
 }
 
-// TestPaceBusy: the kernel tells that processors are busy.
+// TestPaceBusy checks that the kernel reports busy processors.
 func TestPaceBusy(t *testing.T) {
 	for range 3 * runtime.NumCPU() {
 		cmd := exec.Command("/bin/sh", "-c", "while :; do :; done")

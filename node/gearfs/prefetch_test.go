@@ -11,8 +11,7 @@ import (
 	"example.org/slipway/node/gearfs"
 )
 
-// asksProfile counts how often it is asked for the profile, and does not answer
-// before its context ends.
+// asksProfile counts the requests for the profile. It does not answer before their context ends.
 type asksProfile struct {
 	*fakeSource
 	asked atomic.Int64
@@ -24,8 +23,8 @@ func (s *asksProfile) Profile(ctx context.Context) ([]gear.Name, error) {
 	return nil, fs.ErrNotExist
 }
 
-// TestPrefetchLocal starts containers of an image that is there: nobody is asked
-// and nothing waited for, until a file is gone.
+// TestPrefetchLocal starts containers of an image that is local. Nobody is asked and nothing is
+// waited for until a file is gone.
 func TestPrefetchLocal(t *testing.T) {
 	tr := makeTree(t, manyFiles(1, 40)...)
 	src := newSource(tr)
@@ -60,8 +59,8 @@ func TestPrefetchLocal(t *testing.T) {
 	}
 }
 
-// TestPrefetchCounts has the decision know what is missing, whatever came or went
-// since the last one.
+// TestPrefetchCounts checks that the decision knows what is missing, whatever came or went since
+// the last one.
 func TestPrefetchCounts(t *testing.T) {
 	tr := makeTree(t, manyFiles(1, 20)...)
 	n := newNode(t, gearfs.Options{Mode: gearfs.Lazy}, map[string]gearfs.Source{"a": newSource(tr)})

@@ -13,10 +13,9 @@ import (
 	"example.org/slipway/node/poolfs"
 )
 
-// TestLies has one image lie about a file that an honest one has, in every way, of a
-// small and a large file, before and after the honest one came, with and without
-// the file in the cache: the honest image can always be added and read, and the lie
-// is not believed twice.
+// TestLies has one image lie about a file of an honest one. It lies in every way, about a small and
+// a large file, before and after the honest one was added, with and without the file in the cache.
+// The honest image can always be added and read, and the lie is not believed twice.
 func TestLies(t *testing.T) {
 	tr := makeTree(t, content(1, 1000), content(2, 5<<20), content(3, 77))
 	for i, size := range []string{"small", "large"} {
@@ -62,7 +61,7 @@ func testLie(t *testing.T, tr *tree, honest, lie gear.File, cached, first bool) 
 	}
 	if first {
 		must(t, add())
-		readShortly(t, n, lie) // whatever comes of it
+		readShortly(t, n, lie) // whatever the result
 	}
 	n.add("sha256:honest", tr, "a")
 	n.check(tr, honest)
@@ -80,7 +79,7 @@ func testLie(t *testing.T, tr *tree, honest, lie gear.File, cached, first bool) 
 	n.check(tr, honest)
 }
 
-// readShortly begins to read a file that may never come.
+// readShortly starts to read a file that may never arrive.
 func readShortly(t *testing.T, n *node, f gear.File) {
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()

@@ -16,8 +16,8 @@ import (
 	"example.org/slipway/node/gearfs"
 )
 
-// overlay mounts an overlay over a plain copy of a tree, as a stand-in for one
-// whose contents are elsewhere: what is watched is the overlay.
+// overlay mounts an overlay over a plain copy of a tree. It stands in for one whose contents are
+// elsewhere, because only the overlay is watched.
 func overlay(t testing.TB, tr *tree) string {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -42,7 +42,7 @@ func overlay(t testing.TB, tr *tree) string {
 	return mnt
 }
 
-// opens runs a process that opens files in their order.
+// opens runs a process that opens files in the given order.
 func opens(t testing.TB, mnt string, paths ...string) {
 	t.Helper()
 	cmd := exec.Command("cat", paths...)
@@ -50,8 +50,8 @@ func opens(t testing.TB, mnt string, paths ...string) {
 	must(t, cmd.Run())
 }
 
-// TestRecording sees opens of cached files by fanotify, in order and each once,
-// below a bind mount too, and makes a profile of them.
+// TestRecording sees opens of cached files by fanotify, in order and each once, also below a bind
+// mount, and makes a profile of them.
 func TestRecording(t *testing.T) {
 	tr := makeTree(t, manyFiles(1, 40)...)
 	mnt := overlay(t, tr)
@@ -79,7 +79,7 @@ func TestRecording(t *testing.T) {
 	if len(n.Status().Containers) != 0 {
 		t.Error("the container is still there")
 	}
-	// A start that the profile covers by half is remembered as that.
+	// A start that the profile covers by half is recorded as such.
 	must(t, n.ContainerStarted("c2", "sha256:1", mnt))
 	opens(t, mnt, "dir5/file5", "dir6/file6")
 	n.ContainerStopped("c2")
@@ -94,7 +94,7 @@ func TestRecording(t *testing.T) {
 	}
 }
 
-// TestRecordPool records what reaches the pool where nothing can be watched.
+// TestRecordPool records the requests to the pool where nothing can be watched.
 func TestRecordPool(t *testing.T) {
 	tr := makeTree(t, manyFiles(1, 10)...)
 	src := newSource(tr)
@@ -109,7 +109,7 @@ func TestRecordPool(t *testing.T) {
 	eventually(t, "the profile is reported", func() bool { return slices.Equal(src.report(), want) })
 }
 
-// TestLease keeps the files of a running container.
+// TestLease checks that the files of a running container are kept.
 func TestLease(t *testing.T) {
 	a, b := makeTree(t, manyFiles(1, 10)...), makeTree(t, manyFiles(2, 10)...)
 	n := newNode(t, gearfs.Options{}, map[string]gearfs.Source{"a": newSource(a, b)})
@@ -132,7 +132,7 @@ func TestLease(t *testing.T) {
 	}
 }
 
-// or is the tree that has a file.
+// or returns the tree that has a file.
 func (tr *tree) or(o *tree, f gear.File) *tree {
 	if _, ok := tr.body[f.Name]; ok {
 		return tr
@@ -140,7 +140,7 @@ func (tr *tree) or(o *tree, f gear.File) *tree {
 	return o
 }
 
-// BenchmarkWatched is what recording costs who opens files: cat of 400 of them.
+// BenchmarkWatched measures what recording costs a process that opens files: cat of 400 of them.
 func BenchmarkWatched(b *testing.B) {
 	tr := makeTree(b, manyFiles(1, 400)...)
 	mnt := overlay(b, tr)

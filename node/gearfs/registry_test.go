@@ -83,7 +83,7 @@ func pushLayer(t testing.TB, reg *client.Client, repo string, contents [][]byte)
 	return res.Digest
 }
 
-// proxy passes requests on and cuts, refuses or counts them.
+// proxy passes requests on, cuts or refuses them, and counts them.
 type proxy struct {
 	gone, cut, refused, slow, spoils atomic.Bool
 	fetches, files                   atomic.Int64
@@ -145,8 +145,8 @@ func newProxy(t testing.TB, to string) *proxy {
 	return p
 }
 
-// pushed pushes an image of one layer to a new registry. It returns the proxy in
-// front of that, the image's contents there and its index.
+// pushed pushes an image of one layer to a new registry. It returns the proxy before that registry,
+// the image's source there and its index.
 func pushed(t testing.TB, contents [][]byte) (*proxy, *regSource, *gear.Index) {
 	t.Helper()
 	p := newProxy(t, servetest.Start(t))
@@ -162,8 +162,8 @@ func pushed(t testing.TB, contents [][]byte) (*proxy, *regSource, *gear.Index) {
 	return p, &regSource{Source: gc.Files(img, x), reg: reg, repo: "r/app", manifest: manifest}, x
 }
 
-// TestSlowLink: what a slow link takes longer for than a dead one is given counts as
-// coming, though a content or chunk is delivered whole.
+// TestSlowLink checks a link that takes longer for a content or chunk than the stall timeout. The
+// bytes that arrive count as progress, although a content or chunk is delivered whole.
 func TestSlowLink(t *testing.T) {
 	contents := [][]byte{content(1, 2<<20), content(2, 4<<20), content(3, 17<<20)}
 	tr := makeTree(t, contents...)
@@ -194,10 +194,10 @@ func TestSlowLink(t *testing.T) {
 	}
 }
 
-// TestSpoilt: what comes wrong as it is stored is asked for in the way in which the
-// registry verifies it, and notices what it has lost.
+// TestSpoilt checks that content which arrives wrong in its stored form is requested in the way in
+// which the registry verifies it. The registry then notices what it has lost.
 func TestSpoilt(t *testing.T) {
-	zeros := make([]byte, 6<<20) // whose frames break
+	zeros := make([]byte, 6<<20) // their frames break
 	contents := [][]byte{content(1, 3<<20), content(2, 5<<20), content(3, 17<<20), zeros, zeros[:100_000]}
 	tr := makeTree(t, contents...)
 	p, src, x := pushed(t, contents)
@@ -216,7 +216,7 @@ func TestSpoilt(t *testing.T) {
 	}
 }
 
-// slowly reads 16 KiB each 40 ms at most: a chunk in more than two seconds.
+// slowly reads 16 KiB in 40 ms at most, and thus a chunk in more than two seconds.
 type slowly struct{ r io.Reader }
 
 func (s slowly) Read(p []byte) (int, error) {
@@ -224,8 +224,8 @@ func (s slowly) Read(p []byte) (int, error) {
 	return s.r.Read(p[:min(len(p), 16<<10)])
 }
 
-// TestRegistry uses a real registry: index, batches, ranges, profiles, and what
-// goes wrong on the way there.
+// TestRegistry uses a real registry: index, batches, ranges, profiles, and failures on the way
+// there.
 func TestRegistry(t *testing.T) {
 	contents := append(manyFiles(1, 200), content(1, 4<<20), content(2, 17<<20+1))
 	tr := makeTree(t, contents...)
@@ -255,7 +255,7 @@ func TestRegistry(t *testing.T) {
 		t.Errorf("prefetched %+v in %d requests, want 20 files in 1", got, asked)
 	}
 
-	restart(2 * time.Second) // only what is to fail fails soon, however busy the machine is
+	restart(2 * time.Second) // only what must fail fails soon, however busy the machine is
 	p.cut.Store(true)        // every answer breaks off
 	for _, f := range tr.files[20:22] {
 		if b, err := n.read(f); err == nil && !bytes.Equal(b, tr.body[f.Name]) {
@@ -284,7 +284,7 @@ func TestRegistry(t *testing.T) {
 	}
 	must(t, n.Background("sha256:1", true))
 	eventually(t, "the image is complete", func() bool { return n.Status().Images[0].Complete })
-	p.gone.Store(true) // for good: all is there
+	p.gone.Store(true) // for good: everything is local
 	restart(0)
 	for _, f := range tr.files {
 		n.check(tr, f)

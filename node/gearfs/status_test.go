@@ -10,7 +10,7 @@ import (
 	"example.org/slipway/node/gearfs"
 )
 
-// TestSummary: it says what Status says, and looks for few files at a time.
+// TestSummary checks that it agrees with Status and examines few files at a time.
 func TestSummary(t *testing.T) {
 	const files = 300
 	tr := makeTree(t, manyFiles(1, files)...)
@@ -70,8 +70,8 @@ func TestSummary(t *testing.T) {
 	}
 }
 
-// BenchmarkSummary is of ten images of 100,000 files, of which none are local.
-// Status of the same is for comparison.
+// BenchmarkSummary measures ten images of 100,000 files, of which none are local, and Status of the
+// same images for comparison.
 func BenchmarkSummary(b *testing.B) {
 	n := newNode(b, gearfs.Options{}, map[string]gearfs.Source{"a": newSource()})
 	for i := range 10 {

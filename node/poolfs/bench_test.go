@@ -13,7 +13,7 @@ import (
 	"example.org/slipway/node/poolfs"
 )
 
-// modes are the ways a worker can serve, for the environment of [pool.hold].
+// modes lists the ways in which a worker can serve, for the environment of [pool.hold].
 var modes = map[string]string{"passthrough": "", "cached": "POOLFS_NOPASS=1"}
 
 func readAll(b testing.TB, path string, buf []byte) {
@@ -31,7 +31,7 @@ func readAll(b testing.TB, path string, buf []byte) {
 	}
 }
 
-// BenchmarkOpen opens and closes one file again and again, by one process and by four.
+// BenchmarkOpen opens and closes one file repeatedly, in one process and in four.
 func BenchmarkOpen(b *testing.B) {
 	for name, mode := range modes {
 		b.Run(name, func(b *testing.B) {
@@ -52,7 +52,8 @@ func BenchmarkOpen(b *testing.B) {
 	}
 }
 
-// BenchmarkSmallFiles opens, reads and closes 1,000 files: "first" those that no process opened before.
+// BenchmarkSmallFiles opens, reads and closes 1,000 files. "first" uses files that no process
+// opened before.
 func BenchmarkSmallFiles(b *testing.B) {
 	for name, mode := range modes {
 		for _, first := range []bool{true, false} {
@@ -88,8 +89,8 @@ func BenchmarkSmallFiles(b *testing.B) {
 	}
 }
 
-// BenchmarkBigFile reads 500 MB from the page cache of the cache directory: "first" is not in the page cache of the
-// pool.
+// BenchmarkBigFile reads 500 MB from the page cache of the cache directory. With "first" the file
+// is not in the page cache of the pool.
 func BenchmarkBigFile(b *testing.B) {
 	const size = 500 << 20
 	native := filepath.Join(b.TempDir(), "native")

@@ -23,7 +23,7 @@ import (
 	"example.org/slipway/node/poolfs"
 )
 
-// start runs a reader of one file in a process of its own.
+// start runs a reader of one file in a separate process.
 func (p *pool) start(kind, path string) (wait func() string) {
 	p.t.Helper()
 	cmd := role(kind, nil, path)
@@ -41,7 +41,7 @@ func (p *pool) start(kind, path string) (wait func() string) {
 	}
 }
 
-// marked tells whether a worker began to fetch a content.
+// marked reports whether a worker began to fetch a content.
 func marked(path string, name [32]byte) bool {
 	b, err := os.ReadFile(path)
 	return err == nil && string(b) == poolfs.PathOf(name)
@@ -110,7 +110,8 @@ func TestModeIsKeptAcrossWorkers(t *testing.T) {
 	}
 }
 
-// storm reads random files with many readers until stop, and returns how many opens there were and what went wrong.
+// storm reads random files with many readers until ctx ends. It returns how many opens there were
+// and the failures.
 func (p *pool) storm(ctx context.Context, readers int, names [][32]byte) (opens int64, failures []error) {
 	var n atomic.Int64
 	var mu sync.Mutex
@@ -142,8 +143,8 @@ func stormSizes(n int) []int {
 	return sizes
 }
 
-// TestKillStorm kills the worker all the time while many readers open hundreds of files. POOLFS_STORM_SECONDS makes
-// it longer.
+// TestKillStorm kills the worker repeatedly while many readers open hundreds of files.
+// POOLFS_STORM_SECONDS makes it longer.
 func TestKillStorm(t *testing.T) {
 	seconds := envInt("POOLFS_STORM_SECONDS", 3)
 	for _, mode := range []string{"", "POOLFS_PARTIAL=1", "POOLFS_NOPASS=1"} {
@@ -214,7 +215,8 @@ func TestReplaceUnderLoad(t *testing.T) {
 	}
 }
 
-// Without RESEND the requests that a killed worker had in hand fail, and nothing else.
+// TestKilledWithoutResend checks that without RESEND only the requests fail that a killed worker
+// was processing.
 func TestKilledWithoutResend(t *testing.T) {
 	p := newPool(t, patience)
 	names := p.fill(t, 24, 1000, 2000)
@@ -230,7 +232,8 @@ func TestKilledWithoutResend(t *testing.T) {
 	p.check(names...)
 }
 
-// A worker that cannot start must not leave anybody waiting for ever.
+// TestNobodyWaitsForAWorkerThatCannotStart checks that a worker which cannot start leaves nobody
+// waiting for ever.
 func TestNobodyWaitsForAWorkerThatCannotStart(t *testing.T) {
 	p := newPool(t, patience)
 	names := p.fill(t, 25, 1000, 2000)
@@ -299,7 +302,8 @@ func TestHolderEnds(t *testing.T) {
 	})
 }
 
-// overlay mounts an overlay whose lower has, for each name, a file that points to the pool, and returns its directory.
+// overlay mounts an overlay whose lower layer has, for each name, a file that points to the pool.
+// It returns the overlay's directory.
 func (p *pool) overlay(files map[string][32]byte) string {
 	t := p.t
 	lower, merged := filepath.Join(p.base, "lower"), filepath.Join(p.base, "merged")

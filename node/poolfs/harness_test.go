@@ -30,7 +30,8 @@ import (
 	"example.org/slipway/node/poolfs"
 )
 
-// The test binary plays every part that has to be a process of its own: roleEnv tells which.
+// roleEnv names the role of a child process. The test binary plays every part that needs its own
+// process.
 const roleEnv = "POOLFS_ROLE"
 
 func TestMain(m *testing.M) {
@@ -39,7 +40,7 @@ func TestMain(m *testing.M) {
 		os.Exit(m.Run())
 	case "worker":
 		exit(worker())
-	case "read": // opens and reads its argument, and says how that ended
+	case "read": // opens and reads its argument, and prints the result
 		fmt.Println(describe(readRaw(os.Args[1])))
 	case "mmap":
 		fmt.Println(describe(readMapped(os.Args[1])))
@@ -60,7 +61,7 @@ func exit(err error) {
 
 func role(name string, env []string, args ...string) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe", args...)
-	// Without the second that the race detector waits at the end of a process.
+	// This avoids the second that the race detector waits at the end of a process.
 	cmd.Env = append(os.Environ(), append(env, roleEnv+"="+name, "GORACE=atexit_sleep_ms=0")...)
 	cmd.Stderr = os.Stderr
 	return cmd
@@ -73,7 +74,7 @@ func describe(b []byte, err error) string {
 	return fmt.Sprintf("%x", sha256.Sum256(b))
 }
 
-// readRaw opens with one system call, as a C program does that knows nothing of EINTR.
+// readRaw opens with one system call, like a C program that does not handle EINTR.
 func readRaw(path string) ([]byte, error) {
 	fd, err := syscall.Open(path, syscall.O_RDONLY, 0)
 	if err != nil {
@@ -108,7 +109,7 @@ func readMapped(path string) ([]byte, error) {
 	return bytes.Clone(b), unix.Munmap(b)
 }
 
-// contents are what a server is to know: a Resolver.
+// contents is a Resolver of the node IDs that a server must know.
 type contents struct{ of sync.Map } // node id: known
 
 type known struct {
@@ -136,8 +137,8 @@ func (c *contents) size(name [32]byte) (int64, bool) {
 	return size, ok && got == key
 }
 
-// origin is a backend over a directory of complete files named as in the pool. It can be slow, fail, or pretend that
-// files are partial.
+// origin is a backend over a directory of complete files, named as in the pool. It can be slow,
+// fail, or pretend that files are partial.
 type origin struct {
 	dir   string
 	nodes contents
@@ -147,7 +148,7 @@ type origin struct {
 	failure error
 	gate    chan struct{} // opens wait until it is closed
 	partial bool
-	mark    string // file that tells which content was opened last
+	mark    string // file that names the content opened last
 
 	opens     atomic.Int64
 	cancelled atomic.Int64
@@ -285,7 +286,7 @@ func (o *origin) load() error {
 	})
 }
 
-// worker serves the inherited pool until SIGTERM, steered by the environment.
+// worker serves the inherited pool until SIGTERM. The environment controls it.
 func worker() error {
 	dev, err := poolfs.Inherited("pool")
 	if err != nil {
@@ -317,7 +318,7 @@ func worker() error {
 	return err
 }
 
-// pool is a mounted pool in a directory of its own, with a watchdog.
+// pool is a mounted pool in its own directory, with a watchdog.
 type pool struct {
 	*origin
 	t     testing.TB
@@ -328,7 +329,7 @@ type pool struct {
 	state string
 }
 
-// patience is after how long a test is taken to hang, and its connection aborted.
+// patience is the time after which a test counts as hanging and its connection is aborted.
 const patience = 60 * time.Second
 
 func newPool(t testing.TB, limit time.Duration) *pool {
@@ -355,9 +356,9 @@ func newPool(t testing.TB, limit time.Duration) *pool {
 	if p.conn, err = fuse.Connection(dev); err != nil {
 		t.Fatal(err)
 	}
-	// A process of its own, since this one may hang in the kernel, or be killed.
+	// The watchdog needs its own process, because this one may hang in the kernel or be killed.
 	dog := role("watchdog", nil, strconv.Itoa(int(p.conn)), p.mnt, limit.String())
-	dog.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // what ends the test is not to end it
+	dog.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // what ends the test must not end it
 	leash, err := dog.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -382,7 +383,8 @@ func newPool(t testing.TB, limit time.Duration) *pool {
 	return p
 }
 
-// watchdog waits for the end of a test, and tears its pool down when that takes too long or the test dies.
+// watchdog waits for the end of a test. It tears the test's pool down if that takes too long or the
+// test dies.
 func watchdog() error {
 	conn, err := strconv.ParseUint(os.Args[1], 10, 32)
 	if err != nil {
@@ -444,7 +446,7 @@ func (p *pool) serve(o *poolfs.Options) (s *poolfs.Server, stop func()) {
 	return s, stop
 }
 
-// hold starts a holder with workers in processes of their own.
+// hold starts a holder with workers in separate processes.
 func (p *pool) hold(o *poolfs.HolderOptions, env ...string) *poolfs.Holder {
 	p.t.Helper()
 	env = append([]string{"POOLFS_ORIGIN=" + p.origin.dir, "POOLFS_STATE=" + p.state, "POOLFS_DELAY=0s"}, env...)
@@ -471,8 +473,8 @@ func (p *pool) hold(o *poolfs.HolderOptions, env ...string) *poolfs.Holder {
 
 func (p *pool) path(name [32]byte) string { return filepath.Join(p.mnt, poolfs.PathOf(name)) }
 
-// open opens a file of the pool. It does not add it to Go's poller, as os.Open does: the kernel would ask this process
-// about it, and make it wait for itself where it is the server.
+// open opens a file of the pool. It does not add the file to Go's poller, which os.Open does. The
+// kernel would ask this process about it, which would wait for itself if it is the server.
 func open(path string) (*os.File, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"example.org/slipway/node/fuse"
 )
 
-// FuzzLookup feeds the decoder of names. What it accepts is one name of one content.
+// FuzzLookup feeds the decoder of names. Each accepted input is one name of one content.
 func FuzzLookup(f *testing.F) {
 	f.Add(uint64(fuse.RootNode), []byte("ab"))
 	f.Add(subNode(0, 1), bytes.Repeat([]byte("ab"), 31))
@@ -88,7 +88,8 @@ func TestStateLog(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A torn record, and one with a wrong sum, are dropped, and the log goes on behind the last good one.
+	// A torn record and one with a wrong sum are dropped. The log continues after the last good
+	// record.
 	for _, tail := range [][]byte{{'O'}, make([]byte, recordLen), bytes.Repeat([]byte{'R'}, recordLen-1), bytes.Repeat([]byte{'R'}, 3*recordLen)} {
 		if err := os.WriteFile(path, append(bytes.Clone(whole), tail...), 0o600); err != nil {
 			t.Fatal(err)
@@ -99,7 +100,7 @@ func TestStateLog(t *testing.T) {
 		}
 		reopen("torn and gone on")
 	}
-	// The state of another connection is no state.
+	// The state of another connection does not count.
 	if err := l.close(); err != nil {
 		t.Fatal(err)
 	}
@@ -111,7 +112,8 @@ func TestStateLog(t *testing.T) {
 	}
 }
 
-// FuzzState feeds the reader of the log: whatever is in the file, what is taken must be taken again.
+// FuzzState feeds the reader of the log. Whatever the file contains, what is accepted must be
+// accepted again.
 func FuzzState(f *testing.F) {
 	var r [2 * recordLen]byte
 	putRecord(r[:recordLen], recConn, 1, 0)
@@ -135,5 +137,5 @@ func FuzzState(f *testing.F) {
 	})
 }
 
-// PathOf is the path of a content below the root of the pool, "ab/cdef…".
+// PathOf returns the path of a content below the root of the pool, "ab/cdef…".
 func PathOf(name [32]byte) string { return fmt.Sprintf("%x/%x", name[:1], name[1:]) }

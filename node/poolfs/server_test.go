@@ -125,7 +125,7 @@ func TestModeIsKept(t *testing.T) {
 	// The last read may count as a user for a moment after its answer.
 	eventually(t, "an open in passthrough mode after the last close", func() bool { p.check(name); return s.Stats().OpensPassthrough == 1 })
 	cached := s.Stats().OpensCached
-	// And the other way round: what is open in passthrough mode stays so.
+	// The reverse also holds: what is open in passthrough mode stays so.
 	second, err := open(p.path(name))
 	if err != nil {
 		t.Fatal(err)
@@ -183,7 +183,7 @@ func TestFailuresAreNotRemembered(t *testing.T) {
 	p.set(func(o *origin) { o.failure = nil })
 	p.check(names...)
 
-	// The same for reads of a partial file.
+	// The same holds for reads of a partial file.
 	for _, n := range names {
 		s.Evict(n)
 	}
@@ -244,7 +244,8 @@ func TestBound(t *testing.T) {
 	}
 }
 
-// A signal that does not kill must not fail an open; one that kills must end the fetch.
+// TestInterrupt checks that a signal that does not kill does not fail an open, and that one that
+// kills ends the fetch.
 func TestInterrupt(t *testing.T) {
 	p := newPool(t, patience)
 	names := p.fill(t, 9, 1000, 2000)
@@ -351,7 +352,7 @@ func TestOpenedIsTold(t *testing.T) {
 	for range 3 {
 		p.check(name)
 	}
-	eventually(t, "two opens told", func() bool { // after their answer
+	eventually(t, "two opens told", func() bool { // reported after their answer
 		mu.Lock()
 		defer mu.Unlock()
 		return len(told) >= 2

@@ -61,8 +61,8 @@ func (b *bed) open() {
 	b.Snapshotter = s
 }
 
-// restart ends the snapshotter and opens it again. It returns when what New
-// begins is done.
+// restart ends the snapshotter and opens it again. It returns when the work that New starts is
+// done.
 func (b *bed) restart() {
 	b.t.Helper()
 	if err := b.Close(); err != nil {
@@ -72,7 +72,7 @@ func (b *bed) restart() {
 	b.cleanup()
 }
 
-// reboot is a restart that finds nothing mounted.
+// reboot is a restart after which nothing is mounted.
 func (b *bed) reboot() {
 	b.t.Helper()
 	if err := b.Close(); err != nil {
@@ -92,7 +92,7 @@ func (b *bed) cleanup() {
 
 func unmountBelow(t testing.TB, dir string) {
 	t.Helper()
-	for range 3 { // a mount may lie on another
+	for range 3 { // a mount may be on top of another
 		for _, point := range slices.Backward(mountsBelow(t, dir)) {
 			if err := unix.Unmount(point, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) {
 				t.Errorf("unmount %s: %v", point, err)
@@ -113,7 +113,7 @@ func mountsBelow(t testing.TB, dir string) (points []string) {
 	return points
 }
 
-// layer is a layer that is prepared for unpacking as containerd's pull does.
+// layer is a layer as containerd's pull prepares it for unpacking.
 type layer struct{ parent, diffID string }
 
 func (l layer) chain() string { return chainOf(l.parent, l.diffID) }
@@ -134,12 +134,12 @@ func layerNamed(parent, name string) layer {
 	return layer{parent: parent, diffID: digest.FromString(name).String()}
 }
 
-// pull prepares a layer for unpacking over what is recorded as its parent.
+// pull prepares a layer for unpacking over its recorded parent.
 func (b *bed) pull(l layer, parent string) ([]mount.Mount, error) {
 	return b.Prepare(b.t.Context(), "ns/1/extract-1 "+l.chain(), parent, snapshots.WithLabels(maps.Clone(l.labels())))
 }
 
-// claim pulls layers by name, which must all be claimed, and returns the top.
+// claim pulls layers by name and returns the top chain. All must be claimed.
 func (b *bed) claim(names ...string) (chain string) {
 	b.t.Helper()
 	for _, name := range names {
@@ -161,7 +161,7 @@ func (b *bed) prepare(key, parent string) []mount.Mount {
 	return m
 }
 
-// in mounts a snapshot, calls f with the place and unmounts it.
+// in mounts a snapshot, calls f with the directory and unmounts it.
 func (b *bed) in(mounts []mount.Mount, f func(dir string)) {
 	b.t.Helper()
 	dir := b.mount(mounts)
@@ -208,7 +208,7 @@ func (b *bed) remove(keys ...string) {
 	}
 }
 
-// names lists what is in the directory of snapshots.
+// names lists the directory of snapshots.
 func (b *bed) names() (names []string) {
 	b.t.Helper()
 	entries, err := os.ReadDir(filepath.Join(b.root(), "snapshots"))
@@ -221,7 +221,7 @@ func (b *bed) names() (names []string) {
 	return names
 }
 
-// eventually waits for what happens beside the calls.
+// eventually waits for something that happens in the background.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(10 * time.Second); !ok(); {

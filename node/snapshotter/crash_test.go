@@ -23,8 +23,8 @@ import (
 	"example.org/slipway/node/snapshotter"
 )
 
-// crashDir is the environment variable that makes the test program a process
-// that works on snapshots until it is killed.
+// crashDir is the environment variable that makes the test program a process which works on
+// snapshots until it is killed.
 const crashDir = "SNAPSHOTTER_CRASH_DIR"
 
 func TestMain(m *testing.M) {
@@ -65,8 +65,8 @@ func work(dir string) error {
 	return <-errs
 }
 
-// cycle is the life of an image of two layers and its containers. Every third
-// image is kept, every fifth is unpacked.
+// cycle runs through the life of an image of two layers and its containers. Every third image is
+// kept, every fifth is unpacked.
 func cycle(s *snapshotter.Snapshotter, name string, i int) error {
 	ctx := context.Background()
 	chain := ""
@@ -104,8 +104,8 @@ func cycle(s *snapshotter.Snapshotter, name string, i int) error {
 	return s.Cleanup(ctx)
 }
 
-// TestKill kills a process that works on snapshots again and again, and looks
-// each time at what the next one finds.
+// TestKill repeatedly kills a process that works on snapshots, and each time checks what the next
+// one finds.
 func TestKill(t *testing.T) {
 	rounds := 12
 	if testing.Short() {
@@ -153,7 +153,7 @@ func killWorker(t *testing.T, dir string, after time.Duration) {
 	if !lines.Scan() || lines.Text() != "ready" {
 		t.Fatalf("the worker says %q", lines.Text())
 	}
-	timer := time.AfterFunc(after, func() { _ = cmd.Process.Kill() }) // an error: it ended by itself, and said why
+	timer := time.AfterFunc(after, func() { _ = cmd.Process.Kill() }) // an error means that it ended by itself and said why
 	defer timer.Stop()
 	for lines.Scan() {
 		t.Errorf("the worker ended: %s", lines.Text())
@@ -196,7 +196,7 @@ func (b *bed) check(round int) {
 	b.cleanup()
 	slices.Sort(claimed)
 	slices.Sort(active)
-	// What New begins goes on meanwhile: it tells Lower of containers that were
+	// The work that New starts continues meanwhile: it tells Lower of containers that were
 	// committed when their process was killed.
 	chains, containers := b.trees.known(b.t)
 	for end := time.Now().Add(30 * time.Second); !slices.Equal(containers, active) && time.Now().Before(end); {
@@ -217,7 +217,7 @@ func (b *bed) check(round int) {
 	}
 }
 
-// TestOrphans makes by hand what a crash leaves between two steps.
+// TestOrphans creates by hand what a crash leaves between two steps.
 func TestOrphans(t *testing.T) {
 	b := newBed(t)
 	chain := b.claim("one")
@@ -228,11 +228,11 @@ func TestOrphans(t *testing.T) {
 	dir := func(name string) string { return filepath.Join(b.root(), "snapshots", name) }
 	lost := layerNamed("", "lost")
 	for _, err := range []error{
-		// The directory of the next number, whose transaction was not committed, mounted already.
+		// The directory of the next number, already mounted, whose transaction was not committed.
 		os.MkdirAll(dir("3/fs"), 0o755), os.Mkdir(dir("3/mnt"), 0o700), unix.Mount("orphan", dir("3/mnt"), "tmpfs", 0, "size=64k"), os.Symlink("ns/9/lost", dir("3/container")), b.trees.Started(t.Context(), snapshotter.Container{Key: "ns/9/lost", Chain: chain}),
-		// A directory half made, one half deleted.
+		// A half-made directory and a half-deleted one.
 		os.MkdirAll(dir("new-123/fs"), 0o755), os.MkdirAll(dir("trash-456/fs/x"), 0o755),
-		// A layer that Lower claimed without a record, and one that never got there.
+		// A layer that Lower claimed without a record, and one that never reached Lower.
 		os.MkdirAll(b.trees.chain(lost.chain()), 0o755), os.WriteFile(filepath.Join(b.root(), "chains", lost.chain()), nil, 0o600),
 		// A note of a layer whose record is there.
 		os.WriteFile(filepath.Join(b.root(), "chains", chain), nil, 0o600),
@@ -242,7 +242,7 @@ func TestOrphans(t *testing.T) {
 		}
 	}
 	b.open()
-	// At once, before what New begins is done: the number is free.
+	// This happens at once, before the work that New starts is done: the number is free.
 	b.in(b.prepare("ns/2/c", chain), func(dir string) { b.read(filepath.Join(dir, "chain"), chain) })
 	b.cleanup()
 	if got := b.names(); !slices.Equal(got, []string{"2", "3"}) {
@@ -251,15 +251,15 @@ func TestOrphans(t *testing.T) {
 	b.check(0)
 }
 
-// TestUnrecorded lets the disk be full when a record is to be made durable: nothing
-// of the snapshot may stay, its overlay neither, which is mounted by then.
+// TestUnrecorded has the disk full when a record must become durable. Nothing of the snapshot may
+// stay, including its overlay, which is mounted by then.
 func TestUnrecorded(t *testing.T) {
 	b := newBed(t)
 	chain := b.claim("one")
 	if err := b.Close(); err != nil {
 		t.Fatal(err)
 	}
-	// A disk of its own for the records, and little room on it.
+	// The records are on a separate disk with little space.
 	records, db := filepath.Join(b.dir, "records"), filepath.Join(b.root(), "metadata.db")
 	content, err := os.ReadFile(db)
 	if err == nil {
@@ -289,7 +289,7 @@ func TestUnrecorded(t *testing.T) {
 	b.check(0)
 }
 
-// TestRaces does everything at once.
+// TestRaces runs all operations concurrently.
 func TestRaces(t *testing.T) {
 	b := newBed(t)
 	chain := b.claim("base")

@@ -157,7 +157,7 @@ func (l *trees) setDrop(err error) {
 	l.drop = err
 }
 
-// asked returns the chains that Claim was asked for.
+// asked returns the chains for which Claim was called.
 func (l *trees) asked() (chains []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -167,8 +167,7 @@ func (l *trees) asked() (chains []string) {
 	return chains
 }
 
-// known returns the chains on disk, and the containers that were started and
-// not stopped.
+// known returns the chains on disk, and the containers that were started and not stopped.
 func (l *trees) known(t testing.TB) (chains, containers []string) {
 	t.Helper()
 	list := func(dir string) (names []string) {
@@ -185,7 +184,7 @@ func (l *trees) known(t testing.TB) (chains, containers []string) {
 	return list("chains"), list("started")
 }
 
-// chainOf is the chain ID of a layer over a parent.
+// chainOf returns the chain ID of a layer over a parent.
 func chainOf(parent, diffID string) string {
 	if parent == "" {
 		return diffID

@@ -45,7 +45,7 @@ func TestRestartAndReboot(t *testing.T) {
 	}
 	t.Run("restart", func(t *testing.T) {
 		before := mountsBelow(t, b.root())
-		// Lower forgot that there are containers; those that are mounted may run.
+		// Lower forgot the containers. Those that are mounted may be running.
 		removeAll(t, filepath.Join(b.trees.dir, "started"))
 		b.restart()
 		eventually(t, "Lower to hear of the containers", func() bool { _, c := b.trees.known(t); return len(c) == 2 })
@@ -67,8 +67,8 @@ func removeAll(t testing.TB, dir string) {
 	}
 }
 
-// TestStaleMount has the tree of a chain mounted anew under containers, as
-// after a crash of what provides it.
+// TestStaleMount mounts the tree of a chain anew under containers, as after a crash of its
+// provider.
 func TestStaleMount(t *testing.T) {
 	b := newBed(t)
 	chain := b.claim("one")
@@ -159,8 +159,8 @@ func TestRemoveBusy(t *testing.T) {
 	}
 }
 
-// TestRemoveThroughMount mounts a directory of somebody else inside of a
-// snapshot; deleting the snapshot must not delete that.
+// TestRemoveThroughMount mounts a foreign directory inside a snapshot. Deleting the snapshot must
+// not delete that directory.
 func TestRemoveThroughMount(t *testing.T) {
 	b := newBed(t)
 	precious := filepath.Join(b.dir, "precious")
@@ -193,7 +193,7 @@ func TestRemoveThroughMount(t *testing.T) {
 	}
 }
 
-// TestLowerTrouble: what Lower could not be told is told again.
+// TestLowerTrouble checks that a call to Lower that failed is repeated.
 func TestLowerTrouble(t *testing.T) {
 	b := newBed(t)
 	chain := b.claim("one")

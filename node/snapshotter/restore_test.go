@@ -18,8 +18,8 @@ import (
 	"example.org/slipway/node/view"
 )
 
-// directories returns where the directories of the recorded snapshots are that
-// have one, and of which kind these are.
+// directories returns the directories of the recorded snapshots that have one, with the kind of
+// each.
 func (b *bed) directories() map[string]snapshots.Kind {
 	b.t.Helper()
 	meta, err := storage.NewMetaStore(filepath.Join(b.root(), "metadata.db"))
@@ -45,8 +45,8 @@ func (b *bed) directories() map[string]snapshots.Kind {
 	return all
 }
 
-// lose takes away what a power cut may take, as long as nothing is open: the
-// directories of snapshots that are not committed, or parts of them.
+// lose removes what a power cut may remove while nothing is open: the directories of uncommitted
+// snapshots, or parts of them.
 func (b *bed) lose(random *rand.Rand) {
 	b.t.Helper()
 	for dir, kind := range b.directories() {
@@ -60,7 +60,7 @@ func (b *bed) lose(random *rand.Rand) {
 	}
 }
 
-// TestPowerCut takes directories away whose records stayed.
+// TestPowerCut removes directories whose records stayed.
 func TestPowerCut(t *testing.T) {
 	for _, lost := range []string{"", "fs", "work", "mnt", "container"} {
 		t.Run("lost "+lost, func(t *testing.T) {
@@ -122,7 +122,7 @@ func TestPowerCut(t *testing.T) {
 	}
 }
 
-// TestLostLayer finds the files of a layer gone: it must not become an empty one.
+// TestLostLayer removes the files of a layer. The layer must not become an empty one.
 func TestLostLayer(t *testing.T) {
 	b := newBed(t)
 	b.prepare("layer-key", "")
@@ -149,8 +149,8 @@ func TestLostLayer(t *testing.T) {
 	b.cleanup()
 }
 
-// looker is a Lower that looks whether the tree of a container is mounted when it
-// is told of it.
+// looker is a Lower that checks whether the tree of a container is mounted when it learns of the
+// container.
 type looker struct {
 	*trees
 	mounted map[string]bool
@@ -162,7 +162,7 @@ func (l *looker) Started(ctx context.Context, c snapshotter.Container) error {
 	return l.trees.Started(ctx, c)
 }
 
-// TestStartedMounted tells Lower of a container when there is something to see.
+// TestStartedMounted checks that Lower learns of a container when its tree is visible.
 func TestStartedMounted(t *testing.T) {
 	b := newBed(t)
 	if err := b.Close(); err != nil {

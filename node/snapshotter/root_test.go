@@ -17,17 +17,17 @@ import (
 	"example.org/slipway/node/snapshotter"
 )
 
-// roots is a Lower that gives containers directories of their own: a tmpfs with a
-// file for each chain. What it knows outlasts a restart of the snapshotter.
+// roots is a Lower that gives each container its own directory: a tmpfs with a file for each chain.
+// Its knowledge outlasts a restart of the snapshotter.
 type roots struct {
 	*trees
 	at string
 
 	mu    sync.Mutex
 	on    bool
-	chain map[string]string // of each root that is there
+	chain map[string]string // of each existing root
 	made  map[string]string // chains of CommitRoot, and the roots they were made of
-	fail  error             // what DropRoot answers
+	fail  error             // what DropRoot returns
 }
 
 var _ snapshotter.Rooter = (*roots)(nil)
@@ -88,7 +88,7 @@ func (r *roots) keys() []string {
 	return slices.Sorted(maps.Keys(r.chain))
 }
 
-// rootBed is a bed whose Lower is one with roots.
+// rootBed returns a bed whose Lower has roots.
 func rootBed(t *testing.T) (*bed, *roots) {
 	t.Helper()
 	b := newBed(t)
@@ -115,7 +115,7 @@ func TestRoot(t *testing.T) {
 	if u, err := b.Usage(t.Context(), "container"); err != nil || u.Size != 4096 || u.Inodes != 7 {
 		t.Errorf("usage %v, error %v", u, err)
 	}
-	// What was decided stays, whatever holds for others now.
+	// An earlier decision stays, whatever applies to others now.
 	r.on = false
 	b.restart()
 	m, err := b.Mounts(t.Context(), "container")
@@ -127,7 +127,7 @@ func TestRoot(t *testing.T) {
 	if keys := r.keys(); len(keys) != 1 {
 		t.Errorf("roots %v", keys)
 	}
-	// Views have none; who unpacks a layer over the chain neither.
+	// Views have none. A layer that is unpacked over the chain has none either.
 	r.on = true
 	if m, err := b.View(t.Context(), "view", chain); err != nil || slices.Contains(m[0].Options, "rw") {
 		t.Errorf("a view is %v, error %v", m, err)
@@ -152,7 +152,7 @@ func TestRootGoesLater(t *testing.T) {
 	if len(r.keys()) != 1 {
 		t.Fatal("it is gone")
 	}
-	// One of the same name has nothing to do with it.
+	// A container of the same name has nothing to do with it.
 	b.in(b.prepare("container", chain), func(dir string) { b.write(filepath.Join(dir, "mine"), "second") })
 	if len(r.keys()) != 2 {
 		t.Errorf("roots %v", r.keys())

@@ -25,11 +25,11 @@ import (
 	"example.org/slipway/node/snapshotter"
 )
 
-// callSocket is the environment variable that makes the test program a caller
-// of the snapshotter that is served there.
+// callSocket is the environment variable that makes the test program a caller of the snapshotter
+// that is served there.
 const callSocket = "SNAPSHOTTER_CALL_SOCKET"
 
-// call asks for a snapshot that is not there.
+// call asks for a snapshot that does not exist.
 func call(socket string) error {
 	remote, end, err := dial(socket)
 	if err != nil {
@@ -99,7 +99,7 @@ func serve(t testing.TB, s *snapshotter.Snapshotter, socket string) <-chan error
 	return served
 }
 
-// TestMountNamespaces has callers that will not see the mounts.
+// TestMountNamespaces uses callers that will not see the mounts.
 func TestMountNamespaces(t *testing.T) {
 	for _, c := range []struct {
 		name        string

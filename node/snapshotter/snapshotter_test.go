@@ -47,7 +47,7 @@ func TestClaim(t *testing.T) {
 	if _, err := b.pull(second, first.chain()); !errdefs.IsAlreadyExists(err) {
 		t.Fatalf("pull of the second layer: %v, want already exists", err)
 	}
-	// So containerd finds it.
+	// This is how containerd finds it.
 	var found []string
 	filter := `labels."containerd.io/snapshot.ref"==` + second.chain() + `,parent==` + first.chain()
 	if err := b.Walk(t.Context(), func(_ context.Context, i snapshots.Info) error { found = append(found, i.Name); return nil }, filter); err != nil {
@@ -144,7 +144,7 @@ func TestClaimRefusesWrongChain(t *testing.T) {
 	}
 }
 
-// TestClaimFails pulls while Lower has trouble.
+// TestClaimFails pulls while Lower fails.
 func TestClaimFails(t *testing.T) {
 	b := newBed(t)
 	l := layerNamed("", "one")
@@ -209,8 +209,8 @@ func TestContainer(t *testing.T) {
 	}
 }
 
-// TestDockerInit is how Docker makes a container: a layer of its own between
-// image and container.
+// TestDockerInit makes a container as Docker does: with a separate layer between image and
+// container.
 func TestDockerInit(t *testing.T) {
 	b := newBed(t)
 	chain := b.claim("one")
@@ -243,8 +243,8 @@ func TestDockerInit(t *testing.T) {
 	}
 }
 
-// TestOrdinaryMounts compares with what containerd's overlayfs snapshotter
-// answers; its differ relies on these forms.
+// TestOrdinaryMounts compares with the answers of containerd's overlayfs snapshotter. Its differ
+// relies on these forms.
 func TestOrdinaryMounts(t *testing.T) {
 	b := newBed(t)
 	dir := func(id, sub string) string { return filepath.Join(b.root(), "snapshots", id, sub) }
@@ -324,7 +324,7 @@ func TestMappedIDs(t *testing.T) {
 				t.Errorf("%s belongs to %d, want 1000", file, got)
 			}
 		}
-		// Changing a file copies it, with its owner.
+		// Changing a file copies it with its owner.
 		b.write(filepath.Join(dir, "chain"), "changed")
 		if got := owner(filepath.Join(dir, "chain")); got != 1000 {
 			t.Errorf("the changed file belongs to %d, want 1000", got)
@@ -348,7 +348,7 @@ func TestUpdateAndLabels(t *testing.T) {
 	if err != nil || !maps.Equal(info.Labels, map[string]string{"new": "label"}) {
 		t.Errorf("update: %+v, error %v", info, err)
 	}
-	// That it is claimed does not hang on its labels.
+	// Whether it is claimed does not depend on its labels.
 	b.in(b.prepare("ns/1/c", chain), func(dir string) { b.read(filepath.Join(dir, "chain"), chain) })
 }
 

@@ -16,11 +16,10 @@ import (
 	"example.org/slipway/node/view"
 )
 
-// imageSizes are those of a Debian root with two language runtimes, and of a
-// tree of sources.
+// imageSizes are the sizes of a Debian root with two language runtimes, and of a source tree.
 var imageSizes = []int{13_569, 105_000}
 
-// largeIndex is an index of some n entries like those of an image.
+// largeIndex returns an index of about n entries like those of an image.
 func largeIndex(t testing.TB, n int) *gear.Index {
 	t.Helper()
 	rnd := rand.New(rand.NewPCG(1, 2))
@@ -52,7 +51,7 @@ func largeIndex(t testing.TB, n int) *gear.Index {
 	return x
 }
 
-// BenchmarkCompile is from an index to a file that has been synced.
+// BenchmarkCompile measures the way from an index to a synced file.
 func BenchmarkCompile(b *testing.B) {
 	for _, n := range imageSizes {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
@@ -70,7 +69,7 @@ func BenchmarkCompile(b *testing.B) {
 	}
 }
 
-// BenchmarkMount mounts an image and an overlay, and takes them away.
+// BenchmarkMount mounts an image and an overlay, and unmounts them.
 func BenchmarkMount(b *testing.B) {
 	for _, n := range imageSizes {
 		for _, loop := range []bool{false, true} {
@@ -79,8 +78,8 @@ func BenchmarkMount(b *testing.B) {
 	}
 }
 
-// BenchmarkFirstWalk mounts, too, and looks at every entry; native is an overlay
-// over the same tree in ordinary directories, whose inodes the kernel keeps.
+// BenchmarkFirstWalk also mounts, and looks at every entry. native is an overlay over the same tree
+// in ordinary directories, whose inodes the kernel keeps.
 func BenchmarkFirstWalk(b *testing.B) {
 	x := largeIndex(b, imageSizes[0])
 	b.Run("file", func(b *testing.B) { benchmarkMount(b, x, false, true) })

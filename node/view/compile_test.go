@@ -114,7 +114,7 @@ func TestCompileErrors(t *testing.T) {
 	}
 }
 
-// TestCompileUndescribed: what no layer describes is there all the same.
+// TestCompileUndescribed checks that an entry which no layer describes exists all the same.
 func TestCompileUndescribed(t *testing.T) {
 	x := &gear.Index{Files: []gear.File{gear.Empty()}, Entries: []gear.Entry{
 		{File: -1, Entry: rootfs.Entry{Path: "a-b/c", Type: rootfs.Dir, Mode: 0o700}},
@@ -135,7 +135,7 @@ func TestCompileUndescribed(t *testing.T) {
 	}
 }
 
-// TestCheckWantsUUID: an image of an earlier version, which has none, is made anew.
+// TestCheckWantsUUID checks that an image of an earlier version, which has no UUID, is made anew.
 func TestCheckWantsUUID(t *testing.T) {
 	x, _ := index(t, file("f", "text"))
 	file, err := view.Compile(t.Context(), x, t.TempDir())

@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// OlderKernel tells whether an option for a directory that the kernel does not
-// have is taken for a sign of an older kernel.
+// OlderKernel reports whether an option for a directory that the kernel does not have counts as a
+// sign of an older kernel.
 func OlderKernel(key, dir string) (bool, error) {
 	fs, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)
 	if err != nil {
@@ -21,7 +21,7 @@ func OlderKernel(key, dir string) (bool, error) {
 // OverlayByPage is Overlay as kernels before 6.7 need it.
 func OverlayByPage(dir string, o OverlayOptions) error { return o.mountByPage(dir) }
 
-// ParseMounts and Escape are tested on text that no kernel here writes.
+// ParseMounts and Escape are tested with text that no kernel here writes.
 var (
 	ParseMounts = parseMounts
 	EscapePath  = escapePath

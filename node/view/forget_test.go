@@ -11,9 +11,9 @@ import (
 	"example.org/slipway/node/view"
 )
 
-// TestForget has an overlay forget where it found the data of a file that is deleted
-// below it: the inode goes, unless somebody has the file open. What was written stays,
-// and so do the mount's options.
+// TestForget makes an overlay forget where it found the data of a file that is deleted below it.
+// The inode is freed unless somebody has the file open. What was written stays, and so do the
+// options of the mount.
 func TestForget(t *testing.T) {
 	for _, writable := range []bool{false, true} {
 		r := newRig(t)

@@ -19,10 +19,10 @@ import (
 	"example.org/slipway/node/view"
 )
 
-// TestLikePlainOverlay does the same at random to an image and to a plain overlay
-// over directories: links, renames, copies, changes. Every step has the same error
-// and every name the same content, the same number of links and the same
-// neighbours with whom it is one file; also after both were mounted again.
+// TestLikePlainOverlay makes the same random changes to an image and to a plain overlay over
+// directories: links, renames, copies, changes. Every step has the same error. Every name has the
+// same content, the same number of links and the same other names of its file, also after both were
+// mounted again.
 func TestLikePlainOverlay(t *testing.T) {
 	seeds := uint64(20)
 	if testing.Short() {
@@ -51,7 +51,7 @@ func TestLikePlainOverlay(t *testing.T) {
 			}
 			must(t, os.Chmod(r.in("plain-lower"), 0o755))
 			lazy := r.standard()
-			lazy.Lower = lazy.Lower[1:] // the image alone, as a container has it
+			lazy.Lower = lazy.Lower[1:] // only the image, as a container has it
 			plain := view.OverlayOptions{Lower: []string{r.in("plain-lower")}, Upper: r.mkdir("plain-upper"), Work: r.mkdir("plain-work")}
 			tree := [2]string{r.mkdir("lazy"), r.mkdir("plain")}
 			mount := func() { must(t, view.Overlay(tree[0], lazy), view.Overlay(tree[1], plain)) }
@@ -64,7 +64,7 @@ func TestLikePlainOverlay(t *testing.T) {
 				if got != want {
 					t.Fatalf("%s: %s, and on a plain overlay %s", strings.Join(done, "; "), got, want)
 				}
-				if n%10 == 9 { // what the kernel remembers must not be what makes it right
+				if n%10 == 9 { // the result must not depend on what the kernel remembers
 					for _, at := range tree {
 						_, err := view.Unmount(at)
 						must(t, err)
@@ -79,7 +79,7 @@ func TestLikePlainOverlay(t *testing.T) {
 	}
 }
 
-// randomStep is something that can be done to a tree, and what came of it.
+// randomStep returns something that can be done to a tree, with its description.
 func randomStep(rnd *rand.Rand) (what string, do func(root string) string) {
 	name := func() string { return fmt.Sprintf("%c/%d", 'd'+rune(rnd.IntN(2)), rnd.IntN(6)) }
 	a, b, data := name(), name(), fmt.Sprint(rnd.IntN(1000))
@@ -122,7 +122,7 @@ func randomStep(rnd *rand.Rand) (what string, do func(root string) string) {
 	return step("chmod", func(a, _ string) error { return os.Chmod(a, 0o600) })
 }
 
-// cp copies as cp(1) does, which refuses to copy a file onto itself.
+// cp copies like cp(1), which refuses to copy a file onto itself.
 func cp(a, b string) error {
 	from, err := os.Open(a)
 	if err != nil {
@@ -144,8 +144,7 @@ func cp(a, b string) error {
 	return errors.Join(err, to.Close())
 }
 
-// shape is what each name of a tree is: content, mode, links, and the other names
-// of the same file.
+// shape describes each name of a tree: content, mode, links, and the other names of the same file.
 func shape(t *testing.T, root string) map[string]string {
 	t.Helper()
 	out, names := map[string]string{}, map[[2]uint64][]string{}
@@ -168,7 +167,7 @@ func shape(t *testing.T, root string) map[string]string {
 	return out
 }
 
-// TestOddTrees mounts what other systems' archivers write, and deep trees.
+// TestOddTrees mounts trees that other systems' archivers write, and deep trees.
 func TestOddTrees(t *testing.T) {
 	r := newRig(t)
 	deep := strings.Repeat("d/", 1500) + "f"

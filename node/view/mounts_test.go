@@ -62,7 +62,7 @@ func FuzzParseMounts(f *testing.F) {
 		for _, m := range mounts {
 			m.Layers()
 		}
-		// What is escaped for the kernel is read back as it was.
+		// A path that was escaped for the kernel is read back unchanged.
 		if strings.ContainsAny(path, "\n \x00") || path == "" {
 			return
 		}

@@ -17,7 +17,7 @@ import (
 	"example.org/slipway/node/view"
 )
 
-// TestOrder is which lower directories may lie where.
+// TestOrder checks which lower directories may be at which place.
 func TestOrder(t *testing.T) {
 	for _, test := range []struct {
 		name     string
@@ -58,8 +58,7 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-// TestOddPaths has directories whose names need escaping or are long, with both
-// ways of mounting.
+// TestOddPaths uses directories whose names need escaping or are long, with both ways of mounting.
 func TestOddPaths(t *testing.T) {
 	long := strings.Repeat("L", 200)
 	for _, odd := range []string{"a:b", "a::b", "a,b", `a\b`, `a\:b`, `\`, "a b", "a=b", "a\tb\n", "#", "ä\xff", "upperdir=x,", long + "/" + long} {
@@ -94,7 +93,7 @@ func TestOddPaths(t *testing.T) {
 	}
 }
 
-// TestManyLower has more directories than a page of options holds.
+// TestManyLower uses more directories than a page of options holds.
 func TestManyLower(t *testing.T) {
 	r := newRig(t)
 	x, c := index(t, file("image", "image"))
@@ -183,7 +182,7 @@ func TestReadOnly(t *testing.T) {
 	}
 }
 
-// TestMetacopy: a change of owner copies no data, and the file opens still.
+// TestMetacopy checks that a change of owner copies no data, and that the file can still be opened.
 func TestMetacopy(t *testing.T) {
 	r := newRig(t)
 	text := strings.Repeat("x", 4<<20)
@@ -219,7 +218,7 @@ func TestVolatile(t *testing.T) {
 	}
 }
 
-// TestUserXattr mounts where marks are in user.overlay.*.
+// TestUserXattr mounts overlays whose marks are in user.overlay.*.
 func TestUserXattr(t *testing.T) {
 	r := newRig(t)
 	r.write("low/d/f", "x")
@@ -309,7 +308,7 @@ func TestPrepareUpper(t *testing.T) {
 	if got := read(t, in("f")); got != "x" {
 		t.Errorf("the file holds %q", got)
 	}
-	// What is there stays as it is.
+	// Existing directories stay as they are.
 	must(t, os.Chmod(o.Upper, 0o700), view.PrepareUpper(at, o.Upper, o.Work))
 	if st := stat(t, o.Upper); st.Mode != 0o40700 {
 		t.Errorf("an upper directory in use has mode %o", st.Mode)
@@ -319,7 +318,8 @@ func TestPrepareUpper(t *testing.T) {
 	}
 }
 
-// TestOlderKernel: what the kernel does not know is told from what it refuses.
+// TestOlderKernel checks that options the kernel does not know are distinguished from those it
+// refuses.
 func TestOlderKernel(t *testing.T) {
 	needRoot(t)
 	for key, want := range map[string]bool{"futuredir+": true, "lowerdir+": false} {

@@ -36,8 +36,8 @@ func TestProbe(t *testing.T) {
 	}
 }
 
-// TestProbeFails where nothing but unpacking can work: on a file system that is
-// stacked too deep already.
+// TestProbeFails probes where only unpacking can work: on a file system that is already stacked too
+// deep.
 func TestProbeFails(t *testing.T) {
 	r := newRig(t)
 	in := r.overlay("merged", view.OverlayOptions{Lower: []string{r.mkdir("low")}, Upper: r.mkdir("upper"), Work: r.mkdir("work")})

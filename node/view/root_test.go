@@ -12,8 +12,8 @@ import (
 	"example.org/slipway/node/view"
 )
 
-// TestRootAt compares with mountinfo and stat(2), and tells mounts apart that come
-// one after the other at the same place.
+// TestRootAt compares with mountinfo and stat(2), and distinguishes mounts that follow one another
+// at the same place.
 func TestRootAt(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: it mounts")

@@ -24,13 +24,13 @@ const (
 		"\x04\x00\x00\x00\xff\xff\xff\xff\x10\x00\x04\x00\xff\xff\xff\xff\x20\x00\x00\x00\xff\xff\xff\xff"
 )
 
-// TestMetadataNeedsNoData walks a tree none of whose contents is there.
+// TestMetadataNeedsNoData walks a tree without any of its contents.
 func TestMetadataNeedsNoData(t *testing.T) {
 	r := newRig(t)
 	long := strings.Repeat("n", 255)
 	f := file("d/f", "content").mode(0o4751).xattrs("security.capability", capability, "system.posix_acl_access", acl, "user.u", "v")
 	f.UID, f.GID, f.Sec, f.Nsec = 70000, 4294967294, -5, 999999999
-	hardLink := f // whose attributes count: an archive repeats those of the file
+	hardLink := f // its attributes count: an archive repeats those of the file
 	hardLink.Path, hardLink.Type, hardLink.Link, hardLink.Size = "d/hard", rootfs.HardLink, "d/f", 0
 	x, _ := index(t,
 		dir("d").mode(0o1777).xattrs("system.posix_acl_default", acl, "trusted.t", ""), f,
@@ -79,12 +79,11 @@ func TestMetadataNeedsNoData(t *testing.T) {
 	if got := read(t, in("d/empty")); got != "" {
 		t.Errorf("the empty file holds %q", got)
 	}
-	must(t, os.WriteFile(in("null"), []byte("x"), 0)) // devices open: the image's nodev is not the overlay's
+	must(t, os.WriteFile(in("null"), []byte("x"), 0)) // devices can be opened: the image's nodev does not apply to the overlay
 }
 
-// TestDataComesAndGoes: a content that is missing is missed only as long as it
-// is, the first directory that has it gives it, and whoever has it open keeps
-// it.
+// TestDataComesAndGoes checks that a content is missing only while it is absent, that the first
+// directory that has it provides it, and that whoever has it open keeps it.
 func TestDataComesAndGoes(t *testing.T) {
 	r := newRig(t)
 	x, c := index(t, file("a", "first"), file("b", "second"), file("copy", "first"))
@@ -115,7 +114,7 @@ func TestDataComesAndGoes(t *testing.T) {
 	}
 }
 
-// TestChanges changes a tree in all ways and looks at the upper directory.
+// TestChanges makes all kinds of changes to a tree and checks the upper directory.
 func TestChanges(t *testing.T) {
 	r := newRig(t)
 	large := strings.Repeat("0123456789abcdef", 1<<16)
@@ -157,7 +156,7 @@ func TestChanges(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("changed tree (-want +got):\n%s", diff)
 	}
-	// The upper directory is an ordinary one: whole files, no marks but whiteouts.
+	// The upper directory is an ordinary one: it has whole files and no marks but whiteouts.
 	entries, err = os.ReadDir(r.in("upper/d"))
 	must(t, err)
 	for _, e := range entries {
@@ -195,8 +194,7 @@ func TestExecute(t *testing.T) {
 	}
 }
 
-// TestOwnMarks: attributes of overlayfs in an image are content, and steer
-// nothing.
+// TestOwnMarks checks that overlayfs attributes in an image are content and have no effect.
 func TestOwnMarks(t *testing.T) {
 	r := newRig(t)
 	x, c := index(t,
@@ -229,9 +227,9 @@ func TestOwnMarks(t *testing.T) {
 	}
 }
 
-// TestNestedOverlay mounts an overlay of a container's own directories: marks
-// and whiteouts of the image mean there what they mean anywhere. The image is
-// on a loop device, as the kernel does not stack deeper otherwise.
+// TestNestedOverlay mounts an overlay of a container's own directories. Marks and whiteouts of the
+// image have their usual meaning there. The image is on a loop device, because otherwise the kernel
+// does not stack deep enough.
 func TestNestedOverlay(t *testing.T) {
 	r := newRig(t)
 	x, c := index(t,
@@ -254,7 +252,7 @@ func TestNestedOverlay(t *testing.T) {
 	if got := xattr(t, in("top"), "trusted.overlay.opaque"); got != "x" {
 		t.Errorf("the directory of a whiteout is marked %q", got)
 	}
-	// Readable by a program that copies the tree: its content is none.
+	// A program that copies the tree can read it, and it is empty.
 	if got := read(t, in("top/gone")); got != "" {
 		t.Errorf("a device 0:0 holds %q", got)
 	}

@@ -24,7 +24,7 @@ func needRoot(t testing.TB) {
 	}
 }
 
-// must fails the test for the first error.
+// must fails the test with the first error.
 func must(t testing.TB, errs ...error) {
 	t.Helper()
 	for i, err := range errs {
@@ -56,7 +56,7 @@ func (m member) mode(mode uint32) member { m.Mode = mode; return m }
 
 func (m member) link(to string) member { m.Link = to; return m }
 
-// xattrs are names and values by turns, in the order of the names.
+// xattrs sets attributes from names and values that alternate, in the order of the names.
 func (m member) xattrs(namesAndValues ...string) member {
 	for i := 0; i < len(namesAndValues); i += 2 {
 		m.Xattrs = append(m.Xattrs, rootfs.Xattr{Name: namesAndValues[i], Value: namesAndValues[i+1]})
@@ -64,7 +64,7 @@ func (m member) xattrs(namesAndValues ...string) member {
 	return m
 }
 
-// contents are those of an image; as a source they serve an export.
+// contents holds the contents of an image. As a source it serves an export.
 type contents map[gear.Name]string
 
 func (c contents) Fetch(ctx context.Context, files []gear.File, deliver func(int, io.Reader) error) error {
@@ -76,7 +76,7 @@ func (c contents) Fetch(ctx context.Context, files []gear.File, deliver func(int
 	return ctx.Err()
 }
 
-// index is the flat index of an image of one layer.
+// index returns the flat index of an image of one layer.
 func index(t testing.TB, members ...member) (*gear.Index, contents) {
 	t.Helper()
 	b, c := gear.NewBuilder(nil), contents{}
@@ -112,7 +112,7 @@ func newRig(t testing.TB) *rig {
 	t.Helper()
 	needRoot(t)
 	r := &rig{t, t.TempDir()}
-	must(t, os.Chmod(filepath.Dir(r.dir), 0o755)) // for those who are not root
+	must(t, os.Chmod(filepath.Dir(r.dir), 0o755)) // for users other than root
 	t.Cleanup(func() {
 		if err := view.UnmountBelow(r.dir); err != nil {
 			t.Error(err)
@@ -121,7 +121,7 @@ func newRig(t testing.TB) *rig {
 	return r
 }
 
-// in is the path of something in the rig; the directories it lies in are made.
+// in returns the path of something in the rig. It makes the directories above it.
 func (r *rig) in(path string) string {
 	r.t.Helper()
 	path = filepath.Join(r.dir, path)
@@ -160,8 +160,8 @@ func (r *rig) write(path, data string) {
 	must(r.t, os.WriteFile(r.in(path), []byte(data), 0o644))
 }
 
-// standard are the options for an image that is mounted at erofs with the
-// contents in cache and pool.
+// standard returns the options for an image that is mounted at erofs with its contents in cache and
+// pool.
 func (r *rig) standard() view.OverlayOptions {
 	return view.OverlayOptions{
 		Lower: []string{r.mkdir("above"), r.mkdir("erofs")}, Data: []string{r.mkdir("cache"), r.mkdir("pool")},

@@ -20,7 +20,7 @@ func entry(path string, kind rootfs.Type, file int32) gear.Entry {
 	return gear.Entry{Entry: rootfs.Entry{Path: path, Type: kind, Mode: 0o644}, File: file}
 }
 
-// index is a flat one with one of everything.
+// index returns a flat index with one entry of each kind.
 func index() *gear.Index {
 	x := &gear.Index{Files: []gear.File{gear.Empty(), {Name: gear.Name{1}, Size: 3}}}
 	add := func(e gear.Entry, change func(e *gear.Entry)) {
@@ -104,9 +104,9 @@ func TestOfErrors(t *testing.T) {
 	}
 }
 
-// TestOddEntries gives entries of every type attributes and devices that other
-// systems' archivers write: every tree can be in an image, what a file can have is
-// in it, and each that is not has a note.
+// TestOddEntries gives entries of every type the attributes and devices that other systems'
+// archivers write. An image can hold every tree with everything that a file can have. There is a
+// note for each attribute that it cannot hold.
 func TestOddEntries(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(3, 5))
 	prefixes := []string{"user.", "trusted.", "security.", "system.", "com.apple.", "btrfs.", "LIBARCHIVE.xattr.user.", "", "user", "trusted.overlay."}
