@@ -35,7 +35,7 @@ func (m *Registry) ahead(s *source, name, repo string, mf *oci.Manifest) {
 		return // the client asks for it next by itself; the connection is for the layers
 	}
 	for _, d := range small {
-		if _, admitted := m.fills.find(repo, d.Digest); !admitted && m.lacks(s, repo, d.Digest) {
+		if _, admitted := m.fills.find(s.fillKey(d.Digest), repo); !admitted && m.lacks(s, repo, d.Digest) {
 			m.begin(s, name, repo, d.Digest)
 		}
 	}

@@ -144,6 +144,7 @@ func (m *Registry) unlisted(name string) *source {
 		a.sources = map[string]*anySource{}
 	}
 	s := &anySource{m.newSource(*v), a.clock}
+	s.guarded = guarded
 	s.tags.few, s.children.few, s.signed.few = true, true, true
 	for k := range s.negative {
 		s.negative[k].few = true

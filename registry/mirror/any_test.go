@@ -3,8 +3,13 @@ package mirror_test
 import (
 	"context"
 	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
 	"slices"
+	"strconv"
 	"testing"
+	"time"
 
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/mirror"
@@ -127,4 +132,107 @@ func TestAnyUpstreams(t *testing.T) {
 	b.wantManifest("first.test/app", "v1", d.Digest)
 	b.o.srv.Close()
 	b.wantManifest("first.test/app", string(d.Digest), d.Digest)
+}
+
+// newGuardedBed has a mirror of an origin and, as first.test, of a registry that whoever asks chose.
+func newGuardedBed(t *testing.T, chosen string) *bed {
+	t.Helper()
+	return newBed(t, settings{options: func(o *mirror.Options) {
+		o.Patience = time.Millisecond
+		o.Any = &mirror.Any{AnyHosts: mirror.AnyHosts{Patterns: patterns(t, "*.test")},
+			Open: func(name, _ string, _ bool) (*mirror.Source, error) {
+				up, err := upstream.New(&upstream.Options{Name: name, URL: chosen, Logger: slog.New(slog.DiscardHandler)})
+				return &mirror.Source{Name: name, Upstream: up}, err
+			},
+			Stored: func(context.Context) ([]string, error) { return nil, nil },
+		}
+	}})
+}
+
+// TestAnyLies: a registry that whoever asks chose gets no content shown that it only says it has.
+func TestAnyLies(t *testing.T) {
+	liar := newOrigin(t, true)
+	b := newGuardedBed(t, liar.url)
+	secret := random(7, 2<<20)
+	d, size := oci.SHA256(secret), strconv.Itoa(2<<20)
+	gate := make(chan struct{})
+	defer close(gate)
+	liar.on(func(r *http.Request) *fault {
+		return &fault{status: 200, header: map[string]string{"Content-Length": size}}
+	})
+
+	// It is stored here, in a repository of which the asker may know the digests only.
+	b.o.push("app", secret)
+	b.wantBlob("origin/app", secret)
+	b.settled()
+	if got, err := b.get("first.test/app", d); err == nil || len(got) > 0 {
+		t.Errorf("a stored blob: got %d bytes", len(got))
+	}
+
+	// It is on its way here.
+	other := random(8, 2<<20)
+	e := b.o.push("app", other).Digest
+	b.o.on(func(r *http.Request) *fault {
+		if isBlob(r, e) {
+			return &fault{gate: gate, gateAt: 1 << 20}
+		}
+		return nil
+	})
+	c, err := b.GetBlob(t.Context(), "origin/app", e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := io.ReadFull(c, make([]byte, 1<<19)); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if got, err := read(b.GetBlobRange(ctx, "first.test/app", e, 0, 1<<19)); err == nil || len(got) > 0 {
+		t.Errorf("a blob that is being fetched: got %d bytes", len(got))
+	}
+}
+
+// TestAnySpoilsNothing: what a registry sends that whoever asks chose is in nobody else's way.
+func TestAnySpoilsNothing(t *testing.T) {
+	liar := newOrigin(t, false)
+	b := newGuardedBed(t, liar.url)
+	layer := random(9, 2<<20)
+	d := liar.push("app", layer).Digest
+	b.o.push("app", layer)
+
+	// It has broken off behind bytes that are wrong.
+	liar.on(func(r *http.Request) *fault {
+		if r.Method == http.MethodGet {
+			return &fault{flip: true, flipAt: 5, cutAt: 1 << 20}
+		}
+		return nil
+	})
+	if _, err := b.get("first.test/app", d); err == nil {
+		t.Error("wrong bytes were given as the blob")
+	}
+	b.settled()
+
+	// It stands still.
+	gate := make(chan struct{})
+	liar.on(func(r *http.Request) *fault {
+		if r.Method == http.MethodGet {
+			return &fault{gate: gate, gateAt: 1 << 20}
+		}
+		return nil
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	done := make(chan error, 1)
+	go func() {
+		_, err := read(b.GetBlob(ctx, "first.test/other", d))
+		done <- err
+	}()
+	until(t, "it is being fetched", func() bool { return len(b.Status().Fills) == 1 })
+	got, err := read(b.GetBlob(ctx, "origin/app", d))
+	if err != nil || oci.SHA256(got) != d {
+		t.Errorf("the blob of a listed upstream: got %d bytes, %v", len(got), err)
+	}
+	close(gate)
+	<-done // what became of it is its own upstream's business
 }

@@ -24,7 +24,7 @@ type fillContent struct {
 var _ oci.Content = (*fillContent)(nil)
 
 func (c *fillContent) openFile() error {
-	file, err := os.Open(c.f.m.fills.path(c.f.digest))
+	file, err := os.Open(c.f.path())
 	if err != nil {
 		return err
 	}

@@ -30,7 +30,8 @@
 // another one. What the upstream answers with 401, 403 or 404 is answered so, and
 // never from what was fetched earlier, by tag. By digest the repository's stored
 // content is served without asking: it cannot have changed, and clients are let in
-// by the access rules here.
+// by the access rules here. The word of a registry that whoever asked chose confirms
+// nothing: it has to send the content, and shares no fill with others.
 //
 // No stall: nobody waits for content to become durable, and no client's leaving
 // ends what others wait for.

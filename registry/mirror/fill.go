@@ -77,6 +77,11 @@ func newFill(m *Registry, s *source, name, repo string, d oci.Digest) *fill {
 	return f
 }
 
+func (f *fill) key() fillKey { return f.s.fillKey(f.digest) }
+
+// path is the file of a blob that is not in RAM.
+func (f *fill) path() string { return f.m.fills.path(f.key()) }
+
 // enter adds a reader, which leaves with leave.
 func (f *fill) enter() {
 	f.mu.Lock()
@@ -305,7 +310,7 @@ func (f *fill) fail(err error) {
 	case f.written > 0: // in RAM, and nothing on disk
 		if keep {
 			onDisk = true
-			if werr := os.WriteFile(f.m.fills.path(f.digest), f.buf[:f.written], 0o600); werr != nil {
+			if werr := os.WriteFile(f.path(), f.buf[:f.written], 0o600); werr != nil {
 				f.m.log.Warn("keep what was fetched of a blob", "digest", f.digest, "bytes", f.written, "err", werr)
 				keep = false
 			}
@@ -334,7 +339,7 @@ func (f *fill) fail(err error) {
 }
 
 func (f *fill) removeFile() {
-	if err := os.Remove(f.m.fills.path(f.digest)); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := os.Remove(f.path()); err != nil && !errors.Is(err, os.ErrNotExist) {
 		f.m.log.Warn("remove what was fetched of a blob", "digest", f.digest, "err", err)
 	}
 }
@@ -392,7 +397,7 @@ func (f *fill) reset() bool {
 	}
 	if f.file != nil { // the same file, because readers may have it open
 		f.file.close()
-		file, err := newSpool(f.m.fills.path(f.digest), f.digest, f.m.opts.KeepFree)
+		file, err := newSpool(f.path(), f.digest, f.m.opts.KeepFree)
 		if err != nil {
 			return false
 		}
@@ -413,7 +418,7 @@ func (f *fill) resume(ctx context.Context, d *download) error {
 	if err != nil {
 		return err
 	}
-	file, n, err := resumeSpool(ctx, f.m.fills.path(f.digest), f.digest, desc.Size, f.m.opts.KeepFree)
+	file, n, err := resumeSpool(ctx, f.path(), f.digest, desc.Size, f.m.opts.KeepFree)
 	if err != nil {
 		return &sinkError{err}
 	}
@@ -437,8 +442,9 @@ func (f *fill) begin(ctx context.Context, size int64) error {
 		}
 		return nil
 	}
-	if size > smallBlob {
-		// The upstream has just shown that the repository has it.
+	if size > smallBlob && !f.s.guarded {
+		// The upstream has just shown that the repository has it. One that whoever asks
+		// chose could say so of any digest, and must send all of it.
 		_, err := f.m.store.LinkStored(ctx, f.repo, f.digest)
 		if err == nil {
 			return errLookAgain
@@ -456,7 +462,7 @@ func (f *fill) begin(ctx context.Context, size int64) error {
 			f.m.fills.memory.Add(-size)
 		}
 		var err error
-		if file, err = newSpool(f.m.fills.path(f.digest), f.digest, f.m.opts.KeepFree); err != nil {
+		if file, err = newSpool(f.path(), f.digest, f.m.opts.KeepFree); err != nil {
 			return err
 		}
 	}
@@ -524,14 +530,14 @@ func (f *fill) store(repos []string) (left bool) {
 	if f.file == nil {
 		_, err = f.m.store.AdoptBytes(ctx, f.repo, f.digest, f.buf)
 	} else {
-		_, err = f.m.store.AdoptBlob(ctx, f.repo, f.digest, f.written, f.m.fills.path(f.digest))
+		_, err = f.m.store.AdoptBlob(ctx, f.repo, f.digest, f.written, f.path())
 	}
 	if err != nil {
 		f.m.log.Warn("store a blob that was fetched", "repo", f.repo, "digest", f.digest, "bytes", f.written, "err", err)
 		if f.file == nil {
 			return false
 		}
-		_, statErr := os.Stat(f.m.fills.path(f.digest))
+		_, statErr := os.Stat(f.path())
 		return statErr == nil // storing it is tried again when it is asked for
 	}
 	for _, repo := range repos {

@@ -23,8 +23,24 @@ const (
 	partMaxAge = 7 * 24 * time.Hour
 )
 
-// fills are the blobs that are being fetched, one fill for each digest, and what
-// earlier ones left in the directory.
+// fillKey is what there is one fill of. Upstreams that the configuration chose share the
+// fills of a digest. One that was chosen by whoever asks has its own: it must not slow
+// down or spoil what others fetch, nor be given what they have fetched.
+type fillKey struct {
+	digest oci.Digest
+	alone  string // the name of such an upstream, or ""
+}
+
+// fillKey returns the key of a source's fill.
+func (s *source) fillKey(d oci.Digest) fillKey {
+	if s.guarded {
+		return fillKey{d, s.Name}
+	}
+	return fillKey{digest: d}
+}
+
+// fills are the blobs that are being fetched, and what earlier fills left in the
+// directory.
 type fills struct {
 	dir string
 	// count is how many there are: most of the time none, and then a reader need
@@ -34,13 +50,13 @@ type fills struct {
 	memory atomic.Int64
 
 	mu    sync.RWMutex
-	under map[oci.Digest]*fill
-	parts map[oci.Digest]bool
+	under map[fillKey]*fill
+	parts map[fillKey]bool
 }
 
 // init finds what an earlier process left.
 func (fs *fills) init(dir string, now time.Time) error {
-	fs.dir, fs.under, fs.parts = dir, map[oci.Digest]*fill{}, map[oci.Digest]bool{}
+	fs.dir, fs.under, fs.parts = dir, map[fillKey]*fill{}, map[fillKey]bool{}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
@@ -61,22 +77,22 @@ func (fs *fills) scan(now, booted time.Time) error {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	for _, e := range list {
-		d, ok := partDigest(e.Name())
-		if !ok || fs.under[d] != nil {
+		k, ok := partKey(e.Name())
+		if !ok || fs.under[k] != nil {
 			continue
 		}
 		info, err := e.Info()
 		if errors.Is(err, os.ErrNotExist) { // it has been stored since
-			delete(fs.parts, d)
+			delete(fs.parts, k)
 			continue
 		} else if err != nil {
 			return err
 		}
 		if at := info.ModTime(); now.Sub(at) <= partMaxAge && at.After(booted) && info.Mode().IsRegular() {
-			fs.parts[d] = true
+			fs.parts[k] = true
 			continue
 		}
-		delete(fs.parts, d)
+		delete(fs.parts, k)
 		if err := os.Remove(filepath.Join(fs.dir, e.Name())); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
@@ -95,26 +111,32 @@ func bootTime() (time.Time, error) {
 }
 
 // path is the file of a blob that is being fetched.
-func (fs *fills) path(d oci.Digest) string {
-	return filepath.Join(fs.dir, d.Algorithm().String()+"-"+d.Encoded()+partSuffix)
+func (fs *fills) path(k fillKey) string {
+	name := k.digest.Algorithm().String() + "-" + k.digest.Encoded()
+	if k.alone != "" {
+		name += "-" + k.alone
+	}
+	return filepath.Join(fs.dir, name+partSuffix)
 }
 
-// partDigest is the reverse of path.
-func partDigest(file string) (oci.Digest, bool) {
-	alg, hex, ok := strings.Cut(strings.TrimSuffix(file, partSuffix), "-")
-	d := oci.Digest(alg + ":" + hex)
-	return d, ok && strings.HasSuffix(file, partSuffix) && oci.ValidDigest(d)
+// partKey is the reverse of path.
+func partKey(file string) (fillKey, bool) {
+	name, isPart := strings.CutSuffix(file, partSuffix)
+	alg, rest, ok := strings.Cut(name, "-")
+	hex, alone, _ := strings.Cut(rest, "-")
+	k := fillKey{oci.Digest(alg + ":" + hex), alone}
+	return k, isPart && ok && oci.ValidDigest(k.digest)
 }
 
 // find returns the fill of a blob, if there is one. admitted tells whether its
 // upstream has said that the repository has the blob.
-func (fs *fills) find(repo string, d oci.Digest) (f *fill, admitted bool) {
+func (fs *fills) find(k fillKey, repo string) (f *fill, admitted bool) {
 	if fs.count.Load() == 0 {
 		return nil, false
 	}
 	fs.mu.RLock()
 	defer fs.mu.RUnlock()
-	if f = fs.under[d]; f == nil {
+	if f = fs.under[k]; f == nil {
 		return nil, false
 	}
 	return f, f.repos[repo]
@@ -138,10 +160,10 @@ const (
 // join makes the caller a reader of the fill of a blob, and begins the fill where
 // there is none. again says that the store was asked twice.
 func (m *Registry) join(s *source, name, repo string, d oci.Digest, again bool) (*fill, joined, error) {
-	fs := &m.fills
+	fs, k := &m.fills, s.fillKey(d)
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
-	if f := fs.under[d]; f != nil {
+	if f := fs.under[k]; f != nil {
 		if !f.repos[repo] {
 			return f, stranger, nil
 		}
@@ -152,13 +174,13 @@ func (m *Registry) join(s *source, name, repo string, d oci.Digest, again bool) 
 		return nil, lookAgain, nil
 	}
 	f := newFill(m, s, name, repo, d)
-	f.continues = fs.parts[d]
+	f.continues = fs.parts[k]
 	f.enter()
 	if !m.spawn(f.run) {
 		f.cancel()
 		return nil, lookAgain, errClosed()
 	}
-	fs.under[d] = f
+	fs.under[k] = f
 	fs.count.Add(1)
 	return f, beginner, nil
 }
@@ -168,7 +190,7 @@ func (m *Registry) join(s *source, name, repo string, d oci.Digest, again bool) 
 func (fs *fills) admit(f *fill, repo string) bool {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
-	if fs.under[f.digest] != f || f.closed {
+	if fs.under[f.key()] != f || f.closed {
 		return false
 	}
 	f.repos[repo] = true
@@ -192,12 +214,12 @@ func (fs *fills) close(f *fill) []string {
 func (fs *fills) remove(f *fill, left bool) {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
-	delete(fs.under, f.digest)
+	delete(fs.under, f.key())
 	fs.count.Add(-1)
 	if left {
-		fs.parts[f.digest] = true
+		fs.parts[f.key()] = true
 	} else {
-		delete(fs.parts, f.digest)
+		delete(fs.parts, f.key())
 	}
 }
 
@@ -227,7 +249,7 @@ func (m *Registry) ResolveBlob(ctx context.Context, repo string, d oci.Digest) (
 	if s == nil {
 		return m.store.ResolveBlob(ctx, repo, d)
 	}
-	if f, admitted := m.fills.find(repo, d); admitted {
+	if f, admitted := m.fills.find(s.fillKey(d), repo); admitted {
 		if size, err := f.whole(ctx); err == nil {
 			s.counts.add(kindBlob, resultHit)
 			return blobDescriptor(d, size), nil
@@ -334,7 +356,7 @@ const maxLooks = 5
 // fetched, or in the store, or else at the upstream.
 func (m *Registry) openBlob(ctx context.Context, s *source, name, repo string, d oci.Digest, p span) (oci.Content, error) {
 	for look := range maxLooks {
-		if _, admitted := m.fills.find(repo, d); !admitted {
+		if _, admitted := m.fills.find(s.fillKey(d), repo); !admitted {
 			c, err := m.fromStore(ctx, repo, d, p)
 			if err == nil {
 				s.counts.add(kindBlob, resultHit)
@@ -410,6 +432,9 @@ func (m *Registry) introduce(ctx context.Context, f *fill, s *source, name, repo
 	}
 	if err := await(ctx, f.settled); err != nil {
 		return err
+	}
+	if s.guarded && !f.right() { // its word alone is no reason to show what others have stored
+		return errLookAgain
 	}
 	// It has come too late. If the blob was stored it only has to be linked, or else
 	// it is fetched once more.

@@ -172,6 +172,9 @@ type source struct {
 	counts   counts
 	// strict says that manifests must be looked at before they are let in.
 	strict bool
+	// guarded says that whoever asked chose the upstream. What it says it has, but has
+	// not sent, proves nothing.
+	guarded bool
 }
 
 // Registry is a pull-through registry over a stored one. All methods may run
