@@ -163,7 +163,7 @@ func (p *Proxy) Namespaces() map[string]string {
 	found := map[string]string{}
 	for i := range all {
 		u := &all[i]
-		for _, ns := range u.namespaces() {
+		for _, ns := range u.Namespaces() {
 			if hub && u.Name != DockerHub && slices.Contains(dockerHubNames, ns) {
 				continue
 			}
@@ -184,9 +184,9 @@ func (p *Proxy) Namespaces() map[string]string {
 	return found
 }
 
-// namespaces are the names that follow from an upstream's name and URL. A registry that is not at
+// Namespaces are the names that follow from an upstream's name and URL. A registry that is not at
 // the root of its host, or of which a part is mirrored, is none that image names could mean.
-func (u *Upstream) namespaces() []string {
+func (u *Upstream) Namespaces() []string {
 	var list []string
 	if at, err := url.Parse(u.URL); err == nil && (strings.Trim(at.Path, "/") == "" || strings.Trim(at.Path, "/") == "v2") {
 		host, port := strings.ToLower(at.Hostname()), at.Port()

@@ -22,12 +22,13 @@ func anyHosts(cfg *config.Config) *mirror.AnyHosts {
 			a.Patterns = append(a.Patterns, p)
 		}
 	}
+	except := func(name string) { a.Except[strings.ReplaceAll(strings.ToLower(name), ":", "-")] = true }
 	for own := range ownNames(cfg) {
-		a.Except[strings.ReplaceAll(own, ":", "-")] = true
+		except(own)
 	}
-	for _, u := range cfg.Proxy.All() {
-		for _, name := range append(slices.Clone(u.Hosts), u.Name) {
-			a.Except[strings.ToLower(name)] = true
+	for _, u := range cfg.Proxy.All() { // its rules hold whatever it is called
+		for _, name := range slices.Concat(u.Hosts, u.Namespaces(), []string{u.Name}) {
+			except(name)
 		}
 	}
 	return a

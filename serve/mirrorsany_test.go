@@ -77,3 +77,18 @@ func TestMirrorAnyGuarded(t *testing.T) {
 		t.Errorf("the host inside was asked %d times", n)
 	}
 }
+
+// TestMirrorAnyListed: the rules of an upstream that is listed are not evaded by another of its names.
+func TestMirrorAnyListed(t *testing.T) {
+	up := start(t, setup{})
+	layer := mirrorLayer("listed")
+	up.pushImage("team/app", "v1", layer)
+	up.pushImage("team/app", "v2-rc1", layer)
+	at := strings.TrimPrefix(up.url, "http://")
+	s := start(t, setup{yaml: fmt.Sprintf("proxy: {any: ['127.0.0.1:*'], upstreams: [{name: corp, url: %q, deny: [{tags: ['.*-rc.*']}]}]}\n", up.url)})
+	s.pull("corp/team/app", "v1", "", layer)
+	s.pull("team/app", "v1", "?ns="+at, layer)
+	s.want(403, "GET", "/v2/corp/team/app/manifests/v2-rc1", "")
+	s.want(403, "GET", "/v2/team/app/manifests/v2-rc1?ns="+at, "")
+	s.want(404, "GET", "/v2/"+strings.ReplaceAll(at, ":", "-")+"/team/app/manifests/v2-rc1", "")
+}

@@ -14,7 +14,7 @@ import (
 type AnyHosts struct {
 	Patterns []oci.HostPattern
 	// Except has names of registries that are never mirrored so: those of this server, and
-	// the upstreams that are listed.
+	// of the upstreams that are listed.
 	Except map[string]bool
 }
 
@@ -58,6 +58,9 @@ func (a *AnyHosts) Where(name string) (url string, guarded bool) {
 func (a *AnyHosts) where(name, host, port string) (url string, guarded bool) {
 	// What has no dot is the name of a repository here: team/app.
 	if !strings.Contains(host, ".") && host != "localhost" || strings.Trim(port, "0123456789") != "" || len(port) > 5 {
+		return "", false
+	}
+	if port == "443" || strings.HasPrefix(port, "0") { // Except has what the registry is called else
 		return "", false
 	}
 	if a.Except[name] || !oci.ValidName(name) || strings.Contains(name, "/") {

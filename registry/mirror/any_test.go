@@ -50,7 +50,7 @@ func TestAnyHosts(t *testing.T) {
 		{ns: "127.0.0.1:5000", name: "127.0.0.1-5000", url: "http://127.0.0.1:5000"},
 		{ns: "a.example.com:5001"}, {ns: "own.example.com"}, {ns: "internal.test"}, {ns: "quay.io"}, {ns: "example.com"},
 		{ns: ""}, {ns: "ghcr.io:80"}, {ns: "ghcr.io/org"}, {ns: "user@a.example.com"}, {ns: "[::1]:5000"}, {ns: "127.0.0.1"},
-		{ns: "a.example.com:5000:1"}, {ns: "library"}, {ns: "a.example.com#"}, {ns: "..example.com"}, {ns: "-.example.com"}, {ns: "169.254.169.254"},
+		{ns: "a.example.com:5000:1"}, {ns: "library"}, {ns: "a.example.com#"}, {ns: "..example.com"}, {ns: "-.example.com"}, {ns: "169.254.169.254"}, {ns: "a.example.com:05000"},
 	} {
 		name, ok := a.Name(c.ns)
 		if ok != (c.url != "") || ok && name != c.name {
@@ -70,6 +70,12 @@ func TestAnyHosts(t *testing.T) {
 	for repo, want := range map[string]bool{"library/nginx": false, "team/a.b/c": false, "quay.io/a": true, "localhost/a": true, "r.test-5000/a": true, "10.0.0.1/a": true} {
 		if got := all.Mirrored(repo); got != want {
 			t.Errorf("with *: %s is a mirror: %v", repo, got)
+		}
+	}
+	one := mirror.AnyHosts{Patterns: patterns(t, "quay.io:*"), Except: map[string]bool{"quay.io": true, "quay.io-5000": true}}
+	for _, name := range []string{"quay.io", "quay.io-443", "quay.io-0443", "quay.io-00443", "quay.io-5000", "quay.io-05000"} {
+		if url, _ := one.Where(name); url != "" {
+			t.Errorf("%s is at %s, and listed by another name", name, url)
 		}
 	}
 	for _, ns := range []string{"quay.io", "10.0.0.1", "localhost", "127.0.0.1:5000", "169.254.169.254"} {
@@ -199,6 +205,7 @@ func TestAnySpoilsNothing(t *testing.T) {
 	b := newGuardedBed(t, liar.url)
 	layer := random(9, 2<<20)
 	d := liar.push("app", layer).Digest
+	liar.push("other", layer)
 	b.o.push("app", layer)
 
 	// It has broken off behind bytes that are wrong.
@@ -217,7 +224,7 @@ func TestAnySpoilsNothing(t *testing.T) {
 	gate := make(chan struct{})
 	liar.on(func(r *http.Request) *fault {
 		if r.Method == http.MethodGet {
-			return &fault{gate: gate, gateAt: 1 << 20}
+			return &fault{gate: gate, gateAt: 4 << 10}
 		}
 		return nil
 	})
