@@ -340,9 +340,11 @@ func (m *Registry) checkSigned(ctx context.Context, s *source, name, repo string
 // or a referrer.
 func (m *Registry) askSigned(ctx context.Context, s *source, name string, d oci.Digest) error {
 	tag := d.Algorithm().String() + "-" + d.Encoded() + ".sig"
-	_, err := s.Upstream.ResolveManifest(ctx, name, tag)
-	if err == nil || upstream.KindOf(err) != upstream.NotFound {
-		return err
+	if oci.ValidTag(tag) { // a sha512 digest is too long for a tag
+		_, err := s.Upstream.ResolveManifest(ctx, name, tag)
+		if err == nil || upstream.KindOf(err) != upstream.NotFound {
+			return err
+		}
 	}
 	list, err := s.Upstream.Referrers(ctx, name, d)
 	if err != nil && upstream.KindOf(err) != upstream.NotFound {

@@ -1,6 +1,7 @@
 package mirror_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"regexp"
@@ -200,6 +201,31 @@ func TestOnlySigned(t *testing.T) {
 	b.clock.Add(time.Minute)
 	b.wantManifest("origin/app", "multi", index.Digest)
 	b.wantManifest("origin/app", string(images[0].Digest), images[0].Digest)
+}
+
+// TestOnlySigned512: the digest may be one that is too long for cosign's tags.
+func TestOnlySigned512(t *testing.T) {
+	b := newBed(t, settings{source: func(s *mirror.Source) { s.OnlySigned = true }})
+	put := func(n int) oci.Descriptor {
+		_, m := b.o.image("app", "", fmt.Sprintf(`{"n":%d}`, n), random(1, sizeTiny))
+		text, err := json.Marshal(m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		res, err := b.o.PutManifest(t.Context(), "app", oci.PutManifest{Bytes: text, MediaType: m.MediaType, Digest: sha512Of(text)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return res.Descriptor
+	}
+	unsigned, signed := put(1), put(2)
+	config := b.o.push("app", []byte(`{}`))
+	b.o.put("app", "", &manifest{SchemaVersion: 2, MediaType: oci.MediaTypeOCIManifest, ArtifactType: "application/vnd.cncf.notary.signature", Config: &config, Subject: &signed})
+	if m, err := b.GetManifest(t.Context(), "origin/app", string(signed.Digest)); err != nil || m.Digest != signed.Digest {
+		t.Errorf("a signed image: %v", err)
+	}
+	_, err := b.GetManifest(t.Context(), "origin/app", string(unsigned.Digest))
+	wantCode(t, "an image without a signature", err, oci.CodeDenied)
 }
 
 // TestSignedIndex checks that an image of a signed index is admitted by digest, whatever was
