@@ -239,8 +239,9 @@ func (k *keyring) bearer(ctx context.Context, repo, refused string) (string, err
 				return "", context.Cause(ctx)
 			}
 		case now.Before(t.errUntil):
+			err := t.err
 			k.mu.Unlock()
-			return "", t.err
+			return "", err
 		}
 		t.fetch = make(chan struct{})
 		g := grant{realm: k.realm, service: k.service, scope: t.scope}
