@@ -367,3 +367,27 @@ func (n *nowhere) PutManifest(_ context.Context, repo string, m oci.PutManifest)
 	}
 	return oci.PutResult{}, nil
 }
+
+// TestRenameMeets: of two images that other tools call differently, and that are the same one here, neither
+// is lost in silence.
+func TestRenameMeets(t *testing.T) {
+	src, dst := newStore(t), newStore(t)
+	first := src.image("docker.io/library/app", 1, nil, "v1")
+	src.image("docker.io/app", 2, nil, "v1")
+	src.image("docker.io/library/app", 3, nil, "v2")
+	b := write(t, src, airgap.Image{Repo: "docker.io/library/app", Ref: "v1"}, airgap.Image{Repo: "docker.io/app", Ref: "v1"}, airgap.Image{Repo: "docker.io/library/app", Ref: "v2"})
+	a := open(t, b)
+	if err := a.Rename(func(airgap.Image) (string, error) { return "docker.io/library/app", nil }); err != nil {
+		t.Fatal(err)
+	}
+	p, err := a.Import(t.Context(), dst, nil)
+	if err == nil || !strings.Contains(err.Error(), "two images are called docker.io/library/app:v1") {
+		t.Errorf("import: %v", err)
+	}
+	if p.Images != 2 || p.ImagesTotal != 3 {
+		t.Errorf("%d of %d images were imported", p.Images, p.ImagesTotal)
+	}
+	if d, err := dst.ResolveManifest(t.Context(), "docker.io/library/app", "v1"); err != nil || d.Digest != first.Digest {
+		t.Errorf("the first image: %+v, %v", d, err)
+	}
+}

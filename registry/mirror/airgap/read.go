@@ -141,19 +141,28 @@ func isFullName(name string) bool { return strings.ContainsAny(name, "/:@") }
 // add adds an image by a name.
 func (a *Archive) add(name string, d oci.Descriptor) {
 	im, err := parseName(name)
-	switch i := slices.IndexFunc(a.images, func(n named) bool { return n.Image == im }); {
+	switch {
 	case err != nil:
 		err = fmt.Errorf("the name of the image %s: %w", d.Digest, err)
 	case oci.IsDigest(im.Ref) && im.Ref != string(d.Digest):
 		err = fmt.Errorf("the image %s is named by another digest", d.Digest)
-	case i >= 0 && a.images[i].desc.Digest != d.Digest:
-		err = fmt.Errorf("two images are called %s, %s and %s", im, a.images[i].desc.Digest, d.Digest)
-	case i < 0:
-		a.images = append(a.images, named{im, d})
+	default:
+		err = a.enter(named{im, d})
 	}
 	if err != nil {
 		a.problems = append(a.problems, err)
 	}
+}
+
+// enter adds an image, once. The error is that its name is another's.
+func (a *Archive) enter(n named) error {
+	i := slices.IndexFunc(a.images, func(other named) bool { return other.Image == n.Image })
+	if i < 0 {
+		a.images = append(a.images, n)
+	} else if a.images[i].desc.Digest != n.desc.Digest {
+		return fmt.Errorf("two images are called %s, %s and %s", n.Image, a.images[i].desc.Digest, n.desc.Digest)
+	}
+	return nil
 }
 
 // parseName reads the name of an image, whose registry may have a port.
@@ -176,7 +185,12 @@ func (a *Archive) Rename(repo func(Image) (string, error)) error {
 			return err
 		}
 	}
-	a.images = list
+	a.images = nil
+	for _, n := range list { // names that were two may be one now
+		if err := a.enter(n); err != nil {
+			a.problems = append(a.problems, err)
+		}
+	}
 	return nil
 }
 
