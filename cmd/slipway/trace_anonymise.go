@@ -14,7 +14,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"example.org/slipway/internal/durable"
-	"example.org/slipway/workload/trace"
+	"example.org/slipway/workload/trace/ingest"
+	"example.org/slipway/workload/trace/logs"
 	"example.org/slipway/workload/trace/store"
 )
 
@@ -22,7 +23,7 @@ import (
 type anonymiseFlags struct {
 	input               traceInputFlags
 	out, keepKey, shift string
-	o                   trace.AnonymiserOptions
+	o                   ingest.AnonymiserOptions
 }
 
 func traceAnonymiseCommand() *cobra.Command {
@@ -67,7 +68,7 @@ func (f *anonymiseFlags) run(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	a, err := trace.NewAnonymiser(key, &f.o)
+	a, err := ingest.NewAnonymiser(key, &f.o)
 	if err != nil {
 		return err
 	}
@@ -103,12 +104,12 @@ func (f *anonymiseFlags) checkMixed() error {
 }
 
 // logs anonymises logs.
-func (f *anonymiseFlags) logs(cmd *cobra.Command, args []string, a *trace.Anonymiser) error {
+func (f *anonymiseFlags) logs(cmd *cobra.Command, args []string, a *ingest.Anonymiser) error {
 	in, err := f.input.input(false)
 	if err != nil {
 		return err
 	}
-	files, total, err := trace.Files(args)
+	files, total, err := logs.Files(args)
 	if err != nil {
 		return err
 	}
@@ -118,7 +119,7 @@ func (f *anonymiseFlags) logs(cmd *cobra.Command, args []string, a *trace.Anonym
 	}
 	p := newProgress("anonymise")
 	began := time.Now()
-	done, err := store.Import(cmd.Context(), in, files, w, &store.ImportOptions{Zone: f.input.zone, ForceZone: f.input.zone != "",
+	done, err := ingest.Import(cmd.Context(), in, files, w, &ingest.ImportOptions{Zone: f.input.zone, ForceZone: f.input.zone != "",
 		Change:   a.Anonymise,
 		Progress: func(records int64) { p.share(in.Read(), total, "%d records", records) }})
 	p.end()
@@ -147,8 +148,8 @@ func anonymiseKey(file string) ([]byte, error) {
 		text, err := os.ReadFile(file)
 		if err == nil {
 			key, err := hex.DecodeString(strings.TrimSpace(string(text)))
-			if err != nil || len(key) < trace.MinKey {
-				return nil, fmt.Errorf("%s has no key: at least %d bytes in hexadecimal are needed", file, trace.MinKey)
+			if err != nil || len(key) < ingest.MinKey {
+				return nil, fmt.Errorf("%s has no key: at least %d bytes in hexadecimal are needed", file, ingest.MinKey)
 			}
 			return key, nil
 		}

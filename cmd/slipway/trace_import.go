@@ -15,7 +15,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"example.org/slipway/workload/trace"
+	"example.org/slipway/workload/trace/ingest"
+	"example.org/slipway/workload/trace/logs"
+	"example.org/slipway/workload/trace/logs/formats"
 	"example.org/slipway/workload/trace/store"
 )
 
@@ -27,15 +29,15 @@ type traceInputFlags struct {
 
 func (f *traceInputFlags) add(cmd *cobra.Command) {
 	fl := cmd.Flags()
-	fl.StringVar(&f.format, "format", "auto", "format of the logs: auto, "+strings.Join(trace.FormatNames(), ", "))
+	fl.StringVar(&f.format, "format", "auto", "format of the logs: auto, "+strings.Join(formats.Names(), ", "))
 	fl.StringVar(&f.zone, "zone", "", "zone of the records (default: what the names of files of the IBM traces tell, or \"default\")")
 	fl.StringVar(&f.start, "start", "2000-01-01T00:00:00Z", "time of the first record of format uris")
 	fl.Float64Var(&f.rate, "rate", 10, "records a second of format uris")
 }
 
 // input reads logs. With identify, records without ids get some.
-func (f *traceInputFlags) input(identify bool) (*trace.Input, error) {
-	format, err := trace.ParseInputFormat(f.format)
+func (f *traceInputFlags) input(identify bool) (*logs.Input, error) {
+	format, err := formats.Parse(f.format)
 	if err != nil {
 		return nil, usagef("--format: %w", err)
 	}
@@ -51,7 +53,7 @@ func (f *traceInputFlags) input(identify bool) (*trace.Input, error) {
 	if !(f.rate > 0 && f.rate <= 1e9) {
 		return nil, usagef("--rate is %v; it must be above 0 and at most 1e9", f.rate)
 	}
-	return trace.NewInput(&trace.InputOptions{Format: format, Start: start, Rate: f.rate, Identify: identify}), nil
+	return logs.NewInput(&logs.InputOptions{Format: format, Start: start, Rate: f.rate, Identify: identify}), nil
 }
 
 func traceImportCommand() *cobra.Command {
@@ -90,7 +92,7 @@ With --drop-duplicates a record without an id gets one that is made of its conte
 			if f.memory < 1 || f.memory > maxMemory {
 				return usagef("--memory is %d MiB; it is 1 to %d", f.memory, maxMemory)
 			}
-			files, total, err := trace.Files(args)
+			files, total, err := logs.Files(args)
 			if err != nil {
 				return err
 			}
@@ -105,7 +107,7 @@ With --drop-duplicates a record without an id gets one that is made of its conte
 			}
 			p := newProgress("import")
 			began := time.Now()
-			done, err := store.Import(cmd.Context(), in, files, w, &store.ImportOptions{Zone: f.input.zone, ForceZone: f.input.zone != "",
+			done, err := ingest.Import(cmd.Context(), in, files, w, &ingest.ImportOptions{Zone: f.input.zone, ForceZone: f.input.zone != "",
 				Progress: func(records int64) {
 					p.share(in.Read(), total, "%d records, %.0f/s", records, float64(records)/time.Since(began).Seconds())
 				}})
@@ -160,7 +162,7 @@ func duplicates(w *store.Written) string {
 }
 
 // printImported prints the summary of an import.
-func printImported(out io.Writer, im *store.Imported, files int, took time.Duration) {
+func printImported(out io.Writer, im *ingest.Imported, files int, took time.Duration) {
 	fmt.Fprintf(out, "%d records from %d files in %s (%.0f/s)\n", im.Records, files, took.Round(10*time.Millisecond), float64(im.Records)/took.Seconds())
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	printCounts(w, "zone", im.Zones, im.Records)
@@ -177,7 +179,7 @@ func printImported(out io.Writer, im *store.Imported, files int, took time.Durat
 }
 
 // printSkipped tells what was left out and why.
-func printSkipped(out io.Writer, skipped []trace.Skipped) {
+func printSkipped(out io.Writer, skipped []logs.Skipped) {
 	for _, s := range skipped {
 		fmt.Fprintf(out, "skipped %d: %s; the first are\n", s.Count, s.Kind)
 		for _, p := range s.First {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"example.org/slipway/workload/trace/figures"
 	"example.org/slipway/workload/trace/store"
 )
 
@@ -57,13 +58,13 @@ func parseMoment(s string) (time.Time, error) {
 // zoneReport is what slipway trace info tells of a zone.
 type zoneReport struct {
 	*store.ZoneInfo
-	Figures *store.Figures `json:"figures,omitempty"`
+	Figures *figures.Figures `json:"figures,omitempty"`
 }
 
 func traceInfoCommand() *cobra.Command {
 	var part traceRangeFlags
 	var output string
-	var figures bool
+	var withFigures bool
 	cmd := &cobra.Command{
 		Use:   "info STORE",
 		Short: "Tell what is in a store of traces",
@@ -85,7 +86,7 @@ each figure is exactly is told in docs/trace.md.`,
 				return err
 			}
 			defer s.Close()
-			reports, err := zoneReports(cmd.Context(), s, store.Query{From: from, To: to}, part.zones, figures)
+			reports, err := zoneReports(cmd.Context(), s, store.Query{From: from, To: to}, part.zones, withFigures)
 			if err != nil {
 				return err
 			}
@@ -103,12 +104,12 @@ each figure is exactly is told in docs/trace.md.`,
 	}
 	part.add(cmd)
 	addForm(cmd.Flags(), &output, "output", "json")
-	cmd.Flags().BoolVar(&figures, "figures", false, "tell about popularity and order too")
+	cmd.Flags().BoolVar(&withFigures, "figures", false, "tell about popularity and order too")
 	return cmd
 }
 
 // zoneReports makes a report of each zone.
-func zoneReports(ctx context.Context, s *store.Store, q store.Query, zones []string, figures bool) ([]zoneReport, error) {
+func zoneReports(ctx context.Context, s *store.Store, q store.Query, zones []string, withFigures bool) ([]zoneReport, error) {
 	if len(zones) == 0 {
 		for _, z := range s.Zones() {
 			zones = append(zones, z.Name)
@@ -125,8 +126,8 @@ func zoneReports(ctx context.Context, s *store.Store, q store.Query, zones []str
 			return nil, err
 		}
 		r := zoneReport{ZoneInfo: info}
-		if figures {
-			if r.Figures, err = s.Figures(ctx, q); err != nil {
+		if withFigures {
+			if r.Figures, err = figures.Of(ctx, s, q); err != nil {
 				return nil, err
 			}
 		}
@@ -160,14 +161,14 @@ func (r *zoneReport) print(out io.Writer) {
 	}
 }
 
-func printFigures(out io.Writer, f *store.Figures) {
+func printFigures(out io.Writer, f *figures.Figures) {
 	share := func(n int64) float64 { return 100 * float64(n) / float64(max(f.GETs, 1)) }
 	fmt.Fprintf(out, "\nGETs: %d; pings %.1f %%, blobs %.1f %%, manifests %.1f %%, others %.1f %%\n", f.GETs, share(f.Pings), share(f.Blobs), share(f.Manifests), share(f.Others))
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "GETs of\tdistinct\ttop 1 %\ttop 10\trank 1\tonce\tZipf slope\t")
 	for _, row := range []struct {
 		name string
-		p    store.Popularity
+		p    figures.Popularity
 	}{
 		{"blobs by digest", f.BlobDigests}, {"blobs by URI", f.BlobURIs}, {"manifests by URI", f.ManifestURIs},
 		{"manifests by reference", f.ManifestRefs}, {"repositories", f.Repositories}, {"namespaces", f.Namespaces},

@@ -11,7 +11,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"example.org/slipway/workload/trace"
+	"example.org/slipway/workload/trace/ingest"
+	"example.org/slipway/workload/trace/logs"
+	"example.org/slipway/workload/trace/logs/formats"
 	"example.org/slipway/workload/trace/store"
 )
 
@@ -51,15 +53,15 @@ lines but no request is an error.`,
 
 // timedFormats are the formats whose records have times.
 func timedFormats() []string {
-	return slices.DeleteFunc(trace.FormatNames(), func(name string) bool { return name == string(trace.FormatURIs) })
+	return slices.DeleteFunc(formats.Names(), func(name string) bool { return name == string(formats.URIs) })
 }
 
 func (f *recordFlags) run(cmd *cobra.Command, path string) error {
 	if err := checkStore(f.out); err != nil {
 		return err
 	}
-	format, err := trace.ParseInputFormat(f.format)
-	if err != nil || format == trace.FormatURIs { // which has no times
+	format, err := formats.Parse(f.format)
+	if err != nil || format == formats.URIs { // which has no times
 		return usagef("--format is %q; a log that is followed is auto, %s", f.format, strings.Join(timedFormats(), ", "))
 	}
 	if err := store.CheckZone(f.zone); err != nil {
@@ -89,7 +91,7 @@ func (f *recordFlags) run(cmd *cobra.Command, path string) error {
 		defer context.AfterFunc(ctx, func() { w.Close() })()
 		log = r
 	} else {
-		follower, err := trace.Follow(path, !f.all)
+		follower, err := logs.Follow(path, !f.all)
 		if err != nil {
 			return errors.Join(err, w.Close())
 		}
@@ -97,9 +99,9 @@ func (f *recordFlags) run(cmd *cobra.Command, path string) error {
 		defer context.AfterFunc(ctx, follower.Stop)()
 		log = follower
 	}
-	in := trace.NewInput(&trace.InputOptions{Format: format})
+	in := logs.NewInput(&logs.InputOptions{Format: format})
 	p := newProgress("record")
-	n, err := store.Record(in, log, path, w, &store.RecordOptions{Zone: f.zone, Every: f.every,
+	n, err := ingest.Record(in, log, path, w, &ingest.RecordOptions{Zone: f.zone, Every: f.every,
 		Progress: func(n int64) { p.show("%d records", n) }})
 	p.end()
 	fmt.Fprintf(cmd.OutOrStdout(), "%d records, %d in %d files\n", n, w.Written().Records, w.Written().Files)

@@ -4,13 +4,10 @@
 package trace
 
 import (
-	"bufio"
 	"encoding/json"
 	"fmt"
-	"io"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 )
 
@@ -140,21 +137,6 @@ func appendEscaped(b []byte, s string) []byte {
 	return b
 }
 
-// wire is the ten-field form with its eleventh field. What is unknown is null.
-type wire struct {
-	Host       string   `json:"host"`
-	Duration   *float64 `json:"http.request.duration"`
-	Method     string   `json:"http.request.method"`
-	RemoteAddr string   `json:"http.request.remoteaddr"`
-	URI        string   `json:"http.request.uri"`
-	UserAgent  string   `json:"http.request.useragent"`
-	Status     *int64   `json:"http.response.status"`
-	Written    *int64   `json:"http.response.written"`
-	ID         string   `json:"id"`
-	Timestamp  string   `json:"timestamp"`
-	Digest     string   `json:"digest,omitempty"`
-}
-
 // AppendTrace appends the record as a line of JSON with the ten fields: the
 // duration in seconds, the URI without its leading slash and query, the size of
 // the content, whichever way it went, the time in UTC with milliseconds. What is
@@ -222,92 +204,4 @@ func appendKnown(b []byte, n int64, known bool) []byte {
 		return append(b, "null"...)
 	}
 	return strconv.AppendInt(b, n, 10)
-}
-
-// Writer writes records to a log. All methods may run concurrently.
-type Writer struct {
-	format Format
-	mu     sync.Mutex
-	buf    *bufio.Writer
-	dst    io.Writer
-	line   []byte
-	err    error
-	stop   chan struct{}
-	done   chan struct{}
-	once   sync.Once
-}
-
-// flushEvery bounds how long a record may wait in the buffer.
-const flushEvery = time.Second
-
-// NewWriter writes records to w, buffered for at most a second. Close flushes;
-// it closes w if that is an io.Closer.
-func NewWriter(w io.Writer, f Format) *Writer {
-	t := &Writer{format: f, dst: w, buf: bufio.NewWriterSize(w, 64<<10), stop: make(chan struct{}), done: make(chan struct{})}
-	go t.flushLoop()
-	return t
-}
-
-func (t *Writer) flushLoop() {
-	defer close(t.done)
-	tick := time.NewTicker(flushEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-tick.C:
-			t.mu.Lock()
-			t.keep(t.buf.Flush())
-			t.mu.Unlock()
-		case <-t.stop:
-			return
-		}
-	}
-}
-
-// keep notes an error. What was in the buffer is lost, and later records are
-// written again: a disk that was full may have room by now.
-func (t *Writer) keep(err error) {
-	if err == nil {
-		return
-	}
-	if t.err == nil {
-		t.err = err
-	}
-	t.buf.Reset(t.dst)
-}
-
-// Write adds a record. A log that cannot be written must not stop the registry:
-// the first error is kept for Close, and Err tells it.
-func (t *Writer) Write(r *Record) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.format == FormatTrace {
-		t.line = r.AppendTrace(t.line[:0])
-	} else {
-		t.line = r.AppendCLF(t.line[:0])
-	}
-	_, err := t.buf.Write(t.line)
-	t.keep(err)
-}
-
-// Err returns the first error of writing, if any.
-func (t *Writer) Err() error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.err
-}
-
-// Close flushes what is buffered.
-func (t *Writer) Close() error {
-	t.once.Do(func() {
-		close(t.stop)
-		<-t.done
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		t.keep(t.buf.Flush())
-		if c, ok := t.dst.(io.Closer); ok {
-			t.keep(c.Close())
-		}
-	})
-	return t.Err()
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
 
 	"example.org/slipway/workload/trace"
@@ -204,4 +205,49 @@ func TestParseFormat(t *testing.T) {
 	if _, err := trace.ParseFormat("xml"); err == nil || !strings.Contains(err.Error(), "xml") {
 		t.Errorf("got %v", err)
 	}
+}
+
+// FuzzAppendTraceJSON compares the line with what encoding/json makes of the fields.
+func FuzzAppendTraceJSON(f *testing.F) {
+	f.Add("docker/17.03 (linux)", "v2/a", int64(256753663), int64(1367), 200)
+	f.Add("\"\\<&>\u2028\xff\x00", "é", int64(1), int64(-1), 0)
+	f.Add("", "", int64(-1), int64(0), 999)
+	f.Add("x", "y", int64(1e18), int64(1<<62), 404)
+	f.Fuzz(func(t *testing.T, agent, id string, nanos, size int64, status int) {
+		r := trace.Record{UserAgent: agent, ID: id, Duration: time.Duration(nanos), Written: size, Status: status, Method: "GET", URI: "/v2/", Time: arrived}
+		want := map[string]any{"host": "", "http.request.duration": nil, "http.request.method": "GET", "http.request.remoteaddr": "",
+			"http.request.uri": "v2/", "http.request.useragent": agent, "http.response.status": nil, "http.response.written": nil, "id": id,
+			"timestamp": "2026-02-03T03:05:06.789Z"}
+		if nanos >= 0 {
+			delete(want, "http.request.duration") // compared below
+		}
+		if status != 0 {
+			want["http.response.status"] = status
+		}
+		if size >= 0 {
+			want["http.response.written"] = size
+		}
+		var got map[string]any
+		if err := json.Unmarshal(r.AppendTrace(nil), &got); err != nil {
+			t.Fatal(err)
+		}
+		if nanos >= 0 {
+			s, ok := got["http.request.duration"].(float64)
+			if d := s - time.Duration(nanos).Seconds(); !ok || d > s*1e-15 || d < -s*1e-15 {
+				t.Errorf("%d ns are %v", nanos, s)
+			}
+			delete(got, "http.request.duration")
+		}
+		plain, err := json.Marshal(want)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var again map[string]any
+		if err := json.Unmarshal(plain, &again); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(again, got); diff != "" {
+			t.Errorf("fields differ (-want +got):\n%s", diff)
+		}
+	})
 }

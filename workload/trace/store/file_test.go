@@ -19,6 +19,8 @@ import (
 	"github.com/parquet-go/parquet-go/format"
 
 	"example.org/slipway/workload/trace"
+	"example.org/slipway/workload/trace/ingest"
+	"example.org/slipway/workload/trace/logs"
 	"example.org/slipway/workload/trace/store"
 )
 
@@ -269,7 +271,7 @@ func TestManyRows(t *testing.T) {
 // TestSameBytes imports the same files with different numbers of cores and expects the
 // same bytes.
 func TestSameBytes(t *testing.T) {
-	logs := t.TempDir()
+	from := t.TempDir()
 	for i := range 6 {
 		var out []byte
 		for _, r := range someRecords(4000, 6*time.Hour, uint64(50+i)) {
@@ -277,17 +279,17 @@ func TestSameBytes(t *testing.T) {
 			out = r.AppendTrace(out)
 		}
 		out = append(out, "no record\n"...)
-		if err := os.WriteFile(filepath.Join(logs, fmt.Sprintf("prod-a-logstash-2017.06.20-%d.json", i)), out, 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(from, fmt.Sprintf("prod-a-logstash-2017.06.20-%d.json", i)), out, 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	paths, _, err := trace.Files([]string{logs})
+	paths, _, err := logs.Files([]string{from})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
 	var files [][]byte
-	var results []store.Imported
+	var results []ingest.Imported
 	for _, cores := range []int{1, 2, 4} {
 		runtime.GOMAXPROCS(cores)
 		dir := t.TempDir()
@@ -295,7 +297,7 @@ func TestSameBytes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := store.Import(context.Background(), trace.NewInput(nil), paths, w, nil)
+		got, err := ingest.Import(context.Background(), logs.NewInput(nil), paths, w, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -32,11 +32,11 @@ func (s *Store) Info(ctx context.Context, q Query) (*ZoneInfo, error) {
 	span := z.days[len(z.days)-1].day - z.days[0].day
 	info.Absent = int(span/microDay) + 1 - len(z.days)
 	q.Columns = ColMethod | ColKind | ColStatus | ColSize
-	var t tally
+	var t Tally
 	err = s.Scan(ctx, q, func(b *Batch) error {
 		info.Counts.Records += int64(b.Len())
 		for i, m := range b.Method {
-			t.add(m, b.Kind[i], int(b.Status[i]))
+			t.Add(m, b.Kind[i], int(b.Status[i]))
 			switch size := b.Size[i]; {
 			case size < 0:
 				info.UnknownSizes++
@@ -48,6 +48,6 @@ func (s *Store) Info(ctx context.Context, q Query) (*ZoneInfo, error) {
 		}
 		return nil
 	})
-	t.fill(&info.Counts)
+	t.Fill(&info.Counts)
 	return info, err
 }

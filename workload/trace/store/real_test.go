@@ -11,6 +11,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"example.org/slipway/workload/trace"
+	"example.org/slipway/workload/trace/figures"
+	"example.org/slipway/workload/trace/ingest"
+	"example.org/slipway/workload/trace/logs"
 	"example.org/slipway/workload/trace/store"
 )
 
@@ -30,8 +33,8 @@ func TestRealSample(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	in := trace.NewInput(&trace.InputOptions{Start: start, Rate: 2.8})
-	got, err := store.Import(context.Background(), in, []string{file}, w, &store.ImportOptions{Zone: "dal09"})
+	in := logs.NewInput(&logs.InputOptions{Start: start, Rate: 2.8})
+	got, err := ingest.Import(context.Background(), in, []string{file}, w, &ingest.ImportOptions{Zone: "dal09"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,7 +49,7 @@ func TestRealSample(t *testing.T) {
 	if len(z) != 1 || len(z[0].Days) != 3 || !z[0].Days[2].Equal(time.Date(2017, 6, 22, 0, 0, 0, 0, time.UTC)) {
 		t.Errorf("zones: %+v", z)
 	}
-	f, err := s.Figures(context.Background(), store.Query{Zone: "dal09"})
+	f, err := figures.Of(context.Background(), s, store.Query{Zone: "dal09"})
 	if err != nil {
 		t.Fatal(err)
 	}

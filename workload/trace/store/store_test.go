@@ -15,6 +15,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"example.org/slipway/workload/trace"
+	"example.org/slipway/workload/trace/ingest"
+	"example.org/slipway/workload/trace/logs"
 	"example.org/slipway/workload/trace/store"
 )
 
@@ -375,7 +377,7 @@ func BenchmarkImport(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
-	paths, _, err := trace.Files([]string{dir})
+	paths, _, err := logs.Files([]string{dir})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -385,7 +387,7 @@ func BenchmarkImport(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		got, err := store.Import(context.Background(), trace.NewInput(nil), paths, w, nil)
+		got, err := ingest.Import(context.Background(), logs.NewInput(nil), paths, w, nil)
 		if err != nil || got.Records != files*each || len(got.Skipped) > 0 {
 			b.Fatal(got, err)
 		}

@@ -227,19 +227,22 @@ var ErrTime = errors.New("the time is out of range")
 // is before.
 const endOfTime = 7_289_654_400
 
+// Storable reports whether a Writer takes a time.
+func Storable(t time.Time) bool { return uint64(t.Unix()) < endOfTime }
+
 // Add adds a record; it keeps nothing of it. The error wraps [ErrTime] if the record
 // cannot be stored; after any other error the writer only fails.
 func (w *Writer) Add(zone string, r *trace.Record) error {
-	_, err := w.add(zone, r)
+	_, err := w.AddKind(zone, r)
 	return err
 }
 
-// add is Add, and tells what the record's URI points at.
-func (w *Writer) add(zone string, r *trace.Record) (trace.Kind, error) {
+// AddKind is [Writer.Add], and returns what the record's URI points at.
+func (w *Writer) AddKind(zone string, r *trace.Record) (trace.Kind, error) {
 	if w.err != nil {
 		return trace.Other, w.err
 	}
-	if !storable(r.Time) {
+	if !Storable(r.Time) {
 		return trace.Other, fmt.Errorf("%w: %v", ErrTime, r.Time)
 	}
 	us := r.Time.UnixMicro()

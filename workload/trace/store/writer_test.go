@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"example.org/slipway/workload/trace"
+	"example.org/slipway/workload/trace/ingest"
 	"example.org/slipway/workload/trace/store"
 )
 
@@ -202,7 +203,7 @@ func TestManyDays(t *testing.T) {
 // TestDigestOfAnonymised checks that a manifest by digest still has a digest after names
 // were replaced, and after the result is copied.
 func TestDigestOfAnonymised(t *testing.T) {
-	a, err := trace.NewAnonymiser(make([]byte, trace.MinKey), nil)
+	a, err := ingest.NewAnonymiser(make([]byte, ingest.MinKey), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -250,24 +251,5 @@ func TestOpenHostileZone(t *testing.T) {
 	}
 	if s, err := store.Open(dir); err == nil || strings.Contains(err.Error(), "\x1b") {
 		t.Errorf("got %v, %q", s, fmt.Sprint(err))
-	}
-}
-
-// TestImportUnknown checks that what a client sent is shown in a form that a terminal
-// does not interpret.
-func TestImportUnknown(t *testing.T) {
-	dir := t.TempDir()
-	file := filepath.Join(dir, "log")
-	line := (&trace.Record{Method: "\x1b[2J", URI: "/x\x1b[2J", Time: start}).AppendTrace(nil)
-	if err := os.WriteFile(file, line, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	w, err := store.NewWriter(filepath.Join(dir, "s"), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	got, err := store.Import(context.Background(), trace.NewInput(nil), []string{file}, w, nil)
-	if err != nil || len(got.Unknown) != 1 || got.Unknown[0].Why != `\x1b[2J "x\x1b[2J"` {
-		t.Errorf("got %+v, %v", got, err)
 	}
 }

@@ -1,0 +1,118 @@
+package logs
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+
+	"example.org/slipway/workload/trace"
+	"example.org/slipway/workload/trace/logs/formats"
+	"example.org/slipway/workload/trace/logs/internal/tenfield"
+)
+
+// Choose returns the files of a list that are to be read. The parts of Harbor log the same
+// requests. Choose leaves out the logs of the parts behind the proxy if the proxy's log
+// is in the same directory, because the proxy sees all clients and errors, and skips them as
+// [trace.BadRepeated]. It returns all files if the options have a format.
+func (in *Input) Choose(ctx context.Context, files []string) []string {
+	if in.o.Format != "" || len(files) < 2 {
+		return files
+	}
+	formats := make([]trace.Format, len(files))
+	front := map[string]int{} // of each directory, the file that is nearest to the clients
+	for i, file := range files {
+		formats[i] = in.formatOf(ctx, file)
+		dir := filepath.Dir(file)
+		if r := frontRank(formats[i]); r > 0 {
+			if best, ok := front[dir]; !ok || r < frontRank(formats[best]) {
+				front[dir] = i
+			}
+		}
+	}
+	var out []string
+	for i, file := range files {
+		best, ok := front[filepath.Dir(file)]
+		if !ok || !repeats(formats[best], formats[i]) {
+			out = append(out, file)
+			continue
+		}
+		in.Skip(trace.BadRepeated, file, 0, fmt.Sprintf("its requests are those of %q; --format %s reads it and its like alone",
+			files[best], formats[i]))
+	}
+	return out
+}
+
+// frontRank orders the logs of Harbor's parts: 1 is nearest to the clients, 0 is of no
+// part.
+func frontRank(f trace.Format) int {
+	switch f {
+	case formats.Harbor:
+		return 1
+	case formats.HarborCore:
+		return 2
+	}
+	return 0
+}
+
+// repeats reports whether a log, or what else Harbor writes into its directory, repeats
+// the requests of the part that is nearest to the clients.
+func repeats(front, f trace.Format) bool {
+	switch f {
+	case formats.Distribution, formats.HarborCore, formats.Nginx, trace.FormatCLF:
+		return f != front
+	}
+	return false
+}
+
+// formatOf is the format of a regular file by what it begins with, "" where it is not
+// known.
+func (in *Input) formatOf(ctx context.Context, path string) trace.Format {
+	info, err := os.Stat(path)
+	if err != nil || !info.Mode().IsRegular() {
+		return ""
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return "" // reading it will say so
+	}
+	defer f.Close()
+	return in.formatIn(&rawReader{r: f, n: new(atomic.Int64), ended: ctx.Err}, 0)
+}
+
+// formatIn is the format of what may be compressed; an archive has none.
+func (in *Input) formatIn(r io.Reader, depth int) trace.Format {
+	br := bufio.NewReaderSize(&stickyReader{r: r}, sniffSize)
+	head, _ := br.Peek(sniffSize)
+	z, closed, err := decompressor(br, head)
+	if err != nil {
+		return ""
+	}
+	if z != nil {
+		defer closed()
+		if depth >= maxNesting {
+			return ""
+		}
+		return in.formatIn(z, depth+1)
+	}
+	text := newText(newTextReader(br, head))
+	if skipBlank(text.Reader) != nil {
+		return ""
+	}
+	if head, _ = text.Peek(sniffSize); tenfield.Begins(head) {
+		return trace.FormatTrace
+	}
+	dec := newLineDecoder(newText(io.LimitReader(text, sniffSize)), "", in.o.Now)
+	for dec.parse == nil {
+		if dec.next() != nil || dec.find() != nil {
+			break
+		}
+	}
+	if dec.parse == nil {
+		return ""
+	}
+	return dec.parse[0].Name
+}

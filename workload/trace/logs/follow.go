@@ -1,0 +1,219 @@
+package logs
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"time"
+
+	"example.org/slipway/workload/trace"
+	"example.org/slipway/workload/trace/logs/internal/tenfield"
+)
+
+// Follower reads a file that is being written, and goes on with the new file of that
+// name when the old one was moved away or cut to nothing, as log rotation does. An old
+// file is read until the new one has something in it: whoever writes goes on with the
+// old one until told to open the new one. Read waits for more; after Stop it returns
+// io.EOF where there is none.
+type Follower struct {
+	path string
+	f    *os.File
+	off  int64
+	next *os.File // a new file, while the rest of the old one is read
+	stop chan struct{}
+	once sync.Once
+}
+
+// followEvery is how often a Follower looks for more.
+const followEvery = 200 * time.Millisecond
+
+// Follow opens a file to follow it from its beginning or its end: there, from the
+// beginning of a line that has no end yet.
+func Follow(path string, fromEnd bool) (*Follower, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("follow log: %w", err)
+	}
+	fl := &Follower{path: path, f: f, stop: make(chan struct{})}
+	if fromEnd {
+		if fl.off, err = seekLastLine(f); err != nil {
+			return nil, errors.Join(fmt.Errorf("follow log: %w", err), f.Close())
+		}
+	}
+	return fl, nil
+}
+
+// seekLastLine goes to the end of a file, or to where the last line begins if that has no
+// end, and returns where that is.
+func seekLastLine(f *os.File) (int64, error) {
+	end, err := f.Seek(0, io.SeekEnd)
+	if err != nil || end == 0 {
+		return end, err
+	}
+	from := max(0, end-tenfield.MaxRecord)
+	tail := make([]byte, end-from)
+	if _, err := f.ReadAt(tail, from); err != nil && !errors.Is(err, io.EOF) {
+		return 0, err
+	}
+	i := bytes.LastIndexByte(tail, '\n')
+	if i < 0 && from > 0 { // no line that could be read
+		return end, nil
+	}
+	return f.Seek(from+int64(i)+1, io.SeekStart)
+}
+
+// Stop makes Read end. It may be called at any time by anyone.
+func (f *Follower) Stop() { f.once.Do(func() { close(f.stop) }) }
+
+// Close closes the file. Nothing may read any more.
+func (f *Follower) Close() error {
+	f.Stop()
+	if f.next != nil {
+		return errors.Join(f.f.Close(), f.next.Close())
+	}
+	return f.f.Close()
+}
+
+func (f *Follower) Read(b []byte) (int, error) {
+	if len(b) == 0 {
+		return 0, nil
+	}
+	timer := time.NewTimer(followEvery)
+	defer timer.Stop()
+	for {
+		stopped := false
+		select {
+		case <-f.stop: // before the read: what was written before Stop is read
+			stopped = true
+		default:
+		}
+		n, err := f.f.Read(b)
+		f.off += int64(n)
+		if n > 0 {
+			return n, nil
+		}
+		if err != nil && !errors.Is(err, io.EOF) {
+			return 0, err
+		}
+		again, err := f.rotated()
+		if err != nil {
+			return 0, err
+		}
+		if again {
+			continue
+		}
+		if stopped {
+			return 0, io.EOF
+		}
+		timer.Reset(followEvery)
+		select {
+		case <-f.stop:
+		case <-timer.C:
+		}
+	}
+}
+
+// rotated goes on with a new file, or with the beginning of the same one, and tells
+// whether there is one. It is called when the open file has been read to its end.
+func (f *Follower) rotated() (bool, error) {
+	if f.next != nil { // there was more to read in the old file when the new one was seen
+		old := f.f
+		f.f, f.off, f.next = f.next, 0, nil
+		return true, old.Close()
+	}
+	now, err := os.Stat(f.path)
+	if errors.Is(err, os.ErrNotExist) { // between moving away and making anew
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("follow log: %w", err)
+	}
+	open, err := f.f.Stat()
+	if err != nil {
+		return false, fmt.Errorf("follow log: %w", err)
+	}
+	if os.SameFile(now, open) {
+		if now.Size() >= f.off {
+			return false, nil
+		}
+		f.off = 0
+		if _, err := f.f.Seek(0, io.SeekStart); err != nil {
+			return false, fmt.Errorf("follow log: %w", err)
+		}
+		return true, nil
+	}
+	if now.Size() == 0 { // who writes has not opened the new file yet
+		return false, nil
+	}
+	next, err := os.Open(f.path)
+	if errors.Is(err, os.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("follow log: %w", err)
+	}
+	f.next = next
+	return true, nil // once more with the old file, which is complete now
+}
+
+// head is what the file begins with, of which some may be read already.
+func (f *Follower) head() []byte {
+	b := make([]byte, sniffSize)
+	n, _ := f.f.ReadAt(b, 0) // what cannot be read now cannot be read later either
+	return b[:n]
+}
+
+// Follow calls fn for the records of a stream that is still being written, such as a
+// [Follower], as soon as each is there. It detects the format, unless the
+// options have one, from the lines that the file has already, else from the first that
+// come. It ends where the stream does.
+func (in *Input) Follow(r io.Reader, name string, fn func(Source, *trace.Record) error) error {
+	raw := &rawReader{r: r, n: in.read, ended: func() error { return nil }}
+	text := newText(holesReader{raw})
+	var head []byte
+	follower, ok := r.(*Follower)
+	if ok {
+		head = follower.head()
+	}
+	if len(bytes.TrimSpace(head)) == 0 { // wait for what comes first
+		err := skipBlank(text.Reader)
+		if err != nil && !errors.Is(err, io.EOF) {
+			return fmt.Errorf("read log %s: %w", name, err)
+		}
+		head, _ = text.Peek(text.Buffered())
+	}
+	dec, err := in.followDecoder(text, head)
+	if err != nil {
+		return err
+	}
+	if lines, isLines := dec.(*lineDecoder); isLines {
+		lines.whole = ok // whoever writes it may have been about to write the rest
+	}
+	err = in.records(context.Background(), dec, name, fn)
+	if raw.err != nil {
+		return fmt.Errorf("read log %s: %w", name, raw.err)
+	}
+	return err
+}
+
+// followDecoder is the decoder of a stream that begins with head or goes on after it.
+func (in *Input) followDecoder(r text, head []byte) (decoder, error) {
+	dec, err := in.decoder(context.Background(), r, head)
+	lines, ok := dec.(*lineDecoder)
+	if err != nil || !ok || lines.parse != nil {
+		return dec, err
+	}
+	lines.uris = nil // which have no times
+	known := newLineDecoder(newText(bytes.NewReader(head)), "", in.o.Now)
+	for len(known.parse) == 0 && known.next() == nil {
+		if err := known.find(); err != nil {
+			break
+		}
+	}
+	lines.parse = known.parse
+	return lines, nil
+}

@@ -1,0 +1,15 @@
+package formats
+
+import "time"
+
+// answeredLine reports whether a line is that of Distribution for a request that was answered.
+// Errors have lines too, one for each of a request's errors and so none of them a
+// request.
+func answeredLine(p *Pairs) bool { return p.Get("msg", "message", "@message") == "response completed" }
+
+var distributionKeys = keyed{
+	is: answeredLine, time: []string{"time", "@timestamp", "timestamp"}, duration: []string{"http.response.duration"}, unit: time.Second,
+	method: []string{"http.request.method"}, uri: []string{"http.request.uri"}, client: []string{"http.request.remoteaddr"},
+	status: []string{"http.response.status"}, written: []string{"http.response.written"}, agent: []string{"http.request.useragent"},
+	id: []string{"http.request.id"}, host: []string{"instance.id", "http.request.host"},
+}

@@ -1,0 +1,62 @@
+// Package values reads what stands in the fields of logs: clients, times, sizes, and
+// fields in quotes. A value that cannot be what its field should hold is not ok.
+package values
+
+import (
+	"math"
+	"strconv"
+)
+
+// IsDigits reports whether s is decimal digits and nothing else.
+func IsDigits(s string) bool {
+	for i := range len(s) {
+		if s[i] < '0' || s[i] > '9' {
+			return false
+		}
+	}
+	return s != ""
+}
+
+// maxSize is the largest size that a field can have: 1 PiB.
+const maxSize = 1 << 50
+
+// Size reads a number of bytes.
+func Size(s string) (int64, bool) {
+	if !IsDigits(s) {
+		return 0, false
+	}
+	n, err := strconv.ParseInt(s, 10, 64)
+	return n, err == nil && n <= maxSize
+}
+
+// SizeOrNone is Size for logs that write nothing, or "-", where nothing was sent.
+func SizeOrNone(s string) (int64, bool) {
+	if s == "" || s == "-" {
+		return 0, true
+	}
+	return Size(s)
+}
+
+// Status reads a status. 0, which proxies write for a client that has gone, is unknown.
+func Status(s string) (int, bool) {
+	if s == "0" || s == "000" || s == "-" || s == "-1" {
+		return 0, true
+	}
+	if len(s) != 3 || !IsDigits(s) || s[0] == '0' {
+		return 0, false
+	}
+	n, err := strconv.Atoi(s)
+	return n, err == nil
+}
+
+// Digits is the value of at most nine decimal digits, and far below 0 if one is none.
+func Digits(b []byte) int {
+	n := 0
+	for _, c := range b {
+		if c < '0' || c > '9' {
+			return math.MinInt32
+		}
+		n = n*10 + int(c-'0')
+	}
+	return n
+}

@@ -1,0 +1,20 @@
+package logs
+
+import (
+	"regexp"
+	"strings"
+)
+
+// ibmName is how the files of the IBM traces are called.
+var ibmName = regexp.MustCompile(`(?:^|[/:])([A-Za-z0-9-]{1,64})-logstash-\d{4}\.\d{2}\.\d{2}-\d+\.json(?:\.(?:gz|zst|xz|bz2))?$`)
+
+// ZoneOf returns the zone that a file of the IBM traces is of, by its name, and "" for
+// other files. The production zones are called without their prefix: prod-dal09 is
+// dal09, stage-dal09 is stage-dal09.
+func ZoneOf(file string) string {
+	m := ibmName.FindStringSubmatch(file)
+	if m == nil {
+		return ""
+	}
+	return strings.TrimPrefix(m[1], "prod-")
+}
