@@ -80,11 +80,12 @@ var layout = map[string][]string{
 
 	// Images by files.
 	"gear":           {"gear/rootfs", "oci"},
-	"gear/client":    {"gear", "gear/rootfs", "oci", "oci/client"},
+	"gear/client":    {"gear", "gear/convert", "gear/rootfs", "oci", "oci/client"},
+	"gear/convert":   {"gear", "gear/rootfs", "oci"},
 	"gear/dedup":     {"gear/rootfs", "internal/chart", "oci"},
-	"gear/filestore": {"gear", "registry/catalog", "registry/objstore"},
+	"gear/filestore": {"gear", "gear/convert", "registry/catalog", "registry/objstore"},
 	"gear/rootfs":    {},
-	"gear/service":   {"gear", "gear/filestore", "gear/rootfs", "oci", "registry", "registry/catalog", "registry/objstore"},
+	"gear/service":   {"gear", "gear/convert", "gear/filestore", "gear/rootfs", "oci", "registry", "registry/catalog", "registry/objstore"},
 
 	// Images on a node.
 	"node/cachedir":       {"gear"},

@@ -351,8 +351,8 @@ func mergeXattrs(old, set []rootfs.Xattr) []rootfs.Xattr {
 	return slices.Concat(out, old, set)
 }
 
-// knows tells whether a file added has this content.
-func (b *Builder) knows(n Name) bool {
+// Knows reports whether a file added has this content.
+func (b *Builder) Knows(n Name) bool {
 	_, ok := b.fileAt[n]
 	return ok
 }

@@ -202,3 +202,15 @@ func splitConfig(config []byte) (top, run map[string]json.RawMessage, labels map
 	}
 	return top, run, labels, nil
 }
+
+// MismatchError says that a layer is not the one it should be. Whatever a
+// conversion has given its sink must be thrown away.
+type MismatchError struct {
+	What      string // "digest" or "diff ID"
+	Want, Got oci.Digest
+}
+
+// Error names both digests.
+func (e *MismatchError) Error() string {
+	return fmt.Sprintf("the %s of the layer is %s, not %s", e.What, e.Got, e.Want)
+}

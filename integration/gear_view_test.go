@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"example.org/slipway/gear"
+	gearconvert "example.org/slipway/gear/convert"
 	"example.org/slipway/gear/rootfs"
 	"example.org/slipway/integration/internal/imagetest"
 	"example.org/slipway/integration/internal/tool"
@@ -39,7 +40,7 @@ func (m memory) Missing(_ context.Context, names []gear.Name) ([]bool, error) {
 	return missing, nil
 }
 
-func (m memory) Put(_ context.Context, f gear.File, content gear.Content) error {
+func (m memory) Put(_ context.Context, f gear.File, content gearconvert.Content) error {
 	defer content.Release()
 	b := make([]byte, f.Size)
 	if _, err := content.ReadAt(b, 0); err != nil && err != io.EOF {
@@ -63,7 +64,7 @@ func (m memory) flatten(t *testing.T, layers []imagetest.Layer) *gear.Index {
 	t.Helper()
 	var indexes []*gear.Index
 	for _, l := range layers {
-		c, err := gear.Convert(t.Context(), bytes.NewReader(l.Gzip), gear.Want{DiffID: oci.Digest(l.DiffID())}, m, nil)
+		c, err := gearconvert.Layer(t.Context(), bytes.NewReader(l.Gzip), gearconvert.Want{DiffID: oci.Digest(l.DiffID())}, m, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

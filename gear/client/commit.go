@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"example.org/slipway/gear"
+	"example.org/slipway/gear/convert"
 	"example.org/slipway/oci"
 )
 
@@ -114,7 +115,7 @@ func (c *Client) Commit(ctx context.Context, dir string, base *Image, o CommitOp
 }
 
 // convertUpper converts an upper directory as it is read.
-func convertUpper(ctx context.Context, dir string, o *gear.UpperOptions, sink gear.Sink) (*gear.Index, error) {
+func convertUpper(ctx context.Context, dir string, o *gear.UpperOptions, sink convert.Sink) (*gear.Index, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	pr, pw := io.Pipe()
@@ -124,7 +125,7 @@ func convertUpper(ctx context.Context, dir string, o *gear.UpperOptions, sink ge
 		pw.CloseWithError(err)
 		read <- err
 	}()
-	out, err := gear.Convert(ctx, pr, gear.Want{}, sink, nil)
+	out, err := convert.Layer(ctx, pr, convert.Want{}, sink, nil)
 	pr.CloseWithError(io.ErrClosedPipe)
 	readErr := <-read
 	switch {

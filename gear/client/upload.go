@@ -9,6 +9,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"example.org/slipway/gear"
+	"example.org/slipway/gear/convert"
 	"example.org/slipway/oci/client"
 )
 
@@ -32,7 +33,7 @@ type uploader struct {
 	tell  func(files int, bytes int64)
 }
 
-var _ gear.Sink = (*uploader)(nil)
+var _ convert.Sink = (*uploader)(nil)
 
 func (c *Client) newUploader(ctx context.Context, repo string, tell func(files int, bytes int64)) (*uploader, error) {
 	info, err := c.offered(ctx)
@@ -46,7 +47,7 @@ func (c *Client) newUploader(ctx context.Context, repo string, tell func(files i
 	return &uploader{c: c, repo: repo, info: info, z: z, tell: tell}, nil
 }
 
-// Missing implements [gear.Sink].
+// Missing implements [convert.Sink].
 func (u *uploader) Missing(ctx context.Context, names []gear.Name) ([]bool, error) {
 	out := make([]bool, 0, len(names))
 	for len(names) > 0 {
@@ -67,8 +68,8 @@ func (u *uploader) Missing(ctx context.Context, names []gear.Name) ([]bool, erro
 	return out, nil
 }
 
-// Put implements [gear.Sink]. It keeps nothing of content.
-func (u *uploader) Put(ctx context.Context, f gear.File, content gear.Content) error {
+// Put implements [convert.Sink]. It keeps nothing of content.
+func (u *uploader) Put(ctx context.Context, f gear.File, content convert.Content) error {
 	defer content.Release()
 	if f.Size >= gear.LargeFile {
 		return u.large(ctx, f, io.NewSectionReader(content, 0, f.Size))

@@ -149,7 +149,7 @@ func file(content []byte) gear.File {
 	return f
 }
 
-// content is a gear.Content that must be released after it was put.
+// content is a convert.Content that must be released once it was put.
 type content struct {
 	*bytes.Reader
 	released *sync.WaitGroup

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"example.org/slipway/gear"
+	"example.org/slipway/gear/convert"
 	"example.org/slipway/registry/catalog"
 )
 
@@ -97,7 +98,7 @@ type inMemory interface {
 
 // held is a content that is released when nobody holds it any more.
 type held struct {
-	gear.Content
+	convert.Content
 	holders atomic.Int32
 }
 
@@ -176,7 +177,7 @@ func (s *Store) newPress(ctx context.Context, writer string, c *codec, budget *s
 }
 
 // put hands a content over. It returns an earlier failure.
-func (p *press) put(f *gear.File, c gear.Content) error {
+func (p *press) put(f *gear.File, c convert.Content) error {
 	h := &held{Content: c}
 	h.holders.Store(1)
 	defer h.drop()

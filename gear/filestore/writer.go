@@ -11,6 +11,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"example.org/slipway/gear"
+	"example.org/slipway/gear/convert"
 	"example.org/slipway/registry/catalog"
 )
 
@@ -42,7 +43,7 @@ type Writer struct {
 	leave    func() // ends its part in the store's presence
 }
 
-var _ gear.Sink = (*Writer)(nil)
+var _ convert.Sink = (*Writer)(nil)
 
 // NewWriter begins to write. ctx bounds the life of the writer.
 func (s *Store) NewWriter(ctx context.Context) (*Writer, error) {
@@ -89,7 +90,7 @@ func (w *Writer) Missing(ctx context.Context, names []gear.Name) ([]bool, error)
 // Put writes a content that Missing named. The order of the calls decides the
 // order in the packs. The bytes are read until c is released, also when Put
 // fails; that they are what f says was checked by the caller.
-func (w *Writer) Put(_ context.Context, f gear.File, c gear.Content) error {
+func (w *Writer) Put(_ context.Context, f gear.File, c convert.Content) error {
 	if w.ended {
 		c.Release()
 		return errEnded
@@ -101,7 +102,7 @@ func (w *Writer) Put(_ context.Context, f gear.File, c gear.Content) error {
 // or not it is here already, or on its way by another writer: the time it takes
 // tells nothing of either, and the end of this writer waits for no other. What
 // was here keeps its place.
-func (w *Writer) Keep(ctx context.Context, f gear.File, c gear.Content) error {
+func (w *Writer) Keep(ctx context.Context, f gear.File, c convert.Content) error {
 	w.s.claims.pin(w, f.Name)
 	return w.Put(ctx, f, c)
 }

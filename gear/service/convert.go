@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"example.org/slipway/gear"
+	"example.org/slipway/gear/convert"
 	"example.org/slipway/gear/filestore"
 	"example.org/slipway/gear/rootfs"
 	"example.org/slipway/oci"
@@ -60,7 +61,7 @@ func (s *Service) Follow(repo string, head []byte) registry.Follower {
 func (s *Service) followUpload(f *follower, c *conversion, behind func() bool) {
 	s.lead(1)
 	body := f.reader(s.ctx, s.opts.Patience)
-	err := s.convert(s.ctx, body, gear.Want{}, c, behind, func() (oci.Digest, int64, error) {
+	err := s.convert(s.ctx, body, convert.Want{}, c, behind, func() (oci.Digest, int64, error) {
 		d, size, err := f.published(s.ctx)
 		if err == nil {
 			// Another upload of it may have been faster, and have ended.
@@ -113,7 +114,7 @@ func isLayer(head []byte) bool {
 // convert converts the layer that body reads and records the outcome. done is
 // called when it was read, and returns the blob it is. Once behind, if not nil,
 // is true, no more files are stored. Errors: errEarly if that was so.
-func (s *Service) convert(ctx context.Context, body io.Reader, want gear.Want, c *conversion, behind func() bool, done func() (oci.Digest, int64, error)) error {
+func (s *Service) convert(ctx context.Context, body io.Reader, want convert.Want, c *conversion, behind func() bool, done func() (oci.Digest, int64, error)) error {
 	began := s.opts.Clock()
 	w, err := s.files.NewWriter(ctx)
 	if err != nil {
@@ -124,7 +125,7 @@ func (s *Service) convert(ctx context.Context, body io.Reader, want gear.Want, c
 		behind = nil
 	}
 	sink := &leading{Writer: w, behind: behind}
-	out, err := gear.Convert(ctx, &bounded{r: body, clock: s.opts.Clock, left: s.opts.LayerTime, max: s.opts.LayerTime}, want, sink, &gear.ConvertOptions{
+	out, err := convert.Layer(ctx, &bounded{r: body, clock: s.opts.Clock, left: s.opts.LayerTime, max: s.opts.LayerTime}, want, sink, &convert.Options{
 		MemoryBytes: conversionMemory / int64(cap(s.slots)), TempDir: s.opts.TempDir, Layer: s.opts.Layer, Index: s.opts.Index,
 		Progress: func(bytes, _ int64) { c.progress(bytes, 0) }, IndexOnly: sink.indexOnly,
 	})

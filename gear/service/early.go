@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"example.org/slipway/gear"
+	"example.org/slipway/gear/convert"
 	"example.org/slipway/gear/filestore"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog"
@@ -73,7 +74,7 @@ func (l *leading) indexOnly() bool {
 	return l.alone.Load()
 }
 
-// Missing implements gear.Sink.
+// Missing implements convert.Sink.
 func (l *leading) Missing(ctx context.Context, names []gear.Name) ([]bool, error) {
 	if l.gaveUp(ctx) {
 		return make([]bool, len(names)), nil
@@ -81,8 +82,8 @@ func (l *leading) Missing(ctx context.Context, names []gear.Name) ([]bool, error
 	return l.Writer.Missing(ctx, names)
 }
 
-// Put implements gear.Sink.
-func (l *leading) Put(ctx context.Context, f gear.File, c gear.Content) error {
+// Put implements convert.Sink.
+func (l *leading) Put(ctx context.Context, f gear.File, c convert.Content) error {
 	if l.gaveUp(ctx) {
 		c.Release()
 		return nil
@@ -92,7 +93,7 @@ func (l *leading) Put(ctx context.Context, f gear.File, c gear.Content) error {
 
 // announce gives out the index of a layer whose files are not stored. Errors:
 // errEarly if that is done.
-func (s *Service) announce(d oci.Digest, out *gear.Converted) error {
+func (s *Service) announce(d oci.Digest, out *convert.Result) error {
 	var buf bytes.Buffer
 	if err := out.Index.Encode(&buf); err != nil {
 		return fmt.Errorf("encode the index of %s: %w", d, err)

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"example.org/slipway/gear"
+	"example.org/slipway/gear/convert"
 	"example.org/slipway/gear/filestore"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
@@ -529,7 +529,7 @@ func (s *Service) convertStored(ctx context.Context, d oci.Digest, c *conversion
 		s.lead(1)
 		defer s.lead(-1)
 	}
-	err = s.convert(ctx, body, gear.Want{Digest: d}, c, behind, func() (oci.Digest, int64, error) { return d, size, nil })
+	err = s.convert(ctx, body, convert.Want{Digest: d}, c, behind, func() (oci.Digest, int64, error) { return d, size, nil })
 	switch {
 	case errors.Is(err, catalog.ErrNotStored):
 		return errGone

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"example.org/slipway/gear"
+	"example.org/slipway/gear/convert"
 	"example.org/slipway/gear/filestore"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
@@ -64,7 +65,7 @@ func (s *Service) PutFile(ctx context.Context, repo string, name gear.Name, size
 		c.Release()
 		return oci.Errorf(oci.CodeDigestInvalid, "the %d bytes received are sha256:%x, not sha256:%x", file.Size, file.Name, name)
 	}
-	return s.stage(ctx, repo, func(put func(gear.File, gear.Content) error) error { return put(file, c) })
+	return s.stage(ctx, repo, func(put func(gear.File, convert.Content) error) error { return put(file, c) })
 }
 
 func tooLarge(size int64) error {
@@ -86,7 +87,7 @@ func (s *Service) PutFiles(ctx context.Context, repo string, stream io.Reader) (
 		return 0, err
 	}
 	in := gear.NewStreamReader(stream)
-	err = s.stage(ctx, repo, func(put func(gear.File, gear.Content) error) error {
+	err = s.stage(ctx, repo, func(put func(gear.File, convert.Content) error) error {
 		for {
 			it, err := in.Next()
 			if errors.Is(err, io.EOF) {
@@ -131,7 +132,7 @@ func badStream(err error) error {
 // stage stores the files that do gives to its argument, for a repository. All of
 // them are written, also those that are here already by way of another repository:
 // the time it takes must not tell a client that somebody has what he guessed.
-func (s *Service) stage(ctx context.Context, repo string, do func(put func(gear.File, gear.Content) error) error) error {
+func (s *Service) stage(ctx context.Context, repo string, do func(put func(gear.File, convert.Content) error) error) error {
 	if !s.begin() {
 		return oci.Errorf(oci.CodeUnknown, "the registry is stopping")
 	}
@@ -145,7 +146,7 @@ func (s *Service) stage(ctx context.Context, repo string, do func(put func(gear.
 	}
 	defer w.Abort(ctx)
 	had := map[gear.Name]bool{}
-	err = do(func(f gear.File, c gear.Content) error {
+	err = do(func(f gear.File, c convert.Content) error {
 		if f.Size == 0 || had[f.Name] { // the empty file is never stored
 			c.Release()
 			return nil
@@ -188,7 +189,7 @@ func (c *spooled) ReadAt(p []byte, off int64) (int, error) {
 	return c.Reader.ReadAt(p, off)
 }
 
-// Release implements gear.Content.
+// Release implements convert.Content.
 func (c *spooled) Release() {
 	if c.file != nil {
 		c.file.Close() // of a file that is gone, after reading only
@@ -197,7 +198,7 @@ func (c *spooled) Release() {
 
 // spoolItem keeps a verified content of a stream, which is good only until the
 // next one is read.
-func (s *Service) spoolItem(it *gear.StreamItem) (gear.File, gear.Content, error) {
+func (s *Service) spoolItem(it *gear.StreamItem) (gear.File, convert.Content, error) {
 	if it.Size > maxFile {
 		return gear.File{}, nil, tooLarge(it.Size)
 	}
@@ -284,7 +285,7 @@ func (sp *spool) endChunk() {
 }
 
 // done returns the content, which is the caller's to release.
-func (sp *spool) done() (gear.File, gear.Content) {
+func (sp *spool) done() (gear.File, convert.Content) {
 	if sp.tmp == nil {
 		return gear.File{Name: sha256.Sum256(sp.head), Size: int64(len(sp.head))}, &spooled{Reader: bytes.NewReader(sp.head)}
 	}

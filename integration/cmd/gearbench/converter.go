@@ -17,6 +17,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"example.org/slipway/gear"
+	"example.org/slipway/gear/convert"
 	"example.org/slipway/gear/filestore"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog"
@@ -210,7 +211,7 @@ func (c *converter) convert(ctx context.Context, k *look) error {
 		return err
 	}
 	defer w.Abort(ctx)
-	got, err := gear.Convert(ctx, f, gear.Want{Digest: oci.Digest(c.src.Digest)}, w, &gear.ConvertOptions{Workers: c.cores, TempDir: c.temp, MemoryBytes: conversionMemory})
+	got, err := convert.Layer(ctx, f, convert.Want{Digest: oci.Digest(c.src.Digest)}, w, &convert.Options{Workers: c.cores, TempDir: c.temp, MemoryBytes: conversionMemory})
 	if err != nil {
 		return err
 	}

@@ -1,4 +1,4 @@
-package gear
+package convert
 
 import (
 	"context"
@@ -9,6 +9,8 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+
+	"example.org/slipway/gear"
 )
 
 // Contents are kept in blocks of one size that are used again and again, so that
@@ -16,7 +18,7 @@ import (
 // runs. A block is as large as a chunk, and a file of at least that size begins
 // with a block: its chunks are then its blocks.
 const (
-	blockSize   = ChunkSize
+	blockSize   = gear.ChunkSize
 	leastBlocks = 8
 	// memoryFile is the greatest size in bytes of a file kept in memory.
 	memoryFile    = 16 << 20
@@ -175,14 +177,14 @@ func (c *memContent) Release() {
 }
 
 // hash names the content and its chunks.
-func (c *memContent) hash(f *File) {
+func (c *memContent) hash(f *gear.File) {
 	whole := sha256.New()
 	off, left := c.off, c.size
 	for _, b := range c.blocks {
 		n := int(min(left, int64(blockSize-off)))
 		part := b.data[off : off+n]
 		whole.Write(part)
-		if c.size >= LargeFile {
+		if c.size >= gear.LargeFile {
 			f.Chunks = append(f.Chunks, sha256.Sum256(part))
 		}
 		off, left = 0, left-int64(n)
@@ -199,7 +201,7 @@ func (c diskContent) Release() { c.File.Close() }
 // toDisk reads a file of f.Size bytes and names it. It is hashed while it is
 // read: a layer may well be this one file. Once indexOnly, if not nil, says so, it is
 // not kept, and there is no content.
-func (s *spooler) toDisk(ctx context.Context, r io.Reader, f *File, indexOnly func() bool) (_ Content, err error) {
+func (s *spooler) toDisk(ctx context.Context, r io.Reader, f *gear.File, indexOnly func() bool) (_ Content, err error) {
 	tmp, err := os.CreateTemp(s.dir, "slipway-spool-*")
 	if err != nil {
 		return nil, fmt.Errorf("spool file: %w", err)
@@ -222,7 +224,7 @@ func (s *spooler) toDisk(ctx context.Context, r io.Reader, f *File, indexOnly fu
 		whole := sha256.New()
 		for p := range pieces {
 			whole.Write(p.b.data[:p.n])
-			if f.Size >= LargeFile {
+			if f.Size >= gear.LargeFile {
 				f.Chunks = append(f.Chunks, sha256.Sum256(p.b.data[:p.n]))
 			}
 			s.put(p.b)

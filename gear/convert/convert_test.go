@@ -1,4 +1,4 @@
-package gear_test
+package convert_test
 
 import (
 	"archive/tar"
@@ -17,11 +17,13 @@ import (
 	"sync"
 	"testing"
 
-	"example.org/slipway/gear"
-	"example.org/slipway/gear/rootfs"
-	"example.org/slipway/oci"
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
+
+	"example.org/slipway/gear"
+	"example.org/slipway/gear/convert"
+	"example.org/slipway/gear/rootfs"
+	"example.org/slipway/oci"
 )
 
 // recorder is a sink that records its calls. Like a store that compresses, it reads each
@@ -54,7 +56,7 @@ func (r *recorder) Missing(_ context.Context, names []gear.Name) ([]bool, error)
 	return out, r.call("missing %x", names)
 }
 
-func (r *recorder) Put(_ context.Context, f gear.File, c gear.Content) error {
+func (r *recorder) Put(_ context.Context, f gear.File, c convert.Content) error {
 	r.wg.Go(func() {
 		defer c.Release()
 		err := verify(f, c)
@@ -71,8 +73,8 @@ func (r *recorder) Put(_ context.Context, f gear.File, c gear.Content) error {
 	return r.call("put %x %d %x", f.Name, f.Size, f.Chunks)
 }
 
-// verify reads a content in pieces and checks its digests.
-func verify(f gear.File, c gear.Content) error {
+// verify reads a content in pieces and compares its digests.
+func verify(f gear.File, c convert.Content) error {
 	whole := sha256.New()
 	buf := make([]byte, min(f.Size, gear.ChunkSize))
 	for off, i := int64(0), 0; off < f.Size; i++ {
@@ -148,12 +150,12 @@ func manySizes() []int {
 	return sizes
 }
 
-func convertWith(t testing.TB, layer []byte, sink gear.Sink, o *gear.ConvertOptions) (*gear.Converted, error) {
+func convertWith(t testing.TB, layer []byte, sink convert.Sink, o *convert.Options) (*convert.Result, error) {
 	t.Helper()
 	if o.TempDir == "" {
 		o.TempDir = t.TempDir()
 	}
-	return gear.Convert(t.Context(), bytes.NewReader(layer), gear.Want{}, sink, o)
+	return convert.Layer(t.Context(), bytes.NewReader(layer), convert.Want{}, sink, o)
 }
 
 func TestConvertIsDeterministic(t *testing.T) {
@@ -165,7 +167,7 @@ func TestConvertIsDeterministic(t *testing.T) {
 	z.Close()
 	var calls []string
 	var index []byte
-	for i, o := range []gear.ConvertOptions{{Workers: 1, MemoryBytes: 17 << 20}, {Workers: 8, MemoryBytes: 17 << 20}} {
+	for i, o := range []convert.Options{{Workers: 1, MemoryBytes: 17 << 20}, {Workers: 8, MemoryBytes: 17 << 20}} {
 		var last, entries int64
 		o.Progress = func(n, e int64) {
 			if n < last || e < entries {
@@ -214,7 +216,7 @@ func TestConvertIsDeterministic(t *testing.T) {
 }
 
 func TestConvertTree(t *testing.T) {
-	got, err := convertWith(t, makeLayer(t, 3, 0), &recorder{}, &gear.ConvertOptions{})
+	got, err := convertWith(t, makeLayer(t, 3, 0), &recorder{}, &convert.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -244,12 +246,12 @@ func TestConvertTree(t *testing.T) {
 func TestConvertPutsOnlyMissing(t *testing.T) {
 	layer := makeLayer(t, 10, 20, 30)
 	first := &recorder{}
-	got, err := convertWith(t, layer, first, &gear.ConvertOptions{})
+	got, err := convertWith(t, layer, first, &convert.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	second := &recorder{has: map[gear.Name]bool{got.Index.Files[0].Name: true, got.Index.Files[2].Name: true}}
-	again, err := convertWith(t, layer, second, &gear.ConvertOptions{})
+	again, err := convertWith(t, layer, second, &convert.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -269,7 +271,7 @@ func (*wantsNothing) Missing(_ context.Context, names []gear.Name) ([]bool, erro
 	return make([]bool, len(names)), nil
 }
 
-func (w *wantsNothing) Put(_ context.Context, _ gear.File, c gear.Content) error {
+func (w *wantsNothing) Put(_ context.Context, _ gear.File, c convert.Content) error {
 	w.puts++
 	c.Release()
 	return nil
@@ -280,7 +282,7 @@ func (w *wantsNothing) Put(_ context.Context, _ gear.File, c gear.Content) error
 func TestConvertIndexOnly(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	layer := makeLayer(t, manySizes()...)
-	encode := func(o *gear.ConvertOptions) []byte {
+	encode := func(o *convert.Options) []byte {
 		t.Helper()
 		o.MemoryBytes = 8 << 20 // makes files of 2 MiB large
 		sink := &wantsNothing{}
@@ -297,10 +299,10 @@ func TestConvertIndexOnly(t *testing.T) {
 		}
 		return out.Bytes()
 	}
-	want := encode(&gear.ConvertOptions{})
+	want := encode(&convert.Options{})
 	for _, from := range []int{1, 3, 7} {
 		asked := 0
-		got := encode(&gear.ConvertOptions{IndexOnly: func() bool { asked++; return asked >= from }})
+		got := encode(&convert.Options{IndexOnly: func() bool { asked++; return asked >= from }})
 		if asked < from {
 			t.Errorf("from %d on: asked %d times only", from, asked)
 		}
@@ -316,17 +318,17 @@ func TestConvertDigests(t *testing.T) {
 	right, wrong := oci.SHA256(layer), oci.SHA256(nil)
 	right512 := oci.Digest("sha512:" + hex.EncodeToString(sum[:]))
 	for name, test := range map[string]struct {
-		want gear.Want
+		want convert.Want
 		what string
 	}{
-		"both":         {gear.Want{Digest: right, DiffID: right}, ""},
-		"sha512":       {gear.Want{Digest: right512}, ""},
-		"other sha512": {gear.Want{Digest: right512[:len(right512)-1] + "_"}, "digest"},
-		"other digest": {gear.Want{Digest: wrong, DiffID: right}, "digest"},
-		"other diffID": {gear.Want{Digest: right, DiffID: wrong}, "diff ID"},
+		"both":         {convert.Want{Digest: right, DiffID: right}, ""},
+		"sha512":       {convert.Want{Digest: right512}, ""},
+		"other sha512": {convert.Want{Digest: right512[:len(right512)-1] + "_"}, "digest"},
+		"other digest": {convert.Want{Digest: wrong, DiffID: right}, "digest"},
+		"other diffID": {convert.Want{Digest: right, DiffID: wrong}, "diff ID"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := gear.Convert(t.Context(), bytes.NewReader(layer), test.want, &recorder{}, nil)
+			_, err := convert.Layer(t.Context(), bytes.NewReader(layer), test.want, &recorder{}, nil)
 			var mismatch *gear.MismatchError
 			switch {
 			case test.what == "" && err != nil:
@@ -336,7 +338,7 @@ func TestConvertDigests(t *testing.T) {
 			}
 		})
 	}
-	if _, err := gear.Convert(t.Context(), bytes.NewReader(layer), gear.Want{DiffID: right512}, &recorder{}, nil); err == nil {
+	if _, err := convert.Layer(t.Context(), bytes.NewReader(layer), convert.Want{DiffID: right512}, &recorder{}, nil); err == nil {
 		t.Error("a diff ID that cannot be compared was accepted")
 	}
 }
@@ -350,7 +352,7 @@ func TestConvertFails(t *testing.T) {
 	t.Run("sink", func(t *testing.T) {
 		for _, at := range []int{0, 1, 500, 1026, 1400} {
 			sink := &recorder{fail: map[int]error{at: broken}}
-			_, err := convertWith(t, layer, sink, &gear.ConvertOptions{MemoryBytes: 8 << 20})
+			_, err := convertWith(t, layer, sink, &convert.Options{MemoryBytes: 8 << 20})
 			sink.check(t)
 			if !errors.Is(err, broken) || len(sink.calls) != at+1 {
 				t.Errorf("call %d: got %v after %d calls", at, err, len(sink.calls))
@@ -360,7 +362,7 @@ func TestConvertFails(t *testing.T) {
 	t.Run("layer ends early", func(t *testing.T) {
 		for _, n := range []int{0, 100, 10 << 20, 20 << 20, len(layer) - 5000} {
 			sink := &recorder{}
-			_, err := convertWith(t, layer[:n], sink, &gear.ConvertOptions{MemoryBytes: 8 << 20})
+			_, err := convertWith(t, layer[:n], sink, &convert.Options{MemoryBytes: 8 << 20})
 			sink.check(t)
 			if err == nil && n > 0 {
 				t.Errorf("%d bytes of the layer were taken for a layer", n)
@@ -370,7 +372,7 @@ func TestConvertFails(t *testing.T) {
 	t.Run("reader", func(t *testing.T) {
 		sink := &recorder{}
 		r := io.MultiReader(bytes.NewReader(layer[:20<<20]), &failing{broken})
-		_, err := gear.Convert(t.Context(), r, gear.Want{}, sink, &gear.ConvertOptions{TempDir: t.TempDir()})
+		_, err := convert.Layer(t.Context(), r, convert.Want{}, sink, &convert.Options{TempDir: t.TempDir()})
 		sink.check(t)
 		if !errors.Is(err, broken) {
 			t.Errorf("got %v", err)
@@ -378,7 +380,7 @@ func TestConvertFails(t *testing.T) {
 	})
 	t.Run("temporary directory", func(t *testing.T) {
 		sink := &recorder{}
-		_, err := convertWith(t, layer, sink, &gear.ConvertOptions{TempDir: "/nonexistent", MemoryBytes: 8 << 20})
+		_, err := convertWith(t, layer, sink, &convert.Options{TempDir: "/nonexistent", MemoryBytes: 8 << 20})
 		sink.check(t)
 		if err == nil {
 			t.Error("a conversion without a place for large files succeeded")
@@ -392,7 +394,7 @@ func TestConvertFails(t *testing.T) {
 					cancel(broken)
 				}
 			}}
-			_, err := gear.Convert(ctx, bytes.NewReader(layer), gear.Want{}, sink, &gear.ConvertOptions{TempDir: t.TempDir()})
+			_, err := convert.Layer(ctx, bytes.NewReader(layer), convert.Want{}, sink, &convert.Options{TempDir: t.TempDir()})
 			sink.check(t)
 			cancel(nil)
 			if !errors.Is(err, broken) && !errors.Is(err, context.Canceled) {
@@ -409,7 +411,7 @@ func TestConvertFails(t *testing.T) {
 		w.WriteHeader(&tar.Header{Typeflag: tar.TypeFifo, Name: "a"})
 		w.WriteHeader(&tar.Header{Typeflag: tar.TypeFifo, Name: "a/b"})
 		w.Close()
-		if _, err := convertWith(t, out.Bytes(), &recorder{}, &gear.ConvertOptions{}); !errors.Is(err, gear.ErrConflict) {
+		if _, err := convertWith(t, out.Bytes(), &recorder{}, &convert.Options{}); !errors.Is(err, gear.ErrConflict) {
 			t.Errorf("got %v", err)
 		}
 	})
@@ -459,7 +461,7 @@ func TestConvertMemory(t *testing.T) {
 		runtime.ReadMemStats(&m)
 		peak = max(peak, m.HeapInuse)
 	}
-	got, err := gear.Convert(t.Context(), r, gear.Want{}, sink, &gear.ConvertOptions{TempDir: t.TempDir(), Progress: watch})
+	got, err := convert.Layer(t.Context(), r, convert.Want{}, sink, &convert.Options{TempDir: t.TempDir(), Progress: watch})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -471,4 +473,11 @@ func TestConvertMemory(t *testing.T) {
 	if limit := uint64(200 << 20); peak > limit {
 		t.Errorf("the heap grew to %d bytes, the limit is %d", peak, limit)
 	}
+}
+
+func plain(x *gear.Index) (out []rootfs.Entry) {
+	for _, e := range x.Entries {
+		out = append(out, e.Entry)
+	}
+	return out
 }

@@ -1,4 +1,5 @@
-package gear
+// Package convert turns layers into indexes and files.
+package convert
 
 import (
 	"context"
@@ -13,24 +14,26 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"golang.org/x/sync/errgroup"
+
+	"example.org/slipway/gear"
 	"example.org/slipway/gear/rootfs"
 	"example.org/slipway/oci"
-	"golang.org/x/sync/errgroup"
 )
 
 // Sink takes the files of a layer. Its methods are called by one goroutine.
-// What it was given counts only once the caller of Convert, on success, commits
+// What it was given counts only once the caller of Layer, on success, commits
 // it; that is not part of this interface.
 type Sink interface {
 	// Missing tells of each name whether the sink wants the file, and claims
 	// those for this conversion. No name is asked twice, and never that of
-	// Empty.
-	Missing(ctx context.Context, names []Name) ([]bool, error)
+	// gear.Empty.
+	Missing(ctx context.Context, names []gear.Name) ([]bool, error)
 	// Put hands over a file that is missing. Files come in the order in which
 	// they first appear in the layer. The content is the sink's from here on,
 	// also when Put fails: it must be released, and that must not wait for
 	// further calls, because the memory may be needed to go on.
-	Put(ctx context.Context, f File, content Content) error
+	Put(ctx context.Context, f gear.File, content Content) error
 }
 
 // Content is the content of a file for as long as it is not released. ReadAt
@@ -47,20 +50,8 @@ type Want struct {
 	Digest, DiffID oci.Digest
 }
 
-// MismatchError says that a layer is not the one it should be. Whatever the
-// sink was given must be thrown away.
-type MismatchError struct {
-	What      string // "digest" or "diff ID"
-	Want, Got oci.Digest
-}
-
-// Error names both digests.
-func (e *MismatchError) Error() string {
-	return fmt.Sprintf("the %s of the layer is %s, not %s", e.What, e.Got, e.Want)
-}
-
-// ConvertOptions adjust a conversion.
-type ConvertOptions struct {
+// Options adjust a conversion.
+type Options struct {
 	// Workers is how many files are hashed at a time; default GOMAXPROCS. The
 	// result does not depend on it.
 	Workers int
@@ -73,7 +64,7 @@ type ConvertOptions struct {
 	// Layer bounds what a layer may cost to read.
 	Layer *rootfs.Options
 	// Index bounds its index.
-	Index *Limits
+	Index *gear.Limits
 	// Progress, when set, is told how many bytes of the layer have been read
 	// and how many entries found, at least every few MiB and at the end. Calls
 	// do not overlap.
@@ -84,9 +75,9 @@ type ConvertOptions struct {
 	IndexOnly func() bool
 }
 
-// Converted is what became of a layer.
-type Converted struct {
-	Index *Index
+// Result is what became of a layer.
+type Result struct {
+	Index *gear.Index
 	Sums  rootfs.Sums
 	// New and NewBytes count the files that the sink was given, and their
 	// sizes.
@@ -94,23 +85,23 @@ type Converted struct {
 	NewBytes int64
 }
 
-// Convert turns a layer, compressed or not, into its index and gives the sink
+// Layer turns a layer, compressed or not, into its index and gives the sink
 // the files that it lacks. Calls of the sink and result are the same for the
 // same layer and the same answers of the sink. The layer is read to its end,
 // and its digests are compared with want.
 //
 // ctx bounds the call; a Read of layer that blocks is waited for. On failure the
 // sink keeps what it was given and the caller must throw that away. Errors:
-// *MismatchError, ErrConflict, ErrTooLarge, those of package rootfs for a layer
+// *gear.MismatchError, gear.ErrConflict, gear.ErrTooLarge, those of package rootfs for a layer
 // that is damaged or too large, and those of the sink, of layer and of ctx.
-func Convert(ctx context.Context, layer io.Reader, want Want, sink Sink, opts *ConvertOptions) (*Converted, error) {
+func Layer(ctx context.Context, layer io.Reader, want Want, sink Sink, opts *Options) (*Result, error) {
 	if opts == nil {
-		opts = &ConvertOptions{}
+		opts = &Options{}
 	}
 	if s := string(want.DiffID); s != "" && !strings.HasPrefix(s, "sha256:") {
 		return nil, fmt.Errorf("convert layer: diff ID %s cannot be compared, only those of SHA-256 can", s)
 	}
-	c := &converter{opts: opts, sink: sink, build: NewBuilder(opts.Index)}
+	c := &converter{opts: opts, sink: sink, build: gear.NewBuilder(opts.Index)}
 	src := &countingReader{r: layer}
 	if strings.HasPrefix(string(want.Digest), "sha512:") {
 		src.sum = sha512.New()
@@ -135,11 +126,11 @@ func (w Want) compare(sums rootfs.Sums, sum512 hash.Hash) error {
 		got = oci.Digest("sha512:" + hex.EncodeToString(sum512.Sum(nil)))
 	}
 	if w.Digest != "" && w.Digest != got {
-		return &MismatchError{What: "digest", Want: w.Digest, Got: got}
+		return &gear.MismatchError{What: "digest", Want: w.Digest, Got: got}
 	}
 	got = oci.Digest("sha256:" + hex.EncodeToString(sums.DiffID[:]))
 	if w.DiffID != "" && w.DiffID != got {
-		return &MismatchError{What: "diff ID", Want: w.DiffID, Got: got}
+		return &gear.MismatchError{What: "diff ID", Want: w.DiffID, Got: got}
 	}
 	return nil
 }
@@ -174,7 +165,7 @@ const (
 // item is an entry on its way; file and content are those of a File.
 type item struct {
 	entry   *rootfs.Entry
-	file    File
+	file    gear.File
 	content Content // nil for an empty file
 }
 
@@ -201,10 +192,10 @@ func (b *batch) release() {
 // converter is one conversion: read fills batches, feed empties them, in step
 // with each other but for one batch; hash gives files their names in between.
 type converter struct {
-	opts  *ConvertOptions
+	opts  *Options
 	sink  Sink
-	build *Builder
-	out   Converted
+	build *gear.Builder
+	out   Result
 
 	spool    *spooler
 	jobs     chan func()
@@ -313,7 +304,7 @@ func (c *converter) file(ctx context.Context, b *batch, it *item, r io.Reader) e
 	b.files++
 	it.file.Size = it.entry.Size
 	if it.entry.Size == 0 {
-		it.file = Empty()
+		it.file = gear.Empty()
 		return nil
 	}
 	if it.entry.Size > c.spool.inMemory() {
@@ -355,9 +346,9 @@ func (c *converter) feed(ctx context.Context, b *batch) error {
 	defer b.release()
 	b.hashing.Wait()
 	var ask []*item
-	var names []Name
+	var names []gear.Name
 	for _, it := range b.items {
-		if it.entry.Type == rootfs.File && it.content != nil && !c.build.knows(it.file.Name) {
+		if it.entry.Type == rootfs.File && it.content != nil && !c.build.Knows(it.file.Name) {
 			ask = append(ask, it)
 			names = append(names, it.file.Name)
 		}
