@@ -80,12 +80,16 @@ var layout = map[string][]string{
 
 	// Images by files.
 	"gear":           {"gear/rootfs", "oci"},
-	"gear/client":    {"gear", "gear/convert", "gear/rootfs", "oci", "oci/client"},
+	"gear/client":    {"gear", "gear/convert", "gear/rootfs", "gear/upper", "oci", "oci/client"},
 	"gear/convert":   {"gear", "gear/rootfs", "oci"},
 	"gear/dedup":     {"gear/rootfs", "internal/chart", "oci"},
+	"gear/dirfd":     {},
+	"gear/export":    {"gear", "gear/dirfd", "gear/rootfs"},
 	"gear/filestore": {"gear", "gear/convert", "registry/catalog", "registry/objstore"},
 	"gear/rootfs":    {},
 	"gear/service":   {"gear", "gear/convert", "gear/filestore", "gear/rootfs", "oci", "registry", "registry/catalog", "registry/objstore"},
+	"gear/treetest":  {"gear", "gear/rootfs"},
+	"gear/upper":     {"gear", "gear/dirfd", "gear/rootfs"},
 
 	// Images on a node.
 	"node/cachedir":       {"gear"},
@@ -138,8 +142,8 @@ var layout = map[string][]string{
 	"web":                {"gear", "gear/rootfs", "gear/service", "internal/chart", "oci", "oci/fleet", "registry", "registry/auth", "registry/catalog", "registry/mirror"},
 	"serve":              {"config", "gear", "gear/filestore", "gear/rootfs", "gear/service", "internal/durable", "internal/footprint", "internal/policy", "internal/systemd", "oci", "oci/client", "oci/fleet", "oci/volref", "registry", "registry/auth", "registry/cache/tier", "registry/catalog", "registry/cluster", "registry/mirror", "registry/mirror/airgap", "registry/mirror/upstream", "registry/notify", "registry/objstore", "registry/objstore/fsstore", "registry/objstore/memstore", "registry/objstore/remote", "registry/objstore/s3store", "registry/objstore/swiftstore", "registry/prefetch", "registry/server", "volume/block", "volume/file", "volume/rbd", "volume/service", "web", "workload/trace"},
 	"serve/servetest":    {"config", "serve"},
-	"agent":              {"config", "gear", "gear/client", "internal/durable", "internal/footprint", "node/cachedir", "node/gearfs", "node/poolfs", "node/snapshotter", "node/view", "oci", "oci/client", "oci/fleet", "oci/volref", "volume/block", "volume/file", "volume/node", "volume/rbd", "volume/volfs"},
-	"cmd/slipway":        {"agent", "config", "gear", "gear/client", "gear/dedup", "gear/service", "internal/durable", "internal/policy", "internal/systemd", "oci", "oci/client", "oci/volref", "registry", "registry/mirror", "registry/mirror/airgap", "serve", "volume/service", "workload/analyze", "workload/load", "workload/replay", "workload/replay/plan", "workload/replay/result", "workload/simulate", "workload/trace/figures", "workload/trace/ingest", "workload/trace/logs", "workload/trace/logs/formats", "workload/trace/store", "workload/trace/synth"},
+	"agent":              {"config", "gear", "gear/client", "gear/export", "internal/durable", "internal/footprint", "node/cachedir", "node/gearfs", "node/poolfs", "node/snapshotter", "node/view", "oci", "oci/client", "oci/fleet", "oci/volref", "volume/block", "volume/file", "volume/node", "volume/rbd", "volume/volfs"},
+	"cmd/slipway":        {"agent", "config", "gear/client", "gear/dedup", "gear/export", "gear/service", "internal/durable", "internal/policy", "internal/systemd", "oci", "oci/client", "oci/volref", "registry", "registry/mirror", "registry/mirror/airgap", "serve", "volume/service", "workload/analyze", "workload/load", "workload/replay", "workload/replay/plan", "workload/replay/result", "workload/simulate", "workload/trace/figures", "workload/trace/ingest", "workload/trace/logs", "workload/trace/logs/formats", "workload/trace/store", "workload/trace/synth"},
 }
 
 // fence is a third-party module and the only packages that may use it.
@@ -175,7 +179,7 @@ var fences = []fence{
 	{"github.com/ulikunitz/xz", []string{"workload/trace/logs"}, "logs are decompressed in one place"},
 	{"github.com/coreos/go-systemd", []string{"internal/systemd"}, "what systemd is told is in one place"},
 	{"net/http/pprof", []string{"serve"}, "it is served on the debug port only"},
-	{"testing", []string{"oci/ocitest", "registry/objstore/objtest", "serve/servetest", "internal/mounttest", "internal/backendtest", "volume/blocktest", "volume/layouttest"}, "test support is not product code"},
+	{"testing", []string{"oci/ocitest", "registry/objstore/objtest", "serve/servetest", "internal/mounttest", "internal/backendtest", "volume/blocktest", "volume/layouttest", "gear/treetest"}, "test support is not product code"},
 }
 
 func TestLayout(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"example.org/slipway/gear"
+	"example.org/slipway/gear/export"
 	"example.org/slipway/internal/durable"
 	"example.org/slipway/node/gearfs"
 	"example.org/slipway/node/snapshotter"
@@ -51,7 +52,7 @@ func (c *chains) unpack(ctx context.Context, rec *chainRecord, x *gear.Index) (s
 		return layers, err
 	}
 	tree := filepath.Join(tmp, "tree")
-	err = gear.Export(ctx, x, &unpackSource{c, rec}, tree, &gear.ExportOptions{Lost: func(path, what string, err error) {
+	err = export.Tree(ctx, x, &unpackSource{c, rec}, tree, &export.Options{Lost: func(path, what string, err error) {
 		c.log.Warn("an unpacked image lacks something", "image", rec.Ref, "path", path, "what", what, "err", err)
 	}})
 	if err == nil {

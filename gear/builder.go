@@ -86,7 +86,7 @@ func (b *Builder) add(e rootfs.Entry, f File) error {
 			return err
 		}
 		if dir != parent(p) {
-			e.Path = join(dir, p[strings.LastIndexByte(p, '/')+1:])
+			e.Path = JoinPath(dir, p[strings.LastIndexByte(p, '/')+1:])
 			if err := validPath(e.Path); err != nil {
 				return fmt.Errorf("%w: symbolic links lead to %q: %w", ErrConflict, e.Path, err)
 			}
@@ -228,7 +228,7 @@ func (b *Builder) resolveDir(dir string) (string, error) {
 		}
 		next := level{cleared: up.cleared}
 		if links > 0 {
-			next.path = join(up.path, name)
+			next.path = JoinPath(up.path, name)
 		} else if next.path = dir; more {
 			next.path = dir[:len(dir)-len(rest)-1]
 		}
@@ -282,7 +282,7 @@ func (b *Builder) link(n *node) error {
 	if err != nil {
 		return err
 	}
-	target := join(dir, n.Link[strings.LastIndexByte(n.Link, '/')+1:])
+	target := JoinPath(dir, n.Link[strings.LastIndexByte(n.Link, '/')+1:])
 	if err := validPath(target); err != nil {
 		return fmt.Errorf("%w: symbolic links lead to %q: %w", ErrConflict, target, err)
 	}

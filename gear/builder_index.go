@@ -63,9 +63,9 @@ func opaqueOf(path string) Entry {
 	return Entry{rootfs.Entry{Path: path, Type: rootfs.Opaque}, -1}
 }
 
-// impliedDir is a directory that nothing describes. Runtimes make these with
+// ImpliedDir is a directory that nothing describes. Runtimes make these with
 // mode 0755 of root; the time is theirs, and here the epoch.
-func impliedDir(path string) Entry {
+func ImpliedDir(path string) Entry {
 	return Entry{rootfs.Entry{Path: path, Type: rootfs.Dir, Mode: 0o755}, -1}
 }
 
@@ -74,7 +74,7 @@ func impliedDir(path string) Entry {
 func (b *Builder) whiteoutOnly(x *Index, n *node, parent bool) {
 	switch {
 	case n.whiteout > 0 && (parent || n.opaque > 0):
-		x.Entries = append(x.Entries, impliedDir(n.Path), opaqueOf(n.Path))
+		x.Entries = append(x.Entries, ImpliedDir(n.Path), opaqueOf(n.Path))
 	case n.whiteout > 0:
 		x.Entries = append(x.Entries, Entry{rootfs.Entry{Path: n.Path, Type: rootfs.Whiteout}, -1})
 	default:

@@ -6,9 +6,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"example.org/slipway/gear"
 	"example.org/slipway/gear/rootfs"
-	"github.com/google/go-cmp/cmp"
 )
 
 // tarEntry returns the entry for a short form: "d a" is a directory, "f a 3" a file of

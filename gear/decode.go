@@ -11,8 +11,9 @@ import (
 	"strings"
 	"unsafe"
 
-	"example.org/slipway/gear/rootfs"
 	"github.com/klauspost/compress/zstd"
+
+	"example.org/slipway/gear/rootfs"
 )
 
 // Limits bound an index.

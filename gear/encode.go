@@ -6,8 +6,9 @@ import (
 	"io"
 	"math"
 
-	"example.org/slipway/gear/rootfs"
 	"github.com/klauspost/compress/zstd"
+
+	"example.org/slipway/gear/rootfs"
 )
 
 // The encoding is specified in docs/formats/gear-index.md.

@@ -3,7 +3,11 @@
 // are stored once under that name whatever layers hold them.
 package gear
 
-import "crypto/sha256"
+import (
+	"context"
+	"crypto/sha256"
+	"io"
+)
 
 // Name is the SHA-256 of a content, and what a Gear file is called.
 type Name = [sha256.Size]byte
@@ -24,4 +28,16 @@ type File struct {
 	// Chunks are the SHA-256 of each ChunkSize bytes of a file of LargeFile
 	// bytes or more; nil of a smaller one.
 	Chunks []Name
+}
+
+// FileSource is where the contents of files come from: a file store, or a
+// server asked for many files at once.
+type FileSource interface {
+	// Fetch calls deliver exactly once for each of files, i being its place
+	// there, in any order but never two calls at a time. Content is good for
+	// the length of the call only and need not have been verified. An error of
+	// deliver ends the fetch and is in the chain of the error returned; nil
+	// means every file was delivered. Fetch may run concurrently; ctx bounds
+	// the whole of it. One Fetch should cost one round trip.
+	Fetch(ctx context.Context, files []File, deliver func(i int, content io.Reader) error) error
 }

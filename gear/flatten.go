@@ -166,7 +166,7 @@ func (m *merger) node(path string, active []int) error {
 			return err
 		}
 	} else if f.dir {
-		m.out.Entries = append(m.out.Entries, impliedDir(path))
+		m.out.Entries = append(m.out.Entries, ImpliedDir(path))
 	}
 	if len(m.out.Entries) > m.most {
 		return fmt.Errorf("%w: it has more than %d entries, most of them directories nothing describes", ErrTooLarge, m.most)

@@ -8,9 +8,10 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"example.org/slipway/gear"
 	"example.org/slipway/oci"
-	"github.com/google/go-cmp/cmp"
 )
 
 func flatIndex(t testing.TB) *gear.Index {

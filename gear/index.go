@@ -201,7 +201,7 @@ func (x *Index) checkLink(i int) error {
 	}
 	file := int32(-1)
 	if t, ok := x.target(e.Link); ok {
-		if t > i || !linkable(x.Entries[t].Type) {
+		if t > i || !Linkable(x.Entries[t].Type) {
 			return fmt.Errorf("links to %q, which is a link or behind it", e.Link)
 		}
 		file = x.Entries[t].File
@@ -225,8 +225,8 @@ func (x *Index) target(link string) (int, bool) {
 	return t, true
 }
 
-// linkable tells whether a hard link in canonical form can be to an entry of a
+// Linkable tells whether a hard link in canonical form can be to an entry of a
 // type.
-func linkable(t rootfs.Type) bool {
+func Linkable(t rootfs.Type) bool {
 	return t != rootfs.Dir && t != rootfs.HardLink && t != rootfs.Whiteout && t != rootfs.Opaque
 }

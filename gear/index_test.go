@@ -13,9 +13,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"example.org/slipway/gear"
 	"example.org/slipway/gear/rootfs"
-	"github.com/google/go-cmp/cmp"
 )
 
 // everything returns an index with one of each thing that an index can hold.

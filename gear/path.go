@@ -79,3 +79,11 @@ func validPath(p string) error {
 	}
 	return nil
 }
+
+// JoinPath appends a name to the path of a directory.
+func JoinPath(dir, name string) string {
+	if dir == "." {
+		return name
+	}
+	return dir + "/" + name
+}

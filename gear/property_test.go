@@ -9,11 +9,12 @@ import (
 	"strings"
 	"testing"
 
-	"example.org/slipway/gear"
-	"example.org/slipway/gear/rootfs"
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"pgregory.net/rapid"
+
+	"example.org/slipway/gear"
+	"example.org/slipway/gear/rootfs"
 )
 
 // genPath draws from few names, so that paths collide.

@@ -20,6 +20,7 @@ import (
 
 	"example.org/slipway/gear"
 	gearconvert "example.org/slipway/gear/convert"
+	"example.org/slipway/gear/export"
 	"example.org/slipway/gear/rootfs"
 	"example.org/slipway/integration/internal/imagetest"
 	"example.org/slipway/integration/internal/tool"
@@ -129,7 +130,7 @@ func TestGearView(t *testing.T) {
 			store := memory{sha256.Sum256(nil): nil}
 			x := store.flatten(t, cases[name])
 			exported := filepath.Join(t.TempDir(), "tree")
-			if err := gear.Export(t.Context(), x, store, exported, nil); err != nil {
+			if err := export.Tree(t.Context(), x, store, exported, nil); err != nil {
 				t.Fatal(err)
 			}
 			mounted, image := mountView(t, x, store, &view.ImageOptions{Loop: i%2 == 1})

@@ -5,7 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"example.org/slipway/gear"
+	"example.org/slipway/gear/export"
 )
 
 func exportCommand() *cobra.Command {
@@ -48,16 +48,16 @@ func runExport(cmd *cobra.Command, f *remoteFlags, lossy bool, image, dir string
 		return err
 	}
 	p := newProgress("exporting")
-	var last gear.ExportProgress
+	var last export.Progress
 	lost := 0
-	o := &gear.ExportOptions{Progress: func(e gear.ExportProgress) {
+	o := &export.Options{Progress: func(e export.Progress) {
 		last = e
 		p.share(e.Fetched, e.ToFetch, "%d of %d files", e.Files, e.TotalFiles)
 	}}
 	if lossy {
 		o.Lost = func(string, string, error) { lost++ }
 	}
-	err = gear.Export(ctx, x, r.gear.Files(img, x), dir, o)
+	err = export.Tree(ctx, x, r.gear.Files(img, x), dir, o)
 	p.end()
 	if err != nil {
 		return err

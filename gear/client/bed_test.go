@@ -27,8 +27,8 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
-	"example.org/slipway/gear"
 	gearclient "example.org/slipway/gear/client"
+	"example.org/slipway/gear/export"
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/client"
 	"example.org/slipway/serve/servetest"
@@ -231,7 +231,7 @@ func (b *bed) export(img *gearclient.Image) string {
 	x, err := b.Index(b.t.Context(), img)
 	must(b.t, err)
 	out := filepath.Join(b.t.TempDir(), "out")
-	must(b.t, gear.Export(b.t.Context(), x, b.Files(img, x), out, nil))
+	must(b.t, export.Tree(b.t.Context(), x, b.Files(img, x), out, nil))
 	return out
 }
 

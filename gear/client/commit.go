@@ -11,6 +11,7 @@ import (
 
 	"example.org/slipway/gear"
 	"example.org/slipway/gear/convert"
+	"example.org/slipway/gear/upper"
 	"example.org/slipway/oci"
 )
 
@@ -20,7 +21,7 @@ type CommitOptions struct {
 	// is needed.
 	Repo, Tag string
 	// Upper says how the upper directory is to be read.
-	Upper gear.UpperOptions
+	Upper upper.Options
 	// Author and Comment are recorded if they are not empty.
 	Author, Comment string
 	// Created is recorded as the time; default now.
@@ -77,7 +78,7 @@ func (c *Client) host() string {
 
 // Commit makes a Gear image of a base image and what the upper directory of an
 // overlay on it says, and pushes it. Only the contents that the repository lacks
-// are uploaded. Errors: those of gear.TarUpper and of Index.
+// are uploaded. Errors: those of upper.Tar and of Index.
 func (c *Client) Commit(ctx context.Context, dir string, base *Image, o CommitOptions) (Pushed, error) {
 	if err := o.fill(base, c.opts.Clock()); err != nil {
 		return Pushed{}, err
@@ -115,13 +116,13 @@ func (c *Client) Commit(ctx context.Context, dir string, base *Image, o CommitOp
 }
 
 // convertUpper converts an upper directory as it is read.
-func convertUpper(ctx context.Context, dir string, o *gear.UpperOptions, sink convert.Sink) (*gear.Index, error) {
+func convertUpper(ctx context.Context, dir string, o *upper.Options, sink convert.Sink) (*gear.Index, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	pr, pw := io.Pipe()
 	read := make(chan error, 1)
 	go func() {
-		err := gear.TarUpper(ctx, dir, pw, o)
+		err := upper.Tar(ctx, dir, pw, o)
 		pw.CloseWithError(err)
 		read <- err
 	}()

@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"log"
 
-	"example.org/slipway/gear"
 	gearclient "example.org/slipway/gear/client"
+	"example.org/slipway/gear/export"
 	"example.org/slipway/oci/client"
 )
 
@@ -29,7 +29,7 @@ func Example() {
 		log.Fatal(err)
 	}
 	fmt.Println(img.Name(), "has", len(index.Files), "different files")
-	if err := gear.Export(ctx, index, c.Files(img, index), "rootfs", nil); err != nil {
+	if err := export.Tree(ctx, index, c.Files(img, index), "rootfs", nil); err != nil {
 		log.Fatal(err)
 	}
 }

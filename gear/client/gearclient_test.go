@@ -17,6 +17,7 @@ import (
 
 	"example.org/slipway/gear"
 	gearclient "example.org/slipway/gear/client"
+	"example.org/slipway/gear/export"
 	"example.org/slipway/gear/rootfs"
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/client"
@@ -200,7 +201,7 @@ func TestBadStream(t *testing.T) {
 	img := bad.image("app", "v1")
 	x, err := bad.Index(t.Context(), img)
 	must(t, err)
-	err = gear.Export(t.Context(), x, bad.Files(img, x), filepath.Join(t.TempDir(), "out"), nil)
+	err = export.Tree(t.Context(), x, bad.Files(img, x), filepath.Join(t.TempDir(), "out"), nil)
 	if err == nil || !strings.Contains(err.Error(), "on fire") || asked.Load() != 5 {
 		t.Errorf("asked %d times, got %v", asked.Load(), err)
 	}
@@ -342,7 +343,7 @@ func TestMissing(t *testing.T) {
 	other := gear.File{Name: gearName("elsewhere"), Size: 9}
 	x.Files = append(x.Files, other)
 	x.Entries = append(x.Entries, gear.Entry{Entry: rootfs.Entry{Path: "lost/file", Type: rootfs.File, Size: 9}, File: 1})
-	err = gear.Export(t.Context(), x, b.Files(img, x), filepath.Join(t.TempDir(), "out"), nil)
+	err = export.Tree(t.Context(), x, b.Files(img, x), filepath.Join(t.TempDir(), "out"), nil)
 	var missing *gearclient.MissingError
 	if !errors.As(err, &missing) || missing.Path != "lost/file" || missing.Image != "app:v1" || missing.Name != other.Name {
 		t.Errorf("got %v", err)

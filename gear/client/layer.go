@@ -12,7 +12,7 @@ import (
 
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
-	"example.org/slipway/gear"
+	"example.org/slipway/gear/upper"
 	"example.org/slipway/oci"
 )
 
@@ -33,7 +33,7 @@ func (c *Client) pushUpper(ctx context.Context, dir string, base *Image, o *Comm
 	whole, plain := sha256.New(), sha256.New()
 	out := &tellingWriter{w: io.MultiWriter(f, whole), tell: o.Progress}
 	z := gzip.NewWriter(out)
-	if err := gear.TarUpper(ctx, dir, io.MultiWriter(z, plain), &o.Upper); err != nil {
+	if err := upper.Tar(ctx, dir, io.MultiWriter(z, plain), &o.Upper); err != nil {
 		return oci.Descriptor{}, "", err
 	}
 	if err := z.Close(); err != nil {

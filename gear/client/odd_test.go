@@ -12,6 +12,7 @@ import (
 
 	"example.org/slipway/gear"
 	gearclient "example.org/slipway/gear/client"
+	"example.org/slipway/gear/export"
 	"example.org/slipway/oci"
 )
 
@@ -117,7 +118,7 @@ func (b *bed) walk(t testing.TB, tag string) error {
 	if err != nil {
 		return err
 	}
-	if err := gear.Export(t.Context(), x, b.Files(img, x), filepath.Join(t.TempDir(), "out"), nil); err != nil {
+	if err := export.Tree(t.Context(), x, b.Files(img, x), filepath.Join(t.TempDir(), "out"), nil); err != nil {
 		return err
 	}
 	_, err = b.Convert(t.Context(), "odd", tag, gearclient.ConvertOptions{})

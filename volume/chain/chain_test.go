@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"example.org/slipway/gear"
+	"example.org/slipway/gear/export"
 	"example.org/slipway/gear/rootfs"
 	"example.org/slipway/internal/mounttest"
 	"example.org/slipway/oci"
@@ -177,7 +178,7 @@ func TestMounted(t *testing.T) {
 			x, err := gear.Flatten(indexes...)
 			must(t, err)
 			plain := filepath.Join(t.TempDir(), "plain")
-			must(t, gear.Export(t.Context(), x, im.Source, plain, nil))
+			must(t, export.Tree(t.Context(), x, im.Source, plain, nil))
 			dir := t.TempDir()
 			out, err := exec.Command("mount", "-t", fsys, "-o", "ro,loop", contentOf(t, s, l.Volume), dir).CombinedOutput()
 			if err != nil {

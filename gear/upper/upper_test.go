@@ -1,4 +1,4 @@
-package gear_test
+package upper_test
 
 import (
 	"archive/tar"
@@ -19,13 +19,16 @@ import (
 	"golang.org/x/sys/unix"
 
 	"example.org/slipway/gear"
+	"example.org/slipway/gear/export"
 	"example.org/slipway/gear/rootfs"
+	"example.org/slipway/gear/treetest"
+	"example.org/slipway/gear/upper"
 )
 
-func tarUpper(t testing.TB, dir string, opts *gear.UpperOptions) []byte {
+func tarUpper(t testing.TB, dir string, opts *upper.Options) []byte {
 	t.Helper()
 	var b bytes.Buffer
-	if err := gear.TarUpper(t.Context(), dir, &b, opts); err != nil {
+	if err := upper.Tar(t.Context(), dir, &b, opts); err != nil {
 		t.Fatal(err)
 	}
 	return b.Bytes()
@@ -41,7 +44,7 @@ func headers(t testing.TB, layer []byte) []string {
 		if errors.Is(err, io.EOF) {
 			return out
 		}
-		must(t, err)
+		treetest.Must(t, err)
 		line := string(h.Typeflag) + " " + h.Name
 		if h.Linkname != "" {
 			line += " -> " + h.Linkname
@@ -69,30 +72,30 @@ func (o *overlay) mount(t testing.TB, options string) {
 
 func newOverlay(t testing.TB) *overlay {
 	t.Helper()
-	needRoot(t)
+	treetest.NeedRoot(t)
 	dir := t.TempDir()
 	o := &overlay{dir + "/lower", dir + "/upper", dir + "/work", dir + "/merged"}
 	for _, d := range []string{o.lower, o.upper, o.work, o.merged} {
-		must(t, os.Mkdir(d, 0o755))
+		treetest.Must(t, os.Mkdir(d, 0o755))
 	}
 	return o
 }
 
-// checkCommit checks that lower plus the tar of upper gives the merged directory.
-func (o *overlay) checkCommit(t testing.TB, opts *gear.UpperOptions) {
+// checkCommit compares the merged directory with lower + the tar of upper.
+func (o *overlay) checkCommit(t testing.TB, opts *upper.Options) {
 	t.Helper()
-	f := newFlat()
-	f.apply(t, tarUpper(t, o.lower, nil))
+	f := treetest.NewFlat()
+	f.Apply(t, tarUpper(t, o.lower, nil))
 	layer := tarUpper(t, o.upper, opts)
-	f.apply(t, layer)
-	x, src := f.index()
-	want := describe(t, o.merged)
-	if diff := cmp.Diff(want, describe(t, export(t, x, src, nil))); diff != "" {
+	f.Apply(t, layer)
+	x, src := f.Index()
+	want := treetest.Describe(t, o.merged)
+	if diff := cmp.Diff(want, treetest.Describe(t, exported(t, x, src, nil))); diff != "" {
 		t.Errorf("lower and upper layer (-merged +layers):\n%s\n%s", diff, strings.Join(headers(t, layer), "\n"))
 	}
 	x, err := gear.Flatten(convert(t, tarUpper(t, o.lower, nil)), convert(t, layer))
-	must(t, err)
-	if diff := cmp.Diff(want, describe(t, export(t, x, src, nil))); diff != "" {
+	treetest.Must(t, err)
+	if diff := cmp.Diff(want, treetest.Describe(t, exported(t, x, src, nil))); diff != "" {
 		t.Errorf("flattened indexes (-merged +exported):\n%s", diff)
 	}
 }
@@ -101,7 +104,7 @@ func (o *overlay) checkCommit(t testing.TB, opts *gear.UpperOptions) {
 func convert(t testing.TB, layer []byte) *gear.Index {
 	t.Helper()
 	r, err := rootfs.Open(t.Context(), bytes.NewReader(layer), nil)
-	must(t, err)
+	treetest.Must(t, err)
 	defer r.Close()
 	b := gear.NewBuilder(nil)
 	for {
@@ -109,54 +112,54 @@ func convert(t testing.TB, layer []byte) *gear.Index {
 		if errors.Is(err, io.EOF) {
 			break
 		}
-		must(t, err)
+		treetest.Must(t, err)
 		var f gear.File
 		if e.Type == rootfs.File {
 			content, err := io.ReadAll(r)
-			must(t, err)
-			f = fileOf(content)
+			treetest.Must(t, err)
+			f = treetest.FileOf(content)
 		}
-		must(t, b.Add(*e, f))
+		treetest.Must(t, b.Add(*e, f))
 	}
 	x, err := b.Index()
-	must(t, err)
+	treetest.Must(t, err)
 	return x
 }
 
 func TestTarUpper(t *testing.T) {
 	o := newOverlay(t)
-	buildTree(t, o.lower)
-	must(t,
-		write(o.lower+"/gone/sub/file", "1"), write(o.lower+"/remade/old", "1"),
-		write(o.lower+"/turns/into", "1"), write(o.lower+"/becomes", "a directory"),
-		write(o.lower+"/keep/me", "1"), write(o.lower+"/touched", "1"),
+	treetest.Build(t, o.lower)
+	treetest.Must(t,
+		treetest.Write(o.lower+"/gone/sub/file", "1"), treetest.Write(o.lower+"/remade/old", "1"),
+		treetest.Write(o.lower+"/turns/into", "1"), treetest.Write(o.lower+"/becomes", "a directory"),
+		treetest.Write(o.lower+"/keep/me", "1"), treetest.Write(o.lower+"/touched", "1"),
 		unix.Setxattr(o.lower+"/touched", "user.was", []byte("here"), 0))
 	o.mount(t, "")
 	m := func(name string) string { return filepath.Join(o.merged, name) }
-	must(t,
+	treetest.Must(t,
 		os.RemoveAll(m("gone")), os.Remove(m("copy/1")), os.Remove(m("fifo")),
-		os.RemoveAll(m("remade")), write(m("remade/new"), "2"),
-		os.RemoveAll(m("turns")), write(m("turns"), "a file"),
-		os.Remove(m("becomes")), write(m("becomes/a/directory"), "2"),
-		write(m("etc/passwd"), "changed"), write(m("new/file"), "new"),
+		os.RemoveAll(m("remade")), treetest.Write(m("remade/new"), "2"),
+		os.RemoveAll(m("turns")), treetest.Write(m("turns"), "a file"),
+		os.Remove(m("becomes")), treetest.Write(m("becomes/a/directory"), "2"),
+		treetest.Write(m("etc/passwd"), "changed"), treetest.Write(m("new/file"), "new"),
 		unix.Chmod(m("touched"), 0o4711), unix.Chmod(m("keep"), 0o700),
 		os.Rename(m("bin/acl"), m("tmp/acl")),
 		os.Link(m("new/file"), m("new/link")), os.Link(m("new/file"), m("a/other")),
 		os.Symlink("nowhere", m("new/sym")),
 		unix.Mknod(m("new/zero"), unix.S_IFCHR|0o600, int(unix.Mkdev(1, 5))),
-		unix.Mkfifo(m("new/fifo"), 0o600), write(m("new/\xff"), "\x00"),
+		unix.Mkfifo(m("new/fifo"), 0o600), treetest.Write(m("new/\xff"), "\x00"),
 		unix.Setxattr(m("new"), "trusted.overlay.opaque", []byte("mine"), 0),
 		unix.Setxattr(m("new/file"), "user.overlay.opaque", []byte("y"), 0),
 		os.Lchown(m("new/sym"), 3, 4), os.Lchown(m("null"), 3, 4), unix.Chmod(m("."), 0o711),
-		stamp(m("new/file"), 5, 6), stamp(m("new"), 7, 8), stamp(m("."), 9, 10),
+		treetest.Stamp(m("new/file"), 5, 6), treetest.Stamp(m("new"), 7, 8), treetest.Stamp(m("."), 9, 10),
 	)
 	o.checkCommit(t, nil)
-	o.checkCommit(t, &gear.UpperOptions{Merged: o.merged})
+	o.checkCommit(t, &upper.Options{Merged: o.merged})
 	first := tarUpper(t, o.upper, nil)
 	if !bytes.Equal(first, tarUpper(t, o.upper, nil)) {
 		t.Error("two tars of one directory differ")
 	}
-	if !bytes.Equal(first, tarUpper(t, o.upper, &gear.UpperOptions{Merged: o.merged})) {
+	if !bytes.Equal(first, tarUpper(t, o.upper, &upper.Options{Merged: o.merged})) {
 		t.Error("the tar read through the mount differs")
 	}
 	want := []string{"5 ./", "5 a/", "0 a/other", "5 becomes/", "0 becomes/.wh..wh..opq", "5 becomes/a/", "0 becomes/a/directory"}
@@ -187,7 +190,7 @@ func TestTarUpperRandom(t *testing.T) {
 			if options != ",redirect_dir=on,metacopy=on" {
 				o.checkCommit(t, nil)
 			}
-			o.checkCommit(t, &gear.UpperOptions{Merged: o.merged})
+			o.checkCommit(t, &upper.Options{Merged: o.merged})
 		})
 	}
 }
@@ -204,7 +207,7 @@ func randomStep(rnd *rand.Rand, dir string) {
 	p := name()
 	switch rnd.IntN(12) {
 	case 0, 1, 2:
-		_ = write(p, fmt.Sprint(rnd.IntN(5)))
+		_ = treetest.Write(p, fmt.Sprint(rnd.IntN(5)))
 	case 3:
 		_ = os.MkdirAll(p, 0o700)
 	case 4, 5:
@@ -227,32 +230,32 @@ func TestTarUpperPartial(t *testing.T) {
 	for option, want := range map[string]string{"redirect_dir": `"moved" was renamed`, "metacopy": `"file" has its content`} {
 		t.Run(option, func(t *testing.T) {
 			o := newOverlay(t)
-			must(t, write(o.lower+"/dir/one", "1"), write(o.lower+"/dir/two", "2"), write(o.lower+"/dir/sub/three", "3"),
-				write(o.lower+"/file", "content"))
+			treetest.Must(t, treetest.Write(o.lower+"/dir/one", "1"), treetest.Write(o.lower+"/dir/two", "2"), treetest.Write(o.lower+"/dir/sub/three", "3"),
+				treetest.Write(o.lower+"/file", "content"))
 			o.mount(t, ","+option+"=on")
-			must(t, unix.Chmod(o.merged+"/file", 0o600))
+			treetest.Must(t, unix.Chmod(o.merged+"/file", 0o600))
 			if option == "redirect_dir" {
-				must(t, os.Rename(o.merged+"/dir", o.merged+"/moved"), write(o.merged+"/moved/two", "changed"),
-					os.Remove(o.merged+"/moved/one"), write(o.merged+"/moved/four", "4"),
+				treetest.Must(t, os.Rename(o.merged+"/dir", o.merged+"/moved"), treetest.Write(o.merged+"/moved/two", "changed"),
+					os.Remove(o.merged+"/moved/one"), treetest.Write(o.merged+"/moved/four", "4"),
 					os.Link(o.merged+"/moved/four", o.merged+"/four"))
 			}
-			err := gear.TarUpper(t.Context(), o.upper, io.Discard, nil)
+			err := upper.Tar(t.Context(), o.upper, io.Discard, nil)
 			if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "merged") {
 				t.Errorf("error is %v, want one with %s", err, want)
 			}
-			o.checkCommit(t, &gear.UpperOptions{Merged: o.merged})
+			o.checkCommit(t, &upper.Options{Merged: o.merged})
 		})
 	}
 }
 
 // TestTarUpperMarks checks the marks that overlayfs keeps in extended attributes.
 func TestTarUpperMarks(t *testing.T) {
-	needRoot(t)
+	treetest.NeedRoot(t)
 	dir := t.TempDir()
 	for _, ns := range []string{"trusted", "user"} {
 		d := filepath.Join(dir, ns)
-		must(t,
-			write(d+"/x/gone", ""), write(d+"/x/full", "not empty"), write(d+"/x/stays", ""), write(d+"/y/new", "1"),
+		treetest.Must(t,
+			treetest.Write(d+"/x/gone", ""), treetest.Write(d+"/x/full", "not empty"), treetest.Write(d+"/x/stays", ""), treetest.Write(d+"/y/new", "1"),
 			unix.Setxattr(d+"/x", ns+".overlay.opaque", []byte("x"), 0),
 			unix.Setxattr(d+"/y", ns+".overlay.opaque", []byte("y"), 0),
 			unix.Setxattr(d+"/y", ns+".overlay.impure", []byte("y"), 0),
@@ -279,7 +282,7 @@ func TestTarUpperMarks(t *testing.T) {
 		{Name: "user.overlay.overlay.overlay.opaque", Value: "2"}, {Name: "user.overlay.overlay.whiteout", Value: "1"},
 		{Name: "user.overlays", Value: "4"}})
 
-	layer = tarUpper(t, filepath.Join(dir, "user"), &gear.UpperOptions{UserXattr: true})
+	layer = tarUpper(t, filepath.Join(dir, "user"), &upper.Options{UserXattr: true})
 	want = []string{"5 ./", "5 x/", "0 x/full", "0 x/.wh.gone", "0 x/stays", "5 y/", "0 y/.wh..wh..opq", "0 y/new"}
 	if diff := cmp.Diff(want, headers(t, layer)); diff != "" {
 		t.Errorf("overlay with userxattr (-want +got):\n%s", diff)
@@ -290,31 +293,31 @@ func TestTarUpperMarks(t *testing.T) {
 
 func checkXattrs(t testing.TB, layer []byte, name string, want []rootfs.Xattr) {
 	t.Helper()
-	f := newFlat()
-	f.apply(t, layer)
-	if diff := cmp.Diff(want, f.entries[name].Xattrs); diff != "" {
+	f := treetest.NewFlat()
+	f.Apply(t, layer)
+	if diff := cmp.Diff(want, f.Entries[name].Xattrs); diff != "" {
 		t.Errorf("attributes of %s (-want +got):\n%s", name, diff)
 	}
 }
 
 func TestTarUpperRefuses(t *testing.T) {
-	needRoot(t)
+	treetest.NeedRoot(t)
 	tests := []struct {
 		name  string
 		build func(dir string) error
 		want  string
 	}{
-		{"whiteout name", func(d string) error { return write(d+"/sub/.wh.x", "") }, `"sub/.wh.x" cannot`},
+		{"whiteout name", func(d string) error { return treetest.Write(d+"/sub/.wh.x", "") }, `"sub/.wh.x" cannot`},
 		{"attribute name", func(d string) error {
-			return errors.Join(write(d+"/f", ""), unix.Setxattr(d+"/f", "user.a=b", []byte("c"), 0))
+			return errors.Join(treetest.Write(d+"/f", ""), unix.Setxattr(d+"/f", "user.a=b", []byte("c"), 0))
 		}, `"user.a=b" of "f"`},
 		{"missing", os.Remove, "no such file"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "upper")
-			must(t, os.Mkdir(dir, 0o755), tt.build(dir))
-			err := gear.TarUpper(t.Context(), dir, io.Discard, nil)
+			treetest.Must(t, os.Mkdir(dir, 0o755), tt.build(dir))
+			err := upper.Tar(t.Context(), dir, io.Discard, nil)
 			if err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("error is %v, want one with %s", err, tt.want)
 			}
@@ -323,11 +326,11 @@ func TestTarUpperRefuses(t *testing.T) {
 }
 
 func TestTarUpperSkipsSockets(t *testing.T) {
-	needRoot(t)
+	treetest.NeedRoot(t)
 	dir := t.TempDir()
-	must(t, unix.Mknod(dir+"/sock", unix.S_IFSOCK|0o600, 0), write(dir+"/file", ""))
+	treetest.Must(t, unix.Mknod(dir+"/sock", unix.S_IFSOCK|0o600, 0), treetest.Write(dir+"/file", ""))
 	var skipped []string
-	layer := tarUpper(t, dir, &gear.UpperOptions{Skipped: func(path, why string) { skipped = append(skipped, path+": "+why) }})
+	layer := tarUpper(t, dir, &upper.Options{Skipped: func(path, why string) { skipped = append(skipped, path+": "+why) }})
 	if diff := cmp.Diff([]string{"5 ./", "0 file"}, headers(t, layer)); diff != "" {
 		t.Errorf("tar (-want +got):\n%s", diff)
 	}
@@ -342,17 +345,17 @@ func TestTarUpperUnprivileged(t *testing.T) {
 	var dir string
 	if os.Getenv("SLIPWAY_TEST_DIR") == "" {
 		dir = t.TempDir()
-		must(t, unix.Chmod(dir, 0o777), unix.Chmod(filepath.Dir(dir), 0o755))
+		treetest.Must(t, unix.Chmod(dir, 0o777), unix.Chmod(filepath.Dir(dir), 0o755))
 	}
-	if !asNobody(t, dir) {
+	if !treetest.AsNobody(t, dir) {
 		return
 	}
 	dir = t.TempDir()
-	err := gear.TarUpper(t.Context(), dir, io.Discard, nil)
+	err := upper.Tar(t.Context(), dir, io.Discard, nil)
 	if !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(), "without root") {
 		t.Errorf("error is %v, want one that asks for root", err)
 	}
-	tarUpper(t, dir, &gear.UpperOptions{UserXattr: true})
+	tarUpper(t, dir, &upper.Options{UserXattr: true})
 }
 
 // writerFunc is a writer that calls the function for every write.
@@ -365,19 +368,19 @@ func (f writerFunc) Write(p []byte) (int, error) {
 
 // TestTarUpperLargeChanges changes a large file while it is streamed.
 func TestTarUpperLargeChanges(t *testing.T) {
-	needRoot(t)
+	treetest.NeedRoot(t)
 	for _, size := range []int64{5, 40 << 20} { // truncated, extended
 		name := filepath.Join(t.TempDir(), "large")
-		must(t, write(name, "x"), os.Truncate(name, 30<<20))
+		treetest.Must(t, treetest.Write(name, "x"), os.Truncate(name, 30<<20))
 		total := 0
 		w := writerFunc(func(p []byte) {
 			if total += len(p); total > 10<<20 && total-len(p) <= 10<<20 {
-				must(t, os.Truncate(name, size))
+				treetest.Must(t, os.Truncate(name, size))
 			}
 		})
-		err := gear.TarUpper(t.Context(), filepath.Dir(name), w, nil)
-		if !errors.Is(err, gear.ErrChanged) || !strings.Contains(err.Error(), `"large"`) {
-			t.Errorf("error is %v, want %v and the name", err, gear.ErrChanged)
+		err := upper.Tar(t.Context(), filepath.Dir(name), w, nil)
+		if !errors.Is(err, upper.ErrChanged) || !strings.Contains(err.Error(), `"large"`) {
+			t.Errorf("error is %v, want %v and the name", err, upper.ErrChanged)
 		}
 	}
 }
@@ -386,28 +389,28 @@ func TestTarUpperLargeChanges(t *testing.T) {
 // kernel asks the test for permission before each read, and the test changes the file
 // before it grants it.
 func TestTarUpperRetries(t *testing.T) {
-	needRoot(t)
+	treetest.NeedRoot(t)
 	for _, changes := range []int{0, 1, 2} {
 		t.Run(fmt.Sprint(changes), func(t *testing.T) {
 			name := filepath.Join(t.TempDir(), "file")
-			must(t, write(name, "before"), stamp(name, 1, 1))
+			treetest.Must(t, treetest.Write(name, "before"), treetest.Stamp(name, 1, 1))
 			opens := watchReads(t, name, func(n int) {
 				if n <= changes {
-					must(t, stamp(name, int64(1+n), 1))
+					treetest.Must(t, treetest.Stamp(name, int64(1+n), 1))
 				}
 			})
 			var b bytes.Buffer
-			err := gear.TarUpper(t.Context(), filepath.Dir(name), &b, nil)
+			err := upper.Tar(t.Context(), filepath.Dir(name), &b, nil)
 			if changes == 2 {
-				if !errors.Is(err, gear.ErrChanged) || !strings.Contains(err.Error(), `"file"`) {
-					t.Errorf("error is %v, want %v and the name", err, gear.ErrChanged)
+				if !errors.Is(err, upper.ErrChanged) || !strings.Contains(err.Error(), `"file"`) {
+					t.Errorf("error is %v, want %v and the name", err, upper.ErrChanged)
 				}
 				return
 			}
-			must(t, err)
-			f := newFlat()
-			f.apply(t, b.Bytes())
-			if got := f.entries["file"].Sec; got != int64(1+changes) {
+			treetest.Must(t, err)
+			f := treetest.NewFlat()
+			f.Apply(t, b.Bytes())
+			if got := f.Entries["file"].Sec; got != int64(1+changes) {
 				t.Errorf("time is %d, want %d", got, 1+changes)
 			}
 			if got := opens(); got != changes+1 {
@@ -488,18 +491,18 @@ func FuzzTarUpper(f *testing.F) {
 	f.Fuzz(func(t *testing.T, script []byte) {
 		dir := t.TempDir()
 		buildScript(t, dir, script)
-		opts := &gear.UpperOptions{UserXattr: true}
+		opts := &upper.Options{UserXattr: true}
 		var a, b bytes.Buffer
-		if err := gear.TarUpper(t.Context(), dir, &a, opts); err != nil {
-			return // for example a name that no layer can hold
+		if err := upper.Tar(t.Context(), dir, &a, opts); err != nil {
+			return // such as a name no layer can hold
 		}
-		must(t, gear.TarUpper(t.Context(), dir, &b, opts))
+		treetest.Must(t, upper.Tar(t.Context(), dir, &b, opts))
 		if !bytes.Equal(a.Bytes(), b.Bytes()) {
 			t.Error("two tars of one directory differ")
 		}
-		fl := newFlat()
-		fl.apply(t, a.Bytes())
-		for _, p := range slices.Collect(maps.Keys(fl.entries)) {
+		fl := treetest.NewFlat()
+		fl.Apply(t, a.Bytes())
+		for _, p := range slices.Collect(maps.Keys(fl.Entries)) {
 			if clean, err := rootfs.CleanPath(p); err != nil || clean != p {
 				t.Errorf("path %q: %q, %v", p, clean, err)
 			}
@@ -512,7 +515,7 @@ func FuzzTarUpper(f *testing.F) {
 // them.
 func buildScript(t *testing.T, dir string, script []byte) {
 	root, err := os.OpenRoot(dir)
-	must(t, err)
+	treetest.Must(t, err)
 	defer root.Close()
 	var links [][]string
 	for line := range bytes.SplitSeq(script, []byte("\n")) {
@@ -523,7 +526,7 @@ func buildScript(t *testing.T, dir string, script []byte) {
 		}
 		switch part[0] {
 		case "f":
-			_ = write(name, part[2])
+			_ = treetest.Write(name, part[2])
 		case "d":
 			_ = os.MkdirAll(name, 0o755)
 		case "w":
@@ -539,4 +542,14 @@ func buildScript(t *testing.T, dir string, script []byte) {
 	for _, part := range links {
 		_ = root.Symlink(part[2], strings.TrimPrefix(path.Join("/", part[1]), "/"))
 	}
+}
+
+// exported writes an index into a new directory.
+func exported(t testing.TB, x *gear.Index, src gear.FileSource, opts *export.Options) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "out")
+	if err := export.Tree(t.Context(), x, src, dir, opts); err != nil {
+		t.Fatal(err)
+	}
+	return dir
 }

@@ -1,4 +1,5 @@
-package gear
+// Package upper packs the upper directory of an overlay as a layer.
+package upper
 
 import (
 	"archive/tar"
@@ -13,6 +14,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"example.org/slipway/gear"
+	"example.org/slipway/gear/dirfd"
 	"example.org/slipway/gear/rootfs"
 )
 
@@ -20,8 +23,8 @@ import (
 // was written to meanwhile; with its writers stopped it can be read.
 var ErrChanged = errors.New("changed while it was read")
 
-// UpperOptions adjust the reading of an upper directory.
-type UpperOptions struct {
+// Options adjust the reading of an upper directory.
+type Options struct {
 	// Merged is the mount point of the overlay the directory is the upper one
 	// of, with nothing mounted below it. Files are then read there, the
 	// directory only tells which they are. It is needed only where the upper
@@ -46,7 +49,7 @@ const (
 	steadyFile = 16 << 20
 )
 
-// TarUpper writes what an overlay's upper directory says about the layers below
+// Tar writes what an overlay's upper directory says about the layers below
 // it as an OCI layer: an uncompressed PAX tar with whiteouts, sorted by path,
 // the same for the same directory. Conversion of that tar gives the index of
 // the same layer.
@@ -59,9 +62,9 @@ const (
 // where that is possible; w has then seen a part of a tar, as with any error.
 //
 // Reading the marks of an overlay mounted without userxattr needs root.
-func TarUpper(ctx context.Context, dir string, w io.Writer, opts *UpperOptions) error {
+func Tar(ctx context.Context, dir string, w io.Writer, opts *Options) error {
 	if opts == nil {
-		opts = &UpperOptions{}
+		opts = &Options{}
 	}
 	u := &upperReader{
 		opts:  opts,
@@ -80,7 +83,7 @@ func TarUpper(ctx context.Context, dir string, w io.Writer, opts *UpperOptions) 
 
 // upperReader is one reading of an upper directory.
 type upperReader struct {
-	opts  *UpperOptions
+	opts  *Options
 	marks string // what the names of overlayfs' own attributes begin with
 	tw    *tar.Writer
 	names map[inode]string // the first path of each file that has several
@@ -115,7 +118,7 @@ func (u *upperReader) read(ctx context.Context, path string) error {
 }
 
 func openDirectory(path string) (*os.File, error) {
-	fd, err := openat(unix.AT_FDCWD, path, unix.O_RDONLY|unix.O_DIRECTORY)
+	fd, err := dirfd.Open(unix.AT_FDCWD, path, unix.O_RDONLY|unix.O_DIRECTORY)
 	if err != nil {
 		return nil, fmt.Errorf("open directory %q: %w", path, err)
 	}
@@ -166,7 +169,7 @@ func (u *upperReader) directory(ctx context.Context, up, in *os.File, path strin
 		up, list = nil, nil
 	}
 	if marks.opaque || marks.redirected {
-		if err := u.marker(join(path, opaqueName)); err != nil {
+		if err := u.marker(gear.JoinPath(path, opaqueName)); err != nil {
 			return err
 		}
 	}
@@ -182,7 +185,7 @@ func (u *upperReader) directory(ctx context.Context, up, in *os.File, path strin
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := u.entry(ctx, up, in, name, join(path, name)); err != nil {
+		if err := u.entry(ctx, up, in, name, gear.JoinPath(path, name)); err != nil {
 			return err
 		}
 	}
@@ -293,7 +296,7 @@ func (u *upperReader) subdirectory(ctx context.Context, up, in *os.File, name, p
 }
 
 func openIn(dir *os.File, name, path string) (*os.File, error) {
-	fd, err := openat(int(dir.Fd()), name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW)
+	fd, err := dirfd.Open(int(dir.Fd()), name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW)
 	if err != nil {
 		return nil, vanished("open directory", path, err)
 	}
@@ -315,14 +318,6 @@ func vanished(what, path string, err error) error {
 		return fmt.Errorf("%s %q: %w: %w", what, path, ErrChanged, err)
 	}
 	return fmt.Errorf("%s %q: %w", what, path, err)
-}
-
-// join appends a name to the path of a directory.
-func join(dir, name string) string {
-	if dir == "." {
-		return name
-	}
-	return dir + "/" + name
 }
 
 // marker writes a whiteout. It has no properties but its name.

@@ -1,4 +1,5 @@
-package gear
+// Package export writes the tree of an image to a directory.
+package export
 
 import (
 	"context"
@@ -11,28 +12,18 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
+
+	"example.org/slipway/gear"
 )
 
-// FileSource is where the contents of files come from: a file store, or a
-// server asked for many files at once.
-type FileSource interface {
-	// Fetch calls deliver exactly once for each of files, i being its place
-	// there, in any order but never two calls at a time. Content is good for
-	// the length of the call only and need not have been verified. An error of
-	// deliver ends the fetch and is in the chain of the error returned; nil
-	// means every file was delivered. Fetch may run concurrently; ctx bounds
-	// the whole of it. One Fetch should cost one round trip.
-	Fetch(ctx context.Context, files []File, deliver func(i int, content io.Reader) error) error
-}
-
-// ExportOptions adjust an export.
-type ExportOptions struct {
+// Options adjust an export.
+type Options struct {
 	// Parallel is how many fetches run at a time; default 4, enough to hide a
 	// round trip and to keep the disk and two cores busy.
 	Parallel int
 	// Progress, when set, is told the state after every file and once at the
 	// end. Calls do not overlap.
-	Progress func(ExportProgress)
+	Progress func(Progress)
 	// Lost, when set, is told of each owner, mode, attribute or device that the
 	// file system or the privileges of the process do not allow, and the export
 	// goes on without it. By default that is an error, because the tree would
@@ -40,9 +31,9 @@ type ExportOptions struct {
 	Lost func(path, what string, err error)
 }
 
-// ExportProgress is how far an export is. Files and Bytes count regular files
+// Progress is how far an export is. Files and Bytes count regular files
 // as written, each path once; Fetched counts the bytes asked of the source.
-type ExportProgress struct {
+type Progress struct {
 	Files, TotalFiles int
 	Bytes, TotalBytes int64
 	Fetched, ToFetch  int64
@@ -57,7 +48,7 @@ const (
 	defaultParallel = 4
 )
 
-// Export writes the tree of a flattened index, one without whiteouts, into
+// Tree writes the tree of a flattened index, one without whiteouts, into
 // dir, which is made or must be empty. Content, modes, owners, times, extended
 // attributes, hard links and devices become those of the index; content is
 // verified, fetched once however many paths hold it, and long runs of zeros
@@ -68,9 +59,9 @@ const (
 // holds. When Export fails, dir stays behind incomplete, for inspection, and is
 // good for nothing else. Devices, foreign owners and attributes outside "user."
 // need root.
-func Export(ctx context.Context, x *Index, src FileSource, dir string, opts *ExportOptions) error {
+func Tree(ctx context.Context, x *gear.Index, src gear.FileSource, dir string, opts *Options) error {
 	if opts == nil {
-		opts = &ExportOptions{}
+		opts = &Options{}
 	}
 	p, err := planExport(x)
 	if err != nil {
@@ -99,12 +90,12 @@ func Export(ctx context.Context, x *Index, src FileSource, dir string, opts *Exp
 // exporter is one export under way.
 type exporter struct {
 	plan *exportPlan
-	src  FileSource
-	opts *ExportOptions
+	src  gear.FileSource
+	opts *Options
 	dir  string
 
 	mu       sync.Mutex // guards progress, and the calls of Progress and Lost
-	progress ExportProgress
+	progress Progress
 }
 
 // run makes directories first so that everything has its place, then all that
@@ -133,7 +124,7 @@ func (w *exporter) run(ctx context.Context, root *tree) error {
 			return err
 		}
 	}
-	w.report(func(*ExportProgress) {})
+	w.report(func(*Progress) {})
 	return nil
 }
 
@@ -198,7 +189,7 @@ func (w *exporter) onTree(f func(*tree) error) error {
 
 // fetch has one batch delivered and written.
 func (w *exporter) fetch(ctx context.Context, t *tree, batch []content, buf []byte) error {
-	files := make([]File, len(batch))
+	files := make([]gear.File, len(batch))
 	for i, c := range batch {
 		files[i] = *c.file
 	}
@@ -230,7 +221,7 @@ func (w *exporter) fetch(ctx context.Context, t *tree, batch []content, buf []by
 }
 
 // report changes the progress and tells it.
-func (w *exporter) report(change func(*ExportProgress)) {
+func (w *exporter) report(change func(*Progress)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	change(&w.progress)
@@ -241,7 +232,7 @@ func (w *exporter) report(change func(*ExportProgress)) {
 
 // lose decides about something that could not be given to an entry: nil when
 // the caller of Export is content to go without it.
-func (w *exporter) lose(e *Entry, what string, err error) error {
+func (w *exporter) lose(e *gear.Entry, what string, err error) error {
 	if err == nil {
 		return nil
 	}

@@ -1,4 +1,4 @@
-package gear
+package export
 
 import (
 	"bytes"
@@ -12,6 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"example.org/slipway/gear"
+	"example.org/slipway/gear/dirfd"
 	"example.org/slipway/gear/rootfs"
 )
 
@@ -46,14 +48,14 @@ func (w *exporter) makeDir(ctx context.Context, t *tree, path string) error {
 }
 
 // finishDir gives a directory what making its contents would have changed.
-func (w *exporter) finishDir(ctx context.Context, t *tree, e *Entry) error {
+func (w *exporter) finishDir(ctx context.Context, t *tree, e *gear.Entry) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
 	dir, name, err := t.parent(e.Path)
 	var fd int
 	if err == nil {
-		fd, err = openat(dir, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW)
+		fd, err = dirfd.Open(dir, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW)
 	}
 	if err != nil {
 		return fmt.Errorf("open directory %q: %w", e.Path, err)
@@ -63,7 +65,7 @@ func (w *exporter) finishDir(ctx context.Context, t *tree, e *Entry) error {
 }
 
 // makeNode makes what has no content.
-func (w *exporter) makeNode(t *tree, e *Entry) error {
+func (w *exporter) makeNode(t *tree, e *gear.Entry) error {
 	dir, name, err := t.parent(e.Path)
 	if err != nil {
 		return fmt.Errorf("make %q: %w", e.Path, err)
@@ -99,8 +101,8 @@ func (w *exporter) makeNode(t *tree, e *Entry) error {
 	return w.setMeta(dir, name, -1, e)
 }
 
-func (w *exporter) create(dir int, name string, e *Entry) (*os.File, error) {
-	fd, err := openat(dir, name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW)
+func (w *exporter) create(dir int, name string, e *gear.Entry) (*os.File, error) {
+	fd, err := dirfd.Open(dir, name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW)
 	if err != nil {
 		return nil, fmt.Errorf("make file %q: %w", e.Path, err)
 	}
@@ -108,13 +110,13 @@ func (w *exporter) create(dir int, name string, e *Entry) (*os.File, error) {
 }
 
 // finishFile completes a file whose content is written, and closes it.
-func (w *exporter) finishFile(dir int, name string, f *os.File, e *Entry) error {
+func (w *exporter) finishFile(dir int, name string, f *os.File, e *gear.Entry) error {
 	err := w.setMeta(dir, name, int(f.Fd()), e)
 	if cerr := f.Close(); err == nil && cerr != nil {
 		err = fmt.Errorf("write file %q: %w", e.Path, cerr)
 	}
 	if err == nil {
-		w.report(func(p *ExportProgress) {
+		w.report(func(p *Progress) {
 			p.Files++
 			p.Bytes += e.Size
 		})
@@ -138,7 +140,7 @@ func (w *exporter) writeContent(ctx context.Context, t *tree, c content, r io.Re
 		f.Close()
 		return fmt.Errorf("file %q: %w", first.Path, err)
 	}
-	w.report(func(p *ExportProgress) { p.Fetched += c.file.Size })
+	w.report(func(p *Progress) { p.Fetched += c.file.Size })
 	for _, e := range c.entries[1:] {
 		if err := w.duplicate(ctx, t, f, e, buf); err != nil {
 			f.Close()
@@ -156,7 +158,7 @@ func (w *exporter) writeContent(ctx context.Context, t *tree, c content, r io.Re
 
 // duplicate makes a file with the content of from, sharing its blocks where the
 // file system can.
-func (w *exporter) duplicate(ctx context.Context, t *tree, from *os.File, e *Entry, buf []byte) error {
+func (w *exporter) duplicate(ctx context.Context, t *tree, from *os.File, e *gear.Entry, buf []byte) error {
 	dir, name, err := t.parent(e.Path)
 	if err != nil {
 		return fmt.Errorf("make file %q: %w", e.Path, err)
@@ -178,7 +180,7 @@ func (w *exporter) duplicate(ctx context.Context, t *tree, from *os.File, e *Ent
 // verifier checks a content against its name or, where there are chunks,
 // against theirs, which bind every byte as well and tell where one is wrong.
 type verifier struct {
-	file *File
+	file *gear.File
 	sum  hash.Hash
 	fill int // bytes of the chunk so far
 	next int // chunk
@@ -188,12 +190,12 @@ func (v *verifier) write(p []byte) error {
 	for len(p) > 0 {
 		n := len(p)
 		if len(v.file.Chunks) > 0 {
-			n = min(n, ChunkSize-v.fill)
+			n = min(n, gear.ChunkSize-v.fill)
 		}
 		v.sum.Write(p[:n])
 		v.fill += n
 		p = p[n:]
-		if len(v.file.Chunks) > 0 && v.fill == ChunkSize {
+		if len(v.file.Chunks) > 0 && v.fill == gear.ChunkSize {
 			if err := v.end(); err != nil {
 				return err
 			}
@@ -204,7 +206,7 @@ func (v *verifier) write(p []byte) error {
 
 // end checks what has come since the last chunk.
 func (v *verifier) end() error {
-	var got, want Name
+	var got, want gear.Name
 	v.sum.Sum(got[:0])
 	if len(v.file.Chunks) == 0 {
 		if want = v.file.Name; got != want {
@@ -226,7 +228,7 @@ func (v *verifier) end() error {
 
 // writeVerified writes r, which must be exactly the content want, to the empty
 // file f.
-func writeVerified(ctx context.Context, f *os.File, want *File, r io.Reader, buf []byte) error {
+func writeVerified(ctx context.Context, f *os.File, want *gear.File, r io.Reader, buf []byte) error {
 	v := &verifier{file: want, sum: sha256.New()}
 	if err := writeSparse(ctx, f, r, want.Size, buf, v); err != nil {
 		return err

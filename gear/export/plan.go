@@ -1,4 +1,4 @@
-package gear
+package export
 
 import (
 	"errors"
@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"example.org/slipway/gear"
 	"example.org/slipway/gear/rootfs"
 )
 
@@ -13,14 +14,14 @@ import (
 // into the index.
 type exportPlan struct {
 	// dirs are all directories, parents before what lies in them.
-	dirs []*Entry
+	dirs []*gear.Entry
 	// contents are the regular files that have content, by content, in the
 	// order of first appearance, which is the order they are stored in.
 	contents []content
 	// nodes are symbolic links, devices, fifos, sockets and empty files.
-	nodes []*Entry
+	nodes []*gear.Entry
 	// links are hard links, none of them to another.
-	links []*Entry
+	links []*gear.Entry
 
 	files          int
 	bytes, toFetch int64
@@ -28,15 +29,15 @@ type exportPlan struct {
 
 // content is what one or several regular files hold.
 type content struct {
-	file    *File
-	entries []*Entry
+	file    *gear.File
+	entries []*gear.Entry
 }
 
 // planExport checks an index and sorts it. It trusts nothing: an index may come
 // from elsewhere, and a name in it must not lead out of the tree.
-func planExport(x *Index) (*exportPlan, error) {
+func planExport(x *gear.Index) (*exportPlan, error) {
 	p := &exportPlan{}
-	byPath := make(map[string]*Entry, len(x.Entries))
+	byPath := make(map[string]*gear.Entry, len(x.Entries))
 	byFile := make([]int, len(x.Files)) // place in contents, plus 1
 	for i := range x.Entries {
 		e := &x.Entries[i]
@@ -68,7 +69,7 @@ func planExport(x *Index) (*exportPlan, error) {
 		return nil, err
 	}
 	for _, e := range p.links {
-		if t := byPath[e.Link]; t == nil || !linkable(t.Type) {
+		if t := byPath[e.Link]; t == nil || !gear.Linkable(t.Type) {
 			return nil, fmt.Errorf("hard link %q to %q, which is not there, a directory or a link itself", e.Path, e.Link)
 		}
 	}
@@ -87,7 +88,7 @@ func checkPath(path string) error {
 	return nil
 }
 
-func (p *exportPlan) addFile(x *Index, e *Entry, byFile []int) error {
+func (p *exportPlan) addFile(x *gear.Index, e *gear.Entry, byFile []int) error {
 	if e.File < 0 || int(e.File) >= len(x.Files) {
 		return fmt.Errorf("content %d is not in the table of %d", e.File, len(x.Files))
 	}
@@ -95,13 +96,13 @@ func (p *exportPlan) addFile(x *Index, e *Entry, byFile []int) error {
 	if f.Size < 0 || f.Size != e.Size {
 		return fmt.Errorf("has %d bytes, its content %d", e.Size, f.Size)
 	}
-	if len(f.Chunks) > 0 && int64(len(f.Chunks)) != (f.Size+ChunkSize-1)/ChunkSize {
+	if len(f.Chunks) > 0 && int64(len(f.Chunks)) != (f.Size+gear.ChunkSize-1)/gear.ChunkSize {
 		return fmt.Errorf("content of %d bytes has %d chunks", f.Size, len(f.Chunks))
 	}
 	p.files++
 	p.bytes += f.Size
 	if f.Size == 0 {
-		if f.Name != Empty().Name {
+		if f.Name != gear.Empty().Name {
 			return errors.New("is empty, but not its name")
 		}
 		p.nodes = append(p.nodes, e)
@@ -119,7 +120,7 @@ func (p *exportPlan) addFile(x *Index, e *Entry, byFile []int) error {
 
 // addParents completes the directories by those that are not named, and sorts
 // them.
-func (p *exportPlan) addParents(x *Index, byPath map[string]*Entry) error {
+func (p *exportPlan) addParents(x *gear.Index, byPath map[string]*gear.Entry) error {
 	implied := map[string]bool{}
 	for i := range x.Entries {
 		path := x.Entries[i].Path
@@ -139,14 +140,14 @@ func (p *exportPlan) addParents(x *Index, byPath map[string]*Entry) error {
 				break
 			}
 			implied[path] = true
-			d := impliedDir(path)
+			d := gear.ImpliedDir(path)
 			p.dirs = append(p.dirs, &d)
 		}
 	}
 	if root := byPath["."]; root != nil && root.Type != rootfs.Dir {
 		return errors.New("the root is not a directory")
 	}
-	slices.SortFunc(p.dirs, func(a, b *Entry) int { return ComparePaths(a.Path, b.Path) })
+	slices.SortFunc(p.dirs, func(a, b *gear.Entry) int { return gear.ComparePaths(a.Path, b.Path) })
 	return nil
 }
 

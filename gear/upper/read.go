@@ -1,4 +1,4 @@
-package gear
+package upper
 
 import (
 	"archive/tar"
@@ -12,8 +12,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"example.org/slipway/gear/dirfd"
 	"example.org/slipway/gear/rootfs"
 )
+
+// copyBuffer is how much of a file is read at a time.
+const copyBuffer = 256 << 10
 
 // regular writes a regular file.
 func (u *upperReader) regular(ctx context.Context, in *os.File, name, path string, raw bool) error {
@@ -29,10 +33,11 @@ func (u *upperReader) regular(ctx context.Context, in *os.File, name, path strin
 type steadyError struct{ path string }
 
 func (e *steadyError) Error() string { return fmt.Sprintf("%q: %v", e.path, ErrChanged) }
+
 func (e *steadyError) Unwrap() error { return ErrChanged }
 
 func (u *upperReader) tryRegular(ctx context.Context, in *os.File, name, path string, raw bool) error {
-	fd, err := openat(int(in.Fd()), name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK)
+	fd, err := dirfd.Open(int(in.Fd()), name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK)
 	if err != nil {
 		return vanished("open", path, err)
 	}
@@ -227,7 +232,7 @@ func fileXattrs(f *os.File) ([]rootfs.Xattr, error) {
 
 // nodeXattrs reads the attributes of what is not to be opened.
 func nodeXattrs(dir *os.File, name string) ([]rootfs.Xattr, error) {
-	path := procPath(int(dir.Fd()), name)
+	path := dirfd.Path(int(dir.Fd()), name)
 	return readXattrs(
 		func(b []byte) (int, error) { return unix.Llistxattr(path, b) },
 		func(name string, b []byte) (int, error) { return unix.Lgetxattr(path, name, b) })

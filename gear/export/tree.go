@@ -1,4 +1,4 @@
-package gear
+package export
 
 import (
 	"errors"
@@ -10,6 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"example.org/slipway/gear"
+	"example.org/slipway/gear/dirfd"
 	"example.org/slipway/gear/rootfs"
 )
 
@@ -34,7 +36,7 @@ type openDir struct {
 // openTree opens the directory at path, through symbolic links if it must: the
 // path is the caller's.
 func openTree(path string) (*tree, error) {
-	fd, err := openat(unix.AT_FDCWD, path, unix.O_RDONLY|unix.O_DIRECTORY)
+	fd, err := dirfd.Open(unix.AT_FDCWD, path, unix.O_RDONLY|unix.O_DIRECTORY)
 	if err != nil {
 		return nil, fmt.Errorf("open directory %q: %w", path, err)
 	}
@@ -62,7 +64,7 @@ func (t *tree) parent(path string) (fd int, name string, err error) {
 		}
 		if depth == len(t.open) || t.open[depth].name != seg {
 			t.leave(depth)
-			fd, err := openat(t.open[depth-1].fd, seg, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW)
+			fd, err := dirfd.Open(t.open[depth-1].fd, seg, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW)
 			if err != nil {
 				return -1, "", fmt.Errorf("enter directory %q: %w", seg, err)
 			}
@@ -84,7 +86,7 @@ func (t *tree) leave(depth int) {
 // takeEmpty fails unless the tree is empty, and makes sure that nothing made in
 // it inherits an access control list.
 func (t *tree) takeEmpty() error {
-	fd, err := openat(t.root(), ".", unix.O_RDONLY|unix.O_DIRECTORY)
+	fd, err := dirfd.Open(t.root(), ".", unix.O_RDONLY|unix.O_DIRECTORY)
 	if err != nil {
 		return fmt.Errorf("open directory %q: %w", t.name, err)
 	}
@@ -125,23 +127,12 @@ func (t *tree) link(target, path string) error {
 	return nil
 }
 
-// openat opens a file and, unlike the system call, is not stopped by signals,
-// as it would be on a file system in user space.
-func openat(dir int, name string, flags int) (int, error) {
-	for {
-		fd, err := unix.Openat(dir, name, flags|unix.O_CLOEXEC, 0o600)
-		if !errors.Is(err, unix.EINTR) {
-			return fd, err
-		}
-	}
-}
-
 // setMeta gives an entry its owner, attributes, mode and times. It is name in
 // the directory dir; fd is the entry itself, or -1 of those that opening does
 // something to. The order matters: a change of owner takes the setuid bit and
 // security.capability away, attributes may need a mode that permits writing,
 // and anything changes the times.
-func (w *exporter) setMeta(dir int, name string, fd int, e *Entry) error {
+func (w *exporter) setMeta(dir int, name string, fd int, e *gear.Entry) error {
 	err := unix.Fchownat(dir, name, int(e.UID), int(e.GID), unix.AT_SYMLINK_NOFOLLOW)
 	if err := w.lose(e, fmt.Sprintf("owner %d:%d", e.UID, e.GID), err); err != nil {
 		return err
@@ -150,7 +141,7 @@ func (w *exporter) setMeta(dir int, name string, fd int, e *Entry) error {
 		if fd >= 0 {
 			err = unix.Fsetxattr(fd, x.Name, []byte(x.Value), 0)
 		} else {
-			err = unix.Lsetxattr(procPath(dir, name), x.Name, []byte(x.Value), 0)
+			err = unix.Lsetxattr(dirfd.Path(dir, name), x.Name, []byte(x.Value), 0)
 		}
 		if err := w.lose(e, "attribute "+strconv.Quote(x.Name), err); err != nil {
 			return err
@@ -173,10 +164,4 @@ func (w *exporter) setMeta(dir int, name string, fd int, e *Entry) error {
 		return fmt.Errorf("time of %q: %w", e.Path, err)
 	}
 	return nil
-}
-
-// procPath is a path to name in an open directory, for the calls that have no
-// form with a descriptor. Only name itself is looked up.
-func procPath(dir int, name string) string {
-	return "/proc/self/fd/" + strconv.Itoa(dir) + "/" + name
 }

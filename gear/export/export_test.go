@@ -1,4 +1,4 @@
-package gear_test
+package export_test
 
 import (
 	"bytes"
@@ -18,93 +18,26 @@ import (
 	"golang.org/x/sys/unix"
 
 	"example.org/slipway/gear"
+	"example.org/slipway/gear/export"
 	"example.org/slipway/gear/rootfs"
+	"example.org/slipway/gear/treetest"
+	"example.org/slipway/gear/upper"
 )
 
-// capNetRaw is a file capability of version 2: cap_net_raw+ep.
-const capNetRaw = "\x01\x00\x00\x02\x00\x20\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"
-
-// aclUser is an access control list: the owner may read and write, user 1000 may read,
-// the mask is r.
-const aclUser = "\x02\x00\x00\x00\x01\x00\x06\x00\xff\xff\xff\xff\x02\x00\x04\x00\xe8\x03\x00\x00" +
-	"\x04\x00\x00\x00\xff\xff\xff\xff\x10\x00\x04\x00\xff\xff\xff\xff\x20\x00\x00\x00\xff\xff\xff\xff"
-
-// buildTree makes a tree with one entry of each kind.
-func buildTree(t testing.TB, dir string) {
-	t.Helper()
-	in := func(name string) string { return filepath.Join(dir, name) }
-	large := bytes.Repeat([]byte("0123456789abcdef"), (gear.LargeFile+5*gear.ChunkSize/2)/16)
-	clear(large[gear.ChunkSize/2 : 3*gear.ChunkSize])
-	must(t,
-		write(in("etc/passwd"), "root:x:0:0\n"),
-		write(in("a/b/c/d/deep"), "deep"),
-		write(in("a-b"), "between a and a/b"),
-		write(in("-"), "sorts before the root"),
-		write(in("copy/1"), "twice"),
-		write(in("copy/2"), "twice"),
-		write(in("empty"), ""),
-		write(in("zeros"), string(make([]byte, 1<<20))),
-		write(in("large"), string(large)),
-		write(in("large-copy"), string(large)),
-		write(in("chunks"), string(large[:gear.LargeFile])),
-		write(in("latin-\xe9\xff\n\" name"), "bytes"),
-		write(in("bin/su"), "setuid"),
-		write(in("bin/ping"), "capable"),
-		write(in("bin/acl"), "listed"),
-		write(in("locked/inside"), "x"),
-		os.Symlink("/etc", in("outside")),
-		os.Symlink("../\xe9", in("bin/link")),
-		os.Link(in("bin/su"), in("a/su")),
-		os.Link(in("bin/su"), in("bin/su2")),
-		unix.Linkat(unix.AT_FDCWD, in("bin/link"), unix.AT_FDCWD, in("a/link"), 0),
-		unix.Mkfifo(in("fifo"), 0o640),
-		unix.Mknod(in("null"), unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))),
-		unix.Mknod(in("disk"), unix.S_IFBLK|0o660, int(unix.Mkdev(259, 70000))),
-		os.Mkdir(in("tmp"), 0o755),
-	)
-	must(t,
-		os.Lchown(in("bin/su"), 12, 34),
-		unix.Chmod(in("bin/su"), 0o6751),
-		unix.Chmod(in("tmp"), 0o1777),
-		unix.Chmod(in("locked"), 0o500),
-		unix.Chmod(in("empty"), 0),
-		os.Lchown(in("outside"), 4294967294, 70000),
-		os.Lchown(in("bin/ping"), 5, 6),
-		os.Lchown(in("null"), 7, 8),
-		unix.Setxattr(in("bin/ping"), "security.capability", []byte(capNetRaw), 0),
-		unix.Setxattr(in("bin/acl"), "system.posix_acl_access", []byte(aclUser), 0),
-		unix.Setxattr(in("a"), "system.posix_acl_default", []byte(aclUser), 0),
-		unix.Setxattr(in("a"), "user.dir", []byte{0, 255}, 0),
-		unix.Setxattr(in("etc/passwd"), "user.empty", nil, 0),
-		unix.Setxattr(in("etc/passwd"), "trusted.t", []byte("v"), 0),
-		unix.Lsetxattr(in("outside"), "trusted.link", []byte("l"), 0),
-		unix.Lsetxattr(in("fifo"), "trusted.fifo", []byte("f"), 0),
-		stamp(in("etc/passwd"), -5, 999999999),
-		stamp(in("outside"), 1e9, 1),
-		stamp(in("fifo"), 1e9+1, 2),
-		stamp(in("bin/ping"), 1<<33, 123456789),
-		stamp(in("a/b/c/d"), 1e9+2, 3),
-		stamp(in("a/b/c"), 1e9+3, 4),
-		stamp(in("locked"), 1e9+4, 5),
-		unix.Chmod(dir, 0o751),
-		stamp(dir, 1e9+5, 6),
-	)
-}
-
 func TestExport(t *testing.T) {
-	needRoot(t)
+	treetest.NeedRoot(t)
 	dir := t.TempDir()
-	buildTree(t, dir)
-	f := newFlat()
-	f.apply(t, tarUpper(t, dir, nil))
-	x, src := f.index()
+	treetest.Build(t, dir)
+	f := treetest.NewFlat()
+	f.Apply(t, tarUpper(t, dir, nil))
+	x, src := f.Index()
 	sock := gear.Entry{Entry: rootfs.Entry{Path: "sock", Type: rootfs.Socket, Mode: 0o600, Sec: 4}, File: -1}
 	x.Entries = append(x.Entries, sock)
 	slices.Reverse(x.Entries) // the order must not matter
 
-	var last gear.ExportProgress
-	out := export(t, x, src, &gear.ExportOptions{Progress: func(p gear.ExportProgress) { last = p }})
-	got, want := describe(t, out), describe(t, dir)
+	var last export.Progress
+	out := exported(t, x, src, &export.Options{Progress: func(p export.Progress) { last = p }})
+	got, want := treetest.Describe(t, out), treetest.Describe(t, dir)
 	want["sock"] = "140600 0:0 4.000000000"
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("exported tree (-want +got):\n%s", diff)
@@ -115,26 +48,22 @@ func TestExport(t *testing.T) {
 	}
 	for _, name := range []string{"zeros", "large", "large-copy"} {
 		var st unix.Stat_t
-		must(t, unix.Stat(filepath.Join(out, name), &st))
+		treetest.Must(t, unix.Stat(filepath.Join(out, name), &st))
 		if st.Blocks*512 > st.Size-900<<10 {
 			t.Errorf("%s of %d bytes takes %d: its zeros are no hole", name, st.Size, st.Blocks*512)
 		}
 	}
 }
 
-// simple returns an index of files with the given contents, each named after its content.
-func simple(contents ...string) (*gear.Index, *memSource) {
-	f := newFlat()
+// simple is an index of files with the given contents, at their own names.
+func simple(contents ...string) (*gear.Index, *treetest.Source) {
+	f := treetest.NewFlat()
 	for _, c := range contents {
 		p := "dir/" + strings.ReplaceAll(c, "/", "_")
-		f.names[p] = sha256.Sum256([]byte(c))
-		f.data[f.names[p]] = []byte(c)
-		f.made++
-		f.inodes[p] = f.made
-		f.entries[p] = gear.Entry{Entry: rootfs.Entry{Path: p, Type: rootfs.File, Mode: 0o644,
-			UID: uint32(os.Getuid()), GID: uint32(os.Getgid()), Size: int64(len(c))}}
+		f.Put(gear.Entry{Entry: rootfs.Entry{Path: p, Type: rootfs.File, Mode: 0o644,
+			UID: uint32(os.Getuid()), GID: uint32(os.Getgid()), Size: int64(len(c))}}, []byte(c))
 	}
-	return f.index()
+	return f.Index()
 }
 
 // TestExportFetchesOnce counts how often the source is asked for each content.
@@ -145,11 +74,11 @@ func TestExportFetchesOnce(t *testing.T) {
 		e.Path = fmt.Sprintf("copies/%d", i)
 		x.Entries = append(x.Entries, e)
 	}
-	x.Files = append(x.Files, gear.File{Name: gear.Name{1}, Size: 5}) // no entry refers to it
-	src.got = make(chan gear.Name, 100)
-	out := export(t, x, src, nil)
-	if len(src.got) != 3 {
-		t.Errorf("%d contents fetched, want 3", len(src.got))
+	x.Files = append(x.Files, gear.File{Name: gear.Name{1}, Size: 5}) // nobody's
+	src.Got = make(chan gear.Name, 100)
+	out := exported(t, x, src, nil)
+	if len(src.Got) != 3 {
+		t.Errorf("%d contents fetched, want 3", len(src.Got))
 	}
 	for _, e := range x.Entries {
 		b, err := os.ReadFile(filepath.Join(out, e.Path))
@@ -173,7 +102,7 @@ func TestExportBatches(t *testing.T) {
 		files.Add(int32(len(batch)))
 		return src.Fetch(t.Context(), batch, deliver)
 	})
-	out := export(t, x, counting, &gear.ExportOptions{Parallel: 2})
+	out := exported(t, x, counting, &export.Options{Parallel: 2})
 	if calls.Load() != 2 || files.Load() != 4100 {
 		t.Errorf("%d fetches of %d files, want 2 of 4100", calls.Load(), files.Load())
 	}
@@ -236,12 +165,12 @@ func TestExportRefuses(t *testing.T) {
 			x := &gear.Index{Entries: tt.entries, Files: []gear.File{
 				{Name: sha256.Sum256([]byte("a")), Size: 1}, {Name: gear.Name{1}},
 				{Size: gear.LargeFile, Chunks: make([]gear.Name, 3)}}}
-			src := &memSource{data: map[gear.Name][]byte{x.Files[0].Name: []byte("a")}}
-			err := gear.Export(t.Context(), x, src, dir, nil)
+			src := &treetest.Source{Data: map[gear.Name][]byte{x.Files[0].Name: []byte("a")}}
+			err := export.Tree(t.Context(), x, src, dir, nil)
 			if err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("error is %v, want one with %q", err, tt.want)
 			}
-			if left := describe(t, dir); len(left) != 1 {
+			if left := treetest.Describe(t, dir); len(left) != 1 {
 				t.Errorf("something was made: %v", left)
 			}
 		})
@@ -290,7 +219,7 @@ func TestExportBadSource(t *testing.T) {
 			x, _ := simple(tt.content)
 			x.Entries[0].Path = "dir/file"
 			dir := filepath.Join(t.TempDir(), "out")
-			err := gear.Export(t.Context(), x, tt.src, dir, nil)
+			err := export.Tree(t.Context(), x, tt.src, dir, nil)
 			if err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Fatalf("error is %v, want one with %q", err, tt.want)
 			}
@@ -313,13 +242,13 @@ func (r *failingReader) Read([]byte) (int, error) { return 0, r.err }
 
 func TestExportIntoFullDirectory(t *testing.T) {
 	dir := t.TempDir()
-	must(t, write(filepath.Join(dir, "mine"), "precious"))
+	treetest.Must(t, treetest.Write(filepath.Join(dir, "mine"), "precious"))
 	x, src := simple("one")
-	err := gear.Export(t.Context(), x, src, dir, nil)
+	err := export.Tree(t.Context(), x, src, dir, nil)
 	if err == nil || !strings.Contains(err.Error(), `not empty: it holds "mine"`) {
 		t.Errorf("error is %v", err)
 	}
-	if got := describe(t, dir); len(got) != 2 {
+	if got := treetest.Describe(t, dir); len(got) != 2 {
 		t.Errorf("directory was changed: %v", got)
 	}
 }
@@ -327,15 +256,15 @@ func TestExportIntoFullDirectory(t *testing.T) {
 // TestExportInherits exports to a directory that passes its access control list and group
 // on to new files. The exported tree must not take them over.
 func TestExportInherits(t *testing.T) {
-	needRoot(t)
+	treetest.NeedRoot(t)
 	dir := t.TempDir()
 	x, src := simple("one")
 	x.Entries = append(x.Entries, gear.Entry{Entry: rootfs.Entry{Path: "sub", Type: rootfs.Dir, Mode: 0o755}})
-	must(t,
+	treetest.Must(t,
 		os.Chown(dir, 0, 4242), unix.Chmod(dir, 0o2777),
-		unix.Setxattr(dir, "system.posix_acl_default", []byte(aclUser), 0))
-	must(t, gear.Export(t.Context(), x, src, dir, nil))
-	got := describe(t, dir)
+		unix.Setxattr(dir, "system.posix_acl_default", []byte(treetest.ACL), 0))
+	treetest.Must(t, export.Tree(t.Context(), x, src, dir, nil))
+	got := treetest.Describe(t, dir)
 	for name, want := range map[string]string{
 		"dir/one": "100644 0:0 0.000000000 3 " + fmt.Sprintf("%x", sha256.Sum256([]byte("one"))),
 		"sub":     "40755 0:0 0.000000000",
@@ -359,7 +288,7 @@ func TestExportCancelled(t *testing.T) {
 			return deliver(i, r)
 		})
 	})
-	err := gear.Export(ctx, x, stop, filepath.Join(t.TempDir(), "out"), nil)
+	err := export.Tree(ctx, x, stop, filepath.Join(t.TempDir(), "out"), nil)
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("error is %v, want %v", err, context.Canceled)
 	}
@@ -371,27 +300,27 @@ func TestExportUnprivileged(t *testing.T) {
 	var base string
 	if os.Getenv("SLIPWAY_TEST_DIR") == "" {
 		base = t.TempDir()
-		must(t, unix.Chmod(base, 0o777), unix.Chmod(filepath.Dir(base), 0o755))
+		treetest.Must(t, unix.Chmod(base, 0o777), unix.Chmod(filepath.Dir(base), 0o755))
 	}
-	if !asNobody(t, base) {
+	if !treetest.AsNobody(t, base) {
 		return
 	}
 	x, src := simple("one", "two")
 	x.Entries[1].UID = 0
-	x.Entries[1].Xattrs = []rootfs.Xattr{{Name: "user.ok", Value: "1"}, {Name: "security.capability", Value: capNetRaw}}
+	x.Entries[1].Xattrs = []rootfs.Xattr{{Name: "user.ok", Value: "1"}, {Name: "security.capability", Value: treetest.Capability}}
 	x.Entries = append(x.Entries, gear.Entry{Entry: rootfs.Entry{Path: "null", Type: rootfs.CharDevice, Major: 1, Minor: 3}})
-	err := gear.Export(t.Context(), x, src, filepath.Join(t.TempDir(), "strict"), nil)
+	err := export.Tree(t.Context(), x, src, filepath.Join(t.TempDir(), "strict"), nil)
 	if !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(), "needs root") {
 		t.Errorf("error is %v, want one that asks for root", err)
 	}
 	lost := map[string]bool{}
-	out := export(t, x, src, &gear.ExportOptions{Lost: func(path, what string, err error) { lost[path+": "+what] = true }})
+	out := exported(t, x, src, &export.Options{Lost: func(path, what string, err error) { lost[path+": "+what] = true }})
 	want := map[string]bool{"dir: owner 0:0": true, "dir/two: owner 0:65534": true, `dir/two: attribute "security.capability"`: true,
 		"null: character device 1:3": true}
 	if diff := cmp.Diff(want, lost); diff != "" {
 		t.Errorf("lost (-want +got):\n%s", diff)
 	}
-	if got := describe(t, out)["dir/two"]; !strings.HasSuffix(got, ` user.ok="1"`) {
+	if got := treetest.Describe(t, out)["dir/two"]; !strings.HasSuffix(got, ` user.ok="1"`) {
 		t.Errorf("dir/two is %q", got)
 	}
 }
@@ -405,8 +334,8 @@ func FuzzExport(f *testing.F) {
 	kinds := map[byte]rootfs.Type{'f': rootfs.File, 's': rootfs.Symlink, 'd': rootfs.Dir, 'h': rootfs.HardLink,
 		'p': rootfs.Fifo, 'k': rootfs.Socket}
 	f.Fuzz(func(t *testing.T, script []byte) {
-		x := &gear.Index{Files: []gear.File{fileOf([]byte("data"))}}
-		src := &memSource{data: map[gear.Name][]byte{x.Files[0].Name: []byte("data")}}
+		x := &gear.Index{Files: []gear.File{treetest.FileOf([]byte("data"))}}
+		src := &treetest.Source{Data: map[gear.Name][]byte{x.Files[0].Name: []byte("data")}}
 		for line := range bytes.SplitSeq(script, []byte("\n")) {
 			part := strings.SplitN(string(line), " ", 3)
 			if len(part) < 2 || len(part[0]) != 1 {
@@ -423,11 +352,11 @@ func FuzzExport(f *testing.F) {
 			x.Entries = append(x.Entries, e)
 		}
 		top := t.TempDir()
-		must(t, os.Mkdir(filepath.Join(top, "out"), 0o755), write(filepath.Join(top, "victim"), "unharmed"))
-		before := describe(t, top)
-		// Any error is acceptable here.
-		err := gear.Export(t.Context(), x, src, filepath.Join(top, "out"), nil)
-		after := describe(t, top)
+		treetest.Must(t, os.Mkdir(filepath.Join(top, "out"), 0o755), treetest.Write(filepath.Join(top, "victim"), "unharmed"))
+		before := treetest.Describe(t, top)
+		// An error is fine, wherever it comes from.
+		err := export.Tree(t.Context(), x, src, filepath.Join(top, "out"), nil)
+		after := treetest.Describe(t, top)
 		for name := range after {
 			if name == "out" || strings.HasPrefix(name, "out/") {
 				delete(after, name)
@@ -438,4 +367,23 @@ func FuzzExport(f *testing.F) {
 			t.Errorf("export (%v) changed what is outside (-before +after):\n%s", err, diff)
 		}
 	})
+}
+
+// exported writes an index into a new directory.
+func exported(t testing.TB, x *gear.Index, src gear.FileSource, opts *export.Options) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "out")
+	if err := export.Tree(t.Context(), x, src, dir, opts); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func tarUpper(t testing.TB, dir string, opts *upper.Options) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	if err := upper.Tar(t.Context(), dir, &b, opts); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
 }
