@@ -231,7 +231,7 @@ func (w *exporter) report(change func(*Progress)) {
 }
 
 // lose decides about something that could not be given to an entry: nil when
-// the caller of Export is content to go without it.
+// the caller of Tree is content to go without it.
 func (w *exporter) lose(e *gear.Entry, what string, err error) error {
 	if err == nil {
 		return nil

@@ -19,7 +19,7 @@ import (
 	"example.org/slipway/gear/rootfs"
 )
 
-// ErrChanged is in the chain of the error of [TarUpper] for a directory that
+// ErrChanged is in the chain of the error of [Tar] for a directory that
 // was written to meanwhile; with its writers stopped it can be read.
 var ErrChanged = errors.New("changed while it was read")
 
