@@ -76,6 +76,7 @@ var layout = map[string][]string{
 	"registry/objstore/s3store":    {"registry/objstore"},
 	"registry/objstore/swiftstore": {"registry/objstore"},
 	"registry/prefetch":            {"internal/policy", "oci"},
+	"registry/registrytest":        {"oci", "registry", "registry/catalog", "registry/objstore", "registry/objstore/fsstore", "registry/objstore/memstore"},
 	"registry/server":              {"oci", "oci/fleet", "oci/volref", "registry/auth", "workload/trace"},
 
 	// Images by files.
@@ -155,7 +156,7 @@ type fence struct {
 
 var fences = []fence{
 	{"modernc.org/sqlite", []string{"registry/catalog"}, "SQL stays behind the catalogue's methods"},
-	{"database/sql", []string{"registry/catalog"}, "SQL stays behind the catalogue's methods"},
+	{"database/sql", []string{"registry/catalog", "registry/registrytest"}, "SQL stays behind the catalogue's methods"},
 	{"github.com/jackc/pgx", []string{"registry/catalog", "internal/backendtest"}, "SQL stays behind the catalogue's methods"},
 	{"github.com/minio/minio-go", []string{"registry/objstore/s3store", "internal/backendtest"}, "one driver knows S3"},
 	{"github.com/ncw/swift", []string{"registry/objstore/swiftstore"}, "one driver knows Swift"},
@@ -179,7 +180,7 @@ var fences = []fence{
 	{"github.com/ulikunitz/xz", []string{"workload/trace/logs"}, "logs are decompressed in one place"},
 	{"github.com/coreos/go-systemd", []string{"internal/systemd"}, "what systemd is told is in one place"},
 	{"net/http/pprof", []string{"serve"}, "it is served on the debug port only"},
-	{"testing", []string{"oci/ocitest", "registry/objstore/objtest", "serve/servetest", "internal/mounttest", "internal/backendtest", "volume/blocktest", "volume/layouttest", "gear/treetest"}, "test support is not product code"},
+	{"testing", []string{"oci/ocitest", "registry/objstore/objtest", "serve/servetest", "internal/mounttest", "internal/backendtest", "registry/registrytest", "volume/blocktest", "volume/layouttest"}, "test support is not product code"},
 }
 
 func TestLayout(t *testing.T) {

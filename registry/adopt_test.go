@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"example.org/slipway/registry/registrytest"
+
 	"github.com/google/go-cmp/cmp"
 
 	"example.org/slipway/oci"
@@ -120,7 +122,7 @@ func (d *distribution) pushBlob(repo string, b []byte) oci.Descriptor {
 	return oci.Descriptor{MediaType: "application/vnd.oci.image.layer.v1.tar", Digest: dgst, Size: int64(len(b))}
 }
 
-func (d *distribution) pushManifest(repo, ref string, doc image) oci.Descriptor {
+func (d *distribution) pushManifest(repo, ref string, doc registrytest.Image) oci.Descriptor {
 	d.t.Helper()
 	b, err := json.Marshal(doc)
 	if err != nil {
@@ -141,7 +143,7 @@ func (d *distribution) pushImage(repo, ref string, seed uint64, layers ...[]byte
 	for _, l := range layers {
 		list = append(list, d.pushBlob(repo, l))
 	}
-	return d.pushManifest(repo, ref, imageOf(config, list...))
+	return d.pushManifest(repo, ref, registrytest.ImageOf(config, list...))
 }
 
 // write plants a file in the storage.
@@ -162,7 +164,7 @@ func (d *distribution) tree() map[string]string {
 	d.t.Helper()
 	out := map[string]string{}
 	for _, f := range files(d.t, d.root) {
-		if isIdentity(f) {
+		if registrytest.IsIdentity(f) {
 			continue
 		}
 		b, err := os.ReadFile(filepath.Join(d.root, f))
@@ -182,24 +184,24 @@ const links = "docker/registry/v2/repositories/"
 
 func TestAdoptDistribution(t *testing.T) {
 	d := startDistribution(t, t.TempDir())
-	shared := content(1, 200_000)
-	one := d.pushImage("app", "v1", 1, shared, content(2, 3000))
-	d.pushImage("app", "v2", 2, shared, content(3, 70_000), []byte{})
+	shared := registrytest.Content(1, 200_000)
+	one := d.pushImage("app", "v1", 1, shared, registrytest.Content(2, 3000))
+	d.pushImage("app", "v2", 2, shared, registrytest.Content(3, 70_000), []byte{})
 	d.do("PUT", "/v2/app/manifests/latest", one.MediaType, manifestOf(t, d, "app", "v1"), 201)
 	amd := d.pushImage("team/sub/tool", "", 3, shared)
-	arm := d.pushImage("team/sub/tool", "", 4, content(4, 20_000))
-	d.pushManifest("team/sub/tool", "multi", indexOf(amd, arm))
-	gone := d.pushImage("app", "gone", 5, content(5, 30_000))
+	arm := d.pushImage("team/sub/tool", "", 4, registrytest.Content(4, 20_000))
+	d.pushManifest("team/sub/tool", "multi", registrytest.IndexOf(amd, arm))
+	gone := d.pushImage("app", "gone", 5, registrytest.Content(5, 30_000))
 	d.do("DELETE", "/v2/app/manifests/"+string(gone.Digest), "", nil, 202)
-	unused := d.pushBlob("app", content(6, 40_000))
-	docker := imageOf(d.pushBlob("app/old", []byte("{}")), d.pushBlob("app/old", content(7, 100)))
+	unused := d.pushBlob("app", registrytest.Content(6, 40_000))
+	docker := registrytest.ImageOf(d.pushBlob("app/old", []byte("{}")), d.pushBlob("app/old", registrytest.Content(7, 100)))
 	docker.MediaType, docker.Config.MediaType = oci.MediaTypeDockerManifest, "application/vnd.docker.container.image.v1+json"
 	docker.Layers[0].MediaType = "application/vnd.docker.image.rootfs.diff.tar.gzip"
 	d.pushManifest("app/old", "docker", docker)
 
 	// What years of use leave: a blob that is lost, an old manifest, a link
 	// that a crash cut short, a tag to nowhere.
-	broken := content(8, 50_000)
+	broken := registrytest.Content(8, 50_000)
 	d.pushImage("broken", "v1", 6, broken)
 	if err := os.Remove(filepath.Join(d.root, registry.BlobKey(oci.SHA256(broken)))); err != nil {
 		t.Fatal(err)
@@ -217,8 +219,8 @@ func TestAdoptDistribution(t *testing.T) {
 	}
 	t.Cleanup(func() { store.Close() })
 	b := newBed(t, store, registry.Options{Grace: time.Hour})
-	b.clock.now = time.Now()
-	rep, err := registry.Adopt(t.Context(), b.cat, store, registry.AdoptOptions{Logger: quiet()})
+	b.Clock.Set(time.Now())
+	rep, err := registry.Adopt(t.Context(), b.Cat, store, registry.AdoptOptions{Logger: quiet()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -232,7 +234,7 @@ func TestAdoptDistribution(t *testing.T) {
 	}
 	checkAdopted(t, d, b, unused.Digest)
 
-	if again, err := registry.Adopt(t.Context(), b.cat, store, registry.AdoptOptions{Logger: quiet()}); err != nil || again.NewBlobs+again.NewManifests+again.NewTags != 0 || again.Bytes != 0 || again.Blobs != 16 {
+	if again, err := registry.Adopt(t.Context(), b.Cat, store, registry.AdoptOptions{Logger: quiet()}); err != nil || again.NewBlobs+again.NewManifests+again.NewTags != 0 || again.Bytes != 0 || again.Blobs != 16 {
 		t.Errorf("the second time: %+v, %v", again, err)
 	}
 	if diff := cmp.Diff(before, d.tree()); diff != "" {
@@ -247,7 +249,7 @@ func TestAdoptDistribution(t *testing.T) {
 	}
 
 	// What nobody names goes after the grace period, what is named stays.
-	b.clock.Add(2 * time.Hour)
+	b.Clock.Add(2 * time.Hour)
 	if _, err := b.Collect(t.Context(), registry.CollectOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -315,7 +317,7 @@ func checkAdopted(t *testing.T, d *distribution, b *bed, unused oci.Digest) {
 
 func checkImage(t *testing.T, b *bed, repo string, m *oci.Manifest) {
 	t.Helper()
-	var doc image
+	var doc registrytest.Image
 	if err := json.Unmarshal(m.Bytes, &doc); err != nil {
 		t.Fatal(err)
 	}
@@ -331,7 +333,7 @@ func checkImage(t *testing.T, b *bed, repo string, m *oci.Manifest) {
 		doc.Layers = append(doc.Layers, *doc.Config)
 	}
 	for _, l := range doc.Layers {
-		got, err := readBlob(t.Context(), b, repo, l.Digest)
+		got, err := registrytest.ReadBlob(t.Context(), b, repo, l.Digest)
 		switch lost := repo == "broken" && l.Size == 50_000; {
 		case lost && !oci.HasCode(err, oci.CodeBlobUnknown):
 			t.Errorf("the lost blob: %v", err)

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"example.org/slipway/registry/registrytest"
+
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/catalog"
@@ -61,7 +63,7 @@ func BenchmarkAdoptBytes(b *testing.B) {
 			for i := range b.N {
 				var list [][]byte
 				for j := range blobs {
-					list = append(list, content(uint64(i*blobs+j+1), size))
+					list = append(list, registrytest.Content(uint64(i*blobs+j+1), size))
 				}
 				images = append(images, list)
 				docs = append(docs, rawImage(b, list))
@@ -104,7 +106,7 @@ func BenchmarkAdoptBytes(b *testing.B) {
 // rawImage is the manifest of an image of blobs, the first of which is the config.
 func rawImage(t testing.TB, blobs [][]byte) []byte {
 	t.Helper()
-	doc := imageOf(describe(blobs[0]))
+	doc := registrytest.ImageOf(describe(blobs[0]))
 	for _, l := range blobs[1:] {
 		doc.Layers = append(doc.Layers, describe(l))
 	}

@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"example.org/slipway/registry/registrytest"
+
 	"github.com/google/go-cmp/cmp"
 
 	"example.org/slipway/oci"
@@ -32,7 +34,7 @@ func readBackup(t *testing.T, dir string) map[string]string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := contents(t, r)
+	got := registrytest.Reachable(t, r)
 	if _, err := r.PushBlob(t.Context(), "a", oci.SHA256(nil), 0, bytes.NewReader(nil)); !oci.HasCode(err, oci.CodeUnsupported) {
 		t.Errorf("a push into a backup: %v", err)
 	}
@@ -62,9 +64,9 @@ func files(t *testing.T, dir string) []string {
 func TestBackupAndRestore(t *testing.T) {
 	b := newDiskBed(t)
 	ctx := t.Context()
-	_, _, _, large := b.pushImage("a/b", 1, "v1")
-	first, _, _, _ := b.pushImage("c", 2, "v1", "v2")
-	b.pushManifest("c", indexOf(first), "multi")
+	_, _, _, large := b.PushImage("a/b", 1, "v1")
+	first, _, _, _ := b.PushImage("c", 2, "v1", "v2")
+	b.PushManifest("c", registrytest.IndexOf(first), "multi")
 	// An upload under way, and one that left its bytes in the staging directory.
 	if _, err := b.StartUpload(ctx, "c"); err != nil {
 		t.Fatal(err)
@@ -77,7 +79,7 @@ func TestBackupAndRestore(t *testing.T) {
 	if rep.Objects != 2 || rep.Copied != 2 || rep.Bytes != 200_000 || rep.Bytes != rep.BytesTotal || rep.CopiedBytes != 200_000 {
 		t.Errorf("got %+v, want the two large layers copied", rep)
 	}
-	want := contents(t, b)
+	want := registrytest.Reachable(t, b)
 	if diff := cmp.Diff(want, readBackup(t, dir)); diff != "" {
 		t.Errorf("the backup is not the registry (-registry +backup):\n%s", diff)
 	}
@@ -92,12 +94,12 @@ func TestBackupAndRestore(t *testing.T) {
 	}
 
 	// The second time only what is new is copied, and what is gone is removed.
-	b.pushImage("d", 3, "new")
+	b.PushImage("d", 3, "new")
 	tags, _, _ := b.Tags(ctx, "a/b", "", 10)
 	if err := b.DeleteManifest(ctx, "a/b", oci.Digest(want["a/b:"+tags[0]])); err != nil {
 		t.Fatal(err)
 	}
-	b.clock.Add(2 * time.Hour)
+	b.Clock.Add(2 * time.Hour)
 	if _, err := b.Collect(ctx, registry.CollectOptions{Now: true}); err != nil {
 		t.Fatal(err)
 	}
@@ -122,19 +124,19 @@ func TestBackupAndRestore(t *testing.T) {
 		t.Errorf("restored %+v", rep)
 	}
 	restored := openDiskBed(t, root)
-	if diff := cmp.Diff(contents(t, b), contents(t, restored)); diff != "" {
+	if diff := cmp.Diff(registrytest.Reachable(t, b), registrytest.Reachable(t, restored)); diff != "" {
 		t.Errorf("the restored registry is another one (-original +restored):\n%s", diff)
 	}
 	if rep := restored.fsck(registry.FsckOptions{}); !rep.Clean() {
 		t.Errorf("the restored registry has problems: %+v", rep.Problems)
 	}
-	restored.pushImage("e", 5, "works")
+	restored.PushImage("e", 5, "works")
 }
 
 func TestBackupRefuses(t *testing.T) {
 	b := newDiskBed(t)
 	ctx := t.Context()
-	b.pushImage("a", 1, "v1")
+	b.PushImage("a", 1, "v1")
 	full := t.TempDir()
 	if err := os.WriteFile(filepath.Join(full, "precious"), nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -142,7 +144,7 @@ func TestBackupRefuses(t *testing.T) {
 	if _, err := b.Backup(ctx, full, registry.BackupOptions{}); err == nil || !strings.Contains(err.Error(), "precious") {
 		t.Errorf("a backup into a directory with other things: %v", err)
 	}
-	if _, err := b.Backup(ctx, b.root, registry.BackupOptions{}); err == nil {
+	if _, err := b.Backup(ctx, b.Root, registry.BackupOptions{}); err == nil {
 		t.Error("a backup into the data root itself is made")
 	}
 	dir := t.TempDir()
@@ -176,13 +178,13 @@ func TestBackupRefuses(t *testing.T) {
 func TestRestoreDamaged(t *testing.T) {
 	b := newDiskBed(t)
 	ctx := t.Context()
-	_, _, _, large := b.pushImage("a", 1, "v1")
-	b.pushImage("a", 2, "v2")
+	_, _, _, large := b.PushImage("a", 1, "v1")
+	b.PushImage("a", 2, "v2")
 	dir := t.TempDir()
 	if _, err := b.Backup(ctx, dir, registry.BackupOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, registry.BlobKey(large.Digest)), content(9, 100_000), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, registry.BlobKey(large.Digest)), registrytest.Content(9, 100_000), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	root := t.TempDir()
@@ -200,7 +202,7 @@ func TestRestoreDamaged(t *testing.T) {
 	}
 	restored := openDiskBed(t, root)
 	restored.fsck(registry.FsckOptions{Repair: true})
-	if _, err := readBlob(ctx, restored, "a", large.Digest); !oci.HasCode(err, oci.CodeBlobUnknown) {
+	if _, err := registrytest.ReadBlob(ctx, restored, "a", large.Digest); !oci.HasCode(err, oci.CodeBlobUnknown) {
 		t.Errorf("the damaged blob: %v", err)
 	}
 }
@@ -223,7 +225,7 @@ func TestBackupInterrupted(t *testing.T) {
 	store.left.Store(1 << 40)
 	b := newBed(t, store, registry.Options{})
 	ctx := t.Context()
-	b.pushImage("a", 1, "v1")
+	b.PushImage("a", 1, "v1")
 	dir := t.TempDir()
 	if _, err := b.Backup(ctx, dir, registry.BackupOptions{}); err != nil {
 		t.Fatal(err)
@@ -233,7 +235,7 @@ func TestBackupInterrupted(t *testing.T) {
 		t.Fatalf("the first backup holds %d things", len(want))
 	}
 	for i := range uint64(5) {
-		b.pushImage("a", 2+i, "v1")
+		b.PushImage("a", 2+i, "v1")
 	}
 	for left := range int64(3) {
 		store.left.Store(left)
@@ -262,7 +264,7 @@ func TestBackupInterrupted(t *testing.T) {
 		t.Errorf("the last progress is not the report:\n%s", diff)
 	}
 	store.left.Store(1 << 40)
-	if diff := cmp.Diff(contents(t, b), readBackup(t, dir)); diff != "" {
+	if diff := cmp.Diff(registrytest.Reachable(t, b), readBackup(t, dir)); diff != "" {
 		t.Errorf("the backup is not the registry (-registry +backup):\n%s", diff)
 	}
 }
@@ -272,9 +274,9 @@ func TestBackupInterrupted(t *testing.T) {
 func TestBackupOfDamagedRegistry(t *testing.T) {
 	p := plant(t)
 	ctx := t.Context()
-	p.pushImage("whole", 5, "v1")
+	p.PushImage("whole", 5, "v1")
 	dir := t.TempDir()
-	p.overwrite(registry.BlobKey(p.large.Digest), content(9, 100_000))
+	p.overwrite(registry.BlobKey(p.large.Digest), registrytest.Content(9, 100_000))
 	for _, repaired := range []bool{false, true} {
 		rep, err := p.Backup(ctx, dir, registry.BackupOptions{})
 		var lacks *registry.IncompleteError
@@ -293,7 +295,7 @@ func TestBackupOfDamagedRegistry(t *testing.T) {
 		}
 		p.fsck(registry.FsckOptions{Repair: true})
 	}
-	p.pushBlob("a", content(1+1<<32, 100_000))
+	p.PushBytes("a", registrytest.Content(1+1<<32, 100_000))
 	p.fsck(registry.FsckOptions{Repair: true})
 	if rep, err := p.Backup(ctx, dir, registry.BackupOptions{}); err != nil || rep.IncompleteTotal != 0 {
 		t.Errorf("after a push that heals: got %+v, %v", rep, err)
@@ -305,12 +307,12 @@ func TestBackupOfDamagedRegistry(t *testing.T) {
 // what was acknowledged before it began.
 func TestBackupWhileServing(t *testing.T) {
 	b := newDiskBed(t)
-	c := b.churn(4)
+	c := b.Churn(4)
 	dir := t.TempDir()
-	c.until(func() {
-		before := make([]uint64, len(c.pushed))
-		for w := range c.pushed {
-			before[w] = c.pushed[w].Load()
+	c.Until(func() {
+		before := make([]uint64, len(c.Pushed))
+		for w := range c.Pushed {
+			before[w] = c.Pushed[w].Load()
 		}
 		if _, err := b.Backup(t.Context(), dir, registry.BackupOptions{}); err != nil {
 			t.Error(err)
@@ -325,7 +327,7 @@ func TestBackupWhileServing(t *testing.T) {
 			}
 		}
 	})
-	c.stop()
+	c.Stop()
 	root := t.TempDir()
 	if _, err := b.Backup(t.Context(), dir, registry.BackupOptions{}); err != nil {
 		t.Fatal(err)
@@ -334,7 +336,7 @@ func TestBackupWhileServing(t *testing.T) {
 		t.Fatal(err)
 	}
 	restored := openDiskBed(t, root)
-	if diff := cmp.Diff(contents(t, b), contents(t, restored)); diff != "" {
+	if diff := cmp.Diff(registrytest.Reachable(t, b), registrytest.Reachable(t, restored)); diff != "" {
 		t.Errorf("the restored registry is another one (-original +restored):\n%.2000s", diff)
 	}
 	if rep := restored.fsck(registry.FsckOptions{}); !rep.Clean() {
@@ -362,10 +364,10 @@ func (s *hooked) Get(ctx context.Context, key string, off, n int64) (objstore.Ob
 func TestBackupHoldsCollection(t *testing.T) {
 	store := &hooked{Store: memstore.New(nil)}
 	b := newBed(t, store, registry.Options{})
-	m1, _, _, _ := b.pushImage("a", 1, "v1")
-	m2, _, _, large := b.pushImage("a", 2, "v2")
-	want := contents(t, b)
-	b.clock.Add(3 * time.Hour)
+	m1, _, _, _ := b.PushImage("a", 1, "v1")
+	m2, _, _, large := b.PushImage("a", 2, "v2")
+	want := registrytest.Reachable(t, b)
+	b.Clock.Add(3 * time.Hour)
 	collected := make(chan error, 1)
 	deleteAll := func() {
 		for _, m := range []oci.Descriptor{m1, m2} {
@@ -403,8 +405,8 @@ func TestBackupHoldsCollection(t *testing.T) {
 // contents lies whole.
 func TestBackupTellsOfAll(t *testing.T) {
 	b := newDiskBed(t)
-	small := b.pushBlob("a", content(1, 500))
-	m := b.pushManifest("a", imageOf(b.pushBlob("a", []byte("{}")), small), "v1")
+	small := b.PushBytes("a", registrytest.Content(1, 500))
+	m := b.PushManifest("a", registrytest.ImageOf(b.PushBytes("a", []byte("{}")), small), "v1")
 	if _, err := b.MountBlob(t.Context(), "b", "a", small.Digest); err != nil {
 		t.Fatal(err)
 	}
@@ -417,7 +419,7 @@ func TestBackupTellsOfAll(t *testing.T) {
 	if d := cmp.Diff(want, rep); d != "" {
 		t.Errorf("report (-want +got):\n%s", d)
 	}
-	b.pushBlob("a", content(2, 50_000))
+	b.PushBytes("a", registrytest.Content(2, 50_000))
 	if rep, err = b.Backup(t.Context(), dir, registry.BackupOptions{}); err != nil {
 		t.Fatal(err)
 	}

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"testing/iotest"
 
+	"example.org/slipway/registry/registrytest"
+
 	"github.com/google/go-cmp/cmp"
 
 	"example.org/slipway/oci"
@@ -28,8 +30,8 @@ func TestBackupOfWhom(t *testing.T) {
 		allowed bool
 	}{
 		{"the same registry", func(_ string, first *bed) *bed { return first }, true},
-		{"another registry", func(string, *bed) *bed { b := newDiskBed(t); b.pushImage("c", 9, "v1"); return b }, false},
-		{"another registry with the same image", func(string, *bed) *bed { b := newDiskBed(t); b.pushImage("a", 1, "v1"); return b }, false},
+		{"another registry", func(string, *bed) *bed { b := newDiskBed(t); b.PushImage("c", 9, "v1"); return b }, false},
+		{"another registry with the same image", func(string, *bed) *bed { b := newDiskBed(t); b.PushImage("a", 1, "v1"); return b }, false},
 		{"an empty one", func(string, *bed) *bed { return newDiskBed(t) }, false},
 		{"the registry restored on another machine", func(dir string, _ *bed) *bed {
 			root := t.TempDir()
@@ -40,7 +42,7 @@ func TestBackupOfWhom(t *testing.T) {
 		}, true},
 		{"one that continues it", func(dir string, _ *bed) *bed {
 			b := newDiskBed(t)
-			b.pushImage("a", 1, "v1")
+			b.PushImage("a", 1, "v1")
 			id, err := registry.BackupOf(t.Context(), dir)
 			if err == nil {
 				err = b.Continue(t.Context(), id)
@@ -57,7 +59,7 @@ func TestBackupOfWhom(t *testing.T) {
 		{"another, from before registries had ids", func(dir string, _ *bed) *bed {
 			snapshotSQL(t, dir, `DELETE FROM settings WHERE name = 'registry_id'`)
 			b := newDiskBed(t)
-			b.pushImage("c", 9, "v1")
+			b.PushImage("c", 9, "v1")
 			return b
 		}, false},
 		{"the same, whose catalogue is damaged", func(dir string, first *bed) *bed {
@@ -69,7 +71,7 @@ func TestBackupOfWhom(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			first := newDiskBed(t)
-			first.pushImage("a", 1, "v1")
+			first.PushImage("a", 1, "v1")
 			dir := t.TempDir()
 			if _, err := first.Backup(t.Context(), dir, registry.BackupOptions{}); err != nil {
 				t.Fatal(err)
@@ -92,7 +94,7 @@ func TestBackupOfWhom(t *testing.T) {
 			if _, err := b.Backup(t.Context(), dir, registry.BackupOptions{ReplaceOther: true}); err != nil {
 				t.Fatalf("replace it: %v", err)
 			}
-			if diff := cmp.Diff(contents(t, b), readBackup(t, dir)); diff != "" {
+			if diff := cmp.Diff(registrytest.Reachable(t, b), readBackup(t, dir)); diff != "" {
 				t.Errorf("the backup is not the registry (-registry +backup):\n%s", diff)
 			}
 		})
@@ -100,7 +102,7 @@ func TestBackupOfWhom(t *testing.T) {
 }
 
 func snapshotSQL(t *testing.T, dir, statement string) {
-	(&bed{t: t, root: dir}).sql(statement)
+	(&bed{&registrytest.Bed{T: t, Root: dir}}).SQL(statement)
 }
 
 // TestBackupShrinks: what looks like a loss is not backed up without being asked for.
@@ -111,14 +113,14 @@ func TestBackupShrinks(t *testing.T) {
 	}{{1, 0, false}, {1, 1, true}, {3, 2, false}, {12, 5, false}, {12, 8, true}, {12, 12, true}} {
 		b := newDiskBed(t)
 		for i := range c.images {
-			b.pushImage("a", uint64(i), "v")
+			b.PushImage("a", uint64(i), "v")
 		}
-		want := contents(t, b)
+		want := registrytest.Reachable(t, b)
 		dir := t.TempDir()
 		if _, err := b.Backup(t.Context(), dir, registry.BackupOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		b.sql(`DELETE FROM manifests WHERE id IN (SELECT id FROM manifests ORDER BY id LIMIT ` + fmt.Sprint(c.delete) + `)`)
+		b.SQL(`DELETE FROM manifests WHERE id IN (SELECT id FROM manifests ORDER BY id LIMIT ` + fmt.Sprint(c.delete) + `)`)
 		_, err := b.Backup(t.Context(), dir, registry.BackupOptions{})
 		var shrunk *registry.ShrinkError
 		if errors.As(err, &shrunk) != c.refused || !c.refused && err != nil {
@@ -149,7 +151,7 @@ func TestRestoreRefusesFirst(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newDiskBed(t)
-			b.pushImage("a", 1, "v1")
+			b.PushImage("a", 1, "v1")
 			dir, root := t.TempDir(), filepath.Join(t.TempDir(), "root")
 			if _, err := b.Backup(t.Context(), dir, registry.BackupOptions{}); err != nil {
 				t.Fatal(err)
@@ -172,12 +174,12 @@ func TestRestoreRefusesFirst(t *testing.T) {
 // with Verify, and healed from the registry.
 func TestBackupVerify(t *testing.T) {
 	b := newDiskBed(t)
-	_, _, _, large := b.pushImage("a", 1, "v1")
+	_, _, _, large := b.PushImage("a", 1, "v1")
 	dir := t.TempDir()
 	for name, c := range map[string]struct {
 		data   []byte
 		verify bool
-	}{"cut": {content(9, 10), false}, "flipped": {content(9, 100_000), true}} {
+	}{"cut": {registrytest.Content(9, 10), false}, "flipped": {registrytest.Content(9, 100_000), true}} {
 		if _, err := b.Backup(t.Context(), dir, registry.BackupOptions{}); err != nil {
 			t.Fatal(err)
 		}
@@ -188,7 +190,7 @@ func TestBackupVerify(t *testing.T) {
 		if err != nil || rep.Copied != 1 {
 			t.Errorf("%s: got %+v, %v, want the object copied again", name, rep, err)
 		}
-		if diff := cmp.Diff(contents(t, b), readBackup(t, dir)); diff != "" {
+		if diff := cmp.Diff(registrytest.Reachable(t, b), readBackup(t, dir)); diff != "" {
 			t.Errorf("%s: the backup is not the registry:\n%s", name, diff)
 		}
 	}
@@ -199,15 +201,15 @@ func TestBackupVerify(t *testing.T) {
 func TestFsckFromRegistry(t *testing.T) {
 	for name, spoil := range map[string]func(p *planted){
 		"object missing": func(p *planted) { p.delete(registry.BlobKey(p.large.Digest)) },
-		"object corrupt": func(p *planted) { p.overwrite(registry.BlobKey(p.large.Digest), content(9, 100_000)) },
-		"object cut":     func(p *planted) { p.overwrite(registry.BlobKey(p.large.Digest), content(9, 100)) },
+		"object corrupt": func(p *planted) { p.overwrite(registry.BlobKey(p.large.Digest), registrytest.Content(9, 100_000)) },
+		"object cut":     func(p *planted) { p.overwrite(registry.BlobKey(p.large.Digest), registrytest.Content(9, 100)) },
 		"small content": func(p *planted) {
-			p.sql(`UPDATE blobs SET content = zeroblob(5000) WHERE digest = ` + quote(p.small.Digest))
+			p.SQL(`UPDATE blobs SET content = zeroblob(5000) WHERE digest = ` + quote(p.small.Digest))
 		},
-		"manifest": func(p *planted) { p.sql(`UPDATE blobs SET content = x'00' WHERE digest = ` + quote(p.a.Digest)) },
+		"manifest": func(p *planted) { p.SQL(`UPDATE blobs SET content = x'00' WHERE digest = ` + quote(p.a.Digest)) },
 		"given up before": func(p *planted) {
 			p.delete(registry.BlobKey(p.large.Digest))
-			p.sql(`UPDATE blobs SET content = x'00' WHERE digest = ` + quote(p.a.Digest))
+			p.SQL(`UPDATE blobs SET content = x'00' WHERE digest = ` + quote(p.a.Digest))
 			p.fsck(registry.FsckOptions{Repair: true})
 		},
 	} {
@@ -218,7 +220,7 @@ func TestFsckFromRegistry(t *testing.T) {
 			if !rep.Clean() || len(rep.Problems) == 0 || rep.Quarantined > 1 {
 				t.Errorf("got %+v", rep)
 			}
-			if diff := cmp.Diff(contents(t, good), contents(t, p)); diff != "" {
+			if diff := cmp.Diff(registrytest.Reachable(t, good), registrytest.Reachable(t, p)); diff != "" {
 				t.Errorf("the repaired registry is another one:\n%s", diff)
 			}
 			if rep := p.fsck(registry.FsckOptions{}); !rep.Clean() {
@@ -235,20 +237,20 @@ func TestBackupOfSuspects(t *testing.T) {
 		t.Run(damaged, func(t *testing.T) {
 			sectors := &badSectors{bad: map[string]bool{}}
 			b := newBed(t, objtest.Faulty(memstore.New(nil), sectors.faults()), registry.Options{})
-			_, config, _, large := b.pushImage("a", 1, "v1")
-			want := contents(t, b)
+			_, config, _, large := b.PushImage("a", 1, "v1")
+			want := registrytest.Reachable(t, b)
 			dir := t.TempDir()
 			_, err := b.Backup(t.Context(), dir, registry.BackupOptions{})
 			check(t, err)
 			for _, d := range []oci.Digest{config.Digest, large.Digest} {
-				_, _, err := b.cat.MarkSuspect(t.Context(), d)
+				_, _, err := b.Cat.MarkSuspect(t.Context(), d)
 				check(t, err)
 			}
 			if damaged == "here" || damaged == "both" {
-				b.overwrite(registry.BlobKey(large.Digest), content(9, 100_000))
+				b.overwrite(registry.BlobKey(large.Digest), registrytest.Content(9, 100_000))
 			}
 			if damaged == "there" || damaged == "both" {
-				check(t, os.WriteFile(filepath.Join(dir, registry.BlobKey(large.Digest)), content(9, 100_000), 0o600))
+				check(t, os.WriteFile(filepath.Join(dir, registry.BlobKey(large.Digest)), registrytest.Content(9, 100_000), 0o600))
 			}
 			if damaged == "unreadable" {
 				sectors.set(registry.BlobKey(large.Digest), true)
@@ -271,7 +273,7 @@ func TestBackupOfSuspects(t *testing.T) {
 					t.Errorf("in the restored registry: %v", err)
 				}
 			}
-			if diff := cmp.Diff(want, contents(t, restored)); diff != "" {
+			if diff := cmp.Diff(want, registrytest.Reachable(t, restored)); diff != "" {
 				t.Errorf("restored (-want +got):\n%s", diff)
 			}
 		})
@@ -296,7 +298,7 @@ func (s damagedSource) Content(ctx context.Context, d oci.Digest, images []catal
 func TestFsckFromDamagedSource(t *testing.T) {
 	good, p := plant(t), plant(t)
 	for _, d := range []oci.Descriptor{p.large, p.small} {
-		p.sql(`UPDATE blobs SET content = x'00' WHERE content IS NOT NULL AND digest = ` + quote(d.Digest))
+		p.SQL(`UPDATE blobs SET content = x'00' WHERE content IS NOT NULL AND digest = ` + quote(d.Digest))
 	}
 	p.delete(registry.BlobKey(p.large.Digest))
 	for _, bad := range []oci.Digest{p.small.Digest, p.large.Digest} {
@@ -305,7 +307,7 @@ func TestFsckFromDamagedSource(t *testing.T) {
 			t.Errorf("nothing remains, although the source has no good copy: %+v", rep)
 		}
 	}
-	if diff := cmp.Diff(contents(t, good), contents(t, p)); diff != "" {
+	if diff := cmp.Diff(registrytest.Reachable(t, good), registrytest.Reachable(t, p)); diff != "" {
 		t.Errorf("after two repairs that had both contents:\n%s", diff)
 	}
 }
@@ -314,7 +316,7 @@ func TestFsckFromDamagedSource(t *testing.T) {
 // content that is lost, and of which that backup has a copy.
 func TestBackupShowsWhatItKeeps(t *testing.T) {
 	b := newDiskBed(t)
-	_, config, small, large := b.pushImage("a", 1, "v1")
+	_, config, small, large := b.PushImage("a", 1, "v1")
 	dir := t.TempDir()
 	_, err := b.Backup(t.Context(), dir, registry.BackupOptions{})
 	check(t, err)
@@ -322,16 +324,16 @@ func TestBackupShowsWhatItKeeps(t *testing.T) {
 		_, err := b.MountBlob(t.Context(), "b", "a", d.Digest)
 		check(t, err)
 	}
-	b.pushManifest("b", imageOf(config, small, large), "v1")
-	want := contents(t, b)
-	check(t, b.store.Delete(t.Context(), registry.BlobKey(large.Digest)))
+	b.PushManifest("b", registrytest.ImageOf(config, small, large), "v1")
+	want := registrytest.Reachable(t, b)
+	check(t, b.Store.Delete(t.Context(), registry.BlobKey(large.Digest)))
 	b.fsck(registry.FsckOptions{Repair: true}) // it records that the layer is not here
 	_, err = b.Backup(t.Context(), dir, registry.BackupOptions{})
 	check(t, err)
 	root := t.TempDir()
 	_, err = registry.Restore(t.Context(), dir, root, registry.RestoreOptions{})
 	check(t, err)
-	if diff := cmp.Diff(want, contents(t, openDiskBed(t, root))); diff != "" {
+	if diff := cmp.Diff(want, registrytest.Reachable(t, openDiskBed(t, root))); diff != "" {
 		t.Errorf("restored (-want +got):\n%s", diff)
 	}
 }

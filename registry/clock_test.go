@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"example.org/slipway/registry/registrytest"
+
 	"example.org/slipway/registry"
 )
 
@@ -35,15 +37,15 @@ func TestClockSetAhead(t *testing.T) {
 			b.collect()
 			for _, step := range tc.before {
 				b.pass(time.Minute)
-				b.clock.Add(step)
+				b.Clock.Add(step)
 				b.collect()
 			}
-			b.pushBlob("a", content(1, 50_000))
+			b.PushBytes("a", registrytest.Content(1, 50_000))
 			left := grace
 			for _, step := range tc.after {
 				b.pass(time.Minute)
 				left -= time.Minute
-				b.clock.Add(step)
+				b.Clock.Add(step)
 				if n := b.collect(); n != 0 {
 					t.Errorf("after the clock was set by %s: got %d contents collected, want none", step, n)
 				}
@@ -65,11 +67,11 @@ func TestClockSetAhead(t *testing.T) {
 // period collects all the same.
 func TestMachineSleeps(t *testing.T) {
 	b := newSteadyBed(t, 24*time.Hour)
-	b.pushBlob("a", content(1, 50_000))
+	b.PushBytes("a", registrytest.Content(1, 50_000))
 	awake, collected := 0, 0
 	for ; collected == 0 && awake < 200; awake++ {
 		if awake%16 == 15 {
-			b.clock.Add(8 * time.Hour)
+			b.Clock.Add(8 * time.Hour)
 		}
 		b.pass(time.Hour)
 		collected = b.collect()
@@ -84,12 +86,12 @@ func TestMachineSleeps(t *testing.T) {
 func TestPromiseOutlivesStep(t *testing.T) {
 	const grace = time.Hour
 	b := newSteadyBed(t, grace)
-	d := b.pushBlob("a", content(1, 50_000)).Digest
+	d := b.PushBytes("a", registrytest.Content(1, 50_000)).Digest
 	b.pass(grace - time.Minute)
 	if _, err := b.ResolveBlob(t.Context(), "a", d); err != nil {
 		t.Fatal(err)
 	}
-	b.clock.Add(365 * 24 * time.Hour)
+	b.Clock.Add(365 * 24 * time.Hour)
 	b.pass(grace - time.Minute)
 	if n := b.collect(); n != 0 {
 		t.Errorf("within a grace period of the answer: got %d contents collected, want none", n)
@@ -116,13 +118,13 @@ func TestClockSetAheadWhileStopped(t *testing.T) {
 		{name: "a crash", ahead: 12 * time.Hour, crash: true, held: true},
 	} {
 		b := newSteadyBed(t, grace)
-		b.pushBlob("a", content(1, 50_000))
+		b.PushBytes("a", registrytest.Content(1, 50_000))
 		start := func(stop bool) {
 			t.Helper()
 			if stop {
 				check(t, b.Close(t.Context()))
 			}
-			reg, err := registry.New(t.Context(), b.cat, b.store, &registry.Options{Clock: b.clock.Now, Grace: grace,
+			reg, err := registry.New(t.Context(), b.Cat, b.Store, &registry.Options{Clock: b.Clock.Now, Grace: grace,
 				Steady: func() time.Duration { return time.Duration(b.steady.Now().UnixNano()) }, Logger: slog.New(slog.DiscardHandler)})
 			check(t, err)
 			t.Cleanup(func() { reg.Close(context.Background()) })
@@ -131,10 +133,10 @@ func TestClockSetAheadWhileStopped(t *testing.T) {
 		b.pass(time.Minute)
 		check(t, b.Close(t.Context()))
 		if tt.crash {
-			_, err := b.cat.Begin(t.Context(), "boot", b.clock.Now(), grace, time.Hour)
+			_, err := b.Cat.Begin(t.Context(), "boot", b.Clock.Now(), grace, time.Hour)
 			check(t, err)
 		}
-		b.clock.Add(tt.ahead)
+		b.Clock.Add(tt.ahead)
 		start(false)
 		for range 5 {
 			b.pass(grace / 6)
@@ -156,11 +158,11 @@ func TestClockSetAheadWhileStopped(t *testing.T) {
 // steadyBed is a registry with a second clock, which is never set.
 type steadyBed struct {
 	*bed
-	steady *fakeClock
+	steady *registrytest.Clock
 }
 
 func newSteadyBed(t *testing.T, grace time.Duration) *steadyBed {
-	b := &steadyBed{steady: newFakeClock()}
+	b := &steadyBed{steady: registrytest.NewClock()}
 	begin := b.steady.Now()
 	b.bed = newBed(t, nil, registry.Options{Grace: grace, Steady: func() time.Duration { return b.steady.Now().Sub(begin) }})
 	return b
@@ -168,16 +170,16 @@ func newSteadyBed(t *testing.T, grace time.Duration) *steadyBed {
 
 // pass lets time pass on both clocks.
 func (b *steadyBed) pass(d time.Duration) {
-	b.clock.Add(d)
+	b.Clock.Add(d)
 	b.steady.Add(d)
 }
 
 // collect returns how many contents a collection took.
 func (b *steadyBed) collect() int {
-	b.t.Helper()
-	rep, err := b.Collect(b.t.Context(), registry.CollectOptions{})
+	b.T.Helper()
+	rep, err := b.Collect(b.T.Context(), registry.CollectOptions{})
 	if err != nil {
-		b.t.Fatal(err)
+		b.T.Fatal(err)
 	}
 	return rep.Contents
 }

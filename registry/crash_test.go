@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"example.org/slipway/registry/registrytest"
+
 	"go.uber.org/goleak"
 
 	"example.org/slipway/oci"
@@ -39,15 +41,15 @@ func (m withServers) Run() int {
 type site struct {
 	t     *testing.T
 	root  string
-	clock *fakeClock
+	clock *registrytest.Clock
 	// before and after are hooks of the store; they may be nil.
 	before, after atomic.Pointer[func(op, key string) error]
 	hide          bool // that the store can take files as they are
 }
 
 func newSite(t *testing.T) *site {
-	s := &site{t: t, root: t.TempDir(), clock: newFakeClock()}
-	s.clock.now = time.Now() // the store goes by the system's clock
+	s := &site{t: t, root: t.TempDir(), clock: registrytest.NewClock()}
+	s.clock.Set(time.Now()) // the store goes by the system's clock
 	return s
 }
 
@@ -176,7 +178,7 @@ func poll(t *testing.T, what string, cond func() bool) {
 // TestKillWhilePublishing: the process dies at each step between the last byte
 // and the answer. The blob is there whole or not at all, and nothing else is.
 func TestKillWhilePublishing(t *testing.T) {
-	data := content(1, 50_000)
+	data := registrytest.Content(1, 50_000)
 	for _, c := range []struct {
 		name   string
 		after  bool
@@ -214,7 +216,7 @@ func TestKillWhilePublishing(t *testing.T) {
 			}
 			var dead atomic.Bool
 			die := func(op, key string) error {
-				if op == c.op && !isIdentity(key) && !dead.Swap(true) {
+				if op == c.op && !registrytest.IsIdentity(key) && !dead.Swap(true) {
 					if err := n.cat.Close(); err != nil {
 						t.Error(err)
 					}
@@ -247,7 +249,7 @@ func TestKillWhilePublishing(t *testing.T) {
 			n.kill()
 
 			n = s.start(registry.Options{})
-			got, err := readBlob(t.Context(), n, "a", d)
+			got, err := registrytest.ReadBlob(t.Context(), n, "a", d)
 			switch {
 			case err == nil && !bytes.Equal(got, data):
 				t.Errorf("the blob has %d other bytes", len(got))
@@ -280,7 +282,7 @@ func TestKillWhilePublishing(t *testing.T) {
 // TestLostAnswers: the store did what it was asked for, and says that it failed.
 // What it holds is taken back, now or at the next start.
 func TestLostAnswers(t *testing.T) {
-	data := content(1, 50_000)
+	data := registrytest.Content(1, 50_000)
 	d := oci.SHA256(data)
 	for _, deleteFails := range []bool{false, true} {
 		t.Run(fmt.Sprintf("delete fails %v", deleteFails), func(t *testing.T) {

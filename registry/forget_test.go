@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"example.org/slipway/registry/registrytest"
+
 	"github.com/google/go-cmp/cmp"
 
 	"example.org/slipway/oci"
@@ -21,21 +23,21 @@ import (
 func TestForget(t *testing.T) {
 	onEngines(t, registry.Options{DeleteDisabled: true, Immutable: func(_, _ string) bool { return true }}, func(t *testing.T, b *bed) {
 		ctx := t.Context()
-		config, mine := content(1, 3000), content(2, 100_000)
-		sibling, neighbour, pushed := content(3, 110_000), content(4, 120_000), content(5, 130_000)
+		config, mine := registrytest.Content(1, 3000), registrytest.Content(2, 100_000)
+		sibling, neighbour, pushed := registrytest.Content(3, 110_000), registrytest.Content(4, 120_000), registrytest.Content(5, 130_000)
 		for _, data := range [][]byte{config, mine, sibling, neighbour, pushed} {
 			b.adopt("up/a", data)
 		}
 		b.adopt("up/b", neighbour)
-		b.pushBlob("own/a", pushed)
-		own := b.pushManifest("own/a", imageOf(b.pushBlob("own/a", content(6, 20)), describe(pushed)), "v1")
+		b.PushBytes("own/a", pushed)
+		own := b.PushManifest("own/a", registrytest.ImageOf(b.PushBytes("own/a", registrytest.Content(6, 20)), describe(pushed)), "v1")
 
-		platform := b.pushManifest("up/a", imageOf(describe(config), describe(mine), describe(sibling), describe(neighbour), describe(pushed)))
-		index := b.pushManifest("up/a", indexOf(platform, describe(content(7, 10))), "v1", "latest")
-		signature := imageOf(describe(content(8, 10)))
+		platform := b.PushManifest("up/a", registrytest.ImageOf(describe(config), describe(mine), describe(sibling), describe(neighbour), describe(pushed)))
+		index := b.PushManifest("up/a", registrytest.IndexOf(platform, describe(registrytest.Content(7, 10))), "v1", "latest")
+		signature := registrytest.ImageOf(describe(registrytest.Content(8, 10)))
 		signature.Subject = &index
-		signed := b.pushManifest("up/a", signature)
-		other := b.pushManifest("up/a", imageOf(describe(config), describe(sibling)), "v2")
+		signed := b.PushManifest("up/a", signature)
+		other := b.PushManifest("up/a", registrytest.ImageOf(describe(config), describe(sibling)), "v2")
 
 		missing := oci.SHA256([]byte("not there"))
 		got, err := b.Forget(ctx, "up/a", registry.ForgetOptions{}, index.Digest, missing)
@@ -68,7 +70,7 @@ func TestForget(t *testing.T) {
 		b.wantSound()
 
 		// The image comes again.
-		b.pushManifest("up/a", imageOf(describe(config), describe(mine)), "v1")
+		b.PushManifest("up/a", registrytest.ImageOf(describe(config), describe(mine)), "v1")
 		b.adopt("up/a", mine)
 		b.wantBlob("up/a", mine)
 		b.wantSound()
@@ -81,8 +83,8 @@ func TestForgetEverything(t *testing.T) {
 		ctx := t.Context()
 		var digests []oci.Digest
 		for i := range uint64(40) {
-			layer := content(i/2, 20_000)
-			m := b.pushManifest("up/a", imageOf(describe(content(100+i, 10)), describe(layer)), fmt.Sprint("v", i))
+			layer := registrytest.Content(i/2, 20_000)
+			m := b.PushManifest("up/a", registrytest.ImageOf(describe(registrytest.Content(100+i, 10)), describe(layer)), fmt.Sprint("v", i))
 			b.adopt("up/a", layer)
 			digests = append(digests, m.Digest)
 		}
@@ -90,12 +92,12 @@ func TestForgetEverything(t *testing.T) {
 		if err != nil || rep.Manifests != 40 || rep.Blobs != 20 || rep.Contents != 60 || rep.Later {
 			t.Errorf("forgotten: %+v, %v", rep, err)
 		}
-		n, err := b.cat.Counts(ctx)
+		n, err := b.Cat.Counts(ctx)
 		if err != nil || n.Repositories+n.Blobs+n.Manifests+n.Tags+n.Links+n.GCQueue != 0 {
 			t.Errorf("left: %+v, %v", n, err)
 		}
-		for info, err := range b.store.List(ctx, "docker/", "") {
-			if err != nil || !isIdentity(info.Key) {
+		for info, err := range b.Store.List(ctx, "docker/", "") {
+			if err != nil || !registrytest.IsIdentity(info.Key) {
 				t.Errorf("left in the store: %+v, %v", info, err)
 			}
 		}
@@ -112,19 +114,19 @@ func TestForgetSpares(t *testing.T) {
 	ctx := t.Context()
 	var digests []oci.Digest
 	for i := range uint64(4) {
-		m := b.pushManifest("up/a", imageOf(describe(content(i, 10))), fmt.Sprint("v", i))
+		m := b.PushManifest("up/a", registrytest.ImageOf(describe(registrytest.Content(i, 10))), fmt.Sprint("v", i))
 		digests = append(digests, m.Digest)
 	}
-	index := b.pushManifest("up/a", indexOf(oci.Descriptor{MediaType: oci.MediaTypeOCIManifest, Digest: digests[3], Size: 100}), "multi")
-	b.clock.Add(time.Hour)
-	chosen := b.clock.Now()
-	b.clock.Add(time.Minute)
+	index := b.PushManifest("up/a", registrytest.IndexOf(oci.Descriptor{MediaType: oci.MediaTypeOCIManifest, Digest: digests[3], Size: 100}), "multi")
+	b.Clock.Add(time.Hour)
+	chosen := b.Clock.Now()
+	b.Clock.Add(time.Minute)
 	for _, ref := range []string{"v1", string(digests[2]), string(digests[3])} {
 		if _, err := b.GetManifest(ctx, "up/a", ref); err != nil {
 			t.Fatal(err)
 		}
 	}
-	young := b.pushManifest("up/a", imageOf(describe(content(9, 10))), "young")
+	young := b.PushManifest("up/a", registrytest.ImageOf(describe(registrytest.Content(9, 10))), "young")
 	rep, err := b.Forget(ctx, "up/a", registry.ForgetOptions{UsedBefore: chosen}, append(digests[:3:3], index.Digest, young.Digest)...)
 	if err != nil || rep.Manifests != 1 {
 		t.Errorf("forgotten: %+v, %v; want the first image", rep, err)
@@ -143,11 +145,11 @@ func TestForgetSpares(t *testing.T) {
 func TestForgetTagAndBlob(t *testing.T) {
 	onEngines(t, registry.Options{Immutable: func(_, _ string) bool { return true }}, func(t *testing.T, b *bed) {
 		ctx := t.Context()
-		layer, shared := content(1, 50_000), content(2, 60_000)
-		m := b.pushManifest("up/a", imageOf(describe(layer), describe(shared)), "v1", "v2")
+		layer, shared := registrytest.Content(1, 50_000), registrytest.Content(2, 60_000)
+		m := b.PushManifest("up/a", registrytest.ImageOf(describe(layer), describe(shared)), "v1", "v2")
 		b.adopt("up/a", layer)
 		b.adopt("up/a", shared)
-		b.pushBlob("own/a", shared)
+		b.PushBytes("own/a", shared)
 		for range 2 {
 			if err := b.ForgetTag(ctx, "up/a", "v1"); err != nil {
 				t.Fatal(err)
@@ -185,12 +187,12 @@ func TestForgetTagAndBlob(t *testing.T) {
 func TestForgetDuringBackup(t *testing.T) {
 	store := &hooked{Store: memstore.New(nil)}
 	b := newBed(t, store, registry.Options{Partial: mirrored})
-	layers := [][]byte{content(1, 50_000), content(2, 60_000)}
-	m := b.pushManifest("up/a", imageOf(describe(layers[0]), describe(layers[1])), "v1")
+	layers := [][]byte{registrytest.Content(1, 50_000), registrytest.Content(2, 60_000)}
+	m := b.PushManifest("up/a", registrytest.ImageOf(describe(layers[0]), describe(layers[1])), "v1")
 	for _, l := range layers {
 		b.adopt("up/a", l)
 	}
-	want := contents(t, b)
+	want := registrytest.Reachable(t, b)
 	forget := func() {
 		rep, err := b.Forget(t.Context(), "up/a", registry.ForgetOptions{}, m.Digest)
 		if err != nil || !rep.Later || rep.Contents != 3 {
@@ -223,7 +225,7 @@ func TestForgetDuringBackup(t *testing.T) {
 // them, until stop is closed: then it forgets all.
 func (o *oracle) mirror(reg *registry.Registry, repo string, stop <-chan struct{}) {
 	t, ctx := o.t, o.t.Context()
-	b := &bed{Registry: reg, t: t}
+	b := &bed{&registrytest.Bed{Registry: reg, T: t}}
 	rng := rand.New(rand.NewPCG(uint64(len(repo)), uint64(repo[len(repo)-1])))
 	var images []oci.Digest
 	freed := 0
@@ -245,7 +247,7 @@ func (o *oracle) mirror(reg *registry.Registry, repo string, stop <-chan struct{
 			return
 		default:
 		}
-		doc := image{SchemaVersion: 2, MediaType: oci.MediaTypeOCIManifest, Annotations: map[string]string{"n": fmt.Sprint(n)}}
+		doc := registrytest.Image{SchemaVersion: 2, MediaType: oci.MediaTypeOCIManifest, Annotations: map[string]string{"n": fmt.Sprint(n)}}
 		var layers [][]byte
 		for range 1 + rng.IntN(4) {
 			layers = append(layers, o.pool[rng.IntN(len(o.pool))])
@@ -282,7 +284,7 @@ func (o *oracle) mirror(reg *registry.Registry, repo string, stop <-chan struct{
 			if err != nil {
 				t.Errorf("adopt: %v", err)
 			}
-			if got, err := readBlob(ctx, reg, repo, d); err != nil || !bytes.Equal(got, l) {
+			if got, err := registrytest.ReadBlob(ctx, reg, repo, d); err != nil || !bytes.Equal(got, l) {
 				t.Errorf("blob %s of %s, which was just adopted: %d bytes, %v", d, repo, len(got), err)
 			}
 		}
@@ -325,9 +327,9 @@ func TestReplicasForgetOracle(t *testing.T) {
 // is there afterwards is whole.
 func TestForgetBesideAdopt(t *testing.T) {
 	onEngines(t, registry.Options{}, func(t *testing.T, b *bed) {
-		layers := [][]byte{content(1, 100), content(2, 40_000)}
-		doc := imageOf(describe(layers[0]), describe(layers[1]))
-		m := b.pushManifest("up/a", doc, "v1")
+		layers := [][]byte{registrytest.Content(1, 100), registrytest.Content(2, 40_000)}
+		doc := registrytest.ImageOf(describe(layers[0]), describe(layers[1]))
+		m := b.PushManifest("up/a", doc, "v1")
 		var busy sync.WaitGroup
 		for range 3 {
 			busy.Go(func() {

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"example.org/slipway/registry/registrytest"
+
 	"github.com/google/go-cmp/cmp"
 
 	"example.org/slipway/oci"
@@ -21,18 +23,18 @@ import (
 
 // overwrite puts an object into the store as if it had been there for long.
 func (b *bed) overwrite(key string, data []byte) {
-	b.t.Helper()
-	if err := b.store.Put(b.t.Context(), key, data, false); err != nil {
-		b.t.Fatal(err)
+	b.T.Helper()
+	if err := b.Store.Put(b.T.Context(), key, data, false); err != nil {
+		b.T.Fatal(err)
 	}
-	b.clock.Add(time.Second)
+	b.Clock.Add(time.Second)
 }
 
 func (b *bed) fsck(o registry.FsckOptions) registry.FsckReport {
-	b.t.Helper()
-	rep, err := b.Fsck(b.t.Context(), o)
+	b.T.Helper()
+	rep, err := b.Fsck(b.T.Context(), o)
 	if err != nil {
-		b.t.Fatalf("fsck %+v: %v", o, err)
+		b.T.Fatalf("fsck %+v: %v", o, err)
 	}
 	return rep
 }
@@ -61,14 +63,14 @@ type planted struct {
 
 func plant(t *testing.T) *planted {
 	p := &planted{bed: newBed(t, nil, registry.Options{Grace: time.Hour})}
-	p.a, p.config, p.small, p.large = p.pushImage("a", 1, "v1")
+	p.a, p.config, p.small, p.large = p.PushImage("a", 1, "v1")
 	if _, err := p.MountBlob(t.Context(), "b", "a", p.large.Digest); err != nil {
 		t.Fatal(err)
 	}
-	config := p.pushBlob("b", []byte(`{"of":"b"}`))
-	child := p.pushManifest("b", imageOf(config, p.large))
-	p.b = p.pushManifest("b", indexOf(child), "v2")
-	p.clock.Add(time.Minute)
+	config := p.PushBytes("b", []byte(`{"of":"b"}`))
+	child := p.PushManifest("b", registrytest.ImageOf(config, p.large))
+	p.b = p.PushManifest("b", registrytest.IndexOf(child), "v2")
+	p.Clock.Add(time.Minute)
 	return p
 }
 
@@ -92,20 +94,22 @@ func TestFsckFinds(t *testing.T) {
 			mended: []string{"content-missing repaired", "image-incomplete", "image-incomplete"},
 			left:   []string{"image-incomplete", "image-incomplete"},
 			// Shown again in both repositories, whichever it was pushed to.
-			heal: func(p *planted) { p.pushBlob("a", content(1+1<<32, 100_000)) },
+			heal: func(p *planted) { p.PushBytes("a", registrytest.Content(1+1<<32, 100_000)) },
 		},
 		{
 			name:   "object corrupt",
-			break_: func(p *planted) { p.overwrite(registry.BlobKey(p.large.Digest), content(9, 100_000)) },
+			break_: func(p *planted) { p.overwrite(registry.BlobKey(p.large.Digest), registrytest.Content(9, 100_000)) },
 			want:   []string{"content-corrupt"},
 			mended: []string{"content-corrupt repaired", "image-incomplete", "image-incomplete"},
 			left:   []string{"image-incomplete", "image-incomplete"},
 			// Shown again in both repositories, whichever it was pushed to.
-			heal: func(p *planted) { p.pushBlob("b", content(1+1<<32, 100_000)) },
+			heal: func(p *planted) { p.PushBytes("b", registrytest.Content(1+1<<32, 100_000)) },
 		},
 		{
-			name:   "object cut short",
-			break_: func(p *planted) { p.overwrite(registry.BlobKey(p.large.Digest), content(1+1<<32, 100_000)[:999]) },
+			name: "object cut short",
+			break_: func(p *planted) {
+				p.overwrite(registry.BlobKey(p.large.Digest), registrytest.Content(1+1<<32, 100_000)[:999])
+			},
 			want:   []string{"content-corrupt"},
 			mended: []string{"content-corrupt repaired", "image-incomplete", "image-incomplete"},
 			left:   []string{"image-incomplete", "image-incomplete"},
@@ -113,32 +117,32 @@ func TestFsckFinds(t *testing.T) {
 		{
 			name: "inline content corrupt",
 			break_: func(p *planted) {
-				p.sql(`UPDATE blobs SET content = zeroblob(5000) WHERE digest = ` + quote(p.small.Digest))
+				p.SQL(`UPDATE blobs SET content = zeroblob(5000) WHERE digest = ` + quote(p.small.Digest))
 			},
 			want:   []string{"content-corrupt"},
 			mended: []string{"content-corrupt repaired", "image-incomplete"},
 			left:   []string{"image-incomplete"},
-			heal:   func(p *planted) { p.pushBlob("a", content(1, 5000)) },
+			heal:   func(p *planted) { p.PushBytes("a", registrytest.Content(1, 5000)) },
 		},
 		{
 			name: "manifest corrupt",
 			break_: func(p *planted) {
-				p.sql(`UPDATE blobs SET content = replace(content, 'layers', 'lasers') WHERE digest = ` + quote(p.a.Digest))
+				p.SQL(`UPDATE blobs SET content = replace(content, 'layers', 'lasers') WHERE digest = ` + quote(p.a.Digest))
 			},
 			want:   []string{"content-corrupt"},
 			mended: []string{"content-corrupt repaired", "image-incomplete"},
 			left:   []string{"image-incomplete"},
-			heal:   func(p *planted) { p.pushManifest("a", imageOf(p.config, p.small, p.large), "v1") },
+			heal:   func(p *planted) { p.PushManifest("a", registrytest.ImageOf(p.config, p.small, p.large), "v1") },
 		},
 		{
 			name: "manifest corrupt beside a good object",
 			break_: func(p *planted) {
-				m, err := p.GetManifest(p.t.Context(), "a", "v1")
+				m, err := p.GetManifest(p.T.Context(), "a", "v1")
 				if err != nil {
-					p.t.Fatal(err)
+					p.T.Fatal(err)
 				}
 				p.overwrite(registry.BlobKey(p.a.Digest), m.Bytes)
-				p.sql(`UPDATE blobs SET content = x'00' WHERE digest = ` + quote(p.a.Digest))
+				p.SQL(`UPDATE blobs SET content = x'00' WHERE digest = ` + quote(p.a.Digest))
 			},
 			want:   []string{"content-corrupt", "object-duplicate"},
 			mended: []string{"content-corrupt repaired", "object-duplicate repaired"},
@@ -146,12 +150,12 @@ func TestFsckFinds(t *testing.T) {
 		{
 			name: "manifest not inline",
 			break_: func(p *planted) {
-				m, err := p.GetManifest(p.t.Context(), "a", "v1")
+				m, err := p.GetManifest(p.T.Context(), "a", "v1")
 				if err != nil {
-					p.t.Fatal(err)
+					p.T.Fatal(err)
 				}
 				p.overwrite(registry.BlobKey(p.a.Digest), m.Bytes)
-				p.sql(`UPDATE blobs SET content = NULL WHERE digest = ` + quote(p.a.Digest))
+				p.SQL(`UPDATE blobs SET content = NULL WHERE digest = ` + quote(p.a.Digest))
 			},
 			want:   []string{"manifest-not-inline"},
 			mended: []string{"manifest-not-inline repaired", "object-duplicate repaired"},
@@ -159,7 +163,7 @@ func TestFsckFinds(t *testing.T) {
 		{
 			name: "sizes wrong",
 			break_: func(p *planted) {
-				p.sql(`UPDATE blobs SET size = size + 1 WHERE digest IN (` + quote(p.large.Digest) + `, ` + quote(p.small.Digest) + `)`)
+				p.SQL(`UPDATE blobs SET size = size + 1 WHERE digest IN (` + quote(p.large.Digest) + `, ` + quote(p.small.Digest) + `)`)
 			},
 			want:   []string{"size-wrong", "size-wrong"},
 			mended: []string{"size-wrong repaired", "size-wrong repaired"},
@@ -167,7 +171,7 @@ func TestFsckFinds(t *testing.T) {
 		{
 			name: "references missing",
 			break_: func(p *planted) {
-				p.sql(`DELETE FROM refs WHERE blob_id = (SELECT id FROM blobs WHERE digest = ` + quote(p.large.Digest) + `)`)
+				p.SQL(`DELETE FROM refs WHERE blob_id = (SELECT id FROM blobs WHERE digest = ` + quote(p.large.Digest) + `)`)
 			},
 			want:   []string{"references-wrong", "references-wrong"},
 			mended: []string{"references-wrong repaired", "references-wrong repaired"},
@@ -175,7 +179,7 @@ func TestFsckFinds(t *testing.T) {
 		{
 			name: "references to too much",
 			break_: func(p *planted) {
-				p.sql(`INSERT INTO refs (repo_id, blob_id, manifest_id) SELECT m.repo_id, b.id, m.id FROM manifests m, blobs b
+				p.SQL(`INSERT INTO refs (repo_id, blob_id, manifest_id) SELECT m.repo_id, b.id, m.id FROM manifests m, blobs b
 					WHERE m.blob_id = (SELECT id FROM blobs WHERE digest = ` + quote(p.b.Digest) + `) AND b.digest = ` + quote(p.small.Digest))
 			},
 			want:   []string{"references-wrong"},
@@ -184,7 +188,7 @@ func TestFsckFinds(t *testing.T) {
 		{
 			name: "links missing",
 			break_: func(p *planted) {
-				p.sql(`DELETE FROM links WHERE blob_id = (SELECT id FROM blobs WHERE digest = ` + quote(p.large.Digest) + `)`)
+				p.SQL(`DELETE FROM links WHERE blob_id = (SELECT id FROM blobs WHERE digest = ` + quote(p.large.Digest) + `)`)
 			},
 			want:   []string{"content-not-linked", "content-not-linked"},
 			mended: []string{"content-not-linked repaired", "content-not-linked repaired"},
@@ -192,7 +196,7 @@ func TestFsckFinds(t *testing.T) {
 		{
 			name: "rows that dangle",
 			break_: func(p *planted) {
-				p.sql(`INSERT INTO links (repo_id, blob_id, created_at) VALUES (1, 777, 0), (777, 1, 0)`,
+				p.SQL(`INSERT INTO links (repo_id, blob_id, created_at) VALUES (1, 777, 0), (777, 1, 0)`,
 					`INSERT INTO refs (repo_id, blob_id, manifest_id) VALUES (1, 777, 1), (1, 1, 777)`,
 					`INSERT INTO tags (repo_id, name, manifest_id, updated_at, pulled_at) VALUES (1, 'ghost', 777, 0, 0), (777, 'ghost', 1, 0, 0)`,
 					`INSERT INTO manifests (id, repo_id, blob_id, media_type, artifact_type, created_at, pulled_at) VALUES (1000, 777, 1, '', '', 0, 0), (1001, 1, 777, '', '', 0, 0)`,
@@ -216,7 +220,7 @@ func TestFsckFinds(t *testing.T) {
 		{
 			name: "leaks",
 			break_: func(p *planted) {
-				p.sql(`INSERT INTO blobs (digest, size, state, content, created_at) VALUES (` + quote(oci.SHA256([]byte("leak"))) + `, 4, 1, 'leak', 0)`)
+				p.SQL(`INSERT INTO blobs (digest, size, state, content, created_at) VALUES (` + quote(oci.SHA256([]byte("leak"))) + `, 4, 1, 'leak', 0)`)
 			},
 			want:   []string{"content-leaked"},
 			mended: []string{"content-leaked repaired"},
@@ -225,7 +229,7 @@ func TestFsckFinds(t *testing.T) {
 			name: "manifest that is none",
 			break_: func(p *planted) {
 				doc := []byte(`{"schemaVersion":2,"mediaType":"application/vnd.oci.image.manifest.v1+json"}`)
-				p.sql(`INSERT INTO blobs (id, digest, size, state, content, created_at) VALUES (500, `+quote(oci.SHA256(doc))+fmt.Sprintf(`, %d, 1, x'%x', 0)`, len(doc), doc),
+				p.SQL(`INSERT INTO blobs (id, digest, size, state, content, created_at) VALUES (500, `+quote(oci.SHA256(doc))+fmt.Sprintf(`, %d, 1, x'%x', 0)`, len(doc), doc),
 					`INSERT INTO manifests (repo_id, blob_id, media_type, artifact_type, created_at, pulled_at) VALUES (1, 500, '', '', 0, 0)`)
 			},
 			want:   []string{"manifest-malformed"},
@@ -235,16 +239,16 @@ func TestFsckFinds(t *testing.T) {
 		{
 			name: "child of an index deleted",
 			break_: func(p *planted) {
-				m, err := p.GetManifest(p.t.Context(), "b", "v2")
+				m, err := p.GetManifest(p.T.Context(), "b", "v2")
 				if err != nil {
-					p.t.Fatal(err)
+					p.T.Fatal(err)
 				}
-				var doc image
+				var doc registrytest.Image
 				if err := json.Unmarshal(m.Bytes, &doc); err != nil {
-					p.t.Fatal(err)
+					p.T.Fatal(err)
 				}
-				if err := p.DeleteManifest(p.t.Context(), "b", doc.Manifests[0].Digest); err != nil {
-					p.t.Fatal(err)
+				if err := p.DeleteManifest(p.T.Context(), "b", doc.Manifests[0].Digest); err != nil {
+					p.T.Fatal(err)
 				}
 			},
 			want:   []string{"image-incomplete"},
@@ -255,7 +259,7 @@ func TestFsckFinds(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			p := plant(t)
-			contents(t, p) // into RAM
+			registrytest.Reachable(t, p) // into RAM
 			test.break_(p)
 			wanted := func(doing string, got registry.FsckReport, want []string) {
 				t.Helper()
@@ -274,23 +278,23 @@ func TestFsckFinds(t *testing.T) {
 			if test.heal != nil {
 				test.heal(p)
 				wanted("check after the push", p.fsck(registry.FsckOptions{}), nil)
-				contents(t, p)
+				registrytest.Reachable(t, p)
 			}
 		})
 	}
 }
 
 func (p *planted) delete(key string) {
-	p.t.Helper()
-	if err := p.store.Delete(p.t.Context(), key); err != nil {
-		p.t.Fatal(err)
+	p.T.Helper()
+	if err := p.Store.Delete(p.T.Context(), key); err != nil {
+		p.T.Fatal(err)
 	}
 }
 
 func (p *planted) mustRepair(want ...string) {
-	p.t.Helper()
+	p.T.Helper()
 	if got := kinds(p.fsck(registry.FsckOptions{Repair: true})); !slices.Equal(got, want) {
-		p.t.Errorf("repaired %v, want %v", got, want)
+		p.T.Errorf("repaired %v, want %v", got, want)
 	}
 }
 
@@ -299,8 +303,8 @@ func (p *planted) mustRepair(want ...string) {
 func TestFsckQuarantine(t *testing.T) {
 	p := plant(t)
 	ctx := t.Context()
-	contents(t, p)
-	bad := content(9, 100_000)
+	registrytest.Reachable(t, p)
+	bad := registrytest.Content(9, 100_000)
 	p.overwrite(registry.BlobKey(p.large.Digest), bad)
 	var last registry.FsckReport
 	rep := p.fsck(registry.FsckOptions{Repair: true, Parallel: 2, Progress: func(r registry.FsckReport) { last = r }})
@@ -323,7 +327,7 @@ func TestFsckQuarantine(t *testing.T) {
 	if _, err := p.GetManifest(ctx, "a", "v1"); err != nil {
 		t.Errorf("the manifest went too: %v", err)
 	}
-	obj, err := p.store.Get(ctx, "slipway/quarantine/sha256/"+p.large.Digest.Encoded(), 0, -1)
+	obj, err := p.Store.Get(ctx, "slipway/quarantine/sha256/"+p.large.Digest.Encoded(), 0, -1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -332,22 +336,22 @@ func TestFsckQuarantine(t *testing.T) {
 	if _, err := obj.WriteTo(&kept); err != nil || !bytes.Equal(kept.Bytes(), bad) {
 		t.Errorf("the quarantine holds %d bytes (%v), want the corrupt object", kept.Len(), err)
 	}
-	if _, err := p.store.Stat(ctx, registry.BlobKey(p.large.Digest)); err == nil {
+	if _, err := p.Store.Stat(ctx, registry.BlobKey(p.large.Digest)); err == nil {
 		t.Error("the corrupt object is still there")
 	}
-	p.pushBlob("a", content(1+1<<32, 100_000))
-	if b, err := readBlob(ctx, p, "a", p.large.Digest); err != nil || oci.SHA256(b) != p.large.Digest {
+	p.PushBytes("a", registrytest.Content(1+1<<32, 100_000))
+	if b, err := registrytest.ReadBlob(ctx, p, "a", p.large.Digest); err != nil || oci.SHA256(b) != p.large.Digest {
 		t.Errorf("after the push: %v", err)
 	}
 }
 
 func TestFsckQuickReadsNoObjects(t *testing.T) {
 	p := plant(t)
-	p.overwrite(registry.BlobKey(p.large.Digest), content(9, 100_000)) // of the right size
+	p.overwrite(registry.BlobKey(p.large.Digest), registrytest.Content(9, 100_000)) // of the right size
 	if rep := p.fsck(registry.FsckOptions{Quick: true}); len(rep.Problems) > 0 || rep.Bytes != rep.BytesTotal {
 		t.Errorf("got %+v, want nothing found and all bytes counted", rep)
 	}
-	p.overwrite(registry.BlobKey(p.large.Digest), content(9, 10))
+	p.overwrite(registry.BlobKey(p.large.Digest), registrytest.Content(9, 10))
 	if got := kinds(p.fsck(registry.FsckOptions{Quick: true})); !slices.Equal(got, []string{"content-corrupt"}) {
 		t.Errorf("got %v", got)
 	}
@@ -358,11 +362,11 @@ func TestFsckDamagedCatalog(t *testing.T) {
 	p.delete(registry.BlobKey(p.large.Digest))
 	// Rows that an index does not have: it is taken out of the schema, and put
 	// back after they were added.
-	p.sql(`PRAGMA writable_schema = ON`,
+	p.SQL(`PRAGMA writable_schema = ON`,
 		`CREATE TABLE kept AS SELECT type, name, tbl_name, rootpage, sql FROM sqlite_master WHERE name = 'links_blob'`,
 		`DELETE FROM sqlite_master WHERE name = 'links_blob'`)
-	p.sql(`INSERT INTO links (repo_id, blob_id, created_at) SELECT 1, id, 0 FROM blobs WHERE true ON CONFLICT DO NOTHING`)
-	p.sql(`PRAGMA writable_schema = ON`, `INSERT INTO sqlite_master SELECT * FROM kept`)
+	p.SQL(`INSERT INTO links (repo_id, blob_id, created_at) SELECT 1, id, 0 FROM blobs WHERE true ON CONFLICT DO NOTHING`)
+	p.SQL(`PRAGMA writable_schema = ON`, `INSERT INTO sqlite_master SELECT * FROM kept`)
 	rep := p.fsck(registry.FsckOptions{Repair: true})
 	if rep.Counts[registry.ProblemCatalog] == 0 || rep.Counts[registry.ProblemMissing] != 1 || len(rep.Repaired) != 0 {
 		t.Errorf("got %v with %v repaired, want the damage found and nothing repaired", rep.Counts, rep.Repaired)
@@ -381,7 +385,7 @@ func TestFsckKeepsDistributionsObjects(t *testing.T) {
 	p.overwrite(registry.BlobKey(p.a.Digest), m.Bytes)
 	p.mustRepair("object-unknown")
 	for _, key := range []string{key, registry.BlobKey(p.a.Digest)} {
-		if _, err := p.store.Stat(t.Context(), key); err != nil {
+		if _, err := p.Store.Stat(t.Context(), key); err != nil {
 			t.Error(err)
 		}
 	}
@@ -407,14 +411,14 @@ func (s *flaky) Get(ctx context.Context, key string, off, n int64) (objstore.Obj
 func TestFsckUnreadable(t *testing.T) {
 	store := &flaky{Store: memstore.New(nil)}
 	b := newBed(t, store, registry.Options{})
-	_, _, _, large := b.pushImage("a", 1, "v1")
+	_, _, _, large := b.PushImage("a", 1, "v1")
 	for fails, want := range map[int][]string{1: {}, 2: {"content-unreadable"}} {
 		store.fails = fails
 		if got := kinds(b.fsck(registry.FsckOptions{Repair: true})); !slices.Equal(got, want) {
 			t.Errorf("after %d failures: %v, want %v", fails, got, want)
 		}
 	}
-	if _, err := readBlob(t.Context(), b, "a", large.Digest); err != nil {
+	if _, err := registrytest.ReadBlob(t.Context(), b, "a", large.Digest); err != nil {
 		t.Errorf("the blob was taken away: %v", err)
 	}
 }
@@ -423,12 +427,12 @@ func TestFsckUnreadable(t *testing.T) {
 // collector runs: what is under way must not be taken for a problem.
 func TestFsckWhileServing(t *testing.T) {
 	b := newDiskBed(t)
-	c := b.churn(3)
-	c.until(func() {
+	c := b.Churn(3)
+	c.Until(func() {
 		if rep := b.fsck(registry.FsckOptions{Repair: true}); len(rep.Problems) > 0 {
 			t.Errorf("found %+v", rep.Problems)
 		}
 	})
-	c.stop()
-	contents(t, b)
+	c.Stop()
+	registrytest.Reachable(t, b)
 }

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"example.org/slipway/registry/registrytest"
+
 	"github.com/google/go-cmp/cmp"
 
 	"example.org/slipway/oci"
@@ -25,9 +27,9 @@ func hold(t *testing.T, n int) (*bed, *shelf) {
 	store := newShelf(t)
 	b := newBed(t, store, registry.Options{})
 	for i := range uint64(n) {
-		b.pushImage(fmt.Sprintf("r%d", i), i, "v1")
+		b.PushImage(fmt.Sprintf("r%d", i), i, "v1")
 	}
-	b.clock.Add(time.Minute)
+	b.Clock.Add(time.Minute)
 	return b, store
 }
 
@@ -39,17 +41,17 @@ func TestFsckTakesBack(t *testing.T) {
 			for _, what := range []string{"a large layer", "a small layer", "a manifest"} {
 				t.Run(fmt.Sprintf("%s/%s/repair %t quick %t empty %t", place, what, o.Repair, o.Quick, o.EmptyQuarantine), func(t *testing.T) {
 					b, _ := hold(t, 1)
-					want := contents(t, b)
+					want := registrytest.Reachable(t, b)
 					m, err := b.GetManifest(t.Context(), "r0", "v1")
 					if err != nil {
 						t.Fatal(err)
 					}
-					good := map[string][]byte{"a large layer": content(1<<32, 100_000), "a small layer": content(0, 5000), "a manifest": m.Bytes}[what]
+					good := map[string][]byte{"a large layer": registrytest.Content(1<<32, 100_000), "a small layer": registrytest.Content(0, 5000), "a manifest": m.Bytes}[what]
 					d := oci.SHA256(good)
 					if what == "a large layer" {
 						b.overwrite(registry.BlobKey(d), []byte("gone"))
 					} else {
-						b.sql(`UPDATE blobs SET content = x'00' WHERE digest = ` + quote(d))
+						b.SQL(`UPDATE blobs SET content = x'00' WHERE digest = ` + quote(d))
 					}
 					b.fsck(registry.FsckOptions{Repair: true})
 					b.fsck(registry.FsckOptions{EmptyQuarantine: true})
@@ -77,7 +79,7 @@ func TestFsckTakesBack(t *testing.T) {
 					if err := b.clean(registry.FsckOptions{}); err != nil {
 						t.Errorf("after the repair: %v", err)
 					}
-					for name, bytes := range contents(t, b) {
+					for name, bytes := range registrytest.Reachable(t, b) {
 						if want[name] != bytes {
 							t.Errorf("%s is another one", name)
 						}
@@ -91,7 +93,7 @@ func TestFsckTakesBack(t *testing.T) {
 // TestFsckForeign puts what is not the registry's among the blobs: a check names it, a
 // repair moves it into quarantine, and the next check has nothing to say.
 func TestFsckForeign(t *testing.T) {
-	large := content(1<<32, 100_000) // of the image
+	large := registrytest.Content(1<<32, 100_000) // of the image
 	for _, tt := range []struct {
 		key  string
 		data []byte
@@ -104,9 +106,9 @@ func TestFsckForeign(t *testing.T) {
 	} {
 		for _, quick := range []bool{false, true} {
 			b, store := hold(t, 1)
-			want := contents(t, b)
+			want := registrytest.Reachable(t, b)
 			b.overwrite(tt.key, tt.data)
-			b.clock.Add(time.Minute)
+			b.Clock.Add(time.Minute)
 			if rep := b.fsck(registry.FsckOptions{Quick: quick}); rep.Counts[registry.ProblemOrphan] != 1 {
 				t.Errorf("%s: a check finds %v", tt.key, kinds(rep))
 			}
@@ -117,7 +119,7 @@ func TestFsckForeign(t *testing.T) {
 			if got := store.bytes(quarantineOf(oci.SHA256(tt.data))); !bytes.Equal(got, tt.data) {
 				t.Errorf("%s: other bytes in quarantine", tt.key)
 			}
-			if diff := cmp.Diff(want, contents(t, b)); diff != "" {
+			if diff := cmp.Diff(want, registrytest.Reachable(t, b)); diff != "" {
 				t.Errorf("%s: the contents differ: -want +got\n%s", tt.key, diff)
 			}
 		}
@@ -127,11 +129,11 @@ func TestFsckForeign(t *testing.T) {
 // TestDirectoryInPlaceOfBlob: a directory where a blob should be counts as missing, and a
 // push, and a repair from a source, put the blob into its place.
 func TestDirectoryInPlaceOfBlob(t *testing.T) {
-	data := content(1<<32, 100_000)
+	data := registrytest.Content(1<<32, 100_000)
 	d := oci.SHA256(data)
 	source, _ := hold(t, 1)
 	for name, mend := range map[string]func(*bed){
-		"push":   func(b *bed) { b.pushBlob("r0", data) },
+		"push":   func(b *bed) { b.PushBytes("r0", data) },
 		"source": func(b *bed) { b.fsck(registry.FsckOptions{Repair: true, From: source.Source()}) },
 	} {
 		root := t.TempDir()
@@ -139,7 +141,7 @@ func TestDirectoryInPlaceOfBlob(t *testing.T) {
 		check(t, err)
 		t.Cleanup(func() { store.Close() })
 		b := newBed(t, store, registry.Options{})
-		b.pushImage("r0", 0, "v1")
+		b.PushImage("r0", 0, "v1")
 		path := filepath.Join(root, registry.BlobKey(d))
 		check(t, os.Remove(path))
 		check(t, os.MkdirAll(path, 0o700))
@@ -167,13 +169,13 @@ func TestDirectoryInPlaceOfBlob(t *testing.T) {
 func TestFsckHealsFromQuarantine(t *testing.T) {
 	for _, damage := range []string{"other bytes", "cut", "missing"} {
 		b, store := hold(t, 1)
-		want := contents(t, b)
-		good := content(1<<32, 100_000)
+		want := registrytest.Reachable(t, b)
+		good := registrytest.Content(1<<32, 100_000)
 		d := oci.SHA256(good)
 		b.overwrite(quarantineOf(d), good)
 		switch damage {
 		case "other bytes":
-			b.overwrite(registry.BlobKey(d), content(9, 100_000))
+			b.overwrite(registry.BlobKey(d), registrytest.Content(9, 100_000))
 		case "cut":
 			b.overwrite(registry.BlobKey(d), good[:5])
 		default:
@@ -182,7 +184,7 @@ func TestFsckHealsFromQuarantine(t *testing.T) {
 		if err := b.clean(registry.FsckOptions{EmptyQuarantine: true, Repair: true}); err != nil {
 			t.Errorf("%s: %v", damage, err)
 		}
-		if now := contents(t, b); len(now) != len(want) {
+		if now := registrytest.Reachable(t, b); len(now) != len(want) {
 			t.Errorf("%s: %d contents of %d", damage, len(now), len(want))
 		}
 	}
@@ -194,21 +196,21 @@ func TestPushBringsBackEverywhere(t *testing.T) {
 	for _, size := range []int{50, 5000, 100_000} {
 		for _, to := range []string{"a", "b", "other"} {
 			b := newDiskBed(t)
-			data := content(7, size)
+			data := registrytest.Content(7, size)
 			for _, repo := range []string{"a", "b"} {
-				b.pushManifest(repo, imageOf(b.pushBlob(repo, []byte("{}")), b.pushBlob(repo, data)), "v1")
+				b.PushManifest(repo, registrytest.ImageOf(b.PushBytes(repo, []byte("{}")), b.PushBytes(repo, data)), "v1")
 			}
-			want := contents(t, b)
+			want := registrytest.Reachable(t, b)
 			d := oci.SHA256(data)
-			b.sql(`UPDATE blobs SET content = x'00' WHERE content IS NOT NULL AND digest = ` + quote(d))
+			b.SQL(`UPDATE blobs SET content = x'00' WHERE content IS NOT NULL AND digest = ` + quote(d))
 			if size > catalog.InlineMax {
-				b.overwrite(registry.BlobKey(d), content(8, size))
+				b.overwrite(registry.BlobKey(d), registrytest.Content(8, size))
 			}
 			if rep := b.fsck(registry.FsckOptions{Repair: true}); rep.Clean() {
 				t.Fatalf("%d bytes: the damage was not found", size)
 			}
-			b.pushBlob(to, data)
-			if diff := cmp.Diff(want, contents(t, b)); diff != "" {
+			b.PushBytes(to, data)
+			if diff := cmp.Diff(want, registrytest.Reachable(t, b)); diff != "" {
 				t.Errorf("%d bytes, pushed to %s:\n%s", size, to, diff)
 			}
 			if rep := b.fsck(registry.FsckOptions{}); !rep.Clean() {
@@ -224,25 +226,25 @@ func TestFsckOldCatalogue(t *testing.T) {
 	for _, n := range []int{1, 9, 30} { // newer images; more than 10 are too many
 		for _, o := range []registry.FsckOptions{{Repair: true}, {Repair: true, Quick: true}, {Repair: true, GiveUpMany: true}} {
 			b := newDiskBed(t)
-			b.pushImage("old", 1000, "v1")
+			b.PushImage("old", 1000, "v1")
 			path := filepath.Join(t.TempDir(), "old.db")
-			if err := b.cat.Backup(t.Context(), path); err != nil {
+			if err := b.Cat.Backup(t.Context(), path); err != nil {
 				t.Fatal(err)
 			}
 			for i := range n {
-				b.pushImage("new", uint64(i), fmt.Sprintf("v%d", i))
+				b.PushImage("new", uint64(i), fmt.Sprintf("v%d", i))
 			}
-			want := contents(t, b)
-			old := &bed{t: t, root: t.TempDir(), clock: b.clock, store: b.store}
+			want := registrytest.Reachable(t, b)
+			old := &bed{&registrytest.Bed{T: t, Root: t.TempDir(), Clock: b.Clock, Store: b.Store}}
 			data, err := os.ReadFile(path)
 			if err == nil {
-				err = os.WriteFile(filepath.Join(old.root, registry.CatalogFile), data, 0o600)
+				err = os.WriteFile(filepath.Join(old.Root, registry.CatalogFile), data, 0o600)
 			}
 			if err != nil {
 				t.Fatal(err)
 			}
-			b.clock.Add(time.Hour)
-			old.open(registry.Options{})
+			b.Clock.Add(time.Hour)
+			old.Open(registry.Options{})
 			_, err = old.Fsck(t.Context(), o)
 			var many *registry.TooManyError
 			if refused := errors.As(err, &many); refused != (n > 10 && !o.GiveUpMany) || !refused && err != nil {
@@ -251,7 +253,7 @@ func TestFsckOldCatalogue(t *testing.T) {
 			if err := b.clean(registry.FsckOptions{Repair: true}); err != nil {
 				t.Errorf("%d newer images, %+v: with the newer catalogue: %v", n, o, err)
 			}
-			if now := contents(t, b); len(now) != len(want) {
+			if now := registrytest.Reachable(t, b); len(now) != len(want) {
 				t.Errorf("%d newer images, %+v: %d contents of %d are left", n, o, len(now), len(want))
 			}
 		}
@@ -265,14 +267,14 @@ func TestFsckGivesUpFewUnasked(t *testing.T) {
 		for n, refused := range map[int]bool{1: false, 10: false, 11: true, 20: true} {
 			b, store := hold(t, 20)
 			for i := range n {
-				large := content(uint64(i)+1<<32, 100_000)
+				large := registrytest.Content(uint64(i)+1<<32, 100_000)
 				switch damage {
 				case "missing":
 					store.must(store.Delete(t.Context(), registry.BlobKey(oci.SHA256(large))))
 				case "corrupt":
-					b.overwrite(registry.BlobKey(oci.SHA256(large)), content(7, 100_000))
+					b.overwrite(registry.BlobKey(oci.SHA256(large)), registrytest.Content(7, 100_000))
 				default:
-					b.sql(`UPDATE blobs SET content = x'00' WHERE digest = ` + quote(oci.SHA256(content(uint64(i), 5000))))
+					b.SQL(`UPDATE blobs SET content = x'00' WHERE digest = ` + quote(oci.SHA256(registrytest.Content(uint64(i), 5000))))
 				}
 			}
 			before := store.keys()
@@ -291,12 +293,12 @@ func TestFsckGivesUpFewUnasked(t *testing.T) {
 				t.Errorf("%d %s: got %v, %v; want %d images incomplete", n, damage, kinds(rep), err, n)
 			}
 			for i := range n {
-				b.pushImage(fmt.Sprintf("r%d", i), uint64(i), "v1")
+				b.PushImage(fmt.Sprintf("r%d", i), uint64(i), "v1")
 			}
 			if err := b.clean(registry.FsckOptions{Repair: true}); err != nil {
 				t.Errorf("%d %s: pushed again: %v", n, damage, err)
 			}
-			contents(t, b)
+			registrytest.Reachable(t, b)
 		}
 	}
 }

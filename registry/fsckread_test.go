@@ -10,6 +10,8 @@ import (
 	"syscall"
 	"testing"
 
+	"example.org/slipway/registry/registrytest"
+
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/objstore"
 	"example.org/slipway/registry/objstore/fsstore"
@@ -51,8 +53,8 @@ func TestFsckBadSector(t *testing.T) {
 	t.Cleanup(func() { disk.Close() })
 	store := &badSector{Store: disk}
 	b := newBed(t, store, registry.Options{})
-	_, _, _, large := b.pushImage("a", 1, "v1")
-	data, err := readBlob(t.Context(), b, "a", large.Digest)
+	_, _, _, large := b.PushImage("a", 1, "v1")
+	data, err := registrytest.ReadBlob(t.Context(), b, "a", large.Digest)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,8 +73,8 @@ func TestFsckBadSector(t *testing.T) {
 		t.Errorf("in quarantine: %d bytes, %v", len(got), err)
 	}
 	store.keys = nil
-	b.pushBlob("a", data)
-	if got, err := readBlob(t.Context(), b, "a", large.Digest); err != nil || !slices.Equal(got, data) {
+	b.PushBytes("a", data)
+	if got, err := registrytest.ReadBlob(t.Context(), b, "a", large.Digest); err != nil || !slices.Equal(got, data) {
 		t.Errorf("after the push: %d bytes, %v", len(got), err)
 	}
 	if got := kinds(b.fsck(registry.FsckOptions{})); len(got) > 0 {

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"example.org/slipway/registry/registrytest"
+
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/catalog"
@@ -24,9 +26,9 @@ func TestToldIsKept(t *testing.T) {
 		b := newBed(t, nil, registry.Options{Grace: time.Hour, DeleteUntagged: true})
 		var blobs, manifests []oci.Digest
 		for i := range 100 {
-			d := b.pushBlob("a", content(uint64(i), 50))
+			d := b.PushBytes("a", registrytest.Content(uint64(i), 50))
 			blobs = append(blobs, d.Digest)
-			manifests = append(manifests, b.pushManifest("a", imageOf(d)).Digest)
+			manifests = append(manifests, b.PushManifest("a", registrytest.ImageOf(d)).Digest)
 			if i%2 == 0 { // read, so that RAM has them
 				if _, err := b.GetManifest(t.Context(), "a", string(manifests[i])); err != nil {
 					t.Fatal(err)
@@ -34,11 +36,11 @@ func TestToldIsKept(t *testing.T) {
 			}
 		}
 		for _, d := range blobs {
-			if _, err := readBlob(t.Context(), b, "a", d); err != nil {
+			if _, err := registrytest.ReadBlob(t.Context(), b, "a", d); err != nil {
 				t.Fatal(err)
 			}
 		}
-		b.clock.Add(3 * time.Hour)
+		b.Clock.Add(3 * time.Hour)
 		var told [200]atomic.Bool
 		var done atomic.Bool
 		var wg sync.WaitGroup
@@ -70,7 +72,7 @@ func TestToldIsKept(t *testing.T) {
 			if _, err := b.Collect(t.Context(), registry.CollectOptions{}); err != nil {
 				t.Error(err)
 			}
-			b.clock.Add(10 * time.Minute)
+			b.Clock.Add(10 * time.Minute)
 		}
 		done.Store(true)
 		wg.Wait()
@@ -79,10 +81,10 @@ func TestToldIsKept(t *testing.T) {
 				continue
 			}
 			if i < 100 {
-				if _, err := b.cat.Blob(t.Context(), "a", blobs[i]); err != nil {
+				if _, err := b.Cat.Blob(t.Context(), "a", blobs[i]); err != nil {
 					t.Errorf("round %d: a client was told of blob %d: %v", round, i, err)
 				}
-			} else if _, err := b.cat.Manifest(t.Context(), "a", manifests[i-100]); err != nil {
+			} else if _, err := b.Cat.Manifest(t.Context(), "a", manifests[i-100]); err != nil {
 				t.Errorf("round %d: a client was told of manifest %d: %v", round, i-100, err)
 			}
 		}
@@ -98,7 +100,7 @@ func TestToldIsKeptOverRestart(t *testing.T) {
 			n := s.start(registry.Options{})
 			var blobs []oci.Digest
 			for i := range 3 {
-				data := content(uint64(i), 50_000)
+				data := registrytest.Content(uint64(i), 50_000)
 				blobs = append(blobs, oci.SHA256(data))
 				if _, err := n.PushBlob(t.Context(), "a", blobs[i], int64(len(data)), bytes.NewReader(data)); err != nil {
 					t.Fatal(err)
@@ -137,7 +139,7 @@ func TestToldIsKeptOverRestart(t *testing.T) {
 // manifestNaming is a manifest with one blob.
 func manifestNaming(t *testing.T, d oci.Digest) []byte {
 	t.Helper()
-	raw, err := json.Marshal(imageOf(oci.Descriptor{MediaType: "application/vnd.oci.image.config.v1+json", Digest: d, Size: 50_000}))
+	raw, err := json.Marshal(registrytest.ImageOf(oci.Descriptor{MediaType: "application/vnd.oci.image.config.v1+json", Digest: d, Size: 50_000}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -148,20 +150,20 @@ func manifestNaming(t *testing.T, d oci.Digest) []byte {
 // content as a foreign layer does not keep that content from the collector.
 func TestForeignLayerPinsNothing(t *testing.T) {
 	b := newBed(t, nil, registry.Options{})
-	image, config, small, large := b.pushImage("a", 1, "v1")
-	own := b.pushBlob("b", []byte("{}"))
+	image, config, small, large := b.PushImage("a", 1, "v1")
+	own := b.PushBytes("b", []byte("{}"))
 	var layers []oci.Descriptor
 	for _, d := range []oci.Descriptor{config, small, large} {
 		d.MediaType, d.URLs = "application/vnd.oci.image.layer.nondistributable.v1.tar", []string{"https://a.test/x"}
 		layers = append(layers, d)
 	}
-	b.pushManifest("b", imageOf(own, layers...), "v1")
+	b.PushManifest("b", registrytest.ImageOf(own, layers...), "v1")
 	if err := b.DeleteManifest(t.Context(), "a", image.Digest); err != nil {
 		t.Fatal(err)
 	}
 	collect := func() registry.CollectReport {
 		t.Helper()
-		b.clock.Add(2 * time.Hour)
+		b.Clock.Add(2 * time.Hour)
 		rep, err := b.Collect(t.Context(), registry.CollectOptions{})
 		if err != nil {
 			t.Fatal(err)
@@ -172,11 +174,11 @@ func TestForeignLayerPinsNothing(t *testing.T) {
 		t.Errorf("collected %d contents, want the manifest, the config and both layers", rep.Contents)
 	}
 	for _, d := range []oci.Descriptor{image, config, small, large} {
-		if _, err := b.cat.StoredBlob(t.Context(), d.Digest); !errors.Is(err, catalog.ErrNotFound) {
+		if _, err := b.Cat.StoredBlob(t.Context(), d.Digest); !errors.Is(err, catalog.ErrNotFound) {
 			t.Errorf("%s of %d bytes is still stored: %v", d.Digest, d.Size, err)
 		}
 	}
-	if _, err := b.store.Stat(t.Context(), registry.BlobKey(large.Digest)); !errors.Is(err, objstore.ErrNotExist) {
+	if _, err := b.Store.Stat(t.Context(), registry.BlobKey(large.Digest)); !errors.Is(err, objstore.ErrNotExist) {
 		t.Errorf("the object of the large layer: %v", err)
 	}
 	if _, err := b.GetManifest(t.Context(), "b", "v1"); err != nil {
@@ -186,11 +188,11 @@ func TestForeignLayerPinsNothing(t *testing.T) {
 		t.Errorf("fsck: %v, %+v", err, rep.Problems)
 	}
 	// They may still come, and are then kept.
-	b.pushBlob("b", content(1, 5000))
-	b.pushBlob("b", content(1+1<<32, 100_000))
+	b.PushBytes("b", registrytest.Content(1, 5000))
+	b.PushBytes("b", registrytest.Content(1+1<<32, 100_000))
 	collect()
 	for _, d := range []oci.Descriptor{small, large} {
-		if _, err := readBlob(t.Context(), b, "b", d.Digest); err != nil {
+		if _, err := registrytest.ReadBlob(t.Context(), b, "b", d.Digest); err != nil {
 			t.Errorf("a foreign layer that came: %v", err)
 		}
 	}
@@ -207,14 +209,14 @@ func TestDryRunFollows(t *testing.T) {
 			b := newBed(t, nil, registry.Options{})
 			// An index of two images and a signature of it, all without a tag;
 			// one of the layers is also of an image that stays.
-			one, _, shared, _ := b.pushImage("a", 1)
-			two, _, _, _ := b.pushImage("a", 2)
-			index := b.pushManifest("a", indexOf(one, two))
-			signature := imageOf(b.pushBlob("a", []byte("{}")))
+			one, _, shared, _ := b.PushImage("a", 1)
+			two, _, _, _ := b.PushImage("a", 2)
+			index := b.PushManifest("a", registrytest.IndexOf(one, two))
+			signature := registrytest.ImageOf(b.PushBytes("a", []byte("{}")))
 			signature.Subject = &index
-			b.pushManifest("a", signature)
-			b.pushManifest("a", imageOf(b.pushBlob("a", []byte("[]")), shared), "v1")
-			b.clock.Add(2 * time.Hour)
+			b.PushManifest("a", signature)
+			b.PushManifest("a", registrytest.ImageOf(b.PushBytes("a", []byte("[]")), shared), "v1")
+			b.Clock.Add(2 * time.Hour)
 			for range 2 { // untagged manifests leave the queue under a policy that keeps them
 				if _, err := b.Collect(t.Context(), registry.CollectOptions{}); err != nil {
 					t.Fatal(err)
@@ -232,7 +234,7 @@ func TestDryRunFollows(t *testing.T) {
 				t.Errorf("nothing is told to follow: %+v", dry)
 			}
 			var real registry.CollectReport
-			for o.DryRun = false; ; b.clock.Add(2 * time.Hour) {
+			for o.DryRun = false; ; b.Clock.Add(2 * time.Hour) {
 				rep, err := b.Collect(t.Context(), o)
 				if err != nil {
 					t.Fatal(err)

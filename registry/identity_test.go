@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"example.org/slipway/registry/registrytest"
+
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/objstore"
@@ -101,7 +103,7 @@ func below(prefixes ...string) func(string) bool {
 // restart ends the registry and begins another over the same catalogue and store.
 func (b *bed) restart(t testing.TB) {
 	t.Helper()
-	reg, err := registry.New(t.Context(), b.cat, b.store, &registry.Options{Clock: b.clock.Now, Logger: slog.New(slog.DiscardHandler)})
+	reg, err := registry.New(t.Context(), b.Cat, b.Store, &registry.Options{Clock: b.Clock.Now, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatalf("start: %v", err)
 	}
@@ -114,7 +116,7 @@ func (b *bed) restart(t testing.TB) {
 // that all is well.
 func TestStoreAwayLosesNothing(t *testing.T) {
 	other := newShelf(t)
-	newBed(t, other, registry.Options{}).pushImage("theirs", 77, "v1")
+	newBed(t, other, registry.Options{}).PushImage("theirs", 77, "v1")
 	theirs, theirBlobs := map[string][]byte{}, map[string][]byte{}
 	for _, key := range other.keys() {
 		theirs[key] = other.bytes(key)
@@ -145,38 +147,38 @@ func TestStoreAwayLosesNothing(t *testing.T) {
 			return b.clean(registry.FsckOptions{Quick: true, Repair: true, EmptyQuarantine: true})
 		},
 		"collect": func(b *bed) error {
-			_, err := b.Collect(b.t.Context(), registry.CollectOptions{Now: true, Untagged: true})
+			_, err := b.Collect(b.T.Context(), registry.CollectOptions{Now: true, Untagged: true})
 			return err
 		},
 		"retain": func(b *bed) error {
-			_, err := b.Retain(b.t.Context(), []registry.RetentionRule{{Repositories: everything, KeepNewest: 1}}, registry.RetainOptions{Now: true})
+			_, err := b.Retain(b.T.Context(), []registry.RetentionRule{{Repositories: everything, KeepNewest: 1}}, registry.RetainOptions{Now: true})
 			return err
 		},
 		"back up": func(b *bed) error {
-			_, err := b.Backup(b.t.Context(), b.t.TempDir(), registry.BackupOptions{})
+			_, err := b.Backup(b.T.Context(), b.T.TempDir(), registry.BackupOptions{})
 			return err
 		},
-		"start": func(b *bed) error { b.restart(b.t); return errors.New("says nothing") },
+		"start": func(b *bed) error { b.restart(b.T); return errors.New("says nothing") },
 		"push again": func(b *bed) error {
-			_, err := b.PushBlob(b.t.Context(), "new", oci.SHA256(content(99, 90_000)), 90_000, bytes.NewReader(content(99, 90_000)))
+			_, err := b.PushBlob(b.T.Context(), "new", oci.SHA256(registrytest.Content(99, 90_000)), 90_000, bytes.NewReader(registrytest.Content(99, 90_000)))
 			return err
 		},
 	}
 	n := 0
 	for _, state := range slices.Sorted(maps.Keys(states)) {
 		for _, command := range slices.Sorted(maps.Keys(commands)) {
-			if n++; !chosen(n, 5) {
+			if n++; !registrytest.Chosen(n, 5) {
 				continue
 			}
 			t.Run(state+"/"+command, func(t *testing.T) {
 				store := newShelf(t)
 				b := newBed(t, store, registry.Options{})
 				for i := range uint64(12) {
-					b.pushImage(fmt.Sprintf("r%d", i), i, "v1")
+					b.PushImage(fmt.Sprintf("r%d", i), i, "v1")
 				}
 				b.putPack("a pack", 1)
-				b.clock.Add(time.Minute)
-				want := contents(t, b)
+				b.Clock.Add(time.Minute)
+				want := registrytest.Reachable(t, b)
 				how := states[state]
 				store.take(how.taken, how.instead)
 				lacks := slices.ContainsFunc(slices.Collect(maps.Keys(store.aside)), func(key string) bool {
@@ -190,21 +192,21 @@ func TestStoreAwayLosesNothing(t *testing.T) {
 							lacks = true
 						}
 					}
-					b.clock.Add(time.Minute)
+					b.Clock.Add(time.Minute)
 				}
 				err := commands[command](b)
 				if away := b.CheckStore(t.Context()); command != "push again" && lacks && err == nil && (away != nil || command != "collect" && command != "retain") {
 					t.Error("it says that all is well")
 				}
 				store.putBack(func(key string) bool { return how.taken(key) })
-				b.clock.Add(time.Minute)
+				b.Clock.Add(time.Minute)
 				if err := b.CheckStore(t.Context()); err != nil {
 					t.Fatalf("the store is back, and: %v", err)
 				}
 				if err := b.clean(registry.FsckOptions{Repair: true}); err != nil {
 					t.Errorf("repair with the store back: %v", err)
 				}
-				now := contents(t, b)
+				now := registrytest.Reachable(t, b)
 				for name := range want {
 					if now[name] != want[name] {
 						t.Errorf("%s is lost", name)
@@ -217,7 +219,7 @@ func TestStoreAwayLosesNothing(t *testing.T) {
 
 // clean is Fsck that fails where problems remain.
 func (b *bed) clean(o registry.FsckOptions) error {
-	rep, err := b.Fsck(b.t.Context(), o)
+	rep, err := b.Fsck(b.T.Context(), o)
 	if err == nil && !rep.Clean() {
 		err = fmt.Errorf("problems remain: %v", kinds(rep))
 	}
@@ -229,7 +231,7 @@ func (b *bed) clean(o registry.FsckOptions) error {
 func TestStoreAwayAnswers(t *testing.T) {
 	store := newShelf(t)
 	b := newBed(t, store, registry.Options{})
-	_, _, _, large := b.pushImage("a", 1, "v1")
+	_, _, _, large := b.PushImage("a", 1, "v1")
 	ctx := t.Context()
 	unavailable := func(doing string, err error) {
 		t.Helper()
@@ -239,7 +241,7 @@ func TestStoreAwayAnswers(t *testing.T) {
 		}
 	}
 	push := func() error {
-		data := content(5, 80_000)
+		data := registrytest.Content(5, 80_000)
 		_, err := b.PushBlob(ctx, "a", oci.SHA256(data), int64(len(data)), bytes.NewReader(data))
 		return err
 	}
@@ -248,7 +250,7 @@ func TestStoreAwayAnswers(t *testing.T) {
 		if round == 0 { // the push is the first to notice
 			unavailable("push", push())
 		}
-		_, err := readBlob(ctx, b, "a", large.Digest)
+		_, err := registrytest.ReadBlob(ctx, b, "a", large.Digest)
 		unavailable("read", err)
 		_, err = b.ResolveBlob(ctx, "a", large.Digest)
 		unavailable("head", err)
@@ -261,7 +263,7 @@ func TestStoreAwayAnswers(t *testing.T) {
 		if err := b.Ready(ctx); err != nil {
 			t.Errorf("ready again: %v", err)
 		}
-		contents(t, b)
+		registrytest.Reachable(t, b)
 	}
 	if err := push(); err != nil {
 		t.Errorf("push to the store that is back: %v", err)
@@ -307,10 +309,10 @@ func (s *putsFail) Put(ctx context.Context, key string, data []byte, ifAbsent bo
 // that is adopted although it lacks all.
 func TestStoreOfAnotherIsRefused(t *testing.T) {
 	store := newShelf(t)
-	newBed(t, store, registry.Options{}).pushImage("a", 1, "v1")
+	newBed(t, store, registry.Options{}).PushImage("a", 1, "v1")
 	second := newBed(t, newShelf(t), registry.Options{}) // a catalogue of its own
-	second.pushImage("b", 2, "v1")
-	second.store = store
+	second.PushImage("b", 2, "v1")
+	second.Store = store
 	second.restart(t)
 	var away *registry.StoreError
 	for _, adopt := range []bool{false, true} {
@@ -319,7 +321,7 @@ func TestStoreOfAnotherIsRefused(t *testing.T) {
 		}
 	}
 	empty := newShelf(t)
-	second.store = empty
+	second.Store = empty
 	second.restart(t)
 	if err := second.clean(registry.FsckOptions{Repair: true}); !errors.As(err, &away) || away.Other {
 		t.Errorf("repair of an empty store: got %v, want that it is empty", err)
@@ -328,9 +330,9 @@ func TestStoreOfAnotherIsRefused(t *testing.T) {
 	if err != nil || rep.Clean() {
 		t.Errorf("repair of an adopted store: %v, %v; want that the images remain incomplete", kinds(rep), err)
 	}
-	second.pushImage("b", 2, "v1")
+	second.PushImage("b", 2, "v1")
 	if err := second.clean(registry.FsckOptions{Repair: true}); err != nil {
 		t.Errorf("after the push: %v", err)
 	}
-	contents(t, second)
+	registrytest.Reachable(t, second)
 }

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"example.org/slipway/registry/registrytest"
+
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 )
@@ -17,12 +19,12 @@ import (
 func TestPartsOfImmutable(t *testing.T) {
 	b := newBed(t, nil, registry.Options{Immutable: func(_, tag string) bool { return tag == "v1" }})
 	ctx := t.Context()
-	leaf, config, layer, _ := b.pushImage("a", 1)
-	own, _, _, _ := b.pushImage("a", 2, "own")
-	inner := b.pushManifest("a", indexOf(leaf, own))
-	top := b.pushManifest("a", indexOf(inner), "v1", "also")
-	other, _, _, _ := b.pushImage("a", 3)
-	b.pushManifest("a", indexOf(leaf, other), "v2")
+	leaf, config, layer, _ := b.PushImage("a", 1)
+	own, _, _, _ := b.PushImage("a", 2, "own")
+	inner := b.PushManifest("a", registrytest.IndexOf(leaf, own))
+	top := b.PushManifest("a", registrytest.IndexOf(inner), "v1", "also")
+	other, _, _, _ := b.PushImage("a", 3)
+	b.PushManifest("a", registrytest.IndexOf(leaf, other), "v2")
 	for name, d := range map[string]oci.Digest{"leaf": leaf.Digest, "tagged leaf": own.Digest, "inner index": inner.Digest, "index": top.Digest} {
 		err := b.DeleteManifest(ctx, "a", d)
 		if !oci.HasCode(err, oci.CodeDenied) || !strings.Contains(err.Error(), "v1") {
@@ -44,12 +46,12 @@ func TestPartsOfImmutable(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 4 {
-		b.clock.Add(48 * time.Hour)
+		b.Clock.Add(48 * time.Hour)
 		if _, err := b.Collect(ctx, registry.CollectOptions{Untagged: true}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	contents(t, b)
+	registrytest.Reachable(t, b)
 	for _, d := range []oci.Digest{leaf.Digest, own.Digest, inner.Digest, top.Digest} {
 		if _, err := b.GetManifest(ctx, "a", string(d)); err != nil {
 			t.Errorf("part of v1: %v", err)
@@ -65,8 +67,8 @@ func TestHungTags(t *testing.T) {
 			t.Run(suffix+" "+image, func(t *testing.T) {
 				b := newBed(t, nil, registry.Options{Grace: time.Hour})
 				for i := range 2 {
-					b.pushImage("a", uint64(i), fmt.Sprint("v", i))
-					b.clock.Add(time.Minute)
+					b.PushImage("a", uint64(i), fmt.Sprint("v", i))
+					b.Clock.Add(time.Minute)
 				}
 				d := oci.SHA256([]byte("nothing"))
 				switch image {
@@ -77,21 +79,21 @@ func TestHungTags(t *testing.T) {
 					}
 					d = m.Digest
 				case "elsewhere":
-					m, _, _, _ := b.pushImage("b", 7, "v7")
+					m, _, _, _ := b.PushImage("b", 7, "v7")
 					d = m.Digest
 				case "deleted":
-					m, _, _, _ := b.pushImage("a", 7, "v7")
+					m, _, _, _ := b.PushImage("a", 7, "v7")
 					d = m.Digest
 				}
 				hung := oci.ReferrersTag(d) + suffix
-				b.pushImage("a", 10, hung)
+				b.PushImage("a", 10, hung)
 				if image == "deleted" {
 					if err := b.DeleteManifest(t.Context(), "a", d); err != nil {
 						t.Fatal(err)
 					}
 				}
 				if image != "fresh" {
-					b.clock.Add(2 * time.Hour)
+					b.Clock.Add(2 * time.Hour)
 				}
 				if _, err := b.Retain(t.Context(), []registry.RetentionRule{{Repositories: only("a"), KeepNewest: 2}}, registry.RetainOptions{}); err != nil {
 					t.Fatal(err)
@@ -111,16 +113,16 @@ func TestHungTags(t *testing.T) {
 // TestSHA512Hung: a tag has no more than half of a SHA-512.
 func TestSHA512Hung(t *testing.T) {
 	b := newBed(t, nil, registry.Options{Grace: time.Hour})
-	config := b.pushBlob("a", []byte("{}"))
+	config := b.PushBytes("a", []byte("{}"))
 	raw := []byte(fmt.Sprintf(`{"schemaVersion":2,"mediaType":%q,"config":{"mediaType":"x/y","digest":%q,"size":2},"layers":[]}`, oci.MediaTypeOCIManifest, config.Digest))
 	d := oci.Digest("sha512:" + strings.Repeat("0", 128)).Algorithm().FromBytes(raw)
 	if _, err := b.PutManifest(t.Context(), "a", oci.PutManifest{Bytes: raw, Digest: d, Tags: []string{"old"}}); err != nil {
 		t.Fatal(err)
 	}
-	b.pushImage("a", 1, oci.ReferrersTag(d)+".sig")
-	b.clock.Add(2 * time.Hour)
-	b.pushImage("a", 2, "new")
-	b.clock.Add(2 * time.Hour)
+	b.PushImage("a", 1, oci.ReferrersTag(d)+".sig")
+	b.Clock.Add(2 * time.Hour)
+	b.PushImage("a", 2, "new")
+	b.Clock.Add(2 * time.Hour)
 	rules := []registry.RetentionRule{{Repositories: only("a"), KeepNewest: 2}}
 	for range 2 {
 		rep, err := b.Retain(t.Context(), rules, registry.RetainOptions{})
@@ -135,8 +137,8 @@ func TestSHA512Hung(t *testing.T) {
 func TestCopyTags(t *testing.T) {
 	b := newBed(t, nil, registry.Options{Grace: time.Hour})
 	for i := range 4 {
-		m, _, _, _ := b.pushImage("a", uint64(i))
-		ix := b.pushManifest("a", indexOf(m), fmt.Sprint("v", i))
+		m, _, _, _ := b.PushImage("a", uint64(i))
+		ix := b.PushManifest("a", registrytest.IndexOf(m), fmt.Sprint("v", i))
 		for _, d := range []oci.Descriptor{m, ix} {
 			raw, err := b.GetManifest(t.Context(), "a", string(d.Digest))
 			if err != nil {
@@ -146,20 +148,20 @@ func TestCopyTags(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		b.clock.Add(time.Minute)
+		b.Clock.Add(time.Minute)
 	}
-	alone, _, _, _ := b.pushImage("a", 9)
+	alone, _, _, _ := b.PushImage("a", 9)
 	raw, _ := b.GetManifest(t.Context(), "a", string(alone.Digest))
 	if _, err := b.PutManifest(t.Context(), "a", oci.PutManifest{Bytes: raw.Bytes, Tags: []string{oci.ReferrersTag(alone.Digest)}}); err != nil {
 		t.Fatal(err)
 	}
-	b.clock.Add(3 * time.Hour)
+	b.Clock.Add(3 * time.Hour)
 	rep, err := b.Retain(t.Context(), []registry.RetentionRule{{Repositories: only("a"), KeepNewest: 2}}, registry.RetainOptions{})
 	// The image with only such a tag is the newest, v3 the second; six manifests and nine tags go.
 	if err != nil || rep.Removed != 9 || rep.Kept != 4 || rep.Manifests != 6 {
 		t.Errorf("got %+v, %v", rep, err)
 	}
-	contents(t, b)
+	registrytest.Reachable(t, b)
 }
 
 // TestRetainClock: nothing goes by a clock that is far from the newest record, or from the
@@ -187,14 +189,14 @@ func TestRetainClock(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			b := newBed(t, nil, registry.Options{Grace: time.Hour})
-			b.pushImage("a", 1, "v1")
-			b.clock.Add(2 * time.Hour)
+			b.PushImage("a", 1, "v1")
+			b.Clock.Add(2 * time.Hour)
 			if tc.ran {
 				if _, err := b.Retain(t.Context(), rules, registry.RetainOptions{}); err != nil {
 					t.Fatal(err)
 				}
 			}
-			b.clock.Add(tc.step)
+			b.Clock.Add(tc.step)
 			if tc.restarted {
 				b.restart(t)
 			}
@@ -223,14 +225,14 @@ func TestRetainClock(t *testing.T) {
 // TestPullDepth: a pull of a platform counts for every index above it.
 func TestPullDepth(t *testing.T) {
 	b := newBed(t, nil, registry.Options{Grace: time.Hour})
-	leaf, _, _, _ := b.pushImage("a", 1)
-	b.pushManifest("a", indexOf(b.pushManifest("a", indexOf(leaf))), "deep")
-	b.pushImage("a", 2, "unused")
-	b.clock.Add(2 * day)
+	leaf, _, _, _ := b.PushImage("a", 1)
+	b.PushManifest("a", registrytest.IndexOf(b.PushManifest("a", registrytest.IndexOf(leaf))), "deep")
+	b.PushImage("a", 2, "unused")
+	b.Clock.Add(2 * day)
 	if _, err := b.ResolveManifest(t.Context(), "a", string(leaf.Digest)); err != nil {
 		t.Fatal(err)
 	}
-	b.clock.Add(2 * time.Hour)
+	b.Clock.Add(2 * time.Hour)
 	rep, err := b.Retain(t.Context(), []registry.RetentionRule{{Repositories: only("a"), KeepPulledWithin: day}}, registry.RetainOptions{})
 	if err != nil || rep.Kept != 1 || rep.Removed != 1 {
 		t.Errorf("got %+v, %v, want deep kept", rep, err)

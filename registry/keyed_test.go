@@ -7,6 +7,8 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"example.org/slipway/registry/registrytest"
+
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/objstore"
@@ -55,10 +57,10 @@ func TestKeyedUploads(t *testing.T) {
 		}
 	}
 	ctx := t.Context()
-	data := content(1, 50_000)
-	b.pushBlob("a", data)
+	data := registrytest.Content(1, 50_000)
+	b.PushBytes("a", data)
 	want("a push", 1, 0)
-	if _, err := b.PushBlob(ctx, "a", oci.SHA256(data), 50_000, bytes.NewReader(content(2, 50_000))); !oci.HasCode(err, oci.CodeDigestInvalid) {
+	if _, err := b.PushBlob(ctx, "a", oci.SHA256(data), 50_000, bytes.NewReader(registrytest.Content(2, 50_000))); !oci.HasCode(err, oci.CodeDigestInvalid) {
 		t.Errorf("other bytes than the digest's: got %v", err)
 	}
 	want("a push of something else", 2, 0)
@@ -81,7 +83,7 @@ func TestKeyedUploads(t *testing.T) {
 	}
 	want("chunks", 2, 1)
 	for _, end := range []string{"the same", "another"} {
-		id, data := begin(), content(uint64(len(end)), 60_000)
+		id, data := begin(), registrytest.Content(uint64(len(end)), 60_000)
 		d := oci.SHA256(data)
 		if _, err := b.CommitUpload(ctx, "a", id, 0, 60_000, &brokenBody{bytes.NewReader(data[:40_000])}, d); err == nil {
 			t.Fatal("a body that broke off: no error")
@@ -93,7 +95,7 @@ func TestKeyedUploads(t *testing.T) {
 		if end == "the same" && err != nil || end == "another" && !oci.HasCode(err, oci.CodeDigestInvalid) {
 			t.Errorf("broken off and ended as %s digest: %v", end, err)
 		}
-		if got, err := readBlob(ctx, b, "a", d); (err == nil && bytes.Equal(got, data)) != (end == "the same") {
+		if got, err := registrytest.ReadBlob(ctx, b, "a", d); (err == nil && bytes.Equal(got, data)) != (end == "the same") {
 			t.Errorf("broken off and ended as %s digest: got %d bytes, %v", end, len(got), err)
 		}
 	}

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"example.org/slipway/registry/registrytest"
+
 	"github.com/google/go-cmp/cmp"
 
 	"example.org/slipway/oci"
@@ -60,7 +62,7 @@ func TestManifestLimits(t *testing.T) {
 // named; what is named twice is looked for once.
 func TestManifestNamesMuch(t *testing.T) {
 	b := newBed(t, nil, registry.Options{})
-	config := b.pushBlob("a", []byte("{}"))
+	config := b.PushBytes("a", []byte("{}"))
 	var absent, foreign []oci.Descriptor
 	for i := range 5000 {
 		e := oci.Descriptor{MediaType: "application/x", Digest: oci.SHA256(fmt.Append(nil, i)), Size: int64(i)}
@@ -68,7 +70,7 @@ func TestManifestNamesMuch(t *testing.T) {
 		e.URLs = []string{"https://a.test"}
 		foreign = append(foreign, e)
 	}
-	put := func(doc image) error {
+	put := func(doc registrytest.Image) error {
 		raw, err := json.Marshal(doc)
 		if err != nil {
 			t.Fatal(err)
@@ -76,7 +78,7 @@ func TestManifestNamesMuch(t *testing.T) {
 		_, err = b.PutManifest(t.Context(), "a", oci.PutManifest{Bytes: raw})
 		return err
 	}
-	for what, doc := range map[string]image{"layers": imageOf(config, absent[:9999]...), "manifests": indexOf(absent...)} {
+	for what, doc := range map[string]registrytest.Image{"layers": registrytest.ImageOf(config, absent[:9999]...), "manifests": registrytest.IndexOf(absent...)} {
 		err := put(doc)
 		var e *oci.Error
 		if !errors.As(err, &e) || e.Code != oci.CodeManifestBlobUnknown || !strings.Contains(e.Message, "5000 contents") {
@@ -87,14 +89,14 @@ func TestManifestNamesMuch(t *testing.T) {
 			t.Errorf("%s: the error names %d digests: %.300v", what, len(digests), digests)
 		}
 	}
-	if err := put(imageOf(config, append(foreign, config, config)...)); err != nil {
+	if err := put(registrytest.ImageOf(config, append(foreign, config, config)...)); err != nil {
 		t.Fatal(err)
 	}
 	// What was named as foreign is known, is not here, and may come.
 	if _, err := b.ResolveBlob(t.Context(), "a", foreign[7].Digest); !oci.HasCode(err, oci.CodeBlobUnknown) {
 		t.Errorf("a foreign layer: %v", err)
 	}
-	b.pushBlob("a", []byte("7"))
+	b.PushBytes("a", []byte("7"))
 	if err := b.DeleteBlob(t.Context(), "a", foreign[7].Digest); !oci.HasCode(err, oci.CodeDenied) {
 		t.Errorf("delete a foreign layer that came: %v", err)
 	}
@@ -106,8 +108,8 @@ func TestManifestNamesMuch(t *testing.T) {
 // TestMediaTypeStays: the same bytes cannot become another kind of manifest.
 func TestMediaTypeStays(t *testing.T) {
 	r := openPlain(t, memstore.New(nil), &registry.Options{Immutable: func(_, tag string) bool { return tag == "v1" }})
-	b := &bed{Registry: r, t: t}
-	config := b.pushBlob("a", []byte("{}"))
+	b := &bed{&registrytest.Bed{Registry: r, T: t}}
+	config := b.PushBytes("a", []byte("{}"))
 	raw := fmt.Appendf(nil, `{"schemaVersion":2,"config":{"mediaType":"m","digest":%q,"size":2},"layers":[]}`, config.Digest)
 	put := func(mediaType string, tags ...string) error {
 		_, err := r.PutManifest(t.Context(), "a", oci.PutManifest{Bytes: raw, MediaType: mediaType, Digest: oci.SHA256(raw), Tags: tags})
@@ -137,15 +139,15 @@ func TestMediaTypeStays(t *testing.T) {
 func TestReferrerPages(t *testing.T) {
 	b := newBed(t, nil, registry.Options{MissingPlatforms: func(string, oci.Descriptor) bool { return true }})
 	ctx := t.Context()
-	subject, config, _, _ := b.pushImage("a", 1, "v1")
+	subject, config, _, _ := b.PushImage("a", 1, "v1")
 	config.MediaType = "x/y"     // stands for the artifact type
 	want := map[oci.Digest]int{} // bytes of annotations
 	for i := range 100 {
-		doc := imageOf(config)
+		doc := registrytest.ImageOf(config)
 		doc.Subject = &subject
 		size := []int{60_000, 65_600, 1_000_000, 3}[min(i/80+i/90+i/99, 3)]
 		doc.Annotations = map[string]string{"n": fmt.Sprintf("%0*d", size, i)}
-		d := b.pushManifest("a", doc)
+		d := b.PushManifest("a", doc)
 		if want[d.Digest] = size; size > 65_000 && size < 2_000_000 {
 			want[d.Digest] = 0
 		}
@@ -155,9 +157,9 @@ func TestReferrerPages(t *testing.T) {
 	var tagged []oci.Descriptor
 	for i, d := range slices.Sorted(maps.Keys(want))[:10] {
 		e := oci.Descriptor{MediaType: oci.MediaTypeOCIManifest, Digest: d, Size: 1, ArtifactType: "x/y"}
-		doc := imageOf(config)
+		doc := registrytest.ImageOf(config)
 		doc.Annotations = map[string]string{"old": fmt.Sprint(i)}
-		old := b.pushManifest("a", doc)
+		old := b.PushManifest("a", doc)
 		old.ArtifactType, old.Annotations = "x/y", map[string]string{"n": strings.Repeat("a", sizes[i])}
 		gone := old // a referrer that was deleted since, or never came
 		gone.Digest = oci.SHA256(fmt.Append(nil, i))
@@ -166,7 +168,7 @@ func TestReferrerPages(t *testing.T) {
 			want[old.Digest] = 0
 		}
 	}
-	b.pushManifest("a", indexOf(tagged...), oci.ReferrersTag(subject.Digest))
+	b.PushManifest("a", registrytest.IndexOf(tagged...), oci.ReferrersTag(subject.Digest))
 
 	for _, n := range []int{1, 7, 1000} {
 		got, pages := map[oci.Digest]int{}, 0

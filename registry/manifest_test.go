@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"example.org/slipway/registry/registrytest"
+
 	"github.com/google/go-cmp/cmp"
 
 	"example.org/slipway/oci"
@@ -87,9 +89,9 @@ func TestManifestDepth(t *testing.T) {
 
 func TestImmutableTags(t *testing.T) {
 	r := openPlain(t, memstore.New(nil), &registry.Options{Immutable: func(repo, tag string) bool { return repo == "fixed" && strings.HasPrefix(tag, "v") }})
-	b := &bed{Registry: r, t: t}
-	one, _, _, _ := b.pushImage("fixed", 1, "v1", "latest")
-	two, _, _, _ := b.pushImage("fixed", 2, "latest")
+	b := &bed{&registrytest.Bed{Registry: r, T: t}}
+	one, _, _, _ := b.PushImage("fixed", 1, "v1", "latest")
+	two, _, _, _ := b.PushImage("fixed", 2, "latest")
 	raw := func(d oci.Digest) []byte {
 		m, err := r.GetManifest(t.Context(), "fixed", string(d))
 		if err != nil {
@@ -123,7 +125,7 @@ func TestImmutableTags(t *testing.T) {
 	if m, err := r.ResolveManifest(t.Context(), "fixed", "v1"); err != nil || m.Digest != one.Digest {
 		t.Errorf("v1 is %v, %v", m.Digest, err)
 	}
-	other, _, _, _ := b.pushImage("free", 1, "v1")
+	other, _, _, _ := b.PushImage("free", 1, "v1")
 	if err := r.DeleteManifest(t.Context(), "free", other.Digest); err != nil {
 		t.Errorf("another repository: %v", err)
 	}
@@ -134,11 +136,11 @@ func TestManifestPolicies(t *testing.T) {
 		MissingPlatforms: func(repo string, d oci.Descriptor) bool { return repo == "sparse" },
 		ForeignURL:       func(u string) bool { return strings.HasPrefix(u, "https://good.test/") },
 	})
-	b := &bed{Registry: r, t: t}
-	here, config, _, _ := b.pushImage("sparse", 1)
+	b := &bed{&registrytest.Bed{Registry: r, T: t}}
+	here, config, _, _ := b.PushImage("sparse", 1)
 	absent := oci.Descriptor{MediaType: oci.MediaTypeOCIManifest, Digest: oci.SHA256([]byte("absent")), Size: 6}
-	b.pushManifest("sparse", indexOf(here, absent), "index")
-	put := func(repo string, doc image) error {
+	b.PushManifest("sparse", registrytest.IndexOf(here, absent), "index")
+	put := func(repo string, doc registrytest.Image) error {
 		raw, err := json.Marshal(doc)
 		if err != nil {
 			t.Fatal(err)
@@ -146,12 +148,12 @@ func TestManifestPolicies(t *testing.T) {
 		_, err = r.PutManifest(t.Context(), repo, oci.PutManifest{Bytes: raw})
 		return err
 	}
-	if err := put("full", indexOf(absent)); !oci.HasCode(err, oci.CodeManifestBlobUnknown) {
+	if err := put("full", registrytest.IndexOf(absent)); !oci.HasCode(err, oci.CodeManifestBlobUnknown) {
 		t.Errorf("an index without its platforms: %v", err)
 	}
 	for url, ok := range map[string]bool{"https://good.test/x": true, "https://bad.test/x": false, "file:///etc/passwd": false} {
 		layer := oci.Descriptor{MediaType: "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip", Digest: oci.SHA256([]byte(url)), Size: 1, URLs: []string{url}}
-		err := put("sparse", imageOf(config, layer))
+		err := put("sparse", registrytest.ImageOf(config, layer))
 		if ok != (err == nil) || (err != nil && !oci.HasCode(err, oci.CodeManifestInvalid)) {
 			t.Errorf("a layer at %s: %v", url, err)
 		}
@@ -178,9 +180,9 @@ func TestEvents(t *testing.T) {
 		got = append(got, fmt.Sprintf("%s %s %s:%s %s %d", e.Action, what, e.Repo, e.Tag, e.FromRepo, len(e.References)))
 		return fail
 	}})
-	b := &bed{Registry: r, t: t}
-	d := b.pushBlob("a", []byte("config"))
-	m := b.pushManifest("a", imageOf(d), "one", "two")
+	b := &bed{&registrytest.Bed{Registry: r, T: t}}
+	d := b.PushBytes("a", []byte("config"))
+	m := b.PushManifest("a", registrytest.ImageOf(d), "one", "two")
 	ctx := t.Context()
 	steps := []error{}
 	step := func(err error) { steps = append(steps, err) }
@@ -190,7 +192,7 @@ func TestEvents(t *testing.T) {
 	step(err)
 	_, err = r.GetManifest(ctx, "a", string(m.Digest))
 	step(err)
-	_, err = readBlob(ctx, r, "a", d.Digest)
+	_, err = registrytest.ReadBlob(ctx, r, "a", d.Digest)
 	step(err)
 	_, err = r.ResolveManifest(ctx, "a", "one") // no pull
 	step(err)

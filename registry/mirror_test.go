@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"example.org/slipway/registry/registrytest"
+
 	"github.com/google/go-cmp/cmp"
 
 	"example.org/slipway/oci"
@@ -45,29 +47,29 @@ func onEngines(t *testing.T, o registry.Options, test func(t *testing.T, b *bed)
 			t.Fatal(err)
 		}
 		r := newCluster(t, store, time.Hour).add(o, nil, nil)
-		test(t, &bed{Registry: r.Registry, t: t, cat: r.cat, store: store})
+		test(t, &bed{&registrytest.Bed{Registry: r.Registry, T: t, Cat: r.cat, Store: store}})
 	})
 }
 
 // spool makes a file as one that was fetched.
 func (b *bed) spool(data []byte) (path string) {
-	b.t.Helper()
-	f, err := os.CreateTemp(b.t.TempDir(), "spool-")
+	b.T.Helper()
+	f, err := os.CreateTemp(b.T.TempDir(), "spool-")
 	if err == nil {
 		_, err = f.Write(data)
 	}
 	if err := errors.Join(err, f.Close()); err != nil {
-		b.t.Fatal(err)
+		b.T.Fatal(err)
 	}
 	return f.Name()
 }
 
 // adopt gives a mirrored repository a blob.
 func (b *bed) adopt(repo string, data []byte) oci.Descriptor {
-	b.t.Helper()
-	desc, err := b.AdoptBytes(b.t.Context(), repo, oci.SHA256(data), data)
+	b.T.Helper()
+	desc, err := b.AdoptBytes(b.T.Context(), repo, oci.SHA256(data), data)
 	if err != nil {
-		b.t.Fatalf("adopt %d bytes in %s: %v", len(data), repo, err)
+		b.T.Fatalf("adopt %d bytes in %s: %v", len(data), repo, err)
 	}
 	return desc
 }
@@ -77,39 +79,39 @@ func describe(data []byte) oci.Descriptor {
 }
 
 func (b *bed) wantBlob(repo string, data []byte) {
-	b.t.Helper()
-	got, err := readBlob(b.t.Context(), b, repo, oci.SHA256(data))
+	b.T.Helper()
+	got, err := registrytest.ReadBlob(b.T.Context(), b, repo, oci.SHA256(data))
 	if err != nil || !bytes.Equal(got, data) {
-		b.t.Errorf("blob of %d bytes of %s: got %d bytes, %v", len(data), repo, len(got), err)
+		b.T.Errorf("blob of %d bytes of %s: got %d bytes, %v", len(data), repo, len(got), err)
 	}
 }
 
 func (b *bed) wantNoBlob(repo string, data []byte) {
-	b.t.Helper()
-	if _, err := b.GetBlob(b.t.Context(), repo, oci.SHA256(data)); !oci.HasCode(err, oci.CodeBlobUnknown) {
-		b.t.Errorf("blob of %d bytes of %s: got %v, want BLOB_UNKNOWN", len(data), repo, err)
+	b.T.Helper()
+	if _, err := b.GetBlob(b.T.Context(), repo, oci.SHA256(data)); !oci.HasCode(err, oci.CodeBlobUnknown) {
+		b.T.Errorf("blob of %d bytes of %s: got %v, want BLOB_UNKNOWN", len(data), repo, err)
 	}
 }
 
 // stored tells whether the object store has a blob.
 func (b *bed) stored(data []byte) bool {
-	b.t.Helper()
-	_, err := b.store.Stat(b.t.Context(), registry.BlobKey(oci.SHA256(data)))
+	b.T.Helper()
+	_, err := b.Store.Stat(b.T.Context(), registry.BlobKey(oci.SHA256(data)))
 	if err != nil && !errors.Is(err, objstore.ErrNotExist) {
-		b.t.Fatal(err)
+		b.T.Fatal(err)
 	}
 	return err == nil
 }
 
 func (b *bed) wantSound() {
-	b.t.Helper()
-	rep, err := b.Fsck(b.t.Context(), registry.FsckOptions{})
+	b.T.Helper()
+	rep, err := b.Fsck(b.T.Context(), registry.FsckOptions{})
 	if err != nil || !rep.Clean() {
-		b.t.Errorf("fsck: %v, %+v", err, rep.Problems)
+		b.T.Errorf("fsck: %v, %+v", err, rep.Problems)
 	}
-	n, err := b.cat.Counts(b.t.Context())
+	n, err := b.Cat.Counts(b.T.Context())
 	if err != nil || n.Uploads != 0 {
-		b.t.Errorf("%d uploads are left, %v", n.Uploads, err)
+		b.T.Errorf("%d uploads are left, %v", n.Uploads, err)
 	}
 }
 
@@ -120,7 +122,7 @@ func TestAdopt(t *testing.T) {
 		ctx := t.Context()
 		var total int64
 		for i, size := range []int{0, 1, catalog.InlineMax, catalog.InlineMax + 1, 60_000, 300_000} {
-			file, ram := content(uint64(2*i+1), size), content(uint64(2*i+2), size)
+			file, ram := registrytest.Content(uint64(2*i+1), size), registrytest.Content(uint64(2*i+2), size)
 			path := b.spool(file)
 			desc, err := b.AdoptBlob(ctx, "up/a", oci.SHA256(file), int64(size), path)
 			if err != nil || desc.Size != int64(size) || desc.Digest != oci.SHA256(file) {
@@ -155,7 +157,7 @@ func TestAdopt(t *testing.T) {
 		if got := b.MirrorAdded(); got != total {
 			t.Errorf("%d bytes were added, want %d", got, total)
 		}
-		if n, ok, err := b.Stored(ctx, oci.SHA256(content(3, 1))); n != 1 || !ok || err != nil {
+		if n, ok, err := b.Stored(ctx, oci.SHA256(registrytest.Content(3, 1))); n != 1 || !ok || err != nil {
 			t.Errorf("Stored: got %d, %t, %v", n, ok, err)
 		}
 		b.wantSound()
@@ -166,7 +168,7 @@ func TestAdopt(t *testing.T) {
 func TestAdoptRefuses(t *testing.T) {
 	onEngines(t, registry.Options{}, func(t *testing.T, b *bed) {
 		ctx := t.Context()
-		data := content(1, 50_000)
+		data := registrytest.Content(1, 50_000)
 		d := oci.SHA256(data)
 		path := b.spool(data)
 		link := path + ".link"
@@ -220,7 +222,7 @@ func TestAdoptTogether(t *testing.T) {
 	onEngines(t, registry.Options{}, func(t *testing.T, b *bed) {
 		var pool [][]byte
 		for i, size := range []int{10, 4000, catalog.InlineMax, 30_000, 200_000} {
-			pool = append(pool, content(uint64(i+1), size))
+			pool = append(pool, registrytest.Content(uint64(i+1), size))
 		}
 		var busy sync.WaitGroup
 		for i := range 10 {
@@ -256,10 +258,10 @@ func TestPartialImage(t *testing.T) {
 	}
 	onEngines(t, o, func(t *testing.T, b *bed) {
 		ctx := t.Context()
-		config, layer, other := content(1, 2000), content(2, 80_000), content(3, 90_000)
-		foreign := describe(content(4, 10))
+		config, layer, other := registrytest.Content(1, 2000), registrytest.Content(2, 80_000), registrytest.Content(3, 90_000)
+		foreign := describe(registrytest.Content(4, 10))
 		foreign.URLs = []string{"https://example.com/layer"}
-		doc := imageOf(describe(config), describe(layer), describe(other), foreign)
+		doc := registrytest.ImageOf(describe(config), describe(layer), describe(other), foreign)
 		raw, err := json.Marshal(doc)
 		if err != nil {
 			t.Fatal(err)
@@ -267,10 +269,10 @@ func TestPartialImage(t *testing.T) {
 		if _, err := b.PutManifest(ctx, "own/a", oci.PutManifest{Bytes: raw}); err == nil {
 			t.Error("an ordinary repository takes the manifest")
 		}
-		m := b.pushManifest("up/a", doc, "v1")
-		absent := describe(content(5, 100))
-		index := b.pushManifest("up/a", indexOf(m, absent), "multi")
-		next := b.pushManifest("up/a", imageOf(describe(config)), "v1") // the tag has moved
+		m := b.PushManifest("up/a", doc, "v1")
+		absent := describe(registrytest.Content(5, 100))
+		index := b.PushManifest("up/a", registrytest.IndexOf(m, absent), "multi")
+		next := b.PushManifest("up/a", registrytest.ImageOf(describe(config)), "v1") // the tag has moved
 		b.adopt("up/a", layer)
 		check := func(when string) {
 			t.Helper()
@@ -284,8 +286,8 @@ func TestPartialImage(t *testing.T) {
 			b.wantSound()
 		}
 		check("at first")
-		if b.clock != nil {
-			b.clock.Add(3 * time.Hour)
+		if b.Clock != nil {
+			b.Clock.Add(3 * time.Hour)
 		}
 		for _, o := range []registry.CollectOptions{{}, {Untagged: true}, {Now: true, Untagged: true}} {
 			if _, err := b.Collect(ctx, o); err != nil {
@@ -294,7 +296,7 @@ func TestPartialImage(t *testing.T) {
 			check("after a collection")
 		}
 		// What belongs to another repository is not shown because a manifest names it.
-		b.pushBlob("own/a", other)
+		b.PushBytes("own/a", other)
 		check("with a layer elsewhere")
 		if rep, err := b.Fsck(ctx, registry.FsckOptions{Repair: true}); err != nil || !rep.Clean() || len(rep.Problems) > 0 {
 			t.Errorf("repair: %v, %+v", err, rep.Problems)
@@ -309,7 +311,7 @@ func TestPartialImage(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer closeBackup(ctx)
-		if got, err := readBlob(ctx, reg, "up/a", oci.SHA256(layer)); err != nil || !bytes.Equal(got, layer) {
+		if got, err := registrytest.ReadBlob(ctx, reg, "up/a", oci.SHA256(layer)); err != nil || !bytes.Equal(got, layer) {
 			t.Errorf("the layer in the backup: %d bytes, %v", len(got), err)
 		}
 		if got, err := reg.GetManifest(ctx, "up/a", "multi"); err != nil || got.Digest != index.Digest {
@@ -330,13 +332,13 @@ func TestMirrorEvents(t *testing.T) {
 		got = append(got, fmt.Sprintf("%s %s blob=%t mirrored=%t %s", e.Action, e.Repo, e.Blob, e.Mirrored, e.Descriptor.Digest))
 		return nil
 	}})
-	data := content(1, 100)
+	data := registrytest.Content(1, 100)
 	b.adopt("up/a", data)
 	if _, err := b.LinkStored(t.Context(), "up/b", oci.SHA256(data)); err != nil {
 		t.Fatal(err)
 	}
-	m := b.pushManifest("up/a", imageOf(describe(data)), "v1")
-	b.pushBlob("own/a", data)
+	m := b.PushManifest("up/a", registrytest.ImageOf(describe(data)), "v1")
+	b.PushBytes("own/a", data)
 	if err := b.ForgetTag(t.Context(), "up/a", "v1"); err != nil {
 		t.Fatal(err)
 	}
@@ -358,18 +360,18 @@ func TestMirrorEvents(t *testing.T) {
 // own repositories sort, and the last page is the last that holds any.
 func TestMirrorPages(t *testing.T) {
 	b := newBed(t, nil, registry.Options{Partial: mirrored})
-	config := content(1, 100)
+	config := registrytest.Content(1, 100)
 	var want []string
 	for i := range 7 {
 		for _, own := range []string{"a/own", "up.own/x", "zz/own"} {
-			b.pushManifest(own, imageOf(b.pushBlob(own, fmt.Append(nil, i))), fmt.Sprint("t", i))
-			b.clock.Add(time.Second)
+			b.PushManifest(own, registrytest.ImageOf(b.PushBytes(own, fmt.Append(nil, i))), fmt.Sprint("t", i))
+			b.Clock.Add(time.Second)
 		}
 		repo := fmt.Sprintf("up/%d", i%3)
-		doc := imageOf(describe(config))
+		doc := registrytest.ImageOf(describe(config))
 		doc.Annotations = map[string]string{"n": fmt.Sprint(i)}
-		want = append(want, repo+"@"+string(b.pushManifest(repo, doc, fmt.Sprint("t", i)).Digest))
-		b.clock.Add(time.Second)
+		want = append(want, repo+"@"+string(b.PushManifest(repo, doc, fmt.Sprint("t", i)).Digest))
+		b.Clock.Add(time.Second)
 	}
 	slices.Sort(want)
 	for _, limit := range []int{1, 2, 3, 7, 8} {
@@ -398,8 +400,8 @@ func TestMirrorImages(t *testing.T) {
 	onEngines(t, registry.Options{}, func(t *testing.T, b *bed) {
 		ctx := t.Context()
 		pass := func() {
-			if b.clock != nil {
-				b.clock.Add(time.Second)
+			if b.Clock != nil {
+				b.Clock.Add(time.Second)
 			}
 		}
 		used := func(d oci.Digest) time.Time {
@@ -411,19 +413,19 @@ func TestMirrorImages(t *testing.T) {
 			}
 			return images[i].Used()
 		}
-		config, shared, own := content(1, 1000), content(2, 70_000), content(3, 80_000)
-		one := b.pushManifest("up/a", imageOf(describe(config), describe(shared), describe(own)), "v1", "latest")
+		config, shared, own := registrytest.Content(1, 1000), registrytest.Content(2, 70_000), registrytest.Content(3, 80_000)
+		one := b.PushManifest("up/a", registrytest.ImageOf(describe(config), describe(shared), describe(own)), "v1", "latest")
 		pass()
-		two := b.pushManifest("up/a", imageOf(describe(config), describe(shared)))
+		two := b.PushManifest("up/a", registrytest.ImageOf(describe(config), describe(shared)))
 		pass()
-		index := b.pushManifest("up/b/c", indexOf(one, two), "multi")
+		index := b.PushManifest("up/b/c", registrytest.IndexOf(one, two), "multi")
 		pass()
-		child := b.pushManifest("up/b/c", imageOf(describe(config), describe(shared)))
-		b.pushImage("own/a", 9, "v1")
+		child := b.PushManifest("up/b/c", registrytest.ImageOf(describe(config), describe(shared)))
+		b.PushImage("own/a", 9, "v1")
 		b.adopt("up/a", config)
 		b.adopt("up/a", shared)
 		b.adopt("up/b/c", shared)
-		b.pushBlob("own/a", config)
+		b.PushBytes("own/a", config)
 		// A replica's clock is a little behind the catalogue's.
 		poll(t, "a pull is later than a push", func() bool {
 			pass()

@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"example.org/slipway/registry/registrytest"
+
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/objstore"
@@ -36,7 +38,7 @@ func (s *site) spooled(data []byte) (path string) {
 // whole or not at all, nothing else is, and the catalogue does not name the object
 // before the store has said that it is durable.
 func TestKillWhileAdopting(t *testing.T) {
-	data := content(1, 50_000)
+	data := registrytest.Content(1, 50_000)
 	d := oci.SHA256(data)
 	for _, c := range []struct {
 		name  string
@@ -119,7 +121,7 @@ func TestKillWhileAdopting(t *testing.T) {
 			if err != nil {
 				t.Errorf("adopt again: %v", err)
 			}
-			if got, err := readBlob(t.Context(), n, "up/a", d); err != nil || !bytes.Equal(got, data) {
+			if got, err := registrytest.ReadBlob(t.Context(), n, "up/a", d); err != nil || !bytes.Equal(got, data) {
 				t.Errorf("read it: %d bytes, %v", len(got), err)
 			}
 			if _, err := os.Stat(path); c.file && !errors.Is(err, fs.ErrNotExist) {
@@ -132,7 +134,7 @@ func TestKillWhileAdopting(t *testing.T) {
 
 // TestAdoptLostAnswers: the store did what it was asked for, and says that it failed.
 func TestAdoptLostAnswers(t *testing.T) {
-	data := content(1, 50_000)
+	data := registrytest.Content(1, 50_000)
 	d := oci.SHA256(data)
 	for _, deleteFails := range []bool{false, true} {
 		s := newSite(t)

@@ -17,6 +17,8 @@ import (
 	"testing"
 	"time"
 
+	"example.org/slipway/registry/registrytest"
+
 	"github.com/google/go-cmp/cmp"
 
 	"example.org/slipway/oci"
@@ -119,7 +121,7 @@ func (o *oracle) run(cat *catalog.Catalog, store objstore.Store, d time.Duration
 	t := o.t
 	for i, size := range []int{100, 900, 5000, 16 << 10, 16<<10 + 1, 20_000, 70_000, 150_000} {
 		for j := range 3 {
-			o.pool = append(o.pool, content(uint64(100*i+j), size))
+			o.pool = append(o.pool, registrytest.Content(uint64(100*i+j), size))
 		}
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), d)
@@ -265,7 +267,7 @@ func (o *oracle) compare(cat *catalog.Catalog, store objstore.Store) {
 		if err != nil {
 			o.t.Fatal(err)
 		}
-		if !isIdentity(info.Key) {
+		if !registrytest.IsIdentity(info.Key) {
 			objects[info.Key] = true
 		}
 	}

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"time"
 
+	"example.org/slipway/registry/registrytest"
+
 	"example.org/slipway/oci"
 )
 
@@ -115,7 +117,7 @@ func (w *gcWriter) pushBlob(r *gcRepo, data []byte) oci.Descriptor {
 
 // readBlob reads back what was just acknowledged.
 func (w *gcWriter) readBlob(r *gcRepo, d oci.Digest) {
-	got, err := readBlob(w.o.t.Context(), w.o, r.name, d)
+	got, err := registrytest.ReadBlob(w.o.t.Context(), w.o, r.name, d)
 	if err != nil || !bytes.Equal(got, r.blobs[d]) {
 		w.fail("blob %s of %s, just pushed: got %d bytes, %v", d, r.name, len(got), err)
 	}
@@ -125,7 +127,7 @@ func (w *gcWriter) pushImage(r *gcRepo) {
 	begin := time.Now()
 	r.n++
 	config := w.pushBlob(r, fmt.Appendf(nil, `{"repo":%q,"n":%d}`, r.name, r.n))
-	img := imageOf(config)
+	img := registrytest.ImageOf(config)
 	if w.rng.IntN(3) == 0 { // too large for a blob to be inline
 		img.Annotations = map[string]string{"pad": strings.Repeat("x", 17_000)}
 	}
@@ -144,7 +146,7 @@ func (w *gcWriter) someTags() []string {
 }
 
 // putManifest pushes a manifest and reads the whole image back.
-func (w *gcWriter) putManifest(r *gcRepo, img image, begin time.Time, tags ...string) {
+func (w *gcWriter) putManifest(r *gcRepo, img registrytest.Image, begin time.Time, tags ...string) {
 	raw, err := json.Marshal(img)
 	if err != nil {
 		w.fail("marshal: %v", err)
@@ -210,7 +212,7 @@ func (w *gcWriter) pushIndex(r *gcRepo) {
 	if !w.o.untagged && len(r.manifests[a.Digest].children)+len(r.manifests[b.Digest].children) > 0 {
 		return // when an inner index goes, and whether its parts had tags then, is the collector's secret
 	}
-	index := indexOf(a, b)
+	index := registrytest.IndexOf(a, b)
 	index.Annotations = map[string]string{"n": strconv.Itoa(r.n)}
 	w.putManifest(r, index, time.Now(), w.someTags()...)
 }
@@ -222,7 +224,7 @@ func (w *gcWriter) pushArtifact(r *gcRepo) {
 	}
 	begin := time.Now()
 	r.n++
-	img := imageOf(w.pushBlob(r, fmt.Appendf(nil, `{"artifact":%d,"repo":%q}`, r.n, r.name)), w.pushBlob(r, w.layer()))
+	img := registrytest.ImageOf(w.pushBlob(r, fmt.Appendf(nil, `{"artifact":%d,"repo":%q}`, r.n, r.name)), w.pushBlob(r, w.layer()))
 	img.Subject = &subject
 	w.putManifest(r, img, begin)
 }
@@ -235,7 +237,7 @@ func (w *gcWriter) pushManifestAsBlob(r *gcRepo) {
 	// And the other way round: first the blob, then the manifest.
 	r.n++
 	begin := time.Now()
-	img := imageOf(w.pushBlob(r, fmt.Appendf(nil, `{"both":%d,"repo":%q}`, r.n, r.name)))
+	img := registrytest.ImageOf(w.pushBlob(r, fmt.Appendf(nil, `{"both":%d,"repo":%q}`, r.n, r.name)))
 	img.Annotations = map[string]string{"pad": strings.Repeat("y", 20_000)}
 	raw, err := json.Marshal(img)
 	if err != nil {

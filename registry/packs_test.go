@@ -40,12 +40,12 @@ func newPack(content string, id byte) (key string, p catalog.NewGearPack) {
 
 // putPack stores a pack and has the catalogue name it.
 func (b *bed) putPack(content string, id byte) (key string) {
-	b.t.Helper()
+	b.T.Helper()
 	key, p := newPack(content, id)
-	err := errors.Join(b.store.Put(b.t.Context(), key, []byte(content), true),
-		b.cat.RecordGear(b.t.Context(), catalog.GearRecord{Packs: []catalog.NewGearPack{p}}))
+	err := errors.Join(b.Store.Put(b.T.Context(), key, []byte(content), true),
+		b.Cat.RecordGear(b.T.Context(), catalog.GearRecord{Packs: []catalog.NewGearPack{p}}))
 	if err != nil {
-		b.t.Fatal(err)
+		b.T.Fatal(err)
 	}
 	return key
 }
@@ -61,9 +61,9 @@ func wantFile(t testing.TB, path, want string) {
 // gone for good stop nothing.
 func TestBackupOfPacks(t *testing.T) {
 	b := newDiskBed(t)
-	b.pushImage("app", 1, "v1")
+	b.PushImage("app", 1, "v1")
 	here, gone := b.putPack("a pack", 1), b.putPack("another pack", 2)
-	if err := b.store.Delete(t.Context(), gone); err != nil {
+	if err := b.Store.Delete(t.Context(), gone); err != nil {
 		t.Fatal(err)
 	}
 	dir, root := filepath.Join(t.TempDir(), "backup"), filepath.Join(t.TempDir(), "root")
@@ -91,7 +91,7 @@ func TestBackupBadSector(t *testing.T) {
 			t.Cleanup(func() { disk.Close() })
 			store := &badSector{Store: disk, late: when == "read"}
 			b := newBed(t, store, registry.Options{})
-			b.pushImage("app", 1, "v1")
+			b.PushImage("app", 1, "v1")
 			good, bad := b.putPack("a pack", 1), b.putPack("another pack", 2)
 			store.keys = []string{bad}
 			dir := filepath.Join(t.TempDir(), "backup")
@@ -123,13 +123,13 @@ func TestBackupWhileSettling(t *testing.T) {
 	key, p := newPack("the same, settled", 1)
 	store.key, store.then = old, func() {
 		store.key = ""
-		packs, err := b.cat.GearPacks(t.Context(), 0, 1)
+		packs, err := b.Cat.GearPacks(t.Context(), 0, 1)
 		if err != nil || len(packs) != 1 {
 			t.Fatalf("got packs %v, %v", packs, err)
 		}
-		err = errors.Join(b.store.Put(t.Context(), key, []byte("the same, settled"), true),
-			b.cat.MoveGear(t.Context(), "", []catalog.NewGearPack{p}, []int64{packs[0].ID}, b.clock.Now()),
-			b.store.Delete(t.Context(), old))
+		err = errors.Join(b.Store.Put(t.Context(), key, []byte("the same, settled"), true),
+			b.Cat.MoveGear(t.Context(), "", []catalog.NewGearPack{p}, []int64{packs[0].ID}, b.Clock.Now()),
+			b.Store.Delete(t.Context(), old))
 		if err != nil {
 			t.Fatal(err)
 		}

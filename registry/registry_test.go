@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"example.org/slipway/registry/registrytest"
+
 	"github.com/google/go-cmp/cmp"
 
 	"example.org/slipway/oci"
@@ -17,15 +19,15 @@ import (
 func TestPushAndPull(t *testing.T) {
 	b := newDiskBed(t)
 	ctx := t.Context()
-	m, _, _, large := b.pushImage("a/b", 1, "v1", "latest")
-	empty := b.pushBlob("a/b", nil)
-	middle := b.pushBlob("a/b", content(3, 20_000))
-	full := imageOf(empty, middle, large)
+	m, _, _, large := b.PushImage("a/b", 1, "v1", "latest")
+	empty := b.PushBytes("a/b", nil)
+	middle := b.PushBytes("a/b", registrytest.Content(3, 20_000))
+	full := registrytest.ImageOf(empty, middle, large)
 	full.Subject = &m
-	referrer := b.pushManifest("a/b", full)
-	b.pushManifest("c", indexOf(), "empty")
+	referrer := b.PushManifest("a/b", full)
+	b.PushManifest("c", registrytest.IndexOf(), "empty")
 
-	want := contents(t, b)
+	want := registrytest.Reachable(t, b)
 	if len(want) != 11 {
 		t.Errorf("%d things can be read, want 3 tags, 3 manifests and 5 blobs", len(want))
 	}
@@ -34,15 +36,15 @@ func TestPushAndPull(t *testing.T) {
 		t.Fatal(err)
 	}
 	var got bytes.Buffer
-	if _, err := part.WriteTo(&got); err != nil || !bytes.Equal(got.Bytes(), content(1+1<<32, 100_000)[99_990:]) {
+	if _, err := part.WriteTo(&got); err != nil || !bytes.Equal(got.Bytes(), registrytest.Content(1+1<<32, 100_000)[99_990:]) {
 		t.Errorf("the last 10 bytes: %x, %v", got.Bytes(), err)
 	}
 	part.Close()
-	if _, err := readBlob(ctx, b, "c", large.Digest); !oci.HasCode(err, oci.CodeBlobUnknown) {
+	if _, err := registrytest.ReadBlob(ctx, b, "c", large.Digest); !oci.HasCode(err, oci.CodeBlobUnknown) {
 		t.Errorf("a blob of another repository: %v", err)
 	}
 	wrong := oci.SHA256([]byte("something else"))
-	if _, err := b.PushBlob(ctx, "a/b", wrong, 20_000, bytes.NewReader(content(3, 20_000))); !oci.HasCode(err, oci.CodeDigestInvalid) {
+	if _, err := b.PushBlob(ctx, "a/b", wrong, 20_000, bytes.NewReader(registrytest.Content(3, 20_000))); !oci.HasCode(err, oci.CodeDigestInvalid) {
 		t.Errorf("a blob with a wrong digest: %v", err)
 	}
 	list, _, err := b.Referrers(ctx, "a/b", m.Digest, "", "", 10)
@@ -51,8 +53,8 @@ func TestPushAndPull(t *testing.T) {
 	}
 
 	// A second registry over the same root sees what is durable.
-	again := openDiskBed(t, b.root)
-	if diff := cmp.Diff(want, contents(t, again)); diff != "" {
+	again := openDiskBed(t, b.Root)
+	if diff := cmp.Diff(want, registrytest.Reachable(t, again)); diff != "" {
 		t.Errorf("by the second registry (-first +second):\n%s", diff)
 	}
 }
@@ -60,10 +62,10 @@ func TestPushAndPull(t *testing.T) {
 func TestCollectTakesWhatNobodyNeeds(t *testing.T) {
 	b := newBed(t, nil, registry.Options{Grace: time.Hour})
 	ctx := t.Context()
-	b.clock.Add(time.Hour)
-	_, _, _, kept := b.pushImage("a", 1, "v1")
-	m, _, _, large := b.pushImage("a", 2, "v2")
-	loose := b.pushBlob("a", content(3, 20_000))
+	b.Clock.Add(time.Hour)
+	_, _, _, kept := b.PushImage("a", 1, "v1")
+	m, _, _, large := b.PushImage("a", 2, "v2")
+	loose := b.PushBytes("a", registrytest.Content(3, 20_000))
 	if err := b.DeleteManifest(ctx, "a", m.Digest); err != nil {
 		t.Fatal(err)
 	}
@@ -71,13 +73,13 @@ func TestCollectTakesWhatNobodyNeeds(t *testing.T) {
 		wait time.Duration
 		left string
 	}{{30 * time.Minute, "kept large loose"}, {31 * time.Minute, "kept"}} {
-		b.clock.Add(step.wait)
+		b.Clock.Add(step.wait)
 		if _, err := b.Collect(ctx, registry.CollectOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		var left []string
 		for name, d := range map[string]oci.Digest{"kept": kept.Digest, "large": large.Digest, "loose": loose.Digest} {
-			if _, err := b.store.Stat(ctx, registry.BlobKey(d)); err == nil {
+			if _, err := b.Store.Stat(ctx, registry.BlobKey(d)); err == nil {
 				left = append(left, name)
 			}
 		}

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"example.org/slipway/registry/registrytest"
+
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/ocitest"
 	"example.org/slipway/registry"
@@ -36,7 +38,7 @@ func TestReplicasOpenUploads(t *testing.T) {
 	a, b := c.add(registry.Options{}, nil, nil), c.add(registry.Options{}, nil, nil)
 	hop := &hopping{t: t, list: []*replica{a, b}}
 	for i, size := range []int{0, 1, 1000, 16 << 10, 16<<10 + 1, 300_000, 2 << 20} {
-		data := content(uint64(i), size)
+		data := registrytest.Content(uint64(i), size)
 		st, err := hop.StartUpload(t.Context(), "a")
 		if err != nil {
 			t.Fatal(err)
@@ -65,7 +67,7 @@ func TestReplicasOpenUploads(t *testing.T) {
 			t.Fatalf("%d bytes: end: %v", size, err)
 		}
 		for _, r := range []*replica{a, b} {
-			if got, err := readBlob(t.Context(), r, "a", oci.SHA256(data)); err != nil || !bytes.Equal(got, data) {
+			if got, err := registrytest.ReadBlob(t.Context(), r, "a", oci.SHA256(data)); err != nil || !bytes.Equal(got, data) {
 				t.Errorf("%d bytes: got %d, %v", size, len(got), err)
 			}
 			if _, err := r.UploadStatus(t.Context(), "a", st.ID); !oci.HasCode(err, oci.CodeBlobUploadUnknown) {
@@ -107,7 +109,7 @@ func TestReplicasUploadBusy(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	data := content(1, 100_000)
+	data := registrytest.Content(1, 100_000)
 	body := newBlockedBody(data)
 	var busy sync.WaitGroup
 	busy.Go(func() {
@@ -152,7 +154,7 @@ func TestReplicasTags(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		img := imageOf(config)
+		img := registrytest.ImageOf(config)
 		img.Annotations = map[string]string{"n": fmt.Sprint(n)}
 		return pushTo(t, a, "a", img, "latest").Digest
 	}
@@ -194,12 +196,12 @@ func TestReplicasLost(t *testing.T) {
 	line := c.cable()
 	a, b := c.add(registry.Options{}, nil, nil), c.add(registry.Options{}, nil, line)
 	push := func(seed uint64) oci.Digest {
-		data := content(seed, 100)
+		data := registrytest.Content(seed, 100)
 		d, err := a.PushBlob(t.Context(), "a", oci.SHA256(data), 100, bytes.NewReader(data))
 		if err != nil {
 			t.Fatal(err)
 		}
-		return pushTo(t, a, "a", imageOf(d), "latest").Digest
+		return pushTo(t, a, "a", registrytest.ImageOf(d), "latest").Digest
 	}
 	old := push(1)
 	if err := b.cat.Sync(t.Context()); err != nil {
@@ -257,7 +259,7 @@ func TestReplicasOneTag(t *testing.T) {
 		var pushed [2]oci.Digest
 		for i, r := range list {
 			busy.Go(func() {
-				img := imageOf(config)
+				img := registrytest.ImageOf(config)
 				img.Annotations = map[string]string{"by": fmt.Sprint(i, round)}
 				pushed[i] = pushTo(t, r, "a", img, "latest").Digest
 			})
@@ -288,7 +290,7 @@ func TestReplicasClocks(t *testing.T) {
 			c := newCluster(t, memstore.New(nil), 2*time.Second)
 			a := c.add(registry.Options{}, nil, nil)
 			off := c.add(registry.Options{Clock: func() time.Time { return time.Now().Add(skew) }, UploadMaxAge: 3 * time.Second}, nil, nil)
-			data := content(uint64(skew), 50_000)
+			data := registrytest.Content(uint64(skew), 50_000)
 			d := oci.SHA256(data)
 			begun := time.Now()
 			if _, err := a.PushBlob(t.Context(), "a", d, int64(len(data)), bytes.NewReader(data)); err != nil {
@@ -336,7 +338,7 @@ func TestReplicasPromise(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	gone := 0
 	for i := range 40 {
-		data := content(uint64(i), 1+i*1000)
+		data := registrytest.Content(uint64(i), 1+i*1000)
 		d := oci.SHA256(data)
 		if _, err := b.PushBlob(t.Context(), "a", d, int64(len(data)), bytes.NewReader(data)); err != nil {
 			t.Fatal(err)
@@ -351,7 +353,7 @@ func TestReplicasPromise(t *testing.T) {
 			}
 		}
 		for j := range i {
-			old := oci.SHA256(content(uint64(j), 1+j*1000))
+			old := oci.SHA256(registrytest.Content(uint64(j), 1+j*1000))
 			asked := time.Now()
 			_, err := a.ResolveBlob(t.Context(), "a", old)
 			if oci.HasCode(err, oci.CodeBlobUnknown) {
@@ -381,7 +383,7 @@ func TestReplicasPromise(t *testing.T) {
 		return err == nil && n.Blobs == 0
 	})
 	for j := range 40 {
-		if _, err := a.ResolveBlob(t.Context(), "a", oci.SHA256(content(uint64(j), 1+j*1000))); !oci.HasCode(err, oci.CodeBlobUnknown) {
+		if _, err := a.ResolveBlob(t.Context(), "a", oci.SHA256(registrytest.Content(uint64(j), 1+j*1000))); !oci.HasCode(err, oci.CodeBlobUnknown) {
 			t.Errorf("a blob that is gone: got %v", err)
 		}
 	}
@@ -402,13 +404,13 @@ func TestReplicasFsck(t *testing.T) {
 	var kept []oci.Descriptor
 	busy.Go(func() {
 		for i := uint64(0); ; i++ {
-			data := content(i%7, 30_000) // some of them come back
+			data := registrytest.Content(i%7, 30_000) // some of them come back
 			layer, err := a.PushBlob(t.Context(), "a", oci.SHA256(data), int64(len(data)), bytes.NewReader(data))
 			if err != nil {
 				t.Errorf("push: %v", err)
 				return
 			}
-			img := imageOf(desc, layer)
+			img := registrytest.ImageOf(desc, layer)
 			img.Annotations = map[string]string{"n": fmt.Sprint(i)}
 			m := pushTo(t, a, "a", img)
 			if i%3 == 0 {
@@ -438,7 +440,7 @@ func TestReplicasFsck(t *testing.T) {
 	close(stop)
 	busy.Wait()
 	for _, l := range kept {
-		if _, err := readBlob(t.Context(), b, "a", l.Digest); err != nil {
+		if _, err := registrytest.ReadBlob(t.Context(), b, "a", l.Digest); err != nil {
 			t.Errorf("layer %s: %v", l.Digest, err)
 		}
 	}

@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"example.org/slipway/registry/registrytest"
+
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/catalog"
@@ -98,7 +100,7 @@ func TestReplicaFreezesPushing(t *testing.T) {
 			ice := newIcy(c.op, c.after, line)
 			o := registry.Options{Lease: shortLease}
 			a, b := cl.add(o, ice.store(cl.store), line), cl.add(o, nil, nil)
-			data := content(9, 100_000)
+			data := registrytest.Content(9, 100_000)
 			d := oci.SHA256(data)
 			st, err := a.StartUpload(t.Context(), "a")
 			if err != nil {
@@ -145,7 +147,7 @@ func TestReplicaFreezesAppending(t *testing.T) {
 	ice := newIcy(objtest.OpResume, false, line)
 	o := registry.Options{Lease: shortLease}
 	a, b := cl.add(o, ice.store(cl.store), line), cl.add(o, nil, nil)
-	data := content(3, 200_000)
+	data := registrytest.Content(3, 200_000)
 	const half = 100_000
 	st, err := a.StartUpload(t.Context(), "a")
 	if err == nil {
@@ -184,7 +186,7 @@ func TestReplicaFreezesAppending(t *testing.T) {
 func TestReplicaDropsTooLate(t *testing.T) {
 	cl := newCluster(t, memstore.New(nil), time.Hour)
 	a, b := cl.add(registry.Options{}, nil, nil), cl.add(registry.Options{}, nil, nil)
-	data := content(4, 10_000) // few enough to be in the row, which both can read
+	data := registrytest.Content(4, 10_000) // few enough to be in the row, which both can read
 	const half, more = 5_000, 7_000
 	st, err := a.StartUpload(t.Context(), "a")
 	if err == nil {
@@ -230,7 +232,7 @@ func TestReplicaDiesBesidePush(t *testing.T) {
 	line := cl.cable()
 	ice := newIcy(objtest.OpCommit, true, line)
 	a, b := cl.add(registry.Options{Lease: shortLease}, ice.store(cl.store), line), cl.add(registry.Options{}, nil, nil)
-	data := content(5, 100_000)
+	data := registrytest.Content(5, 100_000)
 	d := oci.SHA256(data)
 	ice.armed.Store(true)
 	var dead, busy sync.WaitGroup
@@ -283,7 +285,7 @@ func wantWhole(t *testing.T, c *cluster, r *replica, d oci.Digest, data []byte, 
 		left, err := r.cat.Intents(t.Context())
 		return err == nil && len(left) == 0
 	})
-	got, err := readBlob(t.Context(), r, "a", d)
+	got, err := registrytest.ReadBlob(t.Context(), r, "a", d)
 	_, stat := c.store.Stat(t.Context(), registry.BlobKey(d))
 	switch {
 	case there && (err != nil || !bytes.Equal(got, data)):
@@ -306,7 +308,7 @@ func TestReplicaFreezesCollecting(t *testing.T) {
 	a, b := cl.add(o, ice.store(cl.store), line), cl.add(o, nil, nil)
 	var list [][]byte
 	for i := range 5 {
-		data := content(uint64(i), 50_000)
+		data := registrytest.Content(uint64(i), 50_000)
 		list = append(list, data)
 		if _, err := b.PushBlob(t.Context(), "a", oci.SHA256(data), int64(len(data)), bytes.NewReader(data)); err != nil {
 			t.Fatal(err)
@@ -347,7 +349,7 @@ func TestReplicaFreezesCollecting(t *testing.T) {
 	for _, data := range list {
 		layers = append(layers, oci.Descriptor{MediaType: oci.MediaTypeOctetStream, Digest: oci.SHA256(data), Size: int64(len(data))})
 	}
-	pushTo(t, b, "a", imageOf(desc, layers...), "latest")
+	pushTo(t, b, "a", registrytest.ImageOf(desc, layers...), "latest")
 	ice.thaw()
 	busy.Wait()
 	poll(t, "the other replica collects", func() bool {
@@ -355,7 +357,7 @@ func TestReplicaFreezesCollecting(t *testing.T) {
 		return err == nil && !rep.Elsewhere
 	})
 	for _, data := range list {
-		if got, err := readBlob(t.Context(), b, "a", oci.SHA256(data)); err != nil || !bytes.Equal(got, data) {
+		if got, err := registrytest.ReadBlob(t.Context(), b, "a", oci.SHA256(data)); err != nil || !bytes.Equal(got, data) {
 			t.Errorf("a layer of an image: got %d bytes, %v", len(got), err)
 		}
 	}
@@ -372,8 +374,8 @@ func TestStoreBusy(t *testing.T) {
 		return nil
 	}})
 	b := newBed(t, store, registry.Options{})
-	data := content(1, 100_000)
-	d := b.pushBlob("a", data)
+	data := registrytest.Content(1, 100_000)
+	d := b.PushBytes("a", data)
 	refuse.Store(true)
 	_, pushErr := b.PushBlob(t.Context(), "a", oci.SHA256(data[1:]), int64(len(data)-1), bytes.NewReader(data[1:]))
 	_, readErr := b.GetBlob(t.Context(), "a", d.Digest)
@@ -384,7 +386,7 @@ func TestStoreBusy(t *testing.T) {
 		}
 	}
 	refuse.Store(false)
-	if got, err := readBlob(t.Context(), b, "a", d.Digest); err != nil || !bytes.Equal(got, data) {
+	if got, err := registrytest.ReadBlob(t.Context(), b, "a", d.Digest); err != nil || !bytes.Equal(got, data) {
 		t.Errorf("afterwards: got %d bytes, %v", len(got), err)
 	}
 	if _, err := b.ResolveBlob(t.Context(), "a", oci.SHA256(data[1:])); !oci.HasCode(err, oci.CodeBlobUnknown) {
@@ -418,13 +420,13 @@ func TestCutOffPushOfWhatIsLacking(t *testing.T) {
 	}})
 	cl := newCluster(t, store, time.Hour)
 	r := cl.add(registry.Options{Lease: 300 * time.Millisecond}, nil, nil)
-	ctx, data := t.Context(), content(9, 100_000)
+	ctx, data := t.Context(), registrytest.Content(9, 100_000)
 	d := oci.SHA256(data)
 	config, err := r.PushBlob(ctx, "a", oci.SHA256([]byte("{}")), 2, strings.NewReader("{}"))
 	check(t, err)
 	layer, err := r.PushBlob(ctx, "a", d, int64(len(data)), bytes.NewReader(data))
 	check(t, err)
-	pushTo(t, r, "a", imageOf(config, layer), "v1")
+	pushTo(t, r, "a", registrytest.ImageOf(config, layer), "v1")
 	check(t, store.Delete(ctx, registry.BlobKey(d)))
 	_, err = r.Fsck(ctx, registry.FsckOptions{Repair: true}) // it records that the layer is not here
 	check(t, err)
@@ -442,7 +444,7 @@ func TestCutOffPushOfWhatIsLacking(t *testing.T) {
 	if err != nil || !rep.Clean() {
 		t.Errorf("repair: %v, %v", kinds(rep), err)
 	}
-	if got, err := readBlob(ctx, r, "a", d); err != nil || !bytes.Equal(got, data) {
+	if got, err := registrytest.ReadBlob(ctx, r, "a", d); err != nil || !bytes.Equal(got, data) {
 		t.Errorf("the layer: %d bytes, %v", len(got), err)
 	}
 }

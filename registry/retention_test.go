@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"example.org/slipway/registry/registrytest"
+
 	"github.com/google/go-cmp/cmp"
 
 	"example.org/slipway/oci"
@@ -41,7 +43,7 @@ func TestRetainRules(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			b := newBed(t, nil, registry.Options{Grace: time.Hour})
 			for i := range 10 {
-				m, _, _, _ := b.pushImage("apps/web", uint64(i), fmt.Sprintf("d%d", 9-i))
+				m, _, _, _ := b.PushImage("apps/web", uint64(i), fmt.Sprintf("d%d", 9-i))
 				if i == 7 {
 					raw, err := b.GetManifest(t.Context(), "apps/web", string(m.Digest))
 					if err != nil {
@@ -51,7 +53,7 @@ func TestRetainRules(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-				b.clock.Add(day)
+				b.Clock.Add(day)
 			}
 			old, err := b.ResolveManifest(t.Context(), "apps/web", "d8")
 			if err != nil {
@@ -94,18 +96,18 @@ func TestRetainFreesSpace(t *testing.T) {
 	ctx := t.Context()
 	// An index with two platforms, one of which has a tag of its own, a
 	// signature of the index, and a signature in the manner of cosign.
-	amd, _, _, _ := b.pushImage("a/x", 1)
-	arm, _, _, _ := b.pushImage("a/x", 2, "arm")
-	index := b.pushManifest("a/x", indexOf(amd, arm), "old")
-	config := b.pushBlob("a/x", []byte("{}"))
-	sig := imageOf(config)
+	amd, _, _, _ := b.PushImage("a/x", 1)
+	arm, _, _, _ := b.PushImage("a/x", 2, "arm")
+	index := b.PushManifest("a/x", registrytest.IndexOf(amd, arm), "old")
+	config := b.PushBytes("a/x", []byte("{}"))
+	sig := registrytest.ImageOf(config)
 	sig.Subject = &index
-	signature := b.pushManifest("a/x", sig)
+	signature := b.PushManifest("a/x", sig)
 	hung := "sha256-" + index.Digest.Encoded() + ".sig"
-	b.pushImage("a/x", 3, hung)
-	b.clock.Add(2 * time.Hour)
-	b.pushImage("a/x", 4, "new")
-	b.clock.Add(2 * time.Hour)
+	b.PushImage("a/x", 3, hung)
+	b.Clock.Add(2 * time.Hour)
+	b.PushImage("a/x", 4, "new")
+	b.Clock.Add(2 * time.Hour)
 
 	rules := []registry.RetentionRule{{Repositories: only("a/x"), KeepNewest: 1, KeepTags: []*regexp.Regexp{regexp.MustCompile("^arm$")}}}
 	dry, err := b.Retain(ctx, rules, registry.RetainOptions{DryRun: true})
@@ -128,18 +130,18 @@ func TestRetainFreesSpace(t *testing.T) {
 			t.Errorf("manifest %s is still there (%v)", d, err)
 		}
 	}
-	b.clock.Add(2 * time.Hour)
+	b.Clock.Add(2 * time.Hour)
 	if _, err := b.Collect(ctx, registry.CollectOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	n, err := b.cat.Counts(ctx)
+	n, err := b.Cat.Counts(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if n.Manifests != 2 || n.Blobs != 8 {
 		t.Errorf("%d manifests and %d contents are left, want arm and new with their 6 blobs", n.Manifests, n.Blobs)
 	}
-	if got := contents(t, b); len(got) != 10 {
+	if got := registrytest.Reachable(t, b); len(got) != 10 {
 		t.Errorf("%d things can be read, want 2 tags, 2 manifests, 6 blobs", len(got))
 	}
 }
@@ -147,10 +149,10 @@ func TestRetainFreesSpace(t *testing.T) {
 func TestRetainLeavesAlone(t *testing.T) {
 	b := newBed(t, nil, registry.Options{Grace: time.Hour, Immutable: func(_, tag string) bool { return tag == "v1" }})
 	ctx := t.Context()
-	b.pushImage("a", 1, "v1")
-	told, _, _, _ := b.pushImage("a", 2, "told")
-	b.clock.Add(2 * time.Hour)
-	b.pushImage("a", 3, "new")
+	b.PushImage("a", 1, "v1")
+	told, _, _, _ := b.PushImage("a", 2, "told")
+	b.Clock.Add(2 * time.Hour)
+	b.PushImage("a", 3, "new")
 	rules := []registry.RetentionRule{{Repositories: only("a"), KeepNewest: 1}}
 	// A client asks for the manifest, perhaps to name it in an index.
 	if _, err := b.ResolveManifest(ctx, "a", string(told.Digest)); err != nil {
@@ -196,9 +198,9 @@ func TestRetainSignatureRepository(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			b := newBed(t, nil, registry.Options{Grace: time.Hour})
 			for i := range 3 {
-				m, _, _, _ := b.pushImage("apps", uint64(i), fmt.Sprint("v", i))
-				b.pushImage("signatures", uint64(10+i), "sha256-"+m.Digest.Encoded()+".sig")
-				b.clock.Add(day)
+				m, _, _, _ := b.PushImage("apps", uint64(i), fmt.Sprint("v", i))
+				b.PushImage("signatures", uint64(10+i), "sha256-"+m.Digest.Encoded()+".sig")
+				b.Clock.Add(day)
 			}
 			test.rule.Repositories = only("signatures")
 			for _, dry := range []bool{true, false} {
@@ -218,15 +220,15 @@ func TestRetainSignatureRepository(t *testing.T) {
 // image in one run.
 func TestRetainAttachedToAttached(t *testing.T) {
 	b := newBed(t, nil, registry.Options{Grace: time.Hour})
-	m, _, _, _ := b.pushImage("a", 1, "old")
-	b.clock.Add(time.Minute)
-	sbom, _, _, _ := b.pushImage("a", 2, "sha256-"+m.Digest.Encoded()+".sbom")
-	b.clock.Add(time.Minute)
-	b.pushImage("a", 3, "sha256-"+sbom.Digest.Encoded()+".sig")
-	b.clock.Add(day)
-	kept, _, _, _ := b.pushImage("a", 4, "new")
-	b.pushImage("a", 5, "sha256-"+kept.Digest.Encoded()+".sig")
-	b.clock.Add(day)
+	m, _, _, _ := b.PushImage("a", 1, "old")
+	b.Clock.Add(time.Minute)
+	sbom, _, _, _ := b.PushImage("a", 2, "sha256-"+m.Digest.Encoded()+".sbom")
+	b.Clock.Add(time.Minute)
+	b.PushImage("a", 3, "sha256-"+sbom.Digest.Encoded()+".sig")
+	b.Clock.Add(day)
+	kept, _, _, _ := b.PushImage("a", 4, "new")
+	b.PushImage("a", 5, "sha256-"+kept.Digest.Encoded()+".sig")
+	b.Clock.Add(day)
 	rules := []registry.RetentionRule{{Repositories: only("a"), KeepNewest: 1}}
 	for _, dry := range []bool{true, false} {
 		if rep, err := b.Retain(t.Context(), rules, registry.RetainOptions{DryRun: dry}); err != nil || rep.Removed != 3 || rep.Kept != 2 {
@@ -242,8 +244,8 @@ func TestRetainWhileAsked(t *testing.T) {
 	rules := []registry.RetentionRule{{Repositories: only("a"), KeepTags: []*regexp.Regexp{regexp.MustCompile("^kept$")}}}
 	removed := 0
 	for i := range 100 {
-		m, _, _, _ := b.pushImage("a", uint64(i), "going")
-		b.clock.Add(2 * time.Hour)
+		m, _, _, _ := b.PushImage("a", uint64(i), "going")
+		b.Clock.Add(2 * time.Hour)
 		told := make(chan bool)
 		go func() {
 			_, err := b.ResolveManifest(t.Context(), "a", string(m.Digest))

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"example.org/slipway/registry/registrytest"
+
 	gocmp "github.com/google/go-cmp/cmp"
 
 	"example.org/slipway/oci"
@@ -60,12 +62,8 @@ func immutableTag(tag string) bool { return strings.HasPrefix(tag, "rel") }
 // TestRetentionModel makes random repositories, applies random rules, and compares the dry
 // run, the run and what the collector leaves with the model.
 func TestRetentionModel(t *testing.T) {
-	seeds := 150
-	if testing.Short() {
-		seeds = 30
-	}
-	for seed := range seeds {
-		if !chosen(seed, 15) {
+	for seed := range 150 {
+		if !registrytest.Chosen(seed, 15) {
 			continue
 		}
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -99,16 +97,16 @@ func (m *keptModel) any() *keptManifest {
 var suffixes = []string{".sig", ".att", ".sbom", ".src", ".dockerfile", ".x-y.z", "-sig", "_att"}
 
 func (m *keptModel) step() {
-	m.clock.Add(time.Duration(1+m.rng.IntN(90)) * time.Minute)
+	m.Clock.Add(time.Duration(1+m.rng.IntN(90)) * time.Minute)
 	m.n++
 	x := m.any()
 	k := m.rng.IntN(18)
 	switch {
 	case k < 4 || x == nil:
-		m.push(imageOf(m.pushBlob(modelRepo, fmt.Appendf(nil, "config %d", m.n)), m.pushBlob(modelRepo, content(m.n%5, 20_000))), m.name())
+		m.push(registrytest.ImageOf(m.PushBytes(modelRepo, fmt.Appendf(nil, "config %d", m.n)), m.PushBytes(modelRepo, registrytest.Content(m.n%5, 20_000))), m.name())
 	case k < 7:
 		y := m.any()
-		ix := indexOf(x.desc, y.desc)
+		ix := registrytest.IndexOf(x.desc, y.desc)
 		ix.Annotations = map[string]string{"n": fmt.Sprint(m.n)}
 		m.push(ix, m.name())
 	case k == 7, k == 8: // a signature by tag
@@ -130,18 +128,18 @@ func (m *keptModel) step() {
 	}
 }
 
-func (m *keptModel) attachment() image {
-	return imageOf(m.pushBlob(modelRepo, fmt.Appendf(nil, "attached %d", m.n)))
+func (m *keptModel) attachment() registrytest.Image {
+	return registrytest.ImageOf(m.PushBytes(modelRepo, fmt.Appendf(nil, "attached %d", m.n)))
 }
 
 func (m *keptModel) name() string {
 	return []string{"", "", "v1", "v2", "v3", "v4", "v5", "v6", "main", fmt.Sprint("rel", m.n)}[m.rng.IntN(10)]
 }
 
-func (m *keptModel) push(img image, tag string) {
+func (m *keptModel) push(img registrytest.Image, tag string) {
 	raw, err := json.Marshal(img)
 	if err != nil {
-		m.t.Fatal(err)
+		m.T.Fatal(err)
 	}
 	x := &keptManifest{raw: raw, desc: oci.Descriptor{MediaType: img.MediaType, Digest: oci.SHA256(raw), Size: int64(len(raw))}}
 	for _, c := range img.Manifests {
@@ -159,8 +157,8 @@ func (m *keptModel) put(x *keptManifest, tag string) {
 	if tag != "" {
 		tags = []string{tag}
 	}
-	if _, err := m.PutManifest(m.t.Context(), modelRepo, oci.PutManifest{Bytes: x.raw, Tags: tags}); err != nil {
-		m.t.Fatal(err)
+	if _, err := m.PutManifest(m.T.Context(), modelRepo, oci.PutManifest{Bytes: x.raw, Tags: tags}); err != nil {
+		m.T.Fatal(err)
 	}
 	x.part = false
 	m.note("put %.14s as %q, names %.14q, subject %.14q", x.desc.Digest, tag, x.children, x.subject)
@@ -175,7 +173,7 @@ func (m *keptModel) put(x *keptManifest, tag string) {
 		old = &keptTag{name: tag, digest: x.desc.Digest}
 		m.tags[tag] = old
 	}
-	old.updated = m.clock.Now()
+	old.updated = m.Clock.Now()
 }
 
 // delete deletes what no index names, as anything else leaves an index without its part.
@@ -187,9 +185,9 @@ func (m *keptModel) delete(x *keptManifest) {
 		}
 	}
 	fixed := slices.ContainsFunc(m.at(d), immutableTag)
-	err := m.DeleteManifest(m.t.Context(), modelRepo, d)
+	err := m.DeleteManifest(m.T.Context(), modelRepo, d)
 	if fixed != oci.HasCode(err, oci.CodeDenied) || !fixed && err != nil {
-		m.t.Errorf("delete %s with tags %v: %v", d, m.at(d), err)
+		m.T.Errorf("delete %s with tags %v: %v", d, m.at(d), err)
 	}
 	if err == nil {
 		m.note("delete %.14s", d)
@@ -221,7 +219,7 @@ func (m *keptModel) at(d oci.Digest) (names []string) {
 }
 
 func (m *keptModel) pull(x *keptManifest) {
-	ref, now := string(x.desc.Digest), m.clock.Now()
+	ref, now := string(x.desc.Digest), m.Clock.Now()
 	if names := slices.Sorted(slices.Values(m.at(x.desc.Digest))); len(names) > 0 && m.rng.IntN(2) == 0 {
 		ref = names[m.rng.IntN(len(names))]
 		m.tags[ref].pulled = now
@@ -230,12 +228,12 @@ func (m *keptModel) pull(x *keptManifest) {
 	}
 	var err error
 	if m.rng.IntN(2) == 0 {
-		_, err = m.ResolveManifest(m.t.Context(), modelRepo, ref)
+		_, err = m.ResolveManifest(m.T.Context(), modelRepo, ref)
 	} else {
-		_, err = m.GetManifest(m.t.Context(), modelRepo, ref)
+		_, err = m.GetManifest(m.T.Context(), modelRepo, ref)
 	}
 	if err != nil {
-		m.t.Fatal(err)
+		m.T.Fatal(err)
 	}
 	m.note("pull %.20s", ref)
 	m.retain(registry.RetentionRule{Repositories: only("none"), KeepNewest: 1}, true) // writes the times
@@ -264,10 +262,10 @@ func latest(a, b time.Time) time.Time {
 }
 
 func (m *keptModel) retain(rule registry.RetentionRule, dry bool) registry.RetentionReport {
-	m.t.Helper()
-	rep, err := m.Retain(m.t.Context(), []registry.RetentionRule{rule}, registry.RetainOptions{DryRun: dry})
+	m.T.Helper()
+	rep, err := m.Retain(m.T.Context(), []registry.RetentionRule{rule}, registry.RetainOptions{DryRun: dry})
 	if err != nil {
-		m.t.Fatal(err)
+		m.T.Fatal(err)
 	}
 	return rep
 }
@@ -290,10 +288,10 @@ func (m *keptModel) rule() registry.RetentionRule {
 
 // judge applies a rule and collects, and compares.
 func (m *keptModel) judge(untagged bool) {
-	t, rule := m.t, m.rule()
+	t, rule := m.T, m.rule()
 	m.note("newest %d, younger %s, pulled %s, tags %v", rule.KeepNewest, rule.KeepYounger, rule.KeepPulledWithin, rule.KeepTags)
 	told := m.rng.IntN(4) == 0 // and clients may count on something
-	m.clock.Add(3 * time.Hour)
+	m.Clock.Add(3 * time.Hour)
 	for range 3 {
 		if x := m.any(); told && x != nil {
 			if _, err := m.ResolveManifest(t.Context(), modelRepo, string(x.desc.Digest)); err != nil {
@@ -311,7 +309,7 @@ func (m *keptModel) judge(untagged bool) {
 		t.Errorf("the run differs from the dry run (-dry +run):\n%s", diff)
 	}
 	if told {
-		contents(t, m.bed) // whole, whatever was kept back
+		registrytest.Reachable(t, m.bed) // whole, whatever was kept back
 		return
 	}
 	m.apply(rule)
@@ -322,28 +320,28 @@ func (m *keptModel) judge(untagged bool) {
 	if diff := gocmp.Diff(m.want(), m.here()); diff != "" {
 		t.Errorf("after the collections (-want +got):\n%s", diff)
 	}
-	contents(t, m.bed)
+	registrytest.Reachable(t, m.bed)
 }
 
 // collect collects until nothing is left to do, and compares that with the dry run.
 func (m *keptModel) collect(untagged bool) {
-	m.clock.Add(3 * time.Hour)
-	dry, err := m.Collect(m.t.Context(), registry.CollectOptions{DryRun: true})
+	m.Clock.Add(3 * time.Hour)
+	dry, err := m.Collect(m.T.Context(), registry.CollectOptions{DryRun: true})
 	if err != nil {
-		m.t.Fatal(err)
+		m.T.Fatal(err)
 	}
 	var got registry.CollectReport
 	for range 6 {
-		rep, err := m.Collect(m.t.Context(), registry.CollectOptions{})
+		rep, err := m.Collect(m.T.Context(), registry.CollectOptions{})
 		if err != nil {
-			m.t.Fatal(err)
+			m.T.Fatal(err)
 		}
 		got.Manifests, got.Contents, got.Bytes = got.Manifests+rep.Manifests, got.Contents+rep.Contents, got.Bytes+rep.Bytes
-		m.clock.Add(3 * time.Hour)
+		m.Clock.Add(3 * time.Hour)
 	}
 	told := [3]int64{int64(dry.Manifests + dry.FreedManifests), int64(dry.Contents + dry.FreedContents), dry.Bytes + dry.FreedBytes}
 	if went := [3]int64{int64(got.Manifests), int64(got.Contents), got.Bytes}; told != went {
-		m.t.Errorf("manifests, contents, bytes: gc --dry-run told %v, %v went", told, went)
+		m.T.Errorf("manifests, contents, bytes: gc --dry-run told %v, %v went", told, went)
 	}
 	for changed := true; changed; {
 		changed = false
@@ -369,7 +367,7 @@ func (m *keptModel) held(x *keptManifest, goes map[oci.Digest]bool) bool {
 // apply removes from the model what the rules do not keep: first the tags that are judged,
 // then everything they held that nothing else holds.
 func (m *keptModel) apply(rule registry.RetentionRule) {
-	now := m.clock.Now()
+	now := m.Clock.Now()
 	sorted := slices.SortedFunc(maps.Values(m.tags), func(a, b *keptTag) int {
 		return cmp.Or(b.updated.Compare(a.updated), cmp.Compare(b.name, a.name))
 	})
@@ -472,17 +470,17 @@ func (m *keptModel) want() string {
 
 func (m *keptModel) here() string {
 	var out []string
-	infos, err := m.cat.RetentionInfos(m.t.Context(), modelRepo)
+	infos, err := m.Cat.RetentionInfos(m.T.Context(), modelRepo)
 	if err != nil {
-		m.t.Fatal(err)
+		m.T.Fatal(err)
 	}
 	for _, t := range infos {
 		out = append(out, t.Name+" "+string(t.Digest))
 	}
 	for after := int64(0); ; {
-		rows, err := m.cat.ManifestRows(m.t.Context(), after, 100)
+		rows, err := m.Cat.ManifestRows(m.T.Context(), after, 100)
 		if err != nil {
-			m.t.Fatal(err)
+			m.T.Fatal(err)
 		}
 		if len(rows) == 0 {
 			break

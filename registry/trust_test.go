@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"example.org/slipway/registry/registrytest"
+
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/objstore"
@@ -64,7 +66,7 @@ var states = []struct {
 	change  func(b *bed, s *badSectors, key string, data []byte)
 }{
 	{"here", false, func(*bed, *badSectors, string, []byte) {}},
-	{"gone", true, func(b *bed, _ *badSectors, key string, _ []byte) { check(b.t, b.store.Delete(b.t.Context(), key)) }},
+	{"gone", true, func(b *bed, _ *badSectors, key string, _ []byte) { check(b.T, b.Store.Delete(b.T.Context(), key)) }},
 	{"empty", true, func(b *bed, _ *badSectors, key string, _ []byte) { b.overwrite(key, nil) }},
 	{"cut", true, func(b *bed, _ *badSectors, key string, data []byte) { b.overwrite(key, data[:len(data)-1]) }},
 	{"longer", true, func(b *bed, _ *badSectors, key string, data []byte) { b.overwrite(key, append(bytes.Clone(data), 0)) }},
@@ -172,23 +174,23 @@ func TestAcknowledgedIsReadable(t *testing.T) {
 	}
 	for name, open := range stores {
 		t.Run(name, func(t *testing.T) {
-			clock := newFakeClock()
+			clock := registrytest.NewClock()
 			sectors := &badSectors{bad: map[string]bool{}}
-			b := &bed{t: t, root: t.TempDir(), clock: clock, store: objtest.Faulty(open(t, clock.Now), sectors.faults())}
+			b := &bed{&registrytest.Bed{T: t, Root: t.TempDir(), Clock: clock, Store: objtest.Faulty(open(t, clock.Now), sectors.faults())}}
 			if name == "distant" { // As looks at the outermost store first
-				b.store = distantStore{b.store}
+				b.Store = distantStore{b.Store}
 			}
-			b.open(registry.Options{Partial: mirrored})
+			b.Open(registry.Options{Partial: mirrored})
 			seed := uint64(len(name)) // so that each store meets other combinations
 			for _, state := range states {
 				for _, form := range forms {
 					for _, size := range []int{20_000, 300_000, 2 << 20} {
-						if seed++; !chosen(int(seed), 11) {
+						if seed++; !registrytest.Chosen(int(seed), 11) {
 							continue
 						}
 						// Each form meets each in some state.
 						before := []string{"", "read", "restart"}[(seed+seed/3)%3]
-						data := content(seed, size)
+						data := registrytest.Content(seed, size)
 						what := fmt.Sprintf("%s, object of %d bytes is %s, before that %q", form.name, size, state.name, before)
 						visible := state.visible
 						switch {
@@ -209,16 +211,16 @@ func TestAcknowledgedIsReadable(t *testing.T) {
 
 // trial pushes a blob, has its object changed, and has it accepted again.
 func (b *bed) trial(what, before string, data []byte, visible, brings bool, repo string, change func(), accept func() error) {
-	b.t.Helper()
-	ctx, d := b.t.Context(), oci.SHA256(data)
-	b.pushBlob("a", data)
-	b.clock.Add(time.Second) // what changes is written later
+	b.T.Helper()
+	ctx, d := b.T.Context(), oci.SHA256(data)
+	b.PushBytes("a", data)
+	b.Clock.Add(time.Second) // what changes is written later
 	change()
-	b.clock.Add(2 * time.Minute)
+	b.Clock.Add(2 * time.Minute)
 	read := func(repo string) bool {
-		got, err := readBlob(ctx, b, repo, d)
+		got, err := registrytest.ReadBlob(ctx, b, repo, d)
 		if err == nil && !bytes.Equal(got, data) {
-			b.t.Fatalf("%s: a read of %s gives wrong bytes and no error", what, repo)
+			b.T.Fatalf("%s: a read of %s gives wrong bytes and no error", what, repo)
 		}
 		return err == nil
 	}
@@ -231,28 +233,28 @@ func (b *bed) trial(what, before string, data []byte, visible, brings bool, repo
 	err := accept()
 	switch {
 	case err != nil && brings:
-		b.t.Fatalf("%s: %v", what, err)
+		b.T.Fatalf("%s: %v", what, err)
 	case err == nil && visible && !brings && !read(repo):
-		b.t.Fatalf("%s: it was acknowledged, and cannot be read", what)
+		b.T.Fatalf("%s: it was acknowledged, and cannot be read", what)
 	case err == nil && brings && !read(repo):
-		b.t.Fatalf("%s: its bytes were acknowledged, and cannot be read", what)
+		b.T.Fatalf("%s: its bytes were acknowledged, and cannot be read", what)
 	case err != nil && !oci.HasCode(err, oci.CodeBlobUnknown) && !oci.HasCode(err, oci.CodeManifestBlobUnknown):
-		b.t.Fatalf("%s: got %v, want that it is missing", what, err)
+		b.T.Fatalf("%s: got %v, want that it is missing", what, err)
 	}
 	if err == nil && !read(repo) { // that is how it came out
 		if _, err := b.ResolveBlob(ctx, "a", d); !oci.HasCode(err, oci.CodeBlobUnknown) {
-			b.t.Fatalf("%s: after a read that failed, HEAD: %v", what, err)
+			b.T.Fatalf("%s: after a read that failed, HEAD: %v", what, err)
 		}
 		if accept() == nil {
-			b.t.Fatalf("%s: after a read that failed it is acknowledged again", what)
+			b.T.Fatalf("%s: after a read that failed it is acknowledged again", what)
 		}
 	}
-	b.pushBlob("a", data)
+	b.PushBytes("a", data)
 	if !read("a") {
-		b.t.Fatalf("%s: a push does not mend it", what)
+		b.T.Fatalf("%s: a push does not mend it", what)
 	}
 	if _, err := b.ResolveBlob(ctx, "a", d); err != nil {
-		b.t.Fatalf("%s: once it is mended, HEAD: %v", what, err)
+		b.T.Fatalf("%s: once it is mended, HEAD: %v", what, err)
 	}
 }
 
@@ -264,8 +266,8 @@ func TestReadWhileStoredAnew(t *testing.T) {
 	t.Cleanup(func() { files.Close() })
 	b := newBed(t, files, registry.Options{})
 	for i := range 40 {
-		data := content(uint64(i), []int{300_000, 1<<20 + 1, 3 << 20, 5 << 20}[i%4])
-		d := b.pushBlob("a", data).Digest
+		data := registrytest.Content(uint64(i), []int{300_000, 1<<20 + 1, 3 << 20, 5 << 20}[i%4])
+		d := b.PushBytes("a", data).Digest
 		versions := [][]byte{data, data}
 		if i%8 >= 4 {
 			versions[1] = bytes.Clone(data)
@@ -286,7 +288,7 @@ func TestReadWhileStoredAnew(t *testing.T) {
 			}
 		}()
 		for range 3 {
-			got, err := readBlob(t.Context(), b, "a", d)
+			got, err := registrytest.ReadBlob(t.Context(), b, "a", d)
 			if err == nil && !bytes.Equal(got, data) {
 				t.Errorf("round %d, %d bytes: a read gives wrong bytes and no error", i, len(data))
 			}
@@ -296,7 +298,7 @@ func TestReadWhileStoredAnew(t *testing.T) {
 		}
 		close(stop)
 		<-stopped
-		b.pushBlob("a", data)
+		b.PushBytes("a", data)
 		b.wantBlob("a", data)
 	}
 }
@@ -307,16 +309,16 @@ func TestRangeOfDamaged(t *testing.T) {
 	for i := range 2 * len(states) {
 		state, distant := states[i/2], i%2 == 1
 		sectors := &badSectors{bad: map[string]bool{}}
-		b := &bed{t: t, root: t.TempDir(), clock: newFakeClock()}
-		b.store = objtest.Faulty(memstore.New(&memstore.Options{Now: b.clock.Now}), sectors.faults())
+		b := &bed{&registrytest.Bed{T: t, Root: t.TempDir(), Clock: registrytest.NewClock()}}
+		b.Store = objtest.Faulty(memstore.New(&memstore.Options{Now: b.Clock.Now}), sectors.faults())
 		if distant {
-			b.store = distantStore{b.store}
+			b.Store = distantStore{b.Store}
 		}
-		b.open(registry.Options{})
+		b.Open(registry.Options{})
 		for i, size := range []int{100_000, 1 << 20, 1<<20 + 1, 3 << 20} {
-			data := content(uint64(i), size)
-			d := b.pushBlob("a", data).Digest
-			b.clock.Add(time.Second)
+			data := registrytest.Content(uint64(i), size)
+			d := b.PushBytes("a", data).Digest
+			b.Clock.Add(time.Second)
 			b.ForgetRAM()
 			state.change(b, sectors, registry.BlobKey(d), data)
 			for _, off := range []int{0, size / 2, size - 10} {
@@ -347,8 +349,8 @@ func TestCopiedObject(t *testing.T) {
 		}
 		return nil
 	}})}, registry.Options{})
-	data := content(1, 300_000)
-	d := b.pushBlob("a", data).Digest
+	data := registrytest.Content(1, 300_000)
+	d := b.PushBytes("a", data).Digest
 	head := func(want int) {
 		t.Helper()
 		reads = 0
@@ -361,9 +363,9 @@ func TestCopiedObject(t *testing.T) {
 	b.overwrite(registry.BlobKey(d), data)
 	head(1)
 	head(0)
-	b.sql(`UPDATE blobs SET tag = ''`) // as after an adoption
+	b.SQL(`UPDATE blobs SET tag = ''`) // as after an adoption
 	b.fsck(registry.FsckOptions{})
-	b.overwrite(registry.BlobKey(d), content(2, 300_000))
+	b.overwrite(registry.BlobKey(d), registrytest.Content(2, 300_000))
 	b.ForgetRAM()
 	if _, err := b.ResolveBlob(t.Context(), "a", d); !oci.HasCode(err, oci.CodeBlobUnknown) {
 		t.Errorf("HEAD of other bytes, once a check has noted the tag: %v", err)
@@ -393,11 +395,11 @@ func TestFailureThatPasses(t *testing.T) {
 				}
 				return nil
 			}}), registry.Options{})
-			data := content(1, 300_000)
-			d := b.pushBlob("a", data).Digest
+			data := registrytest.Content(1, 300_000)
+			d := b.PushBytes("a", data).Digest
 			b.ForgetRAM()
 			failing = tt.err
-			if _, err := readBlob(t.Context(), b, "a", d); err == nil {
+			if _, err := registrytest.ReadBlob(t.Context(), b, "a", d); err == nil {
 				t.Fatal("the read succeeds")
 			}
 			failing = nil
@@ -417,13 +419,13 @@ func TestFailureThatPasses(t *testing.T) {
 func TestDamagedCatalogue(t *testing.T) {
 	b := newBed(t, nil, registry.Options{})
 	ctx := t.Context()
-	manifest, config, _, _ := b.pushImage("a", 1, "v1")
+	manifest, config, _, _ := b.PushImage("a", 1, "v1")
 	good, err := b.GetManifest(ctx, "a", "v1")
 	check(t, err)
-	small, err := readBlob(ctx, b, "a", config.Digest)
+	small, err := registrytest.ReadBlob(ctx, b, "a", config.Digest)
 	check(t, err)
 	for _, damage := range []string{"content = CAST('{}' AS BLOB)", "content = substr(content, 2) || 'x'", "content = x''", "size = size + 1"} {
-		b.sql("UPDATE blobs SET " + damage + " WHERE content IS NOT NULL")
+		b.SQL("UPDATE blobs SET " + damage + " WHERE content IS NOT NULL")
 		b.ForgetRAM()
 		for _, ref := range []string{"v1", string(manifest.Digest)} {
 			m, err := b.GetManifest(ctx, "a", ref)
@@ -434,11 +436,11 @@ func TestDamagedCatalogue(t *testing.T) {
 				t.Errorf("%s: GET of %s: %v, HEAD: %v", damage, ref, err, headErr)
 			}
 		}
-		if got, err := readBlob(ctx, b, "a", config.Digest); err == nil && !bytes.Equal(got, small) {
+		if got, err := registrytest.ReadBlob(ctx, b, "a", config.Digest); err == nil && !bytes.Equal(got, small) {
 			t.Errorf("%s: a small blob gives wrong bytes", damage)
 		}
-		b.pushBlob("a", small)
-		b.pushBlob("a", content(1, 5000))
+		b.PushBytes("a", small)
+		b.PushBytes("a", registrytest.Content(1, 5000))
 		if _, err := b.PutManifest(ctx, "a", oci.PutManifest{Bytes: good.Bytes, Tags: []string{"v1"}}); err != nil {
 			t.Fatalf("%s: push the manifest again: %v", damage, err)
 		}
@@ -460,12 +462,12 @@ func TestAcknowledgedRow(t *testing.T) {
 		for _, form := range forms {
 			for _, before := range []string{"", "restart", "read"} {
 				seed++
-				data := content(seed, 900)
-				d := b.pushBlob("a", data).Digest
-				b.sql("UPDATE blobs SET " + damage + " WHERE digest = '" + string(d) + "'")
+				data := registrytest.Content(seed, 900)
+				d := b.PushBytes("a", data).Digest
+				b.SQL("UPDATE blobs SET " + damage + " WHERE digest = '" + string(d) + "'")
 				b.ForgetRAM()
 				if before == "read" {
-					if got, err := readBlob(ctx, b, "a", d); err == nil && !bytes.Equal(got, data) {
+					if got, err := registrytest.ReadBlob(ctx, b, "a", d); err == nil && !bytes.Equal(got, data) {
 						t.Errorf("%s: a read gives wrong bytes", damage)
 					}
 				}
@@ -479,7 +481,7 @@ func TestAcknowledgedRow(t *testing.T) {
 				if before == "restart" {
 					b.ForgetRAM()
 				}
-				if got, readErr := readBlob(ctx, b, form.repo, d); err == nil && (readErr != nil || !bytes.Equal(got, data)) {
+				if got, readErr := registrytest.ReadBlob(ctx, b, form.repo, d); err == nil && (readErr != nil || !bytes.Equal(got, data)) {
 					t.Errorf("%s, %s: it was acknowledged, and reads as %d bytes, %v", damage, form.name, len(got), readErr)
 				}
 			}
@@ -490,16 +492,16 @@ func TestAcknowledgedRow(t *testing.T) {
 // TestSuspectOutlivesRestart: what a failed read showed is known to the next process.
 func TestSuspectOutlivesRestart(t *testing.T) {
 	b := newBed(t, nil, registry.Options{})
-	data := content(1, 300_000)
-	d := b.pushBlob("a", data).Digest
+	data := registrytest.Content(1, 300_000)
+	d := b.PushBytes("a", data).Digest
 	other := bytes.Clone(data)
 	other[0] ^= 1
-	b.clock.Add(time.Second)
+	b.Clock.Add(time.Second)
 	b.overwrite(registry.BlobKey(d), other)
-	if _, err := readBlob(t.Context(), b, "a", d); err == nil {
+	if _, err := registrytest.ReadBlob(t.Context(), b, "a", d); err == nil {
 		t.Fatal("wrong bytes are served")
 	}
-	reg, err := registry.New(t.Context(), b.cat, b.store, &registry.Options{Clock: b.clock.Now})
+	reg, err := registry.New(t.Context(), b.Cat, b.Store, &registry.Options{Clock: b.Clock.Now})
 	check(t, err)
 	defer reg.Close(t.Context())
 	if _, err := reg.ResolveBlob(t.Context(), "a", d); !oci.HasCode(err, oci.CodeBlobUnknown) {
@@ -515,15 +517,15 @@ func TestSuspectOutlivesRestart(t *testing.T) {
 func TestSuspectAtOnce(t *testing.T) {
 	sectors := &badSectors{bad: map[string]bool{}}
 	b := newBed(t, objtest.Faulty(memstore.New(nil), sectors.faults()), registry.Options{})
-	data := content(1, 300_000)
-	d := b.pushBlob("a", data).Digest
+	data := registrytest.Content(1, 300_000)
+	d := b.PushBytes("a", data).Digest
 	b.ForgetRAM()
 	_, err := b.ResolveBlob(t.Context(), "a", d) // RAM has it
 	check(t, err)
 	sectors.set(registry.BlobKey(d), true)
-	_, _, err = b.cat.MarkSuspect(t.Context(), d)
+	_, _, err = b.Cat.MarkSuspect(t.Context(), d)
 	check(t, err)
-	if _, err := readBlob(t.Context(), b, "a", d); err == nil {
+	if _, err := registrytest.ReadBlob(t.Context(), b, "a", d); err == nil {
 		t.Fatal("the read succeeds")
 	}
 	if _, err := b.ResolveBlob(t.Context(), "a", d); !oci.HasCode(err, oci.CodeBlobUnknown) {
@@ -538,7 +540,7 @@ func TestFsckEndsSuspicion(t *testing.T) {
 		t.Run(fmt.Sprintf("quick %v, repair %v", o.Quick, o.Repair), func(t *testing.T) {
 			p := plant(t)
 			for _, d := range []oci.Digest{p.a.Digest, p.config.Digest, p.small.Digest, p.large.Digest} {
-				_, _, err := p.cat.MarkSuspect(t.Context(), d)
+				_, _, err := p.Cat.MarkSuspect(t.Context(), d)
 				check(t, err)
 			}
 			p.ForgetRAM()
@@ -551,8 +553,8 @@ func TestFsckEndsSuspicion(t *testing.T) {
 					t.Errorf("after the check: %v", err)
 				}
 			}
-			p.overwrite(registry.BlobKey(p.large.Digest), content(9, 100_000))
-			_, _, err := p.cat.MarkSuspect(t.Context(), p.large.Digest)
+			p.overwrite(registry.BlobKey(p.large.Digest), registrytest.Content(9, 100_000))
+			_, _, err := p.Cat.MarkSuspect(t.Context(), p.large.Digest)
 			check(t, err)
 			if rep := p.fsck(o); rep.Counts[registry.ProblemCorrupt] != 1 {
 				t.Errorf("other bytes of the same size: fsck found %v", kinds(rep))
@@ -566,8 +568,8 @@ func TestFsckEndsSuspicion(t *testing.T) {
 func TestRepairOfUnreadable(t *testing.T) {
 	sectors := &badSectors{bad: map[string]bool{}}
 	b := newBed(t, objtest.Faulty(memstore.New(nil), sectors.faults()), registry.Options{})
-	_, _, _, large := b.pushImage("a", 1, "v1")
-	b.clock.Add(time.Minute)
+	_, _, _, large := b.PushImage("a", 1, "v1")
+	b.Clock.Add(time.Minute)
 	sectors.set(registry.BlobKey(large.Digest), true)
 	if rep := b.fsck(registry.FsckOptions{Repair: true}); rep.Clean() {
 		t.Errorf("fsck found %v", kinds(rep))
@@ -575,7 +577,7 @@ func TestRepairOfUnreadable(t *testing.T) {
 	if _, err := b.ResolveBlob(t.Context(), "a", large.Digest); !oci.HasCode(err, oci.CodeBlobUnknown) {
 		t.Errorf("HEAD after the repair: %v, want that it is missing", err)
 	}
-	b.pushImage("a", 1, "v1")
+	b.PushImage("a", 1, "v1")
 	check(t, b.clean(registry.FsckOptions{}))
-	contents(t, b)
+	registrytest.Reachable(t, b)
 }

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"example.org/slipway/registry/registrytest"
+
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/objstore/memstore"
@@ -60,7 +62,7 @@ func (n *node) openUploads() []openUpload {
 		{"few bytes of sha512, end broken off", nil, 500, 1000, true},
 		{"sha512 behind chunks", []int{40_000}, 0, 50_000, true},
 	} {
-		u := openUpload{name: c.name, data: content(uint64(i), c.size)}
+		u := openUpload{name: c.name, data: registrytest.Content(uint64(i), c.size)}
 		u.d = oci.SHA256(u.data)
 		if c.sha512d {
 			u.d = sha512Of(u.data)
@@ -102,7 +104,7 @@ func (n *node) goOn(list []openUpload) {
 			t.Errorf("%s: %v", u.name, err)
 			continue
 		}
-		if got, err := readBlob(t.Context(), n, "a", u.d); err != nil || !bytes.Equal(got, u.data) {
+		if got, err := registrytest.ReadBlob(t.Context(), n, "a", u.d); err != nil || !bytes.Equal(got, u.data) {
 			t.Errorf("%s: got %d bytes, %v", u.name, len(got), err)
 		}
 	}
@@ -196,7 +198,7 @@ func TestStoreLosesUpload(t *testing.T) {
 	for _, end := range []bool{false, true} {
 		s := newSite(t)
 		n := s.start(registry.Options{})
-		data := content(1, 50_000)
+		data := registrytest.Content(1, 50_000)
 		st, err := n.StartUpload(t.Context(), "a")
 		if err != nil {
 			t.Fatal(err)
@@ -229,7 +231,7 @@ func TestStoreLosesUpload(t *testing.T) {
 func TestRefusedEndSurvives(t *testing.T) {
 	s := newSite(t)
 	n := s.start(registry.Options{})
-	data := content(1, 50_000)
+	data := registrytest.Content(1, 50_000)
 	u := openUpload{name: "refused", data: data, sent: 30_000, d: oci.SHA256(data)}
 	st, err := n.StartUpload(t.Context(), "a")
 	if err != nil {
@@ -340,7 +342,7 @@ func TestCancelledStays(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := n.AppendUpload(t.Context(), "a", st.ID, 0, 10, bytes.NewReader(content(uint64(i), 10))); err != nil {
+		if _, err := n.AppendUpload(t.Context(), "a", st.ID, 0, 10, bytes.NewReader(registrytest.Content(uint64(i), 10))); err != nil {
 			t.Fatal(err)
 		}
 		var wg sync.WaitGroup

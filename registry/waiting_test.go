@@ -15,7 +15,7 @@ import (
 // its context, and a dry run not to wait.
 func TestCollectBehindBackup(t *testing.T) {
 	b := newDiskBed(t)
-	b.pushImage("a", 1, "v1")
+	b.PushImage("a", 1, "v1")
 	copying, goOn := make(chan struct{}, 1), make(chan struct{})
 	done := make(chan error, 1)
 	go func() {
@@ -48,7 +48,7 @@ func TestCollectBehindBackup(t *testing.T) {
 
 func TestFsckOneAtATime(t *testing.T) {
 	b := newBed(t, nil, registry.Options{})
-	b.pushImage("a", 1, "v1")
+	b.PushImage("a", 1, "v1")
 	asked := false
 	b.fsck(registry.FsckOptions{Progress: func(registry.FsckReport) {
 		if asked {
@@ -69,8 +69,8 @@ func TestFsckOneAtATime(t *testing.T) {
 func TestMalformedDigests(t *testing.T) {
 	for _, bad := range []string{"", "sha256", "sha256:", "sha256:0", "nosuch:00", strings.Repeat("x", 71)} {
 		b := newBed(t, nil, registry.Options{})
-		m, _, _, _ := b.pushImage("a", 1, "v1")
-		b.sql("UPDATE blobs SET content = NULL, digest = '" + bad + "' WHERE digest = " + quote(m.Digest))
+		m, _, _, _ := b.PushImage("a", 1, "v1")
+		b.SQL("UPDATE blobs SET content = NULL, digest = '" + bad + "' WHERE digest = " + quote(m.Digest))
 		for _, o := range []registry.FsckOptions{{}, {Repair: true}} {
 			if rep := b.fsck(o); rep.Counts[registry.ProblemManifest] != 1 {
 				t.Errorf("digest %q: got %v, want a malformed manifest", bad, rep.Counts)
@@ -78,12 +78,12 @@ func TestMalformedDigests(t *testing.T) {
 		}
 
 		b = newBed(t, nil, registry.Options{})
-		_, _, _, large := b.pushImage("a", 1, "v1")
-		b.sql("UPDATE blobs SET state = 2, digest = '" + bad + "' WHERE digest = " + quote(large.Digest))
+		_, _, _, large := b.PushImage("a", 1, "v1")
+		b.SQL("UPDATE blobs SET state = 2, digest = '" + bad + "' WHERE digest = " + quote(large.Digest))
 		if rep, err := b.Collect(t.Context(), registry.CollectOptions{}); err != nil || rep.Contents != 1 {
 			t.Errorf("digest %q: collect: got %+v, %v", bad, rep, err)
 		}
-		if left, err := b.cat.Deleting(t.Context(), 1); err != nil || len(left) > 0 {
+		if left, err := b.Cat.Deleting(t.Context(), 1); err != nil || len(left) > 0 {
 			t.Errorf("digest %q: %v and %v are left", bad, left, err)
 		}
 	}
