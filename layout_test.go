@@ -58,12 +58,13 @@ var layout = map[string][]string{
 	"internal/systemd":     {},
 
 	// The registry.
-	"registry":                     {"internal/durable", "oci", "registry/cache", "registry/catalog", "registry/objstore", "registry/objstore/fsstore"},
+	"registry":                     {"internal/durable", "oci", "registry/cache", "registry/catalog", "registry/manifest", "registry/objstore", "registry/objstore/fsstore", "registry/verify"},
 	"registry/auth":                {"oci"},
 	"registry/cache":               {},
 	"registry/cache/tier":          {"internal/policy", "registry/objstore"},
 	"registry/catalog":             {"oci"},
 	"registry/cluster":             {"oci", "registry/objstore"},
+	"registry/manifest":            {"oci"},
 	"registry/mirror":              {"oci", "registry", "registry/mirror/upstream"},
 	"registry/mirror/airgap":       {"oci", "registry/mirror"},
 	"registry/mirror/upstream":     {"oci", "oci/client"},
@@ -78,6 +79,7 @@ var layout = map[string][]string{
 	"registry/prefetch":            {"internal/policy", "oci"},
 	"registry/registrytest":        {"oci", "registry", "registry/catalog", "registry/objstore", "registry/objstore/fsstore", "registry/objstore/memstore"},
 	"registry/server":              {"oci", "oci/fleet", "oci/volref", "registry/auth", "workload/trace"},
+	"registry/verify":              {"oci"},
 
 	// Images by files.
 	"gear":           {"gear/rootfs", "oci"},

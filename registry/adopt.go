@@ -12,6 +12,8 @@ import (
 	"strings"
 	"time"
 
+	"example.org/slipway/registry/manifest"
+
 	"golang.org/x/sync/errgroup"
 
 	"example.org/slipway/oci"
@@ -170,7 +172,7 @@ const (
 //
 // Other files are passed over: uploads.
 func parseLink(key string) (kind int, repo, ref string) {
-	rest, ok := strings.CutPrefix(key, repositoryPrefix)
+	rest, ok := strings.CutPrefix(key, RepositoryPrefix)
 	i := strings.Index(rest, "/_")
 	if !ok || i < 0 {
 		return linkNone, "", ""
@@ -191,7 +193,7 @@ func parseLink(key string) (kind int, repo, ref string) {
 }
 
 func (a *adopter) run(ctx context.Context) error {
-	for info, err := range a.store.List(ctx, repositoryPrefix, "") {
+	for info, err := range a.store.List(ctx, RepositoryPrefix, "") {
 		if err != nil {
 			return err
 		}
@@ -227,11 +229,11 @@ func (a *adopter) run(ctx context.Context) error {
 // nothing refuses a storage that has blobs, but no repository: the links are lost or
 // elsewhere, and to call that adopted would hide it.
 func (a *adopter) nothing(ctx context.Context) error {
-	for info, err := range a.store.List(ctx, blobPrefix, "") {
+	for info, err := range a.store.List(ctx, BlobPrefix, "") {
 		if err != nil {
 			return err
 		}
-		return fmt.Errorf("it holds blobs, such as %s, and no repository: bring back %s first", info.Key, repositoryPrefix)
+		return fmt.Errorf("it holds blobs, such as %s, and no repository: bring back %s first", info.Key, RepositoryPrefix)
 	}
 	return nil
 }
@@ -362,7 +364,7 @@ func (a *adopter) adoptRevisions(ctx context.Context) error {
 // foundManifest is a manifest in the storage, or why it is not adopted.
 type foundManifest struct {
 	content        []byte
-	doc            document
+	doc            manifest.Document
 	reason, detail string
 }
 
@@ -370,18 +372,18 @@ type foundManifest struct {
 // repository lacks is noted.
 func (a *adopter) manifestRow(l adoptLink, f *foundManifest) catalog.AdoptRow {
 	a.rep.Manifests++
-	m := &catalog.Manifest{Digest: oci.Digest(l.ref), MediaType: f.doc.MediaType, ArtifactType: f.doc.artifactType(),
+	m := &catalog.Manifest{Digest: oci.Digest(l.ref), MediaType: f.doc.MediaType, ArtifactType: f.doc.ReferrerType(),
 		Annotations: f.doc.Annotations, Content: f.content}
 	if f.doc.Subject != nil {
 		m.Subject = f.doc.Subject.Digest
 	}
-	named := f.doc.names()
-	for _, d := range unique(named.blobs, named.manifests) {
+	named := f.doc.Names()
+	for _, d := range manifest.Unique(named.Blobs, named.Manifests) {
 		if !a.present[d.Digest] {
 			a.note(AdoptIncomplete, l.ref, fmt.Sprintf("it names %s, which the repository does not have", d.Digest))
 		}
 	}
-	return catalog.AdoptRow{Repo: a.repo, Manifest: m, Named: named.all(), At: l.at}
+	return catalog.AdoptRow{Repo: a.repo, Manifest: m, Named: named.All(), At: l.at}
 }
 
 func (a *adopter) findManifest(ctx context.Context, d oci.Digest, f *foundManifest) error {
@@ -399,7 +401,7 @@ func (a *adopter) findManifest(ctx context.Context, d oci.Digest, f *foundManife
 		f.reason, f.detail = AdoptSchema1, "it is of Docker's manifest schema 1, which no current client pulls"
 	default:
 		f.content = b
-		if f.doc, err = parseManifest(b, ""); err != nil {
+		if f.doc, err = manifest.Parse(b, ""); err != nil {
 			f.reason, f.detail = AdoptMalformed, err.Error()
 		}
 	}

@@ -164,7 +164,7 @@ func (d *distribution) tree() map[string]string {
 	d.t.Helper()
 	out := map[string]string{}
 	for _, f := range files(d.t, d.root) {
-		if registrytest.IsIdentity(f) {
+		if registry.IsIdentity(f) {
 			continue
 		}
 		b, err := os.ReadFile(filepath.Join(d.root, f))

@@ -7,6 +7,8 @@ import (
 	"maps"
 	"slices"
 
+	"example.org/slipway/registry/verify"
+
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/objstore"
@@ -121,7 +123,7 @@ func (a *adopter) verifyBlob(ctx context.Context, d oci.Digest, f *foundBlob) er
 		return err
 	}
 	defer obj.Close()
-	_, match, err := hashCopy(ctx, nil, obj, d, func(int) {})
+	_, match, err := verify.Copy(ctx, nil, obj, d, func(int) {})
 	if err == nil && !match {
 		f.damage()
 	}
@@ -135,7 +137,7 @@ func (a *adopter) verifyBlob(ctx context.Context, d oci.Digest, f *foundBlob) er
 func (a *adopter) checkSizes(ctx context.Context, manifests []foundManifest) error {
 	doubtful := map[oci.Digest]*foundBlob{}
 	for i := range manifests {
-		for _, desc := range manifests[i].doc.names().blobs {
+		for _, desc := range manifests[i].doc.Names().Blobs {
 			f := a.blobs[desc.Digest]
 			if f != nil && !f.verified && f.is != catalog.Inline && f.size != desc.Size {
 				doubtful[desc.Digest] = f

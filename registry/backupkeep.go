@@ -11,6 +11,9 @@ import (
 	"slices"
 	"strings"
 
+	"example.org/slipway/registry/manifest"
+	"example.org/slipway/registry/verify"
+
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/objstore"
@@ -248,8 +251,8 @@ func (t *transfer) good(ctx context.Context, d oci.Digest) (size int64, good boo
 		return 0, false, err
 	}
 	defer obj.Close()
-	size, good, err = hashCopy(ctx, nil, obj, d, func(int) {})
-	var unreadable *readError
+	size, good, err = verify.Copy(ctx, nil, obj, d, func(int) {})
+	var unreadable *verify.ReadError
 	if errors.As(err, &unreadable) && ctx.Err() == nil {
 		return 0, false, nil
 	}
@@ -307,11 +310,11 @@ func needs(ctx context.Context, s *catalog.Snapshot, g catalog.Gap) (bool, error
 	if err != nil {
 		return false, err
 	}
-	doc, err := parseManifest(content, g.Manifest.MediaType)
+	doc, err := manifest.Parse(content, g.Manifest.MediaType)
 	if err != nil {
 		return true, nil // what it needs cannot be told
 	}
-	return hasDigest(doc.names().blobs, g.Digest), nil
+	return manifest.Has(doc.Names().Blobs, g.Digest), nil
 }
 
 // BackupOf returns the id of the registry that the backup in dir is of, "" for one made

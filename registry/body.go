@@ -69,7 +69,7 @@ func (r *Registry) copyBody(ctx context.Context, u *upload, size int64, body io.
 		if n > 0 {
 			got += int64(n)
 			if err := r.writeUpload(ctx, u, buf[:n], size-got); err != nil {
-				return storeError("store the upload", err)
+				return ClientError("store the upload", err)
 			}
 		}
 		switch {

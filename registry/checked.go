@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"example.org/slipway/registry/verify"
+
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/objstore"
 )
@@ -98,7 +100,7 @@ func (r *Registry) compare(d oci.Digest, size int64) (objstore.Info, error) {
 		}
 	}()
 	info, err := r.compareOnce(ctx, d, size)
-	if err != nil && isDamage(err) && info.Key != "" {
+	if err != nil && IsDamage(err) && info.Key != "" {
 		if now, statErr := r.store.Stat(ctx, BlobKey(d)); statErr == nil && !now.ModTime.Equal(info.ModTime) {
 			info, err = r.compareOnce(ctx, d, size) // it was stored anew meanwhile
 		}
@@ -117,7 +119,7 @@ func (r *Registry) compareOnce(ctx context.Context, d oci.Digest, size int64) (o
 	if info.Size != size {
 		return info, wrongSize(info.Size, size)
 	}
-	n, match, err := hashCopy(ctx, nil, obj, d, func(int) {})
+	n, match, err := verify.Copy(ctx, nil, obj, d, func(int) {})
 	switch {
 	case err != nil:
 		return info, err
@@ -133,7 +135,7 @@ func (r *Registry) compareOnce(ctx context.Context, d oci.Digest, size int64) (o
 // readFailed notes that a read of a content failed. A body that broke off may be the
 // network's fault, so the store is asked then.
 func (r *Registry) readFailed(d oci.Digest, size int64, err error) {
-	if err == nil || !isDamage(err) {
+	if err == nil || !IsDamage(err) {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -307,7 +309,7 @@ func (c *heldContent) await() error {
 	<-c.check.done
 	if !c.of(c.check.info) {
 		size := c.head.Info().Size
-		_, match, err := hashCopy(context.Background(), nil, io.NewSectionReader(c.whole, 0, size), c.digest, func(int) {})
+		_, match, err := verify.Copy(context.Background(), nil, io.NewSectionReader(c.whole, 0, size), c.digest, func(int) {})
 		if err == nil && !match {
 			err = wrongBytes(c.digest)
 		}

@@ -119,15 +119,15 @@ func (us *uploads) claim(ctx context.Context, repo, id string) (*upload, error) 
 		case errors.Is(err, catalog.ErrBusy):
 			return nil, uploadBusy()
 		case err != nil:
-			return nil, storeError("continue upload "+id, err)
+			return nil, ClientError("continue upload "+id, err)
 		}
 		// Its publication was cut off. That is settled first, as if nobody had come.
 		row.Until = time.UnixMilli(1)
 		if err := r.cat.SaveUploads(ctx, row); err != nil {
-			return nil, storeError("continue upload "+id, err)
+			return nil, ClientError("continue upload "+id, err)
 		}
 		if err := r.settleShared(ctx, row); err != nil {
-			return nil, storeError("settle upload "+id, err)
+			return nil, ClientError("settle upload "+id, err)
 		}
 	}
 	return nil, uploadBusy()
@@ -140,7 +140,7 @@ func (us *uploads) take(ctx context.Context, repo, id string) (*upload, error) {
 		if _, err := us.r.cat.Upload(ctx, repo, id); errors.Is(err, catalog.ErrNotFound) {
 			return nil, uploadUnknown(repo, id)
 		} else if err != nil {
-			return nil, storeError("look up upload "+id, err)
+			return nil, ClientError("look up upload "+id, err)
 		}
 	}
 	for {
@@ -206,7 +206,7 @@ func (us *uploads) statusShared(ctx context.Context, repo, id string) (size int6
 	case errors.Is(err, catalog.ErrNotFound):
 		return 0, false, uploadUnknown(repo, id)
 	case err != nil:
-		return 0, false, storeError("look up upload "+id, err)
+		return 0, false, ClientError("look up upload "+id, err)
 	case row.Until.After(us.r.now()):
 		return 0, false, uploadBusy()
 	}

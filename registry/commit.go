@@ -115,7 +115,7 @@ func (r *Registry) intend(ctx context.Context, u *upload, size int64, d oci.Dige
 	}
 	return func() error {
 		if err := <-done; err != nil {
-			return storeError("record what is being published", err)
+			return ClientError("record what is being published", err)
 		}
 		return nil
 	}
@@ -184,7 +184,7 @@ func (r *Registry) record(ctx context.Context, u *upload, d oci.Digest) (oci.Des
 	// place of what is stored, which may be lost or damaged without anybody having
 	// noticed.
 	if err := r.openObject(ctx, u, 0, false); err != nil {
-		return desc, storeError("continue the upload", err)
+		return desc, ClientError("continue the upload", err)
 	}
 	return desc, r.putObject(ctx, u, d, u.size, func() error {
 		return u.commitObject(ctx, d)
@@ -208,7 +208,7 @@ func (r *Registry) recordSmall(ctx context.Context, repo string, d oci.Digest, c
 	b := catalog.Blob{Digest: d, Size: int64(len(content)), Content: content}
 	object, err := r.recordBlob(ctx, repo, b, rowID)
 	if err != nil {
-		return storeError("record the blob", err)
+		return ClientError("record the blob", err)
 	}
 	if object {
 		defer r.digests.lock(d)()
@@ -217,7 +217,7 @@ func (r *Registry) recordSmall(ctx context.Context, repo string, d oci.Digest, c
 	}
 	r.ram.Drop(blobKey(repo, d))
 	if err != nil {
-		return storeError("store the blob", err)
+		return ClientError("store the blob", err)
 	}
 	return nil
 }
@@ -266,7 +266,7 @@ func (r *Registry) putObject(ctx context.Context, u *upload, d oci.Digest, size 
 	} else {
 		r.unpublish(ctx, u, d)
 	}
-	return storeError(doing, err)
+	return ClientError(doing, err)
 }
 
 // unpublish takes away an object that may be in the store, but not in the
@@ -297,7 +297,7 @@ func (r *Registry) keepRow(u *upload) {
 // bytes lie under a key of their own until they are known to be right.
 func (r *Registry) publishVerified(ctx context.Context, u *upload, d oci.Digest) (oci.Descriptor, error) {
 	if err := r.openObject(ctx, u, 0, false); err != nil {
-		return oci.Descriptor{}, storeError("continue the upload", err)
+		return oci.Descriptor{}, ClientError("continue the upload", err)
 	}
 	key := verifyKey(u.id)
 	err := u.obj.Commit(ctx, key)
@@ -313,7 +313,7 @@ func (r *Registry) publishVerified(ctx context.Context, u *upload, d oci.Digest)
 		err = errors.Join(err, fmt.Errorf("remove the checked copy: %w", delErr))
 	}
 	if err != nil {
-		return oci.Descriptor{}, storeError("check the upload", err)
+		return oci.Descriptor{}, ClientError("check the upload", err)
 	}
 	return r.record(ctx, u, d)
 }
@@ -363,7 +363,7 @@ func (r *Registry) MountBlob(ctx context.Context, to, from string, d oci.Digest)
 		return oci.Descriptor{}, blobUnknown(from, d)
 	}
 	if err != nil {
-		return oci.Descriptor{}, storeError(fmt.Sprintf("mount blob %s", d), err)
+		return oci.Descriptor{}, ClientError(fmt.Sprintf("mount blob %s", d), err)
 	}
 	desc := blobDescriptor(d, b.Size)
 	return desc, r.emit(ctx, Event{Action: ActionMount, Repo: to, Blob: true, FromRepo: from, Descriptor: desc})
@@ -381,7 +381,7 @@ func (r *Registry) DeleteBlob(ctx context.Context, repo string, d oci.Digest) er
 	case errors.Is(err, catalog.ErrReferenced):
 		return oci.Errorf(oci.CodeDenied, "a manifest of %s needs blob %s; delete the manifest first", repo, d)
 	case err != nil:
-		return storeError(fmt.Sprintf("delete blob %s", d), err)
+		return ClientError(fmt.Sprintf("delete blob %s", d), err)
 	}
 	r.ram.Drop(blobKey(repo, d))
 	return r.emit(ctx, Event{Action: ActionDelete, Repo: repo, Blob: true, Descriptor: oci.Descriptor{Digest: d}})

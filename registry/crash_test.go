@@ -216,7 +216,7 @@ func TestKillWhilePublishing(t *testing.T) {
 			}
 			var dead atomic.Bool
 			die := func(op, key string) error {
-				if op == c.op && !registrytest.IsIdentity(key) && !dead.Swap(true) {
+				if op == c.op && !registry.IsIdentity(key) && !dead.Swap(true) {
 					if err := n.cat.Close(); err != nil {
 						t.Error(err)
 					}

@@ -19,13 +19,13 @@ func Unavailable(err error) error {
 	var busy *objstore.BusyError
 	var known *oci.Error
 	if !errors.As(err, &known) && (errors.As(err, &busy) || errors.Is(err, catalog.ErrUnavailable) || impairment(err) != "") {
-		return storeError("use the storage", err)
+		return ClientError("use the storage", err)
 	}
 	return err
 }
 
-// storeError turns a failure of the store or catalogue into what a client sees.
-func storeError(doing string, err error) error {
+// ClientError turns a failure of the store or catalogue into what a client sees.
+func ClientError(doing string, err error) error {
 	var known *oci.Error
 	var busy *objstore.BusyError
 	var away *StoreError
@@ -59,12 +59,12 @@ func storeError(doing string, err error) error {
 // room refuses what is new while the catalogue's disk is full.
 func (r *Registry) room() error {
 	if err := r.cat.Room(); err != nil {
-		return storeError("begin a change", err)
+		return ClientError("begin a change", err)
 	}
 	return nil
 }
 
-// isStorageFull recognises what storeError made of a full store.
+// isStorageFull recognises what ClientError made of a full store.
 func isStorageFull(err error) bool {
 	var e *oci.Error
 	return errors.As(err, &e) && e.Status == http.StatusInsufficientStorage

@@ -70,7 +70,7 @@ func (r *Registry) Forget(ctx context.Context, repo string, o ForgetOptions, dig
 	for part := range slices.Chunk(digests, forgetStep) {
 		out, err := r.cat.DropImages(ctx, repo, o.UsedBefore, part...)
 		if err != nil {
-			return sum, storeError("forget images of "+repo, err)
+			return sum, ClientError("forget images of "+repo, err)
 		}
 		for _, tag := range out.Tags {
 			r.ram.Drop(tagKey(repo, tag))
@@ -91,7 +91,7 @@ func (r *Registry) ForgetTag(ctx context.Context, repo, tag string) error {
 	}
 	err := r.cat.DeleteTag(ctx, repo, tag, nil)
 	if err != nil && !errors.Is(err, catalog.ErrNotFound) {
-		return storeError("forget tag "+tag, err)
+		return ClientError("forget tag "+tag, err)
 	}
 	r.ram.Drop(tagKey(repo, tag))
 	return nil
@@ -108,7 +108,7 @@ func (r *Registry) ForgetBlob(ctx context.Context, repo string, d oci.Digest) er
 		return nil
 	}
 	if err != nil {
-		return storeError(fmt.Sprintf("forget blob %s", d), err)
+		return ClientError(fmt.Sprintf("forget blob %s", d), err)
 	}
 	_, err = r.forgotten(ctx, out)
 	return err

@@ -97,7 +97,7 @@ func TestForgetEverything(t *testing.T) {
 			t.Errorf("left: %+v, %v", n, err)
 		}
 		for info, err := range b.Store.List(ctx, "docker/", "") {
-			if err != nil || !registrytest.IsIdentity(info.Key) {
+			if err != nil || !registry.IsIdentity(info.Key) {
 				t.Errorf("left in the store: %+v, %v", info, err)
 			}
 		}

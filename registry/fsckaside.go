@@ -7,6 +7,8 @@ import (
 	"io"
 	"strings"
 
+	"example.org/slipway/registry/verify"
+
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/objstore"
@@ -154,7 +156,7 @@ func (f *fsck) copyObject(ctx context.Context, from, to string, d oci.Digest, on
 		return false, err
 	}
 	defer func() { err = errors.Join(err, dst.Cancel(ctx)) }()
-	if _, match, err = hashCopy(ctx, dst, src, d, func(int) {}); err != nil || onlyRight && !match {
+	if _, match, err = verify.Copy(ctx, dst, src, d, func(int) {}); err != nil || onlyRight && !match {
 		return false, err
 	}
 	return match, dst.Commit(ctx, to)

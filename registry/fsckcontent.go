@@ -4,18 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"strings"
 	"syscall"
+
+	"example.org/slipway/registry/verify"
 
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/objstore"
-)
-
-const (
-	blobPrefix       = "docker/registry/v2/blobs/"
-	repositoryPrefix = "docker/registry/v2/repositories/"
 )
 
 // quarantineKey is where fsck keeps a content that does not have its digest, or
@@ -25,56 +20,9 @@ func quarantineKey(d oci.Digest) string {
 	return quarantinePrefix + d.Algorithm().String() + "/" + d.Encoded()
 }
 
-// digestOfKey is the inverse of BlobKey.
-func digestOfKey(key string) (oci.Digest, bool) {
-	parts := strings.Split(strings.TrimPrefix(key, blobPrefix), "/")
-	if len(parts) != 4 {
-		return "", false
-	}
-	d := oci.Digest(parts[0] + ":" + parts[2])
-	return d, oci.ValidDigest(d) && BlobKey(d) == key
-}
-
-// readError is an error of the source of a copy, not of its destination.
-type readError struct{ err error }
-
-func (e *readError) Error() string { return e.err.Error() }
-func (e *readError) Unwrap() error { return e.err }
-
-// hashCopy reads src to its end, writes it to dst unless that is nil, and tells
-// how many bytes there were and whether they have the digest d. step is called
-// with the bytes of each read. An error of src is a *readError.
-func hashCopy(ctx context.Context, dst io.Writer, src io.Reader, d oci.Digest, step func(n int)) (n int64, match bool, err error) {
-	sum := d.Algorithm().Hash()
-	p := bufferPool.Get().(*[]byte)
-	defer bufferPool.Put(p)
-	for {
-		if err := ctx.Err(); err != nil {
-			return n, false, err
-		}
-		got, err := src.Read(*p)
-		if got > 0 {
-			n += int64(got)
-			sum.Write((*p)[:got])
-			step(got)
-			if dst != nil {
-				if _, err := dst.Write((*p)[:got]); err != nil {
-					return n, false, err
-				}
-			}
-		}
-		switch {
-		case err == io.EOF:
-			return n, fmt.Sprintf("%x", sum.Sum(nil)) == d.Encoded(), nil
-		case err != nil:
-			return n, false, &readError{err}
-		}
-	}
-}
-
 // distribution tells whether Distribution's links lie in the same store.
 func (f *fsck) distribution(ctx context.Context) (bool, error) {
-	for _, err := range f.r.store.List(ctx, repositoryPrefix, "") {
+	for _, err := range f.r.store.List(ctx, RepositoryPrefix, "") {
 		if err != nil {
 			return false, fmt.Errorf("look for the repositories of another registry: %w", err)
 		}
@@ -222,7 +170,7 @@ func (f *fsck) read(ctx context.Context, key string, d oci.Digest, step func(int
 	}
 	defer obj.Close()
 	x.info = obj.Info()
-	_, x.match, x.err = hashCopy(ctx, nil, obj, d, step)
+	_, x.match, x.err = verify.Copy(ctx, nil, obj, d, step)
 	return x
 }
 
@@ -256,7 +204,7 @@ func (f *fsck) checkObject(ctx context.Context, c catalog.StoredContent) error {
 		return f.giveUp(ctx, p, same, func(ctx context.Context) (bool, error) { return f.absent(ctx, c.Digest, false) })
 	}
 	p.Kind, p.Detail = ProblemUnreadable, x.err.Error()
-	if f.o.Repair && isDamage(x.err) { // where it stays, a push brings its bytes again
+	if f.o.Repair && IsDamage(x.err) { // where it stays, a push brings its bytes again
 		if err := f.r.doubt(ctx, c.Digest, x.err); err != nil {
 			return err
 		}

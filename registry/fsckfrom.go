@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"time"
+
+	"example.org/slipway/registry/manifest"
+	"example.org/slipway/registry/verify"
 
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog"
@@ -157,7 +159,7 @@ func (r *Registry) heal(ctx context.Context, d oci.Digest, src io.Reader) (done 
 		return false, err
 	}
 	defer func() { err = errors.Join(err, dst.Cancel(ctx)) }()
-	n, match, err := hashCopy(ctx, dst, io.MultiReader(bytes.NewReader(head), src), d, func(int) {})
+	n, match, err := verify.Copy(ctx, dst, io.MultiReader(bytes.NewReader(head), src), d, func(int) {})
 	if err != nil || !match {
 		return false, err
 	}
@@ -249,14 +251,10 @@ func (r *Registry) showNamed(ctx context.Context, m catalog.ManifestRow, d oci.D
 	if err != nil {
 		return err
 	}
-	doc, err := parseManifest(b.Content, m.MediaType)
-	if err != nil || !hasDigest(doc.names().blobs, d) {
+	doc, err := manifest.Parse(b.Content, m.MediaType)
+	if err != nil || !manifest.Has(doc.Names().Blobs, d) {
 		return nil // fsck reports a manifest that is none
 	}
 	_, err = r.cat.LinkNamed(ctx, m, d)
 	return err
-}
-
-func hasDigest(list []oci.Descriptor, d oci.Digest) bool {
-	return slices.ContainsFunc(list, func(b oci.Descriptor) bool { return b.Digest == d })
 }

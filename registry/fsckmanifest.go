@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 
+	"example.org/slipway/registry/manifest"
+
 	"golang.org/x/sync/errgroup"
 
 	"example.org/slipway/oci"
@@ -42,53 +44,6 @@ func (f *fsck) checkManifests(ctx context.Context) error {
 	}
 }
 
-// names are the contents a manifest names, by what must be there for the image
-// to be whole.
-type names struct {
-	// blobs must be shown by the manifest's repository.
-	blobs []oci.Descriptor
-	// manifests of an index.
-	manifests []oci.Descriptor
-	// foreign layers may be here or elsewhere.
-	foreign []oci.Descriptor
-}
-
-func (doc *document) names() names {
-	n := names{manifests: unique(doc.Manifests)}
-	if doc.Config != nil {
-		n.blobs = append(n.blobs, *doc.Config)
-	}
-	for _, list := range [][]oci.Descriptor{doc.Layers, doc.Blobs} {
-		for _, l := range list {
-			if foreign(l) {
-				n.foreign = append(n.foreign, l)
-			} else {
-				n.blobs = append(n.blobs, l)
-			}
-		}
-	}
-	n.blobs = unique(n.blobs)
-	return n
-}
-
-// unique returns the descriptors with each digest once.
-func unique(lists ...[]oci.Descriptor) []oci.Descriptor {
-	var out []oci.Descriptor
-	seen := map[oci.Digest]bool{}
-	for _, list := range lists {
-		for _, d := range list {
-			if !seen[d.Digest] {
-				seen[d.Digest] = true
-				out = append(out, d)
-			}
-		}
-	}
-	return out
-}
-
-// all returns everything that is named, each digest once.
-func (n names) all() []oci.Descriptor { return unique(n.blobs, n.manifests, n.foreign) }
-
 // checkManifest checks that a manifest is one, and that the catalogue records
 // what it names.
 func (f *fsck) checkManifest(ctx context.Context, m catalog.ManifestRow) error {
@@ -100,22 +55,22 @@ func (f *fsck) checkManifest(ctx context.Context, m catalog.ManifestRow) error {
 		return err
 	}
 	p := Problem{Repo: m.Repo, Digest: m.Digest}
-	doc, err := parseManifest(content, m.MediaType)
+	doc, err := manifest.Parse(content, m.MediaType)
 	if err != nil {
 		p.Kind, p.Detail = ProblemManifest, err.Error()
 		return f.found(ctx, p, nil)
 	}
-	named := doc.names()
+	named := doc.Names()
 	refs, ok, err := f.checkRefs(ctx, m, named)
 	if err != nil || !ok || f.r.partial(m.Repo) { // what lacks there is fetched when it is asked for
 		return err
 	}
-	for _, d := range named.blobs {
+	for _, d := range named.Blobs {
 		if err := f.checkNamedBlob(ctx, m, d.Digest, refs); err != nil {
 			return err
 		}
 	}
-	for _, d := range named.manifests {
+	for _, d := range named.Manifests {
 		ref, known := refs[d.Digest]
 		if !known || ref.Manifest || ref.Linked {
 			continue
@@ -179,14 +134,14 @@ func (f *fsck) verifiedManifest(ctx context.Context, m catalog.ManifestRow, b ca
 
 // checkRefs compares what a manifest names with what is recorded. It returns
 // what is recorded, after the repair if there was one.
-func (f *fsck) checkRefs(ctx context.Context, m catalog.ManifestRow, n names) (map[oci.Digest]catalog.Ref, bool, error) {
+func (f *fsck) checkRefs(ctx context.Context, m catalog.ManifestRow, n manifest.Names) (map[oci.Digest]catalog.Ref, bool, error) {
 	refs, ok, err := f.refs(ctx, m)
 	if err != nil || !ok {
 		return nil, false, err
 	}
 	var lacking []oci.Descriptor
 	wanted := map[oci.Digest]bool{}
-	for _, d := range n.all() {
+	for _, d := range n.All() {
 		wanted[d.Digest] = true
 		if _, known := refs[d.Digest]; !known {
 			lacking = append(lacking, d)

@@ -18,11 +18,11 @@ import (
 func (f *fsck) checkObjects(ctx context.Context) error {
 	const batch = 500
 	infos := make([]objstore.Info, 0, batch)
-	for info, err := range f.r.store.List(ctx, blobPrefix, "") {
+	for info, err := range f.r.store.List(ctx, BlobPrefix, "") {
 		if err != nil {
 			return err
 		}
-		if info.Key == blobsIDKey {
+		if IsIdentity(info.Key) {
 			continue
 		}
 		infos = append(infos, info)
@@ -42,7 +42,7 @@ func (f *fsck) checkObjects(ctx context.Context) error {
 func (f *fsck) lookUp(ctx context.Context, infos []objstore.Info) error {
 	digests := make([]oci.Digest, 0, len(infos))
 	for _, info := range infos {
-		if d, ok := digestOfKey(info.Key); ok {
+		if d, ok := DigestOfKey(info.Key); ok {
 			digests = append(digests, d)
 		}
 	}
@@ -51,7 +51,7 @@ func (f *fsck) lookUp(ctx context.Context, infos []objstore.Info) error {
 		return err
 	}
 	for _, info := range infos {
-		d, ok := digestOfKey(info.Key)
+		d, ok := DigestOfKey(info.Key)
 		switch {
 		case !ok:
 			err = f.foreign(ctx, info)

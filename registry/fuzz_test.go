@@ -22,7 +22,7 @@ func FuzzParseLink(f *testing.F) {
 		if kind == linkTag {
 			hex = ref
 		}
-		if !strings.HasPrefix(key, repositoryPrefix+repo+"/_") || !strings.Contains(key, hex) || !strings.Contains(key, alg) || !strings.HasSuffix(key, "/link") {
+		if !strings.HasPrefix(key, RepositoryPrefix+repo+"/_") || !strings.Contains(key, hex) || !strings.Contains(key, alg) || !strings.HasSuffix(key, "/link") {
 			t.Errorf("key %q is taken for %d, %q, %q", key, kind, repo, ref)
 		}
 	})
@@ -30,9 +30,9 @@ func FuzzParseLink(f *testing.F) {
 
 func FuzzDigestOfKey(f *testing.F) {
 	f.Add(BlobKey(oci.SHA256(nil)))
-	f.Add(blobPrefix + "sha512/00/00/data")
+	f.Add(BlobPrefix + "sha512/00/00/data")
 	f.Fuzz(func(t *testing.T, key string) {
-		if d, ok := digestOfKey(key); ok && BlobKey(d) != key {
+		if d, ok := DigestOfKey(key); ok && BlobKey(d) != key {
 			t.Errorf("key %q is taken for %s", key, d)
 		}
 	})

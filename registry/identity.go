@@ -20,7 +20,7 @@ import (
 // store is not the one that the catalogue describes.
 const (
 	ownIDKey   = "slipway/registry"
-	blobsIDKey = blobPrefix + "sha256/slipway-registry"
+	blobsIDKey = BlobPrefix + "sha256/slipway-registry"
 )
 
 var idKeys = [...]string{ownIDKey, blobsIDKey}
@@ -215,7 +215,7 @@ func (r *Registry) sample(ctx context.Context) (asked, here int, err error) {
 		keys = append(keys, BlobKey(d))
 	}
 	for _, p := range packs {
-		keys = append(keys, packPrefix+hex.EncodeToString(p.Digest[:]))
+		keys = append(keys, PackPrefix+hex.EncodeToString(p.Digest[:]))
 	}
 	for _, key := range keys {
 		_, err := r.store.Stat(ctx, key)

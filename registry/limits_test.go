@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"example.org/slipway/registry/manifest"
+
 	"example.org/slipway/registry/registrytest"
 
 	"github.com/google/go-cmp/cmp"
@@ -47,7 +49,7 @@ func TestManifestLimits(t *testing.T) {
 	} {
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
-		err := registry.ParseManifest([]byte(c.doc), "")
+		_, err := manifest.Parse([]byte(c.doc), "")
 		runtime.ReadMemStats(&after)
 		if c.want == "" && err != nil || c.want != "" && (!oci.HasCode(err, oci.CodeManifestInvalid) || !strings.Contains(err.Error(), c.want)) {
 			t.Errorf("%s: got %v, want %q", name, err, c.want)

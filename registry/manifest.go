@@ -1,7 +1,6 @@
 package registry
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -10,201 +9,25 @@ import (
 	"slices"
 	"strings"
 
+	"example.org/slipway/registry/manifest"
+
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/cache"
 	"example.org/slipway/registry/catalog"
 )
 
-// mediaTypeArtifact is the artifact manifest that image-spec 1.1 dropped before
-// its release; some tools still push it.
-const mediaTypeArtifact = "application/vnd.oci.artifact.manifest.v1+json"
-
-// document is what this registry reads of a manifest, of all kinds together.
-type document struct {
-	SchemaVersion int               `json:"schemaVersion"`
-	MediaType     string            `json:"mediaType"`
-	ArtifactType  string            `json:"artifactType"`
-	Config        *oci.Descriptor   `json:"config"`
-	Layers        descriptors       `json:"layers"`
-	Blobs         descriptors       `json:"blobs"`
-	Manifests     descriptors       `json:"manifests"`
-	Subject       *oci.Descriptor   `json:"subject"`
-	Annotations   map[string]string `json:"annotations"`
-}
-
-// Limits of what a manifest may hold, so that a small document cannot take much
-// memory or keep the catalogue's writer busy.
-const (
-	// maxDescriptors in a manifest's list; only one kind of list is allowed.
-	maxDescriptors = 10_000
-	// maxValues is how many JSON values a manifest has at most: 25 for each of
-	// 10,000 descriptors. A value may take a hundred times its bytes of memory.
-	maxValues = 250_000
-	// maxDepth is how many objects and arrays may lie in one another. Manifests have five;
-	// whoever indents one for reading writes as much as the square of the depth.
-	maxDepth = 64
-)
-
-// descriptors is a list that stops being read when it is too long.
-type descriptors []oci.Descriptor
-
-// UnmarshalJSON implements json.Unmarshaler.
-func (l *descriptors) UnmarshalJSON(b []byte) error {
-	*l = nil
-	dec := json.NewDecoder(bytes.NewReader(b))
-	switch t, err := dec.Token(); {
-	case err != nil:
-		return err
-	case t == nil:
-		return nil
-	case t != json.Delim('['):
-		return errors.New("a list of descriptors is not an array")
-	}
-	list := descriptors{} // an empty list is not an absent one
-	for dec.More() {
-		if len(list) == maxDescriptors {
-			return fmt.Errorf("a list has more than %d descriptors, which is the limit", maxDescriptors)
-		}
-		var d oci.Descriptor
-		if err := dec.Decode(&d); err != nil {
-			return err
-		}
-		list = append(list, d)
-	}
-	*l = list
-	return nil
-}
-
-// checkShape refuses a JSON document of too many values, or of values too deep in one
-// another.
-func checkShape(b []byte) error {
-	values, depth := oci.JSONShape(b)
-	switch {
-	case values > maxValues:
-		return manifestInvalid("the manifest has more than %d JSON values, which is the limit", maxValues)
-	case depth > maxDepth:
-		return manifestInvalid("the manifest nests objects and arrays more than %d deep, which is the limit", maxDepth)
-	}
-	return nil
-}
-
-func manifestInvalid(format string, args ...any) error {
-	return oci.Errorf(oci.CodeManifestInvalid, format, args...)
-}
-
-// parseManifest reads and checks a manifest. contentType is the request's, or
-// empty.
-func parseManifest(b []byte, contentType string) (document, error) {
-	var doc document
-	if err := checkShape(b); err != nil {
-		return doc, err
-	}
-	if err := json.Unmarshal(b, &doc); err != nil {
-		return doc, manifestInvalid("the manifest cannot be read: %v", err)
-	}
-	mediaType, _, _ := strings.Cut(contentType, ";")
-	mediaType = strings.TrimSpace(mediaType)
-	switch {
-	case mediaType == "" || mediaType == "application/json" || mediaType == oci.MediaTypeOctetStream:
-		mediaType = doc.MediaType
-	case doc.MediaType != "" && doc.MediaType != mediaType:
-		return doc, manifestInvalid("the Content-Type is %s, the manifest says %s", mediaType, doc.MediaType)
-	}
-	if mediaType == "" { // OCI manifests need not say what they are
-		mediaType = oci.MediaTypeOCIManifest
-		if doc.Manifests != nil {
-			mediaType = oci.MediaTypeOCIIndex
-		}
-	}
-	doc.MediaType = mediaType
-	return doc, doc.check()
-}
-
-// check refuses what is not a manifest of its media type. A document that could
-// be read as two kinds at once is refused as well (CVE-2021-41190).
-func (doc *document) check() error {
-	switch doc.MediaType {
-	case oci.MediaTypeOCIManifest, oci.MediaTypeDockerManifest:
-		if doc.Manifests != nil || doc.Blobs != nil {
-			return manifestInvalid("an image manifest cannot have manifests or blobs beside its layers")
-		}
-		if doc.Config == nil {
-			return manifestInvalid("the image manifest has no config")
-		}
-	case oci.MediaTypeOCIIndex, oci.MediaTypeDockerIndex:
-		if doc.Config != nil || doc.Layers != nil || doc.Blobs != nil {
-			return manifestInvalid("an image index cannot have a config, layers or blobs")
-		}
-	case mediaTypeArtifact:
-		if doc.Config != nil || doc.Layers != nil || doc.Manifests != nil {
-			return manifestInvalid("an artifact manifest has blobs and nothing else")
-		}
-		return doc.checkDescriptors()
-	case oci.MediaTypeDockerManifestV1, oci.MediaTypeDockerManifestV1S:
-		return manifestInvalid("Docker's manifest schema 1 is not supported; push with a client newer than Docker 1.10")
-	default:
-		return manifestInvalid("manifests of media type %.100q are not supported", doc.MediaType)
-	}
-	if doc.SchemaVersion != 2 {
-		return manifestInvalid("schemaVersion is %d, not 2", doc.SchemaVersion)
-	}
-	return doc.checkDescriptors()
-}
-
-func (doc *document) checkDescriptors() error {
-	check := func(d oci.Descriptor) error {
-		if err := oci.CheckDigest(d.Digest); err != nil {
-			return manifestInvalid("a descriptor of the manifest is malformed: %v", err)
-		}
-		if d.Size < 0 {
-			return manifestInvalid("descriptor %s has the size %d", d.Digest, d.Size)
-		}
-		return nil
-	}
-	for _, list := range [][]oci.Descriptor{doc.Layers, doc.Blobs, doc.Manifests} {
-		for _, d := range list {
-			if err := check(d); err != nil {
-				return err
-			}
-		}
-	}
-	for _, d := range []*oci.Descriptor{doc.Config, doc.Subject} {
-		if d != nil {
-			if err := check(*d); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-// artifactType is what the referrers API reports. SPEC: an image manifest
-// without one has its config's media type.
-func (doc *document) artifactType() string {
-	if doc.ArtifactType == "" && doc.Config != nil && doc.MediaType == oci.MediaTypeOCIManifest {
-		return doc.Config.MediaType
-	}
-	return doc.ArtifactType
-}
-
-// foreign tells whether a layer may stay where it is: clients fetch it from its
-// URLs, or are not allowed to distribute it.
-func foreign(d oci.Descriptor) bool {
-	return len(d.URLs) > 0 || strings.Contains(d.MediaType, ".nondistributable.") || strings.Contains(d.MediaType, ".foreign.")
-}
-
 // parse reads a pushed manifest, large ones a few at a time.
-func (r *Registry) parse(ctx context.Context, m oci.PutManifest) (document, error) {
+func (r *Registry) parse(ctx context.Context, m oci.PutManifest) (manifest.Document, error) {
 	const large = 256 << 10
 	if len(m.Bytes) > large {
 		select {
 		case r.parsing <- struct{}{}:
 			defer func() { <-r.parsing }()
 		case <-ctx.Done():
-			return document{}, ctx.Err()
+			return manifest.Document{}, ctx.Err()
 		}
 	}
-	return parseManifest(m.Bytes, m.MediaType)
+	return manifest.Parse(m.Bytes, m.MediaType)
 }
 
 // PutManifest implements oci.Writer.
@@ -266,7 +89,7 @@ func (r *Registry) beforePut(repo string, d oci.Digest, tags []string) (keep fun
 	}
 }
 
-func (r *Registry) emitPush(ctx context.Context, repo string, doc document, res oci.PutResult) error {
+func (r *Registry) emitPush(ctx context.Context, repo string, doc manifest.Document, res oci.PutResult) error {
 	if r.opts.OnEvent == nil {
 		return nil
 	}
@@ -312,16 +135,16 @@ func putError(repo string, err error) error {
 	var size *catalog.SizeError
 	switch {
 	case errors.As(err, &size):
-		return manifestInvalid("the manifest names %s with %d bytes, and it has %d; clients would refuse to pull it", size.Digest, size.Named, size.Stored)
+		return manifest.Invalid("the manifest names %s with %d bytes, and it has %d; clients would refuse to pull it", size.Digest, size.Named, size.Stored)
 	case errors.As(err, &mediaType):
-		return manifestInvalid("repository %s holds this manifest with the media type %s; it cannot be changed", repo, mediaType.Stored)
+		return manifest.Invalid("repository %s holds this manifest with the media type %s; it cannot be changed", repo, mediaType.Stored)
 	case errors.As(err, &missing):
 		return &oci.Error{Code: oci.CodeManifestBlobUnknown, Detail: missing.Digests,
 			Message: fmt.Sprintf("the manifest names %d contents that repository %s does not hold, the first is %s; push them first", missing.Total, repo, missing.Digests[0])}
 	case errors.As(err, &immutable):
 		return immutableError(immutable)
 	}
-	return storeError("record the manifest", err)
+	return ClientError("record the manifest", err)
 }
 
 func immutableError(e *catalog.ImmutableError) error {
@@ -331,23 +154,23 @@ func immutableError(e *catalog.ImmutableError) error {
 	return oci.Errorf(oci.CodeDenied, "tag %s is immutable: it cannot be moved or removed once it exists", e.Tag)
 }
 
-func (r *Registry) manifestRow(repo string, d oci.Digest, doc document, m oci.PutManifest) (catalog.NewManifest, error) {
+func (r *Registry) manifestRow(repo string, d oci.Digest, doc manifest.Document, m oci.PutManifest) (catalog.NewManifest, error) {
 	row := catalog.NewManifest{
-		Manifest: catalog.Manifest{Digest: d, MediaType: doc.MediaType, ArtifactType: doc.artifactType(), Annotations: doc.Annotations, Content: m.Bytes},
+		Manifest: catalog.Manifest{Digest: d, MediaType: doc.MediaType, ArtifactType: doc.ReferrerType(), Annotations: doc.Annotations, Content: m.Bytes},
 		Tags:     m.Tags,
 	}
 	if doc.Subject != nil {
 		row.Subject = doc.Subject.Digest
 	}
 	if r.partial(repo) { // another registry decides what there is
-		row.Optional = doc.names().all()
+		row.Optional = doc.Names().All()
 		return row, nil
 	}
 	if r.opts.Immutable != nil {
 		row.Immutable = func(tag string) bool { return r.opts.Immutable(repo, tag) }
 	}
 	var err error
-	if row.Sizes, err = doc.sizes(); err != nil {
+	if row.Sizes, err = doc.Sizes(); err != nil {
 		return row, err
 	}
 	own := func(d oci.Descriptor) {
@@ -361,13 +184,13 @@ func (r *Registry) manifestRow(repo string, d oci.Digest, doc document, m oci.Pu
 		own(*doc.Config)
 	}
 	for _, l := range slices.Concat(doc.Layers, doc.Blobs) {
-		if !foreign(l) {
+		if !manifest.Foreign(l) {
 			own(l)
 			continue
 		}
 		for _, u := range l.URLs {
 			if r.opts.ForeignURL != nil && !r.opts.ForeignURL(u) {
-				return row, manifestInvalid("layer %s may not be fetched from %.200s (validation.manifests.urls)", l.Digest, u)
+				return row, manifest.Invalid("layer %s may not be fetched from %.200s (validation.manifests.urls)", l.Digest, u)
 			}
 		}
 		row.Optional = append(row.Optional, l)
@@ -379,24 +202,8 @@ func (r *Registry) manifestRow(repo string, d oci.Digest, doc document, m oci.Pu
 			row.Manifests = append(row.Manifests, c.Digest)
 		}
 	}
-	row.Blobs, row.Manifests, row.Optional = once(row.Blobs), once(row.Manifests), unique(row.Optional)
+	row.Blobs, row.Manifests, row.Optional = once(row.Blobs), once(row.Manifests), manifest.Unique(row.Optional)
 	return row, nil
-}
-
-// sizes returns how large the manifest says the contents are that it names.
-func (doc *document) sizes() (map[oci.Digest]int64, error) {
-	list := slices.Concat(doc.Layers, doc.Blobs, doc.Manifests)
-	if doc.Config != nil {
-		list = append(list, *doc.Config)
-	}
-	sizes := make(map[oci.Digest]int64, len(list))
-	for _, d := range list {
-		if size, again := sizes[d.Digest]; again && size != d.Size {
-			return nil, manifestInvalid("the manifest names %s with two sizes, %d and %d bytes", d.Digest, size, d.Size)
-		}
-		sizes[d.Digest] = d.Size
-	}
-	return sizes, nil
 }
 
 // once returns the digests in their order, each once.
@@ -452,7 +259,7 @@ func deleteError(repo, ref string, err error) error {
 	case errors.As(err, &immutable):
 		return immutableError(immutable)
 	}
-	return storeError(fmt.Sprintf("delete %s of %s", ref, repo), err)
+	return ClientError(fmt.Sprintf("delete %s of %s", ref, repo), err)
 }
 
 // maxReferrers bounds a page of referrers, beside catalog.MaxReferrersBytes. With
@@ -468,7 +275,7 @@ func (r *Registry) Referrers(ctx context.Context, repo string, d oci.Digest, art
 	}
 	list, more, err := r.cat.Referrers(ctx, repo, d, artifactType, last, n)
 	if err != nil {
-		return nil, false, storeError(fmt.Sprintf("list the referrers of %s", d), err)
+		return nil, false, ClientError(fmt.Sprintf("list the referrers of %s", d), err)
 	}
 	tagged, err := r.taggedReferrers(ctx, repo, d)
 	if err != nil {
@@ -530,7 +337,7 @@ func (r *Registry) taggedReferrers(ctx context.Context, repo string, d oci.Diges
 	if m.MediaType != oci.MediaTypeOCIIndex {
 		return nil, nil // somebody's own tag of that name
 	}
-	index, err := parseManifest(m.Bytes, m.MediaType)
+	index, err := manifest.Parse(m.Bytes, m.MediaType)
 	if err != nil {
 		return nil, nil // an index from before these checks, which lists nothing
 	}
@@ -543,7 +350,7 @@ func (r *Registry) taggedReferrers(ctx context.Context, repo string, d oci.Diges
 	}
 	here, err := r.cat.ManifestsHere(ctx, repo, digests)
 	if err != nil {
-		return nil, storeError(fmt.Sprintf("look up the referrers of %s", d), err)
+		return nil, ClientError(fmt.Sprintf("look up the referrers of %s", d), err)
 	}
 	return slices.DeleteFunc(index.Manifests, func(m oci.Descriptor) bool { return !here[m.Digest] }), nil
 }

@@ -111,7 +111,7 @@ func (r *Registry) adoptInline(ctx context.Context, repo string, d oci.Digest, c
 	desc := blobDescriptor(d, int64(len(content)))
 	added, err := r.cat.AdoptBlob(ctx, repo, catalog.Blob{Digest: d, Size: desc.Size, Content: content}, "")
 	if err != nil {
-		return oci.Descriptor{}, storeError("record the blob", err)
+		return oci.Descriptor{}, ClientError("record the blob", err)
 	}
 	return desc, r.adopted(ctx, repo, desc, added)
 }
@@ -157,7 +157,7 @@ func (r *Registry) publishAdopted(ctx context.Context, u *upload, d oci.Digest, 
 	}
 	put, err := prepare(ctx, u)
 	if err != nil {
-		return false, storeError("store the blob", err)
+		return false, ClientError("store the blob", err)
 	}
 	if u.lostClaim() {
 		return false, uploadBusy()
@@ -216,7 +216,7 @@ func (r *Registry) LinkStored(ctx context.Context, repo string, d oci.Digest) (o
 		return oci.Descriptor{}, blobUnknown(repo, d)
 	}
 	if err != nil {
-		return oci.Descriptor{}, storeError(fmt.Sprintf("show blob %s", d), err)
+		return oci.Descriptor{}, ClientError(fmt.Sprintf("show blob %s", d), err)
 	}
 	desc := blobDescriptor(d, b.Size)
 	return desc, r.adopted(ctx, repo, desc, false)
@@ -230,7 +230,7 @@ func (r *Registry) Stored(ctx context.Context, d oci.Digest) (size int64, ok boo
 		return 0, false, nil
 	}
 	if err != nil {
-		return 0, false, storeError(fmt.Sprintf("look up content %s", d), err)
+		return 0, false, ClientError(fmt.Sprintf("look up content %s", d), err)
 	}
 	return b.Size, true, nil
 }

@@ -74,7 +74,7 @@ func (r *Registry) MirrorImages(ctx context.Context, q MirrorQuery) (list []Mirr
 	}
 	rows, err := r.cat.Images(ctx, cq)
 	if err != nil {
-		return nil, "", storeError("list images", err)
+		return nil, "", ClientError("list images", err)
 	}
 	more := len(rows) > q.Limit
 	if more {
@@ -126,7 +126,7 @@ type MirrorUsage struct {
 func (r *Registry) MirrorUsage(ctx context.Context, prefixes ...string) (MirrorUsage, error) {
 	u, err := r.cat.Usage(ctx, prefixes...)
 	if err != nil {
-		return MirrorUsage{}, storeError("count what mirrors hold", err)
+		return MirrorUsage{}, ClientError("count what mirrors hold", err)
 	}
 	return MirrorUsage(u), nil
 }
@@ -136,7 +136,7 @@ func (r *Registry) MirrorUsage(ctx context.Context, prefixes ...string) (MirrorU
 func (r *Registry) NamedBy(ctx context.Context, repo string, d oci.Digest) ([]oci.Digest, error) {
 	rows, err := r.cat.NamedBy(ctx, d)
 	if err != nil {
-		return nil, storeError("look for what names "+string(d), err)
+		return nil, ClientError("look for what names "+string(d), err)
 	}
 	var list []oci.Digest
 	for _, m := range rows {

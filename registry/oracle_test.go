@@ -267,7 +267,7 @@ func (o *oracle) compare(cat *catalog.Catalog, store objstore.Store) {
 		if err != nil {
 			o.t.Fatal(err)
 		}
-		if !registrytest.IsIdentity(info.Key) {
+		if !registry.IsIdentity(info.Key) {
 			objects[info.Key] = true
 		}
 	}

@@ -9,13 +9,11 @@ import (
 	"slices"
 	"strings"
 
+	"example.org/slipway/registry/verify"
+
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/objstore"
 )
-
-// packPrefix is where package filestore keeps its packs. To a backup they are
-// objects whose name says their digest; what is in them is not known here.
-const packPrefix = "slipway/gear/packs/"
 
 // packTries is how often a backup starts again with a newer snapshot because
 // packs were replaced, and their objects deleted, before they were copied.
@@ -35,7 +33,7 @@ func (t *transfer) copyPacks(ctx context.Context, s *catalog.Snapshot) error {
 }
 
 func (t *transfer) copyPack(ctx context.Context, p catalog.PackObject) (err error) {
-	key := packPrefix + hex.EncodeToString(p.Digest[:])
+	key := PackPrefix + hex.EncodeToString(p.Digest[:])
 	info, err := t.dst.Stat(ctx, key)
 	if err == nil && info.Size == p.Size {
 		t.step(func(rep *BackupReport) { rep.Objects, rep.Bytes = rep.Objects+1, rep.Bytes+p.Size })
@@ -61,7 +59,7 @@ func (t *transfer) copyPack(ctx context.Context, p catalog.PackObject) (err erro
 	// Each content in it is checked whenever it is read, so a pack with a
 	// damaged one is worth keeping.
 	n, err := io.Copy(dst, packSource{src})
-	var unreadable *readError
+	var unreadable *verify.ReadError
 	if errors.As(err, &unreadable) {
 		return t.unread(ctx, key, err)
 	}
@@ -82,7 +80,7 @@ type packSource struct{ src io.Reader }
 func (p packSource) Read(b []byte) (int, error) {
 	n, err := p.src.Read(b)
 	if err != nil && err != io.EOF {
-		err = &readError{err}
+		err = &verify.ReadError{Err: err}
 	}
 	return n, err
 }
@@ -103,11 +101,11 @@ func (t *transfer) unread(ctx context.Context, key string, err error) error {
 
 // prunePacks removes the packs that the snapshot does not name.
 func (t *transfer) prunePacks(ctx context.Context, s *catalog.Snapshot) error {
-	for info, err := range t.dst.List(ctx, packPrefix, "") {
+	for info, err := range t.dst.List(ctx, PackPrefix, "") {
 		if err != nil {
 			return fmt.Errorf("look for packs the backup does not need: %w", err)
 		}
-		b, err := hex.DecodeString(strings.TrimPrefix(info.Key, packPrefix))
+		b, err := hex.DecodeString(strings.TrimPrefix(info.Key, PackPrefix))
 		var digest catalog.GearName
 		if err != nil || len(b) != len(digest) {
 			continue // not ours

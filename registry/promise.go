@@ -65,7 +65,7 @@ func (r *Registry) promiseShared(ctx context.Context, k promise) (here bool, err
 		asked := p.steady() // before the catalogue is
 		here, due, err := r.cat.Due(ctx, k.repo, k.digest, k.manifest)
 		if err != nil {
-			return false, storeError("look up what is promised", err)
+			return false, ClientError("look up what is promised", err)
 		}
 		if !here {
 			r.forgetGone(k)
@@ -78,7 +78,7 @@ func (r *Registry) promiseShared(ctx context.Context, k promise) (here bool, err
 		}
 		// The collector may be faster: so look again.
 		if err := r.cat.Postpone(ctx, []catalog.Postponed{{Repo: k.repo, Digest: k.digest, Until: now.Add(grace)}}); err != nil {
-			return false, storeError("keep what is promised", err)
+			return false, ClientError("keep what is promised", err)
 		}
 	}
 	return false, &oci.Error{Code: oci.CodeUnavailable, Message: "the content is being changed all the time; ask again"}

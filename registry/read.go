@@ -142,7 +142,7 @@ func (r *Registry) blob(ctx context.Context, repo string, d oci.Digest) (ramBlob
 		return ramBlob{}, blobUnknown(repo, d)
 	}
 	if err != nil {
-		return ramBlob{}, storeError(fmt.Sprintf("look up blob %s", d), err)
+		return ramBlob{}, ClientError(fmt.Sprintf("look up blob %s", d), err)
 	}
 	b, err := r.load(ctx, d, row)
 	if err != nil {
@@ -271,7 +271,7 @@ func (r *Registry) rangeInOrder(ctx context.Context, repo string, d oci.Digest, 
 	case !here:
 		return blobLost(repo, d)
 	case !r.distant && !r.hashedBefore(d, info):
-		return storeError("read a range of blob "+string(d), &objstore.BusyError{Err: errReplaced})
+		return ClientError("read a range of blob "+string(d), &objstore.BusyError{Err: errReplaced})
 	}
 	return nil
 }
@@ -283,7 +283,7 @@ func (r *Registry) lost(ctx context.Context, repo string, d oci.Digest, err erro
 		return err
 	}
 	if busy := (*objstore.BusyError)(nil); errors.As(err, &busy) || impairment(err) != "" {
-		return storeError(fmt.Sprintf("read blob %s", d), err)
+		return ClientError(fmt.Sprintf("read blob %s", d), err)
 	}
 	if away := r.unlessAway(ctx); away != nil {
 		return away
@@ -291,7 +291,7 @@ func (r *Registry) lost(ctx context.Context, repo string, d oci.Digest, err erro
 	if _, gone := r.cat.Blob(ctx, repo, d); errors.Is(gone, catalog.ErrNotFound) {
 		return blobUnknown(repo, d)
 	}
-	if isDamage(err) {
+	if IsDamage(err) {
 		if away := r.doubt(ctx, d, err); away != nil {
 			return away
 		}
@@ -432,7 +432,7 @@ func (r *Registry) manifestError(ctx context.Context, repo, ref string, err erro
 	if errors.Is(err, catalog.ErrNotFound) {
 		return manifestUnknown(repo, ref)
 	}
-	return storeError(fmt.Sprintf("look up manifest %s of %s", ref, repo), err)
+	return ClientError(fmt.Sprintf("look up manifest %s of %s", ref, repo), err)
 }
 
 func asManifest(row catalog.Manifest) oci.Manifest {
@@ -446,7 +446,7 @@ func asManifest(row catalog.Manifest) oci.Manifest {
 func (r *Registry) Repositories(ctx context.Context, last string, n int) ([]string, bool, error) {
 	names, err := r.cat.Repositories(ctx, last, n+1)
 	if err != nil {
-		return nil, false, storeError("list repositories", err)
+		return nil, false, ClientError("list repositories", err)
 	}
 	names, more := cut(names, n)
 	return names, more, nil
@@ -459,7 +459,7 @@ func (r *Registry) Tags(ctx context.Context, repo, last string, n int) ([]string
 		return nil, false, oci.Errorf(oci.CodeNameUnknown, "there is no repository %s", repo)
 	}
 	if err != nil {
-		return nil, false, storeError("list tags of "+repo, err)
+		return nil, false, ClientError("list tags of "+repo, err)
 	}
 	tags, more := cut(tags, n)
 	return tags, more, nil

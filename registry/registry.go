@@ -469,13 +469,6 @@ func (r *Registry) Ready(ctx context.Context) error {
 // Metrics returns the registry's Prometheus collectors.
 func (r *Registry) Metrics() []prometheus.Collector { return r.metrics.collectors() }
 
-// BlobKey is the object key of a blob: Distribution's path, so that a
-// Distribution storage can be adopted in place.
-func BlobKey(d oci.Digest) string {
-	alg, hex := d.Algorithm().String(), d.Encoded()
-	return "docker/registry/v2/blobs/" + alg + "/" + hex[:2] + "/" + hex + "/data"
-}
-
 // verifyKey is where an upload lies while its digest is being computed from the
 // store, when it could not be computed on the way in.
 func verifyKey(uploadID string) string { return "slipway/verify/" + uploadID }

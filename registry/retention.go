@@ -300,7 +300,7 @@ func (run *retaining) decide(ctx context.Context, t catalog.TagInfo, keep string
 		run.rep.add(d)
 		return nil
 	case err != nil:
-		return storeError("remove tag "+d.Tag, err)
+		return ClientError("remove tag "+d.Tag, err)
 	}
 	return run.report(ctx, went)
 }

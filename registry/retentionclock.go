@@ -32,11 +32,11 @@ func (r *Registry) checkClock(ctx context.Context, o RetainOptions) error {
 	}
 	newest, err := r.cat.Newest(ctx)
 	if err != nil {
-		return storeError("look for the newest push or pull", err)
+		return ClientError("look for the newest push or pull", err)
 	}
 	noted, err := r.cat.Clock(ctx)
 	if err != nil {
-		return storeError("look for the time noted last", err)
+		return ClientError("look for the time noted last", err)
 	}
 	if err := plausible(now, newest, "the newest push or pull"); err != nil {
 		return err

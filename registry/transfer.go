@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"example.org/slipway/registry/verify"
+
 	"golang.org/x/sync/errgroup"
 
 	"example.org/slipway/oci"
@@ -139,7 +141,7 @@ func (t *transfer) copyObject(ctx context.Context, c catalog.StoredContent) (err
 		return err
 	}
 	src, err := t.src.Get(ctx, key, 0, -1)
-	if isDamage(err) {
+	if IsDamage(err) {
 		t.lose(c)
 		return nil
 	}
@@ -152,10 +154,10 @@ func (t *transfer) copyObject(ctx context.Context, c catalog.StoredContent) (err
 		return err
 	}
 	defer func() { err = errors.Join(err, dst.Cancel(ctx)) }()
-	n, match, err := hashCopy(ctx, dst, src, c.Digest, func(n int) {
+	n, match, err := verify.Copy(ctx, dst, src, c.Digest, func(n int) {
 		t.step(func(rep *BackupReport) { rep.Bytes, rep.CopiedBytes = rep.Bytes+int64(n), rep.CopiedBytes+int64(n) })
 	})
-	var unreadable *readError
+	var unreadable *verify.ReadError
 	if errors.As(err, &unreadable) && ctx.Err() == nil || err == nil && (!match || n != c.Size) {
 		t.step(func(rep *BackupReport) { rep.Bytes, rep.CopiedBytes = rep.Bytes-n, rep.CopiedBytes-n })
 		t.lose(c)
@@ -195,7 +197,7 @@ func (t *transfer) prune(ctx context.Context, s *catalog.Snapshot) error {
 	flush := func() error {
 		digests := make([]oci.Digest, 0, len(keys))
 		for _, key := range keys {
-			if d, ok := digestOfKey(key); ok {
+			if d, ok := DigestOfKey(key); ok {
 				digests = append(digests, d)
 			}
 		}
@@ -223,7 +225,7 @@ func (t *transfer) prune(ctx context.Context, s *catalog.Snapshot) error {
 		keys = keys[:0]
 		return nil
 	}
-	for info, err := range t.dst.List(ctx, blobPrefix, "") {
+	for info, err := range t.dst.List(ctx, BlobPrefix, "") {
 		if err != nil {
 			return fmt.Errorf("look for objects the backup does not need: %w", err)
 		}

@@ -125,9 +125,9 @@ func wrongBytes(d oci.Digest) error {
 	return &damagedError{"the stored bytes do not have the digest " + string(d)}
 }
 
-// isDamage reports whether an error of the store says that it has lost the content, or
+// IsDamage reports whether an error of the store says that it has lost the content, or
 // cannot read it: what passes by itself, or says nothing of the content, is not.
-func isDamage(err error) bool {
+func IsDamage(err error) bool {
 	var damaged *damagedError
 	var busy *objstore.BusyError
 	if errors.As(err, &busy) {
@@ -228,8 +228,8 @@ func (r *Registry) glance(ctx context.Context, d oci.Digest, size int64) (info o
 	case err == nil:
 		r.saw(d, info, false)
 		return info, true, nil
-	case !isDamage(err):
-		return info, false, storeError(fmt.Sprintf("look for blob %s", d), err)
+	case !IsDamage(err):
+		return info, false, ClientError(fmt.Sprintf("look for blob %s", d), err)
 	}
 	return info, false, r.doubt(ctx, d, err)
 }
@@ -267,8 +267,8 @@ func (r *Registry) inOrder(ctx context.Context, d oci.Digest, info objstore.Info
 	case brokeOff(c.err):
 		_, here, err := r.glance(ctx, d, info.Size)
 		return here, err
-	case !isDamage(c.err):
-		return false, storeError(fmt.Sprintf("read blob %s", d), c.err)
+	case !IsDamage(c.err):
+		return false, ClientError(fmt.Sprintf("read blob %s", d), c.err)
 	}
 	return false, r.doubt(ctx, d, c.err)
 }
@@ -281,7 +281,7 @@ func (r *Registry) asRecorded(ctx context.Context, d oci.Digest, info objstore.I
 	}
 	tag, err := r.cat.ObjectTag(ctx, d)
 	if err != nil {
-		return false, storeError(fmt.Sprintf("look up blob %s", d), err)
+		return false, ClientError(fmt.Sprintf("look up blob %s", d), err)
 	}
 	if tag != "" && tag != info.Tag {
 		return false, nil

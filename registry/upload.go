@@ -113,7 +113,7 @@ func (r *Registry) StartUpload(ctx context.Context, repo string) (oci.UploadStat
 	if r.replica != nil { // the next request may come to another replica
 		if err := r.cat.SaveUploads(ctx, catalog.Upload{ID: u.id, Repo: repo}); err != nil {
 			r.finish(u)
-			return oci.UploadStatus{}, storeError("begin an upload", err)
+			return oci.UploadStatus{}, ClientError("begin an upload", err)
 		}
 	}
 	return oci.UploadStatus{ID: u.id}, nil
@@ -339,16 +339,16 @@ func (r *Registry) park(ctx context.Context, u *upload) error {
 		u.obj = nil
 		if err != nil && u.claim != nil { // it stands where the request found it
 			u.unfollow()
-			return storeError("keep the upload", err)
+			return ClientError("keep the upload", err)
 		}
 		if err != nil {
 			r.drop(ctx, u)
-			return storeError("keep the upload", err)
+			return ClientError("keep the upload", err)
 		}
 		u.state = state
 	}
 	if err := r.save(ctx, u, ""); err != nil {
-		return storeError("record the upload", err)
+		return ClientError("record the upload", err)
 	}
 	return nil
 }

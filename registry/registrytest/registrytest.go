@@ -125,11 +125,6 @@ func (b *Bed) Open(o registry.Options) {
 	})
 }
 
-// IsIdentity reports whether a key is of the objects that say whose the store is.
-func IsIdentity(key string) bool {
-	return key == "slipway/registry" || key == "docker/registry/v2/blobs/sha256/slipway-registry"
-}
-
 // Chosen reports whether the nth of many combinations is tried: all of them with
 // SLIPWAY_ALL_CASES=1, and otherwise one in so many.
 func Chosen(n, oneIn int) bool {
