@@ -286,7 +286,7 @@ func (a *adopter) finishRepo(ctx context.Context) error {
 func (a *adopter) note(reason, ref, detail string) {
 	a.o.Logger.Warn("not adopted as it is", "reason", reason, "repo", a.repo, "ref", ref, "detail", detail)
 	a.rep.Counts[reason]++
-	if len(a.rep.Notes) < maxProblems {
+	if len(a.rep.Notes) < maxListed {
 		a.rep.Notes = append(a.rep.Notes, AdoptNote{reason, a.repo, ref, detail})
 	}
 }
@@ -302,7 +302,7 @@ func (a *adopter) record(ctx context.Context, rows []catalog.AdoptRow) error {
 		a.rep.NewManifests += n.Manifests
 		a.rep.NewTags += n.Tags
 	}
-	if now := time.Now(); a.o.Progress != nil && now.Sub(a.shown) >= progressEvery {
+	if now := time.Now(); a.o.Progress != nil && now.Sub(a.shown) >= showEvery {
 		a.shown = now
 		a.o.Progress(a.report())
 	}

@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"example.org/slipway/registry/check"
+
 	"example.org/slipway/registry/registrytest"
 
 	"github.com/google/go-cmp/cmp"
@@ -240,7 +242,7 @@ func TestAdoptDistribution(t *testing.T) {
 	if diff := cmp.Diff(before, d.tree()); diff != "" {
 		t.Errorf("the storage was changed (-before +after):\n%s", diff)
 	}
-	if got := kinds(b.fsck(registry.FsckOptions{Repair: true})); !slices.Equal(got, []string{"image-incomplete", "object-unknown", "object-unknown"}) {
+	if got := registrytest.Kinds(b.Check(check.Options{Repair: true})); !slices.Equal(got, []string{"image-incomplete", "object-unknown", "object-unknown"}) {
 		t.Errorf("fsck found %v, want the broken image, the deleted manifest and the one of schema 1", got)
 	}
 

@@ -133,12 +133,12 @@ func (r *Registry) backup(ctx context.Context, dir string, o BackupOptions, t *t
 	}
 	defer r.collects.objects.RUnlock()
 	if r.replica != nil { // nor may another replica collect
-		held, release, busy := r.aloneSoon(ctx, leaseCollect, "backup")
+		held, release, busy := r.aloneSoon(ctx, LeaseCollect, "backup")
 		if busy != nil {
 			return busy
 		}
 		defer release()
-		defer func() { err = because(held, err) }()
+		defer func() { err = LeaseError(held, err) }()
 		ctx = held
 	}
 	dst, err := fsstore.New(dir, nil)

@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"example.org/slipway/registry/check"
+
 	"example.org/slipway/registry/registrytest"
 
 	"github.com/google/go-cmp/cmp"
@@ -127,7 +129,7 @@ func TestBackupAndRestore(t *testing.T) {
 	if diff := cmp.Diff(registrytest.Reachable(t, b), registrytest.Reachable(t, restored)); diff != "" {
 		t.Errorf("the restored registry is another one (-original +restored):\n%s", diff)
 	}
-	if rep := restored.fsck(registry.FsckOptions{}); !rep.Clean() {
+	if rep := restored.Check(check.Options{}); !rep.Clean() {
 		t.Errorf("the restored registry has problems: %+v", rep.Problems)
 	}
 	restored.PushImage("e", 5, "works")
@@ -201,7 +203,7 @@ func TestRestoreDamaged(t *testing.T) {
 		t.Fatal(err)
 	}
 	restored := openDiskBed(t, root)
-	restored.fsck(registry.FsckOptions{Repair: true})
+	restored.Check(check.Options{Repair: true})
 	if _, err := registrytest.ReadBlob(ctx, restored, "a", large.Digest); !oci.HasCode(err, oci.CodeBlobUnknown) {
 		t.Errorf("the damaged blob: %v", err)
 	}
@@ -272,11 +274,11 @@ func TestBackupInterrupted(t *testing.T) {
 // TestBackupOfDamagedRegistry: what has no good copy anywhere is named, before and
 // after a repair gave it up, and everything else is backed up.
 func TestBackupOfDamagedRegistry(t *testing.T) {
-	p := plant(t)
+	p := registrytest.Plant(t)
 	ctx := t.Context()
 	p.PushImage("whole", 5, "v1")
 	dir := t.TempDir()
-	p.overwrite(registry.BlobKey(p.large.Digest), registrytest.Content(9, 100_000))
+	p.Overwrite(registry.BlobKey(p.Large.Digest), registrytest.Content(9, 100_000))
 	for _, repaired := range []bool{false, true} {
 		rep, err := p.Backup(ctx, dir, registry.BackupOptions{})
 		var lacks *registry.IncompleteError
@@ -293,10 +295,10 @@ func TestBackupOfDamagedRegistry(t *testing.T) {
 		if _, err := openDiskBed(t, root).GetManifest(ctx, "whole", "v1"); err != nil {
 			t.Errorf("the image without damage: %v", err)
 		}
-		p.fsck(registry.FsckOptions{Repair: true})
+		p.Check(check.Options{Repair: true})
 	}
 	p.PushBytes("a", registrytest.Content(1+1<<32, 100_000))
-	p.fsck(registry.FsckOptions{Repair: true})
+	p.Check(check.Options{Repair: true})
 	if rep, err := p.Backup(ctx, dir, registry.BackupOptions{}); err != nil || rep.IncompleteTotal != 0 {
 		t.Errorf("after a push that heals: got %+v, %v", rep, err)
 	}
@@ -339,7 +341,7 @@ func TestBackupWhileServing(t *testing.T) {
 	if diff := cmp.Diff(registrytest.Reachable(t, b), registrytest.Reachable(t, restored)); diff != "" {
 		t.Errorf("the restored registry is another one (-original +restored):\n%.2000s", diff)
 	}
-	if rep := restored.fsck(registry.FsckOptions{}); !rep.Clean() {
+	if rep := restored.Check(check.Options{}); !rep.Clean() {
 		t.Errorf("the restored registry has problems: %+v", rep.Problems)
 	}
 }

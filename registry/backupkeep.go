@@ -188,7 +188,7 @@ func (r *Registry) keepGood(ctx context.Context, d *catalog.Draft, t *transfer) 
 		return fmt.Errorf("look for incomplete images: %w", err)
 	}
 	t.step(func(rep *BackupReport) {
-		rep.Incomplete, rep.IncompleteTotal = images[:min(len(images), maxProblems)], int64(len(images))
+		rep.Incomplete, rep.IncompleteTotal = images[:min(len(images), maxListed)], int64(len(images))
 	})
 	return d.SetIncomplete(ctx, t.rep.Incomplete)
 }
@@ -283,7 +283,7 @@ func (r *Registry) incompleteImages(ctx context.Context, d *catalog.Draft) ([]st
 				continue
 			}
 			lacking[g.Digest] = true
-			uses, err := d.Uses(ctx, g.Digest, maxProblems)
+			uses, err := d.Uses(ctx, g.Digest, maxListed)
 			if err != nil {
 				return nil, err
 			}

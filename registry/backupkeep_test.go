@@ -11,6 +11,8 @@ import (
 	"testing"
 	"testing/iotest"
 
+	"example.org/slipway/registry/check"
+
 	"example.org/slipway/registry/registrytest"
 
 	"github.com/google/go-cmp/cmp"
@@ -199,31 +201,37 @@ func TestBackupVerify(t *testing.T) {
 // TestFsckFromRegistry: every kind of damage that the catalogue of kinds knows is
 // repaired from a registry that has the image, in the same repository or another one.
 func TestFsckFromRegistry(t *testing.T) {
-	for name, spoil := range map[string]func(p *planted){
-		"object missing": func(p *planted) { p.delete(registry.BlobKey(p.large.Digest)) },
-		"object corrupt": func(p *planted) { p.overwrite(registry.BlobKey(p.large.Digest), registrytest.Content(9, 100_000)) },
-		"object cut":     func(p *planted) { p.overwrite(registry.BlobKey(p.large.Digest), registrytest.Content(9, 100)) },
-		"small content": func(p *planted) {
-			p.SQL(`UPDATE blobs SET content = zeroblob(5000) WHERE digest = ` + quote(p.small.Digest))
+	for name, spoil := range map[string]func(p *registrytest.Planted){
+		"object missing": func(p *registrytest.Planted) { p.Delete(registry.BlobKey(p.Large.Digest)) },
+		"object corrupt": func(p *registrytest.Planted) {
+			p.Overwrite(registry.BlobKey(p.Large.Digest), registrytest.Content(9, 100_000))
 		},
-		"manifest": func(p *planted) { p.SQL(`UPDATE blobs SET content = x'00' WHERE digest = ` + quote(p.a.Digest)) },
-		"given up before": func(p *planted) {
-			p.delete(registry.BlobKey(p.large.Digest))
-			p.SQL(`UPDATE blobs SET content = x'00' WHERE digest = ` + quote(p.a.Digest))
-			p.fsck(registry.FsckOptions{Repair: true})
+		"object cut": func(p *registrytest.Planted) {
+			p.Overwrite(registry.BlobKey(p.Large.Digest), registrytest.Content(9, 100))
+		},
+		"small content": func(p *registrytest.Planted) {
+			p.SQL(`UPDATE blobs SET content = zeroblob(5000) WHERE digest = ` + registrytest.Quote(p.Small.Digest))
+		},
+		"manifest": func(p *registrytest.Planted) {
+			p.SQL(`UPDATE blobs SET content = x'00' WHERE digest = ` + registrytest.Quote(p.A.Digest))
+		},
+		"given up before": func(p *registrytest.Planted) {
+			p.Delete(registry.BlobKey(p.Large.Digest))
+			p.SQL(`UPDATE blobs SET content = x'00' WHERE digest = ` + registrytest.Quote(p.A.Digest))
+			p.Check(check.Options{Repair: true})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			good, p := plant(t), plant(t)
+			good, p := registrytest.Plant(t), registrytest.Plant(t)
 			spoil(p)
-			rep := p.fsck(registry.FsckOptions{Repair: true, From: registry.RegistrySource(good, "")})
+			rep := p.Check(check.Options{Repair: true, From: check.Other(good, "")})
 			if !rep.Clean() || len(rep.Problems) == 0 || rep.Quarantined > 1 {
 				t.Errorf("got %+v", rep)
 			}
 			if diff := cmp.Diff(registrytest.Reachable(t, good), registrytest.Reachable(t, p)); diff != "" {
 				t.Errorf("the repaired registry is another one:\n%s", diff)
 			}
-			if rep := p.fsck(registry.FsckOptions{}); !rep.Clean() {
+			if rep := p.Check(check.Options{}); !rep.Clean() {
 				t.Errorf("a check after it: %+v", rep.Problems)
 			}
 		})
@@ -241,16 +249,16 @@ func TestBackupOfSuspects(t *testing.T) {
 			want := registrytest.Reachable(t, b)
 			dir := t.TempDir()
 			_, err := b.Backup(t.Context(), dir, registry.BackupOptions{})
-			check(t, err)
+			registrytest.NoError(t, err)
 			for _, d := range []oci.Digest{config.Digest, large.Digest} {
 				_, _, err := b.Cat.MarkSuspect(t.Context(), d)
-				check(t, err)
+				registrytest.NoError(t, err)
 			}
 			if damaged == "here" || damaged == "both" {
-				b.overwrite(registry.BlobKey(large.Digest), registrytest.Content(9, 100_000))
+				b.Overwrite(registry.BlobKey(large.Digest), registrytest.Content(9, 100_000))
 			}
 			if damaged == "there" || damaged == "both" {
-				check(t, os.WriteFile(filepath.Join(dir, registry.BlobKey(large.Digest)), registrytest.Content(9, 100_000), 0o600))
+				registrytest.NoError(t, os.WriteFile(filepath.Join(dir, registry.BlobKey(large.Digest)), registrytest.Content(9, 100_000), 0o600))
 			}
 			if damaged == "unreadable" {
 				sectors.set(registry.BlobKey(large.Digest), true)
@@ -263,10 +271,10 @@ func TestBackupOfSuspects(t *testing.T) {
 				}
 				return
 			}
-			check(t, err)
+			registrytest.NoError(t, err)
 			root := t.TempDir()
 			_, err = registry.Restore(t.Context(), dir, root, registry.RestoreOptions{})
-			check(t, err)
+			registrytest.NoError(t, err)
 			restored := openDiskBed(t, root)
 			for _, d := range []oci.Digest{config.Digest, large.Digest} {
 				if _, err := restored.ResolveBlob(t.Context(), "a", d); err != nil {
@@ -282,7 +290,7 @@ func TestBackupOfSuspects(t *testing.T) {
 
 // damagedSource is a registry whose copies of some contents are damaged.
 type damagedSource struct {
-	registry.Source
+	check.Source
 	bad oci.Digest
 }
 
@@ -296,14 +304,14 @@ func (s damagedSource) Content(ctx context.Context, d oci.Digest, images []catal
 // TestFsckFromDamagedSource: a copy that is damaged in the source, too, does not keep
 // the others from being used.
 func TestFsckFromDamagedSource(t *testing.T) {
-	good, p := plant(t), plant(t)
-	for _, d := range []oci.Descriptor{p.large, p.small} {
-		p.SQL(`UPDATE blobs SET content = x'00' WHERE content IS NOT NULL AND digest = ` + quote(d.Digest))
+	good, p := registrytest.Plant(t), registrytest.Plant(t)
+	for _, d := range []oci.Descriptor{p.Large, p.Small} {
+		p.SQL(`UPDATE blobs SET content = x'00' WHERE content IS NOT NULL AND digest = ` + registrytest.Quote(d.Digest))
 	}
-	p.delete(registry.BlobKey(p.large.Digest))
-	for _, bad := range []oci.Digest{p.small.Digest, p.large.Digest} {
-		rep := p.fsck(registry.FsckOptions{Repair: true, From: damagedSource{registry.RegistrySource(good, ""), bad}})
-		if rep.Clean() && bad == p.small.Digest {
+	p.Delete(registry.BlobKey(p.Large.Digest))
+	for _, bad := range []oci.Digest{p.Small.Digest, p.Large.Digest} {
+		rep := p.Check(check.Options{Repair: true, From: damagedSource{check.Other(good, ""), bad}})
+		if rep.Clean() && bad == p.Small.Digest {
 			t.Errorf("nothing remains, although the source has no good copy: %+v", rep)
 		}
 	}
@@ -319,20 +327,20 @@ func TestBackupShowsWhatItKeeps(t *testing.T) {
 	_, config, small, large := b.PushImage("a", 1, "v1")
 	dir := t.TempDir()
 	_, err := b.Backup(t.Context(), dir, registry.BackupOptions{})
-	check(t, err)
+	registrytest.NoError(t, err)
 	for _, d := range []oci.Descriptor{config, small, large} {
 		_, err := b.MountBlob(t.Context(), "b", "a", d.Digest)
-		check(t, err)
+		registrytest.NoError(t, err)
 	}
 	b.PushManifest("b", registrytest.ImageOf(config, small, large), "v1")
 	want := registrytest.Reachable(t, b)
-	check(t, b.Store.Delete(t.Context(), registry.BlobKey(large.Digest)))
-	b.fsck(registry.FsckOptions{Repair: true}) // it records that the layer is not here
+	registrytest.NoError(t, b.Store.Delete(t.Context(), registry.BlobKey(large.Digest)))
+	b.Check(check.Options{Repair: true}) // it records that the layer is not here
 	_, err = b.Backup(t.Context(), dir, registry.BackupOptions{})
-	check(t, err)
+	registrytest.NoError(t, err)
 	root := t.TempDir()
 	_, err = registry.Restore(t.Context(), dir, root, registry.RestoreOptions{})
-	check(t, err)
+	registrytest.NoError(t, err)
 	if diff := cmp.Diff(want, registrytest.Reachable(t, openDiskBed(t, root))); diff != "" {
 		t.Errorf("restored (-want +got):\n%s", diff)
 	}

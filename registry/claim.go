@@ -409,7 +409,7 @@ func (us *uploads) purgeShared(ctx context.Context) error {
 		return err
 	}
 	defer release()
-	return because(held, us.purgeAlone(held))
+	return LeaseError(held, us.purgeAlone(held))
 }
 
 func (us *uploads) purgeAlone(ctx context.Context) error {

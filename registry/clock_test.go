@@ -122,19 +122,19 @@ func TestClockSetAheadWhileStopped(t *testing.T) {
 		start := func(stop bool) {
 			t.Helper()
 			if stop {
-				check(t, b.Close(t.Context()))
+				registrytest.NoError(t, b.Close(t.Context()))
 			}
 			reg, err := registry.New(t.Context(), b.Cat, b.Store, &registry.Options{Clock: b.Clock.Now, Grace: grace,
 				Steady: func() time.Duration { return time.Duration(b.steady.Now().UnixNano()) }, Logger: slog.New(slog.DiscardHandler)})
-			check(t, err)
+			registrytest.NoError(t, err)
 			t.Cleanup(func() { reg.Close(context.Background()) })
 			b.Registry = reg
 		}
 		b.pass(time.Minute)
-		check(t, b.Close(t.Context()))
+		registrytest.NoError(t, b.Close(t.Context()))
 		if tt.crash {
 			_, err := b.Cat.Begin(t.Context(), "boot", b.Clock.Now(), grace, time.Hour)
-			check(t, err)
+			registrytest.NoError(t, err)
 		}
 		b.Clock.Add(tt.ahead)
 		start(false)

@@ -66,8 +66,25 @@ type collector struct {
 	// condemning is held from the first keepOrCondemn of a step until settle,
 	// which would else settle what another step condemned.
 	condemning sync.Mutex
-	// checking is held by the one run of Fsck there may be.
+	// checking is held by the one check there may be.
 	checking sync.Mutex
+}
+
+// lockPatiently takes a lock that may be held for minutes, unless ctx ends.
+func lockPatiently(ctx context.Context, try func() bool) error {
+	if err := ctx.Err(); err != nil || try() {
+		return err
+	}
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for !try() {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		}
+	}
+	return nil
 }
 
 // Collect removes what nothing needs any more, while pushes and pulls go on.
@@ -94,13 +111,13 @@ func (r *Registry) Collect(ctx context.Context, o CollectOptions) (CollectReport
 		rep.Took = time.Since(start)
 		return rep, err
 	}
-	held, release, mine, err := r.alone(ctx, leaseCollect, "gc")
+	held, release, mine, err := r.alone(ctx, LeaseCollect, "gc")
 	if !mine || err != nil {
 		rep.Elsewhere = err == nil
 		return rep, err
 	}
 	defer release()
-	err = because(held, r.collect(held, o, &rep))
+	err = LeaseError(held, r.collect(held, o, &rep))
 	rep.Took = time.Since(start)
 	r.metrics.collected(rep, err)
 	return rep, err

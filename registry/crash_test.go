@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"example.org/slipway/registry/check"
+
 	"example.org/slipway/registry/registrytest"
 
 	"go.uber.org/goleak"
@@ -152,7 +154,7 @@ func (n *node) wantClean(objects int) {
 	if err != nil || counts.Uploads != 0 {
 		t.Errorf("the catalogue has %d uploads, %v", counts.Uploads, err)
 	}
-	rep, err := n.Fsck(t.Context(), registry.FsckOptions{})
+	rep, err := check.Run(t.Context(), n.Registry, check.Options{})
 	if err != nil || !rep.Clean() {
 		t.Errorf("fsck: %v, %+v", err, rep.Problems)
 	}

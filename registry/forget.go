@@ -139,12 +139,12 @@ func (r *Registry) deleteSoon(ctx context.Context, objects []catalog.Blob) (late
 		return true, ctx.Err()
 	}
 	defer r.collects.objects.Unlock()
-	held, release, mine, err := r.alone(ctx, leaseCollect, "forget")
+	held, release, mine, err := r.alone(ctx, LeaseCollect, "forget")
 	if err != nil || !mine {
 		r.collects.left.Store(true)
 		return true, err
 	}
 	defer release()
 	granted, err := r.deleteObjects(held, objects)
-	return granted < len(objects) || err != nil, because(held, err)
+	return granted < len(objects) || err != nil, LeaseError(held, err)
 }

@@ -52,10 +52,10 @@ func TestForget(t *testing.T) {
 			b.wantNoBlob("up/a", data)
 		}
 		for _, data := range [][]byte{config, sibling} {
-			b.wantBlob("up/a", data)
+			b.WantBlob("up/a", data)
 		}
-		b.wantBlob("up/b", neighbour)
-		b.wantBlob("own/a", pushed)
+		b.WantBlob("up/b", neighbour)
+		b.WantBlob("own/a", pushed)
 		for _, ref := range []string{"v1", "latest", string(index.Digest), string(platform.Digest), string(signed.Digest)} {
 			if _, err := b.GetManifest(ctx, "up/a", ref); !oci.HasCode(err, oci.CodeManifestUnknown) {
 				t.Errorf("manifest %s is still there: %v", ref, err)
@@ -72,7 +72,7 @@ func TestForget(t *testing.T) {
 		// The image comes again.
 		b.PushManifest("up/a", registrytest.ImageOf(describe(config), describe(mine)), "v1")
 		b.adopt("up/a", mine)
-		b.wantBlob("up/a", mine)
+		b.WantBlob("up/a", mine)
 		b.wantSound()
 	})
 }
@@ -177,7 +177,7 @@ func TestForgetTagAndBlob(t *testing.T) {
 		}
 		b.wantSound()
 		b.adopt("up/a", layer)
-		b.wantBlob("up/a", layer)
+		b.WantBlob("up/a", layer)
 		b.wantSound()
 	})
 }
@@ -356,7 +356,7 @@ func TestForgetBesideAdopt(t *testing.T) {
 		busy.Wait()
 		for _, l := range layers {
 			b.adopt("up/a", l)
-			b.wantBlob("up/a", l)
+			b.WantBlob("up/a", l)
 		}
 		b.wantSound()
 	})

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"example.org/slipway/registry/check"
+
 	"example.org/slipway/registry/registrytest"
 
 	"example.org/slipway/oci"
@@ -184,7 +186,7 @@ func TestForeignLayerPinsNothing(t *testing.T) {
 	if _, err := b.GetManifest(t.Context(), "b", "v1"); err != nil {
 		t.Errorf("the image with the foreign layers: %v", err)
 	}
-	if rep, err := b.Fsck(t.Context(), registry.FsckOptions{}); err != nil || !rep.Clean() {
+	if rep, err := check.Run(t.Context(), b.Registry, check.Options{}); err != nil || !rep.Clean() {
 		t.Errorf("fsck: %v, %+v", err, rep.Problems)
 	}
 	// They may still come, and are then kept.

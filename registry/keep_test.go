@@ -198,7 +198,7 @@ func TestRetainClock(t *testing.T) {
 			}
 			b.Clock.Add(tc.step)
 			if tc.restarted {
-				b.restart(t)
+				b.Restart(t)
 			}
 			if tc.pulled {
 				if _, err := b.GetManifest(t.Context(), "a", "v1"); err != nil {

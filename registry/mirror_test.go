@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"example.org/slipway/registry/check"
+
 	"example.org/slipway/registry/registrytest"
 
 	"github.com/google/go-cmp/cmp"
@@ -78,14 +80,6 @@ func describe(data []byte) oci.Descriptor {
 	return oci.Descriptor{MediaType: "application/vnd.oci.image.layer.v1.tar+gzip", Digest: oci.SHA256(data), Size: int64(len(data))}
 }
 
-func (b *bed) wantBlob(repo string, data []byte) {
-	b.T.Helper()
-	got, err := registrytest.ReadBlob(b.T.Context(), b, repo, oci.SHA256(data))
-	if err != nil || !bytes.Equal(got, data) {
-		b.T.Errorf("blob of %d bytes of %s: got %d bytes, %v", len(data), repo, len(got), err)
-	}
-}
-
 func (b *bed) wantNoBlob(repo string, data []byte) {
 	b.T.Helper()
 	if _, err := b.GetBlob(b.T.Context(), repo, oci.SHA256(data)); !oci.HasCode(err, oci.CodeBlobUnknown) {
@@ -105,7 +99,7 @@ func (b *bed) stored(data []byte) bool {
 
 func (b *bed) wantSound() {
 	b.T.Helper()
-	rep, err := b.Fsck(b.T.Context(), registry.FsckOptions{})
+	rep, err := check.Run(b.T.Context(), b.Registry, check.Options{})
 	if err != nil || !rep.Clean() {
 		b.T.Errorf("fsck: %v, %+v", err, rep.Problems)
 	}
@@ -137,7 +131,7 @@ func TestAdopt(t *testing.T) {
 				total += int64(size)
 			}
 			for _, data := range [][]byte{file, ram} {
-				b.wantBlob("up/a", data)
+				b.WantBlob("up/a", data)
 				b.wantNoBlob("up/b", data)
 				if want := size > catalog.InlineMax; b.stored(data) != want {
 					t.Errorf("%d bytes are an object: %t, want %t", size, !want, want)
@@ -151,8 +145,8 @@ func TestAdopt(t *testing.T) {
 				t.Errorf("show what is stored: %v", err)
 			}
 			b.adopt("up/a", file)
-			b.wantBlob("up/b", file)
-			b.wantBlob("up/b", ram)
+			b.WantBlob("up/b", file)
+			b.WantBlob("up/b", ram)
 		}
 		if got := b.MirrorAdded(); got != total {
 			t.Errorf("%d bytes were added, want %d", got, total)
@@ -239,7 +233,7 @@ func TestAdoptTogether(t *testing.T) {
 					if err != nil {
 						t.Errorf("adopt %d bytes: %v", len(data), err)
 					}
-					b.wantBlob(repo, data)
+					b.WantBlob(repo, data)
 				}
 			})
 		}
@@ -274,18 +268,18 @@ func TestPartialImage(t *testing.T) {
 		index := b.PushManifest("up/a", registrytest.IndexOf(m, absent), "multi")
 		next := b.PushManifest("up/a", registrytest.ImageOf(describe(config)), "v1") // the tag has moved
 		b.adopt("up/a", layer)
-		check := func(when string) {
+		look := func(when string) {
 			t.Helper()
 			for ref, want := range map[string]oci.Digest{"v1": next.Digest, "multi": index.Digest, string(m.Digest): m.Digest} {
 				if got, err := b.GetManifest(ctx, "up/a", ref); err != nil || got.Digest != want {
 					t.Errorf("%s: manifest %s: %v", when, ref, err)
 				}
 			}
-			b.wantBlob("up/a", layer)
+			b.WantBlob("up/a", layer)
 			b.wantNoBlob("up/a", other)
 			b.wantSound()
 		}
-		check("at first")
+		look("at first")
 		if b.Clock != nil {
 			b.Clock.Add(3 * time.Hour)
 		}
@@ -293,15 +287,15 @@ func TestPartialImage(t *testing.T) {
 			if _, err := b.Collect(ctx, o); err != nil {
 				t.Fatal(err)
 			}
-			check("after a collection")
+			look("after a collection")
 		}
 		// What belongs to another repository is not shown because a manifest names it.
 		b.PushBytes("own/a", other)
-		check("with a layer elsewhere")
-		if rep, err := b.Fsck(ctx, registry.FsckOptions{Repair: true}); err != nil || !rep.Clean() || len(rep.Problems) > 0 {
+		look("with a layer elsewhere")
+		if rep, err := check.Run(ctx, b.Registry, check.Options{Repair: true}); err != nil || !rep.Clean() || len(rep.Problems) > 0 {
 			t.Errorf("repair: %v, %+v", err, rep.Problems)
 		}
-		check("after a repair")
+		look("after a repair")
 		dir := t.TempDir()
 		if _, err := b.Backup(ctx, dir, registry.BackupOptions{}); err != nil {
 			t.Fatal(err)
@@ -321,7 +315,7 @@ func TestPartialImage(t *testing.T) {
 		if _, err := b.LinkStored(ctx, "up/a", oci.SHA256(other)); err != nil {
 			t.Error(err)
 		}
-		b.wantBlob("up/a", other)
+		b.WantBlob("up/a", other)
 	})
 }
 

@@ -92,7 +92,7 @@ func (t *transfer) unread(ctx context.Context, key string, err error) error {
 	}
 	t.step(func(rep *BackupReport) {
 		rep.UnreadPacksTotal++
-		if len(rep.UnreadPacks) < maxProblems {
+		if len(rep.UnreadPacks) < maxListed {
 			rep.UnreadPacks = append(slices.Clip(rep.UnreadPacks), key)
 		}
 	})

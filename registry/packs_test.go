@@ -10,6 +10,8 @@ import (
 	"slices"
 	"testing"
 
+	"example.org/slipway/registry/registrytest"
+
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/objstore"
@@ -89,11 +91,11 @@ func TestBackupBadSector(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() { disk.Close() })
-			store := &badSector{Store: disk, late: when == "read"}
+			store := &registrytest.BadSector{Store: disk, Late: when == "read"}
 			b := newBed(t, store, registry.Options{})
 			b.PushImage("app", 1, "v1")
 			good, bad := b.putPack("a pack", 1), b.putPack("another pack", 2)
-			store.keys = []string{bad}
+			store.Keys = []string{bad}
 			dir := filepath.Join(t.TempDir(), "backup")
 			rep, err := b.Backup(t.Context(), dir, registry.BackupOptions{})
 			if err != nil || rep.ObjectsTotal != rep.Objects+1 || rep.UnreadPacksTotal != 1 || !slices.Equal(rep.UnreadPacks, []string{bad}) || rep.DamagedTotal != 0 {
@@ -104,7 +106,7 @@ func TestBackupBadSector(t *testing.T) {
 				t.Errorf("the pack that cannot be read: got %v, want it not to be there", err)
 			}
 			// Once the disk can, the next backup has it.
-			store.keys = nil
+			store.Keys = nil
 			rep, err = b.Backup(t.Context(), dir, registry.BackupOptions{})
 			if err != nil || rep.ObjectsTotal != rep.Objects || rep.UnreadPacksTotal != 0 {
 				t.Errorf("next backup: got %+v, %v; want all objects", rep, err)

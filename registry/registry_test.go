@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"example.org/slipway/registry/check"
+
 	"example.org/slipway/registry/registrytest"
 
 	"github.com/google/go-cmp/cmp"
@@ -87,7 +89,7 @@ func TestCollectTakesWhatNobodyNeeds(t *testing.T) {
 			t.Errorf("after %v: %v are left, want %s", step.wait, left, step.left)
 		}
 	}
-	if rep := b.fsck(registry.FsckOptions{}); !rep.Clean() {
+	if rep := b.Check(check.Options{}); !rep.Clean() {
 		t.Errorf("after the collection: %+v", rep.Problems)
 	}
 }

@@ -14,8 +14,8 @@ import (
 
 // Names of leases: each job is done by one replica at a time.
 const (
-	leaseCollect = "gc"
-	leaseRetain  = "retention"
+	LeaseCollect = "gc" // and whatever else would meet a collection
+	LeaseRetain  = "retention"
 	leaseUploads = "uploads"
 )
 
@@ -93,8 +93,8 @@ func (r *Registry) alone(ctx context.Context, name, as string) (held context.Con
 	return held, release, true, nil
 }
 
-// because returns err or, where that is only that a lease was lost, says so.
-func because(held context.Context, err error) error {
+// LeaseError returns err or, where that is only that a lease was lost, says so.
+func LeaseError(held context.Context, err error) error {
 	if cause := context.Cause(held); err != nil && errors.Is(cause, catalog.ErrLeaseLost) {
 		return cause
 	}

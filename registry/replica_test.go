@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"example.org/slipway/registry/check"
+
 	"example.org/slipway/registry/registrytest"
 
 	"example.org/slipway/oci"
@@ -429,7 +431,7 @@ func TestReplicasFsck(t *testing.T) {
 		}
 	})
 	for end := time.Now().Add(3 * time.Second); time.Now().Before(end); {
-		rep, err := b.Fsck(t.Context(), registry.FsckOptions{Repair: true})
+		rep, err := check.Run(t.Context(), b.Registry, check.Options{Repair: true})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -450,8 +452,8 @@ func TestReplicasFsck(t *testing.T) {
 		t.Fatal(err)
 	}
 	poll(t, "the orphan is removed", func() bool {
-		rep, err := b.Fsck(t.Context(), registry.FsckOptions{Repair: true})
-		return err == nil && rep.Repaired[registry.ProblemOrphan] == 1
+		rep, err := check.Run(t.Context(), b.Registry, check.Options{Repair: true})
+		return err == nil && rep.Repaired[check.ProblemOrphan] == 1
 	})
 	if _, err := c.store.Stat(t.Context(), orphan); !errors.Is(err, objstore.ErrNotExist) {
 		t.Errorf("the orphan: %v", err)

@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"example.org/slipway/registry/check"
+
 	"example.org/slipway/registry/registrytest"
 
 	"example.org/slipway/oci"
@@ -423,13 +425,13 @@ func TestCutOffPushOfWhatIsLacking(t *testing.T) {
 	ctx, data := t.Context(), registrytest.Content(9, 100_000)
 	d := oci.SHA256(data)
 	config, err := r.PushBlob(ctx, "a", oci.SHA256([]byte("{}")), 2, strings.NewReader("{}"))
-	check(t, err)
+	registrytest.NoError(t, err)
 	layer, err := r.PushBlob(ctx, "a", d, int64(len(data)), bytes.NewReader(data))
-	check(t, err)
+	registrytest.NoError(t, err)
 	pushTo(t, r, "a", registrytest.ImageOf(config, layer), "v1")
-	check(t, store.Delete(ctx, registry.BlobKey(d)))
-	_, err = r.Fsck(ctx, registry.FsckOptions{Repair: true}) // it records that the layer is not here
-	check(t, err)
+	registrytest.NoError(t, store.Delete(ctx, registry.BlobKey(d)))
+	_, err = check.Run(ctx, r.Registry, check.Options{Repair: true}) // it records that the layer is not here
+	registrytest.NoError(t, err)
 	cut.Store(true)
 	if _, err := r.PushBlob(ctx, "a", d, int64(len(data)), bytes.NewReader(data)); err == nil {
 		t.Fatal("the push succeeds")
@@ -440,9 +442,9 @@ func TestCutOffPushOfWhatIsLacking(t *testing.T) {
 		left, err := r.cat.Intents(ctx)
 		return err == nil && len(left) == 0
 	})
-	rep, err := r.Fsck(ctx, registry.FsckOptions{Repair: true})
+	rep, err := check.Run(ctx, r.Registry, check.Options{Repair: true})
 	if err != nil || !rep.Clean() {
-		t.Errorf("repair: %v, %v", kinds(rep), err)
+		t.Errorf("repair: %v, %v", registrytest.Kinds(rep), err)
 	}
 	if got, err := registrytest.ReadBlob(ctx, r, "a", d); err != nil || !bytes.Equal(got, data) {
 		t.Errorf("the layer: %d bytes, %v", len(got), err)

@@ -6,13 +6,15 @@ import (
 	"testing"
 	"unicode"
 
+	"example.org/slipway/registry/check"
+
 	"example.org/slipway/registry"
 )
 
 // TestReportKeys: the reports that commands print as JSON have the keys that
 // scripts expect, in one style.
 func TestReportKeys(t *testing.T) {
-	for _, rep := range []any{registry.CollectReport{}, registry.FsckReport{}, registry.RetentionReport{}, registry.BackupReport{}} {
+	for _, rep := range []any{registry.CollectReport{}, check.Report{}, registry.RetentionReport{}, registry.BackupReport{}} {
 		checkKeys(t, reflect.TypeOf(rep))
 	}
 }

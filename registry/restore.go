@@ -25,7 +25,7 @@ type RestoreOptions struct {
 	Parallel int
 	Progress func(BackupReport)
 	// AllowDamaged restores what it can of a backup that is damaged, or of which
-	// images are incomplete. Run Fsck with Repair before the registry is used.
+	// images are incomplete. Repair it (package check) before the registry is used.
 	AllowDamaged bool
 	// Claim, if not nil, keeps others away from root until it is released. It is
 	// called when root is there, before anything in it is looked at.
@@ -88,7 +88,7 @@ func restore(ctx context.Context, dir, root string, o RestoreOptions, t *transfe
 		return err
 	}
 	t.step(func(rep *BackupReport) {
-		rep.Incomplete, rep.IncompleteTotal = lacking[:min(len(lacking), maxProblems)], int64(len(lacking))
+		rep.Incomplete, rep.IncompleteTotal = lacking[:min(len(lacking), maxListed)], int64(len(lacking))
 	})
 	if n := t.rep.DamagedTotal; n > 0 && !o.AllowDamaged {
 		err := fmt.Errorf("%d contents of the backup are damaged, the first is %s; repeat the command with --allow-damaged to get everything else", n, t.rep.Damaged[0])
@@ -102,7 +102,7 @@ func restore(ctx context.Context, dir, root string, o RestoreOptions, t *transfe
 func (t *transfer) imagesOfLost(ctx context.Context, s *catalog.Snapshot, images []string) ([]string, error) {
 	for _, c := range t.lost {
 		t.damaged(c.Digest)
-		uses, err := s.Uses(ctx, c.Digest, maxProblems)
+		uses, err := s.Uses(ctx, c.Digest, maxListed)
 		if err != nil {
 			return nil, fmt.Errorf("look for images that need %s: %w", c.Digest, err)
 		}

@@ -140,7 +140,7 @@ func (r *Registry) Retain(ctx context.Context, rules []RetentionRule, o RetainOp
 		return rep, fmt.Errorf("record the times of last pulls: %w", err)
 	}
 	if !o.DryRun {
-		held, release, mine, err := r.alone(ctx, leaseRetain, "retain")
+		held, release, mine, err := r.alone(ctx, LeaseRetain, "retain")
 		if !mine || err != nil {
 			rep.Elsewhere = err == nil
 			return rep, err
@@ -151,7 +151,7 @@ func (r *Registry) Retain(ctx context.Context, rules []RetentionRule, o RetainOp
 	if err := r.checkClock(ctx, o); err != nil {
 		return rep, err
 	}
-	err := because(ctx, r.retainAll(ctx, rules, o, &rep))
+	err := LeaseError(ctx, r.retainAll(ctx, rules, o, &rep))
 	return rep, err
 }
 

@@ -17,6 +17,13 @@ import (
 	"example.org/slipway/registry/objstore"
 )
 
+const (
+	// maxListed is how many entries a list of a report has at most.
+	maxListed = 1000
+	// showEvery is how often progress is shown.
+	showEvery = 100 * time.Millisecond
+)
+
 // transfer copies the objects of a snapshot from one store to another.
 type transfer struct {
 	src, dst objstore.Store
@@ -47,7 +54,7 @@ func (t *transfer) step(change func(*BackupReport)) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	change(&t.rep)
-	if now := time.Now(); t.progress != nil && now.Sub(t.shown) >= progressEvery {
+	if now := time.Now(); t.progress != nil && now.Sub(t.shown) >= showEvery {
 		t.shown = now
 		t.progress(t.rep)
 	}
@@ -184,7 +191,7 @@ func (t *transfer) lose(c catalog.StoredContent) {
 func (t *transfer) damaged(d oci.Digest) {
 	t.step(func(rep *BackupReport) {
 		rep.DamagedTotal++
-		if len(rep.Damaged) < maxProblems {
+		if len(rep.Damaged) < maxListed {
 			rep.Damaged = append(slices.Clip(rep.Damaged), d)
 		}
 	})

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"example.org/slipway/registry/check"
+
 	"example.org/slipway/registry/registrytest"
 
 	"example.org/slipway/oci"
@@ -66,28 +68,23 @@ var states = []struct {
 	change  func(b *bed, s *badSectors, key string, data []byte)
 }{
 	{"here", false, func(*bed, *badSectors, string, []byte) {}},
-	{"gone", true, func(b *bed, _ *badSectors, key string, _ []byte) { check(b.T, b.Store.Delete(b.T.Context(), key)) }},
-	{"empty", true, func(b *bed, _ *badSectors, key string, _ []byte) { b.overwrite(key, nil) }},
-	{"cut", true, func(b *bed, _ *badSectors, key string, data []byte) { b.overwrite(key, data[:len(data)-1]) }},
-	{"longer", true, func(b *bed, _ *badSectors, key string, data []byte) { b.overwrite(key, append(bytes.Clone(data), 0)) }},
+	{"gone", true, func(b *bed, _ *badSectors, key string, _ []byte) {
+		registrytest.NoError(b.T, b.Store.Delete(b.T.Context(), key))
+	}},
+	{"empty", true, func(b *bed, _ *badSectors, key string, _ []byte) { b.Overwrite(key, nil) }},
+	{"cut", true, func(b *bed, _ *badSectors, key string, data []byte) { b.Overwrite(key, data[:len(data)-1]) }},
+	{"longer", true, func(b *bed, _ *badSectors, key string, data []byte) { b.Overwrite(key, append(bytes.Clone(data), 0)) }},
 	{"flipped", false, func(b *bed, _ *badSectors, key string, data []byte) {
 		other := bytes.Clone(data)
 		other[len(data)/2] ^= 1
-		b.overwrite(key, other)
+		b.Overwrite(key, other)
 	}},
 	{"flipped at the end", false, func(b *bed, _ *badSectors, key string, data []byte) {
 		other := bytes.Clone(data)
 		other[len(data)-1] ^= 1
-		b.overwrite(key, other)
+		b.Overwrite(key, other)
 	}},
 	{"unreadable", false, func(_ *bed, s *badSectors, key string, _ []byte) { s.set(key, true) }},
-}
-
-func check(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 // forms are the ways to have a content accepted. bytes says that the client brings them.
@@ -161,7 +158,7 @@ func TestAcknowledgedIsReadable(t *testing.T) {
 	stores := map[string]func(t *testing.T, now func() time.Time) objstore.Store{
 		"files": func(t *testing.T, _ func() time.Time) objstore.Store {
 			s, err := fsstore.New(t.TempDir(), nil)
-			check(t, err)
+			registrytest.NoError(t, err)
 			t.Cleanup(func() { s.Close() })
 			return s
 		},
@@ -262,7 +259,7 @@ func (b *bed) trial(what, before string, data []byte, visible, brings bool, repo
 // bytes, and if some of those others are damaged, the right bytes or an error.
 func TestReadWhileStoredAnew(t *testing.T) {
 	files, err := fsstore.New(t.TempDir(), nil)
-	check(t, err)
+	registrytest.NoError(t, err)
 	t.Cleanup(func() { files.Close() })
 	b := newBed(t, files, registry.Options{})
 	for i := range 40 {
@@ -273,7 +270,7 @@ func TestReadWhileStoredAnew(t *testing.T) {
 			versions[1] = bytes.Clone(data)
 			versions[1][(i * len(data) / 40)] ^= 1
 		}
-		b.overwrite(registry.BlobKey(d), versions[0])
+		b.Overwrite(registry.BlobKey(d), versions[0])
 		b.ForgetRAM()
 		stop, stopped := make(chan struct{}), make(chan struct{})
 		go func() {
@@ -283,7 +280,7 @@ func TestReadWhileStoredAnew(t *testing.T) {
 				case <-stop:
 					return
 				default:
-					b.overwrite(registry.BlobKey(d), versions[n%2])
+					b.Overwrite(registry.BlobKey(d), versions[n%2])
 				}
 			}
 		}()
@@ -299,7 +296,7 @@ func TestReadWhileStoredAnew(t *testing.T) {
 		close(stop)
 		<-stopped
 		b.PushBytes("a", data)
-		b.wantBlob("a", data)
+		b.WantBlob("a", data)
 	}
 }
 
@@ -326,7 +323,7 @@ func TestRangeOfDamaged(t *testing.T) {
 				c, err := b.GetBlobRange(t.Context(), "a", d, int64(off), 10)
 				if err == nil {
 					got, err = io.ReadAll(c)
-					check(t, c.Close())
+					registrytest.NoError(t, c.Close())
 				}
 				switch {
 				case err == nil && !bytes.Equal(got, data[off:off+10]):
@@ -360,12 +357,12 @@ func TestCopiedObject(t *testing.T) {
 		}
 	}
 	head(0)
-	b.overwrite(registry.BlobKey(d), data)
+	b.Overwrite(registry.BlobKey(d), data)
 	head(1)
 	head(0)
 	b.SQL(`UPDATE blobs SET tag = ''`) // as after an adoption
-	b.fsck(registry.FsckOptions{})
-	b.overwrite(registry.BlobKey(d), registrytest.Content(2, 300_000))
+	b.Check(check.Options{})
+	b.Overwrite(registry.BlobKey(d), registrytest.Content(2, 300_000))
 	b.ForgetRAM()
 	if _, err := b.ResolveBlob(t.Context(), "a", d); !oci.HasCode(err, oci.CodeBlobUnknown) {
 		t.Errorf("HEAD of other bytes, once a check has noted the tag: %v", err)
@@ -406,7 +403,7 @@ func TestFailureThatPasses(t *testing.T) {
 			if _, err := b.ResolveBlob(t.Context(), "a", d); (err == nil) != tt.here {
 				t.Errorf("HEAD afterwards: %v", err)
 			}
-			b.wantBlob("a", data)
+			b.WantBlob("a", data)
 			if _, err := b.ResolveBlob(t.Context(), "a", d); err != nil {
 				t.Errorf("HEAD once it was read: %v", err)
 			}
@@ -421,9 +418,9 @@ func TestDamagedCatalogue(t *testing.T) {
 	ctx := t.Context()
 	manifest, config, _, _ := b.PushImage("a", 1, "v1")
 	good, err := b.GetManifest(ctx, "a", "v1")
-	check(t, err)
+	registrytest.NoError(t, err)
 	small, err := registrytest.ReadBlob(ctx, b, "a", config.Digest)
-	check(t, err)
+	registrytest.NoError(t, err)
 	for _, damage := range []string{"content = CAST('{}' AS BLOB)", "content = substr(content, 2) || 'x'", "content = x''", "size = size + 1"} {
 		b.SQL("UPDATE blobs SET " + damage + " WHERE content IS NOT NULL")
 		b.ForgetRAM()
@@ -445,7 +442,7 @@ func TestDamagedCatalogue(t *testing.T) {
 			t.Fatalf("%s: push the manifest again: %v", damage, err)
 		}
 		b.ForgetRAM()
-		b.wantBlob("a", small)
+		b.WantBlob("a", small)
 		if m, err := b.GetManifest(ctx, "a", "v1"); err != nil || !bytes.Equal(m.Bytes, good.Bytes) {
 			t.Errorf("%s: after the push: %v", damage, err)
 		}
@@ -497,12 +494,12 @@ func TestSuspectOutlivesRestart(t *testing.T) {
 	other := bytes.Clone(data)
 	other[0] ^= 1
 	b.Clock.Add(time.Second)
-	b.overwrite(registry.BlobKey(d), other)
+	b.Overwrite(registry.BlobKey(d), other)
 	if _, err := registrytest.ReadBlob(t.Context(), b, "a", d); err == nil {
 		t.Fatal("wrong bytes are served")
 	}
 	reg, err := registry.New(t.Context(), b.Cat, b.Store, &registry.Options{Clock: b.Clock.Now})
-	check(t, err)
+	registrytest.NoError(t, err)
 	defer reg.Close(t.Context())
 	if _, err := reg.ResolveBlob(t.Context(), "a", d); !oci.HasCode(err, oci.CodeBlobUnknown) {
 		t.Errorf("HEAD at the next process: %v", err)
@@ -521,10 +518,10 @@ func TestSuspectAtOnce(t *testing.T) {
 	d := b.PushBytes("a", data).Digest
 	b.ForgetRAM()
 	_, err := b.ResolveBlob(t.Context(), "a", d) // RAM has it
-	check(t, err)
+	registrytest.NoError(t, err)
 	sectors.set(registry.BlobKey(d), true)
 	_, _, err = b.Cat.MarkSuspect(t.Context(), d)
-	check(t, err)
+	registrytest.NoError(t, err)
 	if _, err := registrytest.ReadBlob(t.Context(), b, "a", d); err == nil {
 		t.Fatal("the read succeeds")
 	}
@@ -536,28 +533,28 @@ func TestSuspectAtOnce(t *testing.T) {
 // TestFsckEndsSuspicion: each check reads what is suspect, and finds out whether it is
 // damaged or right. It is pushed again until then.
 func TestFsckEndsSuspicion(t *testing.T) {
-	for _, o := range []registry.FsckOptions{{}, {Quick: true}, {Repair: true}, {Quick: true, Repair: true}} {
+	for _, o := range []check.Options{{}, {Quick: true}, {Repair: true}, {Quick: true, Repair: true}} {
 		t.Run(fmt.Sprintf("quick %v, repair %v", o.Quick, o.Repair), func(t *testing.T) {
-			p := plant(t)
-			for _, d := range []oci.Digest{p.a.Digest, p.config.Digest, p.small.Digest, p.large.Digest} {
+			p := registrytest.Plant(t)
+			for _, d := range []oci.Digest{p.A.Digest, p.Config.Digest, p.Small.Digest, p.Large.Digest} {
 				_, _, err := p.Cat.MarkSuspect(t.Context(), d)
-				check(t, err)
+				registrytest.NoError(t, err)
 			}
 			p.ForgetRAM()
-			if _, err := p.ResolveBlob(t.Context(), "a", p.large.Digest); !oci.HasCode(err, oci.CodeBlobUnknown) {
+			if _, err := p.ResolveBlob(t.Context(), "a", p.Large.Digest); !oci.HasCode(err, oci.CodeBlobUnknown) {
 				t.Errorf("before the check: %v, want that it is missing", err)
 			}
-			check(t, p.clean(o))
-			for _, d := range []oci.Digest{p.config.Digest, p.small.Digest, p.large.Digest} {
+			registrytest.NoError(t, p.Clean(o))
+			for _, d := range []oci.Digest{p.Config.Digest, p.Small.Digest, p.Large.Digest} {
 				if _, err := p.ResolveBlob(t.Context(), "a", d); err != nil {
 					t.Errorf("after the check: %v", err)
 				}
 			}
-			p.overwrite(registry.BlobKey(p.large.Digest), registrytest.Content(9, 100_000))
-			_, _, err := p.Cat.MarkSuspect(t.Context(), p.large.Digest)
-			check(t, err)
-			if rep := p.fsck(o); rep.Counts[registry.ProblemCorrupt] != 1 {
-				t.Errorf("other bytes of the same size: fsck found %v", kinds(rep))
+			p.Overwrite(registry.BlobKey(p.Large.Digest), registrytest.Content(9, 100_000))
+			_, _, err := p.Cat.MarkSuspect(t.Context(), p.Large.Digest)
+			registrytest.NoError(t, err)
+			if rep := p.Check(o); rep.Counts[check.ProblemCorrupt] != 1 {
+				t.Errorf("other bytes of the same size: fsck found %v", registrytest.Kinds(rep))
 			}
 		})
 	}
@@ -571,13 +568,13 @@ func TestRepairOfUnreadable(t *testing.T) {
 	_, _, _, large := b.PushImage("a", 1, "v1")
 	b.Clock.Add(time.Minute)
 	sectors.set(registry.BlobKey(large.Digest), true)
-	if rep := b.fsck(registry.FsckOptions{Repair: true}); rep.Clean() {
-		t.Errorf("fsck found %v", kinds(rep))
+	if rep := b.Check(check.Options{Repair: true}); rep.Clean() {
+		t.Errorf("fsck found %v", registrytest.Kinds(rep))
 	}
 	if _, err := b.ResolveBlob(t.Context(), "a", large.Digest); !oci.HasCode(err, oci.CodeBlobUnknown) {
 		t.Errorf("HEAD after the repair: %v, want that it is missing", err)
 	}
 	b.PushImage("a", 1, "v1")
-	check(t, b.clean(registry.FsckOptions{}))
+	registrytest.NoError(t, b.Clean(check.Options{}))
 	registrytest.Reachable(t, b)
 }

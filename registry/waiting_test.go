@@ -8,6 +8,10 @@ import (
 	"testing"
 	"time"
 
+	"example.org/slipway/registry/check"
+
+	"example.org/slipway/registry/registrytest"
+
 	"example.org/slipway/registry"
 )
 
@@ -50,19 +54,19 @@ func TestFsckOneAtATime(t *testing.T) {
 	b := newBed(t, nil, registry.Options{})
 	b.PushImage("a", 1, "v1")
 	asked := false
-	b.fsck(registry.FsckOptions{Progress: func(registry.FsckReport) {
+	b.Check(check.Options{Progress: func(check.Report) {
 		if asked {
 			return
 		}
 		asked = true
-		if _, err := b.Fsck(t.Context(), registry.FsckOptions{}); err == nil || !strings.Contains(err.Error(), "under way already") {
+		if _, err := check.Run(t.Context(), b.Registry, check.Options{}); err == nil || !strings.Contains(err.Error(), "under way already") {
 			t.Errorf("a second check: got %v", err)
 		}
 	}})
 	if !asked {
 		t.Error("there was no progress")
 	}
-	b.fsck(registry.FsckOptions{})
+	b.Check(check.Options{})
 }
 
 // TestMalformedDigests has digests in the catalogue that are none.
@@ -70,16 +74,16 @@ func TestMalformedDigests(t *testing.T) {
 	for _, bad := range []string{"", "sha256", "sha256:", "sha256:0", "nosuch:00", strings.Repeat("x", 71)} {
 		b := newBed(t, nil, registry.Options{})
 		m, _, _, _ := b.PushImage("a", 1, "v1")
-		b.SQL("UPDATE blobs SET content = NULL, digest = '" + bad + "' WHERE digest = " + quote(m.Digest))
-		for _, o := range []registry.FsckOptions{{}, {Repair: true}} {
-			if rep := b.fsck(o); rep.Counts[registry.ProblemManifest] != 1 {
+		b.SQL("UPDATE blobs SET content = NULL, digest = '" + bad + "' WHERE digest = " + registrytest.Quote(m.Digest))
+		for _, o := range []check.Options{{}, {Repair: true}} {
+			if rep := b.Check(o); rep.Counts[check.ProblemManifest] != 1 {
 				t.Errorf("digest %q: got %v, want a malformed manifest", bad, rep.Counts)
 			}
 		}
 
 		b = newBed(t, nil, registry.Options{})
 		_, _, _, large := b.PushImage("a", 1, "v1")
-		b.SQL("UPDATE blobs SET state = 2, digest = '" + bad + "' WHERE digest = " + quote(large.Digest))
+		b.SQL("UPDATE blobs SET state = 2, digest = '" + bad + "' WHERE digest = " + registrytest.Quote(large.Digest))
 		if rep, err := b.Collect(t.Context(), registry.CollectOptions{}); err != nil || rep.Contents != 1 {
 			t.Errorf("digest %q: collect: got %+v, %v", bad, rep, err)
 		}

@@ -21,13 +21,14 @@ import (
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/client"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/check"
 	"example.org/slipway/registry/objstore"
 )
 
 // GCArgs of [Admin.Collect]; see registry.CollectOptions.
 type GCArgs struct{ DryRun, Now, Untagged bool }
 
-// FsckArgs of [Admin.Fsck]; see registry.FsckOptions.
+// FsckArgs of [Admin.Fsck]; see check.Options.
 type FsckArgs struct {
 	Quick, Repair, EmptyQuarantine, GiveUpMany, AdoptStore bool
 	// From is where a repair gets good copies; nil for nowhere.
@@ -200,7 +201,7 @@ func collect(ctx context.Context, r *registry.Registry, args GCArgs, progress fu
 }
 
 // Fsck checks everything.
-func (a *Admin) Fsck(ctx context.Context, args FsckArgs, progress func(registry.FsckReport)) (registry.FsckReport, error) {
+func (a *Admin) Fsck(ctx context.Context, args FsckArgs, progress func(check.Report)) (check.Report, error) {
 	if a.local == nil {
 		return askServer(ctx, a, "fsck", args, progress)
 	}

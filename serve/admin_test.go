@@ -19,6 +19,7 @@ import (
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/check"
 	"example.org/slipway/serve"
 )
 
@@ -47,7 +48,7 @@ func openAdmin(t testing.TB, cfg *config.Config) (a *serve.Admin, closeAdmin fun
 // reports holds the reports of all tasks and how often they reported progress.
 type reports struct {
 	GC        registry.CollectReport
-	Fsck      registry.FsckReport
+	Fsck      check.Report
 	Backup    registry.BackupReport
 	Retention registry.RetentionReport
 	Tags      []string
@@ -62,7 +63,7 @@ func everyTask(t *testing.T, a *serve.Admin) reports {
 	if rep.GC, err = a.Collect(t.Context(), serve.GCArgs{DryRun: true, Now: true, Untagged: true}, func(registry.CollectReport) { gc.Add(1) }); err != nil {
 		t.Errorf("Collect: %v", err)
 	}
-	if rep.Fsck, err = a.Fsck(t.Context(), serve.FsckArgs{Parallel: 1}, func(registry.FsckReport) { fsck.Add(1) }); err != nil {
+	if rep.Fsck, err = a.Fsck(t.Context(), serve.FsckArgs{Parallel: 1}, func(check.Report) { fsck.Add(1) }); err != nil {
 		t.Errorf("Fsck: %v", err)
 	}
 	dir := filepath.Join(t.TempDir(), "backup")
@@ -117,7 +118,7 @@ func TestAdminSameReports(t *testing.T) {
 		t.Errorf("backup of damage: got %v", err)
 	}
 	rep, err := a.Fsck(t.Context(), serve.FsckArgs{Repair: true}, nil)
-	if err != nil || rep.Counts[registry.ProblemCorrupt] != 1 || rep.Repaired[registry.ProblemCorrupt] != 1 {
+	if err != nil || rep.Counts[check.ProblemCorrupt] != 1 || rep.Repaired[check.ProblemCorrupt] != 1 {
 		t.Fatalf("repair: got %+v, %v", rep, err)
 	}
 	s.pushBlob("ci/app", layer(2)) // a push brings it back
@@ -133,7 +134,7 @@ func TestAdminSameReports(t *testing.T) {
 	local := everyTask(t, a)
 	closeAdmin()
 
-	if d := cmp.Diff(local, remote, cmpopts.IgnoreFields(registry.CollectReport{}, "Took"), cmpopts.IgnoreFields(registry.FsckReport{}, "Took"),
+	if d := cmp.Diff(local, remote, cmpopts.IgnoreFields(registry.CollectReport{}, "Took"), cmpopts.IgnoreFields(check.Report{}, "Took"),
 		cmpopts.IgnoreFields(registry.BackupReport{}, "Took"), cmpopts.EquateEmpty()); d != "" {
 		t.Errorf("reports differ (-stopped +running):\n%s", d)
 	}

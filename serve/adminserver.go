@@ -20,6 +20,7 @@ import (
 
 	gearregistry "example.org/slipway/gear/service"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/check"
 	"example.org/slipway/registry/server"
 )
 
@@ -81,7 +82,7 @@ func (s *Server) handleTasks(mux *http.ServeMux) {
 		}
 		return rep, err
 	})))
-	mux.Handle("POST /admin/fsck", task(whileWritable(g, func(ctx context.Context, a FsckArgs, p func(registry.FsckReport)) (registry.FsckReport, error) {
+	mux.Handle("POST /admin/fsck", task(whileWritable(g, func(ctx context.Context, a FsckArgs, p func(check.Report)) (check.Report, error) {
 		return fsckAll(ctx, s.root, a, p)
 	})))
 	mux.Handle("POST /admin/backup", task(func(ctx context.Context, a BackupArgs, p func(registry.BackupReport)) (registry.BackupReport, error) {

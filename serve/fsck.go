@@ -9,6 +9,7 @@ import (
 
 	"example.org/slipway/oci/client"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/check"
 )
 
 // FsckSource is where a repair gets good copies of what is damaged or missing: a backup,
@@ -24,29 +25,29 @@ type FsckSource struct {
 }
 
 // open opens the source. close must be called.
-func (s *FsckSource) open(ctx context.Context) (src registry.Source, close func(context.Context) error, err error) {
+func (s *FsckSource) open(ctx context.Context) (src check.Source, close func(context.Context) error, err error) {
 	if s.Backup != "" {
 		r, close, err := registry.OpenBackup(ctx, s.Backup, slog.New(slog.DiscardHandler))
 		if err != nil {
 			return nil, nil, err
 		}
-		return r.Source(), close, nil
+		return check.Stored(r), close, nil
 	}
 	c, err := client.New(s.Registry, &client.Options{InsecureSkipVerify: s.Insecure,
 		Credential: func(context.Context, string) (client.Credential, error) { return s.Credential, nil }})
 	if err != nil {
 		return nil, nil, err
 	}
-	return registry.RegistrySource(c, s.Repo), func(context.Context) error { c.Close(); return nil }, nil
+	return check.Other(c, s.Repo), func(context.Context) error { c.Close(); return nil }, nil
 }
 
-func fsck(ctx context.Context, r *registry.Registry, args FsckArgs, progress func(registry.FsckReport)) (_ registry.FsckReport, err error) {
-	o := registry.FsckOptions{Quick: args.Quick, Repair: args.Repair, EmptyQuarantine: args.EmptyQuarantine,
+func fsck(ctx context.Context, r *registry.Registry, args FsckArgs, progress func(check.Report)) (_ check.Report, err error) {
+	o := check.Options{Quick: args.Quick, Repair: args.Repair, EmptyQuarantine: args.EmptyQuarantine,
 		GiveUpMany: args.GiveUpMany, AdoptStore: args.AdoptStore, Parallel: args.Parallel, Progress: progress}
 	if args.From != nil {
 		src, closeSource, openErr := args.From.open(ctx)
 		if openErr != nil {
-			return registry.FsckReport{}, fmt.Errorf("open the source of the repair: %w", openErr)
+			return check.Report{}, fmt.Errorf("open the source of the repair: %w", openErr)
 		}
 		defer func() {
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
@@ -55,5 +56,5 @@ func fsck(ctx context.Context, r *registry.Registry, args FsckArgs, progress fun
 		}()
 		o.From = src
 	}
-	return r.Fsck(ctx, o)
+	return check.Run(ctx, r, o)
 }

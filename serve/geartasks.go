@@ -11,7 +11,7 @@ import (
 	"example.org/slipway/gear/filestore"
 	gearregistry "example.org/slipway/gear/service"
 	"example.org/slipway/oci"
-	"example.org/slipway/registry"
+	"example.org/slipway/registry/check"
 )
 
 // ConvertArgs of [Admin.Convert].
@@ -54,10 +54,10 @@ type SettleReport struct {
 const (
 	// ProblemGear: a pack or a content in it is damaged. Repair records the
 	// content as lost, and it is made again from a layer that holds it.
-	ProblemGear registry.ProblemKind = "gear-damaged"
+	ProblemGear check.Kind = "gear-damaged"
 	// ProblemGearUnknown: the store has a pack the catalogue does not know.
 	// Repair deletes it.
-	ProblemGearUnknown registry.ProblemKind = "gear-pack-unknown"
+	ProblemGearUnknown check.Kind = "gear-pack-unknown"
 )
 
 const (
@@ -158,7 +158,7 @@ func settle(ctx context.Context, g *gearregistry.Service, args SettleArgs) (rep 
 
 // gearCheck adds to a report what is wrong with packs.
 type gearCheck struct {
-	rep    *registry.FsckReport
+	rep    *check.Report
 	repair bool
 	listed int
 	// pack is the last pack that is damaged as such, at is where rep lists it,
@@ -168,7 +168,7 @@ type gearCheck struct {
 }
 
 func (g *gearCheck) found(p filestore.Problem) {
-	out := registry.Problem{Kind: ProblemGear, Key: "slipway/gear/packs/" + p.Pack, Detail: p.What, Repaired: g.repair}
+	out := check.Problem{Kind: ProblemGear, Key: "slipway/gear/packs/" + p.Pack, Detail: p.What, Repaired: g.repair}
 	switch {
 	case p.Orphan:
 		out.Kind = ProblemGearUnknown
@@ -199,19 +199,19 @@ func (g *gearCheck) found(p filestore.Problem) {
 	}
 }
 
-func (g *gearCheck) repaired(kind registry.ProblemKind) { g.rep.Repaired[kind]++ }
+func (g *gearCheck) repaired(kind check.Kind) { g.rep.Repaired[kind]++ }
 
 // rebuild records the packs that the catalogue does not know, and then checks
 // everything.
-func rebuild(ctx context.Context, r *root, args FsckArgs, progress func(registry.FsckReport)) (registry.FsckReport, error) {
+func rebuild(ctx context.Context, r *root, args FsckArgs, progress func(check.Report)) (check.Report, error) {
 	began := time.Now()
 	if err := r.reg.CheckStore(ctx); err != nil {
-		return registry.FsckReport{}, err
+		return check.Report{}, err
 	}
 	// Those that are damaged the check finds again, among the unknown ones.
 	packs, files, err := r.files.Rebuild(ctx, func(filestore.Problem) {})
 	if err != nil {
-		return registry.FsckReport{}, fmt.Errorf("record the packs that the catalogue does not know: %w", err)
+		return check.Report{}, fmt.Errorf("record the packs that the catalogue does not know: %w", err)
 	}
 	took := time.Since(began)
 	args.Rebuild = false
@@ -222,7 +222,7 @@ func rebuild(ctx context.Context, r *root, args FsckArgs, progress func(registry
 
 // fsckAll checks everything, packs included: those last, so that what a repair
 // makes room for has been made.
-func fsckAll(ctx context.Context, r *root, args FsckArgs, progress func(registry.FsckReport)) (registry.FsckReport, error) {
+func fsckAll(ctx context.Context, r *root, args FsckArgs, progress func(check.Report)) (check.Report, error) {
 	ctx = pastCache(ctx)
 	if args.Rebuild {
 		return rebuild(ctx, r, args, progress)

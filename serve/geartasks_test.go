@@ -11,6 +11,7 @@ import (
 
 	"example.org/slipway/config"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/check"
 	"example.org/slipway/serve"
 )
 
@@ -251,7 +252,7 @@ func wantCleanPacks(t *testing.T, cfg *config.Config) {
 	t.Helper()
 	a, closeAdmin := openAdmin(t, cfg)
 	defer closeAdmin()
-	var rep registry.FsckReport
+	var rep check.Report
 	rep, err := a.Fsck(t.Context(), serve.FsckArgs{}, nil)
 	if err != nil || !rep.Clean() {
 		t.Errorf("fsck: got %+v, %v", rep, err)

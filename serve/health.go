@@ -21,12 +21,12 @@ type health struct {
 	reg     *registry.Registry
 	mirrors *mirrors // may be nil
 	log     *slog.Logger
-	checks  []*check
+	checks  []*healthCheck
 	drain   atomic.Bool
 }
 
-// check is one configured health check, run at its own interval.
-type check struct {
+// healthCheck is one configured health check, run at its own interval.
+type healthCheck struct {
 	name      string
 	every     time.Duration
 	threshold int
@@ -41,7 +41,7 @@ func newHealth(cfg *config.Config, r *root, log *slog.Logger) *health {
 	reg := r.reg
 	h := &health{root: r, reg: reg, mirrors: r.mirrors, log: log}
 	add := func(name string, every time.Duration, threshold int, run func(context.Context) error) {
-		h.checks = append(h.checks, &check{name: name, every: every, threshold: max(threshold, 1), run: run})
+		h.checks = append(h.checks, &healthCheck{name: name, every: every, threshold: max(threshold, 1), run: run})
 	}
 	if c := cfg.Health.StorageDriver; c.Enabled {
 		add("storage", c.Interval, c.Threshold, reg.Ready)
@@ -112,7 +112,7 @@ func (h *health) run(ctx context.Context) {
 	wg.Wait()
 }
 
-func (h *health) runOnce(ctx context.Context, c *check) {
+func (h *health) runOnce(ctx context.Context, c *healthCheck) {
 	err := c.run(ctx)
 	if ctx.Err() != nil {
 		return

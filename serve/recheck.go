@@ -6,9 +6,10 @@ import (
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/client"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/check"
 )
 
-// recheckArgs ask for a look at contents; see [registry.Registry.Recheck].
+// recheckArgs ask for a look at contents; see [check.Contents].
 type recheckArgs struct {
 	Contents []oci.Digest
 	Quick    bool
@@ -19,7 +20,7 @@ type recheckReport struct {
 }
 
 func recheck(ctx context.Context, r *registry.Registry, args recheckArgs) (rep recheckReport, err error) {
-	rep.Damaged, err = r.Recheck(pastCache(ctx), args.Contents, args.Quick)
+	rep.Damaged, err = check.Contents(pastCache(ctx), r, args.Contents, args.Quick)
 	return rep, err
 }
 

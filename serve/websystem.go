@@ -9,6 +9,7 @@ import (
 
 	gearregistry "example.org/slipway/gear/service"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/check"
 	"example.org/slipway/web"
 )
 
@@ -88,7 +89,7 @@ func (p *pageSystem) Collect(ctx context.Context, dry bool, progress func(regist
 }
 
 // Check implements web.Storage.
-func (p *pageSystem) Check(ctx context.Context, progress func(registry.FsckReport)) (rep registry.FsckReport, err error) {
+func (p *pageSystem) Check(ctx context.Context, progress func(check.Report)) (rep check.Report, err error) {
 	leave, err := p.s.writes.enter() // as the command's check
 	if err != nil {
 		return rep, err

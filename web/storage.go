@@ -14,6 +14,7 @@ import (
 	gearregistry "example.org/slipway/gear/service"
 	"example.org/slipway/internal/chart"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/check"
 )
 
 // Storage is what the registry keeps, and the work on it. What changes something fails
@@ -26,7 +27,7 @@ type Storage interface {
 	Gear(ctx context.Context) (gearregistry.Status, error)
 	Collect(ctx context.Context, dry bool, progress func(registry.CollectReport)) (registry.CollectReport, error)
 	// Check is quick: it does not read the contents.
-	Check(ctx context.Context, progress func(registry.FsckReport)) (registry.FsckReport, error)
+	Check(ctx context.Context, progress func(check.Report)) (check.Report, error)
 	Retain(ctx context.Context, dry bool) (registry.RetentionReport, error)
 }
 
@@ -225,7 +226,7 @@ func (h *Handler) collectWork(dry bool) work {
 
 func (h *Handler) checkWork() work {
 	return func(ctx context.Context, progress func(string)) (*outcome, error) {
-		rep, err := h.opts.System.Storage.Check(ctx, func(r registry.FsckReport) {
+		rep, err := h.opts.System.Storage.Check(ctx, func(r check.Report) {
 			progress(fmt.Sprintf("%s of %s contents, %s of %s manifests", formatCount(r.Contents), formatCount(r.ContentsTotal), formatCount(r.Manifests), formatCount(r.ManifestsTotal)))
 		})
 		if err != nil {

@@ -24,6 +24,7 @@ import (
 	"example.org/slipway/oci/fleet"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/auth"
+	"example.org/slipway/registry/check"
 )
 
 const patience = 20 * time.Second
@@ -46,8 +47,8 @@ func (s *stored) Gear(context.Context) (gearregistry.Status, error) {
 func (s *stored) Collect(context.Context, bool, func(registry.CollectReport)) (registry.CollectReport, error) {
 	return registry.CollectReport{}, errors.New("not here")
 }
-func (s *stored) Check(context.Context, func(registry.FsckReport)) (registry.FsckReport, error) {
-	return registry.FsckReport{}, errors.New("not here")
+func (s *stored) Check(context.Context, func(check.Report)) (check.Report, error) {
+	return check.Report{}, errors.New("not here")
 }
 func (s *stored) Retain(context.Context, bool) (registry.RetentionReport, error) {
 	return registry.RetentionReport{}, errors.New("not here")

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/check"
 	"example.org/slipway/serve"
 )
 
@@ -127,7 +128,7 @@ Exit status 0: clean, or all was repaired; 4: problems remain.`,
 			}
 			return withAdmin(cmd, &f, false, func(a *serve.Admin) error {
 				p := newProgress("checking")
-				rep, err := a.Fsck(cmd.Context(), args, func(r registry.FsckReport) {
+				rep, err := a.Fsck(cmd.Context(), args, func(r check.Report) {
 					p.share(r.Bytes, r.BytesTotal, "%d of %d contents, %d objects", r.Contents, r.ContentsTotal, r.Objects)
 				})
 				p.end()
@@ -159,24 +160,24 @@ Exit status 0: clean, or all was repaired; 4: problems remain.`,
 }
 
 // fsckAdvice says what to do about the problems that a check has left.
-func fsckAdvice(repair bool, rep registry.FsckReport) error {
-	left := func(kinds ...registry.ProblemKind) bool {
-		return slices.ContainsFunc(kinds, func(k registry.ProblemKind) bool { return rep.Counts[k] > rep.Repaired[k] })
+func fsckAdvice(repair bool, rep check.Report) error {
+	left := func(kinds ...check.Kind) bool {
+		return slices.ContainsFunc(kinds, func(k check.Kind) bool { return rep.Counts[k] > rep.Repaired[k] })
 	}
 	switch {
-	case left(registry.ProblemCatalog):
+	case left(check.ProblemCatalog):
 		return errors.New("the catalogue is damaged, and nothing repairs that; restore a backup into an empty directory (slipway restore BACKUP --root DIR)")
 	case !repair:
 		return errors.New("problems remain; slipway fsck --repair mends what can be mended")
-	case left(registry.ProblemIncomplete, registry.ProblemManifest):
+	case left(check.ProblemIncomplete, check.ProblemManifest):
 		return errors.New("problems remain that cannot be mended here; take what is missing from a backup or another registry (slipway fsck --repair --from SOURCE), push the images named above again, or delete their tags")
-	case left(registry.ProblemUnreadable):
+	case left(check.ProblemUnreadable):
 		return errors.New("contents remain that the store fails to give; look at the disk or the object store, then run slipway fsck --repair again")
 	}
 	return errors.New("problems remain that are left alone; each is named above")
 }
 
-func printFsck(w io.Writer, rep registry.FsckReport) {
+func printFsck(w io.Writer, rep check.Report) {
 	for _, pr := range rep.Problems {
 		state := ""
 		if pr.Repaired {

@@ -1,10 +1,12 @@
-package registry
+package check
 
 import (
 	"context"
 	"errors"
 	"fmt"
 	"syscall"
+
+	"example.org/slipway/registry"
 
 	"example.org/slipway/registry/verify"
 
@@ -22,7 +24,7 @@ func quarantineKey(d oci.Digest) string {
 
 // distribution tells whether Distribution's links lie in the same store.
 func (f *fsck) distribution(ctx context.Context) (bool, error) {
-	for _, err := range f.r.store.List(ctx, RepositoryPrefix, "") {
+	for _, err := range f.up.Store.List(ctx, registry.RepositoryPrefix, "") {
 		if err != nil {
 			return false, fmt.Errorf("look for the repositories of another registry: %w", err)
 		}
@@ -44,16 +46,16 @@ func (f *fsck) checkContent(ctx context.Context, c catalog.StoredContent) error 
 // checkInline checks a content whose bytes are in the catalogue. They are so
 // few that a quick check does it too.
 func (f *fsck) checkInline(ctx context.Context, c catalog.StoredContent) error {
-	b, err := f.r.cat.StoredBlob(ctx, c.Digest)
+	b, err := f.up.Catalog.StoredBlob(ctx, c.Digest)
 	if errors.Is(err, catalog.ErrNotFound) || (err == nil && b.Content == nil) {
 		return nil // gone by now
 	}
 	if err != nil {
 		return err
 	}
-	f.step(func(rep *FsckReport) { rep.Bytes += int64(len(b.Content)) })
+	f.step(func(rep *Report) { rep.Bytes += int64(len(b.Content)) })
 	same := func(ctx context.Context) (bool, error) {
-		now, err := f.r.cat.StoredBlob(ctx, c.Digest)
+		now, err := f.up.Catalog.StoredBlob(ctx, c.Digest)
 		if errors.Is(err, catalog.ErrNotFound) {
 			return false, nil
 		}
@@ -75,46 +77,35 @@ func (f *fsck) checkInline(ctx context.Context, c catalog.StoredContent) error {
 		if done, err := f.takeInline(ctx, c.Digest); done || err != nil {
 			return done, err
 		}
-		if err := f.r.store.Put(ctx, quarantineKey(c.Digest), b.Content, false); err != nil {
+		if err := f.up.Store.Put(ctx, quarantineKey(c.Digest), b.Content, false); err != nil {
 			return false, fmt.Errorf("put it into quarantine: %w", err)
 		}
 		return f.absent(ctx, c.Digest, true)
 	})
 }
 
-// corrected makes RAM follow a change of a content's row.
-func (r *Registry) corrected(d oci.Digest, s catalog.Shown, err error) (bool, error) {
-	if errors.Is(err, catalog.ErrNotFound) {
-		return false, nil
-	}
-	if err == nil {
-		r.forgetShown(d, s)
-	}
-	return err == nil, err
-}
-
 func (f *fsck) setSize(ctx context.Context, d oci.Digest, size int64) (bool, error) {
-	s, err := f.r.cat.SetSize(ctx, d, size)
-	return f.r.corrected(d, s, err)
+	s, err := f.up.Catalog.SetSize(ctx, d, size)
+	return f.up.Corrected(d, s, err)
 }
 
 // absent records that a content is not here any more. It makes sure first that the
 // store is.
 func (f *fsck) absent(ctx context.Context, d oci.Digest, inline bool) (bool, error) {
-	if err := f.r.storeHere(ctx); err != nil {
+	if err := f.up.StoreHere(ctx); err != nil {
 		return false, err
 	}
-	s, err := f.r.cat.MarkAbsent(ctx, d, inline)
-	return f.r.corrected(d, s, err)
+	s, err := f.up.Catalog.MarkAbsent(ctx, d, inline)
+	return f.up.Corrected(d, s, err)
 }
 
 // takeInline reads a content from its object, or from quarantine, into the catalogue,
 // if the bytes are right.
 func (f *fsck) takeInline(ctx context.Context, d oci.Digest) (bool, error) {
-	for _, key := range []string{BlobKey(d), quarantineKey(d)} {
+	for _, key := range []string{registry.BlobKey(d), quarantineKey(d)} {
 		if b, ok := f.readAll(ctx, key, d); ok {
-			s, err := f.r.cat.SetContent(ctx, d, b)
-			return f.r.corrected(d, s, err)
+			s, err := f.up.Catalog.SetContent(ctx, d, b)
+			return f.up.Corrected(d, s, err)
 		}
 	}
 	return false, ctx.Err()
@@ -129,29 +120,29 @@ type examined struct {
 
 // unsuspect ends a content's being suspect: its bytes were read and are right.
 func (f *fsck) unsuspect(c catalog.StoredContent) {
-	if c.Suspect && f.r.writable() == nil {
-		f.r.healed(c.Digest)
+	if c.Suspect && f.up.Writable() == nil {
+		f.up.Trust(c.Digest)
 	}
 }
 
 // noteTag records the tag of an object behind a network that was read and is right: it
 // may have been adopted, or copied.
 func (f *fsck) noteTag(ctx context.Context, d oci.Digest, info objstore.Info) error {
-	if info.Tag == "" || f.o.Quick || f.r.writable() != nil {
+	if info.Tag == "" || f.o.Quick || f.up.Writable() != nil {
 		return nil
 	}
-	tag, err := f.r.cat.ObjectTag(ctx, d)
+	tag, err := f.up.Catalog.ObjectTag(ctx, d)
 	if err == nil && tag != info.Tag {
-		f.r.recordTag(ctx, d, info)
+		f.up.RecordTag(ctx, d, info)
 	}
 	return err
 }
 
 // examine reads an object, or in a quick check looks at its size, unless it is suspect.
 func (f *fsck) examine(ctx context.Context, c catalog.StoredContent, step func(int)) (x examined) {
-	key := BlobKey(c.Digest)
+	key := registry.BlobKey(c.Digest)
 	if f.o.Quick && !c.Suspect {
-		x.info, x.err = f.r.store.Stat(ctx, key)
+		x.info, x.err = f.up.Store.Stat(ctx, key)
 		if x.err != nil || x.info.Size == c.Size {
 			x.match = true
 			step(int(c.Size))
@@ -163,7 +154,7 @@ func (f *fsck) examine(ctx context.Context, c catalog.StoredContent, step func(i
 
 // read reads what lies under a key and compares it with a digest.
 func (f *fsck) read(ctx context.Context, key string, d oci.Digest, step func(int)) (x examined) {
-	obj, err := f.r.store.Get(ctx, key, 0, -1)
+	obj, err := f.up.Store.Get(ctx, key, 0, -1)
 	if err != nil {
 		x.err = err
 		return x
@@ -176,7 +167,7 @@ func (f *fsck) read(ctx context.Context, key string, d oci.Digest, step func(int
 
 // checkObject checks a content that is an object in the store.
 func (f *fsck) checkObject(ctx context.Context, c catalog.StoredContent) error {
-	x := f.examine(ctx, c, func(n int) { f.step(func(rep *FsckReport) { rep.Bytes += int64(n) }) })
+	x := f.examine(ctx, c, func(n int) { f.step(func(rep *Report) { rep.Bytes += int64(n) }) })
 	right := func() bool { return x.err == nil && x.match && x.info.Size == c.Size }
 	if !right() && ctx.Err() == nil { // what passes is no damage
 		x = f.examine(ctx, c, func(int) {})
@@ -188,7 +179,7 @@ func (f *fsck) checkObject(ctx context.Context, c catalog.StoredContent) error {
 		f.unsuspect(c)
 		return f.noteTag(ctx, c.Digest, x.info)
 	}
-	p := Problem{Digest: c.Digest, Key: BlobKey(c.Digest)}
+	p := Problem{Digest: c.Digest, Key: registry.BlobKey(c.Digest)}
 	same := func(ctx context.Context) (bool, error) { return f.sameObject(ctx, c, x) }
 	switch {
 	case x.err == nil && x.match:
@@ -204,8 +195,8 @@ func (f *fsck) checkObject(ctx context.Context, c catalog.StoredContent) error {
 		return f.giveUp(ctx, p, same, func(ctx context.Context) (bool, error) { return f.absent(ctx, c.Digest, false) })
 	}
 	p.Kind, p.Detail = ProblemUnreadable, x.err.Error()
-	if f.o.Repair && IsDamage(x.err) { // where it stays, a push brings its bytes again
-		if err := f.r.doubt(ctx, c.Digest, x.err); err != nil {
+	if f.o.Repair && registry.IsDamage(x.err) { // where it stays, a push brings its bytes again
+		if err := f.up.Doubt(ctx, c.Digest, x.err); err != nil {
 			return err
 		}
 	}
@@ -215,16 +206,16 @@ func (f *fsck) checkObject(ctx context.Context, c catalog.StoredContent) error {
 // setAside returns the repair for an object that cannot be read: nil where there
 // is none.
 func (f *fsck) setAside(d oci.Digest, because error) func(context.Context) (bool, error) {
-	m, ok := objstore.As[objstore.Mover](f.r.store)
+	m, ok := objstore.As[objstore.Mover](f.up.Store)
 	if !ok || !errors.Is(because, syscall.EIO) {
 		return nil
 	}
 	return func(ctx context.Context) (bool, error) {
-		if err := f.r.storeHere(ctx); err != nil {
+		if err := f.up.StoreHere(ctx); err != nil {
 			return false, err
 		}
 		// Moved first: this one may be readable again on another day.
-		if err := m.Move(ctx, BlobKey(d), quarantineKey(d)); err != nil {
+		if err := m.Move(ctx, registry.BlobKey(d), quarantineKey(d)); err != nil {
 			return false, err
 		}
 		return f.absent(ctx, d, false)
@@ -234,11 +225,11 @@ func (f *fsck) setAside(d oci.Digest, because error) func(context.Context) (bool
 // sameObject tells whether the content is still meant to be in the store, and
 // its object still is the one that was examined, or still missing.
 func (f *fsck) sameObject(ctx context.Context, c catalog.StoredContent, x examined) (bool, error) {
-	is, err := f.r.cat.Presence(ctx, []oci.Digest{c.Digest})
+	is, err := f.up.Catalog.Presence(ctx, []oci.Digest{c.Digest})
 	if err != nil || is[c.Digest] != catalog.Object {
 		return false, err
 	}
-	info, err := f.r.store.Stat(ctx, BlobKey(c.Digest))
+	info, err := f.up.Store.Stat(ctx, registry.BlobKey(c.Digest))
 	switch {
 	case errors.Is(err, objstore.ErrNotExist):
 		return errors.Is(x.err, objstore.ErrNotExist), nil

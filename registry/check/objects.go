@@ -1,13 +1,17 @@
-package registry
+package check
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
 	"slices"
 	"time"
+
+	"example.org/slipway/registry"
 
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog"
@@ -18,11 +22,11 @@ import (
 func (f *fsck) checkObjects(ctx context.Context) error {
 	const batch = 500
 	infos := make([]objstore.Info, 0, batch)
-	for info, err := range f.r.store.List(ctx, BlobPrefix, "") {
+	for info, err := range f.up.Store.List(ctx, registry.BlobPrefix, "") {
 		if err != nil {
 			return err
 		}
-		if IsIdentity(info.Key) {
+		if registry.IsIdentity(info.Key) {
 			continue
 		}
 		infos = append(infos, info)
@@ -42,16 +46,16 @@ func (f *fsck) checkObjects(ctx context.Context) error {
 func (f *fsck) lookUp(ctx context.Context, infos []objstore.Info) error {
 	digests := make([]oci.Digest, 0, len(infos))
 	for _, info := range infos {
-		if d, ok := DigestOfKey(info.Key); ok {
+		if d, ok := registry.DigestOfKey(info.Key); ok {
 			digests = append(digests, d)
 		}
 	}
-	is, err := f.r.cat.Presence(ctx, digests)
+	is, err := f.up.Catalog.Presence(ctx, digests)
 	if err != nil {
 		return err
 	}
 	for _, info := range infos {
-		d, ok := DigestOfKey(info.Key)
+		d, ok := registry.DigestOfKey(info.Key)
 		switch {
 		case !ok:
 			err = f.foreign(ctx, info)
@@ -65,7 +69,7 @@ func (f *fsck) lookUp(ctx context.Context, infos []objstore.Info) error {
 			return err
 		}
 	}
-	f.step(func(rep *FsckReport) { rep.Objects += int64(len(infos)) })
+	f.step(func(rep *Report) { rep.Objects += int64(len(infos)) })
 	return nil
 }
 
@@ -84,27 +88,27 @@ func (f *fsck) foreign(ctx context.Context, info objstore.Info) error {
 			return nil
 		case err != nil:
 			p.Detail += "; it cannot be read: " + err.Error()
-			return firstError(ctx.Err(), f.found(ctx, p, nil))
+			return cmp.Or(ctx.Err(), f.found(ctx, p, nil))
 		}
 		p.Detail += "; moved into quarantine as " + string(d)
 		err = f.found(ctx, p, func(ctx context.Context) (bool, error) { return f.move(ctx, info.Key, quarantineKey(d), d) })
 		if err != nil {
 			return err
 		}
-		absent, err := f.r.cat.Absent(ctx, []oci.Digest{d})
+		absent, err := f.up.Catalog.Absent(ctx, []oci.Digest{d})
 		if _, named := absent[d]; err != nil || !named {
 			return err
 		}
 		if _, back, err := f.takeBack(ctx, d); err != nil || !back {
 			return err
 		}
-		return f.r.relink(ctx, d) // the manifests have been checked already
+		return f.up.Relink(ctx, d) // the manifests have been checked already
 	})
 }
 
 // digestOf hashes what lies under a key.
 func (f *fsck) digestOf(ctx context.Context, key string) (oci.Digest, error) {
-	obj, err := f.r.store.Get(ctx, key, 0, -1)
+	obj, err := f.up.Store.Get(ctx, key, 0, -1)
 	if err != nil {
 		return "", err
 	}
@@ -113,13 +117,13 @@ func (f *fsck) digestOf(ctx context.Context, key string) (oci.Digest, error) {
 	if _, err := io.Copy(sum, obj); err != nil {
 		return "", err
 	}
-	return sumDigest("sha256:", sum), ctx.Err()
+	return oci.Digest("sha256:" + hex.EncodeToString(sum.Sum(nil))), ctx.Err()
 }
 
 // nobodys deals with an object whose content the catalogue does not have: as one that it
 // names it is taken back, and else it is surplus.
 func (f *fsck) nobodys(ctx context.Context, d oci.Digest, info objstore.Info) error {
-	absent, err := f.r.cat.Absent(ctx, []oci.Digest{d})
+	absent, err := f.up.Catalog.Absent(ctx, []oci.Digest{d})
 	if err != nil {
 		return err
 	}
@@ -142,14 +146,14 @@ func (f *fsck) nobodys(ctx context.Context, d oci.Digest, info objstore.Info) er
 // stillSurplus confirms that an object is not needed.
 func (f *fsck) stillSurplus(p Problem, was catalog.Presence) func(context.Context) (bool, error) {
 	return func(ctx context.Context) (bool, error) {
-		is, err := f.r.cat.Presence(ctx, []oci.Digest{p.Digest})
+		is, err := f.up.Catalog.Presence(ctx, []oci.Digest{p.Digest})
 		if err != nil || is[p.Digest] != was {
 			return false, err
 		}
 		if intended, err := f.intended(ctx, p.Digest); err != nil || intended {
 			return false, err
 		}
-		_, err = f.r.store.Stat(ctx, p.Key)
+		_, err = f.up.Store.Stat(ctx, p.Key)
 		if errors.Is(err, objstore.ErrNotExist) {
 			return false, nil
 		}
@@ -162,11 +166,11 @@ func (f *fsck) stillSurplus(p Problem, was catalog.Presence) func(context.Contex
 func (f *fsck) duplicate(ctx context.Context, p Problem) error {
 	surplus := f.stillSurplus(p, catalog.Inline)
 	return f.settle(ctx, p, surplus, func(ctx context.Context) (bool, error) {
-		b, err := f.r.cat.StoredBlob(ctx, p.Digest)
+		b, err := f.up.Catalog.StoredBlob(ctx, p.Digest)
 		if err != nil || p.Digest.Algorithm().FromBytes(b.Content) != p.Digest {
 			return false, err
 		}
-		err = f.r.store.Delete(ctx, p.Key)
+		err = f.up.Store.Delete(ctx, p.Key)
 		return err == nil, err
 	})
 }
@@ -174,7 +178,7 @@ func (f *fsck) duplicate(ctx context.Context, p Problem) error {
 // surplus moves an object that nothing names into quarantine: a newer catalogue may. Only
 // what nothing names and does not have its digest is of no use to anybody.
 func (f *fsck) surplus(ctx context.Context, p Problem) error {
-	absent, err := f.r.cat.Absent(ctx, []oci.Digest{p.Digest})
+	absent, err := f.up.Catalog.Absent(ctx, []oci.Digest{p.Digest})
 	if err != nil {
 		return err
 	}
@@ -203,11 +207,11 @@ func (f *fsck) surplus(ctx context.Context, p Problem) error {
 		}
 		p.Detail += "; kept in quarantine"
 	}
-	if f.r.replica != nil {
+	if f.up.Shared() {
 		return f.surplusShared(ctx, p, confirm)
 	}
 	return f.settle(ctx, p, confirm, func(ctx context.Context) (bool, error) {
-		err := f.r.store.Delete(ctx, p.Key)
+		err := f.up.Store.Delete(ctx, p.Key)
 		return err == nil, err
 	})
 }
@@ -217,9 +221,7 @@ func (f *fsck) surplus(ctx context.Context, p Problem) error {
 func (f *fsck) surplusShared(ctx context.Context, p Problem, confirm func(context.Context) (bool, error)) error {
 	real, err := confirm(ctx)
 	if err == nil && real && f.o.Repair {
-		var granted int
-		granted, err = f.r.tryDelete(ctx, []oci.Digest{p.Digest})
-		p.Repaired = granted > 0
+		p.Repaired, err = f.up.DeleteUnneeded(ctx, p.Digest)
 		real = p.Repaired
 	}
 	if err != nil {
@@ -233,9 +235,9 @@ func (f *fsck) surplusShared(ctx context.Context, p Problem, confirm func(contex
 
 // intended reports whether another replica is publishing a content.
 func (f *fsck) intended(ctx context.Context, d oci.Digest) (bool, error) {
-	if f.r.replica == nil {
+	if !f.up.Shared() {
 		return false, nil
 	}
-	list, err := f.r.cat.Intents(ctx)
+	list, err := f.up.Catalog.Intents(ctx)
 	return slices.ContainsFunc(list, func(u catalog.Upload) bool { return u.Intent == d }), err
 }

@@ -1,4 +1,4 @@
-package registry_test
+package check_test
 
 import (
 	"bytes"
@@ -9,7 +9,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
+
+	"example.org/slipway/registry/check"
 
 	"example.org/slipway/registry/registrytest"
 
@@ -21,94 +22,41 @@ import (
 	"example.org/slipway/registry/objstore/memstore"
 )
 
-// overwrite puts an object into the store as if it had been there for long.
-func (b *bed) overwrite(key string, data []byte) {
-	b.T.Helper()
-	if err := b.Store.Put(b.T.Context(), key, data, false); err != nil {
-		b.T.Fatal(err)
-	}
-	b.Clock.Add(time.Second)
-}
-
-func (b *bed) fsck(o registry.FsckOptions) registry.FsckReport {
-	b.T.Helper()
-	rep, err := b.Fsck(b.T.Context(), o)
-	if err != nil {
-		b.T.Fatalf("fsck %+v: %v", o, err)
-	}
-	return rep
-}
-
-// kinds sums a report up: "kind" or "kind repaired", sorted.
-func kinds(rep registry.FsckReport) []string {
-	out := []string{}
-	for _, p := range rep.Problems {
-		s := string(p.Kind)
-		if p.Repaired {
-			s += " repaired"
-		}
-		out = append(out, s)
-	}
-	slices.Sort(out)
-	return out
-}
-
-// planted is what a test of fsck may break: two images in two repositories
-// that share their large layer.
-type planted struct {
-	*bed
-	a, b                 oci.Descriptor // manifests
-	config, small, large oci.Descriptor
-}
-
-func plant(t *testing.T) *planted {
-	p := &planted{bed: newBed(t, nil, registry.Options{Grace: time.Hour})}
-	p.a, p.config, p.small, p.large = p.PushImage("a", 1, "v1")
-	if _, err := p.MountBlob(t.Context(), "b", "a", p.large.Digest); err != nil {
-		t.Fatal(err)
-	}
-	config := p.PushBytes("b", []byte(`{"of":"b"}`))
-	child := p.PushManifest("b", registrytest.ImageOf(config, p.large))
-	p.b = p.PushManifest("b", registrytest.IndexOf(child), "v2")
-	p.Clock.Add(time.Minute)
-	return p
-}
-
-func quote(d oci.Digest) string { return "'" + string(d) + "'" }
-
 // TestFsckFinds breaks the registry in one way at a time. want is what a check
 // finds, mended what the repair says, and left what a check after it finds.
 func TestFsckFinds(t *testing.T) {
 	tests := []struct {
 		name               string
-		break_             func(p *planted)
+		break_             func(p *registrytest.Planted)
 		want, mended, left []string
 		// heal pushes again what is gone; then nothing is left.
-		heal func(p *planted)
+		heal func(p *registrytest.Planted)
 	}{
-		{name: "nothing", break_: func(*planted) {}},
+		{name: "nothing", break_: func(*registrytest.Planted) {}},
 		{
 			name:   "object missing",
-			break_: func(p *planted) { p.delete(registry.BlobKey(p.large.Digest)) },
+			break_: func(p *registrytest.Planted) { p.Delete(registry.BlobKey(p.Large.Digest)) },
 			want:   []string{"content-missing"},
 			mended: []string{"content-missing repaired", "image-incomplete", "image-incomplete"},
 			left:   []string{"image-incomplete", "image-incomplete"},
 			// Shown again in both repositories, whichever it was pushed to.
-			heal: func(p *planted) { p.PushBytes("a", registrytest.Content(1+1<<32, 100_000)) },
+			heal: func(p *registrytest.Planted) { p.PushBytes("a", registrytest.Content(1+1<<32, 100_000)) },
 		},
 		{
-			name:   "object corrupt",
-			break_: func(p *planted) { p.overwrite(registry.BlobKey(p.large.Digest), registrytest.Content(9, 100_000)) },
+			name: "object corrupt",
+			break_: func(p *registrytest.Planted) {
+				p.Overwrite(registry.BlobKey(p.Large.Digest), registrytest.Content(9, 100_000))
+			},
 			want:   []string{"content-corrupt"},
 			mended: []string{"content-corrupt repaired", "image-incomplete", "image-incomplete"},
 			left:   []string{"image-incomplete", "image-incomplete"},
 			// Shown again in both repositories, whichever it was pushed to.
-			heal: func(p *planted) { p.PushBytes("b", registrytest.Content(1+1<<32, 100_000)) },
+			heal: func(p *registrytest.Planted) { p.PushBytes("b", registrytest.Content(1+1<<32, 100_000)) },
 		},
 		{
 			name: "object cut short",
-			break_: func(p *planted) {
-				p.overwrite(registry.BlobKey(p.large.Digest), registrytest.Content(1+1<<32, 100_000)[:999])
+			break_: func(p *registrytest.Planted) {
+				p.Overwrite(registry.BlobKey(p.Large.Digest), registrytest.Content(1+1<<32, 100_000)[:999])
 			},
 			want:   []string{"content-corrupt"},
 			mended: []string{"content-corrupt repaired", "image-incomplete", "image-incomplete"},
@@ -116,86 +64,88 @@ func TestFsckFinds(t *testing.T) {
 		},
 		{
 			name: "inline content corrupt",
-			break_: func(p *planted) {
-				p.SQL(`UPDATE blobs SET content = zeroblob(5000) WHERE digest = ` + quote(p.small.Digest))
+			break_: func(p *registrytest.Planted) {
+				p.SQL(`UPDATE blobs SET content = zeroblob(5000) WHERE digest = ` + registrytest.Quote(p.Small.Digest))
 			},
 			want:   []string{"content-corrupt"},
 			mended: []string{"content-corrupt repaired", "image-incomplete"},
 			left:   []string{"image-incomplete"},
-			heal:   func(p *planted) { p.PushBytes("a", registrytest.Content(1, 5000)) },
+			heal:   func(p *registrytest.Planted) { p.PushBytes("a", registrytest.Content(1, 5000)) },
 		},
 		{
 			name: "manifest corrupt",
-			break_: func(p *planted) {
-				p.SQL(`UPDATE blobs SET content = replace(content, 'layers', 'lasers') WHERE digest = ` + quote(p.a.Digest))
+			break_: func(p *registrytest.Planted) {
+				p.SQL(`UPDATE blobs SET content = replace(content, 'layers', 'lasers') WHERE digest = ` + registrytest.Quote(p.A.Digest))
 			},
 			want:   []string{"content-corrupt"},
 			mended: []string{"content-corrupt repaired", "image-incomplete"},
 			left:   []string{"image-incomplete"},
-			heal:   func(p *planted) { p.PushManifest("a", registrytest.ImageOf(p.config, p.small, p.large), "v1") },
+			heal: func(p *registrytest.Planted) {
+				p.PushManifest("a", registrytest.ImageOf(p.Config, p.Small, p.Large), "v1")
+			},
 		},
 		{
 			name: "manifest corrupt beside a good object",
-			break_: func(p *planted) {
+			break_: func(p *registrytest.Planted) {
 				m, err := p.GetManifest(p.T.Context(), "a", "v1")
 				if err != nil {
 					p.T.Fatal(err)
 				}
-				p.overwrite(registry.BlobKey(p.a.Digest), m.Bytes)
-				p.SQL(`UPDATE blobs SET content = x'00' WHERE digest = ` + quote(p.a.Digest))
+				p.Overwrite(registry.BlobKey(p.A.Digest), m.Bytes)
+				p.SQL(`UPDATE blobs SET content = x'00' WHERE digest = ` + registrytest.Quote(p.A.Digest))
 			},
 			want:   []string{"content-corrupt", "object-duplicate"},
 			mended: []string{"content-corrupt repaired", "object-duplicate repaired"},
 		},
 		{
 			name: "manifest not inline",
-			break_: func(p *planted) {
+			break_: func(p *registrytest.Planted) {
 				m, err := p.GetManifest(p.T.Context(), "a", "v1")
 				if err != nil {
 					p.T.Fatal(err)
 				}
-				p.overwrite(registry.BlobKey(p.a.Digest), m.Bytes)
-				p.SQL(`UPDATE blobs SET content = NULL WHERE digest = ` + quote(p.a.Digest))
+				p.Overwrite(registry.BlobKey(p.A.Digest), m.Bytes)
+				p.SQL(`UPDATE blobs SET content = NULL WHERE digest = ` + registrytest.Quote(p.A.Digest))
 			},
 			want:   []string{"manifest-not-inline"},
 			mended: []string{"manifest-not-inline repaired", "object-duplicate repaired"},
 		},
 		{
 			name: "sizes wrong",
-			break_: func(p *planted) {
-				p.SQL(`UPDATE blobs SET size = size + 1 WHERE digest IN (` + quote(p.large.Digest) + `, ` + quote(p.small.Digest) + `)`)
+			break_: func(p *registrytest.Planted) {
+				p.SQL(`UPDATE blobs SET size = size + 1 WHERE digest IN (` + registrytest.Quote(p.Large.Digest) + `, ` + registrytest.Quote(p.Small.Digest) + `)`)
 			},
 			want:   []string{"size-wrong", "size-wrong"},
 			mended: []string{"size-wrong repaired", "size-wrong repaired"},
 		},
 		{
 			name: "references missing",
-			break_: func(p *planted) {
-				p.SQL(`DELETE FROM refs WHERE blob_id = (SELECT id FROM blobs WHERE digest = ` + quote(p.large.Digest) + `)`)
+			break_: func(p *registrytest.Planted) {
+				p.SQL(`DELETE FROM refs WHERE blob_id = (SELECT id FROM blobs WHERE digest = ` + registrytest.Quote(p.Large.Digest) + `)`)
 			},
 			want:   []string{"references-wrong", "references-wrong"},
 			mended: []string{"references-wrong repaired", "references-wrong repaired"},
 		},
 		{
 			name: "references to too much",
-			break_: func(p *planted) {
+			break_: func(p *registrytest.Planted) {
 				p.SQL(`INSERT INTO refs (repo_id, blob_id, manifest_id) SELECT m.repo_id, b.id, m.id FROM manifests m, blobs b
-					WHERE m.blob_id = (SELECT id FROM blobs WHERE digest = ` + quote(p.b.Digest) + `) AND b.digest = ` + quote(p.small.Digest))
+					WHERE m.blob_id = (SELECT id FROM blobs WHERE digest = ` + registrytest.Quote(p.B.Digest) + `) AND b.digest = ` + registrytest.Quote(p.Small.Digest))
 			},
 			want:   []string{"references-wrong"},
 			mended: []string{"references-wrong repaired"},
 		},
 		{
 			name: "links missing",
-			break_: func(p *planted) {
-				p.SQL(`DELETE FROM links WHERE blob_id = (SELECT id FROM blobs WHERE digest = ` + quote(p.large.Digest) + `)`)
+			break_: func(p *registrytest.Planted) {
+				p.SQL(`DELETE FROM links WHERE blob_id = (SELECT id FROM blobs WHERE digest = ` + registrytest.Quote(p.Large.Digest) + `)`)
 			},
 			want:   []string{"content-not-linked", "content-not-linked"},
 			mended: []string{"content-not-linked repaired", "content-not-linked repaired"},
 		},
 		{
 			name: "rows that dangle",
-			break_: func(p *planted) {
+			break_: func(p *registrytest.Planted) {
 				p.SQL(`INSERT INTO links (repo_id, blob_id, created_at) VALUES (1, 777, 0), (777, 1, 0)`,
 					`INSERT INTO refs (repo_id, blob_id, manifest_id) VALUES (1, 777, 1), (1, 1, 777)`,
 					`INSERT INTO tags (repo_id, name, manifest_id, updated_at, pulled_at) VALUES (1, 'ghost', 777, 0, 0), (777, 'ghost', 1, 0, 0)`,
@@ -209,27 +159,27 @@ func TestFsckFinds(t *testing.T) {
 		},
 		{
 			name: "orphans",
-			break_: func(p *planted) {
-				p.overwrite(registry.BlobKey(oci.SHA256([]byte("orphan"))), []byte("orphan"))
-				p.overwrite("docker/registry/v2/blobs/sha256/ab/strange", []byte("x"))
-				p.overwrite("slipway/verify/0123", []byte("x"))
+			break_: func(p *registrytest.Planted) {
+				p.Overwrite(registry.BlobKey(oci.SHA256([]byte("orphan"))), []byte("orphan"))
+				p.Overwrite("docker/registry/v2/blobs/sha256/ab/strange", []byte("x"))
+				p.Overwrite("slipway/verify/0123", []byte("x"))
 			},
 			want:   []string{"object-unknown", "object-unknown"},
 			mended: []string{"object-unknown repaired", "object-unknown repaired"},
 		},
 		{
 			name: "leaks",
-			break_: func(p *planted) {
-				p.SQL(`INSERT INTO blobs (digest, size, state, content, created_at) VALUES (` + quote(oci.SHA256([]byte("leak"))) + `, 4, 1, 'leak', 0)`)
+			break_: func(p *registrytest.Planted) {
+				p.SQL(`INSERT INTO blobs (digest, size, state, content, created_at) VALUES (` + registrytest.Quote(oci.SHA256([]byte("leak"))) + `, 4, 1, 'leak', 0)`)
 			},
 			want:   []string{"content-leaked"},
 			mended: []string{"content-leaked repaired"},
 		},
 		{
 			name: "manifest that is none",
-			break_: func(p *planted) {
+			break_: func(p *registrytest.Planted) {
 				doc := []byte(`{"schemaVersion":2,"mediaType":"application/vnd.oci.image.manifest.v1+json"}`)
-				p.SQL(`INSERT INTO blobs (id, digest, size, state, content, created_at) VALUES (500, `+quote(oci.SHA256(doc))+fmt.Sprintf(`, %d, 1, x'%x', 0)`, len(doc), doc),
+				p.SQL(`INSERT INTO blobs (id, digest, size, state, content, created_at) VALUES (500, `+registrytest.Quote(oci.SHA256(doc))+fmt.Sprintf(`, %d, 1, x'%x', 0)`, len(doc), doc),
 					`INSERT INTO manifests (repo_id, blob_id, media_type, artifact_type, created_at, pulled_at) VALUES (1, 500, '', '', 0, 0)`)
 			},
 			want:   []string{"manifest-malformed"},
@@ -238,7 +188,7 @@ func TestFsckFinds(t *testing.T) {
 		},
 		{
 			name: "child of an index deleted",
-			break_: func(p *planted) {
+			break_: func(p *registrytest.Planted) {
 				m, err := p.GetManifest(p.T.Context(), "b", "v2")
 				if err != nil {
 					p.T.Fatal(err)
@@ -258,76 +208,62 @@ func TestFsckFinds(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			p := plant(t)
+			p := registrytest.Plant(t)
 			registrytest.Reachable(t, p) // into RAM
 			test.break_(p)
-			wanted := func(doing string, got registry.FsckReport, want []string) {
+			wanted := func(doing string, got check.Report, want []string) {
 				t.Helper()
-				if diff := cmp.Diff(append([]string{}, want...), kinds(got)); diff != "" {
+				if diff := cmp.Diff(append([]string{}, want...), registrytest.Kinds(got)); diff != "" {
 					t.Errorf("%s (-want +got):\n%s\n%+v", doing, diff, got.Problems)
 				}
 			}
-			wanted("check", p.fsck(registry.FsckOptions{}), test.want)
-			rep := p.fsck(registry.FsckOptions{Repair: true})
+			wanted("check", p.Check(check.Options{}), test.want)
+			rep := p.Check(check.Options{Repair: true})
 			wanted("repair", rep, test.mended)
-			left := p.fsck(registry.FsckOptions{})
+			left := p.Check(check.Options{})
 			wanted("check after the repair", left, test.left)
 			if left.Clean() != (len(test.left) == 0) {
-				t.Errorf("Clean is %v with %v", left.Clean(), kinds(left))
+				t.Errorf("Clean is %v with %v", left.Clean(), registrytest.Kinds(left))
 			}
 			if test.heal != nil {
 				test.heal(p)
-				wanted("check after the push", p.fsck(registry.FsckOptions{}), nil)
+				wanted("check after the push", p.Check(check.Options{}), nil)
 				registrytest.Reachable(t, p)
 			}
 		})
 	}
 }
 
-func (p *planted) delete(key string) {
-	p.T.Helper()
-	if err := p.Store.Delete(p.T.Context(), key); err != nil {
-		p.T.Fatal(err)
-	}
-}
-
-func (p *planted) mustRepair(want ...string) {
-	p.T.Helper()
-	if got := kinds(p.fsck(registry.FsckOptions{Repair: true})); !slices.Equal(got, want) {
-		p.T.Errorf("repaired %v, want %v", got, want)
-	}
-}
-
 // TestFsckQuarantine follows a corrupt blob: what is hurt, what clients see,
 // where the bytes are.
 func TestFsckQuarantine(t *testing.T) {
-	p := plant(t)
+	p := registrytest.Plant(t)
 	ctx := t.Context()
 	registrytest.Reachable(t, p)
 	bad := registrytest.Content(9, 100_000)
-	p.overwrite(registry.BlobKey(p.large.Digest), bad)
-	var last registry.FsckReport
-	rep := p.fsck(registry.FsckOptions{Repair: true, Parallel: 2, Progress: func(r registry.FsckReport) { last = r }})
+	p.Overwrite(registry.BlobKey(p.Large.Digest), bad)
+	var last check.Report
+	rep := p.Check(check.Options{Repair: true, Parallel: 2, Progress: func(r check.Report) { last = r }})
 	if diff := cmp.Diff(rep, last); diff != "" {
 		t.Errorf("the last progress is not the report (-report +progress):\n%s", diff)
 	}
 	if rep.Contents != rep.ContentsTotal || rep.Bytes != rep.BytesTotal || rep.Manifests != rep.ManifestsTotal || rep.Manifests != 3 {
 		t.Errorf("the report does not add up: %+v", rep)
 	}
-	i := slices.IndexFunc(rep.Problems, func(p registry.Problem) bool { return p.Kind == registry.ProblemCorrupt })
-	if got := rep.Problems[i]; got.Digest != p.large.Digest || got.Key != registry.BlobKey(p.large.Digest) ||
+	i := slices.IndexFunc(rep.Problems, func(p check.Problem) bool { return p.Kind == check.ProblemCorrupt })
+	if got := rep.Problems[i]; got.Digest != p.Large.Digest || got.Key != registry.BlobKey(p.Large.Digest) ||
 		!slices.Contains(got.Hurts, "a:v1") || !slices.Contains(got.Hurts, "b:v2") {
 		t.Errorf("got %+v, want it to hurt a:v1 and b:v2", got)
 	}
 	for _, repo := range []string{"a", "b"} {
-		if _, err := p.ResolveBlob(ctx, repo, p.large.Digest); !oci.HasCode(err, oci.CodeBlobUnknown) {
+		if _, err := p.ResolveBlob(ctx, repo, p.Large.Digest); !oci.HasCode(err, oci.CodeBlobUnknown) {
 			t.Errorf("HEAD in %s: %v", repo, err)
 		}
 	}
 	if _, err := p.GetManifest(ctx, "a", "v1"); err != nil {
 		t.Errorf("the manifest went too: %v", err)
 	}
-	obj, err := p.Store.Get(ctx, "slipway/quarantine/sha256/"+p.large.Digest.Encoded(), 0, -1)
+	obj, err := p.Store.Get(ctx, "slipway/quarantine/sha256/"+p.Large.Digest.Encoded(), 0, -1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -336,30 +272,30 @@ func TestFsckQuarantine(t *testing.T) {
 	if _, err := obj.WriteTo(&kept); err != nil || !bytes.Equal(kept.Bytes(), bad) {
 		t.Errorf("the quarantine holds %d bytes (%v), want the corrupt object", kept.Len(), err)
 	}
-	if _, err := p.Store.Stat(ctx, registry.BlobKey(p.large.Digest)); err == nil {
+	if _, err := p.Store.Stat(ctx, registry.BlobKey(p.Large.Digest)); err == nil {
 		t.Error("the corrupt object is still there")
 	}
 	p.PushBytes("a", registrytest.Content(1+1<<32, 100_000))
-	if b, err := registrytest.ReadBlob(ctx, p, "a", p.large.Digest); err != nil || oci.SHA256(b) != p.large.Digest {
+	if b, err := registrytest.ReadBlob(ctx, p, "a", p.Large.Digest); err != nil || oci.SHA256(b) != p.Large.Digest {
 		t.Errorf("after the push: %v", err)
 	}
 }
 
 func TestFsckQuickReadsNoObjects(t *testing.T) {
-	p := plant(t)
-	p.overwrite(registry.BlobKey(p.large.Digest), registrytest.Content(9, 100_000)) // of the right size
-	if rep := p.fsck(registry.FsckOptions{Quick: true}); len(rep.Problems) > 0 || rep.Bytes != rep.BytesTotal {
+	p := registrytest.Plant(t)
+	p.Overwrite(registry.BlobKey(p.Large.Digest), registrytest.Content(9, 100_000)) // of the right size
+	if rep := p.Check(check.Options{Quick: true}); len(rep.Problems) > 0 || rep.Bytes != rep.BytesTotal {
 		t.Errorf("got %+v, want nothing found and all bytes counted", rep)
 	}
-	p.overwrite(registry.BlobKey(p.large.Digest), registrytest.Content(9, 10))
-	if got := kinds(p.fsck(registry.FsckOptions{Quick: true})); !slices.Equal(got, []string{"content-corrupt"}) {
+	p.Overwrite(registry.BlobKey(p.Large.Digest), registrytest.Content(9, 10))
+	if got := registrytest.Kinds(p.Check(check.Options{Quick: true})); !slices.Equal(got, []string{"content-corrupt"}) {
 		t.Errorf("got %v", got)
 	}
 }
 
 func TestFsckDamagedCatalog(t *testing.T) {
-	p := plant(t)
-	p.delete(registry.BlobKey(p.large.Digest))
+	p := registrytest.Plant(t)
+	p.Delete(registry.BlobKey(p.Large.Digest))
 	// Rows that an index does not have: it is taken out of the schema, and put
 	// back after they were added.
 	p.SQL(`PRAGMA writable_schema = ON`,
@@ -367,24 +303,24 @@ func TestFsckDamagedCatalog(t *testing.T) {
 		`DELETE FROM sqlite_master WHERE name = 'links_blob'`)
 	p.SQL(`INSERT INTO links (repo_id, blob_id, created_at) SELECT 1, id, 0 FROM blobs WHERE true ON CONFLICT DO NOTHING`)
 	p.SQL(`PRAGMA writable_schema = ON`, `INSERT INTO sqlite_master SELECT * FROM kept`)
-	rep := p.fsck(registry.FsckOptions{Repair: true})
-	if rep.Counts[registry.ProblemCatalog] == 0 || rep.Counts[registry.ProblemMissing] != 1 || len(rep.Repaired) != 0 {
+	rep := p.Check(check.Options{Repair: true})
+	if rep.Counts[check.ProblemCatalog] == 0 || rep.Counts[check.ProblemMissing] != 1 || len(rep.Repaired) != 0 {
 		t.Errorf("got %v with %v repaired, want the damage found and nothing repaired", rep.Counts, rep.Repaired)
 	}
 }
 
 func TestFsckKeepsDistributionsObjects(t *testing.T) {
-	p := plant(t)
+	p := registrytest.Plant(t)
 	key := registry.BlobKey(oci.SHA256([]byte("orphan")))
-	p.overwrite("docker/registry/v2/repositories/x/_layers/sha256/"+p.large.Digest.Encoded()+"/link", []byte(p.large.Digest))
-	p.overwrite(key, []byte("orphan"))
+	p.Overwrite("docker/registry/v2/repositories/x/_layers/sha256/"+p.Large.Digest.Encoded()+"/link", []byte(p.Large.Digest))
+	p.Overwrite(key, []byte("orphan"))
 	m, err := p.GetManifest(t.Context(), "a", "v1")
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.overwrite(registry.BlobKey(p.a.Digest), m.Bytes)
-	p.mustRepair("object-unknown")
-	for _, key := range []string{key, registry.BlobKey(p.a.Digest)} {
+	p.Overwrite(registry.BlobKey(p.A.Digest), m.Bytes)
+	p.MustRepair("object-unknown")
+	for _, key := range []string{key, registry.BlobKey(p.A.Digest)} {
 		if _, err := p.Store.Stat(t.Context(), key); err != nil {
 			t.Error(err)
 		}
@@ -414,7 +350,7 @@ func TestFsckUnreadable(t *testing.T) {
 	_, _, _, large := b.PushImage("a", 1, "v1")
 	for fails, want := range map[int][]string{1: {}, 2: {"content-unreadable"}} {
 		store.fails = fails
-		if got := kinds(b.fsck(registry.FsckOptions{Repair: true})); !slices.Equal(got, want) {
+		if got := registrytest.Kinds(b.Check(check.Options{Repair: true})); !slices.Equal(got, want) {
 			t.Errorf("after %d failures: %v, want %v", fails, got, want)
 		}
 	}
@@ -429,7 +365,7 @@ func TestFsckWhileServing(t *testing.T) {
 	b := newDiskBed(t)
 	c := b.Churn(3)
 	c.Until(func() {
-		if rep := b.fsck(registry.FsckOptions{Repair: true}); len(rep.Problems) > 0 {
+		if rep := b.Check(check.Options{Repair: true}); len(rep.Problems) > 0 {
 			t.Errorf("found %+v", rep.Problems)
 		}
 	})

@@ -1,4 +1,4 @@
-package registry_test
+package check_test
 
 import (
 	"bytes"
@@ -9,6 +9,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"example.org/slipway/registry/check"
 
 	"example.org/slipway/registry/registrytest"
 
@@ -23,8 +25,8 @@ import (
 func quarantineOf(d oci.Digest) string { return "slipway/quarantine/sha256/" + d.Encoded() }
 
 // hold returns a registry with n images on a shelf.
-func hold(t *testing.T, n int) (*bed, *shelf) {
-	store := newShelf(t)
+func hold(t *testing.T, n int) (*bed, *registrytest.Shelf) {
+	store := registrytest.NewShelf(t)
 	b := newBed(t, store, registry.Options{})
 	for i := range uint64(n) {
 		b.PushImage(fmt.Sprintf("r%d", i), i, "v1")
@@ -37,7 +39,7 @@ func hold(t *testing.T, n int) (*bed, *shelf) {
 // where they may be, and runs every kind of repair: the image can be pulled again.
 func TestFsckTakesBack(t *testing.T) {
 	for _, place := range []string{"the store", "the quarantine", "both, the quarantine's damaged", "both, the store's damaged", "another name"} {
-		for _, o := range []registry.FsckOptions{{Repair: true}, {Repair: true, Quick: true}, {Repair: true, EmptyQuarantine: true}, {EmptyQuarantine: true}} {
+		for _, o := range []check.Options{{Repair: true}, {Repair: true, Quick: true}, {Repair: true, EmptyQuarantine: true}, {EmptyQuarantine: true}} {
 			for _, what := range []string{"a large layer", "a small layer", "a manifest"} {
 				t.Run(fmt.Sprintf("%s/%s/repair %t quick %t empty %t", place, what, o.Repair, o.Quick, o.EmptyQuarantine), func(t *testing.T) {
 					b, _ := hold(t, 1)
@@ -49,34 +51,34 @@ func TestFsckTakesBack(t *testing.T) {
 					good := map[string][]byte{"a large layer": registrytest.Content(1<<32, 100_000), "a small layer": registrytest.Content(0, 5000), "a manifest": m.Bytes}[what]
 					d := oci.SHA256(good)
 					if what == "a large layer" {
-						b.overwrite(registry.BlobKey(d), []byte("gone"))
+						b.Overwrite(registry.BlobKey(d), []byte("gone"))
 					} else {
-						b.SQL(`UPDATE blobs SET content = x'00' WHERE digest = ` + quote(d))
+						b.SQL(`UPDATE blobs SET content = x'00' WHERE digest = ` + registrytest.Quote(d))
 					}
-					b.fsck(registry.FsckOptions{Repair: true})
-					b.fsck(registry.FsckOptions{EmptyQuarantine: true})
+					b.Check(check.Options{Repair: true})
+					b.Check(check.Options{EmptyQuarantine: true})
 					switch place {
 					case "the store":
-						b.overwrite(registry.BlobKey(d), good)
+						b.Overwrite(registry.BlobKey(d), good)
 					case "the quarantine":
-						b.overwrite(quarantineOf(d), good)
+						b.Overwrite(quarantineOf(d), good)
 					case "another name":
-						b.overwrite(registry.BlobKey(d)+".bak", good)
+						b.Overwrite(registry.BlobKey(d)+".bak", good)
 					case "both, the quarantine's damaged":
-						b.overwrite(registry.BlobKey(d), good)
-						b.overwrite(quarantineOf(d), []byte("worse"))
+						b.Overwrite(registry.BlobKey(d), good)
+						b.Overwrite(quarantineOf(d), []byte("worse"))
 					default:
-						b.overwrite(registry.BlobKey(d), []byte("worse"))
-						b.overwrite(quarantineOf(d), good)
+						b.Overwrite(registry.BlobKey(d), []byte("worse"))
+						b.Overwrite(quarantineOf(d), good)
 					}
-					if rep := b.fsck(registry.FsckOptions{}); rep.Clean() || rep.Counts[registry.ProblemOrphan] > 0 && place != "both, the store's damaged" && place != "another name" {
-						t.Errorf("a check finds %v, want what came back, and no object that is unknown", kinds(rep))
+					if rep := b.Check(check.Options{}); rep.Clean() || rep.Counts[check.ProblemOrphan] > 0 && place != "both, the store's damaged" && place != "another name" {
+						t.Errorf("a check finds %v, want what came back, and no object that is unknown", registrytest.Kinds(rep))
 					}
-					b.fsck(o)
+					b.Check(o)
 					if !o.Repair { // what it did not take back it must have kept
-						b.fsck(registry.FsckOptions{Repair: true})
+						b.Check(check.Options{Repair: true})
 					}
-					if err := b.clean(registry.FsckOptions{}); err != nil {
+					if err := b.Clean(check.Options{}); err != nil {
 						t.Errorf("after the repair: %v", err)
 					}
 					for name, bytes := range registrytest.Reachable(t, b) {
@@ -107,16 +109,16 @@ func TestFsckForeign(t *testing.T) {
 		for _, quick := range []bool{false, true} {
 			b, store := hold(t, 1)
 			want := registrytest.Reachable(t, b)
-			b.overwrite(tt.key, tt.data)
+			b.Overwrite(tt.key, tt.data)
 			b.Clock.Add(time.Minute)
-			if rep := b.fsck(registry.FsckOptions{Quick: quick}); rep.Counts[registry.ProblemOrphan] != 1 {
-				t.Errorf("%s: a check finds %v", tt.key, kinds(rep))
+			if rep := b.Check(check.Options{Quick: quick}); rep.Counts[check.ProblemOrphan] != 1 {
+				t.Errorf("%s: a check finds %v", tt.key, registrytest.Kinds(rep))
 			}
-			b.fsck(registry.FsckOptions{Quick: quick, Repair: true})
-			if err := b.clean(registry.FsckOptions{}); err != nil {
+			b.Check(check.Options{Quick: quick, Repair: true})
+			if err := b.Clean(check.Options{}); err != nil {
 				t.Errorf("%s: after a repair: %v", tt.key, err)
 			}
-			if got := store.bytes(quarantineOf(oci.SHA256(tt.data))); !bytes.Equal(got, tt.data) {
+			if got := store.Bytes(quarantineOf(oci.SHA256(tt.data))); !bytes.Equal(got, tt.data) {
 				t.Errorf("%s: other bytes in quarantine", tt.key)
 			}
 			if diff := cmp.Diff(want, registrytest.Reachable(t, b)); diff != "" {
@@ -134,28 +136,28 @@ func TestDirectoryInPlaceOfBlob(t *testing.T) {
 	source, _ := hold(t, 1)
 	for name, mend := range map[string]func(*bed){
 		"push":   func(b *bed) { b.PushBytes("r0", data) },
-		"source": func(b *bed) { b.fsck(registry.FsckOptions{Repair: true, From: source.Source()}) },
+		"source": func(b *bed) { b.Check(check.Options{Repair: true, From: check.Stored(source.Registry)}) },
 	} {
 		root := t.TempDir()
 		store, err := fsstore.New(root, nil)
-		check(t, err)
+		registrytest.NoError(t, err)
 		t.Cleanup(func() { store.Close() })
 		b := newBed(t, store, registry.Options{})
 		b.PushImage("r0", 0, "v1")
 		path := filepath.Join(root, registry.BlobKey(d))
-		check(t, os.Remove(path))
-		check(t, os.MkdirAll(path, 0o700))
-		check(t, os.WriteFile(filepath.Join(path, "precious"), []byte("precious"), 0o600))
+		registrytest.NoError(t, os.Remove(path))
+		registrytest.NoError(t, os.MkdirAll(path, 0o700))
+		registrytest.NoError(t, os.WriteFile(filepath.Join(path, "precious"), []byte("precious"), 0o600))
 		old := time.Now().Add(-24 * time.Hour)
-		check(t, os.Chtimes(filepath.Join(path, "precious"), old, old))
-		b.ForgetRAM()
+		registrytest.NoError(t, os.Chtimes(filepath.Join(path, "precious"), old, old))
+		b.Restart(t)
 		if _, err := b.ResolveBlob(t.Context(), "r0", d); !oci.HasCode(err, oci.CodeBlobUnknown) {
 			t.Errorf("%s: HEAD before: %v", name, err)
 		}
 		mend(b)
-		b.wantBlob("r0", data)
-		b.fsck(registry.FsckOptions{Repair: true})
-		if err := b.clean(registry.FsckOptions{}); err != nil {
+		b.WantBlob("r0", data)
+		b.Check(check.Options{Repair: true})
+		if err := b.Clean(check.Options{}); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 		if got, err := os.ReadFile(filepath.Join(root, quarantineOf(oci.SHA256([]byte("precious"))))); string(got) != "precious" {
@@ -172,16 +174,16 @@ func TestFsckHealsFromQuarantine(t *testing.T) {
 		want := registrytest.Reachable(t, b)
 		good := registrytest.Content(1<<32, 100_000)
 		d := oci.SHA256(good)
-		b.overwrite(quarantineOf(d), good)
+		b.Overwrite(quarantineOf(d), good)
 		switch damage {
 		case "other bytes":
-			b.overwrite(registry.BlobKey(d), registrytest.Content(9, 100_000))
+			b.Overwrite(registry.BlobKey(d), registrytest.Content(9, 100_000))
 		case "cut":
-			b.overwrite(registry.BlobKey(d), good[:5])
+			b.Overwrite(registry.BlobKey(d), good[:5])
 		default:
-			store.must(store.Delete(t.Context(), registry.BlobKey(d)))
+			store.Must(store.Delete(t.Context(), registry.BlobKey(d)))
 		}
-		if err := b.clean(registry.FsckOptions{EmptyQuarantine: true, Repair: true}); err != nil {
+		if err := b.Clean(check.Options{EmptyQuarantine: true, Repair: true}); err != nil {
 			t.Errorf("%s: %v", damage, err)
 		}
 		if now := registrytest.Reachable(t, b); len(now) != len(want) {
@@ -202,18 +204,18 @@ func TestPushBringsBackEverywhere(t *testing.T) {
 			}
 			want := registrytest.Reachable(t, b)
 			d := oci.SHA256(data)
-			b.SQL(`UPDATE blobs SET content = x'00' WHERE content IS NOT NULL AND digest = ` + quote(d))
+			b.SQL(`UPDATE blobs SET content = x'00' WHERE content IS NOT NULL AND digest = ` + registrytest.Quote(d))
 			if size > catalog.InlineMax {
-				b.overwrite(registry.BlobKey(d), registrytest.Content(8, size))
+				b.Overwrite(registry.BlobKey(d), registrytest.Content(8, size))
 			}
-			if rep := b.fsck(registry.FsckOptions{Repair: true}); rep.Clean() {
+			if rep := b.Check(check.Options{Repair: true}); rep.Clean() {
 				t.Fatalf("%d bytes: the damage was not found", size)
 			}
 			b.PushBytes(to, data)
 			if diff := cmp.Diff(want, registrytest.Reachable(t, b)); diff != "" {
 				t.Errorf("%d bytes, pushed to %s:\n%s", size, to, diff)
 			}
-			if rep := b.fsck(registry.FsckOptions{}); !rep.Clean() {
+			if rep := b.Check(check.Options{}); !rep.Clean() {
 				t.Errorf("%d bytes, pushed to %s: %+v", size, to, rep.Problems)
 			}
 		}
@@ -224,7 +226,7 @@ func TestPushBringsBackEverywhere(t *testing.T) {
 // goes back to the newer one: nothing that only that one names is lost.
 func TestFsckOldCatalogue(t *testing.T) {
 	for _, n := range []int{1, 9, 30} { // newer images; more than 10 are too many
-		for _, o := range []registry.FsckOptions{{Repair: true}, {Repair: true, Quick: true}, {Repair: true, GiveUpMany: true}} {
+		for _, o := range []check.Options{{Repair: true}, {Repair: true, Quick: true}, {Repair: true, GiveUpMany: true}} {
 			b := newDiskBed(t)
 			b.PushImage("old", 1000, "v1")
 			path := filepath.Join(t.TempDir(), "old.db")
@@ -235,7 +237,7 @@ func TestFsckOldCatalogue(t *testing.T) {
 				b.PushImage("new", uint64(i), fmt.Sprintf("v%d", i))
 			}
 			want := registrytest.Reachable(t, b)
-			old := &bed{&registrytest.Bed{T: t, Root: t.TempDir(), Clock: b.Clock, Store: b.Store}}
+			old := &bed{T: t, Root: t.TempDir(), Clock: b.Clock, Store: b.Store}
 			data, err := os.ReadFile(path)
 			if err == nil {
 				err = os.WriteFile(filepath.Join(old.Root, registry.CatalogFile), data, 0o600)
@@ -245,12 +247,12 @@ func TestFsckOldCatalogue(t *testing.T) {
 			}
 			b.Clock.Add(time.Hour)
 			old.Open(registry.Options{})
-			_, err = old.Fsck(t.Context(), o)
-			var many *registry.TooManyError
+			_, err = check.Run(t.Context(), old.Registry, o)
+			var many *check.TooManyError
 			if refused := errors.As(err, &many); refused != (n > 10 && !o.GiveUpMany) || !refused && err != nil {
 				t.Errorf("%d newer images, %+v: got %v", n, o, err)
 			}
-			if err := b.clean(registry.FsckOptions{Repair: true}); err != nil {
+			if err := b.Clean(check.Options{Repair: true}); err != nil {
 				t.Errorf("%d newer images, %+v: with the newer catalogue: %v", n, o, err)
 			}
 			if now := registrytest.Reachable(t, b); len(now) != len(want) {
@@ -270,32 +272,32 @@ func TestFsckGivesUpFewUnasked(t *testing.T) {
 				large := registrytest.Content(uint64(i)+1<<32, 100_000)
 				switch damage {
 				case "missing":
-					store.must(store.Delete(t.Context(), registry.BlobKey(oci.SHA256(large))))
+					store.Must(store.Delete(t.Context(), registry.BlobKey(oci.SHA256(large))))
 				case "corrupt":
-					b.overwrite(registry.BlobKey(oci.SHA256(large)), registrytest.Content(7, 100_000))
+					b.Overwrite(registry.BlobKey(oci.SHA256(large)), registrytest.Content(7, 100_000))
 				default:
-					b.SQL(`UPDATE blobs SET content = x'00' WHERE digest = ` + quote(oci.SHA256(registrytest.Content(uint64(i), 5000))))
+					b.SQL(`UPDATE blobs SET content = x'00' WHERE digest = ` + registrytest.Quote(oci.SHA256(registrytest.Content(uint64(i), 5000))))
 				}
 			}
-			before := store.keys()
-			var many *registry.TooManyError
-			rep, err := b.Fsck(t.Context(), registry.FsckOptions{Repair: true})
+			before := store.Keys()
+			var many *check.TooManyError
+			rep, err := check.Run(t.Context(), b.Registry, check.Options{Repair: true})
 			switch {
 			case refused && !errors.As(err, &many):
 				t.Errorf("%d %s: got %v, want that it is too much", n, damage, err)
-			case refused && !slices.Equal(before, store.keys()):
+			case refused && !slices.Equal(before, store.Keys()):
 				t.Errorf("%d %s: a refused repair changes the store", n, damage)
 			case !refused && (err != nil || rep.Clean()):
-				t.Errorf("%d %s: got %v, %v; want that the images are incomplete", n, damage, kinds(rep), err)
+				t.Errorf("%d %s: got %v, %v; want that the images are incomplete", n, damage, registrytest.Kinds(rep), err)
 			}
-			rep, err = b.Fsck(t.Context(), registry.FsckOptions{Repair: true, GiveUpMany: true})
-			if err != nil || rep.Counts[registry.ProblemIncomplete] != n {
-				t.Errorf("%d %s: got %v, %v; want %d images incomplete", n, damage, kinds(rep), err, n)
+			rep, err = check.Run(t.Context(), b.Registry, check.Options{Repair: true, GiveUpMany: true})
+			if err != nil || rep.Counts[check.ProblemIncomplete] != n {
+				t.Errorf("%d %s: got %v, %v; want %d images incomplete", n, damage, registrytest.Kinds(rep), err, n)
 			}
 			for i := range n {
 				b.PushImage(fmt.Sprintf("r%d", i), uint64(i), "v1")
 			}
-			if err := b.clean(registry.FsckOptions{Repair: true}); err != nil {
+			if err := b.Clean(check.Options{Repair: true}); err != nil {
 				t.Errorf("%d %s: pushed again: %v", n, damage, err)
 			}
 			registrytest.Reachable(t, b)

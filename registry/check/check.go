@@ -1,4 +1,6 @@
-package registry
+// Package check compares a registry with itself: its catalogue, its contents and its object
+// store. It mends what can be mended while the registry serves.
+package check
 
 import (
 	"context"
@@ -8,71 +10,72 @@ import (
 	"sync"
 	"time"
 
+	"example.org/slipway/registry"
+
 	"golang.org/x/sync/errgroup"
 
 	"example.org/slipway/oci"
-	"example.org/slipway/registry/cache"
 	"example.org/slipway/registry/catalog"
 )
 
-// ProblemKind says what is wrong.
-type ProblemKind string
+// Kind says what is wrong.
+type Kind string
 
 // The kinds of problems, and what a repair does.
 const (
 	// ProblemCatalog: the catalogue's file is damaged. Nothing at all is
 	// repaired then; restore a backup.
-	ProblemCatalog ProblemKind = "catalogue-damaged"
+	ProblemCatalog Kind = "catalogue-damaged"
 	// ProblemDangling: a row of the catalogue points at a row that is not
 	// there. Repair deletes it.
-	ProblemDangling ProblemKind = "dangling-row"
+	ProblemDangling Kind = "dangling-row"
 	// ProblemMissing: the object of a content is not in the store. Repair
 	// records that the content is absent, so that a push brings it back.
-	ProblemMissing ProblemKind = "content-missing"
+	ProblemMissing Kind = "content-missing"
 	// ProblemCorrupt: a content does not have its digest. Repair moves it into
 	// quarantine and records that it is absent.
-	ProblemCorrupt ProblemKind = "content-corrupt"
+	ProblemCorrupt Kind = "content-corrupt"
 	// ProblemUnreadable: the store failed to give a content, twice. Where that is
 	// an error of the disk (EIO), and the store can move what it cannot read,
 	// repair moves it into quarantine and records that it is absent. Otherwise it
 	// stays, since the next try may succeed, and the next push brings its bytes again.
-	ProblemUnreadable ProblemKind = "content-unreadable"
+	ProblemUnreadable Kind = "content-unreadable"
 	// ProblemSize: a content has its digest, but not the size the catalogue
 	// says. Repair corrects the catalogue.
-	ProblemSize ProblemKind = "size-wrong"
+	ProblemSize Kind = "size-wrong"
 	// ProblemNotInline: a manifest's bytes are not in the catalogue. Repair
 	// reads them from the object.
-	ProblemNotInline ProblemKind = "manifest-not-inline"
+	ProblemNotInline Kind = "manifest-not-inline"
 	// ProblemManifest: a manifest has its digest and yet is no manifest. There
 	// is no repair but to delete it.
-	ProblemManifest ProblemKind = "manifest-malformed"
+	ProblemManifest Kind = "manifest-malformed"
 	// ProblemRefs: what the catalogue records as named by a manifest is not
 	// what the manifest names. Repair follows the manifest.
-	ProblemRefs ProblemKind = "references-wrong"
+	ProblemRefs Kind = "references-wrong"
 	// ProblemUnlinked: a manifest names a content that is stored, but its
 	// repository does not show. Repair shows it.
-	ProblemUnlinked ProblemKind = "content-not-linked"
+	ProblemUnlinked Kind = "content-not-linked"
 	// ProblemIncomplete: a manifest needs a content that is not here. Push the
 	// image again.
-	ProblemIncomplete ProblemKind = "image-incomplete"
+	ProblemIncomplete Kind = "image-incomplete"
 	// ProblemReturned: the bytes of a content that the catalogue has as absent are
 	// here and right. Repair records that, and shows it where a manifest names it.
-	ProblemReturned ProblemKind = "content-returned"
+	ProblemReturned Kind = "content-returned"
 	// ProblemOrphan: the store has an object the catalogue does not know. Repair
 	// moves it into quarantine, for a newer catalogue may know it, and deletes one
 	// that does not have its digest and that nothing names.
-	ProblemOrphan ProblemKind = "object-unknown"
+	ProblemOrphan Kind = "object-unknown"
 	// ProblemDuplicate: the store has an object of a content that is in the
 	// catalogue. Repair deletes it, if the bytes there are right.
-	ProblemDuplicate ProblemKind = "object-duplicate"
+	ProblemDuplicate Kind = "object-duplicate"
 	// ProblemLeak: a content that nothing shows or names is not queued for the
 	// collector. Repair queues it.
-	ProblemLeak ProblemKind = "content-leaked"
+	ProblemLeak Kind = "content-leaked"
 )
 
-// Problem is one thing that Fsck found.
+// Problem is one thing that a check found.
 type Problem struct {
-	Kind ProblemKind `json:"kind"`
+	Kind Kind `json:"kind"`
 	// Repo, Digest, and Key of the object, where the problem has them.
 	Repo   string     `json:"repo,omitempty"`
 	Digest oci.Digest `json:"digest,omitempty"`
@@ -92,9 +95,9 @@ const (
 	maxHurts    = 100
 )
 
-// FsckOptions of [Registry.Fsck]. The zero value checks everything and repairs
+// Options of [Run]. The zero value checks everything and repairs
 // nothing.
-type FsckOptions struct {
+type Options struct {
 	// Quick looks at the sizes of objects and does not read them.
 	Quick bool
 	// Repair mends what can be mended. See the kinds of problems.
@@ -117,11 +120,11 @@ type FsckOptions struct {
 	Parallel int
 	// Progress, if not nil, is called about ten times a second and at the end,
 	// never twice at the same time. It delays the check.
-	Progress func(FsckReport)
+	Progress func(Report)
 }
 
-// FsckReport is how far a check has come, and what it found.
-type FsckReport struct {
+// Report is how far a check has come, and what it found.
+type Report struct {
 	// Contents and Bytes that were checked, of the totals at the start. A quick
 	// check counts the bytes of objects it did not read.
 	Contents      int64 `json:"contents"`
@@ -134,8 +137,8 @@ type FsckReport struct {
 	// Objects of the store that were looked up in the catalogue.
 	Objects int64 `json:"objects"`
 	// Counts of problems by kind, and how many of each were repaired.
-	Counts   map[ProblemKind]int `json:"counts"`
-	Repaired map[ProblemKind]int `json:"repaired"`
+	Counts   map[Kind]int `json:"counts"`
+	Repaired map[Kind]int `json:"repaired"`
 	// Problems, at most 1000; the counts go on.
 	Problems []Problem `json:"problems"`
 	// Quarantined contents lie aside at the end, with their bytes; so many were
@@ -151,7 +154,7 @@ type FsckReport struct {
 }
 
 // Clean tells whether no problem remains.
-func (rep *FsckReport) Clean() bool {
+func (rep *Report) Clean() bool {
 	for kind, n := range rep.Counts {
 		if n > rep.Repaired[kind] {
 			return false
@@ -160,10 +163,11 @@ func (rep *FsckReport) Clean() bool {
 	return true
 }
 
-// fsck is one run of Fsck.
+// fsck is one check.
 type fsck struct {
-	r      *Registry
-	o      FsckOptions
+	reg    *registry.Registry
+	up     *registry.Upkeep
+	o      Options
 	start  time.Time
 	extent catalog.Extent
 	// shared says that Distribution's links lie in the same store, so that
@@ -172,13 +176,13 @@ type fsck struct {
 	began  time.Time // for the report, by the wall clock
 
 	mu    sync.Mutex // guards what follows
-	rep   FsckReport
+	rep   Report
 	shown time.Time
 	// lost contents, and unknown objects, whose repair is put off.
 	lost, unknown tally
 }
 
-// Fsck compares the catalogue with itself, with the contents, and with the
+// Run compares the catalogue with itself, with the contents, and with the
 // object store, while the registry serves. What changes during the check is not
 // taken for a problem: each finding is confirmed while nothing can change it.
 // Memory is bounded, whatever the size of the registry. One check runs at a
@@ -187,44 +191,51 @@ type fsck struct {
 // Objects in the storage of a Distribution registry, adopted in place, are never
 // deleted as long as its directory of repositories is there. Errors: *StoreError where
 // the object store is not the one that the catalogue describes, *TooManyError.
-func (r *Registry) Fsck(ctx context.Context, o FsckOptions) (FsckReport, error) {
+func Run(ctx context.Context, reg *registry.Registry, o Options) (Report, error) {
 	if o.Parallel <= 0 {
 		o.Parallel = 4
 	}
-	if (o.Repair || o.EmptyQuarantine || o.AdoptStore) && r.opts.ReadOnly {
-		return FsckReport{}, r.writable()
+	up := reg.Upkeep()
+	if (o.Repair || o.EmptyQuarantine || o.AdoptStore) && up.Options.ReadOnly {
+		return Report{}, up.Writable()
 	}
-	if !r.collects.checking.TryLock() {
-		return FsckReport{}, errors.New("a check is under way already")
+	end, ok := up.BeginCheck()
+	if !ok {
+		return Report{}, errors.New("a check is under way already")
 	}
-	defer r.collects.checking.Unlock()
+	defer end()
 	if o.AdoptStore {
-		if err := r.AdoptStore(ctx); err != nil {
-			return FsckReport{}, err
+		if err := reg.AdoptStore(ctx); err != nil {
+			return Report{}, err
 		}
 	}
-	if err := r.CheckStore(ctx); err != nil {
-		return FsckReport{}, err
+	if err := reg.CheckStore(ctx); err != nil {
+		return Report{}, err
 	}
-	f := &fsck{r: r, o: o, start: r.now(), began: time.Now()}
-	f.rep.Counts, f.rep.Repaired = map[ProblemKind]int{}, map[ProblemKind]int{}
+	f := newFsck(reg, up, o)
 	held, release := ctx, func() {}
-	if r.replica != nil && (o.Repair || o.EmptyQuarantine) {
+	if o.Repair || o.EmptyQuarantine {
 		var err error // no collector of another replica comes between finding and repair
-		if held, release, err = r.aloneSoon(ctx, leaseCollect, "fsck"); err != nil {
-			return FsckReport{}, fmt.Errorf("wait for a collection to end: %w", err)
+		if held, release, err = up.AloneSoon(ctx, registry.LeaseCollect, "fsck"); err != nil {
+			return Report{}, fmt.Errorf("wait for a collection to end: %w", err)
 		}
 	}
 	defer release()
-	err := because(held, f.run(held))
+	err := registry.LeaseError(held, f.run(held))
 	f.rep.Took = time.Since(f.began)
 	f.shown = time.Time{}
-	f.step(func(*FsckReport) {})
+	f.step(func(*Report) {})
 	return f.report(), err
 }
 
+func newFsck(reg *registry.Registry, up *registry.Upkeep, o Options) *fsck {
+	f := &fsck{reg: reg, up: up, o: o, start: up.Now(), began: time.Now()}
+	f.rep.Counts, f.rep.Repaired = map[Kind]int{}, map[Kind]int{}
+	return f
+}
+
 func (f *fsck) run(ctx context.Context) (err error) {
-	if f.extent, err = f.r.cat.Extent(ctx); err != nil {
+	if f.extent, err = f.up.Catalog.Extent(ctx); err != nil {
 		return fmt.Errorf("count the contents: %w", err)
 	}
 	f.rep.ContentsTotal, f.rep.BytesTotal, f.rep.ManifestsTotal = f.extent.Contents, f.extent.Bytes, f.extent.Manifests
@@ -257,20 +268,20 @@ func (f *fsck) run(ctx context.Context) (err error) {
 }
 
 // report returns a copy of the report as it stands.
-func (f *fsck) report() FsckReport {
+func (f *fsck) report() Report {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.copyReport()
 }
 
-func (f *fsck) copyReport() FsckReport {
+func (f *fsck) copyReport() Report {
 	rep := f.rep
 	rep.Counts, rep.Repaired = maps.Clone(f.rep.Counts), maps.Clone(f.rep.Repaired)
 	return rep
 }
 
 // step changes the report and shows it now and then.
-func (f *fsck) step(change func(*FsckReport)) {
+func (f *fsck) step(change func(*Report)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	change(&f.rep)
@@ -303,8 +314,8 @@ func (f *fsck) found(ctx context.Context, p Problem, repair func(context.Context
 
 // note adds a problem to the report.
 func (f *fsck) note(p Problem) {
-	f.r.log.Warn("fsck found a problem", "kind", p.Kind, "repo", p.Repo, "digest", p.Digest, "key", p.Key, "detail", p.Detail, "repaired", p.Repaired)
-	f.step(func(rep *FsckReport) {
+	f.up.Log.Warn("fsck found a problem", "kind", p.Kind, "repo", p.Repo, "digest", p.Digest, "key", p.Key, "detail", p.Detail, "repaired", p.Repaired)
+	f.step(func(rep *Report) {
 		rep.Counts[p.Kind]++
 		if p.Repaired {
 			rep.Repaired[p.Kind]++
@@ -323,12 +334,13 @@ func (f *fsck) settle(ctx context.Context, p Problem, confirm, repair func(conte
 	real := false
 	err := func() (err error) {
 		if f.o.Repair && repair != nil {
-			if err := lockPatiently(ctx, f.r.collects.objects.TryLock); err != nil {
+			release, err := f.up.Exclude(ctx)
+			if err != nil {
 				return err
 			}
-			defer f.r.collects.objects.Unlock()
+			defer release()
 		}
-		defer f.r.digests.lock(p.Digest)()
+		defer f.up.LockDigest(p.Digest)()
 		if real, err = confirm(ctx); err != nil || !real || !f.o.Repair || repair == nil {
 			return err
 		}
@@ -344,25 +356,8 @@ func (f *fsck) settle(ctx context.Context, p Problem, confirm, repair func(conte
 	return nil
 }
 
-// lockPatiently takes a lock that may be held for minutes, unless ctx ends.
-func lockPatiently(ctx context.Context, try func() bool) error {
-	if err := ctx.Err(); err != nil || try() {
-		return err
-	}
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for !try() {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-tick.C:
-		}
-	}
-	return nil
-}
-
 func (f *fsck) checkCatalog(ctx context.Context) error {
-	complaints, err := f.r.cat.Integrity(ctx, f.o.Quick, 100)
+	complaints, err := f.up.Catalog.Integrity(ctx, f.o.Quick, 100)
 	if err != nil {
 		return err
 	}
@@ -381,17 +376,15 @@ func (f *fsck) checkRows(ctx context.Context) error {
 	const page = 500
 	var after *catalog.Dangling
 	for {
-		rows, err := f.r.cat.Dangling(ctx, after, page)
+		rows, err := f.up.Catalog.Dangling(ctx, after, page)
 		if err != nil {
 			return err
 		}
 		for _, row := range rows {
 			p := Problem{Kind: ProblemDangling, Repo: row.Repo, Digest: row.Digest, Detail: row.String() + " points at nothing"}
 			err := f.found(ctx, p, func(ctx context.Context) (bool, error) {
-				done, err := f.r.cat.DeleteDangling(ctx, row)
-				f.r.ram.Drop(blobKey(row.Repo, row.Digest))
-				f.r.ram.Drop(cache.Key{Kind: kindManifest, Repo: row.Repo, Ref: string(row.Digest)})
-				f.r.ram.Drop(cache.Key{Kind: kindTag, Repo: row.Repo, Ref: row.Tag})
+				done, err := f.up.Catalog.DeleteDangling(ctx, row)
+				f.up.Dropped(row.Repo, row.Digest, row.Tag)
 				return done, err
 			})
 			if err != nil {
@@ -408,7 +401,7 @@ func (f *fsck) checkRows(ctx context.Context) error {
 func (f *fsck) checkContents(ctx context.Context) error {
 	const page = 500
 	for after := int64(0); ; {
-		list, err := f.r.cat.Contents(ctx, after, page)
+		list, err := f.up.Catalog.Contents(ctx, after, page)
 		if err != nil {
 			return err
 		}
@@ -423,7 +416,7 @@ func (f *fsck) checkContents(ctx context.Context) error {
 				if err := f.checkContent(gctx, c); err != nil {
 					return err
 				}
-				f.step(func(rep *FsckReport) { rep.Contents++ })
+				f.step(func(rep *Report) { rep.Contents++ })
 				return nil
 			})
 		}
@@ -439,14 +432,14 @@ func (f *fsck) checkContents(ctx context.Context) error {
 func (f *fsck) checkLeaks(ctx context.Context) error {
 	const page = 500
 	for after := int64(0); ; {
-		list, err := f.r.cat.Leaks(ctx, after, page)
+		list, err := f.up.Catalog.Leaks(ctx, after, page)
 		if err != nil {
 			return err
 		}
 		for _, l := range list {
 			after = l.ID
 			p := Problem{Kind: ProblemLeak, Digest: l.Digest, Detail: fmt.Sprintf("%d bytes that nothing needs", l.Size)}
-			err := f.found(ctx, p, func(ctx context.Context) (bool, error) { return f.r.cat.QueueLeak(ctx, l) })
+			err := f.found(ctx, p, func(ctx context.Context) (bool, error) { return f.up.Catalog.QueueLeak(ctx, l) })
 			if err != nil {
 				return err
 			}
@@ -459,7 +452,7 @@ func (f *fsck) checkLeaks(ctx context.Context) error {
 
 // hurts lists the images that need a content.
 func (f *fsck) hurts(ctx context.Context, d oci.Digest) ([]string, error) {
-	uses, err := f.r.cat.Uses(ctx, d, maxHurts)
+	uses, err := f.up.Catalog.Uses(ctx, d, maxHurts)
 	if err != nil {
 		return nil, err
 	}

@@ -1,4 +1,4 @@
-package registry
+package check
 
 import (
 	"context"
@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"strings"
+
+	"example.org/slipway/registry"
 
 	"example.org/slipway/registry/verify"
 
@@ -60,7 +62,7 @@ func (f *fsck) doFew(ctx context.Context, t *tally, what string) error {
 	if t.n == 0 {
 		return nil
 	}
-	if err := f.r.CheckStore(ctx); err != nil { // it may have gone meanwhile
+	if err := f.reg.CheckStore(ctx); err != nil { // it may have gone meanwhile
 		return err
 	}
 	if t.n > f.limit() {
@@ -113,7 +115,7 @@ func (f *fsck) giveUp(ctx context.Context, p Problem, same, repair func(context.
 // quarantine moves a corrupt object away. The copy is made before anything is
 // locked, since it may be large.
 func (f *fsck) quarantine(ctx context.Context, p Problem, same func(context.Context) (bool, error)) error {
-	match, err := f.copyObject(ctx, BlobKey(p.Digest), quarantineKey(p.Digest), p.Digest, false)
+	match, err := f.copyObject(ctx, registry.BlobKey(p.Digest), quarantineKey(p.Digest), p.Digest, false)
 	if err != nil {
 		if ctx.Err() != nil {
 			return ctx.Err()
@@ -127,18 +129,18 @@ func (f *fsck) quarantine(ctx context.Context, p Problem, same func(context.Cont
 			if moved, err = f.absent(ctx, p.Digest, false); err != nil || !moved {
 				return moved, err
 			}
-			if f.r.replica != nil { // it is deleted as what nobody knows, which excludes pushes
+			if f.up.Shared() { // it is deleted as what nobody knows, which excludes pushes
 				return true, nil
 			}
-			if err := f.r.store.Delete(ctx, p.Key); err != nil {
+			if err := f.up.Store.Delete(ctx, p.Key); err != nil {
 				// Now an object that nobody knows: found again further on.
-				f.r.log.Warn("remove an object after its copy went into quarantine", "key", p.Key, "err", err)
+				f.up.Log.Warn("remove an object after its copy went into quarantine", "key", p.Key, "err", err)
 			}
 			return true, nil
 		})
 	}
 	if err == nil && !moved {
-		err = f.r.store.Delete(ctx, quarantineKey(p.Digest))
+		err = f.up.Store.Delete(ctx, quarantineKey(p.Digest))
 	}
 	return err
 }
@@ -146,12 +148,12 @@ func (f *fsck) quarantine(ctx context.Context, p Problem, same func(context.Cont
 // copyObject copies an object to another key and reports whether its bytes have the
 // digest. With onlyRight it copies no others.
 func (f *fsck) copyObject(ctx context.Context, from, to string, d oci.Digest, onlyRight bool) (match bool, err error) {
-	src, err := f.r.store.Get(ctx, from, 0, -1)
+	src, err := f.up.Store.Get(ctx, from, 0, -1)
 	if err != nil {
 		return false, err
 	}
 	defer src.Close()
-	dst, err := f.r.store.NewUpload(ctx, src.Info().Size)
+	dst, err := f.up.Store.NewUpload(ctx, src.Info().Size)
 	if err != nil {
 		return false, err
 	}
@@ -164,12 +166,12 @@ func (f *fsck) copyObject(ctx context.Context, from, to string, d oci.Digest, on
 
 // putBack makes what lies in quarantine, which is verified, the content's object.
 func (f *fsck) putBack(ctx context.Context, d oci.Digest) (bool, error) {
-	return f.move(ctx, quarantineKey(d), BlobKey(d), d)
+	return f.move(ctx, quarantineKey(d), registry.BlobKey(d), d)
 }
 
 // move gives an object, whose bytes have a digest, another key.
 func (f *fsck) move(ctx context.Context, from, to string, d oci.Digest) (bool, error) {
-	if m, ok := objstore.As[objstore.Mover](f.r.store); ok {
+	if m, ok := objstore.As[objstore.Mover](f.up.Store); ok {
 		err := m.Move(ctx, from, to)
 		return err == nil, err
 	}
@@ -177,14 +179,14 @@ func (f *fsck) move(ctx context.Context, from, to string, d oci.Digest) (bool, e
 	if err != nil || !match {
 		return false, err
 	}
-	return true, f.r.store.Delete(ctx, from)
+	return true, f.up.Store.Delete(ctx, from)
 }
 
 // takeBack looks whether a content that the catalogue has as absent is in the store, or
 // in quarantine, after all. Its repair records that it is here. found reports whether its
 // bytes are there, and back whether the catalogue has it now.
 func (f *fsck) takeBack(ctx context.Context, d oci.Digest) (found, back bool, err error) {
-	for _, key := range []string{BlobKey(d), quarantineKey(d)} {
+	for _, key := range []string{registry.BlobKey(d), quarantineKey(d)} {
 		x := f.read(ctx, key, d, func(int) {})
 		if err := ctx.Err(); err != nil {
 			return false, false, err
@@ -198,7 +200,7 @@ func (f *fsck) takeBack(ctx context.Context, d oci.Digest) (found, back bool, er
 			return true, false, err
 		}
 		confirm := func(ctx context.Context) (bool, error) {
-			absent, err := f.r.cat.Absent(ctx, []oci.Digest{d})
+			absent, err := f.up.Catalog.Absent(ctx, []oci.Digest{d})
 			_, still := absent[d]
 			return still, err
 		}
@@ -212,14 +214,14 @@ func (f *fsck) takeBack(ctx context.Context, d oci.Digest) (found, back bool, er
 		break
 	}
 	// A push may have brought it meanwhile.
-	is, err := f.r.cat.Presence(ctx, []oci.Digest{d})
+	is, err := f.up.Catalog.Presence(ctx, []oci.Digest{d})
 	return found, is[d] == catalog.Object || is[d] == catalog.Inline, err
 }
 
 // recordBack records that the verified bytes under a key are those of a content that was
 // absent. Its digest's lock is held.
 func (f *fsck) recordBack(ctx context.Context, d oci.Digest, key string, size int64) (bool, error) {
-	absent, err := f.r.cat.Absent(ctx, []oci.Digest{d})
+	absent, err := f.up.Catalog.Absent(ctx, []oci.Digest{d})
 	if err != nil {
 		return false, err
 	}
@@ -230,24 +232,24 @@ func (f *fsck) recordBack(ctx context.Context, d oci.Digest, key string, size in
 			return false, ctx.Err()
 		}
 		b.Content = content
-	} else if key != BlobKey(d) {
+	} else if key != registry.BlobKey(d) {
 		if done, err := f.putBack(ctx, d); err != nil || !done {
 			return false, err
 		}
 	}
-	s, err := f.r.cat.TakeBack(ctx, b)
-	return f.r.corrected(d, s, err)
+	s, err := f.up.Catalog.TakeBack(ctx, b)
+	return f.up.Corrected(d, s, err)
 }
 
 // readAll reads a content that belongs in the catalogue; ok is false where it is not
 // what has the digest.
 func (f *fsck) readAll(ctx context.Context, key string, d oci.Digest) (content []byte, ok bool) {
-	obj, err := f.r.store.Get(ctx, key, 0, -1)
+	obj, err := f.up.Store.Get(ctx, key, 0, -1)
 	if err != nil {
 		return nil, false
 	}
 	defer obj.Close()
-	if obj.Info().Size > f.r.opts.MaxManifestBytes {
+	if obj.Info().Size > f.up.Options.MaxManifestBytes {
 		return nil, false
 	}
 	content, err = io.ReadAll(obj)
@@ -266,11 +268,11 @@ func digestInQuarantine(key string) (oci.Digest, bool) {
 
 // countQuarantine counts what lies in quarantine.
 func (f *fsck) countQuarantine(ctx context.Context) error {
-	for info, err := range f.r.store.List(ctx, quarantinePrefix, "") {
+	for info, err := range f.up.Store.List(ctx, quarantinePrefix, "") {
 		if err != nil {
 			return err
 		}
-		f.step(func(rep *FsckReport) {
+		f.step(func(rep *Report) {
 			rep.Quarantined, rep.QuarantinedBytes = rep.Quarantined+1, rep.QuarantinedBytes+info.Size
 		})
 	}
@@ -280,7 +282,7 @@ func (f *fsck) countQuarantine(ctx context.Context) error {
 // emptyQuarantine removes what lies in quarantine, but for the only good copy of a
 // content that the catalogue names.
 func (f *fsck) emptyQuarantine(ctx context.Context) error {
-	for info, err := range f.r.store.List(ctx, quarantinePrefix, "") {
+	for info, err := range f.up.Store.List(ctx, quarantinePrefix, "") {
 		if err != nil {
 			return err
 		}
@@ -291,10 +293,10 @@ func (f *fsck) emptyQuarantine(ctx context.Context) error {
 		if needed {
 			continue
 		}
-		if err := f.r.store.Delete(ctx, info.Key); err != nil {
+		if err := f.up.Store.Delete(ctx, info.Key); err != nil {
 			return err
 		}
-		f.step(func(rep *FsckReport) { rep.QuarantinedRemoved++ })
+		f.step(func(rep *Report) { rep.QuarantinedRemoved++ })
 	}
 	return nil
 }
@@ -306,7 +308,7 @@ func (f *fsck) needsCopy(ctx context.Context, key string) (bool, error) {
 	if !ok {
 		return false, nil
 	}
-	wanted, err := f.r.cat.Wanted(ctx, d)
+	wanted, err := f.up.Catalog.Wanted(ctx, d)
 	if err != nil || !wanted {
 		return false, err
 	}
@@ -314,7 +316,7 @@ func (f *fsck) needsCopy(ctx context.Context, key string) (bool, error) {
 	if err := ctx.Err(); err != nil || x.err == nil && !x.match {
 		return false, err
 	}
-	b, err := f.r.cat.StoredBlob(ctx, d)
+	b, err := f.up.Catalog.StoredBlob(ctx, d)
 	switch {
 	case errors.Is(err, catalog.ErrNotFound):
 		return true, nil
@@ -323,6 +325,6 @@ func (f *fsck) needsCopy(ctx context.Context, key string) (bool, error) {
 	case b.Content != nil:
 		return d.Algorithm().FromBytes(b.Content) != d, nil
 	}
-	x = f.read(ctx, BlobKey(d), d, func(int) {})
+	x = f.read(ctx, registry.BlobKey(d), d, func(int) {})
 	return x.err != nil || !x.match, ctx.Err()
 }

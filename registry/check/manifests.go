@@ -1,4 +1,4 @@
-package registry
+package check
 
 import (
 	"context"
@@ -16,7 +16,7 @@ import (
 func (f *fsck) checkManifests(ctx context.Context) error {
 	const page = 500
 	for after := int64(0); ; {
-		list, err := f.r.cat.ManifestRows(ctx, after, page)
+		list, err := f.up.Catalog.ManifestRows(ctx, after, page)
 		if err != nil {
 			return err
 		}
@@ -31,7 +31,7 @@ func (f *fsck) checkManifests(ctx context.Context) error {
 				if err := f.checkManifest(gctx, m); err != nil {
 					return fmt.Errorf("manifest %s of %s: %w", m.Digest, m.Repo, err)
 				}
-				f.step(func(rep *FsckReport) { rep.Manifests++ })
+				f.step(func(rep *Report) { rep.Manifests++ })
 				return nil
 			})
 		}
@@ -62,7 +62,7 @@ func (f *fsck) checkManifest(ctx context.Context, m catalog.ManifestRow) error {
 	}
 	named := doc.Names()
 	refs, ok, err := f.checkRefs(ctx, m, named)
-	if err != nil || !ok || f.r.partial(m.Repo) { // what lacks there is fetched when it is asked for
+	if err != nil || !ok || f.up.Partial(m.Repo) { // what lacks there is fetched when it is asked for
 		return err
 	}
 	for _, d := range named.Blobs {
@@ -75,7 +75,7 @@ func (f *fsck) checkManifest(ctx context.Context, m catalog.ManifestRow) error {
 		if !known || ref.Manifest || ref.Linked {
 			continue
 		}
-		if f.r.opts.MissingPlatforms != nil && f.r.opts.MissingPlatforms(m.Repo, d) {
+		if f.up.Options.MissingPlatforms != nil && f.up.Options.MissingPlatforms(m.Repo, d) {
 			continue
 		}
 		if err := f.incomplete(ctx, m, fmt.Sprintf("the index names manifest %s, which is not here", d.Digest)); err != nil {
@@ -89,14 +89,14 @@ func (f *fsck) checkManifest(ctx context.Context, m catalog.ManifestRow) error {
 // manifest is gone, or what is wrong with its bytes has been reported.
 func (f *fsck) manifestContent(ctx context.Context, m catalog.ManifestRow) (content []byte, ok bool, err error) {
 	for range 3 { // a push, or the source, may bring it back between the questions
-		b, err := f.r.cat.StoredBlob(ctx, m.Digest)
+		b, err := f.up.Catalog.StoredBlob(ctx, m.Digest)
 		if err == nil {
 			return f.verifiedManifest(ctx, m, b)
 		}
 		if !errors.Is(err, catalog.ErrNotFound) {
 			return nil, false, err
 		}
-		if _, there, err := f.r.cat.RefsOf(ctx, m); err != nil || !there {
+		if _, there, err := f.up.Catalog.RefsOf(ctx, m); err != nil || !there {
 			return nil, false, err
 		}
 		_, back, err := f.takeBack(ctx, m.Digest)
@@ -128,7 +128,7 @@ func (f *fsck) verifiedManifest(ctx context.Context, m catalog.ManifestRow, b ca
 	if !p.Repaired {
 		return nil, false, nil
 	}
-	b, err = f.r.cat.StoredBlob(ctx, m.Digest)
+	b, err = f.up.Catalog.StoredBlob(ctx, m.Digest)
 	return b.Content, err == nil, err
 }
 
@@ -156,11 +156,11 @@ func (f *fsck) checkRefs(ctx context.Context, m catalog.ManifestRow, n manifest.
 	p := Problem{Kind: ProblemRefs, Repo: m.Repo, Digest: m.Digest}
 	if len(lacking) > 0 {
 		p.Detail = fmt.Sprintf("%d contents it names are not recorded, the first is %s", len(lacking), lacking[0].Digest)
-		err = f.found(ctx, p, func(ctx context.Context) (bool, error) { return f.r.cat.AddRefs(ctx, m, lacking) })
+		err = f.found(ctx, p, func(ctx context.Context) (bool, error) { return f.up.Catalog.AddRefs(ctx, m, lacking) })
 	}
 	if err == nil && len(surplus) > 0 {
 		p.Detail = fmt.Sprintf("%d contents are recorded that it does not name, the first is %s", len(surplus), surplus[0])
-		err = f.found(ctx, p, func(ctx context.Context) (bool, error) { return f.r.cat.DropRefs(ctx, m, surplus) })
+		err = f.found(ctx, p, func(ctx context.Context) (bool, error) { return f.up.Catalog.DropRefs(ctx, m, surplus) })
 	}
 	if err != nil || len(lacking) == 0 {
 		return refs, err == nil, err
@@ -169,7 +169,7 @@ func (f *fsck) checkRefs(ctx context.Context, m catalog.ManifestRow, n manifest.
 }
 
 func (f *fsck) refs(ctx context.Context, m catalog.ManifestRow) (map[oci.Digest]catalog.Ref, bool, error) {
-	list, ok, err := f.r.cat.RefsOf(ctx, m)
+	list, ok, err := f.up.Catalog.RefsOf(ctx, m)
 	out := make(map[oci.Digest]catalog.Ref, len(list))
 	for _, ref := range list {
 		out[ref.Digest] = ref
@@ -197,7 +197,7 @@ func (f *fsck) checkNamedBlob(ctx context.Context, m catalog.ManifestRow, d oci.
 		return f.incomplete(ctx, m, fmt.Sprintf("it needs blob %s, which is not here", d))
 	}
 	p := Problem{Kind: ProblemUnlinked, Repo: m.Repo, Digest: d, Detail: fmt.Sprintf("manifest %s needs it, the repository does not show it", m.Digest)}
-	return f.found(ctx, p, func(ctx context.Context) (bool, error) { return f.r.cat.LinkNamed(ctx, m, d) })
+	return f.found(ctx, p, func(ctx context.Context) (bool, error) { return f.up.Catalog.LinkNamed(ctx, m, d) })
 }
 
 func (f *fsck) incomplete(ctx context.Context, m catalog.ManifestRow, detail string) error {

@@ -1,0 +1,167 @@
+package check
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"example.org/slipway/registry"
+
+	"example.org/slipway/oci"
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/objstore"
+)
+
+// Source has good copies of contents: a backup, or another registry. Its bytes are
+// verified by whoever reads them.
+type Source interface {
+	// Content opens a content that the given images need. Whoever gets it closes it.
+	// Errors: ErrNoCopy.
+	Content(ctx context.Context, d oci.Digest, images []catalog.Use) (io.ReadCloser, error)
+}
+
+// ErrNoCopy is returned by a [Source] that does not have a content.
+var ErrNoCopy = errors.New("the source does not have the content")
+
+// Stored returns what a registry, such as a backup, has stored as a source. It gives a
+// content whichever repository shows it.
+func Stored(reg *registry.Registry) Source { return stored{reg.Upkeep()} }
+
+type stored struct{ up *registry.Upkeep }
+
+func (s stored) Content(ctx context.Context, d oci.Digest, _ []catalog.Use) (io.ReadCloser, error) {
+	b, err := s.up.Catalog.StoredBlob(ctx, d)
+	if errors.Is(err, catalog.ErrNotFound) {
+		return nil, ErrNoCopy
+	}
+	if err != nil {
+		return nil, err
+	}
+	if b.Content != nil {
+		return io.NopCloser(bytes.NewReader(b.Content)), nil
+	}
+	obj, err := s.up.Store.Get(ctx, registry.BlobKey(d), 0, -1)
+	if errors.Is(err, objstore.ErrNotExist) {
+		return nil, ErrNoCopy
+	}
+	return obj, err
+}
+
+// Other returns another registry as a source. With repo, every content is
+// looked for there; otherwise in the repositories that have the same names as those
+// that need it.
+func Other(r oci.Reader, repo string) Source { return other{r, repo} }
+
+type other struct {
+	r    oci.Reader
+	repo string
+}
+
+func (s other) Content(ctx context.Context, d oci.Digest, images []catalog.Use) (io.ReadCloser, error) {
+	repos := []string{s.repo}
+	if s.repo == "" {
+		repos = repos[:0]
+		for _, u := range images {
+			if len(repos) == 0 || repos[len(repos)-1] != u.Repo {
+				repos = append(repos, u.Repo) // they are in order
+			}
+		}
+	}
+	for _, repo := range repos {
+		blob, err := s.r.GetBlob(ctx, repo, d)
+		if err == nil {
+			return blob, nil
+		}
+		if !oci.HasCode(err, oci.CodeBlobUnknown) && !oci.HasCode(err, oci.CodeNameUnknown) {
+			return nil, err
+		}
+		m, err := s.r.GetManifest(ctx, repo, string(d))
+		if err == nil {
+			return io.NopCloser(bytes.NewReader(m.Bytes)), nil
+		}
+		if !oci.HasCode(err, oci.CodeManifestUnknown) && !oci.HasCode(err, oci.CodeNameUnknown) {
+			return nil, err
+		}
+	}
+	return nil, ErrNoCopy
+}
+
+// bring repairs a problem with a content by taking the content from the source, and
+// notes that. done is false where the problem remains.
+func (f *fsck) bring(ctx context.Context, p Problem, d oci.Digest) (done bool, err error) {
+	if done, err = f.fromSource(ctx, d); !done || err != nil {
+		return false, err
+	}
+	if p.Hurts, err = f.hurts(ctx, d); err != nil {
+		return true, err
+	}
+	p.Repaired = true
+	p.Detail += "; its bytes came from the source"
+	f.note(p)
+	return true, nil
+}
+
+// fromSource repairs a content with bytes of the source, before anything is given up.
+// done is false where there is no source, or where it has no good copy.
+func (f *fsck) fromSource(ctx context.Context, d oci.Digest) (done bool, err error) {
+	if !f.o.Repair || f.o.From == nil || !oci.ValidDigest(d) {
+		return false, nil
+	}
+	images, err := f.up.Catalog.Uses(ctx, d, maxHurts)
+	if err != nil {
+		return false, err
+	}
+	src, err := f.o.From.Content(ctx, d, images)
+	if errors.Is(err, ErrNoCopy) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("fetch %s from the source: %w", d, err)
+	}
+	defer src.Close()
+	done, err = f.up.Heal(ctx, d, src)
+	if oci.HasCode(err, oci.CodeDigestInvalid) { // the source's copy is damaged
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("heal %s: %w", d, err)
+	}
+	return done, nil
+}
+
+// Contents looks at the bytes of contents, or with quick at their sizes, and records
+// those that are damaged as missing, so that whoever pushes them next is asked for their
+// bytes. It returns these. What is not here, or damaged, stays set aside as after a
+// repair by Run.
+func Contents(ctx context.Context, reg *registry.Registry, contents []oci.Digest, quick bool) (damaged []oci.Digest, err error) {
+	up := reg.Upkeep()
+	if err := errors.Join(up.Writable(), reg.CheckStore(ctx)); err != nil {
+		return nil, err
+	}
+	f := newFsck(reg, up, Options{Repair: true, Quick: quick, GiveUpMany: true})
+	ctx, release, err := up.AloneSoon(ctx, registry.LeaseCollect, "check of contents")
+	if err != nil {
+		return nil, fmt.Errorf("wait for a collection to end: %w", err)
+	}
+	defer release()
+	for _, d := range contents {
+		c, err := up.Catalog.StoredContent(ctx, d)
+		if errors.Is(err, catalog.ErrNotFound) {
+			continue
+		}
+		if err == nil {
+			err = f.checkContent(ctx, c)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("check %s: %w", d, registry.LeaseError(ctx, err))
+		}
+	}
+	for _, p := range f.rep.Problems {
+		if p.Repaired && p.Kind != ProblemSize {
+			damaged = append(damaged, p.Digest)
+		}
+	}
+	return damaged, nil
+}

@@ -1,0 +1,158 @@
+package registrytest
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"slices"
+	"syscall"
+	"testing"
+
+	"example.org/slipway/oci"
+	"example.org/slipway/registry"
+	"example.org/slipway/registry/check"
+	"example.org/slipway/registry/objstore"
+	"example.org/slipway/registry/objstore/fsstore"
+	"example.org/slipway/registry/objstore/memstore"
+)
+
+// Shelf is a store in memory of which a test takes parts away and puts them back.
+type Shelf struct {
+	objstore.Store
+	T testing.TB
+	// Aside are the objects that were taken away.
+	Aside map[string][]byte
+}
+
+// NewShelf returns an empty one.
+func NewShelf(t testing.TB) *Shelf {
+	return &Shelf{Store: memstore.New(nil), T: t, Aside: map[string][]byte{}}
+}
+
+// Keys returns the keys of all objects.
+func (s *Shelf) Keys() (keys []string) {
+	for info, err := range s.List(s.T.Context(), "", "") {
+		if err != nil {
+			s.T.Fatal(err)
+		}
+		keys = append(keys, info.Key)
+	}
+	return keys
+}
+
+// Bytes returns an object.
+func (s *Shelf) Bytes(key string) []byte {
+	s.T.Helper()
+	obj, err := s.Get(s.T.Context(), key, 0, -1)
+	if err != nil {
+		s.T.Fatal(err)
+	}
+	defer obj.Close()
+	var b bytes.Buffer
+	if _, err := obj.WriteTo(&b); err != nil {
+		s.T.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+// Take takes the objects away that are chosen, and leaves others in their place.
+func (s *Shelf) Take(chosen func(key string) bool, instead map[string][]byte) {
+	s.T.Helper()
+	for _, key := range s.Keys() {
+		if chosen(key) {
+			s.Aside[key] = s.Bytes(key)
+			s.Must(s.Delete(s.T.Context(), key))
+		}
+	}
+	for key, b := range instead {
+		s.Must(s.Put(s.T.Context(), key, b, false))
+	}
+}
+
+// PutBack makes the store what it was when Take was called, as the mounting of a disk
+// does: what was written in between is gone.
+func (s *Shelf) PutBack(chosen func(key string) bool) {
+	s.T.Helper()
+	for _, key := range s.Keys() {
+		if chosen(key) {
+			s.Must(s.Delete(s.T.Context(), key))
+		}
+	}
+	for key, b := range s.Aside {
+		s.Must(s.Put(s.T.Context(), key, b, false))
+	}
+	clear(s.Aside)
+}
+
+// Must ends the test if there is an error.
+func (s *Shelf) Must(err error) {
+	s.T.Helper()
+	if err != nil {
+		s.T.Fatal(err)
+	}
+}
+
+// Restart ends the registry and begins another over the same catalogue and store.
+func (b *Bed) Restart(t testing.TB) {
+	t.Helper()
+	reg, err := registry.New(t.Context(), b.Cat, b.Store, &registry.Options{Clock: b.Clock.Now, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatalf("start: %v", err)
+	}
+	t.Cleanup(func() { reg.Close(context.Background()) })
+	b.Registry = reg
+}
+
+// Clean is a check that fails where problems remain.
+func (b *Bed) Clean(o check.Options) error {
+	rep, err := check.Run(b.T.Context(), b.Registry, o)
+	if err == nil && !rep.Clean() {
+		err = fmt.Errorf("problems remain: %v", Kinds(rep))
+	}
+	return err
+}
+
+// WantBlob wants a blob to be in a repository, with these bytes.
+func (b *Bed) WantBlob(repo string, data []byte) {
+	b.T.Helper()
+	got, err := ReadBlob(b.T.Context(), b, repo, oci.SHA256(data))
+	if err != nil || !bytes.Equal(got, data) {
+		b.T.Errorf("blob of %d bytes of %s: got %d bytes, %v", len(data), repo, len(got), err)
+	}
+}
+
+// BadSector is a store on a disk that cannot read one object.
+type BadSector struct {
+	*fsstore.Store
+	Keys []string // of the file that the sector belongs to
+	Late bool     // it can be opened
+}
+
+// Get implements objstore.Store.
+func (s *BadSector) Get(ctx context.Context, key string, off, n int64) (objstore.Object, error) {
+	if slices.Contains(s.Keys, key) && s.Late {
+		o, err := s.Store.Get(ctx, key, off, n)
+		return unreadable{o}, err
+	}
+	if slices.Contains(s.Keys, key) {
+		return nil, fmt.Errorf("read object %s: %w", key, syscall.EIO)
+	}
+	return s.Store.Get(ctx, key, off, n)
+}
+
+// unreadable is an object of which nothing can be read.
+type unreadable struct{ objstore.Object }
+
+func (o unreadable) Read([]byte) (int, error) { return 0, syscall.EIO }
+
+func (o unreadable) WriteTo(io.Writer) (int64, error) { return 0, syscall.EIO }
+
+// NoError ends the test if there is an error.
+func NoError(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
