@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/objstore"
@@ -348,4 +350,17 @@ func (r *Registry) proveStored(ctx context.Context, d oci.Digest, size int64) er
 	}
 	r.saw(d, info, true)
 	return nil
+}
+
+// lookAtOnce is how many requests to the store a request of a client makes at once.
+const lookAtOnce = 8
+
+// each calls fn for 0 to n-1, some at a time.
+func each(ctx context.Context, n int, fn func(ctx context.Context, i int) error) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(lookAtOnce)
+	for i := range n {
+		g.Go(func() error { return fn(ctx, i) })
+	}
+	return g.Wait()
 }

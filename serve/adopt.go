@@ -13,6 +13,7 @@ import (
 
 	"example.org/slipway/config"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/adopt"
 	"example.org/slipway/registry/catalog"
 )
 
@@ -25,16 +26,16 @@ func (e *RefusedError) Unwrap() error { return e.Err }
 // AdoptInPlace makes the storage of a Distribution registry, a directory or an object
 // store, that of a configuration, without moving anything. A dry run does the same to a
 // copy of the catalogue, which it throws away: so it counts what the run would.
-func AdoptInPlace(ctx context.Context, cfg *config.Config, dryRun bool, o registry.AdoptOptions) (_ registry.AdoptReport, err error) {
+func AdoptInPlace(ctx context.Context, cfg *config.Config, dryRun bool, o adopt.Options) (_ adopt.Report, err error) {
 	if cfg.Storage.Driver() == "filesystem" {
 		if err := checkAdoptable(cfg.Storage.FileSystem.RootDirectory); err != nil {
-			return registry.AdoptReport{}, err
+			return adopt.Report{}, err
 		}
 	}
 	var scratch string
 	if dryRun {
 		if scratch, err = os.MkdirTemp("", "slipway-adopt-"); err != nil {
-			return registry.AdoptReport{}, err
+			return adopt.Report{}, err
 		}
 		defer func() { err = errors.Join(err, os.RemoveAll(scratch)) }()
 	}
@@ -44,22 +45,22 @@ func AdoptInPlace(ctx context.Context, cfg *config.Config, dryRun bool, o regist
 	}
 	r, err := openStorage(ctx, cfg, catalogDir)
 	if err != nil {
-		return registry.AdoptReport{}, err
+		return adopt.Report{}, err
 	}
 	defer func() { err = errors.Join(err, r.close(ctx)) }()
 	if cfg.Storage.Remote() {
 		if found, err := r.any(ctx, linksDir); err != nil || !found {
-			return registry.AdoptReport{}, errors.Join(err, boolError(!found, "the object store holds nothing of a Distribution registry below "+linksDir))
+			return adopt.Report{}, errors.Join(err, boolError(!found, "the object store holds nothing of a Distribution registry below "+linksDir))
 		}
 	}
 	cat := r.cat
 	if dryRun && catalogDir == "" {
 		if cat, err = copyCatalog(ctx, r.cat, filepath.Join(scratch, registry.CatalogFile), cfg); err != nil {
-			return registry.AdoptReport{}, err
+			return adopt.Report{}, err
 		}
 		defer func() { err = errors.Join(err, cat.Close()) }()
 	}
-	return registry.Adopt(ctx, cat, r.inner, o)
+	return adopt.Run(ctx, cat, r.inner, o)
 }
 
 // hasCatalog reports whether the catalogue of a configuration exists.

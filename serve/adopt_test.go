@@ -18,6 +18,7 @@ import (
 
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/adopt"
 	"example.org/slipway/serve"
 )
 
@@ -178,13 +179,13 @@ func TestAdoptRandom(t *testing.T) {
 	}
 }
 
-// adopt adopts the storage after a dry run.
-func (s *storage) adopt() registry.AdoptReport {
+// adopt adopts the storage, first dry.
+func (s *storage) adopt() adopt.Report {
 	s.t.Helper()
-	var reps [2]registry.AdoptReport
+	var reps [2]adopt.Report
 	for i := range reps {
 		var err error
-		reps[i], err = serve.AdoptInPlace(s.t.Context(), configure(s.t, setup{root: s.root}), i == 0, registry.AdoptOptions{Logger: slog.New(slog.DiscardHandler)})
+		reps[i], err = serve.AdoptInPlace(s.t.Context(), configure(s.t, setup{root: s.root}), i == 0, adopt.Options{Logger: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			s.t.Fatal(err)
 		}
@@ -249,7 +250,7 @@ func parts(t *testing.T) (s *storage, paths []string) {
 // refused adopts the storage and wants an error that contains says, and no catalogue left behind.
 func (s *storage) refused(what, says string) {
 	s.t.Helper()
-	_, err := serve.AdoptInPlace(s.t.Context(), configure(s.t, setup{root: s.root}), false, registry.AdoptOptions{Logger: slog.New(slog.DiscardHandler)})
+	_, err := serve.AdoptInPlace(s.t.Context(), configure(s.t, setup{root: s.root}), false, adopt.Options{Logger: slog.New(slog.DiscardHandler)})
 	if err == nil || !strings.Contains(err.Error(), says) {
 		s.t.Errorf("%s: got %v", what, err)
 	}
@@ -325,7 +326,7 @@ func TestAdoptLostLinks(t *testing.T) {
 	if err := os.RemoveAll(filepath.Join(s.root, "docker/registry/v2/repositories")); err != nil {
 		t.Fatal(err)
 	}
-	_, err := serve.AdoptInPlace(t.Context(), configure(t, setup{root: s.root}), false, registry.AdoptOptions{Logger: slog.New(slog.DiscardHandler)})
+	_, err := serve.AdoptInPlace(t.Context(), configure(t, setup{root: s.root}), false, adopt.Options{Logger: slog.New(slog.DiscardHandler)})
 	if err == nil || !strings.Contains(err.Error(), "no repository") {
 		t.Errorf("got %v", err)
 	}

@@ -13,6 +13,7 @@ import (
 	"example.org/slipway/config"
 	"example.org/slipway/oci/client"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/adopt"
 	"example.org/slipway/serve"
 )
 
@@ -116,7 +117,7 @@ func TestRestoreInterrupted(t *testing.T) {
 		"serve": func() error { _, err := serve.New(t.Context(), cfg, nil); return err },
 		"admin": func() error { _, err := serve.OpenAdmin(t.Context(), cfg, nil); return err },
 		"adopt": func() error {
-			_, err := serve.AdoptInPlace(t.Context(), cfg, false, registry.AdoptOptions{})
+			_, err := serve.AdoptInPlace(t.Context(), cfg, false, adopt.Options{})
 			return err
 		},
 	}

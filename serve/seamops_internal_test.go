@@ -19,6 +19,7 @@ import (
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/client"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/adopt"
 	"example.org/slipway/registry/catalog"
 )
 
@@ -180,12 +181,12 @@ func adoptDistribution(w *world) error {
 			return err
 		}
 	}
-	dry, dryErr := AdoptInPlace(w.ctx, w.config(), true, registry.AdoptOptions{Verify: true, Logger: quiet})
+	dry, dryErr := AdoptInPlace(w.ctx, w.config(), true, adopt.Options{Verify: true, Logger: quiet})
 	if !w.o.away.Load() {
 		w.o.may("dist", "v1", im.digest)
 	}
-	rep, err := AdoptInPlace(w.ctx, w.config(), false, registry.AdoptOptions{Verify: true, Logger: quiet})
-	if err == nil && len(rep.Lacks()) > 0 { // the command does the same
+	rep, err := AdoptInPlace(w.ctx, w.config(), false, adopt.Options{Verify: true, Logger: quiet})
+	if err == nil && len(rep.Lacks()) > 0 { // as the command does
 		err = fmt.Errorf("the storage lacks %v", rep.Lacks())
 	} else if err == nil && !w.o.away.Load() {
 		w.o.is("dist", "v1", im.digest)

@@ -15,7 +15,7 @@ import (
 
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/client"
-	"example.org/slipway/registry"
+	"example.org/slipway/registry/adopt"
 	"example.org/slipway/serve"
 )
 
@@ -50,7 +50,7 @@ and replaced where it is damaged.`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if f.inPlace {
-				return adopt(cmd, &f, args)
+				return adoptInPlace(cmd, &f, args)
 			}
 			if len(args) == 0 {
 				return usagef("name a registry to import from, or use --in-place DIR")
@@ -79,7 +79,7 @@ func (f *importFlags) addSource(fl *pflag.FlagSet) {
 	fl.StringVar(&f.userFile, "credentials", "", "file with user:password for the source (default: docker's own configuration)")
 }
 
-func adopt(cmd *cobra.Command, f *importFlags, args []string) error {
+func adoptInPlace(cmd *cobra.Command, f *importFlags, args []string) error {
 	oneDir := usagef("name one directory: slipway import --in-place DIR")
 	if len(args) > 1 || len(args) == 1 && f.root != "" || len(args) == 0 && f.root == "" && f.file == "" {
 		return oneDir
@@ -95,7 +95,7 @@ func adopt(cmd *cobra.Command, f *importFlags, args []string) error {
 		return oneDir
 	}
 	p := newProgress("adopting")
-	rep, err := serve.AdoptInPlace(cmd.Context(), cfg, f.dryRun, registry.AdoptOptions{Verify: f.verify, Progress: func(r registry.AdoptReport) {
+	rep, err := serve.AdoptInPlace(cmd.Context(), cfg, f.dryRun, adopt.Options{Verify: f.verify, Progress: func(r adopt.Report) {
 		p.show("%d repositories, %d manifests, %d tags, %d blobs", r.Repositories, r.Manifests, r.Tags, r.Blobs)
 	}})
 	p.end()

@@ -5,6 +5,7 @@ import (
 
 	"example.org/slipway/oci/client"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/adopt"
 )
 
 // copyReport is what was copied from a source, for machines.
@@ -55,7 +56,7 @@ type adoptionNote struct {
 	Detail string `json:"detail,omitempty"`
 }
 
-func adoptionOf(r *registry.AdoptReport) adoption {
+func adoptionOf(r *adopt.Report) adoption {
 	a := adoption{r.Repositories, r.Manifests, r.Tags, r.Blobs, r.NewManifests, r.NewTags, r.NewBlobs, r.Bytes, r.Counts, nil, r.Took}
 	for _, n := range r.Notes {
 		a.Notes = append(a.Notes, adoptionNote{n.Reason, n.Repo, n.Ref, n.Detail})

@@ -1,10 +1,11 @@
-package registry_test
+package adopt_test
 
 import (
 	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/url"
@@ -15,6 +16,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"example.org/slipway/registry/adopt"
 
 	"example.org/slipway/registry/check"
 
@@ -165,7 +168,7 @@ func (d *distribution) write(key string, data []byte) {
 func (d *distribution) tree() map[string]string {
 	d.t.Helper()
 	out := map[string]string{}
-	for _, f := range files(d.t, d.root) {
+	for _, f := range registrytest.Files(d.t, d.root) {
 		if registry.IsIdentity(f) {
 			continue
 		}
@@ -220,15 +223,15 @@ func TestAdoptDistribution(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { store.Close() })
-	b := newBed(t, store, registry.Options{Grace: time.Hour})
+	b := registrytest.New(t, store, registry.Options{Grace: time.Hour})
 	b.Clock.Set(time.Now())
-	rep, err := registry.Adopt(t.Context(), b.Cat, store, registry.AdoptOptions{Logger: quiet()})
+	rep, err := adopt.Run(t.Context(), b.Cat, store, adopt.Options{Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := registry.AdoptReport{
+	want := adopt.Report{
 		Repositories: 4, Blobs: 16, Manifests: 7, Tags: 6, NewBlobs: 16, NewManifests: 7, NewTags: 6, Bytes: rep.Bytes,
-		Counts: map[string]int{registry.AdoptMissingBlob: 1, registry.AdoptIncomplete: 1, registry.AdoptSchema1: 1, registry.AdoptDangling: 1, registry.AdoptMalformed: 1},
+		Counts: map[string]int{adopt.MissingBlob: 1, adopt.Incomplete: 1, adopt.Schema1: 1, adopt.Dangling: 1, adopt.Malformed: 1},
 		Notes:  rep.Notes, Took: rep.Took,
 	}
 	if diff := cmp.Diff(want, rep); diff != "" {
@@ -236,7 +239,7 @@ func TestAdoptDistribution(t *testing.T) {
 	}
 	checkAdopted(t, d, b, unused.Digest)
 
-	if again, err := registry.Adopt(t.Context(), b.Cat, store, registry.AdoptOptions{Logger: quiet()}); err != nil || again.NewBlobs+again.NewManifests+again.NewTags != 0 || again.Bytes != 0 || again.Blobs != 16 {
+	if again, err := adopt.Run(t.Context(), b.Cat, store, adopt.Options{Logger: slog.New(slog.DiscardHandler)}); err != nil || again.NewBlobs+again.NewManifests+again.NewTags != 0 || again.Bytes != 0 || again.Blobs != 16 {
 		t.Errorf("the second time: %+v, %v", again, err)
 	}
 	if diff := cmp.Diff(before, d.tree()); diff != "" {
@@ -283,7 +286,7 @@ func manifestOf(t *testing.T, d *distribution, repo, ref string) []byte {
 
 // checkAdopted reads everything that was adopted and compares it with what
 // Distribution serves.
-func checkAdopted(t *testing.T, d *distribution, b *bed, unused oci.Digest) {
+func checkAdopted(t *testing.T, d *distribution, b *registrytest.Bed, unused oci.Digest) {
 	t.Helper()
 	ctx := t.Context()
 	repos, _, err := b.Repositories(ctx, "", 100)
@@ -317,7 +320,7 @@ func checkAdopted(t *testing.T, d *distribution, b *bed, unused oci.Digest) {
 	}
 }
 
-func checkImage(t *testing.T, b *bed, repo string, m *oci.Manifest) {
+func checkImage(t *testing.T, b *registrytest.Bed, repo string, m *oci.Manifest) {
 	t.Helper()
 	var doc registrytest.Image
 	if err := json.Unmarshal(m.Bytes, &doc); err != nil {

@@ -1,4 +1,4 @@
-package registry
+package adopt
 
 import (
 	"context"
@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+
+	"example.org/slipway/registry"
 
 	"example.org/slipway/registry/verify"
 
@@ -24,7 +26,7 @@ func (a *adopter) findLayers(ctx context.Context) error {
 		return err
 	}
 	found := make([]foundBlob, len(digests))
-	err = each(ctx, len(digests), func(ctx context.Context, i int) error {
+	err = inParallel(ctx, len(digests), func(ctx context.Context, i int) error {
 		found[i].is = known[digests[i]]
 		return a.findBlob(ctx, digests[i], &found[i])
 	})
@@ -50,7 +52,7 @@ func (a *adopter) findLayers(ctx context.Context) error {
 
 // adoptLayers records the blobs that were found and are as they should be.
 func (a *adopter) adoptLayers(ctx context.Context) error {
-	rows := make([]catalog.AdoptRow, 0, min(len(a.blobs), adoptBatch))
+	rows := make([]catalog.AdoptRow, 0, min(len(a.blobs), rowsAtOnce))
 	for _, d := range slices.Sorted(maps.Keys(a.blobs)) {
 		f := a.blobs[d]
 		if f.is == catalog.Unknown || f.is == catalog.Deleting {
@@ -58,7 +60,7 @@ func (a *adopter) adoptLayers(ctx context.Context) error {
 		}
 		a.rep.Blobs++
 		rows = append(rows, catalog.AdoptRow{Repo: a.repo, Blob: &catalog.Blob{Digest: d, Size: f.size}})
-		if len(rows) == adoptBatch {
+		if len(rows) == rowsAtOnce {
 			if err := a.record(ctx, rows); err != nil {
 				return err
 			}
@@ -74,7 +76,7 @@ func (a *adopter) refuse(ctx context.Context, d oci.Digest, f *foundBlob) error 
 	a.note(f.reason, d.String(), f.detail)
 	delete(a.blobs, d)
 	delete(a.present, d)
-	if f.reason != AdoptCorrupt {
+	if f.reason != Corrupt {
 		return nil
 	}
 	a.corrupt[d] = true
@@ -94,16 +96,16 @@ type foundBlob struct {
 
 // damage notes that the blob's bytes are wrong.
 func (f *foundBlob) damage() {
-	f.reason, f.detail = AdoptCorrupt, fmt.Sprintf("the %d bytes of the blob do not have its digest", f.size)
+	f.reason, f.detail = Corrupt, fmt.Sprintf("the %d bytes of the blob do not have its digest", f.size)
 }
 
 func (a *adopter) findBlob(ctx context.Context, d oci.Digest, f *foundBlob) error {
 	if f.is == catalog.Inline {
 		return nil // the catalogue has its bytes
 	}
-	info, err := a.store.Stat(ctx, BlobKey(d))
+	info, err := a.store.Stat(ctx, registry.BlobKey(d))
 	if errors.Is(err, objstore.ErrNotExist) {
-		f.reason, f.detail = AdoptMissingBlob, "the repository links a blob that is not in the storage"
+		f.reason, f.detail = MissingBlob, "the repository links a blob that is not in the storage"
 		return nil
 	}
 	if err != nil {
@@ -118,7 +120,7 @@ func (a *adopter) findBlob(ctx context.Context, d oci.Digest, f *foundBlob) erro
 
 // verifyBlob reads a blob and checks its digest.
 func (a *adopter) verifyBlob(ctx context.Context, d oci.Digest, f *foundBlob) error {
-	obj, err := a.store.Get(ctx, BlobKey(d), 0, -1)
+	obj, err := a.store.Get(ctx, registry.BlobKey(d), 0, -1)
 	if err != nil {
 		return err
 	}
@@ -145,7 +147,7 @@ func (a *adopter) checkSizes(ctx context.Context, manifests []foundManifest) err
 		}
 	}
 	digests := slices.Sorted(maps.Keys(doubtful))
-	err := each(ctx, len(digests), func(ctx context.Context, i int) error {
+	err := inParallel(ctx, len(digests), func(ctx context.Context, i int) error {
 		return a.verifyBlob(ctx, digests[i], doubtful[digests[i]])
 	})
 	if err != nil {

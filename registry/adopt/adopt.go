@@ -1,4 +1,5 @@
-package registry
+// Package adopt takes over what a Distribution registry stored, where it lies.
+package adopt
 
 import (
 	"context"
@@ -12,6 +13,8 @@ import (
 	"strings"
 	"time"
 
+	"example.org/slipway/registry"
+
 	"example.org/slipway/registry/manifest"
 
 	"golang.org/x/sync/errgroup"
@@ -21,31 +24,31 @@ import (
 	"example.org/slipway/registry/objstore"
 )
 
-// AdoptOptions of [Adopt]. The zero value works.
-type AdoptOptions struct {
+// Options of [Run]. The zero value works.
+type Options struct {
 	// Verify also reads every blob and checks its digest. Manifests are always
 	// checked, and so is a blob that is empty or whose size a manifest contradicts.
 	Verify bool
 	// Progress, if not nil, is called about ten times a second and at the end.
 	// It delays the adoption.
-	Progress func(AdoptReport)
+	Progress func(Report)
 	// Logger; default slog.Default.
 	Logger *slog.Logger
 }
 
 // Reasons why something in a storage is not adopted as it is.
 const (
-	AdoptMissingBlob = "blob-missing"     // a link to a blob that is not in the storage
-	AdoptLost        = "manifest-missing" // a manifest that is not in the storage
-	AdoptCorrupt     = "content-corrupt"  // a content that does not have its digest
-	AdoptIncomplete  = "image-incomplete" // a manifest that names what its repository lacks; it is adopted
-	AdoptSchema1     = "schema1"          // a manifest of Docker's old schema
-	AdoptMalformed   = "malformed"        // a manifest, link or name that cannot be read
-	AdoptDangling    = "tag-dangling"     // a tag whose manifest is not adopted
+	MissingBlob = "blob-missing"     // a link to a blob that is not in the storage
+	Lost        = "manifest-missing" // a manifest that is not in the storage
+	Corrupt     = "content-corrupt"  // a content that does not have its digest
+	Incomplete  = "image-incomplete" // a manifest that names what its repository lacks; it is adopted
+	Schema1     = "schema1"          // a manifest of Docker's old schema
+	Malformed   = "malformed"        // a manifest, link or name that cannot be read
+	Dangling    = "tag-dangling"     // a tag whose manifest is not adopted
 )
 
-// AdoptNote is something that was not adopted as it is.
-type AdoptNote struct {
+// Note is something that was not adopted as it is.
+type Note struct {
 	// Reason is one of the constants.
 	Reason string
 	Repo   string
@@ -54,8 +57,8 @@ type AdoptNote struct {
 	Detail string
 }
 
-// AdoptReport is what was found and adopted.
-type AdoptReport struct {
+// Report is what was found and adopted.
+type Report struct {
 	Repositories int
 	// Blobs, Manifests and Tags that were found, each in each repository.
 	Blobs, Manifests, Tags int
@@ -66,7 +69,7 @@ type AdoptReport struct {
 	// Counts of notes by reason.
 	Counts map[string]int
 	// Notes, at most 1000.
-	Notes []AdoptNote
+	Notes []Note
 	Took  time.Duration
 }
 
@@ -74,9 +77,9 @@ type AdoptReport struct {
 // it, by reason. A link to a blob that is not there is none of it, if no image
 // needs the blob: Distribution's garbage collector leaves such links. Nor is a
 // manifest of the old schema, unless a tag names it.
-func (rep *AdoptReport) Lacks() map[string]int {
+func (rep *Report) Lacks() map[string]int {
 	lacks := map[string]int{}
-	for _, reason := range []string{AdoptCorrupt, AdoptLost, AdoptIncomplete, AdoptMalformed, AdoptDangling} {
+	for _, reason := range []string{Corrupt, Lost, Incomplete, Malformed, Dangling} {
 		if n := rep.Counts[reason]; n > 0 {
 			lacks[reason] = n
 		}
@@ -85,16 +88,20 @@ func (rep *AdoptReport) Lacks() map[string]int {
 }
 
 const (
-	// adoptBatch is how many rows share a transaction.
-	adoptBatch = 500
-	// adoptParallel is how many requests to the store are under way at once.
-	adoptParallel = 8
-	// adoptManifests is how many manifests are in RAM at once: at 4 MiB each
+	// rowsAtOnce is how many rows share a transaction.
+	rowsAtOnce = 500
+	// requestsAtOnce is how many requests to the store are under way at once.
+	requestsAtOnce = 8
+	// maxNotes is how many notes a report has at most.
+	maxNotes = 1000
+	// progressEvery is how often progress is shown.
+	progressEvery = 100 * time.Millisecond
+	// manifestsAtOnce is how many manifests are in RAM at once: at 4 MiB each
 	// at most, and usually a few KB.
-	adoptManifests = 32
+	manifestsAtOnce = 32
 )
 
-// Adopt records in the catalogue what a Distribution registry wrote into the
+// Run records in the catalogue what a Distribution registry wrote into the
 // store: repositories, tags, manifests and blobs. No blob is moved and nothing
 // is changed or deleted, so that Distribution can go on using the storage; but
 // not while this registry deletes from it.
@@ -103,7 +110,7 @@ const (
 // still linked there comes back. Layers that no manifest names are adopted too,
 // and collected like those of a push that was never finished. No registry may
 // serve from the catalogue meanwhile.
-func Adopt(ctx context.Context, cat *catalog.Catalog, store objstore.Store, o AdoptOptions) (AdoptReport, error) {
+func Run(ctx context.Context, cat *catalog.Catalog, store objstore.Store, o Options) (Report, error) {
 	if o.Logger == nil {
 		o.Logger = slog.Default()
 	}
@@ -121,13 +128,13 @@ func Adopt(ctx context.Context, cat *catalog.Catalog, store objstore.Store, o Ad
 	return a.rep, err
 }
 
-// adopter is one run of Adopt. It works on one repository at a time and keeps
+// adopter is one run. It works on one repository at a time and keeps
 // the digests and tags of that one in RAM.
 type adopter struct {
 	cat   *catalog.Catalog
 	store objstore.Store
-	o     AdoptOptions
-	rep   AdoptReport
+	o     Options
+	rep   Report
 	shown time.Time
 
 	repo      string
@@ -135,8 +142,8 @@ type adopter struct {
 	blobs     map[oci.Digest]*foundBlob
 	present   map[oci.Digest]bool // blobs and manifests
 	manifests map[oci.Digest]bool
-	revisions []adoptLink
-	tags      []adoptLink
+	revisions []linkFile
+	tags      []linkFile
 	// history has the tags of which Distribution kept a history.
 	history map[string]bool
 
@@ -145,8 +152,8 @@ type adopter struct {
 	corrupt map[oci.Digest]bool
 }
 
-// adoptLink is a link file of Distribution's.
-type adoptLink struct {
+// linkFile is a link file of Distribution's.
+type linkFile struct {
 	// ref is a digest, or the name of a tag.
 	ref string
 	key string
@@ -172,7 +179,7 @@ const (
 //
 // Other files are passed over: uploads.
 func parseLink(key string) (kind int, repo, ref string) {
-	rest, ok := strings.CutPrefix(key, RepositoryPrefix)
+	rest, ok := strings.CutPrefix(key, registry.RepositoryPrefix)
 	i := strings.Index(rest, "/_")
 	if !ok || i < 0 {
 		return linkNone, "", ""
@@ -193,7 +200,7 @@ func parseLink(key string) (kind int, repo, ref string) {
 }
 
 func (a *adopter) run(ctx context.Context) error {
-	for info, err := range a.store.List(ctx, RepositoryPrefix, "") {
+	for info, err := range a.store.List(ctx, registry.RepositoryPrefix, "") {
 		if err != nil {
 			return err
 		}
@@ -210,13 +217,13 @@ func (a *adopter) run(ctx context.Context) error {
 			if oci.ValidName(repo) {
 				a.rep.Repositories++
 			} else {
-				a.note(AdoptMalformed, "", "its name is not one of a repository")
+				a.note(Malformed, "", "its name is not one of a repository")
 			}
 		}
 		if !oci.ValidName(repo) {
 			continue
 		}
-		if err := a.take(ctx, kind, adoptLink{ref, info.Key, info.ModTime}); err != nil {
+		if err := a.take(ctx, kind, linkFile{ref, info.Key, info.ModTime}); err != nil {
 			return err
 		}
 	}
@@ -229,17 +236,17 @@ func (a *adopter) run(ctx context.Context) error {
 // nothing refuses a storage that has blobs, but no repository: the links are lost or
 // elsewhere, and to call that adopted would hide it.
 func (a *adopter) nothing(ctx context.Context) error {
-	for info, err := range a.store.List(ctx, BlobPrefix, "") {
+	for info, err := range a.store.List(ctx, registry.BlobPrefix, "") {
 		if err != nil {
 			return err
 		}
-		return fmt.Errorf("it holds blobs, such as %s, and no repository: bring back %s first", info.Key, RepositoryPrefix)
+		return fmt.Errorf("it holds blobs, such as %s, and no repository: bring back %s first", info.Key, registry.RepositoryPrefix)
 	}
 	return nil
 }
 
 // take sorts a link in.
-func (a *adopter) take(ctx context.Context, kind int, l adoptLink) error {
+func (a *adopter) take(ctx context.Context, kind int, l linkFile) error {
 	valid := oci.ValidTag(l.ref)
 	if kind == linkHistory {
 		a.history[l.ref] = a.history[l.ref] || valid // current/link has more to say of others
@@ -249,7 +256,7 @@ func (a *adopter) take(ctx context.Context, kind int, l adoptLink) error {
 		valid = oci.ValidDigest(oci.Digest(l.ref))
 	}
 	if !valid {
-		a.note(AdoptMalformed, l.ref, "link "+l.key+" is for no valid digest or tag")
+		a.note(Malformed, l.ref, "link "+l.key+" is for no valid digest or tag")
 		return nil
 	}
 	switch kind {
@@ -258,7 +265,7 @@ func (a *adopter) take(ctx context.Context, kind int, l adoptLink) error {
 	case linkTag:
 		a.tags = append(a.tags, l)
 	case linkLayer:
-		if a.layers = append(a.layers, oci.Digest(l.ref)); len(a.layers) == adoptBatch {
+		if a.layers = append(a.layers, oci.Digest(l.ref)); len(a.layers) == rowsAtOnce {
 			return a.findLayers(ctx)
 		}
 	}
@@ -286,8 +293,8 @@ func (a *adopter) finishRepo(ctx context.Context) error {
 func (a *adopter) note(reason, ref, detail string) {
 	a.o.Logger.Warn("not adopted as it is", "reason", reason, "repo", a.repo, "ref", ref, "detail", detail)
 	a.rep.Counts[reason]++
-	if len(a.rep.Notes) < maxListed {
-		a.rep.Notes = append(a.rep.Notes, AdoptNote{reason, a.repo, ref, detail})
+	if len(a.rep.Notes) < maxNotes {
+		a.rep.Notes = append(a.rep.Notes, Note{reason, a.repo, ref, detail})
 	}
 }
 
@@ -302,7 +309,7 @@ func (a *adopter) record(ctx context.Context, rows []catalog.AdoptRow) error {
 		a.rep.NewManifests += n.Manifests
 		a.rep.NewTags += n.Tags
 	}
-	if now := time.Now(); a.o.Progress != nil && now.Sub(a.shown) >= showEvery {
+	if now := time.Now(); a.o.Progress != nil && now.Sub(a.shown) >= progressEvery {
 		a.shown = now
 		a.o.Progress(a.report())
 	}
@@ -310,16 +317,16 @@ func (a *adopter) record(ctx context.Context, rows []catalog.AdoptRow) error {
 }
 
 // report returns a copy of the report as it stands.
-func (a *adopter) report() AdoptReport {
+func (a *adopter) report() Report {
 	rep := a.rep
 	rep.Counts = maps.Clone(a.rep.Counts)
 	return rep
 }
 
-// each calls fn for 0 to n-1, some at a time.
-func each(ctx context.Context, n int, fn func(ctx context.Context, i int) error) error {
+// inParallel calls fn for 0 to n-1, some at a time.
+func inParallel(ctx context.Context, n int, fn func(ctx context.Context, i int) error) error {
 	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(adoptParallel)
+	g.SetLimit(requestsAtOnce)
 	for i := range n {
 		g.Go(func() error { return fn(ctx, i) })
 	}
@@ -332,10 +339,10 @@ func (a *adopter) adoptRevisions(ctx context.Context) error {
 		a.present[oci.Digest(l.ref)] = true
 	}
 	for left := a.revisions; len(left) > 0; {
-		batch := left[:min(len(left), adoptManifests)]
+		batch := left[:min(len(left), manifestsAtOnce)]
 		left = left[len(batch):]
 		found := make([]foundManifest, len(batch))
-		err := each(ctx, len(batch), func(ctx context.Context, i int) error {
+		err := inParallel(ctx, len(batch), func(ctx context.Context, i int) error {
 			return a.findManifest(ctx, oci.Digest(batch[i].ref), &found[i])
 		})
 		if err != nil {
@@ -370,7 +377,7 @@ type foundManifest struct {
 
 // manifestRow is what is recorded of a manifest. What it names and the
 // repository lacks is noted.
-func (a *adopter) manifestRow(l adoptLink, f *foundManifest) catalog.AdoptRow {
+func (a *adopter) manifestRow(l linkFile, f *foundManifest) catalog.AdoptRow {
 	a.rep.Manifests++
 	m := &catalog.Manifest{Digest: oci.Digest(l.ref), MediaType: f.doc.MediaType, ArtifactType: f.doc.ReferrerType(),
 		Annotations: f.doc.Annotations, Content: f.content}
@@ -380,29 +387,29 @@ func (a *adopter) manifestRow(l adoptLink, f *foundManifest) catalog.AdoptRow {
 	named := f.doc.Names()
 	for _, d := range manifest.Unique(named.Blobs, named.Manifests) {
 		if !a.present[d.Digest] {
-			a.note(AdoptIncomplete, l.ref, fmt.Sprintf("it names %s, which the repository does not have", d.Digest))
+			a.note(Incomplete, l.ref, fmt.Sprintf("it names %s, which the repository does not have", d.Digest))
 		}
 	}
 	return catalog.AdoptRow{Repo: a.repo, Manifest: m, Named: named.All(), At: l.at}
 }
 
 func (a *adopter) findManifest(ctx context.Context, d oci.Digest, f *foundManifest) error {
-	b, err := a.readSmall(ctx, BlobKey(d), oci.MaxManifestSize)
+	b, err := a.readSmall(ctx, registry.BlobKey(d), oci.MaxManifestSize)
 	switch {
 	case errors.Is(err, objstore.ErrNotExist):
-		f.reason, f.detail = AdoptLost, "the manifest is not in the storage"
+		f.reason, f.detail = Lost, "the manifest is not in the storage"
 	case errors.Is(err, errTooLarge):
-		f.reason, f.detail = AdoptMalformed, err.Error()
+		f.reason, f.detail = Malformed, err.Error()
 	case err != nil:
 		return err
 	case d.Algorithm().FromBytes(b) != d:
-		f.reason, f.detail = AdoptCorrupt, fmt.Sprintf("the %d bytes of the manifest do not have its digest", len(b))
+		f.reason, f.detail = Corrupt, fmt.Sprintf("the %d bytes of the manifest do not have its digest", len(b))
 	case isSchema1(b):
-		f.reason, f.detail = AdoptSchema1, "it is of Docker's manifest schema 1, which no current client pulls"
+		f.reason, f.detail = Schema1, "it is of Docker's manifest schema 1, which no current client pulls"
 	default:
 		f.content = b
 		if f.doc, err = manifest.Parse(b, ""); err != nil {
-			f.reason, f.detail = AdoptMalformed, err.Error()
+			f.reason, f.detail = Malformed, err.Error()
 		}
 	}
 	return nil
@@ -421,13 +428,13 @@ func (a *adopter) adoptTags(ctx context.Context) error {
 		delete(a.history, l.ref)
 	}
 	for _, tag := range slices.Sorted(maps.Keys(a.history)) {
-		a.note(AdoptDangling, tag, "the storage has a history of the tag, and no link to its manifest")
+		a.note(Dangling, tag, "the storage has a history of the tag, and no link to its manifest")
 	}
 	for left := a.tags; len(left) > 0; {
-		batch := left[:min(len(left), adoptBatch)]
+		batch := left[:min(len(left), rowsAtOnce)]
 		left = left[len(batch):]
 		targets := make([]string, len(batch))
-		err := each(ctx, len(batch), func(ctx context.Context, i int) error {
+		err := inParallel(ctx, len(batch), func(ctx context.Context, i int) error {
 			b, err := a.readSmall(ctx, batch[i].key, 256)
 			if errors.Is(err, objstore.ErrNotExist) || errors.Is(err, errTooLarge) {
 				err = nil // noted as a link to nothing valid
@@ -443,9 +450,9 @@ func (a *adopter) adoptTags(ctx context.Context) error {
 			d := oci.Digest(targets[i])
 			switch {
 			case !oci.ValidDigest(d):
-				a.note(AdoptMalformed, l.ref, fmt.Sprintf("the tag's link holds %.80q, which is no digest", targets[i]))
+				a.note(Malformed, l.ref, fmt.Sprintf("the tag's link holds %.80q, which is no digest", targets[i]))
 			case !a.manifests[d]:
-				a.note(AdoptDangling, l.ref, fmt.Sprintf("manifest %s of the tag is not adopted", d))
+				a.note(Dangling, l.ref, fmt.Sprintf("manifest %s of the tag is not adopted", d))
 			default:
 				a.rep.Tags++
 				rows = append(rows, catalog.AdoptRow{Repo: a.repo, Tag: l.ref, Target: d, At: l.at})
