@@ -58,9 +58,10 @@ var layout = map[string][]string{
 	"internal/systemd":     {},
 
 	// The registry.
-	"registry":                     {"internal/durable", "oci", "registry/cache", "registry/catalog", "registry/manifest", "registry/objstore", "registry/objstore/fsstore", "registry/verify"},
+	"registry":                     {"oci", "registry/cache", "registry/catalog", "registry/manifest", "registry/objstore", "registry/verify"},
 	"registry/adopt":               {"oci", "registry", "registry/catalog", "registry/manifest", "registry/objstore", "registry/verify"},
 	"registry/auth":                {"oci"},
+	"registry/backup":              {"internal/durable", "oci", "registry", "registry/catalog", "registry/manifest", "registry/objstore", "registry/objstore/fsstore", "registry/verify"},
 	"registry/cache":               {},
 	"registry/cache/tier":          {"internal/policy", "registry/objstore"},
 	"registry/catalog":             {"oci"},
@@ -79,7 +80,7 @@ var layout = map[string][]string{
 	"registry/objstore/s3store":    {"registry/objstore"},
 	"registry/objstore/swiftstore": {"registry/objstore"},
 	"registry/prefetch":            {"internal/policy", "oci"},
-	"registry/registrytest":        {"oci", "registry", "registry/catalog", "registry/check", "registry/objstore", "registry/objstore/fsstore", "registry/objstore/memstore"},
+	"registry/registrytest":        {"oci", "registry", "registry/backup", "registry/catalog", "registry/check", "registry/objstore", "registry/objstore/fsstore", "registry/objstore/memstore", "registry/objstore/objtest"},
 	"registry/server":              {"oci", "oci/fleet", "oci/volref", "registry/auth", "workload/trace"},
 	"registry/verify":              {"oci"},
 
@@ -145,10 +146,10 @@ var layout = map[string][]string{
 	"scripts/package":    {},
 	"config":             {"oci", "registry/auth", "registry/notify"},
 	"web":                {"gear", "gear/rootfs", "gear/service", "internal/chart", "oci", "oci/fleet", "registry", "registry/auth", "registry/catalog", "registry/check", "registry/mirror"},
-	"serve":              {"config", "gear", "gear/filestore", "gear/rootfs", "gear/service", "internal/durable", "internal/footprint", "internal/policy", "internal/systemd", "oci", "oci/client", "oci/fleet", "oci/volref", "registry", "registry/adopt", "registry/auth", "registry/cache/tier", "registry/catalog", "registry/check", "registry/cluster", "registry/mirror", "registry/mirror/airgap", "registry/mirror/upstream", "registry/notify", "registry/objstore", "registry/objstore/fsstore", "registry/objstore/memstore", "registry/objstore/remote", "registry/objstore/s3store", "registry/objstore/swiftstore", "registry/prefetch", "registry/server", "volume/block", "volume/file", "volume/rbd", "volume/service", "web", "workload/trace"},
+	"serve":              {"config", "gear", "gear/filestore", "gear/rootfs", "gear/service", "internal/durable", "internal/footprint", "internal/policy", "internal/systemd", "oci", "oci/client", "oci/fleet", "oci/volref", "registry", "registry/adopt", "registry/auth", "registry/backup", "registry/cache/tier", "registry/catalog", "registry/check", "registry/cluster", "registry/mirror", "registry/mirror/airgap", "registry/mirror/upstream", "registry/notify", "registry/objstore", "registry/objstore/fsstore", "registry/objstore/memstore", "registry/objstore/remote", "registry/objstore/s3store", "registry/objstore/swiftstore", "registry/prefetch", "registry/server", "volume/block", "volume/file", "volume/rbd", "volume/service", "web", "workload/trace"},
 	"serve/servetest":    {"config", "serve"},
 	"agent":              {"config", "gear", "gear/client", "gear/export", "internal/durable", "internal/footprint", "node/cachedir", "node/gearfs", "node/poolfs", "node/snapshotter", "node/view", "oci", "oci/client", "oci/fleet", "oci/volref", "volume/block", "volume/file", "volume/node", "volume/rbd", "volume/volfs"},
-	"cmd/slipway":        {"agent", "config", "gear/client", "gear/dedup", "gear/export", "gear/service", "internal/durable", "internal/policy", "internal/systemd", "oci", "oci/client", "oci/volref", "registry", "registry/adopt", "registry/check", "registry/mirror", "registry/mirror/airgap", "serve", "volume/service", "workload/analyze", "workload/load", "workload/replay", "workload/replay/plan", "workload/replay/result", "workload/simulate", "workload/trace/figures", "workload/trace/ingest", "workload/trace/logs", "workload/trace/logs/formats", "workload/trace/store", "workload/trace/synth"},
+	"cmd/slipway":        {"agent", "config", "gear/client", "gear/dedup", "gear/export", "gear/service", "internal/durable", "internal/policy", "internal/systemd", "oci", "oci/client", "oci/volref", "registry", "registry/adopt", "registry/backup", "registry/check", "registry/mirror", "registry/mirror/airgap", "serve", "volume/service", "workload/analyze", "workload/load", "workload/replay", "workload/replay/plan", "workload/replay/result", "workload/simulate", "workload/trace/figures", "workload/trace/ingest", "workload/trace/logs", "workload/trace/logs/formats", "workload/trace/store", "workload/trace/synth"},
 }
 
 // fence is a third-party module and the only packages that may use it.

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"example.org/slipway/registry/backup"
+
 	"example.org/slipway/registry/registrytest"
 
 	"github.com/google/go-cmp/cmp"
@@ -185,7 +187,7 @@ func TestForgetTagAndBlob(t *testing.T) {
 // TestForgetDuringBackup: the backup has all that was there when it began; what it needed
 // goes with the next collection.
 func TestForgetDuringBackup(t *testing.T) {
-	store := &hooked{Store: memstore.New(nil)}
+	store := &registrytest.Hooked{Store: memstore.New(nil)}
 	b := newBed(t, store, registry.Options{Partial: mirrored})
 	layers := [][]byte{registrytest.Content(1, 50_000), registrytest.Content(2, 60_000)}
 	m := b.PushManifest("up/a", registrytest.ImageOf(describe(layers[0]), describe(layers[1])), "v1")
@@ -199,12 +201,12 @@ func TestForgetDuringBackup(t *testing.T) {
 			t.Errorf("forgotten: %+v, %v; want it for later", rep, err)
 		}
 	}
-	store.onGet.Store(&forget)
+	store.OnGet.Store(&forget)
 	dir := t.TempDir()
-	if _, err := b.Backup(t.Context(), dir, registry.BackupOptions{Parallel: 1}); err != nil {
+	if _, err := backup.Make(t.Context(), b.Registry, dir, backup.Options{Parallel: 1}); err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(want, readBackup(t, dir)); diff != "" {
+	if diff := cmp.Diff(want, registrytest.ReadBackup(t, dir)); diff != "" {
 		t.Errorf("the backup is not the registry as it was (-registry +backup):\n%s", diff)
 	}
 	for _, l := range layers {

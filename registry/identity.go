@@ -66,7 +66,7 @@ const sampled = 16
 // and a *StoreError if it is not. Any other error says that this cannot be told now.
 // Requests follow what it found until the next check.
 func (r *Registry) CheckStore(ctx context.Context) error {
-	if r.opts.backup {
+	if r.opts.Anonymous {
 		return nil
 	}
 	w := &r.identity
@@ -277,6 +277,10 @@ func (r *Registry) AdoptStore(ctx context.Context) error {
 	}
 	return r.CheckStore(ctx)
 }
+
+// Continue records that this registry, which was empty, has got all images of a backup
+// of the registry with the given id, so that its own backups may replace that one.
+func (r *Registry) Continue(ctx context.Context, id string) error { return r.cat.Continue(ctx, id) }
 
 func newRegistryID() string {
 	b := make([]byte, 16)

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"example.org/slipway/registry/backup"
+
 	"example.org/slipway/registry/check"
 
 	"example.org/slipway/registry/registrytest"
@@ -72,7 +74,7 @@ func TestStoreAwayLosesNothing(t *testing.T) {
 			return err
 		},
 		"back up": func(b *bed) error {
-			_, err := b.Backup(b.T.Context(), b.T.TempDir(), registry.BackupOptions{})
+			_, err := backup.Make(b.T.Context(), b.Registry, b.T.TempDir(), backup.Options{})
 			return err
 		},
 		"start": func(b *bed) error { b.Restart(b.T); return errors.New("says nothing") },
@@ -93,7 +95,7 @@ func TestStoreAwayLosesNothing(t *testing.T) {
 				for i := range uint64(12) {
 					b.PushImage(fmt.Sprintf("r%d", i), i, "v1")
 				}
-				b.putPack("a pack", 1)
+				b.PutPack("a pack", 1)
 				b.Clock.Add(time.Minute)
 				want := registrytest.Reachable(t, b)
 				how := states[state]

@@ -37,3 +37,10 @@ func DigestOfKey(key string) (oci.Digest, bool) {
 
 // IsIdentity reports whether a key is of an object that says whose the store is.
 func IsIdentity(key string) bool { return slices.Contains(idKeys[:], key) }
+
+// CatalogFile is the catalogue's name in a data root and in a backup, beside
+// the directories of the objects.
+const CatalogFile = "catalog.db"
+
+// LockFile is a file in a data root that a program locks while it uses that.
+const LockFile = "slipway.lock"

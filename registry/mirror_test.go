@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"example.org/slipway/registry/backup"
+
 	"example.org/slipway/registry/check"
 
 	"example.org/slipway/registry/registrytest"
@@ -297,10 +299,10 @@ func TestPartialImage(t *testing.T) {
 		}
 		look("after a repair")
 		dir := t.TempDir()
-		if _, err := b.Backup(ctx, dir, registry.BackupOptions{}); err != nil {
+		if _, err := backup.Make(ctx, b.Registry, dir, backup.Options{}); err != nil {
 			t.Fatal(err)
 		}
-		reg, closeBackup, err := registry.OpenBackup(ctx, dir, slog.New(slog.DiscardHandler))
+		reg, closeBackup, err := backup.Open(ctx, dir, slog.New(slog.DiscardHandler))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -132,8 +132,9 @@ type Options struct {
 	// has forgotten what it knew of that.
 	Watcher catalog.Watcher
 
-	// backup says that the store is a backup's, which has no identity of its own.
-	backup bool
+	// Anonymous says that the store has no identity of its own, as a backup's. It is not
+	// looked for then.
+	Anonymous bool
 }
 
 func (o *Options) withDefaults() Options {
@@ -337,7 +338,7 @@ func (r *Registry) begin(ctx context.Context) error {
 				"days", int(b.Idle.Hours()/24), "until", b.HoldBack)
 		}
 	}
-	if r.opts.backup {
+	if r.opts.Anonymous {
 		return r.recoverStore(ctx)
 	}
 	if err := r.seedClock(ctx); err != nil {

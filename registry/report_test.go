@@ -6,6 +6,8 @@ import (
 	"testing"
 	"unicode"
 
+	"example.org/slipway/registry/backup"
+
 	"example.org/slipway/registry/check"
 
 	"example.org/slipway/registry"
@@ -14,7 +16,7 @@ import (
 // TestReportKeys: the reports that commands print as JSON have the keys that
 // scripts expect, in one style.
 func TestReportKeys(t *testing.T) {
-	for _, rep := range []any{registry.CollectReport{}, check.Report{}, registry.RetentionReport{}, registry.BackupReport{}} {
+	for _, rep := range []any{registry.CollectReport{}, check.Report{}, registry.RetentionReport{}, backup.Report{}} {
 		checkKeys(t, reflect.TypeOf(rep))
 	}
 }

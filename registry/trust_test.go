@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -29,62 +28,35 @@ type distantStore struct{ objstore.Store }
 func (distantStore) Distant()                 {}
 func (s distantStore) Unwrap() objstore.Store { return s.Store }
 
-// badSectors fails reads of objects until they are written anew.
-type badSectors struct {
-	mu  sync.Mutex
-	bad map[string]bool
-}
-
-func (s *badSectors) set(key string, bad bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.bad[key] = bad
-}
-
-func (s *badSectors) faults() objtest.Faults {
-	return objtest.Faults{
-		Before: func(op, key string) error {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			if op == objtest.OpRead && s.bad[key] {
-				return fmt.Errorf("read %s: %w", key, syscall.EIO)
-			}
-			return nil
-		},
-		After: func(op, key string) error {
-			if op == objtest.OpCommit || op == objtest.OpPut || op == objtest.OpAdopt {
-				s.set(key, false)
-			}
-			return nil
-		},
-	}
-}
-
 // states are what can have happened to an object behind the registry's back. visible
 // says that a look at the object, without reading it, shows it.
 var states = []struct {
 	name    string
 	visible bool
-	change  func(b *bed, s *badSectors, key string, data []byte)
+	change  func(b *bed, s *registrytest.BadSectors, key string, data []byte)
 }{
-	{"here", false, func(*bed, *badSectors, string, []byte) {}},
-	{"gone", true, func(b *bed, _ *badSectors, key string, _ []byte) {
+	{"here", false, func(*bed, *registrytest.BadSectors, string, []byte) {}},
+	{"gone", true, func(b *bed, _ *registrytest.BadSectors, key string, _ []byte) {
 		registrytest.NoError(b.T, b.Store.Delete(b.T.Context(), key))
 	}},
-	{"empty", true, func(b *bed, _ *badSectors, key string, _ []byte) { b.Overwrite(key, nil) }},
-	{"cut", true, func(b *bed, _ *badSectors, key string, data []byte) { b.Overwrite(key, data[:len(data)-1]) }},
-	{"longer", true, func(b *bed, _ *badSectors, key string, data []byte) { b.Overwrite(key, append(bytes.Clone(data), 0)) }},
-	{"flipped", false, func(b *bed, _ *badSectors, key string, data []byte) {
+	{"empty", true, func(b *bed, _ *registrytest.BadSectors, key string, _ []byte) { b.Overwrite(key, nil) }},
+	{"cut", true, func(b *bed, _ *registrytest.BadSectors, key string, data []byte) {
+		b.Overwrite(key, data[:len(data)-1])
+	}},
+	{"longer", true, func(b *bed, _ *registrytest.BadSectors, key string, data []byte) {
+		b.Overwrite(key, append(bytes.Clone(data), 0))
+	}},
+	{"flipped", false, func(b *bed, _ *registrytest.BadSectors, key string, data []byte) {
 		other := bytes.Clone(data)
 		other[len(data)/2] ^= 1
 		b.Overwrite(key, other)
 	}},
-	{"flipped at the end", false, func(b *bed, _ *badSectors, key string, data []byte) {
+	{"flipped at the end", false, func(b *bed, _ *registrytest.BadSectors, key string, data []byte) {
 		other := bytes.Clone(data)
 		other[len(data)-1] ^= 1
 		b.Overwrite(key, other)
 	}},
-	{"unreadable", false, func(_ *bed, s *badSectors, key string, _ []byte) { s.set(key, true) }},
+	{"unreadable", false, func(_ *bed, s *registrytest.BadSectors, key string, _ []byte) { s.Set(key, true) }},
 }
 
 // forms are the ways to have a content accepted. bytes says that the client brings them.
@@ -172,8 +144,8 @@ func TestAcknowledgedIsReadable(t *testing.T) {
 	for name, open := range stores {
 		t.Run(name, func(t *testing.T) {
 			clock := registrytest.NewClock()
-			sectors := &badSectors{bad: map[string]bool{}}
-			b := &bed{&registrytest.Bed{T: t, Root: t.TempDir(), Clock: clock, Store: objtest.Faulty(open(t, clock.Now), sectors.faults())}}
+			sectors := &registrytest.BadSectors{}
+			b := &bed{&registrytest.Bed{T: t, Root: t.TempDir(), Clock: clock, Store: objtest.Faulty(open(t, clock.Now), sectors.Faults())}}
 			if name == "distant" { // As looks at the outermost store first
 				b.Store = distantStore{b.Store}
 			}
@@ -305,9 +277,9 @@ func TestReadWhileStoredAnew(t *testing.T) {
 func TestRangeOfDamaged(t *testing.T) {
 	for i := range 2 * len(states) {
 		state, distant := states[i/2], i%2 == 1
-		sectors := &badSectors{bad: map[string]bool{}}
+		sectors := &registrytest.BadSectors{}
 		b := &bed{&registrytest.Bed{T: t, Root: t.TempDir(), Clock: registrytest.NewClock()}}
-		b.Store = objtest.Faulty(memstore.New(&memstore.Options{Now: b.Clock.Now}), sectors.faults())
+		b.Store = objtest.Faulty(memstore.New(&memstore.Options{Now: b.Clock.Now}), sectors.Faults())
 		if distant {
 			b.Store = distantStore{b.Store}
 		}
@@ -512,14 +484,14 @@ func TestSuspectOutlivesRestart(t *testing.T) {
 // TestSuspectAtOnce: a read that fails is not followed by an answer from RAM, although
 // somebody else who noticed the damage was first to record it.
 func TestSuspectAtOnce(t *testing.T) {
-	sectors := &badSectors{bad: map[string]bool{}}
-	b := newBed(t, objtest.Faulty(memstore.New(nil), sectors.faults()), registry.Options{})
+	sectors := &registrytest.BadSectors{}
+	b := newBed(t, objtest.Faulty(memstore.New(nil), sectors.Faults()), registry.Options{})
 	data := registrytest.Content(1, 300_000)
 	d := b.PushBytes("a", data).Digest
 	b.ForgetRAM()
 	_, err := b.ResolveBlob(t.Context(), "a", d) // RAM has it
 	registrytest.NoError(t, err)
-	sectors.set(registry.BlobKey(d), true)
+	sectors.Set(registry.BlobKey(d), true)
 	_, _, err = b.Cat.MarkSuspect(t.Context(), d)
 	registrytest.NoError(t, err)
 	if _, err := registrytest.ReadBlob(t.Context(), b, "a", d); err == nil {
@@ -563,11 +535,11 @@ func TestFsckEndsSuspicion(t *testing.T) {
 // TestRepairOfUnreadable: what cannot be read, and stays where it is, is pushed again
 // after a repair.
 func TestRepairOfUnreadable(t *testing.T) {
-	sectors := &badSectors{bad: map[string]bool{}}
-	b := newBed(t, objtest.Faulty(memstore.New(nil), sectors.faults()), registry.Options{})
+	sectors := &registrytest.BadSectors{}
+	b := newBed(t, objtest.Faulty(memstore.New(nil), sectors.Faults()), registry.Options{})
 	_, _, _, large := b.PushImage("a", 1, "v1")
 	b.Clock.Add(time.Minute)
-	sectors.set(registry.BlobKey(large.Digest), true)
+	sectors.Set(registry.BlobKey(large.Digest), true)
 	if rep := b.Check(check.Options{Repair: true}); rep.Clean() {
 		t.Errorf("fsck found %v", registrytest.Kinds(rep))
 	}

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"example.org/slipway/registry/backup"
+
 	"example.org/slipway/registry/check"
 
 	"example.org/slipway/registry/registrytest"
@@ -23,7 +25,7 @@ func TestCollectBehindBackup(t *testing.T) {
 	copying, goOn := make(chan struct{}, 1), make(chan struct{})
 	done := make(chan error, 1)
 	go func() {
-		_, err := b.Backup(t.Context(), filepath.Join(t.TempDir(), "deep", "er"), registry.BackupOptions{Progress: func(registry.BackupReport) {
+		_, err := backup.Make(t.Context(), b.Registry, filepath.Join(t.TempDir(), "deep", "er"), backup.Options{Progress: func(backup.Report) {
 			select {
 			case copying <- struct{}{}:
 			default:

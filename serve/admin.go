@@ -21,6 +21,7 @@ import (
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/client"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/backup"
 	"example.org/slipway/registry/check"
 	"example.org/slipway/registry/objstore"
 )
@@ -43,7 +44,7 @@ type FsckArgs struct {
 type BackupArgs struct {
 	// Dir is an absolute path.
 	Dir string
-	// As in registry.BackupOptions.
+	// As in backup.Options.
 	Verify, ReplaceOther, AllowShrink bool
 }
 
@@ -209,25 +210,25 @@ func (a *Admin) Fsck(ctx context.Context, args FsckArgs, progress func(check.Rep
 }
 
 // Backup copies everything into a directory.
-func (a *Admin) Backup(ctx context.Context, args BackupArgs, progress func(registry.BackupReport)) (registry.BackupReport, error) {
+func (a *Admin) Backup(ctx context.Context, args BackupArgs, progress func(backup.Report)) (backup.Report, error) {
 	if a.local == nil {
 		return askServer(ctx, a, "backup", args, progress)
 	}
-	return backup(ctx, a.local, args, progress)
+	return makeBackup(ctx, a.local, args, progress)
 }
 
-func backup(ctx context.Context, r *root, args BackupArgs, progress func(registry.BackupReport)) (registry.BackupReport, error) {
+func makeBackup(ctx context.Context, r *root, args BackupArgs, progress func(backup.Report)) (backup.Report, error) {
 	if !filepath.IsAbs(args.Dir) {
-		return registry.BackupReport{}, fmt.Errorf("the backup directory %q is not an absolute path", args.Dir)
+		return backup.Report{}, fmt.Errorf("the backup directory %q is not an absolute path", args.Dir)
 	}
 	inside, err := within(args.Dir, r.dir)
 	if err != nil {
-		return registry.BackupReport{}, err
+		return backup.Report{}, err
 	}
 	if inside {
-		return registry.BackupReport{}, fmt.Errorf("the backup directory %s is in the data directory, and would be lost with it; choose another, on another disk", args.Dir)
+		return backup.Report{}, fmt.Errorf("the backup directory %s is in the data directory, and would be lost with it; choose another, on another disk", args.Dir)
 	}
-	return r.reg.Backup(pastCache(ctx), args.Dir, registry.BackupOptions{Progress: progress, Verify: args.Verify, ReplaceOther: args.ReplaceOther, AllowShrink: args.AllowShrink})
+	return backup.Make(pastCache(ctx), r.reg, args.Dir, backup.Options{Progress: progress, Verify: args.Verify, ReplaceOther: args.ReplaceOther, AllowShrink: args.AllowShrink})
 }
 
 // within tells whether path, which may not exist yet, lies in dir or is it.

@@ -18,6 +18,7 @@ import (
 	"example.org/slipway/config"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/backup"
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/check"
 	"example.org/slipway/serve"
@@ -49,7 +50,7 @@ func openAdmin(t testing.TB, cfg *config.Config) (a *serve.Admin, closeAdmin fun
 type reports struct {
 	GC        registry.CollectReport
 	Fsck      check.Report
-	Backup    registry.BackupReport
+	Backup    backup.Report
 	Retention registry.RetentionReport
 	Tags      []string
 }
@@ -59,7 +60,7 @@ func everyTask(t *testing.T, a *serve.Admin) reports {
 	t.Helper()
 	var rep reports
 	var err error
-	var gc, fsck, backup atomic.Int64
+	var gc, fsck, saved atomic.Int64
 	if rep.GC, err = a.Collect(t.Context(), serve.GCArgs{DryRun: true, Now: true, Untagged: true}, func(registry.CollectReport) { gc.Add(1) }); err != nil {
 		t.Errorf("Collect: %v", err)
 	}
@@ -67,7 +68,7 @@ func everyTask(t *testing.T, a *serve.Admin) reports {
 		t.Errorf("Fsck: %v", err)
 	}
 	dir := filepath.Join(t.TempDir(), "backup")
-	if rep.Backup, err = a.Backup(t.Context(), serve.BackupArgs{Dir: dir}, func(registry.BackupReport) { backup.Add(1) }); err != nil {
+	if rep.Backup, err = a.Backup(t.Context(), serve.BackupArgs{Dir: dir}, func(backup.Report) { saved.Add(1) }); err != nil {
 		t.Errorf("Backup: %v", err)
 	}
 	if rep.Retention, err = a.Retain(t.Context(), serve.RetainArgs{DryRun: true, Now: true}); err != nil {
@@ -76,7 +77,7 @@ func everyTask(t *testing.T, a *serve.Admin) reports {
 	if rep.Tags, _, err = a.Registry().Tags(t.Context(), "ci/app", "", 100); err != nil {
 		t.Errorf("Tags: %v", err)
 	}
-	for what, n := range map[string]int64{"gc": gc.Load(), "fsck": fsck.Load(), "backup": backup.Load()} {
+	for what, n := range map[string]int64{"gc": gc.Load(), "fsck": fsck.Load(), "backup": saved.Load()} {
 		if n == 0 {
 			t.Errorf("%s told of no progress", what)
 		}
@@ -135,7 +136,7 @@ func TestAdminSameReports(t *testing.T) {
 	closeAdmin()
 
 	if d := cmp.Diff(local, remote, cmpopts.IgnoreFields(registry.CollectReport{}, "Took"), cmpopts.IgnoreFields(check.Report{}, "Took"),
-		cmpopts.IgnoreFields(registry.BackupReport{}, "Took"), cmpopts.EquateEmpty()); d != "" {
+		cmpopts.IgnoreFields(backup.Report{}, "Took"), cmpopts.EquateEmpty()); d != "" {
 		t.Errorf("reports differ (-stopped +running):\n%s", d)
 	}
 	if remote.Retention.Removed != 1 || remote.GC.Contents == 0 || remote.Backup.Objects == 0 || !remote.Fsck.Clean() || len(remote.Tags) != 2 {

@@ -20,6 +20,7 @@ import (
 
 	gearregistry "example.org/slipway/gear/service"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/backup"
 	"example.org/slipway/registry/check"
 	"example.org/slipway/registry/server"
 )
@@ -85,9 +86,8 @@ func (s *Server) handleTasks(mux *http.ServeMux) {
 	mux.Handle("POST /admin/fsck", task(whileWritable(g, func(ctx context.Context, a FsckArgs, p func(check.Report)) (check.Report, error) {
 		return fsckAll(ctx, s.root, a, p)
 	})))
-	mux.Handle("POST /admin/backup", task(func(ctx context.Context, a BackupArgs, p func(registry.BackupReport)) (registry.BackupReport, error) {
-		rep, err := backup(ctx, s.root, a, p)
-		return rep, mayWrite(err, a.Dir)
+	mux.Handle("POST /admin/backup", task(func(ctx context.Context, a BackupArgs, p func(backup.Report)) (backup.Report, error) {
+		return makeBackup(ctx, s.root, a, p)
 	}))
 	mux.Handle("POST /admin/recheck", task(whileWritable(g, func(ctx context.Context, a recheckArgs, _ func(recheckReport)) (recheckReport, error) {
 		return recheck(ctx, reg, a)

@@ -20,6 +20,7 @@ import (
 	"example.org/slipway/config"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/backup"
 	"example.org/slipway/serve"
 )
 
@@ -269,13 +270,13 @@ func (c *copies) makeBackup() {
 	rep, err := a.Backup(c.t.Context(), serve.BackupArgs{Dir: c.backup, Verify: true, AllowShrink: true}, nil)
 	done()
 	c.did("backup: %d kept, %d incomplete, %v", rep.Kept, rep.IncompleteTotal, err)
-	var lacks *registry.IncompleteError
+	var lacks *backup.IncompleteError
 	if err != nil && !errors.As(err, &lacks) {
 		c.t.Errorf("backup: %v", err)
 		return
 	}
 	c.saved = maps.Clone(c.live)
-	r, closeBackup, openErr := registry.OpenBackup(c.t.Context(), c.backup, slog.New(slog.DiscardHandler))
+	r, closeBackup, openErr := backup.Open(c.t.Context(), c.backup, slog.New(slog.DiscardHandler))
 	if openErr != nil {
 		c.t.Fatal(openErr)
 	}

@@ -9,6 +9,7 @@ import (
 
 	"example.org/slipway/oci/client"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/backup"
 	"example.org/slipway/registry/check"
 )
 
@@ -27,7 +28,7 @@ type FsckSource struct {
 // open opens the source. close must be called.
 func (s *FsckSource) open(ctx context.Context) (src check.Source, close func(context.Context) error, err error) {
 	if s.Backup != "" {
-		r, close, err := registry.OpenBackup(ctx, s.Backup, slog.New(slog.DiscardHandler))
+		r, close, err := backup.Open(ctx, s.Backup, slog.New(slog.DiscardHandler))
 		if err != nil {
 			return nil, nil, err
 		}

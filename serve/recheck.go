@@ -6,6 +6,7 @@ import (
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/client"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/backup"
 	"example.org/slipway/registry/check"
 )
 
@@ -50,7 +51,7 @@ func continues(ctx context.Context, r *registry.Registry, args continueArgs) (st
 
 // continues records that the registry, which was empty, continues that of a backup.
 func (a *Admin) continues(ctx context.Context, dir string) error {
-	id, err := registry.BackupOf(ctx, dir)
+	id, err := backup.RegistryOf(ctx, dir)
 	if err != nil || id == "" {
 		return err
 	}

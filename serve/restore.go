@@ -9,7 +9,7 @@ import (
 
 	"example.org/slipway/config"
 	"example.org/slipway/oci/client"
-	"example.org/slipway/registry"
+	"example.org/slipway/registry/backup"
 	"example.org/slipway/registry/objstore"
 )
 
@@ -23,7 +23,7 @@ type RestoreOptions struct {
 	Quick bool
 	// Progress, if not nil, is told how far a restore into an empty root is,
 	// MergeProgress how far a merge is.
-	Progress      func(registry.BackupReport)
+	Progress      func(backup.Report)
 	MergeProgress func(client.CopyProgress)
 	// Logger; default slog.Default.
 	Logger *slog.Logger
@@ -36,7 +36,7 @@ type RestoreReport struct {
 	// Merged tells that the root held something, or that content goes into an object
 	// store, and so the backup's images were added to it: Copied counts these. Otherwise Restored counts objects.
 	Merged   bool
-	Restored registry.BackupReport
+	Restored backup.Report
 	Copied   client.CopyProgress
 }
 
@@ -56,17 +56,17 @@ func Restore(ctx context.Context, cfg *config.Config, dir string, o RestoreOptio
 		return rep, err
 	}
 	if !cfg.Storage.Remote() {
-		err = registry.CheckRestorable(root)
+		err = backup.CheckRestorable(root)
 	}
 	switch {
-	case cfg.Storage.Remote() || errors.Is(err, registry.ErrNotEmpty):
+	case cfg.Storage.Remote() || errors.Is(err, backup.ErrNotEmpty):
 		rep.Merged = true
 		rep.Copied, err = merge(ctx, cfg, dir, o)
 		return rep, err
 	case err != nil:
 		return rep, fmt.Errorf("look into the data directory: %w", err)
 	}
-	rep.Restored, err = registry.Restore(ctx, dir, root, registry.RestoreOptions{AllowDamaged: o.AllowDamaged, Progress: o.Progress,
+	rep.Restored, err = backup.Restore(ctx, dir, root, backup.RestoreOptions{AllowDamaged: o.AllowDamaged, Progress: o.Progress,
 		Claim: func() (func() error, error) {
 			l, err := lockRoot(root)
 			if err != nil {
@@ -86,7 +86,7 @@ func merge(ctx context.Context, cfg *config.Config, dir string, o RestoreOptions
 		defer cancel()
 		err = errors.Join(err, f(ctx))
 	}
-	src, closeBackup, err := registry.OpenBackup(ctx, dir, o.Logger)
+	src, closeBackup, err := backup.Open(ctx, dir, o.Logger)
 	if err != nil {
 		return client.CopyProgress{}, err
 	}
@@ -110,7 +110,7 @@ func merge(ctx context.Context, cfg *config.Config, dir string, o RestoreOptions
 // checkRestored refuses a directory into which a restore has not come to its
 // end. Errors: ErrInUse while it is under way.
 func checkRestored(dir string) error {
-	if !registry.RestoreCutOff(dir) {
+	if !backup.RestoreCutOff(dir) {
 		return nil // also where it cannot be looked at; whoever opens the root will say so
 	}
 	l, err := lockRoot(dir) // held as long as the restore is under way

@@ -14,6 +14,7 @@ import (
 	"example.org/slipway/oci/client"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/adopt"
+	"example.org/slipway/registry/backup"
 	"example.org/slipway/serve"
 )
 
@@ -40,7 +41,7 @@ func restore(t *testing.T, cfg *config.Config, dir string, o serve.RestoreOption
 }
 
 func TestRestoreInto(t *testing.T) {
-	backup := saved(t)
+	copied := saved(t)
 	for _, c := range []struct {
 		name    string
 		prepare func(root string) error
@@ -59,13 +60,13 @@ func TestRestoreInto(t *testing.T) {
 			}
 			cfg := configure(t, setup{root: root})
 			held := false
-			rep, err := restore(t, cfg, backup, serve.RestoreOptions{Progress: func(registry.BackupReport) {
-				if !held { // nobody else can use it meanwhile
+			rep, err := restore(t, cfg, copied, serve.RestoreOptions{Progress: func(backup.Report) {
+				if !held { // nobody else gets at it meanwhile
 					held = true
 					if _, err := serve.New(t.Context(), cfg, nil); !errors.Is(err, serve.ErrInUse) {
 						t.Errorf("a server on a root being restored: got %v", err)
 					}
-					if _, err := serve.Restore(t.Context(), cfg, backup, serve.RestoreOptions{}); !errors.Is(err, serve.ErrInUse) {
+					if _, err := serve.Restore(t.Context(), cfg, copied, serve.RestoreOptions{}); !errors.Is(err, serve.ErrInUse) {
 						t.Errorf("a second restore: got %v", err)
 					}
 				}
@@ -73,13 +74,13 @@ func TestRestoreInto(t *testing.T) {
 			if err != nil || rep.Merged || rep.Restored.Objects != 1 || !held {
 				t.Fatalf("got %+v, %v; want 1 object restored", rep, err)
 			}
-			if _, err := os.Stat(filepath.Join(root, registry.RestoreMarker)); err == nil {
+			if _, err := os.Stat(filepath.Join(root, backup.RestoreMarker)); err == nil {
 				t.Error("the marker is still there")
 			}
 			start(t, setup{root: root}).want(200, "GET", "/v2/app/manifests/v1", "")
 			// The root is not empty any more, and so the backup is merged.
 			merged := false
-			rep, err = restore(t, cfg, backup, serve.RestoreOptions{MergeProgress: func(client.CopyProgress) { merged = true }})
+			rep, err = restore(t, cfg, copied, serve.RestoreOptions{MergeProgress: func(client.CopyProgress) { merged = true }})
 			if err != nil || !rep.Merged || rep.Copied.References != 1 || !merged {
 				t.Errorf("merge: got %+v, %v; want 1 reference", rep, err)
 			}
@@ -88,7 +89,7 @@ func TestRestoreInto(t *testing.T) {
 }
 
 func TestRestoreLocked(t *testing.T) {
-	backup, root := saved(t), t.TempDir()
+	copied, root := saved(t), t.TempDir()
 	lock, err := os.Create(filepath.Join(root, registry.LockFile))
 	if err != nil {
 		t.Fatal(err)
@@ -97,17 +98,17 @@ func TestRestoreLocked(t *testing.T) {
 	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := restore(t, configure(t, setup{root: root}), backup, serve.RestoreOptions{}); !errors.Is(err, serve.ErrInUse) {
+	if _, err := restore(t, configure(t, setup{root: root}), copied, serve.RestoreOptions{}); !errors.Is(err, serve.ErrInUse) {
 		t.Errorf("got %v, want ErrInUse", err)
 	}
 }
 
 // TestRestoreInterrupted wants every command to say what to do about an interrupted restore.
 func TestRestoreInterrupted(t *testing.T) {
-	backup, root := saved(t), filepath.Join(t.TempDir(), "root")
-	damage(t, backup, strings.Repeat("layer", 20_000)) // ends the restore before the catalogue
+	copied, root := saved(t), filepath.Join(t.TempDir(), "root")
+	damage(t, copied, strings.Repeat("layer", 20_000)) // ends the restore before the catalogue
 	cfg := configure(t, setup{root: root})
-	if _, err := restore(t, cfg, backup, serve.RestoreOptions{}); err == nil {
+	if _, err := restore(t, cfg, copied, serve.RestoreOptions{}); err == nil {
 		t.Fatal("a damaged backup is restored")
 	}
 	if err := os.MkdirAll(filepath.Join(root, "docker/registry/v2/blobs"), 0o700); err != nil {
@@ -129,7 +130,7 @@ func TestRestoreInterrupted(t *testing.T) {
 	if _, err := restore(t, cfg, saved(t), serve.RestoreOptions{}); err == nil || !strings.Contains(err.Error(), "belongs to registry") {
 		t.Errorf("another registry's backup into what was begun: got %v", err)
 	}
-	if rep, err := restore(t, cfg, backup, serve.RestoreOptions{AllowDamaged: true}); err != nil || rep.Merged || !slices.Equal(rep.Restored.Incomplete, []string{"app:v1"}) {
+	if rep, err := restore(t, cfg, copied, serve.RestoreOptions{AllowDamaged: true}); err != nil || rep.Merged || !slices.Equal(rep.Restored.Incomplete, []string{"app:v1"}) {
 		t.Errorf("the restore that goes on: got %+v, %v", rep, err)
 	}
 	start(t, setup{root: root}).want(200, "GET", "/v2/app/manifests/v1", "")

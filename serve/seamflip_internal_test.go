@@ -14,6 +14,7 @@ import (
 
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/backup"
 )
 
 // fileKind returns the kind of a world's file by its path, or "".
@@ -23,7 +24,7 @@ func fileKind(path string) string {
 		return ""
 	case strings.Contains(path, "/backup/") && strings.HasSuffix(path, registry.CatalogFile):
 		return "backup's catalogue"
-	case strings.HasSuffix(path, registry.BackupMarker):
+	case strings.HasSuffix(path, backup.Marker):
 		return "backup's marker"
 	case strings.Contains(path, "/backup/"):
 		return "backup's object"

@@ -20,6 +20,7 @@ import (
 	"example.org/slipway/oci/client"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/adopt"
+	"example.org/slipway/registry/backup"
 	"example.org/slipway/registry/catalog"
 )
 
@@ -496,7 +497,7 @@ func restoreOp(w *world) error {
 }
 
 func importOp(w *world) error {
-	src, done, err := registry.OpenBackup(w.ctx, w.source, quiet)
+	src, done, err := backup.Open(w.ctx, w.source, quiet)
 	if err != nil {
 		return err
 	}

@@ -17,6 +17,7 @@ import (
 	"example.org/slipway/config"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/backup"
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/objstore"
 	"example.org/slipway/registry/objstore/fsstore"
@@ -42,7 +43,7 @@ func openStorage(ctx context.Context, cfg *config.Config, catalogDir string) (_ 
 			err = errors.Join(err, r.close(ctx))
 		}
 	}()
-	if _, err := os.Stat(filepath.Join(r.dir, registry.BackupMarker)); err == nil {
+	if _, err := os.Stat(filepath.Join(r.dir, backup.Marker)); err == nil {
 		// Its catalogue may be hard-linked with those of other backups.
 		return nil, fmt.Errorf("%s is a backup, which nobody may write to; restore it first: slipway restore %s --root DIR", r.dir, r.dir)
 	}

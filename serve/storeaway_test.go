@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"example.org/slipway/oci"
-	"example.org/slipway/registry"
+	"example.org/slipway/registry/backup"
 	"example.org/slipway/serve"
 )
 
@@ -85,7 +85,7 @@ func wantRefused(t *testing.T, s *instance) {
 		"gc":             func() error { _, err := a.Collect(ctx, serve.GCArgs{Now: true}, nil); return err },
 		"retention":      func() error { _, err := a.Retain(ctx, serve.RetainArgs{Now: true}); return err },
 		"backup": func() error {
-			_, err := a.Backup(ctx, serve.BackupArgs{Dir: t.TempDir()}, func(registry.BackupReport) {})
+			_, err := a.Backup(ctx, serve.BackupArgs{Dir: t.TempDir()}, func(backup.Report) {})
 			return err
 		},
 	} {

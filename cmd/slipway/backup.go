@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"example.org/slipway/registry"
+	"example.org/slipway/registry/backup"
 	"example.org/slipway/serve"
 )
 
@@ -34,7 +34,7 @@ output names them, and everything else is backed up.`,
 			}
 			return withAdmin(cmd, &f, false, func(a *serve.Admin) error {
 				p := newProgress("copying")
-				rep, err := a.Backup(cmd.Context(), args, func(r registry.BackupReport) {
+				rep, err := a.Backup(cmd.Context(), args, func(r backup.Report) {
 					p.share(r.Bytes, r.BytesTotal, "%d of %d objects", r.Objects, r.ObjectsTotal)
 				})
 				p.end()
@@ -53,7 +53,7 @@ output names them, and everything else is backed up.`,
 	return cmd
 }
 
-func printTransfer(w io.Writer, verb string, rep registry.BackupReport) {
+func printTransfer(w io.Writer, verb string, rep backup.Report) {
 	fmt.Fprintf(w, "%s %d manifests and %d blobs, %s in all: %d contents in the catalogue (%s), %d objects (%s; %d of them copied now, %s) in %s\n",
 		verb, rep.Manifests, rep.Blobs, size(rep.InlineBytes+rep.Bytes), rep.Inline, size(rep.InlineBytes),
 		rep.Objects, size(rep.Bytes), rep.Copied, size(rep.CopiedBytes), rep.Took.Round(1e6))

@@ -4,8 +4,8 @@ import (
 	"time"
 
 	"example.org/slipway/oci/client"
-	"example.org/slipway/registry"
 	"example.org/slipway/registry/adopt"
+	"example.org/slipway/registry/backup"
 )
 
 // copyReport is what was copied from a source, for machines.
@@ -29,9 +29,9 @@ func copyReportOf(source string, c client.CopyProgress) copyReport {
 
 // restoreReport has Copied where a backup was merged, and Restored otherwise.
 type restoreReport struct {
-	Merged   bool                   `json:"merged"`
-	Restored *registry.BackupReport `json:"restored,omitempty"`
-	Copied   *copyReport            `json:"copied,omitempty"`
+	Merged   bool           `json:"merged"`
+	Restored *backup.Report `json:"restored,omitempty"`
+	Copied   *copyReport    `json:"copied,omitempty"`
 }
 
 // adoption is what was found in a Distribution storage, for machines.

@@ -7,7 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"example.org/slipway/config"
-	"example.org/slipway/registry"
+	"example.org/slipway/registry/backup"
 	"example.org/slipway/serve"
 )
 
@@ -44,7 +44,7 @@ is read, and replaced where it is damaged or missing.`,
 
 func restore(cmd *cobra.Command, cfg *config.Config, dir string, o serve.RestoreOptions, asJSON bool) error {
 	restoring, copying := newProgress("restoring"), newProgress("copying")
-	o.Progress = func(r registry.BackupReport) {
+	o.Progress = func(r backup.Report) {
 		restoring.share(r.Bytes, r.BytesTotal, "%d of %d objects", r.Objects, r.ObjectsTotal)
 	}
 	o.MergeProgress = copying.copied

@@ -1,4 +1,4 @@
-package registry
+package backup
 
 import (
 	"context"
@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"example.org/slipway/registry"
 
 	"example.org/slipway/registry/manifest"
 	"example.org/slipway/registry/verify"
@@ -72,7 +74,7 @@ func incomplete(what string, images []string, total int64) error {
 // earlierCatalog returns the path of the earlier backup's catalogue, "" if there is
 // none or if it cannot be used and replace says that it need not be.
 func earlierCatalog(ctx context.Context, dir string, replace bool) (string, error) {
-	path := filepath.Join(dir, CatalogFile)
+	path := filepath.Join(dir, registry.CatalogFile)
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
 		return "", nil
 	} else if err != nil {
@@ -104,7 +106,7 @@ func checkCatalog(ctx context.Context, path string) error {
 
 // checkReplaces refuses a draft that may not replace the earlier backup: because that
 // is of another registry, or holds far more.
-func checkReplaces(ctx context.Context, d *catalog.Draft, before string, o BackupOptions) error {
+func checkReplaces(ctx context.Context, d *catalog.Draft, before string, o Options) error {
 	return withSnapshot(ctx, before, func(old *catalog.Snapshot) error {
 		theirs, _, err := old.Identity(ctx)
 		if err != nil {
@@ -151,13 +153,13 @@ func shrunk(was, now int64) bool {
 // keepGood looks for good copies of what the registry has lost: in the objects of
 // the earlier backup, and in its catalogue. What is nowhere is recorded as missing, and
 // the images that need it as incomplete.
-func (r *Registry) keepGood(ctx context.Context, d *catalog.Draft, t *transfer) error {
+func (b *maker) keepGood(ctx context.Context, d *catalog.Draft) error {
 	looked := map[oci.Digest]bool{}
-	for _, c := range t.lost {
+	for _, c := range b.t.lost {
 		looked[c.Digest] = true
-		kept, err := t.keepOld(ctx, d, c)
+		kept, err := b.t.keepOld(ctx, d, c)
 		if err == nil && !kept {
-			t.damaged(c.Digest)
+			b.t.damaged(c.Digest)
 			err = d.Lose(ctx, c.Digest)
 		}
 		if err != nil {
@@ -175,7 +177,7 @@ func (r *Registry) keepGood(ctx context.Context, d *catalog.Draft, t *transfer) 
 			if looked[c.Digest] {
 				continue
 			}
-			if _, err := t.keepOld(ctx, d, c); err != nil {
+			if _, err := b.t.keepOld(ctx, d, c); err != nil {
 				return fmt.Errorf("look for a good copy of %s: %w", c.Digest, err)
 			}
 		}
@@ -183,14 +185,14 @@ func (r *Registry) keepGood(ctx context.Context, d *catalog.Draft, t *transfer) 
 			break
 		}
 	}
-	images, err := r.incompleteImages(ctx, d)
+	images, err := b.incompleteImages(ctx, d)
 	if err != nil {
 		return fmt.Errorf("look for incomplete images: %w", err)
 	}
-	t.step(func(rep *BackupReport) {
+	b.t.step(func(rep *Report) {
 		rep.Incomplete, rep.IncompleteTotal = images[:min(len(images), maxListed)], int64(len(images))
 	})
-	return d.SetIncomplete(ctx, t.rep.Incomplete)
+	return d.SetIncomplete(ctx, b.t.rep.Incomplete)
 }
 
 // keepOld keeps the earlier backup's copy of a content, if it has a good one.
@@ -216,7 +218,7 @@ func (t *transfer) keepOld(ctx context.Context, d *catalog.Draft, c catalog.Stor
 	if err := showKept(ctx, d, c.Digest); err != nil {
 		return false, err
 	}
-	t.step(func(rep *BackupReport) { rep.Kept++ })
+	t.step(func(rep *Report) { rep.Kept++ })
 	return true, nil
 }
 
@@ -243,7 +245,7 @@ func showKept(ctx context.Context, d *catalog.Draft, digest oci.Digest) error {
 // good reports whether the destination has the object of a content, with its digest,
 // and how large it is.
 func (t *transfer) good(ctx context.Context, d oci.Digest) (size int64, good bool, err error) {
-	obj, err := t.dst.Get(ctx, BlobKey(d), 0, -1)
+	obj, err := t.dst.Get(ctx, registry.BlobKey(d), 0, -1)
 	if errors.Is(err, objstore.ErrNotExist) {
 		return 0, false, nil
 	}
@@ -261,7 +263,7 @@ func (t *transfer) good(ctx context.Context, d oci.Digest) (size int64, good boo
 
 // incompleteImages returns the images of the draft that lack something which a pull
 // needs.
-func (r *Registry) incompleteImages(ctx context.Context, d *catalog.Draft) ([]string, error) {
+func (b *maker) incompleteImages(ctx context.Context, d *catalog.Draft) ([]string, error) {
 	const page = 100
 	images := map[string]bool{}
 	lacking := map[oci.Digest]bool{}
@@ -272,7 +274,7 @@ func (r *Registry) incompleteImages(ctx context.Context, d *catalog.Draft) ([]st
 		}
 		for _, g := range gaps {
 			after = g.Manifest.ID
-			if lacking[g.Digest] || r.partial(g.Manifest.Repo) {
+			if lacking[g.Digest] || b.up.Partial(g.Manifest.Repo) {
 				continue
 			}
 			needed, err := needs(ctx, d.Snapshot, g)
@@ -288,7 +290,7 @@ func (r *Registry) incompleteImages(ctx context.Context, d *catalog.Draft) ([]st
 				return nil, err
 			}
 			for _, u := range uses {
-				if !r.partial(u.Repo) {
+				if !b.up.Partial(u.Repo) {
 					images[u.String()] = true
 				}
 			}
@@ -317,16 +319,12 @@ func needs(ctx context.Context, s *catalog.Snapshot, g catalog.Gap) (bool, error
 	return manifest.Has(doc.Names().Blobs, g.Digest), nil
 }
 
-// BackupOf returns the id of the registry that the backup in dir is of, "" for one made
+// RegistryOf returns the id of the registry that the backup in dir is of, "" for one made
 // before registries had ids.
-func BackupOf(ctx context.Context, dir string) (id string, err error) {
-	err = withSnapshot(ctx, filepath.Join(dir, CatalogFile), func(s *catalog.Snapshot) (err error) {
+func RegistryOf(ctx context.Context, dir string) (id string, err error) {
+	err = withSnapshot(ctx, filepath.Join(dir, registry.CatalogFile), func(s *catalog.Snapshot) (err error) {
 		id, _, err = s.Identity(ctx)
 		return err
 	})
 	return id, err
 }
-
-// Continue records that this registry, which was empty, has got all images of a backup
-// of the registry with the given id, so that its own backups may replace that one.
-func (r *Registry) Continue(ctx context.Context, id string) error { return r.cat.Continue(ctx, id) }

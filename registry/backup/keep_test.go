@@ -1,4 +1,4 @@
-package registry_test
+package backup_test
 
 import (
 	"context"
@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"testing/iotest"
+
+	"example.org/slipway/registry/backup"
 
 	"example.org/slipway/registry/check"
 
@@ -28,24 +30,32 @@ import (
 func TestBackupOfWhom(t *testing.T) {
 	for _, c := range []struct {
 		name    string
-		prepare func(dir string, first *bed) *bed // returns the registry to back up
+		prepare func(dir string, first *registrytest.Bed) *registrytest.Bed // returns the registry to back up
 		allowed bool
 	}{
-		{"the same registry", func(_ string, first *bed) *bed { return first }, true},
-		{"another registry", func(string, *bed) *bed { b := newDiskBed(t); b.PushImage("c", 9, "v1"); return b }, false},
-		{"another registry with the same image", func(string, *bed) *bed { b := newDiskBed(t); b.PushImage("a", 1, "v1"); return b }, false},
-		{"an empty one", func(string, *bed) *bed { return newDiskBed(t) }, false},
-		{"the registry restored on another machine", func(dir string, _ *bed) *bed {
+		{"the same registry", func(_ string, first *registrytest.Bed) *registrytest.Bed { return first }, true},
+		{"another registry", func(string, *registrytest.Bed) *registrytest.Bed {
+			b := registrytest.NewOnDisk(t)
+			b.PushImage("c", 9, "v1")
+			return b
+		}, false},
+		{"another registry with the same image", func(string, *registrytest.Bed) *registrytest.Bed {
+			b := registrytest.NewOnDisk(t)
+			b.PushImage("a", 1, "v1")
+			return b
+		}, false},
+		{"an empty one", func(string, *registrytest.Bed) *registrytest.Bed { return registrytest.NewOnDisk(t) }, false},
+		{"the registry restored on another machine", func(dir string, _ *registrytest.Bed) *registrytest.Bed {
 			root := t.TempDir()
-			if _, err := registry.Restore(t.Context(), dir, root, registry.RestoreOptions{}); err != nil {
+			if _, err := backup.Restore(t.Context(), dir, root, backup.RestoreOptions{}); err != nil {
 				t.Fatal(err)
 			}
-			return openDiskBed(t, root)
+			return registrytest.OpenOnDisk(t, root)
 		}, true},
-		{"one that continues it", func(dir string, _ *bed) *bed {
-			b := newDiskBed(t)
+		{"one that continues it", func(dir string, _ *registrytest.Bed) *registrytest.Bed {
+			b := registrytest.NewOnDisk(t)
 			b.PushImage("a", 1, "v1")
-			id, err := registry.BackupOf(t.Context(), dir)
+			id, err := backup.RegistryOf(t.Context(), dir)
 			if err == nil {
 				err = b.Continue(t.Context(), id)
 			}
@@ -54,17 +64,17 @@ func TestBackupOfWhom(t *testing.T) {
 			}
 			return b
 		}, true},
-		{"the same, from before registries had ids", func(dir string, first *bed) *bed {
+		{"the same, from before registries had ids", func(dir string, first *registrytest.Bed) *registrytest.Bed {
 			snapshotSQL(t, dir, `DELETE FROM settings WHERE name = 'registry_id'`)
 			return first
 		}, true},
-		{"another, from before registries had ids", func(dir string, _ *bed) *bed {
+		{"another, from before registries had ids", func(dir string, _ *registrytest.Bed) *registrytest.Bed {
 			snapshotSQL(t, dir, `DELETE FROM settings WHERE name = 'registry_id'`)
-			b := newDiskBed(t)
+			b := registrytest.NewOnDisk(t)
 			b.PushImage("c", 9, "v1")
 			return b
 		}, false},
-		{"the same, whose catalogue is damaged", func(dir string, first *bed) *bed {
+		{"the same, whose catalogue is damaged", func(dir string, first *registrytest.Bed) *registrytest.Bed {
 			if err := os.WriteFile(filepath.Join(dir, registry.CatalogFile), []byte("no catalogue"), 0o600); err != nil {
 				t.Fatal(err)
 			}
@@ -72,15 +82,15 @@ func TestBackupOfWhom(t *testing.T) {
 		}, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			first := newDiskBed(t)
+			first := registrytest.NewOnDisk(t)
 			first.PushImage("a", 1, "v1")
 			dir := t.TempDir()
-			if _, err := first.Backup(t.Context(), dir, registry.BackupOptions{}); err != nil {
+			if _, err := backup.Make(t.Context(), first.Registry, dir, backup.Options{}); err != nil {
 				t.Fatal(err)
 			}
 			b := c.prepare(dir, first)
-			before := files(t, dir)
-			_, err := b.Backup(t.Context(), dir, registry.BackupOptions{})
+			before := registrytest.Files(t, dir)
+			_, err := backup.Make(t.Context(), b.Registry, dir, backup.Options{})
 			if (err == nil) != c.allowed {
 				t.Fatalf("got %v, want allowed %v", err, c.allowed)
 			}
@@ -90,13 +100,13 @@ func TestBackupOfWhom(t *testing.T) {
 			if !strings.Contains(err.Error(), "--replace-other") {
 				t.Errorf("the error names no way out: %v", err)
 			}
-			if diff := cmp.Diff(before, files(t, dir)); diff != "" {
+			if diff := cmp.Diff(before, registrytest.Files(t, dir)); diff != "" {
 				t.Errorf("the refusal changed the directory:\n%s", diff)
 			}
-			if _, err := b.Backup(t.Context(), dir, registry.BackupOptions{ReplaceOther: true}); err != nil {
+			if _, err := backup.Make(t.Context(), b.Registry, dir, backup.Options{ReplaceOther: true}); err != nil {
 				t.Fatalf("replace it: %v", err)
 			}
-			if diff := cmp.Diff(registrytest.Reachable(t, b), readBackup(t, dir)); diff != "" {
+			if diff := cmp.Diff(registrytest.Reachable(t, b), registrytest.ReadBackup(t, dir)); diff != "" {
 				t.Errorf("the backup is not the registry (-registry +backup):\n%s", diff)
 			}
 		})
@@ -104,7 +114,7 @@ func TestBackupOfWhom(t *testing.T) {
 }
 
 func snapshotSQL(t *testing.T, dir, statement string) {
-	(&bed{&registrytest.Bed{T: t, Root: dir}}).SQL(statement)
+	(&registrytest.Bed{T: t, Root: dir}).SQL(statement)
 }
 
 // TestBackupShrinks: what looks like a loss is not backed up without being asked for.
@@ -113,26 +123,26 @@ func TestBackupShrinks(t *testing.T) {
 		images, delete int
 		refused        bool
 	}{{1, 0, false}, {1, 1, true}, {3, 2, false}, {12, 5, false}, {12, 8, true}, {12, 12, true}} {
-		b := newDiskBed(t)
+		b := registrytest.NewOnDisk(t)
 		for i := range c.images {
 			b.PushImage("a", uint64(i), "v")
 		}
 		want := registrytest.Reachable(t, b)
 		dir := t.TempDir()
-		if _, err := b.Backup(t.Context(), dir, registry.BackupOptions{}); err != nil {
+		if _, err := backup.Make(t.Context(), b.Registry, dir, backup.Options{}); err != nil {
 			t.Fatal(err)
 		}
 		b.SQL(`DELETE FROM manifests WHERE id IN (SELECT id FROM manifests ORDER BY id LIMIT ` + fmt.Sprint(c.delete) + `)`)
-		_, err := b.Backup(t.Context(), dir, registry.BackupOptions{})
-		var shrunk *registry.ShrinkError
+		_, err := backup.Make(t.Context(), b.Registry, dir, backup.Options{})
+		var shrunk *backup.ShrinkError
 		if errors.As(err, &shrunk) != c.refused || !c.refused && err != nil {
 			t.Errorf("%d of %d images gone: got %v, want refused %v", c.delete, c.images, err, c.refused)
 		}
 		if c.refused {
-			if diff := cmp.Diff(want, readBackup(t, dir)); diff != "" {
+			if diff := cmp.Diff(want, registrytest.ReadBackup(t, dir)); diff != "" {
 				t.Errorf("the refusal changed the backup:\n%s", diff)
 			}
-			if _, err := b.Backup(t.Context(), dir, registry.BackupOptions{AllowShrink: true}); err != nil {
+			if _, err := backup.Make(t.Context(), b.Registry, dir, backup.Options{AllowShrink: true}); err != nil {
 				t.Errorf("with --allow-shrink: %v", err)
 			}
 		}
@@ -152,20 +162,20 @@ func TestRestoreRefusesFirst(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newDiskBed(t)
+			b := registrytest.NewOnDisk(t)
 			b.PushImage("a", 1, "v1")
 			dir, root := t.TempDir(), filepath.Join(t.TempDir(), "root")
-			if _, err := b.Backup(t.Context(), dir, registry.BackupOptions{}); err != nil {
+			if _, err := backup.Make(t.Context(), b.Registry, dir, backup.Options{}); err != nil {
 				t.Fatal(err)
 			}
 			spoil(t, dir)
-			if _, err := registry.Restore(t.Context(), dir, root, registry.RestoreOptions{}); err == nil || !strings.Contains(err.Error(), name) {
+			if _, err := backup.Restore(t.Context(), dir, root, backup.RestoreOptions{}); err == nil || !strings.Contains(err.Error(), name) {
 				t.Errorf("restore: got %v", err)
 			}
 			if _, err := os.Stat(root); err == nil {
 				t.Error("the refused restore made the directory")
 			}
-			if _, _, err := registry.OpenBackup(t.Context(), dir, quiet()); err == nil || !strings.Contains(err.Error(), name) {
+			if _, _, err := backup.Open(t.Context(), dir, quiet()); err == nil || !strings.Contains(err.Error(), name) {
 				t.Errorf("open: got %v", err)
 			}
 		})
@@ -175,24 +185,24 @@ func TestRestoreRefusesFirst(t *testing.T) {
 // TestBackupVerify: damage in the backup itself is noticed, by size always and by bytes
 // with Verify, and healed from the registry.
 func TestBackupVerify(t *testing.T) {
-	b := newDiskBed(t)
+	b := registrytest.NewOnDisk(t)
 	_, _, _, large := b.PushImage("a", 1, "v1")
 	dir := t.TempDir()
 	for name, c := range map[string]struct {
 		data   []byte
 		verify bool
 	}{"cut": {registrytest.Content(9, 10), false}, "flipped": {registrytest.Content(9, 100_000), true}} {
-		if _, err := b.Backup(t.Context(), dir, registry.BackupOptions{}); err != nil {
+		if _, err := backup.Make(t.Context(), b.Registry, dir, backup.Options{}); err != nil {
 			t.Fatal(err)
 		}
 		if err := os.WriteFile(filepath.Join(dir, registry.BlobKey(large.Digest)), c.data, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		rep, err := b.Backup(t.Context(), dir, registry.BackupOptions{Verify: c.verify})
+		rep, err := backup.Make(t.Context(), b.Registry, dir, backup.Options{Verify: c.verify})
 		if err != nil || rep.Copied != 1 {
 			t.Errorf("%s: got %+v, %v, want the object copied again", name, rep, err)
 		}
-		if diff := cmp.Diff(registrytest.Reachable(t, b), readBackup(t, dir)); diff != "" {
+		if diff := cmp.Diff(registrytest.Reachable(t, b), registrytest.ReadBackup(t, dir)); diff != "" {
 			t.Errorf("%s: the backup is not the registry:\n%s", name, diff)
 		}
 	}
@@ -243,12 +253,12 @@ func TestFsckFromRegistry(t *testing.T) {
 func TestBackupOfSuspects(t *testing.T) {
 	for _, damaged := range []string{"", "here", "there", "both", "unreadable"} {
 		t.Run(damaged, func(t *testing.T) {
-			sectors := &badSectors{bad: map[string]bool{}}
-			b := newBed(t, objtest.Faulty(memstore.New(nil), sectors.faults()), registry.Options{})
+			sectors := &registrytest.BadSectors{}
+			b := registrytest.New(t, objtest.Faulty(memstore.New(nil), sectors.Faults()), registry.Options{})
 			_, config, _, large := b.PushImage("a", 1, "v1")
 			want := registrytest.Reachable(t, b)
 			dir := t.TempDir()
-			_, err := b.Backup(t.Context(), dir, registry.BackupOptions{})
+			_, err := backup.Make(t.Context(), b.Registry, dir, backup.Options{})
 			registrytest.NoError(t, err)
 			for _, d := range []oci.Digest{config.Digest, large.Digest} {
 				_, _, err := b.Cat.MarkSuspect(t.Context(), d)
@@ -261,10 +271,10 @@ func TestBackupOfSuspects(t *testing.T) {
 				registrytest.NoError(t, os.WriteFile(filepath.Join(dir, registry.BlobKey(large.Digest)), registrytest.Content(9, 100_000), 0o600))
 			}
 			if damaged == "unreadable" {
-				sectors.set(registry.BlobKey(large.Digest), true)
+				sectors.Set(registry.BlobKey(large.Digest), true)
 			}
-			_, err = b.Backup(t.Context(), dir, registry.BackupOptions{})
-			var lacks *registry.IncompleteError
+			_, err = backup.Make(t.Context(), b.Registry, dir, backup.Options{})
+			var lacks *backup.IncompleteError
 			if damaged == "both" {
 				if !errors.As(err, &lacks) {
 					t.Errorf("no copy is good: %v", err)
@@ -273,9 +283,9 @@ func TestBackupOfSuspects(t *testing.T) {
 			}
 			registrytest.NoError(t, err)
 			root := t.TempDir()
-			_, err = registry.Restore(t.Context(), dir, root, registry.RestoreOptions{})
+			_, err = backup.Restore(t.Context(), dir, root, backup.RestoreOptions{})
 			registrytest.NoError(t, err)
-			restored := openDiskBed(t, root)
+			restored := registrytest.OpenOnDisk(t, root)
 			for _, d := range []oci.Digest{config.Digest, large.Digest} {
 				if _, err := restored.ResolveBlob(t.Context(), "a", d); err != nil {
 					t.Errorf("in the restored registry: %v", err)
@@ -323,10 +333,10 @@ func TestFsckFromDamagedSource(t *testing.T) {
 // TestBackupShowsWhatItKeeps: an image that is newer than the earlier backup needs a
 // content that is lost, and of which that backup has a copy.
 func TestBackupShowsWhatItKeeps(t *testing.T) {
-	b := newDiskBed(t)
+	b := registrytest.NewOnDisk(t)
 	_, config, small, large := b.PushImage("a", 1, "v1")
 	dir := t.TempDir()
-	_, err := b.Backup(t.Context(), dir, registry.BackupOptions{})
+	_, err := backup.Make(t.Context(), b.Registry, dir, backup.Options{})
 	registrytest.NoError(t, err)
 	for _, d := range []oci.Descriptor{config, small, large} {
 		_, err := b.MountBlob(t.Context(), "b", "a", d.Digest)
@@ -336,12 +346,12 @@ func TestBackupShowsWhatItKeeps(t *testing.T) {
 	want := registrytest.Reachable(t, b)
 	registrytest.NoError(t, b.Store.Delete(t.Context(), registry.BlobKey(large.Digest)))
 	b.Check(check.Options{Repair: true}) // it records that the layer is not here
-	_, err = b.Backup(t.Context(), dir, registry.BackupOptions{})
+	_, err = backup.Make(t.Context(), b.Registry, dir, backup.Options{})
 	registrytest.NoError(t, err)
 	root := t.TempDir()
-	_, err = registry.Restore(t.Context(), dir, root, registry.RestoreOptions{})
+	_, err = backup.Restore(t.Context(), dir, root, backup.RestoreOptions{})
 	registrytest.NoError(t, err)
-	if diff := cmp.Diff(want, registrytest.Reachable(t, openDiskBed(t, root))); diff != "" {
+	if diff := cmp.Diff(want, registrytest.Reachable(t, registrytest.OpenOnDisk(t, root))); diff != "" {
 		t.Errorf("restored (-want +got):\n%s", diff)
 	}
 }

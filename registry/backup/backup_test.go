@@ -1,11 +1,9 @@
-package registry_test
+package backup_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -14,6 +12,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"example.org/slipway/registry/backup"
 
 	"example.org/slipway/registry/check"
 
@@ -29,42 +29,8 @@ import (
 
 func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
-// readBackup returns everything in a backup.
-func readBackup(t *testing.T, dir string) map[string]string {
-	t.Helper()
-	r, done, err := registry.OpenBackup(t.Context(), dir, quiet())
-	if err != nil {
-		t.Fatal(err)
-	}
-	got := registrytest.Reachable(t, r)
-	if _, err := r.PushBlob(t.Context(), "a", oci.SHA256(nil), 0, bytes.NewReader(nil)); !oci.HasCode(err, oci.CodeUnsupported) {
-		t.Errorf("a push into a backup: %v", err)
-	}
-	if err := done(context.Background()); err != nil {
-		t.Errorf("close the backup: %v", err)
-	}
-	return got
-}
-
-// files lists a directory tree.
-func files(t *testing.T, dir string) []string {
-	t.Helper()
-	var out []string
-	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
-		if err == nil && !d.IsDir() {
-			rel, _ := filepath.Rel(dir, path)
-			out = append(out, rel)
-		}
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return out
-}
-
 func TestBackupAndRestore(t *testing.T) {
-	b := newDiskBed(t)
+	b := registrytest.NewOnDisk(t)
 	ctx := t.Context()
 	_, _, _, large := b.PushImage("a/b", 1, "v1")
 	first, _, _, _ := b.PushImage("c", 2, "v1", "v2")
@@ -74,7 +40,7 @@ func TestBackupAndRestore(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir := filepath.Join(t.TempDir(), "backup")
-	rep, err := b.Backup(ctx, dir, registry.BackupOptions{})
+	rep, err := backup.Make(ctx, b.Registry, dir, backup.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -82,10 +48,10 @@ func TestBackupAndRestore(t *testing.T) {
 		t.Errorf("got %+v, want the two large layers copied", rep)
 	}
 	want := registrytest.Reachable(t, b)
-	if diff := cmp.Diff(want, readBackup(t, dir)); diff != "" {
+	if diff := cmp.Diff(want, registrytest.ReadBackup(t, dir)); diff != "" {
 		t.Errorf("the backup is not the registry (-registry +backup):\n%s", diff)
 	}
-	for _, f := range files(t, dir) {
+	for _, f := range registrytest.Files(t, dir) {
 		if strings.HasPrefix(f, "_staging/") || strings.HasSuffix(f, "-wal") {
 			t.Errorf("the backup holds %s", f)
 		}
@@ -108,7 +74,7 @@ func TestBackupAndRestore(t *testing.T) {
 	if _, err := b.Collect(ctx, registry.CollectOptions{Now: true}); err != nil {
 		t.Fatal(err)
 	}
-	if rep, err = b.Backup(ctx, dir, registry.BackupOptions{}); err != nil {
+	if rep, err = backup.Make(ctx, b.Registry, dir, backup.Options{}); err != nil {
 		t.Fatal(err)
 	}
 	if rep.Copied != 1 || rep.Objects != 2 || rep.Pruned != 1 {
@@ -119,13 +85,13 @@ func TestBackupAndRestore(t *testing.T) {
 	}
 
 	root := filepath.Join(t.TempDir(), "restored")
-	if rep, err = registry.Restore(ctx, dir, root, registry.RestoreOptions{}); err != nil {
+	if rep, err = backup.Restore(ctx, dir, root, backup.RestoreOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if rep.Copied != 2 || rep.Bytes != rep.BytesTotal {
 		t.Errorf("restored %+v", rep)
 	}
-	restored := openDiskBed(t, root)
+	restored := registrytest.OpenOnDisk(t, root)
 	if diff := cmp.Diff(registrytest.Reachable(t, b), registrytest.Reachable(t, restored)); diff != "" {
 		t.Errorf("the restored registry is another one (-original +restored):\n%s", diff)
 	}
@@ -136,34 +102,34 @@ func TestBackupAndRestore(t *testing.T) {
 }
 
 func TestBackupRefuses(t *testing.T) {
-	b := newDiskBed(t)
+	b := registrytest.NewOnDisk(t)
 	ctx := t.Context()
 	b.PushImage("a", 1, "v1")
 	full := t.TempDir()
 	if err := os.WriteFile(filepath.Join(full, "precious"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.Backup(ctx, full, registry.BackupOptions{}); err == nil || !strings.Contains(err.Error(), "precious") {
+	if _, err := backup.Make(ctx, b.Registry, full, backup.Options{}); err == nil || !strings.Contains(err.Error(), "precious") {
 		t.Errorf("a backup into a directory with other things: %v", err)
 	}
-	if _, err := b.Backup(ctx, b.Root, registry.BackupOptions{}); err == nil {
+	if _, err := backup.Make(ctx, b.Registry, b.Root, backup.Options{}); err == nil {
 		t.Error("a backup into the data root itself is made")
 	}
 	dir := t.TempDir()
-	if _, err := b.Backup(ctx, dir, registry.BackupOptions{}); err != nil {
+	if _, err := backup.Make(ctx, b.Registry, dir, backup.Options{}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := registry.Restore(ctx, dir, full, registry.RestoreOptions{}); err == nil || !strings.Contains(err.Error(), "precious") {
+	if _, err := backup.Restore(ctx, dir, full, backup.RestoreOptions{}); err == nil || !strings.Contains(err.Error(), "precious") {
 		t.Errorf("a restore into a directory with other things: %v", err)
 	}
-	if _, err := registry.Restore(ctx, full, t.TempDir(), registry.RestoreOptions{}); err == nil || !strings.Contains(err.Error(), "no complete backup") {
+	if _, err := backup.Restore(ctx, full, t.TempDir(), backup.RestoreOptions{}); err == nil || !strings.Contains(err.Error(), "no complete backup") {
 		t.Errorf("a restore of no backup: %v", err)
 	}
-	_, done, err := registry.OpenBackup(ctx, dir, quiet())
+	_, done, err := backup.Open(ctx, dir, quiet())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.Backup(ctx, dir, registry.BackupOptions{}); err == nil || !strings.Contains(err.Error(), "another program") {
+	if _, err := backup.Make(ctx, b.Registry, dir, backup.Options{}); err == nil || !strings.Contains(err.Error(), "another program") {
 		t.Errorf("a backup while it is read: %v", err)
 	}
 	if err := done(ctx); err != nil {
@@ -172,26 +138,26 @@ func TestBackupRefuses(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, registry.CatalogFile+"-wal"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.Backup(ctx, dir, registry.BackupOptions{}); err == nil || !strings.Contains(err.Error(), "serves from the backup") {
+	if _, err := backup.Make(ctx, b.Registry, dir, backup.Options{}); err == nil || !strings.Contains(err.Error(), "serves from the backup") {
 		t.Errorf("a backup over one that is served from: %v", err)
 	}
 }
 
 func TestRestoreDamaged(t *testing.T) {
-	b := newDiskBed(t)
+	b := registrytest.NewOnDisk(t)
 	ctx := t.Context()
 	_, _, _, large := b.PushImage("a", 1, "v1")
 	b.PushImage("a", 2, "v2")
 	dir := t.TempDir()
-	if _, err := b.Backup(ctx, dir, registry.BackupOptions{}); err != nil {
+	if _, err := backup.Make(ctx, b.Registry, dir, backup.Options{}); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(filepath.Join(dir, registry.BlobKey(large.Digest)), registrytest.Content(9, 100_000), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	root := t.TempDir()
-	rep, err := registry.Restore(ctx, dir, root, registry.RestoreOptions{})
-	var lacks *registry.IncompleteError
+	rep, err := backup.Restore(ctx, dir, root, backup.RestoreOptions{})
+	var lacks *backup.IncompleteError
 	if !errors.As(err, &lacks) || !slices.Equal(lacks.Images, []string{"a:v1"}) || rep.DamagedTotal != 1 || rep.Damaged[0] != large.Digest {
 		t.Errorf("got %+v and %v, want the damage and the image reported", rep, err)
 	}
@@ -199,10 +165,10 @@ func TestRestoreDamaged(t *testing.T) {
 		t.Error("the root has a catalogue all the same")
 	}
 	// The same directory will do.
-	if _, err := registry.Restore(ctx, dir, root, registry.RestoreOptions{AllowDamaged: true}); err != nil {
+	if _, err := backup.Restore(ctx, dir, root, backup.RestoreOptions{AllowDamaged: true}); err != nil {
 		t.Fatal(err)
 	}
-	restored := openDiskBed(t, root)
+	restored := registrytest.OpenOnDisk(t, root)
 	restored.Check(check.Options{Repair: true})
 	if _, err := registrytest.ReadBlob(ctx, restored, "a", large.Digest); !oci.HasCode(err, oci.CodeBlobUnknown) {
 		t.Errorf("the damaged blob: %v", err)
@@ -225,14 +191,14 @@ func (s *failing) Get(ctx context.Context, key string, off, n int64) (objstore.O
 func TestBackupInterrupted(t *testing.T) {
 	store := &failing{Store: memstore.New(nil)}
 	store.left.Store(1 << 40)
-	b := newBed(t, store, registry.Options{})
+	b := registrytest.New(t, store, registry.Options{})
 	ctx := t.Context()
 	b.PushImage("a", 1, "v1")
 	dir := t.TempDir()
-	if _, err := b.Backup(ctx, dir, registry.BackupOptions{}); err != nil {
+	if _, err := backup.Make(ctx, b.Registry, dir, backup.Options{}); err != nil {
 		t.Fatal(err)
 	}
-	want := readBackup(t, dir)
+	want := registrytest.ReadBackup(t, dir)
 	if len(want) != 5 {
 		t.Fatalf("the first backup holds %d things", len(want))
 	}
@@ -241,11 +207,11 @@ func TestBackupInterrupted(t *testing.T) {
 	}
 	for left := range int64(3) {
 		store.left.Store(left)
-		rep, err := b.Backup(ctx, dir, registry.BackupOptions{Parallel: 1})
+		rep, err := backup.Make(ctx, b.Registry, dir, backup.Options{Parallel: 1})
 		if err == nil {
 			t.Fatalf("a backup that could read %d objects succeeds: %+v", left, rep)
 		}
-		if diff := cmp.Diff(want, readBackup(t, dir)); diff != "" {
+		if diff := cmp.Diff(want, registrytest.ReadBackup(t, dir)); diff != "" {
 			t.Fatalf("after an interruption the earlier backup is another one:\n%s", diff)
 		}
 	}
@@ -254,8 +220,8 @@ func TestBackupInterrupted(t *testing.T) {
 		t.Fatal(err)
 	}
 	store.left.Store(1 << 40)
-	var last registry.BackupReport
-	rep, err := b.Backup(ctx, dir, registry.BackupOptions{Progress: func(r registry.BackupReport) { last = r }})
+	var last backup.Report
+	rep, err := backup.Make(ctx, b.Registry, dir, backup.Options{Progress: func(r backup.Report) { last = r }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -266,7 +232,7 @@ func TestBackupInterrupted(t *testing.T) {
 		t.Errorf("the last progress is not the report:\n%s", diff)
 	}
 	store.left.Store(1 << 40)
-	if diff := cmp.Diff(registrytest.Reachable(t, b), readBackup(t, dir)); diff != "" {
+	if diff := cmp.Diff(registrytest.Reachable(t, b), registrytest.ReadBackup(t, dir)); diff != "" {
 		t.Errorf("the backup is not the registry (-registry +backup):\n%s", diff)
 	}
 }
@@ -280,26 +246,26 @@ func TestBackupOfDamagedRegistry(t *testing.T) {
 	dir := t.TempDir()
 	p.Overwrite(registry.BlobKey(p.Large.Digest), registrytest.Content(9, 100_000))
 	for _, repaired := range []bool{false, true} {
-		rep, err := p.Backup(ctx, dir, registry.BackupOptions{})
-		var lacks *registry.IncompleteError
+		rep, err := backup.Make(ctx, p.Registry, dir, backup.Options{})
+		var lacks *backup.IncompleteError
 		if !errors.As(err, &lacks) || !rep.Done || !slices.Contains(lacks.Images, "a:v1") || !slices.Contains(lacks.Images, "b:v2") || slices.Contains(lacks.Images, "whole:v1") {
 			t.Fatalf("repaired %v: got %+v and %v, want a:v1 and b:v2 named", repaired, rep, err)
 		}
-		if _, err := registry.Restore(ctx, dir, t.TempDir(), registry.RestoreOptions{}); !errors.As(err, &lacks) {
+		if _, err := backup.Restore(ctx, dir, t.TempDir(), backup.RestoreOptions{}); !errors.As(err, &lacks) {
 			t.Errorf("a restore of an incomplete backup: %v", err)
 		}
 		root := t.TempDir()
-		if _, err := registry.Restore(ctx, dir, root, registry.RestoreOptions{AllowDamaged: true}); err != nil {
+		if _, err := backup.Restore(ctx, dir, root, backup.RestoreOptions{AllowDamaged: true}); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := openDiskBed(t, root).GetManifest(ctx, "whole", "v1"); err != nil {
+		if _, err := registrytest.OpenOnDisk(t, root).GetManifest(ctx, "whole", "v1"); err != nil {
 			t.Errorf("the image without damage: %v", err)
 		}
 		p.Check(check.Options{Repair: true})
 	}
 	p.PushBytes("a", registrytest.Content(1+1<<32, 100_000))
 	p.Check(check.Options{Repair: true})
-	if rep, err := p.Backup(ctx, dir, registry.BackupOptions{}); err != nil || rep.IncompleteTotal != 0 {
+	if rep, err := backup.Make(ctx, p.Registry, dir, backup.Options{}); err != nil || rep.IncompleteTotal != 0 {
 		t.Errorf("after a push that heals: got %+v, %v", rep, err)
 	}
 }
@@ -308,7 +274,7 @@ func TestBackupOfDamagedRegistry(t *testing.T) {
 // delete and the collector runs. Every backup must be whole in itself, and hold
 // what was acknowledged before it began.
 func TestBackupWhileServing(t *testing.T) {
-	b := newDiskBed(t)
+	b := registrytest.NewOnDisk(t)
 	c := b.Churn(4)
 	dir := t.TempDir()
 	c.Until(func() {
@@ -316,11 +282,11 @@ func TestBackupWhileServing(t *testing.T) {
 		for w := range c.Pushed {
 			before[w] = c.Pushed[w].Load()
 		}
-		if _, err := b.Backup(t.Context(), dir, registry.BackupOptions{}); err != nil {
+		if _, err := backup.Make(t.Context(), b.Registry, dir, backup.Options{}); err != nil {
 			t.Error(err)
 			return
 		}
-		got := readBackup(t, dir) // complains of whatever cannot be read
+		got := registrytest.ReadBackup(t, dir) // complains of whatever cannot be read
 		for w, n := range before {
 			for i := uint64(1); i <= n; i++ {
 				if _, ok := got[fmt.Sprintf("w%d:t%d", w, i)]; !ok && i%3 != 0 {
@@ -331,13 +297,13 @@ func TestBackupWhileServing(t *testing.T) {
 	})
 	c.Stop()
 	root := t.TempDir()
-	if _, err := b.Backup(t.Context(), dir, registry.BackupOptions{}); err != nil {
+	if _, err := backup.Make(t.Context(), b.Registry, dir, backup.Options{}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := registry.Restore(t.Context(), dir, root, registry.RestoreOptions{}); err != nil {
+	if _, err := backup.Restore(t.Context(), dir, root, backup.RestoreOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	restored := openDiskBed(t, root)
+	restored := registrytest.OpenOnDisk(t, root)
 	if diff := cmp.Diff(registrytest.Reachable(t, b), registrytest.Reachable(t, restored)); diff != "" {
 		t.Errorf("the restored registry is another one (-original +restored):\n%.2000s", diff)
 	}
@@ -346,26 +312,11 @@ func TestBackupWhileServing(t *testing.T) {
 	}
 }
 
-// hooked is a store that calls a function before it reads.
-type hooked struct {
-	objstore.Store
-	onGet atomic.Pointer[func()]
-}
-
-func (s *hooked) Get(ctx context.Context, key string, off, n int64) (objstore.Object, error) {
-	if strings.HasSuffix(key, "/data") {
-		if f := s.onGet.Swap(nil); f != nil {
-			(*f)()
-		}
-	}
-	return s.Store.Get(ctx, key, off, n)
-}
-
 // TestBackupHoldsCollection deletes everything, and lets the collector run,
 // while a backup is about to read its first object.
 func TestBackupHoldsCollection(t *testing.T) {
-	store := &hooked{Store: memstore.New(nil)}
-	b := newBed(t, store, registry.Options{})
+	store := &registrytest.Hooked{Store: memstore.New(nil)}
+	b := registrytest.New(t, store, registry.Options{})
 	m1, _, _, _ := b.PushImage("a", 1, "v1")
 	m2, _, _, large := b.PushImage("a", 2, "v2")
 	want := registrytest.Reachable(t, b)
@@ -387,12 +338,12 @@ func TestBackupHoldsCollection(t *testing.T) {
 		case <-time.After(300 * time.Millisecond):
 		}
 	}
-	store.onGet.Store(&deleteAll)
+	store.OnGet.Store(&deleteAll)
 	dir := t.TempDir()
-	if _, err := b.Backup(t.Context(), dir, registry.BackupOptions{Parallel: 1}); err != nil {
+	if _, err := backup.Make(t.Context(), b.Registry, dir, backup.Options{Parallel: 1}); err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(want, readBackup(t, dir)); diff != "" {
+	if diff := cmp.Diff(want, registrytest.ReadBackup(t, dir)); diff != "" {
 		t.Errorf("the backup is not the registry as it was (-registry +backup):\n%s", diff)
 	}
 	if err := <-collected; err != nil {
@@ -406,26 +357,26 @@ func TestBackupHoldsCollection(t *testing.T) {
 // TestBackupTellsOfAll: also what lies in the catalogue, where an image of small
 // contents lies whole.
 func TestBackupTellsOfAll(t *testing.T) {
-	b := newDiskBed(t)
+	b := registrytest.NewOnDisk(t)
 	small := b.PushBytes("a", registrytest.Content(1, 500))
 	m := b.PushManifest("a", registrytest.ImageOf(b.PushBytes("a", []byte("{}")), small), "v1")
 	if _, err := b.MountBlob(t.Context(), "b", "a", small.Digest); err != nil {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	rep, err := b.Backup(t.Context(), dir, registry.BackupOptions{})
+	rep, err := backup.Make(t.Context(), b.Registry, dir, backup.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := registry.BackupReport{Manifests: 1, Blobs: 2, Inline: 3, InlineBytes: 502 + m.Size, Done: true, Took: rep.Took}
+	want := backup.Report{Manifests: 1, Blobs: 2, Inline: 3, InlineBytes: 502 + m.Size, Done: true, Took: rep.Took}
 	if d := cmp.Diff(want, rep); d != "" {
 		t.Errorf("report (-want +got):\n%s", d)
 	}
 	b.PushBytes("a", registrytest.Content(2, 50_000))
-	if rep, err = b.Backup(t.Context(), dir, registry.BackupOptions{}); err != nil {
+	if rep, err = backup.Make(t.Context(), b.Registry, dir, backup.Options{}); err != nil {
 		t.Fatal(err)
 	}
-	want = registry.BackupReport{Manifests: 1, Blobs: 3, Inline: 3, InlineBytes: 502 + m.Size, Objects: 1, ObjectsTotal: 1, Bytes: 50_000,
+	want = backup.Report{Manifests: 1, Blobs: 3, Inline: 3, InlineBytes: 502 + m.Size, Objects: 1, ObjectsTotal: 1, Bytes: 50_000,
 		BytesTotal: 50_000, Copied: 1, CopiedBytes: 50_000, Done: true, Took: rep.Took}
 	if d := cmp.Diff(want, rep); d != "" {
 		t.Errorf("with an object (-want +got):\n%s", d)

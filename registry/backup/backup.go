@@ -1,4 +1,6 @@
-package registry
+// Package backup copies a registry into a directory while it serves, keeps the good copies
+// of what the registry has lost, and restores it.
+package backup
 
 import (
 	"context"
@@ -13,39 +15,34 @@ import (
 	"syscall"
 	"time"
 
+	"example.org/slipway/registry"
+
 	"example.org/slipway/internal/durable"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/objstore/fsstore"
 )
 
-// CatalogFile is the catalogue's name in a data root and in a backup, beside
-// the directories of the objects.
-const CatalogFile = "catalog.db"
-
-// BackupMarker is a file that says that a directory is a backup. It is also what
+// Marker is a file that says that a directory is a backup. It is also what
 // programs lock that write or read the backup.
-const BackupMarker = "slipway-backup"
-
-// LockFile is a file in a data root that a program locks while it uses that.
-const LockFile = "slipway.lock"
+const Marker = "slipway-backup"
 
 // RestoreMarker is a file in a data root that says that a restore into it has
 // begun. Without a catalogue beside it, the restore did not come to its end.
 const RestoreMarker = "slipway-restore"
 
 const (
-	backupFormat  = "format 1\n"
-	catalogUnborn = CatalogFile + ".new"
+	format        = "format 1\n"
+	catalogUnborn = registry.CatalogFile + ".new"
 )
 
-// BackupOptions of [Registry.Backup]. The zero value works.
-type BackupOptions struct {
+// Options of [Make]. The zero value works.
+type Options struct {
 	// Parallel is how many objects are copied at once; default 4.
 	Parallel int
 	// Progress, if not nil, is called about ten times a second and at the end,
 	// never twice at the same time. It delays the copy.
-	Progress func(BackupReport)
+	Progress func(Report)
 	// Verify also reads the objects that the earlier backup has, and copies again
 	// those that are damaged there. Otherwise only their sizes are compared.
 	Verify bool
@@ -55,8 +52,8 @@ type BackupOptions struct {
 	AllowShrink bool
 }
 
-// BackupReport is how far a backup or a restore has come.
-type BackupReport struct {
+// Report is how far a backup or a restore has come.
+type Report struct {
 	// Manifests and Blobs in the backup, wherever their bytes lie.
 	Manifests int64 `json:"manifests"`
 	Blobs     int64 `json:"blobs"`
@@ -96,7 +93,7 @@ type BackupReport struct {
 	Took time.Duration `json:"took"`
 }
 
-// Backup copies the registry, as it is at one moment, into the directory dir,
+// Make copies the registry, as it is at one moment, into the directory dir,
 // while it serves. Collection of garbage waits meanwhile. Every byte is checked
 // against its digest on the way.
 //
@@ -109,38 +106,48 @@ type BackupReport struct {
 // has a good copy. If there is none, everything else is backed up, and the error
 // is an [*IncompleteError]. Errors: [*OtherRegistryError], [*ShrinkError]; after these
 // the earlier backup is untouched.
-func (r *Registry) Backup(ctx context.Context, dir string, o BackupOptions) (BackupReport, error) {
-	t := newTransfer(r.store, o.Parallel, o.Progress)
+func Make(ctx context.Context, reg *registry.Registry, dir string, o Options) (Report, error) {
+	up := reg.Upkeep()
+	t := newTransfer(up.Store, o.Parallel, o.Progress)
 	t.verify = o.Verify
-	err := r.backup(ctx, dir, o, t)
+	b := &maker{reg: reg, up: up, dir: dir, o: o, t: t}
+	err := b.run(ctx)
 	if err != nil {
 		err = fmt.Errorf("back up to %s: %w", dir, err)
 	}
 	return t.finish(), err
 }
 
-func (r *Registry) backup(ctx context.Context, dir string, o BackupOptions, t *transfer) (err error) {
-	if err := r.CheckStore(ctx); err != nil {
+// maker makes one backup.
+type maker struct {
+	reg *registry.Registry
+	up  *registry.Upkeep
+	dir string
+	o   Options
+	t   *transfer
+}
+
+func (b *maker) run(ctx context.Context) (err error) {
+	if err := b.reg.CheckStore(ctx); err != nil {
 		return err
 	}
+	dir, t := b.dir, b.t
 	lock, err := claimBackup(dir)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, lock.Close()) }()
-	if err := lockPatiently(ctx, r.collects.objects.TryRLock); err != nil {
+	thaw, err := b.up.Freeze(ctx)
+	if err != nil {
 		return err
 	}
-	defer r.collects.objects.RUnlock()
-	if r.replica != nil { // nor may another replica collect
-		held, release, busy := r.aloneSoon(ctx, LeaseCollect, "backup")
-		if busy != nil {
-			return busy
-		}
-		defer release()
-		defer func() { err = LeaseError(held, err) }()
-		ctx = held
+	defer thaw()
+	ctx, release, err := b.up.AloneSoon(ctx, registry.LeaseCollect, "backup") // nor may another replica collect
+	if err != nil {
+		return err
 	}
+	defer release()
+	defer func() { err = registry.LeaseError(ctx, err) }()
 	dst, err := fsstore.New(dir, nil)
 	if err != nil {
 		return err
@@ -151,14 +158,14 @@ func (r *Registry) backup(ctx context.Context, dir string, o BackupOptions, t *t
 		return err
 	}
 	t.dst = dst
-	if err := r.draft(ctx, dir, o, t); err != nil {
+	if err := b.draft(ctx); err != nil {
 		return errors.Join(err, removeDraft(dir))
 	}
-	if err := renameDurably(filepath.Join(dir, catalogUnborn), filepath.Join(dir, CatalogFile)); err != nil {
+	if err := renameDurably(filepath.Join(dir, catalogUnborn), filepath.Join(dir, registry.CatalogFile)); err != nil {
 		return err
 	}
-	t.step(func(rep *BackupReport) { rep.Done = true })
-	if err := withSnapshot(ctx, filepath.Join(dir, CatalogFile), func(s *catalog.Snapshot) error { return t.prune(ctx, s) }); err != nil {
+	t.step(func(rep *Report) { rep.Done = true })
+	if err := withSnapshot(ctx, filepath.Join(dir, registry.CatalogFile), func(s *catalog.Snapshot) error { return t.prune(ctx, s) }); err != nil {
 		return err
 	}
 	return incomplete("backup", t.rep.Incomplete, t.rep.IncompleteTotal)
@@ -166,27 +173,27 @@ func (r *Registry) backup(ctx context.Context, dir string, o BackupOptions, t *t
 
 // draft makes the new backup's catalogue, beside the earlier one, and brings the
 // objects that it names.
-func (r *Registry) draft(ctx context.Context, dir string, o BackupOptions, t *transfer) error {
-	before, err := earlierCatalog(ctx, dir, o.ReplaceOther)
+func (b *maker) draft(ctx context.Context) error {
+	before, err := earlierCatalog(ctx, b.dir, b.o.ReplaceOther)
 	if err != nil {
 		return err
 	}
 	for try := 1; ; try++ {
-		if err := removeDraft(dir); err != nil {
+		if err := removeDraft(b.dir); err != nil {
 			return err
 		}
-		unborn := filepath.Join(dir, catalogUnborn)
-		if err := r.cat.Backup(ctx, unborn); err != nil {
+		unborn := filepath.Join(b.dir, catalogUnborn)
+		if err := b.up.Catalog.Backup(ctx, unborn); err != nil {
 			return err
 		}
 		d, err := catalog.OpenDraft(ctx, unborn, before)
 		if err != nil {
 			return err
 		}
-		if err := r.fillDraft(ctx, d, before, o, t); err != nil {
+		if err := b.fillDraft(ctx, d, before); err != nil {
 			return errors.Join(err, d.Close())
 		}
-		if try == packTries || !t.again() {
+		if try == packTries || !b.t.again() {
 			return d.Finish()
 		}
 		if err := d.Close(); err != nil {
@@ -195,20 +202,20 @@ func (r *Registry) draft(ctx context.Context, dir string, o BackupOptions, t *tr
 	}
 }
 
-func (r *Registry) fillDraft(ctx context.Context, d *catalog.Draft, before string, o BackupOptions, t *transfer) error {
+func (b *maker) fillDraft(ctx context.Context, d *catalog.Draft, before string) error {
 	if before != "" {
-		if err := checkReplaces(ctx, d, before, o); err != nil {
+		if err := checkReplaces(ctx, d, before, b.o); err != nil {
 			return err
 		}
 	}
 	var err error
-	if t.suspects, err = d.Suspects(ctx); err != nil {
+	if b.t.suspects, err = d.Suspects(ctx); err != nil {
 		return fmt.Errorf("list the suspect contents: %w", err)
 	}
-	if err := t.copyAll(ctx, d.Snapshot); err != nil {
+	if err := b.t.copyAll(ctx, d.Snapshot); err != nil {
 		return err
 	}
-	return r.keepGood(ctx, d, t)
+	return b.keepGood(ctx, d)
 }
 
 // removeDraft removes what a backup that was interrupted left of its catalogue.
@@ -236,7 +243,7 @@ func claimBackup(dir string) (*os.File, error) {
 	if err := makeDir(dir); err != nil {
 		return nil, err
 	}
-	marker := filepath.Join(dir, BackupMarker)
+	marker := filepath.Join(dir, Marker)
 	if _, err := os.Stat(marker); errors.Is(err, fs.ErrNotExist) {
 		if err := checkEmpty(dir); err != nil {
 			return nil, fmt.Errorf("it holds no earlier backup; give an empty directory, or one of a backup of this registry: %w", err)
@@ -254,8 +261,8 @@ func claimBackup(dir string) (*os.File, error) {
 	// A log beside the catalogue says that somebody serves from the backup, or
 	// did. It belongs to the old catalogue and would spoil the new one.
 	for _, suffix := range []string{"-wal", "-journal"} {
-		if _, err := os.Stat(filepath.Join(dir, CatalogFile+suffix)); err == nil {
-			return nil, errors.Join(fmt.Errorf("%s%s is there: a registry serves from the backup or did; give another directory", CatalogFile, suffix), f.Close())
+		if _, err := os.Stat(filepath.Join(dir, registry.CatalogFile+suffix)); err == nil {
+			return nil, errors.Join(fmt.Errorf("%s%s is there: a registry serves from the backup or did; give another directory", registry.CatalogFile, suffix), f.Close())
 		}
 	}
 	return f, nil
@@ -274,15 +281,15 @@ func lockMarker(f *os.File, how int) error {
 	switch {
 	case err != nil:
 		return err
-	case string(b) == backupFormat:
+	case string(b) == format:
 		return nil
-	case how == syscall.LOCK_EX && strings.HasPrefix(backupFormat, string(b)): // a crash cut it short
-		if _, err := f.WriteAt([]byte(backupFormat), 0); err != nil {
+	case how == syscall.LOCK_EX && strings.HasPrefix(format, string(b)): // a crash cut it short
+		if _, err := f.WriteAt([]byte(format), 0); err != nil {
 			return err
 		}
 		return f.Sync()
 	}
-	return fmt.Errorf("%s is not of a format this program knows: %.40q", BackupMarker, b)
+	return fmt.Errorf("%s is not of a format this program knows: %.40q", Marker, b)
 }
 
 // ErrNotEmpty is returned for a directory that should hold nothing.
@@ -292,7 +299,7 @@ var ErrNotEmpty = errors.New("the directory is not empty")
 // directory root: unless it is missing, or holds nothing but a lock and what a
 // new file system has, or what a restore left that did not come to its end. Errors: ErrNotEmpty.
 func CheckRestorable(root string) error {
-	err := checkEmpty(root, LockFile)
+	err := checkEmpty(root, registry.LockFile)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, ErrNotEmpty) && RestoreCutOff(root) {
 		return nil
 	}
@@ -301,7 +308,7 @@ func CheckRestorable(root string) error {
 
 // RestoreCutOff reports whether a restore into root was begun and has not come to its end.
 func RestoreCutOff(root string) bool {
-	_, catErr := os.Lstat(filepath.Join(root, CatalogFile))
+	_, catErr := os.Lstat(filepath.Join(root, registry.CatalogFile))
 	_, err := os.Lstat(filepath.Join(root, RestoreMarker))
 	return err == nil && errors.Is(catErr, fs.ErrNotExist)
 }

@@ -1,4 +1,4 @@
-package registry
+package backup
 
 import (
 	"context"
@@ -7,6 +7,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"example.org/slipway/registry"
 
 	"example.org/slipway/registry/verify"
 
@@ -28,7 +30,7 @@ const (
 type transfer struct {
 	src, dst objstore.Store
 	parallel int
-	progress func(BackupReport)
+	progress func(Report)
 	verify   bool // read what the destination has, too
 	// suspects are contents of the source of which the destination's copy is read in
 	// any case: it may be the only good one.
@@ -36,13 +38,13 @@ type transfer struct {
 	began    time.Time
 
 	mu    sync.Mutex // guards what follows
-	rep   BackupReport
+	rep   Report
 	lost  []catalog.StoredContent // of which the source has no good copy
 	shown time.Time
 	gone  int // packs that were not at the source any more
 }
 
-func newTransfer(src objstore.Store, parallel int, progress func(BackupReport)) *transfer {
+func newTransfer(src objstore.Store, parallel int, progress func(Report)) *transfer {
 	if parallel <= 0 {
 		parallel = 4
 	}
@@ -50,7 +52,7 @@ func newTransfer(src objstore.Store, parallel int, progress func(BackupReport)) 
 }
 
 // step changes the report and shows it now and then.
-func (t *transfer) step(change func(*BackupReport)) {
+func (t *transfer) step(change func(*Report)) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	change(&t.rep)
@@ -61,10 +63,10 @@ func (t *transfer) step(change func(*BackupReport)) {
 }
 
 // finish shows and returns the final report. Nothing runs any more.
-func (t *transfer) finish() BackupReport {
+func (t *transfer) finish() Report {
 	t.rep.Took = time.Since(t.began)
 	t.shown = time.Time{}
-	t.step(func(*BackupReport) {})
+	t.step(func(*Report) {})
 	return t.rep
 }
 
@@ -79,7 +81,7 @@ func (t *transfer) copyAll(ctx context.Context, s *catalog.Snapshot) error {
 	if err != nil {
 		return fmt.Errorf("count the packs: %w", err)
 	}
-	t.step(func(rep *BackupReport) {
+	t.step(func(rep *Report) {
 		rep.Manifests, rep.Blobs, rep.Inline, rep.InlineBytes = n.Manifests, n.Blobs, n.Inline, n.InlineBytes
 		rep.ObjectsTotal, rep.BytesTotal = n.Objects+packs, n.ObjectBytes+packBytes
 	})
@@ -132,7 +134,7 @@ func (t *transfer) copyObject(ctx context.Context, c catalog.StoredContent) (err
 		t.lose(c)
 		return nil
 	}
-	key := BlobKey(c.Digest)
+	key := registry.BlobKey(c.Digest)
 	info, err := t.dst.Stat(ctx, key)
 	here := err == nil && info.Size == c.Size
 	if here && (t.verify || t.suspects[c.Digest]) {
@@ -141,14 +143,14 @@ func (t *transfer) copyObject(ctx context.Context, c catalog.StoredContent) (err
 		}
 	}
 	if here {
-		t.step(func(rep *BackupReport) { rep.Objects, rep.Bytes = rep.Objects+1, rep.Bytes+c.Size })
+		t.step(func(rep *Report) { rep.Objects, rep.Bytes = rep.Objects+1, rep.Bytes+c.Size })
 		return nil
 	}
 	if err != nil && !errors.Is(err, objstore.ErrNotExist) {
 		return err
 	}
 	src, err := t.src.Get(ctx, key, 0, -1)
-	if IsDamage(err) {
+	if registry.IsDamage(err) {
 		t.lose(c)
 		return nil
 	}
@@ -162,11 +164,11 @@ func (t *transfer) copyObject(ctx context.Context, c catalog.StoredContent) (err
 	}
 	defer func() { err = errors.Join(err, dst.Cancel(ctx)) }()
 	n, match, err := verify.Copy(ctx, dst, src, c.Digest, func(n int) {
-		t.step(func(rep *BackupReport) { rep.Bytes, rep.CopiedBytes = rep.Bytes+int64(n), rep.CopiedBytes+int64(n) })
+		t.step(func(rep *Report) { rep.Bytes, rep.CopiedBytes = rep.Bytes+int64(n), rep.CopiedBytes+int64(n) })
 	})
 	var unreadable *verify.ReadError
 	if errors.As(err, &unreadable) && ctx.Err() == nil || err == nil && (!match || n != c.Size) {
-		t.step(func(rep *BackupReport) { rep.Bytes, rep.CopiedBytes = rep.Bytes-n, rep.CopiedBytes-n })
+		t.step(func(rep *Report) { rep.Bytes, rep.CopiedBytes = rep.Bytes-n, rep.CopiedBytes-n })
 		t.lose(c)
 		return nil
 	}
@@ -176,7 +178,7 @@ func (t *transfer) copyObject(ctx context.Context, c catalog.StoredContent) (err
 	if err := dst.Commit(ctx, key); err != nil {
 		return err
 	}
-	t.step(func(rep *BackupReport) { rep.Objects, rep.Copied = rep.Objects+1, rep.Copied+1 })
+	t.step(func(rep *Report) { rep.Objects, rep.Copied = rep.Objects+1, rep.Copied+1 })
 	return nil
 }
 
@@ -189,7 +191,7 @@ func (t *transfer) lose(c catalog.StoredContent) {
 
 // damaged adds a content to the report.
 func (t *transfer) damaged(d oci.Digest) {
-	t.step(func(rep *BackupReport) {
+	t.step(func(rep *Report) {
 		rep.DamagedTotal++
 		if len(rep.Damaged) < maxListed {
 			rep.Damaged = append(slices.Clip(rep.Damaged), d)
@@ -204,7 +206,7 @@ func (t *transfer) prune(ctx context.Context, s *catalog.Snapshot) error {
 	flush := func() error {
 		digests := make([]oci.Digest, 0, len(keys))
 		for _, key := range keys {
-			if d, ok := DigestOfKey(key); ok {
+			if d, ok := registry.DigestOfKey(key); ok {
 				digests = append(digests, d)
 			}
 		}
@@ -224,15 +226,15 @@ func (t *transfer) prune(ctx context.Context, s *catalog.Snapshot) error {
 				}
 				continue
 			}
-			if err := t.dst.Delete(ctx, BlobKey(d)); err != nil {
+			if err := t.dst.Delete(ctx, registry.BlobKey(d)); err != nil {
 				return err
 			}
-			t.step(func(rep *BackupReport) { rep.Pruned++ })
+			t.step(func(rep *Report) { rep.Pruned++ })
 		}
 		keys = keys[:0]
 		return nil
 	}
-	for info, err := range t.dst.List(ctx, BlobPrefix, "") {
+	for info, err := range t.dst.List(ctx, registry.BlobPrefix, "") {
 		if err != nil {
 			return fmt.Errorf("look for objects the backup does not need: %w", err)
 		}

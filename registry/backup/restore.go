@@ -1,4 +1,4 @@
-package registry
+package backup
 
 import (
 	"context"
@@ -13,6 +13,8 @@ import (
 	"slices"
 	"syscall"
 
+	"example.org/slipway/registry"
+
 	"example.org/slipway/internal/durable"
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/objstore"
@@ -21,9 +23,9 @@ import (
 
 // RestoreOptions of [Restore]. The zero value works.
 type RestoreOptions struct {
-	// Parallel and Progress as in BackupOptions.
+	// Parallel and Progress as in Options.
 	Parallel int
-	Progress func(BackupReport)
+	Progress func(Report)
 	// AllowDamaged restores what it can of a backup that is damaged, or of which
 	// images are incomplete. Repair it (package check) before the registry is used.
 	AllowDamaged bool
@@ -37,7 +39,7 @@ type RestoreOptions struct {
 // Every byte is checked against its digest. The catalogue comes last, so that
 // a root with a catalogue is whole; into one that has [RestoreMarker] and none
 // another restore goes on. Errors: ErrNotEmpty, [*IncompleteError].
-func Restore(ctx context.Context, dir, root string, o RestoreOptions) (BackupReport, error) {
+func Restore(ctx context.Context, dir, root string, o RestoreOptions) (Report, error) {
 	t := newTransfer(nil, o.Parallel, o.Progress)
 	err := restore(ctx, dir, root, o, t)
 	if err != nil {
@@ -53,7 +55,7 @@ func restore(ctx context.Context, dir, root string, o RestoreOptions, t *transfe
 	}
 	defer func() { err = errors.Join(err, src.Close(), lock.Close()) }()
 	var lacking []string
-	err = withSnapshot(ctx, filepath.Join(dir, CatalogFile), func(s *catalog.Snapshot) (err error) {
+	err = withSnapshot(ctx, filepath.Join(dir, registry.CatalogFile), func(s *catalog.Snapshot) (err error) {
 		lacking, err = s.Incomplete(ctx)
 		return err
 	})
@@ -74,7 +76,7 @@ func restore(ctx context.Context, dir, root string, o RestoreOptions, t *transfe
 	}
 	defer func() { err = errors.Join(err, dst.Close()) }()
 	t.src, t.dst, t.verify = src, dst, true
-	err = withSnapshot(ctx, filepath.Join(dir, CatalogFile), func(s *catalog.Snapshot) (err error) {
+	err = withSnapshot(ctx, filepath.Join(dir, registry.CatalogFile), func(s *catalog.Snapshot) (err error) {
 		if err := keepStoreID(ctx, s, dst); err != nil {
 			return err
 		}
@@ -87,7 +89,7 @@ func restore(ctx context.Context, dir, root string, o RestoreOptions, t *transfe
 	if err != nil {
 		return err
 	}
-	t.step(func(rep *BackupReport) {
+	t.step(func(rep *Report) {
 		rep.Incomplete, rep.IncompleteTotal = lacking[:min(len(lacking), maxListed)], int64(len(lacking))
 	})
 	if n := t.rep.DamagedTotal; n > 0 && !o.AllowDamaged {
@@ -120,13 +122,13 @@ func bear(dir, root string, t *transfer) error {
 	if err := os.Remove(unborn); err != nil && !errors.Is(err, fs.ErrNotExist) { // of a restore that was cut off
 		return err
 	}
-	if err := copyFile(filepath.Join(dir, CatalogFile), unborn); err != nil {
+	if err := copyFile(filepath.Join(dir, registry.CatalogFile), unborn); err != nil {
 		return err
 	}
-	if err := renameDurably(unborn, filepath.Join(root, CatalogFile)); err != nil {
+	if err := renameDurably(unborn, filepath.Join(root, registry.CatalogFile)); err != nil {
 		return err
 	}
-	t.step(func(rep *BackupReport) { rep.Done = true })
+	t.step(func(rep *Report) { rep.Done = true })
 	return os.Remove(filepath.Join(root, RestoreMarker)) // beside a catalogue it means nothing
 }
 
@@ -136,7 +138,7 @@ func keepStoreID(ctx context.Context, s *catalog.Snapshot, dst objstore.Store) e
 	if err != nil || id == "" {
 		return err
 	}
-	return WriteStoreID(ctx, dst, id)
+	return registry.WriteStoreID(ctx, dst, id)
 }
 
 // claimRoot makes the directory to restore into, claims and marks it.
@@ -164,16 +166,16 @@ func claimRoot(root string, claim func() (func() error, error)) (release func() 
 // openBackup opens a backup's objects for reading and keeps writers away. It refuses
 // a backup whose catalogue is damaged, or which a newer program made.
 func openBackup(ctx context.Context, dir string) (store objstore.Store, lock *os.File, err error) {
-	if _, err := os.Stat(filepath.Join(dir, CatalogFile)); err != nil {
+	if _, err := os.Stat(filepath.Join(dir, registry.CatalogFile)); err != nil {
 		return nil, nil, fmt.Errorf("no complete backup is there: %w", err)
 	}
-	if lock, err = os.Open(filepath.Join(dir, BackupMarker)); err != nil {
+	if lock, err = os.Open(filepath.Join(dir, Marker)); err != nil {
 		return nil, nil, fmt.Errorf("no backup is there: %w", err)
 	}
 	if err := lockMarker(lock, syscall.LOCK_SH); err != nil {
 		return nil, nil, errors.Join(err, lock.Close())
 	}
-	if err := checkCatalog(ctx, filepath.Join(dir, CatalogFile)); err != nil {
+	if err := checkCatalog(ctx, filepath.Join(dir, registry.CatalogFile)); err != nil {
 		return nil, nil, errors.Join(fmt.Errorf("the backup's catalogue cannot be used: %w", err), lock.Close())
 	}
 	fsys, err := fsstore.New(dir, nil)
@@ -198,11 +200,11 @@ func copyFile(from, to string) (err error) {
 	return errors.Join(err, dst.Sync(), dst.Close())
 }
 
-// OpenBackup opens a backup as a registry that can be read but not written, so
+// Open opens a backup as a registry that can be read but not written, so
 // that repositories and tags can be copied out of it into a registry that is
 // running. It works on a copy of the backup's catalogue in the directory for
 // temporary files, which close removes. close must be called.
-func OpenBackup(ctx context.Context, dir string, log *slog.Logger) (r *Registry, close func(context.Context) error, err error) {
+func Open(ctx context.Context, dir string, log *slog.Logger) (reg *registry.Registry, close func(context.Context) error, err error) {
 	store, lock, err := openBackup(ctx, dir)
 	if err != nil {
 		return nil, nil, fmt.Errorf("open backup %s: %w", dir, err)
@@ -211,8 +213,8 @@ func OpenBackup(ctx context.Context, dir string, log *slog.Logger) (r *Registry,
 	tmp := ""
 	close = func(ctx context.Context) error {
 		var errs []error
-		if r != nil {
-			errs = append(errs, r.Close(ctx))
+		if reg != nil {
+			errs = append(errs, reg.Close(ctx))
 		}
 		if cat != nil {
 			errs = append(errs, cat.Close())
@@ -223,24 +225,24 @@ func OpenBackup(ctx context.Context, dir string, log *slog.Logger) (r *Registry,
 		}
 		return errors.Join(errs...)
 	}
-	fail := func(err error) (*Registry, func(context.Context) error, error) {
+	fail := func(err error) (*registry.Registry, func(context.Context) error, error) {
 		return nil, nil, errors.Join(fmt.Errorf("open backup %s: %w", dir, err), close(ctx))
 	}
 	if tmp, err = os.MkdirTemp("", "slipway-backup-"); err != nil {
 		return fail(err)
 	}
-	path := filepath.Join(tmp, CatalogFile)
-	if err := copyFile(filepath.Join(dir, CatalogFile), path); err != nil {
+	path := filepath.Join(tmp, registry.CatalogFile)
+	if err := copyFile(filepath.Join(dir, registry.CatalogFile), path); err != nil {
 		return fail(err)
 	}
 	if cat, err = catalog.Open(ctx, path, nil); err != nil {
 		return fail(err)
 	}
-	if r, err = New(ctx, cat, store, &Options{Logger: log, ReadOnly: true, backup: true}); err != nil {
-		r = nil
+	if reg, err = registry.New(ctx, cat, store, &registry.Options{Logger: log, ReadOnly: true, Anonymous: true}); err != nil {
+		reg = nil
 		return fail(err)
 	}
-	return r, close, nil
+	return reg, close, nil
 }
 
 // errReadOnly is returned for a write to a backup.

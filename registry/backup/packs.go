@@ -1,4 +1,4 @@
-package registry
+package backup
 
 import (
 	"context"
@@ -8,6 +8,8 @@ import (
 	"io"
 	"slices"
 	"strings"
+
+	"example.org/slipway/registry"
 
 	"example.org/slipway/registry/verify"
 
@@ -33,10 +35,10 @@ func (t *transfer) copyPacks(ctx context.Context, s *catalog.Snapshot) error {
 }
 
 func (t *transfer) copyPack(ctx context.Context, p catalog.PackObject) (err error) {
-	key := PackPrefix + hex.EncodeToString(p.Digest[:])
+	key := registry.PackPrefix + hex.EncodeToString(p.Digest[:])
 	info, err := t.dst.Stat(ctx, key)
 	if err == nil && info.Size == p.Size {
-		t.step(func(rep *BackupReport) { rep.Objects, rep.Bytes = rep.Objects+1, rep.Bytes+p.Size })
+		t.step(func(rep *Report) { rep.Objects, rep.Bytes = rep.Objects+1, rep.Bytes+p.Size })
 		return nil
 	}
 	if err != nil && !errors.Is(err, objstore.ErrNotExist) {
@@ -44,7 +46,7 @@ func (t *transfer) copyPack(ctx context.Context, p catalog.PackObject) (err erro
 	}
 	src, err := t.src.Get(ctx, key, 0, -1)
 	if errors.Is(err, objstore.ErrNotExist) {
-		t.step(func(*BackupReport) { t.gone++ })
+		t.step(func(*Report) { t.gone++ })
 		return nil
 	}
 	if err != nil {
@@ -63,14 +65,14 @@ func (t *transfer) copyPack(ctx context.Context, p catalog.PackObject) (err erro
 	if errors.As(err, &unreadable) {
 		return t.unread(ctx, key, err)
 	}
-	t.step(func(rep *BackupReport) { rep.Bytes, rep.CopiedBytes = rep.Bytes+n, rep.CopiedBytes+n })
+	t.step(func(rep *Report) { rep.Bytes, rep.CopiedBytes = rep.Bytes+n, rep.CopiedBytes+n })
 	if err != nil {
 		return err
 	}
 	if err := dst.Commit(ctx, key); err != nil {
 		return err
 	}
-	t.step(func(rep *BackupReport) { rep.Objects, rep.Copied = rep.Objects+1, rep.Copied+1 })
+	t.step(func(rep *Report) { rep.Objects, rep.Copied = rep.Objects+1, rep.Copied+1 })
 	return nil
 }
 
@@ -90,7 +92,7 @@ func (t *transfer) unread(ctx context.Context, key string, err error) error {
 	if ctx.Err() != nil {
 		return err
 	}
-	t.step(func(rep *BackupReport) {
+	t.step(func(rep *Report) {
 		rep.UnreadPacksTotal++
 		if len(rep.UnreadPacks) < maxListed {
 			rep.UnreadPacks = append(slices.Clip(rep.UnreadPacks), key)
@@ -101,11 +103,11 @@ func (t *transfer) unread(ctx context.Context, key string, err error) error {
 
 // prunePacks removes the packs that the snapshot does not name.
 func (t *transfer) prunePacks(ctx context.Context, s *catalog.Snapshot) error {
-	for info, err := range t.dst.List(ctx, PackPrefix, "") {
+	for info, err := range t.dst.List(ctx, registry.PackPrefix, "") {
 		if err != nil {
 			return fmt.Errorf("look for packs the backup does not need: %w", err)
 		}
-		b, err := hex.DecodeString(strings.TrimPrefix(info.Key, PackPrefix))
+		b, err := hex.DecodeString(strings.TrimPrefix(info.Key, registry.PackPrefix))
 		var digest catalog.GearName
 		if err != nil || len(b) != len(digest) {
 			continue // not ours
@@ -120,7 +122,7 @@ func (t *transfer) prunePacks(ctx context.Context, s *catalog.Snapshot) error {
 		if err := t.dst.Delete(ctx, info.Key); err != nil {
 			return err
 		}
-		t.step(func(rep *BackupReport) { rep.Pruned++ })
+		t.step(func(rep *Report) { rep.Pruned++ })
 	}
 	return nil
 }
@@ -134,6 +136,6 @@ func (t *transfer) again() bool {
 		return false
 	}
 	copied, bytes := t.rep.Copied, t.rep.CopiedBytes
-	t.gone, t.lost, t.rep = 0, nil, BackupReport{Copied: copied, CopiedBytes: bytes}
+	t.gone, t.lost, t.rep = 0, nil, Report{Copied: copied, CopiedBytes: bytes}
 	return true
 }
