@@ -81,6 +81,7 @@ var layout = map[string][]string{
 	"registry/objstore/swiftstore": {"registry/objstore"},
 	"registry/prefetch":            {"internal/policy", "oci"},
 	"registry/registrytest":        {"oci", "registry", "registry/backup", "registry/catalog", "registry/check", "registry/objstore", "registry/objstore/fsstore", "registry/objstore/memstore", "registry/objstore/objtest"},
+	"registry/retention":           {"oci", "registry", "registry/catalog"},
 	"registry/server":              {"oci", "oci/fleet", "oci/volref", "registry/auth", "workload/trace"},
 	"registry/verify":              {"oci"},
 
@@ -145,8 +146,8 @@ var layout = map[string][]string{
 	"scripts/dashboards": {"internal/dashboard"},
 	"scripts/package":    {},
 	"config":             {"oci", "registry/auth", "registry/notify"},
-	"web":                {"gear", "gear/rootfs", "gear/service", "internal/chart", "oci", "oci/fleet", "registry", "registry/auth", "registry/catalog", "registry/check", "registry/mirror"},
-	"serve":              {"config", "gear", "gear/filestore", "gear/rootfs", "gear/service", "internal/durable", "internal/footprint", "internal/policy", "internal/systemd", "oci", "oci/client", "oci/fleet", "oci/volref", "registry", "registry/adopt", "registry/auth", "registry/backup", "registry/cache/tier", "registry/catalog", "registry/check", "registry/cluster", "registry/mirror", "registry/mirror/airgap", "registry/mirror/upstream", "registry/notify", "registry/objstore", "registry/objstore/fsstore", "registry/objstore/memstore", "registry/objstore/remote", "registry/objstore/s3store", "registry/objstore/swiftstore", "registry/prefetch", "registry/server", "volume/block", "volume/file", "volume/rbd", "volume/service", "web", "workload/trace"},
+	"web":                {"gear", "gear/rootfs", "gear/service", "internal/chart", "oci", "oci/fleet", "registry", "registry/auth", "registry/catalog", "registry/check", "registry/mirror", "registry/retention"},
+	"serve":              {"config", "gear", "gear/filestore", "gear/rootfs", "gear/service", "internal/durable", "internal/footprint", "internal/policy", "internal/systemd", "oci", "oci/client", "oci/fleet", "oci/volref", "registry", "registry/adopt", "registry/auth", "registry/backup", "registry/cache/tier", "registry/catalog", "registry/check", "registry/cluster", "registry/mirror", "registry/mirror/airgap", "registry/mirror/upstream", "registry/notify", "registry/objstore", "registry/objstore/fsstore", "registry/objstore/memstore", "registry/objstore/remote", "registry/objstore/s3store", "registry/objstore/swiftstore", "registry/prefetch", "registry/retention", "registry/server", "volume/block", "volume/file", "volume/rbd", "volume/service", "web", "workload/trace"},
 	"serve/servetest":    {"config", "serve"},
 	"agent":              {"config", "gear", "gear/client", "gear/export", "internal/durable", "internal/footprint", "node/cachedir", "node/gearfs", "node/poolfs", "node/snapshotter", "node/view", "oci", "oci/client", "oci/fleet", "oci/volref", "volume/block", "volume/file", "volume/node", "volume/rbd", "volume/volfs"},
 	"cmd/slipway":        {"agent", "config", "gear/client", "gear/dedup", "gear/export", "gear/service", "internal/durable", "internal/policy", "internal/systemd", "oci", "oci/client", "oci/volref", "registry", "registry/adopt", "registry/backup", "registry/check", "registry/mirror", "registry/mirror/airgap", "serve", "volume/service", "workload/analyze", "workload/load", "workload/replay", "workload/replay/plan", "workload/replay/result", "workload/simulate", "workload/trace/figures", "workload/trace/ingest", "workload/trace/logs", "workload/trace/logs/formats", "workload/trace/store", "workload/trace/synth"},

@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"context"
 	"sync"
 	"time"
 )
@@ -61,4 +62,34 @@ func (r *Registry) judgingTime() time.Time {
 		r.log.Warn("the clock was set ahead, or the machine slept; for garbage collection that time has not passed", "by", step)
 	}
 	return at
+}
+
+// MaxIdle is for how long a registry may have seen neither push nor pull before its clock
+// is not believed. A registry that nobody used for longer is rarer than a machine without
+// a battery for its clock; one that is idle loses nothing by keeping its images until
+// somebody uses it again.
+const MaxIdle = 14 * 24 * time.Hour
+
+// noteClock notes the time once an hour, so that a jump of the clock shows also when it
+// happens while the registry does not run. Only keepHouse calls it.
+func (r *Registry) noteClock(ctx context.Context) error {
+	if at := r.opts.Steady(); r.clockNoted == 0 || at-r.clockNoted >= time.Hour {
+		r.clockNoted = at
+		return r.cat.NoteClock(ctx, r.now(), MaxIdle)
+	}
+	return nil
+}
+
+// seedClock notes the time of the newest push or pull where no time was noted yet, so that
+// a clock that jumped before the start is not believed because of a pull after it.
+func (r *Registry) seedClock(ctx context.Context) error {
+	noted, err := r.cat.Clock(ctx)
+	if err != nil || noted != 0 {
+		return err
+	}
+	newest, err := r.cat.Newest(ctx)
+	if err != nil || newest == 0 {
+		return err
+	}
+	return r.cat.NoteClock(ctx, time.UnixMilli(newest), MaxIdle)
 }

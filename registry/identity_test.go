@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"example.org/slipway/registry/retention"
+
 	"example.org/slipway/registry/backup"
 
 	"example.org/slipway/registry/check"
@@ -70,7 +72,7 @@ func TestStoreAwayLosesNothing(t *testing.T) {
 			return err
 		},
 		"retain": func(b *bed) error {
-			_, err := b.Retain(b.T.Context(), []registry.RetentionRule{{Repositories: everything, KeepNewest: 1}}, registry.RetainOptions{Now: true})
+			_, err := retention.Apply(b.T.Context(), b.Registry, []retention.Rule{{Repositories: everything, KeepNewest: 1}}, retention.Options{Now: true})
 			return err
 		},
 		"back up": func(b *bed) error {

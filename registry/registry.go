@@ -327,13 +327,13 @@ func (r *Registry) keepHouse() {
 // begin notes that the process uses the catalogue, and looks at the store.
 func (r *Registry) begin(ctx context.Context) error {
 	if r.replica == nil {
-		b, err := r.cat.Begin(ctx, bootID(), r.started, r.opts.Grace, maxIdle)
+		b, err := r.cat.Begin(ctx, bootID(), r.started, r.opts.Grace, MaxIdle)
 		if err != nil {
 			return fmt.Errorf("begin to use the catalogue: %w", err)
 		}
 		// After a crash it is not known what clients were told of last.
 		r.holdBack, r.rebooted = b.HoldBack, b.Rebooted
-		if b.Idle > maxIdle {
+		if b.Idle > MaxIdle {
 			r.log.Warn("the clock says that the registry has not run for long; in case the clock is wrong, garbage collection takes nothing for a grace period; slipway gc --now does not wait",
 				"days", int(b.Idle.Hours()/24), "until", b.HoldBack)
 		}

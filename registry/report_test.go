@@ -6,6 +6,8 @@ import (
 	"testing"
 	"unicode"
 
+	"example.org/slipway/registry/retention"
+
 	"example.org/slipway/registry/backup"
 
 	"example.org/slipway/registry/check"
@@ -16,7 +18,7 @@ import (
 // TestReportKeys: the reports that commands print as JSON have the keys that
 // scripts expect, in one style.
 func TestReportKeys(t *testing.T) {
-	for _, rep := range []any{registry.CollectReport{}, check.Report{}, registry.RetentionReport{}, backup.Report{}} {
+	for _, rep := range []any{registry.CollectReport{}, check.Report{}, retention.Report{}, backup.Report{}} {
 		checkKeys(t, reflect.TypeOf(rep))
 	}
 }

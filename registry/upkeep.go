@@ -123,3 +123,38 @@ func (u *Upkeep) Heal(ctx context.Context, d oci.Digest, src io.Reader) (done bo
 
 // Relink shows a content that came back in every repository with a manifest that needs it.
 func (u *Upkeep) Relink(ctx context.Context, d oci.Digest) error { return u.r.relink(ctx, d) }
+
+// Deletable is Writable for whoever deletes.
+func (u *Upkeep) Deletable() error { return u.r.deletable() }
+
+// Alone begins a job that one replica does at a time; see AloneSoon. mine is false where
+// another one does it.
+func (u *Upkeep) Alone(ctx context.Context, lease, as string) (held context.Context, release func(), mine bool, err error) {
+	return u.r.alone(ctx, lease, as)
+}
+
+// JudgingTime is the time by which ages are judged: a clock that was set ahead makes
+// nothing older.
+func (u *Upkeep) JudgingTime() time.Time { return u.r.judgingTime() }
+
+// FlushPulls records the times of last pulls that are only in RAM.
+func (u *Upkeep) FlushPulls(ctx context.Context) error { return u.r.flushPulls(ctx) }
+
+// Emit tells of a change.
+func (u *Upkeep) Emit(ctx context.Context, e Event) error { return u.r.emit(ctx, e) }
+
+// Immutable reports whether a tag may not be moved or removed.
+func (u *Upkeep) Immutable(repo, tag string) bool {
+	return u.r.opts.Immutable != nil && u.r.opts.Immutable(repo, tag)
+}
+
+// Retire removes a tag and what only that kept, unless a client was told of it lately; with
+// now in any case. Errors: catalog.ErrChanged, catalog.ErrInUse.
+func (u *Upkeep) Retire(ctx context.Context, repo string, t catalog.TagInfo, now bool) (catalog.Retired, error) {
+	return u.r.retireTag(ctx, repo, t, now)
+}
+
+// Rehearse looks what Retire would remove, and changes nothing.
+func (u *Upkeep) Rehearse(ctx context.Context, repo string, now bool) *catalog.Rehearsal {
+	return u.r.rehearse(ctx, repo, now)
+}

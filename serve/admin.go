@@ -24,6 +24,7 @@ import (
 	"example.org/slipway/registry/backup"
 	"example.org/slipway/registry/check"
 	"example.org/slipway/registry/objstore"
+	"example.org/slipway/registry/retention"
 )
 
 // GCArgs of [Admin.Collect]; see registry.CollectOptions.
@@ -48,7 +49,7 @@ type BackupArgs struct {
 	Verify, ReplaceOther, AllowShrink bool
 }
 
-// RetainArgs of [Admin.Retain]; see registry.RetainOptions.
+// RetainArgs of [Admin.Retain]; see retention.Options.
 type RetainArgs struct{ DryRun, Now, TrustClock bool }
 
 // Admin is a data root to look after: opened by this process, or, while a server
@@ -265,19 +266,19 @@ func within(path, dir string) (bool, error) {
 }
 
 // Retain applies the retention rules of the configuration.
-func (a *Admin) Retain(ctx context.Context, args RetainArgs) (registry.RetentionReport, error) {
+func (a *Admin) Retain(ctx context.Context, args RetainArgs) (retention.Report, error) {
 	if a.local == nil {
-		return askServer[RetainArgs, registry.RetentionReport](ctx, a, "retention", args, nil)
+		return askServer[RetainArgs, retention.Report](ctx, a, "retention", args, nil)
 	}
 	return retain(ctx, a.cfg, a.local.reg, args)
 }
 
-func retain(ctx context.Context, cfg *config.Config, r *registry.Registry, args RetainArgs) (registry.RetentionReport, error) {
+func retain(ctx context.Context, cfg *config.Config, r *registry.Registry, args RetainArgs) (retention.Report, error) {
 	rules, err := retentionRules(cfg.Storage.Retention)
 	if err != nil {
-		return registry.RetentionReport{}, err
+		return retention.Report{}, err
 	}
-	return r.Retain(ctx, rules, registry.RetainOptions{DryRun: args.DryRun, Now: args.Now, TrustClock: args.TrustClock})
+	return retention.Apply(ctx, r, rules, retention.Options{DryRun: args.DryRun, Now: args.Now, TrustClock: args.TrustClock})
 }
 
 // line is one line of the answer to an administration request.

@@ -21,6 +21,7 @@ import (
 	"example.org/slipway/registry/backup"
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/check"
+	"example.org/slipway/registry/retention"
 	"example.org/slipway/serve"
 )
 
@@ -51,7 +52,7 @@ type reports struct {
 	GC        registry.CollectReport
 	Fsck      check.Report
 	Backup    backup.Report
-	Retention registry.RetentionReport
+	Retention retention.Report
 	Tags      []string
 }
 

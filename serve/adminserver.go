@@ -22,6 +22,7 @@ import (
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/backup"
 	"example.org/slipway/registry/check"
+	"example.org/slipway/registry/retention"
 	"example.org/slipway/registry/server"
 )
 
@@ -95,7 +96,7 @@ func (s *Server) handleTasks(mux *http.ServeMux) {
 	mux.Handle("POST /admin/continue", task(whileWritable(g, func(ctx context.Context, a continueArgs, _ func(struct{})) (struct{}, error) {
 		return continues(ctx, reg, a)
 	})))
-	mux.Handle("POST /admin/retention", task(whileWritable(g, func(ctx context.Context, a RetainArgs, _ func(registry.RetentionReport)) (registry.RetentionReport, error) {
+	mux.Handle("POST /admin/retention", task(whileWritable(g, func(ctx context.Context, a RetainArgs, _ func(retention.Report)) (retention.Report, error) {
 		return retain(ctx, s.cfg, reg, a)
 	})))
 	mux.Handle("POST /admin/convert", task(whileWritable(g, func(ctx context.Context, a ConvertArgs, p func(ConvertReport)) (ConvertReport, error) {

@@ -6,8 +6,8 @@ import (
 
 	"example.org/slipway/config"
 	"example.org/slipway/oci"
-	"example.org/slipway/registry"
 	"example.org/slipway/registry/auth"
+	"example.org/slipway/registry/retention"
 )
 
 // repositories compiles patterns; none at all match every repository.
@@ -134,8 +134,8 @@ func foreignURLs(rules config.URLRules) (func(string) bool, error) {
 }
 
 // retentionRules translates the configured rules.
-func retentionRules(rules []config.Retention) ([]registry.RetentionRule, error) {
-	var list []registry.RetentionRule
+func retentionRules(rules []config.Retention) ([]retention.Rule, error) {
+	var list []retention.Rule
 	for i, c := range rules {
 		tags, err := wholeMatches(c.KeepTags)
 		if err != nil {
@@ -145,8 +145,8 @@ func retentionRules(rules []config.Retention) ([]registry.RetentionRule, error) 
 		if err != nil {
 			return nil, fmt.Errorf("storage.retention.%d.repositories: %w", i, err)
 		}
-		list = append(list, registry.RetentionRule{Repositories: repos, KeepNewest: c.KeepNewest, KeepTags: tags,
+		list = append(list, retention.Rule{Repositories: repos, KeepNewest: c.KeepNewest, KeepTags: tags,
 			KeepYounger: c.KeepYounger, KeepPulledWithin: c.KeepPulledWithin})
 	}
-	return list, registry.CheckRetention(list)
+	return list, retention.Check(list)
 }

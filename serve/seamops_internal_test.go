@@ -22,6 +22,7 @@ import (
 	"example.org/slipway/registry/adopt"
 	"example.org/slipway/registry/backup"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/retention"
 )
 
 // seamOp is an operation of the model. Its error is what a client or an operator got. The operation
@@ -450,7 +451,7 @@ func retainOp(w *world) error {
 	if err != nil {
 		return err
 	}
-	if dryErr != nil || !slices.EqualFunc(dry.Decisions, rep.Decisions, func(a, b registry.TagDecision) bool {
+	if dryErr != nil || !slices.EqualFunc(dry.Decisions, rep.Decisions, func(a, b retention.Decision) bool {
 		return a.Repo == b.Repo && a.Tag == b.Tag && a.Removed == b.Removed
 	}) {
 		w.fault("the dry run of retention is the run", fmt.Errorf("run %+v, dry run %+v, %v", rep, dry, dryErr))

@@ -10,6 +10,7 @@ import (
 	gearregistry "example.org/slipway/gear/service"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/check"
+	"example.org/slipway/registry/retention"
 	"example.org/slipway/web"
 )
 
@@ -99,7 +100,7 @@ func (p *pageSystem) Check(ctx context.Context, progress func(check.Report)) (re
 }
 
 // Retain implements web.Storage.
-func (p *pageSystem) Retain(ctx context.Context, dry bool) (rep registry.RetentionReport, err error) {
+func (p *pageSystem) Retain(ctx context.Context, dry bool) (rep retention.Report, err error) {
 	if dry {
 		return retain(ctx, p.s.cfg, p.s.root.reg, RetainArgs{DryRun: true})
 	}

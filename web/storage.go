@@ -15,6 +15,7 @@ import (
 	"example.org/slipway/internal/chart"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/check"
+	"example.org/slipway/registry/retention"
 )
 
 // Storage is what the registry keeps, and the work on it. What changes something fails
@@ -28,7 +29,7 @@ type Storage interface {
 	Collect(ctx context.Context, dry bool, progress func(registry.CollectReport)) (registry.CollectReport, error)
 	// Check is quick: it does not read the contents.
 	Check(ctx context.Context, progress func(check.Report)) (check.Report, error)
-	Retain(ctx context.Context, dry bool) (registry.RetentionReport, error)
+	Retain(ctx context.Context, dry bool) (retention.Report, error)
 }
 
 // Survey is what is stored, as of a moment. Sizes are in bytes.

@@ -25,6 +25,7 @@ import (
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/auth"
 	"example.org/slipway/registry/check"
+	"example.org/slipway/registry/retention"
 )
 
 const patience = 20 * time.Second
@@ -50,8 +51,8 @@ func (s *stored) Collect(context.Context, bool, func(registry.CollectReport)) (r
 func (s *stored) Check(context.Context, func(check.Report)) (check.Report, error) {
 	return check.Report{}, errors.New("not here")
 }
-func (s *stored) Retain(context.Context, bool) (registry.RetentionReport, error) {
-	return registry.RetentionReport{}, errors.New("not here")
+func (s *stored) Retain(context.Context, bool) (retention.Report, error) {
+	return retention.Report{}, errors.New("not here")
 }
 
 // open returns a handler and its server. Both are closed when the test ends.

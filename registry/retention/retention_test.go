@@ -1,4 +1,4 @@
-package registry_test
+package retention_test
 
 import (
 	"fmt"
@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"example.org/slipway/registry/retention"
 
 	"example.org/slipway/registry/registrytest"
 
@@ -23,25 +25,25 @@ func TestRetainRules(t *testing.T) {
 	all := only("apps/web")
 	tests := []struct {
 		name  string
-		rules []registry.RetentionRule
+		rules []retention.Rule
 		want  string // what stays
 	}{
-		{"no rule for the repository", []registry.RetentionRule{{Repositories: only("other"), KeepNewest: 1}}, "d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 stable"},
-		{"newest", []registry.RetentionRule{{Repositories: all, KeepNewest: 3}}, "d0 d1 stable"},
-		{"newest more than there are", []registry.RetentionRule{{Repositories: all, KeepNewest: 30}}, "d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 stable"},
-		{"by name", []registry.RetentionRule{{Repositories: all, KeepTags: []*regexp.Regexp{regexp.MustCompile("^stable$"), regexp.MustCompile("^d[45]$")}}}, "d4 d5 stable"},
+		{"no rule for the repository", []retention.Rule{{Repositories: only("other"), KeepNewest: 1}}, "d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 stable"},
+		{"newest", []retention.Rule{{Repositories: all, KeepNewest: 3}}, "d0 d1 stable"},
+		{"newest more than there are", []retention.Rule{{Repositories: all, KeepNewest: 30}}, "d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 stable"},
+		{"by name", []retention.Rule{{Repositories: all, KeepTags: []*regexp.Regexp{regexp.MustCompile("^stable$"), regexp.MustCompile("^d[45]$")}}}, "d4 d5 stable"},
 		// stable is as old as d2; the clock has moved on by a day since d0.
-		{"younger", []registry.RetentionRule{{Repositories: all, KeepYounger: 3*day + time.Hour}}, "d0 d1 d2 stable"},
-		{"pulled", []registry.RetentionRule{{Repositories: all, KeepPulledWithin: day}}, "d7 d8"},
-		{"clauses of a rule", []registry.RetentionRule{{Repositories: all, KeepNewest: 1, KeepPulledWithin: day}}, "d0 d7 d8"},
-		{"any rule", []registry.RetentionRule{
+		{"younger", []retention.Rule{{Repositories: all, KeepYounger: 3*day + time.Hour}}, "d0 d1 d2 stable"},
+		{"pulled", []retention.Rule{{Repositories: all, KeepPulledWithin: day}}, "d7 d8"},
+		{"clauses of a rule", []retention.Rule{{Repositories: all, KeepNewest: 1, KeepPulledWithin: day}}, "d0 d7 d8"},
+		{"any rule", []retention.Rule{
 			{Repositories: only("apps/web"), KeepNewest: 1},
 			{Repositories: only("apps/web"), KeepTags: []*regexp.Regexp{regexp.MustCompile("stable")}},
 		}, "d0 stable"},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			b := newBed(t, nil, registry.Options{Grace: time.Hour})
+			b := registrytest.New(t, nil, registry.Options{Grace: time.Hour})
 			for i := range 10 {
 				m, _, _, _ := b.PushImage("apps/web", uint64(i), fmt.Sprintf("d%d", 9-i))
 				if i == 7 {
@@ -65,7 +67,7 @@ func TestRetainRules(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			dry, err := b.Retain(t.Context(), test.rules, registry.RetainOptions{DryRun: true})
+			dry, err := retention.Apply(t.Context(), b.Registry, test.rules, retention.Options{DryRun: true})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -73,7 +75,7 @@ func TestRetainRules(t *testing.T) {
 			if len(before) != 11 {
 				t.Fatalf("a dry run left %v", before)
 			}
-			rep, err := b.Retain(t.Context(), test.rules, registry.RetainOptions{})
+			rep, err := retention.Apply(t.Context(), b.Registry, test.rules, retention.Options{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -92,7 +94,7 @@ func TestRetainRules(t *testing.T) {
 }
 
 func TestRetainFreesSpace(t *testing.T) {
-	b := newBed(t, nil, registry.Options{Grace: time.Hour})
+	b := registrytest.New(t, nil, registry.Options{Grace: time.Hour})
 	ctx := t.Context()
 	// An index with two platforms, one of which has a tag of its own, a
 	// signature of the index, and a signature in the manner of cosign.
@@ -109,15 +111,15 @@ func TestRetainFreesSpace(t *testing.T) {
 	b.PushImage("a/x", 4, "new")
 	b.Clock.Add(2 * time.Hour)
 
-	rules := []registry.RetentionRule{{Repositories: only("a/x"), KeepNewest: 1, KeepTags: []*regexp.Regexp{regexp.MustCompile("^arm$")}}}
-	dry, err := b.Retain(ctx, rules, registry.RetainOptions{DryRun: true})
+	rules := []retention.Rule{{Repositories: only("a/x"), KeepNewest: 1, KeepTags: []*regexp.Regexp{regexp.MustCompile("^arm$")}}}
+	dry, err := retention.Apply(ctx, b.Registry, rules, retention.Options{DryRun: true})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if dry.Removed != 2 || dry.Kept != 2 {
 		t.Errorf("dry run: %+v; old and its signature's tag should go", dry)
 	}
-	rep, err := b.Retain(ctx, rules, registry.RetainOptions{})
+	rep, err := retention.Apply(ctx, b.Registry, rules, retention.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -147,25 +149,25 @@ func TestRetainFreesSpace(t *testing.T) {
 }
 
 func TestRetainLeavesAlone(t *testing.T) {
-	b := newBed(t, nil, registry.Options{Grace: time.Hour, Immutable: func(_, tag string) bool { return tag == "v1" }})
+	b := registrytest.New(t, nil, registry.Options{Grace: time.Hour, Immutable: func(_, tag string) bool { return tag == "v1" }})
 	ctx := t.Context()
 	b.PushImage("a", 1, "v1")
 	told, _, _, _ := b.PushImage("a", 2, "told")
 	b.Clock.Add(2 * time.Hour)
 	b.PushImage("a", 3, "new")
-	rules := []registry.RetentionRule{{Repositories: only("a"), KeepNewest: 1}}
+	rules := []retention.Rule{{Repositories: only("a"), KeepNewest: 1}}
 	// A client asks for the manifest, perhaps to name it in an index.
 	if _, err := b.ResolveManifest(ctx, "a", string(told.Digest)); err != nil {
 		t.Fatal(err)
 	}
-	rep, err := b.Retain(ctx, rules, registry.RetainOptions{})
+	rep, err := retention.Apply(ctx, b.Registry, rules, retention.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if rep.Removed != 0 || rep.Kept != 3 {
 		t.Errorf("got %+v, want everything kept", rep)
 	}
-	if rep, err = b.Retain(ctx, rules, registry.RetainOptions{Now: true}); err != nil || rep.Removed != 1 {
+	if rep, err = retention.Apply(ctx, b.Registry, rules, retention.Options{Now: true}); err != nil || rep.Removed != 1 {
 		t.Errorf("got %+v and %v, want the tag told removed", rep, err)
 	}
 	if tags, _, _ := b.Tags(ctx, "a", "", 10); strings.Join(tags, " ") != "new v1" {
@@ -174,8 +176,8 @@ func TestRetainLeavesAlone(t *testing.T) {
 }
 
 func TestCheckRetention(t *testing.T) {
-	for _, rule := range []registry.RetentionRule{{KeepNewest: 1}, {Repositories: only("a")}, {Repositories: only("a"), KeepNewest: -1}} {
-		if err := registry.CheckRetention([]registry.RetentionRule{rule}); err == nil {
+	for _, rule := range []retention.Rule{{KeepNewest: 1}, {Repositories: only("a")}, {Repositories: only("a"), KeepNewest: -1}} {
+		if err := retention.Check([]retention.Rule{rule}); err == nil {
 			t.Errorf("rule %+v is taken", rule)
 		}
 	}
@@ -186,17 +188,17 @@ func TestCheckRetention(t *testing.T) {
 func TestRetainSignatureRepository(t *testing.T) {
 	tests := []struct {
 		name string
-		rule registry.RetentionRule
+		rule retention.Rule
 		want int // signatures that stay
 	}{
-		{"younger", registry.RetentionRule{KeepYounger: 30 * day}, 3},
-		{"newest", registry.RetentionRule{KeepNewest: 2}, 2},
-		{"by name", registry.RetentionRule{KeepTags: []*regexp.Regexp{regexp.MustCompile(`\.sig$`)}}, 3},
-		{"nothing", registry.RetentionRule{KeepTags: []*regexp.Regexp{regexp.MustCompile("none")}}, 0},
+		{"younger", retention.Rule{KeepYounger: 30 * day}, 3},
+		{"newest", retention.Rule{KeepNewest: 2}, 2},
+		{"by name", retention.Rule{KeepTags: []*regexp.Regexp{regexp.MustCompile(`\.sig$`)}}, 3},
+		{"nothing", retention.Rule{KeepTags: []*regexp.Regexp{regexp.MustCompile("none")}}, 0},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			b := newBed(t, nil, registry.Options{Grace: time.Hour})
+			b := registrytest.New(t, nil, registry.Options{Grace: time.Hour})
 			for i := range 3 {
 				m, _, _, _ := b.PushImage("apps", uint64(i), fmt.Sprint("v", i))
 				b.PushImage("signatures", uint64(10+i), "sha256-"+m.Digest.Encoded()+".sig")
@@ -204,7 +206,7 @@ func TestRetainSignatureRepository(t *testing.T) {
 			}
 			test.rule.Repositories = only("signatures")
 			for _, dry := range []bool{true, false} {
-				rep, err := b.Retain(t.Context(), []registry.RetentionRule{test.rule}, registry.RetainOptions{DryRun: dry})
+				rep, err := retention.Apply(t.Context(), b.Registry, []retention.Rule{test.rule}, retention.Options{DryRun: dry})
 				if err != nil || rep.Kept != test.want || rep.Removed != 3-test.want {
 					t.Errorf("dry run %v: got %+v and %v, want %d kept", dry, rep, err, test.want)
 				}
@@ -219,7 +221,7 @@ func TestRetainSignatureRepository(t *testing.T) {
 // TestRetainAttachedToAttached has an SBOM with a signature: all go with the
 // image in one run.
 func TestRetainAttachedToAttached(t *testing.T) {
-	b := newBed(t, nil, registry.Options{Grace: time.Hour})
+	b := registrytest.New(t, nil, registry.Options{Grace: time.Hour})
 	m, _, _, _ := b.PushImage("a", 1, "old")
 	b.Clock.Add(time.Minute)
 	sbom, _, _, _ := b.PushImage("a", 2, "sha256-"+m.Digest.Encoded()+".sbom")
@@ -229,9 +231,9 @@ func TestRetainAttachedToAttached(t *testing.T) {
 	kept, _, _, _ := b.PushImage("a", 4, "new")
 	b.PushImage("a", 5, "sha256-"+kept.Digest.Encoded()+".sig")
 	b.Clock.Add(day)
-	rules := []registry.RetentionRule{{Repositories: only("a"), KeepNewest: 1}}
+	rules := []retention.Rule{{Repositories: only("a"), KeepNewest: 1}}
 	for _, dry := range []bool{true, false} {
-		if rep, err := b.Retain(t.Context(), rules, registry.RetainOptions{DryRun: dry}); err != nil || rep.Removed != 3 || rep.Kept != 2 {
+		if rep, err := retention.Apply(t.Context(), b.Registry, rules, retention.Options{DryRun: dry}); err != nil || rep.Removed != 3 || rep.Kept != 2 {
 			t.Errorf("dry run %v: got %+v and %v, want 3 tags removed", dry, rep, err)
 		}
 	}
@@ -240,8 +242,8 @@ func TestRetainAttachedToAttached(t *testing.T) {
 // TestRetainWhileAsked asks for a manifest while its tag is being removed: who
 // was told that it is there must find it afterwards.
 func TestRetainWhileAsked(t *testing.T) {
-	b := newBed(t, nil, registry.Options{Grace: time.Hour})
-	rules := []registry.RetentionRule{{Repositories: only("a"), KeepTags: []*regexp.Regexp{regexp.MustCompile("^kept$")}}}
+	b := registrytest.New(t, nil, registry.Options{Grace: time.Hour})
+	rules := []retention.Rule{{Repositories: only("a"), KeepTags: []*regexp.Regexp{regexp.MustCompile("^kept$")}}}
 	removed := 0
 	for i := range 100 {
 		m, _, _, _ := b.PushImage("a", uint64(i), "going")
@@ -254,7 +256,7 @@ func TestRetainWhileAsked(t *testing.T) {
 			}
 			told <- err == nil
 		}()
-		rep, err := b.Retain(t.Context(), rules, registry.RetainOptions{})
+		rep, err := retention.Apply(t.Context(), b.Registry, rules, retention.Options{})
 		if err != nil {
 			t.Fatal(err)
 		}

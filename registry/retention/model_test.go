@@ -1,4 +1,4 @@
-package registry_test
+package retention_test
 
 import (
 	"cmp"
@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"example.org/slipway/registry/retention"
+
 	"example.org/slipway/registry/registrytest"
 
 	gocmp "github.com/google/go-cmp/cmp"
@@ -22,7 +24,7 @@ import (
 
 // keptModel knows one repository, and says by the documented rules what stays in it.
 type keptModel struct {
-	*bed
+	*registrytest.Bed
 	rng       *rand.Rand
 	n         uint64
 	manifests map[oci.Digest]*keptManifest
@@ -69,7 +71,7 @@ func TestRetentionModel(t *testing.T) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			untagged := seed%2 == 1
 			m := &keptModel{rng: rand.New(rand.NewPCG(uint64(seed), 3)), manifests: map[oci.Digest]*keptManifest{}, tags: map[string]*keptTag{}}
-			m.bed = newBed(t, nil, registry.Options{Grace: time.Hour, DeleteUntagged: untagged,
+			m.Bed = registrytest.New(t, nil, registry.Options{Grace: time.Hour, DeleteUntagged: untagged,
 				Immutable: func(_, tag string) bool { return immutableTag(tag) }})
 			for range 10 + m.rng.IntN(30) {
 				m.step()
@@ -236,7 +238,7 @@ func (m *keptModel) pull(x *keptManifest) {
 		m.T.Fatal(err)
 	}
 	m.note("pull %.20s", ref)
-	m.retain(registry.RetentionRule{Repositories: only("none"), KeepNewest: 1}, true) // writes the times
+	m.retain(retention.Rule{Repositories: only("none"), KeepNewest: 1}, true) // writes the times
 }
 
 func (m *keptModel) lastPull(d oci.Digest) time.Time {
@@ -261,17 +263,17 @@ func latest(a, b time.Time) time.Time {
 	return b
 }
 
-func (m *keptModel) retain(rule registry.RetentionRule, dry bool) registry.RetentionReport {
+func (m *keptModel) retain(rule retention.Rule, dry bool) retention.Report {
 	m.T.Helper()
-	rep, err := m.Retain(m.T.Context(), []registry.RetentionRule{rule}, registry.RetainOptions{DryRun: dry})
+	rep, err := retention.Apply(m.T.Context(), m.Registry, []retention.Rule{rule}, retention.Options{DryRun: dry})
 	if err != nil {
 		m.T.Fatal(err)
 	}
 	return rep
 }
 
-func (m *keptModel) rule() registry.RetentionRule {
-	r := registry.RetentionRule{Repositories: only(modelRepo)}
+func (m *keptModel) rule() retention.Rule {
+	r := retention.Rule{Repositories: only(modelRepo)}
 	switch m.rng.IntN(4) {
 	case 0:
 		r.KeepYounger = time.Duration(1+m.rng.IntN(30)) * time.Hour
@@ -309,7 +311,7 @@ func (m *keptModel) judge(untagged bool) {
 		t.Errorf("the run differs from the dry run (-dry +run):\n%s", diff)
 	}
 	if told {
-		registrytest.Reachable(t, m.bed) // whole, whatever was kept back
+		registrytest.Reachable(t, m.Bed) // whole, whatever was kept back
 		return
 	}
 	m.apply(rule)
@@ -320,7 +322,7 @@ func (m *keptModel) judge(untagged bool) {
 	if diff := gocmp.Diff(m.want(), m.here()); diff != "" {
 		t.Errorf("after the collections (-want +got):\n%s", diff)
 	}
-	registrytest.Reachable(t, m.bed)
+	registrytest.Reachable(t, m.Bed)
 }
 
 // collect collects until nothing is left to do, and compares that with the dry run.
@@ -366,7 +368,7 @@ func (m *keptModel) held(x *keptManifest, goes map[oci.Digest]bool) bool {
 
 // apply removes from the model what the rules do not keep: first the tags that are judged,
 // then everything they held that nothing else holds.
-func (m *keptModel) apply(rule registry.RetentionRule) {
+func (m *keptModel) apply(rule retention.Rule) {
 	now := m.Clock.Now()
 	sorted := slices.SortedFunc(maps.Values(m.tags), func(a, b *keptTag) int {
 		return cmp.Or(b.updated.Compare(a.updated), cmp.Compare(b.name, a.name))
@@ -400,7 +402,7 @@ func (m *keptModel) apply(rule registry.RetentionRule) {
 	m.cascade(judged)
 }
 
-func (m *keptModel) keeps(r registry.RetentionRule, t *keptTag, rank int, now time.Time) bool {
+func (m *keptModel) keeps(r retention.Rule, t *keptTag, rank int, now time.Time) bool {
 	young := now.Sub(t.updated)
 	pulled := min(young, now.Sub(m.lastPull(t.digest)))
 	return rank < r.KeepNewest || young < r.KeepYounger || pulled < r.KeepPulledWithin ||

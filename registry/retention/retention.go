@@ -1,4 +1,5 @@
-package registry
+// Package retention removes the tags that no rule keeps, with what only they kept.
+package retention
 
 import (
 	"context"
@@ -8,14 +9,15 @@ import (
 	"strings"
 	"time"
 
+	"example.org/slipway/registry"
+
 	"example.org/slipway/oci"
-	"example.org/slipway/registry/cache"
 	"example.org/slipway/registry/catalog"
 )
 
-// RetentionRule says which tags of some repositories are kept. A tag is kept if
+// Rule says which tags of some repositories are kept. A tag is kept if
 // any clause keeps it; a clause with its zero value keeps nothing.
-type RetentionRule struct {
+type Rule struct {
 	// Repositories tells which repositories the rule is about. Required.
 	Repositories func(repo string) bool
 	// KeepNewest keeps so many tags of each repository, those pushed last,
@@ -31,8 +33,8 @@ type RetentionRule struct {
 	KeepPulledWithin time.Duration
 }
 
-// RetainOptions of [Registry.Retain]. The zero value removes what is due.
-type RetainOptions struct {
+// Options of [Apply]. The zero value removes what is due.
+type Options struct {
 	// DryRun reports what would go and changes nothing.
 	DryRun bool
 	// Now also removes images that a client may just have been told of. It is
@@ -42,8 +44,8 @@ type RetainOptions struct {
 	TrustClock bool
 }
 
-// TagDecision is what became of a tag, and why.
-type TagDecision struct {
+// Decision is what became of a tag, and why.
+type Decision struct {
 	Repo    string     `json:"repo"`
 	Tag     string     `json:"tag"`
 	Digest  oci.Digest `json:"digest"`
@@ -55,8 +57,8 @@ type TagDecision struct {
 // maxDecisions is how many decisions a report lists; about 20 MB.
 const maxDecisions = 100_000
 
-// RetentionReport is what Retain did, or would do.
-type RetentionReport struct {
+// Report is what Apply did, or would do.
+type Report struct {
 	// Rules there are.
 	Rules int `json:"rules"`
 	// Repositories that some rule is about.
@@ -67,12 +69,12 @@ type RetentionReport struct {
 	// Manifests removed because nothing else needed them.
 	Manifests int `json:"manifests"`
 	// Decisions on tags, at most 100,000; the counts go on.
-	Decisions []TagDecision `json:"decisions"`
+	Decisions []Decision `json:"decisions"`
 	// Elsewhere tells that another replica was at it, and this one did nothing.
 	Elsewhere bool `json:"elsewhere,omitempty"`
 }
 
-func (rep *RetentionReport) add(d TagDecision) {
+func (rep *Report) add(d Decision) {
 	if d.Removed {
 		rep.Removed++
 	} else {
@@ -83,8 +85,8 @@ func (rep *RetentionReport) add(d TagDecision) {
 	}
 }
 
-// CheckRetention returns what is wrong with rules, or nil.
-func CheckRetention(rules []RetentionRule) error {
+// Check returns what is wrong with rules, or nil.
+func Check(rules []Rule) error {
 	for i, r := range rules {
 		if r.Repositories == nil {
 			return fmt.Errorf("retention rule %d names no repositories", i+1)
@@ -99,7 +101,7 @@ func CheckRetention(rules []RetentionRule) error {
 	return nil
 }
 
-// Retain removes the tags that the rules do not keep, and with each its
+// Apply removes the tags that the rules do not keep, and with each its
 // manifest, the manifests an index names and the manifests that refer to it
 // (signatures, SBOMs), unless something else needs them. The space is free
 // after the next collection that follows the grace period; whether the
@@ -123,24 +125,25 @@ func CheckRetention(rules []RetentionRule) error {
 // the image's tag like any other.
 //
 // Errors: ErrClock.
-func (r *Registry) Retain(ctx context.Context, rules []RetentionRule, o RetainOptions) (RetentionReport, error) {
-	rep := RetentionReport{Rules: len(rules)}
-	if err := CheckRetention(rules); err != nil {
+func Apply(ctx context.Context, reg *registry.Registry, rules []Rule, o Options) (Report, error) {
+	rep := Report{Rules: len(rules)}
+	up := reg.Upkeep()
+	if err := Check(rules); err != nil {
 		return rep, err
 	}
-	if err := r.deletable(); err != nil && !o.DryRun {
+	if err := up.Deletable(); err != nil && !o.DryRun {
 		return rep, err
 	}
 	if !o.DryRun {
-		if err := r.CheckStore(ctx); err != nil {
+		if err := reg.CheckStore(ctx); err != nil {
 			return rep, err
 		}
 	}
-	if err := r.flushPulls(ctx); err != nil {
+	if err := up.FlushPulls(ctx); err != nil {
 		return rep, fmt.Errorf("record the times of last pulls: %w", err)
 	}
 	if !o.DryRun {
-		held, release, mine, err := r.alone(ctx, LeaseRetain, "retain")
+		held, release, mine, err := up.Alone(ctx, registry.LeaseRetain, "retain")
 		if !mine || err != nil {
 			rep.Elsewhere = err == nil
 			return rep, err
@@ -148,22 +151,22 @@ func (r *Registry) Retain(ctx context.Context, rules []RetentionRule, o RetainOp
 		defer release()
 		ctx = held
 	}
-	if err := r.checkClock(ctx, o); err != nil {
+	if err := checkClock(ctx, up, o); err != nil {
 		return rep, err
 	}
-	err := LeaseError(ctx, r.retainAll(ctx, rules, o, &rep))
+	err := registry.LeaseError(ctx, applyAll(ctx, up, rules, o, &rep))
 	return rep, err
 }
 
-func (r *Registry) retainAll(ctx context.Context, rules []RetentionRule, o RetainOptions, rep *RetentionReport) error {
+func applyAll(ctx context.Context, up *registry.Upkeep, rules []Rule, o Options, rep *Report) error {
 	const page = 500
 	for last := ""; ; {
-		names, err := r.cat.Repositories(ctx, last, page)
+		names, err := up.Catalog.Repositories(ctx, last, page)
 		if err != nil {
 			return fmt.Errorf("list repositories: %w", err)
 		}
 		for _, repo := range names {
-			var about []RetentionRule
+			var about []Rule
 			for _, rule := range rules {
 				if rule.Repositories(repo) {
 					about = append(about, rule)
@@ -173,7 +176,7 @@ func (r *Registry) retainAll(ctx context.Context, rules []RetentionRule, o Retai
 				continue
 			}
 			rep.Repositories++
-			if err := r.retainIn(ctx, repo, about, o, rep); err != nil {
+			if err := applyIn(ctx, up, repo, about, o, rep); err != nil {
 				return fmt.Errorf("apply the retention rules to %s: %w", repo, err)
 			}
 		}
@@ -184,35 +187,27 @@ func (r *Registry) retainAll(ctx context.Context, rules []RetentionRule, o Retai
 	}
 }
 
-// retaining is one run of Retain in one repository.
+// retaining is one run of Apply in one repository.
 type retaining struct {
-	r         *Registry
+	up        *registry.Upkeep
 	repo      string
-	rules     []RetentionRule
-	o         RetainOptions
-	rep       *RetentionReport
-	immutable func(tag string) bool // or nil
+	rules     []Rule
+	o         Options
+	rep       *Report
 	now       time.Time
 	rehearsal *catalog.Rehearsal // of a dry run
 	gone      map[string]bool    // tags that went, or would, with another one
 }
 
-// retainIn applies the rules to one repository.
-func (r *Registry) retainIn(ctx context.Context, repo string, rules []RetentionRule, o RetainOptions, rep *RetentionReport) error {
-	tags, err := r.cat.RetentionInfos(ctx, repo)
+// applyIn applies the rules to one repository.
+func applyIn(ctx context.Context, up *registry.Upkeep, repo string, rules []Rule, o Options, rep *Report) error {
+	tags, err := up.Catalog.RetentionInfos(ctx, repo)
 	if err != nil {
 		return err
 	}
-	run := &retaining{r: r, repo: repo, rules: rules, o: o, rep: rep, immutable: r.immutableIn(repo), now: r.judgingTime(), gone: map[string]bool{}}
+	run := &retaining{up: up, repo: repo, rules: rules, o: o, rep: rep, now: up.JudgingTime(), gone: map[string]bool{}}
 	if o.DryRun {
-		ro := catalog.RetireOptions{Immutable: run.immutable}
-		if !o.Now {
-			ro.Keep = func(m oci.Digest) bool {
-				_, keep := r.keep(repo, m, run.now)
-				return keep
-			}
-		}
-		run.rehearsal = r.cat.Rehearse(ctx, repo, ro)
+		run.rehearsal = up.Rehearse(ctx, repo, o.Now)
 	}
 	images, orphans, hung := sortTags(tags)
 	for i, t := range images {
@@ -227,7 +222,7 @@ func (r *Registry) retainIn(ctx context.Context, repo string, rules []RetentionR
 		case t.Elsewhere || len(images) == 0:
 			reason = keepReason(rules, t, rank, run.now)
 			rank++
-		case !o.Now && run.now.Sub(t.Updated) < r.opts.Grace:
+		case !o.Now && run.now.Sub(t.Updated) < up.Options.Grace:
 			reason = "its image may still come"
 		default:
 			reason = matchReason(rules, t.Name)
@@ -238,7 +233,7 @@ func (r *Registry) retainIn(ctx context.Context, repo string, rules []RetentionR
 	}
 	for _, t := range hung { // what is left of them after the images went
 		if !run.gone[t.Name] {
-			run.rep.add(TagDecision{Repo: repo, Tag: t.Name, Digest: t.Digest, Reason: "belongs to " + strings.Replace(t.Hung, "-", ":", 1)})
+			run.rep.add(Decision{Repo: repo, Tag: t.Name, Digest: t.Digest, Reason: "belongs to " + strings.Replace(t.Hung, "-", ":", 1)})
 		}
 	}
 	return nil
@@ -275,8 +270,8 @@ func (run *retaining) decide(ctx context.Context, t catalog.TagInfo, keep string
 	if run.gone[t.Name] {
 		return nil // reported with what took it along
 	}
-	d := TagDecision{Repo: run.repo, Tag: t.Name, Digest: t.Digest, Reason: keep}
-	if run.immutable != nil && run.immutable(t.Name) {
+	d := Decision{Repo: run.repo, Tag: t.Name, Digest: t.Digest, Reason: keep}
+	if run.up.Immutable(run.repo, t.Name) {
 		d.Reason = "immutable"
 	}
 	if d.Reason != "" {
@@ -288,7 +283,7 @@ func (run *retaining) decide(ctx context.Context, t catalog.TagInfo, keep string
 	if run.o.DryRun {
 		went, err = run.rehearsal.RetireTag(t)
 	} else if err = ctx.Err(); err == nil {
-		went, err = run.r.retireTag(ctx, run.repo, t, run.immutable, run.o.Now)
+		went, err = run.up.Retire(ctx, run.repo, t, run.o.Now)
 	}
 	switch {
 	case errors.Is(err, catalog.ErrChanged):
@@ -300,7 +295,7 @@ func (run *retaining) decide(ctx context.Context, t catalog.TagInfo, keep string
 		run.rep.add(d)
 		return nil
 	case err != nil:
-		return ClientError("remove tag "+d.Tag, err)
+		return registry.ClientError("remove tag "+d.Tag, err)
 	}
 	return run.report(ctx, went)
 }
@@ -309,7 +304,7 @@ func (run *retaining) decide(ctx context.Context, t catalog.TagInfo, keep string
 func (run *retaining) report(ctx context.Context, went catalog.Retired) error {
 	run.rep.Manifests += len(went.Manifests)
 	for i, t := range went.Tags {
-		d := TagDecision{Repo: run.repo, Tag: t.Name, Digest: t.Digest, Removed: true, Reason: "no rule keeps it"}
+		d := Decision{Repo: run.repo, Tag: t.Name, Digest: t.Digest, Removed: true, Reason: "no rule keeps it"}
 		if i > 0 {
 			d.Reason = "goes with what it belongs to"
 		}
@@ -318,7 +313,7 @@ func (run *retaining) report(ctx context.Context, went catalog.Retired) error {
 		if run.o.DryRun {
 			continue
 		}
-		if err := run.r.emit(ctx, Event{Action: ActionDelete, Repo: run.repo, Tag: t.Name}); err != nil {
+		if err := run.up.Emit(ctx, registry.Event{Action: registry.ActionDelete, Repo: run.repo, Tag: t.Name}); err != nil {
 			return err
 		}
 	}
@@ -326,7 +321,7 @@ func (run *retaining) report(ctx context.Context, went catalog.Retired) error {
 		return nil
 	}
 	for _, m := range went.Manifests {
-		if err := run.r.emit(ctx, Event{Action: ActionDelete, Repo: run.repo, Descriptor: oci.Descriptor{Digest: m}}); err != nil {
+		if err := run.up.Emit(ctx, registry.Event{Action: registry.ActionDelete, Repo: run.repo, Descriptor: oci.Descriptor{Digest: m}}); err != nil {
 			return err
 		}
 	}
@@ -334,7 +329,7 @@ func (run *retaining) report(ctx context.Context, went catalog.Retired) error {
 }
 
 // matchReason returns which expression of the rules keeps a tag, or "".
-func matchReason(rules []RetentionRule, tag string) string {
+func matchReason(rules []Rule, tag string) string {
 	for _, r := range rules {
 		for _, re := range r.KeepTags {
 			if re.MatchString(tag) {
@@ -347,7 +342,7 @@ func matchReason(rules []RetentionRule, tag string) string {
 
 // keepReason returns why one of the rules keeps a tag, or "". rank counts the
 // newer tags of its kind. An image that was not pulled since is judged by its push.
-func keepReason(rules []RetentionRule, t catalog.RetentionInfo, rank int, now time.Time) string {
+func keepReason(rules []Rule, t catalog.RetentionInfo, rank int, now time.Time) string {
 	if reason := matchReason(rules, t.Name); reason != "" {
 		return reason
 	}
@@ -364,31 +359,4 @@ func keepReason(rules []RetentionRule, t catalog.RetentionInfo, rank int, now ti
 		}
 	}
 	return ""
-}
-
-// retireTag removes a tag and what only that kept, unless a client was told of
-// it lately. Meanwhile nobody is told that what goes is there.
-func (r *Registry) retireTag(ctx context.Context, repo string, t catalog.TagInfo, immutable func(string) bool, now bool) (catalog.Retired, error) {
-	o := catalog.RetireOptions{Immutable: immutable}
-	if !now {
-		r.collects.condemning.Lock()
-		defer r.collects.condemning.Unlock()
-		defer r.seen.settle()
-		at := r.judgingTime()
-		o.Keep = func(m oci.Digest) bool {
-			_, keep := r.keepOrCondemn(repo, m, at)
-			return keep
-		}
-	}
-	went, err := r.cat.RetireTag(ctx, repo, t, o)
-	if err != nil {
-		return went, err
-	}
-	for _, t := range went.Tags {
-		r.ram.Drop(cache.Key{Kind: kindTag, Repo: repo, Ref: t.Name})
-	}
-	for _, m := range went.Manifests {
-		r.ram.Drop(cache.Key{Kind: kindManifest, Repo: repo, Ref: string(m)})
-	}
-	return went, nil
 }

@@ -1,4 +1,4 @@
-package registry_test
+package retention_test
 
 import (
 	"errors"
@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"example.org/slipway/registry/retention"
 
 	"example.org/slipway/registry/registrytest"
 
@@ -17,7 +19,7 @@ import (
 // TestPartsOfImmutable: nothing of what an immutable tag points at can be deleted, at any
 // depth, while what is not part of it can.
 func TestPartsOfImmutable(t *testing.T) {
-	b := newBed(t, nil, registry.Options{Immutable: func(_, tag string) bool { return tag == "v1" }})
+	b := registrytest.New(t, nil, registry.Options{Immutable: func(_, tag string) bool { return tag == "v1" }})
 	ctx := t.Context()
 	leaf, config, layer, _ := b.PushImage("a", 1)
 	own, _, _, _ := b.PushImage("a", 2, "own")
@@ -42,7 +44,7 @@ func TestPartsOfImmutable(t *testing.T) {
 	if err := b.DeleteTag(ctx, "a", "own"); err != nil {
 		t.Errorf("delete a tag of a part: %v", err)
 	}
-	if _, err := b.Retain(ctx, []registry.RetentionRule{{Repositories: only("a"), KeepTags: []*regexp.Regexp{regexp.MustCompile("none")}}}, registry.RetainOptions{Now: true}); err != nil {
+	if _, err := retention.Apply(ctx, b.Registry, []retention.Rule{{Repositories: only("a"), KeepTags: []*regexp.Regexp{regexp.MustCompile("none")}}}, retention.Options{Now: true}); err != nil {
 		t.Fatal(err)
 	}
 	for range 4 {
@@ -65,7 +67,7 @@ func TestHungTags(t *testing.T) {
 	for _, suffix := range []string{".sig", ".att", ".sbom", ".src", ".dockerfile", ".cosign.bundle", ".1-x.sig", ""} {
 		for _, image := range []string{"here", "gone", "deleted", "elsewhere", "fresh"} {
 			t.Run(suffix+" "+image, func(t *testing.T) {
-				b := newBed(t, nil, registry.Options{Grace: time.Hour})
+				b := registrytest.New(t, nil, registry.Options{Grace: time.Hour})
 				for i := range 2 {
 					b.PushImage("a", uint64(i), fmt.Sprint("v", i))
 					b.Clock.Add(time.Minute)
@@ -95,7 +97,7 @@ func TestHungTags(t *testing.T) {
 				if image != "fresh" {
 					b.Clock.Add(2 * time.Hour)
 				}
-				if _, err := b.Retain(t.Context(), []registry.RetentionRule{{Repositories: only("a"), KeepNewest: 2}}, registry.RetainOptions{}); err != nil {
+				if _, err := retention.Apply(t.Context(), b.Registry, []retention.Rule{{Repositories: only("a"), KeepNewest: 2}}, retention.Options{}); err != nil {
 					t.Fatal(err)
 				}
 				want := "v0 v1"
@@ -112,7 +114,7 @@ func TestHungTags(t *testing.T) {
 
 // TestSHA512Hung: a tag has no more than half of a SHA-512.
 func TestSHA512Hung(t *testing.T) {
-	b := newBed(t, nil, registry.Options{Grace: time.Hour})
+	b := registrytest.New(t, nil, registry.Options{Grace: time.Hour})
 	config := b.PushBytes("a", []byte("{}"))
 	raw := []byte(fmt.Sprintf(`{"schemaVersion":2,"mediaType":%q,"config":{"mediaType":"x/y","digest":%q,"size":2},"layers":[]}`, oci.MediaTypeOCIManifest, config.Digest))
 	d := oci.Digest("sha512:" + strings.Repeat("0", 128)).Algorithm().FromBytes(raw)
@@ -123,9 +125,9 @@ func TestSHA512Hung(t *testing.T) {
 	b.Clock.Add(2 * time.Hour)
 	b.PushImage("a", 2, "new")
 	b.Clock.Add(2 * time.Hour)
-	rules := []registry.RetentionRule{{Repositories: only("a"), KeepNewest: 2}}
+	rules := []retention.Rule{{Repositories: only("a"), KeepNewest: 2}}
 	for range 2 {
-		rep, err := b.Retain(t.Context(), rules, registry.RetainOptions{})
+		rep, err := retention.Apply(t.Context(), b.Registry, rules, retention.Options{})
 		if want := 3 - rep.Removed; err != nil || rep.Kept != want || rules[0].KeepNewest == 2 && rep.Removed != 0 || rules[0].KeepNewest == 1 && rep.Removed != 2 {
 			t.Errorf("newest %d: got %+v, %v", rules[0].KeepNewest, rep, err)
 		}
@@ -135,7 +137,7 @@ func TestSHA512Hung(t *testing.T) {
 
 // TestCopyTags: sha256-<hex> at the image itself does not keep the image, nor count.
 func TestCopyTags(t *testing.T) {
-	b := newBed(t, nil, registry.Options{Grace: time.Hour})
+	b := registrytest.New(t, nil, registry.Options{Grace: time.Hour})
 	for i := range 4 {
 		m, _, _, _ := b.PushImage("a", uint64(i))
 		ix := b.PushManifest("a", registrytest.IndexOf(m), fmt.Sprint("v", i))
@@ -156,7 +158,7 @@ func TestCopyTags(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.Clock.Add(3 * time.Hour)
-	rep, err := b.Retain(t.Context(), []registry.RetentionRule{{Repositories: only("a"), KeepNewest: 2}}, registry.RetainOptions{})
+	rep, err := retention.Apply(t.Context(), b.Registry, []retention.Rule{{Repositories: only("a"), KeepNewest: 2}}, retention.Options{})
 	// The image with only such a tag is the newest, v3 the second; six manifests and nine tags go.
 	if err != nil || rep.Removed != 9 || rep.Kept != 4 || rep.Manifests != 6 {
 		t.Errorf("got %+v, %v", rep, err)
@@ -167,7 +169,7 @@ func TestCopyTags(t *testing.T) {
 // TestRetainClock: nothing goes by a clock that is far from the newest record, or from the
 // time of the last run although somebody has pulled since.
 func TestRetainClock(t *testing.T) {
-	rules := []registry.RetentionRule{{Repositories: only("a"), KeepYounger: day}}
+	rules := []retention.Rule{{Repositories: only("a"), KeepYounger: day}}
 	for _, tc := range []struct {
 		name   string
 		step   time.Duration
@@ -188,11 +190,11 @@ func TestRetainClock(t *testing.T) {
 		{"a week, and a pull after the start", 7 * day, true, false, false, true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			b := newBed(t, nil, registry.Options{Grace: time.Hour})
+			b := registrytest.New(t, nil, registry.Options{Grace: time.Hour})
 			b.PushImage("a", 1, "v1")
 			b.Clock.Add(2 * time.Hour)
 			if tc.ran {
-				if _, err := b.Retain(t.Context(), rules, registry.RetainOptions{}); err != nil {
+				if _, err := retention.Apply(t.Context(), b.Registry, rules, retention.Options{}); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -206,14 +208,14 @@ func TestRetainClock(t *testing.T) {
 				}
 			}
 			for _, dry := range []bool{true, false} {
-				rep, err := b.Retain(t.Context(), rules, registry.RetainOptions{DryRun: dry})
-				if errors.Is(err, registry.ErrClock) != tc.want || !tc.want && err != nil || err != nil && rep.Removed > 0 {
+				rep, err := retention.Apply(t.Context(), b.Registry, rules, retention.Options{DryRun: dry})
+				if errors.Is(err, retention.ErrClock) != tc.want || !tc.want && err != nil || err != nil && rep.Removed > 0 {
 					t.Errorf("dry %v: got %+v, %v, want a refusal: %v", dry, rep, err, tc.want)
 				}
 			}
 			if tc.want {
 				for _, trust := range []bool{true, false} {
-					if _, err := b.Retain(t.Context(), rules, registry.RetainOptions{TrustClock: trust}); err != nil && !(tc.step < 0 || !tc.pulled) {
+					if _, err := retention.Apply(t.Context(), b.Registry, rules, retention.Options{TrustClock: trust}); err != nil && !(tc.step < 0 || !tc.pulled) {
 						t.Errorf("with trust %v: %v", trust, err)
 					}
 				}
@@ -224,7 +226,7 @@ func TestRetainClock(t *testing.T) {
 
 // TestPullDepth: a pull of a platform counts for every index above it.
 func TestPullDepth(t *testing.T) {
-	b := newBed(t, nil, registry.Options{Grace: time.Hour})
+	b := registrytest.New(t, nil, registry.Options{Grace: time.Hour})
 	leaf, _, _, _ := b.PushImage("a", 1)
 	b.PushManifest("a", registrytest.IndexOf(b.PushManifest("a", registrytest.IndexOf(leaf))), "deep")
 	b.PushImage("a", 2, "unused")
@@ -233,7 +235,7 @@ func TestPullDepth(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.Clock.Add(2 * time.Hour)
-	rep, err := b.Retain(t.Context(), []registry.RetentionRule{{Repositories: only("a"), KeepPulledWithin: day}}, registry.RetainOptions{})
+	rep, err := retention.Apply(t.Context(), b.Registry, []retention.Rule{{Repositories: only("a"), KeepPulledWithin: day}}, retention.Options{})
 	if err != nil || rep.Kept != 1 || rep.Removed != 1 {
 		t.Errorf("got %+v, %v, want deep kept", rep, err)
 	}

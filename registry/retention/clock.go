@@ -1,0 +1,65 @@
+package retention
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"example.org/slipway/registry"
+)
+
+// ErrClock is returned when the clock is so far from what the catalogue records that
+// ages cannot be told.
+var ErrClock = errors.New("the clock is not believed")
+
+// maxBehind is how far the clock may be behind what the catalogue records.
+const maxBehind = time.Hour
+
+// checkClock refuses to judge ages by a clock that is far from the newest push or pull, and
+// from the latest time that the catalogue has noted: a pull just after the clock jumped
+// makes the newest record agree with it. A dry run is refused as the run would be.
+func checkClock(ctx context.Context, up *registry.Upkeep, o Options) error {
+	now := up.Now()
+	if o.TrustClock {
+		if o.DryRun {
+			return nil
+		}
+		return up.Catalog.NoteClock(ctx, now, 0)
+	}
+	newest, err := up.Catalog.Newest(ctx)
+	if err != nil {
+		return registry.ClientError("look for the newest push or pull", err)
+	}
+	noted, err := up.Catalog.Clock(ctx)
+	if err != nil {
+		return registry.ClientError("look for the time noted last", err)
+	}
+	if err := plausible(now, newest, "the newest push or pull"); err != nil {
+		return err
+	}
+	if err := plausible(now, noted, "the registry last noted the time"); err != nil || o.DryRun {
+		return err
+	}
+	return up.Catalog.NoteClock(ctx, now, registry.MaxIdle)
+}
+
+// plausible returns ErrClock, with the way out, if now is far from a time in Unix
+// milliseconds; 0 is no time.
+func plausible(now time.Time, ms int64, what string) error {
+	const way = "nothing was removed; set the clock, or run \"slipway retention --trust-clock\" once if it is right"
+	at := time.UnixMilli(ms)
+	ahead := now.Sub(at)
+	var far string
+	switch {
+	case ms == 0:
+		return nil
+	case ahead > registry.MaxIdle:
+		far = fmt.Sprintf("%d days after %s", int(ahead.Hours()/24), what)
+	case -ahead > maxBehind:
+		far = fmt.Sprintf("%s before %s", (-ahead).Round(time.Second), what)
+	default:
+		return nil
+	}
+	return fmt.Errorf("%w: it says %s, %s (%s); %s", ErrClock, now.UTC().Format(time.RFC3339), far, at.UTC().Format(time.RFC3339), way)
+}
