@@ -165,8 +165,8 @@ func (rep *Report) Clean() bool {
 
 // fsck is one check.
 type fsck struct {
+	stock
 	reg    *registry.Registry
-	up     *registry.Upkeep
 	o      Options
 	start  time.Time
 	extent catalog.Extent
@@ -229,7 +229,7 @@ func Run(ctx context.Context, reg *registry.Registry, o Options) (Report, error)
 }
 
 func newFsck(reg *registry.Registry, up *registry.Upkeep, o Options) *fsck {
-	f := &fsck{reg: reg, up: up, o: o, start: up.Now(), began: time.Now()}
+	f := &fsck{reg: reg, stock: stock{up}, o: o, start: up.Now(), began: time.Now()}
 	f.rep.Counts, f.rep.Repaired = map[Kind]int{}, map[Kind]int{}
 	return f
 }
@@ -448,17 +448,4 @@ func (f *fsck) checkLeaks(ctx context.Context) error {
 			return nil
 		}
 	}
-}
-
-// hurts lists the images that need a content.
-func (f *fsck) hurts(ctx context.Context, d oci.Digest) ([]string, error) {
-	uses, err := f.up.Catalog.Uses(ctx, d, maxHurts)
-	if err != nil {
-		return nil, err
-	}
-	var out []string
-	for _, u := range uses {
-		out = append(out, u.String())
-	}
-	return out, nil
 }

@@ -4,11 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"syscall"
 
 	"example.org/slipway/registry"
-
-	"example.org/slipway/registry/verify"
 
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog"
@@ -20,17 +17,6 @@ import (
 // for whoever wants to find out what happened to it.
 func quarantineKey(d oci.Digest) string {
 	return quarantinePrefix + d.Algorithm().String() + "/" + d.Encoded()
-}
-
-// distribution tells whether Distribution's links lie in the same store.
-func (f *fsck) distribution(ctx context.Context) (bool, error) {
-	for _, err := range f.up.Store.List(ctx, registry.RepositoryPrefix, "") {
-		if err != nil {
-			return false, fmt.Errorf("look for the repositories of another registry: %w", err)
-		}
-		return true, nil
-	}
-	return false, nil
 }
 
 func (f *fsck) checkContent(ctx context.Context, c catalog.StoredContent) error {
@@ -84,45 +70,11 @@ func (f *fsck) checkInline(ctx context.Context, c catalog.StoredContent) error {
 	})
 }
 
-func (f *fsck) setSize(ctx context.Context, d oci.Digest, size int64) (bool, error) {
-	s, err := f.up.Catalog.SetSize(ctx, d, size)
-	return f.up.Corrected(d, s, err)
-}
-
-// absent records that a content is not here any more. It makes sure first that the
-// store is.
-func (f *fsck) absent(ctx context.Context, d oci.Digest, inline bool) (bool, error) {
-	if err := f.up.StoreHere(ctx); err != nil {
-		return false, err
-	}
-	s, err := f.up.Catalog.MarkAbsent(ctx, d, inline)
-	return f.up.Corrected(d, s, err)
-}
-
-// takeInline reads a content from its object, or from quarantine, into the catalogue,
-// if the bytes are right.
-func (f *fsck) takeInline(ctx context.Context, d oci.Digest) (bool, error) {
-	for _, key := range []string{registry.BlobKey(d), quarantineKey(d)} {
-		if b, ok := f.readAll(ctx, key, d); ok {
-			s, err := f.up.Catalog.SetContent(ctx, d, b)
-			return f.up.Corrected(d, s, err)
-		}
-	}
-	return false, ctx.Err()
-}
-
 // examined is what was found of an object.
 type examined struct {
 	info  objstore.Info
 	match bool // or not read, its size being right
 	err   error
-}
-
-// unsuspect ends a content's being suspect: its bytes were read and are right.
-func (f *fsck) unsuspect(c catalog.StoredContent) {
-	if c.Suspect && f.up.Writable() == nil {
-		f.up.Trust(c.Digest)
-	}
 }
 
 // noteTag records the tag of an object behind a network that was read and is right: it
@@ -150,19 +102,6 @@ func (f *fsck) examine(ctx context.Context, c catalog.StoredContent, step func(i
 		}
 	}
 	return f.read(ctx, key, c.Digest, step)
-}
-
-// read reads what lies under a key and compares it with a digest.
-func (f *fsck) read(ctx context.Context, key string, d oci.Digest, step func(int)) (x examined) {
-	obj, err := f.up.Store.Get(ctx, key, 0, -1)
-	if err != nil {
-		x.err = err
-		return x
-	}
-	defer obj.Close()
-	x.info = obj.Info()
-	_, x.match, x.err = verify.Copy(ctx, nil, obj, d, step)
-	return x
 }
 
 // checkObject checks a content that is an object in the store.
@@ -201,42 +140,4 @@ func (f *fsck) checkObject(ctx context.Context, c catalog.StoredContent) error {
 		}
 	}
 	return f.giveUp(ctx, p, same, f.setAside(c.Digest, x.err))
-}
-
-// setAside returns the repair for an object that cannot be read: nil where there
-// is none.
-func (f *fsck) setAside(d oci.Digest, because error) func(context.Context) (bool, error) {
-	m, ok := objstore.As[objstore.Mover](f.up.Store)
-	if !ok || !errors.Is(because, syscall.EIO) {
-		return nil
-	}
-	return func(ctx context.Context) (bool, error) {
-		if err := f.up.StoreHere(ctx); err != nil {
-			return false, err
-		}
-		// Moved first: this one may be readable again on another day.
-		if err := m.Move(ctx, registry.BlobKey(d), quarantineKey(d)); err != nil {
-			return false, err
-		}
-		return f.absent(ctx, d, false)
-	}
-}
-
-// sameObject tells whether the content is still meant to be in the store, and
-// its object still is the one that was examined, or still missing.
-func (f *fsck) sameObject(ctx context.Context, c catalog.StoredContent, x examined) (bool, error) {
-	is, err := f.up.Catalog.Presence(ctx, []oci.Digest{c.Digest})
-	if err != nil || is[c.Digest] != catalog.Object {
-		return false, err
-	}
-	info, err := f.up.Store.Stat(ctx, registry.BlobKey(c.Digest))
-	switch {
-	case errors.Is(err, objstore.ErrNotExist):
-		return errors.Is(x.err, objstore.ErrNotExist), nil
-	case x.err != nil && !errors.Is(x.err, objstore.ErrNotExist):
-		return true, nil // it could not be read, and perhaps not described
-	case err != nil:
-		return false, err
-	}
-	return x.err == nil && info.Size == x.info.Size && info.ModTime.Equal(x.info.ModTime), nil
 }

@@ -168,15 +168,6 @@ func (f *fsck) checkRefs(ctx context.Context, m catalog.ManifestRow, n manifest.
 	return f.refs(ctx, m)
 }
 
-func (f *fsck) refs(ctx context.Context, m catalog.ManifestRow) (map[oci.Digest]catalog.Ref, bool, error) {
-	list, ok, err := f.up.Catalog.RefsOf(ctx, m)
-	out := make(map[oci.Digest]catalog.Ref, len(list))
-	for _, ref := range list {
-		out[ref.Digest] = ref
-	}
-	return out, ok, err
-}
-
 // checkNamedBlob checks that a manifest's repository shows a blob it needs.
 func (f *fsck) checkNamedBlob(ctx context.Context, m catalog.ManifestRow, d oci.Digest, refs map[oci.Digest]catalog.Ref) error {
 	ref, known := refs[d]

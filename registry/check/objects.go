@@ -3,12 +3,8 @@ package check
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
-	"slices"
 	"time"
 
 	"example.org/slipway/registry"
@@ -106,20 +102,6 @@ func (f *fsck) foreign(ctx context.Context, info objstore.Info) error {
 	})
 }
 
-// digestOf hashes what lies under a key.
-func (f *fsck) digestOf(ctx context.Context, key string) (oci.Digest, error) {
-	obj, err := f.up.Store.Get(ctx, key, 0, -1)
-	if err != nil {
-		return "", err
-	}
-	defer obj.Close()
-	sum := sha256.New()
-	if _, err := io.Copy(sum, obj); err != nil {
-		return "", err
-	}
-	return oci.Digest("sha256:" + hex.EncodeToString(sum.Sum(nil))), ctx.Err()
-}
-
 // nobodys deals with an object whose content the catalogue does not have: as one that it
 // names it is taken back, and else it is surplus.
 func (f *fsck) nobodys(ctx context.Context, d oci.Digest, info objstore.Info) error {
@@ -141,24 +123,6 @@ func (f *fsck) nobodys(ctx context.Context, d oci.Digest, info objstore.Info) er
 		return f.settle(ctx, p, f.stillSurplus(p, catalog.Unknown), nil)
 	}
 	return f.few(ctx, &f.unknown, func(ctx context.Context) error { return f.surplus(ctx, p) })
-}
-
-// stillSurplus confirms that an object is not needed.
-func (f *fsck) stillSurplus(p Problem, was catalog.Presence) func(context.Context) (bool, error) {
-	return func(ctx context.Context) (bool, error) {
-		is, err := f.up.Catalog.Presence(ctx, []oci.Digest{p.Digest})
-		if err != nil || is[p.Digest] != was {
-			return false, err
-		}
-		if intended, err := f.intended(ctx, p.Digest); err != nil || intended {
-			return false, err
-		}
-		_, err = f.up.Store.Stat(ctx, p.Key)
-		if errors.Is(err, objstore.ErrNotExist) {
-			return false, nil
-		}
-		return err == nil, err
-	}
 }
 
 // duplicate reports, and deletes, an object whose bytes are in the catalogue, and right
@@ -231,13 +195,4 @@ func (f *fsck) surplusShared(ctx context.Context, p Problem, confirm func(contex
 		f.note(p)
 	}
 	return nil
-}
-
-// intended reports whether another replica is publishing a content.
-func (f *fsck) intended(ctx context.Context, d oci.Digest) (bool, error) {
-	if !f.up.Shared() {
-		return false, nil
-	}
-	list, err := f.up.Catalog.Intents(ctx)
-	return slices.ContainsFunc(list, func(u catalog.Upload) bool { return u.Intent == d }), err
 }

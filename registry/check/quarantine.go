@@ -2,18 +2,13 @@ package check
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"strings"
 
 	"example.org/slipway/registry"
 
-	"example.org/slipway/registry/verify"
-
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog"
-	"example.org/slipway/registry/objstore"
 )
 
 // TooManyError is a repair that would give up more contents than it may unasked.
@@ -145,43 +140,6 @@ func (f *fsck) quarantine(ctx context.Context, p Problem, same func(context.Cont
 	return err
 }
 
-// copyObject copies an object to another key and reports whether its bytes have the
-// digest. With onlyRight it copies no others.
-func (f *fsck) copyObject(ctx context.Context, from, to string, d oci.Digest, onlyRight bool) (match bool, err error) {
-	src, err := f.up.Store.Get(ctx, from, 0, -1)
-	if err != nil {
-		return false, err
-	}
-	defer src.Close()
-	dst, err := f.up.Store.NewUpload(ctx, src.Info().Size)
-	if err != nil {
-		return false, err
-	}
-	defer func() { err = errors.Join(err, dst.Cancel(ctx)) }()
-	if _, match, err = verify.Copy(ctx, dst, src, d, func(int) {}); err != nil || onlyRight && !match {
-		return false, err
-	}
-	return match, dst.Commit(ctx, to)
-}
-
-// putBack makes what lies in quarantine, which is verified, the content's object.
-func (f *fsck) putBack(ctx context.Context, d oci.Digest) (bool, error) {
-	return f.move(ctx, quarantineKey(d), registry.BlobKey(d), d)
-}
-
-// move gives an object, whose bytes have a digest, another key.
-func (f *fsck) move(ctx context.Context, from, to string, d oci.Digest) (bool, error) {
-	if m, ok := objstore.As[objstore.Mover](f.up.Store); ok {
-		err := m.Move(ctx, from, to)
-		return err == nil, err
-	}
-	match, err := f.copyObject(ctx, from, to, d, true)
-	if err != nil || !match {
-		return false, err
-	}
-	return true, f.up.Store.Delete(ctx, from)
-}
-
 // takeBack looks whether a content that the catalogue has as absent is in the store, or
 // in quarantine, after all. Its repair records that it is here. found reports whether its
 // bytes are there, and back whether the catalogue has it now.
@@ -216,44 +174,6 @@ func (f *fsck) takeBack(ctx context.Context, d oci.Digest) (found, back bool, er
 	// A push may have brought it meanwhile.
 	is, err := f.up.Catalog.Presence(ctx, []oci.Digest{d})
 	return found, is[d] == catalog.Object || is[d] == catalog.Inline, err
-}
-
-// recordBack records that the verified bytes under a key are those of a content that was
-// absent. Its digest's lock is held.
-func (f *fsck) recordBack(ctx context.Context, d oci.Digest, key string, size int64) (bool, error) {
-	absent, err := f.up.Catalog.Absent(ctx, []oci.Digest{d})
-	if err != nil {
-		return false, err
-	}
-	b := catalog.Blob{Digest: d, Size: size}
-	if absent[d] { // a manifest's bytes belong in the catalogue
-		content, ok := f.readAll(ctx, key, d)
-		if !ok {
-			return false, ctx.Err()
-		}
-		b.Content = content
-	} else if key != registry.BlobKey(d) {
-		if done, err := f.putBack(ctx, d); err != nil || !done {
-			return false, err
-		}
-	}
-	s, err := f.up.Catalog.TakeBack(ctx, b)
-	return f.up.Corrected(d, s, err)
-}
-
-// readAll reads a content that belongs in the catalogue; ok is false where it is not
-// what has the digest.
-func (f *fsck) readAll(ctx context.Context, key string, d oci.Digest) (content []byte, ok bool) {
-	obj, err := f.up.Store.Get(ctx, key, 0, -1)
-	if err != nil {
-		return nil, false
-	}
-	defer obj.Close()
-	if obj.Info().Size > f.up.Options.MaxManifestBytes {
-		return nil, false
-	}
-	content, err = io.ReadAll(obj)
-	return content, err == nil && d.Algorithm().FromBytes(content) == d
 }
 
 // quarantinePrefix begins the keys of what lies in quarantine.
@@ -299,32 +219,4 @@ func (f *fsck) emptyQuarantine(ctx context.Context) error {
 		f.step(func(rep *Report) { rep.QuarantinedRemoved++ })
 	}
 	return nil
-}
-
-// needsCopy reports whether what lies in quarantine is the only good copy of a content
-// that the catalogue names. What the store has is read, also in a quick check.
-func (f *fsck) needsCopy(ctx context.Context, key string) (bool, error) {
-	d, ok := digestInQuarantine(key)
-	if !ok {
-		return false, nil
-	}
-	wanted, err := f.up.Catalog.Wanted(ctx, d)
-	if err != nil || !wanted {
-		return false, err
-	}
-	x := f.read(ctx, key, d, func(int) {})
-	if err := ctx.Err(); err != nil || x.err == nil && !x.match {
-		return false, err
-	}
-	b, err := f.up.Catalog.StoredBlob(ctx, d)
-	switch {
-	case errors.Is(err, catalog.ErrNotFound):
-		return true, nil
-	case err != nil:
-		return false, err
-	case b.Content != nil:
-		return d.Algorithm().FromBytes(b.Content) != d, nil
-	}
-	x = f.read(ctx, registry.BlobKey(d), d, func(int) {})
-	return x.err != nil || !x.match, ctx.Err()
 }

@@ -1,0 +1,284 @@
+package check
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"syscall"
+
+	"example.org/slipway/oci"
+	"example.org/slipway/registry"
+	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/objstore"
+	"example.org/slipway/registry/verify"
+)
+
+// stock is what the registry under check has: its rows, its objects, and what lies in
+// quarantine. It changes them and reports nothing.
+type stock struct{ up *registry.Upkeep }
+
+// distribution tells whether Distribution's links lie in the same store.
+func (s stock) distribution(ctx context.Context) (bool, error) {
+	for _, err := range s.up.Store.List(ctx, registry.RepositoryPrefix, "") {
+		if err != nil {
+			return false, fmt.Errorf("look for the repositories of another registry: %w", err)
+		}
+		return true, nil
+	}
+	return false, nil
+}
+
+func (s stock) setSize(ctx context.Context, d oci.Digest, size int64) (bool, error) {
+	shown, err := s.up.Catalog.SetSize(ctx, d, size)
+	return s.up.Corrected(d, shown, err)
+}
+
+// absent records that a content is not here any more. It makes sure first that the
+// store is.
+func (s stock) absent(ctx context.Context, d oci.Digest, inline bool) (bool, error) {
+	if err := s.up.StoreHere(ctx); err != nil {
+		return false, err
+	}
+	shown, err := s.up.Catalog.MarkAbsent(ctx, d, inline)
+	return s.up.Corrected(d, shown, err)
+}
+
+// takeInline reads a content from its object, or from quarantine, into the catalogue,
+// if the bytes are right.
+func (s stock) takeInline(ctx context.Context, d oci.Digest) (bool, error) {
+	for _, key := range []string{registry.BlobKey(d), quarantineKey(d)} {
+		if b, ok := s.readAll(ctx, key, d); ok {
+			shown, err := s.up.Catalog.SetContent(ctx, d, b)
+			return s.up.Corrected(d, shown, err)
+		}
+	}
+	return false, ctx.Err()
+}
+
+// read reads what lies under a key and compares it with a digest.
+func (s stock) read(ctx context.Context, key string, d oci.Digest, step func(int)) (x examined) {
+	obj, err := s.up.Store.Get(ctx, key, 0, -1)
+	if err != nil {
+		x.err = err
+		return x
+	}
+	defer obj.Close()
+	x.info = obj.Info()
+	_, x.match, x.err = verify.Copy(ctx, nil, obj, d, step)
+	return x
+}
+
+// readAll reads a content that belongs in the catalogue; ok is false where it is not
+// what has the digest.
+func (s stock) readAll(ctx context.Context, key string, d oci.Digest) (content []byte, ok bool) {
+	obj, err := s.up.Store.Get(ctx, key, 0, -1)
+	if err != nil {
+		return nil, false
+	}
+	defer obj.Close()
+	if obj.Info().Size > s.up.Options.MaxManifestBytes {
+		return nil, false
+	}
+	content, err = io.ReadAll(obj)
+	return content, err == nil && d.Algorithm().FromBytes(content) == d
+}
+
+// copyObject copies an object to another key and reports whether its bytes have the
+// digest. With onlyRight it copies no others.
+func (s stock) copyObject(ctx context.Context, from, to string, d oci.Digest, onlyRight bool) (match bool, err error) {
+	src, err := s.up.Store.Get(ctx, from, 0, -1)
+	if err != nil {
+		return false, err
+	}
+	defer src.Close()
+	dst, err := s.up.Store.NewUpload(ctx, src.Info().Size)
+	if err != nil {
+		return false, err
+	}
+	defer func() { err = errors.Join(err, dst.Cancel(ctx)) }()
+	if _, match, err = verify.Copy(ctx, dst, src, d, func(int) {}); err != nil || onlyRight && !match {
+		return false, err
+	}
+	return match, dst.Commit(ctx, to)
+}
+
+// putBack makes what lies in quarantine, which is verified, the content's object.
+func (s stock) putBack(ctx context.Context, d oci.Digest) (bool, error) {
+	return s.move(ctx, quarantineKey(d), registry.BlobKey(d), d)
+}
+
+// move gives an object, whose bytes have a digest, another key.
+func (s stock) move(ctx context.Context, from, to string, d oci.Digest) (bool, error) {
+	if m, ok := objstore.As[objstore.Mover](s.up.Store); ok {
+		err := m.Move(ctx, from, to)
+		return err == nil, err
+	}
+	match, err := s.copyObject(ctx, from, to, d, true)
+	if err != nil || !match {
+		return false, err
+	}
+	return true, s.up.Store.Delete(ctx, from)
+}
+
+// recordBack records that the verified bytes under a key are those of a content that was
+// absent. Its digest's lock is held.
+func (s stock) recordBack(ctx context.Context, d oci.Digest, key string, size int64) (bool, error) {
+	absent, err := s.up.Catalog.Absent(ctx, []oci.Digest{d})
+	if err != nil {
+		return false, err
+	}
+	b := catalog.Blob{Digest: d, Size: size}
+	if absent[d] { // a manifest's bytes belong in the catalogue
+		content, ok := s.readAll(ctx, key, d)
+		if !ok {
+			return false, ctx.Err()
+		}
+		b.Content = content
+	} else if key != registry.BlobKey(d) {
+		if done, err := s.putBack(ctx, d); err != nil || !done {
+			return false, err
+		}
+	}
+	shown, err := s.up.Catalog.TakeBack(ctx, b)
+	return s.up.Corrected(d, shown, err)
+}
+
+// digestOf hashes what lies under a key.
+func (s stock) digestOf(ctx context.Context, key string) (oci.Digest, error) {
+	obj, err := s.up.Store.Get(ctx, key, 0, -1)
+	if err != nil {
+		return "", err
+	}
+	defer obj.Close()
+	sum := sha256.New()
+	if _, err := io.Copy(sum, obj); err != nil {
+		return "", err
+	}
+	return oci.Digest("sha256:" + hex.EncodeToString(sum.Sum(nil))), ctx.Err()
+}
+
+// hurts lists the images that need a content.
+func (s stock) hurts(ctx context.Context, d oci.Digest) ([]string, error) {
+	uses, err := s.up.Catalog.Uses(ctx, d, maxHurts)
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for _, u := range uses {
+		out = append(out, u.String())
+	}
+	return out, nil
+}
+
+func (s stock) refs(ctx context.Context, m catalog.ManifestRow) (map[oci.Digest]catalog.Ref, bool, error) {
+	list, ok, err := s.up.Catalog.RefsOf(ctx, m)
+	out := make(map[oci.Digest]catalog.Ref, len(list))
+	for _, ref := range list {
+		out[ref.Digest] = ref
+	}
+	return out, ok, err
+}
+
+// intended reports whether another replica is publishing a content.
+func (s stock) intended(ctx context.Context, d oci.Digest) (bool, error) {
+	if !s.up.Shared() {
+		return false, nil
+	}
+	list, err := s.up.Catalog.Intents(ctx)
+	return slices.ContainsFunc(list, func(u catalog.Upload) bool { return u.Intent == d }), err
+}
+
+// needsCopy reports whether what lies in quarantine is the only good copy of a content
+// that the catalogue names. What the store has is read, also in a quick check.
+func (s stock) needsCopy(ctx context.Context, key string) (bool, error) {
+	d, ok := digestInQuarantine(key)
+	if !ok {
+		return false, nil
+	}
+	wanted, err := s.up.Catalog.Wanted(ctx, d)
+	if err != nil || !wanted {
+		return false, err
+	}
+	x := s.read(ctx, key, d, func(int) {})
+	if err := ctx.Err(); err != nil || x.err == nil && !x.match {
+		return false, err
+	}
+	b, err := s.up.Catalog.StoredBlob(ctx, d)
+	switch {
+	case errors.Is(err, catalog.ErrNotFound):
+		return true, nil
+	case err != nil:
+		return false, err
+	case b.Content != nil:
+		return d.Algorithm().FromBytes(b.Content) != d, nil
+	}
+	x = s.read(ctx, registry.BlobKey(d), d, func(int) {})
+	return x.err != nil || !x.match, ctx.Err()
+}
+
+// sameObject tells whether the content is still meant to be in the store, and
+// its object still is the one that was examined, or still missing.
+func (s stock) sameObject(ctx context.Context, c catalog.StoredContent, x examined) (bool, error) {
+	is, err := s.up.Catalog.Presence(ctx, []oci.Digest{c.Digest})
+	if err != nil || is[c.Digest] != catalog.Object {
+		return false, err
+	}
+	info, err := s.up.Store.Stat(ctx, registry.BlobKey(c.Digest))
+	switch {
+	case errors.Is(err, objstore.ErrNotExist):
+		return errors.Is(x.err, objstore.ErrNotExist), nil
+	case x.err != nil && !errors.Is(x.err, objstore.ErrNotExist):
+		return true, nil // it could not be read, and perhaps not described
+	case err != nil:
+		return false, err
+	}
+	return x.err == nil && info.Size == x.info.Size && info.ModTime.Equal(x.info.ModTime), nil
+}
+
+// stillSurplus confirms that an object is not needed.
+func (s stock) stillSurplus(p Problem, was catalog.Presence) func(context.Context) (bool, error) {
+	return func(ctx context.Context) (bool, error) {
+		is, err := s.up.Catalog.Presence(ctx, []oci.Digest{p.Digest})
+		if err != nil || is[p.Digest] != was {
+			return false, err
+		}
+		if intended, err := s.intended(ctx, p.Digest); err != nil || intended {
+			return false, err
+		}
+		_, err = s.up.Store.Stat(ctx, p.Key)
+		if errors.Is(err, objstore.ErrNotExist) {
+			return false, nil
+		}
+		return err == nil, err
+	}
+}
+
+// setAside returns the repair for an object that cannot be read: nil where there
+// is none.
+func (s stock) setAside(d oci.Digest, because error) func(context.Context) (bool, error) {
+	m, ok := objstore.As[objstore.Mover](s.up.Store)
+	if !ok || !errors.Is(because, syscall.EIO) {
+		return nil
+	}
+	return func(ctx context.Context) (bool, error) {
+		if err := s.up.StoreHere(ctx); err != nil {
+			return false, err
+		}
+		// Moved first: this one may be readable again on another day.
+		if err := m.Move(ctx, registry.BlobKey(d), quarantineKey(d)); err != nil {
+			return false, err
+		}
+		return s.absent(ctx, d, false)
+	}
+}
+
+// unsuspect ends a content's being suspect: its bytes were read and are right.
+func (s stock) unsuspect(c catalog.StoredContent) {
+	if c.Suspect && s.up.Writable() == nil {
+		s.up.Trust(c.Digest)
+	}
+}
