@@ -88,7 +88,8 @@ func (s *Server) handleTasks(mux *http.ServeMux) {
 		return fsckAll(ctx, s.root, a, p)
 	})))
 	mux.Handle("POST /admin/backup", task(func(ctx context.Context, a BackupArgs, p func(backup.Report)) (backup.Report, error) {
-		return makeBackup(ctx, s.root, a, p)
+		rep, err := makeBackup(ctx, s.root, a, p)
+		return rep, mayWrite(err, a.Dir)
 	}))
 	mux.Handle("POST /admin/recheck", task(whileWritable(g, func(ctx context.Context, a recheckArgs, _ func(recheckReport)) (recheckReport, error) {
 		return recheck(ctx, reg, a)

@@ -179,7 +179,7 @@ func TestAdoptRandom(t *testing.T) {
 	}
 }
 
-// adopt adopts the storage, first dry.
+// adopt adopts the storage after a dry run.
 func (s *storage) adopt() adopt.Report {
 	s.t.Helper()
 	var reps [2]adopt.Report

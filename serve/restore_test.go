@@ -61,7 +61,7 @@ func TestRestoreInto(t *testing.T) {
 			cfg := configure(t, setup{root: root})
 			held := false
 			rep, err := restore(t, cfg, copied, serve.RestoreOptions{Progress: func(backup.Report) {
-				if !held { // nobody else gets at it meanwhile
+				if !held { // nobody else can use it meanwhile
 					held = true
 					if _, err := serve.New(t.Context(), cfg, nil); !errors.Is(err, serve.ErrInUse) {
 						t.Errorf("a server on a root being restored: got %v", err)

@@ -188,7 +188,7 @@ func adoptDistribution(w *world) error {
 		w.o.may("dist", "v1", im.digest)
 	}
 	rep, err := AdoptInPlace(w.ctx, w.config(), false, adopt.Options{Verify: true, Logger: quiet})
-	if err == nil && len(rep.Lacks()) > 0 { // as the command does
+	if err == nil && len(rep.Lacks()) > 0 { // the command does the same
 		err = fmt.Errorf("the storage lacks %v", rep.Lacks())
 	} else if err == nil && !w.o.away.Load() {
 		w.o.is("dist", "v1", im.digest)

@@ -64,7 +64,11 @@ func immutableTag(tag string) bool { return strings.HasPrefix(tag, "rel") }
 // TestRetentionModel makes random repositories, applies random rules, and compares the dry
 // run, the run and what the collector leaves with the model.
 func TestRetentionModel(t *testing.T) {
-	for seed := range 150 {
+	seeds := 150
+	if testing.Short() {
+		seeds = 30
+	}
+	for seed := range seeds {
 		if !registrytest.Chosen(seed, 15) {
 			continue
 		}

@@ -8,12 +8,9 @@ import (
 	"testing"
 	"testing/iotest"
 
-	"example.org/slipway/oci"
 	"example.org/slipway/volume/block"
 	"example.org/slipway/volume/file"
 )
-
-func digest(s string) oci.Digest { return oci.SHA256([]byte(s)) }
 
 func store(t testing.TB) block.Store {
 	t.Helper()
