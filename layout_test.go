@@ -186,7 +186,7 @@ var fences = []fence{
 	{"github.com/ulikunitz/xz", []string{"workload/trace/logs"}, "logs are decompressed in one place"},
 	{"github.com/coreos/go-systemd", []string{"internal/systemd"}, "what systemd is told is in one place"},
 	{"net/http/pprof", []string{"serve"}, "it is served on the debug port only"},
-	{"testing", []string{"oci/ocitest", "registry/objstore/objtest", "serve/servetest", "internal/mounttest", "internal/backendtest", "registry/registrytest", "volume/blocktest", "volume/layouttest"}, "test support is not product code"},
+	{"testing", []string{"oci/ocitest", "registry/objstore/objtest", "serve/servetest", "internal/mounttest", "internal/backendtest", "gear/treetest", "registry/registrytest", "volume/blocktest", "volume/layouttest"}, "test support is not product code"},
 }
 
 func TestLayout(t *testing.T) {
