@@ -21,9 +21,8 @@ import (
 	"example.org/slipway/integration/internal/wire"
 )
 
-// TestHalfOpenUploads opens 10,000 uploads and finishes none. They must cost
-// the server neither descriptors nor memory, survive a restart, and be gone
-// with all their bytes when they are cancelled.
+// TestHalfOpenUploads opens 10,000 uploads and finishes none. They must not tie up descriptors or
+// memory in the server. They must survive a restart, and cancelling them must free all their bytes.
 func TestHalfOpenUploads(t *testing.T) {
 	const (
 		uploads = 10_000
@@ -73,9 +72,9 @@ func TestHalfOpenUploads(t *testing.T) {
 	s.Run("fsck")
 }
 
-// TestBrokenTransfers sends uploads that break off, lie about their length or
-// carry another content than they claim. None may leave anything visible, nor
-// space in use once the uploads are cancelled.
+// TestBrokenTransfers sends uploads that break off, lie about their length, or carry content other
+// than what they claim. None may leave anything visible, and none may take space once the uploads
+// are cancelled.
 func TestBrokenTransfers(t *testing.T) {
 	s := slipway.Start(t, t.TempDir(), nil)
 	pushWorks(t, s, "broken/healthy")
@@ -91,8 +90,8 @@ func TestBrokenTransfers(t *testing.T) {
 		name   string
 		method string
 		digest string
-		claim  int // Content-Length
-		send   int // bytes really sent before the connection is cut
+		claim  int // the claimed Content-Length
+		send   int // bytes sent before the connection is cut
 	}{
 		{"PUT cut in the middle", http.MethodPut, digest, len(data), len(data) / 2},
 		{"PUT cut before the body", http.MethodPut, digest, len(data), 0},
@@ -104,7 +103,7 @@ func TestBrokenTransfers(t *testing.T) {
 		{"PATCH with a length too great", http.MethodPatch, "", len(data) + 100, len(data)},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			for range 8 { // often enough that what leaks shows
+			for range 8 { // often enough for a leak to show
 				location, err := s.Client.StartUpload(t.Context(), "broken/app")
 				if err != nil {
 					t.Fatal(err)
@@ -144,8 +143,8 @@ func TestBrokenTransfers(t *testing.T) {
 	s.Run("fsck")
 }
 
-// TestHangingClients leaves connections open in the middle of requests. Others
-// must not notice, and when the connections close nothing of them may stay.
+// TestHangingClients leaves connections open in the middle of requests. Other clients must not
+// notice, and nothing may remain of the connections once they close.
 func TestHangingClients(t *testing.T) {
 	const hanging = 200
 	s := slipway.Start(t, t.TempDir(), nil)
@@ -160,7 +159,7 @@ func TestHangingClients(t *testing.T) {
 		defer conn.Close()
 		conns = append(conns, conn)
 		request := "GET /v2/ HTTP/1.1\r\nHost:" // hangs in the header
-		if i%2 == 0 {                           // hangs in the body
+		if i%2 == 0 {                           // hangs while sending the body
 			location, err := s.Client.StartUpload(t.Context(), "hang/app")
 			if err != nil {
 				t.Fatal(err)
@@ -189,9 +188,8 @@ func TestHangingClients(t *testing.T) {
 	s.Run("fsck")
 }
 
-// sendPart sends a request that claims a Content-Length and then only the
-// body given, closes its side, and returns the answer's status, or 0 when the
-// server just closed.
+// sendPart sends a request that claims a Content-Length, sends only the given body, and closes its
+// side. It returns the status of the answer, or 0 if the server just closed the connection.
 func sendPart(t *testing.T, s *slipway.Server, method, target string, claim int, body []byte) int {
 	t.Helper()
 	conn, err := net.Dial("tcp", s.Addr)
@@ -202,7 +200,7 @@ func sendPart(t *testing.T, s *slipway.Server, method, target string, claim int,
 	if err := conn.SetDeadline(time.Now().Add(30 * time.Second)); err != nil {
 		t.Fatal(err)
 	}
-	// A write may fail: the server is free to refuse before the body is over.
+	// A write may fail: the server may refuse before it has read the whole body.
 	_, _ = conn.Write([]byte(requestHead(method, s.Addr, path(t, target), claim)))
 	_, _ = conn.Write(body)
 	_ = conn.(*net.TCPConn).CloseWrite()
@@ -229,14 +227,14 @@ func path(t *testing.T, location string) string {
 	return u.RequestURI()
 }
 
-// absolute returns a location on the server's present address.
+// absolute returns a location as a URL on the server's current address.
 func absolute(t *testing.T, s *slipway.Server, location string) string {
 	t.Helper()
 	return "http://" + s.Addr + path(t, location)
 }
 
-// cancelUpload cancels an upload that may be gone already. While the server is
-// still busy noticing that its client has left, it may say so.
+// cancelUpload cancels an upload that may be gone already. The server may refuse while it has not
+// yet noticed that its client has left.
 func cancelUpload(t *testing.T, s *slipway.Server, location string) {
 	t.Helper()
 	proc.Poll(t, 30*time.Second, "cancel an upload", func() bool {
@@ -293,7 +291,7 @@ func diskUsage(t *testing.T, dir string) int64 {
 	var sum int64
 	err := filepath.WalkDir(dir, func(name string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() || strings.Contains(d.Name(), ".db") {
-			return nil // a file that vanishes while we look uses nothing
+			return nil // a file that vanishes meanwhile uses nothing
 		}
 		if fi, err := d.Info(); err == nil {
 			sum += fi.Size()
@@ -306,8 +304,8 @@ func diskUsage(t *testing.T, dir string) int64 {
 	return sum
 }
 
-// reclaimed waits until the files below dir hold no more than before, but for
-// the slack in bytes that the test itself accounts for.
+// reclaimed waits until the files below dir hold no more bytes than before, plus the slack that the
+// test itself accounts for.
 func reclaimed(t *testing.T, dir string, before, slack int64) {
 	t.Helper()
 	proc.Poll(t, 30*time.Second, fmt.Sprintf("space in use back to %d bytes", before), func() bool {

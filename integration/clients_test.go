@@ -12,20 +12,19 @@ import (
 	"example.org/slipway/integration/internal/wire"
 )
 
-// client is one of the programs that people push and pull with, reduced to
-// what the common test needs. References are "host:port/repository:tag".
+// client is one of the programs that people push and pull with, reduced to what the common test
+// needs. References have the form "host:port/repository:tag".
 type client struct {
-	// push makes the image known to the client where it must, and pushes it.
+	// push pushes the image; it first loads it into the client if the client needs that.
 	push func(t *testing.T, im *imagetest.Image, ref string)
-	// pull pulls a reference that is not yet, or no longer, held locally.
+	// pull pulls a reference that the client does not hold locally.
 	pull func(t *testing.T, ref string)
-	// output runs the pulled image, or reads it back, and returns what its
-	// program prints.
+	// output runs the pulled image, or reads it back, and returns what its program prints.
 	output func(t *testing.T, ref string) string
 	// forget deletes the local copy.
 	forget func(t *testing.T, ref string)
-	// remove deletes the image in the registry; nil when the client has no
-	// command for it, then the test does it with a plain request.
+	// remove deletes the image in the registry. It is nil if the client has no command for that;
+	// the test then deletes it with a plain request.
 	remove func(t *testing.T, ref string)
 	// pullFailing pulls a reference that does not exist and returns what the
 	// client says.
@@ -34,9 +33,9 @@ type client struct {
 	mediaType string
 }
 
-// testClient takes an image through its life with one client, and crosses the
-// client with another at both ends: what it pushes skopeo pulls, what skopeo
-// pushes it pulls.
+// testClient takes an image through its life with one client. It also crosses the client with
+// skopeo at both ends: skopeo pulls what the client pushes, and the client pulls what skopeo
+// pushes.
 func testClient(t *testing.T, c client) {
 	s := slipway.Start(t, t.TempDir(), nil)
 	im := imagetest.Hello(t)
@@ -98,8 +97,8 @@ func testClient(t *testing.T, c client) {
 	s.Run("fsck")
 }
 
-// removeImage deletes the manifest that a tag names, by its digest, as the
-// clients without a command of their own leave it to be done.
+// removeImage deletes the manifest that a tag names, by its digest. It serves clients that have no
+// command for this.
 func removeImage(t *testing.T, c *wire.Client, repo, tag string) {
 	t.Helper()
 	m, err := c.GetManifest(t.Context(), repo, tag)
@@ -111,8 +110,7 @@ func removeImage(t *testing.T, c *wire.Client, repo, tag string) {
 	}
 }
 
-// copies holds, by reference, the OCI layouts into which the clients that only
-// copy have pulled.
+// copies holds, by reference, the OCI layouts that the copy-only clients have pulled into.
 type copies struct {
 	dir string
 }
@@ -137,7 +135,7 @@ func (c copies) output(t *testing.T, ref string) string {
 	return output
 }
 
-// forget makes the next pull begin with nothing.
+// forget deletes the local copy, so that the next pull starts from nothing.
 func (c copies) forget(t *testing.T, ref string) {
 	t.Helper()
 	removeAll(t, c.layout(ref))
@@ -159,7 +157,7 @@ func writeArchive(t *testing.T, im *imagetest.Image, ref string) string {
 	return path
 }
 
-// policy is the signature policy that the containers tools ask for: none.
+// policy is the signature policy that the containers tools require; it accepts everything.
 const policy = `{"default":[{"type":"insecureAcceptAnything"}]}`
 
 type skopeo struct {

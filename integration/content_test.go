@@ -25,8 +25,8 @@ import (
 	"example.org/slipway/integration/internal/wire"
 )
 
-// TestMultiArch pushes an index of two images with each client that can, and
-// reads it with the others: whole, and as the image of one platform.
+// TestMultiArch pushes an index of two images with each client that can, and reads it with the
+// other clients: as a whole, and as the image of one platform.
 func TestMultiArch(t *testing.T) {
 	sk, cr, rc := newSkopeo(t), newCrane(t), newRegctl(t)
 	s := slipway.Start(t, t.TempDir(), nil)
@@ -77,8 +77,8 @@ func TestMultiArch(t *testing.T) {
 	s.Run("fsck")
 }
 
-// indexLayout returns a copy of an image layout in which the index itself is
-// the top, as `crane push --index` reads it.
+// indexLayout returns a copy of an image layout in which the index itself is at the top, which is
+// what `crane push --index` reads.
 func indexLayout(t *testing.T, layout string) string {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join(layout, "index.json"))
@@ -162,8 +162,8 @@ func TestArtifacts(t *testing.T) {
 	}
 }
 
-// TestSignatureTag stores a signature where cosign does, under a tag made of
-// the image's digest, and reads it with two clients.
+// TestSignatureTag stores a signature where cosign does, under a tag derived from the image's
+// digest, and reads it with two clients.
 func TestSignatureTag(t *testing.T) {
 	sk, cr, rc := newSkopeo(t), newCrane(t), newRegctl(t)
 	s := slipway.Start(t, t.TempDir(), nil)
@@ -275,7 +275,7 @@ func TestBigLayer(t *testing.T) {
 	removeImage(t, s.Client, "big", "v1")
 }
 
-// digestOfOutput returns the digest of what a command prints, without holding it.
+// digestOfOutput returns the digest of what a command prints, without holding the output in memory.
 func digestOfOutput(t *testing.T, env *tool.Env, name string, args ...string) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), name, args...)

@@ -68,7 +68,7 @@ func TestCrane(t *testing.T) {
 	})
 }
 
-// splitTag cuts "host:port/repository:tag" before the tag.
+// splitTag splits "host:port/repository:tag" into the part before the tag and the tag.
 func splitTag(ref string) (repo, tag string) {
 	i := strings.LastIndexByte(ref, ':')
 	return ref[:i], ref[i+1:]
@@ -86,7 +86,7 @@ func newRegctl(t *testing.T) *regctl {
 	return &regctl{copies{dir}, tool.NewEnv(dir), tool.Built(t, "regctl")}
 }
 
-// args puts the registry of ref down as one without TLS.
+// args prepends the option that tells regctl that the registry of ref does not use TLS.
 func (r *regctl) args(ref string, args ...string) []string {
 	host, _, _ := strings.Cut(ref, "/")
 	return append([]string{"--host", "reg=" + host + ",tls=disabled"}, args...)
@@ -117,8 +117,8 @@ func TestRegctl(t *testing.T) {
 	})
 }
 
-// containersEnv is the environment of podman and buildah: own storage on the
-// kernel's overlayfs, no registries but those named in full.
+// containersEnv is the environment of podman and buildah: storage of their own on the kernel's
+// overlayfs, and no registries except those named in full.
 func containersEnv(t *testing.T) (env *tool.Env, storage []string) {
 	t.Helper()
 	tool.NeedRoot(t)
@@ -151,8 +151,8 @@ func podmanClient(t *testing.T) client {
 	path := tool.System(t, "podman")
 	tool.System(t, "runc")
 	env, global := containersEnv(t)
-	// crun refuses this kind of cgroup set-up and podman's defaults for limits
-	// need a capability that root in a container lacks.
+	// crun refuses this kind of cgroup set-up, and podman's default limits need a capability that
+	// root lacks in a container.
 	global = append(global, "--runtime", "runc", "--cgroup-manager", "cgroupfs", "--events-backend", "file",
 		"--tmpdir", filepath.Join(env.Dir(), "tmp"))
 	args := func(a ...string) []string { return append(append([]string{}, global...), a...) }
@@ -183,9 +183,8 @@ func TestBuildah(t *testing.T) {
 			env.Run(t, path, args("push", "-q", "--tls-verify=false", ref)...)
 		},
 		pull: func(t *testing.T, ref string) { env.Run(t, path, pull(ref)...) },
-		// The build has run the program. `buildah run` would run it again, but
-		// on a busy machine it sometimes ends before it has passed on what the
-		// program printed.
+		// The build has already run the program. `buildah run` would run it again, but on a busy
+		// machine it sometimes ends before it has passed on the program's output.
 		output: func(t *testing.T, ref string) string {
 			c := copies{t.TempDir()}
 			env.Run(t, path, args("push", "-q", ref, "oci:"+c.layout(ref)+":t")...)
@@ -197,8 +196,8 @@ func TestBuildah(t *testing.T) {
 	})
 }
 
-// buildContext returns a directory with a Dockerfile of an image that prints
-// what the hello image prints, and whose build runs its program.
+// buildContext returns a directory with the Dockerfile of an image that prints the same as the
+// hello image, and whose build runs its program.
 func buildContext(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()

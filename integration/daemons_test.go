@@ -72,8 +72,8 @@ func TestContainerd(t *testing.T) {
 	t.Run("repeated layers", func(t *testing.T) { testRepeatedLayers(t, cl) })
 }
 
-// testRepeatedLayers pushes and pulls an image in which one layer occurs twice
-// and the empty layer twice.
+// testRepeatedLayers pushes and pulls an image in which one layer occurs twice and the empty layer
+// occurs twice.
 func testRepeatedLayers(t *testing.T, c client) {
 	s := slipway.Start(t, t.TempDir(), nil)
 	im := imagetest.Repetitive(t)

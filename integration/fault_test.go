@@ -15,22 +15,21 @@ import (
 	"example.org/slipway/integration/internal/workload"
 )
 
-// pushers is how many clients push at once while a fault strikes.
+// pushers is the number of clients that push at the same time while a fault strikes.
 const pushers = 4
 
 // TestKill kills the server at random moments while clients push, and checks
 // that everything it had acknowledged is still there.
 func TestKill(t *testing.T) {
 	rounds := number(t, "SLIPWAY_KILL_ROUNDS", 20)
-	const perStore = 10 // rounds on one store: enough to pile up leftovers
+	const perStore = 10 // rounds on one store: enough for leftovers to pile up
 	random := seeded(t)
 	for first := 0; first < rounds; first += perStore {
 		killRounds(t, random, first, min(perStore, rounds-first))
 	}
 }
 
-// killRounds runs rounds of kill and restart, counted from first, on a store of
-// their own.
+// killRounds runs rounds of kill and restart on a new store. It counts the rounds from first.
 func killRounds(t *testing.T, random *rand.Rand, first, rounds int) {
 	t.Helper()
 	ledger := &workload.Ledger{}
@@ -59,12 +58,11 @@ func killRounds(t *testing.T, random *rand.Rand, first, rounds int) {
 	}
 }
 
-// TestPowerCut takes copies of the disk while clients push, as it would be
-// found after a loss of power, and checks that a server on the copy has
-// everything that was acknowledged when the copy was made.
+// TestPowerCut copies the disk while clients push, in the state that a loss of power would leave.
+// It checks that a server on the copy has everything that was acknowledged when the copy was made.
 func TestPowerCut(t *testing.T) {
 	rounds := number(t, "SLIPWAY_POWERCUT_ROUNDS", 5)
-	const perDisk = 5 // rounds on one disk, which fills up meanwhile
+	const perDisk = 5 // rounds on one disk, which fills up as they go
 	random := seeded(t)
 	lab := blockfs.NewLab(t)
 	for first := 0; first < rounds; first += perDisk {
@@ -72,8 +70,7 @@ func TestPowerCut(t *testing.T) {
 	}
 }
 
-// powerCuts runs rounds, counted from first, on a disk of their own and under
-// one server.
+// powerCuts runs rounds on a new disk, all under one server. It counts the rounds from first.
 func powerCuts(t *testing.T, lab *blockfs.Lab, random *rand.Rand, first, rounds int) {
 	t.Helper()
 	disk := lab.NewDisk(t, 2<<30)
@@ -84,7 +81,7 @@ func powerCuts(t *testing.T, lab *blockfs.Lab, random *rand.Rand, first, rounds 
 		pause(50*time.Millisecond, 800*time.Millisecond, random)
 		acknowledged := ledger.Mark()
 		after := disk.Cut(t)
-		// What was begun until here may be on the copy; nothing later can be.
+		// What began before this point may be on the copy; nothing later can be.
 		if err := load.Stop(); err != nil {
 			t.Fatalf("round %d: while the disk was copied: %v", i, err)
 		}
@@ -104,7 +101,7 @@ func powerCuts(t *testing.T, lab *blockfs.Lab, random *rand.Rand, first, rounds 
 	disk.Discard(t)
 }
 
-// number returns an environment variable's number.
+// number returns the number in an environment variable, or def if the variable is not set.
 func number(t *testing.T, name string, def int) int {
 	t.Helper()
 	v := os.Getenv(name)
@@ -132,14 +129,14 @@ func seeded(t *testing.T) *rand.Rand {
 	return rand.New(rand.NewPCG(seed, 0))
 }
 
-// pause waits for a random time: here the passing of time is what is wanted,
-// as a fault has to strike at any moment of the load.
+// pause waits for a random time. This is a deliberate sleep: a fault has to strike at an arbitrary
+// moment of the load.
 func pause(least, most time.Duration, random *rand.Rand) {
 	<-time.After(least + time.Duration(random.Int64N(int64(most-least))))
 }
 
-// settled waits until the server has no more descriptors open than before,
-// give or take the few that its own work opens and closes.
+// settled waits until the server has about as many descriptors open as before. It allows for the
+// few that the server's own work opens and closes.
 func settled(t *testing.T, s *slipway.Server, before int) {
 	t.Helper()
 	const slack = 10

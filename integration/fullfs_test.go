@@ -16,9 +16,9 @@ import (
 	"example.org/slipway/integration/internal/workload"
 )
 
-// TestFullDisk fills the disk under the server. It must refuse clearly, keep
-// what it has acknowledged, go on serving, and take pushes again, without a
-// restart, when there is space.
+// TestFullDisk fills the disk under the server. The server must refuse clearly, keep what it has
+// acknowledged, and go on serving. Once there is space it must accept pushes again without a
+// restart.
 func TestFullDisk(t *testing.T) {
 	disk := blockfs.NewLab(t).NewDisk(t, 128<<20)
 	ballast := filepath.Join(disk.Dir, "ballast")
@@ -50,7 +50,7 @@ func TestFullDisk(t *testing.T) {
 		t.Error("no push was acknowledged after space had returned")
 	}
 
-	// A deletion must not need space that is not there.
+	// A deletion must not need space that the disk does not have.
 	im := imagetest.Hello(t)
 	removeImage(t, s.Client, "full/after-space-returned", "v1")
 	for _, b := range im.Blobs {
@@ -64,8 +64,8 @@ func TestFullDisk(t *testing.T) {
 	disk.Discard(t)
 }
 
-// checkRefusal checks that a push on a full disk was answered as such: an
-// error body of the specification with status 507, or 500.
+// checkRefusal checks that a push to a full disk was refused clearly: status 507 with an error body
+// of the specification, or status 500.
 func checkRefusal(t *testing.T, err error) {
 	t.Helper()
 	var status *wire.StatusError
@@ -97,7 +97,7 @@ func pushWorks(t *testing.T, s *slipway.Server, repo string) {
 	}
 }
 
-// pushBundle pushes with plain requests.
+// pushBundle pushes an image with plain requests.
 func pushBundle(t *testing.T, c *wire.Client, repo, tag string, b *imagetest.Bundle) error {
 	t.Helper()
 	for _, x := range b.Blobs {

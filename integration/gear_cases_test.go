@@ -15,7 +15,7 @@ import (
 	"example.org/slipway/integration/internal/tool"
 )
 
-// nastyLayers returns layers by name of a case, made by hand so that each holds
+// nastyLayers returns the layers of each case by name. They are made by hand, and each holds
 // something that an unpacker can get wrong.
 func nastyLayers(t *testing.T) map[string][]imagetest.Layer {
 	t.Helper()
@@ -43,7 +43,7 @@ func nastyLayers(t *testing.T) map[string][]imagetest.Layer {
 	}
 }
 
-// base returns an archive that begins with the root.
+// base returns an archive that starts with the root directory.
 func base() *imagetest.Archive { return new(imagetest.Archive).Dir("./") }
 
 func namesLayer() imagetest.Layer {
@@ -66,8 +66,8 @@ func namesLayer() imagetest.Layer {
 	return a.Layer()
 }
 
-// latin1Layer has names and targets that are no UTF-8; only GNU headers hold
-// them without declaring what they are.
+// latin1Layer has names and targets that are not UTF-8. Only GNU headers can hold them without
+// declaring an encoding.
 func latin1Layer() imagetest.Layer {
 	a := base()
 	gnu := func(kind byte, name, target string, data string) {
@@ -92,7 +92,7 @@ func linkLayers() []imagetest.Layer {
 	for i := range 20 {
 		lower.Hardlink(fmt.Sprintf("many/%02d", i), "low")
 	}
-	// A name of two is hidden; the other must keep the content.
+	// One of two linked names is hidden; the other must keep the content.
 	upper := base().File(".wh.pair-a", "").File("low", "low, but another").Dir("d/").File("d/.wh.file", "")
 	return []imagetest.Layer{lower.Layer(), upper.Layer()}
 }
@@ -111,7 +111,7 @@ func linkBelowLayers() []imagetest.Layer {
 	return []imagetest.Layer{lower.Layer(), upper.Layer(), third.Layer()}
 }
 
-// overwrittenLinkLayer takes names of linked files away again.
+// overwrittenLinkLayer replaces names of linked files with other entries.
 func overwrittenLinkLayer() imagetest.Layer {
 	a := base().File("one", "first").Hardlink("two", "one").File("one", "second")
 	a.File("x", "x").Hardlink("y", "x").Symlink("x", "y")

@@ -21,8 +21,8 @@ import (
 	"example.org/slipway/integration/internal/tool"
 )
 
-// TestGearCommit changes a mounted image as a container would, commits that, and
-// compares what is exported then with the mount.
+// TestGearCommit changes a mounted image as a container would, commits the changes, and compares an
+// export of the result with the mount.
 func TestGearCommit(t *testing.T) {
 	tool.NeedRoot(t)
 	s := slipway.Start(t, t.TempDir(), nil)
@@ -40,7 +40,7 @@ func TestGearCommit(t *testing.T) {
 	s.Run("fsck")
 }
 
-// commitBase are the layers of the image to be changed.
+// commitBase returns the layers of the image to be changed.
 func commitBase() []imagetest.Layer {
 	lower := base()
 	for _, d := range []string{"keep", "gone", "renamed", "emptied", "opaque", "meta", "type"} {
@@ -51,8 +51,8 @@ func commitBase() []imagetest.Layer {
 	return []imagetest.Layer{lower.Layer(), base().File("second", "layer").File("keep/a", "keep a, again").Layer()}
 }
 
-// overlay mounts a directory over another and returns the upper one and the
-// mount point.
+// overlay mounts a writable overlay over a directory. It returns the upper directory and the mount
+// point.
 func overlay(t *testing.T, lower, options string) (upper, merged string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -70,9 +70,7 @@ func overlay(t *testing.T, lower, options string) (upper, merged string) {
 	return upper, merged
 }
 
-// change does to a tree what containers do, and returns the contents that are
-// new. Rename tells whether the file system renames directories of a lower one;
-// else mv copies them.
+// change changes a tree as containers do, and returns the contents that are new.
 func change(t *testing.T, dir string) (fresh []string) {
 	t.Helper()
 	at := func(name string) string { return filepath.Join(dir, name) }
@@ -93,13 +91,13 @@ func change(t *testing.T, dir string) (fresh []string) {
 	env.Run(t, tool.System(t, "mv"), at("renamed"), at("renamed-to"))
 	env.Run(t, tool.System(t, "mv"), at("moved-file"), at("keep/moved-file"))
 	check(t, os.Chmod(at("chmod"), 0o4711), os.Chmod(at("meta"), 0o1777), os.Lchown(at("meta/a"), 12, 34))
-	// What was one type becomes another.
+	// Entries change their type.
 	check(t, os.Remove(at("type/a")), os.Mkdir(at("type/a"), 0o700), os.RemoveAll(at("type/in")))
 	write("type/in", "no directory any more, in "+dir)
 	check(t, os.Remove(at("link")), os.Symlink("nowhere", at("link")), os.Symlink("new", at("new-link")),
 		os.Link(at("new"), at("fresh/hard")), unix.Mkfifo(at("fifo"), 0o600), unix.Mknod(at("null"), unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))),
 		unix.Setxattr(at("keep/in/c"), "user.note", []byte("set on a lower file"), 0))
-	// The same content as a lower file, which is not new.
+	// This repeats the content of a lower file, so it is not new.
 	check(t, os.WriteFile(at("copied"), []byte("keep c"), 0o600), os.WriteFile(at("empty"), nil, 0o600))
 	return fresh
 }
@@ -128,8 +126,8 @@ func commitOne(t *testing.T, s *slipway.Server, from, options string) {
 	}
 	equalTrees(t, "what was committed", merged, s.Export("team/base:changed"))
 
-	// The new contents are in, with two indexes at most: that of the changes is
-	// made here and not kept, that of the whole is a layer's.
+	// The new contents are stored, with at most two indexes. The index of the changes is made here
+	// and not kept; the index of the whole tree belongs to a layer.
 	bytes := 0
 	for _, c := range fresh {
 		bytes += len(c)
@@ -171,8 +169,8 @@ func commitOne(t *testing.T, s *slipway.Server, from, options string) {
 	check(t, s.Client.DeleteManifest(t.Context(), "team/base", "changed"), s.Client.DeleteManifest(t.Context(), "team/base", "changed-again"))
 }
 
-// layeredRuns compares the mount with what containerd makes of the image that
-// has the changes as an ordinary layer.
+// layeredRuns compares the mount with what containerd makes of an image that has the changes as an
+// ordinary layer.
 func layeredRuns(t *testing.T, s *slipway.Server, merged string) {
 	t.Helper()
 	c := daemon.StartContainerd(t)
@@ -190,8 +188,8 @@ func layeredRuns(t *testing.T, s *slipway.Server, merged string) {
 	expectSame(t, "containerd", dir, merged, described, nil)
 }
 
-// uploadedBytes is how many bytes clients have uploaded to the Gear extension
-// since the server's start.
+// uploadedBytes returns the number of bytes that clients have uploaded to the Gear extension since
+// the server's start.
 func uploadedBytes(t *testing.T, s *slipway.Server) int64 {
 	t.Helper()
 	resp := do(t, s.Client, http.MethodGet, "http://"+s.DebugAddr+"/metrics", nil, nil)

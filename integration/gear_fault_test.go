@@ -17,7 +17,7 @@ import (
 	"example.org/slipway/integration/internal/workload"
 )
 
-// settlingConfig lets the server rewrite its packs all the time.
+// settlingConfig makes the server rewrite its packs all the time.
 const settlingConfig = `version: 0.1
 storage:
   delete: {enabled: true}
@@ -25,8 +25,8 @@ gear:
   settle: {interval: 1s, share: 100}
 `
 
-// restingConfig lets it never do so. What lies in the storage then is exactly
-// what the catalogue names.
+// restingConfig makes the server never rewrite its packs. The storage then holds exactly what the
+// catalogue names.
 const restingConfig = `version: 0.1
 storage:
   delete: {enabled: true}
@@ -34,9 +34,9 @@ gear:
   settle: {disabled: true}
 `
 
-// TestGearKill kills the server at random moments while it converts what clients
-// push and rewrites what it has. Every image that was acknowledged must then be
-// exported whole, and nothing may be left of what was cut off.
+// TestGearKill kills the server at random moments while it converts what clients push and rewrites
+// its packs. Afterwards every acknowledged image must export whole, and nothing may remain of
+// interrupted work.
 func TestGearKill(t *testing.T) {
 	rounds := number(t, "SLIPWAY_GEARKILL_ROUNDS", 20)
 	const perStore = 10 // as in TestKill
@@ -50,8 +50,7 @@ func TestGearKill(t *testing.T) {
 	}
 }
 
-// gearKills runs rounds of kill and restart, counted from first, on a store of
-// their own.
+// gearKills runs rounds of kill and restart on a new store. It counts the rounds from first.
 func gearKills(t *testing.T, random *rand.Rand, config string, first, rounds int) {
 	t.Helper()
 	const keep = 8 // images that stay from round to round
@@ -66,7 +65,7 @@ func gearKills(t *testing.T, random *rand.Rand, config string, first, rounds int
 		if err := load.stop(); err != nil {
 			t.Fatalf("round %d: before the kill: %v", i, err)
 		}
-		if random.IntN(3) == 0 { // and again, while it cleans up
+		if random.IntN(3) == 0 { // kill again while the server cleans up
 			s.Restart()
 			pause(time.Millisecond, 50*time.Millisecond, random)
 			s.Kill()
@@ -79,7 +78,7 @@ func gearKills(t *testing.T, random *rand.Rand, config string, first, rounds int
 		st := s.Converted()
 		checkTrees(t, fmt.Sprintf("round %d: after the kill", i), s, images)
 		checked += len(images)
-		if config == restingConfig { // the server cleans up while it serves already
+		if config == restingConfig { // the server cleans up while it already serves
 			proc.Poll(t, pollFor, "as many packs in the storage as in the catalogue", func() bool {
 				return int64(len(s.PackObjects())) == s.GearStatus().Packs
 			})
@@ -104,8 +103,8 @@ func gearKills(t *testing.T, random *rand.Rand, config string, first, rounds int
 	reclaimedPacks(t, s, ledger)
 }
 
-// reclaimedPacks deletes everything and checks that no pack is left in use. The
-// server is stopped before and after.
+// reclaimedPacks deletes everything and checks that no pack stays in use. It expects a stopped
+// server and leaves it stopped.
 func reclaimedPacks(t *testing.T, s *slipway.Server, ledger *workload.Trees) {
 	t.Helper()
 	s.Restart()
@@ -136,7 +135,7 @@ func checkTrees(t *testing.T, when string, s *slipway.Server, images []*workload
 	}
 }
 
-// gearLoad pushes images, and has the packs rewritten all the time.
+// gearLoad pushes images, and makes the server rewrite its packs all the time.
 type gearLoad struct {
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
@@ -153,7 +152,7 @@ func startGearLoad(t *testing.T, s *slipway.Server, ledger *workload.Trees, pref
 	if settle {
 		l.wg.Go(func() {
 			for ctx.Err() == nil && l.note(settleAll(ctx, t, s)) {
-				<-time.After(50 * time.Millisecond) // so that there is something to settle
+				<-time.After(50 * time.Millisecond) // let some work pile up for the next rewrite
 			}
 		})
 	}
@@ -165,7 +164,7 @@ func settleAll(ctx context.Context, t *testing.T, s *slipway.Server) error {
 	return err
 }
 
-// note keeps an error if none is expected, and tells whether there was none.
+// note keeps an error unless errors are expected, and reports whether there was none.
 func (l *gearLoad) note(err error) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -175,7 +174,7 @@ func (l *gearLoad) note(err error) bool {
 	return err == nil
 }
 
-// expectErrors tells that the server is about to fail.
+// expectErrors announces that the server is about to fail.
 func (l *gearLoad) expectErrors() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -190,9 +189,9 @@ func (l *gearLoad) stop() error {
 	return errors.Join(l.errs...)
 }
 
-// TestGearPowerCut takes copies of the disk while the server converts and
-// rewrites, as a loss of power would leave it, and checks that a server on the
-// copy exports every image that was acknowledged when the copy was made.
+// TestGearPowerCut copies the disk while the server converts and rewrites, in the state that a loss
+// of power would leave. It checks that a server on the copy exports every image that was
+// acknowledged when the copy was made.
 func TestGearPowerCut(t *testing.T) {
 	rounds := number(t, "SLIPWAY_GEARCUT_ROUNDS", 5)
 	const perDisk = 5 // as in TestPowerCut

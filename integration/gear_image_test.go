@@ -19,7 +19,7 @@ import (
 	"example.org/slipway/integration/internal/wire"
 )
 
-// runConfig is what an image says about how it is run.
+// runConfig returns the part of an image's configuration that says how to run it.
 func runConfig() map[string]any {
 	return map[string]any{
 		"Env": []string{"PATH=/usr/bin", "GREETING=good day"}, "Entrypoint": []string{"/bin/app", "--serve"},
@@ -29,14 +29,14 @@ func runConfig() map[string]any {
 	}
 }
 
-// appImage is an image with layers that change each other.
+// appImage is an image whose layers change each other's files.
 func appImage(arch string) *imagetest.Bundle {
 	lower := base().Dir("bin/").File("bin/app", "program for "+arch).Dir("srv/").File("srv/old", "old").File("srv/data", strings.Repeat("data ", 1_200_000))
 	upper := base().Dir("srv/").File("srv/.wh.old", "").File("srv/new", "new on "+arch).Symlink("srv/link", "new")
 	return imagetest.Compose(arch, runConfig(), []imagetest.Layer{lower.Layer(), upper.Layer()})
 }
 
-// convert makes a Gear image and returns its tag.
+// convert makes a Gear image of an image on the server.
 func convert(t *testing.T, s *slipway.Server, image string, args ...string) {
 	t.Helper()
 	if _, err := slipway.Program(t.Context(), t, append([]string{"convert", s.Addr + "/" + image}, args...)...); err != nil {
@@ -56,8 +56,8 @@ func equalTrees(t *testing.T, what, want, got string) {
 	}
 }
 
-// TestGearImage takes a Gear image through the tools that people have, which
-// must treat it as the ordinary image it is.
+// TestGearImage takes a Gear image through common tools, which must treat it as the ordinary image
+// it is.
 func TestGearImage(t *testing.T) {
 	tool.NeedRoot(t)
 	s := slipway.Start(t, t.TempDir(), nil)
@@ -101,7 +101,7 @@ func TestGearImage(t *testing.T) {
 	s.Run("fsck")
 }
 
-// checkRun checks that a tool shows how the original is run.
+// checkRun checks that a tool shows how to run the original image.
 func checkRun(t *testing.T, who, text string) {
 	t.Helper()
 	var got struct {
@@ -122,7 +122,7 @@ func checkRun(t *testing.T, who, text string) {
 	}
 }
 
-// checkGearFiles checks that a directory has what those see who do not know Gear.
+// checkGearFiles checks that a directory has what a tool without Gear support sees.
 func checkGearFiles(t *testing.T, dir string) {
 	t.Helper()
 	var names []string
@@ -178,8 +178,8 @@ func checkGearConfig(t *testing.T, s *slipway.Server) {
 	}
 }
 
-// copyGear copies the Gear image to a registry that knows nothing of Gear and
-// back, in the ways that change its digest and those that do not.
+// copyGear copies the Gear image to a registry without Gear support and back, both in ways that
+// change its digest and in ways that do not.
 func copyGear(t *testing.T, s *slipway.Server, original string) {
 	other := daemon.StartDistribution(t)
 	gear, _, _ := image(t, s, "team/app", "v1-gear")
@@ -198,8 +198,8 @@ func copyGear(t *testing.T, s *slipway.Server, original string) {
 		}
 		equalTrees(t, "what "+name+" brought back", original, s.Export("team/app:back-by-"+name))
 	}
-	// With the image its files come to another repository only by a mount, which
-	// needs the right to pull. This client does not know where to mount from.
+	// With the image its files come to another repository only by a mount, which needs the right to
+	// pull. This client does not know where to mount from.
 	stranger := newCrane(t)
 	stranger.run(t, "copy", other+"/elsewhere/crane:v1", s.Addr+"/other/app:v1")
 	if _, err := s.TryExport(t.Context(), "other/app:v1", "--wait=5s"); err == nil {
@@ -259,7 +259,7 @@ func TestGearAllPlatforms(t *testing.T) {
 	if one, _, config := image(t, s, "team/multi", "one"); one.MediaType != imagetest.TypeManifest || config["architecture"] != "arm64" {
 		t.Errorf("converted for one platform: a %s for %v", one.MediaType, config["architecture"])
 	}
-	// The same image becomes the same Gear image.
+	// Converting the same image again gives the same Gear image.
 	convert(t, s, "team/multi:v1", "--all-platforms", "--tag=again")
 	if again, err := s.Client.GetManifest(t.Context(), "team/multi", "again"); err != nil || again.Digest != m.Digest {
 		t.Errorf("converted again: %+v, %v, want %s", again, err, m.Digest)

@@ -14,8 +14,8 @@ import (
 	"example.org/slipway/integration/internal/treecmp"
 )
 
-// TestGearNode has an agent mount images whose layers have every trap, and a
-// distribution's packages, and compares what is seen there with an export.
+// TestGearNode makes an agent mount images whose layers have every trap, and images of a
+// distribution's packages. It compares what the mounts show with an export.
 func TestGearNode(t *testing.T) {
 	tool.NeedRoot(t)
 	s := slipway.Start(t, t.TempDir(), nil)
@@ -31,7 +31,7 @@ func TestGearNode(t *testing.T) {
 			dir := a.Mount(s.Addr + "/team/" + name + ":v1")
 			defer a.Run("umount", dir)
 			lines, err := treecmp.Compare(exported, dir, &treecmp.Options{Ignore: func(path, _ string) bool {
-				// An export leaves a root that no layer describes as the directory is.
+				// If no layer describes the root, an export leaves it as the directory is.
 				return path == "." && (name == "no-root" || name == "empty")
 			}})
 			if err != nil {

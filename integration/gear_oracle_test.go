@@ -24,11 +24,10 @@ import (
 	"example.org/slipway/integration/internal/treecmp"
 )
 
-// TestGearOracle pushes images with every trap that layers have, exports what
-// the server made of them, and compares that with what containerd mounts for a
-// container and with what umoci unpacks. Containerd is the judge, as Gear is
-// specified to show what an overlay shows; umoci, which unpacks into one
-// directory, has other rules in the cases that say so.
+// TestGearOracle pushes images with every trap that layers can have and exports what the server
+// made of them. It compares the exports with what containerd mounts for a container and with what
+// umoci unpacks. Containerd is the judge, because Gear is specified to show what an overlay shows.
+// Umoci unpacks into one directory; it has other rules in the cases that say so.
 func TestGearOracle(t *testing.T) {
 	tool.NeedRoot(t)
 	s := slipway.Start(t, t.TempDir(), nil)
@@ -72,7 +71,7 @@ func TestGearOracle(t *testing.T) {
 	s.Run("fsck")
 }
 
-// expectSame fails the test for differences that are not explained.
+// expectSame fails the test for every difference that is not explained.
 func expectSame(t *testing.T, who, want, got string, described map[string]bool, explained differences) {
 	t.Helper()
 	unused := maps.Clone(explained)
@@ -85,7 +84,7 @@ func expectSame(t *testing.T, who, want, got string, described map[string]bool, 
 			return true
 		}
 		if path == "." && aspect == "mtime" && who == "containerd" {
-			return true // it never sets the time of the root; umoci does
+			return true // containerd never sets the time of the root; umoci does
 		}
 		_, ok := explained[path+" "+aspect]
 		delete(unused, path+" "+aspect)
@@ -102,9 +101,9 @@ func expectSame(t *testing.T, who, want, got string, described map[string]bool, 
 	}
 }
 
-// unpackers are the programs whose opinion counts.
+// unpackers are the programs that Gear is compared with.
 type unpackers struct {
-	t          *testing.T // whose end ends the mounts
+	t          *testing.T // the mounts last until it ends
 	containerd *daemon.Containerd
 	umoci      string
 	env        *tool.Env
@@ -123,7 +122,7 @@ func (u *unpackers) mount(t *testing.T, ref string) string {
 	return dir
 }
 
-// layout writes an image of the layers in the one compression that umoci has.
+// layout writes an image of the layers, in the one compression that umoci supports.
 func (u *unpackers) layout(t *testing.T, layers []imagetest.Layer) string {
 	t.Helper()
 	return writeImage(t, imagetest.Compose(runtime.GOARCH, nil, layers)) + ":t"
@@ -154,7 +153,7 @@ func (u *unpackers) extract(t *testing.T, layers []imagetest.Layer) string {
 
 func pullArgs(ref string) []string { return []string{"image", "pull", "--plain-http", ref} }
 
-// describedDirs are the directories that have an entry of their own in a layer.
+// describedDirs returns the directories that have an entry of their own in some layer.
 func describedDirs(t *testing.T, layers []imagetest.Layer) map[string]bool {
 	t.Helper()
 	dirs := map[string]bool{}
@@ -176,10 +175,9 @@ func describedDirs(t *testing.T, layers []imagetest.Layer) map[string]bool {
 	return dirs
 }
 
-// debianLayers are two layers of a real system: the packages without which
-// Debian does not run, as they are installed on this machine, and what apt adds.
-// It takes nothing from the network and is nobody's home: only files of packages
-// are in it.
+// debianLayers returns two layers of a real system: the packages that Debian needs to run, as
+// installed on this machine, and what apt adds. It takes nothing from the network and nobody's
+// private files; it holds only files of packages.
 func debianLayers(t *testing.T) []imagetest.Layer {
 	t.Helper()
 	query := tool.System(t, "dpkg-query")
@@ -205,9 +203,9 @@ func packagesLayer(t *testing.T, env *tool.Env, packages []string) imagetest.Lay
 		p = strings.TrimSuffix(p, "\n")
 		top, _, _ := strings.Cut(strings.TrimPrefix(p, "/"), "/")
 		if !slices.Contains([]string{"bin", "lib", "lib64", "sbin", "usr"}, top) || strings.HasPrefix(p, "/usr/share/doc/") {
-			continue // may change meanwhile, or says nothing new
+			continue // may change meanwhile, or adds nothing
 		}
-		if _, err := os.Lstat(p); err == nil { // else dpkg was told to leave it out
+		if _, err := os.Lstat(p); err == nil { // otherwise dpkg was told to leave it out
 			paths = append(paths, strings.TrimPrefix(p, "/"))
 		}
 	}
@@ -224,16 +222,16 @@ func packagesLayer(t *testing.T, env *tool.Env, packages []string) imagetest.Lay
 	return base().Raw(out.Bytes()).Layer()
 }
 
-// differences are explained ones: "path aspect", and why.
+// differences maps "path aspect" to the reason why the two sides differ.
 type differences map[string]string
 
-// known are the cases in which an unpacker does something else than the
-// specified. Everything else must be equal.
+// known lists the cases in which an unpacker differs from the specification. Everything else must
+// be equal.
 var known = map[string]struct {
 	containerd, umoci differences
 	// containerdFails says why containerd cannot unpack the image.
 	containerdFails string
-	// byTar tells that umoci cannot either, and tar is asked instead.
+	// byTar says that umoci cannot unpack it either, so tar is used instead.
 	byTar bool
 }{
 	"attributes": {containerd: differences{

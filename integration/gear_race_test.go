@@ -14,8 +14,8 @@ import (
 	"example.org/slipway/integration/internal/slipway"
 )
 
-// filesLayer is a layer of the files numbered from first to last, each of some
-// kilobytes, and of one that is stored in chunks.
+// filesLayer is a layer of the files numbered from first to last, of some kilobytes each, and of
+// one file that is stored in chunks.
 func filesLayer(first, last int) imagetest.Layer {
 	a := base()
 	for i := first; i < last; i++ {
@@ -25,14 +25,14 @@ func filesLayer(first, last int) imagetest.Layer {
 	return a.Layer()
 }
 
-// noise is a content that does not compress, by number.
+// noise returns content that does not compress; number selects which.
 func noise(number, size int) string {
 	b := make([]byte, size)
 	_, _ = rand.NewChaCha8([32]byte{byte(number), byte(number >> 8), 9}).Read(b) // never fails
 	return string(b)
 }
 
-// atOnce runs a function for each number at the same time.
+// atOnce calls a function for each number, all at the same time.
 func atOnce(t *testing.T, n int, do func(i int) error) {
 	t.Helper()
 	var wg sync.WaitGroup
@@ -51,8 +51,8 @@ func atOnce(t *testing.T, n int, do func(i int) error) {
 	}
 }
 
-// TestGearSameLayerAtOnce pushes one layer to several repositories at the same
-// time. It must be stored once, as if it had been pushed once.
+// TestGearSameLayerAtOnce pushes one layer to several repositories at the same time. The server
+// must store it once, as if it had been pushed once.
 func TestGearSameLayerAtOnce(t *testing.T) {
 	const pushes = 4
 	layer := filesLayer(0, 800)
@@ -66,8 +66,8 @@ func TestGearSameLayerAtOnce(t *testing.T) {
 		return pushBundle(t, s.Client, fmt.Sprintf("at-once/r%d", i), "v1", im)
 	})
 	got := s.Converted()
-	// The conversions may share the work, each with a pack of its own, but no
-	// content is in two: a pack takes 60 bytes beside its contents and their table.
+	// The conversions may share the work, each with its own pack, but no content may be in two
+	// packs. A pack takes 60 bytes beside its contents and their table.
 	once := want.PackBytes + 60*(got.Packs-want.Packs)
 	if got.Layers != 1 || got.Files != want.Files || got.StoredBytes != want.StoredBytes || got.PackBytes != once || got.Packs > pushes {
 		t.Errorf("pushed %d times at once it takes %+v, pushed once %+v", pushes, got, want)
@@ -85,9 +85,8 @@ func TestGearSameLayerAtOnce(t *testing.T) {
 	}
 }
 
-// TestGearConversionsRace converts different layers that share most of their
-// files at the same time, with as many workers, and makes Gear images of the
-// same image at the same time.
+// TestGearConversionsRace converts different layers that share most of their files at the same
+// time, with one worker for each. At the same time it makes Gear images of one image several times.
 func TestGearConversionsRace(t *testing.T) {
 	const layers, files, own = 4, 600, 60
 	images := map[string]*imagetest.Bundle{}
@@ -107,7 +106,7 @@ func TestGearConversionsRace(t *testing.T) {
 	if got.Files != want.Files || got.StoredBytes != want.StoredBytes {
 		t.Errorf("converted at once there are %d contents in %d bytes, in turn %d in %d", got.Files, got.StoredBytes, want.Files, want.StoredBytes)
 	}
-	// Each content is stored once: packs have their tables beside it.
+	// Each content is stored once; packs hold their tables beside it.
 	if got.PackBytes > got.StoredBytes*101/100+49*got.Files {
 		t.Errorf("packs take %d bytes for contents of %d", got.PackBytes, got.StoredBytes)
 	}

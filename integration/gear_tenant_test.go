@@ -21,7 +21,7 @@ import (
 	"example.org/slipway/integration/internal/wire"
 )
 
-// tenantConfig gives each of two users repositories of their own.
+// tenantConfig gives two users a set of repositories each.
 const tenantConfig = `version: 0.1
 storage:
   delete: {enabled: true}
@@ -39,7 +39,7 @@ const tenantPasswords = `alice:$2y$04$fM71B85.wk0HMqNgBg/ase6.7UFIWi361HQQ0rm.l3
 bob:$2y$04$X8aWIEWMOQVknu1LHRsn1u3wxRQ4NtJacuL0vaLHOaBjbE1VaJsSy
 `
 
-// pollFor bounds the wait for something the server does by itself.
+// pollFor bounds the wait for something that the server does by itself.
 const pollFor = time.Minute
 
 // tenants are two users of one server. Alice's repository holds what Bob wants.
@@ -53,7 +53,7 @@ type tenants struct {
 	own        string          // digest of Bob's own manifest
 }
 
-// loot is a content that only Alice's repository shows.
+// loot is content that only Alice's repository shows.
 type loot struct {
 	what    string
 	content []byte
@@ -109,7 +109,7 @@ func do(t *testing.T, c *wire.Client, method, path string, header http.Header, b
 	return resp
 }
 
-// rawName is a name, "sha256:...", as it is in binary lists.
+// rawName returns a name, "sha256:...", in the form that binary lists use.
 func rawName(name string) string {
 	b, err := hex.DecodeString(strings.TrimPrefix(name, "sha256:"))
 	if err != nil {
@@ -118,7 +118,7 @@ func rawName(name string) string {
 	return string(b)
 }
 
-// probe is a request by which a content, or that it exists, might be learnt.
+// probe is a request that might reveal a content, or that it exists.
 type probe struct {
 	what, method, path string // the path below /v2/REPOSITORY/
 	header             http.Header
@@ -154,7 +154,7 @@ func probes(name string) []probe {
 	}
 }
 
-// layerProbes are the requests for what only a layer or an image has.
+// layerProbes returns the requests that only apply to a layer or an image.
 func layerProbes(layer, manifest string) []probe {
 	const gear = "_slipway/gear/"
 	return []probe{
@@ -171,7 +171,7 @@ func layerProbes(layer, manifest string) []probe {
 	}
 }
 
-// forged is a stream that claims another content under a name.
+// forged is a stream that claims other content under a name.
 func forged(name string) string {
 	const content = "not it"
 	b := []byte("SLGSTRM\x01\x02\x01\x00" + rawName(name))
@@ -182,8 +182,8 @@ func forged(name string) string {
 	return string(binary.LittleEndian.AppendUint64(b, 1))
 }
 
-// TestGearTenants lets one user ask for what belongs to another in every way
-// there is. Nothing may be served, and nothing may tell that it exists.
+// TestGearTenants makes one user ask in every possible way for what belongs to another. The server
+// must serve nothing of it, and no answer may reveal that it exists.
 func TestGearTenants(t *testing.T) {
 	w := newTenants(t)
 	absent := wire.Digest([]byte("a content that nobody has"))
@@ -213,8 +213,9 @@ func TestGearTenants(t *testing.T) {
 	w.s.Run("fsck")
 }
 
-// probe sends a probe as Alice, as nobody, as Bob to Alice's repository, and as
-// Bob to his own, where the answer must be that to q, of a content nobody has.
+// probe sends p as Alice, as nobody, as Bob to Alice's repository, and as Bob to his own
+// repository. There the answer must equal the answer to q, which asks for a content that nobody
+// has.
 func (w *tenants) probe(t *testing.T, what string, p, q probe, name, absent string) {
 	t.Helper()
 	send := func(c *wire.Client, repo string, p probe) *wire.Response {
@@ -253,7 +254,7 @@ func (w *tenants) probe(t *testing.T, what string, p, q probe, name, absent stri
 	}
 }
 
-// expectNoLoot fails the test if an answer has what is Alice's.
+// expectNoLoot fails the test if an answer contains anything of Alice's.
 func (w *tenants) expectNoLoot(t *testing.T, what string, resp *wire.Response) {
 	t.Helper()
 	for _, l := range w.loot {
@@ -263,7 +264,7 @@ func (w *tenants) expectNoLoot(t *testing.T, what string, resp *wire.Response) {
 	}
 }
 
-// mounts tries to bring Alice's blobs into Bob's repository by their digests.
+// mounts tries to mount Alice's blobs into Bob's repository by their digests.
 func (w *tenants) mounts(t *testing.T) {
 	for _, from := range []string{"&from=alice/kitchen", "&from=alice/nothing", ""} {
 		resp := do(t, w.bob, http.MethodPost, "/v2/bob/own/blobs/uploads/?mount="+w.layer.Digest+from, nil, nil)
@@ -272,7 +273,7 @@ func (w *tenants) mounts(t *testing.T) {
 		}
 	}
 	w.nothingIn(t, "bob/own")
-	// With what Bob may see a mount works, so the above was refused for its rights.
+	// A mount of what Bob may see works, so the mounts above failed for lack of rights.
 	resp := do(t, w.bob, http.MethodPost, "/v2/bob/second/blobs/uploads/?mount="+base().File("mine", "Bob's").Layer().Blob(imagetest.Gzip).Digest+"&from=bob/own", nil, nil)
 	if resp.Status != http.StatusCreated {
 		t.Errorf("mount of Bob's own layer: %d %s, want 201", resp.Status, resp.Body)
@@ -307,7 +308,7 @@ func (w *tenants) nothingIn(t *testing.T, repo string) {
 	}
 }
 
-// profile reports Alice's files as those that Bob's image opens.
+// profile reports Alice's files as the files that Bob's image opens.
 func (w *tenants) profile(t *testing.T) {
 	var names string
 	for _, l := range w.loot {
@@ -322,8 +323,8 @@ func (w *tenants) profile(t *testing.T) {
 	w.nothingIn(t, "bob/own")
 }
 
-// craftedImage pushes to Bob's repository, byte for byte, the Gear image that
-// Alice has: its index names her files. Bob could only have guessed it.
+// craftedImage pushes Alice's Gear image to Bob's repository, byte for byte; its index names her
+// files. Bob could only have guessed it.
 func (w *tenants) craftedImage(t *testing.T) {
 	credentials := filepath.Join(t.TempDir(), "credentials")
 	if err := os.WriteFile(credentials, []byte("alice:alice-secret\n"), 0o600); err != nil {
@@ -349,7 +350,7 @@ func (w *tenants) craftedImage(t *testing.T) {
 	resp := do(t, w.bob, http.MethodPut, "/v2/bob/forger/manifests/v1", http.Header{"Content-Type": {m.MediaType}}, m.Bytes)
 	t.Logf("the registry says to the crafted manifest: %d %s", resp.Status, resp.Body)
 	w.indexButNoFiles(t, "bob/forger")
-	// A mount passes on what a repository may use. This one may use nothing.
+	// A mount passes on what a repository may use. This repository may use nothing.
 	for _, d := range append(doc.Layers, *doc.Config) {
 		resp := do(t, w.bob, http.MethodPost, "/v2/bob/launderer/blobs/uploads/?mount="+d.Digest+"&from=bob/forger", nil, nil)
 		if resp.Status != http.StatusCreated {
@@ -374,8 +375,8 @@ func (w *tenants) craftedImage(t *testing.T) {
 	}
 }
 
-// indexButNoFiles checks that a repository to which Bob has pushed Alice's index,
-// which he thereby shows to know, gives him none of the files in it.
+// indexButNoFiles checks that Bob gets none of the files in Alice's index from a repository to
+// which he has pushed it. The push shows that he knows the index.
 func (w *tenants) indexButNoFiles(t *testing.T, repo string) {
 	t.Helper()
 	proc.Poll(t, pollFor, "the end of the conversion of the crafted image", func() bool {
@@ -396,7 +397,7 @@ func (w *tenants) indexButNoFiles(t *testing.T, repo string) {
 	}
 }
 
-// lent checks that the right to pull does not let push.
+// lent checks that the right to pull does not allow a push.
 func (w *tenants) lent(t *testing.T) {
 	layer := base().File("lent", "to be read only").Layer()
 	pushed(t, w.alice, "lent/book", "v1", imagetest.Compose(runtime.GOARCH, nil, []imagetest.Layer{layer}))
@@ -413,7 +414,7 @@ func (w *tenants) lent(t *testing.T) {
 			}
 		}
 	}
-	// What Bob may pull there he does not get elsewhere, but by a mount.
+	// Bob may pull this content there, but gets it elsewhere only by a mount.
 	mine := "/v2/bob/own/_slipway/gear/files/" + name
 	if resp := do(t, w.bob, http.MethodGet, mine, nil, nil); resp.Status != http.StatusNotFound {
 		t.Errorf("a file of lent/book shows in bob/own: status %d", resp.Status)
@@ -427,8 +428,8 @@ func (w *tenants) lent(t *testing.T) {
 	}
 }
 
-// ownContent uploads to Bob's repository a content that Alice has too. Bob gets
-// it from there, as he had it, and nothing else changes.
+// ownContent uploads to Bob's repository a content that Alice has too. Bob gets it from there,
+// because he had it himself, and nothing else changes.
 func (w *tenants) ownContent(t *testing.T) {
 	l := w.loot[0]
 	path := "/v2/bob/own/_slipway/gear/files/" + l.name()

@@ -60,7 +60,7 @@ func (m memory) Fetch(_ context.Context, files []gear.File, deliver func(int, io
 	return nil
 }
 
-// flatten converts layers and returns what they are together.
+// flatten converts layers and returns the index of the tree that they form together.
 func (m memory) flatten(t *testing.T, layers []imagetest.Layer) *gear.Index {
 	t.Helper()
 	var indexes []*gear.Index
@@ -78,8 +78,7 @@ func (m memory) flatten(t *testing.T, layers []imagetest.Layer) *gear.Index {
 	return flat
 }
 
-// mountView mounts an index as a container would have it and returns the tree
-// and the image file.
+// mountView mounts an index as a container would get it, and returns the tree and the image file.
 func mountView(t *testing.T, x *gear.Index, store memory, opts *view.ImageOptions) (tree, image string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -117,9 +116,9 @@ func mountView(t *testing.T, x *gear.Index, store memory, opts *view.ImageOption
 	return in("merged"), image
 }
 
-// TestGearView compares the tree of a mounted view with an export of the same
-// image, and has two other readers look at the image file, for layers with
-// every trap and for a distribution's packages.
+// TestGearView compares the tree of a mounted view with an export of the same image, and lets two
+// other readers read the image file. It does so for layers with every trap and for a distribution's
+// packages.
 func TestGearView(t *testing.T) {
 	tool.NeedRoot(t)
 	fsck := tool.System(t, "fsck.erofs")
@@ -136,7 +135,7 @@ func TestGearView(t *testing.T) {
 			mounted, image := mountView(t, x, store, &view.ImageOptions{Loop: i%2 == 1})
 			_, rootDescribed := x.Lookup(".")
 			lines, err := treecmp.Compare(exported, mounted, &treecmp.Options{Ignore: func(path, aspect string) bool {
-				// An export leaves a root that no layer describes as the directory is.
+				// If no layer describes the root, an export leaves it as the directory is.
 				return path == "." && !rootDescribed
 			}})
 			if err != nil {
@@ -153,8 +152,8 @@ func TestGearView(t *testing.T) {
 	}
 }
 
-// secondReader compares what go-erofs finds in an image with the index. It
-// knows nothing of names that are not UTF-8, nor do the paths of io/fs.
+// secondReader compares what go-erofs finds in an image with the index. go-erofs does not support
+// names that are not UTF-8, and neither do the paths of io/fs.
 func secondReader(t *testing.T, x *gear.Index, image string) {
 	t.Helper()
 	f, err := os.Open(image)
@@ -211,7 +210,7 @@ func secondReader(t *testing.T, x *gear.Index, image string) {
 	}
 }
 
-// fileMode is a mode as io/fs has it.
+// fileMode returns the entry's mode in the form that io/fs uses.
 func fileMode(e *gear.Entry) fs.FileMode {
 	mode := fs.FileMode(e.Mode & 0o777)
 	for bit, m := range map[uint32]fs.FileMode{0o4000: fs.ModeSetuid, 0o2000: fs.ModeSetgid, 0o1000: fs.ModeSticky} {
@@ -264,8 +263,8 @@ func describeStat(st *goerofs.Stat, target string) string {
 	return fmt.Sprintf("%v %d bytes %d:%d %d.%09d -> %q %q", st.Mode, size, st.UID, st.GID, int64(st.Mtime), st.MtimeNs, target, xs)
 }
 
-// TestGearViewHidesContents: whoever reads an image itself and not the overlay
-// finds zeros of the right length.
+// TestGearViewHidesContents checks that a reader of the image itself, instead of the overlay, finds
+// zeros of the right length.
 func TestGearViewHidesContents(t *testing.T) {
 	tool.NeedRoot(t)
 	store := memory{}

@@ -25,7 +25,7 @@ import (
 	"example.org/slipway/integration/internal/workload"
 )
 
-// Where the server keeps what, below its root.
+// These are the places where the server keeps its files, below its root.
 var (
 	staging    = regexp.MustCompile(`^_staging/`)
 	objects    = regexp.MustCompile(`^docker/registry/v2/blobs/`)
@@ -34,22 +34,22 @@ var (
 	catalogLog = regexp.MustCompile(`^catalog\.db-wal$`)
 )
 
-// ioFault is a disk that goes wrong in one way.
+// ioFault is one way in which a disk fails.
 type ioFault struct {
 	rules []faultfs.Rule
-	// status is the least status that requests it hits are answered with; 0
-	// where no request may fail at all.
+	// status is the least status of the answers to failed requests. It is 0 if no request may fail
+	// at all.
 	status int
 	// strikes is how often each rule strikes before it is lifted; default 5.
 	strikes int
-	// catalogue says that the catalogue works, and so does what needs only it.
+	// catalogue says that the catalogue still works, and so does everything that needs only it.
 	catalogue bool
 	// readers makes some clients read from the catalogue all the time.
 	readers bool
 }
 
-// ioFaults are the ways. An error is EIO, status 5xx; a lack of room is ENOSPC,
-// status 507.
+// ioFaults returns the ways in which the disk fails. An error is EIO, answered with status 5xx; a
+// lack of space is ENOSPC, answered with status 507.
 func ioFaults() map[string]ioFault {
 	fails := func(ops faultfs.Op, path *regexp.Regexp, err syscall.Errno) faultfs.Rule {
 		return faultfs.Rule{Ops: ops, Path: path, Err: err}
@@ -67,8 +67,8 @@ func ioFaults() map[string]ioFault {
 		"object fsync":           object(fails(faultfs.Sync, staging, syscall.EIO)),
 		"object close":           object(fails(faultfs.Flush, staging, syscall.EIO)),
 		"object rename":          object(fails(faultfs.Rename, staging, syscall.EIO)),
-		// The object is where it should be although the server was told that
-		// it is not, and cannot be taken away.
+		// The object is in place although the disk told the server otherwise, and it cannot be
+		// deleted.
 		"object rename done, no unlink": object(
 			done(fails(faultfs.Rename, staging, syscall.EIO)), fails(faultfs.Unlink, anyObject, syscall.EIO)),
 		"directory create": object(fails(faultfs.Create, objects, syscall.EIO)),
@@ -78,8 +78,8 @@ func ioFaults() map[string]ioFault {
 		"catalogue fsync":           catalog(500, fails(faultfs.Sync, catalogLog, syscall.EIO)),
 		"catalogue fsync, at times": catalog(500, atTimes(fails(faultfs.Sync, catalogLog, syscall.EIO))),
 		"catalogue full":            catalog(507, fails(faultfs.Write, catalogLog, syscall.ENOSPC)),
-		// Only a checkpoint writes to the catalogue's own file, and what it
-		// writes is in the log too. Readers make it stop half way.
+		// Only a checkpoint writes to the catalogue's own file, and the log also holds what it
+		// writes. Readers make the checkpoint stop half way.
 		"checkpoint write": {rules: []faultfs.Rule{fails(faultfs.Write, catalogue, syscall.EIO)}, strikes: 1, readers: true},
 		"checkpoint fsync": {rules: []faultfs.Rule{fails(faultfs.Sync, catalogue, syscall.EIO)}, strikes: 1, readers: true},
 
@@ -91,11 +91,10 @@ func ioFaults() map[string]ioFault {
 	}
 }
 
-// TestIOFaults lets the disk fail in one way after the other, under a load.
-// What the server has acknowledged must be intact at every time, what it could
-// not do must be refused clearly and leave nothing behind, and when the disk
-// works again the server must too, without a restart. Then the fault strikes
-// once more and the server is killed.
+// TestIOFaults makes the disk fail in one way after the other, under a load. What the server has
+// acknowledged must be intact at every time. What it could not do must be refused clearly and leave
+// nothing behind. When the disk works again the server must work too, without a restart. Then the
+// fault strikes once more and the server is killed.
 func TestIOFaults(t *testing.T) {
 	random := seeded(t)
 	for name, fault := range ioFaults() {
@@ -112,10 +111,10 @@ func TestIOFaults(t *testing.T) {
 	}
 }
 
-// TestIOFaultsAndPowerCut cuts the power after the disk has failed: pages whose
-// fsync failed have their old content then, although a later fsync of the file
-// succeeded. In between the server goes on, or is killed and started again,
-// when it finds in the page cache what is not on the disk.
+// TestIOFaultsAndPowerCut cuts the power after the disk has failed. Pages whose fsync failed then
+// have their old content, although a later fsync of the file succeeded. In between, the server
+// either goes on, or is killed and started again, in which case it finds data in the page cache
+// that is not on the disk.
 func TestIOFaultsAndPowerCut(t *testing.T) {
 	random := seeded(t)
 	faults := ioFaults()
@@ -139,9 +138,9 @@ func TestIOFaultsAndPowerCut(t *testing.T) {
 	}
 }
 
-// TestDiskThatLies cuts the power while clients push, on a disk that has kept a random
-// part of what was not synced: whole pages, sectors of pages, names of files. What was
-// acknowledged is there, and nothing is served with other bytes.
+// TestDiskThatLies cuts the power while clients push, on a disk that keeps a random part of what
+// was not synced: whole pages, sectors of pages, and names of files. Everything that was
+// acknowledged must be there, and the server must not serve anything with other bytes.
 func TestDiskThatLies(t *testing.T) {
 	random := seeded(t)
 	for round := range number(t, "SLIPWAY_LYINGDISK_ROUNDS", 3) {
@@ -167,14 +166,13 @@ func TestDiskThatLies(t *testing.T) {
 	}
 }
 
-// TestRefusedCommitComesBack is about a commit of the catalogue that is whole in
-// its log when the fsync fails: the push is refused, and yet the next process
-// finds the commit, unless another one was written over it. What the server does
-// after the refusal must be right in both cases.
+// TestRefusedCommitComesBack covers a commit of the catalogue that is whole in its log although the
+// fsync failed. The push is refused, and yet the next process finds the commit, unless another one
+// was written over it. What the server does after the refusal must be right in both cases.
 func TestRefusedCommitComesBack(t *testing.T) {
 	b := newFaultyBed(t, seeded(t), nil)
 	b.works()
-	// The first sync is that of the upload's intent, the second that of the blob.
+	// The first sync is for the upload's intent, the second for the blob.
 	b.disk.Inject(faultfs.Rule{Ops: faultfs.Sync, Path: catalogLog, After: 1, Err: syscall.EIO})
 	takenBack := b.disk.Inject(faultfs.Rule{Ops: faultfs.Unlink, Path: objects, Delay: time.Second})
 	data := bytes.Repeat([]byte("what came back "), 4000)
@@ -216,7 +214,7 @@ func TestRefusedCommitComesBack(t *testing.T) {
 func TestReadsDuringSlowFsync(t *testing.T) {
 	const (
 		slow  = 2 * time.Second
-		limit = slow / 2 // of the slowest but 1 %: one that waits for an fsync takes longer
+		limit = slow / 2 // of all but the slowest 1 %: a read that waits for an fsync takes longer
 	)
 	b := newFaultyBed(t, seeded(t), nil)
 	im := imagetest.Hello(t)
@@ -257,13 +255,13 @@ func TestReadsDuringSlowFsync(t *testing.T) {
 	b.endClean()
 }
 
-// TestUnreadableBlob lets the disk fail to read some blobs. A client must get
-// all of the right bytes or an error. A check names the blobs, a repair sets
-// them aside, and a push brings them back.
+// TestUnreadableBlob makes the disk fail to read some blobs. A client must get either all of the
+// right bytes or an error. A check names the blobs, a repair sets them aside, and a push brings
+// them back.
 func TestUnreadableBlob(t *testing.T) {
 	b := newFaultyBed(t, seeded(t), nil)
 	var blobs [][]byte
-	for _, size := range []int{20 << 10, 200 << 10, 3 << 20} { // read and sent in three ways
+	for _, size := range []int{20 << 10, 200 << 10, 3 << 20} { // these sizes are read and sent in three different ways
 		blob := bytes.Repeat([]byte{byte(size >> 10)}, size)
 		blobs = append(blobs, blob)
 		if _, err := b.server.Client.PushBlob(t.Context(), "io/bad", blob); err != nil {
@@ -282,7 +280,7 @@ func TestUnreadableBlob(t *testing.T) {
 		return errs
 	}
 	for i, err := range read() {
-		// A wrong digest would be an answer taken for a good one.
+		// A wrong digest would mean that a client took a bad answer for a good one.
 		if err == nil || strings.Contains(err.Error(), ": got ") {
 			t.Errorf("read of %d bytes that the disk does not give: %v, want an answer with an error, or a cut connection", len(blobs[i]), err)
 		}
@@ -331,7 +329,7 @@ func (b *faultyBed) setAside(blobs [][]byte) {
 	}
 }
 
-// faultyBed is a server on a disk that can go wrong.
+// faultyBed is a server on a disk that can fail.
 type faultyBed struct {
 	t       *testing.T
 	random  *rand.Rand
@@ -350,13 +348,13 @@ func newFaultyBed(t *testing.T, random *rand.Rand, opts *faultfs.Options) *fault
 	return b
 }
 
-// load starts pushing.
+// load starts a load of pushes.
 func (b *faultyBed) load() *workload.Load {
 	b.loads++
 	return workload.Start(b.server.Client, b.ledger, fmt.Sprintf("io/l%d", b.loads), pushers, b.random.Uint64())
 }
 
-// inject puts the rules of a fault in force.
+// inject puts the rules of a fault into force.
 func (b *faultyBed) inject(f ioFault) []*faultfs.Injection {
 	var all []*faultfs.Injection
 	for _, r := range f.rules {
@@ -380,7 +378,7 @@ func lift(injections []*faultfs.Injection) {
 	}
 }
 
-// acknowledged waits until more has been acknowledged.
+// acknowledged waits until the server has acknowledged the given number of further pushes.
 func (b *faultyBed) acknowledged(more int) {
 	b.t.Helper()
 	before := b.ledger.Acknowledged()
@@ -395,7 +393,7 @@ func (b *faultyBed) settle(when string) {
 	}
 }
 
-// strike lets a fault come and go under a load.
+// strike makes a fault come and go under a load.
 func (b *faultyBed) strike(f ioFault) {
 	b.t.Helper()
 	if f.strikes == 0 {
@@ -419,8 +417,8 @@ func (b *faultyBed) strike(f ioFault) {
 	injections := b.inject(f)
 	b.struck(injections, f.strikes)
 	if f.status != 0 {
-		// A commit of several changes that fails at times succeeds when they are
-		// tried again one by one.
+		// If a commit of several changes fails, the changes are tried again one by one, and can
+		// then succeed.
 		proc.Poll(b.t, 20*time.Second, "refused requests", func() bool { return refused.Load() > 0 })
 	}
 	if _, err := b.server.Client.CheckImage(b.t.Context(), repo, "v1"); err != nil {
@@ -443,8 +441,8 @@ func (b *faultyBed) strike(f ioFault) {
 	b.t.Logf("%d requests refused, %d things acknowledged", refused.Load(), b.ledger.Acknowledged())
 }
 
-// read lists tags, which come from the catalogue and from no cache, until the
-// returned function is called.
+// read lists tags until the returned function is called. Tags come from the catalogue and from no
+// cache.
 func (b *faultyBed) read(repo string) (stop func()) {
 	done := make(chan struct{})
 	var wg sync.WaitGroup
@@ -466,7 +464,7 @@ func (b *faultyBed) read(repo string) (stop func()) {
 	return func() { close(done); wg.Wait() }
 }
 
-// reclaimed shows that no upload that was refused takes space.
+// reclaimed checks that refused uploads take no space.
 func (b *faultyBed) reclaimed() {
 	b.t.Helper()
 	left, err := os.ReadDir(filepath.Join(b.backing, "_staging"))
@@ -475,7 +473,7 @@ func (b *faultyBed) reclaimed() {
 	}
 }
 
-// works shows that every push succeeds now.
+// works checks that every push succeeds again.
 func (b *faultyBed) works() {
 	b.t.Helper()
 	load := b.load()
@@ -485,16 +483,16 @@ func (b *faultyBed) works() {
 	}
 }
 
-// stop stops the server in an orderly way.
+// stop shuts the server down in an orderly way.
 func (b *faultyBed) stop() {
 	b.t.Helper()
-	// A connection that the client opened in advance is one that the server
-	// waits for, as its first request may be on the way.
+	// The server waits for a connection that the client opened in advance, as its first request may
+	// be on the way.
 	b.server.Client.Close()
 	b.server.Stop()
 }
 
-// endClean stops the server and checks what it leaves.
+// endClean stops the server and checks what it leaves behind.
 func (b *faultyBed) endClean() {
 	b.t.Helper()
 	b.stop()
@@ -513,11 +511,11 @@ func (b *faultyBed) killDuring(f ioFault) {
 	load.ExpectErrors()
 	b.server.Kill()
 	lift(injections)
-	_ = load.Stop() // it has expected every error
+	_ = load.Stop() // the load was told to expect every error
 }
 
-// cutPower kills the server, takes from the disk what is not on it, and starts
-// the server on what is left.
+// cutPower kills the server, drops from the disk what was not yet on it, and starts the server on
+// what is left.
 func (b *faultyBed) cutPower() {
 	b.t.Helper()
 	b.server.Kill()
@@ -530,8 +528,8 @@ func (b *faultyBed) cutPower() {
 	b.server.Restart()
 }
 
-// checkFaultStatus checks that a request on a failing disk was refused with an
-// error body and at least the status, or not at all with status 0.
+// checkFaultStatus checks that a request on a failing disk was refused with an error body and at
+// least the given status. With status 0 the request must not be refused at all.
 func checkFaultStatus(err error, least int) error {
 	var status *wire.StatusError
 	if least == 0 || !errors.As(err, &status) || status.Status < least || len(status.Codes) == 0 {

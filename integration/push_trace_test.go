@@ -19,9 +19,9 @@ import (
 	"example.org/slipway/integration/internal/slipway"
 )
 
-// TestPushedBytesAreTraced pushes with each client, and takes the registry's access log
-// through recording, import, analysis, planning and replay. A proxy that counts the bytes of
-// uploads says what was pushed.
+// TestPushedBytesAreTraced pushes with each client, and takes the registry's access log through
+// recording, import, analysis, planning and replay. A proxy that counts the bytes of uploads
+// provides the expected figures.
 func TestPushedBytesAreTraced(t *testing.T) {
 	for name, pushes := range map[string]func(t *testing.T) func(t *testing.T, im *imagetest.Image, ref string){
 		"docker": func(t *testing.T) func(*testing.T, *imagetest.Image, string) {
@@ -41,8 +41,8 @@ func TestPushedBytesAreTraced(t *testing.T) {
 	}
 }
 
-// tracedRegistry is a registry with an access log that is a trace, and what counts the bytes
-// that it is sent.
+// tracedRegistry is a registry whose access log is a trace, together with a proxy that counts the
+// bytes sent to the registry.
 type tracedRegistry struct {
 	*slipway.Server
 	log, addr string
@@ -77,7 +77,7 @@ func (b countingBody) Read(p []byte) (int, error) {
 // stored is what a registry holds.
 type stored struct{ Contents, Bytes, Manifests int64 }
 
-// end stops the server and tells what it holds.
+// end stops the server and returns what it holds.
 func (r *tracedRegistry) end(t *testing.T) (s stored) {
 	t.Helper()
 	r.Stop()
@@ -142,7 +142,7 @@ func testPushTrace(t *testing.T, push func(t *testing.T, im *imagetest.Image, re
 	}
 }
 
-// ingress is that of Table 1.
+// ingress returns the ingress of Table 1.
 func (b *replayBed) ingress() float64 {
 	b.t.Helper()
 	var report struct {

@@ -15,7 +15,7 @@ import (
 	"example.org/slipway/integration/internal/slipway"
 )
 
-// replayBed is a trace and what replays it.
+// replayBed is a trace and the programs that replay it.
 type replayBed struct {
 	t     *testing.T
 	bin   string
@@ -23,8 +23,8 @@ type replayBed struct {
 	store string
 }
 
-// newReplayBed imports a trace of pulls by several clients, a push now and then, and
-// pings between, so many milliseconds apart.
+// newReplayBed imports a trace of pulls by several clients, with a push now and then and pings
+// between. apart is the time between requests in milliseconds.
 func newReplayBed(t *testing.T, rounds, apart int) *replayBed {
 	t.Helper()
 	b := &replayBed{t: t, bin: slipway.Binary(t), dir: t.TempDir()}
@@ -72,7 +72,7 @@ func (b *replayBed) run(status int, args ...string) string {
 	return string(out)
 }
 
-// replaySummary is what the tests want of a summary.
+// replaySummary holds the fields of a summary that the tests use.
 type replaySummary struct {
 	Requests    int64
 	Outcomes    map[string]int64
@@ -93,10 +93,10 @@ func (b *replayBed) summary(dir string) (s replaySummary) {
 	return s
 }
 
-// slack is given as --max-lag: on a shared machine the lag is not what is tested.
+// slack is the value of --max-lag: on a shared machine the lag is not under test.
 const slack = "1m"
 
-// TestReplayComparesRegistries replays to two registries of two kinds in one command.
+// TestReplayComparesRegistries replays to two registries of different kinds in one command.
 func TestReplayComparesRegistries(t *testing.T) {
 	b := newReplayBed(t, 40, 2)
 	targets := []string{"--target", "slipway=http://" + slipway.Start(t, t.TempDir(), nil).Addr,
@@ -127,7 +127,7 @@ func TestReplayComparesRegistries(t *testing.T) {
 	b.run(0, "compare", dir, filepath.Join(b.dir, "L1", "other"), "--max-regression", "errors=1%")
 }
 
-// TestReplayResumesAfterKill kills the coordinator and goes on.
+// TestReplayResumesAfterKill kills the coordinator and resumes the replay.
 func TestReplayResumesAfterKill(t *testing.T) {
 	b := newReplayBed(t, 200, 8) // 8 s
 	s := slipway.Start(t, t.TempDir(), nil)

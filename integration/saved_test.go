@@ -11,8 +11,8 @@ import (
 	"example.org/slipway/integration/internal/tool"
 )
 
-// TestMirrorImportSaved imports into mirrors what the tools write that save images as files, and
-// pulls and runs it.
+// TestMirrorImportSaved imports into mirrors the files that the tools save images as, and pulls and
+// runs the images.
 func TestMirrorImportSaved(t *testing.T) {
 	const one, two = "docker.io/library/hello:v1", "docker.io/team/hello:v2"
 	for name, save := range map[string]func(t *testing.T, im *imagetest.Image, file string){
