@@ -1,6 +1,6 @@
-// Package blockfs makes small file systems for fault tests: of a fixed size,
-// to be filled up, and on a disk whose content can be copied at one instant,
-// as a power cut would leave it.
+// Package blockfs makes small file systems for fault tests. Some have a fixed size, for tests that
+// fill them up. Others lie on a disk whose content can be copied at one instant, as a power cut
+// would leave it.
 package blockfs
 
 import (
@@ -21,15 +21,14 @@ import (
 // linux/fs.h: _IOW(0x94, 9, int).
 const ficlone = 0x40049409
 
-// outerSize is the size in bytes of the file system that holds the disks. It
-// is sparse; XFS asks for at least 300 MB.
+// outerSize is the size in bytes of the file system that holds the disks. It is sparse; XFS needs
+// at least 300 MB.
 const outerSize = 8 << 30
 
-// Lab is a directory in which disks are made and copied. It is an XFS file
-// system, because XFS clones a file at one instant: it lets no write to the
-// file pass while it shares the blocks. A copy that reads the file from front
-// to back would hold the front of one moment and the back of another, a state
-// that no loss of power can leave.
+// Lab is a directory in which disks are made and copied. It is an XFS file system, because XFS
+// clones a file at one instant: no write to the file can pass while it shares the blocks. A copy
+// that reads the file from front to back would combine the front of one moment with the back of
+// another, a state that no loss of power can leave.
 type Lab struct {
 	dir   string
 	env   *tool.Env
@@ -79,9 +78,8 @@ func (l *Lab) newDisk() *Disk {
 	return &Disk{Dir: name, lab: l, image: name + ".img"}
 }
 
-// Cut copies the disk as it is at this instant and mounts the copy: what the
-// file system had not yet written to the disk is missing from it. The disk
-// itself is used on undisturbed.
+// Cut copies the disk as it is at this instant and mounts the copy. The copy lacks what the file
+// system had not yet written to the disk. The disk itself stays in use.
 func (d *Disk) Cut(t testing.TB) *Disk {
 	t.Helper()
 	after := d.lab.newDisk()
@@ -162,7 +160,7 @@ func UnmountBelow(t testing.TB, dir string) {
 			points = append(points, f[1])
 		}
 	}
-	slices.Reverse(points) // the kernel lists a mount after the one it lies on
+	slices.Reverse(points) // the kernel lists a mount after the one below it
 	for _, p := range points {
 		if err := unmount(p); err != nil {
 			t.Errorf("unmount %s: %v", p, err)
@@ -170,13 +168,13 @@ func UnmountBelow(t testing.TB, dir string) {
 	}
 }
 
-// busyFor is how long something may stay busy that nobody here uses any more: a
-// process that took a copy of the mounts into a namespace of its own, as container
-// runtimes do, keeps what lies below a loop device until it ends.
+// busyFor is how long a mount or device may stay busy after its last use here. A process that
+// copied the mounts into its own namespace, as container runtimes do, keeps what lies below a loop
+// device until it ends.
 const busyFor = 30 * time.Second
 
-// unmount waits while a mount is busy. One that stays so is detached all the same, as
-// nothing else would ever do it.
+// unmount waits while a mount is busy. It detaches a mount that stays busy, because nothing else
+// would ever do so.
 func unmount(dir string) error {
 	var err error
 	for end := time.Now().Add(busyFor); ; time.Sleep(50 * time.Millisecond) {

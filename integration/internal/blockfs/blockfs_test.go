@@ -10,8 +10,8 @@ import (
 	"example.org/slipway/integration/internal/blockfs"
 )
 
-// TestCut shows that a copy is what a loss of power leaves: it has what was
-// synced, and lacks what was only written.
+// TestCut checks that a copy is what a loss of power leaves: it has what was synced, and lacks what
+// was only written.
 func TestCut(t *testing.T) {
 	disk := blockfs.NewLab(t).NewDisk(t, 64<<20)
 	write := func(name string, sync bool) {

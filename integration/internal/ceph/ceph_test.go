@@ -12,8 +12,7 @@ import (
 	"example.org/slipway/integration/internal/tool"
 )
 
-// TestCluster has a cluster whose daemons are killed: what was written before is there
-// after.
+// TestCluster kills the daemons of a cluster. Data written before must still be there afterwards.
 func TestCluster(t *testing.T) {
 	if name := ceph.Missing(); name != "" {
 		t.Skipf("tool not installed: %s (scripts/setup.sh test installs it)", name)

@@ -20,16 +20,16 @@ import (
 )
 
 const (
-	// stepTimeout bounds each step of a start: those of a busy machine take seconds.
+	// stepTimeout bounds each step of a start, which takes seconds on a busy machine.
 	stepTimeout = time.Minute
 	stopTimeout = 10 * time.Second
 )
 
-// Cluster is a running Ceph. Its methods are for one goroutine at a time, but for
+// Cluster is a running Ceph cluster. Only one goroutine at a time may call its methods, except
 // those that only ask.
 type Cluster struct {
-	// Dir holds everything; Conf is its ceph.conf, with which client.admin may do
-	// anything. FSID is the cluster's identity and Host the address of its daemons.
+	// Dir holds everything. Conf is its ceph.conf, which lets client.admin do anything. FSID is the
+	// cluster's identity, and Host is the address of its daemons.
 	Dir, Conf, FSID, Host string
 	// Pool is the pool made at the start.
 	Pool string
@@ -38,8 +38,7 @@ type Cluster struct {
 	mon, osd     *proc.Process
 }
 
-// Missing returns the first program that a cluster needs and the machine has not, or
-// "".
+// Missing returns the first program that a cluster needs and the machine lacks, or "".
 func Missing() string {
 	for _, name := range []string{"ceph-mon", "ceph-osd", "ceph", "ceph-authtool", "monmaptool", "rbd", "rados"} {
 		if _, err := exec.LookPath(name); err != nil {
@@ -49,8 +48,8 @@ func Missing() string {
 	return ""
 }
 
-// Start makes a cluster in a directory, which must have a path of at most 70
-// characters, and returns when its pool can be used. The caller stops it.
+// Start makes a cluster in a directory and returns when its pool is usable. The directory's path
+// may have at most 70 characters. The caller stops the cluster.
 func Start(ctx context.Context, dir string, o *Options) (c *Cluster, err error) {
 	if o == nil {
 		o = &Options{}
@@ -76,7 +75,7 @@ func Start(ctx context.Context, dir string, o *Options) (c *Cluster, err error) 
 	return c, nil
 }
 
-// makeMon writes keys and the monitor's first state.
+// makeMon writes the keys and the monitor's first state.
 func (c *Cluster) makeMon(ctx context.Context) error {
 	keyring, monmap := filepath.Join(c.Dir, "keyring"), filepath.Join(c.Dir, "monmap")
 	address := fmt.Sprintf("[v2:%s:%d,v1:%s:%d]", c.Host, c.monV2, c.Host, c.monV1)
@@ -93,7 +92,7 @@ func (c *Cluster) makeMon(ctx context.Context) error {
 	return nil
 }
 
-// makeOSD makes the OSD known to the cluster, and its empty store.
+// makeOSD registers the OSD with the cluster and makes its empty store.
 func (c *Cluster) makeOSD(ctx context.Context) error {
 	id, err := os.ReadFile("/proc/sys/kernel/random/uuid")
 	if err != nil {
@@ -124,8 +123,8 @@ func (c *Cluster) makeOSD(ctx context.Context) error {
 	return nil
 }
 
-// makePool makes the pool, which needs clients that know clones of the second kind:
-// those may lie in another namespace than their parents.
+// makePool makes the pool. It requires clients that support version 2 clones, which may lie in
+// another namespace than their parents.
 func (c *Cluster) makePool(ctx context.Context, namespaces []string) error {
 	list := [][]string{
 		{"ceph", "osd", "set-require-min-compat-client", "mimic"},
@@ -143,22 +142,22 @@ func (c *Cluster) makePool(ctx context.Context, namespaces []string) error {
 	return nil
 }
 
-// AddNamespace makes another namespace of the pool.
+// AddNamespace adds a namespace to the pool.
 func (c *Cluster) AddNamespace(ctx context.Context, name string) error {
 	_, err := c.Run(ctx, "rbd", "namespace", "create", "--pool", c.Pool, "--namespace", name)
 	return err
 }
 
-// ClientConf writes a configuration into a file of the cluster's directory that names
-// the monitors and nobody's key, as nodes have one, and returns its path. A cluster
-// identity that is not empty stands in place of the true one.
+// ClientConf writes a configuration file like that of a node into the cluster's directory and
+// returns its path. The file names the monitors and no key. A non-empty fsid replaces the cluster's
+// real identity.
 func (c *Cluster) ClientConf(fsid string) (string, error) {
 	name := filepath.Join(c.Dir, "client"+fsid+".conf")
 	text := fmt.Sprintf("[global]\nfsid = %s\nmon_host = [v2:%s:%d/0,v1:%s:%d/0]\nobjecter_tick_interval = 1\n", cmp.Or(fsid, c.FSID), c.Host, c.monV2, c.Host, c.monV1)
 	return name, os.WriteFile(name, []byte(text), 0o644)
 }
 
-// StartMon starts the monitor, anew if it has ended, and waits until it answers.
+// StartMon starts the monitor, or restarts it if it has ended, and waits until it answers.
 func (c *Cluster) StartMon(ctx context.Context) error {
 	return c.launch(ctx, &c.mon, "ceph-mon", "a", func(ctx context.Context) error {
 		_, err := c.ask(ctx, "mon", "stat")
@@ -166,10 +165,10 @@ func (c *Cluster) StartMon(ctx context.Context) error {
 	})
 }
 
-// StartOSD starts the OSD, anew if it has ended, and waits until the cluster knows
-// that it is up.
+// StartOSD starts the OSD, or restarts it if it has ended, and waits until the cluster knows that
+// it is up.
 func (c *Cluster) StartOSD(ctx context.Context) error {
-	// The map may still call the old one up, and then clients would be sent to it.
+	// The map may still show the old OSD as up, and clients would be sent to it.
 	if c.osd != nil {
 		if _, err := c.ask(ctx, "osd", "down", "0"); err != nil {
 			return err
@@ -195,7 +194,7 @@ func (c *Cluster) StartOSD(ctx context.Context) error {
 
 // launch starts a daemon and waits until it is ready.
 func (c *Cluster) launch(ctx context.Context, p **proc.Process, program, id string, ready func(context.Context) error) error {
-	// A socket of a daemon that was killed is in the way of the next.
+	// A killed daemon leaves its socket behind, which blocks the next one.
 	kind := strings.TrimPrefix(program, "ceph-")
 	if err := os.Remove(c.socket(kind + "." + id)); err != nil && !os.IsNotExist(err) {
 		return err
@@ -224,20 +223,19 @@ func (c *Cluster) launch(ctx context.Context, p **proc.Process, program, id stri
 	}
 }
 
-// KillOSD and KillMon end a daemon with SIGKILL and return when it is gone.
+// KillOSD ends the OSD with SIGKILL and returns when it is gone.
 func (c *Cluster) KillOSD() { c.osd.Kill() }
 
-// KillMon is KillOSD for the monitor.
+// KillMon ends the monitor with SIGKILL and returns when it is gone.
 func (c *Cluster) KillMon() { c.mon.Kill() }
 
-// PauseOSD has the OSD stand still until ResumeOSD: requests get no answer, and no
-// error.
+// PauseOSD stops the OSD until ResumeOSD: requests get neither an answer nor an error.
 func (c *Cluster) PauseOSD() { c.osd.Signal(syscall.SIGSTOP) }
 
-// ResumeOSD lets it go on.
+// ResumeOSD lets a paused OSD continue.
 func (c *Cluster) ResumeOSD() { c.osd.Signal(syscall.SIGCONT) }
 
-// Stop ends the daemons, the monitor last: an OSD waits for it when it ends.
+// Stop ends the daemons, the monitor last, because an OSD waits for it when it ends.
 func (c *Cluster) Stop() error {
 	var errs []error
 	for _, p := range []*proc.Process{c.osd, c.mon} {
@@ -252,7 +250,7 @@ func (c *Cluster) Stop() error {
 	return errors.Join(errs...)
 }
 
-// Logs is what the daemons printed last.
+// Logs returns the end of each daemon's output.
 func (c *Cluster) Logs() string {
 	var b strings.Builder
 	for _, p := range []*proc.Process{c.mon, c.osd} {
@@ -269,7 +267,7 @@ func (c *Cluster) env() []string {
 
 func (c *Cluster) socket(name string) string { return filepath.Join(c.Dir, name+".asok") }
 
-// ask is a command of the ceph tool that does not wait long for the monitor.
+// ask runs a command of the ceph tool that does not wait long for the monitor.
 func (c *Cluster) ask(ctx context.Context, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
@@ -290,8 +288,8 @@ func (c *Cluster) Run(ctx context.Context, name string, args ...string) (string,
 	return strings.TrimSpace(stdout.String()), nil
 }
 
-// freePorts returns the first of a hundred ports in a row of which those of the
-// monitor are free: below the range of outgoing connections.
+// freePorts returns the first of a hundred consecutive ports below the range of outgoing
+// connections. The monitor's ports among them are free.
 func freePorts(host string) (int, error) {
 	for range 100 {
 		first := 11000 + 100*rand.IntN(80)

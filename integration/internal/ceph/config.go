@@ -9,18 +9,18 @@ import (
 	"text/template"
 )
 
-// Options of a cluster. The zero value is one on loopback.
+// Options are the options of a cluster. The zero value is a cluster on loopback.
 type Options struct {
 	// Host is the address that the daemons listen on; default 127.0.0.1.
 	Host string
 	// DiskBytes is the size of the OSD's sparse file; default 8 GiB.
 	DiskBytes int64
-	// Pool is made at the start, with the namespaces; default "rbd" and none.
+	// Pool is made at the start, with the namespaces; default "rbd" and no namespaces.
 	Pool       string
 	Namespaces []string
 }
 
-// settings fill the template of the configuration.
+// settings are the values for the template of the configuration.
 type settings struct {
 	Dir, FSID, Host, Network string
 	Port                     int
@@ -101,7 +101,7 @@ func (s settings) V1() int       { return s.Port + 1 }
 func (s settings) OSDFirst() int { return s.Port + 10 }
 func (s settings) OSDLast() int  { return s.Port + 99 }
 
-// network is the one that an address lies in, as wide as loopback's.
+// network returns the network that an address lies in, as wide as loopback's.
 func network(host string) string {
 	ip := net.ParseIP(host)
 	return (&net.IPNet{IP: ip.Mask(net.CIDRMask(8, 32)), Mask: net.CIDRMask(8, 32)}).String()

@@ -13,17 +13,16 @@ import (
 	"time"
 )
 
-// Traffic are counters of the OSD. They begin at 0 when it starts.
+// Traffic holds counters of the OSD. They begin at 0 when it starts.
 type Traffic struct {
-	// ReadOps and ReadBytes are requests of clients and what they were answered;
-	// WrittenBytes is what clients wrote.
+	// ReadOps counts read requests of clients, ReadBytes the bytes of the answers. WrittenBytes
+	// counts what clients wrote.
 	ReadOps, ReadBytes, WrittenBytes int64
-	// StoredBytes is how much data the OSD has, of all pools, without what its
-	// store needs for itself.
+	// StoredBytes is how much data the OSD holds in all pools, without its store's own overhead.
 	StoredBytes int64
 }
 
-// Traffic asks the OSD for its counters.
+// Traffic reads the OSD's counters.
 func (c *Cluster) Traffic() (t Traffic, err error) {
 	var dump struct {
 		OSD struct {
@@ -41,8 +40,8 @@ func (c *Cluster) Traffic() (t Traffic, err error) {
 	return Traffic{dump.OSD.ReadOps, dump.OSD.ReadBytes, dump.OSD.WrittenBytes, dump.Store.Stored}, nil
 }
 
-// daemon asks a daemon over its admin socket: the command as JSON with a zero byte
-// behind it; the answer has its length before it.
+// daemon sends a command to a daemon over its admin socket. The command is JSON followed by a zero
+// byte; the answer is preceded by its length.
 func (c *Cluster) daemon(name, command string, into any) error {
 	conn, err := net.DialTimeout("unix", c.socket(name), 5*time.Second)
 	if err != nil {
@@ -69,8 +68,7 @@ func (c *Cluster) daemon(name, command string, into any) error {
 	return json.Unmarshal(b, into)
 }
 
-// DropCache has the OSD forget what it keeps in memory, so that reads are those of
-// its disk.
+// DropCache makes the OSD drop its cache, so that reads come from its disk.
 func (c *Cluster) DropCache() error {
 	return c.daemon("osd.0", "cache drop", nil) // answers nothing
 }
@@ -80,7 +78,7 @@ func (c *Cluster) Images(ctx context.Context, namespace string) ([]string, error
 	return c.names(ctx, "rbd", "ls", "--pool", c.Pool, "--namespace", namespace, "--format", "json")
 }
 
-// Trash returns the images that were put aside to be deleted.
+// Trash returns the images in the trash, which wait to be deleted.
 func (c *Cluster) Trash(ctx context.Context, namespace string) ([]string, error) {
 	out, err := c.Run(ctx, "rbd", "trash", "ls", "--all", "--pool", c.Pool, "--namespace", namespace, "--format", "json")
 	if err != nil {
@@ -109,7 +107,7 @@ func (c *Cluster) names(ctx context.Context, program string, args ...string) (li
 	return list, nil
 }
 
-// Watchers returns "image address" for everybody who has an image of a namespace open.
+// Watchers returns "image address" for each client that has an image of a namespace open.
 func (c *Cluster) Watchers(ctx context.Context, namespace string) ([]string, error) {
 	images, err := c.Images(ctx, namespace)
 	if err != nil {
@@ -119,7 +117,7 @@ func (c *Cluster) Watchers(ctx context.Context, namespace string) ([]string, err
 	for _, im := range images {
 		text, err := c.Run(ctx, "rbd", "status", "--pool", c.Pool, "--namespace", namespace, "--image", im, "--format", "json")
 		if err != nil && strings.Contains(err.Error(), "No such file") {
-			continue // removed meanwhile, or there in name only
+			continue // removed meanwhile, or only its name is left
 		}
 		if err != nil {
 			return nil, err
@@ -137,7 +135,7 @@ func (c *Cluster) Watchers(ctx context.Context, namespace string) ([]string, err
 	return out, nil
 }
 
-// Children returns the clones of an image's snapshots, "pool/namespace/image".
+// Children returns the clones of an image's snapshots, as "pool/namespace/image".
 func (c *Cluster) Children(ctx context.Context, namespace, image string) ([]string, error) {
 	out, err := c.Run(ctx, "rbd", "children", "--all", "--pool", c.Pool, "--namespace", namespace, "--image", image)
 	if err != nil {
@@ -146,8 +144,7 @@ func (c *Cluster) Children(ctx context.Context, namespace, image string) ([]stri
 	return strings.Fields(out), nil
 }
 
-// Users returns the users whose name begins with the prefix, such as
-// "client.slipway-".
+// Users returns the users whose names begin with the prefix, such as "client.slipway-".
 func (c *Cluster) Users(ctx context.Context, prefix string) ([]string, error) {
 	out, err := c.ask(ctx, "auth", "ls", "-f", "json")
 	if err != nil {
@@ -169,15 +166,15 @@ func (c *Cluster) Users(ctx context.Context, prefix string) ([]string, error) {
 	return users, nil
 }
 
-// RemoveUser takes a user away; those who are connected as it stay connected until
-// their tickets end.
+// RemoveUser removes a user. Clients that are connected as this user stay connected until their
+// tickets expire.
 func (c *Cluster) RemoveUser(ctx context.Context, name string) error {
 	_, err := c.ask(ctx, "auth", "rm", name)
 	return err
 }
 
-// NewUser makes a user with the capabilities and writes its keyring into a file of
-// the cluster's directory, whose path it returns.
+// NewUser makes a user with the capabilities, writes its keyring into the cluster's directory, and
+// returns the keyring's path.
 func (c *Cluster) NewUser(ctx context.Context, name string, caps ...string) (keyring string, err error) {
 	text, err := c.ask(ctx, append([]string{"auth", "get-or-create", name}, caps...)...)
 	if err != nil {
@@ -187,13 +184,13 @@ func (c *Cluster) NewUser(ctx context.Context, name string, caps ...string) (key
 	return keyring, writeFile(keyring, text+"\n")
 }
 
-// SetFull has the cluster take no more writes of clients, as one does whose disks are
-// full, or take them again.
+// SetFull makes the cluster refuse writes of clients, as one with full disks does, or accept them
+// again.
 func (c *Cluster) SetFull(ctx context.Context, full bool) error {
 	ratio := []string{"osd", "set-full-ratio", "0.95"}
 	nearfull, backfill := []string{"osd", "set-nearfull-ratio", "0.85"}, []string{"osd", "set-backfillfull-ratio", "0.90"}
 	list := [][]string{ratio, backfill, nearfull}
-	if full { // the smallest first: they must rise in this order
+	if full { // the smallest ratio first, because each must be larger than the one before
 		ratio[2], nearfull[2], backfill[2] = "0.000003", "0.000001", "0.000002"
 		list = [][]string{nearfull, backfill, ratio}
 	}
@@ -205,7 +202,7 @@ func (c *Cluster) SetFull(ctx context.Context, full bool) error {
 	return c.awaitFull(ctx, full)
 }
 
-// awaitFull waits until the OSD has noticed.
+// awaitFull waits until the OSD has noticed the change.
 func (c *Cluster) awaitFull(ctx context.Context, full bool) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
@@ -232,8 +229,7 @@ func (c *Cluster) awaitFull(ctx context.Context, full bool) error {
 
 func writeFile(name, text string) error { return os.WriteFile(name, []byte(text), 0o600) }
 
-// Purge removes all images of a namespace with their snapshots, clones before their
-// parents.
+// Purge removes all images of a namespace with their snapshots, and clones before their parents.
 func (c *Cluster) Purge(ctx context.Context, namespace string) error {
 	for {
 		images, err := c.Images(ctx, namespace)
@@ -244,7 +240,7 @@ func (c *Cluster) Purge(ctx context.Context, namespace string) error {
 		var last error
 		for _, im := range images {
 			spec := c.Pool + "/" + namespace + "/" + im
-			// What is not protected needs no unprotecting, and a parent cannot be yet.
+			// An error is expected: the snapshot may be unprotected already, or still have clones.
 			_, _ = c.Run(ctx, "rbd", "snap", "unprotect", spec+"@slipway")
 			if _, err := c.Run(ctx, "rbd", "--no-progress", "snap", "purge", spec); err != nil {
 				last = err

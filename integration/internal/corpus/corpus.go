@@ -1,5 +1,5 @@
-// Package corpus reads a set of real images: OCI layouts SERIES/VERSION below a
-// directory, with one image each.
+// Package corpus reads a set of real images: OCI layouts SERIES/VERSION below a directory, each
+// with one image.
 package corpus
 
 import (
@@ -18,9 +18,9 @@ import (
 // Image is one image of the set.
 type Image struct {
 	Series, Version string
-	// Dir is its layout.
+	// Dir is the directory of the image's layout.
 	Dir string
-	// Digest, ManifestType and Manifest are those of its manifest.
+	// Digest, ManifestType and Manifest describe the image's manifest.
 	Digest, ManifestType string
 	Manifest             []byte
 	Config               wire.Descriptor
@@ -30,15 +30,15 @@ type Image struct {
 // String returns SERIES/VERSION.
 func (im *Image) String() string { return im.Series + "/" + im.Version }
 
-// Repo is the repository an image is pushed to, with its version as the tag.
+// Repo returns the repository that the image is pushed to, with its version as the tag.
 func (im *Image) Repo() string { return "bench/" + im.Series }
 
-// Blob is the path of a blob.
+// Blob returns the path of a blob.
 func (im *Image) Blob(digest string) string {
 	return filepath.Join(im.Dir, "blobs", strings.ReplaceAll(digest, ":", string(filepath.Separator)))
 }
 
-// Bytes is the size of all layers, those that occur twice counted twice.
+// Bytes returns the size of all layers. A layer that occurs twice counts twice.
 func (im *Image) Bytes() (n int64) {
 	for _, l := range im.Layers {
 		n += l.Size
@@ -46,9 +46,8 @@ func (im *Image) Bytes() (n int64) {
 	return n
 }
 
-// Read reads the layouts SERIES/VERSION below a directory, in order of
-// series and then of version, in which runs of digits count as numbers. Names
-// that begin with a point are passed over.
+// Read reads the layouts SERIES/VERSION below a directory. It sorts them by series and then by
+// version, where runs of digits compare as numbers. It skips names that begin with a dot.
 func Read(dir string) ([]*Image, error) {
 	series, err := names(dir)
 	if err != nil {
@@ -76,7 +75,7 @@ func Read(dir string) ([]*Image, error) {
 	return out, nil
 }
 
-// names returns the directories in a directory, also those that links lead to.
+// names returns the directories in a directory, including those that symbolic links lead to.
 func names(dir string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -98,7 +97,7 @@ func names(dir string) ([]string, error) {
 	return out, nil
 }
 
-// CompareVersions compares names piece by piece, numbers as numbers.
+// CompareVersions compares names piece by piece. Runs of digits compare as numbers.
 func CompareVersions(a, b string) int {
 	for a != "" && b != "" {
 		x, y := piece(a), piece(b)
@@ -116,7 +115,7 @@ func CompareVersions(a, b string) int {
 	return strings.Compare(a, b)
 }
 
-// piece is what a name begins with: digits, or anything else up to a digit.
+// piece returns the first piece of a name: its leading digits, or everything up to the first digit.
 func piece(s string) string {
 	digit := func(c byte) bool { return c >= '0' && c <= '9' }
 	n := 1
@@ -155,7 +154,7 @@ func ReadLayout(dir string) (*Image, error) {
 	return im, nil
 }
 
-// Configuration is how an image's containers are started.
+// Configuration says how to start an image's containers.
 type Configuration struct {
 	Env, Entrypoint, Cmd []string
 	WorkingDir, User     string
@@ -174,7 +173,7 @@ func (im *Image) Configuration() (Configuration, error) {
 	return doc.Config, nil
 }
 
-// ChainID names the tree of all layers, by the rule of the OCI image format.
+// ChainID returns the chain ID of all layers, by the rule of the OCI image format.
 func (im *Image) ChainID() (string, error) {
 	b, err := os.ReadFile(im.Blob(im.Config.Digest))
 	if err != nil {

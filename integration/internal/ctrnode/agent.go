@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// Used tells in which way an image came to the node, Plain, Gear, or Way for a volume,
-// and what the agent says of it.
+// Used returns how an image came to the node (Plain, Gear, or Way for a volume) and what the agent
+// says of it.
 func (n *Node) Used(ctx context.Context, ref string) (way, said string, err error) {
 	said, err = n.Slipway(ctx, "agent", "explain", ref)
 	if err != nil {
@@ -24,12 +24,12 @@ func (n *Node) Used(ctx context.Context, ref string) (way, said string, err erro
 	return "", said, fmt.Errorf("the agent does not say how %s came: %s", ref, said)
 }
 
-// stepSum is a line of the agent's metrics: how long a step of using volumes took in
-// all.
+// stepSum matches a line of the agent's metrics that gives the total time of one step of using
+// volumes.
 var stepSum = regexp.MustCompile(`(?m)^slipway_agent_volume_step_seconds_total\{step="([a-z]+)"\} (\S+)$`)
 
-// Steps returns how long the agent needed for each step of using volumes, in seconds;
-// nil without metrics.
+// Steps returns how long the agent took for each step of using volumes, in seconds. It returns nil
+// if the agent serves no metrics.
 func (n *Node) Steps(ctx context.Context) map[string]float64 {
 	if n.o.Metrics == "" {
 		return nil

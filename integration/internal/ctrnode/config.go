@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// agentConfig is the text of the agent's configuration: everything that this package
-// knows about it.
+// agentConfig returns the text of the agent's configuration. It holds everything that this package
+// knows about that format.
 func (o *Options) agentConfig() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "log: {level: info}\nprofiles: {record: false}\nmetrics: {addr: %q}\nregistries:\n", o.Metrics)
@@ -47,7 +47,7 @@ func (o *Options) agentConfig() string {
 	return b.String()
 }
 
-// writeHosts tells containerd whose certificate its registries have.
+// writeHosts tells containerd which certificate its registries use.
 func (n *Node) writeHosts() error {
 	if n.o.CA == "" {
 		return nil

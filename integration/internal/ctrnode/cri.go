@@ -19,20 +19,20 @@ import (
 	"example.org/slipway/integration/internal/tool"
 )
 
-// CRI has a node answer kubelet: containerd with its runtime service, and the agent before
-// its image service. Both get the settings that slipway agent setup --kubernetes writes.
+// CRI makes a node serve kubelet: containerd's runtime service, and the agent in front of
+// containerd's image service. Both get the settings that slipway agent setup --kubernetes writes.
 type CRI struct {
 	// Sandbox is the image of the first container of each pod.
 	Sandbox string
-	// Pods is the network of pods, such as 10.88.1.0/24, on a bridge of the node's; "": all
-	// have the node's own.
+	// Pods is the network of pods, such as 10.88.1.0/24, on a bridge of the node. If it is "", all
+	// pods use the node's network.
 	Pods string
 }
 
-// RuntimeSocket is containerd's, ImageSocket the agent's before it.
+// RuntimeSocket returns the path of containerd's socket.
 func (n *Node) RuntimeSocket() string { return n.path("c.sock") }
 
-// ImageSocket is where kubelet pulls images.
+// ImageSocket returns the path of the socket through which kubelet pulls images.
 func (n *Node) ImageSocket() string {
 	if n.o.Way == Plain {
 		return n.RuntimeSocket()
@@ -40,12 +40,13 @@ func (n *Node) ImageSocket() string {
 	return n.path("i.sock")
 }
 
-// Cgroup is the parent of everything that runs in the node's pods.
+// Cgroup returns the parent cgroup of everything that runs in the node's pods.
 func (n *Node) Cgroup() string {
 	return "/slipway-" + strings.ReplaceAll(strings.Trim(n.Dir, "/"), "/", "-")
 }
 
-// setUpCRI writes the settings of containerd, its own and those that the product has for it.
+// setUpCRI writes containerd's settings: this package's own and those that the product generates
+// for it.
 func (n *Node) setUpCRI(ctx context.Context) error {
 	text := fmt.Sprintf(`version = 3
 root = %q
@@ -82,7 +83,7 @@ disabled_plugins = ["io.containerd.nri.v1.nri"]
   BinaryName = %q
 `, n.path("root"), n.path("state"), n.path("conf.d/*.toml"), n.RuntimeSocket(), n.RuntimeSocket()+".ttrpc", n.path("opt"),
 		n.path("hosts"), n.o.CRI.Sandbox, tool.Dir(), n.path("cni"), filepath.Join(tool.Dir(), "runc"))
-	// Pods with a user namespace go to their files as nobody.
+	// Pods with a user namespace open their files as nobody.
 	err := errors.Join(os.Chmod(n.Dir, 0o711), os.MkdirAll(n.path("conf.d"), 0o700), os.MkdirAll(n.path("cni"), 0o700),
 		os.WriteFile(n.path("containerd.toml"), []byte(text), 0o600), n.writeNetwork())
 	if err != nil || n.o.Way == Plain {
@@ -93,7 +94,7 @@ disabled_plugins = ["io.containerd.nri.v1.nri"]
 	return err
 }
 
-// writeNetwork describes the network of pods.
+// writeNetwork writes the configuration of the pods' network.
 func (n *Node) writeNetwork() error {
 	if n.o.CRI.Pods == "" {
 		return nil
@@ -106,8 +107,8 @@ func (n *Node) writeNetwork() error {
 	return os.WriteFile(n.path("cni/10-pods.conflist"), []byte(text), 0o600)
 }
 
-// RestartContainerd ends containerd, with SIGKILL or in order, and starts it again. Containers
-// run on.
+// RestartContainerd ends containerd, with SIGKILL or in an orderly way, and starts it again.
+// Containers keep running.
 func (n *Node) RestartContainerd(ctx context.Context, kill bool) error {
 	if kill {
 		n.containerd.Kill()
@@ -117,7 +118,8 @@ func (n *Node) RestartContainerd(ctx context.Context, kill bool) error {
 	return n.startContainerd(ctx)
 }
 
-// hierarchies are the directories of the node's cgroup: one for each controller, or one.
+// hierarchies returns the directories of the node's cgroup: one for each controller, or a single
+// one.
 func (n *Node) hierarchies() []string {
 	if _, err := os.Stat("/sys/fs/cgroup/cgroup.controllers"); err == nil {
 		return []string{"/sys/fs/cgroup" + n.Cgroup()}
@@ -126,7 +128,7 @@ func (n *Node) hierarchies() []string {
 	return found
 }
 
-// MakeCgroup makes the node's cgroup, which kubelet wants to find.
+// MakeCgroup makes the node's cgroup, which kubelet requires.
 func (n *Node) MakeCgroup() error {
 	var errs []error
 	parents := []string{"/sys/fs/cgroup"}
@@ -143,10 +145,10 @@ func (n *Node) MakeCgroup() error {
 	return errors.Join(errs...)
 }
 
-// InCgroup are the processes of the node's pods.
+// InCgroup returns the processes of the node's pods.
 func (n *Node) InCgroup() (pids []int) {
 	for _, dir := range n.hierarchies() {
-		_ = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error { // what has gone meanwhile is no error
+		_ = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error { // a cgroup that has gone meanwhile is not an error
 			if err != nil || d.Name() != "cgroup.procs" {
 				return nil
 			}
@@ -195,7 +197,7 @@ func (n *Node) endPods() error {
 	return errors.Join(errs...)
 }
 
-// removeCgroup waits while the kernel lets the processes of a cgroup go.
+// removeCgroup removes a cgroup. It waits until the kernel has released its processes.
 func removeCgroup(dir string) error {
 	for end := time.Now().Add(stopTimeout); ; time.Sleep(10 * time.Millisecond) {
 		err := unix.Rmdir(dir)
@@ -208,6 +210,6 @@ func removeCgroup(dir string) error {
 	}
 }
 
-// Launch starts a program of the node, such as kubelet, in its network. It goes with the
+// Launch starts a program of the node, such as kubelet, in its network. The program ends with the
 // node.
 func (n *Node) Launch(name string, cmd *exec.Cmd) (*proc.Process, error) { return n.launch(name, cmd) }

@@ -15,8 +15,8 @@ import (
 	"example.org/slipway/integration/internal/tool"
 )
 
-// TestNodes runs an image on nodes with and without an agent, in networks of their own,
-// and finds nothing left of it.
+// TestNodes runs an image on nodes with and without an agent, in their own networks, and checks
+// that nothing is left behind.
 func TestNodes(t *testing.T) {
 	tool.NeedRoot(t)
 	for _, name := range []string{"containerd", "ctr", "runc"} {

@@ -13,14 +13,14 @@ import (
 	"example.org/slipway/integration/internal/proc"
 )
 
-// The agent's processes.
+// These are the agent's processes.
 const (
 	Keeper       = "keeper"
 	Worker       = "worker"
 	VolumeWorker = "volume-worker"
 )
 
-// processes are those that name the node's directory in their command line, by id.
+// processes returns, by id, the processes that have the node's directory in their command line.
 func (n *Node) processes() (map[int][]string, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -40,7 +40,7 @@ func (n *Node) processes() (map[int][]string, error) {
 	return found, nil
 }
 
-// role tells which of the agent's processes a command line is; "" for another.
+// role returns which of the agent's processes a command line belongs to, or "" for any other.
 func role(args []string) string {
 	if len(args) < 2 || args[1] != "agent" {
 		return ""
@@ -58,7 +58,7 @@ func role(args []string) string {
 	return Keeper
 }
 
-// Kill ends one of the agent's processes with SIGKILL and tells whether there was one.
+// Kill ends one of the agent's processes with SIGKILL and reports whether there was one.
 func (n *Node) Kill(which string) bool {
 	all, err := n.processes()
 	if err != nil {
@@ -73,7 +73,7 @@ func (n *Node) Kill(which string) bool {
 	return killed
 }
 
-// PID is the id of one of the agent's processes, 0 if there is none now.
+// PID returns the id of one of the agent's processes, or 0 if it is not running.
 func (n *Node) PID(which string) int {
 	all, _ := n.processes()
 	for pid, args := range all {
@@ -84,7 +84,7 @@ func (n *Node) PID(which string) int {
 	return 0
 }
 
-// KillAgent ends all of the agent with SIGKILL.
+// KillAgent ends all of the agent's processes with SIGKILL.
 func (n *Node) KillAgent() error {
 	n.agent.Kill()
 	for range 200 {
@@ -107,8 +107,8 @@ func (n *Node) KillAgent() error {
 	return errors.New("the agent's processes do not end")
 }
 
-// Reboot does to the node what pulling its plug does: everything ends, nothing is
-// mounted or attached any more, and what lies on a tmpfs is gone. Then it starts again.
+// Reboot has the same effect on the node as pulling its plug: everything ends, nothing stays
+// mounted or attached, and everything on a tmpfs is gone. Then it starts the node again.
 func (n *Node) Reboot(ctx context.Context) error {
 	n.containerd.Kill()
 	if n.agent != nil {
@@ -130,8 +130,8 @@ func (n *Node) Reboot(ctx context.Context) error {
 	return n.startContainerd(ctx)
 }
 
-// end kills the processes that name the node's directory and a program in their
-// command line, and waits until they have ended.
+// end kills the processes that have the node's directory and the program in their command line, and
+// waits until they have ended.
 func (n *Node) end(program string) error {
 	all, err := n.processes()
 	if err != nil {

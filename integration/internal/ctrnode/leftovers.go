@@ -11,15 +11,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Leftovers is what a node has of the kernel's: it should be as much after containers
-// and images are gone as before they came.
+// Leftovers lists the kernel's objects that a node holds. After containers and images are gone it
+// should be the same as before they came.
 type Leftovers struct {
-	// Mounts are "type path", Loops "device backing-file"; paths begin at the node's
-	// directory.
+	// Mounts holds entries of the form "type path", and Loops "device backing-file". Paths are
+	// relative to the node's directory.
 	Mounts, Loops []string
 }
 
-// Leftovers counts.
+// Leftovers lists the node's mounts and loop devices.
 func (n *Node) Leftovers() (l Leftovers, err error) {
 	mounts, err := mountsBelow(n.Dir)
 	if err != nil {
@@ -45,16 +45,16 @@ func (l Leftovers) String() string {
 	return fmt.Sprintf("%d mounts %q, %d loop devices %q", len(l.Mounts), l.Mounts, len(l.Loops), l.Loops)
 }
 
-// Equal tells whether there is the same of both kinds; loop devices may have other
-// names.
+// Equal reports whether both lists hold the same mounts and loop devices. The names of loop devices
+// may differ.
 func (l Leftovers) Equal(other Leftovers) bool {
 	return slices.Equal(l.Mounts, other.Mounts) && len(l.Loops) == len(other.Loops)
 }
 
 type mount struct{ minor, point, kind string }
 
-// mountsBelow returns the mounts at and below a directory, in the order the kernel has
-// them: one comes after that which it lies on.
+// mountsBelow returns the mounts at and below a directory, in the kernel's order: each comes after
+// the mount that it lies on.
 func mountsBelow(dir string) ([]mount, error) {
 	b, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -77,7 +77,7 @@ func mountsBelow(dir string) ([]mount, error) {
 	return out, nil
 }
 
-// loopsBelow returns the loop devices whose files lie below a directory, with those.
+// loopsBelow returns the loop devices whose backing files lie below a directory, with those files.
 func loopsBelow(dir string) (map[string]string, error) {
 	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	if err != nil {
@@ -96,7 +96,7 @@ func loopsBelow(dir string) (map[string]string, error) {
 	return out, nil
 }
 
-// abortBelow has everybody who waits for a FUSE server below a directory get an error.
+// abortBelow makes everybody who waits for a FUSE server below a directory get an error.
 func abortBelow(dir string) error {
 	mounts, err := mountsBelow(dir)
 	if err != nil {
@@ -115,7 +115,7 @@ func abortBelow(dir string) error {
 	return errors.Join(errs...)
 }
 
-// unmountBelow unmounts what is mounted below a directory, innermost first.
+// unmountBelow unmounts everything below a directory, innermost first.
 func unmountBelow(dir string) error {
 	for range 20 { // mounts can lie upon each other, and propagate
 		mounts, err := mountsBelow(dir)
@@ -124,7 +124,7 @@ func unmountBelow(dir string) error {
 		}
 		for _, m := range slices.Backward(mounts) {
 			if err := unix.Unmount(m.point, unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) {
-				_ = unix.Unmount(m.point, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH) // the next look tells
+				_ = unix.Unmount(m.point, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH) // the next round shows whether it worked
 			}
 		}
 	}
@@ -132,7 +132,7 @@ func unmountBelow(dir string) error {
 	return errors.Join(err, fmt.Errorf("still mounted: %v", mounts))
 }
 
-// detachBelow gives back the loop devices whose files lie below a directory.
+// detachBelow detaches the loop devices whose backing files lie below a directory.
 func detachBelow(dir string) error {
 	loops, err := loopsBelow(dir)
 	if err != nil {
@@ -145,7 +145,7 @@ func detachBelow(dir string) error {
 			errs = append(errs, err)
 			continue
 		}
-		// ENXIO: it went by itself, with the last mount.
+		// ENXIO means that the device went by itself, with its last mount.
 		if err := unix.IoctlSetInt(int(f.Fd()), unix.LOOP_CLR_FD, 0); err != nil && !errors.Is(err, unix.ENXIO) {
 			errs = append(errs, fmt.Errorf("detach %s: %w", device, err))
 		}

@@ -1,9 +1,9 @@
-// Package ctrnode runs machines that start containers: each with a containerd and a
-// directory of its own, the node agent beside it unless images are pulled as they
-// always were, and a network namespace if it has one. It finds what such a machine
-// leaves behind: mounts, loop devices and processes.
+// Package ctrnode runs machines that start containers. Each has its own containerd and its own
+// directory, the node agent unless images are pulled in the ordinary way, and a network namespace
+// if it has a network. The package finds what such a machine leaves behind: mounts, loop devices
+// and processes.
 //
-// It belongs to tests and benchmarks alike, so it returns errors. It needs root.
+// It serves tests and benchmarks alike, so it returns errors. It needs root.
 package ctrnode
 
 import (
@@ -35,7 +35,7 @@ const (
 	pullTimeout = 10 * time.Minute
 )
 
-// The ways of a node to its images.
+// These are the ways in which a node gets its images.
 const (
 	Plain         = "plain"   // containerd's own pull and overlayfs
 	Gear          = "gear"    // the agent, file by file
@@ -43,47 +43,47 @@ const (
 	VolumeNetwork = "network" // the agent, one clone per container
 )
 
-// agentName is what containerd calls the agent.
+// agentName is containerd's name for the agent.
 const agentName = "slipway"
 
-// Options of a node.
+// Options are the options of a node.
 type Options struct {
-	// Dir is made for the node; its path must be short, as sockets lie in it, and not
-	// be on overlayfs.
+	// Dir is the node's directory, which Start makes. Its path must be short, because it holds
+	// sockets, and it must not be on overlayfs.
 	Dir string
-	// NewDisk makes a file system for the directory, which goes with the node.
+	// NewDisk makes a file system for the directory and removes it with the node.
 	NewDisk bool
-	// Binary is slipway.
+	// Binary is the path of slipway.
 	Binary string
-	// Way to images; default Plain.
+	// Way is how the node gets its images; default Plain.
 	Way string
-	// Net is the node's network; nil: this machine's.
+	// Net is the node's network. If it is nil, the node uses this machine's network.
 	Net *lan.Node
-	// Registries are host:port of those that the node uses. CA is the file of the
-	// certificate that they are known by; "": they speak HTTP.
+	// Registries lists the host:port of each registry that the node uses. CA is the file of their
+	// certificate; if it is "", they speak HTTP.
 	Registries []string
 	CA         string
-	// Ceph is a configuration that names a cluster's monitors, Shared the directory of
-	// the file driver; one of them for volumes.
+	// Ceph is a configuration that names a cluster's monitors. Shared is the directory of the file
+	// driver. Volumes need one of them.
 	Ceph, Shared string
-	// Outage is how long I/O waits for storage that is away; default the agent's.
+	// Outage is how long I/O waits for unreachable storage; default the agent's own.
 	Outage time.Duration
-	// Only leaves the agent no other way than Way but the plain one.
+	// Only restricts the agent to Way and the plain way.
 	Only bool
-	// Before stands before the agent's command line: a program that runs the rest.
+	// Before is prepended to the agent's command line: a program that runs the rest.
 	Before []string
-	// Metrics is the loopback address where the agent serves them; default none.
+	// Metrics is the loopback address where the agent serves its metrics; default none.
 	Metrics string
 	// Agent is appended to the agent's configuration.
 	Agent string
-	// CRI has the node run pods; nil: containers only.
+	// CRI makes the node run pods. If it is nil, the node runs containers only.
 	CRI *CRI
 }
 
-// Node is a running machine. Its methods may be called concurrently, but for those
-// that start, stop and kill.
+// Node is a running machine. Its methods may be called concurrently, except those that start, stop
+// and kill.
 type Node struct {
-	// Dir is everything of the node.
+	// Dir holds everything that belongs to the node.
 	Dir string
 
 	o                 Options
@@ -119,12 +119,12 @@ func Start(ctx context.Context, o Options) (n *Node, err error) {
 
 func (n *Node) path(name string) string { return filepath.Join(n.Dir, name) }
 
-// Root is the agent's state directory.
+// Root returns the agent's state directory.
 func (n *Node) Root() string { return n.path("agent") }
 
 func (n *Node) socket() string { return n.path("s.sock") }
 
-// StartAgent starts the agent, anew if it has ended, and waits until it answers.
+// StartAgent starts the agent, or restarts it if it has ended, and waits until it answers.
 func (n *Node) StartAgent(ctx context.Context) (err error) {
 	if err := os.WriteFile(n.path("agent.yml"), []byte(n.o.agentConfig()), 0o600); err != nil {
 		return err
@@ -183,7 +183,7 @@ func (n *Node) launch(name string, cmd *exec.Cmd) (*proc.Process, error) {
 	return proc.Launch(cmd, n.path(name+".log"))
 }
 
-// waitFor asks until there is no error, the process ends, or half a minute is over.
+// waitFor calls ready until it returns no error, the process ends, or half a minute has passed.
 func waitFor(ctx context.Context, p *proc.Process, ready func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
@@ -202,7 +202,7 @@ func waitFor(ctx context.Context, p *proc.Process, ready func(context.Context) e
 	}
 }
 
-// Snapshotter is containerd's name for what holds the node's images.
+// Snapshotter returns containerd's name for the snapshotter that holds the node's images.
 func (n *Node) Snapshotter() string {
 	if n.o.Way == Plain {
 		return "overlayfs"
@@ -215,7 +215,7 @@ func (n *Node) Ctr(ctx context.Context, args ...string) (string, error) {
 	return n.run(ctx, filepath.Join(tool.Dir(), "ctr"), append([]string{"-a", n.path("c.sock")}, args...))
 }
 
-// Slipway runs a subcommand on the node's agent. Arguments behind -- are not its own.
+// Slipway runs a subcommand on the node's agent. Arguments after -- are not the subcommand's own.
 func (n *Node) Slipway(ctx context.Context, args ...string) (string, error) {
 	at := slices.Index(args, "--")
 	if at < 0 {
@@ -243,7 +243,7 @@ func (n *Node) run(ctx context.Context, program string, args []string) (string, 
 	return strings.TrimSpace(stdout.String()), nil
 }
 
-// Pull pulls an image as the node does.
+// Pull pulls an image in the node's way.
 func (n *Node) Pull(ctx context.Context, ref string) error {
 	ctx, cancel := context.WithTimeout(ctx, pullTimeout)
 	defer cancel()
@@ -275,7 +275,7 @@ func (n *Node) Tasks() *tasks.Ctr {
 	return &tasks.Ctr{Program: filepath.Join(tool.Dir(), "ctr"), Socket: n.path("c.sock"), Snapshotter: n.Snapshotter(), Env: n.env, Dir: dir}
 }
 
-// Logs is what the node's processes printed last.
+// Logs returns the end of the output of each of the node's processes.
 func (n *Node) Logs() string {
 	var b strings.Builder
 	for name, p := range map[string]*proc.Process{"containerd": n.containerd, "agent": n.agent} {
@@ -286,30 +286,30 @@ func (n *Node) Logs() string {
 	return b.String()
 }
 
-// Stop ends everything that belongs to the node, unmounts what it mounted, detaches
-// its loop devices and removes its directory. What was left over it takes away without
-// a word: ask [Node.Leftovers] before.
+// Stop ends everything that belongs to the node, unmounts what it mounted, detaches its loop
+// devices and removes its directory. It removes leftovers without reporting them: call
+// [Node.Leftovers] first.
 func (n *Node) Stop() error {
 	if n.containerd != nil {
-		_ = n.containerd.Stop(stopTimeout) // its end is nobody's result
+		_ = n.containerd.Stop(stopTimeout) // how it ends does not matter
 	}
 	errs := []error{n.endPods(), n.end("containerd-shim"), unmountBelow(n.path("state"))}
 	if n.agent != nil {
 		n.agent.Signal(syscall.SIGTERM)
 		select {
 		case <-n.agent.Exited():
-		case <-time.After(2 * time.Second): // it waits for users of its files: told twice, it does not
+		case <-time.After(2 * time.Second): // it waits for users of its files; a second signal makes it stop waiting
 			_ = n.agent.Stop(stopTimeout)
 		}
 	}
 	errs = append(errs, n.clear())
 	if err := errors.Join(errs...); err != nil {
-		return err // the directory may hold somebody's mount: it stays
+		return err // the directory may hold somebody's mount, so it stays
 	}
 	return measure.DropDisk(n.Dir)
 }
 
-// clear kills what still runs, and takes away mounts and loop devices.
+// clear kills everything that still runs, and removes mounts and loop devices.
 func (n *Node) clear() error {
 	return errors.Join(n.end(""), n.endPods(), abortBelow(n.Dir), unmountBelow(n.Dir), detachBelow(n.Dir))
 }

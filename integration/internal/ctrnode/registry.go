@@ -18,23 +18,23 @@ import (
 	"example.org/slipway/integration/internal/proc"
 )
 
-// RegistryOptions are how a registry keeps volumes.
+// RegistryOptions say how a registry keeps volumes.
 type RegistryOptions struct {
-	// Dir is made for its configuration and log, and for its data unless Root names
-	// another directory; Binary is slipway; Addr is host:port.
+	// Dir is made for the configuration and the log. It also holds the data unless Root names
+	// another directory. Binary is the path of slipway, and Addr is host:port.
 	Dir, Root, Binary, Addr string
-	// TLS has it speak HTTPS, as nodes want it of a registry on another machine whose
+	// TLS makes the registry speak HTTPS. Nodes require that of a registry on another machine whose
 	// volumes they use.
 	TLS bool
-	// Ceph is the configuration of a cluster, with the user and the keyring that make
-	// volumes in the pool and the two namespaces; or Shared a directory. Neither: no
-	// volumes.
+	// Ceph is the configuration of a cluster; User and Keyring may make volumes in Pool, in the
+	// namespaces Namespace and Clones. Shared is a directory instead. Without Ceph and Shared there
+	// are no volumes.
 	Ceph, User, Keyring, Pool, Namespace, Clones, Shared string
 	// FS is ext4, erofs or both; default both.
 	FS string
 }
 
-// Volumes is the section of the configuration about them.
+// Volumes returns the configuration's section about volumes.
 func (o *RegistryOptions) Volumes() string {
 	fs := cmp.Or(o.FS, "both")
 	switch {
@@ -47,7 +47,7 @@ func (o *RegistryOptions) Volumes() string {
 	return ""
 }
 
-// nodeUser is the user of nodes that need credentials for Ceph, which are given to
+// nodeUser is the user of nodes that need credentials for Ceph. The registry gives them to known
 // users only.
 const (
 	nodeUser     = "node"
@@ -55,8 +55,8 @@ const (
 	nodeEntry    = "node:$2y$04$7aWgrmzguyWGABDcwlExruy1kLO9/SCFKPCTzBQ5XVAImPC0Pfa/i\n" // of htpasswd
 )
 
-// Access is the section of the configuration about who may do what: everybody may push
-// and pull, and with Ceph nodes may use volumes. It writes the file of passwords to Dir.
+// Access returns the configuration's section about access: everybody may push and pull, and with
+// Ceph nodes may use volumes. It also writes the password file to Dir.
 func (o *RegistryOptions) Access() (string, error) {
 	if o.Ceph == "" {
 		return "", nil
@@ -70,10 +70,10 @@ func (o *RegistryOptions) Access() (string, error) {
 		"    - {repositories: ['**'], subjects: [%[2]s], actions: [volume, clone]}\n", file, nodeUser), nil
 }
 
-// Registry is a running one.
+// Registry is a running registry.
 type Registry struct {
 	Addr string
-	// CA is the file of the certificate that it is known by; "": it speaks HTTP.
+	// CA is the file of the registry's certificate. If it is "", the registry speaks HTTP.
 	CA string
 
 	o       RegistryOptions
@@ -81,8 +81,7 @@ type Registry struct {
 	process *proc.Process
 }
 
-// StartRegistry starts a registry on its directory, new or used before. The caller
-// stops it.
+// StartRegistry starts a registry on its directory, which may be new or used. The caller stops it.
 func StartRegistry(ctx context.Context, o RegistryOptions) (*Registry, error) {
 	if err := os.MkdirAll(o.Dir, 0o700); err != nil {
 		return nil, err
@@ -124,7 +123,7 @@ func StartRegistry(ctx context.Context, o RegistryOptions) (*Registry, error) {
 	return r, nil
 }
 
-// get reads the answer to a request, which must have status 200.
+// get returns the body of the answer to a request, which must have status 200.
 func (r *Registry) get(ctx context.Context, path string) ([]byte, error) {
 	scheme := "http://"
 	if r.CA != "" {
@@ -138,7 +137,7 @@ func get(ctx context.Context, client *http.Client, url string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	req.SetBasicAuth(nodeUser, nodePassword) // of no interest where nobody is asked
+	req.SetBasicAuth(nodeUser, nodePassword) // ignored by a registry without users
 	resp, err := client.Do(req)
 	if err != nil {
 		return nil, err
@@ -150,20 +149,20 @@ func get(ctx context.Context, client *http.Client, url string) ([]byte, error) {
 	return io.ReadAll(resp.Body)
 }
 
-// Stop ends it.
+// Stop ends the registry.
 func (r *Registry) Stop() error { return r.process.Stop(stopTimeout) }
 
-// Log is what it printed last.
+// Log returns the end of the registry's output.
 func (r *Registry) Log() string { return r.process.Log(4096) }
 
-// VolumeStatus is what a registry says of an image's volumes.
+// VolumeStatus is a registry's answer about an image's volumes.
 type VolumeStatus struct {
 	State   string         `json:"state"`
 	Reason  string         `json:"reason"`
 	Records []VolumeRecord `json:"records"`
 }
 
-// VolumeRecord is where an image is as volumes (docs/formats/volume.md).
+// VolumeRecord says in which volumes an image lies (docs/formats/volume.md).
 type VolumeRecord struct {
 	Version  int    `json:"version"`
 	Manifest string `json:"manifest"`
@@ -178,7 +177,7 @@ type VolumeRecord struct {
 	Features []string `json:"features"`
 }
 
-// Volume is the name of the volume with the whole tree.
+// Volume returns the name of the volume with the whole tree.
 func (r *VolumeRecord) Volume() string {
 	if len(r.Layers) == 0 {
 		return ""
@@ -186,12 +185,12 @@ func (r *VolumeRecord) Volume() string {
 	return r.Layers[len(r.Layers)-1].Volume
 }
 
-// Volumes asks the registry for an image's volumes, by the digest of its manifest.
+// Volumes asks the registry for the volumes of the image with the given manifest digest.
 func (r *Registry) Volumes(ctx context.Context, repo, digest string) (*VolumeStatus, error) {
 	return decodeVolumes(r.get(ctx, volumesPath(repo, digest)))
 }
 
-// Volumes is [Registry.Volumes] of one on an address that speaks HTTP.
+// Volumes does what [Registry.Volumes] does, for a registry at an address that speaks HTTP.
 func Volumes(ctx context.Context, addr, repo, digest string) (*VolumeStatus, error) {
 	return decodeVolumes(get(ctx, http.DefaultClient, "http://"+addr+volumesPath(repo, digest)))
 }
@@ -206,8 +205,8 @@ func decodeVolumes(b []byte, err error) (*VolumeStatus, error) {
 	return st, json.Unmarshal(b, st)
 }
 
-// AwaitBuilt asks until a registry has volumes in all the file systems, and returns
-// what it says then.
+// AwaitBuilt asks until a registry has volumes in all the file systems, and returns its last
+// answer.
 func AwaitBuilt(ctx context.Context, ask func(context.Context) (*VolumeStatus, error), fs ...string) (*VolumeStatus, error) {
 	for {
 		st, err := ask(ctx)

@@ -12,13 +12,12 @@ import (
 	"time"
 )
 
-// collectedFor is how long a new snapshot may be taken by a collection of containerd's
-// before it is named: a pull causes one soon after it.
+// collectedFor is how long containerd's garbage collector may take a new snapshot before it is
+// named. A pull causes a collection soon after it.
 const collectedFor = 30 * time.Second
 
-// Shown mounts what a container of an image would see, by the name of its chain of
-// layers, does something with it and takes it away. A writable one is what a container
-// gets; else it is a view.
+// Shown mounts what a container of an image would see, calls do on it, and unmounts it. The image
+// is named by its chain ID. A writable mount is what a container gets; otherwise it is a view.
 func (n *Node) Shown(ctx context.Context, chain string, writable bool, do func(dir string) error) (err error) {
 	key, how := fmt.Sprintf("shown-%x", rand.Uint64()), "view"
 	if writable {
@@ -36,7 +35,7 @@ func (n *Node) Shown(ctx context.Context, chain string, writable bool, do func(d
 		_, rmErr := n.Ctr(context.WithoutCancel(ctx), "snapshots", "--snapshotter", n.Snapshotter(), "rm", key)
 		err = errors.Join(err, rmErr)
 	}()
-	// What ctr prints is a command of mount(8).
+	// ctr prints a mount(8) command.
 	if out, err := exec.CommandContext(ctx, "sh", "-ec", mount).CombinedOutput(); err != nil {
 		return fmt.Errorf("%s: %w: %s", mount, err, out)
 	}
@@ -44,7 +43,7 @@ func (n *Node) Shown(ctx context.Context, chain string, writable bool, do func(d
 	return do(dir)
 }
 
-// snapshot makes a snapshot that is not collected and returns how to mount it.
+// snapshot makes a snapshot that is not garbage collected and returns how to mount it.
 func (n *Node) snapshot(ctx context.Context, how, dir, key, chain string) (mount string, err error) {
 	for end := time.Now().Add(collectedFor); ; time.Sleep(20 * time.Millisecond) {
 		made, err := n.Ctr(ctx, "snapshots", "--snapshotter", n.Snapshotter(), how, "--target", dir, key, chain)

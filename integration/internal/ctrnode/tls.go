@@ -17,13 +17,13 @@ import (
 	"time"
 )
 
-// identity is a registry's certificate, which it has signed itself.
+// identity is a registry's self-signed certificate.
 type identity struct {
-	Certificate, Key string // files
+	Certificate, Key string // paths of the files
 	client           *http.Client
 }
 
-// newIdentity makes a certificate for an address, and a client that believes it.
+// newIdentity makes a certificate for an address, and a client that trusts it.
 func newIdentity(dir, host string) (*identity, error) {
 	id := &identity{filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key"), nil}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

@@ -1,10 +1,9 @@
-// Package daemon runs private container daemons: Docker's with the graph
-// driver and with the containerd image store, and containerd by itself.
+// Package daemon runs private container daemons: Docker with the graph driver, Docker with the
+// containerd image store, and containerd by itself.
 //
-// Each has its own data, state and socket in a short temporary directory,
-// touches neither bridges nor iptables, and ends with the test, together with
-// what it started: shims are found by the directory in their command line,
-// mounts by their path.
+// Each has its own data, state and socket in a short temporary directory, and touches neither
+// bridges nor iptables. It ends with the test, together with everything that it started. The
+// package finds shims by the directory in their command line, and mounts by their path.
 package daemon
 
 import (
@@ -36,9 +35,8 @@ type Docker struct {
 	cli string
 }
 
-// StartDocker starts the distribution's dockerd with the overlay2 graph
-// driver, the store that pushes Docker v2 schema 2 manifests, with more arguments if
-// there are any.
+// StartDocker starts the distribution's dockerd with the overlay2 graph driver, the store that
+// pushes Docker v2 schema 2 manifests. args are added to its command line.
 func StartDocker(t testing.TB, args ...string) *Docker {
 	t.Helper()
 	tool.NeedRoot(t)
@@ -47,9 +45,8 @@ func StartDocker(t testing.TB, args ...string) *Docker {
 	return startDocker(t, dockerd, tool.NewEnv(dir), append([]string{"--storage-driver", "overlay2"}, args...)...)
 }
 
-// StartMoby starts the Go-built dockerd of the 29 line, which keeps images in
-// containerd, with the containerd and runc built beside it, and with more arguments if
-// there are any.
+// StartMoby starts the Go-built dockerd of the 29 line, which keeps images in containerd. It uses
+// the containerd and runc built beside it. args are added to its command line.
 func StartMoby(t testing.TB, args ...string) *Docker {
 	t.Helper()
 	tool.NeedRoot(t)
@@ -60,7 +57,7 @@ func StartMoby(t testing.TB, args ...string) *Docker {
 	dir := newDir(t)
 	env := tool.NewEnv(dir,
 		"PATH="+tool.Dir()+":/usr/sbin:/usr/bin:/sbin:/bin",
-		// Debian 12's command line speaks API 1.41; the daemon's own minimum is newer.
+		// Debian 12's command line speaks API 1.41, but the daemon's default minimum is newer.
 		"DOCKER_MIN_API_VERSION=1.24")
 	return startDocker(t, dockerd, env, args...)
 }
@@ -111,8 +108,7 @@ disabled_plugins = ["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.images", 
   address = %q
 `
 
-// StartContainerd starts the Go-built containerd, with other snapshotters than
-// its own if there are any.
+// StartContainerd starts the Go-built containerd, and adds the given snapshotters to its own.
 func StartContainerd(t testing.TB, proxies ...Proxy) *Containerd {
 	t.Helper()
 	tool.NeedRoot(t)
@@ -158,8 +154,7 @@ func (c *Containerd) Try(ctx context.Context, args ...string) (string, error) {
 	return c.env.Try(ctx, c.ctr, append([]string{"-a", c.socket()}, args...)...)
 }
 
-// Tasks returns a runner of tasks on images that a snapshotter of containerd
-// holds.
+// Tasks returns a runner of tasks on images that the given snapshotter of containerd holds.
 func (c *Containerd) Tasks(t testing.TB, snapshotter string) *tasks.Ctr {
 	t.Helper()
 	return &tasks.Ctr{Program: c.ctr, Socket: c.socket(), Snapshotter: snapshotter, Env: c.env.Vars(), Dir: t.TempDir()}
@@ -171,8 +166,8 @@ func (c *Containerd) RunFailing(t testing.TB, args ...string) string {
 	return c.env.RunFailing(t, c.ctr, append([]string{"-a", c.socket()}, args...)...)
 }
 
-// newDir returns a directory for a daemon. When the test ends and the daemon
-// with it, whatever is still running or mounted from it is ended first.
+// newDir returns a directory for a daemon. When the test ends, it first ends whatever still runs or
+// is mounted from the directory.
 func newDir(t testing.TB) string {
 	t.Helper()
 	dir := tool.ShortTempDir(t)

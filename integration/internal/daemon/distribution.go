@@ -20,9 +20,8 @@ storage:
 http: {addr: %q}
 `
 
-// StartDistribution starts the Distribution registry that Debian packages as
-// docker-registry, and returns its address: a registry that knows nothing of
-// what Slipway adds to the protocol.
+// StartDistribution starts the Distribution registry that Debian packages as docker-registry, and
+// returns its address. This registry does not know Slipway's additions to the protocol.
 func StartDistribution(t testing.TB) string {
 	t.Helper()
 	program := tool.System(t, "docker-registry")

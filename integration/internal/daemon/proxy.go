@@ -9,12 +9,12 @@ import (
 
 // Proxy is a snapshotter that containerd reaches over a socket.
 type Proxy struct {
-	Name    string // what containerd and its clients call it
+	Name    string // the name in containerd and its clients
 	Address string // path of the socket
 }
 
-// config is the part of containerd's configuration that makes the snapshotter
-// known and has pulls unpack for it.
+// config returns the part of containerd's configuration that adds the snapshotter and makes pulls
+// unpack for it.
 func (p Proxy) config() string {
 	return fmt.Sprintf(`[proxy_plugins.%[1]s]
   type = "snapshot"
@@ -28,15 +28,15 @@ func (p Proxy) config() string {
 `, p.Name, p.Address)
 }
 
-// unpackOverlayfs keeps containerd's own snapshotter among those that pulls
-// can unpack for: an entry for another replaces the default.
+// unpackOverlayfs keeps containerd's own snapshotter among those that pulls can unpack for, because
+// an entry for another snapshotter replaces the default.
 const unpackOverlayfs = `[[plugins."io.containerd.transfer.v1.local".unpack_config]]
   platform = "linux"
   snapshotter = "overlayfs"
 `
 
-// StartMobyOn starts the dockerd of [StartMoby] on a containerd that runs
-// already, with a snapshotter of it as storage driver.
+// StartMobyOn starts the dockerd of [StartMoby] on a containerd that already runs, with one of its
+// snapshotters as the storage driver.
 func StartMobyOn(t testing.TB, c *Containerd, snapshotter string) *Docker {
 	t.Helper()
 	tool.NeedRoot(t)

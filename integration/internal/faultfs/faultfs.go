@@ -1,17 +1,17 @@
-// Package faultfs is a file system that passes everything through to a
-// directory and goes wrong on request: it answers EIO or ENOSPC, writes half,
-// takes its time, and forgets at a power cut what no fsync has made durable.
+// Package faultfs is a file system that passes everything through to a directory and fails on
+// request. It can answer EIO or ENOSPC, write only half, take its time, and forget at a power cut
+// what no fsync has made durable.
 //
-// It is FUSE, served by the test process. Whoever does that must not wait, in
-// a system call that the Go scheduler does not know to block, for an answer of
-// its own. Hence three rules for tests:
+// It is a FUSE file system, served by the test process. That process must not wait for its own
+// answer in a system call that the Go scheduler does not know to block. Tests therefore follow
+// three rules:
 //
-//   - The mount is for the server under test. The test itself looks at the
-//     backing directory: a descriptor on the mount that is open while the test
-//     starts a process is closed, that is flushed, between vfork and exec, with
-//     the scheduler stopped.
-//   - No program is started that lies on the mount, and the test maps no file
-//     of it: a page fault is not a system call at all.
+//   - The mount is for the server under test; the test itself uses the backing
+//     directory. If the test has a descriptor open on the mount while it starts
+//     a process, that descriptor is closed, and so flushed, between vfork and
+//     exec, with the scheduler stopped.
+//   - The test starts no program that lies on the mount, and maps none of its
+//     files: a page fault is not a system call at all.
 //   - Close aborts the connection before it unmounts, so that whatever still
 //     waits for an answer gets an error instead of waiting for ever.
 package faultfs
@@ -39,47 +39,46 @@ import (
 const (
 	// teardownLimit bounds each step of Close.
 	teardownLimit = 5 * time.Second
-	// maxLife is after how long the connection is aborted whatever happens, so
-	// that a mistake ends in a failed test and not in processes that nothing
-	// can kill.
+	// maxLife is the time after which the connection is aborted in any case. A mistake then ends in
+	// a failed test, not in processes that nothing can kill.
 	maxLife = 5 * time.Minute
 )
 
-// Options of a file system. The zero value is good.
+// Options are the options of a file system. The zero value is good.
 type Options struct {
-	// Volatile keeps the content that each page on the disk had at its last
-	// fsync, for [FS.PowerCut]. Nothing is really synced then.
+	// Volatile keeps each page's content as of its last fsync, for [FS.PowerCut]. Nothing is really
+	// synced then.
 	Volatile bool
-	// Names makes names volatile too: a file that was made, renamed or removed may be
-	// as before, until its directory is synced. It needs Volatile.
+	// Names makes names volatile too: until its directory is synced, a power cut may undo that a
+	// file was made, renamed or removed. It needs Volatile.
 	Names bool
-	// Torn lets a page that was not synced be partly old and partly new.
+	// Torn lets an unsynced page be partly old and partly new.
 	Torn bool
 }
 
 // FS is a mounted file system.
 type FS struct {
-	// Dir is where it is mounted.
+	// Dir is the mount point.
 	Dir string
 
 	backing string
 	opts    Options
 	server  *fuse.Server
-	abort   *os.File // of the connection, in fusectl
+	abort   *os.File // the connection's abort file in fusectl
 	life    *time.Timer
 	once    sync.Once
 	closed  chan struct{}
 
 	mu    sync.Mutex
-	rules []*Injection // replaced, never changed in place
+	rules []*Injection // replaced as a whole, never changed in place
 
 	lossMu sync.Mutex
 	losses map[fileID]*unsynced
-	names  *names // nil where they are durable at once
+	names  *names // nil if names are durable at once
 }
 
-// Mount mounts the directory backing, or skips the test where that cannot be
-// done. It is unmounted at the end of the test at the latest. opts may be nil.
+// Mount mounts the directory backing, or skips the test if it cannot. The mount is removed at the
+// end of the test at the latest. opts may be nil.
 func Mount(t testing.TB, backing string, opts *Options) *FS {
 	t.Helper()
 	tool.NeedRoot(t)
@@ -108,13 +107,13 @@ func Mount(t testing.TB, backing string, opts *Options) *FS {
 	}
 	second := time.Second
 	f.server, err = fs.Mount(f.Dir, &node{LoopbackNode: root.(*fs.LoopbackNode), f: f}, &fs.Options{
-		// Names are looked up each time: an operation that was carried out and
-		// yet failed has left the kernel with the wrong idea.
+		// Names are looked up each time: an operation that was carried out but returned an error
+		// has left the kernel with wrong knowledge.
 		AttrTimeout: &second,
 		MountOptions: fuse.MountOptions{
 			Name: "faultfs", FsName: backing, DirectMountStrict: true,
 			DisabledCapabilities: fuse.CAP_PASSTHROUGH,
-			// It would tell of answers that came too late for an aborted connection.
+			// The log would report answers that came too late for an aborted connection.
 			Logger: log.New(io.Discard, "", 0),
 		},
 	})
@@ -136,8 +135,8 @@ func Mount(t testing.TB, backing string, opts *Options) *FS {
 	return f
 }
 
-// openAbort opens the file through which a mount's connection is aborted. It is
-// opened early, because a stat of a mount that does not answer never returns.
+// openAbort opens the file through which a mount's connection is aborted. It must be opened early,
+// because a stat of a mount that does not answer never returns.
 func openAbort(dir, scratch string) (*os.File, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(dir, &st); err != nil {
@@ -148,7 +147,7 @@ func openAbort(dir, scratch string) (*os.File, error) {
 	if err == nil {
 		return f, nil
 	}
-	// fusectl is not mounted where it should be. There is only one of it.
+	// fusectl is not mounted at its usual place. There is only one instance of it.
 	if err := os.Mkdir(scratch, 0o700); err != nil {
 		return nil, err
 	}
@@ -156,12 +155,12 @@ func openAbort(dir, scratch string) (*os.File, error) {
 		return nil, fmt.Errorf("mount fusectl: %w", err)
 	}
 	f, err = os.OpenFile(filepath.Join(scratch, name), os.O_WRONLY, 0)
-	// Lazily: the open file keeps it alive until the end.
+	// The unmount is lazy: the open file keeps fusectl alive until it is closed.
 	return f, errors.Join(err, unix.Unmount(scratch, unix.MNT_DETACH))
 }
 
-// Close aborts the connection and unmounts. What is still open on the mount
-// only returns errors from then on, so the server under test should have ended.
+// Close aborts the connection and unmounts. From then on, descriptors that are still open on the
+// mount only return errors, so the server under test should have ended.
 func (f *FS) Close() error {
 	var err error
 	f.once.Do(func() {

@@ -19,15 +19,15 @@ import (
 	"example.org/slipway/integration/internal/faultfs"
 )
 
-// mounted returns a file system and its backing directory. These tests use the
-// mount from the process that serves it, and start no other.
+// mounted returns a file system and its backing directory. These tests use the mount from the
+// process that serves it, and start no other process.
 func mounted(t *testing.T, opts *faultfs.Options) (*faultfs.FS, string) {
 	t.Helper()
 	backing := t.TempDir()
 	return faultfs.Mount(t, backing, opts), backing
 }
 
-// TestPassThrough uses what a registry uses, with no rule in force.
+// TestPassThrough runs the operations that a registry uses, with no rule in force.
 func TestPassThrough(t *testing.T) {
 	f, backing := mounted(t, nil)
 	a, b := filepath.Join(f.Dir, "a"), filepath.Join(f.Dir, "dir", "b")
@@ -66,13 +66,13 @@ func TestPassThrough(t *testing.T) {
 	}
 }
 
-// mapEnv names the file that TestSharedMapping maps in a process of its own.
+// mapEnv names the file that TestSharedMapping maps in a separate process.
 const mapEnv = "FAULTFS_TEST_MAP"
 
-// TestSharedMapping maps a file as SQLite maps its shared memory: two mappings
-// see each other, also after the file was opened once more. That is done by
-// another process than the one that serves the file system: a page fault is no
-// system call, so the scheduler would wait for itself.
+// TestSharedMapping maps a file as SQLite maps its shared memory: two mappings must see each
+// other's writes, also after the file was opened once more. A process other than the one that
+// serves the file system does this: a page fault is not a system call, so the scheduler would wait
+// for itself.
 func TestSharedMapping(t *testing.T) {
 	if name := os.Getenv(mapEnv); name != "" {
 		mapTwice(t, name)
@@ -109,7 +109,7 @@ func mapTwice(t *testing.T, name string) {
 	}
 }
 
-// TestRules lets each operation fail, and work again.
+// TestRules makes each operation fail, and then work again.
 func TestRules(t *testing.T) {
 	f, backing := mounted(t, nil)
 	path := func(name string) string { return filepath.Join(f.Dir, name) }
@@ -131,7 +131,7 @@ func TestRules(t *testing.T) {
 		op faultfs.Op
 		do func() error
 	}{
-		// The kernel asks again by itself after a failed read ahead.
+		// After a failed read ahead the kernel retries by itself.
 		"read":     {faultfs.Read, open(func(x *os.File) error { _, err := io.ReadAll(x); return err })},
 		"write":    {faultfs.Write, open(func(x *os.File) error { _, err := x.WriteAt([]byte("x"), 3); return err })},
 		"sync":     {faultfs.Sync, open((*os.File).Sync)},
@@ -185,7 +185,7 @@ func TestRules(t *testing.T) {
 	}
 }
 
-// TestEffects looks at what rules do besides failing.
+// TestEffects checks what rules do besides failing.
 func TestEffects(t *testing.T) {
 	f, backing := mounted(t, nil)
 	name := filepath.Join(f.Dir, "a")
@@ -237,8 +237,8 @@ func TestEffects(t *testing.T) {
 	})
 }
 
-// TestPowerCut shows which pages survive: those of a successful fsync, and
-// after a failed one only those written again.
+// TestPowerCut checks which pages survive: those of a successful fsync, and after a failed fsync
+// only those that were written again.
 func TestPowerCut(t *testing.T) {
 	f, backing := mounted(t, &faultfs.Options{Volatile: true})
 	const page = 4096
@@ -283,7 +283,7 @@ func TestPowerCut(t *testing.T) {
 	}
 }
 
-// TestClose closes a file system on which an operation hangs.
+// TestClose closes a file system while an operation on it hangs.
 func TestClose(t *testing.T) {
 	f, _ := mounted(t, nil)
 	rule := f.Inject(faultfs.Rule{Ops: faultfs.Create, Delay: time.Hour})
@@ -306,7 +306,7 @@ func TestClose(t *testing.T) {
 	}
 }
 
-// TestPowerCutNames shows which names survive: those whose directory was synced.
+// TestPowerCutNames checks which names survive: those whose directory was synced.
 func TestPowerCutNames(t *testing.T) {
 	f, backing := mounted(t, &faultfs.Options{Volatile: true, Names: true})
 	write := func(name string) {
@@ -334,7 +334,7 @@ func TestPowerCutNames(t *testing.T) {
 	if err := errors.Join(os.Remove(filepath.Join(f.Dir, "removed")), os.Rename(filepath.Join(f.Dir, "new"), filepath.Join(f.Dir, "replaced"))); err != nil {
 		t.Fatal(err)
 	}
-	random := rand.New(lowest{}) // loses all it may
+	random := rand.New(lowest{}) // loses everything that it may lose
 	loss, err := f.PowerCut(random)
 	if err != nil || loss.Names != 3 {
 		t.Fatalf("power cut: %+v, %v; want 3 names lost", loss, err)
@@ -349,7 +349,7 @@ func TestPowerCutNames(t *testing.T) {
 	}
 }
 
-// lowest is a source whose coins all fall on the side that is not 0.
+// lowest is a source for which every coin falls on the side that is not 0.
 type lowest struct{}
 
 func (lowest) Uint64() uint64 { return 1<<64 - 1 }

@@ -17,13 +17,12 @@ const pageSize = 4096
 
 type fileID struct{ dev, ino uint64 }
 
-// unsynced is what one file's pages hold on the disk while something else is in
-// the page cache. The methods work on nil, where nothing is kept.
+// unsynced holds what the disk has of one file's pages while the page cache has something else. Its
+// methods work on nil, for files of which nothing is kept.
 //
-// It does what Linux does: a page is written to the disk by a successful fsync.
-// After a failed one the page is clean, though the disk has the old content:
-// the next fsync passes it over, and only another write to the page gives it a
-// new chance. Names and sizes are durable at once here.
+// It does what Linux does. A successful fsync writes a page to the disk. After a failed fsync the
+// page is clean, though the disk has the old content: the next fsync skips it, and only another
+// write to the page gives it a new chance. Names and sizes are durable at once here.
 type unsynced struct {
 	mu    sync.Mutex
 	disk  *os.File // the backing file; nil while there is no page
@@ -33,10 +32,10 @@ type unsynced struct {
 // page is a page whose content on the disk differs from the page cache's.
 type page struct {
 	old  []byte // on the disk; bytes beyond the file's end are 0
-	lost bool   // an fsync of it failed, and it was not written since
+	lost bool   // an fsync of the page failed, and it has not been written since
 }
 
-// lossesOf returns what is kept of an open file.
+// lossesOf returns the unsynced pages of an open file.
 func (f *FS) lossesOf(h *file) *unsynced {
 	fd, _ := h.LoopbackFile.PassthroughFd()
 	var st unix.Stat_t
@@ -54,8 +53,8 @@ func (f *FS) lossesOf(h *file) *unsynced {
 	return u
 }
 
-// write carries out a write of n bytes at off, to a file that is open as fd,
-// after it has kept what the disk holds there.
+// write carries out a write of n bytes at off to a file that is open as fd. It first saves what the
+// disk holds there.
 func (u *unsynced) write(fd int, off, n int64, do func() syscall.Errno) syscall.Errno {
 	if u == nil {
 		return do()
@@ -63,7 +62,7 @@ func (u *unsynced) write(fd int, off, n int64, do func() syscall.Errno) syscall.
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.disk == nil {
-		// The handle itself may be for writing only.
+		// The file's own handle may be write-only.
 		disk, err := os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", fd), os.O_RDWR, 0)
 		if err != nil {
 			return syscall.EIO
@@ -84,7 +83,7 @@ func (u *unsynced) write(fd int, off, n int64, do func() syscall.Errno) syscall.
 	return do()
 }
 
-// sync is an fsync and whether it succeeded.
+// sync records an fsync and whether it succeeded.
 func (u *unsynced) sync(ok bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -99,7 +98,7 @@ func (u *unsynced) sync(ok bool) {
 	u.shut()
 }
 
-// truncate forgets pages beyond the file's new end.
+// truncate drops pages beyond the file's new end.
 func (u *unsynced) truncate(size int64) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -111,7 +110,7 @@ func (u *unsynced) truncate(size int64) {
 	u.shut()
 }
 
-// released is the end of a handle. A file without a name is gone.
+// released records the end of a handle. A file without a name is gone.
 func (u *unsynced) released() {
 	if u == nil {
 		return
@@ -131,24 +130,22 @@ func (u *unsynced) released() {
 // shut closes the backing file when it is not needed. u.mu is held.
 func (u *unsynced) shut() {
 	if u.disk != nil && len(u.pages) == 0 {
-		_ = u.disk.Close() // nothing of it is to be durable
+		_ = u.disk.Close() // nothing of it has to be durable
 		u.disk = nil
 	}
 }
 
-// Loss is what a power cut took.
+// Loss is what a power cut destroyed.
 type Loss struct {
-	// Lost pages were those of a failed fsync, Dropped ones were not yet
-	// synced.
+	// Lost counts pages of a failed fsync; Dropped counts pages that were not yet synced.
 	Lost, Dropped int
-	// Names of files that are as they were before a change.
+	// Names counts file names that were put back to their state before a change.
 	Names int
 }
 
-// PowerCut unmounts and gives the backing directory the content that a loss of
-// power leaves: pages whose fsync failed have their old content, and those that
-// were not synced have the old or the new one, by chance. The server must have
-// been killed.
+// PowerCut unmounts and gives the backing directory the content that a loss of power leaves. Pages
+// whose fsync failed get their old content; unsynced pages get the old or the new one, by chance.
+// The server must have been killed.
 func (f *FS) PowerCut(random *rand.Rand) (Loss, error) {
 	var loss Loss
 	if !f.opts.Volatile {
@@ -186,10 +183,10 @@ func (f *FS) PowerCut(random *rand.Rand) (Loss, error) {
 	return loss, errors.Join(append(errs, err)...)
 }
 
-// sectorSize is what a disk writes whole.
+// sectorSize is the unit that a disk writes as a whole, in bytes.
 const sectorSize = 512
 
-// tear makes a page that was not synced partly new: each sector by chance. u.mu is held.
+// tear makes an unsynced page partly new; chance decides for each sector. u.mu is held.
 func (u *unsynced) tear(i int64, p *page, random *rand.Rand) error {
 	now := make([]byte, pageSize)
 	if _, err := u.disk.ReadAt(now, i*pageSize); err != nil && err != io.EOF {
@@ -203,8 +200,7 @@ func (u *unsynced) tear(i int64, p *page, random *rand.Rand) error {
 	return u.revert(i, p)
 }
 
-// revert writes back what the disk had of a page, without making the file any
-// longer. u.mu is held.
+// revert writes back what the disk had of a page, without making the file longer. u.mu is held.
 func (u *unsynced) revert(i int64, p *page) error {
 	st, err := u.disk.Stat()
 	if err != nil {

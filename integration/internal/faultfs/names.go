@@ -11,20 +11,20 @@ import (
 	"sync"
 )
 
-// names are the changes of directories that no fsync of the directory has made
-// durable. The methods work on nil, where names are durable at once.
+// names holds the changes of directories that no fsync of the directory has made durable. Its
+// methods work on nil, for file systems whose names are durable at once.
 type names struct {
 	mu   sync.Mutex
-	keep string // directory of what was unlinked or replaced, on the same file system
+	keep string // directory for unlinked and replaced files, on the same file system
 	kept int
-	log  []nameChange // in order
+	log  []nameChange // in the order of the changes
 }
 
-// nameChange is one change, of which undo knows how to take it back.
+// nameChange is one change; undo takes it back.
 type nameChange struct {
-	dir  string // that must be synced
+	dir  string // the directory that has to be synced
 	undo func() error
-	gone string // what is kept for undo, or ""
+	gone string // the link kept for undo, or ""
 }
 
 // changed records a change in a directory.
@@ -37,13 +37,13 @@ func (n *names) changed(dir string, undo func() error, gone string) {
 	n.log = append(n.log, nameChange{dir, undo, gone})
 }
 
-// made is for a file or directory that is new under a path.
+// made records that a file or directory was made at a path.
 func (n *names) made(path string) {
 	n.changed(filepath.Dir(path), func() error { return os.RemoveAll(path) }, "")
 }
 
-// keeping gives what is at a path a second name, before the first one goes. It returns
-// "" where there is nothing.
+// keeping gives what is at a path a second name before the first one goes. It returns "" if nothing
+// is there.
 func (n *names) keeping(path string) string {
 	if n == nil {
 		return ""
@@ -52,20 +52,20 @@ func (n *names) keeping(path string) string {
 	n.kept++
 	to := filepath.Join(n.keep, fmt.Sprint(n.kept))
 	n.mu.Unlock()
-	if err := os.Link(path, to); err != nil { // also of a directory, which must be empty to go
+	if err := os.Link(path, to); err != nil { // fails for a directory, which must be empty to be removed
 		return ""
 	}
 	return to
 }
 
-// removed is for a file that was unlinked after keeping.
+// removed records that a file was unlinked after keeping.
 func (n *names) removed(path, gone string) {
 	if gone != "" {
 		n.changed(filepath.Dir(path), func() error { return os.Rename(gone, path) }, gone)
 	}
 }
 
-// renamed is for a rename, where replaced is what keeping returned of the target.
+// renamed records a rename. replaced is what keeping returned for the target.
 func (n *names) renamed(from, to, replaced string) {
 	n.changed(filepath.Dir(to), func() error {
 		err := os.Rename(to, from)
@@ -85,21 +85,21 @@ func (n *names) synced(dir string) {
 	defer n.mu.Unlock()
 	n.log = slices.DeleteFunc(n.log, func(c nameChange) bool {
 		if c.dir == dir && c.gone != "" {
-			_ = os.Remove(c.gone) // only takes room
+			_ = os.Remove(c.gone) // a failure only costs space
 		}
 		return c.dir == dir
 	})
 }
 
-// lose takes back changes that are not durable: in each directory the last ones, by
-// chance how many. It returns how many it took back.
+// lose takes back changes that are not durable: in each directory a random number of the last ones.
+// It returns how many it took back.
 func (n *names) lose(random *rand.Rand) (lost int, err error) {
 	if n == nil {
 		return 0, nil
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	survives := map[string]bool{} // a directory of which a change was left as it is
+	survives := map[string]bool{} // directories of which some change was left in place
 	var errs []error
 	for _, c := range slices.Backward(n.log) {
 		if survives[c.dir] || random.IntN(2) == 0 {
@@ -107,7 +107,7 @@ func (n *names) lose(random *rand.Rand) (lost int, err error) {
 			continue
 		}
 		lost++
-		// What lies below a directory that is lost too cannot be found any more.
+		// What lies below a directory that is lost as well cannot be found any more.
 		if err := c.undo(); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, err)
 		}

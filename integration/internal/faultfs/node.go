@@ -12,7 +12,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
-// node is a file or directory. What it does not define passes through.
+// node is a file or directory. Operations that it does not define pass through.
 type node struct {
 	*fs.LoopbackNode
 	f *FS
@@ -31,20 +31,20 @@ var (
 	_ fs.NodeSetattrer      = (*node)(nil)
 )
 
-// WrapChild makes every node of the tree one of this package.
+// WrapChild makes every node of the tree a node of this package.
 func (n *node) WrapChild(_ context.Context, ops fs.InodeEmbedder) fs.InodeEmbedder {
 	return &node{LoopbackNode: ops.(*fs.LoopbackNode), f: n.f}
 }
 
-// path is where the node, or a name in it, lies below the root.
+// path returns the path of the node, or of a name in it, below the root.
 func (n *node) path(name ...string) string {
 	return path.Join(append([]string{n.Path(nil)}, name...)...)
 }
 
-// backing is where a name in the node really lies.
+// backing returns the path of a name in the node in the backing directory.
 func (n *node) backing(name string) string { return filepath.Join(n.f.backing, n.path(name)) }
 
-// meet is FS.meet for the node itself or a name in it.
+// meet calls FS.meet for the node itself or a name in it.
 func (n *node) meet(op Op, name ...string) fault {
 	return n.f.meet(op, func() []string { return []string{n.path(name...)} })
 }
@@ -131,7 +131,7 @@ func (n *node) Rename(ctx context.Context, name string, to fs.InodeEmbedder, new
 		n.f.names.renamed(from, target, replaced)
 	}
 	if errno == 0 && x.err != 0 {
-		// The library moves its own entry only when it is told of success.
+		// The library moves its own entry only if the rename reports success.
 		n.MvChild(name, to.EmbeddedInode(), newName, true)
 	}
 	return x.or(errno)
@@ -202,15 +202,14 @@ var (
 	_ fs.FileReleaser  = (*file)(nil)
 )
 
-// newFile returns the handle of an opened file and how the kernel is to treat
+// newFile returns the handle of an opened file, and the flags that say how the kernel must treat
 // it.
 func (f *FS) newFile(n *node, fh fs.FileHandle, name string) (*file, uint32) {
 	h := &file{LoopbackFile: fh.(*fs.LoopbackFile), n: n}
 	if strings.HasSuffix(name, "-shm") {
-		// Mapped by several connections at once: what it holds must stay in the
-		// kernel's cache, through which they see each other, when one more
-		// opens it. Other files are read anew after each open, so that rules
-		// for Read strike.
+		// Several connections map this file at once. Its content must stay in the kernel's cache,
+		// through which they see each other's writes, when another one opens it. Other files are
+		// read anew after each open, so that rules for Read can strike.
 		return h, fuse.FOPEN_KEEP_CACHE
 	}
 	if f.opts.Volatile {
@@ -219,7 +218,7 @@ func (f *FS) newFile(n *node, fh fs.FileHandle, name string) (*file, uint32) {
 	return h, 0
 }
 
-// PassthroughFd keeps the kernel from going round this file system.
+// PassthroughFd keeps the kernel from bypassing this file system.
 func (h *file) PassthroughFd() (int, bool) { return 0, false }
 
 func (h *file) Read(ctx context.Context, buf []byte, off int64) (fuse.ReadResult, syscall.Errno) {

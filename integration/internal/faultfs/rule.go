@@ -12,7 +12,7 @@ import (
 // Op is a set of file system operations.
 type Op uint
 
-// The operations that a rule can strike.
+// These are the operations that a rule can strike.
 const (
 	Read Op = 1 << iota
 	Write
@@ -27,37 +27,36 @@ const (
 	Truncate
 )
 
-// Space is what needs room on the disk, and fails when there is none.
+// Space is the set of operations that need space on the disk and fail without it.
 const Space = Write | Create | Link | Allocate
 
-// Rule says which operations go wrong, and how. Of the rules in force the
-// first that strikes an operation decides.
+// Rule says which operations fail, and how. The first rule in force that strikes an operation
+// decides.
 //
-// No rule strikes the shared memory of SQLite ("-shm"): it is RAM that only
-// happens to have a name.
+// No rule strikes SQLite's shared memory ("-shm"): it is RAM that only happens to have a name.
 type Rule struct {
-	// Ops are the operations.
+	// Ops are the operations that the rule applies to.
 	Ops Op
-	// Path matches the path below the root of the file system, without a slash
-	// in front; nil matches all.
+	// Path matches the path below the root of the file system, without a leading slash; nil matches
+	// all paths.
 	Path *regexp.Regexp
-	// After is how many matching operations pass before the rule strikes.
+	// After is the number of matching operations that pass before the rule strikes.
 	After int
-	// Times is how often it strikes; 0 for ever.
+	// Times is how often the rule strikes; 0 means without end.
 	Times int
-	// P is the probability that it strikes; 0 means 1. Its dice follow from
-	// Seed.
+	// P is the probability that the rule strikes; 0 means 1. Seed seeds the random choices.
 	P    float64
 	Seed uint64
 
-	// Delay is how long the operation takes before anything else happens.
+	// Delay is how long the operation waits before anything else happens.
 	Delay time.Duration
-	// Err is what the operation returns, unless 0.
+	// Err is what the operation returns if it is not 0.
 	Err syscall.Errno
 	// Done carries the operation out although it returns Err. It is ignored
 	// for Read and Sync.
 	Done bool
-	// Short makes a write, which must not be of a single byte, write half.
+	// Short makes a write store only half of its bytes. The write must be longer than a single
+	// byte.
 	Short bool
 }
 
@@ -81,7 +80,7 @@ func (f *FS) Inject(r Rule) *Injection {
 	return i
 }
 
-// Lift ends the rule. Operations that it delays go on waiting.
+// Lift ends the rule. Operations that it already delays keep waiting.
 func (i *Injection) Lift() {
 	i.f.mu.Lock()
 	defer i.f.mu.Unlock()
@@ -101,7 +100,7 @@ func (i *Injection) Strikes() int {
 	return i.strikes
 }
 
-// strike tells whether the rule strikes an operation on the paths.
+// strike reports whether the rule strikes an operation on the paths.
 func (i *Injection) strike(op Op, paths []string) bool {
 	if i.Ops&op == 0 || !i.matches(paths) {
 		return false
@@ -125,17 +124,17 @@ func (i *Injection) matches(paths []string) bool {
 	return false
 }
 
-// fault is what happens to one operation. The zero value is nothing.
+// fault is what happens to one operation. The zero value does nothing.
 type fault struct {
 	err   syscall.Errno
 	done  bool
 	short bool
 }
 
-// stops tells whether the operation is not carried out.
+// stops reports whether the operation is not carried out.
 func (x fault) stops() bool { return x.err != 0 && !x.done }
 
-// or returns the fault's error, or else what the operation returned.
+// or returns the fault's error, or else the operation's own result.
 func (x fault) or(errno syscall.Errno) syscall.Errno {
 	if x.err != 0 {
 		return x.err
@@ -143,8 +142,8 @@ func (x fault) or(errno syscall.Errno) syscall.Errno {
 	return errno
 }
 
-// meet returns the fault that an operation meets, after its delay. paths is
-// only called when there are rules.
+// meet returns the fault that an operation meets, after its delay. It calls paths only if there are
+// rules.
 func (f *FS) meet(op Op, paths func() []string) fault {
 	f.mu.Lock()
 	rules := f.rules // never changed in place

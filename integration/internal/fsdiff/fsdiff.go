@@ -1,6 +1,6 @@
-// Package fsdiff runs the same random operations on two directory trees and compares what
-// the kernel answers: results, error numbers, contents and metadata. It knows nothing of
-// the product: one of the trees is an ordinary one, the other claims to be like it.
+// Package fsdiff runs the same random operations on two directory trees and compares the kernel's
+// answers: results, error numbers, contents and metadata. It knows nothing of the product: one tree
+// is an ordinary one, and the other claims to behave like it.
 package fsdiff
 
 import (
@@ -18,21 +18,21 @@ import (
 	"example.org/slipway/integration/internal/treecmp"
 )
 
-// Options of Run. The zero value runs nothing.
+// Options are the options of Run. The zero value runs nothing.
 type Options struct {
-	// Seed decides the operations.
+	// Seed determines the operations.
 	Seed uint64
-	// Ops is how many operations are run.
+	// Ops is the number of operations to run.
 	Ops int
-	// Without names operations that are left out.
+	// Without names operations to leave out.
 	Without []string
 }
 
-// Difference is an operation that two trees answer differently, with those before it that
-// had to do with the same names.
+// Difference is an operation that the two trees answer differently, with the earlier operations on
+// the same names.
 type Difference struct {
 	Seed uint64
-	// Op counts from 0.
+	// Op is the operation's index, from 0.
 	Op   int
 	What string
 	A, B string
@@ -44,33 +44,32 @@ func (d *Difference) Error() string {
 	return fmt.Sprintf("operation %d of seed %d, %s:\n\ta %s\n\tb %s\nbefore it:\n\t%s", d.Op, d.Seed, d.What, d.A, d.B, strings.Join(d.Past, "\n\t"))
 }
 
-// remembered is how many operations a Difference lists.
+// remembered is the maximum number of operations that a Difference lists.
 const remembered = 25
 
-// tree is one of the two. Paths are relative to root, which is open as top.
+// tree is one of the two trees. Paths are relative to root, which is open as top.
 type tree struct {
 	root    string
 	top     int
 	fds     [slots]int
-	watch   int // of inotify
+	watch   int // inotify descriptor
 	scratch []byte
 }
 
-// slots is how many files are open at once.
+// slots is the number of files that are open at the same time.
 const slots = 4
 
-// joined makes one list of two.
+// joined joins two lists into one.
 func joined(a, b string) string {
 	all := slices.DeleteFunc(strings.Split(a+", "+b, ", "), func(line string) bool { return line == "" })
 	slices.Sort(all)
 	return strings.Join(all, ", ")
 }
 
-// Run runs operations on the trees at a and b, which must be equal, and returns the first
-// *Difference, or what else went wrong. It needs root, since some operations are those of
-// another user.
+// Run runs operations on the trees at a and b, which must be equal. It returns the first
+// *Difference, or any other error. It needs root, because some operations run as another user.
 func Run(a, b string, o Options) error {
-	runtime.LockOSThread() // operations of other users set the thread's
+	runtime.LockOSThread() // operations of other users change the thread's ids
 	defer runtime.UnlockOSThread()
 	var trees [2]*tree
 	for i, root := range []string{a, b} {
@@ -94,7 +93,7 @@ func Run(a, b string, o Options) error {
 		what = op.name + " " + what
 		answers := [2]string{run(trees[0]), run(trees[1])}
 		if answers[0] != answers[1] && op.name == "events" {
-			// What has lost its last name ends when the kernel lets go of it.
+			// A file without a name ends when the kernel releases it.
 			time.Sleep(100 * time.Millisecond)
 			for j := range trees {
 				answers[j] = joined(answers[j], run(trees[j]))
@@ -134,7 +133,7 @@ func choose(rng *rand.Rand, ops []operation, total int) operation {
 	panic("fsdiff: no operation")
 }
 
-// same compares the trees as a whole, but for some aspects; see treecmp.
+// same compares the whole trees, without the aspects in but; see treecmp.
 func same(a, b string, but ...string) error {
 	lines, err := treecmp.Compare(a, b, &treecmp.Options{Ignore: func(_, aspect string) bool { return slices.Contains(but, aspect) }})
 	if err == nil && len(lines) > 0 {
@@ -168,7 +167,7 @@ func open(root string) (*tree, error) {
 func (t *tree) closeAll() {
 	for i, fd := range t.fds {
 		if fd >= 0 {
-			_ = unix.Close(fd) // what it says was compared where an operation closed it
+			_ = unix.Close(fd) // an operation that closes a file compares the result
 			t.fds[i] = -1
 		}
 	}
@@ -181,5 +180,5 @@ func (t *tree) close() {
 	_ = unix.Munmap(t.scratch)
 }
 
-// path is where something of the tree is for calls that know no directory.
+// path returns the absolute path of something in the tree, for calls that take no directory.
 func (t *tree) path(rel string) string { return filepath.Join(t.root, rel) }

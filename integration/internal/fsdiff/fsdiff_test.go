@@ -46,8 +46,8 @@ func overlay(t *testing.T, lower string) string {
 	return merged
 }
 
-// TestEqual: two overlays of the kernel's answer alike, so that a difference of something
-// else is its own.
+// TestEqual checks that two of the kernel's overlays answer alike, so that a difference found
+// elsewhere is not the kernel's.
 func TestEqual(t *testing.T) {
 	tool.NeedRoot(t)
 	for seed := range uint64(12) {
@@ -58,7 +58,7 @@ func TestEqual(t *testing.T) {
 	}
 }
 
-// TestDifferent: what is not alike is found.
+// TestDifferent checks that differences are found.
 func TestDifferent(t *testing.T) {
 	tool.NeedRoot(t)
 	harms := map[string]func(lower string) error{

@@ -18,20 +18,20 @@ import (
 // maxIO is the longest read or write, in bytes.
 const maxIO = 256 << 10
 
-// operation is a kind of what programs do with files. make decides on one, and says what
-// it is; run does it in a tree and says what came of it.
+// operation is a kind of operation that programs do with files. make chooses one at random and
+// describes it; run carries it out in a tree and describes the result.
 type operation struct {
 	name   string
 	weight int
 	make   func(rng *rand.Rand) (what string, run func(t *tree) string)
-	// many says that it may change many files, which are looked at after it.
+	// many says that it may change many files, which are compared after it.
 	many bool
 }
 
-// Names are few, so that operations meet.
+// There are only a few names, so that operations meet on the same files.
 var letters = []string{"a", "b", "c", "d", "e"}
 
-// Name is some path of at most three names.
+// name returns a random path of at most three names.
 func name(rng *rand.Rand) string {
 	parts := make([]string, 1+rng.IntN(3))
 	for i := range parts {
@@ -42,7 +42,7 @@ func name(rng *rand.Rand) string {
 
 func slot(rng *rand.Rand) int { return rng.IntN(slots) }
 
-// offset is a place in a file: near the begin, at borders of blocks and of chunks, or far.
+// offset returns a position in a file: near the start, at borders of blocks and chunks, or far out.
 func offset(rng *rand.Rand) int64 {
 	switch rng.IntN(4) {
 	case 0:
@@ -55,7 +55,7 @@ func offset(rng *rand.Rand) int64 {
 	return rng.Int64N(4 << 20)
 }
 
-// answer is what a call gave: an error number, or a value.
+// answer returns the outcome of a call: an error number, or a value.
 func answer(value any, err error) string {
 	if err != nil {
 		if no, ok := err.(unix.Errno); ok {
@@ -66,7 +66,7 @@ func answer(value any, err error) string {
 	return fmt.Sprint(value)
 }
 
-// simple is an operation on a path without a choice of its own.
+// simple is an operation on a path, with no random choice except the path.
 func simple(name1 string, weight int, do func(t *tree, path string) (any, error)) operation {
 	return operation{name: name1, weight: weight, make: func(rng *rand.Rand) (string, func(*tree) string) {
 		p := name(rng)
@@ -188,8 +188,8 @@ func fileOps() []operation {
 			advice := rng.IntN(6)
 			return fmt.Sprint(advice), func(_ *tree, fd int) (any, error) { return "", unix.Fadvise(fd, 0, 0, advice) }
 		}),
-		// Between file systems the kernel says EXDEV, so a file that only can be read, and
-		// may not have been copied up, is another operation.
+		// Between file systems the kernel answers EXDEV. A file that can only be read may not have
+		// been copied up, so copying from one is a different operation.
 		betweenFiles("copy_file_range", 2, func(to, from int, n int) (int, error) {
 			if flags, err := unix.FcntlInt(uintptr(from), unix.F_GETFL, 0); err != nil || flags&unix.O_ACCMODE == unix.O_RDONLY {
 				return 0, err
@@ -230,7 +230,7 @@ func fileOps() []operation {
 	}
 }
 
-// openat opens without waiting for the other end of a FIFO. It waits for whoever holds a
+// openat opens a file without waiting for the other end of a FIFO. It does wait for whoever holds a
 // lease, as an open without O_NONBLOCK does.
 func openat(top int, p string, flags int, mode uint32) (fd int, err error) {
 	for range 1000 {
@@ -249,7 +249,7 @@ func (t *tree) empty(p string) bool {
 	return unix.Fstatat(t.top, p, &st, 0) == nil && st.Mode&unix.S_IFMT == unix.S_IFREG && st.Size == 0
 }
 
-// extent is how much is read or written: most often little.
+// extent returns how much to read or write, most often little.
 func extent(rng *rand.Rand) int {
 	switch rng.IntN(4) {
 	case 0:
@@ -272,8 +272,8 @@ func betweenFiles(name string, weight int, do func(to, from, n int) (int, error)
 	}}
 }
 
-// mapped maps a page, reads it, and writes its first byte if it may be written. What lies
-// behind the end of the file cannot be touched.
+// mapped maps a page, reads it, and writes its first byte if the mapping is writable. It does not
+// touch what lies beyond the end of the file.
 func mapped(fd int, off int64, prot, flags int, b byte) (any, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
@@ -359,7 +359,7 @@ func nameOps() []operation {
 	}
 }
 
-// list reads a directory: names, types, and whether the numbers are those of stat.
+// list reads a directory: the names, the types, and whether the inode numbers are those of stat.
 func (t *tree) list(p string) (any, error) {
 	entries, err := os.ReadDir(t.path(p))
 	if err != nil {
@@ -421,8 +421,8 @@ func attributeOps() []operation {
 			p, attr := name(rng), lists[rng.IntN(len(lists))]
 			value := valueOf(rng, attr)
 			return p + " " + attr, func(t *tree) string {
-				// An overlay asks the lower file system whether it could set one, so the
-				// file is copied up first. That is "acl-lower".
+				// An overlay asks the lower file system whether it could set an ACL, so the file is
+				// copied up first. Setting one without that is "acl-lower".
 				if err := unix.Fchownat(t.top, p, -1, -1, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 					return answer("", err)
 				}
@@ -442,7 +442,7 @@ func attributeOps() []operation {
 		{name: "as-user", weight: 4, make: func(rng *rand.Rand) (string, func(*tree) string) {
 			p, flags := name(rng), []int{unix.O_RDONLY, unix.O_RDWR, unix.O_RDWR | unix.O_CREAT}[rng.IntN(3)]
 			return fmt.Sprintf("open %s %#x", p, flags), func(t *tree) string {
-				_ = unix.Setfsgid(1000) // these say what it was before
+				_ = unix.Setfsgid(1000) // these calls return the previous id
 				_ = unix.Setfsuid(1000)
 				defer func() { _, _ = unix.Setfsuid(0), unix.Setfsgid(0) }()
 				fd, err := openat(t.top, p, flags, 0o644)
@@ -459,14 +459,14 @@ func attributeOps() []operation {
 			}
 			defer unix.Close(fd)
 			flags, err := unix.IoctlGetInt(fd, unix.FS_IOC_GETFLAGS)
-			const extents = 0x80000 // says how ext4 keeps its blocks
+			const extents = 0x80000 // this flag shows how ext4 keeps its blocks
 			return flags &^ extents, err
 		}),
 	}
 }
 
-// valueOf is a value for an extended attribute: of a form that the kernel accepts where it
-// looks at it.
+// valueOf returns a value for an extended attribute. If the kernel checks the attribute's value, it
+// is one that the kernel accepts.
 func valueOf(rng *rand.Rand, attr string) []byte {
 	switch attr {
 	case "security.capability": // version 2, some bits
@@ -486,8 +486,8 @@ func valueOf(rng *rand.Rand, attr string) []byte {
 	return make([]byte, rng.IntN(40))
 }
 
-// describe is what stat says that does not depend on where the tree is and on the time of
-// day. Times before 2023 were set, or are those of the image.
+// describe returns the part of stat that depends neither on the tree's place nor on the time of
+// day. Times before 2023 were set, or come from the image.
 func describe(st *unix.Stat_t) string {
 	at := "now"
 	if st.Mtim.Sec < 1_670_000_000 {
@@ -495,7 +495,7 @@ func describe(st *unix.Stat_t) string {
 	}
 	size := st.Size
 	if st.Mode&unix.S_IFMT == unix.S_IFDIR {
-		size = 0 // as the file system likes
+		size = 0 // the file system decides
 	}
 	return fmt.Sprintf("mode %o, %d links, owner %d:%d, %d bytes, device %x, time %s", st.Mode, st.Nlink, st.Uid, st.Gid, size, st.Rdev, at)
 }
@@ -512,9 +512,9 @@ func otherOps() []operation {
 				return "", unix.FcntlFlock(uintptr(fd), unix.F_OFD_SETLK, &unix.Flock_t{Type: kind, Start: at, Len: n})
 			}
 		}),
-		// An overlay knows a file below that has several names by a number in memory only:
-		// when the kernel needs that memory, or a cache that is full asks for it, the file
-		// is another one, which nobody watches. That is "watch-linked".
+		// An overlay identifies a lower file that has several names by a number that it keeps in
+		// memory only. When the kernel reclaims that memory, or a full cache asks for it, the file
+		// becomes a different one, which nobody watches. Watching such a file is "watch-linked".
 		simple("watch", 1, func(t *tree, p string) (any, error) {
 			var st unix.Stat_t
 			if unix.Lstat(t.path(p), &st) == nil && st.Mode&unix.S_IFMT != unix.S_IFDIR && st.Nlink > 1 {
@@ -530,19 +530,19 @@ func otherOps() []operation {
 	}
 }
 
-// watchPath notices what happens to a path but reads.
+// watchPath watches a path for everything but reads.
 func (t *tree) watchPath(p string) (any, error) {
 	const events = unix.IN_ALL_EVENTS &^ (unix.IN_ACCESS | unix.IN_OPEN | unix.IN_CLOSE)
 	return wrap2(unix.InotifyAddWatch(t.watch, t.path(p), events|unix.IN_DONT_FOLLOW))
 }
 
-// events returns what was noticed since it was asked last.
+// events returns what was noticed since the last call.
 func (t *tree) events() (any, error) {
 	var lines []string
 	for {
 		n, err := unix.Read(t.watch, t.scratch)
 		if err == unix.EAGAIN {
-			slices.Sort(lines) // programs walk a directory in the order that it has
+			slices.Sort(lines) // programs walk a directory in its own order
 			return strings.Join(lines, ", "), nil
 		}
 		if err != nil {
@@ -562,8 +562,8 @@ func (t *tree) events() (any, error) {
 }
 
 // tools are programs that walk trees, each given two paths. Their output is compared. None
-// preserves hard links: in an overlay names that were links below have one number still
-// after one of them was changed, so what comes of it depends on the order of a directory.
+// preserves hard links: in an overlay, names that were links below still have the same number after
+// one of them was changed, so the result would depend on the order of a directory.
 var tools = []string{
 	`cp -aT --no-preserve=links --remove-destination -- "$1" "$2"`,
 	`cp -rT --sparse=always --remove-destination -- "$1" "$2"`,
@@ -588,10 +588,10 @@ func program(rng *rand.Rand) (string, func(*tree) string) {
 		defer cancel()
 		cmd := exec.CommandContext(ctx, "sh", "-c", script, "sh", p, to)
 		cmd.Dir, cmd.Env = t.root, append(os.Environ(), "LC_ALL=C")
-		out, err := cmd.Output() // what goes to standard error comes in pieces
+		out, err := cmd.Output() // standard error arrives in pieces
 		lines := strings.Split(strings.ReplaceAll(string(out), t.root, "ROOT"), "\n")
-		slices.Sort(lines) // several programs write
-		_, _ = t.events()  // what they do, and under which names, depends on the order of directories
+		slices.Sort(lines) // several programs write at the same time
+		_, _ = t.events()  // their operations and names depend on the order of directories
 		return fmt.Sprintf("%v: %s", err, strings.Join(lines, "\n"))
 	}
 }

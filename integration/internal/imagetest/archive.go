@@ -15,17 +15,17 @@ import (
 // TypeLayerZstd is the media type of a layer compressed with zstd.
 const TypeLayerZstd = "application/vnd.oci.image.layer.v1.tar+zstd"
 
-// Archive builds a layer that needs more than [NewLayer] has: an entry is any
-// that a tar archive can hold. The zero value is empty.
+// Archive builds a layer for which [NewLayer] is not enough: its entries can be anything that a tar
+// archive can hold. The zero value is empty.
 type Archive struct {
 	raw   bytes.Buffer
 	count int64
 	times map[string]time.Time // by path
 }
 
-// Add appends an entry. Its size is that of data, its mode 0644, or 0755 for a
-// directory, and its time one of its own, or for a hard link that of the target,
-// unless they are set.
+// Add appends an entry. Its size is that of data. Unless h sets them, its mode is 0644, or 0755 for
+// a directory, and its time differs from that of other entries; a hard link has the time of its
+// target.
 func (a *Archive) Add(h tar.Header, data []byte) *Archive {
 	a.count++
 	h.Size = int64(len(data))
@@ -68,13 +68,13 @@ func (a *Archive) Symlink(name, target string) *Archive {
 	return a.Add(tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: target, Mode: 0o777}, nil)
 }
 
-// Hardlink appends another name of the file target.
+// Hardlink appends another name for the file target.
 func (a *Archive) Hardlink(name, target string) *Archive {
 	return a.Add(tar.Header{Typeflag: tar.TypeLink, Name: name, Linkname: target}, nil)
 }
 
-// Raw appends what another archiver has written, without its end marker: two
-// blocks of zeros at its very end, as tar --blocking-factor=1 leaves it.
+// Raw appends the output of another archiver without its end marker. The archive must end in
+// exactly two blocks of zeros, as tar --blocking-factor=1 writes them.
 func (a *Archive) Raw(archive []byte) *Archive {
 	content, ok := bytes.CutSuffix(archive, make([]byte, 1024))
 	if !ok {
@@ -90,11 +90,11 @@ func (a *Archive) Layer() Layer {
 	return Layer{Tar: b, Gzip: compress(b)}
 }
 
-// Compression is a form of a layer's blob.
+// Compression says how a layer's blob is compressed.
 type Compression int
 
-// The forms that runtimes read. GzipMembers and ZstdFrames are several one
-// after the other, cut at no boundary of an entry.
+// These are the forms that runtimes read. GzipMembers and ZstdFrames hold several members or frames
+// one after the other; they are not cut at boundaries of entries.
 const (
 	Gzip Compression = iota
 	GzipMembers
@@ -121,9 +121,9 @@ func (l Layer) Blob(c Compression) Blob {
 	panic(fmt.Sprintf("imagetest: compression %d", c))
 }
 
-// Compose returns an image of layers for a platform. Run is its configuration's
-// "config". The compressions are those of the layers, from the first again when
-// there are fewer; none means gzip.
+// Compose returns an image of layers for a platform. run is the "config" of its configuration. The
+// compressions apply to the layers in turn and start over when there are fewer of them; none means
+// gzip.
 func Compose(arch string, run map[string]any, layers []Layer, compressions ...Compression) *Bundle {
 	if len(compressions) == 0 {
 		compressions = []Compression{Gzip}

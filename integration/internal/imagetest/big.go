@@ -19,10 +19,9 @@ import (
 // its header and the end marker (two blocks).
 const tarOverhead = 512 + 2*512
 
-// WriteBigLayout writes an OCI layout of an image with one uncompressed layer
-// of exactly sizeBytes, a multiple of 512, and returns the layer's descriptor.
-// The content is pseudo-random, so that nothing on the way can shrink it, and
-// is never in memory as a whole.
+// WriteBigLayout writes an OCI layout of an image with one uncompressed layer and returns the
+// layer's descriptor. The layer has exactly sizeBytes, a multiple of 512. The content is
+// pseudo-random, so that nothing on the way can shrink it, and is never in memory as a whole.
 func WriteBigLayout(t testing.TB, dir, tag string, sizeBytes int64) (layer, manifest wire.Descriptor) {
 	t.Helper()
 	blobs := filepath.Join(dir, "blobs", "sha256")

@@ -1,9 +1,9 @@
-// Package imagetest makes images, indexes, artifacts and charts for tests,
-// without a network and with the same bytes every time.
+// Package imagetest makes images, indexes, artifacts and charts for tests. It needs no network and
+// produces the same bytes every time.
 //
-// Content is held in memory as a [Bundle]: manifests and blobs by digest. It
-// can be written as an OCI image layout or as the archive that `docker save`
-// writes, which between them every client can read.
+// A [Bundle] holds content in memory: manifests and blobs by digest. It can be written as an OCI
+// image layout or as the archive that `docker save` writes. Every client can read at least one of
+// the two.
 package imagetest
 
 import (
@@ -141,8 +141,8 @@ func MultiArch(im *Image) *Bundle {
 	return b
 }
 
-// Artifact returns a manifest of the artifact type with one blob, which refers
-// to subject unless that is nil.
+// Artifact returns a manifest of the artifact type with one blob. It refers to subject unless
+// subject is nil.
 func Artifact(artifactType, blobType string, data []byte, subject *wire.Descriptor, annotations map[string]string) *Bundle {
 	config := NewBlob(TypeEmpty, []byte("{}"))
 	layer := NewBlob(blobType, data)
@@ -156,8 +156,8 @@ func Artifact(artifactType, blobType string, data []byte, subject *wire.Descript
 	}
 }
 
-// Signature returns what cosign stores beside an image, and the tag it stores
-// it under: sha256-<hex>.sig. The signature itself is made up.
+// Signature returns what cosign stores beside an image, and the tag that it uses: sha256-<hex>.sig.
+// The signature itself is made up.
 func Signature(image wire.Descriptor) (*Bundle, string) {
 	payload := fmt.Sprintf(`{"critical":{"identity":{"docker-reference":""},"image":{"docker-manifest-digest":%q},`+
 		`"type":"cosign container image signature"},"optional":null}`, image.Digest)
@@ -180,7 +180,7 @@ func (b *Bundle) WriteLayout(t testing.TB, dir, tag string) {
 	writeIndex(t, dir, b.Top.Descriptor, tag)
 }
 
-// writeIndex writes the two files that make a directory of blobs a layout.
+// writeIndex writes the two files that turn a directory of blobs into a layout.
 func writeIndex(t testing.TB, dir string, top wire.Descriptor, tag string) {
 	t.Helper()
 	top.Annotations = map[string]string{"org.opencontainers.image.ref.name": tag}

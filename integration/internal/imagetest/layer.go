@@ -31,9 +31,9 @@ type Layer struct {
 // DiffID is the digest of the uncompressed layer.
 func (l Layer) DiffID() string { return wire.Digest(l.Tar) }
 
-// NewLayer returns a layer of the files, in their order. The same files give
-// the same bytes: no times, no owners, no platform-dependent headers. No
-// files give the empty layer: a tar archive of nothing but its end marker.
+// NewLayer returns a layer of the files, in the given order. The same files give the same bytes:
+// there are no times, no owners, and no platform-dependent headers. Without files it returns the
+// empty layer, a tar archive with nothing but its end marker.
 func NewLayer(files ...File) Layer {
 	var raw bytes.Buffer
 	w := tar.NewWriter(&raw)
@@ -63,8 +63,8 @@ func compress(b []byte) []byte {
 	return out.Bytes()
 }
 
-// must turns the impossible (a failed write to memory, a header made wrong
-// above) into a panic.
+// must panics on an error that cannot happen: a failed write to memory, or a header made wrong
+// above.
 func must(err error) {
 	if err != nil {
 		panic(fmt.Sprintf("imagetest: %v", err))

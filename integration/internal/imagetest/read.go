@@ -18,9 +18,9 @@ import (
 	"example.org/slipway/integration/internal/wire"
 )
 
-// ReadLayout reads the image of an OCI image layout, verifies every digest on
-// the way, applies its layers, and returns the manifest's digest and what
-// /hello would print. It is how an image is "run" for clients that only copy.
+// ReadLayout reads the image of an OCI image layout, verifies every digest, and applies the layers.
+// It returns the manifest's digest and what /hello would print. This is how the tests "run" an
+// image for clients that only copy.
 func ReadLayout(dir string) (digest, output string, err error) {
 	b, err := os.ReadFile(filepath.Join(dir, "index.json"))
 	if err != nil {
@@ -73,7 +73,7 @@ func readBlob(dir string, d wire.Descriptor) ([]byte, error) {
 	return b, nil
 }
 
-// applyLayer applies what a layer does to the directory /data.
+// applyLayer applies a layer's changes to the directory /data.
 func applyLayer(data map[string]string, layer []byte) error {
 	var r io.Reader = bytes.NewReader(layer)
 	if bytes.HasPrefix(layer, []byte{0x1f, 0x8b}) {

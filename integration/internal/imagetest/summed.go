@@ -13,19 +13,19 @@ import (
 	"example.org/slipway/integration/internal/tool"
 )
 
-// applets are the programs of busybox that an image of [Summed] has.
+// applets are the busybox programs in an image of [Summed].
 var applets = strings.Fields("sh sha256sum sleep cat id head wc dd touch ls echo true wget nslookup")
 
-// Verify is what a shell of [Summed] runs to read every file: it fails if one has another
-// content.
+// Verify is the shell command that reads every file of a [Summed] image. It fails if a file has
+// other content.
 const Verify = "cd / && sha256sum -c -s sums"
 
-// VerifyLarge reads the large file.
+// VerifyLarge is the shell command that reads the large file.
 const VerifyLarge = "cd / && sha256sum -c -s large.sum"
 
-// Summed returns an image of busybox with files of random content below /files, and their
-// sums in /sums. The last file is /large, whose sum is in /large.sum. An image with another seed
-// has no file in common but busybox. A container of it sleeps, unless it is given a script.
+// Summed returns an image of busybox with files of random content below /files and their sums in
+// /sums. The last file is /large, whose sum is in /large.sum. Images with different seeds share no
+// file but busybox. A container of the image sleeps unless it is given a script.
 func Summed(t testing.TB, seed byte, files, sizeBytes, largeBytes int) *Bundle {
 	t.Helper()
 	busybox, err := os.ReadFile(tool.System(t, "busybox"))

@@ -22,7 +22,7 @@ import (
 // Node is a node of a cluster.
 type Node struct {
 	*ctrnode.Node
-	// Name is that of the Kubernetes object.
+	// Name is the name of the Kubernetes object.
 	Name string
 
 	plane   *Plane
@@ -30,8 +30,8 @@ type Node struct {
 	kubelet *proc.Process
 }
 
-// StartNode starts node i of a cluster, from 0 on, and waits until it is ready. The options
-// need a network; pods get one of their own. The caller stops it.
+// StartNode starts node i of a cluster, counted from 0, and waits until it is ready. The options
+// need a network; pods get their own. The caller stops the node.
 func (p *Plane) StartNode(ctx context.Context, i int, o ctrnode.Options) (n *Node, err error) {
 	if i >= maxNodes {
 		return nil, fmt.Errorf("there are accounts for %d nodes", maxNodes)
@@ -49,7 +49,7 @@ func (p *Plane) StartNode(ctx context.Context, i int, o ctrnode.Options) (n *Nod
 
 func (n *Node) path(name string) string { return filepath.Join(n.Dir, name) }
 
-// StartKubelet starts kubelet, anew if it has ended, and waits until the node is ready.
+// StartKubelet starts kubelet, or restarts it if it has ended, and waits until the node is ready.
 func (n *Node) StartKubelet(ctx context.Context) (err error) {
 	if err := errors.Join(n.MakeCgroup(), os.MkdirAll(n.path("kubelet"), 0o755), os.WriteFile(n.path("kubelet.yaml"), []byte(n.config()), 0o600)); err != nil {
 		return err
@@ -68,8 +68,8 @@ func (n *Node) StartKubelet(ctx context.Context) (err error) {
 	return nil
 }
 
-// config is that of kubelet. Nodes share a machine, so none may tidy up beyond its own
-// cgroup, or judge by how full the disk is.
+// config returns kubelet's configuration. Nodes share a machine, so none may clean up outside its
+// own cgroup, or judge by how full the disk is.
 func (n *Node) config() string {
 	return fmt.Sprintf(`apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
@@ -95,8 +95,8 @@ kubeAPIBurst: 200
 `, n.Cgroup(), n.RuntimeSocket(), n.ImageSocket(), n.path("podlogs"), n.path("plugins"))
 }
 
-// Collect has containerd collect its garbage. It keeps what removed containers had written
-// until there is more of it, or an image is removed.
+// Collect makes containerd collect its garbage. Containerd keeps what removed containers had
+// written until more of it has piled up or an image is removed.
 func (n *Node) Collect(ctx context.Context) error {
 	const id = "collect"
 	if _, err := n.Ctr(ctx, "-n", "k8s.io", "leases", "create", "--id", id); err != nil {
@@ -109,7 +109,8 @@ func (n *Node) Collect(ctx context.Context) error {
 // KillKubelet ends kubelet with SIGKILL.
 func (n *Node) KillKubelet() { n.kubelet.Kill() }
 
-// Reboot does to the node what pulling its plug does, and waits until it is ready again.
+// Reboot has the same effect on the node as pulling its plug. It waits until the node is ready
+// again.
 func (n *Node) Reboot(ctx context.Context) error {
 	n.kubelet.Kill()
 	if err := n.Node.Reboot(ctx); err != nil {
@@ -118,7 +119,7 @@ func (n *Node) Reboot(ctx context.Context) error {
 	return n.StartKubelet(ctx)
 }
 
-// Logs is what the node's processes printed last.
+// Logs returns the end of the output of each of the node's processes.
 func (n *Node) Logs() string {
 	if n.kubelet == nil {
 		return n.Node.Logs()
@@ -126,10 +127,10 @@ func (n *Node) Logs() string {
 	return fmt.Sprintf("kubelet of %s (%s) printed last:\n%s\n%s", n.Name, n.kubelet.State(), n.kubelet.Log(6000), n.Node.Logs())
 }
 
-// Stop ends everything of the node.
+// Stop ends everything that belongs to the node.
 func (n *Node) Stop() error {
 	if n.kubelet != nil {
-		_ = n.kubelet.Stop(stopTimeout) // its end is nobody's result
+		_ = n.kubelet.Stop(stopTimeout) // how it ends does not matter
 	}
 	return n.Node.Stop()
 }
@@ -145,7 +146,7 @@ func (p *Plane) Ready(ctx context.Context, namespace string, limit time.Duration
 	return time.Since(began), err
 }
 
-// RemoveImages removes all images of kubelet's, as kubelet does, but for those whose name
+// RemoveImages removes kubelet's images, in the way that kubelet does, except those whose name
 // contains a text.
 func (n *Node) RemoveImages(ctx context.Context, keep string) error {
 	conn, err := grpc.NewClient("unix://"+n.ImageSocket(), grpc.WithTransportCredentials(insecure.NewCredentials()))

@@ -1,10 +1,10 @@
-// Package kube runs clusters of Kubernetes on one machine: etcd, API server, controller
-// manager and scheduler as processes beside the caller, and nodes with kubelet, containerd
-// and the agent, each in a network namespace. Access is by RBAC and the Node authorizer,
-// and all admission that Kubernetes has by default is on. There is no kube-proxy and no DNS:
-// services have addresses that lead nowhere.
+// Package kube runs Kubernetes clusters on one machine. Etcd, API server, controller manager and
+// scheduler are processes beside the caller. Each node is a network namespace with kubelet,
+// containerd and the agent. RBAC and the Node authorizer control access, and all of Kubernetes'
+// default admission is on. There is no kube-proxy and no DNS: the addresses of services lead
+// nowhere.
 //
-// scripts/setup.sh kubernetes builds the programs. Everything lies below one directory; it
+// scripts/setup.sh kubernetes builds the programs. Everything lies below one directory. The package
 // needs root.
 package kube
 
@@ -34,22 +34,22 @@ import (
 )
 
 const (
-	// readyTimeout is generous: the API server takes seconds of a processor to start.
+	// readyTimeout is generous: the API server needs seconds of CPU time to start.
 	readyTimeout = 3 * time.Minute
 	stopTimeout  = 30 * time.Second
 )
 
-// Programs are what a cluster needs beside what ctrnode does.
+// Programs lists the programs that a cluster needs beside those of ctrnode.
 var Programs = []string{"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl", "bridge", "loopback", "host-local"}
 
 // Plane is the control plane of a cluster.
 type Plane struct {
 	dir, addr string
-	running   []*proc.Process // in the order of their start
+	running   []*proc.Process // in the order in which they were started
 }
 
-// StartPlane starts a control plane that listens on an address of this machine, and waits
-// until it answers. The caller stops it.
+// StartPlane starts a control plane that listens on an address of this machine, and waits until it
+// answers. The caller stops it.
 func StartPlane(ctx context.Context, dir, host string) (p *Plane, err error) {
 	port, err := freePort()
 	if err != nil {
@@ -130,7 +130,7 @@ func (p *Plane) launch(program string, args ...string) (*proc.Process, error) {
 	return started, err
 }
 
-// await runs a command of kubectl until it works.
+// await runs a kubectl command until it succeeds.
 func (p *Plane) await(ctx context.Context, of *proc.Process, args ...string) error {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
@@ -161,7 +161,7 @@ func (p *Plane) Kubectl(ctx context.Context, input string, args ...string) (stri
 	return strings.TrimSpace(stdout.String()), nil
 }
 
-// Logs is what the programs printed last.
+// Logs returns the end of each program's output.
 func (p *Plane) Logs() string {
 	var b strings.Builder
 	for _, r := range p.running {
@@ -170,7 +170,7 @@ func (p *Plane) Logs() string {
 	return b.String()
 }
 
-// Stop ends the control plane, the last that was started first.
+// Stop ends the control plane, in the reverse order of the start.
 func (p *Plane) Stop() error {
 	var errs []error
 	for i := len(p.running) - 1; i >= 0; i-- {
@@ -179,14 +179,14 @@ func (p *Plane) Stop() error {
 		case <-r.Exited():
 			errs = append(errs, fmt.Errorf("%s had ended: %s", r.Name, r.State()))
 		default:
-			_ = r.Stop(stopTimeout) // its end is nobody's result
+			_ = r.Stop(stopTimeout) // how it ends does not matter
 		}
 	}
 	p.running = nil
 	return errors.Join(errs...)
 }
 
-// accounts are the users with a token, and their groups.
+// accounts returns the users that have a token, with their groups.
 func accounts(nodes ...string) map[string][2]string {
 	all := map[string][2]string{
 		"admin":       {"admin", "system:masters"},
@@ -199,12 +199,12 @@ func accounts(nodes ...string) map[string][2]string {
 	return all
 }
 
-// maxNodes is how many nodes have an account: tokens are read at the start only.
+// maxNodes is the number of nodes with an account. The API server reads tokens only when it starts.
 const maxNodes = 5
 
 func nodeName(i int) string { return fmt.Sprintf("node%d", i) }
 
-// Kubeconfig is the file by which an account reaches the API server.
+// Kubeconfig returns the path of the file that lets an account reach the API server.
 func (p *Plane) Kubeconfig(account string) string { return p.path(account + ".kubeconfig") }
 
 // write writes keys, certificates and accounts.
@@ -237,8 +237,8 @@ current-context: x
 	return os.WriteFile(p.path("tokens.csv"), []byte(tokens.String()), 0o600)
 }
 
-// certify makes an authority, the API server's certificate, and the key that signs tokens of
-// service accounts.
+// certify makes a certificate authority, the API server's certificate, and the key that signs
+// tokens of service accounts.
 func (p *Plane) certify(host string) error {
 	caKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

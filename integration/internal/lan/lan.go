@@ -1,10 +1,8 @@
-// Package lan is a small network on one machine: a bridge that servers listen on, and
-// network namespaces that are joined to it by links of a limited rate. What crosses a
-// link is counted.
+// Package lan makes a small network on one machine: a bridge that servers listen on, and network
+// namespaces that rate-limited links join to it. It counts what crosses a link.
 //
-// Servers run beside the caller and listen on the bridge's address. Everything that
-// leaves them for the nodes goes through the uplink, which is shaped, too. It needs
-// root.
+// Servers run beside the caller and listen on the bridge's address. Everything that they send to
+// the nodes goes through the uplink, whose rate is limited too. The package needs root.
 package lan
 
 import (
@@ -24,13 +22,13 @@ type LAN struct {
 	// Addr is the address that servers listen on.
 	Addr string
 
-	bridge, prefix string // name of the bridge; the first three parts of addresses
+	bridge, prefix string // name of the bridge; first three parts of its addresses
 	nodes          []*Node
 }
 
 // Node is a network namespace with a link to the bridge.
 type Node struct {
-	// Addr is its address, Name that of its namespace.
+	// Addr is the node's address, and Name its namespace's name.
 	Addr, Name string
 
 	near string // the bridge's end of the link
@@ -40,7 +38,7 @@ var serial atomic.Int64
 
 // New makes a bridge. The caller closes it.
 func New(ctx context.Context) (*LAN, error) {
-	// Two processes of one machine, or two bridges of one process, must not meet.
+	// Two processes of one machine, or two bridges of one process, must not collide.
 	n := (int64(os.Getpid())*7 + serial.Add(1)) % 250
 	l := &LAN{bridge: fmt.Sprintf("swl%d", n), prefix: fmt.Sprintf("10.215.%d", n)}
 	l.Addr = l.prefix + ".1"
@@ -56,7 +54,7 @@ func New(ctx context.Context) (*LAN, error) {
 	return l, nil
 }
 
-// Join adds a node, whose link is not limited yet.
+// Join adds a node, whose link has no limit yet.
 func (l *LAN) Join(ctx context.Context) (*Node, error) {
 	i := len(l.nodes) + 2
 	n := &Node{Addr: fmt.Sprintf("%s.%d", l.prefix, i), Name: fmt.Sprintf("%s-%d", l.bridge, i), near: fmt.Sprintf("%sn%d", l.bridge, i)}
@@ -77,13 +75,14 @@ func (l *LAN) Join(ctx context.Context) (*Node, error) {
 	return n, nil
 }
 
-// Shape limits both directions of a node's link to so many Mbit/s; 0: no limit.
+// Shape limits both directions of a node's link to a rate in Mbit/s; 0 means no limit.
 func (n *Node) Shape(ctx context.Context, mbit int) error {
 	return errors.Join(run(ctx, "tc", append([]string{"qdisc", "replace", "dev", n.near, "root"}, limit(mbit)...)...),
 		run(ctx, "tc", append([]string{"-n", n.Name, "qdisc", "replace", "dev", "eth0", "root"}, limit(mbit)...)...))
 }
 
-// Cut takes the node's link down, or up again: it neither answers nor refuses.
+// Cut takes the node's link down, or up again. While it is down, the node neither answers nor
+// refuses.
 func (n *Node) Cut(ctx context.Context, cut bool) error {
 	state := "up"
 	if cut {
@@ -92,13 +91,13 @@ func (n *Node) Cut(ctx context.Context, cut bool) error {
 	return run(ctx, "ip", "link", "set", n.near, state)
 }
 
-// Uplink limits what all nodes together get from the servers.
+// Uplink limits what all nodes together receive from the servers.
 func (l *LAN) Uplink(ctx context.Context, mbit int) error {
 	return run(ctx, "tc", append([]string{"qdisc", "replace", "dev", l.bridge, "root"}, limit(mbit)...)...)
 }
 
-// limit is a queue: the bursts are what the link carries in some 5 ms, at least a large
-// packet as it leaves TCP.
+// limit returns the settings of a queue. A burst is what the link carries in about 5 ms, but at
+// least one large packet as it leaves TCP.
 func limit(mbit int) []string {
 	if mbit == 0 {
 		return []string{"pfifo", "limit", "10000"}
@@ -106,10 +105,10 @@ func limit(mbit int) []string {
 	return []string{"tbf", "rate", strconv.Itoa(mbit) + "mbit", "burst", strconv.Itoa(max(64<<10, mbit*625)), "latency", "400ms"}
 }
 
-// Received is how many bytes have reached the node, with headers.
+// Received returns the number of bytes that have reached the node, headers included.
 func (n *Node) Received() (int64, error) { return counter(n.near, "tx_bytes") }
 
-// Sent is how many bytes servers have sent to all nodes, with headers.
+// Sent returns the number of bytes that servers have sent to all nodes, headers included.
 func (l *LAN) Sent() (int64, error) { return counter(l.bridge, "tx_bytes") }
 
 func counter(device, name string) (int64, error) {
@@ -120,8 +119,8 @@ func counter(device, name string) (int64, error) {
 	return strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64)
 }
 
-// Inside makes a command one that runs in the node's network. Everything else, /sys
-// too, stays this machine's: containers need its cgroups.
+// Inside turns a command into one that runs in the node's network. Everything else, /sys included,
+// stays this machine's: containers need its cgroups.
 func (n *Node) Inside(cmd *exec.Cmd) (*exec.Cmd, error) {
 	enter, err := exec.LookPath("nsenter")
 	if err != nil {
@@ -132,12 +131,12 @@ func (n *Node) Inside(cmd *exec.Cmd) (*exec.Cmd, error) {
 	return cmd, nil
 }
 
-// Close removes the bridge and all nodes. What runs in them must have ended.
+// Close removes the bridge and all nodes. Their processes must have ended.
 func (l *LAN) Close() error {
 	ctx := context.Background()
 	var errs []error
 	for _, n := range l.nodes {
-		// The links go with the namespaces, but not at once.
+		// The links go away with the namespaces, but not at once.
 		if _, err := os.Stat(filepath.Join("/sys/class/net", n.near)); err == nil {
 			errs = append(errs, run(ctx, "ip", "link", "del", n.near))
 		}

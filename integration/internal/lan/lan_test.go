@@ -12,8 +12,8 @@ import (
 	"example.org/slipway/integration/internal/tool"
 )
 
-// TestShape moves bytes to two nodes over links of 80 Mbit/s: neither takes from the
-// other, and the uplink holds both back.
+// TestShape moves bytes to two nodes over links of 80 Mbit/s. Neither may slow the other down, and
+// the uplink must limit both.
 func TestShape(t *testing.T) {
 	tool.NeedRoot(t)
 	ctx := t.Context()
@@ -40,7 +40,7 @@ func TestShape(t *testing.T) {
 			}
 			go func() {
 				defer conn.Close()
-				_, _ = io.CopyN(conn, zeros{}, size) // a client that is gone is the test's failure
+				_, _ = io.CopyN(conn, zeros{}, size) // the test notices a client that is gone
 			}()
 		}
 	}()
@@ -87,7 +87,7 @@ func TestShape(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A busy machine only adds: the quickest of five tries is the link's.
+	// A busy machine only adds time: the quickest of five tries is the link's own.
 	quickest, tries := time.Hour, int64(0)
 	for ; tries < 5 && quickest > 3*time.Second; tries++ {
 		quickest = min(quickest, both())

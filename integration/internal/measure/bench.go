@@ -12,23 +12,23 @@ import (
 	"time"
 )
 
-// Bench is a run of a benchmark program. It serves one goroutine; Logf serves any.
+// Bench is a run of a benchmark program. Only one goroutine may use it, except for Logf.
 type Bench struct {
-	// Binary is the slipway to measure.
+	// Binary is the slipway binary to measure.
 	Binary string
-	// Dir has everything on disk.
+	// Dir holds everything on disk.
 	Dir string
-	// Log gets the progress.
+	// Log receives the progress.
 	Log io.Writer
-	// Run is what is known of a scenario's run before it begins.
+	// Run holds what is known of a scenario's run before it begins.
 	Run Run
 
 	begin  time.Time
 	serial int
 }
 
-// Start makes a run of the program with the name, whose directory others may read: web
-// servers do so as somebody else. The caller closes it.
+// Start makes a run of the named program. Others may read its directory, because web servers read
+// it as another user. The caller closes the run.
 func (o *Options) Start(name string) (*Bench, error) {
 	binary, err := filepath.Abs(o.Binary)
 	if err != nil {
@@ -37,7 +37,7 @@ func (o *Options) Start(name string) (*Bench, error) {
 	if _, err := exec.LookPath(binary); err != nil {
 		return nil, err
 	}
-	parent, err := filepath.Abs(o.Dir) // programs work in directories of their own
+	parent, err := filepath.Abs(o.Dir) // programs have their own working directories
 	if err != nil {
 		return nil, err
 	}
@@ -53,7 +53,7 @@ func (o *Options) Start(name string) (*Bench, error) {
 	return b, nil
 }
 
-// On makes a run in a directory that is there, and stays.
+// On makes a run in an existing directory, which stays.
 func (o *Options) On(binary, dir string) *Bench {
 	return &Bench{Binary: binary, Dir: dir, Log: os.Stderr, begin: time.Now(),
 		Run: Run{Commit: o.Commit, Command: o.Command, Machine: ThisMachine(dir), Rounds: o.Rounds, Quick: o.Quick}}
@@ -62,7 +62,7 @@ func (o *Options) On(binary, dir string) *Bench {
 // Close removes the directory.
 func (b *Bench) Close() error { return os.RemoveAll(b.Dir) }
 
-// Since completes what is known of a run, which began then.
+// Since completes the description of a run that began at the given time.
 func (b *Bench) Since(began time.Time) Run {
 	r := b.Run
 	r.Date, r.TookSec = began.UTC().Truncate(time.Second), time.Since(began).Seconds()
@@ -74,16 +74,16 @@ func (b *Bench) Logf(format string, args ...any) {
 	fmt.Fprintf(b.Log, "%5ds  %s\n", int(time.Since(b.begin).Seconds()), fmt.Sprintf(format, args...))
 }
 
-// Serial is a number that no other call returns.
+// Serial returns a number that no other call returns.
 func (b *Bench) Serial() int {
 	b.serial++
 	return b.serial
 }
 
-// NewDir returns the path of a directory that is not there yet.
+// NewDir returns the path of a directory that does not exist yet.
 func (b *Bench) NewDir() string { return filepath.Join(b.Dir, fmt.Sprintf("d%d", b.Serial())) }
 
-// Remove removes directories; that it could not is said and no more.
+// Remove removes directories. It only logs failures.
 func (b *Bench) Remove(dirs ...string) {
 	for _, d := range dirs {
 		if err := os.RemoveAll(d); err != nil {
@@ -92,8 +92,8 @@ func (b *Bench) Remove(dirs ...string) {
 	}
 }
 
-// Sample returns the arguments with which slipway imports the real sample from a
-// directory, without the store that they end with; none if it is not there.
+// Sample returns the arguments with which slipway imports the real sample from a directory. The
+// store, their last argument, is left out. Sample returns nil if the sample is missing.
 func (b *Bench) Sample(dir string) ([]string, error) {
 	if dir == "" {
 		return nil, nil
@@ -109,9 +109,9 @@ func (b *Bench) Sample(dir string) ([]string, error) {
 	return []string{"trace", "import", path, "--format", "uris", "--start", "2017-06-20", "--rate", "2.8", "--zone", "sample", "-o"}, nil
 }
 
-// RunAll runs scenarios one after the other, each after before, which may be nil. One
-// that fails does not keep the others from running; an error is returned for those that
-// did.
+// RunAll runs scenarios one after the other, and calls before ahead of each unless it is nil. A
+// scenario that fails does not keep the others from running. RunAll returns the errors of those
+// that failed.
 func RunAll[B interface{ Logf(string, ...any) }](ctx context.Context, b B, list []Scenario[B], before func(name string)) error {
 	var errs []error
 	for i, sc := range list {

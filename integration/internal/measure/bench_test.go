@@ -96,8 +96,8 @@ func TestBench(t *testing.T) {
 	}
 }
 
-// TestCrowd: all are connected before anybody asks, and what does not come whole is an
-// error.
+// TestCrowd checks that all clients are connected before any of them asks, and that an incomplete
+// answer is an error.
 func TestCrowd(t *testing.T) {
 	c := NewContent(1, 100_000)
 	var ready atomic.Bool
@@ -109,7 +109,7 @@ func TestCrowd(t *testing.T) {
 			if !ready.Load() {
 				early.Add(1)
 			}
-			_, _ = io.Copy(w, c.Reader()) // the client tells
+			_, _ = io.Copy(w, c.Reader()) // the client reports errors
 		case "/short":
 			_, _ = io.CopyN(w, c.Reader(), 10)
 		}

@@ -7,41 +7,41 @@ import (
 	"strings"
 )
 
-// Chart shows figures on a logarithmic scale: the servers lie too far apart for
-// any other. With lines the figures go up and the series across the columns,
-// else the figures go to the right and each series has a row.
+// Chart shows figures on a logarithmic scale, because the servers lie too far apart for any other.
+// With lines, the figures go up and the series go across the columns. Otherwise the figures go to
+// the right and each series has a row.
 type Chart struct {
 	Title   string
-	Across  string // what the columns are
+	Across  string // what the columns stand for
 	Columns []string
 	Series  []Series
 	Lines   bool
 }
 
-// Series is one of the things compared; N is 0 where it was not measured.
+// Series is one of the things compared. N is 0 if it was not measured.
 type Series struct {
 	Name   string
 	Points []Spread
 }
 
-// colours that people who see few can tell apart (Okabe and Ito).
+// colour returns a colour that colour-blind people can tell from the others (Okabe and Ito).
 func colour(i int) string {
 	list := [...]string{"#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000"}
 	return list[i%len(list)]
 }
 
-// Sizes of a chart in pixels.
+// These are the sizes of a chart in pixels.
 const (
 	chartWidth  = 720
 	rowHeight   = 34
 	linesHeight = 300
 	marginTop   = 44
 	marginLeft  = 70
-	marginNames = 180 // room for the names of the series
+	marginNames = 180 // space for the names of the series
 	marginFoot  = 52
 )
 
-// SVG returns the picture.
+// SVG returns the chart as an SVG picture.
 func (c Chart) SVG() string {
 	height := marginTop + marginFoot + rowHeight*len(c.Series)
 	if c.Lines {
@@ -73,8 +73,7 @@ func dot(b *strings.Builder, x, y float64, fill string) {
 	fmt.Fprintf(b, `<circle cx="%.1f" cy="%.1f" r="5" fill="%s"/>`+"\n", x, y, fill)
 }
 
-// axis is a logarithmic scale from one power of ten, or two or five times one,
-// to another.
+// axis is a logarithmic scale. Each end is a power of ten, or two or five times one.
 type axis struct {
 	ticks    []float64
 	from, to float64 // pixels
@@ -107,7 +106,7 @@ func (c Chart) newAxis(from, to float64) axis {
 	}
 }
 
-// at returns the place of a figure in pixels.
+// at returns the position of a figure in pixels.
 func (a axis) at(f float64) float64 {
 	first, last := math.Log(a.ticks[0]), math.Log(a.ticks[len(a.ticks)-1])
 	return a.from + (a.to-a.from)*(math.Log(max(f, a.ticks[0]))-first)/(last-first)

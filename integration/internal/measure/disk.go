@@ -9,16 +9,15 @@ import (
 	"strings"
 )
 
-// diskBytes is how large a disk of NewDisk is. Only what is written takes room.
+// diskBytes is the size of a NewDisk disk. Only what is written takes space.
 const diskBytes = 24 << 30
 
-// NewDisk mounts a file system at a directory, which it makes, that never held
-// anything: ext4 in a file beside it, past the page cache of that. A directory that
-// was emptied is no substitute: for some minutes ext4 passes over each inode that was
-// deleted, whenever it makes a file, and whoever makes many pays for what ran before
-// (a plain pull of 13,000 files took 27 seconds instead of 9).
+// NewDisk makes a directory and mounts an unused file system at it: ext4 in a file beside it, which
+// bypasses that file's page cache. An emptied directory is no substitute. For some minutes ext4
+// skips each deleted inode whenever it makes a file, so a program that makes many files pays for
+// what ran before (a plain pull of 13,000 files took 27 seconds instead of 9).
 //
-// Whoever has unmounted the directory calls DropDisk. Root only.
+// Whoever unmounts the directory calls DropDisk. Root only.
 func NewDisk(ctx context.Context, dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
@@ -37,22 +36,21 @@ func NewDisk(ctx context.Context, dir string) error {
 	if err != nil {
 		return err
 	}
-	// Tables are not initialised beside what is measured.
+	// With noinit_itable, ext4 does not initialise its tables during the measurement.
 	_, err = printed(ctx, "mount", "-o", "noinit_itable", device, dir)
-	// Detached now, the device goes with the mount.
+	// Detached now, the device goes away with the mount.
 	_, detach := printed(context.WithoutCancel(ctx), "losetup", "--detach", device)
 	return errors.Join(err, detach)
 }
 
-// DropDisk removes the directory and the file of NewDisk; that there are none is no
-// error.
+// DropDisk removes the directory and the file of NewDisk. It is no error if they do not exist.
 func DropDisk(dir string) error {
 	return errors.Join(os.RemoveAll(dir), os.RemoveAll(diskOf(dir)))
 }
 
 func diskOf(dir string) string { return dir + ".disk" }
 
-// printed is what a program prints.
+// printed runs a program and returns what it prints.
 func printed(ctx context.Context, program string, args ...string) (string, error) {
 	out, err := exec.CommandContext(ctx, program, args...).Output()
 	var ended *exec.ExitError

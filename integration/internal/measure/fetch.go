@@ -18,16 +18,16 @@ import (
 	"time"
 )
 
-// Content is a blob whose bytes follow from a number: they are made, not kept.
+// Content is a blob whose bytes are computed from a number instead of stored.
 type Content struct {
 	Digest string
-	// Size in bytes.
+	// Size is the size in bytes.
 	Size int64
 
 	seed uint64
 }
 
-// NewContent returns a blob of a size that differs from those of other numbers.
+// NewContent returns a blob whose content differs from those of other numbers.
 func NewContent(seed uint64, size int64) Content {
 	c := Content{Size: size, seed: seed}
 	h := sha256.New()
@@ -36,7 +36,7 @@ func NewContent(seed uint64, size int64) Content {
 	return c
 }
 
-// Reader returns the bytes from the first on.
+// Reader returns a reader of all bytes.
 func (c Content) Reader() io.Reader {
 	var seed [32]byte
 	for i := range 8 {
@@ -45,14 +45,14 @@ func (c Content) Reader() io.Reader {
 	return io.LimitReader(rand.NewChaCha8(seed), c.Size)
 }
 
-// Fetched is what a download was like.
+// Fetched describes a download.
 type Fetched struct {
-	// First is when the first byte was there, All when the last was.
+	// First is the time until the first byte, All the time until the last.
 	First, All time.Duration
 }
 
-// Get downloads from a URL into a buffer, and looks at nothing but the size, so that the
-// client costs as little as it can.
+// Get downloads from a URL into a buffer. It checks nothing but the size, so that the client costs
+// as little as possible.
 func Get(ctx context.Context, client *http.Client, url string, size int64, buf []byte) (Fetched, error) {
 	var f Fetched
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
@@ -80,8 +80,8 @@ func Get(ctx context.Context, client *http.Client, url string, size int64, buf [
 	return f, nil
 }
 
-// Crowd has so many clients ask a registry, "http://host:port", for a path at once. All
-// are connected when ready is called, and ask when it has returned.
+// Crowd makes many clients ask a registry, "http://host:port", for a path at once. When it calls
+// ready, all are connected; they ask when ready has returned.
 func Crowd(ctx context.Context, clients int, registry, path string, size int64, ready func() error) ([]Fetched, error) {
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: clients, DisableCompression: true}}
 	defer client.CloseIdleConnections()
@@ -106,7 +106,7 @@ func Crowd(ctx context.Context, clients int, registry, path string, size int64, 
 	return fetched, errors.Join(errs...)
 }
 
-// connect opens connections, by a ping on each that ends when all have begun.
+// connect opens connections with a ping on each. No ping ends before all have begun.
 func connect(ctx context.Context, client *http.Client, n int, url string) error {
 	errs := make([]error, n)
 	var begun, done sync.WaitGroup
@@ -132,22 +132,22 @@ func connect(ctx context.Context, client *http.Client, n int, url string) error 
 	return errors.Join(errs...)
 }
 
-// Counter forwards HTTP and counts the reads of what is of interest.
+// Counter forwards HTTP and counts the reads that matter.
 type Counter struct {
-	// Of tells by its path whether something is.
+	// Of reports whether reads of a path count.
 	Of func(path string) bool
-	// Reads are GETs, Bytes what answers to them promised.
+	// Reads counts GETs. Bytes sums the sizes that their answers announced.
 	Reads, Bytes atomic.Int64
 }
 
-// Reset begins to count anew.
+// Reset sets the counters to zero.
 func (c *Counter) Reset() {
 	c.Reads.Store(0)
 	c.Bytes.Store(0)
 }
 
-// Serve forwards what comes to a listener to a host:port until the context ends. Requests
-// keep their Host, which may be part of a signature.
+// Serve forwards the connections of a listener to a host:port until the context ends. Requests keep
+// their Host header, which may be part of a signature.
 func (c *Counter) Serve(ctx context.Context, l net.Listener, target string) {
 	proxy := &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) {

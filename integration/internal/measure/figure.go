@@ -9,13 +9,13 @@ import (
 	"strings"
 )
 
-// Spread is the median of some figures, and the least and greatest.
+// Spread is the median of some figures, with the least and the greatest.
 type Spread struct {
 	N                int
 	Median, Min, Max float64
 }
 
-// SpreadOf returns the spread of the finite figures; its N is 0 without any.
+// SpreadOf returns the spread of the finite figures. Without any, its N is 0.
 func SpreadOf(figures []float64) Spread {
 	v := slices.DeleteFunc(slices.Clone(figures), func(f float64) bool { return math.IsNaN(f) || math.IsInf(f, 0) })
 	n := len(v)
@@ -46,7 +46,7 @@ func Figure(f float64) string {
 	return strconv.FormatFloat(f, 'f', max(0, digits), 64)
 }
 
-// Marks are the lines between which the generated part of a document lies.
+// Marks are the lines that enclose the generated part of a document.
 type Marks struct{ Begin, End string }
 
 // Replace puts a text between the two marks of a document.

@@ -9,7 +9,7 @@ import (
 	"syscall"
 )
 
-// Machine is where results were measured.
+// Machine describes where results were measured.
 type Machine struct {
 	CPU      string `json:"cpu"`
 	Cores    int    `json:"cores"`
@@ -21,8 +21,8 @@ type Machine struct {
 	Go   string `json:"go"`
 }
 
-// ThisMachine describes the machine and the disk below dir. What it cannot find
-// out is "unknown": a description is no reason to fail.
+// ThisMachine describes the machine and the disk below dir. What it cannot find out is "unknown": a
+// missing description is no reason to fail.
 func ThisMachine(dir string) Machine {
 	m := Machine{CPU: "unknown", Cores: runtime.NumCPU(), Kernel: "unknown", OS: "unknown", Disk: "unknown", Go: runtime.Version()}
 	if v, ok := field("/proc/cpuinfo", "model name", ":"); ok {
@@ -60,8 +60,8 @@ func field(file, key, separator string) (string, bool) {
 	return "", false
 }
 
-// mountOf returns the type and device of the file system a path lies on, by the
-// lines of /proc/self/mountinfo.
+// mountOf returns the type and device of the file system that a path lies on, from the lines of
+// /proc/self/mountinfo.
 func mountOf(mountinfo, path string) string {
 	best, disk := -1, "unknown"
 	for l := range strings.Lines(mountinfo) {

@@ -12,9 +12,9 @@ import (
 	"unsafe"
 )
 
-// Meter reads what processes have used. Server and client are read from the
-// kernel's CPU clock of each process, in nanoseconds and with the threads that
-// have ended; the rest of the machine from /proc/stat, in ticks of 10 ms.
+// Meter reads what processes have used. For server and client it reads each process's CPU clock
+// from the kernel, in nanoseconds, including threads that have ended. For the rest of the machine
+// it reads /proc/stat, in ticks of 10 ms.
 type Meter struct {
 	// PIDs are the server's processes.
 	PIDs []int
@@ -24,16 +24,16 @@ type Meter struct {
 	machine        time.Duration
 }
 
-// Usage is what was used between the start of a meter and its reading.
+// Usage is what was used between the start of a meter and its stop.
 type Usage struct {
 	Elapsed        time.Duration
 	Server, Client time.Duration // CPU time
-	// OtherCPUs is how many CPUs everything else on the machine kept busy.
+	// OtherCPUs is the number of CPUs that everything else on the machine kept busy.
 	OtherCPUs float64
 }
 
-// NewMeter begins to measure a server that starts later: its processes, all of
-// whose use counts, go into PIDs.
+// NewMeter begins to measure a server that starts later. The caller adds its processes to PIDs;
+// everything that they use counts.
 func NewMeter() (*Meter, error) {
 	m := &Meter{}
 	var err error
@@ -90,8 +90,8 @@ func (m *Meter) read() (server, client, machine time.Duration, err error) {
 	return server, client, machine, err
 }
 
-// CPUTime returns the CPU time a process has used, user and system. The clock's
-// id is made of the process's as in clock_getcpuclockid(3).
+// CPUTime returns the user and system CPU time that a process has used. The clock's id is computed
+// from the process id as in clock_getcpuclockid(3).
 func CPUTime(pid int) (time.Duration, error) {
 	const cpuClockSched = 2
 	var ts syscall.Timespec
@@ -102,8 +102,8 @@ func CPUTime(pid int) (time.Duration, error) {
 	return time.Duration(ts.Nano()), nil
 }
 
-// busyTime returns the time that all CPUs were not idle, from /proc/stat. Time
-// stolen by the hypervisor counts as busy: it was not ours.
+// busyTime returns the time during which the CPUs were not idle, from /proc/stat. Time stolen by
+// the hypervisor counts as busy, because this machine did not get it.
 func busyTime(stat []byte) (time.Duration, error) {
 	line, _, _ := strings.Cut(string(stat), "\n")
 	f := strings.Fields(line)
@@ -123,8 +123,7 @@ func busyTime(stat []byte) (time.Duration, error) {
 	return time.Duration(ticks) * tick, nil
 }
 
-// Family returns a process and its children: a server such as nginx works in
-// those.
+// Family returns a process and its children: servers such as nginx work in children.
 func Family(pid int) ([]int, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -143,7 +142,7 @@ func Family(pid int) ([]int, error) {
 	return pids, nil
 }
 
-// parentOf returns the parent of a process; not ok when it has ended.
+// parentOf returns the parent of a process. ok is false if the process has ended.
 func parentOf(pid int) (parent int, ok bool) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -158,8 +157,8 @@ func parentOf(pid int) (parent int, ok bool) {
 	return parent, err == nil
 }
 
-// Memory returns the resident set of processes and the largest each has had,
-// in bytes. Pages that several share are counted in each.
+// Memory returns the resident set of processes and the sum of their peaks, in bytes. Pages that
+// several processes share count in each.
 func Memory(pids []int) (rss, peak int64, err error) {
 	for _, pid := range pids {
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))

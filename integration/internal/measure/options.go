@@ -11,9 +11,9 @@ import (
 	"syscall"
 )
 
-// Main runs a benchmark program: it reads the command line, measures until it is done or
-// interrupted, and ends the process, with status 2 where the command line is wrong, and
-// with 1 on an error or where not all is well.
+// Main runs a benchmark program. It reads the command line, measures until it is done or
+// interrupted, and ends the process. The exit status is 2 if the command line is wrong, and 1 on an
+// error or if not all is well.
 func Main[O any](name string, parse func(args []string) (O, error), run func(o O, ctx context.Context) (good bool, err error)) {
 	o, err := parse(os.Args[1:])
 	if errors.Is(err, flag.ErrHelp) {
@@ -34,29 +34,29 @@ func Main[O any](name string, parse func(args []string) (O, error), run func(o O
 	}
 }
 
-// Options are what the command lines of the programs have in common.
+// Options are what the programs' command lines have in common.
 type Options struct {
-	// Binary is the slipway to measure, Scenarios the names of the chosen ones.
+	// Binary is the slipway binary to measure. Scenarios names the chosen scenarios.
 	Binary, Scenarios string
-	// Dir gets the directory that everything is done in.
+	// Dir is where the run makes its directory.
 	Dir    string
 	Rounds int
-	// Quick is a quick look; Check compares with the targets.
+	// Quick asks for a quick look. Check compares the results with the targets.
 	Quick, Check bool
-	// Commit and Command are for the report.
+	// Commit and Command appear in the report.
 	Commit, Command string
 	Output          Output
 }
 
-// Defaults are what a program says of the common flags.
+// Defaults say what a program's common flags default to.
 type Defaults struct {
-	Scenarios string // names of all
-	Rounds    int    // unless said otherwise
+	Scenarios string // names of all scenarios
+	Rounds    int    // the default number of rounds
 	Dir       string // what the directory is for
 	Quick     string // what a quick look leaves out
 }
 
-// Add makes the flags.
+// Add defines the flags.
 func (o *Options) Add(fl *flag.FlagSet, d Defaults) {
 	fl.StringVar(&o.Binary, "bin", os.Getenv("SLIPWAY_BIN"), "slipway `binary` to measure (default $SLIPWAY_BIN)")
 	fl.StringVar(&o.Scenarios, "scenario", "", "`names` of the scenarios to run, separated by commas (default all: "+d.Scenarios+")")
@@ -69,7 +69,7 @@ func (o *Options) Add(fl *flag.FlagSet, d Defaults) {
 	o.Output.Add(fl)
 }
 
-// Validate tells what is wrong with a command line that was parsed.
+// Validate returns an error if a parsed command line is wrong.
 func (o *Options) Validate(fl *flag.FlagSet) error {
 	switch {
 	case fl.NArg() > 0:
@@ -82,15 +82,15 @@ func (o *Options) Validate(fl *flag.FlagSet) error {
 	return nil
 }
 
-// Given are the names of the flags that the command line has.
+// Given returns the names of the flags that the command line sets.
 func Given(fl *flag.FlagSet) map[string]bool {
 	given := map[string]bool{}
 	fl.Visit(func(f *flag.Flag) { given[f.Name] = true })
 	return given
 }
 
-// Described is a command line without what is one machine's own business: a script with
-// those of the flags, with a value or without, that were given.
+// Described returns a command line without this machine's details: a script with those of the
+// listed flags that were given, with their values or as switches.
 func Described(fl *flag.FlagSet, script string, valued, switches []string) string {
 	out := script
 	fl.Visit(func(f *flag.Flag) {

@@ -10,24 +10,24 @@ import (
 
 // Part is the outcome of a scenario, as a document shows it.
 type Part interface {
-	// Title is a heading, About what was done.
+	// Title is a heading. About says what was done.
 	Title() string
 	About() string
-	// Head is a list of Markdown that says how, when and on what it was measured.
+	// Head is a Markdown list that says how, when and on what it was measured.
 	Head() string
 	Targets() []Target
-	// Write writes tables and text.
+	// Write writes the tables and the text.
 	Write(w *strings.Builder)
 	Pictures() []Picture
 }
 
-// Measured returns those parts that are there: each is a pointer, nil where nothing was
-// measured.
+// Measured returns the parts that were measured. Each part is a pointer, which is nil if nothing
+// was measured.
 func Measured(parts ...Part) []Part {
 	return slices.DeleteFunc(parts, func(p Part) bool { return reflect.ValueOf(p).IsNil() })
 }
 
-// CheckParts prints whether each target is met and returns whether none is missed.
+// CheckParts prints whether each target is met and reports whether none is missed.
 func CheckParts(w io.Writer, parts []Part) bool {
 	var targets []Target
 	for _, p := range parts {
@@ -36,8 +36,8 @@ func CheckParts(w io.Writer, parts []Part) bool {
 	return Check(w, targets)
 }
 
-// Report is the Markdown of a document: the verdict on the targets, and the parts.
-// Pictures are in the directory img beside the document.
+// Report returns the Markdown of a document: the verdict on the targets, and the parts. Pictures
+// lie in the directory img beside the document.
 func Report(verdict string, parts []Part) string {
 	var w strings.Builder
 	fmt.Fprintf(&w, "### Targets\n\n```text\n%s```\n", verdict)
@@ -51,7 +51,7 @@ func Report(verdict string, parts []Part) string {
 	return w.String()
 }
 
-// Pictures are those of all parts.
+// Pictures returns the pictures of all parts.
 func Pictures(parts []Part) []Picture {
 	var out []Picture
 	for _, p := range parts {

@@ -20,8 +20,8 @@ type Run struct {
 	Quick   bool      `json:"quick,omitempty"`
 }
 
-// Head is what a document says of the run before its figures: a list of Markdown
-// without the line feed at its end.
+// Head returns what a document says of the run before its figures: a Markdown list without the
+// final line feed.
 func (r *Run) Head() string {
 	quick := ""
 	if r.Quick {
@@ -35,19 +35,19 @@ func (r *Run) Head() string {
 		r.Date.UTC().Format("2 January 2006 15:04 UTC"), time.Duration(r.TookSec)*time.Second, rounds, r.Machine, r.Machine.Go)
 }
 
-// Output is where a benchmark program's results go.
+// Output says where a benchmark program's results go.
 type Output struct {
-	// File is for the raw results; empty: nowhere.
+	// File receives the raw results. If it is empty, they are not kept.
 	File string
-	// From is a file of results to report on, instead of measuring.
+	// From is a file of results to report on instead of measuring.
 	From string
-	// Document gets the report between its marks; empty: it is printed.
+	// Document receives the report between its marks. If it is empty, the report is printed.
 	Document string
-	// Pictures is a directory; empty: there are none.
+	// Pictures is a directory. If it is empty, there are no pictures.
 	Pictures string
 }
 
-// Add makes the flags -out, -from, -doc and -img.
+// Add defines the flags -out, -from, -doc and -img.
 func (o *Output) Add(fl *flag.FlagSet) {
 	fl.StringVar(&o.File, "out", "", "`file` for the results")
 	fl.StringVar(&o.From, "from", "", "`file` of results to report on, instead of measuring")
@@ -55,28 +55,27 @@ func (o *Output) Add(fl *flag.FlagSet) {
 	fl.StringVar(&o.Pictures, "img", "", "`directory` for the pictures")
 }
 
-// Filled are results that take from older ones what was not measured this time.
+// Filled are results that can take from older results what was not measured this time.
 type Filled[T any] interface {
 	*T
 	Fill(old *T)
 }
 
-// Results are everything that a benchmark program measured, kept as JSON, in parts.
+// Results are everything that a benchmark program measured, in parts. They are kept as JSON.
 type Results[T any] interface {
 	Filled[T]
-	// Parts are what was measured.
+	// Parts returns what was measured.
 	Parts() []Part
 }
 
-// Carry reads results, or has them measured and keeps them beside what the file says
-// of other scenarios already, and reports. It returns whether all targets are met. Of
-// results that come with an error no document is made; without results there is nothing
-// to report.
+// Carry reads results, or calls measure and keeps its results beside what the file already holds of
+// other scenarios. Then it reports. It returns whether all targets are met. Results that come with
+// an error do not go into a document; without results there is nothing to report.
 func Carry[T any, R Results[T]](o *Output, m Marks, measure func() (R, error)) (met bool, err error) {
 	return CarryTo(o, measure, func(shown *Output, r R) (bool, error) { return shown.publish(m, r.Parts()) })
 }
 
-// CarryTo is [Carry] with a report of the program's own.
+// CarryTo does what [Carry] does, with the program's own report.
 func CarryTo[T any, R Filled[T]](o *Output, measure func() (R, error), report func(shown *Output, r R) (met bool, err error)) (met bool, err error) {
 	if o.From != "" {
 		r, err := Load[T](o.From)
@@ -105,8 +104,8 @@ func CarryTo[T any, R Filled[T]](o *Output, measure func() (R, error), report fu
 	return met, errors.Join(measured, err)
 }
 
-// Shown is where results go that came with an error or without: with one, no document is
-// made of them.
+// Shown returns the output for results that came with the given error. If there was an error, they
+// do not go into a document.
 func (o *Output) Shown(err error) *Output {
 	shown := *o
 	if err != nil {
@@ -122,8 +121,8 @@ func (o *Output) publish(m Marks, parts []Part) (met bool, err error) {
 	return met, o.Publish(m, verdict.String(), Report(verdict.String(), parts), Pictures(parts))
 }
 
-// Publish writes the pictures, and the report into the document. Without a document it
-// prints the report, else the verdict on the targets.
+// Publish writes the pictures, and writes the report into the document. Without a document it
+// prints the report, otherwise the verdict on the targets.
 func (o *Output) Publish(m Marks, verdict, report string, pictures []Picture) error {
 	if o.Pictures != "" {
 		if err := WritePictures(o.Pictures, pictures); err != nil {

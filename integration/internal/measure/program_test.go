@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// tried are results of a program with two scenarios; 0 was not measured.
+// tried are the results of a program with two scenarios; 0 means not measured.
 type tried struct{ First, Second int }
 
 func (r *tried) Fill(old *tried) {
@@ -58,7 +58,7 @@ func TestCarry(t *testing.T) {
 	if met, err := run(&tried{Second: 2}, nil); err != nil || !met {
 		t.Errorf("a target that was not measured: met %v, %v", met, err)
 	}
-	// Part of the results: kept, but no document is made of them.
+	// These results are incomplete: they are kept, but do not go into a document.
 	fault := errors.New("no second scenario")
 	if met, err := run(&tried{First: 7}, fault); !errors.Is(err, fault) || met {
 		t.Errorf("with an error: met %v, %v", met, err)

@@ -14,7 +14,7 @@ type Picture struct {
 	Chart Chart
 }
 
-// WritePictures writes plots into a directory, which is made if it is missing.
+// WritePictures writes plots into a directory, which it makes if needed.
 func WritePictures(dir string, pictures []Picture) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -27,8 +27,7 @@ func WritePictures(dir string, pictures []Picture) error {
 	return nil
 }
 
-// Table writes a table of Markdown. The first columns, as many as are said, hold
-// text, the others figures.
+// Table writes a Markdown table. The first text columns hold text, the others figures.
 func Table(w *strings.Builder, text int, head []string, rows [][]string) {
 	cell := strings.NewReplacer("\n", " ", "|", `\|`)
 	line := func(cells []string) {
@@ -44,7 +43,7 @@ func Table(w *strings.Builder, text int, head []string, rows [][]string) {
 	}
 }
 
-// Megabytes is a number of bytes as a figure in MB.
+// Megabytes formats a number of bytes as a figure in MB.
 func Megabytes(n int64) string { return Figure(float64(n) / 1e6) }
 
 // Save writes results as JSON.

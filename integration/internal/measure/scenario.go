@@ -7,10 +7,10 @@ import (
 	"strings"
 )
 
-// Scenario is one thing that a benchmark program measures, with what it keeps in B.
+// Scenario is one thing that a benchmark program measures. It keeps its outcome in B.
 type Scenario[B any] struct {
 	Name string
-	// Run measures and keeps the outcome.
+	// Run measures, and keeps the outcome in b.
 	Run func(b B, ctx context.Context) error
 }
 
@@ -23,8 +23,8 @@ func Names[B any](list []Scenario[B]) string {
 	return strings.Join(names, ",")
 }
 
-// Choose returns the scenarios of a list of names, in their own order; all without a
-// name.
+// Choose returns the scenarios with the listed names, in the order of all. Without a name it
+// returns all of them.
 func Choose[B any](all []Scenario[B], names string) ([]Scenario[B], error) {
 	if names == "" {
 		return all, nil

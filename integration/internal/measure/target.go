@@ -5,28 +5,27 @@ import (
 	"io"
 )
 
-// Target is something the project promises.
+// Target is a figure that the project promises.
 type Target struct {
 	Scenario, What string
-	// Limit of the figure; AtLeast turns it from a maximum into a minimum.
+	// Limit is the maximum of the figure. With AtLeast it is the minimum.
 	Limit   float64
 	AtLeast bool
-	Unit    string // of the figure, with the space before it
+	Unit    string // of the figure, with a leading space
 	Figure  float64
-	// Rounds is the spread that stands beside the figure; N 0: there is none.
+	// Rounds is the spread that stands beside the figure. If its N is 0, there is none.
 	Rounds Spread
-	// Missing tells that the figure could not be measured.
+	// Missing says that the figure could not be measured.
 	Missing bool
 }
 
-// TargetOf is a target that the median of some figures has to meet; without figures it
-// is missing.
+// TargetOf returns a target for the median of some figures. Without figures it is missing.
 func TargetOf(scenario, what string, limit float64, atLeast bool, figures []float64) Target {
 	s := SpreadOf(figures)
 	return Target{Scenario: scenario, What: what, Limit: limit, AtLeast: atLeast, Figure: s.Median, Rounds: s, Missing: s.N == 0}
 }
 
-// Met tells whether the target is.
+// Met reports whether the target is met.
 func (t *Target) Met() bool {
 	if t.AtLeast {
 		return t.Figure >= t.Limit
@@ -34,8 +33,8 @@ func (t *Target) Met() bool {
 	return t.Figure <= t.Limit
 }
 
-// Check prints whether each target is met and returns whether none is missed. What
-// could not be measured is not missed, but is said.
+// Check prints whether each target is met and reports whether none is missed. A target that could
+// not be measured does not count as missed, but is printed.
 func Check(w io.Writer, targets []Target) bool {
 	good := true
 	for _, t := range targets {

@@ -7,17 +7,17 @@ import (
 	"time"
 )
 
-// Times of a measurement, in seconds.
+// Times are the times of a measurement, in seconds.
 type Times struct {
 	Wall float64 `json:"wall"`
 	CPU  float64 `json:"cpu"`
 }
 
-// Timed does something in this process with so many processors, and leaves it at
-// those.
+// Timed calls a function in this process with the given number of processors. It does not restore
+// the earlier number.
 func Timed(cores int, do func() error) (Times, error) {
 	runtime.GOMAXPROCS(cores)
-	runtime.GC() // what others left
+	runtime.GC() // collects the garbage of earlier work
 	syscall.Sync()
 	before, err := CPUTime(os.Getpid())
 	if err != nil {

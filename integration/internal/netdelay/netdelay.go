@@ -1,15 +1,13 @@
-// Package netdelay forwards TCP connections as if the way to their target took
-// longer, where the kernel has no netem.
+// Package netdelay forwards TCP connections as if the way to their target took longer. It serves
+// machines whose kernel has no netem.
 //
-// Half of the round trip is added in each direction to every piece of data, by
-// the time it came in: pieces that follow each other keep their distance, so the
-// bandwidth stays what it was, and connections do not wait for each other. The
-// handshake counts as well: the kernel accepts at once, so what a client sends
-// within the first round trip of a connection is taken as sent at its end.
+// It adds half of the round trip in each direction to every piece of data, from the time it came
+// in. Pieces that follow each other keep their distance, so the bandwidth stays the same, and
+// connections do not wait for each other. The handshake counts too. The kernel accepts at once, so
+// what a client sends within a connection's first round trip is treated as sent at its end.
 //
-// What this does not imitate: TCP's own reaction to a long way, such as the
-// growth of its window at the start. Transfers are faster than on a real network
-// for everybody.
+// The package does not imitate TCP's own reaction to a long way, such as the growth of its window
+// at the start. All transfers are therefore faster than on a real network.
 package netdelay
 
 import (
@@ -22,10 +20,10 @@ import (
 )
 
 const (
-	// pieceBytes is the most that is read at once.
+	// pieceBytes is the most that one read takes.
 	pieceBytes = 32 << 10
-	// queueBytes is the most that is on its way in one direction of a
-	// connection: 30 ms at 4 Gbit/s, more than any shaped link needs.
+	// queueBytes is the maximum in flight in one direction of a connection: 30 ms at 4 Gbit/s, more
+	// than any limited link needs.
 	queueBytes = 16 << 20
 )
 
@@ -33,7 +31,7 @@ const (
 type Proxy struct {
 	// Target is the address that connections are forwarded to.
 	Target string
-	// RTT is what is added to a round trip.
+	// RTT is the time added to a round trip.
 	RTT time.Duration
 }
 
@@ -59,7 +57,7 @@ func (p *Proxy) Serve(ctx context.Context, l net.Listener) error {
 	}
 }
 
-// forward serves one connection, which was accepted then.
+// forward serves one connection, which was accepted at the given time.
 func (p *Proxy) forward(ctx context.Context, near net.Conn, accepted time.Time) {
 	defer near.Close()
 	var d net.Dialer
@@ -79,15 +77,14 @@ func (p *Proxy) forward(ctx context.Context, near net.Conn, accepted time.Time) 
 	wg.Wait()
 }
 
-// piece is some data and when it may be passed on.
+// piece is some data and the time when it may be passed on.
 type piece struct {
 	data []byte
 	due  time.Time
 }
 
-// pipe passes on what comes from src, delayed; what comes before opened is taken
-// as having come then. The end of src is passed on in its turn; if dst fails,
-// src is not read any more.
+// pipe passes on what comes from src, with a delay. Data that comes before opened counts as having
+// come at that time. The end of src is passed on in its turn. If dst fails, pipe stops reading src.
 func pipe(dst, src net.Conn, delay time.Duration, opened time.Time) {
 	queue := make(chan piece, queueBytes/pieceBytes)
 	gone := make(chan struct{})

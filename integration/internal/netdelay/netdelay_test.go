@@ -77,9 +77,9 @@ func exchange(t *testing.T, c net.Conn) time.Duration {
 	return time.Since(begin)
 }
 
-// TestRoundTrip wants two round trips for the first exchange of a connection, from
-// before its handshake, and one for each other. A busy machine only adds, so the upper
-// limits are for the quickest of five tries.
+// TestRoundTrip expects two round trips for the first exchange of a connection, measured from
+// before its handshake, and one for each other exchange. A busy machine only adds time, so the
+// upper limits apply to the quickest of five tries.
 func TestRoundTrip(t *testing.T) {
 	const rtt = 60 * time.Millisecond
 	address := behind(t, rtt, echo)
@@ -99,8 +99,8 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
-// TestBandwidth moves 32 MiB over a long way: were each piece delayed behind the
-// one before, it would take two minutes.
+// TestBandwidth moves 32 MiB over a long way. If each piece were delayed behind the one before, it
+// would take two minutes.
 func TestBandwidth(t *testing.T) {
 	content := make([]byte, 32<<20)
 	if _, err := rand.Read(content); err != nil {
@@ -121,7 +121,7 @@ func TestBandwidth(t *testing.T) {
 	}
 }
 
-// TestConnectionsDoNotWait lets one connection be stuck and uses another.
+// TestConnectionsDoNotWait lets one connection get stuck and uses another.
 func TestConnectionsDoNotWait(t *testing.T) {
 	const rtt = 20 * time.Millisecond
 	address := behind(t, rtt, echo)
@@ -136,7 +136,7 @@ func TestConnectionsDoNotWait(t *testing.T) {
 	}
 }
 
-// TestEnds wants the end of either side to reach the other.
+// TestEnds checks that the end of either side reaches the other.
 func TestEnds(t *testing.T) {
 	ended := make(chan error, 1)
 	address := behind(t, 10*time.Millisecond, func(c net.Conn) {

@@ -1,6 +1,5 @@
-// Package node starts the node agent under test: real processes with a state
-// directory of their own, whose mounts are gone when the test is over whatever
-// happened in it.
+// Package node starts the node agent under test: real processes with their own state directory.
+// Their mounts are gone when the test ends, whatever happened in it.
 package node
 
 import (
@@ -24,8 +23,8 @@ import (
 const (
 	startTimeout = 30 * time.Second
 	stopTimeout  = 15 * time.Second
-	// hang is when a test is taken to hang, unless Allow says otherwise: then what waits
-	// for the pool gets an error.
+	// hang is the time after which a test counts as hung, unless Allow extends it. Whatever then
+	// waits for the pool gets an error.
 	hang = 5 * time.Minute
 )
 
@@ -33,16 +32,16 @@ const (
 type Agent struct {
 	// Root is the state directory.
 	Root string
-	// Process is the keeper.
+	// Process is the keeper's process.
 	Process *proc.Process
 
 	t        testing.TB
-	dir      string // configuration and log
-	config   string // file
+	dir      string // of the configuration and the log
+	config   string // path of the configuration
 	watchdog *time.Timer
 }
 
-// Status is what slipway agent status tells, as far as tests need it.
+// Status holds the part of slipway agent status that tests need.
 type Status struct {
 	PID        int     `json:"pid"`
 	Tier       string  `json:"tier"`
@@ -77,8 +76,8 @@ type Image struct {
 	Background      bool   `json:"background"`
 }
 
-// New prepares an agent without starting it. config is the text of its
-// configuration file, and may be empty.
+// New prepares an agent without starting it. config is the text of its configuration file, which
+// may be empty.
 func New(t testing.TB, config string) *Agent {
 	t.Helper()
 	tool.NeedRoot(t)
@@ -97,7 +96,7 @@ func New(t testing.TB, config string) *Agent {
 	return a
 }
 
-// Allow gives the test more time from now on, before it is taken to hang.
+// Allow gives the test d in addition to hang, from now on, before it counts as hung.
 func (a *Agent) Allow(d time.Duration) { a.watchdog.Reset(hang + d) }
 
 // Start starts an agent and waits until it answers.
@@ -108,7 +107,7 @@ func Start(t testing.TB, config string) *Agent {
 	return a
 }
 
-// Start starts the agent, anew if it has ended.
+// Start starts the agent, or restarts it if it has ended.
 func (a *Agent) Start() {
 	a.t.Helper()
 	cmd := exec.Command(slipway.Binary(a.t), "agent", "--root", a.Root, "--config", a.config)
@@ -131,7 +130,7 @@ func environment() []string {
 
 func (a *Agent) logFile() string { return filepath.Join(a.dir, "log") }
 
-// Log is what the agent has logged.
+// Log returns what the agent has logged.
 func (a *Agent) Log() string {
 	b, err := os.ReadFile(a.logFile())
 	if err != nil {
@@ -140,10 +139,10 @@ func (a *Agent) Log() string {
 	return string(b)
 }
 
-// Socket is what containerd calls.
+// Socket returns the path of the socket that containerd calls.
 func (a *Agent) Socket() string { return filepath.Join(a.Root, "run", "snapshotter.sock") }
 
-// Cache is the directory of complete files.
+// Cache returns the directory of complete files.
 func (a *Agent) Cache() string { return filepath.Join(a.Root, "cache", "files") }
 
 // Run runs a subcommand on the agent and returns what it printed.
@@ -156,7 +155,7 @@ func (a *Agent) Run(args ...string) string {
 	return out
 }
 
-// Try is Run for what may fail. Arguments behind -- are not the subcommand's.
+// Try is like Run, but returns an error. Arguments after -- are not the subcommand's own.
 func (a *Agent) Try(args ...string) (string, error) {
 	var at int
 	for at = 0; at < len(args) && args[at] != "--"; at++ {
@@ -174,7 +173,7 @@ func (a *Agent) Try(args ...string) (string, error) {
 	return stdout.String(), nil
 }
 
-// TryStatus asks for the agent's state.
+// TryStatus returns the agent's state, or an error.
 func (a *Agent) TryStatus() (s Status, err error) {
 	out, err := a.Try("agent", "status", "--json")
 	if err != nil {
@@ -183,7 +182,7 @@ func (a *Agent) TryStatus() (s Status, err error) {
 	return s, json.Unmarshal([]byte(out), &s)
 }
 
-// Status asks for the agent's state.
+// Status returns the agent's state.
 func (a *Agent) Status() Status {
 	a.t.Helper()
 	s, err := a.TryStatus()
@@ -193,7 +192,7 @@ func (a *Agent) Status() Status {
 	return s
 }
 
-// Image is the state of the only image there is.
+// Image returns the state of the agent's only image.
 func (a *Agent) Image() Image {
 	a.t.Helper()
 	s := a.Status()
@@ -203,7 +202,7 @@ func (a *Agent) Image() Image {
 	return s.Images[0]
 }
 
-// Complete waits until the files of all images are here.
+// Complete waits until the node holds the files of all images.
 func (a *Agent) Complete() {
 	a.t.Helper()
 	proc.Poll(a.t, time.Minute, "completion of all images", func() bool {
@@ -217,7 +216,7 @@ func (a *Agent) Complete() {
 	})
 }
 
-// Mount mounts an image at a new directory and returns that.
+// Mount mounts an image at a new directory and returns the directory.
 func (a *Agent) Mount(ref string, args ...string) string {
 	a.t.Helper()
 	dir, err := os.MkdirTemp(a.dir, "mnt")
@@ -228,7 +227,7 @@ func (a *Agent) Mount(ref string, args ...string) string {
 	return dir
 }
 
-// Worker is the process id of the worker, 0 if there is none now.
+// Worker returns the process id of the worker, or 0 if there is none now.
 func (a *Agent) Worker() int {
 	for pid, args := range a.processes() {
 		if strings.Contains(args, "--worker") {
@@ -238,7 +237,7 @@ func (a *Agent) Worker() int {
 	return 0
 }
 
-// KillWorker ends the worker with SIGKILL and tells whether there was one.
+// KillWorker ends the worker with SIGKILL and reports whether there was one.
 func (a *Agent) KillWorker() bool {
 	pid := a.Worker()
 	return pid != 0 && syscall.Kill(pid, syscall.SIGKILL) == nil
@@ -260,7 +259,7 @@ func (a *Agent) Stop() time.Duration {
 	return time.Since(began)
 }
 
-// processes are the agent's: keeper, workers, and a keeper that a command has
+// processes returns the agent's processes: the keeper, the workers, and a keeper that a command has
 // started.
 func (a *Agent) processes() map[int]string {
 	found := map[int]string{}
@@ -316,7 +315,7 @@ func below(t testing.TB, dir string) []mountInfo {
 	return found
 }
 
-// Mounts returns what is mounted below the agent's directory, "type path" each.
+// Mounts returns the mounts below the agent's directory, each as "type path".
 func (a *Agent) Mounts() (list []string) {
 	for _, m := range below(a.t, a.dir) {
 		list = append(list, m.kind+" "+strings.TrimPrefix(m.point, a.dir+"/"))
@@ -324,7 +323,7 @@ func (a *Agent) Mounts() (list []string) {
 	return list
 }
 
-// abort has everybody who waits for a pool below dir get an error.
+// abort makes everybody who waits for a pool below dir get an error.
 func abort(t testing.TB, dir string) {
 	for _, m := range below(t, dir) {
 		if !strings.HasPrefix(m.kind, "fuse") {
@@ -346,8 +345,8 @@ func unmount(t testing.TB, dir string) {
 	}
 }
 
-// Reboot does to a node without an agent what a reboot does: everything is
-// unmounted, and what lies on a tmpfs is gone.
+// Reboot has the effect of a reboot on a node whose agent does not run: everything is unmounted,
+// and everything on a tmpfs is gone.
 func (a *Agent) Reboot() {
 	a.t.Helper()
 	a.Kill()

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// TestExcerpt wants the end of a log, and before it what went wrong earlier.
+// TestExcerpt checks that a log excerpt holds the end of the log, preceded by earlier errors.
 func TestExcerpt(t *testing.T) {
 	const fine = "time=1 level=INFO msg=fine\n"
 	filler := strings.Repeat(fine, 20)

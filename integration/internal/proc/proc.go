@@ -1,11 +1,9 @@
-// Package proc runs the long-lived child processes of a test: servers and
-// container daemons.
+// Package proc runs the long-lived child processes of a test: servers and container daemons.
 //
-// A process is a direct child whose end is waited for, never guessed from
-// signal 0, because an ended process may remain a zombie for seconds. Its
-// output goes to a file, so that a grandchild that inherits the descriptor
-// cannot keep Wait from returning, and is printed when the test fails. The
-// kernel kills the child when the test process dies.
+// A process is a direct child that is waited for. Its end is never guessed from signal 0, because
+// an ended process may remain a zombie for seconds. Its output goes to a file, so that a grandchild
+// that inherits the descriptor cannot keep Wait from returning. The output is printed if the test
+// fails. The kernel kills the child when the test process dies.
 package proc
 
 import (
@@ -37,9 +35,8 @@ type Process struct {
 	err  error         // result of Wait; read only after done is closed
 }
 
-// Start starts cmd with its output appended to logFile, and kills it at the
-// end of the test if it is still running then. When the test has failed by
-// that time, the end of the log is printed.
+// Start starts cmd with its output appended to logFile. At the end of the test it kills the process
+// if it still runs, and prints the end of the log if the test has failed.
 func Start(t testing.TB, cmd *exec.Cmd, logFile string) *Process {
 	t.Helper()
 	p, err := Launch(cmd, logFile)
@@ -72,8 +69,8 @@ func Launch(cmd *exec.Cmd, logFile string) (*Process, error) {
 	return p, nil
 }
 
-// run starts the command and waits for it on one locked thread: the kernel
-// sends Pdeathsig when the thread that started the child ends.
+// run starts the command and waits for it on one locked thread, because the kernel sends Pdeathsig
+// when the thread that started the child ends.
 func (p *Process) run(cmd *exec.Cmd, started chan<- error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -94,10 +91,10 @@ func (p *Process) run(cmd *exec.Cmd, started chan<- error) {
 // Pid returns the process id.
 func (p *Process) Pid() int { return p.pid }
 
-// Exited is closed when the process has ended and was waited for.
+// Exited returns a channel that is closed when the process has ended and has been waited for.
 func (p *Process) Exited() <-chan struct{} { return p.done }
 
-// State describes in words whether the process runs or how it ended.
+// State says in words whether the process runs or how it ended.
 func (p *Process) State() string {
 	select {
 	case <-p.done:
@@ -115,7 +112,7 @@ func (p *Process) Signal(s syscall.Signal) {
 	select {
 	case <-p.done: // the pid may belong to somebody else by now
 	default:
-		_ = syscall.Kill(p.pid, s) // ESRCH: it ended meanwhile, which Wait will see
+		_ = syscall.Kill(p.pid, s) // ESRCH: it ended meanwhile, which Wait will notice
 	}
 }
 
@@ -125,9 +122,8 @@ func (p *Process) Kill() {
 	<-p.done
 }
 
-// Stop asks the process to end with SIGTERM and returns how it ended. A
-// process that is still there after the grace period is killed and reported
-// as an error.
+// Stop asks the process to end with SIGTERM and returns how it ended. It kills a process that still
+// runs after the grace period, and returns an error.
 func (p *Process) Stop(grace time.Duration) error {
 	p.Signal(syscall.SIGTERM)
 	select {
@@ -139,8 +135,8 @@ func (p *Process) Stop(grace time.Duration) error {
 	}
 }
 
-// AwaitURL asks every few milliseconds until the address answers with status 200, at most
-// for the time.
+// AwaitURL asks every few milliseconds until the address answers with status 200, or until the
+// timeout.
 func (p *Process) AwaitURL(ctx context.Context, url string, timeout time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -166,9 +162,9 @@ func (p *Process) AwaitURL(ctx context.Context, url string, timeout time.Duratio
 	}
 }
 
-// Log returns the last n bytes of the process's output. Before them stand the warnings
-// and errors of the part that is left out, of these at most the first n bytes: what went
-// wrong is often followed by much else.
+// Log returns the last n bytes of the process's output. They are preceded by at most the first n
+// bytes of the warnings and errors in the part that is left out, because much else often follows an
+// error.
 func (p *Process) Log(n int) string {
 	b, err := os.ReadFile(p.log)
 	if err != nil {
@@ -177,7 +173,7 @@ func (p *Process) Log(n int) string {
 	return excerpt(b, n)
 }
 
-// trouble matches what the servers of the tests mark a warning or an error with: level=WARN,
+// trouble matches the marks that the tests' servers put on a warning or an error: level=WARN,
 // "level":"error", [warn], a panic.
 var trouble = regexp.MustCompile(`(?i)\blevel"?[=:] ?"?(warn|error|fatal|panic)|\[(warn|error|crit|alert|emerg)|^(panic|fatal error): |WARNING: DATA RACE`)
 
@@ -186,7 +182,7 @@ func excerpt(b []byte, n int) string {
 		return string(b)
 	}
 	var out []byte
-	// A line that the tail cuts in two is printed whole here.
+	// A line that the tail would cut in two is printed whole here.
 	start := len(b) - n
 	if i := bytes.IndexByte(b[start:], '\n'); i >= 0 && i+1 < n {
 		start += i + 1
@@ -223,14 +219,14 @@ func (p *Process) status(key string) (int64, error) {
 	return 0, fmt.Errorf("no %s in the status of pid %d", key, p.pid)
 }
 
-// OpenFiles returns how many descriptors the process has open.
+// OpenFiles returns the number of descriptors that the process has open.
 func (p *Process) OpenFiles() (int, error) {
 	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.pid))
 	return len(entries), err
 }
 
-// Gone tells whether the process with the id has ended; a zombie, which only
-// waits for its parent to notice, counts as ended.
+// Gone reports whether the process with the id has ended. A zombie, which only waits for its parent
+// to notice, counts as ended.
 func Gone(pid int) bool {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -243,8 +239,8 @@ func Gone(pid int) bool {
 	return false
 }
 
-// Poll calls ok every few milliseconds until it returns true, and fails the
-// test with what it was waiting for when the deadline passes first.
+// Poll calls ok every few milliseconds until it returns true. If the deadline passes first, it
+// fails the test with what it was waiting for.
 func Poll(t testing.TB, deadline time.Duration, what string, ok func() bool) {
 	t.Helper()
 	end := time.Now().Add(deadline)

@@ -1,5 +1,4 @@
-// Package release makes packages as scripts/release.sh does, of a program that is built
-// already.
+// Package release makes packages of a built program, in the way that scripts/release.sh does.
 package release
 
 import (
@@ -11,11 +10,11 @@ import (
 	"runtime"
 )
 
-// epoch is the time of everything in them: 2023-11-14.
+// epoch is the time of everything in the packages: 2023-11-14.
 const epoch = "1700000000"
 
-// Make makes packages of these kinds and a version, with the program in them, in a
-// directory. It is called in a directory two levels below the root of the repository.
+// Make makes packages of the given kinds and version in a directory, with the program in them. It
+// must be called from a directory two levels below the root of the repository.
 func Make(ctx context.Context, program, version, dir string, kinds ...string) error {
 	binaries, err := os.MkdirTemp("", "slipway-binaries")
 	if err != nil {
@@ -34,5 +33,5 @@ func Make(ctx context.Context, program, version, dir string, kinds ...string) er
 	return nil
 }
 
-// Deb is the name of the Debian package of a version.
+// Deb returns the name of the Debian package of a version.
 func Deb(version string) string { return fmt.Sprintf("slipway_%s_%s.deb", version, runtime.GOARCH) }

@@ -1,6 +1,5 @@
-// Package rival starts the servers that Slipway is measured beside, and Slipway
-// itself, as processes on free loopback ports: each with its defaults, without access
-// log, TLS and passwords.
+// Package rival starts Slipway and the servers that it is measured against, as processes on free
+// loopback ports. Each runs with its defaults, without access log, TLS and passwords.
 package rival
 
 import (
@@ -19,10 +18,10 @@ import (
 	"example.org/slipway/integration/internal/tool"
 )
 
-// Spec is a kind of server that can be measured.
+// Spec is a kind of server to measure.
 type Spec struct {
 	Name string
-	// Binary is the program; empty when it is not there, for the reason Why.
+	// Binary is the program's path. If it is empty, the program is missing, and Why says why.
 	Binary, Why string
 	// Static servers have no API: content is written into their root.
 	Static bool
@@ -32,11 +31,11 @@ type Spec struct {
 	SinglePost bool
 	// config is the configuration file for a directory and an address.
 	config func(dir, addr string) string
-	// args of the program; "{config}", "{dir}", "{addr}" and "{debug}", a
-	// second address, are replaced.
+	// args are the arguments of the program. "{config}", "{dir}", "{addr}" and "{debug}", a second
+	// address, are replaced.
 	args []string
-	// ready is the path that answers 200 when the server is ready, and
-	// debugReady whether it is asked on the second address.
+	// ready is the path that answers 200 when the server is ready. debugReady says that it is on
+	// the second address.
 	ready      string
 	debugReady bool
 	env        []string
@@ -51,7 +50,7 @@ func fromEnv(name string) (binary, why string) {
 	if _, err := os.Stat(path); err != nil {
 		return "", name + ": " + err.Error()
 	}
-	path, err := filepath.Abs(path) // servers have working directories of their own
+	path, err := filepath.Abs(path) // servers have their own working directories
 	if err != nil {
 		return "", name + ": " + err.Error()
 	}
@@ -66,8 +65,8 @@ func fromSystem(name string) (binary, why string) {
 	return path, ""
 }
 
-// Slipway is a build of Slipway as it comes. A quiet one writes no access log: the
-// others do not either.
+// Slipway returns a build of Slipway with its defaults. A quiet one writes no access log, as the
+// other servers write none.
 func Slipway(name, binary string, quiet bool) *Spec {
 	return &Spec{
 		Name: name, Binary: binary, SinglePost: true, Quick: true,
@@ -83,9 +82,9 @@ func Slipway(name, binary string, quiet bool) *Spec {
 	}
 }
 
-// SlipwayMirror is a build of Slipway as a mirror of a registry at host:port, whose
-// repositories begin here with the name. It writes no access log and converts nothing, as
-// other mirrors do not.
+// SlipwayMirror returns a build of Slipway as a mirror of a registry at host:port. The registry's
+// repositories begin with the given name in the mirror. Like other mirrors, it writes no access log
+// and converts nothing.
 func SlipwayMirror(name, binary, upstreamName, upstream string) *Spec {
 	s := Slipway(name, binary, true)
 	s.config = func(string, string) string {
@@ -95,8 +94,8 @@ func SlipwayMirror(name, binary, upstreamName, upstream string) *Spec {
 	return s
 }
 
-// Ociregistry is the one that SLIPWAY_BENCH_OCIREGISTRY names, as a mirror of a registry
-// at host:port, whose repositories begin there with this address.
+// Ociregistry returns the server named by SLIPWAY_BENCH_OCIREGISTRY, as a mirror of a registry at
+// host:port. The registry's repositories begin with this address in the mirror.
 func Ociregistry(name, upstream string) *Spec {
 	s := &Spec{Name: name, args: []string{"--config-file", "{config}", "serve"}, ready: "/v2/", version: []string{"version"}}
 	s.Binary, s.Why = fromEnv("SLIPWAY_BENCH_OCIREGISTRY")
@@ -108,7 +107,7 @@ func Ociregistry(name, upstream string) *Spec {
 	return s
 }
 
-// Nginx is a web server that serves files as they are, not the API.
+// Nginx returns a web server that serves files as they are, without the API.
 func Nginx(name string) *Spec {
 	s := &Spec{Name: name, Static: true, Quick: true, args: []string{"-p", "{dir}/", "-c", "{config}"}, ready: "/ready", version: []string{"-v"}}
 	s.Binary, s.Why = fromSystem("nginx")
@@ -136,7 +135,8 @@ http {
 	return s
 }
 
-// Zot is the zot that SLIPWAY_BENCH_ZOT names, with its defaults, or with blobs written through to the disk.
+// Zot returns the zot named by SLIPWAY_BENCH_ZOT, with its defaults, or with blobs written through
+// to the disk.
 func Zot(name string, commit bool) *Spec {
 	s := &Spec{Name: name, SinglePost: true, args: []string{"serve", "{config}"}, ready: "/v2/", version: []string{"--version"}}
 	s.Binary, s.Why = fromEnv("SLIPWAY_BENCH_ZOT")
@@ -151,7 +151,7 @@ func Zot(name string, commit bool) *Spec {
 	return s
 }
 
-// Distribution3 is the Distribution that SLIPWAY_BENCH_DISTRIBUTION names, as
+// Distribution3 returns the Distribution named by SLIPWAY_BENCH_DISTRIBUTION, set up like
 // [Distribution2].
 func Distribution3(name string) *Spec {
 	s := distribution(name)
@@ -159,9 +159,8 @@ func Distribution3(name string) *Spec {
 	return s
 }
 
-// Distribution2 is the Distribution that Debian packages as docker-registry, with its
-// cache of descriptors, without access log and without the export of traces, which
-// version 3 has on.
+// Distribution2 returns the Distribution that Debian packages as docker-registry. It has its cache
+// of descriptors, no access log, and no export of traces, which version 3 enables by default.
 func Distribution2(name string) *Spec {
 	s := distribution(name)
 	s.Binary, s.Why = fromSystem("docker-registry")
@@ -186,8 +185,7 @@ http: {addr: "` + addr + `"}
 	}
 }
 
-// Version asks the program what it is, and reads from it what it was built
-// with.
+// Version runs the program to get its version, and reads from the binary what it was built with.
 func (s *Spec) Version(ctx context.Context) string {
 	var parts []string
 	out, err := exec.CommandContext(ctx, s.Binary, s.version...).CombinedOutput()
@@ -207,10 +205,10 @@ func (s *Spec) Version(ctx context.Context) string {
 	return strings.Join(parts, ", ")
 }
 
-// Server is a running server with a directory of its own.
+// Server is a running server with its own directory.
 type Server struct {
 	*Spec
-	// Dir has its data, configuration and output.
+	// Dir holds its data, configuration and output.
 	Dir string
 	// Addr is its host:port.
 	Addr    string
@@ -224,8 +222,7 @@ const (
 	stopTimeout  = 20 * time.Second
 )
 
-// Start starts a server on a directory, new or used before, and returns
-// when it is ready.
+// Start starts a server on a directory, which may be new or used, and returns when it is ready.
 func Start(ctx context.Context, sp *Spec, dir string) (*Server, error) {
 	s := &Server{Spec: sp, Dir: dir}
 	for _, d := range []string{dir, filepath.Join(dir, "root"), filepath.Join(dir, "static")} {
@@ -239,7 +236,7 @@ func Start(ctx context.Context, sp *Spec, dir string) (*Server, error) {
 		}
 	}
 	var err error
-	// A port can be taken between the look for it and the server's start.
+	// Somebody can take the port after it was found free and before the server starts.
 	for range 3 {
 		if err = s.launch(ctx); err == nil || !strings.Contains(s.log(), "address already in use") {
 			break
@@ -279,7 +276,7 @@ func (s *Server) launch(ctx context.Context) (err error) {
 	return nil
 }
 
-// waitReady asks until the server says that it is ready.
+// waitReady asks until the server reports that it is ready.
 func (s *Server) waitReady(ctx context.Context) error {
 	addr := s.Addr
 	if s.debugReady {
@@ -298,7 +295,7 @@ func (s *Server) log() string {
 
 // Stop ends the server. Its directory stays.
 func (s *Server) Stop() {
-	_ = s.Process.Stop(stopTimeout) // how it ends is its own business: some exit with an error
+	_ = s.Process.Stop(stopTimeout) // how it ends does not matter: some exit with an error
 }
 
 // Memory returns the server's resident set and the largest it has had, in

@@ -14,7 +14,7 @@ import (
 	"example.org/slipway/integration/internal/proc"
 )
 
-// GearStatus is what slipway status tells, as far as tests need it.
+// GearStatus holds the part of slipway status that tests need.
 type GearStatus struct {
 	Layers      int64             `json:"layers"`
 	Files       int64             `json:"files"`
@@ -27,7 +27,7 @@ type GearStatus struct {
 	Failures    []struct{ Layer, Reason string }
 }
 
-// GearStatus asks for the state of the conversion.
+// GearStatus returns the state of the conversion.
 func (s *Server) GearStatus() GearStatus {
 	s.t.Helper()
 	var st GearStatus
@@ -37,8 +37,8 @@ func (s *Server) GearStatus() GearStatus {
 	return st
 }
 
-// Converted waits until nothing is left to be converted, and returns the state
-// then. A conversion that failed fails the test.
+// Converted waits until nothing is left to convert, and returns the state at that time. A failed
+// conversion fails the test.
 func (s *Server) Converted() GearStatus {
 	s.t.Helper()
 	var st GearStatus
@@ -52,7 +52,7 @@ func (s *Server) Converted() GearStatus {
 	return st
 }
 
-// PackObjects returns the ids of the packs that lie in the server's storage.
+// PackObjects returns the ids of the packs in the server's storage.
 func (s *Server) PackObjects() []string {
 	s.t.Helper()
 	entries, err := os.ReadDir(filepath.Join(s.Root, "slipway", "gear", "packs"))
@@ -69,8 +69,8 @@ func (s *Server) PackObjects() []string {
 	return ids
 }
 
-// Export writes the tree of an image, "repository:tag", into a new directory
-// and returns that.
+// Export writes the tree of an image, "repository:tag", into a new directory and returns the
+// directory.
 func (s *Server) Export(image string, args ...string) string {
 	s.t.Helper()
 	dir, err := s.TryExport(s.t.Context(), image, args...)
@@ -80,7 +80,7 @@ func (s *Server) Export(image string, args ...string) string {
 	return dir
 }
 
-// TryExport is Export for images that may be gone or damaged.
+// TryExport is like Export, for images that may be gone or damaged.
 func (s *Server) TryExport(ctx context.Context, image string, args ...string) (string, error) {
 	dir := filepath.Join(s.t.TempDir(), "tree")
 	_, err := Program(ctx, s.t, append([]string{"export", s.Addr + "/" + image, dir}, args...)...)
@@ -99,11 +99,11 @@ func (e *CommandError) Error() string {
 	return "slipway " + strings.Join(e.Args, " ") + ": " + e.Err.Error() + "\n" + e.Output
 }
 
-// Unwrap implements errors.
+// Unwrap returns the underlying error.
 func (e *CommandError) Unwrap() error { return e.Err }
 
-// Program runs the binary and returns its standard output. An error is a
-// *CommandError with what it printed on the other.
+// Program runs the binary and returns its standard output. An error is a *CommandError that holds
+// its standard error.
 func Program(ctx context.Context, t testing.TB, args ...string) (string, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
@@ -111,7 +111,7 @@ func Program(ctx context.Context, t testing.TB, args ...string) (string, error) 
 	var stdout, stderr bytes.Buffer
 	cmd := exec.CommandContext(ctx, Binary(t), args...)
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	// No credentials and settings of whoever runs the test.
+	// The command gets no credentials or settings of whoever runs the test.
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=/nonexistent"}
 	if err := cmd.Run(); err != nil {
 		return "", &CommandError{args, stderr.String() + stdout.String(), err}

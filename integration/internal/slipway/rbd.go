@@ -14,12 +14,12 @@ import (
 	"testing"
 )
 
-// librbd is what a build with the driver needs.
+// librbd is the header that a build with the driver needs.
 const librbd = "/usr/include/rbd/librbd.h"
 
-// RBDBinary returns the path of a binary with the driver rbd: SLIPWAY_CEPH_BIN or
-// SLIPWAY_BIN if that has it, or one built from the source tree, once per test process.
-// It skips the test where librbd is missing.
+// RBDBinary returns the path of a binary with the rbd driver. It is SLIPWAY_CEPH_BIN, or
+// SLIPWAY_BIN if that has the driver, or else one built from the source tree once per test process.
+// RBDBinary skips the test if librbd is missing.
 func RBDBinary(t testing.TB) string {
 	t.Helper()
 	path, err := buildRBD()
@@ -54,7 +54,7 @@ var buildRBD = sync.OnceValues(func() (string, error) {
 	return path, nil
 })
 
-// hasRBD reads from a binary whether it was built with the driver.
+// hasRBD reports whether a binary was built with the driver.
 func hasRBD(name string) bool {
 	info, err := buildinfo.ReadFile(name)
 	if err != nil {

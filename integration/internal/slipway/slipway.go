@@ -1,5 +1,5 @@
-// Package slipway starts the server under test: a real process with its own
-// root directory on free loopback ports.
+// Package slipway starts the server under test: a real process with its own root directory on free
+// loopback ports.
 package slipway
 
 import (
@@ -23,24 +23,24 @@ import (
 )
 
 const (
-	// readyTimeout is how long a start may take. A ready server is specified
-	// to need a second; the rest is for a busy machine.
+	// readyTimeout is the maximum time of a start. A server is specified to be ready within a
+	// second; the rest is for a busy machine.
 	readyTimeout = 30 * time.Second
-	// stopTimeout is how long a graceful end may take with no request open.
+	// stopTimeout is the maximum time of a graceful stop with no open request.
 	stopTimeout = 20 * time.Second
-	// foreignEnv names a command that starts another registry instead.
+	// foreignEnv names a command that starts another registry instead of Slipway.
 	foreignEnv = "SLIPWAY_TEST_REGISTRY_CMD"
 )
 
-// Options of a server. The zero value is a server without a configuration
-// file, whose environment only allows deletion.
+// Options are the options of a server. The zero value is a server without a configuration file,
+// whose environment only enables deletion.
 type Options struct {
 	// Config is the text of a configuration file; empty for none.
 	Config string
 	// Env is added to the server's environment, as "NAME=value".
 	Env []string
-	// Host is the address that the registry listens on; default 127.0.0.1. Another one
-	// needs a configuration that allows it.
+	// Host is the address that the registry listens on; default 127.0.0.1. Any other address needs
+	// a configuration that allows it.
 	Host string
 }
 
@@ -53,24 +53,23 @@ type Server struct {
 	Addr, DebugAddr string
 	// Client talks to the server.
 	Client *wire.Client
-	// Process is the running, or last, process.
+	// Process is the running process, or the last one.
 	Process *proc.Process
 
 	t    testing.TB
 	opts Options
-	dir  string // configuration and log
+	dir  string // of the configuration and the log
 }
 
-// Start starts a server on root and waits until it is ready. It ends with the
-// test.
+// Start starts a server on root and waits until it is ready. The server ends with the test.
 func Start(t testing.TB, root string, opts *Options) *Server {
 	t.Helper()
 	s := &Server{Root: root, t: t, dir: t.TempDir()}
 	if opts != nil {
 		s.opts = *opts
 	}
-	// A port that was free a moment ago can be taken before the server binds
-	// it; another pair is tried then.
+	// Somebody can take a port after it was found free and before the server binds it. Then another
+	// pair is tried.
 	for try := 1; ; try++ {
 		s.Addr, s.DebugAddr = FreeAddr(t), FreeAddr(t)
 		if s.opts.Host != "" {
@@ -104,8 +103,7 @@ func (s *Server) Restart() time.Duration {
 // Kill ends the server with SIGKILL and returns when it is gone.
 func (s *Server) Kill() { s.Process.Kill() }
 
-// Stop ends the server with SIGTERM; anything but a clean exit in good time
-// fails the test.
+// Stop ends the server with SIGTERM. The test fails unless the server exits cleanly in time.
 func (s *Server) Stop() {
 	s.t.Helper()
 	if err := s.Process.Stop(stopTimeout); err != nil && !s.foreign() {
@@ -149,8 +147,8 @@ func (s *Server) start() error {
 	}
 }
 
-// command returns the command that starts the server, and the URL that
-// answers 200 when it is ready.
+// command returns the command that starts the server, and the URL that answers 200 when the server
+// is ready.
 func (s *Server) command() (*exec.Cmd, string, error) {
 	if c := os.Getenv(foreignEnv); c != "" {
 		args := strings.Fields(strings.NewReplacer("{root}", s.Root, "{addr}", s.Addr).Replace(c))
@@ -168,7 +166,7 @@ func (s *Server) command() (*exec.Cmd, string, error) {
 	cmd.Dir = s.dir
 	cmd.Env = append([]string{
 		"PATH=" + os.Getenv("PATH"), "HOME=" + s.dir,
-		// Deleting is off unless it is configured, and every test deletes.
+		// Deletion is off by default, and every test deletes.
 		"SLIPWAY_STORAGE_DELETE_ENABLED=true",
 	}, s.opts.Env...)
 	return cmd, "http://" + s.DebugAddr + "/readyz", nil
@@ -187,9 +185,9 @@ func ok(ctx context.Context, url string) bool {
 	return resp.StatusCode == http.StatusOK
 }
 
-// Run runs a subcommand of the binary, such as fsck, on the server's root and
-// fails the test unless it exits with status 0. It returns what was printed.
-// Another registry than Slipway has no subcommands: then it does nothing.
+// Run runs a subcommand of the binary, such as fsck, on the server's root, and returns what it
+// printed. It fails the test unless the exit status is 0. With another registry than Slipway it
+// does nothing, because that has no subcommands.
 func (s *Server) Run(subcommand string, args ...string) string {
 	s.t.Helper()
 	if s.foreign() {
@@ -225,8 +223,8 @@ func Binary(t testing.TB) string {
 	return path
 }
 
-// build links the binary into a directory that belongs to the checkout, not
-// to one test process: the second process finds it up to date.
+// build links the binary into a directory that belongs to the checkout, not to one test process.
+// The next process finds it up to date.
 var build = sync.OnceValues(func() (string, error) {
 	root, err := moduleRoot()
 	if err != nil {
@@ -267,9 +265,9 @@ func FreeAddr(t testing.TB) string {
 	return addr
 }
 
-// FindAddr returns a loopback address that nothing listens on. The port lies
-// below the range from which the kernel takes the ports of outgoing
-// connections, so that none of those can take it meanwhile.
+// FindAddr returns a loopback address that nothing listens on. The port lies below the range from
+// which the kernel takes the ports of outgoing connections, so that none of those can take it
+// meanwhile.
 func FindAddr() (string, error) {
 	for range 100 {
 		addr := fmt.Sprintf("127.0.0.1:%d", 20000+rand.IntN(10000))

@@ -19,32 +19,31 @@ import (
 type Ctr struct {
 	// Program is ctr; Socket is containerd's.
 	Program, Socket string
-	// Snapshotter that holds the images.
+	// Snapshotter is the snapshotter that holds the images.
 	Snapshotter string
-	// Env of ctr itself; nil: this process's.
+	// Env is the environment of ctr itself; nil means this process's.
 	Env []string
-	// Dir is for small files of the runs; it must be there.
+	// Dir is an existing directory for small files of the runs.
 	Dir string
-	// Done, if set, is called at the moment a task is done, before its container
-	// is ended and removed.
+	// Done, if set, is called when a task is done, before its container is stopped and removed.
 	Done func()
-	// Running, if set, is called when a service has answered, with the first
-	// process of its container, which runs until Running returns.
+	// Running, if set, is called when a service has answered. It gets the first process of the
+	// service's container, which runs until Running returns.
 	Running func(pid int) error
 }
 
 // Result is the outcome of one task.
 type Result struct {
-	// Output of the command, or the answer of the service.
+	// Output is the output of the command, or the answer of the service.
 	Output string
-	// Took is the time from the start of ctr to the end of the command or to the
-	// service's right answer.
+	// Took is the time from the start of ctr to the end of the command, or to the service's correct
+	// answer.
 	Took time.Duration
 }
 
-// Run starts a container of an image that was pulled, waits until the task is
-// done and removes the container. The output is checked. A container is named
-// id, which must be free; extra arguments go to ctr run.
+// Run starts a container of a pulled image, waits until the task is done, and removes the
+// container. It checks the output. The container gets the name id, which must be free. Extra
+// arguments go to ctr run.
 func (c *Ctr) Run(ctx context.Context, image, id string, task Task, extra ...string) (r Result, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*task.Timeout+time.Minute)
 	defer cancel()
@@ -80,7 +79,7 @@ func (c *Ctr) Run(ctx context.Context, image, id string, task Task, extra ...str
 	return r, task.Check(r.Output)
 }
 
-// command waits for the end of a task that has one.
+// command waits for the end of a task that runs a command.
 func (c *Ctr) command(ctx context.Context, id string, task Task, begin time.Time, ended <-chan error, out *buffer) (Result, error) {
 	select {
 	case err := <-ended:
@@ -96,7 +95,7 @@ func (c *Ctr) command(ctx context.Context, id string, task Task, begin time.Time
 	}
 }
 
-// service makes the requests to a service until one is answered.
+// service sends requests to a service until it answers one.
 func (c *Ctr) service(ctx context.Context, pidFile string, task Task, begin time.Time, ended chan error) (Result, error) {
 	pid, err := waitForPid(ctx, pidFile, ended)
 	if err != nil {
@@ -109,7 +108,7 @@ func (c *Ctr) service(ctx context.Context, pidFile string, task Task, begin time
 	defer done()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	go func() { // a service that ends by itself answers no more
+	go func() { // a service that ends by itself never answers
 		select {
 		case err := <-ended:
 			ended <- err
@@ -135,7 +134,7 @@ func (c *Ctr) done() {
 	}
 }
 
-// waitForPid reads the id of a container's process as soon as there is one.
+// waitForPid waits for the id of a container's process and returns it.
 func waitForPid(ctx context.Context, file string, ended chan error) (int, error) {
 	for {
 		b, err := os.ReadFile(file)
@@ -162,16 +161,16 @@ func (c *Ctr) end(id string, ended <-chan error) error {
 		kill.Env = c.Env
 		said, killErr := kill.CombinedOutput()
 		select {
-		case <-ended: // killed, which is no success of ctr's
+		case <-ended: // ctr reports no success, because the container was killed
 			return nil
-		case <-time.After(2 * time.Second): // not started when the signal came
+		case <-time.After(2 * time.Second): // it had not started when the signal came
 		case <-ctx.Done():
 			return fmt.Errorf("end container %s: %w: %v: %s", id, ctx.Err(), killErr, said)
 		}
 	}
 }
 
-// buffer is a bytes.Buffer for two streams.
+// buffer is a bytes.Buffer that two streams can write to.
 type buffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer

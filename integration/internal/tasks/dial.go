@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// DialIn returns a dialer for the network namespace of a process, which must be
-// there when it is called. Root only.
+// DialIn returns a dialer for the network namespace of a process. The process must exist when
+// DialIn is called. Root only.
 func DialIn(pid int) (dial Dialer, done func(), err error) {
 	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", pid))
 	if err != nil {

@@ -13,11 +13,11 @@ import (
 	"time"
 )
 
-// retryEvery is how long a probe waits after a failure: short beside the time
-// any service takes to start, long enough to leave the CPU to it.
+// retryEvery is how long a probe waits after a failure: short compared with the time that any
+// service takes to start, and long enough to leave the CPU to it.
 const retryEvery = 3 * time.Millisecond
 
-// until connects and asks until ask succeeds or the context ends.
+// until connects and calls ask until ask succeeds or the context ends.
 func until(ctx context.Context, dial Dialer, address string, ask func(net.Conn) (string, error)) (string, error) {
 	for {
 		answer, err := once(ctx, dial, address, ask)
@@ -48,8 +48,7 @@ func once(ctx context.Context, dial Dialer, address string, ask func(net.Conn) (
 	return ask(conn)
 }
 
-// Line returns a probe that sends a request and answers with the line that comes
-// back.
+// Line returns a probe that sends a request and returns the line that comes back.
 func Line(address, request string) func(context.Context, Dialer) (string, error) {
 	return func(ctx context.Context, dial Dialer) (string, error) {
 		return until(ctx, dial, address, func(conn net.Conn) (string, error) {
@@ -61,8 +60,8 @@ func Line(address, request string) func(context.Context, Dialer) (string, error)
 	}
 }
 
-// get returns a probe that asks for a page by HTTP/1.1 and answers with the
-// status and the body. Only status 200 is an answer.
+// get returns a probe that requests a page over HTTP/1.1 and returns the status and the body. Only
+// status 200 counts as an answer.
 func get(address, path string) func(context.Context, Dialer) (string, error) {
 	return func(ctx context.Context, dial Dialer) (string, error) {
 		return until(ctx, dial, address, func(conn net.Conn) (string, error) {
@@ -122,16 +121,16 @@ func redis(address string) func(context.Context, Dialer) (string, error) {
 	}
 }
 
-// pgStatements are what a postgres task does; the last gives the number and the
-// sum of what is left: 10 to 1001.
+// pgStatements are the statements of a postgres task. The last one returns the number and the sum
+// of the remaining rows: 10 to 1001.
 const pgStatements = `create table t(a int);
 insert into t select generate_series(1,1000);
 update t set a=a+1;
 delete from t where a<10;
 select count(*), sum(a) from t`
 
-// postgres returns a probe that runs statements, separated by semicolons, as one
-// simple query over protocol 3.0, and answers with the rows, a line each.
+// postgres returns a probe that runs statements, separated by semicolons, as one simple query over
+// protocol 3.0. It returns the rows, one on each line.
 func postgres(address, statements string) func(context.Context, Dialer) (string, error) {
 	return func(ctx context.Context, dial Dialer) (string, error) {
 		return until(ctx, dial, address, func(conn net.Conn) (string, error) {

@@ -1,12 +1,11 @@
-// Package tasks is what containers of the image corpus are started for: for each
-// series of images one real piece of work with a known outcome, and a second one
-// that opens other files.
+// Package tasks defines what containers of the image corpus are started for. For each series of
+// images there is one real piece of work with a known outcome, and a second one that opens other
+// files.
 //
-// A task is either a command, which runs to its end and prints something, or a
-// service: the image's own command, which is done when it has answered requests
-// rightly. The requests are made by this process, in the network namespace of the
-// container, so that an image needs no client and opens no file for one. Tasks
-// expect nothing of the network but the container's own loopback.
+// A task is a command or a service. A command runs to its end and prints something. A service is
+// the image's own command, which is done when it has answered requests correctly. This process
+// makes the requests, in the network namespace of the container, so that an image needs no client
+// and opens no file for one. Tasks use no network but the container's own loopback.
 package tasks
 
 import (
@@ -19,16 +18,16 @@ import (
 
 // Task is what one container is started for.
 type Task struct {
-	// Series of the images the task is for, and a word for what it does.
+	// Series names the images that the task is for. Name is a word for what it does.
 	Series, Name string
-	// Args are the arguments given in place of the image's own command, which
-	// still go through its entrypoint; none: the image's own command.
+	// Args replace the arguments of the image's own command; they still go through its entrypoint.
+	// Without Args, the image's own command runs.
 	Args []string
-	// Probe makes the requests to a service, again and again until one succeeds,
-	// and returns what was answered. Nil: the task is a command.
+	// Probe sends the requests to a service until one succeeds, and returns the answer. If it is
+	// nil, the task is a command.
 	Probe func(ctx context.Context, dial Dialer) (answer string, err error)
-	// Want must all be found in the output of a command, or in the answer of a
-	// service, one behind the other.
+	// Want lists texts that the output of a command or the answer of a service must contain, in
+	// this order.
 	Want []string
 	// Timeout bounds the task on a machine that has all of the image.
 	Timeout time.Duration
@@ -40,7 +39,7 @@ type Dialer func(ctx context.Context, address string) (net.Conn, error)
 // String returns series and name.
 func (t Task) String() string { return t.Series + " " + t.Name }
 
-// Check returns an error unless the output is what the task has to give.
+// Check returns an error unless the output is what the task must produce.
 func (t Task) Check(output string) error {
 	rest := output
 	for _, w := range t.Want {
@@ -53,13 +52,13 @@ func (t Task) Check(output string) error {
 	return nil
 }
 
-// First returns the task of a series; false: the series is not known.
+// First returns the task of a series, or false if the series is not known.
 func First(series string) (Task, bool) { return of(first(), series) }
 
 // Second returns another task for the same images, which opens other files.
 func Second(series string) (Task, bool) { return of(second(), series) }
 
-// Series returns the series there are tasks for, in alphabetical order.
+// Series returns the series that have tasks, in alphabetical order.
 func Series() []string {
 	var out []string
 	for _, t := range first() {
@@ -100,8 +99,8 @@ func first() []Task {
 	}
 }
 
-// second returns tasks that take other ways through the same images: what an
-// image was prepared for by its first task does not cover them.
+// second returns tasks that use the same images in other ways. What an image was prepared for by
+// its first task does not cover them.
 func second() []Task {
 	return []Task{
 		{Series: "debian", Name: "lists its packages", Args: shell("dpkg-query -W -f '${Package} ${Status}\\n' | grep -c 'install ok installed' >/tmp/n; test $(cat /tmp/n) -gt 50; perl -e 'print join(\",\", map { $_*$_ } 1..5), \"\\n\"'"),

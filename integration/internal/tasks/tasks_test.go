@@ -45,7 +45,7 @@ func TestEverySeriesHasTwoTasks(t *testing.T) {
 	}
 }
 
-// TestCheckMindsTheOrder reads what must come one behind the other.
+// TestCheckMindsTheOrder checks that the texts must come in order.
 func TestCheckMindsTheOrder(t *testing.T) {
 	task := tasks.Task{Series: "s", Name: "n", Want: []string{"a", "b", "b"}}
 	for out, want := range map[string]bool{"abb": true, "xaxbxbx": true, "ab": false, "bba": false, "bab": false, "": false} {
@@ -55,8 +55,8 @@ func TestCheckMindsTheOrder(t *testing.T) {
 	}
 }
 
-// dialTo connects to one address, whatever is asked for; the first failures
-// connections are refused, as by a service that still starts.
+// dialTo connects to one address, whatever the caller asks for. It refuses the first failures
+// connections, like a service that is still starting.
 func dialTo(address string, failures int) tasks.Dialer {
 	return func(ctx context.Context, _ string) (net.Conn, error) {
 		if failures--; failures >= 0 {
@@ -92,7 +92,7 @@ func TestProbeOfAPage(t *testing.T) {
 	}
 }
 
-// serve answers each connection by a function.
+// serve calls a function for each connection.
 func serve(t *testing.T, answer func(net.Conn)) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

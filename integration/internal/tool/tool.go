@@ -19,8 +19,8 @@ import (
 	"time"
 )
 
-// timeout bounds every command: the slowest legitimate one, a push of 2 GiB
-// on a busy machine, takes about a minute.
+// timeout bounds every command. The slowest legitimate one, a push of 2 GiB on a busy machine,
+// takes about a minute.
 const timeout = 5 * time.Minute
 
 // Dir returns the directory of the Go-built tools that scripts/setup.sh fills.
@@ -56,9 +56,9 @@ func System(t testing.TB, name string) string {
 	return path
 }
 
-// Find returns the path of a program of the operating system. The
-// distribution's directories come before PATH, where another version of the
-// same program may lie. It fails with exec.ErrNotFound.
+// Find returns the path of a program of the operating system. It looks in the distribution's
+// directories before PATH, which may hold another version of the same program. It fails with
+// exec.ErrNotFound.
 func Find(name string) (string, error) {
 	for _, dir := range []string{"/usr/sbin", "/usr/bin", "/sbin", "/bin"} {
 		if path := filepath.Join(dir, name); executable(path) {
@@ -81,14 +81,14 @@ func NeedRoot(t testing.TB) {
 	}
 }
 
-// Env is the environment in which a test's commands run: nothing of the
-// user's configuration or credentials, only what the test sets.
+// Env is the environment in which a test's commands run. It holds nothing of the user's
+// configuration or credentials, only what the test sets.
 type Env struct {
 	dir  string
 	vars []string
 }
 
-// NewEnv returns an environment whose home is dir. Vars are "NAME=value".
+// NewEnv returns an environment whose home is dir. vars have the form "NAME=value".
 func NewEnv(dir string, vars ...string) *Env {
 	return &Env{dir: dir, vars: append([]string{
 		"HOME=" + dir,
@@ -127,9 +127,9 @@ func (e *Env) RunFailing(t testing.TB, name string, args ...string) string {
 	return err.Error()
 }
 
-// Try runs a command and returns its standard output without surrounding
-// white space. An error holds everything the command printed. The input is
-// empty, and a command that does not end in five minutes is killed.
+// Try runs a command and returns its standard output without surrounding white space. An error
+// holds everything that the command printed. The input is empty, and a command that does not end
+// within five minutes is killed.
 func (e *Env) Try(ctx context.Context, name string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()

@@ -1,6 +1,5 @@
-// Package treecmp compares two directory trees as the operating system shows
-// them: the oracle for everything that unpacks, mounts or exports an image. It
-// knows nothing of the product.
+// Package treecmp compares two directory trees as the operating system shows them. It is the oracle
+// for everything that unpacks, mounts or exports an image, and knows nothing of the product.
 package treecmp
 
 import (
@@ -18,22 +17,21 @@ import (
 
 // Options adjust a comparison.
 type Options struct {
-	// Max is how many differences are enough; default 100.
+	// Max is the number of differences after which the comparison ends; default 100.
 	Max int
-	// Ignore, when set, leaves out an aspect of a path: "type", "mode",
-	// "owner", "size", "mtime", "target", "device", "links", "content", or the
-	// name of an extended attribute. For all of what lies at a path, present on
-	// one side only or not, the aspect is "path".
+	// Ignore, if set, reports whether to leave out an aspect of a path: "type", "mode", "owner",
+	// "size", "mtime", "target", "device", "links", "content", or the name of an extended
+	// attribute. The aspect "path" covers everything at a path, including its presence on only one
+	// side.
 	Ignore func(path, aspect string) bool
 }
 
-// Compare returns the differences between the trees at a and b, a line each,
-// in order of path; none means that they are equal in names, types, contents,
-// modes, owners, sizes of files and symbolic links, times of last change to the
-// nanosecond, extended attributes, targets of symbolic links, device numbers
-// and in which names are the same file. Paths are relative, the root is ".".
-// Of a and b themselves symbolic links are followed. It should run as root:
-// else unreadable files are errors and trusted attributes are not seen.
+// Compare returns the differences between the trees at a and b, one on each line, in order of path.
+// None means that the trees are equal in names, types, contents, modes, owners, sizes of files and
+// symbolic links, times of last change to the nanosecond, extended attributes, targets of symbolic
+// links, device numbers, and in which names are the same file. Paths are relative, and the root is
+// ".". If a or b itself is a symbolic link, it is followed. Compare should run as root: otherwise
+// unreadable files are errors and trusted attributes are not visible.
 func Compare(a, b string, opts *Options) ([]string, error) {
 	c := &comparer{links: [2]map[inode]string{{}, {}}, max: 100}
 	if opts != nil {
@@ -56,14 +54,14 @@ func Compare(a, b string, opts *Options) ([]string, error) {
 	return c.lines, err
 }
 
-// errEnough ends a comparison.
+// errEnough ends a comparison that has found enough differences.
 var errEnough = errors.New("enough differences")
 
 type inode struct{ dev, ino uint64 }
 
 type comparer struct {
 	roots  [2]string
-	links  [2]map[inode]string // the first path of each file with several
+	links  [2]map[inode]string // the first path of each file that has several
 	ignore func(path, aspect string) bool
 	max    int
 	lines  []string
@@ -73,8 +71,7 @@ func (c *comparer) ignored(path, aspect string) bool {
 	return c.ignore != nil && c.ignore(path, aspect)
 }
 
-// differ notes a difference unless the values are equal or the aspect is
-// ignored.
+// differ notes a difference unless the values are equal or the aspect is ignored.
 func (c *comparer) differ(path, aspect string, a, b any) error {
 	if a == b || c.ignored(path, aspect) {
 		return nil
@@ -92,7 +89,7 @@ func (c *comparer) note(format string, args ...any) error {
 
 // side is one of the two files at a path.
 type side struct {
-	path string // to be opened
+	path string // the path to open
 	st   unix.Stat_t
 	link string // the first path of the same file
 }
@@ -141,7 +138,7 @@ func (c *comparer) compare(path string) error {
 		return c.directory(path, a, b)
 	case unix.S_IFREG:
 		if a.st.Size != b.st.Size || a.link != path && a.link == b.link || c.ignored(path, "content") {
-			return nil // different anyhow, or compared under its first name
+			return nil // different anyway, or compared under its first name
 		}
 		return c.content(path, a, b)
 	case unix.S_IFLNK:
@@ -196,8 +193,7 @@ func typeName(mode uint32) string {
 	return fmt.Sprintf("type %#o", mode&unix.S_IFMT)
 }
 
-// directory compares the names in two directories, and what is at those that
-// both have.
+// directory compares the names in two directories, and the files that both have.
 func (c *comparer) directory(path string, a, b *side) error {
 	an, err := names(a.path)
 	if err != nil {
@@ -288,7 +284,7 @@ func (c *comparer) content(path string, a, b *side) error {
 
 func ended(err error) bool { return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) }
 
-// cause is the error of a read, unless that is the end of the file.
+// cause returns the error of a read, or nil for the end of the file.
 func cause(err error) error {
 	if ended(err) {
 		return nil
@@ -320,7 +316,7 @@ func (c *comparer) xattrs(path string, a, b *side) error {
 	return nil
 }
 
-// value shows an attribute in full: two long values may differ at the end.
+// value returns an attribute in full: two long values may differ only at the end.
 func value(m map[string]string, name string) string {
 	if v, ok := m[name]; ok {
 		return fmt.Sprintf("%q", v)
@@ -350,8 +346,8 @@ func xattrs(path string) (map[string]string, error) {
 	return out, nil
 }
 
-// grow makes a call that fills a buffer with one that is large enough; Linux
-// needs 64 KiB at most.
+// grow calls a function that fills a buffer, with a buffer that is large enough; Linux needs 64 KiB
+// at most.
 func grow(call func([]byte) (int, error)) ([]byte, error) {
 	for b := make([]byte, 1<<10); ; b = make([]byte, 8*len(b)) {
 		n, err := call(b)

@@ -14,7 +14,7 @@ import (
 	"example.org/slipway/integration/internal/treecmp"
 )
 
-// build makes a tree with some of everything.
+// build makes a tree with a bit of everything.
 func build(dir string) error {
 	in := func(name string) string { return filepath.Join(dir, name) }
 	return errors.Join(
@@ -31,7 +31,7 @@ func build(dir string) error {
 	)
 }
 
-// settle gives everything one time.
+// settle gives everything the same time.
 func settle(dir string) error {
 	return filepath.WalkDir(dir, func(p string, _ os.DirEntry, err error) error {
 		ts := unix.Timespec{Sec: 1e9, Nsec: 5}
@@ -106,7 +106,7 @@ func TestCompare(t *testing.T) {
 	}
 }
 
-// TestOptions changes every time, which is more than is asked for.
+// TestOptions changes every time, which is more than it needs to change.
 func TestOptions(t *testing.T) {
 	a, b := t.TempDir(), t.TempDir()
 	for i := range 10 {

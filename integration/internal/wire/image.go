@@ -16,7 +16,7 @@ type Descriptor struct {
 	Annotations  map[string]string `json:"annotations,omitempty"`
 }
 
-// Platform is what an image of an index runs on.
+// Platform is what an image in an index runs on.
 type Platform struct {
 	Architecture string `json:"architecture"`
 	OS           string `json:"os"`
@@ -35,8 +35,8 @@ type Document struct {
 	Annotations   map[string]string `json:"annotations,omitempty"`
 }
 
-// CheckImage downloads all that a tag or digest leads to (for an index, every
-// image of it) and verifies digests and sizes. It returns the manifest.
+// CheckImage downloads everything that a tag or digest leads to (for an index, every image in it)
+// and verifies digests and sizes. It returns the manifest.
 func (c *Client) CheckImage(ctx context.Context, repo, ref string) (*Manifest, error) {
 	m, err := c.GetManifest(ctx, repo, ref)
 	if err != nil {

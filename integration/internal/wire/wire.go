@@ -1,6 +1,6 @@
-// Package wire is a small client of the distribution protocol that the tests
-// use as their own eyes: it sends exactly what it is told, never retries, and
-// checks every byte it receives against the digest it asked for.
+// Package wire is a small client of the distribution protocol that the tests use to see for
+// themselves. It sends exactly what the test asks for, never retries, and checks every byte that it
+// receives against the digest that it asked for.
 package wire
 
 import (
@@ -37,8 +37,8 @@ func New(addr string) *Client {
 		base: "http://" + addr,
 		http: &http.Client{
 			Timeout: requestTimeout,
-			// Own connections: a registry that was killed leaves none behind
-			// in a pool shared with its successor.
+			// Each client has its own connections: a registry that was killed leaves none behind in
+			// a pool shared with its successor.
 			Transport: &http.Transport{MaxIdleConnsPerHost: 64, DisableCompression: true},
 			CheckRedirect: func(*http.Request, []*http.Request) error {
 				return http.ErrUseLastResponse
@@ -47,8 +47,7 @@ func New(addr string) *Client {
 	}
 }
 
-// As returns a client of the same registry that sends a user's password with
-// each request.
+// As returns a client of the same registry that sends a user's password with each request.
 func (c *Client) As(user, password string) *Client {
 	as := *c
 	as.auth = "Basic " + base64.StdEncoding.EncodeToString([]byte(user+":"+password))
@@ -77,8 +76,8 @@ type Response struct {
 type StatusError struct {
 	Method, Path string
 	Status       int
-	// Codes are the error codes of the specification's error body; empty when
-	// the body is not one.
+	// Codes are the error codes of the specification's error body. They are empty if the body is
+	// not one.
 	Codes []string
 	Body  string
 }
@@ -88,7 +87,7 @@ func (e *StatusError) Error() string {
 	return fmt.Sprintf("%s %s: status %d: %s", e.Method, e.Path, e.Status, e.Body)
 }
 
-// StatusOf returns the HTTP status of an error of this package, 0 for others.
+// StatusOf returns the HTTP status of an error of this package, or 0 for other errors.
 func StatusOf(err error) int {
 	var e *StatusError
 	if errors.As(err, &e) {
@@ -132,7 +131,7 @@ func (c *Client) url(path string) string {
 	return path
 }
 
-// expect is Do with the one status that means success.
+// expect is like Do, but returns an error unless the answer has the given status.
 func (c *Client) expect(ctx context.Context, status int, method, path string, header http.Header, body []byte) (*Response, error) {
 	resp, err := c.Do(ctx, method, path, header, body)
 	if err != nil {
@@ -144,8 +143,7 @@ func (c *Client) expect(ctx context.Context, status int, method, path string, he
 	return resp, nil
 }
 
-// Unexpected returns the error of an answer that has another status than is
-// needed.
+// Unexpected returns the error for an answer with another status than needed.
 func Unexpected(method, path string, resp *Response) *StatusError {
 	e := &StatusError{Method: method, Path: path, Status: resp.Status, Body: string(resp.Body)}
 	var body struct{ Errors []struct{ Code string } }
@@ -172,8 +170,8 @@ func (c *Client) PushBlob(ctx context.Context, repo string, data []byte) (string
 	return c.PushBlobChunked(ctx, repo, data, 0)
 }
 
-// PushBlobChunked uploads data with PATCH requests of the chunk size in bytes
-// and a closing PUT; a chunk size of 0 sends everything in the PUT.
+// PushBlobChunked uploads data with PATCH requests of the chunk size in bytes and a closing PUT.
+// With a chunk size of 0 the PUT sends everything.
 func (c *Client) PushBlobChunked(ctx context.Context, repo string, data []byte, chunk int) (string, error) {
 	location, err := c.StartUpload(ctx, repo)
 	if err != nil {
@@ -220,14 +218,14 @@ func (c *Client) PutManifest(ctx context.Context, repo, ref, mediaType string, d
 	return Digest(data), err
 }
 
-// Manifest is a manifest as it was received.
+// Manifest is a manifest as received.
 type Manifest struct {
 	MediaType string
 	Digest    string // computed from Bytes
 	Bytes     []byte
 }
 
-// acceptAll is every manifest media type there is, as clients send it.
+// acceptAll lists every manifest media type, as clients send it.
 var acceptAll = []string{
 	"application/vnd.oci.image.manifest.v1+json",
 	"application/vnd.oci.image.index.v1+json",
@@ -236,8 +234,8 @@ var acceptAll = []string{
 	"*/*",
 }
 
-// GetManifest fetches a manifest by tag or digest. The bytes must have the
-// digest that was asked for and the one that the registry's header names.
+// GetManifest fetches a manifest by tag or digest. The bytes must match the digest that was asked
+// for and the digest in the registry's header.
 func (c *Client) GetManifest(ctx context.Context, repo, ref string) (*Manifest, error) {
 	resp, err := c.expect(ctx, http.StatusOK, http.MethodGet, manifestPath(repo, ref),
 		http.Header{"Accept": acceptAll}, nil)
@@ -254,8 +252,8 @@ func (c *Client) GetManifest(ctx context.Context, repo, ref string) (*Manifest, 
 	return m, nil
 }
 
-// CheckBlob downloads a blob and compares its digest, and its size unless that
-// is negative.
+// CheckBlob downloads a blob and checks its digest. It also checks the size unless sizeBytes is
+// negative.
 func (c *Client) CheckBlob(ctx context.Context, repo, digest string, sizeBytes int64) error {
 	path := "/v2/" + repo + "/blobs/" + digest
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.url(path), nil)
@@ -282,7 +280,7 @@ func (c *Client) CheckBlob(ctx context.Context, repo, digest string, sizeBytes i
 	return nil
 }
 
-// Delete deletes by path and expects 202, as the specification says.
+// Delete deletes a path and expects 202, as the specification says.
 func (c *Client) Delete(ctx context.Context, path string) error {
 	_, err := c.expect(ctx, http.StatusAccepted, http.MethodDelete, path, nil, nil)
 	return err
@@ -298,8 +296,8 @@ func (c *Client) DeleteBlob(ctx context.Context, repo, digest string) error {
 	return c.Delete(ctx, "/v2/"+repo+"/blobs/"+digest)
 }
 
-// Tags lists a repository's tags, following the registry's links; pageSize 0
-// leaves the page's size to the registry.
+// Tags lists a repository's tags, following the registry's links. With a pageSize of 0 the registry
+// chooses the size of a page.
 func (c *Client) Tags(ctx context.Context, repo string, pageSize int) ([]string, error) {
 	path := "/v2/" + repo + "/tags/list"
 	if pageSize > 0 {

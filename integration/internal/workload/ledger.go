@@ -1,10 +1,9 @@
-// Package workload pushes to a registry from several goroutines at once,
-// keeps a ledger of what the registry acknowledged, and checks a registry that
-// has come back from a fault against it.
+// Package workload pushes to a registry from several goroutines at once and keeps a ledger of what
+// the registry acknowledged. After a fault it checks the registry against the ledger.
 //
-// The rule is the one that users rely on: what was acknowledged is there, with
-// every byte; what was acknowledged as deleted is gone; and what was under way
-// has either happened or not, never by half.
+// The rule is the one that users rely on. What was acknowledged is there, with every byte. What was
+// acknowledged as deleted is gone. What was under way has either happened or not, but never by
+// half.
 package workload
 
 import (
@@ -27,11 +26,10 @@ const absent = ""
 type cell struct {
 	blob      bool
 	repo, ref string
-	sizeBytes int64 // of a blob
+	sizeBytes int64 // only for a blob
 
-	// history is every value the cell was told to take, in order, and acked
-	// the index of the last one that was acknowledged. The value in the
-	// registry must be history[acked] or a later one.
+	// history holds every value that the cell was told to take, in order. acked is the index of the
+	// last acknowledged one. The value in the registry must be history[acked] or a later one.
 	history []string
 	acked   int
 }
@@ -78,7 +76,7 @@ func (l *Ledger) acknowledge(cells ...*cell) {
 	}
 }
 
-// Acknowledged returns how many values have been acknowledged for good.
+// Acknowledged returns the number of values that have been acknowledged for good.
 func (l *Ledger) Acknowledged() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -93,10 +91,10 @@ func (l *Ledger) Acknowledged() int {
 
 // Mark is a moment in a ledger.
 type Mark struct {
-	acked []int // by index of the cell; later cells did not exist
+	acked []int // by index of the cell; later cells did not exist yet
 }
 
-// Mark returns the present moment: what is acknowledged by now.
+// Mark returns the present moment: everything acknowledged by now.
 func (l *Ledger) Mark() Mark {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -107,14 +105,14 @@ func (l *Ledger) Mark() Mark {
 	return m
 }
 
-// claim is what a cell may be, copied so that the load can go on.
+// claim holds the values that a cell may have, copied so that the load can go on.
 type claim struct {
 	*cell
 	allowed []string
 }
 
-// claims returns what the registry may hold if it is as it was at some time
-// between the mark and now.
+// claims returns what the registry may hold if its state is that of some time between the mark and
+// now.
 func (l *Ledger) claims(since Mark) []claim {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -129,15 +127,15 @@ func (l *Ledger) claims(since Mark) []claim {
 	return all
 }
 
-// Check asks the registry for everything in the ledger and returns an error
-// for each thing that contradicts what had been acknowledged at the mark.
+// Check asks the registry for everything in the ledger. It returns an error for each thing that
+// contradicts what had been acknowledged at the mark.
 func (l *Ledger) Check(ctx context.Context, client *wire.Client, since Mark) error {
 	return l.check(ctx, client, since, func(claim, string) {})
 }
 
-// Settle is Check with everything that has been acknowledged by now. On top,
-// what it finds becomes the truth: the outcome of a request that was under way
-// must stay the same from then on. No load may be running.
+// Settle is Check with everything that has been acknowledged by now. In addition, what it finds
+// becomes the truth: the outcome of a request that was under way must stay the same from then on.
+// No load may be running.
 func (l *Ledger) Settle(ctx context.Context, client *wire.Client) error {
 	return l.check(ctx, client, l.Mark(), func(c claim, value string) {
 		l.mu.Lock()
@@ -179,8 +177,8 @@ func (l *Ledger) check(ctx context.Context, client *wire.Client, since Mark, fou
 	return shorten(errs)
 }
 
-// observe returns the value the cell has in the registry. Content that does
-// not have the digest it is stored under is an error.
+// observe returns the value that the cell has in the registry. It is an error if content does not
+// have the digest that it is stored under.
 func observe(ctx context.Context, client *wire.Client, c *cell) (string, error) {
 	var (
 		value string
@@ -211,7 +209,7 @@ func describe(values ...string) string {
 	return strings.Join(words, " or ")
 }
 
-// shorten joins the errors, the first twenty in full.
+// shorten joins the errors. It keeps the first twenty in full.
 func shorten(errs []error) error {
 	const most = 20
 	if n := len(errs); n > most {

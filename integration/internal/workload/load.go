@@ -28,8 +28,7 @@ type Load struct {
 
 	// calm is set while every request should succeed.
 	calm atomic.Bool
-	// judge, if not nil, decides on errors instead; drained ends the workers
-	// after their step.
+	// judge, if not nil, decides on errors instead. drained ends each worker after its step.
 	judge   atomic.Pointer[func(error) error]
 	drained atomic.Bool
 
@@ -37,11 +36,10 @@ type Load struct {
 	errs []error
 }
 
-// Start lets the workers push images to the registry, each into a repository
-// of its own whose name begins with prefix, until Stop. A prefix must not be
-// used twice with one ledger. Each worker pushes small images whole and in
-// chunks, mounts a blob of another repository, moves a tag, and deletes; all
-// of it follows from the seed.
+// Start makes the workers push images to the registry until Stop. Each worker pushes into its own
+// repository, whose name begins with prefix. A prefix must not be used twice with one ledger. Each
+// worker pushes small images whole and in chunks, mounts a blob of another repository, moves a tag,
+// and deletes. All of it follows from the seed.
 func Start(client *wire.Client, ledger *Ledger, prefix string, workers int, seed uint64) *Load {
 	ctx, cancel := context.WithCancel(context.Background())
 	l := &Load{ledger: ledger, client: client, cancel: cancel}
@@ -59,25 +57,24 @@ func Start(client *wire.Client, ledger *Ledger, prefix string, workers int, seed
 	return l
 }
 
-// ExpectErrors tells that the registry is about to fail: from now on an error
-// is no surprise, it only ends the worker that met it.
+// ExpectErrors announces that the registry is about to fail. From now on an error is no surprise;
+// it only ends the worker that met it.
 func (l *Load) ExpectErrors() { l.calm.Store(false) }
 
-// Judge lets the workers go on with their next image after an error for which
-// judge returns nil. What it returns otherwise ends the worker and is reported.
-// It may be called from several goroutines at once.
+// Judge sets a function that judges errors. If it returns nil, the worker goes on with its next
+// image. Otherwise the worker ends and what judge returned is reported. Several goroutines may call
+// judge at once.
 func (l *Load) Judge(judge func(error) error) { l.judge.Store(&judge) }
 
-// Drain ends each worker when it is done with its present image, and returns
-// the errors that were met.
+// Drain ends each worker after its current image, and returns the errors that the workers met.
 func (l *Load) Drain() error {
 	l.drained.Store(true)
 	l.wg.Wait()
 	return l.Stop()
 }
 
-// Stop ends the workers, cutting off their requests, and returns the errors
-// that were met before ExpectErrors.
+// Stop ends the workers and cuts off their requests. It returns the errors that they met before
+// ExpectErrors.
 func (l *Load) Stop() error {
 	l.ExpectErrors()
 	l.cancel()
@@ -98,16 +95,16 @@ type worker struct {
 	load   *Load
 	repo   string
 	rand   *rand.Rand
-	shared *rand.ChaCha8 // the same stream of layers in all workers
+	shared *rand.ChaCha8 // gives the same stream of layers in all workers
 
 	count  int
-	latest *cell // the tag that moves
+	latest *cell // the cell of the moving tag
 	images []image
 }
 
 func (w *worker) run(ctx context.Context) {
 	for ctx.Err() == nil && !w.load.drained.Load() {
-		// Read before the request fails, not after: the fault may come between.
+		// calm must be read before the request fails, not after: the fault may come in between.
 		calm := w.load.calm.Load()
 		err := w.step(ctx)
 		if err == nil {
@@ -127,8 +124,7 @@ func (w *worker) run(ctx context.Context) {
 	}
 }
 
-// step pushes one image, and now and then moves or deletes a tag or deletes an
-// earlier image.
+// step pushes one image. Now and then it moves or deletes a tag, or deletes an earlier image.
 func (w *worker) step(ctx context.Context) error {
 	w.count++
 	doc := wire.Document{SchemaVersion: 2, MediaType: manifestType}
@@ -156,8 +152,8 @@ func (w *worker) step(ctx context.Context) error {
 	return nil
 }
 
-// layer returns the content of a layer: of 1 KiB to 1 MiB, small ones more
-// often, and one in four the same as the other workers push.
+// layer returns the content of a layer, of 1 KiB to 1 MiB. Small layers are more frequent, and one
+// in four is the same as other workers push.
 func (w *worker) layer() []byte {
 	if w.rand.IntN(4) == 0 {
 		b := make([]byte, 20_000)
@@ -212,8 +208,7 @@ func (w *worker) mount(ctx context.Context, d wire.Descriptor) error {
 	return wire.Unexpected(http.MethodPost, path, resp)
 }
 
-// pushManifest pushes the manifest under a tag of its own, and every third one
-// under the moving tag too.
+// pushManifest pushes the manifest under a new tag, and every third one under the moving tag too.
 func (w *worker) pushManifest(ctx context.Context, doc wire.Document) error {
 	b, err := json.Marshal(doc)
 	if err != nil {
@@ -234,8 +229,8 @@ func (w *worker) pushManifest(ctx context.Context, doc wire.Document) error {
 		w.images = append(w.images, im)
 		return nil
 	}
-	// An image under the moving tag is not deleted by digest, which would take
-	// the tag with it.
+	// An image under the moving tag is not deleted by digest, because that would delete the tag
+	// too.
 	ledger.begin(digest, w.latest)
 	if _, err := w.load.client.PutManifest(ctx, w.repo, w.latest.ref, manifestType, b); err != nil {
 		return err
@@ -259,7 +254,7 @@ func (w *worker) deleteLatest(ctx context.Context) error {
 	return err
 }
 
-// deleteImage deletes an image by digest, and with it its tag.
+// deleteImage deletes an image by digest, and so also its tag.
 func (w *worker) deleteImage(ctx context.Context) error {
 	if len(w.images) == 0 {
 		return nil
@@ -275,8 +270,8 @@ func (w *worker) deleteImage(ctx context.Context) error {
 	return nil
 }
 
-// PushUntilError pushes single images from one goroutine until the registry
-// refuses, and returns the refusal. What was acknowledged is in the ledger.
+// PushUntilError pushes single images from one goroutine until the registry refuses, and returns
+// the refusal. The ledger holds what was acknowledged.
 func PushUntilError(ctx context.Context, client *wire.Client, ledger *Ledger, prefix string, seed uint64) error {
 	l := Start(client, ledger, prefix, 1, seed)
 	l.wg.Wait()

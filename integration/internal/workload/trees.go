@@ -24,28 +24,28 @@ import (
 	"example.org/slipway/integration/internal/wire"
 )
 
-// Trees keeps the images with files that were pushed, so that a registry can be
-// asked for every file of them. Its methods may be called concurrently.
+// Trees keeps the pushed images with their files, so that a test can ask a registry for every one
+// of those files. Its methods may be called concurrently.
 type Trees struct {
 	mu     sync.Mutex
 	images []*Tree
 }
 
-// Tree is an image and what it must hold.
+// Tree is an image and the files that it must hold.
 type Tree struct {
 	Repo, Tag string
-	// files are the digests of the regular files by path.
+	// files holds the digests of the regular files, by path.
 	files map[string]string
-	// acked tells that the push was acknowledged.
+	// acked says that the push was acknowledged.
 	acked bool
 }
 
-// Name is "repository:tag".
+// Name returns "repository:tag".
 func (i *Tree) Name() string { return i.Repo + ":" + i.Tag }
 
-// PushTrees lets workers push images of files until ctx ends or a request fails.
-// Which files follows from the seed; half of them are of a pool that all seeds
-// share. It returns when all workers have ended, with the first error of each.
+// PushTrees makes workers push images of files until ctx ends or a request fails. The seed
+// determines the files; half of them come from a pool that all seeds share. PushTrees returns when
+// all workers have ended, with the first error of each.
 func (l *Trees) PushTrees(ctx context.Context, client *wire.Client, prefix string, workers int, seed uint64) error {
 	var wg sync.WaitGroup
 	errs := make([]error, workers)
@@ -92,9 +92,9 @@ func (l *Trees) push(ctx context.Context, client *wire.Client, repo, tag string,
 // layer makes a layer and applies it to the files of the image.
 func (i *Tree) layer(random *rand.Rand) imagetest.Layer {
 	a := new(imagetest.Archive)
-	added := map[string]bool{} // a whiteout is for the layers below only
+	added := map[string]bool{} // a whiteout only affects the layers below
 	files := 5 + random.IntN(40)
-	if random.IntN(6) == 0 { // one whose conversion takes a while
+	if random.IntN(6) == 0 { // a layer whose conversion takes a while
 		files = 400
 	}
 	for n := range files {
@@ -115,8 +115,8 @@ func (i *Tree) layer(random *rand.Rand) imagetest.Layer {
 	return a.Layer()
 }
 
-// content is a text of up to 20 KB, now and then one that is stored in chunks;
-// every other one is out of a few that everybody has.
+// content returns a text of up to 20 KB, or now and then one that is stored in chunks. Every other
+// one comes from a few that all workers share.
 func content(random *rand.Rand) string {
 	id := random.Uint64()
 	if random.IntN(2) == 0 {
@@ -130,7 +130,7 @@ func content(random *rand.Rand) string {
 	return strings.Repeat(line, 1+size/len(line))
 }
 
-// Acknowledged are the images that must be there.
+// Acknowledged returns the images that must be in the registry.
 func (l *Trees) Acknowledged() []*Tree {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -143,9 +143,8 @@ func (l *Trees) Acknowledged() []*Tree {
 	return out
 }
 
-// Settle finds out which of the pushes that were cut off have happened after
-// all; from then on their images must stay. The others are forgotten. No
-// PushTrees may be running.
+// Settle finds out which interrupted pushes have happened after all. Their images must stay from
+// then on; the others are forgotten. No PushTrees may be running.
 func (l *Trees) Settle(ctx context.Context, client *wire.Client) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -167,8 +166,7 @@ func (l *Trees) Settle(ctx context.Context, client *wire.Client) error {
 	return nil
 }
 
-// Delete deletes images so that only the newest keep are left. No PushTrees may
-// be running.
+// Delete deletes all but the newest keep images. No PushTrees may be running.
 func (l *Trees) Delete(ctx context.Context, client *wire.Client, keep int) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -217,7 +215,7 @@ func (i *Tree) Check(dir string) error {
 	return nil
 }
 
-// diff shows the lines that only one of two texts has.
+// diff returns the lines that only one of two texts has.
 func diff(want, got []byte) string {
 	var out strings.Builder
 	in := func(text []byte) map[string]bool {

@@ -14,8 +14,7 @@ import (
 	"example.org/slipway/integration/internal/workload"
 )
 
-// forgetful is a registry, just able to take the load, that can lose, corrupt
-// and resurrect what it holds.
+// forgetful is a minimal registry for the load. It can lose, corrupt and resurrect what it holds.
 type forgetful struct {
 	mu      sync.Mutex
 	content map[string][]byte // by path
@@ -28,7 +27,7 @@ func newForgetful() *forgetful {
 
 func (f *forgetful) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(r.Body)
-	if err != nil { // the client left: nothing of it counts
+	if err != nil { // the client left, so nothing of it counts
 		return
 	}
 	f.mu.Lock()
@@ -44,7 +43,7 @@ func (f *forgetful) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusAccepted)
 	case r.Method == http.MethodPut && upload:
 		blob, digest := append(f.content[r.URL.Path], body...), r.URL.Query().Get("digest")
-		if wire.Digest(blob) != digest { // a chunk before it was cut off
+		if wire.Digest(blob) != digest { // an earlier chunk was cut off
 			w.WriteHeader(http.StatusBadRequest)
 			return
 		}
@@ -80,14 +79,14 @@ func (f *forgetful) remove(path string) {
 	}
 }
 
-// TestLedger shows that the ledger accepts a registry that keeps its promises
-// and finds each way of breaking one.
+// TestLedger checks that the ledger accepts a registry that keeps its promises, and finds each way
+// of breaking one.
 func TestLedger(t *testing.T) {
 	blob := func(p string) bool { return strings.Contains(p, "/blobs/sha256:") }
 	tag := func(p string) bool { return strings.Contains(p, "/manifests/t") }
 	for _, tt := range []struct {
 		name    string
-		breakIt func(f *forgetful) bool // false: nothing there to break
+		breakIt func(f *forgetful) bool // returns false if there is nothing to break
 		want    string
 	}{
 		{"sound", func(*forgetful) bool { return true }, ""},
