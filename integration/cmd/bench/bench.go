@@ -20,13 +20,13 @@ type bench struct {
 	slice   time.Duration
 	results *Results
 
-	failed bool // something that is there could not be measured
+	failed bool // an available server could not be measured
 	fleet  *fleet
 	large  map[int]*image
 }
 
-// runAll runs scenarios one after the other. A scenario that fails does not keep
-// the others from running; an error is returned for those that did.
+// runAll runs scenarios one after the other. A scenario that fails does not keep the others from
+// running. runAll returns the errors of those that failed.
 func (b *bench) runAll(ctx context.Context, list []*scenario) error {
 	var errs []error
 	for i, sc := range list {
@@ -63,8 +63,7 @@ func (b *bench) available(sc *scenario) []*rival.Spec {
 	return out
 }
 
-// drop leaves a server out of the rest of the run: it failed where it had to
-// be prepared.
+// drop leaves a server out of the rest of the run, because it failed during preparation.
 func (b *bench) drop(s *rival.Spec, err error) {
 	b.Logf("%s is left out from here on: %v", s.Name, err)
 	b.failed = true
@@ -81,8 +80,7 @@ func firstLine(err error) string {
 	return text
 }
 
-// start starts servers, each on a directory of its own. One that does not start
-// is dropped.
+// start starts servers, each on its own directory. It drops a server that does not start.
 func (b *bench) start(ctx context.Context, list []*rival.Spec) ([]*server, error) {
 	var out []*server
 	for _, sp := range list {
@@ -106,7 +104,7 @@ func (b *bench) start(ctx context.Context, list []*rival.Spec) ([]*server, error
 	return out, nil
 }
 
-// stop ends servers and removes their directories.
+// stop stops servers and removes their directories.
 func (b *bench) stop(servers ...*server) {
 	for _, s := range servers {
 		s.stop()
@@ -116,13 +114,13 @@ func (b *bench) stop(servers ...*server) {
 	}
 }
 
-// arm is one of the things that take turns.
+// arm is one of the things that take turns: a case on a server.
 type arm struct {
 	cas string
 	s   *server
 }
 
-// arms are a case on each of some servers.
+// arms returns a case on each of some servers.
 func arms(cas string, servers []*server) []arm {
 	var out []arm
 	for _, s := range servers {
@@ -131,9 +129,9 @@ func arms(cas string, servers []*server) []arm {
 	return out
 }
 
-// interleave measures each arm once a round, in an order that is reversed from
-// round to round, so that what drifts on the machine meets all alike. It returns
-// an error only when ctx has ended: a server that fails is recorded as that.
+// interleave measures each arm once a round. It reverses the order from round to round, so that
+// drift on the machine affects all arms alike. It returns an error only when ctx has ended: a
+// server that fails is recorded as failed.
 func (b *bench) interleave(ctx context.Context, sc *scenario, list []arm, do func(ctx context.Context, a arm) (Sample, error)) error {
 	order := slices.Clone(list)
 	for round := 1; round <= b.Run.Rounds; round++ {
@@ -168,8 +166,8 @@ func (b *bench) record(sc *scenario, cas, server string, round int, s Sample, er
 	b.Logf("%s", head)
 }
 
-// slices measures a load on each arm for the time of a slice. A tenth of that
-// goes before, unmeasured, so that connections and caches are there.
+// slices measures a load on each arm for the time of a slice. Before that, the load runs unmeasured
+// for a tenth of that time, so that connections and caches are ready.
 func (b *bench) slices(ctx context.Context, sc *scenario, list []arm, clients int,
 	do func(a arm) func(ctx context.Context, w *worker, i int) (int64, error)) error {
 	return b.interleave(ctx, sc, list, func(ctx context.Context, a arm) (Sample, error) {
@@ -182,7 +180,7 @@ func (b *bench) slices(ctx context.Context, sc *scenario, list []arm, clients in
 	})
 }
 
-// largeOf returns the image with one layer of a size, which is made only once.
+// largeOf returns the image with one layer of the given size, which is made only once.
 func (b *bench) largeOf(size int) *image {
 	if b.large[size] == nil {
 		b.large[size] = largeImage(size)

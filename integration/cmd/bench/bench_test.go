@@ -23,7 +23,7 @@ import (
 	"example.org/slipway/integration/internal/slipway"
 )
 
-// TestRun measures a real server, with as little content as the scenarios need.
+// TestRun measures a real server with as little content as the scenarios need.
 func TestRun(t *testing.T) {
 	dir := t.TempDir()
 	o := &options{binary: slipway.Binary(t), scenarios: "start,lists,gc", dir: dir, rounds: 2, slice: 20 * time.Millisecond, scale: 1e-6}
@@ -144,8 +144,8 @@ func TestLoad(t *testing.T) {
 	}
 }
 
-// madeUp returns results in which Slipway needs the given CPU time for a pull
-// where nginx needs 1 ms.
+// madeUp returns results in which Slipway needs the given CPU time for a pull, and nginx needs 1
+// ms.
 func madeUp(slipwayMs float64) *Results {
 	r := &Results{Run: Run{Date: time.Unix(0, 0), Commit: "abc", Command: "make bench", Rounds: 3, Scale: newScale(1),
 		Servers: []RunServer{{Name: nameSlipway, Version: "1"}, {Name: nameNginx, Version: "2"}, {Name: nameZot, Missing: "gone"}}}}
@@ -175,7 +175,7 @@ func TestCheck(t *testing.T) {
 			t.Errorf("%v ms: good %v, want %v:\n%s", tt.ms, good, tt.good, cmp.Diff(tt.want, out.String()))
 		}
 	}
-	// Where more is better, and where a server is missing.
+	// This covers metrics where more is better, and a server that is missing.
 	r := &Results{Run: Run{Scale: newScale(1)}}
 	for server, n := range map[string]int{nameSlipway: 29, nameZotCommit: 10} {
 		r.Samples = append(r.Samples, Sample{Scenario: "push", Case: caseClients(4), Server: server, Round: 1, Ops: n, Seconds: 1})
@@ -202,7 +202,7 @@ func TestReport(t *testing.T) {
 	}
 }
 
-// TestPlots checks that pictures are XML and that nothing lies outside of them.
+// TestPlots checks that pictures are XML and that nothing lies outside them.
 func TestPlots(t *testing.T) {
 	r := madeUp(30)
 	for i, size := range blobSizes {
@@ -283,7 +283,7 @@ func TestResultsFile(t *testing.T) {
 	}
 }
 
-// FuzzReadResults checks that whatever results say can be reported.
+// FuzzReadResults checks that any results can be reported.
 func FuzzReadResults(f *testing.F) {
 	f.Add(`{"run":{"rounds":1}}` + "\n" + `{"sample":{"scenario":"pull","case":"C=10","server":"slipway","ops":0}}`)
 	f.Add(`{"sample":{}}`)

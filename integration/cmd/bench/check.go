@@ -7,14 +7,14 @@ import (
 	"example.org/slipway/integration/internal/measure"
 )
 
-// target is something the project promises of its speed or size.
+// target is a figure of speed or size that the project promises.
 type target struct {
 	scenario string
 	what     string
-	// limit of the figure; atLeast turns it from a maximum into a minimum.
+	// limit is the maximum of the figure. With atLeast it is the minimum.
 	limit   float64
 	atLeast bool
-	// value finds the figure; ok is false when it was not measured.
+	// value returns the figure. ok is false if it was not measured.
 	value func(r *Results) (v value, ok bool)
 }
 
@@ -24,7 +24,7 @@ type value struct {
 	spread measure.Spread
 }
 
-// ratio compares two servers in one case.
+// ratio returns a function that compares two servers in one case.
 func ratio(scenario, cas string, m metric, server, other string) func(*Results) (value, bool) {
 	return func(r *Results) (value, bool) {
 		c, ok := m.compare(r.group(scenario, cas, server), r.group(scenario, cas, other))
@@ -32,7 +32,7 @@ func ratio(scenario, cas string, m metric, server, other string) func(*Results) 
 	}
 }
 
-// growth compares two cases of Slipway.
+// growth returns a function that compares two cases of Slipway.
 func growth(scenario, cas, base string, m metric) func(*Results) (value, bool) {
 	return func(r *Results) (value, bool) {
 		c, ok := m.compare(r.group(scenario, cas, nameSlipway), r.group(scenario, base, nameSlipway))
@@ -40,7 +40,7 @@ func growth(scenario, cas, base string, m metric) func(*Results) (value, bool) {
 	}
 }
 
-// worst is the greatest figure of Slipway in a case.
+// worst returns a function that finds Slipway's greatest figure in a case.
 func worst(scenario, cas string, m metric) func(*Results) (value, bool) {
 	return func(r *Results) (value, bool) {
 		s := m.spread(r.group(scenario, cas, nameSlipway))
@@ -48,7 +48,7 @@ func worst(scenario, cas string, m metric) func(*Results) (value, bool) {
 	}
 }
 
-// targets returns what is promised.
+// targets returns everything that is promised.
 func targets(scale Scale) []target {
 	list := []target{
 		{scenario: "pull", what: "CPU of a pull, C=10, slipway / nginx", limit: 1.5,
@@ -84,9 +84,8 @@ func targets(scale Scale) []target {
 		value: growth("gc", big, small, cpuMs)})
 }
 
-// check prints whether each target of the scenarios that ran is met, and
-// returns whether none is missed. What could not be measured is not missed, but
-// is said.
+// check prints whether each target of the scenarios that ran is met, and reports whether none is
+// missed. A target that could not be measured does not count as missed, but is printed.
 func check(w io.Writer, r *Results) bool {
 	good := true
 	for _, t := range targets(r.Run.Scale) {

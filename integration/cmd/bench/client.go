@@ -37,8 +37,8 @@ func (s *server) get(ctx context.Context, path, accept string, buf *bytes.Buffer
 	return nil
 }
 
-// pull downloads an image by its tag as a client does, verifies every byte of
-// it, and returns how many there were.
+// pull downloads an image by its tag as a client does, verifies every byte of it, and returns the
+// number of bytes.
 func (s *server) pull(ctx context.Context, im *image, buf *bytes.Buffer) (int64, error) {
 	base := "/v2/" + im.repo
 	if err := s.get(ctx, base+"/manifests/"+imageTag, manifestType, buf); err != nil {
@@ -64,8 +64,8 @@ func (s *server) pull(ctx context.Context, im *image, buf *bytes.Buffer) (int64,
 	return n, nil
 }
 
-// head asks for a manifest by tag. A digest in the answer, which a web server
-// does not send, must be the right one.
+// head asks for a manifest by tag. If the answer has a digest, which a web server does not send, it
+// must be the right one.
 func (s *server) head(ctx context.Context, repo, tag, digest string) error {
 	path := "/v2/" + repo + "/manifests/" + tag
 	req, err := http.NewRequestWithContext(ctx, http.MethodHead, "http://"+s.Addr+path, nil)
@@ -85,8 +85,8 @@ func (s *server) head(ctx context.Context, repo, tag, digest string) error {
 	return nil
 }
 
-// download reads a blob and looks at nothing but its size, so that the client
-// costs as little as it can.
+// download reads a blob and checks nothing but its size, so that the client costs as little as
+// possible.
 func (s *server) download(ctx context.Context, repo string, b blob, chunk []byte) error {
 	path := "/v2/" + repo + "/blobs/" + b.digest
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+s.Addr+path, nil)
@@ -110,16 +110,16 @@ func (s *server) download(ctx context.Context, repo string, b blob, chunk []byte
 	return nil
 }
 
-// pushMode is how blobs are uploaded.
+// pushMode says how blobs are uploaded.
 type pushMode struct {
-	// single sends a blob in one POST, instead of in a POST and a PUT.
+	// single sends a blob in one POST instead of a POST and a PUT.
 	single bool
-	// chunk is the size of PATCH requests in bytes; 0: none.
+	// chunk is the size of PATCH requests in bytes; 0 means no PATCH.
 	chunk int
 }
 
-// pushImage uploads an image, blob by blob as the protocol demands, and tags
-// it. It returns when the registry has acknowledged everything.
+// pushImage uploads an image blob by blob, as the protocol demands, and tags it. It returns when
+// the registry has acknowledged everything.
 func (s *server) pushImage(ctx context.Context, im *image, mode pushMode) error {
 	for _, b := range im.blobs {
 		if err := s.pushBlob(ctx, im.repo, b, mode); err != nil {
@@ -156,13 +156,13 @@ func (s *server) pushBlob(ctx context.Context, repo string, b blob, mode pushMod
 	return err
 }
 
-// putManifest stores a manifest. ref may have a query behind it.
+// putManifest stores a manifest. ref may end in a query.
 func (s *server) putManifest(ctx context.Context, repo, ref, mediaType string, data []byte) error {
 	_, err := s.send(ctx, http.StatusCreated, http.MethodPut, "/v2/"+repo+"/manifests/"+ref, mediaType, "", data)
 	return err
 }
 
-// send sends a request with a body and returns the answer's location.
+// send sends a request with a body and returns the location in the answer.
 func (s *server) send(ctx context.Context, want int, method, path, mediaType, contentRange string, body []byte) (location string, err error) {
 	header := http.Header{"Content-Type": {mediaType}}
 	if contentRange != "" {

@@ -15,15 +15,15 @@ const (
 	manifestType = "application/vnd.oci.image.manifest.v1+json"
 	indexType    = "application/vnd.oci.image.index.v1+json"
 	configType   = "application/vnd.oci.image.config.v1+json"
-	// Noise is no file tree, and nobody should take it for one and convert it.
+	// Noise is not a file tree, and nothing should take it for one and convert it.
 	layerType  = "application/vnd.example.noise"
 	binaryType = "application/octet-stream"
 )
 
-// imageTag is the tag of every image; each image has a repository of its own.
+// imageTag is the tag of every image; each image has its own repository.
 const imageTag = "v1"
 
-// blob is a content and its digest.
+// blob is content and its digest.
 type blob struct {
 	digest string
 	data   []byte
@@ -38,11 +38,11 @@ type image struct {
 	manifest blob
 }
 
-// smallLayers are the layers' sizes of a small image in bytes.
+// smallLayers are the sizes of a small image's layers, in bytes.
 var smallLayers = [...]int{1 << 10, 1 << 10, 1 << 10, 1 << 10, 1 << 10}
 
-// smallImage returns small image number i of a set. Its content follows from
-// the two numbers, so that what one run stored another can verify.
+// smallImage returns small image i of a set. Its content follows from the two numbers, so that one
+// run can verify what another has stored.
 func smallImage(set, i int) *image {
 	layers := make([]blob, len(smallLayers))
 	for n, size := range smallLayers {
@@ -83,7 +83,7 @@ func newImage(repo string, layers []blob) *image {
 	return &image{repo: repo, blobs: append(layers[:len(layers):len(layers)], c), manifest: newBlob(mustJSON(doc))}
 }
 
-// mustJSON marshals what this program made up itself.
+// mustJSON marshals values that this program made up itself.
 func mustJSON(v any) []byte {
 	b, err := json.Marshal(v)
 	if err != nil {
@@ -92,7 +92,7 @@ func mustJSON(v any) []byte {
 	return b
 }
 
-// blobSizes are the large blobs' sizes in bytes.
+// blobSizes are the sizes of the large blobs, in bytes.
 var blobSizes = [...]int{1 << 20, 16 << 20, 128 << 20}
 
 // largeImage returns an image of one layer of the given size in bytes.
@@ -100,8 +100,8 @@ func largeImage(size int) *image {
 	return newImage(fmt.Sprintf("bench/large-%d", size), []blob{newBlob(noise(1, uint64(size), size))})
 }
 
-// another returns an image like im whose layers differ from those of every
-// other number, without making all their bytes anew.
+// another returns an image like im whose layers differ from those of every other number. It does
+// not generate all their bytes anew.
 func (im *image) another(repo string, number uint64) *image {
 	layers := make([]blob, len(im.blobs)-1)
 	for i, b := range im.blobs[:len(layers)] {
@@ -112,11 +112,11 @@ func (im *image) another(repo string, number uint64) *image {
 	return newImage(repo, layers)
 }
 
-// tagSet is a repository with many tags, each with a manifest of its own.
+// tagSet is a repository with many tags, each with its own manifest.
 type tagSet struct {
 	image *image // holds the blobs that all the manifests name
 	n     int
-	// digests of the manifests
+	// digests are the digests of the manifests.
 	digests []string
 }
 
@@ -142,7 +142,7 @@ func (s *tagSet) manifest(i int) blob {
 	return newBlob(mustJSON(doc))
 }
 
-// tree writes content as files that a web server can serve as a registry does.
+// tree writes content as files that a web server can serve as a registry would.
 type tree struct{ root string }
 
 func (t tree) image(im *image) error {
@@ -168,8 +168,7 @@ func (t tree) tags(s *tagSet) error {
 	return nil
 }
 
-// write makes a file that everybody may read: a web server that was started
-// by root reads as nobody.
+// write makes a file that everybody may read: a web server that root started reads as nobody.
 func (t tree) write(repo, kind, name string, data []byte) error {
 	dir := filepath.Join(t.root, "v2", repo, kind)
 	if err := os.MkdirAll(dir, 0o755); err != nil {

@@ -57,11 +57,11 @@ func (b *bench) collectGarbage(ctx context.Context, sc *scenario, sp *rival.Spec
 	return nil
 }
 
-// garbageSize is larger than what Slipway keeps in its catalogue, so that each
-// blob is an object to delete.
+// garbageSize is larger than what Slipway keeps in its catalogue, so that each blob is an object to
+// delete.
 const garbageSize = 32 << 10
 
-// timeCollection pushes blobs that no manifest names and collects them.
+// timeCollection pushes blobs that no manifest names, and collects them.
 func (b *bench) timeCollection(ctx context.Context, s *server) (Sample, error) {
 	n := b.results.Run.Scale.GarbageEach
 	set := uint64(b.Serial())
@@ -99,7 +99,7 @@ type collection struct {
 	Took               time.Duration
 }
 
-// collect makes the running server collect all garbage there is.
+// collect makes the running server collect all garbage.
 func (s *server) collect(ctx context.Context) (collection, error) {
 	cmd := exec.CommandContext(ctx, s.Binary, "gc", "--now", "--json", "--root", filepath.Join(s.Dir, "root"))
 	var stderr bytes.Buffer
@@ -115,17 +115,16 @@ func (s *server) collect(ctx context.Context) (collection, error) {
 	return rep, nil
 }
 
-// objectShare says that every tenth blob of a made store is a file. The others
-// are in the catalogue, as small blobs are; millions of files would take longer
-// to make and to remove than all else.
+// objectShare makes every tenth blob of a generated store a file. The others are in the catalogue,
+// as small blobs are. Millions of files would take longer to make and to remove than everything
+// else.
 const objectShare = 10
 
-// blobsPerManifest is how many layers the images of a made store have.
+// blobsPerManifest is the number of layers in each image of a generated store.
 const blobsPerManifest = 1000
 
-// makeStore starts a server on a new store of n blobs, all of which manifests
-// name, and in which nothing is left to collect. The server may be there even
-// if there is an error.
+// makeStore starts a server on a new store of n blobs, all named by manifests, with nothing left to
+// collect. It may return a server even with an error.
 func makeStore(ctx context.Context, sp *rival.Spec, dir string, n int) (*server, error) {
 	root := filepath.Join(dir, "root")
 	objects := n / objectShare
@@ -154,7 +153,7 @@ func makeStore(ctx context.Context, sp *rival.Spec, dir string, n int) (*server,
 			return s, err
 		}
 	}
-	// All that was stored counts as changed.
+	// Everything that was stored counts as changed.
 	_, err = s.collect(ctx)
 	return s, err
 }
@@ -165,8 +164,8 @@ func storeBlob(i int) blob { return newBlob(fmt.Appendf(nil, "blob %d of a large
 
 func storeConfig() blob { return newBlob([]byte("{}")) }
 
-// storeManifest returns the manifest of an image whose layers are blobs of the
-// store, from one number to before another.
+// storeManifest returns the manifest of an image. Its layers are the blobs of the store from one
+// number up to, but not including, another.
 func storeManifest(from, to int) blob {
 	config := storeConfig()
 	doc := wire.Document{SchemaVersion: 2, MediaType: manifestType,
@@ -178,8 +177,8 @@ func storeManifest(from, to int) blob {
 	return newBlob(mustJSON(doc))
 }
 
-// writeObjects writes the first n blobs of the store as a Distribution storage,
-// for `slipway import --in-place`.
+// writeObjects writes the first n blobs of the store as a Distribution storage, for `slipway import
+// --in-place`.
 func writeObjects(ctx context.Context, root string, n int) error {
 	base := filepath.Join(root, "docker", "registry", "v2")
 	put := func(data []byte, parts ...string) error {

@@ -15,12 +15,12 @@ import (
 // load is what clients do at the same time during a measurement.
 type load struct {
 	clients int
-	// least is how long operations are begun for; 0: until the limit.
+	// least is the time during which new operations begin; 0 means until the limit.
 	least time.Duration
-	// limit is how many operations are done at most; 0: any number.
+	// limit is the maximum number of operations; 0 means any number.
 	limit int
-	// do is operation number i, counted from 0 over all clients. It returns
-	// how many bytes of content it moved.
+	// do carries out operation i, counted from 0 over all clients. It returns the number of bytes
+	// of content that it moved.
 	do func(ctx context.Context, w *worker, i int) (bytes int64, err error)
 }
 
@@ -33,19 +33,18 @@ type worker struct {
 	n    int64
 }
 
-// chunkSize is how much a client reads at once, in bytes.
+// chunkSize is the number of bytes that a client reads at once.
 const chunkSize = 256 << 10
 
-// outcome of a load.
+// outcome is the outcome of a load.
 type outcome struct {
 	ops   int
 	bytes int64
-	// took is how long each operation took, in order of size.
+	// took holds the time of each operation, sorted.
 	took []time.Duration
 }
 
-// run does the load and returns when all clients have finished. The first
-// error ends it.
+// run runs the load and returns when all clients have finished. The first error ends it.
 func (l load) run(ctx context.Context) (outcome, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -89,8 +88,8 @@ func (l load) run(ctx context.Context) (outcome, error) {
 	return o, nil
 }
 
-// measureLoad puts a load on a server and returns what it cost. The caller fills in
-// what was measured.
+// measureLoad puts a load on a server and returns what it cost. The caller fills in what was
+// measured.
 func measureLoad(ctx context.Context, s *server, l load) (Sample, error) {
 	m, err := measure.StartMeter(s.Process.Pid())
 	if err != nil {
@@ -115,7 +114,7 @@ func usageSample(u measure.Usage) Sample {
 	return Sample{Seconds: u.Elapsed.Seconds(), ServerCPU: u.Server.Seconds(), ClientCPU: u.Client.Seconds(), OtherCPUs: u.OtherCPUs}
 }
 
-// quantile of times in order of size, which must not be empty.
+// quantile returns a quantile of sorted times, which must not be empty.
 func quantile(sorted []time.Duration, q float64) time.Duration {
 	return sorted[min(int(q*float64(len(sorted))), len(sorted)-1)]
 }

@@ -1,23 +1,20 @@
-// Command bench measures Slipway beside other registries, and beside a web
-// server that serves the same bytes as files, which is the limit.
+// Command bench compares Slipway with other registries, and with a web server that serves the same
+// bytes as files. The web server is the limit.
 //
-// It starts every server itself on free loopback ports with directories of
-// their own, alternates between them, and reports medians with their spread.
-// What it compares is the CPU time of the server's processes, which other work
-// on the machine disturbs less than it does rates; how busy everything else was
-// stands beside every figure.
+// It starts every server itself on free loopback ports, each with its own directory. It alternates
+// between the servers and reports medians with their spread. It compares the CPU time of the
+// servers' processes, which other work on the machine disturbs less than rates. Every figure shows
+// how busy everything else was.
 //
-// Servers: the slipway binary (-bin) and other builds of it (-variant);
-// nginx and docker-registry where they are installed; and where these
-// variables of the environment name them
+// Servers: the slipway binary (-bin) and other builds of it (-variant); nginx and docker-registry
+// if they are installed; and the binaries that these environment variables name:
 //
 //	SLIPWAY_BENCH_ZOT            a zot binary
 //	SLIPWAY_BENCH_DISTRIBUTION   a Distribution 3 binary ("registry")
 //
-// Raw results go to a file of JSON lines (-out), from which the report, the
-// pictures and the check can be made again (-from). The exit status is 1 if
-// something could not be measured that should have been, or if -check finds a
-// target missed.
+// Raw results go to a file of JSON lines (-out). The report, the pictures and the check can be made
+// again from it (-from). The exit status is 1 if something could not be measured that should have
+// been, or if -check finds a target missed.
 package main
 
 import (
@@ -33,7 +30,7 @@ import (
 	"example.org/slipway/integration/internal/measure"
 )
 
-// options are the command line.
+// options are the options of the command line.
 type options struct {
 	binary, scenarios, dir string
 	rounds                 int
@@ -90,7 +87,7 @@ func scenarioNames() string {
 	return strings.Join(names, ",")
 }
 
-// chosen returns the scenarios of a list of names, in their own order.
+// chosen returns the scenarios with the listed names, in the scenarios' own order.
 func chosen(names string) ([]*scenario, error) {
 	if names == "" {
 		return scenarios(), nil
@@ -113,8 +110,7 @@ func chosen(names string) ([]*scenario, error) {
 
 func main() { measure.Main("bench", parse, (*options).run) }
 
-// run measures, or reads what was measured, and reports. It returns whether all
-// is well.
+// run measures, or reads earlier results, and reports. It returns whether all is well.
 func (o *options) run(ctx context.Context) (good bool, err error) {
 	if o.output.From != "" {
 		r, err := o.read()
@@ -146,7 +142,7 @@ func (o *options) read() (*Results, error) {
 	return readResults(f)
 }
 
-// publish writes the report and the pictures, and returns whether the targets are met.
+// publish writes the report and the pictures, and reports whether the targets are met.
 func publish(to *measure.Output, r *Results) (met bool, err error) {
 	var verdict strings.Builder
 	met = check(&verdict, r)
@@ -190,7 +186,7 @@ func (o *options) measure(ctx context.Context) (r *Results, good bool, err error
 
 // newScale returns the amounts of content, multiplied by a factor.
 func newScale(factor float64) Scale {
-	// Hundreds, as tags are stored and pages read by the hundred.
+	// The numbers are hundreds, because tags are stored and pages read by the hundred.
 	n := func(full int) int { return max(2, int(float64(full)*factor/100)) * 100 }
 	return Scale{Images: n(300), MemImages: n(1500), Tags: n(1_000_000), Repos: n(100_000), StoreBlobs: [2]int{n(10_000), n(200_000)}, GarbageEach: 100}
 }

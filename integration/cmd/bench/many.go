@@ -17,20 +17,20 @@ import (
 
 const (
 	manyTagsRepo = "many/tags"
-	// tagsPerPut is how many tags Slipway sets with one PUT.
+	// tagsPerPut is the number of tags that Slipway sets with one PUT.
 	tagsPerPut = 100
 )
 
 func manyRepo(i int) string { return fmt.Sprintf("many/r%07d", i) }
 
-// emptyIndex returns an index of no image that differs from that of every other
-// number: the smallest thing a tag can point at.
+// emptyIndex returns an index of no image, the smallest thing that a tag can point at. It differs
+// from that of every other number.
 func emptyIndex(kind string, i int) blob {
 	return newBlob(fmt.Appendf(nil, `{"schemaVersion":2,"mediaType":%q,"manifests":[],"annotations":{"%s":"%d"}}`, indexType, kind, i))
 }
 
-// manyCatalogue returns the directory of a stopped Slipway that holds many tags
-// in one repository, and many repositories. It is made the first time.
+// manyCatalogue returns the directory of a stopped Slipway that holds many tags in one repository,
+// and many repositories. The first call makes it.
 func (b *bench) manyCatalogue(ctx context.Context, sp *rival.Spec) (string, error) {
 	dir := filepath.Join(b.Dir, "many-"+strings.ReplaceAll(sp.Name, " ", "-"))
 	if _, err := os.Stat(filepath.Join(dir, "done")); err == nil {
@@ -89,8 +89,7 @@ func runStart(b *bench, ctx context.Context, sc *scenario) error {
 	return nil
 }
 
-// timeStart starts a server and measures until it is ready and has answered
-// for a tag.
+// timeStart starts a server and measures until it is ready and has answered a request for a tag.
 func (b *bench) timeStart(ctx context.Context, sp *rival.Spec, dir, cas string) (Sample, error) {
 	switch cas {
 	case caseStartEmpty:
@@ -116,7 +115,7 @@ func (b *bench) timeStart(ctx context.Context, sp *rival.Spec, dir, cas string) 
 			return Sample{}, err
 		}
 	}
-	m.PIDs = []int{s.Process.Pid()} // all it has used so far counts
+	m.PIDs = []int{s.Process.Pid()} // everything that it has used so far counts
 	u, err := m.Stop()
 	if err != nil {
 		return Sample{}, err
@@ -138,7 +137,7 @@ func dropFromPageCache(dir string) error {
 			return err
 		}
 		defer f.Close()
-		if err := f.Sync(); err != nil { // only what is on disk can be forgotten
+		if err := f.Sync(); err != nil { // the kernel can only drop what is on disk
 			return err
 		}
 		const dontNeed = 4 // POSIX_FADV_DONTNEED
@@ -149,7 +148,7 @@ func dropFromPageCache(dir string) error {
 	})
 }
 
-// pageSize is how many names a page of the list scenario has.
+// pageSize is the number of names on a page of the list scenario.
 const pageSize = 100
 
 const (
@@ -159,7 +158,7 @@ const (
 
 func caseList(list, where string) string { return list + ", page at the " + where }
 
-// listPlaces are where pages are read.
+// listPlaces are the places where pages are read.
 var listPlaces = [...]string{"beginning", "middle", "end"}
 
 // runLists reads pages of the lists of tags and repositories.
@@ -175,7 +174,7 @@ func runLists(b *bench, ctx context.Context, sc *scenario) error {
 		}
 		err = errors.Join(
 			b.readPages(ctx, sc, s, listTags, "/v2/"+manyTagsRepo+"/tags/list", b.results.Run.Scale.Tags, tagName),
-			// The repository with the tags is the last of the list.
+			// The repository with the tags is the last in the list.
 			b.readPages(ctx, sc, s, listRepositories, "/v2/_catalog", b.results.Run.Scale.Repos, manyRepo))
 		s.stop()
 		if err != nil {

@@ -12,7 +12,7 @@ type plot struct {
 	measure.Picture
 }
 
-// plots returns the pictures for which there is something to show.
+// plots returns the pictures that have something to show.
 func plots(r *Results) []plot {
 	var out []plot
 	add := func(scenario, file string, c measure.Chart) {

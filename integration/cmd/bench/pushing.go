@@ -40,7 +40,7 @@ func (b *bench) pushSmall(ctx context.Context, sc *scenario, cas string, servers
 	return b.interleave(ctx, sc, arms(cas, servers), func(ctx context.Context, a arm) (Sample, error) {
 		s := a.s
 		set := b.Serial()
-		// What the server before has left to be written is not to be waited for.
+		// The next server must not wait for what the one before has left to write.
 		syscall.Sync()
 		return measureLoad(ctx, s, load{clients: clients, least: b.slice, do: func(ctx context.Context, _ *worker, i int) (int64, error) {
 			im := smallImage(set, i)
@@ -49,7 +49,7 @@ func (b *bench) pushSmall(ctx context.Context, sc *scenario, cas string, servers
 	})
 }
 
-// bytes is how much content the image is, without its manifest.
+// bytes returns the size of the image's content, without its manifest.
 func (im *image) bytes() (n int64) {
 	for _, b := range im.blobs {
 		n += int64(len(b.data))
@@ -96,15 +96,15 @@ func runPushLarge(b *bench, ctx context.Context, sc *scenario) error {
 const (
 	caseAfterPush  = "after pushing"
 	caseAfterServe = "after serving"
-	// caseLater is added to the name of a case that is looked at once more.
+	// caseLater is added to the name of a case that is measured a second time later.
 	caseLater = ", 6 s later"
 	// restTime is longer than Slipway waits before it gives memory back.
 	restTime = 6 * time.Second
-	// memoryClients is how many clients push and pull meanwhile.
+	// memoryClients is the number of clients that push and pull meanwhile.
 	memoryClients = 10
 )
 
-// runMemory looks at the memory a server needs, in rounds with a new store each.
+// runMemory measures the memory that a server needs, with a new store in each round.
 func runMemory(b *bench, ctx context.Context, sc *scenario) error {
 	for _, sp := range b.available(sc) {
 		rounds := min(b.Run.Rounds, 3)
@@ -120,8 +120,7 @@ func runMemory(b *bench, ctx context.Context, sc *scenario) error {
 	return nil
 }
 
-// memoryRound pushes images to a new server, and pulls them from one that was
-// started again.
+// memoryRound pushes images to a new server, restarts it, and pulls them.
 func (b *bench) memoryRound(ctx context.Context, sc *scenario, sp *rival.Spec, round int) error {
 	dir := b.NewDir()
 	defer os.RemoveAll(dir)

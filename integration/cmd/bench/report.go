@@ -9,7 +9,7 @@ import (
 	"example.org/slipway/integration/internal/measure"
 )
 
-// marks are the lines between which the generated part of the document lies.
+// marks returns the lines that enclose the generated part of the document.
 func marks() measure.Marks {
 	return measure.Marks{
 		Begin: "<!-- bench:begin (scripts/bench.sh writes what is between the two marks) -->",
@@ -17,7 +17,7 @@ func marks() measure.Marks {
 	}
 }
 
-// report writes the results as the Markdown of the document.
+// report returns the results as the Markdown of the document.
 func report(r *Results, verdict string) string {
 	var b strings.Builder
 	run := &r.Run
@@ -69,7 +69,7 @@ func figures(b *strings.Builder, r *Results, sc *scenario) {
 			fmt.Fprintf(b, "| %s | %s |", cas, name)
 			samples := r.group(sc.name, cas, name)
 			if len(samples) == 0 && name == nameAccessLog {
-				continue // a variant that is not of interest in every case
+				continue // a variant that does not matter in every case
 			}
 			if len(samples) == 0 {
 				why := "not measured"

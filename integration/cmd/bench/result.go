@@ -24,13 +24,13 @@ type Run struct {
 	SliceSec float64 `json:"slice_sec"`
 	// TookSec is how long everything took, in seconds; 0 while it runs.
 	TookSec float64 `json:"took_sec"`
-	// Full says that what takes long at other servers was measured, too.
+	// Full says that slow measurements of other servers were done too.
 	Full    bool        `json:"full,omitempty"`
 	Scale   Scale       `json:"scale"`
 	Servers []RunServer `json:"servers"`
 }
 
-// RunServer is a server that was measured, or why it was not.
+// RunServer is a server that was measured, or says why it was not.
 type RunServer struct {
 	Name    string `json:"name"`
 	Version string `json:"version,omitempty"`
@@ -39,7 +39,7 @@ type RunServer struct {
 	Variant bool `json:"variant,omitempty"`
 }
 
-// Scale is how much content the scenarios work on.
+// Scale is the amount of content that the scenarios work on.
 type Scale struct {
 	Images      int    `json:"images"`        // small images that are pulled
 	MemImages   int    `json:"memory_images"` // small images of the memory scenario
@@ -49,8 +49,8 @@ type Scale struct {
 	GarbageEach int    `json:"garbage"`       // blobs that become garbage before each collection
 }
 
-// Sample is one measurement of one server. Times are in seconds where the name
-// does not say otherwise, sizes in bytes.
+// Sample is one measurement of one server. Times are in seconds unless the name says otherwise, and
+// sizes in bytes.
 type Sample struct {
 	Scenario string `json:"scenario"`
 	Case     string `json:"case"`
@@ -60,22 +60,22 @@ type Sample struct {
 	Ops     int     `json:"ops"`
 	Bytes   int64   `json:"bytes,omitempty"`
 	Seconds float64 `json:"sec"`
-	// CPU times of the server's processes and of the client.
+	// These are the CPU times of the server's processes and of the client.
 	ServerCPU float64 `json:"server_cpu_sec"`
 	ClientCPU float64 `json:"client_cpu_sec"`
-	// OtherCPUs is how many CPUs everything else on the machine kept busy.
+	// OtherCPUs is the number of CPUs that everything else on the machine kept busy.
 	OtherCPUs float64 `json:"other_cpus"`
-	// P50 and P99 of the time of one operation, in milliseconds.
+	// P50 and P99 are quantiles of the time of one operation, in milliseconds.
 	P50 float64 `json:"p50_ms,omitempty"`
 	P99 float64 `json:"p99_ms,omitempty"`
 	// RSS is the server's resident set at the end, PeakRSS the largest so far.
 	RSS     int64 `json:"rss,omitempty"`
 	PeakRSS int64 `json:"peak_rss,omitempty"`
-	// Err is why there is no measurement; everything else is 0 then.
+	// Err says why there is no measurement. All other fields are 0 then.
 	Err string `json:"error,omitempty"`
 }
 
-// Results are everything a run measured.
+// Results are everything that a run measured.
 type Results struct {
 	Run     Run
 	Samples []Sample
@@ -131,7 +131,7 @@ func readResults(src io.Reader) (*Results, error) {
 	}
 }
 
-// group returns the good samples of a server in a case, by round.
+// group returns the successful samples of a server in a case, by round.
 func (r *Results) group(scenario, cas, server string) []Sample {
 	var out []Sample
 	for _, s := range r.Samples {
@@ -153,7 +153,7 @@ func (r *Results) failure(scenario, cas, server string) string {
 	return ""
 }
 
-// cases returns the cases of a scenario in the order they were measured.
+// cases returns the cases of a scenario in the order in which they were measured.
 func (r *Results) cases(scenario string) []string {
 	var out []string
 	for _, s := range r.Samples {
@@ -166,12 +166,12 @@ func (r *Results) cases(scenario string) []string {
 
 // metric is a figure derived from a sample.
 type metric struct {
-	// title names it with its unit.
+	// title is the metric's name with its unit.
 	title string
 	of    func(Sample) float64
 }
 
-// The metrics that scenarios report.
+// These are the metrics that scenarios report.
 var (
 	cpuMs     = metric{"server CPU ms", func(s Sample) float64 { return 1000 * s.ServerCPU / float64(s.Ops) }}
 	cpuPerGB  = metric{"server CPU s/GB", func(s Sample) float64 { return s.ServerCPU / (float64(s.Bytes) / 1e9) }}
@@ -185,7 +185,7 @@ var (
 	otherCPUs = metric{"other CPUs", func(s Sample) float64 { return s.OtherCPUs }}
 )
 
-// spread of a metric over the rounds.
+// spread returns the spread of a metric over the rounds.
 func (m metric) spread(samples []Sample) measure.Spread {
 	v := make([]float64, len(samples))
 	for i, s := range samples {
@@ -202,8 +202,7 @@ type comparison struct {
 	rounds measure.Spread
 }
 
-// compare divides a metric of a by that of b; ok is false when either was not
-// measured.
+// compare divides a metric of a by that of b. ok is false if either was not measured.
 func (m metric) compare(a, b []Sample) (c comparison, ok bool) {
 	sa, sb := m.spread(a), m.spread(b)
 	if sa.N == 0 || sb.N == 0 || sb.Median == 0 {

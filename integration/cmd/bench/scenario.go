@@ -5,26 +5,26 @@ import (
 	"slices"
 )
 
-// scenario is one thing that is measured, on some servers, in some cases.
+// scenario is one thing to measure, on some servers, in some cases.
 type scenario struct {
 	name  string
 	title string
-	// about says for the document what is done.
+	// about says, for the document, what is done.
 	about string
-	// main is the figure servers are compared by; more are printed with it.
+	// main is the figure that servers are compared by. The tables show more figures.
 	main metric
 	more []metric
-	// servers by name, in the order of the tables.
+	// servers are the names of the servers, in the order of the tables.
 	servers []string
-	// slow scenarios measure the other servers only where a run is to be full.
+	// slow scenarios measure the other servers only in a full run.
 	slow bool
 	// serving scenarios share servers and content.
 	serving bool
 	run     func(*bench, context.Context, *scenario) error
 }
 
-// rows are the servers of the scenario's tables: the builds of Slipway that a
-// run compared come behind the first.
+// rows returns the servers of the scenario's tables. The builds of Slipway that a run compared come
+// after the first.
 func (sc *scenario) rows(r *Results) []string {
 	var out []string
 	for _, name := range sc.servers {
@@ -44,13 +44,13 @@ func (sc *scenario) rows(r *Results) []string {
 	return out
 }
 
-// columns are the figures of the scenario's tables. What the rest of the machine
-// did meanwhile stands beside all of them.
+// columns returns the figures of the scenario's tables. All tables also show what the rest of the
+// machine did meanwhile.
 func (sc *scenario) columns() []metric {
 	return append(append([]metric{sc.main}, sc.more...), otherCPUs)
 }
 
-// scenarios returns all there are, in the order they run.
+// scenarios returns all scenarios, in the order in which they run.
 func scenarios() []*scenario {
 	readers := []string{nameSlipway, nameAccessLog, nameNginx, nameZot, nameDist3, nameDist2}
 	quietReaders := slices.DeleteFunc(slices.Clone(readers), func(s string) bool { return s == nameAccessLog })
@@ -107,7 +107,7 @@ func scenarios() []*scenario {
 	}
 }
 
-// quiet is the registries without the variants of one's configuration.
+// quiet returns the registries without variants that only differ in configuration.
 func quiet(names []string) []string {
 	return slices.DeleteFunc(slices.Clone(names), func(s string) bool { return s == nameZotCommit })
 }

@@ -9,7 +9,7 @@ import (
 	"example.org/slipway/integration/internal/wire"
 )
 
-// Names of the servers in the results.
+// These are the names of the servers in the results.
 const (
 	nameSlipway   = "slipway"
 	nameAccessLog = "slipway, access log on"
@@ -23,8 +23,8 @@ const (
 // variant is another build of Slipway to measure beside the first.
 type variant struct{ name, binary string }
 
-// specs returns all servers: those that are compared, whether installed or
-// not, and the variants, which are other builds of Slipway.
+// specs returns all servers: those that are compared, whether installed or not, and the variants,
+// which are other builds of Slipway.
 func specs(binary string, variants []variant) []*rival.Spec {
 	list := []*rival.Spec{rival.Slipway(nameSlipway, binary, true)}
 	for _, v := range variants {
@@ -42,8 +42,8 @@ type server struct {
 	push *wire.Client
 }
 
-// startServer starts a server on a directory, new or used before, and returns
-// when it is ready.
+// startServer starts a server on a directory, which may be new or used, and returns when it is
+// ready.
 func startServer(ctx context.Context, sp *rival.Spec, dir string) (*server, error) {
 	running, err := rival.Start(ctx, sp, dir)
 	if err != nil {
@@ -60,7 +60,7 @@ func startServer(ctx context.Context, sp *rival.Spec, dir string) (*server, erro
 	}, nil
 }
 
-// stop ends the server. Its directory stays.
+// stop stops the server. Its directory stays.
 func (s *server) stop() {
 	s.http.CloseIdleConnections()
 	s.push.Close()

@@ -8,8 +8,8 @@ import (
 	"slices"
 )
 
-// fleet is the servers whose pulls are compared, all holding the same content.
-// It lives as long as the scenarios that read.
+// fleet holds the servers whose pulls are compared, all with the same content. It lives as long as
+// the scenarios that read.
 type fleet struct {
 	servers []*server
 	images  []*image
@@ -17,7 +17,7 @@ type fleet struct {
 	blobs   bool
 }
 
-// serving returns the fleet, which it starts the first time.
+// serving returns the fleet. The first call starts it.
 func (b *bench) serving(ctx context.Context, sc *scenario) (*fleet, error) {
 	if b.fleet != nil {
 		return b.fleet, nil
@@ -50,8 +50,7 @@ func (f *fleet) of(sc *scenario, r *Results) []*server {
 	return out
 }
 
-// prepare gives every server some content. A server that does not take it is
-// dropped.
+// prepare gives every server some content. It drops a server that does not accept it.
 func (b *bench) prepare(ctx context.Context, servers []*server, what string, do func(s *server) error) error {
 	for _, s := range servers {
 		if s.Binary == "" {
@@ -70,8 +69,7 @@ func (b *bench) prepare(ctx context.Context, servers []*server, what string, do 
 	return nil
 }
 
-// forgetDropped takes out the servers that were dropped; they are ended with
-// the process.
+// forgetDropped removes the dropped servers from the fleet. They end with the process.
 func (f *fleet) forgetDropped() {
 	kept := f.servers[:0]
 	for _, s := range f.servers {
@@ -84,10 +82,10 @@ func (f *fleet) forgetDropped() {
 	f.servers = kept
 }
 
-// pushers is how many clients fill a registry at once.
+// pushers is the number of clients that fill a registry at the same time.
 const pushers = 8
 
-// store puts an image into a server, whatever kind it is.
+// store puts an image into a server of any kind.
 func (s *server) store(ctx context.Context, im *image) error {
 	if s.Static {
 		return tree{filepath.Join(s.Dir, "static")}.image(im)
@@ -116,7 +114,7 @@ func (b *bench) needImages(ctx context.Context, f *fleet) error {
 	})
 }
 
-// runPull pulls whole images that were pulled before.
+// runPull pulls whole images that have been pulled before.
 func runPull(b *bench, ctx context.Context, sc *scenario) error {
 	f, err := b.serving(ctx, sc)
 	if err != nil {
@@ -140,19 +138,19 @@ func runPull(b *bench, ctx context.Context, sc *scenario) error {
 
 func caseClients(n int) string { return fmt.Sprintf("C=%d", n) }
 
-// headClients is how many clients ask for manifests at once.
+// headClients is the number of clients that ask for manifests at the same time.
 const headClients = 10
 
-// tagCounts are the sizes of the repositories whose tags are asked for. Servers
-// that take long to store a tag get only those up to slowTags.
+// tagCounts are the sizes of the repositories whose tags are requested. Servers that take long to
+// store a tag get only those up to slowTags.
 var tagCounts = [...]int{10, 1000, 10000}
 
 const slowTags = 1000
 
 func caseTags(n int) string { return fmt.Sprintf("%d tags in the repository", n) }
 
-// runHead asks for manifests by tag: of many small repositories, and of
-// repositories with more and more tags.
+// runHead asks for manifests by tag, first in many small repositories, then in repositories with
+// more and more tags.
 func runHead(b *bench, ctx context.Context, sc *scenario) error {
 	f, err := b.serving(ctx, sc)
 	if err != nil {
@@ -173,8 +171,8 @@ func runHead(b *bench, ctx context.Context, sc *scenario) error {
 	return b.headTags(ctx, sc, f)
 }
 
-// headTags asks for the tags of repositories with few and with many of them. The
-// sizes take turns as the servers do: what is compared is one with another.
+// headTags asks for the tags of repositories with few and with many tags. The sizes take turns as
+// the servers do, because they are compared with each other.
 func (b *bench) headTags(ctx context.Context, sc *scenario, f *fleet) error {
 	var list []arm
 	sets := map[string]*tagSet{}
@@ -190,15 +188,14 @@ func (b *bench) headTags(ctx context.Context, sc *scenario, f *fleet) error {
 	return b.slices(ctx, sc, list, headClients, func(a arm) func(context.Context, *worker, int) (int64, error) {
 		set := sets[a.cas]
 		return func(ctx context.Context, _ *worker, i int) (int64, error) {
-			// Any order will do that does not follow the one of the list.
+			// Any order will do that differs from the list's.
 			k := rand.New(rand.NewPCG(uint64(i), uint64(set.n))).IntN(set.n)
 			return 0, a.s.head(ctx, set.image.repo, tagName(k), set.digests[k])
 		}
 	})
 }
 
-// needTags makes sure that the servers have the repository with n tags, and
-// returns which do.
+// needTags makes sure that the servers have the repository with n tags, and returns those that do.
 func (b *bench) needTags(ctx context.Context, sc *scenario, f *fleet, n int) ([]*server, error) {
 	var servers []*server
 	for _, s := range f.of(sc, b.results) {
@@ -214,8 +211,7 @@ func (b *bench) needTags(ctx context.Context, sc *scenario, f *fleet, n int) ([]
 	return servers, b.prepare(ctx, servers, fmt.Sprintf("storing %d tags in one repository", n), func(s *server) error { return s.storeTags(ctx, set) })
 }
 
-// storeTags puts a repository with many tags into a server, and asks for each
-// once.
+// storeTags puts a repository with many tags into a server, and asks for each tag once.
 func (s *server) storeTags(ctx context.Context, set *tagSet) error {
 	if err := s.store(ctx, set.image); err != nil {
 		return err
@@ -239,7 +235,7 @@ func (s *server) storeTags(ctx context.Context, set *tagSet) error {
 	return err
 }
 
-// blobClients is how many clients download large blobs at once.
+// blobClients is the number of clients that download large blobs at the same time.
 const blobClients = 4
 
 func caseSize(bytes int) string { return fmt.Sprintf("%d MiB", bytes>>20) }
@@ -258,7 +254,7 @@ func runBlob(b *bench, ctx context.Context, sc *scenario) error {
 				if err := s.store(ctx, b.largeOf(size)); err != nil {
 					return err
 				}
-				// Every byte is verified this once.
+				// This is the only time that every byte is verified.
 				if _, err := s.pull(ctx, b.largeOf(size), &w.buf); err != nil {
 					return err
 				}

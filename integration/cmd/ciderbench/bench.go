@@ -26,7 +26,7 @@ const (
 	buildTimeout = 10 * time.Minute
 	// diskBytes is the size of Ceph's disk, a sparse file.
 	diskBytes = 60 << 30
-	// Namespaces of volumes and of clones, and the registry's port.
+	// These are the namespaces of volumes and of clones, and the registry's port.
 	namespace    = "images"
 	clones       = "clones"
 	registryPort = "5000"
@@ -42,13 +42,13 @@ type bench struct {
 	net      *lan.LAN
 	links    []*lan.Node
 	cluster  *ceph.Cluster
-	conf     string // what nodes know of the cluster
+	conf     string // the nodes' configuration of the cluster
 	registry *ctrnode.Registry
-	built    map[string]*ctrnode.VolumeStatus // by SERIES/VERSION, of what was pushed
+	built    map[string]*ctrnode.VolumeStatus // the volumes of pushed images, by SERIES/VERSION
 	results  *Results
 }
 
-// scenarios returns all there are, in the order they run.
+// scenarios returns all scenarios, in the order in which they run.
 func scenarios() []measure.Scenario[*bench] {
 	return []measure.Scenario[*bench]{{Name: "equality", Run: runEquality}, {Name: "series", Run: runSeries}, {Name: "single", Run: runSingle},
 		{Name: "node10", Run: runNode10}, {Name: "nodes", Run: runNodes}, {Name: "pagecache", Run: runPageCache}, {Name: "throughput", Run: runThroughput}}
@@ -87,7 +87,7 @@ func (o *options) measure(ctx context.Context) (r *Results, err error) {
 	return b.results, measure.RunAll(ctx, b, list, nil)
 }
 
-// prepare starts what is common to all scenarios.
+// prepare starts what all scenarios share.
 func (b *bench) prepare(ctx context.Context) (err error) {
 	if b.net, err = lan.New(ctx); err != nil {
 		return err
@@ -107,7 +107,7 @@ func (b *bench) prepare(ctx context.Context) (err error) {
 	return err
 }
 
-// makeDir makes a directory of the bench.
+// makeDir makes a directory below that of the bench.
 func (b *bench) makeDir() string {
 	dir := b.NewDir()
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -137,8 +137,8 @@ func (b *bench) clear() error {
 	return errors.Join(append(errs, b.Close())...)
 }
 
-// chosen are the images of a scenario: those of the command line, else the last
-// version of each of some series that the corpus has; nil series: of all.
+// chosen returns the images of a scenario: those of the command line, or else the last version of
+// each of the given series that the corpus has. If series is nil, all series count.
 func (b *bench) chosen(series []string) ([]*corpus.Image, error) {
 	last := map[string]*corpus.Image{}
 	var order []string
@@ -172,10 +172,10 @@ func (b *bench) chosen(series []string) ([]*corpus.Image, error) {
 	return out, nil
 }
 
-// ways are those that are compared.
+// ways returns the ways that are compared.
 func (b *bench) ways() []string { return strings.Split(b.o.ways, ",") }
 
-// task is what the containers of an image do: its series' task, else its own command.
+// task returns what the containers of an image do: the task of its series, or else its own command.
 func task(im *corpus.Image) tasks.Task {
 	if t, ok := tasks.First(im.Series); ok {
 		return t
@@ -183,12 +183,12 @@ func task(im *corpus.Image) tasks.Task {
 	return tasks.Task{Series: im.Series, Name: "runs its own command", Timeout: time.Minute}
 }
 
-// ref is the name of an image at a registry.
+// ref returns the name of an image at a registry.
 func ref(r *ctrnode.Registry, im *corpus.Image) string {
 	return r.Addr + "/" + im.Repo() + ":" + im.Version
 }
 
-// push brings an image into a registry and waits until its volumes are built.
+// push pushes an image to a registry and waits until its volumes are built.
 func (b *bench) push(ctx context.Context, r *ctrnode.Registry, im *corpus.Image, fs ...string) (*ctrnode.VolumeStatus, error) {
 	out, err := exec.CommandContext(ctx, filepath.Join(tool.Dir(), "crane"), "push", "--insecure", im.Dir, ref(r, im)).CombinedOutput()
 	if err != nil {
@@ -205,7 +205,7 @@ func (b *bench) push(ctx context.Context, r *ctrnode.Registry, im *corpus.Image,
 	return st, nil
 }
 
-// ready has images in the bench's registry, with volumes in both file systems.
+// ready makes sure that the bench's registry holds images, with volumes in both file systems.
 func (b *bench) ready(ctx context.Context, images []*corpus.Image) error {
 	for _, im := range images {
 		if b.built[im.String()] != nil {
@@ -221,7 +221,7 @@ func (b *bench) ready(ctx context.Context, images []*corpus.Image) error {
 	return nil
 }
 
-// node starts a node on the i-th link, which is made if there is none yet.
+// node starts a node on the i-th link, which it makes if necessary.
 func (b *bench) node(ctx context.Context, way string, i int) (*ctrnode.Node, error) {
 	for len(b.links) <= i {
 		l, err := b.net.Join(ctx)
@@ -241,5 +241,5 @@ func (b *bench) node(ctx context.Context, way string, i int) (*ctrnode.Node, err
 	return ctrnode.Start(ctx, o)
 }
 
-// containerID is one that no other container of this machine has.
+// containerID returns an id that no other container of this machine has.
 func containerID() string { return fmt.Sprintf("cider-%016x", rand.Uint64()) }

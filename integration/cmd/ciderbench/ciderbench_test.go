@@ -8,8 +8,8 @@ import (
 	"example.org/slipway/integration/internal/measure"
 )
 
-// sample is a corpus of two images in all ways: the plain pull takes 10 and 20 s, a
-// volume 1 and 1.5 s, a clone 2 and 2 s.
+// sample returns deployments of a corpus of two images in all ways. The plain pull takes 10 and 20
+// s, a volume 1 and 1.5 s, and a clone 2 and 2 s.
 func sample() []Deployment {
 	var list []Deployment
 	for round := range 3 {
@@ -35,7 +35,7 @@ func TestSingleTargets(t *testing.T) {
 	}
 }
 
-// TestFailuresAreNoMeans: an image that failed in one way is in no mean.
+// TestFailuresAreNoMeans checks that no mean includes an image that failed in one way.
 func TestFailuresAreNoMeans(t *testing.T) {
 	list := append(sample(), Deployment{Image: "c/1", Way: ctrnode.Plain, Nodes: 1, Containers: 1, PullSec: 1000},
 		Deployment{Image: "c/1", Way: ctrnode.VolumeLocal, Nodes: 1, Containers: 1, Failure: "it broke\nhere"})

@@ -12,22 +12,21 @@ import (
 	"example.org/slipway/integration/internal/ctrnode"
 )
 
-// Deployment is one start from nothing: containers of one image, as many on each of
-// some new nodes.
+// Deployment is one start from nothing: containers of one image, the same number on each of some
+// new nodes.
 type Deployment struct {
 	Image      string `json:"image"`
 	Way        string `json:"way"`
 	Nodes      int    `json:"nodes"`
 	Containers int    `json:"containers"` // on each node
 	Round      int    `json:"round"`
-	// PullSec is the mean of the nodes' pulls, which are made once on each; RunSec the
-	// mean of the containers' runs until their tasks are done. WallSec is the time until
-	// the last one is.
+	// PullSec is the mean of the nodes' pulls; each node pulls once. RunSec is the mean of the
+	// containers' runs until their tasks are done. WallSec is the time until the last task is done.
 	PullSec float64 `json:"pull_sec"`
 	RunSec  float64 `json:"run_sec"`
 	WallSec float64 `json:"wall_sec"`
-	// LinkBytes came over the nodes' links, CephBytes from the OSD; CephWritten is what
-	// clients wrote to it.
+	// LinkBytes came over the nodes' links, and CephBytes from the OSD. CephWritten is what clients
+	// wrote to the OSD.
 	LinkBytes   int64 `json:"link_bytes"`
 	CephBytes   int64 `json:"ceph_bytes"`
 	CephWritten int64 `json:"ceph_written"`
@@ -36,7 +35,7 @@ type Deployment struct {
 	Failure string             `json:"failure,omitempty"`
 }
 
-// TotalSec is the mean deployment time of a container.
+// TotalSec returns the mean deployment time of a container.
 func (d *Deployment) TotalSec() float64 { return d.PullSec + d.RunSec }
 
 func (d *Deployment) String() string {
@@ -48,7 +47,7 @@ func (d *Deployment) String() string {
 		float64(d.LinkBytes)/1e6, float64(d.CephBytes)/1e6, float64(d.CephWritten)/1e6)
 }
 
-// deployments measures each way once, in an order that turns from round to round.
+// deployments measures each way once, in an order that changes from round to round.
 func (b *bench) deployments(ctx context.Context, im *corpus.Image, nodes, containers, round int, out *[]Deployment) error {
 	var errs []error
 	ways := b.ways()
@@ -67,9 +66,9 @@ func (b *bench) deployments(ctx context.Context, im *corpus.Image, nodes, contai
 	return errors.Join(errs...)
 }
 
-// deploy measures one.
+// deploy measures one deployment.
 func (b *bench) deploy(ctx context.Context, im *corpus.Image, d *Deployment) (err error) {
-	syscall.Sync() // nobody waits for what was written before
+	syscall.Sync() // nothing must wait for earlier writes
 	if err := b.cluster.DropCache(); err != nil {
 		return err
 	}
@@ -109,7 +108,7 @@ func (b *bench) deploy(ctx context.Context, im *corpus.Image, d *Deployment) (er
 	return errors.Join(err, d.asWanted(ctx, b, im, nodes))
 }
 
-// asWanted returns an error unless the image came in the way that was to be measured.
+// asWanted returns an error unless the image came in the way that is being measured.
 func (d *Deployment) asWanted(ctx context.Context, b *bench, im *corpus.Image, nodes []*ctrnode.Node) error {
 	if d.Way == ctrnode.Plain {
 		return nil
@@ -141,7 +140,7 @@ func (b *bench) received(nodes int) (sum int64, err error) {
 	return sum, nil
 }
 
-// timed is the part of deploy that is measured.
+// timed is the measured part of deploy.
 func (b *bench) timed(ctx context.Context, im *corpus.Image, nodes []*ctrnode.Node, d *Deployment) error {
 	var mu sync.Mutex
 	var wait sync.WaitGroup

@@ -13,24 +13,24 @@ import (
 	"example.org/slipway/integration/internal/treecmp"
 )
 
-// Equality says of each image whether its volumes have the plain tree.
+// Equality says for each image whether its volumes hold the same tree as a plain pull.
 type Equality struct {
 	Run    measure.Run   `json:"run"`
 	Images []EqualityOne `json:"images"`
 }
 
-// EqualityOne is one image.
+// EqualityOne is the result for one image.
 type EqualityOne struct {
 	Image string `json:"image"`
 	Bytes int64  `json:"bytes"` // compressed, of all layers
-	// BuildSec is the time from the push until both file systems were built, with the
-	// conversion of its layers for Gear.
+	// BuildSec is the time from the push until both file systems were built, including the
+	// conversion of the image's layers for Gear.
 	BuildSec float64 `json:"build_sec"`
-	// Ext4Used and EROFSUsed are what the volumes store.
+	// Ext4Used and EROFSUsed are the bytes that the volumes store.
 	Ext4Used  int64 `json:"ext4_used"`
 	EROFSUsed int64 `json:"erofs_used"`
-	// Differences found, by what was compared: the one file system mounted once for all,
-	// and a clone.
+	// Differences counts the differences found, by what was compared: the file system that is
+	// mounted once for all containers, and a clone.
 	Differences map[string]int `json:"differences"`
 	First       string         `json:"first,omitempty"`
 	Failure     string         `json:"failure,omitempty"`
@@ -64,7 +64,7 @@ func runEquality(b *bench, ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// equality compares one image.
+// equality compares the trees of one image.
 func (b *bench) equality(ctx context.Context, im *corpus.Image, out *EqualityOne) (err error) {
 	began := time.Now()
 	if err := b.ready(ctx, []*corpus.Image{im}); err != nil {
@@ -98,7 +98,7 @@ func (b *bench) equality(ctx context.Context, im *corpus.Image, out *EqualityOne
 	return nil
 }
 
-// pulled is a new node with an image.
+// pulled returns a new node that has pulled an image.
 func (b *bench) pulled(ctx context.Context, im *corpus.Image, way string) (*ctrnode.Node, error) {
 	i := 0
 	if way != ctrnode.Plain {
@@ -139,7 +139,7 @@ func (b *bench) compare(ctx context.Context, im *corpus.Image, chain string, pla
 	})
 }
 
-// Title is the heading.
+// Title returns the heading.
 func (e *Equality) Title() string { return "Equality" }
 
 // Head says how it was measured.
@@ -150,7 +150,7 @@ func (e *Equality) About() string {
 	return "Each image is pushed, built as a chain of ext4 clones and as one EROFS volume, and pulled by three nodes: plainly, with volumes in local mode and in network mode. What a container would see is compared with the overlay of the plain pull: names, contents, links, owners, modes, times, devices, extended attributes. Left out are the time of the root directory, which is that of unpacking where no layer describes it, and ext4's own `lost+found`."
 }
 
-// Targets are no differences.
+// Targets returns the target of no differences.
 func (e *Equality) Targets() []measure.Target {
 	var n, failed int
 	for _, im := range e.Images {
@@ -189,7 +189,7 @@ func (e *Equality) Write(w *strings.Builder) {
 	}
 }
 
-// Pictures are none.
+// Pictures returns no pictures.
 func (e *Equality) Pictures() []measure.Picture { return nil }
 
 func firstLine(s string) string {

@@ -1,16 +1,14 @@
-// Command ciderbench measures images as volumes on a Ceph of its own, beside the plain
-// pull of containerd and the files of Gear: deployment of one container over the images
-// of a corpus, of many on one node and on several, bytes read from Ceph, page cache, and
-// throughput of applications; and it checks that every tree is the plain one.
+// Command ciderbench measures images as volumes on its own Ceph cluster, beside containerd's plain
+// pull and the files of Gear. It measures the deployment of one container over the images of a
+// corpus, of many containers on one node and on several, the bytes read from Ceph, the page cache,
+// and the throughput of applications. It also checks that every tree equals the plain one.
 //
-// The images are OCI layouts SERIES/VERSION below a directory (-corpus); what their
-// containers do is in package tasks. Registry and Ceph are reached over a bridge, nodes
-// are network namespaces with a link of their own, each with a containerd and an agent
-// that begin with nothing. Root only.
+// The images are OCI layouts SERIES/VERSION below a directory (-corpus). Package tasks defines what
+// their containers do. A bridge leads to the registry and to Ceph. Each node is a network namespace
+// with its own link, and has a containerd and an agent that start from nothing. Root only.
 //
-// Results go to a file of JSON (-out), from which the report can be made again (-from).
-// The exit status is 1 if something could not be measured, or if -check finds a target
-// missed.
+// Results go to a JSON file (-out). The report can be made again from it (-from). The exit status
+// is 1 if something could not be measured, or if -check finds a target missed.
 package main
 
 import (
@@ -28,7 +26,7 @@ import (
 	"example.org/slipway/integration/internal/measure"
 )
 
-// options are the command line.
+// options are the options of the command line.
 type options struct {
 	measure.Options
 	corpus, images   string
@@ -93,7 +91,7 @@ func (o *options) validate(fl *flag.FlagSet) error {
 	return nil
 }
 
-// quicken chooses less where the command line does not say what.
+// quicken reduces the work where the command line does not say how much to do.
 func (o *options) quicken(given map[string]bool) {
 	if !given["rounds"] {
 		o.Rounds = 1
@@ -119,8 +117,8 @@ func numbers(list string) (out []int, err error) {
 
 func main() { measure.Main("ciderbench", parse, (*options).run) }
 
-// run measures, or reads what was measured, and reports. It returns whether all targets
-// are met, or none were to be checked.
+// run measures, or reads earlier results, and reports. It returns whether all targets are met, or
+// none were to be checked.
 func (o *options) run(ctx context.Context) (good bool, err error) {
 	met, err := measure.Carry(&o.Output, marks(), func() (*Results, error) { return o.measure(ctx) })
 	return met || !o.Check, err

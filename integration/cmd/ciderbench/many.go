@@ -12,14 +12,14 @@ import (
 	"example.org/slipway/integration/internal/measure"
 )
 
-// Node10 are deployments of several containers at once on one node.
+// Node10 holds deployments of several containers at once on one node.
 type Node10 struct {
 	Run         measure.Run  `json:"run"`
 	Mbit        int          `json:"mbit"`
 	Deployments []Deployment `json:"deployments"`
 }
 
-// Nodes are the same on several nodes at once.
+// Nodes holds deployments of several containers on several nodes at once.
 type Nodes struct {
 	Run         measure.Run  `json:"run"`
 	Mbit        int          `json:"mbit"`
@@ -27,7 +27,7 @@ type Nodes struct {
 	Deployments []Deployment `json:"deployments"`
 }
 
-// crowd are the series of the paper's experiments with many containers.
+// crowd returns the series of the paper's experiments with many containers.
 func crowd() []string { return []string{"nginx", "postgres", "python"} }
 
 func runNode10(b *bench, ctx context.Context) error {
@@ -83,7 +83,7 @@ func (b *bench) crowds(ctx context.Context, nodes, containers []int, out *[]Depl
 	return errors.Join(errs...)
 }
 
-// counts are the numbers of nodes, or of containers on each, that were deployed.
+// counts returns the numbers of nodes, or of containers on each, that were deployed.
 func counts(list []Deployment, of func(*Deployment) int) (out []int) {
 	for i := range list {
 		if n := of(&list[i]); !slices.Contains(out, n) {
@@ -100,7 +100,7 @@ func cephBytes(d *Deployment) float64 {
 	return float64(d.CephBytes) / 1e6 / float64(d.Nodes)
 }
 
-// Title is the heading.
+// Title returns the heading.
 func (x *Node10) Title() string { return "Several containers on one node" }
 
 // Head says how it was measured.
@@ -113,7 +113,7 @@ func (x *Node10) About() string {
 	return "A new node pulls an image once and runs as many containers of it at once; the figures are means over the containers, from nothing until their tasks are done, and over the images. Cider's own (10 at once of nginx, 109 MB, postgres, 269 MB, python, 684 MB): network -52 %, local -63 %."
 }
 
-// Targets are the paper's, and bytes that do not grow.
+// Targets returns the paper's targets, and the target that bytes do not grow.
 func (x *Node10) Targets() []measure.Target {
 	most := lastOf(counts(x.Deployments, containersOf))
 	one := mean(x.Deployments, cell{way: ctrnode.VolumeLocal, containers: 1}, cephBytes)
@@ -141,7 +141,7 @@ func (x *Node10) Write(w *strings.Builder) {
 	writeCrowd(w, x.Deployments, "containers", counts(x.Deployments, containersOf), func(way, im string, n int) cell { return cell{im, way, 1, n} })
 }
 
-// Pictures are the mean times, as in Figure 8, and the bytes.
+// Pictures returns the mean times, as in Figure 8, and the bytes.
 func (x *Node10) Pictures() []measure.Picture {
 	of := func(way string, n int) cell { return cell{"", way, 1, n} }
 	columns := counts(x.Deployments, containersOf)
@@ -151,7 +151,7 @@ func (x *Node10) Pictures() []measure.Picture {
 	}
 }
 
-// Title is the heading.
+// Title returns the heading.
 func (x *Nodes) Title() string { return "Several nodes" }
 
 // Head says how it was measured.
@@ -164,7 +164,7 @@ func (x *Nodes) About() string {
 	return "Nodes with an agent and a containerd each, in namespaces of this machine, deploy the same image at once, with as many containers on each. Figures are means over all containers. All nodes, the registry and Ceph share this machine's processors, which those of the paper did not: times grow with the number of nodes for that alone, in every way. Cider's own (10 nodes with 10 containers each): network takes about twice the time of local; local -62 %, below 5 s."
 }
 
-// Targets are those of the issue.
+// Targets returns the targets of the issue.
 func (x *Nodes) Targets() []measure.Target {
 	n, c := lastOf(counts(x.Deployments, nodesOf)), lastOf(counts(x.Deployments, containersOf))
 	return []measure.Target{target("nodes", fmt.Sprintf("local below the plain pull, %d nodes with %d containers", n, c), ctrnode.VolumeLocal, 63, x.Deployments, n, c)}
@@ -175,7 +175,7 @@ func (x *Nodes) Write(w *strings.Builder) {
 	writeCrowd(w, x.Deployments, "nodes", counts(x.Deployments, nodesOf), func(way, im string, n int) cell { return cell{im, way, n, 0} })
 }
 
-// Pictures are the mean times, as in Figure 9.
+// Pictures returns the mean times, as in Figure 9.
 func (x *Nodes) Pictures() []measure.Picture {
 	c := lastOf(counts(x.Deployments, containersOf))
 	chart := crowdChart(x.Deployments, fmt.Sprintf("Deployment of %d containers on each node, s (paper: Figure 9)", c), "nodes", counts(x.Deployments, nodesOf),
@@ -210,7 +210,7 @@ func writeCrowd(w *strings.Builder, list []Deployment, what string, numbers []in
 	}
 }
 
-// crowdChart is the mean over images by number.
+// crowdChart returns a chart of the mean over images, by number.
 func crowdChart(list []Deployment, title, across string, numbers []int, of func(way string, n int) cell, figure func(*Deployment) float64) measure.Chart {
 	c := measure.Chart{Title: title, Across: across, Lines: true}
 	for _, n := range numbers {

@@ -19,8 +19,8 @@ import (
 	"example.org/slipway/integration/internal/tool"
 )
 
-// PageCache is how much of this machine's page cache containers of one image take on
-// one node while they run.
+// PageCache says how much of this machine's page cache containers of one image use on one node
+// while they run.
 type PageCache struct {
 	Run     measure.Run       `json:"run"`
 	Image   string            `json:"image"`
@@ -35,7 +35,7 @@ type PageCacheSample struct {
 	Bytes      int64  `json:"bytes"`
 }
 
-// manyContainers is the paper's number.
+// manyContainers is the paper's number of containers.
 const (
 	manyContainers      = 20
 	manyContainersQuick = 4
@@ -75,7 +75,7 @@ func runPageCache(b *bench, ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// pageCache runs containers that stay after their task, and measures while they do.
+// pageCache runs containers that stay after their task, and measures while they run.
 func (b *bench) pageCache(ctx context.Context, im *corpus.Image, way string, containers int) (grown int64, err error) {
 	n, err := b.node(ctx, way, 0)
 	if err != nil {
@@ -89,7 +89,8 @@ func (b *bench) pageCache(ctx context.Context, im *corpus.Image, way string, con
 	if err := os.WriteFile("/proc/sys/vm/drop_caches", []byte("3"), 0); err != nil {
 		return 0, err
 	}
-	// What any container takes, runc and its shim, is not the image's.
+	// The programs that every container needs, such as runc and its shim, do not count for the
+	// image.
 	for _, name := range []string{"containerd", "containerd-shim-runc-v2", "runc", "ctr"} {
 		if _, err := os.ReadFile(filepath.Join(tool.Dir(), name)); err != nil {
 			return 0, err
@@ -110,7 +111,7 @@ func (b *bench) pageCache(ctx context.Context, im *corpus.Image, way string, con
 	return after - before, err
 }
 
-// holding runs containers and calls do when all have done their task and still run.
+// holding runs containers. It calls do when all have done their task and still run.
 func (b *bench) holding(ctx context.Context, n *ctrnode.Node, im *corpus.Image, containers int, do func() error) error {
 	var arrived, wait sync.WaitGroup
 	arrived.Add(containers)
@@ -151,12 +152,12 @@ func (b *bench) holding(ctx context.Context, n *ctrnode.Node, im *corpus.Image, 
 	return err
 }
 
-// doneFile tells in a container that its task is done.
+// doneFile is the file in a container that marks its task as done.
 const doneFile = "/tmp/.cider-done"
 
-// lasting makes a service of a task that is a script, so that its container stays, and
-// returns a function that waits until the task of a container with the first process is
-// done. A service has answered by then.
+// lasting turns a task that is a script into a service, so that its container stays. It also
+// returns a function that waits until the task is done, for a container with the given first
+// process. A real service is done when it has answered.
 func lasting(t tasks.Task) (tasks.Task, func(ctx context.Context, pid int) error) {
 	if t.Probe != nil {
 		return t, func(context.Context, int) error { return nil }
@@ -179,7 +180,7 @@ func lasting(t tasks.Task) (tasks.Task, func(ctx context.Context, pid int) error
 	}
 }
 
-// cached is this machine's page cache in bytes, block devices' with it.
+// cached returns the size of this machine's page cache in bytes, including that of block devices.
 func cached() (int64, error) {
 	f, err := os.Open("/proc/meminfo")
 	if err != nil {
@@ -203,7 +204,7 @@ func cached() (int64, error) {
 	return sum, nil
 }
 
-// Title is the heading.
+// Title returns the heading.
 func (p *PageCache) Title() string { return "Page cache" }
 
 // Head says how it was measured.
@@ -224,7 +225,7 @@ func (p *PageCache) spread(way string, containers int) measure.Spread {
 	return measure.SpreadOf(v)
 }
 
-// most is the larger number of containers.
+// most returns the larger number of containers.
 func (p *PageCache) most() (n int) {
 	for _, s := range p.Samples {
 		n = max(n, s.Containers)
@@ -232,7 +233,7 @@ func (p *PageCache) most() (n int) {
 	return n
 }
 
-// Targets are those of the issue.
+// Targets returns the targets of the issue.
 func (p *PageCache) Targets() []measure.Target {
 	one, many := p.spread(ctrnode.VolumeLocal, 1), p.spread(ctrnode.VolumeLocal, p.most())
 	t := measure.Target{Scenario: "pagecache", What: fmt.Sprintf("page cache of %d local containers / of one", p.most()), Limit: 1.2, Missing: one.Median <= 0 || many.N == 0}
@@ -259,5 +260,5 @@ func (p *PageCache) Write(w *strings.Builder) {
 	measure.Table(w, 1, []string{"way", "1 container, MB", fmt.Sprintf("%d containers, MB", p.most()), "ratio"}, rows)
 }
 
-// Pictures are none.
+// Pictures returns no pictures.
 func (p *PageCache) Pictures() []measure.Picture { return nil }

@@ -7,7 +7,7 @@ import (
 	"example.org/slipway/integration/internal/measure"
 )
 
-// Results are everything that was measured; a scenario that was not is nil.
+// Results are everything that was measured. A scenario that was not measured is nil.
 type Results struct {
 	Equality   *Equality   `json:"equality,omitempty"`
 	Series     *Series     `json:"series,omitempty"`
@@ -34,7 +34,7 @@ func (r *Results) Fill(old *Results) {
 	r.Throughput = cmp.Or(r.Throughput, old.Throughput)
 }
 
-// marks are the lines between which the generated part of the document lies.
+// marks returns the lines that enclose the generated part of the document.
 func marks() measure.Marks {
 	return measure.Marks{
 		Begin: "<!-- bench-cider:begin (scripts/bench-cider.sh writes what is between the two marks) -->",
@@ -42,7 +42,7 @@ func marks() measure.Marks {
 	}
 }
 
-// wayTitle is what a way is called in a report.
+// wayTitle returns a way's name for a report.
 func wayTitle(way string) string {
 	switch way {
 	case ctrnode.Plain:
@@ -57,7 +57,7 @@ func wayTitle(way string) string {
 	return way
 }
 
-// waysIn are the ways that deployments were made in, in a fixed order.
+// waysIn returns the ways of the deployments, in a fixed order.
 func waysIn(list []Deployment) (out []string) {
 	for _, w := range []string{ctrnode.Plain, ctrnode.Gear, ctrnode.VolumeLocal, ctrnode.VolumeNetwork} {
 		for i := range list {
@@ -70,7 +70,7 @@ func waysIn(list []Deployment) (out []string) {
 	return out
 }
 
-// imagesIn are the images that were deployed, in the order they come.
+// imagesIn returns the deployed images, in the order in which they appear.
 func imagesIn(list []Deployment) (out []string) {
 	seen := map[string]bool{}
 	for i := range list {
@@ -82,13 +82,13 @@ func imagesIn(list []Deployment) (out []string) {
 	return out
 }
 
-// cell picks deployments.
+// cell selects deployments.
 type cell struct {
-	image, way        string // "": any
-	nodes, containers int    // 0: any
+	image, way        string // "" means any
+	nodes, containers int    // 0 means any
 }
 
-// spread is that of a figure of the deployments of a cell that did not fail.
+// spread returns the spread of a figure over a cell's successful deployments.
 func (c cell) spread(list []Deployment, of func(*Deployment) float64) measure.Spread {
 	var v []float64
 	for i := range list {
@@ -101,8 +101,8 @@ func (c cell) spread(list []Deployment, of func(*Deployment) float64) measure.Sp
 	return measure.SpreadOf(v)
 }
 
-// mean is the mean over images of the medians of a cell's deployments, of those images
-// that all ways have; 0 without any.
+// mean returns the mean over images of the medians of a cell's deployments. It covers only the
+// images that all ways have; without any it is 0.
 func mean(list []Deployment, c cell, of func(*Deployment) float64) float64 {
 	var sum float64
 	var n int
@@ -122,7 +122,7 @@ func mean(list []Deployment, c cell, of func(*Deployment) float64) float64 {
 	return sum / float64(n)
 }
 
-// target is a reduction that was promised.
+// target returns a target for a promised reduction.
 func target(scenario, what, way string, limit float64, list []Deployment, nodes, containers int) measure.Target {
 	plain := mean(list, cell{"", ctrnode.Plain, nodes, containers}, (*Deployment).TotalSec)
 	took := mean(list, cell{"", way, nodes, containers}, (*Deployment).TotalSec)
@@ -133,7 +133,7 @@ func target(scenario, what, way string, limit float64, list []Deployment, nodes,
 	return t
 }
 
-// failures are rows of those that failed.
+// failures returns rows for the deployments that failed.
 func failures(list []Deployment) (rows [][]string) {
 	for i := range list {
 		if d := &list[i]; d.Failure != "" {

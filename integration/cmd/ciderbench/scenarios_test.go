@@ -20,8 +20,8 @@ import (
 	"example.org/slipway/integration/internal/tool"
 )
 
-// shellLayer is this machine's shell with what it needs, so that containers can do the
-// task of the series debian.
+// shellLayer returns a layer with this machine's shell and what it needs, so that containers can do
+// the task of the series debian.
 func shellLayer(t testing.TB) imagetest.Layer {
 	t.Helper()
 	a := new(imagetest.Archive).Dir("./").Dir("bin/").Dir("tmp/")
@@ -39,7 +39,7 @@ func shellLayer(t testing.TB) imagetest.Layer {
 	dirs := map[string]bool{"bin": true, "tmp": true}
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		from := files[name]
-		for i, r := range name { // a directory without an entry has the time of unpacking
+		for i, r := range name { // a directory without an entry gets the time of unpacking
 			if d := name[:i]; r == '/' && !dirs[d] {
 				dirs[d] = true
 				a.Dir(d + "/")
@@ -54,7 +54,7 @@ func shellLayer(t testing.TB) imagetest.Layer {
 	return a.Layer()
 }
 
-// TestScenarios runs the scenarios on two small images and a Ceph of their own.
+// TestScenarios runs the scenarios on two small images and a separate Ceph.
 func TestScenarios(t *testing.T) {
 	tool.NeedRoot(t)
 	if name := ceph.Missing(); name != "" {
@@ -88,7 +88,7 @@ func TestScenarios(t *testing.T) {
 	}
 	for _, part := range r.Parts() {
 		for _, target := range part.Targets() {
-			// Times and bytes of images this small mean nothing; equality does.
+			// Times and bytes of such small images mean nothing; equality does.
 			if target.Scenario == "equality" && !target.Met() {
 				t.Errorf("%s: %v", target.What, target.Figure)
 			}

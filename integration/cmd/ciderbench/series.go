@@ -11,26 +11,25 @@ import (
 	"example.org/slipway/integration/internal/measure"
 )
 
-// Series is what the cluster stores of a series of versions, together and each by
-// itself.
+// Series says what the cluster stores for a series of versions, together and each alone.
 type Series struct {
 	Run  measure.Run `json:"run"`
 	List []SeriesOne `json:"list"`
 }
 
-// SeriesOne is one series.
+// SeriesOne is the result for one series.
 type SeriesOne struct {
 	Series   string `json:"series"`
 	Versions int    `json:"versions"`
-	// Together is what the cluster stores after all versions were built as chains that
-	// share volumes and blocks; Apart is the sum of what it stores of each in a registry
-	// and a namespace of its own. Layers is the sum of their compressed layers.
+	// Together is what the cluster stores after all versions were built as chains that share
+	// volumes and blocks. Apart is the sum of what it stores for each version in a separate
+	// registry and namespace. Layers is the sum of the versions' compressed layers.
 	Together int64 `json:"together"`
 	Apart    int64 `json:"apart"`
 	Layers   int64 `json:"layers"`
 }
 
-// mostVersions of a series are taken: each is built twice.
+// mostVersions is the maximum number of versions of a series: each is built twice.
 const (
 	mostVersions      = 6
 	mostVersionsQuick = 2
@@ -68,7 +67,7 @@ func runSeries(b *bench, ctx context.Context) error {
 	return nil
 }
 
-// series builds the versions together and each apart.
+// series builds the versions together, and each alone.
 func (b *bench) series(ctx context.Context, list []*corpus.Image) (SeriesOne, error) {
 	one := SeriesOne{Series: list[0].Series, Versions: len(list)}
 	var err error
@@ -86,8 +85,8 @@ func (b *bench) series(ctx context.Context, list []*corpus.Image) (SeriesOne, er
 	return one, nil
 }
 
-// stored builds images in a registry and a namespace of their own and returns how many
-// bytes the cluster took for that. Then it removes them.
+// stored builds images in a separate registry and namespace, returns the number of bytes that the
+// cluster used for them, and removes them.
 func (b *bench) stored(ctx context.Context, list []*corpus.Image) (grown int64, err error) {
 	ns := fmt.Sprintf("series%d", b.Serial())
 	for _, name := range []string{ns, ns + "c"} {
@@ -114,7 +113,7 @@ func (b *bench) stored(ctx context.Context, list []*corpus.Image) (grown int64, 
 	return after.StoredBytes - before.StoredBytes, err
 }
 
-// Title is the heading.
+// Title returns the heading.
 func (s *Series) Title() string { return "Series of versions" }
 
 // Head says how it was measured.
@@ -125,7 +124,7 @@ func (s *Series) About() string {
 	return fmt.Sprintf("Up to %d versions of each series are built as ext4 chains in one registry, and each version in a registry and a namespace of its own. Stored is what the OSD's store has more than before (`bluestore_stored`), metadata of the images with it.", mostVersions)
 }
 
-// Targets are 0.6 times.
+// Targets returns the target of 0.6 times.
 func (s *Series) Targets() []measure.Target {
 	var together, apart int64
 	for _, one := range s.List {
@@ -151,5 +150,5 @@ func (s *Series) Write(w *strings.Builder) {
 	measure.Table(w, 1, []string{"series", "versions", "layers MB", "stored apart MB", "stored together MB", "ratio"}, rows)
 }
 
-// Pictures are none.
+// Pictures returns no pictures.
 func (s *Series) Pictures() []measure.Picture { return nil }

@@ -12,12 +12,12 @@ import (
 	"example.org/slipway/integration/internal/measure"
 )
 
-// Single are deployments of one container on one node, over the images of the corpus.
+// Single holds deployments of one container on one node, over the images of the corpus.
 type Single struct {
 	Run         measure.Run  `json:"run"`
 	Mbit        int          `json:"mbit"`
 	Deployments []Deployment `json:"deployments"`
-	// Sizes are those of the images: all layers, compressed.
+	// Sizes are the images' sizes: all layers, compressed.
 	Sizes map[string]int64 `json:"sizes"`
 }
 
@@ -46,14 +46,14 @@ func runSingle(b *bench, ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// slope is by how many seconds a way's deployment grows with each MB of image, by least
-// squares over the images' medians.
+// slope returns by how many seconds a way's deployment grows with each MB of image. It fits the
+// images' medians by least squares.
 func (s *Single) slope(way string) (secPerMB float64, ok bool) {
 	var xs, ys []float64
 	for _, im := range imagesIn(s.Deployments) {
 		if sp := (cell{image: im, way: way}).spread(s.Deployments, (*Deployment).TotalSec); sp.N > 0 {
-			// The task's own time is not the image's: what a local image needs for it is
-			// taken from all alike, as the plain run is.
+			// The task's own time does not depend on how the image came. The plain run shows what
+			// it takes with a local image; that time is subtracted from all ways alike.
 			run := (cell{image: im, way: ctrnode.Plain}).spread(s.Deployments, func(d *Deployment) float64 { return d.RunSec })
 			xs, ys = append(xs, float64(s.Sizes[im])/1e6), append(ys, sp.Median-run.Median)
 		}
@@ -72,7 +72,7 @@ func (s *Single) slope(way string) (secPerMB float64, ok bool) {
 	return 0, false
 }
 
-// Title is the heading.
+// Title returns the heading.
 func (s *Single) Title() string { return "One container" }
 
 // Head says how it was measured.
@@ -85,7 +85,7 @@ func (s *Single) About() string {
 	return "A new node pulls one image and runs its series' task once: from nothing until the task is done. Nodes have the same link in all ways, and registry and Ceph the same uplink. In the ways of volumes the pull is the loading of metadata and, in local mode, the mounting of the image; clone and mount of network mode are part of the run. The order of the ways turns from round to round. Cider's own figures (12 machines, 10 Gbit/s, 12 disks, 69 images of 347 MB in the mean): 13.4 s plain, of which the pull 12.3 s; network -82 %, local -85 %, both independent of the image's size."
 }
 
-// Targets are those of the paper.
+// Targets returns the paper's targets.
 func (s *Single) Targets() []measure.Target {
 	list := []measure.Target{
 		target("single", "local below the plain pull, mean", ctrnode.VolumeLocal, 85, s.Deployments, 1, 1),
@@ -102,7 +102,7 @@ func (s *Single) Targets() []measure.Target {
 	return list
 }
 
-// Write writes the tables: every image in every way, the comparison, the time split.
+// Write writes the tables: every image in every way, the comparison, and the times by step.
 func (s *Single) Write(w *strings.Builder) {
 	ways := waysIn(s.Deployments)
 	head := []string{"image", "MB"}
@@ -145,10 +145,10 @@ func (s *Single) Write(w *strings.Builder) {
 	}
 }
 
-// steps are those of the agent's that belong to a deployment.
+// steps returns the agent's steps that belong to a deployment.
 func steps() []string { return []string{"credential", "clone", "map", "attach", "mount"} }
 
-// Pictures are the images by size, as in Figure 7.
+// Pictures returns the images by size, as in Figure 7.
 func (s *Single) Pictures() []measure.Picture {
 	images := imagesIn(s.Deployments)
 	slices.SortStableFunc(images, func(a, b string) int { return int(s.Sizes[a] - s.Sizes[b]) })

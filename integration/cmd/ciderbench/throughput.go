@@ -17,29 +17,29 @@ import (
 	"example.org/slipway/integration/internal/tool"
 )
 
-// Throughput is how fast applications are when everything they need is there.
+// Throughput says how fast applications are when everything they need is present.
 type Throughput struct {
 	Run  measure.Run     `json:"run"`
 	List []ThroughputOne `json:"list"`
 }
 
-// ThroughputOne is one application: per second, by way and round.
+// ThroughputOne holds the rates of one application, per second, by way and round.
 type ThroughputOne struct {
 	Name   string               `json:"name"`
 	PerSec map[string][]float64 `json:"per_sec"`
-	// Why it was not measured.
+	// Why says why it was not measured.
 	Why string `json:"why,omitempty"`
 }
 
-// application is one of them: a program of this machine that measures a service of an
-// image, or a script in the image that prints how fast it was.
+// application is one of the applications. It is a program of this machine that measures a service
+// of an image, or a script in the image that prints how fast it was.
 type application struct {
 	series, name string
 	program      string
 	prepare      []string
 	args         []string
 	script       string
-	after        string // the word before the rate
+	after        string // the word in front of the rate
 }
 
 func applications(quick bool) []application {
@@ -57,8 +57,8 @@ func applications(quick bool) []application {
 	}
 }
 
-// solver places queens and loads modules again and again, as a program of some size
-// does at its start.
+// solver places queens and loads modules again and again, as a program of some size does when it
+// starts.
 const solver = `cat >/tmp/solver.py <<'X'
 import time, subprocess, sys
 def queens(n, row=0, cols=0, d1=0, d2=0):
@@ -98,8 +98,8 @@ func runThroughput(b *bench, ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// application measures one in all ways, in an order that turns from round to round, and
-// once before that is not counted.
+// application measures one application in all ways, in an order that changes from round to round. A
+// first run does not count.
 func (b *bench) application(ctx context.Context, app application, out *ThroughputOne) (err error) {
 	i := slices.IndexFunc(b.all, func(im *corpus.Image) bool { return im.Series == app.series })
 	if i < 0 {
@@ -185,7 +185,7 @@ func (b *bench) rate(ctx context.Context, n *ctrnode.Node, im *corpus.Image, app
 	return rate, err
 }
 
-// find finds the rate in what was printed.
+// find finds the rate in the program's output.
 func (a *application) find(out string) (float64, error) {
 	_, rest, ok := strings.Cut(out, a.after)
 	f := strings.Fields(rest)
@@ -195,7 +195,7 @@ func (a *application) find(out string) (float64, error) {
 	return strconv.ParseFloat(f[0], 64)
 }
 
-// Title is the heading.
+// Title returns the heading.
 func (t *Throughput) Title() string { return "Throughput of applications" }
 
 // Head says how it was measured.
@@ -206,7 +206,7 @@ func (t *Throughput) About() string {
 	return "A node in each way, with the image and after one run that is not counted. In each round a new container, in turn in all ways. nginx and postgres are asked by programs of this machine in the container's network; postgres keeps its data in the container. Ratios are those of medians. Cider's own (Figure 11, five minutes each): nginx and postgres very close to overlay, the solver loses less than 0.3 %."
 }
 
-// Targets are 0.97 of overlay's.
+// Targets returns the target of 0.97 of overlay's rate.
 func (t *Throughput) Targets() (list []measure.Target) {
 	for _, one := range t.List {
 		plain, own := measure.SpreadOf(one.PerSec[ctrnode.Plain]), measure.SpreadOf(one.PerSec[ctrnode.VolumeLocal])
@@ -240,5 +240,5 @@ func (t *Throughput) Write(w *strings.Builder) {
 	measure.Table(w, 1, head, rows)
 }
 
-// Pictures are none.
+// Pictures returns no pictures.
 func (t *Throughput) Pictures() []measure.Picture { return nil }

@@ -15,10 +15,10 @@ import (
 // bench is a run of some scenarios.
 type bench struct {
 	*measure.Bench
-	trees      string // directory of the trees that are compared
+	trees      string // the directory of the trees that are compared
 	images     []*image
-	categories map[string]string // of a series
-	set        string            // what the report says of the images
+	categories map[string]string // by series
+	set        string            // the report's words on the images
 	results    *Results
 	loaded     *loaded
 }
@@ -49,8 +49,8 @@ func newBench(o *options, in *measure.Bench, trees string) (*bench, error) {
 	return b, nil
 }
 
-// readCategories reads lines SERIES,CATEGORY; without a file it returns those
-// of the usual series, which are Docker Hub's.
+// readCategories reads lines SERIES,CATEGORY. Without a file it returns the categories of the usual
+// series, which are Docker Hub's.
 func readCategories(file string) (map[string]string, error) {
 	if file == "" {
 		return map[string]string{
@@ -77,7 +77,7 @@ func readCategories(file string) (map[string]string, error) {
 	return out, nil
 }
 
-// category of a series; one that no list has is of its own.
+// category returns the category of a series. A series on no list is its own category.
 func (b *bench) category(series string) string {
 	if c := b.categories[series]; c != "" {
 		return c
@@ -85,12 +85,12 @@ func (b *bench) category(series string) string {
 	return "Others"
 }
 
-// sharesServer tells whether a scenario uses the server that holds all images.
+// sharesServer reports whether a scenario uses the server that holds all images.
 func sharesServer(name string) bool {
 	return name == "storage" || name == "oracle" || name == "serving"
 }
 
-// since completes what is known of a run, which began then.
+// since completes the description of a run that began at the given time.
 func (b *bench) since(began time.Time) Run { return Run{Run: b.Since(began), Set: b.set} }
 
 // server starts a Slipway on a new directory.
@@ -98,7 +98,7 @@ func (b *bench) server(ctx context.Context, workers int, env ...string) (*server
 	return startSlipway(ctx, b.Binary, b.NewDir(), workers, env...)
 }
 
-// drop ends a server and removes its directory.
+// drop stops a server and removes its directory.
 func (b *bench) drop(s *server) {
 	s.stop()
 	if err := os.RemoveAll(s.dir); err != nil {

@@ -27,18 +27,16 @@ import (
 // freshLevel is the level of fresh packs (gear/filestore/DESIGN.md).
 const freshLevel = zstd.SpeedFastest
 
-// content of a layer, as found in a first look at it.
+// look is the content of a layer, as a first read of it found.
 type look struct {
 	uncompressed, newBytes int64
-	// isNew tells of each regular file, in order, whether its content is the
-	// first of its kind.
+	// isNew says for each regular file, in order, whether its content is the first of its kind.
 	isNew []bool
-	// converted is what a conversion must find: distinct contents that are not
-	// empty.
+	// distinct is the number of different non-empty contents, which a conversion must find too.
 	distinct int
 }
 
-// firstLook reads a layer.
+// firstLook reads a layer and returns what it holds.
 func firstLook(path string) (*look, error) {
 	k := &look{}
 	seen := map[[sha256.Size]byte]bool{}
@@ -61,8 +59,8 @@ func firstLook(path string) (*look, error) {
 	return k, err
 }
 
-// eachFile gives the regular files of a layer to do, and all its bytes to also.
-// It returns how many these are.
+// eachFile passes the regular files of a layer to do, and writes all its bytes to also. It returns
+// the number of those bytes.
 func eachFile(path string, also io.Writer, do func(h *tar.Header, r io.Reader) error) (int64, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -91,7 +89,7 @@ func eachFile(path string, also io.Writer, do func(h *tar.Header, r io.Reader) e
 			return 0, err
 		}
 	}
-	_, err = io.Copy(io.Discard, all) // what is behind the archive
+	_, err = io.Copy(io.Discard, all) // the rest behind the archive
 	return count.n, err
 }
 
@@ -105,8 +103,8 @@ func (c *counter) Write(b []byte) (int, error) {
 	return c.w.Write(b)
 }
 
-// limit does what no conversion can do without: inflate, hash the tar and the
-// contents, compress what is new, in the pieces in which it is stored.
+// limit does the work that every conversion must do: inflate, hash the tar and the contents, and
+// compress what is new, in the pieces in which it is stored.
 func limit(path string, k *look) error {
 	z, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(freshLevel), zstd.WithEncoderCRC(false), zstd.WithEncoderConcurrency(1))
 	if err != nil {
@@ -149,7 +147,7 @@ func compressFile(r io.Reader, size int64, isNew bool, sum hash.Hash, z *zstd.En
 	return nil
 }
 
-// converter is the product's conversion with a store of its own.
+// converter is the product's conversion with its own store.
 type converter struct {
 	src   source
 	dir   string
@@ -228,6 +226,5 @@ func (c *converter) convert(ctx context.Context, k *look) error {
 	return w.Commit(ctx, catalog.GearLayer{Digest: oci.Digest(c.src.Digest), DiffID: got.Sums.DiffID})
 }
 
-// conversionMemory is what a server with two conversions at once gives one, in
-// bytes.
+// conversionMemory is what a server that runs two conversions at once gives each of them, in bytes.
 const conversionMemory = 48 << 20

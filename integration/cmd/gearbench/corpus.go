@@ -10,8 +10,8 @@ import (
 // image is one image of the set.
 type image = corpus.Image
 
-// fewer returns at most limit images, two of each series first, so that there
-// is something to share; 0: all.
+// fewer returns at most limit images. It takes two of each series first, so that there is something
+// to share. A limit of 0 means all images.
 func fewer(all []*image, limit int) []*image {
 	if limit == 0 || len(all) <= limit {
 		return all
@@ -36,7 +36,7 @@ type source struct {
 
 func (s source) path() string { return s.im.Blob(s.Digest) }
 
-// distinct returns the distinct layers of images, in order of first appearance.
+// distinct returns the different layers of images, in order of first appearance.
 func distinct(images []*image) []source {
 	seen := map[string]bool{}
 	var out []source

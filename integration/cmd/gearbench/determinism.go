@@ -11,7 +11,7 @@ import (
 	"example.org/slipway/integration/internal/measure"
 )
 
-// Determinism is whether two servers that are told the same do the same.
+// Determinism says whether two servers with the same input do the same.
 type Determinism struct {
 	Run     Run      `json:"run"`
 	Servers []string `json:"servers"`
@@ -19,12 +19,11 @@ type Determinism struct {
 	Layers  int      `json:"layers"`
 	Packs   int      `json:"packs"`
 	Settled int      `json:"settled_packs"`
-	// Different are the indexes and packs that are not the same.
+	// Different lists the indexes and packs that differ.
 	Different []string `json:"different,omitempty"`
 }
 
-// determinismImages and quickDeterminism are how many images are pushed to each
-// server.
+// determinismImages and quickDeterminism are the numbers of images pushed to each server.
 const (
 	determinismImages = 8
 	quickDeterminism  = 4
@@ -71,7 +70,7 @@ func runDeterminism(b *bench, ctx context.Context) error {
 	return nil
 }
 
-// onlyIn lists the packs that one of two servers has.
+// onlyIn lists the packs that only one of two servers has.
 func onlyIn(what string, a, b map[string]int64) (out []string) {
 	for i, pair := range [][2]map[string]int64{{a, b}, {b, a}} {
 		for id, size := range pair[0] {
@@ -83,8 +82,8 @@ func onlyIn(what string, a, b map[string]int64) (out []string) {
 	return out
 }
 
-// convertAll pushes images layer by layer, each when the one before is converted,
-// and settles them.
+// convertAll pushes images layer by layer, each layer when the one before is converted, and settles
+// the packs.
 func (b *bench) convertAll(ctx context.Context, images []*image, workers, procs int) (*outcome, error) {
 	s, err := b.server(ctx, workers, fmt.Sprintf("GOMAXPROCS=%d", procs))
 	if err != nil {

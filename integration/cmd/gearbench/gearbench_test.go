@@ -86,8 +86,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// checkReport checks that a report names each scenario and that its pictures are
-// XML.
+// checkReport checks that a report names each scenario and that its pictures are XML.
 func checkReport(t *testing.T, r *Results) {
 	t.Helper()
 	text := measure.Report("PASS\n", r.Parts())
@@ -194,7 +193,7 @@ func TestCategories(t *testing.T) {
 	}
 }
 
-// TestKnown: the root's time counts only where a layer has the root.
+// TestKnown checks that the root's time counts only if a layer has the root.
 func TestKnown(t *testing.T) {
 	for _, k := range []known{{root: true}, {}} {
 		if got := k.ignore(".", "mtime"); got == k.root {
@@ -285,7 +284,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// TestLargeContent: ranges are those of the whole.
+// TestLargeContent checks that each range equals that part of the whole.
 func TestLargeContent(t *testing.T) {
 	whole := largeContent(0, 5*largeBlock)
 	for _, off := range []int64{0, 1, largeBlock - 1, largeBlock, 2*largeBlock + 7} {

@@ -16,12 +16,12 @@ import (
 	"example.org/slipway/integration/internal/wire"
 )
 
-// The generated set: three states of a system, and versions of two applications
-// on it. It has what layers can hold (links, devices, attributes, whiteouts,
-// opaque directories) and files of the sizes that are usual.
+// These constants shape the generated set: three states of a system, and versions of two
+// applications on it. The set has what layers can hold (links, devices, attributes, whiteouts,
+// opaque directories) and files of the usual sizes.
 const (
 	systemFiles, programFiles = 3000, 700
-	changedPerState           = 8 // one in so many files changes from a state of the system to the next
+	changedPerState           = 8 // one file in this many changes from a state of the system to the next
 	largeProgram              = 9 << 20
 )
 
@@ -46,8 +46,8 @@ func generate(dir string) error {
 	return nil
 }
 
-// layer is a tar archive in the making. Errors of writing to memory do not
-// happen, and those of headers are mistakes of this file.
+// layer is a tar archive under construction. Writing to memory cannot fail, and a bad header is a
+// mistake in this file.
 type layer struct {
 	buf bytes.Buffer
 	w   *tar.Writer
@@ -65,7 +65,7 @@ func (l *layer) add(h tar.Header, data []byte) {
 		h.Mode = 0o644
 	}
 	h.ModTime = time.Unix(1_700_000_000+int64(len(h.Name)), 123_456_789)
-	if h.Typeflag == tar.TypeLink { // a link's header says what its target is
+	if h.Typeflag == tar.TypeLink { // a link's header names its target
 		h.ModTime = time.Unix(1_700_000_000+int64(len(h.Linkname)), 123_456_789)
 	}
 	if err := l.w.WriteHeader(&h); err != nil {
@@ -86,7 +86,7 @@ func (l *layer) file(name string, data []byte) {
 	l.add(tar.Header{Typeflag: tar.TypeReg, Name: name}, data)
 }
 
-// archive is a finished layer: its diff ID, and it compressed.
+// archive is a finished layer: its diff ID and its compressed form.
 type archive struct {
 	diffID string
 	zipped []byte
@@ -108,7 +108,7 @@ func (l *layer) done() archive {
 	return archive{wire.Digest(l.buf.Bytes()), out.Bytes()}
 }
 
-// system is the layer of a state of the system.
+// system returns the layer of a state of the system.
 func system(state int) archive {
 	l := newLayer()
 	l.dir("bin", "dev", "etc", "usr", "usr/lib", "usr/share", "var", "var/cache", "var/cache/old")
@@ -132,12 +132,12 @@ func system(state int) archive {
 	return l.done()
 }
 
-// program is the layer that all versions of an application have.
+// program returns the layer that all versions of an application share.
 func program(name string, n int) archive {
 	l := newLayer()
 	l.dir("opt", "opt/"+name)
 	for i := range programFiles {
-		// A third of them are the other application's, too.
+		// A third of the files are in the other application too.
 		r := rand.New(rand.NewPCG(uint64(20+n*min(1, i%3)), uint64(i)))
 		l.file(fmt.Sprintf("opt/%s/part%d", name, i), content(r, i%2 == 0))
 	}
@@ -145,7 +145,7 @@ func program(name string, n int) archive {
 	return l.done()
 }
 
-// release is the topmost layer.
+// release returns the topmost layer.
 func release(name string, version int) archive {
 	l := newLayer()
 	l.dir("opt", "opt/"+name, "opt/"+name+"/etc", "var", "var/cache", "var/cache/old")
@@ -157,7 +157,7 @@ func release(name string, version int) archive {
 	return l.done()
 }
 
-// content is a file of a usual size: half of them below 4 KiB, few above 64.
+// content returns a file of a usual size: half of them are below 4 KiB, and few above 64 KiB.
 func content(r *rand.Rand, code bool) []byte {
 	size := r.IntN(4 << 10)
 	switch p := r.IntN(100); {
@@ -172,7 +172,7 @@ func content(r *rand.Rand, code bool) []byte {
 	return prose(r, size)
 }
 
-// prose compresses about as text does.
+// prose returns data that compresses about as well as text.
 func prose(r *rand.Rand, size int) []byte {
 	const syllables = "ba be bi bo bu da de di do du ka ke ki ko ku la le li lo lu ma me mi mo mu na ne ni no nu ra re ri ro ru sa se si so su ta te ti to tu"
 	all := strings.Fields(syllables)
@@ -186,7 +186,7 @@ func prose(r *rand.Rand, size int) []byte {
 	return b.Bytes()[:size]
 }
 
-// machineCode compresses about as programs do.
+// machineCode returns data that compresses about as well as programs.
 func machineCode(r *rand.Rand, size int) []byte {
 	b := make([]byte, 0, size+64)
 	for len(b) < size {
@@ -203,7 +203,7 @@ func machineCode(r *rand.Rand, size int) []byte {
 	return b[:size]
 }
 
-// writeLayout writes an image of layers as an OCI layout DIR/TAG.
+// writeLayout writes an image of the layers as an OCI layout DIR/TAG.
 func writeLayout(dir, tag string, layers ...archive) error {
 	dir = filepath.Join(dir, tag)
 	blobs := filepath.Join(dir, "blobs", "sha256")
@@ -248,7 +248,7 @@ func writeLayout(dir, tag string, layers ...archive) error {
 	return os.WriteFile(filepath.Join(dir, "index.json"), index, 0o644)
 }
 
-// Media types of images.
+// These are the media types of images.
 const (
 	manifestType = "application/vnd.oci.image.manifest.v1+json"
 	configType   = "application/vnd.oci.image.config.v1+json"
@@ -256,7 +256,7 @@ const (
 	plainType    = "application/vnd.oci.image.layer.v1.tar"
 )
 
-// imageConfig is the configuration of an image of layers with these diff IDs.
+// imageConfig returns the configuration of an image whose layers have these diff IDs.
 func imageConfig(diffIDs []string) []byte {
 	type rootFS struct {
 		Type    string   `json:"type"`
@@ -268,7 +268,7 @@ func imageConfig(diffIDs []string) []byte {
 		RootFS       rootFS `json:"rootfs"`
 	}{"amd64", "linux", rootFS{"layers", diffIDs}})
 	if err != nil {
-		panic(err) // strings only
+		panic(err) // cannot happen: the document holds only strings
 	}
 	return b
 }

@@ -13,15 +13,14 @@ import (
 	"example.org/slipway/gear"
 )
 
-// known is what the program that unpacks for comparison is known to do
-// otherwise, for one image.
+// known says, for one image, how the program that unpacks for comparison is known to differ.
 type known struct {
 	entries int64
-	// root tells that a layer describes the root directory.
+	// root says that a layer describes the root directory.
 	root bool
 }
 
-// knownText says so to readers.
+// knownText explains the known difference to readers.
 const knownText = "One thing is left out: the time of the root directory of images in which no layer describes that directory. " +
 	"umoci sets it to the beginning of 1970, an export leaves it as it was made. umoci writes no attributes of overlayfs, and neither does an export."
 
@@ -44,8 +43,8 @@ func newKnown(l *loaded, im *image) (*known, error) {
 	return k, nil
 }
 
-// beginsWithRoot tells whether the first member of a layer is the root
-// directory, where that is if it is anywhere.
+// beginsWithRoot reports whether the first member of a layer is the root directory. If a layer has
+// the root, it is the first member.
 func beginsWithRoot(file string) (bool, error) {
 	f, err := os.Open(file)
 	if err != nil {

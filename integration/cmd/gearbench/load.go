@@ -17,36 +17,36 @@ type Sample struct {
 	Ops     int     `json:"ops"`
 	Bytes   int64   `json:"bytes"`
 	Seconds float64 `json:"sec"`
-	// CPU times of the server's processes and of the client, in seconds.
+	// These are the CPU times of the server's processes and of the client, in seconds.
 	ServerCPU float64 `json:"server_cpu_sec"`
 	ClientCPU float64 `json:"client_cpu_sec"`
-	// OtherCPUs is how many CPUs everything else on the machine kept busy.
+	// OtherCPUs is the number of CPUs that everything else on the machine kept busy.
 	OtherCPUs float64 `json:"other_cpus"`
 	P50ms     float64 `json:"p50_ms"`
 	P99ms     float64 `json:"p99_ms"`
 	PeakRSS   int64   `json:"peak_rss"`
-	// Read is how many bytes the server read, files and connections together.
+	// Read is the number of bytes that the server read from files and connections together.
 	Read int64 `json:"read,omitempty"`
 }
 
-// cpuMs is the server's CPU time for an operation, in ms.
+// cpuMs returns the server's CPU time for an operation, in ms.
 func (s *Sample) cpuMs() float64 { return 1000 * s.ServerCPU / float64(s.Ops) }
 
-// cpuPerGB is the server's CPU time in s for 10^9 bytes.
+// cpuPerGB returns the server's CPU time in s for 10^9 bytes.
 func (s *Sample) cpuPerGB() float64 { return s.ServerCPU / float64(s.Bytes) * 1e9 }
 
-// rate in MB/s.
+// rate returns the rate in MB/s.
 func (s *Sample) rate() float64 { return float64(s.Bytes) / 1e6 / s.Seconds }
 
-// operation is number i of a load, counted over all clients. It returns how many
-// bytes it moved; buf is the client's own.
+// operation carries out number i of a load, counted over all clients. It returns the number of
+// bytes that it moved. buf belongs to the client.
 type operation func(ctx context.Context, buf []byte, i int) (int64, error)
 
-// clientBuffer is how much a client reads at once, in bytes.
+// clientBuffer is the number of bytes that a client reads at once.
 const clientBuffer = 256 << 10
 
-// underLoad has clients do operations for a time, after a tenth of it that is not
-// measured.
+// underLoad makes clients do operations for a time. Before that they run unmeasured for a tenth of
+// it.
 func underLoad(ctx context.Context, s *server, clients int, least time.Duration, do operation) (Sample, error) {
 	if _, _, err := runLoad(ctx, clients, least/10, do); err != nil {
 		return Sample{}, err
@@ -72,8 +72,7 @@ func underLoad(ctx context.Context, s *server, clients int, least time.Duration,
 	return out, err
 }
 
-// runLoad returns how long each operation took, in order of size. The first error
-// ends it.
+// runLoad returns the time of each operation, sorted. The first error ends the load.
 func runLoad(ctx context.Context, clients int, least time.Duration, do operation) (took []time.Duration, bytes int64, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

@@ -1,16 +1,14 @@
-// Command gearbench measures the Gear side of Slipway on a set of images: what
-// it stores in how much space, whether what it gives back is what was pushed,
-// how fast it converts and serves, and whether it always does the same.
+// Command gearbench measures the Gear side of Slipway on a set of images: how much it stores in how
+// much space, whether it gives back what was pushed, how fast it converts and serves, and whether
+// it always does the same.
 //
-// The images are OCI layouts SERIES/VERSION below a directory (-corpus). Without
-// one a small set is generated, on which savings and rates mean little, but
-// everything runs. Servers are real processes on free loopback ports with
-// directories of their own.
+// The images are OCI layouts SERIES/VERSION below a directory (-corpus). Without one, a small set
+// is generated: savings and rates mean little on it, but everything runs. Servers are real
+// processes on free loopback ports, each with its own directory.
 //
-// Results go to a file of JSON (-out); scenarios that did not run keep what the
-// file says of them already. The report can be made again from it (-from). The
-// exit status is 1 if something could not be measured, or if -check finds a
-// target missed.
+// Results go to a JSON file (-out). Scenarios that did not run keep what the file already says of
+// them. The report can be made again from it (-from). The exit status is 1 if something could not
+// be measured, or if -check finds a target missed.
 package main
 
 import (
@@ -22,7 +20,7 @@ import (
 	"example.org/slipway/integration/internal/measure"
 )
 
-// options are the command line.
+// options are the options of the command line.
 type options struct {
 	measure.Options
 	corpus, corpusName string
@@ -58,10 +56,10 @@ func parse(args []string) (*options, error) {
 	return o, o.Validate(fl)
 }
 
-// quickImages is how many images a quick look takes.
+// quickImages is the number of images in a quick look.
 const quickImages = 10
 
-// scenarios returns all there are, in the order they run.
+// scenarios returns all scenarios, in the order in which they run.
 func scenarios() []measure.Scenario[*bench] {
 	return []measure.Scenario[*bench]{
 		{Name: "storage", Run: runStorage}, {Name: "oracle", Run: runOracle}, {Name: "serving", Run: runServing},
@@ -71,8 +69,8 @@ func scenarios() []measure.Scenario[*bench] {
 
 func main() { measure.Main("gearbench", parse, (*options).run) }
 
-// run measures, or reads what was measured, and reports. It returns whether all
-// targets are met, or none were to be checked.
+// run measures, or reads earlier results, and reports. It reports whether all targets are met, or
+// none were to be checked.
 func (o *options) run(ctx context.Context) (good bool, err error) {
 	met, err := measure.Carry(&o.Output, marks(), func() (*Results, error) { return o.measure(ctx) })
 	return met || !o.Check, err

@@ -17,15 +17,14 @@ import (
 	"example.org/slipway/integration/internal/treecmp"
 )
 
-// Oracle is how trees that the registry gives back compare with those another
-// program unpacks.
+// Oracle compares trees that the registry gives back with those that another program unpacks.
 type Oracle struct {
 	Run     Run    `json:"run"`
 	Against string `json:"against"`
 	Images  int    `json:"images"`
-	// Entries compared, over all images.
+	// Entries is the number of entries compared, over all images.
 	Entries int64 `json:"entries"`
-	// Different are the images with differences or failures.
+	// Different lists the images with differences or failures.
 	Different []Different `json:"different,omitempty"`
 }
 
@@ -35,7 +34,7 @@ type Different struct {
 	Lines []string `json:"lines"`
 }
 
-// mostDifferences is how many differences of an image are kept.
+// mostDifferences is the maximum number of differences kept for an image.
 const mostDifferences = 20
 
 func runOracle(b *bench, ctx context.Context) error {
@@ -89,8 +88,7 @@ func runOracle(b *bench, ctx context.Context) error {
 	return nil
 }
 
-// compare unpacks an image in both ways below dir and compares. It removes both
-// trees.
+// compare unpacks an image in both ways below dir, compares the trees, and removes both.
 func (b *bench) compare(ctx context.Context, l *loaded, umoci string, im *image, dir string) (entries int64, lines []string, err error) {
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	if err := os.MkdirAll(dir, 0o700); err != nil {

@@ -16,8 +16,8 @@ import (
 // packDir is where a server with a local disk keeps its packs, below its root.
 const packDir = "slipway/gear/packs"
 
-// pack is what the two ends of a pack say, read by docs/formats/gear-pack.md and
-// not by the program's own reader.
+// pack is the content of the two ends of a pack, read according to docs/formats/gear-pack.md and
+// not with the program's own reader.
 type pack struct {
 	made  time.Time
 	size  int64
@@ -56,8 +56,8 @@ func (s *server) listPacks() (map[string]int64, error) {
 	return out, err
 }
 
-// livePacks returns the packs of a server that are in use. Those that settling
-// has replaced stay on the disk for some minutes: all they hold is in newer ones.
+// livePacks returns the packs of a server that are in use. Packs that settling has replaced stay on
+// the disk for some minutes; newer ones hold everything in them.
 func (s *server) livePacks() ([]*pack, error) {
 	ids, err := s.listPacks()
 	if err != nil {

@@ -16,14 +16,14 @@ import (
 )
 
 const (
-	// pushedAtOnce is how many layers of an image are pushed at the same time,
-	// as Docker does.
+	// pushedAtOnce is the number of layers of an image that are pushed at the same time, as Docker
+	// does.
 	pushedAtOnce = 3
-	// indexTimeout is how long a layer's index may take.
+	// indexTimeout bounds the time until a layer's index exists.
 	indexTimeout = 10 * time.Minute
 )
 
-// do sends a request and wants a status. The caller closes the body.
+// do sends a request and returns an error unless the status is want. The caller closes the body.
 func (s *server) do(ctx context.Context, want int, method, url string, header http.Header, body io.Reader, size int64) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, method, url, body)
 	if err != nil {
@@ -47,8 +47,8 @@ func (s *server) do(ctx context.Context, want int, method, url string, header ht
 	return resp, nil
 }
 
-// pushBlob uploads a file as Docker does, in one PATCH and a PUT, unless the
-// repository has it. It returns whether it was uploaded.
+// pushBlob uploads a file as Docker does, in one PATCH and a PUT, unless the repository has it. It
+// reports whether it uploaded the file.
 func (s *server) pushBlob(ctx context.Context, repo, digest, path string) (bool, error) {
 	if resp, err := s.do(ctx, http.StatusOK, http.MethodHead, s.url(repo, "blobs/"+digest), nil, nil, 0); err == nil {
 		resp.Body.Close()
@@ -96,7 +96,7 @@ func (s *server) upload(ctx context.Context, repo, digest string, body io.Reader
 	return resp.Body.Close()
 }
 
-// location is where an answer says an upload goes on.
+// location returns the URL where, by an answer, an upload continues.
 func (s *server) location(resp *http.Response) (string, error) {
 	u, err := url.Parse("http://" + s.addr)
 	if err != nil {
@@ -109,8 +109,8 @@ func (s *server) location(resp *http.Response) (string, error) {
 	return u.String(), nil
 }
 
-// pushImage pushes an image, layers side by side, and returns when its manifest
-// was answered.
+// pushImage pushes an image, with its layers in parallel. It returns when the manifest has been
+// answered.
 func (s *server) pushImage(ctx context.Context, im *image, repo, tag string) (answered time.Time, err error) {
 	slots := make(chan struct{}, pushedAtOnce)
 	errs := make([]error, len(im.Layers))
@@ -144,7 +144,7 @@ func (s *server) putManifest(ctx context.Context, repo, tag, mediaType string, d
 	return resp.Body.Close()
 }
 
-// index returns the name of a layer's index; not ok while it is in the making.
+// index returns the name of a layer's index. ok is false while the index is being made.
 func (s *server) index(ctx context.Context, repo, layer string) (name string, ok bool, err error) {
 	resp, err := s.do(ctx, http.StatusOK, http.MethodHead, s.gear(repo, "layers/"+layer), nil, nil, 0)
 	if wire.StatusOf(err) == http.StatusNotFound {
@@ -157,8 +157,8 @@ func (s *server) index(ctx context.Context, repo, layer string) (name string, ok
 	return resp.Header.Get("Slipway-Gear-Name"), true, nil
 }
 
-// waitIndex waits for a layer's index, asking every few milliseconds, and returns
-// its name. A conversion that failed is an error.
+// waitIndex waits for a layer's index, asking every few milliseconds, and returns its name. A
+// failed conversion is an error.
 func (s *server) waitIndex(ctx context.Context, repo, layer string) (name string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, indexTimeout)
 	defer cancel()
@@ -170,7 +170,7 @@ func (s *server) waitIndex(ctx context.Context, repo, layer string) (name string
 		if ok {
 			return name, nil
 		}
-		if pause == 50*time.Millisecond { // that it failed is in the body only
+		if pause == 50*time.Millisecond { // only the body says that it failed
 			if err := s.conversionFailed(ctx, repo, layer); err != nil {
 				return "", err
 			}
@@ -197,8 +197,7 @@ func (s *server) conversionFailed(ctx context.Context, repo, layer string) error
 	return nil
 }
 
-// waitIndexes waits for the indexes of all layers of an image, and returns their
-// names by layer.
+// waitIndexes waits for the indexes of all layers of an image, and returns their names by layer.
 func (s *server) waitIndexes(ctx context.Context, repo string, layers []wire.Descriptor) (map[string]string, error) {
 	out := map[string]string{}
 	for _, l := range layers {

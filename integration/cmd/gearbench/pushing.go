@@ -16,8 +16,8 @@ import (
 	"example.org/slipway/integration/internal/wire"
 )
 
-// Push is how long pushed images wait for their indexes, and what the next
-// version of an image costs.
+// Push says how long pushed images wait for their indexes, and what the next version of an image
+// costs.
 type Push struct {
 	Run   Run     `json:"run"`
 	After []After `json:"after"`
@@ -30,29 +30,29 @@ type After struct {
 	Image  string `json:"image"`
 	Layers int    `json:"layers"`
 	Bytes  int64  `json:"bytes"`
-	// Push is the time of the push, Index that from its end until all indexes
-	// are there, in seconds; ServerCPU of both; PeakRSS in bytes.
+	// Push is the time of the push, and Index the time from its end until all indexes exist, in
+	// seconds. ServerCPU covers both. PeakRSS is in bytes.
 	Push      []float64 `json:"push_sec"`
 	Index     []float64 `json:"index_sec"`
 	ServerCPU []float64 `json:"server_cpu_sec"`
 	PeakRSS   []int64   `json:"peak_rss"`
 }
 
-// Next is an image and its next version, which has most of its layers.
+// Next is an image and its next version, which shares most of its layers.
 type Next struct {
 	Image string `json:"image"`
 	Next  string `json:"next"`
-	// Bytes of all layers of the first, New of those that only the second has.
+	// Bytes is the size of all layers of the first image, New of those that only the second has.
 	Bytes int64 `json:"bytes"`
 	New   int64 `json:"new_bytes"`
-	// Full and Again are CPU seconds of the server, from the beginning of the
-	// push until all indexes are there.
+	// Full and Again are CPU seconds of the server, from the beginning of the push until all
+	// indexes exist.
 	Full  []float64 `json:"full_cpu_sec"`
 	Again []float64 `json:"next_cpu_sec"`
 }
 
 const (
-	// pushedBytes is about how large the image and the layer are that are pushed.
+	// pushedBytes is the approximate size of the image and of the layer that are pushed.
 	pushedBytes = 100_000_000
 	nextPairs   = 3
 	caseImage   = "several layers"
@@ -93,8 +93,8 @@ func runPush(b *bench, ctx context.Context) error {
 	return nil
 }
 
-// pushed returns the image of at least three layers that is nearest to
-// pushedBytes, and an image of the one layer that is.
+// pushed returns the image of at least three layers whose size is nearest to pushedBytes, and an
+// image of the single layer that is nearest.
 func (b *bench) pushed() (several, single *image, err error) {
 	far := func(n int64) int64 { return max(n-pushedBytes, pushedBytes-n) }
 	list := slices.DeleteFunc(slices.Clone(b.images), func(im *image) bool { return len(im.Layers) < 3 })
@@ -173,8 +173,8 @@ func (b *bench) after(ctx context.Context, im *image, a *After) error {
 	return nil
 }
 
-// pairs returns images and their next versions that have few bytes in new layers
-// for their size, the fewest first, one of each series.
+// pairs returns images and their next versions, one pair of each series. It takes those with few
+// bytes in new layers for their size, the fewest first.
 func pairs(images []*image) [][2]*image {
 	best := map[string][2]*image{}
 	share := func(p [2]*image) float64 { return float64(newBytes(p[0], p[1])) / float64(p[0].Bytes()) }
@@ -194,8 +194,7 @@ func pairs(images []*image) [][2]*image {
 	return out[:min(nextPairs, len(out))]
 }
 
-// newBytes is the size of the layers that an image has and the one before has
-// not.
+// newBytes returns the size of the layers that an image has and the one before does not.
 func newBytes(before, im *image) (n int64) {
 	for _, l := range im.Layers {
 		if !slices.ContainsFunc(before.Layers, func(o wire.Descriptor) bool { return o.Digest == l.Digest }) {

@@ -23,7 +23,7 @@ import (
 	"example.org/slipway/integration/internal/wire"
 )
 
-// largeFile is the size in bytes of the file of which ranges are read.
+// largeFile returns the size in bytes of the file from which ranges are read.
 func (b *bench) largeFile() int64 {
 	if b.Run.Quick {
 		return 128 << 20
@@ -31,8 +31,7 @@ func (b *bench) largeFile() int64 {
 	return 1 << 30
 }
 
-// ranges measures reads of ranges in a large file, of a server that has nothing
-// else.
+// ranges measures reads of ranges in a large file, from a server that holds nothing else.
 func (b *bench) ranges(ctx context.Context) (*ServingCase, error) {
 	s, err := b.server(ctx, 2)
 	if err != nil {
@@ -73,7 +72,7 @@ func (b *bench) ranges(ctx context.Context) (*ServingCase, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A range touches one chunk, and in one of so many cases another.
+	// A range touches one chunk, and in a fraction of the cases a second one.
 	touched := 1 + float64(rangeLen-1)/gear.ChunkSize
 	c := &ServingCase{Case: caseRange, Files: 1, Needed: float64(stored) / float64(size/gear.ChunkSize) * touched}
 	for round := 1; round <= b.Run.Rounds; round++ {
@@ -88,7 +87,7 @@ func (b *bench) ranges(ctx context.Context) (*ServingCase, error) {
 	return c, nil
 }
 
-// storedLength is how many bytes a content takes in a pack.
+// storedLength returns the number of bytes that a content takes in a pack.
 func (s *server) storedLength(name string) (int64, error) {
 	packs, err := s.livePacks()
 	if err != nil {
@@ -104,7 +103,7 @@ func (s *server) storedLength(name string) (int64, error) {
 	return 0, fmt.Errorf("content %s is in no pack", name)
 }
 
-// rangeSample reads ranges and compares them with what they must be.
+// rangeSample reads ranges and compares them with the expected bytes.
 func (s *server) rangeSample(ctx context.Context, url string, size int64) (Sample, error) {
 	serial := uint64(time.Now().UnixNano())
 	do := func(ctx context.Context, buf []byte, i int) (int64, error) {
@@ -128,10 +127,10 @@ func (s *server) rangeSample(ctx context.Context, url string, size int64) (Sampl
 	if err != nil {
 		return Sample{}, err
 	}
-	// What is read includes the requests, and those of the tenth that is not
-	// measured: their number is known from the first and last.
+	// The bytes read include the requests, among them those of the unmeasured tenth. Their number
+	// is known from the first and the last.
 	var all int
-	counted := func(ctx context.Context, buf []byte, i int) (int64, error) { all++; return do(ctx, buf, i) } // one client
+	counted := func(ctx context.Context, buf []byte, i int) (int64, error) { all++; return do(ctx, buf, i) } // there is only one client
 	x, err := underLoad(ctx, s, 1, servingSlice/2, counted)
 	if err != nil {
 		return Sample{}, err
@@ -141,8 +140,8 @@ func (s *server) rangeSample(ctx context.Context, url string, size int64) (Sampl
 	return x, err
 }
 
-// readBytes is how many bytes the server's system calls have read, from files
-// and connections.
+// readBytes returns the number of bytes that the server's system calls have read from files and
+// connections.
 func (s *server) readBytes() (int64, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/io", s.process.Pid()))
 	if err != nil {
@@ -156,11 +155,11 @@ func (s *server) readBytes() (int64, error) {
 	return 0, errors.New("the kernel does not say what a process has read")
 }
 
-// largeBlock is the length of a piece of the large file, in bytes: half of it
-// does not compress.
+// largeBlock is the length of a piece of the large file, in bytes. Half of each piece does not
+// compress.
 const largeBlock = 4 << 10
 
-// largeContent is n bytes of the large file from off on.
+// largeContent returns n bytes of the large file from off on.
 func largeContent(off int64, n int) []byte {
 	out := make([]byte, 0, n+2*largeBlock)
 	skip := int(off % largeBlock)
@@ -176,7 +175,7 @@ func largeContent(off int64, n int) []byte {
 	return out[skip : skip+n]
 }
 
-// largeImage writes an image whose layer, not compressed, holds one file.
+// largeImage writes an image whose uncompressed layer holds one file.
 func largeImage(dir string, size int64) (*image, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err

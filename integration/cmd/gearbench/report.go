@@ -6,7 +6,7 @@ import (
 	"example.org/slipway/integration/internal/measure"
 )
 
-// marks are the lines between which the generated part of the document lies.
+// marks returns the lines that enclose the generated part of the document.
 func marks() measure.Marks {
 	return measure.Marks{
 		Begin: "<!-- bench-gear:begin (scripts/bench-gear.sh writes what is between the two marks) -->",
@@ -16,7 +16,7 @@ func marks() measure.Marks {
 
 func percent(share float64) string { return fmt.Sprintf("%.1f", 100*share) }
 
-// saved is the share that new saves of old.
+// saved returns the share of old that new saves.
 func saved(old, new int64) float64 {
 	if old == 0 {
 		return 0

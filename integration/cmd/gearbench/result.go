@@ -12,10 +12,10 @@ type Run struct {
 	Set string `json:"set"`
 }
 
-// Head is what the document says of the run.
+// Head returns what the document says of the run.
 func (r *Run) Head() string { return r.Run.Head() + "\n- Images: " + r.Set }
 
-// Results are everything that was measured; a scenario that was not is nil.
+// Results are everything that was measured. A scenario that was not measured is nil.
 type Results struct {
 	Storage     *Storage     `json:"storage,omitempty"`
 	Oracle      *Oracle      `json:"oracle,omitempty"`

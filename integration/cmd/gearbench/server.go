@@ -18,7 +18,7 @@ import (
 	"example.org/slipway/integration/internal/tool"
 )
 
-// server is a running server with a directory of its own.
+// server is a running server with its own directory.
 type server struct {
 	name, binary string
 	dir, addr    string
@@ -31,11 +31,11 @@ const (
 	stopTimeout  = 60 * time.Second
 )
 
-// start starts a server and returns when it answers. args gets two free
-// addresses and returns the arguments and the URL that is asked.
+// start starts a server and returns when it answers. args gets two free addresses, and returns the
+// arguments and the URL to ask.
 func start(ctx context.Context, s *server, env []string, args func(addr, other string) (list []string, ready string, err error)) error {
 	var err error
-	// A port can be taken between the look for it and the server's start.
+	// Somebody can take the port after it was found free and before the server starts.
 	for range 3 {
 		if err = s.launch(ctx, env, args); err == nil {
 			s.http = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64, DisableCompression: true,
@@ -73,20 +73,20 @@ func (s *server) launch(ctx context.Context, env []string, args func(addr, other
 		return err
 	}
 	if err := s.process.AwaitURL(ctx, ready, readyTimeout); err != nil {
-		_ = s.process.Stop(stopTimeout) // not killed: nginx's workers would stay
+		_ = s.process.Stop(stopTimeout) // a kill would leave nginx's workers behind
 		return err
 	}
 	return nil
 }
 
-// stop ends the server. Its directory stays.
+// stop stops the server. Its directory stays.
 func (s *server) stop() {
 	s.http.CloseIdleConnections()
 	_ = s.process.Stop(stopTimeout) // how it ends is not measured
 }
 
-// startSlipway starts Slipway on a directory, with so many conversions at once
-// and without settling by itself.
+// startSlipway starts Slipway on a directory. It runs the given number of conversions at once and
+// does not settle by itself.
 func startSlipway(ctx context.Context, binary, dir string, workers int, env ...string) (*server, error) {
 	s := &server{name: "slipway", binary: binary, dir: dir}
 	if err := os.MkdirAll(s.root(), 0o700); err != nil {
@@ -107,12 +107,12 @@ func startSlipway(ctx context.Context, binary, dir string, workers int, env ...s
 func (s *server) root() string   { return filepath.Join(s.dir, "root") }
 func (s *server) config() string { return filepath.Join(s.dir, "config.yml") }
 
-// url is that of a path of a repository.
+// url returns the URL of a path of a repository.
 func (s *server) url(repo, path string) string {
 	return "http://" + s.addr + "/v2/" + repo + "/" + path
 }
 
-// gear is the URL of a path of the Gear extension.
+// gear returns the URL of a path of the Gear extension.
 func (s *server) gear(repo, path string) string { return s.url(repo, "_slipway/gear/"+path) }
 
 // command runs a subcommand on the server's data and reads the JSON it prints.
@@ -131,7 +131,7 @@ func (s *server) command(ctx context.Context, out any, args ...string) error {
 	return json.Unmarshal(b, out)
 }
 
-// status is what the program says of its Gear side.
+// status is what the program reports of its Gear side.
 type status struct {
 	Layers, Files, Packs, Waiting, Failed int64
 	PackBytes                             int64 `json:"pack_bytes"`
@@ -143,8 +143,8 @@ func (s *server) status(ctx context.Context) (st status, err error) {
 	return st, err
 }
 
-// waitStored waits until no conversion is under way or to come: the files of a
-// layer may be stored after its index is there.
+// waitStored waits until no conversion is running or waiting: the files of a layer may be stored
+// only after its index exists.
 func (s *server) waitStored(ctx context.Context) error {
 	for {
 		st, err := s.status(ctx)
@@ -159,8 +159,8 @@ func (s *server) waitStored(ctx context.Context) error {
 	}
 }
 
-// startNginx starts nginx on a directory of files; an error that wraps
-// exec.ErrNotFound: it is not installed.
+// startNginx starts nginx on a directory of files. The error wraps exec.ErrNotFound if nginx is not
+// installed.
 func startNginx(ctx context.Context, dir string) (*server, error) {
 	s := &server{name: "nginx", dir: dir}
 	var err error
@@ -195,5 +195,5 @@ http {
 	})
 }
 
-// static is the directory that nginx serves.
+// static returns the directory that nginx serves.
 func (s *server) static() string { return filepath.Join(s.dir, "static") }

@@ -20,7 +20,7 @@ import (
 	"example.org/slipway/integration/internal/measure"
 )
 
-// Serving is what it costs to serve files, beside nginx.
+// Serving is the cost of serving files, beside nginx.
 type Serving struct {
 	Run   Run           `json:"run"`
 	Cases []ServingCase `json:"cases"`
@@ -29,10 +29,9 @@ type Serving struct {
 // ServingCase is one kind of request, to both servers.
 type ServingCase struct {
 	Case string `json:"case"`
-	// Files there are to choose from.
+	// Files is the number of files to choose from.
 	Files int `json:"files"`
-	// Needed is how many bytes the chunks of a range take in the pack, on
-	// average.
+	// Needed is the average number of bytes that the chunks of a range take in the pack.
 	Needed  float64  `json:"needed,omitempty"`
 	Slipway []Sample `json:"slipway"`
 	Nginx   []Sample `json:"nginx,omitempty"`
@@ -43,8 +42,8 @@ const (
 	fetchClients   = 4
 	fetchFiles     = 1000
 	fetchSets      = 20
-	fetchLargest   = 64 << 10 // bytes of the largest file of a fetch
-	mostFiles      = 5000     // to choose from
+	fetchLargest   = 64 << 10 // maximum size of a file of a fetch, in bytes
+	mostFiles      = 5000     // maximum number of files to choose from
 	servingSlice   = time.Second
 	rangeLen       = 64 << 10
 	caseFetch      = "fetch of 1,000 files"
@@ -102,8 +101,8 @@ func runServing(b *bench, ctx context.Context) error {
 	return nil
 }
 
-// choose returns distinct files of sizes from least to most bytes, in the order in
-// which layers name them, which is about that in packs.
+// choose returns different files of sizes from least to most bytes. They are in the order in which
+// layers name them, which is about their order in packs.
 func (l *loaded) choose(images []*image, least, most int64) []fileAt {
 	var out []fileAt
 	seen := map[gear.Name]bool{}
@@ -144,7 +143,7 @@ func (b *bench) inTurns(ctx context.Context, c *ServingCase, clients int, l, web
 	return nil
 }
 
-// singles measures GETs of single files of about so many KiB.
+// singles measures GETs of single files of about the given size in KiB.
 func (b *bench) singles(ctx context.Context, l *loaded, web *server, kib int) (*ServingCase, error) {
 	size := int64(kib) << 10
 	files := l.choose(b.images, size-size/8, size+size/8)
@@ -186,7 +185,7 @@ func (b *bench) singles(ctx context.Context, l *loaded, web *server, kib int) (*
 	return c, b.inTurns(ctx, c, servingClients, l.server, web, get(l.server, ours), get(web, theirs))
 }
 
-// count reads an answer and returns how long it was.
+// count reads an answer and returns its length.
 func (s *server) count(ctx context.Context, method, url string, header http.Header, body []byte, want int, buf []byte) (int64, error) {
 	var r io.Reader
 	if body != nil {
@@ -257,7 +256,7 @@ func (b *bench) fetches(ctx context.Context, l *loaded, web *server, cas string)
 	return c, b.inTurns(ctx, c, fetchClients, l.server, web, ours, theirs)
 }
 
-// fetchSet chooses small files of an image: neighbours, or any. It returns nil if
+// fetchSet chooses small files of an image: either neighbours, or any files. It returns nil if
 // there are too few.
 func (l *loaded) fetchSet(im *image, cas string, r *rand.Rand) *fetchSet {
 	files := l.choose([]*image{im}, 1, fetchLargest)
@@ -276,7 +275,7 @@ func (l *loaded) fetchSet(im *image, cas string, r *rand.Rand) *fetchSet {
 	return s
 }
 
-// verifiedFetch fetches files, verifies all of them and returns the stream.
+// verifiedFetch fetches files, verifies all of them, and returns the stream.
 func (l *loaded) verifiedFetch(ctx context.Context, url string, header http.Header, names []byte) ([]byte, error) {
 	resp, err := l.do(ctx, http.StatusOK, http.MethodPost, url, header, bytes.NewReader(names), int64(len(names)))
 	if err != nil {
@@ -320,7 +319,7 @@ func (s *Serving) About() string {
 		"A range is of a large file that a layer holds, at a place of chance. Bytes read are all that the server's system calls read."
 }
 
-// find returns a case; nil: it was not measured.
+// find returns a case, or nil if it was not measured.
 func (s *Serving) find(name string) *ServingCase {
 	i := slices.IndexFunc(s.Cases, func(c ServingCase) bool { return c.Case == name })
 	if i < 0 {

@@ -15,8 +15,8 @@ import (
 	"example.org/slipway/integration/internal/measure"
 )
 
-// Speed is how fast layers are converted, beside the limit: the same libraries
-// doing what no conversion can do without.
+// Speed says how fast layers are converted, compared with the limit: the same libraries doing the
+// work that every conversion must do.
 type Speed struct {
 	Run    Run          `json:"run"`
 	Layers []LayerSpeed `json:"layers"`
@@ -36,8 +36,8 @@ type LayerSpeed struct {
 }
 
 const (
-	// speedLayers is how many layers are converted, the largest ones below
-	// speedLargest bytes.
+	// speedLayers is the number of layers that are converted: the largest ones below speedLargest
+	// bytes.
 	speedLayers  = 10
 	speedLargest = 300 << 20
 )
@@ -68,11 +68,11 @@ func runSpeed(b *bench, ctx context.Context) error {
 	return nil
 }
 
-// layerSpeed measures a layer: the limit, the conversion on one core and on two,
-// in an order that is reversed from round to round.
+// layerSpeed measures a layer: the limit, and the conversion on one core and on two. The order is
+// reversed from round to round.
 func (b *bench) layerSpeed(ctx context.Context, src source) (*LayerSpeed, error) {
 	l := &LayerSpeed{Layer: src.Digest, Image: src.im.String(), Compressed: src.Size}
-	first, err := firstLook(src.path()) // and the layer is in the page cache
+	first, err := firstLook(src.path()) // this also brings the layer into the page cache
 	if err != nil {
 		return nil, err
 	}
@@ -113,7 +113,7 @@ func (b *bench) layerSpeed(ctx context.Context, src source) (*LayerSpeed, error)
 	return l, nil
 }
 
-// ratios are the rates of the conversion divided by that of the limit, by round.
+// ratios returns the rates of the conversion divided by that of the limit, by round.
 func (l *LayerSpeed) ratios() (one, two []float64) {
 	for i := range l.Limit {
 		one = append(one, l.Limit[i].Wall/l.One[i].Wall)
@@ -135,7 +135,7 @@ func (s *Speed) About() string {
 		"Both are timed by the clock, in turns. The target is checked against the median over layers of each layer's median ratio."
 }
 
-// medians are the layers' medians of the two ratios.
+// medians returns the layers' medians of the two ratios.
 func (s *Speed) medians() (one, two []float64) {
 	for i := range s.Layers {
 		a, b := s.Layers[i].ratios()

@@ -15,16 +15,16 @@ import (
 	"example.org/slipway/integration/internal/measure"
 )
 
-// Storage is what the images take as layers and as Gear files.
+// Storage compares the space that the images take as layers and as Gear files.
 type Storage struct {
 	Run    Run   `json:"run"`
 	Images int   `json:"images"`
 	Layers int   `json:"layers"`
 	Bytes  int64 `json:"layer_bytes"` // of the distinct layers, compressed as pushed
-	// Fresh is the state when all was converted, Dense after settling.
+	// Fresh is the state when everything was converted, Dense the state after settling.
 	Fresh State `json:"fresh"`
 	Dense State `json:"dense"`
-	// Push is pushing and converting everything, Settle settling it.
+	// Push is the work of pushing and converting everything, Settle that of settling it.
 	Push   Work  `json:"push"`
 	Settle Work  `json:"settle"`
 	Sets   []Set `json:"sets"`
@@ -34,8 +34,8 @@ type Storage struct {
 type State struct {
 	Packs int   `json:"packs"`
 	Bytes int64 `json:"bytes"` // of all packs
-	// Files are the distinct contents without indexes, IndexBytes those of the
-	// indexes as stored.
+	// Files is the number of different contents without indexes. IndexBytes is the stored size of
+	// the indexes.
 	Files      int   `json:"files"`
 	IndexBytes int64 `json:"index_bytes"`
 	DictBytes  int64 `json:"dict_bytes"`
@@ -64,12 +64,12 @@ type Set struct {
 // loaded is a server that holds all images.
 type loaded struct {
 	*server
-	// indexes of layers, and their names.
+	// indexes holds the indexes of layers, and names their names.
 	indexes map[string]*gear.Index
 	names   map[string]string
 	push    Work
 	fresh   *contents
-	// dense is nil until it is settled.
+	// dense is nil until the store is settled.
 	dense  *contents
 	settle Work
 }
@@ -103,7 +103,7 @@ func (b *bench) load(ctx context.Context) (*loaded, error) {
 	return l, nil
 }
 
-// unload ends that server.
+// unload stops that server.
 func (b *bench) unload() {
 	if b.loaded != nil {
 		b.drop(b.loaded.server)
@@ -111,8 +111,7 @@ func (b *bench) unload() {
 	}
 }
 
-// pushAll pushes the images one after the other, each as soon as the one before
-// is converted.
+// pushAll pushes the images one after the other, each as soon as the one before is converted.
 func (b *bench) pushAll(ctx context.Context, l *loaded) error {
 	work, err := l.measured(func() error {
 		for i, im := range b.images {
@@ -165,7 +164,7 @@ func (b *bench) settleAll(ctx context.Context, l *loaded) error {
 	return err
 }
 
-// measured tells what a piece of work cost the server.
+// measured returns what a piece of work cost the server.
 func (s *server) measured(do func() error) (Work, error) {
 	m, err := measure.StartMeter(s.process.Pid())
 	if err != nil {
@@ -182,8 +181,8 @@ func (s *server) measured(do func() error) (Work, error) {
 	return Work{u.Elapsed.Seconds(), u.Server.Seconds(), u.OtherCPUs, peak}, err
 }
 
-// contents reads the packs of the server that are in use, compares with what the
-// server says of them, and wants every content of the indexes in them.
+// contents reads the server's packs that are in use. It compares them with what the server says of
+// them, and checks that they hold every content of the indexes.
 func (l *loaded) contents(ctx context.Context) (*contents, error) {
 	packs, err := l.livePacks()
 	if err != nil {
@@ -209,7 +208,7 @@ func (l *loaded) contents(ctx context.Context) (*contents, error) {
 	return c, c.count(l)
 }
 
-// count counts what the indexes name, which must be there.
+// count counts the contents that the indexes name. All of them must exist.
 func (c *contents) count(l *loaded) error {
 	files := map[gear.Name]bool{}
 	seen := map[string]bool{}
@@ -262,8 +261,8 @@ func runStorage(b *bench, ctx context.Context) error {
 	return nil
 }
 
-// set counts what images hold, each content once. What packs hold beside their
-// contents counts by the share of the contents.
+// set counts what images hold, each content once. What packs hold beside their contents is divided
+// in proportion to the contents.
 func (l *loaded) set(category, series string, images []*image) Set {
 	out := Set{Category: category, Series: series, Images: len(images)}
 	seen := map[string]bool{}
@@ -288,7 +287,7 @@ func (l *loaded) set(category, series string, images []*image) Set {
 	return out
 }
 
-// withShare adds the share of a part of the contents in what else is in packs.
+// withShare adds to a part of the contents its share of what else is in packs.
 func (c *contents) withShare(stored int64) int64 {
 	var all int64
 	for _, n := range c.stored {

@@ -30,13 +30,13 @@ OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
 SOFTWARE.
 `
 
-// A module with a licence that may be linked passes; one without, with an unknown one, or
-// with another one beside a package that is linked does not.
+// TestCheck checks that a module passes if it has a licence that may be linked. A module without a
+// licence, with an unknown one, or with another one beside a linked package must not pass.
 func TestCheck(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		files map[string]string
-		wrong string // what the error says; empty: none
+		wrong string // what the error says; empty if there is none
 		texts int
 	}{
 		{"good", map[string]string{"LICENSE": mit, "NOTICE": "thanks", "README": "x"}, "", 2},

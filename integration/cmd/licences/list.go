@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// name of a module as people read it.
+// name returns the name of a module as people read it.
 func (m *module) name() string {
 	if m.path == "std" {
 		return "Go standard library " + m.version
@@ -29,7 +29,7 @@ func tally(modules []*module) string {
 	return strings.Join(parts, ", ")
 }
 
-// write lists the modules that a release's binaries link, then the texts, each once.
+// write lists the modules that a release's binaries link, and then each text once.
 func write(w io.Writer, modules []*module) {
 	fmt.Fprint(w, "Slipway is under the licence in LICENSE. Its binaries have these modules linked into them,\neach under its own licence; the texts follow.\n\n")
 	width := 0
@@ -39,7 +39,7 @@ func write(w io.Writer, modules []*module) {
 		}
 	}
 	var order []string
-	users := map[string][]string{} // content -> who has it
+	users := map[string][]string{} // from content to the modules that have it
 	for _, m := range modules {
 		if !m.listed {
 			continue

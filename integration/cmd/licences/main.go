@@ -1,7 +1,6 @@
-// Command licences reads the licences of everything that is linked into slipway. It fails
-// if a module has none, one that is not recognised, or one that is not on the list of
-// those that may be linked; and it writes them all, names, versions and texts, into the
-// file that a release carries.
+// Command licences reads the licences of everything that is linked into slipway. It fails if a
+// module has no licence, an unrecognised one, or one that is not on the list of licences that may
+// be linked. It writes all names, versions and texts into the file that a release carries.
 package main
 
 import (
@@ -11,8 +10,8 @@ import (
 	"os"
 )
 
-// builds are what is looked at: the binaries of a release, and the one with the driver of
-// Ceph, which everybody builds for themselves and which is checked and not listed.
+// builds are the builds to check: the binaries of a release, and the one with Ceph's driver. Users
+// build that one themselves, so it is checked but not listed.
 var builds = []build{
 	{goarch: "amd64", listed: true},
 	{goarch: "arm64", listed: true},

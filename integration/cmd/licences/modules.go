@@ -22,30 +22,30 @@ import (
 type build struct {
 	goarch, tags string
 	cgo          bool
-	listed       bool // what it links is written into the list
+	listed       bool // the list names what this build links
 }
 
 // module is one module that is linked, or the standard library.
 type module struct {
 	path, version, dir string
 	listed             bool
-	dirs               map[string]bool // of the packages that are linked
+	dirs               map[string]bool // directories of the linked packages
 	licences           []string        // SPDX identifiers, sorted
 	texts              []text
 }
 
-// text is a file with a licence, or with what must go along with one.
+// text is a file with a licence, or with what must accompany one.
 type text struct {
 	name    string // relative to the module
 	content string
 }
 
-// allowed are the licences that may be linked into a binary under Apache-2.0: permissive
-// ones, and MPL-2.0, which asks only for the sources of its own files, unchanged here.
+// allowed are the licences that may be linked into a binary under Apache-2.0: permissive ones, and
+// MPL-2.0, which asks only for the sources of its own files, unchanged here.
 var allowed = []string{"0BSD", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "CC0-1.0", "ISC", "MIT", "MPL-2.0", "public domain", "Unlicense", "Zlib"}
 
-// byHand are files that licensecheck cannot know, as somebody read them: what they say of
-// the code that is linked. None is where they are of something that is not linked.
+// byHand lists files that licensecheck cannot know, as a person read them, with the licences that
+// they give the linked code. The list is empty for a file about code that is not linked.
 var byHand = map[string][]string{
 	"github.com/opencontainers/go-digest/LICENSE.docs": nil,                                                               // of its documentation
 	"modernc.org/libc/LICENSE-3RD-PARTY.md":            {"BSD-3-Clause", "MIT"},                                           // Go, musl, go-netdb, nixpkgs
@@ -54,18 +54,18 @@ var byHand = map[string][]string{
 	"modernc.org/sqlite/LICENSE-SQLITE":                {"public domain"},
 }
 
-// files are names of licences; along are names of what goes with them.
+// files matches names of licence files; along matches names of files that accompany them.
 var (
 	files = regexp.MustCompile(`(?i)^(un)?(licen[cs]e|copying)s?([-._].*)?$|^(apache|mit)-licen[cs]e$`)
 	along = regexp.MustCompile(`(?i)^(notice|copyright|patents|authors)([-._].*)?$`)
 	code  = regexp.MustCompile(`(?i)\.(go|sh|py|json|ya?ml)$`)
 )
 
-// enough is how much of a file's words must be those of known licences, in percent. A
-// line or two of a project's own, above or below, is usual.
+// enough is the percentage of a file's words that must belong to known licences. Projects often add
+// a line or two of their own above or below.
 const enough = 75
 
-// linked lists what the builds link, by path; the product itself is not in the list.
+// linked lists what the builds link, by path. The product itself is not in the list.
 func linked(root string, builds []build) ([]*module, error) {
 	found := map[string]*module{}
 	for _, b := range builds {
@@ -123,13 +123,13 @@ func (b build) list(root string, found map[string]*module) error {
 		}
 		found[m.path] = m
 		m.listed = m.listed || b.listed
-		if !p.Standard { // its one licence is at its root
+		if !p.Standard { // the standard library has one licence, at its root
 			m.dirs[p.Dir] = true
 		}
 	}
 }
 
-// toolchain tells the version and the directory of Go, with which root is built.
+// toolchain returns the version and the directory of the Go toolchain that builds root.
 func toolchain(root string) (version, dir string, err error) {
 	cmd := exec.Command("go", "env", "GOVERSION", "GOROOT")
 	cmd.Dir = root
@@ -141,8 +141,8 @@ func toolchain(root string) (version, dir string, err error) {
 	return version, dir, nil
 }
 
-// read finds the licences of a module: at its root, and beside and above the packages
-// that are linked, since some have code of others with a licence of its own.
+// read finds the licences of a module: at its root, and in and above the directories of the linked
+// packages, because some hold code of others under its own licence.
 func (m *module) read() error {
 	dirs := map[string]bool{m.dir: true}
 	for d := range m.dirs {
@@ -171,7 +171,7 @@ func (m *module) read() error {
 			}
 			m.texts = append(m.texts, text{name, strings.ReplaceAll(string(b), "\r\n", "\n")})
 			if !is {
-				continue // goes along, and is no licence
+				continue // accompanies a licence, but is none
 			}
 			found, read := byHand[m.path+"/"+filepath.ToSlash(name)]
 			if !read {
@@ -189,7 +189,7 @@ func (m *module) read() error {
 // unknown stands for a licence that is not recognised.
 const unknown = "unknown"
 
-// recognise tells which licences a text is.
+// recognise returns the licences in a text.
 func recognise(b []byte) []string {
 	cov := licensecheck.Scan(b)
 	if cov.Percent < enough {

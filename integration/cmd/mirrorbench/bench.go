@@ -23,15 +23,15 @@ type bench struct {
 	large    *large
 }
 
-// Names of the mirrors in the results, and what Slipway calls the upstream.
+// These are the names of the mirrors in the results, and Slipway's name for the upstream.
 const (
 	nameSlipway     = "slipway"
 	nameOciregistry = "Ociregistry"
 	upstreamName    = "upstream"
 )
 
-// startUpstream starts the registry that is mirrored, on a directory that may have been
-// used before.
+// startUpstream starts the registry that is mirrored, on a directory that may have been used
+// before.
 func (b *bench) startUpstream(ctx context.Context, dir string) error {
 	spec := rival.Distribution3("Distribution 3")
 	if spec.Binary == "" {
@@ -45,7 +45,7 @@ func (b *bench) startUpstream(ctx context.Context, dir string) error {
 	return err
 }
 
-// mirrors are the servers that are compared, as mirrors of a registry at host:port.
+// mirrors returns the servers that are compared, as mirrors of a registry at host:port.
 func (b *bench) mirrors(upstream string) []*rival.Spec {
 	return []*rival.Spec{rival.SlipwayMirror(nameSlipway, b.Binary, upstreamName, upstream), rival.Ociregistry(nameOciregistry, upstream)}
 }
@@ -55,13 +55,13 @@ func (b *bench) slipway(ctx context.Context, upstream string) (*rival.Server, er
 	return rival.Start(ctx, b.mirrors(upstream)[0], b.NewDir())
 }
 
-// end ends a server and removes its directory.
+// end stops a server and removes its directory.
 func (b *bench) end(s *rival.Server) {
 	s.Stop()
 	b.Remove(s.Dir)
 }
 
-// since completes what is known of a run, which began then.
+// since completes the description of a run that began at the given time.
 func (b *bench) since(ctx context.Context, began time.Time, mirrors []*rival.Spec) Run {
 	r := Run{Run: b.Since(began), Servers: []string{"Upstream: " + b.upstream.Name + ", " + b.upstream.Version(ctx)}}
 	for _, s := range mirrors {
@@ -81,8 +81,7 @@ type large struct {
 	layer    measure.Content
 }
 
-// largeImage returns the large image, which is pushed to the upstream first if it is not
-// there.
+// largeImage returns the large image. It first pushes the image to the upstream if it is not there.
 func (b *bench) largeImage(ctx context.Context) (*large, error) {
 	if b.large != nil {
 		return b.large, nil

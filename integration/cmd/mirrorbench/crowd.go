@@ -12,22 +12,25 @@ import (
 	"example.org/slipway/integration/internal/measure"
 )
 
-// Crowd is what many clients do that ask for one blob at once that nobody has pulled
+// Crowd shows what happens when many clients ask at once for one blob that nobody has pulled
 // before.
 type Crowd struct {
 	Run     Run   `json:"run"`
 	Clients int   `json:"clients"`
 	Size    int64 `json:"size"`
-	// Reads and ReadBytes are what the upstream was asked for and sent of the blob.
+	// Reads is the number of times that the upstream was asked for the blob. ReadBytes is what it
+	// sent of the blob.
 	Reads     int64 `json:"reads"`
 	ReadBytes int64 `json:"read_bytes"`
-	// First are the times to each client's first byte, All to the last, in milliseconds.
+	// First holds the times to each client's first byte, All the times to the last byte, in
+	// milliseconds.
 	First []float64 `json:"first_ms"`
 	All   []float64 `json:"all_ms"`
-	// Idle and Peak are Slipway's resident set before and the largest after, in bytes.
+	// Idle is Slipway's resident set before, and Peak its largest resident set afterwards, in
+	// bytes.
 	Idle int64 `json:"idle_rss"`
 	Peak int64 `json:"peak_rss"`
-	// CPU of Slipway in seconds.
+	// CPU is Slipway's CPU time in seconds.
 	CPU float64 `json:"cpu_seconds"`
 }
 
@@ -98,7 +101,7 @@ func (c *Crowd) About() string {
 	return fmt.Sprintf("%d clients, connected before, ask a Slipway that has nothing at once for one layer of %d MiB. A proxy before the upstream counts what is asked for there.", c.Clients, c.Size>>20)
 }
 
-// Targets are one download.
+// Targets returns the target of one download.
 func (c *Crowd) Targets() []measure.Target {
 	return []measure.Target{
 		{Scenario: "crowd", What: "downloads of the blob from the upstream", Limit: 1, Figure: float64(c.Reads)},
@@ -115,5 +118,5 @@ func (c *Crowd) Write(w *strings.Builder) {
 	}})
 }
 
-// Pictures are none.
+// Pictures returns no pictures.
 func (c *Crowd) Pictures() []measure.Picture { return nil }

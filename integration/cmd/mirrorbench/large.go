@@ -14,7 +14,7 @@ import (
 	"example.org/slipway/integration/internal/measure"
 )
 
-// Large is what a blob is like that nobody has pulled before.
+// Large describes the pull of a blob that nobody has pulled before.
 type Large struct {
 	Run   Run    `json:"run"`
 	Size  int64  `json:"size"`
@@ -24,7 +24,7 @@ type Large struct {
 // Link is one way to the upstream.
 type Link struct {
 	Name string `json:"name"`
-	// Direct and Through are downloads from the upstream and through Slipway, by round.
+	// Direct and Through hold downloads from the upstream and through Slipway, by round.
 	Direct  []Download `json:"direct"`
 	Through []Download `json:"through"`
 }
@@ -33,18 +33,19 @@ type Link struct {
 type Download struct {
 	First float64 `json:"first_ms"`
 	All   float64 `json:"all_ms"`
-	// CPU is Slipway's, in seconds; OtherCPUs is how many CPUs everything else kept busy.
+	// CPU is Slipway's CPU time in seconds. OtherCPUs is the number of CPUs that everything else
+	// kept busy.
 	CPU       float64 `json:"cpu_sec,omitempty"`
 	OtherCPUs float64 `json:"other_cpus"`
 	// PeakRSS is Slipway's largest resident set, in bytes.
 	PeakRSS int64 `json:"peak_rss,omitempty"`
 }
 
-// Names of the ways.
+// These are the names of the ways to the upstream.
 const (
 	linkLoopback = "loopback"
 	linkGigabit  = "1 Gbit/s"
-	gigabit      = 125_000_000 // bytes a second
+	gigabit      = 125_000_000 // bytes per second
 )
 
 func runLarge(b *bench, ctx context.Context) error {
@@ -92,7 +93,7 @@ func (b *bench) direct(ctx context.Context, l *Link, addr string, im *large) err
 	return err
 }
 
-// through downloads through a Slipway that has nothing.
+// through downloads through a Slipway with an empty store.
 func (b *bench) through(ctx context.Context, l *Link, addr string, im *large) error {
 	s, err := b.slipway(ctx, addr)
 	if err != nil {
@@ -156,8 +157,8 @@ func getManifest(ctx context.Context, client *http.Client, registry, repo, diges
 	return nil
 }
 
-// shape forwards the connections of a listener to a host:port, and brings back at most so
-// many bytes a second on each, until the context ends.
+// shape forwards the connections of a listener to a host:port until the context ends. It brings
+// back at most perSecond bytes a second on each.
 func shape(ctx context.Context, l net.Listener, target string, perSecond int64) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -187,8 +188,8 @@ func shape(ctx context.Context, l net.Listener, target string, perSecond int64) 
 	}
 }
 
-// paced copies at most so many bytes a second. What was not used of the time before is
-// not made up for.
+// paced copies at most perSecond bytes a second. It does not make up for time in which it copied
+// less.
 func paced(to io.Writer, from io.Reader, perSecond int64) {
 	buf := make([]byte, 128<<10)
 	var free time.Time
@@ -211,7 +212,7 @@ func paced(to io.Writer, from io.Reader, perSecond int64) {
 	}
 }
 
-// later is by how many milliseconds the first byte comes later through Slipway.
+// later returns by how many milliseconds the first byte comes later through Slipway.
 func (l *Link) later() []float64 {
 	var out []float64
 	for i := range min(len(l.Direct), len(l.Through)) {
@@ -220,7 +221,7 @@ func (l *Link) later() []float64 {
 	return out
 }
 
-// over is the time to the first byte divided by what the target allows.
+// over returns the time to the first byte divided by what the target allows.
 func (l *Link) over() []float64 {
 	var out []float64
 	for i := range min(len(l.Direct), len(l.Through)) {
@@ -229,7 +230,7 @@ func (l *Link) over() []float64 {
 	return out
 }
 
-// share is the rate through Slipway divided by the direct one.
+// share returns the rate through Slipway divided by the direct rate.
 func (l *Link) share() []float64 {
 	var out []float64
 	for i := range min(len(l.Direct), len(l.Through)) {
@@ -249,7 +250,7 @@ func (x *Large) About() string {
 	return fmt.Sprintf("A client downloads a layer of %d MiB from the upstream and through a Slipway that has nothing, in turn; the manifest was fetched before, over the same connection, as every pull begins with it. The client counts bytes and hashes nothing. On the loopback the upstream, Slipway and the client share the processors, and a second copy of the bytes takes its part of them; the other link is as wide as a network card of 1 Gbit/s.", x.Size>>20)
 }
 
-// Targets are the project's.
+// Targets returns the project's targets.
 func (x *Large) Targets() []measure.Target {
 	var out []measure.Target
 	for i := range x.Links {
@@ -281,5 +282,5 @@ func (x *Large) Write(w *strings.Builder) {
 	measure.Table(w, 1, []string{"link", "first byte ms, direct", "through Slipway", "MB/s, direct", "through Slipway", "share", "CPU s/GB", "peak RSS MB"}, rows)
 }
 
-// Pictures are none.
+// Pictures returns no pictures.
 func (x *Large) Pictures() []measure.Picture { return nil }

@@ -18,7 +18,7 @@ import (
 	"example.org/slipway/workload/load"
 )
 
-// Load is Ociregistry's load test.
+// Load is the result of Ociregistry's load test.
 type Load struct {
 	Run     Run     `json:"run"`
 	Images  int     `json:"images"`
@@ -32,29 +32,29 @@ type Ramp struct {
 	Server string `json:"server"`
 	Mode   string `json:"mode"`
 	Round  int    `json:"round"`
-	// Images were pulled whole and were right; Failed are operations that failed, those
-	// with wrong content among them, NotPruned prunes that did.
+	// Images counts images that were pulled whole and were correct. Failed counts failed
+	// operations, including those with wrong content. NotPruned counts failed prunes.
 	Images    int64 `json:"images"`
 	Failed    int64 `json:"failed"`
 	NotPruned int64 `json:"not_pruned"`
-	// Rate is images a second over the whole ramp.
+	// Rate is the number of images per second over the whole ramp.
 	Rate float64 `json:"rate"`
-	// CPU is the mirror's for an image, in milliseconds.
+	// CPU is the mirror's CPU time for an image, in milliseconds.
 	CPU float64 `json:"cpu_ms"`
 	// PeakRSS is the mirror's largest resident set, in bytes.
 	PeakRSS int64  `json:"peak_rss"`
 	Steps   []Step `json:"steps"`
-	// Example of a failure.
+	// Example is an example of a failure.
 	Example string `json:"example,omitempty"`
 }
 
-// Step is a time with one number of pullers.
+// Step is a period with one number of pullers.
 type Step struct {
 	Pullers int     `json:"pullers"`
 	Rate    float64 `json:"rate"`
 }
 
-// The modes of the load test.
+// These are the modes of the load test.
 const (
 	modeCached  = "cached"
 	modeThrough = "pull-through"
@@ -86,20 +86,20 @@ func runLoad(b *bench, ctx context.Context) error {
 					measure.Megabytes(ramp.PeakRSS), ramp.Failed, ramp.Example)
 			}
 		}
-		slices.Reverse(list) // what drifts on the machine meets both alike
+		slices.Reverse(list) // so that drift on the machine affects both alike
 	}
 	out.Run = b.since(ctx, began, all)
 	b.results.Load = out
 	return nil
 }
 
-// set is the images: as many as are asked for, each with five layers of 2 KiB.
+// set returns the images: the number asked for, each with five layers of 2 KiB.
 func (b *bench) set() load.SetOptions {
 	return load.SetOptions{Images: b.o.images, Batches: b.o.batches}
 }
 
-// patterns select batches: of names with tags, and of Ociregistry's names of the manifests
-// that indexes lead to, as it would else prune the indexes alone.
+// patterns select batches. They match names with tags, and Ociregistry's names of the manifests
+// that indexes lead to, because it would otherwise prune only the indexes.
 func patterns(batches int) []string {
 	var out []string
 	for n := range batches {
@@ -108,7 +108,7 @@ func patterns(batches int) []string {
 	return out
 }
 
-// putInPlace pushes the images to the upstream, those that are not there yet.
+// putInPlace pushes those images to the upstream that are not there yet.
 func (b *bench) putInPlace(ctx context.Context) error {
 	b.Logf("putting %d images into the upstream", b.o.images)
 	r, err := load.Run(ctx, &load.Options{Target: load.Target{URL: "http://" + b.upstream.Addr}, Set: b.set(), Cold: true,
@@ -119,7 +119,7 @@ func (b *bench) putInPlace(ctx context.Context) error {
 	return err
 }
 
-// target is how the driver reaches a mirror.
+// target says how the driver reaches a mirror.
 func target(s *rival.Server, upstream string) load.Target {
 	t := load.Target{Name: s.Name, URL: "http://" + s.Addr, Prefix: upstreamName + "/"}
 	if s.Name == nameOciregistry {
@@ -128,8 +128,8 @@ func target(s *rival.Server, upstream string) load.Target {
 	return t
 }
 
-// pruned has a mirror forget the images of a pass by one call, as its own command does:
-// Ociregistry through its API, Slipway by slipway mirror prune.
+// pruned makes a mirror forget the images of a pass with one call, as its own command does:
+// Ociregistry through its API, Slipway through slipway mirror prune.
 func (b *bench) pruned(s *rival.Server, o *load.Options) {
 	if s.Name == nameOciregistry {
 		o.Prune = load.PruneOciregistry
@@ -145,7 +145,7 @@ func (b *bench) pruned(s *rival.Server, o *load.Options) {
 	}
 }
 
-// ramp measures a mirror that begins with nothing.
+// ramp measures a mirror that starts with an empty store.
 func (b *bench) ramp(ctx context.Context, sp *rival.Spec, mode string) (*Ramp, error) {
 	s, err := rival.Start(ctx, sp, b.NewDir())
 	if err != nil {
@@ -176,9 +176,9 @@ func (b *bench) ramp(ctx context.Context, sp *rival.Spec, mode string) (*Ramp, e
 	return r, err
 }
 
-// checkThrough makes sure that what is measured as pull-through is: that a mirror, after a
-// prune, asks the upstream for every blob again. It counts at the upstream, in a run of
-// its own, as counting costs time.
+// checkThrough makes sure that the pull-through measurement really pulls through: after a prune, a
+// mirror must ask the upstream for every blob again. It counts at the upstream, in a separate run,
+// because counting costs time.
 func (b *bench) checkThrough(ctx context.Context, name string) error {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -197,7 +197,7 @@ func (b *bench) checkThrough(ctx context.Context, name string) error {
 		return err
 	}
 	defer b.end(s)
-	// Few images, so that there are several passes.
+	// There are only a few images, so that several passes take place.
 	o := &load.Options{Upstream: &load.Target{URL: "http://" + b.upstream.Addr}, Set: load.SetOptions{Images: 10, Batches: 1, Prefix: "check/"},
 		Patterns: patterns(1), Ramp: load.Constant, Pullers: 1, Step: b.o.check}
 	o.Target = target(s, addr)
@@ -240,7 +240,7 @@ func (l *Load) About() string {
 	return "The load test of Ociregistry: each puller pulls the images of its own batch over and over, and every byte is checked against its digest. Cached: everything was pulled once before. Pull-through: after each pass a puller prunes its batch by one call, as each mirror's own command does, so that every pull goes to the upstream. A fresh mirror for each ramp, the mirrors in turn. CPU is that of the mirror's process; upstream, mirror and driver share the machine."
 }
 
-// figures are those of a server in a mode, by round.
+// figures returns the figures of a server in a mode, by round.
 func (l *Load) figures(server, mode string, of func(*Ramp) float64) []float64 {
 	var out []float64
 	for i := range l.Ramps {
@@ -261,7 +261,7 @@ func (l *Load) ratios(a, b, mode string, of func(*Ramp) float64) []float64 {
 	return out
 }
 
-// dip is the rate with most pullers divided by the best with fewer.
+// dip returns the rate with the most pullers divided by the best rate with fewer.
 func (r *Ramp) dip() float64 {
 	rates := map[int][]float64{}
 	most := 0
@@ -284,11 +284,10 @@ func dipOf(r *Ramp) float64  { return r.dip() }
 func badOf(r *Ramp) float64  { return float64(r.Failed + r.NotPruned) }
 func rssOf(r *Ramp) float64  { return float64(r.PeakRSS) / 1e6 }
 
-// noDip is the share of the best rate that there is with most pullers if there is no dip:
-// the rest is the spread of short steps.
+// noDip is the least value of dip that counts as no dip. The rest is the spread of short steps.
 const noDip = 0.9
 
-// Targets are the project's.
+// Targets returns the project's targets.
 func (l *Load) Targets() []measure.Target {
 	both := append(l.figures(nameSlipway, modeCached, rssOf), l.figures(nameSlipway, modeThrough, rssOf)...)
 	bad := append(l.figures(nameSlipway, modeCached, badOf), l.figures(nameSlipway, modeThrough, badOf)...)
@@ -335,14 +334,14 @@ func (l *Load) Write(w *strings.Builder) {
 	}
 }
 
-// servers are those with results, Slipway first.
+// servers returns those with results, Slipway first.
 func (l *Load) servers() []string {
 	return slices.DeleteFunc([]string{nameSlipway, nameOciregistry}, func(name string) bool {
 		return !slices.ContainsFunc(l.Ramps, func(r Ramp) bool { return r.Server == name })
 	})
 }
 
-// rate is the spread of rates with so many pullers, going up and down.
+// rate returns the spread of rates with the given number of pullers, going up and down.
 func (l *Load) rate(server, mode string, pullers int) measure.Spread {
 	var v []float64
 	for _, r := range l.Ramps {
@@ -355,7 +354,7 @@ func (l *Load) rate(server, mode string, pullers int) measure.Spread {
 	return measure.SpreadOf(v)
 }
 
-// Pictures are the rates against the number of pullers.
+// Pictures returns the rates against the number of pullers.
 func (l *Load) Pictures() []measure.Picture {
 	var out []measure.Picture
 	for _, mode := range []string{modeCached, modeThrough} {

@@ -1,14 +1,15 @@
-// Command mirrorbench measures Slipway as a mirror of another registry: the load test of
-// Ociregistry, with Ociregistry beside it; how soon a large blob begins to come through
-// that nobody has pulled before, and how fast; and what many clients of one such blob do.
+// Command mirrorbench measures Slipway as a mirror of another registry. It runs the load test of
+// Ociregistry, with Ociregistry beside it. It measures how soon a large blob that nobody has pulled
+// before begins to arrive, and how fast it comes. It also measures what many clients of one such
+// blob do.
 //
-// Servers are real processes on free loopback ports with directories of their own. The
-// upstream is Distribution: version 3 where SLIPWAY_BENCH_DISTRIBUTION names it, else what
-// Debian has. Ociregistry takes part where SLIPWAY_BENCH_OCIREGISTRY names it.
+// Servers are real processes on free loopback ports, each with its own directory. The upstream is
+// Distribution: version 3 if SLIPWAY_BENCH_DISTRIBUTION names it, otherwise Debian's version.
+// Ociregistry takes part if SLIPWAY_BENCH_OCIREGISTRY names it.
 //
-// Results go to a file of JSON (-out); scenarios that did not run keep what the file
-// says of them already. The report can be made again from it (-from). The exit status
-// is 1 if something could not be measured, or if -check finds a target missed.
+// Results go to a JSON file (-out). Scenarios that did not run keep what the file already says of
+// them. The report can be made again from it (-from). The exit status is 1 if something could not
+// be measured, or if -check finds a target missed.
 package main
 
 import (
@@ -21,13 +22,13 @@ import (
 	"example.org/slipway/integration/internal/measure"
 )
 
-// options are the command line.
+// options are the options of the command line.
 type options struct {
 	measure.Options
 	prepared                 string
 	images, batches, clients int
 	step                     time.Duration
-	check                    time.Duration // how long mirrors pull to show that they pull through
+	check                    time.Duration // how long mirrors pull to prove that they pull through
 	sizeMiB                  int64
 }
 
@@ -57,7 +58,7 @@ func parse(args []string) (*options, error) {
 	return o, o.Validate(fl)
 }
 
-// quicken chooses less where the command line does not say what.
+// quicken reduces the work where the command line does not say how much to do.
 func (o *options) quicken(given map[string]bool) {
 	less := func(name string, change func()) {
 		if !given[name] {
@@ -71,15 +72,15 @@ func (o *options) quicken(given map[string]bool) {
 	less("rounds", func() { o.Rounds = 1 })
 }
 
-// scenarios returns all there are, in the order they run.
+// scenarios returns all scenarios, in the order in which they run.
 func scenarios() []measure.Scenario[*bench] {
 	return []measure.Scenario[*bench]{{Name: "load", Run: runLoad}, {Name: "large", Run: runLarge}, {Name: "crowd", Run: runCrowd}}
 }
 
 func main() { measure.Main("mirrorbench", parse, (*options).run) }
 
-// run measures, or reads what was measured, and reports. It returns whether all targets
-// are met, or none were to be checked.
+// run measures, or reads earlier results, and reports. It reports whether all targets are met, or
+// none were to be checked.
 func (o *options) run(ctx context.Context) (good bool, err error) {
 	met, err := measure.Carry(&o.Output, marks(), func() (*Results, error) { return o.measure(ctx) })
 	return met || !o.Check, err

@@ -15,7 +15,7 @@ import (
 	"example.org/slipway/integration/internal/slipway"
 )
 
-// TestMeasure runs everything on a real upstream, small.
+// TestMeasure runs everything on a small scale with a real upstream.
 func TestMeasure(t *testing.T) {
 	if rival.Distribution3("").Binary == "" && rival.Distribution2("").Binary == "" {
 		t.Skip("tool not installed: docker-registry (scripts/setup.sh test installs it)")
@@ -25,7 +25,7 @@ func TestMeasure(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o.check = 10 * time.Second // enough passes on a slow machine, too
+	o.check = 10 * time.Second // enough passes even on a slow machine
 	r, err := o.measure(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -49,7 +49,7 @@ func TestMeasure(t *testing.T) {
 	}
 }
 
-// madeUp are results in which Ociregistry needs so many times Slipway's CPU.
+// madeUp returns results in which Ociregistry needs the given multiple of Slipway's CPU time.
 func madeUp(times float64) *Results {
 	ramp := func(server, mode string, cpu, rate, last float64) Ramp {
 		return Ramp{Server: server, Mode: mode, Round: 1, Images: 100, CPU: cpu, Rate: rate, PeakRSS: 30e6, Steps: []Step{{1, rate}, {2, last}, {1, rate}}}
@@ -94,7 +94,7 @@ func TestTargets(t *testing.T) {
 	}
 }
 
-// TestReport makes a document of results that went through a file.
+// TestReport makes a document from results that went through a file.
 func TestReport(t *testing.T) {
 	dir := t.TempDir()
 	b, err := json.Marshal(madeUp(5))
@@ -152,12 +152,12 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// TestPaced: a narrow link lets through what it may and no more.
+// TestPaced checks that a narrow link carries what it may carry, and no more.
 func TestPaced(t *testing.T) {
 	near, far := net.Pipe()
 	const size, perSecond = 200_000, 1_000_000
 	go func() {
-		_, _ = far.Write(make([]byte, size)) // what is missing is noticed below
+		_, _ = far.Write(make([]byte, size)) // the reader below notices missing bytes
 		far.Close()
 	}()
 	began := time.Now()

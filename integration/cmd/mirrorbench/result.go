@@ -6,7 +6,7 @@ import (
 	"example.org/slipway/integration/internal/measure"
 )
 
-// Results are everything that was measured; a scenario that was not is nil.
+// Results are everything that was measured. A scenario that was not measured is nil.
 type Results struct {
 	Load  *Load  `json:"load,omitempty"`
 	Large *Large `json:"large,omitempty"`
@@ -26,11 +26,12 @@ func (r *Results) Fill(old *Results) {
 // Run says how, when and on what a scenario was measured.
 type Run struct {
 	measure.Run
-	// Servers are those that took part, with their versions, or why they did not.
+	// Servers lists the servers that took part, with their versions, or the reason why they did
+	// not.
 	Servers []string `json:"servers"`
 }
 
-// Head is what the document says of the run.
+// Head returns what the document says of the run.
 func (r *Run) Head() string {
 	head := r.Run.Head()
 	for _, s := range r.Servers {
@@ -39,7 +40,7 @@ func (r *Run) Head() string {
 	return head
 }
 
-// marks are the lines between which the generated part of the document lies.
+// marks returns the lines that enclose the generated part of the document.
 func marks() measure.Marks {
 	return measure.Marks{
 		Begin: "<!-- bench-mirrors:begin (scripts/bench-mirrors.sh writes what is between the two marks) -->",

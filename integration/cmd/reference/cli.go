@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// commands is the page of the command line: what each command prints as its help.
+// commands returns the page of the command line, with the help of each command.
 func commands(binary string) (string, error) {
 	var toc, body strings.Builder
 	if err := command(binary, nil, "a registry and its tools", &toc, &body); err != nil {
@@ -16,7 +16,7 @@ func commands(binary string) (string, error) {
 	return made + "# Commands\n\nWhat `slipway COMMAND --help` prints, of each command.\n\n" + toc.String() + body.String(), nil
 }
 
-// command adds a command, of which short is said in the list, and those below it.
+// command adds a command and those below it. short is its text in the list.
 func command(binary string, path []string, short string, toc, body *strings.Builder) error {
 	var errs bytes.Buffer
 	cmd := exec.Command(binary, append(append([]string{}, path...), "--help")...)
@@ -38,11 +38,11 @@ func command(binary string, path []string, short string, toc, body *strings.Buil
 	return nil
 }
 
-// listed is a command as the help of the one above lists it.
+// listed is a command as its parent's help lists it.
 type listed struct{ name, short string }
 
-// subcommands are what a help lists below its headings of commands. Those that come with
-// the library for command lines explain themselves.
+// subcommands returns the commands that a help text lists below its headings of commands. It leaves
+// out those that the command-line library adds, which explain themselves.
 func subcommands(help string) []listed {
 	var list []listed
 	listing := false
@@ -61,7 +61,7 @@ func subcommands(help string) []listed {
 	return list
 }
 
-// trimLines takes the spaces off the ends of lines.
+// trimLines removes spaces from the ends of lines.
 func trimLines(s string) string {
 	var b strings.Builder
 	for line := range strings.Lines(strings.TrimSpace(s) + "\n") {

@@ -38,7 +38,7 @@ With ` + "`secret`" + ` a request has the header ` + "`" + notify.SignatureHeade
 the body in hex. Receivers compare it in constant time.
 `
 
-// events is the page of the webhooks: each event as an endpoint gets it.
+// events returns the page of the webhooks, with each event as an endpoint gets it.
 func events() (string, error) {
 	var b strings.Builder
 	b.WriteString(made + eventsHead)
@@ -61,7 +61,7 @@ func events() (string, error) {
 	return b.String(), nil
 }
 
-// sample is an event, and what has happened.
+// sample is an event, with a description of what happened.
 type sample struct {
 	what  string
 	event notify.Event
@@ -89,10 +89,10 @@ func samples() []sample {
 	return list
 }
 
-// delivery is a request that an endpoint got.
+// delivery is a request that an endpoint received.
 type delivery struct{ contentType, body string }
 
-// deliver has a notifier send all samples, and returns them as they came.
+// deliver makes a notifier send all samples, and returns them as they arrived.
 func deliver(format notify.Format) ([]delivery, error) {
 	got := make(chan delivery, 1)
 	hook := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

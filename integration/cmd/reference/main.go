@@ -1,10 +1,10 @@
-// Command reference prints the pages of docs/reference that are made from the code:
+// Command reference prints the pages of docs/reference that are generated from the code:
 //
-//	reference cli BINARY     every command of the program, as its help tells
+//	reference cli BINARY     every command of the program, from its help
 //	reference metrics ROOT   every metric, from the sources
-//	reference events         what webhooks are sent, by sending it
+//	reference events         what webhooks send, by sending it
 //
-// scripts/gen-docs.sh writes what it prints.
+// scripts/gen-docs.sh writes its output to the pages.
 package main
 
 import (

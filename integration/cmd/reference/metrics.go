@@ -14,15 +14,15 @@ Servers have theirs at ` + "`/metrics`" + ` of ` + "`http.debug.addr`" + `, node
 configured has none. [Dashboards and rules](../dashboards.md) use them.
 `
 
-// programs are the parts of the page: what runs a package and all below it. The first has
-// those that no other has.
+// programs are the parts of the page. Each covers a package that runs a program and everything
+// below it. The first also gets the metrics that no other part has.
 var programs = []struct{ title, pkg string }{
 	{"Registry", ""},
 	{"Node agent", "agent"},
 	{"Replay", "workload/replay"},
 }
 
-// metricsPage is the page of the metrics that the sources below root define.
+// metricsPage returns the page of the metrics that the sources below root define.
 func metricsPage(root string) (string, error) {
 	list, err := findMetrics(root)
 	if err != nil {
@@ -58,13 +58,13 @@ func labelList(labels []string) string {
 	return strings.Join(list, ", ")
 }
 
-// metric is what is known of a metric.
+// metric describes a metric.
 type metric struct {
 	pkg, name, kind, help string
 	labels                []string
 }
 
-// merge sorts metrics by name and makes one of those that are defined at several places.
+// merge sorts metrics by name and merges those that are defined in several places.
 func merge(list []metric) ([]metric, error) {
 	slices.SortStableFunc(list, func(a, b metric) int { return cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(a.help, b.help)) })
 	var out []metric

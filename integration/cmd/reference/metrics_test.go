@@ -2,7 +2,7 @@ package main
 
 import "testing"
 
-// Metrics of packages below a program's are that program's.
+// TestProgramOf checks that metrics of packages below a program's package belong to that program.
 func TestProgramOf(t *testing.T) {
 	for pkg, want := range map[string]string{"agent": "Node agent", "agent/pull": "Node agent", "agents": "Registry", "workload/replay": "Replay", "workload/replay/x": "Replay",
 		"cache/tier": "Registry", "": "Registry"} {

@@ -14,25 +14,25 @@ import (
 	"strings"
 )
 
-// A metric is defined where its options are written, or where a function is called that
-// writes them: `counter := func(name, help string) ... Opts{Name: "slipway_x_" + name, Help:
-// help}`. So a definition begins at the options, and as long as it depends on parameters of the
-// function around it, it goes on at the calls of that function. What cannot be read so is an
-// error: a metric must not be missing unnoticed.
+// A metric is defined where its options are written, or where a function is called that writes
+// them: `counter := func(name, help string) ... Opts{Name: "slipway_x_" + name, Help: help}`. So a
+// definition begins at the options. As long as it depends on parameters of the function around it,
+// it continues at the calls of that function. Anything that cannot be read in this way is an error,
+// so that no metric goes missing unnoticed.
 
-// definition is a metric of which parts may still depend on parameters.
+// definition is a metric. Some of its parts may still depend on parameters.
 type definition struct {
-	name, help []ast.Expr // texts that follow each other
+	name, help []ast.Expr // texts to concatenate
 	kind       string
 	open       []ast.Expr // labels that are not known yet
 	at         *scope
 }
 
-// scope is a function, and where its calls are found.
+// scope is a function, with the place where its calls are found.
 type scope struct {
 	file   *source
 	fn     *ast.FuncType
-	called string // the name it is called by; "": by none
+	called string // the name it is called by; "" if it has none
 	outer  *scope
 }
 
@@ -101,8 +101,8 @@ func findMetrics(root string) ([]metric, error) {
 	return merge(f.found)
 }
 
-// walk notes calls and definitions in a node. name is what a function literal there is
-// called by.
+// walk notes the calls and definitions in a node. name is the name under which a function literal
+// in it is called.
 func (f *finder) walk(n ast.Node, in *scope, name string) {
 	switch n := n.(type) {
 	case *ast.FuncDecl:
@@ -130,7 +130,7 @@ func (f *finder) walk(n ast.Node, in *scope, name string) {
 	})
 }
 
-// call notes a call, and the definition that it is.
+// call notes a call, and the metric definition if it is one.
 func (f *finder) call(c *ast.CallExpr, in *scope) {
 	var name string
 	switch fn := c.Fun.(type) {
@@ -185,7 +185,7 @@ func (f *finder) define(name string, c *ast.CallExpr, in *scope) {
 	f.defs = append(f.defs, d)
 }
 
-// flat are the parts of a sum of texts.
+// flat returns the parts of a concatenation of texts.
 func flat(e ast.Expr) []ast.Expr {
 	if b, ok := e.(*ast.BinaryExpr); ok && b.Op == token.ADD {
 		return append(flat(b.X), flat(b.Y)...)
@@ -193,7 +193,7 @@ func flat(e ast.Expr) []ast.Expr {
 	return []ast.Expr{e}
 }
 
-// follow completes a definition, or goes on at the calls of the function it is in.
+// follow completes a definition, or continues at the calls of the function that it is in.
 func (f *finder) follow(d definition) {
 	at := d.at
 	for at != nil && !f.dependsOn(&d, at.fn) {
@@ -217,8 +217,8 @@ func (f *finder) follow(d definition) {
 	}
 }
 
-// mayCall tells whether a call can be of a function: one that was assigned to a variable
-// is called in the function around it only.
+// mayCall reports whether a call can call a function. A function that was assigned to a variable is
+// only called within the function around it.
 func (f *finder) mayCall(c call, at *scope) bool {
 	if at.outer == nil {
 		return len(c.expr.Args) >= len(params(at.fn))-1
@@ -231,7 +231,8 @@ func (f *finder) mayCall(c call, at *scope) bool {
 	return false
 }
 
-// params are the names of a function's parameters. Of the last one variadic tells.
+// params returns the names of a function's parameters. variadic says whether the last one is
+// variadic.
 func params(fn *ast.FuncType) []string {
 	var list []string
 	if fn == nil {
@@ -290,7 +291,7 @@ func (d definition) with(fn *ast.FuncType, c call) definition {
 	return d
 }
 
-// finish reads a definition that depends on nothing any more.
+// finish reads a definition that no longer depends on anything.
 func (f *finder) finish(d *definition) {
 	m := metric{pkg: d.at.file.pkg, kind: d.kind}
 	m.name = f.text(d.name)
@@ -323,8 +324,8 @@ func (f *finder) text(list []ast.Expr) string {
 	return b.String()
 }
 
-// labels are the keys of a map or the elements of a list, written in place or in a variable
-// of the function.
+// labels returns the keys of a map or the elements of a list, which is written in place or in a
+// variable of the function.
 func (f *finder) labels(e ast.Expr, in *scope) []string {
 	switch e := e.(type) {
 	case *ast.Ident:
@@ -348,7 +349,7 @@ func (f *finder) labels(e ast.Expr, in *scope) []string {
 	return nil
 }
 
-// variable finds the literal that a variable of the file is set to.
+// variable returns the literal that a variable of the file is set to.
 func variable(tree *ast.File, name string) (lit *ast.CompositeLit) {
 	ast.Inspect(tree, func(n ast.Node) bool {
 		if a, ok := n.(*ast.AssignStmt); ok && lit == nil {

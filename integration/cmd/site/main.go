@@ -1,5 +1,5 @@
-// Command site makes a site of HTML from the documentation. Every link must lead to
-// something: a page, a heading of it, or a file of the repository.
+// Command site makes an HTML site from the documentation. Every link must lead to something: a
+// page, a heading on it, or a file of the repository.
 package main
 
 import (

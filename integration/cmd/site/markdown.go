@@ -16,14 +16,14 @@ import (
 	"github.com/yuin/goldmark/text"
 )
 
-// markdown is the dialect of the documents: CommonMark with tables. HTML in them is
-// refused by readDocument, all but comments.
+// markdown is the dialect of the documents: CommonMark with tables. readDocument refuses HTML in
+// them, except comments.
 var markdown = goldmark.New(goldmark.WithExtensions(extension.Table, extension.Linkify),
 	goldmark.WithParserOptions(parser.WithAutoHeadingID()), goldmark.WithRendererOptions(html.WithUnsafe()))
 
-// document is a page that was parsed.
+// document is a parsed page.
 type document struct {
-	// source is its path in the repository, target that in the site.
+	// source is the page's path in the repository, target its path in the site.
 	source, target string
 	title          string
 	anchors        map[string]bool
@@ -68,7 +68,7 @@ func readDocument(source string, src []byte) (*document, error) {
 	return d, nil
 }
 
-// target is where a page of the repository is in the site: docs/ is its root.
+// target returns the path in the site of a page of the repository. docs/ is the site's root.
 func target(source string) string {
 	name := strings.TrimSuffix(source, ".md")
 	if rest, ok := strings.CutPrefix(name, "docs/"); ok {
@@ -83,7 +83,7 @@ func target(source string) string {
 	return "project/" + name + ".html"
 }
 
-// plain is the text of a node without its markup.
+// plain returns the text of a node without its markup.
 func plain(n ast.Node, src []byte) string {
 	var b strings.Builder
 	_ = ast.Walk(n, func(n ast.Node, entering bool) (ast.WalkStatus, error) {
@@ -103,8 +103,8 @@ func plain(n ast.Node, src []byte) string {
 	return b.String()
 }
 
-// headingIDs makes anchors of headings as the usual hosts of repositories do, so that one
-// link works there and in the site.
+// headingIDs makes the anchors of headings in the way that the usual repository hosts do, so that
+// the same link works there and in the site.
 type headingIDs struct{ seen map[string]bool }
 
 // Generate implements parser.IDs.
@@ -129,7 +129,7 @@ func (h *headingIDs) Generate(value []byte, _ ast.NodeKind) []byte {
 // Put implements parser.IDs.
 func (h *headingIDs) Put(value []byte) { h.seen[string(value)] = true }
 
-// links calls do with each link and image of a page, which returns what to put there.
+// links calls do with each link and image of a page, and replaces it with what do returns.
 func (d *document) links(do func(to string) (string, error)) error {
 	var bad []error
 	change := func(to []byte) []byte {
@@ -156,7 +156,8 @@ func (d *document) links(do func(to string) (string, error)) error {
 	return errors.Join(bad...)
 }
 
-// external tells whether a link leads out of the repository, and whether it can be meant.
+// external reports whether a link leads out of the repository. It returns an error for a link that
+// is neither a web address nor a mail address.
 func external(to string) (bool, error) {
 	u, err := url.Parse(to)
 	if err != nil {
@@ -173,7 +174,7 @@ func external(to string) (bool, error) {
 	return true, fmt.Errorf("the link %q is neither http(s)://... nor mailto:", to)
 }
 
-// render makes HTML of a page.
+// render returns the HTML of a page.
 func (d *document) render() ([]byte, error) {
 	var b bytes.Buffer
 	if err := markdown.Renderer().Render(&b, d.text, d.tree); err != nil {

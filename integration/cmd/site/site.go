@@ -27,12 +27,12 @@ var pageTemplate = template.Must(template.New("page").Parse(pageHTML))
 // contents is the page whose lists are the site's navigation.
 const contents = "docs/README.md"
 
-// site is what is being built.
+// site is the site under construction.
 type site struct {
 	root, out string
-	docs      map[string]*document // by their path in the repository
-	copied    map[string]bool      // files that pages link to, by their path in the repository
-	linked    map[string]bool      // pages that another one links to
+	docs      map[string]*document // by path in the repository
+	copied    map[string]bool      // files that pages link to, by path in the repository
+	linked    map[string]bool      // pages that another page links to
 	nav       []section
 }
 
@@ -45,12 +45,12 @@ type section struct {
 type navLink struct {
 	Title  string
 	source string
-	// To is relative to the page that is written.
+	// To is relative to the page being written.
 	To      string
 	Current bool
 }
 
-// build makes the site of the repository at root in out, and tells how many pages it has.
+// build makes the site of the repository at root in out, and returns the number of its pages.
 func build(root, out string) (int, error) {
 	s := &site{root: root, out: out, docs: map[string]*document{}, copied: map[string]bool{}, linked: map[string]bool{}}
 	if err := s.read(); err != nil {
@@ -145,7 +145,7 @@ func (s *site) readNav() {
 	s.nav = slices.DeleteFunc(s.nav, func(c section) bool { return len(c.Links) == 0 })
 }
 
-// navOf is the navigation as a page has it.
+// navOf returns the navigation for a page.
 func (s *site) navOf(d *document) []section {
 	nav := make([]section, len(s.nav))
 	for i, c := range s.nav {
@@ -184,7 +184,8 @@ func (s *site) write(d *document) error {
 	return errors.Join(bad, os.WriteFile(file, b.Bytes(), 0o644))
 }
 
-// resolve returns what a link of a page is in the site, or why it leads nowhere.
+// resolve returns what a link of a page becomes in the site, or an error that says why it leads
+// nowhere.
 func (s *site) resolve(d *document, to string) (string, error) {
 	if out, err := external(to); out || err != nil {
 		return to, err
@@ -217,7 +218,7 @@ func (s *site) resolve(d *document, to string) (string, error) {
 	return relative(d.target, page.target) + "#" + anchor, nil
 }
 
-// fileTarget is where a file that is no page is in the site.
+// fileTarget returns the path in the site of a file that is not a page.
 func fileTarget(source string) string {
 	if rest, ok := strings.CutPrefix(source, "docs/"); ok {
 		return rest
@@ -228,7 +229,7 @@ func fileTarget(source string) string {
 	return "project/" + source
 }
 
-// relative is the link from one file of the site to another.
+// relative returns the link from one file of the site to another.
 func relative(from, to string) string {
 	rel, err := filepath.Rel(path.Dir(from), to)
 	if err != nil {
@@ -237,8 +238,8 @@ func relative(from, to string) string {
 	return filepath.ToSlash(rel)
 }
 
-// copy brings a file that a page links to into the site; of a directory, its files and a
-// list of them.
+// copy copies a file that a page links to into the site. For a directory it copies the files and
+// makes a list of them.
 func (s *site) copy(source string) error {
 	from, to := filepath.Join(s.root, source), filepath.Join(s.out, fileTarget(source))
 	if st, err := os.Stat(from); err != nil || st.IsDir() {

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestSite builds the site of this repository: all links and anchors lead to something.
+// TestSite builds the site of this repository. All links and anchors must lead to something.
 func TestSite(t *testing.T) {
 	out := t.TempDir()
 	n, err := build("../../..", out)
@@ -33,7 +33,7 @@ func TestSite(t *testing.T) {
 	}
 }
 
-// TestLinks has links that lead nowhere found.
+// TestLinks checks that links that lead nowhere are found.
 func TestLinks(t *testing.T) {
 	for _, c := range []struct{ name, text, want string }{
 		{"page", "[x](none.md)", "there is no docs/none.md"},

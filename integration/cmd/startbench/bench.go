@@ -18,16 +18,16 @@ import (
 type bench struct {
 	*measure.Bench
 	o           *options
-	all, images []*corpus.Image // of the corpus, and the chosen ones
+	all, images []*corpus.Image // all images of the corpus, and the chosen ones
 	systems     []*system
 	links       []link
 	net         *network
 	registry    *registry
 	results     *Results
-	tested      []Link // what the links were like
+	tested      []Link // what the self-test found of the links
 }
 
-// scenarios returns all there are, in the order they run.
+// scenarios returns all scenarios, in the order in which they run.
 func scenarios() []measure.Scenario[*bench] {
 	return []measure.Scenario[*bench]{{Name: "ready", Run: runReady}, {Name: "start", Run: runStart}, {Name: "bytes", Run: runBytes}, {Name: "local", Run: runLocal}}
 }
@@ -71,8 +71,7 @@ func (o *options) measure(ctx context.Context) (r *Results, err error) {
 	return b.results, measure.RunAll(ctx, b, list, nil)
 }
 
-// removeDir removes the bench's directory unless something is still mounted
-// below it.
+// removeDir removes the bench's directory unless something is still mounted below it.
 func (b *bench) removeDir() error {
 	if err := errors.Join(endProcesses(b.Dir, ""), unmountBelow(b.Dir)); err != nil {
 		return err
@@ -80,7 +79,7 @@ func (b *bench) removeDir() error {
 	return b.Close()
 }
 
-// chooseImages reads the corpus and finds what was asked for in it.
+// chooseImages reads the corpus and finds the requested images in it.
 func (b *bench) chooseImages() error {
 	var err error
 	if b.all, err = corpus.Read(b.o.corpus); err != nil {
@@ -111,7 +110,7 @@ func (b *bench) chooseImages() error {
 	return nil
 }
 
-// chooseSystems finds out which systems there are.
+// chooseSystems finds out which systems are available.
 func (b *bench) chooseSystems(ctx context.Context, binary string) error {
 	names := strings.Split(b.o.systems, ",")
 	if b.o.systems == "" {
@@ -148,7 +147,7 @@ func (b *bench) system(name string) *system {
 	return nil
 }
 
-// prepare starts what is common to all scenarios and tests the links.
+// prepare starts what all scenarios share, and tests the links.
 func (b *bench) prepare(ctx context.Context) error {
 	dir, err := b.o.preparedDir()
 	if err != nil {
@@ -177,7 +176,7 @@ func (b *bench) prepare(ctx context.Context) error {
 	return b.net.shape(ctx, 0)
 }
 
-// push brings images into the registry and waits for their indexes.
+// push pushes images to the registry and waits for their indexes.
 func (b *bench) push(ctx context.Context, images []*corpus.Image) error {
 	for _, im := range images {
 		if err := b.registry.push(ctx, im); err != nil {
@@ -187,7 +186,7 @@ func (b *bench) push(ctx context.Context, images []*corpus.Image) error {
 	return b.registry.converted(ctx)
 }
 
-// hosts are the addresses of the registry.
+// hosts returns the addresses of the registry.
 func (b *bench) hosts() []string {
 	out := []string{b.registry.host(0)}
 	if rtt := rttOf(b.links); rtt > 0 {
@@ -196,5 +195,5 @@ func (b *bench) hosts() []string {
 	return out
 }
 
-// since completes what is known of a run, which began then.
+// since completes the description of a run that began at the given time.
 func (b *bench) since(began time.Time) Run { return Run{Run: b.Since(began), Links: b.tested} }

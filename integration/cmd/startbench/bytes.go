@@ -11,8 +11,8 @@ import (
 	"example.org/slipway/integration/internal/measure"
 )
 
-// Bytes is the outcome of the scenario: what comes over the wire until the task
-// of each version of a series is done.
+// Bytes is the outcome of the scenario: what comes over the wire until the task is done, for each
+// version of a series.
 type Bytes struct {
 	Run      Run       `json:"run"`
 	Versions []Version `json:"versions"`
@@ -22,18 +22,18 @@ type Bytes struct {
 type Version struct {
 	Series  string `json:"series"`
 	Version string `json:"version"`
-	// Plain are all layers of the image with manifest and configuration; New
-	// those that no version before had.
+	// Plain is the size of all layers of the image with manifest and configuration. New is the size
+	// of the layers that no earlier version had.
 	Plain int64 `json:"plain"`
 	New   int64 `json:"new"`
-	// Warm and Empty came over the link with the agent: with what versions before
-	// it have left on the node, and on an empty one. 0: not measured.
+	// Warm and Empty are the bytes that came over the link with the agent: on a node with what
+	// earlier versions have left, and on an empty node. 0 means not measured.
 	Warm  int64 `json:"warm"`
 	Empty int64 `json:"empty"`
 }
 
-// runBytes starts all versions of the chosen series, oldest first, on one node
-// and each on an empty one.
+// runBytes starts all versions of the chosen series, oldest first. It starts each on one common
+// node and on an empty one.
 func runBytes(b *bench, ctx context.Context) error {
 	began := time.Now()
 	s := slipway(b.Binary, agentSettings{}) // the rest of the image is not part of a start
@@ -111,7 +111,7 @@ func (b *bench) bytesOnEmpty(ctx context.Context, s *system, im *corpus.Image) (
 	return n, err
 }
 
-// bytesOf is what a pull and the first task bring over the link.
+// bytesOf returns the bytes that a pull and the first task bring over the link.
 func (b *bench) bytesOf(ctx context.Context, n *node, im *corpus.Image, id string) (int64, error) {
 	task, err := taskOf(im, firstTask)
 	if err != nil {
@@ -135,7 +135,7 @@ func (b *bench) bytesOf(ctx context.Context, n *node, im *corpus.Image, id strin
 	return after - before, readErr
 }
 
-// shares are the mean shares of the plain pull, by series and of all images.
+// shares returns the mean shares of the plain pull, for a series or for all images.
 func (by *Bytes) shares(series string) (warm, warmOfNew, empty float64, n int) {
 	var plain, fresh, w, e float64
 	for _, v := range by.Versions {
@@ -147,7 +147,7 @@ func (by *Bytes) shares(series string) (warm, warmOfNew, empty float64, n int) {
 	return w / plain, w / fresh, e / plain, n
 }
 
-// means are the averages over the series of their shares.
+// means returns the averages of the series' shares.
 func (by *Bytes) means() (warm, warmOfNew, empty float64) {
 	list := by.series()
 	for _, s := range list {
@@ -180,8 +180,8 @@ func (by *Bytes) write(w *strings.Builder) {
 	measure.Table(w, 1, []string{"series", "images", "warm, % of plain", "empty, % of plain", "warm, % of layers that are new to the node"}, rows)
 }
 
-// Shares of the plain pull's bytes that may come over the wire. Gear's own: 16.2
-// and 29.1 %.
+// These are the shares of the plain pull's bytes that may come over the wire. Gear's own: 16.2 and
+// 29.1 %.
 const (
 	mostWarm  = 0.16
 	mostEmpty = 0.29

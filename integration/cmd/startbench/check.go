@@ -40,16 +40,14 @@ func (v *verdict) open(what string) {
 	fmt.Fprintf(v.w, "OPEN    %s: not measured\n", what)
 }
 
-// leastSpeedUp is how many times as fast as a plain pull a start has to be on
-// average, by the rate in Mbit/s. Gear's own: 1.64, 2.61, 3.45, 5.01.
+// leastSpeedUp says how many times as fast as a plain pull a start has to be on average, by the
+// rate in Mbit/s. Gear's own: 1.64, 2.61, 3.45, 5.01.
 func leastSpeedUp() map[int]float64 { return map[int]float64{1000: 3, 100: 8, 20: 12, 5: 15} }
 
-// mostOverLimit is how many times the limit a start may take at 100 Mbit/s and
-// below.
+// mostOverLimit is the largest permitted ratio of a start to the limit at 100 Mbit/s and below.
 const mostOverLimit = 1.3
 
-// check compares results with the targets, writes a line for each, and returns
-// whether all are met.
+// check compares results with the targets, writes a line for each, and reports whether all are met.
 func check(w *strings.Builder, r *Results) bool {
 	v := &verdict{w: w, met: true}
 	v.start(r.Start)

@@ -14,21 +14,22 @@ import (
 	"example.org/slipway/integration/internal/measure"
 )
 
-// Local is the outcome of the scenario: the speed of containers' file systems
-// and of programs on them when everything is local.
+// Local is the outcome of the scenario: the speed of containers' file systems, and of programs on
+// them, when everything is local.
 type Local struct {
 	Run Run `json:"run"`
-	// System that is compared with plain overlayfs.
+	// System is the system that is compared with plain overlayfs.
 	System string `json:"system"`
-	// Tests by name: seconds, or requests per second where it says so.
+	// Tests holds the tests by name. Their unit is seconds, or requests per second if the test says
+	// so.
 	Tests []LocalTest `json:"tests"`
-	// Shared is how many bytes of page cache the containers after the first took
-	// that read the same large file, and Containers how many these were.
+	// SharedBytes is the page cache that the containers after the first took when they read the
+	// same large file of LargeBytes. Containers is their number.
 	SharedBytes, LargeBytes int64
 	Containers              int
 }
 
-// LocalTest is one thing timed on both file systems, in turns.
+// LocalTest is one thing timed on both file systems in turn.
 type LocalTest struct {
 	Name   string    `json:"name"`
 	PerSec bool      `json:"per_sec,omitempty"` // more is better
@@ -37,10 +38,10 @@ type LocalTest struct {
 	Why    string    `json:"why,omitempty"` // it was not measured
 }
 
-// localRounds is how often the file systems take turns at least.
+// localRounds is the minimum number of turns of each file system.
 const localRounds = 8
 
-// pair is the two nodes whose file systems are compared: plain overlayfs first.
+// pair holds the two nodes whose file systems are compared, plain overlayfs first.
 type pair struct {
 	nodes [2]*node
 	trees [2]*snapshots
@@ -86,8 +87,8 @@ func runLocal(b *bench, ctx context.Context) (err error) {
 	return errors.Join(errs...)
 }
 
-// localImages pushes the images of the tests: one with generated files upon the
-// newest python, the newest of some series, where there are any, and memcached.
+// localImages pushes the images of the tests: one with generated files on top of the newest python,
+// the newest of some series if there are any, and memcached.
 func (b *bench) localImages(ctx context.Context) (out []*corpus.Image, err error) {
 	newest := map[string]*corpus.Image{}
 	for _, im := range b.all {
@@ -154,8 +155,8 @@ func (p *pair) stop() error {
 	return errors.Join(errs...)
 }
 
-// both runs a test on both file systems, first on one and then on the other,
-// which one first changing from round to round.
+// both runs a test on both file systems, one after the other. Which one is first changes from round
+// to round.
 func (t *LocalTest) both(round int, do func(i int) (float64, error)) error {
 	for _, i := range [2][2]int{{0, 1}, {1, 0}}[round%2] {
 		v, err := do(i)
@@ -171,7 +172,7 @@ func (t *LocalTest) both(round int, do func(i int) (float64, error)) error {
 	return nil
 }
 
-// test returns the test of a name.
+// test returns the test with a name.
 func (l *Local) test(name string) *LocalTest {
 	i := slices.IndexFunc(l.Tests, func(t LocalTest) bool { return t.Name == name })
 	if i < 0 {
@@ -187,8 +188,7 @@ func timed(do func() error) (float64, error) {
 	return time.Since(begin).Seconds(), err
 }
 
-// fileTests times what is done with files in fresh mounts of the first image,
-// and starts of programs.
+// fileTests times operations on files in fresh mounts of the first image, and starts of programs.
 func (b *bench) fileTests(ctx context.Context, p *pair, images []*corpus.Image, out *Local) error {
 	chains := make([]string, len(images))
 	for i, im := range images {
@@ -233,7 +233,7 @@ func (p *pair) readAll(ctx context.Context, chains []string) error {
 	return nil
 }
 
-// filesRound is a round of all tests on the image with the generated files.
+// filesRound runs one round of all tests on the image with the generated files.
 func (p *pair) filesRound(ctx context.Context, round int, chain string, out *Local) error {
 	var at [2]string
 	for k := range mountsARound {
@@ -288,7 +288,7 @@ func (p *pair) javaRound(ctx context.Context, round int, chain string, out *Loca
 	return errors.Join(p.trees[0].unmount(ctx, key), p.trees[1].unmount(ctx, key))
 }
 
-// String tells both medians and their ratio.
+// String returns both medians and their ratio.
 func (t LocalTest) String() string {
 	if t.Why != "" {
 		return "not measured: " + t.Why
@@ -296,24 +296,23 @@ func (t LocalTest) String() string {
 	return fmt.Sprintf("plain %s, other %s, ratio %.2f", measure.SpreadOf(t.Plain), measure.SpreadOf(t.Other), t.ratio())
 }
 
-// ratio is that of the medians, other to plain.
+// ratio returns the ratio of the medians, other to plain.
 func (t LocalTest) ratio() float64 {
 	return measure.SpreadOf(t.Other).Median / measure.SpreadOf(t.Plain).Median
 }
 
-// mountsARound is how often a round mounts on each side: one mount is two
-// milliseconds, and mostly waits for the disk.
+// mountsARound is the number of mounts in a round on each side. One mount takes two milliseconds,
+// and mostly waits for the disk.
 const mountsARound = 20
 
-// localFiles are the generated ones.
+// These constants describe the generated files.
 const (
 	smallFiles = 1000
 	smallBytes = 4000
 	largeBytes = 500_000_000
 )
 
-// filesImage pushes a layer of generated files upon an image, unless it is
-// there.
+// filesImage pushes a layer of generated files on top of an image, unless it is already there.
 func (b *bench) filesImage(ctx context.Context, base *corpus.Image) (*corpus.Image, error) {
 	dir := filepath.Join(b.Dir, "generated")
 	im, err := generate(dir, base, rand.NewChaCha8([32]byte{1}))
@@ -350,7 +349,7 @@ func (l *Local) write(w *strings.Builder) {
 	}
 }
 
-// local targets: the largest ratios of times, the least of rates.
+// local adds the local targets: the largest ratios of times, and the least of rates.
 func (v *verdict) local(l *Local) {
 	if l == nil || l.System != slipwayName {
 		v.open("local speed")

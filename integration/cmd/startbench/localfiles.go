@@ -53,7 +53,7 @@ func readTree(root string) error {
 	})
 }
 
-// readFile reads a file by the size of the buffer.
+// readFile reads a file in pieces of the buffer's size.
 func readFile(path string, buf []byte) (n int64, err error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -108,8 +108,8 @@ func mapLarge(root string) error {
 	return errors.Join(err, unix.Munmap(m))
 }
 
-// inTree runs a program in a tree that has /proc, and wants its output to hold
-// something.
+// inTree runs a program in a tree that has /proc. It is an error if the output does not contain
+// want.
 func inTree(root, want string, args ...string) error {
 	proc := filepath.Join(root, "proc")
 	if err := unix.Mount("proc", proc, "proc", 0, ""); err != nil {
@@ -136,8 +136,8 @@ func startJava(root string) error {
 	return inTree(root, "openjdk version", "/usr/lib/jvm/java-17-openjdk-amd64/bin/java", "-version")
 }
 
-// generate writes an image to a layout: a base and a layer of generated files.
-// The same source gives the same image.
+// generate writes an image to a layout: a base and a layer of generated files. The same source
+// gives the same image.
 func generate(dir string, base *corpus.Image, source *rand.ChaCha8) (*corpus.Image, error) {
 	if err := os.MkdirAll(filepath.Join(dir, "blobs", "sha256"), 0o755); err != nil {
 		return nil, err
@@ -193,8 +193,8 @@ func blobPath(dir, digest string) string {
 	return filepath.Join(dir, "blobs", strings.ReplaceAll(digest, ":", "/"))
 }
 
-// writeLayout writes an image's index, manifest, configuration and last layer;
-// its other layers are there.
+// writeLayout writes an image's index, manifest, configuration and last layer. Its other layers
+// exist already.
 func writeLayout(dir string, doc wire.Document, config, layer []byte) (*corpus.Image, error) {
 	manifest, err := json.Marshal(doc)
 	if err != nil {
@@ -215,7 +215,7 @@ func writeLayout(dir string, doc wire.Document, config, layer []byte) (*corpus.I
 	return corpus.ReadLayout(dir)
 }
 
-// linkOrCopy makes a file appear at another path; crane takes no symbolic links.
+// linkOrCopy makes a file appear at another path; crane does not accept symbolic links.
 func linkOrCopy(from, to string) error {
 	err := os.Link(from, to)
 	if err == nil || errors.Is(err, fs.ErrExist) {
@@ -265,8 +265,8 @@ func writeFiles(w io.Writer, source *rand.ChaCha8) error {
 	return t.Close()
 }
 
-// sharedPages reads the large file in one container's tree and then in others'
-// of the same image, and tells how much more the page cache holds after those.
+// sharedPages reads the large file in one container's tree and then in those of other containers of
+// the same image. It records how much more the page cache holds after the others.
 func (b *bench) sharedPages(ctx context.Context, p *pair, im *corpus.Image, out *Local) error {
 	const more = 19
 	chain, err := im.ChainID()
@@ -302,7 +302,7 @@ func (b *bench) sharedPages(ctx context.Context, p *pair, im *corpus.Image, out 
 	return nil
 }
 
-// pageCache is how many bytes the kernel's page cache holds.
+// pageCache returns the number of bytes that the kernel's page cache holds.
 func pageCache() (int64, error) {
 	b, err := os.ReadFile("/proc/meminfo")
 	if err != nil {

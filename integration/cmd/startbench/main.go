@@ -1,18 +1,16 @@
-// Command startbench measures how containers start: how long it takes from
-// nothing on a node until a container has done its task, over links of several
-// rates and distances, with the plain pull of containerd, with the stargz
-// snapshotter and with Slipway's node agent; how many bytes come over the wire
-// for that; and how fast the containers' file systems are when everything is
-// local.
+// Command startbench measures how containers start. It measures how long it takes from nothing on a
+// node until a container has done its task, over links of several rates and distances, with
+// containerd's plain pull, with the stargz snapshotter and with Slipway's node agent. It measures
+// how many bytes come over the wire for that, and how fast the containers' file systems are when
+// everything is local.
 //
-// The images are OCI layouts SERIES/VERSION below a directory (-corpus); what
-// their containers do is in the package tasks. One Slipway serves them to
-// everybody from a network namespace behind a veth that is shaped at both ends.
-// Each start begins with a new containerd on an empty directory. Root only.
+// The images are OCI layouts SERIES/VERSION below a directory (-corpus). Package tasks defines what
+// their containers do. One Slipway serves them to all systems from a network namespace behind a
+// veth that is rate-limited at both ends. Each start begins with a new containerd on an empty
+// directory. Root only.
 //
-// Results go to a file of JSON (-out), from which the report can be made again
-// (-from). The exit status is 1 if something could not be measured, or if -check
-// finds a target missed.
+// Results go to a JSON file (-out). The report can be made again from it (-from). The exit status
+// is 1 if something could not be measured, or if -check finds a target missed.
 package main
 
 import (
@@ -31,7 +29,7 @@ import (
 	"example.org/slipway/integration/internal/measure"
 )
 
-// options are the command line.
+// options are the options of the command line.
 type options struct {
 	measure.Options
 	rivals, corpus, images string
@@ -68,7 +66,7 @@ func parse(args []string) (*options, error) {
 	return o, o.validate(fl)
 }
 
-// usual are the scenarios that run where none is named.
+// usual lists the scenarios that run if none is named.
 const usual = "start,bytes,local"
 
 func (o *options) validate(fl *flag.FlagSet) error {
@@ -95,7 +93,7 @@ func (o *options) validate(fl *flag.FlagSet) error {
 	return nil
 }
 
-// quicken chooses less where the command line does not say what.
+// quicken reduces the work where the command line does not say how much to do.
 func (o *options) quicken(fl *flag.FlagSet) {
 	given := measure.Given(fl)
 	if !given["images"] {
@@ -154,7 +152,7 @@ func numbers(list string) (out []int, err error) {
 	return out, nil
 }
 
-// rtt is the round trip that needs a proxy; 0: none does.
+// rttOf returns the round trip that needs a proxy, or 0 if none does.
 func rttOf(links []link) int {
 	return slices.MaxFunc(links, func(a, b link) int { return a.rttMs - b.rttMs }).rttMs
 }
@@ -189,8 +187,8 @@ func (p *peer) run(ctx context.Context) (good bool, err error) {
 	return true, serveDelay(ctx, p.listen, p.target, p.rtt)
 }
 
-// run measures, or reads what was measured, and reports. It returns whether all targets
-// are met, or none were to be checked.
+// run measures, or reads earlier results, and reports. It reports whether all targets are met, or
+// none were to be checked.
 func (o *options) run(ctx context.Context) (good bool, err error) {
 	met, err := measure.CarryTo(&o.Output, func() (*Results, error) { return o.measure(ctx) }, publish)
 	return met || !o.Check, err
@@ -203,7 +201,7 @@ func publish(to *measure.Output, r *Results) (met bool, err error) {
 	return met, to.Publish(marks(), verdict.String(), report(r, verdict.String()), r.Start.pictures())
 }
 
-// preparedDir is where the registry's data stay.
+// preparedDir returns the directory where the registry's data stays.
 func (o *options) preparedDir() (string, error) {
 	if o.prepared != "" {
 		return filepath.Abs(o.prepared)

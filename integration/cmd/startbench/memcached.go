@@ -20,22 +20,20 @@ import (
 	"example.org/slipway/integration/internal/wire"
 )
 
-// memcachedSeries is no series of the corpus: its image is made of the archive
-// of a minimal Debian with memcached, which scripts/setup.sh leaves beside the
-// tools.
+// memcachedSeries is not a series of the corpus. Its image is made from the archive of a minimal
+// Debian with memcached, which scripts/setup.sh leaves beside the tools.
 const (
 	memcachedSeries  = "memcached"
 	memcachedAddress = "127.0.0.1:11211"
 )
 
-// memcachedTask is done when the server has told its version.
+// memcachedTask returns a task that is done when the server has reported its version.
 func memcachedTask() tasks.Task {
 	return tasks.Task{Series: memcachedSeries, Name: "tells its version", Timeout: time.Minute,
 		Probe: tasks.Line(memcachedAddress, "version\r\n"), Want: []string{"VERSION 1."}}
 }
 
-// memcachedImage writes the image to a layout; without the archive it fails with
-// os.ErrNotExist.
+// memcachedImage writes the image to a layout. Without the archive it fails with os.ErrNotExist.
 func memcachedImage(dir string) (*corpus.Image, error) {
 	archive, err := os.Open(filepath.Join(filepath.Dir(tool.Dir()), "memcached.tar"))
 	if err != nil {
@@ -61,7 +59,7 @@ func memcachedImage(dir string) (*corpus.Image, error) {
 		"architecture": runtime.GOARCH, "os": "linux",
 		"config": map[string]any{
 			"Env": []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"},
-			// One thread: the load has the other CPU.
+			// There is one thread, because the load has the other CPU.
 			"Cmd": []string{"memcached", "-u", "nobody", "-l", "127.0.0.1", "-p", "11211", "-t", "1", "-m", "256"},
 		},
 		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{fmt.Sprintf("sha256:%x", diff.Sum(nil))}},
@@ -81,7 +79,7 @@ func memcachedImage(dir string) (*corpus.Image, error) {
 	return im, nil
 }
 
-// pushMemcached pushes the image; nil: there is no archive to make it of.
+// pushMemcached pushes the image. It returns nil if there is no archive to make it from.
 func (b *bench) pushMemcached(ctx context.Context) (*corpus.Image, error) {
 	im, err := memcachedImage(filepath.Join(b.Dir, memcachedSeries))
 	if errors.Is(err, os.ErrNotExist) {

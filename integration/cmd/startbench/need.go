@@ -18,25 +18,24 @@ import (
 	"example.org/slipway/integration/internal/tasks"
 )
 
-// Need is what a task needs of its image, found out by watching it on overlayfs:
-// the regular files that are opened or executed, each content once. Of large
-// files it counts what was in memory afterwards: they can be read in parts.
+// Need is what a task needs of its image, found by watching it on overlayfs: the regular files that
+// it opens or executes, each content once. Of a large file it counts what was in memory afterwards,
+// because such files can be read in parts.
 type Need struct {
 	Image string `json:"image"`
 	Task  string `json:"task"`
 	Files int    `json:"files"`
-	// Bytes of these files, of which Touched are taken as needed, and what those
-	// take compressed, each by itself.
+	// Bytes is the size of these files. Touched is the part of it that counts as needed, and
+	// Compressed its size with each file compressed separately.
 	Bytes      int64 `json:"bytes"`
 	Touched    int64 `json:"touched"`
 	Compressed int64 `json:"compressed"`
-	// Index and Meta are what the indexes of the layers take, and manifest and
-	// configuration.
+	// Index is the size of the layers' indexes, Meta that of manifest and configuration.
 	Index int64 `json:"index"`
 	Meta  int64 `json:"meta"`
 }
 
-// WireBytes is the least that must come over the wire.
+// WireBytes returns the least number of bytes that must come over the wire.
 func (n Need) WireBytes() int64 { return n.Compressed + n.Index + n.Meta }
 
 func (n Need) String() string {
@@ -45,8 +44,8 @@ func (n Need) String() string {
 }
 
 const (
-	// largeFile is from where a file is counted by parts, and partBytes the size
-	// of those: the sizes of docs/formats/gear-index.md.
+	// largeFile is the size from which a file is counted in parts, and partBytes the size of those
+	// parts: the sizes of docs/formats/gear-index.md.
 	largeFile = 4 << 20
 	partBytes = 1 << 20
 )
@@ -91,8 +90,7 @@ func (b *bench) need(ctx context.Context, im *corpus.Image, name string) (out Ne
 	return out, out.count(layers, opened)
 }
 
-// watch runs a task in a tree that is mounted and returns the paths of the files
-// opened in it.
+// watch runs a task in a mounted tree and returns the paths of the files opened in it.
 func (n *node) watch(ctx context.Context, root string, im *corpus.Image, task tasks.Task) (paths map[string]bool, err error) {
 	config, err := im.Configuration()
 	if err != nil {
@@ -164,8 +162,7 @@ func (n *node) layersOf(mount string) ([]string, error) {
 	return nil, fmt.Errorf("%s is no overlay", mount)
 }
 
-// count adds up the files that were opened and come from a layer; others the
-// task has made itself.
+// count adds up the opened files that come from a layer. The task has made the others itself.
 func (n *Need) count(layers []string, paths map[string]bool) error {
 	enc, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedDefault), zstd.WithEncoderConcurrency(1))
 	if err != nil {
@@ -197,8 +194,7 @@ func (n *Need) count(layers []string, paths map[string]bool) error {
 	return nil
 }
 
-// touchedOf returns how much of a file is taken as needed, and its size
-// compressed.
+// touchedOf returns how much of a file counts as needed, and the compressed size of that.
 func touchedOf(path string, size int64, enc *zstd.Encoder) (touched, compressed int64, err error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -232,15 +228,15 @@ func touchedOf(path string, size int64, enc *zstd.Encoder) (touched, compressed 
 type fileWatch struct {
 	root  string
 	fd    int
-	stop  *os.File // closed to end
+	stop  *os.File // closed to end the watch
 	wait  sync.WaitGroup
 	mu    sync.Mutex
 	paths map[string]bool
 	err   error
 }
 
-// newWatch begins to collect the files opened on the file system at root, by
-// whatever mount. The whole file system has to belong to the caller.
+// newWatch begins to collect the files opened on the file system at root, through any mount. The
+// whole file system must belong to the caller.
 func newWatch(root string) (*fileWatch, error) {
 	fd, err := unix.FanotifyInit(unix.FAN_CLASS_NOTIF|unix.FAN_CLOEXEC|unix.FAN_NONBLOCK|unix.FAN_UNLIMITED_QUEUE, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_LARGEFILE)
 	if err != nil {
@@ -287,8 +283,8 @@ func (w *fileWatch) read(pipe int) error {
 	}
 }
 
-// events notes the paths of some events. A path is seen from the root of the
-// mount it was opened by, where that mount is not ours.
+// events notes the paths in some events. If a file was opened through another mount, its path is
+// relative to the root of that mount.
 func (w *fileWatch) events(b []byte) {
 	const size = int(unsafe.Sizeof(unix.FanotifyEventMetadata{}))
 	for len(b) >= size {

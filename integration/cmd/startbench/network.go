@@ -18,26 +18,26 @@ import (
 	"example.org/slipway/integration/internal/proc"
 )
 
-// Ports in the namespace. The one of the registry's health is on its loopback.
+// These are ports in the namespace. The port of the registry's health check is on its loopback.
 const (
 	registryPort = 5000
 	debugPort    = 5001
 	delayedPort  = 5002 // the registry behind the delaying proxy
-	peerPort     = 5003 // what the self-test talks to
-	farPeerPort  = 5004 // the same behind a proxy
+	peerPort     = 5003 // the peer of the self-test
+	farPeerPort  = 5004 // the same peer behind a proxy
 )
 
-// network is a namespace with the registry's side of a veth; the other side is
-// this machine's. Both sides send at a limited rate.
+// network is a namespace with the registry's side of a veth. The other side is this machine's. Both
+// sides send at a limited rate.
 type network struct {
 	ns, near, far     string // names of the namespace and the two interfaces
 	nearAddr, farAddr string
-	self              string // this program, for what runs in the namespace
+	self              string // path of this program, for the commands in the namespace
 	dir               string
 	children          []*proc.Process
 }
 
-// newNetwork makes a namespace of its own; close removes it.
+// newNetwork makes a namespace. close removes it.
 func newNetwork(ctx context.Context, dir string) (*network, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -78,7 +78,7 @@ func (n *network) close() error {
 	}
 	n.children = nil
 	var errs []error
-	// The interfaces go with the namespace, but not at once.
+	// The interfaces go away with the namespace, but not at once.
 	if _, err := os.Stat(filepath.Join("/sys/class/net", n.near)); err == nil {
 		errs = append(errs, run(context.Background(), "ip", "link", "del", n.near))
 	}
@@ -88,14 +88,14 @@ func (n *network) close() error {
 	return errors.Join(errs...)
 }
 
-// command is a program in the namespace. It does not see the machine's cgroups:
-// ip netns exec mounts another /sys over them.
+// command returns a command that runs a program in the namespace. The program does not see the
+// machine's cgroups: ip netns exec mounts another /sys over them.
 func (n *network) command(program string, args ...string) *exec.Cmd {
 	return exec.Command("ip", append([]string{"netns", "exec", n.ns, program}, args...)...)
 }
 
-// launch starts this program in the namespace, in the role of one of its inner
-// commands, and waits until it listens on a port.
+// launch runs one of this program's inner commands in the namespace, and waits until it listens on
+// a port.
 func (n *network) launch(ctx context.Context, port int, args ...string) error {
 	p, err := proc.Launch(n.command(n.self, args...), filepath.Join(n.dir, args[0]+".log"))
 	if err != nil {
@@ -111,11 +111,11 @@ func (n *network) launch(ctx context.Context, port int, args ...string) error {
 	})
 }
 
-// address of a port in the namespace, as seen from this machine.
+// address returns the address of a port in the namespace, as seen from this machine.
 func (n *network) address(port int) string { return net.JoinHostPort(n.farAddr, strconv.Itoa(port)) }
 
-// shape limits both directions to so many Mbit/s; 0: no limit. The bursts are
-// what the link carries in some 5 ms, at least a large packet as it leaves TCP.
+// shape limits both directions to a rate in Mbit/s; 0 means no limit. A burst is what the link
+// carries in about 5 ms, but at least one large packet as it leaves TCP.
 func (n *network) shape(ctx context.Context, mbit int) error {
 	for _, end := range [][]string{{"qdisc", "replace", "dev", n.near, "root"}, {"-n", n.ns, "qdisc", "replace", "dev", n.far, "root"}} {
 		how := []string{"pfifo", "limit", "10000"}
@@ -129,7 +129,7 @@ func (n *network) shape(ctx context.Context, mbit int) error {
 	return nil
 }
 
-// received is how many bytes have come over the link, with headers.
+// received returns the number of bytes that have come over the link, headers included.
 func (n *network) received() (int64, error) {
 	b, err := os.ReadFile(filepath.Join("/sys/class/net", n.near, "statistics", "rx_bytes"))
 	if err != nil {
@@ -138,8 +138,7 @@ func (n *network) received() (int64, error) {
 	return strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64)
 }
 
-// waitFor asks until there is no error, the process ends, or half a minute is
-// over.
+// waitFor calls ready until it returns no error, the process ends, or half a minute has passed.
 func waitFor(ctx context.Context, p *proc.Process, ready func() error) error {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
@@ -158,20 +157,20 @@ func waitFor(ctx context.Context, p *proc.Process, ready func() error) error {
 	}
 }
 
-// Link is what the self-test found of a link.
+// Link is what the self-test found out about a link.
 type Link struct {
 	Mbit  int     `json:"mbit"`
 	RTTms float64 `json:"rtt_ms"`
-	// Connect and Exchange are the milliseconds that the first exchange over a
-	// new connection and a later one take: twice and once the round trip.
+	// ConnectMs and ExchangeMs are the milliseconds of the first exchange over a new connection and
+	// of a later one. They are twice and once the round trip.
 	ConnectMs  float64 `json:"connect_ms"`
 	ExchangeMs float64 `json:"exchange_ms"`
 	// DownMbit is the rate at which content arrives.
 	DownMbit float64 `json:"down_mbit"`
 }
 
-// delay starts the proxies for a round trip of so many milliseconds. There is
-// one round trip at a time; 0 needs no proxy.
+// delay starts the proxies for a round trip of rttMs milliseconds. There is one round trip at a
+// time; 0 needs no proxy.
 func (n *network) delay(ctx context.Context, rttMs int) error {
 	if rttMs == 0 {
 		return nil
@@ -185,7 +184,7 @@ func (n *network) delay(ctx context.Context, rttMs int) error {
 	return nil
 }
 
-// test measures the link as it is shaped.
+// test measures the link with its current limits.
 func (n *network) test(ctx context.Context, mbit, rttMs int) (Link, error) {
 	l := Link{Mbit: mbit, RTTms: float64(rttMs)}
 	port := peerPort
@@ -219,8 +218,9 @@ func (n *network) test(ctx context.Context, mbit, rttMs int) (Link, error) {
 		return l, err
 	}
 	l.ExchangeMs = 1e3 * sec
-	// About a second of content, without the time of the round trip; of a slow link
-	// more, where what the shaper lets through at once would count.
+	// The test transfers content for about a second, without the time of the round trip. A slow
+	// link gets more, because otherwise what the shaper lets through at once would distort the
+	// rate.
 	size := max(mbit*125_000, 2_000_000)
 	begin = time.Now()
 	if sec, err = ask(size); err != nil {
@@ -230,10 +230,10 @@ func (n *network) test(ctx context.Context, mbit, rttMs int) (Link, error) {
 	return l, l.check()
 }
 
-// check returns an error if the link is not what was asked for: then nothing
-// that is measured over it means anything.
+// check returns an error if the link is not what was asked for: nothing measured over such a link
+// means anything.
 func (l Link) check() error {
-	const slackMs = 15 // of a busy machine
+	const slackMs = 15 // allowance for a busy machine
 	switch {
 	case l.ExchangeMs < l.RTTms || l.ExchangeMs > l.RTTms+slackMs,
 		l.ConnectMs < 2*l.RTTms || l.ConnectMs > 2*l.RTTms+2*slackMs,
@@ -248,7 +248,7 @@ func (l Link) String() string {
 		l.Mbit, l.RTTms, l.DownMbit, l.ExchangeMs, l.ConnectMs)
 }
 
-// servePeer answers lines with a number by so many bytes.
+// servePeer answers each line, which holds a number, with that many bytes.
 func servePeer(ctx context.Context, listen string) error {
 	l, err := net.Listen("tcp", listen)
 	if err != nil {
@@ -284,7 +284,7 @@ func ignoreClosed(err error) error {
 	return err
 }
 
-// zeros is an endless content.
+// zeros is a reader of endless zeros.
 type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) {

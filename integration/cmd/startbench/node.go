@@ -29,19 +29,19 @@ const (
 	pullTimeout = 30 * time.Minute
 )
 
-// node is a machine's container side that begins with nothing: a containerd with
-// a directory of its own, and what a system's snapshotter needs beside it.
+// node is the container side of a machine that starts from nothing: a containerd with its own
+// directory, and what a system's snapshotter needs beside it.
 type node struct {
 	dir        string
 	system     *system
-	registries []string // host:port that may be spoken to without TLS
+	registries []string // host:port that may be used without TLS
 	env        []string
 	processes  []*proc.Process
 	containerd *proc.Process
 }
 
-// startNode starts a system on an empty disk of its own, mounted at dir, which must
-// have a short path: sockets lie in it.
+// startNode starts a system on its own empty disk, mounted at dir. The path of dir must be short,
+// because it holds sockets.
 func startNode(ctx context.Context, dir string, s *system, registries []string) (n *node, err error) {
 	n = &node{dir: dir, system: s, registries: registries, env: []string{
 		"PATH=" + tool.Dir() + ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=" + dir, "LANG=C.UTF-8", "TMPDIR=" + dir}}
@@ -88,7 +88,7 @@ func (n *node) startContainerd(ctx context.Context) error {
 
 func (n *node) path(name string) string { return filepath.Join(n.dir, name) }
 
-// socket is the one of the snapshotter.
+// socket returns the path of the snapshotter's socket.
 func (n *node) socket() string { return n.path("s.sock") }
 
 func (n *node) launch(cmd *exec.Cmd, name string) (*proc.Process, error) {
@@ -100,12 +100,12 @@ func (n *node) launch(cmd *exec.Cmd, name string) (*proc.Process, error) {
 	return p, err
 }
 
-// ctr is a command of containerd's client.
+// ctr returns a command of containerd's client.
 func (n *node) ctr(ctx context.Context, args ...string) *exec.Cmd {
 	return n.command(ctx, filepath.Join(tool.Dir(), "ctr"), args...)
 }
 
-// command is ctr or a program with the same flags.
+// command returns a command of ctr, or of a program with the same flags.
 func (n *node) command(ctx context.Context, program string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, program, append([]string{"-a", n.path("c.sock")}, args...)...)
 	cmd.Env, cmd.Dir = n.env, n.dir
@@ -142,14 +142,14 @@ disabled_plugins = ["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.images", 
 `, n.system.snapshotter, n.system.snapshotter, n.socket(), n.system.snapshotter, n.path("snapshotter"))
 }
 
-// pull pulls an image as the system does.
+// pull pulls an image in the system's way.
 func (n *node) pull(ctx context.Context, ref string) error {
 	ctx, cancel := context.WithTimeout(ctx, pullTimeout)
 	defer cancel()
 	return quietly(n.system.pull(ctx, n, ref))
 }
 
-// quietly runs a command; what it printed is part of the error.
+// quietly runs a command. The error contains what it printed.
 func quietly(cmd *exec.Cmd) error {
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
@@ -166,7 +166,7 @@ func (n *node) tasks() *tasks.Ctr {
 	return &tasks.Ctr{Program: filepath.Join(tool.Dir(), "ctr"), Socket: n.path("c.sock"), Snapshotter: n.system.snapshotter, Env: n.env, Dir: n.path("runs")}
 }
 
-// logs is what the node's processes printed last, for an error.
+// logs returns the end of the output of each of the node's processes, for an error.
 func (n *node) logs() string {
 	var b strings.Builder
 	for _, p := range n.processes {
@@ -180,28 +180,28 @@ func (n *node) logs() string {
 func (n *node) stop() error {
 	var errs []error
 	if n.containerd != nil {
-		_ = n.containerd.Stop(stopTimeout) // its end is no part of what is measured
+		_ = n.containerd.Stop(stopTimeout) // how it ends is not measured
 	}
 	errs = append(errs, endProcesses(n.dir, "containerd-shim"))
-	// Snapshotters are asked while nothing uses their mounts any more.
+	// Snapshotters are stopped when nothing uses their mounts any more.
 	errs = append(errs, unmountBelow(n.path("state")))
 	for _, p := range slices.Backward(n.processes) {
 		p.Signal(syscall.SIGTERM)
 		select {
 		case <-p.Exited():
-		case <-time.After(2 * time.Second): // the agent waits for users of its files: told twice, it does not
+		case <-time.After(2 * time.Second): // the agent waits for users of its files; a second signal makes it stop waiting
 			_ = p.Stop(stopTimeout)
 		}
 	}
 	errs = append(errs, endProcesses(n.dir, ""), unmountBelow(n.dir))
 	if err := errors.Join(errs...); err != nil {
-		return err // the directory may hold somebody's mount: it stays
+		return err // the directory may hold somebody's mount, so it stays
 	}
 	return measure.DropDisk(n.dir)
 }
 
-// endProcesses kills the processes that name a directory and a program in their
-// command line, and waits until they have ended.
+// endProcesses kills the processes that have a directory and a program in their command line, and
+// waits until they have ended.
 func endProcesses(dir, program string) error {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -226,8 +226,8 @@ func endProcesses(dir, program string) error {
 	return nil
 }
 
-// unmountBelow unmounts what is mounted below a directory, innermost first. A
-// FUSE file system whose server is gone answers with errors, but comes off.
+// unmountBelow unmounts everything below a directory, innermost first. A FUSE file system without a
+// server answers with errors, but can be unmounted.
 func unmountBelow(dir string) error {
 	for range 20 { // mounts can lie upon each other, and propagate
 		points, err := mountsBelow(dir)
@@ -236,7 +236,7 @@ func unmountBelow(dir string) error {
 		}
 		for _, p := range points {
 			if err := unix.Unmount(p, unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) {
-				_ = unix.Unmount(p, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH) // the next look tells
+				_ = unix.Unmount(p, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH) // the next round shows whether it worked
 			}
 		}
 	}

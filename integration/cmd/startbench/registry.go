@@ -18,9 +18,8 @@ import (
 	"example.org/slipway/integration/internal/tool"
 )
 
-// registry is the one Slipway that everybody pulls from. It runs in the
-// namespace; its data stay from one run to the next, with what was pushed,
-// converted, optimised and recorded.
+// registry is the one Slipway that all systems pull from. It runs in the namespace. Its data stays
+// from one run to the next, with everything that was pushed, converted, optimised and recorded.
 type registry struct {
 	net     *network
 	binary  string
@@ -47,7 +46,7 @@ func startRegistry(ctx context.Context, net *network, binary, root string) (*reg
 	return r, waitFor(ctx, r.process, func() error { _, err := r.get(ctx, http.MethodGet, "/v2/", ""); return err })
 }
 
-// host is the address that pulls use over a link with such a round trip.
+// host returns the address that pulls use over a link with the given round trip.
 func (r *registry) host(rttMs int) string {
 	if rttMs > 0 {
 		return r.net.address(delayedPort)
@@ -55,12 +54,12 @@ func (r *registry) host(rttMs int) string {
 	return r.net.address(registryPort)
 }
 
-// ref is the reference of an image for a system, by a host.
+// ref returns the reference of an image for a system at a host.
 func ref(host string, im *corpus.Image, s *system) string {
 	return host + "/" + im.Repo() + ":" + im.Version + s.suffix
 }
 
-// get makes a request and returns its headers; any status but 200 is an error.
+// get makes a request and returns the headers of the answer. Any status but 200 is an error.
 func (r *registry) get(ctx context.Context, method, path, accept string) (http.Header, error) {
 	req, err := http.NewRequestWithContext(ctx, method, "http://"+r.net.address(registryPort)+path, nil)
 	if err != nil {
@@ -82,7 +81,7 @@ func (r *registry) get(ctx context.Context, method, path, accept string) (http.H
 
 const anyManifest = "application/vnd.oci.image.manifest.v1+json, application/vnd.docker.distribution.manifest.v2+json, application/vnd.oci.image.index.v1+json"
 
-// has tells whether a tag is there; the digest is "" if it is not.
+// has returns the digest of a tag, or "" if the tag does not exist.
 func (r *registry) has(ctx context.Context, im *corpus.Image, suffix string) string {
 	h, err := r.get(ctx, http.MethodHead, "/v2/"+im.Repo()+"/manifests/"+im.Version+suffix, anyManifest)
 	if err != nil {
@@ -91,7 +90,7 @@ func (r *registry) has(ctx context.Context, im *corpus.Image, suffix string) str
 	return h.Get("Docker-Content-Digest")
 }
 
-// push brings an image of the corpus into the registry, unless it is there.
+// push pushes an image of the corpus to the registry, unless it is there.
 func (r *registry) push(ctx context.Context, im *corpus.Image) error {
 	if r.has(ctx, im, "") == im.Digest {
 		return nil
@@ -129,7 +128,7 @@ func (r *registry) converted(ctx context.Context) error {
 	}
 }
 
-// indexBytes is what the indexes of an image's layers take on the wire.
+// indexBytes returns the size on the wire of the indexes of an image's layers.
 func (r *registry) indexBytes(ctx context.Context, im *corpus.Image) (n int64, err error) {
 	for _, l := range im.Layers {
 		h, err := r.get(ctx, http.MethodHead, "/v2/"+im.Repo()+"/_slipway/gear/layers/"+l.Digest, "")
@@ -145,8 +144,8 @@ func (r *registry) indexBytes(ctx context.Context, im *corpus.Image) (n int64, e
 	return n, nil
 }
 
-// optimise makes the image of stargz: its optimizer runs the first task and puts
-// what it reads first into the layers. Services get their requests meanwhile.
+// optimise makes the stargz image: its optimizer runs the first task and puts what the task reads
+// first into the layers. Services get their requests meanwhile.
 func (b *bench) optimise(ctx context.Context, im *corpus.Image) (err error) {
 	s := b.system(stargzName)
 	if b.registry.has(ctx, im, s.suffix) != "" {
@@ -198,8 +197,8 @@ func (b *bench) optimise(ctx context.Context, im *corpus.Image) (err error) {
 	return quietly(n.command(ctx, remote, "image", "push", "--plain-http", target))
 }
 
-// How long stargz's optimizer watches a container: a service has opened its files
-// long before, a command ends by itself.
+// These are the times for which stargz's optimizer watches a container. A service has opened its
+// files long before; a command ends by itself.
 const (
 	servicePeriod = 20 * time.Second
 	commandPeriod = 2 * time.Minute

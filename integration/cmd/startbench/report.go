@@ -8,7 +8,7 @@ import (
 	"example.org/slipway/integration/internal/measure"
 )
 
-// marks are the lines between which the generated part of the document lies.
+// marks returns the lines that enclose the generated part of the document.
 func marks() measure.Marks {
 	return measure.Marks{
 		Begin: "<!-- bench-start:begin (scripts/bench-start.sh writes what is between the two marks) -->",
@@ -16,7 +16,7 @@ func marks() measure.Marks {
 	}
 }
 
-// report writes the results as the Markdown of the document.
+// report returns the results as the Markdown of the document.
 func report(r *Results, verdict string) string {
 	var w strings.Builder
 	fmt.Fprintf(&w, "### Targets\n\n```text\n%s```\n", verdict)
@@ -64,22 +64,23 @@ func (st *Start) write(w *strings.Builder) {
 	}
 }
 
-// summary of one link and task.
+// summary summarises one link and task.
 type summary struct {
 	task string
 	link
 	cells int
-	// mean seconds by system, and mean of the cells' ratios to Slipway's
+	// seconds holds the mean seconds by system, and ratio the mean of the cells' ratios to
+	// Slipway's.
 	seconds, ratio    map[string]float64
-	slower            map[string][]string // the images where Slipway is not faster
+	slower            map[string][]string // the images for which Slipway is not faster
 	overLimit, worst  float64             // mean and largest ratio to the limit
-	possible          float64             // mean speed-up over the plain pull if the limit were met
+	possible          float64             // mean speed-up over the plain pull that the limit would give
 	worstImage        string
 	computed, missing int
 }
 
-// subject is the system that the others are compared with: Slipway, or without
-// it the rival, so that a run of that alone says something.
+// subject returns the system that the others are compared with: Slipway, or if that did not take
+// part the rival, so that a run of the rival alone says something.
 func (st *Start) subject() string {
 	for _, name := range []string{slipwayName, stargzName, plainName} {
 		if slices.ContainsFunc(st.Samples, func(s Sample) bool { return s.System == name && s.Failure == "" }) {
@@ -116,7 +117,7 @@ func (st *Start) summaries() []summary {
 	return out
 }
 
-// add adds a cell that all systems have finished; others are counted as missing.
+// add adds a cell that all systems have finished. It counts other cells as missing.
 func (s *summary) add(st *Start, c Cell, subject string) {
 	own, _ := st.spread(c, subject, Sample.TotalSec)
 	spreads := map[string]measure.Spread{}
@@ -187,7 +188,7 @@ func (st *Start) writeSummary(w *strings.Builder) {
 	}
 }
 
-// systems returns the names of those that took part, in their usual order.
+// systems returns the names of the systems that took part, in their usual order.
 func (st *Start) systems() []string {
 	return slices.DeleteFunc([]string{plainName, stargzName, slipwayName}, func(name string) bool {
 		return !slices.ContainsFunc(st.Samples, func(s Sample) bool { return s.System == name })
@@ -239,7 +240,7 @@ func (st *Start) writeDetails(w *strings.Builder) {
 	measure.Table(w, 3, append([]string{"image", "task", "link"}, names...), rows)
 }
 
-// details is what a total of a system consists of.
+// details returns the parts of a system's total.
 func (st *Start) details(c Cell, system string) string {
 	anyComputed := false
 	of := func(f func(Sample) float64) string {
@@ -248,13 +249,13 @@ func (st *Start) details(c Cell, system string) string {
 		return measure.Figure(sp.Median)
 	}
 	text := of(func(s Sample) float64 { return s.PullSec }) + " + " + of(func(s Sample) float64 { return s.RunSec })
-	if anyComputed { // nothing was run over the link
+	if anyComputed { // nothing was transferred over the link
 		return "c " + text
 	}
 	return fmt.Sprintf("%s / %s; %s MB", text, of(func(s Sample) float64 { return s.SecondSec }), of(func(s Sample) float64 { return float64(s.RunBytes) / 1e6 }))
 }
 
-// pictures are the mean seconds by rate, a plot for each round trip.
+// pictures returns plots of the mean seconds by rate, one for each round trip.
 func (st *Start) pictures() []measure.Picture {
 	if st == nil {
 		return nil

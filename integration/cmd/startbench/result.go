@@ -12,7 +12,7 @@ type Run struct {
 	Links []Link `json:"links"`
 }
 
-// Results are everything that was measured; a scenario that was not is nil.
+// Results are everything that was measured. A scenario that was not measured is nil.
 type Results struct {
 	Start *Start `json:"start,omitempty"`
 	Bytes *Bytes `json:"bytes,omitempty"`

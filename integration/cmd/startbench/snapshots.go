@@ -18,8 +18,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// snapshots makes writable trees of pulled images as containerd does for a
-// container: a snapshot is prepared upon the image's chain, and mounted.
+// snapshots makes writable trees of pulled images in the way that containerd does for a container:
+// it prepares a snapshot on top of the image's chain, and mounts it.
 type snapshots struct {
 	conn        *grpc.ClientConn
 	client      snapshotsapi.SnapshotsClient
@@ -38,11 +38,11 @@ func newSnapshots(socket, snapshotter, dir string) (*snapshots, error) {
 	return &snapshots{conn, snapshotsapi.NewSnapshotsClient(conn), snapshotter, dir}, nil
 }
 
-// close ends the connection; trees still mounted go with the node.
+// close ends the connection. Trees that are still mounted go away with the node.
 func (s *snapshots) close() error { return s.conn.Close() }
 
-// answers tells whether a snapshotter answers on its own socket. That the socket
-// is there says little: containerd gives up on one that does not answer at once.
+// answers returns an error unless a snapshotter answers on its own socket. The existence of the
+// socket says little: containerd gives up on a snapshotter that does not answer at once.
 func answers(ctx context.Context, socket, snapshotter string) error {
 	if _, err := os.Stat(socket); err != nil {
 		return err
@@ -67,7 +67,7 @@ func inNamespace(ctx context.Context) context.Context {
 
 // mount prepares a snapshot named key and mounts it.
 func (s *snapshots) mount(ctx context.Context, key, chain string) (string, error) {
-	// Without the label the next garbage collection takes the snapshot.
+	// Without the label the next garbage collection would remove the snapshot.
 	resp, err := s.client.Prepare(inNamespace(ctx), &snapshotsapi.PrepareSnapshotRequest{Snapshotter: s.snapshotter, Key: key, Parent: chain,
 		Labels: map[string]string{"containerd.io/gc.root": time.Now().UTC().Format(time.RFC3339)}})
 	if err != nil {
@@ -85,7 +85,7 @@ func (s *snapshots) mount(ctx context.Context, key, chain string) (string, error
 	return at, nil
 }
 
-// mountAs mounts as containerd's options say: some are flags.
+// mountAs mounts with containerd's options, some of which are flags.
 func mountAs(kind, source, at string, options []string) error {
 	var flags uintptr
 	var data []string

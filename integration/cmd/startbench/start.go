@@ -17,13 +17,13 @@ import (
 	"example.org/slipway/integration/internal/tasks"
 )
 
-// The two tasks of a series, by name in results and on the command line.
+// These are the two tasks of a series, by their names in results and on the command line.
 const (
 	firstTask  = "first"
 	secondTask = "second"
 )
 
-// Cell is one comparison: the systems have the same image, link and task.
+// Cell is one comparison, in which all systems have the same image, link and task.
 type Cell struct {
 	Image string `json:"image"`
 	Task  string `json:"task"`
@@ -36,22 +36,22 @@ type Sample struct {
 	Cell
 	System string `json:"system"`
 	Round  int    `json:"round"`
-	// Pull, first run until the task is done, and another container's run of it
-	// after that, in seconds.
+	// PullSec is the time of the pull, RunSec that of the first run until the task is done, and
+	// SecondSec that of another container's run afterwards, in seconds.
 	PullSec   float64 `json:"pull_sec"`
 	RunSec    float64 `json:"run_sec"`
 	SecondSec float64 `json:"second_sec"`
-	// Bytes that came over the link up to the end of the pull and of the first
-	// run, with the headers of all layers of the network.
+	// PullBytes and RunBytes are the bytes that came over the link by the end of the pull and of
+	// the first run. They include the headers of all network layers.
 	PullBytes int64 `json:"pull_bytes"`
 	RunBytes  int64 `json:"run_bytes"`
-	// Computed: the pull is the image's compressed bytes at the full rate and
-	// nothing else, the run the median of those measured; not waited for.
+	// Computed says that nobody waited for the start. The pull is then the time that the image's
+	// compressed bytes take at the full rate, and the run is the median of the measured runs.
 	Computed bool   `json:"computed,omitempty"`
 	Failure  string `json:"failure,omitempty"`
 }
 
-// TotalSec is the time from nothing to the end of the task.
+// TotalSec returns the time from nothing to the end of the task.
 func (s Sample) TotalSec() float64 { return s.PullSec + s.RunSec }
 
 // Start is the outcome of the scenario.
@@ -62,8 +62,8 @@ type Start struct {
 	Needs []Need `json:"needs"`
 }
 
-// runReady brings everything into the registry that the scenario start needs:
-// what takes long and is done once.
+// runReady brings everything into the registry that the scenario start needs. This takes long, but
+// is done only once.
 func runReady(b *bench, ctx context.Context) error {
 	if err := b.push(ctx, b.images); err != nil {
 		return err
@@ -118,8 +118,7 @@ func runStart(b *bench, ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// cell measures one cell once with each system. The order turns from round to
-// round.
+// cell measures one cell once with each system. The order changes from round to round.
 func (b *bench) cell(ctx context.Context, c Cell, im *corpus.Image, round int, out *Start) error {
 	var errs []error
 	for i := range b.systems {
@@ -152,7 +151,7 @@ func (s Sample) String() string {
 		float64(s.PullBytes)/1e6, float64(s.RunBytes-s.PullBytes)/1e6)
 }
 
-// transferSec is how long bytes are on a link that carries nothing else.
+// transferSec returns how long bytes take on a link that carries nothing else.
 func transferSec(bytes int64, mbit int) float64 { return float64(bytes) * 8 / 1e6 / float64(mbit) }
 
 func taskOf(im *corpus.Image, name string) (tasks.Task, error) {
@@ -167,13 +166,13 @@ func taskOf(im *corpus.Image, name string) (tasks.Task, error) {
 	return task, nil
 }
 
-// once pulls an image on a new node, runs its task, and runs it again.
+// once pulls an image on a new node, runs its task, and runs the task again.
 func (b *bench) once(ctx context.Context, im *corpus.Image, s *system, out *Sample) (err error) {
 	task, err := taskOf(im, out.Task)
 	if err != nil {
 		return err
 	}
-	syscall.Sync() // nobody waits for what was written before
+	syscall.Sync() // nothing must wait for earlier writes
 	n, err := startNode(ctx, b.NewDir(), s, b.hosts())
 	if err != nil {
 		return err
@@ -190,7 +189,7 @@ func (b *bench) once(ctx context.Context, im *corpus.Image, s *system, out *Samp
 	return b.timed(ctx, n, ref(b.registry.host(out.RTTms), im, s), task, out)
 }
 
-// timed is the part of once that is measured.
+// timed is the measured part of once.
 func (b *bench) timed(ctx context.Context, n *node, ref string, task tasks.Task, out *Sample) error {
 	before, err := b.net.received()
 	if err != nil {
@@ -223,19 +222,19 @@ func (b *bench) timed(ctx context.Context, n *node, ref string, task tasks.Task,
 	return nil
 }
 
-// slower is how much longer a task may take whose files come over a link: as
-// long as 500 MB are on it.
+// slower returns how much longer a task may take if its files come over a link: as long as 500 MB
+// take on it.
 func slower(mbit int) time.Duration {
 	return time.Duration(transferSec(500e6, mbit) * float64(time.Second))
 }
 
-// profileDuration is how long the agent watches a container for its profile:
-// longer than the tasks take where everything is local.
+// profileDuration is how long the agent watches a container for its profile. It is longer than the
+// tasks take when everything is local.
 const profileDuration = 40 * time.Second
 
-// recordProfiles runs each first task once with an agent that tells the registry
-// what the container opens first, over a link without limits, as stargz learnt it
-// from its optimizer. What the registry has already is kept.
+// recordProfiles runs each first task once with an agent that reports to the registry what the
+// container opens first. The link has no limits. Stargz learns the same from its optimizer.
+// Profiles that the registry already has are kept.
 func (b *bench) recordProfiles(ctx context.Context) error {
 	if b.system(slipwayName) == nil {
 		return nil
@@ -292,8 +291,8 @@ func (b *bench) recordProfile(ctx context.Context, im *corpus.Image) (err error)
 	return nil
 }
 
-// complete gives computed starts the run that was measured elsewhere: it does
-// not depend on the link, as everything is local by then.
+// complete fills in the run of computed starts. It takes runs that were measured on other links,
+// because by then everything is local and the link does not matter.
 func (st *Start) complete() {
 	for i := range st.Samples {
 		if s := &st.Samples[i]; s.Computed {
@@ -304,7 +303,7 @@ func (st *Start) complete() {
 	}
 }
 
-// native are the runs of a task where everything was local before.
+// native returns the spread of the runs of a task for which everything was already local.
 func (st *Start) native(image, task string) measure.Spread {
 	var runs []float64
 	for _, s := range st.Samples {
@@ -315,9 +314,8 @@ func (st *Start) native(image, task string) measure.Spread {
 	return measure.SpreadOf(runs)
 }
 
-// limit is how quickly a cell could be done: the round trips that cannot be
-// done without, the needed bytes at the full rate, and the task itself. 0: not
-// known.
+// limit returns the least time that a cell could take: the unavoidable round trips, the needed
+// bytes at the full rate, and the task itself. It returns 0 if that is not known.
 func (st *Start) limit(c Cell) float64 {
 	native := st.native(c.Image, c.Task)
 	i := slices.IndexFunc(st.Needs, func(n Need) bool { return n.Image == c.Image && n.Task == c.Task })
@@ -327,11 +325,11 @@ func (st *Start) limit(c Cell) float64 {
 	return leastRTTs*float64(c.RTTms)/1e3 + transferSec(st.Needs[i].WireBytes(), c.Mbit) + native.Median
 }
 
-// leastRTTs are the round trips of a start by an index: connection, manifest by
-// tag (HEAD, then GET, as containerd does), configuration, index, files.
+// leastRTTs is the number of round trips of a start with an index: connection, manifest by tag
+// (HEAD, then GET, as containerd does), configuration, index, files.
 const leastRTTs = 6
 
-// spread is what a system needed in a cell, in seconds.
+// spread returns the time that a system needed in a cell, in seconds.
 func (st *Start) spread(c Cell, system string, of func(Sample) float64) (sp measure.Spread, computed bool) {
 	var v []float64
 	for _, s := range st.Samples {
@@ -346,7 +344,7 @@ func (st *Start) spread(c Cell, system string, of func(Sample) float64) (sp meas
 	return sp, computed
 }
 
-// cells returns the cells there are samples of, by link, task and image.
+// cells returns the cells that have samples, by link, task and image.
 func (st *Start) cells() []Cell {
 	var out []Cell
 	for _, s := range st.Samples {
@@ -360,8 +358,8 @@ func (st *Start) cells() []Cell {
 	return out
 }
 
-// expectation is what a series' first task is known to need, for estimates: the
-// share of the compressed image, and seconds where everything is local.
+// expectation is what a series' first task is known to need, for estimates: its share of the
+// compressed image, and its seconds when everything is local.
 type expectation struct{ share, runSec float64 }
 
 func expected(series string) expectation {
@@ -373,12 +371,12 @@ func expected(series string) expectation {
 	return e
 }
 
-// estimate tells how long the scenario start will take with what is chosen, on a
-// machine like the one that the expectations come from.
+// estimate prints how long the scenario start will take with the chosen options, on a machine like
+// the one that the expectations come from.
 func (b *bench) estimate() error {
 	const (
-		aroundSec   = 3    // starting and clearing away a node
-		unpackBytes = 30e6 // compressed bytes unpacked in a second
+		aroundSec   = 3    // to start a node and to remove it
+		unpackBytes = 30e6 // compressed bytes unpacked per second
 	)
 	var sec float64
 	for _, l := range b.links {
@@ -395,7 +393,7 @@ func (b *bench) estimate() error {
 		}
 	}
 	sec *= float64(b.o.Rounds * len(strings.Split(b.o.tasks, ",")))
-	for _, im := range b.images { // what is needed is watched on a plain pull
+	for _, im := range b.images { // a plain pull shows what is needed
 		sec += float64(im.Bytes())/unpackBytes + 2*expected(im.Series).runSec + aroundSec
 	}
 	fmt.Printf("start: %d images, %d links, %d systems, %d rounds: about %s, and once for all %s for pushing and optimising\n",

@@ -49,7 +49,7 @@ func TestLinkIsChecked(t *testing.T) {
 	}
 }
 
-// sampleStart has two images over two links: of one the slow plain pull was
+// sampleStart returns results for two images over two links. The slow plain pull of one image was
 // computed, and one start failed.
 func sampleStart() *Start {
 	st := &Start{Needs: []Need{
@@ -78,7 +78,7 @@ func sampleStart() *Start {
 
 func TestLimit(t *testing.T) {
 	st := sampleStart()
-	// 6 round trips of 20 ms, 1 MB, and a second on overlayfs.
+	// The limit is 6 round trips of 20 ms, 1 MB, and a second on overlayfs.
 	for mbit, want := range map[int]float64{100: 0.12 + 0.08 + 1, 5: 0.12 + 1.6 + 1} {
 		if got := st.limit(Cell{"a/1", firstTask, mbit, 20}); math.Abs(got-want) > 1e-9 {
 			t.Errorf("limit at %d Mbit/s is %v, want %v", mbit, got, want)

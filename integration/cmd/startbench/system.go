@@ -11,18 +11,18 @@ import (
 
 // system is a way to bring images onto a node.
 type system struct {
-	name        string // in results and on the command line
-	title       string // in reports
+	name        string // the name in results and on the command line
+	title       string // the name in reports
 	snapshotter string
-	// suffix of the tag of the images made for the system.
+	// suffix is appended to the tags of the images made for the system.
 	suffix string
-	// daemon is the snapshotter's process; it listens on the node's socket. Nil:
-	// containerd has the snapshotter itself.
+	// daemon returns the snapshotter's process, which listens on the node's socket. If it is nil,
+	// the snapshotter is part of containerd.
 	daemon func(*node) (*exec.Cmd, error)
 	pull   func(ctx context.Context, n *node, ref string) *exec.Cmd
 }
 
-// The systems compared.
+// These are the systems that are compared.
 const (
 	plainName   = "plain"
 	stargzName  = "stargz"
@@ -37,7 +37,7 @@ func ctrPull(ctx context.Context, n *node, ref string) *exec.Cmd {
 	return n.ctr(ctx, "image", "pull", "--plain-http", "--snapshotter", n.system.snapshotter, ref)
 }
 
-// stargz is the stargz snapshotter of containerd's project, from programs in a
+// stargz returns the stargz snapshotter of the containerd project, with its programs in a
 // directory. Its images were optimised for their first task.
 func stargz(bin string) *system {
 	return &system{name: stargzName, title: "stargz snapshotter", snapshotter: "stargz", suffix: "-esgz",
@@ -58,23 +58,23 @@ func stargz(bin string) *system {
 	}
 }
 
-// agentSettings are what differs from the agent's defaults from one scenario to
-// the next.
+// agentSettings are the settings that differ from the agent's defaults and from one scenario to the
+// next.
 type agentSettings struct {
-	// record: the agent tells the registry what containers open first.
+	// record makes the agent report to the registry what containers open first.
 	record bool
-	// background: it goes on with the rest of the image by itself.
+	// background makes the agent fetch the rest of the image by itself.
 	background bool
 }
 
-// slipway is this project's node agent, which needs no other images.
+// slipway returns this project's node agent, which needs no special images.
 func slipway(binary string, set agentSettings) *system {
 	return &system{name: slipwayName, title: "slipway agent", snapshotter: "slipway", pull: ctrPull,
 		daemon: func(n *node) (*exec.Cmd, error) { return agentCommand(binary, n, set) }}
 }
 
-// agentCommand is the command line of the node agent: everything about it that
-// the benchmark knows.
+// agentCommand returns the command line of the node agent. It holds everything that the benchmark
+// knows of the agent.
 func agentCommand(binary string, n *node, set agentSettings) (*exec.Cmd, error) {
 	var config strings.Builder
 	fmt.Fprintf(&config, "log: {level: warn}\nprofiles: {record: %t, duration: %ds}\nfetch: {background: %t}\nregistries:\n",
@@ -88,7 +88,7 @@ func agentCommand(binary string, n *node, set agentSettings) (*exec.Cmd, error) 
 	return exec.Command(binary, "agent", "--root", n.path("agent"), "--address", n.socket(), "--config", n.path("agent.yml")), nil
 }
 
-// hasAgent tells whether a binary has the agent.
+// hasAgent reports whether a binary contains the agent.
 func hasAgent(ctx context.Context, binary string) bool {
 	out, err := exec.CommandContext(ctx, binary, "agent", "--help").CombinedOutput()
 	return err == nil && strings.Contains(string(out), "--address")

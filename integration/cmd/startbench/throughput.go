@@ -18,19 +18,19 @@ import (
 // service is a server with a tool that measures servers of its kind.
 type service struct {
 	series, name string
-	// task runs the tool in the image; or it starts the server, and a program of
-	// this machine measures it from within the container's network.
+	// task either runs the tool in the image, or starts the server so that a program of this
+	// machine can measure it from within the container's network.
 	task    tasks.Task
 	program string
-	prepare []string // arguments of a run before, or none
+	prepare []string // arguments of an earlier run, or none
 	args    []string
-	// rate finds requests per second in what the tool printed.
+	// rate finds the requests per second in the tool's output.
 	rate func(output string) (float64, error)
 }
 
 // services returns the comparisons of throughput.
 func services() []service {
-	// Without saving: what a background save takes is the disk's.
+	// Redis runs without saving, because the time of a background save depends on the disk.
 	redis := tasks.Task{Series: "redis", Name: "measures itself", Timeout: 2 * time.Minute, Want: []string{"requests per second"},
 		Args: []string{"/bin/sh", "-ec", "redis-server --port 6401 --save '' --daemonize yes >/dev/null; until redis-cli -p 6401 ping 2>/dev/null | grep -q PONG; do sleep 0.01; done; redis-benchmark -p 6401 -q -n 200000 -c 20 -P 4 -t get | tr '\\r' '\\n'"}}
 	first := func(series string) tasks.Task {
@@ -61,8 +61,7 @@ func after(word string) func(string) (float64, error) {
 	}
 }
 
-// lastBefore returns a function that finds the number in front of a word, where
-// it stands last.
+// lastBefore returns a function that finds the number in front of the last occurrence of a word.
 func lastBefore(word string) func(string) (float64, error) {
 	return func(out string) (float64, error) {
 		i := strings.LastIndex(out, word)

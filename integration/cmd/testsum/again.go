@@ -9,28 +9,28 @@ import (
 	"strings"
 )
 
-// maxAgain is how many tests may be run again. If more failed, something is broken.
+// maxAgain is the maximum number of tests that are run again. If more failed, something is broken.
 const maxAgain = 5
 
-// isGrave reports whether a line of output is of a failure that happens by chance and is
-// a fault nevertheless: a data race, a panic, also that of a time limit, or a crash.
+// isGrave reports whether a line of output belongs to a failure that may happen by chance but is
+// always a fault: a data race, a panic, including that of a time limit, or a crash.
 func isGrave(line string) bool {
 	return strings.Contains(line, "WARNING: DATA RACE") || strings.HasPrefix(line, "panic: ") ||
 		strings.HasPrefix(line, "fatal error: ") || strings.HasPrefix(line, "SIG") || strings.HasPrefix(line, "signal: ")
 }
 
-// group is the tests of a package that are run again.
+// group holds the tests of a package that are run again.
 type group struct {
 	place
 	tests []string
 }
 
-// pattern is the value of go test's flag -run.
+// pattern returns the value of go test's flag -run.
 func (g group) pattern() string { return "^(" + strings.Join(g.tests, "|") + ")$" }
 
-// failed returns the tests without their subtests that failed, by package. It returns
-// none if they must not be run again: more than maxAgain failed, or a package failed by
-// more than its tests.
+// failed returns the failed tests, without their subtests, by package. It returns none if they must
+// not be run again: because more than maxAgain failed, or because a package failed for more reasons
+// than its tests.
 func (s *summary) failed() []group {
 	s.settle()
 	var groups []group
@@ -61,14 +61,14 @@ func (s *summary) failedBelow(p place) bool {
 	return slices.ContainsFunc(s.order, func(t *test) bool { return t.place == p && t.name != "" && t.result == "fail" })
 }
 
-// failedByItself reports whether the entry is of a package, or a run, that failed though
-// none of its tests did.
+// failedByItself reports whether the entry is a package or a run that failed although none of its
+// tests did.
 func (s *summary) failedByItself(t *test) bool {
 	return t.name == "" && t.result == "fail" && !s.failedBelow(t.place)
 }
 
-// runAgain runs the tests that failed once more, each package alone, by a function that
-// hands the events of a run to read. What passes now is flaky and no failure.
+// runAgain runs the failed tests once more, each package alone. run starts such a run and passes
+// its events to read. A test that passes now is flaky and not a failure.
 func (s *summary) runAgain(run func(g group, read func(io.Reader) error) error) {
 	for _, g := range s.failed() {
 		fmt.Fprintf(s.out, "again  %s: %s\n", g.pkg, strings.Join(g.tests, ", "))
@@ -81,7 +81,7 @@ func (s *summary) runAgain(run func(g group, read func(io.Reader) error) error) 
 	}
 }
 
-// judge excuses the failures of a group by a second run.
+// judge excuses the failures of a group that a second run does not repeat.
 func (s *summary) judge(g group, second *summary) {
 	whole := second.tests[key{place: g.place}]
 	sound := whole != nil && !second.grave[g.place] && !slices.ContainsFunc(second.order, second.failedByItself)
@@ -105,7 +105,7 @@ func (s *summary) judge(g group, second *summary) {
 	}
 }
 
-// excuse makes a failed test, and its subtests, passed and flaky.
+// excuse marks a failed test, and its subtests, as passed and flaky.
 func (s *summary) excuse(p place, name string) {
 	for _, t := range s.order {
 		if t.place == p && t.result == "fail" && (t.name == name || strings.HasPrefix(t.name, name+"/")) {
@@ -114,7 +114,7 @@ func (s *summary) excuse(p place, name string) {
 	}
 }
 
-// flakyReport returns what the flaky tests said when they failed, empty if there are none.
+// flakyReport returns what the flaky tests printed when they failed, or "" if there are none.
 func (s *summary) flakyReport() string {
 	var b strings.Builder
 	for _, t := range s.order {
@@ -125,8 +125,8 @@ func (s *summary) flakyReport() string {
 	return b.String()
 }
 
-// command returns a run of a group by a program, which gets the kind of the run, the
-// package and the pattern of the tests as further arguments.
+// command returns a function that runs a group with a program. The program gets the kind of the
+// run, the package and the pattern of the tests as further arguments.
 func command(words []string) func(group, func(io.Reader) error) error {
 	return func(g group, read func(io.Reader) error) error {
 		cmd := exec.Command(words[0], append(slices.Clone(words[1:]), g.kind, g.pkg, g.pattern())...)

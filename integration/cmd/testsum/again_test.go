@@ -9,12 +9,13 @@ import (
 	"testing"
 )
 
-// run is the events of a run of one kind.
+// run returns the events of a run of one kind.
 func run(kind, status string, events ...string) string {
 	return fmt.Sprintf("{%q:%q,%q:%q}\n%s{%q:%q,%q:%q}\n", "Action", "begin", "Output", kind, strings.Join(events, ""), "Action", "end", "Output", status)
 }
 
-// ended is the events of a test that says something and ends; without a name, a package.
+// ended returns the events of a test that prints something and ends. Without a name they are those
+// of a package.
 func ended(pkg, name, result, output string) string {
 	var b strings.Builder
 	if output != "" {
@@ -26,7 +27,7 @@ func ended(pkg, name, result, output string) string {
 
 const raceReport = "WARNING: DATA RACE\n"
 
-// TestRunAgain has tests fail, and says what they do when they are run again.
+// TestRunAgain makes tests fail, and chooses their results when they are run again.
 func TestRunAgain(t *testing.T) {
 	failed := func(names ...string) string {
 		var events []string
@@ -44,9 +45,9 @@ func TestRunAgain(t *testing.T) {
 	}
 	for _, tt := range []struct {
 		name, first string
-		second      string // of any package
-		err         error  // of the second run
-		asked       string // kind, package and pattern of what is run again
+		second      string // events of any package
+		err         error  // error of the second run
+		asked       string // kind, package and pattern of the second run
 		ok          bool
 		last        string
 		contains    []string
@@ -169,8 +170,8 @@ func TestRunAgain(t *testing.T) {
 	}
 }
 
-// TestCommand runs a program again as scripts/test.sh does, and wants its exit status
-// and what it was called with.
+// TestCommand runs a program again as scripts/test.sh does, and checks its exit status and its
+// arguments.
 func TestCommand(t *testing.T) {
 	g := group{place: place{"race", "q"}, tests: []string{"TestB", "TestC"}}
 	var got []byte
@@ -183,7 +184,7 @@ func TestCommand(t *testing.T) {
 	}
 }
 
-// TestReport wants what flaky tests said, and nothing of others.
+// TestReport checks that the report holds what flaky tests printed, and nothing of other tests.
 func TestReport(t *testing.T) {
 	s := newSummary(io.Discard, nil)
 	if err := s.read(strings.NewReader(run("race", "1", ended("q", "TestA", "fail", "a\n"), ended("q", "TestB", "fail", "b\n")))); err != nil {

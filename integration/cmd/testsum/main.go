@@ -1,33 +1,29 @@
-// Command testsum reads the output of one or more `go test -json` runs and
-// summarises it: progress while it runs, the output of what failed, the reason
-// of everything that was skipped, and as the last line
+// Command testsum reads the output of one or more `go test -json` runs and summarises it. It prints
+// progress while it reads, the output of what failed, and the reason of every skip. The last line
+// is
 //
 //	N passed, N failed, N skipped
 //
-// where each test and subtest counts once, and a package that failed without
-// a failing test (it did not compile, panicked or ran into its time limit)
-// counts as one failure.
+// Each test and subtest counts once. A package that failed without a failing test (it did not
+// compile, panicked or ran into its time limit) counts as one failure.
 //
-// It exits with status 1 if anything failed, if nothing ran, if the input
-// ended in the middle of a package, or if a test was skipped for a reason that
-// the file given by -expected-skips does not list. Each line of the file is a
-// regular expression, matched against "package.Test: reason", and behind " ## "
-// why the skip is right. The environment variable SLIPWAY_ALLOW_SKIP names
-// tools, separated by commas or spaces, whose absence is accepted on top.
+// It exits with status 1 if anything failed, if nothing ran, if the input ended in the middle of a
+// package, or if a test was skipped for a reason that is not in the file given by -expected-skips.
+// Each line of that file is a regular expression that is matched against "package.Test: reason",
+// followed by " ## " and why the skip is right. The environment variable SLIPWAY_ALLOW_SKIP names
+// further tools whose absence is accepted, separated by commas or spaces.
 //
-// The runs are told apart by lines before and after each, of which the second
-// has the exit status of go test; a package that several kinds of run test
-// counts in each:
+// A line before and a line after each run tell the runs apart. The second one has the exit status
+// of go test. A package that several kinds of run test counts in each of them:
 //
 //	{"Action":"begin","Output":"KIND"}
 //	{"Action":"end","Output":"0"}
 //
-// The arguments are a command that runs tests again. If at most five tests
-// failed, it is called once for each of their packages with the kind, the
-// package and the pattern of the tests as further arguments, and prints events.
-// A test that passes then does not fail the run. It is listed as FLAKY with the
-// output of the failure, which the file given by -flaky gets too, and the last
-// line ends with ", N flaky". Nothing is run again if a package did not build,
+// The arguments are a command that runs tests again. If at most five tests failed, testsum calls
+// the command once for each of their packages, with the kind, the package and the pattern of the
+// tests as further arguments. The command prints events. A test that passes then does not fail the
+// run. It is listed as FLAKY with the output of its failure, which also goes to the file given by
+// -flaky, and the last line ends with ", N flaky". Nothing is run again if a package did not build,
 // did not end, panicked, or printed the report of a data race.
 package main
 

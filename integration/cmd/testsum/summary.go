@@ -16,7 +16,7 @@ import (
 type event struct {
 	Action      string
 	Package     string
-	ImportPath  string // of build output instead of Package
+	ImportPath  string // of build output, in place of Package
 	Test        string
 	Output      string
 	Elapsed     float64 // seconds
@@ -28,7 +28,7 @@ type test struct {
 	place
 	name    string
 	result  string // "pass", "fail", "skip", or "" while it runs
-	flaky   bool   // it failed, and passed when it was run again
+	flaky   bool   // it failed, and passed when run again
 	seconds float64
 	output  []string
 }
@@ -40,7 +40,7 @@ func (t *test) String() string {
 	return t.pkg + "." + t.name
 }
 
-// place is a package as it is tested by a kind of run.
+// place is a package as tested by one kind of run.
 type place struct{ kind, pkg string }
 
 type key struct {
@@ -53,20 +53,20 @@ type summary struct {
 	out      io.Writer
 	expected []*regexp.Regexp
 
-	kind  string // of the run whose events come in, empty between runs
-	seen  bool   // a failure has come in since the run began
+	kind  string // kind of the current run, empty between runs
+	seen  bool   // a failure has arrived since the run began
 	tests map[key]*test
 	order []*test             // in the order in which they started
 	build map[string][]string // compiler output by import path
-	grave map[place]bool      // packages that printed what a second run must not excuse
+	grave map[place]bool      // packages with output that a second run must not excuse
 }
 
 func newSummary(out io.Writer, expected []*regexp.Regexp) *summary {
 	return &summary{out: out, expected: expected, tests: map[key]*test{}, build: map[string][]string{}, grave: map[place]bool{}}
 }
 
-// read reads events until the input ends. A line that is not an event, such as
-// a message of the go command itself, is passed on.
+// read reads events until the input ends. It passes on lines that are not events, such as messages
+// of the go command itself.
 func (s *summary) read(r io.Reader) error {
 	lines := bufio.NewReader(r)
 	for {
@@ -132,8 +132,8 @@ func (s *summary) test(pkg, name string) *test {
 	return t
 }
 
-// end notes the exit status of the run whose events have come in. If no test explains a
-// status other than 0, the go command itself has failed.
+// end records the exit status of the current run. If no test explains a status other than 0, the go
+// command itself has failed.
 func (s *summary) end(status string) {
 	if status != "0" && !s.seen {
 		t := s.test("run "+s.kind, "")
@@ -143,8 +143,8 @@ func (s *summary) end(status string) {
 	s.kind = ""
 }
 
-// progress prints a line for each finished package, and what each failed test has
-// said: a run that is cut off never reaches its end.
+// progress prints a line for each finished package, and the output of each failed test, because a
+// run that is cut off never reaches its end.
 func (s *summary) progress(t *test) {
 	switch {
 	case t.name != "" && t.result == "fail":
@@ -195,14 +195,14 @@ func (s *summary) finish() bool {
 	return failed == 0 && unexpected == 0 && passed > 0
 }
 
-// The tests listed at the end as slow: so many at most, and none quicker.
+// These constants bound the list of slow tests: its length, and the least time of an entry.
 const (
 	slowTests   = 25
 	slowSeconds = 10
 )
 
-// slowest prints which tests took longest: what to look at when all of them
-// together take too long.
+// slowest prints which tests took longest. They are the ones to look at when all tests together
+// take too long.
 func (s *summary) slowest() {
 	var slow []*test
 	for _, t := range s.order {
@@ -216,8 +216,8 @@ func (s *summary) slowest() {
 	}
 }
 
-// settle makes failures of the tests that never ended: a panic, a time limit
-// or a killed go command leaves them without a result.
+// settle makes failures of the tests that never ended. A panic, a time limit or a killed go command
+// leaves tests without a result.
 func (s *summary) settle() {
 	if s.kind != "" {
 		s.end("unknown")
@@ -231,9 +231,9 @@ func (s *summary) settle() {
 	}
 }
 
-// isFailure reports whether a failed test counts: each test does, a package only
-// when none of its tests failed. Of a package whose tests did not end, which
-// the package's own output explains, both are printed.
+// isFailure reports whether a failed entry counts. Each test counts; a package counts only if none
+// of its tests failed. If a package's tests did not end, which the package's own output explains,
+// both are printed.
 func (s *summary) isFailure(t *test) bool {
 	if t.name != "" {
 		return true
@@ -262,7 +262,7 @@ func (s *summary) skip(t *test) bool {
 	return false
 }
 
-// location is what testing puts before a message: "    file_test.go:12: ".
+// location matches what testing puts in front of a message: "    file_test.go:12: ".
 var location = regexp.MustCompile(`^\s+\S+\.go:\d+: `)
 
 // skipReason returns the last message of a test's output.
@@ -287,8 +287,8 @@ func continued(output []string) []string {
 	return lines
 }
 
-// readExpected returns the patterns of the file, none for an empty name, and
-// one for each tool that may be absent.
+// readExpected returns the patterns in the file (none if its name is empty), and a pattern for each
+// tool that may be absent.
 func readExpected(file, tools string) ([]*regexp.Regexp, error) {
 	var patterns []*regexp.Regexp
 	for _, name := range strings.FieldsFunc(tools, func(r rune) bool { return r == ',' || r == ' ' }) {

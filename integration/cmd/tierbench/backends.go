@@ -8,10 +8,10 @@ import (
 	"example.org/slipway/internal/backendtest"
 )
 
-// backend is an object store, and how a registry is told of it.
+// backend is an object store and the configuration that a registry needs for it.
 type backend struct {
 	Name string
-	// Missing says why it is not there.
+	// Missing says why the store is not available.
 	Missing string
 	// driver is the part of the configuration below "storage:".
 	driver string
@@ -19,13 +19,13 @@ type backend struct {
 	addr string
 }
 
-// filesystem keeps content in the registry's own directory.
+// filesystem returns a backend that keeps content in the registry's own directory.
 func filesystem() backend { return backend{Name: "local files"} }
 
-// inMemory keeps it in the registry's memory.
+// inMemory returns a backend that keeps content in the registry's memory.
 func inMemory() backend { return backend{Name: "in memory", driver: "  inmemory: true\n"} }
 
-// swift starts Swift with a container of some name.
+// swift starts Swift with a container.
 func (h *host) swift() (backend, error) {
 	s, err := started(h, backendtest.Swift)
 	if err != nil {
@@ -35,7 +35,7 @@ func (h *host) swift() (backend, error) {
 		s.AuthURL, s.User, s.Key)}, nil
 }
 
-// missing is why a server is not there; empty if that is not the reason of the error.
+// missing returns why a server is not available, or "" if the error has another reason.
 func missing(err error) string {
 	if errors.Is(err, errMissing) {
 		return err.Error()
@@ -50,13 +50,13 @@ func unlessMissing(err error) error {
 	return err
 }
 
-// s3 is a server that speaks S3, as a registry reaches it at some address.
+// s3 returns the backend of an S3 server that a registry reaches at some address.
 func s3(name, addr, bucket string, s *backendtest.S3Server) backend {
 	return backend{Name: name, addr: addr, driver: fmt.Sprintf("  s3: {regionendpoint: %q, accesskey: %q, secretkey: %q, region: %q, bucket: %q}\n",
 		"http://"+addr, s.AccessKey, s.SecretKey, s.Region, bucket)}
 }
 
-// bucket starts a server that speaks S3 and makes a bucket in it.
+// bucket starts an S3 server and makes a bucket in it.
 func (h *host) bucket(start func(testing.TB) *backendtest.S3Server) (s *backendtest.S3Server, name string, err error) {
 	s, err = started(h, start)
 	if err != nil {

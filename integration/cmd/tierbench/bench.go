@@ -18,11 +18,11 @@ import (
 // bench is a run of some scenarios.
 type bench struct {
 	*measure.Bench
-	traces  string // directory of the real sample; may be empty
+	traces  string // directory of the real sample, or empty
 	results *Results
 }
 
-// pick is the second of two in a quick look.
+// pick returns quick in a quick look, and full otherwise.
 func pick[T any](b *bench, full, quick T) T {
 	if b.Run.Quick {
 		return quick
@@ -30,8 +30,8 @@ func pick[T any](b *bench, full, quick T) T {
 	return full
 }
 
-// slipway runs the program and returns what it printed. An exit status of 3 or more is a
-// verdict on what it has done, and no error.
+// slipway runs the program and returns what it printed. An exit status of 3 or more is a verdict on
+// the program's work and not an error.
 func (b *bench) slipway(ctx context.Context, args ...string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, b.Binary, args...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
@@ -64,7 +64,7 @@ func (b *bench) answer(ctx context.Context, into any, args ...string) error {
 	return nil
 }
 
-// tail is the end of what a program printed.
+// tail returns the end of a program's output.
 func tail(s string) string {
 	s = strings.TrimSpace(s)
 	return s[max(0, len(s)-1000):]

@@ -14,21 +14,23 @@ import (
 	"example.org/slipway/internal/backendtest"
 )
 
-// Crowd is what many clients do that ask for one uncached layer at once.
+// Crowd shows what happens when many clients ask for one uncached layer at once.
 type Crowd struct {
 	Run     measure.Run `json:"run"`
 	Clients int         `json:"clients"`
 	Size    int64       `json:"size"`
-	// Reads and ReadBytes are what the store was asked for and sent of the layer.
+	// Reads is the number of times that the store was asked for the layer. ReadBytes is what it
+	// sent of the layer.
 	Reads     int64 `json:"reads"`
 	ReadBytes int64 `json:"read_bytes"`
-	// First are the times to each client's first byte, All to the last, in milliseconds.
+	// First holds the times to each client's first byte, All the times to the last byte, in
+	// milliseconds.
 	First []float64 `json:"first_ms"`
 	All   []float64 `json:"all_ms"`
-	// Idle and Peak are the registry's resident set before and the largest after.
+	// Idle is the registry's resident set before, and Peak its largest resident set afterwards.
 	Idle int64 `json:"idle_rss"`
 	Peak int64 `json:"peak_rss"`
-	// CPU of the registry in seconds.
+	// CPU is the registry's CPU time in seconds.
 	CPU float64 `json:"cpu_seconds"`
 }
 
@@ -75,7 +77,7 @@ func runCrowd(b *bench, ctx context.Context) error {
 	if err := r.push(ctx, "bench/crowd", layer); err != nil {
 		return err
 	}
-	// What the push took of memory is not idle: the registry begins anew.
+	// The memory that the push took would count as idle, so the registry is restarted.
 	r.stop()
 	if r, err = b.serve(ctx, "crowd", dir, storage); err != nil {
 		return err
@@ -90,7 +92,7 @@ func runCrowd(b *bench, ctx context.Context) error {
 	return nil
 }
 
-// ask has all clients ask at once.
+// ask makes all clients ask at once.
 func (c *Crowd) ask(ctx context.Context, r *server, layer measure.Content, count *measure.Counter) error {
 	var m *measure.Meter
 	fetched, err := measure.Crowd(ctx, c.Clients, "http://"+r.Addr, "/v2/bench/crowd/blobs/"+layer.Digest, layer.Size, func() (err error) {
@@ -131,7 +133,7 @@ func (c *Crowd) About() string {
 	return fmt.Sprintf("%d clients ask at once for one layer of %s that no tier holds: neither memory, where it has no room, nor the SSD. The store is versitygw, %.0f ms away, behind a proxy that counts what is read. The clients are connected before. Memory is the largest resident set of the registry since its start, less that before they ask.", c.Clients, binary(c.Size), storeRTT.Seconds()*1e3)
 }
 
-// Targets are one read, first bytes close to each other, and little memory.
+// Targets returns the targets of one read, first bytes close to each other, and little memory.
 func (c *Crowd) Targets() []measure.Target {
 	spread := measure.SpreadOf(c.First)
 	ratio := 0.0
@@ -155,5 +157,5 @@ func (c *Crowd) Write(w *strings.Builder) {
 	}})
 }
 
-// Pictures are none.
+// Pictures returns no pictures.
 func (c *Crowd) Pictures() []measure.Picture { return nil }

@@ -18,10 +18,11 @@ import (
 	"example.org/slipway/workload/trace/store"
 )
 
-// Fig16 is latency against the size of layers, by where they come from.
+// Fig16 shows latency against the size of layers, by the place that they come from.
 type Fig16 struct {
 	Run measure.Run `json:"run"`
-	// Requests of the trace that were replayed, Scale what sizes were multiplied by.
+	// Requests is the number of requests of the trace that were replayed. Scale is the factor by
+	// which sizes were multiplied.
 	Requests int     `json:"requests"`
 	Scale    string  `json:"scale"`
 	AtOnce   int     `json:"at_once"`
@@ -33,19 +34,19 @@ type Place struct {
 	Name string `json:"name"`
 	// Missing says why it was not measured.
 	Missing string `json:"missing,omitempty"`
-	// Errors is how many requests went wrong.
+	// Errors is the number of requests that went wrong.
 	Errors int64 `json:"errors"`
-	// Early is how many were 404: replayed without their times, a GET can come before the
-	// push that brings what it is for.
+	// Early is the number of 404s. A replay without recorded times can send a GET before the push
+	// of its content.
 	Early int64 `json:"early"`
-	// Outcomes says how requests went wrong, with the HTTP status.
+	// Outcomes counts the ways in which requests went wrong, with the HTTP status.
 	Outcomes map[string]int `json:"outcomes,omitempty"`
 	Bins     []Bin          `json:"bins,omitempty"`
-	// Redirects is how many GETs were answered with one.
+	// Redirects is the number of GETs that were answered with a redirect.
 	Redirects int64 `json:"redirects"`
 }
 
-// Bin is the layers of some sizes: how many were fetched, and how long that took in
+// Bin holds the layers of a range of sizes: how many were fetched, and how long that took in
 // milliseconds.
 type Bin struct {
 	Name   string  `json:"name"`
@@ -56,8 +57,8 @@ type Bin struct {
 	P99    float64 `json:"p99_ms"`
 }
 
-// binLimits are the upper ends of the bins; the first are contents of which the catalogue
-// keeps the bytes, so that they are in no object store at all.
+// binLimits returns the upper ends of the bins. The first bins hold contents whose bytes the
+// catalogue keeps, so that they are in no object store at all.
 func binLimits() []struct {
 	name  string
 	below int64
@@ -69,7 +70,7 @@ func binLimits() []struct {
 }
 
 const (
-	// swiftName and so on are the places of the figure.
+	// These are the names of the places in the figure.
 	swiftName    = "Swift"
 	ramName      = "RAM + Swift"
 	localName    = "local files"
@@ -96,7 +97,7 @@ func runFig16(b *bench, ctx context.Context) error {
 		name    string
 		be      backend
 		storage string
-		// ram holds everything after the first of two passes.
+		// The first of the two passes brings everything into memory.
 		passes int
 	}{
 		{localName, filesystem(), noCache, 1},
@@ -139,10 +140,10 @@ func runFig16(b *bench, ctx context.Context) error {
 	return nil
 }
 
-// noCache keeps blobs nowhere but in the store.
+// noCache keeps blobs only in the store.
 const noCache = "  blob_cache: {ram: 0, ssd: 0}\n  prefetch: {mode: \"off\"}\n"
 
-// gateway starts an S3 server with a bucket of its own.
+// gateway starts an S3 server with its own bucket.
 func (h *host) gateway(name string, ceph bool) (backend, error) {
 	start := backendtest.S3
 	if ceph {
@@ -155,8 +156,8 @@ func (h *host) gateway(name string, ceph bool) (backend, error) {
 	return s3(name, s.Endpoint, bucket, s), nil
 }
 
-// measure replays to one place. Everything that is read is put in place first; where
-// there is a cache, a first pass fills it.
+// measure replays to one place. It first stores everything that is read. If there is a cache, a
+// first pass fills it.
 func (f *Fig16) measure(b *bench, ctx context.Context, p *Place, dir, storage, traces string, passes int) error {
 	r, err := b.serve(ctx, p.Name, dir, storage)
 	if err != nil {
@@ -184,7 +185,7 @@ func (f *Fig16) measure(b *bench, ctx context.Context, p *Place, dir, storage, t
 	return nil
 }
 
-// read takes what a replay measured of layers.
+// read reads what a replay measured for layers.
 func (p *Place) read(dir string) error {
 	limits := binLimits()
 	times := make([][]float64, len(limits))
@@ -230,7 +231,7 @@ func (p *Place) read(dir string) error {
 	return nil
 }
 
-// early tells whether a request came before what it is for.
+// early reports whether a request came before its content was pushed.
 func early(s *result.Sample) bool {
 	return s.Outcome == result.BadStatus && s.Status == http.StatusNotFound
 }
@@ -249,10 +250,10 @@ func binOf(name string, ms []float64) Bin {
 	return bin
 }
 
-// below is the mean of the layers of less than 1 MB that are objects; 0 without any.
+// below returns the mean of the layers below 1 MB that are objects, or 0 if there are none.
 func (p *Place) below() float64 { return p.mean(1, 3) }
 
-// mean is that of the layers of some bins.
+// mean returns the mean of the layers of some bins.
 func (p *Place) mean(from, to int) float64 {
 	var sum, n float64
 	for i := from; i < to && i < len(p.Bins); i++ {
@@ -305,7 +306,7 @@ func (f *Fig16) Head() string {
 	return out
 }
 
-// Targets are the published ratio and order.
+// Targets returns the published ratio and order.
 func (f *Fig16) Targets() []measure.Target {
 	swift, ram := f.place(swiftName), f.place(ramName)
 	local, redirect := f.place(localName), f.place(redirectName)
@@ -375,7 +376,7 @@ func (f *Fig16) Write(w *strings.Builder) {
 	fmt.Fprintf(w, "\nPublished, in s: below 1 MB 0.008 RAM + Swift, 0.013 local, 0.07 Swift, 0.11 redirect; very large 0.63 Swift, 0.59 redirect.\n")
 }
 
-// Pictures is the figure.
+// Pictures returns the figure.
 func (f *Fig16) Pictures() []measure.Picture {
 	c := measure.Chart{Title: "Latency of layers by size, mean, in ms", Across: "size of layers", Lines: true}
 	for _, l := range binLimits() {

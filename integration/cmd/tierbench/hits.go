@@ -16,14 +16,14 @@ import (
 	"example.org/slipway/internal/backendtest"
 )
 
-// Hits is what hits in either tier cost, beside what cannot cost less.
+// Hits is the cost of hits in both tiers, beside the least possible cost.
 type Hits struct {
 	Run measure.Run `json:"run"`
 	RAM []HitCase   `json:"ram"`
 	SSD []HitCase   `json:"ssd"`
 }
 
-// HitCase is a size of blobs, and what two servers make of it, by round.
+// HitCase is a size of blobs with the figures of two servers, by round.
 type HitCase struct {
 	Size int64 `json:"size"`
 	// Floor is the storage in memory, or nginx.
@@ -31,13 +31,13 @@ type HitCase struct {
 	Floor HitRounds `json:"floor"`
 }
 
-// HitRounds are figures of a server: CPU milliseconds of a request and MB a second.
+// HitRounds are figures of a server: CPU milliseconds for a request, and MB per second.
 type HitRounds struct {
 	Name string    `json:"name"`
 	CPU  []float64 `json:"cpu_ms"`
 	Rate []float64 `json:"mb_per_second"`
-	// Hits is the share of the requests that were hits, by the registry's own count; -1
-	// for other servers.
+	// Hits is the share of the requests that were hits, by the registry's own count. It is -1 for
+	// other servers.
 	Hits float64 `json:"hits"`
 }
 
@@ -70,7 +70,7 @@ func runHits(b *bench, ctx context.Context) error {
 	return nil
 }
 
-// ram compares hits in memory with the storage that is memory.
+// ram compares hits in memory with the in-memory storage.
 func (x *Hits) ram(b *bench, ctx context.Context, store backend) error {
 	cached, err := b.serve(ctx, "cache", b.NewDir(), store.driver+"  blob_cache: {ram: 1GiB, ssd: 0, large: 512MiB, write_through: false}\n  prefetch: {mode: \"off\"}\n")
 	if err != nil {
@@ -171,8 +171,8 @@ func (s *hitServer) pid() int {
 	return s.Process.Pid()
 }
 
-// share is the part of what was asked since the first call of compareHits that the
-// registry counts as hits in a tier.
+// share returns the share of the requests since the first call of compareHits that the registry
+// counts as hits in a tier.
 func (s *hitServer) share(ctx context.Context, tier string) (float64, error) {
 	now, err := s.metrics(ctx, "slipway_cache_")
 	if err != nil {
@@ -182,8 +182,8 @@ func (s *hitServer) share(ctx context.Context, tier string) (float64, error) {
 	return (now[name] - s.before[name]) / float64(s.asked), nil
 }
 
-// compareHits asks two servers in turn, after each was asked once or twice so that it has
-// in its cache what it will be asked for.
+// compareHits asks two servers in turn. It first asks each once or twice, so that its cache holds
+// what is measured.
 func compareHits(b *bench, ctx context.Context, size int64, cache, floor *hitServer) (HitCase, error) {
 	out := HitCase{Size: size, Cache: HitRounds{Name: "cache"}, Floor: HitRounds{Name: "floor", Hits: -1}}
 	each := pick(b, 3*time.Second, 500*time.Millisecond)
@@ -221,7 +221,7 @@ func compareHits(b *bench, ctx context.Context, size int64, cache, floor *hitSer
 	return out, nil
 }
 
-// hammer has some clients ask for one thing for a time.
+// hammer makes some clients ask for one thing for a time.
 func hammer(ctx context.Context, s *hitServer, size int64, long time.Duration) (cpuMs, rate float64, n int, err error) {
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: hitClients, DisableCompression: true}}
 	defer client.CloseIdleConnections()
@@ -277,7 +277,7 @@ func (x *Hits) About() string {
 		"Both are asked in turn, in each round in the other order; ratios are of rounds. The registry's own counters tell that all were hits.", hitClients)
 }
 
-// Targets are the limits of what a hit may cost.
+// Targets returns the limits on the cost of a hit.
 func (x *Hits) Targets() []measure.Target {
 	var out []measure.Target
 	for _, c := range x.RAM {
@@ -294,7 +294,7 @@ func (x *Hits) Targets() []measure.Target {
 	return append(out, measure.Target{Scenario: "hits", What: "share of the requests that were hits", Limit: 1, AtLeast: true, Figure: least})
 }
 
-// binary writes a size of a blob.
+// binary formats the size of a blob in binary units.
 func binary(n int64) string {
 	if n < 1<<20 {
 		return fmt.Sprintf("%d KiB", n>>10)
@@ -320,5 +320,5 @@ func (x *Hits) Write(w *strings.Builder) {
 	measure.Table(w, 2, []string{"blob", "server", "CPU ms/request", "MB/s"}, rows)
 }
 
-// Pictures are none.
+// Pictures returns no pictures.
 func (x *Hits) Pictures() []measure.Picture { return nil }

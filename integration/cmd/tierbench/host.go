@@ -9,10 +9,10 @@ import (
 	"testing"
 )
 
-// host stands in for a test: package backendtest starts its servers for tests. What ends
-// with a test ends with close.
+// host stands in for a test, because package backendtest starts its servers for tests. close ends
+// what would end with a test.
 type host struct {
-	testing.TB // what is not written below is not called
+	testing.TB // methods that are not defined below are not called
 	b          *bench
 
 	mu       sync.Mutex
@@ -20,17 +20,17 @@ type host struct {
 	failed   bool
 }
 
-// failure is what Fatal throws.
+// failure is the value that Fatal panics with.
 type failure struct{ error }
 
-// errMissing is for a server that is not installed.
+// errMissing is the error for a server that is not installed.
 var errMissing = errors.New("not installed")
 
-// newHost returns a host; close ends what it was given to end.
+// newHost returns a host. close ends everything that was registered with it.
 func newHost(b *bench) *host { return &host{b: b} }
 
-// started calls what starts a server and turns the end of the test into an error:
-// errMissing if it would have been skipped.
+// started calls a function that starts a server and turns the end of the test into an error. The
+// error is errMissing if the test would have been skipped.
 func started[T any](h *host, start func(t testing.TB) T) (v T, err error) {
 	defer func() {
 		switch f := recover().(type) {
@@ -44,7 +44,7 @@ func started[T any](h *host, start func(t testing.TB) T) (v T, err error) {
 	return start(h), nil
 }
 
-// close ends everything, the last first.
+// close ends everything, in reverse order.
 func (h *host) close() {
 	for {
 		h.mu.Lock()

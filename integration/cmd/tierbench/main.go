@@ -1,14 +1,13 @@
-// Command tierbench measures the tiers of slipway serve: memory and SSD in front of an
-// object store, the prefetchers, and what many clients and many blobs do to them.
+// Command tierbench measures the tiers of slipway serve: memory and SSD in front of an object
+// store, the prefetchers, and how many clients and many blobs affect them.
 //
-// Everything is done by the binary, in processes of its own, on real object stores
-// (Swift, versitygw, Ceph's gateway where it is installed) that run on free loopback
-// ports with directories of their own. Traces are generated; where the real sample is at
-// hand (-traces), caches are simulated on it, too.
+// The binary does all the work, in separate processes, on real object stores (Swift, versitygw, and
+// Ceph's gateway if it is installed). They run on free loopback ports, each with its own directory.
+// Traces are generated. If the real sample is at hand (-traces), caches are simulated on it too.
 //
-// Results go to a file of JSON (-out); scenarios that did not run keep what the file says
-// of them already. The report can be made again from it (-from). The exit status is 1 if
-// something could not be measured, or if -check finds a target missed.
+// Results go to a JSON file (-out). Scenarios that did not run keep what the file already says of
+// them. The report can be made again from it (-from). The exit status is 1 if something could not
+// be measured, or if -check finds a target missed.
 package main
 
 import (
@@ -20,7 +19,7 @@ import (
 	"example.org/slipway/integration/internal/measure"
 )
 
-// options are the command line.
+// options are the options of the command line.
 type options struct {
 	measure.Options
 	traces string
@@ -44,7 +43,7 @@ func parse(args []string) (*options, error) {
 	return o, o.Validate(fl)
 }
 
-// scenarios returns all there are, in the order they run.
+// scenarios returns all scenarios, in the order in which they run.
 func scenarios() []measure.Scenario[*bench] {
 	return []measure.Scenario[*bench]{
 		{Name: "fig16", Run: runFig16}, {Name: "hits", Run: runHits}, {Name: "ratios", Run: runRatios},
@@ -54,8 +53,8 @@ func scenarios() []measure.Scenario[*bench] {
 
 func main() { measure.Main("tierbench", parse, (*options).run) }
 
-// run measures, or reads what was measured, and reports. It returns whether all targets
-// are met, or none were to be checked.
+// run measures, or reads earlier results, and reports. It reports whether all targets are met, or
+// none were to be checked.
 func (o *options) run(ctx context.Context) (good bool, err error) {
 	met, err := measure.Carry(&o.Output, marks(), func() (*Results, error) { return o.measure(ctx) })
 	return met || !o.Check, err

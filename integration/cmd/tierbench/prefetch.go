@@ -23,7 +23,7 @@ import (
 	"example.org/slipway/workload/trace/store"
 )
 
-// Prefetch is what the prefetchers are worth where the store is far away.
+// Prefetch shows what the prefetchers are worth if the store is far away.
 type Prefetch struct {
 	Run      measure.Run    `json:"run"`
 	Requests int            `json:"requests"`
@@ -33,20 +33,20 @@ type Prefetch struct {
 	Modes    []PrefetchMode `json:"modes"`
 }
 
-// PrefetchMode is one of them.
+// PrefetchMode is one of the prefetchers.
 type PrefetchMode struct {
 	Name   string `json:"name"`
 	Layers int64  `json:"layers"`
 	Errors int64  `json:"errors"`
-	// Kinds are the errors by what they were, as "status 404" or "broken".
+	// Kinds counts the errors by kind, such as "status 404" or "broken".
 	Kinds map[string]int64 `json:"kinds,omitempty"`
-	// Early is how many requests were 404, as their push was not over yet, or were not
-	// sent, as that of their manifest was 404 for that reason.
+	// Early counts requests that got a 404 because their push was not over yet, and requests that
+	// were not sent because their manifest got a 404 for that reason.
 	Early int64 `json:"early"`
-	// Invalid says why the replay does not count as one; empty if it does.
+	// Invalid says why the replay does not count. It is empty if the replay is valid.
 	Invalid string `json:"invalid,omitempty"`
-	// Latency of GETs of layers that are objects, in milliseconds; All is of every GET of
-	// a blob.
+	// Latency is for GETs of layers that are objects, in milliseconds. All is for every GET of a
+	// blob.
 	Latency Bin `json:"latency"`
 	All     Bin `json:"all"`
 	// Fetched, Used, Bytes and Wasted are the registry's own counts.
@@ -55,16 +55,16 @@ type PrefetchMode struct {
 	Bytes   float64 `json:"bytes"`
 	Wasted  float64 `json:"wasted_bytes"`
 	Hits    float64 `json:"hits"`
-	// Backend is what came from the store for objects, in bytes.
+	// Backend is the number of bytes that came from the store for objects.
 	Backend float64 `json:"backend_bytes"`
 
-	objects, all []float64 // milliseconds, of all rounds
+	objects, all []float64 // in milliseconds, of all rounds
 }
 
 const (
-	// storeRTT is how far away the store is.
+	// storeRTT is the round trip to the store.
 	storeRTT = 20 * time.Millisecond
-	// busyHour is when the part of the trace begins that is replayed.
+	// busyHour is the start of the part of the trace that is replayed.
 	busyHour = "2017-06-20T14:00:00Z"
 )
 
@@ -125,18 +125,18 @@ func runPrefetch(b *bench, ctx context.Context) error {
 	return nil
 }
 
-// prefetchModes are those of storage.prefetch.mode.
+// prefetchModes are the values of storage.prefetch.mode.
 var prefetchModes = []string{"off", "algorithm1", "manifest"}
 
-// measure replays with one prefetcher. What has to be there is put there over the short
-// way, by a registry without a cache; then another begins, with an empty cache and the long
-// way to the store.
+// measure replays with one prefetcher. First a registry without a cache stores what the replay
+// needs, over the short way to the store. Then another registry starts, with an empty cache and the
+// long way to the store.
 func (x *Prefetch) measure(b *bench, ctx context.Context, m *PrefetchMode, traces string, near, far backend) error {
 	scale, err := strconv.ParseFloat(x.Scale, 64)
 	if err != nil {
 		return err
 	}
-	eager := int64(scale * (32 << 20)) // as much as layers were made smaller
+	eager := int64(scale * (32 << 20)) // reduced as much as the layers were
 	dir := b.NewDir()
 	defer b.Remove(dir)
 	res := filepath.Join(dir, "result")
@@ -176,7 +176,7 @@ func (x *Prefetch) measure(b *bench, ctx context.Context, m *PrefetchMode, trace
 	return m.count(ctx, r)
 }
 
-// verdict is what a replay says against itself; empty if nothing.
+// verdict returns a replay's own objection to its result, or "" if it has none.
 func verdict(dir string) (string, error) {
 	var s struct {
 		Valid   bool
@@ -195,10 +195,10 @@ func verdict(dir string) (string, error) {
 	return s.Verdict, nil
 }
 
-// trustUs lets the replay say whose requests it sends.
+// trustUs makes the registry trust what the replay says about whose requests it sends.
 const trustUs = "http:\n  trusted_proxies: [127.0.0.1]\n"
 
-// read takes what the replay measured.
+// read reads what the replay measured.
 func (m *PrefetchMode) read(dir string) error {
 	tooSoon := map[int64]bool{} // pulls that came before the end of their push
 	err := result.Read(dir, func(s *result.Sample) error {
@@ -247,7 +247,7 @@ func (m *PrefetchMode) wrong(s *result.Sample) {
 	m.Errors++
 }
 
-// count takes the registry's own counts.
+// count reads the registry's own counts.
 func (m *PrefetchMode) count(ctx context.Context, r *server) error {
 	now, err := r.metrics(ctx, "slipway_")
 	if err != nil {
@@ -256,8 +256,8 @@ func (m *PrefetchMode) count(ctx context.Context, r *server) error {
 	m.Fetched += now[`slipway_prefetch_layers_total{outcome="fetched"}`]
 	m.Used += now["slipway_prefetch_used_total"]
 	m.Hits += now["slipway_prefetch_hits_total"]
-	// What lies in the cache without having been asked for is wasted once the time is
-	// over; the replay is shorter than that. So all that was not used counts as wasted.
+	// Content that nobody has asked for counts as wasted only when its time is over, and the replay
+	// is shorter than that. So everything that was not used counts as wasted here.
 	fetched := now["slipway_prefetch_bytes_total"]
 	m.Bytes += fetched
 	m.Wasted += max(0, fetched-now["slipway_prefetch_used_bytes_total"])
@@ -285,7 +285,7 @@ func (x *Prefetch) About() string {
 		"Every seventh layer stands alone, without a manifest before it; in dal, two of three do. Latency is that of GETs of layers that are objects, from sending. Precision is used / fetched; wasted is what nobody had asked for when the replay ended.", x.Requests, x.Speed, x.Scale, x.RTT)
 }
 
-// Targets are those of the manifest prefetcher.
+// Targets returns the targets of the manifest prefetcher.
 func (x *Prefetch) Targets() []measure.Target {
 	off, one, man := x.mode("off"), x.mode("algorithm1"), x.mode("manifest")
 	part := func(what string, limit, a, b float64, atLeast bool) measure.Target {
@@ -326,5 +326,5 @@ func (x *Prefetch) Write(w *strings.Builder) {
 	measure.Table(w, 1, []string{"mode", "layers", "mean ms", "median", "p99", "mean of all blobs", "fetched ahead", "precision %", "hits", "MB wasted", "MB from the store"}, rows)
 }
 
-// Pictures are none.
+// Pictures returns no pictures.
 func (x *Prefetch) Pictures() []measure.Picture { return nil }

@@ -19,56 +19,57 @@ import (
 	"example.org/slipway/workload/simulate"
 )
 
-// Ratios are hit ratios of a running registry beside those of the simulator, and of
+// Ratios compares hit ratios of a running registry with those of the simulator, and adds
 // simulations on the real sample.
 type Ratios struct {
 	Run measure.Run `json:"run"`
-	// Requests for objects, Footprint of these, and the sizes of the levels in bytes.
+	// Requests is the number of requests for objects, and Footprint the size of those objects. The
+	// sizes of the levels are in bytes.
 	Requests  int64        `json:"requests"`
 	Footprint int64        `json:"footprint"`
 	RAM       int64        `json:"ram"`
 	SSD       int64        `json:"ssd"`
 	Policies  []LiveRatios `json:"policies"`
-	// Sample is the real sample's; nil without it.
+	// Sample holds the ratios of the real sample, or nil without it.
 	Sample *SampleRatios `json:"sample,omitempty"`
 }
 
-// LiveRatios are shares of 1 of the requests for objects.
+// LiveRatios are shares of the requests for objects, from 0 to 1.
 type LiveRatios struct {
 	Policy string `json:"policy"`
-	// Live is what the registry counted, Simulated what the simulator says of the same
-	// requests: in memory, and in both levels.
+	// Live ratios are what the registry counted; Simulated ratios are the simulator's for the same
+	// requests. They are for memory, and for both levels.
 	LiveRAM      float64 `json:"live_ram"`
 	LiveAll      float64 `json:"live_all"`
 	SimulatedRAM float64 `json:"simulated_ram"`
 	SimulatedAll float64 `json:"simulated_all"`
-	// Unseen is how many requests more the log has than the cache.
+	// Unseen is the number of requests in the log that the cache did not see.
 	Unseen int64 `json:"unseen"`
 }
 
 // SampleRatios are simulated on the real sample.
 type SampleRatios struct {
 	Requests int64 `json:"requests"`
-	// LRU2 and GDSF2 have memory of 2 % of what was pushed, GDSF10 of 10 %; Ceiling is
-	// a cache without limit.
+	// LRU2 and GDSF2 have memory of 2 % of what was pushed, and GDSF10 of 10 %. Ceiling is a cache
+	// without a limit.
 	LRU2    simulated `json:"lru_2"`
 	GDSF2   simulated `json:"gdsf_2"`
 	GDSF10  simulated `json:"gdsf_10"`
 	Ceiling float64   `json:"ceiling"`
 }
 
-// simulated is what is read of a simulation.
+// simulated holds the part of a simulation's result that is read.
 type simulated struct {
 	Object float64 `json:"object_ratio"`
 	RAM    float64 `json:"ram_ratio"`
 }
 
 const (
-	// inlineMax is up to which size the catalogue has the bytes, so that they are no
-	// object: docs/architecture.md.
+	// inlineMax is the largest size of contents whose bytes the catalogue keeps, so that they are
+	// not objects: docs/architecture.md.
 	inlineMax = 16 << 10
-	// sampleIngress is what was pushed in the three days of the sample, in bytes: 307.0
-	// GiB. The sample has no pushes.
+	// sampleIngress is what was pushed in the three days of the sample, in bytes: 307.0 GiB. The
+	// sample itself has no pushes.
 	sampleIngress = 307 << 30
 )
 
@@ -87,7 +88,7 @@ func runRatios(b *bench, ctx context.Context) error {
 	return nil
 }
 
-// livePolicies are those that run: in a quick look, a few.
+// livePolicies returns the policies that run. A quick look runs a few.
 func livePolicies(quick bool) []string {
 	if quick {
 		return []string{"lru", "gdsf", "s3-fifo"}
@@ -108,8 +109,8 @@ func (x *Ratios) live(b *bench, ctx context.Context) error {
 			"--size-scale", pick(b, "0.05", "0.02"), "--quiet", "--no-docker-config")
 		return err
 	}
-	// A first run without a cache tells how large all is. Each has a registry of its own:
-	// a push of what is there already reads it.
+	// A first run without a cache finds the total size. Each run has its own registry, because a
+	// push of content that exists already reads it.
 	for i, name := range append([]string{""}, livePolicies(b.Run.Quick)...) {
 		storage := noCache
 		if i > 0 {
@@ -123,7 +124,7 @@ func (x *Ratios) live(b *bench, ctx context.Context) error {
 	return nil
 }
 
-// one runs a registry with one policy; the first, without, sets the sizes.
+// one runs a registry with one policy. The first run, without a policy, sets the sizes.
 func (x *Ratios) one(b *bench, ctx context.Context, storage, name string, replay func(*server, string) error) error {
 	dir := b.NewDir()
 	defer b.Remove(dir)
@@ -162,7 +163,7 @@ func (x *Ratios) one(b *bench, ctx context.Context, storage, name string, replay
 	return x.compare(b, ctx, name, requests, now)
 }
 
-// compare sets what a registry counted beside a simulation of its requests.
+// compare puts what a registry counted beside a simulation of its requests.
 func (x *Ratios) compare(b *bench, ctx context.Context, name string, requests *simulate.Requests, now map[string]float64) error {
 	at := func(what, tier string) float64 {
 		return now[fmt.Sprintf("slipway_cache_tier_%s_total{tier=%q}", what, tier)]
@@ -172,7 +173,7 @@ func (x *Ratios) compare(b *bench, ctx context.Context, name string, requests *s
 	if asked == 0 {
 		return errors.New("the registry's cache was asked for nothing")
 	}
-	// The registry keeps one part in 32 of each level for what is on its way.
+	// The registry reserves one part in 32 of each level for content in transit.
 	res, err := simulate.Caches(ctx, requests, []simulate.CacheConfig{{Policy: name, SSDPolicy: "lru", RAM: x.RAM - x.RAM/32, SSD: x.SSD - x.SSD/32, Split: simulate.DefaultSplit(x.RAM)}}, nil)
 	if err != nil {
 		return err
@@ -276,7 +277,8 @@ func (x *Ratios) About() string {
 		"Of %d requests for objects; contents of up to 16 KiB are in the catalogue and none.", measure.Megabytes(x.Footprint), x.Requests)
 }
 
-// Targets are that both agree, and the gains on the real sample.
+// Targets returns the targets that live and simulated ratios agree, and the gains on the real
+// sample.
 func (x *Ratios) Targets() []measure.Target {
 	apart := 0.0
 	for _, p := range x.Policies {
@@ -316,5 +318,5 @@ func (x *Ratios) Write(w *strings.Builder) {
 	})
 }
 
-// Pictures are none.
+// Pictures returns no pictures.
 func (x *Ratios) Pictures() []measure.Picture { return nil }

@@ -18,21 +18,20 @@ import (
 	"example.org/slipway/internal/backendtest"
 )
 
-// Replicas is what pulls from caches cost when three replicas serve them instead of one.
+// Replicas is the cost of pulls from caches if three replicas serve them instead of one.
 type Replicas struct {
 	Run   measure.Run    `json:"run"`
 	Cases []ReplicasCase `json:"cases"`
 }
 
-// ReplicasCase is one way for replicas to share their caches, or not to. Figures are by
-// round.
+// ReplicasCase is one way in which replicas share their caches, or do not. Figures are by round.
 type ReplicasCase struct {
 	Name  string         `json:"name"`
 	One   ReplicasRounds `json:"one"`
 	Three ReplicasRounds `json:"three"`
 }
 
-// ReplicasRounds are CPU milliseconds of all servers together for a pull, and pulls a second.
+// ReplicasRounds are CPU milliseconds of all servers together for a pull, and pulls per second.
 type ReplicasRounds struct {
 	CPU  []float64 `json:"cpu_ms"`
 	Rate []float64 `json:"pulls_per_second"`
@@ -42,12 +41,12 @@ const (
 	replicaCount  = 3
 	replicaImages = 30
 	replicaLayers = 5
-	replicaLayer  = 64 << 10 // an object: the catalogue keeps up to 16 KiB itself
+	replicaLayer  = 64 << 10 // large enough for an object: the catalogue keeps up to 16 KiB itself
 	replicaRepo   = "bench/replicas"
-	replicaPulls  = 4 // at once from each replica
+	replicaPulls  = 4 // concurrent pulls from each replica
 )
 
-// shared is a part of the configuration of replicas.
+// shared is the part of the replicas' configuration that says how they share.
 type shared struct{ name, cluster string }
 
 func runReplicas(b *bench, ctx context.Context) error {
@@ -110,7 +109,7 @@ func (x *Replicas) one(b *bench, ctx context.Context, how shared, storage string
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: replicaPulls * replicaCount, DisableCompression: true}}
 	defer client.CloseIdleConnections()
 	buf := make([]byte, 256<<10)
-	for range 2 { // each has what it will have in its cache
+	for range 2 { // so that each cache holds what it will be asked for
 		for _, r := range all {
 			for _, m := range images {
 				if err := m.pull(ctx, client, r, buf); err != nil {
@@ -143,14 +142,14 @@ func (x *Replicas) one(b *bench, ctx context.Context, how shared, storage string
 	return nil
 }
 
-// replicaImage is an image that was pushed.
+// replicaImage is a pushed image.
 type replicaImage struct {
 	manifest string // digest
 	size     int64
 	blobs    []measure.Content
 }
 
-// pushImages pushes images, whose configuration is a layer like the others.
+// pushImages pushes images. Their configuration is a layer like the others.
 func pushImages(ctx context.Context, r *server) ([]replicaImage, error) {
 	var out []replicaImage
 	for i := range replicaImages {
@@ -203,7 +202,7 @@ func pushImages(ctx context.Context, r *server) ([]replicaImage, error) {
 	return out, nil
 }
 
-// pull gets an image whole.
+// pull downloads a whole image.
 func (m *replicaImage) pull(ctx context.Context, client *http.Client, r *server, buf []byte) error {
 	if _, err := measure.Get(ctx, client, "http://"+r.Addr+"/v2/"+replicaRepo+"/manifests/"+m.manifest, m.size, buf); err != nil {
 		return err
@@ -216,7 +215,7 @@ func (m *replicaImage) pull(ctx context.Context, client *http.Client, r *server,
 	return nil
 }
 
-// pulls has some clients pull for a time, each image from the next replica.
+// pulls makes some clients pull for a time, each image from the next replica.
 func pulls(ctx context.Context, client *http.Client, from []*server, images []replicaImage, long time.Duration) (cpuMs, rate float64, err error) {
 	var meters []*measure.Meter
 	for _, r := range from {
@@ -275,7 +274,7 @@ func (x *Replicas) About() string {
 		"CPU is that of the registries that were asked, together. With homes each blob is cached by one of the three, and the two others read two of three blobs from their peers.", replicaPulls, replicaImages, replicaLayers+1)
 }
 
-// Targets are that three cost what one does.
+// Targets returns the target that three replicas cost what one does.
 func (x *Replicas) Targets() []measure.Target {
 	var t measure.Target
 	if len(x.Cases) > 0 {
@@ -295,5 +294,5 @@ func (x *Replicas) Write(w *strings.Builder) {
 	measure.Table(w, 1, []string{"caches", "CPU ms a pull, one", "three", "pulls/s, one", "three"}, rows)
 }
 
-// Pictures are none.
+// Pictures returns no pictures.
 func (x *Replicas) Pictures() []measure.Picture { return nil }

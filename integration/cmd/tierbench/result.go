@@ -6,7 +6,7 @@ import (
 	"example.org/slipway/integration/internal/measure"
 )
 
-// Results are everything that was measured; a scenario that was not is nil.
+// Results are everything that was measured. A scenario that was not measured is nil.
 type Results struct {
 	Fig16    *Fig16    `json:"fig16,omitempty"`
 	Hits     *Hits     `json:"hits,omitempty"`
@@ -33,7 +33,7 @@ func (r *Results) Fill(old *Results) {
 	r.Replicas = cmp.Or(r.Replicas, old.Replicas)
 }
 
-// marks are the lines between which the generated part of the document lies.
+// marks returns the lines that enclose the generated part of the document.
 func marks() measure.Marks {
 	return measure.Marks{
 		Begin: "<!-- bench-tiers:begin (scripts/bench-tiers.sh writes what is between the two marks) -->",

@@ -24,7 +24,7 @@ type server struct {
 	Name    string
 	Addr    string
 	Process *proc.Process
-	// Ready is how long it took from its start until it said that it was ready.
+	// Ready is the time from the start until the server reported that it was ready.
 	Ready time.Duration
 
 	b     *bench
@@ -39,14 +39,15 @@ const (
 	accessLog    = "access.log"
 )
 
-// serve starts a registry on a directory, new or used before, with the part of the
-// configuration that is below "storage:", indented, and what may follow it. Unless that says
-// otherwise it keeps no manifests and small blobs in memory. It writes its access log as a trace.
+// serve starts a registry on a directory, which may be new or used. storage is the indented part of
+// the configuration below "storage:", and what may follow it. Unless it says otherwise, the
+// registry keeps no manifests and small blobs in memory. The registry writes its access log as a
+// trace.
 func (b *bench) serve(ctx context.Context, name, dir, storage string) (*server, error) {
 	return b.serveAt(ctx, name, dir, storage, "")
 }
 
-// serveAt is serve at an address that was free a moment ago; empty is any.
+// serveAt is serve at an address that was free a moment ago; an empty address means any.
 func (b *bench) serveAt(ctx context.Context, name, dir, storage, addr string) (*server, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
@@ -54,7 +55,7 @@ func (b *bench) serveAt(ctx context.Context, name, dir, storage, addr string) (*
 	r := &server{Name: name, b: b, dir: dir}
 	r.http = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256, DisableCompression: true}}
 	var err error
-	for range 3 { // a port can be taken between the look for it and the start
+	for range 3 { // somebody can take a port after it was found free and before the start
 		if err = r.launch(ctx, storage, addr); err == nil || r.Process == nil || !strings.Contains(r.Process.Log(4096), "address already in use") {
 			break
 		}
@@ -105,7 +106,7 @@ func (r *server) launch(ctx context.Context, storage, addr string) (err error) {
 	return nil
 }
 
-// stop ends the registry. Its directory stays.
+// stop stops the registry. Its directory stays.
 func (r *server) stop() {
 	r.http.CloseIdleConnections()
 	if err := r.Process.Stop(stopTimeout); err != nil {
@@ -113,8 +114,7 @@ func (r *server) stop() {
 	}
 }
 
-// metrics are those of the registry with a prefix, by name and labels as they are
-// written.
+// metrics returns the registry's metrics with a prefix, by name and labels as written.
 func (r *server) metrics(ctx context.Context, prefix string) (map[string]float64, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+r.debug+"/metrics", nil)
 	if err != nil {
@@ -131,7 +131,7 @@ func (r *server) metrics(ctx context.Context, prefix string) (map[string]float64
 	return parseMetrics(resp.Body, prefix)
 }
 
-// parseMetrics reads the text form of Prometheus.
+// parseMetrics parses the Prometheus text format.
 func parseMetrics(from io.Reader, prefix string) (map[string]float64, error) {
 	out := map[string]float64{}
 	for lines := bufio.NewScanner(from); lines.Scan(); {

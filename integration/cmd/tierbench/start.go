@@ -18,14 +18,14 @@ import (
 	"example.org/slipway/registry/catalog"
 )
 
-// Start is how long a registry takes until it is ready on a bucket with many blobs.
+// Start is how long a registry takes to become ready on a bucket with many blobs.
 type Start struct {
 	Run   measure.Run `json:"run"`
 	Blobs int         `json:"blobs"`
-	// Note says why there are fewer than there should be.
+	// Note says why there are fewer blobs than there should be.
 	Note string `json:"note,omitempty"`
-	// Ready by round in milliseconds, with the files in the page cache; Empty is the
-	// same for a bucket with nothing in it.
+	// Ready holds the times by round, in milliseconds, with the files in the page cache. Empty
+	// holds those for an empty bucket.
 	Ready   []float64 `json:"ready_ms"`
 	Empty   []float64 `json:"empty_ms"`
 	PeakRSS int64     `json:"peak_rss"`
@@ -33,13 +33,13 @@ type Start struct {
 
 const (
 	startRepo = "bench/start"
-	// blobSpace is what a small object in a directory of its own takes of the disk.
+	// blobSpace is the disk space that a small object in its own directory takes.
 	blobSpace = 9 << 10
 	adoptEach = 5000
 )
 
-// startBlob is the bytes of a blob that is large enough to be an object in principle and
-// small enough to make a million of.
+// startBlob returns the bytes of a blob. It is large enough to be an object in principle, and small
+// enough to make a million of them.
 func startBlob(i int) []byte { return fmt.Appendf(nil, "blob %d of a large bucket", i) }
 
 func runStart(b *bench, ctx context.Context) error {
@@ -100,8 +100,8 @@ func (x *Start) start(b *bench, ctx context.Context, dir string, store backend, 
 	return err
 }
 
-// fill makes blobs in a bucket of versitygw, where an object is a file, and rows of them in
-// the catalogue of a registry that has never run.
+// fill makes blobs in a bucket of versitygw, where an object is a file, and rows for them in the
+// catalogue of a registry that has never run.
 func fill(b *bench, ctx context.Context, dir, bucket string, blobs int) error {
 	b.Logf("making %d blobs", blobs)
 	if err := os.MkdirAll(filepath.Join(dir, "root"), 0o700); err != nil {
@@ -134,7 +134,7 @@ func fill(b *bench, ctx context.Context, dir, bucket string, blobs int) error {
 	return cat.Close()
 }
 
-// free is how many bytes the disk below a directory has left.
+// free returns the free bytes on the disk of a directory.
 func free(dir string) (int64, error) {
 	var st syscall.Statfs_t
 	if err := syscall.Statfs(dir, &st); err != nil {
@@ -159,7 +159,7 @@ func (x *Start) About() string {
 	return fmt.Sprintf("A registry is started on a bucket of versitygw with %d blobs, each an object, with a catalogue on the local disk that knows them all, and asked until `/readyz` says yes: time from the start of the process. Then it is asked for one of the blobs. Rows and objects are made by the program, the rows through package catalog.", x.Blobs)
 }
 
-// Targets are two seconds.
+// Targets returns the target of two seconds.
 func (x *Start) Targets() []measure.Target {
 	t := measure.TargetOf("start", fmt.Sprintf("ready on %d blobs", x.Blobs), 2000, false, x.Ready)
 	t.Unit, t.Figure = " ms", t.Rounds.Max
@@ -174,5 +174,5 @@ func (x *Start) Write(w *strings.Builder) {
 	fmt.Fprintf(w, "\nLargest resident set: %s MB.\n", measure.Megabytes(x.PeakRSS))
 }
 
-// Pictures are none.
+// Pictures returns no pictures.
 func (x *Start) Pictures() []measure.Picture { return nil }

@@ -52,7 +52,8 @@ func TestParseMetrics(t *testing.T) {
 	}
 }
 
-// Only whole GETs of objects count, and a layer is one in any repository.
+// TestReadRequests checks that only whole GETs of objects count, and that a layer is the same in
+// every repository.
 func TestReadRequests(t *testing.T) {
 	line := func(method, uri string, status int, written int64) string {
 		return fmt.Sprintf(`{"http.request.method":%q,"http.request.uri":%q,"http.response.status":%d,"http.response.written":%d}`+"\n", method, uri, status, written)
@@ -90,7 +91,7 @@ func TestBins(t *testing.T) {
 	}
 }
 
-// verdicts are what Check prints of each target: PASS, FAIL or ----.
+// verdicts returns what Check prints for each target: PASS, FAIL or ----.
 func verdicts(p measure.Part) string {
 	var w strings.Builder
 	measure.Check(&w, p.Targets())
@@ -139,7 +140,7 @@ func TestTargets(t *testing.T) {
 	}
 }
 
-// Results of another run are kept where this one has none.
+// TestFill checks that results of an earlier run are kept if this run has none.
 func TestFill(t *testing.T) {
 	r := &Results{Crowd: &Crowd{Clients: 1}}
 	r.Fill(&Results{Crowd: &Crowd{Clients: 2}, Start: &Start{Blobs: 3}})
@@ -172,7 +173,8 @@ func TestContent(t *testing.T) {
 	}
 }
 
-// The proxy counts reads of blobs alone, and leaves the Host as it was signed.
+// TestCounter checks that the proxy counts only reads of blobs, and leaves the Host header as it
+// was signed.
 func TestCounter(t *testing.T) {
 	var host string
 	store := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -206,8 +208,8 @@ func TestCounter(t *testing.T) {
 	}
 }
 
-// A server that is made for tests can be started here: what would end or skip the test is
-// an error, and what ends with the test ends with the host.
+// TestHost checks that a server made for tests can be started here. What would end or skip the test
+// is an error, and what would end with the test ends with the host.
 func TestHost(t *testing.T) {
 	b := &bench{Bench: &measure.Bench{Log: io.Discard, Dir: t.TempDir()}}
 	h := newHost(b)

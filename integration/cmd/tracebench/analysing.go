@@ -19,13 +19,13 @@ type Analyse struct {
 	Analyze    []Usage     `json:"analyze"`
 }
 
-// analysed is what the scenario leaves for figures.
+// analysed is what the scenario leaves for the scenario figures.
 type analysed struct {
 	requests int64
-	dir      string // of the report
+	dir      string // directory of the report
 }
 
-// storeBytesPerRequest is what a request takes at most while a store is written.
+// storeBytesPerRequest is the maximum size of a request while a store is written.
 const storeBytesPerRequest = 100
 
 func runAnalyse(b *bench, ctx context.Context) error {
@@ -82,7 +82,7 @@ func (a *Analyse) About() string {
 	return "Seven zones are generated into a store (once), and all figures are made of it in one pass: tables, CSV, SVG and the page. On all cores."
 }
 
-// Targets are what is promised of a trace of full size.
+// Targets returns what is promised for a trace of full size.
 func (a *Analyse) Targets() []measure.Target {
 	took := worst("analyse", "all figures", 120, " s", of(a.Analyze, wall))
 	memory := worst("analyse", "peak RSS", 2000, " MB", of(append([]Usage{a.Generate}, a.Analyze...), peakMB))
@@ -100,5 +100,5 @@ func (a *Analyse) Write(w *strings.Builder) {
 		[][]string{row("generate", []Usage{a.Generate}), row("analyze", a.Analyze)})
 }
 
-// Pictures are none.
+// Pictures returns no pictures.
 func (a *Analyse) Pictures() []measure.Picture { return nil }

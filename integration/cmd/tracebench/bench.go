@@ -12,10 +12,10 @@ type bench struct {
 	*measure.Bench
 	o        *options
 	results  *Results
-	analysed *analysed // what analyse leaves for figures
+	analysed *analysed // what the scenario analyse leaves for figures
 }
 
-// needRoom fails if the disk has less than so many bytes for something.
+// needRoom fails if the disk has fewer bytes than something needs.
 func (b *bench) needRoom(what string, bytes int64) error {
 	var st syscall.Statfs_t
 	if err := syscall.Statfs(b.Dir, &st); err != nil {

@@ -18,18 +18,18 @@ import (
 	"example.org/slipway/integration/internal/measure"
 )
 
-// Usage is what a run of the program took.
+// Usage is what a run of the program used.
 type Usage struct {
 	measure.Times
 	// PeakRSS is its largest resident set, in bytes.
 	PeakRSS int64 `json:"peak_rss"`
-	// OtherCPUs is how many CPUs everything else on the machine kept busy.
+	// OtherCPUs is the number of CPUs that everything else on the machine kept busy.
 	OtherCPUs float64 `json:"other_cpus"`
 }
 
-// slipway runs the program, on so many CPUs (0: all), and returns what it printed. An
-// error whose exit status is not 1 comes with the output: the program has done its
-// work then and judges it.
+// slipway runs the program on the given number of CPUs (0: all) and returns what it printed. An
+// error whose exit status is not 1 comes with the output, because the program has then done its
+// work and judges it.
 func (b *bench) slipway(ctx context.Context, cpus int, args ...string) (out []byte, u Usage, err error) {
 	cmd := exec.CommandContext(ctx, b.Binary, args...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
@@ -52,7 +52,7 @@ func (b *bench) slipway(ctx context.Context, cpus int, args ...string) (out []by
 	if st := cmd.ProcessState; st != nil {
 		u.CPU = (st.UserTime() + st.SystemTime()).Seconds()
 		if ru, ok := st.SysUsage().(*syscall.Rusage); ok {
-			u.PeakRSS = ru.Maxrss << 10 // this process's own counts until exec, and is smaller
+			u.PeakRSS = ru.Maxrss << 10 // this process's own peak counts until exec, and is smaller
 		}
 		u.OtherCPUs = max(0, rest.OtherCPUs-u.CPU/u.Wall)
 	}
@@ -62,26 +62,26 @@ func (b *bench) slipway(ctx context.Context, cpus int, args ...string) (out []by
 	return stdout.Bytes(), u, merr
 }
 
-// judged tells whether an error is a verdict of the program on what it has done.
+// judged reports whether an error is the program's verdict on its own work.
 func judged(err error) bool {
 	var exit *exec.ExitError
 	return errors.As(err, &exit) && exit.ExitCode() >= 3
 }
 
-// tail is the end of what a program printed.
+// tail returns the end of a program's output.
 func tail(s string) string {
 	s = strings.TrimSpace(s)
 	return s[max(0, len(s)-1000):]
 }
 
-// runOn runs a command on the first so many of the CPUs that this process may use; 0:
-// on all. The kernel kills it when this process ends.
+// runOn runs a command on the first of the CPUs that this process may use, as many as given; 0
+// means all of them. The kernel kills the command when this process ends.
 func runOn(cmd *exec.Cmd, cpus int) error {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	done := make(chan error)
 	go func() {
-		// Never unlocked: the thread, whose CPUs are changed, ends with the goroutine,
-		// and not before the command, as the kernel would kill that.
+		// The thread, whose CPUs are changed, is never unlocked. It ends with the goroutine, and
+		// not before the command, because the kernel would then kill the command.
 		runtime.LockOSThread()
 		done <- func() error {
 			if cpus > 0 {
@@ -95,7 +95,7 @@ func runOn(cmd *exec.Cmd, cpus int) error {
 	return <-done
 }
 
-// bind lets this thread, and what it starts, use only so many CPUs.
+// bind restricts this thread, and what it starts, to the given number of CPUs.
 func bind(cpus int) error {
 	var all, some unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &all); err != nil {
@@ -115,7 +115,7 @@ func bind(cpus int) error {
 	return nil
 }
 
-// cpus is how many CPUs this process may use.
+// cpus returns the number of CPUs that this process may use.
 func cpus() int {
 	var all unix.CPUSet
 	if unix.SchedGetaffinity(0, &all) != nil {
@@ -136,7 +136,7 @@ func (b *bench) answer(ctx context.Context, cpus int, into any, args ...string) 
 	return u, nil
 }
 
-// of are figures of several runs.
+// of returns a figure of several runs.
 func of(list []Usage, figure func(Usage) float64) []float64 {
 	var out []float64
 	for _, u := range list {
@@ -150,12 +150,12 @@ func cpu(u Usage) float64       { return u.CPU }
 func peakMB(u Usage) float64    { return float64(u.PeakRSS) / 1e6 }
 func otherCPUs(u Usage) float64 { return u.OtherCPUs }
 
-// spread formats figures of several runs.
+// spread formats a figure of several runs.
 func spread(list []Usage, figure func(Usage) float64) string {
 	return measure.SpreadOf(of(list, figure)).String()
 }
 
-// worst is a target for the greatest of some figures.
+// worst returns a target for the greatest of some figures.
 func worst(scenario, what string, limit float64, unit string, figures []float64) measure.Target {
 	t := measure.TargetOf(scenario, what, limit, false, figures)
 	t.Unit, t.Figure = unit, t.Rounds.Max

@@ -13,7 +13,7 @@ import (
 	"example.org/slipway/integration/internal/rival"
 )
 
-// Compare is one trace replayed to several registries by one command.
+// Compare is the replay of one trace to several registries by one command.
 type Compare struct {
 	Run      measure.Run `json:"run"`
 	Minutes  int         `json:"minutes"`
@@ -24,27 +24,27 @@ type Compare struct {
 	Compared []Compared  `json:"compared"`
 }
 
-// Rival is a server and what the replay says of it.
+// Rival is a server with the replay's figures for it.
 type Rival struct {
 	Name    string        `json:"name"`
 	Version string        `json:"version,omitempty"`
 	Missing string        `json:"missing,omitempty"` // why it was not measured
 	Summary replaySummary `json:"summary"`
-	// CPU is what the server used in all, in seconds, PeakRSS its largest resident
-	// set in bytes.
+	// CPU is the total CPU time of the server in seconds, PeakRSS its largest resident set in
+	// bytes.
 	CPU     float64 `json:"cpu"`
 	PeakRSS int64   `json:"peak_rss"`
 }
 
-// Compared is a server beside the first.
+// Compared is a server compared with the first.
 type Compared struct {
 	Base    string   `json:"base"`
 	Other   string   `json:"other"`
 	Changes []Change `json:"changes"`
 }
 
-// Change is a metric beside that of the first server, as a share of it, with the
-// interval of confidence.
+// Change is a metric's change against the first server, as a share of that server's figure, with
+// the confidence interval.
 type Change struct {
 	Metric string `json:"metric"`
 	Change struct {
@@ -56,17 +56,17 @@ type Change struct {
 }
 
 const (
-	// compareMinutes of a busy hour are replayed at compareSpeed times their speed,
-	// with blobs of compareScale times their size.
+	// compareMinutes of a busy hour are replayed at compareSpeed times the recorded speed, with
+	// blobs of compareScale times the recorded size.
 	compareMinutes = 15
 	compareSpeed   = 20
 	compareScale   = "0.05"
 	compareFrom    = "2017-06-20T14:00:00Z"
 	// comparePage is the name of the page that is kept beside the results.
 	comparePage = "bench-trace-compare.html"
-	// oldDistribution takes the place of Distribution 3 where that is not there.
+	// oldDistribution takes the place of Distribution 3 if that is not available.
 	oldDistribution = "distribution-2.8"
-	// compareBytes is what the servers' data take at most.
+	// compareBytes is the maximum size of the servers' data.
 	compareBytes = 4e9
 )
 
@@ -114,8 +114,7 @@ func runCompare(b *bench, ctx context.Context) error {
 	return nil
 }
 
-// start starts the servers that are there. Those that were started come with an error,
-// too.
+// start starts the available servers. It returns the started servers even with an error.
 func (c *Compare) start(b *bench, ctx context.Context) ([]*rival.Server, error) {
 	specs := []*rival.Spec{rival.Slipway("slipway", b.Binary, true), rival.Distribution3("distribution-3"), rival.Zot("zot", false)}
 	if specs[1].Binary == "" {
@@ -140,7 +139,7 @@ func (c *Compare) start(b *bench, ctx context.Context) ([]*rival.Server, error) 
 	return servers, nil
 }
 
-// server returns what is known of a server.
+// server returns the entry of a server.
 func (c *Compare) server(name string) *Rival {
 	for i := range c.Servers {
 		if c.Servers[i].Name == name {
@@ -150,7 +149,7 @@ func (c *Compare) server(name string) *Rival {
 	return nil
 }
 
-// replay replays to all servers, and reads what came of it.
+// replay replays to all servers and reads the result.
 func (c *Compare) replay(b *bench, ctx context.Context, store, result string, servers []*rival.Server) error {
 	from, err := time.Parse(time.RFC3339, compareFrom)
 	if err != nil {
@@ -227,7 +226,7 @@ func (c *Compare) About() string {
 		c.Minutes, c.Speed, compareScale, page)
 }
 
-// Targets are what is promised of a replay: that there is a comparison.
+// Targets returns what is promised of a replay: that there is a comparison.
 func (c *Compare) Targets() []measure.Target {
 	none := 0
 	for _, s := range c.Servers {
@@ -278,5 +277,5 @@ func (p *Compared) change(metric string) string {
 	return "-"
 }
 
-// Pictures are none: the page has them.
+// Pictures returns no pictures: the page has them.
 func (c *Compare) Pictures() []measure.Picture { return nil }

@@ -11,8 +11,7 @@ import (
 	"example.org/slipway/integration/internal/measure"
 )
 
-// Figures are the published figures beside those that the analysis finds in synthetic
-// traces.
+// Figures compares the published figures with those that the analysis finds in synthetic traces.
 type Figures struct {
 	Run    measure.Run  `json:"run"`
 	Traces []FigureList `json:"traces"`
@@ -21,14 +20,14 @@ type Figures struct {
 // FigureList are the figures of one set of traces.
 type FigureList struct {
 	Name string `json:"name"`
-	// Met is how many figures are within their tolerance, Missed which are not, and
-	// NotFound which the analysis does not have.
+	// Met is the number of figures within their tolerance. Missed lists those that are not, and
+	// NotFound those that the analysis does not have.
 	Met      int      `json:"met"`
 	Missed   []Found  `json:"missed,omitempty"`
 	NotFound []string `json:"not_found,omitempty"`
 }
 
-// Found is a published figure and what was found.
+// Found is a published figure with what was found.
 type Found struct {
 	Published
 	Got float64 `json:"got"`
@@ -105,7 +104,7 @@ func (b *bench) statedFigures(ctx context.Context, published []Published) (*Figu
 	return rep.judge("300000 requests of each zone, 857000 of dal", published), nil
 }
 
-// judge compares a report with what was published.
+// judge compares a report with the published figures.
 func (r *report) judge(name string, published []Published) *FigureList {
 	l := &FigureList{Name: name}
 	for _, p := range published {
@@ -134,7 +133,7 @@ func (f *Figures) About() string {
 		"The analysis counts some things otherwise than the project's own test of the generator: clients without their pings, a size by the analysis' own bins. Not in the analysis is what it counts otherwise altogether, or not at all."
 }
 
-// Targets are what is promised.
+// Targets returns what is promised.
 func (f *Figures) Targets() []measure.Target {
 	var out []measure.Target
 	for _, l := range f.Traces {
@@ -181,5 +180,5 @@ func zonesOfNames(list []string) string {
 	return strings.Join(order, "; ")
 }
 
-// Pictures are none: slipway trace analyze makes its own.
+// Pictures returns no pictures: slipway trace analyze makes its own.
 func (f *Figures) Pictures() []measure.Picture { return nil }

@@ -8,17 +8,17 @@ import (
 // finder finds a figure of a zone in a report.
 type finder func(r *report, zone string) (float64, bool)
 
-// at is a value of a figure.
+// at returns a finder of a value of a figure.
 func at(id, name string) finder {
 	return func(r *report, zone string) (float64, bool) { return r.figure(id, zone).value(name) }
 }
 
-// belowSize is the share of GETs of layers of less than so many bytes.
+// belowSize returns a finder of the share of GETs of layers below a size in bytes.
 func belowSize(bytes float64) finder {
 	return func(r *report, zone string) (float64, bool) { return r.figure("6a", zone).below("requests", bytes) }
 }
 
-// over is one figure divided by another.
+// over returns a finder of one figure divided by another.
 func over(a, b finder) finder {
 	return func(r *report, zone string) (float64, bool) {
 		x, ok := a(r, zone)
@@ -27,19 +27,19 @@ func over(a, b finder) finder {
 	}
 }
 
-// firstTouches are different layers, as a share of the GETs of layers.
+// firstTouches returns the number of different layers as a share of the GETs of layers.
 func firstTouches(r *report, zone string) (float64, bool) {
 	f := r.figure("10a", zone)
 	items, ok := f.value("items")
 	return items / float64(f.Requests), ok && f.Requests > 0
 }
 
-// layersAfter is a quantile of the layers after a manifest, where there are any.
+// layersAfter returns a finder of a quantile of the layers after a manifest, where there are any.
 func layersAfter(q float64) finder {
 	return func(r *report, zone string) (float64, bool) { return r.figure("12a", zone).above0("sessions", q) }
 }
 
-// night is the mean of an hour from 2 to 6 over that of one from 13 to 19.
+// night returns the mean of an hour from 2 to 6 divided by that of an hour from 13 to 19.
 func night(r *report, zone string) (float64, bool) {
 	mean := func(from, to int) (float64, bool) {
 		sum := 0.0
@@ -57,8 +57,7 @@ func night(r *report, zone string) (float64, bool) {
 	return dark / light, ok && ok2 && light > 0
 }
 
-// finders are the figures that the analysis has, by their names in
-// docs/synthetic-traces.md.
+// finders returns the figures that the analysis has, by their names in docs/synthetic-traces.md.
 func finders() map[string]finder {
 	return map[string]finder{
 		"GET, share of requests":                   at("4b", "GET"),
@@ -108,9 +107,8 @@ func finders() map[string]finder {
 	}
 }
 
-// ofThreeDays tells whether a figure was published of three days of dal alone and is
-// another one over 73 days: how requests are spread over things depends on how many of
-// them there were.
+// ofThreeDays reports whether a figure was published for three days of dal alone and differs over
+// 73 days. How requests are spread over things depends on how many of them there were.
 func ofThreeDays(p Published) bool {
 	switch p.Name {
 	case "slope of layers", "layers fetched once", "slope of manifests", "top 1 % of manifests", "top 10 manifests", "first manifest",
@@ -120,7 +118,7 @@ func ofThreeDays(p Published) bool {
 	return false
 }
 
-// find returns a published figure as the report has it; not ok: it does not.
+// find returns the report's value of a published figure. ok is false if it has none.
 func (r *report) find(p Published) (float64, bool) {
 	if p.Zone == allZones {
 		return r.share(p.Name)
@@ -132,7 +130,7 @@ func (r *report) find(p Published) (float64, bool) {
 	return f(r, p.Zone)
 }
 
-// share is the share of a method in all zones, in per cent.
+// share returns the share of a method in all zones, in per cent.
 func (r *report) share(name string) (float64, bool) {
 	var part, all float64
 	method, _, _ := strings.Cut(name, ",")

@@ -23,8 +23,8 @@ type Import struct {
 	Records int64       `json:"records"`
 	Files   int         `json:"files"`
 	Bytes   int64       `json:"bytes"`
-	// Scan is the limit, Decode what encoding/json takes for the records of the files
-	// of which it read DecodedBytes; both on one core.
+	// Scan is the time of the limit. Decode is what encoding/json takes for the records of the
+	// files from which it read DecodedBytes. Both run on one core.
 	Scan         []measure.Times `json:"scan"`
 	Decode       []measure.Times `json:"decode"`
 	DecodedBytes int64           `json:"decoded_bytes"`
@@ -33,12 +33,12 @@ type Import struct {
 }
 
 const (
-	// bytesPerRecord is what a record takes while it is imported: in the archive, in
-	// sorted runs on the disk and in the store.
+	// bytesPerRecord is the space that a record takes while it is imported: in the archive, in
+	// sorted runs on the disk, and in the store.
 	bytesPerRecord = 600
-	// leastRecords is below what starting and ending take a good part of the time.
+	// leastRecords is the number below which starting and ending take a good part of the time.
 	leastRecords = 1_000_000
-	// decodeFiles is how many files encoding/json reads: it is slow.
+	// decodeFiles is the number of files that encoding/json reads: it is slow.
 	decodeFiles = 4
 )
 
@@ -117,7 +117,7 @@ func (im *Import) round(b *bench, ctx context.Context, archive string, files []f
 	return nil
 }
 
-// importOnce imports an archive into a new store, which is removed.
+// importOnce imports an archive into a new store, and removes the store.
 func (b *bench) importOnce(ctx context.Context, cores int, archive string, want int64) (Usage, error) {
 	store := b.NewDir()
 	defer b.Remove(store)
@@ -138,7 +138,7 @@ type file struct {
 	size int64
 }
 
-// filesOf are the files below a directory.
+// filesOf returns the files below a directory.
 func filesOf(dir string) (out []file, err error) {
 	err = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
@@ -157,8 +157,8 @@ func filesOf(dir string) (out []file, err error) {
 	return out, err
 }
 
-// scanAll reads files and steps from quote to quote, which is what no reader of JSON
-// can do without: it has to know where strings end.
+// scanAll reads files and steps from quote to quote. No reader of JSON can do without that: it has
+// to know where strings end.
 func scanAll(ctx context.Context, files []file) error {
 	buf := make([]byte, 1<<20)
 	quotes := 0
@@ -223,7 +223,7 @@ func decodeFile(path string) error {
 	}
 	defer f.Close()
 	d := json.NewDecoder(f)
-	if _, err := d.Token(); err != nil { // the array's beginning
+	if _, err := d.Token(); err != nil { // the start of the array
 		return err
 	}
 	for d.More() {
@@ -235,10 +235,10 @@ func decodeFile(path string) error {
 	return nil
 }
 
-// rate is MB of the archive per second.
+// rate returns MB of the archive per second.
 func (im *Import) rate(t measure.Times) float64 { return float64(im.Bytes) / 1e6 / t.Wall }
 
-// perCore are millions of records per second and core.
+// perCore returns millions of records per second and core.
 func (im *Import) perCore(list []Usage, cores float64) []float64 {
 	return of(list, func(u Usage) float64 { return float64(im.Records) / 1e6 / u.Wall / cores })
 }
@@ -258,7 +258,7 @@ func (im *Import) About() string {
 		"encoding/json decodes the ten fields of each record and drops them, on one core. The files are in the page cache."
 }
 
-// Targets are what is promised.
+// Targets returns what is promised.
 func (im *Import) Targets() []measure.Target {
 	one := measure.TargetOf("import", "records/s, one core", 0.5, true, im.perCore(im.One, 1))
 	two := measure.TargetOf("import", "records/s/core, two cores", 0.5, true, im.perCore(im.Two, 2))
@@ -292,7 +292,7 @@ func (im *Import) Write(w *strings.Builder) {
 	measure.Table(w, 1, []string{"", "M records/s/core", "MB/s", "CPU / limit's", "CPU ns/record", "peak RSS MB", "other CPUs"}, rows)
 }
 
-// timesLimit is how many times the limit's CPU time the import's is, by round.
+// timesLimit returns the import's CPU time divided by that of the limit, by round.
 func (im *Import) timesLimit(list []Usage) []float64 {
 	var out []float64
 	for i, u := range list {
@@ -301,5 +301,5 @@ func (im *Import) timesLimit(list []Usage) []float64 {
 	return out
 }
 
-// Pictures are none: there is one figure that matters.
+// Pictures returns no pictures: only one figure matters.
 func (im *Import) Pictures() []measure.Picture { return nil }

@@ -1,14 +1,14 @@
-// Command tracebench measures slipway trace: how fast logs are imported, analysed and
-// simulated, whether synthetic traces have the published figures, whether a replay
-// sends requests when it should, and what a replay says of several registries.
+// Command tracebench measures slipway trace: how fast it imports, analyses and simulates logs,
+// whether synthetic traces have the published figures, whether a replay sends requests on time, and
+// what a replay says of several registries.
 //
-// Everything is done by the binary, in processes of its own. Traces are generated;
-// where the real sample is at hand (-traces), caches are simulated on it, too. Servers
-// run on free loopback ports with directories of their own.
+// The binary does all the work, in separate processes. Traces are generated. If the real sample is
+// at hand (-traces), caches are simulated on it too. Servers run on free loopback ports, each with
+// its own directory.
 //
-// Results go to a file of JSON (-out); scenarios that did not run keep what the file
-// says of them already. The report can be made again from it (-from). The exit status
-// is 1 if something could not be measured, or if -check finds a target missed.
+// Results go to a JSON file (-out). Scenarios that did not run keep what the file already says of
+// them. The report can be made again from it (-from). The exit status is 1 if something could not
+// be measured, or if -check finds a target missed.
 package main
 
 import (
@@ -20,7 +20,7 @@ import (
 	"example.org/slipway/integration/internal/measure"
 )
 
-// options are the command line.
+// options are the options of the command line.
 type options struct {
 	measure.Options
 	published, traces string
@@ -56,7 +56,7 @@ func parse(args []string) (*options, error) {
 	return o, o.Validate(fl)
 }
 
-// quicken chooses less where the command line does not say what.
+// quicken reduces the work where the command line does not say how much to do.
 func (o *options) quicken(fl *flag.FlagSet) {
 	given := measure.Given(fl)
 	if !given["records"] && !o.full {
@@ -71,14 +71,14 @@ func (o *options) quicken(fl *flag.FlagSet) {
 }
 
 const (
-	// archiveRequests is how many requests the public archive has.
+	// archiveRequests is the number of requests in the public archive.
 	archiveRequests = 40_872_024
-	// quickRecords and quickRequests are what a quick look imports and analyses.
+	// quickRecords and quickRequests are the numbers that a quick look imports and analyses.
 	quickRecords  = 100_000
 	quickRequests = 200_000
 )
 
-// scenarios returns all there are, in the order they run.
+// scenarios returns all scenarios, in the order in which they run.
 func scenarios() []measure.Scenario[*bench] {
 	return []measure.Scenario[*bench]{
 		{Name: "import", Run: runImport}, {Name: "analyse", Run: runAnalyse}, {Name: "figures", Run: runFigures},
@@ -88,8 +88,8 @@ func scenarios() []measure.Scenario[*bench] {
 
 func main() { measure.Main("tracebench", parse, (*options).run) }
 
-// run measures, or reads what was measured, and reports. It returns whether all
-// targets are met, or none were to be checked.
+// run measures, or reads earlier results, and reports. It reports whether all targets are met, or
+// none were to be checked.
 func (o *options) run(ctx context.Context) (good bool, err error) {
 	met, err := measure.Carry(&o.Output, marks(), func() (*Results, error) { return o.measure(ctx) })
 	return met || !o.Check, err

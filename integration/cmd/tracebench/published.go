@@ -10,7 +10,7 @@ import (
 	"example.org/slipway/integration/internal/measure"
 )
 
-// Published is a figure that was published of a zone, and what is accepted.
+// Published is a figure that was published for a zone, with the accepted values.
 type Published struct {
 	Zone string  `json:"zone"`
 	Name string  `json:"name"`
@@ -21,9 +21,9 @@ type Published struct {
 // allZones stands for the zones together.
 const allZones = "all"
 
-// parsePublished reads the tables of docs/synthetic-traces.md: one of figures by zone,
-// whose accepted values are "LOW to HIGH", and one of methods, in per cent of all
-// requests, whose tolerance is "±N".
+// parsePublished reads the tables of docs/synthetic-traces.md. One lists figures by zone, with
+// accepted values of the form "LOW to HIGH". The other lists methods, in per cent of all requests,
+// with a tolerance of "±N".
 func parsePublished(doc string) ([]Published, error) {
 	var out []Published
 	var head []string
@@ -58,7 +58,7 @@ func parsePublished(doc string) ([]Published, error) {
 	return out, nil
 }
 
-// publishedRow reads a row of either table; not ok: it is of another.
+// publishedRow reads a row of either table. ok is false for a row of any other table.
 func publishedRow(head, cells []string) (p Published, ok bool, err error) {
 	if len(cells) != len(head) {
 		return p, false, fmt.Errorf("%d cells below a head of %d", len(cells), len(head))
@@ -89,14 +89,14 @@ func publishedRow(head, cells []string) (p Published, ok bool, err error) {
 	return p, false, nil
 }
 
-// report is what is read of an analysis.
+// report holds the part of an analysis that is read.
 type report struct {
 	Figures []struct {
 		ID    string
 		Zones []zoneFigure
 	}
-	// partial says that the zones' sizes are not those of the archive, but three days of
-	// dal: nothing can be said of all together. See ofThreeDays, too.
+	// partial says that the zones' sizes are not those of the archive but of three days of dal.
+	// Nothing can then be said of all zones together. See also ofThreeDays.
 	partial bool
 }
 
@@ -119,7 +119,7 @@ func readReport(dir string) (*report, error) {
 	return r, measure.ReadJSON(r, dir, "report.json")
 }
 
-// figure returns a figure of a zone, empty if there is none.
+// figure returns a figure of a zone. The result is empty if there is none.
 func (r *report) figure(id, zone string) *zoneFigure {
 	for _, f := range r.Figures {
 		for i := range f.Zones {
@@ -141,8 +141,8 @@ func (z *zoneFigure) value(name string) (float64, bool) {
 	return 0, false
 }
 
-// below is the share of a distribution that is less than x, between two of its points
-// by the line through them.
+// below returns the share of a distribution that is less than x. Between two points it interpolates
+// linearly.
 func (z *zoneFigure) below(series string, x float64) (float64, bool) {
 	for _, s := range z.Series {
 		if s.Name != series || len(s.Points) == 0 {
@@ -160,7 +160,7 @@ func (z *zoneFigure) below(series string, x float64) (float64, bool) {
 	return 0, false
 }
 
-// above0 is a quantile of those of a distribution of counts that are more than 0.
+// above0 returns a quantile of the counts above 0 in a distribution.
 func (z *zoneFigure) above0(series string, q float64) (float64, bool) {
 	for _, s := range z.Series {
 		zero := 0.0

@@ -6,7 +6,7 @@ import (
 	"example.org/slipway/integration/internal/measure"
 )
 
-// Results are everything that was measured; a scenario that was not is nil.
+// Results are everything that was measured. A scenario that was not measured is nil.
 type Results struct {
 	Import   *Import   `json:"import,omitempty"`
 	Analyse  *Analyse  `json:"analyse,omitempty"`
@@ -31,7 +31,7 @@ func (r *Results) Fill(old *Results) {
 	r.Simulate = cmp.Or(r.Simulate, old.Simulate)
 }
 
-// marks are the lines between which the generated part of the document lies.
+// marks returns the lines that enclose the generated part of the document.
 func marks() measure.Marks {
 	return measure.Marks{
 		Begin: "<!-- bench-trace:begin (scripts/bench-trace.sh writes what is between the two marks) -->",

@@ -10,28 +10,28 @@ import (
 	"example.org/slipway/integration/internal/measure"
 )
 
-// Simulate is how fast caches are simulated, and what they come to on the real sample.
+// Simulate is how fast caches are simulated, with their ratios on the real sample.
 type Simulate struct {
 	Run measure.Run `json:"run"`
-	// Requests are those for layers, of a synthetic dal.
+	// Requests is the number of requests for layers of a synthetic dal.
 	Requests int64         `json:"requests"`
 	Policies []PolicySpeed `json:"policies"`
-	// Sample is what the real sample came to; without it empty.
+	// Sample holds the ratios on the real sample. It is empty without the sample.
 	SampleRequests  int64          `json:"sample_requests,omitempty"`
 	SampleLayers    int64          `json:"sample_layers,omitempty"`
 	SampleFootprint int64          `json:"sample_footprint,omitempty"`
 	Sample          []PolicyRatios `json:"sample,omitempty"`
 }
 
-// PolicySpeed is what a policy takes, in nanoseconds of CPU time for each request and
-// size, by round, and the largest resident set.
+// PolicySpeed is the cost of a policy: nanoseconds of CPU time for each request and size, by round,
+// and the largest resident set.
 type PolicySpeed struct {
 	Name    string    `json:"name"`
 	Ns      []float64 `json:"ns"`
 	PeakRSS int64     `json:"peak_rss"`
 }
 
-// PolicyRatios are the ratios of a policy at the sizes, as shares.
+// PolicyRatios are the hit ratios of a policy at each size, as shares.
 type PolicyRatios struct {
 	Name   string    `json:"name"`
 	Object []float64 `json:"object"`
@@ -43,10 +43,10 @@ const (
 	simulateQuick    = 60_000
 )
 
-// sizes are those of the caches, in per cent of the footprint.
+// sizes returns the sizes of the caches, in per cent of the footprint.
 func sizes() []string { return []string{"2%", "4%", "6%", "8%", "10%"} }
 
-// policies are those that are measured.
+// policies returns the policies to measure.
 func policies(quick bool) []string {
 	if quick {
 		return []string{"lru", "gdsf", "belady"}
@@ -54,7 +54,7 @@ func policies(quick bool) []string {
 	return []string{"lru", "fifo", "sieve", "slru", "2q", "s3-fifo", "arc", "arc-unit", "lfuda", "gdsf", "w-tinylfu", "lhd", "hyperbolic", "belady", "belady-size"}
 }
 
-// simulated is what is read of a simulation.
+// simulated holds the part of a simulation's result that is read.
 type simulated struct {
 	Requests  int64
 	Layers    int64
@@ -99,7 +99,7 @@ func runSimulate(b *bench, ctx context.Context) error {
 	return nil
 }
 
-// policy runs a policy with one size and with all: what is more is that of the sizes
+// policy runs a policy with one size and with all sizes. The difference is the cost of the sizes
 // alone, without reading the store.
 func (s *Simulate) policy(b *bench, ctx context.Context, store string, p *PolicySpeed) error {
 	run := func(sizes []string) (Usage, error) {
@@ -166,7 +166,7 @@ func (s *Simulate) About() string {
 	return "Each policy is run on one core with one size (6 % of the footprint) and with five (2, 4, 6, 8 and 10 %); the CPU time that the other four took more, divided by their requests, is what a request costs, without reading the store."
 }
 
-// Targets are none.
+// Targets returns no targets.
 func (s *Simulate) Targets() []measure.Target { return nil }
 
 // Write writes the tables.
@@ -193,7 +193,7 @@ func (s *Simulate) Write(w *strings.Builder) {
 	measure.Table(w, 1, append([]string{"policy"}, sizes()...), rows)
 }
 
-// Pictures are one: what a request costs with each policy.
+// Pictures returns one picture: the cost of a request with each policy.
 func (s *Simulate) Pictures() []measure.Picture {
 	c := measure.Chart{Title: "Simulation: CPU time of a request, in ns"}
 	for _, p := range s.Policies {

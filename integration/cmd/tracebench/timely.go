@@ -13,7 +13,7 @@ import (
 	"example.org/slipway/integration/internal/measure"
 )
 
-// Timely is whether a replay sends requests at their time.
+// Timely says whether a replay sends requests at the recorded times.
 type Timely struct {
 	Run      measure.Run   `json:"run"`
 	Requests int64         `json:"requests"`
@@ -21,11 +21,11 @@ type Timely struct {
 	Summary  replaySummary `json:"summary"`
 }
 
-// replaySummary is what is read of a replay's summary. Times are in milliseconds.
+// replaySummary holds the part of a replay's summary that is read. Times are in milliseconds.
 type replaySummary struct {
 	Requests int64            `json:"requests"`
 	Outcomes map[string]int64 `json:"outcomes"`
-	// Late is how many requests left more than 2 ms after their time.
+	// Late is the number of requests that left more than 2 ms after their time.
 	Late    int64       `json:"late"`
 	Seconds float64     `json:"seconds"`
 	Bytes   int64       `json:"bytes"`
@@ -41,7 +41,7 @@ type replaySummary struct {
 	Verdict string `json:"verdict"`
 }
 
-// replayTimes is a distribution.
+// replayTimes is a distribution of times.
 type replayTimes struct {
 	P50  float64 `json:"p50"`
 	P99  float64 `json:"p99"`
@@ -49,7 +49,7 @@ type replayTimes struct {
 	Max  float64 `json:"max"`
 }
 
-// onTime is the share of the requests that left within 2 ms of their time.
+// onTime returns the share of the requests that left within 2 ms of their time.
 func (s *replaySummary) onTime() float64 {
 	if s.Requests == 0 {
 		return 0
@@ -93,7 +93,7 @@ func runTimely(b *bench, ctx context.Context) error {
 	return nil
 }
 
-// pings makes a store of requests that are a millisecond apart.
+// pings makes a store of requests at intervals of one millisecond.
 func (b *bench) pings(ctx context.Context, n int) (store string, err error) {
 	store = b.NewDir()
 	list := store + ".uris"
@@ -105,18 +105,18 @@ func (b *bench) pings(ctx context.Context, n int) (store string, err error) {
 	return store, err
 }
 
-// replay sends a store's requests as recorded, without putting anything in place.
+// replay sends a store's requests as recorded, without first storing content.
 func (b *bench) replay(ctx context.Context, store string, into *replaySummary, url string) (Usage, error) {
 	result := b.NewDir()
 	defer b.Remove(result)
 	_, u, err := b.slipway(ctx, 0, "trace", "replay", store, "-o", result, "--phase", "run", "--quiet", "--no-docker-config", "--target", "sink="+url)
-	if err != nil && !judged(err) { // late ones are what is counted here
+	if err != nil && !judged(err) { // late requests are what is counted here
 		return u, err
 	}
 	return u, measure.ReadJSON(into, result, "summary.json")
 }
 
-// sink answers everything at once.
+// sink is a server that answers everything at once.
 type sink struct {
 	*http.Server
 	url string
@@ -146,7 +146,7 @@ func (t *Timely) About() string {
 	return fmt.Sprintf("%d requests, 1 ms apart, are replayed as recorded to a server in this program that answers at once; it shares the machine with the replay. Lag is the time between when a request should leave and when it did.", t.Requests)
 }
 
-// Targets are what is promised.
+// Targets returns what is promised.
 func (t *Timely) Targets() []measure.Target {
 	target := measure.TargetOf("timely", "requests that leave within 2 ms of their time", 99, true, []float64{100 * t.Summary.onTime()})
 	target.Unit = " %"
@@ -162,5 +162,5 @@ func (t *Timely) Write(w *strings.Builder) {
 	w.WriteString("\nOther CPUs includes nothing of the server: it is in this program.\n")
 }
 
-// Pictures are none.
+// Pictures returns no pictures.
 func (t *Timely) Pictures() []measure.Picture { return nil }

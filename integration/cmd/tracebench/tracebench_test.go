@@ -16,12 +16,12 @@ import (
 	"example.org/slipway/integration/internal/tool"
 )
 
-// publishedFile is the project's table of published figures.
+// publishedFile returns the path of the project's table of published figures.
 func publishedFile() string {
 	return filepath.Join("..", "..", "..", "docs", "synthetic-traces.md")
 }
 
-// TestRun takes a quick look with everything, and reads what it wrote.
+// TestRun takes a quick look at everything, and reads what it wrote.
 func TestRun(t *testing.T) {
 	scenarios := "import,analyse,figures,timely,simulate"
 	if _, err := tool.Find("docker-registry"); err == nil {
@@ -144,8 +144,8 @@ func TestFill(t *testing.T) {
 	}
 }
 
-// TestPublished: the document's tables can be read, and the analysis is known to have
-// no figure that they lack.
+// TestPublished checks that the document's tables can be read, and that the analysis knows no
+// figure that is missing from them.
 func TestPublished(t *testing.T) {
 	doc, err := os.ReadFile(publishedFile())
 	if err != nil {
@@ -261,8 +261,8 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// TestRunOn: a command may use no more CPUs than it is given, and this process keeps
-// its own.
+// TestRunOn checks that a command may use no more CPUs than it is given, and that this process
+// keeps its own.
 func TestRunOn(t *testing.T) {
 	before := cpus()
 	cmd := exec.Command("nproc")
