@@ -22,10 +22,9 @@ import (
 	"example.org/slipway/integration/internal/slipway"
 )
 
-// checkerSource is the program of the test images. Files below /files are named
-// by the SHA-256 of their content: it opens all of them and tells how many could
-// not be opened or read, and how many had another content. With arguments it
-// does something else first.
+// checkerSource is the program of the test images. The SHA-256 of a file below /files is its name.
+// The program opens all of them, and reports how many could not be opened or read and how many had
+// other content. With arguments it does something else first.
 const checkerSource = `package main
 
 import (
@@ -106,7 +105,7 @@ var checkerBuilt = sync.OnceValues(func() ([]byte, error) {
 	return os.ReadFile(filepath.Join(dir, "checker"))
 })
 
-// content is some file of so many bytes, no two alike.
+// content returns a file of the given size; no two are alike.
 func content(rng *rand.ChaCha8, size int) (name string, data []byte) {
 	data = make([]byte, size)
 	_, _ = rng.Read(data)
@@ -114,7 +113,7 @@ func content(rng *rand.ChaCha8, size int) (name string, data []byte) {
 	return hex.EncodeToString(sum[:]), data
 }
 
-// image is one of three layers: the program, and files in two directories.
+// image returns an image of three layers: the program, and files in two directories.
 func image(t testing.TB, seed byte, files int) *imagetest.Bundle {
 	t.Helper()
 	program, err := checkerBuilt()
@@ -131,7 +130,7 @@ func image(t testing.TB, seed byte, files int) *imagetest.Bundle {
 		for i := range files / 2 {
 			n := size.IntN(8 << 10)
 			if i == 0 {
-				n = 3 << 20 // in chunks
+				n = 3 << 20 // stored in chunks
 			}
 			name, data := content(rng, n+1)
 			a.Add(tar.Header{Typeflag: tar.TypeReg, Name: fmt.Sprintf("files/%d/%s", part, name)}, data)
@@ -141,7 +140,7 @@ func image(t testing.TB, seed byte, files int) *imagetest.Bundle {
 	return imagetest.Compose(runtime.GOARCH, map[string]any{"Entrypoint": []string{"/bin/check"}, "Env": []string{"PATH=/bin"}}, layers)
 }
 
-// good is what the program prints when every file is as it should be.
+// good returns what the program prints if every file is as it should be.
 func good(files int) string { return fmt.Sprintf("files=%d failed=0 wrong=0", files) }
 
 // push pushes an image under a name, and waits until it is converted.
@@ -160,17 +159,17 @@ func push(t testing.TB, s *slipway.Server, name string, b *imagetest.Bundle) (re
 	return s.Addr + "/" + name
 }
 
-// gate is a registry's address behind which things can go wrong.
+// gate is an address in front of a registry where faults can be added.
 type gate struct {
 	addr string
-	// how requests of Gear's are answered; nil: as by the registry.
+	// how answers Gear requests. If it is nil, the registry answers them.
 	how atomic.Pointer[fault]
 }
 
-// fault answers a request of Gear's; pass asks the registry.
+// fault answers a Gear request; pass asks the registry.
 type fault func(w http.ResponseWriter, r *http.Request, pass http.Handler)
 
-// filesOnly lets all requests pass but those for files.
+// filesOnly applies a fault to requests for files only.
 func filesOnly(f fault) fault {
 	return func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
 		if strings.HasSuffix(r.URL.Path, "/_slipway/gear/fetch") || strings.Contains(r.URL.Path, "/_slipway/gear/files/") {
@@ -181,7 +180,7 @@ func filesOnly(f fault) fault {
 	}
 }
 
-// behind starts a gate before a registry.
+// behind starts a gate in front of a registry.
 func behind(t testing.TB, s *slipway.Server) *gate {
 	t.Helper()
 	target, err := url.Parse("http://" + s.Addr)
@@ -206,7 +205,7 @@ func behind(t testing.TB, s *slipway.Server) *gate {
 	return g
 }
 
-// ref is an image's name by way of the gate.
+// ref returns an image's name through the gate.
 func (g *gate) ref(ref string) string {
 	_, rest, _ := strings.Cut(ref, "/")
 	return g.addr + "/" + rest
@@ -220,7 +219,7 @@ func (g *gate) set(f fault) {
 	g.how.Store(&f)
 }
 
-// check reads every file below dir/files as the program does.
+// check reads every file below dir/files, as the program does.
 func check(t testing.TB, dir string) (files, failed, wrong int) {
 	t.Helper()
 	err := filepath.WalkDir(filepath.Join(dir, "files"), func(path string, d os.DirEntry, err error) error {

@@ -22,10 +22,10 @@ import (
 	"example.org/slipway/integration/internal/wire"
 )
 
-// name is what containerd calls the agent.
+// name is containerd's name for the agent.
 const name = "slipway"
 
-// withContainerd is an agent that a containerd uses.
+// withContainerd returns an agent and a containerd that uses it.
 func withContainerd(t testing.TB, config string) (*node.Agent, *daemon.Containerd) {
 	t.Helper()
 	a := node.Start(t, config)
@@ -37,9 +37,9 @@ func pull(t testing.TB, c *daemon.Containerd, ref string) {
 	c.Run(t, "image", "pull", "--plain-http", "--snapshotter", name, ref)
 }
 
-// reconnected waits until containerd asks an agent that was away again. If it tried
-// meanwhile, as its collector does by itself, it answers every call with that
-// failure for about a second before it tries anew.
+// reconnected waits until containerd calls an agent that has come back. If containerd tried
+// meanwhile, as its collector does by itself, it answers every call with that failure for about a
+// second before it tries again.
 func reconnected(t testing.TB, c *daemon.Containerd) {
 	t.Helper()
 	proc.Poll(t, 30*time.Second, "containerd's connection to the agent", func() bool {
@@ -48,7 +48,7 @@ func reconnected(t testing.TB, c *daemon.Containerd) {
 	})
 }
 
-// unique makes a container's name one that no other containerd's runc has.
+// unique turns a container's name into one that no other containerd's runc has.
 func unique(id string) string { return fmt.Sprintf("%s-%016x", id, rand.Uint64()) }
 
 func run(t testing.TB, c *daemon.Containerd, ref, id string, args ...string) string {
@@ -68,8 +68,8 @@ func layers(t testing.TB, c *daemon.Containerd, im *imagetest.Bundle) (n int) {
 	return n
 }
 
-// trees compares what containers of an image, whose top layer together with all below
-// has a name, see with what those of overlayfs do. Both have pulled it.
+// trees compares what containers of an image see with the agent and with overlayfs. Both have
+// pulled the image; chain is its chain ID.
 func trees(t testing.TB, c *daemon.Containerd, chain string) {
 	t.Helper()
 	shell := tool.System(t, "sh")
@@ -83,7 +83,8 @@ func trees(t testing.TB, c *daemon.Containerd, chain string) {
 		proc.Poll(t, 30*time.Second, "a view that is not collected", func() bool {
 			var err error
 			mount, err = c.Try(t.Context(), "snapshots", "--snapshotter", sn, "view", "--target", dir, "shown", chain)
-			// Nothing names it yet: a collection, as the pull causes one, may take it.
+			// Nothing refers to it yet, so a garbage collection, such as a pull causes, may take
+			// it.
 			_, labelled := c.Try(t.Context(), "snapshots", "--snapshotter", sn, "label", "shown", "containerd.io/gc.root=test")
 			return err == nil && labelled == nil
 		})
@@ -94,21 +95,21 @@ func trees(t testing.TB, c *daemon.Containerd, chain string) {
 		tool.NewEnv(t.TempDir()).Run(t, shell, "-c", mount)
 		at[sn] = dir
 	}
-	// The time of a root that a layer does not describe is that of unpacking it.
+	// If no layer describes the root, its time is that of unpacking.
 	lines, err := treecmp.Compare(at["overlayfs"], at[name], &treecmp.Options{Ignore: func(path, aspect string) bool { return path == "." && aspect == "mtime" }})
 	if err != nil || len(lines) > 0 {
 		t.Errorf("what containers see is another tree than overlayfs has, error %v:\n%s", err, strings.Join(lines, "\n"))
 	}
 }
 
-// treesOf is trees of an image that overlayfs has not pulled.
+// treesOf does what trees does for an image that overlayfs has not pulled yet.
 func treesOf(t testing.TB, c *daemon.Containerd, ref string, im *imagetest.Bundle) {
 	t.Helper()
 	c.Run(t, "image", "pull", "--plain-http", "--snapshotter", "overlayfs", ref)
 	trees(t, c, chain(t, im))
 }
 
-// chain is the name of an image's top layer together with all below.
+// chain returns the chain ID of an image.
 func chain(t testing.TB, im *imagetest.Bundle) (id string) {
 	t.Helper()
 	var config struct {
@@ -162,8 +163,7 @@ func TestContainerd(t *testing.T) {
 	clean(t, a)
 }
 
-// TestOtherImages runs images that cannot be started lazily as a whole, and Gear
-// images.
+// TestOtherImages runs images that cannot be started lazily as a whole, and Gear images.
 func TestOtherImages(t *testing.T) {
 	const files = 20
 	s := slipway.Start(t, t.TempDir(), nil)
@@ -222,7 +222,7 @@ func TestOtherImages(t *testing.T) {
 	}
 }
 
-// TestDocker has dockerd keep its images with the agent.
+// TestDocker makes dockerd keep its images with the agent.
 func TestDocker(t *testing.T) {
 	const files = 20
 	s := slipway.Start(t, t.TempDir(), nil)

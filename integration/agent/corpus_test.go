@@ -19,11 +19,11 @@ import (
 	"example.org/slipway/integration/internal/tool"
 )
 
-// TestCorpus runs both tasks of images of the corpus lazily by containerd's client and by
-// docker, and on plain overlayfs. The tasks print the same on both, and both have the same
-// tree. SLIPWAY_CORPUS is the corpus's directory, SLIPWAY_TASKS the images
-// SERIES/VERSION to take, separated by commas, or all; default: the last version of each
-// series. All take about an hour: go test -timeout 2h.
+// TestCorpus runs both tasks of corpus images lazily with containerd's client and with docker, and
+// on plain overlayfs. The tasks must print the same on both, and both must have the same tree.
+// SLIPWAY_CORPUS is the corpus's directory. SLIPWAY_TASKS names the images SERIES/VERSION to run,
+// separated by commas, or all; default: the last version of each series. All images take about an
+// hour: go test -timeout 2h.
 func TestCorpus(t *testing.T) {
 	dir := os.Getenv("SLIPWAY_CORPUS")
 	if dir == "" {
@@ -69,7 +69,7 @@ func TestCorpus(t *testing.T) {
 	}
 }
 
-// chosen returns the images that SLIPWAY_TASKS chooses.
+// chosen returns the images that SLIPWAY_TASKS selects.
 func chosen(t *testing.T, dir string) (out []*corpus.Image) {
 	t.Helper()
 	all, err := corpus.Read(dir)
@@ -89,8 +89,8 @@ func chosen(t *testing.T, dir string) (out []*corpus.Image) {
 	return out
 }
 
-// pushCorpus pushes an image and waits until it is converted. Blobs that a repository
-// has are passed over.
+// pushCorpus pushes an image and waits until it is converted. It skips blobs that a repository
+// already has.
 func pushCorpus(t *testing.T, s *slipway.Server, im *corpus.Image, pushed map[string]bool) (ref string) {
 	t.Helper()
 	for _, b := range append(slices.Clone(im.Layers), im.Config) {
@@ -113,12 +113,12 @@ func pushCorpus(t *testing.T, s *slipway.Server, im *corpus.Image, pushed map[st
 	return s.Addr + "/" + im.Repo() + ":" + im.Version
 }
 
-// varies is what a task prints otherwise each time: warnings of containerd's client,
-// durations, times, and the token of a form.
+// varies matches the parts of a task's output that differ each time: warnings of containerd's
+// client, durations, times, and the token of a form.
 var varies = regexp.MustCompile(`(?m)^time="[^"\n]*" level=warning .*\n|\b\d+(\.\d+)? ?m?s\b|\d\d:\d\d:\d\d(\.\d+)?|value="\w{64}"`)
 
-// runTasks runs both tasks of an image with containerd's client, and with docker if
-// there is one. It returns what they printed, and what services answered.
+// runTasks runs both tasks of an image with containerd's client, and with docker if it is
+// installed. It returns what they printed, and what services answered.
 func runTasks(t *testing.T, c *daemon.Containerd, d *daemon.Docker, im *corpus.Image, ref, snapshotter string, i int) (told []string) {
 	t.Helper()
 	ctr := c.Tasks(t, snapshotter)
@@ -149,7 +149,7 @@ func runTasks(t *testing.T, c *daemon.Containerd, d *daemon.Docker, im *corpus.I
 func dockerTask(t *testing.T, d *daemon.Docker, ref string, task tasks.Task) error {
 	t.Helper()
 	quiet := []string{"--network", "none", "--pull", "never"}
-	if task.Probe == nil { // without the image's entrypoint, as containerd's client does it
+	if task.Probe == nil { // without the image's entrypoint, as with containerd's client
 		args := append([]string{"run", "--rm", "--entrypoint", task.Args[0]}, append(quiet, ref)...)
 		return task.Check(d.Run(t, append(args, task.Args[1:]...)...) + "\n")
 	}

@@ -21,7 +21,7 @@ import (
 	"example.org/slipway/integration/internal/tool"
 )
 
-// mixed is an image of one layer with all kinds of files below the names that fsdiff uses.
+// mixed returns an image of one layer, with all kinds of files below the names that fsdiff uses.
 func mixed() (*imagetest.Bundle, imagetest.Layer) {
 	rng := rand.NewChaCha8([32]byte{7})
 	a := new(imagetest.Archive).Dir("./")
@@ -43,7 +43,7 @@ func mixed() (*imagetest.Bundle, imagetest.Layer) {
 				n++
 				size := []int{0, 17, 5000, 70_000, 900_000}[n%5]
 				if n%13 == 0 {
-					size = 3<<20 + 5 // in chunks
+					size = 3<<20 + 5 // stored in chunks
 				}
 				_, data := content(rng, size)
 				h := tar.Header{Typeflag: tar.TypeReg, Name: top + "/" + mid + "/" + leaf, Mode: []int64{0o644, 0o755, 0o4755, 0o600}[n%4], Uid: n % 3 * 500}
@@ -71,7 +71,7 @@ func mixed() (*imagetest.Bundle, imagetest.Layer) {
 	return imagetest.Compose(runtime.GOARCH, nil, []imagetest.Layer{layer}), layer
 }
 
-// unpacked is the layer as tar unpacks it.
+// unpacked returns the layer's tree as tar unpacks it.
 func unpacked(t testing.TB, layer imagetest.Layer) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -85,7 +85,7 @@ func unpacked(t testing.TB, layer imagetest.Layer) string {
 	return dir
 }
 
-// plainOverlay mounts an overlay as a runtime does without the agent.
+// plainOverlay mounts an overlay as a runtime without the agent does.
 func plainOverlay(t testing.TB, lower string) (dir string, unmount func()) {
 	t.Helper()
 	top := t.TempDir()
@@ -105,11 +105,11 @@ func plainOverlay(t testing.TB, lower string) (dir string, unmount func()) {
 	}
 }
 
-// TestDifferential runs random operations on a writable lazy tree and on a plain overlay of
-// the same image, and expects the same answers: with nothing here, with part of the files,
-// with all, and with a cache that has no room for half of them.
+// TestDifferential runs random operations on a writable lazy tree and on a plain overlay of the
+// same image, and expects the same answers. It does so when the node holds no files, part of the
+// files, or all of them, and with a cache that has no room for half of them.
 //
-//	SLIPWAY_DIFFERENTIAL=500   so many rounds of 2,000 operations
+//	SLIPWAY_DIFFERENTIAL=500   number of rounds of 2,000 operations
 //	SLIPWAY_DIFFERENTIAL_SEED  the first round's seed
 func TestDifferential(t *testing.T) {
 	tool.NeedRoot(t)

@@ -20,16 +20,16 @@ import (
 	"example.org/slipway/integration/internal/tool"
 )
 
-// killing is how a worker is killed again and again while containers open files, one after
-// the other, each those of an image of its own.
+// killing says how a worker is killed again and again while containers open files. The containers
+// run one after the other, each with its own image.
 type killing struct {
 	during, every time.Duration
 	images, files int           // files of each image
-	latency       time.Duration // of each file, so that there is something left to fetch for a while
+	latency       time.Duration // of each file, so that some files remain to be fetched for a while
 }
 
-// killPlan is a short time of many kills, or as long as SLIPWAY_AGENTKILL_FOR says with a
-// kill each second and 50,000 files.
+// killPlan returns a short run with many kills. With SLIPWAY_AGENTKILL_FOR it returns a run of that
+// length, with a kill each second and 50,000 files.
 func killPlan(t testing.TB) killing {
 	t.Helper()
 	text := os.Getenv("SLIPWAY_AGENTKILL_FOR")
@@ -43,8 +43,8 @@ func killPlan(t testing.TB) killing {
 	return killing{d, time.Second, 5, 10_000, d / 50_000}
 }
 
-// TestKillWorker kills the worker again and again while containers open thousands of
-// files that are not here yet.
+// TestKillWorker kills the worker again and again while containers open thousands of files that the
+// node does not hold yet.
 func TestKillWorker(t *testing.T) {
 	plan := killPlan(t)
 	s := slipway.Start(t, t.TempDir(), nil)
@@ -68,7 +68,7 @@ func TestKillWorker(t *testing.T) {
 		for _, ref := range refs {
 			for tries := 0; ; tries++ {
 				out, err := c.Try(t.Context(), "run", "--rm", "--snapshotter", name, ref, unique("reader"), "/bin/check")
-				// A start that falls into a kill fails, and whoever wants the container tries again.
+				// A start during a kill fails, and whoever wants the container tries again.
 				if err == nil || strings.Contains(out, "files=") || tries == 10 {
 					all = append(all, fmt.Sprint(out, err))
 					break
@@ -117,8 +117,8 @@ func TestKillWorker(t *testing.T) {
 	t.Logf("%d kills in %s while %d files were opened; %d starts were tried again", kills, killed, plan.images*plan.files, again.Load())
 }
 
-// TestWithoutRegistry starts containers of a complete image when the registry is
-// gone, also after a reboot.
+// TestWithoutRegistry starts containers of a complete image when the registry is gone, including
+// after a reboot.
 func TestWithoutRegistry(t *testing.T) {
 	const files = 30
 	s := slipway.Start(t, t.TempDir(), nil)
@@ -149,10 +149,9 @@ func TestWithoutRegistry(t *testing.T) {
 	clean(t, a)
 }
 
-// TestKillAll ends keeper and worker while an image is mounted. The mount gives
-// errors for what it did not find in the cache when it first opened it, and does
-// not hang. With the next agent what is in the cache can be opened; mounted anew the
-// image is whole.
+// TestKillAll ends keeper and worker while an image is mounted. The mount returns errors for what
+// it had not found in the cache when it first opened it, and does not hang. With the next agent,
+// everything in the cache can be opened. After a new mount the image is whole.
 func TestKillAll(t *testing.T) {
 	const files = 20
 	s := slipway.Start(t, t.TempDir(), nil)
@@ -189,8 +188,7 @@ func TestKillAll(t *testing.T) {
 	}
 }
 
-// TestKillKeeper ends the keeper alone: the worker goes on, and no second agent
-// disturbs it.
+// TestKillKeeper ends only the keeper. The worker continues, and no second agent disturbs it.
 func TestKillKeeper(t *testing.T) {
 	const files = 20
 	s := slipway.Start(t, t.TempDir(), nil)
@@ -251,9 +249,9 @@ func TestDamagedFile(t *testing.T) {
 	a.Run("umount", dir)
 }
 
-// TestFullDisk has the disk of the cache fill up.
+// TestFullDisk fills the disk of the cache.
 func TestFullDisk(t *testing.T) {
-	const files = 8 // two of them of 3 MiB
+	const files = 8 // two of the files have 3 MiB
 	s := slipway.Start(t, t.TempDir(), nil)
 	ref := push(t, s, "team/app:v1", image(t, 1, files))
 	a := node.New(t, quiet)
@@ -296,8 +294,8 @@ func fill(t testing.TB, name string) {
 	}
 }
 
-// TestManyStarts starts containers of one image at the same time: each file is
-// fetched once.
+// TestManyStarts starts containers of one image at the same time. Each file must be fetched only
+// once.
 func TestManyStarts(t *testing.T) {
 	const files, containers = 40, 100
 	s := slipway.Start(t, t.TempDir(), nil)
@@ -308,7 +306,7 @@ func TestManyStarts(t *testing.T) {
 	var mu sync.Mutex
 	times := map[string]int{}
 	g.set(filesOnly(func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
-		if r.Method == http.MethodPost { // 32 bytes for each file
+		if r.Method == http.MethodPost { // the body has 32 bytes for each file
 			b, err := io.ReadAll(r.Body)
 			if err != nil {
 				return
@@ -348,8 +346,7 @@ func TestManyStarts(t *testing.T) {
 	clean(t, a)
 }
 
-// TestDifferentImages pulls and starts different images at the same time, through
-// containerd.
+// TestDifferentImages pulls and starts different images at the same time, through containerd.
 func TestDifferentImages(t *testing.T) {
 	const files, images = 40, 20
 	s := slipway.Start(t, t.TempDir(), nil)
@@ -368,8 +365,8 @@ func TestDifferentImages(t *testing.T) {
 		wait.Go(func() {
 			began := time.Now()
 			out, err := c.Try(ctx, "image", "pull", "--plain-http", "--snapshotter", name, ref)
-			// containerd can lose what a container prints that ends at once: such a start is
-			// made again, and only the right output is right.
+			// containerd can lose the output of a container that ends at once. Such a start is
+			// repeated, and only the right output passes.
 			for try := 1; err == nil; try++ {
 				out, err = c.Try(ctx, "run", "--rm", "--snapshotter", name, ref, fmt.Sprint(id, "-", try), "/bin/check")
 				if out != "" || try == 4 {

@@ -37,8 +37,8 @@ func (c *counting) Write(p []byte) (int, error) {
 func (c *counting) Unwrap() http.ResponseWriter { return c.ResponseWriter }
 
 // TestLargeFileOnce reads a large file in several ways while the agent completes it in the
-// background, and counts what comes over the network: hardly more than what a node gets
-// that only completes it. SLIPWAY_LARGE_MIB is the file's size, default 48.
+// background. It counts the bytes from the network: they must be hardly more than on a node that
+// only completes the file. SLIPWAY_LARGE_MIB is the file's size in MiB, default 48.
 func TestLargeFileOnce(t *testing.T) {
 	tool.NeedRoot(t)
 	mib := 48
@@ -53,7 +53,7 @@ func TestLargeFileOnce(t *testing.T) {
 	data := make([]byte, mib<<20)
 	_, _ = rng.Read(data)
 	for i := range data {
-		if i%1024 >= 512 { // so that it can be compressed
+		if i%1024 >= 512 { // makes the file compressible
 			data[i] = 'a' + byte(i%7)
 		}
 	}

@@ -14,7 +14,7 @@ import (
 	"example.org/slipway/integration/internal/slipway"
 )
 
-// flipped answers with one wrong byte.
+// flipped changes one byte of an answer.
 type flipped struct {
 	http.ResponseWriter
 	n int
@@ -31,7 +31,7 @@ func (f *flipped) Write(b []byte) (int, error) {
 	return f.ResponseWriter.Write(c)
 }
 
-// short breaks off after some bytes, or goes on for ever with others.
+// short breaks off after some bytes, or continues for ever with other bytes.
 type short struct {
 	http.ResponseWriter
 	left    int
@@ -59,9 +59,9 @@ func (s *short) Write(b []byte) (int, error) {
 	}
 }
 
-// TestRegistryFaults reads files of an image whose registry does all it can
-// instead of delivering them: what is read is right, or an error within the
-// bound, and right when the registry is back.
+// TestRegistryFaults reads files of an image whose registry does everything but deliver them. A
+// read must return the right bytes, or an error within the bound, and the right bytes when the
+// registry is back.
 func TestRegistryFaults(t *testing.T) {
 	const files = 8
 	s := slipway.Start(t, t.TempDir(), nil)
@@ -91,7 +91,8 @@ func TestRegistryFaults(t *testing.T) {
 	} {
 		t.Run(w.name, func(t *testing.T) {
 			t.Parallel()
-			// An image of its own: what one node reads others fetch with its profile.
+			// Each fault gets its own image, because other nodes fetch what one node reads with its
+			// profile.
 			ref := push(t, s, fmt.Sprintf("team/app%d:v1", i), image(t, byte(i+1), files))
 			g := behind(t, s)
 			a := node.Start(t, quiet)

@@ -17,15 +17,15 @@ import (
 )
 
 const (
-	// idleFiles is how many files an image has in TestIdleMemory: as many as a usual
-	// one of a language.
+	// idleFiles is the number of files of an image in TestIdleMemory: as many as a typical image of
+	// a programming language has.
 	idleFiles = 13_000
-	// idleLimit bounds what keeper and worker take together, in bytes.
+	// idleLimit bounds the memory of keeper and worker together, in bytes.
 	idleLimit = 40e6
 )
 
-// TestIdleMemory: an agent with nothing to do takes little memory however many images
-// there are, and so does a mounted image. SLIPWAY_AGENT_IMAGES is their number.
+// TestIdleMemory checks that an agent with nothing to do uses little memory, however many images it
+// knows, and that a mounted image does too. SLIPWAY_AGENT_IMAGES is the number of images.
 func TestIdleMemory(t *testing.T) {
 	images := 5
 	if v := os.Getenv("SLIPWAY_AGENT_IMAGES"); v != "" {
@@ -57,7 +57,7 @@ func TestIdleMemory(t *testing.T) {
 	}
 }
 
-// manyFiles is an image of idleFiles small files, of which no other has one.
+// manyFiles returns an image of idleFiles small files that no other image has.
 func manyFiles(seed int) *imagetest.Bundle {
 	rng := rand.New(rand.NewPCG(uint64(seed), 3))
 	a := new(imagetest.Archive).Dir("./")
@@ -70,16 +70,16 @@ func manyFiles(seed int) *imagetest.Bundle {
 	return imagetest.Compose(runtime.GOARCH, map[string]any{"Cmd": []string{"/bin/none"}}, []imagetest.Layer{a.Layer()})
 }
 
-// usage is what processes take, in bytes: together, and of it what no file backs.
+// usage is the memory of processes in bytes: in total, and the part that no file backs.
 type usage struct{ resident, anonymous int64 }
 
-// String returns it in MB.
+// String formats the usage in MB.
 func (u usage) String() string {
 	return fmt.Sprintf("%.1f MB (%.1f anonymous)", float64(u.resident)/1e6, float64(u.anonymous)/1e6)
 }
 
-// settled is what the agent takes when it has had time to give back what it used: it
-// waits some seconds to see whether more comes.
+// settled returns the agent's memory after it has had time to give back what it used. It waits some
+// seconds to see whether more is given back.
 func settled(t *testing.T, a *node.Agent) (least usage) {
 	t.Helper()
 	for range 10 {
@@ -91,7 +91,7 @@ func settled(t *testing.T, a *node.Agent) (least usage) {
 	return least
 }
 
-// memory is what keeper and worker take.
+// memory returns the memory of keeper and worker.
 func memory(t *testing.T, a *node.Agent) (u usage) {
 	t.Helper()
 	for _, pid := range []int{a.Process.Pid(), a.Worker()} {

@@ -16,8 +16,7 @@ import (
 	"example.org/slipway/integration/internal/treecmp"
 )
 
-// quiet has an agent fetch nothing by itself, and say soon that a file cannot be
-// had.
+// quiet makes an agent fetch nothing by itself, and report soon that a file cannot be fetched.
 const quiet = "fetch: {background: false, open_timeout: 4s, mode: lazy}\n"
 
 // equal fails the test unless two trees are equal in everything.
@@ -32,7 +31,7 @@ func equal(t testing.TB, what, want, got string) {
 	}
 }
 
-// clean fails the test unless nothing is left of any image but files.
+// clean fails the test if anything but files is left of any image.
 func clean(t testing.TB, a *node.Agent) {
 	t.Helper()
 	for _, dir := range []string{"chains", "trees", "images", "mounts", "run/trees"} {
@@ -93,7 +92,7 @@ func TestMount(t *testing.T) {
 	if out, err := a.Try("umount", dir); err == nil {
 		t.Errorf("a second umount: %s", out)
 	}
-	// What was fetched is used for the next mount without the registry's files.
+	// The next mount uses what was fetched, without the registry's files.
 	dir = a.Mount(ref)
 	if img := a.Image(); img.LocalFiles != img.Files {
 		t.Errorf("%d of %d files are left after all mounts were taken away", img.LocalFiles, img.Files)
@@ -101,7 +100,7 @@ func TestMount(t *testing.T) {
 	a.Run("umount", dir)
 }
 
-// TestReported wants the registry's web page to know of a node what runs there, soon.
+// TestReported checks that the registry's web page soon shows what runs on a node.
 func TestReported(t *testing.T) {
 	s := slipway.Start(t, t.TempDir(), nil)
 	ref := push(t, s, "team/app:v1", image(t, 1, 10))
@@ -118,7 +117,7 @@ func TestReported(t *testing.T) {
 	a.Run("umount", dir)
 }
 
-// TestStop ends agents: one that nobody uses ends at once, another says why not.
+// TestStop stops agents. An unused agent ends at once; any other says why it does not.
 func TestStop(t *testing.T) {
 	s := slipway.Start(t, t.TempDir(), nil)
 	ref := push(t, s, "team/app:v1", image(t, 1, 10))
@@ -163,8 +162,7 @@ func TestRun(t *testing.T) {
 	clean(t, a)
 }
 
-// TestProfile records what an image opens on one node, and has it fetched on
-// another.
+// TestProfile records what an image opens on one node, and checks that another node fetches it.
 func TestProfile(t *testing.T) {
 	const files = 40
 	s := slipway.Start(t, t.TempDir(), nil)
@@ -192,7 +190,7 @@ func TestProfile(t *testing.T) {
 	}
 }
 
-// TestErrors has commands fail.
+// TestErrors makes commands fail.
 func TestErrors(t *testing.T) {
 	s := slipway.Start(t, t.TempDir(), nil)
 	ref := push(t, s, "team/app:v1", image(t, 1, 4))

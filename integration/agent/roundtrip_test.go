@@ -15,14 +15,14 @@ import (
 	"example.org/slipway/integration/internal/tool"
 )
 
-// exchange is a request while it was under way.
+// exchange holds the start and the end of a request.
 type exchange struct {
 	what       string
 	begin, end time.Time
 }
 
-// inARow is how many of the requests came one after the other: the most of which
-// no two were under way at the same time.
+// inARow returns how many of the requests came one after the other: the largest number of requests
+// of which no two overlap in time.
 func inARow(all []exchange) (n int) {
 	slices.SortFunc(all, func(a, b exchange) int { return a.end.Compare(b.end) })
 	var last time.Time
@@ -34,9 +34,9 @@ func inARow(all []exchange) (n int) {
 	return n
 }
 
-// TestRoundTrips counts how often a node waits for a registry far away until the
-// first container of an image starts with the files of its profile: once for all
-// that tells what the image is, and once for the files.
+// TestRoundTrips counts how often a node waits for a distant registry until the first container of
+// an image starts with the files of its profile. It must wait once for everything that describes
+// the image, and once for the files.
 func TestRoundTrips(t *testing.T) {
 	const files, far = 40, 300 * time.Millisecond
 	s := slipway.Start(t, t.TempDir(), nil)
@@ -47,7 +47,7 @@ func TestRoundTrips(t *testing.T) {
 	var all []exchange
 	g.set(func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
 		e := exchange{what: r.Method + " " + r.URL.Path, begin: time.Now()}
-		time.Sleep(far) // the way there and back
+		time.Sleep(far) // the round trip
 		pass.ServeHTTP(w, r)
 		e.end = time.Now()
 		mu.Lock()

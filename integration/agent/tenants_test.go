@@ -18,7 +18,7 @@ import (
 	"example.org/slipway/integration/internal/slipway"
 )
 
-// oneFile is an image with two files.
+// oneFile returns an image with two files.
 func oneFile(name string, body, other []byte) *imagetest.Bundle {
 	a := new(imagetest.Archive).Dir("./").Dir("etc/").
 		Add(tar.Header{Typeflag: tar.TypeReg, Name: "etc/" + name, Mode: 0o644}, body).
@@ -26,8 +26,7 @@ func oneFile(name string, body, other []byte) *imagetest.Bundle {
 	return imagetest.Compose(runtime.GOARCH, map[string]any{}, []imagetest.Layer{a.Layer()})
 }
 
-// rewritten is a registry that changes the indexes it gives out, and their names with
-// them.
+// rewritten is a registry that changes the indexes that it serves, and their names accordingly.
 func rewritten(pairs ...[]byte) fault {
 	return func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
 		if !strings.Contains(r.URL.Path, "/_slipway/gear/layers/") {
@@ -63,11 +62,11 @@ func digestOf(b []byte) []byte {
 	return sum[:]
 }
 
-// TestTwoRegistries mounts images of two registries on one node. The second names
-// digests of the first one's files in its indexes, small and large ones, that the node
-// has and that it has not, and gives out another tree for a layer that both have. None
-// of its images shows a byte of the first one's, and the first one's show what they are.
-// Where both are said to be one domain, they share what was fetched.
+// TestTwoRegistries mounts images of two registries on one node. The second registry's indexes name
+// digests of the first one's files, small and large, both held and not held by the node. It also
+// serves another tree for a layer that both have. None of its images may show a byte of the first
+// registry's, and the first registry's images must show their own content. If both are configured
+// as one domain, they share what was fetched.
 func TestTwoRegistries(t *testing.T) {
 	first, second := slipway.Start(t, t.TempDir(), nil), slipway.Start(t, t.TempDir(), nil)
 	evil := behind(t, second)
@@ -102,7 +101,7 @@ func TestTwoRegistries(t *testing.T) {
 			}
 			stolen := a.Mount(evil.ref(thief))
 			refused(stolen, "steal")
-			// The same layer from both: what the second says of it is not the first's.
+			// Both have the same layer, but what the second says of it must not affect the first.
 			a.Mount(evil.ref(common))
 			want(a.Mount(common), "common", decoy)
 			want(a.Mount(honest), "secret", secret)

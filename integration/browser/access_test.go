@@ -1,8 +1,8 @@
 package browser
 
-// accessible is a script that returns what keeps a page from being read by a keyboard or
-// a screen reader, or in bad light: WCAG 2.2 1.1.1, 1.3.1, 1.4.3, 1.4.10, 2.4.1, 2.4.2,
-// 2.4.4, 3.1.1, 4.1.1 and 4.1.2, as far as a script can tell.
+// accessible is a script that returns what keeps a page from being used with a keyboard, with a
+// screen reader, or in bad light: WCAG 2.2 1.1.1, 1.3.1, 1.4.3, 1.4.10, 2.4.1, 2.4.2, 2.4.4, 3.1.1,
+// 4.1.1 and 4.1.2, as far as a script can find out.
 const accessible = `(() => {
   const found = [];
   const bad = (what, e) => found.push(what + (e ? ": " + e.outerHTML.slice(0, 160) : ""));

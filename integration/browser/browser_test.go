@@ -11,14 +11,13 @@ import (
 	"github.com/chromedp/chromedp"
 )
 
-// shapes are the windows and themes that pages are looked at in.
+// shapes are the window sizes and themes in which pages are tested.
 var shapes = []struct {
 	width int64
 	theme string
 }{{375, "light"}, {375, "dark"}, {1280, "light"}, {1280, "dark"}, {1920, "light"}, {1920, "dark"}}
 
-// kind is what pages have in common that one template makes: pages of one kind are looked
-// at once.
+// kind returns what the pages of one template have in common. One page of each kind is tested.
 func kind(path string) string {
 	u, err := url.Parse(path)
 	if err != nil {
@@ -42,7 +41,7 @@ func kind(path string) string {
 	return name + "/" + rest + special + "?" + strings.Join(keys, "&")
 }
 
-// crawl returns the paths of one page of each kind that links lead to from some paths.
+// crawl follows links from some paths and returns the path of one page of each kind.
 func (w *window) crawl(most int, queue ...string) []string {
 	w.t.Helper()
 	seen := map[string]bool{}
@@ -69,10 +68,11 @@ func (w *window) crawl(most int, queue ...string) []string {
 	return found
 }
 
-// most is how many kinds of pages are looked at. There are more, which differ little.
+// most is the number of kinds of pages that are tested. There are more, which differ little.
 const most = 48
 
-// Every page can be read by everybody, on every screen, and loads nothing from elsewhere.
+// TestPages checks that everybody can read every page, on every screen, and that no page loads
+// anything from elsewhere.
 func TestPages(t *testing.T) {
 	s := registry(t)
 	w := open(t, "http://"+s.Addr)
@@ -95,7 +95,7 @@ func TestPages(t *testing.T) {
 	}
 }
 
-// examine looks at a page in all shapes.
+// examine tests a page in all shapes.
 func (w *window) examine(dir, path string) {
 	w.t.Helper()
 	w.visit(path)
@@ -115,8 +115,8 @@ func (w *window) examine(dir, path string) {
 	}
 }
 
-// The whole way: somebody who may only read looks around; who manages the registry
-// compares, deletes and frees space.
+// TestJourney takes the whole way: a user who may only read looks around, and one who manages the
+// registry compares, deletes and frees space.
 func TestJourney(t *testing.T) {
 	s := registry(t)
 	w := open(t, "http://"+s.Addr)
@@ -187,7 +187,7 @@ func TestJourney(t *testing.T) {
 	w.check("on the way")
 }
 
-// want fails the test unless the page is at a path and says a text.
+// want fails the test unless the page is at a path and contains a text.
 func (w *window) want(path, text string) {
 	w.t.Helper()
 	at := eval[string](w, `location.pathname + location.search`)

@@ -21,7 +21,7 @@ import (
 	"example.org/slipway/integration/internal/tool"
 )
 
-// window is a browser of its own that notes what it is told and what it asks for.
+// window is a separate browser that records its complaints and its requests.
 type window struct {
 	t    *testing.T
 	ctx  context.Context
@@ -29,7 +29,7 @@ type window struct {
 
 	mu        sync.Mutex
 	complaint []string
-	// expected are complaints that a test brings about on purpose.
+	// expected are complaints that a test causes on purpose.
 	expected []string
 }
 
@@ -71,7 +71,7 @@ func call[P, R any](w *window, cmd cdp.Command[P, R], params P) R {
 	return r
 }
 
-// listen notes scripts that fail, what the policy forbids, and requests to elsewhere.
+// listen notes failing scripts, violations of the policy, and requests to other hosts.
 func (w *window) listen(ev any) {
 	switch e := ev.(type) {
 	case *network.EventRequestWillBeSent:
@@ -93,7 +93,7 @@ func (w *window) complain(text string) {
 	w.complaint = append(w.complaint, text)
 }
 
-// check fails the test with what the browser complained of since the last time.
+// check fails the test with the browser's complaints since the last check.
 func (w *window) check(where string) {
 	w.t.Helper()
 	w.mu.Lock()
@@ -113,7 +113,7 @@ next:
 // patience bounds one step.
 const patience = 60 * time.Second
 
-// do runs actions, and fails the test where they do not come to an end.
+// do runs actions, and fails the test if they do not finish.
 func (w *window) do(what string, actions ...chromedp.Action[chromedp.Void]) {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(w.ctx, patience)
@@ -143,7 +143,7 @@ func eval[T any](w *window, script string) T {
 	return v
 }
 
-// click presses what a selector finds first, and waits for the page that follows.
+// click clicks the first element that matches a selector, and waits for the page that follows.
 func (w *window) click(selector string) {
 	w.t.Helper()
 	w.do("press "+selector, chromedp.WaitVisible(chromedp.CSS(selector)))
@@ -178,7 +178,7 @@ func (w *window) look(width int64, theme string) {
 	call(w, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: theme}}})
 }
 
-// picture keeps a picture of the page.
+// picture saves a picture of the page.
 func (w *window) picture(dir, name string) {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(w.ctx, patience)
@@ -192,7 +192,7 @@ func (w *window) picture(dir, name string) {
 	}
 }
 
-// pictures is where pictures are kept.
+// pictures returns the directory for pictures.
 func pictures(t *testing.T) string {
 	dir := os.Getenv("SLIPWAY_SCREENSHOTS")
 	if dir == "" {
@@ -204,7 +204,7 @@ func pictures(t *testing.T) string {
 	return dir
 }
 
-// fileName makes a name of a file of a page's path.
+// fileName turns a page's path into a file name.
 func fileName(path string) string {
 	if p, err := url.PathUnescape(path); err == nil {
 		path = p
@@ -217,7 +217,7 @@ func fileName(path string) string {
 	}, fmt.Sprintf("%.80s", strings.TrimPrefix(path, "/ui/"))), "_.")
 }
 
-// text is what the page's main part says.
+// text returns the text of the page's main part.
 func (w *window) text() string {
 	w.t.Helper()
 	return eval[string](w, `document.querySelector("main").innerText`)

@@ -1,6 +1,6 @@
-// Package browser has the tests of the web page in a real Chromium: the whole journey,
-// and every page that links lead to at three widths in both themes.
+// Package browser tests the web page in a real Chromium: the whole journey, and every page that
+// links lead to, at three widths and in both themes.
 //
-// A test run keeps pictures of all pages in SLIPWAY_SCREENSHOTS, or where go test
-// -artifacts keeps what tests make.
+// A test run saves pictures of all pages in SLIPWAY_SCREENSHOTS, or where go test -artifacts keeps
+// what tests make.
 package browser

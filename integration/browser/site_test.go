@@ -15,10 +15,10 @@ import (
 	"example.org/slipway/integration/internal/slipway"
 )
 
-// evil is what a script in somebody's page would look like.
+// evil is an example of a script in somebody's page.
 const evil = `<img src=x onerror="window.hurt=1"><script>window.hurt=1</script>`
 
-// registry is a server with two users and some images: alice may read, root everything.
+// registry starts a server with two users and some images: alice may read, root may do everything.
 func registry(t *testing.T) *slipway.Server {
 	t.Helper()
 	dir := t.TempDir()
@@ -64,7 +64,7 @@ proxy:
 	return s
 }
 
-// pushAll pushes images of all sorts.
+// pushAll pushes images of all kinds.
 func pushAll(t *testing.T, s *slipway.Server) {
 	t.Helper()
 	base := imagetest.NewLayer(imagetest.File{Name: "etc/"}, imagetest.File{Name: "etc/hosts", Data: []byte("127.0.0.1 localhost\n")},

@@ -38,10 +38,10 @@ func source(t *testing.T, path ...string) string {
 	return abs
 }
 
-// chart is the directory of the chart.
+// chart returns the directory of the chart.
 func chart(t *testing.T) string { return source(t, "deploy", "helm", "slipway") }
 
-// kinds are the objects that may be in manifests, by apiVersion and kind.
+// kinds are the objects that manifests may contain, by apiVersion and kind.
 var kinds = map[string]func() any{
 	"v1/Namespace":                       func() any { return new(corev1.Namespace) },
 	"v1/ConfigMap":                       func() any { return new(corev1.ConfigMap) },
@@ -56,15 +56,15 @@ var kinds = map[string]func() any{
 	"networking.k8s.io/v1/Ingress":       func() any { return new(networkingv1.Ingress) },
 	"networking.k8s.io/v1/NetworkPolicy": func() any { return new(networkingv1.NetworkPolicy) },
 	"policy/v1/PodDisruptionBudget":      func() any { return new(policyv1.PodDisruptionBudget) },
-	// The operator's types are no part of Kubernetes.
+	// The operator's types are not part of Kubernetes.
 	"monitoring.coreos.com/v1/ServiceMonitor": func() any { return new(map[string]any) },
 }
 
-// objects are what manifests hold.
+// objects are the objects in manifests.
 type objects struct {
 	t    *testing.T
 	list []any
-	// names are kind/name of each.
+	// names holds kind/name of each object.
 	names []string
 }
 
@@ -89,7 +89,7 @@ func decode(t *testing.T, text string) objects {
 			t.Fatalf("%v in\n%s", err, doc)
 		}
 		if head.Kind == "" {
-			continue // comments only
+			continue // the document holds only comments
 		}
 		mk := kinds[head.APIVersion+"/"+head.Kind]
 		if mk == nil {
@@ -104,7 +104,7 @@ func decode(t *testing.T, text string) objects {
 	}
 }
 
-// has tells whether there is kind/name.
+// has reports whether there is an object kind/name.
 func (o objects) has(name string) bool {
 	for _, n := range o.names {
 		if n == name {
@@ -114,7 +114,7 @@ func (o objects) has(name string) bool {
 	return false
 }
 
-// get returns the object of this kind and name, which must be there.
+// get returns the object of this kind and name, which must exist.
 func get[T any](o objects, name string) *T {
 	o.t.Helper()
 	for i, v := range o.list {
@@ -126,7 +126,7 @@ func get[T any](o objects, name string) *T {
 	return nil
 }
 
-// helm is a helm with a home of its own.
+// helm is a helm with its own home.
 type helm struct {
 	t    *testing.T
 	path string
@@ -154,14 +154,14 @@ func (h *helm) template(values string, flags ...string) objects {
 	return decode(h.t, h.env.Run(h.t, h.path, append(append([]string{"template", "r", chart(h.t)}, h.values(values)...), flags...)...))
 }
 
-// refused renders values that cannot be, and returns helm's words.
+// refused renders invalid values and returns helm's message.
 func (h *helm) refused(values string) string {
 	h.t.Helper()
 	return h.env.RunFailing(h.t, h.path, append([]string{"template", "r", chart(h.t)}, h.values(values)...)...)
 }
 
-// checkConfig has slipway config check read the configuration of a pod, with the files that
-// its secrets stand for, and the pod's own variables.
+// checkConfig runs slipway config check on the configuration of a pod, with stand-ins for the files
+// of its secrets, and with the pod's own variables.
 func checkConfig(t *testing.T, config string, env ...string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -185,7 +185,7 @@ func checkConfig(t *testing.T, config string, env ...string) {
 	e.Run(t, slipway.Binary(t), "config", "check", file)
 }
 
-// podEnv are the variables of a pod's first container, as NAME=value.
+// podEnv returns the variables of a pod's first container, as NAME=value.
 func podEnv(pod corev1.PodSpec) []string {
 	var env []string
 	for _, e := range pod.Containers[0].Env {
@@ -194,10 +194,10 @@ func podEnv(pod corev1.PodSpec) []string {
 	return env
 }
 
-// users holds bob, whose password is secret.
+// users holds bob, whose password is "secret".
 const users = "bob:$2y$05$abcdefghijklmnopqrstuuOQiyCxlgf/oeuTqixKmWdcYUh4Hjl0a\n"
 
-// certificate makes a certificate that signs itself, and its key, as PEM.
+// certificate returns a self-signed certificate and its key, as PEM.
 func certificate(t *testing.T) (key, cert string) {
 	t.Helper()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

@@ -104,7 +104,7 @@ func TestReplicas(t *testing.T) {
 	}
 }
 
-// hardened tells whether a server's pod may do no more than it must.
+// hardened checks that a server's pod may do no more than it must.
 func hardened(t *testing.T, pod corev1.PodSpec) {
 	t.Helper()
 	c := pod.Containers[0]
@@ -120,8 +120,8 @@ func hardened(t *testing.T, pod corev1.PodSpec) {
 	}
 }
 
-// wired tells whether selectors find the pods, ports have names that are there, and each
-// mount a volume.
+// wired checks that selectors find the pods, that ports have names that exist, and that each mount
+// has a volume.
 func wired(t *testing.T, o objects, selector map[string]string, pod corev1.PodTemplateSpec) {
 	t.Helper()
 	c := pod.Spec.Containers[0]
@@ -168,7 +168,7 @@ func (o objects) get(name string) any {
 	return nil
 }
 
-// TestConfigs checks what the chart makes of further configurations.
+// TestConfigs checks the chart's output for further configurations.
 func TestConfigs(t *testing.T) {
 	h := newHelm(t)
 	for name, values := range map[string]string{
@@ -186,7 +186,7 @@ func TestConfigs(t *testing.T) {
 	}
 }
 
-// TestGuards renders values that would not work, and wants words that help.
+// TestGuards renders values that would not work, and expects a helpful message.
 func TestGuards(t *testing.T) {
 	h := newHelm(t)
 	const image = "image: {repository: registry.example.com/slipway}\n"
@@ -199,7 +199,7 @@ func TestGuards(t *testing.T) {
 		"no token key":      {image + "postgres: {existingSecret: p}\nreplicas: 2\nconfig: {storage: {s3: {bucket: b}}, auth: {token: {builtin: true}}}\n", "set tokenKey.existingSecret"},
 		"a lone peer":       {image + "htpasswd: {existingSecret: u}\ncluster: {existingSecret: c}\n", "cluster.existingSecret is for several replicas"},
 		"no name":           {image + "htpasswd: {existingSecret: u}\ningress: {enabled: true}\n", "a name of the registry in ingress.hosts"},
-		// By the schema.
+		// The schema refuses these values.
 		"misspelt":      {image + "htpasswd: {existingSecret: u}\nreplica: 2\n", "replica"},
 		"a word":        {image + "htpasswd: {existingSecret: u}\nreplicas: two\n", "replicas"},
 		"a tag inside":  {"image: {repository: 'registry.example.com/slipway:1'}\nhtpasswd: {existingSecret: u}\n", "image/repository"},
@@ -216,7 +216,7 @@ func TestGuards(t *testing.T) {
 	}
 }
 
-// TestManifests decodes deploy/kubernetes, and has them be what the chart makes.
+// TestManifests decodes deploy/kubernetes, and checks that it equals the chart's output.
 func TestManifests(t *testing.T) {
 	h := newHelm(t)
 	for _, name := range []string{"server", "replicas", "agent"} {
@@ -242,8 +242,8 @@ func TestManifests(t *testing.T) {
 	}
 }
 
-// TestDocumentedValues renders the values that docs/kubernetes.md shows, and checks the
-// configurations that come of them.
+// TestDocumentedValues renders the values in docs/kubernetes.md, and checks the resulting
+// configurations.
 func TestDocumentedValues(t *testing.T) {
 	h := newHelm(t)
 	b, err := os.ReadFile(source(t, "docs", "kubernetes.md"))

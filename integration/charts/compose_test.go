@@ -57,8 +57,8 @@ func TestCompose(t *testing.T) {
 	}
 }
 
-// serves checks the configuration of a service with its variables, and that it may do no
-// more than it must.
+// serves checks the configuration of a service with its variables, and checks that the service may
+// do no more than it must.
 func serves(t *testing.T, p *types.Project, name string) {
 	t.Helper()
 	s, ok := p.Services[name]

@@ -21,8 +21,8 @@ agent:
   config: {registries: [{host: docker.io, urls: ["https://mirror.example.com"], prefix: docker.io/}]}
 `
 
-// node is a directory that stands for a machine: its own /etc, /opt and /run, this machine's
-// /usr, a containerd, and a systemctl that writes down how it is called.
+// node is a directory that stands for a machine. It has its own /etc, /opt and /run, this machine's
+// /usr, a containerd, and a systemctl that records how it is called.
 type node struct {
 	t    *testing.T
 	root string
@@ -35,7 +35,7 @@ func newNode(t *testing.T) *node {
 	n := &node{t: t, root: t.TempDir(), p: newPodman(t), h: newHelm(t)}
 	n.p.build("localhost/slipway:0.1.0")
 	for name, text := range map[string]string{
-		// A service is active once it was started; calls are kept in order.
+		// A service is active once it has been started. Calls are kept in order.
 		"systemctl": `echo "$*" >>/calls
 case "$1 $2" in
 "is-active --quiet") [ -e /active ] ;;
@@ -46,7 +46,7 @@ esac`,
 	} {
 		n.write("tools/"+name, "#!/bin/sh\n"+text+"\n", 0o755)
 	}
-	// The real one, which is asked what it reads.
+	// This is the real containerd, which says what it reads.
 	n.h.env.Run(t, "cp", tool.Built(t, "containerd"), n.path("tools/containerd"))
 	for _, l := range []string{"bin", "sbin", "lib", "lib64"} {
 		if err := os.Symlink("usr/"+l, filepath.Join(n.root, l)); err != nil {
@@ -77,7 +77,7 @@ func (n *node) read(name string) string {
 	return string(b)
 }
 
-// calls returns how systemctl was called since the last time.
+// calls returns the calls of systemctl since the last time.
 func (n *node) calls() string {
 	n.t.Helper()
 	s := n.read("calls")
@@ -85,8 +85,8 @@ func (n *node) calls() string {
 	return s
 }
 
-// container runs a container of the DaemonSet's pod on the node and returns what it printed,
-// and whether it ended well.
+// container runs a container of the DaemonSet's pod on the node. It returns what the container
+// printed, and an error unless it succeeded.
 func (n *node) container(values string, pick func(corev1.PodSpec) corev1.Container) (string, error) {
 	n.t.Helper()
 	o := n.h.template(values)
@@ -134,7 +134,7 @@ func (n *node) files(data map[string]string) string {
 
 func first(pod corev1.PodSpec) corev1.Container { return pod.InitContainers[0] }
 
-// install runs the DaemonSet's first container, which must end well.
+// install runs the DaemonSet's first container, which must succeed.
 func (n *node) install(values string) string {
 	n.t.Helper()
 	out, err := n.container(values, first)
@@ -144,7 +144,7 @@ func (n *node) install(values string) string {
 	return out
 }
 
-// TestNode has the DaemonSet put the agent on a node, update it, and take it off again.
+// TestNode makes the DaemonSet install the agent on a node, update it, and remove it again.
 func TestNode(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -174,18 +174,18 @@ func TestNode(t *testing.T) {
 	if st, err := os.Stat(n.path("etc/slipway/agent.yml")); err != nil || st.Mode().Perm() != 0o600 {
 		t.Errorf("agent.yml may hold passwords: %v %v", st, err)
 	}
-	// Nothing has changed: nobody is disturbed.
+	// Nothing has changed, so nothing is restarted.
 	n.install(agentValues)
 	if c := n.calls(); strings.Contains(c, "restart") {
 		t.Errorf("a run that changes nothing restarts something:\n%s", c)
 	}
-	// A new configuration is the agent's alone.
+	// A new configuration only affects the agent.
 	changed := strings.Replace(agentValues, "config: {", "config: {cache: {max_bytes: 50GiB}, ", 1)
 	n.install(changed)
 	if c := n.calls(); !strings.Contains(c, "restart slipway-agent") || strings.Contains(c, "restart containerd") {
 		t.Errorf("a changed cache size restarts:\n%s", c)
 	}
-	// One that does not start is taken back.
+	// A configuration with which the agent does not start is rolled back.
 	if _, err := n.container(strings.Replace(changed, "50GiB", "1TiB", 1), first); err == nil || !strings.Contains(err.Error(), "the one before it runs again") {
 		t.Errorf("an agent that does not start: %v", err)
 	}
@@ -199,7 +199,7 @@ func TestNode(t *testing.T) {
 	n.remove(changed)
 }
 
-// remove takes the agent off: not while containers use it.
+// remove removes the agent, but not while containers use it.
 func (n *node) remove(values string) {
 	n.t.Helper()
 	values += "  state: removed\n"

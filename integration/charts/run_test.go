@@ -21,7 +21,7 @@ import (
 	"example.org/slipway/integration/internal/wire"
 )
 
-// podman has storage of its own, and trusts registries on loopback.
+// podman has its own storage, and trusts registries on loopback.
 type podman struct {
 	t      *testing.T
 	path   string
@@ -43,7 +43,7 @@ func newPodman(t *testing.T) *podman {
 	for name, text := range map[string]string{
 		"policy.json":     `{"default":[{"type":"insecureAcceptAnything"}]}`,
 		"registries.conf": "unqualified-search-registries = []\n[[registry]]\nlocation = \"127.0.0.1\"\ninsecure = true\n",
-		// Its own limits need a capability that root in a container lacks.
+		// podman's own limits need a capability that root lacks in a container.
 		"containers.conf": "[containers]\ndefault_ulimits = [\"nofile=1024:1024\", \"nproc=1024:1024\"]\n",
 	} {
 		if err := os.WriteFile(filepath.Join(config, name), []byte(text), 0o600); err != nil {
@@ -64,7 +64,7 @@ func (p *podman) run(args ...string) string {
 	return p.env.Run(p.t, p.path, append(append([]string{}, p.global...), args...)...)
 }
 
-// build makes the image of the binary under test, as that of a release is: nothing but it.
+// build makes an image of the binary under test, like that of a release: it holds nothing else.
 func (p *podman) build(ref string) {
 	p.t.Helper()
 	dir := p.t.TempDir()
@@ -77,12 +77,12 @@ func (p *podman) build(ref string) {
 	p.run("build", "-q", "-t", ref, dir)
 }
 
-// TestInstall has a Slipway hold chart and image of Slipway, from which another one is
-// installed: helm renders the chart from there, and podman runs what comes out.
+// TestInstall makes a Slipway hold the chart and the image of Slipway, and installs another one
+// from there. Helm renders the chart from there, and podman runs the output.
 func TestInstall(t *testing.T) {
 	t.Parallel()
 	h, p := newHelm(t), newPodman(t)
-	// What is pushed here is to be passed on, and no more.
+	// What is pushed here is only passed on.
 	s := slipway.Start(t, t.TempDir(), &slipway.Options{Config: "version: 0.1\ngear: {convert: off}\n"})
 	image := s.Addr + "/slipway"
 	p.build(image + ":0.1.0")
@@ -102,8 +102,8 @@ func TestInstall(t *testing.T) {
 	if err := os.Chmod(etc, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	// podman has no curl in the image for probes, which are asked below, and leaves what it
-	// mounts of secrets in base64.
+	// podman's image has no curl for probes, so the test makes those requests below. podman also
+	// leaves mounted secrets in base64.
 	values := fmt.Sprintf(`
 image: {repository: %q}
 hostNetwork: true
@@ -144,7 +144,7 @@ readinessProbe: null
 	if _, err := client.PutManifest(t.Context(), "team/app", "1", im.Top.MediaType, im.Top.Data); err != nil {
 		t.Fatal(err)
 	}
-	// Uninstalling leaves the volume; who installs again has the images.
+	// Uninstalling keeps the volume, and a new installation finds the images.
 	p.run("kube", "down", file)
 	if answers(t, "http://"+debug+"/livez") {
 		t.Error("the server still answers when the release is gone")
@@ -152,7 +152,7 @@ readinessProbe: null
 	if out := p.run("volume", "ls", "--format", "{{.Name}}"); !strings.Contains(out, "r-slipway-data") {
 		t.Errorf("volumes after the end: %q, want r-slipway-data", out)
 	}
-	// podman makes no claim twice.
+	// podman does not make a claim twice.
 	play("persistence: {existingClaim: r-slipway-data}\n")
 	if _, err := client.CheckImage(t.Context(), "team/app", "1"); err != nil {
 		t.Errorf("the image is not there after installing again: %v", err)
@@ -160,7 +160,7 @@ readinessProbe: null
 	p.run("kube", "down", file)
 }
 
-// probes asks what kubelet would ask.
+// probes makes the requests that kubelet would make.
 func probes(t *testing.T, h *helm, debug string) {
 	t.Helper()
 	d := get[appsv1.Deployment](h.template(one), "r-slipway")
@@ -172,7 +172,7 @@ func probes(t *testing.T, h *helm, debug string) {
 	}
 }
 
-// helmTest runs what helm test has a pod do, with the names of the services replaced.
+// helmTest runs what helm test makes a pod do, with the names of the services replaced.
 func helmTest(t *testing.T, h *helm, addr, debug string) {
 	t.Helper()
 	pod := get[corev1.Pod](h.template(one), "r-slipway-test").Spec.Containers[0]
@@ -190,7 +190,7 @@ func helmTest(t *testing.T, h *helm, addr, debug string) {
 	}
 }
 
-// answers tells whether a URL answers 200.
+// answers reports whether a URL answers 200.
 func answers(t *testing.T, url string) bool {
 	t.Helper()
 	c := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}

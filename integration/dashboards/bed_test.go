@@ -25,9 +25,9 @@ import (
 	"example.org/slipway/internal/backendtest"
 )
 
-// configuration has everything switched on that has metrics of its own: an object store,
-// cache and prefetch, redirects, a webhook, an upstream, volumes. The cache's memory is small, so
-// that blobs move on to its disk.
+// configuration switches on everything that has its own metrics: an object store, cache and
+// prefetch, redirects, a webhook, an upstream, volumes. The cache's memory is small, so that blobs
+// move on to its disk.
 const configuration = `version: 0.1
 log: {accesslog: {disabled: true}}
 storage:
@@ -40,7 +40,7 @@ proxy: {upstreams: [{name: up.example.com, url: "http://%[7]s", ttl: 1s}]}
 volumes: {driver: file, file: {dir: "%[8]s"}, build: push}
 `
 
-// bed is a registry that has an upstream, and what makes traffic for it.
+// bed is a registry with an upstream, and what makes traffic for it.
 type bed struct {
 	t                     *testing.T
 	server, upstream      *slipway.Server
@@ -70,7 +70,7 @@ func (b *bed) random(size int) []byte {
 	return data
 }
 
-// image has a layer of files that are in no other image.
+// image returns an image whose layer has files that are in no other image.
 func (b *bed) image(files, size int) *imagetest.Bundle {
 	a := new(imagetest.Archive).Dir("files/")
 	for i := range files {
@@ -90,7 +90,7 @@ func push(ctx context.Context, c *wire.Client, repo, tag string, im *imagetest.B
 	return err
 }
 
-// round is something of all that clients do.
+// round does a little of everything that clients do.
 func (b *bed) round(ctx context.Context, n int) error {
 	server, upstream := b.server.Client, b.upstream.Client
 	app, mirrored := fmt.Sprintf("team%d/app", n%3), b.image(4, 60_000)
@@ -100,7 +100,7 @@ func (b *bed) round(ctx context.Context, n int) error {
 	if err := push(ctx, upstream, "library/app", "latest", mirrored); err != nil {
 		return err
 	}
-	for range 3 { // uncached, and from the cache
+	for range 3 { // first uncached, then from the cache
 		if _, err := server.CheckImage(ctx, app, "latest"); err != nil {
 			return err
 		}
@@ -147,7 +147,7 @@ func follow(ctx context.Context, url, digest string) error {
 	return nil
 }
 
-// startTraffic works until the end of the test, or until something fails.
+// startTraffic runs rounds until the end of the test, or until something fails.
 func (b *bed) startTraffic() {
 	ctx, cancel := context.WithCancel(b.t.Context())
 	var done sync.WaitGroup
@@ -158,7 +158,7 @@ func (b *bed) startTraffic() {
 				return
 			}
 			select {
-			case <-time.After(100 * time.Millisecond): // the machine has other work, too
+			case <-time.After(100 * time.Millisecond): // leaves the machine to other work
 			case <-ctx.Done():
 			}
 		}
@@ -166,8 +166,8 @@ func (b *bed) startTraffic() {
 	b.t.Cleanup(func() { cancel(); done.Wait() })
 }
 
-// startAgent uses images on a node: one before the agent is first scraped, and one then,
-// so that its counters are seen to move.
+// startAgent uses images on a node: one before the agent is first scraped, and one afterwards, so
+// that its counters are seen to move.
 func (b *bed) startAgent(m *monitor) {
 	b.t.Helper()
 	a := node.Start(b.t, "metrics: {addr: '"+b.agentAddr+"'}\n")
@@ -179,7 +179,7 @@ func (b *bed) startAgent(m *monitor) {
 	b.use(a, "second")
 }
 
-// use mounts an image and reads all of it, some before it is there.
+// use mounts an image and reads all of it, partly before it has arrived.
 func (b *bed) use(a *node.Agent, tag string) {
 	b.t.Helper()
 	if err := push(b.t.Context(), b.server.Client, "node/app", tag, b.image(60, 20_000)); err != nil {
@@ -206,7 +206,7 @@ func (b *bed) use(a *node.Agent, tag string) {
 	}
 }
 
-// startReplay replays a made trace for a while.
+// startReplay replays a generated trace for a while.
 func (b *bed) startReplay() {
 	b.t.Helper()
 	dir := b.t.TempDir()

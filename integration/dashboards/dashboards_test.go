@@ -17,10 +17,10 @@ import (
 	"example.org/slipway/internal/dashboard"
 )
 
-// patience is how long all that is asked for may take to be there on a busy machine.
+// patience is how long it may take on a busy machine until everything requested is there.
 const patience = 3 * time.Minute
 
-// boards reads the delivered boards.
+// boards reads the boards that ship with Slipway.
 func boards(t *testing.T) []*dashboard.Board {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join("..", "..", "deploy", "grafana", "*.json"))
@@ -47,11 +47,11 @@ func boards(t *testing.T) []*dashboard.Board {
 	return list
 }
 
-// TestPanels runs every query of every board against a Prometheus that scrapes the real
-// thing at work, and every recording rule, and wants numbers from each.
+// TestPanels runs every query of every board, and every recording rule, against a Prometheus that
+// scrapes the real programs at work. Each must return numbers.
 func TestPanels(t *testing.T) {
 	tool.System(t, "prometheus")
-	tool.NeedRoot(t) // of the agent
+	tool.NeedRoot(t) // needed by the agent
 	delivered := boards(t)
 	b := newBed(t)
 	m := startPrometheus(t, map[string]string{"127.0.0.1:5001": b.server.DebugAddr, "127.0.0.1:5002": b.agentAddr, "127.0.0.1:5003": b.replayAddr})
@@ -59,7 +59,7 @@ func TestPanels(t *testing.T) {
 	b.startReplay()
 	b.startAgent(m)
 
-	want := map[string]string{} // expressions by who asks
+	want := map[string]string{} // expressions, by where they come from
 	for _, board := range delivered {
 		maps.Copy(want, queries(t, board))
 	}
@@ -73,7 +73,7 @@ func TestPanels(t *testing.T) {
 	}
 	missing := m.waitFor(want)
 	if t.Failed() {
-		t.FailNow() // the traffic has ended early, or a query is none: the rest would be noise
+		t.FailNow() // the traffic ended early, or a query is invalid: the rest would be noise
 	}
 	for _, who := range slices.Sorted(maps.Keys(missing)) {
 		values, err := m.values(missing[who])
@@ -87,7 +87,7 @@ func TestPanels(t *testing.T) {
 	m.checkRules()
 }
 
-// queries are those of a board as they are sent for all of its variables' values.
+// queries returns the queries of a board as they are sent for all values of its variables.
 func queries(t *testing.T, b *dashboard.Board) map[string]string {
 	t.Helper()
 	values := map[string]string{"__rate_interval": "10s"}
@@ -105,14 +105,14 @@ func queries(t *testing.T, b *dashboard.Board) map[string]string {
 	return list
 }
 
-// maybeZero are expressions that need not be more than 0 here: of faults, of what only is
-// so for a moment, of waiting, and of what takes longer than this test.
+// maybeZero matches expressions that need not exceed 0 here: about faults, states that last only a
+// moment, waiting, and what takes longer than this test.
 var maybeZero = regexp.MustCompile(`error|fail|5\.\.|Failures|stale|denied|damaged|dropped|wasted|broken|resumed|retries|hedges|lies|unwritten|backoff|outcome=~|token_requests` +
 	`|in_flight|in_memory|queued|running|waiting|active|fills\{|fill_memory|saved|abandoned|over_budget|resting|bypassed|pinned` +
 	`|gc_deleted|settled|ram_evictions|tier_evictions|evicted|agent_pool_read|stalls|stalled|volume`)
 
-// waitFor waits until all expressions have had a number, and one other than 0 where there
-// has to be one. It returns those that had none in the end.
+// waitFor waits until all expressions have had a number, and a number other than 0 if they must. It
+// returns those without one at the end.
 func (m *monitor) waitFor(want map[string]string) map[string]string {
 	m.t.Helper()
 	missing := maps.Clone(want)
@@ -134,10 +134,10 @@ func (m *monitor) waitFor(want map[string]string) map[string]string {
 	return missing
 }
 
-// labelValues is the query of a variable.
+// labelValues matches the query of a variable.
 var labelValues = regexp.MustCompile(`^label_values\((.*), (\w+)\)$`)
 
-// checkVariables fails the test unless each variable has something to choose from.
+// checkVariables fails the test unless each variable offers something to choose.
 func (m *monitor) checkVariables(list []*dashboard.Board) {
 	m.t.Helper()
 	for _, b := range list {
@@ -157,14 +157,14 @@ func (m *monitor) checkVariables(list []*dashboard.Board) {
 
 var metricName = regexp.MustCompile(`([a-zA-Z_:][a-zA-Z0-9_:]*)\{`)
 
-// unseen are metrics that appear with what cannot be had here.
+// unseen are metrics that only appear with something that cannot run here.
 var unseen = []string{
 	"registry_storage_retries_total", // with the first operation that fails and is repeated
 	"registry_storage_errors_total",  // with the first that fails
 }
 
-// checkNames fails the test if a query or a rule names a metric that there is not. It
-// finds the misspelt one in a sum that is 0 where there is nothing.
+// checkNames fails the test if a query or a rule names a metric that does not exist. It finds the
+// misspelt one in a sum that is 0 if there is nothing.
 func (m *monitor) checkNames(want map[string]string) {
 	m.t.Helper()
 	exprs := maps.Clone(want)
@@ -181,8 +181,8 @@ func (m *monitor) checkNames(want map[string]string) {
 	}
 }
 
-// checkRules fails the test unless Prometheus can evaluate every rule, and the
-// expression of every alert by itself.
+// checkRules fails the test unless Prometheus can evaluate every rule, and the expression of every
+// alert.
 func (m *monitor) checkRules() {
 	m.t.Helper()
 	kinds := map[string]int{}

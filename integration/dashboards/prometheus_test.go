@@ -20,7 +20,7 @@ import (
 	"example.org/slipway/integration/internal/tool"
 )
 
-// delivered is where the configuration of Prometheus is.
+// delivered is the directory of Prometheus's configuration.
 var delivered = filepath.Join("..", "..", "deploy", "prometheus")
 
 // monitor is a running Prometheus.
@@ -30,11 +30,12 @@ type monitor struct {
 	begin time.Time
 }
 
-// interval of scrapes, which is shorter here than delivered.
+// interval matches the intervals of scrapes, which are shorter here than in the delivered
+// configuration.
 var interval = regexp.MustCompile(`(?m)(scrape|evaluation)_interval: \w+$`)
 
-// startPrometheus runs the delivered configuration with other addresses, by the
-// delivered ones, and intervals of a second.
+// startPrometheus runs the delivered configuration with intervals of a second. addrs maps the
+// delivered addresses to those used here.
 func startPrometheus(t *testing.T, addrs map[string]string) *monitor {
 	t.Helper()
 	dir := t.TempDir()
@@ -91,7 +92,7 @@ func ready(url string) bool {
 	return resp.StatusCode == http.StatusOK
 }
 
-// ask asks the API; an error is what Prometheus says against the question.
+// ask sends a request to the API. The error is Prometheus's objection to the request.
 func (m *monitor) ask(path string, form url.Values, data any) error {
 	resp, err := http.Get(m.url + "/api/v1/" + path + "?" + form.Encode())
 	if err != nil {
@@ -111,13 +112,13 @@ func (m *monitor) ask(path string, form url.Values, data any) error {
 	return json.Unmarshal(answer.Data, data)
 }
 
-// series of a range query; each sample is a time and a number as text.
+// series is a series of a range query. Each sample is a time and a number as text.
 type series struct {
 	Metric map[string]string
 	Values [][2]any
 }
 
-// values are all numbers that an expression has had since the beginning.
+// values returns all numbers that an expression has had since the start.
 func (m *monitor) values(expr string) ([]float64, error) {
 	var data struct{ Result []series }
 	form := url.Values{"query": {expr}, "step": {"1"}, "start": {stamp(m.begin)}, "end": {stamp(time.Now())}}
@@ -142,7 +143,7 @@ func (m *monitor) values(expr string) ([]float64, error) {
 
 func stamp(t time.Time) string { return strconv.FormatFloat(float64(t.UnixMilli())/1e3, 'f', 3, 64) }
 
-// labels are the values of a label of the series that a selector matches.
+// labels returns the values of a label in the series that a selector matches.
 func (m *monitor) labels(label, selector string) []string {
 	m.t.Helper()
 	form := url.Values{"start": {stamp(m.begin)}, "end": {stamp(time.Now())}}
@@ -156,7 +157,7 @@ func (m *monitor) labels(label, selector string) []string {
 	return list
 }
 
-// rule is a recording or an alerting one.
+// rule is a recording rule or an alerting rule.
 type rule struct {
 	Name, Query, Type, Health, LastError string
 }

@@ -15,8 +15,8 @@ import (
 	"example.org/slipway/integration/internal/tool"
 )
 
-// TestRules has promtool check the delivered configuration, and run the tests of the
-// rules, in which the alerts fire.
+// TestRules runs promtool on the delivered configuration, and runs the tests of the rules, in which
+// the alerts fire.
 func TestRules(t *testing.T) {
 	promtool := tool.System(t, "promtool")
 	for _, args := range [][]string{
@@ -31,7 +31,7 @@ func TestRules(t *testing.T) {
 	}
 }
 
-// TestObserve starts what `make observe` starts, finds it where it says, and stops it as
+// TestObserve starts what `make observe` starts, finds it at the announced address, and stops it as
 // Ctrl-C does.
 func TestObserve(t *testing.T) {
 	tool.System(t, "prometheus")
@@ -40,7 +40,7 @@ func TestObserve(t *testing.T) {
 	cmd.Env = append(cmd.Environ(), "SLIPWAY_PROMETHEUS_ADDR="+addr)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	p := proc.Start(t, cmd, filepath.Join(t.TempDir(), "log"))
-	// A terminal's Ctrl-C goes to all that run in it.
+	// A terminal sends Ctrl-C to everything that runs in it.
 	t.Cleanup(func() { _ = syscall.Kill(-p.Pid(), syscall.SIGKILL) })
 	printed := regexp.MustCompile(`http://` + regexp.QuoteMeta(addr))
 	proc.Poll(t, time.Minute, "the address", func() bool {

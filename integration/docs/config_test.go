@@ -11,9 +11,8 @@ import (
 	"example.org/slipway/config"
 )
 
-// TestConfigurations reads each block of YAML as a configuration: one of them, the
-// registry's or the agent's, must take it. Parts of one, and other YAML, are marked
-// <!-- fragment -->.
+// TestConfigurations reads each YAML block as a configuration. Either the registry or the agent
+// must accept it. Parts of a configuration, and other YAML, are marked <!-- fragment -->.
 func TestConfigurations(t *testing.T) {
 	checked := 0
 	for _, p := range pages(t) {
@@ -43,11 +42,11 @@ func checkConfiguration(text string) error {
 	return fmt.Errorf("registry: %w\nagent: %w", registry, agent)
 }
 
-// named are the paths that a mark names.
+// named matches the paths that a mark names.
 var named = regexp.MustCompile(`\b(integration|scripts|docs)/[a-z./-]*[a-z]`)
 
-// TestFences has every block say what it is: commands are sh, and so are run. A mark says
-// why not, and where else the commands are run, if they are.
+// TestFences checks that every block says what it is. Blocks of commands are sh, and are run. If
+// one is not run, a mark says why, and where else its commands run, if they do.
 func TestFences(t *testing.T) {
 	for _, p := range pages(t) {
 		for _, b := range p.blocks {

@@ -1,4 +1,3 @@
-// Package docs runs what the documentation says: the shell blocks of each page, in their
-// order, in an environment that is thrown away, and it has registry and agent check the
-// configurations.
+// Package docs runs what the documentation says. It runs the shell blocks of each page in order, in
+// a throw-away environment, and makes registry and agent check the configurations.
 package docs

@@ -11,8 +11,8 @@ import (
 // span is code within a line of text.
 var span = regexp.MustCompile("`(slipway [^`]+)`")
 
-// TestMentions looks up each command of the program that a page mentions, in prose or in a
-// block that is not run: docs/reference/cli.md must have the command and its flags.
+// TestMentions looks up each command of the program that a page mentions, in prose or in a block
+// that is not run. docs/reference/cli.md must have the command and its flags.
 func TestMentions(t *testing.T) {
 	known := readCommands(t)
 	for _, p := range pages(t) {
@@ -23,7 +23,7 @@ func TestMentions(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// A span may go on in the next line.
+		// A span may continue on the next line.
 		for _, m := range span.FindAllStringSubmatch(strings.ReplaceAll(string(text), "\n", " "), -1) {
 			known.check(t, p.name, m[1])
 		}
@@ -40,7 +40,7 @@ func TestMentions(t *testing.T) {
 	}
 }
 
-// commands are the helps of the program's commands, by their names without "slipway".
+// commands holds the help texts of the program's commands, by name without "slipway".
 type commands map[string]string
 
 func readCommands(t *testing.T) commands {
@@ -60,8 +60,7 @@ func readCommands(t *testing.T) commands {
 	return known
 }
 
-// check looks up a command line: the longest command that it begins with, and the flags
-// behind.
+// check looks up a command line: the longest command that it begins with, and the flags after it.
 func (c commands) check(t *testing.T, page, line string) {
 	t.Helper()
 	words := strings.FieldsFunc(line, func(r rune) bool { return strings.ContainsRune(" \t[]|`'\"()", r) })[1:]
@@ -90,10 +89,10 @@ func (c commands) check(t *testing.T, page, line string) {
 	}
 }
 
-// lower are words that can be commands, and not placeholders.
+// lower matches words that can be commands, and not placeholders.
 var lower = regexp.MustCompile(`^[a-z][a-z-]*$`)
 
-// hasFlag tells whether a help lists a flag.
+// hasFlag reports whether a help text lists a flag.
 func hasFlag(help, flag string) bool {
 	for line := range strings.Lines(help) {
 		for _, w := range strings.Fields(line) {

@@ -14,8 +14,8 @@ import (
 	"example.org/slipway/integration/internal/wire"
 )
 
-// TestMetrics compares docs/reference/metrics.md, which is made from the sources, with
-// what a server and an agent say of their metrics.
+// TestMetrics compares docs/reference/metrics.md, which is generated from the sources, with the
+// metrics that a server and an agent serve.
 func TestMetrics(t *testing.T) {
 	tool.NeedRoot(t)
 	page, err := os.ReadFile(filepath.Join(root, "docs/reference/metrics.md"))

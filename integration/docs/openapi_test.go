@@ -25,8 +25,8 @@ import (
 	"example.org/slipway/oci"
 )
 
-// TestOpenAPI asks a real server for everything that docs/reference/openapi.yaml has: each
-// operation is answered as it says, and no other method is.
+// TestOpenAPI sends a real server a request for everything in docs/reference/openapi.yaml. The
+// server must answer each operation as the document says, and no other method.
 func TestOpenAPI(t *testing.T) {
 	doc := loadOpenAPI(t)
 	a := &api{t: t, doc: doc, done: map[string]bool{}, image: imagetest.NewImage("amd64", imagetest.NewLayer(imagetest.File{Name: "etc/motd", Data: []byte("hello\n")}))}
@@ -62,8 +62,8 @@ func loadOpenAPI(t *testing.T) *openapi3.T {
 	return doc
 }
 
-// TestOpenAPIRoutes has every kind of path that the server knows in the document: those
-// that package oci takes apart, and those that the server's discovery tells.
+// TestOpenAPIRoutes checks that the document has every kind of path that the server knows: those
+// that package oci parses, and those that the server's discovery lists.
 func TestOpenAPIRoutes(t *testing.T) {
 	doc := loadOpenAPI(t)
 	templates := map[oci.Kind]oci.Request{
@@ -99,7 +99,7 @@ func TestOpenAPIRoutes(t *testing.T) {
 	}
 }
 
-// api is a server that is asked, and what it was asked.
+// api is a server under test, with a record of the requests.
 type api struct {
 	t      *testing.T
 	doc    *openapi3.T
@@ -110,8 +110,8 @@ type api struct {
 
 const repo = "team/app"
 
-// ask makes a request of an operation and checks the answer against the document: its
-// status, headers and body. at has what follows the server's address.
+// ask sends a request of an operation and checks the answer against the document: its status,
+// headers and body. at is what follows the server's address.
 func (a *api) ask(c *wire.Client, method, template, at string, header http.Header, body []byte, want int) *wire.Response {
 	a.t.Helper()
 	resp, err := c.Do(a.t.Context(), method, at, header, body)
@@ -160,7 +160,7 @@ func (a *api) check(method, template string, resp *wire.Response) error {
 	return nil
 }
 
-// get asks for a path with the sample repository and, of a template with one, an argument.
+// get requests a path with the sample repository and, if the template has one, an argument.
 func (a *api) get(template, arg string, want int) *wire.Response {
 	a.t.Helper()
 	return a.ask(a.server.Client, http.MethodGet, template, fill(template, arg), nil, nil, want)
@@ -179,7 +179,7 @@ var (
 	jsonBody = http.Header{"Content-Type": {"application/json"}}
 )
 
-// digest of a content that is nowhere.
+// nowhere is the digest of content that no server has.
 var nowhere = wire.Digest([]byte("nowhere"))
 
 func (a *api) distribution() {
@@ -305,7 +305,7 @@ func (a *api) operations() {
 	}
 }
 
-// tokens asks another server, which has users.
+// tokens sends requests to another server, which has users.
 func (a *api) tokens() {
 	file := filepath.Join(a.t.TempDir(), "htpasswd")
 	out, err := exec.CommandContext(a.t.Context(), tool.System(a.t, "htpasswd"), "-nbB", "alice", "secret").Output()
@@ -333,7 +333,7 @@ func (a *api) deletions() {
 	a.ask(c, "DELETE", blob, fill(blob, wire.Digest([]byte("in pieces"))), nil, nil, 202)
 }
 
-// otherMethods has a path refuse every method that the document does not have of it.
+// otherMethods checks that a path refuses every method that the document does not list for it.
 func (a *api) otherMethods(path string, item *openapi3.PathItem) {
 	var documented []string
 	for method := range item.Operations() {

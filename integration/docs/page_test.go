@@ -12,7 +12,7 @@ import (
 
 // block is a fenced block of a page.
 type block struct {
-	// lang is the word behind the fence, line where the block begins.
+	// lang is the word after the fence, line the line on which the block begins.
 	lang string
 	line int
 	text string
@@ -27,8 +27,8 @@ type page struct {
 	blocks []block
 }
 
-// readPage takes the blocks out of a page. A fence that is not closed, or a mark with no
-// block below, is an error.
+// readPage returns a page with its blocks. It is an error if a fence is not closed, or if a mark
+// has no block below it.
 func readPage(name, text string) (*page, error) {
 	p := &page{name: name}
 	var open *block
@@ -58,7 +58,7 @@ func readPage(name, text string) (*page, error) {
 	return p, nil
 }
 
-// notRun returns why a shell block is not run; "": it is.
+// notRun returns why a shell block is not run, or "" if it is.
 func (b *block) notRun() string {
 	reason, ok := strings.CutPrefix(b.mark, "not run:")
 	if !ok {
@@ -67,7 +67,7 @@ func (b *block) notRun() string {
 	return strings.TrimSpace(reason)
 }
 
-// count tells how many blocks of shell are run, and how many are not.
+// count returns how many shell blocks are run, and how many are not.
 func (p *page) count() (run, not int) {
 	for _, b := range p.blocks {
 		switch {
@@ -81,7 +81,7 @@ func (p *page) count() (run, not int) {
 	return run, not
 }
 
-// root is the repository, seen from this directory.
+// root is the path of the repository from this directory.
 const root = "../.."
 
 // pages reads all documents, sorted by name.

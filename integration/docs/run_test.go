@@ -16,11 +16,11 @@ import (
 	"example.org/slipway/integration/internal/tool"
 )
 
-// pageTimeout is how long the blocks of a page may take together.
+// pageTimeout bounds the time of all blocks of a page.
 const pageTimeout = 90 * time.Second
 
-// atOnce is how many pages run at a time. Most of the time they wait for servers, so more
-// than there are processors are of use.
+// atOnce is the number of pages that run at the same time. They mostly wait for servers, so it
+// helps to run more than there are processors.
 const atOnce = "3"
 
 func TestMain(m *testing.M) {
@@ -31,8 +31,8 @@ func TestMain(m *testing.M) {
 	m.Run()
 }
 
-// TestBlocks runs the blocks of shell of each page, one page as one script: what a block
-// starts and sets is there for the next. It lists those that say why they are not run.
+// TestBlocks runs the shell blocks of each page as one script: what a block starts and sets is
+// there for the next one. It lists the blocks that are not run, with their reasons.
 func TestBlocks(t *testing.T) {
 	tool.NeedRoot(t)
 	for _, name := range []string{"unshare", "ip", "podman", "skopeo", "curl", "busybox", "htpasswd", "docker-registry", "runc"} {
@@ -70,8 +70,8 @@ func (p *page) tellNotRun(t *testing.T) {
 	}
 }
 
-// run runs the blocks of shell that have no mark, in a sandbox in dir. The error is the
-// page's fault.
+// run runs the shell blocks without a mark, in a sandbox in dir. An error means that the page is
+// wrong.
 func (p *page) run(ctx context.Context, dir, binary string) error {
 	var run []block
 	for _, b := range p.blocks {
@@ -99,7 +99,7 @@ func (p *page) run(ctx context.Context, dir, binary string) error {
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "unshare", "--mount", "--pid", "--net", "--ipc", "--uts", "--fork", "--kill-child",
 		"bash", sandbox, dir, binary, tool.Dir())
-	cmd.Stdout, cmd.Stderr = out, out // a file: nothing that is left over keeps Run from returning
+	cmd.Stdout, cmd.Stderr = out, out // a file, so that no process that is left over keeps Run from returning
 	if err = cmd.Run(); ctx.Err() != nil {
 		err = fmt.Errorf("it took longer than %v: %w", pageTimeout, err)
 	}
@@ -109,8 +109,8 @@ func (p *page) run(ctx context.Context, dir, binary string) error {
 	return nil
 }
 
-// pageScript makes one script of the blocks. Each notes that it was begun, and has a
-// file of its own for what it prints.
+// pageScript makes one script from the blocks. Each block records that it has begun, and prints to
+// its own file.
 func pageScript(run []block) string {
 	var s strings.Builder
 	s.WriteString("set -eo pipefail\n")
@@ -120,7 +120,7 @@ func pageScript(run []block) string {
 	return s.String()
 }
 
-// failure tells which block failed, and what it printed.
+// failure says which block failed, and what it printed.
 func failure(script string, p *page, run []block) string {
 	begun, err := os.ReadFile(filepath.Join(script, "begun"))
 	i, _ := strconv.Atoi(strings.TrimSpace(string(begun)))
@@ -133,7 +133,7 @@ func failure(script string, p *page, run []block) string {
 		p.name, run[i].line, run[i].text, tail(out))
 }
 
-// tail is the end of what a block printed.
+// tail returns the end of a block's output.
 func tail(b []byte) []byte {
 	const most = 4 << 10
 	if len(b) > most {

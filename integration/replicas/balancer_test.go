@@ -29,11 +29,12 @@ import (
 	"example.org/slipway/integration/internal/wire"
 )
 
-// balancer is a load balancer with a configuration in deploy/.
+// balancer is a load balancer with its configuration in deploy/.
 type balancer struct {
 	program, file string
 	args          func(config string) []string
-	// edit sets the address of the n-th replica, and own those of the balancer's files.
+	// edit sets the address of the n-th replica, and own the addresses and paths of the balancer
+	// itself.
 	edit func(t *testing.T, config string, r *replica, n int) string
 	own  func(t *testing.T, config string, dir, plain, addr string, c certificate) string
 }
@@ -68,8 +69,8 @@ var balancers = []balancer{
 		}},
 }
 
-// TestBalancers runs the configurations of deploy/ in front of three replicas, with
-// nothing changed but addresses and paths, and real clients behind them.
+// TestBalancers runs the configurations of deploy/ in front of three replicas and serves real
+// clients through them. Only addresses and paths are changed.
 func TestBalancers(t *testing.T) {
 	b := newBed(t, 3, 3, "")
 	cert := newCertificate(t)
@@ -118,7 +119,7 @@ func (c *balancer) start(t *testing.T, b *bed, plain, addr string, cert certific
 	return proc.Start(t, exec.Command(program, c.args(config)...), filepath.Join(dir, "log"))
 }
 
-// replace replaces what must be there.
+// replace replaces a text that must be present.
 func replace(t *testing.T, s, old, with string) string {
 	t.Helper()
 	if !strings.Contains(s, old) {
@@ -144,7 +145,7 @@ func checkRedirect(t *testing.T, addr string) {
 	}
 }
 
-// balanced pushes and pulls through a balancer, also while a replica is killed.
+// balanced pushes and pulls through a balancer, including while a replica is killed.
 func balanced(t *testing.T, b *bed, name, addr string, client *http.Client) {
 	dir := t.TempDir()
 	env := tool.NewEnv(dir)
@@ -164,7 +165,7 @@ func balanced(t *testing.T, b *bed, name, addr string, client *http.Client) {
 	}
 	pull("first")
 
-	// An upload whose requests go wherever the balancer sends them.
+	// This upload's requests go wherever the balancer sends them.
 	before := b.started(t)
 	for i := range 4 {
 		data := content(uint64(100+i), 9<<20)
@@ -182,7 +183,7 @@ func balanced(t *testing.T, b *bed, name, addr string, client *http.Client) {
 		t.Errorf("the requests of all uploads went to %d replica: the test has tested nothing", used)
 	}
 
-	// A replica that is killed costs no pull.
+	// Killing a replica must not make a pull fail.
 	b.replicas[0].setDown(true)
 	b.replicas[0].signal(syscall.SIGKILL)
 	for i := range 3 {
@@ -193,10 +194,10 @@ func balanced(t *testing.T, b *bed, name, addr string, client *http.Client) {
 	pull("last")
 }
 
-// started is how many requests each replica has answered.
+// started returns how many requests each replica has answered.
 func (b *bed) started(t *testing.T) []int { return b.metric(t, "registry_http_requests_total{") }
 
-// metric is the sum, for each replica, of its metrics that begin with a prefix.
+// metric returns, for each replica, the sum of its metrics that begin with a prefix.
 func (b *bed) metric(t *testing.T, prefix string) []int {
 	t.Helper()
 	var list []int
@@ -275,7 +276,7 @@ func uploadThrough(t *testing.T, client *http.Client, base, repo string, data []
 	return err
 }
 
-// certificate is one for registry.example.com, in files.
+// certificate is a certificate for registry.example.com, in files.
 type certificate struct {
 	crt, key, both string
 	pool           *x509.CertPool

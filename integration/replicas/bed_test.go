@@ -25,62 +25,61 @@ import (
 )
 
 const (
-	// grace is the collector's grace period in these tests: longer than a push takes
-	// while nothing is broken, and short enough for garbage to be collected meanwhile.
+	// grace is the collector's grace period in these tests. It is longer than a push takes while
+	// nothing is broken, and short enough for garbage to be collected meanwhile.
 	grace = 20 * time.Second
-	// tagBound is how stale a tag may be at most: 4 s, of docs/replicas.md, and as long
-	// as a busy machine may take to let a process run that has to notice. digestBound is
-	// that of what was deleted and is read by digest, 9 s.
+	// tagBound is how stale a tag may be: 4 s from docs/replicas.md, plus the time that a busy
+	// machine may take to run a process that has to notice. digestBound is the bound for what was
+	// deleted and is read by digest, 9 s.
 	tagBound    = 5 * time.Second
 	digestBound = 10 * time.Second
-	// readyTimeout is how long a start may take on a busy machine.
+	// readyTimeout is the maximum time of a start on a busy machine.
 	readyTimeout = 60 * time.Second
 )
 
-// bed is some replicas with what they share. Each replica is in a network namespace of
-// its own; database, store and clients are reached over a bridge.
+// bed holds some replicas and what they share. Each replica is in its own network namespace. A
+// bridge leads to the database, the store and the clients.
 type bed struct {
 	t      *testing.T
 	net    *lan.LAN
 	s3     *backendtest.S3Server
 	bucket string
-	// postgres takes changes, and standby its place if need be.
+	// postgres takes changes. standby takes its place if necessary.
 	postgres, standby *backendtest.PostgresServer
 	database          string
-	// store is between all replicas and the object store.
+	// store stands between all replicas and the object store.
 	store    *faults.Store
 	secret   string
 	replicas []*replica
 }
 
-// replica is a server process that is started again when it ends, as a service manager
-// does.
+// replica is a server process that is restarted when it ends, as a service manager does.
 type replica struct {
 	b     *bed
 	index int
 	node  *lan.Node
-	// addr, debug and peers are where it listens.
+	// addr, debug and peers are the addresses that it listens on.
 	addr, debug, peers string
-	// Links from it to the database's servers and the store, and from others to its
-	// peers' port.
+	// These are the links from the replica to the database's servers and the store, and from others
+	// to its peers' port.
 	database    []*faults.Link
 	store, peer *faults.Link
 	dir, config string
 
 	mu sync.Mutex
-	// down is set while it is not to run.
+	// down is set while the process must not run.
 	down    bool
 	process *proc.Process
 	starts  int
 	wg      sync.WaitGroup
-	wake    chan struct{} // down has changed
+	wake    chan struct{} // signals a change of down
 }
 
-// newBed starts n replicas on backends of their own and waits until they are ready.
-// more is added to each configuration.
+// newBed starts n replicas on new backends and waits until they are ready. It adds more to each
+// configuration.
 func newBed(t *testing.T, n int, seed uint64, more string) *bed {
 	t.Helper()
-	tool.NeedRoot(t) // namespaces
+	tool.NeedRoot(t) // for the namespaces
 	b := &bed{t: t, secret: rand.Text()}
 	var err error
 	if b.net, err = lan.New(t.Context()); err != nil {
@@ -165,7 +164,7 @@ cluster:
 	return r
 }
 
-// links are all that others are reached by, and it by its peers.
+// links returns all links from the replica to others, and from its peers to it.
 func (r *replica) links() []*faults.Link {
 	return append(slices.Clone(r.database), r.store, r.peer)
 }
@@ -180,7 +179,7 @@ func tail(file string, n int) string {
 	return string(b[max(0, len(b)-n):])
 }
 
-// supervise keeps the process running while the replica is not down, until wake is
+// supervise keeps the process running while the replica is not down. It returns when wake is
 // closed.
 func (r *replica) supervise(binary string) {
 	for open := true; open; {
@@ -216,7 +215,7 @@ func (r *replica) supervise(binary string) {
 	}
 }
 
-// setDown decides whether the process is to run; the one that runs goes on.
+// setDown decides whether the process may start. A running process continues.
 func (r *replica) setDown(down bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -232,7 +231,7 @@ func (r *replica) signal(s syscall.Signal) {
 	}
 }
 
-// ready tells whether the replica says that it can serve.
+// ready returns an error unless the replica says that it can serve.
 func (r *replica) ready(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()

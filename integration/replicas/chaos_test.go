@@ -23,12 +23,12 @@ type chaos struct {
 	short bool
 }
 
-// between is a random time.
+// between returns a random time.
 func (c *chaos) between(from, to time.Duration) time.Duration {
 	return from + time.Duration(c.rng.Int64N(int64(to-from)))
 }
 
-// wait returns false when ctx has ended.
+// wait waits, and returns false if ctx has ended.
 func (c *chaos) wait(ctx context.Context, d time.Duration) bool {
 	select {
 	case <-ctx.Done():
@@ -38,7 +38,7 @@ func (c *chaos) wait(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// run breaks things until ctx ends, and then mends all.
+// run breaks things until ctx ends, and then repairs everything.
 func (c *chaos) run(ctx context.Context) {
 	c.seen = map[string]int{}
 	kinds := []struct {
@@ -53,7 +53,7 @@ func (c *chaos) run(ctx context.Context) {
 		{"partition from peers", c.partitionPeers}, {"partition from everything", c.partitionAll},
 		{"network of a replica down", c.networkDown},
 	}
-	// Each once in random order, then again: a short run meets many kinds, too.
+	// Each kind comes once in random order, then again, so that even a short run meets many kinds.
 	for order := c.rng.Perm(len(kinds)); c.wait(ctx, c.between(500*time.Millisecond, 2*time.Second)); order = order[1:] {
 		k := kinds[order[0]]
 		c.seen[k.name]++
@@ -89,7 +89,7 @@ func (c *chaos) summary() string {
 
 func (c *chaos) one() *replica { return c.b.replicas[c.rng.IntN(len(c.b.replicas))] }
 
-// kill kills a replica, which its service manager starts again at once or later.
+// kill kills a replica. Its service manager starts it again, at once or later.
 func (c *chaos) kill(ctx context.Context) { c.killReplica(ctx, c.one()) }
 
 func (c *chaos) killReplica(ctx context.Context, r *replica) {
@@ -111,11 +111,11 @@ func (c *chaos) killTwo(ctx context.Context) {
 	}
 }
 
-// restart ends a replica as an upgrade does: it finishes what it is doing.
+// restart ends a replica as an upgrade does: the replica finishes what it is doing.
 func (c *chaos) restart(context.Context) { c.one().signal(syscall.SIGTERM) }
 
 func (c *chaos) restartPostgres(ctx context.Context) {
-	c.b.postgres.Signal(syscall.SIGINT) // fast shutdown
+	c.b.postgres.Signal(syscall.SIGINT) // requests a fast shutdown
 	c.wait(ctx, c.between(0, 2*time.Second))
 	c.b.postgres.Restart()
 }
@@ -126,8 +126,8 @@ func (c *chaos) killPostgres(ctx context.Context) {
 	c.b.postgres.Start(c.b.postgres.Ready)
 }
 
-// failover kills the server for good. Its standby takes its place, and it becomes the
-// standby with what that has.
+// failover kills the server for good. Its standby takes its place, and the killed server becomes
+// the new standby with the data of the other.
 func (c *chaos) failover(ctx context.Context) {
 	c.b.postgres.Kill()
 	c.wait(ctx, c.between(0, 2*time.Second))
@@ -137,7 +137,7 @@ func (c *chaos) failover(ctx context.Context) {
 	c.b.standby.Follow(c.t, c.b.postgres)
 }
 
-// trouble lets the store misbehave for a while.
+// trouble makes the store misbehave for a while.
 func (c *chaos) trouble(ctx context.Context, t faults.Trouble) {
 	c.b.store.Set(t)
 	c.wait(ctx, c.between(time.Second, 5*time.Second))
@@ -173,10 +173,10 @@ func (c *chaos) partition(ctx context.Context, links ...*faults.Link) {
 	}
 }
 
-// partitioned is how long a partition lasts.
+// partitioned returns how long a partition lasts.
 func (c *chaos) partitioned() time.Duration {
 	longest := 6 * time.Second
-	if c.rng.IntN(5) == 0 { // longer than anybody waits without saying so
+	if c.rng.IntN(5) == 0 { // longer than anybody waits before reporting an error
 		longest = 40 * time.Second
 	}
 	if c.short {
@@ -185,8 +185,8 @@ func (c *chaos) partitioned() time.Duration {
 	return c.between(time.Second, longest)
 }
 
-// networkDown takes the link of a replica's namespace down: it is partitioned from
-// everything and from its clients, and its packets are lost.
+// networkDown takes the link of a replica's namespace down. The replica is then partitioned from
+// everything, including its clients, and its packets are lost.
 func (c *chaos) networkDown(ctx context.Context) {
 	r := c.one()
 	c.cut(r, true)

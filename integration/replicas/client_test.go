@@ -22,10 +22,10 @@ const (
 	configType   = "application/vnd.oci.image.config.v1+json"
 	layerType    = "application/vnd.example.layer" // random bytes, no layer to convert
 	binaryType   = "application/octet-stream"
-	// requestTimeout is after how long a client gives a request up.
+	// requestTimeout is the time after which a client gives up a request.
 	requestTimeout = 90 * time.Second
-	// answerLimit is how long any request may take, whatever is broken: a registry that
-	// cannot serve has to say so.
+	// answerLimit is the maximum time of any request, whatever is broken: a registry that cannot
+	// serve has to say so.
 	answerLimit = 75 * time.Second
 	// present is the value of the blobs of a manifest.
 	present = "present"
@@ -37,7 +37,7 @@ func tagCell(repo, tag string) string         { return "tag " + repo + ":" + tag
 func manifestCell(repo, digest string) string { return "manifest " + repo + "@" + digest }
 func blobsCell(repo, digest string) string    { return "blobs of " + repo + "@" + digest }
 
-// staleBound is how stale a cell may be.
+// staleBound returns how stale a cell may be.
 func staleBound(cell string) time.Duration {
 	if strings.HasPrefix(cell, "tag ") {
 		return tagBound
@@ -45,13 +45,13 @@ func staleBound(cell string) time.Duration {
 	return digestBound
 }
 
-// image is one that a writer has pushed and that was acknowledged.
+// image is an image that a writer has pushed and that was acknowledged.
 type image struct {
 	repo, digest string
 	blobs        []wire.Descriptor
-	// deleted is set before a deletion is asked for.
+	// deleted is set before its deletion is requested.
 	deleted atomic.Bool
-	// attempts is how often its manifest was sent.
+	// attempts is the number of times that its manifest was sent.
 	attempts int
 }
 
@@ -60,7 +60,7 @@ type world struct {
 	b     *bed
 	rec   *history.Recorder
 	pool  [][]byte    // layers that all writers share
-	tags  [][2]string // repository and tag, of all tags there may be
+	tags  [][2]string // repository and tag of every tag that may exist
 	calm  atomic.Bool // the faults are over
 	count atomic.Int64
 
@@ -68,14 +68,14 @@ type world struct {
 	images []*image
 }
 
-// published makes an image known to readers.
+// published announces an image to readers.
 func (w *world) published(i *image) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.images = append(w.images, i)
 }
 
-// some returns an image, mostly one of the newest, or nil.
+// some returns an image, most often one of the newest, or nil.
 func (w *world) some(rng *rand.Rand) *image {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -111,13 +111,13 @@ func (c *client) close() {
 	}
 }
 
-// answer is what came of a request. resp is nil without an answer.
+// answer is the outcome of a request. resp is nil if there was no answer.
 type answer struct {
 	history.Op
 	resp *wire.Response
 }
 
-// is tells whether the answer has one of the statuses.
+// is reports whether the answer has one of the statuses.
 func (a *answer) is(status ...int) bool {
 	return a.resp != nil && slices.Contains(status, a.resp.Status)
 }
@@ -152,18 +152,17 @@ func (c *client) sendTo(ctx context.Context, replica int, method, path string, h
 	return a
 }
 
-// as is the operation that an answer is to a cell.
+// as returns the answer as an operation on a cell.
 func (a *answer) as(kind history.Kind, cell, value string) history.Op {
 	o := a.Op
 	o.Kind, o.Cell, o.Value = kind, cell, value
 	return o
 }
 
-// unknown tells whether a request that changes something may have done so, or may still
-// do so.
+// unknown reports whether a request that changes something may have done so, or may still do so.
 func (a *answer) unknown() bool { return a.resp == nil || a.resp.Status >= 500 }
 
-// record records an answer that is of no cell: it only counts if it is an error.
+// record records an answer that concerns no cell. It only counts if it is an error.
 func (c *client) record(a *answer, ok bool) bool {
 	if !ok {
 		c.rec.Add(a.Op)
@@ -171,12 +170,12 @@ func (c *client) record(a *answer, ok bool) bool {
 	return ok
 }
 
-// backOff waits as long as a failed answer says, and a little if it says nothing. It
-// returns false when ctx has ended.
+// backOff waits as long as a failed answer says, or briefly if it does not say. It returns false if
+// ctx has ended.
 func (c *client) backOff(ctx context.Context, a *answer) bool {
 	wait := time.Duration(20+c.rng.IntN(200)) * time.Millisecond
 	if s := a.header("Retry-After"); s != "" {
-		wait += 500 * time.Millisecond // not the whole second or more: the test is impatient
+		wait += 500 * time.Millisecond // not the full second or more, because the test is impatient
 	}
 	select {
 	case <-ctx.Done():
@@ -186,8 +185,8 @@ func (c *client) backOff(ctx context.Context, a *answer) bool {
 	}
 }
 
-// pushBlob brings a blob into a repository in one of the ways clients have. It tries a
-// few times.
+// pushBlob uploads a blob to a repository in one of the ways that clients use. It tries a few
+// times.
 func (c *client) pushBlob(ctx context.Context, repo, mediaType string, data []byte) (wire.Descriptor, bool) {
 	desc := wire.Descriptor{MediaType: mediaType, Digest: wire.Digest(data), Size: int64(len(data))}
 	for try := 0; try < 4 && ctx.Err() == nil; try++ {
@@ -202,17 +201,17 @@ func (c *client) pushBlob(ctx context.Context, repo, mediaType string, data []by
 	return desc, false
 }
 
-// tryBlob is one try. The answer is the one that failed.
+// tryBlob is one attempt of pushBlob. On failure it returns the failed answer.
 func (c *client) tryBlob(ctx context.Context, repo string, d wire.Descriptor, data []byte) (*answer, bool) {
 	path := "/v2/" + repo + "/blobs/uploads/"
 	switch c.rng.IntN(4) {
-	case 0: // ask first, as clients do
+	case 0: // asks first, as clients do
 		if a := c.send(ctx, http.MethodHead, "/v2/"+repo+"/blobs/"+d.Digest, nil, nil); a.is(http.StatusOK) {
 			return a, true
 		} else if !a.is(http.StatusNotFound) {
 			return a, c.record(a, false)
 		}
-	case 1: // mount it from where it may be
+	case 1: // mounts it from where it may be
 		from := c.tags[c.rng.IntN(len(c.tags))][0]
 		a := c.send(ctx, http.MethodPost, path+"?mount="+d.Digest+"&from="+from, nil, nil)
 		if a.is(http.StatusCreated) {
@@ -230,7 +229,7 @@ func (c *client) tryBlob(ctx context.Context, repo string, d wire.Descriptor, da
 	return c.upload(ctx, a, d, data)
 }
 
-// upload sends the bytes of an upload that was begun, each request to any replica.
+// upload sends the bytes of an open upload, each request to a random replica.
 func (c *client) upload(ctx context.Context, a *answer, d wire.Descriptor, data []byte) (*answer, bool) {
 	location, rest := a.header("Location"), data
 	if c.rng.IntN(2) == 0 {
@@ -257,17 +256,17 @@ func (c *client) upload(ctx context.Context, a *answer, d wire.Descriptor, data 
 	return a, c.record(a, a.is(http.StatusCreated))
 }
 
-// excuseUpload excuses an upload that is not where its client thinks, or still seems to
-// be in use: the state between two chunks, and that the last one has ended, may be lost
-// with the database's last moments (docs/replicas.md).
+// excuseUpload excuses an upload that is not in the state that its client expects, or that still
+// seems to be in use. The state between two chunks, and the end of the last chunk, may be lost with
+// the database's last moments (docs/replicas.md).
 func (c *client) excuseUpload(a *answer) {
 	if a.is(http.StatusNotFound, http.StatusConflict, http.StatusRequestedRangeNotSatisfiable) && !c.calm.Load() {
 		a.Excuse = "the state of an unfinished upload may be lost"
 	}
 }
 
-// pushImage pushes an image of its own and records what that did to the manifest, its
-// blobs and the tag. It returns nil if the manifest was not acknowledged.
+// pushImage pushes a new image, and records the effect on the manifest, its blobs and the tag. It
+// returns nil if the manifest was not acknowledged.
 func (c *client) pushImage(ctx context.Context, repo, tag string, n int) *image {
 	begin := time.Now()
 	config := fmt.Appendf(nil, `{"architecture":"amd64","os":"linux","by":"client %d image %d"}`, c.id, n)
@@ -279,7 +278,7 @@ func (c *client) pushImage(ctx context.Context, repo, tag string, n int) *image 
 	img := &image{repo: repo, blobs: []wire.Descriptor{configDesc}}
 	for i := range 1 + c.rng.IntN(3) {
 		layer := c.pool[c.rng.IntN(len(c.pool))]
-		if c.rng.IntN(3) == 0 { // one that nobody else has
+		if c.rng.IntN(3) == 0 { // a layer that nobody else has
 			size := 1 + c.rng.IntN(200_000)
 			if c.rng.IntN(20) == 0 {
 				size = 6<<20 + c.rng.IntN(3<<20)
@@ -295,7 +294,7 @@ func (c *client) pushImage(ctx context.Context, repo, tag string, n int) *image 
 	}
 	raw, err := json.Marshal(doc)
 	if err != nil {
-		panic(err) // a struct of strings
+		panic(err) // cannot happen: a struct of strings
 	}
 	img.digest = wire.Digest(raw)
 	for ctx.Err() == nil && img.attempts < 4 {
@@ -342,8 +341,8 @@ func (c *client) deleteTag(ctx context.Context, repo, tag string) {
 	}
 }
 
-// deleteImage deletes a manifest that no tag points at. Its blobs may be collected from
-// the request on.
+// deleteImage deletes a manifest that no tag points at. Its blobs may be collected from the time of
+// the request.
 func (c *client) deleteImage(ctx context.Context, i *image) {
 	i.deleted.Store(true)
 	start := c.rec.Now()
@@ -363,8 +362,8 @@ func (c *client) deleteImage(ctx context.Context, i *image) {
 	}
 }
 
-// readManifest reads a manifest by tag or digest from a replica and records what cell
-// had; nil if it is not there or could not be read. ok is false if it could not be read.
+// readManifest reads a manifest by tag or digest from a replica, and records what the cell had. It
+// returns nil if the manifest is absent or could not be read. ok is false if it could not be read.
 func (c *client) readManifest(ctx context.Context, replica int, repo, ref, cell string) (m *wire.Manifest, ok bool) {
 	a := c.sendTo(ctx, replica, http.MethodGet, "/v2/"+repo+"/manifests/"+ref, http.Header{"Accept": {manifestType}}, nil)
 	switch {
@@ -381,13 +380,13 @@ func (c *client) readManifest(ctx context.Context, replica int, repo, ref, cell 
 		c.rec.Add(o)
 		return nil, false
 	}
-	// Whoever is given a manifest can count on its blobs.
+	// A client that gets a manifest can rely on its blobs.
 	c.rec.Add(a.as(history.Read, cell, m.Digest), a.as(history.Write, blobsCell(repo, m.Digest), present))
 	return m, true
 }
 
-// readBlobs reads blobs of a manifest from replicas, whole or a range, and records
-// whether they are there. ok is false if one could not be read.
+// readBlobs reads blobs of a manifest from replicas, whole or in part, and records whether they are
+// present. ok is false if one could not be read.
 func (c *client) readBlobs(ctx context.Context, replica int, repo, digest string, blobs []wire.Descriptor) (ok bool) {
 	cell, ok := blobsCell(repo, digest), true
 	for _, d := range blobs {
@@ -418,7 +417,7 @@ func (c *client) readBlobs(ctx context.Context, replica int, repo, digest string
 	return ok
 }
 
-// blobsOf are the blobs that a manifest names.
+// blobsOf returns the blobs that a manifest names.
 func blobsOf(m *wire.Manifest) []wire.Descriptor {
 	var doc wire.Document
 	if json.Unmarshal(m.Bytes, &doc) != nil || doc.Config == nil {

@@ -13,7 +13,7 @@ import (
 	"example.org/slipway/integration/internal/wire"
 )
 
-// content is n bytes that follow from a seed.
+// content returns n bytes that follow from a seed.
 func content(seed uint64, n int) []byte {
 	b := make([]byte, n)
 	var key [32]byte
@@ -24,7 +24,7 @@ func content(seed uint64, n int) []byte {
 	return b
 }
 
-// clients are one client for each replica.
+// clients returns one client for each replica.
 func (b *bed) clients() []*wire.Client {
 	list := make([]*wire.Client, len(b.replicas))
 	for i, r := range b.replicas {
@@ -34,8 +34,8 @@ func (b *bed) clients() []*wire.Client {
 	return list
 }
 
-// hop uploads data with each request to another replica, beginning with first, and
-// returns its digest. before is called with the number of each request.
+// hop uploads data, with each request going to another replica, starting with first. It returns the
+// digest. It calls before with the number of each request.
 func hop(ctx context.Context, clients []*wire.Client, first int, repo string, data []byte, chunk int, before func(int)) (string, error) {
 	n := 0
 	next := func() *wire.Client {
@@ -76,8 +76,8 @@ func hop(ctx context.Context, clients []*wire.Client, first int, repo string, da
 	return digest, nil
 }
 
-// TestHop: the requests of an upload go to whichever replica; what one has acknowledged
-// is there at all of them, whole and in ranges, and they read it from each other.
+// TestHop sends the requests of an upload to different replicas. What one has acknowledged must be
+// available at all of them, whole and in ranges, and they read it from each other.
 func TestHop(t *testing.T) {
 	b := newBed(t, 3, 1, "")
 	clients := b.clients()
@@ -110,9 +110,9 @@ func TestHop(t *testing.T) {
 	}
 }
 
-// TestHopKilled: a replica that is killed between two requests of an upload takes
-// nothing with it that was acknowledged: the upload is continued at another one, from
-// where that says.
+// TestHopKilled kills a replica between two requests of an upload. Nothing that was acknowledged
+// may go with it. The upload continues at another replica, from the position that this replica
+// reports.
 func TestHopKilled(t *testing.T) {
 	b := newBed(t, 3, 2, "")
 	clients := b.clients()

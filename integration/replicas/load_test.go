@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// pause waits a random time around d; false when ctx has ended.
+// pause waits a random time around d. It returns false if ctx has ended.
 func (c *client) pause(ctx context.Context, d time.Duration) bool {
 	select {
 	case <-ctx.Done():
@@ -20,14 +20,14 @@ func (c *client) pause(ctx context.Context, d time.Duration) bool {
 // ownTags are the tags that only their writer moves.
 var ownTags = []string{"latest", "stable"}
 
-// writer pushes images to a repository of its own and to the shared one, moves and
-// deletes tags, and deletes images.
+// writer pushes images to its own repository and to the shared one, moves and deletes tags, and
+// deletes images.
 type writer struct {
 	*client
 	repo   string
 	images []*image
-	// tagged are, for each own tag, the digests it may point at, as far as the writer
-	// knows: those of the last acknowledged push and of all that were sent after it.
+	// tagged holds, for each own tag, the digests that it may point at, as far as the writer knows:
+	// those of the last acknowledged push and of all pushes sent after it.
 	n int
 }
 
@@ -59,9 +59,9 @@ func (w *writer) push(ctx context.Context) {
 	}
 }
 
-// deleteOld deletes an image whose tags were surely moved. Only images whose manifest
-// was sent once are deleted: the request of one that was sent again might still be on
-// its way, and bring it back.
+// deleteOld deletes an image whose tags have certainly moved. It only deletes images whose manifest
+// was sent once. If a manifest was sent again, that request might still be under way and bring the
+// image back.
 func (w *writer) deleteOld(ctx context.Context) {
 	const keep = 6
 	for i, img := range w.images[:max(len(w.images)-keep, 0)] {
@@ -74,7 +74,7 @@ func (w *writer) deleteOld(ctx context.Context) {
 	}
 }
 
-// current tells whether a tag may point at an image.
+// current reports whether a tag may point at an image.
 func (w *writer) current(img *image) bool {
 	for _, tag := range ownTags {
 		cell := tagCell(w.repo, tag)
@@ -87,7 +87,7 @@ func (w *writer) current(img *image) bool {
 	return false
 }
 
-// reader pulls.
+// read pulls images.
 func (c *client) read(ctx context.Context, pace time.Duration) {
 	for c.pause(ctx, pace) {
 		if c.rng.IntN(3) > 0 {

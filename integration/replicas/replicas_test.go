@@ -22,14 +22,14 @@ import (
 const (
 	writers = 16
 	readers = 64
-	// recovery is how long after the last fault everything must be there again.
+	// recovery is the time after the last fault within which everything must be there again.
 	recovery = 40 * time.Second
-	// longRun is from when on a run waits for what takes minutes: the sweep of uploads
-	// that nobody continued.
+	// longRun is the length from which a run also waits for what takes minutes: the sweep of
+	// uploads that nobody continued.
 	longRun = 2 * time.Minute
 )
 
-// runFor is SLIPWAY_REPLICAS_FOR.
+// runFor returns the duration in SLIPWAY_REPLICAS_FOR.
 func runFor(t *testing.T) time.Duration {
 	t.Helper()
 	v := os.Getenv("SLIPWAY_REPLICAS_FOR")
@@ -56,9 +56,9 @@ func seedOf(t *testing.T) uint64 {
 	return seed
 }
 
-// TestReplicas: three replicas under 16 writers and 64 readers, while one thing after
-// another breaks and garbage is collected all the time, keep every promise; and
-// afterwards everything is there, everywhere, without anybody's help.
+// TestReplicas runs three replicas under 16 writers and 64 readers, while one thing after another
+// breaks and garbage is collected all the time. They must keep every promise. Afterwards everything
+// must be everywhere, without anybody's help.
 func TestReplicas(t *testing.T) {
 	d, seed := runFor(t), seedOf(t)
 	w := newWorld(newBed(t, 3, seed, ""), seed)
@@ -70,7 +70,7 @@ func TestReplicas(t *testing.T) {
 	mended := time.Now()
 	ready := w.b.waitReady()
 	t.Logf("all replicas ready %s after the faults", ready.Round(time.Millisecond))
-	// The load goes on for a moment without faults.
+	// The load continues for a moment without faults.
 	time.Sleep(time.Second)
 	stop()
 	wait()
@@ -79,7 +79,7 @@ func TestReplicas(t *testing.T) {
 	w.judge(t, w.rec.Ops())
 	t.Logf("%s of faults: %s; store: %s", d, c.summary(), w.b.store.Summary())
 	t.Logf("%d contents were collected meanwhile", meanwhile)
-	// A collector that was killed keeps the others from it for a minute.
+	// A collector that was killed keeps the others from collecting for a minute.
 	proc.Poll(t, grace+2*time.Minute, "garbage is collected", func() bool { return w.collected(t) > 0 })
 	if d >= longRun {
 		w.swept(t)
@@ -89,7 +89,7 @@ func TestReplicas(t *testing.T) {
 	t.Logf("fsck: %s", strings.TrimSpace(out))
 }
 
-// newWorld returns what the clients of a bed know in the beginning.
+// newWorld returns what the clients of a bed know at the start.
 func newWorld(b *bed, seed uint64) *world {
 	w := &world{b: b, rec: history.NewRecorder()}
 	for i, size := range []int{1, 500, 16 << 10, 16<<10 + 1, 40_000, 90_000, 150_000, 400_000, 1 << 20, 6 << 20} {
@@ -106,8 +106,7 @@ func newWorld(b *bed, seed uint64) *world {
 	return w
 }
 
-// load starts all clients. stop lets them end after what they are doing, and wait waits
-// for that.
+// load starts all clients. stop makes them end after their current work, and wait waits for that.
 func (w *world) load(t *testing.T, seed uint64) (stop, wait func()) {
 	ctx, stop := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
@@ -125,12 +124,12 @@ func (w *world) load(t *testing.T, seed uint64) (stop, wait func()) {
 	return stop, wg.Wait
 }
 
-// recovered reads everything that may be there from every replica, until it could be
-// read. What was read is judged with the rest of the history.
+// recovered reads everything that may exist from every replica, until the read succeeds. The reads
+// are judged with the rest of the history.
 func (w *world) recovered(t *testing.T, mended time.Time) {
 	t.Helper()
 	w.calm.Store(true)
-	// From here on nothing stale is left that a read could still be excused by.
+	// From here on, no stale value can excuse a read.
 	time.Sleep(digestBound)
 	w.mu.Lock()
 	images := w.images
@@ -148,7 +147,8 @@ func (w *world) recovered(t *testing.T, mended time.Time) {
 		}
 	})
 	t.Logf("%d tags and %d images read from every replica %s after the faults", len(w.tags), len(images), time.Since(mended).Round(time.Millisecond))
-	// Once more: of pushes at the same time all replicas must have chosen the same.
+	// This reads everything once more: all replicas must have chosen the same of several concurrent
+	// pushes.
 	time.Sleep(tagBound)
 	w.everywhere(func(c *client, replica int) { w.readTags(t, c, replica, mended) })
 }
@@ -175,8 +175,8 @@ func (w *world) readTags(t *testing.T, c *client, replica int, mended time.Time)
 	}
 }
 
-// until repeats what fails until the time for recovery is over. What works at the first
-// try is not late, however much there is to read.
+// until repeats what fails until the time for recovery is over. What succeeds at the first try is
+// not late, however much there is to read.
 func (w *world) until(t *testing.T, mended time.Time, what string, ok func() bool) {
 	for first := true; !ok(); first = false {
 		if t.Context().Err() != nil || time.Since(mended) > recovery && !first {
@@ -228,10 +228,10 @@ func (w *world) judge(t *testing.T, ops []history.Op) {
 	}
 }
 
-// collectedLine is what a replica logs of a collection, with its number of contents.
+// collectedLine matches a replica's log line of a collection, with the number of contents.
 var collectedLine = regexp.MustCompile(`(?i)garbage collected.* deleted=(\d+)`)
 
-// collected is how many contents the collectors deleted, as they say in their logs.
+// collected returns how many contents the collectors deleted, according to their logs.
 func (w *world) collected(t *testing.T) int {
 	t.Helper()
 	n := 0
@@ -247,7 +247,7 @@ func (w *world) collected(t *testing.T) int {
 	return n
 }
 
-// swept waits until nothing is left of uploads that nobody continued.
+// swept waits until nothing remains of uploads that nobody continued.
 func (w *world) swept(t *testing.T) {
 	t.Helper()
 	c, err := minio.New(w.b.s3.Endpoint, &minio.Options{Creds: credentials.NewStaticV4(w.b.s3.AccessKey, w.b.s3.SecretKey, ""), Region: w.b.s3.Region})
@@ -267,7 +267,7 @@ func (w *world) swept(t *testing.T) {
 			if o.Err != nil {
 				t.Fatal(o.Err)
 			}
-			// The store's own probe of what it can do stays.
+			// The store's own probe of its abilities stays.
 			if !strings.HasSuffix(o.Key, "/data") && !strings.HasSuffix(o.Key, "/probe") {
 				left = append(left, o.Key)
 			}

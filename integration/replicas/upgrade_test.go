@@ -12,10 +12,10 @@ import (
 	"example.org/slipway/integration/internal/wire"
 )
 
-// TestRollingUpgrade: when the first replica of the next version has changed the schema,
-// the others go on, and may be restarted; a schema that is not theirs any more they
-// refuse, and say why. There is no next version yet, so the test makes the schema's
-// changes that one would make.
+// TestRollingUpgrade checks what happens when the first replica of the next version has changed the
+// schema. The other replicas continue, and may be restarted. They refuse a schema that is no longer
+// theirs, and say why. There is no next version yet, so the test itself makes the schema changes
+// that such a version would make.
 func TestRollingUpgrade(t *testing.T) {
 	b := newBed(t, 2, 4, "")
 	clients := b.clients()
@@ -34,7 +34,7 @@ func TestRollingUpgrade(t *testing.T) {
 	}
 	both("before")
 
-	version := func(v int) { // as goose records it
+	version := func(v int) { // in the way that goose records it
 		sql(fmt.Sprintf("INSERT INTO goose_db_version (version_id, is_applied) VALUES (%d, true)", v))
 	}
 	version(known + 1)
@@ -73,7 +73,7 @@ func TestRollingUpgrade(t *testing.T) {
 	version(known + 2)
 	refused("two versions ahead")
 	sql(fmt.Sprintf("DELETE FROM goose_db_version WHERE version_id = %d", known+2))
-	b.waitReady() // its service manager starts it again and again
+	b.waitReady() // its service manager keeps restarting it
 	sql(fmt.Sprintf("UPDATE settings SET value = '%d' WHERE name = 'min_reader'", known+1))
 	refused("a version that the old ones cannot go on with")
 	sql(fmt.Sprintf("UPDATE settings SET value = '%d' WHERE name = 'min_reader'", known))
@@ -81,8 +81,8 @@ func TestRollingUpgrade(t *testing.T) {
 	both("after all")
 }
 
-// pushPull pushes a tag through the first client and reads it, and everything below it,
-// through all.
+// pushPull pushes a tag through the first client. It reads the tag and everything below it through
+// all clients.
 func pushPull(t *testing.T, clients []*wire.Client, repo string) error {
 	t.Helper()
 	var doc wire.Document

@@ -17,7 +17,7 @@ import (
 	"example.org/slipway/integration/replicas/faults"
 )
 
-// echo answers what it is sent.
+// echo starts a server that sends back what it receives.
 func echo(t *testing.T) string {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -54,7 +54,7 @@ func hear(c net.Conn, n int, wait time.Duration) (string, error) {
 	return string(b[:n]), err
 }
 
-// TestLink: a silent link loses nothing and answers nothing, a broken one ends
+// TestLink checks that a silent link loses nothing and answers nothing, and that a broken link ends
 // everything.
 func TestLink(t *testing.T) {
 	l := faults.NewLink(t, "127.0.0.1", echo(t))
@@ -101,7 +101,7 @@ func TestLink(t *testing.T) {
 	}
 }
 
-// TestStore: each trouble is what it says.
+// TestStore checks that each trouble does what it says.
 func TestStore(t *testing.T) {
 	var done atomic.Int32
 	body := bytes.Repeat([]byte("x"), 100_000)

@@ -1,6 +1,5 @@
-// Package faults stands between the parts of a cluster and breaks what passes: links
-// that fall silent as when packets are dropped, and an object store that is slow, busy,
-// cut off or lost.
+// Package faults stands between the parts of a cluster and breaks the traffic. Its links can fall
+// silent, as if packets were dropped. Its object store can be slow, busy, cut off or lost.
 package faults
 
 import (
@@ -13,15 +12,15 @@ import (
 // LinkState is what a link does.
 type LinkState int
 
-// States of a link.
+// These are the states of a link.
 const (
 	// Passing passes everything on.
 	Passing LinkState = iota
-	// Silent passes nothing on and ends nothing, as a partition that drops packets:
-	// connections are made by the near side's kernel and never answered. What was sent
-	// arrives when the link passes again.
+	// Silent passes nothing on and ends nothing, like a partition that drops packets. The near
+	// side's kernel makes connections, but nobody answers them. What was sent arrives when the link
+	// passes again.
 	Silent
-	// Broken ends all connections with a reset, and new ones at once.
+	// Broken resets all connections, and resets new ones at once.
 	Broken
 )
 
@@ -41,8 +40,8 @@ type Link struct {
 	conns   map[*net.TCPConn]bool
 }
 
-// NewLink returns a link to a target that passes, until the end of the test. It listens
-// on host.
+// NewLink returns a link to a target that listens on host. It passes everything on, and lasts until
+// the end of the test.
 func NewLink(t testing.TB, host, target string) *Link {
 	t.Helper()
 	ln, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
@@ -76,11 +75,11 @@ func (l *Link) Set(s LinkState) {
 }
 
 func reset(c *net.TCPConn) {
-	_ = c.SetLinger(0) // it is closed either way
+	_ = c.SetLinger(0) // the connection is closed either way
 	c.Close()
 }
 
-// pass waits while the link is silent. It returns false when it is broken.
+// pass waits while the link is silent. It returns false if the link is broken.
 func (l *Link) pass() bool {
 	for {
 		l.mu.Lock()
@@ -104,13 +103,13 @@ func (l *Link) accept() {
 	for {
 		c, err := l.ln.Accept()
 		if err != nil {
-			return // closed
+			return // the listener is closed
 		}
 		l.wg.Go(func() { l.forward(c.(*net.TCPConn)) })
 	}
 }
 
-// hold keeps a connection to be reset when the link breaks.
+// hold keeps a connection so that it is reset when the link breaks.
 func (l *Link) hold(c *net.TCPConn) (release func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -143,7 +142,7 @@ func (l *Link) forward(near *net.TCPConn) {
 	wg.Wait()
 }
 
-// pipe passes on what comes from src, and its end.
+// pipe passes on what comes from src, including its end.
 func (l *Link) pipe(dst, src *net.TCPConn) {
 	b := make([]byte, 32<<10)
 	for {

@@ -17,14 +17,14 @@ import (
 	"time"
 )
 
-// Trouble is how a store misbehaves: each is the share of requests, from 0 to 1, that
-// it meets.
+// Trouble is how a store misbehaves. Each share is the fraction of the requests, from 0 to 1, that
+// meet the trouble.
 type Trouble struct {
 	// SlowDown answers 503 SlowDown and does nothing.
 	SlowDown float64
 	// Lost does nothing and ends the connection.
 	Lost float64
-	// Unanswered does what was asked and ends the connection.
+	// Unanswered carries out the request and ends the connection.
 	Unanswered float64
 	// Cut ends the body of an answer too early.
 	Cut float64
@@ -33,7 +33,7 @@ type Trouble struct {
 	Delay time.Duration
 }
 
-// Store forwards HTTP to an object store, with trouble.
+// Store forwards HTTP to an object store and can cause trouble.
 type Store struct {
 	// Addr is where it listens, host:port.
 	Addr string
@@ -47,8 +47,8 @@ type Store struct {
 // errUnanswered ends a connection after the store has done its work.
 var errUnanswered = errors.New("the answer is lost")
 
-// NewStore returns a store without trouble in front of target, host:port, until the end
-// of the test. Requests keep their Host, which is part of what S3 clients sign.
+// NewStore returns a store in front of target, host:port, until the end of the test. It starts
+// without trouble. Requests keep their Host header, which is part of what S3 clients sign.
 func NewStore(t testing.TB, target string, seed uint64) *Store {
 	t.Helper()
 	s := &Store{rng: rand.New(rand.NewPCG(seed, 3))}
@@ -78,7 +78,7 @@ func NewStore(t testing.TB, target string, seed uint64) *Store {
 // Set changes the trouble of requests from now on.
 func (s *Store) Set(t Trouble) { s.trouble.Store(&t) }
 
-// Summary tells how many requests met which trouble.
+// Summary says how many requests met which trouble.
 func (s *Store) Summary() string {
 	return fmt.Sprintf("%d slow down, %d lost, %d unanswered, %d cut, %d slow", s.counts[0].Load(), s.counts[1].Load(), s.counts[2].Load(), s.counts[3].Load(), s.counts[4].Load())
 }
@@ -125,7 +125,7 @@ func (s *Store) serve(next http.Handler, w http.ResponseWriter, r *http.Request)
 	next.ServeHTTP(w, r)
 }
 
-// answer breaks an answer of the store.
+// answer breaks an answer of the store if trouble strikes it.
 func (s *Store) answer(resp *http.Response) error {
 	t := s.trouble.Load()
 	if s.hit(t.Unanswered, 2) {
@@ -142,7 +142,7 @@ func (s *Store) answer(resp *http.Response) error {
 func hangUp(w http.ResponseWriter) {
 	conn, _, err := http.NewResponseController(w).Hijack()
 	if err != nil {
-		panic(http.ErrAbortHandler) // ends it, too
+		panic(http.ErrAbortHandler) // this ends the connection too
 	}
 	if c, ok := conn.(*net.TCPConn); ok {
 		reset(c)

@@ -11,23 +11,23 @@ import (
 
 // Limits are what the registry promises.
 type Limits struct {
-	// Stale is how long after a change of a cell was acknowledged a read may still
-	// return what was before.
+	// Stale returns how long after an acknowledged change of a cell a read may still return the
+	// value before it.
 	Stale func(cell string) time.Duration
-	// Answer is how long an operation may take.
+	// Answer is the maximum time of an operation.
 	Answer time.Duration
 }
 
 // Violation is an operation that breaks a promise.
 type Violation struct {
-	// Rule says which promise.
+	// Rule names the promise.
 	Rule string
 	Op   Op
-	// Because are the operations that prove it.
+	// Because holds the operations that prove it.
 	Because []Op
 }
 
-// Rules.
+// These are the rules.
 const (
 	RuleWrong   = "wrong bytes"
 	RuleLost    = "what was there is lost"
@@ -67,7 +67,7 @@ func Check(ops []Op, l Limits) []Violation {
 	return found
 }
 
-// checkAnswer judges an operation by itself.
+// checkAnswer judges a single operation.
 func checkAnswer(o Op, l Limits) (v Violation, ok bool) {
 	v.Op = o
 	switch {
@@ -77,7 +77,7 @@ func checkAnswer(o Op, l Limits) (v Violation, ok bool) {
 		return v, true
 	case o.End-o.Start > l.Answer:
 		v.Rule = RuleSlow
-	case o.Kind != Failed && o.Kind != MayWrite, o.Status == 0: // a lost connection is explained by a fault
+	case o.Kind != Failed && o.Kind != MayWrite, o.Status == 0: // a fault explains a lost connection
 		return v, true
 	case o.Status != 429 && o.Status < 500:
 		v.Rule = RuleError
@@ -89,12 +89,12 @@ func checkAnswer(o Op, l Limits) (v Violation, ok bool) {
 	return v, false
 }
 
-// write is a write of a cell with what its history tells of it.
+// write is a write of a cell, with what the cell's history says of it.
 type write struct {
 	Op
-	// done is when it had taken effect at the latest; never is math.MaxInt64.
+	// done is the latest time at which the write had taken effect; math.MaxInt64 means never.
 	done time.Duration
-	// over is when it was replaced at the latest, and by is the read that shows it.
+	// over is the latest time at which it was replaced, and by is the read that shows it.
 	over time.Duration
 	by   *Op
 }
@@ -106,10 +106,10 @@ const (
 
 // checkCell judges the reads of one cell.
 //
-// A read excludes a write as its origin if another write certainly followed that one
-// and had certainly taken effect by the beginning of the read's window. That two
-// concurrent writes take effect in some order, and in one only, is learnt from the
-// reads: who reads one of them after both have ended has seen which was the later.
+// A read excludes a write as its origin if another write certainly followed that write and had
+// certainly taken effect by the start of the read's window. Two concurrent writes take effect in
+// one order only, which the reads reveal: a read of one of them after both have ended shows which
+// was the later.
 func checkCell(ops []Op, stale time.Duration) (found []Violation) {
 	writes := []*write{{Op: Op{Kind: Write, Value: Absent, Start: always, End: always}, done: always, over: never}}
 	var reads []Op
@@ -133,8 +133,8 @@ func checkCell(ops []Op, stale time.Duration) (found []Violation) {
 }
 
 func checkRead(writes []*write, r *Op, stale time.Duration) (Violation, bool) {
-	from := r.Start - stale // the window in which the value must have been current
-	// The last write that had certainly taken effect by then.
+	from := r.Start - stale // start of the window in which the value must have been current
+	// This is the last write that had certainly taken effect by then.
 	var latest *write
 	for _, w := range writes {
 		if w.done < from && (latest == nil || w.Start > latest.Start) {

@@ -9,7 +9,7 @@ import (
 	"example.org/slipway/integration/replicas/history"
 )
 
-// at makes an operation on cell "c" from seconds.
+// at returns an operation on cell "c" with times in seconds.
 func at(kind history.Kind, value string, start, end float64) history.Op {
 	sec := func(f float64) time.Duration { return time.Duration(f * float64(time.Second)) }
 	return history.Op{Kind: kind, Cell: "c", Value: value, Start: sec(start), End: sec(end), Request: kind.String()}
@@ -23,7 +23,7 @@ const (
 
 var limits = history.Limits{Stale: func(string) time.Duration { return 4 * time.Second }, Answer: time.Minute}
 
-// TestCheck: the checker lets through what a registry may do, and finds what it may not.
+// TestCheck checks that the checker accepts what a registry may do, and finds what it may not.
 func TestCheck(t *testing.T) {
 	answer := func(kind history.Kind, status int, retry bool, excuse string) history.Op {
 		o := at(kind, "", 0, 1)
@@ -88,7 +88,7 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// TestCheckCells: cells do not mix.
+// TestCheckCells checks that cells do not mix.
 func TestCheckCells(t *testing.T) {
 	a, b := at(write, "a", 0, 1), at(read, "", 50, 51)
 	b.Cell = "other"
@@ -97,8 +97,8 @@ func TestCheckCells(t *testing.T) {
 	}
 }
 
-// TestCheckSimulated: a register that keeps the promise never fails the check, whatever
-// the times; one that lies is found out.
+// TestCheckSimulated checks that a register that keeps the promise never fails the check, whatever
+// the times, and that one that lies is caught.
 func TestCheckSimulated(t *testing.T) {
 	const rounds = 300
 	caught := 0
@@ -115,10 +115,9 @@ func TestCheckSimulated(t *testing.T) {
 	}
 }
 
-// simulate is the history of a register with writers and readers at random times, some
-// of whose answers are lost. Each read returns a value that was current within the
-// bound; of a register that forgets, some return one from before the last forget
-// seconds.
+// simulate returns the history of a register with writers and readers at random times. Some of
+// their answers are lost. Each read returns a value that was current within the bound. With a
+// register that forgets, some reads return a value from before the last forget seconds.
 func simulate(seed uint64, forget float64) []history.Op {
 	rng := rand.New(rand.NewPCG(seed, 1))
 	type effect struct {
@@ -128,7 +127,7 @@ func simulate(seed uint64, forget float64) []history.Op {
 	effects := []effect{{-1e9, ""}}
 	var ops []history.Op
 	now := 0.0
-	for i := range 60 { // effects in order; requests around them, so that they overlap
+	for i := range 60 { // effects are in order; the requests around them overlap
 		now += rng.ExpFloat64() * 3
 		value := ""
 		if rng.IntN(4) > 0 {
@@ -137,7 +136,7 @@ func simulate(seed uint64, forget float64) []history.Op {
 		start, end := now-rng.Float64()*2, now+rng.Float64()*2
 		kind := write
 		switch rng.IntN(5) {
-		case 0: // the answer is lost, long before it takes effect perhaps
+		case 0: // the answer is lost, perhaps long before the write takes effect
 			kind, start = maybe, now-rng.Float64()*20
 			end = start + 0.1
 		case 1: // it never takes effect

@@ -1,11 +1,11 @@
-// Package history records what clients of a registry did and saw, and judges whether a
-// registry that keeps its promises could have answered so.
+// Package history records what clients of a registry did and saw. It judges whether a registry that
+// keeps its promises could have answered in this way.
 //
-// A registry is taken for a set of registers, named cells: a tag, a manifest of a
-// repository, the blobs of a manifest. A write gives a cell a value at some moment
-// between its request and its answer; one whose answer was lost may have done so at any
-// moment after its request, or never. A read may return any value that was the cell's
-// at some moment between a bound before its request and its answer.
+// It treats a registry as a set of registers, named cells: a tag, a manifest of a repository, the
+// blobs of a manifest. A write gives a cell a value at some moment between its request and its
+// answer. If the answer was lost, the write may take effect at any moment after its request, or
+// never. A read may return any value that the cell had at some moment between a bound before the
+// request and the answer.
 package history
 
 import (
@@ -14,13 +14,13 @@ import (
 	"time"
 )
 
-// Absent is the value of a cell that is not there, as each is in the beginning.
+// Absent is the value of a cell that does not exist, as is the case for every cell at the start.
 const Absent = ""
 
-// Kind says what an operation is to its cell.
+// Kind says what an operation does to its cell.
 type Kind uint8
 
-// Kinds of operations.
+// These are the kinds of operations.
 const (
 	// Read returned a value.
 	Read Kind = iota
@@ -29,9 +29,9 @@ const (
 	// MayWrite has an unknown outcome: it takes effect at some time after its start, or
 	// never.
 	MayWrite
-	// Failed did nothing to a cell, and told nothing of it.
+	// Failed did nothing to a cell and revealed nothing about it.
 	Failed
-	// Wrong returned bytes that are not those of the digest, or contradicted itself.
+	// Wrong returned bytes that do not match the digest, or contradicted itself.
 	Wrong
 )
 
@@ -43,28 +43,28 @@ func (k Kind) String() string {
 // Op is an operation as its client saw it.
 type Op struct {
 	Kind Kind
-	// Cell is what it was about.
+	// Cell is the cell that the operation concerns.
 	Cell string
 	// Value was read or written.
 	Value string
-	// Start and End are when it was sent and answered, since the recorder's beginning.
+	// Start and End are the times of the request and of the answer, since the recorder's start.
 	Start, End time.Duration
-	// Client and Replica tell who asked whom.
+	// Client and Replica say who asked whom.
 	Client  int
 	Replica int
-	// Request is the method and what it was for, in words.
+	// Request describes the method and its target in words.
 	Request string
-	// Status is the HTTP status of a Failed or MayWrite; 0 without an answer.
+	// Status is the HTTP status of a Failed or MayWrite operation, or 0 without an answer.
 	Status int
-	// RetryAfter tells whether the answer had the header.
+	// RetryAfter reports whether the answer had the header.
 	RetryAfter bool
-	// Excuse says why an answer that would be a fault otherwise is none.
+	// Excuse says why an answer that would otherwise be a fault is not one.
 	Excuse string
 	// Detail is what the answer said.
 	Detail string
 }
 
-// String describes the operation on a line.
+// String describes the operation on one line.
 func (o Op) String() string {
 	if o.Start == always {
 		return "[in the beginning] absent"
@@ -92,8 +92,8 @@ type Recorder struct {
 
 	mu  sync.Mutex
 	ops []Op
-	// acked and maybe are, by cell, the value acknowledged last and those that may
-	// still come.
+	// acked holds, by cell, the value acknowledged last; maybe holds the values that may still
+	// come.
 	acked map[string]string
 	maybe map[string][]string
 }
@@ -103,7 +103,7 @@ func NewRecorder() *Recorder {
 	return &Recorder{begin: time.Now(), acked: map[string]string{}, maybe: map[string][]string{}}
 }
 
-// Now is the time since the beginning, on a clock that nobody sets.
+// Now returns the time since the start, on a clock that nobody sets.
 func (r *Recorder) Now() time.Duration { return time.Since(r.begin) }
 
 // Add records operations that have ended.
@@ -121,15 +121,15 @@ func (r *Recorder) Add(ops ...Op) {
 	}
 }
 
-// Possible returns the values that a cell with one writer, which asks, may have now or
-// later.
+// Possible returns the values that a cell may have now or later. The cell must have a single
+// writer, which is the caller.
 func (r *Recorder) Possible(cell string) []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return append([]string{r.acked[cell]}, r.maybe[cell]...)
 }
 
-// Ops returns what was recorded so far.
+// Ops returns what has been recorded so far.
 func (r *Recorder) Ops() []Op {
 	r.mu.Lock()
 	defer r.mu.Unlock()
