@@ -21,14 +21,15 @@ import (
 	"example.org/slipway/integration/internal/tool"
 )
 
-// The images of the tests: files of fileBytes that are read, and one that nobody needs.
+// These are the images of the tests: files of fileBytes that are read, and one file that nobody
+// needs.
 const (
 	files      = 60
 	fileBytes  = 64 << 10
 	largeBytes = 24 << 20
 )
 
-// access lets everybody pull public images, and each of two users those of a team.
+// access lets everybody pull public images, and lets each of two users pull those of a team.
 const access = `
 version: 0.1
 http: {insecure_open_to_network: true}
@@ -122,7 +123,7 @@ func dial(t *testing.T, socket string) *grpc.ClientConn {
 	return c
 }
 
-// ref is the name of an image of the registry.
+// ref returns the name of an image in the registry.
 func (b *bed) ref(name string) string { return b.registry.Addr + "/" + name }
 
 // push pushes an image and waits until it is converted.
@@ -142,7 +143,7 @@ func (b *bed) push(name string, im *imagetest.Bundle) (ref string) {
 	return b.ref(name)
 }
 
-// pull pulls an image as kubelet does, with the password of a user unless that is "".
+// pull pulls an image as kubelet does, with the password of a user unless user is "".
 func (b *bed) pull(ref, user string) error {
 	req := &cri.PullImageRequest{Image: &cri.ImageSpec{Image: ref}}
 	if user != "" {
@@ -160,7 +161,7 @@ type pod struct {
 	sandboxConf *cri.PodSandboxConfig
 }
 
-// run starts a pod that runs a script. change adds to what kubelet would say of it.
+// run starts a pod that runs a script. change adds to the settings that kubelet would send.
 func (b *bed) run(ref, script string, change func(*cri.PodSandboxConfig, *cri.ContainerConfig)) (*pod, error) {
 	b.pods++
 	name := fmt.Sprintf("pod%d", b.pods)
@@ -196,7 +197,7 @@ func (b *bed) run(ref, script string, change func(*cri.PodSandboxConfig, *cri.Co
 	return p, err
 }
 
-// start is run of what must start. The pod goes with the test.
+// start is run for a pod that must start. The pod ends with the test.
 func (b *bed) start(t *testing.T, ref, script string, change func(*cri.PodSandboxConfig, *cri.ContainerConfig)) *pod {
 	t.Helper()
 	p, err := b.run(ref, script, change)
@@ -207,7 +208,7 @@ func (b *bed) start(t *testing.T, ref, script string, change func(*cri.PodSandbo
 	return p
 }
 
-// output is what the container has printed, without the runtime's marks.
+// output returns what the container has printed, without the runtime's marks.
 func (p *pod) output() string {
 	text, err := os.ReadFile(p.log)
 	if err != nil {
@@ -222,7 +223,7 @@ func (p *pod) output() string {
 	return b.String()
 }
 
-// ended waits for the container's end, which must be a good one, and returns what it
+// ended waits for the container's end, which must be successful, and returns what the container
 // printed.
 func (p *pod) ended(t *testing.T) string {
 	t.Helper()
@@ -241,7 +242,7 @@ func (p *pod) ended(t *testing.T) string {
 	return strings.TrimSpace(p.output())
 }
 
-// passes waits until the container has printed so many more lines "good".
+// passes waits until the container has printed n more lines "good".
 func (p *pod) passes(t *testing.T, n int) {
 	t.Helper()
 	before := strings.Count(p.output(), "good")

@@ -15,7 +15,7 @@ import (
 	"example.org/slipway/integration/internal/proc"
 )
 
-// TestCRI asks a node what kubelet asks it in the life of pods.
+// TestCRI sends a node the requests that kubelet sends during the life of pods.
 func TestCRI(t *testing.T) {
 	b := newBed(t)
 	ref := b.push("public/app:1", imagetest.Summed(t, 1, files, fileBytes, largeBytes))
@@ -30,7 +30,7 @@ func TestCRI(t *testing.T) {
 	}
 	p.ended(t)
 	p.remove(t)
-	var before ctrnode.Leftovers // the image of sandboxes stays
+	var before ctrnode.Leftovers // taken later, because the image of sandboxes stays
 	proc.Poll(t, time.Minute, "the end of the pod's mounts", func() bool {
 		before = b.leftovers(t)
 		return !strings.Contains(before.String(), "overlay ")
@@ -54,7 +54,7 @@ func (b *bed) leftovers(t *testing.T) ctrnode.Leftovers {
 	return l
 }
 
-// lazy starts a pod of an image whose large file does not come.
+// lazy starts a pod whose image has a large file that does not arrive.
 func (b *bed) lazy(t *testing.T, ref string) {
 	if err := b.pull(ref, ""); err != nil {
 		t.Fatal(err)
@@ -119,7 +119,7 @@ func (b *bed) userNamespace(t *testing.T, ref string) {
 	}
 }
 
-// stats writes into a container and asks how much.
+// stats writes into a container and asks how much was written.
 func (b *bed) stats(t *testing.T, ref string) {
 	const written = 3 << 20
 	p := b.start(t, ref, "head -c 3145728 /dev/zero > /tmp/new && echo good && sleep 3600", nil)
@@ -139,7 +139,7 @@ func (b *bed) stats(t *testing.T, ref string) {
 	}
 }
 
-// cacheBytes is how much disk the files of images take.
+// cacheBytes returns the disk space that the files of images take.
 func (b *bed) cacheBytes(t *testing.T) (total int64) {
 	t.Helper()
 	seen := map[uint64]bool{}
@@ -162,7 +162,7 @@ func (b *bed) cacheBytes(t *testing.T) (total int64) {
 	return total
 }
 
-// sizes asks how much room images take: kubelet decides by that when it removes some.
+// sizes asks how much space images take. Kubelet uses the answer to decide when to remove images.
 func (b *bed) sizes(t *testing.T) {
 	cache := b.cacheBytes(t)
 	r, err := b.images.ImageFsInfo(t.Context(), &cri.ImageFsInfoRequest{})
@@ -173,8 +173,7 @@ func (b *bed) sizes(t *testing.T) {
 	if !strings.HasPrefix(f.FsId.Mountpoint, b.Root()+"/") {
 		t.Errorf("images lie in %s, want the agent's directory %s", f.FsId.Mountpoint, b.Root())
 	}
-	// The cache has tables of its own, and beside it there are indexes and what containers
-	// have written.
+	// The cache has its own tables. Beside it there are indexes and what containers have written.
 	if used := int64(f.UsedBytes.GetValue()); used < cache-cache/4 || used > cache+cache/4+8<<20 {
 		t.Errorf("images take %d bytes, want what the cache holds, %d, and little more", used, cache)
 	}
@@ -183,7 +182,7 @@ func (b *bed) sizes(t *testing.T) {
 	}
 }
 
-// restarts ends what serves a container that reads.
+// restarts stops what serves a container while the container reads.
 func (b *bed) restarts(t *testing.T, ref string) {
 	p := b.start(t, ref, loop, nil)
 	p.passes(t, 1)
@@ -206,7 +205,7 @@ func (b *bed) restarts(t *testing.T, ref string) {
 	}
 }
 
-// removal removes images, after which nothing of them is mounted.
+// removal removes images, and checks that nothing of them is mounted afterwards.
 func (b *bed) removal(t *testing.T, refs []string, before ctrnode.Leftovers) {
 	for _, ref := range refs {
 		if _, err := b.images.RemoveImage(t.Context(), &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: ref}}); err != nil {

@@ -8,8 +8,9 @@ import (
 	"example.org/slipway/integration/internal/wire"
 )
 
-// TestAccess: what is private upstream is for those the rules let in, before it is here
-// and after, under every name that leads to it; what is public is for everybody.
+// TestAccess checks that content that is private upstream is only available to those that the rules
+// allow. That must hold before and after it is in the mirror, under every name that leads to it.
+// Public content must be available to everybody.
 func TestAccess(t *testing.T) {
 	b := newBed(t)
 	im := imagetest.Hello(t)

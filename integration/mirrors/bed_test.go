@@ -18,14 +18,14 @@ import (
 )
 
 const (
-	// The public upstream, which anybody may pull from here, and the private one, which
-	// only user may. What the clients call them is not where they are.
+	// These are the public upstream, which anybody may pull through the mirror, and the private
+	// one, which only user may. The clients' names for them are not their addresses.
 	public  = "docker.io"
 	private = "registry.test"
-	// user and password are good at the private upstream and here: the registry has them
+	// user and password are valid at the private upstream and at the mirror. The mirror has them
 	// from its configuration, and clients send them to it.
 	user, password = "bob", "secret"
-	// htpasswd is the entry of both.
+	// htpasswd is the entry for the user in both password files.
 	htpasswd = user + ":$2y$05$abcdefghijklmnopqrstuuOQiyCxlgf/oeuTqixKmWdcYUh4Hjl0a\n"
 
 	readyTimeout = time.Minute
@@ -39,10 +39,10 @@ type upstream struct {
 	process *proc.Process
 }
 
-// kill ends the upstream at once.
+// kill kills the upstream.
 func (u *upstream) kill() { u.process.Kill() }
 
-// push stores an image there.
+// push stores an image in the upstream.
 func (u *upstream) push(repo, tag string, b *imagetest.Bundle) {
 	u.t.Helper()
 	for _, x := range b.Blobs {
@@ -60,7 +60,7 @@ func (u *upstream) push(repo, tag string, b *imagetest.Bundle) {
 	}
 }
 
-// start starts a registry whose configuration is made for a directory and an address.
+// start starts a registry with a configuration for its directory and address.
 func start(t *testing.T, program string, config func(dir, addr string) string, args ...string) *upstream {
 	t.Helper()
 	dir := t.TempDir()
@@ -97,7 +97,7 @@ func start(t *testing.T, program string, config func(dir, addr string) string, a
 	return u
 }
 
-// distribution is a Distribution registry that everybody may use.
+// distribution starts a Distribution registry that everybody may use.
 func distribution(t *testing.T) *upstream {
 	t.Helper()
 	return start(t, tool.System(t, "docker-registry"), func(dir, addr string) string {
@@ -106,7 +106,7 @@ func distribution(t *testing.T) *upstream {
 	}, "serve", "{config}")
 }
 
-// guarded is a registry that only the user may use: zot, or else another Slipway.
+// guarded starts a registry that only the user may use: zot, or if that is missing another Slipway.
 func guarded(t *testing.T) *upstream {
 	t.Helper()
 	zot := os.Getenv("SLIPWAY_BENCH_ZOT")
@@ -136,8 +136,7 @@ type bed struct {
 	mirror *slipway.Server
 }
 
-// newBed starts a mirror whose tags hold for so short a time that each pull asks the
-// upstream again.
+// newBed starts a mirror whose tags expire so soon that each pull asks the upstream again.
 func newBed(t *testing.T) *bed {
 	t.Helper()
 	b := &bed{public: distribution(t), private: guarded(t)}

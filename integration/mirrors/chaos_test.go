@@ -20,22 +20,22 @@ import (
 
 const (
 	chaosName = "chaos.test"
-	// chaosClients pull each image at the same time.
+	// chaosClients is the number of clients that pull each image at the same time.
 	chaosClients = 3
-	// chaosImages are under way at the same time.
+	// chaosImages is the number of images that are pulled at the same time.
 	chaosImages = 4
-	// patience is how long a client that is told to wait goes on asking. The link tells
-	// everybody to wait for a second at a time.
+	// patience is how long a client that is told to wait keeps asking. The link tells everybody to
+	// wait for a second at a time.
 	patience = 20 * time.Second
-	// longest is how long a slow machine may go on until enough has happened.
+	// longest is how long a run on a slow machine may take until enough has happened.
 	longest = time.Minute
 )
 
-// TestChaos pulls images that nobody has pulled before, several clients each, over a link
-// that delays, resets, truncates and refuses. A client sees every byte as it was pushed.
-// It sees no error but one that tells it to wait, which the upstream has told the mirror:
-// everything else can be had by asking the upstream again. Of each break at most one more
-// download comes, which goes on where the last was broken.
+// TestChaos pulls images that nobody has pulled before, with several clients each, over a link that
+// delays, resets, truncates and refuses. A client must get every byte as it was pushed. The only
+// error that it may see is one that tells it to wait, because the upstream has told the mirror so:
+// the mirror can get everything else by asking the upstream again. Each break may cause at most one
+// more download, which continues where the last one broke off.
 func TestChaos(t *testing.T) {
 	length, seed := 8*time.Second, uint64(time.Now().UnixNano())
 	if s := os.Getenv("SLIPWAY_MIRROR_CHAOS_FOR"); s != "" {
@@ -107,7 +107,7 @@ type chaos struct {
 	images, pulls, waits int
 }
 
-// run pulls one image after the other, some at the same time.
+// run pulls one image after the other, several at the same time.
 func (c *chaos) run(seed uint64, end time.Time) {
 	var wg sync.WaitGroup
 	for lane := range chaosImages {
@@ -121,7 +121,7 @@ func (c *chaos) run(seed uint64, end time.Time) {
 	wg.Wait()
 }
 
-// enough tells whether what the test is about has happened.
+// enough reports whether the faults that the test needs have happened.
 func (c *chaos) enough() bool { return c.link.happened(reset) > 0 && c.link.happened(truncate) > 0 }
 
 // image pushes an image upstream and pulls it through the mirror.
@@ -141,7 +141,7 @@ func (c *chaos) image(rnd *rand.Rand, repo string) {
 	c.mu.Unlock()
 }
 
-// push is upstream.push for many goroutines.
+// push is upstream.push for concurrent use.
 func (c *chaos) push(repo string, im *imagetest.Bundle) error {
 	for _, x := range im.Blobs {
 		if _, err := c.up.client.PushBlob(c.t.Context(), repo, x.Data); err != nil {
@@ -152,8 +152,7 @@ func (c *chaos) push(repo string, im *imagetest.Bundle) error {
 	return err
 }
 
-// pull pulls an image as a patient client does: what it is told to wait for it asks for
-// again.
+// pull pulls an image as a patient client does: if it is told to wait, it asks again.
 func (c *chaos) pull(repo string, im *imagetest.Bundle) {
 	name := chaosName + "/" + repo
 	m, err := retry(c, func(ctx context.Context) (*wire.Manifest, error) { return c.mirror.Client.GetManifest(ctx, name, "v1") })
@@ -177,7 +176,7 @@ func (c *chaos) pull(repo string, im *imagetest.Bundle) {
 	c.mu.Unlock()
 }
 
-// retry asks again what was answered with the demand to wait.
+// retry repeats a request while the answer says to wait.
 func retry[T any](c *chaos, ask func(ctx context.Context) (T, error)) (T, error) {
 	for end := time.Now().Add(patience); ; {
 		v, err := ask(c.t.Context())
@@ -192,7 +191,7 @@ func retry[T any](c *chaos, ask func(ctx context.Context) (T, error)) (T, error)
 	}
 }
 
-// randomImage is one that was never there: layers of up to 2 MiB, few of them large.
+// randomImage returns an image that never existed before: layers of up to 2 MiB, few of them large.
 func randomImage(rnd *rand.Rand) *imagetest.Bundle {
 	var layers []imagetest.Layer
 	var seed [32]byte
@@ -203,7 +202,7 @@ func randomImage(rnd *rand.Rand) *imagetest.Bundle {
 	for range 1 + rnd.IntN(3) {
 		size := 1 << (8 + rnd.IntN(13))
 		data := make([]byte, size+rnd.IntN(size))
-		_, _ = bytes.Read(data) // it does not fail
+		_, _ = bytes.Read(data) // never fails
 		layers = append(layers, imagetest.NewLayer(imagetest.File{Name: "data", Data: data}))
 	}
 	return &imagetest.NewImage("amd64", layers...).Bundle

@@ -14,13 +14,13 @@ import (
 	"example.org/slipway/integration/internal/wire"
 )
 
-// puller is one of the programs that people pull with. It pulls an image of which it has
-// nothing, runs it or reads it back, returns what it prints, and forgets it.
+// puller is one of the programs that people pull with. It pulls an image of which it holds nothing,
+// runs it or reads it back, returns what it prints, and forgets it.
 type puller func(t *testing.T, name string) (output string)
 
-// testPuller has a client pull a public and a private image, each with the names the
-// client can use, then both again by tag and by digest when the upstreams are gone.
-// Names of public images come from publicName, which gets one such as "library/hello:v1".
+// testPuller makes a client pull a public and a private image, under each name that the client can
+// use. It pulls both again by tag and by digest when the upstreams are gone. publicName returns
+// names of public images; it gets a name such as "library/hello:v1".
 func testPuller(t *testing.T, with func(t *testing.T, b *bed) (pull puller, publicName, privateName func(name string) string)) {
 	b := newBed(t)
 	pull, publicName, privateName := with(t, b)
@@ -48,7 +48,7 @@ func testPuller(t *testing.T, with func(t *testing.T, b *bed) (pull puller, publ
 	b.mirror.Run("fsck")
 }
 
-// below is the name of an image by path: the upstream's stands before it.
+// below returns a function that names images by path, with the upstream's name in front.
 func (b *bed) below(upstream string) func(name string) string {
 	return func(name string) string { return b.mirror.Addr + "/" + upstream + "/" + name }
 }
@@ -87,7 +87,7 @@ func readLayout(t *testing.T, dir string) string {
 	return output
 }
 
-// TestPodman has podman take the mirror for docker.io's, as registries.conf says.
+// TestPodman makes podman use the mirror for docker.io, through registries.conf.
 func TestPodman(t *testing.T) {
 	testPuller(t, func(t *testing.T, b *bed) (puller, func(string) string, func(string) string) {
 		tool.NeedRoot(t)
@@ -123,7 +123,7 @@ func TestPodman(t *testing.T) {
 	})
 }
 
-// TestContainerd has containerd ask the mirror for both registries, as hosts.toml says.
+// TestContainerd makes containerd use the mirror for both registries, through hosts.toml.
 func TestContainerd(t *testing.T) {
 	testPuller(t, func(t *testing.T, b *bed) (puller, func(string) string, func(string) string) {
 		c := daemon.StartContainerd(t)
@@ -153,8 +153,8 @@ func TestContainerd(t *testing.T) {
 	})
 }
 
-// TestContainerdRemoteURL has containerd ask a mirror for the one registry that its configuration
-// names, as Distribution's does, by that registry's own name.
+// TestContainerdRemoteURL makes containerd use a mirror that, like Distribution's, names only one
+// registry in its configuration. containerd uses that registry's own name.
 func TestContainerdRemoteURL(t *testing.T) {
 	up := distribution(t)
 	im := imagetest.Hello(t)
@@ -182,8 +182,7 @@ func TestContainerdRemoteURL(t *testing.T) {
 	}
 }
 
-// TestDocker has docker take the mirror for Docker Hub's, and pull what is private by its
-// path.
+// TestDocker makes docker use the mirror for Docker Hub, and pull private images by their path.
 func TestDocker(t *testing.T) {
 	for name, start := range map[string]func(t testing.TB, args ...string) *daemon.Docker{"graph driver": daemon.StartDocker, "containerd store": daemon.StartMoby} {
 		t.Run(name, func(t *testing.T) { testDocker(t, start) })

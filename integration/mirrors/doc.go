@@ -1,7 +1,6 @@
-// Package mirrors tests the registry as a mirror of others: real clients pull through it
-// from real upstreams, which then end; and a link to an upstream that delays, resets,
-// truncates and refuses, on which no client may see a wrong byte or an error that asking
-// again would have avoided.
+// Package mirrors tests the registry as a mirror of others. Real clients pull through it from real
+// upstreams, which are then stopped. A link to an upstream delays, resets, truncates and refuses.
+// On that link no client may see a wrong byte, or an error that asking again would have avoided.
 //
 // Environment:
 //

@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// link stands between a mirror and its upstream and gets into trouble by chance.
+// link stands between a mirror and its upstream, and gets into trouble at random.
 type link struct {
 	addr     string
 	upstream string // host:port
@@ -23,28 +23,28 @@ type link struct {
 	mu    sync.Mutex
 	rnd   *rand.Rand
 	calm  bool      // no trouble
-	until time.Time // until when everybody is told to wait
+	until time.Time // time until which everybody is told to wait
 	count map[string]int
 	blobs map[string]*transfer // by path
 }
 
 // transfer is what the link has seen of a blob.
 type transfer struct {
-	// Requests are GETs that were passed on, Breaks those of them that did not bring
+	// Requests counts the GETs that were passed on. Breaks counts those that did not bring
 	// everything.
 	Requests, Breaks int
-	// Sent are bytes that were handed to the kernel, and Lost the most of them that may
-	// not have arrived, as the connection was reset.
+	// Sent is the number of bytes handed to the kernel. Lost is the maximum number of them that may
+	// not have arrived because the connection was reset.
 	Sent, Lost, Size int64
-	// Again are GETs after the first that asked for everything although what a cut had
-	// brought was known to have arrived.
+	// Again counts GETs after the first that asked for everything, although the bytes before a cut
+	// were known to have arrived.
 	Again int
-	// known is what has arrived for certain.
+	// known is the number of bytes that have certainly arrived.
 	known int64
 }
 
-// lostBytes is how many bytes the kernels on both sides may hold: what was not read is
-// dropped when a connection is reset.
+// lostBytes is how many bytes the kernels on both sides may hold. When a connection is reset, what
+// was not read is dropped.
 const lostBytes = 8 << 20
 
 // trouble is what happens to an answer.
@@ -52,20 +52,20 @@ type trouble int
 
 const (
 	fine     trouble = iota
-	delay            // it begins later
+	delay            // it begins late
 	slow             // it comes in small pieces
-	refusal          // 429 to everybody, for a second
+	refusal          // 429 for everybody, for a second
 	down             // 503, once
 	hangUp           // the connection is reset before the answer
-	reset            // it is reset in the answer
-	truncate         // it is closed in the answer
+	reset            // the connection is reset during the answer
+	truncate         // the connection is closed during the answer
 )
 
 func (x trouble) String() string {
 	return [...]string{"fine", "delay", "slow", "refusal", "down", "hang up", "reset", "truncate"}[x]
 }
 
-// newLink starts a link; with calm it is in no trouble yet.
+// newLink starts a link. With calm it starts without trouble.
 func newLink(t *testing.T, upstream string, seed uint64) *link {
 	t.Helper()
 	l := &link{upstream: upstream, rnd: rand.New(rand.NewPCG(seed, 1)), calm: true, count: map[string]int{}, blobs: map[string]*transfer{}}
@@ -82,8 +82,8 @@ func (l *link) setCalm(calm bool) {
 	l.calm = calm
 }
 
-// chance draws what happens to the next answer, and where in it, as a share. A wait is
-// what is left of a refusal.
+// chance chooses at random what happens to the next answer, and where in it, as a share. wait is
+// the rest of a refusal's time.
 func (l *link) chance() (x trouble, share float64, wait time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -159,7 +159,7 @@ func (l *link) body(w http.ResponseWriter, r *http.Request, resp *http.Response,
 	blob := l.begin(r, resp)
 	most := size
 	if x == reset || x == truncate {
-		most = int64(share * float64(size)) // below size: something is missing always
+		most = int64(share * float64(size)) // less than size, so that something is always missing
 	}
 	var n int64
 	var err error
@@ -172,7 +172,7 @@ func (l *link) body(w http.ResponseWriter, r *http.Request, resp *http.Response,
 				break
 			}
 			n += k
-			_ = http.NewResponseController(w).Flush() // it is to come in pieces, that is all
+			_ = http.NewResponseController(w).Flush() // it only makes the answer arrive in pieces
 			<-time.After(20 * time.Millisecond)
 		}
 	} else {
@@ -185,7 +185,7 @@ func (l *link) body(w http.ResponseWriter, r *http.Request, resp *http.Response,
 	}
 }
 
-// begin notes a GET of a blob; nil for others.
+// begin notes a GET of a blob. It returns nil for other requests.
 func (l *link) begin(r *http.Request, resp *http.Response) *transfer {
 	if !strings.Contains(r.URL.Path, "/blobs/") || r.Method != http.MethodGet || resp.StatusCode >= 300 {
 		return nil
@@ -221,11 +221,11 @@ func (l *link) end(b *transfer, n, size int64, err error, x trouble) {
 	}
 }
 
-// hang ends the connection of an answer, with a reset or in order.
+// hang ends the connection of an answer, either with a reset or in an orderly way.
 func hang(w http.ResponseWriter, abruptly bool) {
 	c, _, err := http.NewResponseController(w).Hijack()
 	if err != nil {
-		panic(http.ErrAbortHandler) // the server ends the connection then
+		panic(http.ErrAbortHandler) // makes the server end the connection
 	}
 	if tcp, ok := c.(*net.TCPConn); ok && abruptly {
 		_ = tcp.SetLinger(0)
@@ -233,14 +233,14 @@ func hang(w http.ResponseWriter, abruptly bool) {
 	c.Close()
 }
 
-// happened is how many answers got into a trouble.
+// happened returns how many answers met a trouble.
 func (l *link) happened(x trouble) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.count[x.String()]
 }
 
-// summary tells what happened, and what must not have.
+// summary describes what happened, and returns what should not have happened.
 func (l *link) summary() (text string, faults []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

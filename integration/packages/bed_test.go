@@ -17,13 +17,13 @@ import (
 	"example.org/slipway/integration/internal/tool"
 )
 
-// Two versions are made of the same sources.
+// Two versions are made from the same sources.
 const (
 	version = "0.1.0"
 	newer   = "0.2.0"
 )
 
-// builds are what release has made already, by its arguments.
+// builds holds what release has already made, by its arguments.
 var builds struct {
 	sync.Mutex
 	dir  string
@@ -38,8 +38,8 @@ func TestMain(m *testing.M) {
 	os.Exit(status)
 }
 
-// release makes packages of a version, with the binary under test in them, once for all
-// tests; it returns the directory they are in.
+// release makes packages of a version with the binary under test, once for all tests. It returns
+// their directory.
 func release(t *testing.T, version string, kinds ...string) string {
 	t.Helper()
 	builds.Lock()
@@ -62,9 +62,9 @@ func release(t *testing.T, version string, kinds ...string) string {
 	return out
 }
 
-// debian is a Debian system without systemd, with mounts, processes and network of its own.
+// debian is a Debian system without systemd, with its own mounts, processes and network.
 type debian struct {
-	// root is its directory as seen from outside; what is mounted in it is not there.
+	// root is its directory as seen from outside, without anything that is mounted in it.
 	root string
 	pid  int // of its first process
 	env  *tool.Env
@@ -87,11 +87,11 @@ func startDebian(t *testing.T) *debian {
 		t.Fatal(err)
 	}
 	d.env.Run(t, "tar", "-x", "--numeric-owner", "--exclude=./dev/*", "-C", d.root, "-f", archives[0])
-	// What a power cut would leave of it is of no interest.
+	// What a power cut would leave of the system does not matter.
 	if err := os.WriteFile(filepath.Join(d.root, "etc/dpkg/dpkg.cfg.d/quick"), []byte("force-unsafe-io\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	// The shell that becomes the first process waits, and so reaps what is left to it.
+	// The shell that becomes the first process waits, and so reaps orphaned processes.
 	const first = `set -e
 cd "$1"
 mount --bind . . && cd "$1"
@@ -126,7 +126,7 @@ sleep infinity & wait`
 	return d
 }
 
-// path is where a file of the system is seen from outside.
+// path returns the path, seen from outside, of a file in the system.
 func (d *debian) path(name string) string { return fmt.Sprintf("/proc/%d/root%s", d.pid, name) }
 
 func (d *debian) inside(args ...string) []string {
@@ -146,7 +146,7 @@ func (d *debian) outside(t *testing.T, args ...string) string {
 	return d.env.Run(t, "nsenter", append([]string{"-t", strconv.Itoa(d.pid), "-n", "--"}, args...)...)
 }
 
-// start starts a daemon by hand, as there is nothing else that would, and records its number.
+// start starts a daemon by hand, because nothing else would, and records its process id.
 func (d *debian) start(t *testing.T, name, command string) *proc.Process {
 	t.Helper()
 	cmd := exec.Command("nsenter", d.inside("sh", "-c", "echo $$ > /run/"+name+".pid; exec "+command)...)
@@ -165,8 +165,8 @@ func (d *debian) stop(t *testing.T, name string, p *proc.Process) {
 	}
 }
 
-// install installs a package of a version as an administrator does. Of the first,
-// SLIPWAY_UPGRADE_FROM may name a package that was made of other sources.
+// install installs a package of a version as an administrator does. For the first version,
+// SLIPWAY_UPGRADE_FROM may name a package made from other sources.
 func (d *debian) install(t *testing.T, v string) string {
 	t.Helper()
 	name := made.Deb(v)
@@ -184,7 +184,8 @@ func (d *debian) install(t *testing.T, v string) string {
 	return d.run(t, "apt-get", "install", "-q", "-y", "--no-install-recommends", "/tmp/"+name)
 }
 
-// debs are the kinds that are made of a version: everything of the first, to be made once.
+// debs returns the kinds of packages made of a version. For the first version that is everything,
+// so that it is made only once.
 func debs(v string) []string {
 	if v == version {
 		return everything
@@ -195,8 +196,8 @@ func debs(v string) []string {
 // everything is made by one run, with its checksums.
 var everything = []string{"tarball", "deb", "image", "sbom", "sums"}
 
-// program tells whether a process of the system runs the file that is installed, and not
-// one that an upgrade replaced.
+// program reports whether a process of the system runs the installed file, and not one that an
+// upgrade replaced.
 func (d *debian) program(t *testing.T, pid string) bool {
 	t.Helper()
 	a, b := d.run(t, "stat", "-L", "-c", "%d:%i", "/proc/"+pid+"/exe"), d.run(t, "stat", "-c", "%d:%i", "/usr/bin/slipway")

@@ -24,11 +24,11 @@ import (
 
 const image = "127.0.0.1:5000/team/app:1"
 
-// lazily has the agent fetch nothing that nobody opens.
+// lazily makes the agent fetch only what somebody opens.
 const lazily = "root: /var/lib/slipway-agent\nfetch: {background: false, mode: lazy}\n"
 
-// TestDebian takes a package through its life: installed, in use, upgraded while a container
-// lacks files, removed, installed again, purged.
+// TestDebian takes a package through its life: installed, in use, upgraded while a container lacks
+// files, removed, installed again, purged.
 func TestDebian(t *testing.T) {
 	t.Parallel()
 	busybox, err := os.ReadFile(tool.System(t, "busybox"))
@@ -95,7 +95,7 @@ func TestDebian(t *testing.T) {
 	d.checkSystemd(t)
 }
 
-// checkInstalled looks at what the installation made, and that nothing was started.
+// checkInstalled checks what the installation made, and that it started nothing.
 func (d *debian) checkInstalled(t *testing.T) {
 	t.Helper()
 	for path, want := range map[string]string{
@@ -129,7 +129,7 @@ func (d *debian) checkInstalled(t *testing.T) {
 	}
 }
 
-// serve starts the server as its user with the configuration of the package.
+// serve starts the server as its user, with the configuration of the package.
 func (d *debian) serve(t *testing.T) *proc.Process {
 	t.Helper()
 	p := d.start(t, "server", "setpriv --reuid slipway --regid slipway --init-groups slipway serve --config /etc/slipway/config.yml")
@@ -181,7 +181,7 @@ func (d *debian) push(t *testing.T, busybox []byte) map[string]string {
 	return sums
 }
 
-// tryWorker is the process of the agent that answers.
+// tryWorker returns the process of the agent that answers.
 func (d *debian) tryWorker(t *testing.T) (string, error) {
 	out, err := d.env.Try(t.Context(), "nsenter", d.inside("slipway", "agent", "status", "--json", "--config", "/etc/slipway/agent.yml")...)
 	if err != nil {
@@ -235,7 +235,7 @@ func (d *debian) container(t *testing.T, dir string) *container {
 	return &container{cmd, in, bufio.NewReader(out)}
 }
 
-// sum has the container compute the SHA-256 of a file, which it has not opened before.
+// sum makes the container compute the SHA-256 of a file that it has not opened before.
 func (c *container) sum(t *testing.T, name string) string {
 	t.Helper()
 	watchdog := time.AfterFunc(2*time.Minute, func() { _ = c.cmd.Process.Kill() })
@@ -259,8 +259,8 @@ func (c *container) end(t *testing.T) {
 	}
 }
 
-// purgeWithMounts purges the package while a container's root is mounted. That is left, as
-// are the images.
+// purgeWithMounts purges the package while a container's root is mounted. The mount must stay, and
+// so must the images.
 func (d *debian) purgeWithMounts(t *testing.T) {
 	t.Helper()
 	d.run(t, "cp", "-a", "/usr/bin/slipway", "/srv/slipway")
@@ -285,8 +285,8 @@ func (d *debian) gone(t *testing.T, paths ...string) {
 	}
 }
 
-// removeAndPurge removes the package, which keeps configuration and data; installs it again,
-// which finds them; and purges it, which leaves the account alone.
+// removeAndPurge removes the package, which keeps configuration and data. It installs the package
+// again, which finds them. It then purges it, which keeps the account.
 func (d *debian) removeAndPurge(t *testing.T, digest string) {
 	t.Helper()
 	d.run(t, "sh", "-c", "echo '# ours' >> /etc/slipway/config.yml")
@@ -313,8 +313,8 @@ func (d *debian) removeAndPurge(t *testing.T, digest string) {
 	d.run(t, "dpkg", "--purge", "slipway")
 }
 
-// checkSystemd looks at what the package's scripts ask of systemd. There is none here: a
-// program that writes down what it is asked stands for it.
+// checkSystemd checks what the package's scripts ask of systemd. There is no systemd here: a
+// program that records the calls stands in for it.
 func (d *debian) checkSystemd(t *testing.T) {
 	t.Helper()
 	d.run(t, "mkdir", "-p", "/run/systemd/system")

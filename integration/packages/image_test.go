@@ -21,7 +21,7 @@ import (
 	"example.org/slipway/integration/internal/tool"
 )
 
-// podman is an engine with a storage of its own.
+// podman is an engine with its own storage.
 type podman struct {
 	env    *tool.Env
 	path   string
@@ -65,8 +65,8 @@ func (p *podman) run(t *testing.T, a ...string) string {
 	return p.env.Run(t, p.path, p.args(a...)...)
 }
 
-// container is podman run with what this machine's cgroups allow, and this machine's
-// network.
+// container returns the arguments of podman run that this machine's cgroups need, with this
+// machine's network.
 func (p *podman) container(a ...string) []string {
 	return p.args(append([]string{
 		"run", "--pull=never", "--network", "host",
@@ -95,7 +95,8 @@ func TestImage(t *testing.T) {
 		t.Errorf("the image is of %q", got)
 	}
 
-	// What its command says is safe: nobody is asked for a password, so it refuses.
+	// Without a password file the server refuses to start, because nobody would be asked for a
+	// password.
 	out := p.env.RunFailing(t, p.path, p.container("--rm", ref)...)
 	if !strings.Contains(out, "nobody is asked for a password") || !strings.Contains(out, "insecure_open_to_network") {
 		t.Errorf("without any setting it says:\n%s", out)
@@ -130,8 +131,8 @@ func TestImage(t *testing.T) {
 	p.run(t, "stop", "-t", "30", "second")
 }
 
-// checkCommand runs the image as docs/packages.md says, with its own command, in a network
-// of its own: whoever has a password gets an answer at port 5000.
+// checkCommand runs the image as docs/packages.md says, with the image's own command, in a separate
+// network. A client with a password gets an answer at port 5000.
 func (p *podman) checkCommand(t *testing.T, ref string) {
 	t.Helper()
 	line := p.env.Run(t, tool.System(t, "htpasswd"), "-nbB", "alice", "secret")
@@ -164,7 +165,7 @@ func (p *podman) checkCommand(t *testing.T, ref string) {
 	p.run(t, "stop", "-t", "30", "command")
 }
 
-// TestTarball verifies the checksums as a user does, and that what is unpacked runs.
+// TestTarball verifies the checksums as a user does, and checks that the unpacked program runs.
 func TestTarball(t *testing.T) {
 	t.Parallel()
 	dir := release(t, version, everything...)

@@ -27,10 +27,10 @@ import (
 	"example.org/slipway/node/snapshotter"
 )
 
-// name is what containerd calls the snapshotter.
+// name is containerd's name for the snapshotter.
 const name = "slipway"
 
-// bed is a snapshotter that a containerd uses, and a registry.
+// bed is a registry, and a snapshotter that a containerd uses.
 type bed struct {
 	t      testing.TB
 	root   string // the snapshotter's
@@ -98,7 +98,7 @@ func (b *bed) pull(snapshotter, ref string) {
 	b.ctr.Run(b.t, "image", "pull", "--plain-http", "--snapshotter", snapshotter, ref)
 }
 
-// count returns how many snapshots there are.
+// count returns the number of snapshots.
 func (b *bed) count() (n int) {
 	b.t.Helper()
 	if err := b.sn.Walk(b.t.Context(), func(context.Context, snapshots.Info) error { n++; return nil }); err != nil {
@@ -107,8 +107,8 @@ func (b *bed) count() (n int) {
 	return n
 }
 
-// claimed returns how many layers are claimed: their names are chain IDs, where
-// containerd puts namespace and number before all others.
+// claimed returns the number of claimed layers. Their names are chain IDs; containerd puts a
+// namespace and a number in front of all other names.
 func (b *bed) claimed() (n int) {
 	b.t.Helper()
 	if err := b.sn.Walk(b.t.Context(), func(_ context.Context, i snapshots.Info) error {
@@ -122,14 +122,14 @@ func (b *bed) claimed() (n int) {
 	return n
 }
 
-// within has a subtest report what fails, until the function returned is called.
+// within makes a subtest report failures until the returned function is called.
 func (b *bed) within(t testing.TB) (end func()) {
 	old := b.t
 	b.t = t
 	return func() { b.t = old }
 }
 
-// client is a snapshotter of containerd, as containerd offers it.
+// client returns a snapshotter of containerd, as containerd offers it.
 func (b *bed) client(snapshotter string) snapshots.Snapshotter {
 	b.t.Helper()
 	conn, err := grpc.NewClient("unix://"+b.ctr.Socket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -140,10 +140,10 @@ func (b *bed) client(snapshotter string) snapshots.Snapshotter {
 	return proxy.NewSnapshotter(snapshotsapi.NewSnapshotsClient(conn), snapshotter)
 }
 
-// ctx names ctr's namespace.
+// ctx returns a context with ctr's namespace.
 func (b *bed) ctx() context.Context { return namespaces.WithNamespace(b.t.Context(), "default") }
 
-// mounted mounts a snapshot and calls f with the place.
+// mounted mounts a snapshot and calls f with the mount point.
 func (b *bed) mounted(mounts []mount.Mount, f func(dir string)) {
 	b.t.Helper()
 	dir := b.t.TempDir()
@@ -154,7 +154,7 @@ func (b *bed) mounted(mounts []mount.Mount, f func(dir string)) {
 	f(dir)
 }
 
-// empty fails the test unless nothing is left of any snapshot.
+// empty fails the test if anything of a snapshot is left.
 func (b *bed) empty() {
 	b.t.Helper()
 	if n := b.count(); n != 0 {

@@ -24,7 +24,7 @@ import (
 // ways are the ways in which layers become available.
 var ways = []struct {
 	name    string
-	claimed int // layers of an image of three
+	claimed int // of an image of three layers
 	lower   func(t testing.TB) snapshotter.Lower
 }{
 	{"unpacked", 0, func(testing.TB) snapshotter.Lower { return nil }},
@@ -36,7 +36,7 @@ var ways = []struct {
 	}},
 }
 
-// picky is an image with what layers can do to each other.
+// picky returns an image whose layers do to each other what layers can do.
 func picky(t testing.TB) *imagetest.Image {
 	var low, mid, top imagetest.Archive
 	low.Add(tar.Header{Typeflag: tar.TypeReg, Name: "hello", Mode: 0o755}, imagetest.HelloProgram(t))
@@ -102,7 +102,7 @@ func TestContainerd(t *testing.T) {
 	}
 }
 
-// top is the chain ID of an image's top layer, under which it is recorded.
+// top returns the chain ID of an image's top layer, under which it is recorded.
 func (b *bed) top(snapshotter string) (key string) {
 	b.t.Helper()
 	var keys, parents []string
@@ -123,11 +123,11 @@ func (b *bed) top(snapshotter string) (key string) {
 	return tops[0]
 }
 
-// keep is for snapshots that nothing refers to.
+// keep protects snapshots that nothing refers to.
 var keep = snapshots.WithLabels(map[string]string{"containerd.io/gc.root": "test"})
 
-// both makes the same snapshot on the top layer of both snapshotters, shows
-// them to f and removes them.
+// both makes the same snapshot on the top layer of both snapshotters, passes both to f, and removes
+// them.
 func both(b *bed, kind snapshots.Kind, layers map[string]string, f func(dirs map[string]string)) {
 	b.t.Helper()
 	mounts := map[string][]mount.Mount{}
@@ -191,7 +191,7 @@ func testSame(t *testing.T, b *bed) {
 
 func compare(t *testing.T, dirs map[string]string) {
 	t.Helper()
-	// The root directory and what was changed just now carry the time of it.
+	// The root directory and what was just changed have the time of that change.
 	diff, err := treecmp.Compare(dirs[name], dirs["overlayfs"], &treecmp.Options{Ignore: func(path, aspect string) bool {
 		return aspect == "mtime" && (path == "." || path == "data" || path == "dir" || path == "dir/sub" || path == "dir/one" || strings.HasPrefix(path, "new") || path == "data/a")
 	}})
@@ -200,7 +200,7 @@ func compare(t *testing.T, dirs map[string]string) {
 	}
 }
 
-// change does what containers do to a tree.
+// change changes a tree as containers do.
 func change(t *testing.T, dir string) {
 	t.Helper()
 	at := func(name string) string { return filepath.Join(dir, name) }
@@ -216,7 +216,7 @@ func change(t *testing.T, dir string) {
 	}
 }
 
-// testDiff changes a container and has containerd make a layer of that.
+// testDiff changes a container, and makes containerd create a layer from the changes.
 func testDiff(t *testing.T, b *bed) {
 	defer b.within(t)()
 	layers := map[string]string{name: b.top(name), "overlayfs": b.top("overlayfs")}
@@ -227,7 +227,7 @@ func testDiff(t *testing.T, b *bed) {
 	})
 	names := map[string][]string{}
 	for sn := range layers {
-		// The output ends where its last white space was cut off.
+		// The output lacks its trailing white space.
 		out := b.ctr.Run(t, "snapshots", "--snapshotter", sn, "diff", "--media-type", imagetest.TypeLayerTar, "shown")
 		r := tar.NewReader(strings.NewReader(out + strings.Repeat("\x00", 2048)))
 		for {
@@ -247,7 +247,7 @@ func testDiff(t *testing.T, b *bed) {
 	}
 }
 
-// TestDocker has dockerd use the snapshotter as its storage driver.
+// TestDocker makes dockerd use the snapshotter as its storage driver.
 func TestDocker(t *testing.T) {
 	for _, w := range ways {
 		t.Run(w.name, func(t *testing.T) {

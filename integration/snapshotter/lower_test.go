@@ -27,10 +27,10 @@ import (
 //	X/mnt   a bind mount of it
 type registryLower struct {
 	dir   string
-	claim func(l snapshotter.Layer) bool // nil: everything
+	claim func(l snapshotter.Layer) bool // nil claims everything
 
 	mu      sync.Mutex
-	running map[string]string // container to chain
+	running map[string]string // from container to chain
 	dropped []string
 }
 
@@ -69,7 +69,7 @@ func (l *registryLower) Claim(ctx context.Context, layer snapshotter.Layer) (boo
 	return true, os.Rename(tmp, tree)
 }
 
-// unpack fetches a layer by what the labels say of it.
+// unpack fetches a layer according to its labels, and unpacks it.
 func unpack(ctx context.Context, layer snapshotter.Layer, dir string) error {
 	host, rest, _ := strings.Cut(layer.ImageRef, "/")
 	repo, _, _ := strings.Cut(rest, ":")
@@ -107,8 +107,7 @@ func (l *registryLower) Mount(_ context.Context, chain string) (snapshotter.Laye
 			return snapshotter.Layers{}, fmt.Errorf("mount %s: %w", tree, err)
 		}
 	}
-	// A directory of contents in which nothing is needed, so that overlays
-	// have all their parts.
+	// This directory of contents is not needed, but makes the overlays complete.
 	data := filepath.Join(l.dir, "data")
 	return snapshotter.Layers{Lower: []string{mnt}, Data: []string{data}}, os.MkdirAll(data, 0o700)
 }
@@ -142,7 +141,7 @@ func (l *registryLower) Drop(_ context.Context, chain string) error {
 	return os.RemoveAll(l.chain(chain))
 }
 
-// containers returns the containers that were started and not stopped.
+// containers returns the number of containers that were started and not stopped.
 func (l *registryLower) containers() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()

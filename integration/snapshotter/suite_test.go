@@ -19,9 +19,9 @@ import (
 	"example.org/slipway/node/snapshotter"
 )
 
-// TestSuite runs containerd's test suite for snapshotters on layers that are
-// all unpacked. It is told that this is overlayfs, which by the suite cannot
-// rename directories of lower layers; nothing else depends on the name.
+// TestSuite runs containerd's test suite for snapshotters on layers that are all unpacked. It tells
+// the suite that this is overlayfs, which in the suite's view cannot rename directories of lower
+// layers. Nothing else depends on the name.
 func TestSuite(t *testing.T) {
 	tool.NeedRoot(t)
 	testsuite.SnapshotterSuite(t, "overlayfs", func(_ context.Context, root string) (snapshots.Snapshotter, func() error, error) {
@@ -33,8 +33,7 @@ func TestSuite(t *testing.T) {
 	})
 }
 
-// TestSuiteOverClaimedLayer runs it with everything on top of a claimed layer
-// that holds nothing.
+// TestSuiteOverClaimedLayer runs the suite with everything on top of an empty claimed layer.
 func TestSuiteOverClaimedLayer(t *testing.T) {
 	tool.NeedRoot(t)
 	testsuite.SnapshotterSuite(t, "overlayfs", func(ctx context.Context, root string) (snapshots.Snapshotter, func() error, error) {
@@ -56,7 +55,7 @@ func TestSuiteOverClaimedLayer(t *testing.T) {
 	})
 }
 
-// onBase puts what has no parent on a base, and hides the base.
+// onBase puts snapshots without a parent on a base, and hides the base.
 type onBase struct {
 	*snapshotter.Snapshotter
 	base string
@@ -107,7 +106,7 @@ func (h *onBase) Walk(ctx context.Context, fn snapshots.WalkFunc, filters ...str
 	})
 }
 
-// fields shows a record to filters, after the base was hidden.
+// fields shows a record to filters after the base has been hidden.
 func fields(i snapshots.Info) pkgfilters.Adaptor {
 	return pkgfilters.AdapterFunc(func(path []string) (string, bool) {
 		switch path[0] {
@@ -125,8 +124,7 @@ func fields(i snapshots.Info) pkgfilters.Adaptor {
 	})
 }
 
-// end removes everything, children first, as nothing else takes the mounts
-// away.
+// end removes everything, children first, because nothing else removes the mounts.
 func (h *onBase) end(ctx context.Context) error {
 	for {
 		var names []string
@@ -134,7 +132,7 @@ func (h *onBase) end(ctx context.Context) error {
 			names = append(names, i.Name)
 			return nil
 		}); err != nil {
-			// The suite closes some by itself.
+			// The suite closes some of them itself.
 			return h.Close()
 		}
 		removed := 0

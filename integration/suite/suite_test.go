@@ -1,10 +1,9 @@
-// Package suite runs the conformance suites of the OCI distribution
-// specification, where they are installed, against a fresh server.
+// Package suite runs the conformance suites of the OCI distribution specification against a fresh
+// server, if they are installed.
 //
-// scripts/setup.sh installs the newer suite. That of release 1.1.1 is no Go module:
-// build it from its sources, and name it in SLIPWAY_CONFORMANCE_V1 or put it into the
-// tools directory as conformance-v1.1.1.test. SLIPWAY_CONFORMANCE_V2 names another
-// build of the newer one.
+// scripts/setup.sh installs the newer suite. The suite of release 1.1.1 is not a Go module: build
+// it from its sources, and name it in SLIPWAY_CONFORMANCE_V1 or put it into the tools directory as
+// conformance-v1.1.1.test. SLIPWAY_CONFORMANCE_V2 names another build of the newer suite.
 package suite
 
 import (
@@ -20,11 +19,11 @@ import (
 	"example.org/slipway/internal/backendtest"
 )
 
-// cached is a cache small enough for the suites to meet its limits.
+// cached configures a cache that is small enough for the suites to reach its limits.
 const cached = "  blob_cache: {ram: 1MiB, ssd: 4MiB, large: 512KiB}\n"
 
-// onEveryStore runs a suite against a new registry on each store, and looks afterwards
-// whether what is stored is whole. settings are more of the registry's configuration.
+// onEveryStore runs a suite against a new registry on each store, and then checks that the stored
+// content is whole. settings are added to the registry's configuration.
 func onEveryStore(t *testing.T, settings string, suite func(*testing.T, *slipway.Server)) {
 	s3 := func(t *testing.T, s *backendtest.S3Server) string {
 		return fmt.Sprintf("  s3: {regionendpoint: %q, accesskey: %q, secretkey: %q, region: %q, bucket: %q}\n",
@@ -32,7 +31,7 @@ func onEveryStore(t *testing.T, settings string, suite func(*testing.T, *slipway
 	}
 	for _, store := range []struct {
 		name   string
-		config func(t *testing.T) string // below storage, but for where its directory is
+		config func(t *testing.T) string // the settings below storage, except the directory's place
 	}{
 		{"filesystem", func(*testing.T) string { return "" }},
 		{"filesystem with a cache", func(*testing.T) string { return cached }},
@@ -70,8 +69,8 @@ func onEveryStore(t *testing.T, settings string, suite func(*testing.T, *slipway
 	}
 }
 
-// TestConformanceV1 runs the suite of release 1.1.1 of the specification. It
-// has 79 specs; 5 of them skip themselves, as they are alternatives of others.
+// TestConformanceV1 runs the suite of release 1.1.1 of the specification. It has 79 specs; 5 of
+// them skip themselves, because they are alternatives to others.
 func TestConformanceV1(t *testing.T) {
 	program := find(t, "SLIPWAY_CONFORMANCE_V1", "conformance-v1.1.1.test")
 	onEveryStore(t, "", func(t *testing.T, s *slipway.Server) {
@@ -86,13 +85,13 @@ func TestConformanceV1(t *testing.T) {
 	})
 }
 
-// sparse lets manifests name what is not there, which a registry may refuse and the
-// suite checks only where it is told to.
+// sparse lets manifests name content that does not exist. A registry may refuse such manifests, and
+// the suite tests them only if it is told to.
 const sparse = "validation: {manifests: {blobs: none, indexes: {platforms: none}}}\n"
 
-// TestConformanceV2 runs the rewritten suite at the level of the specification's
-// development with every optional check, about 1020 in all. Two skip themselves:
-// a mount that names no repository, which would tell of private blobs.
+// TestConformanceV2 runs the rewritten suite at the level of the specification's development
+// version, with every optional check, about 1020 in all. Two skip themselves: a mount that names no
+// repository, which would reveal private blobs.
 func TestConformanceV2(t *testing.T) {
 	program := find(t, "SLIPWAY_CONFORMANCE_V2", "conformance")
 	onEveryStore(t, sparse, func(t *testing.T, s *slipway.Server) {
@@ -120,8 +119,8 @@ func find(t *testing.T, variable, name string) string {
 	return path
 }
 
-// run runs a suite and fails the test for each of its failures, and when fewer
-// checks passed than there must be: a suite that stopped early proves nothing.
+// run runs a suite and fails the test for each of its failures. It also fails the test if fewer
+// checks passed than must: a suite that stopped early proves nothing.
 func run(t *testing.T, env *tool.Env, program string, minPassed int) {
 	t.Helper()
 	_, err := env.Try(t.Context(), program)
@@ -160,8 +159,8 @@ type report struct {
 	} `xml:"testcase"`
 }
 
-// passed counts the checks that passed. The first suite reports the writing
-// of its own report as one more test.
+// passed counts the checks that passed. The first suite reports the writing of its own report as
+// one more test.
 func (r *report) passed() int {
 	n := r.Tests - r.Failures - r.Errors - r.Skipped - r.Disabled
 	for _, c := range r.Cases {

@@ -24,14 +24,14 @@ import (
 const (
 	registry = "127.0.0.1:5000"
 	image    = registry + "/team/app:1"
-	// files of the image, more than a container under load opens in a run.
+	// files is the number of files in the image, more than a container under load opens in a run.
 	files = 4000
-	// absent are those of them that the containers under load leave alone.
+	// absent is the number of those files that the containers under load do not touch.
 	absent = 100
 )
 
-// containerd installs containerd as a service of the machine that is not booted yet. The
-// hierarchies of control groups that systemd-nspawn mounts read-only are runc's, too.
+// containerd installs containerd as a service of a machine that has not booted yet. runc also gets
+// the cgroup hierarchies that systemd-nspawn mounts read-only.
 func (m *machine) containerd(t *testing.T) {
 	t.Helper()
 	for _, name := range []string{"containerd", "containerd-shim-runc-v2", "ctr", "runc"} {
@@ -95,28 +95,28 @@ func (m *machine) push(t *testing.T) (sums []string) {
 	return sums
 }
 
-// digest is what the registry has under the image's name.
+// digest returns the digest that the registry has under the image's name.
 func (m *machine) digest(t *testing.T) string {
 	t.Helper()
 	return m.outside(t, "skopeo", "inspect", "--tls-verify=false", "--format", "{{.Digest}}", "docker://"+image)
 }
 
-// ctrLog has what ctr says itself, and what containers write to standard error.
+// ctrLog is the file for ctr's own messages, and for containers' standard error.
 const ctrLog = "/run/ctr.log"
 
-// ctr is a command that runs a container of the image with the agent's snapshots. Its name
-// is of this test alone, as control groups of containers are this machine's.
+// ctr returns a command that runs a container of the image with the agent's snapshots. The name is
+// unique to this test, because the cgroups of containers are this machine's.
 func (m *machine) ctr(name string, args ...string) *exec.Cmd {
 	return m.command(append([]string{"sh", "-c", `exec "$@" 2>>` + ctrLog, "sh", "ctr", "run", "--rm", "--snapshotter", "slipway", image, filepath.Base(m.env.Dir()) + "-" + name, "/bin/busybox", "sh"}, args...)...)
 }
 
-// load is a container that opens file after file, all the time.
+// load is a container that keeps opening one file after another.
 type load struct {
 	m    *machine
 	p    *proc.Process
 	log  string
 	sums []string
-	seen int // lines of the log that were looked at
+	seen int // number of log lines already checked
 }
 
 func (m *machine) startLoad(t *testing.T, sums []string) *load {
@@ -133,8 +133,8 @@ done`, absent, files)), l.log)
 	return l
 }
 
-// check looks at what the container has read since, and waits until it reads on. It tells
-// how many files it read.
+// check checks what the container has read since the last call, and waits until it reads again. It
+// returns the number of files that it read.
 func (l *load) check(t *testing.T) int {
 	t.Helper()
 	before := l.seen
@@ -152,7 +152,7 @@ func (l *load) check(t *testing.T) int {
 	return l.seen - before
 }
 
-// verify compares what the container printed with what the files are.
+// verify compares what the container printed with the files' content.
 func (l *load) verify(t *testing.T) {
 	t.Helper()
 	b, err := os.ReadFile(l.log)
@@ -187,7 +187,7 @@ func (l *load) end(t *testing.T) {
 	}
 }
 
-// shell is a container that does what it is told.
+// shell is a container that carries out commands.
 type shell struct {
 	cmd *exec.Cmd
 	in  io.WriteCloser
@@ -213,7 +213,8 @@ func (m *machine) startShell(t *testing.T) *shell {
 	return &shell{cmd, in, bufio.NewReader(out)}
 }
 
-// read has the container read a file, and returns what it says: the SHA-256 or why not.
+// read makes the container read a file, and returns its answer: the SHA-256, or the reason of a
+// failure.
 func (s *shell) read(t *testing.T, file int) string {
 	t.Helper()
 	watchdog := time.AfterFunc(patience, func() { _ = s.cmd.Process.Kill() })

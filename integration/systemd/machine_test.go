@@ -19,16 +19,16 @@ import (
 	"example.org/slipway/integration/internal/tool"
 )
 
-// patience bounds what takes seconds, on a machine that has other things to do.
+// patience bounds what takes seconds, on a machine that has other work.
 const patience = 3 * time.Minute
 
-// machine is a Debian that systemd has booted, with a network of its own.
+// machine is a Debian that systemd has booted, with its own network.
 type machine struct {
 	root   string // its directory as seen from outside
 	pid    int    // of its first process
 	nspawn *proc.Process
 	env    *tool.Env
-	// booted is how long it took until everything ran.
+	// booted is the time until everything was running.
 	booted time.Duration
 }
 
@@ -58,8 +58,8 @@ func boot(t *testing.T) *machine {
 	return m
 }
 
-// launch starts systemd-nspawn and finds the machine's first process. It joins the groups
-// first, below which it makes its own.
+// launch starts systemd-nspawn and finds the machine's first process. systemd-nspawn first joins
+// the groups, and makes its own groups below them.
 func (m *machine) launch(t *testing.T, groups []string) {
 	t.Helper()
 	const script = `for g in $1; do echo $$ >$g/cgroup.procs; done
@@ -84,7 +84,7 @@ exec systemd-nspawn "$@"`
 	})
 }
 
-// await waits until everything has started, and nothing has failed to.
+// await waits until everything has started, and fails the test if anything has failed to start.
 func (m *machine) await(t *testing.T) {
 	t.Helper()
 	state := ""
@@ -108,7 +108,7 @@ func (m *machine) alive(t *testing.T) {
 	}
 }
 
-// halt has the machine shut down, and tells how long that took.
+// halt shuts the machine down, and returns how long that took.
 func (m *machine) halt(t *testing.T) time.Duration {
 	t.Helper()
 	began := time.Now()
@@ -122,8 +122,8 @@ func (m *machine) halt(t *testing.T) time.Duration {
 	return time.Since(began)
 }
 
-// ownGroups makes the control groups in which the machine has its own, where those of
-// systemd are in hierarchies of the first version: two machines would share them otherwise.
+// ownGroups makes cgroups below which the machine has its own, for systemd's hierarchies of cgroup
+// version 1. Two machines would otherwise share them.
 func ownGroups(t *testing.T, name string) (dirs []string) {
 	t.Helper()
 	for _, hierarchy := range []string{"systemd", "unified"} {
@@ -145,8 +145,8 @@ func ownGroups(t *testing.T, name string) (dirs []string) {
 	return dirs
 }
 
-// removeGroups removes a control group and those below it. A process that has just ended
-// may be in one still.
+// removeGroups removes a cgroup and those below it. A process that has just ended may still be in
+// one.
 func removeGroups(dir string) error {
 	for end := time.Now().Add(time.Minute); ; <-time.After(50 * time.Millisecond) {
 		var dirs []string
@@ -165,11 +165,11 @@ func removeGroups(dir string) error {
 	}
 }
 
-// path is where a file of the running machine is seen from outside.
+// path returns the path, seen from outside, of a file in the running machine.
 func (m *machine) path(name string) string { return fmt.Sprintf("/proc/%d/root%s", m.pid, name) }
 
-// write writes a file of the machine, whether it runs or not. What is there keeps its owner
-// and mode.
+// write writes a file of the machine, whether it runs or not. An existing file keeps its owner and
+// mode.
 func (m *machine) write(t *testing.T, name, text string) {
 	t.Helper()
 	file := filepath.Join(m.root, name)
@@ -186,7 +186,7 @@ func (m *machine) inside(args ...string) []string {
 		"PATH=/opt/tools:/usr/sbin:/usr/bin:/sbin:/bin", "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C", "HOME=/root"}, args...)
 }
 
-// command is a command of the machine that is not started yet.
+// command returns a command of the machine that has not been started.
 func (m *machine) command(args ...string) *exec.Cmd {
 	cmd := exec.Command("nsenter", m.inside(args...)...)
 	cmd.Env = m.env.Vars()
@@ -219,13 +219,13 @@ func (m *machine) outside(t *testing.T, args ...string) string {
 	return m.env.Run(t, "nsenter", append([]string{"-t", strconv.Itoa(m.pid), "-n", "--"}, args...)...)
 }
 
-// show is a property of a unit.
+// show returns a property of a unit.
 func (m *machine) show(t *testing.T, unit, property string) string {
 	t.Helper()
 	return m.run(t, "systemctl", "show", "--value", "-p", property, unit)
 }
 
-// count is a property that is a number.
+// count returns a property that is a number.
 func (m *machine) count(t *testing.T, unit, property string) int {
 	t.Helper()
 	n, err := strconv.Atoi(m.show(t, unit, property))
@@ -245,7 +245,7 @@ func (m *machine) active(t *testing.T, units ...string) {
 	}
 }
 
-// journal is the end of what a unit has logged.
+// journal returns the end of a unit's log.
 func (m *machine) journal(t *testing.T, unit string) string {
 	t.Helper()
 	return m.run(t, "journalctl", "--no-pager", "-n", "40", "-u", unit)

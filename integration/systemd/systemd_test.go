@@ -17,8 +17,8 @@ import (
 	"example.org/slipway/integration/internal/slipway"
 )
 
-// Two versions are made of the same sources. The first is that of docs/packages.md, whose
-// commands are run as they stand there.
+// Two versions are made from the same sources. The first is that of docs/packages.md, whose
+// commands are run exactly as written.
 const (
 	version = "0.1.0"
 	newer   = "0.2.0"
@@ -29,12 +29,13 @@ const (
 	agent  = "slipway-agent.service"
 )
 
-// exposed is what systemd-analyze security may say of a unit at most, of 10.0: the agent
-// mounts in the machine's namespace, as root, which alone makes most of its figure.
+// exposed is the largest exposure, out of 10.0, that systemd-analyze security may report for each
+// unit. The agent mounts in the machine's namespace as root, which alone accounts for most of its
+// figure.
 var exposed = map[string]float64{server: 1.5, agent: 5.2}
 
-// TestSystemd takes the package through its life in one machine; each part goes on from
-// where the one before has left it.
+// TestSystemd takes the package through its life in one machine. Each part continues where the one
+// before ended.
 func TestSystemd(t *testing.T) {
 	m := boot(t)
 	t.Logf("booted in %.1f s", m.booted.Seconds())
@@ -77,7 +78,7 @@ func TestSystemd(t *testing.T) {
 	}
 }
 
-// packages makes the package of a version and lays it where an administrator has it.
+// packages makes the package of a version and puts it where an administrator would have it.
 func (m *machine) packages(t *testing.T, v string) {
 	t.Helper()
 	dir := filepath.Join(m.env.Dir(), v)
@@ -95,7 +96,7 @@ func (m *machine) packages(t *testing.T, v string) {
 	m.write(t, "/root/"+release.Deb(v), string(data))
 }
 
-// page is a page of the documentation.
+// page returns a page of the documentation.
 func page(t *testing.T, name string) string {
 	t.Helper()
 	text, err := os.ReadFile("../../docs/" + name)
@@ -105,8 +106,8 @@ func page(t *testing.T, name string) string {
 	return string(text)
 }
 
-// documented returns the commands of docs/packages.md that begin with the prefix, without
-// what is said about them.
+// documented returns the commands of docs/packages.md that begin with the prefix, without the
+// comments on them.
 func documented(t *testing.T, prefix string) (commands []string) {
 	t.Helper()
 	for line := range strings.Lines(page(t, "packages.md")) {
@@ -127,8 +128,8 @@ func (m *machine) follow(t *testing.T, commands ...string) string {
 	return m.run(t, "sh", "-ec", "cd /root; exec 2>&1\n"+strings.Join(commands, "\n"))
 }
 
-// testEnable follows the page: nothing runs after the installation, and what is enabled
-// answers as soon as systemctl has returned.
+// testEnable follows the page: nothing runs after the installation, and whatever is enabled answers
+// as soon as systemctl has returned.
 func (m *machine) testEnable(t *testing.T) {
 	m.packages(t, version)
 	m.packages(t, newer)
@@ -138,7 +139,7 @@ func (m *machine) testEnable(t *testing.T) {
 			t.Errorf("after the installation %s is %s", u, got)
 		}
 	}
-	// Nothing is fetched that nobody opens.
+	// The agent only fetches what somebody opens.
 	m.write(t, "/etc/slipway/agent.yml", "root: /var/lib/slipway-agent\nfetch: {background: false, mode: lazy}\n")
 	m.follow(t, documented(t, "systemctl enable --now slipway")...)
 	m.active(t, server, agent)
@@ -161,7 +162,7 @@ func (m *machine) testEnable(t *testing.T) {
 	}
 }
 
-// overall is what systemd-analyze says at last.
+// overall matches the last line of systemd-analyze.
 var overall = regexp.MustCompile(`Overall exposure level for (\S+): ([0-9.]+) `)
 
 func (m *machine) testHardening(t *testing.T) {
@@ -179,14 +180,14 @@ func (m *machine) testHardening(t *testing.T) {
 	}
 }
 
-// What stands before commands of other users.
+// These are put in front of commands that run as other users.
 const (
 	asServer = "setpriv --reuid slipway --regid slipway --init-groups "
 	asNobody = "setpriv --reuid nobody --regid nogroup --clear-groups "
 )
 
-// testCommands runs commands as root and as the server's user without saying where the
-// configuration is, and as somebody who may not know it.
+// testCommands runs commands as root and as the server's user without naming the configuration, and
+// as a user who may not read it.
 func (m *machine) testCommands(t *testing.T) {
 	for _, command := range []string{
 		"slipway status", "slipway gc --dry-run", "slipway fsck", "slipway retention --dry-run", "slipway settle",
@@ -209,8 +210,8 @@ func (m *machine) testCommands(t *testing.T) {
 	m.gone(t, "/slipway-data")
 }
 
-// testBackup backs up to where the running server may not write, which is said with the way
-// out, and follows docs/backup.md to where it may.
+// testBackup backs up to a place where the running server may not write. The error must say what to
+// do. Then it follows docs/backup.md to a place where the server may write.
 func (m *machine) testBackup(t *testing.T) {
 	if out := m.fails(t, "slipway", "backup", "/srv/backup"); !strings.Contains(out, "user, slipway") || !strings.Contains(out, "ReadWritePaths=/srv/backup") {
 		t.Errorf("slipway backup says: %s", out)
@@ -237,7 +238,7 @@ type entry struct {
 	Message  string `json:"MESSAGE"`
 }
 
-// entries are the lines of a unit in the journal, of a priority or graver.
+// entries returns the journal's lines of a unit with at least the given priority.
 func (m *machine) entries(t *testing.T, unit, priority string) (list []entry) {
 	t.Helper()
 	out := m.run(t, "journalctl", "--no-pager", "-o", "json", "-u", unit, "-p", priority, "_TRANSPORT=stdout")
@@ -251,12 +252,12 @@ func (m *machine) entries(t *testing.T, unit, priority string) (list []entry) {
 	return list
 }
 
-// has tells whether one of the lines has the priority and contains the text.
+// has reports whether one of the lines has the priority and contains the text.
 func has(list []entry, priority, text string) bool {
 	return slices.ContainsFunc(list, func(e entry) bool { return e.Priority == priority && strings.Contains(e.Message, text) })
 }
 
-// testJournal looks for what is logged, and for what a server prints that cannot start.
+// testJournal checks what is logged, and what a server prints that cannot start.
 func (m *machine) testJournal(t *testing.T) {
 	for _, u := range []string{server, agent} {
 		if list := m.entries(t, u, "debug"); !has(list, "6", "level=INFO") {
@@ -283,7 +284,8 @@ func (m *machine) testJournal(t *testing.T) {
 	m.run(t, "sh", "-c", "echo '{}{' >/etc/slipway/agent.yml.bad && slipway agent config check /etc/slipway/agent.yml.bad >/dev/null 2>&1 && exit 1; rm /etc/slipway/agent.yml.bad")
 }
 
-// testRestart restarts and kills the agent while a container opens files that are not here.
+// testRestart restarts and kills the agent while a container opens files that the node does not
+// hold.
 func (m *machine) testRestart(t *testing.T, l *load) {
 	for range 3 {
 		before := m.show(t, agent, "MainPID")
@@ -303,8 +305,8 @@ func (m *machine) testRestart(t *testing.T, l *load) {
 	l.check(t)
 }
 
-// testReloadAgent changes the agent's configuration: one that is not good is refused, and
-// what is asked for anew is there, in the same process.
+// testReloadAgent changes the agent's configuration. An invalid one must be refused; new settings
+// must take effect in the same process.
 func (m *machine) testReloadAgent(t *testing.T, l *load) {
 	good, err := os.ReadFile(m.path("/etc/slipway/agent.yml"))
 	if err != nil {
@@ -370,8 +372,8 @@ func (m *machine) testReloadServer(t *testing.T) {
 	m.run(t, "systemctl", "restart", server)
 }
 
-// testWatchdog stops server and agent, which systemd starts again. It waits less long than
-// with the package's units.
+// testWatchdog suspends server and agent, which systemd must restart. The time limit is shorter
+// than that of the package's units.
 func (m *machine) testWatchdog(t *testing.T, l *load) {
 	for _, u := range []string{server, agent} {
 		m.write(t, "/etc/systemd/system/"+u+".d/watchdog.conf", "[Service]\nWatchdogSec=5s\n")
@@ -400,8 +402,8 @@ func (m *machine) testWatchdog(t *testing.T, l *load) {
 	l.check(t)
 }
 
-// testUpgrade installs the newer package and the older one again while a container reads
-// and somebody asks the registry all the time.
+// testUpgrade installs the newer package and then the older one again, while a container reads and
+// a client keeps asking the registry.
 func (m *machine) testUpgrade(t *testing.T, l *load) {
 	answers := filepath.Join(m.env.Dir(), "answers.log")
 	asking := m.askAlways(t, answers)
@@ -440,7 +442,7 @@ func (m *machine) askAlways(t *testing.T, log string) *proc.Process {
 	return proc.Start(t, cmd, log)
 }
 
-// checkAnswers wants nothing but right answers, and refusals while the server was replaced.
+// checkAnswers accepts only correct answers, and refusals while the server was being replaced.
 func (m *machine) checkAnswers(t *testing.T, log string) {
 	t.Helper()
 	b, err := os.ReadFile(log)
@@ -458,8 +460,8 @@ func (m *machine) checkAnswers(t *testing.T, log string) {
 	}
 }
 
-// testStop stops server and agent. A container that lacks a file then gets an error, and is
-// not held for ever.
+// testStop stops server and agent. A container that lacks a file must then get an error, and must
+// not hang.
 func (m *machine) testStop(t *testing.T, l *load, sums []string) {
 	l.end(t)
 	s := m.startShell(t)
@@ -487,8 +489,8 @@ func (m *machine) testStop(t *testing.T, l *load, sums []string) {
 	s.end(t)
 }
 
-// testNoLimit lets the server fail more often than systemd would have by default, and mends
-// what is wrong: it comes back by itself.
+// testNoLimit makes the server fail more often than systemd would allow by default, and then
+// removes the cause. The server must come back by itself.
 func (m *machine) testNoLimit(t *testing.T) {
 	m.run(t, "systemctl", "stop", server)
 	good, err := os.ReadFile(m.path("/etc/slipway/config.yml"))
@@ -506,8 +508,8 @@ func (m *machine) testNoLimit(t *testing.T) {
 	m.run(t, "systemctl", "daemon-reload")
 }
 
-// testOffline works on the data of a server that does not run: as its user, since what root
-// writes there the server could not read. Root is told so.
+// testOffline works on the data of a stopped server, as the server's user, because the server could
+// not read what root writes there. Root gets an error that says so.
 func (m *machine) testOffline(t *testing.T) {
 	digest := m.digest(t)
 	m.run(t, "systemctl", "stop", server)
@@ -536,8 +538,8 @@ func (m *machine) gone(t *testing.T, paths ...string) {
 	}
 }
 
-// testPurge removes and purges the package as the page has it. Images stay until they are
-// deleted by the command that is printed.
+// testPurge removes and purges the package as the page says. Images stay until they are deleted
+// with the command that is printed.
 func (m *machine) testPurge(t *testing.T) {
 	digest := m.digest(t)
 	m.follow(t, "apt remove -y slipway")

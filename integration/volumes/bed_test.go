@@ -20,7 +20,7 @@ import (
 	"example.org/slipway/integration/internal/tool"
 )
 
-// patience is how long anything may take that is no fault of the storage.
+// patience bounds everything that does not wait for the storage.
 const patience = 30 * time.Second
 
 func TestMain(m *testing.M) {
@@ -41,7 +41,7 @@ var shared struct {
 	err     error
 }
 
-// cluster returns the one cluster, which it starts for the first test.
+// cluster returns the shared cluster. It starts the cluster for the first test.
 func cluster(t testing.TB) *ceph.Cluster {
 	t.Helper()
 	tool.NeedRoot(t)
@@ -62,19 +62,19 @@ func cluster(t testing.TB) *ceph.Cluster {
 	return shared.cluster
 }
 
-// bed is a registry with volumes in namespaces of its own.
+// bed is a registry with volumes in its own namespaces.
 type bed struct {
 	*slipway.Server
 	t          testing.TB
 	c          *ceph.Cluster
 	ns, clones string
 	binary     string
-	conf       string // what nodes know of the cluster
+	conf       string // the nodes' configuration of the cluster
 }
 
 var serial atomic.Int64
 
-// newBed starts a registry that builds volumes of the file systems, "both" or one.
+// newBed starts a registry that builds volumes of the given file systems: "both" or one.
 func newBed(t testing.TB, fs string) *bed {
 	t.Helper()
 	c := cluster(t)
@@ -147,7 +147,7 @@ func (b *bed) built(p pushed, fs ...string) *ctrnode.VolumeStatus {
 	return st
 }
 
-// node starts a node on this machine's network; it ends with the test.
+// node starts a node on this machine's network. It ends with the test.
 func (b *bed) node(way string, change func(*ctrnode.Options)) *node {
 	b.t.Helper()
 	o := ctrnode.Options{Dir: filepath.Join(tool.ShortTempDir(b.t), "n"), Binary: b.binary, Way: way, Registries: []string{b.Addr}, Ceph: b.conf}
@@ -169,7 +169,7 @@ func (b *bed) node(way string, change func(*ctrnode.Options)) *node {
 	return &node{n, b.t}
 }
 
-// node is a node whose failures are those of a test.
+// node is a node whose failures fail a test.
 type node struct {
 	*ctrnode.Node
 	t testing.TB
@@ -182,7 +182,7 @@ func (n *node) pull(p pushed) {
 	}
 }
 
-// check runs a container, which must print this.
+// check runs a container, which must print want.
 func (n *node) check(p pushed, want string, args ...string) {
 	n.t.Helper()
 	out, err := n.RunContainer(n.t.Context(), p.ref, unique(), append([]string{"/bin/check"}, args...)...)
@@ -191,7 +191,7 @@ func (n *node) check(p pushed, want string, args ...string) {
 	}
 }
 
-// explain is what the agent says of an image.
+// explain returns what the agent says of an image.
 func (n *node) explain(p pushed) string {
 	n.t.Helper()
 	out, err := n.Slipway(n.t.Context(), "agent", "explain", p.ref)
@@ -201,8 +201,8 @@ func (n *node) explain(p pushed) string {
 	return out
 }
 
-// comes fails the test unless the agent says that an image comes in this way, with the
-// words.
+// comes fails the test unless the agent says that an image comes in the given way, and says it with
+// the words.
 func (n *node) comes(p pushed, way string, words ...string) {
 	n.t.Helper()
 	said := n.explain(p)
@@ -213,15 +213,15 @@ func (n *node) comes(p pushed, way string, words ...string) {
 	}
 }
 
-// volume is how explain begins to tell that an image comes as one; gear and plain are
-// its words for the other ways.
+// volume is how explain begins if an image comes as a volume. gear and plain are its words for the
+// other ways.
 const (
 	asVolume = "volume"
 	asGear   = "gear: used"
 	asPlain  = "plain: used"
 )
 
-// remove removes images and waits until the node has nothing but what it had.
+// remove removes images and waits until the node holds only what it held before.
 func (n *node) remove(before ctrnode.Leftovers, images ...pushed) {
 	n.t.Helper()
 	for _, p := range images {
@@ -241,8 +241,7 @@ func (n *node) leftovers() ctrnode.Leftovers {
 	return l
 }
 
-// empty waits until the namespace of clones has no image, and nobody has one of the
-// volumes open.
+// empty waits until the namespace of clones has no image, and nobody has any of the volumes open.
 func (b *bed) empty() {
 	b.t.Helper()
 	within(b.t, "a cluster without leftovers", func() error {
@@ -280,9 +279,9 @@ func (b *bed) images() []string {
 	return list
 }
 
-// within asks again and again until there is no error. What is left of somebody who was
-// killed may stay until the cluster has noticed, and whoever takes it away has tried
-// again after that: thrice the patience.
+// within repeats try until it returns no error. What a killed client leaves may stay until the
+// cluster has noticed, and until whoever removes it has tried again after that. So the limit is
+// three times patience.
 func within(t testing.TB, what string, try func() error) {
 	t.Helper()
 	const long = 3 * patience
@@ -295,10 +294,10 @@ func within(t testing.TB, what string, try func() error) {
 	t.Errorf("%s: not within %s: %v", what, long, err)
 }
 
-// unique is a container's name that no other containerd's runc has.
+// unique returns a container's name that no other containerd's runc has.
 func unique() string { return fmt.Sprintf("v-%016x", rand.Uint64()) }
 
-// forget has the kernel drop what it has read from disks and servers.
+// forget makes the kernel drop what it has read from disks and servers.
 func forget(t testing.TB) {
 	t.Helper()
 	if err := os.WriteFile("/proc/sys/vm/drop_caches", []byte("3"), 0); err != nil {
@@ -306,7 +305,7 @@ func forget(t testing.TB) {
 	}
 }
 
-// log is what the registry printed last; of a crash, the beginning.
+// log returns the end of the registry's output, or after a crash the beginning of the crash report.
 func (b *bed) log() string {
 	text := b.Process.Log(1 << 20)
 	for _, crash := range []string{"panic:", "fatal error:", "SIGSEGV"} {

@@ -14,7 +14,7 @@ import (
 	"example.org/slipway/integration/internal/ctrnode"
 )
 
-// chaosFor is how long TestChaos goes on.
+// chaosFor returns the duration of TestChaos.
 func chaosFor(t testing.TB) time.Duration {
 	t.Helper()
 	text := os.Getenv("SLIPWAY_VOLUMES_CHAOS_FOR")
@@ -28,13 +28,13 @@ func chaosFor(t testing.TB) time.Duration {
 	return d
 }
 
-// TestChaos starts and ends containers on four nodes, two of each mode, while the OSD
-// is killed every minute or at least twice, and agents at random. No container may read
-// a wrong byte, and in the end nothing may be left. It may take a while until nothing
-// is: who was killed is a watcher of its clones until the cluster has noticed, and then
-// the node's next look at what it could not remove takes them.
+// TestChaos starts and ends containers on four nodes, two of each mode, while the OSD is killed
+// every minute or at least twice, and agents at random. No container may read a wrong byte, and
+// nothing may be left at the end. That may take a while: a killed client stays a watcher of its
+// clones until the cluster has noticed. Then the node removes them when it next looks at what it
+// could not remove.
 //
-// SLIPWAY_VOLUMES_CHAOS_FOR has it go on for longer than ten seconds.
+// SLIPWAY_VOLUMES_CHAOS_FOR makes it run longer than ten seconds.
 func TestChaos(t *testing.T) {
 	d := chaosFor(t)
 	b := newBed(t, "both")
@@ -64,7 +64,7 @@ func TestChaos(t *testing.T) {
 						good.Add(1)
 						continue
 					}
-					// Of containerd's calls some break off with an agent that is killed.
+					// Some of containerd's calls fail when an agent is killed.
 					if broken.Add(1) <= 3 {
 						text := err.Error()
 						t.Logf("one that broke off: %s", text[max(0, len(text)-300):])
@@ -109,8 +109,8 @@ func TestChaos(t *testing.T) {
 	b.empty()
 }
 
-// life pulls an image and runs a container of it. An error is one of containerd's; a
-// wrong byte fails the test.
+// life pulls an image and runs a container of it. It returns errors of containerd; a wrong byte
+// fails the test.
 func (n *node) life(p pushed) error {
 	if err := n.Pull(n.t.Context(), p.ref); err != nil {
 		return err
@@ -126,8 +126,8 @@ func (n *node) life(p pushed) error {
 	return err
 }
 
-// clean removes what containers and images broke off runs have left to containerd, and
-// waits until the node has nothing but what it had.
+// clean removes what interrupted containers and images have left to containerd, and waits until the
+// node holds only what it held before.
 func (n *node) clean(images []pushed, before ctrnode.Leftovers) {
 	n.t.Helper()
 	within(n.t, "containerd without containers", func() error {
@@ -141,8 +141,9 @@ func (n *node) clean(images []pushed, before ctrnode.Leftovers) {
 				return err
 			}
 		}
-		// ctr removes a container's snapshot after it: an end between the two leaves one
-		// that nothing names, which is the next collection's, as is a lease.
+		// ctr removes a container first and then its snapshot. An interruption between the two
+		// leaves a snapshot that nothing names, which the next collection removes, as it does a
+		// lease.
 		for _, p := range images {
 			if _, err := n.Ctr(n.t.Context(), "image", "rm", "--sync", p.ref); err != nil && !strings.Contains(err.Error(), "not found") {
 				return err
@@ -153,10 +154,9 @@ func (n *node) clean(images []pushed, before ctrnode.Leftovers) {
 	n.gone(before)
 }
 
-// collect has containerd's collector take away what nothing names any more, and returns
-// when it has tried. One that the agent is killed under leaves the rest to the first
-// collection after the next removal of a snapshot, whenever that is: here it comes at
-// once.
+// collect makes containerd's collector remove what nothing names any more, and returns when it has
+// tried. If the agent is killed during a collection, the rest is left to the first collection after
+// the next removal of a snapshot, whenever that is. This makes it happen at once.
 func (n *node) collect() error {
 	ctx := n.t.Context()
 	leases, err := n.Ctr(ctx, "leases", "ls", "-q")

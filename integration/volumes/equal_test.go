@@ -12,7 +12,7 @@ import (
 	"example.org/slipway/integration/internal/wire"
 )
 
-// chain is the name of an image's top layer together with all below.
+// chain returns the chain ID of an image.
 func (p pushed) chain(t testing.TB) (id string) {
 	t.Helper()
 	var config struct {
@@ -33,7 +33,7 @@ func (p pushed) chain(t testing.TB) (id string) {
 	return id
 }
 
-// shown does something with what a container of an image would see.
+// shown calls do with what a container of an image would see.
 func (n *node) shown(p pushed, writable bool, do func(dir string)) {
 	n.t.Helper()
 	err := n.Shown(n.t.Context(), p.chain(n.t), writable, func(dir string) error { do(dir); return nil })
@@ -48,8 +48,8 @@ func equal(t testing.TB, p pushed, want, got *node, writable bool) {
 	want.shown(p, writable, func(a string) {
 		got.shown(p, writable, func(b string) {
 			lines, err := treecmp.Compare(a, b, &treecmp.Options{Ignore: func(path, aspect string) bool {
-				// An ext4 may have this directory of its own. The time of a root is that of
-				// unpacking where no layer describes it.
+				// An ext4 file system may have its own lost+found. If no layer describes the root,
+				// its time is that of unpacking.
 				return path == "lost+found" || path == "." && aspect == "mtime"
 			}})
 			if err != nil || len(lines) > 0 {
@@ -59,8 +59,8 @@ func equal(t testing.TB, p pushed, want, got *node, writable bool) {
 	})
 }
 
-// TestEqual compares images in both file systems, with clones and without, with what
-// overlayfs has of them.
+// TestEqual compares images in both file systems, with and without clones, with overlayfs's tree of
+// them.
 func TestEqual(t *testing.T) {
 	t.Parallel()
 	for _, w := range []struct{ fs, way string }{{"ext4", ctrnode.VolumeLocal}, {"erofs", ctrnode.VolumeLocal}, {"ext4", ctrnode.VolumeNetwork}} {
@@ -86,8 +86,8 @@ func TestEqual(t *testing.T) {
 	}
 }
 
-// TestShared has versions of an image share the volumes of the layers they share, and
-// the blocks.
+// TestShared checks that versions of an image share the volumes of their common layers, and the
+// blocks.
 func TestShared(t *testing.T) {
 	b := newBed(t, "ext4")
 	stored := func() int64 {
@@ -119,7 +119,7 @@ func TestShared(t *testing.T) {
 	if n := len(b.images()); n != 5 {
 		t.Errorf("%d volumes for three images of three layers, want 5: %q", n, b.images())
 	}
-	// Blobs are in the registry's directory: the cluster has volumes alone.
+	// Blobs are in the registry's directory; the cluster holds only volumes.
 	for _, g := range grew[1:] {
 		if g > grew[0]/2 {
 			t.Errorf("a further version took %d bytes of the cluster, the first %d", g, grew[0])

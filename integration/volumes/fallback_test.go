@@ -12,8 +12,8 @@ import (
 	"example.org/slipway/integration/internal/ctrnode"
 )
 
-// fallsBack pulls an image that a node cannot have as a volume. It must come in another
-// way, with the reason told, and be whole.
+// fallsBack pulls an image that a node cannot have as a volume. The image must come in another way,
+// with the reason reported, and be whole.
 func fallsBack(t *testing.T, n *node, p pushed, words ...string) {
 	t.Helper()
 	before := n.leftovers()
@@ -27,7 +27,7 @@ func fallsBack(t *testing.T, n *node, p pushed, words ...string) {
 	n.remove(before, p)
 }
 
-// TestMissing takes volumes away behind the registry's back.
+// TestMissing removes volumes behind the registry's back.
 func TestMissing(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, "ext4")
@@ -53,9 +53,9 @@ func TestMissing(t *testing.T) {
 	b.empty()
 }
 
-// TestOtherPlace has a registry whose volumes are in another place than before: it must
-// not send nodes to what it has no credentials for. What the node's own configuration
-// says of monitors does not matter: those of the credential count.
+// TestOtherPlace runs a registry whose volumes are in another place than before. It must not send
+// nodes to a place for which it has no credentials. The monitors in the node's own configuration do
+// not matter: those of the credential count.
 func TestOtherPlace(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, "ext4")
@@ -104,8 +104,8 @@ func TestOtherPlace(t *testing.T) {
 	b.empty()
 }
 
-// TestHalfBuilt kills the registry again and again while it builds. A node that pulls
-// meanwhile gets the image in another way; in the end it is built, and whole.
+// TestHalfBuilt kills the registry again and again while it builds. A node that pulls meanwhile
+// gets the image in another way. At the end the image must be built, and whole.
 func TestHalfBuilt(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, "ext4")
@@ -132,8 +132,7 @@ func TestHalfBuilt(t *testing.T) {
 	b.empty()
 }
 
-// TestUnprotected takes the protection from the snapshot that the next layer is built
-// upon.
+// TestUnprotected removes the protection from the snapshot on which the next layer is built.
 func TestUnprotected(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, "ext4")
@@ -155,8 +154,8 @@ func TestUnprotected(t *testing.T) {
 	b.empty()
 }
 
-// TestNoLoop takes the loop devices away from the agent. Volumes of EROFS need none; a
-// writable clone does.
+// TestNoLoop takes the loop devices away from the agent. EROFS volumes need none; a writable clone
+// does.
 func TestNoLoop(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, "both")
@@ -165,7 +164,7 @@ func TestNoLoop(t *testing.T) {
 	b.Converted()
 	without := []string{"unshare", "--mount", "--propagation", "unchanged", "sh", "-c",
 		"mount --make-private /dev && mount --bind /dev/null /dev/loop-control && exec \"$@\"", "sh"}
-	// Its mounts must be seen by all, and those of /dev by nobody.
+	// Everybody must see the agent's mounts, and nobody those of /dev.
 	alone := func(o *ctrnode.Options) {
 		o.Before = without
 		if err := errors.Join(os.Mkdir(o.Dir, 0o700), syscall.Mount(o.Dir, o.Dir, "", syscall.MS_BIND, ""), syscall.Mount("", o.Dir, "", syscall.MS_SHARED, "")); err != nil {
@@ -190,7 +189,7 @@ func TestNoLoop(t *testing.T) {
 	b.empty()
 }
 
-// TestFull has the cluster full while an image is built, and while a container writes.
+// TestFull makes the cluster full while an image is built, and while a container writes.
 func TestFull(t *testing.T) {
 	b := newBed(t, "ext4")
 	first := b.push("team/app:v1", image(t, 8, 1))
@@ -223,7 +222,7 @@ func TestFull(t *testing.T) {
 	if err := b.c.SetFull(t.Context(), false); err != nil {
 		t.Fatal(err)
 	}
-	// It would be tried again by itself, in half a minute.
+	// The registry would try again by itself after half a minute.
 	if _, err := b.Client.Do(t.Context(), "POST", "/v2/"+second.repo+"/_slipway/volumes/"+second.digest, nil, []byte(`{"fs":"ext4"}`)); err != nil {
 		t.Fatal(err)
 	}

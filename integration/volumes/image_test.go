@@ -18,10 +18,10 @@ import (
 	"example.org/slipway/integration/internal/imagetest"
 )
 
-// checkerSource is the program of the test images. Files below /files are named by the
-// SHA-256 of their content: it reads all of them and tells how many could not be read
-// and how many had another content, once or for some time. With write it writes files
-// of its own beside them first, and checks those, too.
+// checkerSource is the program of the test images. The SHA-256 of a file below /files is its name.
+// The program reads all of them, once or for some time, and reports how many could not be read and
+// how many had other content. With write it first writes its own files beside them, and checks
+// those too.
 const checkerSource = `package main
 
 import (
@@ -134,14 +134,14 @@ var checker = sync.OnceValues(func() ([]byte, error) {
 	return os.ReadFile(filepath.Join(dir, "checker"))
 })
 
-// good is what the program prints when every file is as it should be.
+// good returns what the program prints if every file is as it should be.
 func good(files int) string { return fmt.Sprintf("files=%d failed=0 wrong=0", files) }
 
-// ofImage is how many files every image has below /files.
+// ofImage is the number of files that every image has below /files.
 const ofImage = 40
 
-// image is version v of a series: a layer with the program, one with files that all
-// versions share, and one with its own. No two series share anything but the program.
+// image returns version v of a series: a layer with the program, one with files that all versions
+// share, and one with the version's own files. Two series share nothing but the program.
 func image(t testing.TB, series, v byte) *imagetest.Bundle {
 	t.Helper()
 	program, err := checker()
@@ -155,7 +155,7 @@ func image(t testing.TB, series, v byte) *imagetest.Bundle {
 	})
 }
 
-// files is a layer with half of an image's files; the first has so many bytes.
+// files returns a layer with half of an image's files. The first file has large bytes.
 func files(dir string, seed [2]byte, large int) imagetest.Layer {
 	rng := rand.NewChaCha8([32]byte{seed[0], seed[1]})
 	size := rand.New(rng)
@@ -172,7 +172,7 @@ func files(dir string, seed [2]byte, large int) imagetest.Layer {
 	return a.Layer()
 }
 
-// strange is an image of what is not simply a file with some bytes.
+// strange returns an image of entries that are not simply files with some bytes.
 func strange(t testing.TB) *imagetest.Bundle {
 	t.Helper()
 	at := time.Date(2001, 2, 3, 4, 5, 6, 789012345, time.UTC)

@@ -9,8 +9,8 @@ import (
 	"example.org/slipway/integration/internal/ctrnode"
 )
 
-// reading starts a container that reads all of its image again and again, and returns
-// what it will have said.
+// reading starts a container that reads all of its image again and again. It returns a channel for
+// what the container prints.
 func (n *node) reading(p pushed, how ...string) <-chan string {
 	said := make(chan string, 1)
 	id := unique()
@@ -28,7 +28,7 @@ func (n *node) reading(p pushed, how ...string) <-chan string {
 	return said
 }
 
-// running is a node on which a container reads an image, and what it will print.
+// running is a node on which a container reads an image, with what it will print.
 type running struct {
 	*node
 	way, want string
@@ -36,7 +36,7 @@ type running struct {
 	said      <-chan string
 }
 
-// both starts a node of each mode of volumes, with an image pulled.
+// both starts a node of each mode of volumes, with the image pulled.
 func (b *bed) both(p pushed, change func(*ctrnode.Options)) []*running {
 	b.t.Helper()
 	var all []*running
@@ -49,8 +49,8 @@ func (b *bed) both(p pushed, change func(*ctrnode.Options)) []*running {
 	return all
 }
 
-// TestOSDKilled kills the OSD under containers that read and write: shorter than the
-// bound they notice nothing, longer they get errors and never wrong bytes.
+// TestOSDKilled kills the OSD under containers that read and write. If it is away for less than the
+// bound, they notice nothing. If it is away for longer, they get errors, and never wrong bytes.
 func TestOSDKilled(t *testing.T) {
 	b := newBed(t, "both")
 	p := b.push("team/app:v1", image(t, 9, 1))
@@ -80,8 +80,8 @@ func TestOSDKilled(t *testing.T) {
 	b.empty()
 }
 
-// TestOutage has storage away for longer than the bound: EIO after it and not before,
-// and all is well when the storage is back.
+// TestOutage takes the storage away for longer than the bound. There must be EIO after the bound
+// and not before, and everything must work when the storage is back.
 func TestOutage(t *testing.T) {
 	const bound = 3 * time.Second
 	b := newBed(t, "erofs")
@@ -117,7 +117,7 @@ func TestOutage(t *testing.T) {
 	b.empty()
 }
 
-// TestMonitorAway kills the monitor under a container, and before a node begins.
+// TestMonitorAway kills the monitor under a container, and before a node starts.
 func TestMonitorAway(t *testing.T) {
 	b := newBed(t, "erofs")
 	p := b.push("team/app:v1", image(t, 11, 1))
@@ -146,11 +146,11 @@ func TestMonitorAway(t *testing.T) {
 	b.empty()
 }
 
-// TestExpired takes away the users that nodes were given. What is open stays so, and
-// more is opened over the same connection: credentials are shared until half of their
-// time is over, so a node need not ask for another. If its process is killed as well,
-// containers may get errors after the bound, and no wrong bytes; the agent finds that
-// its users are refused, gets others, and later containers are well.
+// TestExpired removes the users that nodes were given. What is open stays open, and more is opened
+// over the same connection: credentials are shared until half of their time is over, so a node need
+// not ask for others. If its process is killed as well, containers may get errors after the bound,
+// but no wrong bytes. The agent finds that its users are refused and gets others, so that later
+// containers work.
 func TestExpired(t *testing.T) {
 	b := newBed(t, "both")
 	p, other := b.push("team/app:v1", image(t, 12, 1)), b.push("team/app:v2", image(t, 12, 2))
@@ -220,7 +220,7 @@ func (b *bed) expire() int {
 	return len(users)
 }
 
-// await waits for what a container says.
+// await waits for a container's output.
 func await(t testing.TB, said <-chan string) string {
 	t.Helper()
 	select {

@@ -13,13 +13,13 @@ import (
 	"example.org/slipway/integration/internal/ctrnode"
 )
 
-// verify reads every file below dir/files as the program does.
+// verify reads every file below dir/files, as the program does.
 func verify(t testing.TB, dir string) (files, failed, wrong int) {
 	t.Helper()
 	return read(t, dir, false)
 }
 
-// verifyOne is verify up to the first file that cannot be read.
+// verifyOne is verify, but stops at the first file that cannot be read.
 func verifyOne(t testing.TB, dir string) (files, failed, wrong int) {
 	t.Helper()
 	return read(t, dir, true)
@@ -55,7 +55,7 @@ func read(t testing.TB, dir string, one bool) (files, failed, wrong int) {
 	return files, failed, wrong
 }
 
-// gone waits until a node has nothing but what it had.
+// gone waits until a node holds only what it held before.
 func (n *node) gone(before ctrnode.Leftovers) {
 	n.t.Helper()
 	within(n.t, "a node without leftovers", func() error {
@@ -67,8 +67,8 @@ func (n *node) gone(before ctrnode.Leftovers) {
 	})
 }
 
-// TestClonesInUse removes an image from the registry while a container on a node has a
-// clone of it: its volumes stay as long.
+// TestClonesInUse removes an image from the registry while a container on a node has a clone of it.
+// Its volumes must stay that long.
 func TestClonesInUse(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, "ext4")
@@ -98,14 +98,14 @@ func TestClonesInUse(t *testing.T) {
 	})
 }
 
-// collect has the registry look for what nobody needs.
+// collect makes the registry look for volumes that nobody needs.
 func (b *bed) collect() {
 	b.t.Helper()
 	b.Run("gc", "--now")
 }
 
-// TestReboot starts a node anew whose containers have volumes: those that were there
-// can be started again, with what they wrote.
+// TestReboot restarts a node whose containers have volumes. The existing containers can be started
+// again, with what they wrote.
 func TestReboot(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, "both")
@@ -126,7 +126,7 @@ func TestReboot(t *testing.T) {
 			}
 			n.check(p, good(ofImage))
 			out, err := n.Ctr(t.Context(), "task", "start", kept)
-			if want := good(ofImage + 16); err != nil || out != want { // it writes eight more
+			if want := good(ofImage + 16); err != nil || out != want { // the container writes eight more
 				t.Errorf("after a reboot the container prints %q, error %v, want %q", out, err, want)
 			}
 			if _, err := n.Ctr(t.Context(), "container", "rm", kept); err != nil {
@@ -138,7 +138,7 @@ func TestReboot(t *testing.T) {
 	b.empty()
 }
 
-// TestKilled kills each of the agent's processes at other moments of a pull and a run.
+// TestKilled kills each of the agent's processes at different moments of a pull and a run.
 func TestKilled(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, "both")
@@ -168,7 +168,7 @@ func TestKilled(t *testing.T) {
 				} else {
 					n.Kill(which)
 				}
-				if err := <-done; err != nil { // containerd's call broke off: the caller tries again
+				if err := <-done; err != nil { // containerd's call was interrupted: the caller tries again
 					t.Logf("with the %s killed: %.300s", which, err)
 				}
 				within(t, "a container after the kill", func() error {

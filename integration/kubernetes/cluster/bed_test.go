@@ -21,7 +21,7 @@ import (
 // limit bounds what should take seconds.
 const limit = 3 * time.Minute
 
-// access lets everybody pull public images, and each of two users those of a namespace.
+// access lets everybody pull public images, and lets each of two users pull those of a namespace.
 const access = `
 version: 0.1
 http: {insecure_open_to_network: true}
@@ -44,8 +44,8 @@ type cluster struct {
 	before   []ctrnode.Leftovers
 }
 
-// newCluster starts a cluster with so many nodes. At the end of the test it looks for what
-// pods have left behind, and takes all down.
+// newCluster starts a cluster with the given number of nodes. At the end of the test it looks for
+// what pods have left behind, and stops everything.
 func newCluster(t *testing.T, nodes int) *cluster {
 	t.Helper()
 	tool.NeedRoot(t)
@@ -61,7 +61,7 @@ func newCluster(t *testing.T, nodes int) *cluster {
 			t.Fatal(err)
 		}
 	}
-	check(os.Chmod(dir, 0o711)) // pods with a user namespace go to their files as nobody
+	check(os.Chmod(dir, 0o711)) // pods with a user namespace open their files as nobody
 	c.net, err = lan.New(t.Context())
 	check(err)
 	t.Cleanup(func() {
@@ -110,7 +110,7 @@ func users() string {
 	return b.String()
 }
 
-// ref is the name of an image of the registry.
+// ref returns the name of an image in the registry.
 func (c *cluster) ref(name string) string { return c.registry.Addr + "/" + name }
 
 // push pushes an image and waits until it is converted.
@@ -140,7 +140,7 @@ func (c *cluster) kubectl(args ...string) string {
 	return out
 }
 
-// apply makes objects, in which REGISTRY stands for the registry.
+// apply makes objects from manifests, in which REGISTRY stands for the registry.
 func (c *cluster) apply(manifests string) {
 	c.t.Helper()
 	manifests = strings.ReplaceAll(manifests, "REGISTRY", c.registry.Addr)
@@ -149,8 +149,8 @@ func (c *cluster) apply(manifests string) {
 	}
 }
 
-// namespace makes a namespace once it can have pods, with the password of a user as secret
-// "pull".
+// namespace makes a namespace and waits until it can have pods. The secret "pull" holds the
+// password of a user.
 func (c *cluster) namespace(name, user string, labels ...string) {
 	c.t.Helper()
 	c.kubectl("create", "namespace", name)
@@ -166,7 +166,7 @@ func (c *cluster) namespace(name, user string, labels ...string) {
 	})
 }
 
-// ready waits until the pods of a namespace are.
+// ready waits until the pods of a namespace are ready.
 func (c *cluster) ready(namespace string) time.Duration {
 	c.t.Helper()
 	took, err := c.plane.Ready(c.t.Context(), namespace, limit)
@@ -176,7 +176,7 @@ func (c *cluster) ready(namespace string) time.Duration {
 	return took
 }
 
-// pod is what tests want to know of one.
+// pod holds what tests need to know of a pod.
 type pod struct {
 	Metadata struct{ Name, Namespace string }
 	Spec     struct{ NodeName string }
@@ -201,7 +201,7 @@ func (c *cluster) pods(args ...string) []pod {
 	return list.Items
 }
 
-// logs is what a pod's container has printed. A kubelet that has just started does not know
+// logs returns what a pod's container has printed. A kubelet that has just started does not know
 // its pods at once.
 func (c *cluster) logs(p *pod) (out string) {
 	c.t.Helper()
@@ -217,7 +217,7 @@ func (c *cluster) logs(p *pod) (out string) {
 	}
 }
 
-// read waits until all running pods have read their files once more, rightly and without a
+// read waits until all running pods have read their files once more, correctly and without a
 // restart.
 func (c *cluster) read() {
 	c.t.Helper()
@@ -247,7 +247,8 @@ func (c *cluster) read() {
 	}
 }
 
-// mark notes what nodes have of the kernel's once a pod of the sandboxes' image has run.
+// mark records which of the kernel's objects the nodes hold once a pod of the sandboxes' image has
+// run.
 func (c *cluster) mark() {
 	c.t.Helper()
 	for _, n := range c.nodes {
@@ -263,7 +264,7 @@ func (c *cluster) mark() {
 	}
 }
 
-// quiet waits until no container has something mounted on a node.
+// quiet waits until no container has anything mounted on a node.
 func (c *cluster) quiet(n *kube.Node) (l ctrnode.Leftovers) {
 	c.t.Helper()
 	for end := time.Now().Add(limit); ; time.Sleep(500 * time.Millisecond) {
@@ -283,7 +284,7 @@ func (c *cluster) quiet(n *kube.Node) (l ctrnode.Leftovers) {
 	}
 }
 
-// leaks deletes namespaces and images, and compares what is left with what there was.
+// leaks deletes namespaces and images, and compares what is left with what was there before.
 func (c *cluster) leaks(namespaces ...string) {
 	c.t.Helper()
 	c.kubectl(append([]string{"delete", "namespace", "--wait", "--timeout", limit.String()}, namespaces...)...)

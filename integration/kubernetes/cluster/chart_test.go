@@ -16,8 +16,8 @@ import (
 	"example.org/slipway/integration/internal/wire"
 )
 
-// TestChart pushes chart and image of Slipway to a Slipway and installs them from there as a
-// Deployment, in a namespace where pods may do as little as can be.
+// TestChart pushes the chart and the image of Slipway to a Slipway. It installs them from there as
+// a Deployment, in a namespace that restricts pods as much as possible.
 func TestChart(t *testing.T) {
 	c := newCluster(t, 1)
 	c.mark()
@@ -43,7 +43,7 @@ func TestChart(t *testing.T) {
 	c.leaks(ns)
 }
 
-// helm installs in a cluster.
+// helm installs charts in a cluster.
 type helm struct {
 	c       *cluster
 	program string
@@ -55,7 +55,7 @@ func (h *helm) run(args ...string) string {
 	return h.env.Run(h.c.t, h.program, append([]string{"--kubeconfig", h.c.plane.Kubeconfig("admin")}, args...)...)
 }
 
-// push packs the chart and pushes it, and returns where it is.
+// push packs the chart, pushes it, and returns its reference.
 func (h *helm) push() string {
 	t := h.c.t
 	t.Helper()

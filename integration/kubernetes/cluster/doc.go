@@ -1,4 +1,4 @@
-// Package cluster tests Slipway in clusters of Kubernetes that it starts: pods that start
-// lazily, with everything that a pod may ask for, and nodes that are restarted, drained and
-// rebooted under them. scripts/test-kubernetes.sh runs it; it is no part of make test.
+// Package cluster tests Slipway in Kubernetes clusters that it starts: pods that start lazily, with
+// everything that a pod may ask for, and nodes that are restarted, drained and rebooted under them.
+// scripts/test-kubernetes.sh runs it; it is not part of make test.
 package cluster

@@ -9,7 +9,7 @@ import (
 	"example.org/slipway/integration/internal/proc"
 )
 
-// The images: files of fileBytes that are read all the time, and one that is not.
+// These are the images: files of fileBytes that are read all the time, and one file that is not.
 const (
 	files      = 40
 	fileBytes  = 64 << 10
@@ -19,8 +19,8 @@ const (
 // loop is a container's script: it reads all files again and again.
 const loop = `"while true; do if ` + imagetest.Verify + `; then echo good; else echo bad; fi; sleep 1; done"`
 
-// kinds are pods of each kind that differs for whoever serves their files. The last one of
-// each namespace is of a namespace whose image it may not have.
+// kinds has a pod of each kind that matters to whoever serves the pods' files. The last pod of each
+// namespace uses an image of another namespace, which it may not have.
 const kinds = `
 apiVersion: v1
 kind: Pod
@@ -94,7 +94,7 @@ spec:
   containers: [{name: main, image: "REGISTRY/two/app:1", args: [` + loop + `]}]
 `
 
-// never is a pod of an image that is there.
+// never is a pod with an image that the node already has.
 const never = `
 apiVersion: v1
 kind: Pod
@@ -104,7 +104,7 @@ spec:
   containers: [{name: main, image: "REGISTRY/public/app:1", imagePullPolicy: Never, args: [` + loop + `]}]
 `
 
-// foreign are pods of images that others of the node may use.
+// foreign are pods with images that others on the node may use.
 const foreign = `
 apiVersion: v1
 kind: Pod
@@ -121,7 +121,7 @@ spec:
   containers: [{name: main, image: "REGISTRY/two/app:1", imagePullPolicy: IfNotPresent}]
 `
 
-// TestOneNode runs ten pods on a node, restarts everything below them, and finds nothing
+// TestOneNode runs ten pods on a node, restarts everything below them, and checks that nothing is
 // left when they are gone.
 func TestOneNode(t *testing.T) {
 	c := newCluster(t, 1)
@@ -181,7 +181,7 @@ func TestOneNode(t *testing.T) {
 	c.leaks("open", "strict", "one", "two")
 }
 
-// waiting waits until pods cannot have their image, and sees that they do not run.
+// waiting waits until pods are refused their image, and checks that they do not run.
 func (c *cluster) waiting(namespace string, names ...string) {
 	c.t.Helper()
 	for _, name := range names {

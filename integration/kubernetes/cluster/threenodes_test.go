@@ -14,11 +14,11 @@ import (
 const (
 	// replicas are spread over the nodes.
 	replicas = 50
-	// rolling bounds a roll-out of all of them on a busy machine.
+	// rolling bounds a roll-out of all replicas on a busy machine.
 	rolling = 10 * time.Minute
 )
 
-// deployment reads its files now and then, so that fifty of it leave the machine some room.
+// deployment reads its files now and then, so that fifty replicas leave the machine some room.
 const deployment = `
 apiVersion: apps/v1
 kind: Deployment
@@ -54,8 +54,8 @@ spec:
       containers: [{name: main, image: "REGISTRY/public/app:%s", args: ["` + imagetest.Verify + ` && ` + imagetest.VerifyLarge + ` && echo good"]}]
 `
 
-// TestThreeNodes rolls fifty pods out over three nodes, has jobs come and go while parts of
-// the nodes are killed, and takes one node through drain and reboot.
+// TestThreeNodes rolls fifty pods out over three nodes, runs jobs while parts of the nodes are
+// killed, and takes one node through drain and reboot.
 func TestThreeNodes(t *testing.T) {
 	c := newCluster(t, 3)
 	c.mark()
@@ -81,7 +81,7 @@ func TestThreeNodes(t *testing.T) {
 	c.leaks("open")
 }
 
-// rounds is how many jobs come and go: SLIPWAY_KUBERNETES_ROUNDS, default 6.
+// rounds returns the number of rounds of jobs: SLIPWAY_KUBERNETES_ROUNDS, default 6.
 func rounds(t *testing.T) int {
 	text := os.Getenv("SLIPWAY_KUBERNETES_ROUNDS")
 	if text == "" {
@@ -120,8 +120,8 @@ func (c *cluster) settled() {
 	}
 }
 
-// jobs has jobs come and go. Meanwhile the agent's worker of one node is killed, containerd
-// of the next, kubelet of the third.
+// jobs runs jobs one after the other. Meanwhile it kills the agent's worker on one node, containerd
+// on the next, and kubelet on the third.
 func (c *cluster) jobs(rounds int) {
 	c.t.Helper()
 	began := time.Now()
